@@ -51,7 +51,7 @@ ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replic
                            size_t pieces, size_t bytes) {
   static const char memory_of[] = "the gradient buckets";
   const size_t parameters = replica->layout.parameter_count;
-  *buckets = (struct ek__buckets){.ranks = ranks, .pieces = pieces};
+  *buckets = (struct ek__buckets){.ranks = ranks, .pieces = pieces, .parameters = parameters};
   EK_TRY(ek__new(&buckets->list, parameters, sizeof *buckets->list, memory_of));
   EK_TRY(ek__new(&buckets->offsets, parameters, (ranks + 1) * sizeof(int64_t), memory_of));
   EK_TRY(ek__new(&buckets->places, parameters, ranks * sizeof(int64_t), memory_of));

@@ -21,6 +21,7 @@ struct ek__buckets {
   struct ek__bucket *list;
   size_t count, trained; /* all; without those of frozen parameters, which are the last */
   size_t ranks, pieces;
+  size_t parameters;         /* of the replica, buffers as well */
   size_t *of;                /* per parameter of the replica; SIZE_MAX for a buffer */
   int64_t *offsets, *places; /* of all buckets */
 };

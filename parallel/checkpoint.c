@@ -106,15 +106,15 @@ static ek_status open_file(ek_checkpoint_write *self, const ek_data_parallel_mod
                                   {EK__CHECKPOINT_POSITION_KEY, number}};
   size_t count = 3;
   (void)snprintf(number, sizeof number, "%lld", (long long)position);
-  if (model->optimizer != NULL) {
-    const ek_schedule *s = &model->optimizer->schedule;
+  if (model->update != NULL) {
+    const ek_schedule *s = &model->update->schedule;
     const locale_t before = ek__c_locale_begin();
     (void)snprintf(schedule, sizeof schedule, "%d %a %a %lld %lld", (int)s->kind, s->peak, s->floor,
                    (long long)s->warmup, (long long)s->total);
     ek__c_locale_end(before);
     pairs[count++] = (ek_safetensors_pair){EK__CHECKPOINT_SCHEDULE_KEY, schedule};
   }
-  EK_TRY(ek__checkpoint_path(path, self->folder, model->step));
+  EK_TRY(ek__checkpoint_path(path, self->folder, model->step.taken));
   return ek_safetensors_create(&self->file, path, self->entries, self->count, pairs, count);
 }
 
@@ -160,13 +160,13 @@ static ek_status describe(ek_checkpoint_write *self, const ek_data_parallel_mode
   ek_checkpoint_options o = EK_CHECKPOINT_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_checkpoint_options"));
   EK_TRY(ek__model_check(model));
-  EK__FAIL_IF(ek_device_counts_only(ek_group_device(model->group, 0)), EK_ERR_UNSUPPORTED,
+  EK__FAIL_IF(ek_device_counts_only(ek_group_device(model->run.group, 0)), EK_ERR_UNSUPPORTED,
               "devices that only count have no state to save");
   EK__FAIL_IF(o.extras == NULL && o.extra_count > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_checkpoint_options.extras is NULL");
   /* A step that no load would take. */
-  EK_TRY(ek__state_check_number(EK_STATE_KIND_STEP, &model->step));
-  self->step = model->step;
+  EK_TRY(ek__state_check_number(EK_STATE_KIND_STEP, &model->step.taken));
+  self->step = model->step.taken;
   self->keep = o.keep;
   self->extras = o.extras;
   self->extra_count = o.extra_count;

@@ -172,7 +172,7 @@ static const char *why_missing(const ek_safetensors *file, const ek_state_info *
 static const char *why_extra(const ek_data_parallel_model *model, const char *name) {
   const char *parameter = parameter_of(name);
   ek_parameter_info info;
-  if (parameter != NULL && ek_replica_find(&info, model->replicas[0], parameter) == EK_OK &&
+  if (parameter != NULL && ek_replica_find(&info, model->run.ranks[0].replica, parameter) == EK_OK &&
       info.frozen) {
     return "is in the file, and the parameter is frozen here, which it was not in the run that was "
            "saved";
@@ -212,7 +212,7 @@ static ek_status check_entries(size_t *largest, const ek_data_parallel_model *mo
     const size_t bytes = ek_tensor_bytes(&info.like);
     if (bytes > *largest) *largest = bytes;
   }
-  for (size_t i = 0; model->optimizer != NULL && i < ek_safetensors_count(file); i++) {
+  for (size_t i = 0; model->update != NULL && i < ek_safetensors_count(file); i++) {
     ek_state_info info;
     const char *name = ek_safetensors_at(file, i)->name;
     const bool extra = strncmp(name, EK__CHECKPOINT_EXTRA, strlen(EK__CHECKPOINT_EXTRA)) == 0;
@@ -230,7 +230,7 @@ static ek_status read_entry(ek_tensor *host, const ek_data_parallel_model *model
   if (ek_safetensors_find(file, info->name) != NULL) {
     return ek_safetensors_read(host, file, info->name);
   }
-  const ek_loss_scale_state begin = ek_loss_scale_begin(&model->optimizer->loss_scale);
+  const ek_loss_scale_state begin = ek_loss_scale_begin(&model->update->loss_scale);
   const bool scale = info->kind == EK_STATE_KIND_LOSS_SCALE;
   memcpy(host->data, scale ? (const void *)&begin.scale : &begin.good_steps, sizeof(int64_t));
   return EK_OK;

@@ -1,45 +1,60 @@
 /*
- * criterion_internal.h - a data-parallel criterion from the inside: data_parallel_criterion.c has
- * its opening, forward and loss, criterion_backward.c its backward.
+ * criterion_internal.h - a data-parallel criterion from the inside.
+ *
+ * The state of a criterion is a struct ek__loss, which the model lists and which knows neither model
+ * nor handle. data_parallel_criterion.c has its opening and what the model's thread does,
+ * rank_loss.c what a worker does, criterion_terms.c several terms over several micro-batches.
  */
 #ifndef EK_CRITERION_INTERNAL_H
 #define EK_CRITERION_INTERNAL_H
 
 #include <evenkeel/data_parallel_criterion.h>
 
-#include "parallel_internal.h"
+#include "reduction.h"
 
-/* What lies on one device. */
-struct ek__criterion_device {
-  ek_replica *replica; /* of the criterion; NULL if the model computes its loss itself */
-  ek_tensor totals;    /* f64 [terms, 2], of all devices after forward */
-  ek_tensor scales;    /* f64 [terms, 2], {scale, 0}: the gradient of totals */
-  ek_tensor losses;    /* reduction `none`: every single one of the last forward */
-  ek_tensor leaves;    /* f64 [grains, terms, 2] of a reproducible model: totals of each grain */
-  int64_t *offsets;    /* the same model's: scratch of an all-gather */
-  /* Several terms with reduction `mean` (else empty): the step so far, this micro-batch included.
-   */
+/* What a rank has of a loss. */
+struct ek__loss_rank {
+  ek_replica *replica;      /* of the criterion; NULL if the model computes its loss itself */
+  struct ek__totals totals; /* of all ranks after forward */
+  ek_tensor scales;         /* f64 [terms, 2], {scale, 0}: the gradient of totals */
+  ek_tensor losses;         /* reduction `none`: every single one of the last forward */
+  ek_pass **passes;         /* of a forward whose backward may still come: one for each piece */
+  size_t pass_count;
+  /* Several terms with reduction `mean` (else empty): the step so far, this micro-batch included. */
   ek_tensor step_totals; /* f64 [terms, 2]: {S, D} of every term */
   ek_tensor step_scales; /* scratch, f64 [terms, 2] */
 };
 
-struct ek_data_parallel_criterion {
-  ek_data_parallel_model *model;
-  ek_data_parallel_criterion *next; /* of those that are open for the model */
+/* Whose module computes the loss: one of its own, or the model itself. Of a rank's worker; the
+ * gradients are those of the rank's outputs. */
+struct ek__loss;
+struct ek__loss_form {
+  ek_status (*open)(const ek_data_parallel_model *model, const struct ek__loss *loss,
+                    struct ek__loss_rank *own, const struct ek__rank *rank);
+  ek_status (*forward)(const ek_data_parallel_model *model, struct ek__loss *loss,
+                       const struct ek__rank *rank, const ek_shards *targets,
+                       const struct ek__pieces *pieces);
+  ek_status (*backward)(ek_tensor *gradients, const ek_data_parallel_model *model,
+                        struct ek__loss *loss, const struct ek__rank *rank,
+                        const ek_tensor *factors);
+  bool promises; /* the scale of its gradient, to the model's own forward: the second */
+};
+extern const struct ek__loss_form ek__loss_of_criterion, ek__loss_of_model;
+
+struct ek__loss {
+  struct ek__loss *next; /* of those that are open for the model */
+  const struct ek__loss_form *form;
   ek_criterion *criterion;
-  bool of_model; /* the model computes its loss itself: the criterion is its module */
   /* Of the criterion, when it was opened: what arrays are laid out by. */
   size_t outputs, targets, terms;
   ek_reduction reduction;
   double coefficients[EK_MAX_TERMS];
-  ek_data_parallel_criterion_options options;
-  ek_input_scaling *scalings; /* a copy of those of the options, or NULL */
-  size_t count; /* of devices */
-  struct ek__criterion_device *devices;
-  ek_pass **passes; /* of a forward whose backward may still come: one for each device, or grain */
-  size_t pass_count;
-  ek_tensor *combined;      /* one per device: f64 {s, D} of the last forward */
-  ek_tensor *step_combined; /* the same of the step so far */
+  ek_data_parallel_criterion_options options; /* the scalings are a copy */
+  struct ek__loss_rank *ranks;
+  size_t count;
+  /* f64 {s, D}, one per rank, as the public totals are: of the last forward; and of the step so far
+   * where its terms are kept. */
+  ek_tensor *combined, *step_combined;
 
   /* From forward to backward. */
   bool has_forward, has_loss;
@@ -49,37 +64,58 @@ struct ek_data_parallel_criterion {
   struct ek__scaling scaling; /* that its gradient is multiplied with */
   ek_shards *seen;            /* the outputs, the caller's */
 
-  /* Several terms over several micro-batches. */
+  /* Several terms over several micro-batches: criterion_terms.c. */
   uint32_t micro_batches;       /* of the step, whose totals these are */
   double weights[EK_MAX_TERMS]; /* of the step, as they were given or seen first */
   bool weights_given;
+  bool verify; /* the running step has weights that were given */
+  double given_scales[EK_MAX_TERMS]; /* that the given weights make */
+};
+
+struct ek_data_parallel_criterion {
+  ek_data_parallel_model *model;
+  struct ek__loss loss;
 };
 
 /* Whether the weights of its terms are kept apart over the micro-batches of a step. */
-static inline bool ek__criterion_keeps_terms(const ek_data_parallel_criterion *self) {
-  return self->terms > 1 && self->reduction == EK_REDUCTION_MEAN;
+static inline bool ek__loss_keeps_terms(const struct ek__loss *loss) {
+  return loss->terms > 1 && loss->reduction == EK_REDUCTION_MEAN;
 }
 
-static inline bool ek__criterion_has_rows(const ek_shards *outputs, size_t index) {
-  return outputs[0].offsets[index] < outputs[0].offsets[index + 1];
+/* Whether a rank has rows of the outputs. */
+static inline bool ek__loss_has_rows(const ek_shards *outputs, size_t place) {
+  const ek_tensor *part = &outputs[0].parts[place];
+  return ek_tensor_exists(part) && (part->rank == 0 || part->shape[0] > 0);
 }
 
-/* ---- criterion_grains.c: on a worker, the grains of a reproducible model (grains.h) ---- */
+/* EK_ERR_SHAPE unless all outputs have rows there, or none. */
+ek_status ek__loss_check_rows(const ek_shards *outputs, size_t count, size_t place);
 
-/* The totals of all devices, from those of the grains. */
-ek_status ek__criterion_grains_forward(ek_data_parallel_criterion *self, ek_device *device,
-                                       size_t index, const ek_shards *targets);
-/* The gradients of the device's outputs; factors: of its losses, or a struct of zeros. */
-ek_status ek__criterion_grains_backward(ek_tensor *gradients, ek_data_parallel_criterion *self,
-                                        size_t index, const ek_tensor *factors);
+/* ---- data_parallel_criterion.c, in the model's thread ---- */
 
-/* criterion_pass.c: opens a pass whose first sample is number `first` of those that the forward
- * saw. */
-ek_status ek__criterion_open_pass(ek_pass **pass, const ek_data_parallel_criterion *self,
-                                  size_t index, int64_t first, const ek_tensor *totals);
+/* A forward of a loss, laid out: forward.h. Targets are tensors that the ranks cut, or shards. */
+struct ek__loss_forward {
+  ek_data_parallel_model *model;
+  struct ek__loss *loss;
+  const ek_shards *targets;
+  const ek_tensor *sources; /* NULL for shards */
+  struct ek__conversion intakes[EK_MAX_TENSORS];
+  ek_shards parts[EK_MAX_TENSORS];
+};
+/* Cuts targets at the samples of `like`; nothing is lost if it fails. */
+ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *model,
+                       struct ek__loss *loss, const ek_shards *like, const ek_tensor *sources,
+                       const ek_shards *cut, size_t count);
+/* From here on a failure drops the step. `gradient`: the model's backward may follow. */
+void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradient,
+                    int64_t samples);
+void ek__loss_free(struct ek__loss_forward *job);
 
 /* EK_ERR_STATE if the criterion is not any more what it was when it was opened. */
-ek_status ek__criterion_unchanged(const ek_data_parallel_criterion *self);
+ek_status ek__loss_unchanged(const ek_data_parallel_model *model, const struct ek__loss *loss);
+/* Forgets the last forward, except its loss; and its passes alone: model_step.c. */
+void ek__loss_drop_forward(struct ek__loss *loss);
+void ek__loss_drop_passes(struct ek__loss *loss);
 
 /*
  * Adds {s, d} of every term of the last forward, over all devices, to totals[2 * terms]; and the
@@ -89,7 +125,31 @@ ek_status ek__criterion_add_totals(double *totals, const ek_data_parallel_criter
 double ek__criterion_loss_of(double *weight, const ek_data_parallel_criterion *self,
                              const double *totals);
 
-/* Forgets the last forward, but for its loss. */
-void ek__criterion_drop_forward(ek_data_parallel_criterion *self);
+/* ---- rank_loss.c, on a rank's worker ---- */
+
+/* Parts of targets that it has cut are given back. */
+ek_status ek__rank_loss_forward(const struct ek__loss_forward *job, const struct ek__rank *rank);
+/* The gradients of the rank's outputs, to be freed; factors: of its single losses, or NULL. Terms
+ * that are kept over the step are added up. */
+ek_status ek__rank_loss_backward(ek_tensor *gradients, const ek_data_parallel_model *model,
+                                 struct ek__loss *loss, const struct ek__rank *rank,
+                                 const ek_tensor *factors);
+/* What the model adds up for the step, or takes for it. */
+static inline const ek_tensor *ek__loss_totals(const struct ek__loss *loss) {
+  return ek__loss_keeps_terms(loss) ? loss->step_combined : loss->combined;
+}
+
+/* ---- criterion_terms.c ---- */
+
+ek_status ek__terms_check_weights(const ek_data_parallel_model *model, const struct ek__loss *loss,
+                                  const ek_criterion_backward_options *options);
+/* The same, and that its turn has come. In the model's thread, as is the next: a micro-batch with
+ * several terms is about to be added. */
+ek_status ek__terms_begin(const ek_data_parallel_model *model, struct ek__loss *loss,
+                          const ek_criterion_backward_options *options);
+/* Adds this micro-batch to the step, on a rank's worker. */
+ek_status ek__terms_add(const struct ek__loss *loss, const struct ek__rank *rank);
+/* Before the update: the weights that were given are what the step's targets weighed. */
+ek_status ek__terms_verify(const ek_data_parallel_model *model);
 
 #endif /* EK_CRITERION_INTERNAL_H */

@@ -1,15 +1,12 @@
 /*
  * data_parallel_criterion.c - the loss where the outputs are, summed over the devices.
  *
- * Every device has a replica of the criterion, without gradients. Forward: every device that has
- * rows computes its totals {s, d} per term in a pass; a device without rows has zeros. One
- * all-reduce of these few numbers gives every device the totals of all, from which it combines the
- * terms itself. Nothing of it waits for the host. With gradient_in_forward the outputs may hold
- * their gradients from then on; the pass knows. Where the model computes its loss itself, its
- * outputs are the totals, and there are no replicas and no passes.
+ * Every device has a replica of the criterion, without gradients, unless the model computes its
+ * loss itself. Forward: rank_loss.c. One all-reduce of a few numbers gives every device the totals
+ * of all. Nothing of it waits for the host.
  *
- * Outputs carry the number of the forward that made them. The criterion remembers that number, and
- * its backward, in criterion_backward.c, refuses any other forward's pass. What its passes hold is
+ * Outputs carry the number of the forward that made them. The loss remembers that number, and its
+ * backward, in criterion_backward.c, refuses any other forward's pass. What its passes hold is
  * dropped with the forward of the model.
  */
 #include <evenkeel/data_parallel_criterion.h>
@@ -18,55 +15,41 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <evenkeel/communicator.h>
-#include <evenkeel/elementwise.h>
-#include <evenkeel/losses.h>
-
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
 #include "criterion_internal.h"
-#include "grains.h"
-#include "module/replica_internal.h"
 
 /* ---- opening and closing ---- */
 
 static const char memory_of[] = "a data-parallel criterion";
 
-static ek_status open_replica(ek_data_parallel_criterion *self, ek_device *device, size_t index) {
-  struct ek__criterion_device *own = &self->devices[index];
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  options.type = self->model->options.type;
-  options.precision = self->model->options.precision;
-  options.gradients = false;
-  EK_TRY(ek_replica_open(&own->replica, device, &self->criterion->base, &options));
-  const bool collective = own->replica->layout.collective;
-  if (!collective && ek_tensor_count(ek_replica_parameters(own->replica)) == 0) return EK_OK;
-  return ek_error_set(
-      EK_ERR_UNSUPPORTED,
-      "%s has %s: that works in one module with the model, see ek_with_criterion_create()",
-      self->criterion->base.ops->kind, collective ? "collectives of its own" : "parameters");
+static ek_status open_terms(const struct ek__loss *loss, ek_device *device, size_t index) {
+  struct ek__loss_rank *own = &loss->ranks[index];
+  const int64_t totals[] = {(int64_t)loss->terms, 2}, combined[] = {2};
+  EK_TRY(ek_tensor_create(&own->step_totals, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
+  EK_TRY(ek_tensor_create(&loss->step_combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
+  return ek_tensor_create(&own->step_scales, device, EK_MEMORY_LOSS, EK_F64, 2, totals);
 }
 
 static ek_status open_one(void *context, ek_device *device, size_t index) {
-  ek_data_parallel_criterion *self = context;
-  struct ek__criterion_device *own = &self->devices[index];
-  const int64_t totals[] = {(int64_t)self->terms, 2}, combined[] = {2};
-  EK_TRY(ek_tensor_create(&own->totals, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
-  EK_TRY(ek_tensor_create(&self->combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
+  const ek_data_parallel_criterion *self = context;
+  const ek_data_parallel_model *model = self->model;
+  const struct ek__loss *loss = &self->loss;
+  struct ek__loss_rank *own = &loss->ranks[index];
+  const int64_t totals[] = {(int64_t)loss->terms, 2}, combined[] = {2};
+  const int64_t leaves[] = {(int64_t)model->run.reduction->leaves(model), totals[0], 2};
+  EK_TRY(ek_tensor_create(&own->totals.sum, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
+  EK_TRY(ek_tensor_create(&loss->combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
   EK_TRY(ek_tensor_create(&own->scales, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
-  if (self->model->options.reproducible > 0) {
-    const int64_t leaves[] = {(int64_t)self->pass_count, (int64_t)self->terms, 2};
-    EK_TRY(ek_tensor_create(&own->leaves, device, EK_MEMORY_LOSS, EK_F64, 3, leaves));
-    EK_TRY(ek__new(&own->offsets, self->count + 1, sizeof *own->offsets, memory_of));
+  if (model->run.reduction->whole) {
+    own->totals.leaves = own->totals.sum;
+    own->totals.leaves.memory = NULL;
+  } else {
+    EK_TRY(ek_tensor_create(&own->totals.leaves, device, EK_MEMORY_LOSS, EK_F64, 3, leaves));
   }
-  if (ek__criterion_keeps_terms(self)) {
-    EK_TRY(ek_tensor_create(&own->step_totals, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
-    EK_TRY(
-        ek_tensor_create(&self->step_combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
-    EK_TRY(ek_tensor_create(&own->step_scales, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
-  }
-  return self->of_model ? EK_OK : open_replica(self, device, index);
+  if (ek__loss_keeps_terms(loss)) EK_TRY(open_terms(loss, device, index));
+  return loss->form->open(model, loss, own, &model->run.ranks[index]);
 }
 
 static ek_status check_open(ek_data_parallel_criterion **parallel,
@@ -90,29 +73,36 @@ static ek_status check_open(ek_data_parallel_criterion **parallel,
 }
 
 /* Copies what arrays are laid out by. */
-static void describe(ek_data_parallel_criterion *self, ek_data_parallel_model *model,
+static void describe(struct ek__loss *loss, ek_data_parallel_model *model,
                      ek_criterion *criterion) {
-  self->model = model;
-  self->count = model->count;
-  self->pass_count = model->pass_count;
-  self->of_model = criterion == NULL;
+  const bool own = criterion == NULL;
+  loss->form = own ? &ek__loss_of_model : &ek__loss_of_criterion;
+  loss->count = model->run.count;
   /* A module with terms is the first member of a criterion. */
-  self->criterion = ek_criterion_share(self->of_model ? (ek_criterion *)model->module : criterion);
-  self->outputs = model->module->outputs;
-  self->targets = self->of_model ? 0 : criterion->base.targets;
-  self->terms = self->criterion->base.terms;
-  self->reduction = self->criterion->reduction;
-  for (size_t i = 0; i < self->terms; i++) {
-    const double *coefficients = self->criterion->coefficients;
-    self->coefficients[i] = coefficients == NULL ? 1.0 : coefficients[i];
+  loss->criterion = ek_criterion_share(own ? (ek_criterion *)model->module : criterion);
+  loss->outputs = model->module->outputs;
+  loss->targets = own ? 0 : criterion->base.targets;
+  loss->terms = loss->criterion->base.terms;
+  loss->reduction = loss->criterion->reduction;
+  for (size_t i = 0; i < loss->terms; i++) {
+    const double *coefficients = loss->criterion->coefficients;
+    loss->coefficients[i] = coefficients == NULL ? 1.0 : coefficients[i];
   }
 }
 
-static ek_status allocate(ek_data_parallel_criterion *self) {
-  EK_TRY(ek__new(&self->devices, self->count, sizeof *self->devices, memory_of));
-  EK_TRY(ek__new(&self->passes, self->pass_count, sizeof *self->passes, memory_of));
-  EK_TRY(ek__new(&self->combined, self->count, sizeof *self->combined, memory_of));
-  return ek__new(&self->step_combined, self->count, sizeof *self->step_combined, memory_of);
+static ek_status allocate(struct ek__loss *loss, const ek_data_parallel_model *model) {
+  const size_t leaves = model->run.reduction->leaves(model);
+  EK_TRY(ek__new(&loss->ranks, loss->count, sizeof *loss->ranks, memory_of));
+  EK_TRY(ek__new(&loss->combined, loss->count, sizeof *loss->combined, memory_of));
+  EK_TRY(ek__new(&loss->step_combined, loss->count, sizeof *loss->step_combined, memory_of));
+  for (size_t k = 0; k < loss->count; k++) {
+    struct ek__loss_rank *own = &loss->ranks[k];
+    EK_TRY(ek__new(&own->passes, leaves, sizeof *own->passes, memory_of));
+    own->pass_count = leaves;
+    EK_TRY(ek__new(&own->totals.offsets, model->run.cut.ranks + 1, sizeof *own->totals.offsets,
+                   memory_of));
+  }
+  return EK_OK;
 }
 
 ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
@@ -123,16 +113,19 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
   EK_TRY(check_open(parallel, model, criterion, &o));
   EK__MODEL_USE(model, "criterion open");
   ek_data_parallel_criterion *self = NULL;
+  ek_input_scaling *scalings = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
-  describe(self, model, criterion);
-  self->options = o;
-  self->next = model->criteria;
-  model->criteria = self;
+  self->model = model;
+  describe(&self->loss, model, criterion);
+  self->loss.next = model->losses;
+  model->losses = &self->loss;
   ek_status status =
-      ek__scalings_copy(&self->scalings, "ek_data_parallel_criterion_open", o.target_scaling,
-                        o.target_scaling_count, self->targets);
-  if (status == EK_OK) status = allocate(self);
-  if (status == EK_OK) status = ek_group_apply(model->group, open_one, self);
+      ek__scalings_copy(&scalings, "ek_data_parallel_criterion_open", o.target_scaling,
+                        o.target_scaling_count, self->loss.targets);
+  self->loss.options = o;
+  self->loss.options.target_scaling = scalings;
+  if (status == EK_OK) status = allocate(&self->loss, model);
+  if (status == EK_OK) status = ek_group_apply(model->run.group, open_one, self);
   if (status == EK_OK) {
     *parallel = self;
   } else {
@@ -141,133 +134,73 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
   return status;
 }
 
-void ek__criterion_drop_forward(ek_data_parallel_criterion *self) {
-  for (size_t i = 0; i < self->pass_count && self->passes != NULL; i++) {
-    ek_pass_free(self->passes[i]);
-    self->passes[i] = NULL;
+void ek__loss_drop_forward(struct ek__loss *loss) {
+  ek__loss_drop_passes(loss);
+  for (size_t k = 0; k < loss->count && loss->ranks != NULL; k++) {
+    ek_tensor_free(&loss->ranks[k].losses);
   }
-  for (size_t k = 0; k < self->count && self->devices != NULL; k++) {
-    ek_tensor_free(&self->devices[k].losses);
-  }
-  self->seen = NULL;
-  self->has_forward = false;
+  loss->seen = NULL;
+  loss->has_forward = false;
 }
 
-static void free_device(struct ek__criterion_device *own) {
+static void free_rank(struct ek__loss_rank *own) {
   ek_replica_free(own->replica);
-  ek__free(own->offsets);
-  ek_tensor_free(&own->leaves);
+  ek__free(own->passes);
+  ek__free(own->totals.offsets);
+  ek_tensor_free(&own->totals.leaves);
   ek_tensor_free(&own->step_scales);
   ek_tensor_free(&own->step_totals);
   ek_tensor_free(&own->scales);
-  ek_tensor_free(&own->totals);
+  ek_tensor_free(&own->totals.sum);
 }
 
 void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel) {
   if (parallel == NULL) return;
-  ek_data_parallel_criterion **link = &parallel->model->criteria;
-  while (*link != parallel) link = &(*link)->next;
-  *link = parallel->next;
-  if (parallel->model->before_update_context == parallel) parallel->model->before_update = NULL;
-  ek__criterion_drop_forward(parallel);
-  for (size_t k = 0; k < parallel->count; k++) {
-    if (parallel->devices != NULL) free_device(&parallel->devices[k]);
-    if (parallel->combined != NULL) ek_tensor_free(&parallel->combined[k]);
-    if (parallel->step_combined != NULL) ek_tensor_free(&parallel->step_combined[k]);
+  struct ek__loss *loss = &parallel->loss, **link = &parallel->model->losses;
+  while (*link != loss) link = &(*link)->next;
+  *link = loss->next;
+  ek__loss_drop_forward(loss);
+  for (size_t k = 0; k < loss->count; k++) {
+    if (loss->ranks != NULL) free_rank(&loss->ranks[k]);
+    if (loss->combined != NULL) ek_tensor_free(&loss->combined[k]);
+    if (loss->step_combined != NULL) ek_tensor_free(&loss->step_combined[k]);
   }
-  ek__free(parallel->step_combined);
-  ek__free(parallel->combined);
-  ek__free(parallel->passes);
-  ek__free(parallel->devices);
-  ek_criterion_free(parallel->criterion);
-  ek__free(parallel->scalings);
+  ek__free(loss->step_combined);
+  ek__free(loss->combined);
+  ek__free(loss->ranks);
+  ek_criterion_free(loss->criterion);
+  ek__free((void *)(uintptr_t)loss->options.target_scaling);
   ek__free(parallel);
 }
 
 /* ---- forward ---- */
 
-struct criterion_forward_job {
-  ek_data_parallel_criterion *self;
-  const ek_shards *targets; /* cut like the outputs */
-};
-
-/* The totals of this device. */
-static ek_status run_pass(const struct criterion_forward_job *job, size_t index) {
-  ek_data_parallel_criterion *self = job->self;
-  struct ek__criterion_device *own = &self->devices[index];
-  ek_pass **pass = &self->passes[index];
-  ek_tensor inputs[EK_MAX_INPUTS], results[EK_MAX_TENSORS] = {{0}};
-  for (size_t i = 0; i < self->outputs; i++) inputs[i] = self->seen[i].parts[index];
-  for (size_t i = 0; i < self->targets; i++) {
-    inputs[self->outputs + i] = job->targets[i].parts[index];
-  }
-  EK_TRY(ek__criterion_open_pass(pass, self, index, self->seen[0].samples[index], &own->totals));
-  EK_TRY(ek_pass_run_forward(results, *pass, inputs));
-  ek_tensor_free(&results[0]); /* they lie where they were wanted */
-  own->losses = results[1];
-  if (self->gradient) return EK_OK;
-  ek_pass_free(*pass);
-  *pass = NULL;
-  return EK_OK;
+ek_status ek__loss_unchanged(const ek_data_parallel_model *model, const struct ek__loss *loss) {
+  const ek_replica *replica = loss->ranks[0].replica;
+  return ek__layout_check(replica == NULL ? &model->run.ranks[0].replica->layout
+                                          : &replica->layout);
 }
 
-/* The totals of all devices. */
-static ek_status sum_totals(const struct criterion_forward_job *job, ek_device *device,
-                            size_t index) {
-  ek_data_parallel_criterion *self = job->self;
-  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
-  ek_communicator *communicator = self->model->communicator;
-  ek_tensor *totals = &self->devices[index].totals;
-  if (!ek__criterion_has_rows(self->seen, index)) {
-    EK_TRY(ek_op_zero(stream, totals));
-  } else if (self->of_model) {
-    EK_TRY(ek_op_copy(stream, totals, &self->seen[0].parts[index]));
-  } else {
-    EK_TRY(run_pass(job, index));
-  }
-  EK_TRY(ek_communicator_all_reduce(communicator, device, totals));
-  return ek_communicator_wait(communicator, device);
-}
-
-static ek_status forward_one(void *context, ek_device *device, size_t index) {
-  const struct criterion_forward_job *job = context;
-  ek_data_parallel_criterion *self = job->self;
-  EK_TRY(self->model->options.reproducible > 0
-             ? ek__criterion_grains_forward(self, device, index, job->targets)
-             : sum_totals(job, device, index));
-  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
-  ek_tensor *scales = &self->devices[index].scales;
-  EK_TRY(ek_op_combine_totals(stream, &self->combined[index], scales, &self->devices[index].totals,
-                              self->coefficients, self->reduction == EK_REDUCTION_MEAN));
-  const double factor = self->scaling.factor;
-  return factor == 1 ? EK_OK : ek_op_scale(stream, scales, scales, factor);
-}
-
-ek_status ek__criterion_unchanged(const ek_data_parallel_criterion *self) {
-  return ek__layout_check(self->of_model ? &self->model->replicas[0]->layout
-                                         : &self->devices[0].replica->layout);
-}
-
-static ek_status check_outputs(const ek_data_parallel_criterion *self, const ek_shards *outputs,
-                               size_t output_count, size_t target_count) {
-  EK_TRY(ek__criterion_unchanged(self));
-  EK__FAIL_IF(output_count != self->outputs || target_count != self->targets,
+static ek_status check_outputs(const ek_data_parallel_model *model, const struct ek__loss *loss,
+                               const ek_shards *outputs, size_t output_count,
+                               size_t target_count) {
+  EK_TRY(ek__loss_unchanged(model, loss));
+  EK__FAIL_IF(output_count != loss->outputs || target_count != loss->targets,
               EK_ERR_INVALID_ARGUMENT, "%s takes %zu outputs and %zu targets, not %zu and %zu",
-              self->criterion->base.ops->kind, self->outputs, self->targets, output_count,
+              loss->criterion->base.ops->kind, loss->outputs, loss->targets, output_count,
               target_count);
   for (size_t i = 0; i < output_count; i++) {
-    EK__FAIL_IF(outputs[i].group != self->model->group, EK_ERR_DEVICE,
+    EK__FAIL_IF(outputs[i].group != model->run.group, EK_ERR_DEVICE,
                 "output number %zu is not of the model's group", i);
     EK_TRY(ek__shards_check("criterion forward: an output", &outputs[i]));
-    for (size_t k = 0; k < self->count; k++) {
-      EK__FAIL_IF((outputs[i].offsets[k] < outputs[i].offsets[k + 1]) !=
-                      ek__criterion_has_rows(outputs, k),
-                  EK_ERR_SHAPE, "output number %zu lies on other devices than number 0", i);
-    }
   }
-  return self->model->options.reproducible == 0
+  for (size_t k = 0; k < loss->count; k++) {
+    EK_TRY(ek__loss_check_rows(outputs, output_count, k));
+  }
+  const struct ek__reduction *reduction = model->run.reduction;
+  return reduction->check_cut == NULL
              ? EK_OK
-             : ek__grains_check_cut("criterion forward", self->model, &outputs[0]);
+             : reduction->check_cut("criterion forward", model, &outputs[0]);
 }
 
 /* All outputs of one forward, in their order, none of them overwritten. Tensors that a program has
@@ -287,24 +220,73 @@ static ek_status check_origin(const ek_shards *outputs, size_t count) {
   return EK_OK;
 }
 
-static void begin_forward(ek_data_parallel_criterion *self, ek_shards *outputs, int64_t targets) {
-  const ek_data_parallel_model *model = self->model;
-  ek__criterion_drop_forward(self);
-  self->seen = outputs;
-  self->forward = outputs[0].forward;
-  self->gradient = model->pending != 0 && self->forward == model->pending;
-  self->scaling = (struct ek__scaling){1, 1};
-  if (self->gradient) {
-    const bool mean = self->reduction == EK_REDUCTION_MEAN;
-    self->scaling =
-        self->of_model ? model->last_scaling : ek__model_scaling(model, mean ? targets : 0);
+ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *model,
+                       struct ek__loss *loss, const ek_shards *like, const ek_tensor *sources,
+                       const ek_shards *cut, size_t count) {
+  *job = (struct ek__loss_forward){.model = model, .loss = loss, .targets = cut};
+  const struct ek__intakes intakes = {&loss->criterion->base, loss->outputs,
+                                      loss->options.target_scaling,
+                                      loss->options.target_scaling_count, model->options.type};
+  for (size_t i = 0; i < count && cut != NULL; i++) {
+    EK_TRY(ek__given_check("criterion forward: target", i, model, &cut[i], like));
   }
-  self->with_gradient = self->gradient && self->options.gradient_in_forward && !self->of_model &&
-                        model->options.reproducible == 0;
-  self->has_loss = false;
+  if (cut != NULL) return EK_OK;
+  job->sources = sources;
+  job->targets = job->parts;
+  for (size_t i = 0; i < count; i++) {
+    char who[64];
+    (void)snprintf(who, sizeof who, "criterion forward: target number %zu", i);
+    EK_TRY(ek__scatter_lay_like(&job->parts[i], who, like, &sources[i]));
+    EK_TRY(ek__intake_of(&job->intakes[i], who, &intakes, i, &sources[i]));
+  }
+  return EK_OK;
 }
 
-/* Targets come as tensors that are to be cut, or as shards that were. */
+void ek__loss_free(struct ek__loss_forward *job) {
+  for (size_t i = 0; i < EK_MAX_TENSORS; i++) ek_shards_free(&job->parts[i]);
+}
+
+void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradient,
+                    int64_t samples) {
+  struct ek__loss *loss = job->loss;
+  ek__loss_drop_forward(loss);
+  loss->seen = outputs;
+  loss->forward = outputs[0].forward;
+  loss->gradient = gradient;
+  loss->scaling = (struct ek__scaling){1, 1};
+  if (gradient) {
+    const bool mean = loss->reduction == EK_REDUCTION_MEAN;
+    const int64_t targets =
+        ek__targets_most(job->sources, job->targets, loss->targets, samples);
+    loss->scaling = loss->form->promises ? job->model->last.scaling
+                                         : ek__model_scaling(job->model, mean ? targets : 0);
+  }
+  loss->with_gradient = gradient && loss->options.gradient_in_forward && !loss->form->promises &&
+                        job->model->run.reduction->whole;
+  loss->has_loss = false;
+  for (size_t i = 0; i < loss->outputs; i++) outputs[i].overwritten = loss->with_gradient;
+}
+
+static ek_status forward_one(void *context, ek_device *device, size_t index) {
+  const struct ek__loss_forward *job = context;
+  (void)device;
+  return ek__rank_loss_forward(job, &job->model->run.ranks[index]);
+}
+
+static ek_status run(struct ek__loss_forward *job, ek_shards *outputs) {
+  ek_data_parallel_model *model = job->model;
+  struct ek__loss *loss = job->loss;
+  const bool gradient =
+      model->last.pending != 0 && outputs[0].forward == model->last.pending;
+  ek__loss_begin(job, outputs, gradient, outputs[0].samples[loss->count]);
+  const ek_status status = ek_group_apply(model->run.group, forward_one, job);
+  loss->has_forward = loss->has_loss = status == EK_OK;
+  if (status == EK_OK) return EK_OK;
+  ek__loss_drop_forward(loss);
+  ek__model_end_step(model, false);
+  return status;
+}
+
 static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *outputs,
                          size_t output_count, const ek_tensor *tensors, const ek_shards *shards,
                          size_t target_count) {
@@ -313,45 +295,13 @@ static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *output
   if (target_count > 0) EK__NOT_NULL("criterion forward", targets);
   ek_data_parallel_model *model = parallel->model;
   EK__MODEL_USE(model, "criterion forward");
-  EK_TRY(check_outputs(parallel, outputs, output_count, target_count));
+  EK_TRY(check_outputs(model, &parallel->loss, outputs, output_count, target_count));
   EK_TRY(check_origin(outputs, output_count));
-  for (size_t i = 0; i < target_count && shards != NULL; i++) {
-    EK_TRY(ek__given_check("criterion forward: target", i, model, &shards[i], outputs));
-  }
-  ek_shards cut[EK_MAX_TENSORS] = {{0}};
-  struct ek__conversion taken[EK_MAX_TENSORS];
-  const struct ek__intakes intakes = {&parallel->criterion->base, parallel->outputs,
-                                      parallel->scalings, parallel->options.target_scaling_count,
-                                      model->options.type};
-  struct criterion_forward_job job = {parallel, shards == NULL ? cut : shards};
-  bool begun = false;
-  ek_status status = EK_OK;
-  for (size_t i = 0; i < target_count && shards == NULL; i++) {
-    char who[64];
-    (void)snprintf(who, sizeof who, "criterion forward: target number %zu", i);
-    EK_TRY_GOTO(status, ek__scatter_lay_like(&cut[i], who, outputs, &tensors[i]), cleanup);
-    EK_TRY_GOTO(status, ek__intake_of(&taken[i], who, &intakes, i, &tensors[i]), cleanup);
-  }
-  const int64_t samples = outputs[0].samples[parallel->count];
-  begin_forward(parallel, outputs, ek__targets_most(tensors, shards, target_count, samples));
-  begun = true;
-  for (size_t i = 0; i < target_count; i++) {
-    if (shards != NULL) {
-      EK_TRY_GOTO(status, ek_shards_wait(&shards[i]), cleanup);
-    } else {
-      EK_TRY_GOTO(status, ek__scatter_fill(&cut[i], &tensors[i], EK_MEMORY_INPUTS, &taken[i]),
-                  cleanup);
-    }
-  }
-  for (size_t i = 0; i < output_count; i++) outputs[i].overwritten = parallel->with_gradient;
-  EK_TRY_GOTO(status, ek_group_apply(model->group, forward_one, &job), cleanup);
-  parallel->has_forward = parallel->has_loss = true;
-cleanup:
-  for (size_t i = 0; i < target_count; i++) ek_shards_free(&cut[i]);
-  if (status != EK_OK && begun) {
-    ek__criterion_drop_forward(parallel);
-    ek__model_end_step(model, false);
-  }
+  struct ek__loss_forward job;
+  ek_status status =
+      ek__loss_lay(&job, model, &parallel->loss, outputs, tensors, shards, target_count);
+  if (status == EK_OK) status = run(&job, outputs);
+  ek__loss_free(&job);
   return status;
 }
 
@@ -371,19 +321,19 @@ ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *
 
 ek_status ek__criterion_add_totals(double *totals, const ek_data_parallel_criterion *self) {
   double read[2 * EK_MAX_TERMS];
-  for (size_t i = 0; i < 2 * self->terms; i++) read[i] = NAN; /* of `plan` devices */
-  EK_TRY(ek__read_numbers(read, 2 * (int64_t)self->terms, &self->devices[0].totals));
-  for (size_t i = 0; i < 2 * self->terms; i++) totals[i] += read[i];
+  for (size_t i = 0; i < 2 * self->loss.terms; i++) read[i] = NAN; /* of `plan` devices */
+  EK_TRY(ek__read_numbers(read, 2 * (int64_t)self->loss.terms, &self->loss.ranks[0].totals.sum));
+  for (size_t i = 0; i < 2 * self->loss.terms; i++) totals[i] += read[i];
   return EK_OK;
 }
 
 double ek__criterion_loss_of(double *weight, const ek_data_parallel_criterion *self,
                              const double *totals) {
   double loss = 0, most = 0;
-  for (size_t i = 0; i < self->terms; i++) {
+  for (size_t i = 0; i < self->loss.terms; i++) {
     const double s = totals[2 * i], d = totals[2 * i + 1];
-    const bool divided = self->reduction == EK_REDUCTION_MEAN;
-    if (!divided || d != 0) loss += self->coefficients[i] * s / (divided ? d : 1);
+    const bool divided = self->loss.reduction == EK_REDUCTION_MEAN;
+    if (!divided || d != 0) loss += self->loss.coefficients[i] * s / (divided ? d : 1);
     most = fmax(most, d);
   }
   if (weight != NULL) *weight = most;
@@ -394,15 +344,15 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
                                           ek_data_parallel_criterion *parallel) {
   EK__NOT_NULL("criterion loss", loss, parallel);
   EK__MODEL_USE(parallel->model, "criterion loss");
-  EK__FAIL_IF(!parallel->has_loss, EK_ERR_STATE, "criterion loss: no forward has come before it");
-  const size_t terms = parallel->terms;
+  EK__FAIL_IF(!parallel->loss.has_loss, EK_ERR_STATE, "criterion loss: no forward has come before it");
+  const size_t terms = parallel->loss.terms;
   double combined[2] = {NAN, NAN}, totals[2 * EK_MAX_TERMS] = {0};
-  EK_TRY(ek__read_numbers(combined, 2, &parallel->combined[0]));
-  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &parallel->devices[0].totals));
+  EK_TRY(ek__read_numbers(combined, 2, &parallel->loss.combined[0]));
+  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &parallel->loss.ranks[0].totals.sum));
   double most = 0;
   for (size_t i = 0; i < terms; i++) most = fmax(most, totals[2 * i + 1]);
   if (weight != NULL) *weight = most;
-  const bool mean = parallel->reduction == EK_REDUCTION_MEAN;
+  const bool mean = parallel->loss.reduction == EK_REDUCTION_MEAN;
   *loss = !mean ? combined[0] : combined[1] == 0 ? 0.0 : combined[0] / combined[1];
   return EK_OK;
 }
@@ -411,17 +361,17 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
                                             ek_data_parallel_criterion *parallel) {
   EK__NOT_NULL("criterion losses", losses, parallel);
   EK__MODEL_USE(parallel->model, "criterion losses");
-  EK__FAIL_IF(!parallel->has_forward || parallel->reduction != EK_REDUCTION_NONE, EK_ERR_STATE,
+  EK__FAIL_IF(!parallel->loss.has_forward || parallel->loss.reduction != EK_REDUCTION_NONE, EK_ERR_STATE,
               "criterion losses: no forward with reduction `none` has come before it");
-  EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->seen));
+  EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->loss.seen));
   ek_shards made;
-  EK_TRY(ek_shards_create(&made, parallel->model->group));
-  for (size_t k = 0; k < parallel->count; k++) {
+  EK_TRY(ek_shards_create(&made, parallel->model->run.group));
+  for (size_t k = 0; k < parallel->loss.count; k++) {
     ek_tensor part = {
         .device = ek_group_device(made.group, k), .type = parallel->model->options.type, .rank = 1};
     made.parts[k] = part;
-    if (ek__criterion_has_rows(parallel->seen, k)) {
-      const ek_status status = ek_tensor_share(&made.parts[k], &parallel->devices[k].losses);
+    if (ek__loss_has_rows(parallel->loss.seen, k)) {
+      const ek_status status = ek_tensor_share(&made.parts[k], &parallel->loss.ranks[k].losses);
       if (status != EK_OK) {
         ek_shards_free(&made);
         return status;
@@ -430,11 +380,11 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
     const int64_t rows = made.parts[k].rank == 0 ? 1 : made.parts[k].shape[0];
     made.offsets[k + 1] = made.offsets[k] + rows;
   }
-  memcpy(made.samples, parallel->seen[0].samples, (made.count + 1) * sizeof *made.samples);
+  memcpy(made.samples, parallel->loss.seen[0].samples, (made.count + 1) * sizeof *made.samples);
   *losses = made;
   return EK_OK;
 }
 
 const ek_tensor *ek_data_parallel_criterion_totals(const ek_data_parallel_criterion *parallel) {
-  return parallel == NULL ? NULL : parallel->combined;
+  return parallel == NULL ? NULL : parallel->loss.combined;
 }

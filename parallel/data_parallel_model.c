@@ -9,16 +9,11 @@
 #include <evenkeel/data_parallel_model.h>
 
 #include <evenkeel/elementwise.h>
-#include <evenkeel/replicate.h>
-
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
-#include "grains.h"
+#include "forward.h"
 #include "keeper.h"
-#include "module/replica_internal.h"
-#include "parallel_internal.h"
-#include "reduce_internal.h"
 
 /* ---- opening and closing ---- */
 
@@ -35,7 +30,6 @@ static ek_status check_options(ek_data_parallel_model_options *options, const ek
                             "ek_data_parallel_model_open"));
   EK_TRY(ek__gradient_type_read(&options->gradient_type, options->type, options->precision,
                                 ek_group_device(group, 0), "ek_data_parallel_model_open"));
-  EK_TRY(ek__grains_check_open(options, group));
   EK_TRY(ek__module_check(module));
   EK__FAIL_IF(
       module->targets > 0 && options->broadcast_inputs >> (module->inputs - module->targets) != 0,
@@ -49,6 +43,8 @@ static ek_status check_options(ek_data_parallel_model_options *options, const ek
 
 static ek_status open_replica(void *context, ek_device *device, size_t index) {
   ek_data_parallel_model *model = context;
+  struct ek__rank *rank = &model->run.ranks[index];
+  const struct ek__placement *placement = ek__placement(model);
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   struct ek__replica_parts parts = {.masters = ek__model_masters(model)};
   options.type = model->options.type;
@@ -57,71 +53,104 @@ static ek_status open_replica(void *context, ek_device *device, size_t index) {
   options.seed = model->options.seed;
   options.patterns = model->options.patterns;
   options.pattern_count = model->options.pattern_count;
-  options.gradients = !ek__placement(model)->gradient_shares;
-  options.initialize = ek_communicator_first_rank(model->communicator) + index == 0;
+  options.gradients = !placement->gradient_shares;
+  options.initialize = rank->number == 0;
   parts.none = parts.masters == EK__MASTERS_FIRST && !options.initialize;
-  parts.shared_values = ek__placement(model)->parameter_shares;
-  /* The buckets of a reproducible model, and with them its norms, are the same in every mode. */
-  if (parts.shared_values || model->options.reproducible > 0) {
+  parts.shared_values = placement->parameter_shares;
+  /* Where sums are the same for any number of ranks, so are the buckets in every mode. */
+  if (parts.shared_values || !model->run.reduction->whole) {
     parts.unit_bytes = model->options.bucket_bytes == 0 ? 1 : model->options.bucket_bytes;
   }
-  EK_TRY(ek__replica_open_parts(&model->replicas[index], device, model->module, &options, &parts));
+  EK_TRY(ek__replica_open_parts(&rank->replica, device, model->module, &options, &parts));
   const int64_t shape[] = {2};
-  EK_TRY(ek_tensor_create(&model->totals[index], device, EK_MEMORY_LOSS, EK_F64, 1, shape));
-  return ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &model->totals[index]);
+  EK_TRY(ek_tensor_create(&rank->totals, device, EK_MEMORY_LOSS, EK_F64, 1, shape));
+  return ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &rank->totals);
 }
 
 static const char memory_of[] = "a data-parallel model";
 
 static ek_status open_keeper(void *context, ek_device *device, size_t index) {
   const ek_data_parallel_model *model = context;
-  return ek__keeper_open(model->keepers[index], ek__reducer_buckets(model->reducer), device, index);
+  (void)device;
+  return ek__keeper_open(model->run.ranks[index].keeper);
 }
 
-static ek_status open_reducer(ek_data_parallel_model *model) {
-  ek_reducer_options options = EK_REDUCER_OPTIONS_INIT;
-  const bool shares = ek__placement(model)->gradient_shares;
-  options.kind = ek__placement(model)->reduce;
-  options.bucket_bytes = model->options.bucket_bytes;
-  options.pieces = model->options.reproducible;
-  if (shares) {
-    EK_TRY(ek__new(&model->keepers, model->count, sizeof *model->keepers, memory_of));
+/* Host memory, when the replicas are open. */
+static ek_status open_cut(ek_data_parallel_model *model) {
+  struct ek__ranks *run = &model->run;
+  const struct ek__placement *placement = ek__placement(model);
+  const size_t ranks = ek_communicator_world_size(run->communicator);
+  const size_t pieces = run->reduction->grains == NULL ? ranks : run->reduction->grains(model);
+  EK_TRY(ek__buckets_open(&run->cut, run->ranks[0].replica, ranks, pieces,
+                          model->options.bucket_bytes));
+  for (size_t k = 0; k < run->count; k++) {
+    struct ek__rank *rank = &run->ranks[k];
+    rank->sums = (struct ek__sums){.communicator = run->communicator,
+                                   .cut = &run->cut,
+                                   .device = rank->device,
+                                   .replica = rank->replica,
+                                   .kind = placement->reduce,
+                                   .rank = rank};
+    EK_TRY(ek__sums_open(&rank->sums, &run->cut));
+    if (!placement->gradient_shares) continue;
+    EK_TRY(ek__keeper_create(rank, run, placement->parameter_shares));
   }
-  for (size_t k = 0; k < model->count && shares; k++) {
-    EK_TRY(ek__keeper_create(&model->keepers[k], model));
-  }
-  EK_TRY(ek__reducer_open(&model->reducer, model->communicator, model->group, model->replicas,
-                          &options, model->keepers));
-  return shares ? ek_group_apply(model->group, open_keeper, model) : EK_OK;
+  return placement->gradient_shares ? ek_group_apply(run->group, open_keeper, model) : EK_OK;
 }
 
 static ek_status open_masters(void *context, ek_device *device, size_t index) {
+  const ek_data_parallel_model *model = context;
+  const struct ek__rank *rank = &model->run.ranks[index];
+  (void)device;
+  EK_TRY(ek__masters_open(model, rank));
+  return ek__placement(model)->parameter_shares ? EK_OK : ek__masters_share(model, rank, true);
+}
+
+static ek_status open_reduction(void *context, ek_device *device, size_t index) {
   ek_data_parallel_model *model = context;
-  EK_TRY(ek__masters_open(model, device, index));
-  return ek__placement(model)->parameter_shares ? EK_OK
-                                                : ek__masters_share(model, device, index, true);
+  (void)device;
+  return model->run.reduction->open(model, &model->run.ranks[index]);
+}
+
+static ek_status replicate(void *context, ek_device *device, size_t index) {
+  const ek_data_parallel_model *model = context;
+  return ek__replicate_rank(model->run.communicator, device, model->run.ranks[index].replica);
+}
+
+static ek_status open_ranks(ek_data_parallel_model *model) {
+  struct ek__ranks *run = &model->run;
+  EK_TRY(ek_communicator_open(&run->communicator, run->group));
+  EK_TRY(ek__new(&run->ranks, run->count, sizeof *run->ranks, memory_of));
+  for (size_t k = 0; k < run->count; k++) {
+    struct ek__rank *rank = &run->ranks[k];
+    rank->device = ek_group_device(run->group, k);
+    rank->number = ek_communicator_first_rank(run->communicator) + k;
+    rank->place = k;
+  }
+  return EK_OK;
 }
 
 static ek_status open_parts(ek_data_parallel_model *model) {
-  ek_group *group = model->group;
-  EK_TRY(ek__new(&model->replicas, model->count, sizeof *model->replicas, memory_of));
-  const size_t grains = model->options.reproducible;
-  model->pass_count = model->count * (grains > 0 ? ek__grains_most(model) : 1);
-  EK_TRY(ek__new(&model->passes, model->pass_count, sizeof *model->passes, memory_of));
-  EK_TRY(ek__new(&model->totals, model->count, sizeof *model->totals, memory_of));
-  for (size_t i = 0; i < model->module->outputs; i++) {
-    EK_TRY(ek_shards_create(&model->part_shapes[i], group));
-  }
-  EK_TRY(ek_communicator_open(&model->communicator, group));
+  struct ek__ranks *run = &model->run;
+  EK_TRY(open_ranks(model));
   ek__model_watch(model);
-  EK_TRY(ek_group_apply(group, open_replica, model));
-  if (model->replicas[0]->layout.collective) EK_TRY(ek_communicator_open(&model->inner, group));
-  EK_TRY(open_reducer(model));
-  if (ek__model_shares_masters(model)) EK_TRY(ek_group_apply(group, open_masters, model));
-  if (grains > 0) EK_TRY(ek__grains_open(model));
-  EK_TRY(ek__new(&model->written, ek_replica_parameter_count(model->replicas[0]) + EK__RUN_NUMBERS,
-                 sizeof *model->written, memory_of));
-  return ek_replicate(model->communicator, group, model->replicas);
+  EK_TRY(ek_group_apply(run->group, open_replica, model));
+  if (run->ranks[0].replica->layout.collective) {
+    EK_TRY(ek_communicator_open(&run->inner, run->group));
+  }
+  EK_TRY(open_cut(model));
+  for (size_t k = 0; k < run->count; k++) {
+    struct ek__rank *rank = &run->ranks[k];
+    const size_t most = run->reduction->most(model);
+    EK_TRY(ek__new(&rank->passes, most, sizeof *rank->passes, memory_of));
+    rank->pass_count = most;
+  }
+  if (ek__model_shares_masters(model)) EK_TRY(ek_group_apply(run->group, open_masters, model));
+  EK_TRY(ek_group_apply(run->group, open_reduction, model));
+  EK_TRY(ek__new(&model->torn.written,
+                 ek_replica_parameter_count(run->ranks[0].replica) + EK__RUN_NUMBERS,
+                 sizeof *model->torn.written, memory_of));
+  return ek_group_apply(run->group, replicate, model);
 }
 
 ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *group,
@@ -132,14 +161,19 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_model_options"));
   EK_TRY(check_options(&o, group, module));
   if (module->terms > 0) o.outputs = EK_OUTPUTS_STAY; /* totals have no rows to gather */
+  const struct ek__reduction *reduction = NULL;
+  EK_TRY(ek__reduction_choose(&reduction, &o, group));
   ek_data_parallel_model *result = NULL;
+  ek_input_scaling *scalings = NULL;
   EK_TRY(ek__new(&result, 1, sizeof *result, memory_of));
-  result->group = group;
-  result->count = ek_group_size(group);
+  result->run.group = group;
+  result->run.count = ek_group_size(group);
+  result->run.reduction = reduction;
   result->module = ek_module_share(module);
+  ek_status status = ek__scalings_copy(&scalings, "ek_data_parallel_model_open", o.input_scaling,
+                                       o.input_scaling_count, module->inputs);
   result->options = o;
-  ek_status status = ek__scalings_copy(&result->scalings, "ek_data_parallel_model_open",
-                                       o.input_scaling, o.input_scaling_count, module->inputs);
+  result->options.input_scaling = scalings;
   if (status == EK_OK) status = open_parts(result);
   result->options.patterns = NULL; /* the caller's */
   result->options.pattern_count = 0;
@@ -152,58 +186,57 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
 }
 
 static ek_status free_replica(void *context, ek_device *device, size_t index) {
-  ek_replica **replicas = context;
+  const struct ek__ranks *run = context;
   (void)device;
-  ek_replica_free(replicas[index]);
-  replicas[index] = NULL;
+  ek_replica_free(run->ranks[index].replica);
+  run->ranks[index].replica = NULL;
   return EK_OK;
 }
 
 /* On the workers where modules keep state, which is closed where it was opened. */
-static void free_replicas(ek_group *group, ek_replica **replicas) {
+static void free_replicas(struct ek__ranks *run) {
   bool stateful = false;
-  if (replicas == NULL) return;
-  for (size_t k = 0; k < ek_group_size(group); k++) {
-    stateful = stateful || (replicas[k] != NULL && replicas[k]->layout.stateful);
+  for (size_t k = 0; k < run->count; k++) {
+    const ek_replica *replica = run->ranks[k].replica;
+    stateful = stateful || (replica != NULL && replica->layout.stateful);
   }
   /* Refused in a child of fork(), which has no workers. */
-  const ek_status status = stateful ? ek_group_apply(group, free_replica, replicas) : EK_OK;
+  const ek_status status = stateful ? ek_group_apply(run->group, free_replica, run) : EK_OK;
   (void)status;
-  for (size_t k = 0; k < ek_group_size(group); k++) ek_replica_free(replicas[k]);
-  ek__free(replicas);
+  for (size_t k = 0; k < run->count; k++) ek_replica_free(run->ranks[k].replica);
 }
 
 void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   if (model == NULL) return;
+  struct ek__ranks *run = &model->run;
+  if (run->ranks == NULL) run->count = 0;
   ek__model_drop_forward(model);
-  for (size_t k = 0; k < model->count && model->keepers != NULL; k++) {
-    ek__keeper_free(model->keepers[k]);
+  for (size_t k = 0; k < run->count; k++) {
+    struct ek__rank *rank = &run->ranks[k];
+    run->reduction->close(rank);
+    ek__keeper_free(rank->keeper);
+    ek__sums_close(&rank->sums);
+    ek_tensor_free(&rank->totals);
+    ek__free(rank->passes);
   }
-  ek__free(model->keepers);
-  ek__grains_close(model);
-  ek_reducer_free(model->reducer);
-  for (size_t k = 0; k < model->count && model->totals != NULL; k++) {
-    ek_tensor_free(&model->totals[k]);
-  }
-  ek__free(model->totals);
-  ek__free(model->passes);
-  free_replicas(model->group, model->replicas);
+  ek__buckets_close(&run->cut);
+  free_replicas(run);
   ek__model_unwatch(model);
-  ek_communicator_free(model->inner);
-  ek_communicator_free(model->communicator);
-  for (size_t i = 0; i < EK_MAX_TENSORS; i++) ek_shards_free(&model->part_shapes[i]);
-  ek__free(model->written);
-  ek__free(model->scalings);
+  ek__free(run->ranks);
+  ek_communicator_free(run->inner);
+  ek_communicator_free(run->communicator);
+  ek__free(model->torn.written);
+  ek__free((void *)(uintptr_t)model->options.input_scaling);
   ek_module_free(model->module);
   ek__free(model);
 }
 
 ek_group *ek_data_parallel_model_group(const ek_data_parallel_model *model) {
-  return model == NULL ? NULL : model->group;
+  return model == NULL ? NULL : model->run.group;
 }
 
 ek_replica *ek_data_parallel_model_replica(const ek_data_parallel_model *model, size_t index) {
-  return model == NULL || index >= model->count ? NULL : model->replicas[index];
+  return model == NULL || index >= model->run.count ? NULL : model->run.ranks[index].replica;
 }
 
 /* ---- the step ---- */

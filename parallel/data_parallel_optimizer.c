@@ -21,24 +21,26 @@
 #include "core/options.h"
 #include "device/device_internal.h"
 #include "device/types.h"
-#include "module/replica_internal.h"
+#include "criterion_internal.h"
 #include "optimizer_internal.h"
 
 /* ---- opening and closing ---- */
 
 static ek_status open_one(void *context, ek_device *device, size_t index) {
-  ek_data_parallel_optimizer *self = context;
-  struct ek__optimizer_device *own = &self->devices[index];
+  const ek_data_parallel_optimizer *self = context;
+  const ek_data_parallel_model *model = self->model;
+  struct ek__rank *rank = &model->run.ranks[index];
+  struct ek__share *share = &rank->share;
   const int64_t one = 1;
-  EK_TRY(ek_tensor_create(&own->square_norm, device, EK_MEMORY_OPTIMIZER, EK_F64, 1, &one));
-  if (self->model->options.reproducible > 0) {
-    const int64_t leaves = ek__norm_leaves(self->model);
-    EK_TRY(ek_tensor_create(&own->norm_leaves, device, EK_MEMORY_OPTIMIZER, EK_F64, 1, &leaves));
+  EK_TRY(ek_tensor_create(&share->square_norm, device, EK_MEMORY_OPTIMIZER, EK_F64, 1, &one));
+  if (model->run.reduction->norm_leaves != NULL) {
+    const int64_t leaves = model->run.reduction->norm_leaves(model);
+    EK_TRY(ek_tensor_create(&share->leaves, device, EK_MEMORY_OPTIMIZER, EK_F64, 1, &leaves));
   }
-  for (size_t i = 0; i < self->state_count && own->owner == index; i++) {
-    EK_TRY(ek_tensor_create(&own->states[i], device, EK_MEMORY_OPTIMIZER, self->model->options.type,
-                            1, &own->owned));
-    EK_TRY(ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &own->states[i]));
+  for (size_t i = 0; i < self->update.state_count && share->owner == rank; i++) {
+    EK_TRY(ek_tensor_create(&share->states[i], device, EK_MEMORY_OPTIMIZER, model->options.type, 1,
+                            &share->owned));
+    EK_TRY(ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &share->states[i]));
   }
   return EK_OK;
 }
@@ -47,22 +49,23 @@ static const char memory_of[] = "a data-parallel optimizer";
 
 /* Host memory, by the parameters of the replicas. */
 static ek_status make_tables(ek_data_parallel_optimizer *self) {
-  const ek_replica *replica = self->model->replicas[0];
-  const size_t count = ek_replica_parameter_count(replica), devices = self->model->count;
-  const size_t ranks = ek_communicator_world_size(self->model->communicator);
-  EK_TRY(ek__new(&self->devices, devices, sizeof *self->devices, memory_of));
-  EK_TRY(ek__new(&self->parameters, count, sizeof *self->parameters, memory_of));
-  EK_TRY(ek__new(&self->written, count, self->state_count * sizeof *self->written, memory_of));
-  for (size_t k = 0; k < devices; k++) {
-    EK_TRY(
-        ek__new(&self->devices[k].offsets, ranks + 1, sizeof *self->devices[k].offsets, memory_of));
+  ek_data_parallel_model *model = self->model;
+  struct ek__update *update = &self->update;
+  const ek_replica *replica = model->run.ranks[0].replica;
+  const size_t count = ek_replica_parameter_count(replica);
+  EK_TRY(ek__new(&update->parameters, count, sizeof *update->parameters, memory_of));
+  EK_TRY(ek__new(&update->written, count, update->state_count * sizeof *update->written,
+                 memory_of));
+  for (size_t k = 0; k < model->run.count; k++) {
+    struct ek__share *share = &model->run.ranks[k].share;
+    EK_TRY(ek__new(&share->offsets, model->run.cut.ranks + 1, sizeof *share->offsets, memory_of));
   }
   for (size_t i = 0; i < count; i++) {
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, replica, i));
-    if (!info.buffer && !info.frozen) self->parameters[self->parameter_count++] = i;
+    if (!info.buffer && !info.frozen) update->parameters[update->parameter_count++] = i;
   }
-  return ek__optimizer_cut(self);
+  return ek__optimizer_cut(model);
 }
 
 static ek_status check_open(const ek_data_parallel_model *model, const ek_optimizer *optimizer) {
@@ -76,14 +79,14 @@ static ek_status check_open(const ek_data_parallel_model *model, const ek_optimi
   EK_TRY(ek__types_check(types, model->options.gradient_type, optimizer->ops->kind));
   EK_TRY(ek__model_check(model));
   const bool takes = EK__TABLE_HAS(optimizer->ops, takes_decay) && optimizer->ops->takes_decay;
-  const struct ek__layout *layout = &model->replicas[0]->layout;
+  const struct ek__layout *layout = &model->run.ranks[0].replica->layout;
   for (size_t i = 0; i < layout->group_count && !takes; i++) {
     EK__FAIL_IF(layout->groups[i].weight_decay > 0, EK_ERR_UNSUPPORTED,
                 "a pattern asks for weight decay %g, and %s does not take one from patterns "
                 "(takes_decay in optimizer.h)",
                 layout->groups[i].weight_decay, optimizer->ops->kind);
   }
-  if (model->optimizer == NULL) return EK_OK;
+  if (model->update == NULL) return EK_OK;
   return ek_error_set(EK_ERR_STATE, "ek_data_parallel_optimizer_open: the model has an optimizer, "
                                     "which must be freed before another");
 }
@@ -112,22 +115,22 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
   EK_TRY(check_open(model, optimizer));
   ek_data_parallel_optimizer *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
+  struct ek__update *update = &self->update;
   self->model = model;
-  self->optimizer = ek_optimizer_share(optimizer);
-  self->norm = o.gradient_norm;
-  self->refuse = o.refuse_not_finite;
+  update->optimizer = ek_optimizer_share(optimizer);
+  update->norm = o.gradient_norm;
+  update->refuse = o.refuse_not_finite;
   if (model->options.precision == EK_F16 || model->options.gradient_type == EK_F16) {
-    self->loss_scale = (ek_loss_scale)EK_LOSS_SCALE_INIT;
+    update->loss_scale = (ek_loss_scale)EK_LOSS_SCALE_INIT;
   }
-  if (o.loss_scale != NULL) self->loss_scale = *o.loss_scale;
-  self->scaler = ek_loss_scale_begin(&self->loss_scale);
-  self->state_count = optimizer->states;
-  self->helpers = ek__device_table(ek_group_device(model->group, 0))->shared_memory;
+  if (o.loss_scale != NULL) update->loss_scale = *o.loss_scale;
+  update->scaler = ek_loss_scale_begin(&update->loss_scale);
+  update->state_count = optimizer->states;
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, read_schedule(&self->schedule, o.schedule, optimizer), cleanup);
+  EK_TRY_GOTO(status, read_schedule(&update->schedule, o.schedule, optimizer), cleanup);
   EK_TRY_GOTO(status, make_tables(self), cleanup);
-  EK_TRY_GOTO(status, ek_group_apply(model->group, open_one, self), cleanup);
-  model->optimizer = self;
+  EK_TRY_GOTO(status, ek_group_apply(model->run.group, open_one, self), cleanup);
+  model->update = update;
   *parallel = self;
   return EK_OK;
 cleanup:
@@ -135,85 +138,29 @@ cleanup:
   return status;
 }
 
+static void free_share(struct ek__share *share) {
+  for (size_t i = 0; i < EK_MAX_OPTIMIZER_STATES; i++) ek_tensor_free(&share->states[i]);
+  ek_tensor_free(&share->square_norm);
+  ek_tensor_free(&share->leaves);
+  ek__free(share->offsets);
+}
+
 void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
   if (parallel == NULL) return;
   ek_data_parallel_model *model = parallel->model;
-  if (model->optimizer == parallel) ek__model_lose_optimizer(model);
-  for (size_t k = 0; k < model->count && parallel->devices != NULL; k++) {
-    struct ek__optimizer_device *own = &parallel->devices[k];
-    for (size_t i = 0; i < EK_MAX_OPTIMIZER_STATES; i++) ek_tensor_free(&own->states[i]);
-    ek_tensor_free(&own->square_norm);
-    ek_tensor_free(&own->norm_leaves);
-    ek__free(own->offsets);
+  if (model->update == &parallel->update) ek__model_lose_update(model);
+  ek__optimizer_cut_free(model);
+  for (size_t k = 0; k < model->run.count; k++) {
+    free_share(&model->run.ranks[k].share);
+    model->run.ranks[k].share = (struct ek__share){0};
   }
-  ek__optimizer_cut_free(parallel);
-  ek__free(parallel->written);
-  ek__free(parallel->parameters);
-  ek__free(parallel->devices);
-  ek_optimizer_free(parallel->optimizer);
+  ek__free(parallel->update.written);
+  ek__free(parallel->update.parameters);
+  ek_optimizer_free(parallel->update.optimizer);
   ek__free(parallel);
 }
 
-/* ---- the step, on a device's worker ---- */
-
-/* The leaves of all workers, halved until one is left: in an order that their number gives. */
-static ek_status sum_leaves(const ek_data_parallel_optimizer *self, ek_device *device,
-                            size_t index) {
-  const struct ek__optimizer_device *own = &self->devices[index];
-  ek_communicator *communicator = self->model->communicator;
-  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
-  ek_tensor leaves = own->norm_leaves, norm = own->square_norm;
-  int64_t count = ek_tensor_count(&leaves);
-  for (size_t k = 0; k < self->model->count; k++) own->offsets[k] = self->devices[k].first_leaf;
-  own->offsets[self->model->count] = count;
-  if (count == 0) return ek_op_zero(stream, &norm);
-  EK_TRY(ek_communicator_all_gather(communicator, device, &leaves, own->offsets));
-  EK_TRY(ek_communicator_wait(communicator, device));
-  while (count > 1) {
-    const int64_t kept = (count + 1) / 2;
-    ek_tensor sums = ek__flat_range(&leaves, 0, count - kept);
-    const ek_tensor added = ek__flat_range(&leaves, kept, count - kept);
-    EK_TRY(ek_op_add(stream, &sums, &sums, &added));
-    count = kept;
-  }
-  const ek_tensor sum = ek__flat_range(&leaves, 0, 1);
-  return ek_op_copy(stream, &norm, &sum);
-}
-
-static ek_status sum_squares_of_leaves(const ek_data_parallel_optimizer *self, ek_device *device,
-                                       size_t index) {
-  const struct ek__optimizer_device *own = &self->devices[index];
-  const ek_tensor *gradients = ek_replica_gradients(self->model->replicas[own->owner]);
-  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
-  const bool shares = ek__placement(self->model)->gradient_shares;
-  for (size_t i = 0; i < own->norms.count; i++) {
-    const struct ek__piece *leaf = &own->norms.list[i];
-    const ek_tensor part =
-        ek__flat_range(gradients, shares ? leaf->place : leaf->first, leaf->last - leaf->first);
-    ek_tensor norm = ek__flat_range(&own->norm_leaves, own->first_leaf + (int64_t)i, 1);
-    EK_TRY(ek_op_square_norm(stream, &norm, &part, 0.0));
-  }
-  return sum_leaves(self, device, index);
-}
-
-static ek_status sum_squares(void *context, ek_device *device, size_t index) {
-  const ek_data_parallel_optimizer *self = context;
-  if (self->model->options.reproducible > 0) return sum_squares_of_leaves(self, device, index);
-  const struct ek__optimizer_device *own = &self->devices[index];
-  const ek_tensor *gradients = ek_replica_gradients(self->model->replicas[own->owner]);
-  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
-  ek_tensor norm = own->square_norm;
-  const bool shares = ek__placement(self->model)->gradient_shares;
-  EK_TRY(ek_op_zero(stream, &norm));
-  for (size_t i = 0; i < own->norms.count; i++) {
-    const struct ek__piece *piece = &own->norms.list[i];
-    const ek_tensor part =
-        ek__flat_range(gradients, shares ? piece->place : piece->first, piece->last - piece->first);
-    EK_TRY(ek_op_square_norm(stream, &norm, &part, 1.0));
-  }
-  EK_TRY(ek_communicator_all_reduce(self->model->communicator, device, &norm));
-  return ek_communicator_wait(self->model->communicator, device);
-}
+/* ---- the step, on a rank's worker ---- */
 
 /* The rule may be a program's own: a failure is named after it. copy: what modules see of the
  * parameters, NULL if that is these. */
@@ -229,44 +176,53 @@ static ek_status run_rule(const ek_optimizer *rule, ek_device *device, ek_update
   return ek_op_convert(stream, copy, update->parameters);
 }
 
-static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *device, size_t index) {
-  const ek_data_parallel_model *model = self->model;
-  const struct ek__optimizer_device *own = &self->devices[index];
-  const ek_replica *replica = model->replicas[own->owner];
+/* Range number `index` of those that the rank updates. */
+static ek_status update_range(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                              ek_update *update, size_t index) {
+  const struct ek__range *range = &rank->share.updates.list[index];
   const struct ek__placement *placement = ek__placement(model);
+  const ek_replica *replica = rank->share.owner->replica;
+  const struct ek__share *owner = &rank->share.owner->share;
+  const struct ek__group *group = &replica->layout.groups[range->group];
+  const int64_t count = range->last - range->first;
+  const double rate = update->learning_rate;
+  ek_tensor states[EK_MAX_OPTIMIZER_STATES], copy = {0};
+  ek_tensor parameters =
+      ek__flat_range(ek_replica_parameters(replica),
+                     ek__model_shares_masters(model) ? range->place : range->first, count);
+  const ek_tensor gradients =
+      ek__flat_range(ek_replica_gradients(replica),
+                     placement->gradient_shares ? range->place : range->first, count);
+  for (size_t s = 0; s < model->update->state_count; s++) {
+    states[s] = ek__flat_range(&owner->states[s], range->state, count);
+  }
+  update->no_decay = group->no_decay;
+  update->learning_rate = rate * group->rate_scale;
+  update->weight_decay = group->weight_decay;
+  update->parameters = &parameters;
+  update->gradients = &gradients;
+  update->states = states;
   const bool mixed = ek__replica_is_mixed(replica);
-  const double rate = ek__optimizer_rate(self);
-  ek_update update = {.step = model->step + 1};
-  if (model->divided || model->scaling.factor != 1) update.scale.totals = &model->totals[index];
-  update.scale.clip_norm = self->optimizer->clip_norm;
-  if (update.scale.clip_norm > 0) update.scale.square_norm = &own->square_norm;
-  ek__model_update_begins(self->model);
-  for (size_t i = 0; i < own->updates.count; i++) {
-    const struct ek__piece *piece = &own->updates.list[i];
-    const int64_t count = piece->last - piece->first;
-    ek_tensor states[EK_MAX_OPTIMIZER_STATES];
-    ek_tensor parameters =
-        ek__flat_range(ek_replica_parameters(replica),
-                       ek__model_shares_masters(model) ? piece->place : piece->first, count);
-    const ek_tensor gradients =
-        ek__flat_range(ek_replica_gradients(replica),
-                       placement->gradient_shares ? piece->place : piece->first, count);
-    for (size_t s = 0; s < self->state_count; s++) {
-      states[s] = ek__flat_range(&self->devices[own->owner].states[s], piece->state, count);
-    }
-    const struct ek__group *group = &replica->layout.groups[piece->group];
-    update.no_decay = group->no_decay;
-    update.learning_rate = rate * group->rate_scale;
-    update.weight_decay = group->weight_decay;
-    update.parameters = &parameters;
-    update.gradients = &gradients;
-    update.states = states;
-    ek_tensor copy = {0};
-    if (mixed) {
-      copy = ek__flat_range(ek_replica_copies(replica),
-                            placement->parameter_shares ? piece->place : piece->first, count);
-    }
-    EK_TRY(run_rule(self->optimizer, device, &update, mixed ? &copy : NULL));
+  if (mixed) {
+    copy = ek__flat_range(ek_replica_copies(replica),
+                          placement->parameter_shares ? range->place : range->first, count);
+  }
+  const ek_status status =
+      run_rule(model->update->optimizer, rank->device, update, mixed ? &copy : NULL);
+  update->learning_rate = rate;
+  return status;
+}
+
+static ek_status update_ranges(ek_data_parallel_model *model, struct ek__rank *rank) {
+  const double clip = model->update->optimizer->clip_norm;
+  ek_update update = {.step = model->step.taken + 1,
+                      .learning_rate = ek__update_rate(model->update, model)};
+  if (model->step.divided || model->step.scaling.factor != 1) update.scale.totals = &rank->totals;
+  update.scale.clip_norm = clip;
+  if (clip > 0) update.scale.square_norm = &rank->share.square_norm;
+  ek__model_update_begins(model);
+  for (size_t i = 0; i < rank->share.updates.count; i++) {
+    EK_TRY(update_range(model, rank, &update, i));
   }
   return EK_OK;
 }
@@ -277,94 +233,139 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
  * no scale. It is a power of two, so the quotients are the same. The step ends here, and with it
  * its totals.
  */
-static ek_status scale_totals(const ek_data_parallel_model *model, ek_device *device,
-                              size_t index) {
-  ek_tensor *totals = &model->totals[index];
-  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
-  if (model->scaling.factor == 1) return EK_OK;
-  if (model->divided) return ek_op_scale(stream, totals, totals, model->scaling.factor);
-  return ek_op_fill(stream, totals, model->scaling.factor);
+static ek_status scale_totals(const ek_data_parallel_model *model, struct ek__rank *rank) {
+  ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
+  const double factor = model->step.scaling.factor;
+  if (factor == 1) return EK_OK;
+  if (model->step.divided) return ek_op_scale(stream, &rank->totals, &rank->totals, factor);
+  return ek_op_fill(stream, &rank->totals, factor);
 }
 
+/* What a step does before and in its update. */
+struct step_job {
+  ek_data_parallel_model *model;
+  bool norm, update;
+};
+
 static ek_status step_one(void *context, ek_device *device, size_t index) {
-  ek_data_parallel_optimizer *self = context;
-  const struct ek__placement *placement = ek__placement(self->model);
-  EK_TRY(scale_totals(self->model, device, index));
+  const struct step_job *job = context;
+  ek_data_parallel_model *model = job->model;
+  struct ek__rank *rank = &model->run.ranks[index];
+  const struct ek__placement *placement = ek__placement(model);
+  if (job->norm) EK_TRY(model->run.reduction->norm(model, rank));
+  if (!job->update) return EK_OK;
+  EK_TRY(scale_totals(model, rank));
   const ek_trace_span span = ek_trace_begin(device, "update");
-  const ek_status status = update_pieces(self, device, index);
+  const ek_status status = update_ranges(model, rank);
   ek_trace_end(span);
   EK_TRY(status);
   const bool share = placement->state_shares && !placement->parameter_shares;
-  return share ? ek__masters_share(self->model, device, index, false) : EK_OK;
+  return share ? ek__masters_share(model, rank, false) : EK_OK;
 }
 
 /* ---- the step, for the caller ---- */
 
-static bool scales(const ek_data_parallel_optimizer *self) {
-  return self->loss_scale.kind != EK_LOSS_SCALE_NONE;
+static bool scales(const struct ek__update *update) {
+  return update->loss_scale.kind != EK_LOSS_SCALE_NONE;
 }
 
-static ek_status read_result(ek_step_result *result, const ek_data_parallel_optimizer *self,
+static ek_status read_result(ek_step_result *result, const ek_data_parallel_model *model,
                              bool norm) {
-  const ek_data_parallel_model *model = self->model;
+  const struct ek__step *step = &model->step;
+  const struct ek__rank *rank = &model->run.ranks[0];
   double totals[2] = {NAN, NAN}, square_norm = NAN;
-  EK_TRY(ek__read_numbers(totals, 2, &model->totals[0]));
-  if (norm) EK_TRY(ek__read_numbers(&square_norm, 1, &self->devices[0].square_norm));
-  const double weight = model->divided ? totals[1] : 0;
-  result->empty = model->divided && totals[1] == 0;
+  EK_TRY(ek__read_numbers(totals, 2, &rank->totals));
+  if (norm) EK_TRY(ek__read_numbers(&square_norm, 1, &rank->share.square_norm));
+  const double weight = step->divided ? totals[1] : 0;
+  result->empty = step->divided && totals[1] == 0;
   result->weight = weight;
-  result->loss = !model->divided ? totals[0] : result->empty ? 0 : totals[0] / weight;
+  result->loss = !step->divided ? totals[0] : result->empty ? 0 : totals[0] / weight;
   result->gradient_norm = -1;
   if (norm) {
-    result->gradient_norm = sqrt(square_norm) / model->scaling.factor;
-    if (model->divided) result->gradient_norm /= weight;
+    result->gradient_norm = sqrt(square_norm) / step->scaling.factor;
+    if (step->divided) result->gradient_norm /= weight;
     if (result->empty && isfinite(square_norm)) result->gradient_norm = 0;
   }
   /* Of a `plan` device nothing is known, and nothing is wrong. */
-  const bool counts = ek_device_counts_only(ek_group_device(model->group, 0));
+  const bool counts = ek_device_counts_only(rank->device);
   const bool overflow = norm && !counts && !isfinite(square_norm);
   result->finite = counts || (isfinite(result->loss) && !overflow);
-  result->skipped = overflow && scales(self);
-  result->learning_rate = ek__optimizer_rate(self);
-  result->loss_scale = model->scaling.factor * model->scaling.unit;
-  result->step = model->step + !result->skipped;
+  result->skipped = overflow && scales(model->update);
+  result->learning_rate = ek__update_rate(model->update, model);
+  result->loss_scale = step->scaling.factor * step->scaling.unit;
+  result->step = step->taken + !result->skipped;
   return EK_OK;
 }
 
 /* Whether a step that was read is to be refused. What the loss scale has done alone is not. */
-static ek_status check_read(const ek_data_parallel_optimizer *self, const ek_step_result *read) {
-  if (!self->refuse || read->finite || (read->skipped && isfinite(read->loss))) return EK_OK;
+static ek_status check_read(const struct ek__update *update, const ek_step_result *read) {
+  if (!update->refuse || read->finite || (read->skipped && isfinite(read->loss))) return EK_OK;
   return ek_error_set(EK_ERR_NOT_FINITE,
                       "optimizer step: the loss is %g and the norm of the gradient %g: nothing "
                       "was updated, and the step is dropped",
                       read->loss, read->gradient_norm);
 }
 
+static ek_status run(ek_data_parallel_model *model, bool norm, bool update) {
+  struct step_job job = {model, norm, update};
+  return norm || update ? ek_group_apply(model->run.group, step_one, &job) : EK_OK;
+}
+
+static ek_status rest_one(void *context, ek_device *device, size_t index) {
+  ek_data_parallel_model *model = context;
+  (void)device;
+  return model->run.reduction->rest(model, &model->run.ranks[index]);
+}
+
+/* A job of its own: workers may read the sum in the memory of another rank. Where gradients are
+ * shares each micro-batch was reduced. */
+static ek_status reduce_rest(ek_data_parallel_model *model) {
+  const bool shares = ek__placement(model)->gradient_shares;
+  if (model->step.stage == EK__STEP_ACCUMULATED && !shares) {
+    EK_TRY(ek_group_apply(model->run.group, rest_one, model));
+  }
+  model->step.stage = EK__STEP_REDUCED;
+  return EK_OK;
+}
+
+/*
+ * What is wanted of the step is read before the update, between two jobs: whether there is to be an
+ * update may depend on it, and what has gone wrong on a device so far is found before anything is
+ * written.
+ */
+static ek_status step(ek_step_result *read, ek_data_parallel_model *model, bool wanted) {
+  const struct ek__update *own = model->update;
+  const bool checked = own->refuse || scales(own), reads = wanted || checked;
+  const bool norm = own->optimizer->clip_norm > 0 || checked || (wanted && own->norm);
+  EK_TRY(reduce_rest(model));
+  EK_TRY(ek__terms_verify(model));
+  if (reads) {
+    EK_TRY(run(model, norm, false));
+    EK_TRY(read_result(read, model, norm));
+    EK_TRY(check_read(own, read));
+  }
+  if (read->skipped) return EK_OK;
+  /* From here on parameters are written; nothing below takes memory. */
+  EK_TRY(run(model, norm && !reads, true));
+  ek__model_update_ended(model);
+  return EK_OK;
+}
+
 ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
                                           ek_data_parallel_optimizer *parallel) {
   EK__NOT_NULL("optimizer step", parallel);
   ek_data_parallel_model *model = parallel->model;
+  struct ek__update *update = &parallel->update;
   EK__MODEL_ENTER(model, "optimizer step");
   ek_step_result read = {0};
-  ek_status status = EK_OK;
   EK_TRY(ek__model_check(model));
-  EK_TRY(ek__model_reduce(model));
-  const bool checked = parallel->refuse || scales(parallel), wanted = result != NULL || checked;
-  const bool norm = parallel->optimizer->clip_norm > 0 || checked || (wanted && parallel->norm);
-  if (model->before_update != NULL) {
-    EK_TRY_GOTO(status, model->before_update(model->before_update_context), cleanup);
+  EK__FAIL_IF(model->step.stage == EK__STEP_EMPTY, EK_ERR_STATE,
+              "there is no gradient: no backward since the last step");
+  const ek_status status = step(&read, model, result != NULL);
+  if (status == EK_OK) {
+    update->scaler = ek_loss_scale_next(&update->loss_scale, update->scaler, read.skipped);
+    if (result != NULL) *result = read;
   }
-  if (norm) EK_TRY_GOTO(status, ek_group_apply(model->group, sum_squares, parallel), cleanup);
-  if (wanted) EK_TRY_GOTO(status, read_result(&read, parallel, norm), cleanup);
-  EK_TRY_GOTO(status, check_read(parallel, &read), cleanup);
-  if (!read.skipped) {
-    /* From here on parameters are written; nothing below takes memory. */
-    EK_TRY_GOTO(status, ek_group_apply(model->group, step_one, parallel), cleanup);
-    ek__model_update_ended(model);
-  }
-  parallel->scaler = ek_loss_scale_next(&parallel->loss_scale, parallel->scaler, read.skipped);
-  if (result != NULL) *result = read;
-cleanup:
   ek__model_end_step(model, status == EK_OK && !read.skipped);
   return status;
 }
@@ -375,9 +376,10 @@ ek_status ek_data_parallel_optimizer_set_learning_rate(ek_data_parallel_optimize
   EK__MODEL_USE(parallel->model, "set_learning_rate");
   ek_schedule rate;
   EK_TRY(ek_schedule_constant(&rate, learning_rate));
-  parallel->held = parallel->schedule.kind != EK_SCHEDULE_CONSTANT;
-  parallel->held_rate = learning_rate;
-  if (!parallel->held) parallel->schedule = rate;
+  struct ek__update *update = &parallel->update;
+  update->held = update->schedule.kind != EK_SCHEDULE_CONSTANT;
+  update->held_rate = learning_rate;
+  if (!update->held) update->schedule = rate;
   return EK_OK;
 }
 
@@ -386,16 +388,17 @@ ek_status ek_data_parallel_optimizer_set_schedule(ek_data_parallel_optimizer *pa
   EK__NOT_NULL("set_schedule", parallel);
   EK__MODEL_USE(parallel->model, "set_schedule");
   if (schedule != NULL) {
-    EK_TRY(read_schedule(&parallel->schedule, schedule, parallel->optimizer));
+    EK_TRY(read_schedule(&parallel->update.schedule, schedule,
+                         parallel->update.optimizer));
   }
-  parallel->held = false;
+  parallel->update.held = false;
   return EK_OK;
 }
 
 double ek_data_parallel_optimizer_loss_scale(const ek_data_parallel_optimizer *parallel) {
-  return parallel == NULL ? 1 : parallel->scaler.scale;
+  return parallel == NULL ? 1 : parallel->update.scaler.scale;
 }
 
 int64_t ek_data_parallel_optimizer_steps(const ek_data_parallel_optimizer *parallel) {
-  return parallel == NULL ? 0 : parallel->model->step;
+  return parallel == NULL ? 0 : parallel->model->step.taken;
 }

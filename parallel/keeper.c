@@ -15,23 +15,27 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "device/communicator_internal.h"
-#include "grains.h"
 #include "module/replica_internal.h"
 
 static ek_status lend_gradient(ek_tensor *gradient, struct ek__lender *lender, size_t parameter);
 
 /* ---- opening and closing ---- */
 
-ek_status ek__keeper_create(struct ek__keeper **keeper, ek_data_parallel_model *model) {
+ek_status ek__keeper_create(struct ek__rank *rank, const struct ek__ranks *run, bool values) {
   static const char memory_of[] = "a data-parallel model";
-  const size_t parameters = ek_replica_parameter_count(model->replicas[0]);
   struct ek__keeper *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
+  rank->keeper = self;
   self->lender.gradient = lend_gradient;
-  self->model = model;
-  *keeper = self;
-  EK_TRY(ek__new(&self->gradients, parameters, sizeof *self->gradients, memory_of));
-  return ek__placement(model)->parameter_shares ? ek__keeper_lend_values(self, parameters) : EK_OK;
+  self->communicator = run->communicator;
+  self->cut = &run->cut;
+  self->replica = rank->replica;
+  self->rank = rank->number;
+  self->current = self->ahead = run->cut.count;
+  EK_TRY(ek__new(&self->gradients, run->cut.parameters, sizeof *self->gradients, memory_of));
+  if (values) EK_TRY(ek__keeper_lend_values(self, run->cut.parameters));
+  self->device = rank->device;
+  return EK_OK;
 }
 
 void ek__keeper_free(struct ek__keeper *keeper) {
@@ -42,14 +46,8 @@ void ek__keeper_free(struct ek__keeper *keeper) {
   ek__free(keeper);
 }
 
-ek_status ek__keeper_open(struct ek__keeper *keeper, const struct ek__buckets *cut,
-                          ek_device *device, size_t index) {
-  const ek_data_parallel_model *model = keeper->model;
-  keeper->cut = cut;
-  keeper->device = device;
-  keeper->replica = model->replicas[index];
-  keeper->rank = ek_communicator_first_rank(model->communicator) + index;
-  keeper->current = keeper->ahead = cut->count;
+ek_status ek__keeper_open(struct ek__keeper *keeper) {
+  const struct ek__buckets *cut = keeper->cut;
   return ek__replica_hold_gradients(keeper->replica,
                                     ek__buckets_share(cut, cut->trained, keeper->rank));
 }
@@ -109,27 +107,24 @@ void ek__keeper_drop(struct ek__keeper *keeper) {
 
 /* ---- sums over the devices ---- */
 
-void ek__keeper_start(struct ek__keeper *keeper) { keeper->settled = 0; }
-
-ek_status ek__keeper_reduce(struct ek__keeper *keeper, size_t bucket) {
-  ek_communicator *communicator = keeper->model->communicator;
-  struct ek__lent *lent = &keeper->gradients[bucket];
-  if (keeper->model->options.reproducible > 0) {
-    keeper->settled = bucket + 1;
-    EK_TRY(ek__grains_take(keeper->model, keeper->device, keeper->rank, bucket, &lent->whole));
-    ek_tensor_free(&lent->whole);
-    return EK_OK;
-  }
-  if (!ek_tensor_exists(&lent->whole)) EK_TRY(take(keeper, bucket, true));
-  EK_TRY(ek__communicator_reduce_scatter(communicator, keeper->device, &lent->whole,
-                                         keeper->cut->list[bucket].offsets,
-                                         ek__keeper_about(keeper, bucket)));
-  lent->sum = ek__communicator_started(communicator, keeper->device);
-  return ek__keeper_settle(keeper, bucket);
+void ek__keeper_start(struct ek__keeper *keeper, bool more) {
+  keeper->settled = 0;
+  keeper->more = more;
 }
 
-ek_status ek__keeper_settle(struct ek__keeper *keeper, size_t end) {
-  const bool more = keeper->model->stage != EK__STEP_EMPTY;
+ek_status ek__keeper_reduce(struct ek__rank *rank, size_t bucket) {
+  struct ek__keeper *keeper = rank->keeper;
+  struct ek__lent *lent = &keeper->gradients[bucket];
+  if (!ek_tensor_exists(&lent->whole)) EK_TRY(take(keeper, bucket, true));
+  EK_TRY(ek__communicator_reduce_scatter(keeper->communicator, keeper->device, &lent->whole,
+                                         keeper->cut->list[bucket].offsets,
+                                         ek__keeper_about(keeper, bucket)));
+  lent->sum = ek__communicator_started(keeper->communicator, keeper->device);
+  return ek__keeper_settle(rank, bucket);
+}
+
+ek_status ek__keeper_settle(struct ek__rank *rank, size_t end) {
+  struct ek__keeper *keeper = rank->keeper;
   for (; keeper->settled < end; keeper->settled++) {
     const struct ek__bucket *bucket = &keeper->cut->list[keeper->settled];
     struct ek__lent *lent = &keeper->gradients[keeper->settled];
@@ -137,9 +132,9 @@ ek_status ek__keeper_settle(struct ek__keeper *keeper, size_t end) {
     ek_tensor sum = ek__flat_range(&lent->whole, bucket->offsets[keeper->rank], count);
     ek_tensor share =
         ek__flat_range(ek_replica_gradients(keeper->replica), bucket->places[keeper->rank], count);
-    EK_TRY(ek__communicator_wait_for(keeper->model->communicator, keeper->device, lent->sum));
-    EK_TRY(more ? ek_op_add(stream_of(keeper), &share, &share, &sum)
-                : ek_op_copy(stream_of(keeper), &share, &sum));
+    EK_TRY(ek__communicator_wait_for(keeper->communicator, keeper->device, lent->sum));
+    EK_TRY(keeper->more ? ek_op_add(stream_of(keeper), &share, &share, &sum)
+                        : ek_op_copy(stream_of(keeper), &share, &sum));
     ek_tensor_free(&lent->whole);
   }
   return EK_OK;

@@ -4,8 +4,8 @@
  * The flat gradients are cut into the buckets of the reducer, and each bucket into one share per
  * rank. A device holds its shares, end to end, for good. A whole bucket exists from the first use
  * of one of its gradients until its sum over the devices has ended: then the device's share of that
- * sum is added to its shares of the step, and the memory goes back. In a reproducible model a
- * bucket is one of a grain, and goes to the sums of grains (grains_shares.c).
+ * sum is added to its shares of the step, and the memory goes back. Which sum that is, and when it
+ * has ended, is the reduction's to say (reduction.h).
  *
  * Parameters may be cut alike (mode fully-sharded): a bucket is then a *unit*, and the whole of it
  * is gathered for the nodes that need it.
@@ -15,22 +15,22 @@
 #ifndef EK_KEEPER_H
 #define EK_KEEPER_H
 
-#include "buckets.h"
 #include "module/lender.h"
 #include "parallel_internal.h"
 
 struct ek__keeper {
   struct ek__lender lender; /* for passes: the first member */
-  ek_data_parallel_model *model;
-  const struct ek__buckets *cut; /* a loan of the reducer */
+  ek_communicator *communicator; /* loans, as are the next three */
+  const struct ek__buckets *cut;
   ek_device *device;
   ek_replica *replica;
-  size_t rank;
+  size_t rank; /* of the world */
   struct ek__lent {
     ek_tensor whole; /* exists while it is lent */
     uint64_t sum;    /* number of the collective that sums it; 0: none */
   } * gradients;     /* per bucket */
   size_t settled;    /* buckets of this round whose sums are in the shares */
+  bool more;         /* the shares have sums of the step already: add to them */
   struct ek__gathered {
     ek_tensor whole; /* exists from the start of its gather until it is given back */
     uint64_t gather; /* number of the collective, until the compute stream waits for it; else 0 */
@@ -41,20 +41,19 @@ struct ek__keeper {
   uint64_t trail;    /* of what its passes have asked for: ek__keeper_note() */
 };
 
-/* In two steps, because a reducer knows its keepers: */
-ek_status ek__keeper_create(struct ek__keeper **keeper, ek_data_parallel_model *model);
+/* Of a rank whose replica and sums are there. What was made stays for the second call on failure. */
+ek_status ek__keeper_create(struct ek__rank *rank, const struct ek__ranks *run, bool values);
 void ek__keeper_free(struct ek__keeper *keeper);
-/* On the worker, when the reducer is open: the replica gets its shares of gradients. */
-ek_status ek__keeper_open(struct ek__keeper *keeper, const struct ek__buckets *cut,
-                          ek_device *device, size_t index);
+/* On the worker: the replica gets its shares of gradients. */
+ek_status ek__keeper_open(struct ek__keeper *keeper);
 
-/* A round of the reducer begins. */
-void ek__keeper_start(struct ek__keeper *keeper);
-/* Queues the sum of a bucket over the devices; zeros if nobody has used it. */
-ek_status ek__keeper_reduce(struct ek__keeper *keeper, size_t bucket);
-/* Takes the device's shares of the sums of all buckets below `end`, which gives back the
- * buckets. */
-ek_status ek__keeper_settle(struct ek__keeper *keeper, size_t end);
+/* A round of sums begins; `more`: they are added to those of earlier rounds. */
+void ek__keeper_start(struct ek__keeper *keeper, bool more);
+/* struct ek__sums.queue and .settle of the reduction `sum`: queues the sum of a bucket, zeros if
+ * nothing has used it; and takes the rank's shares of the sums of all buckets below `end`, which
+ * gives back the buckets. */
+ek_status ek__keeper_reduce(struct ek__rank *rank, size_t bucket);
+ek_status ek__keeper_settle(struct ek__rank *rank, size_t end);
 
 /*
  * What a collective of a bucket is about (communicator_internal.h). Without NDEBUG that says also

@@ -11,19 +11,14 @@
 #include <evenkeel/convert.h>
 
 #include "core/error.h"
-#include "keeper.h"
-#include "reduce_internal.h"
-
-static size_t rank_of(const ek_data_parallel_model *model, size_t index) {
-  return ek_communicator_first_rank(model->communicator) + index;
-}
+#include "parallel_internal.h"
 
 /* Each device computes its own part of every parameter: nobody holds all of one. */
-static ek_status initialize(const ek_data_parallel_model *model, size_t index) {
-  const ek_replica *replica = model->replicas[index];
+static ek_status initialize(const ek_data_parallel_model *model, const struct ek__rank *own) {
+  const ek_replica *replica = own->replica;
   const struct ek__layout *layout = &replica->layout;
-  const struct ek__buckets *cut = ek__reducer_buckets(model->reducer);
-  const size_t rank = rank_of(model, index);
+  const struct ek__buckets *cut = &model->run.cut;
+  const size_t rank = own->number;
   if (ek_device_counts_only(replica->device)) return EK_OK;
   for (size_t i = 0; i < layout->order_count; i++) {
     const size_t number = layout->order[i];
@@ -42,11 +37,11 @@ static ek_status initialize(const ek_data_parallel_model *model, size_t index) {
 }
 
 /* The device's own part of every bucket, in a whole buffer. */
-static ek_status round_into_whole(const ek_data_parallel_model *model, ek_device *device,
-                                  size_t index) {
-  const ek_replica *replica = model->replicas[index];
-  const struct ek__buckets *cut = ek__reducer_buckets(model->reducer);
-  const size_t rank = rank_of(model, index);
+static ek_status round_into_whole(const ek_data_parallel_model *model,
+                                  const struct ek__rank *own) {
+  const ek_replica *replica = own->replica;
+  const struct ek__buckets *cut = &model->run.cut;
+  const size_t rank = own->number;
   for (size_t b = 0; b < cut->count; b++) {
     const struct ek__bucket *bucket = &cut->list[b];
     const int64_t count = ek__bucket_share(bucket, rank);
@@ -54,29 +49,29 @@ static ek_status round_into_whole(const ek_data_parallel_model *model, ek_device
         ek__flat_range(ek_replica_parameters(replica), bucket->places[rank], count);
     ek_tensor copy =
         ek__flat_range(ek_replica_copies(replica), bucket->first + bucket->offsets[rank], count);
-    EK_TRY(ek_op_convert(ek_device_stream(device, EK_STREAM_COMPUTE), &copy, &master));
+    EK_TRY(ek_op_convert(ek_device_stream(own->device, EK_STREAM_COMPUTE), &copy, &master));
   }
   return EK_OK;
 }
 
-ek_status ek__masters_open(ek_data_parallel_model *model, ek_device *device, size_t index) {
-  ek_replica *replica = model->replicas[index];
-  const struct ek__buckets *cut = ek__reducer_buckets(model->reducer);
-  EK_TRY(ek__replica_hold_parameters(replica,
-                                     ek__buckets_share(cut, cut->count, rank_of(model, index))));
-  EK_TRY(initialize(model, index));
-  return replica->whole_values ? round_into_whole(model, device, index)
-                               : ek_replica_refresh(replica);
+ek_status ek__masters_open(const ek_data_parallel_model *model, const struct ek__rank *own) {
+  const struct ek__buckets *cut = &model->run.cut;
+  EK_TRY(ek__replica_hold_parameters(own->replica,
+                                     ek__buckets_share(cut, cut->count, own->number)));
+  EK_TRY(initialize(model, own));
+  return own->replica->whole_values ? round_into_whole(model, own)
+                                    : ek_replica_refresh(own->replica);
 }
 
-ek_status ek__masters_share(const ek_data_parallel_model *model, ek_device *device, size_t index,
+ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek__rank *own,
                             bool frozen) {
-  const struct ek__buckets *cut = ek__reducer_buckets(model->reducer);
-  const ek_tensor *values = ek__replica_values(model->replicas[index]);
+  const struct ek__buckets *cut = &model->run.cut;
+  const ek_tensor *values = ek__replica_values(own->replica);
   for (size_t b = 0; b < (frozen ? cut->count : cut->trained); b++) {
     const struct ek__bucket *bucket = &cut->list[b];
     ek_tensor range = ek__flat_range(values, bucket->first, bucket->last - bucket->first);
-    EK_TRY(ek_communicator_all_gather(model->communicator, device, &range, bucket->offsets));
+    EK_TRY(
+        ek_communicator_all_gather(model->run.communicator, own->device, &range, bucket->offsets));
   }
-  return ek_communicator_wait(model->communicator, device);
+  return ek_communicator_wait(model->run.communicator, own->device);
 }

@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "core/sizes.h"
 #include "device/flaw.h"
-#include "parallel_internal.h"
+#include "reduction.h"
 
 struct ek__batch ek__batch_for(ek_tensor all[EK_MAX_INPUTS], const ek_module *module,
                                const struct ek__batch *batch) {
@@ -150,11 +150,11 @@ static ek_status put_rows(void *context, ek_device *device, size_t index) {
 static ek_status lay_rows(ek_shards *whole, const ek_data_parallel_model *model, int64_t samples,
                           int64_t per_sample, bool predicted) {
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-  if (model->options.reproducible > 0) {
+  if (model->run.reduction->grains != NULL) {
     options.kind = EK_SCATTER_GRAINS;
-    options.grains = model->options.reproducible;
+    options.grains = model->run.reduction->grains(model);
   }
-  EK_TRY(ek_shards_create(whole, model->group));
+  EK_TRY(ek_shards_create(whole, model->run.group));
   EK_TRY(ek_scatter_offsets(whole->samples, samples, whole->count, &options));
   const bool gathered = model->options.outputs == EK_OUTPUTS_GATHER && !predicted;
   for (size_t k = 0; k <= whole->count && gathered; k++) {
@@ -171,9 +171,9 @@ ek_status ek__rows_put(ek_shards *whole, const ek_data_parallel_model *model, co
   if (whole->group == NULL) {
     EK_TRY(lay_rows(whole, model, samples, per_sample, predicted));
     job.like = rows->parts[0]; /* the first device has rows, or a part that is like the others */
-    EK_TRY(ek_group_apply(model->group, make_rows, &job));
+    EK_TRY(ek_group_apply(model->run.group, make_rows, &job));
   }
-  return ek_group_apply(model->group, put_rows, &job);
+  return ek_group_apply(model->run.group, put_rows, &job);
 }
 
 ek_status ek__rows_put_host(ek_tensor *whole, const ek_shards *rows,

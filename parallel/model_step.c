@@ -1,63 +1,69 @@
 /*
- * model_step.c - the end of a step, and of a forward that has no backward: the passes of the model
- * and of its criteria go.
+ * model_step.c - the end of a step, and of a forward that has no backward: the passes of the ranks
+ * and of the losses go. And what a step's gradients are multiplied with.
  */
 #include "criterion_internal.h"
 #include "keeper.h"
 #include "optimizer_internal.h"
 
-static void drop_pass(ek_pass **pass) {
-  ek_pass_free(*pass);
-  *pass = NULL;
+static void drop_passes(ek_pass **passes, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    ek_pass_free(passes[i]);
+    passes[i] = NULL;
+  }
+}
+
+void ek__loss_drop_passes(struct ek__loss *loss) {
+  for (size_t k = 0; k < loss->count && loss->ranks != NULL; k++) {
+    drop_passes(loss->ranks[k].passes, loss->ranks[k].pass_count);
+  }
 }
 
 void ek__model_drop_forward(ek_data_parallel_model *model) {
-  for (size_t k = 0; k < model->pass_count && model->passes != NULL; k++) {
-    drop_pass(&model->passes[k]);
+  for (size_t k = 0; k < model->run.count; k++) {
+    struct ek__rank *rank = &model->run.ranks[k];
+    drop_passes(rank->passes, rank->pass_count);
   }
-  for (ek_data_parallel_criterion *it = model->criteria; it != NULL; it = it->next) {
-    for (size_t k = 0; k < it->pass_count && it->passes != NULL; k++) drop_pass(&it->passes[k]);
-  }
-  for (size_t k = 0; k < model->count && model->keepers != NULL; k++) {
-    ek__keeper_drop(model->keepers[k]);
-  }
-  model->pending = 0;
+  for (struct ek__loss *it = model->losses; it != NULL; it = it->next) ek__loss_drop_passes(it);
+  for (size_t k = 0; k < model->run.count; k++) ek__keeper_drop(model->run.ranks[k].keeper);
+  model->last.pending = 0;
 }
 
 /* All micro-batches of a step have one scale, also where the state is written in between. */
 struct ek__scaling ek__model_scaling(const ek_data_parallel_model *model, int64_t targets) {
-  const ek_data_parallel_optimizer *optimizer = model->optimizer;
+  const struct ek__update *update = model->update;
   struct ek__scaling scaling = {1, 1};
-  if (model->stage != EK__STEP_EMPTY) return model->scaling;
-  if (optimizer == NULL || optimizer->loss_scale.kind == EK_LOSS_SCALE_NONE) return scaling;
+  if (model->step.stage != EK__STEP_EMPTY) return model->step.scaling;
+  if (update == NULL || update->loss_scale.kind == EK_LOSS_SCALE_NONE) return scaling;
   while (scaling.unit < (double)targets) scaling.unit *= 2;
-  scaling.factor = optimizer->scaler.scale / scaling.unit;
+  scaling.factor = update->scaler.scale / scaling.unit;
   return scaling;
 }
 
-/* The criterion whose gradient begins in the model's own forward, or NULL. */
-static const ek_data_parallel_criterion *own_criterion(const ek_data_parallel_model *model) {
-  const ek_data_parallel_criterion *it = model->criteria;
-  while (it != NULL && !it->of_model) it = it->next;
+/* The loss whose gradient begins in the model's own forward, or NULL. */
+static const struct ek__loss *own_loss(const ek_data_parallel_model *model) {
+  const struct ek__loss *it = model->losses;
+  while (it != NULL && !it->form->promises) it = it->next;
   return it;
 }
 
 struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model,
-                                         const ek_shards *inputs, size_t lead) {
-  const ek_data_parallel_criterion *criterion = own_criterion(model);
+                                         const ek_tensor *sources, const ek_shards *inputs,
+                                         int64_t samples) {
+  const struct ek__loss *loss = own_loss(model);
   const size_t targets = model->module->targets, first = model->module->inputs - targets;
-  if (criterion == NULL) return (struct ek__scaling){1, 1};
-  if (criterion->reduction != EK_REDUCTION_MEAN) return ek__model_scaling(model, 0);
-  const int64_t samples = inputs[lead].samples[model->count];
-  return ek__model_scaling(model, ek__targets_most(NULL, inputs + first, targets, samples));
+  if (loss == NULL) return (struct ek__scaling){1, 1};
+  if (loss->reduction != EK_REDUCTION_MEAN) return ek__model_scaling(model, 0);
+  return ek__model_scaling(model, ek__targets_most(sources == NULL ? NULL : sources + first,
+                                                   inputs + first, targets, samples));
 }
 
 double ek__model_scale(const ek_data_parallel_model *model) {
-  /* The forwards of all grains come before the first backward: their gradients would mix. */
-  if (model->options.reproducible > 0) return 0;
-  for (const ek_data_parallel_criterion *it = model->criteria; it != NULL; it = it->next) {
-    if (it->of_model && it->terms == 1 && it->options.gradient_in_forward) {
-      return it->coefficients[0] * model->last_scaling.factor;
+  /* The forwards of all pieces come before the first backward: their gradients would mix. */
+  if (!model->run.reduction->whole) return 0;
+  for (const struct ek__loss *it = model->losses; it != NULL; it = it->next) {
+    if (it->form->promises && it->terms == 1 && it->options.gradient_in_forward) {
+      return it->coefficients[0] * model->last.scaling.factor;
     }
   }
   return 0;
@@ -65,11 +71,11 @@ double ek__model_scale(const ek_data_parallel_model *model) {
 
 void ek__model_end_step(ek_data_parallel_model *model, bool taken) {
   ek__model_drop_forward(model);
-  model->stage = EK__STEP_EMPTY;
-  model->step_samples = 0;
-  model->micro_batches = 0;
-  model->before_update = NULL;
+  model->step.stage = EK__STEP_EMPTY;
+  model->step.samples = 0;
+  model->step.micro_batches = 0;
+  for (struct ek__loss *it = model->losses; it != NULL; it = it->next) it->verify = false;
   if (!taken) return;
-  model->step++;
-  if (ek__placement(model)->master) model->replicas_stale = true;
+  model->step.taken++;
+  if (ek__placement(model)->master) model->run.replicas_stale = true;
 }

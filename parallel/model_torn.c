@@ -17,7 +17,7 @@
 #include "parallel_internal.h"
 
 static bool is_torn(const ek_data_parallel_model *model) {
-  return atomic_load(&model->updating) || atomic_load(&model->tears) != model->mended;
+  return atomic_load(&model->torn.updating) || atomic_load(&model->torn.tears) != model->torn.mended;
 }
 
 ek_status ek__model_check(const ek_data_parallel_model *model) {
@@ -28,21 +28,21 @@ ek_status ek__model_check(const ek_data_parallel_model *model) {
 }
 
 void ek__model_update_begins(ek_data_parallel_model *model) {
-  atomic_store(&model->updating, true);
+  atomic_store(&model->torn.updating, true);
 }
 
 void ek__model_update_ended(ek_data_parallel_model *model) {
-  atomic_store(&model->updating, false);
+  atomic_store(&model->torn.updating, false);
 }
 
 /* ---- mending ---- */
 
-void ek__model_tear(ek_data_parallel_model *model) { atomic_fetch_add(&model->tears, 1); }
+void ek__model_tear(ek_data_parallel_model *model) { atomic_fetch_add(&model->torn.tears, 1); }
 
 void ek__model_write_begins(uint64_t *tear, ek_data_parallel_model *model) {
-  if (atomic_exchange(&model->updating, false)) atomic_fetch_add(&model->tears, 1);
-  const uint64_t tears = atomic_load(&model->tears);
-  *tear = tears == model->mended ? 0 : tears;
+  if (atomic_exchange(&model->torn.updating, false)) atomic_fetch_add(&model->torn.tears, 1);
+  const uint64_t tears = atomic_load(&model->torn.tears);
+  *tear = tears == model->torn.mended ? 0 : tears;
   ek__model_update_begins(model); /* as with an update: a copy that fails leaves devices apart */
 }
 
@@ -50,21 +50,21 @@ void ek__model_write_ended(ek_data_parallel_model *model, uint64_t tear, uint64_
                            size_t entries) {
   ek__model_update_ended(model);
   if (tear == 0) return;
-  if (model->mending != tear) {
-    model->mending = tear;
-    model->written_count = 0;
+  if (model->torn.mending != tear) {
+    model->torn.mending = tear;
+    model->torn.written_count = 0;
   }
-  if (*written != tear) model->written_count++;
+  if (*written != tear) model->torn.written_count++;
   *written = tear;
-  if (model->written_count < entries) return;
+  if (model->torn.written_count < entries) return;
   ek__model_end_step(model, false);
-  model->mended = tear;
+  model->torn.mended = tear;
 }
 
-void ek__model_lose_optimizer(ek_data_parallel_model *model) {
-  model->optimizer = NULL;
-  model->step = 0;
-  if (is_torn(model)) atomic_fetch_add(&model->tears, 1); /* what is to be written has changed */
+void ek__model_lose_update(ek_data_parallel_model *model) {
+  model->update = NULL;
+  model->step.taken = 0;
+  if (is_torn(model)) atomic_fetch_add(&model->torn.tears, 1); /* what is to be written has changed */
 }
 
 /* ---- what the group tells ---- */
@@ -73,18 +73,18 @@ void ek__model_lose_optimizer(ek_data_parallel_model *model) {
 static void watch(struct ek__abortable *abortable, bool ended_well) {
   ek_data_parallel_model *model =
       (ek_data_parallel_model *)(void *)((char *)abortable -
-                                         offsetof(ek_data_parallel_model, watch));
-  if (!ended_well) atomic_fetch_add(&model->tears, 1);
+                                         offsetof(ek_data_parallel_model, torn.watch));
+  if (!ended_well) atomic_fetch_add(&model->torn.tears, 1);
 }
 
 static void keep(struct ek__abortable *abortable) { (void)abortable; }
 
 void ek__model_watch(ek_data_parallel_model *model) {
-  model->watch.abort = watch;
-  model->watch.renew = keep;
-  ek__group_attach(model->group, &model->watch);
+  model->torn.watch.abort = watch;
+  model->torn.watch.renew = keep;
+  ek__group_attach(model->run.group, &model->torn.watch);
 }
 
 void ek__model_unwatch(ek_data_parallel_model *model) {
-  if (model->watch.abort != NULL) ek__group_detach(model->group, &model->watch);
+  if (model->torn.watch.abort != NULL) ek__group_detach(model->run.group, &model->torn.watch);
 }

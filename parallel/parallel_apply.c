@@ -14,7 +14,6 @@ struct apply_job {
   ek_pass *const *passes;
   const ek_shards *inputs;
   size_t input_count;
-  bool predict;
   const ek_shards *lead; /* the input whose rows decide which devices work: those with rows */
 };
 
@@ -35,8 +34,7 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
     inputs[i] = job->inputs[i].parts[index];
     EK_TRY(ek_tensor_wait(&inputs[i]));
   }
-  EK_TRY((job->predict ? ek_pass_run_predict : ek_pass_run_forward)(outputs, job->passes[index],
-                                                                    inputs));
+  EK_TRY(ek_pass_run_forward(outputs, job->passes[index], inputs));
   for (size_t i = 0; i < job->output_count; i++) {
     /* A scalar would count as a row. */
     if (!rows && outputs[i].rank == 0) ek_tensor_free(&outputs[i]);
@@ -84,30 +82,25 @@ static ek_status check(const ek_shards *outputs, size_t output_count, ek_pass *c
   return EK_OK;
 }
 
-ek_status ek__parallel_apply(ek_shards *outputs, size_t output_count, ek_pass *const *passes,
-                             const ek_shards *inputs, size_t input_count, bool predict) {
-  struct apply_job job = {outputs, output_count, passes, inputs, input_count, predict, &inputs[0]};
+ek_status ek_parallel_apply(ek_shards *outputs, size_t output_count, ek_pass *const *passes,
+                            const ek_shards *inputs, size_t input_count) {
+  EK_TRY(check(outputs, output_count, passes, inputs, input_count));
+  ek_shards made[EK_MAX_TENSORS] = {{0}};
+  struct apply_job job = {made, output_count, passes, inputs, input_count, &inputs[0]};
   for (size_t i = input_count; i-- > 0;) {
     if (!inputs[i].broadcast) job.lead = &inputs[i];
   }
   ek_status status = EK_OK;
-  memset(outputs, 0, output_count * sizeof *outputs);
-  for (size_t i = 0; i < output_count && status == EK_OK; i++) {
-    status = ek_shards_create(&outputs[i], inputs[0].group);
+  for (size_t i = 0; i < output_count; i++) {
+    EK_TRY_GOTO(status, ek_shards_create(&made[i], inputs[0].group), cleanup);
   }
-  if (status == EK_OK) status = ek_group_apply(inputs[0].group, forward_one, &job);
-  for (size_t i = 0; i < output_count && status == EK_OK; i++) {
-    status = ek__parallel_apply_finish(&outputs[i], job.lead);
+  EK_TRY_GOTO(status, ek_group_apply(inputs[0].group, forward_one, &job), cleanup);
+  for (size_t i = 0; i < output_count; i++) {
+    EK_TRY_GOTO(status, ek__parallel_apply_finish(&made[i], job.lead), cleanup);
   }
-  for (size_t i = 0; i < output_count && status != EK_OK; i++) ek_shards_free(&outputs[i]);
-  return status;
-}
-
-ek_status ek_parallel_apply(ek_shards *outputs, size_t output_count, ek_pass *const *passes,
-                            const ek_shards *inputs, size_t input_count) {
-  EK_TRY(check(outputs, output_count, passes, inputs, input_count));
-  ek_shards made[EK_MAX_TENSORS];
-  EK_TRY(ek__parallel_apply(made, output_count, passes, inputs, input_count, false));
   memcpy(outputs, made, output_count * sizeof *made);
   return EK_OK;
+cleanup:
+  for (size_t i = 0; i < output_count; i++) ek_shards_free(&made[i]);
+  return status;
 }

@@ -1,5 +1,17 @@
 /*
- * parallel_internal.h - a data-parallel model from the inside, for its optimizer.
+ * parallel_internal.h - a data-parallel model from the inside.
+ *
+ * A *rank* is all that one device has of a run; it is what a worker's job gets. A *run* is the
+ * ranks of this process with what connects them: there is one array of ranks, and a process with one
+ * device is a run with one of them. Which rank of the world a device is says ek__rank.number; `place`
+ * is only where its parts are in ek_shards.
+ *
+ * Model, criterion and optimizer are handles. A criterion's state (struct ek__loss) and an
+ * optimizer's (struct ek__update) are listed in the model and know neither the model nor their
+ * handles; so every pointer goes down, and no object asks the one above it.
+ *
+ * What differs with the order of sums (a reproducible model) is in the row of a table, struct
+ * ek__reduction in reduction.h, which is chosen when the model opens.
  */
 #ifndef EK_PARALLEL_INTERNAL_H
 #define EK_PARALLEL_INTERNAL_H
@@ -8,28 +20,27 @@
 
 #include <evenkeel/communicator.h>
 #include <evenkeel/data_parallel_model.h>
+#include <evenkeel/optimizer.h>
 #include <evenkeel/pass.h>
 #include <evenkeel/reduce.h>
 
+#include "buckets.h"
 #include "core/owner.h"
 #include "device/conversion.h"
 #include "device/device_internal.h"
 #include "module/replica_internal.h"
+#include "reduce_internal.h"
 
-/* What the gradients of the running step are. */
-enum ek__step_stage {
-  EK__STEP_EMPTY,       /* none */
-  EK__STEP_ACCUMULATED, /* each device has its own sum */
-  EK__STEP_REDUCED      /* the devices' sums are where the state placement wants them */
-};
-
-struct ek_data_parallel_optimizer;
 struct ek__keeper;
+struct ek__loss;
+struct ek__reduction;
+struct ek__tree;
+struct ek__update;
 
 /* What a placement of the state means: placement.c. */
 struct ek__placement {
   ek_reduce_kind reduce;
-  bool master;           /* device 0 has the state, and the others get parameters from it */
+  bool master;           /* rank 0 has the state, and the others get parameters from it */
   bool state_shares;     /* each device has the optimizer's state of its part of every bucket */
   bool gradient_shares;  /* the same of the gradients: keeper.h */
   bool parameter_shares; /* and of the parameters; buckets are units then */
@@ -38,6 +49,73 @@ enum { EK__PLACEMENTS = EK_STATE_FULLY_SHARDED + 1 };
 
 /* Entries of the state that are numbers of the host: state.c. */
 enum { EK__RUN_NUMBERS = 4 };
+
+/* ---- ranks ---- */
+
+/* Elements first .. last - 1 of the flat parameters and gradients. */
+struct ek__range {
+  int64_t first, last;
+  int64_t state; /* where their elements begin in the owner's state */
+  int64_t place; /* and in its gradients, if these are shares */
+  size_t group;  /* of the layout's */
+};
+
+struct ek__ranges {
+  struct ek__range *list;
+  size_t count;
+};
+
+/* What a rank has of the optimizer, and updates: optimizer_pieces.c. */
+struct ek__share {
+  struct ek__rank *owner;    /* whose memory the worker updates: its own rank, or the master's */
+  struct ek__ranges updates; /* of that memory */
+  struct ek__ranges norms;   /* whose squares it sums: every element is in those of one rank */
+  int64_t owned;             /* elements of the rank's state: of all ranges that it owns */
+  ek_tensor states[EK_MAX_OPTIMIZER_STATES];
+  ek_tensor square_norm; /* f64, of the whole gradient */
+  ek_tensor leaves;      /* f64, of the reduction `tree`: every part of every bucket */
+  int64_t first_leaf;    /* number of norms.list[0] among them */
+  int64_t *offsets;      /* scratch of an all-gather: one more than there are ranks */
+};
+
+struct ek__rank {
+  ek_device *device;
+  size_t number; /* among all ranks of the world */
+  size_t place;  /* of its parts in the shards of this process */
+  ek_replica *replica;
+  struct ek__keeper *keeper; /* NULL where the replica holds everything whole */
+  struct ek__sums sums;      /* of its gradients with those of the other ranks: reduce.c */
+  struct ek__tree *tree;     /* memory of the reduction `tree`: tree.h */
+  ek_tensor totals;          /* f64 {s, D} of the step, the same on every rank */
+  ek_pass **passes;          /* of a forward whose backward has not come: one for each piece */
+  size_t pass_count;
+  bool reducing;             /* this backward is the step's last: sums begin as it runs */
+  /* Of the last forward: its samples, and its outputs without their memory. */
+  int64_t first_sample, samples;
+  ek_tensor outputs[EK_MAX_TENSORS];
+  struct ek__share share;
+};
+
+struct ek__ranks {
+  ek_group *group;
+  ek_communicator *communicator;
+  ek_communicator *inner; /* for collectives of modules; NULL if none of them declares any */
+  const struct ek__reduction *reduction;
+  struct ek__buckets cut; /* of the flat gradients, over the ranks of the world */
+  struct ek__rank *ranks; /* of this process */
+  size_t count;
+  bool replicas_stale; /* state `master`: rank 0 is ahead of the others */
+  bool buffers_stale;  /* a training forward has run: the buffers of rank 0 go to the others */
+};
+
+/* ---- forwards and steps ---- */
+
+/* What the gradients of the running step are. */
+enum ek__step_stage {
+  EK__STEP_EMPTY,       /* none */
+  EK__STEP_ACCUMULATED, /* each rank has its own sum */
+  EK__STEP_REDUCED      /* the sum over the ranks is where the state placement wants it */
+};
 
 /*
  * What gradients are multiplied with on their way: the scale of loss_scale.h over a unit, the least
@@ -48,58 +126,48 @@ struct ek__scaling {
   double factor, unit;
 };
 
-struct ek_data_parallel_model {
-  struct ek__owner owner; /* of the model, and of the criteria and optimizers opened for it */
-  ek_group *group;
-  size_t count;
-  ek_module *module;
-  ek_data_parallel_model_options options;
-  ek_input_scaling *scalings; /* a copy of those of the options, or NULL */
-  ek_communicator *communicator;
-  ek_communicator *inner; /* for collectives of modules; NULL if none of them declares any */
-  ek_replica **replicas;  /* one per device */
-  ek_reducer *reducer;
-  struct ek__keeper **keepers; /* one per device; NULL where replicas hold everything whole */
-  struct ek_data_parallel_criterion *criteria; /* those that are open for it */
-  ek_pass **passes;  /* of a forward whose backward has not come: one for each device, or as many
-                      * as one may have grains (grains.h) */
-  size_t pass_count; /* of all devices */
-  struct ek__grain_memory *grain_memory; /* of each device, if it is reproducible: grains.h */
-  ek_shards part_shapes[EK_MAX_TENSORS]; /* where the rows of the last forward's outputs lie */
-  uint64_t last_forward;                 /* number of the last forward; its outputs carry it */
-  uint64_t pending;                      /* the same while its backward may still come, else 0 */
-  bool last_gradient;                    /* it was with gradient */
-  double last_scale;                     /* that it was promised for its totals; 0: none */
-  struct ek__scaling last_scaling;       /* part of last_scale, if it computes its loss itself */
-  int64_t forward_samples;               /* rows of that forward, here */
-  int64_t first_sample;                  /* of them, among the step's of all processes */
-  int64_t batch_samples;                 /* of all processes */
-  bool replicas_stale;                   /* state `master`: device 0 is ahead of the others */
-  bool buffers_stale; /* a training forward has run: device 0's go to the others */
-  bool reducing;      /* read by workers: this backward is the step's last */
-  struct ek_data_parallel_optimizer *optimizer; /* the one that is open for it */
+struct ek__last_forward {
+  uint64_t number;  /* its outputs carry it */
+  uint64_t pending; /* the same while its backward may still come, else 0 */
+  bool gradient;    /* it was with gradient */
+  double scale;     /* that it was promised for its totals; 0: none */
+  struct ek__scaling scaling; /* part of `scale`, if the model computes its loss itself */
+  int64_t samples;            /* here */
+  int64_t first_sample;       /* of them, among the step's of all processes */
+  int64_t batch_samples;      /* of all processes */
+};
 
-  /* The running step. */
+struct ek__step {
   enum ek__step_stage stage;
   bool divided;               /* its gradients will be divided by D */
   struct ek__scaling scaling; /* that they were multiplied with, and will be divided by */
-  int64_t step;               /* steps taken */
+  int64_t taken;              /* steps taken before it */
   bool running;               /* its totals come whole with each micro-batch */
   uint32_t micro_batches;     /* backwards so far */
-  int64_t step_samples;       /* of its micro-batches so far, of all processes */
-  ek_tensor *totals;          /* f64 {s, D}, the same on every device */
-  /* (optional) asked before the update whether the gradients are what they should be. */
-  ek_status (*before_update)(void *context);
-  void *before_update_context;
+  int64_t samples;            /* of its micro-batches so far, of all processes */
+};
 
-  /* Whether the update is whole: model_torn.c. */
+/* Whether the update is whole: model_torn.c. */
+struct ek__torn {
   atomic_bool updating;   /* set by workers, cleared by the model's thread */
   _Atomic uint64_t tears; /* how often it tore */
   uint64_t mended;        /* so many of them are over */
-  uint64_t *written;      /* per parameter and buffer, and number of `run`: model_torn.c */
+  uint64_t *written;      /* per parameter and buffer, and number of `run` */
   uint64_t mending;       /* the tear that entries are being written after */
   size_t written_count;   /* entries since then */
   struct ek__abortable watch;
+};
+
+struct ek_data_parallel_model {
+  struct ek__owner owner; /* of the model, and of the criteria and optimizers opened for it */
+  ek_module *module;
+  ek_data_parallel_model_options options; /* the scalings are a copy; no patterns */
+  struct ek__ranks run;
+  struct ek__last_forward last;
+  struct ek__step step;
+  struct ek__torn torn;
+  struct ek__loss *losses;   /* of the criteria that are open for it: criterion_internal.h */
+  struct ek__update *update; /* of the optimizer that is open for it: optimizer_internal.h */
 };
 
 /* Among the first lines of every public function that works on a model or on what was opened for
@@ -122,13 +190,18 @@ enum ek__masters ek__model_masters(const ek_data_parallel_model *model);
 
 /* ---- masters.c: parameters of which modules see copies ---- */
 
-/* On a device's worker, when the reducer is open: a replica whose masters are shared gets its
- * own. */
-ek_status ek__masters_open(ek_data_parallel_model *model, ek_device *device, size_t index);
-/* On a device's worker: everybody gets everybody's part of each bucket of what modules see, that is
+/* On a rank's worker: a replica whose masters are shared gets its own. */
+ek_status ek__masters_open(const ek_data_parallel_model *model, const struct ek__rank *own);
+/* On a rank's worker: every rank gets every other's part of each bucket of what modules see, that is
  * trained, or of frozen parameters as well. */
-ek_status ek__masters_share(const ek_data_parallel_model *model, ek_device *device, size_t index,
+ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek__rank *own,
                             bool frozen);
+
+/* ---- replicate.c ---- */
+
+/* ek_replicate() of one rank, on its worker. */
+ek_status ek__replicate_rank(ek_communicator *communicator, ek_device *device,
+                             ek_replica *replica);
 
 /* ---- model_torn.c ---- */
 
@@ -170,8 +243,12 @@ ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shar
                                const ek_tensor *source);
 /* Makes the parts at the offsets of the shards, which keep what there is if it fails. */
 /* `intake`: what integers of host memory become; NULL: what they are. */
-ek_status ek__scatter_fill(ek_shards *shards, const ek_tensor *source, ek_memory_category category,
-                           const struct ek__conversion *intake);
+ek_status ek__scatter_fill(const ek_shards *shards, const ek_tensor *source,
+                           ek_memory_category category, const struct ek__conversion *intake);
+/* The same of one device, on its worker. */
+ek_status ek__scatter_part(const ek_shards *shards, const ek_tensor *source,
+                           ek_memory_category category, const struct ek__conversion *intake,
+                           ek_device *device, size_t index);
 /*
  * What the parts of a source become, in intake->to: `type` where that is for integers and the
  * source has such in host memory, and its own type otherwise; with 0 unsigned integers become i32.
@@ -199,12 +276,8 @@ ek_status ek__intake_of(struct ek__conversion *intake, const char *who,
 ek_status ek__scalings_copy(ek_input_scaling **copy, const char *who,
                             const ek_input_scaling *scalings, size_t count, size_t most);
 
-/* ---- parallel_apply.c: ek_parallel_apply() with arguments that were checked, into scratch that a
- * failure may leave as it likes ---- */
+/* ---- parallel_apply.c ---- */
 
-/* `predict`: what the modules predict, in the place of their forwards. */
-ek_status ek__parallel_apply(ek_shards *made, size_t output_count, ek_pass *const *passes,
-                             const ek_shards *inputs, size_t input_count, bool predict);
 /* Row offsets from the parts; a device that did no work gets a part without rows. `lead`: the input
  * whose samples these are. */
 ek_status ek__parallel_apply_finish(ek_shards *output, const ek_shards *lead);
@@ -215,16 +288,14 @@ ek_status ek__parallel_apply_finish(ek_shards *output, const ek_shards *lead);
  * scale that forward was promised. unit: of their loss scale. */
 ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
                              size_t count, const ek_backward_options *options, double unit);
-/* Brings the step's gradients to stage reduced. EK_ERR_STATE if there are none. */
-ek_status ek__model_reduce(ek_data_parallel_model *model);
-
 /* The loss scale of a micro-batch with so many targets, 0 for a loss that is not divided: that of
  * the running step, or else of the next. */
 struct ek__scaling ek__model_scaling(const ek_data_parallel_model *model, int64_t targets);
-/* The same of a forward of these inputs, `lead` the first that is cut, of a model that computes its
- * loss itself; without a criterion, 1. */
+/* The same of a forward of these inputs, tensors that are still to be cut or shards (sources NULL),
+ * of a model that computes its loss itself; without a criterion, 1. */
 struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model,
-                                         const ek_shards *inputs, size_t lead);
+                                         const ek_tensor *sources, const ek_shards *inputs,
+                                         int64_t samples);
 /* The scale of the totals that a criterion of the model has promised its forwards, last_scaling
  * included; 0: none. */
 double ek__model_scale(const ek_data_parallel_model *model);
@@ -240,7 +311,7 @@ void ek__model_drop_forward(ek_data_parallel_model *model);
 void ek__model_end_step(ek_data_parallel_model *model, bool taken);
 
 /* Its optimizer is being freed: the run is over, the next one begins with step 0. */
-void ek__model_lose_optimizer(ek_data_parallel_model *model);
+void ek__model_lose_update(ek_data_parallel_model *model);
 
 /* Elements first .. first + count - 1 of a flat buffer, a loan. */
 ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);

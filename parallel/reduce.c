@@ -4,8 +4,6 @@
  * The buckets are the same on all devices; each device has its own record of which are complete,
  * and touches only that. Buckets are queued in their order and no other, because every device must
  * meet the collectives in the same order.
- *
- * Where replicas hold no gradients, a device's keeper lends the buckets (keeper.c).
  */
 #include <evenkeel/reduce.h>
 
@@ -14,42 +12,93 @@
 #include "core/options.h"
 #include "core/sizes.h"
 #include "keeper.h"
-#include "module/replica_internal.h"
 #include "reduce_internal.h"
-
-struct progress {    /* of one device in this round */
-  uint32_t *waiting; /* per bucket: parameters that are not complete */
-  size_t queued;     /* buckets queued so far */
-  size_t overlapped; /* of those, before finish */
-};
-
-struct ek_reducer {
-  ek_communicator *communicator;
-  ek_reducer_options options;
-  size_t devices, ranks;             /* of this process, of the world */
-  ek_replica **replicas;             /* of the devices */
-  struct ek__keeper *const *keepers; /* of the devices; NULL if the replicas hold gradients */
-  struct ek__buckets buckets;
-  struct progress *progress; /* of the devices */
-};
 
 static const char memory_of[] = "the gradient buckets";
 
-static ek_status allocate(ek_reducer *reducer, ek_replica *const *replicas) {
-  const size_t parameters = ek_replica_parameter_count(replicas[0]);
-  EK_TRY(
-      ek__new_copy(&reducer->replicas, replicas, reducer->devices * sizeof *replicas, memory_of));
-  EK_TRY(ek__new(&reducer->progress, reducer->devices, sizeof *reducer->progress, memory_of));
-  for (size_t k = 0; k < reducer->devices; k++) {
-    EK_TRY(ek__new(&reducer->progress[k].waiting, parameters, sizeof(uint32_t), memory_of));
-  }
-  return ek__buckets_open(&reducer->buckets, replicas[0], reducer->ranks, reducer->options.pieces,
-                          reducer->options.bucket_bytes);
+/* ---- the sums of one rank, on its worker ---- */
+
+ek_status ek__sums_open(struct ek__sums *sums, const struct ek__buckets *cut) {
+  return ek__new(&sums->waiting, cut->parameters, sizeof *sums->waiting, memory_of);
 }
+
+void ek__sums_close(struct ek__sums *sums) { ek__free(sums->waiting); }
+
+void ek__sums_start(struct ek__sums *sums) {
+  for (size_t i = 0; i < sums->cut->trained; i++) {
+    sums->waiting[i] = sums->cut->list[i].parameters;
+  }
+  sums->queued = sums->overlapped = 0;
+}
+
+static ek_status queue_bucket(struct ek__sums *sums, size_t number) {
+  const struct ek__bucket *bucket = &sums->cut->list[number];
+  if (sums->queue != NULL) return sums->queue(sums->rank, number);
+  const ek_tensor *flat = ek_replica_gradients(sums->replica);
+  ek_tensor range = ek__flat_range(flat, bucket->first, bucket->last - bucket->first);
+  switch (sums->kind) {
+  case EK_REDUCE_TO_FIRST:
+    return ek_communicator_reduce(sums->communicator, sums->device, &range, 0);
+  case EK_REDUCE_TO_ALL:
+    return ek_communicator_all_reduce(sums->communicator, sums->device, &range);
+  case EK_REDUCE_SCATTER:
+    return ek_communicator_reduce_scatter(sums->communicator, sums->device, &range,
+                                          bucket->offsets);
+  }
+  return EK_OK;
+}
+
+ek_status ek__sums_complete(struct ek__sums *sums, size_t parameter) {
+  EK__FAIL_IF(parameter >= sums->cut->parameters, EK_ERR_INVALID_ARGUMENT,
+              "ek_reducer_complete: no parameter number %zu", parameter);
+  const size_t of = sums->cut->of[parameter];
+  EK__FAIL_IF(of == SIZE_MAX, EK_ERR_INVALID_ARGUMENT,
+              "ek_reducer_complete: number %zu is a buffer, which has no gradient", parameter);
+  if (of >= sums->cut->trained) return EK_OK; /* frozen */
+  EK__FAIL_IF(sums->waiting[of] == 0, EK_ERR_STATE,
+              "ek_reducer_complete: bucket %zu is complete already", of);
+  sums->waiting[of]--;
+  if (sums->rank != NULL && sums->rank->keeper != NULL) {
+    ek__keeper_note(sums->rank->keeper, EK__TRAIL_COMPLETE, parameter);
+  }
+  while (sums->queued < sums->cut->trained && sums->waiting[sums->queued] == 0) {
+    EK_TRY(queue_bucket(sums, sums->queued));
+    sums->queued++;
+    sums->overlapped++;
+  }
+  return ek_communicator_progress(sums->communicator, sums->device);
+}
+
+ek_status ek__sums_finish(struct ek__sums *sums) {
+  for (; sums->queued < sums->cut->trained; sums->queued++) {
+    EK_TRY(queue_bucket(sums, sums->queued));
+  }
+  EK_TRY(ek_communicator_wait(sums->communicator, sums->device));
+  return sums->settle == NULL ? EK_OK : sums->settle(sums->rank, sums->cut->trained);
+}
+
+void ek__bucket_range(int64_t *first, int64_t *last, const struct ek__bucket *bucket,
+                      ek_reduce_kind kind, size_t rank) {
+  *first = bucket->first;
+  *last = bucket->last;
+  if (kind == EK_REDUCE_TO_FIRST && rank > 0) *last = bucket->first;
+  if (kind != EK_REDUCE_SCATTER) return;
+  *first = bucket->first + bucket->offsets[rank];
+  *last = bucket->first + bucket->offsets[rank + 1];
+}
+
+/* ---- a reducer ---- */
+
+struct ek_reducer {
+  ek_reduce_kind kind;
+  struct ek__buckets buckets;
+  struct ek__sums *sums; /* of the devices */
+  size_t devices;
+};
 
 static ek_status check_open(ek_reducer **reducer, const ek_communicator *communicator,
                             const ek_group *group, ek_replica *const *replicas,
-                            const ek_reducer_options *o, bool whole) {
+                            const ek_reducer_options *o) {
   EK__NOT_NULL("ek_reducer_open", reducer, communicator, group, replicas);
   EK__FAIL_IF((unsigned)o->kind > EK_REDUCE_SCATTER || o->pieces > INT32_MAX,
               EK_ERR_INVALID_ARGUMENT, "ek_reducer_open: there is no kind %d, or %zu pieces",
@@ -61,34 +110,44 @@ static ek_status check_open(ek_reducer **reducer, const ek_communicator *communi
                 EK_ERR_DEVICE,
                 "ek_reducer_open: replica number %zu is missing, not on %s, or of another size", k,
                 ek_device_name(ek_group_device(group, k)));
-    EK__FAIL_IF(whole && ek_tensor_count(ek_replica_gradients(replicas[k])) <
-                             replicas[k]->layout.trained_count,
+    EK__FAIL_IF(ek_tensor_count(ek_replica_gradients(replicas[k])) <
+                    replicas[k]->layout.trained_count,
                 EK_ERR_STATE, "ek_reducer_open: replica number %zu holds no gradients", k);
+  }
+  return EK_OK;
+}
+
+static ek_status open_sums(ek_reducer *reducer, ek_communicator *communicator, ek_group *group,
+                           ek_replica *const *replicas) {
+  EK_TRY(ek__new(&reducer->sums, reducer->devices, sizeof *reducer->sums, memory_of));
+  for (size_t k = 0; k < reducer->devices; k++) {
+    struct ek__sums *sums = &reducer->sums[k];
+    *sums = (struct ek__sums){.communicator = communicator,
+                              .cut = &reducer->buckets,
+                              .device = ek_group_device(group, k),
+                              .replica = replicas[k],
+                              .kind = reducer->kind};
+    EK_TRY(ek__sums_open(sums, &reducer->buckets));
   }
   return EK_OK;
 }
 
 ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator, ek_group *group,
                           ek_replica *const *replicas, const ek_reducer_options *options) {
-  return ek__reducer_open(reducer, communicator, group, replicas, options, NULL);
-}
-
-ek_status ek__reducer_open(ek_reducer **reducer, ek_communicator *communicator, ek_group *group,
-                           ek_replica *const *replicas, const ek_reducer_options *options,
-                           struct ek__keeper *const *keepers) {
   ek_reducer_options o = EK_REDUCER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_reducer_options"));
-  EK_TRY(check_open(reducer, communicator, group, replicas, &o, keepers == NULL));
+  EK_TRY(check_open(reducer, communicator, group, replicas, &o));
   ek_reducer *result = NULL;
   EK_TRY(ek__new(&result, 1, sizeof *result, memory_of));
-  result->communicator = communicator;
-  result->keepers = keepers;
-  result->options = o;
+  result->kind = o.kind;
   result->devices = ek_group_size(group);
-  result->ranks = ek_communicator_world_size(communicator);
-  if (o.pieces == 0) result->options.pieces = result->ranks;
+  const size_t ranks = ek_communicator_world_size(communicator);
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, allocate(result, replicas), cleanup);
+  EK_TRY_GOTO(status,
+              ek__buckets_open(&result->buckets, replicas[0], ranks,
+                               o.pieces == 0 ? ranks : o.pieces, o.bucket_bytes),
+              cleanup);
+  EK_TRY_GOTO(status, open_sums(result, communicator, group, replicas), cleanup);
   *reducer = result;
   return EK_OK;
 cleanup:
@@ -98,12 +157,11 @@ cleanup:
 
 void ek_reducer_free(ek_reducer *reducer) {
   if (reducer == NULL) return;
-  for (size_t k = 0; k < reducer->devices && reducer->progress != NULL; k++) {
-    ek__free(reducer->progress[k].waiting);
+  for (size_t k = 0; k < reducer->devices && reducer->sums != NULL; k++) {
+    ek__sums_close(&reducer->sums[k]);
   }
-  ek__free(reducer->progress);
+  ek__free(reducer->sums);
   ek__buckets_close(&reducer->buckets);
-  ek__free(reducer->replicas);
   ek__free(reducer);
 }
 
@@ -114,104 +172,42 @@ size_t ek_reducer_bucket_count(const ek_reducer *reducer) {
 ek_status ek_reducer_range(int64_t *first, int64_t *last, const ek_reducer *reducer, size_t bucket,
                            size_t rank) {
   EK__FAIL_IF(first == NULL || last == NULL || reducer == NULL ||
-                  bucket >= reducer->buckets.trained || rank >= reducer->ranks,
+                  bucket >= reducer->buckets.trained || rank >= reducer->buckets.ranks,
               EK_ERR_INVALID_ARGUMENT,
               "ek_reducer_range: an argument is NULL, or there is no bucket %zu on rank %zu",
               bucket, rank);
-  const struct ek__bucket *b = &reducer->buckets.list[bucket];
-  switch (reducer->options.kind) {
-  case EK_REDUCE_TO_FIRST:
-    *first = b->first;
-    *last = rank == 0 ? b->last : b->first;
-    break;
-  case EK_REDUCE_TO_ALL:
-    *first = b->first;
-    *last = b->last;
-    break;
-  case EK_REDUCE_SCATTER:
-    *first = b->first + b->offsets[rank];
-    *last = b->first + b->offsets[rank + 1];
-    break;
-  }
+  ek__bucket_range(first, last, &reducer->buckets.list[bucket], reducer->kind, rank);
   return EK_OK;
 }
 
-const struct ek__buckets *ek__reducer_buckets(const ek_reducer *reducer) {
-  return &reducer->buckets;
-}
-
-/* ---- a round, on a device's worker ---- */
-
-static ek_status own_progress(struct progress **progress, const char *who, ek_reducer *reducer,
-                              const ek_device *device) {
+static ek_status sums_of(struct ek__sums **sums, const char *who, ek_reducer *reducer,
+                         const ek_device *device) {
   EK__FAIL_IF(reducer == NULL || device == NULL || ek_device_index(device) >= reducer->devices ||
-                  ek_replica_device(reducer->replicas[ek_device_index(device)]) != device,
+                  reducer->sums[ek_device_index(device)].device != device,
               EK_ERR_INVALID_ARGUMENT, "%s: no reducer, or a device that is not of it", who);
-  *progress = &reducer->progress[ek_device_index(device)];
+  *sums = &reducer->sums[ek_device_index(device)];
   return EK_OK;
 }
 
 ek_status ek_reducer_start(ek_reducer *reducer, ek_device *device) {
-  struct progress *progress = NULL;
-  EK_TRY(own_progress(&progress, "ek_reducer_start", reducer, device));
-  for (size_t i = 0; i < reducer->buckets.trained; i++) {
-    progress->waiting[i] = reducer->buckets.list[i].parameters;
-  }
-  progress->queued = progress->overlapped = 0;
-  if (reducer->keepers != NULL) ek__keeper_start(reducer->keepers[ek_device_index(device)]);
-  return EK_OK;
-}
-
-static ek_status queue_bucket(ek_reducer *reducer, ek_device *device, size_t number) {
-  const struct ek__bucket *bucket = &reducer->buckets.list[number];
-  if (reducer->keepers != NULL) {
-    return ek__keeper_reduce(reducer->keepers[ek_device_index(device)], number);
-  }
-  const ek_tensor *flat = ek_replica_gradients(reducer->replicas[ek_device_index(device)]);
-  ek_tensor range = ek__flat_range(flat, bucket->first, bucket->last - bucket->first);
-  switch (reducer->options.kind) {
-  case EK_REDUCE_TO_FIRST: return ek_communicator_reduce(reducer->communicator, device, &range, 0);
-  case EK_REDUCE_TO_ALL: return ek_communicator_all_reduce(reducer->communicator, device, &range);
-  case EK_REDUCE_SCATTER:
-    return ek_communicator_reduce_scatter(reducer->communicator, device, &range, bucket->offsets);
-  }
+  struct ek__sums *sums = NULL;
+  EK_TRY(sums_of(&sums, "ek_reducer_start", reducer, device));
+  ek__sums_start(sums);
   return EK_OK;
 }
 
 ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device, size_t parameter) {
-  struct progress *progress = NULL;
-  EK_TRY(own_progress(&progress, "ek_reducer_complete", reducer, device));
-  EK__FAIL_IF(parameter >= ek_replica_parameter_count(reducer->replicas[0]),
-              EK_ERR_INVALID_ARGUMENT, "ek_reducer_complete: no parameter number %zu", parameter);
-  const size_t of = reducer->buckets.of[parameter];
-  EK__FAIL_IF(of == SIZE_MAX, EK_ERR_INVALID_ARGUMENT,
-              "ek_reducer_complete: number %zu is a buffer, which has no gradient", parameter);
-  if (of >= reducer->buckets.trained) return EK_OK; /* frozen */
-  EK__FAIL_IF(progress->waiting[of] == 0, EK_ERR_STATE,
-              "ek_reducer_complete: bucket %zu is complete already", of);
-  progress->waiting[of]--;
-  if (reducer->keepers != NULL) {
-    ek__keeper_note(reducer->keepers[ek_device_index(device)], EK__TRAIL_COMPLETE, parameter);
-  }
-  while (progress->queued < reducer->buckets.trained && progress->waiting[progress->queued] == 0) {
-    EK_TRY(queue_bucket(reducer, device, progress->queued));
-    progress->queued++;
-    progress->overlapped++;
-  }
-  return ek_communicator_progress(reducer->communicator, device);
+  struct ek__sums *sums = NULL;
+  EK_TRY(sums_of(&sums, "ek_reducer_complete", reducer, device));
+  return ek__sums_complete(sums, parameter);
 }
 
 ek_status ek_reducer_finish(ek_reducer *reducer, ek_device *device) {
-  struct progress *progress = NULL;
-  EK_TRY(own_progress(&progress, "ek_reducer_finish", reducer, device));
-  for (; progress->queued < reducer->buckets.trained; progress->queued++) {
-    EK_TRY(queue_bucket(reducer, device, progress->queued));
-  }
-  EK_TRY(ek_communicator_wait(reducer->communicator, device));
-  if (reducer->keepers == NULL) return EK_OK;
-  return ek__keeper_settle(reducer->keepers[ek_device_index(device)], reducer->buckets.trained);
+  struct ek__sums *sums = NULL;
+  EK_TRY(sums_of(&sums, "ek_reducer_finish", reducer, device));
+  return ek__sums_finish(sums);
 }
 
 size_t ek_reducer_overlapped(const ek_reducer *reducer, size_t device) {
-  return reducer == NULL || device >= reducer->devices ? 0 : reducer->progress[device].overlapped;
+  return reducer == NULL || device >= reducer->devices ? 0 : reducer->sums[device].overlapped;
 }

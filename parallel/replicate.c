@@ -4,33 +4,37 @@
 #include <evenkeel/replicate.h>
 
 #include "core/error.h"
-#include "module/replica_internal.h"
+#include "parallel_internal.h"
+
+static ek_status broadcast_flat(ek_communicator *communicator, ek_device *device,
+                                const ek_tensor *flat) {
+  if (ek_tensor_count(flat) == 0) return EK_OK;
+  ek_tensor view = *flat;
+  return ek_communicator_broadcast(communicator, device, &view, 0);
+}
+
+/* Where every rank has masters, each rounds them; where only the first has, what travels is the
+ * copies. */
+ek_status ek__replicate_rank(ek_communicator *communicator, ek_device *device,
+                             ek_replica *replica) {
+  const bool whole = replica->masters == EK__MASTERS_WHOLE;
+  if (replica->masters != EK__MASTERS_SHARED) {
+    EK_TRY(broadcast_flat(communicator, device,
+                          whole ? ek_replica_parameters(replica) : ek_replica_copies(replica)));
+  }
+  EK_TRY(broadcast_flat(communicator, device, ek_replica_buffers(replica)));
+  EK_TRY(ek_communicator_wait(communicator, device));
+  return whole ? ek_replica_refresh(replica) : EK_OK;
+}
 
 struct replicate_job {
   ek_communicator *communicator;
   ek_replica *const *replicas;
 };
 
-static ek_status broadcast_flat(const struct replicate_job *job, ek_device *device,
-                                const ek_tensor *flat) {
-  if (ek_tensor_count(flat) == 0) return EK_OK;
-  ek_tensor view = *flat;
-  return ek_communicator_broadcast(job->communicator, device, &view, 0);
-}
-
-/* Where everybody has masters everybody rounds them; where only the first has, what travels is the
- * copies. */
 static ek_status replicate_one(void *context, ek_device *device, size_t index) {
   const struct replicate_job *job = context;
-  ek_replica *replica = job->replicas[index];
-  const bool whole = replica->masters == EK__MASTERS_WHOLE;
-  if (replica->masters != EK__MASTERS_SHARED) {
-    EK_TRY(broadcast_flat(
-        job, device, whole ? ek_replica_parameters(replica) : ek_replica_copies(replica)));
-  }
-  EK_TRY(broadcast_flat(job, device, ek_replica_buffers(replica)));
-  EK_TRY(ek_communicator_wait(job->communicator, device));
-  return whole ? ek_replica_refresh(replica) : EK_OK;
+  return ek__replicate_rank(job->communicator, device, job->replicas[index]);
 }
 
 ek_status ek_replicate(ek_communicator *communicator, ek_group *group,

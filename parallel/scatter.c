@@ -215,50 +215,56 @@ static ek_status read_intake(struct ek__conversion *intake, const char *who,
 
 /* ---- the parts ---- */
 
+/* Rows of the source from `first` on, on a device where they are not. */
+static ek_status make_copy(ek_tensor *part, const ek_shards *shards, const ek_tensor *source,
+                           ek_memory_category category, const struct ek__conversion *intake,
+                           ek_device *device, const ek_tensor *rows, int64_t first) {
+  if (intake == NULL || intake->to == rows->type) {
+    return ek_tensor_create_from(part, device, category, rows, shards->ahead);
+  }
+  struct ek__conversion own = *intake;
+  own.per_row = ek_tensor_row_elements(source);
+  own.first = first * own.per_row;
+  return ek__tensor_create_converted(part, device, category, rows, &own, shards->ahead);
+}
+
+ek_status ek__scatter_part(const ek_shards *shards, const ek_tensor *source,
+                           ek_memory_category category, const struct ek__conversion *intake,
+                           ek_device *device, size_t index) {
+  ek_tensor rows = {0}, *part = &shards->parts[index];
+  const int64_t first = shards->broadcast ? 0 : shards->offsets[index];
+  if (shards->broadcast) {
+    EK_TRY(ek_tensor_share(&rows, source));
+  } else {
+    EK_TRY(ek_tensor_rows(&rows, source, first, shards->offsets[index + 1] - first));
+  }
+  if (rows.device == device) {
+    *part = rows;
+    return EK_OK;
+  }
+  const ek_status status =
+      make_copy(part, shards, source, category, intake, device, &rows, first);
+  ek_tensor_free(&rows);
+  if (status == EK_OK && !shards->broadcast) {
+    ek__tensor_cut_from(part, first * ek_tensor_row_elements(source));
+  }
+  return status;
+}
+
 struct scatter_job {
-  ek_shards *shards;
+  const ek_shards *shards;
   const ek_tensor *source;
   ek_memory_category category;
   const struct ek__conversion *intake;
 };
 
-/* Rows of the source from `first` on, on a device where they are not. */
-static ek_status make_copy(ek_tensor *part, const struct scatter_job *job, ek_device *device,
-                           const ek_tensor *rows, int64_t first) {
-  if (job->intake == NULL || job->intake->to == rows->type) {
-    return ek_tensor_create_from(part, device, job->category, rows, job->shards->ahead);
-  }
-  struct ek__conversion intake = *job->intake;
-  intake.per_row = ek_tensor_row_elements(job->source);
-  intake.first = first * intake.per_row;
-  return ek__tensor_create_converted(part, device, job->category, rows, &intake,
-                                     job->shards->ahead);
-}
-
 static ek_status make_part(void *context, ek_device *device, size_t index) {
   const struct scatter_job *job = context;
-  ek_shards *shards = job->shards;
-  ek_tensor rows = {0};
-  const int64_t first = shards->broadcast ? 0 : shards->offsets[index];
-  if (shards->broadcast) {
-    EK_TRY(ek_tensor_share(&rows, job->source));
-  } else {
-    EK_TRY(ek_tensor_rows(&rows, job->source, first, shards->offsets[index + 1] - first));
-  }
-  if (rows.device == device) {
-    shards->parts[index] = rows;
-    return EK_OK;
-  }
-  const ek_status status = make_copy(&shards->parts[index], job, device, &rows, first);
-  ek_tensor_free(&rows);
-  if (status == EK_OK && !shards->broadcast) {
-    ek__tensor_cut_from(&shards->parts[index], first * ek_tensor_row_elements(job->source));
-  }
-  return status;
+  return ek__scatter_part(job->shards, job->source, job->category, job->intake, device, index);
 }
 
-ek_status ek__scatter_fill(ek_shards *shards, const ek_tensor *source, ek_memory_category category,
-                           const struct ek__conversion *intake) {
+ek_status ek__scatter_fill(const ek_shards *shards, const ek_tensor *source,
+                           ek_memory_category category, const struct ek__conversion *intake) {
   struct scatter_job job = {shards, source, category, intake};
   return ek_group_apply(shards->group, make_part, &job);
 }

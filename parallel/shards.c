@@ -43,7 +43,7 @@ int64_t ek__targets_most(const ek_tensor *tensors, const ek_shards *shards, size
                          int64_t samples) {
   int64_t most = samples;
   for (size_t i = 0; i < count; i++) {
-    const int64_t number = shards == NULL ? ek_tensor_count(&tensors[i]) : elements(&shards[i]);
+    const int64_t number = tensors != NULL ? ek_tensor_count(&tensors[i]) : elements(&shards[i]);
     if (number > most) most = number;
   }
   return most;

@@ -14,15 +14,13 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "device/types.h"
-#include "module/replica_internal.h"
 #include "optimizer_internal.h"
-#include "reduce_internal.h"
 
 /* ---- entries ---- */
 
 struct entry {
   ek_state_kind kind;
-  size_t parameter; /* its number; of kinds without one, the place of its mark in model->written */
+  size_t parameter; /* its number; of kinds without one, the place of its mark in model->torn.written */
   size_t state;     /* of the rule */
   ek_parameter_info info; /* of the parameter, on device 0 */
 };
@@ -42,7 +40,7 @@ static size_t number_of(ek_state_kind kind) { return (size_t)(kind - EK_STATE_KI
 
 static size_t numbers_of(const ek_data_parallel_model *model) {
   const bool dynamic =
-      model->optimizer != NULL && model->optimizer->loss_scale.kind == EK_LOSS_SCALE_DYNAMIC;
+      model->update != NULL && model->update->loss_scale.kind == EK_LOSS_SCALE_DYNAMIC;
   return dynamic ? (size_t)EK__RUN_NUMBERS : number_of(EK_STATE_KIND_LOSS_SCALE);
 }
 
@@ -54,16 +52,16 @@ bool ek__state_is_scaler(const char *name) {
 }
 
 static size_t parameters_of(const ek_data_parallel_model *model) {
-  return ek_replica_parameter_count(model->replicas[0]);
+  return ek_replica_parameter_count(model->run.ranks[0].replica);
 }
 
 static size_t states_of(const ek_data_parallel_model *model) {
-  return model->optimizer == NULL ? 0 : model->optimizer->state_count;
+  return model->update == NULL ? 0 : model->update->state_count;
 }
 
 size_t ek_state_count(const ek_data_parallel_model *model) {
   if (model == NULL) return 0;
-  const size_t updated = model->optimizer == NULL ? 0 : model->optimizer->parameter_count;
+  const size_t updated = model->update == NULL ? 0 : model->update->parameter_count;
   return parameters_of(model) + states_of(model) * updated + numbers_of(model);
 }
 
@@ -79,7 +77,7 @@ static void prefix_of(char prefix[EK_STATE_NAME_SIZE], const ek_optimizer *rule,
 static ek_status of_parameter(struct entry *entry, const ek_data_parallel_model *model,
                               size_t parameter) {
   entry->parameter = parameter;
-  EK_TRY(ek_replica_parameter(&entry->info, model->replicas[0], parameter));
+  EK_TRY(ek_replica_parameter(&entry->info, model->run.ranks[0].replica, parameter));
   if (entry->kind == EK_STATE_KIND_PARAMETER && entry->info.buffer) {
     entry->kind = EK_STATE_KIND_BUFFER;
   }
@@ -91,11 +89,11 @@ static ek_status entry_at(struct entry *entry, const ek_data_parallel_model *mod
   *entry = (struct entry){.kind = EK_STATE_KIND_PARAMETER};
   if (index < parameters) return of_parameter(entry, model, index);
   size_t rest = index - parameters;
-  const size_t updated = model->optimizer == NULL ? 0 : model->optimizer->parameter_count;
+  const size_t updated = model->update == NULL ? 0 : model->update->parameter_count;
   if (rest < states_of(model) * updated) {
     entry->kind = EK_STATE_KIND_OPTIMIZER;
     entry->state = rest / updated;
-    return of_parameter(entry, model, model->optimizer->parameters[rest % updated]);
+    return of_parameter(entry, model, model->update->parameters[rest % updated]);
   }
   rest -= states_of(model) * updated;
   entry->kind = numbers[rest].kind;
@@ -114,14 +112,14 @@ static ek_status entry_named(struct entry *entry, const ek_data_parallel_model *
   }
   for (size_t s = 0; s < states_of(model); s++) {
     char prefix[EK_STATE_NAME_SIZE];
-    prefix_of(prefix, model->optimizer->optimizer, s);
+    prefix_of(prefix, model->update->optimizer, s);
     if (strncmp(name, prefix, strlen(prefix)) != 0) continue;
     entry->kind = EK_STATE_KIND_OPTIMIZER;
     entry->state = s;
     parameter = name + strlen(prefix);
   }
   size_t index = 0;
-  EK_TRY(ek__layout_find(&index, &model->replicas[0]->layout, parameter));
+  EK_TRY(ek__layout_find(&index, &model->run.ranks[0].replica->layout, parameter));
   EK_TRY(of_parameter(entry, model, index));
   if (entry->kind != EK_STATE_KIND_OPTIMIZER || !(entry->info.buffer || entry->info.frozen)) {
     return EK_OK;
@@ -152,7 +150,7 @@ static void describe(ek_state_info *info, const ek_data_parallel_model *model,
     return;
   }
   if (entry->kind == EK_STATE_KIND_OPTIMIZER) {
-    prefix_of(info->name, model->optimizer->optimizer, entry->state);
+    prefix_of(info->name, model->update->optimizer, entry->state);
   }
   const size_t length = strlen(info->name);
   (void)snprintf(info->name + length, sizeof info->name - length, "%s", entry->info.name);
@@ -201,18 +199,18 @@ static bool meet(int64_t *from, int64_t *to, int64_t offset, int64_t count, int6
 static ek_status copy_shares(const ek_data_parallel_model *model,
                              const ek_tensor *(*flat)(const ek_replica *replica), bool packed,
                              int64_t offset, ek_tensor *host, bool write) {
-  const struct ek__buckets *buckets = ek__reducer_buckets(model->reducer);
-  const size_t rank = ek_communicator_first_rank(model->communicator);
+  const struct ek__buckets *buckets = &model->run.cut;
   const int64_t count = ek_tensor_count(host);
   for (size_t b = 0; b < buckets->count; b++) {
     const struct ek__bucket *bucket = &buckets->list[b];
-    for (size_t k = 0; k < model->count; k++) {
-      const int64_t first = bucket->first + bucket->offsets[rank + k];
-      const int64_t last = bucket->first + bucket->offsets[rank + k + 1];
+    for (size_t k = 0; k < model->run.count; k++) {
+      const size_t rank = model->run.ranks[k].number;
+      const int64_t first = bucket->first + bucket->offsets[rank];
+      const int64_t last = first + ek__bucket_share(bucket, rank);
       int64_t from = 0, to = 0;
       if (!meet(&from, &to, offset, count, first, last)) continue;
-      EK_TRY(copy_range(flat(model->replicas[k]),
-                        packed ? bucket->places[rank + k] + from - first : from, host,
+      EK_TRY(copy_range(flat(model->run.ranks[k].replica),
+                        packed ? bucket->places[rank] + from - first : from, host,
                         from - offset, to - from, write));
     }
   }
@@ -224,8 +222,8 @@ static ek_status write_values(const ek_data_parallel_model *model, int64_t first
   if (ek__placement(model)->parameter_shares) {
     return copy_shares(model, ek_replica_copies, true, first, host, true);
   }
-  for (size_t k = 0; k < model->count; k++) {
-    EK_TRY(copy_range(ek_replica_copies(model->replicas[k]), first, host, 0, ek_tensor_count(host),
+  for (size_t k = 0; k < model->run.count; k++) {
+    EK_TRY(copy_range(ek_replica_copies(model->run.ranks[k].replica), first, host, 0, ek_tensor_count(host),
                       true));
   }
   return EK_OK;
@@ -239,8 +237,8 @@ static ek_status write_copies(const ek_data_parallel_model *model, int64_t first
   float masters[CHUNK];
   const ek_type type = model->options.precision;
   const int64_t all = ek_tensor_count(host);
-  if (!ek__replica_is_mixed(model->replicas[0])) return EK_OK;
-  if (ek_device_counts_only(ek_group_device(model->group, 0))) return EK_OK;
+  if (!ek__replica_is_mixed(model->run.ranks[0].replica)) return EK_OK;
+  if (ek_device_counts_only(ek_group_device(model->run.group, 0))) return EK_OK;
   for (int64_t begin = 0; begin < all; begin += CHUNK) {
     const int64_t count = all - begin < CHUNK ? all - begin : CHUNK;
     ek_tensor rounded;
@@ -263,8 +261,8 @@ static ek_status copy_value(const ek_data_parallel_model *model, const struct en
   if (ek__model_shares_masters(model) && !buffer) {
     return copy_shares(model, ek_replica_parameters, true, begin, host, write);
   }
-  for (size_t k = 0; k < (write ? model->count : 1); k++) {
-    const ek_replica *replica = model->replicas[k];
+  for (size_t k = 0; k < (write ? model->run.count : 1); k++) {
+    const ek_replica *replica = model->run.ranks[k].replica;
     if (!buffer && !replica->whole_parameters) continue;
     EK_TRY(copy_range(buffer ? ek_replica_buffers(replica) : ek_replica_parameters(replica), begin,
                       host, 0, ek_tensor_count(host), write));
@@ -274,16 +272,16 @@ static ek_status copy_value(const ek_data_parallel_model *model, const struct en
 
 static ek_status copy_state(const ek_data_parallel_model *model, const struct entry *entry,
                             int64_t first, ek_tensor *host, bool write) {
-  const struct ek__optimizer_device *devices = model->optimizer->devices;
   const bool copies = !ek__placement(model)->master && !ek__placement(model)->state_shares;
   const int64_t offset = entry->info.offset + first, count = ek_tensor_count(host);
-  for (size_t k = 0; k < (copies && !write ? 1 : model->count); k++) {
-    const ek_tensor *flat = &devices[devices[k].owner].states[entry->state];
-    for (size_t i = 0; i < devices[k].updates.count; i++) {
-      const struct ek__piece *piece = &devices[k].updates.list[i];
+  for (size_t k = 0; k < (copies && !write ? 1 : model->run.count); k++) {
+    const struct ek__share *share = &model->run.ranks[k].share;
+    const ek_tensor *flat = &share->owner->share.states[entry->state];
+    for (size_t i = 0; i < share->updates.count; i++) {
+      const struct ek__range *range = &share->updates.list[i];
       int64_t from = 0, to = 0;
-      if (!meet(&from, &to, offset, count, piece->first, piece->last)) continue;
-      EK_TRY(copy_range(flat, piece->state + from - piece->first, host, from - offset, to - from,
+      if (!meet(&from, &to, offset, count, range->first, range->last)) continue;
+      EK_TRY(copy_range(flat, range->state + from - range->first, host, from - offset, to - from,
                         write));
     }
   }
@@ -296,9 +294,9 @@ static ek_status copy_number(ek_data_parallel_model *model, const struct entry *
   void *number = NULL;
   switch (entry->kind) {
   case EK_STATE_KIND_SEED: number = &model->options.seed; break;
-  case EK_STATE_KIND_LOSS_SCALE: number = &model->optimizer->scaler.scale; break;
-  case EK_STATE_KIND_GOOD_STEPS: number = &model->optimizer->scaler.good_steps; break;
-  default: number = &model->step;
+  case EK_STATE_KIND_LOSS_SCALE: number = &model->update->scaler.scale; break;
+  case EK_STATE_KIND_GOOD_STEPS: number = &model->update->scaler.good_steps; break;
+  default: number = &model->step.taken;
   }
   memcpy(write ? number : host->data, write ? host->data : number, sizeof(int64_t));
   return EK_OK;
@@ -388,8 +386,8 @@ ek_status ek_state_write(const ek_tensor *host, ek_data_parallel_model *model, c
   ek__model_write_begins(&tear, model);
   EK_TRY(copy_entry(model, &entry, 0, &from, true));
   uint64_t *written = entry.kind == EK_STATE_KIND_OPTIMIZER
-                          ? &model->optimizer->written[entry.state * parameters_of(model)]
-                          : model->written;
+                          ? &model->update->written[entry.state * parameters_of(model)]
+                          : model->torn.written;
   ek__model_write_ended(model, tear, &written[entry.parameter], ek_state_count(model));
   return EK_OK;
 }
@@ -404,7 +402,7 @@ static ek_status read_kept_gradient(ek_tensor *host, const ek_data_parallel_mode
     return copy_shares(model, ek_replica_gradients, placement->gradient_shares, offset, host,
                        false);
   }
-  return copy_range(ek_replica_gradients(model->replicas[0]), offset, host, 0,
+  return copy_range(ek_replica_gradients(model->run.ranks[0].replica), offset, host, 0,
                     ek_tensor_count(host), false);
 }
 
@@ -421,7 +419,7 @@ static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *mo
     ek_tensor kept;
     EK_TRY(ek_tensor_host(&kept, chunk, type, 1, &count));
     EK_TRY(read_kept_gradient(&kept, model, offset + begin));
-    if (ek_device_counts_only(ek_group_device(model->group, 0))) continue;
+    if (ek_device_counts_only(ek_group_device(model->run.group, 0))) continue;
     ek__halves_widen((float *)host->data + begin, chunk, count, type);
   }
   return EK_OK;
@@ -430,9 +428,9 @@ static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *mo
 /* What the optimizer would multiply with: 1 / D, or 1; over the loss scale. */
 static ek_status read_factor(double *factor, const ek_data_parallel_model *model) {
   double totals[2] = {0, 1};
-  EK_TRY(ek__read_numbers(totals, 2, &model->totals[0]));
-  *factor = !model->divided ? 1.0 : totals[1] == 0 ? 0.0 : 1.0 / totals[1];
-  *factor /= model->scaling.factor;
+  EK_TRY(ek__read_numbers(totals, 2, &model->run.ranks[0].totals));
+  *factor = !model->step.divided ? 1.0 : totals[1] == 0 ? 0.0 : 1.0 / totals[1];
+  *factor /= model->step.scaling.factor;
   return EK_OK;
 }
 
@@ -441,16 +439,16 @@ ek_status ek_data_parallel_model_gradient(ek_tensor *host, const ek_data_paralle
   EK__NOT_NULL("gradient", model, name, host);
   EK__MODEL_USE(model, "gradient");
   ek_parameter_info info;
-  EK_TRY(ek_replica_find(&info, model->replicas[0], name));
+  EK_TRY(ek_replica_find(&info, model->run.ranks[0].replica, name));
   EK__FAIL_IF(info.buffer || info.frozen, EK_ERR_INVALID_ARGUMENT, "gradient: %s is %s", info.name,
               info.buffer ? "a buffer" : "frozen");
-  EK__FAIL_IF(model->stage != EK__STEP_REDUCED, EK_ERR_STATE,
+  EK__FAIL_IF(model->step.stage != EK__STEP_REDUCED, EK_ERR_STATE,
               "gradient: the step's last backward has not run");
   EK_TRY(check_host("gradient", name, &info.value, host));
   EK_TRY(read_gradient(host, model, info.offset));
   double factor = 1;
   EK_TRY(read_factor(&factor, model));
-  if (ek_device_counts_only(ek_group_device(model->group, 0))) return EK_OK;
+  if (ek_device_counts_only(ek_group_device(model->run.group, 0))) return EK_OK;
   const int64_t count = ek_tensor_count(host);
   for (int64_t i = 0; i < count && factor != 1.0; i++) {
     if (host->type == EK_F32) {

@@ -109,7 +109,7 @@ static ek_status open_weights(struct weights *w, const ek_data_parallel_model *m
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_weights_options"));
   EK__FAIL_IF(o.names == NULL && o.name_count > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_weights_options: names is NULL");
-  EK__FAIL_IF(ek_device_counts_only(ek_group_device(model->group, 0)), EK_ERR_UNSUPPORTED,
+  EK__FAIL_IF(ek_device_counts_only(ek_group_device(model->run.group, 0)), EK_ERR_UNSUPPORTED,
               "devices that only count have no weights");
   EK_TRY(ek__model_check(model));
   w->prefix = o.prefix == NULL ? 0 : strlen(o.prefix);
@@ -185,7 +185,7 @@ ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
   EK_TRY(open_weights(&w, model, options));
   ek_status status = ek_safetensors_open(&file, path);
   if (status == EK_OK && w.foreign) {
-    status = ek__config_check(&model->replicas[0]->layout, path);
+    status = ek__config_check(&model->run.ranks[0].replica->layout, path);
   }
   for (size_t i = 0; i < w.count && status == EK_OK; i++) {
     status = read_weight(&w, &w.list[i], file, path);

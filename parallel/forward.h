@@ -1,0 +1,64 @@
+/*
+ * forward.h - a forward and a loss, laid out by the model's thread and run by the workers.
+ *
+ * Jobs of the trainer run cut, forward, loss and backward of a rank one after the other; the public
+ * calls of model and criterion run the same functions in a job each.
+ */
+#ifndef EK_FORWARD_H
+#define EK_FORWARD_H
+
+#include "criterion_internal.h"
+#include "reduction.h"
+
+/* ---- forward ---- */
+
+struct ek__forward {
+  ek_data_parallel_model *model;
+  const ek_forward_options *options;
+  bool predict; /* what the module predicts, with its targets left out */
+  size_t input_count, output_count;
+  size_t lead;             /* the first input that is cut: its samples are those of the forward */
+  const ek_shards *inputs; /* the caller's, or `parts` */
+  /* Of inputs that the ranks cut themselves; `sources` is NULL for shards of the caller's. */
+  const ek_tensor *sources;
+  struct ek__conversion intakes[EK_MAX_INPUTS];
+  ek_shards parts[EK_MAX_INPUTS];
+  ek_shards *outputs;  /* made: the parts of a rank are there after its forward */
+  bool replicate;      /* replicas are brought up to date before */
+  double gradient_now; /* a pass's: the scale that is promised to a model with its own loss */
+};
+
+/* On a rank's worker. Parts of inputs that it has cut are given back. */
+ek_status ek__rank_forward(const struct ek__forward *job, struct ek__rank *rank);
+/* Several pieces of a rank may write buffers: afterwards all ranks have those of the first. */
+bool ek__forward_keeps_buffers(const struct ek__forward *job);
+
+/* model_forward.c, in the model's thread. Checks the arguments of a forward and cuts its inputs:
+ * whole ones (`sources`) or shards; nothing is lost if it fails. */
+ek_status ek__forward_lay(struct ek__forward *job, ek_data_parallel_model *model,
+                          const ek_tensor *sources, const ek_shards *cut, size_t count,
+                          const ek_forward_options *options);
+/* From here on a failure drops the step. */
+ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs);
+/* All ranks have run. Their outputs are looked at. */
+void ek__forward_ran(const struct ek__forward *job);
+ek_status ek__forward_check(const struct ek__forward *job);
+void ek__forward_free(struct ek__forward *job);
+
+/* ---- backward ---- */
+
+/* On a rank's worker: from the gradients of its outputs; totals: f64 {s, D}, may be NULL. */
+ek_status ek__rank_backward(const struct ek__backward *job, struct ek__rank *rank,
+                            const ek_tensor *gradients, const ek_tensor *totals);
+/* The gradients of the rank's outputs, and with them that backward. */
+ek_status ek__rank_backward_of_loss(const struct ek__backward *job, struct ek__loss *loss,
+                                    struct ek__rank *rank, const ek_tensor *factors);
+
+/* model_backward.c: a micro-batch goes with the earlier ones of its step; and all ranks have run
+ * its backward. */
+ek_status ek__backward_check(const ek_data_parallel_model *model, bool divided, double factor,
+                             bool running);
+void ek__backward_ran(const struct ek__backward *job, const struct ek__scaling *scaling,
+                      bool divided);
+
+#endif /* EK_FORWARD_H */

@@ -1,0 +1,229 @@
+/*
+ * rank_forward.c - the forward of one rank: its inputs, and a pass for each of its pieces.
+ *
+ * The passes stay with the rank until backward. Where nothing but the first piece's own output
+ * refers to it, its memory becomes the beginning of the outputs of all pieces.
+ *
+ * Buffers (running statistics) of a rank with several pieces are those of the first piece of the
+ * micro-batch: every piece begins with what there was before the forward, and what the first has
+ * left goes to all ranks at the end.
+ */
+#include <string.h>
+
+#include <evenkeel/elementwise.h>
+
+#include "core/error.h"
+#include "forward.h"
+#include "keeper.h"
+#include "module/pass_internal.h"
+
+/* ---- buffers ---- */
+
+/* Copies of a rank's buffers; structs of zeros where nothing may write them. */
+struct buffers {
+  ek_tensor before, first;
+};
+
+static ek_status keep(ek_tensor *copy, const ek_tensor *flat) {
+  ek_stream *stream = ek_device_stream(flat->device, EK_STREAM_COMPUTE);
+  if (!ek_tensor_exists(copy)) {
+    EK_TRY(ek_tensor_create(copy, flat->device, EK_MEMORY_WORKSPACE, flat->type, flat->rank,
+                            flat->shape));
+  }
+  return ek_op_copy(stream, copy, flat);
+}
+
+static ek_status put_back(const ek_tensor *flat, const ek_tensor *copy) {
+  ek_tensor to = *flat;
+  return ek_op_copy(ek_device_stream(flat->device, EK_STREAM_COMPUTE), &to, copy);
+}
+
+bool ek__forward_keeps_buffers(const struct ek__forward *job) {
+  return !job->model->run.reduction->whole && job->options->training && !job->predict &&
+         ek_tensor_count(ek_replica_buffers(job->model->run.ranks[0].replica)) > 0;
+}
+
+static ek_status after_piece(struct buffers *buffers, const struct ek__forward *job,
+                             const struct ek__rank *rank, size_t number) {
+  if (!ek__forward_keeps_buffers(job)) return EK_OK;
+  const ek_tensor *flat = ek_replica_buffers(rank->replica);
+  if (number == 0) EK_TRY(keep(&buffers->first, flat));
+  return put_back(flat, &buffers->before);
+}
+
+static ek_status share_buffers(const struct buffers *buffers, const struct ek__forward *job,
+                               const struct ek__rank *rank) {
+  if (!ek__forward_keeps_buffers(job)) return EK_OK;
+  ek_communicator *communicator = job->model->run.communicator;
+  ek_tensor flat = *ek_replica_buffers(rank->replica);
+  if (ek_tensor_exists(&buffers->first)) EK_TRY(put_back(&flat, &buffers->first));
+  EK_TRY(ek_communicator_broadcast(communicator, rank->device, &flat, 0));
+  return ek_communicator_wait(communicator, rank->device);
+}
+
+/* ---- a piece ---- */
+
+static ek_status tell_sums(void *context, ek_pass *pass, size_t parameter) {
+  struct ek__rank *rank = context;
+  (void)pass;
+  return rank->reducing ? ek__sums_complete(&rank->sums, parameter) : EK_OK;
+}
+
+ek_status ek__rank_open_pass(ek_pass **pass, const ek_data_parallel_model *model,
+                             ek_replica *replica, const struct ek__rank *lends,
+                             ek_pass_options *options) {
+  options->seed = model->options.seed;
+  options->step = (uint32_t)model->step.taken;
+  return ek__pass_open(pass, replica, options,
+                       lends == NULL || lends->keeper == NULL ? NULL : &lends->keeper->lender);
+}
+
+static ek_status open_pass(ek_pass **pass, const struct ek__forward *job, struct ek__rank *rank,
+                           const struct ek__piece *piece) {
+  const ek_data_parallel_model *model = job->model;
+  const bool shares = ek__placement(model)->gradient_shares;
+  const bool whole = model->run.reduction->whole;
+  ek_pass_options o = EK_PASS_OPTIONS_INIT;
+  o.gradient = job->options->gradient;
+  o.training = job->options->training;
+  /* Gradients of which the ranks keep shares begin anew with each micro-batch. */
+  o.accumulate = whole && model->step.stage != EK__STEP_EMPTY && !shares;
+  o.first_sample = model->step.samples + job->options->first_sample + piece->first;
+  o.samples = piece->count;
+  o.complete = whole || shares ? tell_sums : NULL;
+  o.context = rank;
+  o.communicator = model->run.inner;
+  o.gradient_now = job->gradient_now;
+  return ek__rank_open_pass(pass, model, rank->replica, rank, &o);
+}
+
+/* Its rows of every input. */
+static ek_status take_inputs(ek_tensor *inputs, const struct ek__forward *job,
+                             const struct ek__rank *rank, const struct ek__pieces *pieces,
+                             const struct ek__piece *piece) {
+  for (size_t i = 0; i < job->input_count; i++) {
+    const ek_tensor *part = &job->inputs[i].parts[rank->place];
+    EK_TRY(ek_tensor_wait(part));
+    if (job->inputs[i].broadcast && !job->model->run.reduction->whole) {
+      EK_TRY(ek_tensor_share(&inputs[i], part));
+      continue;
+    }
+    EK_TRY(ek__piece_rows(&inputs[i], job->model, pieces, piece, part, EK_MEMORY_INPUTS));
+  }
+  return EK_OK;
+}
+
+/* The totals of a model that computes its loss itself: [terms, 2] of pieces [piece, terms, 2]. */
+static ek_status append_totals(ek_tensor *whole, ek_tensor *part, size_t row, size_t rows) {
+  int64_t shape[3] = {(int64_t)rows, part->shape[0], part->shape[1]};
+  const int64_t count = ek_tensor_count(part);
+  if (!ek_tensor_exists(whole)) {
+    EK_TRY(ek_tensor_create(whole, part->device, EK_MEMORY_OUTPUTS, part->type, 3, shape));
+  }
+  ek_tensor to = ek__flat_range(whole, (int64_t)row * count, count);
+  EK_TRY(ek_op_copy(ek_device_stream(part->device, EK_STREAM_COMPUTE), &to, part));
+  ek_tensor_free(part);
+  return EK_OK;
+}
+
+/* A piece without samples leaves nothing but its pass: a scalar would count as a row. */
+static ek_status keep_outputs(const struct ek__forward *job, struct ek__rank *rank,
+                              const struct ek__pieces *pieces, const struct ek__piece *piece,
+                              ek_tensor *outputs) {
+  const bool totals = job->model->module->terms > 0 && !job->predict;
+  const bool whole = job->model->run.reduction->whole;
+  for (size_t i = 0; i < job->output_count; i++) {
+    ek_tensor *to = &job->outputs[i].parts[rank->place], *shape = &rank->outputs[i];
+    if (piece->count == 0) {
+      if (!ek_tensor_exists(to)) *shape = outputs[i];
+      if (whole && outputs[i].rank > 0) EK_TRY(ek_tensor_share(to, &outputs[i]));
+    } else {
+      EK_TRY(totals && !whole ? append_totals(to, &outputs[i], piece->number - pieces->first,
+                                              pieces->last - pieces->first)
+                              : ek__piece_append(to, &outputs[i], job->model, pieces, piece,
+                                                 EK_MEMORY_OUTPUTS));
+      *shape = *to;
+    }
+    shape->memory = NULL;
+    shape->data = NULL;
+    if (!totals || shape->rank < 3) continue;
+    shape->rank = 2; /* of each piece: all have the same gradient */
+    memmove(shape->shape, shape->shape + 1, 2 * sizeof *shape->shape);
+  }
+  return EK_OK;
+}
+
+static ek_status run_piece(const struct ek__forward *job, struct ek__rank *rank,
+                           const struct ek__pieces *pieces, size_t round,
+                           const struct ek__piece *piece) {
+  ek_pass **pass = &rank->passes[round];
+  ek_tensor inputs[EK_MAX_INPUTS] = {{0}}, outputs[EK_MAX_TENSORS] = {{0}};
+  ek_status status = EK_OK;
+  EK_TRY_GOTO(status, take_inputs(inputs, job, rank, pieces, piece), cleanup);
+  EK_TRY_GOTO(status, open_pass(pass, job, rank, piece), cleanup);
+  EK_TRY_GOTO(status,
+              (job->predict ? ek_pass_run_predict : ek_pass_run_forward)(outputs, *pass, inputs),
+              cleanup);
+  if (!job->options->gradient) {
+    ek_pass_free(*pass);
+    *pass = NULL;
+  }
+  status = keep_outputs(job, rank, pieces, piece, outputs);
+cleanup:
+  for (size_t i = 0; i < job->output_count; i++) ek_tensor_free(&outputs[i]);
+  for (size_t i = 0; i < job->input_count; i++) ek__piece_free(&inputs[i], job->model);
+  return status;
+}
+
+/* Pieces without samples are run for their collectives alone. */
+static ek_status run_pieces(struct buffers *buffers, const struct ek__forward *job,
+                            struct ek__rank *rank) {
+  const ek_data_parallel_model *model = job->model;
+  const struct ek__reduction *reduction = model->run.reduction;
+  struct ek__pieces pieces;
+  reduction->pieces(&pieces, model, rank, job->inputs[job->lead].samples, true);
+  rank->first_sample = pieces.begin;
+  rank->samples = pieces.samples;
+  memset(rank->outputs, 0, sizeof rank->outputs);
+  for (size_t round = 0; round < pieces.rounds; round++) {
+    const struct ek__piece piece = reduction->piece(model, &pieces, round);
+    const ek_status status = run_piece(job, rank, &pieces, round, &piece);
+    const ek_status kept = after_piece(buffers, job, rank, piece.number);
+    EK_TRY(status);
+    EK_TRY(kept);
+  }
+  return EK_OK;
+}
+
+/* ---- a rank ---- */
+
+static ek_status make_inputs(const struct ek__forward *job, const struct ek__rank *rank) {
+  for (size_t i = 0; i < job->input_count && job->sources != NULL; i++) {
+    EK_TRY(ek__scatter_part(&job->parts[i], &job->sources[i], EK_MEMORY_INPUTS, &job->intakes[i],
+                            rank->device, rank->place));
+  }
+  return EK_OK;
+}
+
+ek_status ek__rank_forward(const struct ek__forward *job, struct ek__rank *rank) {
+  struct buffers buffers = {{0}, {0}};
+  ek_status status = EK_OK;
+  EK_TRY_GOTO(status, make_inputs(job, rank), cleanup);
+  if (job->replicate) {
+    EK_TRY_GOTO(status,
+                ek__replicate_rank(job->model->run.communicator, rank->device, rank->replica),
+                cleanup);
+  }
+  if (ek__forward_keeps_buffers(job)) {
+    EK_TRY_GOTO(status, keep(&buffers.before, ek_replica_buffers(rank->replica)), cleanup);
+  }
+  EK_TRY_GOTO(status, run_pieces(&buffers, job, rank), cleanup);
+  EK_TRY_GOTO(status, share_buffers(&buffers, job, rank), cleanup);
+cleanup:
+  ek_tensor_free(&buffers.before);
+  ek_tensor_free(&buffers.first);
+  for (size_t i = 0; i < job->input_count && job->sources != NULL; i++) {
+    ek_tensor_free(&job->parts[i].parts[rank->place]);
+  }
+  return status;
+}

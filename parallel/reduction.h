@@ -1,0 +1,125 @@
+/*
+ * reduction.h - in what order samples are added up: a row of functions, chosen when a model opens.
+ *
+ * A rank runs *pieces*: with the reduction `sum` (sum.c) one piece, its share of the micro-batch;
+ * with `tree` (tree.h), for a reproducible model, its grains of it. Forward, loss and backward run
+ * the list of pieces and know no other difference; whatever is added over samples (gradients,
+ * totals of losses, squares of norms) is added by the functions here.
+ */
+#ifndef EK_REDUCTION_H
+#define EK_REDUCTION_H
+
+#include "parallel_internal.h"
+
+/* Samples first .. first + count - 1 of a micro-batch. */
+struct ek__piece {
+  size_t number; /* among those of the micro-batch, or of no sample: SIZE_MAX */
+  int64_t first, count;
+};
+
+/* The pieces of one rank, of a micro-batch with `all` samples. */
+struct ek__pieces {
+  size_t first, last;     /* numbers first .. last - 1, those with samples */
+  size_t rounds;          /* those that the rank runs: others have no samples */
+  int64_t begin, samples; /* of the rank: its first, and how many */
+  int64_t all;
+};
+
+/* {s, d} for each term of a loss, on one device. */
+struct ek__totals {
+  ek_tensor sum;    /* f64 [terms, 2]: of all ranks in the end */
+  ek_tensor leaves; /* f64 [pieces, terms, 2]; of `sum` a view of `sum` */
+  int64_t *offsets; /* of `tree`: scratch of an all-gather */
+};
+
+/* What a backward is: written by the model's thread. */
+struct ek__backward {
+  ek_data_parallel_model *model;
+  bool accumulate; /* other micro-batches of the step follow */
+  bool running;    /* the totals are those of the step so far */
+};
+
+struct ek__reduction {
+  /* A piece is all that a rank has of a micro-batch: its passes add to the gradients of the step
+   * and may overwrite the outputs. */
+  bool whole;
+  /* NULL, or how batches are cut: into `grains` of EK_SCATTER_GRAINS; and whether shards that the
+   * program has cut are cut so. */
+  size_t (*grains)(const ek_data_parallel_model *model);
+  ek_status (*check_cut)(const char *who, const ek_data_parallel_model *model,
+                         const ek_shards *shards);
+
+  /* Most pieces of a rank; and of all ranks, those that have totals of their own. */
+  size_t (*most)(const ek_data_parallel_model *model);
+  size_t (*leaves)(const ek_data_parallel_model *model);
+  /* Those of a rank where the model's thread has cut `samples` (ek_shards.samples); `forward`: of
+   * the model's own forward, not of a loss, whose outputs may be on one device. */
+  void (*pieces)(struct ek__pieces *pieces, const ek_data_parallel_model *model,
+                 const struct ek__rank *rank, const int64_t *samples, bool forward);
+  struct ek__piece (*piece)(const ek_data_parallel_model *model, const struct ek__pieces *pieces,
+                            size_t round);
+
+  /* On a rank's worker from here on. What sums take, when all else of the model is open. */
+  ek_status (*open)(ek_data_parallel_model *model, struct ek__rank *rank);
+  void (*close)(struct ek__rank *rank);
+  /* Runs the pieces back, from the gradients of the rank's outputs, and adds up those of the
+   * parameters: ek__rank_backward_piece() for each. */
+  ek_status (*backward)(const struct ek__backward *job, struct ek__rank *rank,
+                        const ek_tensor *gradients);
+  /* A backward that was not the step's last was, after all. */
+  ek_status (*rest)(ek_data_parallel_model *model, struct ek__rank *rank);
+  /* The sum over all ranks from the leaves of each; samples: of the outputs. */
+  ek_status (*totals)(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                      struct ek__totals *totals, const int64_t *samples);
+  /* Whose squares a rank adds up (host memory), and their sum over all ranks. */
+  ek_status (*norm_ranges)(struct ek__share *share, const ek_data_parallel_model *model,
+                           const struct ek__rank *rank);
+  int64_t (*norm_leaves)(const ek_data_parallel_model *model); /* NULL: none */
+  ek_status (*norm)(const ek_data_parallel_model *model, struct ek__rank *rank);
+};
+
+extern const struct ek__reduction ek__reduction_sum, ek__reduction_tree;
+
+/* That of a model with these options; EK_ERR_INVALID_ARGUMENT, EK_ERR_UNSUPPORTED. */
+ek_status ek__reduction_choose(const struct ek__reduction **reduction,
+                               const ek_data_parallel_model_options *options,
+                               const ek_group *group);
+
+/* ---- pieces.c: rows of a piece ---- */
+
+/*
+ * Rows of a piece, of what a rank has of a tensor: with a whole piece that itself, a loan, else a
+ * reference of the caller's own, which it frees by ek__piece_free(). A copy where they do not begin
+ * at a multiple of 256 bytes: where a piece begins among its rank's rows depends on the number of
+ * ranks, and what a kernel or a library does with an address may not.
+ */
+ek_status ek__piece_rows(ek_tensor *rows, const ek_data_parallel_model *model,
+                         const struct ek__pieces *pieces, const struct ek__piece *piece,
+                         const ek_tensor *part, ek_memory_category category);
+void ek__piece_free(ek_tensor *rows, const ek_data_parallel_model *model);
+
+/*
+ * Puts what a piece has made, *part, after what others of the rank have made: *whole, zeros at
+ * first, becomes large enough for all with the first. Takes *part.
+ */
+ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part,
+                           const ek_data_parallel_model *model, const struct ek__pieces *pieces,
+                           const struct ek__piece *piece, ek_memory_category category);
+
+/* ---- rank_forward.c, rank_backward.c ---- */
+
+/* A pass of a piece, for the model or for a loss: `options` without what every pass of a run has,
+ * and with the first sample within the step. */
+ek_status ek__rank_open_pass(ek_pass **pass, const ek_data_parallel_model *model,
+                             ek_replica *replica, const struct ek__rank *lends,
+                             ek_pass_options *options);
+
+/* Backward of the pass number `round`, which goes with it. */
+ek_status ek__rank_backward_piece(const ek_data_parallel_model *model, struct ek__rank *rank,
+                                  const struct ek__pieces *pieces, const struct ek__piece *piece,
+                                  size_t round, const ek_tensor *gradients);
+
+/* Numbers that lie one after the other: [terms, 2] of piece `number`. */
+ek_tensor ek__totals_leaf(const struct ek__totals *totals, size_t number);
+
+#endif /* EK_REDUCTION_H */

@@ -1,0 +1,124 @@
+/*
+ * sum.c - the reduction of most models: a rank's piece is its share of the micro-batch, its passes
+ * add up over it, and the communicator adds over the ranks, in an order that depends on how many
+ * there are.
+ */
+#include <evenkeel/elementwise.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "core/sizes.h"
+#include "keeper.h"
+#include "optimizer_internal.h"
+#include "reduction.h"
+
+/* ---- pieces ---- */
+
+static size_t one(const ek_data_parallel_model *model) {
+  (void)model;
+  return 1;
+}
+
+/* Without samples a rank runs the model for its collectives alone. A loss is asked for by a rank
+ * that has rows, which may be of shards of the program's own, without samples. */
+static void pieces_of(struct ek__pieces *pieces, const ek_data_parallel_model *model,
+                      const struct ek__rank *rank, const int64_t *samples, bool forward) {
+  const int64_t begin = samples[rank->place], count = samples[rank->place + 1] - begin;
+  const bool everywhere =
+      forward && (model->run.inner != NULL || ek__placement(model)->parameter_shares);
+  *pieces = (struct ek__pieces){.last = 1,
+                                .rounds = !forward || count > 0 || everywhere,
+                                .begin = begin,
+                                .samples = count,
+                                .all = samples[model->run.count]};
+}
+
+static struct ek__piece piece_of(const ek_data_parallel_model *model,
+                                 const struct ek__pieces *pieces, size_t round) {
+  (void)model, (void)round;
+  return (struct ek__piece){0, pieces->begin, pieces->samples};
+}
+
+/* ---- gradients ---- */
+
+static ek_status open_sums(ek_data_parallel_model *model, struct ek__rank *rank) {
+  (void)model;
+  if (rank->keeper == NULL) return EK_OK;
+  rank->sums.queue = ek__keeper_reduce;
+  rank->sums.settle = ek__keeper_settle;
+  return EK_OK;
+}
+
+static void close_sums(struct ek__rank *rank) { (void)rank; }
+
+static ek_status begin_sums(const ek_data_parallel_model *model, struct ek__rank *rank) {
+  ek__sums_start(&rank->sums);
+  if (rank->keeper != NULL) ek__keeper_start(rank->keeper, model->step.stage != EK__STEP_EMPTY);
+  return EK_OK;
+}
+
+static ek_status backward(const struct ek__backward *job, struct ek__rank *rank,
+                          const ek_tensor *gradients) {
+  const ek_data_parallel_model *model = job->model;
+  const bool shares = ek__placement(model)->gradient_shares;
+  rank->reducing = !job->accumulate || shares;
+  if (rank->reducing) EK_TRY(begin_sums(model, rank));
+  if (rank->passes[0] != NULL) {
+    const struct ek__pieces pieces = {.begin = rank->first_sample, .samples = rank->samples};
+    const struct ek__piece piece = {0, rank->first_sample, rank->samples};
+    EK_TRY(ek__rank_backward_piece(model, rank, &pieces, &piece, 0, gradients));
+  } else if (model->step.stage == EK__STEP_EMPTY && !shares) {
+    ek_tensor flat = *ek_replica_gradients(rank->replica);
+    EK_TRY(ek_op_zero(ek_device_stream(rank->device, EK_STREAM_COMPUTE), &flat));
+  }
+  return rank->reducing ? ek__sums_finish(&rank->sums) : EK_OK;
+}
+
+static ek_status rest(ek_data_parallel_model *model, struct ek__rank *rank) {
+  EK_TRY(begin_sums(model, rank));
+  return ek__sums_finish(&rank->sums);
+}
+
+/* ---- totals and norms ---- */
+
+static ek_status sum_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                            struct ek__totals *totals, const int64_t *samples) {
+  (void)samples;
+  EK_TRY(ek_communicator_all_reduce(model->run.communicator, rank->device, &totals->sum));
+  return ek_communicator_wait(model->run.communicator, rank->device);
+}
+
+static ek_status norm_ranges(struct ek__share *share, const ek_data_parallel_model *model,
+                             const struct ek__rank *rank) {
+  return ek__ranges_make(&share->norms, model, rank, true);
+}
+
+static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank) {
+  const struct ek__share *share = &rank->share;
+  const ek_tensor *gradients = ek_replica_gradients(share->owner->replica);
+  ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
+  ek_tensor sum = share->square_norm;
+  const bool shares = ek__placement(model)->gradient_shares;
+  EK_TRY(ek_op_zero(stream, &sum));
+  for (size_t i = 0; i < share->norms.count; i++) {
+    const struct ek__range *range = &share->norms.list[i];
+    const ek_tensor part =
+        ek__flat_range(gradients, shares ? range->place : range->first, range->last - range->first);
+    EK_TRY(ek_op_square_norm(stream, &sum, &part, 1.0));
+  }
+  EK_TRY(ek_communicator_all_reduce(model->run.communicator, rank->device, &sum));
+  return ek_communicator_wait(model->run.communicator, rank->device);
+}
+
+const struct ek__reduction ek__reduction_sum = {.whole = true,
+                                                .most = one,
+                                                .leaves = one,
+                                                .pieces = pieces_of,
+                                                .piece = piece_of,
+                                                .open = open_sums,
+                                                .close = close_sums,
+                                                .backward = backward,
+                                                .rest = rest,
+                                                .totals = sum_totals,
+                                                .norm_ranges = norm_ranges,
+                                                .norm = norm};

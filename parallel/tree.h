@@ -1,0 +1,110 @@
+/*
+ * tree.h - the reduction of a reproducible model: batches in grains, sums along one tree.
+ *
+ * A batch is cut into S grains, whose sizes differ by at most one, larger first. Each is computed
+ * by itself, so with the same shapes wherever it is. A rank has a run of grains: they are its
+ * pieces. Whatever is added over the samples (gradients, totals of losses) is added over the grains
+ * along one binary tree that knows nothing of devices.
+ *
+ * The tree: its leaves are the grains that have samples, 0 .. n - 1. Block (l, i) has the leaves
+ * from i 2^l on, 2^l of them or as many as there are; it is the sum of blocks (l - 1, 2 i) and
+ * (l - 1, 2 i + 1), or the first of them alone if the other has no leaves. The sum of all is the
+ * block that has all leaves. For n leaves that is a cut at the largest power of two below n.
+ *
+ * tree.c has the cut and the tree, tree_sums.c the gradients, tree_totals.c the rest.
+ */
+#ifndef EK_TREE_H
+#define EK_TREE_H
+
+#include "core/sizes.h"
+#include "reduction.h"
+
+/* Most grains of a model, and most blocks that a fold holds at a time: 2 log2 of it, and one. */
+enum { EK__MAX_GRAINS = 256, EK__FOLD_DEPTH = 18 };
+
+/* ---- the cut ---- */
+
+/* Of a model, and most of a rank. */
+size_t ek__grains_of_model(const ek_data_parallel_model *model);
+size_t ek__grains_most(const ek_data_parallel_model *model);
+/* Grains of a batch that have samples; those of rank `number`: first .. last - 1. */
+size_t ek__grains_used(const ek_data_parallel_model *model, int64_t samples);
+void ek__grains_of(size_t *first, size_t *last, const ek_data_parallel_model *model, size_t number,
+                   size_t used);
+/* Ranks run their grains in rounds: number `round` of each. Those that a batch has. */
+size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used);
+/* Those that begin among the samples of a device's part. */
+void ek__grains_here(size_t *first, size_t *last, const ek_data_parallel_model *model,
+                     const int64_t *samples, size_t place);
+
+/* struct ek__reduction.check_cut, .pieces and .piece. */
+ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
+                               const ek_shards *shards);
+void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,
+                       const struct ek__rank *rank, const int64_t *samples, bool forward);
+struct ek__piece ek__grains_piece(const ek_data_parallel_model *model,
+                                  const struct ek__pieces *pieces, size_t round);
+
+/* ---- the tree ---- */
+
+struct ek__block {
+  size_t level, index;
+};
+
+/* Blocks side by side from left to right, none of which can be added to its neighbour yet. */
+struct ek__fold {
+  size_t leaves, depth;
+  struct ek__block blocks[EK__FOLD_DEPTH];
+};
+
+/*
+ * Puts the block right of all others on top. Returns how many sums are due now: each adds what is
+ * on top to what is below it, and takes it away. `depth` is what is there after them.
+ */
+size_t ek__fold_push(struct ek__fold *fold, struct ek__block block);
+/* The blocks that grains first .. last - 1 of `leaves` leave; *most, which may be NULL: that the
+ * fold held at a time. */
+struct ek__fold ek__fold_of(size_t *most, size_t first, size_t last, size_t leaves);
+
+/* A block's numbers, from element `first` on of a flat tensor. */
+struct ek__row {
+  struct ek__block block;
+  const ek_tensor *flat;
+  int64_t first;
+};
+
+/* Adds up `count` rows of `width` numbers, blocks of the tree with `leaves` leaves side by side:
+ * row 0 becomes the sum, and the others something. */
+ek_status ek__fold_rows(ek_stream *stream, const struct ek__row *rows, size_t count, int64_t width,
+                        size_t leaves);
+
+/* ---- what a rank holds: tree_sums.c ---- */
+
+struct ek__tree {
+  struct ek__fold fold;             /* of the blocks that the last backward has left */
+  ek_tensor blocks[EK__FOLD_DEPTH]; /* flat gradients; number 0, which is the replica's, is empty */
+  ek_tensor earlier;                /* of the step's earlier micro-batches, once there are any */
+  ek_tensor exchange; /* the blocks of all ranks, `chunk` elements of each; one rank: none */
+  int64_t chunk;
+  int64_t *offsets; /* scratch of an all-gather: one more than there are ranks */
+
+  /* Where gradients are shares, the rank's share of the blocks of every rank: */
+  struct ek__grain_run {
+    size_t first, last;   /* the grains of that rank in this backward */
+    struct ek__fold fold; /* of those whose rounds are over */
+    size_t begin;         /* its first slot */
+  } * runs;               /* per rank of the world */
+  ek_tensor slots;        /* as long as the share each */
+  size_t round, rounds;
+  bool more; /* the shares have sums of earlier micro-batches */
+};
+
+/* What sums take; ek__tree_close() frees it, and what was made after a failure. */
+ek_status ek__tree_open(ek_data_parallel_model *model, struct ek__rank *rank);
+void ek__tree_close(struct ek__rank *rank);
+/* struct ek__reduction.backward and .rest. */
+ek_status ek__tree_backward(const struct ek__backward *job, struct ek__rank *rank,
+                            const ek_tensor *gradients);
+ek_status ek__tree_rest(ek_data_parallel_model *model, struct ek__rank *rank);
+
+#endif /* EK_TREE_H */

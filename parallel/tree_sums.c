@@ -1,0 +1,511 @@
+/*
+ * tree_sums.c - the gradients of a reproducible model, added along the tree (tree.h).
+ *
+ * Where replicas hold whole gradients: a grain's go to a flat buffer of their own, as large as all
+ * gradients: to the lowest that holds no block of the tree. Block number 0 is the replica's own
+ * buffer, which its passes write to; while a grain runs, the replica has another one instead.
+ * A rank is left with a few blocks. A communicator adds in the order of ranks, or in one of its
+ * own, so none of its sums will do: the blocks of all ranks are gathered, a chunk of the flat
+ * gradients at a time, and the rank that owns elements of the sum adds them up itself, all in the
+ * same order. That moves as many times the gradients as there are blocks, instead of twice.
+ * Gathering changes no bit on any communicator. The micro-batches of a step are added to what the
+ * earlier ones have left, each after its own sum over the ranks.
+ *
+ * Where ranks hold shares of the gradients no rank has memory for all gradients of a grain. All
+ * ranks are in the same round, so a bucket's leaves of the round are complete on all at the same
+ * time: they are gathered, a chunk at a time, and each rank adds its own share of each to the blocks
+ * of the rank that the leaf comes from: what the binary counter does for one rank it does for each,
+ * on a part of the elements. With N ranks of g grains each it holds shares of N log2(g) blocks at
+ * most, as much as log2(g) whole gradients. In the last round the blocks of all ranks are there, and
+ * are added up at once: its leaves are held nowhere, so with one grain a rank no block is.
+ *
+ * All memory is taken when the model opens, except the sum of earlier micro-batches, of which there
+ * may be none.
+ */
+#include <evenkeel/elementwise.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "device/communicator_internal.h"
+#include "keeper.h"
+#include "tree.h"
+
+static ek_stream *stream_of(const struct ek__rank *rank) {
+  return ek_device_stream(rank->device, EK_STREAM_COMPUTE);
+}
+
+/* ---- memory ---- */
+
+static const char memory_of[] = "a reproducible model";
+
+static ek_status make_zeros(ek_tensor *flat, const struct ek__rank *rank, int64_t count,
+                            ek_type type, ek_memory_category category) {
+  EK_TRY(ek_tensor_create(flat, rank->device, category, type, 1, &count));
+  return ek_op_zero(stream_of(rank), flat);
+}
+
+/* Blocks that the ranks together may be left with. */
+static size_t most_blocks(const ek_data_parallel_model *model) {
+  size_t most = 0;
+  for (size_t used = 1; used <= model->options.reproducible; used++) {
+    size_t blocks = 0;
+    for (size_t r = 0; r < model->run.cut.ranks; r++) {
+      size_t first = 0, last = 0;
+      ek__grains_of(&first, &last, model, r, used);
+      blocks += ek__fold_of(NULL, first, last, used).depth;
+    }
+    if (blocks > most) most = blocks;
+  }
+  return most;
+}
+
+/* The least chunk: a collective costs some microseconds whatever it moves. */
+enum { LEAST_CHUNK = 4096 };
+
+static ek_status open_exchange(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                               size_t rows, int64_t most) {
+  struct ek__tree *own = rank->tree;
+  const ek_type type = model->options.gradient_type;
+  if (model->run.cut.ranks == 1) return EK_OK;
+  EK_TRY(ek__new(&own->offsets, model->run.cut.ranks + 1, sizeof *own->offsets, memory_of));
+  own->chunk = (int64_t)(model->options.bucket_bytes / ek_type_size(type) / rows / 16 * 16);
+  if (own->chunk < LEAST_CHUNK) own->chunk = LEAST_CHUNK;
+  if (own->chunk > most) own->chunk = most;
+  return make_zeros(&own->exchange, rank, (int64_t)rows * own->chunk, type,
+                    EK_MEMORY_COMMUNICATION);
+}
+
+/* Slots that a rank needs in the memory of each: blocks of it that a round leaves which is not the
+ * last. */
+static size_t most_slots(const ek_data_parallel_model *model, size_t number) {
+  size_t most = 0;
+  for (size_t used = 1; used <= model->options.reproducible; used++) {
+    struct ek__fold fold = {.leaves = used};
+    size_t first = 0, last = 0;
+    ek__grains_of(&first, &last, model, number, used);
+    const size_t rounds = ek__grains_rounds(model, used);
+    for (size_t i = first; i < last && i - first + 1 < rounds; i++) {
+      (void)ek__fold_push(&fold, (struct ek__block){0, i});
+      if (fold.depth > most) most = fold.depth;
+    }
+  }
+  return most;
+}
+
+static ek_status take_bucket(struct ek__rank *rank, size_t bucket);
+static ek_status settle(struct ek__rank *rank, size_t end);
+
+static ek_status open_shares(const ek_data_parallel_model *model, struct ek__rank *rank) {
+  struct ek__tree *own = rank->tree;
+  const struct ek__buckets *cut = &model->run.cut;
+  const int64_t share = ek__buckets_share(cut, cut->trained, rank->number);
+  int64_t longest = 0;
+  size_t slots = 0;
+  rank->sums.queue = take_bucket;
+  rank->sums.settle = settle;
+  EK_TRY(ek__new(&own->runs, cut->ranks, sizeof *own->runs, memory_of));
+  for (size_t r = 0; r < cut->ranks; r++) {
+    own->runs[r].begin = slots;
+    slots += most_slots(model, r);
+  }
+  for (size_t b = 0; b < cut->trained; b++) {
+    const int64_t count = cut->list[b].last - cut->list[b].first;
+    if (count > longest) longest = count;
+  }
+  EK_TRY(make_zeros(&own->slots, rank, (int64_t)slots * share, model->options.gradient_type,
+                    EK_MEMORY_GRADIENTS));
+  return open_exchange(model, rank, cut->ranks, longest);
+}
+
+ek_status ek__tree_open(ek_data_parallel_model *model, struct ek__rank *rank) {
+  const ek_type type = model->options.gradient_type;
+  const size_t grains = model->options.reproducible;
+  EK__FAIL_IF(rank->replica->layout.collective, EK_ERR_UNSUPPORTED,
+              "ek_data_parallel_model_open: %s has collectives of its own: a sum over the whole "
+              "batch, which the grains of a reproducible model, one after the other, cannot have",
+              model->module->ops->kind);
+  EK_TRY(ek__new(&rank->tree, 1, sizeof *rank->tree, memory_of));
+  if (ek__placement(model)->gradient_shares) return open_shares(model, rank);
+  const int64_t count = ek_tensor_count(ek_replica_gradients(rank->replica));
+  size_t first = 0, last = 0, most = 0;
+  ek__grains_of(&first, &last, model, rank->number, grains);
+  (void)ek__fold_of(&most, first, last, grains);
+  for (size_t i = 1; i < most; i++) {
+    EK_TRY(make_zeros(&rank->tree->blocks[i], rank, count, type, EK_MEMORY_GRADIENTS));
+  }
+  return open_exchange(model, rank, most_blocks(model), count);
+}
+
+void ek__tree_close(struct ek__rank *rank) {
+  struct ek__tree *own = rank->tree;
+  if (own == NULL) return;
+  for (size_t i = 0; i < EK__FOLD_DEPTH; i++) ek_tensor_free(&own->blocks[i]);
+  ek_tensor_free(&own->earlier);
+  ek_tensor_free(&own->exchange);
+  ek_tensor_free(&own->slots);
+  ek__free(own->runs);
+  ek__free(own->offsets);
+  ek__free(own);
+  rank->tree = NULL;
+}
+
+/* ---- whole gradients: a rank's own grains ---- */
+
+static struct ek__pieces pieces_of(const ek_data_parallel_model *model,
+                                   const struct ek__rank *rank, size_t used) {
+  struct ek__pieces pieces = {
+      .begin = rank->first_sample, .samples = rank->samples, .all = model->last.samples};
+  ek__grains_of(&pieces.first, &pieces.last, model, rank->number, used);
+  return pieces;
+}
+
+static ek_status run_grains(const ek_data_parallel_model *model, struct ek__rank *rank,
+                            const ek_tensor *gradients) {
+  struct ek__tree *own = rank->tree;
+  ek_replica *replica = rank->replica;
+  const ek_tensor first_block = replica->gradients;
+  const size_t used = ek__grains_used(model, model->last.samples);
+  const struct ek__pieces pieces = pieces_of(model, rank, used);
+  ek_status status = EK_OK;
+  own->fold = (struct ek__fold){.leaves = used};
+  for (size_t number = pieces.first; number < pieces.last && status == EK_OK; number++) {
+    const size_t round = number - pieces.first;
+    const struct ek__piece piece = model->run.reduction->piece(model, &pieces, round);
+    size_t top = own->fold.depth;
+    if (top > 0) replica->gradients = own->blocks[top];
+    status = ek__rank_backward_piece(model, rank, &pieces, &piece, round, gradients);
+    replica->gradients = first_block;
+    size_t sums = ek__fold_push(&own->fold, (struct ek__block){0, number});
+    for (; sums > 0 && status == EK_OK; sums--, top--) {
+      ek_tensor sum = top > 1 ? own->blocks[top - 1] : first_block;
+      status = ek_op_add(stream_of(rank), &sum, &sum, &own->blocks[top]);
+    }
+  }
+  return status;
+}
+
+/* ---- whole gradients: over the ranks ---- */
+
+/* All blocks, rank by rank; rank r has those from begins[r] on. */
+struct blocks {
+  size_t leaves, count;
+  struct ek__block list[EK__MAX_GRAINS];
+  size_t begins[EK__MAX_GRAINS + 1];
+};
+
+static void list_blocks(struct blocks *all, const ek_data_parallel_model *model) {
+  all->leaves = ek__grains_used(model, model->last.samples);
+  all->count = 0;
+  for (size_t r = 0; r < model->run.cut.ranks; r++) {
+    size_t first = 0, last = 0;
+    ek__grains_of(&first, &last, model, r, all->leaves);
+    const struct ek__fold fold = ek__fold_of(NULL, first, last, all->leaves);
+    all->begins[r] = all->count;
+    for (size_t i = 0; i < fold.depth; i++) all->list[all->count++] = fold.blocks[i];
+  }
+  all->begins[model->run.cut.ranks] = all->count;
+}
+
+struct sum {
+  const ek_data_parallel_model *model;
+  const struct ek__rank *rank;
+  struct ek__tree *own;
+  ek_tensor gradients; /* the replica's */
+  struct blocks all;
+  bool more, earlier; /* micro-batches of the step after this one, before it */
+};
+
+static const ek_tensor *block_of(const struct sum *sum, size_t number) {
+  return number == 0 ? &sum->gradients : &sum->own->blocks[number];
+}
+
+/* Elements first .. last - 1 of the step so far, from those of this micro-batch. */
+static ek_status add_up(const struct sum *sum, const ek_tensor *added, int64_t first,
+                        int64_t last) {
+  ek_stream *stream = stream_of(sum->rank);
+  const ek_tensor *earlier = &sum->own->earlier;
+  ek_tensor to = ek__flat_range(sum->more ? earlier : &sum->gradients, first, last - first);
+  if (!sum->earlier) return to.data == added->data ? EK_OK : ek_op_copy(stream, &to, added);
+  const ek_tensor before = ek__flat_range(earlier, first, last - first);
+  return ek_op_add(stream, &to, &before, added);
+}
+
+/* Every rank's blocks of `count` elements from `first` on, in its `exchange`. */
+static ek_status gather_blocks(const struct sum *sum, int64_t first, int64_t count) {
+  ek_communicator *communicator = sum->model->run.communicator;
+  const struct blocks *all = &sum->all;
+  const size_t number = sum->rank->number;
+  for (size_t r = 0; r <= sum->model->run.cut.ranks; r++) {
+    sum->own->offsets[r] = (int64_t)all->begins[r] * count;
+  }
+  for (size_t i = all->begins[number]; i < all->begins[number + 1]; i++) {
+    ek_tensor to = ek__flat_range(&sum->own->exchange, (int64_t)i * count, count);
+    const ek_tensor from = ek__flat_range(block_of(sum, i - all->begins[number]), first, count);
+    EK_TRY(ek_op_copy(stream_of(sum->rank), &to, &from));
+  }
+  ek_tensor rows = ek__flat_range(&sum->own->exchange, 0, (int64_t)all->count * count);
+  EK_TRY(
+      ek_communicator_all_gather(communicator, sum->rank->device, &rows, sum->own->offsets));
+  return ek_communicator_wait(communicator, sum->rank->device);
+}
+
+/* Elements first .. last - 1, of which `begin` .. `end` - 1 are gathered and row 0 is to be their
+ * sum. */
+static ek_status sum_gathered(const struct sum *sum, int64_t begin, int64_t end, int64_t first,
+                              int64_t last) {
+  const struct blocks *all = &sum->all;
+  if (first < begin) first = begin;
+  if (last > end) last = end;
+  if (first >= last) return EK_OK;
+  struct ek__row rows[EK__MAX_GRAINS];
+  for (size_t i = 0; i < all->count; i++) {
+    rows[i] = (struct ek__row){all->list[i], &sum->own->exchange,
+                               (int64_t)i * (end - begin) + first - begin};
+  }
+  EK_TRY(ek__fold_rows(stream_of(sum->rank), rows, all->count, last - first, all->leaves));
+  const ek_tensor row = ek__flat_range(&sum->own->exchange, first - begin, last - first);
+  return add_up(sum, &row, first, last);
+}
+
+static ek_status sum_bucket(const struct sum *sum, const struct ek__bucket *bucket) {
+  int64_t first = 0, last = 0, begin = bucket->first;
+  ek__bucket_range(&first, &last, bucket, sum->rank->sums.kind, sum->rank->number);
+  while (begin < bucket->last) {
+    const int64_t left = bucket->last - begin;
+    const int64_t count = left < sum->own->chunk ? left : sum->own->chunk;
+    EK_TRY(gather_blocks(sum, begin, count));
+    EK_TRY(sum_gathered(sum, begin, begin + count, first, last));
+    begin += count;
+  }
+  return EK_OK;
+}
+
+static ek_status reduce(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                        bool more) {
+  struct sum sum = {.model = model,
+                    .rank = rank,
+                    .own = rank->tree,
+                    .gradients = *ek_replica_gradients(rank->replica),
+                    .more = more,
+                    .earlier = model->step.stage != EK__STEP_EMPTY};
+  list_blocks(&sum.all, model);
+  if (sum.all.count == 0) { /* a batch of no samples */
+    EK_TRY(ek_op_zero(stream_of(rank), &sum.gradients));
+  }
+  if (sum.all.count == 0 || model->run.cut.ranks == 1) {
+    return add_up(&sum, &sum.gradients, 0, ek_tensor_count(&sum.gradients));
+  }
+  for (size_t b = 0; b < model->run.cut.trained; b++) {
+    EK_TRY(sum_bucket(&sum, &model->run.cut.list[b]));
+  }
+  return EK_OK;
+}
+
+ek_status ek__tree_rest(ek_data_parallel_model *model, struct ek__rank *rank) {
+  (void)model;
+  const ek_tensor gradients = rank->replica->gradients;
+  rank->replica->gradients = rank->tree->earlier;
+  rank->tree->earlier = gradients;
+  return EK_OK;
+}
+
+/* ---- shares of gradients: a bucket of a round ---- */
+
+struct taking {
+  struct ek__rank *rank;
+  struct ek__tree *own;
+  const struct ek__bucket *bucket;
+  const ek_tensor *whole;
+};
+
+static size_t grains_of_run(const struct ek__grain_run *run) { return run->last - run->first; }
+
+static bool has_leaf(const struct taking *t, size_t rank) {
+  return t->own->round < grains_of_run(&t->own->runs[rank]);
+}
+
+/* Elements of the bucket that are the device's. */
+struct range {
+  int64_t first, last;
+};
+
+/* Where they begin in its shares. */
+static int64_t place_of(const struct taking *t, const struct range *range) {
+  return t->bucket->places[t->rank->number] + range->first -
+         t->bucket->offsets[t->rank->number];
+}
+
+static int64_t slot_of(const struct taking *t, size_t slot, const struct range *range) {
+  const int64_t share = ek_tensor_count(ek_replica_gradients(t->rank->replica));
+  return (int64_t)slot * share + place_of(t, range);
+}
+
+/* *block, a leaf of a device, is added to its blocks as far as that goes, and is kept. */
+static ek_status add_leaf(struct ek__row *block, const struct taking *t,
+                          const struct ek__grain_run *run, const struct range *range) {
+  const int64_t width = range->last - range->first;
+  struct ek__fold fold = run->fold;
+  size_t depth = fold.depth;
+  for (size_t sums = ek__fold_push(&fold, block->block); sums > 0; sums--) {
+    const int64_t below = slot_of(t, run->begin + --depth, range);
+    ek_tensor sum = ek__flat_range(&t->own->slots, below, width);
+    const ek_tensor added = ek__flat_range(block->flat, block->first, width);
+    EK_TRY(ek_op_add(stream_of(t->rank), &sum, &sum, &added));
+    block->flat = &t->own->slots;
+    block->first = below;
+  }
+  block->block = fold.blocks[fold.depth - 1];
+  if (t->own->round + 1 == t->own->rounds || block->flat == &t->own->slots) return EK_OK;
+  ek_tensor slot = ek__flat_range(&t->own->slots, slot_of(t, run->begin + depth, range), width);
+  const ek_tensor leaf = ek__flat_range(block->flat, block->first, width);
+  return ek_op_copy(stream_of(t->rank), &slot, &leaf);
+}
+
+/* Of leaves that are there: that of device k is number k of `leaves`, elements `begin` and so on of
+ * the bucket, `count` of them. */
+static ek_status add_leaves(struct ek__row *rows, size_t *row_count, const struct taking *t,
+                            const ek_tensor *leaves, int64_t begin, int64_t count,
+                            const struct range *range) {
+  *row_count = 0;
+  for (size_t k = 0; k < t->rank->sums.cut->ranks; k++) {
+    const struct ek__grain_run *run = &t->own->runs[k];
+    struct ek__row top = {
+        {0, run->first + t->own->round}, leaves, (int64_t)k * count + range->first - begin};
+    if (has_leaf(t, k)) EK_TRY(add_leaf(&top, t, run, range));
+    if (t->own->round + 1 < t->own->rounds) continue;
+    /* What it had before, but for what is in the leaf's block now. */
+    for (size_t i = 0; i < run->fold.depth; i++) {
+      const struct ek__block block = run->fold.blocks[i];
+      const int64_t slot = slot_of(t, run->begin + i, range);
+      if (has_leaf(t, k) && block.index << block.level >= top.block.index << top.block.level) break;
+      rows[(*row_count)++] = (struct ek__row){block, &t->own->slots, slot};
+    }
+    if (has_leaf(t, k)) rows[(*row_count)++] = top;
+  }
+  return EK_OK;
+}
+
+static ek_status add_share(const struct taking *t, const ek_tensor *leaves, int64_t begin,
+                           int64_t count, const struct range *range) {
+  struct ek__row rows[EK__MAX_GRAINS];
+  const int64_t width = range->last - range->first;
+  size_t row_count = 0;
+  EK_TRY(add_leaves(rows, &row_count, t, leaves, begin, count, range));
+  if (row_count == 0) return EK_OK;
+  EK_TRY(ek__fold_rows(stream_of(t->rank), rows, row_count, width, t->own->runs[0].fold.leaves));
+  ek_tensor share =
+      ek__flat_range(ek_replica_gradients(t->rank->replica), place_of(t, range), width);
+  const ek_tensor sum = ek__flat_range(rows[0].flat, rows[0].first, width);
+  return !t->own->more ? ek_op_copy(stream_of(t->rank), &share, &sum)
+                                           : ek_op_add(stream_of(t->rank), &share, &share, &sum);
+}
+
+/* The leaves of this round, `count` elements of each from `begin` on. Devices that have none are
+ * after those that have one. */
+static ek_status gather(const struct taking *t, int64_t begin, int64_t count) {
+  ek_communicator *communicator = t->rank->sums.communicator;
+  int64_t *offsets = t->own->offsets;
+  offsets[0] = 0;
+  for (size_t k = 0; k < t->rank->sums.cut->ranks; k++) {
+    offsets[k + 1] = offsets[k] + (has_leaf(t, k) ? count : 0);
+  }
+  if (offsets[t->rank->number] < offsets[t->rank->number + 1]) {
+    ek_tensor to = ek__flat_range(&t->own->exchange, offsets[t->rank->number], count);
+    const ek_tensor from = ek__flat_range(t->whole, begin, count);
+    EK_TRY(ek_op_copy(stream_of(t->rank), &to, &from));
+  }
+  ek_tensor rows = ek__flat_range(&t->own->exchange, 0, offsets[t->rank->sums.cut->ranks]);
+  EK_TRY(ek_communicator_all_gather(communicator, t->rank->device, &rows, offsets));
+  return ek__communicator_wait_for(communicator, t->rank->device,
+                                   ek__communicator_started(communicator, t->rank->device));
+}
+
+static ek_status take_bucket(struct ek__rank *rank, size_t bucket) {
+  struct ek__lent *lent = &rank->keeper->gradients[bucket];
+  const struct taking t = {rank, rank->tree, &rank->sums.cut->list[bucket], &lent->whole};
+  const int64_t all = t.bucket->last - t.bucket->first;
+  const int64_t *offsets = t.bucket->offsets;
+  rank->keeper->settled = bucket + 1;
+  if (rank->sums.cut->ranks == 1) {
+    EK_TRY(add_share(&t, &lent->whole, 0, all, &(struct range){0, all}));
+    ek_tensor_free(&lent->whole);
+    return EK_OK;
+  }
+  for (int64_t begin = 0; begin < all; begin += t.own->chunk) {
+    const int64_t count = all - begin < t.own->chunk ? all - begin : t.own->chunk;
+    struct range range = {offsets[rank->number], offsets[rank->number + 1]};
+    if (range.first < begin) range.first = begin;
+    if (range.last > begin + count) range.last = begin + count;
+    EK_TRY(gather(&t, begin, count));
+    if (range.first < range.last) EK_TRY(add_share(&t, &t.own->exchange, begin, count, &range));
+  }
+  ek_tensor_free(&lent->whole);
+  return EK_OK;
+}
+
+/* Each bucket's sum was taken when it was queued. */
+static ek_status settle(struct ek__rank *rank, size_t end) {
+  (void)rank, (void)end;
+  return EK_OK;
+}
+
+/* ---- shares of gradients: rounds ---- */
+
+static ek_status begin_rounds(const ek_data_parallel_model *model, const struct ek__rank *rank) {
+  struct ek__tree *own = rank->tree;
+  const size_t used = ek__grains_used(model, model->last.samples);
+  own->round = 0;
+  own->rounds = ek__grains_rounds(model, used);
+  own->more = model->step.stage != EK__STEP_EMPTY;
+  for (size_t r = 0; r < model->run.cut.ranks; r++) {
+    struct ek__grain_run *run = &own->runs[r];
+    ek__grains_of(&run->first, &run->last, model, r, used);
+    run->fold = (struct ek__fold){.leaves = used};
+  }
+  if (own->rounds > 0 || own->more) return EK_OK;
+  ek_tensor shares = *ek_replica_gradients(rank->replica);
+  return ek_op_zero(stream_of(rank), &shares);
+}
+
+static void end_round(const ek_data_parallel_model *model, struct ek__tree *own) {
+  for (size_t r = 0; r < model->run.cut.ranks; r++) {
+    struct ek__grain_run *run = &own->runs[r];
+    if (own->round >= grains_of_run(run)) continue;
+    (void)ek__fold_push(&run->fold, (struct ek__block){0, run->first + own->round});
+  }
+  own->round++;
+}
+
+/* Each grain's gradients go to all ranks while its backward runs. */
+static ek_status run_rounds(const ek_data_parallel_model *model, struct ek__rank *rank,
+                            const ek_tensor *gradients) {
+  struct ek__tree *own = rank->tree;
+  const size_t used = ek__grains_used(model, model->last.samples);
+  const struct ek__pieces pieces = pieces_of(model, rank, used);
+  EK_TRY(begin_rounds(model, rank));
+  while (own->round < own->rounds) {
+    const struct ek__piece piece = model->run.reduction->piece(model, &pieces, own->round);
+    ek__sums_start(&rank->sums);
+    ek__keeper_start(rank->keeper, false);
+    if (piece.count > 0 || ek__placement(model)->parameter_shares) {
+      EK_TRY(ek__rank_backward_piece(model, rank, &pieces, &piece, own->round, gradients));
+    }
+    EK_TRY(ek__sums_finish(&rank->sums));
+    end_round(model, own);
+  }
+  return EK_OK;
+}
+
+ek_status ek__tree_backward(const struct ek__backward *job, struct ek__rank *rank,
+                            const ek_tensor *gradients) {
+  const ek_data_parallel_model *model = job->model;
+  rank->reducing = ek__placement(model)->gradient_shares;
+  if (rank->reducing) return run_rounds(model, rank, gradients);
+  if (job->accumulate && !ek_tensor_exists(&rank->tree->earlier)) {
+    EK_TRY(make_zeros(&rank->tree->earlier, rank,
+                      ek_tensor_count(ek_replica_gradients(rank->replica)),
+                      model->options.gradient_type, EK_MEMORY_GRADIENTS));
+  }
+  EK_TRY(run_grains(model, rank, gradients));
+  return reduce(model, rank, job->accumulate);
+}
