@@ -111,6 +111,9 @@ void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradi
                     int64_t samples);
 void ek__loss_free(struct ek__loss_forward *job);
 
+/* The criterion takes as many outputs and targets, and is what it was when it was opened. */
+ek_status ek__loss_check_call(const ek_data_parallel_model *model, const struct ek__loss *loss,
+                              size_t output_count, size_t target_count);
 /* EK_ERR_STATE if the criterion is not any more what it was when it was opened. */
 ek_status ek__loss_unchanged(const ek_data_parallel_model *model, const struct ek__loss *loss);
 /* Forgets the last forward, except its loss; and its passes alone: model_step.c. */

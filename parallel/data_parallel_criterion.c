@@ -181,14 +181,20 @@ ek_status ek__loss_unchanged(const ek_data_parallel_model *model, const struct e
                                           : &replica->layout);
 }
 
-static ek_status check_outputs(const ek_data_parallel_model *model, const struct ek__loss *loss,
-                               const ek_shards *outputs, size_t output_count,
-                               size_t target_count) {
+ek_status ek__loss_check_call(const ek_data_parallel_model *model, const struct ek__loss *loss,
+                              size_t output_count, size_t target_count) {
   EK_TRY(ek__loss_unchanged(model, loss));
   EK__FAIL_IF(output_count != loss->outputs || target_count != loss->targets,
               EK_ERR_INVALID_ARGUMENT, "%s takes %zu outputs and %zu targets, not %zu and %zu",
               loss->criterion->base.ops->kind, loss->outputs, loss->targets, output_count,
               target_count);
+  return EK_OK;
+}
+
+static ek_status check_outputs(const ek_data_parallel_model *model, const struct ek__loss *loss,
+                               const ek_shards *outputs, size_t output_count,
+                               size_t target_count) {
+  EK_TRY(ek__loss_check_call(model, loss, output_count, target_count));
   for (size_t i = 0; i < output_count; i++) {
     EK__FAIL_IF(outputs[i].group != model->run.group, EK_ERR_DEVICE,
                 "output number %zu is not of the model's group", i);

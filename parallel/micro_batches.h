@@ -5,7 +5,7 @@
 #ifndef EK_MICRO_BATCHES_H
 #define EK_MICRO_BATCHES_H
 
-#include <evenkeel/data_parallel_model.h>
+#include <evenkeel/data_parallel_criterion.h>
 
 /* A batch: loans. Bit i of `broadcast`: input i is not cut. */
 struct ek__batch {
@@ -37,6 +37,16 @@ ek_status ek__batch_samples(int64_t *samples, const struct ek__batch *batch);
  * one, larger first. */
 void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch, int64_t samples,
                    int64_t count, int64_t index);
+
+/*
+ * batch_job.c: forward and loss of a batch, or of a part of one as `module` takes it; with gradient
+ * also their backward, `accumulate` if others of the step follow. One job of the workers where no
+ * rank needs more of another in between than the sum of {s, D}. On failure the step is dropped,
+ * unless the arguments were wrong.
+ */
+ek_status ek__batch_run(ek_data_parallel_model *model, ek_data_parallel_criterion *criterion,
+                        const struct ek__batch *batch, const ek_forward_options *options,
+                        bool accumulate);
 
 /*
  * The rows of one output of a part, among those of the whole batch, which has `samples`. With the

@@ -1,9 +1,9 @@
 /*
- * trainer.c - a model, its loss and its optimizer in one object, over public functions; only the
- * sums of a loss over the parts of a batch are the criterion's own (criterion_internal.h).
+ * trainer.c - a model, its loss and its optimizer in one object, over public functions; only its
+ * micro-batches, each one job of the workers (batch_job.c), and the sums of a loss over the parts of
+ * a batch (criterion_internal.h) are not.
  *
- * The outputs of a step live in the trainer from forward to backward and are freed on every path. A
- * step that fails after its forward drops that, so that no activations are held until the next one.
+ * A step that fails drops all that it has begun, so that no activations are held until the next one.
  */
 #include <evenkeel/trainer.h>
 
@@ -24,7 +24,6 @@ struct ek_trainer {
   bool owns_group;
   const ek_module *module; /* the model's */
   size_t output_count;
-  ek_shards *outputs; /* of the running step, else zeros */
   int64_t micro_batches;
   uint64_t broadcast_inputs;
   ek_data_parallel_model *model;
@@ -150,8 +149,6 @@ ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *
   self->output_count = module->outputs;
   self->micro_batches = o.micro_batches;
   self->broadcast_inputs = o.broadcast_inputs;
-  EK_TRY_GOTO(status, ek__new(&self->outputs, module->outputs, sizeof *self->outputs, "a trainer"),
-              cleanup);
   if (o.group == NULL) EK_TRY_GOTO(status, open_group(&self->group, devices, &o), cleanup);
   self->owns_group = o.group == NULL;
   EK_TRY_GOTO(status, open_parts(self, module, criterion, optimizer, &o), cleanup);
@@ -160,12 +157,6 @@ ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *
 cleanup:
   (void)ek_trainer_free(self);
   return status;
-}
-
-static void free_outputs(ek_trainer *self) {
-  for (size_t i = 0; i < self->output_count && self->outputs != NULL; i++) {
-    ek_shards_free(&self->outputs[i]);
-  }
 }
 
 static ek_status end_save(ek_trainer *self) {
@@ -177,7 +168,6 @@ static ek_status end_save(ek_trainer *self) {
 ek_status ek_trainer_free(ek_trainer *trainer) {
   if (trainer == NULL) return EK_OK;
   EK_TRY(ek__owner_enter(&trainer->owner, "ek_trainer_free", "the trainer"));
-  free_outputs(trainer);
   (void)end_save(trainer);
   ek_data_parallel_optimizer_free(trainer->optimizer);
   ek_data_parallel_criterion_free(trainer->criterion);
@@ -188,7 +178,6 @@ ek_status ek_trainer_free(ek_trainer *trainer) {
   const ek_status status = trainer->owns_group ? ek_group_free(trainer->group) : EK_OK;
   ek__owner_leave(&trainer->owner);
   if (status != EK_OK) return status;
-  ek__free(trainer->outputs);
   ek__free(trainer);
   return EK_OK;
 }
@@ -220,11 +209,10 @@ static ek_status check_call(const char *who, const ek_trainer *trainer, const ek
   return EK_OK;
 }
 
-/* Drops the forward of a step that has failed. The message stays the step's. */
+/* Drops what a failed step has accumulated. The message stays the step's. */
 static ek_status drop_step(ek_trainer *self, ek_status status) {
   char message[EK__MESSAGE_SIZE];
   (void)snprintf(message, sizeof message, "%s", ek_error_message());
-  free_outputs(self);
   if (ek_data_parallel_model_discard(self->model) == EK_OK) return status;
   return ek_error_set(status, "%s", message);
 }
@@ -233,14 +221,8 @@ static ek_status drop_step(ek_trainer *self, ek_status status) {
 static ek_status add_gradients(ek_trainer *self, const struct ek__batch *batch, bool training,
                                bool more) {
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
-  ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   forward.training = training;
-  options.accumulate = more;
-  EK_TRY(ek_data_parallel_model_forward(self->outputs, self->model, batch->inputs,
-                                        batch->input_count, &forward));
-  EK_TRY(ek_data_parallel_criterion_forward(self->criterion, self->outputs, self->output_count,
-                                            batch->targets, batch->target_count));
-  return ek_data_parallel_criterion_backward(self->criterion, self->model, &options);
+  return ek__batch_run(self->model, self->criterion, batch, &forward, more);
 }
 
 /* How many parts a batch is taken in; *samples is set where they are several. */
@@ -262,7 +244,6 @@ static ek_status add_batch(ek_trainer *self, const struct ek__batch *batch, bool
     struct ek__batch_part part;
     ek__batch_cut(&part, batch, samples, count, i);
     EK_TRY(add_gradients(self, &part.batch, training, i + 1 < count));
-    if (i + 1 < count) free_outputs(self);
   }
   return EK_OK;
 }
@@ -286,7 +267,6 @@ ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_
   ek_status status = add_batch(trainer, &batch, true);
   if (status == EK_OK) status = ek_data_parallel_optimizer_step(result, trainer->optimizer);
   if (status != EK_OK) return drop_step(trainer, status);
-  free_outputs(trainer);
   return EK_OK;
 }
 
@@ -301,18 +281,22 @@ ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_
   ek_status status = add_batch(trainer, &batch, false);
   if (status == EK_OK) status = ek_group_synchronize(trainer->group);
   if (status != EK_OK) return drop_step(trainer, status);
-  free_outputs(trainer);
   return ek_data_parallel_model_discard(trainer->model);
 }
 
 /* part: NULL for a whole batch. */
-static ek_status forward_only(ek_shards *outputs, ek_trainer *self, const struct ek__batch *batch,
-                              const struct ek__batch_part *part, int64_t samples) {
+static ek_forward_options without_gradient(const struct ek__batch_part *part, int64_t samples) {
   ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
   options.gradient = false;
   options.training = false;
   options.batch_samples = samples;
   options.first_sample = part == NULL ? 0 : part->first;
+  return options;
+}
+
+static ek_status forward_only(ek_shards *outputs, ek_trainer *self, const struct ek__batch *batch,
+                              const struct ek__batch_part *part, int64_t samples) {
+  const ek_forward_options options = without_gradient(part, samples);
   if (part != NULL) batch = &part->batch;
   return ek_data_parallel_model_forward(outputs, self->model, batch->inputs, batch->input_count,
                                         &options);
@@ -320,10 +304,9 @@ static ek_status forward_only(ek_shards *outputs, ek_trainer *self, const struct
 
 static ek_status evaluate(ek_trainer *self, const struct ek__batch *batch,
                           const struct ek__batch_part *part, int64_t samples) {
-  EK_TRY(forward_only(self->outputs, self, batch, part, samples));
-  if (part != NULL) batch = &part->batch;
-  return ek_data_parallel_criterion_forward(self->criterion, self->outputs, self->output_count,
-                                            batch->targets, batch->target_count);
+  const ek_forward_options options = without_gradient(part, samples);
+  return ek__batch_run(self->model, self->criterion, part == NULL ? batch : &part->batch, &options,
+                       false);
 }
 
 /* The sums of all parts, divided once. */
@@ -341,7 +324,6 @@ static ek_status evaluate_batch(double *loss, double *weight, ek_trainer *self,
     ek__batch_cut(&part, batch, samples, count, i);
     EK_TRY(evaluate(self, batch, &part, samples));
     EK_TRY(ek__criterion_add_totals(totals, self->criterion));
-    free_outputs(self);
   }
   *loss = ek__criterion_loss_of(weight, self->criterion, totals);
   return EK_OK;
@@ -360,9 +342,7 @@ ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
               EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_evaluate: %s takes %zu inputs and targets, not %zu and %zu",
               trainer->module->ops->kind, trainer->module->inputs, input_count, target_count);
-  const ek_status status = evaluate_batch(loss, weight, trainer, &batch);
-  free_outputs(trainer);
-  return status;
+  return evaluate_batch(loss, weight, trainer, &batch);
 }
 
 /* What is predicted from. */

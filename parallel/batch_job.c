@@ -1,0 +1,121 @@
+/*
+ * batch_job.c - a micro-batch as one job: what a trainer does with it.
+ *
+ * A worker cuts its share of the inputs, runs the model forward, cuts its targets, computes the
+ * loss, meets the other ranks in the sum of {s, D}, and runs loss and model back, while gradients
+ * are summed. Nothing in between waits for another rank that it needs nothing of: a rank that is
+ * early goes on.
+ *
+ * Two things do need all ranks, or the host, in between, and take the calls of model and criterion
+ * instead: outputs that are gathered on one device (mode gather), and a loss of several terms over
+ * several micro-batches, of which the host compares the weights (criterion_terms.c).
+ */
+#include "core/error.h"
+#include "forward.h"
+#include "micro_batches.h"
+
+struct job {
+  struct ek__forward forward;
+  struct ek__loss_forward loss;
+  struct ek__backward backward;
+  bool gradient;
+};
+
+static ek_status run_rank(void *context, ek_device *device, size_t index) {
+  const struct job *job = context;
+  struct ek__rank *rank = &job->backward.model->run.ranks[index];
+  (void)device;
+  EK_TRY(ek__rank_forward(&job->forward, rank));
+  EK_TRY(ek__rank_loss_forward(&job->loss, rank));
+  if (!job->gradient) return EK_OK;
+  return ek__rank_backward_of_loss(&job->backward, job->loss.loss, rank, NULL);
+}
+
+/* What is wrong with the arguments; nothing is lost if it fails. */
+static ek_status lay(struct job *job, const struct ek__batch *batch,
+                     const ek_forward_options *options, struct ek__loss *loss) {
+  ek_data_parallel_model *model = job->backward.model;
+  EK_TRY(ek__forward_lay(&job->forward, model, batch->inputs, NULL, batch->input_count, options));
+  EK_TRY(ek__loss_check_call(model, loss, job->forward.output_count, batch->target_count));
+  return ek__loss_lay(&job->loss, model, loss, &job->forward.inputs[job->forward.lead],
+                      batch->targets, NULL, batch->target_count);
+}
+
+static ek_status begin(struct job *job, ek_shards *outputs) {
+  ek_data_parallel_model *model = job->backward.model;
+  struct ek__loss *loss = job->loss.loss;
+  const ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+  EK_TRY(ek__forward_begin(&job->forward, outputs));
+  ek__loss_begin(&job->loss, outputs, job->gradient, model->last.samples);
+  if (!job->gradient) return EK_OK;
+  EK_TRY(ek__backward_check(model, loss->reduction == EK_REDUCTION_MEAN, loss->scaling.factor,
+                            job->backward.running));
+  EK_TRY(ek__terms_check_weights(model, loss, &options));
+  return ek__loss_keeps_terms(loss) ? ek__terms_begin(model, loss, &options) : EK_OK;
+}
+
+static ek_status run(struct job *job, ek_shards *outputs) {
+  ek_data_parallel_model *model = job->backward.model;
+  struct ek__loss *loss = job->loss.loss;
+  EK_TRY(begin(job, outputs));
+  EK_TRY(ek_group_apply(model->run.group, run_rank, job));
+  ek__forward_ran(&job->forward);
+  EK_TRY(ek__forward_check(&job->forward));
+  loss->has_loss = true;
+  if (!job->gradient) return EK_OK;
+  ek__backward_ran(&job->backward, &loss->scaling, loss->reduction == EK_REDUCTION_MEAN);
+  loss->micro_batches = model->step.micro_batches;
+  return EK_OK;
+}
+
+static ek_status run_in_one(ek_data_parallel_model *model, struct ek__loss *loss,
+                            const struct ek__batch *batch, const ek_forward_options *options,
+                            bool accumulate) {
+  struct job job = {.backward = {model, accumulate, ek__loss_keeps_terms(loss)},
+                    .gradient = options->gradient};
+  ek_shards outputs[EK_MAX_TENSORS] = {{0}};
+  ek_status status = lay(&job, batch, options, loss);
+  if (status == EK_OK) {
+    status = run(&job, outputs);
+    ek__model_drop_forward(model);
+    ek__loss_drop_forward(loss);
+    if (status != EK_OK) ek__model_end_step(model, false);
+    for (size_t i = 0; i < job.forward.output_count; i++) ek_shards_free(&outputs[i]);
+  }
+  ek__loss_free(&job.loss);
+  ek__forward_free(&job.forward);
+  return status;
+}
+
+static ek_status run_in_calls(ek_data_parallel_model *model, ek_data_parallel_criterion *criterion,
+                              const struct ek__batch *batch, const ek_forward_options *options,
+                              bool accumulate) {
+  ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+  ek_shards outputs[EK_MAX_TENSORS] = {{0}};
+  const size_t count = criterion->loss.outputs;
+  backward.accumulate = accumulate;
+  ek_status status =
+      ek_data_parallel_model_forward(outputs, model, batch->inputs, batch->input_count, options);
+  if (status == EK_OK) {
+    status = ek_data_parallel_criterion_forward(criterion, outputs, count, batch->targets,
+                                                batch->target_count);
+  }
+  if (status == EK_OK && options->gradient) {
+    status = ek_data_parallel_criterion_backward(criterion, model, &backward);
+  }
+  for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
+  return status;
+}
+
+ek_status ek__batch_run(ek_data_parallel_model *model, ek_data_parallel_criterion *criterion,
+                        const struct ek__batch *batch, const ek_forward_options *options,
+                        bool accumulate) {
+  EK__MODEL_ENTER(model, "a batch");
+  struct ek__loss *loss = &criterion->loss;
+  const bool several = accumulate || model->step.stage != EK__STEP_EMPTY;
+  const bool compares = options->gradient && several && ek__loss_keeps_terms(loss);
+  if (compares || model->options.outputs == EK_OUTPUTS_GATHER) {
+    return run_in_calls(model, criterion, batch, options, accumulate);
+  }
+  return run_in_one(model, loss, batch, options, accumulate);
+}
