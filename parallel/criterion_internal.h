@@ -99,6 +99,7 @@ struct ek__loss_forward {
   struct ek__loss *loss;
   const ek_shards *targets;
   const ek_tensor *sources; /* NULL for shards */
+  int64_t most;             /* that one of them has of targets, in all processes */
   struct ek__conversion intakes[EK_MAX_TENSORS];
   ek_shards parts[EK_MAX_TENSORS];
 };
@@ -107,8 +108,7 @@ ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *mod
                        struct ek__loss *loss, const ek_shards *like, const ek_tensor *sources,
                        const ek_shards *cut, size_t count);
 /* From here on a failure drops the step. `gradient`: the model's backward may follow. */
-void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradient,
-                    int64_t samples);
+void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradient);
 void ek__loss_free(struct ek__loss_forward *job);
 
 /* The criterion takes as many outputs and targets, and is what it was when it was opened. */

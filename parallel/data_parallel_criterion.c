@@ -19,6 +19,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "criterion_internal.h"
+#include "device/world.h"
 
 /* ---- opening and closing ---- */
 
@@ -236,24 +237,25 @@ ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *mod
   for (size_t i = 0; i < count && cut != NULL; i++) {
     EK_TRY(ek__given_check("criterion forward: target", i, model, &cut[i], like));
   }
-  if (cut != NULL) return EK_OK;
-  job->sources = sources;
-  job->targets = job->parts;
-  for (size_t i = 0; i < count; i++) {
+  if (cut == NULL) {
+    job->sources = sources;
+    job->targets = job->parts;
+  }
+  for (size_t i = 0; i < count && cut == NULL; i++) {
     char who[64];
     (void)snprintf(who, sizeof who, "criterion forward: target number %zu", i);
     EK_TRY(ek__scatter_lay_like(&job->parts[i], who, like, &sources[i]));
     EK_TRY(ek__intake_of(&job->intakes[i], who, &intakes, i, &sources[i]));
   }
-  return EK_OK;
+  job->most = ek__targets_most(job->sources, job->targets, count, like->samples[like->count]);
+  return ek__world_sum(ek__group_world(model->run.group), &job->most, 1, NULL);
 }
 
 void ek__loss_free(struct ek__loss_forward *job) {
   for (size_t i = 0; i < EK_MAX_TENSORS; i++) ek_shards_free(&job->parts[i]);
 }
 
-void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradient,
-                    int64_t samples) {
+void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradient) {
   struct ek__loss *loss = job->loss;
   ek__loss_drop_forward(loss);
   loss->seen = outputs;
@@ -261,11 +263,9 @@ void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradi
   loss->gradient = gradient;
   loss->scaling = (struct ek__scaling){1, 1};
   if (gradient) {
-    const bool mean = loss->reduction == EK_REDUCTION_MEAN;
-    const int64_t targets =
-        ek__targets_most(job->sources, job->targets, loss->targets, samples);
+    const int64_t targets = loss->reduction == EK_REDUCTION_MEAN ? job->most : 0;
     loss->scaling = loss->form->promises ? job->model->last.scaling
-                                         : ek__model_scaling(job->model, mean ? targets : 0);
+                                         : ek__model_scaling(job->model, targets);
   }
   loss->with_gradient = gradient && loss->options.gradient_in_forward && !loss->form->promises &&
                         job->model->run.reduction->whole;
@@ -284,7 +284,7 @@ static ek_status run(struct ek__loss_forward *job, ek_shards *outputs) {
   struct ek__loss *loss = job->loss;
   const bool gradient =
       model->last.pending != 0 && outputs[0].forward == model->last.pending;
-  ek__loss_begin(job, outputs, gradient, outputs[0].samples[loss->count]);
+  ek__loss_begin(job, outputs, gradient);
   const ek_status status = ek_group_apply(model->run.group, forward_one, job);
   loss->has_forward = loss->has_loss = status == EK_OK;
   if (status == EK_OK) return EK_OK;

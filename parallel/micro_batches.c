@@ -69,7 +69,7 @@ ek_status ek__batch_samples(int64_t *samples, const struct ek__batch *batch) {
 /* Rows of samples first .. first + count - 1. */
 static ek_tensor view(const ek_tensor *whole, int64_t samples, int64_t first, int64_t count) {
   ek_tensor part = *whole;
-  const int64_t per_sample = whole->shape[0] / samples;
+  const int64_t per_sample = samples == 0 ? 0 : whole->shape[0] / samples;
   const size_t row = (size_t)ek_tensor_row_elements(whole) * ek_type_size(whole->type);
   part.shape[0] = count * per_sample;
   if (whole->data != NULL) {

@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/options.h"
+#include "device/world.h"
 #include "forward.h"
 #include "module/pass_internal.h"
 
@@ -194,6 +195,27 @@ static ek_status check_place(const ek_data_parallel_model *model, int64_t sample
   return ek_error_set(EK_ERR_OVERFLOW, "forward: the step's samples do not fit in 63 bits");
 }
 
+/* The samples of several processes are one batch, in the order of their ranks, unless the program
+ * says where they are. */
+static ek_status find_place(struct ek__forward *job) {
+  const ek_data_parallel_model *model = job->model;
+  const size_t first = first_target(model), count = job->input_count - first;
+  const int64_t samples = job->inputs[job->lead].samples[model->run.count];
+  const ek_tensor *sources = job->sources == NULL ? NULL : job->sources + first;
+  struct ek__world *world = ek__group_world(model->run.group);
+  int64_t before = 0;
+  int64_t all[] = {samples, ek__targets_most(sources, job->inputs + first, count, samples)};
+  EK_TRY(ek__world_sum(world, all, 2, &before));
+  job->targets = all[1];
+  if (world != NULL && job->options->batch_samples == 0) {
+    job->place = *job->options;
+    job->place.batch_samples = all[0];
+    job->place.first_sample = before;
+    job->options = &job->place;
+  }
+  return check_place(model, samples, job->options);
+}
+
 /* Inputs that are to be cut: how, and what they become, but not yet the parts. */
 static ek_status lay_inputs(struct ek__forward *job, const ek_tensor *sources) {
   const ek_data_parallel_model *model = job->model;
@@ -253,7 +275,7 @@ ek_status ek__forward_lay(struct ek__forward *job, ek_data_parallel_model *model
   if (model->run.reduction->check_cut != NULL) {
     EK_TRY(model->run.reduction->check_cut("forward", model, lead));
   }
-  return check_place(model, lead->samples[model->run.count], options);
+  return find_place(job);
 }
 
 void ek__forward_free(struct ek__forward *job) {
@@ -281,8 +303,7 @@ ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs) {
   const ek_forward_options *options = job->options;
   ek__model_drop_forward(model);
   struct ek__last_forward *last = &model->last;
-  last->scaling = ek__model_own_scaling(model, job->sources, job->inputs,
-                                        lead->samples[model->run.count]);
+  last->scaling = ek__model_own_scaling(model, job->targets);
   last->number = atomic_fetch_add(&forwards, 1) + 1;
   last->gradient = options->gradient;
   last->scale = options->gradient ? ek__model_scale(model) : 0;

@@ -47,15 +47,10 @@ static const struct ek__loss *own_loss(const ek_data_parallel_model *model) {
   return it;
 }
 
-struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model,
-                                         const ek_tensor *sources, const ek_shards *inputs,
-                                         int64_t samples) {
+struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model, int64_t targets) {
   const struct ek__loss *loss = own_loss(model);
-  const size_t targets = model->module->targets, first = model->module->inputs - targets;
   if (loss == NULL) return (struct ek__scaling){1, 1};
-  if (loss->reduction != EK_REDUCTION_MEAN) return ek__model_scaling(model, 0);
-  return ek__model_scaling(model, ek__targets_most(sources == NULL ? NULL : sources + first,
-                                                   inputs + first, targets, samples));
+  return ek__model_scaling(model, loss->reduction == EK_REDUCTION_MEAN ? targets : 0);
 }
 
 double ek__model_scale(const ek_data_parallel_model *model) {

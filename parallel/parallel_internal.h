@@ -288,14 +288,11 @@ ek_status ek__parallel_apply_finish(ek_shards *output, const ek_shards *lead);
  * scale that forward was promised. unit: of their loss scale. */
 ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
                              size_t count, const ek_backward_options *options, double unit);
-/* The loss scale of a micro-batch with so many targets, 0 for a loss that is not divided: that of
- * the running step, or else of the next. */
+/* The loss scale of a micro-batch with this number of targets in all processes (0: its loss is not
+ * divided): that of the running step, or else of the next. */
 struct ek__scaling ek__model_scaling(const ek_data_parallel_model *model, int64_t targets);
-/* The same of a forward of these inputs, tensors that are still to be cut or shards (sources NULL),
- * of a model that computes its loss itself; without a criterion, 1. */
-struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model,
-                                         const ek_tensor *sources, const ek_shards *inputs,
-                                         int64_t samples);
+/* The same of a forward of a model that computes its loss itself; without a criterion, 1. */
+struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model, int64_t targets);
 /* The scale of the totals that a criterion of the model has promised its forwards, last_scaling
  * included; 0: none. */
 double ek__model_scale(const ek_data_parallel_model *model);

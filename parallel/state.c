@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/options.h"
+#include "device/device_internal.h"
 #include "device/types.h"
 #include "optimizer_internal.h"
 
@@ -312,6 +313,21 @@ static ek_status copy_entry(ek_data_parallel_model *model, const struct entry *e
 
 /* ---- reading and writing ---- */
 
+/* Whether this process has all of it. */
+static ek_status check_whole(const char *who, const ek_data_parallel_model *model, bool cut,
+                             const char *name) {
+  EK__FAIL_IF(cut && ek__group_world(model->run.group) != NULL, EK_ERR_UNSUPPORTED,
+              "%s: %s is cut over the devices of several processes, of which this one has its own "
+              "parts alone",
+              who, name);
+  return EK_OK;
+}
+
+static bool is_cut(const ek_data_parallel_model *model, const struct entry *entry) {
+  if (entry->kind == EK_STATE_KIND_OPTIMIZER) return ek__placement(model)->state_shares;
+  return !is_number(entry->kind) && !entry->info.buffer && ek__model_shares_masters(model);
+}
+
 static ek_status check_host(const char *who, const char *name, const ek_tensor *like,
                             const ek_tensor *host) {
   EK__FAIL_IF(ek_tensor_exists(host) && host->type != like->type, EK_ERR_TYPE,
@@ -342,6 +358,7 @@ ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model, co
   EK__MODEL_USE(model, "ek_state_read");
   struct entry entry;
   EK_TRY(entry_for(&entry, "ek_state_read", model, name, host));
+  EK_TRY(check_whole("ek_state_read", model, is_cut(model, &entry), name));
   return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, 0, host, false);
 }
 
@@ -358,6 +375,7 @@ ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *mode
               (long long)ek_tensor_count(&like));
   const ek_tensor part = ek__flat_range(&like, 0, ek_tensor_count(host));
   EK_TRY(check_host("ek_state_read_part", name, &part, host));
+  EK_TRY(check_whole("ek_state_read_part", model, is_cut(model, &entry), name));
   return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, first, host, false);
 }
 
@@ -445,6 +463,7 @@ ek_status ek_data_parallel_model_gradient(ek_tensor *host, const ek_data_paralle
   EK__FAIL_IF(model->step.stage != EK__STEP_REDUCED, EK_ERR_STATE,
               "gradient: the step's last backward has not run");
   EK_TRY(check_host("gradient", name, &info.value, host));
+  EK_TRY(check_whole("gradient", model, ek__placement(model)->state_shares, name));
   EK_TRY(read_gradient(host, model, info.offset));
   double factor = 1;
   EK_TRY(read_factor(&factor, model));

@@ -16,6 +16,7 @@
 #include "core/options.h"
 #include "core/owner.h"
 #include "criterion_internal.h"
+#include "device/device_internal.h"
 #include "micro_batches.h"
 
 struct ek_trainer {
@@ -225,12 +226,17 @@ static ek_status add_gradients(ek_trainer *self, const struct ek__batch *batch, 
   return ek__batch_run(self->model, self->criterion, batch, &forward, more);
 }
 
-/* How many parts a batch is taken in; *samples is set where they are several. */
+/* How many parts a batch is taken in; *samples is set where they are several. Several processes
+ * take as many parts each, some of them without samples. */
 static ek_status count_parts(int64_t *count, int64_t *samples, const ek_trainer *self,
                              const struct ek__batch *batch) {
   *count = 1;
   if (self->micro_batches < 2) return EK_OK;
   EK_TRY(ek__batch_samples(samples, batch));
+  if (ek__group_world(self->group) != NULL) {
+    *count = self->micro_batches;
+    return EK_OK;
+  }
   if (*samples > 1) *count = *samples < self->micro_batches ? *samples : self->micro_batches;
   return EK_OK;
 }

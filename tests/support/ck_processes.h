@@ -19,7 +19,8 @@
 enum { CK_PROCESSES = 4, CK_OUTCOME_NUMBERS = 4096 };
 
 struct ck_process {
-  size_t number, count;      /* of processes */
+  const char *part;             /* what is run */
+  size_t number, count;         /* of processes */
   size_t devices[CK_PROCESSES]; /* of each of them */
   size_t first_rank, world;
   int sockets[CK_PROCESSES]; /* to each of the others; -1 to itself */
@@ -31,8 +32,8 @@ struct ck_outcome {
   double seconds;
   size_t count;
   double numbers[CK_OUTCOME_NUMBERS];
-  bool whole;  /* it came back; set by who started it */
-  int exit;    /* as waitpid() says it; likewise */
+  bool whole; /* it came back; set by the test that started it */
+  int exit;   /* as waitpid() gives it; likewise */
 };
 
 struct ck_part {
@@ -44,7 +45,7 @@ struct ck_part {
 void ck_outcome_add(struct ck_outcome *outcome, double number);
 
 /* The only process of a world, for the same function in the test itself. */
-struct ck_process ck_process_alone(size_t devices);
+struct ck_process ck_process_alone(const char *part, size_t devices);
 
 /* An exchange over the sockets. The process must outlive it. */
 ek_exchange ck_process_exchange(const struct ck_process *process);

@@ -4,7 +4,7 @@
  *
  * Each test runs a part in processes of their own (ck_processes.h), which record and do not assert.
  */
-#include <stdatomic.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -160,7 +160,8 @@ static void ranks_agree(const struct ck_outcome *got, const size_t *devices, siz
     ck_assert_uint_eq(got[i].count, blocks * devices[i]);
     for (size_t k = 0; k < got[i].count; k++) {
       const size_t block = k / devices[i], rank = first + k % devices[i];
-      ck_assert_msg(got[i].numbers[k] == want->numbers[block * ranks + rank],
+      const double number = got[i].numbers[k], other = want->numbers[block * ranks + rank];
+      ck_assert_msg(number == other || (isnan(number) && isnan(other)),
                     "block %zu of rank %zu is not that of one process", block, rank);
     }
   }
@@ -178,18 +179,128 @@ static size_t world_of(int place) {
   return world;
 }
 
-START_TEST(collectives_have_the_bits_of_one_process) {
+/* A part in these processes, and in one process with all their devices. */
+static void agrees_with_one_process(const char *part,
+                                    void (*run)(struct ck_outcome *, const struct ck_process *),
+                                    int place) {
   struct ck_outcome *outcomes = calloc(CK_PROCESSES + 1, sizeof *outcomes);
   struct ck_outcome *want = &outcomes[CK_PROCESSES];
-  const size_t world = world_of(_i), count = places[_i].count;
-  const struct ck_process alone = ck_process_alone(world);
-  all_collectives(want, &alone);
-  ck_processes_run(outcomes, "collectives", places[_i].devices, count);
-  all_are_well(want, 0);
+  const size_t world = world_of(place), count = places[place].count;
+  const struct ck_process alone = ck_process_alone(part, world);
+  run(want, &alone);
   ck_assert_msg(want->status == EK_OK, "%s", want->message);
+  ck_processes_run(outcomes, part, places[place].devices, count);
   all_are_well(outcomes, count);
-  ranks_agree(outcomes, places[_i].devices, count, want, world);
+  ranks_agree(outcomes, places[place].devices, count, want, world);
   free(outcomes);
+}
+
+START_TEST(collectives_have_the_bits_of_one_process) {
+  agrees_with_one_process("collectives", all_collectives, _i);
+}
+END_TEST
+
+/* ---- training ---- */
+
+/* Some steps overflow and some do not. */
+static const ek_loss_scale restless = {.kind = EK_LOSS_SCALE_DYNAMIC, .scale = 1 << 22,
+                                       .growth = 4, .backoff = 0.5, .interval = 1};
+
+/* Runs of training, by the names of their parts. */
+static const struct training {
+  const char *part, *workload;
+  ek_mode mode;
+  ek_type precision;
+  const ek_loss_scale *loss_scale;
+  bool gradient_in_forward;
+} trainings[] = {{"gpt", "gpt", EK_MODE_REPLICATED, 0, NULL, false},
+                 {"mlp", "mlp", EK_MODE_REPLICATED, 0, NULL, true},
+                 {"mixer", "mixer", EK_MODE_REPLICATED, 0, NULL, false},
+                 {"gpt bf16", "gpt", EK_MODE_REPLICATED, EK_BF16, NULL, false},
+                 {"gpt f16", "gpt", EK_MODE_REPLICATED, EK_F16, &restless, true},
+                 {"gpt sharded", "gpt", EK_MODE_SHARDED, 0, NULL, false},
+                 {"mlp sharded-gradients", "mlp", EK_MODE_SHARDED_GRADIENTS, EK_BF16, NULL, false},
+                 {"gpt fully-sharded", "gpt", EK_MODE_FULLY_SHARDED, 0, NULL, false}};
+
+enum { TRAININGS = sizeof trainings / sizeof trainings[0], STEPS = 4, MICRO_BATCHES = 2 };
+
+/* Samples of each rank: uneven, none at all, and none in a whole process. */
+static const int64_t sizes[STEPS * MICRO_BATCHES][RANKS] = {{2, 3, 1, 2}, {1, 1, 1, 1},
+                                                            {0, 3, 2, 1}, {1, 0, 0, 2},
+                                                            {4, 1, 0, 0}, {0, 0, 2, 3},
+                                                            {1, 2, 3, 4}, {3, 0, 1, 0}};
+
+static void add_everywhere(struct ck_outcome *outcome, const struct ck_process *process,
+                           double number) {
+  for (size_t k = 0; k < process->devices[process->number]; k++) ck_outcome_add(outcome, number);
+}
+
+/* This process's samples of a micro-batch, which all processes make alike. */
+static ek_status add_micro_batch(struct ck_outcome *outcome, struct ck_training *training,
+                                 const struct ck_process *process, int number, bool accumulate) {
+  int64_t first = 0, own = 0, all = 0;
+  double loss = 0;
+  ek_scatter_options scatter = EK_SCATTER_OPTIONS_INIT;
+  for (size_t rank = 0; rank < process->world; rank++) {
+    const size_t device = rank - process->first_rank; /* huge below the first */
+    if (rank < process->first_rank) first += sizes[number][rank];
+    if (device < process->devices[process->number]) own += sizes[number][rank];
+    all += sizes[number][rank];
+  }
+  scatter.kind = EK_SCATTER_SIZES;
+  scatter.sizes = &sizes[number][process->first_rank];
+  struct ck_batch whole =
+      ck_batch_make(training->setup.workload, EK_F32, all, 0.2, (uint64_t)number);
+  const struct ck_batch batch = ck_batch_samples(&whole, first, own);
+  const ek_status status = ck_training_backward(training, &batch, &scatter, accumulate, &loss);
+  ck_batch_free(&whole);
+  add_everywhere(outcome, process, loss);
+  return status;
+}
+
+static ek_status train_steps(struct ck_outcome *outcome, struct ck_training *training,
+                             const struct ck_process *process) {
+  for (int step = 0; step < STEPS; step++) {
+    ek_step_result result = {0};
+    for (int i = 0; i < MICRO_BATCHES; i++) {
+      EK_TRY(add_micro_batch(outcome, training, process, step * MICRO_BATCHES + i,
+                             i + 1 < MICRO_BATCHES));
+    }
+    EK_TRY(ek_data_parallel_optimizer_step(&result, training->optimizer));
+    const double numbers[] = {result.loss, result.weight, result.gradient_norm,
+                              (double)result.step, result.skipped, result.loss_scale};
+    for (size_t i = 0; i < 6; i++) add_everywhere(outcome, process, numbers[i]);
+  }
+  for (size_t k = 0; k < process->devices[process->number]; k++) {
+    const ek_replica *replica = ek_data_parallel_model_replica(training->model, k);
+    const ek_tensor *flat = ek_replica_parameters(replica);
+    ck_outcome_add(outcome, hash_of(flat->data, (size_t)ek_tensor_bytes(flat)));
+  }
+  return EK_OK;
+}
+
+static void train(struct ck_outcome *outcome, const struct ck_process *process) {
+  const struct training *it = trainings;
+  struct ck_training training;
+  ek_group *group = NULL;
+  while (strcmp(it->part, process->part) != 0) it++;
+  struct ck_setup setup = ck_setup_mode(ck_workload(it->workload), "", it->mode);
+  setup.options.seed = 5;
+  setup.options.precision = it->precision;
+  setup.options.bucket_bytes = 4096; /* several */
+  setup.optimizer = ck_clipped_adamw;
+  setup.loss_scale = it->loss_scale;
+  setup.gradient_in_forward = it->gradient_in_forward;
+  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
+  if (keep(outcome, ck_training_try(&training, &setup, group))) {
+    (void)keep(outcome, train_steps(outcome, &training, process));
+    ck_training_free(&training);
+  }
+  (void)keep(outcome, ek_group_free(group));
+}
+
+START_TEST(training_has_the_bits_of_one_process) {
+  agrees_with_one_process(trainings[_i / PLACES].part, train, _i % PLACES);
 }
 END_TEST
 
@@ -338,7 +449,107 @@ START_TEST(an_error_in_one_process_is_one_in_all) {
 }
 END_TEST
 
+/* ---- a trainer, and a model that computes its loss itself ---- */
+
+enum { PARTS = 2 };
+
+static ek_status open_trainer(ek_trainer **trainer, ek_group *group) {
+  ek_module *module = NULL, *joined = NULL;
+  ek_criterion *criterion = NULL;
+  ek_optimizer *rule = NULL;
+  ek_status status = EK_OK;
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  options.group = group;
+  options.mode = EK_MODE_REPLICATED;
+  options.precision = EK_F16;
+  options.loss_scale = &restless;
+  options.micro_batches = PARTS;
+  EK_TRY_GOTO(status, ck_workload("gpt")->module(&module), cleanup);
+  EK_TRY_GOTO(status, ck_workload("gpt")->criterion(&criterion, EK_REDUCTION_MEAN), cleanup);
+  EK_TRY_GOTO(status, ek_with_criterion_create(&joined, module, criterion), cleanup);
+  EK_TRY_GOTO(status, ck_clipped_adamw(&rule), cleanup);
+  status = ek_trainer_open(trainer, NULL, joined, NULL, rule, &options);
+cleanup:
+  ek_optimizer_free(rule);
+  ek_criterion_free(criterion);
+  ek_module_free(joined);
+  ek_module_free(module);
+  return status;
+}
+
+/* A process's samples of a batch of PARTS samples for each rank: micro-batch m of all processes
+ * together is that of one process. */
+static struct ck_batch own_samples(const struct ck_batch *whole, const struct ck_process *process) {
+  const int64_t own = (int64_t)process->devices[process->number];
+  struct ck_batch result = ck_batch_make(ck_workload("gpt"), EK_F32, PARTS * own, 0, 1);
+  for (int64_t m = 0; m < PARTS; m++) {
+    const int64_t from = m * (int64_t)process->world + (int64_t)process->first_rank;
+    const struct ck_batch source = ck_batch_samples(whole, from, own);
+    const struct ck_batch to = ck_batch_samples(&result, m * own, own);
+    for (size_t i = 0; i < to.inputs; i++) {
+      memcpy(to.input[i].data, source.input[i].data, (size_t)ek_tensor_bytes(&to.input[i]));
+    }
+    for (size_t i = 0; i < to.targets; i++) {
+      memcpy(to.target[i].data, source.target[i].data, (size_t)ek_tensor_bytes(&to.target[i]));
+    }
+  }
+  return result;
+}
+
+/* Steps, and then a loss without gradient. */
+static ek_status trainer_steps(struct ck_outcome *outcome, ek_trainer *trainer,
+                               const struct ck_process *process) {
+  const struct ck_workload *workload = ck_workload("gpt");
+  for (int step = 0; step <= STEPS; step++) {
+    struct ck_batch whole =
+        ck_batch_make(workload, EK_F32, PARTS * (int64_t)process->world, 0.2, (uint64_t)step);
+    struct ck_batch batch = own_samples(&whole, process);
+    ek_step_result result = {0};
+    const ek_status status =
+        step < STEPS ? ek_trainer_step(&result, trainer, batch.input, batch.inputs, batch.target,
+                                       batch.targets)
+                     : ek_trainer_evaluate(&result.loss, &result.weight, trainer, batch.input,
+                                           batch.inputs, batch.target, batch.targets);
+    ck_batch_free(&batch);
+    ck_batch_free(&whole);
+    EK_TRY(status);
+    const double numbers[] = {result.loss, result.weight, result.gradient_norm, result.loss_scale};
+    for (size_t i = 0; i < 4; i++) add_everywhere(outcome, process, numbers[i]);
+  }
+  for (size_t k = 0; k < process->devices[process->number]; k++) {
+    const ek_data_parallel_model *model = ek_trainer_model(trainer);
+    const ek_tensor *flat = ek_replica_parameters(ek_data_parallel_model_replica(model, k));
+    ck_outcome_add(outcome, hash_of(flat->data, (size_t)ek_tensor_bytes(flat)));
+  }
+  return EK_OK;
+}
+
+static void use_trainer(struct ck_outcome *outcome, const struct ck_process *process) {
+  ek_trainer *trainer = NULL;
+  ek_group *group = NULL;
+  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
+  if (keep(outcome, open_trainer(&trainer, group))) {
+    (void)keep(outcome, trainer_steps(outcome, trainer, process));
+  }
+  (void)keep(outcome, ek_trainer_free(trainer));
+  (void)keep(outcome, ek_group_free(group));
+}
+
+START_TEST(a_trainer_has_the_bits_of_one_process) {
+  agrees_with_one_process("trainer", use_trainer, _i);
+}
+END_TEST
+
 static const struct ck_part parts[] = {{"collectives", all_collectives},
+                                       {"gpt", train},
+                                       {"mlp", train},
+                                       {"mixer", train},
+                                       {"gpt bf16", train},
+                                       {"gpt f16", train},
+                                       {"gpt sharded", train},
+                                       {"mlp sharded-gradients", train},
+                                       {"gpt fully-sharded", train},
+                                       {"trainer", use_trainer},
                                        {"dies", dies},
                                        {"hangs", hangs},
                                        {"fails", fails},
@@ -350,6 +561,9 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("processes");
   TCase *core = ck_case(suite, "collectives");
   tcase_add_loop_test(core, collectives_have_the_bits_of_one_process, 0, PLACES);
+  TCase *training = ck_case(suite, "training");
+  tcase_add_loop_test(training, training_has_the_bits_of_one_process, 0, TRAININGS * PLACES);
+  tcase_add_loop_test(training, a_trainer_has_the_bits_of_one_process, 0, PLACES);
   TCase *failures = ck_case(suite, "failures");
   tcase_add_loop_test(failures, an_error_in_one_process_is_one_in_all, 0, 2 * DISASTERS);
   return suite;
