@@ -46,7 +46,7 @@ static ek_status begin(struct job *job, ek_shards *outputs) {
   struct ek__loss *loss = job->loss.loss;
   const ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   EK_TRY(ek__forward_begin(&job->forward, outputs));
-  ek__loss_begin(&job->loss, outputs, job->gradient, model->last.samples);
+  ek__loss_begin(&job->loss, outputs, job->gradient);
   if (!job->gradient) return EK_OK;
   EK_TRY(ek__backward_check(model, loss->reduction == EK_REDUCTION_MEAN, loss->scaling.factor,
                             job->backward.running));
