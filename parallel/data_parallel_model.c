@@ -15,6 +15,7 @@
 #include "device/device_internal.h"
 #include "forward.h"
 #include "keeper.h"
+#include "tree.h"
 
 /* ---- opening and closing ---- */
 
@@ -46,6 +47,26 @@ static ek_status check_options(ek_data_parallel_model_options *options, const ek
               "itself has reduction mean or sum",
               module->ops->kind);
   return EK_OK;
+}
+
+/* The one place that asks whether a model is reproducible. */
+static ek_status choose_reduction(const struct ek__reduction **reduction,
+                                  const ek_data_parallel_model_options *options,
+                                  const ek_group *group) {
+  const size_t grains = options->reproducible;
+  *reduction = grains > 0 ? &ek__reduction_tree : &ek__reduction_sum;
+  if (grains == 0) return EK_OK;
+  EK__FAIL_IF(grains < ek_group_size(group) || grains > EK__MAX_GRAINS, EK_ERR_INVALID_ARGUMENT,
+              "ek_data_parallel_model_open: reproducible is %zu, expected at least the %zu devices "
+              "and at most %d",
+              grains, ek_group_size(group), EK__MAX_GRAINS);
+  EK__FAIL_IF(ek__group_world_size(group) != ek_group_size(group), EK_ERR_UNSUPPORTED,
+              "ek_data_parallel_model_open: reproducible over several processes is not yet "
+              "implemented");
+  if (ek_group_is_deterministic(group)) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "ek_data_parallel_model_open: a reproducible model needs a group that was "
+                      "opened with ek_group_options.deterministic");
 }
 
 static ek_status open_replica(void *context, ek_device *device, size_t index) {
@@ -169,7 +190,7 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   EK_TRY(check_options(&o, group, module));
   if (module->terms > 0) o.outputs = EK_OUTPUTS_STAY; /* totals have no rows to gather */
   const struct ek__reduction *reduction = NULL;
-  EK_TRY(ek__reduction_choose(&reduction, &o, group));
+  EK_TRY(choose_reduction(&reduction, &o, group));
   ek_data_parallel_model *result = NULL;
   ek_input_scaling *scalings = NULL;
   EK_TRY(ek__new(&result, 1, sizeof *result, memory_of));

@@ -2,7 +2,7 @@
  * model_backward.c - the backward of a data-parallel model, in the model's thread.
  *
  * Checks the gradients, and cuts those of gathered outputs where the forward's rows came from; the
- * workers run the passes of the last forward back (rank_backward.c) and sum gradients over the
+ * workers run the passes of the last forward back (rank.c) and sum gradients over the
  * ranks meanwhile.
  */
 #include <string.h>

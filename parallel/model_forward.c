@@ -1,7 +1,7 @@
 /*
  * model_forward.c - the forward of a data-parallel model, in the model's thread.
  *
- * Checks a forward and lays it out (forward.h); the workers run it (rank_forward.c); then the
+ * Checks a forward and lays it out (forward.h); the workers run it (rank.c); then the
  * outputs are looked at, and in mode gather their rows go to one device. What is wrong with the
  * arguments is seen before anything is lost; whatever fails later drops the step.
  */

@@ -317,7 +317,7 @@ ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);
  * (ek__floats_convert()), in pieces on the stack. On a `plan` device nothing is copied. */
 ek_status ek__copy_converted(ek_tensor *destination, const ek_tensor *source);
 
-/* ---- given_shards.c ---- */
+/* ---- shards.c: shards that a program has made ---- */
 
 /* Whether a target is cut at the samples of `like`, whole samples each. */
 bool ek__target_fits(const ek_shards *target, const ek_shards *like);

@@ -80,11 +80,6 @@ struct ek__reduction {
 
 extern const struct ek__reduction ek__reduction_sum, ek__reduction_tree;
 
-/* That of a model with these options; EK_ERR_INVALID_ARGUMENT, EK_ERR_UNSUPPORTED. */
-ek_status ek__reduction_choose(const struct ek__reduction **reduction,
-                               const ek_data_parallel_model_options *options,
-                               const ek_group *group);
-
 /* ---- pieces.c: rows of a piece ---- */
 
 /*
@@ -106,7 +101,7 @@ ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part,
                            const ek_data_parallel_model *model, const struct ek__pieces *pieces,
                            const struct ek__piece *piece, ek_memory_category category);
 
-/* ---- rank_forward.c, rank_backward.c ---- */
+/* ---- rank.c ---- */
 
 /* A pass of a piece, for the model or for a loss: `options` without what every pass of a run has,
  * and with the first sample within the step. */

@@ -1,0 +1,122 @@
+/*
+ * check_jobs.c - how often a trainer's step wakes the workers: once for each micro-batch and once for
+ * the update, and once more where the host reads what the update depends on.
+ *
+ * Counted from outside: a job of a group wakes each worker with one sem_post(), which is this
+ * program's own. Sanitizers bring a sem_post() of theirs, so nothing is counted with them.
+ */
+#include <dlfcn.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+
+#include <evenkeel/adamw.h>
+#include <evenkeel/trainer.h>
+
+#include "ck_training.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define COUNTS 0
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define COUNTS 0
+#else
+#define COUNTS 1
+#endif
+#else
+#define COUNTS 1
+#endif
+
+enum { SAMPLES = 12 };
+
+static atomic_ulong posts;
+
+#if COUNTS
+int sem_post(sem_t *semaphore) {
+  static int (*real)(sem_t *);
+  if (real == NULL) *(void **)(&real) = dlsym(RTLD_NEXT, "sem_post");
+  atomic_fetch_add(&posts, 1);
+  return real(semaphore);
+}
+#endif
+
+/* Since the last call. */
+static unsigned long jobs(const ek_trainer *trainer) {
+  return atomic_exchange(&posts, 0) / ek_group_size(ek_trainer_group(trainer));
+}
+
+struct bench {
+  ek_module *module;
+  ek_criterion *criterion;
+  ek_optimizer *rule;
+  ek_trainer *trainer;
+  struct ck_batch batch;
+};
+
+static void open_bench(struct bench *b, const char *name, ek_mode mode, int64_t micro_batches,
+                       size_t reproducible) {
+  const struct ck_workload *workload = ck_workload(name);
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  options.mode = mode;
+  options.micro_batches = micro_batches;
+  options.reproducible = reproducible;
+  ck_ok(workload->module(&b->module));
+  ck_ok(workload->criterion(&b->criterion, EK_REDUCTION_MEAN));
+  ck_ok(ek_adamw_create(&b->rule, NULL));
+  ck_ok(ek_trainer_open(&b->trainer, ck_spec("cpu:3"), b->module, b->criterion, b->rule, &options));
+  b->batch = ck_batch_make(workload, EK_F32, SAMPLES, 0, 1);
+}
+
+static void close_bench(struct bench *b) {
+  ck_batch_free(&b->batch);
+  ck_ok(ek_trainer_free(b->trainer));
+  ek_optimizer_free(b->rule);
+  ek_criterion_free(b->criterion);
+  ek_module_free(b->module);
+}
+
+static unsigned long jobs_of_step(struct bench *b, ek_step_result *result) {
+  (void)jobs(b->trainer);
+  ck_ok(ek_trainer_step(result, b->trainer, b->batch.input, b->batch.inputs, b->batch.target,
+                        b->batch.targets));
+  return jobs(b->trainer);
+}
+
+START_TEST(one_job_for_each_micro_batch_and_one_for_the_update) {
+  const ek_mode mode = (ek_mode)(_i % CK_MODES);
+  const int64_t micro_batches = 1 + _i / CK_MODES % 4;
+  const size_t reproducible = _i / CK_MODES < 4 ? 0 : 6;
+  struct bench b;
+  ek_step_result result;
+  if (!COUNTS || mode == EK_MODE_GATHER) return;
+  open_bench(&b, "gpt", mode, micro_batches, reproducible);
+  for (int i = 0; i < 3; i++) {
+    ck_assert_uint_eq(jobs_of_step(&b, NULL), (unsigned long)micro_batches + 1);
+  }
+  ck_assert_uint_eq(jobs_of_step(&b, &result), (unsigned long)micro_batches + 2);
+  double loss = 0;
+  ck_ok(ek_trainer_evaluate(&loss, NULL, b.trainer, b.batch.input, b.batch.inputs, b.batch.target,
+                            b.batch.targets));
+  ck_assert_uint_eq(jobs(b.trainer), (unsigned long)micro_batches);
+  close_bench(&b);
+}
+END_TEST
+
+/* Rows that go to one device and back need all ranks in between. */
+START_TEST(gathered_outputs_take_more) {
+  struct bench b;
+  if (!COUNTS) return;
+  open_bench(&b, "gpt", EK_MODE_GATHER, 2, 0);
+  ck_assert_uint_gt(jobs_of_step(&b, NULL), 3);
+  close_bench(&b);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("jobs");
+  TCase *core = ck_case(suite, "jobs");
+  tcase_add_loop_test(core, one_job_for_each_micro_batch_and_one_for_the_update, 0, 8 * CK_MODES);
+  tcase_add_test(core, gathered_outputs_take_more);
+  return suite;
+}
+
+CK_MAIN(make_suite)
