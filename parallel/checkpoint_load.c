@@ -172,8 +172,8 @@ static const char *why_missing(const ek_safetensors *file, const ek_state_info *
 static const char *why_extra(const ek_data_parallel_model *model, const char *name) {
   const char *parameter = parameter_of(name);
   ek_parameter_info info;
-  if (parameter != NULL && ek_replica_find(&info, model->run.ranks[0].replica, parameter) == EK_OK &&
-      info.frozen) {
+  if (parameter != NULL &&
+      ek_replica_find(&info, model->run.ranks[0].replica, parameter) == EK_OK && info.frozen) {
     return "is in the file, and the parameter is frozen here, which it was not in the run that was "
            "saved";
   }

@@ -15,8 +15,7 @@ static ek_status out_of_turn(const char *why) {
   return ek_error_set(EK_ERR_STATE, "criterion backward: %s", why);
 }
 
-static ek_status check_turn(const struct ek__loss *loss,
-                            const ek_data_parallel_model *model) {
+static ek_status check_turn(const struct ek__loss *loss, const ek_data_parallel_model *model) {
   if (!loss->has_forward) {
     return out_of_turn(loss->has_loss ? "the backward of the last criterion forward has run already"
                                       : "no criterion forward has come before it");
@@ -51,11 +50,10 @@ static ek_status check_backward(const ek_data_parallel_model *model, const struc
   if (model->step.stage != EK__STEP_EMPTY && model->step.divided != divided) {
     return out_of_turn("reduction `mean` and others cannot be added up in one step");
   }
-  EK__FAIL_IF(
-      options->factors != NULL &&
-          (loss->reduction != EK_REDUCTION_NONE || options->factors->group != model->run.group),
-      EK_ERR_INVALID_ARGUMENT,
-      "criterion backward: factors go with reduction `none`, in the model's group");
+  EK__FAIL_IF(options->factors != NULL && (loss->reduction != EK_REDUCTION_NONE ||
+                                           options->factors->group != model->run.group),
+              EK_ERR_INVALID_ARGUMENT,
+              "criterion backward: factors go with reduction `none`, in the model's group");
   if (options->factors != NULL) {
     EK_TRY(ek__shards_check("criterion backward: factors", options->factors));
   }
@@ -90,8 +88,7 @@ static ek_status backward_one(void *context, ek_device *device, size_t index) {
   const struct job *job = context;
   (void)device;
   return ek__rank_backward_of_loss(&job->backward, job->loss,
-                                   &job->backward.model->run.ranks[index],
-                                   factors_of(job, index));
+                                   &job->backward.model->run.ranks[index], factors_of(job, index));
 }
 
 static ek_status outputs_backward(void *context, ek_device *device, size_t index) {
@@ -99,8 +96,8 @@ static ek_status outputs_backward(void *context, ek_device *device, size_t index
   const ek_data_parallel_model *model = job->backward.model;
   ek_tensor gradients[EK_MAX_TENSORS] = {{0}};
   (void)device;
-  const ek_status status = ek__rank_loss_backward(
-      gradients, model, job->loss, &model->run.ranks[index], factors_of(job, index));
+  const ek_status status = ek__rank_loss_backward(gradients, model, job->loss,
+                                                  &model->run.ranks[index], factors_of(job, index));
   for (size_t i = 0; i < job->loss->outputs; i++) {
     if (ek_tensor_exists(&gradients[i])) job->gradients[i].parts[index] = gradients[i];
   }
@@ -139,8 +136,7 @@ static ek_status backward_gathered(struct job *job) {
   ek_status status = lay_out_gradients(gradients, loss);
   if (status == EK_OK) status = ek_group_apply(model->run.group, outputs_backward, job);
   if (status == EK_OK) {
-    status =
-        ek__model_backward(model, gradients, loss->outputs, &options, loss->scaling.unit);
+    status = ek__model_backward(model, gradients, loss->outputs, &options, loss->scaling.unit);
   }
   for (size_t i = 0; i < loss->outputs; i++) ek_shards_free(&gradients[i]);
   job->gradients = NULL;

@@ -1,9 +1,10 @@
 /*
  * criterion_internal.h - a data-parallel criterion from the inside.
  *
- * The state of a criterion is a struct ek__loss, which the model lists and which knows neither model
- * nor handle. data_parallel_criterion.c has its opening and what the model's thread does,
- * rank_loss.c what a worker does, criterion_terms.c several terms over several micro-batches.
+ * The state of a criterion is a struct ek__loss. The model lists it, and it has a pointer neither to
+ * the model nor to the handle. data_parallel_criterion.c opens it and has what the model's thread
+ * does, rank_loss.c what a worker does, criterion_terms.c several terms over several
+ * micro-batches.
  */
 #ifndef EK_CRITERION_INTERNAL_H
 #define EK_CRITERION_INTERNAL_H
@@ -20,7 +21,7 @@ struct ek__loss_rank {
   ek_tensor losses;         /* reduction `none`: every single one of the last forward */
   ek_pass **passes;         /* of a forward whose backward may still come: one for each piece */
   size_t pass_count;
-  /* Several terms with reduction `mean` (else empty): the step so far, this micro-batch included. */
+  /* Several terms with reduction `mean`, else empty: the step so far, with this micro-batch. */
   ek_tensor step_totals; /* f64 [terms, 2]: {S, D} of every term */
   ek_tensor step_scales; /* scratch, f64 [terms, 2] */
 };
@@ -68,7 +69,7 @@ struct ek__loss {
   uint32_t micro_batches;       /* of the step, whose totals these are */
   double weights[EK_MAX_TERMS]; /* of the step, as they were given or seen first */
   bool weights_given;
-  bool verify; /* the running step has weights that were given */
+  bool verify;                       /* the running step has weights that were given */
   double given_scales[EK_MAX_TERMS]; /* that the given weights make */
 };
 

@@ -29,7 +29,8 @@ static ek_status open_terms(const struct ek__loss *loss, ek_device *device, size
   struct ek__loss_rank *own = &loss->ranks[index];
   const int64_t totals[] = {(int64_t)loss->terms, 2}, combined[] = {2};
   EK_TRY(ek_tensor_create(&own->step_totals, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
-  EK_TRY(ek_tensor_create(&loss->step_combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
+  EK_TRY(
+      ek_tensor_create(&loss->step_combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
   return ek_tensor_create(&own->step_scales, device, EK_MEMORY_LOSS, EK_F64, 2, totals);
 }
 
@@ -193,8 +194,7 @@ ek_status ek__loss_check_call(const ek_data_parallel_model *model, const struct 
 }
 
 static ek_status check_outputs(const ek_data_parallel_model *model, const struct ek__loss *loss,
-                               const ek_shards *outputs, size_t output_count,
-                               size_t target_count) {
+                               const ek_shards *outputs, size_t output_count, size_t target_count) {
   EK_TRY(ek__loss_check_call(model, loss, output_count, target_count));
   for (size_t i = 0; i < output_count; i++) {
     EK__FAIL_IF(outputs[i].group != model->run.group, EK_ERR_DEVICE,
@@ -264,8 +264,8 @@ void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradi
   loss->scaling = (struct ek__scaling){1, 1};
   if (gradient) {
     const int64_t targets = loss->reduction == EK_REDUCTION_MEAN ? job->most : 0;
-    loss->scaling = loss->form->promises ? job->model->last.scaling
-                                         : ek__model_scaling(job->model, targets);
+    loss->scaling =
+        loss->form->promises ? job->model->last.scaling : ek__model_scaling(job->model, targets);
   }
   loss->with_gradient = gradient && loss->options.gradient_in_forward && !loss->form->promises &&
                         job->model->run.reduction->whole;
@@ -282,8 +282,7 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
 static ek_status run(struct ek__loss_forward *job, ek_shards *outputs) {
   ek_data_parallel_model *model = job->model;
   struct ek__loss *loss = job->loss;
-  const bool gradient =
-      model->last.pending != 0 && outputs[0].forward == model->last.pending;
+  const bool gradient = model->last.pending != 0 && outputs[0].forward == model->last.pending;
   ek__loss_begin(job, outputs, gradient);
   const ek_status status = ek_group_apply(model->run.group, forward_one, job);
   loss->has_forward = loss->has_loss = status == EK_OK;
@@ -350,7 +349,8 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
                                           ek_data_parallel_criterion *parallel) {
   EK__NOT_NULL("criterion loss", loss, parallel);
   EK__MODEL_USE(parallel->model, "criterion loss");
-  EK__FAIL_IF(!parallel->loss.has_loss, EK_ERR_STATE, "criterion loss: no forward has come before it");
+  EK__FAIL_IF(!parallel->loss.has_loss, EK_ERR_STATE,
+              "criterion loss: no forward has come before it");
   const size_t terms = parallel->loss.terms;
   double combined[2] = {NAN, NAN}, totals[2 * EK_MAX_TERMS] = {0};
   EK_TRY(ek__read_numbers(combined, 2, &parallel->loss.combined[0]));
@@ -367,7 +367,8 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
                                             ek_data_parallel_criterion *parallel) {
   EK__NOT_NULL("criterion losses", losses, parallel);
   EK__MODEL_USE(parallel->model, "criterion losses");
-  EK__FAIL_IF(!parallel->loss.has_forward || parallel->loss.reduction != EK_REDUCTION_NONE, EK_ERR_STATE,
+  EK__FAIL_IF(!parallel->loss.has_forward || parallel->loss.reduction != EK_REDUCTION_NONE,
+              EK_ERR_STATE,
               "criterion losses: no forward with reduction `none` has come before it");
   EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->loss.seen));
   ek_shards made;

@@ -32,8 +32,8 @@ static ek_status check_options(ek_data_parallel_model_options *options, const ek
                             "ek_data_parallel_model_open"));
   EK_TRY(ek__gradient_type_read(&options->gradient_type, options->type, options->precision,
                                 ek_group_device(group, 0), "ek_data_parallel_model_open"));
-  EK__FAIL_IF(ek__group_world(group) != NULL && (options->outputs == EK_OUTPUTS_GATHER ||
-                                                 options->state == EK_STATE_MASTER),
+  EK__FAIL_IF(ek__group_world(group) != NULL &&
+                  (options->outputs == EK_OUTPUTS_GATHER || options->state == EK_STATE_MASTER),
               EK_ERR_UNSUPPORTED,
               "ek_data_parallel_model_open: outputs that are gathered, or one master of the state, "
               "are within one process; between processes the mode is replicated or sharded in any "

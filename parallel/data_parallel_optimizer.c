@@ -54,8 +54,8 @@ static ek_status make_tables(ek_data_parallel_optimizer *self) {
   const ek_replica *replica = model->run.ranks[0].replica;
   const size_t count = ek_replica_parameter_count(replica);
   EK_TRY(ek__new(&update->parameters, count, sizeof *update->parameters, memory_of));
-  EK_TRY(ek__new(&update->written, count, update->state_count * sizeof *update->written,
-                 memory_of));
+  EK_TRY(
+      ek__new(&update->written, count, update->state_count * sizeof *update->written, memory_of));
   for (size_t k = 0; k < model->run.count; k++) {
     struct ek__share *share = &model->run.ranks[k].share;
     EK_TRY(ek__new(&share->offsets, model->run.cut.ranks + 1, sizeof *share->offsets, memory_of));
@@ -388,8 +388,7 @@ ek_status ek_data_parallel_optimizer_set_schedule(ek_data_parallel_optimizer *pa
   EK__NOT_NULL("set_schedule", parallel);
   EK__MODEL_USE(parallel->model, "set_schedule");
   if (schedule != NULL) {
-    EK_TRY(read_schedule(&parallel->update.schedule, schedule,
-                         parallel->update.optimizer));
+    EK_TRY(read_schedule(&parallel->update.schedule, schedule, parallel->update.optimizer));
   }
   parallel->update.held = false;
   return EK_OK;

@@ -15,9 +15,10 @@
 struct ek__forward {
   ek_data_parallel_model *model;
   const ek_forward_options *options; /* the caller's, or `place` */
-  ek_forward_options place; /* between processes: the same, and where the samples are in the batch */
-  int64_t targets;          /* the most that an input has of them, in all processes */
-  bool predict; /* what the module predicts, with its targets left out */
+  ek_forward_options
+      place;       /* between processes: the same, and where the samples are in the batch */
+  int64_t targets; /* the most that an input has of them, in all processes */
+  bool predict;    /* what the module predicts, with its targets left out */
   size_t input_count, output_count;
   size_t lead;             /* the first input that is cut: its samples are those of the forward */
   const ek_shards *inputs; /* the caller's, or `parts` */

@@ -19,7 +19,7 @@
 #include "parallel_internal.h"
 
 struct ek__keeper {
-  struct ek__lender lender; /* for passes: the first member */
+  struct ek__lender lender;      /* for passes: the first member */
   ek_communicator *communicator; /* loans, as are the next three */
   const struct ek__buckets *cut;
   ek_device *device;
@@ -41,7 +41,8 @@ struct ek__keeper {
   uint64_t trail;    /* of what its passes have asked for: ek__keeper_note() */
 };
 
-/* Of a rank whose replica and sums are there. What was made stays for the second call on failure. */
+/* Of a rank whose replica and sums are there. After a failure ek__keeper_free() frees what was
+ * made. */
 ek_status ek__keeper_create(struct ek__rank *rank, const struct ek__ranks *run, bool values);
 void ek__keeper_free(struct ek__keeper *keeper);
 /* On the worker: the replica gets its shares of gradients. */

@@ -37,8 +37,7 @@ static ek_status initialize(const ek_data_parallel_model *model, const struct ek
 }
 
 /* The device's own part of every bucket, in a whole buffer. */
-static ek_status round_into_whole(const ek_data_parallel_model *model,
-                                  const struct ek__rank *own) {
+static ek_status round_into_whole(const ek_data_parallel_model *model, const struct ek__rank *own) {
   const ek_replica *replica = own->replica;
   const struct ek__buckets *cut = &model->run.cut;
   const size_t rank = own->number;
@@ -56,8 +55,8 @@ static ek_status round_into_whole(const ek_data_parallel_model *model,
 
 ek_status ek__masters_open(const ek_data_parallel_model *model, const struct ek__rank *own) {
   const struct ek__buckets *cut = &model->run.cut;
-  EK_TRY(ek__replica_hold_parameters(own->replica,
-                                     ek__buckets_share(cut, cut->count, own->number)));
+  EK_TRY(
+      ek__replica_hold_parameters(own->replica, ek__buckets_share(cut, cut->count, own->number)));
   EK_TRY(initialize(model, own));
   return own->replica->whole_values ? round_into_whole(model, own)
                                     : ek_replica_refresh(own->replica);

@@ -18,7 +18,8 @@ static int64_t rows_before(const ek_data_parallel_model *model, size_t index, si
   int64_t rows = 0;
   for (size_t k = 0; k < count; k++) {
     const struct ek__rank *rank = &model->run.ranks[k];
-    if (rank->samples > 0) rows += rank->outputs[index].rank == 0 ? 1 : rank->outputs[index].shape[0];
+    if (rank->samples > 0)
+      rows += rank->outputs[index].rank == 0 ? 1 : rank->outputs[index].shape[0];
   }
   return rows;
 }
@@ -65,7 +66,8 @@ static ek_status check_gradients(const ek_data_parallel_model *model, const ek_s
   for (size_t i = 0; i < count; i++) {
     const ek_shards *gradient = &gradients[i];
     EK__FAIL_IF(
-        gradient->forward != 0 && (gradient->forward != model->last.pending || gradient->output != i),
+        gradient->forward != 0 &&
+            (gradient->forward != model->last.pending || gradient->output != i),
         EK_ERR_STATE,
         "backward: gradient number %zu is not of output number %zu of the model's last forward", i,
         i);

@@ -52,10 +52,11 @@ static bool is_mixed(const ek_data_parallel_model *model) {
 static ek_status check_call(const struct ek__forward *job, size_t count) {
   const ek_data_parallel_model *model = job->model;
   EK_TRY(ek__model_check(model));
-  EK_TRY(ek__layout_check(&model->run.ranks[0].replica->layout)); /* arrays are laid out by its counts */
+  EK_TRY(ek__layout_check(
+      &model->run.ranks[0].replica->layout)); /* arrays are laid out by its counts */
   EK__FAIL_IF(count != job->input_count, EK_ERR_INVALID_ARGUMENT,
-              "forward: %s takes %zu inputs, not %zu", model->module->ops->kind,
-              job->input_count, count);
+              "forward: %s takes %zu inputs, not %zu", model->module->ops->kind, job->input_count,
+              count);
   EK__FAIL_IF(model->step.stage == EK__STEP_REDUCED && job->options->gradient, EK_ERR_STATE,
               "forward: the step's last backward has run; the optimizer (or discard) is "
               "next");
@@ -345,9 +346,8 @@ static ek_status run(struct ek__forward *job, ek_shards *made) {
   return EK_OK;
 }
 
-static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model,
-                         const ek_tensor *whole, const ek_shards *cut, size_t count,
-                         const ek_forward_options *options) {
+static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, const ek_tensor *whole,
+                         const ek_shards *cut, size_t count, const ek_forward_options *options) {
   ek_forward_options o = EK_FORWARD_OPTIONS_INIT;
   const void *inputs = whole == NULL ? (const void *)cut : whole;
   struct ek__forward job = {0};

@@ -17,7 +17,8 @@
 #include "parallel_internal.h"
 
 static bool is_torn(const ek_data_parallel_model *model) {
-  return atomic_load(&model->torn.updating) || atomic_load(&model->torn.tears) != model->torn.mended;
+  return atomic_load(&model->torn.updating) ||
+         atomic_load(&model->torn.tears) != model->torn.mended;
 }
 
 ek_status ek__model_check(const ek_data_parallel_model *model) {
@@ -64,7 +65,8 @@ void ek__model_write_ended(ek_data_parallel_model *model, uint64_t tear, uint64_
 void ek__model_lose_update(ek_data_parallel_model *model) {
   model->update = NULL;
   model->step.taken = 0;
-  if (is_torn(model)) atomic_fetch_add(&model->torn.tears, 1); /* what is to be written has changed */
+  if (is_torn(model))
+    atomic_fetch_add(&model->torn.tears, 1); /* what is to be written has changed */
 }
 
 /* ---- what the group tells ---- */

@@ -18,9 +18,9 @@ struct ek__update {
   bool held; /* ek_data_parallel_optimizer_set_learning_rate(): this rate instead of a schedule's */
   double held_rate;
   ek_loss_scale loss_scale;
-  ek_loss_scale_state scaler; /* of the next step */
-  bool norm, refuse;          /* options: gradient_norm, refuse_not_finite */
-  size_t state_count;         /* of the rule, when it was opened */
+  ek_loss_scale_state scaler;          /* of the next step */
+  bool norm, refuse;                   /* options: gradient_norm, refuse_not_finite */
+  size_t state_count;                  /* of the rule, when it was opened */
   size_t *parameters, parameter_count; /* those that it updates, not frozen: numbers in a replica */
   uint64_t *written;                   /* per state and such parameter: model_torn.c */
 };
@@ -33,8 +33,7 @@ struct ek_data_parallel_optimizer {
 /* Of the step that comes next. */
 static inline double ek__update_rate(const struct ek__update *update,
                                      const ek_data_parallel_model *model) {
-  return update->held ? update->held_rate
-                      : ek_schedule_rate(&update->schedule, model->step.taken);
+  return update->held ? update->held_rate : ek_schedule_rate(&update->schedule, model->step.taken);
 }
 
 /* Every worker updates a part of rank 0's memory, where that is in one address space with all. */

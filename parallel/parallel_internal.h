@@ -1,17 +1,16 @@
 /*
  * parallel_internal.h - a data-parallel model from the inside.
  *
- * A *rank* is all that one device has of a run; it is what a worker's job gets. A *run* is the
- * ranks of this process with what connects them: there is one array of ranks, and a process with one
- * device is a run with one of them. Which rank of the world a device is says ek__rank.number; `place`
- * is only where its parts are in ek_shards.
+ * A *rank* has everything that one device has of a run, and a worker's job gets its rank. The ranks
+ * of this process are one array. ek__rank.number is the rank in the world; ek__rank.place is only
+ * the index of the device's parts in ek_shards.
  *
- * Model, criterion and optimizer are handles. A criterion's state (struct ek__loss) and an
- * optimizer's (struct ek__update) are listed in the model and know neither the model nor their
- * handles; so every pointer goes down, and no object asks the one above it.
+ * Model, criterion and optimizer are handles. The model lists the state of its criteria (struct
+ * ek__loss) and of its optimizer (struct ek__update). These structs have no pointer to the model or
+ * to a handle: every pointer goes down, and no object asks the one above it.
  *
- * What differs with the order of sums (a reproducible model) is in the row of a table, struct
- * ek__reduction in reduction.h, which is chosen when the model opens.
+ * Whatever depends on the order of sums (a reproducible model has its own) is in a table of
+ * functions, struct ek__reduction in reduction.h, which is chosen when the model opens.
  */
 #ifndef EK_PARALLEL_INTERNAL_H
 #define EK_PARALLEL_INTERNAL_H
@@ -89,7 +88,7 @@ struct ek__rank {
   ek_tensor totals;          /* f64 {s, D} of the step, the same on every rank */
   ek_pass **passes;          /* of a forward whose backward has not come: one for each piece */
   size_t pass_count;
-  bool reducing;             /* this backward is the step's last: sums begin as it runs */
+  bool reducing; /* this backward is the step's last: sums begin as it runs */
   /* Of the last forward: its samples, and its outputs without their memory. */
   int64_t first_sample, samples;
   ek_tensor outputs[EK_MAX_TENSORS];
@@ -127,10 +126,10 @@ struct ek__scaling {
 };
 
 struct ek__last_forward {
-  uint64_t number;  /* its outputs carry it */
-  uint64_t pending; /* the same while its backward may still come, else 0 */
-  bool gradient;    /* it was with gradient */
-  double scale;     /* that it was promised for its totals; 0: none */
+  uint64_t number;            /* its outputs carry it */
+  uint64_t pending;           /* the same while its backward may still come, else 0 */
+  bool gradient;              /* it was with gradient */
+  double scale;               /* that it was promised for its totals; 0: none */
   struct ek__scaling scaling; /* part of `scale`, if the model computes its loss itself */
   int64_t samples;            /* here */
   int64_t first_sample;       /* of them, among the step's of all processes */
@@ -192,16 +191,15 @@ enum ek__masters ek__model_masters(const ek_data_parallel_model *model);
 
 /* On a rank's worker: a replica whose masters are shared gets its own. */
 ek_status ek__masters_open(const ek_data_parallel_model *model, const struct ek__rank *own);
-/* On a rank's worker: every rank gets every other's part of each bucket of what modules see, that is
- * trained, or of frozen parameters as well. */
+/* On a rank's worker: gathers each bucket of what modules see from the parts of all ranks; with
+ * `frozen` the buckets of frozen parameters as well. */
 ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek__rank *own,
                             bool frozen);
 
 /* ---- replicate.c ---- */
 
 /* ek_replicate() of one rank, on its worker. */
-ek_status ek__replicate_rank(ek_communicator *communicator, ek_device *device,
-                             ek_replica *replica);
+ek_status ek__replicate_rank(ek_communicator *communicator, ek_device *device, ek_replica *replica);
 
 /* ---- model_torn.c ---- */
 

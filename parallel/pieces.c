@@ -66,9 +66,9 @@ static bool fits(const ek_tensor *whole, const ek_tensor *part, int64_t rows) {
   return ek_tensor_same_shape(whole, &like);
 }
 
-ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part,
-                           const ek_data_parallel_model *model, const struct ek__pieces *pieces,
-                           const struct ek__piece *piece, ek_memory_category category) {
+ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_parallel_model *model,
+                           const struct ek__pieces *pieces, const struct ek__piece *piece,
+                           ek_memory_category category) {
   ek_tensor rows = {0};
   if (model->run.reduction->whole) {
     *whole = *part;
@@ -96,8 +96,7 @@ ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part,
               "a grain gives another type, other dimensions or %lld rows per sample, which the "
               "first grain of the device does not",
               (long long)per_sample);
-  EK_TRY(ek_tensor_rows(&rows, whole, per_sample * (piece->first - pieces->begin),
-                        part->shape[0]));
+  EK_TRY(ek_tensor_rows(&rows, whole, per_sample * (piece->first - pieces->begin), part->shape[0]));
   const ek_status status = ek_op_copy(stream_of(whole), &rows, part);
   ek_tensor_free(&rows);
   ek_tensor_free(part);

@@ -143,10 +143,10 @@ static ek_status keep_outputs(const struct ek__forward *job, struct ek__rank *ra
       if (!ek_tensor_exists(to)) *shape = outputs[i];
       if (whole && outputs[i].rank > 0) EK_TRY(ek_tensor_share(to, &outputs[i]));
     } else {
-      EK_TRY(totals && !whole ? append_totals(to, &outputs[i], piece->number - pieces->first,
-                                              pieces->last - pieces->first)
-                              : ek__piece_append(to, &outputs[i], job->model, pieces, piece,
-                                                 EK_MEMORY_OUTPUTS));
+      EK_TRY(totals && !whole
+                 ? append_totals(to, &outputs[i], piece->number - pieces->first,
+                                 pieces->last - pieces->first)
+                 : ek__piece_append(to, &outputs[i], job->model, pieces, piece, EK_MEMORY_OUTPUTS));
       *shape = *to;
     }
     shape->memory = NULL;

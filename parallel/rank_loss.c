@@ -268,8 +268,8 @@ ek_status ek__rank_loss_forward(const struct ek__loss_forward *job, const struct
                                  rank->device, rank->place),
                 cleanup);
   }
-  EK_TRY_GOTO(status,
-              ek__loss_check_rows(job->loss->seen, job->loss->outputs, rank->place), cleanup);
+  EK_TRY_GOTO(status, ek__loss_check_rows(job->loss->seen, job->loss->outputs, rank->place),
+              cleanup);
   status = add_totals(job, rank);
 cleanup:
   for (size_t i = 0; i < targets && job->sources != NULL; i++) {

@@ -97,9 +97,9 @@ void ek__piece_free(ek_tensor *rows, const ek_data_parallel_model *model);
  * Puts what a piece has made, *part, after what others of the rank have made: *whole, zeros at
  * first, becomes large enough for all with the first. Takes *part.
  */
-ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part,
-                           const ek_data_parallel_model *model, const struct ek__pieces *pieces,
-                           const struct ek__piece *piece, ek_memory_category category);
+ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_parallel_model *model,
+                           const struct ek__pieces *pieces, const struct ek__piece *piece,
+                           ek_memory_category category);
 
 /* ---- rank.c ---- */
 

@@ -144,9 +144,8 @@ ek_status ek__scaling_check(const char *who, const ek_input_scaling *scaling) {
               (long long)scaling->channels, EK_MAX_CHANNELS);
   for (int64_t c = 0; c < scaling->channels; c++) {
     EK__FAIL_IF(!isfinite(scaling->scale[c]) || !isfinite(scaling->offset[c]),
-                EK_ERR_INVALID_ARGUMENT,
-                "%s: scale %g or offset %g of channel %lld is not finite", who, scaling->scale[c],
-                scaling->offset[c], (long long)c);
+                EK_ERR_INVALID_ARGUMENT, "%s: scale %g or offset %g of channel %lld is not finite",
+                who, scaling->scale[c], scaling->offset[c], (long long)c);
   }
   return EK_OK;
 }
@@ -175,8 +174,7 @@ ek_status ek__intake_choose(struct ek__conversion *intake, const char *who, cons
 }
 
 ek_status ek__intake_of(struct ek__conversion *intake, const char *who,
-                        const struct ek__intakes *intakes, size_t number,
-                        const ek_tensor *source) {
+                        const struct ek__intakes *intakes, size_t number, const ek_tensor *source) {
   const bool scaled = number < intakes->count && intakes->scalings[number].channels != 0;
   const ek_input_scaling *scaling = scaled ? &intakes->scalings[number] : NULL;
   const ek_type type = scaling != NULL
@@ -203,9 +201,8 @@ static ek_status read_intake(struct ek__conversion *intake, const char *who,
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_scatter_options"));
   EK__FAIL_IF(o.type != 0 && o.type != EK_I32 && o.type != EK_I64 && o.type != EK_F32 &&
                   o.type != EK_F64,
-              EK_ERR_INVALID_ARGUMENT,
-              "%s: options.type is %s; expected 0, i32, i64, f32 or f64", who,
-              ek_type_name(o.type));
+              EK_ERR_INVALID_ARGUMENT, "%s: options.type is %s; expected 0, i32, i64, f32 or f64",
+              who, ek_type_name(o.type));
   EK_TRY(ek__intake_choose(intake, who, source, o.type, o.scaling));
   EK__FAIL_IF(o.type != 0 && intake->to != o.type, EK_ERR_TYPE, "%s: %s%s cannot become %s", who,
               ek_type_name(source->type), source->device == NULL ? "" : " on a device",
@@ -242,8 +239,7 @@ ek_status ek__scatter_part(const ek_shards *shards, const ek_tensor *source,
     *part = rows;
     return EK_OK;
   }
-  const ek_status status =
-      make_copy(part, shards, source, category, intake, device, &rows, first);
+  const ek_status status = make_copy(part, shards, source, category, intake, device, &rows, first);
   ek_tensor_free(&rows);
   if (status == EK_OK && !shards->broadcast) {
     ek__tensor_cut_from(part, first * ek_tensor_row_elements(source));

@@ -21,8 +21,9 @@
 
 struct entry {
   ek_state_kind kind;
-  size_t parameter; /* its number; of kinds without one, the place of its mark in model->torn.written */
-  size_t state;     /* of the rule */
+  /* The number of the parameter; for a kind without one, the index of its mark in torn.written. */
+  size_t parameter;
+  size_t state;           /* of the rule */
   ek_parameter_info info; /* of the parameter, on device 0 */
 };
 
@@ -211,8 +212,8 @@ static ek_status copy_shares(const ek_data_parallel_model *model,
       int64_t from = 0, to = 0;
       if (!meet(&from, &to, offset, count, first, last)) continue;
       EK_TRY(copy_range(flat(model->run.ranks[k].replica),
-                        packed ? bucket->places[rank] + from - first : from, host,
-                        from - offset, to - from, write));
+                        packed ? bucket->places[rank] + from - first : from, host, from - offset,
+                        to - from, write));
     }
   }
   return EK_OK;
@@ -224,8 +225,8 @@ static ek_status write_values(const ek_data_parallel_model *model, int64_t first
     return copy_shares(model, ek_replica_copies, true, first, host, true);
   }
   for (size_t k = 0; k < model->run.count; k++) {
-    EK_TRY(copy_range(ek_replica_copies(model->run.ranks[k].replica), first, host, 0, ek_tensor_count(host),
-                      true));
+    EK_TRY(copy_range(ek_replica_copies(model->run.ranks[k].replica), first, host, 0,
+                      ek_tensor_count(host), true));
   }
   return EK_OK;
 }

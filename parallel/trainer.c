@@ -1,9 +1,11 @@
 /*
- * trainer.c - a model, its loss and its optimizer in one object, over public functions; only its
- * micro-batches, each one job of the workers (batch_job.c), and the sums of a loss over the parts of
- * a batch (criterion_internal.h) are not.
+ * trainer.c - a model, its loss and its optimizer in one object.
  *
- * A step that fails drops all that it has begun, so that no activations are held until the next one.
+ * It uses public functions, except for two things: a micro-batch is one job of the workers
+ * (batch_job.c), and the sums of a loss over the parts of a batch are read from the criterion
+ * (criterion_internal.h).
+ *
+ * A step that fails drops what it has begun, so that no activations are held until the next one.
  */
 #include <evenkeel/trainer.h>
 
@@ -88,13 +90,12 @@ static ek_status read_scalings(ek_input_scaling all[EK_MAX_INPUTS],
   loss->target_scaling = o->target_scaling;
   loss->target_scaling_count = o->target_scaling_count;
   if (module->targets == 0 || o->target_scaling_count == 0) return EK_OK;
-  EK__FAIL_IF(o->input_scaling_count > inputs || o->target_scaling_count > module->targets ||
-                  (o->input_scaling_count > 0 && o->input_scaling == NULL) ||
-                  o->target_scaling == NULL,
-              EK_ERR_INVALID_ARGUMENT,
-              "ek_trainer_open: %zu scalings of inputs and %zu of targets; %s takes %zu and %zu",
-              o->input_scaling_count, o->target_scaling_count, module->ops->kind, inputs,
-              module->targets);
+  EK__FAIL_IF(
+      o->input_scaling_count > inputs || o->target_scaling_count > module->targets ||
+          (o->input_scaling_count > 0 && o->input_scaling == NULL) || o->target_scaling == NULL,
+      EK_ERR_INVALID_ARGUMENT,
+      "ek_trainer_open: %zu scalings of inputs and %zu of targets; %s takes %zu and %zu",
+      o->input_scaling_count, o->target_scaling_count, module->ops->kind, inputs, module->targets);
   if (o->input_scaling_count > 0) {
     memcpy(all, o->input_scaling, o->input_scaling_count * sizeof *all);
   }

@@ -46,7 +46,7 @@ static int64_t begin_of(const ek_data_parallel_model *model, size_t number, int6
 }
 
 ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
-                           const ek_shards *shards) {
+                               const ek_shards *shards) {
   const int64_t samples = shards->samples[shards->count];
   const size_t used = ek__grains_used(model, samples);
   size_t grain = 0;
@@ -64,7 +64,7 @@ ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *mo
 
 /* Grains that begin among the samples of a rank's part. */
 void ek__grains_here(size_t *first, size_t *last, const ek_data_parallel_model *model,
-                        const int64_t *samples, size_t place) {
+                     const int64_t *samples, size_t place) {
   const int64_t all = samples[model->run.count];
   const size_t used = ek__grains_used(model, all);
   *first = 0;
@@ -76,11 +76,11 @@ void ek__grains_here(size_t *first, size_t *last, const ek_data_parallel_model *
 /* Where parameters are shares every rank runs in every round of a forward, one that has no grain
  * for it with no rows, because it meets the others in collectives. */
 void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,
-                      const struct ek__rank *rank, const int64_t *samples, bool forward) {
+                       const struct ek__rank *rank, const int64_t *samples, bool forward) {
   const int64_t all = samples[model->run.count], begin = samples[rank->place];
   const size_t used = ek__grains_used(model, all);
-  *pieces = (struct ek__pieces){
-      .begin = begin, .samples = samples[rank->place + 1] - begin, .all = all};
+  *pieces =
+      (struct ek__pieces){.begin = begin, .samples = samples[rank->place + 1] - begin, .all = all};
   if (forward) {
     ek__grains_of(&pieces->first, &pieces->last, model, rank->number, used);
   } else {
@@ -92,7 +92,7 @@ void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *
 }
 
 struct ek__piece ek__grains_piece(const ek_data_parallel_model *model,
-                                 const struct ek__pieces *pieces, size_t round) {
+                                  const struct ek__pieces *pieces, size_t round) {
   const size_t number = pieces->first + round;
   if (number >= pieces->last) return (struct ek__piece){SIZE_MAX, pieces->begin, 0};
   const int64_t first = begin_of(model, number, pieces->all);

@@ -1,23 +1,22 @@
 /*
  * tree_sums.c - the gradients of a reproducible model, added along the tree (tree.h).
  *
- * Where replicas hold whole gradients: a grain's go to a flat buffer of their own, as large as all
- * gradients: to the lowest that holds no block of the tree. Block number 0 is the replica's own
- * buffer, which its passes write to; while a grain runs, the replica has another one instead.
- * A rank is left with a few blocks. A communicator adds in the order of ranks, or in one of its
- * own, so none of its sums will do: the blocks of all ranks are gathered, a chunk of the flat
- * gradients at a time, and the rank that owns elements of the sum adds them up itself, all in the
- * same order. That moves as many times the gradients as there are blocks, instead of twice.
- * Gathering changes no bit on any communicator. The micro-batches of a step are added to what the
- * earlier ones have left, each after its own sum over the ranks.
+ * Whole gradients. Each grain writes its gradients to a flat buffer of its own: the first that holds
+ * no block of the tree. Buffer number 0 is the replica's own; while a grain uses another one, that
+ * takes the place of the replica's. After its last grain a rank has a few blocks. The communicator
+ * adds in the order of ranks, or in an order of its own, so its sums are of no use here. Instead the
+ * blocks of all ranks are gathered, a chunk of the flat gradients at a time, and the rank that owns
+ * a part of the sum adds them up in the order of the tree. Gathering changes no bit on any
+ * communicator, but moves the gradients once for each block instead of twice. Each micro-batch is
+ * summed over the ranks and then added to the earlier ones of its step.
  *
- * Where ranks hold shares of the gradients no rank has memory for all gradients of a grain. All
- * ranks are in the same round, so a bucket's leaves of the round are complete on all at the same
- * time: they are gathered, a chunk at a time, and each rank adds its own share of each to the blocks
- * of the rank that the leaf comes from: what the binary counter does for one rank it does for each,
- * on a part of the elements. With N ranks of g grains each it holds shares of N log2(g) blocks at
- * most, as much as log2(g) whole gradients. In the last round the blocks of all ranks are there, and
- * are added up at once: its leaves are held nowhere, so with one grain a rank no block is.
+ * Shares of gradients. No rank has memory for all gradients of a grain. All ranks run their grains
+ * in rounds, so the leaves that a round has for a bucket are complete on all ranks at the same time.
+ * They are gathered, a chunk at a time. Each rank adds its own share of each leaf to the blocks of
+ * the rank that the leaf comes from: it runs one binary counter for each rank, on a part of the
+ * elements. With N ranks of g grains each that takes shares of at most N log2(g) blocks, as much as
+ * log2(g) whole gradients. In the last round the blocks of all ranks are complete and are added up
+ * at once; the leaves of that round are not stored, so with one grain per rank nothing is.
  *
  * All memory is taken when the model opens, except the sum of earlier micro-batches, of which there
  * may be none.
@@ -151,8 +150,8 @@ void ek__tree_close(struct ek__rank *rank) {
 
 /* ---- whole gradients: a rank's own grains ---- */
 
-static struct ek__pieces pieces_of(const ek_data_parallel_model *model,
-                                   const struct ek__rank *rank, size_t used) {
+static struct ek__pieces pieces_of(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                                   size_t used) {
   struct ek__pieces pieces = {
       .begin = rank->first_sample, .samples = rank->samples, .all = model->last.samples};
   ek__grains_of(&pieces.first, &pieces.last, model, rank->number, used);
@@ -244,8 +243,7 @@ static ek_status gather_blocks(const struct sum *sum, int64_t first, int64_t cou
     EK_TRY(ek_op_copy(stream_of(sum->rank), &to, &from));
   }
   ek_tensor rows = ek__flat_range(&sum->own->exchange, 0, (int64_t)all->count * count);
-  EK_TRY(
-      ek_communicator_all_gather(communicator, sum->rank->device, &rows, sum->own->offsets));
+  EK_TRY(ek_communicator_all_gather(communicator, sum->rank->device, &rows, sum->own->offsets));
   return ek_communicator_wait(communicator, sum->rank->device);
 }
 
@@ -331,8 +329,7 @@ struct range {
 
 /* Where they begin in its shares. */
 static int64_t place_of(const struct taking *t, const struct range *range) {
-  return t->bucket->places[t->rank->number] + range->first -
-         t->bucket->offsets[t->rank->number];
+  return t->bucket->places[t->rank->number] + range->first - t->bucket->offsets[t->rank->number];
 }
 
 static int64_t slot_of(const struct taking *t, size_t slot, const struct range *range) {
@@ -397,7 +394,7 @@ static ek_status add_share(const struct taking *t, const ek_tensor *leaves, int6
       ek__flat_range(ek_replica_gradients(t->rank->replica), place_of(t, range), width);
   const ek_tensor sum = ek__flat_range(rows[0].flat, rows[0].first, width);
   return !t->own->more ? ek_op_copy(stream_of(t->rank), &share, &sum)
-                                           : ek_op_add(stream_of(t->rank), &share, &share, &sum);
+                       : ek_op_add(stream_of(t->rank), &share, &share, &sum);
 }
 
 /* The leaves of this round, `count` elements of each from `begin` on. Devices that have none are

@@ -27,8 +27,8 @@ static ek_status gather_leaves(const ek_data_parallel_model *model, const struct
   }
   totals->offsets[model->run.count] = (int64_t)used * size;
   ek_tensor leaves = ek__flat_range(&totals->leaves, 0, (int64_t)used * size);
-  EK_TRY(ek_communicator_all_gather(model->run.communicator, rank->device, &leaves,
-                                    totals->offsets));
+  EK_TRY(
+      ek_communicator_all_gather(model->run.communicator, rank->device, &leaves, totals->offsets));
   return ek_communicator_wait(model->run.communicator, rank->device);
 }
 
