@@ -26,7 +26,7 @@ struct choice {
 
 static enum precision bench_precision(const ek_settings *settings) {
   enum precision precision = PRECISION_F32;
-  while (training_type(precision) != settings->precision) precision++;
+  while (training_precision(precision) != settings->precision) precision++;
   return precision;
 }
 
@@ -58,7 +58,7 @@ static ek_status advise(ek_advice *advice, size_t *count, const struct options *
   task.trainer = &trainer;
   for (size_t i = 0; i < options->mode_count; i++) task.modes |= UINT64_C(1) << options->modes[i];
   for (size_t i = 0; i < options->precision_count; i++) {
-    task.precisions |= 1u << training_type(options->precisions[i]);
+    task.precisions |= 1u << training_precision(options->precisions[i]);
   }
   EK_TRY(training_rule(&task.optimizer, options));
   const ek_status status = ek_advise(advice, count, MOST_CHOICES, options->specs[0], &task);

@@ -21,9 +21,14 @@ ek_gpt_options training_gpt(const struct task *task) {
   return gpt;
 }
 
+ek_precision training_precision(enum precision precision) {
+  static const ek_precision precisions[BENCH_PRECISIONS] = {EK_PRECISION_F32, EK_PRECISION_TF32,
+                                                            EK_PRECISION_BF16, EK_PRECISION_F16};
+  return precisions[precision];
+}
+
 ek_type training_type(enum precision precision) {
-  static const ek_type types[BENCH_PRECISIONS] = {EK_F32, EK_TF32, EK_BF16, EK_F16};
-  return types[precision];
+  return ek_precision_type(training_precision(precision));
 }
 
 ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options gpt,
@@ -42,7 +47,7 @@ static ek_status make_model(struct training *training) {
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.seed = task->options->seed;
   options.reproducible = task->options->reproducible;
-  options.precision = training_type(task->precision);
+  options.precision = training_precision(task->precision);
   options.gradient_type = training_type(task->options->gradients);
   EK_TRY(ek_data_parallel_model_options_set_mode(&options, task->mode));
   return ek_data_parallel_model_open(&training->model, training->group, training->module, &options);

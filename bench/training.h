@@ -68,7 +68,8 @@ ek_gpt_options training_gpt(const struct task *task);
 ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options gpt,
                          enum precision precision);
 /* That modules compute in. */
-ek_type training_type(enum precision precision);
+ek_precision training_precision(enum precision precision);
+ek_type training_type(enum precision precision); /* of its tensors, or of gradients kept in it */
 ek_status training_rule(ek_optimizer **rule, const struct options *options);
 
 /* Puts the next step's batch into host memory; not part of a step's time. */

@@ -55,7 +55,8 @@ struct settings {
   long reproducible; /* grains; 0: off */
   ek_mode mode;
   double loss_scale; /* 0: none */
-  ek_type precision, gradient_type;
+  ek_precision precision;
+  ek_type gradient_type;
   int exact;
 };
 
@@ -419,8 +420,19 @@ static int read_number(double *number, const char *text) {
   return end != text && *end == '\0';
 }
 
+static int read_precision(ek_precision *precision, const char *text) {
+  static const ek_precision all[] = {EK_PRECISION_F32, EK_PRECISION_TF32, EK_PRECISION_BF16,
+                                     EK_PRECISION_F16};
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+    if (strcmp(text, ek_precision_name(all[i])) != 0) continue;
+    *precision = all[i];
+    return 1;
+  }
+  return 0;
+}
+
 static int read_type(ek_type *type, const char *text) {
-  static const ek_type types[] = {EK_F32, EK_BF16, EK_F16, EK_TF32};
+  static const ek_type types[] = {EK_F32, EK_BF16, EK_F16};
   for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
     if (strcmp(text, ek_type_name(types[i])) != 0) continue;
     *type = types[i];
@@ -449,7 +461,7 @@ static int read_arguments(struct settings *settings, int argc, char **argv) {
     } else if (strcmp(argv[i], "--mode") == 0 && more) {
       if (ek_mode_parse(&settings->mode, argv[++i]) != EK_OK) return 0;
     } else if (strcmp(argv[i], "--precision") == 0 && more) {
-      if (!read_type(&settings->precision, argv[++i])) return 0;
+      if (!read_precision(&settings->precision, argv[++i])) return 0;
     } else if (strcmp(argv[i], "--gradient-type") == 0 && more) {
       if (!read_type(&settings->gradient_type, argv[++i])) return 0;
     } else if (strcmp(argv[i], "--save") == 0 && more) {
@@ -481,7 +493,7 @@ int main(int argc, char **argv) {
                               .steps = 300,
                               .rate = 4e-3,
                               .mode = EK_MODE_REPLICATED,
-                              .precision = EK_F32};
+                              .precision = EK_PRECISION_F32};
   if (!read_arguments(&settings, argc, argv)) {
     fprintf(stderr, "usage: train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] "
                     "[--stop-at K] [--resume FOLDER] [--exact] [--reproducible GRAINS] "

@@ -92,7 +92,7 @@ static ek_status read_place(struct ek__advise_place *place, const ek_group *grou
   place->count = ek_group_size(group);
   place->threads = ek_device_threads(first);
   place->rates = rates_of(first);
-  place->types = ek_device_types(first);
+  place->precisions = ek_device_precisions(first);
   place->at_once = count_gpus(group);
   (void)snprintf(place->spec, sizeof place->spec, "%s:%zu",
                  strstr(backend, "cuda") != NULL ? "plan-cuda" : "plan", place->count);
@@ -281,7 +281,7 @@ static unsigned count_modes(void) {
 }
 
 /* The last modes first: they hold least, and who fits settles what is hopeless. */
-static ek_status search_modes(struct search *s, ek_type precision) {
+static ek_status search_modes(struct search *s, ek_precision precision) {
   for (unsigned mode = count_modes(); mode-- > 0;) {
     if (s->task->modes != 0 && (s->task->modes >> mode & 1) == 0) continue;
     for (int fused = 1; fused >= 0; fused--) {
@@ -295,17 +295,20 @@ static ek_status search_modes(struct search *s, ek_type precision) {
 
 /* Those of 16 bits first: they hold less. */
 static ek_status search_precisions(struct search *s) {
-  static const ek_type precisions[] = {EK_F16, EK_BF16, EK_TF32, EK_F64, EK_F32};
+  static const ek_precision precisions[] = {EK_PRECISION_F16, EK_PRECISION_BF16, EK_PRECISION_TF32,
+                                            EK_PRECISION_F64, EK_PRECISION_F32};
   const ek_trainer_options *trainer = s->task->trainer;
-  const unsigned asked = s->task->precisions, types = asked & s->place.types;
+  const unsigned asked = s->task->precisions;
+  const unsigned usable = asked & s->place.precisions;
   char text[EK__TYPES_TEXT];
   if (asked == 0) {
-    return search_modes(s, trainer->precision == 0 ? trainer->type : trainer->precision);
+    const bool own = trainer->precision != EK_PRECISION_DEFAULT;
+    return search_modes(s, own ? trainer->precision : (ek_precision)trainer->type);
   }
-  EK__FAIL_IF(types == 0, EK_ERR_UNSUPPORTED, "ek_advise: the devices compute in %s",
-              ek__types_text(text, s->place.types));
+  EK__FAIL_IF(usable == 0, EK_ERR_UNSUPPORTED, "ek_advise: the devices compute in %s",
+              ek__types_text(text, s->place.precisions));
   for (size_t i = 0; i < sizeof precisions / sizeof precisions[0]; i++) {
-    if ((types >> precisions[i] & 1u) != 0) EK_TRY(search_modes(s, precisions[i]));
+    if ((usable >> precisions[i] & 1u) != 0) EK_TRY(search_modes(s, precisions[i]));
   }
   return EK_OK;
 }
@@ -341,7 +344,7 @@ static ek_status nothing_fits(const struct search *s) {
       EK_ERR_OUT_OF_MEMORY,
       "ek_advise: nothing fits; mode %s, %s, recompute %s, %s loss, %lld micro-batch%s comes "
       "nearest and lacks %s",
-      ek_mode_name(settings->mode), ek_type_name(settings->precision),
+      ek_mode_name(settings->mode), ek_precision_name(settings->precision),
       ek_recompute_format(recompute, &settings->recompute),
       settings->fused_loss ? "fused" : "whole", (long long)settings->micro_batches,
       settings->micro_batches == 1 ? "" : "es",

@@ -23,8 +23,8 @@ struct ek__advise_place {
   uint64_t together;  /* what all of them may hold; 0: there is no such limit */
   double at_once;     /* how many compute at the same time */
   struct ek__rates rates;
-  unsigned types;  /* that the devices compute in */
-  int64_t samples; /* of the batch */
+  unsigned precisions; /* that the devices compute in */
+  int64_t samples;     /* of the batch */
 };
 
 struct ek__advise_plan {

@@ -120,7 +120,7 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
   update->optimizer = ek_optimizer_share(optimizer);
   update->norm = o.gradient_norm;
   update->refuse = o.refuse_not_finite;
-  if (model->options.precision == EK_F16 || model->options.gradient_type == EK_F16) {
+  if (model->options.precision == EK_PRECISION_F16 || model->options.gradient_type == EK_F16) {
     update->loss_scale = (ek_loss_scale)EK_LOSS_SCALE_INIT;
   }
   if (o.loss_scale != NULL) update->loss_scale = *o.loss_scale;

@@ -26,7 +26,7 @@ const struct ek__placement *ek__placement(const ek_data_parallel_model *model) {
 }
 
 static bool is_mixed(const ek_data_parallel_model *model) {
-  return ek__type_is_half(model->options.precision);
+  return ek__type_is_half(ek_precision_type(model->options.precision));
 }
 
 bool ek__model_shares_masters(const ek_data_parallel_model *model) {

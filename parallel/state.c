@@ -237,7 +237,7 @@ static ek_status write_copies(const ek_data_parallel_model *model, int64_t first
   enum { CHUNK = 2048 };
   uint16_t chunk[CHUNK];
   float masters[CHUNK];
-  const ek_type type = model->options.precision;
+  const ek_type type = ek_precision_type(model->options.precision);
   const int64_t all = ek_tensor_count(host);
   if (!ek__replica_is_mixed(model->run.ranks[0].replica)) return EK_OK;
   if (ek_device_counts_only(ek_group_device(model->run.group, 0))) return EK_OK;

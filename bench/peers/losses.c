@@ -29,7 +29,7 @@ enum { VOCABULARY = 256, SEED = 1234, SIZES = 5 };
 struct task {
   int64_t layers, width, heads, sequence, batch;
   const char *weights, *tokens, *devices;
-  ek_type precision;
+  ek_precision precision;
   double rate;
 };
 
@@ -145,17 +145,17 @@ static bool read_sizes(struct task *task, const char *text) {
 }
 
 static bool read_precision(struct task *task, const char *text) {
-  static const ek_type types[] = {EK_F32, EK_BF16, EK_F16};
-  for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-    if (strcmp(text, ek_type_name(types[i])) != 0) continue;
-    task->precision = types[i];
+  static const ek_precision all[] = {EK_PRECISION_F32, EK_PRECISION_BF16, EK_PRECISION_F16};
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+    if (strcmp(text, ek_precision_name(all[i])) != 0) continue;
+    task->precision = all[i];
     return true;
   }
   return false;
 }
 
 int main(int argc, char **argv) {
-  struct task task = {.devices = "cpu:2", .precision = EK_F32, .rate = 1e-3};
+  struct task task = {.devices = "cpu:2", .precision = EK_PRECISION_F32, .rate = 1e-3};
   terminal_program = "evenkeel-losses";
   terminal_start(false);
   const bool good = (argc == 3 || (argc >= 5 && argc <= 7)) && read_sizes(&task, argv[1]) &&

@@ -58,7 +58,7 @@ typedef struct ek_settings {
   ek_recompute recompute; /* never BYTES */
   bool fused_loss;        /* linear_cross_entropy.h */
   int64_t micro_batches;  /* 1 or more */
-  ek_type precision;      /* of the trainer: trainer.h */
+  ek_precision precision; /* of the trainer: trainer.h */
 } ek_settings;
 
 /*
@@ -84,9 +84,9 @@ typedef struct ek_advise_task {
    * and micro_batches do not, nor its precision beside `precisions`. */
   const ek_trainer_options *trainer;
   uint64_t modes; /* bit m: mode m may be chosen; 0: every mode */
-  /* Precisions that may be chosen, such as EK_TYPES_F32 | EK_TYPES_BF16; 0: the trainer's alone.
-   * Those that the devices do not compute in are left out, EK_TYPES_TF32 where products do not
-   * round; EK_ERR_UNSUPPORTED if none is left. */
+  /* Precisions that may be chosen, such as EK_PRECISIONS_F32 | EK_PRECISIONS_BF16; 0: the
+   * trainer's alone. Those that the devices do not compute in (ek_device_precisions()) are left
+   * out; EK_ERR_UNSUPPORTED if none is left. */
   unsigned precisions;
 } ek_advise_task;
 #define EK_ADVISE_TASK_INIT                                                                        \

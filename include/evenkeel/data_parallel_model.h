@@ -98,13 +98,13 @@ typedef struct ek_data_parallel_model_options {
    */
   size_t reproducible;
   /*
-   * What modules compute in, and with that what products may round to, in this model alone: 0 for
-   * `type`, or, with f32, EK_TF32, EK_BF16 or EK_F16.
+   * What modules compute in, and with that what products may round to, in this model alone: the
+   * default for the precision of `type`, or, with f32, TF32, BF16 or F16.
    *
-   * In EK_TF32 all tensors and all memory are those of f32. Products, attention's too, forward and
-   * backward, may take their operands with 10 bits of mantissa, as the tensor cores of cuda devices
-   * do; their sums, and all else, are f32. A device that does not round so (ek_device_types(), a
-   * CPU) gives what f32 gives, bit for bit.
+   * In TF32 all tensors and all memory are those of f32. Products, attention's too, forward and
+   * backward, may round what they multiply to 10 bits of mantissa, as the tensor cores of cuda
+   * devices do; their sums, and all else, are f32. A device that does not round so
+   * (ek_device_precisions(), a CPU) gives what f32 gives, bit for bit.
    *
    * In 16 bits parameters are f32 *masters*, with the optimizer's state, and modules see copies of
    * 16 bits, which the update writes; so activations, outputs and their gradients are of 16 bits.
@@ -123,7 +123,7 @@ typedef struct ek_data_parallel_model_options {
    * EK_ERR_UNSUPPORTED, before anything is allocated, for devices that do not compute in 16 bits
    * (ek_device_types()); EK_ERR_INVALID_ARGUMENT beside parameters of f64.
    */
-  ek_type precision;
+  ek_precision precision;
   /*
    * Of the gradients of parameters that devices keep and sum: 0 for `type`, or, with f32, EK_BF16
    * or EK_F16: the precision's type, or where that is f32 or tf32 either. Half the gradients'
@@ -158,7 +158,7 @@ typedef struct ek_data_parallel_model_options {
 #define EK_DATA_PARALLEL_MODEL_OPTIONS_INIT                                                        \
   {                                                                                                \
     sizeof(ek_data_parallel_model_options), EK_OUTPUTS_STAY, EK_STATE_REPLICATED, 0, EK_F32, 0, 0, \
-        4u << 20, 0, (ek_type)0, (ek_type)0, NULL, 0, NULL, 0                                      \
+        4u << 20, 0, EK_PRECISION_DEFAULT, (ek_type)0, NULL, 0, NULL, 0                                      \
   }
 
 /* Sets the two placements of a mode and leaves the rest. */

@@ -169,9 +169,12 @@ EK_API ek_group *ek_device_group(const ek_device *device);     /* a loan */
 EK_API int ek_device_threads(const ek_device *device);         /* threads that compute on it */
 /* True if kernels only count (backend `plan`): nothing may be read from or written to memory. */
 EK_API bool ek_device_counts_only(const ek_device *device);
-/* The types of values that operations compute in there, as a set of tensor.h: EK_TYPES_F32 | ..;
- * EK_TYPES_TF32 is among them where products round to it if they are allowed to. 0 for NULL. */
+/* The types of values that operations compute in there, as a set of tensor.h: EK_TYPES_F32 | ... 0
+ * for NULL. */
 EK_API unsigned ek_device_types(const ek_device *device);
+/* The precisions that they compute in, as a set of tensor.h: those of the types, and
+ * EK_PRECISIONS_TF32 where products round to it if they are allowed to. 0 for NULL. */
+EK_API unsigned ek_device_precisions(const ek_device *device);
 
 /*
  * Called for the iterations begin .. end - 1 of a loop, for several such ranges at the same time.
@@ -206,6 +209,22 @@ EK_API ek_stream *ek_device_stream(const ek_device *device, ek_stream_kind kind)
 EK_API ek_device *ek_stream_device(const ek_stream *stream);
 /* What the backend calls it: a cudaStream_t for `cuda`, NULL for `cpu` and `plan`. */
 EK_API void *ek_stream_native(const ek_stream *stream);
+/*
+ * Whether products of f32, attention's too, may round what they multiply to 10 bits of mantissa
+ * (TF32), as the tensor cores of a cuda device do; their sums stay f32. It concerns the operations
+ * that are queued on the stream from now on, by the thread to which the stream belongs at the time.
+ * Returns what was set before. A device that does not round so (ek_device_precisions()) computes in
+ * f32.
+ *
+ * A stream begins without it. So does the device's compute stream at the beginning of each job of
+ * its worker, and at the job's end what the job allowed is taken back. A module's function begins
+ * with what its pass says: the option `precision` (replica.h), or what its parent asked for
+ * (ek_child_options.precision). What the function sets itself ends with it: its children, and its
+ * backward, begin with what the pass says again. A module with kernels of its own asks
+ * ek_stream_allows_tf32() of ek_pass_stream(). Both are false for NULL.
+ */
+EK_API bool ek_stream_allow_tf32(ek_stream *stream, bool allow);
+EK_API bool ek_stream_allows_tf32(const ek_stream *stream);
 /* Waits until the work queued on the stream is done. */
 EK_API EK_CHECKED ek_status ek_stream_synchronize(ek_stream *stream);
 

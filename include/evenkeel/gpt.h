@@ -53,8 +53,8 @@ typedef struct ek_gpt_options {
 
 /*
  * A GPU has slow products for rows of 50,257 logits, which begin beside multiples of 16 bytes. With
- * logits_columns = ek_tensor_aligned_columns(vocabulary, EK_F32), or for the precision of the model
- * where that is another, the logits are [B, T, logits_columns]; what is behind the first
+ * logits_columns = ek_tensor_aligned_columns(vocabulary, EK_F32), or for the type of the model's
+ * precision, the logits are [B, T, logits_columns]; what is behind the first
  * `vocabulary` of a row means nothing, so a cross-entropy gets `classes` = vocabulary, and who
  * picks a token looks at these alone. Parameters, losses and gradients are the same. A fused loss
  * pads its blocks by itself.

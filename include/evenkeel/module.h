@@ -125,7 +125,7 @@ typedef struct ek_module_ops {
    * inputs and parameters and rounds its outputs, and the gradients the other way. That memory is
    * in the ledger: activations, copies. It says so for itself: its children run in 16 bits if they
    * know them, between casts as well, and it sees f32. For a child in f32 it asks
-   * (ek_child_options.type).
+   * (ek_child_options.precision).
    */
   unsigned types;
 

@@ -16,7 +16,7 @@
  *     is that of sums, and a result of 16 bits is rounded once, to nearest even, unless the
  *     function says more. EK_ERR_UNSUPPORTED where the device does not compute in it
  *     (ek_device_types). Products of f32 may be allowed to round what they multiply to 10 bits of
- *     mantissa: ek_op_allow_tf32() in products.h.
+ *     mantissa: ek_stream_allow_tf32() in device.h.
  *     Sums over a long dimension are kept at least as wide as the type.
  *   - Wrong shapes are EK_ERR_SHAPE, NULL or absent tensors EK_ERR_INVALID_ARGUMENT; the message
  *     names the operation and both shapes. Nothing was written then.

@@ -138,11 +138,11 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * those of the first time. It gives the same bits if nothing that it reads has changed.
  *
  * A child runs in what the module that calls was to run in: 16 bits also where that knows f32 alone
- * (module.h), with casts between the two. With `type` the child and its children run in f32, in f64
- * or in the replica's precision, whatever the module that calls runs in: its floating inputs and
- * the gradients of its outputs are to be of that type. In a model of tf32 products of a child in
- * EK_F32 are not rounded. EK_ERR_UNSUPPORTED for one that does not compute in it, or that asks for
- * a parameter in f64 of a replica of f32 or the reverse.
+ * (module.h), with casts between the two. With `precision` the child and its children run in f32, in
+ * f64 or in the replica's precision, whatever the module that calls runs in: its floating inputs
+ * and the gradients of its outputs are to be of that type. In a model of TF32 products of a child
+ * in EK_PRECISION_F32 are not rounded. EK_ERR_UNSUPPORTED for one that does not compute in it, or
+ * that asks for a parameter in f64 of a replica of f32 or the reverse.
  *
  * With `made_from` the child's input need not be kept, because it is cheaper to make than to hold:
  * it is what child number `made_by` gave for this tensor. Where the child, or a module in it, saves
@@ -157,7 +157,7 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
 typedef struct ek_child_options {
   size_t size;
   bool save;
-  ek_type type;            /* 0: what the module that calls was to run in itself */
+  ek_precision precision;  /* the default: what the module that calls was to run in itself */
   const ek_tensor *totals; /* where the totals of a criterion go; NULL: new memory */
   bool overwrite_inputs;   /* the caller needs its inputs no more: a criterion may write over those
                             * that nobody else holds */
@@ -168,7 +168,7 @@ typedef struct ek_child_options {
   bool unread;                /* nobody reads the outputs */
 } ek_child_options;
 #define EK_CHILD_OPTIONS_INIT                                                                      \
-  { sizeof(ek_child_options), true, (ek_type)0, NULL, false, 0, 0, NULL, false }
+  { sizeof(ek_child_options), true, EK_PRECISION_DEFAULT, NULL, false, 0, 0, NULL, false }
 
 /* ek_pass_child_forward() with these options. NULL gives the defaults. */
 EK_API EK_CHECKED ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass,
@@ -226,7 +226,8 @@ EK_API EK_CHECKED ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor)
 
 EK_API ek_device *ek_pass_device(const ek_pass *pass); /* where the replica is */
 EK_API ek_stream *ek_pass_stream(const ek_pass *pass); /* the compute stream */
-/* Of its activations and parameters: f32 in a model of tf32, of which ek_op_allows_tf32() tells. */
+/* The type of activations and parameters of the function that runs: EK_F32 in a model of TF32, of
+ * which ek_stream_allows_tf32() tells. */
 EK_API ek_type ek_pass_type(const ek_pass *pass);
 EK_API bool ek_pass_wants_gradient(const ek_pass *pass); /* false: no backward follows */
 EK_API bool ek_pass_is_training(const ek_pass *pass);    /* false: dropout is off */

@@ -12,21 +12,6 @@
 EK_BEGIN_DECLARATIONS
 
 /*
- * Whether products of f32, attention's too, may take their operands with 10 bits of mantissa
- * (TF32), as a cuda device's tensor cores do; sums stay f32. Of the calls that this thread makes
- * from now on; gives what was before. A device that does not round so (ek_device_types()) computes
- * in f32.
- *
- * A thread begins without it, and so does every job of a worker. A module's function begins with
- * what its pass says, which is the option `precision` (replica.h) or what its parent asked for
- * (ek_child_options.type), and what it says itself ends with it: its children, and its backward,
- * begin with the pass's word again. A module with products of its own asks
- * ek_op_allows_tf32() what they may do.
- */
-EK_API bool ek_op_allow_tf32(bool allow);
-EK_API bool ek_op_allows_tf32(void);
-
-/*
  * c = a' b' + beta * c, where a' is `a` or, if transpose_a, its transpose, and so for b. Each
  * tensor is read as rows x columns. With beta 0 c is not read. An empty inner dimension gives beta
  * * c.

@@ -13,9 +13,9 @@
  * Whoever writes masters writes the copies, too (ek_update_scale.copy), or calls
  * ek_replica_refresh().
  *
- * With the precision tf32 tensors are those of f32, and products of modules may take their operands
- * with 10 bits of mantissa (products.h). Devices that do not round so (ek_device_types()) give what
- * f32 gives, bit for bit.
+ * With EK_PRECISION_TF32 tensors are those of f32, and products of modules may round what they
+ * multiply to 10 bits of mantissa (ek_stream_allow_tf32()). Devices that do not round so
+ * (ek_device_precisions()) give what f32 gives, bit for bit.
  *
  * Gradients may be kept in 16 bits (`gradient_type`): in the precision's type, or, where modules
  * compute in f32, in either. A module adds to an f32 gradient all the same, which the pass lends it
@@ -38,15 +38,15 @@ typedef struct ek_replica_options {
   uint64_t seed;         /* for the initial values */
   bool gradients;        /* hold a gradient buffer */
   bool initialize;       /* false: values are undefined until they are set or replicated */
-  ek_type precision;     /* that modules compute in: 0 for `type`, or, with f32, EK_TF32, EK_BF16 or
-                          * EK_F16 */
+  ek_precision precision; /* that modules compute in: the default for that of `type`, or, with f32,
+                           * TF32, BF16 or F16 */
   ek_type gradient_type; /* of the gradient buffer: 0 for `type`, or, with f32, EK_BF16 or EK_F16 */
   const ek_parameter_pattern *patterns; /* what is asked for parameters, by name (module.h) */
   size_t pattern_count;
 } ek_replica_options;
 #define EK_REPLICA_OPTIONS_INIT                                                                    \
   {                                                                                                \
-    sizeof(ek_replica_options), EK_F32, 0, true, true, (ek_type)0, (ek_type)0, NULL, 0             \
+    sizeof(ek_replica_options), EK_F32, 0, true, true, EK_PRECISION_DEFAULT, (ek_type)0, NULL, 0             \
   }
 
 /* Walks the module's declarations and makes the flat buffers on `device`. Keeps a reference.
@@ -63,8 +63,8 @@ EK_API void ek_replica_free(ek_replica *replica);
 EK_API ek_device *ek_replica_device(const ek_replica *replica); /* a loan */
 EK_API ek_module *ek_replica_module(const ek_replica *replica); /* a loan */
 EK_API ek_type ek_replica_type(const ek_replica *replica);      /* of the master parameters */
-/* What modules compute in; ek_type_of_values() of it is the type of their tensors. */
-EK_API ek_type ek_replica_precision(const ek_replica *replica);
+/* What modules compute in; ek_precision_type() of it is the type of their tensors. */
+EK_API ek_precision ek_replica_precision(const ek_replica *replica);
 
 /* Loans of the flat buffers, rank 1; a tensor without elements where there are none. Of a model of
  * which devices hold shares (data_parallel_model.h) they are this device's, end to end. */

@@ -44,8 +44,6 @@ typedef enum ek_type {
   EK_F16 = 4,  /* IEEE 754 binary16 */
   EK_I32 = 5,
   EK_I64 = 6, /* storage only */
-  EK_TF32 = 7, /* a precision (replica.h) and the type of no tensor: f32, of which products may take
-                * 10 bits of mantissa */
   /* Unsigned integers of tensors in host memory alone: tokens, classes, pixels. They are converted
    * on their way to a device (scatter.h). */
   EK_U8 = 8,
@@ -58,7 +56,24 @@ typedef enum ek_type {
 #define EK_TYPES_F64 (1u << EK_F64)
 #define EK_TYPES_BF16 (1u << EK_BF16)
 #define EK_TYPES_F16 (1u << EK_F16)
-#define EK_TYPES_TF32 (1u << EK_TF32) /* of devices and of choices (advise.h), not of modules */
+
+/* What modules compute in. The tensors of TF32 are f32; its products may round what they multiply
+ * to 10 bits of mantissa. Every other precision has the number and the name of its type. */
+typedef enum ek_precision {
+  EK_PRECISION_DEFAULT = 0, /* of options: the precision of their `type`, or of the caller */
+  EK_PRECISION_F32 = EK_F32,
+  EK_PRECISION_F64 = EK_F64,
+  EK_PRECISION_BF16 = EK_BF16,
+  EK_PRECISION_F16 = EK_F16,
+  EK_PRECISION_TF32 = 7 /* the number of no type */
+} ek_precision;
+
+/* Sets of precisions, of a device or for ek_advise(). */
+#define EK_PRECISIONS_F32 (1u << EK_PRECISION_F32)
+#define EK_PRECISIONS_F64 (1u << EK_PRECISION_F64)
+#define EK_PRECISIONS_BF16 (1u << EK_PRECISION_BF16)
+#define EK_PRECISIONS_F16 (1u << EK_PRECISION_F16)
+#define EK_PRECISIONS_TF32 (1u << EK_PRECISION_TF32)
 
 typedef struct ek_memory ek_memory; /* a counted piece of a device's arena */
 
@@ -81,16 +96,18 @@ typedef struct ek_input_scaling {
   double scale[EK_MAX_CHANNELS], offset[EK_MAX_CHANNELS];
 } ek_input_scaling;
 
-/* Bytes of one element; 0 for what is the type of no tensor. */
+/* Bytes of one element; 0 for a number outside the list. */
 EK_API size_t ek_type_size(ek_type type);
 /* "f32", "bf16", ...; "no type" for any other number. */
 EK_API const char *ek_type_name(ek_type type);
 /* The type of sums over numbers of a floating type, of statistics and losses: f64 for f64, f32 for
  * the others. */
 EK_API ek_type ek_type_of_sums(ek_type type);
-/* The type of the tensors of modules that compute in a precision: f32 for tf32, and the precision
- * itself for the others. */
-EK_API ek_type ek_type_of_values(ek_type precision);
+/* The type of the tensors of modules that compute in a precision: EK_F32 for EK_PRECISION_TF32. 0
+ * for EK_PRECISION_DEFAULT and any other number. */
+EK_API ek_type ek_precision_type(ek_precision precision);
+/* "f32", "tf32", ...; "no precision" for any other number. */
+EK_API const char *ek_precision_name(ek_precision precision);
 
 /* The least number of columns, `columns` or more, with which every row of a matrix of values begins
  * at a multiple of 16 bytes if the first does; 0 for a value outside the list. */

@@ -73,8 +73,8 @@ typedef struct ek_trainer_options {
    * (data_parallel_model.h). A group that the trainer opens is deterministic then. */
   size_t reproducible;
   const ek_loss_scale *loss_scale; /* copied; NULL: for f16 alone (data_parallel_optimizer.h) */
-  ek_type precision;     /* 0 for `type`, EK_TF32, EK_BF16, EK_F16 (data_parallel_model.h) */
-  ek_type gradient_type; /* 0 for `type`, EK_BF16, EK_F16 (data_parallel_model.h) */
+  ek_precision precision; /* data_parallel_model.h */
+  ek_type gradient_type;  /* 0 for `type`, EK_BF16, EK_F16 (data_parallel_model.h) */
   /* Read when the trainer opens: parameters that are frozen, or that have a learning rate or a
    * weight decay of their own, by name (ek_parameter_pattern in module.h). */
   const ek_parameter_pattern *patterns;
@@ -87,7 +87,7 @@ typedef struct ek_trainer_options {
 #define EK_TRAINER_OPTIONS_INIT                                                                    \
   {                                                                                                \
     sizeof(ek_trainer_options), EK_MODE_REPLICATED, EK_F32, 0, NULL, 0, false, NULL, NULL, 0, 0,   \
-        NULL, (ek_type)0, (ek_type)0, NULL, 0, NULL, NULL, 0, 0                                    \
+        NULL, EK_PRECISION_DEFAULT, (ek_type)0, NULL, 0, NULL, NULL, 0, 0                                    \
   }
 
 /*

@@ -26,14 +26,20 @@ struct ek__types {
   bool tf32;     /* products of f32 may take their operands with 10 bits of mantissa */
 };
 
-/* Those of what computes in a precision, and the precision that they are. */
-static inline struct ek__types ek__types_in(ek_type precision) {
-  const struct ek__types types = {precision == EK_TF32 ? EK_F32 : precision,
-                                  precision == EK_F64 ? EK_F64 : EK_F32, precision == EK_TF32};
+/* Those of values of a type. */
+static inline struct ek__types ek__types_in(ek_type value) {
+  const struct ek__types types = {value, value == EK_F64 ? EK_F64 : EK_F32, false};
   return types;
 }
-static inline ek_type ek__types_precision(const struct ek__types *types) {
-  return types->tf32 ? EK_TF32 : types->value;
+/* Those of a precision that has values, and the precision that they are. */
+static inline struct ek__types ek__types_for(ek_precision precision) {
+  const bool tf32 = precision == EK_PRECISION_TF32;
+  struct ek__types types = ek__types_in(tf32 ? EK_F32 : (ek_type)precision);
+  types.tf32 = tf32;
+  return types;
+}
+static inline ek_precision ek__types_precision(const struct ek__types *types) {
+  return types->tf32 ? EK_PRECISION_TF32 : (ek_precision)types->value;
 }
 
 /* ---- arguments of kernels; rows, columns and counts are in elements ----
@@ -359,9 +365,11 @@ struct ek__backend {
 
   /* (optional) without kernels the backend only counts: operations succeed at once. */
   const struct ek__kernels *kernels;
-  /* Required: the types of values that the kernels take, a set as in tensor.h, with tf32 if
-   * products know it; where there are none, those of the backend that it counts for. */
+  /* Required: the types of values that the kernels take, a set as in tensor.h; without kernels,
+   * those of the backend that it counts for. */
   unsigned values;
+  /* (optional: false) products of f32 round to TF32 where that is allowed. */
+  bool tf32;
 
   /* (optional: false) all devices of the backend lie in one address space, so that any worker may
    * run a kernel over any device's memory. */
@@ -483,7 +491,6 @@ static inline size_t ek__type_size(ek_type type) {
   case EK_BF16:
   case EK_F16: return 2;
   case EK_U8: return 1;
-  case EK_TF32: break;
   }
   return 0;
 }

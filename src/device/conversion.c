@@ -33,8 +33,7 @@ static int64_t number_at(const char *data, ek_type type, int64_t i) {
   case EK_F32:
   case EK_F64:
   case EK_BF16:
-  case EK_F16:
-  case EK_TF32: break;
+  case EK_F16: break;
   }
   return 0;
 }

@@ -63,6 +63,11 @@ unsigned ek_device_types(const ek_device *device) {
   return device == NULL ? 0 : device->backend->values;
 }
 
+unsigned ek_device_precisions(const ek_device *device) {
+  if (device == NULL) return 0;
+  return device->backend->values | (device->backend->tf32 ? EK_PRECISIONS_TF32 : 0);
+}
+
 ek_stream *ek_device_stream(const ek_device *device, ek_stream_kind kind) {
   if (device == NULL || (unsigned)kind > EK_STREAM_COMMUNICATION) return NULL;
   return device->streams[kind];

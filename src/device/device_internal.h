@@ -27,9 +27,13 @@ struct ek__work {
   double moved;       /* between devices */
   double calls;       /* operations and collectives */
 };
-/* Its share for values of a type, or products in a precision. */
+/* Its share for bytes of a type, and for products of some types. */
 static inline struct ek__arithmetic *ek__work_of(struct ek__work *work, ek_type type) {
-  return type == EK_TF32 ? &work->tf32 : ek__type_is_half(type) ? &work->half : &work->wide;
+  return ek__type_is_half(type) ? &work->half : &work->wide;
+}
+static inline struct ek__arithmetic *ek__work_in(struct ek__work *work,
+                                                 const struct ek__types *types) {
+  return types->tf32 ? &work->tf32 : ek__work_of(work, types->value);
 }
 struct ek__work *ek__device_work(const ek_device *device); /* NULL where kernels compute */
 /* Adds what has been counted since `before` once more for each of `times`. */

@@ -129,11 +129,12 @@ static void run_job(struct worker *worker, uint64_t job, ek_apply_function funct
                     void *context) {
   ek_group *group = worker->group;
   const uint64_t errors = ek__error_number();
-  *ek__place_here() = (struct ek__place){.device = NULL}; /* what an earlier job has allowed */
+  ek_stream *stream = ek_device_stream(worker->device, EK_STREAM_COMPUTE);
+  (void)ek_stream_allow_tf32(stream, false);
   worker->status = function(context, worker->device, ek_device_index(worker->device));
+  (void)ek_stream_allow_tf32(stream, false);
   if (worker->status == EK_OK) {
-    worker->status =
-        ek_event_record(worker->ends[job & 1], ek_device_stream(worker->device, EK_STREAM_COMPUTE));
+    worker->status = ek_event_record(worker->ends[job & 1], stream);
   }
   if (worker->status == EK_OK) return;
   const char *words = ek__error_words(worker->status, errors);

@@ -30,7 +30,6 @@ struct ek__place {
   const ek_device *device;
   const struct ek__holder *holder; /* NULL: no module runs */
   const char *function;            /* a literal */
-  bool tf32;                       /* its products of f32 may take 10 bits of mantissa */
 };
 
 /* Of the calling thread. Who changes it puts back what was there. */

@@ -4,6 +4,8 @@
  * A stream belongs to its device and lives as long. What queueing means is the backend's: the CPU
  * backend has done the work when a call returns, so its slots for waiting are empty.
  */
+#include <stdatomic.h>
+
 #include "backend/backend.h"
 #include "core/alloc.h"
 #include "core/error.h"
@@ -14,6 +16,9 @@ struct ek_stream {
   struct ek__stream_head head; /* first: what the backend made of it */
   ek_device *device;
   ek_stream_kind kind;
+  /* A stream belongs to one thread at a time, but another thread's operations may read this while
+   * a job of the worker begins. */
+  atomic_bool tf32;
 };
 
 struct ek_event {
@@ -45,6 +50,17 @@ void *ek_stream_native(const ek_stream *stream) {
   if (stream == NULL) return NULL;
   const struct ek__backend *backend = ek__device_table(stream->device);
   return backend->stream_handle == NULL ? NULL : backend->stream_handle(stream->head.native);
+}
+
+bool ek_stream_allow_tf32(ek_stream *stream, bool allow) {
+  if (stream == NULL) return false;
+  const bool before = ek_stream_allows_tf32(stream);
+  atomic_store_explicit(&stream->tf32, allow, memory_order_relaxed);
+  return before;
+}
+
+bool ek_stream_allows_tf32(const ek_stream *stream) {
+  return stream != NULL && atomic_load_explicit(&stream->tf32, memory_order_relaxed);
 }
 
 ek_status ek_stream_synchronize(ek_stream *stream) {

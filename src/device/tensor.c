@@ -17,8 +17,6 @@
 
 ek_status ek__tensor_measure(int64_t *bytes, const char *who, ek_type type, int rank,
                              const int64_t *shape) {
-  EK__FAIL_IF(type == EK_TF32, EK_ERR_INVALID_ARGUMENT,
-              "%s: tf32 is a precision and no element type: its values are f32", who);
   EK__FAIL_IF(ek_type_size(type) == 0, EK_ERR_INVALID_ARGUMENT, "%s: %d is no element type", who,
               (int)type);
   EK__FAIL_IF(rank < 0 || rank > EK_MAX_RANK || (rank > 0 && shape == NULL),

@@ -20,7 +20,6 @@ const char *ek_type_name(ek_type type) {
   case EK_F16: return "f16";
   case EK_I32: return "i32";
   case EK_I64: return "i64";
-  case EK_TF32: return "tf32";
   case EK_U8: return "u8";
   case EK_U16: return "u16";
   case EK_U32: return "u32";
@@ -30,7 +29,23 @@ const char *ek_type_name(ek_type type) {
 
 ek_type ek_type_of_sums(ek_type type) { return ek__types_in(type).sum; }
 
-ek_type ek_type_of_values(ek_type precision) { return ek__types_in(precision).value; }
+ek_type ek_precision_type(ek_precision precision) {
+  switch (precision) {
+  case EK_PRECISION_TF32: return EK_F32;
+  case EK_PRECISION_F32:
+  case EK_PRECISION_F64:
+  case EK_PRECISION_BF16:
+  case EK_PRECISION_F16: return (ek_type)precision;
+  case EK_PRECISION_DEFAULT: break;
+  }
+  return (ek_type)0;
+}
+
+const char *ek_precision_name(ek_precision precision) {
+  if (precision == EK_PRECISION_TF32) return "tf32";
+  const ek_type type = ek_precision_type(precision);
+  return type == 0 ? "no precision" : ek_type_name(type);
+}
 
 const char *ek__types_text(char text[EK__TYPES_TEXT], unsigned types) {
   types &= (EK_TYPES_F16 << 1) - 1;
@@ -122,7 +137,7 @@ ek_type ek__types_choose(unsigned types, ek_type type) {
 }
 
 int64_t ek_tensor_aligned_columns(int64_t columns, ek_type type) {
-  const int64_t size = (int64_t)ek__type_size(ek_type_of_values(type));
+  const int64_t size = (int64_t)ek__type_size(type);
   const int64_t together = size == 0 ? 1 : 16 / size;
   const int64_t over = columns % together;
   if (size == 0) return 0;

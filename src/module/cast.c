@@ -3,7 +3,7 @@
  *
  * In a pass of 16 bits a module that declares f32 alone runs in f32: its floating inputs are
  * widened before its function, what it gives is rounded behind it, and in backward the other way
- * round. A caller may also ask for another type (ek_child_options.type), and then sees to the
+ * round. A caller may also ask for another type (ek_child_options.precision), and then sees to the
  * tensors itself. What a pass is given from outside in f32, such as features and targets, is
  * rounded to its type.
  *

@@ -158,7 +158,7 @@ ek_status ek__bed_prepare(struct ek__bed *bed) {
   for (size_t k = 0; k < bed->devices; k++) {
     ek_tensor flat = *ek_replica_parameters(bed->parts[k].replica);
     EK_TRY(write_values(&flat, bed->parameters.data));
-    if (bed->precision != 0) EK_TRY(ek_replica_refresh(bed->parts[k].replica));
+    if (bed->precision != EK_PRECISION_DEFAULT) EK_TRY(ek_replica_refresh(bed->parts[k].replica));
   }
   return EK_OK;
 }
@@ -194,7 +194,7 @@ ek_status ek__bed_open(struct ek__bed *bed, ek_module *module, const char *devic
                           .inputs = inputs,
                           .options = options,
                           .type = half ? EK_F32 : type,
-                          .precision = half ? type : (ek_type)0,
+                          .precision = half ? (ek_precision)type : EK_PRECISION_DEFAULT,
                           .samples = 1};
   EK_TRY(ek_group_open(&bed->group, devices, &group));
   bed->devices = ek_group_size(bed->group);

@@ -59,7 +59,8 @@ struct ek__bed {
   ek_module *module;
   const ek_check_input *inputs;
   const ek_module_check_options *options;
-  ek_type type, precision; /* of parameters and inputs; 16 bits that the module computes in, or 0 */
+  ek_type type;           /* of parameters and inputs */
+  ek_precision precision; /* of 16 bits that the module computes in, or the default */
   ek_group *group;
   ek_communicator *communicator; /* of a collective module */
   bool collective;

@@ -96,7 +96,7 @@ ek_status ek__record_push(size_t *record, ek_pass *pass, const struct ek__frame 
   pass->records[*record] = (struct ek__record){.node = node,
                                                .saved = of->saving,
                                                .gradient_now = of->saving ? of->gradient_now : 0,
-                                               .type = of->type,
+                                               .precision = of->precision,
                                                .children = of->children,
                                                .cast = of->cast,
                                                .below = pass->saved_count,

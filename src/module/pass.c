@@ -85,7 +85,7 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
   result->options = o;
   result->lender = lender;
   result->outermost = (struct ek__frame){.node = replica->layout.root,
-                                         .type = replica->precision,
+                                         .precision = replica->precision,
                                          .children = replica->precision,
                                          .saving = o.gradient,
                                          .recipe = EK__NO_RECIPE};
@@ -121,10 +121,10 @@ static ek_status global_index(size_t *global, const char *who, const ek_pass *pa
   EK__FAIL_IF(index >= pass->frame->node->parameter_count, EK_ERR_INVALID_ARGUMENT,
               "%s: there is no parameter number %zu", who, index);
   *global = pass->frame->node->parameters[index];
-  if (ek_type_of_sums(pass->frame->type) == pass->replica->type) return EK_OK;
+  if (ek_type_of_sums(ek__pass_values(pass)) == pass->replica->type) return EK_OK;
   return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s is %s, and the module runs in %s", who,
                       pass->replica->layout.parameters[*global].name,
-                      ek_type_name(pass->replica->type), ek_type_name(pass->frame->type));
+                      ek_type_name(pass->replica->type), ek_precision_name(pass->frame->precision));
 }
 
 static ek_status gradient_index(size_t *global, const char *who, const ek_pass *pass,
@@ -141,7 +141,7 @@ ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index) {
   EK__NOT_NULL("ek_pass_parameter", parameter);
   EK_TRY(global_index(&global, "ek_pass_parameter", pass, index));
   const bool buffer = pass->replica->layout.parameters[global].buffer;
-  if (!buffer && ek__pass_values(pass) != ek_type_of_values(pass->replica->precision)) {
+  if (!buffer && ek__pass_values(pass) != ek_precision_type(pass->replica->precision)) {
     return ek__cast_parameter(parameter, pass, global);
   }
   return ek__pass_value(parameter, pass, global);

@@ -29,8 +29,8 @@ struct ek__cast {
 struct ek__frame {
   const struct ek__node *node;
   const struct ek__node *outer;  /* NULL unless it has entered a child, which is `node` then */
-  ek_type type;                  /* it runs in: of floating activations, or tf32 */
-  ek_type children;              /* what they are to run in: not `type` where it knows f32 alone */
+  ek_precision precision;        /* it runs in */
+  ek_precision children;         /* they are to run in: another where it knows f32 alone */
   bool saving;                   /* a backward of its own follows, or this is one */
   bool backward;                 /* this is a backward, or runs within one */
   bool unread;                   /* of a forward: nobody reads what it gives */
@@ -55,7 +55,7 @@ struct ek__frame {
 /* The forward of a module whose backward has not come. */
 struct ek__record {
   const struct ek__node *node;
-  ek_type type, children; /* of its frame */
+  ek_precision precision, children; /* of its frame */
   bool saved;
   double gradient_now; /* the scale that its forward was promised; 0: none */
   bool written;        /* it has written its gradients: they are all that is saved */
@@ -72,7 +72,7 @@ typedef ek_status (*ek__run_maker)(ek_pass *pass, const struct ek__recipe *recip
 struct ek__recipe {
   ek__run_maker run;
   const struct ek__node *maker;
-  ek_type outer, children; /* of what it is given, and what its children are to run in */
+  ek_precision outer, children; /* of what it is given, and what its children are to run in */
   ek_tensor from;          /* what it runs on */
   ek_tensor like;          /* the tensor, without a reference: it is known by its place */
   ek_tensor made;          /* once it was, until nobody needs it any more */
@@ -111,7 +111,7 @@ struct ek_pass {
 
 /* The type of floating tensors in the frame on top. */
 static inline ek_type ek__pass_values(const ek_pass *pass) {
-  return ek_type_of_values(pass->frame->type);
+  return ek_precision_type(pass->frame->precision);
 }
 
 /* ek_pass_open() of a replica that does not hold everything whole; lender NULL: it does. The lender

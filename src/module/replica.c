@@ -61,7 +61,7 @@ static ek_status initialize(ek_replica *replica, uint64_t seed) {
 /* Zeros, so that the padding between parameters takes part in sums without a trace. */
 static ek_status create_flat(ek_tensor *flat, ek_replica *replica, ek_memory_category category,
                              int64_t count) {
-  const ek_type type = category == EK_MEMORY_COPIES      ? ek_type_of_values(replica->precision)
+  const ek_type type = category == EK_MEMORY_COPIES      ? ek_precision_type(replica->precision)
                        : category == EK_MEMORY_GRADIENTS ? replica->gradient_type
                                                          : replica->type;
   EK_TRY(ek_tensor_create(flat, replica->device, category, type, 1, &count));
@@ -88,33 +88,35 @@ static ek_status check_device(ek_type type, const ek_device *device, const char 
                       ek_type_name(type));
 }
 
-ek_status ek__precision_read(ek_type *precision, ek_type type, const ek_device *device,
+ek_status ek__precision_read(ek_precision *precision, ek_type type, const ek_device *device,
                              const char *who) {
   EK__FAIL_IF(type != EK_F32 && type != EK_F64, EK_ERR_INVALID_ARGUMENT,
               "%s: options.type is %s, expected f32 or f64", who, ek_type_name(type));
-  if (*precision == 0) *precision = type;
-  const bool narrower = ek__type_is_half(*precision) || *precision == EK_TF32;
-  EK__FAIL_IF(*precision != type && !(narrower && type == EK_F32), EK_ERR_INVALID_ARGUMENT,
+  if (*precision == EK_PRECISION_DEFAULT) *precision = (ek_precision)type;
+  const ek_type values = ek_precision_type(*precision);
+  const bool fits = values == type || (type == EK_F32 && ek__type_is_half(values));
+  EK__FAIL_IF(!fits, EK_ERR_INVALID_ARGUMENT,
               "%s: options.precision is %s beside parameters of %s, expected %s", who,
-              ek_type_name(*precision), ek_type_name(type),
+              ek_precision_name(*precision), ek_type_name(type),
               type == EK_F64 ? "f64" : "f32, tf32, bf16 or f16");
-  return check_device(ek_type_of_values(*precision), device, who);
+  return check_device(values, device, who);
 }
 
-ek_status ek__gradient_type_read(ek_type *gradient_type, ek_type type, ek_type precision,
+ek_status ek__gradient_type_read(ek_type *gradient_type, ek_type type, ek_precision precision,
                                  const ek_device *device, const char *who) {
   if (*gradient_type == 0) *gradient_type = type;
   if (*gradient_type == type) return EK_OK;
+  const ek_type values = ek_precision_type(precision);
   const bool fits = type == EK_F32 && ek__type_is_half(*gradient_type) &&
-                    (ek_type_of_values(precision) == EK_F32 || precision == *gradient_type);
+                    (values == EK_F32 || values == *gradient_type);
   EK__FAIL_IF(!fits, EK_ERR_INVALID_ARGUMENT,
               "%s: options.gradient_type is %s, but parameters are %s and modules compute in %s; "
               "expected %s",
-              who, ek_type_name(*gradient_type), ek_type_name(type), ek_type_name(precision),
-              type == EK_F64         ? "f64"
-              : precision == EK_BF16 ? "f32 or bf16"
-              : precision == EK_F16  ? "f32 or f16"
-                                     : "f32, bf16 or f16");
+              who, ek_type_name(*gradient_type), ek_type_name(type), ek_precision_name(precision),
+              type == EK_F64      ? "f64"
+              : values == EK_BF16 ? "f32 or bf16"
+              : values == EK_F16  ? "f32 or f16"
+                                  : "f32, bf16 or f16");
   return check_device(*gradient_type, device, who);
 }
 
@@ -156,7 +158,7 @@ ek_status ek__replica_open_parts(ek_replica **replica, ek_device *device, ek_mod
   result->module = ek_module_share(module);
   ek_status status = EK_OK;
   EK_TRY_GOTO(status,
-              ek__layout_open(&result->layout, module, o.type, ek_type_of_values(o.precision),
+              ek__layout_open(&result->layout, module, o.type, ek_precision_type(o.precision),
                               parts->unit_bytes, o.patterns, o.pattern_count),
               cleanup);
   EK_TRY_GOTO(status, create_buffers(result, o.gradients), cleanup);
@@ -234,8 +236,8 @@ ek_type ek_replica_type(const ek_replica *replica) {
   return replica == NULL ? (ek_type)0 : replica->type;
 }
 
-ek_type ek_replica_precision(const ek_replica *replica) {
-  return replica == NULL ? (ek_type)0 : replica->precision;
+ek_precision ek_replica_precision(const ek_replica *replica) {
+  return replica == NULL ? EK_PRECISION_DEFAULT : replica->precision;
 }
 
 const ek_tensor *ek_replica_parameters(const ek_replica *replica) {

@@ -27,7 +27,8 @@ enum ek__masters {
 struct ek_replica {
   ek_device *device;
   ek_module *module;
-  ek_type type, precision; /* of parameters, and that modules compute in */
+  ek_type type;           /* of parameters */
+  ek_precision precision; /* that modules compute in */
   ek_type gradient_type;   /* of the flat gradients: type, or of 16 bits */
   struct ek__layout layout;
   ek_tensor parameters, gradients, buffers; /* flat */
@@ -66,21 +67,21 @@ ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter);
 
 /* Modules see copies. */
 static inline bool ek__replica_is_mixed(const ek_replica *replica) {
-  return ek__type_is_half(replica->precision);
+  return ek__type_is_half(ek_precision_type(replica->precision));
 }
 /* The flat buffer of what modules see. */
 static inline const ek_tensor *ek__replica_values(const ek_replica *replica) {
   return ek__replica_is_mixed(replica) ? &replica->copies : &replica->parameters;
 }
 
-/* EK_ERR_INVALID_ARGUMENT unless `type` is f32 or f64 and *precision, 0 for the same, goes with it;
+/* EK_ERR_INVALID_ARGUMENT unless `type` is f32 or f64 and *precision, if not the default, fits it;
  * EK_ERR_UNSUPPORTED unless the device computes in it. `who` begins messages. */
-ek_status ek__precision_read(ek_type *precision, ek_type type, const ek_device *device,
+ek_status ek__precision_read(ek_precision *precision, ek_type type, const ek_device *device,
                              const char *who);
 
 /* The same for the type of gradients, 0 for `type`: of 16 bits beside f32, and that of the
  * precision if that is of 16 bits, too. */
-ek_status ek__gradient_type_read(ek_type *gradient_type, ek_type type, ek_type precision,
+ek_status ek__gradient_type_read(ek_type *gradient_type, ek_type type, ek_precision precision,
                                  const ek_device *device, const char *who);
 
 /* Modules add to an f32 gradient that is rounded when it is complete. */

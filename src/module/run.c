@@ -25,9 +25,8 @@
 
 /* ---- one function of one module ---- */
 
-static ek_status check_type(const struct ek__node *node, ek_type type) {
+static ek_status check_type(const struct ek__node *node, ek_type values) {
   char path[EK__PATH_SIZE];
-  const ek_type values = ek_type_of_values(type);
   if ((EK__TABLE_TYPES(node->module->ops) >> values & 1u) != 0) return EK_OK;
   return ek__types_check(EK__TABLE_TYPES(node->module->ops), values, ek__node_path(path, node));
 }
@@ -78,26 +77,29 @@ static bool wants_record(const ek_pass *pass, const struct ek__frame *frame) {
   return frame->saving || !frame->backward || ek__record_find(pass, frame->node) == EK__NO_RECORD;
 }
 
-/* ---- in which type a module runs ---- */
+/* ---- in which precision a module runs ---- */
 
 struct ways {
-  ek_type outer;    /* of the caller's tensors */
-  ek_type type;     /* that the module runs in */
-  ek_type children; /* that its children are to run in */
+  ek_precision outer;     /* of the caller's tensors */
+  ek_precision precision; /* that the module runs in */
+  ek_precision children;  /* that its children are to run in */
 };
 
 /* In f32 where the module is to run in 16 bits and does not know them; what its children know is
  * their own affair. */
-static struct ways ways_of(const struct ek__node *node, ek_type outer, ek_type asked) {
-  return (struct ways){outer, ek__types_choose(EK__TABLE_TYPES(node->module->ops), asked), asked};
+static struct ways ways_of(const struct ek__node *node, ek_precision outer, ek_precision asked) {
+  const ek_type values = ek_precision_type(asked);
+  const bool knows = ek__types_choose(EK__TABLE_TYPES(node->module->ops), values) == values;
+  return (struct ways){outer, knows ? asked : EK_PRECISION_F32, asked};
 }
 
 /* As a child of the frame on top ran last; its caller may have done its work, as nobody asked. */
 static struct ways ways_of_last(const ek_pass *pass, const struct ek__node *node) {
   const size_t found = ek__record_find(pass, node);
-  if (found == EK__NO_RECORD) return ways_of(node, pass->frame->type, pass->frame->children);
+  if (found == EK__NO_RECORD) return ways_of(node, pass->frame->precision, pass->frame->children);
   const struct ek__record *it = &pass->records[found];
-  return (struct ways){it->cast.from != 0 ? it->cast.from : it->type, it->type, it->children};
+  const ek_precision outer = it->cast.from != 0 ? (ek_precision)it->cast.from : it->precision;
+  return (struct ways){outer, it->precision, it->children};
 }
 
 /* ---- what is made again ---- */
@@ -161,7 +163,7 @@ static ek_status prepare(struct ek__frame *frame, size_t *record, size_t *recipe
   struct ek__frame *caller = pass->frame;
   char path[EK__PATH_SIZE];
   *frame = (struct ek__frame){.node = node,
-                              .type = ways->type,
+                              .precision = ways->precision,
                               .children = ways->children,
                               .cast = frame->cast,
                               .converted = pass->converted_count,
@@ -178,7 +180,7 @@ static ek_status prepare(struct ek__frame *frame, size_t *record, size_t *recipe
               ek__node_path(path, node));
   if (node->terms == 1 && node->outputs == 1) frame->gradient_now = options->gradient_now;
   if (options->totals != NULL) EK_TRY(ek__check_totals(pass, node, options->totals));
-  EK_TRY(check_type(node, frame->type));
+  EK_TRY(check_type(node, ek_precision_type(frame->precision)));
   EK_TRY(open_recipe(recipe, pass, frame->saving, node->inputs, inputs, options));
   if (!predict && wants_record(pass, frame)) {
     const ek_status pushed = ek__record_push(record, pass, frame, inputs);
@@ -199,17 +201,28 @@ static struct ek__span *begin_span(const ek_pass *pass, const struct ek__node *n
   return span;
 }
 
+/* What a function of a module changes for as long as it runs. */
+struct before {
+  struct ek__place place;
+  bool tf32;
+};
+
 /* From now on what is taken is the module's, and products may do what its frame, on top, says.
- * Gives what was before. */
-static struct ek__place begin_place(const ek_pass *pass, const struct ek__node *node,
-                                    const char *function) {
+ * Returns what was before. */
+static struct before begin_place(const ek_pass *pass, const struct ek__node *node,
+                                 const char *function) {
   struct ek__place *here = ek__place_here();
-  const struct ek__place before = *here;
+  const bool tf32 = pass->frame->precision == EK_PRECISION_TF32;
+  const struct before before = {*here, ek_stream_allow_tf32(ek_pass_stream(pass), tf32)};
   *here = (struct ek__place){.device = ek_pass_device(pass),
                              .holder = &node->holder,
-                             .function = function,
-                             .tf32 = pass->frame->type == EK_TF32};
+                             .function = function};
   return before;
+}
+
+static void end_place(const ek_pass *pass, const struct before *before) {
+  *ek__place_here() = before->place;
+  (void)ek_stream_allow_tf32(ek_pass_stream(pass), before->tf32);
 }
 
 /* The module on top does another's work. */
@@ -235,7 +248,7 @@ static ek_status run_in_type(ek_pass *pass, const struct ek__node *node, const e
   const uint64_t errors = ek__error_number();
   const char *function = predict ? "predict" : frame.backward ? "forward again" : "forward";
   struct ek__span *span = begin_span(pass, node, function);
-  const struct ek__place place = begin_place(pass, node, function);
+  const struct before before = begin_place(pass, node, function);
   ek_status status = ek__check_inputs(pass, inputs, node->inputs - (predict ? node->targets : 0));
   if (status == EK_OK) {
     status = borrow(pass, node, frame.backward ? EK__WAY_AGAIN : EK__WAY_FORWARD);
@@ -258,7 +271,7 @@ static ek_status run_in_type(ek_pass *pass, const struct ek__node *node, const e
   }
   ek__recipe_close(pass, frame.recipe); /* it may have entered a child and not left it */
   ek__recipe_close(pass, recipe);
-  *ek__place_here() = place;
+  end_place(pass, &before);
   ek__span_end(span);
   pass->frame = caller;
   return status;
@@ -268,12 +281,13 @@ static ek_status run_in_type(ek_pass *pass, const struct ek__node *node, const e
 static ek_status run_in(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                         ek_tensor *outputs, const struct ways *ways,
                         const ek_child_options *options, bool predict) {
-  const ek_type type = ways->type;
+  const ek_type type = ek_precision_type(ways->precision);
   const size_t count = node->inputs - (predict ? node->targets : 0);
   struct ek__cast cast;
   ek_child_options inner = *options;
   ek_tensor inside[EK_MAX_INPUTS], given[EK_MAX_TENSORS];
-  if (!ek__cast_plan(&cast, pass, node, inputs, count, type, ways->outer, predict)) {
+  if (!ek__cast_plan(&cast, pass, node, inputs, count, type, ek_precision_type(ways->outer),
+                     predict)) {
     return run_in_type(pass, node, inputs, outputs, ways, &cast, options, predict);
   }
   EK_TRY(ek__cast_tensors(inside, pass, inputs, count, cast.inputs, type));
@@ -298,8 +312,9 @@ static ek_status run_in(ek_pass *pass, const struct ek__node *node, const ek_ten
 static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                              ek_tensor *outputs, const ek_child_options *options, bool predict) {
   const struct ek__frame *caller = pass->frame;
-  const struct ways ways = options->type != 0 ? ways_of(node, options->type, options->type)
-                                              : ways_of(node, caller->type, caller->children);
+  const struct ways ways = options->precision != EK_PRECISION_DEFAULT
+                               ? ways_of(node, options->precision, options->precision)
+                               : ways_of(node, caller->precision, caller->children);
   return run_in(pass, node, inputs, outputs, &ways, options, predict);
 }
 
@@ -317,7 +332,7 @@ static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, si
   struct ek__frame *caller = pass->frame, frame = {.node = node,
                                                    .backward = true,
                                                    .saving = true,
-                                                   .type = caller->type,
+                                                   .precision = caller->precision,
                                                    .children = caller->children,
                                                    .recipe = EK__NO_RECIPE,
                                                    .converted = pass->converted_count,
@@ -325,7 +340,7 @@ static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, si
                                                    .records = pass->record_count};
   if (record != EK__NO_RECORD) {
     frame.gradient_now = pass->records[record].gradient_now;
-    frame.type = pass->records[record].type;
+    frame.precision = pass->records[record].precision;
     frame.children = pass->records[record].children;
     frame.floor = pass->records[record].below;
     frame.records = record + 1;
@@ -333,7 +348,7 @@ static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, si
   pass->frame = &frame;
   const uint64_t errors = ek__error_number();
   struct ek__span *span = begin_span(pass, node, "backward");
-  const struct ek__place place = begin_place(pass, node, "backward");
+  const struct before before = begin_place(pass, node, "backward");
   ek_status status = borrow(pass, node, EK__WAY_BACKWARD);
   if (status == EK_OK) {
     status = module->ops->backward(module, pass, grad_outputs, wanted);
@@ -344,7 +359,7 @@ static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, si
   if (status != EK_OK) ek__name_failure(pass, "backward", status, errors);
   if (record != EK__NO_RECORD) ek__record_drop(pass, record);
   ek__recipe_close(pass, frame.recipe);
-  *ek__place_here() = place;
+  end_place(pass, &before);
   ek__span_end(span);
   pass->frame = caller;
   return status;
@@ -354,7 +369,7 @@ static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, si
 static ek_status backward_between_casts(ek_pass *pass, const struct ek__node *node, size_t record,
                                         const ek_tensor *grad_outputs, ek_tensor *wanted) {
   const struct ek__cast cast = pass->records[record].cast;
-  const ek_type type = pass->records[record].type;
+  const ek_type type = ek_precision_type(pass->records[record].precision);
   ek_tensor inside[EK_MAX_TENSORS];
   const uint32_t set = cast.outputs == 0 ? 0 : ek__cast_set(grad_outputs, node->outputs, type);
   EK_TRY(ek__cast_tensors(inside, pass, grad_outputs, node->outputs, set, type));
@@ -413,8 +428,10 @@ ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass, size_t c
   EK__NOT_NULL(who, pass, inputs, outputs);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_child_options"));
   EK__FAIL_IF(
-      o.type != 0 && o.type != EK_F32 && o.type != EK_F64 && o.type != pass->replica->precision,
-      EK_ERR_UNSUPPORTED, "%s: a child runs in f32 or f64, not in %s", who, ek_type_name(o.type));
+      o.precision != EK_PRECISION_DEFAULT && o.precision != EK_PRECISION_F32 &&
+          o.precision != EK_PRECISION_F64 && o.precision != pass->replica->precision,
+      EK_ERR_UNSUPPORTED, "%s: a child runs in f32 or f64, not in %s", who,
+      ek_precision_name(o.precision));
   EK_TRY(child_node(&node, who, pass, child));
   EK_TRY(ek__check_tensors(who, pass, inputs, node->inputs));
   return run_forward(pass, node, inputs, outputs, &o, false);
@@ -452,8 +469,8 @@ ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child, const ek_tensor 
   ek_child_options o = EK_CHILD_OPTIONS_INIT;
   EK__NOT_NULL(who, pass);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_child_options"));
-  EK__FAIL_IF(o.type != 0 || o.totals != NULL, EK_ERR_INVALID_ARGUMENT,
-              "%s: options with a type or totals", who);
+  EK__FAIL_IF(o.precision != EK_PRECISION_DEFAULT || o.totals != NULL, EK_ERR_INVALID_ARGUMENT,
+              "%s: options with a precision or totals", who);
   EK__FAIL_IF(pass->frame->outer != NULL, EK_ERR_STATE, "%s: it is in a child already", who);
   EK_TRY(child_node(&node, who, pass, child));
   if (o.made_from != NULL) EK_TRY(ek__check_tensors(who, pass, input, input == NULL ? 0 : 1));

@@ -58,7 +58,7 @@ static ek_status attention(ek_stream *stream, const char *name, const ek_tensor 
   if (op.work != NULL) {
     /* Half of T x T scores: two products forward; backward these, and one more for each of their
      * operands: the scores are made again. */
-    ek__work_of(op.work, ek__types_precision(&op.types))->attention +=
+    ek__work_in(op.work, &op.types)->attention +=
         (backward ? 5 : 2) * (double)batch * (double)tokens * (double)tokens * (double)channels;
   }
   if (op.kernels == NULL) return EK_OK;

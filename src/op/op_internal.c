@@ -9,7 +9,6 @@
 
 #include "core/sizes.h"
 #include "device/fault_internal.h"
-#include "device/holder.h"
 #include "device/types.h"
 
 const char *ek__op_shape_text(char text[EK__OP_SHAPE_TEXT], const ek_tensor *tensor) {
@@ -109,7 +108,7 @@ static ek_status check_type(const struct ek__op *op, size_t i, const ek_device *
 
 /* The first value says the types of a call; without one the first of what may be one and is of 16
  * bits, or the first sum. */
-static struct ek__types types_of(const struct ek__op *op) {
+static struct ek__types types_of(const struct ek__op *op, const ek_stream *stream) {
   ek_type first[EK__EITHER + 1] = {(ek_type)0};
   for (size_t i = op->count; i-- > 0;) {
     const struct ek__operand *operand = &op->operand[i];
@@ -120,11 +119,13 @@ static struct ek__types types_of(const struct ek__op *op) {
   const ek_type value = first[EK__VALUE] != 0    ? first[EK__VALUE]
                         : first[EK__EITHER] != 0 ? first[EK__EITHER]
                                                  : first[EK__SUM];
-  return ek__types_in(value == EK_F32 && ek__place_here()->tf32 ? EK_TF32 : value);
+  struct ek__types types = ek__types_in(value);
+  types.tf32 = value == EK_F32 && ek_stream_allows_tf32(stream);
+  return types;
 }
 
-static ek_status check_types(struct ek__op *op) {
-  op->types = types_of(op);
+static ek_status check_types(struct ek__op *op, const ek_stream *stream) {
+  op->types = types_of(op, stream);
   for (size_t i = 0; i < op->count; i++) {
     const struct ek__operand *operand = &op->operand[i];
     if (operand->tensor == NULL || operand->role > EK__EITHER) continue;
@@ -244,7 +245,7 @@ ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
     void *const data = operands[i].tensor->data;
     if (operands[i].to != NULL) memcpy(operands[i].to, &data, sizeof data);
   }
-  EK_TRY(check_types(op));
+  EK_TRY(check_types(op, stream));
   for (size_t i = 0; i < count; i++) {
     if (operands[i].written && operands[i].tensor != NULL) EK_TRY(check_overlap(op, i));
   }

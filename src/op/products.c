@@ -5,17 +5,7 @@
 
 #include <inttypes.h>
 
-#include "device/holder.h"
 #include "op/op_internal.h"
-
-bool ek_op_allow_tf32(bool allow) {
-  struct ek__place *here = ek__place_here();
-  const bool before = here->tf32;
-  here->tf32 = allow;
-  return before;
-}
-
-bool ek_op_allows_tf32(void) { return ek__place_here()->tf32; }
 
 /* Stored rows follow each other without gaps: they are as long as the tensors say. A device that
  * only counts has seen the product then. */
@@ -25,7 +15,7 @@ static void complete(struct ek__matmul_args *args, const struct ek__op *op, size
   args->ldb = op->columns[b];
   args->ldc = op->columns[c];
   if (op->work != NULL) {
-    ek__work_of(op->work, ek__types_precision(&op->types))->products +=
+    ek__work_in(op->work, &op->types)->products +=
         2 * (double)args->m * (double)args->n * (double)args->k;
   }
 }

@@ -463,14 +463,14 @@ static ek_tensor batch_of(int32_t tokens[SAMPLES * TOKENS]) {
   return batch;
 }
 
-static ek_trainer *open_gpt(const ek_gpt_options *o, ek_type precision) {
+static ek_trainer *open_gpt(const ek_gpt_options *o, ek_type type) {
   ek_module *gpt = NULL;
   ek_criterion *loss = NULL;
   ek_optimizer *optimizer = NULL;
   ek_trainer *trainer = NULL;
   ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  options.precision = precision;
+  options.precision = (ek_precision)type;
   ck_ok(ek_gpt_create(&gpt, o));
   entropy.classes = VOCABULARY;
   if (!o->fused_loss) ck_ok(ek_cross_entropy_create(&loss, &entropy));
@@ -483,10 +483,10 @@ static ek_trainer *open_gpt(const ek_gpt_options *o, ek_type precision) {
 }
 
 /* How many products of a step, forward, backward and update, have rows beside 16 bytes. */
-static unsigned long unaligned_in_a_step(const ek_gpt_options *o, ek_type precision) {
+static unsigned long unaligned_in_a_step(const ek_gpt_options *o, ek_type type) {
   int32_t tokens[SAMPLES * TOKENS];
   const ek_tensor batch = batch_of(tokens);
-  ek_trainer *trainer = open_gpt(o, precision);
+  ek_trainer *trainer = open_gpt(o, type);
   const unsigned long before = cuemu_unaligned_products();
   ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1));
   const unsigned long after = cuemu_unaligned_products();

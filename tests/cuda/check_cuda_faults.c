@@ -156,7 +156,7 @@ static void every_fault(enum cuemu_kind kind, bool hang, int number) {
   const char *spec = groups[number % GROUPS].spec;
   const int mode = number < CASES ? number / GROUPS : number + (int)kind + 3 * hang;
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), spec, (ek_mode)(mode % CK_MODES));
-  if (number >= CASES) setup.options.precision = EK_BF16;
+  if (number >= CASES) setup.options.precision = EK_PRECISION_BF16;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0, 3);
   for (int gpu = 0; gpu < groups[number % GROUPS].gpus; gpu++) {
     struct ck_snapshot next;

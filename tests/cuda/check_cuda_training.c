@@ -54,7 +54,7 @@ static struct ck_setup half_setup_of(int number, bool on_cuda) {
   const int mode = number / HALVES, turn = mode + number % HALVES;
   struct ck_setup setup = setup_of((mode * WORKLOADS + turn % WORKLOADS) * SPECS,
                                    on_cuda ? specs[turn % SPECS] : "cpu:4");
-  setup.options.precision = halves[number % HALVES];
+  setup.options.precision = (ek_precision)halves[number % HALVES];
   setup.loss_scale = &none;
   return setup;
 }
@@ -167,7 +167,7 @@ START_TEST(numbers_of_16_bits) {
   struct ck_setup planned = on_cuda;
   planned.spec = "plan-cuda:4";
   struct run cpu = train(&on_cpu), first = train(&on_cuda), second = train(&on_cuda);
-  equals_cpu_in_16_bits(&first, &cpu, on_cuda.options.precision);
+  equals_cpu_in_16_bits(&first, &cpu, ek_precision_type(on_cuda.options.precision));
   repeats_bit_for_bit(&first, &second);
   has_the_planned_peak(&first, planned, _i % 2 == 1);
   forget(&cpu);

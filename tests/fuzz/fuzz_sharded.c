@@ -50,7 +50,7 @@ static struct fuzz_setup read_setup(struct fuzz_input *input, size_t batch_count
   setup.criterion.gradient_in_forward = !fuzz_one_in(input, 4);
   const int type = fuzz_choice(input, 4);
   setup.model.type = batch_count > 1 || type == 0 ? EK_F64 : EK_F32;
-  if (setup.model.type == EK_F32 && type == 3) setup.model.precision = EK_BF16;
+  if (setup.model.type == EK_F32 && type == 3) setup.model.precision = EK_PRECISION_BF16;
   return setup;
 }
 

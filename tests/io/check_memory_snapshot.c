@@ -207,7 +207,7 @@ START_TEST(a_snapshot_is_what_is_held) {
   struct ck_linears it;
   make_folder();
   ck_linears_open_in(&it, _i % 2 == 0 ? "cpu:2" : "plan:2@3GiB", WIDTH, EK_MODE_REPLICATED,
-                     _i < 2 ? EK_F32 : EK_BF16);
+                     _i < 2 ? EK_PRECISION_F32 : EK_PRECISION_BF16);
   ck_ok(ck_linears_step(&it));
   size_t held = 0;
   for (int recorded = 0; recorded < 2; recorded++) {

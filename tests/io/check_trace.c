@@ -203,7 +203,7 @@ START_TEST(a_trace_is_what_was_done) {
   struct ck_linears it;
   make_folder();
   ck_linears_open_in(&it, counts_only ? "plan:2" : "cpu:2", WIDTH, EK_MODE_REPLICATED,
-                     _i < 2 ? EK_F32 : EK_BF16);
+                     _i < 2 ? EK_PRECISION_F32 : EK_PRECISION_BF16);
   take_steps(&it, 1);
   ck_ok(ek_trace_start(it.group, 0));
   take_steps(&it, 2);

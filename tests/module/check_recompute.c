@@ -454,7 +454,7 @@ START_TEST(what_is_converted_is_kept) {
     struct ck_batch batch = ck_batch_make(&workload, EK_F32, 5, 0.2, 7);
     struct ck_training t;
     with = i == 0 ? EK_RECOMPUTE_NONE : EK_RECOMPUTE_CHEAP;
-    setup.options.precision = EK_BF16;
+    setup.options.precision = EK_PRECISION_BF16;
     ck_training_open(&t, &setup);
     ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
     values[i] = ck_training_read(&t, CK_GRADIENTS, &count);

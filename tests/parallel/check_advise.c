@@ -229,7 +229,7 @@ START_TEST(plenty_of_memory_gives_up_no_speed) {
 }
 END_TEST
 
-static double fastest(const struct subject *s, const char *devices, ek_type precision) {
+static double fastest(const struct subject *s, const char *devices, ek_precision precision) {
   ek_advise_task task = s->task;
   ek_advice best;
   size_t count = 0;
@@ -249,7 +249,7 @@ START_TEST(precisions_are_chosen) {
   enum { MOST_CHOICES = 64 };
   struct subject s;
   ek_advice choices[MOST_CHOICES];
-  size_t count = 0, of[EK_F16 + 1] = {0};
+  size_t count = 0, of[EK_PRECISION_F16 + 1] = {0};
   char what[160];
   char devices[64];
   ek_group *group = ck_open_exactly("cpu:2", 1);
@@ -257,7 +257,7 @@ START_TEST(precisions_are_chosen) {
   ck_ok(ek_group_free(group));
   ck_assert((types & EK_TYPES_BF16) != 0);
   subject_open(&s, 2, 32, 8, 8, 64);
-  s.task.precisions = EK_TYPES_F32 | EK_TYPES_BF16;
+  s.task.precisions = EK_PRECISIONS_F32 | EK_PRECISIONS_BF16;
   s.task.modes = UINT64_C(1) << EK_MODE_SHARDED | UINT64_C(1) << EK_MODE_FULLY_SHARDED;
   const uint64_t cap = peak_without_cap(&s, "cpu:2") - 4096;
   (void)snprintf(devices, sizeof devices, "cpu:2@%" PRIu64, cap);
@@ -267,11 +267,11 @@ START_TEST(precisions_are_chosen) {
     describe(what, &s, devices, &choices[i]);
     if (i < 4) run_choice(&s, devices, &choices[i], what);
   }
-  ck_assert_uint_gt(of[EK_F32], 0);
-  ck_assert_uint_gt(of[EK_BF16], 0);
-  ck_assert_uint_eq(of[EK_F16], 0);
-  const double gpu = fastest(&s, "plan-cuda:2", EK_BF16) / fastest(&s, "plan-cuda:2", EK_F32);
-  const double cpu = fastest(&s, "cpu:2", EK_BF16) / fastest(&s, "cpu:2", EK_F32);
+  ck_assert_uint_gt(of[EK_PRECISION_F32], 0);
+  ck_assert_uint_gt(of[EK_PRECISION_BF16], 0);
+  ck_assert_uint_eq(of[EK_PRECISION_F16], 0);
+  const double gpu = fastest(&s, "plan-cuda:2", EK_PRECISION_BF16) / fastest(&s, "plan-cuda:2", EK_PRECISION_F32);
+  const double cpu = fastest(&s, "cpu:2", EK_PRECISION_BF16) / fastest(&s, "cpu:2", EK_PRECISION_F32);
   ck_assert_msg(gpu < 1, "on a GPU %g of f32's time", gpu);
   ck_assert_msg(cpu > 0.9 && cpu < 1.3, "on a CPU %g of f32's time", cpu);
   s.task.precisions = 1u << EK_I32;
@@ -287,18 +287,18 @@ START_TEST(tf32_is_chosen) {
   ek_advice choices[MOST];
   size_t count = 0, tf32 = 0;
   subject_open(&s, 2, 32, 8, 8, 64);
-  const double own = fastest(&s, "plan-cuda:2", EK_TF32);
-  ck_assert(own < fastest(&s, "plan-cuda:2", EK_F32) && own > fastest(&s, "plan-cuda:2", EK_BF16));
-  s.task.precisions = EK_TYPES_F32 | EK_TYPES_TF32;
+  const double own = fastest(&s, "plan-cuda:2", EK_PRECISION_TF32);
+  ck_assert(own < fastest(&s, "plan-cuda:2", EK_PRECISION_F32) && own > fastest(&s, "plan-cuda:2", EK_PRECISION_BF16));
+  s.task.precisions = EK_PRECISIONS_F32 | EK_PRECISIONS_TF32;
   s.task.modes = UINT64_C(1) << EK_MODE_SHARDED;
   ck_ok(ek_advise(choices, &count, MOST, "plan-cuda:2", &s.task));
-  ck_assert_int_eq(choices[0].settings.precision, EK_TF32);
+  ck_assert_int_eq(choices[0].settings.precision, EK_PRECISION_TF32);
   for (size_t i = 0; i < count; i++) {
-    if (choices[i].settings.precision != EK_TF32) continue;
+    if (choices[i].settings.precision != EK_PRECISION_TF32) continue;
     tf32++;
     bool found = false;
     for (size_t k = 0; k < count; k++) {
-      found = found || (choices[k].settings.precision == EK_F32 &&
+      found = found || (choices[k].settings.precision == EK_PRECISION_F32 &&
                         choices[k].settings.fused_loss == choices[i].settings.fused_loss &&
                         choices[k].peak_bytes == choices[i].peak_bytes);
     }
@@ -306,14 +306,14 @@ START_TEST(tf32_is_chosen) {
   }
   ck_assert_uint_eq(2 * tf32, count);
   ck_ok(ek_advise(choices, &count, MOST, "cpu:2@1GiB", &s.task));
-  for (size_t i = 0; i < count; i++) ck_assert_int_eq(choices[i].settings.precision, EK_F32);
-  s.task.precisions = EK_TYPES_TF32;
+  for (size_t i = 0; i < count; i++) ck_assert_int_eq(choices[i].settings.precision, EK_PRECISION_F32);
+  s.task.precisions = EK_PRECISIONS_TF32;
   ck_fails(ek_advise(choices, &count, MOST, "cpu:2@1GiB", &s.task), EK_ERR_UNSUPPORTED,
            "the devices compute in f32, f64, bf16 and f16");
   s.task.precisions = 0;
-  s.trainer.precision = EK_TF32;
+  s.trainer.precision = EK_PRECISION_TF32;
   ck_ok(ek_advise(choices, &count, MOST, "cpu:2@1GiB", &s.task));
-  ck_assert_int_eq(choices[0].settings.precision, EK_TF32);
+  ck_assert_int_eq(choices[0].settings.precision, EK_PRECISION_TF32);
   subject_close(&s);
 }
 END_TEST

@@ -11,11 +11,11 @@
 #include "ek_check.h"
 
 void ck_linears_open(struct ck_linears *it, const char *spec, int64_t width, ek_mode mode) {
-  ck_linears_open_in(it, spec, width, mode, EK_F32);
+  ck_linears_open_in(it, spec, width, mode, EK_PRECISION_F32);
 }
 
 void ck_linears_open_in(struct ck_linears *it, const char *spec, int64_t width, ek_mode mode,
-                        ek_type precision) {
+                        ek_precision precision) {
   ek_module *parts[2] = {NULL};
   ck_assert_int_le(width, CK_LINEARS_WIDTH);
   *it = (struct ck_linears){.width = width};

@@ -22,7 +22,7 @@ struct ck_linears {
 void ck_linears_open(struct ck_linears *it, const char *spec, int64_t width, ek_mode mode);
 /* Computing in this precision (trainer.h). */
 void ck_linears_open_in(struct ck_linears *it, const char *spec, int64_t width, ek_mode mode,
-                        ek_type precision);
+                        ek_precision precision);
 
 /* A step on a batch of zeros. */
 ek_status ck_linears_step(struct ck_linears *it);

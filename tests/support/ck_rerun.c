@@ -48,8 +48,8 @@ static ek_status rerun_forward(const ek_module *self, ek_pass *pass, const ek_te
   const enum ck_rerun_flaw flaw = ((const struct wrapper *)self)->flaw;
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   options.save = false;
-  if (flaw == CK_RERUN_IN_BF16) options.type = EK_BF16;
-  if (flaw == CK_RERUN_IN_F64) options.type = EK_F64;
+  if (flaw == CK_RERUN_IN_BF16) options.precision = EK_PRECISION_BF16;
+  if (flaw == CK_RERUN_IN_F64) options.precision = EK_PRECISION_F64;
   EK_TRY(ek_pass_child_forward_with(outputs, pass, 0, inputs, &options));
   for (size_t i = 0; i < self->inputs; i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
   return EK_OK;
@@ -116,7 +116,7 @@ static ek_status widen_forward(const ek_module *self, ek_pass *pass, const ek_te
                                ek_tensor *outputs) {
   ek_tensor x = {0}, y = {0};
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
-  options.type = EK_F64;
+  options.precision = EK_PRECISION_F64;
   (void)self;
   ek_status status = convert(&x, pass, EK_F64, &inputs[0]);
   if (status == EK_OK) status = ek_pass_child_forward_with(&y, pass, 0, &x, &options);

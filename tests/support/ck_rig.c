@@ -75,14 +75,13 @@ struct ck_rig *ck_rig_variant(int variant) {
 
 struct ck_rig *ck_rig_tf32(int64_t shift) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 0);
-  ck_assert(!ek_op_allow_tf32(true));
+  ck_assert(!ek_stream_allow_tf32(rig->stream, true));
   rig->shift = shift;
   rig->operand = 0x1p-11;
   return rig;
 }
 
 void ck_rig_close(struct ck_rig *rig) {
-  (void)ek_op_allow_tf32(false);
   const ek_status end = ek_stream_synchronize(rig->stream); /* a failure was the test's to see */
   (void)end;
   for (size_t i = 0; i < rig->tensors; i++) {

@@ -43,12 +43,12 @@ void ck_setup_place(struct ck_setup *setup, int placement) {
 
 const char *ck_placement_name(int placement) { return placements[placement].name; }
 
-ek_type ck_precision(void) {
+ek_precision ck_precision(void) {
   const char *text = getenv("EVENKEEL_TEST_PRECISION");
-  if (text == NULL || *text == '\0') return (ek_type)0;
+  if (text == NULL || *text == '\0') return EK_PRECISION_DEFAULT;
   ck_assert_msg(strcmp(text, "bf16") == 0 || strcmp(text, "f16") == 0,
                 "EVENKEEL_TEST_PRECISION=%s: expected bf16 or f16", text);
-  return strcmp(text, "f16") == 0 ? EK_F16 : EK_BF16;
+  return strcmp(text, "f16") == 0 ? EK_PRECISION_F16 : EK_PRECISION_BF16;
 }
 
 void ck_setup_precision(struct ck_setup *setup) {
@@ -306,7 +306,8 @@ static void same_as_state(const double *copies, const struct ck_training *traini
     ck_ok(ek_tensor_host(&host, master, EK_F32, 1, &count));
     ck_ok(ek_state_read(&host, training->model, info.name));
     for (int64_t j = 0; j < count; j++) {
-      const double want = ck_round_to(training->setup.options.precision, (double)master[j]);
+      const double want =
+          ck_round_to(ek_precision_type(training->setup.options.precision), (double)master[j]);
       if (copies[info.offset + j] != want) ck_assert_double_eq(copies[info.offset + j], want);
     }
     free(master);
@@ -314,7 +315,7 @@ static void same_as_state(const double *copies, const struct ck_training *traini
 }
 
 void ck_training_copies_are_right(const struct ck_training *training) {
-  const ek_type type = training->setup.options.precision;
+  const ek_type type = ek_precision_type(training->setup.options.precision);
   const ek_state_placement state = training->setup.options.state;
   const bool ordered = state != EK_STATE_SHARDED && state != EK_STATE_SHARDED_GRADIENTS;
   const size_t devices = state == EK_STATE_MASTER ? 1 : ek_group_size(training->group);
@@ -338,7 +339,7 @@ void ck_training_copies_are_right(const struct ck_training *training) {
 
 void ck_training_replicas_agree(const struct ck_training *training) {
   const ek_data_parallel_model_options *options = &training->setup.options;
-  const bool copies = options->precision != 0 && options->precision != options->type;
+  const bool copies = options->precision == EK_PRECISION_BF16 || options->precision == EK_PRECISION_F16;
   if (options->state == EK_STATE_FULLY_SHARDED) return;
   if (copies) same_on_devices(training, ek_replica_copies);
   if (!copies || options->state == EK_STATE_REPLICATED) {

@@ -41,7 +41,7 @@ const char *ck_placement_name(int placement);
  * memory and errors are run so (tests/CMakeLists.txt). Of set-ups it is that of models in f32
  * alone, and no step is skipped unless the test has a loss scale.
  */
-ek_type ck_precision(void);
+ek_precision ck_precision(void);
 
 /* What opening a training does with it first: for tests that open the same in another way. */
 void ck_setup_precision(struct ck_setup *setup);

@@ -307,7 +307,7 @@ START_TEST(a_module_is_handed_the_type_that_it_runs_in) {
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_tensor x;
   options.type = half ? EK_F32 : precision;
-  options.precision = precision;
+  options.precision = (ek_precision)precision;
   ck_ok(ek_tensor_host(&x, zeros, given, CK_SHAPE(2, 1)));
   for (size_t i = 0; i < 2 && (ck_has_halves() || !half); i++) {
     ek_data_parallel_model *model = NULL;

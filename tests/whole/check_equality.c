@@ -46,8 +46,8 @@ static int64_t batch_stride(int variant) {
 
 static double tolerance(const struct ck_training *training) {
   switch (training->setup.options.precision) {
-  case EK_BF16: return 16 * 0x1p-8;
-  case EK_F16: return 16 * 0x1p-11;
+  case EK_PRECISION_BF16: return 16 * 0x1p-8;
+  case EK_PRECISION_F16: return 16 * 0x1p-11;
   default: return training->setup.options.type == EK_F32 ? 1e-6 : 1e-12;
   }
 }
@@ -83,7 +83,7 @@ static struct ck_setup setup_of(int variant, const char *spec, int placement, si
   struct ck_setup setup = ck_setup_mode(workload, spec, EK_MODE_REPLICATED);
   ck_setup_place(&setup, placement);
   if (is_half(variant)) {
-    setup.options.precision = variant % 2 == 0 ? EK_BF16 : EK_F16;
+    setup.options.precision = variant % 2 == 0 ? EK_PRECISION_BF16 : EK_PRECISION_F16;
   } else {
     setup.options.type = variant % 2 == 0 ? EK_F32 : EK_F64;
   }

@@ -129,7 +129,7 @@ enum { PLACES = sizeof places / sizeof *places };
 
 /* Parameters after three steps of two micro-batches, of 7 samples and of 2. */
 static double *trained(struct ck_training *training, ek_status (*create)(ek_module **module),
-                       int place, ek_type precision, int64_t *count) {
+                       int place, ek_precision precision, int64_t *count) {
   static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
   struct ck_workload workload = *ck_workload("mlp");
   workload.module = create;
@@ -166,11 +166,11 @@ START_TEST(recomputation_changes_no_bit) {
   } reruns[] = {{once, {0, 6, 6}}, {twice, {0, 6, 12}}, {nested, {0, 6, 12}}};
   struct ck_training training;
   int64_t count = 0, again = 0;
-  double *want = trained(&training, plain, _i, EK_F32, &count);
+  double *want = trained(&training, plain, _i, EK_PRECISION_F32, &count);
   check_counts(&training, (const double[]){6, 0, 0});
   ck_training_close(&training);
   for (size_t i = 0; i < sizeof reruns / sizeof *reruns; i++) {
-    double *got = trained(&training, reruns[i].create, _i, EK_F32, &again);
+    double *got = trained(&training, reruns[i].create, _i, EK_PRECISION_F32, &again);
     check_counts(&training, reruns[i].counts);
     ck_training_close(&training);
     ck_assert_int_eq(again, count);
@@ -242,7 +242,7 @@ START_TEST(a_module_of_f32_runs_between_casts) {
   ek_pass *pass = NULL;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   ek_parameter_info info;
-  options.precision = EK_BF16;
+  options.precision = EK_PRECISION_BF16;
   ck_ok(ek_sequential_create(&whole, &child, 1));
   if (ck_has_halves()) {
     ck_ok(ek_replica_open(&replica, p.device, whole, &options));
@@ -282,7 +282,7 @@ END_TEST
 struct container {
   ek_module base;
   ek_module *first, *second;
-  ek_type type; /* ek_child_options.type for `first` */
+  ek_precision asked; /* ek_child_options.precision for `first` */
 };
 
 static ek_status container_parameters(const ek_module *self, ek_declaration *declaration) {
@@ -305,14 +305,14 @@ static ek_status container_forward(const ek_module *self, ek_pass *pass, const e
   ek_tensor middle = {0};
   const ek_type own = self->ops->types == 0 ? EK_F32 : ek_pass_type(pass);
   EK_TRY(sees(pass, &inputs[0], own));
-  options.type = it->type;
+  options.precision = it->asked;
   EK_TRY(ek_pass_child_forward_with(&middle, pass, 0, inputs, &options));
   if (it->second == NULL) {
     *outputs = middle;
     return sees(pass, &middle, own);
   }
   options.made_from = inputs;
-  options.type = (ek_type)0;
+  options.precision = EK_PRECISION_DEFAULT;
   const ek_status status = ek_pass_child_forward_with(outputs, pass, 1, &middle, &options);
   ek_tensor_free(&middle);
   return status;
@@ -353,12 +353,12 @@ static const ek_module_ops knowing_ops = {.size = sizeof(ek_module_ops),
 
 /* Takes over the children. */
 static ek_module *container_of(const ek_module_ops *ops, ek_module *first, ek_module *second,
-                               ek_type type) {
+                               ek_precision asked) {
   struct container *it = calloc(1, sizeof *it);
   ck_assert_ptr_nonnull(it);
   it->first = first;
   it->second = second;
-  it->type = type;
+  it->asked = asked;
   ck_ok(ek_module_init(&it->base, ops, 1, 1));
   return &it->base;
 }
@@ -366,7 +366,8 @@ static ek_module *container_of(const ek_module_ops *ops, ek_module *first, ek_mo
 static ek_status contained_mlp(ek_module **module, const ek_module_ops *ops) {
   ek_module *mlp = NULL;
   EK_TRY(ck_workload("mlp")->module(&mlp));
-  *module = container_of(ops, container_of(ops, mlp, NULL, (ek_type)0), NULL, (ek_type)0);
+  *module = container_of(ops, container_of(ops, mlp, NULL, EK_PRECISION_DEFAULT), NULL,
+                         EK_PRECISION_DEFAULT);
   return EK_OK;
 }
 static ek_status mlp_in_f32(ek_module **module) { return contained_mlp(module, &container_ops); }
@@ -377,9 +378,9 @@ START_TEST(a_container_of_f32_leaves_its_children_alone) {
   const int place = _i / 2;
   struct ck_training training;
   int64_t count = 0, again = 0;
-  double *want = trained(&training, mlp_in_all, place, halves[_i % 2], &count);
+  double *want = trained(&training, mlp_in_all, place, (ek_precision)halves[_i % 2], &count);
   ck_training_close(&training);
-  double *got = trained(&training, mlp_in_f32, place, halves[_i % 2], &again);
+  double *got = trained(&training, mlp_in_f32, place, (ek_precision)halves[_i % 2], &again);
   ck_training_close(&training);
   ck_assert_int_eq(again, count);
   ck_same_bits("contained", got, want, count);
@@ -417,11 +418,11 @@ START_TEST(a_container_asks_for_f32) {
     ek_replica *replica = NULL;
     ek_pass *pass = NULL;
     ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-    options.precision = EK_BF16;
+    options.precision = EK_PRECISION_BF16;
     if (ck_has_halves()) {
       ck_ok(ek_activation_create(&gelu, EK_ACTIVATION_GELU));
       module = container_of(&container_ops, gelu, ek_module_share(&p.probe->base),
-                            asked ? EK_F32 : (ek_type)0);
+                            asked ? EK_PRECISION_F32 : EK_PRECISION_DEFAULT);
       ck_ok(ek_replica_open(&replica, p.device, module, &options));
       ek_tensor y = {0}, dx = {0};
       ek_tensor x = ck_upload(p.device, EK_F32, (const double[]){third, 1}, CK_SHAPE(1, 2));

@@ -256,7 +256,7 @@ START_TEST(frozen_copies_are_on_all_devices) {
   mask = 5;
   struct ck_setup setup = ck_setup_mode(&mlp, "cpu:3", EK_MODE_REPLICATED);
   ck_setup_place(&setup, _i);
-  setup.options.precision = EK_BF16;
+  setup.options.precision = EK_PRECISION_BF16;
   struct ck_training t;
   ck_training_open(&t, &setup);
   ck_training_copies_are_right(&t);

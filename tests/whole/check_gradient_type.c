@@ -18,8 +18,12 @@
 enum { DEVICES = 3, SAMPLES = 8, PAIRS = 4, CASES = CK_PLACEMENTS * PAIRS };
 
 static const struct {
-  ek_type precision, gradients;
-} pairs[PAIRS] = {{EK_F32, EK_BF16}, {EK_BF16, EK_BF16}, {EK_F32, EK_F16}, {EK_F16, EK_F16}};
+  ek_precision precision;
+  ek_type gradients;
+} pairs[PAIRS] = {{EK_PRECISION_F32, EK_BF16},
+                  {EK_PRECISION_BF16, EK_BF16},
+                  {EK_PRECISION_F32, EK_F16},
+                  {EK_PRECISION_F16, EK_F16}};
 
 static double rounding_of(ek_type type) { return type == EK_BF16 ? 0x1p-8 : 0x1p-11; }
 
@@ -364,7 +368,7 @@ START_TEST(an_overflow_of_the_rounding_is_found) {
   struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
   struct ck_training t;
   ek_step_result result;
-  setup.options.precision = EK_F32;
+  setup.options.precision = EK_PRECISION_F32;
   setup.options.gradient_type = EK_F16;
   setup.loss_scale = &(const ek_loss_scale){.kind = EK_LOSS_SCALE_DYNAMIC,
                                             .scale = 0x1p30,
@@ -433,12 +437,13 @@ START_TEST(what_makes_no_sense_is_refused) {
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     if ((types >> rows[i].precision & 1u) == 0) continue;
     setup.options.type = rows[i].type;
-    setup.options.precision = rows[i].precision;
+    setup.options.precision = (ek_precision)rows[i].precision;
     setup.options.gradient_type = rows[i].gradients;
     ck_fails(ck_training_try(&t, &setup, group), EK_ERR_INVALID_ARGUMENT, rows[i].words);
     ck_no_memory_held(group);
   }
-  setup.options.type = setup.options.precision = EK_F32;
+  setup.options.type = EK_F32;
+  setup.options.precision = EK_PRECISION_F32;
   setup.options.gradient_type = EK_BF16;
   setup.optimizer = narrow;
   ck_fails(ck_training_try(&t, &setup, group), EK_ERR_UNSUPPORTED,

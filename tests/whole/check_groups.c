@@ -337,7 +337,8 @@ START_TEST(frozen_in_16_bits) {
   struct ck_training t;
   if (!ck_part(_i)) return;
   chosen = rules[1];
-  setup.options.precision = setup.options.gradient_type = _i % 2 == 0 ? EK_BF16 : EK_F16;
+  setup.options.gradient_type = _i % 2 == 0 ? EK_BF16 : EK_F16;
+  setup.options.precision = (ek_precision)setup.options.gradient_type;
   setup.loss_scale = &none;
   ck_training_open(&t, &setup);
   const int64_t count = elements(of, &t);

@@ -64,7 +64,7 @@ static ek_trainer *open_trainer(ek_mode mode, ek_type precision, enum head head,
   if (head == LONGER) gpt.logits_columns = ek_tensor_aligned_columns(VOCABULARY, precision);
   adamw.learning_rate = 0.05;
   options.mode = mode;
-  options.precision = precision;
+  options.precision = (ek_precision)precision;
   options.seed = 3;
   options.micro_batches = parts;
   options.loss_scale = &no_loss_scale;

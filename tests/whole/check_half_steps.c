@@ -28,7 +28,7 @@ static const ek_loss_scale steady = {
 static struct ck_setup setup_of(const struct ck_workload *workload, int placement, ek_type type) {
   struct ck_setup setup = ck_setup_mode(workload, "cpu:3", EK_MODE_GATHER);
   ck_setup_place(&setup, placement);
-  setup.options.precision = type;
+  setup.options.precision = (ek_precision)type;
   setup.loss_scale = &steady;
   return setup;
 }
@@ -114,7 +114,7 @@ static void go_back(struct ck_training *t, uint64_t number, bool accumulate) {
 START_TEST(state_in_the_middle_of_a_step) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(ck_workload("gpt"), _i / HALVES, halves[_i % HALVES]);
-  setup.options.gradient_type = setup.options.precision;
+  setup.options.gradient_type = ek_precision_type(setup.options.precision);
   struct ck_training disturbed, other, third;
   ck_training_open(&disturbed, &setup);
   ck_training_open(&other, &setup);
@@ -309,7 +309,7 @@ START_TEST(weights_in_halves) {
   struct ck_setup from = setup;
   struct ck_training source, t;
   int64_t count = 0;
-  from.options.precision = EK_F32;
+  from.options.precision = EK_PRECISION_F32;
   from.options.seed = 99;
   ck_training_open(&source, &from);
   ck_training_open(&t, &setup);

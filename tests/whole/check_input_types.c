@@ -246,7 +246,7 @@ END_TEST
 
 START_TEST(wrong_inputs_lose_nothing) {
   struct run run = run_of("gpt", _i);
-  run.options.precision = (ek_type)0;
+  run.options.precision = EK_PRECISION_DEFAULT;
   ek_trainer *trainer = NULL;
   struct ck_batch batch = ck_batch_make(run.workload, EK_F32, SAMPLES, 0, 5), bad = batch;
   ek_step_result result;

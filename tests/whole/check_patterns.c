@@ -40,15 +40,15 @@ enum { MASKS = sizeof masks / sizeof *masks };
 
 /* How a model is trained. */
 static const struct variant {
-  ek_type precision;
+  ek_precision precision;
   size_t reproducible;
   bool fused;
   ek_recompute_kind recompute;
   int64_t micro_batches;
-} variants[] = {{(ek_type)0, 0, false, EK_RECOMPUTE_NONE, 2},
-                {EK_BF16, 0, true, EK_RECOMPUTE_SQRT, 0},
-                {(ek_type)0, 4, true, EK_RECOMPUTE_ALL, 0},
-                {EK_F16, 0, false, EK_RECOMPUTE_CHEAP, 0}};
+} variants[] = {{EK_PRECISION_DEFAULT, 0, false, EK_RECOMPUTE_NONE, 2},
+                {EK_PRECISION_BF16, 0, true, EK_RECOMPUTE_SQRT, 0},
+                {EK_PRECISION_DEFAULT, 4, true, EK_RECOMPUTE_ALL, 0},
+                {EK_PRECISION_F16, 0, false, EK_RECOMPUTE_CHEAP, 0}};
 enum { VARIANTS = sizeof variants / sizeof *variants };
 
 static ek_status make_body(ek_module **module, ek_recompute_kind recompute) {

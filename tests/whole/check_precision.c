@@ -33,7 +33,7 @@ static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
 static struct ck_setup setup_of(int number, const char *workload, const char *spec) {
   struct ck_setup setup = ck_setup_mode(ck_workload(workload), spec, EK_MODE_GATHER);
   ck_setup_place(&setup, number % CK_PLACEMENTS);
-  setup.options.precision = halves[number / CK_PLACEMENTS];
+  setup.options.precision = (ek_precision)halves[number / CK_PLACEMENTS];
   setup.optimizer = plain_sgd;
   setup.loss_scale = &no_loss_scale;
   return setup;
@@ -148,7 +148,7 @@ END_TEST
 
 /* Of device 1 of four at the peak of two steps of a GPT on devices that count. */
 static ek_memory_usage planned(const ek_gpt_options *gpt, int64_t samples, ek_mode mode,
-                               ek_type precision) {
+                               ek_precision precision) {
   const int64_t sizes[] = {samples, gpt->sequence};
   ek_module *module = NULL;
   ek_criterion *loss = NULL;
@@ -182,8 +182,8 @@ START_TEST(numbers_of_16_bits_take_half) {
   const ek_gpt_options *models[] = {&lm, &m};
   for (int i = 0; i < 2; i++) {
     const int64_t samples = i == 0 ? 32 : 8;
-    const ek_memory_usage f32 = planned(models[i], samples, EK_MODE_SHARDED, EK_F32);
-    const ek_memory_usage bf16 = planned(models[i], samples, EK_MODE_SHARDED, EK_BF16);
+    const ek_memory_usage f32 = planned(models[i], samples, EK_MODE_SHARDED, EK_PRECISION_F32);
+    const ek_memory_usage bf16 = planned(models[i], samples, EK_MODE_SHARDED, EK_PRECISION_BF16);
     ck_assert_uint_eq(2 * bf16.at_peak[EK_MEMORY_OUTPUTS], f32.at_peak[EK_MEMORY_OUTPUTS]);
     const double activations =
         ratio(bf16.at_peak[EK_MEMORY_ACTIVATIONS], f32.at_peak[EK_MEMORY_ACTIVATIONS]);
@@ -214,7 +214,7 @@ START_TEST(state_takes_what_is_documented) {
     ek_data_parallel_optimizer *optimizer = NULL;
     ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
     ek_memory_usage usage;
-    options.precision = EK_BF16;
+    options.precision = EK_PRECISION_BF16;
     ck_ok(ek_data_parallel_model_options_set_mode(&options, rows[i].mode));
     ck_ok(ek_gpt_create(&module, &m));
     ck_ok(ek_adamw_create(&adamw, NULL));
@@ -308,7 +308,7 @@ static void step(struct ck_training *t, uint64_t number) {
 START_TEST(state_goes_from_one_precision_to_another) {
   if (!ck_part(_i)) return;
   struct ck_setup first = setup_of(_i, "gpt", "cpu:3"), second = first, third = first;
-  second.options.precision = EK_F32;
+  second.options.precision = EK_PRECISION_F32;
   ck_setup_place(&third, (_i + 3) % CK_PLACEMENTS);
   struct ck_training from, middle, to;
   first.optimizer = second.optimizer = third.optimizer = ck_clipped_adamw;
@@ -406,14 +406,15 @@ static bool computes(ek_group *group, ek_type type) {
 
 START_TEST(what_makes_no_sense_is_refused) {
   static const struct {
-    ek_type type, precision;
+    ek_type type;
+    ek_precision precision;
     ek_status status;
     const char *words;
   } rows[] = {
-      {EK_F64, EK_BF16, EK_ERR_INVALID_ARGUMENT, "precision is bf16 beside parameters of f64"},
-      {EK_F32, EK_F64, EK_ERR_INVALID_ARGUMENT, "precision is f64 beside parameters of f32"},
-      {EK_F32, EK_I32, EK_ERR_INVALID_ARGUMENT, "precision is i32"},
-      {EK_BF16, (ek_type)0, EK_ERR_INVALID_ARGUMENT, "type is bf16, expected f32 or f64"}};
+      {EK_F64, EK_PRECISION_BF16, EK_ERR_INVALID_ARGUMENT, "precision is bf16 beside parameters of f64"},
+      {EK_F32, EK_PRECISION_F64, EK_ERR_INVALID_ARGUMENT, "precision is f64 beside parameters of f32"},
+      {EK_F32, (ek_precision)EK_I32, EK_ERR_INVALID_ARGUMENT, "precision is no precision"},
+      {EK_BF16, EK_PRECISION_DEFAULT, EK_ERR_INVALID_ARGUMENT, "type is bf16, expected f32 or f64"}};
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
   ek_group *group = ck_open("cpu:2", 1);
   struct ck_training t;
@@ -427,7 +428,7 @@ START_TEST(what_makes_no_sense_is_refused) {
   for (int i = 0; i < HALVES;
        i++) { /* a device without them says so before it allocates anything */
     ek_memory_usage before, after;
-    setup.options.precision = halves[i];
+    setup.options.precision = (ek_precision)halves[i];
     if (computes(group, halves[i])) continue;
     ck_ok(ek_memory_stats(&before, ek_group_device(group, 0)));
     ck_fails(ck_training_try(&t, &setup, group), EK_ERR_UNSUPPORTED,

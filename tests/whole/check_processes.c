@@ -210,17 +210,18 @@ static const ek_loss_scale restless = {.kind = EK_LOSS_SCALE_DYNAMIC, .scale = 1
 static const struct training {
   const char *part, *workload;
   ek_mode mode;
-  ek_type precision;
+  ek_precision precision;
   const ek_loss_scale *loss_scale;
   bool gradient_in_forward;
-} trainings[] = {{"gpt", "gpt", EK_MODE_REPLICATED, 0, NULL, false},
-                 {"mlp", "mlp", EK_MODE_REPLICATED, 0, NULL, true},
-                 {"mixer", "mixer", EK_MODE_REPLICATED, 0, NULL, false},
-                 {"gpt bf16", "gpt", EK_MODE_REPLICATED, EK_BF16, NULL, false},
-                 {"gpt f16", "gpt", EK_MODE_REPLICATED, EK_F16, &restless, true},
-                 {"gpt sharded", "gpt", EK_MODE_SHARDED, 0, NULL, false},
-                 {"mlp sharded-gradients", "mlp", EK_MODE_SHARDED_GRADIENTS, EK_BF16, NULL, false},
-                 {"gpt fully-sharded", "gpt", EK_MODE_FULLY_SHARDED, 0, NULL, false}};
+} trainings[] = {{"gpt", "gpt", EK_MODE_REPLICATED, EK_PRECISION_DEFAULT, NULL, false},
+                 {"mlp", "mlp", EK_MODE_REPLICATED, EK_PRECISION_DEFAULT, NULL, true},
+                 {"mixer", "mixer", EK_MODE_REPLICATED, EK_PRECISION_DEFAULT, NULL, false},
+                 {"gpt bf16", "gpt", EK_MODE_REPLICATED, EK_PRECISION_BF16, NULL, false},
+                 {"gpt f16", "gpt", EK_MODE_REPLICATED, EK_PRECISION_F16, &restless, true},
+                 {"gpt sharded", "gpt", EK_MODE_SHARDED, EK_PRECISION_DEFAULT, NULL, false},
+                 {"mlp sharded-gradients", "mlp", EK_MODE_SHARDED_GRADIENTS, EK_PRECISION_BF16, NULL,
+                  false},
+                 {"gpt fully-sharded", "gpt", EK_MODE_FULLY_SHARDED, EK_PRECISION_DEFAULT, NULL, false}};
 
 enum { TRAININGS = sizeof trainings / sizeof trainings[0], STEPS = 4, MICRO_BATCHES = 2 };
 
@@ -461,7 +462,7 @@ static ek_status open_trainer(ek_trainer **trainer, ek_group *group) {
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   options.group = group;
   options.mode = EK_MODE_REPLICATED;
-  options.precision = EK_F16;
+  options.precision = EK_PRECISION_F16;
   options.loss_scale = &restless;
   options.micro_batches = PARTS;
   EK_TRY_GOTO(status, ck_workload("gpt")->module(&module), cleanup);

@@ -56,7 +56,8 @@ struct part {
 /* What the bits may depend on. */
 struct run {
   const struct ck_workload *workload;
-  ek_type type, precision;
+  ek_type type;
+  ek_precision precision;
   ek_reduction reduction;
   size_t grains, bucket_bytes;
   size_t parts[STEPS];
@@ -180,7 +181,7 @@ static void describe(char *text, size_t size, const struct run *run,
                      const struct place places[STEPS]) {
   int used =
       snprintf(text, size, "%s, precision %s, %zu grains, reduction %d, samples",
-               run->workload->name, ek_type_name(run->precision), run->grains, (int)run->reduction);
+               run->workload->name, ek_precision_name(run->precision), run->grains, (int)run->reduction);
   for (int step = 0; step < STEPS; step++) {
     for (size_t i = 0; i < run->parts[step]; i++) {
       used += snprintf(text + used, size - (size_t)used, "%c%lld", i == 0 ? ' ' : '+',
@@ -268,7 +269,7 @@ static void random_case(uint64_t number) {
                     .grains = (size_t)ck_random_integer(&random, 1, MOST_GRAINS),
                     .bucket_bytes = (size_t)64 << ck_random_integer(&random, 0, 8)};
   if (run.type == EK_F32 && ck_random_integer(&random, 0, 1) == 0) { /* f16 with its loss scale */
-    run.precision = ck_random_integer(&random, 0, 1) == 0 ? EK_BF16 : EK_F16;
+    run.precision = ck_random_integer(&random, 0, 1) == 0 ? EK_PRECISION_BF16 : EK_PRECISION_F16;
   }
   const int64_t reduction = ck_random_integer(&random, 0, 5);
   const bool one_term =

@@ -121,7 +121,10 @@ START_TEST(a_run_that_was_killed) {
   struct ck_training whole, resumed;
   ek_checkpoint_info info;
   int ended = 0;
-  if (_i >= CK_MODES) setup.options.precision = setup.options.gradient_type = EK_F16;
+  if (_i >= CK_MODES) {
+    setup.options.precision = EK_PRECISION_F16;
+    setup.options.gradient_type = EK_F16;
+  }
   ck_training_open(&whole, &setup);
   if (ck_no_files(ek_checkpoint_save(whole.model, folder, NULL))) {
     ck_training_close(&whole);

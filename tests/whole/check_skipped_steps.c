@@ -146,11 +146,11 @@ START_TEST(f16_scales_by_itself) {
   struct ck_setup setup = ck_scaling_setup(&gpt, _i, NULL);
   struct ck_training t, other;
   ek_step_result result, want;
-  setup.options.precision = EK_BF16;
+  setup.options.precision = EK_PRECISION_BF16;
   ck_training_open(&t, &setup);
   ck_assert_double_eq(ek_data_parallel_optimizer_loss_scale(t.optimizer), 1);
   ck_training_close(&t);
-  setup.options.precision = EK_F16;
+  setup.options.precision = EK_PRECISION_F16;
   ck_training_open(&t, &setup);
   ck_training_open(&other, &setup);
   ck_assert_double_eq(ck_scaling_scale(&t), 65536);

@@ -21,7 +21,7 @@ enum { SAMPLES = 5, TOKENS = 12, VOCABULARY = 11, STEPS = 2, MODELS = 2 };
 
 /* What distinguishes two of them. */
 struct model {
-  ek_type precision;
+  ek_precision precision;
   ek_mode mode;
   ek_recompute recompute;
   bool fused_loss;
@@ -99,7 +99,7 @@ static double *trained(const struct model *model, int64_t *count) {
 static bool rounds(void) {
   ek_group *group = ck_open("cpu:1", 1);
   const ek_device *device = ek_group_device(group, 0);
-  const bool result = (ek_device_types(device) & EK_TYPES_TF32) != 0;
+  const bool result = (ek_device_precisions(device) & EK_PRECISIONS_TF32) != 0;
   ck_assert_int_eq(result, strcmp(ek_device_backend(device), "cuda") == 0);
   ek_group_free(group);
   return result;
@@ -116,8 +116,8 @@ static void check_rounding(const double *tf32, const double *f32, int64_t count)
 
 START_TEST(two_models_of_one_group) {
   if (!ck_part(_i)) return;
-  struct model models[MODELS] = {{.precision = EK_F32, .mode = (ek_mode)_i},
-                                 {.precision = EK_TF32, .mode = (ek_mode)_i}};
+  struct model models[MODELS] = {{.precision = EK_PRECISION_F32, .mode = (ek_mode)_i},
+                                 {.precision = EK_PRECISION_TF32, .mode = (ek_mode)_i}};
   double *together[MODELS], *swapped[MODELS], *alone[MODELS];
   int64_t count = 0;
   train(together, &count, models, MODELS);
@@ -143,14 +143,14 @@ START_TEST(recomputation) {
   static const ek_recompute_kind kinds[] = {EK_RECOMPUTE_EVERY, EK_RECOMPUTE_ALL,
                                             EK_RECOMPUTE_CHEAP};
   struct model model = {
-      .precision = EK_TF32, .mode = EK_MODE_REPLICATED, .fused_loss = _i % 2 == 1};
+      .precision = EK_PRECISION_TF32, .mode = EK_MODE_REPLICATED, .fused_loss = _i % 2 == 1};
   int64_t count = 0;
   double *want = trained(&model, &count);
   model.recompute.kind = kinds[_i / 2];
   model.recompute.every = 1;
   double *got = trained(&model, &count);
   ck_same_bits("recomputed", got, want, count);
-  model.precision = EK_F32;
+  model.precision = EK_PRECISION_F32;
   double *plain = trained(&model, &count);
   check_rounding(got, plain, count);
   free(plain);
@@ -167,8 +167,8 @@ enum { ROWS = 5, WIDTH = 24 };
 struct listener {
   ek_module base;
   ek_module *child;
-  ek_type type; /* ek_child_options.type */
-  bool told;    /* what the pass has said to it */
+  ek_precision asked; /* ek_child_options.precision */
+  bool told;          /* what the pass has said to it */
 };
 
 static ek_status listener_parameters(const ek_module *self, ek_declaration *declaration) {
@@ -178,17 +178,17 @@ static ek_status listener_parameters(const ek_module *self, ek_declaration *decl
 /* What it says itself does not reach its child, and outlives that. */
 static void listen(const struct listener *it, const ek_pass *pass) {
   ck_assert_int_eq(ek_pass_type(pass), EK_F32);
-  ck_assert_int_eq(ek_op_allow_tf32(!it->told), it->told);
+  ck_assert_int_eq(ek_stream_allow_tf32(ek_pass_stream(pass), !it->told), it->told);
 }
 
 static ek_status listener_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                   ek_tensor *outputs) {
   const struct listener *it = (const struct listener *)self;
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
-  options.type = it->type;
+  options.precision = it->asked;
   listen(it, pass);
   EK_TRY(ek_pass_child_forward_with(outputs, pass, 0, inputs, &options));
-  ck_assert_int_eq(ek_op_allows_tf32(), !it->told);
+  ck_assert_int_eq(ek_stream_allows_tf32(ek_pass_stream(pass)), !it->told);
   return EK_OK;
 }
 
@@ -210,11 +210,11 @@ static const ek_module_ops listener_ops = {.size = sizeof(ek_module_ops),
                                            .backward = listener_backward,
                                            .free = listener_free};
 
-static ek_module *listener_of(ek_module *child, ek_type type, bool told) {
+static ek_module *listener_of(ek_module *child, ek_precision asked, bool told) {
   struct listener *it = calloc(1, sizeof *it);
   ck_assert_ptr_nonnull(it);
   it->child = child;
-  it->type = type;
+  it->asked = asked;
   it->told = told;
   ck_ok(ek_module_init(&it->base, &listener_ops, 1, 1));
   return &it->base;
@@ -234,18 +234,18 @@ static void check_linear(struct ck_rig *rig, const ek_replica *replica, const ek
   ek_tensor *want_dw = ck_tensor(rig, NULL, 2, square);
   ek_parameter_info weight;
   ck_ok(ek_replica_parameter(&weight, replica, 0));
-  ck_assert(!ek_op_allow_tf32(rounded));
+  ck_assert(!ek_stream_allow_tf32(rig->stream, rounded));
   ck_ok(ek_op_linear(rig->stream, want_y, x, &weight.value, NULL));
   ck_ok(ek_op_matmul(rig->stream, want_dx, y, false, &weight.value, false, 0));
   ck_ok(ek_op_linear_gradients(rig->stream, want_dw, 0, NULL, 0, y, x));
-  ck_assert_int_eq(ek_op_allow_tf32(false), rounded);
+  ck_assert_int_eq(ek_stream_allow_tf32(rig->stream, false), rounded);
   ck_same_bits("y", ck_read(rig, y), ck_read(rig, want_y), ROWS * WIDTH);
   ck_same_bits("dx", ck_read(rig, dx), ck_read(rig, want_dx), ROWS * WIDTH);
   ck_same_bits("dw", ck_read(rig, &weight.gradient), ck_read(rig, want_dw), WIDTH * WIDTH);
 }
 
-/* y is its own gradient. The thread's word is as it was before. */
-static void run_listener(ek_module *module, ek_type precision, bool rounded) {
+/* y is its own gradient. What the stream allowed before, it allows again. */
+static void run_listener(ek_module *module, ek_precision precision, bool rounded) {
   const int64_t shape[] = {ROWS, WIDTH};
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
@@ -256,16 +256,16 @@ static void run_listener(ek_module *module, ek_type precision, bool rounded) {
   ek_tensor *x = ck_tensor(rig, ck_values(rig, ROWS * WIDTH, -1, 1), 2, shape);
   ck_ok(ek_replica_open(&replica, rig->device, module, &options));
   ek_module_free(module);
-  ck_assert_int_eq(ek_replica_precision(replica), precision == 0 ? EK_F32 : precision);
+  ck_assert_int_eq(ek_replica_precision(replica), precision == 0 ? EK_PRECISION_F32 : precision);
   ck_assert(!ek_tensor_exists(ek_replica_copies(replica)) ||
             ek_tensor_count(ek_replica_copies(replica)) == 0);
   ck_ok(ek_pass_open(&pass, replica, NULL));
   ck_assert_int_eq(ek_pass_type(pass), EK_F32);
   for (int outside = 0; outside < 2; outside++) {
-    (void)ek_op_allow_tf32(outside == 1);
+    (void)ek_stream_allow_tf32(rig->stream, outside == 1);
     if (outside == 0) ck_ok(ek_pass_run_forward(&y, pass, x));
     if (outside == 1) ck_ok(ek_pass_run_backward(&dx, pass, &y));
-    ck_assert_int_eq(ek_op_allow_tf32(false), outside == 1);
+    ck_assert_int_eq(ek_stream_allow_tf32(rig->stream, false), outside == 1);
   }
   check_linear(rig, replica, &y, &dx, x, rounded);
   ek_tensor_free(&y);
@@ -277,72 +277,104 @@ static void run_listener(ek_module *module, ek_type precision, bool rounded) {
 
 START_TEST(children) {
   static const struct {
-    ek_type precision, type;
+    ek_precision precision, asked;
     bool told, rounded;
-  } cases[] = {{EK_F32, (ek_type)0, false, false},
-               {(ek_type)0, EK_F32, false, false},
-               {EK_TF32, (ek_type)0, true, true},
-               {EK_TF32, EK_TF32, true, true},
-               {EK_TF32, EK_F32, true, false}};
+  } cases[] = {{EK_PRECISION_F32, EK_PRECISION_DEFAULT, false, false},
+               {EK_PRECISION_DEFAULT, EK_PRECISION_F32, false, false},
+               {EK_PRECISION_TF32, EK_PRECISION_DEFAULT, true, true},
+               {EK_PRECISION_TF32, EK_PRECISION_TF32, true, true},
+               {EK_PRECISION_TF32, EK_PRECISION_F32, true, false}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     const bool told = cases[i].told, rounded = cases[i].rounded;
-    run_listener(listener_of(linear(), cases[i].type, told), cases[i].precision, rounded);
-    ek_module *again = NULL, *inner = listener_of(linear(), cases[i].type, told);
+    run_listener(listener_of(linear(), cases[i].asked, told), cases[i].precision, rounded);
+    ek_module *again = NULL, *inner = listener_of(linear(), cases[i].asked, told);
     ck_ok(ek_recompute_create(&again, inner));
     ek_module_free(inner);
     run_listener(again, cases[i].precision, rounded);
   }
   /* A child whose caller runs in f32 may not go back to tf32 by itself, but may be asked to. */
-  run_listener(listener_of(listener_of(linear(), (ek_type)0, false), EK_F32, true), EK_TF32, false);
-  run_listener(listener_of(listener_of(linear(), EK_TF32, false), EK_F32, true), EK_TF32, true);
+  run_listener(listener_of(listener_of(linear(), EK_PRECISION_DEFAULT, false), EK_PRECISION_F32, true), EK_PRECISION_TF32, false);
+  run_listener(listener_of(listener_of(linear(), EK_PRECISION_TF32, false), EK_PRECISION_F32, true), EK_PRECISION_TF32, true);
 }
 END_TEST
 
-/* A job of the workers begins without it, whatever the last one has left behind. */
+/* A job of the workers begins without it, whatever was left behind, and leaves nothing behind. */
 static ek_status allow(void *context, ek_device *device, size_t index) {
   bool *before = context;
-  (void)device;
-  before[index] = ek_op_allow_tf32(true);
+  before[index] = ek_stream_allow_tf32(ek_device_stream(device, EK_STREAM_COMPUTE), true);
   return EK_OK;
 }
 
 START_TEST(jobs) {
   ek_group *group = ck_open("cpu:2", 1);
-  bool before[CK_MAX_DEVICES] = {false};
-  (void)ek_op_allow_tf32(true);
   for (int i = 0; i < 2; i++) {
+    bool before[CK_MAX_DEVICES] = {false};
+    ck_assert(!ek_stream_allow_tf32(
+        ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE), i == 1));
     ck_ok(ek_group_apply(group, allow, before));
-    for (size_t k = 0; k < ek_group_size(group); k++) ck_assert(!before[k]);
+    for (size_t k = 0; k < ek_group_size(group); k++) {
+      ck_assert(!before[k]);
+      ck_assert(!ek_stream_allows_tf32(
+          ek_device_stream(ek_group_device(group, k), EK_STREAM_COMPUTE)));
+    }
   }
-  ck_assert(ek_op_allow_tf32(false));
+  ck_assert(!ek_stream_allow_tf32(NULL, true));
+  ck_assert(!ek_stream_allows_tf32(NULL));
+  ek_group_free(group);
+}
+END_TEST
+
+/* Devices, and the two streams of one device, are asked one by one. */
+START_TEST(streams) {
+  ek_group *group = ck_open("cpu:2", 1);
+  for (size_t k = 0; k < ek_group_size(group); k++) {
+    for (int kind = EK_STREAM_COMPUTE; kind <= EK_STREAM_COMMUNICATION; kind++) {
+      ek_stream *one = ek_device_stream(ek_group_device(group, k), (ek_stream_kind)kind);
+      ck_assert(!ek_stream_allow_tf32(one, true));
+      ck_assert(ek_stream_allow_tf32(one, true));
+    }
+    for (size_t other = k + 1; other < ek_group_size(group); other++) {
+      ck_assert(!ek_stream_allows_tf32(
+          ek_device_stream(ek_group_device(group, other), EK_STREAM_COMPUTE)));
+    }
+  }
   ek_group_free(group);
 }
 END_TEST
 
 /* ---- no type of a tensor ---- */
 
+#define NO_TYPE ((ek_type)EK_PRECISION_TF32)
+
 START_TEST(no_type_of_a_tensor) {
   const int64_t shape[] = {4};
   float numbers[4] = {1, 2, 3, 4};
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_tensor tensor = {0}, *x = ck_tensor(rig, NULL, 1, shape);
-  ck_assert_uint_eq(ek_type_size(EK_TF32), 0);
-  ck_assert_str_eq(ek_type_name(EK_TF32), "tf32");
-  ck_assert_int_eq(ek_type_of_sums(EK_TF32), EK_F32);
-  ck_assert_int_eq(ek_type_of_values(EK_TF32), EK_F32);
-  ck_assert_int_eq(ek_type_of_values(EK_BF16), EK_BF16);
-  ck_assert_int_eq(ek_tensor_aligned_columns(50257, EK_TF32), 50260);
-  ck_fails(ek_tensor_create(&tensor, rig->device, EK_MEMORY_INPUTS, EK_TF32, 1, shape),
-           EK_ERR_INVALID_ARGUMENT, "tf32 is a precision");
-  ck_fails(ek_tensor_host(&tensor, numbers, EK_TF32, 1, shape), EK_ERR_INVALID_ARGUMENT,
-           "tf32 is a precision");
+  ck_assert_uint_eq(ek_type_size(NO_TYPE), 0);
+  ck_assert_str_eq(ek_type_name(NO_TYPE), "no type");
+  ck_assert_str_eq(ek_precision_name(EK_PRECISION_TF32), "tf32");
+  ck_assert_str_eq(ek_precision_name(EK_PRECISION_F64), "f64");
+  ck_assert_str_eq(ek_precision_name(EK_PRECISION_DEFAULT), "no precision");
+  ck_assert_str_eq(ek_precision_name((ek_precision)EK_I32), "no precision");
+  ck_assert_int_eq(ek_precision_type(EK_PRECISION_TF32), EK_F32);
+  ck_assert_int_eq(ek_precision_type(EK_PRECISION_F64), EK_F64);
+  ck_assert_int_eq(ek_precision_type(EK_PRECISION_BF16), EK_BF16);
+  ck_assert_int_eq(ek_precision_type(EK_PRECISION_F16), EK_F16);
+  ck_assert_int_eq(ek_precision_type(EK_PRECISION_DEFAULT), 0);
+  ck_assert_int_eq(ek_precision_type((ek_precision)EK_I32), 0);
+  ck_assert_int_eq(ek_tensor_aligned_columns(50257, NO_TYPE), 0);
+  ck_fails(ek_tensor_create(&tensor, rig->device, EK_MEMORY_INPUTS, NO_TYPE, 1, shape),
+           EK_ERR_INVALID_ARGUMENT, "is no element type");
+  ck_fails(ek_tensor_host(&tensor, numbers, NO_TYPE, 1, shape), EK_ERR_INVALID_ARGUMENT,
+           "is no element type");
   ck_assert(!ek_tensor_exists(&tensor));
   /* One that a program has made itself. */
   ck_ok(ek_tensor_host(&tensor, numbers, EK_F32, 1, shape));
-  tensor.type = EK_TF32;
+  tensor.type = NO_TYPE;
   ck_fails(ek_tensor_copy(x, &tensor), EK_ERR_INVALID_ARGUMENT, "");
   ek_tensor device = *x;
-  device.type = EK_TF32;
+  device.type = NO_TYPE;
   ck_fails(ek_op_convert(rig->stream, x, &device), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_op_convert(rig->stream, &device, x), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_op_zero(rig->stream, &device), EK_ERR_INVALID_ARGUMENT, "");
@@ -362,12 +394,12 @@ static const ek_module_ops boastful_ops = {.size = sizeof(ek_module_ops),
                                            .forward = nothing,
                                            .backward = nothing,
                                            .free = leave,
-                                           .types = EK_TYPES_TF32};
+                                           .types = 1u << NO_TYPE};
 
 static ek_status ask_for_tf32(ek_pass *pass, const ek_tensor *x) {
   ek_tensor y = {0};
   (void)x;
-  return ek_pass_output(&y, pass, EK_TF32, 1, (const int64_t[]){2});
+  return ek_pass_output(&y, pass, NO_TYPE, 1, (const int64_t[]){2});
 }
 
 static void fails_to_open(ek_module *module, const ek_replica_options *options, ek_status status,
@@ -390,18 +422,18 @@ static void fails_to_open(ek_module *module, const ek_replica_options *options, 
 START_TEST(refusals) {
   ek_module *module = linear(), boastful;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  options.type = EK_TF32;
+  options.type = NO_TYPE;
   fails_to_open(module, &options, EK_ERR_INVALID_ARGUMENT,
-                "options.type is tf32, expected f32 or f64");
+                "options.type is no type, expected f32 or f64");
   options.type = EK_F64;
-  options.precision = EK_TF32;
+  options.precision = EK_PRECISION_TF32;
   fails_to_open(module, &options, EK_ERR_INVALID_ARGUMENT,
                 "options.precision is tf32 beside parameters of f64, expected f64");
   options.type = EK_F32;
-  options.gradient_type = EK_TF32;
+  options.gradient_type = NO_TYPE;
   fails_to_open(module, &options, EK_ERR_INVALID_ARGUMENT,
-                "options.gradient_type is tf32, but parameters are f32 and modules compute in "
-                "tf32; expected f32, bf16 or f16");
+                "options.gradient_type is no type, but parameters are f32 and modules compute "
+                "in tf32; expected f32, bf16 or f16");
   options.gradient_type = (ek_type)0;
   ck_ok(ek_module_init(&boastful, &boastful_ops, 1, 1));
   fails_to_open(&boastful, &options, EK_ERR_UNSUPPORTED, "no type that there is, not in f32");
@@ -409,18 +441,18 @@ START_TEST(refusals) {
   ek_module_free(module);
   struct ck_probe probe = ck_probe_open(ask_for_tf32, NULL);
   ck_fails(ek_pass_run_forward(&probe.y, probe.pass, &probe.x), EK_ERR_INVALID_ARGUMENT,
-           "tf32 is a precision");
+           "is no element type");
   ck_probe_close(&probe);
 }
 END_TEST
 
 /* In a pass of another precision. */
 START_TEST(no_child_in_tf32) {
-  static const ek_type precisions[] = {EK_F32, EK_BF16};
+  static const ek_precision precisions[] = {EK_PRECISION_F32, EK_PRECISION_BF16};
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_tensor *x = ck_tensor(rig, NULL, 2, (const int64_t[]){ROWS, WIDTH});
   for (size_t i = 0; i < 2; i++) {
-    ek_module *module = listener_of(linear(), EK_TF32, false);
+    ek_module *module = listener_of(linear(), EK_PRECISION_TF32, false);
     ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
     ek_replica *replica = NULL;
     ek_pass *pass = NULL;
@@ -441,7 +473,7 @@ END_TEST
 START_TEST(memory) {
   uint64_t peaks[MODELS];
   for (int m = 0; m < MODELS; m++) {
-    const struct model model = {.precision = m == 0 ? EK_F32 : EK_TF32,
+    const struct model model = {.precision = m == 0 ? EK_PRECISION_F32 : EK_PRECISION_TF32,
                                 .mode = EK_MODE_FULLY_SHARDED};
     ek_group *group = ck_open_exactly("plan-cuda:2", 1);
     ek_trainer *trainer = open_trainer(group, &model);
@@ -457,7 +489,7 @@ START_TEST(memory) {
   ek_group *group = ck_open("cpu:1", 1);
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   ek_replica *replica = NULL;
-  options.precision = EK_TF32;
+  options.precision = EK_PRECISION_TF32;
   options.gradient_type = EK_BF16;
   ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, &options));
   ck_assert_int_eq(ek_replica_gradients(replica)->type, EK_BF16);
@@ -475,6 +507,7 @@ static Suite *make_suite(void) {
   TCase *words = ck_case(suite, "words");
   tcase_add_test(words, children);
   tcase_add_test(words, jobs);
+  tcase_add_test(words, streams);
   tcase_add_test(words, no_type_of_a_tensor);
   tcase_add_test(words, refusals);
   tcase_add_test(words, no_child_in_tf32);

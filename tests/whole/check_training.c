@@ -81,7 +81,7 @@ static void train(double *losses, int order, ek_type precision) {
   struct ck_training t;
   if (order < CK_PLACEMENTS) ck_setup_place(&setup, order);
   setup.options.bucket_bytes = 4096;
-  setup.options.precision = precision;
+  setup.options.precision = (ek_precision)precision;
   setup.optimizer = adamw;
   if (precision == EK_F16) setup.loss_scale = &none;
   ck_training_open(&t, &setup);

@@ -94,8 +94,7 @@ const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types) {
   case EK_I64:
   case EK_U8:
   case EK_U16:
-  case EK_U32:
-  case EK_TF32: break;
+  case EK_U32: break;
   }
   return choice.f32;
 }

@@ -28,7 +28,7 @@ struct ek__cuda_group;
 
 /* For each precision a bit for each ek__epilogue. */
 struct ek__cuda_fused {
-  unsigned of[EK_TF32 + 1]; /* by precision */
+  unsigned of[EK_PRECISION_TF32 + 1]; /* by precision */
 };
 
 struct ek__cuda_gpu {
@@ -206,7 +206,7 @@ ek_status ek__cuda_take_time(float *time, bool *done, const struct ek__cuda_stre
 /* What an algorithm may depend on; no padding, so that it is compared as bytes. */
 struct ek__cuda_shape {
   int64_t m, n, k, lda, ldb, ldc;
-  uint16_t type, result; /* of a and b, or tf32; of c */
+  uint16_t precision, result; /* of the product; the type of c */
   uint32_t transpose_a, transpose_b, has_beta, epilogue;
   uint32_t align_a, align_b, align_c, align_vector, align_aux;
 };

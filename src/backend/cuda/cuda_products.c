@@ -77,7 +77,7 @@ static struct ek__cuda_shape shape_of(const struct ek__cuda_product *what) {
                                  .lda = args->lda,
                                  .ldb = args->ldb,
                                  .ldc = args->ldc,
-                                 .type = (uint16_t)ek__types_precision(&args->types),
+                                 .precision = (uint16_t)ek__types_precision(&args->types),
                                  .result = (uint16_t)ek__cuda_result_type(args),
                                  .transpose_a = args->transpose_a,
                                  .transpose_b = args->transpose_b,
@@ -103,8 +103,7 @@ static ek_status layout(const struct product *product, cublasLtMatrixLayout_t *r
   static const cudaDataType_t types[] = {[EK_F32] = CUDA_R_32F,
                                          [EK_F64] = CUDA_R_64F,
                                          [EK_BF16] = CUDA_R_16BF,
-                                         [EK_F16] = CUDA_R_16F,
-                                         [EK_TF32] = CUDA_R_32F};
+                                         [EK_F16] = CUDA_R_16F};
   return ek__cuda_check_blas(
       product->device,
       cublasLtMatrixLayoutCreate(result, types[type], (uint64_t)columns, (uint64_t)rows, pitch),
@@ -126,7 +125,7 @@ static ek_status describe_epilogue(const struct product *product,
 static ek_status describe(struct product *product, const struct ek__cuda_product *what) {
   const struct ek__matmul_args *args = what->args;
   const bool wide = args->types.value == EK_F64;
-  const uint16_t type = product->shape.type;
+  const uint16_t type = (uint16_t)args->types.value;
   const cublasComputeType_t compute = wide               ? CUBLAS_COMPUTE_64F
                                       : args->types.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
                                                          : CUBLAS_COMPUTE_32F;
@@ -370,16 +369,17 @@ static const struct kind {
     {false, false, 0, CUBLASLT_EPILOGUE_DGELU},    {true, false, 0, CUBLASLT_EPILOGUE_BGRADB},
     {true, false, 1, CUBLASLT_EPILOGUE_BGRADB}};
 
-/* Whether a type has it: f64 has the plain ones, 16 bits those whose vector is not a rounded
+/* Whether a precision has it: f64 has the plain ones, 16 bits those whose vector is not a rounded
  * sum. */
-static bool has_kind(const struct kind *kind, ek_type type) {
-  if (type == EK_F64) return kind->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+static bool has_kind(const struct kind *kind, ek_precision precision) {
+  if (precision == EK_PRECISION_F64) return kind->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
   return kind->epilogue !=
-         (ek__cuda_is_half(type) ? CUBLASLT_EPILOGUE_DGELU_BGRAD : CUBLASLT_EPILOGUE_DGELU);
+         (ek__cuda_is_half(ek__types_for(precision).value) ? CUBLASLT_EPILOGUE_DGELU_BGRAD
+                                                           : CUBLASLT_EPILOGUE_DGELU);
 }
 
 static ek_status warm_kind(const struct ek__cuda_stream *stream, char *at, const struct kind *kind,
-                           ek_type precision) {
+                           ek_precision precision) {
   enum { SIDE = 64, BYTES = SIDE * SIDE * sizeof(double) };
   const unsigned epilogue = (unsigned)kind->epilogue;
   const bool gelu = (epilogue & (unsigned)CUBLASLT_EPILOGUE_DGELU) == CUBLASLT_EPILOGUE_DGELU;
@@ -395,7 +395,7 @@ static ek_status warm_kind(const struct ek__cuda_stream *stream, char *at, const
                                               .transpose_b = kind->transpose_b,
                                               .beta = kind->beta,
                                               .gradient = kind->transpose_a,
-                                              .types = ek__types_in(precision)});
+                                              .types = ek__types_for(precision)});
   const struct ek__cuda_product what = {
       .args = &args,
       .epilogue = kind->epilogue,
@@ -407,11 +407,12 @@ static ek_status warm_kind(const struct ek__cuda_stream *stream, char *at, const
 }
 
 ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *memory) {
-  for (int precision = EK_F32; precision <= EK_TF32; precision++) {
-    if ((EK__CUDA_VALUES >> precision & 1u) == 0) continue;
+  static const ek_precision precisions[] = {EK_PRECISION_F32, EK_PRECISION_F64, EK_PRECISION_BF16,
+                                            EK_PRECISION_F16, EK_PRECISION_TF32};
+  for (size_t p = 0; p < sizeof precisions / sizeof precisions[0]; p++) {
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-      if (!has_kind(&kinds[i], (ek_type)precision)) continue;
-      EK_TRY(warm_kind(stream, memory, &kinds[i], (ek_type)precision));
+      if (!has_kind(&kinds[i], precisions[p])) continue;
+      EK_TRY(warm_kind(stream, memory, &kinds[i], precisions[p]));
     }
   }
   return EK_OK;

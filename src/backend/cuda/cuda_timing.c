@@ -23,7 +23,7 @@ struct sample {
 };
 
 static struct sample sample_on(struct ek__cuda_device *device, char *memory,
-                               enum ek__epilogue epilogue, ek_type precision) {
+                               enum ek__epilogue epilogue, ek_precision precision) {
   enum { M = EK__CUDA_TIMED_ROWS, N = EK__CUDA_TIMED_COLUMNS, K = EK__CUDA_TIMED_DEPTH };
   float *const c = (float *)(void *)memory, *const pre = c + (size_t)M * N;
   float *const a = pre + (size_t)M * N, *const b = a + (size_t)M * K, *const v = b + (size_t)N * K;
@@ -39,7 +39,7 @@ static struct sample sample_on(struct ek__cuda_device *device, char *memory,
                                                       .transpose_a = epilogue == EK__EPILOGUE_SUMS,
                                                       .transpose_b = epilogue == EK__EPILOGUE_GELU,
                                                       .gradient = epilogue == EK__EPILOGUE_SUMS,
-                                                      .types = ek__types_in(precision)}),
+                                                      .types = ek__types_for(precision)}),
                          .at = {stream->handle, ek__cuda_kernel_workspace(device), device->bad},
                          .stream = stream,
                          .pre = pre,
@@ -114,7 +114,7 @@ static ek_status one_by_one(bool *done, void *raw) {
 }
 
 static ek_status time_precision(unsigned *fused, struct ek__cuda_device *device, void *memory,
-                                ek_type precision) {
+                                ek_precision precision) {
   static const enum ek__epilogue epilogues[] = {EK__EPILOGUE_GELU, EK__EPILOGUE_GELU_BACKWARD,
                                                 EK__EPILOGUE_SUMS};
   const struct ek__cuda_stream *stream = &device->streams[EK_STREAM_COMPUTE];
@@ -134,12 +134,12 @@ static ek_status time_precision(unsigned *fused, struct ek__cuda_device *device,
 /* In room for f32; zeros are zeros in every type. */
 ek_status ek__cuda_time_epilogues(struct ek__cuda_fused *fused, struct ek__cuda_device *device,
                                   void *memory) {
-  static const ek_type precisions[] = {EK_F32, EK_TF32, EK_BF16, EK_F16};
+  static const ek_precision precisions[] = {EK_PRECISION_F32, EK_PRECISION_TF32, EK_PRECISION_BF16,
+                                            EK_PRECISION_F16};
   EK_TRY(EK__CUDA(device, cudaMemsetAsync, memory, 0, EK__CUDA_TIMED_BYTES,
                   device->streams[EK_STREAM_COMPUTE].handle));
   for (size_t i = 0; i < sizeof precisions / sizeof precisions[0]; i++) {
-    const ek_type precision = precisions[i];
-    if ((EK__CUDA_VALUES >> precision & 1u) == 0) continue;
+    const ek_precision precision = precisions[i];
     EK_TRY(time_precision(&fused->of[precision], device, memory, precision));
   }
   return EK_OK;

@@ -12,8 +12,8 @@
 
 #include <evenkeel/tensor.h>
 
-/* Of values, and what products know. */
-#define EK__CUDA_VALUES (EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16 | EK_TYPES_TF32)
+/* Of values. */
+#define EK__CUDA_VALUES (EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16)
 
 /* cuBLASLt: as NVIDIA advises for Hopper; older GPUs want 4 MiB and lose nothing. */
 #define EK__CUDA_PRODUCT_BYTES ((uint64_t)32 << 20)

@@ -72,8 +72,10 @@ static void stream_close(void *native) { (void)native; }
 
 const struct ek__backend ek__plan_backend = {PLAN("plan"),
                                              .values = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 |
-                                                       EK_TYPES_F16 | EK_TYPES_TF32,
+                                                       EK_TYPES_F16,
+                                             .tf32 = true,
                                              .shared_memory = true};
 
 const struct ek__backend ek__plan_cuda_backend = {PLAN("plan-cuda"), .values = EK__CUDA_VALUES,
+                                                  .tf32 = true,
                                                   .workspace_bytes = EK__CUDA_DEVICE_BYTES};
