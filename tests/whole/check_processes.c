@@ -203,8 +203,8 @@ END_TEST
 /* ---- training ---- */
 
 /* Some steps overflow and some do not. */
-static const ek_loss_scale restless = {.kind = EK_LOSS_SCALE_DYNAMIC, .scale = 1 << 22,
-                                       .growth = 4, .backoff = 0.5, .interval = 1};
+static const ek_loss_scale restless = {
+    .kind = EK_LOSS_SCALE_DYNAMIC, .scale = 1 << 14, .growth = 64, .backoff = 0.5, .interval = 1};
 
 /* Runs of training, by the names of their parts. */
 static const struct training {
@@ -302,6 +302,122 @@ static void train(struct ck_outcome *outcome, const struct ck_process *process) 
 
 START_TEST(training_has_the_bits_of_one_process) {
   agrees_with_one_process(trainings[_i / PLACES].part, train, _i % PLACES);
+}
+END_TEST
+
+/* ---- what is refused ---- */
+
+/* Records a status, and whether the message has these words. */
+static void record(struct ck_outcome *outcome, ek_status status, const char *words) {
+  ck_outcome_add(outcome, (double)status);
+  ck_outcome_add(outcome, status == EK_OK || strstr(ek_error_message(), words) != NULL);
+}
+
+static void read_entry(struct ck_outcome *outcome, const struct ck_training *training,
+                       const char *name) {
+  static float values[4096];
+  ek_state_info info;
+  if (!keep(outcome, ek_state_find(&info, training->model, name))) return;
+  ek_tensor host = info.like;
+  host.data = values;
+  record(outcome, ek_state_read(&host, training->model, name), "is cut over the devices");
+}
+
+/* A parameter, its state, and its gradient between backward and update. */
+static void read_state(struct ck_outcome *outcome, ek_group *group, ek_mode mode) {
+  static float values[4096];
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", mode);
+  struct ck_training training;
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 3, 0, 1);
+  ek_state_info info;
+  setup.optimizer = ck_clipped_adamw;
+  if (keep(outcome, ck_training_try(&training, &setup, group))) {
+    const bool well =
+        keep(outcome, ck_training_backward(&training, &batch, NULL, false, NULL)) &&
+        keep(outcome, ek_state_entry(&info, training.model, 0));
+    if (well) {
+      ek_tensor host = info.like;
+      host.data = values;
+      record(outcome, ek_data_parallel_model_gradient(&host, training.model, info.name),
+             "is cut over the devices");
+      read_entry(outcome, &training, info.name);
+      read_entry(outcome, &training, ck_state_name(&training, info.name, 0));
+    }
+    ck_training_free(&training);
+  }
+  ck_batch_free(&batch);
+}
+
+static void refusals(struct ck_outcome *outcome, const struct ck_process *process) {
+  ek_group *group = NULL;
+  struct ck_training training;
+  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
+  for (int mode = 0; mode < 3; mode++) {
+    struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", (ek_mode)mode);
+    setup.options.reproducible = mode == EK_MODE_REPLICATED ? 4 : 0;
+    record(outcome, ck_training_try(&training, &setup, group), "process");
+  }
+  read_state(outcome, group, EK_MODE_REPLICATED);
+  read_state(outcome, group, EK_MODE_SHARDED);
+  read_state(outcome, group, EK_MODE_FULLY_SHARDED);
+  (void)keep(outcome, ek_group_free(group));
+}
+
+START_TEST(what_needs_one_process_is_refused) {
+  const ek_status no = EK_ERR_UNSUPPORTED;
+  const ek_status want[] = {no, no, no, /* gather, balanced, reproducible */
+                            EK_OK, EK_OK, EK_OK, no, EK_OK, no, no, no, no};
+  const size_t devices[] = {1, 2}, count = sizeof want / sizeof want[0];
+  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
+  ck_processes_run(outcomes, "refusals", devices, 2);
+  all_are_well(outcomes, 2);
+  for (size_t i = 0; i < 2 * count; i++) {
+    const struct ck_outcome *outcome = &outcomes[i / count];
+    ck_assert_uint_eq(outcome->count, 2 * count);
+    ck_assert_msg(outcome->numbers[2 * (i % count)] == want[i % count] &&
+                      outcome->numbers[2 * (i % count) + 1] == 1,
+                  "number %zu in process %zu: %s", i % count, i / count,
+                  ek_status_name((ek_status)outcome->numbers[2 * (i % count)]));
+  }
+  free(outcomes);
+}
+END_TEST
+
+/* Process 1 has a wrong idea of the world. */
+static void wrong_places(struct ck_outcome *outcome, const struct ck_process *process) {
+  for (int i = 0; i < 4; i++) {
+    struct ck_process wrong = *process;
+    ek_group *group = NULL;
+    if (process->number == 1) {
+      wrong.first_rank -= i == 0 ? 1 : 0;
+      wrong.world += i == 1 ? 1 : 0;
+      wrong.devices[1] += i == 2 ? 1 : 0;
+    }
+    if (i == 2) wrong.world++;
+    /* The world of process 0 ends before that of process 1 does. */
+    if (i == 3) wrong.world = 4, wrong.first_rank = process->number == 0 ? 0 : 2;
+    record(outcome, ck_process_open(&group, &wrong, 0), "ek_group_open: ");
+    ck_outcome_add(outcome, group == NULL);
+    (void)ek_group_free(group);
+  }
+}
+
+START_TEST(places_that_do_not_fit_are_refused) {
+  const size_t devices[] = {1, 2};
+  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
+  ck_processes_run(outcomes, "wrong places", devices, 2);
+  all_are_well(outcomes, 2);
+  for (size_t p = 0; p < 2; p++) {
+    for (size_t i = 0; i < 4; i++) {
+      const bool fits = i == 2; /* 1 + 3 devices in a world of 4 */
+      const double *got = &outcomes[p].numbers[3 * i];
+      ck_assert_msg(got[0] == (fits ? EK_OK : EK_ERR_INVALID_ARGUMENT), "case %zu of process %zu: %s",
+                    i, p, ek_status_name((ek_status)got[0]));
+      ck_assert_double_eq(got[1], 1);
+      ck_assert_double_eq(got[2], !fits);
+    }
+  }
+  free(outcomes);
 }
 END_TEST
 
@@ -551,6 +667,8 @@ static const struct ck_part parts[] = {{"collectives", all_collectives},
                                        {"mlp sharded-gradients", train},
                                        {"gpt fully-sharded", train},
                                        {"trainer", use_trainer},
+                                       {"refusals", refusals},
+                                       {"wrong places", wrong_places},
                                        {"dies", dies},
                                        {"hangs", hangs},
                                        {"fails", fails},
@@ -565,6 +683,9 @@ static Suite *make_suite(void) {
   TCase *training = ck_case(suite, "training");
   tcase_add_loop_test(training, training_has_the_bits_of_one_process, 0, TRAININGS * PLACES);
   tcase_add_loop_test(training, a_trainer_has_the_bits_of_one_process, 0, PLACES);
+  TCase *refused = ck_case(suite, "refused");
+  tcase_add_test(refused, what_needs_one_process_is_refused);
+  tcase_add_test(refused, places_that_do_not_fit_are_refused);
   TCase *failures = ck_case(suite, "failures");
   tcase_add_loop_test(failures, an_error_in_one_process_is_one_in_all, 0, 2 * DISASTERS);
   return suite;
