@@ -128,13 +128,12 @@ static ek_status add_range(const struct run *run, struct range piece, struct ran
   for (size_t rank = 0; rank < self->ranks; rank++) {
     const size_t member = rank - self->first_rank; /* huge below the first */
     const size_t skipped = (size_t)(range.first - piece.first) * run->element;
-    self->sources[rank] = member < self->members
-                              ? at(run, member, range.first)
-                              : received(self, rank) + skipped;
+    self->sources[rank] =
+        member < self->members ? at(run, member, range.first) : received(self, rank) + skipped;
   }
   for (size_t i = 0; i < self->members; i++) self->destinations[i] = at(run, i, range.first);
-  const struct ek__reduce_args args = {.destinations = all ? self->destinations
-                                                           : self->destinations + k,
+  const struct ek__reduce_args args = {.destinations =
+                                           all ? self->destinations : self->destinations + k,
                                        .sources = self->sources,
                                        .destination_count = all ? self->members : 1,
                                        .source_count = self->ranks,
@@ -182,7 +181,8 @@ static ek_status add(const struct run *run) {
 static void copy_to_members(const struct run *run, struct range range, size_t from) {
   if (range.first == range.last) return;
   for (size_t k = 0; k < run->self->members; k++) {
-    if (k != from) memcpy(at(run, k, range.first), at(run, from, range.first), bytes_of(run, range));
+    if (k != from)
+      memcpy(at(run, k, range.first), at(run, from, range.first), bytes_of(run, range));
   }
 }
 

@@ -1,8 +1,8 @@
 /*
  * world.c - messages between the processes of a world, and the errands of a group.
  *
- * Two locks. `talking` is held for a whole conversation, and for the errand that it is a part of, so
- * that two threads of a program do not mix theirs. `mutex` guards the list of errands and the
+ * Two locks. `talking` is held for a whole conversation, and for the errand that it is a part of,
+ * so that two threads of a program do not mix theirs. `mutex` guards the list of errands and the
  * failure, and nothing is called under it.
  */
 #include "device/world.h"
@@ -92,9 +92,8 @@ static const char *name(char *text, size_t size, const struct ek__world *world, 
   const size_t first = world->first[process], last = world->first[process + 1];
   int used = snprintf(text, size, "process %zu", process);
   if (last > first && used > 0) {
-    (void)snprintf(text + used, size - (size_t)used, last - first == 1 ? " (rank %zu)"
-                                                                       : " (ranks %zu to %zu)",
-                   first, last - 1);
+    (void)snprintf(text + used, size - (size_t)used,
+                   last - first == 1 ? " (rank %zu)" : " (ranks %zu to %zu)", first, last - 1);
   }
   return text;
 }
@@ -108,8 +107,8 @@ static ek_status swap(struct ek__world *world, size_t peer, const void *out, siz
                       void *in, size_t in_bytes, double seconds) {
   char who[96];
   ek_error_clear();
-  const ek_status status = world->exchange.swap(world->exchange.context, peer, out, out_bytes, in,
-                                                in_bytes, seconds);
+  const ek_status status =
+      world->exchange.swap(world->exchange.context, peer, out, out_bytes, in, in_bytes, seconds);
   if (status == EK_OK) return EK_OK;
   char why[512];
   (void)snprintf(why, sizeof why, "%s", ek_error_message());
@@ -126,8 +125,7 @@ ek_status ek__world_swap(struct ek__world *world, size_t peer, const void *out, 
   return status;
 }
 
-static void make_failure(struct message *message, const struct ek__world *world,
-                         ek_status status) {
+static void make_failure(struct message *message, const struct ek__world *world, ek_status status) {
   *message = (struct message){.magic = MAGIC, .number = world->count, .kind = FAILURE};
   message->words[0] = (int64_t)status;
   (void)snprintf(message->text, sizeof message->text, "%s", ek_error_message());
@@ -386,11 +384,11 @@ static ek_status take_places(struct ek__world *world, const struct message *mine
 
 static ek_status introduce(struct ek__world *world, const ek_group_options *options,
                            size_t members) {
-  struct message message = {
-      .kind = OPENING,
-      .words = {(int64_t)world->exchange.processes, (int64_t)world->exchange.process,
-                (int64_t)world->size, (int64_t)options->first_rank, (int64_t)members,
-                (int64_t)options->deterministic}};
+  struct message message = {.kind = OPENING,
+                            .words = {(int64_t)world->exchange.processes,
+                                      (int64_t)world->exchange.process, (int64_t)world->size,
+                                      (int64_t)options->first_rank, (int64_t)members,
+                                      (int64_t)options->deterministic}};
   pthread_mutex_lock(&world->talking);
   ek_status status = converse(world, &message, 0);
   if (status == EK_OK) status = take_places(world, &message);

@@ -77,8 +77,11 @@ static ek_status swap(void *context, size_t peer, const void *out, size_t out_by
 }
 
 struct ck_process ck_process_alone(const char *part, size_t devices) {
-  return (struct ck_process){
-      .part = part, .count = 1, .devices = {devices}, .world = devices, .sockets = {-1, -1, -1, -1}};
+  return (struct ck_process){.part = part,
+                             .count = 1,
+                             .devices = {devices},
+                             .world = devices,
+                             .sockets = {-1, -1, -1, -1}};
 }
 
 ek_exchange ck_process_exchange(const struct ck_process *process) {
@@ -215,9 +218,8 @@ static void close_others(const struct ck_process *process, int file) {
 }
 
 static int run_part(char **argv, const struct ck_part *parts) {
-  struct ck_process process = {.part = argv[2],
-                               .number = strtoul(argv[3], NULL, 10),
-                               .count = strtoul(argv[4], NULL, 10)};
+  struct ck_process process = {
+      .part = argv[2], .number = strtoul(argv[3], NULL, 10), .count = strtoul(argv[4], NULL, 10)};
   const int file = atoi(argv[5]);
   struct ck_outcome *outcome = calloc(1, sizeof *outcome);
   for (size_t i = 0; i < process.count; i++) {

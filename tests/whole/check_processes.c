@@ -40,8 +40,8 @@ static void all_are_well(const struct ck_outcome *outcomes, size_t count) {
 static void fails_with(const struct ck_outcome *outcome, ek_status status, const char *words) {
   ck_assert_msg(outcome->whole && outcome->exit == 0, "ended with %d", outcome->exit);
   ck_assert_msg(outcome->status == status && strstr(outcome->message, words) != NULL,
-                "%s: %s, expected %s and \"%s\"", ek_status_name(outcome->status),
-                outcome->message, ek_status_name(status), words);
+                "%s: %s, expected %s and \"%s\"", ek_status_name(outcome->status), outcome->message,
+                ek_status_name(status), words);
 }
 
 /* ---- collectives ---- */
@@ -111,8 +111,10 @@ static ek_status collective_case(struct ck_outcome *outcome, const struct ck_pro
   const size_t devices = process->devices[process->number];
   c->tensors = tensors;
   for (size_t k = 0; k < devices; k++) {
-    EK_TRY_GOTO(status, ek_tensor_create(&tensors[k], ek_group_device(group, k), EK_MEMORY_INPUTS,
-                                         type, 1, &count), cleanup);
+    EK_TRY_GOTO(
+        status,
+        ek_tensor_create(&tensors[k], ek_group_device(group, k), EK_MEMORY_INPUTS, type, 1, &count),
+        cleanup);
     fill(tensors[k].data, type, count, process->first_rank + k);
   }
   EK_TRY_GOTO(status, ek_group_apply(group, run_collective, c), cleanup);
@@ -226,10 +228,9 @@ static const struct training {
 enum { TRAININGS = sizeof trainings / sizeof trainings[0], STEPS = 4, MICRO_BATCHES = 2 };
 
 /* Samples of each rank: uneven, none at all, and none in a whole process. */
-static const int64_t sizes[STEPS * MICRO_BATCHES][RANKS] = {{2, 3, 1, 2}, {1, 1, 1, 1},
-                                                            {0, 3, 2, 1}, {1, 0, 0, 2},
-                                                            {4, 1, 0, 0}, {0, 0, 2, 3},
-                                                            {1, 2, 3, 4}, {3, 0, 1, 0}};
+static const int64_t sizes[STEPS * MICRO_BATCHES][RANKS] = {
+    {2, 3, 1, 2}, {1, 1, 1, 1}, {0, 3, 2, 1}, {1, 0, 0, 2},
+    {4, 1, 0, 0}, {0, 0, 2, 3}, {1, 2, 3, 4}, {3, 0, 1, 0}};
 
 static void add_everywhere(struct ck_outcome *outcome, const struct ck_process *process,
                            double number) {
@@ -268,7 +269,7 @@ static ek_status train_steps(struct ck_outcome *outcome, struct ck_training *tra
                              i + 1 < MICRO_BATCHES));
     }
     EK_TRY(ek_data_parallel_optimizer_step(&result, training->optimizer));
-    const double numbers[] = {result.loss, result.weight, result.gradient_norm,
+    const double numbers[] = {result.loss,         result.weight,  result.gradient_norm,
                               (double)result.step, result.skipped, result.loss_scale};
     for (size_t i = 0; i < 6; i++) add_everywhere(outcome, process, numbers[i]);
   }
@@ -332,9 +333,8 @@ static void read_state(struct ck_outcome *outcome, ek_group *group, ek_mode mode
   ek_state_info info;
   setup.optimizer = ck_clipped_adamw;
   if (keep(outcome, ck_training_try(&training, &setup, group))) {
-    const bool well =
-        keep(outcome, ck_training_backward(&training, &batch, NULL, false, NULL)) &&
-        keep(outcome, ek_state_entry(&info, training.model, 0));
+    const bool well = keep(outcome, ck_training_backward(&training, &batch, NULL, false, NULL)) &&
+                      keep(outcome, ek_state_entry(&info, training.model, 0));
     if (well) {
       ek_tensor host = info.like;
       host.data = values;
@@ -365,7 +365,7 @@ static void refusals(struct ck_outcome *outcome, const struct ck_process *proces
 
 START_TEST(what_needs_one_process_is_refused) {
   const ek_status no = EK_ERR_UNSUPPORTED;
-  const ek_status want[] = {no, no, no, /* gather, balanced, reproducible */
+  const ek_status want[] = {no,    no,    no, /* gather, balanced, reproducible */
                             EK_OK, EK_OK, EK_OK, no, EK_OK, no, no, no, no};
   const size_t devices[] = {1, 2}, count = sizeof want / sizeof want[0];
   struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
@@ -411,8 +411,8 @@ START_TEST(places_that_do_not_fit_are_refused) {
     for (size_t i = 0; i < 4; i++) {
       const bool fits = i == 2; /* 1 + 3 devices in a world of 4 */
       const double *got = &outcomes[p].numbers[3 * i];
-      ck_assert_msg(got[0] == (fits ? EK_OK : EK_ERR_INVALID_ARGUMENT), "case %zu of process %zu: %s",
-                    i, p, ek_status_name((ek_status)got[0]));
+      ck_assert_msg(got[0] == (fits ? EK_OK : EK_ERR_INVALID_ARGUMENT),
+                    "case %zu of process %zu: %s", i, p, ek_status_name((ek_status)got[0]));
       ck_assert_double_eq(got[1], 1);
       ck_assert_double_eq(got[2], !fits);
     }
@@ -439,8 +439,8 @@ struct failing_job {
 static ek_status meet_disaster(void *context, ek_device *device, size_t index) {
   struct failing_job *job = context;
   struct collective c = job->collective;
-  const bool victim = job->second && job->process->number == 1 &&
-                      index + 1 == job->process->devices[1];
+  const bool victim =
+      job->second && job->process->number == 1 && index + 1 == job->process->devices[1];
   if (victim && job->disaster == DIES) _exit(7);
   if (victim && job->disaster == HANGS) sleep((unsigned)(SHORT_LIMIT + 1));
   if (victim && job->disaster == FAILS) return ek_error_set(EK_ERR_SHAPE, "a victim's own words");
