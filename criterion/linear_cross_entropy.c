@@ -159,8 +159,8 @@ static ek_status begin_block(struct block *b, struct work *w, int64_t first) {
   EK_TRY(rows_of(&b->h, &w->h, first, b->count));
   EK_TRY(rows_of(&b->targets, &w->targets, first, b->count));
   EK_TRY(rows_of(&b->logits, &w->logits, 0, b->count));
-  return ek_op_padded_linear(w->stream, &b->logits, &b->h, &w->weight,
-                             w->m->head.bias ? &w->bias : NULL);
+  return ek_op_linear(w->stream, &b->logits, &b->h, &w->weight,
+                      w->m->head.bias ? &w->bias : NULL);
 }
 
 /* Where the block after the one at `first` begins. */
@@ -175,14 +175,14 @@ static int64_t block_after(struct work *w, int64_t first) {
 static ek_status use_gradient(struct work *w, const struct block *b) {
   ek_tensor dh;
   if (ek_tensor_exists(&w->dweight)) {
-    EK_TRY(ek_op_padded_linear_gradients(w->stream, &w->dweight, w->weight_beta,
-                                         ek_tensor_exists(&w->dbias) ? &w->dbias : NULL,
-                                         w->bias_beta, &b->logits, &b->h));
+    EK_TRY(ek_op_linear_gradients(w->stream, &w->dweight, w->weight_beta,
+                                  ek_tensor_exists(&w->dbias) ? &w->dbias : NULL, w->bias_beta,
+                                  &b->logits, &b->h));
   }
   w->weight_beta = w->bias_beta = 1;
   if (!ek_tensor_exists(&w->dh)) return EK_OK;
   EK_TRY(rows_of(&dh, &w->dh, b->first, b->count));
-  return ek_op_padded_linear_backward(w->stream, &dh, &b->logits, &w->weight);
+  return ek_op_linear_backward(w->stream, &dh, &b->logits, &w->weight);
 }
 
 /* ---- forward ---- */
@@ -352,7 +352,7 @@ cleanup:
 static ek_status predict(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                          ek_tensor *outputs) {
   const ek_formula head = ek__affine_formula(&((const struct linear_cross_entropy *)self)->head);
-  return ek__product_forward(&head, pass, &inputs[0], &outputs[0]); /* nobody saves here */
+  return ek__product_forward(&head, pass, &inputs[0], &outputs[0], 0); /* nothing is saved here */
 }
 
 static void release(ek_module *self) {

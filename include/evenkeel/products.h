@@ -21,30 +21,27 @@ EK_API EK_CHECKED ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const 
                                          double beta);
 
 /*
- * y = x w^T + bias: x is rows x in, w is out x in, bias (NULL: none) has `out` elements, y is
- * rows x out.
- */
-EK_API EK_CHECKED ek_status ek_op_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
-                                         const ek_tensor *w, const ek_tensor *bias);
-
-/*
- * The same over rows that are longer than they need be, and its way back: y and dy have `out`
- * columns or more, and what is behind the first `out` is neither read nor written. A GPU has faster
- * products for rows that begin at multiples of 16 bytes: ek_tensor_aligned_columns() says how long
- * they are then. Results are those of the dense operations, bit for bit on the CPU but for bf16
- * where the processor multiplies it (AMX, AVX512-BF16): there to rounding, as on a GPU.
+ * A linear, and its way back:
  *     y = x w^T + bias        dx = dy w
  *     dw = weight_beta * dw + dy^T x,  dbias[c] = bias_beta * dbias[c] + sum over r of dy[r][c]
  * x and dx are rows x in, w and dw are out x in, bias and dbias (NULL: none) have `out` elements.
+ * Without dw (NULL) there is only dbias, and x is not looked at. What a beta of 0 is for is not
+ * read.
+ *
+ * y and dy have `out` columns or more; what follows the first `out` is neither read nor written. A
+ * GPU has faster products for rows that begin at multiples of 16 bytes:
+ * ek_tensor_aligned_columns() gives their length. Longer rows have the results of dense ones, bit
+ * for bit on the CPU, except in bf16 where the processor multiplies it (AMX, AVX512-BF16): there to
+ * rounding, as on a GPU.
  */
-EK_API EK_CHECKED ek_status ek_op_padded_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
-                                                const ek_tensor *w, const ek_tensor *bias);
-EK_API EK_CHECKED ek_status ek_op_padded_linear_backward(ek_stream *stream, ek_tensor *dx,
-                                                         const ek_tensor *dy, const ek_tensor *w);
-EK_API EK_CHECKED ek_status ek_op_padded_linear_gradients(ek_stream *stream, ek_tensor *dw,
-                                                          double weight_beta, ek_tensor *dbias,
-                                                          double bias_beta, const ek_tensor *dy,
-                                                          const ek_tensor *x);
+EK_API EK_CHECKED ek_status ek_op_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
+                                         const ek_tensor *w, const ek_tensor *bias);
+EK_API EK_CHECKED ek_status ek_op_linear_backward(ek_stream *stream, ek_tensor *dx,
+                                                  const ek_tensor *dy, const ek_tensor *w);
+EK_API EK_CHECKED ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw,
+                                                   double weight_beta, ek_tensor *dbias,
+                                                   double bias_beta, const ek_tensor *dy,
+                                                   const ek_tensor *x);
 
 /*
  * A linear with GELU behind it (elementwise.h has the formula):
@@ -66,17 +63,6 @@ EK_API EK_CHECKED ek_status ek_op_gelu_linear_backward(ek_stream *stream, ek_ten
                                                        ek_tensor *dbias, double beta,
                                                        const ek_tensor *dy, const ek_tensor *w,
                                                        const ek_tensor *pre);
-
-/*
- * The gradients of a linear's parameters:
- *     dw = weight_beta * dw + dy^T x,  dbias[c] = bias_beta * dbias[c] + sum over r of dy[r][c]
- * dy is rows x out, x is rows x in, dw is out x in, dbias (NULL: not wanted) has `out` elements.
- * What a beta of 0 is for is not read.
- */
-EK_API EK_CHECKED ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw,
-                                                   double weight_beta, ek_tensor *dbias,
-                                                   double bias_beta, const ek_tensor *dy,
-                                                   const ek_tensor *x);
 
 EK_END_DECLARATIONS
 

@@ -116,7 +116,7 @@ static ek_status step_forward(const struct chain *chain, size_t i, size_t *ran,
   }
   EK_TRY(ek_pass_child_enter_with(chain->pass, chain->first + i, inputs, &options));
   EK_TRY(pair ? ek__product_gelu_forward(&linear, chain->pass, inputs, inner, to)
-              : ek__product_forward(&linear, chain->pass, inputs, to));
+              : ek__product_forward(&linear, chain->pass, inputs, to, 0));
   return ek_pass_child_leave(chain->pass);
 }
 

@@ -6,7 +6,6 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include <evenkeel/elementwise.h>
 #include <evenkeel/products.h>
 
 #include "core/error.h"
@@ -42,14 +41,14 @@ ek_formula ek__affine_formula(const struct ek__affine *affine) {
 
 /* Gets the parameters and checks x; `shape` is a tensor of the output's shape, without memory. */
 static ek_status prepare(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
-                         ek_tensor *weight, ek_tensor *bias, ek_tensor *shape) {
+                         int64_t columns, ek_tensor *weight, ek_tensor *bias, ek_tensor *shape) {
   EK_TRY(ek_pass_parameter(weight, pass, linear->weight));
   if (linear->has_bias) EK_TRY(ek_pass_parameter(bias, pass, linear->bias));
   EK__FAIL_IF(weight->rank != 2, EK_ERR_SHAPE, "its weight has rank %d, expected 2 (out, in)",
               weight->rank);
   EK_TRY(ek__layer_check(pass, x, weight->shape[1]));
   *shape = *x;
-  shape->shape[shape->rank - 1] = weight->shape[0];
+  shape->shape[shape->rank - 1] = columns != 0 ? columns : weight->shape[0];
   return EK_OK;
 }
 
@@ -59,9 +58,9 @@ static ek_status save_input(const ek_formula *linear, ek_pass *pass, const ek_te
 }
 
 ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
-                              ek_tensor *y) {
+                              ek_tensor *y, int64_t columns) {
   ek_tensor weight = {0}, bias = {0}, shape;
-  EK_TRY(prepare(linear, pass, x, &weight, &bias, &shape));
+  EK_TRY(prepare(linear, pass, x, columns, &weight, &bias, &shape));
   EK_TRY(ek__layer_result(y, pass, &shape));
   if (ek_pass_wants_outputs(pass)) {
     EK_TRY(ek_op_linear(ek_pass_stream(pass), y, x, &weight, linear->has_bias ? &bias : NULL));
@@ -74,7 +73,7 @@ ek_status ek__product_gelu_forward(const ek_formula *linear, ek_pass *pass, cons
   /* What is joined with GELU may depend on whether pre is wanted, and with it the last bits. */
   const bool keep = ek_pass_wants_gradient(pass) || ek_pass_runs_again(pass);
   ek_tensor weight = {0}, bias = {0}, shape;
-  EK_TRY(prepare(linear, pass, x, &weight, &bias, &shape));
+  EK_TRY(prepare(linear, pass, x, 0, &weight, &bias, &shape));
   if (keep) EK_TRY(ek__layer_result(pre, pass, &shape));
   EK_TRY(ek__layer_result(y, pass, &shape));
   EK_TRY(ek_op_linear_gelu(ek_pass_stream(pass), y, keep ? pre : NULL, x, &weight,
@@ -93,11 +92,9 @@ static ek_status add_gradients(const ek_formula *linear, ek_pass *pass, const ek
   const bool with_bias = linear->has_bias && !bias_done && ek_pass_trains(pass, linear->bias);
   if (x != NULL) EK_TRY(ek_pass_gradient(&weight, &weight_beta, pass, linear->weight));
   if (with_bias) EK_TRY(ek_pass_gradient(&bias, &bias_beta, pass, linear->bias));
-  if (x != NULL) {
-    EK_TRY(ek_op_linear_gradients(stream, &weight, weight_beta, with_bias ? &bias : NULL, bias_beta,
-                                  dy, x));
-  } else if (with_bias) {
-    EK_TRY(ek_op_column_sum(stream, &bias, dy, bias_beta));
+  if (x != NULL || with_bias) {
+    EK_TRY(ek_op_linear_gradients(stream, x != NULL ? &weight : NULL, weight_beta,
+                                  with_bias ? &bias : NULL, bias_beta, dy, x));
   }
   EK_TRY(ek_pass_gradient_complete(pass, linear->weight));
   return linear->has_bias ? ek_pass_gradient_complete(pass, linear->bias) : EK_OK;
@@ -125,5 +122,5 @@ ek_status ek__product_backward(const ek_formula *linear, ek_pass *pass, const ek
   EK_TRY(ek_pass_parameter(&weight, pass, linear->weight));
   shape.shape[shape.rank - 1] = weight.shape[1];
   EK_TRY(ek__layer_result(dx, pass, &shape));
-  return ek_op_matmul(ek_pass_stream(pass), dx, dy, false, &weight, false, 0.0);
+  return ek_op_linear_backward(ek_pass_stream(pass), dx, dy, &weight);
 }

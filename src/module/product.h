@@ -24,9 +24,10 @@ ek_status ek__affine_fill(struct ek__affine *affine, const char *kind, int64_t i
 ek_status ek__affine_declare(const struct ek__affine *affine, ek_declaration *declaration);
 ek_formula ek__affine_formula(const struct ek__affine *affine);
 
-/* Saves x. */
+/* Saves x. Rows of y have `columns` elements, of which the first are the result; 0: as many as W
+ * has rows. */
 ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
-                              ek_tensor *y);
+                              ek_tensor *y, int64_t columns);
 
 /* y = GELU(x W^T + b). Saves x, and then what went into GELU; *pre becomes that, the caller's, or
  * stays as it was where nobody needs it. */

@@ -139,18 +139,10 @@ static ek_status multiply(const struct ek__kernels *kernels, ek_stream *stream,
   return done ? EK_OK : unfused(kernels, stream, args);
 }
 
-/* Whether a matrix of `columns` may lie in operand i: it has as many, or more where it is
- * padded. */
-static bool holds(const struct ek__op *op, size_t i, int64_t columns, bool padded) {
-  return padded ? op->columns[i] >= columns : op->columns[i] == columns;
-}
-
-enum kind { PLAIN, WITH_GELU, PADDED };
-
-/* y = x w^T + bias, and GELU of it if asked for, which may leave what it came from in pre. */
+/* y = x w^T + bias, and GELU of it if asked for, which may leave what it came from in pre. Rows
+ * with GELU are as long as w has rows, others may be longer. */
 static ek_status linear(ek_stream *stream, const char *name, ek_tensor *y, ek_tensor *pre,
-                        const ek_tensor *x, const ek_tensor *w, const ek_tensor *bias,
-                        enum kind kind) {
+                        const ek_tensor *x, const ek_tensor *w, const ek_tensor *bias, bool gelu) {
   enum { Y, PRE, X, W, BIAS, COUNT };
   struct ek__op op;
   struct ek__fused_args args = {.product.transpose_b = true, .epilogue = EK__EPILOGUE_GELU};
@@ -166,38 +158,33 @@ static ek_status linear(ek_stream *stream, const char *name, ek_tensor *y, ek_te
   product->m = op.rows[X];
   product->n = op.rows[W];
   product->k = op.columns[X];
-  if (op.rows[Y] != product->m || !holds(&op, Y, product->n, kind == PADDED)) {
+  const bool holds = gelu ? op.columns[Y] == product->n : op.columns[Y] >= product->n;
+  if (op.rows[Y] != product->m || !holds) {
     return ek__op_matrix(&op, Y, product->m, product->n, "x w^T is");
   }
   complete(product, &op, Y, X, W);
   if (op.kernels == NULL) return EK_OK;
-  return kind == WITH_GELU ? multiply(op.kernels, stream, &args)
-                           : multiply_plain(op.kernels, stream, product);
+  return gelu ? multiply(op.kernels, stream, &args) : multiply_plain(op.kernels, stream, product);
 }
 
 ek_status ek_op_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x, const ek_tensor *w,
                        const ek_tensor *bias) {
-  return linear(stream, "linear", y, NULL, x, w, bias, PLAIN);
+  return linear(stream, "linear", y, NULL, x, w, bias, false);
 }
 
-ek_status ek_op_padded_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
-                              const ek_tensor *w, const ek_tensor *bias) {
-  return linear(stream, "padded_linear", y, NULL, x, w, bias, PADDED);
-}
-
-ek_status ek_op_padded_linear_backward(ek_stream *stream, ek_tensor *dx, const ek_tensor *dy,
-                                       const ek_tensor *w) {
+ek_status ek_op_linear_backward(ek_stream *stream, ek_tensor *dx, const ek_tensor *dy,
+                                const ek_tensor *w) {
   enum { DX, DY, W, COUNT };
   struct ek__op op;
   struct ek__matmul_args args = {.beta = 0};
   const struct ek__operand operands[] = {[DX] = EK__WRITE(dx, VALUE, .to = &args.c),
                                          [DY] = EK__READ(dy, VALUE, .to = &args.a),
                                          [W] = EK__READ(w, VALUE, .to = &args.b)};
-  EK_TRY(ek__op_begin(&op, "padded_linear_backward", stream, operands, COUNT, &args.types));
+  EK_TRY(ek__op_begin(&op, "linear_backward", stream, operands, COUNT, &args.types));
   args.m = op.rows[DY];
   args.n = op.columns[W];
   args.k = op.rows[W];
-  if (!holds(&op, DY, args.k, true)) return unlike(&op, DY, W);
+  if (op.columns[DY] < args.k) return unlike(&op, DY, W);
   EK_TRY(ek__op_matrix(&op, DX, args.m, args.n, "dy w is"));
   complete(&args, &op, DX, DY, W);
   return op.kernels == NULL ? EK_OK : multiply_plain(op.kernels, stream, &args);
@@ -205,7 +192,7 @@ ek_status ek_op_padded_linear_backward(ek_stream *stream, ek_tensor *dx, const e
 
 ek_status ek_op_linear_gelu(ek_stream *stream, ek_tensor *y, ek_tensor *pre, const ek_tensor *x,
                             const ek_tensor *w, const ek_tensor *bias) {
-  return linear(stream, "linear_gelu", y, pre, x, w, bias, WITH_GELU);
+  return linear(stream, "linear_gelu", y, pre, x, w, bias, true);
 }
 
 ek_status ek_op_gelu_linear_backward(ek_stream *stream, ek_tensor *dpre, ek_tensor *dbias,
@@ -231,10 +218,27 @@ ek_status ek_op_gelu_linear_backward(ek_stream *stream, ek_tensor *dpre, ek_tens
   return op.kernels == NULL ? EK_OK : multiply(op.kernels, stream, &args);
 }
 
-static ek_status linear_gradients(ek_stream *stream, const char *name, ek_tensor *dw,
-                                  double weight_beta, ek_tensor *dbias, double bias_beta,
-                                  const ek_tensor *dy, const ek_tensor *x, bool padded) {
+/* dbias alone. */
+static ek_status bias_gradient(ek_stream *stream, ek_tensor *dbias, double beta,
+                               const ek_tensor *dy) {
+  enum { DBIAS, DY, COUNT };
+  struct ek__op op;
+  struct ek__matrix_args args = {.value = beta};
+  const struct ek__operand operands[] = {[DBIAS] = EK__WRITE(dbias, SUM, .to = &args.y),
+                                         [DY] = EK__READ(dy, VALUE, .to = &args.a)};
+  EK_TRY(ek__op_begin(&op, "linear_gradients", stream, operands, COUNT, &args.types));
+  args.rows = op.rows[DY];
+  args.columns = ek__op_elements(&op, DBIAS);
+  args.pitch = op.columns[DY];
+  if (args.columns > args.pitch) return ek__op_fits(&op, DBIAS, args.pitch, DY);
+  return op.kernels == NULL ? EK_OK : op.kernels->column_sum(stream, &args);
+}
+
+ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw, double weight_beta,
+                                 ek_tensor *dbias, double bias_beta, const ek_tensor *dy,
+                                 const ek_tensor *x) {
   enum { DW, DBIAS, DY, X, COUNT };
+  if (dw == NULL) return bias_gradient(stream, dbias, bias_beta, dy);
   struct ek__op op;
   struct ek__fused_args args = {
       .product = {.transpose_a = true, .beta = weight_beta, .gradient = true},
@@ -246,30 +250,16 @@ static ek_status linear_gradients(ek_stream *stream, const char *name, ek_tensor
       [DBIAS] = EK__MAY_WRITE(dbias, SUM, EK__IS(COLUMN, DW), .to = &args.sums),
       [DY] = EK__READ(dy, VALUE, .to = &product->a),
       [X] = EK__READ(x, VALUE, .to = &product->b)};
-  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &product->types));
+  EK_TRY(ek__op_begin(&op, "linear_gradients", stream, operands, COUNT, &product->types));
   if (op.rows[DY] != op.rows[X]) return unlike(&op, DY, X);
   product->m = op.rows[DW];
   product->n = op.columns[X];
   product->k = op.rows[DY];
-  if (op.columns[DW] != product->n || !holds(&op, DY, product->m, padded)) {
+  if (op.columns[DW] != product->n || op.columns[DY] < product->m) {
     return ek__op_matrix(&op, DW, op.columns[DY], product->n, "dy^T x is");
   }
   complete(product, &op, DW, DY, X);
   if (op.kernels == NULL) return EK_OK;
   return dbias == NULL ? multiply_plain(op.kernels, stream, product)
                        : multiply(op.kernels, stream, &args);
-}
-
-ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw, double weight_beta,
-                                 ek_tensor *dbias, double bias_beta, const ek_tensor *dy,
-                                 const ek_tensor *x) {
-  return linear_gradients(stream, "linear_gradients", dw, weight_beta, dbias, bias_beta, dy, x,
-                          false);
-}
-
-ek_status ek_op_padded_linear_gradients(ek_stream *stream, ek_tensor *dw, double weight_beta,
-                                        ek_tensor *dbias, double bias_beta, const ek_tensor *dy,
-                                        const ek_tensor *x) {
-  return linear_gradients(stream, "padded_linear_gradients", dw, weight_beta, dbias, bias_beta, dy,
-                          x, true);
 }

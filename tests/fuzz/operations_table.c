@@ -77,11 +77,7 @@ CALL(gelu_linear_backward) {
 CALL(linear_gradients) {
   return ek_op_linear_gradients(s, t[0], p->real[0], t[1], p->real[1], t[2], t[3]);
 }
-CALL(padded_linear) { return (void)p, ek_op_padded_linear(s, t[0], t[1], t[2], t[3]); }
-CALL(padded_linear_backward) { return (void)p, ek_op_padded_linear_backward(s, t[0], t[1], t[2]); }
-CALL(padded_linear_gradients) {
-  return ek_op_padded_linear_gradients(s, t[0], p->real[0], t[1], p->real[1], t[2], t[3]);
-}
+CALL(linear_backward) { return (void)p, ek_op_linear_backward(s, t[0], t[1], t[2]); }
 
 /* ---- normalize.h, lookup.h, attend.h ---- */
 
@@ -273,7 +269,7 @@ const struct operation operations[] = {
     {"linear",
      call_linear,
      4,
-     {{.name = "y", .shape = "RC", WRITTEN},
+     {{.name = "y", .shape = "RW", WRITTEN},
       {.name = "x", .shape = "RK"},
       {.name = "w", .shape = "CK"},
       {.name = "bias", .shape = "C", OPTIONAL}}},
@@ -296,30 +292,16 @@ const struct operation operations[] = {
     {"linear_gradients",
      call_linear_gradients,
      4,
-     {{.name = "dw", SUM, .shape = "CK", WRITTEN},
+     {{.name = "dw", SUM, .shape = "CK", WRITTEN, OPTIONAL},
       {.name = "dbias", SUM, .shape = "C", WRITTEN, OPTIONAL},
-      {.name = "dy", .shape = "RC"},
+      {.name = "dy", .shape = "RW"},
       {.name = "x", .shape = "RK"}}},
-    {"padded_linear",
-     call_padded_linear,
-     4,
-     {{.name = "y", .shape = "RW", WRITTEN},
-      {.name = "x", .shape = "RK"},
-      {.name = "w", .shape = "CK"},
-      {.name = "bias", .shape = "C", OPTIONAL}}},
-    {"padded_linear_backward",
-     call_padded_linear_backward,
+    {"linear_backward",
+     call_linear_backward,
      3,
      {{.name = "dx", .shape = "RK", WRITTEN},
       {.name = "dy", .shape = "RW"},
       {.name = "w", .shape = "CK"}}},
-    {"padded_linear_gradients",
-     call_padded_linear_gradients,
-     4,
-     {{.name = "dw", SUM, .shape = "CK", WRITTEN},
-      {.name = "dbias", SUM, .shape = "C", WRITTEN, OPTIONAL},
-      {.name = "dy", .shape = "RW"},
-      {.name = "x", .shape = "RK"}}},
     {"layer_norm_forward",
      call_layer_norm_forward,
      6,

@@ -348,7 +348,7 @@ static void check_padded(struct ck_rig *rig, const int64_t size[3], int64_t padd
   ek_tensor *wide_y = wide(rig, zeros, rows, out, padding, 77); /* not written */
   for (int i = 0; i < 2; i++) {
     ck_ok(ek_op_linear(rig->stream, y, x, w, i == 0 ? bias : NULL));
-    ck_ok(ek_op_padded_linear(rig->stream, wide_y, x, w, i == 0 ? bias : NULL));
+    ck_ok(ek_op_linear(rig->stream, wide_y, x, w, i == 0 ? bias : NULL));
     same(rig, "y", y, wide_y, rows, out, !exact);
     ek_tensor *dw[2], *dbias[2], *dx[2];
     for (int k = 0; k < 2; k++) {
@@ -357,13 +357,16 @@ static void check_padded(struct ck_rig *rig, const int64_t size[3], int64_t padd
       dx[k] = ck_poisoned(rig, CK_SHAPE(rows, in));
     }
     ck_ok(ek_op_linear_gradients(rig->stream, dw[0], i, i == 0 ? dbias[0] : NULL, 1, dy, x));
-    ck_ok(ek_op_padded_linear_gradients(rig->stream, dw[1], i, i == 0 ? dbias[1] : NULL, 1, wide_dy,
-                                        x));
+    ck_ok(ek_op_linear_gradients(rig->stream, dw[1], i, i == 0 ? dbias[1] : NULL, 1, wide_dy, x));
     ck_ok(ek_op_matmul(rig->stream, dx[0], dy, false, w, false, 0));
-    ck_ok(ek_op_padded_linear_backward(rig->stream, dx[1], wide_dy, w));
+    ck_ok(ek_op_linear_backward(rig->stream, dx[1], wide_dy, w));
     same(rig, "dw", dw[0], dw[1], out, in, !exact);
     same(rig, "dx", dx[0], dx[1], rows, in, !exact);
     ck_within("dbias", ck_read(rig, dbias[1]), ck_read(rig, dbias[0]), NULL, out);
+    /* dbias alone: the sums of the columns, of which the padding has none. */
+    ck_ok(ek_op_column_sum(rig->stream, dbias[0], dy, i));
+    ck_ok(ek_op_linear_gradients(rig->stream, NULL, 0, dbias[1], i, wide_dy, NULL));
+    if (i == 0) ck_same_bits("dbias alone", ck_read(rig, dbias[1]), ck_read(rig, dbias[0]), out);
   }
 }
 
@@ -493,13 +496,19 @@ START_TEST(messages_show_both_shapes) {
            EK_ERR_SHAPE, "gelu_linear_backward: pre is 3 x 4 but dy w is 3 x 5");
   ck_fails(ek_op_linear_gradients(s, c, 0, NULL, 0, a, b), EK_ERR_SHAPE,
            "linear_gradients: dy is 3 x 2 but x is 2 x 5");
-  ck_fails(ek_op_padded_linear(s, c, a, ck_poisoned(rig, CK_SHAPE(5, 2)), NULL), EK_ERR_SHAPE,
-           "padded_linear: y is 3 x 4 but x w^T is 3 x 5");
-  ck_fails(ek_op_padded_linear_backward(s, ck_poisoned(rig, CK_SHAPE(3, 2)), c,
-                                        ck_poisoned(rig, CK_SHAPE(5, 2))),
-           EK_ERR_SHAPE, "padded_linear_backward: dy is 3 x 4 but w is 5 x 2");
-  ck_fails(ek_op_padded_linear_gradients(s, ck_poisoned(rig, CK_SHAPE(5, 2)), 0, NULL, 0, c, a),
-           EK_ERR_SHAPE, "padded_linear_gradients: dw is 5 x 2 but dy^T x is 4 x 2");
+  ek_tensor *w = ck_poisoned(rig, CK_SHAPE(5, 2));
+  ck_fails(ek_op_linear(s, c, a, w, NULL), EK_ERR_SHAPE,
+           "linear: y is 3 x 4 but x w^T is 3 x 5");
+  ck_fails(ek_op_linear_gelu(s, ck_poisoned(rig, CK_SHAPE(3, 6)), NULL, a, w, NULL), EK_ERR_SHAPE,
+           "linear_gelu: y is 3 x 6 but x w^T is 3 x 5");
+  ck_fails(ek_op_linear_backward(s, ck_poisoned(rig, CK_SHAPE(3, 2)), c, w), EK_ERR_SHAPE,
+           "linear_backward: dy is 3 x 4 but w is 5 x 2");
+  ck_fails(ek_op_linear_gradients(s, w, 0, NULL, 0, c, a), EK_ERR_SHAPE,
+           "linear_gradients: dw is 5 x 2 but dy^T x is 4 x 2");
+  ck_fails(ek_op_linear_gradients(s, NULL, 0, ck_poisoned(rig, CK_SHAPE(5)), 0, c, NULL),
+           EK_ERR_SHAPE, "linear_gradients: dbias is 5 but dy is 3 x 4, which takes 4 elements");
+  ck_fails(ek_op_linear_gradients(s, NULL, 0, NULL, 0, c, a), EK_ERR_INVALID_ARGUMENT,
+           "linear_gradients: dbias is NULL");
   ck_rig_close(rig);
 }
 END_TEST

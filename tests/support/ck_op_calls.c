@@ -289,14 +289,11 @@ static ek_status call_linear_gradients(ek_stream *s, ek_tensor *const *t) {
   return ek_op_linear_gradients(s, t[0], 1.0, t[1], 1.0, t[2], t[3]);
 }
 
-static ek_status call_padded_linear(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_padded_linear(s, t[0], t[1], t[2], t[3]);
+static ek_status call_linear_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_linear_backward(s, t[0], t[1], t[2]);
 }
-static ek_status call_padded_backward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_padded_linear_backward(s, t[0], t[1], t[2]);
-}
-static ek_status call_padded_gradients(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_padded_linear_gradients(s, t[0], 1.0, t[1], 1.0, t[2], t[3]);
+static ek_status call_bias_gradient(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_linear_gradients(s, NULL, 0, t[0], 1.0, t[1], NULL);
 }
 
 const struct ck_operation ck_products_calls[CK_PRODUCTS_CALLS] = {
@@ -315,7 +312,7 @@ const struct ck_operation ck_products_calls[CK_PRODUCTS_CALLS] = {
     {"linear",
      call_linear,
      4,
-     {{.name = "y", .written = true, .rank = 3, .shape = {2, 3, 4}},
+     {{.name = "y", .any_shape = true, .written = true, .rank = 3, .shape = {2, 3, 4}},
       {.name = "x", .rank = 3, .shape = {2, 3, 5}},
       {.name = "w", .rank = 2, .shape = {4, 5}},
       {.name = "bias", .optional = true, .rank = 1, .shape = {4}}}},
@@ -338,28 +335,19 @@ const struct ck_operation ck_products_calls[CK_PRODUCTS_CALLS] = {
     {"linear_gradients",
      call_linear_gradients,
      4,
-     {{.name = "dw", .sum = true, .written = true, .rank = 2, .shape = {4, 5}},
+     {{.name = "dw", .sum = true, .written = true, .optional = true, .rank = 2, .shape = {4, 5}},
       {.name = "dbias", .sum = true, .written = true, .optional = true, .rank = 1, .shape = {4}},
-      {.name = "dy", .rank = 3, .shape = {2, 3, 4}},
+      {.name = "dy", .any_shape = true, .rank = 3, .shape = {2, 3, 4}},
       {.name = "x", .rank = 3, .shape = {2, 3, 5}}}},
-    {"padded_linear",
-     call_padded_linear,
-     4,
-     {{.name = "y", .any_shape = true, .written = true, .rank = 3, .shape = {2, 3, 4}},
-      {.name = "x", .rank = 3, .shape = {2, 3, 5}},
-      {.name = "w", .rank = 2, .shape = {4, 5}},
-      {.name = "bias", .optional = true, .rank = 1, .shape = {4}}}},
-    {"padded_linear_backward",
-     call_padded_backward,
+    {"linear_backward",
+     call_linear_backward,
      3,
      {{.name = "dx", .written = true, .rank = 3, .shape = {2, 3, 5}},
       {.name = "dy", .any_shape = true, .rank = 3, .shape = {2, 3, 4}},
       {.name = "w", .rank = 2, .shape = {4, 5}}}},
-    {"padded_linear_gradients",
-     call_padded_gradients,
-     4,
-     {{.name = "dw", .sum = true, .written = true, .rank = 2, .shape = {4, 5}},
-      {.name = "dbias", .sum = true, .written = true, .optional = true, .rank = 1, .shape = {4}},
-      {.name = "dy", .any_shape = true, .rank = 3, .shape = {2, 3, 4}},
-      {.name = "x", .rank = 3, .shape = {2, 3, 5}}}},
+    {"linear_gradients",
+     call_bias_gradient,
+     2,
+     {{.name = "dbias", .sum = true, .written = true, .rank = 1, .shape = {4}},
+      {.name = "dy", .any_shape = true, .rank = 3, .shape = {2, 3, 4}}}},
 };

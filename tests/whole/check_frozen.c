@@ -264,12 +264,114 @@ START_TEST(frozen_copies_are_on_all_devices) {
 }
 END_TEST
 
+/* ---- rows that are longer do the same work ---- */
+
+struct form {
+  bool padded, recompute;
+};
+
+static ek_status build_form(void *context, const ek_settings *settings, ek_module **module,
+                            ek_criterion **criterion) {
+  static const char *const names[] = {"1.weight", "1.bias"};
+  const struct form *form = context;
+  if (settings->fused_loss || settings->recompute.kind != EK_RECOMPUTE_NONE) {
+    return EK_ERR_UNSUPPORTED;
+  }
+  ek_module *parts[3] = {NULL}, *inner = NULL;
+  EK_TRY(ek_activation_create(&parts[0], EK_ACTIVATION_GELU));
+  EK_TRY(form->padded ? ek_linear_create_padded(&inner, 96, 80, true, ek_initializer_zeros(), 80)
+                      : ek_linear_create_with(&inner, 96, 80, true, ek_initializer_zeros()));
+  if (form->recompute) {
+    EK_TRY(ek_recompute_create(&parts[1], inner));
+    ek_module_free(inner);
+  } else {
+    parts[1] = inner;
+  }
+  EK_TRY(ek_linear_create(&parts[2], 80, 400, false));
+  EK_TRY(ek_sequential_create(&inner, parts, 3));
+  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
+  *module = form->recompute ? inner : ck_frozen_create(inner, names, 2, mask);
+  return ek_mean_squared_error_create(criterion, EK_REDUCTION_MEAN);
+}
+
+/* A padded linear whose rows are no longer than the dense one's has its operations and its memory:
+ * no result that is not read (recomputed), no x that a frozen weight does not need, no gradient of
+ * a frozen weight where the bias trains. */
+START_TEST(padded_linear_does_no_more_than_the_dense_one) {
+  enum { ROWS = 64 };
+  static const int64_t in[] = {ROWS, 96}, out[] = {ROWS, 400};
+  static float x[ROWS * 96], y[ROWS * 400];
+  ek_advice advice[2];
+  ek_tensor inputs, targets;
+  ck_ok(ek_tensor_host(&inputs, x, EK_F32, 2, in));
+  ck_ok(ek_tensor_host(&targets, y, EK_F32, 2, out));
+  mask = (unsigned)_i; /* 1: the weight is frozen, 2: the bias */
+  ek_advise_task task = EK_ADVISE_TASK_INIT;
+  task.build = build_form;
+  ck_ok(ek_sgd_create(&task.optimizer, NULL));
+  task.inputs = &inputs;
+  task.targets = &targets;
+  task.input_count = task.target_count = 1;
+  task.modes = UINT64_C(1) << EK_MODE_REPLICATED;
+  for (int k = 0; k < 2; k++) {
+    struct form form = {.padded = k == 1, .recompute = _i == 3};
+    size_t count = 0;
+    task.context = &form;
+    ck_ok(ek_advise(&advice[k], &count, 1, "plan:2", &task));
+    ck_assert_uint_eq(count, 1);
+  }
+  ck_assert_double_gt(advice[0].seconds, 0);
+  ck_assert_double_eq(advice[1].seconds, advice[0].seconds);
+  ck_assert_uint_eq(advice[1].peak_bytes, advice[0].peak_bytes);
+  ek_optimizer_free(task.optimizer);
+}
+END_TEST
+
+/* Bytes that a pass holds between forward and backward when the caller has freed x and y. */
+static uint64_t held_by_pass(bool padded) {
+  static const char *const names[] = {"weight", "bias"};
+  const int64_t shape[] = {64, 96};
+  ek_module *linear = NULL;
+  ck_ok(padded ? ek_linear_create_padded(&linear, 96, 80, true, ek_initializer_zeros(), 88)
+               : ek_linear_create(&linear, 96, 80, true));
+  ek_module *module = ck_frozen_create(linear, names, 2, mask);
+  ek_group *group = ck_open_exactly("plan:1", 1);
+  ek_device *device = ek_group_device(group, 0);
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor x = {0}, y = {0};
+  ek_memory_usage before, after;
+  ck_ok(ek_replica_open(&replica, device, module, NULL));
+  ck_ok(ek_memory_stats(&before, device));
+  ck_ok(ek_tensor_create(&x, device, EK_MEMORY_ACTIVATIONS, EK_F32, 2, shape));
+  ck_ok(ek_pass_open(&pass, replica, NULL));
+  ck_ok(ek_pass_run_forward(&y, pass, &x));
+  ek_tensor_free(&x);
+  ek_tensor_free(&y);
+  ck_ok(ek_memory_stats(&after, device));
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+  ck_ok(ek_group_free(group));
+  ek_module_free(module);
+  return after.current_bytes - before.current_bytes;
+}
+
+START_TEST(padded_linear_keeps_no_input_of_a_frozen_weight) {
+  const uint64_t x = 64 * 96 * sizeof(float);
+  mask = (unsigned)_i; /* 1: the weight is frozen, 2: the bias */
+  ck_assert_uint_eq(held_by_pass(true), held_by_pass(false));
+  ck_assert_uint_eq(held_by_pass(true), _i % 2 == 0 ? x : 0);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("frozen");
   TCase *tcase = ck_case(suite, "frozen");
   tcase_add_loop_test(tcase, layers_leave_out_what_is_frozen, 0, 1 << PAIR);
   tcase_add_loop_test(tcase, layers_are_right_beside_what_is_frozen, 0, 4 * 4);
   tcase_add_loop_test(tcase, frozen_layers_in_every_placement, 0, 2 * CK_PLACEMENTS);
+  tcase_add_loop_test(tcase, padded_linear_does_no_more_than_the_dense_one, 0, 4);
+  tcase_add_loop_test(tcase, padded_linear_keeps_no_input_of_a_frozen_weight, 0, 4);
   if (ck_has_halves()) {
     tcase_add_loop_test(tcase, frozen_copies_are_on_all_devices, 0, CK_PLACEMENTS);
   }
