@@ -160,9 +160,12 @@ static ek_status swap_messages(struct ek__world *world, const struct message *mi
   for (size_t round = 0; round < world->exchange.processes; round++) {
     const size_t peer = ek__world_peer(world, round);
     if (peer == world->exchange.process) continue;
+    world->heard[peer] = (struct message){0};
     const ek_status swapped = swap(world, peer, &message, sizeof message, &world->heard[peer],
                                    sizeof world->heard[peer], world->limit);
     if (swapped == EK_OK || status != EK_OK) continue;
+    /* A process that failed and went on to end has said why. */
+    if (world->heard[peer].magic == MAGIC && world->heard[peer].kind == FAILURE) continue;
     status = swapped;
     (void)snprintf(lost, sizeof lost, "%s", ek_error_message());
     make_failure(&message, world, status);

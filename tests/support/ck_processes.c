@@ -55,21 +55,20 @@ static ek_status swap(void *context, size_t peer, const void *out, size_t out_by
   size_t sent = 0, got = 0;
   double until = now() + seconds;
   struct pollfd wait = {.fd = process->sockets[peer]};
+  bool gone = false; /* what it has sent before is still there */
   while (sent < out_bytes || got < in_bytes) {
     const size_t before = sent + got;
-    wait.events = (short)((sent < out_bytes ? POLLOUT : 0) | (got < in_bytes ? POLLIN : 0));
+    const bool sends = sent < out_bytes && !gone;
+    wait.events = (short)((sends ? POLLOUT : 0) | (got < in_bytes ? POLLIN : 0));
     if (poll(&wait, 1, 100) < 0 && errno != EINTR) return ek_error_set(EK_ERR_IO, "poll");
-    if (sent < out_bytes && (wait.revents & POLLOUT) != 0 &&
-        !send_some(wait.fd, out, out_bytes, &sent)) {
-      return ek_error_set(EK_ERR_UNAVAILABLE, "it has gone");
+    if (sends && (wait.revents & (POLLOUT | POLLERR | POLLHUP)) != 0) {
+      gone = !send_some(wait.fd, out, out_bytes, &sent);
     }
     if (got < in_bytes && (wait.revents & (POLLIN | POLLHUP | POLLERR)) != 0 &&
         !receive_some(wait.fd, in, in_bytes, &got)) {
       return ek_error_set(EK_ERR_UNAVAILABLE, "it has gone");
     }
-    if (sent < out_bytes && (wait.revents & (POLLERR | POLLHUP)) != 0) {
-      return ek_error_set(EK_ERR_UNAVAILABLE, "it has gone");
-    }
+    if (gone && got == in_bytes) return ek_error_set(EK_ERR_UNAVAILABLE, "it has gone");
     if (sent + got > before) until = now() + seconds;
     if (now() > until) return ek_error_set(EK_ERR_UNAVAILABLE, "nothing for %g seconds", seconds);
   }
