@@ -1,18 +1,18 @@
 /*
  * tree_sums.c - the gradients of a reproducible model, added along the tree (tree.h).
  *
- * Whole gradients. Each grain writes its gradients to a flat buffer of its own: the first that holds
- * no block of the tree. Buffer number 0 is the replica's own; while a grain uses another one, that
- * takes the place of the replica's. After its last grain a rank has a few blocks. The communicator
- * adds in the order of ranks, or in an order of its own, so its sums are of no use here. Instead the
- * blocks of all ranks are gathered, a chunk of the flat gradients at a time, and the rank that owns
- * a part of the sum adds them up in the order of the tree. Gathering changes no bit on any
+ * Whole gradients. Each grain writes its gradients to a flat buffer of its own: the first that
+ * holds no block of the tree. Buffer number 0 is the replica's own; while a grain uses another one,
+ * that takes the place of the replica's. After its last grain a rank has a few blocks. The
+ * communicator adds in the order of ranks, or in an order of its own, so its sums are of no use
+ * here. Instead the blocks of all ranks are gathered, a chunk of the flat gradients at a time, and
+ * the rank that owns a part of the sum adds them up in the order of the tree. Gathering changes no bit on any
  * communicator, but moves the gradients once for each block instead of twice. Each micro-batch is
  * summed over the ranks and then added to the earlier ones of its step.
  *
  * Shares of gradients. No rank has memory for all gradients of a grain. All ranks run their grains
- * in rounds, so the leaves that a round has for a bucket are complete on all ranks at the same time.
- * They are gathered, a chunk at a time. Each rank adds its own share of each leaf to the blocks of
+ * in rounds, so the leaves of a bucket in a round are complete on all ranks at the same time. They
+ * are gathered, a chunk at a time. Each rank adds its own share of each leaf to the blocks of
  * the rank that the leaf comes from: it runs one binary counter for each rank, on a part of the
  * elements. With N ranks of g grains each that takes shares of at most N log2(g) blocks, as much as
  * log2(g) whole gradients. In the last round the blocks of all ranks are complete and are added up
