@@ -50,7 +50,8 @@ function(evenkeel_library_flags target)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON C_VISIBILITY_PRESET hidden
                                              CXX_VISIBILITY_PRESET hidden)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include"
-                                               "${PROJECT_SOURCE_DIR}/src")
+                                               "${PROJECT_SOURCE_DIR}/src"
+                             "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${target} PRIVATE Threads::Threads)
   if(NOT EVENKEEL_SANITIZE)
     # A program may call the library on a small stack; large tiles lie in scratch (cpu/team.h).

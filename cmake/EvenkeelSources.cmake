@@ -16,7 +16,8 @@ set(EVENKEEL_LAYERS
     src/io
     criterion
     src/model
-    parallel)
+    parallel
+    training)
 
 set(EVENKEEL_SOURCES "")
 foreach(layer IN LISTS EVENKEEL_LAYERS)

@@ -35,7 +35,7 @@
 #include "io/file.h"
 #include "io/write_behind.h"
 #include "io/writer.h"
-#include "optimizer_internal.h"
+#include "parallel/optimizer_internal.h"
 
 /* A piece is an eighth of the file, within these bounds: small files, too, are written by
  * several. */

@@ -17,9 +17,9 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "core/owner.h"
-#include "criterion_internal.h"
+#include "parallel/criterion_internal.h"
 #include "device/device_internal.h"
-#include "micro_batches.h"
+#include "parallel/micro_batches.h"
 
 struct ek_trainer {
   struct ek__owner owner;

@@ -19,7 +19,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "core/sizes.h"
-#include "parallel_internal.h"
+#include "parallel/parallel_internal.h"
 #include "weights_config.h"
 
 static const char memory_of[] = "a model's weights";

@@ -1,14 +1,14 @@
 /*
  * advise_plan.c - plans a training step with given settings: its peak, and the time it would take.
  *
- * A trainer is opened on devices that count, and two steps are taken as it would take them; the
- * second meets what the first has left behind, and each after it what the second has. Of many
+ * A trainer is opened on devices that count, and takes two steps; the second meets what the first
+ * has left, and each later one what the second has left. Of many
  * micro-batches of one size three are planned, the first, one for all in the middle, and the last:
  * those in the middle find the same memory and leave the same.
  *
- * Between the calls of the second step all devices wait for each other. So its time is a sum over
- * the calls, each as long as the device with most work, or as all of them one after the other on
- * the processors that there are.
+ * After each micro-batch of the second step, and after the update, all devices wait for each other.
+ * So its time is a sum over these, each as long as the device with the most work takes, or as all
+ * devices take one after the other on the processors that there are.
  */
 #include "advise_internal.h"
 
@@ -18,8 +18,8 @@
 #include "core/error.h"
 #include "device/arena.h"
 #include "device/free_tree.h"
-#include "micro_batches.h"
-#include "parallel_internal.h"
+#include "parallel/micro_batches.h"
+#include "parallel/parallel_internal.h"
 
 enum { PLANNED_STEPS = 2, PLANNED_PARTS = 3 };
 
@@ -33,8 +33,6 @@ struct planning {
   struct overflow_listener listener;
   const struct ek__advise_place *place;
   ek_trainer *trainer;
-  size_t output_count;
-  ek_shards outputs[EK_MAX_TENSORS]; /* of the running step, else zeros */
   struct ek__batch batch;
   double *own;    /* of each */
   double seconds; /* of the step so far */
@@ -70,26 +68,14 @@ static void take_lap(struct planning *p, double times) {
 
 /* ---- steps ---- */
 
-static void free_outputs(struct planning *p) {
-  for (size_t i = 0; i < p->output_count; i++) ek_shards_free(&p->outputs[i]);
-}
-
-/* A part of the batch, which stands for `times` like it; more: others follow. */
+/* A part of the batch as the trainer takes it, which stands for `times` like it; more: others
+ * follow. */
 static ek_status plan_part(struct planning *p, const struct ek__batch *batch, double times,
                            bool more) {
-  ek_data_parallel_model *model = ek_trainer_model(p->trainer);
-  ek_data_parallel_criterion *criterion = ek_trainer_criterion(p->trainer);
-  ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
-  options.accumulate = more;
-  EK_TRY(
-      ek_data_parallel_model_forward(p->outputs, model, batch->inputs, batch->input_count, NULL));
+  const ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
+  EK_TRY(ek__batch_run(ek_trainer_model(p->trainer), ek_trainer_criterion(p->trainer), batch,
+                       &options, more));
   take_lap(p, times);
-  EK_TRY(ek_data_parallel_criterion_forward(criterion, p->outputs, p->output_count, batch->targets,
-                                            batch->target_count));
-  take_lap(p, times);
-  EK_TRY(ek_data_parallel_criterion_backward(criterion, model, &options));
-  take_lap(p, times);
-  if (more) free_outputs(p);
   return EK_OK;
 }
 
@@ -117,7 +103,6 @@ static ek_status plan_step(struct planning *p, int64_t micro_batches) {
   }
   EK_TRY(ek_data_parallel_optimizer_step(NULL, ek_trainer_optimizer(p->trainer)));
   take_lap(p, 1);
-  free_outputs(p);
   return EK_OK;
 }
 
@@ -220,7 +205,6 @@ static ek_status take_steps(struct planning *p, const ek_advise_task *task,
               "ek_advise: %s has %zu outputs", module->ops->kind, module->outputs);
   EK_TRY(open_trainer(p, task, settings, module, criterion));
   listen(p);
-  p->output_count = module->outputs;
   p->batch =
       ek__batch_for(all, module,
                     &(struct ek__batch){task->inputs, task->targets, task->input_count,
@@ -234,7 +218,6 @@ static ek_status take_steps(struct planning *p, const ek_advise_task *task,
 
 /* Frees what there is; the message of a failure stays. */
 static void close_planning(struct planning *p) {
-  free_outputs(p);
   (void)ek_trainer_free(p->trainer);
   ek__free(p->own);
 }

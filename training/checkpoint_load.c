@@ -23,7 +23,7 @@
 #include "core/error.h"
 #include "core/sizes.h"
 #include "io/file.h"
-#include "optimizer_internal.h"
+#include "parallel/optimizer_internal.h"
 
 /* ---- what a file says of itself ---- */
 

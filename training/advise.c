@@ -21,7 +21,7 @@
 #include "core/options.h"
 #include "core/sizes.h"
 #include "device/device_internal.h"
-#include "micro_batches.h"
+#include "parallel/micro_batches.h"
 #include "module/composite.h"
 
 /* ---- devices ---- */
