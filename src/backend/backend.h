@@ -330,6 +330,16 @@ struct ek__collective {
   uint64_t about;         /* what is gathered, if that is said; the same on all devices */
 };
 
+/* Where a group's devices are among the ranks of all processes, and how these agree on something
+ * before they can reach each other. */
+struct ek__members {
+  size_t first_rank, world;
+  /* NULL: there is one process. Every process gets the bytes of the one that has rank 0. Called in
+   * the same order in all of them, on no worker. */
+  ek_status (*share)(void *context, void *bytes, size_t count);
+  void *context;
+};
+
 /*
  * Collectives of a backend's own, over all devices of one group. host_communicator.c sees to it
  * that every device means the same collective, in the same order, before the first of them runs it.
@@ -383,7 +393,7 @@ struct ek__backend {
   /* (optional: nothing is shared) what the devices of one group share; `device_open` makes *native
    * of one device, which ek__device_native() then gives. Closed in the opposite order. */
   ek_status (*group_open)(void **native, const struct ek__device_spec *spec,
-                          const ek_group_options *options);
+                          const ek_group_options *options, const struct ek__members *members);
   void (*group_close)(void *native);
   ek_status (*device_open)(void **native, void *group, size_t index);
   void (*device_close)(void *native);

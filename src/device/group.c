@@ -257,6 +257,10 @@ static void destroy(ek_group *group) {
   ek__free(group);
 }
 
+static ek_status share(void *world, void *bytes, size_t count) {
+  return ek__world_share(world, bytes, count);
+}
+
 static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
                             const ek_group_options *options) {
   const struct ek__backend *backend = group->backend;
@@ -269,7 +273,11 @@ static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
   group->deterministic = options->deterministic;
   EK_TRY(take_ranks(group, options));
   EK_TRY(threads_for(&threads, backend, spec->count, options));
-  if (backend->group_open != NULL) EK_TRY(backend->group_open(&group->native, spec, options));
+  const struct ek__members members = {group->first_rank, group->world_size,
+                                      group->world == NULL ? NULL : share, group->world};
+  if (backend->group_open != NULL) {
+    EK_TRY(backend->group_open(&group->native, spec, options, &members));
+  }
   for (size_t i = 0; i < group->count; i++) {
     EK_TRY(ek__device_open(&group->workers[i].device, group, group->native, backend, spec, i,
                            threads, options->deterministic));

@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include <evenkeel/elementwise.h>
 #include <evenkeel/products.h>
 
+#include "ck_processes.h"
 #include "cuda_runtime_api.h"
 #include "cuemu.h"
 #include "ek_check.h"
@@ -324,11 +326,114 @@ START_TEST(who_does_not_come_is_given_up) {
 }
 END_TEST
 
+/* ---- a group for each of two processes ---- */
+
+/* The emulated NCCL is one process's, so each "process" is a thread. It records, and does not
+ * assert. */
+struct half {
+  pthread_t thread;
+  struct ck_process process;
+  ek_group *group;
+  ek_communicator *communicator;
+  ek_tensor tensor;
+  size_t first_rank;
+  float sums[COUNT], taken[COUNT];
+  ek_status status;
+  char name[16], message[512];
+};
+
+static const int64_t thirds[] = {0, COUNT / 3, COUNT};
+
+static ek_status add_with_other(void *context, ek_device *device, size_t index) {
+  struct half *half = context;
+  ek_communicator *c = half->communicator;
+  ek_tensor *tensor = &half->tensor;
+  (void)index;
+  EK_TRY(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), tensor,
+                    1 + (double)half->process.number));
+  EK_TRY(ek_communicator_reduce_scatter(c, device, tensor, thirds));
+  EK_TRY(ek_communicator_all_gather(c, device, tensor, thirds));
+  EK_TRY(ek_communicator_all_reduce(c, device, tensor));
+  return ek_communicator_wait(c, device);
+}
+
+static ek_status take_from_other(void *context, ek_device *device, size_t index) {
+  struct half *half = context;
+  (void)index;
+  EK_TRY(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &half->tensor,
+                    (double)half->process.number));
+  EK_TRY(ek_communicator_broadcast(half->communicator, device, &half->tensor, 1));
+  return ek_communicator_wait(half->communicator, device);
+}
+
+static ek_status run_and_read(struct half *half, ek_apply_function function, float *values) {
+  ek_tensor host;
+  EK_TRY(ek_group_apply(half->group, function, half));
+  EK_TRY(ek_tensor_host(&host, values, EK_F32, 1, (int64_t[]){COUNT}));
+  return ek_tensor_copy(&host, &half->tensor);
+}
+
+static ek_status run_half(struct half *half) {
+  const ek_exchange exchange = ck_process_exchange(&half->process);
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.exchange = &exchange;
+  options.world_size = 2;
+  options.first_rank = half->process.number;
+  options.time_limit = 60;
+  EK_TRY(ek_group_open(&half->group, half->process.number == 0 ? "cuda:0@48MiB" : "cuda:1@48MiB",
+                       &options));
+  EK_TRY(ek_communicator_open(&half->communicator, half->group));
+  half->first_rank = ek_communicator_first_rank(half->communicator);
+  (void)snprintf(half->name, sizeof half->name, "%s", ek_communicator_name(half->communicator));
+  EK_TRY(ek_tensor_create(&half->tensor, ek_group_device(half->group, 0), EK_MEMORY_INPUTS, EK_F32,
+                          1, (int64_t[]){COUNT}));
+  EK_TRY(run_and_read(half, add_with_other, half->sums));
+  return run_and_read(half, take_from_other, half->taken);
+}
+
+static void *half_main(void *argument) {
+  struct half *half = argument;
+  half->status = run_half(half);
+  if (half->status != EK_OK) {
+    (void)snprintf(half->message, sizeof half->message, "%s", ek_error_message());
+  }
+  ek_tensor_free(&half->tensor);
+  ek_communicator_free(half->communicator);
+  const ek_status freed = ek_group_free(half->group);
+  if (half->status == EK_OK) half->status = freed;
+  return NULL;
+}
+
+/* NCCL's ranks are those of the world: the second group has one device, with the rank 1. */
+START_TEST(groups_of_two_processes_meet) {
+  struct half halves[2] = {{.process = {.number = 0}}, {.process = {.number = 1}}};
+  int pair[2];
+  ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+  for (size_t k = 0; k < 2; k++) {
+    halves[k].process.count = 2;
+    halves[k].process.sockets[1 - k] = pair[k];
+    ck_assert_int_eq(pthread_create(&halves[k].thread, NULL, half_main, &halves[k]), 0);
+  }
+  for (size_t k = 0; k < 2; k++) pthread_join(halves[k].thread, NULL);
+  for (size_t k = 0; k < 2; k++) {
+    (void)close(pair[k]);
+    ck_assert_msg(halves[k].status == EK_OK, "%s", halves[k].message);
+    ck_assert_str_eq(halves[k].name, "nccl");
+    ck_assert_uint_eq(halves[k].first_rank, k);
+    for (int i = 0; i < COUNT; i++) {
+      ck_assert_float_eq(halves[k].sums[i], 6); /* 1 + 2 in each, twice */
+      ck_assert_float_eq(halves[k].taken[i], 1);
+    }
+  }
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("cuda clique");
   TCase *threads = ck_case(suite, "threads");
   tcase_add_test(threads, one_thread_in_a_communicator);
   tcase_add_test(threads, loading_waits_for_no_peer);
+  tcase_add_test(threads, groups_of_two_processes_meet);
   tcase_add_loop_test(threads, a_stuck_worker_comes_back, 0, 2);
   tcase_add_loop_test(threads, who_does_not_come_is_given_up, CROSSED, ONE_LEAVES + 1);
   return suite;

@@ -184,7 +184,8 @@ static ek_status join_rank(struct ek__cuda_clique *clique, size_t rank, const vo
   memcpy(&id, context, sizeof id);
   pthread_mutex_lock(&member->mutex);
   const ncclResult_t result = ek__nccl.CommInitRankConfig(
-      &member->communicator, (int)clique->group->count, id, (int)rank, &config);
+      &member->communicator, (int)clique->group->members.world, id,
+      (int)(clique->group->members.first_rank + rank), &config);
   pthread_mutex_unlock(&member->mutex);
   return ek__cuda_clique_settle(clique, rank, result, "ncclCommInitRankConfig");
 }
@@ -238,16 +239,26 @@ void ek__cuda_clique_abort(struct ek__cuda_clique *clique) {
   for (size_t i = 0; i < started; i++) pthread_join(jobs[i].thread, NULL);
 }
 
+/* The process with rank 0 makes it. All get an error if it could not. */
+static ek_status make_id(ncclUniqueId *id, const struct ek__members *members) {
+  struct {
+    ncclUniqueId id;
+    int32_t result;
+  } made = {.result = (int32_t)ncclSuccess};
+  if (members->first_rank == 0) made.result = (int32_t)ek__nccl.GetUniqueId(&made.id);
+  if (members->share != NULL) EK_TRY(members->share(members->context, &made, sizeof made));
+  *id = made.id;
+  if (made.result == (int32_t)ncclSuccess) return EK_OK;
+  return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "cuda: ncclGetUniqueId: NCCL: %s",
+                                  ek__nccl.GetErrorString((ncclResult_t)made.result));
+}
+
 static ek_status join_all(struct ek__cuda_clique *clique) {
   ncclUniqueId id;
   atomic_store(&clique->aborted, false);
   atomic_store(&clique->failed, false);
   for (size_t i = 0; i < clique->group->count; i++) atomic_store(&clique->members[i].queued, 0);
-  const ncclResult_t result = ek__nccl.GetUniqueId(&id);
-  if (result != ncclSuccess) {
-    return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "cuda: ncclGetUniqueId: NCCL: %s",
-                                    ek__nccl.GetErrorString(result));
-  }
+  EK_TRY(make_id(&id, &clique->group->members));
   const ek_status status = ek__cuda_on_all_ranks(clique, join_rank, &id);
   if (status != EK_OK) {
     char message[512];
@@ -301,7 +312,9 @@ ek_status ek__cuda_clique_open(struct ek__cuda_clique **opened, struct ek__cuda_
 
 /* Whether collectives of some ranks wait for others that were never queued or will never end. */
 static bool torn(struct ek__cuda_clique *clique) {
-  if (clique->broken || ek__cuda_check_gpus(clique->group) != EK_OK) return true;
+  /* What the members of other processes have queued is not known. */
+  const bool several = clique->group->members.share != NULL && atomic_load(&clique->aborted);
+  if (several || clique->broken || ek__cuda_check_gpus(clique->group) != EK_OK) return true;
   for (size_t i = 0; i < clique->group->count; i++) {
     if (clique->members[i].communicator == NULL) return true;
     if (clique->members[i].queued != clique->members[0].queued) return true;

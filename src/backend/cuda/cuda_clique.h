@@ -30,7 +30,7 @@ struct ek__cuda_clique {
   bool broken;        /* the last renewal failed */
   uint64_t seen;      /* cuda_watch.c: collectives queued when it looked last, and since when */
   double since;
-  struct ek__cuda_member members[]; /* by rank */
+  struct ek__cuda_member members[]; /* by device: of the group's first rank, and so on */
 };
 
 static inline const struct ek__cuda_device *ek__cuda_clique_device(

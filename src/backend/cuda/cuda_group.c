@@ -72,9 +72,23 @@ static ek_status check_fixed_nccl(void) {
   return EK_OK;
 }
 
+/* Between processes it is NCCL or nothing. */
+static ek_status choose_between_processes(struct ek__cuda_group *group) {
+  const bool distinct = group->gpu_count == group->count;
+  const char *missing = distinct ? ek__cuda_nccl_missing() : "NCCL takes each GPU only once";
+  if (missing != NULL) {
+    return ek__cuda_host->error_set(
+        EK_ERR_UNSUPPORTED, "cuda: devices of several processes need NCCL, each on its own GPU: %s",
+        missing);
+  }
+  group->nccl = true;
+  return group->options.deterministic ? check_fixed_nccl() : EK_OK;
+}
+
 /* NCCL takes a GPU once; else, and for a fixed order of sums, the devices read each other's memory.
  */
 static ek_status choose_communicator(struct ek__cuda_group *group) {
+  if (group->members.share != NULL) return choose_between_processes(group);
   if (group->gpu_count == 1) return EK_OK;
   bool peers = false;
   EK_TRY(ek__cuda_peers_check(&peers, group));
@@ -123,12 +137,13 @@ static ek_status prepare(struct ek__cuda_group *group, uint64_t capacity) {
 }
 
 ek_status ek__cuda_group_open(void **native, const struct ek__device_spec *spec,
-                              const ek_group_options *options) {
+                              const ek_group_options *options, const struct ek__members *members) {
   const size_t each = sizeof(struct ek__cuda_device) + sizeof(struct ek__cuda_gpu);
   struct ek__cuda_group *group = ek__cuda_new(sizeof *group + spec->count * each, "a group");
   if (group == NULL) return EK_ERR_OUT_OF_MEMORY;
   group->gpus = (struct ek__cuda_gpu *)(void *)(group->devices + spec->count);
   group->options = *options;
+  group->members = *members;
   group->time_limit = options->time_limit;
   if (pthread_mutex_init(&group->failure_mutex, NULL) != 0) {
     ek__cuda_host->free(group);

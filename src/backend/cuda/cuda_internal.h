@@ -110,6 +110,7 @@ struct ek__cuda_group {
   size_t count, gpu_count;
   struct ek__cuda_gpu *gpus; /* behind the devices */
   ek_group_options options;
+  struct ek__members members;
   double time_limit; /* seconds */
   bool nccl;         /* collectives go through NCCL, else over everybody's memory */
   /* A wait that took too long: work is stuck on a stream, and nothing more is waited for until NCCL
@@ -163,7 +164,7 @@ ek_status ek__cuda_resolve(struct ek__device_spec *spec);
 /* ---- cuda_group.c, cuda_device.c: opening and closing ---- */
 
 ek_status ek__cuda_group_open(void **native, const struct ek__device_spec *spec,
-                              const ek_group_options *options);
+                              const ek_group_options *options, const struct ek__members *members);
 void ek__cuda_group_close(void *native);
 /* Everything of a device but its memory. */
 ek_status ek__cuda_device_prepare(struct ek__cuda_device *device);

@@ -54,8 +54,9 @@ static const struct ek__link *link_for(void *raw) {
     return ek__cuda_leave(before, ek__cuda_##slot arguments);                                      \
   }
 VISIT(group_open,
-      (void **native, const struct ek__device_spec *spec, const ek_group_options *options),
-      (native, spec, options))
+      (void **native, const struct ek__device_spec *spec, const ek_group_options *options,
+       const struct ek__members *members),
+      (native, spec, options, members))
 VISIT(memory_outside, (ek_memory_outside * outside, const ek_device *device), (outside, device))
 VISIT(stream_synchronize, (ek_stream * stream), (stream))
 VISIT(event_open, (void **native, ek_device *device), (native, device))

@@ -97,8 +97,8 @@ static struct call call_of(const struct ek__cuda_clique *clique, size_t rank,
   const size_t element = ek__type_size(what->type);
   const bool sums = what->type != EK_I32 && what->type != EK_I64;
   return (struct call){
-      .rank = rank,
-      .ranks = clique->group->count,
+      .rank = clique->group->members.first_rank + rank,
+      .ranks = clique->group->members.world,
       .stream = ek__cuda_clique_device(clique, rank)->streams[EK_STREAM_COMMUNICATION].handle,
       .what = what,
       .type = sums ? types[what->type] : ncclUint8,
@@ -158,7 +158,7 @@ static ek_status clique_run(void *self, ek_device *raw, const struct ek__collect
 static ek_status warm_collective(struct ek__cuda_clique *clique, size_t rank,
                                  enum ek__collective_kind kind, ek_type type, int64_t part,
                                  int64_t *offsets) {
-  const int64_t ranks = (int64_t)clique->group->count;
+  const int64_t ranks = (int64_t)clique->group->members.world;
   for (int64_t k = 0; k <= ranks; k++) offsets[k] = k * part;
   const struct ek__collective collective = {
       .kind = kind,
@@ -174,7 +174,7 @@ static ek_status warm_collective(struct ek__cuda_clique *clique, size_t rank,
  * only all-reduced. */
 static ek_status warm_rank(struct ek__cuda_clique *clique, size_t rank, const void *context) {
   static const ek_type types[] = {EK_F32, EK_BF16, EK_F16, EK_F64};
-  const int64_t ranks = (int64_t)clique->group->count;
+  const int64_t ranks = (int64_t)clique->group->members.world;
   int64_t *offsets = ek__cuda_new(((size_t)ranks + 1) * sizeof *offsets, "NCCL");
   if (offsets == NULL) return EK_ERR_OUT_OF_MEMORY;
   ek_status status = EK_OK;

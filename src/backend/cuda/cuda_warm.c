@@ -414,11 +414,13 @@ ek_status ek__cuda_warm(struct ek__cuda_group *group) {
 }
 
 ek_status ek__cuda_warm_link(struct ek__cuda_group *group) {
+  /* Nothing of this process may wait for other processes with its lock. */
+  const bool alone = group->members.share == NULL;
   ek_status status = EK_OK;
   if (group->nccl) {
-    pthread_mutex_lock(&known_mutex);
+    if (alone) pthread_mutex_lock(&known_mutex);
     status = warm_communicator(group);
-    pthread_mutex_unlock(&known_mutex);
+    if (alone) pthread_mutex_unlock(&known_mutex);
   }
   /* Where it failed, work may be stuck: the closing of the group waits for that first. */
   if (status != EK_OK) return status;
