@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # check_slots.sh TREE CC STATIC_LIBRARY [LIBRARY...]: a kernel that a backend has not does not build.
 #
-# EK__KERNEL_LIST in src/backend/backend.h makes the slots, the prototypes and the tables. Here it
-# gets a row too many, which the CPU backend cannot fill, and loses one, which an operation calls; and
-# the CPU backend's table loses a slot that EK__BACKEND_REQUIRED takes. As a control both as they are
+# EK__KERNEL_LIST in src/backend/kernels.h makes the slots, the prototypes and the tables. Here it
+# gets a row too many, which the CPU backend cannot fill, and loses one, which an operation calls;
+# and the CPU backend's table loses a slot that EK__BACKEND_REQUIRED takes. As a control both as they are
 # compile and link in the same way.
 set -euo pipefail
 
@@ -18,11 +18,11 @@ complain() {
   failed=1
 }
 
-# build LIST TABLE: the CPU backend's table and an operation over backend.h, each changed by a script
+# build LIST TABLE: the CPU backend's table and an operation over kernels.h, each changed by a script
 # for sed, and linked with the library; the compiler's words are in $work/words.
 build() {
   mkdir -p "$work/backend"
-  sed -E "$1" "$tree/src/backend/backend.h" > "$work/backend/backend.h"
+  sed -E "$1" "$tree/src/backend/kernels.h" > "$work/backend/kernels.h"
   sed -E "$2" "$tree/src/backend/cpu/cpu_backend.c" > "$work/table.c"
   local flags=(-std=c11 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE -fPIC -I "$work" -I "$tree/src"
                -I "$tree/include")
@@ -40,14 +40,14 @@ if ! build '' ''; then
   complain 'the list as it is does not build'
 fi
 
-if build 's/^  KERNEL\(add, /  KERNEL(forgotten, EK__ARGS(elementwise))&/' ''; then
+if build 's/^  ROW\(add, /  ROW(forgotten, elementwise, OWN)&/' ''; then
   complain 'a slot that no backend fills builds'
 elif ! grep -q 'ek__cpu_forgotten' "$work/words"; then
   cat "$work/words" >&2
   complain 'it is not the forgotten kernel that is missed'
 fi
 
-if build '/^  KERNEL\(activation_forward, /d' ''; then
+if build '/^  ROW\(activation_forward, /d' ''; then
   complain 'an operation without its slot builds'
 elif ! grep -q 'activation_forward' "$work/words"; then
   cat "$work/words" >&2

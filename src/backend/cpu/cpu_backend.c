@@ -14,8 +14,8 @@
 #include "core/error.h"
 
 static const struct ek__kernels kernels = {
-#define ENTRY(name, arguments) .name = ek__cpu_##name,
-    EK__KERNEL_LIST(ENTRY, EK__CPU_NOTHING)};
+#define ENTRY(name, ...) .name = ek__cpu_##name,
+    EK__SLOT_LIST(ENTRY, EK__CPU_NOTHING, ENTRY)};
 
 /* ---- streams ---- */
 

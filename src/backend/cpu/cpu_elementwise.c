@@ -78,22 +78,21 @@ ek_status ek__cpu_convert(ek_stream *stream, const struct ek__convert_args *args
 
 /* ---- elements and rows ---- */
 
-EK__CPU_RANGE(fill, elementwise, EK_OK, args->count, EK__CPU_LEAST)
-EK__CPU_RANGE(add, elementwise, EK_OK, args->count, EK__CPU_LEAST)
-EK__CPU_RANGE(scale, elementwise, EK_OK, args->count, EK__CPU_LEAST)
+/* The kernels whose row in kernels.h says how they are cut. */
+#define CUT_COUNT(name, kind) EK__CPU_RANGE(name, kind, EK_OK, args->count, EK__CPU_LEAST)
+#define CUT_ELEMENTS(name, kind)                                                                   \
+  EK__CPU_RANGE(name, kind, EK_OK, args->rows *args->columns, EK__CPU_LEAST)
+#define CUT_ROWS(name, kind)                                                                       \
+  EK__CPU_RANGE(name, kind, EK_OK, args->rows, ek__cpu_least_rows(args->columns))
+#define CUT_OWN(name, kind)
+#define CUT(name, kind, cut) CUT_##cut(name, kind)
+EK__RANGE_LIST(CUT)
+
 EK__CPU_RANGE(binary, binary, EK_OK,
               args->spread == EK__SPREAD_NONE ? args->rows * args->columns : args->rows,
               args->spread == EK__SPREAD_NONE ? EK__CPU_LEAST : ek__cpu_least_rows(args->columns))
-EK__CPU_RANGE(unary, unary, EK_OK, args->count, EK__CPU_LEAST)
-EK__CPU_RANGE(row_sum, row, EK_OK, args->rows, ek__cpu_least_rows(args->columns))
-EK__CPU_RANGE(softmax_forward, row, EK_OK, args->rows, ek__cpu_least_rows(args->columns))
-EK__CPU_RANGE(softmax_backward, row, EK_OK, args->rows, ek__cpu_least_rows(args->columns))
-EK__CPU_RANGE(add_bias, matrix, EK_OK, args->rows, ek__cpu_least_rows(args->columns))
 EK__CPU_RANGE(column_sum, matrix, EK_OK, args->columns, ek__cpu_least_columns(args->rows))
 EK__CPU_RANGE(activation_forward, activation, EK_OK,
               args->bias ? args->rows : args->rows * args->columns,
               args->bias ? ek__cpu_least_rows(args->columns) : EK__CPU_LEAST)
-EK__CPU_RANGE(activation_backward, activation, EK_OK, args->rows * args->columns, EK__CPU_LEAST)
-EK__CPU_RANGE(gate_forward, activation, EK_OK, args->rows * args->columns, EK__CPU_LEAST)
-EK__CPU_RANGE(gate_backward, activation, EK_OK, args->rows * args->columns, EK__CPU_LEAST)
 EK__CPU_RANGE(dropout, dropout, EK_OK, args->samples * args->per_sample, EK__CPU_LEAST)

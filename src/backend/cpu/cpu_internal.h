@@ -1,7 +1,7 @@
 /*
  * cpu_internal.h - what the parts of the CPU backend share.
  *
- * A kernel of the table in backend.h is split in two:
+ * A kernel of the table in kernels.h is split in two:
  *   - the kernel itself (cpu_*.c) checks what depends on data, cuts the work into ranges for the
  *     device's team, and knows neither type nor instruction set;
  *   - a range function does begin .. end - 1 of that work on one thread. There is one set for f64
@@ -22,46 +22,17 @@
 
 typedef void ek__range_function(const void *args, int64_t begin, int64_t end);
 
-/* X(name): every range function. The comment says what a range counts and what args are. */
+/* X(name, kind, cut): every range function; those that are no kernel's own come last. Their args
+ * are the kernel's, unless its row says that they are one of the jobs below. */
 #define EK__CPU_FUNCTION_LIST(X)                                                                   \
-  X(fill)                   /* elements; elementwise_args */                                       \
-  X(widen)                  /* elements; elementwise_args: y = a, which are values; y is f32 */    \
-  X(narrow)                 /* elements; elementwise_args: the other way */                        \
-  X(add)                    /* elements; elementwise_args */                                       \
-  X(scale)                  /* elements; elementwise_args */                                       \
-  X(binary)                 /* elements, with a spread rows; binary_args */                        \
-  X(unary)                  /* elements; unary_args */                                             \
-  X(row_sum)                /* rows; row_args */                                                   \
-  X(softmax_forward)        /* rows; row_args */                                                   \
-  X(softmax_backward)       /* rows; row_args */                                                   \
-  X(add_bias)               /* rows; matrix_args */                                                \
-  X(column_sum)             /* columns; matrix_args */                                             \
-  X(activation_forward)     /* elements, with a bias rows; activation_args */                      \
-  X(activation_backward)    /* elements; activation_args */                                        \
-  X(gate_forward)           /* elements; activation_args */                                        \
-  X(gate_backward)          /* elements; activation_args */                                        \
-  X(dropout)                /* elements of all samples; dropout_args */                            \
-  X(layer_norm_forward)     /* rows; layer_norm_args */                                            \
-  X(layer_norm_backward)    /* rows: dx, and dgamma and dbeta if asked; layer_norm_job */          \
-  X(layer_norm_columns)     /* columns: dgamma and dbeta over all rows; layer_norm_args */         \
-  X(lookup_forward)         /* rows; lookup_args */                                                \
-  X(lookup_backward)        /* columns; lookup_args */                                             \
-  X(positions_backward)     /* positions; lookup_args */                                           \
-  X(attention_forward)      /* heads of all samples; attention_job; needs scratch */               \
-  X(attention_backward)     /* heads of all samples; attention_job; needs scratch */               \
-  X(cross_entropy_forward)  /* rows; loss_job */                                                   \
-  X(cross_entropy_backward) /* rows; loss_job */                                                   \
-  X(cross_entropy_gradient) /* rows; loss_job */                                                   \
-  X(squared_error_forward)  /* chunks; loss_job */                                                 \
-  X(squared_error_backward) /* elements; loss_job */                                               \
-  X(sgd)                    /* elements; update_job */                                             \
-  X(adamw)                  /* elements; update_job */                                             \
-  X(square_norm)            /* chunks; norm_job */                                                 \
-  X(reduce)                 /* elements; reduce_args */                                            \
-  X(product)                /* rows of c; gemm; needs scratch */
+  EK__RANGE_LIST(X)                                                                                \
+  X(widen, elementwise, OWN)             /* elements: y = a, which are values; y is f32 */         \
+  X(narrow, elementwise, OWN)            /* elements: the other way */                             \
+  X(layer_norm_columns, layer_norm, OWN) /* columns: dgamma and dbeta over all rows */             \
+  X(product, gemm, OWN)                  /* rows of c; args: gemm; needs scratch */
 
 struct ek__cpu_functions {
-#define EK__CPU_MEMBER(name) ek__range_function *name;
+#define EK__CPU_MEMBER(name, kind, cut) ek__range_function *name;
   EK__CPU_FUNCTION_LIST(EK__CPU_MEMBER)
 };
 #undef EK__CPU_MEMBER
@@ -223,7 +194,8 @@ ek_status ek__cpu_memory_probe(uint64_t bytes);
 /* ---- the kernels of the table: ek__cpu_<name>, each in one of cpu_*.c ---- */
 
 #define EK__CPU_PROTOTYPE(name, arguments) ek_status ek__cpu_##name arguments;
+#define EK__CPU_KERNEL(name, kind, cut) EK__CPU_PROTOTYPE(name, EK__ARGS(kind))
 #define EK__CPU_NOTHING(name, arguments)
-EK__KERNEL_LIST(EK__CPU_PROTOTYPE, EK__CPU_NOTHING)
+EK__SLOT_LIST(EK__CPU_PROTOTYPE, EK__CPU_NOTHING, EK__CPU_KERNEL)
 
 #endif /* EK_CPU_INTERNAL_H */

@@ -9,7 +9,7 @@
 
 #include "backend/cpu/cpu_internal.h"
 
-#define DECLARE_REFERENCE(name) ek__range_function ek__##name##_f64;
+#define DECLARE_REFERENCE(name, kind, cut) ek__range_function ek__##name##_f64;
 EK__CPU_FUNCTION_LIST(DECLARE_REFERENCE)
 #undef DECLARE_REFERENCE
 

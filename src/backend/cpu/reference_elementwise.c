@@ -7,7 +7,7 @@
 #include <math.h>
 
 const struct ek__cpu_functions ek__cpu_functions_f64 = {
-#define MEMBER(name) .name = ek__##name##_f64,
+#define MEMBER(name, kind, cut) .name = ek__##name##_f64,
     EK__CPU_FUNCTION_LIST(MEMBER)};
 
 void ek__fill_f64(const void *raw, int64_t begin, int64_t end) {

@@ -1,7 +1,7 @@
 /*
  * cuda_kernels.h - the kernels of the CUDA backend, as C functions that queue work on a stream.
  *
- * Each has the semantics of the slot of the same name in struct ek__kernels (backend/backend.h):
+ * Each has the semantics of the slot of the same name in struct ek__kernels (backend/kernels.h):
  * arguments were checked before, sizes may be zero, pointers need no alignment beyond their
  * element's. All pointers in the arguments are addresses of device memory, but for the arrays of
  * pointers in struct ek__reduce_args and the coefficients in struct ek__combine_args, which are
@@ -27,7 +27,7 @@
 
 #include <cuda_runtime.h>
 
-#include "backend/backend.h"
+#include "backend/kernels.h"
 
 #define EK__CUDA_WORKSPACE ((size_t)4 << 20)
 #define EK__CUDA_MAX_HEAD_WIDTH 256
@@ -56,47 +56,12 @@ struct ek__cuda_place {
 extern "C" {
 #endif
 
-/* LAUNCHER(name, kind): each is in the .cu file of its family. */
-#define EK__CUDA_LAUNCHER_LIST(LAUNCHER)                                                           \
-  LAUNCHER(convert, convert)                                                                       \
-  LAUNCHER(fill, elementwise)                                                                      \
-  LAUNCHER(add, elementwise)                                                                       \
-  LAUNCHER(scale, elementwise)                                                                     \
-  LAUNCHER(binary, binary)                                                                         \
-  LAUNCHER(unary, unary)                                                                           \
-  LAUNCHER(row_sum, row)                                                                           \
-  LAUNCHER(softmax_forward, row)                                                                   \
-  LAUNCHER(softmax_backward, row)                                                                  \
-  LAUNCHER(add_bias, matrix)                                                                       \
-  LAUNCHER(column_sum, matrix)                                                                     \
-  LAUNCHER(activation_forward, activation)                                                         \
-  LAUNCHER(activation_backward, activation)                                                        \
-  LAUNCHER(gate_forward, activation)                                                               \
-  LAUNCHER(gate_backward, activation)                                                              \
-  LAUNCHER(dropout, dropout)                                                                       \
-  LAUNCHER(layer_norm_forward, layer_norm)                                                         \
-  LAUNCHER(layer_norm_backward, layer_norm)                                                        \
-  LAUNCHER(lookup_forward, lookup)                                                                 \
-  LAUNCHER(lookup_backward, lookup)                                                                \
-  LAUNCHER(positions_backward, lookup)                                                             \
-  LAUNCHER(attention_forward, attention)                                                           \
-  LAUNCHER(attention_backward, attention)                                                          \
-  LAUNCHER(cross_entropy_forward, loss)                                                            \
-  LAUNCHER(cross_entropy_backward, loss)                                                           \
-  LAUNCHER(cross_entropy_gradient, loss)                                                           \
-  LAUNCHER(squared_error_forward, loss)                                                            \
-  LAUNCHER(squared_error_backward, loss)                                                           \
-  LAUNCHER(combine_totals, combine)                                                                \
-  LAUNCHER(sgd, update)                                                                            \
-  LAUNCHER(adamw, update)                                                                          \
-  LAUNCHER(square_norm, elementwise)                                                               \
-  /* Pointers may be of other devices of the process, with peer access. */                         \
-  LAUNCHER(reduce, reduce)
-
-#define EK__CUDA_PROTOTYPE(name, kind)                                                             \
+/* One for each row, in the .cu file of its family. Pointers of reduce may be of other devices of
+ * the process, with peer access. */
+#define EK__CUDA_PROTOTYPE(name, kind, cut)                                                        \
   cudaError_t ek__cuda_##name(const struct ek__cuda_place *at,                                     \
                               const struct ek__##kind##_args *args);
-EK__CUDA_LAUNCHER_LIST(EK__CUDA_PROTOTYPE)
+EK__KERNEL_LIST(EK__CUDA_PROTOTYPE)
 
 /* Not slots. dgamma and dbeta of layer_norm_backward, which calls it. */
 cudaError_t ek__cuda_layer_norm_columns(const struct ek__cuda_place *at,

@@ -50,7 +50,7 @@ static ek_status check_left(const struct ek__cuda_device *device, const char *na
 #define CHECK(args)                                                                                \
   _Generic(*(args), struct ek__attention_args : check_head, default : check_nothing)
 
-#define LAUNCHING_SLOT(name, kind)                                                                 \
+#define LAUNCHING_SLOT(name, kind, cut)                                                            \
   ek_status ek__cuda_slot_##name EK__ARGS(kind) {                                                  \
     const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);                                 \
     struct ek__cuda_device *device = it->device;                                                   \
@@ -64,7 +64,7 @@ static ek_status check_left(const struct ek__cuda_device *device, const char *na
     const ek_status status = ek__cuda_call_ends(device, check_launch(device, error, #name));       \
     return ek__cuda_leave(before, status);                                                         \
   }
-EK__CUDA_LAUNCHER_LIST(LAUNCHING_SLOT)
+EK__KERNEL_LIST(LAUNCHING_SLOT)
 
 /* ---- slots of CUDA's own ---- */
 

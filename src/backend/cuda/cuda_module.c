@@ -95,8 +95,8 @@ static void group_close(void *native) {
 }
 
 static const struct ek__kernels kernels = {
-#define ENTRY(name, arguments) .name = ek__cuda_slot_##name,
-    EK__KERNEL_LIST(ENTRY, ENTRY)};
+#define ENTRY(name, ...) .name = ek__cuda_slot_##name,
+    EK__SLOT_LIST(ENTRY, ENTRY, ENTRY)};
 
 static const struct ek__backend table = {
     EK__BACKEND_REQUIRED("cuda", ek__cuda_describe, memory_size, memory_reserve, memory_release,

@@ -178,6 +178,7 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
 #define WARM(name, kind)                                                                           \
   if (error == cudaSuccess) error = ek__cuda_##name(at, &of->kind);                                \
   if (error == cudaErrorNotSupported) error = cudaSuccess;
+#define WARM_ROW(name, kind, cut) WARM(name, kind)
 
 /* What is added up by columns is added up in two stages where there are many rows. */
 static cudaError_t warm_tall(const struct ek__cuda_place *at, struct samples *of) {
@@ -232,7 +233,7 @@ static cudaError_t warm_conversions(const struct ek__cuda_place *at, struct samp
 static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples *of,
                                 void *const part[PARTS]) {
   cudaError_t error = cudaSuccess;
-  EK__CUDA_LAUNCHER_LIST(WARM)
+  EK__KERNEL_LIST(WARM_ROW)
   of->binary.spread = EK__SPREAD_ROWS;
   WARM(binary, binary)
   of->binary.spread = EK__SPREAD_COLUMNS;

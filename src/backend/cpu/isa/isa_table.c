@@ -5,5 +5,5 @@
 
 extern const struct ek__cpu_functions EK_ISA_NAME(cpu_functions);
 const struct ek__cpu_functions EK_ISA_NAME(cpu_functions) = {
-#define MEMBER(name) .name = EK_ISA_NAME(name),
+#define MEMBER(name, kind, cut) .name = EK_ISA_NAME(name),
     EK__CPU_FUNCTION_LIST(MEMBER)};

@@ -2,9 +2,9 @@
  * value.h - vectors of floats from and to memory of the type that this file is compiled for.
  *
  * The files of isa/ are compiled for each instruction set and, there, for each type of values: f32,
- * bf16 and f16 (struct ek__types in backend/backend.h). What is a value in memory is a `value`; it
- * is converted where it is loaded (x_load, x_get) and where it is stored (x_store, x_put), and
- * computed with in f32. What is a sum is a float in memory too, and is loaded by the functions of
+ * bf16 and f16 (struct ek__types in backend/kernel_args.h). What is a value in memory is a
+ * `value`; it is converted where it is loaded (x_load, x_get) and where it is stored (x_store,
+ * x_put), and computed with in f32. What is a sum is a float in memory too, and is loaded by the functions of
  * vector.h. For f32 the two are the same.
  *
  * A store rounds to nearest even, as core/half.h does, bit for bit on every instruction set. What

@@ -1,0 +1,246 @@
+/*
+ * kernel_args.h - what kernels are called with: a struct of plain pointers and sizes for each kind.
+ *
+ * Sizes may be zero; pointers may then be NULL. src/op has checked everything that it can.
+ */
+#ifndef EK_KERNEL_ARGS_H
+#define EK_KERNEL_ARGS_H
+
+#include <evenkeel/activation_list.h>
+#include <evenkeel/random.h>
+#include <evenkeel/tensor.h>
+
+/* What the numbers of a call are: the same for f32 and f64; for values of 16 bits `sum` is f32. */
+struct ek__types {
+  ek_type value; /* activations, their gradients, and parameters as a layer sees them */
+  ek_type sum;   /* arithmetic, and what is added up: statistics, losses, gradients of parameters */
+  bool tf32;     /* products of f32 may take their operands with 10 bits of mantissa */
+};
+
+/* Those of values of a type. */
+static inline struct ek__types ek__types_in(ek_type value) {
+  const struct ek__types types = {value, value == EK_F64 ? EK_F64 : EK_F32, false};
+  return types;
+}
+/* Those of a precision that has values, and the precision that they are. */
+static inline struct ek__types ek__types_for(ek_precision precision) {
+  const bool tf32 = precision == EK_PRECISION_TF32;
+  struct ek__types types = ek__types_in(tf32 ? EK_F32 : (ek_type)precision);
+  types.tf32 = tf32;
+  return types;
+}
+static inline ek_precision ek__types_precision(const struct ek__types *types) {
+  return types->tf32 ? EK_PRECISION_TF32 : (ek_precision)types->value;
+}
+
+/* ---- arguments of kernels; rows, columns and counts are in elements ----
+ *
+ * A void pointer is to values, unless the comment says that it is to sums.
+ */
+
+struct ek__matmul_args { /* c[m][n] = a' b' + beta c; a' is m x k, b' is k x n; row-major; no 0 */
+  void *c;
+  const void *a, *b;
+  int64_t m, n, k;
+  int64_t lda, ldb, ldc;         /* elements from one stored row to the next */
+  bool transpose_a, transpose_b; /* a is stored k x m; b is stored n x k */
+  double beta;
+  const void *bias; /* n elements to be added to each row of c, or NULL */
+  struct ek__types types;
+  bool gradient; /* c is that of a weight, a sum */
+};
+
+/* What a backend may do to a product before its result is in memory, or with an operand that it
+ * reads anyway. The plain kernels in the same order give the same: products.c. */
+enum ek__epilogue {
+  EK__EPILOGUE_GELU,          /* c becomes pre (with the bias, if any), then c = gelu(pre) */
+  EK__EPILOGUE_GELU_BACKWARD, /* c = c * gelu'(pre); sums (+)= the columns of c */
+  EK__EPILOGUE_SUMS           /* sums (+)= the rows of a' */
+};
+
+struct ek__fused_args {
+  struct ek__matmul_args product; /* beta is 0 but for SUMS, bias NULL but for GELU */
+  enum ek__epilogue epilogue;
+  void *pre;        /* m x n: written by GELU, or NULL; read by GELU_BACKWARD */
+  void *sums;       /* sums: n elements, or m for SUMS; NULL: none wanted, not for SUMS */
+  double sums_beta; /* sums = sums_beta sums + .. */
+};
+
+struct ek__elementwise_args { /* which of them are used depends on the kernel */
+  void *y;
+  const void *a, *b;
+  int64_t count;
+  double value; /* fill, scale, column_sum's beta */
+  struct ek__types types;
+};
+
+struct
+    ek__matrix_args { /* add_bias: y[r][c] += b[c]. column_sum: y[c] = value y[c] + sum a[r][c] */
+  void *y;            /* column_sum: sums */
+  const void *a, *b;
+  int64_t rows, columns;
+  int64_t pitch; /* elements from one row of the matrix to the next */
+  double value;
+  struct ek__types types;
+};
+
+struct ek__activation_args { /* forward: x += bias if any; y = f(x). backward: y = dy * f'(x) */
+  ek_activation kind;        /* f */
+  void *y, *x;               /* backward: x is what activation_list.h says is kept */
+  const void *bias, *dy;
+  const void *factor; /* gate: y = f(x) * factor; y = dy * factor * f'(x), dfactor = dy * f(x) */
+  void *dfactor;
+  int64_t rows, columns;
+  struct ek__types types;
+};
+
+/* Public enumerations of src/op, by their numbers. */
+enum ek__binary { EK__ADD, EK__SUBTRACT, EK__MULTIPLY, EK__DIVIDE };
+enum ek__spread { EK__SPREAD_NONE, EK__SPREAD_ROWS, EK__SPREAD_COLUMNS };
+enum ek__unary { EK__RSQRT, EK__EXP };
+
+struct ek__binary_args { /* y = a OP b; y may be a, without spread b */
+  enum ek__binary kind;
+  enum ek__spread spread;
+  void *y;
+  const void *a, *b; /* b: with EK__SPREAD_ROWS sums */
+  int64_t rows, columns;
+  struct ek__types types;
+};
+
+struct ek__unary_args { /* y = f(x + offset); y may be x */
+  enum ek__unary kind;
+  void *y;
+  const void *x;
+  int64_t count;
+  double offset;
+  struct ek__types types;
+};
+
+struct ek__row_args {
+  void *y; /* row_sum: sums. softmax: y, which may be a; backward: dx, which may be a or b */
+  const void *a, *b; /* row_sum: b may be NULL. softmax_backward: dy and y */
+  int64_t rows, columns;
+  bool mean;
+  struct ek__types types;
+};
+
+struct ek__dropout_args {
+  void *y;
+  const void *x;
+  int64_t samples, per_sample, first_sample;
+  double p;
+  ek_random_key key;
+  struct ek__types types;
+};
+
+struct ek__layer_norm_args {
+  void *y;
+  void *mean, *rstd;    /* sums: forward writes, backward reads */
+  void *sum;            /* forward: written and normalised in place of x, if there is a residual */
+  const void *residual; /* or NULL: added to x by forward, to dx by backward */
+  const void *x, *gamma, *beta;
+  void *dx;             /* backward writes; may be NULL */
+  void *dgamma, *dbeta; /* sums: backward writes */
+  const void *dy;
+  double epsilon, gamma_scale, beta_scale;
+  int64_t rows, width;
+  struct ek__types types;
+};
+
+struct ek__lookup_args {
+  void *y;           /* forward: y; backward: sums, dtable or dpositions */
+  const void *table; /* forward: table; backward: dy */
+  const int32_t *index;
+  const void *positions; /* or NULL */
+  int64_t rows, width, entries, period;
+  int64_t first; /* in the batch, of the first index: for messages */
+  double beta;   /* positions_backward */
+  struct ek__types types;
+};
+
+struct ek__attention_args {
+  void *out;  /* forward writes; backward reads */
+  void *lse;  /* sums: the same */
+  void *dqkv; /* backward writes */
+  const void *qkv, *dout;
+  int64_t batch, tokens, heads, head_width;
+  struct ek__types types;
+};
+
+struct ek__loss_args {
+  void *losses;     /* sums. cross-entropy: rows; squared error: count, or NULL */
+  void *normalizer; /* sums. cross-entropy only: rows x {m, z} */
+  double *totals;   /* {s, d}, overwritten */
+  void *gradient;   /* backward; may alias outputs */
+  const void *outputs;
+  const void *targets;       /* cross-entropy: int32_t; squared error: the type of outputs */
+  const void *class_weights; /* sums, or NULL */
+  const double *scale;       /* on the device, or NULL */
+  double host_scale;         /* cross_entropy_gradient only, in place of scale and row_scale */
+  const void *row_scale;     /* sums, or NULL */
+  int64_t rows, classes;     /* squared error: rows = count, and these are 1 */
+  int64_t columns;   /* of outputs and gradient; behind `classes` of them nothing is looked at */
+  int64_t first_row; /* in the batch, of the first target: for messages */
+  int32_t ignore_index;
+  double label_smoothing;
+  struct ek__types types;
+};
+
+struct ek__convert_args { /* y = x: one of them f32, or both of 16 bits */
+  void *y;
+  const void *x;
+  int64_t count;
+  ek_type to, from;
+};
+
+struct ek__combine_args { /* losses.h, ek_op_combine_totals() */
+  double *combined, *scales;
+  const double *totals;
+  double coefficients[64];
+  size_t terms;
+  bool divide;
+};
+
+struct ek__update_args {     /* all pointers are to sums, but for copy and perhaps g */
+  void *p, *state0, *state1; /* SGD: momentum (or NULL); AdamW: m, v */
+  const void *g;
+  bool g_is_value;
+  void *copy; /* of p, in values; or NULL */
+  int64_t count;
+  const double *totals;      /* {s, d} or NULL */
+  const double *square_norm; /* or NULL */
+  double clip_norm;
+  double learning_rate, weight_decay;
+  double momentum, dampening;      /* SGD */
+  double beta1, beta2, epsilon;    /* AdamW */
+  double correction1, correction2; /* AdamW: 1 - beta^step */
+  bool nesterov, decoupled, first;
+  struct ek__types types;
+};
+
+struct ek__reduce_args { /* every destination[j][i] = sum over s of sources[s][i], s in order */
+  void *const *destinations;
+  const void *const *sources; /* destinations may be among them, at the same position */
+  size_t destination_count, source_count;
+  int64_t count;
+  ek_type type; /* of values: numbers of 16 bits are added up in f32 */
+};
+
+/* Bytes of one element; 0 for a value outside the list. */
+static inline size_t ek__type_size(ek_type type) {
+  switch (type) {
+  case EK_F32:
+  case EK_U32:
+  case EK_I32: return 4;
+  case EK_F64:
+  case EK_I64: return 8;
+  case EK_U16:
+  case EK_BF16:
+  case EK_F16: return 2;
+  case EK_U8: return 1;
+  }
+  return 0;
+}
+
+#endif /* EK_KERNEL_ARGS_H */
