@@ -1,0 +1,81 @@
+/*
+ * layout_place.c - the order of parameters in the flat buffers, and their offsets.
+ */
+#include "core/alloc.h"
+#include "core/error.h"
+#include "core/sizes.h"
+#include "module/layout.h"
+
+static const char memory_of[] = "a module's layout";
+
+/* At the next multiple of `alignment`. */
+static ek_status place_at(struct ek__parameter *parameter, int64_t *end, uint64_t alignment) {
+  uint64_t begin = 0, padded = 0;
+  if (ek__round_up(&begin, (uint64_t)*end, alignment) &&
+      ek__round_up(&padded, (uint64_t)parameter->count, EK__FLAT_ALIGNMENT) &&
+      ek__add(end, (int64_t)begin, (int64_t)padded) && *end <= INT64_MAX / 16) {
+    parameter->offset = (int64_t)begin;
+    return EK_OK;
+  }
+  return ek_error_set(EK_ERR_OVERFLOW, "the model's parameters do not fit in 63 bits");
+}
+
+static void add_run(struct ek__layout *layout, int64_t first, size_t group) {
+  if (layout->run_count > 0 && layout->runs[layout->run_count - 1].group == group) return;
+  layout->runs[layout->run_count++] = (struct ek__run){first, group};
+}
+
+/* Sorts parameters by unit, then by group, and keeps their order otherwise: `count` buckets of each
+ * pass are filled in the order of `from`. */
+static ek_status sort_by(size_t *to, const size_t *from, const struct ek__layout *layout,
+                         size_t count, bool by_unit) {
+  size_t *ends = NULL;
+  EK_TRY(ek__new(&ends, count + 1, sizeof *ends, memory_of));
+  for (size_t i = 0; i < layout->order_count; i++) {
+    const struct ek__parameter *p = &layout->parameters[from[i]];
+    ends[(by_unit ? p->unit : p->group) + 1]++;
+  }
+  for (size_t i = 0; i < count; i++) ends[i + 1] += ends[i];
+  for (size_t i = 0; i < layout->order_count; i++) {
+    const struct ek__parameter *p = &layout->parameters[from[i]];
+    to[ends[by_unit ? p->unit : p->group]++] = from[i];
+  }
+  ek__free(ends);
+  return EK_OK;
+}
+
+/* Parameters without buffers: unit by unit, in a unit group by group, in a group as declared. */
+static ek_status sort(struct ek__layout *layout) {
+  const size_t units = layout->unit_count == 0 ? 1 : layout->unit_count;
+  size_t *grouped = NULL;
+  for (size_t i = 0; i < layout->parameter_count; i++) {
+    if (!layout->parameters[i].buffer) layout->order[layout->order_count++] = i;
+  }
+  EK_TRY(ek__new(&grouped, layout->order_count, sizeof *grouped, memory_of));
+  ek_status status = sort_by(grouped, layout->order, layout, layout->group_count + 1, false);
+  if (status == EK_OK) status = sort_by(layout->order, grouped, layout, units, true);
+  ek__free(grouped);
+  return status;
+}
+
+ek_status ek__layout_place(struct ek__layout *layout) {
+  EK_TRY(ek__new(&layout->order, layout->parameter_count, sizeof *layout->order, memory_of));
+  EK_TRY(ek__new(&layout->runs, layout->parameter_count, sizeof *layout->runs, memory_of));
+  EK_TRY(sort(layout));
+  size_t unit = EK__NO_UNIT;
+  for (size_t i = 0; i < layout->order_count; i++) {
+    struct ek__parameter *p = &layout->parameters[layout->order[i]];
+    const bool begins = layout->unit_count > 0 && p->unit != unit;
+    EK_TRY(place_at(p, &layout->flat_count, begins ? EK__UNIT_ALIGNMENT : EK__FLAT_ALIGNMENT));
+    add_run(layout, p->offset, p->group);
+    unit = p->unit;
+    if (p->frozen) continue;
+    layout->trained_count = layout->flat_count;
+    layout->order_trained = i + 1;
+  }
+  for (size_t i = 0; i < layout->parameter_count; i++) {
+    struct ek__parameter *p = &layout->parameters[i];
+    if (p->buffer) EK_TRY(place_at(p, &layout->buffer_count, EK__FLAT_ALIGNMENT));
+  }
+  return EK_OK;
+}
