@@ -57,7 +57,7 @@ static enum exit_code check_spec(struct found *found, const struct options *opti
 
 /* The library writes a trace or a snapshot as a file under another name in the same folder. */
 static bool check_file(const char *option, const struct output *output, const char *path) {
-  if (output_is_direct(output)) say_error("%s wants the name of a file, not %s", option, path);
+  if (output_is_direct(output)) say_error("%s needs the name of a file, not %s", option, path);
   return !output_is_direct(output);
 }
 
@@ -67,7 +67,7 @@ static bool check_outputs(const char *const *flags, struct output *const *output
     if (!output_prepare(outputs[i])) return false;
     for (size_t k = 0; k < i && outputs[i] != NULL; k++) {
       if (outputs[k] == NULL || !output_is_same(outputs[i], outputs[k])) continue;
-      say_error("%s and %s name one file; each wants a file of its own", flags[k], flags[i]);
+      say_error("%s and %s name the same file; each needs its own", flags[k], flags[i]);
       return false;
     }
   }
@@ -98,7 +98,7 @@ enum exit_code prepare(struct text *text, const struct options *options) {
   }
   for (size_t i = 0; i < options->precision_count && !found.tf32; i++) {
     if (options->precisions[i] != PRECISION_TF32) continue;
-    say_error("--precision tf32 is about products on cuda devices, and none is among --devices");
+    say_error("--precision tf32 changes only products on cuda devices, and --devices names none");
     return EXIT_USAGE;
   }
   if (!prepare_outputs(options) || !text_read(text, options->data, options->data_count)) {
@@ -107,7 +107,7 @@ enum exit_code prepare(struct text *text, const struct options *options) {
   /* Devices that only count read no tokens. */
   if (found.computes) text_tokenize(text, options->shape.vocab);
   if (found.computes && (int64_t)text->token_count <= options->shape.seq) {
-    say_note("the text has %zu tokens, fewer than a sample of %lld: it is repeated",
+    say_note("the text has %zu tokens, fewer than a sample of %lld, so it is repeated",
              text->token_count, (long long)options->shape.seq);
   }
   return EXIT_GOOD;

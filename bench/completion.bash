@@ -13,7 +13,7 @@ _evenkeel_bench() {
   else
     case $previous in
       --preset)
-        words=$(_evenkeel_bench_help | sed -n 's/.*Shape to start from: \([^;]*\);.*/\1/p' |
+        words=$(_evenkeel_bench_help | sed -n 's/.*Model and batch to start from: \([^;]*\);.*/\1/p' |
           sed 's/(default)//; s/,/ /g')
         ;;
       --modes) words="all $(_evenkeel_bench_help | sed -n 's/.*--modes=LIST Of \([^;]*\);.*/\1/p' | tr , ' ')" ;;

@@ -75,19 +75,13 @@ static const struct argp top = {
     top_options,
     parse,
     "COMMAND [OPTION...]",
-    "Measures data-parallel training: memory, largest batch, speed.\v"
-    "Commands:\n"
-    "  memory      peak memory of each device in every mode, by category\n"
-    "  max-batch   the largest batch that trains under a cap per device\n"
-    "  step        the time of a training step and of its parts\n"
-    "  techniques  what each way to use less memory saves and costs\n"
-    "  fit         which settings fit, the fastest first\n"
-    "  devices     what is there\n"
-    "\n"
-    "COMMAND --help tells its options.\n"
-    "\n"
-    "Exit codes: 0 ok, 1 run-time error, 2 usage, 3 the modes disagree in loss, 4 above "
-    "--fail-above, 5 out of memory.",
+    "Measures data-parallel training: memory, largest batch, speed.\vCommands:\n  memory      peak "
+    "memory of each device in every mode, by category\n  max-batch   the largest batch that trains "
+    "under a cap per device\n  step        the time of a training step and of its parts\n  "
+    "techniques  what each way to use less memory saves and costs\n  fit         which settings "
+    "fit, the fastest first\n  devices     the devices of this machine\n\nCOMMAND --help lists its "
+    "options.\n\nExit codes: 0 ok, 1 run-time error, 2 usage, 3 the modes disagree in loss, 4 "
+    "above --fail-above, 5 out of memory.",
     NULL,
     NULL,
     NULL};

@@ -77,61 +77,62 @@ struct reading {
 
 static const struct argp_option training_options[] = {
     {"preset", KEY_PRESET, "NAME", 0,
-     "Shape to start from: quick (default), lm-40k, gpt2-124m, gpt2-355m, gpt2-774m, gpt2-1.5b, "
-     "llama-7b, gpt3-175b; flags override it",
+     "Model and batch to start from: quick (default), lm-40k, gpt2-124m, gpt2-355m, gpt2-774m, "
+     "gpt2-1.5b, llama-7b, gpt3-175b; flags override it",
      0},
     {"devices", KEY_DEVICES, "SPEC", 0, "Devices, such as cpu:4, cpu:4@512MiB, plan:8@80GiB", 0},
     {"modes", KEY_MODES, "LIST", 0,
-     "Of gather,balanced,replicated,sharded,sharded-gradients,fully-sharded; default all", 0},
+     "Any of gather,balanced,replicated,sharded,sharded-gradients,fully-sharded; default all", 0},
     {"threads", KEY_THREADS, "N", 0, "Threads per device; 0 (default) divides the cores", 0},
     {"precision", KEY_PRECISION, "LIST", 0,
-     "Of f32 (default), bf16, f16, and tf32: f32 whose products on cuda devices have 10 bits of "
-     "mantissa",
+     "Any of f32 (default), bf16, f16, and tf32, which is f32 whose products on cuda devices round "
+     "to 10 bits of mantissa",
      0},
     {"tf32", KEY_TF32, NULL, 0, "The same as --precision tf32", 0},
     {"gradient-type", KEY_GRADIENT_TYPE, "TYPE", 0,
-     "What gradients of parameters are kept and summed in: f32 (default), bf16 or f16", 0},
+     "Type in which gradients of parameters are kept and summed: f32 (default), bf16 or f16", 0},
     {"deterministic", KEY_DETERMINISTIC, NULL, 0,
-     "Sums between GPUs in the order of the devices; other devices always do so", 0},
+     "Sum between GPUs in the order of the devices, as other devices always do", 0},
     {"reproducible", KEY_REPRODUCIBLE, "GRAINS", OPTION_ARG_OPTIONAL,
-     "The same bits on any number of devices up to GRAINS, by default 8, the parts that every "
-     "batch "
-     "is cut into; memory also shows what that costs",
+     "Compute the same bits on any number of devices up to GRAINS (default 8), the number of parts "
+     "that every batch is cut into; the command memory also shows the cost",
      0},
     {"layers", KEY_LAYERS, "N", 0, "Blocks of the model", 1},
     {"width", KEY_WIDTH, "N", 0, "Width of the model, a multiple of --heads", 1},
-    {"heads", KEY_HEADS, "N", 0, "Heads of attention", 1},
+    {"heads", KEY_HEADS, "N", 0, "Attention heads", 1},
     {"seq", KEY_SEQ, "N", 0, "Tokens in a sample", 1},
     {"vocab", KEY_VOCAB, "N", 0, "Size of the vocabulary", 1},
     {"batch", KEY_BATCH, "N", 0, "Samples in the global batch (not for max-batch)", 1},
     {"steps", KEY_STEPS, "N", 0, "Measured steps", 1},
-    {"warmup", KEY_WARMUP, "N", 0, "Steps before them", 1},
+    {"warmup", KEY_WARMUP, "N", 0, "Steps before the measured ones", 1},
     {"seed", KEY_SEED, "N", 0, "For initial values and the choice of samples; default 1234", 1},
     {"optimizer", KEY_OPTIMIZER, "NAME", 0, "adamw (default) or sgd (with momentum)", 1},
     {"data", KEY_DATA, "FILE...", 0,
-     "Text to train on, any files; default: the licences in "
-     "/usr/share/common-licenses, else a text of the program's own",
+     "Text to train on, any files; default: the licences in /usr/share/common-licenses, or a text "
+     "built into the program",
      1},
     {"scatter", KEY_SCATTER, "HOW", 0, "even (default), chunk, sizes=A,B,..., weights=A,B,...", 1},
     {"micro-batches", KEY_MICRO_BATCHES, "N", 0,
-     "Parts of the batch that a step takes one after the other; default 1", 1},
+     "Parts that a step cuts the batch into and computes one after the other; default 1", 1},
     {"recompute", KEY_RECOMPUTE, "WHAT", 0,
-     "none (default), every=K, sqrt, all, cheap, or a peak per device such as 64MiB, below which "
-     "the cheapest of them is planned",
+     "none (default), every=K, sqrt, all, cheap, or a peak per device such as 64MiB: the cheapest "
+     "policy that stays below it",
      1},
-    {"keep-outputs", KEY_KEEP_OUTPUTS, NULL, 0, "The loss's gradient has memory of its own", 1},
-    {"no-keep-outputs", KEY_NO_KEEP_OUTPUTS, NULL, 0, "It overwrites the outputs", 1},
+    {"keep-outputs", KEY_KEEP_OUTPUTS, NULL, 0,
+     "Keep the outputs: the gradient of the loss gets its own memory", 1},
+    {"no-keep-outputs", KEY_NO_KEEP_OUTPUTS, NULL, 0,
+     "Let the gradient of the loss overwrite the outputs, as all presets except lm-40k do", 1},
     {"trace", KEY_TRACE, "FILE", 0,
      "Write what every device did in the measured steps, for Perfetto; memory and step, with one "
      "of --modes and one of --devices",
      1},
     {"snapshot", KEY_SNAPSHOT, "FILE", 0,
-     "Write which module holds which memory, over a step behind the measured ones or when it ran "
-     "out, for PyTorch's memory_viz (FILE.json: as JSON); as --trace",
+     "Write which module holds which memory during one step after the measured ones, or when "
+     "memory ran out, for PyTorch's memory_viz (FILE.json: as JSON); restricted like --trace",
      1},
     {"loss", KEY_LOSS, "HOW", 0,
-     "whole (default), or fused: the head and the loss in one, over blocks of rows, "
-     "so that there are no outputs to keep",
+     "whole (default), or fused: head and loss computed together over blocks of rows, so that no "
+     "outputs are kept",
      1},
     {NULL, 0, NULL, 0, NULL, 0}};
 
@@ -144,19 +145,19 @@ static const struct argp_option memory_options[] = {
     {NULL, 0, NULL, 0, NULL, 0}};
 
 static const struct argp_option fit_options[] = {{"measure", KEY_MEASURE, "N", OPTION_ARG_OPTIONAL,
-                                                  "Train with the best N as well; default 4", 0},
+                                                  "Also train with the best N; default 4", 0},
                                                  {NULL, 0, NULL, 0, NULL, 0}};
 
 static const struct argp_option output_options[] = {
     {"output", 'o', "FORMAT", 0, "table (default), md, csv or json, to standard output", 0},
     {"wide", KEY_WIDE, NULL, 0,
-     "All columns of a table, also of one that is wider than the terminal; so it is where standard "
-     "output is no terminal and COLUMNS is not set",
+     "Print all columns of a table even if it is wider than the terminal; always so if standard "
+     "output is not a terminal and COLUMNS is not set",
      0},
     {"report", KEY_REPORT, "FILE", 0,
-     "Write a page with charts to FILE as well (HTML): open it from disk, print it, send it", 0},
-    {"export-json", KEY_EXPORT_JSON, "FILE", 0, "Write JSON to FILE as well", 0},
-    {"export-csv", KEY_EXPORT_CSV, "FILE", 0, "Write CSV to FILE as well", 0},
+     "Also write a page with charts (HTML) to FILE", 0},
+    {"export-json", KEY_EXPORT_JSON, "FILE", 0, "Also write JSON to FILE", 0},
+    {"export-csv", KEY_EXPORT_CSV, "FILE", 0, "Also write CSV to FILE", 0},
     {"quiet", 'q', NULL, 0, "No progress bar and no notes", 0},
     {NULL, 'h', NULL, OPTION_HIDDEN, NULL, 0},
     {NULL, 0, NULL, 0, NULL, 0}};
@@ -194,7 +195,7 @@ static void read_shape_flag(struct reading *reading, size_t index, const char *t
   const struct shape_flag *flag = &shape_flags[index];
   int64_t value;
   if (!parse_whole(&value, text, flag->least, flag->most)) {
-    argp_error(state, "--%s wants a whole number from %lld to %lld, not \"%s\"", flag->name,
+    argp_error(state, "--%s must be a whole number from %lld to %lld, not \"%s\"", flag->name,
                (long long)flag->least, (long long)flag->most, text);
   }
   memcpy((char *)&reading->options->shape + flag->offset, &value, sizeof value);
@@ -229,10 +230,11 @@ static void refuse_word(struct argp_state *state, const char *flag, const char *
 /* The same of an item of a list, which may also be a good word that is there twice. */
 static void refuse_item(struct argp_state *state, const char *flag, const char *what,
                         const char *word, const char *const *words) {
-  if (strcmp(word, "all") == 0) argp_error(state, "%s: \"all\" stands alone", flag);
+  if (strcmp(word, "all") == 0) argp_error(state, "%s: \"all\" cannot be combined with other "
+                                                  "names", flag);
   for (size_t i = 0; words[i] != NULL; i++) {
     if (strcmp(word, words[i]) == 0) {
-      argp_error(state, "%s: \"%s\" is there twice", flag, word);
+      argp_error(state, "%s: \"%s\" is given twice", flag, word);
     }
   }
   refuse_word(state, flag, what, word, words);
@@ -257,7 +259,7 @@ static void read_precisions(struct reading *reading, struct argp_state *state) {
     refuse_item(state, "--precision", "precision", bad, precision_words);
   }
   if (options->precision_count == 1) return;
-  if (options->trace != NULL) argp_error(state, "--precision: one at a time for --trace");
+  if (options->trace != NULL) argp_error(state, "--precision: --trace needs exactly one");
 }
 
 static void read_gradients(struct options *options, const char *text, struct argp_state *state) {
@@ -276,7 +278,7 @@ static void check_gradients(const struct options *options, struct argp_state *st
     const enum precision own = options->precisions[i];
     if (own == PRECISION_F32 || own == PRECISION_TF32) continue;
     if (options->gradients == PRECISION_F32 || options->gradients == own) continue;
-    argp_error(state, "--gradient-type %s does not go with --precision %s",
+    argp_error(state, "--gradient-type %s cannot be combined with --precision %s",
                precision_text(options->gradients), precision_text(own));
   }
 }
@@ -323,12 +325,12 @@ static void apply_preset(struct reading *reading, const struct preset *preset) {
 static void finish_fit(const struct reading *reading, struct argp_state *state) {
   struct options *options = reading->options;
   if (reading->said_keep && options->shape.keep_outputs) {
-    argp_error(state, "--keep-outputs is not for fit");
+    argp_error(state, "--keep-outputs: fit does not take it");
   }
   if (options->scatter.kind != EK_SCATTER_EVEN) {
-    argp_error(state, "--scatter %s is not for fit", options->scatter_text);
+    argp_error(state, "--scatter %s: fit does not take it", options->scatter_text);
   }
-  if (options->reproducible > 0) argp_error(state, "--reproducible is not for fit");
+  if (options->reproducible > 0) argp_error(state, "--reproducible: fit does not take it");
   options->shape.keep_outputs = false;
 }
 
@@ -339,7 +341,7 @@ static void check_one_group(const struct options *options, const char *option,
     argp_error(state, "%s: only memory and step write one", option);
   }
   if (options->mode_count != 1 || options->spec_count > 1) {
-    argp_error(state, "%s wants one of --modes and one of --devices", option);
+    argp_error(state, "%s needs exactly one of --modes and one of --devices", option);
   }
 }
 
@@ -361,7 +363,7 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
   check_gradients(options, state);
   const struct shape *shape = &options->shape;
   if (options->fused_loss && shape->keep_outputs) {
-    argp_error(state, "--keep-outputs: with --loss fused there are none");
+    argp_error(state, "--keep-outputs: --loss fused has no outputs to keep");
   }
   if (shape->width % shape->heads != 0) {
     argp_error(state, "--width %lld is not a multiple of --heads %lld", (long long)shape->width,
@@ -369,7 +371,8 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
   }
   if (options->shape.micro_batches == 0) options->shape.micro_batches = 1;
   if (options->shape.micro_batches > 1 && options->scatter.kind == EK_SCATTER_SIZES) {
-    argp_error(state, "--scatter sizes=... is of whole batches, not of --micro-batches");
+    argp_error(state, "--scatter sizes=... describes whole batches and cannot be combined with "
+                      "--micro-batches");
   }
   if ((options->command == COMMAND_TECHNIQUES || options->command == COMMAND_FIT) &&
       (options->shape.recompute.kind != EK_RECOMPUTE_NONE || options->shape.micro_batches > 1 ||
@@ -378,7 +381,7 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
                command_name(options->command));
   }
   if (options->reproducible > 0 && options->scatter.kind != EK_SCATTER_EVEN) {
-    argp_error(state, "--scatter %s: with --reproducible grains are cut evenly",
+    argp_error(state, "--scatter %s: --reproducible always cuts grains evenly",
                options->scatter_text);
   }
   if (options->command == COMMAND_FIT) finish_fit(reading, state);
@@ -415,24 +418,26 @@ static error_t parse_training(int key, char *text, struct argp_state *state) {
   case KEY_NO_KEEP_OUTPUTS: read_keep(reading, false); return 0;
   case KEY_PRECISION:
   case KEY_TF32:
-    if (reading->precision_text != NULL) argp_error(state, "--precision or --tf32, once");
+    if (reading->precision_text != NULL) argp_error(state, "give either --precision or --tf32, and "
+                                                           "only once");
     reading->precision_text = key == KEY_TF32 ? "tf32" : text;
     return 0;
   case KEY_DETERMINISTIC: options->deterministic = true; return 0;
   case KEY_REPRODUCIBLE:
     if (!parse_whole(&whole, text == NULL ? "8" : text, 1, 256)) {
-      argp_error(state, "--reproducible wants a whole number from 1 to 256, not \"%s\"", text);
+      argp_error(state, "--reproducible must be a whole number from 1 to 256, not \"%s\"", text);
     }
     options->reproducible = (size_t)whole;
     return 0;
   case KEY_THREADS:
     if (!parse_whole(&whole, text, 0, 1024)) {
-      argp_error(state, "--threads wants a whole number from 0 to 1024, not \"%s\"", text);
+      argp_error(state, "--threads must be a whole number from 0 to 1024, not \"%s\"", text);
     }
     options->threads = (int)whole;
     return 0;
   case KEY_SEED:
-    if (!parse_seed(&options->seed, text)) argp_error(state, "--seed: \"%s\" is no number", text);
+    if (!parse_seed(&options->seed, text)) argp_error(state, "--seed: \"%s\" is not a number from "
+                                                             "0 to 2^64 - 1", text);
     return 0;
   case KEY_SCATTER:
     if (!parse_scatter(&options->scatter, text)) {
@@ -454,7 +459,7 @@ static error_t parse_training(int key, char *text, struct argp_state *state) {
   case ARGP_KEY_ARG:
     /* So that --data *.txt works: words behind the flags are more files. */
     if (options->data_count == 0)
-      argp_error(state, "what is \"%s\"? files come after --data", text);
+      argp_error(state, "unexpected argument \"%s\"; files are named after --data", text);
     add_data(options, text);
     return 0;
   case ARGP_KEY_END: finish_training(reading, state); return 0;
@@ -473,7 +478,7 @@ static error_t parse_memory(int key, char *text, struct argp_state *state) {
   switch (key) {
   case KEY_FAIL_ABOVE:
     if (!parse_real(&options->fail_above, text, 0, 1e6)) {
-      argp_error(state, "--fail-above wants a ratio, not \"%s\"", text);
+      argp_error(state, "--fail-above must be a ratio such as 1.05, not \"%s\"", text);
     }
     return 0;
   case KEY_TIMELINE: set_output(&options->timeline, text); return 0;
@@ -485,7 +490,7 @@ static error_t parse_fit(int key, char *text, struct argp_state *state) {
   struct options *options = ((struct reading *)state->input)->options;
   if (key != KEY_MEASURE) return ARGP_ERR_UNKNOWN;
   if (!parse_whole(&options->measure, text == NULL ? "4" : text, 1, 1000)) {
-    argp_error(state, "--measure wants a whole number from 1 to 1000, not \"%s\"", text);
+    argp_error(state, "--measure must be a whole number from 1 to 1000, not \"%s\"", text);
   }
   return 0;
 }
@@ -548,7 +553,7 @@ static const struct argp commands[] = {
                         memory_children, NULL, NULL},
     [COMMAND_MAX_BATCH] = {NULL, parse_command, "",
                            "Finds the largest global batch that each mode trains under a cap per "
-                           "device, by training, and what `plan` predicts. The cap is part of "
+                           "device, by training, and the prediction of `plan`. The cap is part of "
                            "--devices: cpu:4@64MiB.",
                            training_children, NULL, NULL},
     [COMMAND_STEP] = {NULL, parse_command, "",
@@ -557,16 +562,15 @@ static const struct argp commands[] = {
                       training_children, NULL, NULL},
     [COMMAND_TECHNIQUES] =
         {NULL, parse_command, "",
-         "Trains with each way to use less memory and shows the fullest device's peak, by planning "
-         "too, the speed, both as ratios to plain, and the loss. They run in turns, --steps times; "
-         "--modes is sharded unless it is said.",
+         "Trains with each technique that saves memory and shows the peak of the fullest device "
+         "(also as planned), the speed, both as ratios to plain training, and the loss. The "
+         "techniques run in turns, --steps times; --modes is sharded by default.",
          training_children, NULL, NULL},
     [COMMAND_FIT] =
         {NULL, parse_command, "",
-         "Says with which mode, recomputation, loss and micro-batches the model fits the "
-         "devices, the fastest first: the fullest device's peak and the cost of a step in "
-         "units of the first choice's, by planning. With --measure the best few train, in turns, "
-         "--steps times.",
+         "Plans which modes, recomputations, losses and numbers of micro-batches fit the devices, "
+         "the fastest first: the peak of the fullest device and the cost of a step relative to the "
+         "first choice. With --measure the best few also train, in turns, --steps times.",
          fit_children, NULL, NULL},
     [COMMAND_DEVICES] = {NULL, parse_command, "", "Lists the devices of this machine.",
                          devices_children, NULL, NULL}};

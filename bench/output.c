@@ -61,11 +61,11 @@ static bool open_directly(struct output *output, const struct stat *about) {
   }
   if (S_ISDIR(about->st_mode)) return refuse(output, strerror(EISDIR));
   if (!S_ISFIFO(about->st_mode) && !S_ISCHR(about->st_mode)) {
-    return refuse(output, "it is neither a file nor a pipe");
+    return refuse(output, "it is neither a regular file nor a pipe");
   }
   output->descriptor = open(output->path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
   if (output->descriptor < 0) {
-    return refuse(output, errno == ENXIO ? "nobody reads this pipe" : strerror(errno));
+    return refuse(output, errno == ENXIO ? "no process reads this pipe" : strerror(errno));
   }
   const int flags = fcntl(output->descriptor, F_GETFL);
   return (flags >= 0 && fcntl(output->descriptor, F_SETFL, flags & ~O_NONBLOCK) == 0) ||

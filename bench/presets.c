@@ -14,7 +14,7 @@
 
 static const struct preset presets[] = {
     {"quick",
-     "a small model, seconds (the default)",
+     "a small model that trains in seconds (the default)",
      {.layers = 2,
       .width = 64,
       .heads = 4,
@@ -53,7 +53,7 @@ static const struct preset presets[] = {
      * widths with GELU has 2/3 of the parameters of three matrices of 8/3 each, and the head is
      * tied. */
     {"llama-7b",
-     "of the size of LLaMA 7B, for plan:8@80GiB",
+     "the size of LLaMA 7B, for plan:8@80GiB",
      {.layers = 32,
       .width = 4096,
       .heads = 32,

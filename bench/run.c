@@ -139,7 +139,7 @@ static ek_status write_trace(const char *path, const ek_group *group) {
   ek_trace_summary summary;
   EK_TRY(ek_trace_write(&summary, path, group));
   if (summary.spans_dropped + summary.counters_dropped > 0) {
-    say_error("--trace: the last %llu spans and %llu changes of memory found no room",
+    say_error("--trace: no room was left for the last %llu spans and %llu changes of memory",
               (unsigned long long)summary.spans_dropped,
               (unsigned long long)summary.counters_dropped);
   }

@@ -231,7 +231,7 @@ static struct report report_choices(const struct options *options, const struct 
   const bool fits = choices[0].advice.fits;
   char title[200];
   snprintf(title, sizeof title, "%s %s%s: %s, %s%s, batch %lld x %lld tokens",
-           fits ? "What fits" : "What comes nearest to fitting", options->specs[0],
+           fits ? "What fits" : "The settings nearest to fitting", options->specs[0],
            fits ? ", the fastest first" : "", options->preset, rule_name(options->rule),
            precision_name(options),
            (long long)options->shape.batch, (long long)options->shape.seq);

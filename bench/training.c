@@ -93,7 +93,7 @@ static ek_status make_batch(struct training *training) {
   training->inputs = calloc(samples, bytes);
   training->targets = calloc(samples, bytes);
   if (training->inputs != NULL && training->targets != NULL) return EK_OK;
-  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "the host has no memory for a batch of %lld x %lld",
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "out of host memory for a batch of %lld x %lld",
                       (long long)shape->batch, (long long)shape->seq);
 }
 
@@ -102,7 +102,7 @@ ek_status training_open_group(struct training *training, const struct task *task
   const ek_group_options options = group_options(task->options, task->threads);
   EK_TRY(ek_group_open(&training->group, task->spec, &options));
   if (ek_group_size(training->group) <= BENCH_MAX_DEVICES) return EK_OK;
-  return ek_error_set(EK_ERR_UNSUPPORTED, "the benchmark runs on %d devices at most, not on %zu",
+  return ek_error_set(EK_ERR_UNSUPPORTED, "the benchmark runs on at most %d devices, not on %zu",
                       BENCH_MAX_DEVICES, ek_group_size(training->group));
 }
 

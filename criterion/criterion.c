@@ -9,7 +9,7 @@
 ek_status ek_criterion_check(const ek_criterion *criterion) {
   EK__NOT_NULL("criterion", criterion);
   EK__FAIL_IF(criterion->base.ops == NULL, EK_ERR_INVALID_ARGUMENT,
-              "a criterion without functions: ek_criterion_init() was not called");
+              "the criterion has no functions; call ek_criterion_init() first");
   const ek_module *base = &criterion->base;
   const size_t outputs = base->inputs > base->targets ? base->inputs - base->targets : 0;
   const size_t results = criterion->reduction == EK_REDUCTION_NONE ? 2 : 1;
@@ -28,7 +28,8 @@ ek_status ek_criterion_init(ek_criterion *criterion, const ek_module_ops *ops, s
   ek_criterion made = {.reduction = reduction};
   EK_TRY(ek_module_init(&made.base, ops, 1, reduction == EK_REDUCTION_NONE ? 2 : 1));
   EK__FAIL_IF((unsigned)reduction > EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
-              "%s: there is no reduction %d", ops->kind, (int)reduction);
+              "%s: unknown reduction %d; expected EK_REDUCTION_NONE, _MEAN or "
+              "_SUM", ops->kind, (int)reduction);
   made.base.inputs = outputs + targets;
   made.base.targets = targets;
   made.base.terms = 1;

@@ -374,7 +374,7 @@ static const ek_module_ops ops = {EK__LAYER("linear_cross_entropy", forward, bac
 static ek_status check(int64_t out, const ek_linear_cross_entropy_options *o,
                        const struct ek__entropy *entropy) {
   EK__FAIL_IF(o->logits_bytes == 0, EK_ERR_INVALID_ARGUMENT,
-              "linear_cross_entropy: logits_bytes is 0");
+              "linear_cross_entropy: logits_bytes is 0, expected above 0");
   if (entropy->classes <= out) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                       "linear_cross_entropy: %" PRId64 " classes, but %" PRId64 " logits",

@@ -16,7 +16,8 @@
 /* The operation would accept 2 x 6 against 4 x 3 flattened; a loss of that would be a mistake. */
 static ek_status check_target(const ek_tensor *y, const ek_tensor *target) {
   if (ek__same_sizes(y->rank, y->shape, target->rank, target->shape)) return EK_OK;
-  return ek_error_set(EK_ERR_SHAPE, "the target has not the shape of the output (ranks %d and %d)",
+  return ek_error_set(EK_ERR_SHAPE, "the target's shape differs from the output's (ranks %d and "
+                                    "%d)",
                       target->rank, y->rank);
 }
 

@@ -37,8 +37,8 @@ static ek_status declare(const ek_module *self, ek_declaration *declaration) {
     EK__FAIL_IF(child->inputs != p->outputs + p->targets || child->targets != p->targets ||
                     child->terms != p->terms || child->outputs != 1,
                 EK_ERR_STATE,
-                "weighted_sum: outputs, targets or terms of terms[%zu] (%s) were changed after the "
-                "sum was made",
+                "weighted_sum: the number of outputs, targets or terms of terms[%zu] (%s) changed "
+                "after the sum was created",
                 i, child->ops->kind);
     snprintf(name, sizeof name, "%zu", i);
     EK_TRY(ek_declare_module(declaration, name, child));
@@ -141,12 +141,12 @@ static ek_status check_part(const ek_criterion *part, size_t index, ek_reduction
 static ek_status check_sum(const char *what, size_t count, size_t most) {
   if (count <= most) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "weighted_sum: the terms have more than %zu %s together", most, what);
+                      "weighted_sum: the terms together have more than %zu %s", most, what);
 }
 
 /* Checks each part, and that together they do not have too much of anything. */
 static ek_status check_parts(ek_criterion *const *parts, const double *coefficients, size_t count) {
-  EK__FAIL_IF(count == 0, EK_ERR_INVALID_ARGUMENT, "weighted_sum: there are no terms");
+  EK__FAIL_IF(count == 0, EK_ERR_INVALID_ARGUMENT, "weighted_sum: no terms, expected 1 or more");
   size_t outputs = 0, targets = 0, terms = 0;
   for (size_t i = 0; i < count; i++) {
     EK_TRY(check_part(parts[i], i, parts[0] == NULL ? EK_REDUCTION_MEAN : parts[0]->reduction,

@@ -39,7 +39,7 @@ static ek_status declare(const ek_module *self, ek_declaration *declaration) {
                   loss->inputs != w->outputs + w->targets || loss->targets != w->targets ||
                   loss->terms != self->terms || loss->outputs != 1 ||
                   self->predictions != predictions(w->model, w->criterion),
-              EK_ERR_STATE, "with_criterion: %s or %s was changed after they were put together",
+              EK_ERR_STATE, "with_criterion: %s or %s changed after they were joined",
               w->model->ops->kind, loss->ops->kind);
   EK_TRY(ek_declare_wrapped(declaration, w->model));
   EK_TRY(ek_declare_module(declaration, w->name, &w->criterion->base));
@@ -117,12 +117,13 @@ static ek_status check(const ek_module *model, const ek_criterion *criterion) {
   EK_TRY(ek_criterion_check(criterion));
   const char *kind = criterion->base.ops->kind;
   EK__FAIL_IF(model->terms > 0 || model->targets > 0, EK_ERR_INVALID_ARGUMENT,
-              "with_criterion: %s has targets or a loss itself", model->ops->kind);
+              "with_criterion: %s already has targets or a loss; expected a model without "
+              "them", model->ops->kind);
   EK__FAIL_IF(criterion->reduction == EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
-              "with_criterion: %s has reduction none", kind);
+              "with_criterion: %s has reduction none, expected mean or sum", kind);
   if (ek_criterion_outputs(criterion) == model->outputs) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "with_criterion: %s looks at %zu outputs, %s has %zu", kind,
+                      "with_criterion: %s takes %zu outputs, but %s has %zu", kind,
                       ek_criterion_outputs(criterion), model->ops->kind, model->outputs);
 }
 
@@ -139,7 +140,7 @@ static ek_status read_options(struct with_criterion *w, const ek_with_criterion_
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_with_criterion_options"));
   if (o.name == NULL) o.name = "criterion";
   EK__FAIL_IF((o.tied == NULL) != (o.source == NULL), EK_ERR_INVALID_ARGUMENT,
-              "with_criterion: a tie has both options, tied and source");
+              "with_criterion: a tie needs both options, tied and source, or neither");
   EK_TRY(keep(w->name, sizeof w->name, "%s%s", o.name, ""));
   if (o.tied == NULL) return EK_OK;
   EK_TRY(keep(w->source, sizeof w->source, "%s%s", o.source, ""));

@@ -81,7 +81,7 @@ static const ek_module_ops two_heads_ops = {.size = sizeof(ek_module_ops),
 
 static ek_status create_two_heads(ek_module **module) {
   struct two_heads *model = calloc(1, sizeof *model);
-  if (model == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "two_heads: no memory");
+  if (model == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "two_heads: out of memory");
   const ek_status status = ek_module_init(&model->base, &two_heads_ops, 1, 2);
   if (status != EK_OK) {
     free(model);

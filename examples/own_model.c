@@ -193,7 +193,7 @@ static const ek_module_ops network_ops = {.size = sizeof(ek_module_ops),
 
 static ek_status network_create(ek_module **module, int64_t in, int64_t hidden, int64_t out) {
   struct network *n = calloc(1, sizeof *n);
-  if (n == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "network: no memory");
+  if (n == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "network: out of memory");
   n->in = in;
   n->hidden = hidden;
   n->out = out;

@@ -208,7 +208,7 @@ static ek_status take_seed(struct text *text, ek_trainer *trainer,
   EK_TRY(ek_state_read(&host, ek_trainer_model(trainer), "run/seed"));
   if (settings->seed != 0 && settings->seed != seed) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "--seed %ld: the run began with seed %lld; leave --seed out, or begin anew",
+                        "--seed %ld: the run began with seed %lld; omit --seed, or start a new run",
                         settings->seed, (long long)seed);
   }
   text->seed = (uint64_t)seed;
@@ -222,7 +222,8 @@ static ek_status resume(ek_trainer *trainer, const struct settings *settings, st
   if (settings->resume == NULL) return EK_OK;
   EK_TRY(ek_trainer_load(&info, trainer, settings->resume));
   if (info.position > settings->steps) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s is a state of step %lld, behind the last one",
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s is a state of step %lld, past the last step "
+                                                 "of this run",
                         info.path, (long long)info.position);
   }
   EK_TRY(take_seed(text, trainer, settings));
@@ -372,8 +373,8 @@ static ek_status continue_text(ek_trainer *trainer, const struct text *text) {
   int32_t window[WINDOW];
   if (ek_device_counts_only(ek_group_device(ek_trainer_group(trainer), 0))) {
     return ek_error_set(EK_ERR_UNSUPPORTED,
-                        "devices that only count have no logits, and cannot continue the text; "
-                        "--stop-at a step before the last leaves that out");
+                        "plan devices compute no logits and cannot continue the text; skip that "
+                        "with --stop-at and a step before the last");
   }
   for (size_t i = 0; i < WINDOW; i++) window[i] = text->bytes[i];
   printf("\n--- the text, and how the model goes on ---\n");

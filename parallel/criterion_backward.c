@@ -17,19 +17,21 @@ static ek_status out_of_turn(const char *why) {
 
 static ek_status check_turn(const struct ek__loss *loss, const ek_data_parallel_model *model) {
   if (!loss->has_forward) {
-    return out_of_turn(loss->has_loss ? "the backward of the last criterion forward has run already"
-                                      : "no criterion forward has come before it");
+    return out_of_turn(loss->has_loss ? "the backward of the last criterion forward has already run"
+                                      : "no criterion forward has run before it");
   }
   if (loss->forward == 0) {
-    return out_of_turn("the outputs that criterion forward saw come from no forward of a model");
+    return out_of_turn("the outputs given to criterion forward do not come from a forward of a "
+                       "model");
   }
   if (loss->forward != model->last.number) {
     return out_of_turn(
-        "the outputs that criterion forward saw are not of the model's last forward");
+        "the outputs given to criterion forward are not those of the model's last forward");
   }
   if (model->last.pending == 0) {
     return out_of_turn(model->last.gradient
-                           ? "the backward of the model's last forward has run, or was dropped"
+                           ? "the backward of the model's last forward has already run, or was "
+                             "discarded"
                            : "the model's last forward was without gradient");
   }
   for (size_t i = 0; i < loss->outputs; i++) {
@@ -48,12 +50,13 @@ static ek_status check_backward(const ek_data_parallel_model *model, const struc
   EK_TRY(check_turn(loss, model));
   const bool divided = loss->reduction == EK_REDUCTION_MEAN;
   if (model->step.stage != EK__STEP_EMPTY && model->step.divided != divided) {
-    return out_of_turn("reduction `mean` and others cannot be added up in one step");
+    return out_of_turn("losses with reduction `mean` and with other reductions cannot be "
+                       "accumulated in one step");
   }
   EK__FAIL_IF(options->factors != NULL && (loss->reduction != EK_REDUCTION_NONE ||
                                            options->factors->group != model->run.group),
               EK_ERR_INVALID_ARGUMENT,
-              "criterion backward: factors go with reduction `none`, in the model's group");
+              "criterion backward: factors need reduction `none` and the model's group");
   if (options->factors != NULL) {
     EK_TRY(ek__shards_check("criterion backward: factors", options->factors));
   }

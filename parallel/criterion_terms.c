@@ -41,13 +41,14 @@ static ek_status check_weights(const ek_data_parallel_model *model, const struct
   const size_t terms = loss->terms;
   for (size_t j = 0; j < terms; j++) {
     EK__FAIL_IF(!(weights[j] >= 0 && isfinite(weights[j])), EK_ERR_INVALID_ARGUMENT,
-                "criterion backward: weight number %zu is %g", j, weights[j]);
+                "criterion backward: weight number %zu is %g, expected a finite number >= "
+                "0", j, weights[j]);
   }
   if (model->step.stage == EK__STEP_EMPTY) return EK_OK;
   EK__FAIL_IF(!loss->weights_given || memcmp(weights, loss->weights, terms * sizeof *weights) != 0,
               EK_ERR_INVALID_ARGUMENT,
-              "criterion backward: the weights of a step are given with each of its micro-batches, "
-              "and are the same for all of them");
+              "criterion backward: options.weights must be given with every micro-batch of a step, "
+              "each time with the same values");
   return EK_OK;
 }
 
@@ -64,17 +65,17 @@ static ek_status check_ratios(struct ek__loss *loss) {
   }
   if (sum == 0 && weight == 0) return EK_OK; /* it adds nothing to anything */
   EK__FAIL_IF(weight == 0, EK_ERR_STATE,
-              "criterion backward: the targets of this micro-batch have losses and weigh nothing: "
-              "how its terms are to be scaled only options.weights can tell");
+              "criterion backward: the targets of this micro-batch have losses but a weight of 0; "
+              "options.weights must say how to scale its terms");
   const bool first = largest(loss->weights, terms, &reference) == 0;
   for (size_t j = 0; j < terms && !first; j++) {
     if (nearly_equal(own[j] * loss->weights[reference], own[reference] * loss->weights[j]))
       continue;
     return ek_error_set(
         EK_ERR_STATE,
-        "criterion backward: terms number %zu and %zu weigh %g and %g in this micro-batch, %g and "
-        "%g in the earlier ones of the step: with unequal ratios the gradient is that of one batch "
-        "only if options.weights gives the weights of the whole step",
+        "criterion backward: terms number %zu and %zu weigh %g and %g in this micro-batch, but %g "
+        "and %g in the step's earlier ones: with unequal ratios, options.weights must give the "
+        "weights of the whole step",
         j, reference, own[j], own[reference], loss->weights[j], loss->weights[reference]);
   }
   for (size_t j = 0; j < terms; j++) loss->weights[j] += own[j];
@@ -89,7 +90,7 @@ static ek_status verify(const struct ek__loss *loss) {
     if (nearly_equal(totals[2 * j + 1], loss->weights[j])) continue;
     return ek_error_set(
         EK_ERR_INVALID_ARGUMENT,
-        "the targets of the step weigh %g in term number %zu, and %g was given as its weight",
+        "the targets of the step weigh %g in term number %zu, but options.weights says %g",
         totals[2 * j + 1], j, loss->weights[j]);
   }
   return EK_OK;
@@ -118,12 +119,12 @@ ek_status ek__terms_check_weights(const ek_data_parallel_model *model, const str
   const bool begun = model->step.stage != EK__STEP_EMPTY;
   if (!ek__loss_keeps_terms(loss)) return EK_OK; /* weights would change nothing */
   EK__FAIL_IF(begun && loss->micro_batches != model->step.micro_batches, EK_ERR_STATE,
-              "criterion backward: this criterion has several terms, and another loss was in the "
-              "step's earlier micro-batches");
+              "criterion backward: this criterion has several terms, but the step's earlier "
+              "micro-batches used another loss");
   if (options->weights != NULL) return check_weights(model, loss, options->weights);
   EK__FAIL_IF(
       begun && loss->weights_given, EK_ERR_INVALID_ARGUMENT,
-      "criterion backward: the step's first micro-batch came with weights, so all others do");
+      "criterion backward: the step's first micro-batch had weights, so all others must have them");
   return EK_OK;
 }
 

@@ -64,12 +64,12 @@ static ek_status check_open(ek_data_parallel_criterion **parallel,
       "ek_data_parallel_criterion_open: %s computes its loss itself: the criterion must be NULL",
       model->module->ops->kind);
   EK__FAIL_IF(options->keep_outputs && options->gradient_in_forward, EK_ERR_INVALID_ARGUMENT,
-              "ek_data_parallel_criterion_open: keep_outputs and gradient_in_forward, which "
-              "overwrites them");
+              "ek_data_parallel_criterion_open: keep_outputs and gradient_in_forward exclude each "
+              "other: the latter overwrites the outputs");
   if (criterion == NULL) return EK_OK;
   EK_TRY(ek_criterion_check(criterion));
   EK__FAIL_IF(ek_criterion_outputs(criterion) != model->module->outputs, EK_ERR_INVALID_ARGUMENT,
-              "%s looks at %zu outputs, %s has %zu", criterion->base.ops->kind,
+              "%s takes %zu outputs, but %s has %zu", criterion->base.ops->kind,
               ek_criterion_outputs(criterion), model->module->ops->kind, model->module->outputs);
   return EK_OK;
 }
@@ -218,10 +218,11 @@ static ek_status check_origin(const ek_shards *outputs, size_t count) {
                     (outputs[0].forward != 0 && outputs[i].output != i),
                 EK_ERR_INVALID_ARGUMENT,
                 "criterion forward: output number %zu is not output number %zu of the forward that "
-                "gave output number 0",
+                "produced output number 0",
                 i, i);
     EK__FAIL_IF(outputs[i].overwritten, EK_ERR_STATE,
-                "criterion forward: a criterion has written the gradient over output number %zu",
+                "criterion forward: output number %zu was overwritten by a criterion's gradient; "
+                "run a new forward",
                 i);
   }
   return EK_OK;
@@ -350,7 +351,7 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
   EK__NOT_NULL("criterion loss", loss, parallel);
   EK__MODEL_USE(parallel->model, "criterion loss");
   EK__FAIL_IF(!parallel->loss.has_loss, EK_ERR_STATE,
-              "criterion loss: no forward has come before it");
+              "criterion loss: no forward has run before it");
   const size_t terms = parallel->loss.terms;
   double combined[2] = {NAN, NAN}, totals[2 * EK_MAX_TERMS] = {0};
   EK_TRY(ek__read_numbers(combined, 2, &parallel->loss.combined[0]));
@@ -369,7 +370,7 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
   EK__MODEL_USE(parallel->model, "criterion losses");
   EK__FAIL_IF(!parallel->loss.has_forward || parallel->loss.reduction != EK_REDUCTION_NONE,
               EK_ERR_STATE,
-              "criterion losses: no forward with reduction `none` has come before it");
+              "criterion losses: no forward with reduction `none` has run before it");
   EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->loss.seen));
   ek_shards made;
   EK_TRY(ek_shards_create(&made, parallel->model->run.group));

@@ -24,10 +24,10 @@ static ek_status check_options(ek_data_parallel_model_options *options, const ek
   EK__FAIL_IF((unsigned)options->outputs > EK_OUTPUTS_GATHER ||
                   (unsigned)options->state >= EK__PLACEMENTS,
               EK_ERR_INVALID_ARGUMENT,
-              "ek_data_parallel_model_open: there is no placement %d of outputs or %d of state",
+              "ek_data_parallel_model_open: unknown placement %d of outputs or %d of state",
               (int)options->outputs, (int)options->state);
   EK__FAIL_IF(options->output_device >= ek_group_size(group), EK_ERR_INVALID_ARGUMENT,
-              "ek_data_parallel_model_open: there is no device number %zu", options->output_device);
+              "ek_data_parallel_model_open: no device number %zu", options->output_device);
   EK_TRY(ek__precision_read(&options->precision, options->type, ek_group_device(group, 0),
                             "ek_data_parallel_model_open"));
   EK_TRY(ek__gradient_type_read(&options->gradient_type, options->type, options->precision,
@@ -41,7 +41,8 @@ static ek_status check_options(ek_data_parallel_model_options *options, const ek
   EK_TRY(ek__module_check(module));
   EK__FAIL_IF(
       module->targets > 0 && options->broadcast_inputs >> (module->inputs - module->targets) != 0,
-      EK_ERR_INVALID_ARGUMENT, "ek_data_parallel_model_open: broadcast_inputs names a target");
+      EK_ERR_INVALID_ARGUMENT, "ek_data_parallel_model_open: broadcast_inputs names a target; "
+                               "targets are always cut");
   EK__FAIL_IF(module->terms > 0 && module->outputs > 1, EK_ERR_UNSUPPORTED,
               "ek_data_parallel_model_open: %s gives single losses; a model that computes its loss "
               "itself has reduction mean or sum",

@@ -72,7 +72,7 @@ static ek_status check_open(const ek_data_parallel_model *model, const ek_optimi
   EK__FAIL_IF(optimizer->ops == NULL || optimizer->states > EK_MAX_OPTIMIZER_STATES,
               EK_ERR_INVALID_ARGUMENT,
               "ek_data_parallel_optimizer_open: the optimizer has %zu states, expected 0 to %d, or "
-              "is not what ek_optimizer_init() made of it",
+              "was changed since ek_optimizer_init()",
               optimizer->states, EK_MAX_OPTIMIZER_STATES);
   const unsigned types = EK__TABLE_TYPES(optimizer->ops);
   EK_TRY(ek__types_check(types, model->options.type, optimizer->ops->kind));
@@ -82,13 +82,13 @@ static ek_status check_open(const ek_data_parallel_model *model, const ek_optimi
   const struct ek__layout *layout = &model->run.ranks[0].replica->layout;
   for (size_t i = 0; i < layout->group_count && !takes; i++) {
     EK__FAIL_IF(layout->groups[i].weight_decay > 0, EK_ERR_UNSUPPORTED,
-                "a pattern asks for weight decay %g, and %s does not take one from patterns "
+                "a pattern sets weight decay %g, but %s takes no weight decay from patterns "
                 "(takes_decay in optimizer.h)",
                 layout->groups[i].weight_decay, optimizer->ops->kind);
   }
   if (model->update == NULL) return EK_OK;
-  return ek_error_set(EK_ERR_STATE, "ek_data_parallel_optimizer_open: the model has an optimizer, "
-                                    "which must be freed before another");
+  return ek_error_set(EK_ERR_STATE, "ek_data_parallel_optimizer_open: the model already has an "
+                                    "optimizer; free it before opening another");
 }
 
 /* `given` may have been filled by hand; NULL: the rate of the rule. */
@@ -101,7 +101,7 @@ static ek_status read_schedule(ek_schedule *schedule, const ek_schedule *given,
     return ek_schedule_warmup_cosine(schedule, given->peak, given->floor, given->warmup,
                                      given->total);
   }
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "schedule: there is no kind %d", (int)given->kind);
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "schedule: unknown kind %d", (int)given->kind);
 }
 
 ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
@@ -301,8 +301,8 @@ static ek_status read_result(ek_step_result *result, const ek_data_parallel_mode
 static ek_status check_read(const struct ek__update *update, const ek_step_result *read) {
   if (!update->refuse || read->finite || (read->skipped && isfinite(read->loss))) return EK_OK;
   return ek_error_set(EK_ERR_NOT_FINITE,
-                      "optimizer step: the loss is %g and the norm of the gradient %g: nothing "
-                      "was updated, and the step is dropped",
+                      "optimizer step: the loss is %g and the norm of the gradient %g: the step "
+                      "was discarded without an update",
                       read->loss, read->gradient_norm);
 }
 
@@ -360,7 +360,7 @@ ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
   ek_step_result read = {0};
   EK_TRY(ek__model_check(model));
   EK__FAIL_IF(model->step.stage == EK__STEP_EMPTY, EK_ERR_STATE,
-              "there is no gradient: no backward since the last step");
+              "no gradient: no backward has run since the last step");
   const ek_status status = step(&read, model, result != NULL);
   if (status == EK_OK) {
     update->scaler = ek_loss_scale_next(&update->loss_scale, update->scaler, read.skipped);

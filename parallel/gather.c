@@ -76,7 +76,7 @@ static ek_status copy_part(void *context, ek_device *device, size_t index) {
 static ek_status check_target(const char *who, const ek_tensor *whole, const ek_shards *shards,
                               size_t device) {
   EK__FAIL_IF(whole == NULL || shards == NULL || device >= shards->count, EK_ERR_INVALID_ARGUMENT,
-              "%s: whole or shards is NULL, or there is no device number %zu", who, device);
+              "%s: whole or shards is NULL, or no device has number %zu", who, device);
   return EK_OK;
 }
 
@@ -142,13 +142,13 @@ ek_status ek_gather_host(ek_tensor *whole, const ek_shards *shards) {
   ek_tensor like;
   EK_TRY(measure(&like, "ek_gather_host", shards));
   EK__FAIL_IF(!ek_tensor_exists(whole) || whole->device != NULL, EK_ERR_INVALID_ARGUMENT,
-              "ek_gather_host: there is no host tensor");
+              "ek_gather_host: expected a tensor in host memory");
   EK__FAIL_IF(whole->type != like.type &&
                   !(ek__type_is_floating(whole->type) && ek__type_is_floating(like.type)),
               EK_ERR_TYPE, "ek_gather_host: the parts are %s, the host tensor is %s",
               ek_type_name(like.type), ek_type_name(whole->type));
   EK__FAIL_IF(ek_tensor_count(whole) != ek_tensor_count(&like), EK_ERR_SHAPE,
-              "ek_gather_host: %lld elements into a tensor of %lld",
+              "ek_gather_host: the parts have %lld elements, the host tensor has %lld",
               (long long)ek_tensor_count(&like), (long long)ek_tensor_count(whole));
   like.data = whole->data;
   like.type = whole->type;

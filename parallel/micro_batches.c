@@ -41,7 +41,7 @@ static ek_status check_rows(const char *what, size_t index, const ek_tensor *ten
   EK__FAIL_IF(tensor->rank == 0, EK_ERR_SHAPE, "micro-batches: %s number %zu has no rows", what,
               index);
   EK__FAIL_IF(samples == 0 ? rows != 0 : rows % samples != 0, EK_ERR_SHAPE,
-              "micro-batches: %s number %zu: %lld rows are no multiple of %lld samples", what,
+              "micro-batches: %s number %zu: %lld rows are not a multiple of %lld samples", what,
               index, (long long)rows, (long long)samples);
   return EK_OK;
 }
@@ -181,7 +181,7 @@ ek_status ek__rows_put_host(ek_tensor *whole, const ek_shards *rows,
   EK__FAIL_IF(!ek_tensor_exists(whole) || whole->device != NULL || whole->rank == 0 ||
                   whole->shape[0] % samples != 0,
               EK_ERR_SHAPE,
-              "there is no host tensor with a number of rows for each of %lld samples",
+              "expected a host tensor with equally many rows for each of %lld samples",
               (long long)samples);
   ek_tensor some = view(whole, samples, part->first, part->samples);
   return ek_gather_host(&some, rows);

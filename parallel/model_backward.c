@@ -74,7 +74,8 @@ static ek_status check_gradients(const ek_data_parallel_model *model, const ek_s
     if (gradient->group == model->run.group) EK_TRY(ek__shards_check("backward", gradient));
     EK__FAIL_IF(gradient->group != model->run.group ||
                     !(gathered ? whole_fits : parts_fit)(model, gradient, i),
-                EK_ERR_SHAPE, "backward: gradient number %zu does not lie as the forward's output",
+                EK_ERR_SHAPE, "backward: gradient number %zu is not laid out like the forward's "
+                              "output",
                 i);
   }
   return EK_OK;
@@ -86,14 +87,14 @@ ek_status ek__backward_check(const ek_data_parallel_model *model, bool divided, 
   const bool begun = step->stage != EK__STEP_EMPTY;
   EK_TRY(ek__layout_check(&model->run.ranks[0].replica->layout)); /* its counts size arrays */
   EK__FAIL_IF(begun && step->divided != divided, EK_ERR_STATE,
-              "backward: gradients that are to be divided by a weight and gradients that are not "
-              "cannot be added up in one step");
+              "backward: gradients to be divided by a weight and gradients not to be divided "
+              "cannot be accumulated in one step");
   EK__FAIL_IF(begun && step->scaling.factor != factor, EK_ERR_STATE,
-              "backward: gradients with the loss scales %g and %g cannot be added up in one step",
+              "backward: gradients with loss scales %g and %g cannot be accumulated in one step",
               step->scaling.factor, factor);
   EK__FAIL_IF(
       begun && step->running != running, EK_ERR_STATE,
-      "backward: totals of the step so far and totals of a micro-batch cannot be put together");
+      "backward: totals of the step so far and totals of one micro-batch cannot be combined");
   return EK_OK;
 }
 
@@ -101,7 +102,7 @@ static ek_status check_backward(const ek_data_parallel_model *model, const ek_sh
                                 size_t count, const ek_backward_options *options) {
   EK_TRY(ek__model_check(model));
   EK__FAIL_IF(model->last.pending == 0, EK_ERR_STATE,
-              "backward: no forward with gradient has come before it");
+              "backward: no forward with gradient has run before it");
   EK__FAIL_IF(options->running && options->totals == NULL, EK_ERR_INVALID_ARGUMENT,
               "backward: options.running without options.totals");
   EK_TRY(ek__backward_check(model, options->totals != NULL && !options->sum, options->loss_scale,
@@ -144,8 +145,8 @@ ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const e
   EK_TRY(ek_loss_scale_check(&given));
   EK_TRY(ek__model_check(model));
   EK__FAIL_IF(model->last.pending != 0 && model->last.scale != 0, EK_ERR_STATE,
-              "backward: forward has computed gradients for the scale of a criterion "
-              "(gradient_in_forward), whose backward is next");
+              "backward: the forward computed gradients for a criterion's scale "
+              "(gradient_in_forward); call that criterion's backward");
   return ek__model_backward(model, gradients, count, &o, 1);
 }
 

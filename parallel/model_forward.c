@@ -58,11 +58,11 @@ static ek_status check_call(const struct ek__forward *job, size_t count) {
               "forward: %s takes %zu inputs, not %zu", model->module->ops->kind, job->input_count,
               count);
   EK__FAIL_IF(model->step.stage == EK__STEP_REDUCED && job->options->gradient, EK_ERR_STATE,
-              "forward: the step's last backward has run; the optimizer (or discard) is "
-              "next");
+              "forward: the step's last backward has run; call the optimizer's step, or discard, "
+              "first");
   EK__FAIL_IF(is_mixed(model), EK_ERR_STATE,
-              "forward: the last forward has added to the gradients of the step "
-              "(gradient_in_forward): its backward (or discard) is next");
+              "forward: the last forward added to the gradients of the step (gradient_in_forward); "
+              "call its backward, or discard, first");
   return EK_OK;
 }
 
@@ -95,8 +95,8 @@ static ek_status check_cuts(size_t *lead, const ek_data_parallel_model *model,
         input->offsets[0] != 0 || memcmp(input->offsets, inputs[*lead].offsets, bytes) != 0 ||
             memcmp(input->offsets, input->samples, bytes) != 0,
         EK_ERR_SHAPE,
-        "forward: input number %zu is cut differently from number %zu (%lld rows, %lld), or has "
-        "not one row for each sample",
+        "forward: input number %zu is cut differently from number %zu (%lld rows, %lld), or does "
+        "not have one row for each sample",
         i, *lead, (long long)input->offsets[model->run.count],
         (long long)inputs[*lead].offsets[model->run.count]);
   }
@@ -190,7 +190,8 @@ static ek_status check_place(const ek_data_parallel_model *model, int64_t sample
   const int64_t all = options->batch_samples == 0 ? samples : options->batch_samples;
   EK__FAIL_IF(all < samples || options->first_sample < 0 || options->first_sample > all - samples,
               EK_ERR_INVALID_ARGUMENT,
-              "forward: %lld samples from number %lld on in a batch of %lld", (long long)samples,
+              "forward: %lld samples starting at number %lld do not fit in a batch of "
+              "%lld", (long long)samples,
               (long long)options->first_sample, (long long)all);
   if (all <= INT64_MAX - model->step.samples) return EK_OK;
   return ek_error_set(EK_ERR_OVERFLOW, "forward: the step's samples do not fit in 63 bits");
@@ -228,7 +229,8 @@ static ek_status lay_inputs(struct ek__forward *job, const ek_tensor *sources) {
   const ek_scatter_options *scatter = job->options->scatter;
   if (reduction->grains != NULL) {
     EK__FAIL_IF(scatter != NULL, EK_ERR_INVALID_ARGUMENT,
-                "forward: a reproducible model cuts its batches itself: options.scatter is NULL");
+                "forward: a reproducible model cuts its batches itself: options.scatter must be "
+                "NULL");
     grains.kind = EK_SCATTER_GRAINS;
     grains.grains = reduction->grains(model);
     scatter = &grains;
@@ -255,8 +257,8 @@ static ek_status check_scatter(const ek_scatter_options *options) {
   ek_scatter_options o = EK_SCATTER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_scatter_options"));
   EK__FAIL_IF(o.type != 0 || o.scaling != NULL, EK_ERR_INVALID_ARGUMENT,
-              "forward: options.scatter has a type or a scaling; the model's options.input_scaling "
-              "and its module say what inputs become");
+              "forward: options.scatter has a type or a scaling; types and scalings of inputs come "
+              "from the module and the model's options.input_scaling");
   return EK_OK;
 }
 
@@ -267,7 +269,7 @@ ek_status ek__forward_lay(struct ek__forward *job, ek_data_parallel_model *model
   read_call(job, count);
   EK_TRY(check_call(job, count));
   EK__FAIL_IF(cut != NULL && options->scatter != NULL, EK_ERR_INVALID_ARGUMENT,
-              "forward: shards are cut already");
+              "forward: shards are already cut, so options.scatter must be NULL");
   EK_TRY(check_scatter(options->scatter));
   for (size_t i = 0; i < count && cut != NULL; i++) EK_TRY(check_cut(model, &cut[i], i));
   if (cut == NULL) EK_TRY(lay_inputs(job, sources));

@@ -24,8 +24,8 @@ static bool is_torn(const ek_data_parallel_model *model) {
 ek_status ek__model_check(const ek_data_parallel_model *model) {
   if (!is_torn(model)) return EK_OK;
   return ek_error_set(EK_ERR_TORN,
-                      "an update of the model failed halfway, so that its devices may differ: set "
-                      "all of its state, or open the model and its optimizer again");
+                      "an update of the model failed halfway, so its devices may differ: load a "
+                      "whole state, or open the model and its optimizer again");
 }
 
 void ek__model_update_begins(ek_data_parallel_model *model) {

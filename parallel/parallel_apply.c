@@ -29,7 +29,7 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
   const bool rows = has_rows(job, index);
   if (!rows && !ek_pass_is_collective(job->passes[index])) return EK_OK;
   EK__FAIL_IF(job->passes[index] == NULL, EK_ERR_INVALID_ARGUMENT,
-              "ek_parallel_apply: there is no pass");
+              "ek_parallel_apply: a pass is NULL");
   for (size_t i = 0; i < job->input_count; i++) {
     inputs[i] = job->inputs[i].parts[index];
     EK_TRY(ek_tensor_wait(&inputs[i]));

@@ -93,8 +93,8 @@ ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_para
     EK_TRY(ek_tensor_create(whole, part->device, category, part->type, part->rank, shape));
   }
   EK__FAIL_IF(!fits(whole, part, all), EK_ERR_SHAPE,
-              "a grain gives another type, other dimensions or %lld rows per sample, which the "
-              "first grain of the device does not",
+              "a grain gives another type, other dimensions or another number of rows per sample "
+              "(%lld) than the first grain of the device",
               (long long)per_sample);
   EK_TRY(ek_tensor_rows(&rows, whole, per_sample * (piece->first - pieces->begin), part->shape[0]));
   const ek_status status = ek_op_copy(stream_of(whole), &rows, part);

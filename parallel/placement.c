@@ -68,20 +68,21 @@ ek_status ek_mode_parse(ek_mode *mode, const char *name) {
     }
   }
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "there is no mode \"%s\": gather, balanced, replicated, sharded, "
-                      "sharded-gradients, fully-sharded",
+                      "unknown mode \"%s\"; expected gather, balanced, replicated, sharded, "
+                      "sharded-gradients or fully-sharded",
                       name);
 }
 
 ek_status ek_data_parallel_model_options_set_mode(ek_data_parallel_model_options *options,
                                                   ek_mode mode) {
   EK__FAIL_IF(options == NULL || (unsigned)mode >= MODES, EK_ERR_INVALID_ARGUMENT,
-              "options may not be NULL, or there is no mode %d", (int)mode);
+              "options is NULL, or mode %d is unknown", (int)mode);
   ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_model_options"));
   EK__FAIL_IF(options->size < offsetof(ek_data_parallel_model_options, output_device),
               EK_ERR_INVALID_ARGUMENT,
-              "ek_data_parallel_model_options.size is %zu, which has no room for a mode",
+              "ek_data_parallel_model_options.size is %zu, too small for a mode; initialise the "
+              "struct",
               options->size);
   options->outputs = modes[mode].outputs;
   options->state = modes[mode].state;

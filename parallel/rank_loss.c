@@ -40,7 +40,7 @@ static ek_status open_replica(const ek_data_parallel_model *model, const struct 
   if (!collective && ek_tensor_count(ek_replica_parameters(own->replica)) == 0) return EK_OK;
   return ek_error_set(
       EK_ERR_UNSUPPORTED,
-      "%s has %s: that works in one module with the model, see ek_with_criterion_create()",
+      "%s has %s: join it with the model by ek_with_criterion_create()",
       module->ops->kind, collective ? "collectives of its own" : "parameters");
 }
 
@@ -249,7 +249,7 @@ ek_status ek__loss_check_rows(const ek_shards *outputs, size_t count, size_t pla
   const bool rows = ek__loss_has_rows(outputs, place);
   for (size_t i = 0; i < count; i++) {
     EK__FAIL_IF(ek__loss_has_rows(&outputs[i], place) != rows, EK_ERR_SHAPE,
-                "output number %zu lies on other devices than number 0", i);
+                "output number %zu is on other devices than number 0", i);
   }
   return EK_OK;
 }

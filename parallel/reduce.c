@@ -56,7 +56,7 @@ ek_status ek__sums_complete(struct ek__sums *sums, size_t parameter) {
               "ek_reducer_complete: number %zu is a buffer, which has no gradient", parameter);
   if (of >= sums->cut->trained) return EK_OK; /* frozen */
   EK__FAIL_IF(sums->waiting[of] == 0, EK_ERR_STATE,
-              "ek_reducer_complete: bucket %zu is complete already", of);
+              "ek_reducer_complete: bucket %zu is already complete", of);
   sums->waiting[of]--;
   if (sums->rank != NULL && sums->rank->keeper != NULL) {
     ek__keeper_note(sums->rank->keeper, EK__TRAIL_COMPLETE, parameter);
@@ -101,7 +101,7 @@ static ek_status check_open(ek_reducer **reducer, const ek_communicator *communi
                             const ek_reducer_options *o) {
   EK__NOT_NULL("ek_reducer_open", reducer, communicator, group, replicas);
   EK__FAIL_IF((unsigned)o->kind > EK_REDUCE_SCATTER || o->pieces > INT32_MAX,
-              EK_ERR_INVALID_ARGUMENT, "ek_reducer_open: there is no kind %d, or %zu pieces",
+              EK_ERR_INVALID_ARGUMENT, "ek_reducer_open: unknown kind %d, or %zu pieces",
               (int)o->kind, o->pieces);
   for (size_t k = 0; k < ek_group_size(group); k++) {
     EK__FAIL_IF(ek_replica_device(replicas[k]) != ek_group_device(group, k) ||
@@ -174,7 +174,7 @@ ek_status ek_reducer_range(int64_t *first, int64_t *last, const ek_reducer *redu
   EK__FAIL_IF(first == NULL || last == NULL || reducer == NULL ||
                   bucket >= reducer->buckets.trained || rank >= reducer->buckets.ranks,
               EK_ERR_INVALID_ARGUMENT,
-              "ek_reducer_range: an argument is NULL, or there is no bucket %zu on rank %zu",
+              "ek_reducer_range: an argument is NULL, or bucket %zu or rank %zu does not exist",
               bucket, rank);
   ek__bucket_range(first, last, &reducer->buckets.list[bucket], reducer->kind, rank);
   return EK_OK;
@@ -184,7 +184,8 @@ static ek_status sums_of(struct ek__sums **sums, const char *who, ek_reducer *re
                          const ek_device *device) {
   EK__FAIL_IF(reducer == NULL || device == NULL || ek_device_index(device) >= reducer->devices ||
                   reducer->sums[ek_device_index(device)].device != device,
-              EK_ERR_INVALID_ARGUMENT, "%s: no reducer, or a device that is not of it", who);
+              EK_ERR_INVALID_ARGUMENT, "%s: the reducer is NULL, or the device is not one of its "
+                                       "devices", who);
   *sums = &reducer->sums[ek_device_index(device)];
   return EK_OK;
 }

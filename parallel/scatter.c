@@ -40,14 +40,14 @@ static ek_status check_sizes(int64_t rows, size_t count, const int64_t *sizes) {
   int64_t left = rows;
   for (size_t i = 0; i < count; i++) {
     EK__FAIL_IF(sizes[i] < 0 || sizes[i] > left, EK_ERR_INVALID_ARGUMENT,
-                "scatter: size %lld of device number %zu is negative or more than what is left of "
-                "%lld rows",
+                "scatter: size %lld of device number %zu is negative or exceeds the rows that are "
+                "left of %lld",
                 (long long)sizes[i], i, (long long)rows);
     left -= sizes[i];
   }
   if (left == 0) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "scatter: the sizes sum to %lld, there are %lld rows",
+                      "scatter: the sizes sum to %lld, expected %lld, the number of rows",
                       (long long)(rows - left), (long long)rows);
 }
 
@@ -64,7 +64,8 @@ static ek_status check_weights(size_t count, const double *weights) {
     some = some || weights[i] > 0;
   }
   if (some) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: all weights are 0");
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: all weights are 0, expected at least one "
+                                               "above 0");
 }
 
 /* Whole shares first, then one row each to the largest remainders, lower devices first. */
@@ -108,12 +109,12 @@ ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
   case EK_SCATTER_EVEN: cut_even(offsets, rows, count); return EK_OK;
   case EK_SCATTER_CHUNK: cut_chunks(offsets, rows, (int64_t)count); return EK_OK;
   case EK_SCATTER_SIZES:
-    EK__FAIL_IF(o.sizes == NULL, EK_ERR_INVALID_ARGUMENT, "scatter: the sizes are missing");
+    EK__FAIL_IF(o.sizes == NULL, EK_ERR_INVALID_ARGUMENT, "scatter: options.sizes is NULL");
     EK_TRY(check_sizes(rows, count, o.sizes));
     cut_sizes(offsets, count, o.sizes);
     return EK_OK;
   case EK_SCATTER_WEIGHTS:
-    EK__FAIL_IF(o.weights == NULL, EK_ERR_INVALID_ARGUMENT, "scatter: the weights are missing");
+    EK__FAIL_IF(o.weights == NULL, EK_ERR_INVALID_ARGUMENT, "scatter: options.weights is NULL");
     EK_TRY(check_weights(count, o.weights));
     cut_weights(offsets, rows, count, o.weights);
     return EK_OK;
@@ -123,7 +124,7 @@ ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
     cut_grains(offsets, rows, count, o.grains);
     return EK_OK;
   }
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: there is no kind %d", (int)o.kind);
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: unknown kind %d", (int)o.kind);
 }
 
 /* ---- what integers become ---- */
@@ -336,7 +337,7 @@ ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shar
   const int64_t rows = source->shape[0], samples = like->samples[like->count];
   const int64_t per_sample = samples == 0 ? 0 : rows / samples;
   EK__FAIL_IF(per_sample * samples != rows, EK_ERR_SHAPE,
-              "%s: %lld rows are no multiple of %lld samples", who, (long long)rows,
+              "%s: %lld rows are not a multiple of %lld samples", who, (long long)rows,
               (long long)samples);
   ek_shards made;
   EK_TRY(ek_shards_create(&made, like->group));
@@ -352,7 +353,7 @@ ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shar
 ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like, const ek_tensor *source,
                           ek_memory_category category) {
   ek_shards made;
-  EK_TRY(ek__shards_check("ek_scatter_like: what is to be followed", like));
+  EK_TRY(ek__shards_check("ek_scatter_like: the shards to follow", like));
   if (shards == NULL) return check_source("ek_scatter_like", shards, like->group, source);
   EK_TRY(ek__scatter_lay_like(&made, "ek_scatter_like", like, source));
   return fill(shards, &made, "ek_scatter_like", source, category, NULL);

@@ -20,7 +20,8 @@ ek_status ek_shards_create(ek_shards *shards, ek_group *group) {
   const size_t parts = count * sizeof(ek_tensor), numbers = (count + 1) * sizeof(int64_t);
   uint64_t ticket = 0;
   char *block = ek__host_block_take(&ticket, ek__group_blocks(group), parts + 2 * numbers);
-  EK__FAIL_IF(block == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for the shards of %zu devices",
+  EK__FAIL_IF(block == NULL, EK_ERR_OUT_OF_MEMORY, "out of host memory for the shards of %zu "
+                                                   "devices",
               count);
   *shards = (ek_shards){.group = group,
                         .count = count,
@@ -83,7 +84,7 @@ void ek_shards_free(ek_shards *shards) {
 
 ek_status ek__shards_check(const char *who, const ek_shards *shards) {
   EK__FAIL_IF(shards == NULL || shards->group == NULL, EK_ERR_INVALID_ARGUMENT,
-              "%s: there are no shards", who);
+              "%s: the shards are NULL or empty", who);
   if (!stale(shards)) return EK_OK;
   return ek_error_set(EK_ERR_STATE, "%s: the shards were freed through a copy of the struct", who);
 }
@@ -125,7 +126,8 @@ ek_status ek__given_check(const char *what, size_t number, const ek_data_paralle
                 "%s number %zu: its part number %zu is not on %s", what, number, k,
                 ek_device_name(device));
     EK__FAIL_IF(!given->broadcast && (part->rank == 0 || rows < 0 || part->shape[0] != rows),
-                EK_ERR_SHAPE, "%s number %zu: its part number %zu has not the %lld rows of the cut",
+                EK_ERR_SHAPE, "%s number %zu: its part number %zu does not have the %lld rows of "
+                              "the cut",
                 what, number, k, (long long)rows);
   }
   return EK_OK;

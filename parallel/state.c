@@ -126,7 +126,7 @@ static ek_status entry_named(struct entry *entry, const ek_data_parallel_model *
   if (entry->kind != EK_STATE_KIND_OPTIMIZER || !(entry->info.buffer || entry->info.frozen)) {
     return EK_OK;
   }
-  return ek_error_set(EK_ERR_NOT_FOUND, "there is no state %s: %s is %s", name, parameter,
+  return ek_error_set(EK_ERR_NOT_FOUND, "no state entry %s: %s is %s", name, parameter,
                       entry->info.buffer ? "a buffer" : "frozen");
 }
 
@@ -160,7 +160,7 @@ static void describe(ek_state_info *info, const ek_data_parallel_model *model,
 
 ek_status ek_state_entry(ek_state_info *info, const ek_data_parallel_model *model, size_t index) {
   EK__FAIL_IF(info == NULL || index >= ek_state_count(model), EK_ERR_INVALID_ARGUMENT,
-              "ek_state_entry: info or model is NULL, or there is no entry number %zu", index);
+              "ek_state_entry: info or model is NULL, or no entry has number %zu", index);
   EK__MODEL_ENTER(model, "ek_state_entry");
   struct entry entry;
   EK_TRY(entry_at(&entry, model, index));
@@ -372,8 +372,8 @@ ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *mode
   const ek_tensor like = like_for(&entry, host);
   EK__FAIL_IF(!ek_tensor_exists(host) || host->rank != 1 || first < 0 ||
                   first > ek_tensor_count(&like) - ek_tensor_count(host),
-              EK_ERR_SHAPE, "ek_state_read_part: %s has %lld elements: not these", name,
-              (long long)ek_tensor_count(&like));
+              EK_ERR_SHAPE, "ek_state_read_part: the range is outside the %lld elements of %s",
+              (long long)ek_tensor_count(&like), name);
   const ek_tensor part = ek__flat_range(&like, 0, ek_tensor_count(host));
   EK_TRY(check_host("ek_state_read_part", name, &part, host));
   EK_TRY(check_whole("ek_state_read_part", model, is_cut(model, &entry), name));

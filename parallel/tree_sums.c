@@ -120,8 +120,8 @@ ek_status ek__tree_open(ek_data_parallel_model *model, struct ek__rank *rank) {
   const ek_type type = model->options.gradient_type;
   const size_t grains = model->options.reproducible;
   EK__FAIL_IF(rank->replica->layout.collective, EK_ERR_UNSUPPORTED,
-              "ek_data_parallel_model_open: %s has collectives of its own: a sum over the whole "
-              "batch, which the grains of a reproducible model, one after the other, cannot have",
+              "ek_data_parallel_model_open: %s has collectives of its own, which need the whole "
+              "batch at once; a reproducible model computes it in grains, one after the other",
               model->module->ops->kind);
   EK_TRY(ek__new(&rank->tree, 1, sizeof *rank->tree, memory_of));
   if (ek__placement(model)->gradient_shares) return open_shares(model, rank);

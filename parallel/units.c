@@ -126,7 +126,7 @@ static ek_status enter(struct ek__lender *lender, const struct ek__node *node, e
   struct ek__keeper *keeper = (struct ek__keeper *)lender;
   bool new = false;
   EK__FAIL_IF(!is_there(keeper, keeper->current) || !is_there(keeper, keeper->ahead),
-              EK_ERR_INTERNAL, "unit %zu or %zu is not there", keeper->current, keeper->ahead);
+              EK_ERR_INTERNAL, "unit %zu or %zu does not exist", keeper->current, keeper->ahead);
   ek__keeper_note(keeper, way, node->number);
   for (size_t i = 0; i <= node->parameter_count; i++) {
     const size_t unit = unit_of(keeper, node, i);

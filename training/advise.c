@@ -339,11 +339,11 @@ static ek_status nothing_fits(const struct search *s) {
   const ek_settings *settings = &nearest->settings;
   char recompute[EK_RECOMPUTE_TEXT], missing[32];
   EK__FAIL_IF(nearest->missing_bytes == 0, EK_ERR_UNSUPPORTED,
-              "ek_advise: the model has no form for any settings");
+              "ek_advise: build gives no model for any of the settings");
   return ek_error_set(
       EK_ERR_OUT_OF_MEMORY,
       "ek_advise: nothing fits; mode %s, %s, recompute %s, %s loss, %lld micro-batch%s comes "
-      "nearest and lacks %s",
+      "nearest and is short by %s",
       ek_mode_name(settings->mode), ek_precision_name(settings->precision),
       ek_recompute_format(recompute, &settings->recompute),
       settings->fused_loss ? "fused" : "whole", (long long)settings->micro_batches,
@@ -373,7 +373,7 @@ static ek_status check_task(const ek_advise_task *task, const char *devices,
   EK__FAIL_IF(task->targets == NULL && task->target_count > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_advise: targets is NULL");
   EK__FAIL_IF((devices == NULL) == (trainer->group == NULL), EK_ERR_INVALID_ARGUMENT,
-              "ek_advise: either a string of devices, or the trainer's group");
+              "ek_advise: pass either a string of devices or the trainer's group, not both");
   return EK_OK;
 }
 

@@ -200,9 +200,10 @@ static ek_status take_steps(struct planning *p, const ek_advise_task *task,
                             const ek_settings *settings, ek_module *module,
                             ek_criterion *criterion) {
   ek_tensor all[EK_MAX_INPUTS];
-  EK__FAIL_IF(module == NULL, EK_ERR_INVALID_ARGUMENT, "ek_advise: build has made no module");
+  EK__FAIL_IF(module == NULL, EK_ERR_INVALID_ARGUMENT, "ek_advise: build returned EK_OK without a "
+                                                       "module");
   EK__FAIL_IF(module->outputs > EK_MAX_TENSORS, EK_ERR_INVALID_ARGUMENT,
-              "ek_advise: %s has %zu outputs", module->ops->kind, module->outputs);
+              "ek_advise: %s has %zu outputs, expected 1", module->ops->kind, module->outputs);
   EK_TRY(open_trainer(p, task, settings, module, criterion));
   listen(p);
   p->batch =

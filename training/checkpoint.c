@@ -73,13 +73,13 @@ static ek_status describe_extra(ek_state_info *info, const ek_checkpoint_extra *
   const char *name = extra->name == NULL ? "" : extra->name;
   const int length = snprintf(info->name, sizeof info->name, EK__CHECKPOINT_EXTRA "%s", name);
   EK__FAIL_IF(name[0] == '\0' || length < 0 || (size_t)length >= sizeof info->name,
-              EK_ERR_INVALID_ARGUMENT, "a checkpoint's extra has no name, or a longer one than %d",
+              EK_ERR_INVALID_ARGUMENT, "the name of a checkpoint's extra must have 1 to %d bytes",
               EK_STATE_NAME_SIZE);
   EK__FAIL_IF(!ek__utf8_is(name), EK_ERR_INVALID_ARGUMENT,
-              "the name of a checkpoint's extra, \"%.64s\", is not UTF-8", name);
+              "the name of a checkpoint's extra, \"%.64s\", is not valid UTF-8", name);
   EK__FAIL_IF(extra->value.device != NULL ||
                   (extra->value.data == NULL && ek_tensor_count(&extra->value) > 0),
-              EK_ERR_INVALID_ARGUMENT, "a checkpoint's extra, %s, is not in host memory", name);
+              EK_ERR_INVALID_ARGUMENT, "a checkpoint's extra, %s, must be in host memory", name);
   info->like = extra->value;
   return EK_OK;
 }
@@ -161,7 +161,7 @@ static ek_status describe(ek_checkpoint_write *self, const ek_data_parallel_mode
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_checkpoint_options"));
   EK_TRY(ek__model_check(model));
   EK__FAIL_IF(ek_device_counts_only(ek_group_device(model->run.group, 0)), EK_ERR_UNSUPPORTED,
-              "devices that only count have no state to save");
+              "plan devices have no values, so there is no state to save");
   EK__FAIL_IF(o.extras == NULL && o.extra_count > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_checkpoint_options.extras is NULL");
   /* A step that no load would take. */
@@ -345,7 +345,8 @@ ek_status ek_checkpoint_end(ek_checkpoint_write *write) {
   ek__checkpoint_wait(write);
   if (!write->joined) {
     status =
-        ek_error_set(EK_ERR_STATE, "%s: the save belongs to process %ld, this one is a child of it",
+        ek_error_set(EK_ERR_STATE,
+                     "%s: the save was begun by process %ld; a child made by fork() cannot use it",
                      write->folder, write->process.id);
   } else if (write->status != EK_OK) {
     status = ek_error_set(write->status, "%s", write->message);

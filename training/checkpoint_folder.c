@@ -116,11 +116,12 @@ ek_status ek__checkpoint_make_folder(const char *folder) {
   }
   if (errno == EEXIST) {
     if (stat(folder, &about) != 0)
-      return ek__file_refused(folder, "the folder cannot be looked at");
+      return ek__file_refused(folder, "the folder cannot be examined");
     if (S_ISDIR(about.st_mode)) return EK_OK;
-    return ek_error_set(EK_ERR_IO, "%s: states go into a folder, and this is not one", folder);
+    return ek_error_set(EK_ERR_IO, "%s: not a directory; states are saved into a "
+                                   "directory", folder);
   }
-  return ek__file_refused(folder, "the folder cannot be made");
+  return ek__file_refused(folder, "the folder cannot be created");
 }
 
 /* What saves left that were killed: those under way, of any process, have their file locked. */

@@ -32,7 +32,7 @@ static ek_status read_position(int64_t *number, const char *path, const char *te
   errno = 0;
   const long long value = text == NULL ? 0 : strtoll(text, &end, 10);
   EK__FAIL_IF(text == NULL || end == text || *end != '\0' || errno != 0, EK_ERR_CORRUPT,
-              "%s: it does not say at which position it was saved", path);
+              "%s: its header has no valid position of the run (step, samples)", path);
   *number = value;
   return EK_OK;
 }
@@ -66,7 +66,7 @@ static ek_status describe(ek_checkpoint_info *info, const ek_safetensors *file, 
   const char *format = ek_safetensors_value(file, EK__CHECKPOINT_FORMAT_KEY);
   const char *version = ek_safetensors_value(file, EK__CHECKPOINT_VERSION_KEY);
   EK__FAIL_IF(format == NULL || !ek_safetensors_has_checksums(file), EK_ERR_CORRUPT,
-              "%s: this is no state of a training run", path);
+              "%s: not a saved state of a training run", path);
   EK__FAIL_IF(strcmp(format, EK__CHECKPOINT_FORMAT) != 0, EK_ERR_UNSUPPORTED,
               "%s: a state of format %.20s, written by evenkeel %.20s; this library knows "
               "format " EK__CHECKPOINT_FORMAT,
@@ -100,7 +100,8 @@ static ek_status open_whole(ek_safetensors **file, ek_checkpoint_info *info, con
  * */
 static ek_status open_listed(ek_safetensors **file, ek_checkpoint_info *info, const char *folder,
                              const int64_t *steps, size_t count) {
-  ek_status status = ek_error_set(EK_ERR_NOT_FOUND, "%s: there is no state in this folder", folder);
+  ek_status status = ek_error_set(EK_ERR_NOT_FOUND,
+                                  "%s: this folder contains no saved state", folder);
   for (size_t i = 0; i < count; i++) {
     char path[EK_CHECKPOINT_PATH_SIZE];
     status = ek__checkpoint_path(path, folder, steps[i]);
@@ -122,7 +123,7 @@ static ek_status open_last(ek_safetensors **file, ek_checkpoint_info *info, cons
   }
   if (status != EK_ERR_CORRUPT) return status;
   return ek_error_set(EK_ERR_NOT_FOUND,
-                      "%s: every state in this folder is damaged; of the first: %s", folder,
+                      "%s: every state in this folder is damaged; the first error: %s", folder,
                       ek_error_message());
 }
 
@@ -138,7 +139,7 @@ ek_status ek_checkpoint_latest(ek_checkpoint_info *info, const char *folder) {
 
 static ek_status open_any(ek_safetensors **file, ek_checkpoint_info *info, const char *path) {
   struct stat about;
-  if (stat(path, &about) != 0) return ek__file_refused(path, "cannot be looked at");
+  if (stat(path, &about) != 0) return ek__file_refused(path, "cannot be examined");
   return S_ISDIR(about.st_mode) ? open_last(file, info, path) : open_whole(file, info, path);
 }
 
@@ -162,7 +163,7 @@ static const char *why_missing(const ek_safetensors *file, const ek_state_info *
   if (parameter == NULL || ek_safetensors_find(file, parameter) == NULL) return "is missing";
   for (size_t i = 0; i < ek_safetensors_count(file); i++) {
     if (strncmp(ek_safetensors_at(file, i)->name, info->name, kind) == 0) {
-      return "is missing: the parameter was frozen in the run that was saved, and is not here";
+      return "is missing: the parameter was frozen when the run was saved, but is trained now";
     }
   }
   return "is missing";
@@ -174,10 +175,9 @@ static const char *why_extra(const ek_data_parallel_model *model, const char *na
   ek_parameter_info info;
   if (parameter != NULL &&
       ek_replica_find(&info, model->run.ranks[0].replica, parameter) == EK_OK && info.frozen) {
-    return "is in the file, and the parameter is frozen here, which it was not in the run that was "
-           "saved";
+    return "is in the file, but the parameter is frozen now; it was trained when the run was saved";
   }
-  return "is in the file and not in the model or its optimizer";
+  return "is in the file, but not in the model or its optimizer";
 }
 
 /* Whether the file has this entry, in its shape; of `run`, a number that may be. Floating types may

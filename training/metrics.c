@@ -73,7 +73,7 @@ static ek_status open_lines(ek_metrics *self, const char *path) {
     self->lines = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
   } while (self->lines < 0 && errno == EINTR);
   if (self->lines < 0) {
-    return ek__file_refused(path, errno == ENXIO ? "cannot be opened: nothing reads this pipe"
+    return ek__file_refused(path, errno == ENXIO ? "cannot be opened: no process reads this pipe"
                                                  : "cannot be opened");
   }
   if (fstat(self->lines, &about) == 0 && S_ISREG(about.st_mode)) {
@@ -201,7 +201,7 @@ static ek_status write_line(ek_metrics *self) {
   const ssize_t written = write_quietly(self->lines, self->buffer, self->used);
   if (written < 0) return ek__file_refused(self->lines_path, "cannot be written");
   if (written > 0) self->cut = (size_t)written != self->used;
-  EK__FAIL_IF((size_t)written != self->used, EK_ERR_IO, "%s: only a part of a line was written",
+  EK__FAIL_IF((size_t)written != self->used, EK_ERR_IO, "%s: only part of a line was written",
               self->lines_path);
   return EK_OK;
 }
@@ -337,11 +337,11 @@ static ek_status check_name(const char *name) {
   const bool legal =
       strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") == length && *name >= 'a';
   EK__FAIL_IF(!legal || length >= EK_METRICS_NAME_SIZE, EK_ERR_INVALID_ARGUMENT,
-              "ek_metrics_put: \"%.60s\" is no name of a number; expected a lower-case letter, "
-              "then lower-case letters, digits and underscores, at most %d in all",
+              "ek_metrics_put: \"%.60s\" is not a valid name of a number; expected a lower-case "
+              "letter, then lower-case letters, digits and underscores, at most %d in all",
               name, EK_METRICS_NAME_SIZE - 1);
   EK__FAIL_IF(is_taken(name), EK_ERR_INVALID_ARGUMENT,
-              "ek_metrics_put: \"%s\" is a number of the library's; expected another name", name);
+              "ek_metrics_put: \"%s\" is a name that the library uses; choose another", name);
   return EK_OK;
 }
 
@@ -351,7 +351,7 @@ ek_status ek_metrics_put(ek_metrics *metrics, const char *name, double value) {
   size_t i = 0;
   while (i < metrics->number_count && strcmp(metrics->numbers[i].name, name) != 0) i++;
   EK__FAIL_IF(i == EK_METRICS_NUMBERS, EK_ERR_INVALID_ARGUMENT,
-              "ek_metrics_put: \"%s\" would be number %d; there is room for %d", name,
+              "ek_metrics_put: \"%s\" would be number %d; at most %d are possible", name,
               EK_METRICS_NUMBERS + 1, EK_METRICS_NUMBERS);
   struct number *it = &metrics->numbers[i];
   it->value = value;
@@ -366,7 +366,7 @@ ek_status ek_metrics_resume(ek_metrics *metrics, double tokens) {
   EK__FAIL_IF(!isfinite(tokens) || tokens < 0, EK_ERR_INVALID_ARGUMENT,
               "ek_metrics_resume: %g tokens, expected a number >= 0", tokens);
   EK__FAIL_IF(metrics->told, EK_ERR_STATE,
-              "ek_metrics_resume: a step has been counted; expected before the first one");
+              "ek_metrics_resume: steps have already been counted; call it before the first one");
   metrics->tokens = tokens;
   return EK_OK;
 }

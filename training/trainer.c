@@ -42,13 +42,13 @@ static ek_status check_open(ek_trainer **trainer, const char *devices, const ek_
                             const ek_trainer_options *o) {
   EK__NOT_NULL("ek_trainer_open", trainer, module);
   EK__FAIL_IF(optimizer != NULL && criterion == NULL && module->terms == 0, EK_ERR_INVALID_ARGUMENT,
-              "ek_trainer_open: criterion is NULL, and %s does not compute its loss",
+              "ek_trainer_open: criterion is NULL, but %s does not compute its own loss",
               module->ops->kind);
   EK__FAIL_IF((devices == NULL) == (o->group == NULL) ||
                   (o->group != NULL && o->group_options != NULL),
               EK_ERR_INVALID_ARGUMENT,
-              "ek_trainer_open: either a string of devices, with options.group_options or without, "
-              "or options.group");
+              "ek_trainer_open: pass either a string of devices (options.group_options is then "
+              "allowed) or options.group");
   EK__FAIL_IF(o->micro_batches < 0, EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_open: options.micro_batches is %lld, expected 0 or more",
               (long long)o->micro_batches);
@@ -68,7 +68,7 @@ static ek_status open_frozen(ek_trainer *self, ek_module *module,
   ek_parameter_pattern *patterns = NULL;
   const size_t count = model->pattern_count;
   EK__FAIL_IF(count > 0 && model->patterns == NULL, EK_ERR_INVALID_ARGUMENT,
-              "ek_trainer_open: there are %zu patterns, and options.patterns is NULL", count);
+              "ek_trainer_open: options.patterns is NULL, but %zu patterns are announced", count);
   EK_TRY(ek__new(&patterns, count + 1, sizeof *patterns, "patterns of parameters"));
   for (size_t i = 0; i < count; i++) patterns[i] = model->patterns[i];
   patterns[count] = (ek_parameter_pattern){.pattern = "*", .frozen = true};
@@ -189,7 +189,7 @@ ek_status ek_trainer_free(ek_trainer *trainer) {
 static ek_status check_open_still(const char *who, const ek_trainer *trainer) {
   EK__NOT_NULL(who, trainer);
   if (trainer->model != NULL) return EK_OK;
-  return ek_error_set(EK_ERR_STATE, "%s: the trainer was freed, except its group", who);
+  return ek_error_set(EK_ERR_STATE, "%s: the trainer was freed; only its group remains", who);
 }
 
 /* That the trainer has the parts for a step, or for an evaluation. */

@@ -110,7 +110,7 @@ static ek_status open_weights(struct weights *w, const ek_data_parallel_model *m
   EK__FAIL_IF(o.names == NULL && o.name_count > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_weights_options: names is NULL");
   EK__FAIL_IF(ek_device_counts_only(ek_group_device(model->run.group, 0)), EK_ERR_UNSUPPORTED,
-              "devices that only count have no weights");
+              "plan devices have no values, so there are no weights");
   EK_TRY(ek__model_check(model));
   w->prefix = o.prefix == NULL ? 0 : strlen(o.prefix);
   EK__FAIL_IF(w->prefix > LONGEST_PREFIX, EK_ERR_INVALID_ARGUMENT,

@@ -51,7 +51,7 @@ static ek_status read_text(struct text *text) {
   if (status == EK_ERR_NOT_FOUND) ek_error_clear();
   if (status != EK_OK) return status == EK_ERR_NOT_FOUND ? EK_OK : status;
   if (size > MOST_BYTES) {
-    status = ek_error_set(EK_ERR_CORRUPT, "%s: %llu bytes are too many for a configuration",
+    status = ek_error_set(EK_ERR_CORRUPT, "%s: %llu bytes are too large for a configuration",
                           text->path, (unsigned long long)size);
   }
   text->length = (size_t)size;
@@ -140,7 +140,7 @@ static ek_status contradiction(const char *path, const ek_fact *fact, const stru
     (void)snprintf(wanted, SHOWN, "\"%.*s\"", (int)strcspn(fact->words, "|"), fact->words);
   }
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "%s: %s is %s, but the model has %s: the weights are another model's",
+                      "%s: %s is %s, but the model has %s: the weights belong to another model",
                       path, fact->key, value->shown, wanted);
 }
 
@@ -169,8 +169,7 @@ static ek_status check_text(const struct ek__layout *layout, const struct text *
   }
   if (good && ek__json_ends(&json)) return EK_OK;
   return ek_error_set(EK_ERR_CORRUPT,
-                      "%s: it cannot be compared with the model: byte %zu of it is not what an "
-                      "object of JSON has there",
+                      "%s: it cannot be compared with the model: invalid JSON object at byte %zu",
                       text->path, (size_t)(json.at - text->bytes));
 }
 

@@ -189,7 +189,7 @@ static ek_status make_targets(struct bed *bed) {
   EK_TRY(ek_tensor_create(&bed->targets, bed->device, EK_MEMORY_WORKSPACE, EK_I32, 1, &bed->rows));
   EK_TRY(ek_tensor_create(&bed->totals, bed->device, EK_MEMORY_WORKSPACE, EK_F64, 1, totals));
   int32_t *targets = malloc((size_t)bed->rows * sizeof *targets);
-  if (!targets) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the targets");
+  if (!targets) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "out of host memory for the targets");
   for (int64_t r = 0; r < bed->rows; r++) targets[r] = (int32_t)(r * 7919 % bed->columns);
   ek_tensor host;
   ek_status status = ek_tensor_host(&host, targets, EK_I32, 1, &bed->rows);

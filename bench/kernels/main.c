@@ -200,25 +200,28 @@ enum { KEY_AGAINST = 256, KEY_ONLY, KEY_PROCESSOR_TIME, KEY_THREADS };
 
 static const struct argp_option options[] = {
     {"devices", 'd', "SPEC", 0, "One device, such as cpu (default) or cuda:0", 0},
-    {"type", 't', "TYPE", 0, "Of values: f32 (default), bf16 or f16", 0},
+    {"type", 't', "TYPE", 0, "Type of the values: f32 (default), bf16 or f16", 0},
     {"mib", 'm', "N", 0, "Size of the large tensors in MiB; default 256", 0},
     {"tokens", 'k', "N", 0, "Rows of products, tokens of attention; default 1024", 0},
-    {"rounds", 'r', "N", 0, "Rounds of an operation and what it is held against; default 15", 0},
-    {"only", KEY_ONLY, "LIST", 0, "These operations alone, such as add,adamw", 0},
+    {"rounds", 'r', "N", 0, "Rounds of an operation and of what it is compared with; default "
+                            "15", 0},
+    {"only", KEY_ONLY, "LIST", 0, "Only these operations, such as add,adamw", 0},
     {"against", KEY_AGAINST, "WHAT", 0,
-     "copy (default): the speed over that of a copy of as many bytes; f32: the time over that in "
-     "f32",
+     "copy (default): the speed divided by that of a copy of the same number of bytes; f32: the "
+     "time divided by that in f32",
      0},
-    {"threads", KEY_THREADS, "N", 0, "Of a cpu device; default 0: as many as there are cores", 0},
+    {"threads", KEY_THREADS, "N", 0, "Threads of a cpu device; default 0: one for each core", 0},
     {"processor-time", KEY_PROCESSOR_TIME, NULL, 0,
-     "Of the whole process, and not the clock's: for cpu devices beside other programs", 0},
+     "Measure the processor time of the whole process instead of elapsed time: for cpu devices on "
+     "a busy machine", 0},
     {"output", 'o', "FORMAT", 0, "table (default), md, csv or json", 0},
     {NULL, 0, NULL, 0, NULL, 0}};
 
 static void need_whole(int64_t *value, const char *text, int64_t least, int64_t most,
                        const char *name, struct argp_state *state) {
   if (parse_whole(value, text, least, most)) return;
-  argp_error(state, "--%s is %lld to %lld, not \"%s\"", name, (long long)least, (long long)most,
+  argp_error(state, "--%s must be %lld to %lld, not "
+                    "\"%s\"", name, (long long)least, (long long)most,
              text);
 }
 
@@ -231,7 +234,7 @@ static void parse_only(struct settings *settings, const char *text, struct argp_
     for (size_t i = 0; (kernel = kernel_at(i)) != NULL; i++) {
       if (is_word(kernel->name, word, length)) break;
     }
-    if (kernel == NULL) argp_error(state, "--only: there is no \"%.*s\"", (int)length, word);
+    if (kernel == NULL) argp_error(state, "--only: unknown operation \"%.*s\"", (int)length, word);
   }
 }
 
@@ -240,7 +243,7 @@ static void parse_type(ek_type *type, const char *text, struct argp_state *state
           : strcmp(text, "bf16") == 0 ? EK_BF16
           : strcmp(text, "f16") == 0  ? EK_F16
                                       : (ek_type)0;
-  if (*type == 0) argp_error(state, "--type is f32, bf16 or f16, not \"%s\"", text);
+  if (*type == 0) argp_error(state, "--type must be f32, bf16 or f16, not \"%s\"", text);
 }
 
 static error_t parse(int key, char *text, struct argp_state *state) {
@@ -258,12 +261,12 @@ static error_t parse(int key, char *text, struct argp_state *state) {
   case KEY_AGAINST:
     results->against_f32 = strcmp(text, "f32") == 0;
     if (!results->against_f32 && strcmp(text, "copy") != 0) {
-      argp_error(state, "--against is copy or f32, not \"%s\"", text);
+      argp_error(state, "--against must be copy or f32, not \"%s\"", text);
     }
     return 0;
   case 'o':
     if (!results_parse(&settings->format, text)) {
-      argp_error(state, "-o is table, md, csv or json, not \"%s\"", text);
+      argp_error(state, "-o must be table, md, csv or json, not \"%s\"", text);
     }
     return 0;
   default: return ARGP_ERR_UNKNOWN;
@@ -282,8 +285,8 @@ int main(int argc, char **argv) {
       options,
       parse,
       "",
-      "Times operations in turns: what memory bounds with a copy of the same number of bytes, or "
-      "everything with itself in f32.",
+      "Times operations in turns: those bound by memory with a copy of the same number of bytes, "
+      "or all of them with themselves in f32.",
       NULL,
       NULL,
       NULL};
@@ -299,7 +302,7 @@ int main(int argc, char **argv) {
     return EXIT_WRONG;
   }
   if (ek_group_size(group) != 1 || ek_device_counts_only(ek_group_device(group, 0))) {
-    say_error("--devices %s: one device that computes is wanted", settings.devices);
+    say_error("--devices %s: expected one device that computes (not plan)", settings.devices);
     ek_group_free(group);
     return EXIT_USAGE;
   }

@@ -93,7 +93,8 @@ static ek_status train_on(ek_trainer *trainer, const struct task *task, FILE *fi
     printf("step %" PRId64 " loss %.17g%s\n", step, result.loss, result.skipped ? " skipped" : "");
   }
   if (status == EK_OK && (ferror(file) || got != 0)) {
-    status = ek_error_set(EK_ERR_IO, "%s: cannot be read, or is not whole steps of %zu tokens",
+    status = ek_error_set(EK_ERR_IO, "%s: cannot be read, or its length is not a multiple of %zu "
+                                     "tokens, one step",
                           task->tokens, row_tokens);
   }
   free(rows);

@@ -192,7 +192,8 @@ static ek_status warm_up(struct run *run) {
   double first = 0;
   const ek_status found = ek_checkpoint_latest(&info, run->folder);
   if (found == EK_OK) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: states of a run lie in this folder",
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: this folder already contains saved states; "
+                                                 "expected an empty or new one",
                         run->folder);
   }
   EK_TRY(train(&all, &first, run, 1));
@@ -266,7 +267,7 @@ static void print(const struct round *rounds, size_t count, const struct run *ru
   printf("a state of %.3f GB, %zu rounds: median (smallest .. largest)\n",
          (double)run->bytes * 1e-9, count);
   print_line("ek_trainer_save()", rounds, count, save, " s");
-  print_line("of the processor for it", rounds, count, save_work, " s");
+  print_line("processor time for it", rounds, count, save_work, " s");
   print_line("removing a state", rounds, count, removal, " s");
   print_line("plain file, several direct writes at once, synced", rounds, count, several, " s");
   print_line("plain file, one direct write at a time, synced", rounds, count, one, " s");
@@ -277,12 +278,12 @@ static void print(const struct round *rounds, size_t count, const struct run *ru
   print_line("speed of a save over the page cache, synced", rounds, count, to_cache, "");
   print_line("a step", rounds, count, step, " s");
   print_line("ek_trainer_begin_save(): the copy", rounds, count, snapshot, " s");
-  print_line("of the processor for it", rounds, count, snapshot_work, " s");
-  print_line("first step behind it over first step alone", rounds, count, first, "");
-  print_line("steps behind it over steps alone", rounds, count, slower, "");
-  print_line("of the processor for them, and the writing, over alone", rounds, count, processor,
+  print_line("processor time for it", rounds, count, snapshot_work, " s");
+  print_line("first step during a save over first step alone", rounds, count, first, "");
+  print_line("steps during a save over steps alone", rounds, count, slower, "");
+  print_line("processor time for them and the writing, over alone", rounds, count, processor,
              "");
-  print_line("ek_trainer_end_save(): what was left to wait for", rounds, count, wait_for_end, " s");
+  print_line("ek_trainer_end_save(): the time left to wait", rounds, count, wait_for_end, " s");
 }
 
 /* Token t of the batch, taken as one text; its target is the next one. */
@@ -302,7 +303,7 @@ static ek_status work(struct run *run, const char *devices, const struct shape *
   ek_status status = EK_OK;
   run->chunk = aligned_alloc(PAGE, CHUNK);
   if (ids == NULL || run->chunk == NULL) {
-    EK_TRY_GOTO(status, ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory for a batch"), cleanup);
+    EK_TRY_GOTO(status, ek_error_set(EK_ERR_OUT_OF_MEMORY, "out of memory for a batch"), cleanup);
   }
   memset(run->chunk, 7, CHUNK);
   for (int64_t t = 0; t < tokens; t++) {

@@ -44,7 +44,7 @@ EK_BEGIN_DECLARATIONS
   X(EK_ERR_UNAVAILABLE, 9, "the backend cannot be used on this machine")                           \
   X(EK_ERR_UNSUPPORTED, 10, "the operation is not available for this type or backend")             \
   X(EK_ERR_IO, 11, "the operating system refused to read or write")                                \
-  X(EK_ERR_ABORTED, 12, "given up because another device failed")                                  \
+  X(EK_ERR_ABORTED, 12, "abandoned because another device failed")                                 \
   X(EK_ERR_INTERNAL, 13, "evenkeel broke a rule of its own")                                       \
   X(EK_ERR_TORN, 14,                                                                               \
     "an update failed halfway: the model must be opened again, or all of its state set")           \

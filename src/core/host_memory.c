@@ -29,7 +29,7 @@ void *ek__calloc(size_t count, size_t size) {
 
 ek_status ek__new(void *pointer, size_t count, size_t size, const char *what) {
   void *memory = ek__calloc(count, size);
-  EK__FAIL_IF(memory == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for %s", what);
+  EK__FAIL_IF(memory == NULL, EK_ERR_OUT_OF_MEMORY, "out of host memory for %s", what);
   memcpy(pointer, &memory, sizeof memory); /* copied: it is no object of type void * */
   return EK_OK;
 }

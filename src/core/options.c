@@ -14,7 +14,8 @@ ek_status ek__options_read(void *local, size_t size, const void *given, const ch
   memcpy(&stated, given, sizeof stated); /* the first member of each of these structs */
   EK__FAIL_IF(
       stated < sizeof stated || stated > size, EK_ERR_INVALID_ARGUMENT,
-      "%s.size is %zu, expected %zu (less only from an older program); was the struct initialised?",
+      "%s.size is %zu, expected %zu (smaller only in a program built for an older version); "
+      "initialise the struct with its ..._INIT",
       name, stated, size);
   memcpy((char *)local + sizeof stated, (const char *)given + sizeof stated,
          stated - sizeof stated);

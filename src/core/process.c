@@ -22,7 +22,7 @@ ek_status ek__process_watch(void) {
   if (!watching) watching = pthread_atfork(NULL, NULL, in_the_child) == 0;
   const bool done = watching;
   pthread_mutex_unlock(&mutex);
-  return done ? EK_OK : ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory for a handler of fork()");
+  return done ? EK_OK : ek_error_set(EK_ERR_OUT_OF_MEMORY, "out of memory for a fork() handler");
 }
 
 unsigned ek__process_number(void) { return atomic_load_explicit(&forks, memory_order_relaxed); }
@@ -38,6 +38,7 @@ bool ek__process_is_child(const struct ek__process *owner) {
 ek_status ek__process_check(const struct ek__process *owner, const char *who) {
   if (!ek__process_is_child(owner)) return EK_OK;
   return ek_error_set(EK_ERR_STATE,
-                      "%s: the group belongs to process %ld, this one is a child of it", who,
+                      "%s: the group was opened by process %ld; a child made by fork() cannot use "
+                      "it", who,
                       owner->id);
 }

@@ -30,7 +30,7 @@ const char *ek_status_text(ek_status status) {
     EK_STATUS_LIST(TEXT)
 #undef TEXT
   }
-  return "a status that evenkeel does not know";
+  return "unknown status";
 }
 
 const char *ek_error_message(void) { return last_message; }

@@ -62,11 +62,12 @@ ek_status ek__arena_open(struct ek__arena *arena, ek_device *device,
   arena->backend = backend;
   arena->capacity = capacity & ~(uint64_t)(EK_MEMORY_UNIT - 1);
   EK__FAIL_IF(arena->capacity > INT64_MAX, EK_ERR_OUT_OF_MEMORY,
-              "%s: a capacity that does not fit in 63 bits", ek_device_name(device));
+              "%s: the capacity does not fit in 63 bits", ek_device_name(device));
   EK_TRY(reserve_record(arena));
   const bool locks = pthread_mutex_init(&arena->mutex, NULL) == 0;
   ek_status status = EK_OK;
-  if (!locks) status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no mutex", ek_device_name(device));
+  if (!locks) status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: a mutex could not be "
+                                                          "created", ek_device_name(device));
   if (status == EK_OK && arena->capacity > 0) {
     status = backend->memory_reserve(&arena->base, arena->capacity, device);
   }
@@ -225,7 +226,7 @@ static ek_status let_arrive(struct ek__arena *arena, struct ek_memory *block) {
 static ek_status admit(struct ek__arena *arena, ek_memory_category category, uint64_t bytes) {
   if (arena->fail_at == ++arena->serial) {
     arena->fail_at = 0;
-    return out_of_memory(arena, category, bytes, "(failure asked for by a test) ");
+    return out_of_memory(arena, category, bytes, "(failure requested by a test) ");
   }
   return reserve_record(arena);
 }
@@ -498,7 +499,7 @@ ek_status ek_memory_record_start(ek_device *device, size_t capacity) {
   if (events == NULL || places == NULL) {
     ek__free(events);
     ek__free(places);
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to record %zu events", capacity);
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "out of host memory to record %zu events", capacity);
   }
   pthread_mutex_lock(&arena->mutex);
   ek_memory_event *old = arena->events;
@@ -529,6 +530,6 @@ ek_status ek_memory_record_stop(const ek_memory_event **events, size_t *count, s
     if (dropped != NULL) *dropped = arena->events_dropped;
   }
   pthread_mutex_unlock(&arena->mutex);
-  EK__FAIL_IF(!recording, EK_ERR_STATE, "%s: no recording was started", ek_device_name(device));
+  EK__FAIL_IF(!recording, EK_ERR_STATE, "%s: no recording is running", ek_device_name(device));
   return EK_OK;
 }

@@ -115,7 +115,8 @@ ek_status ek__communicator_can_sum(const char *who, const ek_device *device, ek_
 
 static ek_status check_tensor(const char *who, const ek_device *device, const ek_tensor *tensor,
                               bool sums) {
-  EK__FAIL_IF(!ek_tensor_exists(tensor), EK_ERR_INVALID_ARGUMENT, "%s: there is no tensor", who);
+  EK__FAIL_IF(!ek_tensor_exists(tensor), EK_ERR_INVALID_ARGUMENT, "%s: the tensor is NULL or "
+                                                                  "absent", who);
   EK__FAIL_IF(tensor->device != device, EK_ERR_DEVICE, "%s: called for %s with a tensor on %s", who,
               ek_device_name(device), ek_device_name(tensor->device));
   return sums ? ek__communicator_can_sum(who, device, tensor->type) : EK_OK;
@@ -162,7 +163,7 @@ static ek_status start(ek_communicator *communicator, ek_device *device,
   EK_TRY(check_call(who, communicator, device));
   EK_TRY(check_tensor(who, device, tensor, kinds[kind].sums));
   EK__FAIL_IF(root >= ek_communicator_world_size(communicator), EK_ERR_INVALID_ARGUMENT,
-              "%s: there is no rank %zu", who, root);
+              "%s: no rank %zu", who, root);
   if (kinds[kind].parts) EK_TRY(check_offsets(who, communicator, tensor, offsets));
   const struct ek__collective collective = {.kind = kind,
                                             .data = tensor->data,

@@ -90,10 +90,10 @@ ek_status ek__device_check_unused(const ek_device *device, const char *who) {
   if (usage.current_bytes > usage.fixed_bytes) {
     char held[1024];
     ek__ledger_describe(held, sizeof held, usage.current);
-    return ek_error_set(EK_ERR_STATE, "%s: tensors still lie on %s: %s", who, device->name, held);
+    return ek_error_set(EK_ERR_STATE, "%s: tensors remain on %s: %s", who, device->name, held);
   }
   if (ek__arena_without_bytes(ek__device_arena(device)) > 0) {
-    return ek_error_set(EK_ERR_STATE, "%s: a tensor without elements is still on %s", who,
+    return ek_error_set(EK_ERR_STATE, "%s: a tensor without elements remains on %s", who,
                         device->name);
   }
   if (atomic_load(&device->events) == 0) return EK_OK;

@@ -106,7 +106,7 @@ static ek_status read_size(uint64_t *bytes, const char **at, const char *text) {
   /* What is wrong behind the number must not pass for a number that is too small. */
   if (**at != '\0') {
     return wrong(text, *at,
-                 *at > behind ? "the end" : "the end, or right behind the number " UNITS);
+                 *at > behind ? "the end" : "the end, or directly after the number " UNITS);
   }
   uint64_t total = 0;
   if (__builtin_mul_overflow(whole, unit, &total) ||
@@ -157,7 +157,7 @@ static ek_status read_item(struct ek__device_spec *spec, const char **at, const 
   if (**at == '-') {
     const char *end = ++(*at);
     EK_TRY(read_number(&last, at, text));
-    if (last < first) return wrong(text, end, "a number that is not below the first");
+    if (last < first) return wrong(text, end, "a number not below the first");
   }
   if (**at == 'x') {
     (*at)++;

@@ -11,7 +11,8 @@
 
 ek_status ek_fault_at(ek_device *device, uint64_t n, ek_status status) {
   EK__FAIL_IF(device == NULL || (n > 0 && status == EK_OK), EK_ERR_INVALID_ARGUMENT,
-              "ek_fault_at: %s", device == NULL ? "device may not be NULL" : "EK_OK is no failure");
+              "ek_fault_at: %s", device == NULL ? "device may not be NULL" : "status may not be "
+                                                                             "EK_OK");
   struct ek__fault *fault = ek__device_fault(device);
   /* The status first: whoever sees the new count sees it too. */
   atomic_store_explicit(&fault->status, (int)status, memory_order_relaxed);
@@ -25,7 +26,7 @@ ek_status ek__fault_reached(struct ek__fault *fault, const ek_device *device, co
     if (!atomic_compare_exchange_weak(&fault->left, &left, left - 1)) continue;
     if (left > 1) return EK_OK;
     return ek_error_set((ek_status)atomic_load_explicit(&fault->status, memory_order_relaxed),
-                        "%s: %s: (failure asked for by a test)", ek_device_name(device), what);
+                        "%s: %s: (failure requested by a test)", ek_device_name(device), what);
   }
   return EK_OK;
 }

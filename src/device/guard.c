@@ -92,11 +92,11 @@ static ek_status look(const struct ek_memory *memory) {
   if (memory->arena->backend->download == NULL) return EK_OK; /* nothing is there to look at */
   EK_TRY(read_back(bytes, memory, 0, first));
   for (uint64_t i = first; i-- > 0;) {
-    if (!intact(bytes[i], memory, i)) return overrun(memory, first - i, "before its beginning");
+    if (!intact(bytes[i], memory, i)) return overrun(memory, first - i, "before its start");
   }
   EK_TRY(read_back(bytes, memory, end, memory->bytes));
   for (uint64_t i = end; i < memory->bytes; i++) {
-    if (!intact(bytes[i - end], memory, i)) return overrun(memory, i - end + 1, "behind its end");
+    if (!intact(bytes[i - end], memory, i)) return overrun(memory, i - end + 1, "after its end");
   }
   return EK_OK;
 }

@@ -124,7 +124,7 @@ static ek_status given_up(const struct host_communicator *self, size_t rank) {
     const struct slot *slot = &self->ring[i % RING];
     if (slot->mismatch && slot->arrived == self->ranks) return misfit();
   }
-  return ek_error_set(EK_ERR_ABORTED, "given up because another device failed");
+  return ek_error_set(EK_ERR_ABORTED, "abandoned because another device failed");
 }
 
 static char *element(const struct slot *slot, size_t rank, int64_t index) {
@@ -186,7 +186,7 @@ static ek_status do_part(struct host_communicator *self, const struct slot *slot
     }
     return EK_OK;
   }
-  return ek_error_set(EK_ERR_INTERNAL, "no such collective");
+  return ek_error_set(EK_ERR_INTERNAL, "unknown collective");
 }
 
 static ek_status queue_work(struct host_communicator *self, const struct slot *slot,
@@ -247,7 +247,8 @@ static const char *late(const struct host_communicator *self) {
 }
 
 /* Who waits for its own part alone is about to use another communicator. */
-#define OTHER_ORDER ": collectives of several communicators come in one order on all devices"
+#define OTHER_ORDER                                                                                \
+  ": with several communicators, all devices must call the collectives in one order"
 
 /*
  * A worker that has ended its part of the job, and has not come to what is waited for: that all
@@ -294,10 +295,10 @@ static ek_status wait_for_peers(struct host_communicator *self, const ek_device 
     if (!nothing_changes(self, fmin(left, LOOK_EVERY))) return EK_OK;
     const char *name = self->aborted ? NULL : ended_early(self, all, number);
     EK__FAIL_IF(name != NULL, EK_ERR_SHAPE,
-                MISFIT ": %s has ended its work without one that %s waits for", name,
+                MISFIT ": %s ended its work without a collective that %s waits for", name,
                 ek_device_name(device));
   }
-  return ek_error_set(EK_ERR_UNAVAILABLE, "%s: %s: %s has not come to it after %g seconds%s",
+  return ek_error_set(EK_ERR_UNAVAILABLE, "%s: %s: %s has not joined after %g seconds%s",
                       ek_device_name(device), self->table.name, late(self), limit,
                       all ? "" : OTHER_ORDER);
 }

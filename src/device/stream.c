@@ -124,7 +124,8 @@ ek_status ek_device_parallel_for(ek_device *device, int64_t count, ek_range_func
                                  void *context) {
   EK__FAIL_IF(
       device == NULL || function == NULL || count < 0, EK_ERR_INVALID_ARGUMENT,
-      "ek_device_parallel_for: device and function may not be NULL, nor count negative (%lld)",
+      "ek_device_parallel_for: device and function may not be NULL, and count (%lld) may not be "
+      "negative",
       (long long)count);
   EK_TRY(ek__fault_point(device, "ek_device_parallel_for"));
   const struct ek__backend *backend = ek__device_table(device);

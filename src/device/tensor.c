@@ -17,10 +17,10 @@
 
 ek_status ek__tensor_measure(int64_t *bytes, const char *who, ek_type type, int rank,
                              const int64_t *shape) {
-  EK__FAIL_IF(ek_type_size(type) == 0, EK_ERR_INVALID_ARGUMENT, "%s: %d is no element type", who,
+  EK__FAIL_IF(ek_type_size(type) == 0, EK_ERR_INVALID_ARGUMENT, "%s: unknown element type %d", who,
               (int)type);
   EK__FAIL_IF(rank < 0 || rank > EK_MAX_RANK || (rank > 0 && shape == NULL),
-              EK_ERR_INVALID_ARGUMENT, "%s: rank %d is not in 0..%d, or shape is NULL", who, rank,
+              EK_ERR_INVALID_ARGUMENT, "%s: rank %d is outside 0..%d, or shape is NULL", who, rank,
               EK_MAX_RANK);
   bool empty = false, overflow = false;
   int64_t total = (int64_t)ek_type_size(type);
@@ -45,11 +45,11 @@ ek_status ek_tensor_create(ek_tensor *tensor, ek_device *device, ek_memory_categ
                            ek_type type, int rank, const int64_t *shape) {
   EK__FAIL_IF(tensor == NULL || device == NULL || (unsigned)category >= EK_MEMORY_CATEGORIES,
               EK_ERR_INVALID_ARGUMENT,
-              "ek_tensor_create: tensor or device is NULL, or there is no such category");
+              "ek_tensor_create: tensor or device is NULL, or the category is unknown");
   int64_t bytes = 0;
   EK_TRY(ek__tensor_measure(&bytes, "ek_tensor_create", type, rank, shape));
   EK__FAIL_IF(ek__type_is_unsigned(type), EK_ERR_TYPE,
-              "ek_tensor_create: %s is a type of tensors in host memory alone", ek_type_name(type));
+              "ek_tensor_create: tensors of type %s exist only in host memory", ek_type_name(type));
   ek_tensor result = {.device = device, .type = type};
   set_shape(&result, rank, shape);
   struct ek__arena *arena = ek__device_arena(device);
@@ -184,7 +184,7 @@ ek_status ek__tensor_check_host(const ek_tensor *host, const ek_tensor *like, co
                                 const char *name) {
   const int64_t count = ek_tensor_count(like), given = ek_tensor_count(host);
   EK__FAIL_IF(!ek_tensor_exists(host) || host->device != NULL || (host->data == NULL && given > 0),
-              EK_ERR_INVALID_ARGUMENT, "%s: there is no host tensor for %s", who, name);
+              EK_ERR_INVALID_ARGUMENT, "%s: the host tensor for %s is NULL", who, name);
   if (ek__same_sizes(host->rank, host->shape, like->rank, like->shape)) return EK_OK;
   if (host->rank == 1 && given == count) return EK_OK;
   return ek_error_set(EK_ERR_SHAPE,
@@ -196,7 +196,7 @@ ek_status ek__tensor_check_host(const ek_tensor *host, const ek_tensor *like, co
 ek_status ek_tensor_set_category(ek_tensor *tensor, ek_memory_category category) {
   EK__FAIL_IF(!ek_tensor_exists(tensor) || (unsigned)category >= EK_MEMORY_CATEGORIES,
               EK_ERR_INVALID_ARGUMENT,
-              "ek_tensor_set_category: no tensor, or there is no such category");
+              "ek_tensor_set_category: the tensor is NULL or absent, or the category is unknown");
   if (tensor->memory != NULL) ek__arena_charge(tensor->memory, category);
   return EK_OK;
 }
@@ -213,7 +213,8 @@ static bool covers_its_memory(const ek_tensor *tensor) {
 ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows) {
   EK__FAIL_IF(
       grown == NULL || !ek_tensor_exists(tensor) || tensor->rank == 0 || rows < tensor->shape[0],
-      EK_ERR_INVALID_ARGUMENT, "ek_tensor_grow: no tensor with rows, or fewer rows than it has");
+      EK_ERR_INVALID_ARGUMENT, "ek_tensor_grow: the tensor is NULL, absent or a scalar, or rows is "
+                               "below its number of rows");
   int64_t shape[EK_MAX_RANK];
   memcpy(shape, tensor->shape, sizeof shape);
   shape[0] = rows;
@@ -230,7 +231,7 @@ ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows) {
 
 ek_status ek_tensor_wait(const ek_tensor *tensor) {
   EK__FAIL_IF(!ek_tensor_exists(tensor), EK_ERR_INVALID_ARGUMENT,
-              "ek_tensor_wait: there is no tensor");
+              "ek_tensor_wait: tensor is NULL");
   if (tensor->memory == NULL || tensor->memory->arrival == 0) return EK_OK;
   return ek__device_table(tensor->device)->arrive(tensor->device, tensor->memory->arrival);
 }
@@ -290,7 +291,7 @@ static ek_status copy_bytes(const ek_tensor *to, const ek_tensor *from, size_t b
 ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source) {
   EK_TRY(check_pair("ek_tensor_copy", destination, source));
   EK__FAIL_IF(!ek_tensor_exists(destination), EK_ERR_INVALID_ARGUMENT,
-              "ek_tensor_copy: there is no destination");
+              "ek_tensor_copy: the destination is NULL or absent");
   EK__FAIL_IF(destination->type != source->type, EK_ERR_TYPE, "ek_tensor_copy: %s cannot become %s",
               ek_type_name(source->type), ek_type_name(destination->type));
   EK__FAIL_IF(ek_tensor_count(destination) != ek_tensor_count(source), EK_ERR_SHAPE,

@@ -49,7 +49,7 @@ const char *ek_precision_name(ek_precision precision) {
 
 const char *ek__types_text(char text[EK__TYPES_TEXT], unsigned types) {
   types &= (EK_TYPES_F16 << 1) - 1;
-  (void)snprintf(text, EK__TYPES_TEXT, "no type that there is");
+  (void)snprintf(text, EK__TYPES_TEXT, "no known type");
   size_t used = 0;
   for (int i = EK_F32; i <= EK_F16; i++) { /* those that operations compute in */
     if ((types >> i & 1u) == 0) continue;
@@ -67,7 +67,7 @@ ek_status ek__types_check(unsigned types, ek_type type, const char *who) {
   if ((types >> type & 1u) != 0) return EK_OK;
   char text[EK__TYPES_TEXT];
   return ek_error_set(EK_ERR_UNSUPPORTED,
-                      "%s computes in %s, not in %s; `types` of its table says so", who,
+                      "%s computes in %s, not in %s (member `types` of its table)", who,
                       ek__types_text(text, types), ek_type_name(type));
 }
 

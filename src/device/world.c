@@ -70,8 +70,8 @@ ek_status ek__world_check(struct ek__world *world) {
   if (status == EK_OK) return EK_OK;
   /* Written once, before `failed`. */
   return ek_error_set(EK_ERR_UNAVAILABLE,
-                      "the processes do not train together any more since an error; close the "
-                      "group and open it again in all of them. The error was: %s",
+                      "the processes stopped training together after an error; close the group and "
+                      "reopen it in all of them. The error was: %s",
                       world->why);
 }
 
@@ -199,8 +199,8 @@ static ek_status check_messages(const struct ek__world *world, const struct mess
     struct message *heard = &world->heard[p];
     if (p == world->exchange.process) continue;
     EK__FAIL_IF(heard->magic != MAGIC, EK_ERR_UNAVAILABLE,
-                "%s does not speak as this one: another library, version or byte order, or bytes "
-                "that were lost",
+                "%s does not follow this process's protocol: it has another library, version or "
+                "byte order, or bytes were lost",
                 name(who, sizeof who, world, p));
     heard->text[TEXT - 1] = '\0';
     EK__FAIL_IF(heard->kind == FAILURE, valid((ek_status)heard->words[0]), "%s failed: %s",
@@ -212,8 +212,8 @@ static ek_status check_messages(const struct ek__world *world, const struct mess
     EK__FAIL_IF(heard->number != mine->number || heard->kind != mine->kind ||
                     memcmp(heard->words, mine->words, same * sizeof *mine->words) != 0,
                 EK_ERR_SHAPE,
-                "the processes do different things: %s does %s, and this one %s, or they differ in "
-                "what went before",
+                "the processes make different calls: %s is in %s, this one in %s, or their earlier "
+                "calls differ",
                 name(who, sizeof who, world, p), say(theirs, sizeof theirs, heard),
                 say(own, sizeof own, mine));
   }
@@ -365,7 +365,7 @@ static ek_status take_places(struct ek__world *world, const struct message *mine
     EK__FAIL_IF(said->words[0] != (int64_t)world->exchange.processes ||
                     said->words[1] != (int64_t)p || said->words[2] != (int64_t)world->size,
                 EK_ERR_INVALID_ARGUMENT,
-                "ek_group_open: process %zu is said to be number %" PRId64 " of %" PRId64
+                "ek_group_open: process %zu calls itself number %" PRId64 " of %" PRId64
                 " processes in a world of %" PRId64 "; this one knows %zu processes and %zu ranks",
                 p, said->words[1], said->words[0], said->words[2], world->exchange.processes,
                 world->size);

@@ -42,13 +42,13 @@ ek_status ek__file_open(int *file, uint64_t *size, const char *path) {
   } while (opened < 0 && errno == EINTR);
   if (opened < 0) return ek__file_refused(path, "cannot be opened");
   if (fstat(opened, &about) != 0) {
-    const ek_status status = ek__file_refused(path, "cannot be looked at");
+    const ek_status status = ek__file_refused(path, "cannot be examined");
     (void)close(opened);
     return status;
   }
   if (!S_ISREG(about.st_mode)) {
     (void)close(opened);
-    return ek_error_set(EK_ERR_IO, "%s: this is no regular file", path);
+    return ek_error_set(EK_ERR_IO, "%s: not a regular file", path);
   }
   *file = opened;
   *size = (uint64_t)about.st_size;
@@ -127,7 +127,7 @@ ek_status ek__file_read(int file, const char *path, void *data, size_t bytes, ui
     const ssize_t got = pread(file, to, bytes < most ? bytes : most, (off_t)place);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return ek__file_refused(path, "cannot be read");
-    EK__FAIL_IF(got == 0, EK_ERR_CORRUPT, "%s: it ends too early", path);
+    EK__FAIL_IF(got == 0, EK_ERR_CORRUPT, "%s: the file ends too early", path);
     to += got;
     bytes -= (size_t)got;
     place += (uint64_t)got;
@@ -178,7 +178,7 @@ static ek_status sync_file(int file, const char *path, const char *what) {
 ek_status ek__file_sync_folder(const char *path) {
   int folder = -1;
   EK_TRY(open_folder(&folder, path));
-  const ek_status status = sync_file(folder, path, "the folder that it is in cannot be synced");
+  const ek_status status = sync_file(folder, path, "its folder cannot be synced");
   (void)close(folder);
   return status;
 }
@@ -190,7 +190,7 @@ static ek_status rename_file(bool *renamed, int folder, const char *from, const 
   }
   *renamed = true;
   if (folder < 0) return EK_OK;
-  return sync_file(folder, to, "it is there, but its folder cannot be synced");
+  return sync_file(folder, to, "the file was written, but its folder cannot be synced");
 }
 
 ek_status ek__file_replace(int file, const char *from, const char *to, bool sync) {

@@ -49,7 +49,7 @@ ek_status ek__file_reserve(int file, const char *path, uint64_t bytes) {
   if (failed == 0 || (errno != ENOSPC && errno != EDQUOT && errno != EFBIG && errno != EIO)) {
     return EK_OK;
   }
-  return ek__file_refused(path, "there is no room for it");
+  return ek__file_refused(path, "no space is left for it");
 #else
   (void)file, (void)path, (void)bytes;
   return EK_OK;

@@ -8,7 +8,8 @@
 
 static ek_status refuse(void) {
   return ek_error_set(EK_ERR_UNSUPPORTED,
-                      "evenkeel was built without xxHash, and so without files of tensors");
+                      "evenkeel was built without xxHash and therefore cannot read or write tensor "
+                      "files");
 }
 
 ek_status ek__header_read(struct ek__header *header, const char *path, char *text, size_t length,

@@ -34,13 +34,12 @@ struct reader {
 static ek_status not_json(const struct reader *reader) {
   return ek_error_set(
       EK_ERR_CORRUPT,
-      "%s: its header cannot be read: byte %zu of it is not what JSON has there, or "
-      "nests deeper than %d levels",
+      "%s: its header cannot be read: invalid JSON at byte %zu, or more than %d levels deep",
       reader->path, (size_t)(reader->json.at - reader->begin), EK__JSON_DEPTH);
 }
 
 static ek_status twice(const char *path, const char *what, const char *name) {
-  return ek_error_set(EK_ERR_CORRUPT, "%s: its header cannot be read: %s \"%.200s\" is there twice",
+  return ek_error_set(EK_ERR_CORRUPT, "%s: its header cannot be read: %s \"%.200s\" occurs twice",
                       path, what, name);
 }
 
@@ -161,22 +160,22 @@ static ek_status check_entry(struct ek__file_tensor *tensor, const struct entry 
   if (entry->rank < 0) return corrupt(path, name, "it has no shape");
   if (entry->elements < 0) {
     return corrupt(path, name,
-                   "a size of its shape is not a whole number from 0 on, or the sizes "
-                   "are too large");
+                   "a dimension of its shape is not a whole number >= 0, or the shape is too "
+                   "large");
   }
   like->rank = entry->rank <= EK_MAX_RANK ? (int)entry->rank : 0;
   for (int i = 0; i < like->rank; i++) like->shape[i] = entry->shape[i];
   if (entry->rank > EK_MAX_RANK) like->type = 0;
   if (entry->offset_count != 2 || entry->offset_product < 0 ||
       entry->offsets[1] < entry->offsets[0] || (uint64_t)entry->offsets[1] > data) {
-    return corrupt(path, name, "its place is not inside the file");
+    return corrupt(path, name, "its byte range is outside the file");
   }
   tensor->first = (uint64_t)entry->offsets[0];
   tensor->bytes = (uint64_t)entry->offsets[1] - tensor->first;
   if (width == 0) return EK_OK;
   if (!ek__multiply(&bits, entry->elements, (int64_t)width) || bits % 8 != 0 ||
       (uint64_t)bits / 8 != tensor->bytes) {
-    return corrupt(path, name, "its bytes are not as many as its shape and type have");
+    return corrupt(path, name, "its byte length does not match its shape and type");
   }
   return EK_OK;
 }
@@ -201,13 +200,13 @@ static ek_status read_pairs(struct ek__header *header, struct reader *reader) {
   if (reader->has_pairs) return twice(reader->path, "member", EK__HEADER_PAIRS);
   reader->has_pairs = true;
   if (ek__json_peek(json) != '{') {
-    return corrupt(reader->path, NULL, "__metadata__ holds no pairs");
+    return corrupt(reader->path, NULL, "__metadata__ is not an object");
   }
   (void)ek__json_take(json, '{');
   while (ek__json_member(json, '}', &seen)) {
     if (!ek__json_string(json, &key) || !ek__json_take(json, ':')) break;
     if (ek__json_peek(json) != '"') {
-      return corrupt(reader->path, NULL, "a value of __metadata__ is no string");
+      return corrupt(reader->path, NULL, "a value of __metadata__ is not a string");
     }
     if (!ek__json_string(json, &value)) break;
     EK_TRY(ek__grow(&header->pairs, &reader->pair_room, header->pair_count + 1,
@@ -275,14 +274,14 @@ static ek_status check_places(struct ek__header *header, const char *path, uint6
   for (size_t i = 0; i < header->count; i++) {
     const struct ek__file_tensor *tensor = &header->tensors[i];
     if (tensor->first < end) {
-      return corrupt(path, tensor->entry.name, "another tensor lies in the same bytes");
+      return corrupt(path, tensor->entry.name, "it overlaps another tensor");
     }
     if (tensor->first > end) {
-      return corrupt(path, tensor->entry.name, "bytes before it belong to no tensor");
+      return corrupt(path, tensor->entry.name, "the bytes before it belong to no tensor");
     }
     end += tensor->bytes;
   }
-  return end == data ? EK_OK : corrupt(path, NULL, "it is longer than its tensors");
+  return end == data ? EK_OK : corrupt(path, NULL, "the file is longer than its tensors");
 }
 
 /* The checksums of the tensors, where the file has them. */
@@ -293,7 +292,7 @@ static ek_status read_tensor_sums(struct ek__header *header, const char *path) {
     if (length > longest) longest = length;
   }
   char *key = ek__calloc(1, sizeof EK__HEADER_TENSOR_SUM + longest);
-  EK__FAIL_IF(key == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory to open %s", path);
+  EK__FAIL_IF(key == NULL, EK_ERR_OUT_OF_MEMORY, "out of host memory to open %s", path);
   memcpy(key, EK__HEADER_TENSOR_SUM, sizeof EK__HEADER_TENSOR_SUM);
   header->has_checksums = true;
   for (size_t i = 0; i < header->count; i++) {
@@ -316,12 +315,12 @@ static ek_status check_sums(struct ek__header *header, const char *path, uint64_
   for (size_t i = 0; i < header->pair_count && own == NULL; i++) {
     if (strncmp(header->pairs[i].key, EK__HEADER_TENSOR_SUM, sizeof EK__HEADER_TENSOR_SUM - 1) != 0)
       continue;
-    return corrupt(path, NULL, "it has checksums of its tensors, and none of its header");
+    return corrupt(path, NULL, "it has checksums of its tensors but not of its header");
   }
   if (own == NULL) return EK_OK;
   if (said == NULL || strcmp(own, said) != 0 || !ek__header_parse_sum(&checksum, own) ||
       checksum != sum) {
-    return corrupt(path, NULL, "the header is not as it was written: its checksum differs");
+    return corrupt(path, NULL, "the header is damaged: its checksum differs");
   }
   return read_tensor_sums(header, path);
 }
@@ -334,7 +333,7 @@ ek_status ek__header_read(struct ek__header *header, const char *path, char *tex
   *header = (struct ek__header){.text = text};
   if (digits != NULL) memcpy(said, digits, EK__HEADER_DIGITS);
   const uint64_t sum = digits == NULL ? 0 : ek__header_sum(text, length, digits);
-  ek_status status = text[0] == '{' ? EK_OK : corrupt(path, NULL, "this is no safetensors file");
+  ek_status status = text[0] == '{' ? EK_OK : corrupt(path, NULL, "not a safetensors file");
   if (status == EK_OK) status = read_text(header, &reader, data);
   if (status == EK_OK) status = check_names(header, path);
   if (status == EK_OK) status = check_places(header, path, data);

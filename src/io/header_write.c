@@ -23,8 +23,8 @@ static ek_status check_name(const char *name) {
     return EK_OK;
   }
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "a tensor in a file cannot be called \"%.200s\": a name is UTF-8, not empty, "
-                      "and does not begin with \"__\"",
+                      "a tensor in a file cannot have the name \"%.200s\": names are UTF-8, not "
+                      "empty, and do not begin with \"__\"",
                       name == NULL ? "NULL" : name);
 }
 
@@ -34,7 +34,7 @@ static ek_status check_pair(const ek_safetensors_pair *pair, size_t number) {
     return EK_OK;
   }
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "pair %zu of the header is not UTF-8, or its key is the library's own",
+                      "pair %zu of the header is not UTF-8, or its key is reserved for the library",
                       number);
 }
 
@@ -164,12 +164,12 @@ ek_status ek__header_length(size_t *length, const struct ek__file_tensor *tensor
   EK_TRY(check_all(tensors, count, pairs, pair_count));
   for (size_t i = 0; i < count; i++) {
     EK__FAIL_IF(ek__header_type(tensors[i].entry.like.type) == NULL, EK_ERR_TYPE,
-                "tensor %.200s: a file has no type %s", tensors[i].entry.name,
+                "tensor %.200s: files cannot hold type %s", tensors[i].entry.name,
                 ek_type_name(tensors[i].entry.like.type));
   }
   put_all(&text, tensors, count, pairs, pair_count);
   EK__FAIL_IF(text.length > EK__HEADER_LIMIT, EK_ERR_INVALID_ARGUMENT,
-              "a file's header of %zu bytes would be too long: at most %u", text.length,
+              "the file's header would have %zu bytes; at most %u are possible", text.length,
               EK__HEADER_LIMIT);
   *length = text.length;
   return EK_OK;

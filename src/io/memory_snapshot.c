@@ -386,7 +386,8 @@ static void write_when_full(struct ek__when_full *self, const ek_device *device,
   if (atomic_flag_test_and_set(&listener->used)) return;
   const struct refused refused = {device, category, bytes};
   if (write_snapshot(ek_device_group(device), listener->path, refused) == EK_OK) return;
-  ek__log(EK_LOG_WARNING, "no snapshot of the memory that ran out: %s", ek_error_message());
+  ek__log(EK_LOG_WARNING, "no snapshot could be written after memory ran out: "
+                          "%s", ek_error_message());
 }
 
 ek_status ek_memory_snapshot_when_full(ek_group *group, const char *path) {

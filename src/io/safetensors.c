@@ -32,12 +32,11 @@ static ek_status read_header(ek_safetensors *self, uint64_t size) {
   uint8_t prefix[8];
   uint64_t length = 0;
   EK__FAIL_IF(size < sizeof prefix, EK_ERR_CORRUPT,
-              "%s: this is no safetensors file, it is too short", self->path);
+              "%s: not a safetensors file: it is too short", self->path);
   EK_TRY(ek__file_read(self->file, self->path, prefix, sizeof prefix, 0));
   for (size_t i = 0; i < sizeof prefix; i++) length |= (uint64_t)prefix[i] << 8 * i;
   EK__FAIL_IF(length > EK__HEADER_LIMIT || length > size - sizeof prefix, EK_ERR_CORRUPT,
-              "%s: this is no safetensors file, or it was cut: a header of %llu bytes in "
-              "a file of %llu",
+              "%s: not a safetensors file, or truncated: a header of %llu bytes in a file of %llu",
               self->path, (unsigned long long)length, (unsigned long long)size);
   char *text = NULL;
   EK_TRY(ek__new(&text, 1, (size_t)length + 1, "the header of a file"));
@@ -143,8 +142,7 @@ static ek_status read_pieces(ek_tensor *host, const ek_safetensors *file,
   }
   if (sum == NULL || ek__checksum_end(sum) == tensor->checksum) return EK_OK;
   return ek_error_set(EK_ERR_CORRUPT,
-                      "%s: tensor %s: its bytes are not those that were written, the checksum "
-                      "differs",
+                      "%s: tensor %s: damaged: its checksum differs",
                       file->path, tensor->entry.name);
 }
 
@@ -156,7 +154,7 @@ static ek_status open_passage(struct ek__checksum **sum, char **buffer, const ek
   if (summed) *sum = ek__checksum_new();
   if (!summed || *sum != NULL) return EK_OK;
   ek__free(*buffer);
-  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to read %s", file->path);
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "out of host memory to read %s", file->path);
 }
 
 ek_status ek_safetensors_read(ek_tensor *host, const ek_safetensors *file, const char *name) {
@@ -164,7 +162,7 @@ ek_status ek_safetensors_read(ek_tensor *host, const ek_safetensors *file, const
   const struct ek__file_tensor *tensor = find(file, name);
   struct ek__checksum *sum = NULL;
   char *buffer = NULL;
-  EK__FAIL_IF(tensor == NULL, EK_ERR_NOT_FOUND, "%s: there is no tensor %s", file->path, name);
+  EK__FAIL_IF(tensor == NULL, EK_ERR_NOT_FOUND, "%s: no tensor named %s", file->path, name);
   EK_TRY(check_host(host, file, tensor));
   EK_TRY(open_passage(&sum, &buffer, file, host->type != tensor->entry.like.type,
                       tensor->has_checksum));

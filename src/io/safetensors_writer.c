@@ -113,7 +113,7 @@ static ek_status copy_all(ek_safetensors_writer *self, const ek_safetensors_entr
   }
   for (size_t i = 0; i < self->count; i++) {
     self->parts[i].sum = ek__checksum_new();
-    EK__FAIL_IF(self->parts[i].sum == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for %s",
+    EK__FAIL_IF(self->parts[i].sum == NULL, EK_ERR_OUT_OF_MEMORY, "out of host memory for %s",
                 memory_of);
   }
   return lay_out(self);
@@ -180,9 +180,10 @@ ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path
 
 static ek_status check_open(const ek_safetensors_writer *self) {
   EK__FAIL_IF(ek__process_is_child(&self->process), EK_ERR_STATE,
-              "%s: process %ld writes it, this one is a child of it", self->path, self->process.id);
+              "%s: it is written by process %ld; a child made by fork() cannot use "
+              "it", self->path, self->process.id);
   EK__FAIL_IF(self->file < 0 || atomic_load(&self->failed), EK_ERR_STATE,
-              "%s: it is finished, or a write has failed", self->path);
+              "%s: the file is finished, or a write has failed", self->path);
   return EK_OK;
 }
 
@@ -191,7 +192,8 @@ ek_status ek__safetensors_sum(ek_safetensors_writer *writer, size_t index, const
   struct part *part = &writer->parts[index];
   const struct ek__file_tensor *tensor = &writer->tensors[part->tensor];
   EK__FAIL_IF(bytes > tensor->bytes - part->given, EK_ERR_SHAPE,
-              "%s: tensor %s: more bytes than it has", writer->path, tensor->entry.name);
+              "%s: tensor %s: more bytes were written than it "
+              "has", writer->path, tensor->entry.name);
   ek__checksum_add(part->sum, data, bytes);
   part->given += bytes;
   return EK_OK;
@@ -218,7 +220,7 @@ ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index, cons
                                size_t bytes) {
   EK__NOT_NULL("ek_safetensors_write", writer);
   EK__FAIL_IF(index >= writer->count || (data == NULL && bytes > 0), EK_ERR_INVALID_ARGUMENT,
-              "ek_safetensors_write: there is no tensor number %zu, or no data", index);
+              "ek_safetensors_write: no tensor number %zu, or data is NULL", index);
   EK_TRY(check_open(writer));
   const uint64_t place = ek__safetensors_place(writer, index) + writer->parts[index].given;
   EK_TRY(ek__safetensors_sum(writer, index, data, bytes));
@@ -248,7 +250,7 @@ static ek_status read_again(const ek_safetensors_writer *self) {
   if (status == EK_OK) status = ek_safetensors_check(file);
   ek_safetensors_free(file);
   if (status != EK_ERR_CORRUPT) return status;
-  return ek_error_set(EK_ERR_IO, "what was written is not what is read again: %s",
+  return ek_error_set(EK_ERR_IO, "reading the file back gives other bytes than were written: %s",
                       ek_error_message());
 }
 

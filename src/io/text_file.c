@@ -37,7 +37,7 @@ ek_status ek__text_begin(struct ek__text_file **file, const char *path) {
   ek_status status = EK_OK;
   struct stat about;
   EK__FAIL_IF(stat(path, &about) == 0 && !S_ISREG(about.st_mode), EK_ERR_IO,
-              "%s: this is no regular file, and nothing can take its place", path);
+              "%s: not a regular file, so it cannot be replaced", path);
   EK_TRY(ek__new(&result, 1, sizeof *result, "a file"));
   result->file = -1;
   EK_TRY_GOTO(status, ek__new_copy(&result->path, path, length, "a file"), cleanup);

@@ -35,7 +35,7 @@ ek_status ek_trace_start(ek_group *group, size_t spans) {
   EK__NOT_NULL("ek_trace_start", group);
   EK_TRY(ek__group_check(group, "ek_trace_start"));
   const size_t devices = ek_group_size(group), wanted = spans == 0 ? DEFAULT_SPANS : spans;
-  EK__FAIL_IF(wanted > SIZE_MAX / 1024, EK_ERR_OUT_OF_MEMORY, "no host memory for a trace");
+  EK__FAIL_IF(wanted > SIZE_MAX / 1024, EK_ERR_OUT_OF_MEMORY, "out of host memory for a trace");
   struct ek__track **tracks = NULL;
   EK_TRY(ek__new(&tracks, devices, sizeof *tracks, "a trace"));
   ek_status status = open_tracks(tracks, group, wanted);
@@ -59,7 +59,7 @@ ek_status ek_trace_stop(ek_group *group) {
     ran = ek__track_stop(ek_group_device(group, k)) || ran;
   }
   EK_TRY(status);
-  EK__FAIL_IF(!ran, EK_ERR_STATE, "ek_trace_stop: no trace runs");
+  EK__FAIL_IF(!ran, EK_ERR_STATE, "ek_trace_stop: no trace is running");
   return EK_OK;
 }
 
@@ -259,7 +259,7 @@ static ek_status look(uint64_t *start, size_t *spans, const ek_group *group) {
     bool recording = false;
     const struct ek__track *track = ek__track_kept(&recording, ek_group_device(group, k));
     EK__FAIL_IF(track == NULL || recording, EK_ERR_STATE, "ek_trace_write: %s",
-                track == NULL ? "there is no trace" : "the trace runs");
+                track == NULL ? "no trace was recorded" : "the trace is still running");
     if (track->start < *start) *start = track->start;
     if (track->capacity > *spans) *spans = track->capacity;
     look_at_spans(start, track);

@@ -283,9 +283,9 @@ static ek_status check_options(const ek_gpt_options *o) {
   EK__FAIL_IF(!(o->dropout >= 0.0 && o->dropout < 1.0), EK_ERR_INVALID_ARGUMENT,
               "gpt: dropout is %g, expected 0 <= p < 1", o->dropout);
   EK__FAIL_IF(o->loss != NULL && !o->fused_loss, EK_ERR_INVALID_ARGUMENT,
-              "gpt: options of a loss, but the loss is not fused");
+              "gpt: options.loss is given, but the loss is not fused");
   EK__FAIL_IF(o->logits_columns != 0 && o->fused_loss, EK_ERR_INVALID_ARGUMENT,
-              "gpt: columns of whole logits, but the loss is fused");
+              "gpt: options.logits_columns is given, but the loss is fused");
   return ek__recompute_check("gpt", &o->recompute);
 }
 

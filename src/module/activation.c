@@ -58,7 +58,7 @@ static const ek_module_ops activation_ops[] = {
 
 ek_status ek_activation_create(ek_module **module, ek_activation activation) {
   EK__FAIL_IF((size_t)activation >= sizeof activation_ops / sizeof activation_ops[0],
-              EK_ERR_INVALID_ARGUMENT, "activation: there is no activation %d", (int)activation);
+              EK_ERR_INVALID_ARGUMENT, "activation: unknown activation %d", (int)activation);
   const struct activation made = {.kind = activation};
   return ek__layer_create(module, &made, sizeof made, &activation_ops[activation], 1, 1);
 }

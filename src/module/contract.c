@@ -48,7 +48,7 @@ ek_status ek__check_tensors(const char *who, const ek_pass *pass, const ek_tenso
                             size_t count) {
   for (size_t i = 0; i < count; i++) {
     EK__FAIL_IF(!ek_tensor_exists(&tensors[i]), EK_ERR_INVALID_ARGUMENT,
-                "%s: there is no tensor number %zu", who, i);
+                "%s: tensor number %zu is NULL or absent", who, i);
     EK__FAIL_IF(tensors[i].device != pass->replica->device, EK_ERR_DEVICE,
                 "%s: tensor number %zu is %s%s, the replica on %s", who, i,
                 tensors[i].device == NULL ? "" : "on ", place_of(&tensors[i]),
@@ -132,7 +132,7 @@ static ek_status check_workspace(const ek_pass *pass) {
   const uint64_t now = usage.current[EK_MEMORY_WORKSPACE], before = pass->frame->workspace_before;
   if (now <= before) return EK_OK;
   char size[32];
-  return ek_error_set(EK_ERR_STATE, "%s of workspace were not freed before it returned",
+  return ek_error_set(EK_ERR_STATE, "it returned without freeing %s of workspace",
                       ek__size_text(size, sizeof size, now - before));
 }
 
@@ -172,7 +172,7 @@ static ek_status check_references(const ek_pass *pass, const char *what, ek_tens
 ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
                            const ek_tensor *totals) {
   const ek_tensor wanted = {.type = EK_F64, .rank = 2, .shape = {(int64_t)node->terms, 2}};
-  EK__FAIL_IF(node->terms == 0, EK_ERR_INVALID_ARGUMENT, "%s is no criterion and has no totals",
+  EK__FAIL_IF(node->terms == 0, EK_ERR_INVALID_ARGUMENT, "%s is not a criterion and has no totals",
               node->module->ops->kind);
   EK_TRY(check_place("totals, output", 0, pass, totals));
   return check_extent("totals, output", 0, totals, &wanted);
@@ -181,7 +181,7 @@ ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
 /* An output that is no totals. `type`: of floating ones. */
 static ek_status check_output(const ek_pass *pass, const struct ek__node *node, size_t index,
                               const ek_tensor *output, ek_type type) {
-  EK__FAIL_IF(!ek_tensor_exists(output), EK_ERR_STATE, "it gave no output number %zu", index);
+  EK__FAIL_IF(!ek_tensor_exists(output), EK_ERR_STATE, "it did not set output number %zu", index);
   EK_TRY(check_place("output", index, pass, output));
   EK__FAIL_IF(ek__type_is_floating(output->type) && output->type != type, EK_ERR_TYPE,
               "output number %zu is %s, expected %s", index, ek_type_name(output->type),
@@ -202,7 +202,7 @@ ek_status ek__check_inputs(const ek_pass *pass, const ek_tensor *inputs, size_t 
   const ek_type type = ek__pass_values(pass);
   for (size_t i = 0; i < count; i++) {
     EK__FAIL_IF(ek__type_is_floating(inputs[i].type) && inputs[i].type != type, EK_ERR_TYPE,
-                "input number %zu is %s, and the module runs in %s", i,
+                "input number %zu is %s, but the module runs in %s", i,
                 ek_type_name(inputs[i].type), ek_type_name(type));
   }
   return EK_OK;
@@ -233,18 +233,18 @@ static ek_status check_grad_outputs(const ek_pass *pass, const struct ek__record
                                     const ek_tensor *grad_outputs) {
   static const char *const what = "the gradient of output";
   const ek_tensor *extents = &pass->extents[of->extents + of->node->inputs];
-  EK__FAIL_IF(!of->saved, EK_ERR_STATE, "its forward ran without saving, and has not run again");
+  EK__FAIL_IF(!of->saved, EK_ERR_STATE, "its forward ran without saving and was not run again");
   if (pass->saved_count != of->above) {
     const bool more = pass->saved_count > of->above;
     return ek_error_set(EK_ERR_STATE, "tensors that %s: %zu",
-                        more ? "were saved after its forward are still there"
+                        more ? "were saved after its forward remain"
                              : "its forward saved are gone",
                         more ? pass->saved_count - of->above : of->above - pass->saved_count);
   }
   for (size_t i = 0; i < of->node->outputs; i++) {
     if (!ek__type_is_floating(extents[i].type)) continue;
     EK__FAIL_IF(!ek_tensor_exists(&grad_outputs[i]), EK_ERR_INVALID_ARGUMENT,
-                "%s number %zu is not there", what, i);
+                "%s number %zu is missing", what, i);
     EK_TRY(check_place(what, i, pass, &grad_outputs[i]));
     ek_tensor extent = extents[i];
     if (of->cast.outputs != 0) extent.type = of->cast.outputs;
@@ -291,7 +291,7 @@ ek_status ek__check_backward(const ek_pass *pass, const struct ek__node *node, s
   }
   EK_TRY(check_workspace(pass));
   if (record == EK__NO_RECORD || pass->saved_count == pass->records[record].below) return EK_OK;
-  return ek_error_set(EK_ERR_STATE, "it left saved tensors behind (activations): %zu",
+  return ek_error_set(EK_ERR_STATE, "saved tensors (activations) not taken back: %zu",
                       pass->saved_count - pass->records[record].below);
 }
 

@@ -51,11 +51,11 @@ static ek_status check_name(char path[EK__PATH_SIZE], const ek_declaration *decl
   EK__FAIL_IF(
       declaration == NULL || name == NULL || name[0] == '\0' || strpbrk(name, "./") != NULL,
       EK_ERR_INVALID_ARGUMENT,
-      "%s: a declaration needs a name that is not empty and has no dot or slash, not \"%.64s\"",
-      declaration == NULL ? "no declaration" : declaration->kind, name == NULL ? "" : name);
+      "%s: a declared name may not be empty or contain a dot or slash, and this is \"%.64s\"",
+      declaration == NULL ? "declaration is NULL" : declaration->kind, name == NULL ? "" : name);
   EK__FAIL_IF(!ek__utf8_is(name) || strncmp(name, "__", 2) == 0, EK_ERR_INVALID_ARGUMENT,
-              "%s: the name \"%.64s\" is not UTF-8 or begins with \"__\", which files of tensors "
-              "keep for themselves",
+              "%s: the name \"%.64s\" is not UTF-8, or begins with \"__\", which is reserved in "
+              "tensor files",
               declaration->kind, name);
   EK_TRY(full_name(path, declaration, name));
   EK__FAIL_IF(ek__names_find(&declaration->layout->names, path) != NULL, EK_ERR_INVALID_ARGUMENT,
@@ -73,7 +73,8 @@ static ek_status check_parameter(int64_t *count, const ek_declaration *declarati
     EK__FAIL_IF(shape[i] <= 0, EK_ERR_INVALID_ARGUMENT, "%s: size %lld of dimension %d of %s",
                 declaration->kind, (long long)shape[i], i, path);
     EK__FAIL_IF(!ek__multiply(count, *count, shape[i]) || *count > INT64_MAX / 16, EK_ERR_OVERFLOW,
-                "%s: the sizes' product of %s does not fit in 63 bits", declaration->kind, path);
+                "%s: the number of elements of %s does not fit in 63 bits",
+                declaration->kind, path);
   }
   return EK_OK;
 }
@@ -81,7 +82,7 @@ static ek_status check_parameter(int64_t *count, const ek_declaration *declarati
 static ek_status check_initializer(const ek_declaration *declaration, const char *path,
                                    const ek_initializer *initializer) {
   EK__FAIL_IF((unsigned)initializer->kind > EK_INITIALIZER_VALUES, EK_ERR_INVALID_ARGUMENT,
-              "%s: there is no initializer %d for %s", declaration->kind, (int)initializer->kind,
+              "%s: unknown initializer %d for %s", declaration->kind, (int)initializer->kind,
               path);
   if (initializer->kind != EK_INITIALIZER_VALUES || initializer->values != NULL) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the initial values of %s are NULL",
@@ -196,7 +197,8 @@ ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_mo
               path);
   const int length = snprintf(below, sizeof below, "%s.", path);
   EK__FAIL_IF(length < 0 || (size_t)length >= sizeof below, EK_ERR_INVALID_ARGUMENT,
-              "%s: the name %s is too long; does a module hold itself?", declaration->kind, path);
+              "%s: the name %s is too long; does a module contain itself?",
+              declaration->kind, path);
   struct ek__layout *layout = declaration->layout;
   struct ek__node *made = NULL;
   const char *kept = NULL;
@@ -213,8 +215,8 @@ ek_status ek_declare_wrapped(ek_declaration *declaration, ek_module *child) {
   struct ek__node *node = declaration->node, *made = NULL;
   EK__FAIL_IF(node->child_count > 0 || declaration->depth >= EK__PATH_SIZE / 2,
               EK_ERR_INVALID_ARGUMENT,
-              node->child_count > 0 ? "%s: it has children, and wraps another one"
-                                    : "%s: it is wrapped too often; does a module hold itself?",
+              node->child_count > 0 ? "%s: a module with children cannot also wrap another module"
+                                    : "%s: wrapped too many times; does a module contain itself?",
               declaration->kind);
   EK_TRY(add_child(&made, declaration, child));
   made->path = node->path;
@@ -229,7 +231,8 @@ ek_status ek_declare_unit(ek_declaration *declaration) {
   EK__NOT_NULL("ek_declare_unit", declaration);
   struct ek__node *node = declaration->node;
   EK__FAIL_IF(node->parameter_count > 0 || node->child_count > 0 || node->unit != EK__NO_UNIT,
-              EK_ERR_INVALID_ARGUMENT, "%s: a unit is declared first, and once", declaration->kind);
+              EK_ERR_INVALID_ARGUMENT,
+              "%s: a unit must be declared once, before anything else", declaration->kind);
   node->unit = declaration->unit = declaration->layout->marked++;
   return EK_OK;
 }
@@ -249,11 +252,11 @@ ek_status ek_declare_tie(ek_declaration *declaration, const char *name, const ch
   const struct ek__parameter *a = declared(layout, path, &to);
   const struct ek__parameter *b = declared(layout, source_path, &from);
   EK__FAIL_IF(a == NULL || b == NULL, EK_ERR_NOT_FOUND,
-              "%s: cannot tie %s to %s: %s was not declared before", declaration->kind, path,
+              "%s: cannot tie %s to %s: %s must be declared first", declaration->kind, path,
               source_path, a == NULL ? path : source_path);
   from = resolve(layout, from);
   EK__FAIL_IF(resolve(layout, to) != to || from == to, EK_ERR_INVALID_ARGUMENT,
-              "%s: %s is tied already", declaration->kind, path);
+              "%s: %s is already tied", declaration->kind, path);
   EK__FAIL_IF(a->buffer != b->buffer || !ek__same_sizes(a->rank, a->shape, b->rank, b->shape),
               EK_ERR_SHAPE, "%s: cannot tie %s to %s: their shapes differ", declaration->kind, path,
               source_path);
@@ -272,7 +275,7 @@ ek_status ek__layout_walk(struct ek__layout *layout, ek_module *module, ek_type 
 
 ek_status ek__layout_find(size_t *parameter, const struct ek__layout *layout, const char *name) {
   if (declared(layout, name, parameter) != NULL) return EK_OK;
-  return ek_error_set(EK_ERR_NOT_FOUND, "there is no parameter named \"%s\"", name);
+  return ek_error_set(EK_ERR_NOT_FOUND, "no parameter is named \"%s\"", name);
 }
 
 static void renumber(const struct ek__layout *layout, const size_t *numbers) {

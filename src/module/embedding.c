@@ -34,7 +34,7 @@ static ek_status embedding_parameters(const ek_module *self, ek_declaration *dec
 static int64_t tokens_of(const ek_tensor *index) { return index->rank == 2 ? index->shape[1] : 1; }
 
 static ek_status check_index(const struct embedding *m, const ek_tensor *index) {
-  EK__FAIL_IF(!ek_tensor_exists(index), EK_ERR_INVALID_ARGUMENT, "there is no input");
+  EK__FAIL_IF(!ek_tensor_exists(index), EK_ERR_INVALID_ARGUMENT, "the input is missing");
   EK__FAIL_IF(index->type != EK_I32, EK_ERR_TYPE, "input is %s, expected i32",
               ek_type_name(index->type));
   EK__FAIL_IF(index->rank != 1 && index->rank != 2, EK_ERR_SHAPE,

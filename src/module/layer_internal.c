@@ -26,7 +26,7 @@ ek_status ek__layer_create(ek_module **module, const void *description, size_t s
 void ek__layer_free(ek_module *self) { ek__free(self); }
 
 ek_status ek__layer_check(const ek_pass *pass, const ek_tensor *input, int64_t columns) {
-  EK__FAIL_IF(!ek_tensor_exists(input), EK_ERR_INVALID_ARGUMENT, "there is no input");
+  EK__FAIL_IF(!ek_tensor_exists(input), EK_ERR_INVALID_ARGUMENT, "the input is missing");
   EK__FAIL_IF(input->type != ek_pass_type(pass), EK_ERR_TYPE, "input is %s, expected %s",
               ek_type_name(input->type), ek_type_name(ek_pass_type(pass)));
   EK__FAIL_IF(input->rank < 1, EK_ERR_SHAPE, "input has rank 0, expected at least 1");

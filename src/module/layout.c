@@ -101,8 +101,9 @@ ek_status ek__layout_check(const struct ek__layout *layout) {
     }
     char path[EK__PATH_SIZE];
     return ek_error_set(EK_ERR_STATE,
-                        "%s: inputs or outputs were changed to %zu and %zu after it was opened "
-                        "with %zu and %zu, targets and terms to %zu and %zu from %zu and %zu",
+                        "%s: a module's numbers may not change while it is open: inputs and "
+                        "outputs are %zu and %zu (opened with %zu and %zu), targets and terms %zu "
+                        "and %zu (opened with %zu and %zu)",
                         ek__node_path(path, node), m->inputs, m->outputs, node->inputs,
                         node->outputs, m->targets, m->terms, node->targets, node->terms);
   }

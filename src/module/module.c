@@ -44,7 +44,7 @@ ek_status ek_module_init(ek_module *module, const ek_module_ops *ops, size_t inp
 
 ek_status ek__module_check(const ek_module *module) {
   EK__FAIL_IF(module->ops == NULL, EK_ERR_INVALID_ARGUMENT,
-              "a module without functions: ek_module_init() was not called");
+              "the module has no functions; call ek_module_init() first");
   return check_counts(module);
 }
 

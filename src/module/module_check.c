@@ -85,7 +85,8 @@ static ek_status agree(struct checker *c, const char *what, const double *got, c
 
 static ek_status all_finite(const char *what, const double *values, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
-    EK__FAIL_IF(!isfinite(values[i]), EK_ERR_MISMATCH, "%s, element %lld: %g, was it written?",
+    EK__FAIL_IF(!isfinite(values[i]), EK_ERR_MISMATCH, "%s, element %lld: %g; it was probably "
+                                                       "never written",
                 what, (long long)i, values[i]);
   }
   return EK_OK;
@@ -226,9 +227,10 @@ static ek_status check_complete(struct checker *c, struct ek__bed *bed, union ek
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, part->replica, i));
     EK__FAIL_IF(part->completions[i] != (has_gradient(&info) ? 1 : 0), EK_ERR_MISMATCH,
-                "%s was complete %d times", info.name, part->completions[i]);
+                "%s was reported complete %d times, expected "
+                "once", info.name, part->completions[i]);
     if (!has_gradient(&info)) continue;
-    (void)snprintf(words, sizeof words, "gradient of %s, when it was said to be complete",
+    (void)snprintf(words, sizeof words, "gradient of %s, when it was reported complete",
                    info.name);
     EK_TRY(agree(c, words, part->seen.data + info.offset, once->gradient.data + info.offset,
                  ek_tensor_count(&info.gradient), NULL, 0, 0));
@@ -441,7 +443,7 @@ static ek_status check_failures(struct ek__bed *bed) {
     const ek_status status = ek__bed_run(bed, &fails);
     if (status == EK_OK || status == EK_ERR_MISMATCH) return status;
     if (status == EK_ERR_OUT_OF_MEMORY) continue;
-    return ek_error_set(EK_ERR_MISMATCH, "allocation %llu fails, and the module says %s: %s",
+    return ek_error_set(EK_ERR_MISMATCH, "allocation %llu fails, but the module returns %s: %s",
                         (unsigned long long)fails.fail_at, ek_status_name(status),
                         ek_error_message());
   }
@@ -481,7 +483,7 @@ static ek_status compare_events(const ek_memory_event *real, size_t real_count,
     if (r->delta_bytes == p->delta_bytes && r->category == p->category) continue;
     return ek_error_set(
         EK_ERR_MISMATCH,
-        "step %zu of the ledger is %lld bytes of %s, where devices only count %lld bytes of %s", i,
+        "step %zu of the ledger is %lld bytes of %s, but on a plan device %lld bytes of %s", i,
         (long long)r->delta_bytes, ek_memory_category_name(r->category), (long long)p->delta_bytes,
         ek_memory_category_name(p->category));
   }
@@ -502,7 +504,7 @@ static ek_status check_plan(struct checker *c, struct ek__bed *bed, union ek__re
   if (status == EK_OK) status = record(&plan, &events[1], &counts[1], &usage[1], c, devices);
   if (status == EK_OK) status = compare_events(events[0], counts[0], events[1], counts[1]);
   if (status == EK_OK && usage[0].peak_bytes != usage[1].peak_bytes) {
-    status = ek_error_set(EK_ERR_MISMATCH, "the peak is %llu bytes, %llu where devices only count",
+    status = ek_error_set(EK_ERR_MISMATCH, "the peak is %llu bytes, but %llu on a plan device",
                           (unsigned long long)usage[0].peak_bytes,
                           (unsigned long long)usage[1].peak_bytes);
   }
@@ -565,13 +567,13 @@ static ek_status find_type(struct checker *c) {
 static ek_status check_input(const ek_check_input *input, size_t number, int64_t samples) {
   const char *why = NULL;
   if (input->type != 0 && input->type != EK_I32 && input->type != EK_F32 && input->type != EK_F64) {
-    why = "is of no type that can be made";
+    why = "has a type that the check cannot fill";
   } else if (input->rank < 0 || input->rank > EK_MAX_RANK) {
-    why = "has a rank there is not";
+    why = "has an unsupported rank";
   } else if (!input->broadcast && (input->rank == 0 || input->shape[0] % samples != 0)) {
-    why = "has rows that are no multiple of those of the first";
+    why = "has a number of rows that is not a multiple of the first input's";
   } else if (!(input->low <= input->high)) {
-    why = "has no numbers from low to high";
+    why = "has an empty range from low to high";
   }
   for (int d = 0; why == NULL && d < input->rank; d++) {
     if (input->shape[d] < 1) why = "has a size below 1";
@@ -585,7 +587,7 @@ static ek_status check_arguments(const ek_module *module, const char *devices,
   EK__FAIL_IF(
       module == NULL || devices == NULL || inputs == NULL || count != module->inputs,
       EK_ERR_INVALID_ARGUMENT,
-      "ek_module_check: an argument is NULL, or there are not as many inputs as the module has");
+      "ek_module_check: an argument is NULL, or the number of inputs is not the module's");
   int64_t samples = 1;
   for (size_t i = count; i-- > 0;) {
     if (!inputs[i].broadcast && inputs[i].rank > 0 && inputs[i].shape[0] > 0) {

@@ -73,9 +73,9 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
               "more",
               (long long)o.first_sample, (long long)o.samples);
   EK__FAIL_IF(o.gradient && lender == NULL && !ek__replica_has_gradients(replica), EK_ERR_STATE,
-              "ek_pass_open: the replica holds no gradients, or a part of each");
+              "ek_pass_open: the replica does not hold whole gradients");
   EK__FAIL_IF(lender == NULL && !replica->whole_values, EK_ERR_STATE,
-              "ek_pass_open: the replica holds a part of each parameter");
+              "ek_pass_open: the replica holds only a part of each parameter");
   ek_pass *result = (ek_pass *)replica->spares;
   if (result != NULL) {
     replica->spares = result->spare.next;
@@ -119,10 +119,10 @@ void ek_pass_free(ek_pass *pass) {
 static ek_status global_index(size_t *global, const char *who, const ek_pass *pass, size_t index) {
   EK__NOT_NULL(who, pass);
   EK__FAIL_IF(index >= pass->frame->node->parameter_count, EK_ERR_INVALID_ARGUMENT,
-              "%s: there is no parameter number %zu", who, index);
+              "%s: no parameter number %zu", who, index);
   *global = pass->frame->node->parameters[index];
   if (ek_type_of_sums(ek__pass_values(pass)) == pass->replica->type) return EK_OK;
-  return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s is %s, and the module runs in %s", who,
+  return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s is %s, but the module runs in %s", who,
                       pass->replica->layout.parameters[*global].name,
                       ek_type_name(pass->replica->type), ek_precision_name(pass->frame->precision));
 }
@@ -173,7 +173,7 @@ ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass, siz
   EK__NOT_NULL("ek_pass_gradient", gradient);
   EK_TRY(gradient_index(&global, "ek_pass_gradient", pass, index));
   EK__FAIL_IF(pass->waiting[global] == 0, EK_ERR_STATE,
-              "ek_pass_gradient: the gradient of %s was said to be complete",
+              "ek_pass_gradient: the gradient of %s was already reported complete",
               pass->replica->layout.parameters[global].name);
   EK_TRY(find_gradient(gradient, pass, global));
   if (beta != NULL) {
@@ -202,7 +202,7 @@ ek_status ek_pass_gradient_complete(ek_pass *pass, size_t index) {
   size_t global = 0;
   EK_TRY(gradient_index(&global, "ek_pass_gradient_complete", pass, index));
   EK__FAIL_IF(pass->waiting[global] == 0, EK_ERR_STATE,
-              "ek_pass_gradient_complete: %s was said to be complete before",
+              "ek_pass_gradient_complete: %s was already reported complete",
               pass->replica->layout.parameters[global].name);
   return --pass->waiting[global] == 0 && pass->frame->backward ? complete(pass, global) : EK_OK;
 }
@@ -251,7 +251,7 @@ ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, ek_type type, int 
 ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor) {
   EK__NOT_NULL("ek_pass_save", pass);
   EK__FAIL_IF(!ek_tensor_exists(tensor), EK_ERR_INVALID_ARGUMENT,
-              "ek_pass_save: there is no tensor");
+              "ek_pass_save: the tensor is NULL or absent");
   if (!pass->frame->saving) return EK_OK;
   return ek__saved_push(pass, tensor, ek__recipe_for(pass, tensor));
 }
@@ -288,7 +288,7 @@ bool ek_pass_is_collective(const ek_pass *pass) {
 ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass) {
   EK__NOT_NULL("ek_pass_totals", totals, pass);
   const int64_t shape[] = {(int64_t)pass->frame->node->terms, 2};
-  EK__FAIL_IF(shape[0] == 0, EK_ERR_STATE, "ek_pass_totals: this is no criterion");
+  EK__FAIL_IF(shape[0] == 0, EK_ERR_STATE, "ek_pass_totals: the module is not a criterion");
   if (pass->frame->totals != NULL && pass->frame->outer == NULL)
     return ek_tensor_share(totals, pass->frame->totals);
   return ek_pass_output(totals, pass, EK_F64, 2, shape);
@@ -297,8 +297,9 @@ ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass) {
 ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass *pass, const ek_tensor *input) {
   static const char *const who = "ek_pass_input_gradient";
   EK__NOT_NULL(who, gradient, pass);
-  EK__FAIL_IF(!ek_tensor_exists(input), EK_ERR_INVALID_ARGUMENT, "%s: there is no input", who);
-  EK__FAIL_IF(!pass->frame->backward, EK_ERR_STATE, "%s: this is no backward", who);
+  EK__FAIL_IF(!ek_tensor_exists(input), EK_ERR_INVALID_ARGUMENT,
+              "%s: the input is NULL or absent", who);
+  EK__FAIL_IF(!pass->frame->backward, EK_ERR_STATE, "%s: only possible during a backward", who);
   const int others = ek_tensor_holders(input) - 1;
   const int runner = ek__pass_was_lent(pass, input->memory) ? 1 : 0;
   if (input->memory != NULL && others <= runner) return ek_tensor_share(gradient, input);

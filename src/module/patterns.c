@@ -86,7 +86,7 @@ static ek_status refuse(const struct ek__layout *layout, const char *pattern) {
 
 static ek_status check(const ek_parameter_pattern *p, size_t index) {
   EK__FAIL_IF(p->pattern == NULL || p->pattern[0] == '\0', EK_ERR_INVALID_ARGUMENT,
-              "pattern number %zu is NULL or empty", index);
+              "pattern number %zu is NULL or empty, expected the name of a parameter", index);
   EK__FAIL_IF(
       !(p->rate_scale >= 0 && isfinite(p->rate_scale) && p->weight_decay >= 0 &&
         isfinite(p->weight_decay)),
@@ -146,7 +146,7 @@ ek_status ek__layout_group(struct ek__layout *layout, const ek_parameter_pattern
                            size_t count) {
   size_t *last = NULL;
   EK__FAIL_IF(patterns == NULL && count > 0, EK_ERR_INVALID_ARGUMENT,
-              "there are %zu patterns of parameters, and the array is NULL", count);
+              "the array of %zu patterns of parameters is NULL", count);
   for (size_t i = 0; i < count; i++) EK_TRY(check(&patterns[i], i));
   /* A pattern makes at most two groups: of parameters declared with decay, and without. */
   EK_TRY(ek__new(&layout->groups, 2 + 2 * count, sizeof *layout->groups, memory_of));

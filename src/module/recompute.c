@@ -41,7 +41,7 @@ static ek_status parse_every(ek_recompute *recompute, const char *text, const ch
     }
   }
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "recompute: \"%s\": every=K is of a whole number above 0", text);
+                      "recompute: \"%s\": every=K needs a whole number above 0", text);
 }
 
 ek_status ek_recompute_parse(ek_recompute *recompute, const char *text) {
@@ -58,18 +58,18 @@ ek_status ek_recompute_parse(ek_recompute *recompute, const char *text) {
     return EK_OK;
   }
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "recompute: \"%s\" is none of none, every=K, sqrt, all, cheap, and no size "
-                      "such as 64MiB",
+                      "recompute: unknown policy \"%s\"; expected none, every=K, sqrt, all, cheap, "
+                      "or a size such as 64MiB",
                       text);
 }
 
 ek_status ek__recompute_check(const char *who, const ek_recompute *recompute) {
   EK__FAIL_IF(recompute->kind == EK_RECOMPUTE_BYTES, EK_ERR_INVALID_ARGUMENT,
-              "%s: recomputation below a number of bytes is to be planned first: "
+              "%s: recomputation to stay below a number of bytes must first be planned with "
               "ek_recompute_plan()",
               who);
   EK__FAIL_IF((unsigned)recompute->kind > EK_RECOMPUTE_BYTES, EK_ERR_INVALID_ARGUMENT,
-              "%s: there is no recomputation %d", who, (int)recompute->kind);
+              "%s: unknown recomputation %d", who, (int)recompute->kind);
   if (recompute->kind != EK_RECOMPUTE_EVERY || recompute->every > 0) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                       "%s: recomputation of every %lld modules, expected 1 or more", who,
@@ -120,7 +120,7 @@ ek_status ek_recompute_plan(ek_recompute *recompute, uint64_t *peak, uint64_t by
   if (peak != NULL) *peak = least;
   if (least <= bytes) return EK_OK;
   EK__FAIL_IF(least == UINT64_MAX, EK_ERR_OUT_OF_MEMORY,
-              "recompute: no policy fits the devices that count");
+              "recompute: no policy fits the plan devices");
   char room[32], needed[32];
   return ek_error_set(EK_ERR_OUT_OF_MEMORY,
                       "recompute: nothing fits %s; %s comes nearest, with %s",
@@ -193,7 +193,7 @@ static const ek_module_ops recompute_ops = {
 ek_status ek_recompute_create(ek_module **module, ek_module *inner) {
   EK__NOT_NULL("recompute", module);
   EK__FAIL_IF(inner == NULL || inner->ops == NULL, EK_ERR_INVALID_ARGUMENT,
-              "recompute: inner module is NULL, or no module");
+              "recompute: the inner module is NULL or not initialised");
   EK__FAIL_IF(inner->terms > 0, EK_ERR_INVALID_ARGUMENT,
               "recompute: %s is a criterion; recompute the model before it", inner->ops->kind);
   EK__FAIL_IF(inner->targets >= inner->inputs, EK_ERR_INVALID_ARGUMENT,

@@ -96,7 +96,7 @@ ek_status ek__precision_read(ek_precision *precision, ek_type type, const ek_dev
   const ek_type values = ek_precision_type(*precision);
   const bool fits = values == type || (type == EK_F32 && ek__type_is_half(values));
   EK__FAIL_IF(!fits, EK_ERR_INVALID_ARGUMENT,
-              "%s: options.precision is %s beside parameters of %s, expected %s", who,
+              "%s: options.precision is %s with parameters of %s, expected %s", who,
               ek_precision_name(*precision), ek_type_name(type),
               type == EK_F64 ? "f64" : "f32, tf32, bf16 or f16");
   return check_device(values, device, who);
@@ -217,7 +217,7 @@ ek_status ek_replica_refresh(ek_replica *replica) {
   EK__NOT_NULL("ek_replica_refresh", replica);
   if (!ek__replica_is_mixed(replica)) return EK_OK;
   EK__FAIL_IF(ek_tensor_count(&replica->copies) != ek_tensor_count(&replica->parameters),
-              EK_ERR_STATE, "ek_replica_refresh: the replica has a part of its parameters");
+              EK_ERR_STATE, "ek_replica_refresh: the replica holds only a part of its parameters");
   return ek_op_convert(ek_device_stream(replica->device, EK_STREAM_COMPUTE), &replica->copies,
                        &replica->parameters);
 }
@@ -263,7 +263,7 @@ size_t ek_replica_parameter_count(const ek_replica *replica) {
 ek_status ek_replica_parameter(ek_parameter_info *info, const ek_replica *replica, size_t index) {
   EK__FAIL_IF(info == NULL || replica == NULL || index >= replica->layout.parameter_count,
               EK_ERR_INVALID_ARGUMENT,
-              "ek_replica_parameter: info or replica is NULL, or there is no parameter number %zu",
+              "ek_replica_parameter: info or replica is NULL, or no parameter has number %zu",
               index);
   const struct ek__parameter *parameter = &replica->layout.parameters[index];
   *info = (ek_parameter_info){.name = parameter->name,

@@ -48,7 +48,7 @@ static const ek_module_ops residual_ops = {
 
 ek_status ek_residual_create(ek_module **module, ek_module *inner) {
   EK__FAIL_IF(inner == NULL || inner->ops == NULL, EK_ERR_INVALID_ARGUMENT,
-              "residual: inner module is NULL, or no module");
+              "residual: the inner module is NULL or not initialised");
   EK__FAIL_IF(inner->inputs != 1 || inner->outputs != 1, EK_ERR_INVALID_ARGUMENT,
               "residual: %s has %zu inputs and %zu outputs, expected 1 and 1", inner->ops->kind,
               inner->inputs, inner->outputs);

@@ -113,11 +113,11 @@ static ek_status open_recipe(size_t *recipe, ek_pass *pass, bool saving, size_t 
   *recipe = EK__NO_RECIPE;
   if (options->made_from == NULL) return EK_OK;
   EK__FAIL_IF(options->made_by >= pass->frame->node->child_count, EK_ERR_INVALID_ARGUMENT,
-              "made_by: there is no child number %zu", options->made_by);
+              "made_by: no child number %zu", options->made_by);
   const struct ek__node *maker = pass->frame->node->children[options->made_by];
   char path[EK__PATH_SIZE];
   EK__FAIL_IF(inputs != 1 || maker->inputs != 1 || maker->outputs != 1, EK_ERR_INVALID_ARGUMENT,
-              "made_by: %s has %zu inputs and %zu outputs, and what it makes is one of %zu inputs; "
+              "made_by: %s has %zu inputs and %zu outputs, and its output is one of %zu inputs; "
               "expected 1, 1 and 1",
               ek__node_path(path, maker), maker->inputs, maker->outputs, inputs);
   EK_TRY(ek__check_tensors("made_from", pass, options->made_from, 1));
@@ -176,7 +176,7 @@ static ek_status prepare(struct ek__frame *frame, size_t *record, size_t *recipe
                               .overwrite_inputs = options->overwrite_inputs,
                               .recipe = EK__NO_RECIPE};
   *record = EK__NO_RECORD;
-  EK__FAIL_IF(predict && node->predictions == 0, EK_ERR_UNSUPPORTED, "%s predicts nothing",
+  EK__FAIL_IF(predict && node->predictions == 0, EK_ERR_UNSUPPORTED, "%s has no predictions",
               ek__node_path(path, node));
   if (node->terms == 1 && node->outputs == 1) frame->gradient_now = options->gradient_now;
   if (options->totals != NULL) EK_TRY(ek__check_totals(pass, node, options->totals));
@@ -415,7 +415,7 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
 static ek_status child_node(const struct ek__node **node, const char *who, const ek_pass *pass,
                             size_t child) {
   EK__FAIL_IF(child >= pass->frame->node->child_count, EK_ERR_INVALID_ARGUMENT,
-              "%s: there is no child number %zu", who, child);
+              "%s: no child number %zu", who, child);
   *node = pass->frame->node->children[child];
   return EK_OK;
 }
@@ -458,7 +458,8 @@ ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass, size_t c
   const struct ek__node *node = NULL;
   EK__NOT_NULL("ek_pass_child_backward", pass, grad_outputs);
   EK_TRY(child_node(&node, "ek_pass_child_backward", pass, child));
-  EK__FAIL_IF(!pass->frame->saving, EK_ERR_STATE, "ek_pass_child_backward: no gradient is wanted");
+  EK__FAIL_IF(!pass->frame->saving, EK_ERR_STATE,
+              "ek_pass_child_backward: no gradient is requested");
   return run_backward(pass, node, grad_outputs, grad_inputs);
 }
 
@@ -471,7 +472,8 @@ ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child, const ek_tensor 
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_child_options"));
   EK__FAIL_IF(o.precision != EK_PRECISION_DEFAULT || o.totals != NULL, EK_ERR_INVALID_ARGUMENT,
               "%s: options with a precision or totals", who);
-  EK__FAIL_IF(pass->frame->outer != NULL, EK_ERR_STATE, "%s: it is in a child already", who);
+  EK__FAIL_IF(pass->frame->outer != NULL, EK_ERR_STATE,
+              "%s: the module is already in a child", who);
   EK_TRY(child_node(&node, who, pass, child));
   if (o.made_from != NULL) EK_TRY(ek__check_tensors(who, pass, input, input == NULL ? 0 : 1));
   const bool saving = pass->frame->saving && o.save;
@@ -501,7 +503,7 @@ ek_status ek_pass_child_enter(ek_pass *pass, size_t child) {
 ek_status ek_pass_child_leave(ek_pass *pass) {
   EK__NOT_NULL("ek_pass_child_leave", pass);
   EK__FAIL_IF(pass->frame->outer == NULL, EK_ERR_STATE,
-              "ek_pass_child_leave: it has entered no child");
+              "ek_pass_child_leave: the module has not entered a child");
   give_back(pass, pass->frame->node);
   move_place(pass->frame->node, pass->frame->outer);
   ek__cast_drop_parameters(pass, pass->frame->converted_outside);
@@ -520,7 +522,7 @@ static ek_status run_root(ek_tensor *outputs, ek_pass *pass, const ek_tensor *in
                           const char *who, bool predict) {
   EK__NOT_NULL(who, pass, inputs, outputs);
   EK__FAIL_IF(pass->stage != EK__PASS_OPENED || (predict && pass->options.gradient), EK_ERR_STATE,
-              "%s: this pass has run before%s", who, predict ? ", or is with gradient" : "");
+              "%s: this pass has already run%s", who, predict ? ", or is with gradient" : "");
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   const struct ek__node *root = pass->replica->layout.root;
   const size_t input_count = root->inputs - (predict ? root->targets : 0);
@@ -560,8 +562,8 @@ ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass *pass,
                                const ek_tensor *grad_outputs) {
   EK__NOT_NULL("ek_pass_run_backward", pass, grad_outputs);
   EK__FAIL_IF(pass->stage != EK__PASS_RAN_FORWARD || !pass->options.gradient, EK_ERR_STATE,
-              "ek_pass_run_backward: no forward with gradient has run before it, or the backward "
-              "has run already");
+              "ek_pass_run_backward: no forward with gradient has run before it, or its "
+              "backward has already run");
   const struct ek__node *root = pass->replica->layout.root;
   EK_TRY(ek__layout_check(&pass->replica->layout));
   EK_TRY(ek__check_tensors("ek_pass_run_backward", pass, grad_outputs, root->outputs));

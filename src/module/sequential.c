@@ -36,10 +36,10 @@ ek_status ek__sequential_of(ek_module **module, struct ek__composite *m, ek_stat
 
 static ek_status check_modules(ek_module *const *modules, size_t count) {
   EK__FAIL_IF(modules == NULL || count == 0, EK_ERR_INVALID_ARGUMENT,
-              "sequential: there is no module");
+              "sequential: no modules, expected 1 or more");
   for (size_t i = 0; i < count; i++) {
     EK__FAIL_IF(modules[i] == NULL || modules[i]->ops == NULL, EK_ERR_INVALID_ARGUMENT,
-                "sequential: module %zu is NULL, or no module", i);
+                "sequential: module %zu is NULL or not initialised", i);
     EK__FAIL_IF(i > 0 && modules[i]->inputs != modules[i - 1]->outputs, EK_ERR_INVALID_ARGUMENT,
                 "sequential: module %zu (%s) has %zu outputs, module %zu (%s) takes %zu", i - 1,
                 modules[i - 1]->ops->kind, modules[i - 1]->outputs, i, modules[i]->ops->kind,

@@ -18,7 +18,7 @@ ek_status ek_op_convert(ek_stream *stream, ek_tensor *y, const ek_tensor *x) {
   if (y->type == x->type) return ek_op_copy(stream, y, x);
   const bool f64 = y->type == EK_F64 || x->type == EK_F64;
   EK__FAIL_IF(f64 && y->type != EK_F32 && x->type != EK_F32, EK_ERR_UNSUPPORTED,
-              "convert: y is %s and x is %s; f64 is converted from and to f32 alone",
+              "convert: y is %s and x is %s; f64 converts only from and to f32",
               ek_type_name(y->type), ek_type_name(x->type));
   args.count = ek__op_elements(&op, X);
   return op.kernels == NULL ? EK_OK : op.kernels->convert(stream, &args);

@@ -78,7 +78,7 @@ ek_status ek_op_binary(ek_stream *stream, ek_tensor *y, const ek_tensor *a, ek_b
   static const enum ek__operand_size sizes[] = {EK__SIZE_SAME, EK__SIZE_COLUMN, EK__SIZE_ROW};
   struct ek__op op;
   EK__FAIL_IF((unsigned)kind > EK_BINARY_DIVIDE || (unsigned)spread > EK_SPREAD_COLUMNS,
-              EK_ERR_INVALID_ARGUMENT, "binary: there is no operation %d or no spread %d",
+              EK_ERR_INVALID_ARGUMENT, "binary: unknown operation %d or spread %d",
               (int)kind, (int)spread);
   struct ek__binary_args args = {.kind = (enum ek__binary)kind, .spread = (enum ek__spread)spread};
   const struct ek__operand operands[] = {
@@ -103,7 +103,7 @@ ek_status ek_op_unary(ek_stream *stream, ek_tensor *y, const ek_tensor *x, ek_un
   static const char *const names[] = {"unary_rsqrt", "unary_exp"};
   struct ek__op op;
   EK__FAIL_IF((unsigned)kind > EK_UNARY_EXP, EK_ERR_INVALID_ARGUMENT,
-              "unary: there is no function %d", (int)kind);
+              "unary: unknown function %d", (int)kind);
   struct ek__unary_args args = {.kind = (enum ek__unary)kind, .offset = offset};
   const struct ek__operand operands[] = {
       [Y] = EK__WRITE(y, VALUE, EK__IS(SAME, X), .to = &args.y, .may_be = EK__OPERAND(X)),
@@ -151,7 +151,7 @@ static const struct {
 
 static ek_status check_activation(ek_activation kind) {
   if ((size_t)kind < sizeof activations / sizeof activations[0]) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "there is no activation %d", (int)kind);
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "unknown activation %d", (int)kind);
 }
 
 bool ek_activation_keeps_result(ek_activation kind) {

@@ -102,7 +102,8 @@ static ek_status check_type(const struct ek__op *op, size_t i, const ek_device *
   }
   if (!ek__type_is_floating(type)) return wrong_type(op, i, "f32, f64, bf16 or f16");
   if ((ek__device_table(device)->values >> type & 1u) != 0) return EK_OK;
-  return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s is %s, in which %s does not compute", op->name,
+  return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s is %s, a type that %s does not compute "
+                                          "in", op->name,
                       operand->name, ek_type_name(type), ek_device_name(device));
 }
 

@@ -12,7 +12,7 @@ ek_status ek_op_row_reduce(ek_stream *stream, ek_tensor *y, ek_row_reduction kin
   enum { Y, A, B, COUNT };
   struct ek__op op;
   EK__FAIL_IF((unsigned)kind > EK_ROW_MEAN, EK_ERR_INVALID_ARGUMENT,
-              "row_reduce: there is no reduction %d", (int)kind);
+              "row_reduce: unknown reduction %d", (int)kind);
   struct ek__row_args args = {.mean = kind == EK_ROW_MEAN};
   const char *name = args.mean ? "row_mean" : "row_sum";
   const struct ek__operand operands[] = {

@@ -24,7 +24,7 @@ ek_status ek_loss_scale_check(const ek_loss_scale *rule) {
   case EK_LOSS_SCALE_STATIC:
   case EK_LOSS_SCALE_DYNAMIC: break;
   default:
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "loss scale: there is no kind %d",
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "loss scale: unknown kind %d",
                         (int)rule->kind);
   }
   EK_TRY(check_power("scale", rule->scale, EK_LOSS_SCALE_LEAST, EK_LOSS_SCALE_MOST));

@@ -51,7 +51,7 @@ static ek_status check_options(const ek_sgd_options *o) {
               "sgd: dampening is %g, expected a finite number", o->dampening);
   EK_TRY(ek__check_number("sgd", "weight_decay", o->weight_decay));
   EK__FAIL_IF(o->nesterov && !(o->momentum > 0.0 && o->dampening == 0.0), EK_ERR_INVALID_ARGUMENT,
-              "sgd: nesterov wants momentum > 0 and dampening 0, not %g and %g", o->momentum,
+              "sgd: nesterov needs momentum > 0 and dampening 0, not %g and %g", o->momentum,
               o->dampening);
   return EK_OK;
 }

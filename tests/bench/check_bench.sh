@@ -231,7 +231,7 @@ group_memory() {
     done
   done
   expect 2 memory "${small[@]}" --loss fused --keep-outputs
-  says "there are none"
+  says "no outputs to keep"
   expect 2 memory "${small[@]}" --loss half
   says "unknown loss \"half\"; expected whole, fused"
   expect 0 memory "${small[@]}" --devices cpu --vocab 1 --batch 1 --layers 0
@@ -527,7 +527,7 @@ group_usage() {
 memory --preset gpt5|gpt2-1.5b, llama-7b, gpt3-175b
 memory --preset gpt2-1.5|; did you mean gpt2-1.5b?
 memory --modes gather,shard|did you mean sharded?
-memory --modes gather,gather|"gather" is there twice
+memory --modes gather,gather|"gather" is given twice
 step --recompute squrt|did you mean sqrt?
 step --recompute every=0|whole number above 0
 step --precision f23|did you mean f32?
@@ -587,7 +587,7 @@ group_output() {
   mkfifo "$dir/pipe"
   for line in --export-json --export-csv --timeline --report; do
     expect 1 "${run[@]}" $line "$dir/pipe"
-    says "nobody reads this pipe"
+    says "no process reads this pipe"
     silent
   done
   expect 1 devices --export-json "$dir/pipe"
@@ -626,10 +626,10 @@ group_output() {
   for line in "$dir/folder/two $dir/folder/two" "$dir/folder/two $dir/other/two" \
     "$dir/folder/here $dir/folder/../folder/here"; do
     expect 1 "${run[@]}" --export-json "${line% *}" --report "${line#* }"
-    says "--export-json and --report name one file"
+    says "--export-json and --report name the same file"
     silent
     expect 1 "${run[@]}" --snapshot "${line% *}" --export-csv "${line#* }"
-    says "--export-csv and --snapshot name one file"
+    says "--export-csv and --snapshot name the same file"
   done
   [[ ! -e $dir/folder/two ]] || complain "a file that was refused is there"
 

@@ -72,7 +72,7 @@ START_TEST(the_gradient_in_forward) {
     ck_loss_backward(&loss, &other, NULL); /* the scale came in forward */
     ck_assert(loss.gradients[0].data == y->data);
     ck_within("gradient", ck_read(rig, &loss.gradients[0]), scaled ? halves : gradient, NULL, 3);
-    ck_fails(ck_loss_try_backward(&loss, NULL), EK_ERR_STATE, "the backward has run already");
+    ck_fails(ck_loss_try_backward(&loss, NULL), EK_ERR_STATE, "backward has already run");
     ck_loss_drop(&loss);
     /* Another forward is not bound by it, nor is one after a reset. */
     ck_set(y, outputs);
@@ -295,11 +295,11 @@ START_TEST(only_inside_forward_or_backward) {
   ek_tensor target = *ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
   ck_ok(ek_pass_open(&loss.pass, loss.replica, NULL));
   ck_fails(ek_pass_take(&taken, loss.pass), EK_ERR_STATE, "takes more");
-  ck_fails(ek_pass_input_gradient(&taken, loss.pass, x), EK_ERR_STATE, "no backward");
+  ck_fails(ek_pass_input_gradient(&taken, loss.pass, x), EK_ERR_STATE, "only possible during");
   ck_fails(ck_loss_try_backward(&loss, NULL), EK_ERR_STATE, "no forward");
   ck_loss_forward(&loss, x, &target, NULL);
   ck_loss_backward(&loss, NULL, NULL);
-  ck_fails(ck_loss_try_backward(&loss, NULL), EK_ERR_STATE, "has run already");
+  ck_fails(ck_loss_try_backward(&loss, NULL), EK_ERR_STATE, "has already run");
   ck_loss_drop(&loss);
   ck_loss_forward(&loss, x, &target, NULL);
   ck_loss_drop(&loss);
@@ -311,7 +311,7 @@ START_TEST(only_inside_forward_or_backward) {
   ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
   ck_ok(ek_replica_open(&replica, rig->device, relu, NULL));
   ck_ok(ek_pass_open(&loss.pass, replica, NULL));
-  ck_fails(ek_pass_totals(&taken, loss.pass), EK_ERR_STATE, "no criterion");
+  ck_fails(ek_pass_totals(&taken, loss.pass), EK_ERR_STATE, "not a criterion");
   ek_pass_free(loss.pass);
   ek_replica_free(replica);
   ek_module_free(relu);

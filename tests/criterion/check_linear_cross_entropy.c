@@ -506,11 +506,11 @@ START_TEST(refused) {
   loss.classes = 3;
   loss.class_weights = weights;
   loss.reduction = (ek_reduction)9;
-  ck_fails(create(3, 5, &o), bad, "no reduction 9");
+  ck_fails(create(3, 5, &o), bad, "unknown reduction 9");
   loss.reduction = EK_REDUCTION_MEAN;
   for (uint64_t n = 1; n <= 2; n++) {
     ek_host_memory_fail_at(n);
-    ck_fails(create(3, 5, &o), EK_ERR_OUT_OF_MEMORY, "no host memory for linear_cross_entropy");
+    ck_fails(create(3, 5, &o), EK_ERR_OUT_OF_MEMORY, "out of host memory for linear_cross_entropy");
     ek_host_memory_fail_at(0);
   }
   ck_ok(create(3, 5, &o));
@@ -527,7 +527,7 @@ START_TEST(inputs_that_do_not_fit) {
   ek_criterion *criterion = fused(&s);
   training_open(&t, &s, "cpu:2", false);
   ck_fails(ek_data_parallel_criterion_open(&pair, t.model, criterion, NULL), EK_ERR_UNSUPPORTED,
-           "linear_cross_entropy has parameters: that works in one module with the model");
+           "linear_cross_entropy has parameters: join it with the model");
   training_close(&t);
   ek_criterion_free(criterion);
 

@@ -379,11 +379,11 @@ START_TEST(what_forward_has_added) {
   backward(&t, &other, true, false, NULL);
   ck_ok(ek_data_parallel_model_forward(&outputs, t.model, inputs, 2, NULL));
   ck_fails(ek_data_parallel_model_forward(&none, t.model, others, 2, NULL), EK_ERR_STATE,
-           "its backward (or discard) is next");
+           "call its backward, or discard, first");
   ck_fails(ek_data_parallel_model_forward(&none, t.model, others, 2, &evaluation), EK_ERR_STATE,
-           "its backward (or discard) is next");
+           "call its backward, or discard, first");
   ck_fails(ek_data_parallel_model_backward(t.model, &outputs, 1, NULL), EK_ERR_STATE,
-           "for the scale of a criterion");
+           "for a criterion's scale");
   ck_ok(ek_data_parallel_criterion_forward(t.loss, &outputs, 1, NULL, 0));
   ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
   read_parameter(got, &t, "criterion.bias", true);
@@ -447,21 +447,21 @@ START_TEST(parts_that_do_not_fit) {
   ck_fails(ek_with_criterion_create(&module, model, single), EK_ERR_INVALID_ARGUMENT,
            "reduction none");
   ck_fails(ek_with_criterion_create(&module, model, two), EK_ERR_INVALID_ARGUMENT,
-           "looks at 2 outputs, linear has 1");
+           "takes 2 outputs, but linear has 1");
   ek_host_memory_fail_at(1);
   ck_fails(ek_with_criterion_create(&module, model, criterion), EK_ERR_OUT_OF_MEMORY, "memory");
   ek_host_memory_fail_at(0);
   ck_assert_int_eq(model->references, 1);
   ck_ok(ek_with_criterion_create(&whole, model, criterion));
   ck_fails(ek_with_criterion_create(&module, whole, criterion), EK_ERR_INVALID_ARGUMENT,
-           "a loss itself");
+           "already has targets or a loss");
   ck_assert_ptr_null(module);
 
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model *parallel = NULL;
   criterion->base.terms = 2; /* after they were put together */
   ck_fails(ek_data_parallel_model_open(&parallel, group, whole, NULL), EK_ERR_STATE,
-           "cross_entropy was changed");
+           "cross_entropy changed");
   criterion->base.terms = 1;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.broadcast_inputs = 2;
@@ -487,7 +487,7 @@ START_TEST(pairs_that_do_not_fit) {
       training_open("cpu:2", EK_MODE_SHARDED, ck_together(linear(), ck_biased()), NULL);
   ek_data_parallel_criterion *loss = NULL;
   ck_fails(ek_data_parallel_criterion_open(&loss, t.model, learns, NULL), EK_ERR_UNSUPPORTED,
-           "biased has parameters: that works in one module with the model");
+           "biased has parameters: join it with the model");
   ck_fails(ek_data_parallel_criterion_open(&loss, t.model, NULL, NULL), EK_ERR_INVALID_ARGUMENT,
            "criterion is NULL");
   ck_fails(ek_data_parallel_criterion_open(&loss, whole.model, plain, NULL),
@@ -511,7 +511,7 @@ START_TEST(wrong_targets) {
   backward(&t, &b, true, false, NULL);
   const ek_tensor uneven[] = {b.input, few.target}; /* 8 rows, 5 samples */
   ck_fails(ek_data_parallel_model_forward(&outputs, t.model, uneven, 2, NULL), EK_ERR_SHAPE,
-           "input number 1: 8 rows are no multiple of 5 samples");
+           "input number 1: 8 rows are not a multiple of 5 samples");
   ck_ok(ek_scatter(&shards[0], t.group, &b.input, EK_MEMORY_INPUTS, NULL));
   ck_ok(ek_scatter(&shards[1], t.group, &b.target, EK_MEMORY_INPUTS, NULL)); /* 10 rows: 4 3 3 */
   ck_fails(ek_data_parallel_model_forward_shards(&outputs, t.model, shards, 2, NULL), EK_ERR_SHAPE,

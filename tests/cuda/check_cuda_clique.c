@@ -287,9 +287,9 @@ static const struct {
   ek_status status;
   const char *text, *more;
 } late[] = {
-    [CROSSED] = {EK_ERR_UNAVAILABLE, "has not come to it",
-                 "collectives of several communicators come in one order on all devices"},
-    [ONE_STAYS] = {EK_ERR_UNAVAILABLE, "cuda:1 has not come to it", "cuda:0"},
+    [CROSSED] = {EK_ERR_UNAVAILABLE, "has not joined after",
+                 "with several communicators, all devices must call the collectives in one order"},
+    [ONE_STAYS] = {EK_ERR_UNAVAILABLE, "cuda:1 has not joined after", "cuda:0"},
     [ONE_LEAVES] = {EK_ERR_SHAPE, "cuda:1 has ended its work without one", "cuda:0 waits for"}};
 
 /* In another order on each device; a device that does not come, and stays in its job or ends it. */

@@ -96,7 +96,7 @@ START_TEST(collectives) {
   for (uint64_t n = 1; n <= 2; n++) {
     ck_ok(ek_fault_at(ek_group_device(group, 1), n, EK_ERR_UNAVAILABLE));
     ck_fails(ek_group_apply(group, sum, &job), EK_ERR_UNAVAILABLE,
-             n == 1 ? "all_reduce" : "asked for by a test"); /* cuda has an event before the wait */
+             n == 1 ? "all_reduce" : "requested by a test"); /* cuda has an event before the wait */
     ck_ok(ek_group_apply(group, sum, &job));
   }
   for (size_t k = 0; k < 2; k++) ek_tensor_free(&x[k]);

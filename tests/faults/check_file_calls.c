@@ -350,7 +350,7 @@ START_TEST(what_is_written_wrong_removes_nothing) {
     if (n == 1) calls = made + 2;
     const int fault = n <= made ? file_calls_sequence()[n - 1] : 0;
     if (fault == 'w') {
-      ck_assert_msg(status == EK_ERR_IO && ck_contains(ek_error_message(), "is not what is read"),
+      ck_assert_msg(status == EK_ERR_IO && ck_contains(ek_error_message(), "gives other bytes"),
                     "call %d of %s: %s: %s", n, file_calls_sequence(), ek_status_name(status),
                     ek_error_message());
       refused++;

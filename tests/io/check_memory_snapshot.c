@@ -323,7 +323,7 @@ START_TEST(memory_runs_out) {
     const ek_status status = ck_linears_step(&it);
     if (status == EK_OK) break;
     ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
-    ck_assert_msg(ck_contains(ek_error_message(), "failure asked for by a test"), "%s",
+    ck_assert_msg(ck_contains(ek_error_message(), "failure requested by a test"), "%s",
                   ek_error_message());
     const bool modules = ck_contains(ek_error_message(), "; most by modules: ");
     struct ck_value *snapshot = ck_read_snapshot(json);
@@ -347,7 +347,7 @@ START_TEST(memory_runs_out) {
   ck_ok(ek_memory_snapshot_when_full(it.group, "/nowhere/at/all"));
   for (int i = 0; i < 2; i++) {
     ck_ok(ek_memory_fail_at(ek_group_device(it.group, 1), 1));
-    ck_fails(ck_linears_step(&it), EK_ERR_OUT_OF_MEMORY, "failure asked for by a test");
+    ck_fails(ck_linears_step(&it), EK_ERR_OUT_OF_MEMORY, "failure requested by a test");
     ck_ok(ek_memory_snapshot_when_full(it.group, i == 0 ? json : NULL));
     if (i == 0) ck_ok(ek_memory_snapshot_when_full(it.group, NULL));
   }
@@ -536,7 +536,7 @@ START_TEST(misuse_is_refused) {
   ck_fails(ek_memory_snapshot(NULL, path), EK_ERR_INVALID_ARGUMENT, "group is NULL");
   ck_fails(ek_memory_snapshot(group, NULL), EK_ERR_INVALID_ARGUMENT, "path is NULL");
   ck_fails(ek_memory_snapshot(group, nowhere), EK_ERR_NOT_FOUND, "where.json");
-  ck_fails(ek_memory_snapshot(group, folder), EK_ERR_IO, "no regular file");
+  ck_fails(ek_memory_snapshot(group, folder), EK_ERR_IO, "not a regular file");
   ck_fails(ek_memory_snapshot_when_full(NULL, path), EK_ERR_INVALID_ARGUMENT, "group is NULL");
   ck_fails(ek_memory_holders(NULL, &count, 1, device, true), EK_ERR_INVALID_ARGUMENT, "holders");
   ck_fails(ek_memory_holders(NULL, NULL, 0, device, true), EK_ERR_INVALID_ARGUMENT, "count");

@@ -302,15 +302,15 @@ START_TEST(misuse_is_refused) {
   ek_group *group = ck_open("cpu:2", 1);
   ck_fails(ek_trace_start(NULL, 0), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_trace_stop(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_trace_stop(group), EK_ERR_STATE, "no trace runs");
-  ck_fails(ek_trace_write(NULL, path, group), EK_ERR_STATE, "there is no trace");
+  ck_fails(ek_trace_stop(group), EK_ERR_STATE, "no trace is running");
+  ck_fails(ek_trace_write(NULL, path, group), EK_ERR_STATE, "no trace was recorded");
   ck_fails(ek_trace_start(group, SIZE_MAX / 2), EK_ERR_OUT_OF_MEMORY, "trace");
   ck_ok(ek_trace_start(group, 16));
-  ck_fails(ek_trace_write(NULL, path, group), EK_ERR_STATE, "the trace runs");
+  ck_fails(ek_trace_write(NULL, path, group), EK_ERR_STATE, "the trace is still running");
   ck_ok(ek_trace_stop(group));
-  ck_fails(ek_trace_stop(group), EK_ERR_STATE, "no trace runs");
+  ck_fails(ek_trace_stop(group), EK_ERR_STATE, "no trace is running");
   ck_fails(ek_trace_write(NULL, NULL, group), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_trace_write(NULL, folder, group), EK_ERR_IO, "no regular file");
+  ck_fails(ek_trace_write(NULL, folder, group), EK_ERR_IO, "not a regular file");
   ck_fails(ek_trace_write(NULL, "/nowhere/at/all", group), EK_ERR_NOT_FOUND, "/nowhere");
   ck_ok(ek_trace_write(NULL, path, group));
   ck_ok(ek_trace_write(NULL, path, group)); /* as often as one likes */

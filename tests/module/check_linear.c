@@ -121,7 +121,7 @@ START_TEST(bad_input) {
                    CK_SHAPE(4, 5));
   ck_forward_fails(module, EK_ERR_SHAPE, "linear, forward: input has rank 0", EK_F32, 0, NULL);
   ck_forward_fails(module, EK_ERR_TYPE,
-                   "linear, forward: input number 0 is f64, and the module runs in f32", EK_F64,
+                   "linear, forward: input number 0 is f64, but the module runs in f32", EK_F64,
                    CK_SHAPE(4, 7));
   ck_forward_fails(module, EK_ERR_TYPE, "linear, forward: input is i32", EK_I32, CK_SHAPE(4, 7));
   ek_module_free(module);

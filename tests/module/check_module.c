@@ -260,8 +260,8 @@ static const struct {
     {child_and_parameter, EK_ERR_INVALID_ARGUMENT, "layer"},
     {dotted, EK_ERR_INVALID_ARGUMENT, "a.b"},
     {dotted_child, EK_ERR_INVALID_ARGUMENT, "a.b"},
-    {not_text, EK_ERR_INVALID_ARGUMENT, "is not UTF-8 or begins with"},
-    {underscores, EK_ERR_INVALID_ARGUMENT, "the name \"__metadata__\" is not UTF-8 or begins"},
+    {not_text, EK_ERR_INVALID_ARGUMENT, "is not UTF-8, or begins with"},
+    {underscores, EK_ERR_INVALID_ARGUMENT, "the name \"__metadata__\" is not UTF-8, or begins"},
     {empty, EK_ERR_INVALID_ARGUMENT, ""},
     {no_name, EK_ERR_INVALID_ARGUMENT, ""},
     {no_child, EK_ERR_INVALID_ARGUMENT, ""},
@@ -276,7 +276,7 @@ static const struct {
     {tie_unknown_source, EK_ERR_NOT_FOUND, "layers.weight"},
     {tie_other_shape, EK_ERR_SHAPE, "weight"},
     {tie_nothing, EK_ERR_INVALID_ARGUMENT, ""},
-    {wrap_second, EK_ERR_INVALID_ARGUMENT, "it has children, and wraps another one"},
+    {wrap_second, EK_ERR_INVALID_ARGUMENT, "cannot also wrap another module"},
     {wrap_nothing, EK_ERR_INVALID_ARGUMENT, "NULL"},
     {wrap_same_name, EK_ERR_INVALID_ARGUMENT, "weight is declared twice"},
     {own_error, EK_ERR_IO, "declarer: no such table on this shelf"},
@@ -380,7 +380,7 @@ START_TEST(wrapped) {
   ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
   module.child = &module.base;
   ck_fails(ek_replica_open(&replica, ek_group_device(group, 0), &module.base, NULL),
-           EK_ERR_INVALID_ARGUMENT, "does a module hold itself?");
+           EK_ERR_INVALID_ARGUMENT, "does a module contain itself?");
   ek_module_free(&module.base);
   ek_module_free(child);
   ck_no_memory_held(group);

@@ -578,7 +578,7 @@ START_TEST(bad_input) {
   ck_ok(ek_cross_entropy_create(&loss, NULL));
   ck_fails(ek_recompute_create(NULL, relu), EK_ERR_INVALID_ARGUMENT, "recompute");
   ck_fails(ek_recompute_create(&module, NULL), EK_ERR_INVALID_ARGUMENT, "inner module is NULL");
-  ck_fails(ek_recompute_create(&module, &two), EK_ERR_INVALID_ARGUMENT, "or no module");
+  ck_fails(ek_recompute_create(&module, &two), EK_ERR_INVALID_ARGUMENT, "or not initialised");
   ck_fails(ek_recompute_create(&module, &loss->base), EK_ERR_INVALID_ARGUMENT,
            "recompute: cross_entropy is a criterion");
   ck_ok(ek_module_init(&two, &fragile_ops, 1, 1));
@@ -595,7 +595,7 @@ START_TEST(bad_maker) {
   ek_module *module = NULL;
   ck_ok(own_create(&module, 2));
   ck_forward_fails(module, EK_ERR_INVALID_ARGUMENT,
-                   "own, forward: made_by: there is no child number 2", EK_F32, CK_SHAPE(4, 3));
+                   "own, forward: made_by: no child number 2", EK_F32, CK_SHAPE(4, 3));
   ek_module_free(module);
   ck_ok(own_create(&module, 1)); /* another shape comes out when it is made again */
   ek_group *group = ck_open("cpu:1", 1);

@@ -344,7 +344,7 @@ START_TEST(wrong_formula) {
   if (_i == 1) linear->formula.weight = 0;
   ck_ok(wrap(&module, modules, 2, EK_OK));
   ck_forward_fails(module, _i == 0 ? EK_ERR_INVALID_ARGUMENT : EK_ERR_SHAPE,
-                   _i == 0   ? "0 (declared), forward: ek_pass_parameter: there is no parameter"
+                   _i == 0   ? "0 (declared), forward: ek_pass_parameter: no parameter"
                    : _i == 1 ? "0 (declared), forward: its weight has rank 1"
                              : "0 (declared), forward: input has 4 columns, expected 3",
                    EK_F32, CK_SHAPE(2, 4));

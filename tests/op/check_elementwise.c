@@ -584,10 +584,10 @@ START_TEST(bad_numbers) {
   ck_fails(ek_op_add(s, y, x, wide), EK_ERR_SHAPE, "add: b is 3 x 5 but a is 3 x 4");
   ck_fails(ek_op_add(s, y, x, ck_poisoned(rig, CK_SHAPE(4, 3))), EK_ERR_SHAPE, "b is 4 x 3");
   ck_fails(ek_op_binary(s, y, x, (ek_binary)4, x, EK_SPREAD_NONE), EK_ERR_INVALID_ARGUMENT,
-           "no operation 4");
+           "unknown operation 4");
   ck_fails(ek_op_binary(s, y, x, EK_BINARY_ADD, x, (ek_spread)3), EK_ERR_INVALID_ARGUMENT,
-           "no spread 3");
-  ck_fails(ek_op_unary(s, y, x, (ek_unary)-1, 0), EK_ERR_INVALID_ARGUMENT, "no function -1");
+           "or spread 3");
+  ck_fails(ek_op_unary(s, y, x, (ek_unary)-1, 0), EK_ERR_INVALID_ARGUMENT, "unknown function -1");
   ck_rig_close(rig);
 }
 END_TEST

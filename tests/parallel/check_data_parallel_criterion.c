@@ -343,19 +343,19 @@ START_TEST(calls_out_of_order) {
   ck_fails(ek_data_parallel_criterion_loss(&loss, NULL, t.loss), EK_ERR_STATE, "no forward");
   ck_fails(ek_data_parallel_criterion_losses(&losses, t.loss), EK_ERR_STATE, "none");
   ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE,
-           "no criterion forward has come");
+           "no criterion forward has run");
   forward(&f, &t, &batch);
   ck_fails(ek_data_parallel_criterion_losses(&losses, t.loss), EK_ERR_STATE, "none");
   drop(&f, &t); /* another forward of the model: the criterion saw those of the first */
   memset(&g, 0, sizeof g);
   ck_ok(ek_data_parallel_model_forward(g.outputs, t.model, batch.input, batch.inputs, NULL));
   ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE,
-           "not of the model's last forward");
+           "not those of the model's last forward");
   drop(&g, &t);
   forward(&f, &t, &batch);
   ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
   ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE,
-           "has run already");
+           "has already run");
   ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t.loss)); /* still known */
   drop(&f, &t);
   ck_training_close(&t);

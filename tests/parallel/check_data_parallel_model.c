@@ -58,7 +58,7 @@ START_TEST(modes_have_names) {
   ck_fails(ek_mode_parse(&mode, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_data_parallel_model_options_set_mode(NULL, mode), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_data_parallel_model_options_set_mode(&options, (ek_mode)CK_MODES),
-           EK_ERR_INVALID_ARGUMENT, "there is no mode");
+           EK_ERR_INVALID_ARGUMENT, "is unknown");
 }
 END_TEST
 

@@ -210,7 +210,7 @@ START_TEST(schedules) {
   }
   none.kind = (ek_schedule_kind)7;
   ck_fails(ek_data_parallel_optimizer_set_schedule(optimizer, &none), EK_ERR_INVALID_ARGUMENT,
-           "no kind 7");
+           "unknown kind 7");
   none.kind = EK_SCHEDULE_WARMUP_COSINE;
   none.total = -1;
   ck_fails(ek_data_parallel_optimizer_set_schedule(optimizer, &none), EK_ERR_INVALID_ARGUMENT,
@@ -314,7 +314,7 @@ START_TEST(not_finite_is_refused) {
   for (int step = 0; step < 4; step++) {
     ek_step_result result = {.step = -1};
     ck_fails(step_with(&t, &batch, step % 2 == 0 ? NAN : INFINITY, step < 2 ? &result : NULL),
-             EK_ERR_NOT_FINITE, "nothing was updated");
+             EK_ERR_NOT_FINITE, "discarded without an update");
     ck_assert_int_eq(result.step, -1);
     ck_ok(ck_training_step(&t, &batch, &result));
     ck_ok(ck_training_step(&other, &batch, NULL));
@@ -362,7 +362,7 @@ START_TEST(calls_out_of_order) {
   ck_training_open(&t, &setup);
   ek_tensor host = ck_like(&t, "0.weight");
   host.data = numbers;
-  ck_fails(ek_data_parallel_optimizer_step(NULL, t.optimizer), EK_ERR_STATE, "no backward");
+  ck_fails(ek_data_parallel_optimizer_step(NULL, t.optimizer), EK_ERR_STATE, "no backward has run");
   ck_fails(ek_data_parallel_optimizer_open(&another, t.model, t.rule, NULL), EK_ERR_STATE,
            "has an optimizer");
   ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));

@@ -332,8 +332,8 @@ START_TEST(wrong_arguments_are_refused) {
   ck_ok(ek_tensor_host(&wrong, numbers, EK_I32, CK_SHAPE(ROWS, COLUMNS)));
   ck_fails(ek_gather(NULL, &b.shards, 0, c), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_gather(&whole, NULL, 0, c), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_gather(&whole, &b.shards, DEVICES, c), EK_ERR_INVALID_ARGUMENT, "device number 3");
-  ck_fails(ek_gather(&whole, &none, 0, c), EK_ERR_INVALID_ARGUMENT, "device number 0");
+  ck_fails(ek_gather(&whole, &b.shards, DEVICES, c), EK_ERR_INVALID_ARGUMENT, "has number 3");
+  ck_fails(ek_gather(&whole, &none, 0, c), EK_ERR_INVALID_ARGUMENT, "has number 0");
   ck_fails(ek_gather(&whole, &hollow, 0, c), EK_ERR_INVALID_ARGUMENT, "empty");
   ck_fails(ek_gather(&whole, &b.shards, 0, (ek_memory_category)77), EK_ERR_INVALID_ARGUMENT,
            "category");
@@ -341,12 +341,12 @@ START_TEST(wrong_arguments_are_refused) {
   ck_assert_ptr_null(hollow.group); /* taken over, whatever was wrong */
   ck_fails(ek_gather_move(NULL, &hollow, 0, c), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_gather_move(&whole, NULL, 0, c), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_gather_host(&host, NULL), EK_ERR_INVALID_ARGUMENT, "no shards");
-  ck_fails(ek_gather_host(&host, &none), EK_ERR_INVALID_ARGUMENT, "no shards");
-  ck_fails(ek_gather_host(NULL, &b.shards), EK_ERR_INVALID_ARGUMENT, "no host tensor");
-  ck_fails(ek_gather_host(&on_device, &b.shards), EK_ERR_INVALID_ARGUMENT, "no host tensor");
+  ck_fails(ek_gather_host(&host, NULL), EK_ERR_INVALID_ARGUMENT, "shards are NULL");
+  ck_fails(ek_gather_host(&host, &none), EK_ERR_INVALID_ARGUMENT, "shards are NULL");
+  ck_fails(ek_gather_host(NULL, &b.shards), EK_ERR_INVALID_ARGUMENT, "tensor in host memory");
+  ck_fails(ek_gather_host(&on_device, &b.shards), EK_ERR_INVALID_ARGUMENT, "tensor in host memory");
   ck_fails(ek_gather_host(&wrong, &b.shards), EK_ERR_TYPE, "i32");
-  ck_fails(ek_gather_host(&small, &b.shards), EK_ERR_SHAPE, "40 elements into a tensor of 35");
+  ck_fails(ek_gather_host(&small, &b.shards), EK_ERR_SHAPE, "40 elements, the host tensor has 35");
   ck_ok(ek_memory_fail_at(ek_group_device(b.group, 1), 1));
   ck_fails(ek_gather(&whole, &b.shards, 1, c), EK_ERR_OUT_OF_MEMORY, "cpu:1");
   ck_assert(!ek_tensor_exists(&whole));

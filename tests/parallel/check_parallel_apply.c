@@ -128,13 +128,13 @@ START_TEST(wrong_arguments_are_refused) {
   ck_fails(ek_parallel_apply(b.outputs, 99, b.passes, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
            "99 outputs");
   ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, none, 2), EK_ERR_INVALID_ARGUMENT,
-           "there are no shards");
+           "the shards are NULL or empty");
   ck_fails(ek_parallel_apply(b.outputs, 1, b.passes, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
            "2 outputs");
   ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, b.inputs, 1), EK_ERR_INVALID_ARGUMENT,
            "2 inputs");
   ck_fails(ek_parallel_apply(b.outputs, 2, missing, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
-           "replica 1 on cpu:1: ek_parallel_apply: there is no pass");
+           "replica 1 on cpu:1: ek_parallel_apply: a pass is NULL");
   close_bench(&b);
 }
 END_TEST

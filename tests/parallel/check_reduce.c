@@ -313,7 +313,7 @@ START_TEST(wrong_use_is_refused) {
   struct bench b;
   open_bench(&b, "cpu:2", "blend", EK_REDUCE_TO_ALL, 1);
   ek_device *device = ek_group_device(b.group, 0);
-  ck_fails(ek_group_apply(b.group, misuse, &b), EK_ERR_STATE, "complete already");
+  ck_fails(ek_group_apply(b.group, misuse, &b), EK_ERR_STATE, "already complete");
   int64_t first = 0, last = 0;
   const ek_status bad = EK_ERR_INVALID_ARGUMENT;
   ck_assert_int_eq(ek_reducer_range(NULL, &last, b.reducer, 0, 0), bad);
@@ -327,7 +327,7 @@ START_TEST(wrong_use_is_refused) {
   ck_assert_int_eq(ek_reducer_finish(b.reducer, NULL), bad);
   ek_group *other = ck_open("cpu:2", 1);
   ck_fails(ek_reducer_start(b.reducer, ek_group_device(other, 0)), EK_ERR_INVALID_ARGUMENT,
-           "not of it");
+           "not one of its");
   ek_group_free(other);
   ck_assert_uint_eq(ek_reducer_bucket_count(NULL), 0);
   ck_assert_uint_eq(ek_reducer_overlapped(NULL, 0), 0);

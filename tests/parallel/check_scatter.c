@@ -147,17 +147,17 @@ START_TEST(senseless_cuts_are_refused) {
   options.kind = (ek_scatter_kind)9;
   refused(5, 2, &options, "kind 9");
   options.kind = EK_SCATTER_SIZES;
-  refused(5, 2, &options, "sizes are missing");
+  refused(5, 2, &options, "options.sizes is NULL");
   options.sizes = few;
-  refused(5, 2, &options, "the sizes sum to 3, there are 5 rows");
+  refused(5, 2, &options, "the sizes sum to 3, expected 5");
   options.sizes = many;
-  refused(5, 2, &options, "more than what is left");
+  refused(5, 2, &options, "exceeds the rows that are left");
   options.sizes = negative;
   refused(5, 2, &options, "negative");
   options.sizes = huge;
-  refused(5, 2, &options, "more than what is left");
+  refused(5, 2, &options, "exceeds the rows that are left");
   options.kind = EK_SCATTER_WEIGHTS;
-  refused(5, 2, &options, "weights are missing");
+  refused(5, 2, &options, "options.weights is NULL");
   for (int i = 0; i < 4; i++) {
     options.weights = weights[i];
     refused(5, 2, &options, "weight");
@@ -286,7 +286,7 @@ START_TEST(like_another) {
   ek_tensor odd = s.host;
   odd.shape[0] = 8;
   ck_fails(ek_scatter_like(&shards, &like, &odd, EK_MEMORY_INPUTS), EK_ERR_SHAPE,
-           "8 rows are no multiple of 3 samples");
+           "8 rows are not a multiple of 3 samples");
   ck_ok(ek_tensor_host(&scalar, s.numbers, EK_F32, 0, NULL));
   ck_fails(ek_scatter_like(&shards, &like, &scalar, EK_MEMORY_INPUTS), EK_ERR_SHAPE, "scalar");
   ek_shards_free(&like);

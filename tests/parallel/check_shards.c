@@ -34,7 +34,7 @@ START_TEST(filled_by_hand) {
     }
     one_number_each(&shards);
     ck_ok(ek_shards_wait(&shards));
-    ck_fails(ek_group_free(group), EK_ERR_STATE, "tensors still lie");
+    ck_fails(ek_group_free(group), EK_ERR_STATE, "tensors remain");
     ek_shards_free(&shards);
     ck_assert_ptr_null(shards.group);
     ck_assert_ptr_null(shards.parts);

@@ -26,14 +26,14 @@ static ek_status visitor_forward(const ek_module *self, ek_pass *pass, const ek_
   (void)self;
   ek_tensor t = {0};
   const uint32_t own_stream = ek_pass_random(pass).stream;
-  ck_fails(ek_pass_child_leave(pass), EK_ERR_STATE, "it has entered no child");
+  ck_fails(ek_pass_child_leave(pass), EK_ERR_STATE, "the module has not entered a child");
   ck_fails(ek_pass_child_enter(pass, 1), EK_ERR_INVALID_ARGUMENT, "no child number 1");
   const bool wanted = ek_pass_wants_outputs(pass);
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   options.unread = true;
   EK_TRY(ek_pass_child_enter_with(pass, 0, NULL, &options));
   ck_assert(!ek_pass_wants_outputs(pass));
-  ck_fails(ek_pass_child_enter(pass, 0), EK_ERR_STATE, "it is in a child already");
+  ck_fails(ek_pass_child_enter(pass, 0), EK_ERR_STATE, "the module is already in a child");
   ck_fails(ek_pass_parameter(&t, pass, 1), EK_ERR_INVALID_ARGUMENT, "no parameter number 1");
   ck_assert_uint_ne(ek_pass_random(pass).stream, own_stream);
   EK_TRY(ek_pass_parameter(&t, pass, 0));

@@ -391,7 +391,7 @@ START_TEST(own_models) {
   }
   own.status = EK_ERR_UNSUPPORTED;
   ck_fails(ek_advise(choices, &count, MOST, "plan:3@1MiB", &task), EK_ERR_UNSUPPORTED,
-           "no form for any settings");
+           "no model for any of the settings");
   ek_optimizer_free(sgd);
 }
 END_TEST
@@ -549,7 +549,7 @@ START_TEST(nothing_fits) {
   const uint64_t peak = nearest[0].peak_bytes;
   (void)snprintf(devices, sizeof devices, "plan:3@%" PRIu64 "B", peak - EK_MEMORY_UNIT);
   ck_fails(ek_advise(nearest, &count, 2, devices, &s.task), EK_ERR_OUT_OF_MEMORY,
-           "lacks 256 B");
+           "short by 256 B");
   (void)snprintf(devices, sizeof devices, "plan:3@%" PRIu64 "B", peak);
   ck_ok(ek_advise(nearest, &count, 2, devices, &s.task));
   ck_assert_uint_eq(nearest[0].peak_bytes, peak);
@@ -584,7 +584,7 @@ START_TEST(bad_calls) {
   s.task = good;
   s.task.build = build_nothing;
   ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT,
-           "has made no module");
+           "without a module");
   s.task = good;
   s.tokens.shape[0] = 0;
   ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT, "is empty");

@@ -169,7 +169,7 @@ START_TEST(numbers_of_the_program) {
     (void)snprintf(name, sizeof name, "number_%032d", i);
     ck_ok(ek_metrics_put(metrics, name, -1e-300));
   }
-  ck_fails(ek_metrics_put(metrics, "accuracy", 1), EK_ERR_INVALID_ARGUMENT, "room for 16");
+  ck_fails(ek_metrics_put(metrics, "accuracy", 1), EK_ERR_INVALID_ARGUMENT, "at most 16");
   ck_ok(ek_metrics_put(metrics, "number_00000000000000000000000000000003", 0.5));
   ck_ok(ek_metrics_put(metrics, "number_00000000000000000000000000000004", (double)NAN));
   ck_ok(ek_metrics_put(metrics, "number_00000000000000000000000000000005", (double)INFINITY));
@@ -188,10 +188,10 @@ START_TEST(numbers_of_the_program) {
   static const char *const taken[] = {"loss", "tokens_total", "devices", "device_held_bytes"};
   ck_ok(ek_metrics_open(&metrics, group, NULL, NULL));
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    ck_fails(ek_metrics_put(metrics, wrong[i], 1), EK_ERR_INVALID_ARGUMENT, "no name of a number");
+    ck_fails(ek_metrics_put(metrics, wrong[i], 1), EK_ERR_INVALID_ARGUMENT, "not a valid name");
   }
   for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++) {
-    ck_fails(ek_metrics_put(metrics, taken[i], 1), EK_ERR_INVALID_ARGUMENT, "the library's");
+    ck_fails(ek_metrics_put(metrics, taken[i], 1), EK_ERR_INVALID_ARGUMENT, "the library uses");
   }
   ck_fails(ek_metrics_put(metrics, NULL, 1), EK_ERR_INVALID_ARGUMENT, "name is NULL");
   ck_ok(ek_metrics_free(metrics));
@@ -250,7 +250,7 @@ START_TEST(lines_to_a_pipe) {
   ek_group *group = ck_open("cpu:1", 1);
   ek_metrics *metrics = NULL;
   ck_assert(mkfifo(lines, 0600) == 0);
-  ck_fails(ek_metrics_open(&metrics, group, NULL, lines), EK_ERR_IO, "nothing reads this pipe");
+  ck_fails(ek_metrics_open(&metrics, group, NULL, lines), EK_ERR_IO, "no process reads this pipe");
   int reader = open(lines, O_RDONLY | O_NONBLOCK);
   ck_assert_int_ge(reader, 0);
   ck_ok(ek_metrics_open(&metrics, group, NULL, lines));
@@ -304,7 +304,7 @@ START_TEST(a_line_that_is_cut) {
   const struct rlimit before = limit;
   limit.rlim_cur = strlen(read_file(lines)) + FITS;
   ck_assert(setrlimit(RLIMIT_FSIZE, &limit) == 0);
-  ck_fails(ek_metrics_step(metrics, &good, 1000), EK_ERR_IO, "only a part of a line was written");
+  ck_fails(ek_metrics_step(metrics, &good, 1000), EK_ERR_IO, "only part of a line was written");
   ck_fails(ek_metrics_step(metrics, &good, 1000), EK_ERR_IO, "cannot be written"); /* nothing is */
   ck_assert(setrlimit(RLIMIT_FSIZE, &before) == 0);
   for (int i = 0; i < 2; i++) ck_ok(ek_metrics_step(metrics, &good, 1000));
@@ -328,7 +328,7 @@ START_TEST(misuse_and_failures) {
   ck_fails(ek_metrics_open(&metrics, NULL, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_metrics_open(&metrics, group, "/nowhere/at/all", NULL), EK_ERR_NOT_FOUND, "/nowhere");
   ck_fails(ek_metrics_open(&metrics, group, NULL, "/nowhere/at/all"), EK_ERR_NOT_FOUND, "/nowhere");
-  ck_fails(ek_metrics_open(&metrics, group, folder, NULL), EK_ERR_IO, "no regular file");
+  ck_fails(ek_metrics_open(&metrics, group, folder, NULL), EK_ERR_IO, "not a regular file");
   ck_fails(ek_metrics_open(&metrics, group, NULL, folder), EK_ERR_IO, folder);
   ck_assert_ptr_null(metrics);
   ck_ok(ek_metrics_free(NULL));
@@ -342,7 +342,7 @@ START_TEST(misuse_and_failures) {
   ck_ok(ek_metrics_open(&metrics, group, prometheus, NULL));
   ck_ok(ek_metrics_step(metrics, &good, 1));
   ck_assert(unlink(prometheus) == 0 && mkdir(prometheus, 0700) == 0);
-  ck_fails(ek_metrics_free(metrics), EK_ERR_IO, "no regular file");
+  ck_fails(ek_metrics_free(metrics), EK_ERR_IO, "not a regular file");
   ck_assert(rmdir(prometheus) == 0);
   ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
   int failures = 0;

@@ -273,7 +273,7 @@ START_TEST(wrong_micro_batches) {
   const uint64_t bytes = held(&b);
   ck_fails(ek_trainer_step(NULL, b.trainer, &scalar, 1, y, 1), EK_ERR_SHAPE, "has no rows");
   ck_fails(ek_trainer_step(NULL, b.trainer, x, 1, &fewer, 1), EK_ERR_SHAPE,
-           "target number 0: 34 rows are no multiple of 7 samples");
+           "target number 0: 34 rows are not a multiple of 7 samples");
   ck_fails(ek_trainer_step(NULL, b.trainer, many, EK_MAX_INPUTS + 1, y, 1), EK_ERR_INVALID_ARGUMENT,
            "33 inputs");
   ck_fails(ek_trainer_step(NULL, b.trainer, x, 0, y, 1), EK_ERR_INVALID_ARGUMENT,
@@ -807,8 +807,8 @@ START_TEST(saves_and_loads) {
     ck_state_same("resumed", &got, &want);
     ck_state_drop(&got);
     ck_state_drop(&want);
-    ck_fails(ek_trainer_save(b.trainer, path, NULL), EK_ERR_IO, "this is not one");
-    ck_fails(ek_trainer_begin_save(b.trainer, path, NULL), EK_ERR_IO, "this is not one");
+    ck_fails(ek_trainer_save(b.trainer, path, NULL), EK_ERR_IO, "not a directory; states");
+    ck_fails(ek_trainer_begin_save(b.trainer, path, NULL), EK_ERR_IO, "not a directory; states");
     ck_ok(ek_trainer_end_save(b.trainer));
     ck_fails(ek_trainer_load(NULL, NULL, folder), EK_ERR_INVALID_ARGUMENT, "trainer is NULL");
     ck_assert_int_eq(unlink(path), 0);
@@ -885,7 +885,7 @@ static bool fails_well(struct bench *b, struct ck_training *other, ek_status sta
   if (failed) {
     ck_assert_msg(status == EK_ERR_OUT_OF_MEMORY || status == EK_ERR_UNAVAILABLE, "%s: %s",
                   ek_status_name(status), ek_error_message());
-    ck_assert_msg(ck_contains(ek_error_message(), "asked for by a test") ||
+    ck_assert_msg(ck_contains(ek_error_message(), "requested by a test") ||
                       ck_contains(ek_error_message(), "memory"),
                   "%s", ek_error_message());
     if (ek_data_parallel_model_discard(model) == EK_ERR_TORN) {

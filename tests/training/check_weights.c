@@ -156,7 +156,7 @@ START_TEST(what_does_not_fit_changes_nothing) {
     ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_MISMATCH, "has no wte.weight, which");
     ck_fails(ek_weights_load(t.model, path, &no_names), EK_ERR_INVALID_ARGUMENT, "names is NULL");
     ck_fails(ek_weights_load(t.model, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "path is NULL");
-    ck_fails(ek_weights_load(t.model, folder, NULL), EK_ERR_IO, "no regular file");
+    ck_fails(ek_weights_load(t.model, folder, NULL), EK_ERR_IO, "not a regular file");
     const ek_safetensors_entry entry = {"wte.weight", {.type = EK_F32, .rank = 1, .shape = {0}}};
     ek_safetensors_writer *writer = NULL;
     ck_ok(ek_safetensors_create(&writer, path, &entry, 1, NULL, 0));
@@ -365,7 +365,7 @@ START_TEST(which_loads_look_at_a_config) {
     ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_CORRUPT, "byte 13");
     ck_assert_int_eq(unlink(config), 0);
     ck_assert_int_eq(mkdir(config, 0700), 0);
-    ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_IO, "no regular file");
+    ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_IO, "not a regular file");
     ck_assert_int_eq(rmdir(config), 0);
     ck_ok(ek_weights_load(t.model, path, &options));
   }

@@ -104,13 +104,13 @@ START_TEST(a_criterion_whose_counts_change_is_refused) {
   ck_ok(ek_data_parallel_model_forward(&outputs, b.t.model, b.batch.input, 1, NULL));
   *changed = count->value;
   ck_fails(ek_data_parallel_criterion_forward(b.t.loss, &outputs, 1, b.batch.target, 1),
-           EK_ERR_STATE, "were changed");
+           EK_ERR_STATE, "may not change");
   *changed = good;
   ck_ok(ek_data_parallel_criterion_forward(b.t.loss, &outputs, 1, b.batch.target, 1));
   *changed = count->value;
   ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, b.t.loss));
   ck_fails(ek_data_parallel_criterion_backward(b.t.loss, b.t.model, NULL), EK_ERR_STATE,
-           "were changed");
+           "may not change");
   *changed = good;
   ck_ok(ek_data_parallel_criterion_backward(b.t.loss, b.t.model, NULL));
   ck_ok(ek_data_parallel_optimizer_step(NULL, b.t.optimizer));
@@ -145,13 +145,13 @@ START_TEST(a_part_whose_counts_change_is_refused) {
         ck_assert_int_ne(ek_replica_open(&replica, rig->device, &sum->base, NULL), EK_OK);
       } else {
         ck_ok(ek_pass_open(&pass, replica, NULL));
-        ck_fails(ek_pass_run_forward(&totals, pass, inputs), EK_ERR_STATE, "were changed");
+        ck_fails(ek_pass_run_forward(&totals, pass, inputs), EK_ERR_STATE, "may not change");
         ek_pass_free(pass);
       }
       *changed[i] = EK_MAX_TERMS;
       if (late == 0) {
         ck_fails(ek_replica_open(&replica, rig->device, &sum->base, NULL), EK_ERR_STATE,
-                 "terms[0] (mean_squared_error) were changed");
+                 "terms[0] (mean_squared_error) changed");
       }
       *changed[i] = good;
     }
@@ -185,7 +185,7 @@ START_TEST(a_module_is_not_opened_with_counts_out_of_bounds) {
   const ek_module_ops *ops = inner->ops;
   inner->ops = NULL;
   ck_fails(ek_data_parallel_model_open(&model, group, module, NULL), EK_ERR_INVALID_ARGUMENT,
-           "ek_module_init() was not called");
+           "call ek_module_init() first");
   inner->ops = ops;
   ck_ok(ek_data_parallel_model_open(&model, group, module, NULL));
   ek_data_parallel_model_free(model);
@@ -204,13 +204,13 @@ START_TEST(a_module_whose_counts_change_is_refused) {
   ek_shards outputs = {0};
   *changed = wrong;
   ck_fails(ek_data_parallel_model_forward(&outputs, b.t.model, b.batch.input, 1, NULL),
-           EK_ERR_STATE, "sequential: inputs or outputs were changed");
+           EK_ERR_STATE, "sequential: a module's numbers may not change");
   *changed = 1;
   ck_ok(ek_data_parallel_model_forward(&outputs, b.t.model, b.batch.input, 1, NULL));
   ck_ok(ek_data_parallel_criterion_forward(b.t.loss, &outputs, 1, b.batch.target, 1));
   *changed = wrong;
   ck_fails(ek_data_parallel_criterion_backward(b.t.loss, b.t.model, NULL), EK_ERR_STATE,
-           "sequential: inputs or outputs were changed");
+           "sequential: a module's numbers may not change");
   *changed = 1;
   ek_shards_free(&outputs);
   bench_close(&b);
@@ -320,7 +320,7 @@ START_TEST(a_module_is_handed_the_type_that_it_runs_in) {
       ck_assert_int_eq(y.parts[0].type, precision);
     } else {
       char text[128];
-      snprintf(text, sizeof text, "%s, forward: input number 0 is %s, and the module runs in %s",
+      snprintf(text, sizeof text, "%s, forward: input number 0 is %s, but the module runs in %s",
                readers[i].kind, ek_type_name(given),
                ek_type_name(half && i == 0 ? EK_F32 : precision));
       ck_fails(ek_data_parallel_model_forward(&y, model, &x, 1, NULL), EK_ERR_TYPE, text);

@@ -105,8 +105,8 @@ static int64_t place_of(int place, int64_t bytes) {
   return places[place];
 }
 static const char *const words[] = {
-    "outputs: 1 byte before its beginning", "outputs: 255 bytes before its beginning",
-    "outputs: 1 byte behind its end", "outputs: 255 bytes behind its end"};
+    "outputs: 1 byte before its start", "outputs: 255 bytes before its start",
+    "outputs: 1 byte after its end", "outputs: 255 bytes after its end"};
 
 static ek_status nothing(void *context, ek_device *device, size_t index) {
   (void)device, (void)index;

@@ -59,7 +59,7 @@ static int child(struct scene *scene) {
   ek_communicator *communicator = NULL;
   const int64_t count = COUNT;
   ek_device *device = ek_group_device(scene->group, 0);
-  (void)snprintf(owner, sizeof owner, "belongs to process %ld", (long)getppid());
+  (void)snprintf(owner, sizeof owner, "by process %ld", (long)getppid());
   if (!refused(ek_group_apply(scene->group, nothing, NULL), owner)) return 1;
   if (!refused(ck_training_step(&scene->training, &scene->batch, NULL), owner)) return 2;
   if (!refused(ek_group_free(scene->group), owner)) return 3;

@@ -473,12 +473,12 @@ START_TEST(misuse) {
     const char *text;
   } wrong[] = {
       {CK_RERUN_NOT, EK_ERR_STATE,
-       "backward of sequential: its forward ran without saving, and has not run again"},
-      {CK_RERUN_NO_BACKWARD, EK_ERR_STATE, "rerun, backward: it left saved tensors behind"},
-      {CK_RERUN_TWICE, EK_ERR_STATE, "rerun, backward: it left saved tensors behind"},
+       "backward of sequential: its forward ran without saving and was not run again"},
+      {CK_RERUN_NO_BACKWARD, EK_ERR_STATE, "rerun, backward: saved tensors (activations) not"},
+      {CK_RERUN_TWICE, EK_ERR_STATE, "rerun, backward: saved tensors (activations) not"},
       {CK_RERUN_SHORTER, EK_ERR_SHAPE, "is [4 x 2], expected [3 x 2]"},
       {CK_RERUN_IN_BF16, EK_ERR_UNSUPPORTED, "a child runs in f32 or f64, not in bf16"},
-      {CK_RERUN_IN_F64, EK_ERR_TYPE, "input number 0 is f32, and the module runs in f64"},
+      {CK_RERUN_IN_F64, EK_ERR_TYPE, "input number 0 is f32, but the module runs in f64"},
   };
   ek_module *mlp = NULL, *module = NULL;
   ck_ok(create_mlp(&mlp));
@@ -493,7 +493,7 @@ START_TEST(type_of_a_child) {
   ek_module *child = NULL, *module = NULL;
   ck_ok(ek_linear_create(&child, 3, 3, true));
   ck_ok(widen(&module, child));
-  ck_fails(run_alone(module), EK_ERR_UNSUPPORTED, "weight is f32, and the module runs in f64");
+  ck_fails(run_alone(module), EK_ERR_UNSUPPORTED, "weight is f32, but the module runs in f64");
   ck_ok(ek_activation_create(&child, EK_ACTIVATION_GELU));
   ek_module_ops single = *child->ops;
   single.types = EK_TYPES_F32;

@@ -186,7 +186,7 @@ START_TEST(micro_batches) {
           ek_data_parallel_criterion_forward(loss, &outputs, 1, fused ? NULL : &b->target, !fused));
       if (fused && k == 1) {
         ck_fails(ek_trainer_evaluate(&evaluated, NULL, r.trainer, &b->input, 1, &b->target, 1),
-                 EK_ERR_STATE, "its backward (or discard) is next");
+                 EK_ERR_STATE, "call its backward, or discard, first");
       }
       ck_ok(ek_data_parallel_criterion_backward(loss, model, &o));
       ek_shards_free(&outputs);

@@ -177,7 +177,7 @@ START_TEST(a_refused_step_leaves_all) {
     struct ck_batch bad = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, s);
     ek_step_result result = {.step = -1}, want;
     ((float *)bad.input[0].data)[11] = s == 0 ? NAN : HUGE_VALF;
-    ck_fails(ck_training_step(&t[0], &bad, &result), EK_ERR_NOT_FINITE, "nothing was updated");
+    ck_fails(ck_training_step(&t[0], &bad, &result), EK_ERR_NOT_FINITE, "without an update");
     ck_assert_int_eq(result.step, -1);
     ck_ok(ck_training_step(&t[0], &batch, &result));
     ck_ok(ck_training_step(&t[1], &batch, &want));

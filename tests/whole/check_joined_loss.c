@@ -44,7 +44,7 @@ START_TEST(predictions_that_do_not_fit) {
   ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), &criterion->base, NULL));
   options.gradient = false;
   ck_ok(ek_pass_open(&pass, replica, &options));
-  ck_fails(ek_pass_run_predict(&y, pass, &x), EK_ERR_UNSUPPORTED, "biased predicts nothing");
+  ck_fails(ek_pass_run_predict(&y, pass, &x), EK_ERR_UNSUPPORTED, "biased has no predictions");
   ek_pass_free(pass);
   ek_replica_free(replica);
 
@@ -54,7 +54,7 @@ START_TEST(predictions_that_do_not_fit) {
   ek_pass_free(pass);
   ck_ok(ek_pass_open(&pass, replica, &options));
   ck_fails(ek_pass_run_predict(&y, pass, &x), EK_ERR_STATE,
-           "criterion (biased), predict: it gave no output number 0");
+           "criterion (biased), predict: it did not set output number 0");
   ek_pass_free(pass);
   ek_replica_free(replica);
 
@@ -97,7 +97,7 @@ START_TEST(ties_that_do_not_fit) {
   o.source = "nobody";
   ck_ok(ek_with_criterion_create_with(&module, model, criterion, &o));
   ck_fails(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL), EK_ERR_NOT_FOUND,
-           "nobody was not declared");
+           "nobody must be declared first");
   ek_module_free(module);
   char name[] = "loss", source[] = "bias";
   o.name = name;

@@ -280,7 +280,7 @@ static const struct {
   ek_status status;
   const char *function, *text;
 } faults[] = {
-    {NO_OUTPUT, EK_ERR_STATE, "forward", "it gave no output number 0"},
+    {NO_OUTPUT, EK_ERR_STATE, "forward", "it did not set output number 0"},
     {HOST_OUTPUT, EK_ERR_DEVICE, "forward", "output number 0 is in host memory, expected on "},
     {OTHER_DEVICE_OUTPUT, EK_ERR_DEVICE, "forward", "output number 0 is on "},
     {OTHER_TYPE_OUTPUT, EK_ERR_TYPE, "forward", "output number 0 is f64, expected f32"},
@@ -290,10 +290,10 @@ static const struct {
     {OUTPUT_OF_RANK_9, EK_ERR_SHAPE, "forward", "output number 0 has rank 9"},
     {OUTPUT_OUTSIDE_OF_MEMORY, EK_ERR_SHAPE, "forward",
      "output number 0 has elements outside of its memory"},
-    {OUTPUT_OF_NO_TYPE, EK_ERR_STATE, "forward", "it gave no output number 0"},
+    {OUTPUT_OF_NO_TYPE, EK_ERR_STATE, "forward", "it did not set output number 0"},
     {OUTPUT_OF_NEGATIVE_SIZE, EK_ERR_SHAPE, "forward",
      "output number 0 has size -1 of dimension 1"},
-    {FORWARD_WORKSPACE, EK_ERR_STATE, "forward", "512 B of workspace were not freed"},
+    {FORWARD_WORKSPACE, EK_ERR_STATE, "forward", "without freeing 512 B of workspace"},
     {TAKES_IN_FORWARD, EK_ERR_STATE, "forward", "it takes more tensors back than it saved"},
     {FAILS, EK_ERR_IO, "forward", "the disk is gone"},
     {FAILS_WITHOUT_A_WORD, EK_ERR_IO, "forward", "the operating system refused to read or write"},
@@ -309,9 +309,9 @@ static const struct {
     {GRADIENT_WITHOUT_MEMORY, EK_ERR_SHAPE, "backward",
      "the gradient of input number 0 has elements but no memory"},
     {GRADIENT_OF_RANK_9, EK_ERR_SHAPE, "backward", "the gradient of input number 0 has rank 9"},
-    {TAKES_TOO_LITTLE, EK_ERR_STATE, "backward", "it left saved tensors behind (activations): 1"},
+    {TAKES_TOO_LITTLE, EK_ERR_STATE, "backward", "saved tensors (activations) not taken back: 1"},
     {TAKES_TOO_MUCH, EK_ERR_STATE, "backward", "it takes more tensors back than it saved"},
-    {BACKWARD_WORKSPACE, EK_ERR_STATE, "backward", "512 B of workspace were not freed"},
+    {BACKWARD_WORKSPACE, EK_ERR_STATE, "backward", "without freeing 512 B of workspace"},
     {FAILS_BACK, EK_ERR_IO, "backward", "the disk is gone again"},
 };
 
@@ -372,7 +372,7 @@ START_TEST(a_root_gives_rows_for_its_samples) {
       {NO_ROWS, EK_ERR_SHAPE, "of the 3 samples"},
       {INTEGERS, EK_ERR_TYPE, "fiend, forward: output number 0 is i32, which has no gradient"},
       {HOST_OUTPUT, EK_ERR_DEVICE, "fiend, forward: output number 0 is in host memory"},
-      {NO_OUTPUT, EK_ERR_STATE, "fiend, forward: it gave no output number 0"},
+      {NO_OUTPUT, EK_ERR_STATE, "fiend, forward: it did not set output number 0"},
   };
   struct bench b;
   double loss = 0;
@@ -532,21 +532,21 @@ START_TEST(a_parent_is_named_for_what_it_does_to_its_child) {
       [PARENT_GOOD] = {EK_OK, ""},
       [PARENT_SAVES_AFTER] =
           {EK_ERR_STATE, "0 (parent), backward: backward of 0.child (fiend): tensors that were "
-                         "saved after its forward are still there: 1"},
+                         "saved after its forward remain: 1"},
       [PARENT_TAKES_CHILD] = {EK_ERR_STATE,
                               "0 (parent), backward: backward of 0.child (fiend): tensors that its "
                               "forward saved are gone: 1"},
       [PARENT_SKIPS_CHILD] =
-          {EK_ERR_STATE, "0 (parent), backward: it left saved tensors behind (activations): 2"},
+          {EK_ERR_STATE, "0 (parent), backward: saved tensors (activations) not taken back: 2"},
       [PARENT_NO_INPUT] =
           {EK_ERR_INVALID_ARGUMENT,
-           "0 (parent), forward: ek_pass_child_forward: there is no tensor number 0"},
+           "0 (parent), forward: ek_pass_child_forward: tensor number 0 is NULL or absent"},
       [PARENT_HOST_INPUT] = {EK_ERR_DEVICE,
                              "0 (parent), forward: ek_pass_child_forward: tensor number 0 "
                              "is in host memory"},
       [PARENT_NO_GRADIENT] = {EK_ERR_INVALID_ARGUMENT,
                               "0 (parent), backward: backward of 0.child (fiend): the gradient of "
-                              "output number 0 is not there"},
+                              "output number 0 is missing"},
       [PARENT_OTHER_GRADIENT] =
           {EK_ERR_SHAPE, "0 (parent), backward: backward of 0.child (fiend): the gradient of "
                          "output number 0 is [1 x 4], expected [3 x 4]"},

@@ -77,7 +77,7 @@ START_TEST(outputs_of_an_earlier_forward) {
   ck_ok(loss_forward(&bed, 0)); /* the loss of A is what it was */
   ck_ok(ek_data_parallel_criterion_loss(&loss[1], NULL, bed.t.loss));
   ck_assert_double_eq(loss[0], loss[1]);
-  ck_fails(loss_backward(&bed), EK_ERR_STATE, "not of the model's last forward");
+  ck_fails(loss_backward(&bed), EK_ERR_STATE, "not those of the model's last forward");
   ck_ok(loss_forward(&bed, 1)); /* nothing was lost: B goes on */
   ck_ok(loss_backward(&bed));
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
@@ -102,13 +102,13 @@ START_TEST(each_reason) {
   ck_ok(forward(&bed, 0, NULL));
   ck_ok(loss_forward(&bed, 0));
   ck_ok(ek_data_parallel_model_discard(bed.t.model));
-  ck_fails(loss_backward(&bed), EK_ERR_STATE, "has run, or was dropped");
+  ck_fails(loss_backward(&bed), EK_ERR_STATE, "has already run, or was discarded");
   bed_drop(&bed, 0);
   ck_ok(forward(&bed, 0, NULL));
   ck_ok(loss_forward(&bed, 0));
   ck_ok(loss_backward(&bed));
-  ck_fails(loss_backward(&bed), EK_ERR_STATE, "has run already");
-  ck_fails(loss_forward(&bed, 0), EK_ERR_STATE, "written the gradient over output number 0");
+  ck_fails(loss_backward(&bed), EK_ERR_STATE, "has already run");
+  ck_fails(loss_forward(&bed, 0), EK_ERR_STATE, "output number 0 was overwritten");
   ck_ok(ek_data_parallel_model_discard(bed.t.model));
   bed_drop(&bed, 0);
   same_as_undisturbed(&bed, "mlp", (ek_mode)_i);
@@ -127,7 +127,7 @@ START_TEST(outputs_of_another_model) {
                                        bed.batch[1].inputs, NULL));
   ck_ok(ek_data_parallel_criterion_forward(other.loss, bed.out[0], 1, bed.batch[0].target, 1));
   ck_fails(ek_data_parallel_criterion_backward(other.loss, other.model, NULL), EK_ERR_STATE,
-           "not of the model's last forward");
+           "not those of the model's last forward");
   ck_fails(ek_data_parallel_model_backward(bed.t.model, bed.out[1], 1, NULL), EK_ERR_STATE,
            "gradient number 0");
   ek_data_parallel_criterion_free(other.loss);
@@ -172,7 +172,7 @@ START_TEST(outputs_of_ones_own) {
   own->forward = 0;
   ck_ok(loss_forward(&bed, 0));
   ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, bed.t.loss));
-  ck_fails(loss_backward(&bed), EK_ERR_STATE, "come from no forward");
+  ck_fails(loss_backward(&bed), EK_ERR_STATE, "do not come from a forward");
   bed_close(&bed);
 }
 END_TEST

@@ -93,8 +93,8 @@ START_TEST(bad_policies) {
     ek_recompute is;
     const char *text;
   } bad[] = {{{EK_RECOMPUTE_EVERY, 0, 0}, "every 0 modules"},
-             {{EK_RECOMPUTE_BYTES, 0, 4096}, "is to be planned first"},
-             {{(ek_recompute_kind)17, 0, 0}, "no recomputation 17"}};
+             {{EK_RECOMPUTE_BYTES, 0, 4096}, "must first be planned"},
+             {{(ek_recompute_kind)17, 0, 0}, "unknown recomputation 17"}};
   ek_module *relu = NULL, *module = NULL;
   ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

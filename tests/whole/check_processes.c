@@ -486,7 +486,7 @@ static void look_after(struct ck_outcome *outcome, ek_group *group, struct faili
   const ek_status again = ek_group_apply(group, run_collective, &job->collective);
   (void)snprintf(before, sizeof before, "%s", ek_error_message());
   ck_outcome_add(outcome, (double)again);
-  ck_outcome_add(outcome, strstr(before, "open it again in all of them") != NULL);
+  ck_outcome_add(outcome, strstr(before, "reopen it in all of them") != NULL);
 }
 
 static void disaster(struct ck_outcome *outcome, const struct ck_process *process,
@@ -546,8 +546,8 @@ START_TEST(an_error_in_one_process_is_one_in_all) {
       [DIES] = {EK_OK, EK_ERR_UNAVAILABLE, "", "process 1"},
       [HANGS] = {EK_ERR_UNAVAILABLE, EK_ERR_UNAVAILABLE, "process", "process 1"},
       [FAILS] = {EK_ERR_SHAPE, EK_ERR_SHAPE, "a victim's own words", "a victim's own words"},
-      [OTHER_COLLECTIVE] = {EK_ERR_SHAPE, EK_ERR_SHAPE, "this one a broadcast of 100000 f32",
-                            "does a broadcast of 100000 f32"},
+      [OTHER_COLLECTIVE] = {EK_ERR_SHAPE, EK_ERR_SHAPE, "this one in a broadcast of 100000 f32",
+                            "is in a broadcast of 100000 f32"},
       [EXCHANGE_FAILS] = {EK_ERR_IO, EK_ERR_UNAVAILABLE, "the cable was pulled", "process"}};
   const enum disaster kind = (enum disaster)(_i / 2);
   const size_t devices[] = {2, 2, 1}, count = 2 + (size_t)_i % 2;

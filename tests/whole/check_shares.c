@@ -160,7 +160,7 @@ START_TEST(a_pass_of_ones_own_is_refused) {
   ck_training_open(&t, &setup);
   ek_pass *pass = NULL;
   ck_fails(ek_pass_open(&pass, ek_data_parallel_model_replica(t.model, 0), NULL), EK_ERR_STATE,
-           "part");
+           "whole");
   ck_training_close(&t);
 }
 END_TEST
@@ -342,7 +342,7 @@ START_TEST(a_unit_is_declared_first_and_once) {
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model *model = NULL;
   ck_fails(ek_data_parallel_model_open(&model, group, &m->base, NULL), EK_ERR_INVALID_ARGUMENT,
-           "a unit is declared first, and once");
+           "a unit must be declared once, before anything else");
   ck_fails(ek_declare_unit(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
   ek_module_free(&m->base);
   ek_group_free(group);

@@ -125,7 +125,7 @@ START_TEST(beside_refusing) {
   ck_scaling_overflow(&t, 1, 1, true, true);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, CK_SCALING_SAMPLES, 0, 4);
   ((float *)batch.input[0].data)[9] = NAN;
-  ck_fails(ck_training_step(&t, &batch, &result), EK_ERR_NOT_FINITE, "nothing was updated");
+  ck_fails(ck_training_step(&t, &batch, &result), EK_ERR_NOT_FINITE, "discarded without an update");
   ck_assert_int_eq(result.step, -1);
   ck_assert_double_eq(ck_scaling_scale(&t), 512);
   ck_ok(ck_scaling_step(&t, 2, false, &result));

@@ -200,9 +200,9 @@ START_TEST(wrong_weights) {
   free(after);
   ck_ok(micro_batch(&bed.t, &bed.batch, 0, 4, true, weights));
   ck_fails(micro_batch(&bed.t, &bed.batch, 4, 3, true, other), EK_ERR_INVALID_ARGUMENT,
-           "the same for all");
+           "each time with the same values");
   ck_fails(micro_batch(&bed.t, &bed.batch, 4, 3, true, NULL), EK_ERR_INVALID_ARGUMENT,
-           "came with weights");
+           "had weights");
   other[0] = NAN;
   ck_fails(micro_batch(&bed.t, &bed.batch, 4, 3, true, other), EK_ERR_INVALID_ARGUMENT,
            "weight number 0");
@@ -246,7 +246,7 @@ START_TEST(losses_without_weight) {
     for (int row = 0; row < 4; row++) ((int32_t *)bed.batch.target[i].data)[row] = 1;
   }
   ck_training_open(&bed.t, &bed.setup);
-  ck_fails(micro_batch(&bed.t, &bed.batch, 0, 4, true, NULL), EK_ERR_STATE, "weigh nothing");
+  ck_fails(micro_batch(&bed.t, &bed.batch, 0, 4, true, NULL), EK_ERR_STATE, "a weight of 0");
   ck_ok(micro_batch(&bed.t, &bed.batch, 0, SAMPLES, false, NULL));
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
   bed_close(&bed);

@@ -365,9 +365,9 @@ START_TEST(no_type_of_a_tensor) {
   ck_assert_int_eq(ek_precision_type((ek_precision)EK_I32), 0);
   ck_assert_int_eq(ek_tensor_aligned_columns(50257, NO_TYPE), 0);
   ck_fails(ek_tensor_create(&tensor, rig->device, EK_MEMORY_INPUTS, NO_TYPE, 1, shape),
-           EK_ERR_INVALID_ARGUMENT, "is no element type");
+           EK_ERR_INVALID_ARGUMENT, "unknown element type");
   ck_fails(ek_tensor_host(&tensor, numbers, NO_TYPE, 1, shape), EK_ERR_INVALID_ARGUMENT,
-           "is no element type");
+           "unknown element type");
   ck_assert(!ek_tensor_exists(&tensor));
   /* One that a program has made itself. */
   ck_ok(ek_tensor_host(&tensor, numbers, EK_F32, 1, shape));
@@ -428,7 +428,7 @@ START_TEST(refusals) {
   options.type = EK_F64;
   options.precision = EK_PRECISION_TF32;
   fails_to_open(module, &options, EK_ERR_INVALID_ARGUMENT,
-                "options.precision is tf32 beside parameters of f64, expected f64");
+                "options.precision is tf32 with parameters of f64, expected f64");
   options.type = EK_F32;
   options.gradient_type = NO_TYPE;
   fails_to_open(module, &options, EK_ERR_INVALID_ARGUMENT,
@@ -436,12 +436,12 @@ START_TEST(refusals) {
                 "in tf32; expected f32, bf16 or f16");
   options.gradient_type = (ek_type)0;
   ck_ok(ek_module_init(&boastful, &boastful_ops, 1, 1));
-  fails_to_open(&boastful, &options, EK_ERR_UNSUPPORTED, "no type that there is, not in f32");
+  fails_to_open(&boastful, &options, EK_ERR_UNSUPPORTED, "no known type, not in f32");
   ek_module_free(&boastful);
   ek_module_free(module);
   struct ck_probe probe = ck_probe_open(ask_for_tf32, NULL);
   ck_fails(ek_pass_run_forward(&probe.y, probe.pass, &probe.x), EK_ERR_INVALID_ARGUMENT,
-           "is no element type");
+           "unknown element type");
   ck_probe_close(&probe);
 }
 END_TEST

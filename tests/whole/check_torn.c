@@ -50,7 +50,7 @@ static bool fails_at(struct ck_training *t, const struct ck_batch *batch, size_t
   if (status != EK_OK) {
     ck_assert_msg(status == EK_ERR_UNAVAILABLE, "%s gave %s: %s", where, ek_status_name(status),
                   ek_error_message());
-    ck_assert_msg(ck_contains(ek_error_message(), "asked for by a test"), "%s: %s", where,
+    ck_assert_msg(ck_contains(ek_error_message(), "requested by a test"), "%s: %s", where,
                   ek_error_message());
     ck_assert_int_eq(result.step, -1);
     if (ck_training_is_torn(t)) {

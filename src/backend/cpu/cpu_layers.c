@@ -66,7 +66,7 @@ static ek_status attend(ek_stream *stream, const struct ek__attention_args *args
   if (args->tokens == 0 || args->head_width == 0) return EK_OK;
   EK__FAIL_IF(ek__type_size(args->types.value) == 2 && args->head_width > EK__CPU_WIDEST_HALF_HEAD,
               EK_ERR_UNSUPPORTED,
-              "attention: a head is %lld wide; those of 16 bits go up to %d on the CPU",
+              "attention: heads are %lld wide; 16-bit attention on the CPU supports at most %d",
               (long long)args->head_width, EK__CPU_WIDEST_HALF_HEAD);
   atomic_int status = EK_OK;
   const struct ek__attention_job job = {args, ek__cpu_sgemm, &status};

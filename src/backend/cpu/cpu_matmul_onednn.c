@@ -251,7 +251,8 @@ static void close_cache(void *raw) {
 
 static ek_status failed(int status, const struct shape *s) {
   const ek_status kind = status == dnnl_out_of_memory ? EK_ERR_OUT_OF_MEMORY : EK_ERR_INTERNAL;
-  return ek_error_set(kind, "matmul %lld x %lld x %lld: oneDNN gave status %d", (long long)s->m,
+  return ek_error_set(kind, "matmul %lld x %lld x %lld: oneDNN failed with status "
+                            "%d", (long long)s->m,
                       (long long)s->n, (long long)s->k, status);
 }
 
@@ -265,7 +266,8 @@ static ek_status open_cache(struct cache **result) {
   if (cache->stream != NULL) return EK_OK;
   int status = dnnl_success;
   EK_TRY(make(&status, open_stream, &cache->stream));
-  EK__FAIL_IF(status != dnnl_success, EK_ERR_OUT_OF_MEMORY, "oneDNN gave no stream: status %d",
+  EK__FAIL_IF(status != dnnl_success, EK_ERR_OUT_OF_MEMORY, "oneDNN could not create a stream: "
+                                                            "status %d",
               status);
   return EK_OK;
 }

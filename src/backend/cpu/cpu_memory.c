@@ -42,7 +42,7 @@ static uint64_t for_arenas(const struct ek__cpu_limit *limit) {
 ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device, size_t devices) {
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   EK__FAIL_IF(pages <= 0 || page <= 0, EK_ERR_UNAVAILABLE,
-              "the system does not tell its memory size");
+              "the system does not report its memory size");
   *bytes = (uint64_t)pages * (uint64_t)page;
   const struct ek__cpu_limit limit = ek__cpu_memory_limit("");
   if (limit.bytes >= *bytes) return EK_OK;

@@ -43,7 +43,8 @@ static ek_status sgemm(const struct ek__gemm *g) {
   EK_TRY(ek__cpu_onednn(&status, call_sgemm, (void *)(uintptr_t)g));
   if (status == dnnl_success) return EK_OK;
   const ek_status kind = status == dnnl_out_of_memory ? EK_ERR_OUT_OF_MEMORY : EK_ERR_INTERNAL;
-  return ek_error_set(kind, "matmul %lld x %lld x %lld: oneDNN gave status %d", (long long)g->m,
+  return ek_error_set(kind, "matmul %lld x %lld x %lld: oneDNN failed with status "
+                            "%d", (long long)g->m,
                       (long long)g->n, (long long)g->k, status);
 }
 
@@ -141,12 +142,12 @@ static ek_status first_products(void) {
   EK_TRY(ek__cpu_memory_probe(EK__CPU_CUSHION));
   EK_TRY(ek__cpu_onednn(&status, call_first_products, NULL));
   EK__FAIL_IF(status == dnnl_out_of_memory, EK_ERR_OUT_OF_MEMORY,
-              "oneDNN got no memory for its first product");
+              "oneDNN could not allocate memory for its first product");
   if (status != dnnl_success) {
     ek__cpu_products_give_up_onednn();
     ek__log(EK_LOG_WARNING,
-            "oneDNN cannot multiply in this process (status %d; a system that keeps memory from "
-            "becoming executable is one reason): the library multiplies by itself",
+            "oneDNN cannot multiply matrices in this process (status %d; a possible reason is a "
+            "system that forbids executable memory): using the library's own routine",
             status);
   }
   return EK_OK;

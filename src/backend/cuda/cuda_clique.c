@@ -40,7 +40,8 @@ void ek__cuda_clique_say_late(char *text, size_t size, const struct ek__cuda_cli
                               size_t rank, const char *call) {
   const uint64_t own = atomic_load(&clique->members[rank].queued);
   const char *before = ": late is ";
-  int used = snprintf(text, size, "%s: %sNCCL: not over after %g seconds: a peer has not come",
+  int used = snprintf(text, size, "%s: %sNCCL: not complete after %g seconds: a peer has not "
+                                  "joined the collective",
                       ek__cuda_clique_device(clique, rank)->name, call, clique->group->time_limit);
   for (size_t i = 0; i < clique->group->count && used >= 0 && (size_t)used < size; i++) {
     if (atomic_load(&clique->members[i].queued) >= own) continue;
@@ -170,7 +171,8 @@ ek_status ek__cuda_on_all_ranks(struct ek__cuda_clique *clique, ek__cuda_rank_fu
   if (started < count) atomic_store(&clique->aborted, true);
   for (size_t i = 0; i < started; i++) pthread_join(jobs[i].thread, NULL);
   const ek_status status =
-      started < count ? ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no thread for NCCL")
+      started < count ? ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no thread could be "
+                                                                       "created for NCCL")
                       : first_error(jobs, count);
   ek__cuda_host->free(jobs);
   return status;
@@ -299,7 +301,9 @@ ek_status ek__cuda_clique_open(struct ek__cuda_clique **opened, struct ek__cuda_
     members++;
   }
   const ek_status status = members < group->count
-                               ? ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no mutex")
+                               ? ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: a mutex "
+                                                                                "could not be "
+                                                                                "created")
                                : join_all(clique);
   if (status != EK_OK) {
     discard(clique, members);

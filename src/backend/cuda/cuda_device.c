@@ -65,11 +65,13 @@ static ek_status open_pinned(struct ek__cuda_device *device) {
 
 ek_status ek__cuda_device_prepare(struct ek__cuda_device *device) {
   if (pthread_mutex_init(&device->mutex, NULL) != 0) {
-    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "%s: no mutex", device->name);
+    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "%s: a mutex could not be "
+                                                          "created", device->name);
   }
   device->mutex_open = true;
   if (pthread_mutex_init(&device->send_mutex, NULL) != 0) {
-    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "%s: no mutex", device->name);
+    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "%s: a mutex could not be "
+                                                          "created", device->name);
   }
   device->send_mutex_open = true;
   EK_TRY(ek__cuda_enter(device));

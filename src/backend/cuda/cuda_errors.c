@@ -50,7 +50,7 @@ static ek_status report(const char *name, cudaError_t error, const char *call) {
       kind_of(error), "%s: %s: %s (%s)%s", name, call, cudaGetErrorString(error),
       cudaGetErrorName(error),
       ek__cuda_is_final(error)
-          ? "; CUDA is of no more use to this process, which must end and begin anew"
+          ? "; CUDA cannot be used in this process any more: restart the program"
           : "");
 }
 
@@ -67,7 +67,7 @@ ek_status ek__cuda_check_gpu(int physical, cudaError_t error, const char *call) 
 }
 
 ek_status ek__cuda_given_up(void) {
-  return ek__cuda_host->error_set(EK_ERR_ABORTED, "given up because another device failed");
+  return ek__cuda_host->error_set(EK_ERR_ABORTED, "abandoned because another device failed");
 }
 
 void *ek__cuda_new(size_t size, const char *what) {

@@ -101,7 +101,7 @@ static ek_status choose_communicator(struct ek__cuda_group *group) {
   return ek__cuda_host->error_set(
       EK_ERR_UNAVAILABLE,
       "cuda: these GPUs do not reach each other's memory (no peer access), and %s",
-      missing == NULL ? "NCCL takes each GPU only once" : missing);
+      missing == NULL ? "NCCL accepts each GPU only once" : missing);
 }
 
 static ek_status read_model(struct ek__cuda_gpu *gpu) {
@@ -147,7 +147,7 @@ ek_status ek__cuda_group_open(void **native, const struct ek__device_spec *spec,
   group->time_limit = options->time_limit;
   if (pthread_mutex_init(&group->failure_mutex, NULL) != 0) {
     ek__cuda_host->free(group);
-    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no mutex");
+    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: a mutex could not be created");
   }
   place_devices(group, spec);
   const ek_status status = prepare(group, spec->capacity);
@@ -214,5 +214,5 @@ void ek__cuda_group_close(void *native) {
     return;
   }
   ek__cuda_host->log(EK_LOG_WARNING,
-                     "cuda: work is stuck on a GPU; the memory of the group cannot be given back");
+                     "cuda: work on a GPU does not end; the group's memory cannot be freed");
 }

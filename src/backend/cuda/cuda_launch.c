@@ -12,7 +12,7 @@ static ek_status check_head(const struct ek__cuda_device *device, const void *ra
   const struct ek__attention_args *args = raw;
   if (args->head_width <= EK__CUDA_MAX_HEAD_WIDTH) return EK_OK;
   return ek__cuda_host->error_set(
-      EK_ERR_UNSUPPORTED, "%s: attention: a head is %lld wide; the kernels go up to %d",
+      EK_ERR_UNSUPPORTED, "%s: attention: a head is %lld wide; the kernels support at most %d",
       device->name, (long long)args->head_width, EK__CUDA_MAX_HEAD_WIDTH);
 }
 
@@ -41,8 +41,8 @@ static ek_status check_left(const struct ek__cuda_device *device, const char *na
   (void)cudaGetLastError();
   return ek__cuda_host->error_set(
       EK_ERR_UNAVAILABLE,
-      "%s: %s: an earlier call of CUDA in this thread, which is not evenkeel's, left %s; the "
-      "program must take it with cudaGetLastError()",
+      "%s: %s: an earlier CUDA call by the program in this thread left the error %s; clear it with "
+      "cudaGetLastError()",
       device->name, name, cudaGetErrorName(error));
 }
 

@@ -22,12 +22,12 @@ static ek_status no_gpu(cudaError_t error) {
   if (error == cudaErrorInsufficientDriver) {
     return ek__cuda_host->error_set(
         EK_ERR_UNAVAILABLE,
-        "cuda: the NVIDIA driver is too old: it knows CUDA %d.%d, this build needs %d.%d",
+        "cuda: the NVIDIA driver is too old: it supports CUDA %d.%d, this build needs %d.%d",
         driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
   }
   if (error == cudaErrorNoDevice || error == cudaSuccess) {
     return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE,
-                                    "cuda: the NVIDIA driver is there, but no GPU is visible");
+                                    "cuda: the NVIDIA driver is installed, but no GPU is visible");
   }
   return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "cuda: no GPU can be used: %s (%s)",
                                   cudaGetErrorString(error), cudaGetErrorName(error));
@@ -91,7 +91,8 @@ ek_status ek__cuda_resolve(struct ek__device_spec *spec) {
   for (size_t i = 0; i < spec->count; i++) {
     if (spec->places[i].physical < found) continue;
     return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE,
-                                    "cuda: there is no GPU number %d: this machine has %d",
+                                    "cuda: no GPU number %d: this machine has %d GPUs, numbered "
+                                    "from 0",
                                     spec->places[i].physical, found);
   }
   return EK_OK;

@@ -49,7 +49,7 @@ static ek_status fill(struct marks *marks, size_t count) {
 ek_status ek__cuda_marks_open(void **native, ek_device *device, size_t count) {
   struct marks *marks = ek__cuda_host->calloc(1, sizeof *marks + count * sizeof marks->events[0]);
   if (marks == NULL)
-    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a trace");
+    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "out of host memory for a trace");
   marks->device = ek__cuda_device_of(device);
   const ek_status status = fill(marks, count);
   if (status != EK_OK) {

@@ -54,8 +54,8 @@ static cudaError_t take(struct ek__cuda_gpu *gpu, uint64_t *stride, uint64_t *ca
     (void)cudaGetLastError();
     *stride = *capacity = whole_units(wished - wished / 100 * less[i]);
     ek__cuda_host->log(EK_LOG_WARNING,
-                       "cuda:%d: CUDA refuses memory that it calls free: a capacity smaller by "
-                       "%u %% is tried",
+                       "cuda:%d: CUDA refuses memory that it reports as free: trying a capacity "
+                       "smaller by %u %%",
                        gpu->physical, less[i]);
     error = cudaMalloc(&gpu->memory, *stride * gpu->count);
   }

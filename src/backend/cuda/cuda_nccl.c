@@ -108,7 +108,7 @@ static struct call call_of(const struct ek__cuda_clique *clique, size_t rank,
 
 static ek_status not_renewed(const struct ek__cuda_device *device) {
   return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE,
-                                  "%s: NCCL: the communicator could not be made new after a "
+                                  "%s: NCCL: the communicator could not be rebuilt after a "
                                   "failure; close the group",
                                   device->name);
 }

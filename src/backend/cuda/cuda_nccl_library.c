@@ -49,7 +49,7 @@ static const char *load(void) {
   for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
     void *symbol = dlsym(library, functions[i].name);
     if (symbol == NULL) {
-      (void)snprintf(why, sizeof why, "the NCCL that is installed has no %s", functions[i].name);
+      (void)snprintf(why, sizeof why, "the installed NCCL does not have %s", functions[i].name);
       return why;
     }
     memcpy(functions[i].pointer, &symbol, sizeof symbol); /* as POSIX has it */
@@ -65,7 +65,7 @@ static const char *check_version(void) {
   const int major = version / (new ? 10000 : 1000), minor = version / 100 % (new ? 100 : 10);
   if (result == ncclSuccess && version >= LEAST_VERSION && major == NCCL_MAJOR) return NULL;
   (void)snprintf(why, sizeof why,
-                 "NCCL %d.%d.%d is installed; this build needs %d.x, from %d.%d.%d on", major,
+                 "NCCL %d.%d.%d is installed; this build needs %d.x, %d.%d.%d or newer", major,
                  minor, version % 100, NCCL_MAJOR, LEAST_VERSION / 10000, LEAST_VERSION / 100 % 100,
                  LEAST_VERSION % 100);
   return why;
@@ -82,6 +82,6 @@ const char *ek__cuda_nccl_missing(void) {
 
 #else
 
-const char *ek__cuda_nccl_missing(void) { return "this build has no NCCL"; }
+const char *ek__cuda_nccl_missing(void) { return "evenkeel was built without NCCL"; }
 
 #endif

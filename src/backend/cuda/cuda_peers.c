@@ -102,8 +102,9 @@ static bool is_right(const float *copied, const float *sums, size_t i, size_t j)
 static void disable_pair(struct ek__cuda_group *group, size_t i, size_t j) {
   const size_t pair[] = {i, j};
   ek__cuda_host->log(EK_LOG_WARNING,
-                     "cuda: peer access between cuda:%d and cuda:%d is reported and gives wrong "
-                     "numbers: it is not used here; NCCL_P2P_DISABLE=1 keeps NCCL from using it",
+                     "cuda: peer access between cuda:%d and cuda:%d is reported as possible but "
+                     "gives wrong numbers: evenkeel does not use it; set NCCL_P2P_DISABLE=1 to "
+                     "keep NCCL from using it",
                      group->gpus[i].physical, group->gpus[j].physical);
   for (size_t k = 0; k < 2; k++) {
     struct ek__cuda_gpu *gpu = &group->gpus[pair[k]];

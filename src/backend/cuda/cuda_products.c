@@ -201,8 +201,8 @@ static bool is_refusal(cublasStatus_t status) {
 static void log_refusal(const struct product *product) {
   const struct ek__cuda_shape *shape = &product->shape;
   ek__cuda_host->log(EK_LOG_INFO,
-                     "%s: cuBLASLt calls a product of %lld x %lld x %lld with epilogue %u invalid; "
-                     "kernels of the library compute it",
+                     "%s: cuBLASLt rejects a product of %lld x %lld x %lld with epilogue %u; using "
+                     "the library's own kernels for the epilogue",
                      product->device->name, (long long)shape->m, (long long)shape->n,
                      (long long)shape->k, (unsigned)shape->epilogue);
 }

@@ -28,7 +28,7 @@ static void describe_streams(char *text, size_t size, const struct ek__cuda_grou
 static ek_status took_too_long(const struct ek__cuda_device *device, const char *what) {
   char where[320] = "", reason[512];
   describe_streams(where, sizeof where, device->group);
-  (void)snprintf(reason, sizeof reason, "%s: %s: no end after %g seconds; not done: %s",
+  (void)snprintf(reason, sizeof reason, "%s: %s: not complete after %g seconds; still to do: %s",
                  device->name, what, device->group->time_limit, where);
   return ek__cuda_give_up(device->group, reason);
 }

@@ -323,8 +323,8 @@ static ek_status take_timed(bool *taken, struct ek__cuda_gpu *gpu) {
     return EK__CUDA_GPU(gpu->physical, cudaMalloc, &gpu->timed, EK__CUDA_TIMED_BYTES);
   }
   ek__cuda_host->log(EK_LOG_INFO,
-                     "cuda:%d: too little memory is free to time epilogues of products: none is "
-                     "used",
+                     "cuda:%d: too little free memory to time the epilogues of products: not using "
+                     "any",
                      gpu->physical);
   return EK_OK;
 }

@@ -27,7 +27,7 @@ static ek_status describe(ek_device_description *descriptions, size_t capacity, 
   if (capacity == 0) return EK_OK;
   descriptions[0] = (ek_device_description){.name = "plan", .available = true};
   (void)snprintf(descriptions[0].text, sizeof descriptions[0].text,
-                 "counts memory, computes nothing; capacity as asked, at most 1 PiB");
+                 "counts memory, computes nothing; any capacity up to 1 PiB");
   return EK_OK;
 }
 
@@ -43,7 +43,7 @@ static ek_status memory_reserve(void **base, uint64_t bytes, const ek_device *de
   static atomic_uint next;
   char most[32], wanted[32];
   EK__FAIL_IF(bytes > MEMORY_BYTES, EK_ERR_OUT_OF_MEMORY,
-              "a plan device has at most %s, not %s",
+              "a plan device can have at most %s, not %s",
               ek__size_text(most, sizeof most, MEMORY_BYTES),
               ek__size_text(wanted, sizeof wanted, bytes));
   const uint64_t number = atomic_fetch_add(&next, 1u) % BASES;
