@@ -18,7 +18,7 @@
  * A group may have several communicators. With `nccl` their collectives, too, are started in the
  * same order on all devices: each waits for its peers on the one stream that they share, and two in
  * another order would wait for ever: EK_ERR_UNAVAILABLE after the group's time limit. `host` and
- * `peer` take any order.
+ * `peer` take any order within one process; between processes the order is the same on all devices.
  *
  * All devices must call the same collectives, and wait for their own. Where a device has left its
  * function without a collective that another one waits for, `host` and `peer` end the wait within

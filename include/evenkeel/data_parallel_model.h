@@ -168,7 +168,7 @@ ek_data_parallel_model_options_set_mode(ek_data_parallel_model_options *options,
 typedef struct ek_data_parallel_model ek_data_parallel_model;
 
 /* `options` NULL gives the defaults (mode replicated). Keeps a reference to the module. The group
- * must outlive the model. */
+ * must outlive the model. EK_ERR_UNSUPPORTED for modes gather and balanced between processes. */
 EK_API EK_CHECKED ek_status
 ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *group, ek_module *module,
                             const ek_data_parallel_model_options *options);
@@ -186,8 +186,9 @@ typedef struct ek_forward_options {
   bool gradient;                     /* a backward follows */
   bool training;                     /* dropout is on */
   /*
-   * Where several processes, or several models, take parts of one batch: its number of samples (0:
-   * this call's are all) and which of them is the first here. Random masks are those of the whole.
+   * Where several models take parts of one batch: its number of samples (0: this call's are all)
+   * and which of them is the first here. Random masks are those of the whole. With 0 the batch of
+   * several processes is theirs together, in the order of their ranks: they all call forward.
    */
   int64_t batch_samples, first_sample;
 } ek_forward_options;

@@ -47,11 +47,11 @@ typedef struct ek_event ek_event;
 /*
  * How bytes reach the other processes of a world, see below. `swap` sends out_bytes bytes to
  * process `peer` and receives in_bytes from it, both at the same time: it may not wait for one
- * before it does the other. Either may be 0. When it returns, `out` may be overwritten and `in` is complete.
- * Where a process has gone, or nothing moves for `seconds`, it returns an error, whose message is
- * that of ek_error_set(); what had come before is in `in` nevertheless, because a process that
- * fails sends its reason and may be gone when that is read. It is called by the program's thread that waits in a call of the library,
- * one call at a time, and never by a worker.
+ * before it does the other. Either may be 0. When it returns, `out` may be overwritten and `in` is
+ * complete. Where a process has gone, or nothing moves for `seconds`, it returns an error, whose
+ * message is that of ek_error_set(); what had come before is in `in` nevertheless, because a
+ * process that fails sends its reason and may be gone when that is read. It is called by the
+ * program's thread that waits in a call of the library, one call at a time, and never by a worker.
  */
 typedef struct ek_exchange {
   size_t size;      /* sizeof(ek_exchange) */
