@@ -221,9 +221,10 @@ static const struct training {
                  {"gpt bf16", "gpt", EK_MODE_REPLICATED, EK_PRECISION_BF16, NULL, false},
                  {"gpt f16", "gpt", EK_MODE_REPLICATED, EK_PRECISION_F16, &restless, true},
                  {"gpt sharded", "gpt", EK_MODE_SHARDED, EK_PRECISION_DEFAULT, NULL, false},
-                 {"mlp sharded-gradients", "mlp", EK_MODE_SHARDED_GRADIENTS, EK_PRECISION_BF16, NULL,
-                  false},
-                 {"gpt fully-sharded", "gpt", EK_MODE_FULLY_SHARDED, EK_PRECISION_DEFAULT, NULL, false}};
+                 {"mlp sharded-gradients", "mlp", EK_MODE_SHARDED_GRADIENTS, EK_PRECISION_BF16,
+                  NULL, false},
+                 {"gpt fully-sharded", "gpt", EK_MODE_FULLY_SHARDED, EK_PRECISION_DEFAULT, NULL,
+                  false}};
 
 enum { TRAININGS = sizeof trainings / sizeof trainings[0], STEPS = 4, MICRO_BATCHES = 2 };
 
