@@ -12,6 +12,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/options.h"
 #include "module/layer_internal.h"
 #include "entropy_terms.h"
 
@@ -126,3 +127,5 @@ ek_status ek_cross_entropy_create(ek_criterion **criterion,
   if (status != EK_OK) ek__entropy_close(&made.entropy);
   return status;
 }
+
+EK__OPTIONS_INIT(ek_cross_entropy_options, EK_CROSS_ENTROPY_OPTIONS_INIT)

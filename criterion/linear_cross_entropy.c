@@ -403,3 +403,5 @@ ek_status ek_linear_cross_entropy_create(ek_criterion **criterion, int64_t in, i
   if (status != EK_OK) ek__entropy_close(&made.entropy);
   return status;
 }
+
+EK__OPTIONS_INIT(ek_linear_cross_entropy_options, EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT)

@@ -171,3 +171,5 @@ ek_status ek_with_criterion_create_with(ek_module **module, ek_module *model,
   ek_criterion_share(criterion);
   return EK_OK;
 }
+
+EK__OPTIONS_INIT(ek_with_criterion_options, EK_WITH_CRITERION_OPTIONS_INIT)

@@ -396,3 +396,6 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
 const ek_tensor *ek_data_parallel_criterion_totals(const ek_data_parallel_criterion *parallel) {
   return parallel == NULL ? NULL : parallel->loss.combined;
 }
+
+EK__OPTIONS_INIT(ek_data_parallel_criterion_options, EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT)
+EK__OPTIONS_INIT(ek_criterion_backward_options, EK_CRITERION_BACKWARD_OPTIONS_INIT)

@@ -276,3 +276,7 @@ ek_status ek_data_parallel_model_discard(ek_data_parallel_model *model) {
   ek__model_end_step(model, false);
   return EK_OK;
 }
+
+EK__OPTIONS_INIT(ek_data_parallel_model_options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT)
+EK__OPTIONS_INIT(ek_forward_options, EK_FORWARD_OPTIONS_INIT)
+EK__OPTIONS_INIT(ek_backward_options, EK_BACKWARD_OPTIONS_INIT)

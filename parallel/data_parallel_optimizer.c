@@ -401,3 +401,5 @@ double ek_data_parallel_optimizer_loss_scale(const ek_data_parallel_optimizer *p
 int64_t ek_data_parallel_optimizer_steps(const ek_data_parallel_optimizer *parallel) {
   return parallel == NULL ? 0 : parallel->model->step.taken;
 }
+
+EK__OPTIONS_INIT(ek_data_parallel_optimizer_options, EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT)

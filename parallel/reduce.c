@@ -212,3 +212,5 @@ ek_status ek_reducer_finish(ek_reducer *reducer, ek_device *device) {
 size_t ek_reducer_overlapped(const ek_reducer *reducer, size_t device) {
   return reducer == NULL || device >= reducer->devices ? 0 : reducer->sums[device].overlapped;
 }
+
+EK__OPTIONS_INIT(ek_reducer_options, EK_REDUCER_OPTIONS_INIT)

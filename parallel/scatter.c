@@ -366,3 +366,5 @@ ek_status ek_scatter_broadcast(ek_shards *shards, ek_group *group, const ek_tens
   EK_TRY(ek__scatter_lay(&made, "ek_scatter_broadcast", group, source, true, NULL));
   return fill(shards, &made, "ek_scatter_broadcast", source, category, NULL);
 }
+
+EK__OPTIONS_INIT(ek_scatter_options, EK_SCATTER_OPTIONS_INIT)

@@ -401,3 +401,5 @@ ek_status ek_advise(ek_advice *choices, size_t *count, size_t capacity, const ch
   ek__free(s.place.capacity);
   return status;
 }
+
+EK__OPTIONS_INIT(ek_advise_task, EK_ADVISE_TASK_INIT)

@@ -354,3 +354,5 @@ ek_status ek_checkpoint_end(ek_checkpoint_write *write) {
   destroy(write);
   return status;
 }
+
+EK__OPTIONS_INIT(ek_checkpoint_options, EK_CHECKPOINT_OPTIONS_INIT)

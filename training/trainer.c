@@ -501,3 +501,5 @@ ek_data_parallel_criterion *ek_trainer_criterion(const ek_trainer *trainer) {
 ek_data_parallel_optimizer *ek_trainer_optimizer(const ek_trainer *trainer) {
   return trainer == NULL ? NULL : trainer->optimizer;
 }
+
+EK__OPTIONS_INIT(ek_trainer_options, EK_TRAINER_OPTIONS_INIT)

@@ -234,3 +234,5 @@ ek_status ek_weights_save(const ek_data_parallel_model *model, const char *path,
   close_weights(&w);
   return status;
 }
+
+EK__OPTIONS_INIT(ek_weights_options, EK_WEIGHTS_OPTIONS_INIT)

@@ -18,7 +18,12 @@ typedef struct ek_adamw_options {
   double clip_norm;     /* 0: no clipping */
 } ek_adamw_options;
 #define EK_ADAMW_OPTIONS_INIT                                                                      \
-  { sizeof(ek_adamw_options), 1e-3, 0.9, 0.999, 1e-8, 0.01, false, 0.0 }
+  {                                                                                                \
+    .size = sizeof(ek_adamw_options), .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.999,         \
+    .epsilon = 1e-8, .weight_decay = 0.01, .coupled = false, .clip_norm = 0.0                      \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_adamw_options_init(ek_adamw_options *options, size_t size);
 
 /* `options` NULL gives the defaults. EK_ERR_INVALID_ARGUMENT for values outside the ranges. */
 EK_API EK_CHECKED ek_status ek_adamw_create(ek_optimizer **optimizer,

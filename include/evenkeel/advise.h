@@ -90,7 +90,13 @@ typedef struct ek_advise_task {
   unsigned precisions;
 } ek_advise_task;
 #define EK_ADVISE_TASK_INIT                                                                        \
-  { sizeof(ek_advise_task), NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, 0 }
+  {                                                                                                \
+    .size = sizeof(ek_advise_task), .build = NULL, .context = NULL, .optimizer = NULL,             \
+    .inputs = NULL, .targets = NULL, .target_count = 0, .input_count = 0, .trainer = NULL,         \
+    .modes = 0, .precisions = 0                                                                    \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_advise_task_init(ek_advise_task *options, size_t size);
 
 typedef struct ek_advice {
   ek_settings settings;

@@ -68,7 +68,12 @@ typedef struct ek_checkpoint_options {
   size_t extra_count;
 } ek_checkpoint_options;
 #define EK_CHECKPOINT_OPTIONS_INIT                                                                 \
-  { sizeof(ek_checkpoint_options), 0, 0, NULL, 0 }
+  {                                                                                                \
+    .size = sizeof(ek_checkpoint_options), .position = 0, .keep = 0, .extras = NULL,               \
+    .extra_count = 0                                                                               \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_checkpoint_options_init(ek_checkpoint_options *options, size_t size);
 
 typedef struct ek_checkpoint_info {
   char path[EK_CHECKPOINT_PATH_SIZE];

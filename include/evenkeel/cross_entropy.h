@@ -21,7 +21,13 @@ typedef struct ek_cross_entropy_options {
   int64_t classes; /* the first so many columns of the logits; 0: all, without weights */
 } ek_cross_entropy_options;
 #define EK_CROSS_ENTROPY_OPTIONS_INIT                                                              \
-  { sizeof(ek_cross_entropy_options), EK_REDUCTION_MEAN, -100, 0.0, NULL, 0 }
+  {                                                                                                \
+    .size = sizeof(ek_cross_entropy_options), .reduction = EK_REDUCTION_MEAN,                      \
+    .ignore_index = -100, .label_smoothing = 0.0, .class_weights = NULL, .classes = 0              \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_cross_entropy_options_init(ek_cross_entropy_options *options,
+                                                          size_t size);
 
 /* `options` NULL gives the defaults. EK_ERR_INVALID_ARGUMENT for values outside the ranges. */
 EK_API EK_CHECKED ek_status ek_cross_entropy_create(ek_criterion **criterion,

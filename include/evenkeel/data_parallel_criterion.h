@@ -54,7 +54,13 @@ typedef struct ek_data_parallel_criterion_options {
   size_t target_scaling_count;
 } ek_data_parallel_criterion_options;
 #define EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT                                                    \
-  { sizeof(ek_data_parallel_criterion_options), false, false, NULL, 0 }
+  {                                                                                                \
+    .size = sizeof(ek_data_parallel_criterion_options), .keep_outputs = false,                     \
+    .gradient_in_forward = false, .target_scaling = NULL, .target_scaling_count = 0                \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status
+ek_data_parallel_criterion_options_init(ek_data_parallel_criterion_options *options, size_t size);
 
 /*
  * For the outputs of `model`, which must outlive it. Keeps a reference to the criterion, of which
@@ -127,7 +133,13 @@ typedef struct ek_criterion_backward_options {
   const double *weights;
 } ek_criterion_backward_options;
 #define EK_CRITERION_BACKWARD_OPTIONS_INIT                                                         \
-  { sizeof(ek_criterion_backward_options), false, NULL, NULL }
+  {                                                                                                \
+    .size = sizeof(ek_criterion_backward_options), .accumulate = false, .factors = NULL,           \
+    .weights = NULL                                                                                \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status
+ek_criterion_backward_options_init(ek_criterion_backward_options *options, size_t size);
 
 /*
  * The gradient of the outputs and the model's backward. Without keep_outputs the outputs hold the

@@ -157,9 +157,15 @@ typedef struct ek_data_parallel_model_options {
 } ek_data_parallel_model_options;
 #define EK_DATA_PARALLEL_MODEL_OPTIONS_INIT                                                        \
   {                                                                                                \
-    sizeof(ek_data_parallel_model_options), EK_OUTPUTS_STAY, EK_STATE_REPLICATED, 0, EK_F32, 0, 0, \
-        4u << 20, 0, EK_PRECISION_DEFAULT, (ek_type)0, NULL, 0, NULL, 0                                      \
+    .size = sizeof(ek_data_parallel_model_options), .outputs = EK_OUTPUTS_STAY,                    \
+    .state = EK_STATE_REPLICATED, .output_device = 0, .type = EK_F32, .seed = 0,                   \
+    .broadcast_inputs = 0, .bucket_bytes = 4u << 20, .reproducible = 0,                            \
+    .precision = EK_PRECISION_DEFAULT, .gradient_type = (ek_type)0, .patterns = NULL,              \
+    .pattern_count = 0, .input_scaling = NULL, .input_scaling_count = 0                            \
   }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status
+ek_data_parallel_model_options_init(ek_data_parallel_model_options *options, size_t size);
 
 /* Sets the two placements of a mode and leaves the rest. */
 EK_API EK_CHECKED ek_status
@@ -193,7 +199,12 @@ typedef struct ek_forward_options {
   int64_t batch_samples, first_sample;
 } ek_forward_options;
 #define EK_FORWARD_OPTIONS_INIT                                                                    \
-  { sizeof(ek_forward_options), NULL, true, true, 0, 0 }
+  {                                                                                                \
+    .size = sizeof(ek_forward_options), .scatter = NULL, .gradient = true, .training = true,       \
+    .batch_samples = 0, .first_sample = 0                                                          \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_forward_options_init(ek_forward_options *options, size_t size);
 
 /*
  * Scatters the inputs (host tensors, or on a device of the group), converts integers of host memory
@@ -285,7 +296,12 @@ typedef struct ek_backward_options {
   double loss_scale;
 } ek_backward_options;
 #define EK_BACKWARD_OPTIONS_INIT                                                                   \
-  { sizeof(ek_backward_options), false, NULL, false, false, 0 }
+  {                                                                                                \
+    .size = sizeof(ek_backward_options), .accumulate = false, .totals = NULL, .sum = false,        \
+    .running = false, .loss_scale = 0                                                              \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_backward_options_init(ek_backward_options *options, size_t size);
 
 /*
  * Backward of the last forward from the gradients of its outputs, one ek_shards per output, laid

@@ -47,7 +47,13 @@ typedef struct ek_data_parallel_optimizer_options {
   const ek_loss_scale *loss_scale;
 } ek_data_parallel_optimizer_options;
 #define EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT                                                    \
-  { sizeof(ek_data_parallel_optimizer_options), NULL, true, false, NULL }
+  {                                                                                                \
+    .size = sizeof(ek_data_parallel_optimizer_options), .schedule = NULL, .gradient_norm = true,   \
+    .refuse_not_finite = false, .loss_scale = NULL                                                 \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status
+ek_data_parallel_optimizer_options_init(ek_data_parallel_optimizer_options *options, size_t size);
 
 /*
  * Makes the state (state.h). All memory that a step needs is taken here. The model must outlive it,

@@ -62,7 +62,9 @@ typedef struct ek_exchange {
   void *context; /* of `swap`; the program's, until the group is freed */
 } ek_exchange;
 #define EK_EXCHANGE_INIT                                                                           \
-  { sizeof(ek_exchange), 0, 1, NULL, NULL }
+  { .size = sizeof(ek_exchange), .process = 0, .processes = 1, .swap = NULL, .context = NULL }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_exchange_init(ek_exchange *options, size_t size);
 
 typedef struct ek_group_options {
   size_t size;            /* sizeof(ek_group_options) */
@@ -75,7 +77,12 @@ typedef struct ek_group_options {
   const ek_exchange *exchange; /* reaches the other processes; NULL: this is the only one */
 } ek_group_options;
 #define EK_GROUP_OPTIONS_INIT                                                                      \
-  { sizeof(ek_group_options), 0, false, 0, false, 0, 0, NULL }
+  {                                                                                                \
+    .size = sizeof(ek_group_options), .threads_per_device = 0, .deterministic = false,             \
+    .time_limit = 0, .debug_memory = false, .world_size = 0, .first_rank = 0, .exchange = NULL     \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, size_t size);
 
 /*
  * A device has an index in its group, and a rank in the world: the devices of all processes that

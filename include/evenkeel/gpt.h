@@ -47,9 +47,13 @@ typedef struct ek_gpt_options {
 /* GPT-2 124M without dropout. */
 #define EK_GPT_OPTIONS_INIT                                                                        \
   {                                                                                                \
-    sizeof(ek_gpt_options), 50257, 1024, 768, 12, 12, 0.0, false, {EK_RECOMPUTE_NONE, 0, 0},       \
-        false, NULL, 64u << 20, 0                                                                  \
+    .size = sizeof(ek_gpt_options), .vocabulary = 50257, .sequence = 1024, .width = 768,           \
+    .layers = 12, .heads = 12, .dropout = 0.0, .untied = false,                                    \
+    .recompute = {EK_RECOMPUTE_NONE, 0, 0}, .fused_loss = false, .loss = NULL,                     \
+    .logits_bytes = 64u << 20, .logits_columns = 0                                                 \
   }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_gpt_options_init(ek_gpt_options *options, size_t size);
 
 /*
  * A GPU has slow products for rows of 50,257 logits, which begin beside multiples of 16 bytes. With

@@ -43,7 +43,13 @@ typedef struct ek_linear_cross_entropy_options {
   const ek_initializer *weight; /* copied, but for values; NULL: as ek_linear_create() has it */
 } ek_linear_cross_entropy_options;
 #define EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT                                                       \
-  { sizeof(ek_linear_cross_entropy_options), NULL, 64u << 20, false, NULL }
+  {                                                                                                \
+    .size = sizeof(ek_linear_cross_entropy_options), .loss = NULL, .logits_bytes = 64u << 20,      \
+    .bias = false, .weight = NULL                                                                  \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status
+ek_linear_cross_entropy_options_init(ek_linear_cross_entropy_options *options, size_t size);
 
 /* `options` NULL gives the defaults. EK_ERR_INVALID_ARGUMENT for sizes that are not above 0, more
  * classes than `out`, and what ek_cross_entropy_create() refuses. */

@@ -51,7 +51,9 @@ typedef struct ek_loss_scale {
   int64_t interval; /* at least 1 */
 } ek_loss_scale;
 #define EK_LOSS_SCALE_INIT                                                                         \
-  { EK_LOSS_SCALE_DYNAMIC, 65536, 2, 0.5, 2000 }
+  { .kind = EK_LOSS_SCALE_DYNAMIC, .scale = 65536, .growth = 2, .backoff = 0.5, .interval = 2000 }
+/* The same values, by a function, for languages without the macro. */
+EK_API void ek_loss_scale_init(ek_loss_scale *rule);
 
 /* EK_ERR_INVALID_ARGUMENT with the member that is not as above; others than its kind needs are not
  * looked at. */

@@ -290,7 +290,9 @@ typedef struct ek_parameter_options {
   bool frozen;   /* it has no gradient: no update changes it */
 } ek_parameter_options;
 #define EK_PARAMETER_OPTIONS_INIT                                                                  \
-  { sizeof(ek_parameter_options), false, false }
+  { .size = sizeof(ek_parameter_options), .no_decay = false, .frozen = false }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_parameter_options_init(ek_parameter_options *options, size_t size);
 
 /*
  * What a program asks for parameters from outside, by their names, when it opens a model (options

@@ -89,7 +89,13 @@ typedef struct ek_module_check_options {
   void *context;
 } ek_module_check_options;
 #define EK_MODULE_CHECK_OPTIONS_INIT                                                               \
-  { sizeof(ek_module_check_options), 1, -0.7, 0.7, 64, 1000, 10, 0, NULL, NULL }
+  {                                                                                                \
+    .size = sizeof(ek_module_check_options), .seed = 1, .low = -0.7, .high = 0.7, .probes = 64,    \
+    .longest = 1000, .depth = 10, .left_out = 0, .report = NULL, .context = NULL                   \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_module_check_options_init(ek_module_check_options *options,
+                                                         size_t size);
 
 /* "differences"; "unknown" outside of the list. */
 EK_API const char *ek_check_name(ek_check check);

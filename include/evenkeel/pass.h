@@ -168,7 +168,13 @@ typedef struct ek_child_options {
   bool unread;                /* nobody reads the outputs */
 } ek_child_options;
 #define EK_CHILD_OPTIONS_INIT                                                                      \
-  { sizeof(ek_child_options), true, EK_PRECISION_DEFAULT, NULL, false, 0, 0, NULL, false }
+  {                                                                                                \
+    .size = sizeof(ek_child_options), .save = true, .precision = EK_PRECISION_DEFAULT,             \
+    .totals = NULL, .overwrite_inputs = false, .gradient_now = 0, .made_by = 0, .made_from = NULL, \
+    .unread = false                                                                                \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_child_options_init(ek_child_options *options, size_t size);
 
 /* ek_pass_child_forward() with these options. NULL gives the defaults. */
 EK_API EK_CHECKED ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass,
@@ -283,7 +289,13 @@ typedef struct ek_pass_options {
   const ek_tensor *totals; /* where the totals of a criterion go; NULL: new memory */
 } ek_pass_options;
 #define EK_PASS_OPTIONS_INIT                                                                       \
-  { sizeof(ek_pass_options), true, true, false, 0, 0, 0, NULL, NULL, 0, NULL, false, 0, NULL }
+  {                                                                                                \
+    .size = sizeof(ek_pass_options), .gradient = true, .training = true, .accumulate = false,      \
+    .seed = 0, .step = 0, .first_sample = 0, .complete = NULL, .context = NULL, .samples = 0,      \
+    .communicator = NULL, .overwrite_inputs = false, .gradient_now = 0, .totals = NULL             \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_pass_options_init(ek_pass_options *options, size_t size);
 
 /* `options` NULL gives the defaults. The replica must outlive the pass. */
 EK_API EK_CHECKED ek_status ek_pass_open(ek_pass **pass, ek_replica *replica,

@@ -31,7 +31,12 @@ typedef struct ek_reducer_options {
   size_t pieces;
 } ek_reducer_options;
 #define EK_REDUCER_OPTIONS_INIT                                                                    \
-  { sizeof(ek_reducer_options), EK_REDUCE_TO_ALL, 4u << 20, 0 }
+  {                                                                                                \
+    .size = sizeof(ek_reducer_options), .kind = EK_REDUCE_TO_ALL, .bucket_bytes = 4u << 20,        \
+    .pieces = 0                                                                                    \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_reducer_options_init(ek_reducer_options *options, size_t size);
 
 /* One replica per device, in order; they must outlive the reducer. */
 EK_API EK_CHECKED ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator,

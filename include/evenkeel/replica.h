@@ -46,8 +46,12 @@ typedef struct ek_replica_options {
 } ek_replica_options;
 #define EK_REPLICA_OPTIONS_INIT                                                                    \
   {                                                                                                \
-    sizeof(ek_replica_options), EK_F32, 0, true, true, EK_PRECISION_DEFAULT, (ek_type)0, NULL, 0             \
+    .size = sizeof(ek_replica_options), .type = EK_F32, .seed = 0, .gradients = true,              \
+    .initialize = true, .precision = EK_PRECISION_DEFAULT, .gradient_type = (ek_type)0,            \
+    .patterns = NULL, .pattern_count = 0                                                           \
   }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_replica_options_init(ek_replica_options *options, size_t size);
 
 /* Walks the module's declarations and makes the flat buffers on `device`. Keeps a reference.
  * EK_ERR_UNSUPPORTED if the device (ek_device_types()) or a module does not compute in the

@@ -57,7 +57,12 @@ typedef struct ek_scatter_options {
   const ek_input_scaling *scaling; /* for EK_F32 and EK_F64; NULL: x itself */
 } ek_scatter_options;
 #define EK_SCATTER_OPTIONS_INIT                                                                    \
-  { sizeof(ek_scatter_options), EK_SCATTER_EVEN, NULL, NULL, false, 0, (ek_type)0, NULL }
+  {                                                                                                \
+    .size = sizeof(ek_scatter_options), .kind = EK_SCATTER_EVEN, .sizes = NULL, .weights = NULL,   \
+    .ahead = false, .grains = 0, .type = (ek_type)0, .scaling = NULL                               \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_scatter_options_init(ek_scatter_options *options, size_t size);
 
 /*
  * The cut of `rows` over `count` devices: offsets[0 .. count]. Pure arithmetic. `options` NULL:

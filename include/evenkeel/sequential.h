@@ -32,8 +32,11 @@ typedef struct ek_sequential_options {
 } ek_sequential_options;
 #define EK_SEQUENTIAL_OPTIONS_INIT                                                                 \
   {                                                                                                \
-    sizeof(ek_sequential_options), {EK_RECOMPUTE_NONE, 0, 0}, NULL, false                          \
+    .size = sizeof(ek_sequential_options), .recompute = {EK_RECOMPUTE_NONE, 0, 0}, .names = NULL,  \
+    .unit = false                                                                                  \
   }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_sequential_options_init(ek_sequential_options *options, size_t size);
 
 /* The same with options; NULL gives the defaults. */
 EK_API EK_CHECKED ek_status ek_sequential_create_with(ek_module **module, ek_module *const *modules,

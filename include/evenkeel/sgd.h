@@ -18,7 +18,12 @@ typedef struct ek_sgd_options {
   double clip_norm;    /* 0: no clipping */
 } ek_sgd_options;
 #define EK_SGD_OPTIONS_INIT                                                                        \
-  { sizeof(ek_sgd_options), 0.01, 0.0, 0.0, 0.0, false, 0.0 }
+  {                                                                                                \
+    .size = sizeof(ek_sgd_options), .learning_rate = 0.01, .momentum = 0.0, .dampening = 0.0,      \
+    .weight_decay = 0.0, .nesterov = false, .clip_norm = 0.0                                       \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_sgd_options_init(ek_sgd_options *options, size_t size);
 
 /* `options` NULL gives the defaults. EK_ERR_INVALID_ARGUMENT for values outside the ranges. */
 EK_API EK_CHECKED ek_status ek_sgd_create(ek_optimizer **optimizer, const ek_sgd_options *options);

@@ -21,6 +21,18 @@
  * default. A size that is larger than the library's own struct, or smaller than the member `size`
  * itself (0: the struct was not initialised), is EK_ERR_INVALID_ARGUMENT.
  *
+ * EK_..._INIT names every member, in order: C11, C++20, and older C++ by the extension that g++ and
+ * clang++ have. Other languages, and other compilers of C++, call the function beside each macro,
+ * such as ek_group_options_init(&options, sizeof options): it writes the same values, of a struct
+ * of `size` bytes, and returns EK_ERR_INVALID_ARGUMENT for NULL or a wrong size.
+ *
+ * Structs without a `size` are frozen: results that a call fills (ek_step_result, ek_memory_usage,
+ * ...), and small parts of options (ek_schedule, ek_loss_scale, ek_recompute, ...). Their members,
+ * sizes and offsets stay what they are for as long as the library's major version, and so do the
+ * numbers of elements of their arrays. What is added later gets a struct and a function of its own.
+ * The bases of a program's own objects (ek_module, ek_criterion, ek_optimizer) are not results:
+ * the table of functions that goes with them states its size.
+ *
  * The library never prints and never exits.
  */
 #ifndef EVENKEEL_STATUS_H

@@ -86,9 +86,15 @@ typedef struct ek_trainer_options {
 } ek_trainer_options;
 #define EK_TRAINER_OPTIONS_INIT                                                                    \
   {                                                                                                \
-    sizeof(ek_trainer_options), EK_MODE_REPLICATED, EK_F32, 0, NULL, 0, false, NULL, NULL, 0, 0,   \
-        NULL, EK_PRECISION_DEFAULT, (ek_type)0, NULL, 0, NULL, NULL, 0, 0                                    \
+    .size = sizeof(ek_trainer_options), .mode = EK_MODE_REPLICATED, .type = EK_F32, .seed = 0,     \
+    .schedule = NULL, .broadcast_inputs = 0, .refuse_not_finite = false, .group = NULL,            \
+    .group_options = NULL, .micro_batches = 0, .reproducible = 0, .loss_scale = NULL,              \
+    .precision = EK_PRECISION_DEFAULT, .gradient_type = (ek_type)0, .patterns = NULL,              \
+    .pattern_count = 0, .input_scaling = NULL, .target_scaling = NULL, .input_scaling_count = 0,   \
+    .target_scaling_count = 0                                                                      \
   }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_trainer_options_init(ek_trainer_options *options, size_t size);
 
 /*
  * Opens the group and the three parts on it. Module, criterion and optimizer stay the program's; it

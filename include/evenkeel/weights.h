@@ -26,7 +26,9 @@ typedef struct ek_weights_options {
   const char *prefix;
 } ek_weights_options;
 #define EK_WEIGHTS_OPTIONS_INIT                                                                    \
-  { sizeof(ek_weights_options), NULL, 0, NULL }
+  { .size = sizeof(ek_weights_options), .names = NULL, .name_count = 0, .prefix = NULL }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_weights_options_init(ek_weights_options *options, size_t size);
 
 /*
  * Reads every parameter and buffer, in any floating type (safetensors.h says how it is turned), on

@@ -47,7 +47,10 @@ typedef struct ek_with_criterion_options {
   const char *tied, *source;
 } ek_with_criterion_options;
 #define EK_WITH_CRITERION_OPTIONS_INIT                                                             \
-  { sizeof(ek_with_criterion_options), NULL, NULL, NULL }
+  { .size = sizeof(ek_with_criterion_options), .name = NULL, .tied = NULL, .source = NULL }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_with_criterion_options_init(ek_with_criterion_options *options,
+                                                           size_t size);
 
 /* The same with options; NULL gives the defaults. EK_ERR_INVALID_ARGUMENT for names that are too
  * long, and for one half of a tie. */

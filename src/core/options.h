@@ -15,6 +15,18 @@
  */
 ek_status ek__options_read(void *local, size_t size, const void *given, const char *name);
 
+/* Copies the defaults, of `whole` bytes, over a program's struct of `size` bytes, and states that
+ * size. EK_ERR_INVALID_ARGUMENT for a size that ek__options_read() would refuse. */
+ek_status ek__options_init(void *options, size_t size, const void *defaults, size_t whole,
+                           const char *name);
+
+/* Defines NAME_init() of a public header, which gives what the macro INIT gives. */
+#define EK__OPTIONS_INIT(name, INIT)                                                               \
+  ek_status name##_init(name *options, size_t size) {                                              \
+    static const name defaults = INIT;                                                             \
+    return ek__options_init(options, size, &defaults, sizeof defaults, #name);                     \
+  }
+
 /* EK_ERR_INVALID_ARGUMENT "WHO: NAME is .., expected a number >= 0" for any other value. */
 ek_status ek__check_number(const char *who, const char *name, double value);
 

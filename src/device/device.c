@@ -3,6 +3,7 @@
  */
 #include <evenkeel/device.h>
 
+#include "core/options.h"
 #include "device/device_struct.h"
 
 void ek__device_count_event(ek_device *device, int change) {
@@ -72,3 +73,6 @@ ek_stream *ek_device_stream(const ek_device *device, ek_stream_kind kind) {
   if (device == NULL || (unsigned)kind > EK_STREAM_COMMUNICATION) return NULL;
   return device->streams[kind];
 }
+
+EK__OPTIONS_INIT(ek_exchange, EK_EXCHANGE_INIT)
+EK__OPTIONS_INIT(ek_group_options, EK_GROUP_OPTIONS_INIT)

@@ -330,3 +330,5 @@ const ek_weight_name *ek_gpt_hugging_face(size_t *count) {
   if (count != NULL) *count = sizeof names / sizeof names[0];
   return names;
 }
+
+EK__OPTIONS_INIT(ek_gpt_options, EK_GPT_OPTIONS_INIT)

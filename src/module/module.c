@@ -93,3 +93,5 @@ void ek_module_free(ek_module *module) {
   }
   freeing = false;
 }
+
+EK__OPTIONS_INIT(ek_parameter_options, EK_PARAMETER_OPTIONS_INIT)

@@ -617,3 +617,5 @@ ek_status ek_module_check(ek_module *module, const char *devices, const ek_check
   }
   return EK_OK;
 }
+
+EK__OPTIONS_INIT(ek_module_check_options, EK_MODULE_CHECK_OPTIONS_INIT)

@@ -386,3 +386,6 @@ ek_random_key ek_pass_random(const ek_pass *pass) {
 int64_t ek_pass_first_sample(const ek_pass *pass) {
   return pass == NULL ? 0 : pass->options.first_sample;
 }
+
+EK__OPTIONS_INIT(ek_child_options, EK_CHILD_OPTIONS_INIT)
+EK__OPTIONS_INIT(ek_pass_options, EK_PASS_OPTIONS_INIT)

@@ -290,3 +290,5 @@ ek_status ek_replica_find(ek_parameter_info *info, const ek_replica *replica, co
   EK_TRY(ek__layout_find(&index, &replica->layout, name));
   return ek_replica_parameter(info, replica, index);
 }
+
+EK__OPTIONS_INIT(ek_replica_options, EK_REPLICA_OPTIONS_INIT)

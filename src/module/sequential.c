@@ -85,3 +85,5 @@ ek_status ek_sequential_create_with(ek_module **module, ek_module *const *module
 ek_status ek_sequential_create(ek_module **module, ek_module *const *modules, size_t count) {
   return ek_sequential_create_with(module, modules, count, NULL);
 }
+
+EK__OPTIONS_INIT(ek_sequential_options, EK_SEQUENTIAL_OPTIONS_INIT)

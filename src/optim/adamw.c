@@ -72,3 +72,5 @@ ek_status ek_adamw_create(ek_optimizer **optimizer, const ek_adamw_options *opti
   EK_TRY(ek_optimizer_init(&made.base, &ops, 2, o.learning_rate, o.clip_norm));
   return ek__new_copy(optimizer, &made, sizeof made, "adamw");
 }
+
+EK__OPTIONS_INIT(ek_adamw_options, EK_ADAMW_OPTIONS_INIT)

@@ -55,3 +55,5 @@ ek_loss_scale_state ek_loss_scale_next(const ek_loss_scale *rule, ek_loss_scale_
   state.scale = fmin(fmax(state.scale * factor, EK_LOSS_SCALE_LEAST), EK_LOSS_SCALE_MOST);
   return state;
 }
+
+void ek_loss_scale_init(ek_loss_scale *rule) { *rule = (ek_loss_scale)EK_LOSS_SCALE_INIT; }

@@ -69,3 +69,5 @@ ek_status ek_sgd_create(ek_optimizer **optimizer, const ek_sgd_options *options)
   EK_TRY(ek_optimizer_init(&made.base, &ops, states, o.learning_rate, o.clip_norm));
   return ek__new_copy(optimizer, &made, sizeof made, "sgd");
 }
+
+EK__OPTIONS_INIT(ek_sgd_options, EK_SGD_OPTIONS_INIT)

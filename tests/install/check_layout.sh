@@ -3,7 +3,8 @@
 # source X.c under src/, parallel/, training/ or criterion/, and one check tests/<folder>/check_X.c; evenkeel.h
 # leads to every public header; a check checks a header that exists.
 #
-# It also holds check_options.c to the list of structs that state their size.
+# It also holds check_options.c to the list of structs that state their size, and
+# check_frozen_structs.c to the list of those that do not.
 #
 # Exceptions follow from what is in a header: one without EK_API and without inline functions (it
 # holds macros, or includes others, as evenkeel.h) has neither source nor check; one with inline
@@ -74,6 +75,14 @@ while IFS= read -r name; do
 done < <(awk '/^typedef struct [a-z0-9_]+ \{$/ { name = $3; next }
               /^  size_t size;/ && name != "" { print name }
               { if ($0 !~ /^ *\/?\*/) name = "" }' include/evenkeel/*.h | sort)
+
+# Every other struct that a program reads is in the list of those that are frozen; ek_criterion is a base.
+while IFS= read -r name; do
+  [[ $name == ek_criterion ]] || grep -q "^  { S($name," tests/whole/check_frozen_structs.c ||
+    complain "tests/whole/check_frozen_structs.c does not list $name, which states no size"
+done < <(awk '/^typedef struct [a-z0-9_]+ \{$/ { name = $3; next }
+              /^  size_t size;/ { name = "" }
+              name != "" && $0 !~ /^ *\/?\*/ { print name; name = "" }' include/evenkeel/*.h | sort)
 
 # Two sources of one name would make the name say nothing.
 while IFS= read -r name; do

@@ -375,7 +375,7 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
 #define ADVISE_TASK                                                                                \
   { .size = sizeof(ek_advise_task), .build = build_linear, .input_count = 1, .target_count = 1 }
 #define OLDEST(type, last) (offsetof(type, last) + sizeof(((type *)NULL)->last))
-#define STRUCTS(X)                                                                                 \
+#define OPTIONS(X)                                                                                 \
   X(ek_group_options, EK_GROUP_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_exchange, EK_EXCHANGE_INIT, sizeof(size_t))                                                 \
   X(ek_scatter_options, EK_SCATTER_OPTIONS_INIT, sizeof(size_t))                                   \
@@ -388,7 +388,6 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_criterion_backward_options, EK_CRITERION_BACKWARD_OPTIONS_INIT, sizeof(size_t))             \
   X(ek_data_parallel_optimizer_options, EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT, sizeof(size_t))   \
   X(ek_trainer_options, EK_TRAINER_OPTIONS_INIT, sizeof(size_t))                                   \
-  X(ek_advise_task, ADVISE_TASK, OLDEST(ek_advise_task, input_count))                              \
   X(ek_reducer_options, EK_REDUCER_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_replica_options, EK_REPLICA_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_module_check_options, EK_MODULE_CHECK_OPTIONS_INIT, sizeof(size_t))                         \
@@ -401,7 +400,10 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_linear_cross_entropy_options, EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))         \
   X(ek_with_criterion_options, EK_WITH_CRITERION_OPTIONS_INIT, sizeof(size_t))                     \
   X(ek_sgd_options, EK_SGD_OPTIONS_INIT, sizeof(size_t))                                           \
-  X(ek_adamw_options, EK_ADAMW_OPTIONS_INIT, sizeof(size_t))                                       \
+  X(ek_adamw_options, EK_ADAMW_OPTIONS_INIT, sizeof(size_t))
+#define STRUCTS(X)                                                                                 \
+  OPTIONS(X)                                                                                       \
+  X(ek_advise_task, ADVISE_TASK, OLDEST(ek_advise_task, input_count))                              \
   X(ek_module_ops, MODULE_OPS, OLDEST(ek_module_ops, free))                                        \
   X(ek_optimizer_ops, OPTIMIZER_OPS, OLDEST(ek_optimizer_ops, free))
 
@@ -430,6 +432,61 @@ static void *made(const struct row *row, size_t stated) {
   memcpy(o, &stated, sizeof stated);
   return o;
 }
+
+/* Each EK_..._INIT has a function that writes the same bytes, of a struct of any size that is legal,
+ * and nothing behind them. */
+#define INITIALS(X) OPTIONS(X) X(ek_advise_task, EK_ADVISE_TASK_INIT, 0)
+#define MACRO(type, init, oldest) static const type macro_##type = init;
+INITIALS(MACRO)
+#define FUNCTION(type, init, oldest)                                                               \
+  static ek_status init_##type(void *o, size_t size) { return type##_init(o, size); }
+INITIALS(FUNCTION)
+
+static const struct initial {
+  const char *name;
+  const void *macro;
+  size_t size;
+  ek_status (*init)(void *o, size_t size);
+} initials[] = {
+#define INITIAL_ROW(type, init, oldest) {#type, &macro_##type, sizeof(type), init_##type},
+    INITIALS(INITIAL_ROW)};
+
+enum { INITIAL_COUNT = sizeof initials / sizeof initials[0] };
+
+START_TEST(functions_give_what_the_macros_give) {
+  const struct initial *it = &initials[_i];
+  char *got = malloc(it->size + 1), *want = malloc(it->size + 1);
+  ck_assert_ptr_nonnull(got);
+  ck_assert_ptr_nonnull(want);
+  for (size_t size = sizeof size; size <= it->size; size++) {
+    memset(want, 0xA5, it->size + 1);
+    memset(got, 0xA5, it->size + 1);
+    memcpy(want, it->macro, size);
+    memcpy(want, &size, sizeof size);
+    ck_ok(it->init(got, size));
+    ck_assert_msg(memcmp(got, want, it->size + 1) == 0, "%s with size %zu", it->name, size);
+  }
+  memcpy(want, got, it->size + 1);
+  const size_t wrong[] = {0, sizeof(size_t) - 1, it->size + 1, SIZE_MAX};
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    ck_fails(it->init(got, wrong[i]), EK_ERR_INVALID_ARGUMENT, it->name);
+  }
+  ck_fails(it->init(NULL, it->size), EK_ERR_INVALID_ARGUMENT, "options is NULL");
+  ck_assert_mem_eq(got, want, it->size + 1);
+  free(got);
+  free(want);
+}
+END_TEST
+
+START_TEST(a_loss_scale_is_initialised_by_a_function) {
+  static const ek_loss_scale macro = EK_LOSS_SCALE_INIT;
+  ek_loss_scale got;
+  memset(&got, 0, sizeof got);
+  ek_loss_scale_init(&got);
+  ck_assert(got.kind == macro.kind && got.scale == macro.scale && got.growth == macro.growth &&
+            got.backoff == macro.backoff && got.interval == macro.interval);
+}
+END_TEST
 
 START_TEST(the_own_size_is_taken) {
   struct bench b;
@@ -507,6 +564,8 @@ END_TEST
 static Suite *make_suite(void) {
   Suite *suite = suite_create("options");
   TCase *options = ck_case(suite, "size");
+  tcase_add_loop_test(options, functions_give_what_the_macros_give, 0, INITIAL_COUNT);
+  tcase_add_test(options, a_loss_scale_is_initialised_by_a_function);
   tcase_add_loop_test(options, the_own_size_is_taken, 0, ROWS);
   tcase_add_loop_test(options, an_older_size_takes_defaults, 0, ROWS);
   tcase_add_loop_test(options, other_sizes_are_refused, 0, ROWS);
