@@ -182,7 +182,7 @@ static ek_status compute_part(struct training *training, int64_t first, int64_t 
   EK_TRY_GOTO(status, take_lap(training, "loss", split == NULL ? NULL : &split->loss, &since),
               cleanup);
   EK_TRY_GOTO(status,
-              ek_data_parallel_criterion_backward(training->criterion, training->model, &backward),
+              ek_data_parallel_criterion_backward(training->criterion, &backward),
               cleanup);
   EK_TRY_GOTO(status,
               take_lap(training, "backward", split == NULL ? NULL : &split->backward, &since),

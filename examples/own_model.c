@@ -269,7 +269,7 @@ static ek_status step(struct training *t, const ek_tensor *x, const ek_tensor *t
   ek_status status =
       ek_data_parallel_criterion_forward(t->parallel_criterion, &outputs, 1, target, 1);
   if (status == EK_OK) {
-    status = ek_data_parallel_criterion_backward(t->parallel_criterion, t->model, NULL);
+    status = ek_data_parallel_criterion_backward(t->parallel_criterion, NULL);
   }
   if (status == EK_OK) status = ek_data_parallel_optimizer_step(&result, t->parallel_optimizer);
   ek_shards_free(&outputs);

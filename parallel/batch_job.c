@@ -101,7 +101,7 @@ static ek_status run_in_calls(ek_data_parallel_model *model, ek_data_parallel_cr
                                                 batch->target_count);
   }
   if (status == EK_OK && options->gradient) {
-    status = ek_data_parallel_criterion_backward(criterion, model, &backward);
+    status = ek_data_parallel_criterion_backward(criterion, &backward);
   }
   for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
   return status;

@@ -163,14 +163,12 @@ static ek_status backward(struct job *job, const ek_criterion_backward_options *
 }
 
 ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parallel,
-                                              ek_data_parallel_model *model,
                                               const ek_criterion_backward_options *options) {
   ek_criterion_backward_options o = EK_CRITERION_BACKWARD_OPTIONS_INIT;
-  EK__NOT_NULL("criterion backward", parallel, model);
-  EK__MODEL_ENTER(parallel->model, "criterion backward");
+  EK__NOT_NULL("criterion backward", parallel);
+  ek_data_parallel_model *model = parallel->model;
+  EK__MODEL_ENTER(model, "criterion backward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_criterion_backward_options"));
-  EK__FAIL_IF(model != parallel->model, EK_ERR_INVALID_ARGUMENT,
-              "criterion backward: the criterion was opened for another model");
   struct ek__loss *loss = &parallel->loss;
   EK_TRY(check_backward(model, loss, &o));
   struct job job = {.backward = {model, o.accumulate, ek__loss_keeps_terms(loss)},

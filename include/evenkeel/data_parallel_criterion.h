@@ -14,7 +14,7 @@
  *                 cleanup);
  *     EK_TRY_GOTO(status, ek_data_parallel_criterion_forward(criterion, &outputs, 1, &targets, 1),
  *                 cleanup);
- *     EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(criterion, model, NULL), cleanup);
+ *     EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(criterion, NULL), cleanup);
  *     EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(&result, optimizer), cleanup);
  *     *loss = result.loss;
  *   cleanup:
@@ -148,8 +148,7 @@ ek_criterion_backward_options_init(ek_criterion_backward_options *options, size_
  * with gradient.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_backward(
-    ek_data_parallel_criterion *parallel, ek_data_parallel_model *model,
-    const ek_criterion_backward_options *options);
+    ek_data_parallel_criterion *parallel, const ek_criterion_backward_options *options);
 
 EK_END_DECLARATIONS
 

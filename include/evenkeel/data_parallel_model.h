@@ -251,7 +251,7 @@ EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_shards *outputs,
  *                   cleanup);
  *       ek_shards_free(xi);
  *       ek_shards_free(ti);
- *       EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(criterion, model, NULL), cleanup);
+ *       EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(criterion, NULL), cleanup);
  *       EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(NULL, optimizer), cleanup);
  *       ek_shards_free(&outputs);
  *     }

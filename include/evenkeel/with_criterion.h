@@ -13,7 +13,7 @@
  *     const ek_tensor batch[] = {inputs, targets};
  *     EK_TRY_GOTO(status, ek_data_parallel_model_forward(&totals, m, batch, 2, NULL), cleanup);
  *     EK_TRY_GOTO(status, ek_data_parallel_criterion_forward(c, &totals, 1, NULL, 0), cleanup);
- *     EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(c, m, NULL), cleanup);
+ *     EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(c, NULL), cleanup);
  *
  * Without gradient the targets may be left out: the outputs are then those of the model, or what
  * the criterion predicts from them (module.h; linear_cross_entropy.h gives logits).

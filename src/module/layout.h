@@ -151,8 +151,8 @@ ek_status ek__layout_find(size_t *parameter, const struct ek__layout *layout, co
  * Then drops the parameters that are tied to others: their names stand for those. */
 ek_status ek__layout_walk(struct ek__layout *layout, ek_module *module, ek_type type);
 ek_status ek__layout_drop_tied(struct ek__layout *layout);
-/* layout_units.c: the unit of each parameter and node, 0 bytes: none. Then the order in which a walk
- * from `node` on comes to units. */
+/* layout_units.c: the unit of each parameter and node; 0 bytes: none. Then the order in which a
+ * walk from `node` on comes to units. */
 ek_status ek__layout_units(struct ek__layout *layout, size_t unit_bytes);
 ek_status ek__layout_stops(struct ek__layout *layout, struct ek__node *node);
 /* layout_place.c: the order of parameters, and where each is in the flat buffers. */

@@ -189,7 +189,7 @@ static ek_status try_backward(struct training *t, const struct batch *b, bool ac
   if (status == EK_OK) {
     status = ek_data_parallel_criterion_forward(t->loss, &outputs, 1, one ? NULL : &b->x[1], !one);
   }
-  if (status == EK_OK) status = ek_data_parallel_criterion_backward(t->loss, t->model, &o);
+  if (status == EK_OK) status = ek_data_parallel_criterion_backward(t->loss, &o);
   ek_shards_free(&outputs);
   return status;
 }
@@ -365,7 +365,7 @@ START_TEST(as_a_term) {
   ek_shards outputs = {0};
   ck_ok(ek_data_parallel_model_forward(&outputs, model, b.x, 2, NULL));
   ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, NULL, 0));
-  ck_ok(ek_data_parallel_criterion_backward(loss, model, NULL));
+  ck_ok(ek_data_parallel_criterion_backward(loss, NULL));
   ek_shards_free(&outputs);
   info.like.data = got;
   ck_ok(ek_data_parallel_model_gradient(&info.like, model, "head.0.weight"));

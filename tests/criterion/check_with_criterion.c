@@ -106,7 +106,7 @@ static void backward(struct training *t, const struct batch *b, bool accumulate,
   }
   ck_ok(ek_data_parallel_criterion_forward(t->loss, &outputs, 1, pair ? &b->target : NULL, pair));
   if (loss != NULL) ck_ok(ek_data_parallel_criterion_loss(loss, NULL, t->loss));
-  ck_ok(ek_data_parallel_criterion_backward(t->loss, t->model, &options));
+  ck_ok(ek_data_parallel_criterion_backward(t->loss, &options));
   ek_shards_free(&shards[0]);
   ek_shards_free(&shards[1]);
   ek_shards_free(&outputs);
@@ -385,7 +385,7 @@ START_TEST(what_forward_has_added) {
   ck_fails(ek_data_parallel_model_backward(t.model, &outputs, 1, NULL), EK_ERR_STATE,
            "for a criterion's scale");
   ck_ok(ek_data_parallel_criterion_forward(t.loss, &outputs, 1, NULL, 0));
-  ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
+  ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
   read_parameter(got, &t, "criterion.bias", true);
   ck_same_bits("gradient", got, want, OUT);
   ek_shards_free(&outputs);
@@ -420,7 +420,7 @@ START_TEST(logits_lie_there_once) {
   ck_ok(ek_tensor_host(&inputs[1], y, EK_I32, 1, targets));
   ck_ok(ek_data_parallel_model_forward(&outputs, model, inputs, 2, NULL));
   ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, NULL, 0));
-  ck_ok(ek_data_parallel_criterion_backward(loss, model, NULL));
+  ck_ok(ek_data_parallel_criterion_backward(loss, NULL));
   ck_ok(ck_memory_stats(&usage, ek_group_device(group, 0)));
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_OUTPUTS], 32u * 1000000u * 4u);
   ck_assert_uint_le(usage.at_peak[EK_MEMORY_LOSS], 8 * EK_MEMORY_UNIT);
@@ -543,7 +543,7 @@ START_TEST(a_failure_anywhere) {
     if (status == EK_OK) {
       status = ek_data_parallel_criterion_forward(t.loss, &outputs, 1, NULL, 0);
     }
-    if (status == EK_OK) status = ek_data_parallel_criterion_backward(t.loss, t.model, NULL);
+    if (status == EK_OK) status = ek_data_parallel_criterion_backward(t.loss, NULL);
     if (status == EK_OK) status = ek_data_parallel_optimizer_step(NULL, t.optimizer);
     ck_ok(ek_memory_fail_at(ek_group_device(t.group, 1), 0));
     ek_shards_free(&outputs);

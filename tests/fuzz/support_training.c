@@ -79,9 +79,7 @@ static ek_status run_batch(struct fuzz_training *training, const struct fuzz_bat
               ek_data_parallel_criterion_forward(training->loss, outputs, count, batch->target,
                                                  batch->targets),
               cleanup);
-  EK_TRY_GOTO(status,
-              ek_data_parallel_criterion_backward(training->loss, training->model, &backward),
-              cleanup);
+  EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(training->loss, &backward), cleanup);
 cleanup:
   for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
   return status;

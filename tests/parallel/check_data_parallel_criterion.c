@@ -111,7 +111,7 @@ START_TEST(single_losses_and_factors) {
       ck_ok(ek_scatter(&factors, t.group, &host, EK_MEMORY_LOSS, &cut));
       options.factors = &factors;
     }
-    ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, &options));
+    ck_ok(ek_data_parallel_criterion_backward(t.loss, &options));
     gradients[doubled] = read_gradients(&t);
     ek_shards_free(&losses);
     ek_shards_free(&factors);
@@ -150,7 +150,7 @@ START_TEST(outputs_are_kept_or_not) {
     double *after = calloc((size_t)size, sizeof *after);
     ck_assert(before != NULL && after != NULL);
     ck_get(before, part);
-    ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
+    ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
     ck_get(after, part);
     if (keep == 1) ck_same_bits("output", after, before, size);
     if (keep == 0) ck_assert_double_gt(ck_rel_l2(after, before, size), 0.01);
@@ -182,7 +182,7 @@ START_TEST(outputs_that_others_hold) {
   forward(&f, &t, &batch);
   ck_ok(ek_tensor_share(&held, &f.outputs[0].parts[0]));
   ck_get(before, &held);
-  ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
+  ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
   ck_get(after, &held);
   ck_same_bits("held", after, before, ek_tensor_count(&held));
   ek_tensor_free(&held);
@@ -261,7 +261,7 @@ START_TEST(when_forward_overwrites) {
     const ek_status again = ek_data_parallel_criterion_forward(t.loss, f.outputs, t.module->outputs,
                                                                batch.target, batch.targets);
     ck_assert_int_eq(again, trains ? EK_ERR_STATE : EK_OK);
-    if (trains) ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
+    if (trains) ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
     free(before);
     free(after);
     drop(&f, &t);
@@ -342,20 +342,19 @@ START_TEST(calls_out_of_order) {
   ck_training_open(&t, &setup);
   ck_fails(ek_data_parallel_criterion_loss(&loss, NULL, t.loss), EK_ERR_STATE, "no forward");
   ck_fails(ek_data_parallel_criterion_losses(&losses, t.loss), EK_ERR_STATE, "none");
-  ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE,
+  ck_fails(ek_data_parallel_criterion_backward(t.loss, NULL), EK_ERR_STATE,
            "no criterion forward has run");
   forward(&f, &t, &batch);
   ck_fails(ek_data_parallel_criterion_losses(&losses, t.loss), EK_ERR_STATE, "none");
   drop(&f, &t); /* another forward of the model: the criterion saw those of the first */
   memset(&g, 0, sizeof g);
   ck_ok(ek_data_parallel_model_forward(g.outputs, t.model, batch.input, batch.inputs, NULL));
-  ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE,
+  ck_fails(ek_data_parallel_criterion_backward(t.loss, NULL), EK_ERR_STATE,
            "not those of the model's last forward");
   drop(&g, &t);
   forward(&f, &t, &batch);
-  ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
-  ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE,
-           "has already run");
+  ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
+  ck_fails(ek_data_parallel_criterion_backward(t.loss, NULL), EK_ERR_STATE, "has already run");
   ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t.loss)); /* still known */
   drop(&f, &t);
   ck_training_close(&t);
@@ -382,8 +381,7 @@ START_TEST(mean_and_sum_do_not_mix) {
     ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
     forward(&f, &other, &batch);
     if (refused == 1) {
-      ck_fails(ek_data_parallel_criterion_backward(other.loss, t.model, NULL), EK_ERR_STATE,
-               "mean");
+      ck_fails(ek_data_parallel_criterion_backward(other.loss, NULL), EK_ERR_STATE, "mean");
     }
     drop(&f, &t);
     ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
@@ -430,7 +428,7 @@ START_TEST(wrong_targets) {
            "1 outputs and 1 targets, not 2 and 1");
   ck_fails(ek_data_parallel_criterion_forward(t.loss, none, 1, good, 1), EK_ERR_DEVICE, "group");
   ck_ok(ek_data_parallel_criterion_forward(t.loss, outputs, 1, good, 1));
-  ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
+  ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
   double *gradients = ck_training_read(&t, CK_GRADIENTS, NULL); /* the step was not dropped */
   free(gradients);
   ek_shards_free(&outputs[0]);

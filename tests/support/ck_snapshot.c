@@ -75,7 +75,7 @@ static ek_status call(struct ck_training *t, int which) {
   case 1: status = ek_data_parallel_model_backward(t->model, outputs, 1, NULL); break;
   case 2: status = ek_state_read(&host, t->model, info.name); break;
   case 3: status = ek_data_parallel_model_discard(t->model); break;
-  case 4: status = ek_data_parallel_criterion_backward(t->loss, t->model, NULL); break;
+  case 4: status = ek_data_parallel_criterion_backward(t->loss, NULL); break;
   case 5: status = ek_data_parallel_criterion_loss(&loss, NULL, t->loss); break;
   case 6: status = ek_data_parallel_optimizer_step(NULL, t->optimizer); break;
   case 7:

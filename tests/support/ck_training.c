@@ -140,7 +140,7 @@ ek_status ck_training_backward(struct ck_training *training, const struct ck_bat
     status = ek_data_parallel_criterion_loss(loss, NULL, training->loss);
   }
   if (status == EK_OK) {
-    status = ek_data_parallel_criterion_backward(training->loss, training->model, &backward);
+    status = ek_data_parallel_criterion_backward(training->loss, &backward);
   }
   for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
   return status;
@@ -339,7 +339,8 @@ void ck_training_copies_are_right(const struct ck_training *training) {
 
 void ck_training_replicas_agree(const struct ck_training *training) {
   const ek_data_parallel_model_options *options = &training->setup.options;
-  const bool copies = options->precision == EK_PRECISION_BF16 || options->precision == EK_PRECISION_F16;
+  const bool copies =
+      options->precision == EK_PRECISION_BF16 || options->precision == EK_PRECISION_F16;
   if (options->state == EK_STATE_FULLY_SHARDED) return;
   if (copies) same_on_devices(training, ek_replica_copies);
   if (!copies || options->state == EK_STATE_REPLICATED) {

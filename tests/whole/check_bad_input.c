@@ -98,8 +98,7 @@ START_TEST(null_is_refused) {
                            ek_data_parallel_criterion_loss(&number, NULL, NULL),
                            ek_data_parallel_criterion_losses(NULL, t->loss),
                            ek_data_parallel_criterion_losses(shards, NULL),
-                           ek_data_parallel_criterion_backward(NULL, t->model, NULL),
-                           ek_data_parallel_criterion_backward(t->loss, NULL, NULL),
+                           ek_data_parallel_criterion_backward(NULL, NULL),
                            ek_data_parallel_optimizer_open(NULL, t->model, t->rule, NULL),
                            ek_data_parallel_optimizer_open(&optimizer, NULL, t->rule, NULL),
                            ek_data_parallel_optimizer_open(&optimizer, t->model, NULL, NULL),
@@ -156,7 +155,7 @@ START_TEST(wrong_options) {
            EK_ERR_INVALID_ARGUMENT, "_options.size is 3");
   ck_fails(ek_data_parallel_model_backward(t->model, outputs, 1, &w), EK_ERR_INVALID_ARGUMENT,
            "_options.size is 3");
-  ck_fails(ek_data_parallel_criterion_backward(t->loss, t->model, &l), EK_ERR_INVALID_ARGUMENT,
+  ck_fails(ek_data_parallel_criterion_backward(t->loss, &l), EK_ERR_INVALID_ARGUMENT,
            "_options.size is 3");
   ek_criterion *three = NULL; /* looks at three outputs, the model has one */
   ck_ok(ck_workload("mixer")->criterion(&three, EK_REDUCTION_MEAN));
@@ -347,7 +346,7 @@ START_TEST(more_than_31_bits) {
   x.shape[0] = y.shape[0] = INT64_C(3) << 29; /* 5 classes: 2.5 x 2^30 logits on each */
   ck_ok(ek_data_parallel_model_forward(output, t.model, &x, 1, NULL));
   ck_ok(ek_data_parallel_criterion_forward(t.loss, output, 1, &y, 1));
-  ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
+  ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
   ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
   double loss = 0;
   ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t.loss));

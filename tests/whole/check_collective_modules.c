@@ -169,7 +169,7 @@ static double *trained_whole(const char *spec, int64_t *count) {
     backward.accumulate = i % 2 == 0;
     ck_ok(ek_data_parallel_model_forward(&totals, t.model, inputs, 2, NULL));
     ck_ok(ek_data_parallel_criterion_forward(t.loss, &totals, 1, NULL, 0));
-    ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, &backward));
+    ck_ok(ek_data_parallel_criterion_backward(t.loss, &backward));
     ek_shards_free(&totals);
     if (i % 2 == 1) ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
     ck_batch_free(&batch);

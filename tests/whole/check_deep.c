@@ -62,7 +62,7 @@ static uint64_t plan(size_t layers, ek_mode mode) {
     ek_step_result result;
     ck_ok(ek_data_parallel_model_forward(&outputs, model, &batch, 1, NULL));
     ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, &batch, 1));
-    ck_ok(ek_data_parallel_criterion_backward(loss, model, NULL));
+    ck_ok(ek_data_parallel_criterion_backward(loss, NULL));
     ck_ok(ek_data_parallel_optimizer_step(&result, optimizer));
     ek_shards_free(&outputs);
   }

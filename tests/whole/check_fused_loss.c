@@ -188,7 +188,7 @@ START_TEST(micro_batches) {
         ck_fails(ek_trainer_evaluate(&evaluated, NULL, r.trainer, &b->input, 1, &b->target, 1),
                  EK_ERR_STATE, "call its backward, or discard, first");
       }
-      ck_ok(ek_data_parallel_criterion_backward(loss, model, &o));
+      ck_ok(ek_data_parallel_criterion_backward(loss, &o));
       ek_shards_free(&outputs);
       if (k == 0) {
         ck_ok(ek_trainer_evaluate(&evaluated, NULL, r.trainer, &b->input, 1, &b->target, 1));

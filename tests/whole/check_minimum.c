@@ -84,7 +84,7 @@ static void run_step(ek_group *group, const struct shape *s, ek_mode mode) {
     ek_shards outputs = {0};
     ck_ok(ek_data_parallel_model_forward(&outputs, model, &tokens, 1, NULL));
     ck_ok(ek_data_parallel_criterion_forward(criterion, &outputs, 1, &targets, 1));
-    ck_ok(ek_data_parallel_criterion_backward(criterion, model, NULL));
+    ck_ok(ek_data_parallel_criterion_backward(criterion, NULL));
     ck_ok(ek_data_parallel_optimizer_step(NULL, optimizer));
     ek_shards_free(&outputs);
   }

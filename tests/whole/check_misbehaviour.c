@@ -260,7 +260,7 @@ static ek_status step(struct bench *b, double *loss) {
   ck_ok(ek_tensor_host(&t, b->t, EK_F32, 2, shape));
   EK_TRY(ek_data_parallel_model_forward(&outputs, b->model, &x, 1, NULL));
   ek_status status = ek_data_parallel_criterion_forward(b->criterion, &outputs, 1, &t, 1);
-  if (status == EK_OK) status = ek_data_parallel_criterion_backward(b->criterion, b->model, NULL);
+  if (status == EK_OK) status = ek_data_parallel_criterion_backward(b->criterion, NULL);
   if (status == EK_OK) status = ek_data_parallel_optimizer_step(&result, b->optimizer);
   ek_shards_free(&outputs);
   *loss = result.loss;

@@ -128,7 +128,7 @@ static ek_status use_ek_criterion_backward_options(struct bench *b, void *o) {
   ek_shards outputs = {0};
   ck_ok(ek_data_parallel_model_forward(&outputs, b->model, &b->input, 1, NULL));
   ck_ok(ek_data_parallel_criterion_forward(b->criterion, &outputs, 1, &b->target, 1));
-  const ek_status status = ek_data_parallel_criterion_backward(b->criterion, b->model, o);
+  const ek_status status = ek_data_parallel_criterion_backward(b->criterion, o);
   ek_shards_free(&outputs);
   ck_ok(ek_data_parallel_model_discard(b->model));
   return status;

@@ -47,7 +47,7 @@ static ek_status loss_forward(struct bed *bed, int i) {
 }
 
 static ek_status loss_backward(struct bed *bed) {
-  return ek_data_parallel_criterion_backward(bed->t.loss, bed->t.model, NULL);
+  return ek_data_parallel_criterion_backward(bed->t.loss, NULL);
 }
 
 /* The gradient of batch 0, undisturbed; and whether it is what a disturbed bed gives now. */
@@ -126,7 +126,7 @@ START_TEST(outputs_of_another_model) {
   ck_ok(ek_data_parallel_model_forward(bed.out[1], other.model, bed.batch[1].input,
                                        bed.batch[1].inputs, NULL));
   ck_ok(ek_data_parallel_criterion_forward(other.loss, bed.out[0], 1, bed.batch[0].target, 1));
-  ck_fails(ek_data_parallel_criterion_backward(other.loss, other.model, NULL), EK_ERR_STATE,
+  ck_fails(ek_data_parallel_criterion_backward(other.loss, NULL), EK_ERR_STATE,
            "not those of the model's last forward");
   ck_fails(ek_data_parallel_model_backward(bed.t.model, bed.out[1], 1, NULL), EK_ERR_STATE,
            "gradient number 0");

@@ -72,7 +72,7 @@ static ek_status step_of(struct ck_training *training, struct sent *sent,
   }
   forget(sent); /* what is still needed is held */
   if (status == EK_OK) {
-    status = ek_data_parallel_criterion_backward(training->loss, training->model, NULL);
+    status = ek_data_parallel_criterion_backward(training->loss, NULL);
   }
   for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
   if (status != EK_OK) return status;
@@ -251,7 +251,7 @@ START_TEST(wrong_targets_are_refused) {
   target.parts[1] = right;
   ck_ok(ek_data_parallel_criterion_forward_shards(training.loss, &outputs, 1, &target, 1));
   forget(&sent);
-  ck_ok(ek_data_parallel_criterion_backward(training.loss, training.model, NULL));
+  ck_ok(ek_data_parallel_criterion_backward(training.loss, NULL));
   ek_shards_free(&outputs);
   ck_batch_free(&batch);
   ck_training_close(&training);

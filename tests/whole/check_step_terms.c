@@ -83,7 +83,7 @@ static ek_status micro_batch(struct ck_training *t, const struct ck_batch *batch
   if (status == EK_OK) {
     status = ek_data_parallel_criterion_forward(t->loss, outputs, TERMS, part.target, part.targets);
   }
-  if (status == EK_OK) status = ek_data_parallel_criterion_backward(t->loss, t->model, &options);
+  if (status == EK_OK) status = ek_data_parallel_criterion_backward(t->loss, &options);
   for (int i = 0; i < TERMS; i++) ek_shards_free(&outputs[i]);
   return status;
 }

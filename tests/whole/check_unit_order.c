@@ -124,7 +124,7 @@ static ek_status step(struct training *t, int64_t rows, int first) {
   if (status == EK_OK) {
     status = ek_data_parallel_criterion_forward(t->loss, &totals, 1, NULL, 0);
   }
-  if (status == EK_OK) status = ek_data_parallel_criterion_backward(t->loss, t->model, NULL);
+  if (status == EK_OK) status = ek_data_parallel_criterion_backward(t->loss, NULL);
   ek_shards_free(&totals);
   return status == EK_OK ? ek_data_parallel_optimizer_step(NULL, t->optimizer) : status;
 }
