@@ -141,7 +141,7 @@ EK_API EK_CHECKED ek_status ek_trainer_step(ek_step_result *result, ek_trainer *
 
 /*
  * What the first step of such a batch does once, before any step: a GPU loads code and times the
- * algorithms of each product (docs/architecture.md), a processor makes its products' code and
+ * algorithms of each product (docs/notes/cuda.md), a processor makes its products' code and
  * touches memory. It runs forward, loss and backward of the batch, with training off, and drops the
  * gradient: parameters, buffers, masks, the loss scale and the number of the step stay what they
  * were, and what follows has the bits that it would have had if the same algorithms were chosen.

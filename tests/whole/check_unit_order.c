@@ -2,7 +2,7 @@
  * check_unit_order.c - in mode fully-sharded all devices gather and reduce in one order, whatever
  * they have to compute: devices without rows, losses within the model, tied and frozen parameters,
  * recomputation. Where a program's own module breaks that, all devices are told, and none waits for
- * ever. Why it holds: docs/architecture.md, "One order of collectives". Random models:
+ * ever. Why it holds: docs/notes/collectives.md. Random models:
  * tests/fuzz/fuzz_sharded.c.
  *
  * Results are those of mode replicated, bit for bit: both add each gradient over the devices in the
