@@ -201,7 +201,7 @@ static void free_results(struct results *r) {
   ek_tensor_free(&r->losses);
 }
 
-/* losses has the shape of h but for the last dimension where all of them are wanted. */
+/* losses has the shape of h except for the last dimension where all of them are wanted. */
 static ek_status make_results(struct results *r, const struct work *w, const ek_tensor *h) {
   const int64_t pairs[] = {r->keep_normalizer ? w->rows : w->block, 2}, pair[] = {1, 2};
   const ek_type sums = ek_type_of_sums(h->type);

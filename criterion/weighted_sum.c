@@ -2,8 +2,8 @@
  * weighted_sum.c - several losses for several outputs.
  *
  * The parts are any criteria, weighted sums among them, and the children "0", "1", ... of the sum.
- * A part with k terms of its own (1 but for weighted sums) takes the next k rows of the totals and
- * the next k coefficients, so that terms and coefficients of nested sums come out flat.
+ * A part with k terms of its own (1 except for weighted sums) takes the next k rows of the totals
+ * and the next k coefficients, so that terms and coefficients of nested sums come out flat.
  */
 #include <evenkeel/weighted_sum.h>
 

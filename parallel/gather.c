@@ -28,7 +28,7 @@ static int64_t first_row(const ek_shards *shards, size_t index) {
   return first;
 }
 
-/* But for the number of rows. */
+/* Except for the number of rows. */
 static bool fits(const ek_tensor *a, const ek_tensor *b) {
   ek_tensor like = *b;
   if (like.rank > 0) like.shape[0] = a->shape[0];

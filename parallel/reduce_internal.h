@@ -18,7 +18,7 @@ struct ek__sums {
   ek_replica *replica;
   ek_reduce_kind kind;
   /* Where a model's replicas do not hold whole gradients (keeper.h): `queue` sums a bucket of the
-   * rank's, in the place of a collective over the replica's buffer, and `settle` takes the sums of
+   * rank's, instead of a collective over the replica's buffer, and `settle` takes the sums of
    * all buckets. NULL for a public reducer. */
   ek_status (*queue)(struct ek__rank *rank, size_t bucket);
   ek_status (*settle)(struct ek__rank *rank, size_t end);

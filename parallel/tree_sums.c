@@ -370,7 +370,7 @@ static ek_status add_leaves(struct ek__row *rows, size_t *row_count, const struc
         {0, run->first + t->own->round}, leaves, (int64_t)k * count + range->first - begin};
     if (has_leaf(t, k)) EK_TRY(add_leaf(&top, t, run, range));
     if (t->own->round + 1 < t->own->rounds) continue;
-    /* What it had before, but for what is in the leaf's block now. */
+    /* What it had before, except for what is in the leaf's block now. */
     for (size_t i = 0; i < run->fold.depth; i++) {
       const struct ek__block block = run->fold.blocks[i];
       const int64_t slot = slot_of(t, run->begin + i, range);

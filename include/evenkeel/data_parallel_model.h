@@ -108,7 +108,7 @@ typedef struct ek_data_parallel_model_options {
    *
    * In 16 bits parameters are f32 *masters*, with the optimizer's state, and modules see copies of
    * 16 bits, which the update writes; so activations, outputs and their gradients are of 16 bits.
-   * Statistics, losses, norms, buffers and, but for `gradient_type`, gradients of parameters are
+   * Statistics, losses, norms, buffers and, except for `gradient_type`, gradients of parameters are
    * f32 or f64 as before. A floating input or target in f32 is rounded on its way into the module.
    * A module that declares f32 alone runs between casts (module.h).
    *
@@ -127,10 +127,10 @@ typedef struct ek_data_parallel_model_options {
   /*
    * Of the gradients of parameters that devices keep and sum: 0 for `type`, or, with f32, EK_BF16
    * or EK_F16: the precision's type, or where that is f32 or tf32 either. Half the gradients'
-   * memory and traffic: 2 in the place of 4 bytes in the table above. Modules add to f32 gradients
+   * memory and traffic: 2 instead of 4 bytes in the table above. Modules add to f32 gradients
    * all the same, and what a backward has added is rounded once, when the gradient is complete; the
-   * f32 gradients of one module at a time, and of parameters that are used twice, lie beside them
-   * (docs/memory.md). Sums over the devices are made in f32 and rounded once, but for NCCL's, which
+   * f32 gradients of one module at a time, and of parameters that are used twice, are held beside
+   * them (docs/memory.md). Sums over the devices are made in f32 and rounded once, except that NCCL
    * rounds each addition (communicator.h). Micro-batches are added up in f32 and rounded for each
    * of them; norms and updates compute in f32 or f64. Gradients in f16 want a loss scale and have
    * one by default (data_parallel_optimizer.h). State, files and gradients by name are f32 as

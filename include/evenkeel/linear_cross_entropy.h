@@ -40,7 +40,7 @@ typedef struct ek_linear_cross_entropy_options {
   const ek_cross_entropy_options *loss; /* copied; NULL: its defaults */
   uint64_t logits_bytes;        /* > 0: a block of logits is not larger, but a row at least */
   bool bias;                    /* the linear has one */
-  const ek_initializer *weight; /* copied, but for values; NULL: as ek_linear_create() has it */
+  const ek_initializer *weight; /* copied, except for values; NULL: as ek_linear_create() has it */
 } ek_linear_cross_entropy_options;
 #define EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT                                                       \
   {                                                                                                \

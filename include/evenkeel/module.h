@@ -157,7 +157,7 @@ typedef struct ek_module_ops {
   /*
    * (optional) fallback: nothing is known. Fills a struct of zeros with what this module computes,
    * if that is all it does: then a sequential may do its work in one go with a neighbour's and call
-   * neither forward nor backward. A module that stands in the place of its child and adds nothing
+   * neither forward nor backward. A module that stands in for its child and adds nothing
    * to it gives the child's, by ek_module_formula().
    */
   void (*formula)(const ek_module *self, ek_formula *formula);
@@ -339,7 +339,7 @@ EK_API EK_CHECKED ek_status ek_declare_module(ek_declaration *declaration, const
                                               ek_module *child);
 
 /*
- * Declares child number 0 for a module that stands in the place of its child, such as one that runs
+ * Declares child number 0 for a module that stands in for its child, such as one that runs
  * it again in backward: the names of its parameters, their initial values and its random numbers
  * are as if the child stood there alone. The child's parameters are the module's too, and take its
  * next numbers. EK_ERR_INVALID_ARGUMENT if there is a child already.

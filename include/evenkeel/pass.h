@@ -315,7 +315,7 @@ EK_API EK_CHECKED ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pas
                                                 const ek_tensor *inputs);
 
 /*
- * In the place of a forward, in a pass without gradient: what the replica's module predicts
+ * Instead of a forward, in a pass without gradient: what the replica's module predicts
  * (module.h), from its inputs that are no targets. EK_ERR_UNSUPPORTED for one that predicts
  * nothing.
  */

@@ -5,7 +5,7 @@
  * saving, and then its backward (Chen et al. 2016, "Training deep nets with sublinear memory
  * cost"). Training is the same bit for bit: the same operations run on the same numbers, random
  * masks are functions of seed, step, module and sample, and a module that counts batches asks
- * ek_pass_is_recomputing(). It costs one more forward of what is recomputed, but for its last
+ * ek_pass_is_recomputing(). It costs one more forward of what is recomputed, except for its last
  * product, whose result nobody reads then: a third of the products of a GPT's block.
  *
  * A module of your own can do the same: it needs ek_declare_wrapped(),
@@ -75,7 +75,7 @@ EK_API EK_CHECKED ek_status ek_recompute_plan(ek_recompute *recompute, uint64_t 
                                               void *context);
 
 /*
- * `inner`, recomputed in backward. It stands in the place of `inner`: names, initial values and
+ * `inner`, recomputed in backward. It stands in for `inner`: names, initial values and
  * random numbers are the same, and inner may be recomputed itself or hold what is. It keeps a
  * reference. Inputs may be of integers or targets, outputs of integers. Without a backward it is
  * inner and nothing else.

@@ -75,7 +75,7 @@ EK_API ek_precision ek_replica_precision(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_parameters(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_gradients(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_buffers(const ek_replica *replica);
-/* What modules see in the place of the parameters; without elements if they see these
+/* What modules see instead of the parameters; without elements if they see these
  * themselves. */
 EK_API const ek_tensor *ek_replica_copies(const ek_replica *replica);
 

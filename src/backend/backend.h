@@ -156,7 +156,7 @@ struct ek__backend {
   ek_status (*stream_wait)(ek_stream *stream, void *event);
 
   /* (optional: nothing is copied) host to device, device to host, device to device; complete for
-   * the host when they return, but for `between`, which is queued on `stream`: the destination's
+   * the host when they return, except for `between`, which is queued on `stream`: the destination's
    * compute stream, or the caller's where memory is shared. `source` is where `from` lies. */
   ek_status (*upload)(ek_stream *stream, void *device, const struct ek__host_bytes *host,
                       size_t bytes);

@@ -59,7 +59,7 @@ enum ek__epilogue {
 };
 
 struct ek__fused_args {
-  struct ek__matmul_args product; /* beta is 0 but for SUMS, bias NULL but for GELU */
+  struct ek__matmul_args product; /* beta is 0 except for SUMS, bias NULL except for GELU */
   enum ek__epilogue epilogue;
   void *pre;        /* m x n: written by GELU, or NULL; read by GELU_BACKWARD */
   void *sums;       /* sums: n elements, or m for SUMS; NULL: none wanted, not for SUMS */
@@ -202,7 +202,7 @@ struct ek__combine_args { /* losses.h, ek_op_combine_totals() */
   bool divide;
 };
 
-struct ek__update_args {     /* all pointers are to sums, but for copy and perhaps g */
+struct ek__update_args {     /* all pointers are to sums, except for copy and perhaps g */
   void *p, *state0, *state1; /* SGD: momentum (or NULL); AdamW: m, v */
   const void *g;
   bool g_is_value;

@@ -1,5 +1,5 @@
 /*
- * file.h - files of the system: whole reads and writes at a place, and a new file in the place of
+ * file.h - files of the system: whole reads and writes at a place, and a new file that replaces
  * an old one. Every message names the file and what the system said.
  */
 #ifndef EK_FILE_H

@@ -3,7 +3,7 @@
  *
  * A disk that gets one write at a time waits while the next one is copied and summed, and most
  * disks are not busy with one alone. So a few pieces are on their way at once, and the caller never
- * waits but for memory: a fixed number of pieces, which are taken, filled and put in turns.
+ * waits only for memory: a fixed number of pieces, which are taken, filled and put in turns.
  */
 #ifndef EK_WRITE_BEHIND_H
 #define EK_WRITE_BEHIND_H

@@ -3,7 +3,7 @@
  *
  * A block is a module of its own with named children, so that parameters are called
  * "blocks.0.ln_1.weight"; blocks and model run their children as a chain (composite.h). With a
- * fused loss the model ends with its last norm, and a criterion stands in the place of the head.
+ * fused loss the model ends with its last norm, and a criterion stands in for the head.
  */
 #include <evenkeel/gpt.h>
 
@@ -250,7 +250,7 @@ static ek_status fill_gpt(struct ek__composite *gpt, const ek_gpt_options *o) {
   return ek__composite_add(gpt, "head", head);
 }
 
-/* In the place of the head and under its name: a criterion that is tied to the model without it. */
+/* Instead of the head and under its name: a criterion that is tied to the model without it. */
 static ek_status add_loss(ek_module **module, ek_module *body, const ek_gpt_options *o) {
   ek_linear_cross_entropy_options head = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
   ek_with_criterion_options together = EK_WITH_CRITERION_OPTIONS_INIT;

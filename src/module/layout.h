@@ -12,8 +12,8 @@
  * bytes or more. A tied parameter is of the unit of its source. Frozen parameters of a unit are a
  * unit by themselves.
  *
- * A layout belongs to one replica and is immutable once built, but for the state that modules keep
- * (ek__layout_open_states). It holds no tensors.
+ * A layout belongs to one replica and is immutable once built, except for the state that modules
+ * keep (ek__layout_open_states). It holds no tensors.
  */
 #ifndef EK_LAYOUT_H
 #define EK_LAYOUT_H

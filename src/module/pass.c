@@ -283,7 +283,7 @@ bool ek_pass_is_collective(const ek_pass *pass) {
   return pass->replica->layout.collective || (pass->lender != NULL && pass->lender->enter != NULL);
 }
 
-/* ---- losses, and gradients in the place of what they belong to ---- */
+/* ---- losses, and gradients in the memory of what they belong to ---- */
 
 ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass) {
   EK__NOT_NULL("ek_pass_totals", totals, pass);

@@ -58,7 +58,7 @@ static ek_status keep_inputs(ek_pass *pass, size_t record, const ek_tensor *inpu
   return EK_OK;
 }
 
-/* In the place of such a module's backward. */
+/* Instead of such a module's backward. */
 static void give_inputs(ek_pass *pass, size_t record, ek_tensor *grad_inputs) {
   const struct ek__node *node = pass->records[record].node;
   if (grad_inputs != NULL) memset(grad_inputs, 0, node->inputs * sizeof *grad_inputs);

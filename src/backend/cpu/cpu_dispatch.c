@@ -1,6 +1,6 @@
 /*
- * cpu_dispatch.c - which range functions run: by the type of values, and but for f64 by what the
- * processor and the operating system support.
+ * cpu_dispatch.c - chooses the range functions that run: by the type of values and, except for f64,
+ * by what the processor and the operating system support.
  *
  * EVENKEEL_ISA=baseline, avx2 or avx512 takes at most that one, so that tests can run every set on
  * one machine; without it the best there is. The choice is made once per process.

@@ -101,7 +101,7 @@ static inline int64_t ek__cpu_least_columns(int64_t rows) {
 const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types);
 /* Processors that this process may use, at least 1. */
 int ek__cpu_cores(void);
-/* "AVX-512", "AVX2" or "baseline": what they run on, but for f64. */
+/* "AVX-512", "AVX2" or "baseline": what they run on, except for f64. */
 const char *ek__cpu_isa_name(void);
 /* Whether EVENKEEL_ISA leaves an instruction set: "avx2", "avx512". */
 bool ek__cpu_isa_is_allowed(const char *isa);

@@ -7,7 +7,7 @@
 
 enum ek__cpu_isa { EK__ISA_BASELINE, EK__ISA_AVX2, EK__ISA_AVX512 };
 
-/* But for f64. */
+/* Except for f64. */
 enum ek__cpu_isa ek__cpu_isa(void);
 
 #endif /* EK_CPU_ISA_H */

@@ -247,7 +247,7 @@ ek_status ek__cuda_time_epilogues(struct ek__cuda_fused *fused, struct ek__cuda_
 /* ---- cuda_memory.c: the memory of the GPUs ---- */
 
 /* Takes the memory of the GPU's devices in one piece and cuts it; `capacity` 0: an even part of
- * what is free but for the reserve. */
+ * what is free except for the reserve. */
 ek_status ek__cuda_memory_open(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu,
                                uint64_t capacity);
 /* What the device costs beside its arena: its part of what the GPU holds. */

@@ -3,7 +3,7 @@
  *
  * Each has the semantics of the slot of the same name in struct ek__kernels (backend/kernels.h):
  * arguments were checked before, sizes may be zero, pointers need no alignment beyond their
- * element's. All pointers in the arguments are addresses of device memory, but for the arrays of
+ * element's. All pointers in the arguments are addresses of device memory, except for the arrays of
  * pointers in struct ek__reduce_args and the coefficients in struct ek__combine_args, which are
  * host memory read before the call returns.
  *

@@ -34,7 +34,7 @@ static struct ek__cuda_stream *copies_of(struct ek__cuda_device *device) {
 
 /* ---- marks in a stream ---- */
 
-/* Records the next mark, in the place of the oldest one. */
+/* Records the next mark, over the oldest one. */
 static ek_status make_mark(size_t *place, struct ek__cuda_marks *marks,
                            const struct ek__cuda_stream *stream) {
   size_t oldest = 0;
