@@ -302,8 +302,14 @@ static void train(struct ck_outcome *outcome, const struct ck_process *process) 
   (void)keep(outcome, ek_group_free(group));
 }
 
+/* The first in all places, the others in two of them. */
 START_TEST(training_has_the_bits_of_one_process) {
-  agrees_with_one_process(trainings[_i / PLACES].part, train, _i % PLACES);
+  const int more = _i - PLACES;
+  if (more < 0) {
+    agrees_with_one_process(trainings[0].part, train, _i);
+  } else {
+    agrees_with_one_process(trainings[1 + more / 2].part, train, 1 + more % 2 * 2);
+  }
 }
 END_TEST
 
@@ -375,7 +381,7 @@ START_TEST(what_needs_one_process_is_refused) {
   for (size_t i = 0; i < 2 * count; i++) {
     const struct ck_outcome *outcome = &outcomes[i / count];
     ck_assert_uint_eq(outcome->count, 2 * count);
-    ck_assert_msg(outcome->numbers[2 * (i % count)] == want[i % count] &&
+    ck_assert_msg((ek_status)outcome->numbers[2 * (i % count)] == want[i % count] &&
                       outcome->numbers[2 * (i % count) + 1] == 1,
                   "number %zu in process %zu: %s", i % count, i / count,
                   ek_status_name((ek_status)outcome->numbers[2 * (i % count)]));
@@ -412,7 +418,7 @@ START_TEST(places_that_do_not_fit_are_refused) {
     for (size_t i = 0; i < 4; i++) {
       const bool fits = i == 2; /* 1 + 3 devices in a world of 4 */
       const double *got = &outcomes[p].numbers[3 * i];
-      ck_assert_msg(got[0] == (fits ? EK_OK : EK_ERR_INVALID_ARGUMENT),
+      ck_assert_msg((ek_status)got[0] == (fits ? EK_OK : EK_ERR_INVALID_ARGUMENT),
                     "case %zu of process %zu: %s", i, p, ek_status_name((ek_status)got[0]));
       ck_assert_double_eq(got[1], 1);
       ck_assert_double_eq(got[2], !fits);
@@ -534,9 +540,9 @@ static void has_ended(const struct ck_outcome *outcome, ek_status status, const 
   fails_with(outcome, status, words);
   ck_assert_double_lt(outcome->seconds, 6 * SHORT_LIMIT);
   ck_assert_uint_eq(outcome->count, 3);
-  ck_assert_double_eq(outcome->numbers[0], EK_ERR_UNAVAILABLE);
+  ck_assert_int_eq((ek_status)outcome->numbers[0], EK_ERR_UNAVAILABLE);
   ck_assert_double_eq(outcome->numbers[1], 1);
-  ck_assert_double_eq(outcome->numbers[2], EK_OK);
+  ck_assert_int_eq((ek_status)outcome->numbers[2], EK_OK);
 }
 
 START_TEST(an_error_in_one_process_is_one_in_all) {
@@ -682,7 +688,8 @@ static Suite *make_suite(void) {
   TCase *core = ck_case(suite, "collectives");
   tcase_add_loop_test(core, collectives_have_the_bits_of_one_process, 0, PLACES);
   TCase *training = ck_case(suite, "training");
-  tcase_add_loop_test(training, training_has_the_bits_of_one_process, 0, TRAININGS * PLACES);
+  tcase_add_loop_test(training, training_has_the_bits_of_one_process, 0,
+                      PLACES + 2 * (TRAININGS - 1));
   tcase_add_loop_test(training, a_trainer_has_the_bits_of_one_process, 0, PLACES);
   TCase *refused = ck_case(suite, "refused");
   tcase_add_test(refused, what_needs_one_process_is_refused);
