@@ -271,7 +271,7 @@ START_TEST(an_error_that_a_program_left_is_named) {
   ck_ok(ek_group_open(&group, "cuda:0@48MiB", &options));
   ek_tensor x = ck_upload(ek_group_device(group, 0), EK_F32, NULL, CK_SHAPE(3));
   ck_fails(ek_group_apply(group, fill_after_an_error, &x), EK_ERR_UNAVAILABLE,
-           "an earlier call of CUDA in this thread, which is not evenkeel's, left "
+           "an earlier CUDA call by the program in this thread left the error "
            "cudaErrorMemoryAllocation");
   ck_ok(ek_op_fill(ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE), &x, 2));
   ek_tensor_free(&x);
@@ -502,7 +502,7 @@ START_TEST(a_dead_gpu_says_that_the_process_must_end) {
   ck_ok(ek_op_fill(stream, &x, 1));
   ck_fails(ek_stream_synchronize(stream), EK_ERR_UNAVAILABLE,
            cudaGetErrorName((cudaError_t)deaths[_i].error));
-  ck_assert_msg(ck_contains(ek_error_message(), "must end") == deaths[_i].final, "%s",
+  ck_assert_msg(ck_contains(ek_error_message(), "restart the program") == deaths[_i].final, "%s",
                 ek_error_message());
   cuemu_reset();
   ek_tensor_free(&x);
