@@ -39,4 +39,4 @@ refused 2 usage
 refused 2 usage "$dir/states" cpu:1 large
 refused 2 usage "$dir/states" cpu:1 quick 0
 refused 2 usage "$dir/states" cpu:1 quick 1 0
-refused 1 'states of a run' "$dir/states" cpu:1 quick 1
+refused 1 'already contains saved states' "$dir/states" cpu:1 quick 1
