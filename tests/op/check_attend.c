@@ -313,7 +313,7 @@ START_TEST(wide_heads_of_16_bits) {
     check_backward(rig, &a);
   }
   ek_tensor *qkv = ck_poisoned(rig, CK_SHAPE(1, 1, 3 * too_wide));
-  snprintf(text, sizeof text, "a head is %d wide", (int)too_wide);
+  snprintf(text, sizeof text, "heads are %d wide", (int)too_wide);
   ck_fails(ek_op_attention_forward(rig->stream, ck_poisoned(rig, CK_SHAPE(1, 1, too_wide)),
                                    ck_poisoned_sums(rig, CK_SHAPE(1, 1, 1)), qkv, 1),
            EK_ERR_UNSUPPORTED, text);

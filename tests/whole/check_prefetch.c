@@ -175,7 +175,7 @@ START_TEST(wrong_inputs_are_refused) {
 #define REFUSED(wanted, text)                                                                      \
   ck_fails(ek_data_parallel_model_forward_shards(outputs, model, inputs, 2, &options), wanted, text)
   options.scatter = &cut;
-  REFUSED(EK_ERR_INVALID_ARGUMENT, "cut already");
+  REFUSED(EK_ERR_INVALID_ARGUMENT, "already cut");
   options = (ek_forward_options)EK_FORWARD_OPTIONS_INIT;
   options.size++;
   REFUSED(EK_ERR_INVALID_ARGUMENT, "ek_forward_options.size");

@@ -12,7 +12,7 @@ static ek_status check_head(const struct ek__cuda_device *device, const void *ra
   const struct ek__attention_args *args = raw;
   if (args->head_width <= EK__CUDA_MAX_HEAD_WIDTH) return EK_OK;
   return ek__cuda_host->error_set(
-      EK_ERR_UNSUPPORTED, "%s: attention: a head is %lld wide; the kernels support at most %d",
+      EK_ERR_UNSUPPORTED, "%s: attention: heads are %lld wide; the kernels support at most %d",
       device->name, (long long)args->head_width, EK__CUDA_MAX_HEAD_WIDTH);
 }
 
