@@ -2,8 +2,8 @@
 # check_prose.sh TREE [--count]: words that this project does not use for devices, order and place.
 #
 # Each pattern has a limit: how often product code, headers and documents (except results) still
-# have it. Limits may only go down. In README.md, docs/architecture.md and docs/notes/, lines have at
-# most 100 columns, except code and rows of tables. --count prints the numbers.
+# have it. Limits may only go down. In Markdown, except results, lines have at most 100 columns,
+# except code and rows of tables. --count prints the numbers.
 set -euo pipefail
 cd "$1"
 count=${2:-}
@@ -38,6 +38,6 @@ if [[ $count != --count ]]; then
     failed=1
   done < <(awk 'FNR == 1 { code = 0 } /^```/ { code = !code }
     length > 100 && !code && !/^\|/ && !/^ *\[?[^ ]*$/ { print FILENAME ":" FNR }' \
-    README.md docs/architecture.md docs/notes/*.md)
+    ./*.md docs/*.md docs/notes/*.md bench/*/*.md tests/*/*.md)
 fi
 exit $failed
