@@ -1,7 +1,7 @@
 /*
  * cross_entropy.c - cross-entropy of logits against class indices.
  *
- * Forward leaves two numbers per row behind, the largest logit and the sum of exponentials below
+ * Forward keeps two numbers per row, the largest logit and the sum of exponentials below
  * it. Backward computes the probabilities again from them and the logits and writes the gradient
  * over the logits, so that the loss takes no second array of the logits' size. Where forward may do
  * that already, it does both in one operation.

@@ -9,7 +9,7 @@
  *     forward, scale unknown   losses; backward: logits again, g from the normalizers, dW, dh
  *     forward, no gradient     losses
  *
- * dh_i goes over h_i, which nobody needs once dW has it, where h may be overwritten. The block's
+ * dh_i goes over h_i, which is not needed once dW has it, where h may be overwritten. The block's
  * memory is charged to `loss`, though it is freed when the function returns: it is this memory that
  * the module saves.
  *

@@ -3,7 +3,7 @@
  * model's inputs.
  *
  * What the model gives is charged to `outputs`, as if it were the model alone. Between forward and
- * backward nobody holds it but those who have saved it, so the loss can write its gradient there,
+ * backward only modules that have saved it hold it, so the loss can write its gradient there,
  * in forward already where the scale is known: the scale of the whole is that of the criterion.
  */
 #include <evenkeel/with_criterion.h>

@@ -32,7 +32,7 @@ static bool ends(const struct ek__layout *layout, size_t i, int64_t end, size_t 
   return (uint64_t)(end - p->offset) * ek_type_size(layout->type) >= bytes;
 }
 
-/* Parameters number begin .. i - 1 of the order, which lie up to `end`. */
+/* Parameters number begin .. i - 1 of the order, which end at `end`. */
 static void cut(struct ek__buckets *buckets, const struct ek__layout *layout, size_t begin,
                 size_t i, int64_t end, size_t bytes) {
   uint32_t members = 0;

@@ -14,7 +14,7 @@ struct ek__bucket {
   int64_t first, last; /* elements of the flat buffer */
   uint32_t parameters; /* how many complete it */
   int64_t *offsets;    /* rank r owns first + offsets[r] .. first + offsets[r + 1] - 1 */
-  int64_t *places;     /* where its share begins if those of all buckets lie end to end */
+  int64_t *places;     /* where its share begins if those of all buckets are end to end */
 };
 
 struct ek__buckets {

@@ -107,7 +107,7 @@ static ek_status outputs_backward(void *context, ek_device *device, size_t index
   return status;
 }
 
-/* Gradients lie where the outputs do; a part without rows is an output's without a holder. */
+/* Gradients are where the outputs are; a part without rows is an output's without a holder. */
 static ek_status lay_out_gradients(ek_shards *gradients, const struct ek__loss *loss) {
   for (size_t i = 0; i < loss->outputs; i++) {
     ek_shards *gradient = &gradients[i], *output = &loss->seen[i];

@@ -98,7 +98,7 @@ ek_status ek_gather(ek_tensor *whole, const ek_shards *shards, size_t device,
 }
 
 /*
- * Makes the target's own part longer if it begins the whole and has room behind it. The memory is
+ * Makes the target's own part longer if it begins the whole and has room after it. The memory is
  * the result's then; the part still says where its rows are, which need not be copied.
  */
 static ek_status try_in_place(ek_tensor *result, ek_shards *shards, size_t device, int64_t rows,

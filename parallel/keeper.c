@@ -2,11 +2,11 @@
  * keeper.c - lends buckets of gradients, and keeps the device's shares of their sums.
  *
  * A bucket is given back when the next one's sum was queued, and not before: so its own has had the
- * time of a bucket's backward to end, and two buckets at most lie there beside those that backward
+ * time of a bucket's backward to end, and two buckets at most are there beside those that backward
  * is adding to. All of it is queued: the compute stream waits for the sum, the host does not.
  *
  * A bucket's memory is not cleared when it is taken, because the first to add to a gradient
- * overwrites it. The elements between two parameters nobody writes, and they count in norms.
+ * overwrites it. The elements between two parameters are never written, and they count in norms.
  */
 #include "keeper.h"
 
@@ -58,7 +58,7 @@ static ek_stream *stream_of(const struct ek__keeper *keeper) {
   return ek_device_stream(keeper->device, EK_STREAM_COMPUTE);
 }
 
-/* Zeros behind each parameter of the bucket up to the next one. */
+/* Zeros after each parameter of the bucket up to the next one. */
 static ek_status clear_gaps(const struct ek__keeper *keeper, size_t number) {
   const struct ek__layout *layout = &keeper->replica->layout;
   const int64_t first = keeper->cut->list[number].first;

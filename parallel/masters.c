@@ -2,7 +2,7 @@
  * masters.c - parameters of which a device has a share, or of which modules see copies of 16 bits.
  *
  * Where masters are shared a device has its part of every bucket, end to end, as it has of the
- * optimizer's state. The copies lie in a whole flat buffer, or, where values are shared too, in
+ * optimizer's state. The copies are in a whole flat buffer, or, where values are shared too, in
  * another one of shares with the same places.
  *
  * The copies are always the masters rounded: the update writes both (data_parallel_optimizer.c),
@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "parallel_internal.h"
 
-/* Each device computes its own part of every parameter: nobody holds all of one. */
+/* Each device computes its own part of every parameter: no device holds all of one. */
 static ek_status initialize(const ek_data_parallel_model *model, const struct ek__rank *own) {
   const ek_replica *replica = own->replica;
   const struct ek__layout *layout = &replica->layout;

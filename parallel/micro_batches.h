@@ -15,7 +15,7 @@ struct ek__batch {
 };
 
 /* The batch as `module` takes it. Of one that computes its loss itself the targets are among its
- * inputs, behind the others: they are put together in `all`. */
+ * inputs, after the others: they are put together in `all`. */
 struct ek__batch ek__batch_for(ek_tensor all[EK_MAX_INPUTS], const ek_module *module,
                                const struct ek__batch *batch);
 

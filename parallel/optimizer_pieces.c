@@ -3,7 +3,7 @@
  *
  * What a device updates is a list of ranges of the flat buffers: everything on device 0 (master),
  * everything on every device (replicated), or its part of each bucket (sharded in any way). Where
- * all devices lie in one address space, the master's ranges are cut into one part per device and
+ * all devices are in one address space, the master's ranges are cut into one part per device and
  * every worker updates its part of device 0's memory, so that no worker idles.
  *
  * Flat buffers hold parameters by what an optimizer is asked for them (module/layout.h): those
@@ -13,7 +13,7 @@
  * patterns, and a model of hundreds of weights and biases takes one launch more than a model
  * without biases.
  *
- * The state of a device's pieces lies end to end, in their order, in flat buffers of its own. All
+ * The state of a device's pieces is end to end, in their order, in flat buffers of its own. All
  * of it is worked out when the optimizer is opened.
  */
 #include "core/alloc.h"
@@ -69,7 +69,7 @@ static void append(struct ek__ranges *pieces, const struct ek__range *share,
 
 /* The run that has element `first`. */
 static size_t run_at(const struct ek__layout *layout, int64_t first) {
-  size_t low = 0, high = layout->run_count; /* it lies between them */
+  size_t low = 0, high = layout->run_count; /* it is between them */
   while (low + 1 < high) {
     const size_t middle = low + (high - low) / 2;
     if (layout->runs[middle].first <= first) {

@@ -205,7 +205,7 @@ ek_status ek__replicate_rank(ek_communicator *communicator, ek_device *device, e
 
 /* EK_ERR_TORN, with the one sentence there is for it, if an update failed halfway; else EK_OK. */
 ek_status ek__model_check(const ek_data_parallel_model *model);
-/* Called before anybody writes parameters or state, and when all that was asked for is queued. */
+/* Called before parameters or state are written, and when all that was asked for is queued. */
 void ek__model_update_begins(ek_data_parallel_model *model);
 void ek__model_update_ended(ek_data_parallel_model *model);
 /* All of its state is about to be written: until the last entry is, the model is torn. */

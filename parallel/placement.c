@@ -1,7 +1,7 @@
 /*
- * placement.c - where the state of a model lies, and the names of the modes.
+ * placement.c - where the state of a model is kept, and the names of the modes.
  *
- * A placement is a row of traits. What it does follows from them: nobody else asks which one it is.
+ * A placement is a row of traits, and all other code asks for traits, never for the placement.
  */
 #include <string.h>
 

@@ -195,7 +195,7 @@ static ek_status open_nothing(const ek_data_parallel_model *model, const struct 
   return EK_OK;
 }
 
-/* The totals of its pieces are one behind the other. */
+/* The totals of its pieces are one after the other. */
 static ek_status take_totals(const ek_data_parallel_model *model, struct ek__loss *loss,
                              const struct ek__rank *rank, const ek_shards *targets,
                              const struct ek__pieces *pieces) {

@@ -114,7 +114,7 @@ ek_status ek__rank_backward_piece(const ek_data_parallel_model *model, struct ek
                                   const struct ek__pieces *pieces, const struct ek__piece *piece,
                                   size_t round, const ek_tensor *gradients);
 
-/* Numbers that lie one after the other: [terms, 2] of piece `number`. */
+/* Numbers that are one after the other: [terms, 2] of piece `number`. */
 ek_tensor ek__totals_leaf(const struct ek__totals *totals, size_t number);
 
 #endif /* EK_REDUCTION_H */

@@ -3,7 +3,7 @@
  *
  * Invariant: ticket is that of the block as long as the shards own it. The group gives every loan a
  * ticket of its own, so that a copy of the struct whose block was given back is told from its owner
- * also when somebody else has the block.
+ * also when the block has been lent again.
  */
 #include <evenkeel/shards.h>
 

@@ -2,7 +2,7 @@
  * state.c - the state of a model and its optimizer, by name; and gradients by name.
  *
  * An entry is found once, by its number or by its name, and knows from then on where its numbers
- * lie: in the flat buffers of replicas, in the pieces that devices own of an optimizer's state
+ * are: in the flat buffers of replicas, in the pieces that devices own of an optimizer's state
  * (optimizer_pieces.c), or in the model itself.
  */
 #include <evenkeel/state.h>
@@ -188,7 +188,7 @@ static ek_status copy_range(const ek_tensor *flat, int64_t first, ek_tensor *hos
   return write ? ek__copy_converted(&device, &part) : ek__copy_converted(&part, &device);
 }
 
-/* The part of elements offset .. offset + count - 1 that lies in first .. last - 1. */
+/* The part of elements offset .. offset + count - 1 that is in first .. last - 1. */
 static bool meet(int64_t *from, int64_t *to, int64_t offset, int64_t count, int64_t first,
                  int64_t last) {
   *from = first > offset ? first : offset;
@@ -197,7 +197,7 @@ static bool meet(int64_t *from, int64_t *to, int64_t offset, int64_t count, int6
 }
 
 /* Between elements from `offset` on of flat buffers that are cut, one per device, and the host's
- * tensor. `packed`: each device has its shares end to end; else they lie in a whole buffer. */
+ * tensor. `packed`: each device has its shares end to end; else they are in a whole buffer. */
 static ek_status copy_shares(const ek_data_parallel_model *model,
                              const ek_tensor *(*flat)(const ek_replica *replica), bool packed,
                              int64_t offset, ek_tensor *host, bool write) {

@@ -9,8 +9,8 @@
  * what runs forward again expects nothing, and leaves alone what backward expects.
  *
  * A gather copies the device's share into its place and is an all-gather in place: peers read the
- * share there. So a unit's memory is given back behind its gather's end on all devices, which the
- * compute stream waits for before the unit is used.
+ * share there. So the memory of a unit is given back after the end of its gather on all devices,
+ * which the compute stream waits for before the unit is used.
  *
  * What is gathered, and when, depends on the order of nodes alone, which is the same on all
  * devices.
@@ -155,7 +155,7 @@ static ek_status lend_value(ek_tensor *value, struct ek__lender *lender, size_t 
   return EK_OK;
 }
 
-/* What backward will not need, or nobody, is given back when its gather has ended. */
+/* Gives back the units that are not needed any more, once their gathers have ended. */
 static ek_status rest(struct ek__lender *lender, bool last) {
   struct ek__keeper *keeper = (struct ek__keeper *)lender;
   const size_t none = keeper->cut->count;

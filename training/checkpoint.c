@@ -2,7 +2,7 @@
  * checkpoint.c - writes the state of a model into a file: now, or from a thread of its own.
  *
  * A save is described first (entries, pairs, the file's path), so that all that can be wrong with
- * it is seen on the caller's thread. Then the file is filled piece by piece, whatever entries lie
+ * it is seen on the caller's thread. Then the file is filled piece by piece, whatever entries are
  * there, each summed while it is in the processor's cache. A save that is made now has a few
  * pieces, which threads write while the next ones are filled (io/write_behind.h). One in the
  * background fills one block of host memory with all of the file and hands that to its thread; from
@@ -12,7 +12,7 @@
  * that they are written past the page cache (io/file.h).
  *
  * The public functions of state.h and safetensors.h do the work; only the schedule is looked up in
- * the optimizer, and in the writer where entries lie.
+ * the optimizer, and in the writer where entries are.
  */
 #include <evenkeel/checkpoint.h>
 
@@ -47,14 +47,14 @@ struct ek_checkpoint_write {
   char *folder;
   int64_t step;
   size_t keep, count;
-  ek_state_info *infos; /* of the model's entries, and behind them of the program's extras */
+  ek_state_info *infos; /* of the model's entries, and after them of the program's extras */
   const ek_checkpoint_extra *extras; /* a loan, while the caller is here */
   size_t extra_count;
   ek_safetensors_entry *entries; /* their names are those of infos */
   ek_safetensors_writer *file;
-  size_t *order;             /* entries as they lie in the file */
+  size_t *order;             /* entries as they are in the file */
   size_t next;               /* of them, the first that is not filled to its end */
-  uint64_t page, begin, end; /* of the file: entries lie from `begin` on, which is in this page */
+  uint64_t page, begin, end; /* of the file: entries are from `begin` on, which is in this page */
   size_t piece;
   char *memory;               /* in the background: for all from `page` on, */
   char *image;                /* it begins here, at a page */
@@ -118,7 +118,7 @@ static ek_status open_file(ek_checkpoint_write *self, const ek_data_parallel_mod
   return ek_safetensors_create(&self->file, path, self->entries, self->count, pairs, count);
 }
 
-/* Where everything will lie in the file. */
+/* Where everything will be in the file. */
 static ek_status lay_out(ek_checkpoint_write *self) {
   EK_TRY(ek__new(&self->order, self->count, sizeof *self->order, memory_of));
   self->begin = UINT64_MAX;
@@ -221,7 +221,7 @@ static ek_status fill_entry(ek_checkpoint_write *self, const ek_data_parallel_mo
 }
 
 /* The next piece of the file, which begins at `from`, into an image that begins with its page.
- * Elements are not cut: they lie at multiples of their size, as pages do. */
+ * Elements are not cut: they are at multiples of their size, as pages do. */
 static ek_status fill(ek_checkpoint_write *self, const ek_data_parallel_model *model, char *image,
                       uint64_t page, uint64_t from, uint64_t to) {
   for (; self->next < self->count; self->next++) {
@@ -238,7 +238,7 @@ struct piece {
   uint64_t page, from, to;
 };
 
-/* The first piece if *piece is all 0, else the one behind it; false: there is none. */
+/* The first piece if *piece is all 0, else the one after it; false: there is none. */
 static bool next_piece(struct piece *piece, const ek_checkpoint_write *self) {
   const bool first = piece->to == 0;
   const uint64_t page = first ? self->page : piece->page + self->piece;

@@ -40,7 +40,7 @@ EK_BEGIN_DECLARATIONS
 
 /*
  * What else a program wants to find again: the state of a sampler, the order of a shuffle. A tensor
- * in host memory, of any type, which lies in the file as "user/NAME":
+ * in host memory, of any type, which is in the file as "user/NAME":
  *
  *     const int64_t four[] = {4};
  *     ek_checkpoint_extra sampler = {.name = "sampler"};

@@ -5,7 +5,7 @@
  * devices of other processes too (device.h, ek_group_options). Roots and offsets count ranks.
  *
  * Every device calls the same collectives in the same order, each on its own worker thread (inside
- * ek_group_apply()). A call queues the work on the device's communication stream, behind what its
+ * ek_group_apply()). A call queues the work on the device's communication stream, after what its
  * compute stream holds so far, and returns; the tensors must stay untouched until
  * ek_communicator_wait(), which makes the compute stream wait for all of the device's collectives.
  *
@@ -48,14 +48,14 @@ EK_API const char *ek_communicator_name(const ek_communicator *communicator);
 EK_API size_t ek_communicator_first_rank(const ek_communicator *communicator); /* 0 for NULL */
 EK_API size_t ek_communicator_world_size(const ek_communicator *communicator); /* 0 for NULL */
 
-/* Everybody's tensor becomes that of rank `root`. */
+/* The tensor of every rank becomes that of rank `root`. */
 EK_API EK_CHECKED ek_status ek_communicator_broadcast(ek_communicator *communicator,
                                                       ek_device *device, ek_tensor *tensor,
                                                       size_t root);
 /* The root's tensor becomes the sum of all; the others' stay. */
 EK_API EK_CHECKED ek_status ek_communicator_reduce(ek_communicator *communicator, ek_device *device,
                                                    ek_tensor *tensor, size_t root);
-/* Everybody's tensor becomes the sum of all. */
+/* The tensor of every rank becomes the sum of all. */
 EK_API EK_CHECKED ek_status ek_communicator_all_reduce(ek_communicator *communicator,
                                                        ek_device *device, ek_tensor *tensor);
 /*

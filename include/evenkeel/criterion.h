@@ -43,7 +43,7 @@
  * - targets have no gradient: their structs in grad_inputs stay zeros;
  * - with reduction `none` there is a second output, every single loss, of any shape; its gradient
  *   holds a factor for each, and that of totals is not looked at;
- * - ek_pass_input_gradient() puts the gradient over the model's output, unless somebody else holds
+ * - ek_pass_input_gradient() puts the gradient over the model's output, unless something else holds
  *   that or the runner wants to keep it. A forward that reads the outputs anyway can write it then
  *   already: ek_pass_gradient_now();
  * - what a criterion makes is charged to `loss`. Constants (class weights) are buffers with

@@ -118,7 +118,7 @@ EK_API const ek_tensor *ek_data_parallel_criterion_totals(
 typedef struct ek_criterion_backward_options {
   size_t size;
   bool accumulate;          /* as in ek_backward_options */
-  const ek_shards *factors; /* for `none`: one factor per loss, as the losses lie; NULL: all 1 */
+  const ek_shards *factors; /* for `none`: one factor per loss, laid out as these; NULL: all 1 */
   /*
    * For a criterion of several terms with reduction `mean` (weighted_sum.h) in a step of several
    * micro-batches: the weight D of each term over all of them, the same numbers with each

@@ -80,7 +80,7 @@ typedef struct ek_data_parallel_model_options {
   ek_type type;              /* of parameters: EK_F32, or EK_F64 for checks */
   uint64_t seed;             /* initial values and random masks */
   uint64_t broadcast_inputs; /* bit i: input i goes whole to every device */
-  size_t bucket_bytes;       /* of the gradient reduction, and of units that nobody has marked */
+  size_t bucket_bytes;       /* of the gradient reduction, and of units that are not marked */
   /*
    * Not 0: the same bits for any number of devices from 1 to this many (256 at most), in every
    * mode. The batch of every forward is cut into so many *grains*, whose sizes differ by at most

@@ -113,7 +113,7 @@ EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, siz
  *
  * `debug_memory`: new tensors are filled with NaN (integers: 2147483647), so that a module which
  * reads memory that it has not written gives NaN, which ek_step_result.finite shows. Each tensor
- * lies between two guards of EK_MEMORY_UNIT bytes; they are looked at when its memory is given back
+ * is between two guards of EK_MEMORY_UNIT bytes; they are looked at when its memory is given back
  * and at ek_group_synchronize(). One that was overwritten is EK_ERR_OVERRUN: from
  * ek_group_synchronize() at once; what a free finds goes to the log callback, and the next call of
  * the group that has a status returns it and does nothing else. The message says category, size,
@@ -156,7 +156,7 @@ typedef ek_status (*ek_apply_function)(void *context, ek_device *device, size_t 
 
 /*
  * Runs `function` on every device's worker at the same time and waits for all of them. Returns the
- * error of the lowest failing device, with that device's message behind the words
+ * error of the lowest failing device, with that device's message after the words
  * "replica K on DEVICE: ". A device that gave up only because another one failed (EK_ERR_ABORTED)
  * does not count as failing while another does.
  *
@@ -238,7 +238,7 @@ EK_API EK_CHECKED ek_status ek_stream_synchronize(ek_stream *stream);
 
 /* An event marks a point in a stream of its device; the caller frees it. */
 EK_API EK_CHECKED ek_status ek_event_create(ek_event **event, ek_device *device);
-/* Moves the point behind all work that is queued on `stream` now. */
+/* Moves the point after all work that is queued on `stream` now. */
 EK_API EK_CHECKED ek_status ek_event_record(ek_event *event, ek_stream *stream);
 /* Work queued on `stream` from now on waits for the last recorded point (none: waits for nothing).
  */

@@ -9,7 +9,7 @@
  *             EK_API is exported, everything else stays inside.
  * EK_CHECKED  The compiler warns when the result is not used.
  * EK_BEGIN_DECLARATIONS, EK_END_DECLARATIONS
- *             What lies between them has C linkage, also for a compiler of C++.
+ *             What is between them has C linkage, also for a compiler of C++.
  * EK_PRINTF   The compiler checks the arguments against the format: EK_PRINTF(text, first), the
  *             numbers of the parameter that is the format and of the first that it formats.
  */

@@ -18,7 +18,7 @@ EK_API EK_CHECKED ek_status ek_gather(ek_tensor *whole, const ek_shards *shards,
 
 /*
  * The same, taking the shards over: each part is freed as soon as it was copied, and the part of
- * `device`, if it comes first and there is free room behind it, is made longer in place instead of
+ * `device`, if it comes first and there is free room after it, is made longer in place instead of
  * being copied. *shards is zero afterwards, also on failure.
  */
 EK_API EK_CHECKED ek_status ek_gather_move(ek_tensor *whole, ek_shards *shards, size_t device,

@@ -38,7 +38,7 @@ typedef struct ek_gpt_options {
   double dropout; /* 0: none */
   bool untied;    /* the head has a weight of its own */
   ek_recompute
-      recompute; /* of its blocks; with `cheap` also of what lies in them and beside them */
+      recompute; /* of its blocks; with `cheap` also of what is in them and beside them */
   bool fused_loss;
   const ek_cross_entropy_options *loss; /* of a fused loss; copied; NULL: its defaults */
   uint64_t logits_bytes;                /* of a fused loss: a block of logits is not larger */
@@ -58,7 +58,7 @@ EK_API EK_CHECKED ek_status ek_gpt_options_init(ek_gpt_options *options, size_t 
 /*
  * A GPU has slow products for rows of 50,257 logits, which begin beside multiples of 16 bytes. With
  * logits_columns = ek_tensor_aligned_columns(vocabulary, EK_F32), or for the type of the model's
- * precision, the logits are [B, T, logits_columns]; what is behind the first
+ * precision, the logits are [B, T, logits_columns]; what is after the first
  * `vocabulary` of a row means nothing, so a cross-entropy gets `classes` = vocabulary, and who
  * picks a token looks at these alone. Parameters, losses and gradients are the same. A fused loss
  * pads its blocks by itself.

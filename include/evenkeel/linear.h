@@ -21,7 +21,7 @@ EK_API EK_CHECKED ek_status ek_linear_create_with(ek_module **module, int64_t in
 
 /*
  * The same over longer rows: output [..., columns], columns >= out, of which the first `out` are y;
- * what is behind them means nothing, and nothing is read there in its gradient. Parameters and
+ * what is after them means nothing, and nothing is read there in its gradient. Parameters and
  * results are those of the dense layer. A GPU has faster products for rows that begin at multiples
  * of 16 bytes: `columns` is then ek_tensor_aligned_columns(out, type). EK_ERR_INVALID_ARGUMENT for
  * fewer than `out`.

@@ -20,7 +20,7 @@
  * ek_gpt has it as an option (gpt.h).
  *
  * Where the scale of the gradient is known in forward (gradient_in_forward, as a trainer has it),
- * each block's gradients are computed there, and only dh stays, over h if nobody else holds that.
+ * each block's gradients are computed there, and only dh stays, over h if h has no other holder.
  * Elsewhere (a term of a weighted sum, single losses, a module that is recomputed) h stays, and
  * backward computes the logits again: the same memory, a product more. Without gradient there are
  * losses alone.

@@ -23,7 +23,7 @@ typedef struct ek_cross_entropy_terms {
 
 /*
  * Rows may be wider than there are classes, such as those of a vocabulary that was made longer for
- * the sake of the products: what is behind the first `classes` columns counts for nothing, whatever
+ * the sake of the products: columns after the first `classes` count for nothing, whatever
  * it is, and has the gradient 0. Below, the logits are those that count.
  *
  * For rows x classes logits and one i32 target per row, with p = softmax(row), weights w, y the

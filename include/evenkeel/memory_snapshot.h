@@ -19,7 +19,7 @@
  *                   "peak_bytes", "holders": [{"name", "bytes", "blocks"}, largest first]}, ...]}}
  *
  * A segment is the arena as far up as it has been used since the peak was reset, and its blocks are
- * all of it. Addresses are places in the arena behind (number of the device + 1) * 2^46, so that
+ * all of it. Addresses are places in the arena after (number of the device + 1) * 2^46, so that
  * runs can be compared. Frames of a block are its module's path, with its function, and the paths
  * above; or the category in parentheses where no module took it. Events have "category", the
  * ledger's, by which the viewer colours.

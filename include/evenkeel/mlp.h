@@ -1,7 +1,7 @@
 /*
  * mlp.h - linear layers with an activation between them.
  *
- * Input [B, sizes[0]], output [B, sizes[count - 1]]; no activation behind the last layer.
+ * Input [B, sizes[0]], output [B, sizes[count - 1]]; no activation after the last layer.
  */
 #ifndef EVENKEEL_MLP_H
 #define EVENKEEL_MLP_H

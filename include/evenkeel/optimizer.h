@@ -51,7 +51,7 @@ typedef struct ek_optimizer_ops {
   const char *const *state_names;
   /* (optional) fallback: false. `update` hands scale.copy on to the operation that writes the
    * parameters, so that it writes what modules of 16 bits see in the same pass over memory. Where
-   * it does not, the library rounds the parameters behind the update, and scale.copy is NULL. */
+   * it does not, the library rounds the parameters after the update, and scale.copy is NULL. */
   bool writes_copy;
   /* (optional) fallback: false. `update` obeys ek_update.weight_decay (ek_update_decay() has the
    * rule). Without it a model whose patterns ask for a weight decay is EK_ERR_UNSUPPORTED. */

@@ -48,7 +48,7 @@ EK_API EK_CHECKED ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pas
 EK_API EK_CHECKED ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass,
                                              size_t index);
 
-/* False where nobody wants that gradient: of a frozen parameter (ek_parameter_options), or in a
+/* False where that gradient is not wanted: of a frozen parameter (ek_parameter_options), or in a
  * pass without gradient. A module that asks need not compute it. To one that does not the pass
  * lends memory, from ek_pass_gradient() until the gradient is complete, and what is added there is
  * dropped. */
@@ -84,9 +84,9 @@ EK_API EK_CHECKED ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass);
 
 /*
  * In backward, for a module that has taken back an input it saved: where the gradient of that input
- * belongs. That is the input itself if nobody needs it any more: nobody else holds it, or only the
- * runner of the pass, who allows it (ek_pass_options.overwrite_inputs). Else it is a new tensor.
- * The caller owns it.
+ * belongs. That is the input itself if it is not needed any more: it has no other holder, or only
+ * the runner of the pass, which allows it (ek_pass_options.overwrite_inputs). Else it is a new
+ * tensor. The caller owns it.
  */
 EK_API EK_CHECKED ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass *pass,
                                                    const ek_tensor *input);
@@ -112,7 +112,7 @@ EK_API EK_CHECKED ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass);
  * ek_pass_gradient_now() says more: true if the criterion is to write the gradients of all its
  * inputs that are no targets over these inputs, and to add those of its parameters, times *scale.
  * Its backward is not called then, and what it saves is dropped. Only in forward, before it saves
- * anything; and only where its caller leaves the inputs to it (overwrite_inputs) and nobody else
+ * anything; and only where its caller leaves the inputs to it (overwrite_inputs) and nothing else
  * holds them.
  *
  * Gradients of parameters that are said to be complete in forward are reduced when backward begins.
@@ -138,8 +138,8 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * those of the first time. It gives the same bits if nothing that it reads has changed.
  *
  * A child runs in what the module that calls was to run in: 16 bits also where that knows f32 alone
- * (module.h), with casts between the two. With `precision` the child and its children run in f32, in
- * f64 or in the replica's precision, whatever the module that calls runs in: its floating inputs
+ * (module.h), with casts between the two. With `precision` the child and its children run in f32,
+ * in f64 or in the replica's precision, whatever the module that calls runs in: its floating inputs
  * and the gradients of its outputs are to be of that type. In a model of TF32 products of a child
  * in EK_PRECISION_F32 are not rounded. EK_ERR_UNSUPPORTED for one that does not compute in it, or
  * that asks for a parameter in f64 of a replica of f32 or the reverse.
@@ -160,12 +160,12 @@ typedef struct ek_child_options {
   ek_precision precision;  /* the default: what the module that calls was to run in itself */
   const ek_tensor *totals; /* where the totals of a criterion go; NULL: new memory */
   bool overwrite_inputs;   /* the caller needs its inputs no more: a criterion may write over those
-                            * that nobody else holds */
+                            * that have no other holder */
   double gradient_now;     /* not 0: the scale that the gradient of a criterion's totals will have,
                             * which the caller promises: ek_pass_known_scale() */
   size_t made_by;
   const ek_tensor *made_from; /* NULL: what the child saves of its input is kept */
-  bool unread;                /* nobody reads the outputs */
+  bool unread;                /* the outputs are not read */
 } ek_child_options;
 #define EK_CHILD_OPTIONS_INIT                                                                      \
   {                                                                                                \
@@ -276,7 +276,7 @@ typedef struct ek_pass_options {
       *communicator; /* a loan for ek_pass_all_reduce(), and nothing else; may be NULL */
   /*
    * The runner keeps the inputs that are no targets, one reference each, until backward has run,
-   * and nobody else looks at them: they may hold their gradients then.
+   * and nothing else reads them: they may hold their gradients then.
    */
   bool overwrite_inputs;
   /*

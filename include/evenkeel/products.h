@@ -44,7 +44,7 @@ EK_API EK_CHECKED ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor 
                                                    const ek_tensor *x);
 
 /*
- * A linear with GELU behind it (elementwise.h has the formula):
+ * A linear followed by GELU (elementwise.h has the formula):
  *     pre = x w^T + bias,  y = GELU(pre)
  * x is rows x in, w is out x in, bias (NULL: none) has `out` elements, pre and y are rows x out.
  * pre is what the backward needs; NULL: it is not kept.
@@ -54,7 +54,7 @@ EK_API EK_CHECKED ek_status ek_op_linear_gelu(ek_stream *stream, ek_tensor *y, e
                                               const ek_tensor *bias);
 
 /*
- * The gradient of what goes into GELU with a linear behind it, y = GELU(pre) w^T + ..:
+ * The gradient of what goes into GELU followed by a linear, y = GELU(pre) w^T + ..:
  *     dpre = (dy w) * GELU'(pre),  dbias[c] = beta * dbias[c] + sum over r of dpre[r][c]
  * dy is rows x out, w is out x in, pre and dpre are rows x in. dbias (NULL: not wanted) has `in`
  * elements: the gradient of a bias that was added to make pre. With beta 0 it is not read.

@@ -6,7 +6,7 @@
  * cost"). Training is the same bit for bit: the same operations run on the same numbers, random
  * masks are functions of seed, step, module and sample, and a module that counts batches asks
  * ek_pass_is_recomputing(). It costs one more forward of what is recomputed, except for its last
- * product, whose result nobody reads then: a third of the products of a GPT's block.
+ * product, whose result is not read then: a third of the products of a GPT's block.
  *
  * A module of your own can do the same: it needs ek_declare_wrapped(),
  * ek_pass_child_forward_with() and ek_pass_save() (docs/own-model.md).

@@ -2,7 +2,7 @@
  * safetensors.h - tensors in files that other programs read and write as well.
  *
  * A file of the format safetensors is a short header in JSON (names, types, shapes, offsets, and
- * pairs of strings for whoever wrote it) and the tensors' bytes behind it, little-endian, rows
+ * pairs of strings for whoever wrote it) and the tensors' bytes after it, little-endian, rows
  * first: https://huggingface.co/docs/safetensors. Reading:
  *
  *     ek_safetensors *file = NULL;

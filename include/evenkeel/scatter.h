@@ -74,7 +74,7 @@ EK_API EK_CHECKED ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, s
 
 /*
  * Puts every device's rows on it, charged to `category`. The source is on the host or on a device
- * of the group; a part that lies on its device already is a view, not a copy. Host memory may be
+ * of the group; a part that is on its device already is a view, not a copy. Host memory may be
  * written again when the call returns. A scalar (rank 0) cannot be cut: EK_ERR_SHAPE. EK_ERR_TYPE
  * for a source that cannot become options->type. On failure nothing is left behind.
  */

@@ -1,12 +1,12 @@
 /*
  * shards.h - one logical tensor as one part per device.
  *
- * parts[k] lies on device k and holds rows offsets[k] .. offsets[k+1] - 1; samples[k] ..
+ * parts[k] is on device k and holds rows offsets[k] .. offsets[k+1] - 1; samples[k] ..
  * samples[k+1] - 1 are the samples of the batch that these rows belong to (equal to the rows unless
  * a sample has several rows). parts has `count` entries, offsets and samples have count + 1.
  *
  * A struct of zeros is "none" and has no entries to read. Parts, offsets and samples of all others
- * lie in one block of the host's memory, which the group lends and keeps for the next shards when
+ * are in one block of the host's memory, which the group lends and keeps for the next shards when
  * it comes back, so that a step that runs again allocates nothing. A program may write them.
  *
  * Ownership: the block belongs to the shards, and with it one reference for each part.

@@ -16,7 +16,7 @@
  *     run/good_steps                     i64: in a row, since the same scale changed
  *
  * Tied parameters are one entry, under the name of their source; the other name finds it too. Those
- * of `run` are numbers of the host, also for a model on `plan` devices; what lies on such devices
+ * of `run` are numbers of the host, also for a model on `plan` devices; what is on such devices
  * is neither read nor written, and the host's memory stays as it is. Not state, and to be given
  * again: the module, the options (mode, type, schedule, the rule's constants, patterns) and the
  * data. A frozen parameter is an entry, and no state of the optimizer is: a run goes on with the

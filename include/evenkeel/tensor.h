@@ -7,7 +7,7 @@
  * a tensor that holds one reference, and ek_tensor_free() drops it. A struct copy (b = a) holds no
  * reference of its own: it is a loan, good as long as the original.
  *
- * A tensor whose `device` is NULL lies in the host's memory, belongs to the caller, and is never
+ * A tensor whose `device` is NULL is in the host's memory, belongs to the caller, and is never
  * freed by the library; ek_tensor_host() makes one around an array of yours.
  *
  *     const int64_t shape[] = {32, 128};
@@ -161,7 +161,7 @@ EK_API EK_CHECKED ek_status ek_tensor_set_category(ek_tensor *tensor, ek_memory_
 
 /*
  * Makes the tensor's memory longer in place so that dimension 0 becomes `rows`, keeping what it
- * holds. *grown tells whether there was free room right behind it; if not, nothing changed. Only
+ * holds. *grown tells whether there was free room directly after it; if not, nothing changed. Only
  * for a tensor that covers all of its memory and is its only holder: else *grown is false.
  */
 EK_API EK_CHECKED ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows);

@@ -71,7 +71,7 @@ typedef struct ek_trace_span {
 } ek_trace_span;
 
 /*
- * Begins one; `name` is copied, and cut behind 79 bytes. What is begun and ended on one thread must
+ * Begins one; `name` is copied, and cut after 79 bytes. What is begun and ended on one thread must
  * nest. Costs a branch where no trace runs; NULL for the device is legal and does nothing.
  */
 EK_API ek_trace_span ek_trace_begin(ek_device *device, const char *name);

@@ -102,7 +102,7 @@ struct ek__backend {
   /* (optional: false) products of f32 round to TF32 where that is allowed. */
   bool tf32;
 
-  /* (optional: false) all devices of the backend lie in one address space, so that any worker may
+  /* (optional: false) all devices of the backend are in one address space, so that any worker may
    * run a kernel over any device's memory. */
   bool shared_memory;
 
@@ -157,7 +157,7 @@ struct ek__backend {
 
   /* (optional: nothing is copied) host to device, device to host, device to device; complete for
    * the host when they return, except for `between`, which is queued on `stream`: the destination's
-   * compute stream, or the caller's where memory is shared. `source` is where `from` lies. */
+   * compute stream, or the caller's where memory is shared. `source` is where `from` is. */
   ek_status (*upload)(ek_stream *stream, void *device, const struct ek__host_bytes *host,
                       size_t bytes);
   ek_status (*download)(ek_stream *stream, void *host, const void *device, size_t bytes);
@@ -169,7 +169,7 @@ struct ek__backend {
    * stream holds. `ticket`, asked when memory is given back, is where its users end; `send` gets it
    * when the memory is filled again (0: it never had a user) and returns when `host` may be
    * written. *arrival, set also when it fails, is for `arrive`, which lets the compute stream wait
-   * for the content; called as often as anybody likes. From any thread.
+   * for the content; may be called any number of times. From any thread.
    */
   uint64_t (*ticket)(const ek_device *device);
   ek_status (*send)(uint64_t *arrival, ek_device *device, void *to,

@@ -180,7 +180,7 @@ struct ek__loss_args {
   double host_scale;         /* cross_entropy_gradient only, in place of scale and row_scale */
   const void *row_scale;     /* sums, or NULL */
   int64_t rows, classes;     /* squared error: rows = count, and these are 1 */
-  int64_t columns;   /* of outputs and gradient; behind `classes` of them nothing is looked at */
+  int64_t columns;   /* of outputs and gradient; those after `classes` are ignored */
   int64_t first_row; /* in the batch, of the first target: for messages */
   int32_t ignore_index;
   double label_smoothing;

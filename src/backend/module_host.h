@@ -1,7 +1,7 @@
 /*
  * module_host.h - how a backend that is a library of its own meets the library that loads it.
  *
- * The module links nothing of evenkeel, whose functions may lie in a shared library or in the
+ * The module links nothing of evenkeel, whose functions may be in a shared library or in the
  * program itself: what it needs from there it gets in a table. Both sides must be of one build's
  * version: the tables are not stable.
  */

@@ -26,7 +26,7 @@ void ek__error_name(const char *kind, ek_status status, uint64_t before);
 
 /*
  * A guard: returns from the enclosing function with a status and its message if `condition` holds.
- * The arguments behind it are those of ek_error_set() and are evaluated only then.
+ * The arguments after it are those of ek_error_set() and are evaluated only then.
  */
 #define EK__FAIL_IF(condition, ...)                                                                \
   do {                                                                                             \

@@ -4,8 +4,8 @@
  *   bf16   the upper half of an f32: 8 bits of exponent, 7 of fraction
  *   f16    IEEE 754 binary16: 5 bits of exponent, 10 of fraction
  *
- * To f32 is exact. From f32 rounds to nearest, ties to even, once: what lies half a unit or more
- * above the largest number becomes infinite, and what lies below the smallest normal number keeps
+ * To f32 is exact. From f32 rounds to nearest, ties to even, once: what is half a unit or more
+ * above the largest number becomes infinite, and what is below the smallest normal number keeps
  * the digits that a subnormal one has. NaN stays NaN, with its sign and the upper part of its
  * payload, and becomes a quiet one.
  *

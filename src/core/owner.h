@@ -22,7 +22,7 @@
 
 #include <evenkeel/status.h>
 
-struct ek__owner { /* all zero: nobody is inside */
+struct ek__owner { /* all zero: no thread is inside */
   atomic_uintptr_t thread;
   unsigned depth; /* belongs to the thread inside */
 };

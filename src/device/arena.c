@@ -4,7 +4,7 @@
  * Nothing here walks the row: a model of 100,000 layers holds as many blocks. A request costs the
  * logarithm of the number of free blocks, everything else a few neighbours.
  *
- * A child of fork() may read what lies in the memory, and takes and gives back nothing: a thread of
+ * A child of fork() may read what is in the memory, and takes and gives back nothing: a thread of
  * the parent may have held the mutex.
  */
 #include "core/error.h"
@@ -105,7 +105,7 @@ static uint64_t now(void) {
   return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-/* The end of the last used block: a free one behind it has no free neighbour. */
+/* The end of the last used block: a free one after it has no free neighbour. */
 static uint64_t height(const struct ek__arena *arena) {
   return arena->last->offset + (arena->last->used ? arena->last->bytes : 0);
 }
@@ -214,7 +214,7 @@ static ek_status out_of_memory(struct ek__arena *arena, ek_memory_category categ
       holders[0] != '\0' ? "; most by modules: " : "", holders);
 }
 
-/* Content that was sent into a block and that nobody waited for may still be on its way. */
+/* Content that was sent into a block and that was not waited for may still be on its way. */
 static ek_status let_arrive(struct ek__arena *arena, struct ek_memory *block) {
   if (block->arrival == 0) return EK_OK;
   EK_TRY(arena->backend->arrive(arena->device, block->arrival));
@@ -406,7 +406,7 @@ ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t by
   EK_TRY(ek__process_check(&arena->process, "ek_tensor_grow"));
   pthread_mutex_lock(&arena->mutex);
   const ek_status status = extend_locked(extended, memory, rounded);
-  if (*extended) memory->watched = false; /* its end lies elsewhere */
+  if (*extended) memory->watched = false; /* its end is elsewhere */
   pthread_mutex_unlock(&arena->mutex);
   if (status != EK_OK || !*extended || memory->guard == 0) {
     return said_if_full(status, arena, memory->category, rounded);

@@ -16,7 +16,7 @@
  *
  * A block's `category` and `serial` belong to the mutex too; `references` is atomic, and the holder
  * of a reference may read `address`, `bytes` and `ticket`. `arrival` is set by who took the block,
- * before anybody else holds it.
+ * before it has another holder.
  *
  * Memory is given back in the order of the device's compute stream: when its last holder lets go,
  * all that uses it must have been queued there, or the compute stream must have been told to wait
@@ -43,7 +43,7 @@ struct ek_memory {
   uint64_t serial;       /* number of the allocation */
   uint64_t grown_serial; /* number of the allocation when it grew last; 0: never */
   uint64_t bytes_before; /* its size at the last peak, if it grew since then */
-  uint64_t ticket;       /* backend.h: of who had the memory before; 0: nobody */
+  uint64_t ticket;       /* backend.h: of who had the memory before; 0: none */
   uint64_t arrival;      /* of content that was sent into it; 0: none */
   uint64_t guard;        /* guard.h: bytes of the block before `address`, and at its end; 0: none */
   uint64_t wanted;       /* of a guarded block: bytes of the tensor */
@@ -97,7 +97,7 @@ struct ek__arena {
   uint64_t event_start;
   bool recording;
   uint64_t event_serial; /* requests before the recording */
-  struct ek__when_full *when_full; /* NULL: nobody is told. Changed while the group is at rest */
+  struct ek__when_full *when_full; /* NULL: none. Changed while the group is at rest */
   bool owns_when_full;             /* one arena of a group does, and frees it */
 };
 
@@ -119,7 +119,7 @@ ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
 ek_status ek__arena_take_none(struct ek_memory **memory, struct ek__arena *arena);
 /* How many of these records are held. */
 uint64_t ek__arena_without_bytes(struct ek__arena *arena);
-/* Lengthens a block in place if there is room behind it. */
+/* Lengthens a block in place if there is room after it. */
 ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t bytes);
 void ek__arena_charge(struct ek_memory *memory, ek_memory_category category);
 /* Drops a reference; the last one gives the block back. */

@@ -114,7 +114,7 @@ static ek_status swap_pieces(const struct run *run, size_t peer, int64_t step) {
   }
   char *to = received(self, first);
   EK_TRY(ek__world_swap(self->world, peer, self->out, self->members * out, to, count * in));
-  /* They come end to end, and lie a piece apart. */
+  /* They come end to end, and are a piece apart. */
   for (size_t i = count; i-- > 1;) memmove(to + i * self->piece, to + i * in, in);
   return EK_OK;
 }

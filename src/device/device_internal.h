@@ -71,7 +71,7 @@ ek_status ek__device_open(ek_device **device, ek_group *group, void *group_nativ
                           size_t index, int threads, bool deterministic);
 /* NULL is legal. */
 void ek__device_close(ek_device *device);
-/* EK_ERR_STATE while tensors lie on the device, or events are made for it. */
+/* EK_ERR_STATE while tensors are on the device, or events are made for it. */
 ek_status ek__device_check_unused(const ek_device *device, const char *who);
 /* An event was made (+1) or freed (-1). */
 void ek__device_count_event(ek_device *device, int change);

@@ -103,7 +103,7 @@ static ek_status read_size(uint64_t *bytes, const char **at, const char *text) {
   }
   const char *behind = *at;
   EK_TRY(read_unit(&unit, at, text));
-  /* What is wrong behind the number must not pass for a number that is too small. */
+  /* What is wrong after the number must not pass for a number that is too small. */
   if (**at != '\0') {
     return wrong(text, *at,
                  *at > behind ? "the end" : "the end, or directly after the number " UNITS);

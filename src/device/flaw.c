@@ -11,7 +11,7 @@
 /* Whether the memory that a tensor holds has room for all of it, from where its data begins. */
 static bool inside(const ek_tensor *tensor, uint64_t bytes) {
   if (tensor->memory == NULL || tensor->data == NULL) return true;
-  /* Unsigned: an address before the memory counts as far behind it. */
+  /* Unsigned: an address before the memory counts as far after it. */
   const uint64_t offset = (uintptr_t)tensor->data - (uintptr_t)tensor->memory->address;
   const uint64_t room = ek__arena_room(tensor->memory);
   return offset <= room && bytes <= room - offset;

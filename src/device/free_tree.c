@@ -23,7 +23,7 @@ static void measure(struct ek_memory *node) {
   node->largest = node->bytes > below ? node->bytes : below;
 }
 
-/* All of `less` lies before all of `more`. */
+/* All of `less` is before all of `more`. */
 static struct ek_memory *join(struct ek_memory *less, struct ek_memory *more) {
   if (less == NULL) return more;
   if (more == NULL) return less;
@@ -37,7 +37,7 @@ static struct ek_memory *join(struct ek_memory *less, struct ek_memory *more) {
   return more;
 }
 
-/* What lies before `offset`, and what from there on. */
+/* What is before `offset`, and what from there on. */
 static void cut(struct ek_memory *node, uint64_t offset, struct ek_memory **less,
                 struct ek_memory **more) {
   if (node == NULL) {

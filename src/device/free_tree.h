@@ -4,7 +4,7 @@
  * A treap: a binary search tree by address that is a heap by a pseudo-random priority, here a hash
  * of the address, so its depth is about twice the logarithm of the number of free blocks whatever
  * the order of requests. Each node knows the largest block below it: the first block that is large
- * enough lies left if anything left is large enough, else here, else right. The links are members
+ * enough is to the left if a block there is large enough, else here, else to the right. The links are members
  * of the blocks' records, so nothing is allocated.
  *
  * What the tree looks like follows from the set of free blocks alone, and what it answers is what a

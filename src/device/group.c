@@ -3,7 +3,7 @@
  *
  * One persistent thread per device. ek_group_apply() writes a job down and posts every worker's
  * semaphore; every worker runs it once and lowers `running`; the last one signals `done`, for which
- * the caller sleeps. Results lie in the workers' own records, which the caller reads only then.
+ * the caller sleeps. Results are in the workers' own records, which the caller reads only then.
  * Semaphores and not a condition, whose waiters all wake to queue for its mutex: a small job is
  * over sooner than that.
  *
@@ -17,8 +17,8 @@
  * work by themselves (cuda), collectives of earlier jobs, which have returned, may still be on the
  * way, and an abort would cut them off. So a job's end is marked by an event on each device's
  * compute stream, which has waited for the device's collectives, and a worker that failed waits for
- * the job before its own to end on all devices. That needs nobody's help: all devices have queued
- * all of it. Whoever is told of the abort is told whether it ended well.
+ * the job before its own to end on all devices. That needs no other worker's help: all devices have
+ * queued all of it. The abort says whether it ended well.
  *
  * A child of fork() has no workers. Every function here that would wait for them, or take a lock
  * that a thread of the parent may have held, refuses there (ek__group_check).
@@ -74,7 +74,7 @@ struct ek_group {
   struct ek__process process; /* whose workers these are */
   pthread_mutex_t mutex;
   pthread_cond_t turn, done;
-  uint64_t drawn, served; /* numbers of callers; equal: nobody has a job */
+  uint64_t drawn, served; /* numbers of callers; equal: there is no job */
   uint64_t job;
   atomic_size_t running; /* workers that have not finished the job */
   bool stopping;
@@ -412,7 +412,7 @@ static const struct worker *first_failure(const ek_group *group) {
   return given_up;
 }
 
-/* The first "DEVICE: " of a message, at its beginning or behind what was put before it; else NULL.
+/* The first "DEVICE: " of a message, at its beginning or after what was put before it; else NULL.
  */
 static const char *find_name(const char *message, const char *name) {
   const size_t length = strlen(name);

@@ -6,7 +6,7 @@
  * which is no index of anything.
  *
  * A block is looked at while it is `watched`: from when it was filled until it is given back. The
- * guards of a block in use are read with the arena's mutex held, so that nobody gives it back
+ * guards of a block in use are read with the arena's mutex held, so that it is not given back
  * meanwhile. Offsets count from the beginning of the block.
  */
 #include "device/guard.h"
@@ -28,7 +28,7 @@ void ek__guard_start(ek_device *device) { ek__device_arena(device)->guard = EK_M
 
 static char *start(const struct ek_memory *memory) { return memory->address - memory->guard; }
 
-/* Where the guard behind `bytes` of a tensor begins: patterns have four bytes. */
+/* Where the guard after `bytes` of a tensor begins: patterns have four bytes. */
 static uint64_t behind(const struct ek_memory *memory, uint64_t bytes) {
   return memory->guard + (bytes + 3) / 4 * 4;
 }

@@ -3,7 +3,7 @@
  *
  * A block is then [guard][tensor][rest of its last unit, guard] with EK_MEMORY_UNIT bytes in each
  * guard, which belong to the block and are charged with it, also on devices that only count. The
- * tensor is filled with NaN when it is taken and what lies around it with a pattern, in the order
+ * tensor is filled with NaN when it is taken and what is around it with a pattern, in the order
  * of the compute stream. A free has no status: what it finds is logged and noted, and the next
  * ek__guard_noted() or ek__guard_check() returns it. Each block is reported once.
  */
@@ -15,7 +15,7 @@
 /* From now on the blocks of a device are guarded. */
 void ek__guard_start(ek_device *device);
 
-/* Fills a block that was taken (kept 0), or that has grown: behind the first `kept` bytes of the
+/* Fills a block that was taken (kept 0), or that has grown: after the first `kept` bytes of the
  * tensor. From then on the block is watched. */
 ek_status ek__guard_paint(struct ek_memory *memory, uint64_t kept);
 

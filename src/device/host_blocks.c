@@ -18,7 +18,7 @@ struct ek__host_block {
   struct ek__host_block *older; /* in `all` */
   struct ek__host_block *next;  /* in `idle` */
   size_t bytes;
-  _Atomic uint64_t ticket; /* 0: nobody has it */
+  _Atomic uint64_t ticket; /* 0: it is not lent */
   alignas(max_align_t) char memory[];
 };
 

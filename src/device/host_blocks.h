@@ -13,8 +13,8 @@ struct ek__host_block;
 
 struct ek__host_blocks {
   pthread_mutex_t mutex;
-  struct ek__host_block *all, *idle; /* every block; those that nobody has */
-  size_t lent;                       /* how many somebody has */
+  struct ek__host_block *all, *idle; /* every block; those that are not lent */
+  size_t lent;                       /* how many are lent */
   uint64_t tickets;                  /* loans so far */
 };
 

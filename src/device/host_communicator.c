@@ -5,7 +5,7 @@
  * There is no thread for communication: a device's communication stream is a queue that its worker
  * works off whenever it calls progress() or wait(). A collective has a slot in a ring; every rank
  * puts its pointer in and goes on computing. Once all ranks have arrived, the work is cut into one
- * part per rank, and each rank does its own part over everybody's memory: one pass that reads all
+ * part per rank, and each rank does its own part over the memory of all: one pass that reads all
  * sources in the order of the devices. So the load is even, sums have a fixed order, and a rank
  * never holds a copy of anything.
  *
@@ -20,9 +20,9 @@
  * all ranks have finished it: the smallest `finished` is the number of collectives that are over.
  *
  * Devices that queue their work (`queues`: the backend has events) do the same, and every step of
- * it means "was queued": a rank arrives by recording an event behind what its compute stream holds;
- * a part is queued on the communication stream, behind the arrivals of all ranks, because an event
- * that was not recorded yet would hold nobody back; and who waits lets its compute stream wait for
+ * it means "was queued": a rank arrives by recording an event after what its compute stream holds;
+ * a part is queued on the communication stream, after the arrivals of all ranks, because an event
+ * that was not recorded yet would hold no rank back; and who waits lets its compute stream wait for
  * the parts of all ranks, whether they read its memory or write it. That of the last collective it
  * waits for is enough, because a rank's parts run in their order. Where the slot has been taken
  * again since, `done` is that of a later one, for which it then waits.
@@ -79,7 +79,7 @@ struct rank {
 struct host_communicator {
   ek_communicator base;
   struct ek__communicator_table table;
-  const struct ek__link *link; /* NULL: parts are sums and copies over everybody's memory */
+  const struct ek__link *link; /* NULL: parts are sums and copies over the memory of all */
   void *linked;
   struct ek__between *between; /* NULL: one process, or a link */
   uint64_t number;             /* that the other processes know it by */
@@ -117,8 +117,8 @@ static void tell_peers(struct host_communicator *self) {
 
 static ek_status misfit(void) { return ek_error_set(EK_ERR_SHAPE, MISFIT); }
 
-/* Why `rank` cannot go on after an abort. A misfit that all have arrived at is everybody's error,
- * also of those who see the abort by the first that noticed it. Called with the mutex held. */
+/* Why `rank` cannot go on after an abort. A misfit that all have arrived at is an error of all,
+ * including those that see the abort by the first to notice it. Called with the mutex held. */
 static ek_status given_up(const struct host_communicator *self, size_t rank) {
   for (uint64_t i = self->rank[rank].finished; i < self->rank[rank].queued; i++) {
     const struct slot *slot = &self->ring[i % RING];
@@ -474,7 +474,7 @@ static void host_abort(ek_communicator *base) {
   struct host_communicator *self = (struct host_communicator *)base;
   pthread_mutex_lock(&self->mutex);
   self->aborted = true;
-  /* Before anybody wakes: after that it may be made new, and the abort would hit what comes next.
+  /* Before any rank wakes: after that it may be made new, and the abort would hit what comes next.
    */
   if (self->link != NULL) self->link->abort(self->linked);
   tell_peers(self);

@@ -1,5 +1,5 @@
 /*
- * memory.c - the table of what the devices of a group hold, and what lies beside it.
+ * memory.c - the table of what the devices of a group hold, and what is beside it.
  *
  * The numbers themselves are kept by the arena.
  */

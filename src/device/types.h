@@ -43,7 +43,7 @@ void ek__halves_round(uint16_t *to, const float *from, int64_t count, ek_type ty
 void ek__floats_convert(void *to, ek_type to_type, const void *from, ek_type from_type,
                         int64_t count);
 
-/* The type that somebody who computes in `types` runs in where the others compute in `type`: f32
+/* The type that code which computes in `types` runs in where the others compute in `type`: f32
  * between casts where that is of 16 bits, and only f32 is known. */
 ek_type ek__types_choose(unsigned types, ek_type type);
 

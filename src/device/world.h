@@ -62,7 +62,7 @@ ek_status ek__world_meet(struct ek__world *world, uint64_t communicator,
 /* Sends to and receives from one process, in the rounds below. */
 ek_status ek__world_swap(struct ek__world *world, size_t peer, const void *out, size_t out_bytes,
                          void *in, size_t in_bytes);
-/* The process to talk to in one of as many rounds as there are processes; this one: nobody. Two
+/* The process to talk to in one of as many rounds as there are processes; this one: none. Two
  * processes have the same round for each other, so that none waits in a circle. */
 size_t ek__world_peer(const struct ek__world *world, size_t round);
 

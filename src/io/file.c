@@ -3,7 +3,7 @@
  * the system may have dropped what it could not write.
  *
  * Who removes a file beside another holds its lock and has seen that the name still is that file's,
- * and who makes one looks behind its own lock whether the name was removed before: so no file that
+ * and who makes one looks after its own lock whether the name was removed before: so no file that
  * a process is writing is ever removed. Where the file system has no locks, files beside others
  * count as left behind.
  */

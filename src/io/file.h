@@ -44,7 +44,7 @@ ek_status ek__file_write(int file, const char *path, const void *data, size_t by
  * Past the page cache, so that a large write costs no copy and hardly a processor's time:
  * file_direct.c. `direct` is a second descriptor of a file that is written, -1 where there is none;
  * *usable says whether it may be tried, and becomes false when the file system has nothing of it.
- * Whole pages go there that lie in memory as they do in the file, and are many; the rest as ever.
+ * Large page-aligned ranges are written directly; the rest goes through the page cache.
  */
 enum { EK__FILE_PAGE = 4096 };
 int ek__file_open_direct(const char *path);

@@ -2,11 +2,11 @@
  * file_direct.c - writes that go past the page cache (O_DIRECT).
  *
  * The page cache costs a copy and the search for free pages, some 1.5 s of a processor for each GB
- * of a file that nobody reads again soon, and the sync at the end waits for all of it. Direct
+ * of a file that is not read again soon, and the sync at the end waits for all of it. Direct
  * writes want places, lengths and addresses at multiples of a disk's block; a page is a multiple of
  * every block. Parts of pages go through the cache: the two never touch the same page.
  *
- * A direct write behind the end of a file has the file to itself while it makes it longer. So room
+ * A direct write past the end of a file has the file to itself while it makes it longer. So room
  * for all of it is reserved first: then several are under way at once, which makes them twice as
  * fast on a disk that is not busy with one.
  */

@@ -74,7 +74,7 @@ static char *put_character(char *to, int32_t code) {
   return to;
 }
 
-/* Behind "\u". NULL for what is no character: half a pair of surrogates, or NUL. */
+/* After "\u". NULL for what is no character: half a pair of surrogates, or NUL. */
 static char *read_code(struct ek__json *json, char *to) {
   int32_t code = read_unit(json);
   if (code >= 0xd800 && code < 0xdc00 && strncmp(json->at, "\\u", 2) == 0) {
@@ -85,7 +85,7 @@ static char *read_code(struct ek__json *json, char *to) {
   return code <= 0 || (code >= 0xd800 && code <= 0xdfff) ? NULL : put_character(to, code);
 }
 
-/* Behind a backslash. */
+/* After a backslash. */
 static char *read_escape(struct ek__json *json, char *to) {
   static const char letters[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
   const char *letter = *json->at == '\0' ? NULL : strchr(letters, *json->at);
@@ -209,7 +209,7 @@ static bool open_bracket(struct ek__json *json, struct nest *nest) {
 }
 
 /* Passes what stands between values: keys, commas, brackets that close. True: a value is next; it
- * is the `first` behind its bracket, or follows another. */
+ * is the `first` after its bracket, or follows another. */
 static bool go_to_value(struct ek__json *json, struct nest *nest, bool first) {
   char *key = NULL;
   while (nest->depth > 0) {

@@ -29,7 +29,7 @@ struct ek__json {
 char ek__json_peek(struct ek__json *json);
 /* Passes over one of {}[]:, which must be next. */
 bool ek__json_take(struct ek__json *json, char bracket);
-/* Behind an opening bracket: true if another member comes, after its comma; false behind the
+/* After an opening bracket: true if another member comes, after its comma; false after the
  * closing one. *seen counts the members and begins with 0. */
 bool ek__json_member(struct ek__json *json, char closing, size_t *seen);
 

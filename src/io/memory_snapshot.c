@@ -1,6 +1,6 @@
 /*
  * memory_snapshot.c - see memory_snapshot.h. All is written with the mutexes of all arenas held, so
- * that blocks, events and sums are of one moment; nobody else takes two of them.
+ * that blocks, events and sums are of one moment; no other code takes two of them.
  *
  * PyTorch's viewer goes back from the blocks of a segment through the events, so an event says no
  * more than "taken" and "given back" of whole blocks: one that grew, or changed its category, is

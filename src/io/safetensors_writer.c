@@ -38,7 +38,7 @@ struct ek_safetensors_writer {
   atomic_bool usable;              /* it is */
   struct ek__process process;      /* which writes */
   char *header;                    /* the first `begin` bytes of the file */
-  uint64_t begin, bytes;           /* of the tensors, which lie end to end */
+  uint64_t begin, bytes;           /* of the tensors, which are end to end */
   struct ek__file_tensor *tensors; /* in the order of the file; names are the writer's */
   struct part *parts;              /* in the order of the caller */
   size_t count;

@@ -84,7 +84,7 @@ struct row {
   size_t depth;
 };
 
-/* What begins first; of those at once the longest, which the others lie in. */
+/* What begins first; of those at once the longest, which contains the others. */
 static int by_begin(const void *left, const void *right) {
   const struct placed *a = left, *b = right;
   if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
@@ -143,7 +143,7 @@ struct writing {
 static const char *const lane_names[EK__LANES] = {"compute stream", "communication stream",
                                                   "transfers"};
 
-/* Microseconds with three digits behind the point, exact. */
+/* Microseconds with three digits after the point, exact. */
 static void write_time(struct ek__text_file *file, const char *key, uint64_t nanoseconds) {
   ek__text_format(file, ",\"%s\":%" PRIu64 ".%03" PRIu64, key, nanoseconds / 1000,
                   nanoseconds % 1000);

@@ -7,8 +7,8 @@
 
 #include <evenkeel/safetensors.h>
 
-/* Where entry number `index` begins in the file, and how many entries lie before it: they lie end
- * to end. From pages of memory that lie alike (file.h) it is written fastest. */
+/* Where entry number `index` begins in the file, and how many entries are before it: they are end
+ * to end. From pages of memory that are alike (file.h) it is written fastest. */
 uint64_t ek__safetensors_place(const ek_safetensors_writer *writer, size_t index);
 size_t ek__safetensors_order(const ek_safetensors_writer *writer, size_t index);
 

@@ -74,7 +74,7 @@ static ek_status norm_backward(ek_pass *pass, size_t norm, const ek_tensor *dy,
   return ek_pass_child_leave(pass);
 }
 
-/* The children behind norm number `norm`, up to number `end`; x is the norm of `from`. */
+/* The children after norm number `norm`, up to number `end`; x is the norm of `from`. */
 static ek_status branch_forward(const struct block *m, ek_pass *pass, size_t norm, size_t end,
                                 const ek_tensor *from, const ek_tensor *x, ek_tensor *y) {
   const struct ek__made made = {norm, from};

@@ -45,7 +45,7 @@ static ek_status attention_forward(const ek_module *self, ek_pass *pass, const e
               "input has rank %d, expected 3 (samples, tokens, width)", inputs[0].rank);
   ek_tensor s[SAVED] = {{0}};
   ek_status status = attend(m, pass, &inputs[0], s);
-  /* Before the projection takes memory: without a backward nobody else holds these two. */
+  /* Before the projection takes memory: without a backward these two have no other holder. */
   ek_tensor_free(&s[SAVED_LSE]);
   ek_tensor_free(&s[SAVED_QKV]);
   if (status == EK_OK) status = ek__last_child_forward(outputs, pass, PROJECTION, &s[SAVED_OUT]);

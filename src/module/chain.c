@@ -3,7 +3,7 @@
  * blocks are.
  *
  * What modules compute they declare (ek_formula), so a program's own and wrapped ones take part. A
- * linear with GELU behind it is a *pair*, and runs as one operation. Where another linear follows,
+ * linear followed by GELU is a *pair*, and runs as one operation. Where another linear follows,
  * so does the way back through that one and GELU: the gradient of GELU's result is nowhere held,
  * and the bias of the first linear gets its gradient in the same go.
  *
@@ -13,7 +13,7 @@
  * A chain that recomputes (recompute.h) is cut into segments, of which forward keeps the inputs and
  * nothing else; no segment begins between modules that run in one go, so that all of them run as
  * they would without. Backward runs a segment again, saving, and then its backward; what the
- * segment's last module gives nobody reads then, so a product there is spared. With `all` the
+ * segment's last module gives is not read then, so a product there is spared. With `all` the
  * segments are as short as can be, and only the chain's own inputs are kept: each segment's are
  * computed from them. With `cheap` there are no segments: the result of a cheap module is not kept
  * for the next one (ek_child_options.made_from).
@@ -45,7 +45,7 @@ struct chain {
   bool save;                   /* false: what runs now runs again in backward */
   const struct ek__made *made; /* of the inputs; NULL if they are to be kept */
   bool cheap;                  /* cheap results are made again */
-  size_t unread;               /* the module whose outputs nobody reads; SIZE_MAX: none */
+  size_t unread;               /* the module whose outputs are not read; SIZE_MAX: none */
 };
 
 static bool is_linear(ek_formula *formula, const struct chain *chain, size_t i) {
@@ -64,7 +64,7 @@ static bool begins_pair(ek_formula *linear, const struct chain *chain, size_t i)
   return i + 1 < chain->count && is_linear(linear, chain, i) && is_gelu(chain, i + 1);
 }
 
-/* Module i is a linear behind a pair. */
+/* Module i is a linear after a pair. */
 static bool follows_pair(ek_formula *linear, const struct chain *chain, size_t i) {
   return i >= 2 && begins_pair(linear, chain, i - 2) && is_linear(linear, chain, i);
 }
@@ -96,7 +96,7 @@ struct results {
 
 /*
  * Runs module i, and perhaps the next; *ran says how many. *inner becomes what went into the last
- * of several, if anybody needs it.
+ * of several, if it is needed.
  */
 static ek_status step_forward(const struct chain *chain, size_t i, size_t *ran,
                               const struct ek__made *made, const ek_tensor *inputs, ek_tensor *to,
@@ -257,7 +257,7 @@ static size_t segment(const ek_recompute *recompute, size_t count) {
 }
 
 /*
- * Segments begin at multiples of `length`, or behind the modules that run in one go with the one
+ * Segments begin at multiples of `length`, or after the modules that run in one go with the one
  * there. The end of the one that begins at `begin`, which is such a place:
  */
 static size_t end_of(const struct chain *chain, size_t length, size_t begin) {

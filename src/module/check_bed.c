@@ -35,7 +35,7 @@ void ek__results_free(union ek__results *results) {
   for (size_t i = 0; i < RESULTS; i++) free_values(&results->all[i]);
 }
 
-/* A tensor's elements as they lie in memory; the caller frees *data. */
+/* A tensor's elements as they are in memory; the caller frees *data. */
 static ek_status open_packed(void **data, ek_tensor *host, const ek_tensor *tensor) {
   EK_TRY(ek__new(data, ek_tensor_bytes(tensor) + 1, 1, memory_of));
   return ek_tensor_host(host, *data, tensor->type, tensor->rank, tensor->shape);
@@ -272,7 +272,7 @@ static ek_status upload_inputs(struct tensors *t, const struct ek__bed *bed, ek_
   return EK_OK;
 }
 
-/* Gradients that nobody has written in this step hold anything. */
+/* Gradients that were not written in this step hold anything. */
 static ek_status spoil_gradients(const struct ek__bed_part *part) {
   struct ek__values nothing = {0};
   ek_status status = EK_OK;

@@ -80,7 +80,7 @@ ek_status ek__bed_open(struct ek__bed *bed, ek_module *module, const char *devic
 ek_status ek__bed_prepare(struct ek__bed *bed);
 ek_status ek__bed_close(struct ek__bed *bed, ek_status status);
 
-/* Runs the module; results lie in the parts until the next run. */
+/* Runs the module; results are in the parts until the next run. */
 ek_status ek__bed_run(struct ek__bed *bed, const struct ek__trial *trial);
 
 /* The results of the last run, put together: rows one after the other, gradients added. *results

@@ -45,12 +45,12 @@ ek_status ek__sequential_of(ek_module **module, struct ek__composite *m, ek_stat
 /* EK_ERR_INVALID_ARGUMENT for a policy that a container cannot have. In recompute.c. */
 ek_status ek__recompute_check(const char *who, const ek_recompute *recompute);
 
-/* Number `index` of the policies that a search tries, the cheapest first; NULL behind the last. In
+/* Number `index` of the policies that a search tries, the cheapest first; NULL after the last. In
  * recompute.c. */
 const ek_recompute *ek__recompute_by_cost(size_t index);
 
 /* Runs the child whose outputs become those of the module, or are all that these are made of: where
- * nobody reads them, nobody reads the child's. */
+ * they are not read, neither are the child's. */
 ek_status ek__last_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child,
                                  const ek_tensor *inputs);
 

@@ -123,7 +123,7 @@ void ek__record_drop(ek_pass *pass, size_t record) {
 
 /*
  * Workspace is to be free when the function that took it returns. The ledger tells: on a device
- * that is at work nobody else takes memory of this category.
+ * that is at work nothing else takes memory of this category.
  */
 static ek_status check_workspace(const ek_pass *pass) {
   if (!pass->frame->workspace) return EK_OK;
@@ -136,7 +136,7 @@ static ek_status check_workspace(const ek_pass *pass) {
                       ek__size_text(size, sizeof size, now - before));
 }
 
-/* How many of the tensors lie in `memory`. */
+/* How many of the tensors are in `memory`. */
 static int uses(const ek_memory *memory, const ek_tensor *tensors, size_t count) {
   int found = 0;
   for (size_t i = 0; i < count; i++) found += tensors[i].memory == memory;

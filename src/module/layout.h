@@ -24,10 +24,10 @@
 #include "module/names.h"
 
 /*
- * Flat parameters lie in groups of what is asked of an optimizer for them, so that each group is
+ * Flat parameters are in groups of what is asked of an optimizer for them, so that each group is
  * one range: an update takes one call for it. Frozen ones come last, also where the others are in
  * units: what is trained is then one range that begins with element 0, and gradients, which frozen
- * ones have not, lie at the same offsets. The small group of biases and norms lies before the large
+ * ones have not, are at the same offsets. The small group of biases and norms is before the large
  * one, whose gradients are complete from the end on while backward goes on (reduce.c); its own are
  * with the first layer's. Other rates and decays, which patterns ask for (patterns.c), make groups
  * of their own after these two.
@@ -88,7 +88,7 @@ struct ek__layout {
   struct ek__names names;     /* of parameters, their number; of modules, EK__NO_PARAMETER */
   int64_t flat_count;         /* elements of the flat parameters, padding included */
   int64_t trained_count;      /* of these before the first frozen one */
-  size_t *order, order_count; /* parameters, without buffers, as they lie */
+  size_t *order, order_count; /* parameters, without buffers, as they are */
   size_t order_trained;       /* of these before the first frozen one */
   struct ek__group *groups;
   size_t group_count;
@@ -110,7 +110,7 @@ struct ek__layout {
 #define EK__NO_PARAMETER SIZE_MAX
 
 /* Flat offsets are multiples of so many elements, and those of units of so many, whose bytes are a
- * multiple of EK_MEMORY_UNIT in any type: a unit that lies by itself is aligned as it is among the
+ * multiple of EK_MEMORY_UNIT in any type: a unit that is by itself is aligned as it is among the
  * others, and what a library chooses by an address is the same. */
 enum { EK__FLAT_ALIGNMENT = 16, EK__UNIT_ALIGNMENT = 128 };
 

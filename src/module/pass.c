@@ -207,7 +207,7 @@ ek_status ek_pass_gradient_complete(ek_pass *pass, size_t index) {
   return --pass->waiting[global] == 0 && pass->frame->backward ? complete(pass, global) : EK_OK;
 }
 
-/* Of parameters whose users were all done in forward; those that wait for nobody now. */
+/* Of parameters whose users were all done in forward; those that wait for no other user now. */
 ek_status ek__pass_complete_early(ek_pass *pass) {
   for (size_t i = pass->replica->layout.parameter_count; i-- > 0;) {
     if (pass->waiting[i] > 0 || pass->replica->layout.parameters[i].buffer) continue;
@@ -314,7 +314,7 @@ bool ek_pass_known_scale(double *scale, const ek_pass *pass) {
   return true;
 }
 
-/* Nobody else holds it, and whoever lent it on the way from its holder has left it to the next. */
+/* It has no other holder, and each function on the way from its holder has left it to the next. */
 static bool is_left(const ek_pass *pass, const ek_tensor *input) {
   if (input->memory == NULL || ek_tensor_holders(input) != 1) return false;
   if (ek__recipe_for(pass, input) != EK__NO_RECIPE) return false;

@@ -33,7 +33,7 @@ struct ek__frame {
   ek_precision children;         /* they are to run in: another where it knows f32 alone */
   bool saving;                   /* a backward of its own follows, or this is one */
   bool backward;                 /* this is a backward, or runs within one */
-  bool unread;                   /* of a forward: nobody reads what it gives */
+  bool unread;                   /* of a forward: what it gives is not read */
   const ek_tensor *totals;       /* NULL, or where its caller wants them */
   const struct ek__frame *below; /* of the caller */
   const ek_tensor *inputs;       /* of a forward, loans of its caller */
@@ -61,7 +61,7 @@ struct ek__record {
   bool written;        /* it has written its gradients: they are all that is saved */
   struct ek__cast cast;
   size_t below, above; /* saved tensors when forward began, and when it ended */
-  size_t extents;      /* where those of its inputs begin, and behind them of its outputs */
+  size_t extents;      /* where those of its inputs begin, and after them of its outputs */
 };
 
 /* Runs a module again in backward, without saving; one input and one output. */
@@ -75,7 +75,7 @@ struct ek__recipe {
   ek_precision outer, children; /* of what it is given, and what its children are to run in */
   ek_tensor from;          /* what it runs on */
   ek_tensor like;          /* the tensor, without a reference: it is known by its place */
-  ek_tensor made;          /* once it was, until nobody needs it any more */
+  ek_tensor made;          /* once it was, until it is not needed any more */
   size_t pending;          /* how often it is on the stack of saved tensors */
   bool open;               /* the module whose input it is runs forward */
 };
@@ -87,7 +87,7 @@ struct ek_pass {
   ek_pass_options options;
   enum ek__pass_stage stage;
   struct ek__frame outermost, *frame;    /* the top; those below are on the C stack */
-  const ek_memory *lent[EK_MAX_TENSORS]; /* where they lie, if their gradients may lie there, too */
+  const ek_memory *lent[EK_MAX_TENSORS]; /* where they are, if their gradients may be there, too */
   bool added;                            /* forward has added to gradients of parameters */
   ek_tensor *saved;                      /* one that does not exist stands for a recipe: remake.c */
   size_t saved_count, saved_capacity;
@@ -119,7 +119,7 @@ static inline ek_type ek__pass_values(const ek_pass *pass) {
 ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_options *options,
                         struct ek__lender *lender);
 
-/* "No record": nobody saves, or somebody else did the module's forward. */
+/* "No record": nothing is saved, or the caller did the module's forward. */
 #define EK__NO_RECORD SIZE_MAX
 
 /* No recipe. */
@@ -131,7 +131,7 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
 ek_status ek__kept_gradient(ek_tensor *gradient, const ek_pass *pass, size_t parameter);
 /* The f32 gradient that modules add to, a loan; undefined where nothing was added in this step. */
 ek_status ek__wide_gradient(ek_tensor *gradient, ek_pass *pass, size_t parameter);
-/* Nobody adds to it any more: if there is one, it is rounded to where it is kept, and given
+/* Nothing adds to it any more: if there is one, it is rounded to where it is kept, and given
  * back. */
 ek_status ek__round_gradient(ek_pass *pass, size_t parameter);
 /* Gives all of them back. */
@@ -161,7 +161,7 @@ ek_status ek__cast_parameter(ek_tensor *parameter, ek_pass *pass, size_t number)
 /* Gives back those that are not below `count`. */
 void ek__cast_drop_parameters(ek_pass *pass, size_t count);
 
-/* Whether an input of the root lies there that its runner keeps until backward. */
+/* Whether the memory is that of an input of the root which the runner keeps until backward. */
 static inline bool ek__pass_was_lent(const ek_pass *pass, const ek_memory *memory) {
   for (size_t i = 0; i < EK_MAX_TENSORS && memory != NULL; i++) {
     if (pass->lent[i] == memory) return true;

@@ -30,7 +30,7 @@ ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_
                               ek_tensor *y, int64_t columns);
 
 /* y = GELU(x W^T + b). Saves x, and then what went into GELU; *pre becomes that, the caller's, or
- * stays as it was where nobody needs it. */
+ * stays as it was where it is not needed. */
 ek_status ek__product_gelu_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
                                    ek_tensor *pre, ek_tensor *y);
 

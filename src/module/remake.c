@@ -4,11 +4,11 @@
  * A recipe says which module made a tensor and from what. It is open while the module whose input
  * that tensor is runs forward: what it saves of its input, directly or in a child, goes on the
  * stack of saved tensors as a struct that does not exist, with the recipe's number as its shape.
- * Inputs are loans, which nobody may write, and the caller holds them: so an open recipe's tensor
- * is known by its place, and no other tensor can lie there.
+ * Inputs are loans, which must not be written, and the caller holds them: so the tensor of an open
+ * recipe is known by its address, and no other tensor can have it.
  *
  * The first of them that is taken back lets the maker run, the last one gives all up. Recipes are
- * a stack like what refers to them: those that nobody needs leave it from the top.
+ * a stack like what refers to them: those that are not needed leave it from the top.
  */
 #include <evenkeel/pass.h>
 
@@ -16,7 +16,7 @@
 #include "core/error.h"
 #include "module/pass_internal.h"
 
-/* Those on top that nobody needs any more leave. */
+/* Those on top that are not needed any more leave. */
 static void settle(ek_pass *pass) {
   while (pass->recipe_count > 0) {
     struct ek__recipe *last = &pass->recipes[pass->recipe_count - 1];

@@ -16,8 +16,8 @@ struct ek__spare {
   struct ek__spare *next;
 };
 
-/* Who has the parameters of a model, where modules see copies of them; without copies everybody
- * has, or a share of them. */
+/* Which ranks have the parameters of a model where modules see copies of them. Without copies every
+ * rank has them, or a share of them. */
 enum ek__masters {
   EK__MASTERS_WHOLE, /* every replica has all */
   EK__MASTERS_FIRST, /* the first of all ranks has all, the others none */

@@ -8,7 +8,7 @@
 
 /*
  * sum += x, in place if the caller is the only one who holds `sum`, else into a new tensor that
- * replaces it: somebody may have saved it, or it may be x itself. In residual.c.
+ * replaces it: it may have been saved, or it may be x itself. In residual.c.
  */
 ek_status ek__residual_add(ek_pass *pass, ek_tensor *sum, const ek_tensor *x);
 

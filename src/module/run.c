@@ -93,7 +93,7 @@ static struct ways ways_of(const struct ek__node *node, ek_precision outer, ek_p
   return (struct ways){outer, knows ? asked : EK_PRECISION_F32, asked};
 }
 
-/* As a child of the frame on top ran last; its caller may have done its work, as nobody asked. */
+/* As a child of the frame on top ran last; its caller may have done its work without asking. */
 static struct ways ways_of_last(const ek_pass *pass, const struct ek__node *node) {
   const size_t found = ek__record_find(pass, node);
   if (found == EK__NO_RECORD) return ways_of(node, pass->frame->precision, pass->frame->children);
@@ -231,7 +231,7 @@ static void move_place(const struct ek__node *from, const struct ek__node *to) {
   if (here->holder == &from->holder) here->holder = &to->holder;
 }
 
-/* In a type. What a function gives becomes the caller's when all of it is right: until then it lies
+/* In a type. What a function gives becomes the caller's when all of it is right: until then it is
  * here. */
 static ek_status run_in_type(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                              ek_tensor *outputs, const struct ways *ways,

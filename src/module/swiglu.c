@@ -27,7 +27,7 @@ static ek_status swiglu_forward(const ek_module *self, ek_pass *pass, const ek_t
   ek_status status = ek_pass_child_forward(&gate, pass, GATE, inputs);
   if (status == EK_OK) status = ek_pass_child_forward(&up, pass, UP, inputs);
   if (status == EK_OK) status = multiply(pass, &product, &gate, &up);
-  /* Before down takes memory: without a backward nobody else holds these two. */
+  /* Before down takes memory: without a backward these two have no other holder. */
   ek_tensor_free(&gate);
   ek_tensor_free(&up);
   if (status == EK_OK) status = ek__last_child_forward(outputs, pass, DOWN, &product);

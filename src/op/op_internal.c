@@ -16,7 +16,7 @@ const char *ek__op_shape_text(char text[EK__OP_SHAPE_TEXT], const ek_tensor *ten
     snprintf(text, EK__OP_SHAPE_TEXT, "one element");
     return text;
   }
-  if (tensor->rank < 0 || tensor->rank > EK_MAX_RANK) { /* a struct that somebody filled by hand */
+  if (tensor->rank < 0 || tensor->rank > EK_MAX_RANK) { /* a struct that was filled by hand */
     snprintf(text, EK__OP_SHAPE_TEXT, "of rank %d", tensor->rank);
     return text;
   }

@@ -115,7 +115,7 @@ static ek_status unfused(const struct ek__kernels *kernels, ek_stream *stream,
     if (ek__type_size(product.types.value) > 2) { /* GELU adds the bias as it reads */
       gelu.bias = product.bias;
       product.bias = NULL;
-    } /* else what is of 16 bits would be rounded before the bias, and behind it again */
+    } /* else what is of 16 bits would be rounded before the bias, and after it again */
     EK_TRY(multiply_plain(kernels, stream, &product));
     return kernels->activation_forward(stream, &gelu);
   case EK__EPILOGUE_GELU_BACKWARD:

@@ -41,7 +41,7 @@ ek_status ek__cpu_copy(ek_stream *stream, void *y, const void *x, size_t bytes) 
 
 /* ---- other types ---- */
 
-/* A range function of the type of `values` between it and f32, which lies in `other`. */
+/* A range function of the type of `values` between it and f32, which is in `other`. */
 static struct ek__elementwise_args conversion(void *y, const void *x, ek_type values) {
   return (struct ek__elementwise_args){.y = y, .a = x, .types = ek__types_in(values)};
 }

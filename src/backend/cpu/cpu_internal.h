@@ -150,7 +150,7 @@ struct ek__gemm {
   void *c;
   int64_t ldc;
 };
-/* Elements of a head of values of 16 bits at most: its tiles lie in scratch as floats. */
+/* Elements of a head of values of 16 bits at most: its tiles are in scratch as floats. */
 #define EK__CPU_WIDEST_HALF_HEAD 8192
 
 /* Threads of a team that a product is cut for at most. */

@@ -54,7 +54,7 @@ static bool parse_number(uint64_t *value, const char *text) {
   return true;
 }
 
-/* The number behind `key` at the start of a line of a file; the first line's for "". */
+/* The number after `key` at the start of a line of a file; the first line's for "". */
 static bool read_number(uint64_t *value, const char *folder, const char *name, const char *key) {
   char path[PATH + 64], line[LINE];
   (void)snprintf(path, sizeof path, "%s/%s", folder, name);
@@ -137,7 +137,7 @@ static bool parse_mount(char *line, char **folder, char **point, const char *typ
   return true;
 }
 
-/* What of the group's path lies below `folder`, which is what the mount point shows; "" if the
+/* What of the group's path is below `folder`, which is what the mount point shows; "" if the
  * group is not there, as when the process has another root than the mount. */
 static const char *below(const char *group, const char *folder) {
   const size_t length = strcmp(folder, "/") == 0 ? 0 : strlen(folder);

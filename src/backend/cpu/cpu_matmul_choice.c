@@ -83,7 +83,7 @@ enum { MOST_ROWS = 19, MOST_COLUMNS = 83, DEEPEST = 1056, MOST_GAP = 5 };
 enum { A_ITEMS = (MOST_ROWS + MOST_GAP) * DEEPEST, B_ITEMS = (MOST_COLUMNS + MOST_GAP) * DEEPEST };
 
 struct trial {
-  int64_t m, n, k, gap; /* elements behind each row */
+  int64_t m, n, k, gap; /* elements after each row */
 };
 
 /* Each is made by other code of oneDNN 2.6 where there is AMX: rows with gaps by its gemm, dense

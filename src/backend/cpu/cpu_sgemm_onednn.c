@@ -89,7 +89,7 @@ static ek_status sgemm_by_columns(const struct ek__gemm *g) {
  * used often enough: it reaches 0.86 to 0.93 of the processor's peak, whatever is turned; oneDNN
  * (2.6) 0.80 to 0.92, but 0.39 to 0.69 where a is turned (docs/results/2026-11-22-torch-f32.md).
  *
- * Where c is narrow or low (1/m + 1/n >= 0.0038) oneDNN reads operands where they lie. Down a
+ * Where c is narrow or low (1/m + 1/n >= 0.0038) oneDNN reads operands where they are. Down a
  * column of rows that are multiples of 2 KiB apart all it reads falls into the same few places of
  * the caches, and few uses of a copy are enough (docs/results/2026-11-22-products.md). With AVX-512
  * nothing was measured.

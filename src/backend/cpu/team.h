@@ -9,7 +9,7 @@
  * Any thread may run a team; while one does, others do all their parts themselves. Parts may not
  * wait for each other. With one thread, or one part, a run is a plain call.
  *
- * Tiles that are too large for a stack lie in scratch memory, of which every thread of a team has
+ * Tiles that are too large for a stack are in scratch memory, of which every thread of a team has
  * its own. Functions that need it are run by ek__team_run_with_scratch(), which waits for other
  * callers.
  */

@@ -65,7 +65,7 @@ template <class S, class A> struct backward_of {
   __device__ S operator()(S dy, S kept) const { return A::backward(dy, kept); }
 };
 
-/* x += bias; y = A(x), or nothing more for A = void. A pack lies within one row: columns and pitch
+/* x += bias; y = A(x), or nothing more for A = void. A pack is within one row: columns and pitch
  * are multiples of N. */
 template <class T, class S, int N, class A>
 __global__ void __launch_bounds__(BLOCK)

@@ -6,7 +6,7 @@
  * the columns tx + SIDE j (j < M); of a tile as wide as a head, PACK neighbouring columns from (tx
  * + SIDE n) * PACK on (n < W). One packed read from shared memory serves M rows or columns.
  *
- * Tiles lie in shared memory with a padded row, so that the threads of a row read from different
+ * Tiles are in shared memory with a padded row, so that the threads of a row read from different
  * banks. A head is padded to 32, 64, 128 or 256 columns with zeros, a tile to B rows. SIDE is 16,
  * and 8 for heads of up to 32, whose rows are shared by 8 threads: padded to 64 they would cost
  * twice the arithmetic, and short sequences are padded to half as many tokens.
@@ -29,7 +29,7 @@
 
 namespace ek__cuda {
 
-/* M: rows of a thread. All tiles of a kernel lie in a block's memory at once, four backward: 88 KiB
+/* M: rows of a thread. All tiles of a kernel are in a block's memory at once, four backward: 88 KiB
  * for heads of 64 in f32, and for heads of 128 and 256 in f32 152 and 136 KiB, which not every GPU
  * gives a block. So those two have a second, `Small` form with half as many rows: 72 and 68 KiB. */
 template <class T_, int HEAD, bool Small = false> struct tiling {
@@ -73,7 +73,7 @@ template <class T> struct attended {
   }
   __device__ int64_t in_lse(int64_t head) const { return head * tokens; }
 
-  /* delta of a query of a head lies where the first elements of its dq will be, so that no other
+  /* delta of a query of a head is where the first elements of its dq will be, so that no other
    * memory is needed. A head of one element of 16 bits has no room for it: it is a single product
    * there. */
   __device__ T *delta_place(int64_t head, int64_t query) const {
@@ -92,7 +92,7 @@ template <class T> struct attended {
 };
 
 /* Begins to copy rows first .. first + B - 1 of a head at `from`, zeros where there are none: they
- * are in the tile behind copy_wait() and a barrier. */
+ * are in the tile after copy_wait() and a barrier. */
 template <class t, class T = typename t::T>
 __device__ void fetch_tile(T *tile, const T *from, int64_t stride, int64_t first,
                            const attended<T> &a) {

@@ -2,7 +2,7 @@
  * cuda_attend_backward.cu - causal attention backward; scores are computed again from qkv and lse.
  *
  * Three kernels, one after the other on the stream:
- *   1. delta (cuda_attend.cuh), which lies where dq will be;
+ *   1. delta (cuda_attend.cuh), which is where dq will be;
  *   2. a block has a tile of keys and walks over the tiles of queries from its own on: dk, dv;
  *   3. a block has a tile of queries and walks over the keys up to its own: dq, over the deltas.
  * Each sum is one thread's, in the order of the tiles: nothing is added atomically.

@@ -3,16 +3,16 @@
  *
  * A block of four warps has a tile of ROWS tokens of its own and walks over tiles of COLUMNS
  * tokens. A warp has STRIPS of 16 neighbouring rows, all columns of them, in registers, and nobody
- * else's: no scores go through shared memory. Tiles of tokens lie in shared memory as operands, in
+ * else's: no scores go through shared memory. Tiles of tokens are in shared memory as operands, in
  * words of 32 bits; their rows are 4 words longer than a head, so that eight rows of 16 bytes,
- * which are read at once, are in 32 banks. Nobody but a warp reads its rows of the block's own
+ * which are read at once, are in 32 banks. Only a warp itself reads its rows of the block's own
  * tiles, so that it puts its results there when it has done, and writes them in pieces of 16 bytes.
  *
  * What depends on the type is in a struct `precision` alone: TF32, bf16 or f16. A product of 16-bit
  * types has twice the depth in as many words of the same places, so that rows times rows is one
- * code. Rows times a tile are not: the sums of a product are its left operand as they lie, two to a
+ * code. Rows times a tile are not: the sums of a product are its left operand as they are, two to a
  * word, and the right one is transposed as it is read; of TF32 no instruction does that, and the
- * sums are in the order of an operand only if its tokens are counted in another order than they lie
+ * sums are in the order of an operand only if its tokens are not counted as in memory
  * in.
  *
  * Floor: 4 d operations (2 of them a multiply-add) for each pair of tokens forward, 14 d backward.

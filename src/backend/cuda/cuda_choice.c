@@ -9,7 +9,7 @@
  * operands, and so without memory. All that a product with beta 0 writes it writes again, and
  * nothing that it writes does it read; the last run counts. A product that adds takes what was
  * found for the one that overwrites, with which each step begins, or the heuristic's first. What
- * has been timed is not timed again, and nobody waits.
+ * has been timed is not timed again, and no thread waits.
  *
  * What was found holds for the process and for all GPUs of one model, so that they compute alike,
  * and for as long as the process lives: a forward that runs again, in the same step or in another

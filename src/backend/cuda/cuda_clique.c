@@ -5,7 +5,7 @@
  * opened, aborted or closed, because those calls wait for each other.
  *
  * After an abort the ranks may have queued different numbers of collectives; those that were ahead
- * hang on the GPU, for ever if nobody ends them. Then, and only then, every rank aborts its
+ * hang on the GPU, for ever if nothing ends them. Then, and only then, every rank aborts its
  * communicator, all meet, and new ones are made. That waits until the workers have come back. Where
  * a worker does not come back, because its call of CUDA waits for such a collective, who waits for
  * the workers aborts (cuda_watch.c): a member may lose its communicator at any time.
@@ -132,7 +132,7 @@ static void *rank_main(void *raw) {
   if (job->status == EK_OK) job->status = job->function(job->clique, job->rank, job->context);
   if (job->status != EK_OK) {
     (void)snprintf(job->message, sizeof job->message, "%s", ek__cuda_host->error_message());
-    atomic_store(&job->clique->aborted, true); /* nobody waits for this one */
+    atomic_store(&job->clique->aborted, true); /* no rank waits for this one */
   }
   return NULL;
 }

@@ -56,7 +56,7 @@ void ek__cuda_clique_abort(struct ek__cuda_clique *clique);
 ek_status ek__cuda_clique_settle(struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
                                  const char *call);
 /* That what this rank has queued takes too long, and which ranks have queued less; `call` is "" or
- * what it waits in, with ": " behind it. */
+ * what it waits in, with ": " after it. */
 void ek__cuda_clique_say_late(char *text, size_t size, const struct ek__cuda_clique *clique,
                               size_t rank, const char *call);
 

@@ -131,7 +131,7 @@ static ek_status queue_copy(const struct ek__cuda_stream *stream, void *to,
                         "copy: cudaMemcpyPeerAsync");
 }
 
-/* On the destination's compute stream, behind what the source's holds; then the source's goes on,
+/* On the destination's compute stream, after what the source's holds; then the source's goes on,
  * so that memory which is freed there after this call is not used again before it was read. */
 ek_status ek__cuda_between(ek_stream *stream, void *to, ek_device *source_device, const void *from,
                            size_t bytes) {

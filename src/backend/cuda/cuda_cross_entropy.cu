@@ -268,7 +268,7 @@ template <class T, class S> __global__ void __launch_bounds__(512) backward_kern
 
 constexpr int GRADIENT_THREADS = 1024;
 
-/* Thread 0 has read the target's logit before anybody writes over it. */
+/* Thread 0 has read the target's logit before any thread writes over it. */
 template <class T, class S>
 __global__ void __launch_bounds__(GRADIENT_THREADS) gradient_kernel(loss<T, S> a, double scale) {
   __shared__ running<S> scratch[WARP];
@@ -353,7 +353,7 @@ cudaError_t cross_entropy_backward(const struct ek__cuda_place *at,
                                    const struct ek__loss_args *args) {
   loss<T, S> a = loss_of<T, S>(at, args);
   if (a.rows <= 0 || a.classes <= 0) return cudaSuccess;
-  if (a.weights && a.smoothing != 0.0) { /* behind the partial sums of sum_up() */
+  if (a.weights && a.smoothing != 0.0) { /* after the partial sums of sum_up() */
     double *all = static_cast<double *>(at->workspace) + MOST_PARTIALS;
     a.all_weights = all;
     const cudaError_t status =

@@ -57,7 +57,7 @@ template <class S> struct combined {
   }
 };
 
-/* With an element of b for each row (sums) or each column (values). A pack lies within one row. */
+/* With an element of b for each row (sums) or each column (values). A pack is within one row. */
 template <class T, class S, int N, bool Rows>
 __global__ void __launch_bounds__(BLOCK)
     spread_kernel(T *y, const T *a, const void *b, int64_t count, int64_t columns, combined<S> f) {

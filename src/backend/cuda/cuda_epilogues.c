@@ -8,19 +8,19 @@
  *
  * A vector of cuBLASLt's is of the type of c. So of 16 bits the sums beside a gradient of a weight
  * are f32, as that is, but those of DGELU_BGRAD would be rounded: there a kernel of ours adds them
- * up behind DGELU.
+ * up after DGELU.
  *
  * cuBLASLt swaps our operands (cuda_products.c): its B is our a, and the sums over its columns are
  * sums over our rows. Its GELU is the tanh form, as ours is.
  *
- * Where pre is kept for a backward, GELU is a kernel of ours all the same, behind a product that
+ * Where pre is kept for a backward, GELU is a kernel of ours all the same, after a product that
  * adds the bias: `cheap` recomputation makes y again from pre by that kernel, and the two formulas
  * need not round alike (docs/numerics.md). It costs 4 bytes for each element of y, because GELU
  * reads pre.
  *
  * What is saved, in f32, for each element: of dpre 12 bytes backward, because dy w is neither
  * written nor read, and dpre not read again for the bias; of dy 4, because the sum of its columns
- * does not read it again; 8 of a y whose pre nobody wants. A block of GPT of width C moves
+ * does not read it again; 8 of a y whose pre is not wanted. A block of GPT of width C moves
  * 12 x 4C + 4 x 5C = 68 C bytes less for each token, in five operations less: 5.1 GB in a step
  * of 8 x 1024 tokens through twelve blocks of 768 columns. That is arithmetic. What of it
  * cuBLASLt's kernels keep, for each of the three epilogues, is measured where they run:
@@ -39,7 +39,7 @@ static bool fits(const struct ek__fused_args *args) {
                                (uintptr_t)args->pre % AUX_BYTES == 0);
 }
 
-/* Whether sums are made by a kernel behind the product. */
+/* Whether sums are made by a kernel after the product. */
 static bool sums_apart(const struct ek__fused_args *args) {
   return args->sums != NULL && args->epilogue == EK__EPILOGUE_GELU_BACKWARD &&
          ek__cuda_is_half(args->product.types.value);
@@ -57,7 +57,7 @@ static cublasLtEpilogue_t epilogue_for(const struct ek__fused_args *args) {
   return CUBLASLT_EPILOGUE_BGRADB;
 }
 
-/* pre = x w^T + bias, y = GELU(pre): 8 bytes an element behind the product, where a kernel that
+/* pre = x w^T + bias, y = GELU(pre): 8 bytes an element after the product, where a kernel that
  * adds the bias itself would move 12. */
 static ek_status gelu_behind(ek_stream *stream, const struct ek__fused_args *args) {
   struct ek__matmul_args product = args->product;
@@ -113,7 +113,7 @@ static ek_status matmul_fused(bool *done, ek_stream *stream, const struct ek__fu
     return sum_columns(stream, args, product->c, product->m, count, product->ldc, product->types);
   }
   if (!add) return EK_OK;
-  /* One row: column_sum reads it where it lies, and needs no workspace of its own. */
+  /* One row: column_sum reads it where it is, and needs no workspace of its own. */
   return sum_columns(stream, args, sums, 1, count, count, ek__types_in(EK_F32));
 }
 

@@ -1,7 +1,7 @@
 /*
  * cuda_inline.cuh - the instructions that are written by hand, because C++ has no words for them:
- * copies into shared memory that nobody waits for, by a whole warp small matrices read from there
- * and multiplied, and numbers that need not be exact to the last place.
+ * copies into shared memory that no thread waits for, small matrices read from there and multiplied
+ * by a whole warp, and numbers that need not be exact to the last place.
  *
  * On a GPU each is one instruction of PTX. A stand-in for the runtime defines the macros below in
  * its <cuda_runtime.h>, as it defines EK_LAUNCH, and so every kernel is one source: nothing above
@@ -25,7 +25,7 @@ namespace ek__cuda {
 /* ---- copies from the memory of the device to that of the block ---- */
 
 /* Copies BYTES (4, 8 or 16, as both addresses are aligned), or zeros if nothing is `there`. It has
- * arrived, for this thread, when copy_wait() says so, and for the others behind a barrier after
+ * arrived, for this thread, when copy_wait() says so, and for the others after a barrier after
  * that. */
 template <int BYTES>
 __device__ __forceinline__ void copy_async(void *to, const void *from, bool there) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ float reciprocal(float x) {
 
 /* ---- products of a warp ---- */
 
-/* To 10 bits behind the point, to nearest, ties away from zero; what a product takes as it is. */
+/* To 10 bits after the point, to nearest, ties away from zero; what a product takes as it is. */
 __device__ __forceinline__ unsigned round_tf32(float x) {
 #ifdef EK_ROUND_TF32
   return EK_ROUND_TF32(x);

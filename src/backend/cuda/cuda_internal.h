@@ -1,7 +1,7 @@
 /*
  * cuda_internal.h - what the parts of the CUDA backend share.
  *
- * A group is a list of devices; each lies on a GPU, which several of them may share. What is made
+ * A group is a list of devices; each is on a GPU, which several of them may share. What is made
  * for a device (streams, events, the cuBLASLt handle, pinned memory) is made when the group is
  * opened, before its memory, so that the memory they cost can be measured.
  *
@@ -112,14 +112,14 @@ struct ek__cuda_group {
   ek_group_options options;
   struct ek__members members;
   double time_limit; /* seconds */
-  bool nccl;         /* collectives go through NCCL, else over everybody's memory */
+  bool nccl;         /* collectives go through NCCL, else over the memory of all */
   /* A wait that took too long: work is stuck on a stream, and nothing more is waited for until NCCL
    * has been made new. The text belongs to failure_mutex. */
   atomic_bool stuck;
   pthread_mutex_t failure_mutex;
   char failure[512];
   struct ek__cuda_clique *cliques; /* NCCL's communicators: under failure_mutex */
-  struct ek__cuda_clique *spare;   /* one of them that nobody has asked for yet */
+  struct ek__cuda_clique *spare;   /* one of them that was not asked for yet */
   struct ek__cuda_device devices[];
 };
 
@@ -377,10 +377,10 @@ const char *ek__cuda_nccl_missing(void);
 /* ---- cuda_clique.c, cuda_nccl.c: NULL where it was built without NCCL ---- */
 
 extern const struct ek__link *const ek__cuda_nccl;
-/* Opens a communicator before anybody asks for one, and runs each collective on the scratch of the
+/* Opens a communicator before one is asked for, and runs each collective on the scratch of the
  * GPUs; the first who asks gets it. */
 ek_status ek__cuda_nccl_warm(struct ek__cuda_group *group);
-/* Closes it, if nobody has asked. */
+/* Closes it if it was not asked for. */
 void ek__cuda_nccl_end(struct ek__cuda_group *group);
 /* True if NCCL has seen an error that no call has returned; what it was is written into `text`.
  * Called with the group's failure_mutex held. */

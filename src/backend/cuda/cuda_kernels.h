@@ -35,8 +35,8 @@
 
 /*
  * The lowest row of the batch (first_row, first of the arguments) with an index outside the table
- * (lookup) and with a target outside the classes (cross-entropy) since somebody looked: row << 32 |
- * index, or, from 2^31 rows on, the row alone with the highest bit set. So the smallest number is
+ * (lookup) and with a target outside the classes (cross-entropy) since the last reading: row << 32
+ * | index, or, from 2^31 rows on, the row alone with the highest bit set. So the smallest number is
  * the lowest row, whoever writes it first.
  */
 struct ek__cuda_bad {

@@ -4,9 +4,9 @@
  *
  * We allocate and free nothing on a GPU while a group is open, so peaks and capacities are exact.
  * What the GPU holds beside this memory (CUDA's context, the code of the libraries, NCCL's buffers,
- * other programs) is nobody's tensor: it is measured as what is neither free nor ours, and reported
- * in a line of its own. What may still be added to it has its place in the reserve (cuda_warm.c),
- * which a cap that somebody gave may use.
+ * other programs) belongs to no tensor: it is measured as what is neither free nor ours, and has
+ * a line of its own. What may still be added to it has its place in the reserve (cuda_warm.c),
+ * which a cap that was given may use.
  */
 #include "backend/cuda/cuda_internal.h"
 

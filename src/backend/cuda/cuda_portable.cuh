@@ -6,7 +6,7 @@
  * another machine brings a <cuda_runtime.h> of its own, which may define EK_LAUNCH and
  * EK_DYNAMIC_SHARED before this file does.
  *
- * A kernel has a type T of values, as they lie in memory, and a type S of sums, in which it
+ * A kernel has a type T of values, as they are in memory, and a type S of sums, in which it
  * computes: the same, or T of 16 bits and S float. S(x) widens, T(s) rounds to nearest even;
  * nothing else is done with a T, because the types of 16 bits turn into several others by
  * themselves.

@@ -235,8 +235,8 @@ static ek_status ask(struct plan *plan, const struct product *product) {
  * Before the first product of a shape, whose code cuBLASLt may have to load. Loading may wait for
  * all that the GPU has, and hold up the other GPUs' loading meanwhile. If a collective of NCCL is
  * among it, which goes on when every peer has queued its own, and a peer is held up before it has,
- * all wait for ever. A wait that holds up nobody ends: of the devices that wait here, one has
- * queued the fewest collectives, and all of those have been queued by everybody.
+ * all wait for ever. A wait that holds up no device ends: of the devices that wait here, one has
+ * queued the fewest collectives, and all of those have been queued by every device.
  */
 static ek_status let_collectives_end(const struct ek__cuda_device *device) {
   if (!device->group->nccl) return EK_OK;
@@ -435,7 +435,7 @@ static ek_status plain_product(const struct ek__cuda_stream *it,
   return ek__cuda_check(it->device, ek__cuda_multiply_plainly(&place, args), "matmul");
 }
 
-/* A bias where cuBLASLt adds none: behind the product, but of 16 bits before it, as c would be
+/* A bias where cuBLASLt adds none: after the product, but of 16 bits before it, as c would be
  * rounded twice. */
 static ek_status bias_apart(ek_stream *stream, const struct ek__matmul_args *args) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);

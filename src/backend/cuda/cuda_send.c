@@ -7,15 +7,15 @@
  *
  * Tickets. Now and then the compute stream gets a mark, an event; marks have numbers from 1.
  * Memory that is given back keeps the number of the next mark as its ticket: every mark that is
- * recorded from then on, that one included, lies behind all that used the memory. So the copy
+ * recorded from then on, that one included, is after all that used the memory. So the copy
  * stream waits for the earliest mark with at least the ticket's number, and one is made if there is
  * none yet. Memory that was never used has ticket 0 and waits for nothing. The number is raised
  * before the event is recorded, so whoever reads the old number has queued its work before the
  * mark.
  *
- * Arrivals are the same the other way round: the copy stream gets a mark behind each tensor, and
+ * Arrivals are the same the other way round: the copy stream gets a mark after each tensor, and
  * the compute stream waits for it when the tensor is first needed (ek__cuda_arrive), or when its
- * memory is taken by somebody else because nobody needed it.
+ * memory is taken for something else because it was not needed.
  *
  * Few marks are kept: an old one's place is taken by the newest, and who asks for it later waits
  * for the earliest that is left. That is a longer wait, never a wrong one.

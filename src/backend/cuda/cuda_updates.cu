@@ -1,9 +1,9 @@
 /*
  * cuda_updates.cu - SGD and AdamW over flat ranges, and the square norm for clipping.
  *
- * What the gradient is multiplied with lies on the device; each block works it out for itself, so
- * that nobody waits. Floor in f32, bytes an element: SGD 12, with momentum 20; AdamW 28; 2 more for
- * a copy of 16 bits, 2 less where the gradient is one; the square norm 4.
+ * What the gradient is multiplied with is on the device; each block works it out for itself, so
+ * that no thread waits. Floor in f32, bytes an element: SGD 12, with momentum 20; AdamW 28; 2 more
+ * for a copy of 16 bits, 2 less where the gradient is one; the square norm 4.
  */
 #include "backend/cuda/cuda_total.cuh"
 #include "backend/formulas.h"

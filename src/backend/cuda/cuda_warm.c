@@ -51,7 +51,7 @@ static ek_status read_free(uint64_t *bytes, const struct ek__cuda_gpu *gpu) {
 
 enum { ROWS = 8, WIDTH = 16, TALL = 1024, PART = 64 << 10, PARTS = 8 };
 
-/* One of each kind of arguments. What is read as an index or a target lies where nothing writes. */
+/* One of each kind of arguments. What is read as an index or a target is where nothing writes. */
 struct samples {
   struct ek__convert_args convert;
   struct ek__elementwise_args elementwise;

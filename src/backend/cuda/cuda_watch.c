@@ -1,5 +1,5 @@
 /*
- * cuda_watch.c - while workers run, somebody sees that one of them is stuck.
+ * cuda_watch.c - sees, while workers run, that one of them is stuck.
  *
  * A worker that waits asks again and again, and gives up by itself (cuda_wait.c). But any call of
  * CUDA may wait for all that a GPU has, if it loads code, say; and if a collective of NCCL is among
@@ -87,7 +87,7 @@ static bool find_stuck(char *text, size_t size, struct ek__cuda_group *group, do
   return false;
 }
 
-/* Nobody has asked for the spare one, and nothing of it is on a GPU. */
+/* The spare one was not asked for, and nothing of it is on a GPU. */
 static void abort_cliques(struct ek__cuda_group *group) {
   for (struct ek__cuda_clique *clique = group->cliques; clique != NULL; clique = clique->next) {
     if (clique != group->spare) ek__cuda_clique_abort(clique);

@@ -2,8 +2,8 @@
  * plan_backend.c - devices that only count.
  *
  * No kernels, no memory: every decision about memory is made by the same code as for real devices,
- * on addresses that nobody reads. Each reservation gets a range of its own in the part of the
- * 64-bit address space that x86-64 and AArch64 leave to nobody, so that two devices never seem to
+ * on addresses that are never read. Each reservation gets a range of its own in the part of the
+ * 64-bit address space that x86-64 and AArch64 leave unused, so that two devices never seem to
  * overlap and a program that touches one stops at once.
  *
  * `plan-cuda` counts what `cuda` devices take: the same, and the workspace of each.

@@ -65,7 +65,7 @@ static int64_t seen(int64_t token, int64_t first_key, int64_t columns) {
   return count < 0 ? 0 : count < columns ? count : columns;
 }
 
-/* Rows of a tile are whole vectors: what lies behind the last key is read, and not used. */
+/* Rows of a tile are whole vectors: what is after the last key is read, and not used. */
 static float largest_of(const float *x, int64_t n) {
   vec best = v_set(-INFINITY);
   int64_t i = 0;

@@ -107,7 +107,7 @@ FORCED void gate(const struct ek__activation_args *args, int64_t begin, int64_t 
   });
 }
 
-/* Everything is read before anything is written: a gradient may lie where an operand does. */
+/* Everything is read before anything is written: a gradient may be where an operand is. */
 FORCED void gate_backward(const struct ek__activation_args *args, int64_t begin, int64_t end,
                           vec (*f)(vec), vec (*back)(vec, vec), bool keeps_result) {
   const value *x = args->x, *factor = args->factor, *dy = args->dy;

@@ -189,7 +189,7 @@ void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t
   }
 }
 
-/* Rows are read again while they lie in the cache; several short ones, so that the gradient of one
+/* Rows are read again while they are in the cache; several short ones, so that the gradient of one
  * does not wait for its logarithm. */
 void EK_ISA_NAME(cross_entropy_gradient)(const void *raw, int64_t begin, int64_t end) {
   const int64_t classes = ((const struct ek__loss_job *)raw)->args->classes;

@@ -5,9 +5,9 @@
  * Blocks of a and b are copied as floats (Goto and van de Geijn 2008, "Anatomy of high-performance
  * matrix multiplication"):
  *   b   DEPTH x COLUMNS, in panels of two vectors' columns, which the innermost loop reads in
- *       order; lies in the second cache, a panel in the first
- *   a   LINES x DEPTH, as it lies in memory, or, where its lines are in order there, in tiles of
- *       ROWS lines; its numbers are read one by one. In f32 what lies as it is to be read is read
+ *       order; is in the second cache, a panel in the first
+ *   a   LINES x DEPTH, as it is in memory, or, where its lines are in order there, in tiles of
+ *       ROWS lines; its numbers are read one by one. In f32 what is as it is to be read is read
  *       there, whatever collides in the caches; of 16 bits a whole strip of lines is widened once
  *       for all columns, if there is room for its k
  * A tile of c, ROWS x two vectors, is summed in registers over the depth of a block. Blocks are
@@ -38,7 +38,7 @@
 #define TURNED (DEPTH * ROWS + WIDE)    /* a tile of a whose numbers are turned, and a gap */
 #define STORED ((ROWS + W - 1) / W * W) /* of which ROWS count */
 
-/* Lines of a are read where they lie. */
+/* Lines of a are read where they are. */
 #ifdef EK_VALUE_f32
 #define IN_PLACE true
 #else
@@ -54,7 +54,7 @@ struct panels {
 
 _Static_assert(sizeof(struct panels) <= sizeof((struct ek__scratch *)0)->panels, "scratch");
 
-/* Part of a or b: element (line, p) lies at x + line * line_step + p * depth_step, of which one
+/* Part of a or b: element (line, p) is at x + line * line_step + p * depth_step, of which one
  * step is 1. */
 struct view {
   const value *x;
@@ -97,7 +97,7 @@ static void pack_panel_turned(float *panel, const struct view *view, const value
   pack_turned(panel + p * WIDE + W, x + p + W * step, lines - W, step, depth - p);
 }
 
-/* panel[p][line], WIDE lines, for the view's lines from `first` on; 0 behind the last. */
+/* panel[p][line], WIDE lines, for the view's lines from `first` on; 0 after the last. */
 static void pack_panel(float *panel, const struct view *view, int64_t first) {
   const int64_t lines = at_most(view->lines - first, WIDE), depth = view->depth;
   const int64_t step = view->depth_step;
@@ -187,7 +187,7 @@ static struct view block_of_a(const struct ek__gemm *g, int64_t i, int64_t end, 
                        end - i};
 }
 
-/* Lines begin .. end - 1 of a as floats, once for all columns of c: a block behind the other, each
+/* Lines begin .. end - 1 of a as floats, once for all columns of c: one block after the other, each
  * of all lines. NULL: they are floats, not in order of k, of few columns, or there is no room. */
 #define WIDENED_LINES (STRIP + ROWS)
 static const float *widened_strip(const struct ek__gemm *g, int64_t begin, int64_t end) {
@@ -209,7 +209,7 @@ static const float *block_in(const float *widened, int64_t line, int64_t p) {
   return widened + (p / DEPTH * WIDENED_LINES + line) * DEPTH;
 }
 
-/* The view in tiles; what can not be read where it lies is copied into the block. */
+/* The view in tiles; what cannot be read in place is copied into the block. */
 static struct layout lay_out(float *block, const struct view *view) {
   if (view->line_step == 1) {
     widen_turned(block, view);
@@ -231,7 +231,7 @@ struct scale {
 /* c = alpha t + beta c for t = ROWS lines of a times a panel of b; c is not read where beta is
  * 0. All of the 16 registers of AVX2 but one are sums, a panel's two vectors and a number of a: so
  * alpha and beta are read when the loop is done. That takes few turns, so that the processor
- * foresees its end. The loop behind it has a condition, and is not unrolled unless asked for; a
+ * foresees its end. The loop after it has a condition, and is not unrolled unless asked for; a
  * loop would have its sums in memory. */
 static inline __attribute__((always_inline)) void multiply_tile(float *c, int64_t ldc,
                                                                 const float *a, int64_t line_step,

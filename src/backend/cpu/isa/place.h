@@ -7,7 +7,7 @@
 
 #include "backend/cpu/isa/isa.h"
 
-/* Columns of c at a time, and rows where it is of 16 bits: their sums lie in scratch. */
+/* Columns of c at a time, and rows where it is of 16 bits: their sums are in scratch. */
 #define COLUMNS 256
 #define STRIP 512
 

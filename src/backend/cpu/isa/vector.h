@@ -91,7 +91,7 @@ static inline vec v_first(int64_t n, vec x, vec y) {
 #endif
 }
 
-/* The first n < W elements; the others are `fill`. Memory behind them is not touched. */
+/* The first n < W elements; the others are `fill`. Memory after them is not touched. */
 static inline vec v_load_some(const float *p, int64_t n, float fill) {
 #if defined(EK_ISA_avx512)
   return (vec)_mm512_mask_loadu_ps((__m512)v_set(fill), (__mmask16)((1u << n) - 1u), p);
