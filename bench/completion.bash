@@ -16,7 +16,7 @@ _evenkeel_bench() {
         words=$(_evenkeel_bench_help | sed -n 's/.*Model and batch to start from: \([^;]*\);.*/\1/p' |
           sed 's/(default)//; s/,/ /g')
         ;;
-      --modes) words="all $(_evenkeel_bench_help | sed -n 's/.*--modes=LIST Of \([^;]*\);.*/\1/p' | tr , ' ')" ;;
+      --modes) words="all $(_evenkeel_bench_help | sed -n 's/.*--modes=LIST Any of \([^;]*\);.*/\1/p' | tr , ' ')" ;;
       -o | --output) words="table md csv json" ;;
       --optimizer) words="adamw sgd" ;;
       --loss) words="whole fused" ;;

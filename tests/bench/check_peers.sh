@@ -137,7 +137,7 @@ if [[ $losses != - ]]; then
   expect 1 "$losses" 1,32,2,8,4 "$dir/weights" "$dir/tokens" f32
   says err 'shape'
   expect 1 "$losses" 1,16,2,8,7 "$dir/weights" "$dir/tokens" f32
-  says err 'not whole steps'
+  says err 'not a multiple of 63 tokens, one step'
   expect 1 "$losses" 1,16,2,8,4 "$dir/weights" "$dir/none" f32
   expect 2 "$losses" 1,16,2,8 "$dir/weights"
   expect 2 "$losses" 1,16,2,8,4 "$dir/weights" "$dir/tokens"

@@ -22,7 +22,9 @@ grep -qxF -e "$line" "$tree/README.md" || complain "README.md does not show '$li
 
 # shellcheck source=cmake/packages.sh
 . "$tree/cmake/packages.sh"
-read -ra shown <<<"$(sed -n 's/^    sudo apt-get install //p' "$tree/README.md")"
+# A line that ends with a backslash goes on in the next.
+read -ra shown <<<"$(sed -e ':a' -e '/\\$/{N;s/\\\n *//;ba' -e '}' "$tree/README.md" |
+  sed -n 's/^    sudo apt-get install //p')"
 ((${#shown[@]} > 0)) || complain "README.md shows no packages"
 for package in ${shown[@]+"${shown[@]}"}; do
   [[ " ${packages_debian[*]} " == *" $package "* ]] || complain "cmake/packages.sh does not know $package"

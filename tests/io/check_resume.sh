@@ -62,7 +62,7 @@ diff <(losses "$folder/alone") <(losses "$folder"/leg[0-3]) ||
   fail "a reproducible run that was moved to other devices and modes differs"
 
 if "$program" "$text" --steps 5 --resume "$folder/run" >/dev/null 2>"$folder/errors"; then
-  fail "a state behind the last step was taken"
+  fail "a state past the last step was taken"
 fi
-grep -q 'behind the last one' "$folder/errors" || fail "a state behind the last step is not named"
+grep -q 'past the last step' "$folder/errors" || fail "a state past the last step is not named"
 printf 'check_resume: 20 and %d steps are the same, stopped or not\n' "$((stopped + 3))"
