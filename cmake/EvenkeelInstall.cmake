@@ -1,4 +1,4 @@
-# What `cmake --install` puts in place: headers, both libraries, the CMake package, evenkeel.pc; the
+# What `cmake --install` puts in place: headers, the libraries, the CMake package, evenkeel.pc and evenkeel_check.pc; the
 # pages and the examples, in the folders in which they point to each other (the test "links" follows
 # every link); the man page of the library. bench/ installs its program, with a man page and completion for bash.
 include(CMakePackageConfigHelpers)
@@ -15,10 +15,12 @@ else()
 endif()
 # Libraries in a folder of CMAKE_PREFIX_PATH, where the loader does not look, are found there again.
 set_target_properties(evenkeel PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+# libevenkeel.so is beside it, in the build folder as where it is installed.
+set_target_properties(evenkeel_check PROPERTIES INSTALL_RPATH "$ORIGIN" BUILD_WITH_INSTALL_RPATH ON)
 
-install(TARGETS evenkeel EXPORT evenkeel-targets)
+install(TARGETS evenkeel evenkeel_check EXPORT evenkeel-targets)
 # An export set of its own, because only this one may need oneDNN (see evenkeel-config.cmake.in).
-install(TARGETS evenkeel_static EXPORT evenkeel-static-targets)
+install(TARGETS evenkeel_static evenkeel_check_static EXPORT evenkeel-static-targets)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/evenkeel" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
         FILES_MATCHING PATTERN "*.h")
 foreach(page LICENSE README.md CONTRIBUTING.md bench/peers/README.md)
@@ -98,4 +100,5 @@ if(EVENKEEL_HAVE_ONEDNN)
       "# A program that is -static as a whole needs a static oneDNN. Debian's libdnnl-dev has none: build evenkeel with\n# -DEVENKEEL_ONEDNN=OFF for such programs.\n")
 endif()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/evenkeel.pc.in" "${PROJECT_BINARY_DIR}/evenkeel.pc" @ONLY)
-install(FILES "${PROJECT_BINARY_DIR}/evenkeel.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+configure_file("${PROJECT_SOURCE_DIR}/cmake/evenkeel_check.pc.in" "${PROJECT_BINARY_DIR}/evenkeel_check.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/evenkeel.pc" "${PROJECT_BINARY_DIR}/evenkeel_check.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")

@@ -44,6 +44,10 @@ else()
   list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/(header_json|header_write|checksum)\\.c$")
 endif()
 
+# The library evenkeel_check, which tests modules. It calls evenkeel as any program does; options.c needs nothing of it.
+file(GLOB EVENKEEL_CHECK_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/check/*.c")
+list(APPEND EVENKEEL_CHECK_SOURCES "${PROJECT_SOURCE_DIR}/src/core/options.c")
+
 # The kernels of the CPU backend that are compiled once per instruction set and type of values. Without the larger
 # sets a processor that has them runs the baseline. `native` is what this machine runs of them.
 set(EVENKEEL_ISA_SETS "avx2;avx512"

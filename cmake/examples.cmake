@@ -4,15 +4,16 @@
 #     cmake -S PREFIX/share/doc/evenkeel/examples -B build -DCMAKE_PREFIX_PATH=PREFIX
 #     cmake --build build
 #
-# -DEVENKEEL_LIBRARY=evenkeel::evenkeel_static links the static library instead.
+# -DEVENKEEL_LIBRARY=evenkeel::evenkeel_check_static links the static library instead.
 #
-# Without CMake: cc -std=c11 own_model.c -o own_model $(pkg-config --cflags --libs evenkeel) -lm
+# Without CMake: cc -std=c11 own_model.c -o own_model $(pkg-config --cflags --libs evenkeel_check) -lm
 # and, where the loader does not look in PREFIX/lib, -Wl,-rpath,$(pkg-config --variable=libdir evenkeel)
 cmake_minimum_required(VERSION 3.25)
 project(evenkeel_examples LANGUAGES C)
 
 find_package(evenkeel CONFIG REQUIRED)
-set(EVENKEEL_LIBRARY evenkeel::evenkeel CACHE STRING "or evenkeel::evenkeel_static")
+# With ek_module_check(), which own_model.c calls; a program without it links evenkeel::evenkeel.
+set(EVENKEEL_LIBRARY evenkeel::evenkeel_check CACHE STRING "or evenkeel::evenkeel_check_static")
 
 set(CMAKE_C_STANDARD 11)
 set(CMAKE_C_EXTENSIONS OFF)

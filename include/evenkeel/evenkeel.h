@@ -15,7 +15,8 @@
  *     with_criterion.h                                             a model and its loss in one
  *     sgd.h, adamw.h, schedule.h, loss_scale.h   optimizers
  *     module.h, pass.h, replica.h, criterion.h, optimizer.h         to write your own
- *     module_check.h                             whether a module of yours does what it must
+ *     module_check.h                             whether a module of yours does what it must; link
+ *                                                evenkeel_check, too
  *     op.h         operations for your own layers
  *     shards.h, scatter.h, gather.h, replicate.h, parallel_apply.h, reduce.h, communicator.h
  *                  the parts that data parallelism is made of

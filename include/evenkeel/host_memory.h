@@ -8,6 +8,7 @@
 #ifndef EVENKEEL_HOST_MEMORY_H
 #define EVENKEEL_HOST_MEMORY_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <evenkeel/export.h>
@@ -17,6 +18,11 @@ EK_BEGIN_DECLARATIONS
 /* The n-th time from now on that the library asks the system for one of these, it fails (n = 1 is
  * the next); 0 takes it back. The call that needed it returns EK_ERR_OUT_OF_MEMORY. */
 EK_API void ek_host_memory_fail_at(uint64_t n);
+
+/* Counts one request, and is true if that request has to fail. The library calls it before each
+ * allocation, map and thread. A module of yours that takes memory of the host can call it, too, so
+ * that a test makes its allocations fail: `p = ek_host_memory_fails() ? NULL : malloc(n)`. */
+EK_API bool ek_host_memory_fails(void);
 
 EK_END_DECLARATIONS
 

@@ -32,6 +32,10 @@
  * All but "types" run in f64 if the module computes in it (ek_module_ops.types), else in f32: in 16
  * bits it is the same code with numbers that are rounded, of which differences say nothing.
  * docs/numerics.md derives what is allowed.
+ *
+ * The checker is a library of its own, evenkeel_check, which programs that only train do not need.
+ * It is the CMake target evenkeel_check, or evenkeel_check_static, in the namespace of the others;
+ * pkg-config knows it as evenkeel_check.
  */
 #ifndef EVENKEEL_MODULE_CHECK_H
 #define EVENKEEL_MODULE_CHECK_H

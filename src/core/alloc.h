@@ -13,10 +13,6 @@
 
 #include <evenkeel/status.h>
 
-/* True if a test wants this call of the system to fail: asked before every allocation, map and
- * thread. */
-bool ek__host_call_fails(void);
-
 /* Zeroed memory for count * size bytes (one byte for none), or NULL; sets no message. */
 void *ek__calloc(size_t count, size_t size);
 

@@ -13,7 +13,7 @@
 
 static _Atomic uint64_t fail_countdown;
 
-bool ek__host_call_fails(void) {
+bool ek_host_memory_fails(void) {
   uint64_t left = atomic_load_explicit(&fail_countdown, memory_order_relaxed);
   while (left != 0) {
     if (atomic_compare_exchange_weak(&fail_countdown, &left, left - 1)) return left == 1;
@@ -22,7 +22,7 @@ bool ek__host_call_fails(void) {
 }
 
 void *ek__calloc(size_t count, size_t size) {
-  if (ek__host_call_fails()) return NULL;
+  if (ek_host_memory_fails()) return NULL;
   if (count == 0 || size == 0) count = size = 1;
   return calloc(count, size);
 }

@@ -6,11 +6,12 @@
 #include <errno.h>
 #include <string.h>
 
-#include "core/alloc.h"
+#include <evenkeel/host_memory.h>
+
 
 ek_status ek__thread_start(pthread_t *thread, size_t stack, void *(*function)(void *), void *arg) {
   pthread_attr_t attributes;
-  int error = ek__host_call_fails() ? EAGAIN : pthread_attr_init(&attributes);
+  int error = ek_host_memory_fails() ? EAGAIN : pthread_attr_init(&attributes);
   if (error == 0) {
     error = pthread_attr_setstacksize(&attributes, stack);
     if (error == 0) error = ek__thread_create(thread, &attributes, function, arg);

@@ -51,6 +51,12 @@ START_TEST(it_fires_once) {
 }
 END_TEST
 
+START_TEST(a_program_asks_too) {
+  ek_host_memory_fail_at(3);
+  for (int i = 1; i <= 5; i++) ck_assert_int_eq(ek_host_memory_fails(), i == 3);
+}
+END_TEST
+
 START_TEST(it_can_be_taken_back) {
   char spec[] = "plan:1";
   ek_host_memory_fail_at(2);
@@ -149,6 +155,7 @@ static Suite *make_suite(void) {
   TCase *group = ck_case(suite, "group");
   tcase_add_loop_test(group, opening_a_group, 0, 4);
   tcase_add_test(group, it_fires_once);
+  tcase_add_test(group, a_program_asks_too);
   tcase_add_test(group, it_can_be_taken_back);
   TCase *others = ck_case(suite, "others");
   tcase_add_loop_test(others, communicators_events_and_recorders, 0, 2);

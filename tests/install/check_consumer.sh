@@ -139,7 +139,7 @@ run_examples() { # FOLDER CMAKE-OPTION...
   done
 }
 run_examples examples -DCMAKE_DISABLE_FIND_PACKAGE_OneDNN=ON
-run_examples examples_static -DEVENKEEL_LIBRARY=evenkeel::evenkeel_static "${options[@]}"
+run_examples examples_static -DEVENKEEL_LIBRARY=evenkeel::evenkeel_check_static "${options[@]}"
 if readelf -d "$work/examples_static/own_model" | grep -q 'NEEDED.*libevenkeel'; then
   printf 'check_consumer: the static examples are linked to the shared library\n' >&2
   exit 1
@@ -157,11 +157,12 @@ if [[ -n $onednn_library ]] && ! grep -q -e '-static' "$lib/pkgconfig/evenkeel.p
   printf 'check_consumer: evenkeel.pc does not say what -static needs\n' >&2
   exit 1
 fi
-read -ra cflags <<<"$(pkg-config --cflags evenkeel)"
-read -ra shared <<<"$(pkg-config --libs evenkeel)"
-read -ra static <<<"$(pkg-config --static --libs evenkeel)"
+read -ra cflags <<<"$(pkg-config --cflags evenkeel_check)"
+read -ra shared <<<"$(pkg-config --libs evenkeel_check)"
+read -ra static <<<"$(pkg-config --static --libs evenkeel_check)"
 # "-levenkeel" means the shared library where both are installed.
-static=("${static[@]/#-levenkeel/-l:libevenkeel.a}")
+static=("${static[@]/%-levenkeel_check/-l:libevenkeel_check.a}")
+static=("${static[@]/%-levenkeel/-l:libevenkeel.a}")
 # Where a program finds the library when it runs, as README.md has it; and oneDNN's folder, for the
 # static library and for what the shared one loads.
 libdir_path="-Wl,-rpath,$(pkg-config --variable=libdir evenkeel)"

@@ -4,10 +4,10 @@
 #  2. every program and shared object in BUILD, and of what is installed from it: position
 #     independent, bound at start, read-only after relocation, no memory that can be written and run
 #  3. where they look for libraries: a full path or, in evenkeel-bench as it is installed, a path
-#     relative to the program's own folder. What is installed names no folder of the build. An empty
+#     relative to the program's own folder; libevenkeel_check looks beside itself. What is installed names no folder of the build. An empty
 #     or relative entry is the working directory.
 #  4. the library and the programs that users run call the checks that the flags bring
-#  5. libevenkeel exports ek_name alone, the CUDA module its one entry
+#  5. libevenkeel and libevenkeel_check export ek_name alone, the CUDA module its one entry
 set -euo pipefail
 
 readelf=$1 nm=$2 cmake=$3 build=$4 fortify=$5
@@ -53,6 +53,8 @@ paths() { # FILE INSTALLED
   local file=$1 installed=$2 entry
   while IFS= read -r entry; do
     case $entry in
+      '$ORIGIN') [[ ${file##*/} == libevenkeel_check.so* ]] ||
+        complain "$file looks for libraries in its own folder" ;;
       /*) ((!installed)) || [[ $entry != "$build"* ]] ||
         complain "$file is installed and looks for libraries in '$entry'" ;;
       '$ORIGIN/../'*) [[ ${file##*/} == evenkeel-bench ]] || complain "$file looks for libraries in '$entry'" ;;
@@ -71,7 +73,7 @@ symbols() { # FILE
   exports=$("$nm" -D --defined-only "$file" | awk '{ print $NF }' | sed 's/@.*//')
   case ${file##*/} in
     libevenkeel_cuda.so) [[ $exports == ek_cuda_module ]] || complain "$file exports ${exports//$'\n'/ }" ;;
-    libevenkeel.so*)
+    libevenkeel.so* | libevenkeel_check.so*)
       ! grep -vE '^ek_[^_]' <<<"$exports" || complain "$file exports what does not begin with ek_"
       ;;
   esac

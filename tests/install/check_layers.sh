@@ -28,6 +28,7 @@ declare -A uses=(
   [model]="core device op module criterion"
   [parallel]="core device backend op module optim io criterion"
   [training]="core device op module optim io criterion parallel"
+  [check]="core device module" # a library of its own: of core and device only what headers hold
 )
 
 # The layer of a path in the tree; "" when it has none.
@@ -37,7 +38,7 @@ layer_of() {
       local rest=${1#src/}
       printf '%s' "${rest%%/*}"
       ;;
-    criterion/* | parallel/* | training/*) printf '%s' "${1%%/*}" ;;
+    criterion/* | parallel/* | training/* | check/*) printf '%s' "${1%%/*}" ;;
   esac
 }
 
@@ -46,7 +47,7 @@ declare -A public_layer=()
 while IFS= read -r source; do
   name=${source##*/}
   public_layer[${name%.c}]=$(layer_of "$source")
-done < <(find src parallel criterion training -name '*.c' 2>/dev/null)
+done < <(find src parallel criterion training check -name '*.c' 2>/dev/null)
 
 allowed() { # FROM TO KIND
   local from=$1 to=$2 kind=$3 item
@@ -104,7 +105,7 @@ while IFS= read -r file; do
     esac
     allowed "$from" "$to" "$kind" || complain "$file ($from) includes $path ($to)"
   done < <(includes_of "$file")
-done < <(find include/evenkeel src parallel criterion training -name '*.[ch]' 2>/dev/null | sort)
+done < <(find include/evenkeel src parallel criterion training check -name '*.[ch]' 2>/dev/null | sort)
 
 # Programs: <evenkeel/...>, their own folder, and for tests the helpers of tests/support.
 while IFS= read -r file; do

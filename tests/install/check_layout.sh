@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # check_layout.sh TREE: one name, three paths. A public header include/evenkeel/X.h has exactly one
-# source X.c under src/, parallel/, training/ or criterion/, and one check tests/<folder>/check_X.c; evenkeel.h
+# source X.c under src/, parallel/, training/, criterion/ or check/, and one check tests/<folder>/check_X.c; evenkeel.h
 # leads to every public header; a check checks a header that exists.
 #
 # It also holds check_options.c to the list of structs that state their size, and
@@ -43,9 +43,9 @@ for header in include/evenkeel/*.h; do
   ! grep -qE '^(static inline|EK_INLINE) ' "$header" || inlines=1
   ((declares || inlines)) || continue
 
-  mapfile -t sources < <(find src parallel criterion training -name "$name.c" 2>/dev/null | sort)
+  mapfile -t sources < <(find src parallel criterion training check -name "$name.c" 2>/dev/null | sort)
   case ${#sources[@]} in
-    0) ((!declares)) || complain "$header has no source $name.c in src/, parallel/, training/ or criterion/" ;;
+    0) ((!declares)) || complain "$header has no source $name.c in src/, parallel/, training/, criterion/ or check/" ;;
     1) ;;
     *) complain "$header has more than one source: ${sources[*]}" ;;
   esac
@@ -87,7 +87,7 @@ done < <(awk '/^typedef struct [a-z0-9_]+ \{$/ { name = $3; next }
 # Two sources of one name would make the name say nothing.
 while IFS= read -r name; do
   complain "more than one source is called $name"
-done < <(find src parallel criterion training -name '*.c' -printf '%f\n' 2>/dev/null | sort | uniq -d)
+done < <(find src parallel criterion training check -name '*.c' -printf '%f\n' 2>/dev/null | sort | uniq -d)
 
 ((failed == 0)) && printf 'check_layout: every header has its source and its check\n'
 exit "$failed"

@@ -12,7 +12,7 @@ failed=0
 lines() { # PATTERN: of product code, headers and documents
   local -a kinds=(--include='*.c' --include='*.h' --include='*.cu' --include='*.cuh' --include='*.md')
   { grep -rhoiE "${kinds[@]}" --exclude-dir=results -- "$1" \
-    README.md CONTRIBUTING.md docs include src parallel training criterion || true; } | wc -l
+    README.md CONTRIBUTING.md docs include src parallel training criterion check || true; } | wc -l
 }
 at_most() { # LIMIT NAME PATTERN
   local found

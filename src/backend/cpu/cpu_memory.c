@@ -18,8 +18,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <evenkeel/host_memory.h>
+
 #include "backend/cpu/cpu_limits.h"
-#include "core/alloc.h"
 #include "core/error.h"
 #include "core/sizes.h"
 
@@ -55,7 +56,7 @@ ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device, size_t d
 
 static char *map(uint64_t bytes, int protection, int flags) {
   errno = ENOMEM; /* what a test's failure says */
-  if (ek__host_call_fails()) return MAP_FAILED;
+  if (ek_host_memory_fails()) return MAP_FAILED;
   return mmap(NULL, (size_t)bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
 }
 
@@ -100,7 +101,7 @@ ek_status ek__cpu_memory_probe(uint64_t bytes) {
 ek_status ek__cpu_memory_commit(void *base, uint64_t bytes) {
   if (bytes == 0) return EK_OK;
   errno = ENOMEM; /* what a test's failure says */
-  if (ek__host_call_fails() || mprotect(base, (size_t)whole(bytes), PROT_READ | PROT_WRITE) != 0) {
+  if (ek_host_memory_fails() || mprotect(base, (size_t)whole(bytes), PROT_READ | PROT_WRITE) != 0) {
     return refused("provide", bytes);
   }
   return EK_OK;

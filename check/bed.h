@@ -1,5 +1,5 @@
 /*
- * check_bed.h - runs a module for ek_module_check(), on rows of inputs that it makes, and brings
+ * bed.h - runs a module for ek_module_check(), on rows of inputs that it makes, and brings
  * what comes out to the host as doubles.
  *
  * Inputs, parameters and the factors R of the outputs are functions of the seed and of an element's
@@ -8,8 +8,8 @@
  * criterion these are its totals, whose weights have no gradient, or the losses of rows where it
  * gives them.
  */
-#ifndef EK_CHECK_BED_H
-#define EK_CHECK_BED_H
+#ifndef EK_BED_H
+#define EK_BED_H
 
 #include <evenkeel/communicator.h>
 #include <evenkeel/module_check.h>
@@ -94,6 +94,7 @@ ek_status ek__bed_store(struct ek__bed *bed, size_t index);
 /* Copies a tensor of any type but i64 to doubles. */
 ek_status ek__bed_read(double *values, const ek_tensor *tensor);
 
+/* Zeros; the caller frees values->data. */
 ek_status ek__bed_values(struct ek__values *values, int64_t count);
 
-#endif /* EK_CHECK_BED_H */
+#endif /* EK_BED_H */

@@ -1,31 +1,39 @@
 /*
- * check_bed.c - runs a module on rows of made inputs: see check_bed.h.
+ * bed.c - runs a module on rows of made inputs: see bed.h.
  */
-#include "module/check_bed.h"
+#include "bed.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include <evenkeel/host_memory.h>
 #include <evenkeel/memory.h>
 
-#include "core/alloc.h"
 #include "core/error.h"
+#include "core/half.h"
 #include "core/sizes.h"
 #include "device/types.h"
 
 /* ---- arrays of doubles ---- */
 
-static const char memory_of[] = "the check of a module";
+/* *pointer, to any kind of object, becomes `count` zeroed items of `size` bytes; free() frees it. */
+static ek_status new_items(void *pointer, size_t count, size_t size) {
+  void *memory = ek_host_memory_fails() ? NULL : calloc(count, size);
+  EK__FAIL_IF(memory == NULL, EK_ERR_OUT_OF_MEMORY, "out of host memory for the check of a module");
+  memcpy(pointer, &memory, sizeof memory); /* copied: it is no object of type void * */
+  return EK_OK;
+}
 
 ek_status ek__bed_values(struct ek__values *values, int64_t count) {
-  EK_TRY(ek__new(&values->data, (size_t)count + 1, sizeof *values->data, memory_of));
+  EK_TRY(new_items(&values->data, (size_t)count + 1, sizeof *values->data));
   values->count = count;
   return EK_OK;
 }
 
 static void free_values(struct ek__values *values) {
-  ek__free(values->data);
+  free(values->data);
   *values = (struct ek__values){0};
 }
 
@@ -37,8 +45,17 @@ void ek__results_free(union ek__results *results) {
 
 /* A tensor's elements as they are in memory; the caller frees *data. */
 static ek_status open_packed(void **data, ek_tensor *host, const ek_tensor *tensor) {
-  EK_TRY(ek__new(data, ek_tensor_bytes(tensor) + 1, 1, memory_of));
+  EK_TRY(new_items(data, ek_tensor_bytes(tensor) + 1, 1));
   return ek_tensor_host(host, *data, tensor->type, tensor->rank, tensor->shape);
+}
+
+static float widen(uint16_t bits, ek_type type) {
+  return type == EK_BF16 ? ek__bf16_widen((struct ek__bf16){bits})
+                         : ek__f16_widen((struct ek__f16){bits});
+}
+
+static uint16_t narrow(float value, ek_type type) {
+  return type == EK_BF16 ? ek__bf16_narrow(value).bits : ek__f16_narrow(value).bits;
 }
 
 ek_status ek__bed_read(double *values, const ek_tensor *tensor) {
@@ -47,19 +64,15 @@ ek_status ek__bed_read(double *values, const ek_tensor *tensor) {
   ek_status status = open_packed(&data, &host, tensor);
   if (status == EK_OK) status = ek_tensor_copy(&host, tensor);
   for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(tensor); i++) {
-    float single = 0;
     switch (tensor->type) {
     case EK_F32: values[i] = (double)((const float *)data)[i]; break;
     case EK_F64: values[i] = ((const double *)data)[i]; break;
     case EK_BF16:
-    case EK_F16:
-      ek__halves_widen(&single, (const uint16_t *)data + i, 1, tensor->type);
-      values[i] = (double)single;
-      break;
+    case EK_F16: values[i] = (double)widen(((const uint16_t *)data)[i], tensor->type); break;
     default: values[i] = (double)((const int32_t *)data)[i];
     }
   }
-  ek__free(data);
+  free(data);
   return status;
 }
 
@@ -73,12 +86,12 @@ static ek_status write_values(ek_tensor *tensor, const double *values) {
     case EK_F32: ((float *)data)[i] = single; break;
     case EK_F64: ((double *)data)[i] = values[i]; break;
     case EK_BF16:
-    case EK_F16: ek__halves_round((uint16_t *)data + i, &single, 1, tensor->type); break;
+    case EK_F16: ((uint16_t *)data)[i] = narrow(single, tensor->type); break;
     default: ((int32_t *)data)[i] = (int32_t)values[i];
     }
   }
   if (status == EK_OK) status = ek_tensor_copy(tensor, &host);
-  ek__free(data);
+  free(data);
   return status;
 }
 
@@ -173,8 +186,8 @@ static ek_status open_part(struct ek__bed *bed, size_t index) {
   EK_TRY(
       ek_replica_open(&part->replica, ek_group_device(bed->group, index), bed->module, &options));
   EK_TRY(ek__bed_values(&part->seen, ek_tensor_count(ek_replica_parameters(part->replica))));
-  return ek__new(&part->completions, ek_replica_parameter_count(part->replica) + 1,
-                 sizeof *part->completions, memory_of);
+  return new_items(&part->completions, ek_replica_parameter_count(part->replica) + 1,
+                   sizeof *part->completions);
 }
 
 static ek_status open_communicator(struct ek__bed *bed) {
@@ -198,8 +211,8 @@ ek_status ek__bed_open(struct ek__bed *bed, ek_module *module, const char *devic
                           .samples = 1};
   EK_TRY(ek_group_open(&bed->group, devices, &group));
   bed->devices = ek_group_size(bed->group);
-  EK_TRY(ek__new(&bed->parts, bed->devices, sizeof *bed->parts, memory_of));
-  EK_TRY(ek__new(&bed->offsets, bed->devices + 1, sizeof *bed->offsets, memory_of));
+  EK_TRY(new_items(&bed->parts, bed->devices, sizeof *bed->parts));
+  EK_TRY(new_items(&bed->offsets, bed->devices + 1, sizeof *bed->offsets));
   for (size_t i = module->inputs; i-- > 0;) {
     if (!inputs[i].broadcast) bed->samples = inputs[i].shape[0];
   }
@@ -214,12 +227,12 @@ ek_status ek__bed_close(struct ek__bed *bed, ek_status status) {
     ek_replica_free(bed->parts[k].replica);
     ek__results_free(&bed->parts[k].results);
     free_values(&bed->parts[k].seen);
-    ek__free(bed->parts[k].completions);
+    free(bed->parts[k].completions);
   }
   for (size_t i = 0; i < EK__CHECK_INPUTS; i++) free_values(&bed->input[i]);
   free_values(&bed->parameters);
-  ek__free(bed->parts);
-  ek__free(bed->offsets);
+  free(bed->parts);
+  free(bed->offsets);
   if (status == EK_OK && bed->group != NULL) status = ek_group_synchronize(bed->group);
   char words[EK__MESSAGE_SIZE]; /* what was found first stays said */
   (void)snprintf(words, sizeof words, "%s", ek_error_message());
