@@ -202,8 +202,9 @@ ek_status ek__bed_open(struct ek__bed *bed, ek_module *module, const char *devic
                        const ek_check_input *inputs, const ek_module_check_options *options) {
   ek_group_options group = EK_GROUP_OPTIONS_INIT;
   const bool half = ek__type_is_half(type);
-  group.debug_memory = true;
+  group.debug_memory = !bed->bare;
   *bed = (struct ek__bed){.module = module,
+                          .bare = bed->bare,
                           .inputs = inputs,
                           .options = options,
                           .type = half ? EK_F32 : type,
@@ -427,7 +428,7 @@ static ek_status nothing_left(const ek_device *device, uint64_t before, const ch
 
 /* Frees all but the inputs; then the device holds what it held before. */
 static ek_status finish(struct tensors *t, const struct ek__trial *trial, const ek_device *device,
-                        uint64_t before, ek_status status) {
+                        uint64_t before, ek_status status, uint64_t *saved) {
   for (size_t i = 0; i < EK__CHECK_INPUTS; i++) ek_tensor_free(&t->dx[i]);
   for (size_t i = 0; i < EK_MAX_TENSORS; i++) {
     ek_tensor_free(&t->dy[i]);
@@ -437,6 +438,10 @@ static ek_status finish(struct tensors *t, const struct ek__trial *trial, const 
     status = nothing_left(device, before,
                           trial->backward ? "after backward, by the pass"
                                           : "by a pass without gradient");
+  }
+  if (status == EK_OK && trial->gradient && !trial->backward) {
+    status = held(saved, device);
+    *saved -= before;
   }
   ek_pass_free(t->pass);
   return status;
@@ -458,7 +463,8 @@ static ek_status run_part(void *context, ek_device *device, size_t index) {
   ek_status status = upload_inputs(&t, bed, device, first, rows);
   if (status == EK_OK) status = held(&before, device);
   if (status == EK_OK) {
-    status = finish(&t, trial, device, before, run_pass(&t, part, device, first, rows));
+    status =
+        finish(&t, trial, device, before, run_pass(&t, part, device, first, rows), &part->saved);
     if (trial->fail_at > 0 && ek_memory_fail_at(device, 0) != EK_OK) status = EK_ERR_INTERNAL;
     const ek_status left = status == EK_OK || status == EK_ERR_OUT_OF_MEMORY
                                ? nothing_left(device, before, "after the pass was freed")

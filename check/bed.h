@@ -52,6 +52,7 @@ struct ek__bed_part { /* one device */
   struct ek__values seen; /* gradients when they were said to be complete */
   int *completions;       /* by parameter */
   double size;            /* sum of |R * output| */
+  uint64_t saved;         /* bytes that a pass kept for a backward that did not run */
   double loss;
 };
 
@@ -65,6 +66,7 @@ struct ek__bed {
   ek_communicator *communicator; /* of a collective module */
   bool collective;
   size_t devices;
+  bool bare;               /* set before it is opened: memory without guards, which count, too */
   int64_t samples;
   int64_t *offsets; /* for a trial; zeros */
   struct ek__values input[EK__CHECK_INPUTS], parameters;
@@ -72,8 +74,9 @@ struct ek__bed {
   const struct ek__trial *trial; /* that runs */
 };
 
-/* Opens a group of its own and a replica on each device. EK_ERR_UNSUPPORTED if the module, or the
- * devices, do not compute in `type`. A bed of zeros may be closed. */
+/* Opens a group of its own, with guards beside each tensor, and a replica on each device.
+ * EK_ERR_UNSUPPORTED if the module, or the devices, do not compute in `type`. The bed is one of
+ * zeros, or with `bare` alone; a bed of zeros may be closed. */
 ek_status ek__bed_open(struct ek__bed *bed, ek_module *module, const char *devices, ek_type type,
                        const ek_check_input *inputs, const ek_module_check_options *options);
 /* Gives all replicas the parameters of the options. Before that they hold initial values. */

@@ -24,7 +24,8 @@
  *                   that gives, to what rounding may do, where its table and the devices have them
  *     rows          one row runs. No rows: outputs without rows and gradients of zero, or an error
  *     devices       rows cut over all devices of the string give what one device gives
- *     memory        nothing is held that should not be, also when any allocation fails
+ *     memory        nothing is held that should not be, also when any allocation fails, and forward
+ *                   keeps for backward what the options say
  *     plan          devices that only count take the same memory, allocation for allocation
  *
  * Memory beside tensors is guarded in all of them: EK_ERR_OVERRUN.
@@ -91,11 +92,13 @@ typedef struct ek_module_check_options {
   unsigned left_out; /* checks that do not run: bit EK_CHECK_DEVICES for a module that mixes rows */
   ek_check_function report; /* may be NULL */
   void *context;
+  int64_t saved; /* bytes that forward keeps for backward in f32 in addition to its inputs, as the
+                    ledger counts them; below 0: any number */
 } ek_module_check_options;
 #define EK_MODULE_CHECK_OPTIONS_INIT                                                               \
   {                                                                                                \
     .size = sizeof(ek_module_check_options), .seed = 1, .low = -0.7, .high = 0.7, .probes = 64,    \
-    .longest = 1000, .depth = 10, .left_out = 0, .report = NULL, .context = NULL                   \
+    .longest = 1000, .depth = 10, .left_out = 0, .report = NULL, .context = NULL, .saved = -1      \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_module_check_options_init(ek_module_check_options *options,

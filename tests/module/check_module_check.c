@@ -15,6 +15,7 @@
 #include <evenkeel/elementwise.h>
 #include <evenkeel/host_memory.h>
 #include <evenkeel/layers.h>
+#include <evenkeel/memory.h>
 #include <evenkeel/pass.h>
 #include <evenkeel/sequential.h>
 
@@ -320,6 +321,21 @@ START_TEST(a_wrong_module_is_named) {
 }
 END_TEST
 
+/* ReLU keeps its output: 5 x 3 numbers of f32, without the guards, are one unit. */
+START_TEST(what_forward_keeps_is_counted) {
+  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
+  ek_module *module = NULL;
+  options.left_out = ~(1u << EK_CHECK_MEMORY);
+  options.saved = EK_MEMORY_UNIT;
+  ck_ok(ek_activation_create(&module, EK_ACTIVATION_RELU));
+  ck_ok(ek_module_check(module, ck_spec("cpu:2"), &rows, 1, &options));
+  options.saved = 0;
+  ck_fails(ek_module_check(module, ck_spec("cpu:2"), &rows, 1, &options), EK_ERR_MISMATCH,
+           "module check (memory) of relu: forward keeps 256 bytes for backward, expected 0");
+  ek_module_free(module);
+}
+END_TEST
+
 /* In f32 a gradient that is wrong by a quarter shows too; what is left out is not looked at. */
 START_TEST(f32_alone_and_checks_left_out) {
   ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
@@ -553,6 +569,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tcase, a_collective_module_passes, 0, 2);
   tcase_add_loop_test(tcase, a_criterion_passes, 0, 2);
   tcase_add_loop_test(tcase, a_wrong_module_is_named, GRADIENT, FAULTS);
+  tcase_add_test(tcase, what_forward_keeps_is_counted);
   tcase_add_test(tcase, f32_alone_and_checks_left_out);
   tcase_add_test(tcase, initial_values_are_of_the_seed);
   tcase_add_test(tcase, the_gradient_of_each_input_counts);

@@ -5,13 +5,12 @@
 
 #include <string.h>
 
+#include <evenkeel/memory.h>
 #include <evenkeel/module_check.h>
 
 enum { PROBES_IN_PARTS = 8 };
 
 static const struct ck_module_case *all_cases;
-
-static const char *one_device(void) { return test_devices("cpu:1"); }
 
 /* ---- what the library checks ---- */
 
@@ -34,6 +33,7 @@ START_TEST(module_check) {
   options.longest = is->longest;
   options.depth = is->depth;
   options.left_out = ~(1u << check_of(_i));
+  options.saved = (int64_t)(is->saved * EK_MEMORY_UNIT);
   for (size_t i = 0; i < is->inputs; i++) {
     const struct ck_input *from = &is->input[i];
     inputs[i] = (ek_check_input){
@@ -49,67 +49,8 @@ START_TEST(module_check) {
 }
 END_TEST
 
-/* ---- memory ---- */
-
-/* Tensors that share memory are counted once. */
-static uint64_t held_by(const ek_tensor *tensors, size_t count, const struct ck_bed *bed) {
-  uint64_t held = 0;
-  for (size_t i = 0; i < count; i++) {
-    bool known = false;
-    for (size_t j = 0; j < i; j++) known = known || tensors[j].memory == tensors[i].memory;
-    for (size_t j = 0; j < bed->inputs; j++) {
-      known = known || bed->input[j].memory == tensors[i].memory;
-    }
-    for (size_t j = 0; j < bed->outputs; j++) {
-      known = known || bed->grad_output[j].memory == tensors[i].memory;
-    }
-    if (!known) held += ck_units(&tensors[i]);
-  }
-  return held;
-}
-
-static void free_tensors(ek_tensor *tensors) {
-  for (size_t i = 0; i < CK_MODULE_TENSORS; i++) ek_tensor_free(&tensors[i]);
-}
-
-START_TEST(memory) {
-  struct ck_bed *bed = ck_bed_open(&all_cases[_i], EK_F32, one_device());
-  const uint64_t before = ck_bed_held(bed);
-  ek_pass *pass = NULL;
-  ek_tensor outputs[CK_MODULE_TENSORS] = {{0}}, gradients[CK_MODULE_TENSORS] = {{0}};
-
-  ek_pass_options options = bed->options;
-  options.gradient = false;
-  ck_ok(ek_pass_open(&pass, bed->replica, &options));
-  ck_ok(ek_pass_run_forward(outputs, pass, bed->input));
-  ck_assert_uint_eq(ck_bed_held(bed), before + held_by(outputs, bed->outputs, bed));
-  free_tensors(outputs);
-  ck_assert_uint_eq(ck_bed_held(bed), before);
-  ek_pass_free(pass);
-
-  ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
-  ck_ok(ek_pass_run_forward(outputs, pass, bed->input));
-  free_tensors(outputs);
-  ck_ok(ek_pass_run_backward(gradients, pass, bed->grad_output));
-  ck_assert_uint_eq(ck_bed_held(bed), before + held_by(gradients, bed->inputs, bed));
-  free_tensors(gradients);
-  ck_assert_uint_eq(ck_bed_held(bed), before);
-  ek_pass_free(pass);
-
-  /* A pass that is given up between forward and backward. */
-  ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
-  ck_ok(ek_pass_run_forward(outputs, pass, bed->input));
-  free_tensors(outputs);
-  ck_assert_uint_eq((ck_bed_held(bed) - before) / EK_MEMORY_UNIT, bed->is->saved);
-  ek_pass_free(pass);
-  ck_assert_uint_eq(ck_bed_held(bed), before);
-  ck_bed_close(bed);
-}
-END_TEST
-
 void ck_module_tests(Suite *suite, const struct ck_module_case *cases, int count) {
   all_cases = cases;
   TCase *tcase = ck_case(suite, "every module");
   tcase_add_loop_test(tcase, module_check, 0, count * EK_CHECKS);
-  tcase_add_loop_test(tcase, memory, 0, count);
 }

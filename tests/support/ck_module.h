@@ -39,8 +39,7 @@ struct ck_module_case {
 };
 
 /*
- * Adds to the suite, for each case: every check of ek_module_check(), and `memory`: a pass holds
- * what it must and nothing else.
+ * Adds to the suite, for each case, every check of ek_module_check().
  */
 void ck_module_tests(Suite *suite, const struct ck_module_case *cases, int count);
 
