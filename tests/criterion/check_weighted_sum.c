@@ -68,19 +68,25 @@ static ek_criterion *part_of(int i) {
                   : entropy(weights_b, 3);
 }
 
-/* flat: three terms. nested: the first, and a sum of the other two. */
-static ek_criterion *whole(bool nested) {
+enum { FLAT, NESTED_LAST, NESTED_FIRST, FORMS };
+
+/* Three terms; or one of them, and a sum of the other two. */
+static ek_criterion *whole(int form) {
   ek_criterion *parts[] = {part_of(0), part_of(1), part_of(2)};
   const double flat[] = {1.0, 0.5, -0.75}, outer[] = {1.0, 0.25}, inner[] = {2.0, -3.0};
-  if (!nested) return sum_of(parts, flat, 3);
+  if (form == FLAT) return sum_of(parts, flat, 3);
+  if (form == NESTED_FIRST) {
+    ek_criterion *terms[] = {sum_of(parts, (const double[]){2.0, 1.0}, 2), parts[2]};
+    return sum_of(terms, (const double[]){0.5, -0.75}, 2);
+  }
   ek_criterion *terms[] = {parts[0], sum_of(&parts[1], inner, 2)};
   return sum_of(terms, outer, 2);
 }
 
 START_TEST(equals_its_terms_one_by_one) {
-  struct ck_rig *rig = ck_rig_variant(_i / 2);
+  struct ck_rig *rig = ck_rig_variant(_i / FORMS);
   struct data d = make_data(rig);
-  ek_criterion *criterion = whole(_i % 2 == 1);
+  ek_criterion *criterion = whole(_i % FORMS);
   ck_assert_uint_eq(ek_criterion_outputs(criterion), 3);
   ck_assert_uint_eq(criterion->base.targets, 3);
   ck_assert_uint_eq(criterion->base.terms, 3);
@@ -110,14 +116,14 @@ END_TEST
 START_TEST(every_output_is_placed_for_itself) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct data d = make_data(rig);
-  struct ck_loss kept = ck_loss_open(rig, whole(true), true);
+  struct ck_loss kept = ck_loss_open(rig, whole(NESTED_LAST), true);
   ck_loss_forward(&kept, d.outputs, d.targets, NULL);
   ck_loss_backward(&kept, NULL, NULL);
   const double *want[PARTS];
   for (int i = 0; i < PARTS; i++) want[i] = ck_read(rig, &kept.gradients[i]);
   ck_loss_close(&kept);
 
-  struct ck_loss loss = ck_loss_open(rig, whole(true), false);
+  struct ck_loss loss = ck_loss_open(rig, whole(NESTED_LAST), false);
   ek_tensor other = {0};
   ck_ok(ek_tensor_share(&other, &d.outputs[1])); /* that one may not be overwritten */
   const uint64_t before = ck_loss_bytes(rig);
@@ -148,7 +154,7 @@ START_TEST(out_of_memory) {
   ek_host_memory_fail_at(0);
   ck_assert_int_eq(part->base.references, 1);
   ek_criterion_free(part);
-  criterion = whole(true);
+  criterion = whole(NESTED_LAST);
   ck_loss_failures(rig, criterion, d.outputs, d.targets);
   ek_criterion_free(criterion);
   ck_rig_close(rig);
@@ -259,7 +265,7 @@ END_TEST
 START_TEST(uneven_shards_make_the_whole) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct data d = make_data(rig);
-  struct ck_loss loss = ck_loss_open(rig, whole(false), true);
+  struct ck_loss loss = ck_loss_open(rig, whole(FLAT), true);
   double once[6], parts[6] = {0}, part[6];
   ck_loss_forward(&loss, d.outputs, d.targets, once);
   const int64_t first[] = {0, 7}, count[] = {7, 3};
@@ -370,11 +376,27 @@ START_TEST(refused) {
 }
 END_TEST
 
+/* Outputs, then targets: classes are whole numbers, of whichever part, also of a nested one. */
+START_TEST(targets_keep_the_types_of_their_parts) {
+  const double ones[] = {1, 1};
+  ek_criterion *inner[] = {squared(EK_REDUCTION_MEAN), entropy(NULL, 0)};
+  ek_criterion *outer[] = {sum_of(inner, ones, 2), squared(EK_REDUCTION_MEAN)};
+  ek_criterion *sum = sum_of(outer, ones, 2);
+  const ek_type wanted[] = {0, 0, 0, 0, EK_I32, 0};
+  ck_assert_uint_eq(sum->base.inputs, 6);
+  for (size_t i = 0; i < 6; i++) {
+    ck_assert_int_eq(ek_module_input_type(&sum->base, i), wanted[i]);
+  }
+  ek_criterion_free(sum);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("weighted_sum");
   TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, equals_its_terms_one_by_one, 0, 2 * CK_VARIANTS);
+  tcase_add_loop_test(values, equals_its_terms_one_by_one, 0, FORMS * CK_VARIANTS);
   tcase_add_loop_test(values, uneven_shards_make_the_whole, 0, CK_VARIANTS);
+  tcase_add_test(values, targets_keep_the_types_of_their_parts);
   TCase *memory = ck_case(suite, "memory");
   tcase_add_loop_test(memory, every_output_is_placed_for_itself, 0, CK_VARIANTS);
   tcase_add_loop_test(memory, out_of_memory, 0, CK_VARIANTS);

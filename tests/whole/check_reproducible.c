@@ -577,6 +577,54 @@ START_TEST(shards_are_cut_between_grains) {
 }
 END_TEST
 
+/* ---- outputs with several rows for each sample ---- */
+
+/* Each sample of 4 numbers as 2 rows of 2. */
+static ek_status halves_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                ek_tensor *outputs) {
+  const int64_t shape[] = {2 * inputs[0].shape[0], 2};
+  (void)self;
+  EK_TRY(ek_pass_output(&outputs[0], pass, inputs[0].type, 2, shape));
+  return ek_op_copy(ek_pass_stream(pass), &outputs[0], &inputs[0]);
+}
+
+static ek_status halves_backward(const ek_module *self, ek_pass *pass,
+                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  (void)self, (void)pass, (void)grad_outputs, (void)grad_inputs;
+  return ek_error_set(EK_ERR_UNSUPPORTED, "halves: no backward");
+}
+
+static void halves_free(ek_module *self) { (void)self; }
+
+START_TEST(several_rows_for_each_sample) {
+  enum { SAMPLES = 11 };
+  static const ek_module_ops ops = {.size = sizeof ops,
+                                    .kind = "halves",
+                                    .forward = halves_forward,
+                                    .backward = halves_backward,
+                                    .free = halves_free};
+  ek_group *group = open_group("cpu", (size_t)_i + 1, 1);
+  ek_data_parallel_model *model = NULL;
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_module module;
+  ek_tensor input, output;
+  ek_shards outputs = {0};
+  float x[SAMPLES * 4], y[SAMPLES * 4] = {0};
+  for (int i = 0; i < SAMPLES * 4; i++) x[i] = (float)i;
+  options.reproducible = 8;
+  ck_ok(ek_module_init(&module, &ops, 1, 1));
+  ck_ok(ek_tensor_host(&input, x, EK_F32, CK_SHAPE(SAMPLES, 4)));
+  ck_ok(ek_tensor_host(&output, y, EK_F32, CK_SHAPE(2 * SAMPLES, 2)));
+  ck_ok(ek_data_parallel_model_open(&model, group, &module, &options));
+  ck_ok(ek_data_parallel_model_forward(&outputs, model, &input, 1, NULL));
+  ck_ok(ek_gather_host(&output, &outputs));
+  ck_assert_mem_eq(x, y, sizeof x);
+  ek_shards_free(&outputs);
+  ek_data_parallel_model_free(model);
+  ek_group_free(group);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("reproducible");
   TCase *tcase = ck_case(suite, "reproducible");
@@ -587,6 +635,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tcase, one_grain_or_many_differ_by_rounding, 0, CK_WORKLOADS);
   tcase_add_loop_test(tcase, plan_knows_its_peak, 0, WORKLOADS * CK_PLACEMENTS);
   tcase_add_loop_test(tcase, a_step_is_a_transaction, 0, CK_WORKLOADS * CK_PLACEMENTS);
+  tcase_add_loop_test(tcase, several_rows_for_each_sample, 0, 3);
   tcase_add_test(tcase, what_is_refused);
   tcase_add_test(tcase, wrong_tokens_are_counted_over_the_batch);
   tcase_add_test(tcase, shards_are_cut_between_grains);
