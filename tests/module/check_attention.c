@@ -97,7 +97,7 @@ START_TEST(peak) {
   struct ck_bed *bed = ck_bed_open(&cases[2], EK_F32, test_devices("cpu:1"));
   const uint64_t before = ck_bed_held(bed);
   ck_ok(ek_memory_reset_peak(bed->device));
-  ck_bed_loss(bed);
+  ck_bed_forward(bed);
   ek_memory_usage usage;
   ck_ok(ck_memory_stats(&usage, bed->device));
   ck_assert_uint_eq((usage.peak_bytes - before) / EK_MEMORY_UNIT, qkv + out + lse);

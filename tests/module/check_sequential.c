@@ -174,7 +174,7 @@ static struct ck_results *measure(ek_status (*create)(ek_module **module), uint6
   for (int i = 0; i < 2; i++) {
     ek_memory_usage usage;
     ck_ok(ek_memory_reset_peak(bed->device));
-    if (i == 0) (void)ck_bed_loss(bed);
+    if (i == 0) ck_bed_forward(bed);
     if (i == 1) results = ck_bed_backward(bed, true);
     ck_ok(ck_memory_stats(&usage, bed->device));
     peaks[i] = (usage.peak_bytes - before) / unit;

@@ -45,7 +45,9 @@ void ck_module_tests(Suite *suite, const struct ck_module_case *cases, int count
 
 /* ---- the parts, for tests of a module's own ---- */
 
-/* A module on device 0 of a group, with inputs and with the gradients of its outputs. */
+/* A module on device 0 of a group, with inputs and with the gradients of its outputs: for tests
+ * that know what it should compute. The checker, which compares a module with itself, makes its
+ * own. */
 struct ck_bed {
   const struct ck_module_case *is;
   ek_group *group;
@@ -57,7 +59,6 @@ struct ck_bed {
   ek_tensor input[CK_MODULE_TENSORS], grad_output[CK_MODULE_TENSORS];
   double *value[CK_MODULE_TENSORS];  /* of the inputs */
   double *factor[CK_MODULE_TENSORS]; /* R, of the outputs: the loss is the sum of R * output */
-  double size;                       /* sum of |R * output| at the last ck_bed_loss() */
 };
 
 /* Parameters, inputs and R are random numbers that both types hold exactly, the same for equal
@@ -66,8 +67,8 @@ struct ck_bed *ck_bed_open(const struct ck_module_case *module_case, ek_type typ
                            const char *spec);
 void ck_bed_close(struct ck_bed *bed);
 
-/* A forward without gradient. */
-double ck_bed_loss(struct ck_bed *bed);
+/* A forward without gradient, of which nothing is kept. */
+void ck_bed_forward(struct ck_bed *bed);
 
 /* What one forward and backward give, as doubles. */
 struct ck_results {
