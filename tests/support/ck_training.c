@@ -95,6 +95,15 @@ static ek_status open_parts(struct ck_training *training) {
                                          &update);
 }
 
+static void keep_parts(const struct ck_training *training) {
+  ck_keep(training->module);
+  ck_keep(training->criterion);
+  ck_keep(training->rule);
+  ck_keep(training->model);
+  ck_keep(training->loss);
+  ck_keep(training->optimizer);
+}
+
 ek_status ck_training_try(struct ck_training *training, const struct ck_setup *setup,
                           ek_group *group) {
   *training = (struct ck_training){.setup = *setup, .group = group};
@@ -104,6 +113,7 @@ ek_status ck_training_try(struct ck_training *training, const struct ck_setup *s
     ck_training_free(training);
     memset(training, 0, sizeof *training);
   }
+  if (status == EK_OK) keep_parts(training);
   return status;
 }
 

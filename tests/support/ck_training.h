@@ -5,7 +5,8 @@
  *     struct ck_training training;
  *     ck_training_open(&training, &setup);
  *     ck_ok(ck_training_step(&training, &batch, &result));
- *     ck_training_close(&training);
+ *
+ * All of it is kept (ck_keep.h): freed when the test ends, unless the test closes it before.
  */
 #ifndef CK_TRAINING_H
 #define CK_TRAINING_H

@@ -128,9 +128,7 @@ const struct ck_workload *ck_workload(const char *name) {
 
 static void fill(ek_tensor *tensor, int64_t classes, double ignored, struct ck_random *random) {
   const int64_t count = ek_tensor_count(tensor);
-  tensor->data =
-      calloc((size_t)count + 1, 8); /* one more: the address of no elements is not NULL */
-  ck_assert_ptr_nonnull(tensor->data);
+  tensor->data = ck_array(count, 8);
   for (int64_t i = 0; i < count; i++) {
     if (tensor->type == EK_I32) {
       const bool skip = ck_random_uniform(random, 0, 1) < ignored;
@@ -157,8 +155,8 @@ struct ck_batch ck_batch_make(const struct ck_workload *workload, ek_type type, 
 }
 
 void ck_batch_free(struct ck_batch *batch) {
-  for (size_t i = 0; i < batch->inputs; i++) free(batch->input[i].data);
-  for (size_t i = 0; i < batch->targets; i++) free(batch->target[i].data);
+  for (size_t i = 0; i < batch->inputs; i++) ck_drop(batch->input[i].data);
+  for (size_t i = 0; i < batch->targets; i++) ck_drop(batch->target[i].data);
   memset(batch, 0, sizeof *batch);
 }
 

@@ -41,7 +41,7 @@ extern const struct ck_workload ck_workloads[CK_WORKLOADS];
 const struct ck_workload *ck_workload(const char *name);
 
 /* Equal arguments give equal numbers, and f32 and f64 hold the same ones. A target is ignored with
- * probability `ignored`. */
+ * probability `ignored`. Its arrays are kept (ck_keep.h). */
 struct ck_batch ck_batch_make(const struct ck_workload *workload, ek_type type, int64_t samples,
                               double ignored, uint64_t stream);
 void ck_batch_free(struct ck_batch *batch);

@@ -68,8 +68,27 @@ void ck_add_cases(TCase *tcase, const TTest *test, int first, int end) {
 
 TCase *ck_case(Suite *suite, const char *name) {
   TCase *tcase = tcase_create(name);
+  tcase_add_checked_fixture(tcase, ck_keep_nothing, ck_release_all);
   suite_add_tcase(suite, tcase);
   return tcase;
+}
+
+/* Constructors may run in any order. */
+static struct ck_registered *registered;
+
+void ck_register(struct ck_registered *test) {
+  struct ck_registered **place = &registered;
+  while (*place != NULL && (*place)->test->line < test->test->line) place = &(*place)->next;
+  test->next = *place;
+  *place = test;
+}
+
+Suite *ck_suite(const char *name) {
+  Suite *suite = suite_create(name);
+  for (struct ck_registered *test = registered; test != NULL; test = test->next) {
+    ck_add_cases(ck_case(suite, test->test->name), test->test, 0, test->cases());
+  }
+  return suite;
 }
 
 ek_status ck_finish(ek_status status, ek_stream *stream) {
@@ -128,7 +147,7 @@ ek_group *ck_open_exactly(const char *spec, int threads) {
   options.time_limit = ck_time_limit();
   ck_ok(ek_group_open(&group, spec, &options));
   ck_assert_ptr_nonnull(group);
-  return group;
+  return ck_keep(group);
 }
 
 ek_group *ck_open(const char *spec, int threads) { return ck_open_exactly(ck_spec(spec), threads); }
@@ -142,6 +161,8 @@ bool ck_has_halves(void) {
   }
   return (types & EK_TYPES_BF16) != 0 && (types & EK_TYPES_F16) != 0;
 }
+
+int ck_if_halves(int cases) { return ck_has_halves() ? cases : 0; }
 
 void ck_no_memory_held(const ek_group *group) {
   for (size_t i = 0; i < ek_group_size(group); i++) {

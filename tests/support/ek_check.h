@@ -1,17 +1,15 @@
 /*
  * ek_check.h - what all test programs share, on top of Check.
  *
- *     START_TEST(add_works) {
+ *     CK_TEST(add_works) {
  *       struct ck_rig *rig = ck_rig_variant(_i);
  *       double *a = ck_values(rig, 12, -1.0, 1.0);
  *       ek_tensor *ta = ck_tensor(rig, a, CK_SHAPE(3, 4));
  *       ek_tensor *y = ck_poisoned(rig, CK_SHAPE(3, 4));
  *       ck_ok(ek_op_scale(rig->stream, y, ta, 2.0));
  *       ...
- *       ck_rig_close(rig);
  *     }
- *     END_TEST
- *     CK_MAIN(make_suite)
+ *     CK_SUITE("add")
  *
  * Environment:
  *   EVENKEEL_TEST_SEED     the seed of all generators; it is printed when a program starts
@@ -32,6 +30,8 @@
 #include <evenkeel/device.h>
 #include <evenkeel/memory.h>
 #include <evenkeel/tensor.h>
+
+#include "ck_keep.h"
 
 /* ---- who watches: gcc and clang say it each in its own way ---- */
 
@@ -65,6 +65,36 @@
 #define CK_MAIN(make_suite)                                                                        \
   int main(void) { return ck_run(make_suite()); }
 
+/*
+ * A test is in the suite of its program by its name alone, and is a test case of that name:
+ *
+ *     CK_TEST(add_works) {...}
+ *     CK_LOOP(every_mode, CK_MODES) {...}     for _i = 0 .. CK_MODES - 1
+ *     CK_LOOP(in_bf16, ck_if_halves(3)) {...}
+ *     CK_SUITE("add")                         main()
+ */
+#define CK_TEST(name) CK_LOOP(name, 1)
+#define CK_LOOP(name, cases)                                                                       \
+  static void name##_fn(int _i);                                                                   \
+  static int name##_cases(void) { return (int)(cases); }                                           \
+  __attribute__((constructor)) static void name##_register(void) {                                 \
+    static const TTest test = {#name, name##_fn, __FILE__, __LINE__};                              \
+    static struct ck_registered registered = {&test, name##_cases, NULL};                          \
+    ck_register(&registered);                                                                      \
+  }                                                                                                \
+  static void name##_fn(int _i CK_ATTRIBUTE_UNUSED)
+#define CK_SUITE(name)                                                                             \
+  int main(void) { return ck_run(ck_suite(name)); }
+
+struct ck_registered {
+  const TTest *test;
+  int (*cases)(void);
+  struct ck_registered *next;
+};
+void ck_register(struct ck_registered *test);
+/* The tests that are registered, in the order of their lines. */
+Suite *ck_suite(const char *name);
+
 /* Runs a suite in this process (no fork: threads and sanitizers) and returns the exit code. */
 int ck_run(Suite *suite);
 
@@ -86,7 +116,7 @@ void ck_add_cases(TCase *tcase, const TTest *test, int first, int end);
 #define tcase_add_test(tcase, test) ck_add_cases((tcase), (test), 0, 1)
 #define tcase_add_loop_test(tcase, test, first, end) ck_add_cases((tcase), (test), (first), (end))
 
-/* A new test case of the suite. */
+/* A new test case of the suite, after each test of which what it kept is freed (ck_keep.h). */
 TCase *ck_case(Suite *suite, const char *name);
 
 /* ---- statuses ---- */
@@ -155,6 +185,8 @@ double ck_time_limit(void);
 
 /* Whether the devices under test compute in bf16 and f16. */
 bool ck_has_halves(void);
+/* So many cases, or 0 where they do not. */
+int ck_if_halves(int cases);
 
 /* A rank and a shape for the two parameters `int rank, const int64_t *shape`. */
 #define CK_SHAPE(...)                                                                              \
@@ -235,7 +267,7 @@ struct ck_rig *ck_rig_variant(int variant);
 /* f32 on devices that may multiply in TF32, tensors `shift` elements behind the beginning. */
 struct ck_rig *ck_rig_tf32(int64_t shift);
 
-/* Frees all of it and checks that the devices hold nothing. */
+/* Frees all of it and checks that the devices hold nothing; so does the end of the test. */
 void ck_rig_close(struct ck_rig *rig);
 
 /* The value as the rig's type holds it. */

@@ -1,0 +1,162 @@
+/*
+ * ck_keep.c - the list of what the running test has opened: see ck_keep.h.
+ *
+ * A lock, because some tests open and free from several threads. It is not held while a thing is
+ * freed: to free a rig frees a group, which is in the list as well.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CK_REAL_FREES
+#include "ek_check.h"
+
+struct kept {
+  const void *thing; /* the handle, the tensor's memory or the shards' parts */
+  void (*release)(void *copy);
+  void *copy; /* what `release` gets: the handle itself, or a copy of a struct */
+};
+
+static struct kept *list;
+static size_t count, room;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void keep(const void *thing, void *copy, void (*release)(void *copy)) {
+  (void)pthread_mutex_lock(&lock);
+  if (count == room) {
+    room = room == 0 ? 64 : 2 * room;
+    struct kept *larger = realloc(list, room * sizeof *list);
+    if (larger == NULL) abort();
+    list = larger;
+  }
+  list[count++] = (struct kept){thing, release, copy};
+  (void)pthread_mutex_unlock(&lock);
+}
+
+/* Takes the newest entry of `thing` with this release (NULL: any) out; its copy, or NULL. */
+static void *take_out(const void *thing, void (*release)(void *copy)) {
+  void *copy = NULL;
+  (void)pthread_mutex_lock(&lock);
+  for (size_t i = count; i-- > 0;) {
+    if (list[i].thing != thing || (release != NULL && list[i].release != release)) continue;
+    copy = list[i].copy;
+    memmove(&list[i], &list[i + 1], (--count - i) * sizeof *list);
+    break;
+  }
+  (void)pthread_mutex_unlock(&lock);
+  return copy;
+}
+
+void ck_keep_by(void *thing, void (*release)(void *thing)) { keep(thing, thing, release); }
+
+void ck_forget(const void *thing) { (void)take_out(thing, NULL); }
+
+size_t ck_mark(void) { return count; }
+
+void ck_release(size_t mark) {
+  while (count > mark) {
+    const struct kept last = list[--count];
+    last.release(last.copy);
+  }
+}
+
+void ck_keep_nothing(void) {
+  free(list);
+  list = NULL;
+  count = room = 0;
+}
+
+void ck_release_all(void) {
+  ck_release(0);
+  ck_keep_nothing();
+}
+
+/* ---- memory ---- */
+
+void *ck_array(int64_t elements, size_t size) {
+  void *array = calloc((size_t)elements + 1, size);
+  ck_assert_ptr_nonnull(array);
+  keep(array, array, free);
+  return array;
+}
+
+void ck_drop(void *array) {
+  ck_forget(array);
+  free(array);
+}
+
+/* ---- handles; a group that is still needed stays in its place of the list ---- */
+
+#define QUIET(noun)                                                                                \
+  static void release_##noun(void *copy) { ek_##noun##_free(copy); }                             \
+  ek_##noun *ck_keep_##noun(ek_##noun *noun) {                                                     \
+    if (noun != NULL) keep(noun, noun, release_##noun);                                            \
+    return noun;                                                                                   \
+  }                                                                                                \
+  void ck_free_##noun(ek_##noun *noun) {                                                           \
+    ck_forget(noun);                                                                               \
+    ek_##noun##_free(noun);                                                                      \
+  }
+
+#define WITH_STATUS(noun)                                                                          \
+  ek_##noun *ck_keep_##noun(ek_##noun *noun) {                                                     \
+    if (noun != NULL) keep(noun, noun, end_##noun);                                                \
+    return noun;                                                                                   \
+  }                                                                                                \
+  ek_status ck_free_##noun(ek_##noun *noun) {                                                      \
+    const ek_status status = ek_##noun##_free(noun);                                               \
+    if (status != EK_ERR_STATE) ck_forget(noun);                                                   \
+    return status;                                                                                 \
+  }
+
+static void end_group(void *group) {
+  ck_no_memory_held(group);
+  ck_ok(ek_group_free(group));
+}
+
+static void end_metrics(void *metrics) { ck_ok(ek_metrics_free(metrics)); }
+
+static void end_trainer(void *trainer) { ck_ok(ek_trainer_free(trainer)); }
+
+CK_QUIET_HANDLES(QUIET)
+CK_HANDLES_WITH_STATUS(WITH_STATUS)
+
+/* ---- structs, of which a copy is freed ---- */
+
+static void *copy_of(const void *data, size_t size) {
+  void *copy = malloc(size);
+  if (copy == NULL) abort();
+  memcpy(copy, data, size);
+  return copy;
+}
+
+static void release_tensor(void *copy) {
+  ek_tensor_free(copy);
+  free(copy);
+}
+
+/* Tensors of the same memory hold a reference each, and one is as good as another. */
+ek_tensor ck_keep_tensor(ek_tensor tensor) {
+  if (tensor.memory != NULL) keep(tensor.memory, copy_of(&tensor, sizeof tensor), release_tensor);
+  return tensor;
+}
+
+void ck_free_tensor(ek_tensor *tensor) {
+  if (tensor != NULL && tensor->memory != NULL) free(take_out(tensor->memory, release_tensor));
+  ek_tensor_free(tensor);
+}
+
+static void release_shards(void *copy) {
+  ek_shards_free(copy);
+  free(copy);
+}
+
+ek_shards ck_keep_shards(ek_shards shards) {
+  if (shards.parts != NULL) keep(shards.parts, copy_of(&shards, sizeof shards), release_shards);
+  return shards;
+}
+
+void ck_free_shards(ek_shards *shards) {
+  if (shards != NULL && shards->parts != NULL) free(take_out(shards->parts, release_shards));
+  ek_shards_free(shards);
+}

@@ -1,0 +1,120 @@
+/*
+ * ck_keep.h - what a test opens is freed when the test ends.
+ *
+ *     CK_OPENED(ek_module *, gpt, ek_gpt_create(&gpt, &options));
+ *     ek_tensor x = ck_keep(made_by_another_function());
+ *     double *values = ck_array(count, sizeof *values);
+ *
+ * Kept things are freed in reverse order after the test, whether it passed or failed, and a group is
+ * checked to hold no memory first. The helpers' groups, batches, trainings and rigs are kept from the
+ * start. A test may free a kept thing itself at any time: in tests the names of the
+ * library's frees stand for functions that also take the thing out of the list. A loop that opens
+ * much in each pass, and a helper that is called often, release what they opened:
+ *
+ *     const size_t mark = ck_mark();
+ *     ...
+ *     ck_release(mark);
+ */
+#ifndef CK_KEEP_H
+#define CK_KEEP_H
+
+#include <stddef.h>
+
+#include <evenkeel/communicator.h>
+#include <evenkeel/criterion.h>
+#include <evenkeel/data_parallel_criterion.h>
+#include <evenkeel/data_parallel_model.h>
+#include <evenkeel/data_parallel_optimizer.h>
+#include <evenkeel/metrics.h>
+#include <evenkeel/module.h>
+#include <evenkeel/optimizer.h>
+#include <evenkeel/pass.h>
+#include <evenkeel/reduce.h>
+#include <evenkeel/replica.h>
+#include <evenkeel/safetensors.h>
+#include <evenkeel/shards.h>
+#include <evenkeel/trainer.h>
+
+/* Handles whose free gives nothing, and those whose free gives a status. */
+#define CK_QUIET_HANDLES(X)                                                                        \
+  X(communicator)                                                                                  \
+  X(criterion)                                                                                     \
+  X(data_parallel_criterion)                                                                       \
+  X(data_parallel_model)                                                                           \
+  X(data_parallel_optimizer)                                                                       \
+  X(event)                                                                                         \
+  X(module)                                                                                        \
+  X(optimizer)                                                                                     \
+  X(pass)                                                                                          \
+  X(reducer)                                                                                       \
+  X(replica)                                                                                       \
+  X(safetensors)                                                                                   \
+  X(safetensors_writer)
+#define CK_HANDLES_WITH_STATUS(X)                                                                  \
+  X(group)                                                                                         \
+  X(metrics)                                                                                       \
+  X(trainer)
+
+#define CK_DECLARE_KEEP(noun) ek_##noun *ck_keep_##noun(ek_##noun *noun);
+#define CK_DECLARE_QUIET(noun) void ck_free_##noun(ek_##noun *noun);
+#define CK_DECLARE_STATUS(noun) ek_status ck_free_##noun(ek_##noun *noun);
+CK_QUIET_HANDLES(CK_DECLARE_KEEP)
+CK_HANDLES_WITH_STATUS(CK_DECLARE_KEEP)
+CK_QUIET_HANDLES(CK_DECLARE_QUIET)
+CK_HANDLES_WITH_STATUS(CK_DECLARE_STATUS)
+ek_tensor ck_keep_tensor(ek_tensor tensor);
+void ck_free_tensor(ek_tensor *tensor);
+ek_shards ck_keep_shards(ek_shards shards);
+void ck_free_shards(ek_shards *shards);
+
+/* Keeps a handle, a tensor or shards, and gives back its argument. NULL and zeros are legal. */
+#define CK_KEEP_HANDLE(noun) ek_##noun * : ck_keep_##noun,
+#define ck_keep(thing)                                                                             \
+  _Generic((thing), CK_QUIET_HANDLES(CK_KEEP_HANDLE) CK_HANDLES_WITH_STATUS(CK_KEEP_HANDLE)        \
+               ek_tensor: ck_keep_tensor,                                                          \
+           ek_shards: ck_keep_shards)(thing)
+
+/* Declares a variable, opens it with a call that must succeed, and keeps it. */
+#define CK_OPENED(type, name, call)                                                                \
+  type name = {0};                                                                                 \
+  ck_ok(call);                                                                                     \
+  ck_keep(name)
+
+/* Zeroed memory that is kept; never NULL. ck_drop() frees it early. */
+void *ck_array(int64_t count, size_t size);
+void ck_drop(void *array);
+
+/* For helpers with an object of their own: release(thing) when the test ends; and no longer. */
+void ck_keep_by(void *thing, void (*release)(void *thing));
+void ck_forget(const void *thing);
+
+/* How much is kept, and freeing all that has been kept since. */
+size_t ck_mark(void);
+void ck_release(size_t mark);
+/* What every test case does before and after each test. */
+void ck_keep_nothing(void);
+void ck_release_all(void);
+
+/* From here on a free in a test also takes the thing out of the list. */
+#ifndef CK_REAL_FREES
+#define ek_communicator_free ck_free_communicator
+#define ek_criterion_free ck_free_criterion
+#define ek_data_parallel_criterion_free ck_free_data_parallel_criterion
+#define ek_data_parallel_model_free ck_free_data_parallel_model
+#define ek_data_parallel_optimizer_free ck_free_data_parallel_optimizer
+#define ek_event_free ck_free_event
+#define ek_group_free ck_free_group
+#define ek_metrics_free ck_free_metrics
+#define ek_module_free ck_free_module
+#define ek_optimizer_free ck_free_optimizer
+#define ek_pass_free ck_free_pass
+#define ek_reducer_free ck_free_reducer
+#define ek_replica_free ck_free_replica
+#define ek_safetensors_free ck_free_safetensors
+#define ek_safetensors_writer_free ck_free_safetensors_writer
+#define ek_shards_free ck_free_shards
+#define ek_tensor_free ck_free_tensor
+#define ek_trainer_free ck_free_trainer
+#endif
+
+#endif /* CK_KEEP_H */
