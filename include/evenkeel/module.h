@@ -365,6 +365,17 @@ EK_API EK_CHECKED ek_status ek_declare_unit(ek_declaration *declaration);
 EK_API EK_CHECKED ek_status ek_declare_tie(ek_declaration *declaration, const char *name,
                                            const char *source);
 
+/*
+ * Freezes what this module has declared before under a path from it: a parameter ("head.weight"),
+ * or a child with all that is in it ("blocks.0", but not "blocks.01"); "" is everything. The
+ * parameters are then frozen as if they were declared so (ek_parameter_options). A tied parameter
+ * is frozen if any of its names is, whether the tie is declared before this or after. A child
+ * without parameters has nothing to freeze, which is no error, and buffers are not affected.
+ * EK_ERR_NOT_FOUND    no parameter or child of that path; the message has the nearest name
+ * EK_ERR_INVALID_ARGUMENT  the path of a buffer
+ */
+EK_API EK_CHECKED ek_status ek_declare_frozen(ek_declaration *declaration, const char *path);
+
 EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_MODULE_H */

@@ -3,7 +3,7 @@
  *
  * A declaration is checked when it is made; messages have its full name. A tie is an alias while
  * the walk goes on. After the walk ek__layout_drop_tied() drops the parameters that are tied to
- * others.
+ * others. It also freezes what was frozen by path: only then is it known what each name stands for.
  */
 #include "module/layout.h"
 
@@ -23,6 +23,7 @@ struct ek_declaration {
   const char *path; /* of the node: "" or "blocks.0." */
   const char *kind;
   int depth;    /* of the node */
+  size_t first; /* parameter that the module could declare */
   size_t unit;  /* that it belongs to, or EK__NO_UNIT */
   ek_type type; /* that its children are to compute in, whatever it knows itself */
 };
@@ -173,7 +174,14 @@ static ek_status walk(struct ek__layout *layout, struct ek__node *node, const ch
   char where[EK__PATH_SIZE];
   const unsigned types = EK__TABLE_TYPES(node->module->ops);
   const ek_type own = ek__types_choose(types, type);
-  ek_declaration declaration = {layout, node, path, node->module->ops->kind, depth, unit, type};
+  ek_declaration declaration = {.layout = layout,
+                                .node = node,
+                                .path = path,
+                                .kind = node->module->ops->kind,
+                                .depth = depth,
+                                .first = layout->parameter_count,
+                                .unit = unit,
+                                .type = type};
   node->holder = (struct ek__holder){layout, node->path, node->module->ops->kind};
   EK_TRY(ek__types_check(types, own, ek__node_path(where, node)));
   layout->collective = layout->collective || ek__is_collective(node->module);
@@ -265,6 +273,46 @@ ek_status ek_declare_tie(ek_declaration *declaration, const char *name, const ch
   return EK_OK;
 }
 
+/* Whether a parameter's full name is this path, or is within the module of this path. */
+static bool is_within(const char *name, const char *path) {
+  const size_t length = strlen(path);
+  if (length == 0 || strncmp(name, path, length) != 0) return length == 0;
+  return path[length - 1] == '.' || name[length] == '.' || name[length] == '\0';
+}
+
+static ek_status refuse_to_freeze(const ek_declaration *declaration, const char *path) {
+  const char *nearest = ek__layout_nearest(declaration->layout, path, declaration->path);
+  EK__FAIL_IF(nearest == NULL, EK_ERR_NOT_FOUND,
+              "%s: cannot freeze \"%.128s\": nothing is declared before it", declaration->kind,
+              path);
+  return ek_error_set(EK_ERR_NOT_FOUND,
+                      "%s: cannot freeze \"%.128s\": no parameter or module of this name is "
+                      "declared before; the nearest name is \"%.128s\"",
+                      declaration->kind, path, nearest);
+}
+
+ek_status ek_declare_frozen(ek_declaration *declaration, const char *path) {
+  EK__NOT_NULL("ek_declare_frozen", declaration, path);
+  struct ek__layout *layout = declaration->layout;
+  char whole[EK__PATH_SIZE];
+  EK_TRY(full_name(whole, declaration, path));
+  if (path[0] != '\0') {
+    const struct ek__name *name = ek__names_find(&layout->names, whole);
+    const bool parameter = name != NULL && name->value != EK__NO_PARAMETER;
+    if (name == NULL || (parameter && name->value < declaration->first)) {
+      return refuse_to_freeze(declaration, whole);
+    }
+    EK__FAIL_IF(parameter && layout->parameters[name->value].buffer, EK_ERR_INVALID_ARGUMENT,
+                "%s: cannot freeze %s: it is a buffer, which is never trained", declaration->kind,
+                whole);
+  }
+  for (size_t i = declaration->first; i < layout->parameter_count; i++) {
+    struct ek__parameter *p = &layout->parameters[i];
+    p->held = p->held || (!p->buffer && is_within(p->name, whole));
+  }
+  return EK_OK;
+}
+
 ek_status ek__layout_walk(struct ek__layout *layout, ek_module *module, ek_type type) {
   EK_TRY(node_create(&layout->root, layout, module));
   layout->root->stream = layout->node_count++;
@@ -294,7 +342,11 @@ ek_status ek__layout_drop_tied(struct ek__layout *layout) {
   for (size_t i = 0; i < count; i++) {
     if (layout->parameters[i].alias == i) numbers[i] = kept++;
   }
-  for (size_t i = 0; i < count; i++) numbers[i] = numbers[resolve(layout, i)];
+  for (size_t i = 0; i < count; i++) {
+    const size_t source = resolve(layout, i);
+    if (layout->parameters[i].held) layout->parameters[source].frozen = true;
+    numbers[i] = numbers[source];
+  }
   for (size_t i = 0; i < layout->names.capacity; i++) {
     struct ek__name *name = &layout->names.places[i];
     if (name->name != NULL && name->value != EK__NO_PARAMETER) name->value = numbers[name->value];

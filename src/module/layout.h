@@ -46,6 +46,7 @@ struct ek__parameter {
   int64_t count, offset; /* elements; offset in the flat parameters or buffers */
   ek_initializer initializer;
   bool buffer, no_decay, frozen;
+  bool held;    /* while building: frozen by this name (ek_declare_frozen) */
   size_t group; /* of layout->groups; of a frozen one their number */
   uint32_t users; /* nodes that say when the gradient is complete */
   size_t alias;   /* while building: the parameter it was tied to, else itself */
@@ -142,6 +143,10 @@ const char *ek__node_path(char path[EK__PATH_SIZE], const struct ek__node *node)
 /* Puts every parameter into a group, by its declaration and by the patterns. In patterns.c. */
 ek_status ek__layout_group(struct ek__layout *layout, const ek_parameter_pattern *patterns,
                            size_t count);
+/* The name within `within` ("" or "blocks.0.") that is most like `wanted`, of a parameter or of a
+ * module; NULL if there is no name. In patterns.c. */
+const char *ek__layout_nearest(const struct ek__layout *layout, const char *wanted,
+                               const char *within);
 /* EK_ERR_NOT_FOUND. */
 ek_status ek__layout_find(size_t *parameter, const struct ek__layout *layout, const char *name);
 

@@ -66,17 +66,30 @@ static bool is_parameter(const struct ek__layout *layout, const struct ek__name 
          !layout->parameters[name->value].buffer;
 }
 
-static ek_status refuse(const struct ek__layout *layout, const char *pattern) {
+static const char *nearest_name(const struct ek__layout *layout, const char *wanted,
+                                const char *within, bool modules) {
   const char *nearest = NULL;
   size_t least = SIZE_MAX;
   for (size_t i = 0; i < layout->names.capacity; i++) {
     const struct ek__name *name = &layout->names.places[i];
-    if (!is_parameter(layout, name)) continue;
-    const size_t now = distance(pattern, name->name);
+    const bool module = modules && name->name != NULL && name->value == EK__NO_PARAMETER;
+    if (!module && !is_parameter(layout, name)) continue;
+    if (strncmp(name->name, within, strlen(within)) != 0) continue;
+    const size_t now = distance(wanted, name->name);
     if (now > least || (now == least && strcmp(name->name, nearest) > 0)) continue;
     least = now;
     nearest = name->name;
   }
+  return nearest;
+}
+
+const char *ek__layout_nearest(const struct ek__layout *layout, const char *wanted,
+                               const char *within) {
+  return nearest_name(layout, wanted, within, true);
+}
+
+static ek_status refuse(const struct ek__layout *layout, const char *pattern) {
+  const char *nearest = nearest_name(layout, pattern, "", false);
   EK__FAIL_IF(nearest == NULL, EK_ERR_NOT_FOUND,
               "the pattern \"%.64s\" matches no parameter: the model has no parameters", pattern);
   return ek_error_set(EK_ERR_NOT_FOUND,

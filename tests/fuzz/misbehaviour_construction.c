@@ -36,7 +36,10 @@ static ek_status declare_one(ek_declaration *declaration, ek_module *child,
   const int kind = fuzz_choice(input, 8);
   const char *name = read_name(input);
   if (kind == 6) return ek_declare_module(declaration, name, fuzz_one_in(input, 4) ? NULL : child);
-  if (kind == 7) return ek_declare_tie(declaration, name, read_name(input));
+  if (kind == 7) {
+    EK_TRY(ek_declare_tie(declaration, name, read_name(input)));
+    return ek_declare_frozen(declaration, name);
+  }
   int64_t shape[EK_MAX_RANK];
   for (int d = 0; d < EK_MAX_RANK; d++) {
     shape[d] = sizes[fuzz_one_in(input, 8) ? fuzz_choice(input, 7) : fuzz_choice(input, 2)];

@@ -2,6 +2,8 @@
  * check_module.c - the base of a module: its table, its references, and its declarations.
  */
 #include <pthread.h>
+#include <stdio.h>
+#include <string.h>
 
 #include <evenkeel/linear.h>
 #include <evenkeel/replica.h>
@@ -237,6 +239,33 @@ static ek_status wrap_same_name(ek_declaration *d, ek_module *child) {
   EK_TRY(parameter(d, "weight", 2, two_three));
   return ek_declare_wrapped(d, child); /* weight and bias */
 }
+static ek_status freeze_unknown(ek_declaration *d, ek_module *child) {
+  EK_TRY(ek_declare_module(d, "layer", child));
+  return ek_declare_frozen(d, "layer.weights");
+}
+static ek_status freeze_part_of_a_name(ek_declaration *d, ek_module *child) {
+  EK_TRY(ek_declare_module(d, "layer", child));
+  return ek_declare_frozen(d, "lay");
+}
+static ek_status freeze_too_early(ek_declaration *d, ek_module *child) {
+  EK_TRY(ek_declare_frozen(d, "layer"));
+  return ek_declare_module(d, "layer", child);
+}
+static ek_status freeze_buffer(ek_declaration *d, ek_module *child) {
+  (void)child;
+  EK_TRY(ek_declare_buffer(d, "mean", 2, two_three, ek_initializer_zeros()));
+  return ek_declare_frozen(d, "mean");
+}
+static ek_status freeze_nothing(ek_declaration *d, ek_module *child) {
+  (void)child;
+  return ek_declare_frozen(d, NULL);
+}
+static ek_status freeze_too_long(ek_declaration *d, ek_module *child) {
+  static char path[700];
+  (void)child;
+  memset(path, 'n', sizeof path - 1);
+  return ek_declare_frozen(d, path);
+}
 static ek_status not_text(ek_declaration *d, ek_module *child) {
   (void)child;
   return parameter(d, "gr\xf6\xdf" "e", 1, two_three);
@@ -279,6 +308,14 @@ static const struct {
     {wrap_second, EK_ERR_INVALID_ARGUMENT, "cannot also wrap another module"},
     {wrap_nothing, EK_ERR_INVALID_ARGUMENT, "NULL"},
     {wrap_same_name, EK_ERR_INVALID_ARGUMENT, "weight is declared twice"},
+    {freeze_unknown, EK_ERR_NOT_FOUND,
+     "cannot freeze \"layer.weights\": no parameter or module of this name is declared before; the "
+     "nearest name is \"layer.weight\""},
+    {freeze_part_of_a_name, EK_ERR_NOT_FOUND, "the nearest name is \"layer\""},
+    {freeze_too_early, EK_ERR_NOT_FOUND, "\"layer\": nothing is declared before it"},
+    {freeze_buffer, EK_ERR_INVALID_ARGUMENT, "cannot freeze mean: it is a buffer"},
+    {freeze_nothing, EK_ERR_INVALID_ARGUMENT, "NULL"},
+    {freeze_too_long, EK_ERR_INVALID_ARGUMENT, "is too long"},
     {own_error, EK_ERR_IO, "declarer: no such table on this shelf"},
 };
 
@@ -341,7 +378,105 @@ START_TEST(no_declaration) {
   ck_fails(ek_declare_module(NULL, "a", child), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_declare_wrapped(NULL, child), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_declare_tie(NULL, "a", "b"), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_declare_frozen(NULL, "a"), EK_ERR_INVALID_ARGUMENT, "");
   ek_module_free(child);
+}
+END_TEST
+
+/* ---- frozen by path ---- */
+
+static ek_status two_layers(ek_declaration *d, ek_module *child) {
+  EK_TRY(ek_declare_parameter(d, "own", 2, two_three, ek_initializer_ones()));
+  EK_TRY(ek_declare_buffer(d, "layer_mean", 2, two_three, ek_initializer_ones()));
+  EK_TRY(ek_declare_module(d, "layer", child));
+  return ek_declare_module(d, "layer_1", child);
+}
+static ek_status freeze_child(ek_declaration *d, ek_module *child) {
+  EK_TRY(two_layers(d, child));
+  return ek_declare_frozen(d, "layer");
+}
+static ek_status freeze_bias(ek_declaration *d, ek_module *child) {
+  EK_TRY(two_layers(d, child));
+  EK_TRY(ek_declare_frozen(d, "layer_1.bias"));
+  return ek_declare_frozen(d, "layer_1.bias");
+}
+static ek_status freeze_all(ek_declaration *d, ek_module *child) {
+  EK_TRY(two_layers(d, child));
+  EK_TRY(ek_declare_frozen(d, ""));
+  return ek_declare_parameter(d, "later", 2, two_three, ek_initializer_ones());
+}
+static ek_status freeze_then_tie(ek_declaration *d, ek_module *child) {
+  EK_TRY(two_layers(d, child));
+  EK_TRY(ek_declare_frozen(d, "layer_1"));
+  return ek_declare_tie(d, "layer_1.weight", "layer.weight");
+}
+static ek_status tie_then_freeze(ek_declaration *d, ek_module *child) {
+  EK_TRY(two_layers(d, child));
+  EK_TRY(ek_declare_tie(d, "layer_1.weight", "layer.weight"));
+  return ek_declare_frozen(d, "layer_1.weight");
+}
+
+static const struct {
+  ek_status (*declare)(ek_declaration *declaration, ek_module *child);
+  const char *frozen; /* names, each with a blank before and after it */
+} by_path[] = {{two_layers, " "},
+               {freeze_child, " layer.weight layer.bias "},
+               {freeze_bias, " layer_1.bias "},
+               {freeze_all, " own layer.weight layer.bias layer_1.weight layer_1.bias "},
+               {freeze_then_tie, " layer.weight layer_1.bias "},
+               {tie_then_freeze, " layer.weight "}};
+
+static void frozen_are(ek_module *module, const char *names) {
+  ek_group *group = ck_open("plan:1", 1);
+  ek_replica *replica = NULL;
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
+    ek_parameter_info info;
+    char name[128];
+    ck_ok(ek_replica_parameter(&info, replica, i));
+    (void)snprintf(name, sizeof name, " %s ", info.name);
+    ck_assert_msg(info.frozen == (strstr(names, name) != NULL), "%s", info.name);
+  }
+  ek_replica_free(replica);
+  ek_group_free(group);
+}
+
+START_TEST(frozen_by_path) {
+  ek_module *child = NULL;
+  ck_ok(ek_linear_create(&child, 3, 2, true));
+  struct declarer module = {.declare = by_path[_i].declare, .child = child};
+  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  frozen_are(&module.base, by_path[_i].frozen);
+  ek_module_free(&module.base);
+  ek_module_free(child);
+}
+END_TEST
+
+static ek_status freeze_myself(ek_declaration *d, ek_module *child) {
+  (void)child;
+  EK_TRY(parameter(d, "weight", 2, two_three));
+  return ek_declare_frozen(d, "");
+}
+static ek_status freeze_of_others(ek_declaration *d, ek_module *child) {
+  (void)child;
+  return ek_declare_frozen(d, "scale");
+}
+static ek_status scale_and_wrap(ek_declaration *d, ek_module *child) {
+  EK_TRY(parameter(d, "scale", 2, two_three));
+  return ek_declare_wrapped(d, child);
+}
+
+/* A wrapped child, whose names are beside its wrapper's, freezes its own parameters only. */
+START_TEST(wrapped_child_freezes_its_own) {
+  struct declarer child = {.declare = freeze_myself};
+  struct declarer module = {.declare = scale_and_wrap, .child = &child.base};
+  ck_ok(ek_module_init(&child.base, &declarer_ops, 1, 1));
+  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  frozen_are(&module.base, " weight ");
+  child.declare = freeze_of_others;
+  ck_replica_fails(&module.base, "plan:1", EK_ERR_NOT_FOUND, "cannot freeze \"scale\"");
+  ek_module_free(&module.base);
+  ek_module_free(&child.base);
 }
 END_TEST
 
@@ -399,6 +534,8 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tcase, wrong_declaration, 0, (int)(sizeof wrong / sizeof *wrong));
   tcase_add_test(tcase, right_declaration);
   tcase_add_test(tcase, wrapped);
+  tcase_add_loop_test(tcase, frozen_by_path, 0, (int)(sizeof by_path / sizeof *by_path));
+  tcase_add_test(tcase, wrapped_child_freezes_its_own);
   tcase_add_test(tcase, no_declaration);
   return suite;
 }

@@ -17,6 +17,7 @@ struct frozen {
   ek_module *child;
   size_t count;
   unsigned mask;
+  bool by_path;
   struct {
     const char *name;
     int rank;
@@ -29,7 +30,7 @@ static ek_status declare(const ek_module *self, ek_declaration *declaration) {
   char name[EK_STATE_NAME_SIZE], own[32];
   for (size_t i = 0; i < m->count; i++) {
     ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
-    options.frozen = (m->mask >> i & 1u) != 0;
+    options.frozen = !m->by_path && (m->mask >> i & 1u) != 0;
     (void)snprintf(own, sizeof own, "own%zu", i);
     EK_TRY(ek_declare_parameter_with(declaration, own, m->own[i].rank, m->own[i].shape,
                                      ek_initializer_uniform(-0.5, 0.5), &options));
@@ -38,7 +39,10 @@ static ek_status declare(const ek_module *self, ek_declaration *declaration) {
   for (size_t i = 0; i < m->count; i++) {
     (void)snprintf(own, sizeof own, "own%zu", i);
     (void)snprintf(name, sizeof name, "inner.%s", m->own[i].name);
+    const bool frozen = m->by_path && (m->mask >> i & 1u) != 0;
+    if (frozen && i % 3 == 0) EK_TRY(ek_declare_frozen(declaration, name));
     EK_TRY(ek_declare_tie(declaration, name, own));
+    if (frozen && i % 3 != 0) EK_TRY(ek_declare_frozen(declaration, i % 3 == 1 ? own : name));
   }
   return EK_OK;
 }
@@ -84,15 +88,26 @@ static void find_shapes(struct frozen *m) {
   ck_ok(ek_group_free(group));
 }
 
-ek_module *ck_frozen_create(ek_module *child, const char *const *names, size_t count,
-                            unsigned mask) {
+static ek_module *create(ek_module *child, const char *const *names, size_t count, unsigned mask,
+                         bool by_path) {
   struct frozen *m = calloc(1, sizeof *m);
   ck_assert(m != NULL && count <= CK_MOST_FROZEN);
   m->child = child;
   m->count = count;
   m->mask = mask;
+  m->by_path = by_path;
   for (size_t i = 0; i < count; i++) m->own[i].name = names[i];
   find_shapes(m);
   ck_ok(ek_module_init(&m->base, &frozen_ops, child->inputs, child->outputs));
   return &m->base;
+}
+
+ek_module *ck_frozen_create(ek_module *child, const char *const *names, size_t count,
+                            unsigned mask) {
+  return create(child, names, count, mask, false);
+}
+
+ek_module *ck_frozen_by_path(ek_module *child, const char *const *names, size_t count,
+                             unsigned mask) {
+  return create(child, names, count, mask, true);
 }

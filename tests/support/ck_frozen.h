@@ -16,4 +16,9 @@ enum { CK_MOST_FROZEN = 16 };
 ek_module *ck_frozen_create(ek_module *child, const char *const *names, size_t count,
                             unsigned mask);
 
+/* The same, but the wrapper's own parameters are declared without `frozen`: ek_declare_frozen()
+ * freezes them by path, by turns before the tie, by their name, and by the child's name. */
+ek_module *ck_frozen_by_path(ek_module *child, const char *const *names, size_t count,
+                             unsigned mask);
+
 #endif /* CK_FROZEN_H */

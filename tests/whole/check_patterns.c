@@ -1,7 +1,7 @@
 /*
- * check_patterns.c - what is asked for parameters by patterns of their names (module.h): frozen
- * ones are, to the bit and the byte, those that a module declares, in every mode, also after a
- * resume; rates and decays of their own are what a plain update gives, by its formula; and what is
+ * check_patterns.c - what is asked for parameters by patterns of their names (module.h), and what
+ * a container freezes by path: frozen ones are, to the bit and the byte, those that a module
+ * declares, in every mode, also after a resume; rates and decays of their own are what a plain update gives, by its formula; and what is
  * refused.
  */
 #include <math.h>
@@ -63,14 +63,23 @@ static ek_status make_body(ek_module **module, ek_recompute_kind recompute) {
   return status;
 }
 
+enum how { BY_PATTERN, BY_PATH, DECLARED };
+
+static ek_module *freeze(ek_module *inner, const char *const *list, size_t count, unsigned mask,
+                         enum how how) {
+  if (how == BY_PATTERN) mask = 0;
+  return how == BY_PATH ? ck_frozen_by_path(inner, list, count, mask)
+                        : ck_frozen_create(inner, list, count, mask);
+}
+
 /* A model that computes its loss, with a head whose weight is the table. */
-static ek_module *make_fused(const struct variant *v, unsigned mask) {
+static ek_module *make_fused(const struct variant *v, unsigned mask, enum how how) {
   ek_module *body = NULL, *whole = NULL;
   ek_criterion *head = NULL;
   ek_linear_cross_entropy_options fused = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
   ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
   ck_ok(make_body(&body, v->recompute));
-  body = ck_frozen_create(body, fused_names, FUSED, mask & ((1u << FUSED) - 1));
+  body = freeze(body, fused_names, FUSED, mask & ((1u << FUSED) - 1), how);
   fused.bias = true;
   ck_ok(ek_linear_cross_entropy_create(&head, 8, 13, &fused));
   o.tied = "weight";
@@ -81,14 +90,14 @@ static ek_module *make_fused(const struct variant *v, unsigned mask) {
   return whole;
 }
 
-static ek_module *make_model(const struct variant *v, unsigned mask) {
-  if (v->fused) return make_fused(v, mask);
+static ek_module *make_model(const struct variant *v, unsigned mask, enum how how) {
+  if (v->fused) return make_fused(v, mask, how);
   ek_module *inner = NULL;
   ek_gpt_options options = ck_gpt_sizes(13, 5, 8, 2, 2); /* of the workload "gpt" */
   options.dropout = 0.25;
   options.recompute.kind = v->recompute;
   ck_ok(ek_gpt_create(&inner, &options));
-  return ck_frozen_create(inner, names, NAMES, mask);
+  return freeze(inner, names, NAMES, mask, how);
 }
 
 /* One pattern for each bit, by turns for the name and for the other name of a tied parameter. */
@@ -109,8 +118,7 @@ static size_t patterns_of(ek_parameter_pattern patterns[NAMES], char text[NAMES]
   return count;
 }
 
-/* declared: by the module; else by patterns. */
-static ek_trainer *open_model(const struct variant *v, ek_mode mode, unsigned mask, bool declared) {
+static ek_trainer *open_model(const struct variant *v, ek_mode mode, unsigned mask, enum how how) {
   ek_trainer *trainer = NULL;
   ek_criterion *loss = NULL;
   ek_optimizer *rule = NULL;
@@ -118,7 +126,7 @@ static ek_trainer *open_model(const struct variant *v, ek_mode mode, unsigned ma
   char text[NAMES][64];
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_group_options threads = EK_GROUP_OPTIONS_INIT;
-  ek_module *module = make_model(v, declared ? mask : 0);
+  ek_module *module = make_model(v, mask, how);
   threads.threads_per_device = 1;
   options.group_options = &threads;
   options.mode = mode;
@@ -126,7 +134,7 @@ static ek_trainer *open_model(const struct variant *v, ek_mode mode, unsigned ma
   options.reproducible = v->reproducible;
   options.micro_batches = v->micro_batches;
   options.seed = 3;
-  if (!declared) options.pattern_count = patterns_of(patterns, text, v, mask);
+  if (how == BY_PATTERN) options.pattern_count = patterns_of(patterns, text, v, mask);
   options.patterns = patterns;
   if (!v->fused) ck_ok(ek_cross_entropy_create(&loss, NULL));
   ck_ok(ck_clipped_adamw(&rule));
@@ -164,17 +172,18 @@ static void same_state(const char *what, ek_trainer *a, ek_trainer *b) {
 }
 
 /* Saved after two steps; the third is taken by a trainer that loads. */
-static void resume(ek_trainer **trainer, const struct variant *v, ek_mode mode, unsigned mask) {
+static void resume(ek_trainer **trainer, const struct variant *v, ek_mode mode, unsigned mask,
+                   enum how how) {
   char folder[CK_FOLDER_SIZE], path[128];
   ek_checkpoint_info info;
   ck_folder_make(folder);
   const ek_status status = ek_trainer_save(*trainer, folder, NULL);
   if (!ck_no_files(status)) {
     ck_ok(ek_trainer_free(*trainer));
-    *trainer = open_model(v, mode, mask, false);
+    *trainer = open_model(v, mode, mask, how);
     ck_ok(ek_trainer_load(&info, *trainer, folder));
     ck_assert_int_eq(info.step, 2);
-    ek_trainer *other = open_model(v, mode, mask ^ 2u, false);
+    ek_trainer *other = open_model(v, mode, mask ^ 2u, how);
     ck_fails(ek_trainer_load(&info, other, folder), EK_ERR_MISMATCH, "own1");
     ck_assert_msg(strstr(ek_error_message(), "frozen") != NULL, "%s", ek_error_message());
     ck_ok(ek_trainer_free(other));
@@ -184,20 +193,21 @@ static void resume(ek_trainer **trainer, const struct variant *v, ek_mode mode, 
   ck_folder_remove(folder);
 }
 
-START_TEST(frozen_by_pattern_is_frozen_by_declaration) {
+START_TEST(frozen_by_name_is_frozen_by_declaration) {
   if (!ck_part(_i) || ck_precision() != 0) return;
   const ek_mode mode = (ek_mode)(_i % CK_MODES);
   const struct variant *v = &variants[_i / CK_MODES % VARIANTS];
-  const unsigned mask = masks[_i / CK_MODES / VARIANTS];
+  const unsigned mask = masks[_i / CK_MODES / VARIANTS % MASKS];
+  const enum how how = _i / CK_MODES / VARIANTS / MASKS == 0 ? BY_PATTERN : BY_PATH;
   if (v->precision != 0 && !ck_has_halves()) return;
-  ek_trainer *got = open_model(v, mode, mask, false), *want = open_model(v, mode, mask, true);
+  ek_trainer *got = open_model(v, mode, mask, how), *want = open_model(v, mode, mask, DECLARED);
   for (int i = 0; i < 2; i++) {
     take_step(got, i);
     take_step(want, i);
   }
   same_state("two steps", got, want);
   same_memory(got, want);
-  resume(&got, v, mode, mask);
+  resume(&got, v, mode, mask, how);
   take_step(got, 2);
   take_step(want, 2);
   same_state("a third step", got, want);
@@ -442,8 +452,8 @@ END_TEST
 static Suite *make_suite(void) {
   Suite *suite = suite_create("patterns");
   TCase *tcase = ck_case(suite, "patterns");
-  tcase_add_loop_test(tcase, frozen_by_pattern_is_frozen_by_declaration, 0,
-                      MASKS * VARIANTS * CK_MODES);
+  tcase_add_loop_test(tcase, frozen_by_name_is_frozen_by_declaration, 0,
+                      2 * MASKS * VARIANTS * CK_MODES);
   tcase_add_loop_test(tcase, rates_and_decays_are_of_the_formula, 0, 2 * CK_PLACEMENTS);
   tcase_add_loop_test(tcase, all_may_be_frozen, 0, CK_MODES);
   tcase_add_test(tcase, numbers_of_a_model);
