@@ -33,7 +33,7 @@ static double *read_gradients(struct ck_training *t) {
 /* ---- reductions ---- */
 
 /* A sum is the mean times the weight, and its gradient is too. */
-START_TEST(a_sum_is_not_divided) {
+CK_LOOP(a_sum_is_not_divided, CASES) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i, EK_F64, "cpu:3"), alone = setup_of(_i, EK_F64, "cpu:1");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.3, 1);
@@ -61,7 +61,6 @@ START_TEST(a_sum_is_not_divided) {
   ck_training_close(&many);
   ck_batch_free(&batch);
 }
-END_TEST
 
 struct forwarded {
   ek_shards outputs[CK_BATCH_TENSORS];
@@ -79,7 +78,7 @@ static void drop(struct forwarded *f, const struct ck_training *t) {
 }
 
 /* Single losses, gathered, are the loss of `sum`; factors of 2 double the gradient. */
-START_TEST(single_losses_and_factors) {
+CK_LOOP(single_losses_and_factors, 2 * CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i, EK_F64, "cpu:3");
   const int64_t rows = _i / CK_PLACEMENTS == 1 ? SAMPLES * 5 : SAMPLES;
@@ -127,12 +126,11 @@ START_TEST(single_losses_and_factors) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* ---- outputs ---- */
 
 /* With keep_outputs they survive; without, they hold the gradient. Both give the same gradients. */
-START_TEST(outputs_are_kept_or_not) {
+CK_LOOP(outputs_are_kept_or_not, CASES) {
   if (!ck_part(_i)) return;
   double *gradients[2];
   int64_t count = 0;
@@ -168,10 +166,9 @@ START_TEST(outputs_are_kept_or_not) {
   free(gradients[0]);
   free(gradients[1]);
 }
-END_TEST
 
 /* Outputs that somebody else holds are not overwritten. */
-START_TEST(outputs_that_others_hold) {
+CK_TEST(outputs_that_others_hold) {
   const struct ck_setup setup = setup_of(2, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);
   struct ck_training t;
@@ -190,7 +187,6 @@ START_TEST(outputs_that_others_hold) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* Outputs of device 0's part, in an array of the caller's. */
 static double *read_part(const struct forwarded *f, int64_t *size) {
@@ -208,7 +204,7 @@ static double *read_part(const struct forwarded *f, int64_t *size) {
  * once with c D / D; 1e-12 leaves ten thousand roundings of f64. Cross-entropy does it in forward,
  * the workloads of several terms do not.
  */
-START_TEST(the_gradient_in_forward) {
+CK_LOOP(the_gradient_in_forward, CASES) {
   if (!ck_part(_i)) return;
   double *gradients[2], losses[2][2];
   int64_t count = 0;
@@ -233,10 +229,9 @@ START_TEST(the_gradient_in_forward) {
   free(gradients[0]);
   free(gradients[1]);
 }
-END_TEST
 
 /* Overwritten by forward where a backward is to follow, and by one only; not in evaluation. */
-START_TEST(when_forward_overwrites) {
+CK_LOOP(when_forward_overwrites, CASES) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 9);
@@ -269,11 +264,10 @@ START_TEST(when_forward_overwrites) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* Whatever allocation of a step fails, the parameters are those of before, and the next goes well.
  */
-START_TEST(a_failure_with_the_gradient_in_forward) {
+CK_LOOP(a_failure_with_the_gradient_in_forward, 2 * CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 10);
@@ -303,10 +297,9 @@ START_TEST(a_failure_with_the_gradient_in_forward) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* The totals are the same on every device, and are what the loss is made of. */
-START_TEST(totals_are_everywhere) {
+CK_LOOP(totals_are_everywhere, CASES) {
   if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 5);
@@ -328,11 +321,10 @@ START_TEST(totals_are_everywhere) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* ---- wrong use ---- */
 
-START_TEST(calls_out_of_order) {
+CK_LOOP(calls_out_of_order, CASES) {
   const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 6);
   struct ck_training t;
@@ -360,10 +352,9 @@ START_TEST(calls_out_of_order) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* Mean and sum in one step: refused, and what the mean had added is kept. */
-START_TEST(mean_and_sum_do_not_mix) {
+CK_LOOP(mean_and_sum_do_not_mix, CASES) {
   if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 7);
@@ -396,10 +387,9 @@ START_TEST(mean_and_sum_do_not_mix) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* Bad targets: the forward fails, and what was accumulated is kept. */
-START_TEST(wrong_targets) {
+CK_TEST(wrong_targets) {
   const struct ck_setup setup = setup_of(2, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 8);
   struct ck_training t;
@@ -437,9 +427,8 @@ START_TEST(wrong_targets) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
-START_TEST(kept_and_overwritten) {
+CK_TEST(kept_and_overwritten) {
   struct ck_setup setup = setup_of(2, EK_F32, "cpu:3");
   struct ck_training t;
   ek_group *group = ck_open("cpu:3", 1);
@@ -449,24 +438,5 @@ START_TEST(kept_and_overwritten) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("data-parallel criterion");
-  TCase *right = ck_case(suite, "right"), *wrong = ck_case(suite, "wrong");
-  tcase_add_loop_test(right, a_sum_is_not_divided, 0, CASES);
-  tcase_add_loop_test(right, single_losses_and_factors, 0, 2 * CK_PLACEMENTS);
-  tcase_add_loop_test(right, outputs_are_kept_or_not, 0, CASES);
-  tcase_add_test(right, outputs_that_others_hold);
-  tcase_add_loop_test(right, the_gradient_in_forward, 0, CASES);
-  tcase_add_loop_test(right, when_forward_overwrites, 0, CASES);
-  tcase_add_loop_test(right, a_failure_with_the_gradient_in_forward, 0, 2 * CK_PLACEMENTS);
-  tcase_add_loop_test(right, totals_are_everywhere, 0, CASES);
-  tcase_add_loop_test(wrong, calls_out_of_order, 0, CASES);
-  tcase_add_loop_test(wrong, mean_and_sum_do_not_mix, 0, CASES);
-  tcase_add_test(wrong, wrong_targets);
-  tcase_add_test(wrong, kept_and_overwritten);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("data-parallel criterion")

@@ -42,7 +42,7 @@ static void free_outputs(ek_shards *outputs, const struct ck_training *t) {
 
 /* ---- modes ---- */
 
-START_TEST(modes_have_names) {
+CK_TEST(modes_have_names) {
   ek_mode mode = EK_MODE_GATHER;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   for (int i = 0; i < CK_MODES; i++) {
@@ -60,7 +60,6 @@ START_TEST(modes_have_names) {
   ck_fails(ek_data_parallel_model_options_set_mode(&options, (ek_mode)CK_MODES),
            EK_ERR_INVALID_ARGUMENT, "is unknown");
 }
-END_TEST
 
 /* ---- where outputs lie ---- */
 
@@ -79,7 +78,7 @@ static void lies_right(const ek_shards *output, const struct ck_training *t, con
 
 /* Every output of every workload, in order, where its placement says, for the default cut and for
  * given sizes, equal to what one device gives. */
-START_TEST(outputs_lie_where_they_should) {
+CK_LOOP(outputs_lie_where_they_should, (CK_WORKLOADS * CK_PLACEMENTS)) {
   static const int64_t even[DEVICES] = {3, 2, 2}, uneven[DEVICES] = {0, 6, 1};
   const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
   struct ck_setup setup = setup_of(workload->name, _i % CK_PLACEMENTS), alone = setup;
@@ -112,10 +111,9 @@ START_TEST(outputs_lie_where_they_should) {
   ck_training_close(&many);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* An input on a device of the group is not copied there: its rows are views. */
-START_TEST(inputs_on_a_device) {
+CK_TEST(inputs_on_a_device) {
   struct ck_setup setup = setup_of("mlp", 2);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 2);
   struct ck_training t;
@@ -143,11 +141,10 @@ START_TEST(inputs_on_a_device) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* ---- forwards without gradient ---- */
 
-START_TEST(no_gradient_forward) {
+CK_LOOP(no_gradient_forward, CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of("gpt", _i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 3);
   struct ck_training t;
@@ -179,7 +176,6 @@ START_TEST(no_gradient_forward) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* ---- a loss of one's own ---- */
 
@@ -192,7 +188,7 @@ static double *own_backward(struct ck_training *t, const struct ck_batch *batch,
   return ck_training_read(t, CK_GRADIENTS, count);
 }
 
-START_TEST(a_loss_of_ones_own) {
+CK_LOOP(a_loss_of_ones_own, (CK_WORKLOADS * CK_PLACEMENTS)) {
   const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
   struct ck_setup setup = setup_of(workload->name, _i % CK_PLACEMENTS), alone = setup;
   struct ck_batch batch = ck_batch_make(workload, EK_F64, SAMPLES, 0, 4);
@@ -210,10 +206,9 @@ START_TEST(a_loss_of_ones_own) {
   ck_training_close(&many);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* A module without parameters is a model too. */
-START_TEST(no_parameters) {
+CK_LOOP(no_parameters, CK_MODES) {
   ek_group *group = ck_open("cpu:3", 1);
   ek_module *relu = NULL;
   ek_data_parallel_model *model = NULL;
@@ -240,19 +235,5 @@ START_TEST(no_parameters) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("data-parallel model");
-  TCase *forward = ck_case(suite, "forward");
-  const int cases = CK_WORKLOADS * CK_PLACEMENTS;
-  tcase_add_loop_test(forward, outputs_lie_where_they_should, 0, cases);
-  tcase_add_test(forward, inputs_on_a_device);
-  tcase_add_loop_test(forward, no_gradient_forward, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(forward, a_loss_of_ones_own, 0, cases);
-  tcase_add_loop_test(forward, no_parameters, 0, CK_MODES);
-  tcase_add_test(forward, modes_have_names);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("data-parallel model")

@@ -118,7 +118,7 @@ static void same_steps(const struct ck_setup *setup, int rule, const struct traj
 }
 
 /* In parts each workload with each rule meets some placements. */
-START_TEST(steps_equal_one_device) {
+CK_LOOP(steps_equal_one_device, RULES * CK_WORKLOADS) {
   const struct ck_workload *workload = &ck_workloads[_i / RULES];
   const bool fine = strcmp(workload->name, "gpt") == 0;
   struct ck_setup setup = ck_setup_mode(workload, "cpu:1", EK_MODE_GATHER);
@@ -136,7 +136,6 @@ START_TEST(steps_equal_one_device) {
   }
   ck_training_close(&one);
 }
-END_TEST
 
 /* ---- the rest ---- */
 
@@ -148,7 +147,7 @@ static ek_status simple_clipped(ek_optimizer **optimizer) {
 }
 
 /* One clipped step from the gradient that the model shows, by the formula of updates.h. */
-START_TEST(clipping_by_the_whole_gradient) {
+CK_LOOP(clipping_by_the_whole_gradient, CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", EK_MODE_GATHER);
   ck_setup_place(&setup, _i);
@@ -177,9 +176,8 @@ START_TEST(clipping_by_the_whole_gradient) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
-START_TEST(schedules) {
+CK_LOOP(schedules, CK_MODES) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
@@ -223,10 +221,9 @@ START_TEST(schedules) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* A step without result waits for nobody and does the same; a rate of 0 changes nothing. */
-START_TEST(steps_without_result) {
+CK_LOOP(steps_without_result, CK_MODES) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 2);
@@ -247,7 +244,6 @@ START_TEST(steps_without_result) {
   ck_training_close(&b);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* ---- numbers that are not finite ---- */
 
@@ -265,7 +261,7 @@ static ek_status step_with(struct ck_training *t, struct ck_batch *batch, double
 static ek_status plain_sgd(ek_optimizer **optimizer) { return ek_sgd_create(optimizer, NULL); }
 
 /* The result says so, with clipping and without; a finite step after a fresh opening says yes. */
-START_TEST(not_finite_is_said) {
+CK_LOOP(not_finite_is_said, 2 * CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)(_i / 2));
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);
   if (_i % 2 == 0) setup.optimizer = plain_sgd;
@@ -281,10 +277,9 @@ START_TEST(not_finite_is_said) {
   }
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* Also where every target is ignored, so that the loss is 0 and the gradient would be. */
-START_TEST(not_finite_in_an_empty_step_is_said) {
+CK_LOOP(not_finite_in_an_empty_step_is_said, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 1, 4);
   struct ck_training t;
@@ -297,10 +292,9 @@ START_TEST(not_finite_in_an_empty_step_is_said) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* With the option nothing is written, and the next step is as if the bad one had not been. */
-START_TEST(not_finite_is_refused) {
+CK_LOOP(not_finite_is_refused, CK_MODES) {
   const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);
   struct ck_training t, other;
@@ -327,10 +321,9 @@ START_TEST(not_finite_is_refused) {
   ck_training_close(&other);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* Left out where nothing needs it, it is told from every norm there is. */
-START_TEST(a_norm_that_is_not_computed) {
+CK_LOOP(a_norm_that_is_not_computed, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);
   struct ck_training t;
@@ -350,9 +343,8 @@ START_TEST(a_norm_that_is_not_computed) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
-START_TEST(calls_out_of_order) {
+CK_LOOP(calls_out_of_order, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 3);
   struct ck_training t;
@@ -377,21 +369,5 @@ START_TEST(calls_out_of_order) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("data-parallel optimizer");
-  TCase *steps = ck_case(suite, "steps"), *rest = ck_case(suite, "rest");
-  tcase_add_loop_test(steps, steps_equal_one_device, 0, RULES * CK_WORKLOADS);
-  tcase_add_loop_test(rest, clipping_by_the_whole_gradient, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(rest, schedules, 0, CK_MODES);
-  tcase_add_loop_test(rest, steps_without_result, 0, CK_MODES);
-  tcase_add_loop_test(rest, not_finite_is_said, 0, 2 * CK_MODES);
-  tcase_add_loop_test(rest, not_finite_in_an_empty_step_is_said, 0, CK_MODES);
-  tcase_add_loop_test(rest, not_finite_is_refused, 0, CK_MODES);
-  tcase_add_loop_test(rest, a_norm_that_is_not_computed, 0, CK_MODES);
-  tcase_add_loop_test(rest, calls_out_of_order, 0, CK_MODES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("data-parallel optimizer")

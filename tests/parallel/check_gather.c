@@ -51,7 +51,7 @@ static void holds_all(const struct bench *b, const ek_tensor *whole, size_t devi
 static const int64_t cuts[][DEVICES] = {{3, 3, 2}, {8, 0, 0}, {0, 0, 8}, {0, 5, 3}, {1, 0, 7}};
 enum { CUTS = sizeof cuts / sizeof cuts[0] };
 
-START_TEST(to_each_device) {
+CK_LOOP(to_each_device, CUTS) {
   struct bench b;
   open_bench(&b, cuts[_i]);
   for (size_t device = 0; device < DEVICES; device++) {
@@ -70,10 +70,9 @@ START_TEST(to_each_device) {
   ck_assert_mem_eq(numbers, b.numbers, sizeof numbers);
   close_bench(&b);
 }
-END_TEST
 
 /* Numbers of 16 bits are scattered, gathered and broadcast as their bits. */
-START_TEST(rows_of_16_bits) {
+CK_LOOP(rows_of_16_bits, CUTS) {
   static const ek_type types[] = {EK_BF16, EK_F16};
   uint16_t numbers[ROWS * COLUMNS], got[ROWS * COLUMNS];
   for (int i = 0; i < ROWS * COLUMNS; i++) numbers[i] = (uint16_t)(i * 1861 + 7);
@@ -112,9 +111,8 @@ START_TEST(rows_of_16_bits) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(moving_frees_the_parts) {
+CK_LOOP(moving_frees_the_parts, CUTS) {
   for (size_t device = 0; device < DEVICES; device++) {
     struct bench b;
     open_bench(&b, cuts[_i]);
@@ -135,10 +133,9 @@ START_TEST(moving_frees_the_parts) {
     close_bench(&b);
   }
 }
-END_TEST
 
 /* What somebody else still holds, or what has no room behind it, is copied. */
-START_TEST(moving_keeps_what_others_hold) {
+CK_TEST(moving_keeps_what_others_hold) {
   struct bench b;
   open_bench(&b, cuts[0]);
   ek_tensor held = {0}, whole = {0};
@@ -153,10 +150,9 @@ START_TEST(moving_keeps_what_others_hold) {
   ek_tensor_free(&whole);
   close_bench(&b);
 }
-END_TEST
 
 /* torch warns that it unsqueezes scalars: here too they become a vector. */
-START_TEST(scalars_become_a_vector) {
+CK_TEST(scalars_become_a_vector) {
   ek_group *group = ck_open("cpu:3", 1);
   ek_shards shards = {0};
   ck_ok(ek_shards_create(&shards, group));
@@ -179,7 +175,6 @@ START_TEST(scalars_become_a_vector) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* Rounded once: what is just above the middle of two numbers goes up, also where a rounding to f32
  * on the way would give the middle. Expected: bits of bf16 and of f16. */
@@ -198,7 +193,7 @@ static const struct {
                {-0.0, 0x8000, 0x8000}};
 enum { ROUNDED = sizeof rounded / sizeof *rounded };
 
-START_TEST(into_other_floating_types) {
+CK_TEST(into_other_floating_types) {
   ek_group *group = ck_open("cpu:3", 1);
   enum { MANY = 3000 }; /* more than a piece for each device */
   static double values[MANY], back[MANY];
@@ -236,10 +231,9 @@ START_TEST(into_other_floating_types) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* A plan has no numbers: the host's stay as they are. */
-START_TEST(a_plan_converts_nothing) {
+CK_TEST(a_plan_converts_nothing) {
   ek_group *group = ck_open("plan:2", 1);
   float values[4] = {1, 2, 3, 4};
   double kept[4] = {5, 6, 7, 8};
@@ -253,9 +247,8 @@ START_TEST(a_plan_converts_nothing) {
   ek_shards_free(&shards);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(no_rows_at_all) {
+CK_TEST(no_rows_at_all) {
   ek_group *group = ck_open("cpu:3", 1);
   ek_tensor host, whole = {0};
   ek_shards shards = {0};
@@ -270,7 +263,6 @@ START_TEST(no_rows_at_all) {
   ek_shards_free(&shards);
   ek_group_free(group);
 }
-END_TEST
 
 /* Replaces the part of a device by one of another shape. */
 static void replace(struct bench *b, size_t k, ek_type type, int rank, const int64_t *shape) {
@@ -279,7 +271,7 @@ static void replace(struct bench *b, size_t k, ek_type type, int rank, const int
                          rank, shape));
 }
 
-START_TEST(parts_that_do_not_fit_are_refused) {
+CK_TEST(parts_that_do_not_fit_are_refused) {
   struct bench b;
   open_bench(&b, cuts[0]);
   ek_tensor whole = {.rank = -3}, host;
@@ -297,10 +289,9 @@ START_TEST(parts_that_do_not_fit_are_refused) {
   ck_assert_int_eq(whole.rank, -3);
   close_bench(&b); /* move took the parts over although it failed */
 }
-END_TEST
 
 /* The whole goes back, and the parts stay. */
-START_TEST(a_copy_fails) {
+CK_TEST(a_copy_fails) {
   struct bench b;
   open_bench(&b, cuts[0]);
   ek_tensor whole = {.rank = -3};
@@ -317,9 +308,8 @@ START_TEST(a_copy_fails) {
   ek_tensor_free(&whole);
   close_bench(&b);
 }
-END_TEST
 
-START_TEST(wrong_arguments_are_refused) {
+CK_TEST(wrong_arguments_are_refused) {
   struct bench b;
   open_bench(&b, cuts[0]);
   ek_shards none = {0}, hollow = {0};
@@ -355,23 +345,5 @@ START_TEST(wrong_arguments_are_refused) {
   ck_no_memory_held(b.group);
   close_bench(&b);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("gather");
-  TCase *right = ck_case(suite, "right"), *wrong = ck_case(suite, "wrong");
-  tcase_add_loop_test(right, to_each_device, 0, CUTS);
-  tcase_add_loop_test(right, rows_of_16_bits, 0, CUTS);
-  tcase_add_loop_test(right, moving_frees_the_parts, 0, CUTS);
-  tcase_add_test(right, moving_keeps_what_others_hold);
-  tcase_add_test(right, scalars_become_a_vector);
-  tcase_add_test(right, no_rows_at_all);
-  tcase_add_test(right, into_other_floating_types);
-  tcase_add_test(right, a_plan_converts_nothing);
-  tcase_add_test(wrong, parts_that_do_not_fit_are_refused);
-  tcase_add_test(wrong, a_copy_fails);
-  tcase_add_test(wrong, wrong_arguments_are_refused);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("gather")

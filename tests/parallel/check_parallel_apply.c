@@ -62,7 +62,7 @@ static double parameter(const struct bench *b, const char *name, int64_t i) {
 }
 
 /* Both outputs of every device, in order, with the rows where x had them. */
-START_TEST(outputs_in_order) {
+CK_LOOP(outputs_in_order, 8) {
   const int64_t rows = _i;
   struct bench b;
   open_bench(&b, rows);
@@ -93,9 +93,8 @@ START_TEST(outputs_in_order) {
   }
   close_bench(&b);
 }
-END_TEST
 
-START_TEST(errors_leave_nothing) {
+CK_TEST(errors_leave_nothing) {
   struct bench b;
   open_bench(&b, 7);
   ek_shards wrong[2] = {b.inputs[1], b.inputs[0]}; /* swapped */
@@ -112,9 +111,8 @@ START_TEST(errors_leave_nothing) {
   ck_assert_ptr_null(b.outputs[0].group);
   close_bench(&b);
 }
-END_TEST
 
-START_TEST(wrong_arguments_are_refused) {
+CK_TEST(wrong_arguments_are_refused) {
   struct bench b;
   open_bench(&b, 7);
   ek_shards none[2] = {{0}};
@@ -137,15 +135,5 @@ START_TEST(wrong_arguments_are_refused) {
            "replica 1 on cpu:1: ek_parallel_apply: a pass is NULL");
   close_bench(&b);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("apply");
-  TCase *tcase = ck_case(suite, "apply");
-  tcase_add_loop_test(tcase, outputs_in_order, 0, 8);
-  tcase_add_test(tcase, errors_leave_nothing);
-  tcase_add_test(tcase, wrong_arguments_are_refused);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("apply")

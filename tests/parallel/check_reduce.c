@@ -69,7 +69,7 @@ static void owners(int *owned, const struct bench *b) {
   }
 }
 
-START_TEST(buckets_cover_the_flat_buffer) {
+CK_LOOP(buckets_cover_the_flat_buffer, SIZES) {
   for (int kind = 0; kind < 3; kind++) {
     for (size_t w = 0; w < CK_WORKLOADS; w++) {
       struct bench b;
@@ -86,10 +86,9 @@ START_TEST(buckets_cover_the_flat_buffer) {
     }
   }
 }
-END_TEST
 
 /* From the end to the beginning, each as large as was asked for, but the last. */
-START_TEST(buckets_go_backwards) {
+CK_LOOP(buckets_go_backwards, SIZES) {
   struct bench b;
   open_bench(&b, "cpu:2", "gpt", EK_REDUCE_TO_ALL, bucket_sizes[_i]);
   const size_t buckets = ek_reducer_bucket_count(b.reducer);
@@ -108,10 +107,9 @@ START_TEST(buckets_go_backwards) {
   }
   close_bench(&b);
 }
-END_TEST
 
 /* Ownership counts ranks: each of three processes of two devices has the cut of one with six. */
-START_TEST(ranges_count_over_the_world) {
+CK_LOOP(ranges_count_over_the_world, SIZES) {
   struct bench whole;
   open_bench(&whole, "cpu:6", "gpt", EK_REDUCE_SCATTER, bucket_sizes[_i]);
   const size_t buckets = ek_reducer_bucket_count(whole.reducer);
@@ -153,7 +151,6 @@ START_TEST(ranges_count_over_the_world) {
   }
   close_bench(&whole);
 }
-END_TEST
 
 /* ---- sums ---- */
 
@@ -206,7 +203,7 @@ static void has_sums(const struct bench *b, ek_reduce_kind kind) {
   }
 }
 
-START_TEST(sums_are_right) {
+CK_LOOP(sums_are_right, 3) {
   for (size_t size = 0; size < SIZES; size++) {
     for (int complete = 0; complete < 2; complete++) {
       struct bench b;
@@ -225,10 +222,9 @@ START_TEST(sums_are_right) {
     }
   }
 }
-END_TEST
 
 /* One device fails when it has queued some: nobody waits for it, and the next round works. */
-START_TEST(a_failure_frees_the_others) {
+CK_LOOP(a_failure_frees_the_others, 3) {
   for (size_t victim = 0; victim < 3; victim++) {
     struct bench b;
     char text[64];
@@ -243,7 +239,6 @@ START_TEST(a_failure_frees_the_others) {
     close_bench(&b);
   }
 }
-END_TEST
 
 /* ---- a real backward ---- */
 
@@ -279,7 +274,7 @@ static ek_status train(void *context, ek_device *device, size_t index) {
 
 /* With small buckets all but what waits for the tied table are on their way before backward ends.
  */
-START_TEST(reduction_overlaps_backward) {
+CK_TEST(reduction_overlaps_backward) {
   struct bench b;
   open_bench(&b, "cpu:2", "gpt", EK_REDUCE_TO_ALL, 256);
   ck_ok(ek_group_apply(b.group, train, &b));
@@ -291,7 +286,6 @@ START_TEST(reduction_overlaps_backward) {
   }
   close_bench(&b);
 }
-END_TEST
 
 /* ---- wrong use ---- */
 
@@ -309,7 +303,7 @@ static ek_status misuse(void *context, ek_device *device, size_t index) {
   return ek_reducer_complete(b->reducer, device, 2); /* twice */
 }
 
-START_TEST(wrong_use_is_refused) {
+CK_TEST(wrong_use_is_refused) {
   struct bench b;
   open_bench(&b, "cpu:2", "blend", EK_REDUCE_TO_ALL, 1);
   ek_device *device = ek_group_device(b.group, 0);
@@ -335,9 +329,8 @@ START_TEST(wrong_use_is_refused) {
   ek_reducer_free(NULL);
   close_bench(&b);
 }
-END_TEST
 
-START_TEST(wrong_openings_are_refused) {
+CK_TEST(wrong_openings_are_refused) {
   struct bench b;
   open_bench(&b, "cpu:2", "mlp", EK_REDUCE_TO_ALL, 1);
   ek_reducer *made = NULL;
@@ -368,21 +361,5 @@ START_TEST(wrong_openings_are_refused) {
   ck_assert_ptr_null(made);
   close_bench(&b);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("reduce");
-  TCase *layout = ck_case(suite, "layout"), *sums = ck_case(suite, "sums");
-  TCase *wrong = ck_case(suite, "wrong");
-  tcase_add_loop_test(layout, buckets_cover_the_flat_buffer, 0, SIZES);
-  tcase_add_loop_test(layout, buckets_go_backwards, 0, SIZES);
-  tcase_add_loop_test(layout, ranges_count_over_the_world, 0, SIZES);
-  tcase_add_loop_test(sums, sums_are_right, 0, 3);
-  tcase_add_loop_test(sums, a_failure_frees_the_others, 0, 3);
-  tcase_add_test(sums, reduction_overlaps_backward);
-  tcase_add_test(wrong, wrong_use_is_refused);
-  tcase_add_test(wrong, wrong_openings_are_refused);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("reduce")

@@ -54,7 +54,7 @@ static bool equal(const ek_tensor *a, const ek_tensor *b) {
   return same;
 }
 
-START_TEST(all_become_the_first) {
+CK_LOOP(all_become_the_first, 2) {
   struct bench b;
   open_bench(&b, _i == 0 ? EK_F32 : EK_F64);
   ek_tensor buffers = *ek_replica_buffers(b.replicas[0]);
@@ -75,9 +75,8 @@ START_TEST(all_become_the_first) {
   free(before);
   close_bench(&b);
 }
-END_TEST
 
-START_TEST(wrong_replicas_are_refused) {
+CK_TEST(wrong_replicas_are_refused) {
   struct bench b;
   open_bench(&b, EK_F32);
   ek_replica *list[DEVICES], *other = NULL, *wide = NULL;
@@ -108,14 +107,5 @@ START_TEST(wrong_replicas_are_refused) {
   ek_module_free(module);
   close_bench(&b);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("replicate");
-  TCase *tcase = ck_case(suite, "replicate");
-  tcase_add_loop_test(tcase, all_become_the_first, 0, 2);
-  tcase_add_test(tcase, wrong_replicas_are_refused);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("replicate")

@@ -26,7 +26,7 @@ static void cut(const int64_t *want, int64_t rows, size_t count,
   }
 }
 
-START_TEST(known_cuts) {
+CK_TEST(known_cuts) {
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   cut((const int64_t[]){3, 2, 2, 2}, 9, 4, NULL);
   cut((const int64_t[]){1, 1, 0, 0}, 2, 4, &options);
@@ -50,10 +50,9 @@ START_TEST(known_cuts) {
   options.weights = (const double[]){1.5e308, 1.5e308, 0.75e308}; /* whose sum is infinite */
   cut((const int64_t[]){4, 4, 2}, 10, 3, &options);
 }
-END_TEST
 
 /* The arithmetic knows no largest number of devices. */
-START_TEST(cuts_over_many) {
+CK_TEST(cuts_over_many) {
   enum { MANY = 1000 };
   static int64_t offsets[MANY + 1], sizes[MANY];
   static double weights[MANY];
@@ -74,10 +73,9 @@ START_TEST(cuts_over_many) {
     }
   }
 }
-END_TEST
 
 /* For all small cases: every row once, in order; even within one row; chunks as torch cuts them. */
-START_TEST(cuts_cover_all_rows) {
+CK_TEST(cuts_cover_all_rows) {
   struct ck_random random = ck_random_start(1);
   for (size_t count = 1; count <= 9; count++) {
     for (int64_t rows = 0; rows <= 40; rows++) {
@@ -103,9 +101,8 @@ START_TEST(cuts_cover_all_rows) {
     }
   }
 }
-END_TEST
 
-START_TEST(huge_numbers_of_rows) {
+CK_TEST(huge_numbers_of_rows) {
   int64_t offsets[CK_MAX_DEVICES + 1];
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   const double weights[] = {0, 3, 0, 1e-3}, one[] = {1};
@@ -123,7 +120,6 @@ START_TEST(huge_numbers_of_rows) {
   ck_ok(ek_scatter_offsets(offsets, INT64_MAX, 1, &options));
   ck_assert_int_eq(offsets[1], INT64_MAX);
 }
-END_TEST
 
 static void refused(int64_t rows, size_t count, const ek_scatter_options *options,
                     const char *text) {
@@ -132,7 +128,7 @@ static void refused(int64_t rows, size_t count, const ek_scatter_options *option
   ck_assert_int_eq(offsets[0], -7);
 }
 
-START_TEST(senseless_cuts_are_refused) {
+CK_TEST(senseless_cuts_are_refused) {
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   const int64_t few[] = {1, 2}, many[] = {3, 3}, negative[] = {6, -1};
   const int64_t huge[] = {INT64_MAX, INT64_MAX};
@@ -163,7 +159,6 @@ START_TEST(senseless_cuts_are_refused) {
     refused(5, 2, &options, "weight");
   }
 }
-END_TEST
 
 /* ---- the parts ---- */
 
@@ -202,7 +197,7 @@ static void close_source(struct source *source) {
   ek_group_free(source->group);
 }
 
-START_TEST(from_the_host) {
+CK_TEST(from_the_host) {
   struct source s;
   open_source(&s);
   const int64_t sizes[DEVICES] = {0, 5, 1, 3};
@@ -230,10 +225,9 @@ START_TEST(from_the_host) {
   }
   close_source(&s);
 }
-END_TEST
 
 /* What lies on its device already is not copied. */
-START_TEST(views_on_the_source_device) {
+CK_LOOP(views_on_the_source_device, DEVICES) {
   struct source s;
   open_source(&s);
   const size_t home = (size_t)_i;
@@ -261,10 +255,9 @@ START_TEST(views_on_the_source_device) {
   ek_shards_free(&whole);
   close_source(&s);
 }
-END_TEST
 
 /* Targets follow the samples, also where a sample has several rows. */
-START_TEST(like_another) {
+CK_TEST(like_another) {
   struct source s;
   open_source(&s);
   ek_tensor samples = s.host, scalar;
@@ -298,9 +291,8 @@ START_TEST(like_another) {
   ek_shards_free(&like);
   close_source(&s);
 }
-END_TEST
 
-START_TEST(wrong_sources_are_refused) {
+CK_TEST(wrong_sources_are_refused) {
   struct source s;
   open_source(&s);
   ek_group *other = ck_open("cpu:2", 1);
@@ -343,7 +335,6 @@ START_TEST(wrong_sources_are_refused) {
   ek_group_free(other);
   close_source(&s);
 }
-END_TEST
 
 /* ---- integers and pixels ---- */
 
@@ -415,7 +406,7 @@ static void check_like(ek_shards *like, const ek_shards *shards, const ek_tensor
 }
 
 /* Every type to every type, cut unevenly with a device without rows, and whole. */
-START_TEST(integers_become_integers) {
+CK_LOOP(integers_become_integers, 2 * INTEGERS) {
   const ek_type from = integers[_i % INTEGERS], to = _i / INTEGERS == 0 ? EK_I32 : EK_I64;
   const int64_t n = MANY_ROWS * MANY, sizes[DEVICES] = {0, 5, 1, 3};
   const size_t size = ek_type_size(to);
@@ -450,9 +441,8 @@ START_TEST(integers_become_integers) {
   free(want);
   free(data);
 }
-END_TEST
 
-START_TEST(broadcast_integers) {
+CK_TEST(broadcast_integers) {
   enum { N = 6 };
   const uint16_t numbers[N] = {0, 1, 65535, 40000, 7, 8};
   const int32_t want[N] = {0, 1, 65535, 40000, 7, 8};
@@ -466,11 +456,10 @@ START_TEST(broadcast_integers) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* u8 and u16 to f32 and f64, without a scaling, with one and with one for each channel: the bits of
  * the formula. */
-START_TEST(pixels) {
+CK_LOOP(pixels, 4) {
   const ek_type from = _i % 2 == 0 ? EK_U8 : EK_U16, to = _i / 2 == 0 ? EK_F32 : EK_F64;
   const int64_t rows = 7, spots = 11003, n = rows * spots * 3;
   const ek_input_scaling scalings[] = {
@@ -513,10 +502,9 @@ START_TEST(pixels) {
   free(wide);
   free(data);
 }
-END_TEST
 
 /* The message names the first element that does not fit, counted in the source; nothing is left. */
-START_TEST(integers_out_of_range) {
+CK_TEST(integers_out_of_range) {
   static const struct {
     ek_type from;
     int64_t value;
@@ -552,9 +540,8 @@ START_TEST(integers_out_of_range) {
   ek_group_free(group);
   free(data);
 }
-END_TEST
 
-START_TEST(conversions_that_are_refused) {
+CK_TEST(conversions_that_are_refused) {
   double numbers[12] = {0};
   ek_group *group = ck_open("cpu:4", 1);
   ek_shards shards = {0};
@@ -602,27 +589,5 @@ START_TEST(conversions_that_are_refused) {
   ek_tensor_free(&there);
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("scatter");
-  TCase *cuts = ck_case(suite, "cuts"), *parts = ck_case(suite, "parts");
-  tcase_add_test(cuts, known_cuts);
-  tcase_add_test(cuts, cuts_over_many);
-  tcase_add_test(cuts, cuts_cover_all_rows);
-  tcase_add_test(cuts, huge_numbers_of_rows);
-  tcase_add_test(cuts, senseless_cuts_are_refused);
-  tcase_add_test(parts, from_the_host);
-  tcase_add_loop_test(parts, views_on_the_source_device, 0, DEVICES);
-  tcase_add_test(parts, like_another);
-  tcase_add_test(parts, wrong_sources_are_refused);
-  TCase *conversions = ck_case(suite, "conversions");
-  tcase_add_loop_test(conversions, integers_become_integers, 0, 2 * INTEGERS);
-  tcase_add_test(conversions, broadcast_integers);
-  tcase_add_loop_test(conversions, pixels, 0, 4);
-  tcase_add_test(conversions, integers_out_of_range);
-  tcase_add_test(conversions, conversions_that_are_refused);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("scatter")

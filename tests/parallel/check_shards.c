@@ -17,7 +17,7 @@ static void one_number_each(ek_shards *shards) {
   }
 }
 
-START_TEST(filled_by_hand) {
+CK_TEST(filled_by_hand) {
   ek_group *group = ck_open("cpu:3", 1);
   ek_shards shards = {0};
   ck_assert_uint_le(sizeof shards, 80); /* part of what programs are compiled against */
@@ -45,9 +45,8 @@ START_TEST(filled_by_hand) {
   ek_shards_free(&shards);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-START_TEST(nothing_is_legal) {
+CK_TEST(nothing_is_legal) {
   ek_group *group = ck_open("cpu:1", 1);
   ek_shards none = {0};
   ek_shards_free(NULL);
@@ -59,11 +58,10 @@ START_TEST(nothing_is_legal) {
   ck_assert_ptr_null(none.group);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 /* A copy is the same shards; what was freed through one is not freed through the other, also when
  * its block has gone to somebody else. */
-START_TEST(copies_of_the_struct) {
+CK_TEST(copies_of_the_struct) {
   ek_group *group = ck_open("cpu:3", 1);
   ek_shards shards = {0}, other = {0};
   ck_ok(ek_shards_create(&shards, group));
@@ -90,10 +88,9 @@ START_TEST(copies_of_the_struct) {
   ek_shards_free(&other);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 /* What has come back is lent again, first of all, and clean. */
-START_TEST(blocks_are_lent_again) {
+CK_TEST(blocks_are_lent_again) {
   ek_group *group = ck_open("cpu:3", 1);
   ek_shards held[4] = {{0}};
   const void *blocks[4];
@@ -116,16 +113,5 @@ START_TEST(blocks_are_lent_again) {
   }
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("shards");
-  TCase *core = ck_case(suite, "shards");
-  tcase_add_test(core, filled_by_hand);
-  tcase_add_test(core, nothing_is_legal);
-  tcase_add_test(core, copies_of_the_struct);
-  tcase_add_test(core, blocks_are_lent_again);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("shards")

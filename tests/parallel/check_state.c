@@ -29,7 +29,7 @@ static struct ck_setup setup_of(const char *workload, int placement) {
   return setup;
 }
 
-START_TEST(entries) {
+CK_LOOP(entries, CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of("gpt", _i);
   const ek_state_placement state = setup.options.state;
   struct ck_training t;
@@ -74,9 +74,8 @@ START_TEST(entries) {
   ck_fails(ek_state_find(&info, t.model, "adamw/m/tokens.weight"), EK_ERR_NOT_FOUND, "adamw");
   ck_training_close(&t);
 }
-END_TEST
 
-START_TEST(values_by_name) {
+CK_LOOP(values_by_name, CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of("gpt", _i);
   struct ck_training t;
   ck_training_open(&t, &setup);
@@ -98,10 +97,9 @@ START_TEST(values_by_name) {
   ck_training_replicas_agree(&t);
   ck_training_close(&t);
 }
-END_TEST
 
 /* Values and states in f64, with bits that f32 does not have; and in 16 bits, and a part. */
-START_TEST(in_another_type) {
+CK_LOOP(in_another_type, CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of("gpt", _i);
   static const char *const names[] = {"tokens.weight", "adamw/v/tokens.weight"};
   enum { COUNT = 13 * 8 };
@@ -132,9 +130,8 @@ START_TEST(in_another_type) {
   ck_training_replicas_agree(&t);
   ck_training_close(&t);
 }
-END_TEST
 
-START_TEST(wrong_names_and_tensors) {
+CK_TEST(wrong_names_and_tensors) {
   const struct ck_setup setup = setup_of("blend", 3);
   struct ck_training t;
   ck_training_open(&t, &setup);
@@ -182,7 +179,6 @@ START_TEST(wrong_names_and_tensors) {
   ck_assert_double_eq(((const float *)good.data)[0], 0.5);
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- a run that is carried ---- */
 
@@ -261,7 +257,7 @@ static struct ck_setup run_setup(int number) {
 }
 enum { RUNS = 4 * CK_WORKLOADS };
 
-START_TEST(resumed_alike) {
+CK_LOOP(resumed_alike, RUNS) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = run_setup(_i);
   for (int placement = 0; placement < CK_PLACEMENTS; placement++) {
@@ -270,9 +266,8 @@ START_TEST(resumed_alike) {
     carry(&setup, &setup, true);
   }
 }
-END_TEST
 
-START_TEST(resumed_elsewhere) {
+CK_LOOP(resumed_elsewhere, RUNS) {
   if (!ck_part(_i)) return;
   static const char *const specs[] = {"cpu:1", "cpu:2", "cpu:4", "cpu:2", "cpu:3", "cpu:1"};
   struct ck_setup setup = run_setup(_i), other = setup;
@@ -283,10 +278,9 @@ START_TEST(resumed_elsewhere) {
     carry(&setup, &other, false);
   }
 }
-END_TEST
 
 /* The count of steps ends with the optimizer, and the next one begins a run. */
-START_TEST(a_second_optimizer) {
+CK_LOOP(a_second_optimizer, CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of("mlp", _i);
   struct ck_training t;
   int64_t step = 9;
@@ -303,11 +297,10 @@ START_TEST(a_second_optimizer) {
   go(&t, 4, 5);
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- devices that only count ---- */
 
-START_TEST(plan_devices) {
+CK_LOOP(plan_devices, CK_PLACEMENTS) {
   struct ck_setup setup = setup_of("gpt", _i);
   setup.spec = "plan:3";
   struct ck_training t;
@@ -328,13 +321,12 @@ START_TEST(plan_devices) {
   }
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- faults ---- */
 
 /* No call takes host memory. Each piece of work of a device fails once: a read leaves the model
  * good; a write may leave it torn, and writing everything once more mends it. */
-START_TEST(faults) {
+CK_LOOP(faults, CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of("mlp", _i);
   struct ck_training t;
   open_run(&t, &setup);
@@ -368,21 +360,5 @@ START_TEST(faults) {
   ck_state_drop(&state);
   ck_training_close(&t);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("state");
-  TCase *names = ck_case(suite, "names"), *carried = ck_case(suite, "carried");
-  tcase_add_loop_test(names, entries, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(names, values_by_name, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(names, in_another_type, 0, CK_PLACEMENTS);
-  tcase_add_test(names, wrong_names_and_tensors);
-  tcase_add_loop_test(carried, resumed_alike, 0, RUNS);
-  tcase_add_loop_test(carried, resumed_elsewhere, 0, RUNS);
-  tcase_add_loop_test(carried, a_second_optimizer, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(names, plan_devices, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(names, faults, 0, CK_PLACEMENTS);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("state")

@@ -83,10 +83,12 @@ void ck_register(struct ck_registered *test) {
   *place = test;
 }
 
-Suite *ck_suite(const char *name) {
+Suite *ck_suite(const char *name, void (*set_up)(void), void (*tear_down)(void)) {
   Suite *suite = suite_create(name);
   for (struct ck_registered *test = registered; test != NULL; test = test->next) {
-    ck_add_cases(ck_case(suite, test->test->name), test->test, 0, test->cases());
+    TCase *tcase = ck_case(suite, test->test->name);
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    ck_add_cases(tcase, test->test, test->first(), test->end());
   }
   return suite;
 }

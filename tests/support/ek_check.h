@@ -70,30 +70,36 @@
  *
  *     CK_TEST(add_works) {...}
  *     CK_LOOP(every_mode, CK_MODES) {...}     for _i = 0 .. CK_MODES - 1
+ *     CK_LOOP_FROM(some_modes, EK_MODE_SHARDED, CK_MODES) {...}
  *     CK_LOOP(in_bf16, ck_if_halves(3)) {...}
  *     CK_SUITE("add")                         main()
  */
 #define CK_TEST(name) CK_LOOP(name, 1)
-#define CK_LOOP(name, cases)                                                                       \
+#define CK_LOOP(name, cases) CK_LOOP_FROM(name, 0, cases)
+#define CK_LOOP_FROM(name, first, end)                                                             \
   static void name##_fn(int _i);                                                                   \
-  static int name##_cases(void) { return (int)(cases); }                                           \
+  static int name##_first(void) { return (int)(first); }                                           \
+  static int name##_end(void) { return (int)(end); }                                               \
   __attribute__((constructor)) static void name##_register(void) {                                 \
     static const TTest test = {#name, name##_fn, __FILE__, __LINE__};                              \
-    static struct ck_registered registered = {&test, name##_cases, NULL};                          \
+    static struct ck_registered registered = {&test, name##_first, name##_end, NULL};             \
     ck_register(&registered);                                                                      \
   }                                                                                                \
   static void name##_fn(int _i CK_ATTRIBUTE_UNUSED)
-#define CK_SUITE(name)                                                                             \
-  int main(void) { return ck_run(ck_suite(name)); }
+#define CK_SUITE(name) CK_SUITE_WITH(name, NULL, NULL)
+/* The same with a function before and one after each test. */
+#define CK_SUITE_WITH(name, set_up, tear_down)                                                     \
+  int main(void) { return ck_run(ck_suite(name, set_up, tear_down)); }
 
 struct ck_registered {
   const TTest *test;
-  int (*cases)(void);
+  int (*first)(void);
+  int (*end)(void);
   struct ck_registered *next;
 };
 void ck_register(struct ck_registered *test);
-/* The tests that are registered, in the order of their lines. */
-Suite *ck_suite(const char *name);
+/* The tests that are registered, in the order of their lines; the two functions may be NULL. */
+Suite *ck_suite(const char *name, void (*set_up)(void), void (*tear_down)(void));
 
 /* Runs a suite in this process (no fork: threads and sanitizers) and returns the exit code. */
 int ck_run(Suite *suite);

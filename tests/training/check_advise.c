@@ -132,7 +132,7 @@ static uint64_t peak_without_cap(const struct subject *s, const char *devices) {
   return best.peak_bytes;
 }
 
-START_TEST(first_choice_runs) {
+CK_LOOP(first_choice_runs, SHAPES) {
   struct ck_random random = ck_random_start(100 + (uint64_t)_i);
   if (!ck_part(_i) || _i % EVERY != 0) return;
   struct subject s;
@@ -163,10 +163,9 @@ START_TEST(first_choice_runs) {
   run_choice(&s, spec, &choices[0], what);
   subject_close(&s);
 }
-END_TEST
 
 /* Parts of two sizes, and more of each than are planned; every choice, not only the first. */
-START_TEST(every_choice_runs) {
+CK_LOOP(every_choice_runs, 3) {
   static const struct {
     double share;
     int64_t samples;
@@ -194,11 +193,10 @@ START_TEST(every_choice_runs) {
   ck_assert(more || _i != 1);
   subject_close(&s);
 }
-END_TEST
 
 /* ---- what is chosen ---- */
 
-START_TEST(plenty_of_memory_gives_up_no_speed) {
+CK_TEST(plenty_of_memory_gives_up_no_speed) {
   struct subject s;
   ek_advice choices[MOST];
   size_t count = 0;
@@ -227,7 +225,6 @@ START_TEST(plenty_of_memory_gives_up_no_speed) {
   ck_assert_uint_eq(count, 4);
   subject_close(&s);
 }
-END_TEST
 
 static double fastest(const struct subject *s, const char *devices, ek_precision precision) {
   ek_advise_task task = s->task;
@@ -245,7 +242,7 @@ static double fastest(const struct subject *s, const char *devices, ek_precision
  * are predicted to be faster, on a CPU about as fast: its rates are those of products without
  * matrix units, 6 / 5.5 in time, and of half the bytes at 6 / 2.5.
  */
-START_TEST(precisions_are_chosen) {
+CK_TEST(precisions_are_chosen) {
   enum { MOST_CHOICES = 64 };
   struct subject s;
   ek_advice choices[MOST_CHOICES];
@@ -278,11 +275,10 @@ START_TEST(precisions_are_chosen) {
   ck_fails(ek_advise(choices, &count, 1, "cpu:2", &s.task), EK_ERR_UNSUPPORTED, "compute in f32");
   subject_close(&s);
 }
-END_TEST
 
 /* In tf32 a GPU is predicted to be between f32 and bf16, with the memory of f32; no choice where
  * products do not round. */
-START_TEST(tf32_is_chosen) {
+CK_TEST(tf32_is_chosen) {
   struct subject s;
   ek_advice choices[MOST];
   size_t count = 0, tf32 = 0;
@@ -316,9 +312,8 @@ START_TEST(tf32_is_chosen) {
   ck_assert_int_eq(choices[0].settings.precision, EK_PRECISION_TF32);
   subject_close(&s);
 }
-END_TEST
 
-START_TEST(a_group_is_looked_at_and_left_alone) {
+CK_TEST(a_group_is_looked_at_and_left_alone) {
   struct subject s;
   ek_advice by_name[MOST], by_group[MOST];
   size_t count = 0, same = 0;
@@ -338,7 +333,6 @@ START_TEST(a_group_is_looked_at_and_left_alone) {
   ck_ok(ek_group_free(group));
   subject_close(&s);
 }
-END_TEST
 
 /* ---- a model of the program's own ---- */
 
@@ -360,7 +354,7 @@ static ek_status build_own(void *context, const ek_settings *settings, ek_module
   return ek_mean_squared_error_create(criterion, EK_REDUCTION_MEAN);
 }
 
-START_TEST(own_models) {
+CK_TEST(own_models) {
   static const ek_status failures[] = {EK_ERR_SHAPE, EK_ERR_OUT_OF_MEMORY};
   float numbers[9 * 3] = {0};
   const int64_t x[] = {9, 3}, y[] = {9, 2};
@@ -394,7 +388,6 @@ START_TEST(own_models) {
            "no model for any of the settings");
   ek_optimizer_free(sgd);
 }
-END_TEST
 
 static ek_status build_nothing(void *context, const ek_settings *settings, ek_module **module,
                                ek_criterion **criterion) {
@@ -462,7 +455,7 @@ static bool is_cut_as_row_by_row(const struct subject *s, const char *spec, int6
   return advised != fewest;
 }
 
-START_TEST(cuts_are_those_of_a_search_row_by_row) {
+CK_TEST(cuts_are_those_of_a_search_row_by_row) {
   struct ck_random random = ck_random_start(300);
   int chosen = 0, evener = 0;
   for (int round = 0; round < 8; round++) {
@@ -489,11 +482,10 @@ START_TEST(cuts_are_those_of_a_search_row_by_row) {
   ck_assert_int_gt(evener, 0);
   ck_assert_int_gt(chosen, evener);
 }
-END_TEST
 
 /* Nothing of a batch is read, so that its tokens need not be there. The searches take some tenths of
  * a second of an idle processor; one that looks at the samples would take minutes for the first. */
-START_TEST(a_batch_may_have_any_size) {
+CK_TEST(a_batch_may_have_any_size) {
   struct subject s;
   ek_advice best;
   size_t count = 0;
@@ -510,10 +502,9 @@ START_TEST(a_batch_may_have_any_size) {
                 seconds);
   subject_close(&s);
 }
-END_TEST
 
 /* One micro-batch of it is more than a device that counts can hold, or than 63 bits. */
-START_TEST(a_batch_may_be_too_large_to_count) {
+CK_TEST(a_batch_may_be_too_large_to_count) {
   static const int64_t sizes[] = {INT64_C(1) << 40, INT64_C(1) << 52};
   struct subject s;
   ek_advice best;
@@ -530,11 +521,10 @@ START_TEST(a_batch_may_be_too_large_to_count) {
   }
   subject_close(&s);
 }
-END_TEST
 
 /* ---- what is refused, and what fails ---- */
 
-START_TEST(nothing_fits) {
+CK_TEST(nothing_fits) {
   struct subject s;
   ek_advice nearest[2];
   size_t count = 0;
@@ -555,9 +545,8 @@ START_TEST(nothing_fits) {
   ck_assert_uint_eq(nearest[0].peak_bytes, peak);
   subject_close(&s);
 }
-END_TEST
 
-START_TEST(bad_calls) {
+CK_TEST(bad_calls) {
   struct subject s;
   ek_advice choices[2];
   size_t count = 0;
@@ -594,10 +583,9 @@ START_TEST(bad_calls) {
   ck_assert_uint_eq(count, 0);
   subject_close(&s);
 }
-END_TEST
 
 /* Memory that fails somewhere: an error, no advice, and nothing stays behind. */
-START_TEST(host_memory_fails) {
+CK_TEST(host_memory_fails) {
   struct subject s;
   ek_advice choices[2];
   size_t count = 0;
@@ -616,7 +604,6 @@ START_TEST(host_memory_fails) {
   ck_assert_uint_eq(count, 2);
   subject_close(&s);
 }
-END_TEST
 
 /* The seconds of a choice whose loss is fused and that recomputes nothing. */
 static double fused_seconds(const struct subject *s) {
@@ -633,7 +620,7 @@ static double fused_seconds(const struct subject *s) {
 }
 
 /* Each further block of logits costs the same, however many are counted by one. */
-START_TEST(blocks_of_logits_cost_alike) {
+CK_TEST(blocks_of_logits_cost_alike) {
   enum { LEAST = 3, BLOCKS = 5, ROWS = 15 * 16, VOCABULARY = 64 };
   struct subject s;
   double seconds[BLOCKS];
@@ -652,26 +639,5 @@ START_TEST(blocks_of_logits_cost_alike) {
   }
   subject_close(&s);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("advise");
-  TCase *advice = ck_case(suite, "advice");
-  tcase_add_loop_test(advice, first_choice_runs, 0, SHAPES);
-  tcase_add_loop_test(advice, every_choice_runs, 0, 3);
-  tcase_add_test(advice, plenty_of_memory_gives_up_no_speed);
-  tcase_add_test(advice, a_group_is_looked_at_and_left_alone);
-  tcase_add_test(advice, precisions_are_chosen);
-  tcase_add_test(advice, tf32_is_chosen);
-  tcase_add_test(advice, own_models);
-  tcase_add_test(advice, cuts_are_those_of_a_search_row_by_row);
-  tcase_add_test(advice, a_batch_may_have_any_size);
-  tcase_add_test(advice, a_batch_may_be_too_large_to_count);
-  tcase_add_test(advice, nothing_fits);
-  tcase_add_test(advice, bad_calls);
-  tcase_add_test(advice, host_memory_fails);
-  tcase_add_test(advice, blocks_of_logits_cost_alike);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("advise")

@@ -119,14 +119,13 @@ static void carry(const struct ck_setup *setup, const struct ck_setup *other, bo
   ck_training_close(&whole);
 }
 
-START_TEST(a_run_goes_on_alike) {
+CK_LOOP(a_run_goes_on_alike, 2 * CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i % 2 == 0 ? "gpt" : "mlp", _i % CK_PLACEMENTS);
   carry(&setup, &setup, _i >= CK_PLACEMENTS);
 }
-END_TEST
 
-START_TEST(a_run_goes_on_elsewhere) {
+CK_LOOP(a_run_goes_on_elsewhere, CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
   static const char *const specs[] = {"cpu:1", "cpu:2", "cpu:4", "cpu:5", "cpu:1", "cpu:2"};
   struct ck_setup setup = setup_of("gpt", _i), other = setup_of("gpt", (_i + 1) % CK_PLACEMENTS);
@@ -134,11 +133,10 @@ START_TEST(a_run_goes_on_elsewhere) {
   other.spec = specs[_i % 6];
   carry(&setup, &other, false);
 }
-END_TEST
 
 /* ---- the folder ---- */
 
-START_TEST(the_last_few_are_kept) {
+CK_TEST(the_last_few_are_kept) {
   const struct ck_setup setup = setup_of("mlp", 1);
   ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   ek_checkpoint_info info;
@@ -173,7 +171,6 @@ START_TEST(the_last_few_are_kept) {
   ck_assert_int_eq(unlink(other), 0);
   ck_training_close(&t);
 }
-END_TEST
 
 /* Flips a bit, `offset` bytes from the end. */
 static void damage(int step, off_t offset) {
@@ -188,7 +185,7 @@ static void damage(int step, off_t offset) {
   ck_assert_int_eq(close(file), 0);
 }
 
-START_TEST(damaged_states_are_passed_over) {
+CK_TEST(damaged_states_are_passed_over) {
   const struct ck_setup setup = setup_of("mlp", 3);
   ek_checkpoint_info info;
   struct ck_training t;
@@ -216,7 +213,6 @@ START_TEST(damaged_states_are_passed_over) {
   }
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- states of others ---- */
 
@@ -234,7 +230,7 @@ static void put_state(const char *path, const char *format, const char *name, ek
   ek_safetensors_writer_free(writer);
 }
 
-START_TEST(other_states_are_refused) {
+CK_TEST(other_states_are_refused) {
   const struct ck_setup setup = setup_of("mlp", 2), other = setup_of("gpt", 2);
   struct ck_training t, u;
   ek_checkpoint_info info;
@@ -272,7 +268,6 @@ START_TEST(other_states_are_refused) {
   ck_training_close(&t);
   ck_training_close(&u);
 }
-END_TEST
 
 /* Copies a state, with 8 other bytes for one entry, another position, and a schedule that lacks its
  * last number. */
@@ -308,7 +303,7 @@ static void forge(const char *to, const char *from, const char *name, const void
 
 /* Whole files, with checksums that are right, whose numbers no run has: seen before anything is
  * written, so the model is good and what it was. */
-START_TEST(numbers_out_of_range_are_refused) {
+CK_TEST(numbers_out_of_range_are_refused) {
   struct ck_setup setup = setup_of("mlp", 2);
   struct ck_training t;
   ek_checkpoint_info info;
@@ -355,12 +350,11 @@ START_TEST(numbers_out_of_range_are_refused) {
   }
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- what a program adds ---- */
 
 /* One extra is longer than the pieces in which a state is written. */
-START_TEST(extras_come_back) {
+CK_LOOP(extras_come_back, 2) {
   enum { LONG = 300000 };
   const struct ck_setup setup = setup_of("mlp", 2);
   struct ck_training t;
@@ -412,10 +406,9 @@ START_TEST(extras_come_back) {
   free(longer);
   ck_training_close(&t);
 }
-END_TEST
 
 /* A state is read in another locale than it was written in: 0 with a comma first, 1 last. */
-START_TEST(a_schedule_in_another_locale) {
+CK_LOOP(a_schedule_in_another_locale, 2) {
   const struct ck_setup setup = setup_of("mlp", 2);
   const double rate = 0.0625 * 1.5; /* has digits after the point in "%a" and "%g" */
   struct ck_training t;
@@ -436,12 +429,11 @@ START_TEST(a_schedule_in_another_locale) {
   }
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- where a state cannot go ---- */
 
 /* Each has a sentence of its own, and training goes on. */
-START_TEST(folders_that_cannot_be_written) {
+CK_TEST(folders_that_cannot_be_written) {
   const struct ck_setup setup = setup_of("mlp", 2);
   struct ck_training t;
   char path[96], below[128];
@@ -472,9 +464,8 @@ START_TEST(folders_that_cannot_be_written) {
   }
   ck_training_close(&t);
 }
-END_TEST
 
-START_TEST(devices_that_count_have_no_state) {
+CK_TEST(devices_that_count_have_no_state) {
   struct ck_setup setup = setup_of("mlp", 3);
   struct ck_training t;
   setup.spec = "plan:3";
@@ -482,7 +473,6 @@ START_TEST(devices_that_count_have_no_state) {
   ck_fails(ek_checkpoint_save(t.model, folder, NULL), EK_ERR_UNSUPPORTED, "plan devices");
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- failures ---- */
 
@@ -495,7 +485,7 @@ static ek_status save_or_load(struct ck_training *t, int how) {
   return ek_checkpoint_end(write);
 }
 
-START_TEST(failures_lose_nothing) {
+CK_LOOP(failures_lose_nothing, 6) {
   if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of("mlp", _i % 2 == 0 ? 3 : 1);
   const int how = _i / 2;
@@ -530,24 +520,5 @@ START_TEST(failures_lose_nothing) {
   }
   ck_training_close(&t);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("checkpoint");
-  TCase *tests = ck_case(suite, "checkpoint");
-  tcase_add_checked_fixture(tests, make_folder, remove_folder);
-  tcase_add_loop_test(tests, a_run_goes_on_alike, 0, 2 * CK_PLACEMENTS);
-  tcase_add_loop_test(tests, a_run_goes_on_elsewhere, 0, CK_PLACEMENTS);
-  tcase_add_test(tests, the_last_few_are_kept);
-  tcase_add_test(tests, damaged_states_are_passed_over);
-  tcase_add_test(tests, other_states_are_refused);
-  tcase_add_test(tests, numbers_out_of_range_are_refused);
-  tcase_add_loop_test(tests, extras_come_back, 0, 2);
-  tcase_add_loop_test(tests, a_schedule_in_another_locale, 0, 2);
-  tcase_add_test(tests, folders_that_cannot_be_written);
-  tcase_add_test(tests, devices_that_count_have_no_state);
-  tcase_add_loop_test(tests, failures_lose_nothing, 0, 6);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE_WITH("checkpoint", make_folder, remove_folder)

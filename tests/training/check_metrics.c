@@ -65,7 +65,7 @@ static const ek_step_result good = {.loss = 2.5,
                                     .finite = true,
                                     .loss_scale = 1024};
 
-START_TEST(a_step_is_told) {
+CK_TEST(a_step_is_told) {
   make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ek_metrics *metrics = NULL;
@@ -125,10 +125,9 @@ START_TEST(a_step_is_told) {
   ek_group_free(group);
   remove_folder();
 }
-END_TEST
 
 /* Each line of the file is a comment, or a name, perhaps a label, and a number. */
-START_TEST(the_file_follows_the_format) {
+CK_TEST(the_file_follows_the_format) {
   make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ek_metrics *metrics = NULL;
@@ -155,11 +154,10 @@ START_TEST(the_file_follows_the_format) {
   ek_group_free(group);
   remove_folder();
 }
-END_TEST
 
 /* ---- numbers of the program's own ---- */
 
-START_TEST(numbers_of_the_program) {
+CK_TEST(numbers_of_the_program) {
   make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ek_metrics *metrics = NULL;
@@ -198,9 +196,8 @@ START_TEST(numbers_of_the_program) {
   ek_group_free(group);
   remove_folder();
 }
-END_TEST
 
-START_TEST(a_resumed_run_counts_on) {
+CK_TEST(a_resumed_run_counts_on) {
   make_folder();
   ek_group *group = ck_open("cpu:1", 1);
   ek_metrics *metrics = NULL;
@@ -216,12 +213,11 @@ START_TEST(a_resumed_run_counts_on) {
   ek_group_free(group);
   remove_folder();
 }
-END_TEST
 
 /* ---- what the system does ---- */
 
 /* The numbers of a file have a point, whatever the program has set. */
-START_TEST(a_locale_with_a_comma) {
+CK_TEST(a_locale_with_a_comma) {
   if (!ck_locale_comma()) return;
   make_folder();
   ek_group *group = ck_open("cpu:1", 1);
@@ -241,11 +237,10 @@ START_TEST(a_locale_with_a_comma) {
   remove_folder();
   ck_locale_end();
 }
-END_TEST
 
 /* Without a reader opening fails and does not wait; a reader that goes away is an error and no
  * signal; one that does not read holds nothing up. */
-START_TEST(lines_to_a_pipe) {
+CK_TEST(lines_to_a_pipe) {
   make_folder();
   ek_group *group = ck_open("cpu:1", 1);
   ek_metrics *metrics = NULL;
@@ -269,10 +264,9 @@ START_TEST(lines_to_a_pipe) {
   ek_group_free(group);
   remove_folder();
 }
-END_TEST
 
 /* What a full disk left of a line does not spoil the next one. */
-START_TEST(a_line_that_was_cut) {
+CK_TEST(a_line_that_was_cut) {
   make_folder();
   ek_group *group = ck_open("cpu:1", 1);
   ek_metrics *metrics = NULL;
@@ -289,10 +283,9 @@ START_TEST(a_line_that_was_cut) {
   ek_group_free(group);
   remove_folder();
 }
-END_TEST
 
 /* The disk is full in the middle of a line: the same metrics end that line before the next one. */
-START_TEST(a_line_that_is_cut) {
+CK_TEST(a_line_that_is_cut) {
   enum { FITS = 20 };
   make_folder();
   ek_group *group = ck_open("cpu:1", 1);
@@ -318,9 +311,8 @@ START_TEST(a_line_that_is_cut) {
   ek_group_free(group);
   remove_folder();
 }
-END_TEST
 
-START_TEST(misuse_and_failures) {
+CK_TEST(misuse_and_failures) {
   make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ek_metrics *metrics = NULL;
@@ -358,20 +350,5 @@ START_TEST(misuse_and_failures) {
   ek_group_free(group);
   remove_folder();
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("metrics");
-  TCase *tests = ck_case(suite, "metrics");
-  tcase_add_test(tests, a_step_is_told);
-  tcase_add_test(tests, the_file_follows_the_format);
-  tcase_add_test(tests, misuse_and_failures);
-  tcase_add_test(tests, numbers_of_the_program);
-  tcase_add_test(tests, a_resumed_run_counts_on);
-  tcase_add_test(tests, a_locale_with_a_comma);
-  tcase_add_test(tests, lines_to_a_pipe);
-  tcase_add_test(tests, a_line_that_was_cut);
-  tcase_add_test(tests, a_line_that_is_cut);
-  return suite;
-}
-CK_MAIN(make_suite)
+CK_SUITE("metrics")

@@ -113,7 +113,7 @@ static uint64_t held(const struct bench *b) {
 
 /* ---- the same as by hand ---- */
 
-START_TEST(equals_the_calls_of_its_parts) {
+CK_LOOP(equals_the_calls_of_its_parts, CK_WORKLOADS * CK_MODES) {
   if (!ck_part(_i)) return;
   struct bench b;
   struct ck_training t;
@@ -138,7 +138,6 @@ START_TEST(equals_the_calls_of_its_parts) {
   ck_training_close(&t);
   close_bench(&b);
 }
-END_TEST
 
 /* ---- before the first step ---- */
 
@@ -149,7 +148,7 @@ static ek_status prepare(struct bench *b) {
 
 /* Changes nothing and holds nothing, before the first step and between two of them; with
  * micro-batches too, and with a loss scale that grows with every step. */
-START_TEST(preparing_changes_nothing) {
+CK_LOOP(preparing_changes_nothing, 2 * CK_WORKLOADS * CK_MODES) {
   static const ek_loss_scale grows = {EK_LOSS_SCALE_DYNAMIC, 1024, 2, 0.5, 1};
   if (!ck_part(_i)) return;
   const int number = _i / CK_MODES % CK_WORKLOADS;
@@ -180,10 +179,9 @@ START_TEST(preparing_changes_nothing) {
   close_bench(&prepared);
   close_bench(&other);
 }
-END_TEST
 
 /* A module that writes its buffers in a training forward leaves them alone. */
-START_TEST(preparing_writes_no_buffer) {
+CK_LOOP(preparing_writes_no_buffer, CK_MODES) {
   float values[SAMPLES * CK_RUNNING_WIDTH];
   const int64_t shape[] = {SAMPLES, CK_RUNNING_WIDTH};
   struct bench b = {.mode = (ek_mode)_i};
@@ -204,7 +202,6 @@ START_TEST(preparing_writes_no_buffer) {
   ck_state_drop(&after);
   close_bench(&b);
 }
-END_TEST
 
 /* ---- micro-batches ---- */
 
@@ -219,7 +216,7 @@ enum { CUTS = sizeof cuts / sizeof cuts[0] };
 
 /* The same as parts of the batch that are accumulated by hand, bit for bit, and to rounding as the
  * whole batch. A part on three devices may leave some without rows. */
-START_TEST(micro_batches) {
+CK_LOOP(micro_batches, CUTS * CK_WORKLOADS * CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_workload *workload = &ck_workloads[_i / CK_MODES % CK_WORKLOADS];
   const int cut = _i / CK_MODES / CK_WORKLOADS;
@@ -255,10 +252,9 @@ START_TEST(micro_batches) {
   ck_training_close(&whole);
   close_bench(&b);
 }
-END_TEST
 
 /* What is wrong with a batch is seen before its first part runs. */
-START_TEST(wrong_micro_batches) {
+CK_TEST(wrong_micro_batches) {
   struct bench b;
   make_parts(&b, "gpt", EK_MODE_REPLICATED);
   b.micro_batches = -1;
@@ -284,10 +280,9 @@ START_TEST(wrong_micro_batches) {
   ck_ok(step(&b, NULL));
   close_bench(&b);
 }
-END_TEST
 
 /* The loss of the parts of a batch, put together, is that of the whole; no mask is drawn. */
-START_TEST(evaluation_and_prediction) {
+CK_LOOP(evaluation_and_prediction, CK_MODES) {
   struct bench b;
   open_bench(&b, "gpt", (ek_mode)_i);
   double loss = 0, again = 0, weight = 0, sum = 0, all = 0;
@@ -320,7 +315,6 @@ START_TEST(evaluation_and_prediction) {
   ck_ok(step(&b, NULL));
   close_bench(&b);
 }
-END_TEST
 
 /* Number of elements of all parts, which become an array of the caller's, row after row. */
 static float *rows_of(const ek_shards *shards, int64_t *count) {
@@ -379,7 +373,7 @@ static void predicts_alike(struct bench *cut, struct bench *whole, size_t output
 /* Every workload in every mode on 1 to 4 devices, in parts that are ragged, smaller than the number
  * of devices, or as many as the batch has samples: the loss of all terms and the weight are those
  * of the whole batch, and nothing is left on the devices. */
-START_TEST(evaluation_in_parts) {
+CK_LOOP(evaluation_in_parts, CUTS * CK_WORKLOADS * CK_MODES) {
   static const char *const devices[] = {"cpu:1", "cpu:2", "cpu:3", "cpu:4"};
   if (!ck_part(_i) || ck_precision() != 0) return;
   const struct ck_workload *workload = &ck_workloads[_i / CK_MODES % CK_WORKLOADS];
@@ -403,11 +397,10 @@ START_TEST(evaluation_in_parts) {
   close_bench(&whole);
   close_bench(&parts);
 }
-END_TEST
 
 /* The same of a model that computes its loss, whose forward may predict without targets. Two of the
  * devices have no rows of some parts. */
-START_TEST(its_own_loss_in_parts) {
+CK_LOOP(its_own_loss_in_parts, CK_MODES) {
   if (ck_precision() != 0) return;
   struct bench whole, parts;
   double want = 0, got = 0, all = 0, weight = 0;
@@ -435,7 +428,6 @@ START_TEST(its_own_loss_in_parts) {
   close_bench(&whole);
   close_bench(&parts);
 }
-END_TEST
 
 enum { LARGE = 123, LARGE_PARTS = 29 };
 
@@ -488,7 +480,7 @@ static uint64_t run_for_peaks(struct peaks *peaks, struct bench *b, const char *
 
 /* Under a cap at which a step of micro-batches just fits, an evaluation and a prediction of the
  * same batch fit, and those of a whole one do not; a plan has the same peaks to the byte. */
-START_TEST(evaluation_under_the_cap_of_a_step) {
+CK_LOOP(evaluation_under_the_cap_of_a_step, 4 * CK_MODES) {
   if (!ck_part(_i) || ck_precision() != 0) return;
   const int devices = _i / CK_MODES + 1;
   char spec[64];
@@ -511,10 +503,9 @@ START_TEST(evaluation_under_the_cap_of_a_step) {
   ck_fails(evaluate(&b, &loss, NULL), EK_ERR_OUT_OF_MEMORY, "");
   close_bench(&b);
 }
-END_TEST
 
 /* Reduction `none` keeps its outputs until backward; what was evaluated is gone. */
-START_TEST(every_loss_for_itself) {
+CK_LOOP(every_loss_for_itself, CK_MODES) {
   struct bench b;
   ek_shards losses = {0};
   ek_step_result result;
@@ -530,13 +521,12 @@ START_TEST(every_loss_for_itself) {
   ck_assert_int_ne(ek_data_parallel_criterion_losses(&losses, criterion), EK_OK);
   close_bench(&b);
 }
-END_TEST
 
 /* ---- without an optimizer ---- */
 
 /* What a trainer gives without an optimizer, and without a criterion, is what one with both gives,
  * also after its state was loaded; no device has memory for gradients or states. */
-START_TEST(only_what_is_wanted) {
+CK_LOOP(only_what_is_wanted, CK_WORKLOADS * CK_MODES) {
   if (!ck_part(_i)) return;
   const ek_status bad = EK_ERR_STATE;
   const struct ck_workload *workload = &ck_workloads[_i / CK_MODES];
@@ -597,10 +587,9 @@ START_TEST(only_what_is_wanted) {
   free_parts(&less);
   close_bench(&b);
 }
-END_TEST
 
 /* Patterns of a trainer that only predicts are read all the same. */
-START_TEST(patterns_without_an_optimizer) {
+CK_TEST(patterns_without_an_optimizer) {
   ek_trainer *trainer = NULL;
   struct bench b;
   make_parts(&b, "mlp", EK_MODE_REPLICATED);
@@ -615,11 +604,10 @@ START_TEST(patterns_without_an_optimizer) {
   ck_assert_ptr_null(trainer);
   free_parts(&b);
 }
-END_TEST
 
 /* ---- ownership ---- */
 
-START_TEST(a_group_of_the_programs) {
+CK_TEST(a_group_of_the_programs) {
   struct bench b;
   ek_group *group = ck_open("cpu:3", 1);
   make_parts(&b, "mlp", EK_MODE_SHARDED);
@@ -630,10 +618,9 @@ START_TEST(a_group_of_the_programs) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* The description may go when the trainer is open, and outputs outlive the parts. */
-START_TEST(who_goes_first) {
+CK_TEST(who_goes_first) {
   struct bench b;
   ek_shards outputs = {0};
   open_bench(&b, "mlp", EK_MODE_BALANCED);
@@ -652,11 +639,10 @@ START_TEST(who_goes_first) {
   close_bench(&b);
   ck_ok(ek_trainer_free(NULL));
 }
-END_TEST
 
 /* ---- what is refused ---- */
 
-START_TEST(misuse) {
+CK_LOOP(misuse, CK_MODES) {
   if (!ck_part(_i)) return;
   struct bench b;
   double loss = 0;
@@ -714,12 +700,11 @@ START_TEST(misuse) {
   ck_ok(step(&b, NULL));
   close_bench(&b);
 }
-END_TEST
 
 /* ---- files ---- */
 
 /* A save that failed is no reason to load nothing; its error is the next save's. */
-START_TEST(a_failed_save_does_not_keep_a_load_away) {
+CK_TEST(a_failed_save_does_not_keep_a_load_away) {
   struct bench b;
   ek_checkpoint_info info;
   char folder[CK_FOLDER_SIZE], path[128], taken[128];
@@ -743,10 +728,9 @@ START_TEST(a_failed_save_does_not_keep_a_load_away) {
   close_bench(&b);
   ck_folder_remove(folder);
 }
-END_TEST
 
 /* A load sees the state that is being written: 12 MiB, which no load would overtake. */
-START_TEST(a_load_waits_for_a_save) {
+CK_TEST(a_load_waits_for_a_save) {
   enum { WIDTH = 1024 };
   char folder[CK_FOLDER_SIZE];
   static float numbers[2 * WIDTH];
@@ -781,10 +765,9 @@ START_TEST(a_load_waits_for_a_save) {
   }
   ck_folder_remove(folder);
 }
-END_TEST
 
 /* Steps that were taken while a state was written, and steps from that state on, end the same. */
-START_TEST(saves_and_loads) {
+CK_LOOP(saves_and_loads, CK_MODES) {
   if (!ck_part(_i)) return;
   struct bench b;
   ek_checkpoint_info info;
@@ -818,7 +801,6 @@ START_TEST(saves_and_loads) {
   ck_assert_int_eq(status == EK_OK ? unlink(path) : 0, 0);
   ck_folder_remove(folder);
 }
-END_TEST
 
 /* ---- threads ---- */
 
@@ -844,7 +826,7 @@ static void *step_there(void *bench) {
   return NULL;
 }
 
-START_TEST(another_thread_is_refused) {
+CK_TEST(another_thread_is_refused) {
   struct bench b;
   pthread_t thread;
   double loss = 0;
@@ -872,7 +854,6 @@ START_TEST(another_thread_is_refused) {
   (void)sem_destroy(&inside);
   (void)sem_destroy(&go_on);
 }
-END_TEST
 
 /* ---- failures ---- */
 
@@ -943,21 +924,19 @@ static uint64_t stride_of(int what, uint64_t on_cpu) {
   return strncmp(test_devices("cpu"), "cuda", 4) == 0 ? 17 : what == WORK ? 5 * on_cpu : on_cpu;
 }
 
-START_TEST(each_call_fails_once) {
+CK_LOOP(each_call_fails_once, CK_MODES * FAILURES) {
   if (!ck_part(_i)) return;
   const int what = _i % FAILURES;
   struct bench b;
   make_parts(&b, "mlp", (ek_mode)(_i / FAILURES));
   fail_at_each(&b, what, stride_of(what, 1), false);
 }
-END_TEST
 
-START_TEST(each_call_of_preparing_fails_once) {
+CK_LOOP(each_call_of_preparing_fails_once, FAILURES) {
   struct bench b;
   make_parts(&b, "mlp", EK_MODE_SHARDED_GRADIENTS);
   fail_at_each(&b, _i, stride_of(_i, 3), true);
 }
-END_TEST
 
 /* A second forward that fails in the middle of a backward is a step that has failed. */
 static const ek_recompute_kind recomputed[] = {EK_RECOMPUTE_CHEAP, EK_RECOMPUTE_SQRT,
@@ -971,7 +950,8 @@ static ek_status recomputed_gpt(ek_module **module) {
   return ek_gpt_create(module, &options);
 }
 
-START_TEST(each_call_of_recomputation_fails_once) {
+CK_LOOP(each_call_of_recomputation_fails_once,
+        FAILURES * (int)(sizeof recomputed / sizeof *recomputed)) {
   if (CK_TSAN && !ck_part(_i)) return;
   struct bench b;
   struct ck_workload gpt = *ck_workload("gpt");
@@ -983,9 +963,8 @@ START_TEST(each_call_of_recomputation_fails_once) {
   b.setup.workload = &gpt;
   fail_at_each(&b, _i % FAILURES, stride_of(_i % FAILURES, 3), false);
 }
-END_TEST
 
-START_TEST(opening_fails_at_each_allocation) {
+CK_TEST(opening_fails_at_each_allocation) {
   struct bench b;
   make_parts(&b, "mlp", EK_MODE_SHARDED);
   uint64_t n = 1;
@@ -999,36 +978,5 @@ START_TEST(opening_fails_at_each_allocation) {
   ck_assert_uint_gt(n, 20);
   close_bench(&b);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("trainer");
-  TCase *same = ck_case(suite, "same"), *refused = ck_case(suite, "refused");
-  tcase_add_loop_test(same, equals_the_calls_of_its_parts, 0, CK_WORKLOADS * CK_MODES);
-  tcase_add_loop_test(same, preparing_changes_nothing, 0, 2 * CK_WORKLOADS * CK_MODES);
-  tcase_add_loop_test(same, preparing_writes_no_buffer, 0, CK_MODES);
-  tcase_add_loop_test(same, micro_batches, 0, CUTS * CK_WORKLOADS * CK_MODES);
-  tcase_add_test(refused, wrong_micro_batches);
-  tcase_add_loop_test(same, evaluation_and_prediction, 0, CK_MODES);
-  tcase_add_loop_test(same, evaluation_in_parts, 0, CUTS * CK_WORKLOADS * CK_MODES);
-  tcase_add_loop_test(same, its_own_loss_in_parts, 0, CK_MODES);
-  tcase_add_loop_test(same, evaluation_under_the_cap_of_a_step, 0, 4 * CK_MODES);
-  tcase_add_loop_test(same, every_loss_for_itself, 0, CK_MODES);
-  tcase_add_loop_test(same, only_what_is_wanted, 0, CK_WORKLOADS * CK_MODES);
-  tcase_add_test(refused, patterns_without_an_optimizer);
-  tcase_add_loop_test(same, saves_and_loads, 0, CK_MODES);
-  tcase_add_test(same, a_failed_save_does_not_keep_a_load_away);
-  tcase_add_test(same, a_load_waits_for_a_save);
-  tcase_add_test(refused, a_group_of_the_programs);
-  tcase_add_test(refused, who_goes_first);
-  tcase_add_test(refused, another_thread_is_refused);
-  tcase_add_loop_test(refused, misuse, 0, CK_MODES);
-  tcase_add_loop_test(refused, each_call_fails_once, 0, CK_MODES * FAILURES);
-  tcase_add_loop_test(refused, each_call_of_preparing_fails_once, 0, FAILURES);
-  tcase_add_loop_test(refused, each_call_of_recomputation_fails_once, 0,
-                      FAILURES * (int)(sizeof recomputed / sizeof *recomputed));
-  tcase_add_test(refused, opening_fails_at_each_allocation);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("trainer")

@@ -61,7 +61,7 @@ static void compare(const struct ck_training *a, const struct ck_training *b) {
   free(want);
 }
 
-START_TEST(weights_travel) {
+CK_LOOP(weights_travel, CK_PLACEMENTS) {
   static const char *const prefixes[] = {NULL, "", "transformer."};
   struct ck_training from, to;
   const ek_weights_options options = hugging_face(prefixes[_i % 3]);
@@ -85,10 +85,9 @@ START_TEST(weights_travel) {
   ck_training_close(&from);
   ck_training_close(&to);
 }
-END_TEST
 
 /* What the file has is what the other program's layout says. */
-START_TEST(names_and_layout_are_theirs) {
+CK_TEST(names_and_layout_are_theirs) {
   const ek_weights_options options = hugging_face("transformer.");
   struct ck_training t;
   ek_safetensors *file = NULL;
@@ -123,10 +122,9 @@ START_TEST(names_and_layout_are_theirs) {
   }
   ck_training_close(&t);
 }
-END_TEST
 
 /* The Python packages refuse a file whose header does not say `format`. */
-START_TEST(the_header_says_the_format) {
+CK_TEST(the_header_says_the_format) {
   struct ck_training t;
   open_gpt(&t, 3, 1);
   if (!no_files(&t)) {
@@ -141,9 +139,8 @@ START_TEST(the_header_says_the_format) {
   }
   ck_training_close(&t);
 }
-END_TEST
 
-START_TEST(what_does_not_fit_changes_nothing) {
+CK_TEST(what_does_not_fit_changes_nothing) {
   const ek_weights_options options = hugging_face(NULL);
   struct ck_training t, other;
   const struct ck_setup mlp = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
@@ -171,7 +168,6 @@ START_TEST(what_does_not_fit_changes_nothing) {
   ck_training_close(&t);
   ck_training_close(&other);
 }
-END_TEST
 
 /* ---- an untied head ---- */
 
@@ -203,7 +199,7 @@ static bool file_has(const char *name) {
 }
 
 /* Hugging Face's head never has the prefix; files of earlier versions of this library had it. */
-START_TEST(a_head_of_its_own_has_no_prefix) {
+CK_TEST(a_head_of_its_own_has_no_prefix) {
   struct ck_training from, to;
   ek_weights_options options = hugging_face("transformer.");
   ek_weight_name earlier[MOST_ROWS];
@@ -236,7 +232,6 @@ START_TEST(a_head_of_its_own_has_no_prefix) {
   ck_training_close(&from);
   ck_training_close(&to);
 }
-END_TEST
 
 /* ---- config.json beside the file ---- */
 
@@ -304,7 +299,7 @@ static const struct {
 enum { CONFIGS = sizeof configs / sizeof *configs };
 
 /* Run twice: in the locale "C", and in one whose decimal point is a comma. */
-START_TEST(a_config_beside_it_agrees_or_nothing_is_loaded) {
+CK_LOOP(a_config_beside_it_agrees_or_nothing_is_loaded, 2) {
   struct ck_training t;
   const ek_weights_options options = hugging_face("transformer.");
   (void)snprintf(config, sizeof config, "%s/config.json", folder);
@@ -332,7 +327,6 @@ START_TEST(a_config_beside_it_agrees_or_nothing_is_loaded) {
   (void)unlink(config);
   ck_training_close(&t);
 }
-END_TEST
 
 /* The module of the facts is a child then. */
 static void refuse_fused(ek_group *group, const ek_weights_options *options) {
@@ -348,7 +342,7 @@ static void refuse_fused(ek_group *group, const ek_weights_options *options) {
 }
 
 /* Only where names are another program's; and a fused loss changes nothing of it. */
-START_TEST(which_loads_look_at_a_config) {
+CK_TEST(which_loads_look_at_a_config) {
   static const char other[] = "{\"n_head\": 4}";
   struct ck_training t;
   const ek_weights_options options = hugging_face(NULL);
@@ -371,9 +365,8 @@ START_TEST(which_loads_look_at_a_config) {
   }
   ck_training_close(&t);
 }
-END_TEST
 
-START_TEST(every_allocation_fails_once) {
+CK_LOOP(every_allocation_fails_once, 2) {
   const ek_weights_options options = hugging_face("transformer.");
   struct ck_training t;
   open_gpt(&t, 2, 1);
@@ -399,21 +392,5 @@ START_TEST(every_allocation_fails_once) {
   (void)unlink(config);
   ck_training_close(&t);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("weights");
-  TCase *tests = ck_case(suite, "weights");
-  tcase_add_checked_fixture(tests, make_folder, remove_folder);
-  tcase_add_loop_test(tests, weights_travel, 0, CK_PLACEMENTS);
-  tcase_add_test(tests, names_and_layout_are_theirs);
-  tcase_add_test(tests, the_header_says_the_format);
-  tcase_add_test(tests, what_does_not_fit_changes_nothing);
-  tcase_add_test(tests, a_head_of_its_own_has_no_prefix);
-  tcase_add_loop_test(tests, a_config_beside_it_agrees_or_nothing_is_loaded, 0, 2);
-  tcase_add_test(tests, which_loads_look_at_a_config);
-  tcase_add_loop_test(tests, every_allocation_fails_once, 0, 2);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE_WITH("weights", make_folder, remove_folder)

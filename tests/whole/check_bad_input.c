@@ -52,7 +52,7 @@ static void close_bench(struct bench *b) {
 
 /* ---- NULL ---- */
 
-START_TEST(null_is_refused) {
+CK_LOOP(null_is_refused, CK_MODES) {
   struct bench b;
   ek_shards shards[CK_BATCH_TENSORS] = {{0}};
   ek_tensor host = {0};
@@ -119,11 +119,10 @@ START_TEST(null_is_refused) {
   ck_assert_int_eq(ek_data_parallel_optimizer_steps(NULL), 0);
   close_bench(&b);
 }
-END_TEST
 
 /* ---- options ---- */
 
-START_TEST(wrong_options) {
+CK_TEST(wrong_options) {
   struct bench b;
   ek_data_parallel_model *model = NULL;
   ek_data_parallel_criterion *loss = NULL;
@@ -165,11 +164,10 @@ START_TEST(wrong_options) {
   ck_assert(model == NULL && loss == NULL && optimizer == NULL);
   close_bench(&b);
 }
-END_TEST
 
 /* ---- inputs ---- */
 
-START_TEST(wrong_inputs) {
+CK_LOOP(wrong_inputs, CK_PLACEMENTS) {
   struct bench b;
   ek_shards outputs[CK_BATCH_TENSORS], before[CK_BATCH_TENSORS];
   memset(outputs, 0x5A, sizeof outputs);
@@ -204,9 +202,8 @@ START_TEST(wrong_inputs) {
   ek_group_free(elsewhere);
   close_bench(&b);
 }
-END_TEST
 
-START_TEST(every_input_broadcast) {
+CK_LOOP(every_input_broadcast, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
   struct ck_training t;
@@ -218,10 +215,9 @@ START_TEST(every_input_broadcast) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* What only the module can know comes back with its message; the step is dropped, nothing leaks. */
-START_TEST(inputs_that_the_module_refuses) {
+CK_LOOP(inputs_that_the_module_refuses, CK_PLACEMENTS) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_GATHER);
   ck_setup_place(&setup, _i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
@@ -244,13 +240,12 @@ START_TEST(inputs_that_the_module_refuses) {
   ck_batch_free(&batch);
   ck_batch_free(&fine);
 }
-END_TEST
 
 /* ---- gradients ---- */
 
 /* A wrong token and a wrong target are named by their place in the batch, wherever it was cut, and
  * the step can go on. A GPU finds them later, but before the loss is read. */
-START_TEST(wrong_numbers_are_counted_over_the_batch) {
+CK_LOOP(wrong_numbers_are_counted_over_the_batch, CK_PLACEMENTS) {
   enum { TOKENS = 5, PLACE = 3 * TOKENS + 1 };
   struct bench b;
   for (int target = 0; target < 2; target++) {
@@ -272,9 +267,8 @@ START_TEST(wrong_numbers_are_counted_over_the_batch) {
     ck_batch_free(&b.batch);
   }
 }
-END_TEST
 
-START_TEST(wrong_gradients) {
+CK_LOOP(wrong_gradients, CK_PLACEMENTS) {
   struct bench b;
   open_bench(&b, "mlp", _i);
   struct ck_training *t = &b.t;
@@ -308,12 +302,11 @@ START_TEST(wrong_gradients) {
   ek_shards_free(&outputs[0]);
   close_bench(&b);
 }
-END_TEST
 
 /* ---- sizes ---- */
 
 /* On devices that only count: shapes of which a product leaves 63 bits, or the device's memory. */
-START_TEST(huge_batches) {
+CK_LOOP(huge_batches, CK_PLACEMENTS) {
   static const int64_t samples[] = {INT64_MAX, INT64_MAX / 4, INT64_C(1) << 40};
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "plan:3@80GiB", EK_MODE_GATHER);
   ck_setup_place(&setup, _i);
@@ -333,10 +326,9 @@ START_TEST(huge_batches) {
   ck_training_close(&t);
   ck_batch_free(&small);
 }
-END_TEST
 
 /* 2^31 elements are nothing special: an output of 3 x 2^31 over three devices that count. */
-START_TEST(more_than_31_bits) {
+CK_LOOP(more_than_31_bits, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "plan:3@1TiB", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
   struct ck_training t;
@@ -355,21 +347,5 @@ START_TEST(more_than_31_bits) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("bad input");
-  TCase *tcase = ck_case(suite, "arguments"), *sizes = ck_case(suite, "sizes");
-  tcase_add_loop_test(tcase, null_is_refused, 0, CK_MODES);
-  tcase_add_test(tcase, wrong_options);
-  tcase_add_loop_test(tcase, wrong_inputs, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(tcase, every_input_broadcast, 0, CK_MODES);
-  tcase_add_loop_test(tcase, inputs_that_the_module_refuses, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(tcase, wrong_numbers_are_counted_over_the_batch, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(tcase, wrong_gradients, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(sizes, huge_batches, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(sizes, more_than_31_bits, 0, CK_MODES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("bad input")

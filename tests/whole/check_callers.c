@@ -126,7 +126,7 @@ static void *call(void *argument) {
   return NULL;
 }
 
-START_TEST(every_caller_gets_its_own) {
+CK_TEST(every_caller_gets_its_own) {
   static struct caller callers[CALLERS];
   memset(callers, 0, sizeof callers);
   ek_group *group = ck_open("cpu:3", 2);
@@ -157,7 +157,6 @@ START_TEST(every_caller_gets_its_own) {
   ck_no_memory_held(group);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 /* ---- another thread beside a training ---- */
 
@@ -233,10 +232,9 @@ static void compare_with_neighbour(int mode, void *(*beside)(void *)) {
   free(alone);
 }
 
-START_TEST(a_loader_changes_no_bit) {
+CK_LOOP(a_loader_changes_no_bit, CK_MODES) {
   compare_with_neighbour(_i, load);
 }
-END_TEST
 
 /* A model that has had a step, and a communicator that was used, are freed. */
 static ek_status come_and_go(struct neighbour *visitor) {
@@ -270,18 +268,8 @@ static void *visit(void *argument) {
   return NULL;
 }
 
-START_TEST(freeing_beside_a_training_changes_no_bit) {
+CK_LOOP(freeing_beside_a_training_changes_no_bit, CK_MODES) {
   compare_with_neighbour(_i, visit);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("callers");
-  tcase_add_test(ck_case(suite, "callers"), every_caller_gets_its_own);
-  tcase_add_loop_test(ck_case(suite, "loader"), a_loader_changes_no_bit, 0, CK_MODES);
-  tcase_add_loop_test(ck_case(suite, "freeing"), freeing_beside_a_training_changes_no_bit, 0,
-                      CK_MODES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("callers")

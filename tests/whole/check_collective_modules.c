@@ -130,7 +130,7 @@ static double *trained(const struct ck_setup *setup, int64_t *count) {
 static const char *const specs[] = {"cpu:2", "cpu:3", "cpu:5"};
 enum { SPECS = 3 };
 
-START_TEST(any_number_of_devices) {
+CK_LOOP(any_number_of_devices, CK_PLACEMENTS * SPECS) {
   const int placement = _i / SPECS;
   const struct ck_setup alone = setup_of(&workloads[0], "cpu:1", EK_MODE_REPLICATED);
   const struct ck_setup many = setup_of(&workloads[_i % 2], specs[_i % SPECS], placement);
@@ -145,7 +145,6 @@ START_TEST(any_number_of_devices) {
   free(want);
   free(got);
 }
-END_TEST
 
 /* The same steps with the loss inside the model: targets are inputs, also of devices without rows.
  */
@@ -180,7 +179,7 @@ static double *trained_whole(const char *spec, int64_t *count) {
   return values;
 }
 
-START_TEST(with_the_loss_inside) {
+CK_LOOP(with_the_loss_inside, 2) {
   const struct ck_setup alone = setup_of(&workloads[0], "cpu:1", EK_MODE_REPLICATED);
   int64_t count = 0, others = 0;
   double *want = trained(&alone, &count),
@@ -190,10 +189,9 @@ START_TEST(with_the_loss_inside) {
   free(want);
   free(got);
 }
-END_TEST
 
 /* Evaluation uses what training has left, and asks nobody. */
-START_TEST(evaluation) {
+CK_TEST(evaluation) {
   const struct ck_setup setup = setup_of(&workloads[0], "cpu:3", EK_MODE_SHARDED);
   struct ck_training training;
   ck_training_open(&training, &setup);
@@ -217,10 +215,9 @@ START_TEST(evaluation) {
   free(values);
   ck_training_close(&training);
 }
-END_TEST
 
 /* A device that only counts takes as much memory as one that computes. */
-START_TEST(plan) {
+CK_LOOP(plan, 2) {
   uint64_t peaks[2][3];
   for (int i = 0; i < 2; i++) {
     const struct ck_setup setup =
@@ -237,11 +234,10 @@ START_TEST(plan) {
   }
   for (size_t k = 0; k < 3; k++) ck_assert_uint_eq(peaks[0][k], peaks[1][k]);
 }
-END_TEST
 
 /* Each allocation of a step fails once, on each device in turn: an error that names the device,
  * nobody waits, and the next step goes on. */
-START_TEST(failures) {
+CK_LOOP(failures, 6) {
   const struct ck_setup setup = setup_of(&workloads[_i / 3], "cpu:3", EK_MODE_REPLICATED);
   struct ck_training training;
   ck_training_open(&training, &setup);
@@ -259,9 +255,8 @@ START_TEST(failures) {
   ck_assert_uint_gt(n, 10);
   ck_training_close(&training);
 }
-END_TEST
 
-START_TEST(undeclared) {
+CK_TEST(undeclared) {
   ek_module *module = NULL;
   ck_ok(ck_batch_norm_create_undeclared(&module, 3));
   ck_forward_fails(module, EK_ERR_STATE,
@@ -270,10 +265,9 @@ START_TEST(undeclared) {
                    EK_F32, CK_SHAPE(4, 3));
   ek_module_free(module);
 }
-END_TEST
 
 /* The part of a device without rows is none of the output's. */
-START_TEST(scalars) {
+CK_TEST(scalars) {
   static const double x[3] = {2, 4, 9};
   ek_group *group = ck_open("cpu:5", 1);
   ek_module *module = NULL;
@@ -299,7 +293,6 @@ START_TEST(scalars) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 static ek_status norm_alone(ek_module **module) { return ck_batch_norm_create(module, 3); }
 
@@ -313,16 +306,7 @@ static const struct ck_module_case cases[] = {{.name = "batch norm",
                                                .saved = 1}};
 
 static Suite *make_suite(void) {
-  Suite *suite = suite_create("collective_modules");
-  TCase *tcase = ck_case(suite, "devices");
-  tcase_add_loop_test(tcase, any_number_of_devices, 0, CK_PLACEMENTS * SPECS);
-  tcase_add_loop_test(tcase, with_the_loss_inside, 0, 2);
-  tcase_add_test(tcase, evaluation);
-  tcase_add_loop_test(tcase, plan, 0, 2);
-  tcase_add_test(tcase, scalars);
-  tcase = ck_case(suite, "errors");
-  tcase_add_loop_test(tcase, failures, 0, 6);
-  tcase_add_test(tcase, undeclared);
+  Suite *suite = ck_suite("collective_modules", NULL, NULL);
   ck_module_tests(suite, cases, 1);
   return suite;
 }

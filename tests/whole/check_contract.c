@@ -62,7 +62,7 @@ static size_t *member(ek_criterion *criterion, const struct count *count) {
   return (size_t *)(void *)((char *)criterion + count->offset);
 }
 
-START_TEST(a_criterion_is_not_made_with_counts_out_of_bounds) {
+CK_TEST(a_criterion_is_not_made_with_counts_out_of_bounds) {
   ek_criterion *made = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
   ek_criterion c;
   const ek_module_ops *ops = made->base.ops;
@@ -74,9 +74,8 @@ START_TEST(a_criterion_is_not_made_with_counts_out_of_bounds) {
   ck_ok(ek_criterion_init(&c, ops, EK_MAX_TENSORS, EK_MAX_TENSORS, EK_REDUCTION_MEAN));
   ek_criterion_free(made);
 }
-END_TEST
 
-START_TEST(a_criterion_is_not_opened_with_counts_out_of_bounds) {
+CK_LOOP(a_criterion_is_not_opened_with_counts_out_of_bounds, COUNTS) {
   struct bench b;
   bench_open(&b, "mlp", EK_MODE_REPLICATED);
   ek_criterion *c = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
@@ -90,10 +89,9 @@ START_TEST(a_criterion_is_not_opened_with_counts_out_of_bounds) {
   ek_criterion_free(c);
   bench_close(&b);
 }
-END_TEST
 
 /* Every call of a step in turn meets counts that were changed behind its back. */
-START_TEST(a_criterion_whose_counts_change_is_refused) {
+CK_LOOP(a_criterion_whose_counts_change_is_refused, COUNTS * CK_MODES) {
   struct bench b;
   bench_open(&b, "mlp", (ek_mode)(_i % CK_MODES));
   const struct count *count = &counts[_i / CK_MODES];
@@ -121,10 +119,9 @@ START_TEST(a_criterion_whose_counts_change_is_refused) {
   ck_ok(ek_data_parallel_criterion_open(&b.t.loss, b.t.model, b.t.criterion, NULL));
   bench_close(&b);
 }
-END_TEST
 
 /* A part of a weighted sum changes; the sum's own counts do not. */
-START_TEST(a_part_whose_counts_change_is_refused) {
+CK_TEST(a_part_whose_counts_change_is_refused) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_criterion *part = NULL, *sum = NULL;
   const double one = 1;
@@ -164,11 +161,10 @@ START_TEST(a_part_whose_counts_change_is_refused) {
   ek_criterion_free(part);
   ck_rig_close(rig);
 }
-END_TEST
 
 static const size_t module_counts[] = {0, EK_MAX_TENSORS + 1, SIZE_MAX};
 
-START_TEST(a_module_is_not_opened_with_counts_out_of_bounds) {
+CK_LOOP(a_module_is_not_opened_with_counts_out_of_bounds, 6) {
   ek_group *group = ck_open("cpu:2", 1);
   ek_module *inner = NULL, *module = NULL;
   ck_ok(ek_linear_create(&inner, 3, 3, true));
@@ -192,9 +188,8 @@ START_TEST(a_module_is_not_opened_with_counts_out_of_bounds) {
   ek_module_free(module);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(a_module_whose_counts_change_is_refused) {
+CK_LOOP(a_module_whose_counts_change_is_refused, 6 * CK_MODES) {
   struct bench b;
   bench_open(&b, "mlp", (ek_mode)(_i % CK_MODES));
   const int way = _i / CK_MODES;
@@ -214,7 +209,6 @@ START_TEST(a_module_whose_counts_change_is_refused) {
   ek_shards_free(&outputs);
   bench_close(&b);
 }
-END_TEST
 
 /* ---- types ---- */
 
@@ -264,7 +258,7 @@ static ek_status open_with(ek_group *group, ek_module *own, ek_type type) {
   return status;
 }
 
-START_TEST(a_model_is_opened_in_a_type_that_its_modules_know) {
+CK_LOOP(a_model_is_opened_in_a_type_that_its_modules_know, TABLES) {
   ek_group *group = ck_open("cpu:2", 1);
   ek_module own;
   ck_ok(ek_module_init(&own, &tables[_i], 1, 1));
@@ -286,7 +280,6 @@ START_TEST(a_model_is_opened_in_a_type_that_its_modules_know) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 enum { TYPES = 4 };
 static const ek_type all_types[TYPES] = {EK_F32, EK_F64, EK_BF16, EK_F16};
@@ -298,7 +291,7 @@ static const ek_module_ops readers[] = {
 
 /* Who reads its input as numbers of ek_pass_type() is handed no others. f32 is rounded on its way
  * into a model of 16 bits, and numbers of that model are widened for who knows f32 alone. */
-START_TEST(a_module_is_handed_the_type_that_it_runs_in) {
+CK_LOOP(a_module_is_handed_the_type_that_it_runs_in, TYPES * TYPES) {
   const ek_type precision = all_types[_i / TYPES], given = all_types[_i % TYPES];
   const bool half = precision == EK_BF16 || precision == EK_F16;
   static double zeros[2];
@@ -330,9 +323,8 @@ START_TEST(a_module_is_handed_the_type_that_it_runs_in) {
   ck_no_memory_held(group);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-START_TEST(a_criterion_and_an_optimizer_know_the_type) {
+CK_TEST(a_criterion_and_an_optimizer_know_the_type) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   ek_module *module = NULL;
   ek_data_parallel_model *model = NULL;
@@ -376,11 +368,10 @@ START_TEST(a_criterion_and_an_optimizer_know_the_type) {
   ek_module_free(module);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- names ---- */
 
-START_TEST(a_full_device_names_the_criterion) {
+CK_TEST(a_full_device_names_the_criterion) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_criterion *c = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
   ek_replica *replica = NULL;
@@ -397,23 +388,5 @@ START_TEST(a_full_device_names_the_criterion) {
   ek_criterion_free(c);
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("contract");
-  TCase *numbers = ck_case(suite, "counts");
-  tcase_add_test(numbers, a_criterion_is_not_made_with_counts_out_of_bounds);
-  tcase_add_loop_test(numbers, a_criterion_is_not_opened_with_counts_out_of_bounds, 0, COUNTS);
-  tcase_add_loop_test(numbers, a_criterion_whose_counts_change_is_refused, 0, COUNTS * CK_MODES);
-  tcase_add_test(numbers, a_part_whose_counts_change_is_refused);
-  tcase_add_loop_test(numbers, a_module_is_not_opened_with_counts_out_of_bounds, 0, 6);
-  tcase_add_loop_test(numbers, a_module_whose_counts_change_is_refused, 0, 6 * CK_MODES);
-  TCase *types = ck_case(suite, "types and names");
-  tcase_add_loop_test(types, a_model_is_opened_in_a_type_that_its_modules_know, 0, TABLES);
-  tcase_add_loop_test(types, a_module_is_handed_the_type_that_it_runs_in, 0, TYPES * TYPES);
-  tcase_add_test(types, a_criterion_and_an_optimizer_know_the_type);
-  tcase_add_test(types, a_full_device_names_the_criterion);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("contract")

@@ -27,7 +27,7 @@ static ek_group *open_debug(const char *spec) {
 
 /* ---- what new tensors hold ---- */
 
-START_TEST(new_tensors_are_nan) {
+CK_TEST(new_tensors_are_nan) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_I32};
   ek_group *group = open_debug("cpu:1");
   for (int64_t count = 1; count < 200; count += 66) {
@@ -48,10 +48,9 @@ START_TEST(new_tensors_are_nan) {
   ck_no_memory_held(group);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 /* Memory that was used before is NaN again, and what a tensor that grew held before stays. */
-START_TEST(old_memory_is_nan_again_and_growth_keeps) {
+CK_TEST(old_memory_is_nan_again_and_growth_keeps) {
   ek_group *group = open_debug("cpu:1");
   const int64_t rows = 65, more = 300;
   double values[300];
@@ -75,7 +74,6 @@ START_TEST(old_memory_is_nan_again_and_growth_keeps) {
   ck_ok(ek_group_synchronize(group));
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 /* ---- what is written beside a tensor ---- */
 
@@ -114,7 +112,7 @@ static ek_status nothing(void *context, ek_device *device, size_t index) {
   return EK_OK;
 }
 
-START_TEST(a_write_beside_a_tensor_is_found_when_it_is_freed) {
+CK_LOOP(a_write_beside_a_tensor_is_found_when_it_is_freed, 16) {
   const int64_t count = counts[_i / 4];
   char line[512] = "";
   atomic_int runs = 0;
@@ -139,9 +137,8 @@ START_TEST(a_write_beside_a_tensor_is_found_when_it_is_freed) {
   ck_ok(ek_group_synchronize(group));
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-START_TEST(a_write_beside_a_tensor_is_found_by_synchronize) {
+CK_LOOP(a_write_beside_a_tensor_is_found_by_synchronize, 16) {
   const int64_t count = counts[_i / 4];
   ek_group *group = open_debug("cpu:2");
   ek_tensor tensors[3] = {{0}};
@@ -157,7 +154,6 @@ START_TEST(a_write_beside_a_tensor_is_found_by_synchronize) {
   ck_ok(ek_group_synchronize(group)); /* said once */
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 /* ---- training ---- */
 
@@ -178,7 +174,7 @@ static double *train(const struct ck_setup *setup, ek_group *group, int64_t *cou
 }
 
 /* Same bits with and without; and no memory is used before it was written. */
-START_TEST(training_is_the_same) {
+CK_LOOP(training_is_the_same, CK_WORKLOADS * CK_MODES) {
   struct ck_setup setup =
       ck_setup_mode(&ck_workloads[_i / CK_MODES], "cpu:3", (ek_mode)(_i % CK_MODES));
   ek_group *plain = ck_open("cpu:3", 1), *debug = open_debug("cpu:3");
@@ -193,9 +189,8 @@ START_TEST(training_is_the_same) {
   ck_ok(ek_group_free(plain));
   ck_ok(ek_group_free(debug));
 }
-END_TEST
 
-START_TEST(peaks_are_the_planned_ones) {
+CK_LOOP(peaks_are_the_planned_ones, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", (ek_mode)_i);
   ek_memory_usage usage[2][3];
   for (int k = 0; k < 2; k++) {
@@ -214,7 +209,6 @@ START_TEST(peaks_are_the_planned_ones) {
     ck_assert_mem_eq(usage[0][i].at_peak, usage[1][i].at_peak, sizeof usage[0][i].at_peak);
   }
 }
-END_TEST
 
 /* ---- a module that reads what it has not written ---- */
 
@@ -266,7 +260,7 @@ static ek_status squared_error(ek_criterion **criterion, ek_reduction reduction)
   return ek_mean_squared_error_create(criterion, reduction);
 }
 
-START_TEST(undefined_memory_shows_in_the_step_result) {
+CK_TEST(undefined_memory_shows_in_the_step_result) {
   static const struct ck_workload workload = {
       .name = "forgetful", .module = create_forgetful, .criterion = squared_error};
   struct ck_setup setup = ck_setup_mode(&workload, "cpu:2", EK_MODE_REPLICATED);
@@ -284,20 +278,5 @@ START_TEST(undefined_memory_shows_in_the_step_result) {
   ck_training_close(&training);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("debug memory");
-  TCase *tensors = ck_case(suite, "tensors");
-  tcase_add_test(tensors, new_tensors_are_nan);
-  tcase_add_test(tensors, old_memory_is_nan_again_and_growth_keeps);
-  tcase_add_loop_test(tensors, a_write_beside_a_tensor_is_found_when_it_is_freed, 0, 16);
-  tcase_add_loop_test(tensors, a_write_beside_a_tensor_is_found_by_synchronize, 0, 16);
-  TCase *training = ck_case(suite, "training");
-  tcase_add_loop_test(training, training_is_the_same, 0, CK_WORKLOADS * CK_MODES);
-  tcase_add_loop_test(training, peaks_are_the_planned_ones, 0, CK_MODES);
-  tcase_add_test(training, undefined_memory_shows_in_the_step_result);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("debug memory")

@@ -78,7 +78,7 @@ static uint64_t plan(size_t layers, ek_mode mode) {
   return usage.peak_bytes;
 }
 
-START_TEST(a_deep_model_is_planned_in_seconds) {
+CK_LOOP(a_deep_model_is_planned_in_seconds, 2) {
   const ek_mode mode = _i == 0 ? EK_MODE_GATHER : EK_MODE_SHARDED;
   const uint64_t one = plan(LAYERS / 10, mode), two = plan(LAYERS / 5, mode);
   const double start = seconds();
@@ -88,12 +88,5 @@ START_TEST(a_deep_model_is_planned_in_seconds) {
   /* Each further layer costs the same. */
   ck_assert_uint_eq(ten - two, 8 * (two - one));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("deep");
-  tcase_add_loop_test(ck_case(suite, "deep"), a_deep_model_is_planned_in_seconds, 0, 2);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("deep")

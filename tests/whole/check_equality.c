@@ -206,7 +206,7 @@ static void all_batches(int variant, size_t devices, int placement, struct refer
   ck_training_close(&many);
 }
 
-START_TEST(many_equal_one) {
+CK_LOOP(many_equal_one, VARIANTS) {
   struct reference reference;
   struct ck_random random = ck_random_start(1000 + (uint64_t)_i);
   reference_open(&reference, _i);
@@ -219,11 +219,10 @@ START_TEST(many_equal_one) {
   }
   reference_close(&reference);
 }
-END_TEST
 
 /* Micro-batches of random sizes, the last one shorter, are the large batch: masks and weight too.
  */
-START_TEST(accumulation_equals_one_batch) {
+CK_LOOP(accumulation_equals_one_batch, VARIANTS) {
   enum { SAMPLES = 11 };
   struct reference reference;
   struct ck_training many;
@@ -252,10 +251,9 @@ START_TEST(accumulation_equals_one_batch) {
   }
   reference_close(&reference);
 }
-END_TEST
 
 /* A batch without a target that counts: loss 0, gradient 0, and the step says so. */
-START_TEST(all_ignored_is_empty) {
+CK_LOOP(all_ignored_is_empty, CK_MODES) {
   for (size_t w = 0; w < 2; w++) {
     struct ck_setup setup = ck_setup_mode(&ck_workloads[w], "cpu:3", (ek_mode)_i);
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 1.0, 5);
@@ -281,7 +279,6 @@ START_TEST(all_ignored_is_empty) {
     ck_batch_free(&batch);
   }
 }
-END_TEST
 
 /* ---- targets that weigh nothing ---- */
 
@@ -311,7 +308,7 @@ static double *weightless_step(struct ck_training *t, const struct ck_batch *bat
 
 /* A micro-batch without weight counts as it would in one batch, as the first and as the last; alone
  * it is empty, for nothing can be divided by its weight. */
-START_TEST(targets_without_weight) {
+CK_LOOP(targets_without_weight, CK_MODES) {
   enum { SAMPLES = 12 };
   struct ck_workload workload = *ck_workload("mlp");
   workload.criterion = smoothed;
@@ -353,15 +350,5 @@ START_TEST(targets_without_weight) {
     ck_batch_free(&batch);
   }
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("equality");
-  tcase_add_loop_test(ck_case(suite, "one batch"), many_equal_one, 0, VARIANTS);
-  tcase_add_loop_test(ck_case(suite, "micro-batches"), accumulation_equals_one_batch, 0, VARIANTS);
-  tcase_add_loop_test(ck_case(suite, "ignored"), all_ignored_is_empty, 0, CK_MODES);
-  tcase_add_loop_test(ck_case(suite, "weightless"), targets_without_weight, 0, CK_MODES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("equality")

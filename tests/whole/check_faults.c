@@ -96,7 +96,7 @@ static void every_allocation(struct ck_training *disturbed, struct ck_training *
   ck_assert_uint_gt(n, 5);
 }
 
-START_TEST(device_allocations) {
+CK_LOOP(device_allocations, (CK_WORKLOADS * CK_PLACEMENTS)) {
   if (!ck_part(_i)) return;
   const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
   struct ck_setup setup = ck_setup_mode(workload, "cpu:3", EK_MODE_GATHER);
@@ -116,10 +116,9 @@ START_TEST(device_allocations) {
   ck_training_close(&other);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* Opening: each allocation of a device fails once. */
-START_TEST(device_allocations_of_open) {
+CK_LOOP(device_allocations_of_open, CK_MODES) {
   const struct ck_setup setup = ck_setup_mode(&ck_workloads[0], "cpu:3", (ek_mode)_i);
   ek_group *group = ck_open(setup.spec, 1);
   for (size_t device = 0; device < DEVICES; device++) {
@@ -136,7 +135,6 @@ START_TEST(device_allocations_of_open) {
   }
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- the host ---- */
 
@@ -159,7 +157,7 @@ static ek_status open_and_step(ek_group *open, const struct ck_setup *setup,
 }
 
 /* Groups open and keep what they keep alike: every mode meets that with one of the workloads. */
-START_TEST(host_allocations) {
+CK_LOOP(host_allocations, CK_WORKLOADS * CK_MODES) {
   enum { CALM = 40 };
   const int number = _i / CK_MODES, mode = _i % CK_MODES;
   const struct ck_workload *workload = &ck_workloads[number];
@@ -194,10 +192,9 @@ START_TEST(host_allocations) {
   free(want);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* A step that has run before takes nothing from the host. */
-START_TEST(steady_steps_take_no_host_memory) {
+CK_LOOP(steady_steps_take_no_host_memory, (CK_WORKLOADS * CK_PLACEMENTS)) {
   const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
   struct ck_setup setup = ck_setup_mode(workload, "cpu:3", EK_MODE_GATHER);
   ck_setup_place(&setup, _i % CK_PLACEMENTS);
@@ -216,16 +213,5 @@ START_TEST(steady_steps_take_no_host_memory) {
   ck_training_close(&training);
   ck_batch_free(&batch);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("faults");
-  const int cases = CK_WORKLOADS * CK_PLACEMENTS;
-  tcase_add_loop_test(ck_case(suite, "devices"), device_allocations, 0, cases);
-  tcase_add_loop_test(ck_case(suite, "open"), device_allocations_of_open, 0, CK_MODES);
-  tcase_add_loop_test(ck_case(suite, "host"), host_allocations, 0, CK_WORKLOADS * CK_MODES);
-  tcase_add_loop_test(ck_case(suite, "steady"), steady_steps_take_no_host_memory, 0, cases);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("faults")

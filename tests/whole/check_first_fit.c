@@ -158,7 +158,7 @@ static void model_step(struct model *model, struct ck_random *random) {
   }
 }
 
-START_TEST(the_arena_is_the_model) {
+CK_LOOP(the_arena_is_the_model, 4) {
   static const char *const specs[] = {"cpu@16MiB", "plan@16MiB", "cpu@150000", "plan@150000"};
   static struct model model;
   memset(&model, 0, sizeof model);
@@ -181,7 +181,6 @@ START_TEST(the_arena_is_the_model) {
   ek_tensor_free(&all);
   ek_group_free(group);
 }
-END_TEST
 
 /*
  * The same with thousands of holes: the model is one flag per unit, searched from the front. Every
@@ -199,7 +198,7 @@ static uint64_t first_run(const bool *used, uint64_t units) {
   return UINT64_MAX;
 }
 
-START_TEST(thousands_of_holes) {
+CK_TEST(thousands_of_holes) {
   static ek_tensor tensors[MANY];
   static bool used[UNITS];
   memset(tensors, 0, sizeof tensors);
@@ -239,14 +238,5 @@ START_TEST(thousands_of_holes) {
   ck_no_memory_held(group);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("first fit");
-  TCase *core = ck_case(suite, "models");
-  tcase_add_loop_test(core, the_arena_is_the_model, 0, 4);
-  tcase_add_test(core, thousands_of_holes);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("first fit")

@@ -113,7 +113,7 @@ static void *keep_busy(void *argument) {
   return NULL;
 }
 
-START_TEST(a_child_is_refused) {
+CK_LOOP(a_child_is_refused, 2) {
   static struct scene scene;
   memset(&scene, 0, sizeof scene);
   const struct ck_setup setup =
@@ -143,12 +143,5 @@ START_TEST(a_child_is_refused) {
   ck_batch_free(&scene.batch);
   ck_ok(ek_group_free(scene.group));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("fork");
-  tcase_add_loop_test(ck_case(suite, "fork"), a_child_is_refused, 0, 2);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("fork")

@@ -159,7 +159,7 @@ static void check_counts(const struct ck_training *training, const double *expec
   for (int i = 0; i < 3; i++) ck_assert_msg(got[i] == expected[i], "count %d: %g", i, got[i]);
 }
 
-START_TEST(recomputation_changes_no_bit) {
+CK_LOOP(recomputation_changes_no_bit, PLACES) {
   static const struct {
     ek_status (*create)(ek_module **module);
     double counts[3];
@@ -179,7 +179,6 @@ START_TEST(recomputation_changes_no_bit) {
   }
   free(want);
 }
-END_TEST
 
 /* ---- a module that knows f32 alone ---- */
 
@@ -235,7 +234,7 @@ static ek_status see_backward(ek_pass *pass, const ek_tensor *dy) {
 }
 
 /* In a sequential of bf16, which is given f32. The ledger has what is converted. */
-START_TEST(a_module_of_f32_runs_between_casts) {
+CK_TEST(a_module_of_f32_runs_between_casts) {
   struct ck_probe p = ck_probe_open(see_forward, see_backward);
   ek_module *whole = NULL, *child = &p.probe->base;
   ek_replica *replica = NULL;
@@ -273,7 +272,6 @@ START_TEST(a_module_of_f32_runs_between_casts) {
   ek_module_free(whole);
   ck_probe_close(&p);
 }
-END_TEST
 
 /* ---- a container that knows f32 alone, over children that know more ---- */
 
@@ -374,7 +372,7 @@ static ek_status mlp_in_f32(ek_module **module) { return contained_mlp(module, &
 static ek_status mlp_in_all(ek_module **module) { return contained_mlp(module, &knowing_ops); }
 
 /* Its children compute as in one that knows 16 bits: casts from these and back are exact. */
-START_TEST(a_container_of_f32_leaves_its_children_alone) {
+CK_LOOP(a_container_of_f32_leaves_its_children_alone, ck_if_halves(2 * PLACES)) {
   const int place = _i / 2;
   struct ck_training training;
   int64_t count = 0, again = 0;
@@ -387,7 +385,6 @@ START_TEST(a_container_of_f32_leaves_its_children_alone) {
   free(got);
   free(want);
 }
-END_TEST
 
 /* What its caller hands to a child in backward, as often as it likes, is what it gave forward. */
 static double kept[2];
@@ -410,7 +407,7 @@ static ek_status keep_backward(ek_pass *pass, const ek_tensor *dy) {
 }
 
 /* One child of it computes in bf16, and so when it runs again; asked for f32 it does that. */
-START_TEST(a_container_asks_for_f32) {
+CK_TEST(a_container_asks_for_f32) {
   static const double third = 1.0 / 3;
   for (int asked = 0; asked < 2; asked++) {
     struct ck_probe p = ck_probe_open(keep_forward, keep_backward);
@@ -441,7 +438,6 @@ START_TEST(a_container_asks_for_f32) {
     ck_probe_close(&p);
   }
 }
-END_TEST
 
 /* ---- misuse ---- */
 
@@ -466,7 +462,7 @@ static ek_status run_alone(ek_module *module) {
   return status;
 }
 
-START_TEST(misuse) {
+CK_LOOP(misuse, 6) {
   static const struct {
     enum ck_rerun_flaw flaw;
     ek_status status;
@@ -486,10 +482,9 @@ START_TEST(misuse) {
   ek_module_free(mlp);
   ck_fails(run_alone(module), wrong[_i].status, wrong[_i].text);
 }
-END_TEST
 
 /* A parameter has one type, and so has a module that computes in one alone. */
-START_TEST(type_of_a_child) {
+CK_TEST(type_of_a_child) {
   ek_module *child = NULL, *module = NULL;
   ck_ok(ek_linear_create(&child, 3, 3, true));
   ck_ok(widen(&module, child));
@@ -501,22 +496,10 @@ START_TEST(type_of_a_child) {
   ck_ok(widen(&module, child));
   ck_fails(run_alone(module), EK_ERR_UNSUPPORTED, "gelu");
 }
-END_TEST
 
 static Suite *make_suite(void) {
-  Suite *suite = suite_create("frames");
+  Suite *suite = ck_suite("frames", NULL, NULL);
   ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "training");
-  tcase_add_loop_test(tcase, recomputation_changes_no_bit, 0, PLACES);
-  tcase = ck_case(suite, "types");
-  tcase_add_test(tcase, a_module_of_f32_runs_between_casts);
-  tcase_add_test(tcase, a_container_asks_for_f32);
-  if (ck_has_halves()) {
-    tcase_add_loop_test(tcase, a_container_of_f32_leaves_its_children_alone, 0, 2 * PLACES);
-  }
-  tcase = ck_case(suite, "misuse");
-  tcase_add_loop_test(tcase, misuse, 0, 6);
-  tcase_add_test(tcase, type_of_a_child);
   return suite;
 }
 

@@ -75,7 +75,7 @@ static double *gradients_of(ek_status (*module)(ek_module **module), int64_t *co
 }
 
 /* Sums of 16 terms at most in another order; the sizes are those of pair_names. */
-START_TEST(layers_leave_out_what_is_frozen) {
+CK_LOOP(layers_leave_out_what_is_frozen, 1 << PAIR) {
   static const int64_t sizes[PAIR] = {16 * 7, 16, 5 * 16, 5};
   int64_t count = 0, at = 0;
   mask = 0;
@@ -93,7 +93,6 @@ START_TEST(layers_leave_out_what_is_frozen) {
   free(got);
   free(want);
 }
-END_TEST
 
 /* ---- each kind of layer ---- */
 
@@ -126,7 +125,7 @@ static ek_module *frozen_layer(int which) {
   return whole;
 }
 
-START_TEST(layers_are_right_beside_what_is_frozen) {
+CK_LOOP(layers_are_right_beside_what_is_frozen, 4 * 4) {
   static const ek_check_input inputs[4][2] = {
       {{.rank = 2, .shape = {4, 3}, .low = -1, .high = 1}},
       {{.type = EK_I32, .rank = 2, .shape = {2, 4}, .high = 6}},
@@ -142,7 +141,6 @@ START_TEST(layers_are_right_beside_what_is_frozen) {
   ck_ok(ek_module_check(module, test_devices("cpu:2"), inputs[which], which < 2 ? 1 : 2, &options));
   ek_module_free(module);
 }
-END_TEST
 
 /* ---- in every placement ---- */
 
@@ -209,7 +207,7 @@ static void frozen_peaks(ek_memory_usage usage[3], const struct ck_setup *setup,
 }
 
 /* Two devices-and-placement train alike; what is frozen stays, bit for bit; a plan is exact. */
-START_TEST(frozen_layers_in_every_placement) {
+CK_LOOP(frozen_layers_in_every_placement, 2 * CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
   struct ck_workload gpt = *ck_workload("gpt");
   gpt.module = frozen_gpt;
@@ -246,10 +244,9 @@ START_TEST(frozen_layers_in_every_placement) {
   free(got);
   free(want);
 }
-END_TEST
 
 /* In 16 bits each device rounds its part of the masters; frozen ones go to all devices, too. */
-START_TEST(frozen_copies_are_on_all_devices) {
+CK_LOOP(frozen_copies_are_on_all_devices, ck_if_halves(CK_PLACEMENTS)) {
   if (!ck_part(_i)) return;
   struct ck_workload mlp = *ck_workload("mlp");
   mlp.module = frozen_pair;
@@ -262,7 +259,6 @@ START_TEST(frozen_copies_are_on_all_devices) {
   ck_training_copies_are_right(&t);
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- rows that are longer do the same work ---- */
 
@@ -297,7 +293,7 @@ static ek_status build_form(void *context, const ek_settings *settings, ek_modul
 /* A padded linear whose rows are no longer than the dense one's has its operations and its memory:
  * no result that is not read (recomputed), no x that a frozen weight does not need, no gradient of
  * a frozen weight where the bias trains. */
-START_TEST(padded_linear_does_no_more_than_the_dense_one) {
+CK_LOOP(padded_linear_does_no_more_than_the_dense_one, 4) {
   enum { ROWS = 64 };
   static const int64_t in[] = {ROWS, 96}, out[] = {ROWS, 400};
   static float x[ROWS * 96], y[ROWS * 400];
@@ -325,7 +321,6 @@ START_TEST(padded_linear_does_no_more_than_the_dense_one) {
   ck_assert_uint_eq(advice[1].peak_bytes, advice[0].peak_bytes);
   ek_optimizer_free(task.optimizer);
 }
-END_TEST
 
 /* Bytes that a pass holds between forward and backward when the caller has freed x and y. */
 static uint64_t held_by_pass(bool padded) {
@@ -356,26 +351,11 @@ static uint64_t held_by_pass(bool padded) {
   return after.current_bytes - before.current_bytes;
 }
 
-START_TEST(padded_linear_keeps_no_input_of_a_frozen_weight) {
+CK_LOOP(padded_linear_keeps_no_input_of_a_frozen_weight, 4) {
   const uint64_t x = 64 * 96 * sizeof(float);
   mask = (unsigned)_i; /* 1: the weight is frozen, 2: the bias */
   ck_assert_uint_eq(held_by_pass(true), held_by_pass(false));
   ck_assert_uint_eq(held_by_pass(true), _i % 2 == 0 ? x : 0);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("frozen");
-  TCase *tcase = ck_case(suite, "frozen");
-  tcase_add_loop_test(tcase, layers_leave_out_what_is_frozen, 0, 1 << PAIR);
-  tcase_add_loop_test(tcase, layers_are_right_beside_what_is_frozen, 0, 4 * 4);
-  tcase_add_loop_test(tcase, frozen_layers_in_every_placement, 0, 2 * CK_PLACEMENTS);
-  tcase_add_loop_test(tcase, padded_linear_does_no_more_than_the_dense_one, 0, 4);
-  tcase_add_loop_test(tcase, padded_linear_keeps_no_input_of_a_frozen_weight, 0, 4);
-  if (ck_has_halves()) {
-    tcase_add_loop_test(tcase, frozen_copies_are_on_all_devices, 0, CK_PLACEMENTS);
-  }
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("frozen")

@@ -23,7 +23,7 @@ static void same(const char *name, const char *what, size_t got, size_t want) {
   same(name, "its size", sizeof(it), bytes);
 #define M(member, at) same(name, "the offset of " #member, offsetof(it, member), at);
 
-START_TEST(sizes_and_offsets_are_frozen) {
+CK_TEST(sizes_and_offsets_are_frozen) {
   if (sizeof(void *) != 8) return;
   /* clang-format off */
   { S(ek_settings, 56) M(mode, 0) M(recompute, 8) M(fused_loss, 32) M(micro_batches, 40)
@@ -82,12 +82,5 @@ START_TEST(sizes_and_offsets_are_frozen) {
   { S(ek_weight_name, 24) M(file, 0) M(model, 8) M(transposed, 16) M(bare, 17) }
   /* clang-format on */
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("frozen_structs");
-  tcase_add_test(ck_case(suite, "layout"), sizes_and_offsets_are_frozen);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("frozen_structs")

@@ -46,7 +46,7 @@ enum way { OVER, BESIDE, BACKWARD, WAYS };
 
 /* Small whole numbers: all classes have the same logits, so that p is a quarter, and every sum is
  * exact. Blocks of 1 to 12 rows, and of all. */
-START_TEST(small_whole_numbers) {
+CK_LOOP(small_whole_numbers, WAYS * CK_VARIANTS) {
   if (!ck_part(_i)) return;
   enum { ROWS = 11, WIDTH = 3, CLASSES = 4, COLUMNS = 6 };
   struct ck_rig *rig = ck_rig_variant(_i / WAYS);
@@ -103,11 +103,10 @@ START_TEST(small_whole_numbers) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 /* Reduction `none`: losses of any shape, a factor for each; all of it against cross-entropy of the
  * logits that the module predicts. */
-START_TEST(single_losses) {
+CK_LOOP(single_losses, CK_VARIANTS) {
   enum { WIDTH = 5, CLASSES = 9, ROWS = 8 };
   struct ck_rig *rig = ck_rig_variant(_i);
   ek_cross_entropy_options loss = EK_CROSS_ENTROPY_OPTIONS_INIT;
@@ -172,14 +171,5 @@ START_TEST(single_losses) {
   head_close(&head);
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("fused_head");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, small_whole_numbers, 0, WAYS * CK_VARIANTS);
-  tcase_add_loop_test(values, single_losses, 0, CK_VARIANTS);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("fused_head")

@@ -115,7 +115,7 @@ static void train(struct run *r, double losses[STEPS + 1]) {
 
 /* The same training to the order of sums, over three devices in every mode: 1e-12 leaves ten
  * thousand roundings, AdamW divides by roots of squares that are not small. */
-START_TEST(the_same_training) {
+CK_LOOP(the_same_training, SETTINGS * MODES) {
   if (!ck_part(_i)) return;
   const struct setting *s = &settings[_i / MODES];
   static double table[2][VOCABULARY * 8], head[2][VOCABULARY * 8];
@@ -135,10 +135,9 @@ START_TEST(the_same_training) {
   ck_assert_double_le(ck_rel_l2(table[1], table[0], count), 1e-10);
   ck_assert_double_le(ck_rel_l2(head[1], head[0], count), 1e-10);
 }
-END_TEST
 
 /* What training starts with is the same bits, and so are the logits. */
-START_TEST(the_same_logits) {
+CK_LOOP(the_same_logits, SETTINGS) {
   const struct setting *s = &settings[_i];
   static double logits[2][MOST_SAMPLES * SEQUENCE * VOCABULARY];
   struct batch b;
@@ -160,10 +159,9 @@ START_TEST(the_same_logits) {
   }
   ck_same_bits("logits", logits[1], logits[0], 7 * SEQUENCE * VOCABULARY);
 }
-END_TEST
 
 /* Micro-batches through the parts of a trainer, of a batch that is evaluated in between. */
-START_TEST(micro_batches) {
+CK_TEST(micro_batches) {
   double losses[2], table[2][VOCABULARY * 8];
   struct batch first, second;
   batch_make(&first, 5, 20);
@@ -202,7 +200,6 @@ START_TEST(micro_batches) {
   ck_assert_double_eq_tol(losses[1], losses[0], 1e-12 * losses[0]);
   ck_assert_double_le(ck_rel_l2(table[1], table[0], VOCABULARY * 8), 1e-10);
 }
-END_TEST
 
 static void peaks(uint64_t bytes[3], uint64_t logits[3], const char *spec, ek_mode mode,
                   bool fused) {
@@ -220,7 +217,7 @@ static void peaks(uint64_t bytes[3], uint64_t logits[3], const char *spec, ek_mo
 }
 
 /* Planned to the byte in every mode; logits are a block of five rows and not the device's 18. */
-START_TEST(memory) {
+CK_LOOP(memory, MODES) {
   uint64_t whole[3], real[3], planned[3], logits[3], unused[3];
   const ek_mode mode = (ek_mode)_i;
   peaks(whole, unused, "cpu:3", mode, false);
@@ -232,10 +229,9 @@ START_TEST(memory) {
     ck_assert_uint_le(logits[k], 5 * VOCABULARY * 8 + 18 * 8 * 8 + 12 * EK_MEMORY_UNIT);
   }
 }
-END_TEST
 
 /* The names of all that is state are those of the model without. */
-START_TEST(the_same_names) {
+CK_LOOP(the_same_names, SETTINGS) {
   struct run r[2];
   for (int fused = 0; fused < 2; fused++) {
     ck_ok(open_run(&r[fused], &settings[_i], "plan:2", EK_MODE_SHARDED, fused == 1));
@@ -259,9 +255,8 @@ START_TEST(the_same_names) {
   close_run(&r[0]);
   close_run(&r[1]);
 }
-END_TEST
 
-START_TEST(refused) {
+CK_TEST(refused) {
   const ek_cross_entropy_options loss = loss_options(&settings[0]);
   const double nan_weight = (double)NAN;
   ek_cross_entropy_options bad = loss;
@@ -307,18 +302,5 @@ START_TEST(refused) {
   ek_criterion_free(criterion);
   close_run(&r);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("fused_loss");
-  TCase *same = ck_case(suite, "same");
-  tcase_add_loop_test(same, the_same_training, 0, SETTINGS * MODES);
-  tcase_add_loop_test(same, the_same_logits, 0, SETTINGS);
-  tcase_add_loop_test(same, the_same_names, 0, SETTINGS);
-  tcase_add_test(same, micro_batches);
-  tcase_add_loop_test(ck_case(suite, "memory"), memory, 0, MODES);
-  tcase_add_test(ck_case(suite, "refused"), refused);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("fused_loss")

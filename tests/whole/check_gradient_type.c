@@ -68,7 +68,7 @@ static ek_status wide_mlp(ek_module **module) {
 }
 
 /* One device and one micro-batch: the f32 gradient, rounded to nearest. */
-START_TEST(a_gradient_is_rounded_once) {
+CK_LOOP(a_gradient_is_rounded_once, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   for (int w = 0; w <= CK_WORKLOADS; w++) {
     int64_t count = 0;
@@ -86,7 +86,6 @@ START_TEST(a_gradient_is_rounded_once) {
     free(want);
   }
 }
-END_TEST
 
 /* abs(got - want) is at most v times `sizes`, and as much as the smallest numbers of f16 round. */
 static void within(const double *got, const double *want, const double *sizes, int64_t count,
@@ -105,7 +104,7 @@ static void within(const double *got, const double *want, const double *sizes, i
  * both. The devices' gradients are those of one device for their rows: SAMPLES over 3 devices are
  * 3, 3 and 2.
  */
-START_TEST(devices_add_up) {
+CK_LOOP(devices_add_up, ck_if_halves(CASES)) {
   static const int64_t cut[DEVICES + 1] = {0, 3, 6, 8};
   int64_t count = 0;
   if (!ck_part(_i)) return;
@@ -127,11 +126,10 @@ START_TEST(devices_add_up) {
   free(want);
   free(got);
 }
-END_TEST
 
 /* A micro-batch is added to what was rounded before, and the sum is rounded; where devices keep
  * shares it is rounded by itself, too. */
-START_TEST(micro_batches_add_up) {
+CK_LOOP(micro_batches_add_up, ck_if_halves(CASES)) {
   int64_t count = 0;
   if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of(_i, "mlp", "cpu:1");
@@ -151,7 +149,6 @@ START_TEST(micro_batches_add_up) {
   free(want);
   free(got);
 }
-END_TEST
 
 /* ---- training ---- */
 
@@ -177,7 +174,7 @@ static double *trained(const struct ck_setup *setup, bool accumulate, int64_t *c
 
 /* With one micro-batch all placements that leave outputs where they are round the same numbers,
  * which NCCL's may add in another order. A second run repeats, with accumulation. */
-START_TEST(placements_agree) {
+CK_LOOP(placements_agree, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   for (int w = 0; w < CK_WORKLOADS; w++) {
     const char *name = ck_workloads[w].name;
@@ -197,10 +194,9 @@ START_TEST(placements_agree) {
     free(want);
   }
 }
-END_TEST
 
 /* Any number of devices, with the tree of sums in 16 bits. */
-START_TEST(reproducible_bits_are_the_same) {
+CK_LOOP(reproducible_bits_are_the_same, ck_if_halves(CASES)) {
   static const char *const specs[] = {"cpu:1", "cpu:2", "cpu:3"};
   double *values[3];
   int64_t count = 0;
@@ -214,7 +210,6 @@ START_TEST(reproducible_bits_are_the_same) {
   }
   for (int i = 0; i < 3; i++) free(values[i]);
 }
-END_TEST
 
 /* ---- memory ---- */
 
@@ -235,7 +230,7 @@ static void measure(ek_memory_usage usage[DEVICES], const struct ck_setup *setup
 }
 
 /* Between steps only what is kept is there: half of what f32 takes. */
-START_TEST(plans_are_exact_and_gradients_half) {
+CK_LOOP(plans_are_exact_and_gradients_half, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   for (int w = 0; w < CK_WORKLOADS; w++) {
     const struct ck_setup setup = setup_of(_i, ck_workloads[w].name, "cpu:3");
@@ -260,7 +255,6 @@ START_TEST(plans_are_exact_and_gradients_half) {
     ck_assert_uint_gt(all, 0); /* a device may have no share of a small model */
   }
 }
-END_TEST
 
 /* ---- what a module sees ---- */
 
@@ -329,7 +323,7 @@ static ek_status run_probe(struct ck_probe *p, ek_replica *replica, bool accumul
   return status;
 }
 
-START_TEST(modules_see_f32) {
+CK_LOOP(modules_see_f32, ck_if_halves(1)) {
   struct ck_probe p = ck_probe_open(NULL, add_often);
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   ek_replica *replica = NULL;
@@ -358,13 +352,12 @@ START_TEST(modules_see_f32) {
   ek_replica_free(replica);
   ck_probe_close(&p);
 }
-END_TEST
 
 /* ---- f16 wants a loss scale ---- */
 
 /* The f32 gradient does not overflow, what it is rounded to does: the step is skipped on all
  * devices. */
-START_TEST(an_overflow_of_the_rounding_is_found) {
+CK_LOOP(an_overflow_of_the_rounding_is_found, ck_if_halves(CK_PLACEMENTS)) {
   struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
   struct ck_training t;
   ek_step_result result;
@@ -391,9 +384,8 @@ START_TEST(an_overflow_of_the_rounding_is_found) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
-START_TEST(f16_has_a_loss_scale_by_default) {
+CK_LOOP(f16_has_a_loss_scale_by_default, ck_if_halves(1)) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
   struct ck_training t;
   for (int i = 0; i < PAIRS; i++) {
@@ -406,7 +398,6 @@ START_TEST(f16_has_a_loss_scale_by_default) {
     ck_training_close(&t);
   }
 }
-END_TEST
 
 /* ---- refusals ---- */
 
@@ -421,7 +412,7 @@ static ek_status narrow(ek_optimizer **optimizer) {
   return ck_rule_create(optimizer, "narrow", narrow_update);
 }
 
-START_TEST(what_makes_no_sense_is_refused) {
+CK_TEST(what_makes_no_sense_is_refused) {
   static const struct {
     ek_type type, precision, gradients;
     const char *words;
@@ -451,25 +442,5 @@ START_TEST(what_makes_no_sense_is_refused) {
   ck_no_memory_held(group);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("gradient_type");
-  TCase *tcase = ck_case(suite, "refusals");
-  tcase_add_test(tcase, what_makes_no_sense_is_refused);
-  if (!ck_has_halves()) return suite;
-  tcase = ck_case(suite, "gradients");
-  tcase_add_test(tcase, modules_see_f32);
-  tcase_add_loop_test(tcase, a_gradient_is_rounded_once, 0, CASES);
-  tcase_add_loop_test(tcase, devices_add_up, 0, CASES);
-  tcase_add_loop_test(tcase, micro_batches_add_up, 0, CASES);
-  tcase = ck_case(suite, "training");
-  tcase_add_loop_test(tcase, placements_agree, 0, CASES);
-  tcase_add_loop_test(tcase, reproducible_bits_are_the_same, 0, CASES);
-  tcase_add_loop_test(tcase, plans_are_exact_and_gradients_half, 0, CASES);
-  tcase_add_loop_test(tcase, an_overflow_of_the_rounding_is_found, 0, CK_PLACEMENTS);
-  tcase_add_test(tcase, f16_has_a_loss_scale_by_default);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("gradient_type")

@@ -253,7 +253,7 @@ static struct ck_setup setup_of(int placement, ek_type type) {
   return setup;
 }
 
-START_TEST(updates_follow_the_groups) {
+CK_LOOP(updates_follow_the_groups, RULES * CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of(_i / RULES, EK_F64);
   double m[ELEMENTS] = {0}, v[ELEMENTS] = {0};
   struct ck_training t;
@@ -274,10 +274,9 @@ START_TEST(updates_follow_the_groups) {
   ck_state_drop(&state);
   ck_training_close(&t);
 }
-END_TEST
 
 /* Without decay and clipping the groups change no bit. */
-START_TEST(without_decay_nothing_changes) {
+CK_LOOP(without_decay_nothing_changes, 2 * CK_PLACEMENTS) {
   struct ck_state state[2];
   chosen = (struct rule){_i % 2 == 0, false, 0, 0};
   for (int k = 0; k < 2; k++) {
@@ -298,9 +297,8 @@ START_TEST(without_decay_nothing_changes) {
   ck_state_drop(&state[0]);
   ck_state_drop(&state[1]);
 }
-END_TEST
 
-START_TEST(everything_frozen) {
+CK_LOOP(everything_frozen, CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of(_i, EK_F32);
   struct ck_training t;
   ek_step_result result;
@@ -321,7 +319,6 @@ START_TEST(everything_frozen) {
   ck_batch_free(&batch);
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- in 16 bits ---- */
 
@@ -330,7 +327,7 @@ END_TEST
  * devices, and the norm is that of the others: it is summed in f64, the factor that it is
  * multiplied with rounds to f32 as it is read.
  */
-START_TEST(frozen_in_16_bits) {
+CK_LOOP(frozen_in_16_bits, ck_if_halves(2 * CK_PLACEMENTS)) {
   struct ck_setup setup = setup_of(_i / 2, EK_F32);
   const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE};
   struct element of[ELEMENTS];
@@ -362,7 +359,6 @@ START_TEST(frozen_in_16_bits) {
   free(after);
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- what it costs ---- */
 
@@ -382,7 +378,7 @@ static ek_status count_create(ek_optimizer **optimizer) {
 
 /* A gpt of 28 parameters: one call for those without decay and one for the others, and for each
  * device's part of a bucket. */
-START_TEST(few_calls) {
+CK_LOOP(few_calls, CK_PLACEMENTS) {
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_GATHER);
   ck_setup_place(&setup, _i);
   setup.options.bucket_bytes = 2048;
@@ -409,17 +405,5 @@ START_TEST(few_calls) {
   ck_batch_free(&batch);
   ck_training_close(&t);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("groups");
-  TCase *groups = ck_case(suite, "groups");
-  tcase_add_loop_test(groups, updates_follow_the_groups, 0, RULES * CK_PLACEMENTS);
-  tcase_add_loop_test(groups, without_decay_nothing_changes, 0, 2 * CK_PLACEMENTS);
-  tcase_add_loop_test(groups, everything_frozen, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(groups, few_calls, 0, CK_PLACEMENTS);
-  if (ck_has_halves()) tcase_add_loop_test(groups, frozen_in_16_bits, 0, 2 * CK_PLACEMENTS);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("groups")

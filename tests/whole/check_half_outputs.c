@@ -155,7 +155,7 @@ static ek_mode mode_of(int number) { return (ek_mode)(number / HEADS / HALVES); 
 /* ---- evaluation ---- */
 
 /* Shards are uneven, and one device has no rows of the second batch. */
-START_TEST(an_evaluation_is_the_loss_of_a_step) {
+CK_LOOP(an_evaluation_is_the_loss_of_a_step, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   ek_trainer *trainer = open_trainer(mode_of(_i), half_of(_i), head_of(_i), 1);
   take_steps(trainer, 2);
@@ -184,13 +184,12 @@ START_TEST(an_evaluation_is_the_loss_of_a_step) {
   }
   ck_ok(ek_trainer_free(trainer));
 }
-END_TEST
 
 /*
  * The slope of a row's loss in its logits is p - y, of L2 norm sqrt(2) at most: the mean of n rows
  * is off by no more than sqrt(2 / n) times what the logits are off by, which has its own bound.
  */
-START_TEST(an_evaluation_is_near_that_of_f32) {
+CK_LOOP(an_evaluation_is_near_that_of_f32, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   ek_trainer *half = open_trainer(mode_of(_i), half_of(_i), head_of(_i), 3);
   ek_trainer *wide = open_trainer(mode_of(_i), EK_F32, head_of(_i), 3);
@@ -219,7 +218,6 @@ START_TEST(an_evaluation_is_near_that_of_f32) {
   ck_ok(ek_trainer_free(half));
   ck_ok(ek_trainer_free(wide));
 }
-END_TEST
 
 /* ---- generation ---- */
 
@@ -252,7 +250,7 @@ static void generate(int32_t tokens[TOKENS], double *logits, ek_trainer *trainer
 
 /* On the CPU the same tokens and logits again, with longer rows and a fused loss, too: a GPU has
  * other products for them. Near those of f32 behind the same tokens. */
-START_TEST(text_is_generated) {
+CK_LOOP(text_is_generated, ck_if_halves(HALVES)) {
   const ek_type type = halves[_i];
   const bool same = on_cpu();
   int32_t first[TOKENS], tokens[TOKENS];
@@ -279,13 +277,12 @@ START_TEST(text_is_generated) {
   ck_ok(ek_trainer_free(wide));
   ck_state_drop(&state);
 }
-END_TEST
 
 /* ---- longer rows ---- */
 
 /* Training with them changes no bit where the CPU multiplies by the library's own routine, in any
  * mode: their gradient is 0. */
-START_TEST(longer_rows_train_alike) {
+CK_LOOP(longer_rows_train_alike, ck_if_halves(MODES * HALVES)) {
   if (!ck_part(_i) || !on_cpu() || ck_onednn_primitive(halves[_i % HALVES])) return;
   struct ck_state state[2];
   for (int longer = 0; longer < 2; longer++) {
@@ -299,17 +296,5 @@ START_TEST(longer_rows_train_alike) {
   ck_state_drop(&state[0]);
   ck_state_drop(&state[1]);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("half_outputs");
-  TCase *tcase = ck_case(suite, "outputs");
-  if (!ck_has_halves()) return suite;
-  tcase_add_loop_test(tcase, an_evaluation_is_the_loss_of_a_step, 0, CASES);
-  tcase_add_loop_test(tcase, an_evaluation_is_near_that_of_f32, 0, CASES);
-  tcase_add_loop_test(tcase, text_is_generated, 0, HALVES);
-  tcase_add_loop_test(tcase, longer_rows_train_alike, 0, MODES * HALVES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("half_outputs")

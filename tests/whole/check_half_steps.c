@@ -67,7 +67,7 @@ static ek_status step_in_parts(struct ck_training *t, uint64_t number, int bad, 
   return status == EK_OK ? ek_data_parallel_optimizer_step(result, t->optimizer) : status;
 }
 
-START_TEST(any_micro_batch_skips_the_step) {
+CK_LOOP(any_micro_batch_skips_the_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
   if (!ck_part(_i)) return;
   const struct ck_workload gpt = ck_spiked("gpt");
   const struct ck_setup setup = setup_of(&gpt, _i / HALVES, halves[_i % HALVES]);
@@ -89,7 +89,6 @@ START_TEST(any_micro_batch_skips_the_step) {
   ck_training_close(&disturbed);
   ck_training_close(&other);
 }
-END_TEST
 
 /* ---- state between micro-batches ---- */
 
@@ -111,7 +110,7 @@ static void go_back(struct ck_training *t, uint64_t number, bool accumulate) {
 
 /* With gradients of 16 bits: what a step has accumulated stays, and what can be read of it. A run
  * that begins with such a state goes on alike. */
-START_TEST(state_in_the_middle_of_a_step) {
+CK_LOOP(state_in_the_middle_of_a_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(ck_workload("gpt"), _i / HALVES, halves[_i % HALVES]);
   setup.options.gradient_type = ek_precision_type(setup.options.precision);
@@ -154,11 +153,10 @@ START_TEST(state_in_the_middle_of_a_step) {
   ck_training_close(&other);
   ck_training_close(&third);
 }
-END_TEST
 
 /* ---- NaN in the data ---- */
 
-START_TEST(a_refused_step_leaves_all) {
+CK_LOOP(a_refused_step_leaves_all, ck_if_halves(CK_MODES * HALVES)) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(ck_workload("mlp"), _i / HALVES, halves[_i % HALVES]);
   ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
@@ -189,7 +187,6 @@ START_TEST(a_refused_step_leaves_all) {
   }
   for (int k = 0; k < 2; k++) ck_training_close(&t[k]);
 }
-END_TEST
 
 /* ---- inputs of every type ---- */
 
@@ -216,7 +213,7 @@ static void *retype(struct ck_batch *batch, ek_type type, const ek_device *devic
 
 /* f32 is rounded as the caller would; any other type than that of the modules is refused, whatever
  * they compute in, and nothing is lost. */
-START_TEST(inputs_of_every_type) {
+CK_LOOP(inputs_of_every_type, ck_if_halves(CK_MODES * 3)) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
   if (!ck_part(_i)) return;
   const ek_type precision = _i % 3 == 2 ? EK_F32 : halves[_i % 3];
@@ -245,7 +242,6 @@ START_TEST(inputs_of_every_type) {
   ck_training_close(&t);
   ck_training_close(&other);
 }
-END_TEST
 
 /* ---- weights of 16 bits ---- */
 
@@ -302,7 +298,7 @@ static ek_status write_halves(const struct ck_training *t, ek_type type) {
 
 /* Into masters they come as they are, into copies of another type rounded once more; and training
  * goes on like that of a model to which they were written by name. */
-START_TEST(weights_in_halves) {
+CK_LOOP(weights_in_halves, ck_if_halves(CK_MODES * HALVES)) {
   if (!ck_part(_i)) return;
   const ek_type type = halves[_i % HALVES];
   const struct ck_setup setup = setup_of(ck_workload("gpt"), _i / HALVES, halves[_i / 2 % HALVES]);
@@ -337,21 +333,5 @@ START_TEST(weights_in_halves) {
   ck_training_close(&source);
   ck_training_close(&t);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("half steps");
-  if (!ck_has_halves()) return suite;
-  TCase *tcase = ck_case(suite, "not finite");
-  tcase_add_loop_test(tcase, any_micro_batch_skips_the_step, 0, CK_PLACEMENTS * HALVES);
-  tcase_add_loop_test(tcase, a_refused_step_leaves_all, 0, CK_MODES * HALVES);
-  tcase = ck_case(suite, "state");
-  tcase_add_loop_test(tcase, state_in_the_middle_of_a_step, 0, CK_PLACEMENTS * HALVES);
-  tcase_add_loop_test(ck_case(suite, "inputs"), inputs_of_every_type, 0, CK_MODES * 3);
-  tcase = ck_case(suite, "weights");
-  tcase_add_checked_fixture(tcase, make_folder, remove_folder);
-  tcase_add_loop_test(tcase, weights_in_halves, 0, CK_MODES * HALVES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE_WITH("half steps", make_folder, remove_folder)

@@ -136,7 +136,7 @@ static ek_tensor turned(const ek_tensor *tensor, ek_type type) {
 
 /* Tokens and classes in all types, each type of both in every mode and every pair of types in some;
  * signed classes have targets that are ignored. */
-START_TEST(tokens_and_classes) {
+CK_LOOP(tokens_and_classes, 2 * CK_MODES) {
   const bool joined = _i >= CK_MODES;
   for (int t = 0; t < INTEGERS * INTEGERS; t++) {
     const ek_type of_input = integers[t % INTEGERS], of_target = integers[t / INTEGERS];
@@ -156,10 +156,9 @@ START_TEST(tokens_and_classes) {
     ck_batch_free(&batch);
   }
 }
-END_TEST
 
 /* Fewer samples than devices: a device without rows has its inputs in the right type, too. */
-START_TEST(few_samples) {
+CK_LOOP(few_samples, CK_MODES) {
   struct run want = run_of("gpt", _i), got = want;
   struct ck_batch batch = ck_batch_make(want.workload, EK_F32, 2, 0, 5), other = batch;
   other.input[0] = turned(&batch.input[0], EK_U16);
@@ -171,7 +170,6 @@ START_TEST(few_samples) {
   free(other.target[0].data);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* ---- pixels ---- */
 
@@ -195,7 +193,7 @@ static void make_pixels(ek_tensor *bytes, ek_tensor *numbers, const ek_input_sca
 
 /* An input that goes whole to every device, one that is cut, and targets; of which the second has
  * no scaling and is given as numbers. */
-START_TEST(pixels_and_their_targets) {
+CK_LOOP(pixels_and_their_targets, 2 * CK_MODES) {
   const bool joined = _i >= CK_MODES;
   struct run want = run_of("blend", _i), got = want;
   want.joined = got.joined = joined;
@@ -213,12 +211,11 @@ START_TEST(pixels_and_their_targets) {
   free(other.target[0].data);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* ---- plans ---- */
 
 /* A plan counts for converted tokens and pixels the bytes that CPUs hold. */
-START_TEST(planned_bytes_are_real_bytes) {
+CK_LOOP(planned_bytes_are_real_bytes, 2 * CK_MODES) {
   const bool tokens = _i < CK_MODES;
   if (strcmp(ck_spec("cpu:3"), "cpu:3") != 0) return; /* `plan` counts as CPUs do */
   struct run real = run_of(tokens ? "gpt" : "mlp", _i), planned = real;
@@ -240,11 +237,10 @@ START_TEST(planned_bytes_are_real_bytes) {
   if (tokens) free(other.target[0].data);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* ---- what is refused ---- */
 
-START_TEST(wrong_inputs_lose_nothing) {
+CK_LOOP(wrong_inputs_lose_nothing, CK_MODES) {
   struct run run = run_of("gpt", _i);
   run.options.precision = EK_PRECISION_DEFAULT;
   ek_trainer *trainer = NULL;
@@ -276,9 +272,8 @@ START_TEST(wrong_inputs_lose_nothing) {
   ck_ok(ek_trainer_free(trainer));
   ck_batch_free(&batch);
 }
-END_TEST
 
-START_TEST(wrong_scalings) {
+CK_TEST(wrong_scalings) {
   struct run run = run_of("mlp", 2);
   ek_module *module = NULL;
   ek_criterion *criterion = NULL;
@@ -316,18 +311,5 @@ START_TEST(wrong_scalings) {
   ek_criterion_free(criterion);
   ek_module_free(module);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("input_types");
-  TCase *types = ck_case(suite, "types"), *errors = ck_case(suite, "errors");
-  tcase_add_loop_test(types, tokens_and_classes, 0, 2 * CK_MODES);
-  tcase_add_loop_test(types, few_samples, 0, CK_MODES);
-  tcase_add_loop_test(types, pixels_and_their_targets, 0, 2 * CK_MODES);
-  tcase_add_loop_test(types, planned_bytes_are_real_bytes, 0, 2 * CK_MODES);
-  tcase_add_loop_test(errors, wrong_inputs_lose_nothing, 0, CK_MODES);
-  tcase_add_test(errors, wrong_scalings);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("input_types")

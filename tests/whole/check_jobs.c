@@ -81,7 +81,7 @@ static unsigned long jobs_of_step(struct bench *b, ek_step_result *result) {
   return jobs(b->trainer);
 }
 
-START_TEST(one_job_for_each_micro_batch_and_one_for_the_update) {
+CK_LOOP(one_job_for_each_micro_batch_and_one_for_the_update, 8 * CK_MODES) {
   const ek_mode mode = (ek_mode)(_i % CK_MODES);
   const int64_t micro_batches = 1 + _i / CK_MODES % 4;
   const size_t reproducible = _i / CK_MODES < 4 ? 0 : 6;
@@ -99,24 +99,14 @@ START_TEST(one_job_for_each_micro_batch_and_one_for_the_update) {
   ck_assert_uint_eq(jobs(b.trainer), (unsigned long)micro_batches);
   close_bench(&b);
 }
-END_TEST
 
 /* Rows that go to one device and back need all ranks in between. */
-START_TEST(gathered_outputs_take_more) {
+CK_TEST(gathered_outputs_take_more) {
   struct bench b;
   if (!COUNTS) return;
   open_bench(&b, "gpt", EK_MODE_GATHER, 2, 0);
   ck_assert_uint_gt(jobs_of_step(&b, NULL), 3);
   close_bench(&b);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("jobs");
-  TCase *core = ck_case(suite, "jobs");
-  tcase_add_loop_test(core, one_job_for_each_micro_batch_and_one_for_the_update, 0, 8 * CK_MODES);
-  tcase_add_test(core, gathered_outputs_take_more);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("jobs")

@@ -25,7 +25,7 @@ static ek_status gives_nothing(const ek_module *self, ek_pass *pass, const ek_te
 }
 
 /* What predicts says so, does so, and in a pass without gradient. */
-START_TEST(predictions_that_do_not_fit) {
+CK_TEST(predictions_that_do_not_fit) {
   ek_criterion *criterion = ck_biased(), *silent = ck_biased();
   ek_module_ops ops = *silent->base.ops;
   ops.predict = gives_nothing;
@@ -72,10 +72,9 @@ START_TEST(predictions_that_do_not_fit) {
   ek_module_free(plain);
   ek_criterion_free(criterion);
 }
-END_TEST
 
 /* A tie reaches into both; its names are copied, and have an end. */
-START_TEST(ties_that_do_not_fit) {
+CK_TEST(ties_that_do_not_fit) {
   static char longer[200];
   ek_module *model = linear(), *module = NULL;
   ek_criterion *criterion = ck_biased();
@@ -115,11 +114,10 @@ START_TEST(ties_that_do_not_fit) {
   ek_criterion_free(criterion);
   ek_group_free(group);
 }
-END_TEST
 
 /* The gradient of several terms is not begun in forward, whatever a criterion was opened with: a
  * program may give one of its own. */
-START_TEST(several_terms_wait_for_backward) {
+CK_TEST(several_terms_wait_for_backward) {
   const struct ck_workload *mixer = ck_workload("mixer");
   struct ck_batch batch = ck_batch_make(mixer, EK_F32, 6, 0, 3);
   ek_tensor inputs[EK_MAX_INPUTS];
@@ -154,15 +152,5 @@ START_TEST(several_terms_wait_for_backward) {
   ek_module_free(model);
   ck_batch_free(&batch);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("joined_loss");
-  TCase *refused = ck_case(suite, "refused");
-  tcase_add_test(refused, predictions_that_do_not_fit);
-  tcase_add_test(refused, ties_that_do_not_fit);
-  tcase_add_test(ck_case(suite, "own"), several_terms_wait_for_backward);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("joined_loss")

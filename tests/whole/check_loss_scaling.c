@@ -45,7 +45,7 @@ static void trains_alike(const struct ck_setup *plain, const struct ck_setup *sc
   ck_training_close(&b);
 }
 
-START_TEST(a_power_of_two_changes_nothing) {
+CK_LOOP(a_power_of_two_changes_nothing, CK_WORKLOADS * CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
   static const double scales[] = {0x1p16, 0x1p-9, 0x1p30};
   const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
@@ -56,12 +56,11 @@ START_TEST(a_power_of_two_changes_nothing) {
   scaled.loss_scale = &rule;
   trains_alike(&plain, &scaled);
 }
-END_TEST
 
 /* What lies in memory is over the unit: 7 samples of 5 targets are 35 of them, so 2^6; of the first
  * micro-batch there are 4 samples, so 2^5. Ignored targets count. Where nothing is divided it is 1.
  */
-START_TEST(a_scale_counts_from_the_mean) {
+CK_LOOP(a_scale_counts_from_the_mean, 8) {
   static const double units[] = {0x1p6, 0x1p5, 1, 1};
   if (!ck_part(_i)) return;
   const bool two = _i % 4 == 1, sum = _i % 4 == 2, none = _i % 4 == 3;
@@ -91,10 +90,9 @@ START_TEST(a_scale_counts_from_the_mean) {
   ck_same_bits("gradients in memory", values[1], values[0], count);
   for (int i = 0; i < 2; i++) free(values[i]);
 }
-END_TEST
 
 /* The other reductions, whose gradients are not divided by any D. */
-START_TEST(nor_where_nothing_is_divided) {
+CK_LOOP(nor_where_nothing_is_divided, 2 * CK_MODES) {
   if (!ck_part(_i)) return;
   const ek_loss_scale rule = ck_scaling_fixed(0x1p12);
   struct ck_setup plain = ck_scaling_setup(ck_workload("mlp"), _i / 2, NULL);
@@ -103,7 +101,6 @@ START_TEST(nor_where_nothing_is_divided) {
   scaled.loss_scale = &rule;
   trains_alike(&plain, &scaled);
 }
-END_TEST
 
 /* A model that computes its loss itself, in its forward too; without clipping. */
 static ek_status fused(ek_module **module) {
@@ -114,7 +111,7 @@ static ek_status fused(ek_module **module) {
 
 static ek_status adamw(ek_optimizer **optimizer) { return ek_adamw_create(optimizer, NULL); }
 
-START_TEST(nor_with_a_fused_loss) {
+CK_LOOP(nor_with_a_fused_loss, 2 * CK_MODES) {
   if (!ck_part(_i)) return;
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p20, 1);
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
@@ -155,11 +152,10 @@ START_TEST(nor_with_a_fused_loss) {
   ek_optimizer_free(rules);
   ek_module_free(gpt);
 }
-END_TEST
 
 /* Of a model that computes its loss itself the targets count, and not its inputs: 7 rows of 9
  * numbers have 7 targets, so 2^3. */
-START_TEST(targets_of_a_fused_loss_count) {
+CK_TEST(targets_of_a_fused_loss_count) {
   enum { IN = 9, OUT = 5, COUNT = 1024 };
   const ek_loss_scale rule = ck_scaling_fixed(0x1p16);
   float features[CK_SCALING_SAMPLES * IN];
@@ -198,7 +194,6 @@ START_TEST(targets_of_a_fused_loss_count) {
   ek_criterion_free(head);
   ek_module_free(linear);
 }
-END_TEST
 
 /* ---- gradients of a program's own ---- */
 
@@ -221,7 +216,7 @@ static ek_status own_backward(struct ck_training *t, double factor, double said,
   return status;
 }
 
-START_TEST(gradients_of_a_program) {
+CK_LOOP_FROM(gradients_of_a_program, 1, CK_MODES) {
   if (!ck_part(_i)) return;
   const ek_loss_scale rule = ck_scaling_dynamic(64, 2000);
   struct ck_setup setup = ck_scaling_setup(ck_workload("mlp"), _i, &rule);
@@ -250,12 +245,11 @@ START_TEST(gradients_of_a_program) {
   ck_training_close(&t);
   ck_training_close(&other);
 }
-END_TEST
 
 /* ---- the rest ---- */
 
 /* The peak of `plan` is the real one; a device that only counts never overflows. */
-START_TEST(memory_is_planned) {
+CK_LOOP(memory_is_planned, CK_MODES) {
   if (!ck_part(_i)) return;
   if (strncmp(test_devices("cpu"), "cuda", 4) == 0) return; /* check_memory_plan.c has its rules */
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 1);
@@ -280,10 +274,9 @@ START_TEST(memory_is_planned) {
     ck_assert_uint_eq(usage[0][k].allocations, usage[1][k].allocations);
   }
 }
-END_TEST
 
 /* A trainer's option, with micro-batches that it cuts itself. */
-START_TEST(a_trainer_has_it) {
+CK_LOOP(a_trainer_has_it, CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_workload mlp = ck_spiked("mlp");
   ek_loss_scale rule = ck_scaling_dynamic(512, 2000);
@@ -321,20 +314,5 @@ START_TEST(a_trainer_has_it) {
   ek_criterion_free(criterion);
   ek_module_free(module);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("loss scaling");
-  TCase *exact = ck_case(suite, "exact"), *rest = ck_case(suite, "rest");
-  tcase_add_loop_test(exact, a_power_of_two_changes_nothing, 0, CK_WORKLOADS * CK_PLACEMENTS);
-  tcase_add_loop_test(exact, nor_where_nothing_is_divided, 0, 2 * CK_MODES);
-  tcase_add_loop_test(exact, a_scale_counts_from_the_mean, 0, 8);
-  tcase_add_loop_test(exact, nor_with_a_fused_loss, 0, 2 * CK_MODES);
-  tcase_add_test(exact, targets_of_a_fused_loss_count);
-  tcase_add_loop_test(rest, gradients_of_a_program, 1, CK_MODES);
-  tcase_add_loop_test(rest, a_trainer_has_it, 0, CK_MODES);
-  tcase_add_loop_test(rest, memory_is_planned, 0, CK_MODES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("loss scaling")

@@ -71,7 +71,7 @@ static void same_peaks(const ek_memory_usage *planned, const ek_memory_usage *re
   }
 }
 
-START_TEST(plan_equals_cpu) {
+CK_LOOP(plan_equals_cpu, CASES) {
   if (!ck_part(_i)) return;
   for (int variant = 0; variant < 4; variant++) {
     const ek_type type = variant % 2 == 0 ? EK_F32 : EK_F64;
@@ -89,10 +89,9 @@ START_TEST(plan_equals_cpu) {
     }
   }
 }
-END_TEST
 
 /* All devices get the same capacity, so the one with the largest peak decides. */
-START_TEST(capacity_is_exact) {
+CK_LOOP(capacity_is_exact, CASES) {
   if (!ck_part(_i)) return;
   static const char *const backends[] = {"plan", "cpu"};
   for (int variant = 0; variant < 4; variant++) {
@@ -122,10 +121,9 @@ START_TEST(capacity_is_exact) {
     ck_batch_free(&batch);
   }
 }
-END_TEST
 
 /* The peak of a long run is that of its second step: nothing creeps. */
-START_TEST(peak_is_reached_at_once) {
+CK_LOOP(peak_is_reached_at_once, CASES) {
   if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of(_i, false, EK_F32);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 8, 0.2, 6);
@@ -146,10 +144,9 @@ START_TEST(peak_is_reached_at_once) {
   ck_training_close(&training);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* Sharded: the optimizer's state is cut evenly, to the size of a vector per bucket. */
-START_TEST(sharded_state_is_even) {
+CK_TEST(sharded_state_is_even) {
   struct ck_setup setup = setup_of(CK_PLACEMENTS + 3, false, EK_F32); /* gpt, sharded */
   setup.options.bucket_bytes = 1 << 20;
   struct ck_training training;
@@ -165,15 +162,5 @@ START_TEST(sharded_state_is_even) {
   ck_assert_uint_le(most - least, 2 * EK_MEMORY_UNIT); /* two states, each a unit apart at most */
   ck_training_close(&training);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("memory plan");
-  tcase_add_loop_test(ck_case(suite, "plan"), plan_equals_cpu, 0, CASES);
-  tcase_add_loop_test(ck_case(suite, "capacity"), capacity_is_exact, 0, CASES);
-  tcase_add_loop_test(ck_case(suite, "steady"), peak_is_reached_at_once, 0, CASES);
-  tcase_add_test(ck_case(suite, "sharded"), sharded_state_is_even);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("memory plan")

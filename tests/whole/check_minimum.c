@@ -96,7 +96,7 @@ static void run_step(ek_group *group, const struct shape *s, ek_mode mode) {
   ek_module_free(module);
 }
 
-START_TEST(test_peak_is_near_the_minimum) {
+CK_LOOP(test_peak_is_near_the_minimum, 4 * sizeof shapes / sizeof shapes[0]) {
   const struct shape *s = &shapes[_i / 4];
   const ek_mode mode = modes[_i % 4];
   ek_group *group = NULL;
@@ -117,15 +117,5 @@ START_TEST(test_peak_is_near_the_minimum) {
   if (mode == EK_MODE_SHARDED) ck_assert_double_le(most / (sum / DEVICES), 1.02);
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *suite(void) {
-  Suite *s = suite_create("minimum");
-  TCase *c = tcase_create("minimum");
-  tcase_add_loop_test(c, test_peak_is_near_the_minimum, 0,
-                      4 * (int)(sizeof shapes / sizeof shapes[0]));
-  suite_add_tcase(s, c);
-  return s;
-}
-
-CK_MAIN(suite)
+CK_SUITE("minimum")

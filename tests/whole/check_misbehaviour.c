@@ -324,7 +324,7 @@ static int occurrences(const char *text, const char *part) {
 }
 
 /* Every fault in every mode, on either device and on both. */
-START_TEST(a_fault_is_named_and_costs_the_step_alone) {
+CK_LOOP(a_fault_is_named_and_costs_the_step_alone, INNER_FAULTS * CK_MODES) {
   const ek_mode mode = (ek_mode)(_i % CK_MODES);
   const size_t devices[] = {0, 1, SIZE_MAX};
   const int which = _i / CK_MODES;
@@ -357,10 +357,9 @@ START_TEST(a_fault_is_named_and_costs_the_step_alone) {
     bench_close(&b);
   }
 }
-END_TEST
 
 /* What comes out of a model must fit its samples, and have a gradient. */
-START_TEST(a_root_gives_rows_for_its_samples) {
+CK_LOOP(a_root_gives_rows_for_its_samples, 6 * CK_MODES) {
   static const struct {
     enum fault fault;
     ek_status status;
@@ -385,10 +384,9 @@ START_TEST(a_root_gives_rows_for_its_samples) {
   ck_ok(step(&b, &loss));
   bench_close(&b);
 }
-END_TEST
 
 /* Nobody follows: integers may come out. */
-START_TEST(a_root_without_gradient_may_give_integers) {
+CK_TEST(a_root_without_gradient_may_give_integers) {
   struct bench b;
   bench_open(&b, EK_MODE_REPLICATED, false);
   const int64_t shape[] = {SAMPLES, WIDTH};
@@ -404,10 +402,9 @@ START_TEST(a_root_without_gradient_may_give_integers) {
   ek_shards_free(&outputs);
   bench_close(&b);
 }
-END_TEST
 
 /* The device is full within a module: its path is named, and the device once. */
-START_TEST(a_full_device_names_the_module) {
+CK_TEST(a_full_device_names_the_module) {
   struct bench b;
   double loss = 0;
   bench_open(&b, EK_MODE_REPLICATED, true);
@@ -430,7 +427,6 @@ START_TEST(a_full_device_names_the_module) {
   ck_assert_int_eq(named, 7);
   bench_close(&b);
 }
-END_TEST
 
 /* ---- modules made of modules ---- */
 
@@ -524,7 +520,7 @@ static ek_status run_parent(struct parent *p, ek_device *device) {
   return status;
 }
 
-START_TEST(a_parent_is_named_for_what_it_does_to_its_child) {
+CK_LOOP(a_parent_is_named_for_what_it_does_to_its_child, PARENT_FAULTS) {
   static const struct {
     ek_status status;
     const char *text;
@@ -565,10 +561,9 @@ START_TEST(a_parent_is_named_for_what_it_does_to_its_child) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* The tables of a pass have grown in the first step; a later one asks the host for no memory. */
-START_TEST(a_step_takes_no_memory_of_the_host) {
+CK_LOOP(a_step_takes_no_memory_of_the_host, CK_MODES) {
   struct bench b;
   double loss = 0;
   bench_open(&b, (ek_mode)_i, true);
@@ -580,19 +575,5 @@ START_TEST(a_step_takes_no_memory_of_the_host) {
   ek_host_memory_fail_at(0);
   bench_close(&b);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("misbehaviour");
-  TCase *tcase = ck_case(suite, "modules");
-  tcase_add_loop_test(tcase, a_fault_is_named_and_costs_the_step_alone, 0, INNER_FAULTS * CK_MODES);
-  tcase_add_loop_test(tcase, a_root_gives_rows_for_its_samples, 0, 6 * CK_MODES);
-  tcase_add_test(tcase, a_root_without_gradient_may_give_integers);
-  tcase_add_test(tcase, a_full_device_names_the_module);
-  tcase = ck_case(suite, "parents");
-  tcase_add_loop_test(tcase, a_parent_is_named_for_what_it_does_to_its_child, 0, PARENT_FAULTS);
-  tcase_add_loop_test(ck_case(suite, "cost"), a_step_takes_no_memory_of_the_host, 0, CK_MODES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("misbehaviour")

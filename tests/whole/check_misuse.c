@@ -24,7 +24,7 @@ static void refuses(ek_group *group, const char *text) {
   ck_ok(ek_group_apply(group, nothing, NULL));
 }
 
-START_TEST(a_group_is_closed_last) {
+CK_LOOP(a_group_is_closed_last, 2) {
   ek_group *group = ck_open(_i == 0 ? "cpu:2@8MiB" : "plan:2@8MiB", 1);
   ek_device *device = ek_group_device(group, 1);
   const char *name = _i == 0 ? "cpu:1" : "plan:1";
@@ -46,9 +46,8 @@ START_TEST(a_group_is_closed_last) {
   ck_ok(ek_group_free(group));
   ek_tensor_free(&empty); /* holds nothing of the group */
 }
-END_TEST
 
-START_TEST(a_model_keeps_its_group) {
+CK_LOOP(a_model_keeps_its_group, CK_MODES) {
   struct ck_training training;
   const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", (ek_mode)_i);
   ek_group *group = ck_open(setup.spec, 1);
@@ -61,7 +60,6 @@ START_TEST(a_model_keeps_its_group) {
   ck_batch_free(&batch);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 static ek_status close_here(void *context, ek_device *device, size_t index) {
   (void)index;
@@ -70,7 +68,7 @@ static ek_status close_here(void *context, ek_device *device, size_t index) {
   return EK_OK;
 }
 
-START_TEST(a_worker_does_not_close_its_group) {
+CK_TEST(a_worker_does_not_close_its_group) {
   ek_group *group = ck_open("cpu:2", 1);
   ek_status statuses[2] = {EK_OK, EK_OK};
   ck_ok(ek_group_apply(group, close_here, statuses));
@@ -78,7 +76,6 @@ START_TEST(a_worker_does_not_close_its_group) {
   ck_assert_int_eq(statuses[1], EK_ERR_STATE);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 struct meeting {
   ek_group *group;
@@ -102,7 +99,7 @@ static void *apply_meet(void *argument) {
   return NULL;
 }
 
-START_TEST(a_group_at_work_is_not_closed) {
+CK_TEST(a_group_at_work_is_not_closed) {
   struct meeting meeting = {.group = ck_open("cpu:2", 1), .status = EK_ERR_INTERNAL};
   pthread_t thread;
   ck_assert_int_eq(sem_init(&meeting.inside, 0, 0) | sem_init(&meeting.go_on, 0, 0), 0);
@@ -121,7 +118,6 @@ START_TEST(a_group_at_work_is_not_closed) {
   (void)sem_destroy(&meeting.inside);
   (void)sem_destroy(&meeting.go_on);
 }
-END_TEST
 
 /* ---- a model ---- */
 
@@ -145,7 +141,7 @@ static void *intrude(void *argument) {
 }
 
 /* Two threads that do not know of each other spoil each other's steps, and are told so. */
-START_TEST(a_model_belongs_to_one_thread) {
+CK_TEST(a_model_belongs_to_one_thread) {
   const struct timespec moment = {.tv_nsec = 1000000};
   const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
   struct ck_training training;
@@ -171,17 +167,5 @@ START_TEST(a_model_belongs_to_one_thread) {
   ck_batch_free(&batch);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("misuse");
-  TCase *ends = ck_case(suite, "the end");
-  tcase_add_loop_test(ends, a_group_is_closed_last, 0, 2);
-  tcase_add_loop_test(ends, a_model_keeps_its_group, 0, CK_MODES);
-  tcase_add_test(ends, a_worker_does_not_close_its_group);
-  tcase_add_test(ends, a_group_at_work_is_not_closed);
-  tcase_add_test(ck_case(suite, "a model"), a_model_belongs_to_one_thread);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("misuse")

@@ -115,7 +115,7 @@ static void finish(struct keeper *m, ek_module *module, ek_group *group) {
 
 /* ---- one replica ---- */
 
-START_TEST(each_use_has_a_state) {
+CK_TEST(each_use_has_a_state) {
   struct keeper m;
   keeper_init(&m);
   ek_module *module = three_uses(&m);
@@ -143,10 +143,9 @@ START_TEST(each_use_has_a_state) {
   for (int i = 0; i < 6; i++) ck_assert_int_eq(m.order[i], i < 3 ? 2 - i : 8 - i);
   finish(&m, module, group);
 }
-END_TEST
 
 /* What was opened before a failure is closed, the last one first. */
-START_TEST(open_fails) {
+CK_LOOP(open_fails, 3) {
   static const char *const messages[] = {"0 (keeper), open: no handle number 0",
                                          "1 (keeper), open: no handle number 1",
                                          "2.0 (keeper), open: no handle number 2"};
@@ -163,7 +162,6 @@ START_TEST(open_fails) {
   for (int i = 0; i < _i; i++) ck_assert_int_eq(m.order[i], _i - 1 - i);
   finish(&m, module, group);
 }
-END_TEST
 
 /* ---- a data-parallel model ---- */
 
@@ -177,7 +175,7 @@ static void forward_and_backward(ek_data_parallel_model *model) {
   ek_shards_free(&y);
 }
 
-START_TEST(on_the_workers) {
+CK_TEST(on_the_workers) {
   struct keeper m;
   keeper_init(&m);
   ek_module *module = three_uses(&m);
@@ -195,9 +193,8 @@ START_TEST(on_the_workers) {
   ck_assert_int_eq(m.closed, 9);
   finish(&m, module, group);
 }
-END_TEST
 
-START_TEST(open_fails_on_one_device) {
+CK_LOOP(open_fails_on_one_device, 3) {
   struct keeper m;
   keeper_init(&m);
   m.fail_on = _i;
@@ -211,17 +208,5 @@ START_TEST(open_fails_on_one_device) {
   ck_assert_int_eq(m.closed, 6);
   finish(&m, module, group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("module_state");
-  TCase *tcase = ck_case(suite, "a replica");
-  tcase_add_test(tcase, each_use_has_a_state);
-  tcase_add_loop_test(tcase, open_fails, 0, 3);
-  tcase = ck_case(suite, "a model");
-  tcase_add_test(tcase, on_the_workers);
-  tcase_add_loop_test(tcase, open_fails_on_one_device, 0, 3);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("module_state")

@@ -13,7 +13,7 @@
 /* A path of 511 bytes has room for 255 names "0.", of which the innermost takes one. */
 enum { MODULES = 300000, CRITERIA = 200000, DEEPEST = 255 };
 
-START_TEST(three_hundred_thousand_modules) {
+CK_TEST(three_hundred_thousand_modules) {
   ek_module *inner = NULL, *outer = NULL;
   ck_ok(ek_activation_create(&inner, EK_ACTIVATION_RELU));
   for (int i = 0; i < MODULES; i++) {
@@ -29,10 +29,9 @@ START_TEST(three_hundred_thousand_modules) {
   ek_group_free(group);
   ek_module_free(outer);
 }
-END_TEST
 
 /* A shared one in the middle survives the outer half. */
-START_TEST(a_shared_module_survives) {
+CK_TEST(a_shared_module_survives) {
   ek_module *inner = NULL, *outer = NULL, *shared = NULL;
   ck_ok(ek_activation_create(&inner, EK_ACTIVATION_RELU));
   for (int i = 0; i < 1000; i++) {
@@ -47,7 +46,6 @@ START_TEST(a_shared_module_survives) {
   ek_module_free(shared);
   ek_module_free(outer);
 }
-END_TEST
 
 /* ---- criteria ---- */
 
@@ -123,7 +121,7 @@ static ek_status run(struct ck_rig *rig, ek_criterion *criterion) {
   return status;
 }
 
-START_TEST(two_hundred_thousand_criteria) {
+CK_TEST(two_hundred_thousand_criteria) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   int freed = 0;
   ek_criterion *criterion = nested(CRITERIA, &freed);
@@ -132,10 +130,9 @@ START_TEST(two_hundred_thousand_criteria) {
   ck_assert_int_eq(freed, CRITERIA);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* They nest as deep as modules do: as far as a path reaches. */
-START_TEST(as_deep_as_there_may_be) {
+CK_TEST(as_deep_as_there_may_be) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   int freed = 0;
   ek_criterion *criterion = nested(DEEPEST, &freed), *sum = NULL;
@@ -149,17 +146,5 @@ START_TEST(as_deep_as_there_may_be) {
   ck_assert_int_eq(freed, DEEPEST);
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("nesting");
-  TCase *modules = ck_case(suite, "modules");
-  tcase_add_test(modules, three_hundred_thousand_modules);
-  tcase_add_test(modules, a_shared_module_survives);
-  TCase *criteria = ck_case(suite, "criteria");
-  tcase_add_test(criteria, two_hundred_thousand_criteria);
-  tcase_add_test(criteria, as_deep_as_there_may_be);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("nesting")

@@ -453,7 +453,7 @@ static const struct initial {
 
 enum { INITIAL_COUNT = sizeof initials / sizeof initials[0] };
 
-START_TEST(functions_give_what_the_macros_give) {
+CK_LOOP(functions_give_what_the_macros_give, INITIAL_COUNT) {
   const struct initial *it = &initials[_i];
   char *got = malloc(it->size + 1), *want = malloc(it->size + 1);
   ck_assert_ptr_nonnull(got);
@@ -476,9 +476,8 @@ START_TEST(functions_give_what_the_macros_give) {
   free(got);
   free(want);
 }
-END_TEST
 
-START_TEST(a_loss_scale_is_initialised_by_a_function) {
+CK_TEST(a_loss_scale_is_initialised_by_a_function) {
   static const ek_loss_scale macro = EK_LOSS_SCALE_INIT;
   ek_loss_scale got;
   memset(&got, 0, sizeof got);
@@ -486,9 +485,8 @@ START_TEST(a_loss_scale_is_initialised_by_a_function) {
   ck_assert(got.kind == macro.kind && got.scale == macro.scale && got.growth == macro.growth &&
             got.backoff == macro.backoff && got.interval == macro.interval);
 }
-END_TEST
 
-START_TEST(the_own_size_is_taken) {
+CK_LOOP(the_own_size_is_taken, ROWS) {
   struct bench b;
   bench_open(&b);
   void *o = made(&rows[_i], rows[_i].size);
@@ -496,10 +494,9 @@ START_TEST(the_own_size_is_taken) {
   free(o);
   bench_close(&b);
 }
-END_TEST
 
 /* Members that end where they ended; what comes behind is not the older program's. */
-START_TEST(an_older_size_takes_defaults) {
+CK_LOOP(an_older_size_takes_defaults, ROWS) {
   struct bench b;
   bench_open(&b);
   const struct row *row = &rows[_i];
@@ -512,9 +509,8 @@ START_TEST(an_older_size_takes_defaults) {
   }
   bench_close(&b);
 }
-END_TEST
 
-START_TEST(other_sizes_are_refused) {
+CK_LOOP(other_sizes_are_refused, ROWS) {
   struct bench b;
   bench_open(&b);
   const struct row *row = &rows[_i];
@@ -529,9 +525,8 @@ START_TEST(other_sizes_are_refused) {
   }
   bench_close(&b);
 }
-END_TEST
 
-START_TEST(a_table_without_its_functions_is_refused) {
+CK_LOOP(a_table_without_its_functions_is_refused, ROWS) {
   struct bench b;
   bench_open(&b);
   const struct row *row = &rows[_i];
@@ -542,9 +537,8 @@ START_TEST(a_table_without_its_functions_is_refused) {
   }
   bench_close(&b);
 }
-END_TEST
 
-START_TEST(a_mode_is_set_by_the_same_rule) {
+CK_TEST(a_mode_is_set_by_the_same_rule) {
   ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   const size_t own = sizeof o;
   o.size = offsetof(ek_data_parallel_model_options, output_device);
@@ -559,19 +553,5 @@ START_TEST(a_mode_is_set_by_the_same_rule) {
     ck_assert_int_eq(o.state, EK_STATE_MASTER);
   }
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("options");
-  TCase *options = ck_case(suite, "size");
-  tcase_add_loop_test(options, functions_give_what_the_macros_give, 0, INITIAL_COUNT);
-  tcase_add_test(options, a_loss_scale_is_initialised_by_a_function);
-  tcase_add_loop_test(options, the_own_size_is_taken, 0, ROWS);
-  tcase_add_loop_test(options, an_older_size_takes_defaults, 0, ROWS);
-  tcase_add_loop_test(options, other_sizes_are_refused, 0, ROWS);
-  tcase_add_loop_test(options, a_table_without_its_functions_is_refused, 0, ROWS);
-  tcase_add_test(options, a_mode_is_set_by_the_same_rule);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("options")

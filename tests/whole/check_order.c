@@ -66,7 +66,7 @@ static void same_as_undisturbed(struct bed *bed, const char *workload, ek_mode m
 }
 
 /* forward(A), forward(B), criterion(A's outputs), backward: B's pass would get A's gradient. */
-START_TEST(outputs_of_an_earlier_forward) {
+CK_LOOP(outputs_of_an_earlier_forward, CK_MODES) {
   struct bed bed;
   double loss[2] = {0, 0};
   bed_open(&bed, "mlp", (ek_mode)_i);
@@ -83,9 +83,8 @@ START_TEST(outputs_of_an_earlier_forward) {
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
   bed_close(&bed);
 }
-END_TEST
 
-START_TEST(each_reason) {
+CK_LOOP(each_reason, CK_MODES) {
   struct bed bed;
   ek_forward_options without = EK_FORWARD_OPTIONS_INIT;
   without.gradient = false;
@@ -114,10 +113,9 @@ START_TEST(each_reason) {
   same_as_undisturbed(&bed, "mlp", (ek_mode)_i);
   bed_close(&bed);
 }
-END_TEST
 
 /* Another model of the same module, in the same group. */
-START_TEST(outputs_of_another_model) {
+CK_LOOP(outputs_of_another_model, CK_MODES) {
   struct bed bed;
   struct ck_training other;
   bed_open(&bed, "mlp", (ek_mode)_i);
@@ -141,10 +139,9 @@ START_TEST(outputs_of_another_model) {
   same_as_undisturbed(&bed, "mlp", (ek_mode)_i);
   bed_close(&bed);
 }
-END_TEST
 
 /* Two outputs of one shape in the wrong order: each would get the other's gradient. */
-START_TEST(outputs_that_are_swapped) {
+CK_LOOP(outputs_that_are_swapped, CK_MODES) {
   struct bed bed;
   ek_shards keep;
   bed_open(&bed, "mixer", (ek_mode)_i);
@@ -160,10 +157,9 @@ START_TEST(outputs_that_are_swapped) {
   ck_ok(loss_backward(&bed));
   bed_close(&bed);
 }
-END_TEST
 
 /* Tensors that a program made itself have a loss and no backward. */
-START_TEST(outputs_of_ones_own) {
+CK_TEST(outputs_of_ones_own) {
   struct bed bed;
   double loss = 0;
   bed_open(&bed, "mlp", EK_MODE_REPLICATED);
@@ -175,10 +171,9 @@ START_TEST(outputs_of_ones_own) {
   ck_fails(loss_backward(&bed), EK_ERR_STATE, "do not come from a forward");
   bed_close(&bed);
 }
-END_TEST
 
 /* A forward that fails, early or late, leaves what `outputs` holds. */
-START_TEST(a_failing_forward_leaves_outputs) {
+CK_LOOP(a_failing_forward_leaves_outputs, CK_MODES) {
   struct bed bed;
   ek_shards held[CK_BATCH_TENSORS];
   bed_open(&bed, "mixer", (ek_mode)_i);
@@ -200,18 +195,5 @@ START_TEST(a_failing_forward_leaves_outputs) {
   for (size_t i = 0; i < CK_BATCH_TENSORS; i++) ek_shards_free(&held[i]);
   bed_close(&bed);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("order");
-  TCase *core = ck_case(suite, "order");
-  tcase_add_loop_test(core, outputs_of_an_earlier_forward, 0, CK_MODES);
-  tcase_add_loop_test(core, each_reason, 0, CK_MODES);
-  tcase_add_loop_test(core, outputs_of_another_model, 0, CK_MODES);
-  tcase_add_loop_test(core, outputs_that_are_swapped, 0, CK_MODES);
-  tcase_add_test(core, outputs_of_ones_own);
-  tcase_add_loop_test(core, a_failing_forward_leaves_outputs, 0, CK_MODES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("order")

@@ -59,7 +59,7 @@ static void loops(double *y, double *dx, double *dweight, const double *x, const
   }
 }
 
-START_TEST(as_plain_loops) {
+CK_LOOP(as_plain_loops, CASES) {
   struct ck_bed *bed = ck_bed_open(&cases[_i], EK_F64, test_devices("cpu:1"));
   double *weight = ck_bed_parameters(bed), y[MOST], dx[MOST], dweight[MOST];
   struct ck_results *got = ck_bed_backward(bed, true);
@@ -73,12 +73,10 @@ START_TEST(as_plain_loops) {
   free(weight);
   ck_bed_close(bed);
 }
-END_TEST
 
 static Suite *make_suite(void) {
-  Suite *suite = suite_create("own_norm");
+  Suite *suite = ck_suite("own_norm", NULL, NULL);
   ck_module_tests(suite, cases, CASES);
-  tcase_add_loop_test(ck_case(suite, "loops"), as_plain_loops, 0, CASES);
   return suite;
 }
 

@@ -51,7 +51,7 @@ static struct loop run_loop(ek_device *device, int64_t count) {
   return loop;
 }
 
-START_TEST(each_iteration_runs_once_in_the_same_cut) {
+CK_LOOP(each_iteration_runs_once_in_the_same_cut, 4) {
   static const int64_t counts[] = {0, 1, 2, 3, 4, 1001, ((int64_t)1 << 40) + 5, INT64_MAX};
   ek_group *group = ck_open_exactly("cpu:2", _i + 1);
   ek_device *device = ek_group_device(group, 1);
@@ -70,9 +70,8 @@ START_TEST(each_iteration_runs_once_in_the_same_cut) {
   }
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-START_TEST(the_first_range_that_fails_speaks) {
+CK_TEST(the_first_range_that_fails_speaks) {
   static const struct {
     int64_t failing[3];
     ek_status status;
@@ -95,7 +94,6 @@ START_TEST(the_first_range_that_fails_speaks) {
   }
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 /* ---- callers that meet ---- */
 
@@ -130,7 +128,7 @@ static ek_status run_on_worker(void *context, ek_device *device, size_t index) {
   return EK_OK;
 }
 
-START_TEST(loops_nest_and_callers_meet) {
+CK_TEST(loops_nest_and_callers_meet) {
   ek_group *group = ck_open_exactly("cpu:1", 3);
   struct loop loop = {.device = ek_group_device(group, 0)};
   pthread_t threads[2];
@@ -144,11 +142,10 @@ START_TEST(loops_nest_and_callers_meet) {
   ck_assert_int_eq(atomic_load(&loop.calls), 3 * ROUNDS * 3 * 3);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 /* ---- where nothing runs ---- */
 
-START_TEST(where_nothing_runs) {
+CK_TEST(where_nothing_runs) {
   struct loop loop = {0};
   ek_group *plan = ck_open_exactly("plan:1", 1), *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
@@ -165,16 +162,5 @@ START_TEST(where_nothing_runs) {
   ck_ok(ek_group_free(plan));
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("parallel for");
-  TCase *loops = ck_case(suite, "loops");
-  tcase_add_loop_test(loops, each_iteration_runs_once_in_the_same_cut, 0, 4);
-  tcase_add_test(loops, the_first_range_that_fails_speaks);
-  tcase_add_test(loops, loops_nest_and_callers_meet);
-  tcase_add_test(loops, where_nothing_runs);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("parallel for")

@@ -193,7 +193,7 @@ static void resume(ek_trainer **trainer, const struct variant *v, ek_mode mode, 
   ck_folder_remove(folder);
 }
 
-START_TEST(frozen_by_name_is_frozen_by_declaration) {
+CK_LOOP(frozen_by_name_is_frozen_by_declaration, 2 * MASKS * VARIANTS * CK_MODES) {
   if (!ck_part(_i) || ck_precision() != 0) return;
   const ek_mode mode = (ek_mode)(_i % CK_MODES);
   const struct variant *v = &variants[_i / CK_MODES % VARIANTS];
@@ -214,7 +214,6 @@ START_TEST(frozen_by_name_is_frozen_by_declaration) {
   ck_ok(ek_trainer_free(got));
   ck_ok(ek_trainer_free(want));
 }
-END_TEST
 
 /* ---- rates and decays ---- */
 
@@ -268,7 +267,7 @@ static void read_values(double *values, const struct ck_training *t, const char 
 
 /* A plain step without decay goes by -rate * u; one with these goes by -scale * rate * (u + decay *
  * p): for both rules, whose decay is decoupled, or without momentum. */
-START_TEST(rates_and_decays_are_of_the_formula) {
+CK_LOOP(rates_and_decays_are_of_the_formula, 2 * CK_PLACEMENTS) {
   enum { MOST = 16 * 16 };
   static double before[4][MOST], plain[MOST], got[MOST];
   const bool adamw = _i >= CK_PLACEMENTS;
@@ -308,11 +307,10 @@ START_TEST(rates_and_decays_are_of_the_formula) {
   ck_training_close(&one);
   ck_training_close(&other);
 }
-END_TEST
 
 /* ---- all of it frozen ---- */
 
-START_TEST(all_may_be_frozen) {
+CK_LOOP(all_may_be_frozen, CK_MODES) {
   static const ek_parameter_pattern all = {.pattern = "*", .frozen = true};
   struct ck_setup setup = ck_setup_mode(ck_workload("blend"), "cpu:3", (ek_mode)_i);
   struct ck_training t;
@@ -333,7 +331,6 @@ START_TEST(all_may_be_frozen) {
   ck_batch_free(&batch);
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- what is refused ---- */
 
@@ -356,7 +353,7 @@ static ek_status open_with(const ek_parameter_pattern *patterns, size_t count) {
   return status;
 }
 
-START_TEST(wrong_patterns) {
+CK_TEST(wrong_patterns) {
   const ek_status bad = EK_ERR_INVALID_ARGUMENT;
   static const struct {
     ek_parameter_pattern pattern;
@@ -384,7 +381,6 @@ START_TEST(wrong_patterns) {
   static const ek_parameter_pattern matching[] = {{.pattern = "**0*.*w*t"}, {.pattern = "?.bias"}};
   ck_ok(open_with(matching, 2));
 }
-END_TEST
 
 static ek_status stay(const ek_optimizer *self, ek_stream *stream, const ek_update *update) {
   (void)self, (void)stream, (void)update;
@@ -394,7 +390,7 @@ static ek_status stay(const ek_optimizer *self, ek_stream *stream, const ek_upda
 static void free_rule(ek_optimizer *self) { free(self); }
 
 /* A rule of the program's that does not read ek_update.weight_decay. */
-START_TEST(a_rule_that_takes_no_decay) {
+CK_TEST(a_rule_that_takes_no_decay) {
   static const ek_optimizer_ops ops = {
       .size = sizeof(ek_optimizer_ops), .kind = "stay", .update = stay, .free = free_rule};
   static const ek_parameter_pattern decay = {.pattern = "0.*", .weight_decay = 0.5};
@@ -418,11 +414,10 @@ START_TEST(a_rule_that_takes_no_decay) {
   ek_module_free(mlp);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 /* ---- how many ---- */
 
-START_TEST(numbers_of_a_model) {
+CK_TEST(numbers_of_a_model) {
   static const ek_parameter_pattern frozen = {.pattern = "tokens.*", .frozen = true};
   static const ek_parameter_pattern wrong = {.pattern = "token.*", .frozen = true};
   const ek_gpt_options sizes = ck_gpt_sizes(13, 5, 8, 2, 2);
@@ -447,19 +442,5 @@ START_TEST(numbers_of_a_model) {
   ek_module_free(blend);
   ek_module_free(gpt);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("patterns");
-  TCase *tcase = ck_case(suite, "patterns");
-  tcase_add_loop_test(tcase, frozen_by_name_is_frozen_by_declaration, 0,
-                      2 * MASKS * VARIANTS * CK_MODES);
-  tcase_add_loop_test(tcase, rates_and_decays_are_of_the_formula, 0, 2 * CK_PLACEMENTS);
-  tcase_add_loop_test(tcase, all_may_be_frozen, 0, CK_MODES);
-  tcase_add_test(tcase, numbers_of_a_model);
-  tcase_add_test(tcase, wrong_patterns);
-  tcase_add_test(tcase, a_rule_that_takes_no_decay);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("patterns")

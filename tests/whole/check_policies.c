@@ -45,14 +45,13 @@ static ek_status gpt_without(ek_module **module) {
 static const char *const policies[] = {"every=1", "every=2", "every=9", "sqrt", "all", "cheap"};
 enum { POLICIES = sizeof policies / sizeof policies[0] };
 
-START_TEST(policies_of_gpt) {
+CK_LOOP(policies_of_gpt, POLICIES * CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
   gpt_policy = policies[_i / CK_PLACEMENTS];
   ck_trains_alike(ck_workload("gpt"), gpt_without, gpt_with_policy, "cpu:3", _i % CK_PLACEMENTS);
 }
-END_TEST
 
-START_TEST(texts) {
+CK_TEST(texts) {
   static const struct {
     const char *text;
     ek_recompute is;
@@ -86,9 +85,8 @@ START_TEST(texts) {
   ck_fails(ek_recompute_parse(NULL, "all"), EK_ERR_INVALID_ARGUMENT, "recompute is NULL");
   ck_fails(ek_recompute_parse(&got, NULL), EK_ERR_INVALID_ARGUMENT, "text is NULL");
 }
-END_TEST
 
-START_TEST(bad_policies) {
+CK_TEST(bad_policies) {
   static const struct {
     ek_recompute is;
     const char *text;
@@ -107,7 +105,6 @@ START_TEST(bad_policies) {
   }
   ek_module_free(relu);
 }
-END_TEST
 
 /* Peaks as one might count them: none, cheap, every=1, 2, 3, 4, sqrt, all. 0: out of memory, 1: an
  * error. */
@@ -128,7 +125,7 @@ static ek_status count_peak(void *context, const ek_recompute *recompute, uint64
   return *peak == 1 ? ek_error_set(EK_ERR_DEVICE, "broken") : EK_OK;
 }
 
-START_TEST(planning) {
+CK_TEST(planning) {
   static const struct {
     uint64_t bytes, peaks[8];
     ek_status status;
@@ -170,7 +167,6 @@ START_TEST(planning) {
   ck_fails(ek_recompute_plan(NULL, NULL, 9, count_peak, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_recompute_plan(&got, NULL, 9, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "plan is NULL");
 }
-END_TEST
 
 /* ---- every check of a module ---- */
 
@@ -281,13 +277,12 @@ static ek_status random_tree(ek_module **module, bool wrap) {
 static ek_status plain_tree(ek_module **module) { return random_tree(module, false); }
 static ek_status wrapped_tree(ek_module **module) { return random_tree(module, true); }
 
-START_TEST(random_trees) {
+CK_LOOP(random_trees, 36) {
   if (!ck_part(_i)) return;
   of_tree.random = ck_random_start((uint64_t)_i);
   ck_trains_alike(ck_workload("mlp"), plain_tree, wrapped_tree, _i % 2 == 0 ? "cpu:2" : "cpu:3",
                   _i % CK_PLACEMENTS);
 }
-END_TEST
 
 /* ---- memory ---- */
 
@@ -338,7 +333,7 @@ static struct bytes measure(int layers, const char *policy) {
 }
 
 /* The arithmetic of docs/memory.md, to the byte: TOKENS and C make whole units of the arena. */
-START_TEST(arithmetic_of_policies) {
+CK_TEST(arithmetic_of_policies) {
   const uint64_t last = 2 * KEPT + 2 * SMALL; /* the last norm's */
   const int layers[] = {12, 24, 48};
   for (int i = 0; i < 3; i++) {
@@ -359,20 +354,10 @@ START_TEST(arithmetic_of_policies) {
                       65 * measure(layers[i], "none").at_peak);
   }
 }
-END_TEST
 
 static Suite *make_suite(void) {
-  Suite *suite = suite_create("policies");
+  Suite *suite = ck_suite("policies", NULL, NULL);
   ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "training");
-  tcase_add_loop_test(tcase, random_trees, 0, 36);
-  tcase_add_loop_test(tcase, policies_of_gpt, 0, POLICIES * CK_PLACEMENTS);
-  tcase = ck_case(suite, "memory");
-  tcase_add_test(tcase, arithmetic_of_policies);
-  tcase_add_test(tcase, planning);
-  tcase = ck_case(suite, "words");
-  tcase_add_test(tcase, texts);
-  tcase_add_test(tcase, bad_policies);
   return suite;
 }
 

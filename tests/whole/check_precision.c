@@ -58,7 +58,7 @@ static double *trained(const struct ck_setup *setup, int64_t *count) {
  * All placements that leave the outputs where they are compute the same on each device, and add up
  * the devices' gradients in their order. A second run repeats.
  */
-START_TEST(placements_agree) {
+CK_LOOP(placements_agree, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   for (int w = 0; w < CK_WORKLOADS; w++) {
     const char *name = ck_workloads[w].name;
@@ -75,7 +75,6 @@ START_TEST(placements_agree) {
     free(want);
   }
 }
-END_TEST
 
 /*
  * Rows are cut over the devices, and a product of other rows may add its terms up in another order:
@@ -83,7 +82,7 @@ END_TEST
  * that on, and a gradient is off by 2 d v, relative; d is 8 at most in these workloads. Steps are
  * small, so that is what the change of the parameters is off by (docs/numerics.md).
  */
-START_TEST(devices_agree_with_one) {
+CK_LOOP(devices_agree_with_one, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   const double v = halves[_i / CK_PLACEMENTS] == EK_BF16 ? 0x1p-8 : 0x1p-11;
   for (int w = 0; w < CK_WORKLOADS; w++) {
@@ -110,7 +109,6 @@ START_TEST(devices_agree_with_one) {
     free(want);
   }
 }
-END_TEST
 
 /* ---- memory ---- */
 
@@ -125,7 +123,7 @@ static void measure(ek_memory_usage usage[DEVICES], const struct ck_setup *setup
   ck_ok(ek_group_free(group));
 }
 
-START_TEST(plans_are_exact) {
+CK_LOOP(plans_are_exact, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   for (int w = 0; w < CK_WORKLOADS; w++) {
     struct ck_setup setup = setup_of(_i, ck_workloads[w].name, "cpu:3");
@@ -144,7 +142,6 @@ START_TEST(plans_are_exact) {
     ck_batch_free(&batch);
   }
 }
-END_TEST
 
 /* Of device 1 of four at the peak of two steps of a GPT on devices that count. */
 static ek_memory_usage planned(const ek_gpt_options *gpt, int64_t samples, ek_mode mode,
@@ -177,7 +174,7 @@ static ek_memory_usage planned(const ek_gpt_options *gpt, int64_t samples, ek_mo
 static double ratio(uint64_t got, uint64_t of) { return (double)got / (double)of; }
 
 /* Logits and their gradient are half, and so are activations, but for statistics of rows. */
-START_TEST(numbers_of_16_bits_take_half) {
+CK_TEST(numbers_of_16_bits_take_half) {
   const ek_gpt_options lm = ck_gpt_sizes(40000, 250, 256, 4, 8), m = EK_GPT_OPTIONS_INIT;
   const ek_gpt_options *models[] = {&lm, &m};
   for (int i = 0; i < 2; i++) {
@@ -191,11 +188,10 @@ START_TEST(numbers_of_16_bits_take_half) {
     ck_assert_double_le(activations, 0.52);
   }
 }
-END_TEST
 
 /* Bytes for each parameter and device, as data_parallel_model.h has them; padding and the rounding
  * of shares are less than a thousandth. */
-START_TEST(state_takes_what_is_documented) {
+CK_TEST(state_takes_what_is_documented) {
   static const struct {
     ek_mode mode;
     double parameters, copies, gradients, optimizer; /* on four devices, not the first */
@@ -235,7 +231,6 @@ START_TEST(state_takes_what_is_documented) {
     ck_ok(ek_group_free(group));
   }
 }
-END_TEST
 
 /* ---- rules that know nothing of copies ---- */
 
@@ -252,7 +247,7 @@ static ek_status forgetful_update(const ek_optimizer *self, ek_stream *stream,
 }
 
 /* The others write the copies in the pass over memory that writes the masters. */
-START_TEST(stock_rules_write_copies) {
+CK_TEST(stock_rules_write_copies) {
   ek_optimizer *rules[2];
   ck_ok(ek_sgd_create(&rules[0], NULL));
   ck_ok(ek_adamw_create(&rules[1], NULL));
@@ -261,13 +256,12 @@ START_TEST(stock_rules_write_copies) {
     ek_optimizer_free(rules[i]);
   }
 }
-END_TEST
 
 static ek_status forgetful(ek_optimizer **optimizer) {
   return ck_rule_create(optimizer, "forgetful", forgetful_update);
 }
 
-START_TEST(rules_need_not_write_copies) {
+CK_LOOP(rules_need_not_write_copies, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i, "mlp", "cpu:3"), own = setup;
   int64_t count = 0;
@@ -279,7 +273,6 @@ START_TEST(rules_need_not_write_copies) {
   free(got);
   free(want);
 }
-END_TEST
 
 /* ---- state ---- */
 
@@ -305,7 +298,7 @@ static void step(struct ck_training *t, uint64_t number) {
 
 /* From a placement in bf16 or f16 into f32, from there into another placement of 16 bits, and
  * on. */
-START_TEST(state_goes_from_one_precision_to_another) {
+CK_LOOP(state_goes_from_one_precision_to_another, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   struct ck_setup first = setup_of(_i, "gpt", "cpu:3"), second = first, third = first;
   second.options.precision = EK_PRECISION_F32;
@@ -334,14 +327,13 @@ START_TEST(state_goes_from_one_precision_to_another) {
   ck_training_close(&middle);
   ck_training_close(&from);
 }
-END_TEST
 
 /* Parameters of more elements than are rounded at once. */
 static ek_status wide_mlp(ek_module **module) {
   return ek_mlp_create(module, (const int64_t[]){7, 700, 5}, 3, EK_ACTIVATION_GELU);
 }
 
-START_TEST(copies_of_large_parameters) {
+CK_LOOP(copies_of_large_parameters, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   struct ck_workload wide = *ck_workload("mlp");
   struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
@@ -356,7 +348,6 @@ START_TEST(copies_of_large_parameters) {
   ck_training_close(&to);
   ck_training_close(&from);
 }
-END_TEST
 
 /* ---- what else a step can have ---- */
 
@@ -370,7 +361,7 @@ static ek_status small_gpt(ek_module **module) {
 }
 
 /* Recomputation, dropout and ties, in two micro-batches: the same bits. */
-START_TEST(recomputed_bits_are_the_same) {
+CK_LOOP(recomputed_bits_are_the_same, ck_if_halves(HALVES)) {
   struct ck_workload workload = *ck_workload("gpt");
   static const ek_recompute_kind kinds[] = {EK_RECOMPUTE_NONE, EK_RECOMPUTE_EVERY,
                                             EK_RECOMPUTE_CHEAP, EK_RECOMPUTE_ALL};
@@ -396,7 +387,6 @@ START_TEST(recomputed_bits_are_the_same) {
   }
   for (int i = 0; i < 4; i++) free(values[i]);
 }
-END_TEST
 
 /* ---- refusals ---- */
 
@@ -404,7 +394,7 @@ static bool computes(ek_group *group, ek_type type) {
   return (ek_device_types(ek_group_device(group, 0)) >> type & 1u) != 0;
 }
 
-START_TEST(what_makes_no_sense_is_refused) {
+CK_TEST(what_makes_no_sense_is_refused) {
   static const struct {
     ek_type type;
     ek_precision precision;
@@ -438,26 +428,5 @@ START_TEST(what_makes_no_sense_is_refused) {
   }
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("precision");
-  TCase *tcase = ck_case(suite, "memory");
-  tcase_add_test(tcase, numbers_of_16_bits_take_half);
-  tcase_add_test(tcase, state_takes_what_is_documented);
-  tcase = ck_case(suite, "refusals");
-  tcase_add_test(tcase, what_makes_no_sense_is_refused);
-  tcase_add_test(tcase, stock_rules_write_copies);
-  if (!ck_has_halves()) return suite;
-  tcase = ck_case(suite, "training");
-  tcase_add_loop_test(tcase, placements_agree, 0, CASES);
-  tcase_add_loop_test(tcase, devices_agree_with_one, 0, CASES);
-  tcase_add_loop_test(tcase, plans_are_exact, 0, CASES);
-  tcase_add_loop_test(tcase, rules_need_not_write_copies, 0, CASES);
-  tcase_add_loop_test(tcase, state_goes_from_one_precision_to_another, 0, CASES);
-  tcase_add_loop_test(tcase, copies_of_large_parameters, 0, CASES);
-  tcase_add_loop_test(tcase, recomputed_bits_are_the_same, 0, HALVES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("precision")

@@ -93,7 +93,10 @@ static struct ck_batch batch_of(const struct ck_setup *setup, int step) {
                        (uint64_t)(90 + step));
 }
 
-START_TEST(the_same_training) {
+/* The programs' own modules compute on the host, in memory that must be the host's. */
+static bool on_host(void) { return strncmp(test_devices("cpu:3"), "cpu", 3) == 0; }
+
+CK_LOOP(the_same_training, (on_host() ? CK_WORKLOADS : 2) * CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of(_i);
   struct ck_training plain, early;
   ck_training_open(&plain, &setup);
@@ -131,10 +134,9 @@ START_TEST(the_same_training) {
   ek_module_free(early.module);
   ck_training_close(&plain);
 }
-END_TEST
 
 /* A plan has the peak of the real thing, with two batches at a time, too. */
-START_TEST(plan_has_the_same_peak) {
+CK_LOOP(plan_has_the_same_peak, on_host() ? CK_WORKLOADS * CK_PLACEMENTS : 0) {
   struct ck_setup setup = setup_of(_i);
   ek_memory_usage usage[2];
   for (int planned = 0; planned < 2; planned++) {
@@ -156,11 +158,10 @@ START_TEST(plan_has_the_same_peak) {
   }
   ck_assert_uint_eq(usage[0].peak_bytes, usage[1].peak_bytes);
 }
-END_TEST
 
 /* ---- what does not fit ---- */
 
-START_TEST(wrong_inputs_are_refused) {
+CK_TEST(wrong_inputs_are_refused) {
   const struct ck_setup setup =
       ck_setup_mode(ck_workload("mixer"), test_devices("cpu:3"), EK_MODE_REPLICATED);
   struct ck_training training;
@@ -217,9 +218,8 @@ START_TEST(wrong_inputs_are_refused) {
   ck_training_close(&training);
 #undef REFUSED
 }
-END_TEST
 
-START_TEST(wrong_targets_are_refused) {
+CK_TEST(wrong_targets_are_refused) {
   const struct ck_setup setup =
       ck_setup_mode(ck_workload("gpt"), test_devices("cpu:3"), EK_MODE_REPLICATED);
   struct ck_training training;
@@ -257,11 +257,10 @@ START_TEST(wrong_targets_are_refused) {
   ck_training_close(&training);
 #undef REFUSED
 }
-END_TEST
 
 /* Memory that runs out at any allocation of a step leaves the shards whole and the step to be
  * taken again. Steps of emulated GPUs are slow: every ninth there. */
-START_TEST(out_of_memory_at_every_allocation) {
+CK_LOOP(out_of_memory_at_every_allocation, CK_PLACEMENTS) {
   struct ck_setup setup = setup_of(CK_PLACEMENTS + _i);
   struct ck_training training;
   ck_training_open(&training, &setup);
@@ -284,22 +283,5 @@ START_TEST(out_of_memory_at_every_allocation) {
   ck_batch_free(&batch);
   ck_training_close(&training);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("prefetch");
-  TCase *same = ck_case(suite, "same");
-  /* The programs' own modules compute on the host, in memory that must be the host's. */
-  const bool on_host = strncmp(test_devices("cpu:3"), "cpu", 3) == 0;
-  tcase_add_loop_test(same, the_same_training, 0, (on_host ? CK_WORKLOADS : 2) * CK_PLACEMENTS);
-  if (on_host) {
-    tcase_add_loop_test(same, plan_has_the_same_peak, 0, CK_WORKLOADS * CK_PLACEMENTS);
-  }
-  TCase *wrong = ck_case(suite, "wrong");
-  tcase_add_test(wrong, wrong_inputs_are_refused);
-  tcase_add_test(wrong, wrong_targets_are_refused);
-  tcase_add_loop_test(wrong, out_of_memory_at_every_allocation, 0, CK_PLACEMENTS);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("prefetch")

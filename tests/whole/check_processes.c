@@ -197,10 +197,9 @@ static void agrees_with_one_process(const char *part,
   free(outcomes);
 }
 
-START_TEST(collectives_have_the_bits_of_one_process) {
+CK_LOOP(collectives_have_the_bits_of_one_process, PLACES) {
   agrees_with_one_process("collectives", all_collectives, _i);
 }
-END_TEST
 
 /* ---- training ---- */
 
@@ -303,7 +302,7 @@ static void train(struct ck_outcome *outcome, const struct ck_process *process) 
 }
 
 /* The first in all places, the others in two of them. */
-START_TEST(training_has_the_bits_of_one_process) {
+CK_LOOP(training_has_the_bits_of_one_process, PLACES + 2 * (TRAININGS - 1)) {
   const int more = _i - PLACES;
   if (more < 0) {
     agrees_with_one_process(trainings[0].part, train, _i);
@@ -311,7 +310,6 @@ START_TEST(training_has_the_bits_of_one_process) {
     agrees_with_one_process(trainings[1 + more / 2].part, train, 1 + more % 2 * 2);
   }
 }
-END_TEST
 
 /* ---- what is refused ---- */
 
@@ -370,7 +368,7 @@ static void refusals(struct ck_outcome *outcome, const struct ck_process *proces
   (void)keep(outcome, ek_group_free(group));
 }
 
-START_TEST(what_needs_one_process_is_refused) {
+CK_TEST(what_needs_one_process_is_refused) {
   const ek_status no = EK_ERR_UNSUPPORTED;
   const ek_status want[] = {no,    no,    no, /* gather, balanced, reproducible */
                             EK_OK, EK_OK, EK_OK, no, EK_OK, no, no, no, no};
@@ -388,7 +386,6 @@ START_TEST(what_needs_one_process_is_refused) {
   }
   free(outcomes);
 }
-END_TEST
 
 /* Process 1 has a wrong idea of the world. */
 static void wrong_places(struct ck_outcome *outcome, const struct ck_process *process) {
@@ -409,7 +406,7 @@ static void wrong_places(struct ck_outcome *outcome, const struct ck_process *pr
   }
 }
 
-START_TEST(places_that_do_not_fit_are_refused) {
+CK_TEST(places_that_do_not_fit_are_refused) {
   const size_t devices[] = {1, 2};
   struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
   ck_processes_run(outcomes, "wrong places", devices, 2);
@@ -426,7 +423,6 @@ START_TEST(places_that_do_not_fit_are_refused) {
   }
   free(outcomes);
 }
-END_TEST
 
 /* ---- failures ---- */
 
@@ -545,7 +541,7 @@ static void has_ended(const struct ck_outcome *outcome, ek_status status, const 
   ck_assert_int_eq((ek_status)outcome->numbers[2], EK_OK);
 }
 
-START_TEST(an_error_in_one_process_is_one_in_all) {
+CK_LOOP(an_error_in_one_process_is_one_in_all, 2 * DISASTERS) {
   static const struct {
     ek_status own, others;
     const char *said, *heard;
@@ -571,7 +567,6 @@ START_TEST(an_error_in_one_process_is_one_in_all) {
   }
   free(outcomes);
 }
-END_TEST
 
 /* ---- a trainer, and a model that computes its loss itself ---- */
 
@@ -659,10 +654,9 @@ static void use_trainer(struct ck_outcome *outcome, const struct ck_process *pro
   (void)keep(outcome, ek_group_free(group));
 }
 
-START_TEST(a_trainer_has_the_bits_of_one_process) {
+CK_LOOP(a_trainer_has_the_bits_of_one_process, PLACES) {
   agrees_with_one_process("trainer", use_trainer, _i);
 }
-END_TEST
 
 static const struct ck_part parts[] = {{"collectives", all_collectives},
                                        {"gpt", train},
@@ -683,20 +677,6 @@ static const struct ck_part parts[] = {{"collectives", all_collectives},
                                        {"exchange fails", cable},
                                        {NULL, NULL}};
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("processes");
-  TCase *core = ck_case(suite, "collectives");
-  tcase_add_loop_test(core, collectives_have_the_bits_of_one_process, 0, PLACES);
-  TCase *training = ck_case(suite, "training");
-  tcase_add_loop_test(training, training_has_the_bits_of_one_process, 0,
-                      PLACES + 2 * (TRAININGS - 1));
-  tcase_add_loop_test(training, a_trainer_has_the_bits_of_one_process, 0, PLACES);
-  TCase *refused = ck_case(suite, "refused");
-  tcase_add_test(refused, what_needs_one_process_is_refused);
-  tcase_add_test(refused, places_that_do_not_fit_are_refused);
-  TCase *failures = ck_case(suite, "failures");
-  tcase_add_loop_test(failures, an_error_in_one_process_is_one_in_all, 0, 2 * DISASTERS);
-  return suite;
-}
+static Suite *make_suite(void) { return ck_suite("processes", NULL, NULL); }
 
 int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }

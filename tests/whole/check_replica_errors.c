@@ -178,7 +178,7 @@ static void fails_and_recovers(struct bench *b, size_t device, const char *what)
   free(want);
 }
 
-START_TEST(an_error_in_forward) {
+CK_LOOP(an_error_in_forward, CK_PLACEMENTS) {
   struct bench b;
   open_bench(&b, _i);
   for (size_t device = 0; device < DEVICES; device++) {
@@ -187,10 +187,9 @@ START_TEST(an_error_in_forward) {
   }
   close_bench(&b);
 }
-END_TEST
 
 /* Some buckets are on their way: the peers wait for the rest, and are let go. */
-START_TEST(an_error_in_backward) {
+CK_LOOP(an_error_in_backward, CK_PLACEMENTS) {
   struct bench b;
   open_bench(&b, _i);
   for (size_t device = 0; device < DEVICES; device++) {
@@ -202,10 +201,9 @@ START_TEST(an_error_in_backward) {
   }
   close_bench(&b);
 }
-END_TEST
 
 /* What micro-batches before it had added is dropped with the step. */
-START_TEST(an_error_drops_what_was_accumulated) {
+CK_LOOP(an_error_drops_what_was_accumulated, CK_PLACEMENTS) {
   struct bench b;
   open_bench(&b, _i);
   ck_ok(ck_training_backward(&b.training, &b.batch, NULL, true, NULL));
@@ -217,7 +215,6 @@ START_TEST(an_error_drops_what_was_accumulated) {
   fails_and_recovers(&b, 1, "product, forward: the test gives up");
   close_bench(&b);
 }
-END_TEST
 
 /* ---- buffers ---- */
 
@@ -240,7 +237,7 @@ static void forward_shows(struct ck_training *t, const struct ck_batch *zeros, b
 }
 
 /* Each device adds another number to its buffer; all see device 0's at the next forward. */
-START_TEST(buffers_come_from_the_first_device) {
+CK_LOOP(buffers_come_from_the_first_device, CK_PLACEMENTS) {
   struct bench b;
   open_bench(&b, _i);
   struct ck_batch zeros = ck_batch_make(&product, EK_F32, SAMPLES, 0, 1);
@@ -262,16 +259,5 @@ START_TEST(buffers_come_from_the_first_device) {
   ck_batch_free(&zeros);
   close_bench(&b);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("replica errors");
-  TCase *errors = ck_case(suite, "errors"), *buffers = ck_case(suite, "buffers");
-  tcase_add_loop_test(errors, an_error_in_forward, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(errors, an_error_in_backward, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(errors, an_error_drops_what_was_accumulated, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(buffers, buffers_come_from_the_first_device, 0, CK_PLACEMENTS);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("replica errors")

@@ -220,7 +220,7 @@ static struct run ragged_run(const struct ck_workload *workload) {
                       .part = {{{11, 0}, {5, 1}}, {{19, 2}}, {{8, 3}, {3, 4}, {1, 5}}}};
 }
 
-START_TEST(every_mode_and_number_of_devices) {
+CK_LOOP(every_mode_and_number_of_devices, WORKLOADS * CK_PLACEMENTS) {
   const struct run run = ragged_run(workload_at(_i % WORKLOADS));
   const int placement = _i / WORKLOADS;
   if (!ck_part(_i)) return;
@@ -230,7 +230,6 @@ START_TEST(every_mode_and_number_of_devices) {
     compare(&run, places);
   }
 }
-END_TEST
 
 /* A bucket that the devices exchange in several pieces: 14,000 weights, of which 4,096 go at once.
  */
@@ -238,7 +237,7 @@ static ek_status wide_mlp(ek_module **module) {
   return ek_mlp_create(module, (const int64_t[]){7, 2000, 5}, 3, EK_ACTIVATION_GELU);
 }
 
-START_TEST(large_buckets) {
+CK_LOOP(large_buckets, CK_PLACEMENTS) {
   struct ck_workload wide = *ck_workload("mlp");
   wide.module = wide_mlp;
   const struct run run = ragged_run(&wide);
@@ -246,7 +245,6 @@ START_TEST(large_buckets) {
   const struct place places[STEPS] = {place, place, place};
   compare(&run, places);
 }
-END_TEST
 
 /* ---- random cases ---- */
 
@@ -296,7 +294,7 @@ static uint64_t wanted_cases(void) {
   return text == NULL ? 30 : strtoull(text, NULL, 10);
 }
 
-START_TEST(random_cases) {
+CK_TEST(random_cases) {
   const uint64_t cases = wanted_cases();
   for (uint64_t i = 0; i < cases; i++) {
     if (cases > 30 || ck_part((int)i)) random_case(i);
@@ -306,7 +304,6 @@ START_TEST(random_cases) {
            (unsigned long long)ck_seed());
   }
 }
-END_TEST
 
 /* ---- a model that computes its loss itself, through a trainer ---- */
 
@@ -369,7 +366,7 @@ static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int
   ck_batch_free(&batch);
 }
 
-START_TEST(a_fused_loss) {
+CK_LOOP(a_fused_loss, 3) {
   static const int64_t samples[] = {13, 7, 2};
   struct outcome want = {0};
   train_gpt(&want, EK_MODE_REPLICATED, 1, samples[_i]);
@@ -382,12 +379,11 @@ START_TEST(a_fused_loss) {
   }
   ck_state_drop(&want.state);
 }
-END_TEST
 
 /* ---- what it is to one device, and what it costs ---- */
 
 /* Grains change the order of sums, and nothing else. */
-START_TEST(one_grain_or_many_differ_by_rounding) {
+CK_LOOP(one_grain_or_many_differ_by_rounding, CK_WORKLOADS) {
   struct run run = ragged_run(&ck_workloads[_i]);
   const struct place alone = {1, EK_MODE_REPLICATED, 1, false, false, false};
   const struct place places[STEPS] = {alone, alone, alone};
@@ -402,7 +398,6 @@ START_TEST(one_grain_or_many_differ_by_rounding) {
   ck_state_drop(&none.state);
   ck_state_drop(&many.state);
 }
-END_TEST
 
 static void peaks(ek_memory_usage usage[8], const char *backend, const struct run *run,
                   const struct place *place) {
@@ -426,7 +421,7 @@ static void peaks(ek_memory_usage usage[8], const char *backend, const struct ru
   ek_group_free(group);
 }
 
-START_TEST(plan_knows_its_peak) {
+CK_LOOP(plan_knows_its_peak, WORKLOADS * CK_PLACEMENTS) {
   const struct run run = ragged_run(workload_at(_i % WORKLOADS));
   const struct place place = {3, _i / WORKLOADS, 1, _i % 2 == 0, false, false};
   ek_memory_usage planned[8], real[8];
@@ -440,12 +435,11 @@ START_TEST(plan_knows_its_peak) {
     }
   }
 }
-END_TEST
 
 /* ---- faults ---- */
 
 /* A step of two micro-batches that fails leaves everything as it was. */
-START_TEST(a_step_is_a_transaction) {
+CK_LOOP(a_step_is_a_transaction, CK_WORKLOADS * CK_PLACEMENTS) {
   const struct run run = ragged_run(&ck_workloads[_i % CK_WORKLOADS]);
   const struct place place = {3, _i / CK_WORKLOADS, 1, false, false, false};
   struct ck_training training;
@@ -480,7 +474,6 @@ START_TEST(a_step_is_a_transaction) {
   ck_training_close(&training);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- what is refused ---- */
 
@@ -491,7 +484,7 @@ static void refuses(const struct run *run, const struct place *place, ek_group *
   ck_fails(ck_training_try(&training, &setup, group), wanted, text);
 }
 
-START_TEST(what_is_refused) {
+CK_TEST(what_is_refused) {
   struct run run = ragged_run(ck_workload("mlp"));
   const struct place place = {3, EK_MODE_REPLICATED, 1, false, false, false};
   ek_group *group = open_group("cpu", 3, 1), *other = ck_open("cpu:3", 1);
@@ -512,10 +505,9 @@ START_TEST(what_is_refused) {
   ek_group_free(other);
   ek_group_free(group);
 }
-END_TEST
 
 /* Rows of a grain that are copied are still counted over the batch. */
-START_TEST(wrong_tokens_are_counted_over_the_batch) {
+CK_TEST(wrong_tokens_are_counted_over_the_batch) {
   const struct run run = ragged_run(ck_workload("gpt"));
   const struct place place = {3, EK_MODE_REPLICATED, 1, false, false, false};
   const struct ck_setup setup = setup_of(&run, &place);
@@ -540,10 +532,9 @@ START_TEST(wrong_tokens_are_counted_over_the_batch) {
   ck_training_close(&training);
   ek_group_free(group);
 }
-END_TEST
 
 /* Shards that were cut before: between grains, or not at all. */
-START_TEST(shards_are_cut_between_grains) {
+CK_TEST(shards_are_cut_between_grains) {
   const struct run run = ragged_run(ck_workload("mlp"));
   const struct place place = {3, EK_MODE_REPLICATED, 1, false, false, false};
   const struct ck_setup setup = setup_of(&run, &place);
@@ -575,7 +566,6 @@ START_TEST(shards_are_cut_between_grains) {
   ck_training_close(&training);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- outputs with several rows for each sample ---- */
 
@@ -596,7 +586,7 @@ static ek_status halves_backward(const ek_module *self, ek_pass *pass,
 
 static void halves_free(ek_module *self) { (void)self; }
 
-START_TEST(several_rows_for_each_sample) {
+CK_LOOP(several_rows_for_each_sample, 3) {
   enum { SAMPLES = 11 };
   static const ek_module_ops ops = {.size = sizeof ops,
                                     .kind = "halves",
@@ -623,23 +613,5 @@ START_TEST(several_rows_for_each_sample) {
   ek_data_parallel_model_free(model);
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("reproducible");
-  TCase *tcase = ck_case(suite, "reproducible");
-  tcase_add_loop_test(tcase, every_mode_and_number_of_devices, 0, WORKLOADS * CK_PLACEMENTS);
-  tcase_add_loop_test(tcase, large_buckets, 0, CK_PLACEMENTS);
-  tcase_add_test(tcase, random_cases);
-  tcase_add_loop_test(tcase, a_fused_loss, 0, 3);
-  tcase_add_loop_test(tcase, one_grain_or_many_differ_by_rounding, 0, CK_WORKLOADS);
-  tcase_add_loop_test(tcase, plan_knows_its_peak, 0, WORKLOADS * CK_PLACEMENTS);
-  tcase_add_loop_test(tcase, a_step_is_a_transaction, 0, CK_WORKLOADS * CK_PLACEMENTS);
-  tcase_add_loop_test(tcase, several_rows_for_each_sample, 0, 3);
-  tcase_add_test(tcase, what_is_refused);
-  tcase_add_test(tcase, wrong_tokens_are_counted_over_the_batch);
-  tcase_add_test(tcase, shards_are_cut_between_grains);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("reproducible")

@@ -72,7 +72,7 @@ static void agree(const char *what, int64_t grown, int64_t ledger, int64_t scale
                 ledger);
 }
 
-START_TEST(the_process_holds_what_the_ledger_says) {
+CK_LOOP(the_process_holds_what_the_ledger_says, 2) {
   if (left_out()) return;
   static struct run run;
   run.rows = 1024 * MIB / (DEVICES * TENSORS) / 4;
@@ -90,12 +90,5 @@ START_TEST(the_process_holds_what_the_ledger_says) {
   ek_group_free(group);
   agree("closed", resident() - before, 0, ledger);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("resident");
-  tcase_add_loop_test(ck_case(suite, "resident"), the_process_holds_what_the_ledger_says, 0, 2);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("resident")

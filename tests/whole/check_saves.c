@@ -97,7 +97,7 @@ static int entries(void) {
 
 /* ---- what is no state ---- */
 
-START_TEST(what_is_no_state_counts_for_nothing) {
+CK_TEST(what_is_no_state_counts_for_nothing) {
   char path[128];
   if (!files) return;
   go(1);
@@ -132,10 +132,9 @@ START_TEST(what_is_no_state_counts_for_nothing) {
   ck_ok(ek_checkpoint_latest(&info, folder));
   ck_assert(ck_contains(info.path, "step-000000000009"));
 }
-END_TEST
 
 /* Removed by the next save: what a process left that was killed. Not: what others write, or put. */
-START_TEST(leftovers_are_removed) {
+CK_TEST(leftovers_are_removed) {
   char path[128], victim[128];
   if (!files) return;
   put("victim", "what was there");
@@ -176,9 +175,8 @@ START_TEST(leftovers_are_removed) {
   ck_ok(save(0));
   ck_assert(!exists("step-000000000009.safetensors.tmp"));
 }
-END_TEST
 
-START_TEST(no_step_is_saved_that_no_load_takes) {
+CK_TEST(no_step_is_saved_that_no_load_takes) {
   if (!files) return;
   const int64_t step = INT64_MAX - 1;
   ek_tensor host = {.data = (void *)(uintptr_t)&step, .type = EK_I64};
@@ -189,12 +187,11 @@ START_TEST(no_step_is_saved_that_no_load_takes) {
   ck_fails(save(0), EK_ERR_INVALID_ARGUMENT, "run/step cannot be 9223372036854775807");
   last_is(step);
 }
-END_TEST
 
 /* ---- a load that ends halfway ---- */
 
 /* At each allocation: the model is what it was, or says that it is torn, and a load mends it. */
-START_TEST(half_a_load_is_torn) {
+CK_TEST(half_a_load_is_torn) {
   if (!files) return;
   go(1);
   ck_ok(save(0));
@@ -222,7 +219,6 @@ START_TEST(half_a_load_is_torn) {
   ck_assert_int_gt(torn, 1);
   ck_state_drop(&before);
 }
-END_TEST
 
 /* Copies the state of step 1 to that of step 2, with EK_I32 for one entry. */
 static void retype(const char *name) {
@@ -256,7 +252,7 @@ static void retype(const char *name) {
 }
 
 /* Seen before anything is written, for the last entry as for the first; and 32 bits are no seed. */
-START_TEST(whole_numbers_are_no_weights) {
+CK_TEST(whole_numbers_are_no_weights) {
   if (!files) return;
   go(1);
   ck_ok(save(0));
@@ -273,12 +269,11 @@ START_TEST(whole_numbers_are_no_weights) {
   }
   ck_state_drop(&before);
 }
-END_TEST
 
 /* ---- saves beside each other ---- */
 
 /* Two in the background and one in the foreground, of three steps or of one. */
-START_TEST(saves_overlap) {
+CK_LOOP(saves_overlap, 2) {
   enum { ROUNDS = 12 };
   ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   if (!files) return;
@@ -299,7 +294,6 @@ START_TEST(saves_overlap) {
   ck_ok(save(3));
   ck_assert_int_eq(entries(), _i == 0 ? 3 : 1); /* no file beside them is left */
 }
-END_TEST
 
 static int child_of(ek_checkpoint_write *write, ek_safetensors_writer *writer) {
   const float number = 2;
@@ -314,7 +308,7 @@ static int child_of(ek_checkpoint_write *write, ek_safetensors_writer *writer) {
 }
 
 /* A child ends nothing of its parent's. */
-START_TEST(a_child_leaves_saves_alone) {
+CK_TEST(a_child_leaves_saves_alone) {
   const ek_safetensors_entry entry = {"number", {.type = EK_F32}};
   const float number = 1;
   float read = 0;
@@ -348,10 +342,9 @@ START_TEST(a_child_leaves_saves_alone) {
   ck_assert(read == 1);
   ek_safetensors_free(file);
 }
-END_TEST
 
 /* Nor by way of a trainer, which its child frees, too. */
-START_TEST(a_child_leaves_a_trainers_save_alone) {
+CK_TEST(a_child_leaves_a_trainers_save_alone) {
   struct ck_linears it;
   ek_checkpoint_info info;
   int state = -1;
@@ -375,7 +368,6 @@ START_TEST(a_child_leaves_a_trainers_save_alone) {
   ck_ok(ck_linears_step(&it));
   ck_linears_close(&it);
 }
-END_TEST
 
 /* ---- small stacks ---- */
 
@@ -394,7 +386,7 @@ static void *all_calls(void *arg) {
   return NULL;
 }
 
-START_TEST(small_stacks_have_room) {
+CK_TEST(small_stacks_have_room) {
   struct calls calls = {EK_ERR_INTERNAL, EK_ERR_INTERNAL, EK_ERR_INTERNAL};
   pthread_attr_t attributes;
   pthread_t thread;
@@ -408,22 +400,5 @@ START_TEST(small_stacks_have_room) {
   ck_ok(calls.latest);
   ck_ok(calls.load);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("saves");
-  TCase *tests = ck_case(suite, "saves");
-  tcase_add_checked_fixture(tests, open_all, close_all);
-  tcase_add_test(tests, what_is_no_state_counts_for_nothing);
-  tcase_add_test(tests, leftovers_are_removed);
-  tcase_add_test(tests, no_step_is_saved_that_no_load_takes);
-  tcase_add_test(tests, half_a_load_is_torn);
-  tcase_add_test(tests, whole_numbers_are_no_weights);
-  tcase_add_loop_test(tests, saves_overlap, 0, 2);
-  tcase_add_test(tests, a_child_leaves_saves_alone);
-  tcase_add_test(tests, small_stacks_have_room);
-  tcase_add_test(tests, a_child_leaves_a_trainers_save_alone);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE_WITH("saves", open_all, close_all)

@@ -18,7 +18,7 @@
 
 /* ---- state ---- */
 
-START_TEST(the_scaler_is_state) {
+CK_LOOP(the_scaler_is_state, CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_workload mlp = ck_spiked("mlp");
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 3), constant = ck_scaling_fixed(8);
@@ -77,7 +77,6 @@ START_TEST(the_scaler_is_state) {
   ck_training_close(&b);
   ck_training_close(&without);
 }
-END_TEST
 
 /* ---- files ---- */
 
@@ -109,7 +108,7 @@ static void course(struct ck_training *t, int64_t first, int64_t last, bool save
 }
 
 /* A process is killed after a few steps; another goes on from what it has left. In f32 and f16. */
-START_TEST(a_run_that_was_killed) {
+CK_LOOP(a_run_that_was_killed, (ck_has_halves() ? 2 : 1) * CK_MODES) {
   if (!ck_part(_i)) return;
 #if CK_TSAN
   return; /* it cannot start threads in a child of fork() */
@@ -155,10 +154,9 @@ START_TEST(a_run_that_was_killed) {
   ck_training_close(&resumed);
   ck_training_close(&whole);
 }
-END_TEST
 
 /* Files of runs without a scaler, and runs without one. */
-START_TEST(with_and_without) {
+CK_LOOP(with_and_without, CK_MODES) {
   if (!ck_part(_i)) return;
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 3), constant = ck_scaling_fixed(8);
   const struct ck_setup setup = ck_scaling_setup(ck_workload("mlp"), _i, &rule);
@@ -183,16 +181,5 @@ START_TEST(with_and_without) {
   ck_training_close(&scaled);
   ck_training_close(&without);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("scaler state");
-  TCase *state = ck_case(suite, "state"), *files = ck_case(suite, "files");
-  tcase_add_loop_test(state, the_scaler_is_state, 0, CK_MODES);
-  tcase_add_checked_fixture(files, make_folder, remove_folder);
-  tcase_add_loop_test(files, a_run_that_was_killed, 0, (ck_has_halves() ? 2 : 1) * CK_MODES);
-  tcase_add_loop_test(files, with_and_without, 0, CK_MODES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE_WITH("scaler state", make_folder, remove_folder)

@@ -58,7 +58,7 @@ static double *train(const char *workload, ek_mode mode, int64_t samples, size_t
 }
 
 /* Devices without rows, ragged ones, small buckets and one for everything. */
-START_TEST(as_sharded_bit_for_bit) {
+CK_LOOP(as_sharded_bit_for_bit, CASES) {
   const char *workload = ck_workloads[_i % CK_WORKLOADS].name;
   const ek_mode mode = kinds[_i / CK_WORKLOADS];
   static const int64_t samples[] = {7, 2, 1};
@@ -72,12 +72,11 @@ START_TEST(as_sharded_bit_for_bit) {
     free(got);
   }
 }
-END_TEST
 
 /* ---- memory ---- */
 
 /* Between steps, and between micro-batches, a device holds its shares and no more. */
-START_TEST(shares_at_rest) {
+CK_LOOP(shares_at_rest, KINDS) {
   struct ck_setup setup = setup_of("gpt", "cpu:3", kinds[_i]);
   struct ck_training t;
   ck_training_open(&t, &setup);
@@ -98,7 +97,6 @@ START_TEST(shares_at_rest) {
   ck_batch_free(&batch);
   ck_training_close(&t);
 }
-END_TEST
 
 enum { LAYERS = 24, WIDTH = 64 };
 
@@ -114,7 +112,7 @@ static ek_status deep_gpt_again(ek_module **module) {
 }
 
 /* At no time is more than the gradient of two blocks whole, of 24. */
-START_TEST(buckets_are_given_back) {
+CK_LOOP(buckets_are_given_back, KINDS) {
   struct ck_workload deep = *ck_workload("gpt");
   deep.module = deep_gpt;
   struct ck_setup setup = ck_setup_mode(&deep, "plan:8", kinds[_i]);
@@ -134,10 +132,9 @@ START_TEST(buckets_are_given_back) {
   ck_batch_free(&batch);
   ck_training_close(&t);
 }
-END_TEST
 
 /* A forward that has added to gradients and is dropped leaves nothing behind. */
-START_TEST(a_dropped_forward_gives_back) {
+CK_LOOP(a_dropped_forward_gives_back, KINDS) {
   struct ck_setup setup = setup_of("gpt", "cpu:3", kinds[_i]);
   struct ck_training t;
   ck_training_open(&t, &setup);
@@ -151,10 +148,9 @@ START_TEST(a_dropped_forward_gives_back) {
   ck_batch_free(&batch);
   ck_training_close(&t);
 }
-END_TEST
 
 /* A replica that holds shares is no place for a pass of one's own. */
-START_TEST(a_pass_of_ones_own_is_refused) {
+CK_LOOP(a_pass_of_ones_own_is_refused, KINDS) {
   const struct ck_setup setup = setup_of("mlp", "cpu:2", kinds[_i]);
   struct ck_training t;
   ck_training_open(&t, &setup);
@@ -163,7 +159,6 @@ START_TEST(a_pass_of_ones_own_is_refused) {
            "whole");
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- units ---- */
 
@@ -250,12 +245,11 @@ static ek_status with_units(ek_module **module) { return chain_of(module, true);
 static ek_status without_units(ek_module **module) { return chain_of(module, false); }
 
 /* A program's own units, one of whose parameters is kept while it is not there. */
-START_TEST(a_program_marks_units) {
+CK_LOOP(a_program_marks_units, CK_PLACEMENTS) {
   atomic_store(&wrong, 0);
   ck_trains_alike(ck_workload("mlp"), without_units, with_units, "cpu:3", _i);
   ck_assert_int_eq(atomic_load(&wrong), 0);
 }
-END_TEST
 
 /* Runs its two children in an order of the device's. */
 struct moody {
@@ -293,7 +287,7 @@ static const ek_module_ops moody_ops = {.size = sizeof(ek_module_ops),
                                         .free = unit_free};
 
 /* Two units of one size that two devices enter in different orders: their parts are not mixed. */
-START_TEST(devices_that_disagree_are_told) {
+CK_TEST(devices_that_disagree_are_told) {
   struct moody *m = calloc(1, sizeof *m);
   ck_assert_ptr_nonnull(m);
   ck_ok(ek_linear_create(&m->inner, 3, 3, true));
@@ -320,7 +314,6 @@ START_TEST(devices_that_disagree_are_told) {
   ek_module_free(&m->base);
   ek_group_free(group);
 }
-END_TEST
 
 static ek_status late_parameters(const ek_module *self, ek_declaration *declaration) {
   EK_TRY(ek_declare_wrapped(declaration, ((const struct wrapper *)self)->inner));
@@ -332,7 +325,7 @@ static ek_status twice_parameters(const ek_module *self, ek_declaration *declara
   return unit_parameters(self, declaration);
 }
 
-START_TEST(a_unit_is_declared_first_and_once) {
+CK_LOOP(a_unit_is_declared_first_and_once, 2) {
   ek_module_ops ops = unit_ops;
   ops.parameters = _i == 0 ? late_parameters : twice_parameters;
   struct wrapper *m = calloc(1, sizeof *m);
@@ -347,7 +340,6 @@ START_TEST(a_unit_is_declared_first_and_once) {
   ek_module_free(&m->base);
   ek_group_free(group);
 }
-END_TEST
 
 struct seen {
   uint64_t most;             /* bytes of gathered units at a time */
@@ -385,7 +377,7 @@ static struct seen look(ek_device *device, uint64_t block) {
 /* Each block is gathered for forward and for backward, while the one before it computes, and given
  * back: two are there at a time, and never three. One that runs again in backward is gathered once
  * for that and its backward, while the one after it goes back. */
-START_TEST(units_come_and_go) {
+CK_LOOP(units_come_and_go, 4) {
   struct ck_workload deep = *ck_workload("gpt");
   deep.module = _i < 3 ? deep_gpt : deep_gpt_again;
   struct ck_setup setup = ck_setup_mode(&deep, "plan:8", EK_MODE_FULLY_SHARDED);
@@ -416,7 +408,6 @@ START_TEST(units_come_and_go) {
   ck_batch_free(&batch);
   ck_training_close(&t);
 }
-END_TEST
 
 enum { STACK = 8, SIDE = 24, LAYER = SIDE * SIDE + SIDE };
 
@@ -433,7 +424,7 @@ static ek_status stack_of_linears(ek_module **module) {
 
 /* Modules that mark no units are put together until a unit has `bucket_bytes`: here the first
  * three, of which the first is small, then pairs. Each begins as memory of its own would. */
-START_TEST(modules_share_units) {
+CK_TEST(modules_share_units) {
   struct ck_workload stack = *ck_workload("mlp");
   stack.module = stack_of_linears;
   struct ck_setup setup = ck_setup_mode(&stack, "plan:2", EK_MODE_FULLY_SHARDED);
@@ -469,10 +460,9 @@ START_TEST(modules_share_units) {
   }
   ck_training_close(&t);
 }
-END_TEST
 
 /* 16 bytes for each parameter, over the devices, and at most two units besides; evenly. */
-START_TEST(state_is_an_eighth) {
+CK_TEST(state_is_an_eighth) {
   struct ck_workload deep = *ck_workload("gpt");
   deep.module = deep_gpt;
   struct ck_setup setup = ck_setup_mode(&deep, "plan:8", EK_MODE_FULLY_SHARDED);
@@ -500,24 +490,5 @@ START_TEST(state_is_an_eighth) {
   ck_batch_free(&batch);
   ck_training_close(&t);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("shares");
-  tcase_add_loop_test(ck_case(suite, "bits"), as_sharded_bit_for_bit, 0, CASES);
-  TCase *memory = ck_case(suite, "memory");
-  tcase_add_loop_test(memory, shares_at_rest, 0, KINDS);
-  tcase_add_loop_test(memory, buckets_are_given_back, 0, KINDS);
-  tcase_add_loop_test(memory, a_dropped_forward_gives_back, 0, KINDS);
-  tcase_add_loop_test(memory, a_pass_of_ones_own_is_refused, 0, KINDS);
-  TCase *units = ck_case(suite, "units");
-  tcase_add_loop_test(units, a_program_marks_units, 0, CK_PLACEMENTS);
-  tcase_add_loop_test(units, a_unit_is_declared_first_and_once, 0, 2);
-  tcase_add_test(units, devices_that_disagree_are_told);
-  tcase_add_loop_test(units, units_come_and_go, 0, 4);
-  tcase_add_test(units, modules_share_units);
-  tcase_add_test(units, state_is_an_eighth);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("shares")

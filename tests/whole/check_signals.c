@@ -142,7 +142,7 @@ static ek_status look_at_masks(void *context, ek_device *device, size_t index) {
   return ek_device_parallel_for(device, THREADS, look_at_mask, context);
 }
 
-START_TEST(threads_of_the_library_block_what_can_be_blocked) {
+CK_TEST(threads_of_the_library_block_what_can_be_blocked) {
   struct masks masks = {0};
   sigset_t before, after;
   ck_assert_int_eq(pthread_sigmask(SIG_BLOCK, NULL, &before), 0);
@@ -156,7 +156,6 @@ START_TEST(threads_of_the_library_block_what_can_be_blocked) {
   }
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 /* ---- what a thread raises itself ---- */
 
@@ -174,7 +173,7 @@ static ek_status touch_page(void *context, ek_device *device, size_t index) {
   return EK_OK;
 }
 
-START_TEST(a_fault_reaches_the_programs_handler) {
+CK_TEST(a_fault_reaches_the_programs_handler) {
   struct sigaction action, before;
   page_size = (size_t)sysconf(_SC_PAGESIZE);
   closed_page = mmap(NULL, page_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -191,7 +190,6 @@ START_TEST(a_fault_reaches_the_programs_handler) {
   ck_ok(ek_group_free(group));
   (void)munmap(closed_page, page_size);
 }
-END_TEST
 
 /* ---- training in a storm ---- */
 
@@ -222,7 +220,7 @@ static double *train(const struct ck_setup *setup, int64_t *count) {
   return values;
 }
 
-START_TEST(a_training_in_a_storm_has_the_same_bits) {
+CK_LOOP(a_training_in_a_storm_has_the_same_bits, CK_MODES) {
   struct ck_workload workload = *ck_workload("gpt"); /* few rows, a wide output */
   workload.module = make_model;
   workload.shapes = set_shapes;
@@ -241,13 +239,12 @@ START_TEST(a_training_in_a_storm_has_the_same_bits) {
   free(got);
   free(want);
 }
-END_TEST
 
 /* ---- products on the program's own thread in a storm ---- */
 
 enum { ROWS = 12, INNER = 256, COLUMNS = 256, PRODUCTS = CK_TSAN ? 100 : 5000 };
 
-START_TEST(a_product_of_the_programs_thread_has_the_same_bits) {
+CK_LOOP(a_product_of_the_programs_thread_has_the_same_bits, THREADS) {
   struct storm storm;
   static double values[INNER * COLUMNS], want[ROWS * COLUMNS], got[ROWS * COLUMNS];
   for (size_t i = 0; i < INNER * COLUMNS; i++) values[i] = (double)(i * 7 % 19) - 9;
@@ -287,17 +284,5 @@ START_TEST(a_product_of_the_programs_thread_has_the_same_bits) {
   ek_tensor_free(&c);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("signals");
-  TCase *threads = ck_case(suite, "threads");
-  tcase_add_test(threads, threads_of_the_library_block_what_can_be_blocked);
-  tcase_add_test(threads, a_fault_reaches_the_programs_handler);
-  TCase *storm = ck_case(suite, "storm");
-  tcase_add_loop_test(storm, a_training_in_a_storm_has_the_same_bits, 0, CK_MODES);
-  tcase_add_loop_test(storm, a_product_of_the_programs_thread_has_the_same_bits, 0, THREADS);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("signals")

@@ -13,7 +13,7 @@
 #include "ck_scaling.h"
 
 /* On one device, in one step; dropout, AdamW, clipping, uneven shards, micro-batches. */
-START_TEST(one_step_is_skipped_on_all) {
+CK_LOOP(one_step_is_skipped_on_all, CK_PLACEMENTS * CK_SCALING_DEVICES) {
   if (!ck_part(_i)) return;
   const struct ck_workload gpt = ck_spiked("gpt");
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p16, 2);
@@ -37,7 +37,6 @@ START_TEST(one_step_is_skipped_on_all) {
   ck_training_close(&disturbed);
   ck_training_close(&other);
 }
-END_TEST
 
 static ek_status plain_sgd(ek_optimizer **optimizer) { return ek_sgd_create(optimizer, NULL); }
 
@@ -45,7 +44,7 @@ static ek_status plain_sgd(ek_optimizer **optimizer) { return ek_sgd_create(opti
  * The scale itself is too large: the gradient is finite without it, and with the next smaller ones.
  * No clipping: its factor beside numbers that nearly overflow would have fewer bits than others.
  */
-START_TEST(a_scale_that_is_too_large) {
+CK_LOOP(a_scale_that_is_too_large, CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_workload mlp = ck_spiked("mlp");
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p64, 2000), none = ck_scaling_fixed(1);
@@ -71,10 +70,9 @@ START_TEST(a_scale_that_is_too_large) {
   ck_training_close(&t);
   ck_training_close(&other);
 }
-END_TEST
 
 /* Growth and backoff, step by step. */
-START_TEST(growth_and_backoff) {
+CK_LOOP(growth_and_backoff, CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_workload mlp = ck_spiked("mlp");
   const ek_loss_scale rule = ck_scaling_dynamic(256, 3);
@@ -105,10 +103,9 @@ START_TEST(growth_and_backoff) {
   }
   ck_training_close(&t);
 }
-END_TEST
 
 /* What is not the scale's fault is refused where that is wanted, and the scale stays. */
-START_TEST(beside_refusing) {
+CK_LOOP(beside_refusing, CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_workload mlp = ck_spiked("mlp");
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 2000);
@@ -133,13 +130,12 @@ START_TEST(beside_refusing) {
   ck_batch_free(&batch);
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- f16, whose models have a dynamic scale unless they say otherwise ---- */
 
 /* What modules see is left alone, too. Another scale may round otherwise, so the undisturbed run
  * has the same one. */
-START_TEST(f16_scales_by_itself) {
+CK_LOOP(f16_scales_by_itself, CK_MODES) {
   if (!ck_part(_i)) return;
   if (!ck_has_halves()) return;
   const struct ck_workload gpt = ck_spiked("gpt");
@@ -176,10 +172,9 @@ START_TEST(f16_scales_by_itself) {
   ck_training_close(&t);
   ck_training_close(&other);
 }
-END_TEST
 
 /* All grains on any number of devices: the bits are those of one device, skipped steps included. */
-START_TEST(the_same_bits_with_grains) {
+CK_LOOP(the_same_bits_with_grains, CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_workload gpt = ck_spiked("gpt");
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p16, 2);
@@ -209,7 +204,6 @@ START_TEST(the_same_bits_with_grains) {
   ck_training_close(&t[0]);
   ck_training_close(&t[1]);
 }
-END_TEST
 
 /* ---- a rule of a program's own ---- */
 
@@ -239,7 +233,7 @@ static ek_status counting_create(ek_optimizer **optimizer) {
   return ek_optimizer_init(&c->base, &counting_ops, 0, 0.5, 0.25);
 }
 
-START_TEST(a_rule_of_a_program) {
+CK_LOOP(a_rule_of_a_program, CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_workload mlp = ck_spiked("mlp");
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p10, 1);
@@ -260,19 +254,5 @@ START_TEST(a_rule_of_a_program) {
   ck_training_close(&t);
   ck_training_close(&other);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("skipped steps");
-  TCase *skips = ck_case(suite, "skips");
-  tcase_add_loop_test(skips, one_step_is_skipped_on_all, 0, CK_PLACEMENTS * CK_SCALING_DEVICES);
-  tcase_add_loop_test(skips, a_scale_that_is_too_large, 0, CK_MODES);
-  tcase_add_loop_test(skips, growth_and_backoff, 0, CK_MODES);
-  tcase_add_loop_test(skips, beside_refusing, 0, CK_MODES);
-  tcase_add_loop_test(skips, f16_scales_by_itself, 0, CK_MODES);
-  tcase_add_loop_test(skips, the_same_bits_with_grains, 0, CK_MODES);
-  tcase_add_loop_test(skips, a_rule_of_a_program, 0, CK_MODES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("skipped steps")

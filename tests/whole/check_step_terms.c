@@ -111,7 +111,7 @@ static void bed_close(struct bed *bed) {
 /* ---- */
 
 /* With the weights given, uneven micro-batches give what one batch gives. */
-START_TEST(uneven_micro_batches) {
+CK_LOOP(uneven_micro_batches, 2 * CK_MODES) {
   struct bed bed, one;
   double weights[TERMS];
   ek_step_result got, want;
@@ -140,10 +140,9 @@ START_TEST(uneven_micro_batches) {
   bed_close(&bed);
   bed_close(&one);
 }
-END_TEST
 
 /* Without them the second micro-batch is refused, and the step can be made in one batch. */
-START_TEST(unknown_weights_are_refused) {
+CK_LOOP(unknown_weights_are_refused, CK_MODES) {
   struct bed bed;
   ek_step_result result;
   bed_open(&bed, EK_F32, (ek_mode)_i, 0.4);
@@ -154,11 +153,10 @@ START_TEST(unknown_weights_are_refused) {
   ck_ok(ek_data_parallel_optimizer_step(&result, bed.t.optimizer));
   bed_close(&bed);
 }
-END_TEST
 
 /* Nothing ignored: micro-batches of any size weigh the terms in the same ratios, up to class
  * weights, which are left out here by giving all targets one class. */
-START_TEST(equal_ratios_need_no_weights) {
+CK_LOOP(equal_ratios_need_no_weights, CK_MODES) {
   struct bed bed, one;
   int64_t count = 0;
   bed_open(&bed, EK_F64, (ek_mode)_i, 0);
@@ -178,10 +176,9 @@ START_TEST(equal_ratios_need_no_weights) {
   bed_close(&bed);
   bed_close(&one);
 }
-END_TEST
 
 /* Weights that are not those of the targets update nothing. */
-START_TEST(wrong_weights) {
+CK_LOOP(wrong_weights, CK_MODES) {
   struct bed bed;
   double weights[TERMS], other[TERMS];
   bed_open(&bed, EK_F32, (ek_mode)_i, 0.4);
@@ -210,7 +207,6 @@ START_TEST(wrong_weights) {
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
   bed_close(&bed);
 }
-END_TEST
 
 /* ---- losses without weight ---- */
 
@@ -235,7 +231,7 @@ static void labels(struct ck_batch *batch, ek_type type, int64_t samples) {
 }
 
 /* {s, 0} in a micro-batch: nobody knows yet how its terms are to be scaled. */
-START_TEST(losses_without_weight) {
+CK_LOOP(losses_without_weight, CK_MODES) {
   struct bed bed;
   bed.workload = workload();
   bed.workload.criterion = smoothed_terms;
@@ -251,10 +247,9 @@ START_TEST(losses_without_weight) {
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
   bed_close(&bed);
 }
-END_TEST
 
 /* Two criteria of several terms cannot share a step. */
-START_TEST(another_loss_in_the_step) {
+CK_TEST(another_loss_in_the_step) {
   struct bed bed;
   struct ck_training other;
   bed_open(&bed, EK_F32, EK_MODE_REPLICATED, 0);
@@ -265,10 +260,9 @@ START_TEST(another_loss_in_the_step) {
   ek_data_parallel_criterion_free(other.loss);
   bed_close(&bed);
 }
-END_TEST
 
 /* The weights of a step end with it, also where the next one is a single batch without any. */
-START_TEST(the_next_step_has_no_weights) {
+CK_TEST(the_next_step_has_no_weights) {
   struct bed bed;
   double weights[TERMS];
   bed_open(&bed, EK_F32, EK_MODE_REPLICATED, 0.4);
@@ -279,10 +273,9 @@ START_TEST(the_next_step_has_no_weights) {
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
   bed_close(&bed);
 }
-END_TEST
 
 /* Weights are checked before the update, by a criterion that may be gone then. */
-START_TEST(the_criterion_is_freed_before_the_update) {
+CK_TEST(the_criterion_is_freed_before_the_update) {
   struct bed bed;
   double weights[TERMS];
   bed_open(&bed, EK_F32, EK_MODE_REPLICATED, 0.4);
@@ -294,20 +287,5 @@ START_TEST(the_criterion_is_freed_before_the_update) {
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
   bed_close(&bed);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("terms of a step");
-  TCase *core = ck_case(suite, "terms");
-  tcase_add_loop_test(core, uneven_micro_batches, 0, 2 * CK_MODES);
-  tcase_add_loop_test(core, unknown_weights_are_refused, 0, CK_MODES);
-  tcase_add_loop_test(core, equal_ratios_need_no_weights, 0, CK_MODES);
-  tcase_add_loop_test(core, wrong_weights, 0, CK_MODES);
-  tcase_add_loop_test(core, losses_without_weight, 0, CK_MODES);
-  tcase_add_test(core, another_loss_in_the_step);
-  tcase_add_test(core, the_next_step_has_no_weights);
-  tcase_add_test(core, the_criterion_is_freed_before_the_update);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("terms of a step")

@@ -114,7 +114,7 @@ static void check_rounding(const double *tf32, const double *f32, int64_t count)
   }
 }
 
-START_TEST(two_models_of_one_group) {
+CK_LOOP(two_models_of_one_group, CK_MODES) {
   if (!ck_part(_i)) return;
   struct model models[MODELS] = {{.precision = EK_PRECISION_F32, .mode = (ek_mode)_i},
                                  {.precision = EK_PRECISION_TF32, .mode = (ek_mode)_i}};
@@ -135,10 +135,9 @@ START_TEST(two_models_of_one_group) {
     free(alone[m]);
   }
 }
-END_TEST
 
 /* What is run again, by a module or by the pass, is rounded as it was the first time. */
-START_TEST(recomputation) {
+CK_LOOP(recomputation, 6) {
   if (!ck_part(_i)) return;
   static const ek_recompute_kind kinds[] = {EK_RECOMPUTE_EVERY, EK_RECOMPUTE_ALL,
                                             EK_RECOMPUTE_CHEAP};
@@ -157,7 +156,6 @@ START_TEST(recomputation) {
   free(got);
   free(want);
 }
-END_TEST
 
 /* ---- what modules are told ---- */
 
@@ -275,7 +273,7 @@ static void run_listener(ek_module *module, ek_precision precision, bool rounded
   ck_rig_close(rig);
 }
 
-START_TEST(children) {
+CK_TEST(children) {
   static const struct {
     ek_precision precision, asked;
     bool told, rounded;
@@ -296,7 +294,6 @@ START_TEST(children) {
   run_listener(listener_of(listener_of(linear(), EK_PRECISION_DEFAULT, false), EK_PRECISION_F32, true), EK_PRECISION_TF32, false);
   run_listener(listener_of(listener_of(linear(), EK_PRECISION_TF32, false), EK_PRECISION_F32, true), EK_PRECISION_TF32, true);
 }
-END_TEST
 
 /* A job of the workers begins without it, whatever was left behind, and leaves nothing behind. */
 static ek_status allow(void *context, ek_device *device, size_t index) {
@@ -305,7 +302,7 @@ static ek_status allow(void *context, ek_device *device, size_t index) {
   return EK_OK;
 }
 
-START_TEST(jobs) {
+CK_TEST(jobs) {
   ek_group *group = ck_open("cpu:2", 1);
   for (int i = 0; i < 2; i++) {
     bool before[CK_MAX_DEVICES] = {false};
@@ -322,10 +319,9 @@ START_TEST(jobs) {
   ck_assert(!ek_stream_allows_tf32(NULL));
   ek_group_free(group);
 }
-END_TEST
 
 /* Devices, and the two streams of one device, are asked one by one. */
-START_TEST(streams) {
+CK_TEST(streams) {
   ek_group *group = ck_open("cpu:2", 1);
   for (size_t k = 0; k < ek_group_size(group); k++) {
     for (int kind = EK_STREAM_COMPUTE; kind <= EK_STREAM_COMMUNICATION; kind++) {
@@ -340,13 +336,12 @@ START_TEST(streams) {
   }
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- no type of a tensor ---- */
 
 #define NO_TYPE ((ek_type)EK_PRECISION_TF32)
 
-START_TEST(no_type_of_a_tensor) {
+CK_TEST(no_type_of_a_tensor) {
   const int64_t shape[] = {4};
   float numbers[4] = {1, 2, 3, 4};
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
@@ -380,7 +375,6 @@ START_TEST(no_type_of_a_tensor) {
   ck_fails(ek_op_zero(rig->stream, &device), EK_ERR_INVALID_ARGUMENT, "");
   ck_rig_close(rig);
 }
-END_TEST
 
 /* A module that says it computes in tf32, and in nothing that has tensors. */
 static ek_status nothing(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
@@ -419,7 +413,7 @@ static void fails_to_open(ek_module *module, const ek_replica_options *options, 
   ek_group_free(group);
 }
 
-START_TEST(refusals) {
+CK_TEST(refusals) {
   ek_module *module = linear(), boastful;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   options.type = NO_TYPE;
@@ -444,10 +438,9 @@ START_TEST(refusals) {
            "unknown element type");
   ck_probe_close(&probe);
 }
-END_TEST
 
 /* In a pass of another precision. */
-START_TEST(no_child_in_tf32) {
+CK_TEST(no_child_in_tf32) {
   static const ek_precision precisions[] = {EK_PRECISION_F32, EK_PRECISION_BF16};
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_tensor *x = ck_tensor(rig, NULL, 2, (const int64_t[]){ROWS, WIDTH});
@@ -467,10 +460,9 @@ START_TEST(no_child_in_tf32) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 /* Gradients of 16 bits go with it, as with f32; memory is that of f32. */
-START_TEST(memory) {
+CK_TEST(memory) {
   uint64_t peaks[MODELS];
   for (int m = 0; m < MODELS; m++) {
     const struct model model = {.precision = m == 0 ? EK_PRECISION_F32 : EK_PRECISION_TF32,
@@ -497,22 +489,5 @@ START_TEST(memory) {
   ek_module_free(module);
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("tf32");
-  TCase *models = ck_case(suite, "models");
-  tcase_add_loop_test(models, two_models_of_one_group, 0, CK_MODES);
-  tcase_add_loop_test(models, recomputation, 0, 6);
-  TCase *words = ck_case(suite, "words");
-  tcase_add_test(words, children);
-  tcase_add_test(words, jobs);
-  tcase_add_test(words, streams);
-  tcase_add_test(words, no_type_of_a_tensor);
-  tcase_add_test(words, refusals);
-  tcase_add_test(words, no_child_in_tf32);
-  tcase_add_test(words, memory);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("tf32")

@@ -15,7 +15,7 @@
 
 enum { DEVICES = 4, THREADS = 4, ROWS = 64, WIDTH = 16384, ROUNDS = 20 };
 
-START_TEST(many_workers_copy_to_one_device) {
+CK_TEST(many_workers_copy_to_one_device) {
   ek_group *group = ck_open("cpu:4", THREADS);
   const int64_t shape[] = {ROWS, WIDTH};
   const size_t count = (size_t)ROWS * WIDTH;
@@ -43,7 +43,6 @@ START_TEST(many_workers_copy_to_one_device) {
   free(back);
   free(source);
 }
-END_TEST
 
 enum { STEPS = 3, SAMPLES = 11 };
 
@@ -61,7 +60,7 @@ static double *train(const struct ck_setup *setup, int threads, int64_t *count) 
   return values;
 }
 
-START_TEST(a_step_does_not_depend_on_the_threads) {
+CK_LOOP(a_step_does_not_depend_on_the_threads, CK_WORKLOADS * CK_PLACEMENTS) {
   struct ck_setup setup = ck_setup_mode(&ck_workloads[_i / CK_PLACEMENTS], "cpu:3", EK_MODE_GATHER);
   ck_setup_place(&setup, _i % CK_PLACEMENTS);
   setup.optimizer = ck_clipped_adamw;
@@ -75,7 +74,6 @@ START_TEST(a_step_does_not_depend_on_the_threads) {
   free(three);
   free(one);
 }
-END_TEST
 
 /* c, m x n, of a product in a deterministic group whose device has `threads` threads. */
 static double *product(int64_t m, int64_t n, int64_t k, bool turned, int threads) {
@@ -104,7 +102,7 @@ static double *product(int64_t m, int64_t n, int64_t k, bool turned, int threads
   return values;
 }
 
-START_TEST(a_deterministic_product_does_not_depend_on_the_threads) {
+CK_LOOP(a_deterministic_product_does_not_depend_on_the_threads, 10) {
   static const int64_t shapes[][3] = {
       {300, 70, 129}, {33, 500, 300}, {1000, 48, 600}, {64, 4500, 40}, {250, 250, 250}};
   const int64_t *shape = shapes[_i / 2], count = shape[0] * shape[1];
@@ -116,16 +114,5 @@ START_TEST(a_deterministic_product_does_not_depend_on_the_threads) {
   }
   free(want);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("threads");
-  TCase *tcase = ck_case(suite, "threads");
-  tcase_add_test(tcase, many_workers_copy_to_one_device);
-  tcase_add_loop_test(tcase, a_step_does_not_depend_on_the_threads, 0,
-                      CK_WORKLOADS * CK_PLACEMENTS);
-  tcase_add_loop_test(tcase, a_deterministic_product_does_not_depend_on_the_threads, 0, 10);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("threads")

@@ -104,7 +104,7 @@ static void every_piece(const struct ck_setup *setup, const struct ck_batch *bat
   ck_training_close(&other);
 }
 
-START_TEST(each_piece_of_work) {
+CK_LOOP(each_piece_of_work, 2 * CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
   const ek_loss_scale loss_scale = EK_LOSS_SCALE_INIT; /* a failure is none of its good steps */
   struct ck_setup setup =
@@ -120,7 +120,6 @@ START_TEST(each_piece_of_work) {
   }
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* ---- an update rule that fails ---- */
 
@@ -157,7 +156,7 @@ static ek_status moody_create(ek_optimizer **optimizer) {
 }
 
 /* The step fails; the model is torn, whichever device it was; a fresh one goes on. */
-START_TEST(a_rule_that_fails) {
+CK_LOOP(a_rule_that_fails, CK_MODES * DEVICES * 2) {
   struct moody mood = {.device = (size_t)_i % DEVICES, .step = 2, .half = _i / DEVICES % 2 == 1};
   const ek_mode mode = (ek_mode)(_i / DEVICES / 2);
   moody_next = &mood;
@@ -183,7 +182,6 @@ START_TEST(a_rule_that_fails) {
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
-END_TEST
 
 /* ---- writing state ---- */
 
@@ -209,7 +207,7 @@ static void mend_in_part(struct ck_training *t, const struct ck_state *state) {
 }
 
 /* The copy to device 1 fails when device 0 has it: torn. A wrong call changes nothing. */
-START_TEST(set_fails_halfway) {
+CK_TEST(set_fails_halfway) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_REPLICATED);
   struct ck_training t;
   float numbers[7 * 19] = {1};
@@ -226,10 +224,9 @@ START_TEST(set_fails_halfway) {
   ck_state_drop(&state);
   ck_training_close(&t);
 }
-END_TEST
 
 /* What was written of an optimizer does not count when it has been freed. */
-START_TEST(the_optimizer_is_freed) {
+CK_TEST(the_optimizer_is_freed) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_REPLICATED);
   struct ck_training t;
   setup.optimizer = ck_clipped_adamw;
@@ -252,7 +249,6 @@ START_TEST(the_optimizer_is_freed) {
   ck_state_drop(&state);
   ck_training_close(&t);
 }
-END_TEST
 
 /* ---- a failure of somebody else's job on the same group leaves a finished update alone ---- */
 
@@ -261,7 +257,7 @@ static ek_status refuse(void *context, ek_device *device, size_t index) {
   return index == 1 ? ek_error_set(EK_ERR_IO, "not this one") : EK_OK;
 }
 
-START_TEST(a_foreign_failure) {
+CK_LOOP(a_foreign_failure, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.2, 33);
   struct ck_training t, other;
@@ -281,17 +277,5 @@ START_TEST(a_foreign_failure) {
   ck_training_close(&other);
   ck_batch_free(&batch);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("torn");
-  tcase_add_loop_test(ck_case(suite, "pieces"), each_piece_of_work, 0, 2 * CK_PLACEMENTS);
-  TCase *rest = ck_case(suite, "rest");
-  tcase_add_loop_test(rest, a_rule_that_fails, 0, CK_MODES * DEVICES * 2);
-  tcase_add_test(rest, set_fails_halfway);
-  tcase_add_test(rest, the_optimizer_is_freed);
-  tcase_add_loop_test(rest, a_foreign_failure, 0, CK_MODES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("torn")

@@ -106,7 +106,7 @@ static const double *one_device(void) {
   return losses;
 }
 
-START_TEST(all_modes_learn_the_same) {
+CK_TEST(all_modes_learn_the_same) {
   const double *want = one_device();
   double got[STEPS];
   for (int order = 0; order < CK_PLACEMENTS; order++) {
@@ -122,11 +122,10 @@ START_TEST(all_modes_learn_the_same) {
   ck_assert_double_eq_tol(first, log(VOCABULARY), 0.3); /* nothing known: uniform */
   ck_assert_double_lt(last, step_count() == STEPS ? 0.5 * first : 0.8 * first);
 }
-END_TEST
 
 /* On average over the steps the loss is that of f32 to 1 %
  * (docs/results/2026-11-22-precision.md). Each type on one of the groups of emulated devices. */
-START_TEST(numbers_of_16_bits_learn_it_too) {
+CK_LOOP(numbers_of_16_bits_learn_it_too, 2) {
   if (!ck_part(2 * _i)) return;
   const double *want = one_device();
   double got[STEPS], sum = 0, difference = 0;
@@ -138,14 +137,5 @@ START_TEST(numbers_of_16_bits_learn_it_too) {
   printf("in %s: %+.2f %%\n", _i == 0 ? "bf16" : "f16", 100 * difference / sum);
   ck_assert_double_le(fabs(difference), 0.01 * sum);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("training");
-  TCase *tcase = ck_case(suite, "bytes");
-  tcase_add_test(tcase, all_modes_learn_the_same);
-  tcase_add_loop_test(tcase, numbers_of_16_bits_learn_it_too, 0, 2);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("training")

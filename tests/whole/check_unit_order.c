@@ -159,7 +159,7 @@ static const struct choice choices[] = {
     {"cpu:4", EK_RECOMPUTE_ALL, 1, false, true, true, {3, 1, 2}}};
 enum { CHOICES = sizeof choices / sizeof choices[0] };
 
-START_TEST(devices_without_rows_keep_the_order) {
+CK_LOOP(devices_without_rows_keep_the_order, CHOICES) {
   const struct choice *c = &choices[_i];
   char *state[2] = {NULL};
   size_t size[2] = {0};
@@ -175,10 +175,9 @@ START_TEST(devices_without_rows_keep_the_order) {
   free(state[0]);
   free(state[1]);
 }
-END_TEST
 
 /* As a trainer opens it. */
-START_TEST(a_gpt_of_its_own_loss_trains_on_few_rows) {
+CK_TEST(a_gpt_of_its_own_loss_trains_on_few_rows) {
   double losses[2][STEPS];
   for (int i = 0; i < 2; i++) {
     ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
@@ -212,7 +211,6 @@ START_TEST(a_gpt_of_its_own_loss_trains_on_few_rows) {
   }
   ck_same_bits("losses", losses[1], losses[0], STEPS);
 }
-END_TEST
 
 /* ---- a module that devices run differently ---- */
 
@@ -279,7 +277,7 @@ static const ek_module_ops uneven_ops = {.size = sizeof(ek_module_ops),
 
 /* Where its children are two units the collectives differ. Where they are one they do not: that the
  * device has gone another way is found in a build with assertions. */
-START_TEST(devices_that_go_other_ways_are_told) {
+CK_LOOP(devices_that_go_other_ways_are_told, WAYS) {
   struct uneven *m = calloc(1, sizeof *m);
   ck_assert_ptr_nonnull(m);
   m->way = (enum way)_i;
@@ -321,14 +319,13 @@ START_TEST(devices_that_go_other_ways_are_told) {
   ck_ok(ek_group_free(group));
   ek_module_free(module);
 }
-END_TEST
 
 /*
  * The second child is gathered ahead and never runs. Its memory goes back when the gather has
  * ended: what is put there afterwards stays as it is. The next forward would do what is left of the
  * gather.
  */
-START_TEST(what_is_gathered_ahead_has_arrived) {
+CK_TEST(what_is_gathered_ahead_has_arrived) {
   enum { BLOCKS = 24, NUMBERS = EK_MEMORY_UNIT / 4 };
   struct uneven *m = calloc(1, sizeof *m);
   ck_assert_ptr_nonnull(m);
@@ -372,7 +369,6 @@ START_TEST(what_is_gathered_ahead_has_arrived) {
   ck_ok(ek_group_free(group));
   ek_module_free(&m->base);
 }
-END_TEST
 
 /* Children a, b, c, d, of which b never runs, and c has the parameters of a. */
 struct skipping {
@@ -414,7 +410,7 @@ static const ek_module_ops skipping_ops = {.size = sizeof(ek_module_ops),
 
 /* While a runs b is gathered. c finds its unit there and waits for nothing, and d takes the place
  * of b in memory: not before the gather of b has ended. */
-START_TEST(what_was_not_needed_has_arrived) {
+CK_TEST(what_was_not_needed_has_arrived) {
   enum { OUT = 200, ROWS = 2 };
   struct skipping *m = calloc(1, sizeof *m);
   ck_assert_ptr_nonnull(m);
@@ -447,7 +443,6 @@ START_TEST(what_was_not_needed_has_arrived) {
   ck_ok(ek_group_free(group));
   ek_module_free(&m->base);
 }
-END_TEST
 
 /* ---- tensors without elements ---- */
 
@@ -479,7 +474,7 @@ static const ek_module_ops look_ops = {.size = sizeof(ek_module_ops),
                                        .backward = uneven_backward,
                                        .free = look_free};
 
-START_TEST(tensors_without_elements_have_holders) {
+CK_TEST(tensors_without_elements_have_holders) {
   ek_module *module = calloc(1, sizeof *module);
   ck_assert_ptr_nonnull(module);
   ck_ok(ek_module_init(module, &look_ops, 1, 1));
@@ -507,19 +502,5 @@ START_TEST(tensors_without_elements_have_holders) {
   ek_tensor_free(&kept);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("unit_order");
-  TCase *legal = ck_case(suite, "legal");
-  tcase_add_loop_test(legal, devices_without_rows_keep_the_order, 0, CHOICES);
-  tcase_add_test(legal, a_gpt_of_its_own_loss_trains_on_few_rows);
-  TCase *other = ck_case(suite, "other ways");
-  tcase_add_loop_test(other, devices_that_go_other_ways_are_told, 0, WAYS);
-  tcase_add_test(other, what_is_gathered_ahead_has_arrived);
-  tcase_add_test(other, what_was_not_needed_has_arrived);
-  tcase_add_test(other, tensors_without_elements_have_holders);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("unit_order")

@@ -38,7 +38,7 @@ static ek_status no_cable(void *context, size_t peer, const void *out, size_t ou
   return ek_error_set(EK_ERR_IO, "no cable");
 }
 
-START_TEST(places_in_a_world) {
+CK_TEST(places_in_a_world) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ek_group *group = NULL;
   has_ranks(ck_open("cpu:3", 1), 0, 3);
@@ -75,10 +75,9 @@ START_TEST(places_in_a_world) {
   ck_fails(ek_group_open(&group, "cpu:2", &options), EK_ERR_IO, "process 0: the exchange of bytes");
   ck_assert_ptr_null(group);
 }
-END_TEST
 
 /* Roots and offsets are those of the world, also where no device of the group has them. */
-START_TEST(collectives_count_ranks) {
+CK_TEST(collectives_count_ranks) {
   ek_group *group = open_place("plan:2", 2, 6);
   ek_communicator *c = NULL;
   ek_device *device = ek_group_device(group, 0);
@@ -95,7 +94,6 @@ START_TEST(collectives_count_ranks) {
   ek_communicator_free(c);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 /* ---- samples ---- */
 
@@ -141,7 +139,7 @@ static void drop(struct dropper *it, float *out, int64_t first, int64_t samples,
 }
 
 /* Two models that take a part of each micro-batch have the masks of one that takes them whole. */
-START_TEST(masks_are_those_of_the_batch) {
+CK_TEST(masks_are_those_of_the_batch) {
   static const int64_t batches[][2] = {{4, 2}, {3, 6}, {0, 5}}; /* samples of each model */
   ek_module *module = NULL;
   ck_ok(ek_dropout_create(&module, 0.5));
@@ -164,9 +162,8 @@ START_TEST(masks_are_those_of_the_batch) {
   close_dropper(&whole);
   ek_module_free(module);
 }
-END_TEST
 
-START_TEST(wrong_places_are_refused) {
+CK_TEST(wrong_places_are_refused) {
   static const struct {
     int64_t first, all;
     ek_status status;
@@ -194,12 +191,11 @@ START_TEST(wrong_places_are_refused) {
   close_dropper(&it);
   ek_module_free(module);
 }
-END_TEST
 
 /* ---- memory ---- */
 
 /* What one process of four takes is what its devices take where one process has them all. */
-START_TEST(memory_of_one_process) {
+CK_LOOP(memory_of_one_process, 6) {
   enum { WORLD = 8, DEVICES = 2, PER_DEVICE = 3 };
   const char *const names[] = {"gpt", "mlp"};
   struct ck_setup setup = ck_setup_mode(ck_workload(names[_i % 2]), "", EK_MODE_BALANCED);
@@ -233,17 +229,5 @@ START_TEST(memory_of_one_process) {
   ck_batch_free(&batch);
   ck_batch_free(&few);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("world");
-  TCase *core = ck_case(suite, "world");
-  tcase_add_test(core, places_in_a_world);
-  tcase_add_test(core, collectives_count_ranks);
-  tcase_add_test(core, masks_are_those_of_the_batch);
-  tcase_add_test(core, wrong_places_are_refused);
-  tcase_add_loop_test(core, memory_of_one_process, 0, 6);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("world")
