@@ -426,22 +426,64 @@ static ek_status nothing_left(const ek_device *device, uint64_t before, const ch
                       (long long)now - (long long)before, when);
 }
 
+/* Bytes that the outputs and all gradients need, each memory once, in addition to the inputs. */
+static uint64_t needed(const struct tensors *t) {
+  const struct {
+    const ek_tensor *list;
+    size_t count;
+  } lists[] = {{t->x, EK__CHECK_INPUTS},
+               {t->y, EK_MAX_TENSORS},
+               {t->dy, EK_MAX_TENSORS},
+               {t->dx, EK__CHECK_INPUTS}};
+  const void *seen[2 * (EK__CHECK_INPUTS + EK_MAX_TENSORS)];
+  size_t count = 0;
+  uint64_t bytes = 0;
+  for (size_t l = 0; l < sizeof lists / sizeof lists[0]; l++) {
+    for (size_t i = 0; i < lists[l].count; i++) {
+      const ek_tensor *tensor = &lists[l].list[i];
+      bool known = tensor->memory == NULL;
+      for (size_t k = 0; k < count; k++) known = known || seen[k] == tensor->memory;
+      if (known) continue;
+      seen[count++] = tensor->memory;
+      const uint64_t units = (ek_tensor_bytes(tensor) + EK_MEMORY_UNIT - 1) / EK_MEMORY_UNIT;
+      if (l > 0) bytes += units * EK_MEMORY_UNIT;
+    }
+  }
+  return bytes;
+}
+
+/* Of a pass that keeps nothing more: an output that is a view of more memory holds all of it. */
+static ek_status holds_no_more(const struct tensors *t, const ek_device *device, uint64_t before) {
+  const uint64_t need = needed(t);
+  uint64_t now = 0;
+  EK_TRY(held(&now, device));
+  if (now - before == need) return EK_OK;
+  return ek_error_set(EK_ERR_MISMATCH,
+                      "outputs and gradients hold %llu bytes, expected %llu, their own size",
+                      (unsigned long long)(now - before), (unsigned long long)need);
+}
+
 /* Frees all but the inputs; then the device holds what it held before. */
-static ek_status finish(struct tensors *t, const struct ek__trial *trial, const ek_device *device,
-                        uint64_t before, ek_status status, uint64_t *saved) {
+static ek_status finish(struct tensors *t, struct ek__bed_part *part, const ek_device *device,
+                        uint64_t before, ek_status status) {
+  const struct ek__trial *trial = part->bed->trial;
+  const bool nothing_saved = trial->backward || !trial->gradient;
+  if (status == EK_OK && part->bed->bare && nothing_saved) {
+    status = holds_no_more(t, device, before);
+  }
   for (size_t i = 0; i < EK__CHECK_INPUTS; i++) ek_tensor_free(&t->dx[i]);
   for (size_t i = 0; i < EK_MAX_TENSORS; i++) {
     ek_tensor_free(&t->dy[i]);
     ek_tensor_free(&t->y[i]);
   }
-  if (status == EK_OK && (trial->backward || !trial->gradient)) {
+  if (status == EK_OK && nothing_saved) {
     status = nothing_left(device, before,
                           trial->backward ? "after backward, by the pass"
                                           : "by a pass without gradient");
   }
-  if (status == EK_OK && trial->gradient && !trial->backward) {
-    status = held(saved, device);
-    *saved -= before;
+  if (status == EK_OK && !nothing_saved) {
+    status = held(&part->saved, device);
+    part->saved -= before;
   }
   ek_pass_free(t->pass);
   return status;
@@ -463,8 +505,7 @@ static ek_status run_part(void *context, ek_device *device, size_t index) {
   ek_status status = upload_inputs(&t, bed, device, first, rows);
   if (status == EK_OK) status = held(&before, device);
   if (status == EK_OK) {
-    status =
-        finish(&t, trial, device, before, run_pass(&t, part, device, first, rows), &part->saved);
+    status = finish(&t, part, device, before, run_pass(&t, part, device, first, rows));
     if (trial->fail_at > 0 && ek_memory_fail_at(device, 0) != EK_OK) status = EK_ERR_INTERNAL;
     const ek_status left = status == EK_OK || status == EK_ERR_OUT_OF_MEMORY
                                ? nothing_left(device, before, "after the pass was freed")

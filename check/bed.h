@@ -66,7 +66,7 @@ struct ek__bed {
   ek_communicator *communicator; /* of a collective module */
   bool collective;
   size_t devices;
-  bool bare;               /* set before it is opened: memory without guards, which count, too */
+  bool bare;               /* set before it is opened: memory without guards, to the byte */
   int64_t samples;
   int64_t *offsets; /* for a trial; zeros */
   struct ek__values input[EK__CHECK_INPUTS], parameters;

@@ -24,12 +24,14 @@ static ek_status check_failures(struct ek__bed *bed) {
 
 /* In f32, where the module computes in it: a plan of a training run is in f32 or less. */
 static ek_status check_saved(const struct ek__checker *c, struct ek__bed *bed,
-                             const struct ek__trial *given_up) {
+                             const struct ek__trial *forward, const struct ek__trial *given_up) {
   if (c->options.saved < 0) return EK_OK;
   EK_TRY(ek__bed_close(bed, EK_OK));
   bed->bare = true;
-  EK_TRY(ek__bed_open(bed, c->module, c->devices, c->both ? EK_F32 : c->type, c->inputs,
-                      &c->options));
+  EK_TRY(
+      ek__bed_open(bed, c->module, c->devices, c->both ? EK_F32 : c->type, c->inputs, &c->options));
+  EK_TRY(ek__bed_run(bed, forward));
+  EK_TRY(ek__bed_run(bed, &ek__check_whole));
   EK_TRY(ek__bed_run(bed, given_up));
   const uint64_t saved = bed->parts[0].saved;
   if (saved == (uint64_t)c->options.saved) return EK_OK;
@@ -45,7 +47,7 @@ ek_status ek__check_memory(struct ek__checker *c, struct ek__bed *bed, union ek_
   EK_TRY(ek__bed_run(bed, &forward));
   EK_TRY(ek__bed_run(bed, &given_up));
   EK_TRY(check_failures(bed));
-  return check_saved(c, bed, &given_up);
+  return check_saved(c, bed, &forward, &given_up);
 }
 
 /* ---- plan ---- */

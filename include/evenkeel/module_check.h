@@ -93,7 +93,8 @@ typedef struct ek_module_check_options {
   ek_check_function report; /* may be NULL */
   void *context;
   int64_t saved; /* bytes that forward keeps for backward in f32 in addition to its inputs, as the
-                    ledger counts them; below 0: any number */
+                    ledger counts them, where outputs and gradients then hold no more than their own
+                    size; below 0: any numbers */
 } ek_module_check_options;
 #define EK_MODULE_CHECK_OPTIONS_INIT                                                               \
   {                                                                                                \

@@ -336,6 +336,44 @@ START_TEST(what_forward_keeps_is_counted) {
 }
 END_TEST
 
+/* y = x, as the first rows of a tensor that nothing else needs. */
+static ek_status wide_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                              ek_tensor *outputs) {
+  const ek_tensor *x = &inputs[0];
+  const int64_t shape[] = {64 * x->shape[0], x->shape[1]};
+  ek_tensor large = {0};
+  (void)self;
+  EK_TRY(ek_pass_output(&large, pass, x->type, 2, shape));
+  ek_status status = ek_tensor_rows(&outputs[0], &large, 0, x->shape[0]);
+  ek_tensor_free(&large);
+  if (status == EK_OK) status = ek_op_copy(ek_pass_stream(pass), &outputs[0], x);
+  return status;
+}
+
+static ek_status wide_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                               ek_tensor *grad_inputs) {
+  (void)self, (void)pass;
+  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+}
+
+static void wide_free(ek_module *self) { (void)self; }
+
+START_TEST(an_output_holds_its_own_size) {
+  static const ek_module_ops ops = {.size = sizeof ops,
+                                    .kind = "wide",
+                                    .forward = wide_forward,
+                                    .backward = wide_backward,
+                                    .free = wide_free};
+  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
+  ek_module module;
+  ck_ok(ek_module_init(&module, &ops, 1, 1));
+  ck_ok(ek_module_check(&module, ck_spec("cpu:2"), &rows, 1, &options));
+  options.saved = 0;
+  ck_fails(ek_module_check(&module, ck_spec("cpu:2"), &rows, 1, &options), EK_ERR_MISMATCH,
+           "outputs and gradients hold 3840 bytes, expected 256, their own size");
+}
+END_TEST
+
 /* In f32 a gradient that is wrong by a quarter shows too; what is left out is not looked at. */
 START_TEST(f32_alone_and_checks_left_out) {
   ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
@@ -570,6 +608,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tcase, a_criterion_passes, 0, 2);
   tcase_add_loop_test(tcase, a_wrong_module_is_named, GRADIENT, FAULTS);
   tcase_add_test(tcase, what_forward_keeps_is_counted);
+  tcase_add_test(tcase, an_output_holds_its_own_size);
   tcase_add_test(tcase, f32_alone_and_checks_left_out);
   tcase_add_test(tcase, initial_values_are_of_the_seed);
   tcase_add_test(tcase, the_gradient_of_each_input_counts);
