@@ -2,7 +2,7 @@
  * attention.h - causal multi-head self-attention with its projections.
  *
  * Input and output [B, T, width]. Children: qkv, a linear width -> 3 width, and projection, a
- * linear width -> width, both with bias. attend.h has the formula; no B x heads x T x T matrix is
+ * linear width -> width. attend.h has the formula; no B x heads x T x T matrix is
  * held.
  */
 #ifndef EVENKEEL_ATTENTION_H
@@ -12,13 +12,28 @@
 
 EK_BEGIN_DECLARATIONS
 
-/*
- * width must be a multiple of heads. The weights start normal with the given standard deviations
- * (GPT-2: 0.02, and 0.02 / sqrt(2 layers) for the projection); ek_attention_create() uses 0.02.
- */
+typedef struct ek_attention_options {
+  size_t size;
+  bool bias;     /* of both linears */
+  bool frozen;   /* both linears are (ek_parameter_options) */
+  bool no_decay; /* the weights have no weight decay either; biases never have */
+  double deviation;            /* >= 0: the weight of qkv begins normal with it, its bias with 0 */
+  double projection_deviation; /* the same of the projection; GPT-2: 0.02 / sqrt(2 layers) */
+} ek_attention_options;
+#define EK_ATTENTION_OPTIONS_INIT                                                                  \
+  {                                                                                                \
+    .size = sizeof(ek_attention_options), .bias = true, .frozen = false, .no_decay = false,        \
+    .deviation = 0.02, .projection_deviation = 0.02                                                \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_attention_options_init(ek_attention_options *options, size_t size);
+
+/* With the default options. `width` must be a multiple of `heads`. */
 EK_API EK_CHECKED ek_status ek_attention_create(ek_module **module, int64_t width, int heads);
+
+/* `options` NULL gives the defaults. */
 EK_API EK_CHECKED ek_status ek_attention_create_with(ek_module **module, int64_t width, int heads,
-                                                     double deviation, double projection_deviation);
+                                                     const ek_attention_options *options);
 
 EK_END_DECLARATIONS
 

@@ -10,8 +10,28 @@
 
 EK_BEGIN_DECLARATIONS
 
-/* epsilon is usually 1e-5. */
+typedef struct ek_layer_norm_options {
+  size_t size;
+  double epsilon; /* > 0 */
+  bool frozen;    /* weight and bias are (ek_parameter_options) */
+  const ek_initializer *weight_start; /* copied, except for values; NULL: ones */
+  const ek_initializer *bias_start;   /* the same; NULL: zeros */
+} ek_layer_norm_options;
+#define EK_LAYER_NORM_OPTIONS_INIT                                                                 \
+  {                                                                                                \
+    .size = sizeof(ek_layer_norm_options), .epsilon = 1e-5, .frozen = false, .weight_start = NULL, \
+    .bias_start = NULL                                                                             \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_layer_norm_options_init(ek_layer_norm_options *options, size_t size);
+
+/* With the default options, except for `epsilon`, which is usually 1e-5. Neither parameter has
+ * weight decay. */
 EK_API EK_CHECKED ek_status ek_layer_norm_create(ek_module **module, int64_t width, double epsilon);
+
+/* `options` NULL gives the defaults. */
+EK_API EK_CHECKED ek_status ek_layer_norm_create_with(ek_module **module, int64_t width,
+                                                      const ek_layer_norm_options *options);
 
 EK_END_DECLARATIONS
 

@@ -10,25 +10,39 @@
 
 EK_BEGIN_DECLARATIONS
 
-/*
- * ek_linear_create() starts weight and bias uniform in +- 1 / sqrt(in), as torch.nn.Linear does;
- * ek_linear_create_with() starts the weight as given and the bias with zeros.
- */
+typedef struct ek_linear_options {
+  size_t size;
+  bool bias;     /* there is one */
+  bool frozen;   /* weight and bias are (ek_parameter_options) */
+  bool no_decay; /* the weight has no weight decay either; the bias never has */
+  const ek_initializer *weight_start; /* copied, except for values; NULL: uniform, +- 1/sqrt(in) */
+  const ek_initializer *bias_start;   /* the same; NULL: as the weight if that is NULL, or zeros */
+  int64_t columns;                    /* of the output, see below; 0: out */
+} ek_linear_options;
+#define EK_LINEAR_OPTIONS_INIT                                                                     \
+  {                                                                                                \
+    .size = sizeof(ek_linear_options), .bias = true, .frozen = false, .no_decay = false,           \
+    .weight_start = NULL, .bias_start = NULL, .columns = 0                                         \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_linear_options_init(ek_linear_options *options, size_t size);
+
+/* With the default options, except for `bias`: the initial values are those of torch.nn.Linear. */
 EK_API EK_CHECKED ek_status ek_linear_create(ek_module **module, int64_t in, int64_t out,
                                              bool bias);
-EK_API EK_CHECKED ek_status ek_linear_create_with(ek_module **module, int64_t in, int64_t out,
-                                                  bool bias, ek_initializer weight);
 
 /*
- * The same over longer rows: output [..., columns], columns >= out, of which the first `out` are y;
- * what is after them means nothing, and nothing is read there in its gradient. Parameters and
- * results are those of the dense layer. A GPU has faster products for rows that begin at multiples
- * of 16 bytes: `columns` is then ek_tensor_aligned_columns(out, type). EK_ERR_INVALID_ARGUMENT for
- * fewer than `out`.
+ * `options` NULL gives the defaults.
+ *
+ * With columns > 0 rows of the output are longer: output [..., columns], columns >= out, of which
+ * the first `out` are y; what is after them means nothing, and nothing is read there in its
+ * gradient. Parameters and results are those of the dense layer. A GPU has faster products for rows
+ * that begin at multiples of 16 bytes: `columns` is then ek_tensor_aligned_columns(out, type).
+ * EK_ERR_INVALID_ARGUMENT for sizes that are not above 0, for fewer columns than `out`, and for a
+ * bias_start without bias.
  */
-EK_API EK_CHECKED ek_status ek_linear_create_padded(ek_module **module, int64_t in, int64_t out,
-                                                    bool bias, ek_initializer weight,
-                                                    int64_t columns);
+EK_API EK_CHECKED ek_status ek_linear_create_with(ek_module **module, int64_t in, int64_t out,
+                                                  const ek_linear_options *options);
 
 EK_END_DECLARATIONS
 

@@ -12,9 +12,24 @@
 
 EK_BEGIN_DECLARATIONS
 
-/* `bias`: whether the three linears have one. */
+typedef struct ek_swiglu_options {
+  size_t size;
+  bool bias;     /* of the three linears */
+  bool frozen;   /* the three linears are (ek_parameter_options) */
+  bool no_decay; /* the weights have no weight decay either; biases never have */
+} ek_swiglu_options;
+#define EK_SWIGLU_OPTIONS_INIT                                                                     \
+  { .size = sizeof(ek_swiglu_options), .bias = true, .frozen = false, .no_decay = false }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_swiglu_options_init(ek_swiglu_options *options, size_t size);
+
+/* With the default options, except for `bias`. */
 EK_API EK_CHECKED ek_status ek_swiglu_create(ek_module **module, int64_t width, int64_t hidden,
                                              bool bias);
+
+/* `options` NULL gives the defaults. */
+EK_API EK_CHECKED ek_status ek_swiglu_create_with(ek_module **module, int64_t width, int64_t hidden,
+                                                  const ek_swiglu_options *options);
 
 EK_END_DECLARATIONS
 

@@ -38,6 +38,16 @@ static ek_status add_dropout(struct ek__composite *m, const char *name, double p
   return ek__composite_add(m, name, dropout);
 }
 
+static ek_status add_linear(struct ek__composite *m, const char *name, int64_t in, int64_t out,
+                            bool bias, double deviation, int64_t columns) {
+  const ek_initializer start = ek_initializer_normal(0.0, deviation);
+  ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
+  options.bias = bias;
+  options.weight_start = &start;
+  options.columns = columns;
+  return ek__composite_add_linear(m, name, in, out, &options);
+}
+
 static ek_status add_layer_norm(struct ek__composite *m, const char *name, int64_t width) {
   ek_module *norm = NULL;
   EK_TRY(ek_layer_norm_create(&norm, width, EPSILON));
@@ -136,17 +146,20 @@ static ek_status fill_block(struct block *m, const ek_gpt_options *o) {
   struct ek__composite *block = &m->base;
   EK_TRY(add_layer_norm(block, "ln_1", o->width));
   ek_module *attention = NULL;
-  EK_TRY(ek_attention_create_with(&attention, o->width, o->heads, DEVIATION, last_deviation));
+  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
+  options.deviation = DEVIATION;
+  options.projection_deviation = last_deviation;
+  EK_TRY(ek_attention_create_with(&attention, o->width, o->heads, &options));
   EK_TRY(ek__composite_add(block, "attention", attention));
   EK_TRY(add_dropout(block, "dropout_1", o->dropout));
   m->ln_2 = block->count;
 
   EK_TRY(add_layer_norm(block, "ln_2", o->width));
-  EK_TRY(ek__composite_add_linear(block, "expand", o->width, 4 * o->width, true, DEVIATION));
+  EK_TRY(add_linear(block, "expand", o->width, 4 * o->width, true, DEVIATION, 0));
   ek_module *gelu = NULL;
   EK_TRY(ek_activation_create(&gelu, EK_ACTIVATION_GELU));
   EK_TRY(ek__composite_add(block, "gelu", gelu));
-  EK_TRY(ek__composite_add_linear(block, "contract", 4 * o->width, o->width, true, last_deviation));
+  EK_TRY(add_linear(block, "contract", 4 * o->width, o->width, true, last_deviation, 0));
   return add_dropout(block, "dropout_2", o->dropout);
 }
 
@@ -241,13 +254,7 @@ static ek_status fill_gpt(struct ek__composite *gpt, const ek_gpt_options *o) {
   }
   EK_TRY(add_layer_norm(gpt, "norm", o->width));
   if (o->fused_loss) return EK_OK;
-  if (o->logits_columns == 0) {
-    return ek__composite_add_linear(gpt, "head", o->width, o->vocabulary, false, DEVIATION);
-  }
-  ek_module *head = NULL;
-  EK_TRY(ek_linear_create_padded(&head, o->width, o->vocabulary, false,
-                                 ek_initializer_normal(0.0, DEVIATION), o->logits_columns));
-  return ek__composite_add(gpt, "head", head);
+  return add_linear(gpt, "head", o->width, o->vocabulary, false, DEVIATION, o->logits_columns);
 }
 
 /* Instead of the head and under its name: a criterion that is tied to the model without it. */

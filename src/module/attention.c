@@ -11,6 +11,7 @@
 #include <evenkeel/pass.h>
 
 #include "core/error.h"
+#include "core/options.h"
 #include "module/composite.h"
 #include "module/layer_internal.h"
 
@@ -84,31 +85,45 @@ static const ek_module_ops attention_ops = {
     EK__LAYER("attention", attention_forward, attention_backward, ek__composite_free),
     .parameters = ek__composite_parameters};
 
-static ek_status check_sizes(int64_t width, int heads, double deviation,
-                             double projection_deviation) {
+static ek_status check_options(const ek_attention_options *o, int64_t width, int heads) {
   EK__FAIL_IF(width <= 0 || heads <= 0 || width % heads != 0, EK_ERR_INVALID_ARGUMENT,
               "attention: width %" PRId64 " is not a multiple of %d heads", width, heads);
   EK__FAIL_IF(width > INT64_MAX / 3, EK_ERR_OVERFLOW, "attention: 3 x %" PRId64 " columns", width);
-  EK__FAIL_IF(!(deviation >= 0) || !(projection_deviation >= 0) || isinf(deviation) ||
-                  isinf(projection_deviation),
+  EK__FAIL_IF(!(o->deviation >= 0) || !(o->projection_deviation >= 0) || isinf(o->deviation) ||
+                  isinf(o->projection_deviation),
               EK_ERR_INVALID_ARGUMENT,
-              "attention: standard deviations are %g and %g, expected 0 or more", deviation,
-              projection_deviation);
+              "attention: standard deviations are %g and %g, expected 0 or more", o->deviation,
+              o->projection_deviation);
   return EK_OK;
 }
 
-ek_status ek_attention_create_with(ek_module **module, int64_t width, int heads, double deviation,
-                                   double projection_deviation) {
-  EK_TRY(check_sizes(width, heads, deviation, projection_deviation));
+static ek_status add_linear(struct ek__composite *m, const char *name, int64_t in, int64_t out,
+                            const ek_attention_options *o, double deviation) {
+  const ek_initializer start = ek_initializer_normal(0.0, deviation);
+  ek_linear_options linear = EK_LINEAR_OPTIONS_INIT;
+  linear.bias = o->bias;
+  linear.frozen = o->frozen;
+  linear.no_decay = o->no_decay;
+  linear.weight_start = &start;
+  return ek__composite_add_linear(m, name, in, out, &linear);
+}
+
+ek_status ek_attention_create_with(ek_module **module, int64_t width, int heads,
+                                   const ek_attention_options *options) {
+  ek_attention_options o = EK_ATTENTION_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_attention_options"));
+  EK_TRY(check_options(&o, width, heads));
   struct attention made = {.width = width, .heads = heads};
   struct ek__composite *m = &made.base;
-  ek_status status = ek__composite_add_linear(m, "qkv", width, 3 * width, true, deviation);
+  ek_status status = add_linear(m, "qkv", width, 3 * width, &o, o.deviation);
   if (status == EK_OK) {
-    status = ek__composite_add_linear(m, "projection", width, width, true, projection_deviation);
+    status = add_linear(m, "projection", width, width, &o, o.projection_deviation);
   }
   return ek__composite_create(module, m, sizeof made, &attention_ops, 1, 1, status);
 }
 
 ek_status ek_attention_create(ek_module **module, int64_t width, int heads) {
-  return ek_attention_create_with(module, width, heads, 0.02, 0.02);
+  return ek_attention_create_with(module, width, heads, NULL);
 }
+
+EK__OPTIONS_INIT(ek_attention_options, EK_ATTENTION_OPTIONS_INIT)

@@ -5,8 +5,6 @@
 
 #include <stdio.h>
 
-#include <evenkeel/linear.h>
-
 #include "core/alloc.h"
 #include "module/layer_internal.h"
 
@@ -22,9 +20,9 @@ ek_status ek__composite_add(struct ek__composite *m, const char *name, ek_module
 }
 
 ek_status ek__composite_add_linear(struct ek__composite *m, const char *name, int64_t in,
-                                   int64_t out, bool bias, double deviation) {
+                                   int64_t out, const ek_linear_options *options) {
   ek_module *linear = NULL;
-  EK_TRY(ek_linear_create_with(&linear, in, out, bias, ek_initializer_normal(0.0, deviation)));
+  EK_TRY(ek_linear_create_with(&linear, in, out, options));
   return ek__composite_add(m, name, linear);
 }
 

@@ -4,6 +4,7 @@
 #ifndef EK_COMPOSITE_H
 #define EK_COMPOSITE_H
 
+#include <evenkeel/linear.h>
 #include <evenkeel/pass.h>
 #include <evenkeel/recompute.h>
 
@@ -25,7 +26,7 @@ struct ek__composite {
 ek_status ek__composite_add(struct ek__composite *m, const char *name, ek_module *child);
 /* A new linear. */
 ek_status ek__composite_add_linear(struct ek__composite *m, const char *name, int64_t in,
-                                   int64_t out, bool bias, double deviation);
+                                   int64_t out, const ek_linear_options *options);
 
 /* Slots of its table. */
 ek_status ek__composite_parameters(const ek_module *self, ek_declaration *declaration);

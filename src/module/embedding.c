@@ -8,6 +8,7 @@
 #include <evenkeel/lookup.h>
 
 #include "core/error.h"
+#include "core/options.h"
 #include "module/layer_internal.h"
 
 enum { WEIGHT, POSITIONS };
@@ -18,16 +19,18 @@ enum { WEIGHT, POSITIONS };
 struct embedding {
   ek_module base;
   int64_t entries, width, positions;
+  ek_parameter_options asked;
+  ek_initializer weight_start, positions_start;
 };
 
 static ek_status embedding_parameters(const ek_module *self, ek_declaration *declaration) {
   const struct embedding *m = (const struct embedding *)self;
-  const ek_initializer start = ek_initializer_normal(0.0, DEVIATION);
   const int64_t weight[] = {m->entries, m->width};
-  EK_TRY(ek_declare_parameter(declaration, "weight", 2, weight, start));
+  EK_TRY(ek_declare_parameter_with(declaration, "weight", 2, weight, m->weight_start, &m->asked));
   if (m->positions == 0) return EK_OK;
   const int64_t positions[] = {m->positions, m->width};
-  return ek_declare_parameter(declaration, "positions", 2, positions, start);
+  return ek_declare_parameter_with(declaration, "positions", 2, positions, m->positions_start,
+                                   &m->asked);
 }
 
 /* Tokens of one sample; [B] is one token each. */
@@ -111,12 +114,32 @@ static const ek_module_ops embedding_ops = {
     EK__LAYER("embedding", embedding_forward, embedding_backward, ek__layer_free),
     .parameters = embedding_parameters, .input_type = embedding_input_type};
 
-ek_status ek_embedding_create(ek_module **module, int64_t entries, int64_t width,
-                              int64_t positions) {
-  EK__FAIL_IF(entries <= 0 || width <= 0 || positions < 0, EK_ERR_INVALID_ARGUMENT,
+ek_status ek_embedding_create_with(ek_module **module, int64_t entries, int64_t width,
+                                   const ek_embedding_options *options) {
+  ek_embedding_options o = EK_EMBEDDING_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_embedding_options"));
+  EK__FAIL_IF(entries <= 0 || width <= 0 || o.positions < 0, EK_ERR_INVALID_ARGUMENT,
               "embedding: %" PRId64 " entries of width %" PRId64 " and %" PRId64
               " positions, expected sizes above 0",
-              entries, width, positions);
-  const struct embedding made = {.entries = entries, .width = width, .positions = positions};
+              entries, width, o.positions);
+  EK__FAIL_IF(o.positions_start != NULL && o.positions == 0, EK_ERR_INVALID_ARGUMENT,
+              "embedding: positions_start is given, but positions is 0");
+  const ek_initializer start = ek_initializer_normal(0.0, DEVIATION);
+  const struct embedding made = {
+      .entries = entries,
+      .width = width,
+      .positions = o.positions,
+      .asked = {.size = sizeof made.asked, .frozen = o.frozen, .no_decay = o.no_decay},
+      .weight_start = o.weight_start == NULL ? start : *o.weight_start,
+      .positions_start = o.positions_start == NULL ? start : *o.positions_start};
   return ek__layer_create(module, &made, sizeof made, &embedding_ops, 1, 1);
 }
+
+ek_status ek_embedding_create(ek_module **module, int64_t entries, int64_t width,
+                              int64_t positions) {
+  ek_embedding_options options = EK_EMBEDDING_OPTIONS_INIT;
+  options.positions = positions;
+  return ek_embedding_create_with(module, entries, width, &options);
+}
+
+EK__OPTIONS_INIT(ek_embedding_options, EK_EMBEDDING_OPTIONS_INIT)

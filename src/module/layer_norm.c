@@ -9,6 +9,7 @@
 #include <evenkeel/normalize.h>
 
 #include "core/error.h"
+#include "core/options.h"
 #include "module/layer_internal.h"
 #include "module/residual_norm.h"
 
@@ -18,15 +19,18 @@ struct layer_norm {
   ek_module base;
   int64_t width;
   double epsilon;
+  bool frozen;
+  ek_initializer weight_start, bias_start;
 };
 
 static ek_status layer_norm_parameters(const ek_module *self, ek_declaration *declaration) {
-  const int64_t shape[] = {((const struct layer_norm *)self)->width};
+  const struct layer_norm *m = (const struct layer_norm *)self;
+  const int64_t shape[] = {m->width};
   ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
   options.no_decay = true;
-  EK_TRY(
-      ek_declare_parameter_with(declaration, "weight", 1, shape, ek_initializer_ones(), &options));
-  return ek_declare_parameter_with(declaration, "bias", 1, shape, ek_initializer_zeros(), &options);
+  options.frozen = m->frozen;
+  EK_TRY(ek_declare_parameter_with(declaration, "weight", 1, shape, m->weight_start, &options));
+  return ek_declare_parameter_with(declaration, "bias", 1, shape, m->bias_start, &options);
 }
 
 /* x, or x + residual written to sum: y is its layer norm. */
@@ -115,11 +119,27 @@ static const ek_module_ops layer_norm_ops = {
     EK__LAYER("layer_norm", layer_norm_forward, layer_norm_backward, ek__layer_free),
     .parameters = layer_norm_parameters, .cheap = true};
 
-ek_status ek_layer_norm_create(ek_module **module, int64_t width, double epsilon) {
+ek_status ek_layer_norm_create_with(ek_module **module, int64_t width,
+                                    const ek_layer_norm_options *options) {
+  ek_layer_norm_options o = EK_LAYER_NORM_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_layer_norm_options"));
   EK__FAIL_IF(width <= 0, EK_ERR_INVALID_ARGUMENT,
               "layer_norm: width is %" PRId64 ", expected above 0", width);
-  EK__FAIL_IF(!(epsilon > 0) || isinf(epsilon), EK_ERR_INVALID_ARGUMENT,
-              "layer_norm: epsilon is %g, expected above 0", epsilon);
-  const struct layer_norm made = {.width = width, .epsilon = epsilon};
+  EK__FAIL_IF(!(o.epsilon > 0) || isinf(o.epsilon), EK_ERR_INVALID_ARGUMENT,
+              "layer_norm: epsilon is %g, expected above 0", o.epsilon);
+  const struct layer_norm made = {
+      .width = width,
+      .epsilon = o.epsilon,
+      .frozen = o.frozen,
+      .weight_start = o.weight_start == NULL ? ek_initializer_ones() : *o.weight_start,
+      .bias_start = o.bias_start == NULL ? ek_initializer_zeros() : *o.bias_start};
   return ek__layer_create(module, &made, sizeof made, &layer_norm_ops, 1, 1);
 }
+
+ek_status ek_layer_norm_create(ek_module **module, int64_t width, double epsilon) {
+  ek_layer_norm_options options = EK_LAYER_NORM_OPTIONS_INIT;
+  options.epsilon = epsilon;
+  return ek_layer_norm_create_with(module, width, &options);
+}
+
+EK__OPTIONS_INIT(ek_layer_norm_options, EK_LAYER_NORM_OPTIONS_INIT)

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 
 #include "core/error.h"
+#include "core/options.h"
 #include "module/layer_internal.h"
 #include "module/product.h"
 
@@ -42,25 +43,31 @@ static const ek_module_ops linear_ops = {
     EK__LAYER("linear", linear_forward, linear_backward, ek__layer_free),
     .parameters = linear_parameters, .formula = linear_formula};
 
-static ek_status create(ek_module **module, int64_t in, int64_t out, bool bias,
-                        const ek_initializer *weight, int64_t columns) {
-  struct linear made = {.columns = columns};
-  EK_TRY(ek__affine_fill(&made.affine, linear_ops.kind, in, out, bias, weight));
+static ek_status check_options(const ek_linear_options *o, int64_t out) {
+  EK__FAIL_IF(o->columns != 0 && o->columns < out, EK_ERR_INVALID_ARGUMENT,
+              "linear: rows of %" PRId64 " columns do not hold %" PRId64, o->columns, out);
+  EK__FAIL_IF(o->bias_start != NULL && !o->bias, EK_ERR_INVALID_ARGUMENT,
+              "linear: bias_start is given, but bias is false");
+  return EK_OK;
+}
+
+ek_status ek_linear_create_with(ek_module **module, int64_t in, int64_t out,
+                                const ek_linear_options *options) {
+  ek_linear_options o = EK_LINEAR_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_linear_options"));
+  EK_TRY(check_options(&o, out));
+  struct linear made = {.columns = o.columns};
+  EK_TRY(ek__affine_fill(&made.affine, linear_ops.kind, in, out, o.bias, o.weight_start));
+  made.affine.frozen = o.frozen;
+  made.affine.no_decay = o.no_decay;
+  if (o.bias_start != NULL) made.affine.bias_start = *o.bias_start;
   return ek__layer_create(module, &made, sizeof made, &linear_ops, 1, 1);
 }
 
 ek_status ek_linear_create(ek_module **module, int64_t in, int64_t out, bool bias) {
-  return create(module, in, out, bias, NULL, 0);
+  ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
+  options.bias = bias;
+  return ek_linear_create_with(module, in, out, &options);
 }
 
-ek_status ek_linear_create_with(ek_module **module, int64_t in, int64_t out, bool bias,
-                                ek_initializer weight) {
-  return create(module, in, out, bias, &weight, 0);
-}
-
-ek_status ek_linear_create_padded(ek_module **module, int64_t in, int64_t out, bool bias,
-                                  ek_initializer weight, int64_t columns) {
-  EK__FAIL_IF(columns < out, EK_ERR_INVALID_ARGUMENT,
-              "linear: rows of %" PRId64 " columns do not hold %" PRId64, columns, out);
-  return create(module, in, out, bias, &weight, columns);
-}
+EK__OPTIONS_INIT(ek_linear_options, EK_LINEAR_OPTIONS_INIT)

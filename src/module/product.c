@@ -27,9 +27,12 @@ ek_status ek__affine_fill(struct ek__affine *affine, const char *kind, int64_t i
 
 ek_status ek__affine_declare(const struct ek__affine *affine, ek_declaration *declaration) {
   const int64_t shape[] = {affine->out, affine->in};
-  EK_TRY(ek_declare_parameter(declaration, "weight", 2, shape, affine->weight_start));
-  if (!affine->bias) return EK_OK;
   ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
+  options.frozen = affine->frozen;
+  options.no_decay = affine->no_decay;
+  EK_TRY(ek_declare_parameter_with(declaration, "weight", 2, shape, affine->weight_start,
+                                   &options));
+  if (!affine->bias) return EK_OK;
   options.no_decay = true;
   return ek_declare_parameter_with(declaration, "bias", 1, shape, affine->bias_start, &options);
 }

@@ -11,7 +11,8 @@
 /* Sizes and first values of W [out, in] and b [out], the first two parameters of their module. */
 struct ek__affine {
   int64_t in, out;
-  bool bias;
+  bool bias, frozen;
+  bool no_decay; /* of W; b has none */
   ek_initializer weight_start, bias_start;
 };
 

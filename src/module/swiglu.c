@@ -7,6 +7,8 @@
 #include <evenkeel/linear.h>
 #include <evenkeel/pass.h>
 
+#include "core/error.h"
+#include "core/options.h"
 #include "module/composite.h"
 #include "module/layer_internal.h"
 
@@ -70,17 +72,25 @@ static const ek_module_ops swiglu_ops = {
     EK__LAYER("swiglu", swiglu_forward, swiglu_backward, ek__composite_free),
     .parameters = ek__composite_parameters};
 
-static ek_status add_linear(struct ek__composite *m, const char *name, int64_t in, int64_t out,
-                            bool bias) {
-  ek_module *linear = NULL;
-  EK_TRY(ek_linear_create(&linear, in, out, bias));
-  return ek__composite_add(m, name, linear);
+ek_status ek_swiglu_create_with(ek_module **module, int64_t width, int64_t hidden,
+                                const ek_swiglu_options *options) {
+  ek_swiglu_options o = EK_SWIGLU_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_swiglu_options"));
+  ek_linear_options linear = EK_LINEAR_OPTIONS_INIT;
+  linear.bias = o.bias;
+  linear.frozen = o.frozen;
+  linear.no_decay = o.no_decay;
+  struct ek__composite made = {0};
+  ek_status status = ek__composite_add_linear(&made, "gate", width, hidden, &linear);
+  if (status == EK_OK) status = ek__composite_add_linear(&made, "up", width, hidden, &linear);
+  if (status == EK_OK) status = ek__composite_add_linear(&made, "down", hidden, width, &linear);
+  return ek__composite_create(module, &made, sizeof made, &swiglu_ops, 1, 1, status);
 }
 
 ek_status ek_swiglu_create(ek_module **module, int64_t width, int64_t hidden, bool bias) {
-  struct ek__composite made = {0};
-  ek_status status = add_linear(&made, "gate", width, hidden, bias);
-  if (status == EK_OK) status = add_linear(&made, "up", width, hidden, bias);
-  if (status == EK_OK) status = add_linear(&made, "down", hidden, width, bias);
-  return ek__composite_create(module, &made, sizeof made, &swiglu_ops, 1, 1, status);
+  ek_swiglu_options options = EK_SWIGLU_OPTIONS_INIT;
+  options.bias = bias;
+  return ek_swiglu_create_with(module, width, hidden, &options);
 }
+
+EK__OPTIONS_INIT(ek_swiglu_options, EK_SWIGLU_OPTIONS_INIT)

@@ -112,7 +112,10 @@ START_TEST(initial_values) {
   ek_module *module = NULL;
   ek_replica *replica = NULL;
   ek_parameter_info info;
-  ck_ok(ek_attention_create_with(&module, WIDTH, 4, 0.5, 0.125));
+  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
+  options.deviation = 0.5;
+  options.projection_deviation = 0.125;
+  ck_ok(ek_attention_create_with(&module, WIDTH, 4, &options));
   ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
   ck_assert_uint_eq(ek_replica_parameter_count(replica), 4);
   const char *names[] = {"qkv.weight", "projection.weight", "qkv.bias", "projection.bias"};
@@ -136,15 +139,18 @@ END_TEST
 START_TEST(bad_input) {
   ek_module *module = NULL;
   ck_fails(ek_attention_create(NULL, 6, 2), EK_ERR_INVALID_ARGUMENT, "attention");
-  ck_fails(ek_attention_create_with(NULL, 6, 2, 1, 1), EK_ERR_INVALID_ARGUMENT, "attention");
+  ck_fails(ek_attention_create_with(NULL, 6, 2, NULL), EK_ERR_INVALID_ARGUMENT, "attention");
   ck_fails(ek_attention_create(&module, 0, 2), EK_ERR_INVALID_ARGUMENT, "attention");
   ck_fails(ek_attention_create(&module, 6, 0), EK_ERR_INVALID_ARGUMENT, "attention");
   ck_fails(ek_attention_create(&module, -6, -2), EK_ERR_INVALID_ARGUMENT, "attention");
   ck_fails(ek_attention_create(&module, 6, 4), EK_ERR_INVALID_ARGUMENT, "multiple of 4 heads");
   ck_fails(ek_attention_create(&module, INT64_MAX / 2, 1), EK_ERR_OVERFLOW, "attention");
-  ck_fails(ek_attention_create_with(&module, 6, 2, -1, 1), EK_ERR_INVALID_ARGUMENT, "deviation");
-  ck_fails(ek_attention_create_with(&module, 6, 2, 1, (double)NAN), EK_ERR_INVALID_ARGUMENT,
-           "deviation");
+  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
+  options.deviation = -1;
+  ck_fails(ek_attention_create_with(&module, 6, 2, &options), EK_ERR_INVALID_ARGUMENT, "deviation");
+  options = (ek_attention_options)EK_ATTENTION_OPTIONS_INIT;
+  options.projection_deviation = (double)NAN;
+  ck_fails(ek_attention_create_with(&module, 6, 2, &options), EK_ERR_INVALID_ARGUMENT, "deviation");
   ck_assert_ptr_null(module);
   ck_host_failures(create_two);
 

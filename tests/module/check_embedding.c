@@ -108,6 +108,11 @@ START_TEST(bad_input) {
   ck_fails(ek_embedding_create(&module, 0, 3, 0), EK_ERR_INVALID_ARGUMENT, "embedding");
   ck_fails(ek_embedding_create(&module, 5, -3, 0), EK_ERR_INVALID_ARGUMENT, "-3");
   ck_fails(ek_embedding_create(&module, 5, 3, -1), EK_ERR_INVALID_ARGUMENT, "-1");
+  const ek_initializer zeros = ek_initializer_zeros();
+  ek_embedding_options options = EK_EMBEDDING_OPTIONS_INIT;
+  options.positions_start = &zeros;
+  ck_fails(ek_embedding_create_with(&module, 5, 3, &options), EK_ERR_INVALID_ARGUMENT,
+           "positions_start is given, but positions is 0");
   ck_assert_ptr_null(module);
   ck_host_failures(create_placed);
 

@@ -94,24 +94,41 @@ START_TEST(initial_values) {
   for (int i = 0; i < OUT; i++) ck_assert_double_le(fabs(bias[i]), 0.125);
   ck_assert(bias[0] != bias[1]);
 
-  ck_ok(ek_linear_create_with(&module, IN, OUT, true, ek_initializer_constant(0.5)));
-  read_start(module, "weight", weight);
-  read_start(module, "bias", bias);
-  ek_module_free(module);
-  for (int i = 0; i < IN * OUT; i++) ck_assert(weight[i] == 0.5);
-  for (int i = 0; i < OUT; i++) ck_assert(bias[i] == 0);
+  const ek_initializer half = ek_initializer_constant(0.5), two = ek_initializer_constant(2);
+  ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
+  options.weight_start = &half;
+  for (int k = 0; k < 2; k++) {
+    ck_ok(ek_linear_create_with(&module, IN, OUT, &options));
+    read_start(module, "weight", weight);
+    read_start(module, "bias", bias);
+    ek_module_free(module);
+    for (int i = 0; i < IN * OUT; i++) ck_assert(weight[i] == 0.5);
+    for (int i = 0; i < OUT; i++) ck_assert(bias[i] == 2 * k);
+    options.bias_start = &two;
+  }
 }
 END_TEST
 
 START_TEST(bad_input) {
   ek_module *module = NULL;
   ck_fails(ek_linear_create(NULL, 3, 2, true), EK_ERR_INVALID_ARGUMENT, "linear");
-  ck_fails(ek_linear_create_with(NULL, 3, 2, true, ek_initializer_zeros()), EK_ERR_INVALID_ARGUMENT,
-           "linear");
+  ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
+  const ek_initializer zeros = ek_initializer_zeros();
+  ck_fails(ek_linear_create_with(NULL, 3, 2, NULL), EK_ERR_INVALID_ARGUMENT, "linear");
+  options.columns = 1;
+  ck_fails(ek_linear_create_with(&module, 3, 2, &options), EK_ERR_INVALID_ARGUMENT,
+           "rows of 1 columns do not hold 2");
+  options.columns = -2;
+  ck_fails(ek_linear_create_with(&module, 3, 2, &options), EK_ERR_INVALID_ARGUMENT, "-2 columns");
+  options.columns = 0;
+  options.bias = false;
+  options.bias_start = &zeros;
+  ck_fails(ek_linear_create_with(&module, 3, 2, &options), EK_ERR_INVALID_ARGUMENT,
+           "bias_start is given, but bias is false");
   ck_fails(ek_linear_create(&module, 0, 2, true), EK_ERR_INVALID_ARGUMENT, "0 -> 2");
   ck_fails(ek_linear_create(&module, 3, 0, true), EK_ERR_INVALID_ARGUMENT, "3 -> 0");
   ck_fails(ek_linear_create(&module, -1, 2, true), EK_ERR_INVALID_ARGUMENT, "-1");
-  ck_fails(ek_linear_create_with(&module, 3, INT64_MIN, false, ek_initializer_zeros()),
+  ck_fails(ek_linear_create_with(&module, 3, INT64_MIN, NULL),
            EK_ERR_INVALID_ARGUMENT, "linear");
   ck_assert_ptr_null(module);
   ck_host_failures(create_plain);

@@ -7,9 +7,7 @@
 
 #include <evenkeel/gpt.h>
 #include <evenkeel/host_memory.h>
-#include <evenkeel/linear.h>
-#include <evenkeel/activation.h>
-#include <evenkeel/sequential.h>
+#include <evenkeel/layers.h>
 
 #include "ck_gpt.h"
 #include "ck_module.h"
@@ -250,6 +248,98 @@ START_TEST(options_and_values) {
 }
 END_TEST
 
+/* ---- options of the layers ---- */
+
+static const double first[] = {1, 2, 3, 4, 5, 6}, second[] = {7, 8, 9};
+
+static ek_status linear_with(ek_module **module, bool asked, const ek_initializer *start) {
+  ek_linear_options o = EK_LINEAR_OPTIONS_INIT;
+  o.frozen = o.no_decay = asked;
+  o.weight_start = &start[0];
+  o.bias_start = &start[1];
+  return ek_linear_create_with(module, 2, 3, &o);
+}
+static ek_status layer_norm_with(ek_module **module, bool asked, const ek_initializer *start) {
+  ek_layer_norm_options o = EK_LAYER_NORM_OPTIONS_INIT;
+  o.frozen = asked;
+  o.weight_start = &start[0];
+  o.bias_start = &start[1];
+  return ek_layer_norm_create_with(module, 3, &o);
+}
+static ek_status embedding_with(ek_module **module, bool asked, const ek_initializer *start) {
+  ek_embedding_options o = EK_EMBEDDING_OPTIONS_INIT;
+  o.frozen = o.no_decay = asked;
+  o.positions = 1;
+  o.weight_start = &start[0];
+  o.positions_start = &start[1];
+  return ek_embedding_create_with(module, 2, 3, &o);
+}
+static ek_status attention_with(ek_module **module, bool asked, const ek_initializer *start) {
+  ek_attention_options o = EK_ATTENTION_OPTIONS_INIT;
+  (void)start;
+  o.frozen = o.no_decay = asked;
+  o.bias = !asked;
+  return ek_attention_create_with(module, 4, 2, &o);
+}
+static ek_status swiglu_with(ek_module **module, bool asked, const ek_initializer *start) {
+  ek_swiglu_options o = EK_SWIGLU_OPTIONS_INIT;
+  (void)start;
+  o.frozen = o.no_decay = asked;
+  o.bias = !asked;
+  return ek_swiglu_create_with(module, 4, 2, &o);
+}
+
+static const struct {
+  ek_status (*create)(ek_module **module, bool asked, const ek_initializer *start);
+  size_t parameters[2]; /* without `asked`, and with it */
+  bool starts, norm;
+} layers[] = {{linear_with, {2, 2}, true, false},
+              {layer_norm_with, {2, 2}, true, true},
+              {embedding_with, {2, 2}, true, false},
+              {attention_with, {4, 2}, false, false},
+              {swiglu_with, {6, 3}, false, false}};
+
+/* Its first parameter begins with 1, 2, ..., its second one with 7, 8, .... */
+static void starts_as_told(const ek_replica *replica) {
+  static const char *const names[][2] = {{"weight", ""}, {"bias", "positions"}};
+  for (int k = 0; k < 2; k++) {
+    ek_parameter_info info;
+    if (ek_replica_find(&info, replica, names[k][0]) != EK_OK) {
+      ck_ok(ek_replica_find(&info, replica, names[k][1]));
+    }
+    double *values = read_all(&info.value);
+    for (int64_t i = 0; i < ek_tensor_count(&info.value); i++) {
+      ck_assert_double_eq(values[i], (k == 0 ? first : second)[i]);
+    }
+    free(values);
+  }
+}
+
+START_TEST(options_of_layers) {
+  const bool asked = _i % 2 == 1;
+  /* Copied: the layer does not read the array again. */
+  ek_initializer start[] = {ek_initializer_values(first), ek_initializer_values(second)};
+  ek_module *module = NULL;
+  ck_ok(layers[_i / 2].create(&module, asked, start));
+  memset(start, 0xFF, sizeof start);
+  struct bench bench = bench_open("cpu:1", module);
+  ek_replica *replica = NULL;
+  ck_ok(ek_replica_open(&replica, bench.device, module, NULL));
+  ck_assert_uint_eq(ek_replica_parameter_count(replica), layers[_i / 2].parameters[asked]);
+  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_parameter(&info, replica, i));
+    ck_assert_int_eq(info.frozen, asked);
+    ck_assert_int_eq(ek_tensor_exists(&info.gradient), !asked);
+    const bool bias = strstr(info.name, "bias") != NULL;
+    ck_assert_int_eq(info.no_decay, asked || bias || layers[_i / 2].norm);
+  }
+  if (layers[_i / 2].starts) starts_as_told(replica);
+  ek_replica_free(replica);
+  bench_close(&bench);
+}
+END_TEST
+
 START_TEST(without_gradients) {
   struct bench bench = bench_open("cpu:1", tiny_gpt());
   ek_replica *replica = NULL;
@@ -363,6 +453,7 @@ static Suite *make_suite(void) {
   tcase_add_test(tcase, seeds);
   tcase_add_test(tcase, values_depend_on_names);
   tcase_add_test(tcase, decay);
+  tcase_add_loop_test(tcase, options_of_layers, 0, 2 * (int)(sizeof layers / sizeof *layers));
   tcase_add_loop_test(tcase, options_and_values, 0, 2);
   tcase_add_test(tcase, without_gradients);
   tcase_add_test(tcase, without_parameters);

@@ -96,6 +96,15 @@ CK_LOOP(layers_leave_out_what_is_frozen, 1 << PAIR) {
 
 /* ---- each kind of layer ---- */
 
+/* A linear that begins with zeros, whose rows may be longer; 0 columns: they are not. */
+static ek_status zero_linear(ek_module **module, int64_t in, int64_t out, int64_t columns) {
+  const ek_initializer zeros = ek_initializer_zeros();
+  ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
+  options.weight_start = &zeros;
+  options.columns = columns;
+  return ek_linear_create_with(module, in, out, &options);
+}
+
 /* A linear whose rows may be longer, a table with positions, and a head with its loss that shares
  * the weight of a linear: what is left to compute is right, and all else that modules must keep. */
 static ek_module *frozen_layer(int which) {
@@ -105,7 +114,7 @@ static ek_module *frozen_layer(int which) {
   ek_linear_cross_entropy_options fused = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
   ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
   if (which == 0) {
-    ck_ok(ek_linear_create_padded(&inner, 3, 5, true, ek_initializer_zeros(), 5));
+    ck_ok(zero_linear(&inner, 3, 5, 5));
     return ck_frozen_create(inner, linear, 2, mask);
   }
   if (which == 1) {
@@ -275,8 +284,7 @@ static ek_status build_form(void *context, const ek_settings *settings, ek_modul
   }
   ek_module *parts[3] = {NULL}, *inner = NULL;
   EK_TRY(ek_activation_create(&parts[0], EK_ACTIVATION_GELU));
-  EK_TRY(form->padded ? ek_linear_create_padded(&inner, 96, 80, true, ek_initializer_zeros(), 80)
-                      : ek_linear_create_with(&inner, 96, 80, true, ek_initializer_zeros()));
+  EK_TRY(zero_linear(&inner, 96, 80, form->padded ? 80 : 0));
   if (form->recompute) {
     EK_TRY(ek_recompute_create(&parts[1], inner));
     ek_module_free(inner);
@@ -327,8 +335,7 @@ static uint64_t held_by_pass(bool padded) {
   static const char *const names[] = {"weight", "bias"};
   const int64_t shape[] = {64, 96};
   ek_module *linear = NULL;
-  ck_ok(padded ? ek_linear_create_padded(&linear, 96, 80, true, ek_initializer_zeros(), 88)
-               : ek_linear_create(&linear, 96, 80, true));
+  ck_ok(zero_linear(&linear, 96, 80, padded ? 88 : 0));
   ek_module *module = ck_frozen_create(linear, names, 2, mask);
   ek_group *group = ck_open_exactly("plan:1", 1);
   ek_device *device = ek_group_device(group, 0);

@@ -287,6 +287,46 @@ static ek_status use_ek_sequential_options(struct bench *b, void *o) {
   return status;
 }
 
+static ek_status use_ek_linear_options(struct bench *b, void *o) {
+  ek_module *module = NULL;
+  (void)b;
+  const ek_status status = ek_linear_create_with(&module, 2, 3, o);
+  ek_module_free(module);
+  return status;
+}
+
+static ek_status use_ek_layer_norm_options(struct bench *b, void *o) {
+  ek_module *module = NULL;
+  (void)b;
+  const ek_status status = ek_layer_norm_create_with(&module, 2, o);
+  ek_module_free(module);
+  return status;
+}
+
+static ek_status use_ek_embedding_options(struct bench *b, void *o) {
+  ek_module *module = NULL;
+  (void)b;
+  const ek_status status = ek_embedding_create_with(&module, 2, 3, o);
+  ek_module_free(module);
+  return status;
+}
+
+static ek_status use_ek_attention_options(struct bench *b, void *o) {
+  ek_module *module = NULL;
+  (void)b;
+  const ek_status status = ek_attention_create_with(&module, 4, 2, o);
+  ek_module_free(module);
+  return status;
+}
+
+static ek_status use_ek_swiglu_options(struct bench *b, void *o) {
+  ek_module *module = NULL;
+  (void)b;
+  const ek_status status = ek_swiglu_create_with(&module, 2, 3, o);
+  ek_module_free(module);
+  return status;
+}
+
 static ek_status use_ek_cross_entropy_options(struct bench *b, void *o) {
   ek_criterion *criterion = NULL;
   (void)b;
@@ -396,6 +436,11 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_parameter_options, EK_PARAMETER_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_gpt_options, EK_GPT_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_sequential_options, EK_SEQUENTIAL_OPTIONS_INIT, sizeof(size_t))                             \
+  X(ek_linear_options, EK_LINEAR_OPTIONS_INIT, sizeof(size_t))                                     \
+  X(ek_layer_norm_options, EK_LAYER_NORM_OPTIONS_INIT, sizeof(size_t))                             \
+  X(ek_embedding_options, EK_EMBEDDING_OPTIONS_INIT, sizeof(size_t))                               \
+  X(ek_attention_options, EK_ATTENTION_OPTIONS_INIT, sizeof(size_t))                               \
+  X(ek_swiglu_options, EK_SWIGLU_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_cross_entropy_options, EK_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))                       \
   X(ek_linear_cross_entropy_options, EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))         \
   X(ek_with_criterion_options, EK_WITH_CRITERION_OPTIONS_INIT, sizeof(size_t))                     \
