@@ -57,9 +57,6 @@ CK_LOOP(a_sum_is_not_divided, CASES) {
   ck_assert(!result.empty);
   free(want);
   free(got);
-  ck_training_close(&one);
-  ck_training_close(&many);
-  ck_batch_free(&batch);
 }
 
 struct forwarded {
@@ -123,8 +120,6 @@ CK_LOOP(single_losses_and_factors, 2 * CK_PLACEMENTS) {
   free(values);
   free(gradients[0]);
   free(gradients[1]);
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 /* ---- outputs ---- */
@@ -184,8 +179,6 @@ CK_TEST(outputs_that_others_hold) {
   ck_same_bits("held", after, before, ek_tensor_count(&held));
   ek_tensor_free(&held);
   drop(&f, &t);
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 /* Outputs of device 0's part, in an array of the caller's. */
@@ -261,8 +254,6 @@ CK_LOOP(when_forward_overwrites, CASES) {
     free(after);
     drop(&f, &t);
   }
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 /* Whatever allocation of a step fails, the parameters are those of before, and the next goes well.
@@ -294,8 +285,6 @@ CK_LOOP(a_failure_with_the_gradient_in_forward, 2 * CK_PLACEMENTS) {
     free(after);
   }
   ck_ok(ck_training_step(&t, &batch, NULL));
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 /* The totals are the same on every device, and are what the loss is made of. */
@@ -318,8 +307,6 @@ CK_LOOP(totals_are_everywhere, CASES) {
     ck_assert_double_eq(pair[1], weight);
   }
   drop(&f, &t);
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 /* ---- wrong use ---- */
@@ -349,8 +336,6 @@ CK_LOOP(calls_out_of_order, CASES) {
   ck_fails(ek_data_parallel_criterion_backward(t.loss, NULL), EK_ERR_STATE, "has already run");
   ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t.loss)); /* still known */
   drop(&f, &t);
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 /* Mean and sum in one step: refused, and what the mean had added is kept. */
@@ -384,8 +369,6 @@ CK_LOOP(mean_and_sum_do_not_mix, CASES) {
   free(gradients[1]);
   ek_data_parallel_criterion_free(other.loss);
   ek_criterion_free(sum);
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 /* Bad targets: the forward fails, and what was accumulated is kept. */
@@ -423,9 +406,6 @@ CK_TEST(wrong_targets) {
   free(gradients);
   ek_shards_free(&outputs[0]);
   ek_tensor_free(&foreign);
-  ek_group_free(elsewhere);
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 CK_TEST(kept_and_overwritten) {
@@ -435,8 +415,6 @@ CK_TEST(kept_and_overwritten) {
   setup.keep_outputs = setup.gradient_in_forward = true;
   ck_fails(ck_training_try(&t, &setup, group), EK_ERR_INVALID_ARGUMENT,
            "keep_outputs and gradient_in_forward");
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 CK_SUITE("data-parallel criterion")

@@ -107,9 +107,6 @@ CK_LOOP(outputs_lie_where_they_should, (CK_WORKLOADS * CK_PLACEMENTS)) {
     free_outputs(got, &many);
   }
   free_outputs(want, &one);
-  ck_training_close(&one);
-  ck_training_close(&many);
-  ck_batch_free(&batch);
 }
 
 /* An input on a device of the group is not copied there: its rows are views. */
@@ -138,8 +135,6 @@ CK_TEST(inputs_on_a_device) {
   ek_shards_free(&host[0]);
   ek_shards_free(&device[0]);
   ek_tensor_free(&input);
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 /* ---- forwards without gradient ---- */
@@ -173,8 +168,6 @@ CK_LOOP(no_gradient_forward, CK_PLACEMENTS) {
   ck_same_bits("without dropout", values[0], values[1], count);
   ck_assert_double_gt(ck_rel_l2(values[2], values[0], count), 1e-3);
   for (int i = 0; i < 3; i++) free(values[i]);
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 /* ---- a loss of one's own ---- */
@@ -202,23 +195,19 @@ CK_LOOP(a_loss_of_ones_own, (CK_WORKLOADS * CK_PLACEMENTS)) {
   ck_training_compare("own loss", &many, got, want, 1e-12, NULL);
   free(want);
   free(got);
-  ck_training_close(&one);
-  ck_training_close(&many);
-  ck_batch_free(&batch);
 }
 
 /* A module without parameters is a model too. */
 CK_LOOP(no_parameters, CK_MODES) {
   ek_group *group = ck_open("cpu:3", 1);
-  ek_module *relu = NULL;
-  ek_data_parallel_model *model = NULL;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   float numbers[4] = {-1, 2, -3, 4};
   ek_tensor input;
   ek_shards output = {0};
   ck_ok(ek_data_parallel_model_options_set_mode(&options, (ek_mode)_i));
-  ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
-  ck_ok(ek_data_parallel_model_open(&model, group, relu, &options));
+  CK_OPENED(ek_module *, relu, ek_activation_create(&relu, EK_ACTIVATION_RELU));
+  CK_OPENED(ek_data_parallel_model *, model,
+            ek_data_parallel_model_open(&model, group, relu, &options));
   ck_assert_uint_eq(ek_state_count(model), 2); /* step and seed */
   ck_assert_ptr_eq(ek_data_parallel_model_group(model), group);
   ck_assert_ptr_nonnull(ek_data_parallel_model_replica(model, 2));
@@ -230,10 +219,6 @@ CK_LOOP(no_parameters, CK_MODES) {
   free(values);
   ck_ok(ek_data_parallel_model_backward(model, &output, 1, NULL));
   ek_shards_free(&output);
-  ek_data_parallel_model_free(model);
-  ek_module_free(relu);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 CK_SUITE("data-parallel model")

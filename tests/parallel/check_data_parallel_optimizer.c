@@ -134,7 +134,6 @@ CK_LOOP(steps_equal_one_device, RULES * CK_WORKLOADS) {
     ck_setup_place(&setup, placement);
     same_steps(&setup, _i % RULES, &alone, &one);
   }
-  ck_training_close(&one);
 }
 
 /* ---- the rest ---- */
@@ -173,8 +172,6 @@ CK_LOOP(clipping_by_the_whole_gradient, CK_PLACEMENTS) {
   free(got);
   free(want);
   free(gradients);
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 CK_LOOP(schedules, CK_MODES) {
@@ -218,8 +215,6 @@ CK_LOOP(schedules, CK_MODES) {
            "rate");
   ek_data_parallel_optimizer_free(optimizer);
   ek_optimizer_free(rule);
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 /* A step without result waits for nobody and does the same; a rate of 0 changes nothing. */
@@ -240,9 +235,6 @@ CK_LOOP(steps_without_result, CK_MODES) {
   ck_same_bits("values", x, y, count);
   free(x);
   free(y);
-  ck_training_close(&a);
-  ck_training_close(&b);
-  ck_batch_free(&batch);
 }
 
 /* ---- numbers that are not finite ---- */
@@ -275,7 +267,6 @@ CK_LOOP(not_finite_is_said, 2 * CK_MODES) {
     ck_assert_int_eq(isfinite(result.gradient_norm) && result.gradient_norm >= 0, i == 2);
     ck_training_close(&t);
   }
-  ck_batch_free(&batch);
 }
 
 /* Also where every target is ignored, so that the loss is 0 and the gradient would be. */
@@ -289,8 +280,6 @@ CK_LOOP(not_finite_in_an_empty_step_is_said, CK_MODES) {
   ck_assert(result.empty && result.finite && result.loss == 0 && result.gradient_norm == 0);
   ck_ok(step_with(&t, &batch, NAN, &result));
   ck_assert(result.empty && !result.finite && isnan(result.gradient_norm));
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 /* With the option nothing is written, and the next step is as if the bad one had not been. */
@@ -302,9 +291,7 @@ CK_LOOP(not_finite_is_refused, CK_MODES) {
   options.refuse_not_finite = true;
   ck_training_open(&t, &setup);
   ck_training_open(&other, &setup);
-  ek_data_parallel_optimizer_free(t.optimizer);
-  t.optimizer = NULL;
-  ck_ok(ek_data_parallel_optimizer_open(&t.optimizer, t.model, t.rule, &options));
+  ck_training_update_with(&t, &options);
   for (int step = 0; step < 4; step++) {
     ek_step_result result = {.step = -1};
     ck_fails(step_with(&t, &batch, step % 2 == 0 ? NAN : INFINITY, step < 2 ? &result : NULL),
@@ -317,9 +304,6 @@ CK_LOOP(not_finite_is_refused, CK_MODES) {
     ck_snapshot_drop(&a);
     ck_snapshot_drop(&b);
   }
-  ck_training_close(&t);
-  ck_training_close(&other);
-  ck_batch_free(&batch);
 }
 
 /* Left out where nothing needs it, it is told from every norm there is. */
@@ -332,16 +316,12 @@ CK_LOOP(a_norm_that_is_not_computed, CK_MODES) {
   options.gradient_norm = false;
   setup.optimizer = plain_sgd;
   ck_training_open(&t, &setup);
-  ek_data_parallel_optimizer_free(t.optimizer);
-  t.optimizer = NULL;
-  ck_ok(ek_data_parallel_optimizer_open(&t.optimizer, t.model, t.rule, &options));
+  ck_training_update_with(&t, &options);
   ck_ok(ck_training_step(&t, &batch, &result));
   ck_assert_double_eq(result.gradient_norm, -1);
   ck_assert(result.finite);
   ck_ok(step_with(&t, &batch, NAN, &result)); /* the loss shows it */
   ck_assert(!result.finite);
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 CK_LOOP(calls_out_of_order, CK_MODES) {
@@ -366,8 +346,6 @@ CK_LOOP(calls_out_of_order, CK_MODES) {
   ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL)); /* only accumulated: a step is fine */
   ck_fails(ek_data_parallel_model_gradient(&host, t.model, "0.weight"), EK_ERR_STATE, "backward");
   ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 CK_SUITE("data-parallel optimizer")

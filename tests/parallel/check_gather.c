@@ -108,8 +108,6 @@ CK_LOOP(rows_of_16_bits, CUTS) {
     ek_tensor_free(&whole);
     ek_shards_free(&all);
   }
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 CK_LOOP(moving_frees_the_parts, CUTS) {
@@ -172,8 +170,6 @@ CK_TEST(scalars_become_a_vector) {
     for (size_t k = 0; k < DEVICES; k++) ck_assert_double_eq(got[k], (double)k + 0.25);
     ek_tensor_free(&whole);
   }
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* Rounded once: what is just above the middle of two numbers goes up, also where a rounding to f32
@@ -228,8 +224,6 @@ CK_TEST(into_other_floating_types) {
   ck_ok(ek_gather_host(&to, &shards));
   for (int i = 0; i < MANY; i++) ck_assert_int_eq(halves[i], 0x3C00 + 8 * (i % 16));
   ek_shards_free(&shards);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* A plan has no numbers: the host's stay as they are. */
@@ -238,30 +232,23 @@ CK_TEST(a_plan_converts_nothing) {
   float values[4] = {1, 2, 3, 4};
   double kept[4] = {5, 6, 7, 8};
   ek_tensor host, to;
-  ek_shards shards = {0};
   ck_ok(ek_tensor_host(&host, values, EK_F32, CK_SHAPE(4)));
   ck_ok(ek_tensor_host(&to, kept, EK_F64, CK_SHAPE(4)));
-  ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, NULL));
+  CK_OPENED(ek_shards, shards, ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, NULL));
   ck_ok(ek_gather_host(&to, &shards));
   for (int i = 0; i < 4; i++) ck_assert(kept[i] == 5 + i);
-  ek_shards_free(&shards);
-  ek_group_free(group);
 }
 
 CK_TEST(no_rows_at_all) {
   ek_group *group = ck_open("cpu:3", 1);
-  ek_tensor host, whole = {0};
-  ek_shards shards = {0};
+  ek_tensor host;
   float none[1] = {0};
   ck_ok(ek_tensor_host(&host, none, EK_F32, CK_SHAPE(0, 4)));
-  ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, NULL));
-  ck_ok(ek_gather(&whole, &shards, 2, EK_MEMORY_OUTPUTS));
+  CK_OPENED(ek_shards, shards, ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, NULL));
+  CK_OPENED(ek_tensor, whole, ek_gather(&whole, &shards, 2, EK_MEMORY_OUTPUTS));
   ck_assert_int_eq(whole.shape[0], 0);
   ck_assert_int_eq(whole.shape[1], 4);
   ck_ok(ek_gather_host(&host, &shards));
-  ek_tensor_free(&whole);
-  ek_shards_free(&shards);
-  ek_group_free(group);
 }
 
 /* Replaces the part of a device by one of another shape. */

@@ -435,8 +435,6 @@ CK_LOOP(integers_become_integers, 2 * INTEGERS) {
     ek_shards_free(&like);
     ek_shards_free(&shards);
   }
-  ck_no_memory_held(group);
-  ek_group_free(group);
   free(values);
   free(want);
   free(data);
@@ -448,13 +446,9 @@ CK_TEST(broadcast_integers) {
   const int32_t want[N] = {0, 1, 65535, 40000, 7, 8};
   ek_group *group = ck_open("cpu:4", 1);
   ek_tensor host;
-  ek_shards shards;
   ck_ok(ek_tensor_host(&host, (void *)(uintptr_t)numbers, EK_U16, CK_SHAPE(N)));
-  ck_ok(ek_scatter_broadcast(&shards, group, &host, EK_MEMORY_INPUTS));
+  CK_OPENED(ek_shards, shards, ek_scatter_broadcast(&shards, group, &host, EK_MEMORY_INPUTS));
   for (size_t k = 0; k < DEVICES; k++) holds(&shards.parts[k], EK_I32, want, sizeof want);
-  ek_shards_free(&shards);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* u8 and u16 to f32 and f64, without a scaling, with one and with one for each channel: the bits of
@@ -495,8 +489,6 @@ CK_LOOP(pixels, 4) {
     }
     ek_shards_free(&shards);
   }
-  ck_no_memory_held(group);
-  ek_group_free(group);
   free(values);
   free(narrow);
   free(wide);
@@ -537,7 +529,6 @@ CK_TEST(integers_out_of_range) {
     ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
     ek_shards_free(&shards);
   }
-  ek_group_free(group);
   free(data);
 }
 
@@ -587,7 +578,6 @@ CK_TEST(conversions_that_are_refused) {
   ck_fails(ek_scatter(&shards, group, &there, EK_MEMORY_INPUTS, &options), EK_ERR_TYPE,
            "i32 on a device");
   ek_tensor_free(&there);
-  ek_group_free(group);
 }
 
 CK_SUITE("scatter")

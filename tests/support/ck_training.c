@@ -123,6 +123,15 @@ void ck_training_open(struct ck_training *training, const struct ck_setup *setup
   training->owns_group = true;
 }
 
+void ck_training_update_with(struct ck_training *training,
+                             const ek_data_parallel_optimizer_options *options) {
+  ek_data_parallel_optimizer_free(training->optimizer);
+  training->optimizer = NULL;
+  ck_ok(ek_data_parallel_optimizer_open(&training->optimizer, training->model, training->rule,
+                                        options));
+  ck_keep(training->optimizer);
+}
+
 void ck_training_close(struct ck_training *training) {
   ck_training_free(training);
   ck_no_memory_held(training->group);

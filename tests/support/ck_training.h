@@ -67,6 +67,9 @@ void ck_training_open(struct ck_training *training, const struct ck_setup *setup
 /* The same on a group that stays the caller's; a failure leaves nothing to close. */
 ek_status ck_training_try(struct ck_training *training, const struct ck_setup *setup,
                           ek_group *group);
+/* Opens the optimizer again, with these options. */
+void ck_training_update_with(struct ck_training *training,
+                             const ek_data_parallel_optimizer_options *options);
 /* Frees all of it except the group, on which others may be at work. */
 void ck_training_free(struct ck_training *training);
 /* Frees all of it and checks that the devices hold nothing. */

@@ -360,13 +360,12 @@ CK_TEST(own_models) {
   const int64_t x[] = {9, 3}, y[] = {9, 2};
   struct own own = {0, EK_OK};
   ek_tensor input, target;
-  ek_optimizer *sgd = NULL;
   ek_advice choices[MOST];
   size_t count = 7;
   ek_advise_task task = EK_ADVISE_TASK_INIT;
   ck_ok(ek_tensor_host(&input, numbers, EK_F32, 2, x));
   ck_ok(ek_tensor_host(&target, numbers, EK_F32, 2, y));
-  ck_ok(ek_sgd_create(&sgd, NULL));
+  CK_OPENED(ek_optimizer *, sgd, ek_sgd_create(&sgd, NULL));
   task.build = build_own;
   task.context = &own;
   task.optimizer = sgd;
@@ -386,7 +385,6 @@ CK_TEST(own_models) {
   own.status = EK_ERR_UNSUPPORTED;
   ck_fails(ek_advise(choices, &count, MOST, "plan:3@1MiB", &task), EK_ERR_UNSUPPORTED,
            "no model for any of the settings");
-  ek_optimizer_free(sgd);
 }
 
 static ek_status build_nothing(void *context, const ek_settings *settings, ek_module **module,

@@ -169,7 +169,6 @@ CK_TEST(the_last_few_are_kept) {
     ck_assert(!exists(0) && exists(1) && exists(STEPS - 1) && exists(STEPS));
   }
   ck_assert_int_eq(unlink(other), 0);
-  ck_training_close(&t);
 }
 
 /* Flips a bit, `offset` bytes from the end. */
@@ -211,7 +210,6 @@ CK_TEST(damaged_states_are_passed_over) {
     ck_state_drop(&before);
     ck_state_drop(&after);
   }
-  ck_training_close(&t);
 }
 
 /* ---- states of others ---- */
@@ -265,8 +263,6 @@ CK_TEST(other_states_are_refused) {
     ck_assert_int_eq(info.step, 2);
   }
   ck_assert_int_eq(ek_checkpoint_end(NULL), EK_OK);
-  ck_training_close(&t);
-  ck_training_close(&u);
 }
 
 /* Copies a state, with 8 other bytes for one entry, another position, and a schedule that lacks its
@@ -348,7 +344,6 @@ CK_TEST(numbers_out_of_range_are_refused) {
     ck_assert(info.position == -7 && !info.has_schedule);
     ck_state_drop(&before);
   }
-  ck_training_close(&t);
 }
 
 /* ---- what a program adds ---- */
@@ -404,7 +399,6 @@ CK_LOOP(extras_come_back, 2) {
     ck_ok(ek_checkpoint_load(NULL, t.model, folder));
   }
   free(longer);
-  ck_training_close(&t);
 }
 
 /* A state is read in another locale than it was written in: 0 with a comma first, 1 last. */
@@ -427,7 +421,6 @@ CK_LOOP(a_schedule_in_another_locale, 2) {
     ck_assert_double_eq(info.schedule.peak, rate);
     if (_i == 1) ck_locale_end();
   }
-  ck_training_close(&t);
 }
 
 /* ---- where a state cannot go ---- */
@@ -462,7 +455,6 @@ CK_TEST(folders_that_cannot_be_written) {
       go(&t, 1 + (int)i, 2 + (int)i);
     }
   }
-  ck_training_close(&t);
 }
 
 CK_TEST(devices_that_count_have_no_state) {
@@ -471,7 +463,6 @@ CK_TEST(devices_that_count_have_no_state) {
   setup.spec = "plan:3";
   ck_training_open(&t, &setup);
   ck_fails(ek_checkpoint_save(t.model, folder, NULL), EK_ERR_UNSUPPORTED, "plan devices");
-  ck_training_close(&t);
 }
 
 /* ---- failures ---- */
@@ -518,7 +509,6 @@ CK_LOOP(failures_lose_nothing, 6) {
     ck_state_drop(&after);
     ck_ok(ek_checkpoint_load(NULL, t.model, folder));
   }
-  ck_training_close(&t);
 }
 
 CK_SUITE_WITH("checkpoint", make_folder, remove_folder)

@@ -82,8 +82,6 @@ CK_LOOP(weights_travel, CK_PLACEMENTS) {
     ck_ok(ek_weights_load(to.model, path, &options));
     compare(&to, &from);
   }
-  ck_training_close(&from);
-  ck_training_close(&to);
 }
 
 /* What the file has is what the other program's layout says. */
@@ -120,7 +118,6 @@ CK_TEST(names_and_layout_are_theirs) {
     ck_ok(ek_weights_save(t.model, path, &bare));
     ck_ok(ek_weights_load(t.model, path, &options));
   }
-  ck_training_close(&t);
 }
 
 /* The Python packages refuse a file whose header does not say `format`. */
@@ -137,7 +134,6 @@ CK_TEST(the_header_says_the_format) {
     header[size] = '\0';
     ck_assert_ptr_nonnull(strstr(header + 8, "\"format\":\"pt\"")); /* behind its length */
   }
-  ck_training_close(&t);
 }
 
 CK_TEST(what_does_not_fit_changes_nothing) {
@@ -165,8 +161,6 @@ CK_TEST(what_does_not_fit_changes_nothing) {
     ck_state_drop(&before);
     ck_state_drop(&after);
   }
-  ck_training_close(&t);
-  ck_training_close(&other);
 }
 
 /* ---- an untied head ---- */
@@ -229,8 +223,6 @@ CK_TEST(a_head_of_its_own_has_no_prefix) {
     ck_fails(ek_weights_load(to.model, path, &options), EK_ERR_INVALID_ARGUMENT, "at most 600");
     ck_fails(ek_weights_save(to.model, path, &options), EK_ERR_INVALID_ARGUMENT, "at most 600");
   }
-  ck_training_close(&from);
-  ck_training_close(&to);
 }
 
 /* ---- config.json beside the file ---- */
@@ -325,7 +317,6 @@ CK_LOOP(a_config_beside_it_agrees_or_nothing_is_loaded, 2) {
     ck_state_drop(&after);
   }
   (void)unlink(config);
-  ck_training_close(&t);
 }
 
 /* The module of the facts is a child then. */
@@ -363,7 +354,6 @@ CK_TEST(which_loads_look_at_a_config) {
     ck_assert_int_eq(rmdir(config), 0);
     ck_ok(ek_weights_load(t.model, path, &options));
   }
-  ck_training_close(&t);
 }
 
 CK_LOOP(every_allocation_fails_once, 2) {
@@ -390,7 +380,6 @@ CK_LOOP(every_allocation_fails_once, 2) {
     ck_state_drop(&after);
   }
   (void)unlink(config);
-  ck_training_close(&t);
 }
 
 CK_SUITE_WITH("weights", make_folder, remove_folder)

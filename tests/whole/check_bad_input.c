@@ -212,8 +212,6 @@ CK_LOOP(every_input_broadcast, CK_MODES) {
   ck_training_open(&t, &setup);
   ck_fails(ek_data_parallel_model_forward(output, t.model, batch.input, 1, NULL),
            EK_ERR_INVALID_ARGUMENT, "one must be cut");
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 /* What only the module can know comes back with its message; the step is dropped, nothing leaks. */
@@ -236,9 +234,6 @@ CK_LOOP(inputs_that_the_module_refuses, CK_PLACEMENTS) {
   ck_ok(ck_memory_stats(&after, ek_group_device(t.group, 1)));
   ck_assert_uint_eq(after.current_bytes, before.current_bytes);
   ck_ok(ck_training_step(&t, &batch, NULL));
-  ck_training_close(&t);
-  ck_batch_free(&batch);
-  ck_batch_free(&fine);
 }
 
 /* ---- gradients ---- */
@@ -323,8 +318,6 @@ CK_LOOP(huge_batches, CK_PLACEMENTS) {
     ck_assert_ptr_null(output[0].group);
   }
   ck_ok(ck_training_step(&t, &small, NULL));
-  ck_training_close(&t);
-  ck_batch_free(&small);
 }
 
 /* 2^31 elements are nothing special: an output of 3 x 2^31 over three devices that count. */
@@ -344,8 +337,6 @@ CK_LOOP(more_than_31_bits, CK_MODES) {
   ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t.loss));
   ck_assert(isnan(loss)); /* as the header says of `plan` */
   ek_shards_free(&output[0]);
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 CK_SUITE("bad input")

@@ -159,16 +159,15 @@ CK_TEST(a_part_whose_counts_change_is_refused) {
   ek_replica_free(replica);
   ek_criterion_free(sum);
   ek_criterion_free(part);
-  ck_rig_close(rig);
 }
 
 static const size_t module_counts[] = {0, EK_MAX_TENSORS + 1, SIZE_MAX};
 
 CK_LOOP(a_module_is_not_opened_with_counts_out_of_bounds, 6) {
   ek_group *group = ck_open("cpu:2", 1);
-  ek_module *inner = NULL, *module = NULL;
+  ek_module *inner = NULL;
   ck_ok(ek_linear_create(&inner, 3, 3, true));
-  ck_ok(ek_sequential_create(&module, &inner, 1));
+  CK_OPENED(ek_module *, module, ek_sequential_create(&module, &inner, 1));
   size_t *changed = _i % 2 == 0 ? &inner->inputs : &inner->outputs;
   *changed = module_counts[_i / 2];
   ek_data_parallel_model *model = NULL;
@@ -185,8 +184,6 @@ CK_LOOP(a_module_is_not_opened_with_counts_out_of_bounds, 6) {
   ck_ok(ek_data_parallel_model_open(&model, group, module, NULL));
   ek_data_parallel_model_free(model);
   ek_module_free(inner);
-  ek_module_free(module);
-  ek_group_free(group);
 }
 
 CK_LOOP(a_module_whose_counts_change_is_refused, 6 * CK_MODES) {
@@ -277,8 +274,6 @@ CK_LOOP(a_model_is_opened_in_a_type_that_its_modules_know, TABLES) {
                wide ? "not in f64" : "not in f32");
     }
   }
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 enum { TYPES = 4 };
@@ -320,8 +315,6 @@ CK_LOOP(a_module_is_handed_the_type_that_it_runs_in, TYPES * TYPES) {
     ek_shards_free(&y);
     ek_data_parallel_model_free(model);
   }
-  ck_no_memory_held(group);
-  ck_ok(ek_group_free(group));
 }
 
 CK_TEST(a_criterion_and_an_optimizer_know_the_type) {
@@ -374,19 +367,14 @@ CK_TEST(a_criterion_and_an_optimizer_know_the_type) {
 CK_TEST(a_full_device_names_the_criterion) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_criterion *c = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
-  ck_ok(ek_replica_open(&replica, rig->device, &c->base, NULL));
-  ck_ok(ek_pass_open(&pass, replica, NULL));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, rig->device, &c->base, NULL));
+  CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
   const ek_tensor y = *ck_tensor(rig, ck_zeros(rig, 6), CK_SHAPE(2, 3)), inputs[] = {y, y};
   ek_tensor totals = {0};
   ck_ok(ek_memory_fail_at(rig->device, 1));
   ck_fails(ek_pass_run_forward(&totals, pass, inputs), EK_ERR_OUT_OF_MEMORY, "absolute, forward: ");
   ck_ok(ek_memory_fail_at(rig->device, 0));
-  ek_pass_free(pass);
-  ek_replica_free(replica);
   ek_criterion_free(c);
-  ck_rig_close(rig);
 }
 
 CK_SUITE("contract")

@@ -112,9 +112,6 @@ CK_LOOP(device_allocations, (CK_WORKLOADS * CK_PLACEMENTS)) {
     every_allocation(&disturbed, &other, &batch, device, (uint64_t)_i + device);
   }
   if (setup.options.state != EK_STATE_MASTER) ck_training_replicas_agree(&disturbed);
-  ck_training_close(&disturbed);
-  ck_training_close(&other);
-  ck_batch_free(&batch);
 }
 
 /* Opening: each allocation of a device fails once. */
@@ -133,7 +130,6 @@ CK_LOOP(device_allocations_of_open, CK_MODES) {
       ck_no_memory_held(group);
     }
   }
-  ek_group_free(group);
 }
 
 /* ---- the host ---- */
@@ -190,7 +186,6 @@ CK_LOOP(host_allocations, CK_WORKLOADS * CK_MODES) {
   ck_assert_uint_gt(n, 20);
   ek_group_free(group);
   free(want);
-  ck_batch_free(&batch);
 }
 
 /* A step that has run before takes nothing from the host. */
@@ -210,8 +205,6 @@ CK_LOOP(steady_steps_take_no_host_memory, (CK_WORKLOADS * CK_PLACEMENTS)) {
     ck_fails(ek_data_parallel_model_open(&model, training.group, training.module, NULL),
              EK_ERR_OUT_OF_MEMORY, "host memory");
   }
-  ck_training_close(&training);
-  ck_batch_free(&batch);
 }
 
 CK_SUITE("faults")

@@ -179,7 +179,6 @@ CK_LOOP(the_arena_is_the_model, 4) {
   ck_ok(ck_take(&all, model.device, EK_MEMORY_INPUTS, model.capacity));
   ck_assert_ptr_eq(all.data, model.base);
   ek_tensor_free(&all);
-  ek_group_free(group);
 }
 
 /*
@@ -235,8 +234,6 @@ CK_TEST(thousands_of_holes) {
     memset(used + place, 1, units);
   }
   for (int i = 0; i < MANY; i++) ek_tensor_free(&tensors[i]);
-  ck_no_memory_held(group);
-  ck_ok(ek_group_free(group));
 }
 
 CK_SUITE("first fit")

@@ -101,7 +101,6 @@ CK_LOOP(small_whole_numbers, WAYS * CK_VARIANTS) {
     ek_tensor_free(&inputs[1]);
     head_close(&head);
   }
-  ck_rig_close(rig);
 }
 
 /* Reduction `none`: losses of any shape, a factor for each; all of it against cross-entropy of the
@@ -169,7 +168,6 @@ CK_LOOP(single_losses, CK_VARIANTS) {
   ek_replica_free(other);
   ek_criterion_free(plain);
   head_close(&head);
-  ck_rig_close(rig);
 }
 
 CK_SUITE("fused_head")

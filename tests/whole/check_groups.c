@@ -272,7 +272,6 @@ CK_LOOP(updates_follow_the_groups, RULES * CK_PLACEMENTS) {
   ck_state_same("written and read", &after, &state);
   ck_state_drop(&after);
   ck_state_drop(&state);
-  ck_training_close(&t);
 }
 
 /* Without decay and clipping the groups change no bit. */
@@ -316,8 +315,6 @@ CK_LOOP(everything_frozen, CK_PLACEMENTS) {
   ck_assert_uint_eq(ek_state_count(t.model), 6 + 2);
   free(before);
   free(after);
-  ck_batch_free(&batch);
-  ck_training_close(&t);
 }
 
 /* ---- in 16 bits ---- */
@@ -357,7 +354,6 @@ CK_LOOP(frozen_in_16_bits, ck_if_halves(2 * CK_PLACEMENTS)) {
   for (int64_t i = 0; i < count; i++) ck_assert((after[i] == before[i]) == of[i].frozen);
   free(before);
   free(after);
-  ck_training_close(&t);
 }
 
 /* ---- what it costs ---- */
@@ -402,8 +398,6 @@ CK_LOOP(few_calls, CK_PLACEMENTS) {
   ck_assert_int_le(atomic_load(&calls), 2 * (shares + 1));
   ck_assert_int_ge(atomic_load(&without), 1);
   ck_assert_int_lt(atomic_load(&without), atomic_load(&calls));
-  ck_batch_free(&batch);
-  ck_training_close(&t);
 }
 
 CK_SUITE("groups")

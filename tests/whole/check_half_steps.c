@@ -86,8 +86,6 @@ CK_LOOP(any_micro_batch_skips_the_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
     ck_snapshots_same("behind a step that was skipped", &disturbed, &other);
     same_copies(&disturbed, &other);
   }
-  ck_training_close(&disturbed);
-  ck_training_close(&other);
 }
 
 /* ---- state between micro-batches ---- */
@@ -149,9 +147,6 @@ CK_LOOP(state_in_the_middle_of_a_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
     ck_ok(ek_data_parallel_optimizer_step(NULL, both[k]->optimizer));
   }
   ck_snapshots_same("from a state", &third, &other);
-  ck_training_close(&disturbed);
-  ck_training_close(&other);
-  ck_training_close(&third);
 }
 
 /* ---- NaN in the data ---- */
@@ -166,9 +161,7 @@ CK_LOOP(a_refused_step_leaves_all, ck_if_halves(CK_MODES * HALVES)) {
   options.loss_scale = &none;
   for (int k = 0; k < 2; k++) {
     ck_training_open(&t[k], &setup);
-    ek_data_parallel_optimizer_free(t[k].optimizer);
-    t[k].optimizer = NULL;
-    ck_ok(ek_data_parallel_optimizer_open(&t[k].optimizer, t[k].model, t[k].rule, &options));
+    ck_training_update_with(&t[k], &options);
   }
   for (uint64_t s = 0; s < 2; s++) {
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, s);
@@ -185,7 +178,6 @@ CK_LOOP(a_refused_step_leaves_all, ck_if_halves(CK_MODES * HALVES)) {
     ck_batch_free(&batch);
     ck_batch_free(&bad);
   }
-  for (int k = 0; k < 2; k++) ck_training_close(&t[k]);
 }
 
 /* ---- inputs of every type ---- */
@@ -239,8 +231,6 @@ CK_LOOP(inputs_of_every_type, ck_if_halves(CK_MODES * 3)) {
     batch.input[0].data = kept;
     ck_batch_free(&batch);
   }
-  ck_training_close(&t);
-  ck_training_close(&other);
 }
 
 /* ---- weights of 16 bits ---- */
@@ -330,8 +320,6 @@ CK_LOOP(weights_in_halves, ck_if_halves(CK_MODES * HALVES)) {
     free(got);
     free(want);
   }
-  ck_training_close(&source);
-  ck_training_close(&t);
 }
 
 CK_SUITE_WITH("half steps", make_folder, remove_folder)

@@ -168,7 +168,6 @@ CK_LOOP(few_samples, CK_MODES) {
   same(&got, &want, "2 samples");
   free(other.input[0].data);
   free(other.target[0].data);
-  ck_batch_free(&batch);
 }
 
 /* ---- pixels ---- */
@@ -209,7 +208,6 @@ CK_LOOP(pixels_and_their_targets, 2 * CK_MODES) {
   same(&got, &want, "u8");
   for (size_t i = 0; i < 2; i++) free(other.input[i].data);
   free(other.target[0].data);
-  ck_batch_free(&batch);
 }
 
 /* ---- plans ---- */
@@ -235,7 +233,6 @@ CK_LOOP(planned_bytes_are_real_bytes, 2 * CK_MODES) {
   ck_assert_uint_gt(real.peaks[0], 0);
   free(other.input[0].data);
   if (tokens) free(other.target[0].data);
-  ck_batch_free(&batch);
 }
 
 /* ---- what is refused ---- */
@@ -270,7 +267,6 @@ CK_LOOP(wrong_inputs_lose_nothing, CK_MODES) {
   train(&want, &batch);
   ck_assert_mem_eq(&result.loss, &want.losses[0], sizeof result.loss);
   ck_ok(ek_trainer_free(trainer));
-  ck_batch_free(&batch);
 }
 
 CK_TEST(wrong_scalings) {
@@ -306,7 +302,6 @@ CK_TEST(wrong_scalings) {
   batch.input[0].type = EK_U8; /* of which there is more than enough */
   ck_ok(ek_trainer_step(NULL, trainer, batch.input, 1, batch.target, 1));
   ck_ok(ek_trainer_free(trainer));
-  ck_batch_free(&batch);
   ek_optimizer_free(rule);
   ek_criterion_free(criterion);
   ek_module_free(module);

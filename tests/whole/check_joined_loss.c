@@ -66,8 +66,6 @@ CK_TEST(predictions_that_do_not_fit) {
   ek_pass_free(pass);
   ek_replica_free(replica);
   ek_tensor_free(&x);
-  ck_no_memory_held(group);
-  ek_group_free(group);
   ek_module_free(whole);
   ek_module_free(plain);
   ek_criterion_free(criterion);
@@ -112,7 +110,6 @@ CK_TEST(ties_that_do_not_fit) {
   ek_module_free(module);
   ek_module_free(model);
   ek_criterion_free(criterion);
-  ek_group_free(group);
 }
 
 /* The gradient of several terms is not begun in forward, whatever a criterion was opened with: a
@@ -121,11 +118,9 @@ CK_TEST(several_terms_wait_for_backward) {
   const struct ck_workload *mixer = ck_workload("mixer");
   struct ck_batch batch = ck_batch_make(mixer, EK_F32, 6, 0, 3);
   ek_tensor inputs[EK_MAX_INPUTS];
-  ek_module *model = NULL, *whole = NULL;
+  ek_module *model = NULL;
   ek_criterion *criterion = NULL;
   ek_group *group = ck_open("cpu:2", 1);
-  ek_data_parallel_model *parallel = NULL;
-  ek_data_parallel_criterion *loss = NULL;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_criterion_options in_forward = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   ek_shards totals = {0};
@@ -133,24 +128,20 @@ CK_TEST(several_terms_wait_for_backward) {
   options.broadcast_inputs = mixer->broadcast;
   ck_ok(mixer->module(&model));
   ck_ok(mixer->criterion(&criterion, EK_REDUCTION_MEAN));
-  ck_ok(ek_with_criterion_create(&whole, model, criterion));
+  CK_OPENED(ek_module *, whole, ek_with_criterion_create(&whole, model, criterion));
   ck_assert_uint_gt(whole->terms, 1);
   memcpy(inputs, batch.input, batch.inputs * sizeof *inputs);
   memcpy(inputs + batch.inputs, batch.target, batch.targets * sizeof *inputs);
-  ck_ok(ek_data_parallel_model_open(&parallel, group, whole, &options));
-  ck_ok(ek_data_parallel_criterion_open(&loss, parallel, NULL, &in_forward));
+  CK_OPENED(ek_data_parallel_model *, parallel,
+            ek_data_parallel_model_open(&parallel, group, whole, &options));
+  CK_OPENED(ek_data_parallel_criterion *, loss,
+            ek_data_parallel_criterion_open(&loss, parallel, NULL, &in_forward));
   ck_ok(ek_data_parallel_model_forward(&totals, parallel, inputs, batch.inputs + batch.targets,
                                        NULL));
   ck_ok(ek_data_parallel_model_backward(parallel, &totals, 1, NULL));
   ek_shards_free(&totals);
-  ek_data_parallel_criterion_free(loss);
-  ek_data_parallel_model_free(parallel);
-  ck_no_memory_held(group);
-  ek_group_free(group);
-  ek_module_free(whole);
   ek_criterion_free(criterion);
   ek_module_free(model);
-  ck_batch_free(&batch);
 }
 
 CK_SUITE("joined_loss")

@@ -148,7 +148,6 @@ CK_LOOP(nor_with_a_fused_loss, 2 * CK_MODES) {
     ck_assert_msg(memcmp(values[0], values[1], ek_tensor_bytes(&info.like)) == 0, "%s", info.name);
   }
   for (int i = 0; i < 2; i++) ck_ok(ek_trainer_free(trainers[i]));
-  ck_batch_free(&batch);
   ek_optimizer_free(rules);
   ek_module_free(gpt);
 }
@@ -163,16 +162,14 @@ CK_TEST(targets_of_a_fused_loss_count) {
   double values[2][COUNT];
   int64_t count = 0;
   ek_tensor inputs[2];
-  ek_module *linear = NULL, *module = NULL;
-  ek_criterion *head = NULL;
   ek_optimizer *rules = NULL;
   for (int i = 0; i < CK_SCALING_SAMPLES * IN; i++) features[i] = (float)(i % 5 - 2);
   for (int i = 0; i < CK_SCALING_SAMPLES; i++) classes[i] = i % OUT;
   ck_ok(ek_tensor_host(&inputs[0], features, EK_F32, CK_SHAPE(CK_SCALING_SAMPLES, IN)));
   ck_ok(ek_tensor_host(&inputs[1], classes, EK_I32, CK_SHAPE(CK_SCALING_SAMPLES)));
-  ck_ok(ek_linear_create(&linear, IN, IN, true));
-  ck_ok(ek_linear_cross_entropy_create(&head, IN, OUT, NULL));
-  ck_ok(ek_with_criterion_create(&module, linear, head));
+  CK_OPENED(ek_module *, linear, ek_linear_create(&linear, IN, IN, true));
+  CK_OPENED(ek_criterion *, head, ek_linear_cross_entropy_create(&head, IN, OUT, NULL));
+  CK_OPENED(ek_module *, module, ek_with_criterion_create(&module, linear, head));
   ck_ok(adamw(&rules));
   for (int i = 0; i < 2; i++) {
     ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
@@ -190,9 +187,6 @@ CK_TEST(targets_of_a_fused_loss_count) {
   for (int64_t i = 0; i < count; i++) values[0][i] *= 0x1p16 / 0x1p3;
   ck_same_bits("gradients in memory", values[1], values[0], count);
   ek_optimizer_free(rules);
-  ek_module_free(module);
-  ek_criterion_free(head);
-  ek_module_free(linear);
 }
 
 /* ---- gradients of a program's own ---- */
@@ -242,8 +236,6 @@ CK_LOOP_FROM(gradients_of_a_program, 1, CK_MODES) {
   }
   ck_fails(own_backward(&t, 1, 3, false), EK_ERR_INVALID_ARGUMENT, "power of two");
   ck_fails(own_backward(&t, 1, -1, false), EK_ERR_INVALID_ARGUMENT, "power of two");
-  ck_training_close(&t);
-  ck_training_close(&other);
 }
 
 /* ---- the rest ---- */
@@ -309,7 +301,6 @@ CK_LOOP(a_trainer_has_it, CK_MODES) {
   ck_assert_double_eq(ek_data_parallel_optimizer_loss_scale(ek_trainer_optimizer(trainer)), 128);
   ck_assert_double_eq(ek_data_parallel_optimizer_loss_scale(NULL), 1);
   ck_ok(ek_trainer_free(trainer));
-  ck_batch_free(&batch);
   ek_optimizer_free(optimizer);
   ek_criterion_free(criterion);
   ek_module_free(module);

@@ -141,8 +141,6 @@ CK_LOOP(peak_is_reached_at_once, CASES) {
     ck_assert_uint_eq(early[k].peak_bytes, late[k].peak_bytes);
     ck_assert_uint_eq(early[k].current_bytes, late[k].current_bytes);
   }
-  ck_training_close(&training);
-  ck_batch_free(&batch);
 }
 
 /* Sharded: the optimizer's state is cut evenly, to the size of a vector per bucket. */
@@ -160,7 +158,6 @@ CK_TEST(sharded_state_is_even) {
     if (bytes > most) most = bytes;
   }
   ck_assert_uint_le(most - least, 2 * EK_MEMORY_UNIT); /* two states, each a unit apart at most */
-  ck_training_close(&training);
 }
 
 CK_SUITE("memory plan")

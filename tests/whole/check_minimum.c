@@ -99,8 +99,7 @@ static void run_step(ek_group *group, const struct shape *s, ek_mode mode) {
 CK_LOOP(test_peak_is_near_the_minimum, 4 * sizeof shapes / sizeof shapes[0]) {
   const struct shape *s = &shapes[_i / 4];
   const ek_mode mode = modes[_i % 4];
-  ek_group *group = NULL;
-  ck_ok(ek_group_open(&group, "plan:4", NULL));
+  CK_OPENED(ek_group *, group, ek_group_open(&group, "plan:4", NULL));
   run_step(group, s, mode);
   double most = 0, sum = 0;
   for (size_t k = 0; k < DEVICES; k++) {
@@ -115,7 +114,6 @@ CK_LOOP(test_peak_is_near_the_minimum, 4 * sizeof shapes / sizeof shapes[0]) {
     if (peak > most) most = peak;
   }
   if (mode == EK_MODE_SHARDED) ck_assert_double_le(most / (sum / DEVICES), 1.02);
-  ek_group_free(group);
 }
 
 CK_SUITE("minimum")

@@ -558,8 +558,6 @@ CK_LOOP(a_parent_is_named_for_what_it_does_to_its_child, PARENT_FAULTS) {
     ck_fails(run_parent(&p, ek_group_device(group, 0)), want[_i].status, want[_i].text);
   }
   ek_module_free(&p.child->base);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* The tables of a pass have grown in the first step; a later one asks the host for no memory. */

@@ -56,9 +56,6 @@ CK_LOOP(a_model_keeps_its_group, CK_MODES) {
   ck_ok(ck_training_step(&training, &batch, NULL));
   refuses(group, "ek_group_free: ");
   ck_ok(ck_training_step(&training, &batch, NULL));
-  ck_training_close(&training);
-  ck_batch_free(&batch);
-  ck_ok(ek_group_free(group));
 }
 
 static ek_status close_here(void *context, ek_device *device, size_t index) {
@@ -74,7 +71,6 @@ CK_TEST(a_worker_does_not_close_its_group) {
   ck_ok(ek_group_apply(group, close_here, statuses));
   ck_assert_int_eq(statuses[0], EK_ERR_STATE);
   ck_assert_int_eq(statuses[1], EK_ERR_STATE);
-  ck_ok(ek_group_free(group));
 }
 
 struct meeting {
@@ -163,9 +159,6 @@ CK_TEST(a_model_belongs_to_one_thread) {
   ck_assert_int_gt(atomic_load(&refused), 0);
   ck_ok(ek_data_parallel_model_discard(training.model));
   ck_ok(ck_training_step(&training, &batch, NULL));
-  ck_training_close(&training);
-  ck_batch_free(&batch);
-  ck_ok(ek_group_free(group));
 }
 
 CK_SUITE("misuse")

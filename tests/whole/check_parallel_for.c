@@ -68,7 +68,6 @@ CK_LOOP(each_iteration_runs_once_in_the_same_cut, 4) {
     ck_assert_int_eq(next, counts[c]);
     ck_assert_mem_eq(first.ranges, again.ranges, sizeof first.ranges);
   }
-  ck_ok(ek_group_free(group));
 }
 
 CK_TEST(the_first_range_that_fails_speaks) {
@@ -92,7 +91,6 @@ CK_TEST(the_first_range_that_fails_speaks) {
     ck_assert_int_eq(atomic_load(&loop.calls), 4); /* the others run to their end */
     run_loop(device, 4000);
   }
-  ck_ok(ek_group_free(group));
 }
 
 /* ---- callers that meet ---- */
@@ -140,7 +138,6 @@ CK_TEST(loops_nest_and_callers_meet) {
   ck_ok(status);
   ck_assert(!atomic_load(&loop.wrong));
   ck_assert_int_eq(atomic_load(&loop.calls), 3 * ROUNDS * 3 * 3);
-  ck_ok(ek_group_free(group));
 }
 
 /* ---- where nothing runs ---- */
@@ -159,7 +156,6 @@ CK_TEST(where_nothing_runs) {
     ck_fails(ek_device_parallel_for(device, 1, note_range, &loop), EK_ERR_UNSUPPORTED, "cpu:0");
   }
   ck_assert_int_eq(atomic_load(&loop.calls), 0);
-  ck_ok(ek_group_free(plan));
   ck_ok(ek_group_free(group));
 }
 

@@ -303,9 +303,6 @@ CK_LOOP(rates_and_decays_are_of_the_formula, 2 * CK_PLACEMENTS) {
                     (int)j, got[j], want);
     }
   }
-  ck_batch_free(&batch);
-  ck_training_close(&one);
-  ck_training_close(&other);
 }
 
 /* ---- all of it frozen ---- */
@@ -328,8 +325,6 @@ CK_LOOP(all_may_be_frozen, CK_MODES) {
   ck_same_bits("frozen", after, before, count);
   free(before);
   free(after);
-  ck_batch_free(&batch);
-  ck_training_close(&t);
 }
 
 /* ---- what is refused ---- */
@@ -395,24 +390,20 @@ CK_TEST(a_rule_that_takes_no_decay) {
       .size = sizeof(ek_optimizer_ops), .kind = "stay", .update = stay, .free = free_rule};
   static const ek_parameter_pattern decay = {.pattern = "0.*", .weight_decay = 0.5};
   ek_group *group = ck_open_exactly("plan:2", 1);
-  ek_module *mlp = NULL;
-  ek_data_parallel_model *model = NULL;
   ek_data_parallel_optimizer *optimizer = NULL;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_optimizer *rule = calloc(1, sizeof *rule);
   ck_assert_ptr_nonnull(rule);
   ck_ok(ek_optimizer_init(rule, &ops, 0, 0.1, 0));
-  ck_ok(ek_mlp_create(&mlp, mlp_sizes, 3, EK_ACTIVATION_RELU));
+  CK_OPENED(ek_module *, mlp, ek_mlp_create(&mlp, mlp_sizes, 3, EK_ACTIVATION_RELU));
   options.patterns = &decay;
   options.pattern_count = 1;
-  ck_ok(ek_data_parallel_model_open(&model, group, mlp, &options));
+  CK_OPENED(ek_data_parallel_model *, model,
+            ek_data_parallel_model_open(&model, group, mlp, &options));
   ck_fails(ek_data_parallel_optimizer_open(&optimizer, model, rule, NULL), EK_ERR_UNSUPPORTED,
            "stay");
   ck_assert_ptr_null(optimizer);
   ek_optimizer_free(rule);
-  ek_data_parallel_model_free(model);
-  ek_module_free(mlp);
-  ck_ok(ek_group_free(group));
 }
 
 /* ---- how many ---- */
@@ -424,8 +415,8 @@ CK_TEST(numbers_of_a_model) {
   const int64_t tables = 13 * 8 + 5 * 8; /* the table is the head's weight too */
   const int64_t block = 2 * 2 * 8 + (8 * 24 + 24) + (8 * 8 + 8) + (8 * 32 + 32) + (32 * 8 + 8);
   ek_parameter_totals totals = {-1, -1, -1};
-  ek_module *gpt = NULL, *blend = NULL;
-  ck_ok(ek_gpt_create(&gpt, &sizes));
+  ek_module *blend = NULL;
+  CK_OPENED(ek_module *, gpt, ek_gpt_create(&gpt, &sizes));
   ck_fails(ek_parameter_count(NULL, gpt, NULL, 0), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_parameter_count(&totals, NULL, NULL, 0), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_parameter_count(&totals, gpt, &wrong, 1), EK_ERR_NOT_FOUND, "tokens.");
@@ -440,7 +431,6 @@ CK_TEST(numbers_of_a_model) {
   ck_ok(ek_parameter_count(&totals, blend, NULL, 0));
   ck_assert_int_eq(totals.buffers, CK_BLEND_WIDTH);
   ek_module_free(blend);
-  ek_module_free(gpt);
 }
 
 CK_SUITE("patterns")

@@ -323,9 +323,6 @@ CK_LOOP(state_goes_from_one_precision_to_another, ck_if_halves(CASES)) {
   ck_training_compare("parameters", &to, got, want, 1e-6, NULL);
   free(got);
   free(want);
-  ck_training_close(&to);
-  ck_training_close(&middle);
-  ck_training_close(&from);
 }
 
 /* Parameters of more elements than are rounded at once. */
@@ -345,8 +342,6 @@ CK_LOOP(copies_of_large_parameters, ck_if_halves(CASES)) {
   ck_training_open(&to, &setup);
   copy_state(&from, &to);
   ck_training_copies_are_right(&to);
-  ck_training_close(&to);
-  ck_training_close(&from);
 }
 
 /* ---- what else a step can have ---- */
@@ -426,7 +421,6 @@ CK_TEST(what_makes_no_sense_is_refused) {
     ck_ok(ek_memory_stats(&after, ek_group_device(group, 0)));
     ck_assert_uint_eq(after.allocations, before.allocations);
   }
-  ck_ok(ek_group_free(group));
 }
 
 CK_SUITE("precision")

@@ -132,7 +132,6 @@ CK_LOOP(the_same_training, (on_host() ? CK_WORKLOADS : 2) * CK_PLACEMENTS) {
   ek_criterion_free(early.criterion);
   ek_data_parallel_model_free(early.model);
   ek_module_free(early.module);
-  ck_training_close(&plain);
 }
 
 /* A plan has the peak of the real thing, with two batches at a time, too. */
@@ -280,8 +279,6 @@ CK_LOOP(out_of_memory_at_every_allocation, CK_PLACEMENTS) {
     ck_ok(step_of(&training, &sent, &batch, NULL));
   }
   ck_ok(ek_memory_fail_at(device, 0));
-  ck_batch_free(&batch);
-  ck_training_close(&training);
 }
 
 CK_SUITE("prefetch")

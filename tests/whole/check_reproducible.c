@@ -86,7 +86,7 @@ static ek_group *open_group(const char *backend, size_t devices, int threads) {
   options.threads_per_device = threads;
   (void)snprintf(spec, sizeof spec, "%s:%zu", backend, devices);
   ck_ok(ek_group_open(&group, ck_spec(spec), &options));
-  return group;
+  return ck_keep(group);
 }
 
 static struct ck_setup setup_of(const struct run *run, const struct place *place) {
@@ -470,9 +470,6 @@ CK_LOOP(a_step_is_a_transaction, CK_WORKLOADS * CK_PLACEMENTS) {
     if (status == EK_OK) break;
   }
   ck_assert_uint_gt(failures, 3);
-  ck_batch_free(&batch);
-  ck_training_close(&training);
-  ek_group_free(group);
 }
 
 /* ---- what is refused ---- */
@@ -503,7 +500,6 @@ CK_TEST(what_is_refused) {
            "collectives of its own");
   ek_module_free(norm);
   ek_group_free(other);
-  ek_group_free(group);
 }
 
 /* Rows of a grain that are copied are still counted over the batch. */
@@ -528,9 +524,6 @@ CK_TEST(wrong_tokens_are_counted_over_the_batch) {
     ck_ok(ek_data_parallel_model_discard(training.model));
     *token = right;
   }
-  ck_batch_free(&batch);
-  ck_training_close(&training);
-  ek_group_free(group);
 }
 
 /* Shards that were cut before: between grains, or not at all. */
@@ -562,9 +555,6 @@ CK_TEST(shards_are_cut_between_grains) {
   ck_ok(ek_data_parallel_model_forward_shards(&outputs, training.model, &input, 1, NULL));
   ek_shards_free(&outputs);
   ek_shards_free(&input);
-  ck_batch_free(&batch);
-  ck_training_close(&training);
-  ek_group_free(group);
 }
 
 /* ---- outputs with several rows for each sample ---- */
@@ -594,7 +584,6 @@ CK_LOOP(several_rows_for_each_sample, 3) {
                                     .backward = halves_backward,
                                     .free = halves_free};
   ek_group *group = open_group("cpu", (size_t)_i + 1, 1);
-  ek_data_parallel_model *model = NULL;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_module module;
   ek_tensor input, output;
@@ -605,13 +594,12 @@ CK_LOOP(several_rows_for_each_sample, 3) {
   ck_ok(ek_module_init(&module, &ops, 1, 1));
   ck_ok(ek_tensor_host(&input, x, EK_F32, CK_SHAPE(SAMPLES, 4)));
   ck_ok(ek_tensor_host(&output, y, EK_F32, CK_SHAPE(2 * SAMPLES, 2)));
-  ck_ok(ek_data_parallel_model_open(&model, group, &module, &options));
+  CK_OPENED(ek_data_parallel_model *, model,
+            ek_data_parallel_model_open(&model, group, &module, &options));
   ck_ok(ek_data_parallel_model_forward(&outputs, model, &input, 1, NULL));
   ck_ok(ek_gather_host(&output, &outputs));
   ck_assert_mem_eq(x, y, sizeof x);
   ek_shards_free(&outputs);
-  ek_data_parallel_model_free(model);
-  ek_group_free(group);
 }
 
 CK_SUITE("reproducible")

@@ -72,10 +72,6 @@ CK_LOOP(the_scaler_is_state, CK_MODES) {
   ck_assert_double_eq(result.loss_scale, 1024);
   ck_assert_double_eq(ck_scaling_scale(&a), 0x1p-4);
   ck_snapshots_same("written in a step", &a, &b);
-  ck_batch_free(&batch);
-  ck_training_close(&a);
-  ck_training_close(&b);
-  ck_training_close(&without);
 }
 
 /* ---- files ---- */
@@ -151,8 +147,6 @@ CK_LOOP(a_run_that_was_killed, (ck_has_halves() ? 2 : 1) * CK_MODES) {
   ck_assert_double_eq(ck_scaling_scale(&resumed), 0x1p10); /* grown, halved twice, grown */
   ck_state_drop(&got);
   ck_state_drop(&want);
-  ck_training_close(&resumed);
-  ck_training_close(&whole);
 }
 
 /* Files of runs without a scaler, and runs without one. */
@@ -178,8 +172,6 @@ CK_LOOP(with_and_without, CK_MODES) {
     ck_snapshots_same("a file with a scaler", &without, &scaled);
     ck_assert_double_eq(ek_data_parallel_optimizer_loss_scale(without.optimizer), 8);
   }
-  ck_training_close(&scaled);
-  ck_training_close(&without);
 }
 
 CK_SUITE_WITH("scaler state", make_folder, remove_folder)

@@ -94,8 +94,6 @@ CK_LOOP(shares_at_rest, KINDS) {
       ck_ok(ck_training_step(&t, &batch, NULL));
     }
   }
-  ck_batch_free(&batch);
-  ck_training_close(&t);
 }
 
 enum { LAYERS = 24, WIDTH = 64 };
@@ -129,8 +127,6 @@ CK_LOOP(buckets_are_given_back, KINDS) {
   ck_ok(ck_memory_stats(&usage, ek_group_device(t.group, 0)));
   ck_assert_uint_lt(usage.at_peak[EK_MEMORY_GRADIENTS],
                     before + 2 * block + block / 16); /* and the tied table */
-  ck_batch_free(&batch);
-  ck_training_close(&t);
 }
 
 /* A forward that has added to gradients and is dropped leaves nothing behind. */
@@ -145,8 +141,6 @@ CK_LOOP(a_dropped_forward_gives_back, KINDS) {
   ck_ok(ek_data_parallel_model_discard(t.model));
   ck_assert_uint_eq(held(&t, 0, EK_MEMORY_GRADIENTS), before);
   ek_shards_free(&outputs);
-  ck_batch_free(&batch);
-  ck_training_close(&t);
 }
 
 /* A replica that holds shares is no place for a pass of one's own. */
@@ -157,7 +151,6 @@ CK_LOOP(a_pass_of_ones_own_is_refused, KINDS) {
   ek_pass *pass = NULL;
   ck_fails(ek_pass_open(&pass, ek_data_parallel_model_replica(t.model, 0), NULL), EK_ERR_STATE,
            "whole");
-  ck_training_close(&t);
 }
 
 /* ---- units ---- */
@@ -312,7 +305,6 @@ CK_TEST(devices_that_disagree_are_told) {
   }
   ck_no_memory_held(group);
   ek_module_free(&m->base);
-  ek_group_free(group);
 }
 
 static ek_status late_parameters(const ek_module *self, ek_declaration *declaration) {
@@ -338,7 +330,6 @@ CK_LOOP(a_unit_is_declared_first_and_once, 2) {
            "a unit must be declared once, before anything else");
   ck_fails(ek_declare_unit(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
   ek_module_free(&m->base);
-  ek_group_free(group);
 }
 
 struct seen {
@@ -405,8 +396,6 @@ CK_LOOP(units_come_and_go, 4) {
   ck_assert_uint_eq(step.given, 2 * LAYERS);
   ck_assert_uint_eq(step.both, 2 * (LAYERS - 1));
   ck_assert_uint_le(step.most, 2 * block + 2 * EK_MEMORY_UNIT);
-  ck_batch_free(&batch);
-  ck_training_close(&t);
 }
 
 enum { STACK = 8, SIDE = 24, LAYER = SIDE * SIDE + SIDE };
@@ -458,7 +447,6 @@ CK_TEST(modules_share_units) {
     const int64_t first = weight.offset < bias.offset ? weight.offset : bias.offset;
     ck_assert_int_eq(first * (int64_t)sizeof(uint16_t) % EK_MEMORY_UNIT, 0);
   }
-  ck_training_close(&t);
 }
 
 /* 16 bytes for each parameter, over the devices, and at most two units besides; evenly. */
@@ -487,8 +475,6 @@ CK_TEST(state_is_an_eighth) {
     if ((double)usage.peak_bytes > most) most = (double)usage.peak_bytes;
   }
   ck_assert_double_le(most / (sum / 8), 1.02);
-  ck_batch_free(&batch);
-  ck_training_close(&t);
 }
 
 CK_SUITE("shares")

@@ -154,7 +154,6 @@ CK_TEST(threads_of_the_library_block_what_can_be_blocked) {
   for (int signal = 1; signal <= SIGRTMAX; signal++) {
     ck_assert_int_eq(sigismember(&before, signal), sigismember(&after, signal));
   }
-  ck_ok(ek_group_free(group));
 }
 
 /* ---- what a thread raises itself ---- */
@@ -282,7 +281,6 @@ CK_LOOP(a_product_of_the_programs_thread_has_the_same_bits, THREADS) {
   ek_tensor_free(&a);
   ek_tensor_free(&b);
   ek_tensor_free(&c);
-  ck_ok(ek_group_free(group));
 }
 
 CK_SUITE("signals")

@@ -317,7 +317,6 @@ CK_TEST(jobs) {
   }
   ck_assert(!ek_stream_allow_tf32(NULL, true));
   ck_assert(!ek_stream_allows_tf32(NULL));
-  ek_group_free(group);
 }
 
 /* Devices, and the two streams of one device, are asked one by one. */
@@ -334,7 +333,6 @@ CK_TEST(streams) {
           ek_device_stream(ek_group_device(group, other), EK_STREAM_COMPUTE)));
     }
   }
-  ek_group_free(group);
 }
 
 /* ---- no type of a tensor ---- */
@@ -373,7 +371,6 @@ CK_TEST(no_type_of_a_tensor) {
   ck_fails(ek_op_convert(rig->stream, x, &device), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_op_convert(rig->stream, &device, x), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_op_zero(rig->stream, &device), EK_ERR_INVALID_ARGUMENT, "");
-  ck_rig_close(rig);
 }
 
 /* A module that says it computes in tf32, and in nothing that has tensors. */
@@ -458,7 +455,6 @@ CK_TEST(no_child_in_tf32) {
     ek_pass_free(pass);
     ek_replica_free(replica);
   }
-  ck_rig_close(rig);
 }
 
 /* Gradients of 16 bits go with it, as with f32; memory is that of f32. */
@@ -480,14 +476,12 @@ CK_TEST(memory) {
   ek_module *module = linear();
   ek_group *group = ck_open("cpu:1", 1);
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  ek_replica *replica = NULL;
   options.precision = EK_PRECISION_TF32;
   options.gradient_type = EK_BF16;
-  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, &options));
+  CK_OPENED(ek_replica *, replica,
+            ek_replica_open(&replica, ek_group_device(group, 0), module, &options));
   ck_assert_int_eq(ek_replica_gradients(replica)->type, EK_BF16);
-  ek_replica_free(replica);
   ek_module_free(module);
-  ek_group_free(group);
 }
 
 CK_SUITE("tf32")

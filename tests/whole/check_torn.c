@@ -118,7 +118,6 @@ CK_LOOP(each_piece_of_work, 2 * CK_PLACEMENTS) {
     ck_assert_int_gt(count.kept, 50);
     ck_assert_int_gt(count.torn, 0);
   }
-  ck_batch_free(&batch);
 }
 
 /* ---- an update rule that fails ---- */
@@ -179,8 +178,6 @@ CK_LOOP(a_rule_that_fails, CK_MODES * DEVICES * 2) {
   ck_training_close(&t);
   ck_training_open(&t, &setup);
   ck_ok(ck_training_step(&t, &batch, NULL));
-  ck_training_close(&t);
-  ck_batch_free(&batch);
 }
 
 /* ---- writing state ---- */
@@ -222,7 +219,6 @@ CK_TEST(set_fails_halfway) {
   ck_assert(ck_training_is_torn(&t));
   mend_in_part(&t, &state);
   ck_state_drop(&state);
-  ck_training_close(&t);
 }
 
 /* What was written of an optimizer does not count when it has been freed. */
@@ -247,7 +243,6 @@ CK_TEST(the_optimizer_is_freed) {
   }
   ck_ok(ek_data_parallel_model_discard(t.model));
   ck_state_drop(&state);
-  ck_training_close(&t);
 }
 
 /* ---- a failure of somebody else's job on the same group leaves a finished update alone ---- */
@@ -273,9 +268,6 @@ CK_LOOP(a_foreign_failure, CK_MODES) {
   ck_snapshot_same("with failures between the steps", &a, &b);
   ck_snapshot_drop(&a);
   ck_snapshot_drop(&b);
-  ck_training_close(&t);
-  ck_training_close(&other);
-  ck_batch_free(&batch);
 }
 
 CK_SUITE("torn")

@@ -18,7 +18,7 @@ static ek_group *open_place(const char *spec, size_t first_rank, size_t world_si
   options.first_rank = first_rank;
   options.world_size = world_size;
   ck_ok(ek_group_open(&group, spec, &options));
-  return group;
+  return ck_keep(group);
 }
 
 /* ---- ranks ---- */
@@ -79,11 +79,10 @@ CK_TEST(places_in_a_world) {
 /* Roots and offsets are those of the world, also where no device of the group has them. */
 CK_TEST(collectives_count_ranks) {
   ek_group *group = open_place("plan:2", 2, 6);
-  ek_communicator *c = NULL;
   ek_device *device = ek_group_device(group, 0);
   ek_tensor tensor = ck_upload(device, EK_F32, NULL, CK_SHAPE(12));
   const int64_t offsets[] = {0, 2, 4, 6, 8, 10, 12}, few[] = {0, 6, 12, 12, 12, 12, 11};
-  ck_ok(ek_communicator_open(&c, group));
+  CK_OPENED(ek_communicator *, c, ek_communicator_open(&c, group));
   ck_ok(ek_communicator_broadcast(c, device, &tensor, 5));
   ck_ok(ek_communicator_reduce(c, device, &tensor, 0));
   ck_fails(ek_communicator_reduce(c, device, &tensor, 6), EK_ERR_INVALID_ARGUMENT, "no rank 6");
@@ -91,8 +90,6 @@ CK_TEST(collectives_count_ranks) {
   ck_ok(ek_communicator_all_gather(c, device, &tensor, offsets));
   ck_fails(ek_communicator_all_gather(c, device, &tensor, few), EK_ERR_INVALID_ARGUMENT, "12");
   ek_tensor_free(&tensor);
-  ek_communicator_free(c);
-  ck_ok(ek_group_free(group));
 }
 
 /* ---- samples ---- */
@@ -141,8 +138,7 @@ static void drop(struct dropper *it, float *out, int64_t first, int64_t samples,
 /* Two models that take a part of each micro-batch have the masks of one that takes them whole. */
 CK_TEST(masks_are_those_of_the_batch) {
   static const int64_t batches[][2] = {{4, 2}, {3, 6}, {0, 5}}; /* samples of each model */
-  ek_module *module = NULL;
-  ck_ok(ek_dropout_create(&module, 0.5));
+  CK_OPENED(ek_module *, module, ek_dropout_create(&module, 0.5));
   struct dropper whole = open_dropper("cpu:3", module), parts[2];
   parts[0] = open_dropper("cpu:2", module);
   parts[1] = open_dropper("cpu:1", module);
@@ -160,7 +156,6 @@ CK_TEST(masks_are_those_of_the_batch) {
   }
   for (int i = 0; i < 2; i++) close_dropper(&parts[i]);
   close_dropper(&whole);
-  ek_module_free(module);
 }
 
 CK_TEST(wrong_places_are_refused) {
@@ -171,11 +166,10 @@ CK_TEST(wrong_places_are_refused) {
                {7, 9, EK_ERR_INVALID_ARGUMENT},  {0, 2, EK_ERR_INVALID_ARGUMENT},
                {0, -5, EK_ERR_INVALID_ARGUMENT}, {INT64_MAX, 9, EK_ERR_INVALID_ARGUMENT},
                {0, INT64_MAX, EK_ERR_OVERFLOW}};
-  ek_module *module = NULL;
   float ones[3 * WIDTH] = {0};
   ek_tensor x;
   ek_shards outputs = {0};
-  ck_ok(ek_dropout_create(&module, 0.5));
+  CK_OPENED(ek_module *, module, ek_dropout_create(&module, 0.5));
   struct dropper it = open_dropper("cpu:2", module);
   drop(&it, ones, 0, 3, 0); /* the step has samples before these */
   ck_ok(ek_tensor_host(&x, ones, EK_F32, CK_SHAPE(3, WIDTH)));
@@ -189,7 +183,6 @@ CK_TEST(wrong_places_are_refused) {
   }
   drop(&it, ones, 6, 3, 9); /* nothing was lost */
   close_dropper(&it);
-  ek_module_free(module);
 }
 
 /* ---- memory ---- */
@@ -224,10 +217,6 @@ CK_LOOP(memory_of_one_process, 6) {
     ck_training_close(&part);
     ck_ok(ek_group_free(group));
   }
-  ck_training_close(&whole);
-  ck_ok(ek_group_free(all));
-  ck_batch_free(&batch);
-  ck_batch_free(&few);
 }
 
 CK_SUITE("world")
