@@ -19,8 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "operations.h"
 #include "operations_piece.h"
-#include "operations_table.h"
 
 enum { GUARD = 64 };
 
@@ -38,10 +38,6 @@ struct call {
 };
 
 /* ---- decisions: sizes, contents, parameters ---- */
-
-struct sizes {
-  int64_t r, c, w, k, e, p, b, t, h, j;
-};
 
 static int64_t read_size(struct fuzz_input *input) {
   const uint8_t byte = fuzz_byte(input);
@@ -73,23 +69,6 @@ static void make_endless(struct sizes *sizes, const struct operation *operation)
   }
   sizes->r = INT64_C(1) << 58;
   sizes->c = 0;
-}
-
-static int64_t size_of(const struct sizes *sizes, char letter) {
-  switch (letter) {
-  case 'R': return sizes->r;
-  case 'C': return sizes->c;
-  case 'K': return sizes->k;
-  case 'E': return sizes->e;
-  case 'P': return sizes->p;
-  case 'B': return sizes->b;
-  case 'T': return sizes->t;
-  case 'H': return sizes->h;
-  case 'J': return sizes->j;
-  case 'W': return sizes->w;
-  case 'Q': return 3 * sizes->c;
-  default: return letter - '0';
-  }
 }
 
 static double read_parameter(struct fuzz_input *input, bool *tame) {
@@ -141,7 +120,7 @@ static void fill_content(struct call *call, int i, const struct sizes *sizes,
   const struct piece *piece = &call->piece[i];
   const int64_t count = count_of(piece);
   const uint8_t start = fuzz_byte(input), stride = fuzz_byte(input);
-  const int64_t below = operand->index_below != 0 ? size_of(sizes, operand->index_below) : 0;
+  const int64_t below = operand->index_below != 0 ? operation_size(sizes, operand->index_below) : 0;
   const bool wild = fuzz_one_in(input, 16);
   if (wild) call->tame = false;
   for (int64_t n = 0; n < count; n++) {
@@ -167,9 +146,11 @@ static void fill_content(struct call *call, int i, const struct sizes *sizes,
 static void describe_piece(struct call *call, int i, ek_type type, const struct sizes *sizes) {
   const struct operand *operand = &call->operation->operand[i];
   struct piece *piece = &call->piece[i];
-  piece->type = operand->type != 0 ? operand->type : operand->sum && is_half(type) ? EK_F32 : type;
-  piece->rank = (int)strlen(operand->shape);
-  for (int d = 0; d < piece->rank; d++) piece->shape[d] = size_of(sizes, operand->shape[d]);
+  piece->type = operand->type != 0                    ? operand->type
+                : operand->fuzzed != 0                ? operand->fuzzed
+                : operand->sum && is_half(type)       ? EK_F32
+                                                      : type;
+  piece->rank = operand_shape(piece->shape, operand, sizes);
 }
 
 /* ---- misfits ---- */

@@ -26,7 +26,6 @@
 #include <evenkeel/elementwise.h>
 #include <math.h>
 
-#include "ck_op_calls.h"
 #include "ek_check.h"
 
 static const int64_t counts[] = {0, 1, 3, 16, 17, 1023, 4097, 70001};
@@ -561,13 +560,6 @@ END_TEST
 
 /* ---- wrong arguments ---- */
 
-START_TEST(bad_inputs) { ck_bad_inputs(&ck_elementwise_calls[_i], test_devices("cpu:2")); }
-END_TEST
-START_TEST(bad_inputs_where_nothing_is_computed) {
-  ck_bad_inputs(&ck_elementwise_calls[_i], "plan:2");
-}
-END_TEST
-
 START_TEST(bad_numbers) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   const ek_random_key key = {1, 2, 3};
@@ -636,8 +628,6 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(values, dropout_of_a_slice_is_a_slice_of_dropout, 0, ck_variants());
   tcase_add_loop_test(values, dropout_keeps_the_right_share, 0, ck_variants());
   TCase *errors = ck_case(suite, "errors");
-  tcase_add_loop_test(errors, bad_inputs, 0, CK_ELEMENTWISE_CALLS);
-  tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, CK_ELEMENTWISE_CALLS);
   tcase_add_test(errors, bad_numbers);
   tcase_add_test(errors, huge_sizes);
   return suite;

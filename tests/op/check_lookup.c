@@ -194,43 +194,6 @@ END_TEST
 
 /* ---- wrong arguments ---- */
 
-static ek_status call_forward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_lookup_forward(s, t[0], t[1], t[2], t[3], 2);
-}
-static ek_status call_backward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_lookup_backward(s, t[0], t[1], t[2]);
-}
-static ek_status call_positions(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_positions_backward(s, t[0], t[1], 2, 1.0);
-}
-
-static const struct ck_operation operations[] = {
-    {"lookup_forward",
-     call_forward,
-     4,
-     {{.name = "y", .written = true, .rank = 2, .shape = {6, 3}},
-      {.name = "table", .rank = 2, .shape = {5, 3}},
-      {.name = "index", .type = EK_I32, .rank = 1, .shape = {6}},
-      {.name = "positions", .optional = true, .rank = 2, .shape = {4, 3}}}},
-    {"lookup_backward",
-     call_backward,
-     3,
-     {{.name = "dtable", .sum = true, .written = true, .rank = 2, .shape = {5, 3}},
-      {.name = "dy", .rank = 2, .shape = {6, 3}},
-      {.name = "index", .type = EK_I32, .rank = 1, .shape = {6}}}},
-    {"positions_backward",
-     call_positions,
-     2,
-     {{.name = "dpositions", .sum = true, .written = true, .rank = 2, .shape = {4, 3}},
-      {.name = "dy", .rank = 2, .shape = {6, 3}}}},
-};
-enum { OPERATIONS = sizeof operations / sizeof operations[0] };
-
-START_TEST(bad_inputs) { ck_bad_inputs(&operations[_i], test_devices("cpu:2")); }
-END_TEST
-START_TEST(bad_inputs_where_nothing_is_computed) { ck_bad_inputs(&operations[_i], "plan:2"); }
-END_TEST
-
 START_TEST(bad_periods) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   double *zero = ck_zeros(rig, 6);
@@ -279,8 +242,6 @@ static Suite *make_suite(void) {
   TCase *errors = ck_case(suite, "errors");
   tcase_add_loop_test(errors, bad_index_is_named, 0, ck_variants());
   tcase_add_loop_test(errors, lowest_bad_index_is_named, 0, ck_variants());
-  tcase_add_loop_test(errors, bad_inputs, 0, OPERATIONS);
-  tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, OPERATIONS);
   tcase_add_test(errors, bad_periods);
   tcase_add_test(errors, huge_sizes);
   return suite;

@@ -19,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ck_op_calls.h"
 #include "ck_product.h"
 
 /* The last four: rows that are 2 KiB of f32 or twice that, or only so where they are padded; large
@@ -469,13 +468,6 @@ END_TEST
 
 /* ---- wrong arguments ---- */
 
-START_TEST(bad_inputs) { ck_bad_inputs(&ck_products_calls[_i], test_devices("cpu:2")); }
-END_TEST
-START_TEST(bad_inputs_where_nothing_is_computed) {
-  ck_bad_inputs(&ck_products_calls[_i], "plan:2");
-}
-END_TEST
-
 START_TEST(messages_show_both_shapes) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_stream *s = rig->stream;
@@ -594,8 +586,6 @@ static Suite *make_suite(void) {
   tcase_add_test(combined, aligned_columns);
   tcase_add_test(combined, gradients_by_differences);
   TCase *errors = ck_case(suite, "errors");
-  tcase_add_loop_test(errors, bad_inputs, 0, CK_PRODUCTS_CALLS);
-  tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, CK_PRODUCTS_CALLS);
   tcase_add_test(errors, messages_show_both_shapes);
   tcase_add_test(errors, huge_sizes);
   return suite;

@@ -14,7 +14,6 @@
 #include <evenkeel/rows.h>
 #include <math.h>
 
-#include "ck_op_calls.h"
 #include "ek_check.h"
 
 /* Below and above what a warp has on a GPU, and what a vector has. */
@@ -196,12 +195,6 @@ START_TEST(gradient_by_differences) {
 }
 END_TEST
 
-START_TEST(bad_inputs) { ck_bad_inputs(&ck_rows_calls[_i], test_devices("cpu:2")); }
-END_TEST
-
-START_TEST(bad_inputs_where_nothing_is_computed) { ck_bad_inputs(&ck_rows_calls[_i], "plan:2"); }
-END_TEST
-
 START_TEST(bad_numbers) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_tensor *x = ck_poisoned(rig, CK_SHAPE(3, 4)), *y = ck_poisoned(rig, CK_SHAPE(3));
@@ -221,8 +214,6 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(values, softmax_of_rows, 0, ck_variants());
   tcase_add_loop_test(values, backward_of_softmax, 0, ck_variants());
   tcase_add_test(values, gradient_by_differences);
-  tcase_add_loop_test(errors, bad_inputs, 0, CK_ROWS_CALLS);
-  tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, CK_ROWS_CALLS);
   tcase_add_test(errors, bad_numbers);
   return suite;
 }

@@ -1,6 +1,8 @@
 /*
- * ck_bad_inputs.c - wrong arguments for one operation, systematically: see ek_check.h.
+ * ck_bad_inputs.c - wrong arguments for one operation, systematically: see ck_bad_inputs.h.
  */
+#include "ck_bad_inputs.h"
+
 #include <evenkeel/memory.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -8,13 +10,18 @@
 
 #include "ek_check.h"
 
+/* Few of one value, so that no operand fits where another one belongs. */
+static const struct sizes sizes = {
+    .r = 6, .c = 4, .w = 4, .k = 5, .e = 7, .p = 2, .b = 2, .t = 3, .h = 2, .j = 3};
+
 struct trial {
-  const struct ck_operation *operation;
+  const struct operation *operation;
+  struct parameters parameters;
   ek_group *group, *foreign;
   ek_stream *stream;
-  ek_type type;                  /* of the floating operands */
-  ek_tensor tensor[CK_OPERANDS]; /* good ones */
-  ek_tensor *t[CK_OPERANDS];     /* what the call gets */
+  ek_type type;                    /* of the floating operands */
+  ek_tensor tensor[MOST_OPERANDS]; /* good ones */
+  ek_tensor *t[MOST_OPERANDS];     /* what the call gets */
 };
 
 static const ek_type halves[] = {EK_BF16, EK_F16};
@@ -26,30 +33,31 @@ static ek_tensor make(ek_device *device, ek_type type, int rank, const int64_t *
 }
 
 static ek_type type_of(const struct trial *trial, int i) {
-  const struct ck_operand *operand = &trial->operation->operand[i];
+  const struct operand *operand = &trial->operation->operand[i];
   const ek_type sum = trial->type == EK_F64 ? EK_F64 : EK_F32;
   return operand->type != 0 ? operand->type : operand->sum ? sum : trial->type;
 }
 
 /* The call with operand i replaced must fail. */
 static void expect(struct trial *trial, int i, ek_tensor *bad, ek_status wanted, const char *why) {
-  const struct ck_operation *operation = trial->operation;
+  const struct operation *operation = trial->operation;
   ek_tensor *kept = trial->t[i];
   trial->t[i] = bad;
   ek_error_clear();
-  const ek_status status = operation->call(trial->stream, trial->t);
+  const ek_status status = operation->call(trial->stream, trial->t, &trial->parameters);
   trial->t[i] = kept;
   ck_assert_msg(status == wanted, "%s, %s %s: %s, not %s (%s)", operation->name,
                 operation->operand[i].name, why, ek_status_name(status), ek_status_name(wanted),
                 ek_error_message());
-  ck_assert_msg(ck_contains(ek_error_message(), operation->name),
+  ck_assert_msg(ck_contains(ek_error_message(), operation->message),
                 "%s, %s %s: the message does not name it: %s", operation->name,
                 operation->operand[i].name, why, ek_error_message());
 }
 
 static void try_absent(struct trial *trial, int i) {
   ek_tensor absent = {0};
-  if (!trial->operation->operand[i].optional) {
+  const struct operand *operand = &trial->operation->operand[i];
+  if (!operand->optional || operand->needed) {
     expect(trial, i, NULL, EK_ERR_INVALID_ARGUMENT, "NULL");
   }
   expect(trial, i, &absent, EK_ERR_INVALID_ARGUMENT, "absent");
@@ -76,8 +84,8 @@ static void try_type(struct trial *trial, int i, ek_type type, ek_status wanted,
 }
 
 static void try_types(struct trial *trial, int i) {
-  const struct ck_operation *operation = trial->operation;
-  const struct ck_operand *operand = &operation->operand[i];
+  const struct operation *operation = trial->operation;
+  const struct operand *operand = &operation->operand[i];
   if (operand->any_type) {
     if (operation->count > 1) try_type(trial, i, EK_I32, EK_ERR_TYPE, "i32");
     return;
@@ -90,7 +98,7 @@ static void try_types(struct trial *trial, int i) {
   if (operand->any_float) return;
   int floats = 0, values = 0;
   for (int j = 0; j < operation->count; j++) {
-    const struct ck_operand *other = &operation->operand[j];
+    const struct operand *other = &operation->operand[j];
     floats += other->type == 0;
     values += other->type == 0 && !other->sum && !other->either;
   }
@@ -110,7 +118,7 @@ static void try_types(struct trial *trial, int i) {
 }
 
 static void try_shapes(struct trial *trial, int i) {
-  const struct ck_operand *operand = &trial->operation->operand[i];
+  const struct operand *operand = &trial->operation->operand[i];
   const ek_tensor *good = &trial->tensor[i];
   int64_t shape[EK_MAX_RANK];
   memcpy(shape, good->shape, sizeof shape);
@@ -138,8 +146,8 @@ static void try_shapes(struct trial *trial, int i) {
 
 /* Destination i in the memory of j, from its first byte on or one element further. */
 static void try_overlap(struct trial *trial, int i, int j) {
-  const struct ck_operand *y = &trial->operation->operand[i];
-  const struct ck_operand *x = &trial->operation->operand[j];
+  const struct operand *y = &trial->operation->operand[i];
+  const struct operand *x = &trial->operation->operand[j];
   const bool allowed = ((y->may_be >> j) & 1u) != 0 || (x->written && ((x->may_be >> i) & 1u) != 0);
   ek_tensor shifted = trial->tensor[i];
   shifted.data = trial->tensor[j].data;
@@ -164,14 +172,15 @@ static size_t read_destinations(struct trial *trial, unsigned char *bytes) {
 }
 
 static void try_all(struct trial *trial) {
-  const struct ck_operation *operation = trial->operation;
+  const struct operation *operation = trial->operation;
   static unsigned char before[65536], after[65536];
   memset(before, 0, sizeof before);
   memset(after, 0, sizeof after);
   const size_t used = read_destinations(trial, before);
   ck_assert_uint_le(used, sizeof before);
 
-  ck_fails(operation->call(NULL, trial->t), EK_ERR_INVALID_ARGUMENT, operation->name);
+  ck_fails(operation->call(NULL, trial->t, &trial->parameters), EK_ERR_INVALID_ARGUMENT,
+           operation->message);
   for (int i = 0; i < operation->count; i++) {
     try_absent(trial, i);
     try_places(trial, i);
@@ -185,10 +194,12 @@ static void try_all(struct trial *trial) {
   ck_assert_msg(memcmp(before, after, used) == 0, "%s wrote although it failed", operation->name);
 }
 
-void ck_bad_inputs(const struct ck_operation *operation, const char *spec) {
+void ck_bad_inputs(const struct operation *operation, const char *spec) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_BF16};
   for (int pass = 0; pass < 3; pass++) {
-    struct trial trial = {.operation = operation, .type = types[pass]};
+    struct trial trial = {.operation = operation,
+                          .parameters = operation_parameters(&sizes),
+                          .type = types[pass]};
     trial.group = ck_open(spec, 1);
     ek_device *device = ek_group_device(trial.group, 0);
     if ((ek_device_types(device) >> types[pass] & 1u) == 0) {
@@ -198,17 +209,17 @@ void ck_bad_inputs(const struct ck_operation *operation, const char *spec) {
     trial.foreign = ck_open(spec, 1);
     trial.stream = ek_device_stream(device, EK_STREAM_COMPUTE);
     for (int i = 0; i < operation->count; i++) {
-      const struct ck_operand *operand = &operation->operand[i];
-      int64_t count = 1;
-      for (int d = 0; d < operand->rank; d++) count *= operand->shape[d];
+      int64_t shape[EK_MAX_RANK], count = 1;
+      const int rank = operand_shape(shape, &operation->operand[i], &sizes);
+      for (int d = 0; d < rank; d++) count *= shape[d];
       double *zeros = calloc((size_t)count, sizeof *zeros);
       ck_assert_ptr_nonnull(zeros);
-      trial.tensor[i] = ck_upload(device, type_of(&trial, i), zeros, operand->rank, operand->shape);
+      trial.tensor[i] = ck_upload(device, type_of(&trial, i), zeros, rank, shape);
       free(zeros);
       trial.t[i] = &trial.tensor[i];
     }
     try_all(&trial);
-    ck_ok(operation->call(trial.stream, trial.t)); /* so it was not for another reason */
+    ck_ok(operation->call(trial.stream, trial.t, &trial.parameters)); /* so it was not for another reason */
     for (int i = 0; i < operation->count; i++) ek_tensor_free(&trial.tensor[i]);
     ck_no_memory_held(trial.group);
     ck_no_memory_held(trial.foreign);

@@ -337,37 +337,4 @@ double ck_weighed(const ek_tensor *tensor, const double *weights);
 /* A device that only counts, with all the room it can have. */
 #define CK_HUGE_PLAN "plan:1@1024TiB"
 
-/* ---- wrong arguments, one operation at a time ---- */
-
-enum { CK_OPERANDS = 9 };
-
-struct ck_operand {
-  const char *name;
-  ek_type type;   /* 0: a floating one, equal for all of them */
-  bool sum;       /* that of sums instead */
-  bool either;    /* that of values or of sums */
-  bool any_float; /* whatever the others have */
-  bool any_type;  /* takes what there is */
-  bool any_shape; /* no other operand fixes its last dimension */
-  bool written, optional;
-  unsigned may_be; /* bit j: a destination that may be operand j itself */
-  int rank;
-  int64_t shape[4];
-};
-
-struct ck_operation {
-  const char *name; /* what a message must contain */
-  ek_status (*call)(ek_stream *stream, ek_tensor *const *t);
-  int count;
-  struct ck_operand operand[CK_OPERANDS];
-};
-
-/*
- * Calls the operation on a group of two devices with each operand in turn NULL, absent, on the
- * host, on a foreign device, of a wrong type, of a wrong shape, damaged, and overlapping each other
- * one. Each call must fail as op.h says, name the operation, and write nothing; nothing is held
- * after.
- */
-void ck_bad_inputs(const struct ck_operation *operation, const char *spec);
-
 #endif /* EK_CHECK_H */
