@@ -18,24 +18,44 @@ ek_status ek_criterion_check(const ek_criterion *criterion) {
   EK_TRY(ek__check_count("criterion", base->ops->kind, "outputs of a model", outputs, 1,
                          EK_MAX_TENSORS));
   EK_TRY(ek__check_count("criterion", base->ops->kind, "terms", base->terms, 1, EK_MAX_TERMS));
+  const bool predicts = EK__TABLE_HAS(base->ops, predict) && base->ops->predict != NULL;
+  EK_TRY(ek__check_count("criterion", base->ops->kind, "predictions", base->predictions, 0,
+                         predicts && base->targets > 0 ? EK_MAX_TENSORS : 0));
   return ek__check_count("criterion", base->ops->kind, "results with its reduction", base->outputs,
                          results, results);
 }
 
-ek_status ek_criterion_init(ek_criterion *criterion, const ek_module_ops *ops, size_t outputs,
-                            size_t targets, ek_reduction reduction) {
+ek_status ek_criterion_init_with(ek_criterion *criterion, const ek_module_ops *ops,
+                                 const ek_criterion_options *options) {
+  ek_criterion_options o = EK_CRITERION_OPTIONS_INIT;
   EK__NOT_NULL("ek_criterion_init", criterion, ops);
-  ek_criterion made = {.reduction = reduction};
-  EK_TRY(ek_module_init(&made.base, ops, 1, reduction == EK_REDUCTION_NONE ? 2 : 1));
-  EK__FAIL_IF((unsigned)reduction > EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_criterion_options"));
+  ek_criterion made = {.reduction = o.reduction, .coefficients = o.coefficients};
+  EK_TRY(ek_module_init(&made.base, ops, 1, o.reduction == EK_REDUCTION_NONE ? 2 : 1));
+  EK__FAIL_IF((unsigned)o.reduction > EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
               "%s: unknown reduction %d; expected EK_REDUCTION_NONE, _MEAN or "
-              "_SUM", ops->kind, (int)reduction);
-  made.base.inputs = outputs + targets;
-  made.base.targets = targets;
-  made.base.terms = 1;
+              "_SUM", ops->kind, (int)o.reduction);
+  made.base.criterion = true;
+  made.base.inputs = o.outputs + o.targets;
+  made.base.targets = o.targets;
+  made.base.terms = o.terms;
+  made.base.predictions = o.predictions;
   EK_TRY(ek_criterion_check(&made));
   *criterion = made;
   return EK_OK;
+}
+
+ek_status ek_criterion_init(ek_criterion *criterion, const ek_module_ops *ops, size_t outputs,
+                            size_t targets, ek_reduction reduction) {
+  ek_criterion_options options = EK_CRITERION_OPTIONS_INIT;
+  options.outputs = outputs;
+  options.targets = targets;
+  options.reduction = reduction;
+  return ek_criterion_init_with(criterion, ops, &options);
+}
+
+ek_criterion *ek_criterion_of(ek_module *module) {
+  return module != NULL && module->criterion ? (ek_criterion *)module : NULL;
 }
 
 ek_criterion *ek_criterion_share(ek_criterion *criterion) {
@@ -46,3 +66,5 @@ ek_criterion *ek_criterion_share(ek_criterion *criterion) {
 void ek_criterion_free(ek_criterion *criterion) {
   if (criterion != NULL) ek_module_free(&criterion->base);
 }
+
+EK__OPTIONS_INIT(ek_criterion_options, EK_CRITERION_OPTIONS_INIT)

@@ -144,23 +144,26 @@ static ek_status check_sum(const char *what, size_t count, size_t most) {
                       "weighted_sum: the terms together have more than %zu %s", most, what);
 }
 
-/* Checks each part, and that together they do not have too much of anything. */
-static ek_status check_parts(ek_criterion *const *parts, const double *coefficients, size_t count) {
+/* Checks each part, and that together they do not have too much of anything. `all` becomes what
+ * they have together. */
+static ek_status check_parts(ek_criterion_options *all, ek_criterion *const *parts,
+                             const double *coefficients, size_t count) {
   EK__FAIL_IF(count == 0, EK_ERR_INVALID_ARGUMENT, "weighted_sum: no terms, expected 1 or more");
-  size_t outputs = 0, targets = 0, terms = 0;
+  all->outputs = all->targets = all->terms = 0;
   for (size_t i = 0; i < count; i++) {
     EK_TRY(check_part(parts[i], i, parts[0] == NULL ? EK_REDUCTION_MEAN : parts[0]->reduction,
                       coefficients[i]));
-    EK_TRY(check_sum("terms", terms += parts[i]->base.terms, EK_MAX_TERMS));
-    EK_TRY(check_sum("outputs", outputs += ek_criterion_outputs(parts[i]), EK_MAX_TENSORS));
-    EK_TRY(check_sum("targets", targets += parts[i]->base.targets, EK_MAX_TENSORS));
+    EK_TRY(check_sum("terms", all->terms += parts[i]->base.terms, EK_MAX_TERMS));
+    EK_TRY(check_sum("outputs", all->outputs += ek_criterion_outputs(parts[i]), EK_MAX_TENSORS));
+    EK_TRY(check_sum("targets", all->targets += parts[i]->base.targets, EK_MAX_TENSORS));
   }
+  all->reduction = parts[0]->reduction;
   return EK_OK;
 }
 
-/* Appends a part to those that are there; the base counts how much of everything they take. */
-static ek_status append(struct weighted_sum *w, ek_criterion *criterion, double coefficient) {
-  ek_module *base = &w->base.base;
+/* Appends a part to those that are there; its terms begin with number `first`. */
+static ek_status append(struct weighted_sum *w, ek_criterion *criterion, double coefficient,
+                        size_t first) {
   const struct part part = {.criterion = criterion,
                             .outputs = ek_criterion_outputs(criterion),
                             .targets = criterion->base.targets,
@@ -170,34 +173,34 @@ static ek_status append(struct weighted_sum *w, ek_criterion *criterion, double 
     EK__FAIL_IF(!isfinite(coefficient * inner), EK_ERR_INVALID_ARGUMENT,
                 "weighted_sum: coefficients[%zu] times %g of the nested %s is not finite", w->count,
                 inner, criterion->base.ops->kind);
-    w->coefficients[base->terms + j] = coefficient * inner;
+    w->coefficients[first + j] = coefficient * inner;
   }
   w->parts[w->count] = part;
   ek_criterion_share(w->parts[w->count++].criterion);
-  base->inputs += part.outputs + part.targets;
-  base->targets += part.targets;
-  base->terms += part.terms;
   return EK_OK;
 }
 
-static ek_status fill(struct weighted_sum *w, ek_criterion *const *parts,
-                      const double *coefficients, size_t count) {
-  EK_TRY(ek_criterion_init(&w->base, &ops, 1, 0, parts[0]->reduction));
-  w->base.base.inputs = 0;
-  w->base.base.terms = 0;
-  w->base.coefficients = w->coefficients;
-  for (size_t i = 0; i < count; i++) EK_TRY(append(w, parts[i], coefficients[i]));
+static ek_status fill(struct weighted_sum *w, ek_criterion_options *all,
+                      ek_criterion *const *parts, const double *coefficients, size_t count) {
+  size_t first = 0;
+  all->coefficients = w->coefficients;
+  EK_TRY(ek_criterion_init_with(&w->base, &ops, all));
+  for (size_t i = 0; i < count; i++) {
+    EK_TRY(append(w, parts[i], coefficients[i], first));
+    first += parts[i]->base.terms;
+  }
   return EK_OK;
 }
 
 ek_status ek_weighted_sum_create(ek_criterion **criterion, ek_criterion *const *terms,
                                  const double *coefficients, size_t count) {
   EK__NOT_NULL("weighted_sum", criterion, terms, coefficients);
-  EK_TRY(check_parts(terms, coefficients, count));
+  ek_criterion_options all = EK_CRITERION_OPTIONS_INIT;
+  EK_TRY(check_parts(&all, terms, coefficients, count));
   struct weighted_sum *w = NULL;
   EK_TRY(ek__new(&w, 1, sizeof *w, "weighted_sum"));
   ek_status status = ek__new(&w->parts, count, sizeof *w->parts, "weighted_sum");
-  if (status == EK_OK) status = fill(w, terms, coefficients, count);
+  if (status == EK_OK) status = fill(w, &all, terms, coefficients, count);
   if (status != EK_OK) {
     release(&w->base.base);
     return status;

@@ -116,7 +116,7 @@ static const ek_module_ops ops = {EK__LAYER("with_criterion", forward, backward,
 static ek_status check(const ek_module *model, const ek_criterion *criterion) {
   EK_TRY(ek_criterion_check(criterion));
   const char *kind = criterion->base.ops->kind;
-  EK__FAIL_IF(model->terms > 0 || model->targets > 0, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(model->criterion || model->targets > 0, EK_ERR_INVALID_ARGUMENT,
               "with_criterion: %s already has targets or a loss; expected a model without "
               "them", model->ops->kind);
   EK__FAIL_IF(criterion->reduction == EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
@@ -162,10 +162,14 @@ ek_status ek_with_criterion_create_with(ek_module **module, ek_module *model,
                                 .outputs = model->outputs,
                                 .targets = criterion->base.targets};
   EK_TRY(read_options(&made, options));
-  EK_TRY(ek_criterion_init(&made.base, &ops, made.inputs, made.targets, criterion->reduction));
-  made.base.base.terms = criterion->base.terms;
-  made.base.base.predictions = predictions(model, criterion);
-  made.base.coefficients = criterion->coefficients;
+  ek_criterion_options o = EK_CRITERION_OPTIONS_INIT;
+  o.outputs = made.inputs;
+  o.targets = made.targets;
+  o.terms = criterion->base.terms;
+  o.predictions = predictions(model, criterion);
+  o.reduction = criterion->reduction;
+  o.coefficients = criterion->coefficients;
+  EK_TRY(ek_criterion_init_with(&made.base, &ops, &o));
   EK_TRY(ek__new_copy(module, &made, sizeof made, "with_criterion"));
   ek_module_share(model);
   ek_criterion_share(criterion);

@@ -58,9 +58,9 @@ static ek_status check_open(ek_data_parallel_criterion **parallel,
                             const ek_data_parallel_model *model, const ek_criterion *criterion,
                             const ek_data_parallel_criterion_options *options) {
   EK__NOT_NULL("ek_data_parallel_criterion_open", parallel, model);
-  if (model->module->terms == 0) EK__NOT_NULL("ek_data_parallel_criterion_open", criterion);
+  if (!model->module->criterion) EK__NOT_NULL("ek_data_parallel_criterion_open", criterion);
   EK__FAIL_IF(
-      model->module->terms > 0 && criterion != NULL, EK_ERR_INVALID_ARGUMENT,
+      model->module->criterion && criterion != NULL, EK_ERR_INVALID_ARGUMENT,
       "ek_data_parallel_criterion_open: %s computes its loss itself: the criterion must be NULL",
       model->module->ops->kind);
   EK__FAIL_IF(options->keep_outputs && options->gradient_in_forward, EK_ERR_INVALID_ARGUMENT,
@@ -80,8 +80,7 @@ static void describe(struct ek__loss *loss, ek_data_parallel_model *model,
   const bool own = criterion == NULL;
   loss->form = own ? &ek__loss_of_model : &ek__loss_of_criterion;
   loss->count = model->run.count;
-  /* A module with terms is the first member of a criterion. */
-  loss->criterion = ek_criterion_share(own ? (ek_criterion *)model->module : criterion);
+  loss->criterion = ek_criterion_share(own ? ek_criterion_of(model->module) : criterion);
   loss->outputs = model->module->outputs;
   loss->targets = own ? 0 : criterion->base.targets;
   loss->terms = loss->criterion->base.terms;

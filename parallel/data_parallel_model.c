@@ -43,7 +43,7 @@ static ek_status check_options(ek_data_parallel_model_options *options, const ek
       module->targets > 0 && options->broadcast_inputs >> (module->inputs - module->targets) != 0,
       EK_ERR_INVALID_ARGUMENT, "ek_data_parallel_model_open: broadcast_inputs names a target; "
                                "targets are always cut");
-  EK__FAIL_IF(module->terms > 0 && module->outputs > 1, EK_ERR_UNSUPPORTED,
+  EK__FAIL_IF(module->criterion && module->outputs > 1, EK_ERR_UNSUPPORTED,
               "ek_data_parallel_model_open: %s gives single losses; a model that computes its loss "
               "itself has reduction mean or sum",
               module->ops->kind);
@@ -189,7 +189,7 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   EK__NOT_NULL("ek_data_parallel_model_open", model, group, module);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_model_options"));
   EK_TRY(check_options(&o, group, module));
-  if (module->terms > 0) o.outputs = EK_OUTPUTS_STAY; /* totals have no rows to gather */
+  if (module->criterion) o.outputs = EK_OUTPUTS_STAY; /* totals have no rows to gather */
   const struct ek__reduction *reduction = NULL;
   EK_TRY(choose_reduction(&reduction, &o, group));
   ek_data_parallel_model *result = NULL;

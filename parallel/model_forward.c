@@ -163,7 +163,7 @@ static ek_status check_rows(const ek_data_parallel_model *model, size_t index,
 }
 
 ek_status ek__forward_check(const struct ek__forward *job) {
-  const bool totals = job->model->module->terms > 0 && !job->predict;
+  const bool totals = job->model->module->criterion && !job->predict;
   for (size_t i = 0; i < job->output_count && !totals; i++) {
     EK_TRY(check_rows(job->model, i, &job->outputs[i], job->inputs[job->lead].samples));
   }

@@ -135,7 +135,7 @@ static ek_status append_totals(ek_tensor *whole, ek_tensor *part, size_t row, si
 static ek_status keep_outputs(const struct ek__forward *job, struct ek__rank *rank,
                               const struct ek__pieces *pieces, const struct ek__piece *piece,
                               ek_tensor *outputs) {
-  const bool totals = job->model->module->terms > 0 && !job->predict;
+  const bool totals = job->model->module->criterion && !job->predict;
   const bool whole = job->model->run.reduction->whole;
   for (size_t i = 0; i < job->output_count; i++) {
     ek_tensor *to = &job->outputs[i].parts[rank->place], *shape = &rank->outputs[i];
@@ -253,7 +253,7 @@ static ek_status take_gradients(ek_tensor *rows, bool *loans, const ek_data_para
   const bool whole = model->run.reduction->whole;
   for (size_t i = 0; i < model->module->outputs; i++) {
     const ek_tensor *output = &rank->outputs[i];
-    if (model->module->terms > 0) {
+    if (model->module->criterion) {
       rows[i] = gradients[i];
       loans[i] = true;
     } else if (piece->count == 0 && output->rank > 0) {

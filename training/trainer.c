@@ -41,7 +41,7 @@ static ek_status check_open(ek_trainer **trainer, const char *devices, const ek_
                             const ek_criterion *criterion, const ek_optimizer *optimizer,
                             const ek_trainer_options *o) {
   EK__NOT_NULL("ek_trainer_open", trainer, module);
-  EK__FAIL_IF(optimizer != NULL && criterion == NULL && module->terms == 0, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(optimizer != NULL && criterion == NULL && !module->criterion, EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_open: criterion is NULL, but %s does not compute its own loss",
               module->ops->kind);
   EK__FAIL_IF((devices == NULL) == (o->group == NULL) ||
@@ -130,7 +130,7 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   EK_TRY(optimizer == NULL
              ? open_frozen(self, module, &model)
              : ek_data_parallel_model_open(&self->model, self->group, module, &model));
-  if (criterion != NULL || module->terms > 0) {
+  if (criterion != NULL || module->criterion) {
     EK_TRY(ek_data_parallel_criterion_open(&self->criterion, self->model, criterion, &loss));
   }
   if (optimizer == NULL) return EK_OK;
@@ -345,7 +345,7 @@ ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_evaluate", "the trainer");
   ek_tensor all[EK_MAX_INPUTS];
   const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
-  EK__FAIL_IF(trainer->module->terms > 0 && batch.input_count != trainer->module->inputs,
+  EK__FAIL_IF(trainer->module->criterion && batch.input_count != trainer->module->inputs,
               EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_evaluate: %s takes %zu inputs and targets, not %zu and %zu",
               trainer->module->ops->kind, trainer->module->inputs, input_count, target_count);
@@ -417,7 +417,7 @@ ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_t
   ek_shards made[EK_MAX_TENSORS] = {{0}};
   int64_t samples = 0, count = 0;
   const bool predicted = predicts(trainer, &batch);
-  bool whole = trainer->module->terms > 0 && !predicted; /* totals */
+  bool whole = trainer->module->criterion && !predicted; /* totals */
   EK_TRY(count_parts(&count, &samples, trainer, &batch));
   if (count < 2) whole = true;
   const ek_status status =

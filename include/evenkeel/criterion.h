@@ -66,8 +66,8 @@ typedef enum ek_reduction {
 } ek_reduction;
 
 /*
- * The first member of every criterion's struct. Its maker may set base.terms and coefficients after
- * ek_criterion_init(), and changes nothing once it is in use.
+ * The first member of every criterion's struct. ek_criterion_init_with() fills it in; a criterion
+ * reads it, and nothing writes it afterwards.
  */
 typedef struct ek_criterion {
   ek_module base; /* of base.inputs the last base.targets are targets; base.terms rows of totals */
@@ -75,14 +75,38 @@ typedef struct ek_criterion {
   const double *coefficients; /* factors of the terms in the loss; NULL: all 1 */
 } ek_criterion;
 
+/* What a criterion looks at and gives. */
+typedef struct ek_criterion_options {
+  size_t size;
+  size_t outputs;     /* of a model, that it looks at: 1 to EK_MAX_TENSORS */
+  size_t targets;     /* inputs after these: 0 to EK_MAX_TENSORS */
+  size_t terms;       /* rows of totals: 1 to EK_MAX_TERMS */
+  size_t predictions; /* of predict: ek_module_options has it */
+  ek_reduction reduction;
+  const double *coefficients; /* a loan, one for each term: factors in the loss; NULL: all 1 */
+} ek_criterion_options;
+#define EK_CRITERION_OPTIONS_INIT                                                                  \
+  {                                                                                                \
+    .size = sizeof(ek_criterion_options), .outputs = 1, .targets = 1, .terms = 1,                  \
+    .predictions = 0, .reduction = EK_REDUCTION_MEAN, .coefficients = NULL                         \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_criterion_options_init(ek_criterion_options *options, size_t size);
+
 /*
- * Fills the base with one reference and one term. `outputs`: how many of a model it looks at, 1 to
- * EK_MAX_TENSORS; `targets`: 0 to EK_MAX_TENSORS. EK_ERR_INVALID_ARGUMENT for other numbers, NULL,
- * or a required slot that is missing.
+ * Fills the base of a new criterion with one reference. `ops` must stay valid for its life, and so
+ * must the coefficients. `options` NULL gives the defaults.
+ * EK_ERR_INVALID_ARGUMENT for NULL, a required slot that is missing, or counts out of range.
  */
+EK_API EK_CHECKED ek_status ek_criterion_init_with(ek_criterion *criterion,
+                                                   const ek_module_ops *ops,
+                                                   const ek_criterion_options *options);
+/* With the default options, except for these three. */
 EK_API EK_CHECKED ek_status ek_criterion_init(ek_criterion *criterion, const ek_module_ops *ops,
                                               size_t outputs, size_t targets,
                                               ek_reduction reduction);
+/* The criterion whose base this module is, a loan; NULL for a module that is no criterion. */
+EK_API ek_criterion *ek_criterion_of(ek_module *module);
 /* One more reference to it, from any thread. Returns `criterion`; NULL for NULL. */
 EK_API ek_criterion *ek_criterion_share(ek_criterion *criterion);
 /* Drops a reference; with the last one the criterion is freed. NULL is legal. */

@@ -195,10 +195,8 @@ typedef struct ek_module_ops {
 } ek_module_ops;
 
 /*
- * The first member of every module's struct. The maker of a module that looks at targets counts
- * them into inputs and targets after ek_module_init(), and of one that predicts its predictions.
- * Nothing of it changes while the module is in
- * use.
+ * The first member of every module's struct. ek_module_init_with() fills it in; a module reads the
+ * counts, and nothing writes them afterwards.
  */
 struct ek_module {
   const ek_module_ops *ops;
@@ -207,6 +205,7 @@ struct ek_module {
   size_t targets; /* how many of the inputs, the last ones, are targets: 0 to EK_MAX_TENSORS */
   size_t terms;   /* rows of totals, which output 0 is then: of a criterion (criterion.h), else 0 */
   size_t predictions; /* tensors that predict gives; 0 without that slot */
+  bool criterion;     /* ek_criterion_init_with() made it: it is the base of an ek_criterion */
   int references;     /* kept by the library, as is the next one */
   ek_module *next;
 };
@@ -214,11 +213,30 @@ struct ek_module {
 /* The most terms of a criterion. */
 #define EK_MAX_TERMS 64
 
+/* What goes into a module and comes out of it. */
+typedef struct ek_module_options {
+  size_t size;
+  size_t inputs;      /* without targets: 1 to EK_MAX_TENSORS */
+  size_t outputs;     /* 1 to EK_MAX_TENSORS */
+  size_t targets;     /* inputs after these: 0 to EK_MAX_TENSORS */
+  size_t predictions; /* of predict: 0 to EK_MAX_TENSORS; 0 without that slot or without targets */
+} ek_module_options;
+#define EK_MODULE_OPTIONS_INIT                                                                     \
+  {                                                                                                \
+    .size = sizeof(ek_module_options), .inputs = 1, .outputs = 1, .targets = 0, .predictions = 0   \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_module_options_init(ek_module_options *options, size_t size);
+
 /*
- * Fills the base of a new module with one reference, no targets and no terms. `ops` must stay valid
- * for the module's life.
- * EK_ERR_INVALID_ARGUMENT for NULL, a required slot that is missing, or more than EK_MAX_TENSORS.
+ * Fills the base of a new module with one reference. `ops` must stay valid for the module's life.
+ * `options` NULL gives the defaults, one input and one output.
+ * EK_ERR_INVALID_ARGUMENT for NULL, a required slot that is missing, or counts out of range.
  */
+EK_API EK_CHECKED ek_status ek_module_init_with(ek_module *module, const ek_module_ops *ops,
+                                                const ek_module_options *options);
+
+/* With the default options, except for `inputs` and `outputs`. */
 EK_API EK_CHECKED ek_status ek_module_init(ek_module *module, const ek_module_ops *ops,
                                            size_t inputs, size_t outputs);
 

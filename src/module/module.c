@@ -25,21 +25,39 @@ static ek_status check_counts(const ek_module *module) {
   EK_TRY(ek__check_count("module", kind, "targets", module->targets, 0, EK_MAX_TENSORS));
   EK_TRY(ek__check_count("module", kind, "inputs", module->inputs, module->targets + 1,
                          module->targets + EK_MAX_TENSORS));
-  EK_TRY(ek__check_count("module", kind, "terms", module->terms, 0, EK_MAX_TERMS));
+  EK_TRY(ek__check_count("module", kind, "terms", module->terms, module->criterion ? 1 : 0,
+                         module->criterion ? EK_MAX_TERMS : 0));
   const bool predicts = EK__TABLE_HAS(module->ops, predict) && module->ops->predict != NULL;
   EK_TRY(ek__check_count("module", kind, "predictions", module->predictions, 0,
                          predicts && module->targets > 0 ? EK_MAX_TENSORS : 0));
   return ek__check_count("module", kind, "outputs", module->outputs, 1, EK_MAX_TENSORS);
 }
 
-ek_status ek_module_init(ek_module *module, const ek_module_ops *ops, size_t inputs,
-                         size_t outputs) {
+ek_status ek_module_init_with(ek_module *module, const ek_module_ops *ops,
+                              const ek_module_options *options) {
+  ek_module_options o = EK_MODULE_OPTIONS_INIT;
   EK__NOT_NULL("ek_module_init", module, ops);
   EK_TRY(check_ops(ops));
-  const ek_module made = {.ops = ops, .inputs = inputs, .outputs = outputs, .references = 1};
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_module_options"));
+  EK_TRY(ek__check_count("module", ops->kind, "targets", o.targets, 0, EK_MAX_TENSORS));
+  EK_TRY(ek__check_count("module", ops->kind, "inputs", o.inputs, 1, EK_MAX_TENSORS));
+  const ek_module made = {.ops = ops,
+                          .inputs = o.inputs + o.targets,
+                          .outputs = o.outputs,
+                          .targets = o.targets,
+                          .predictions = o.predictions,
+                          .references = 1};
   EK_TRY(check_counts(&made));
   *module = made;
   return EK_OK;
+}
+
+ek_status ek_module_init(ek_module *module, const ek_module_ops *ops, size_t inputs,
+                         size_t outputs) {
+  ek_module_options options = EK_MODULE_OPTIONS_INIT;
+  options.inputs = inputs;
+  options.outputs = outputs;
+  return ek_module_init_with(module, ops, &options);
 }
 
 ek_status ek__module_check(const ek_module *module) {
@@ -95,3 +113,4 @@ void ek_module_free(ek_module *module) {
 }
 
 EK__OPTIONS_INIT(ek_parameter_options, EK_PARAMETER_OPTIONS_INIT)
+EK__OPTIONS_INIT(ek_module_options, EK_MODULE_OPTIONS_INIT)

@@ -194,18 +194,18 @@ ek_status ek_recompute_create(ek_module **module, ek_module *inner) {
   EK__NOT_NULL("recompute", module);
   EK__FAIL_IF(inner == NULL || inner->ops == NULL, EK_ERR_INVALID_ARGUMENT,
               "recompute: the inner module is NULL or not initialised");
-  EK__FAIL_IF(inner->terms > 0, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(inner->criterion, EK_ERR_INVALID_ARGUMENT,
               "recompute: %s is a criterion; recompute the model before it", inner->ops->kind);
   EK__FAIL_IF(inner->targets >= inner->inputs, EK_ERR_INVALID_ARGUMENT,
               "recompute: %s has %zu inputs, %zu of them targets", inner->ops->kind, inner->inputs,
               inner->targets);
-  const struct recompute made = {.inner = inner};
-  ek_module *created = NULL;
-  EK_TRY(ek__layer_create(&created, &made, sizeof made, &recompute_ops,
-                          inner->inputs - inner->targets, inner->outputs));
+  struct recompute made = {.inner = inner};
+  ek_module_options o = EK_MODULE_OPTIONS_INIT;
+  o.inputs = inner->inputs - inner->targets;
+  o.outputs = inner->outputs;
+  o.targets = inner->targets;
+  EK_TRY(ek_module_init_with(&made.base, &recompute_ops, &o));
+  EK_TRY(ek__new_copy(module, &made, sizeof made, "recompute"));
   ek_module_share(inner);
-  created->inputs = inner->inputs;
-  created->targets = inner->targets;
-  *module = created;
   return EK_OK;
 }

@@ -218,7 +218,7 @@ START_TEST(bad_constants) {
     ck_fails(ek_criterion_check(criterion), EK_ERR_INVALID_ARGUMENT, "1 to 64 terms");
   }
   ck_fails(ek_replica_open(&replica, rig->device, &criterion->base, NULL), EK_ERR_INVALID_ARGUMENT,
-           "0 to 64 terms, not 65");
+           "1 to 64 terms, not 65");
   ck_assert_ptr_null(replica);
   ck_assert_int_eq(criterion->base.references, 1);
   ek_criterion_free(criterion);
@@ -409,6 +409,27 @@ START_TEST(bad_bases) {
   ck_assert_uint_eq(c.base.outputs, 2);
   c.base.outputs = 1;
   ck_fails(ek_criterion_check(&c), EK_ERR_INVALID_ARGUMENT, "2 to 2 results");
+
+  const double halves[] = {0.5, 0.5, 0.5};
+  ek_criterion_options options = EK_CRITERION_OPTIONS_INIT;
+  ck_ok(ek_criterion_init_with(&c, &good, NULL));
+  ck_assert(c.base.inputs == 2 && c.base.targets == 1 && c.base.terms == 1);
+  ck_assert_ptr_eq(ek_criterion_of(&c.base), &c);
+  options.terms = 3;
+  options.coefficients = halves;
+  ck_ok(ek_criterion_init_with(&c, &good, &options));
+  ck_assert_uint_eq(c.base.terms, 3);
+  ck_assert_ptr_eq(c.coefficients, halves);
+  options.predictions = 1; /* without the slot */
+  ck_fails(ek_criterion_init_with(&c, &good, &options), EK_ERR_INVALID_ARGUMENT,
+           "0 to 0 predictions, not 1");
+  options.predictions = 0;
+  options.terms = EK_MAX_TERMS + 1;
+  ck_fails(ek_criterion_init_with(&c, &good, &options), EK_ERR_INVALID_ARGUMENT,
+           "1 to 64 terms, not 65");
+  options.terms = 0;
+  ck_fails(ek_criterion_init_with(&c, &good, &options), EK_ERR_INVALID_ARGUMENT,
+           "1 to 64 terms, not 0");
   ck_fails(ek_criterion_check(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
 }
 END_TEST

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <evenkeel/criterion.h>
 #include <evenkeel/linear.h>
 #include <evenkeel/replica.h>
 
@@ -63,6 +64,23 @@ START_TEST(init) {
   ck_fails(ek_module_init(&module, NULL, 1, 1), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_module_init(&module, &ops, EK_MAX_TENSORS + 1, 1), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_module_init(&module, &ops, 1, SIZE_MAX), EK_ERR_INVALID_ARGUMENT, "");
+  ek_module_options options = EK_MODULE_OPTIONS_INIT;
+  ck_ok(ek_module_init_with(&module, &ops, NULL));
+  ck_assert(module.inputs == 1 && module.outputs == 1 && module.targets == 0);
+  ck_assert_ptr_null(ek_criterion_of(&module));
+  ck_assert_ptr_null(ek_criterion_of(NULL));
+  options.targets = EK_MAX_TENSORS;
+  options.inputs = 2;
+  ck_ok(ek_module_init_with(&module, &ops, &options));
+  ck_assert(module.inputs == 2 + EK_MAX_TENSORS && module.targets == EK_MAX_TENSORS);
+  options.predictions = 1; /* without the slot */
+  ck_fails(ek_module_init_with(&module, &ops, &options), EK_ERR_INVALID_ARGUMENT,
+           "0 to 0 predictions, not 1");
+  options.targets = SIZE_MAX;
+  ck_fails(ek_module_init_with(&module, &ops, &options), EK_ERR_INVALID_ARGUMENT, "targets");
+  options.targets = 0;
+  options.inputs = 0;
+  ck_fails(ek_module_init_with(&module, &ops, &options), EK_ERR_INVALID_ARGUMENT, "inputs");
   ck_fails(ek_module_init(&module, &ops, 0, 1), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_module_init(&module, &ops, 1, 0), EK_ERR_INVALID_ARGUMENT, "");
   ops = declarer_ops, ops.forward = NULL;
@@ -369,6 +387,17 @@ START_TEST(right_declaration) {
 }
 END_TEST
 
+/* Only a criterion has totals: a module that claims them is never taken for one. */
+START_TEST(terms_without_a_criterion) {
+  struct declarer module = {.declare = NULL};
+  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  module.base.terms = 1;
+  ck_assert_ptr_null(ek_criterion_of(&module.base));
+  ck_replica_fails(&module.base, "plan:1", EK_ERR_INVALID_ARGUMENT, "0 to 0 terms, not 1");
+  ek_module_free(&module.base);
+}
+END_TEST
+
 START_TEST(no_declaration) {
   ek_module *child = NULL;
   const ek_initializer zeros = ek_initializer_zeros();
@@ -536,6 +565,7 @@ static Suite *make_suite(void) {
   tcase_add_test(tcase, wrapped);
   tcase_add_loop_test(tcase, frozen_by_path, 0, (int)(sizeof by_path / sizeof *by_path));
   tcase_add_test(tcase, wrapped_child_freezes_its_own);
+  tcase_add_test(tcase, terms_without_a_criterion);
   tcase_add_test(tcase, no_declaration);
   return suite;
 }

@@ -532,9 +532,9 @@ START_TEST(targets) {
   ek_tensor in[2] = {ck_upload(device, EK_F32, (const double[]){1, 2}, CK_SHAPE(2)),
                      ck_upload(device, EK_I32, (const double[]){3, 5}, CK_SHAPE(2))};
   ek_tensor y = {0}, gradient[2] = {{0}};
-  ck_ok(ek_module_init(&looks, &looks_ops, 1, 1));
-  looks.inputs = 2;
-  looks.targets = 1;
+  ek_module_options options = EK_MODULE_OPTIONS_INIT;
+  options.targets = 1;
+  ck_ok(ek_module_init_with(&looks, &looks_ops, &options));
   ck_ok(ek_recompute_create(&module, &looks));
   ek_module_free(&looks);
   ck_assert_uint_eq(module->inputs, 2);

@@ -205,9 +205,11 @@ static const ek_module_ops pair_ops = {.size = sizeof(ek_module_ops),
 ek_criterion *ck_pair(const double *first, const double *second, enum ck_fault fault) {
   struct pair *p = calloc(1, sizeof *p);
   ck_assert_ptr_nonnull(p);
-  ck_ok(ek_criterion_init(&p->base, &pair_ops, 2, 2, EK_REDUCTION_SUM));
+  ek_criterion_options options = EK_CRITERION_OPTIONS_INIT;
+  options.outputs = options.targets = options.terms = 2;
+  options.reduction = EK_REDUCTION_SUM;
+  ck_ok(ek_criterion_init_with(&p->base, &pair_ops, &options));
   p->children[0] = ck_absolute_error(first, EK_REDUCTION_SUM, CK_OWN_TOTALS, NULL);
   p->children[1] = ck_absolute_error(second, EK_REDUCTION_SUM, fault, NULL);
-  p->base.base.terms = 2;
   return &p->base;
 }

@@ -287,6 +287,44 @@ static ek_status use_ek_sequential_options(struct bench *b, void *o) {
   return status;
 }
 
+/* Nobody calls these. */
+static ek_status no_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                            ek_tensor *outputs) {
+  (void)self, (void)pass, (void)inputs, (void)outputs;
+  return EK_ERR_INTERNAL;
+}
+static void no_free(ek_module *self) { (void)self; }
+static ek_status no_update(const ek_optimizer *self, ek_stream *stream, const ek_update *update) {
+  (void)self, (void)stream, (void)update;
+  return EK_ERR_INTERNAL;
+}
+static void no_optimizer_free(ek_optimizer *self) { (void)self; }
+
+#define MODULE_OPS                                                                                 \
+  {                                                                                                \
+    .size = sizeof(ek_module_ops), .kind = "none", .forward = no_forward, .backward = no_forward,  \
+    .free = no_free                                                                                \
+  }
+#define OPTIMIZER_OPS                                                                              \
+  {                                                                                                \
+    .size = sizeof(ek_optimizer_ops), .kind = "none", .update = no_update,                         \
+    .free = no_optimizer_free                                                                      \
+  }
+
+static ek_status use_ek_module_options(struct bench *b, void *o) {
+  static const ek_module_ops ops = MODULE_OPS;
+  ek_module module;
+  (void)b;
+  return ek_module_init_with(&module, &ops, o);
+}
+
+static ek_status use_ek_criterion_options(struct bench *b, void *o) {
+  static const ek_module_ops ops = MODULE_OPS;
+  ek_criterion criterion;
+  (void)b;
+  return ek_criterion_init_with(&criterion, &ops, o);
+}
+
 static ek_status use_ek_linear_options(struct bench *b, void *o) {
   ek_module *module = NULL;
   (void)b;
@@ -384,30 +422,6 @@ static ek_status use_ek_optimizer_ops(struct bench *b, void *o) {
   return ek_optimizer_init(&optimizer, o, 0, 0, 0);
 }
 
-/* Nobody calls these. */
-static ek_status no_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                            ek_tensor *outputs) {
-  (void)self, (void)pass, (void)inputs, (void)outputs;
-  return EK_ERR_INTERNAL;
-}
-static void no_free(ek_module *self) { (void)self; }
-static ek_status no_update(const ek_optimizer *self, ek_stream *stream, const ek_update *update) {
-  (void)self, (void)stream, (void)update;
-  return EK_ERR_INTERNAL;
-}
-static void no_optimizer_free(ek_optimizer *self) { (void)self; }
-
-#define MODULE_OPS                                                                                 \
-  {                                                                                                \
-    .size = sizeof(ek_module_ops), .kind = "none", .forward = no_forward, .backward = no_forward,  \
-    .free = no_free                                                                                \
-  }
-#define OPTIMIZER_OPS                                                                              \
-  {                                                                                                \
-    .size = sizeof(ek_optimizer_ops), .kind = "none", .update = no_update,                         \
-    .free = no_optimizer_free                                                                      \
-  }
-
 /*
  * X(struct, initial value, the smallest size that does). Of options every size from that of the
  * member `size` on; of a table every one that holds the functions without which it is none.
@@ -436,6 +450,8 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_parameter_options, EK_PARAMETER_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_gpt_options, EK_GPT_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_sequential_options, EK_SEQUENTIAL_OPTIONS_INIT, sizeof(size_t))                             \
+  X(ek_module_options, EK_MODULE_OPTIONS_INIT, sizeof(size_t))                                     \
+  X(ek_criterion_options, EK_CRITERION_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_linear_options, EK_LINEAR_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_layer_norm_options, EK_LAYER_NORM_OPTIONS_INIT, sizeof(size_t))                             \
   X(ek_embedding_options, EK_EMBEDDING_OPTIONS_INIT, sizeof(size_t))                               \
