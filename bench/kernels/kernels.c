@@ -8,159 +8,87 @@
 #include "kernels.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-/* GPT-2: its vocabulary, and its width in the smallest of the models. */
-enum { CLASSES = 50257, WIDTH = 768 };
+/* GPT-2: its vocabulary; its width, heads and longest sequence in the smallest of the models. */
+enum { CLASSES = 50257, WIDTH = 768, HEADS = 12, SEQUENCE = 1024, TERMS = 3 };
 
-static const ek_cross_entropy_terms plain_loss = {.ignore_index = -1};
-
-static ek_status call_copy(struct bed *bed) {
-  return ek_op_copy(bed->stream, &bed->large[1], &bed->large[0]);
+static ek_status call_listed(struct bed *bed) {
+  return bed->operation->call(bed->stream, bed->given, &bed->parameters);
 }
 
-static ek_status call_add(struct bed *bed) {
-  return ek_op_add(bed->stream, &bed->large[2], &bed->large[0], &bed->large[1]);
-}
+#define LISTED(title, row, width)                                                                  \
+  .name = title, .operation = row, .columns = width, .call = call_listed
 
-static ek_status call_multiply_rows(struct bed *bed) {
-  return ek_op_binary(bed->stream, &bed->large[1], &bed->large[0], EK_BINARY_MULTIPLY,
-                      &bed->per_row[0], EK_SPREAD_ROWS);
-}
-
-static ek_status call_row_mean(struct bed *bed) {
-  return ek_op_row_reduce(bed->stream, &bed->per_row[0], EK_ROW_MEAN, &bed->large[0],
-                          &bed->large[0]);
-}
-
-static ek_status call_softmax_forward(struct bed *bed) {
-  return ek_op_softmax_forward(bed->stream, &bed->large[1], &bed->large[0]);
-}
-
-static ek_status call_softmax_backward(struct bed *bed) {
-  return ek_op_softmax_backward(bed->stream, &bed->large[2], &bed->large[1], &bed->large[0]);
-}
-
-static ek_status call_adamw(struct bed *bed) {
-  const ek_adamw_terms terms = {.learning_rate = 3e-4,
-                                .beta1 = 0.9,
-                                .beta2 = 0.999,
-                                .epsilon = 1e-8,
-                                .weight_decay = 0.01,
-                                .decoupled = true,
-                                .step = 2}; /* the first step does not read the moments */
-  const ek_update_scale scale = {.copy = ek_tensor_exists(&bed->copy) ? &bed->copy : NULL};
-  return ek_op_adamw(bed->stream, &bed->large[0], &bed->large[1], &bed->large[2], &bed->large[3],
-                     &terms, &scale);
-}
-
-static ek_status call_layer_norm_forward(struct bed *bed) {
-  return ek_op_layer_norm_forward(bed->stream, &bed->large[1], &bed->per_row[0], &bed->per_row[1],
-                                  &bed->large[0], &bed->per_column[0], &bed->per_column[1], 1e-5);
-}
-
-static ek_status call_layer_norm_backward(struct bed *bed) {
-  return ek_op_layer_norm_backward(bed->stream, &bed->large[2], false, &bed->per_column[2], 0,
-                                   &bed->per_column[3], 0, &bed->large[1], &bed->large[0],
-                                   &bed->per_row[0], &bed->per_row[1], &bed->per_column[0]);
-}
-
-static ek_status call_cross_entropy_forward(struct bed *bed) {
-  return ek_op_cross_entropy_forward(bed->stream, &bed->per_row[0], &bed->normalizer, &bed->totals,
-                                     &bed->large[0], &bed->targets, &plain_loss);
-}
-
-/* In place, as in training. What is there then are no logits, which does not matter to its speed.
- */
-static ek_status call_cross_entropy_backward(struct bed *bed) {
-  return ek_op_cross_entropy_backward(bed->stream, &bed->large[0], &bed->large[0], &bed->normalizer,
-                                      &bed->targets, &plain_loss, NULL, NULL);
-}
-
-static ek_status call_gelu_forward(struct bed *bed) {
-  return ek_op_activation_forward(bed->stream, &bed->large[1], &bed->large[0], NULL,
-                                  EK_ACTIVATION_GELU);
-}
-
-static ek_status call_gelu_backward(struct bed *bed) {
-  return ek_op_activation_backward(bed->stream, &bed->large[2], &bed->large[1], &bed->large[0],
-                                   EK_ACTIVATION_GELU);
-}
-
-const struct kernel copy_kernel = {
-    .name = "copy", .columns = 1, .values = 2, .large = 2, .call = call_copy};
+const struct kernel copy_kernel = {LISTED("copy", "copy", 1)};
 
 static const struct kernel kernels[] = {
-    {.name = "cross_entropy_forward",
-     .columns = CLASSES,
-     .values = 1,
-     .large = 1,
-     .per_row = 1,
-     .losses = true,
-     .call = call_cross_entropy_forward},
-    {.name = "cross_entropy_backward",
-     .columns = CLASSES,
-     .values = 2,
-     .large = 1,
-     .losses = true,
-     .call = call_cross_entropy_backward},
-    {.name = "layer_norm_forward",
-     .columns = WIDTH,
-     .values = 2,
-     .large = 2,
-     .per_row = 2,
-     .per_column = 2,
-     .call = call_layer_norm_forward},
+    {LISTED("cross_entropy_forward", "cross_entropy_forward", CLASSES)},
+    /* In place, as in training. What is there then are no logits, which does not matter to its
+     * speed. */
+    {LISTED("cross_entropy_backward", "cross_entropy_backward", CLASSES), .shared = 0, .with = 1},
+    {LISTED("layer_norm_forward", "layer_norm_forward", WIDTH)},
     /* dx, 3, and in a pass of its own dgamma and dbeta, 2 */
-    {.name = "layer_norm_backward",
-     .columns = WIDTH,
-     .values = 5,
-     .large = 3,
-     .per_row = 2,
-     .per_column = 4,
-     .call = call_layer_norm_backward},
-    {.name = "gelu_forward", .columns = WIDTH, .values = 2, .large = 2, .call = call_gelu_forward},
-    {.name = "gelu_backward",
-     .columns = WIDTH,
-     .values = 3,
-     .large = 3,
-     .call = call_gelu_backward},
-    {.name = "multiply_rows",
-     .columns = WIDTH,
-     .values = 2,
-     .large = 2,
-     .per_row = 1,
-     .call = call_multiply_rows},
-    {.name = "row_mean",
-     .columns = WIDTH,
-     .values = 1,
-     .large = 1,
-     .per_row = 1,
-     .call = call_row_mean},
-    {.name = "softmax_forward",
-     .columns = WIDTH,
-     .values = 2,
-     .large = 2,
-     .call = call_softmax_forward},
-    {.name = "softmax_backward",
-     .columns = WIDTH,
-     .values = 3,
-     .large = 3,
-     .call = call_softmax_backward},
-    {.name = "add", .columns = WIDTH, .values = 3, .large = 3, .call = call_add},
-    {.name = "adamw", .columns = WIDTH, .sums = 7, .large = 4, .state = true, .call = call_adamw},
+    {LISTED("layer_norm_backward", "layer_norm_backward", WIDTH), .values_more = 2},
+    {LISTED("gelu_forward", "gelu_forward", WIDTH)},
+    {LISTED("gelu_backward", "gelu_backward", WIDTH)},
+    {LISTED("multiply_rows", "binary by rows", WIDTH), .flag = {false, true}},
+    {LISTED("row_mean", "row_reduce", WIDTH), .flag = {true}, .shared = 2, .with = 1},
+    {LISTED("softmax_forward", "softmax_forward", WIDTH)},
+    {LISTED("softmax_backward", "softmax_backward", WIDTH)},
+    {LISTED("add", "add", WIDTH)},
+    {LISTED("adamw", "adamw", WIDTH),
+     .real = {3e-4, 0.9, 0.999, 0.01},
+     .flag = {true},
+     .copy = true},
 };
-
-int kernel_bytes(const struct kernel *kernel, ek_type type) {
-  const int value = (int)ek_type_size(type), sum = (int)sizeof(float);
-  const int copied = kernel->state && type != EK_F32 ? value : 0;
-  return kernel->values * value + kernel->sums * sum + copied;
-}
+enum { KERNELS = sizeof kernels / sizeof kernels[0] };
 
 const struct kernel *memory_kernel_at(size_t index) {
-  return index < sizeof kernels / sizeof kernels[0] ? &kernels[index] : NULL;
+  return index < KERNELS ? &kernels[index] : NULL;
+}
+
+const struct kernel *listed_kernel_at(size_t index) {
+  static struct kernel listed[MOST_OPERATIONS];
+  if (index >= operation_count) return NULL;
+  const char *name = operations[index].name;
+  listed[index] = (struct kernel){LISTED(name, name, WIDTH), .plain = true};
+  return &listed[index];
 }
 
 /* ---- what they are called with ---- */
+
+static const struct operation *operation_of(const struct kernel *kernel) {
+  size_t i = 0;
+  while (strcmp(operations[i].name, kernel->operation) != 0) i++;
+  return &operations[i];
+}
+
+static bool is_shared(const struct kernel *kernel, int i) {
+  return kernel->with > 0 && i == kernel->shared;
+}
+
+/* Optional sources are absent, and so is the copy that a row does not ask for. */
+static bool is_given(const struct kernel *kernel, const struct operand *operand, ek_type type) {
+  if (strcmp(operand->name, "copy") == 0) return kernel->copy && type != EK_F32;
+  return !operand->optional || operand->written || (kernel->plain && operand->needed);
+}
+
+static bool is_of_sums(const struct operand *operand) { return operand->sum || operand->either; }
+
+int kernel_bytes(const struct kernel *kernel, ek_type type) {
+  const struct operation *operation = operation_of(kernel);
+  const int value = (int)ek_type_size(type);
+  int bytes = kernel->values_more * value;
+  for (int i = 0; i < operation->count; i++) {
+    const struct operand *operand = &operation->operand[i];
+    const bool large = strcmp(operand->shape, "RC") == 0 || strcmp(operand->shape, "RW") == 0;
+    const bool counts = is_shared(kernel, i) ? operand->written : is_given(kernel, operand, type);
+    const int size = is_of_sums(operand) ? (int)sizeof(float) : value;
+    if (large && counts) bytes += size * (operand->updated ? 2 : 1);
+  }
+  return bytes;
+}
 
 /* Random numbers between 0 and 1, the second moments of AdamW among them. */
 ek_status bed_sums(ek_tensor *tensor, const struct bed *bed, int rank, const int64_t *shape) {
@@ -183,45 +111,77 @@ ek_status bed_values(ek_tensor *tensor, const struct bed *bed, int rank, const i
   return status;
 }
 
-static ek_status make_targets(struct bed *bed) {
-  const int64_t totals[] = {2}, pairs[] = {bed->rows, 2};
-  EK_TRY(bed_sums(&bed->normalizer, bed, 2, pairs));
-  EK_TRY(ek_tensor_create(&bed->targets, bed->device, EK_MEMORY_WORKSPACE, EK_I32, 1, &bed->rows));
-  EK_TRY(ek_tensor_create(&bed->totals, bed->device, EK_MEMORY_WORKSPACE, EK_F64, 1, totals));
-  int32_t *targets = malloc((size_t)bed->rows * sizeof *targets);
-  if (!targets) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "out of host memory for the targets");
-  for (int64_t r = 0; r < bed->rows; r++) targets[r] = (int32_t)(r * 7919 % bed->columns);
+static ek_status make_index(ek_tensor *tensor, const struct bed *bed, int64_t count,
+                            int64_t below) {
+  EK_TRY(ek_tensor_create(tensor, bed->device, EK_MEMORY_WORKSPACE, EK_I32, 1, &count));
+  int32_t *index = malloc((size_t)count * sizeof *index);
+  if (!index) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "out of host memory for an index");
+  for (int64_t r = 0; r < count; r++) index[r] = (int32_t)(r * 7919 % below);
   ek_tensor host;
-  ek_status status = ek_tensor_host(&host, targets, EK_I32, 1, &bed->rows);
-  if (status == EK_OK) status = ek_tensor_copy(&bed->targets, &host);
-  free(targets);
+  ek_status status = ek_tensor_host(&host, index, EK_I32, 1, &count);
+  if (status == EK_OK) status = ek_tensor_copy(tensor, &host);
+  free(index);
   return status;
+}
+
+static ek_status make_operand(struct bed *bed, int i, const struct sizes *sizes) {
+  const struct operand *operand = &bed->operation->operand[i];
+  ek_tensor *tensor = &bed->operands[i];
+  int64_t shape[EK_MAX_RANK], count = 1;
+  const int rank = operand_shape(shape, operand, sizes);
+  for (int d = 0; d < rank; d++) count *= shape[d];
+  bed->given[i] = tensor;
+  if (operand->type == EK_I32) {
+    return make_index(tensor, bed, count, operation_size(sizes, operand->index_below));
+  }
+  if (operand->type == EK_F64) {
+    EK_TRY(ek_tensor_create(tensor, bed->device, EK_MEMORY_WORKSPACE, EK_F64, rank, shape));
+    return ek_op_fill(bed->stream, tensor, 1.0);
+  }
+  struct bed filled = *bed; /* random numbers are enough for a large tensor */
+  if (count > bed->rows * bed->columns) filled.random = NULL;
+  return (is_of_sums(operand) ? bed_sums : bed_values)(tensor, &filled, rank, shape);
+}
+
+static struct sizes sizes_of(const struct kernel *kernel, int64_t elements) {
+  const int64_t rows = elements / kernel->columns > 0 ? elements / kernel->columns : 1;
+  const int64_t length = kernel->plain && rows > SEQUENCE ? SEQUENCE : rows;
+  return (struct sizes){.r = kernel->plain ? rows - rows % length : rows,
+                        .c = kernel->columns,
+                        .w = kernel->columns,
+                        .k = WIDTH,
+                        .e = SEQUENCE,
+                        .p = length,
+                        .b = rows / length,
+                        .t = length,
+                        .h = HEADS,
+                        .j = TERMS};
 }
 
 ek_status bed_open(struct bed *bed, const struct kernel *kernel, int64_t elements) {
   if (kernel->open != NULL) return kernel->open(bed);
-  bed->columns = kernel->columns;
-  bed->rows = elements / kernel->columns > 0 ? elements / kernel->columns : 1;
+  const struct sizes sizes = sizes_of(kernel, elements);
+  bed->operation = operation_of(kernel);
+  bed->parameters = operation_parameters(&sizes);
+  if (!kernel->plain) {
+    bed->parameters.chance = 0; /* no smoothing */
+    memcpy(bed->parameters.real, kernel->real, sizeof kernel->real);
+    memcpy(bed->parameters.flag, kernel->flag, sizeof kernel->flag);
+  }
+  bed->rows = sizes.r;
+  bed->columns = sizes.c;
   bed->bytes = (double)bed->rows * (double)bed->columns * kernel_bytes(kernel, bed->type);
-  const int64_t shape[] = {bed->rows, bed->columns};
-  for (int i = 0; i < kernel->large; i++) {
-    EK_TRY((kernel->state ? bed_sums : bed_values)(&bed->large[i], bed, 2, shape));
+  const bool has_large = bed->bytes > 0;
+  for (int i = 0; i < bed->operation->count; i++) {
+    const struct operand *operand = &bed->operation->operand[i];
+    if (is_shared(kernel, i)) continue;
+    if (is_given(kernel, operand, bed->type)) EK_TRY(make_operand(bed, i, &sizes));
+    if (!has_large) bed->bytes += (double)ek_tensor_bytes(&bed->operands[i]);
   }
-  for (int i = 0; i < kernel->per_row; i++) EK_TRY(bed_sums(&bed->per_row[i], bed, 1, &bed->rows));
-  for (int i = 0; i < kernel->per_column; i++) { /* gamma and beta; their gradients */
-    EK_TRY((i < 2 ? bed_values : bed_sums)(&bed->per_column[i], bed, 1, &bed->columns));
-  }
-  if (kernel->state && bed->type != EK_F32) EK_TRY(bed_values(&bed->copy, bed, 2, shape));
-  return kernel->losses ? make_targets(bed) : EK_OK;
+  if (kernel->with > 0) bed->given[kernel->shared] = bed->given[kernel->with];
+  return EK_OK;
 }
 
 void bed_close(struct bed *bed) {
-  for (size_t i = 0; i < 4; i++) ek_tensor_free(&bed->large[i]);
-  for (size_t i = 0; i < 2; i++) ek_tensor_free(&bed->per_row[i]);
-  for (size_t i = 0; i < 4; i++) ek_tensor_free(&bed->per_column[i]);
-  ek_tensor_free(&bed->targets);
-  ek_tensor_free(&bed->totals);
-  ek_tensor_free(&bed->normalizer);
-  ek_tensor_free(&bed->copy);
-  for (size_t i = 0; i < BED_OPERANDS; i++) ek_tensor_free(&bed->operands[i]);
+  for (size_t i = 0; i < MOST_OPERANDS; i++) ek_tensor_free(&bed->operands[i]);
 }

@@ -2,17 +2,16 @@
  * kernels.h - the operations whose speed is measured, ready to be called again and again.
  *
  * One row of the tables in kernels.c (what memory bounds) and products.c (what arithmetic bounds)
- * is one operation: its shape for a given size, what it needs, a call, and what a call must move
- * and compute at least.
+ * is one operation. Those of kernels.c follow from operations.c: what they are called with, and the
+ * bytes that a call must move at least. So does the measurement of an operation that is in no
+ * table.
  */
 #ifndef BENCH_KERNELS_H
 #define BENCH_KERNELS_H
 
-#include <evenkeel/evenkeel.h>
+#include "operations.h"
 
-enum { BED_OPERANDS = 7 };
-
-/* What the operations are called with; a kernel uses the members that its setup makes. */
+/* What an operation is called with. */
 struct bed {
   ek_device *device;
   ek_stream *stream;
@@ -21,24 +20,24 @@ struct bed {
   int64_t tokens;        /* rows of what a product multiplies */
   int64_t rows, columns; /* of the large tensors */
   double bytes, flops;   /* of a call, at least; flops: 0 where memory is the bound */
-  ek_tensor large[4];    /* rows x columns each */
-  ek_tensor per_row[2], per_column[4];
-  ek_tensor targets, totals, normalizer;
-  ek_tensor copy;                   /* of the parameters, in values: of an update in 16 bits */
-  ek_tensor operands[BED_OPERANDS]; /* of products.c */
+  const struct operation *operation;
+  struct parameters parameters;
+  ek_tensor operands[MOST_OPERANDS];
+  ek_tensor *given[MOST_OPERANDS]; /* of `operands`, or NULL; of products.c all are */
 };
 
 struct kernel {
   const char *name;
-  int64_t columns;  /* of the large tensors; rows follow from the size */
-  int values, sums; /* that an element of a large tensor must move at least, read or written */
-  int large;        /* how many large tensors there are */
-  int per_row, per_column;
-  bool losses; /* targets, totals and normalizer are needed */
-  bool state;  /* an update: the large tensors are sums, and with 16 bits there is a copy */
+  const char *operation; /* of operations.c */
+  int64_t columns;       /* of the large tensors, RC or RW; rows follow from the size */
+  double real[5];        /* as in struct parameters */
+  bool flag[2];
+  int shared, with; /* operand `shared` is operand `with` itself; with = 0: none is */
+  int values_more;  /* values per element that further passes read */
+  bool copy;        /* an update, which with 16 bits writes a copy too */
+  bool plain;       /* no row of a table: operation_parameters() and all that they need */
   ek_status (*call)(struct bed *bed);
-  ek_status (*open)(
-      struct bed *bed); /* makes everything, bytes and flops too; NULL: by the above */
+  ek_status (*open)(struct bed *bed); /* of a product: makes everything, bytes and flops too */
 };
 
 /* What the others are held against. */
@@ -48,6 +47,8 @@ int kernel_bytes(const struct kernel *kernel, ek_type type);
 /* NULL after the last one. */
 const struct kernel *memory_kernel_at(size_t index);
 const struct kernel *product_at(size_t index);
+/* Row `index` of operations.c, measured by its row alone; NULL after the last one. */
+const struct kernel *listed_kernel_at(size_t index);
 /* Of a product's largest operand. */
 int64_t product_elements(int64_t tokens);
 

@@ -147,12 +147,24 @@ static bool is_among(const char *name, const char *list) {
   return false;
 }
 
-/* The kernels that memory bounds, then the products; NULL after the last one. */
+/* The kernels that memory bounds, the products, all operations as listed; NULL after the last. */
 static const struct kernel *kernel_at(size_t index) {
-  size_t before = 0;
-  for (; before < index && memory_kernel_at(before) != NULL; before++) continue;
-  const struct kernel *kernel = memory_kernel_at(before);
-  return kernel != NULL ? kernel : product_at(index - before);
+  size_t memory = 0, product = 0;
+  while (memory_kernel_at(memory) != NULL) memory++;
+  while (product_at(product) != NULL) product++;
+  return index < memory             ? memory_kernel_at(index)
+         : index < memory + product ? product_at(index - memory)
+                                    : listed_kernel_at(index - memory - product);
+}
+
+/* Whether it is measured: where `only` is NULL, those of the tables. */
+static bool is_wanted(const struct kernel *kernel, const char *only) {
+  const struct kernel *other = NULL;
+  for (size_t i = 0; kernel->plain && (other = kernel_at(i)) != NULL && !other->plain; i++) {
+    if (strcmp(other->name, kernel->name) == 0) return false;
+  }
+  return only == NULL ? !kernel->plain
+                      : strcmp(only, "all") == 0 || is_among(kernel->name, only);
 }
 
 static ek_status run(struct settings *settings, const ek_group *group, const float *random) {
@@ -168,7 +180,7 @@ static ek_status run(struct settings *settings, const ek_group *group, const flo
   results->device = ek_device_name(device);
   results->threads = ek_device_threads(device);
   for (size_t i = 0; status == EK_OK && (kernel = kernel_at(i)) != NULL; i++) {
-    if (settings->only != NULL && !is_among(kernel->name, settings->only)) continue;
+    if (!is_wanted(kernel, settings->only)) continue;
     results->all = need_more(results->all, results->count + 1, sizeof *results->all);
     status = measure(&results->all[results->count], kernel, &start, results);
     if (status == EK_OK) results->count++;
@@ -205,7 +217,8 @@ static const struct argp_option options[] = {
     {"tokens", 'k', "N", 0, "Rows of products, tokens of attention; default 1024", 0},
     {"rounds", 'r', "N", 0, "Rounds of an operation and of what it is compared with; default "
                             "15", 0},
-    {"only", KEY_ONLY, "LIST", 0, "Only these operations, such as add,adamw", 0},
+    {"only", KEY_ONLY, "LIST", 0,
+     "Only these operations, such as add,adamw; all: every operation of the library", 0},
     {"against", KEY_AGAINST, "WHAT", 0,
      "copy (default): the speed divided by that of a copy of the same number of bytes; f32: the "
      "time divided by that in f32",
@@ -229,6 +242,7 @@ static void parse_only(struct settings *settings, const char *text, struct argp_
   size_t length = 0;
   const char *list = text, *word = NULL;
   settings->only = text;
+  if (strcmp(text, "all") == 0) return;
   while ((word = take_word(&length, &list)) != NULL) {
     const struct kernel *kernel = NULL;
     for (size_t i = 0; (kernel = kernel_at(i)) != NULL; i++) {

@@ -161,6 +161,7 @@ CALL(square_norm) { return ek_op_square_norm(s, t[0], t[1], p->real[0]); }
 /* Name and shape, then what else is true of the operand. */
 #define IN(title, ...) {.name = title, .shape = __VA_ARGS__}
 #define OUT(title, ...) {.name = title, .written = true, .shape = __VA_ARGS__}
+#define UPDATED(title, ...) OUT(title, __VA_ARGS__, .updated = true)
 #define MAY_BE(...) .may_be = __VA_ARGS__
 #define F64 .type = EK_F64
 #define I32_BELOW(letter) .type = EK_I32, .index_below = letter
@@ -177,7 +178,7 @@ const struct operation operations[] = {
     OP(copy, OUT("y", "RC", .any_type = true), IN("x", "RC", .any_type = true)),
     OP(add, OUT("y", "RC", MAY_BE(1 << 1 | 1 << 2)), IN("a", "RC"), IN("b", "RC")),
     OP(scale, OUT("y", "RC", MAY_BE(1 << 1)), IN("x", "RC")),
-    OP(add_bias, OUT("x", "RC"), IN("bias", "C")),
+    OP(add_bias, UPDATED("x", "RC"), IN("bias", "C")),
     OP(column_sum, OUT("y", "C", SUM), IN("x", "RC")),
     OP(gelu_forward, OUT("y", "RC", MAY_BE(1 << 1)), OUT("x", "RC"), IN("bias", "C", OPTIONAL)),
     OP(gelu_backward, OUT("dx", "RC", MAY_BE(1 << 1)), IN("dy", "RC"), IN("x", "RC")),
@@ -194,11 +195,11 @@ const struct operation operations[] = {
     OP(convert, OUT("y", "RC", ANY_FLOAT), IN("x", "RC", ANY_FLOAT, FUZZED(EK_F16))),
     OP(convert, OUT("y", "RC", ANY_FLOAT), IN("x", "RC", ANY_FLOAT, FUZZED(EK_F32))),
     OP(matmul, OUT("c", "RC"), IN("a", "RK"), IN("b", "KC")),
-    NAMED("matmul, a transposed", "matmul", call_matmul_a, OUT("c", "RC"), IN("a", "KR"),
+    NAMED("matmul with a transposed", "matmul", call_matmul_a, OUT("c", "RC"), IN("a", "KR"),
           IN("b", "KC")),
-    NAMED("matmul, b transposed", "matmul", call_matmul_b, OUT("c", "RC"), IN("a", "RK"),
+    NAMED("matmul with b transposed", "matmul", call_matmul_b, OUT("c", "RC"), IN("a", "RK"),
           IN("b", "CK")),
-    NAMED("matmul, both transposed", "matmul", call_matmul_ab, OUT("c", "RC"), IN("a", "KR"),
+    NAMED("matmul with both transposed", "matmul", call_matmul_ab, OUT("c", "RC"), IN("a", "KR"),
           IN("b", "CK")),
     OP(linear, OUT("y", "RW", ANY_SHAPE), IN("x", "RK"), IN("w", "CK"), IN("bias", "C", OPTIONAL)),
     OP(linear_gelu, OUT("y", "RC"), OUT("pre", "RC", OPTIONAL), IN("x", "RK"), IN("w", "CK"),
@@ -241,11 +242,12 @@ const struct operation operations[] = {
        IN("element_scale", "RC", SUM, OPTIONAL)),
     OP(combine_totals, OUT("combined", "2", F64), OUT("scales", "J2", F64),
        IN("totals", "J2", F64, NOT_NEGATIVE)),
-    OP(sgd, OUT("parameters", "RC", SUM), OUT("momentum_buffer", "RC", SUM, OPTIONAL),
+    OP(sgd, UPDATED("parameters", "RC", SUM), UPDATED("momentum_buffer", "RC", SUM, OPTIONAL),
        IN("gradients", "RC", .either = true), IN("totals", "2", F64, OPTIONAL, NOT_NEGATIVE),
        IN("square_norm", "1", F64, OPTIONAL, .needed = true, NOT_NEGATIVE),
        OUT("copy", "RC", OPTIONAL, FUZZED(EK_F16))),
-    OP(adamw, OUT("parameters", "RC", SUM), OUT("m", "RC", SUM), OUT("v", "RC", SUM, NOT_NEGATIVE),
+    OP(adamw, UPDATED("parameters", "RC", SUM), UPDATED("m", "RC", SUM),
+       UPDATED("v", "RC", SUM, NOT_NEGATIVE),
        IN("gradients", "RC", .either = true), IN("totals", "2", F64, OPTIONAL, NOT_NEGATIVE),
        IN("square_norm", "1", F64, OPTIONAL, .needed = true, NOT_NEGATIVE),
        OUT("copy", "RC", OPTIONAL, FUZZED(EK_BF16))),
@@ -264,6 +266,7 @@ const struct operation operations[] = {
     OP(softmax_backward, OUT("dx", "RC", MAY_BE(1 << 1 | 1 << 2)), IN("dy", "RC"), IN("y", "RC")),
 };
 
+_Static_assert(sizeof operations / sizeof operations[0] <= MOST_OPERATIONS, "too many");
 const size_t operation_count = sizeof operations / sizeof operations[0];
 
 /* ---- sizes and parameters ---- */

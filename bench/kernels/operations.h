@@ -49,6 +49,7 @@ struct operand {
   bool any_type;
   bool any_shape; /* no other operand fixes its last dimension */
   bool written;
+  bool updated; /* written, and read by every call */
   bool optional;
   bool needed;       /* optional, but not with operation_parameters() */
   bool not_negative; /* the content that makes sense: second moments, weights */
@@ -65,6 +66,7 @@ struct operation {
   struct operand operand[MOST_OPERANDS];
 };
 
+enum { MOST_OPERATIONS = 128 };
 extern const struct operation operations[];
 extern const size_t operation_count;
 

@@ -51,6 +51,12 @@ done
 for name in cross_entropy_forward cross_entropy_backward layer_norm_forward layer_norm_backward; do
   grep -q "^$name," <<<"$table" || fail "no $name"
 done
+# Every operation of the library by its row in bench/kernels/operations.c alone
+all=$("$kernels" --devices "$devices" "${small[@]}" --rounds 1 --only all -o csv)
+for name in zero dropout sgd lookup_backward linear_gradients cross_entropy_gradient row_reduce; do
+  grep -q "^$name,f32," <<<"$all" || fail "no $name with --only all: $all"
+done
+(($(wc -l <<<"$all") > 50)) || fail "few operations: $all"
 one=("${small[@]}" --rounds 1 --only adamw,linear)
 "$kernels" "${one[@]}" -o md | grep -q '^| adamw | f32 |' || fail "no Markdown"
 json=$("$kernels" "${one[@]}" --type bf16 --against f32 --threads 1 --processor-time -o json)
@@ -81,6 +87,7 @@ refused 2 --tokens 0
 refused 2 --threads -1
 refused 2 --against f16
 refused 2 --only add,nothing
+refused 2 --only all,nothing
 refused 2 --only ''
 refused 1 --devices nonsense
 printf 'check_kernels: as expected on %s\n' "$devices"

@@ -219,7 +219,8 @@ void ck_bad_inputs(const struct operation *operation, const char *spec) {
       trial.t[i] = &trial.tensor[i];
     }
     try_all(&trial);
-    ck_ok(operation->call(trial.stream, trial.t, &trial.parameters)); /* so it was not for another reason */
+    /* So it was not for another reason. */
+    ck_ok(operation->call(trial.stream, trial.t, &trial.parameters));
     for (int i = 0; i < operation->count; i++) ek_tensor_free(&trial.tensor[i]);
     ck_no_memory_held(trial.group);
     ck_no_memory_held(trial.foreign);
