@@ -84,9 +84,9 @@ static struct run train(const struct ck_setup *setup) {
 }
 
 static void forget(struct run *run) {
-  free(run->before);
-  free(run->gradients);
-  free(run->values);
+  ck_drop(run->before);
+  ck_drop(run->gradients);
+  ck_drop(run->values);
 }
 
 static void equals_cpu(const struct run *cuda, const struct run *cpu) {
@@ -245,8 +245,8 @@ START_TEST(a_bad_target_is_found_before_the_update) {
   ck_same_bits("parameter", after, before, count);
   ((int32_t *)batch.target[0].data)[SAMPLES - 1] = 1;
   ck_ok(ck_training_step(&training, &batch, &result));
-  free(before);
-  free(after);
+  ck_drop(before);
+  ck_drop(after);
   ck_batch_free(&batch);
   ck_training_close(&training);
 }

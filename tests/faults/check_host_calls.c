@@ -50,7 +50,7 @@ static void compare_and_free(const char *what, struct run *run, const struct run
   ck_assert_msg(run->values != NULL, "%s: no values", what);
   ck_assert_int_eq(run->count, want->count);
   ck_same_bits(what, run->values, want->values, want->count);
-  free(run->values);
+  ck_drop(run->values);
   run->values = NULL;
 }
 
@@ -71,7 +71,7 @@ static bool fails_at(struct run *run, const struct run *want, enum host_call cal
   if (status == EK_OK) {
     compare_and_free(what, run, want);
   } else {
-    free(run->values);
+    ck_drop(run->values);
     run->values = NULL;
     ck_assert_msg(failed && may_be_refused(call), "%s gave %s: %s", what, ek_status_name(status),
                   ek_error_message());
@@ -115,7 +115,7 @@ START_TEST(every_call_fails_once) {
   const uint64_t least[HOST_CALLS] = {
       [HOST_MEMORY] = 100, [HOST_MAP] = 2, [HOST_PROTECT] = 2, [HOST_THREAD] = 4};
   ck_assert_uint_ge(points, least[call]);
-  free(want.values);
+  ck_drop(want.values);
   ck_batch_free(&batch);
 }
 END_TEST
@@ -141,7 +141,7 @@ static int live_with(struct run *run, uint64_t room) {
   const ek_status status = open_step_close(run);
   if (setrlimit(RLIMIT_AS, &limit) != 0) return 12;
   if (status != EK_OK && status != EK_ERR_OUT_OF_MEMORY) return 13;
-  free(run->values);
+  ck_drop(run->values);
   run->values = NULL;
   if (open_step_close(run) != EK_OK) return 14;
   return status == EK_OK ? 0 : 1;

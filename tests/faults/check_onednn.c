@@ -127,7 +127,6 @@ static ek_status train(struct outcome *outcome, const struct ck_setup *setup,
   int64_t count = 0;
   double *values = ck_training_read(&training, CK_VALUES, &count);
   outcome->bits = hash(values, count);
-  free(values);
   ck_training_close(&training);
   return status;
 }

@@ -462,7 +462,6 @@ START_TEST(what_is_converted_is_kept) {
     ck_batch_free(&batch);
   }
   ck_same_bits("gradients", values[1], values[0], count);
-  for (int i = 0; i < 2; i++) free(values[i]);
 }
 END_TEST
 

@@ -26,13 +26,12 @@ static double *whole(const ek_shards *output) {
   ek_tensor host = {0};
   int64_t count = 0;
   for (size_t k = 0; k < output->count; k++) count += ek_tensor_count(&output->parts[k]);
-  float *numbers = calloc((size_t)count + 1, sizeof *numbers);
-  double *values = calloc((size_t)count + 1, sizeof *values);
+  float *numbers = ck_array((size_t)count + 1, sizeof *numbers);
+  double *values = ck_array((size_t)count + 1, sizeof *values);
   ck_assert(numbers != NULL && values != NULL);
   ck_ok(ek_tensor_host(&host, numbers, EK_F32, 1, &count));
   ck_ok(ek_gather_host(&host, output));
   for (int64_t i = 0; i < count; i++) values[i] = (double)numbers[i];
-  free(numbers);
   return values;
 }
 
@@ -101,8 +100,6 @@ CK_LOOP(outputs_lie_where_they_should, (CK_WORKLOADS * CK_PLACEMENTS)) {
       lies_right(&got[i], &many, cut == 0 ? even : uneven);
       double *a = whole(&got[i]), *b = whole(&want[i]);
       ck_assert_double_le(ck_rel_l2(a, b, ek_tensor_count(&want[i].parts[0])), 1e-6);
-      free(a);
-      free(b);
     }
     free_outputs(got, &many);
   }
@@ -130,8 +127,6 @@ CK_TEST(inputs_on_a_device) {
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_INPUTS], 0);
   double *a = whole(&host[0]), *b = whole(&device[0]);
   ck_same_bits("output", a, b, host[0].offsets[DEVICES]);
-  free(a);
-  free(b);
   ek_shards_free(&host[0]);
   ek_shards_free(&device[0]);
   ek_tensor_free(&input);
@@ -167,7 +162,6 @@ CK_LOOP(no_gradient_forward, CK_PLACEMENTS) {
   const int64_t count = (int64_t)SAMPLES * 5 * 13;
   ck_same_bits("without dropout", values[0], values[1], count);
   ck_assert_double_gt(ck_rel_l2(values[2], values[0], count), 1e-3);
-  for (int i = 0; i < 3; i++) free(values[i]);
 }
 
 /* ---- a loss of one's own ---- */
@@ -193,8 +187,6 @@ CK_LOOP(a_loss_of_ones_own, (CK_WORKLOADS * CK_PLACEMENTS)) {
   ck_training_open(&many, &setup);
   double *want = own_backward(&one, &batch, &count), *got = own_backward(&many, &batch, NULL);
   ck_training_compare("own loss", &many, got, want, 1e-12, NULL);
-  free(want);
-  free(got);
 }
 
 /* A module without parameters is a model too. */
@@ -216,7 +208,6 @@ CK_LOOP(no_parameters, CK_MODES) {
   ck_ok(ek_data_parallel_model_forward(&output, model, &input, 1, NULL));
   double *values = whole(&output);
   for (int i = 0; i < 4; i++) ck_assert_double_eq(values[i], i % 2 == 0 ? 0 : i + 1);
-  free(values);
   ck_ok(ek_data_parallel_model_backward(model, &output, 1, NULL));
   ek_shards_free(&output);
 }

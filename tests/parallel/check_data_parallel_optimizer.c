@@ -85,7 +85,6 @@ static void run(struct trajectory *trajectory, struct ck_training *t,
     ck_assert_int_eq(result.step, step + 1);
     trajectory->loss[step] = result.loss;
     trajectory->norm[step] = result.gradient_norm;
-    ck_batch_free(&batch);
   }
   ck_assert_int_eq(ek_data_parallel_optimizer_steps(t->optimizer), step_count());
 }
@@ -94,8 +93,6 @@ static void same_numbers(const char *what, const struct ck_training *many,
                          const struct ck_training *one, enum ck_numbers numbers, double allowed) {
   double *got = ck_training_read(many, numbers, NULL), *want = ck_training_read(one, numbers, NULL);
   ck_training_compare(what, many, got, want, allowed, NULL);
-  free(got);
-  free(want);
 }
 
 /* As many steps as were run on one device, again on several. */
@@ -169,9 +166,6 @@ CK_LOOP(clipping_by_the_whole_gradient, CK_PLACEMENTS) {
   for (int64_t i = 0; i < count; i++) want[i] -= 0.5 * clip * gradients[i];
   double *got = ck_training_read(&t, CK_VALUES, NULL);
   ck_assert_double_le(ck_rel_l2(got, want, count), 1e-14);
-  free(got);
-  free(want);
-  free(gradients);
 }
 
 CK_LOOP(schedules, CK_MODES) {
@@ -233,8 +227,6 @@ CK_LOOP(steps_without_result, CK_MODES) {
   }
   double *x = ck_training_read(&a, CK_VALUES, &count), *y = ck_training_read(&b, CK_VALUES, NULL);
   ck_same_bits("values", x, y, count);
-  free(x);
-  free(y);
 }
 
 /* ---- numbers that are not finite ---- */
@@ -301,8 +293,6 @@ CK_LOOP(not_finite_is_refused, CK_MODES) {
     ck_ok(ck_training_step(&other, &batch, NULL));
     struct ck_snapshot a = ck_snapshot_take(&t), b = ck_snapshot_take(&other);
     ck_snapshot_same("after a refused step", &a, &b);
-    ck_snapshot_drop(&a);
-    ck_snapshot_drop(&b);
   }
 }
 

@@ -74,14 +74,12 @@ CK_LOOP(buckets_cover_the_flat_buffer, SIZES) {
     for (size_t w = 0; w < CK_WORKLOADS; w++) {
       struct bench b;
       open_bench(&b, "cpu:5", ck_workloads[w].name, (ek_reduce_kind)kind, bucket_sizes[_i]);
-      int *owned = calloc((size_t)b.count, sizeof *owned);
-      ck_assert_ptr_nonnull(owned);
+      int *owned = ck_array((size_t)b.count, sizeof *owned);
       owners(owned, &b);
       const int wanted = kind == EK_REDUCE_TO_ALL ? (int)b.devices : 1;
       for (int64_t e = 0; e < b.count; e++) {
         if (owned[e] != wanted) ck_abort_msg("element %d has %d owners", (int)e, owned[e]);
       }
-      free(owned);
       close_bench(&b);
     }
   }
@@ -156,14 +154,12 @@ CK_LOOP(ranges_count_over_the_world, SIZES) {
 
 /* Gradients are small whole numbers, so that their sum is exact: device k has k + 1 + e % 7. */
 static void fill(struct bench *b) {
-  double *values = calloc((size_t)b->count, sizeof *values);
-  ck_assert_ptr_nonnull(values);
+  double *values = ck_array((size_t)b->count, sizeof *values);
   for (size_t k = 0; k < b->devices; k++) {
     for (int64_t e = 0; e < b->count; e++) values[e] = (double)(k + 1) + (double)(e % 7);
     ek_tensor flat = *ek_replica_gradients(b->replicas[k]);
     ck_set(&flat, values);
   }
-  free(values);
 }
 
 struct round {
@@ -188,8 +184,7 @@ static ek_status run_round(void *context, ek_device *device, size_t index) {
 static void has_sums(const struct bench *b, ek_reduce_kind kind) {
   const double n = (double)b->devices;
   for (size_t k = 0; k < b->devices; k++) {
-    double *got = calloc((size_t)b->count, sizeof *got);
-    ck_assert_ptr_nonnull(got);
+    double *got = ck_array((size_t)b->count, sizeof *got);
     ck_get(got, ek_replica_gradients(b->replicas[k]));
     for (size_t i = 0; i < ek_reducer_bucket_count(b->reducer); i++) {
       int64_t first = 0, last = 0;
@@ -199,7 +194,6 @@ static void has_sums(const struct bench *b, ek_reduce_kind kind) {
         if (got[e] != want) ck_abort_msg("kind %d: [%d] is %g, not %g", kind, (int)e, got[e], want);
       }
     }
-    free(got);
   }
 }
 

@@ -40,8 +40,7 @@ static void close_bench(struct bench *b) {
 }
 
 static double *numbers(const ek_tensor *flat) {
-  double *values = calloc((size_t)ek_tensor_count(flat), sizeof *values);
-  ck_assert_ptr_nonnull(values);
+  double *values = ck_array((size_t)ek_tensor_count(flat), sizeof *values);
   ck_get(values, flat);
   return values;
 }
@@ -49,8 +48,6 @@ static double *numbers(const ek_tensor *flat) {
 static bool equal(const ek_tensor *a, const ek_tensor *b) {
   double *x = numbers(a), *y = numbers(b);
   const bool same = memcmp(x, y, (size_t)ek_tensor_count(a) * sizeof *x) == 0;
-  free(x);
-  free(y);
   return same;
 }
 
@@ -71,8 +68,6 @@ CK_LOOP(all_become_the_first, 2) {
   }
   double *after = numbers(ek_replica_parameters(b.replicas[0]));
   ck_same_bits("the first", after, before, ek_tensor_count(ek_replica_parameters(b.replicas[0])));
-  free(after);
-  free(before);
   close_bench(&b);
 }
 

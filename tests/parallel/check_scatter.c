@@ -411,8 +411,8 @@ CK_LOOP(integers_become_integers, 2 * INTEGERS) {
   const int64_t n = MANY_ROWS * MANY, sizes[DEVICES] = {0, 5, 1, 3};
   const size_t size = ek_type_size(to);
   ek_group *group = ck_open("cpu:4", 2);
-  void *data = calloc((size_t)n, 8), *want = calloc((size_t)n, 8);
-  int64_t *values = calloc((size_t)n, sizeof *values);
+  void *data = ck_array((size_t)n, 8), *want = ck_array((size_t)n, 8);
+  int64_t *values = ck_array((size_t)n, sizeof *values);
   ck_assert(data != NULL && want != NULL && values != NULL);
   fill_integers(data, values, from, to, n);
   for (int64_t i = 0; i < n; i++) put_integer(want, to, i, values[i]);
@@ -435,9 +435,6 @@ CK_LOOP(integers_become_integers, 2 * INTEGERS) {
     ek_shards_free(&like);
     ek_shards_free(&shards);
   }
-  free(values);
-  free(want);
-  free(data);
 }
 
 CK_TEST(broadcast_integers) {
@@ -459,10 +456,10 @@ CK_LOOP(pixels, 4) {
   const ek_input_scaling scalings[] = {
       {1, {1 / 255.0}, {-0.1}}, {3, {0.017, 1 / 3.0, -2}, {-2.1, 0.3, 1e-3}}};
   ek_group *group = ck_open("cpu:4", 2);
-  void *data = calloc((size_t)n, 2);
-  double *wide = calloc((size_t)n, sizeof *wide);
-  float *narrow = calloc((size_t)n, sizeof *narrow);
-  int64_t *values = calloc((size_t)n, sizeof *values);
+  void *data = ck_array((size_t)n, 2);
+  double *wide = ck_array((size_t)n, sizeof *wide);
+  float *narrow = ck_array((size_t)n, sizeof *narrow);
+  int64_t *values = ck_array((size_t)n, sizeof *values);
   ck_assert(data != NULL && wide != NULL && narrow != NULL && values != NULL);
   fill_integers(data, values, from, EK_I32, n);
   ek_tensor host;
@@ -489,10 +486,6 @@ CK_LOOP(pixels, 4) {
     }
     ek_shards_free(&shards);
   }
-  free(values);
-  free(narrow);
-  free(wide);
-  free(data);
 }
 
 /* The message names the first element that does not fit, counted in the source; nothing is left. */
@@ -505,8 +498,7 @@ CK_TEST(integers_out_of_range) {
   static const int64_t places[] = {0, 40001, MANY_ROWS * MANY - 1};
   const int64_t n = MANY_ROWS * MANY;
   ek_group *group = ck_open("cpu:4", 2);
-  void *data = calloc((size_t)n, 8);
-  ck_assert_ptr_nonnull(data);
+  void *data = ck_array((size_t)n, 8);
   for (int i = 0; i < 15; i++) {
     const ek_type from = bad[i % 5].from;
     const int64_t place = places[i / 5];
@@ -529,7 +521,6 @@ CK_TEST(integers_out_of_range) {
     ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
     ek_shards_free(&shards);
   }
-  free(data);
 }
 
 CK_TEST(conversions_that_are_refused) {

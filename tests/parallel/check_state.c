@@ -168,8 +168,6 @@ CK_TEST(wrong_names_and_tensors) {
   ck_fails(ek_state_write(&step, t.model, "run/step"), EK_ERR_INVALID_ARGUMENT, "-1");
   struct ck_state after = ck_state_take(t.model);
   ck_state_same("after wrong calls", &after, &before);
-  ck_state_drop(&before);
-  ck_state_drop(&after);
   ck_fails(ek_data_parallel_model_gradient(&good, t.model, "a"), EK_ERR_STATE, "last backward");
   ck_fails(ek_data_parallel_model_gradient(&good, t.model, "c"), EK_ERR_INVALID_ARGUMENT, "buffer");
   ck_ok(ek_state_read(&good, t.model, "c")); /* buffers have values */
@@ -207,7 +205,6 @@ static void go(struct ck_training *t, int first, int last) {
     ck_ok(ck_training_backward(t, &a, NULL, true, NULL));
     ck_ok(ck_training_step(t, &b, &result));
     ck_assert_int_eq(result.step, step + 1);
-    ck_batch_free(&batch);
   }
 }
 
@@ -234,9 +231,6 @@ static void carry(const struct ck_setup *setup, const struct ck_setup *other, bo
   } else {
     ck_state_close("resumed elsewhere", &got, &want, allowed);
   }
-  ck_state_drop(&got);
-  ck_state_drop(&want);
-  ck_state_drop(&carried);
   ck_training_close(&resumed);
   ck_training_close(&whole);
 }
@@ -350,7 +344,6 @@ CK_LOOP(faults, CK_PLACEMENTS) {
   ck_assert_int_gt(failures, 0);
   ck_training_replicas_agree(&t);
   go(&t, 1, 2);
-  ck_state_drop(&state);
 }
 
 CK_SUITE("state")

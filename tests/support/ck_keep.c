@@ -73,8 +73,8 @@ void ck_release_all(void) {
 
 /* ---- memory ---- */
 
-void *ck_array(int64_t elements, size_t size) {
-  void *array = calloc((size_t)elements + 1, size);
+void *ck_array(size_t elements, size_t size) {
+  void *array = calloc(elements + 1, size);
   ck_assert_ptr_nonnull(array);
   keep(array, array, free);
   return array;

@@ -81,7 +81,7 @@ void ck_free_shards(ek_shards *shards);
   ck_keep(name)
 
 /* Zeroed memory that is kept; never NULL. ck_drop() frees it early. */
-void *ck_array(int64_t count, size_t size);
+void *ck_array(size_t count, size_t size);
 void ck_drop(void *array);
 
 /* For helpers with an object of their own: release(thing) when the test ends; and no longer. */

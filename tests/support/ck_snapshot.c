@@ -26,16 +26,15 @@ struct ck_snapshot ck_snapshot_take(const struct ck_training *training) {
     const ek_tensor *flat =
         ek_replica_parameters(ek_data_parallel_model_replica(training->model, k));
     shot.parameter_count[k] = ek_tensor_count(flat);
-    shot.parameters[k] = calloc((size_t)shot.parameter_count[k] + 1, sizeof(double));
-    ck_assert_ptr_nonnull(shot.parameters[k]);
+    shot.parameters[k] = ck_array((size_t)shot.parameter_count[k], sizeof(double));
     ck_get(shot.parameters[k], flat);
   }
   return shot;
 }
 
 void ck_snapshot_drop(struct ck_snapshot *snapshot) {
-  for (int i = 0; i < 2; i++) free(snapshot->states[i]);
-  for (size_t k = 0; k < snapshot->devices; k++) free(snapshot->parameters[k]);
+  for (int i = 0; i < 2; i++) ck_drop(snapshot->states[i]);
+  for (size_t k = 0; k < snapshot->devices; k++) ck_drop(snapshot->parameters[k]);
   memset(snapshot, 0, sizeof *snapshot);
 }
 

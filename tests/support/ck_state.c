@@ -11,20 +11,14 @@ static void must(ek_status status) {
   if (status != EK_OK) ck_abort_msg("%s: %s", ek_status_name(status), ek_error_message());
 }
 
-static void *room(size_t bytes) {
-  void *memory = calloc(1, bytes + 1);
-  ck_assert_ptr_nonnull(memory);
-  return memory;
-}
-
 struct ck_state ck_state_take(const ek_data_parallel_model *model) {
   struct ck_state state = {.count = ek_state_count(model)};
-  state.info = room(state.count * sizeof *state.info);
-  state.host = room(state.count * sizeof *state.host);
+  state.info = ck_array(state.count, sizeof *state.info);
+  state.host = ck_array(state.count, sizeof *state.host);
   for (size_t i = 0; i < state.count; i++) {
     must(ek_state_entry(&state.info[i], model, i));
     state.host[i] = state.info[i].like;
-    state.host[i].data = room(ek_tensor_bytes(&state.host[i]));
+    state.host[i].data = ck_array(ek_tensor_bytes(&state.host[i]), 1);
     must(ek_state_read(&state.host[i], model, state.info[i].name));
   }
   return state;
@@ -58,7 +52,7 @@ void ck_state_same(const char *what, const struct ck_state *a, const struct ck_s
 
 static double *doubles(const ek_tensor *host) {
   const int64_t count = ek_tensor_count(host);
-  double *values = room((size_t)count * sizeof *values);
+  double *values = ck_array((size_t)count, sizeof *values);
   for (int64_t i = 0; i < count; i++) {
     values[i] = host->type == EK_F32   ? (double)((float *)host->data)[i]
                 : host->type == EK_F64 ? ((double *)host->data)[i]
@@ -80,14 +74,14 @@ void ck_state_close(const char *what, const struct ck_state *got, const struct c
     if (!(error <= most)) {
       ck_abort_msg("%s: %s is off by %.3g, allowed are %.3g", what, got->info[i].name, error, most);
     }
-    free(a);
-    free(b);
+    ck_drop(a);
+    ck_drop(b);
   }
 }
 
 void ck_state_drop(struct ck_state *state) {
-  for (size_t i = 0; i < state->count; i++) free(state->host[i].data);
-  free(state->host);
-  free(state->info);
+  for (size_t i = 0; i < state->count; i++) ck_drop(state->host[i].data);
+  ck_drop(state->host);
+  ck_drop(state->info);
   memset(state, 0, sizeof *state);
 }

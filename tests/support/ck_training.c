@@ -230,8 +230,7 @@ double *ck_training_read(const struct ck_training *training, enum ck_numbers num
     const ek_parameter_info info = info_of(training, i);
     if (!info.buffer) total += ek_tensor_count(&info.value);
   }
-  double *all = calloc((size_t)total, sizeof *all), *next = all;
-  ck_assert_ptr_nonnull(all);
+  double *all = ck_array((size_t)total, sizeof *all), *next = all;
   for (size_t i = 0; i < parameters; i++) {
     const ek_parameter_info info = info_of(training, i);
     if (info.buffer) continue;
@@ -274,8 +273,7 @@ void ck_training_compare(const char *what, const struct ck_training *training, c
 }
 
 static double *values_of(const ek_tensor *tensor) {
-  double *values = calloc((size_t)ek_tensor_count(tensor) + 1, sizeof *values);
-  ck_assert_ptr_nonnull(values);
+  double *values = ck_array((size_t)ek_tensor_count(tensor), sizeof *values);
   ck_get(values, tensor);
   return values;
 }
@@ -290,9 +288,9 @@ static void same_on_devices(const struct ck_training *training,
     values[k == 0 ? 0 : 1] = values_of(flat);
     if (k == 0) continue;
     ck_same_bits("parameters of a replica", values[1], values[0], ek_tensor_count(flat));
-    free(values[1]);
+    ck_drop(values[1]);
   }
-  free(values[0]);
+  ck_drop(values[0]);
 }
 
 double *ck_training_copies(const struct ck_training *training, size_t device, int64_t *count) {
@@ -309,7 +307,7 @@ static void same_rounded(const double *copies, const ek_tensor *masters, ek_type
   double *want = values_of(masters);
   for (int64_t i = 0; i < count; i++) want[i] = ck_round_to(type, want[i]);
   ck_same_bits("copies", copies, want, count);
-  free(want);
+  ck_drop(want);
 }
 
 /* Masters in shares, too. */
@@ -349,11 +347,11 @@ void ck_training_copies_are_right(const struct ck_training *training) {
     if (k == 0) {
       first = copies;
     } else {
-      free(copies);
+      ck_drop(copies);
     }
   }
   if (state != EK_STATE_FULLY_SHARDED) same_as_state(first, training);
-  free(first);
+  ck_drop(first);
 }
 
 void ck_training_replicas_agree(const struct ck_training *training) {
@@ -395,8 +393,6 @@ void ck_trains_alike(const struct ck_workload *workload, ek_status (*want)(ek_mo
   double *b = ck_trained(workload, got, spec, placement, &again);
   ck_assert_int_eq(again, count);
   ck_same_bits("parameters with recomputation", b, a, count);
-  free(a);
-  free(b);
 }
 
 void ck_scatter_random(struct ck_scatter *scatter, ek_scatter_kind kind, int64_t rows, size_t count,

@@ -87,8 +87,8 @@ ek_tensor ck_like(const struct ck_training *training, const char *name);
 /* The name of a parameter's state. */
 const char *ck_state_name(const struct ck_training *training, const char *parameter, int state);
 
-/* Numbers of all parameters, one after the other; 0 for what frozen ones have not. The caller frees
- * the array. */
+/* Numbers of all parameters, one after the other; 0 for what frozen ones have not. The array is kept
+ * (ck_keep.h), as are those of the functions below. */
 enum ck_numbers { CK_VALUES, CK_GRADIENTS, CK_STATE_0, CK_STATE_1 };
 double *ck_training_read(const struct ck_training *training, enum ck_numbers numbers,
                          int64_t *count);
@@ -106,7 +106,7 @@ void ck_training_compare(const char *what, const struct ck_training *training, c
  * bit. */
 void ck_training_replicas_agree(const struct ck_training *training);
 
-/* The copies of parameters on a device that modules of 16 bits see. The caller frees the array. */
+/* The copies of parameters on a device that modules of 16 bits see. */
 double *ck_training_copies(const struct ck_training *training, size_t device, int64_t *count);
 
 /*
@@ -117,7 +117,7 @@ double *ck_training_copies(const struct ck_training *training, size_t device, in
 void ck_training_copies_are_right(const struct ck_training *training);
 
 /* Parameters of the workload, or of another module for it, after three steps of two micro-batches,
- * of 7 samples and of 2. The caller frees the array. */
+ * of 7 samples and of 2. */
 double *ck_trained(const struct ck_workload *workload, ek_status (*create)(ek_module **module),
                    const char *spec, int placement, int64_t *count);
 /* Two modules for a workload (NULL: its own) train to the same bits. */

@@ -128,7 +128,7 @@ const struct ck_workload *ck_workload(const char *name) {
 
 static void fill(ek_tensor *tensor, int64_t classes, double ignored, struct ck_random *random) {
   const int64_t count = ek_tensor_count(tensor);
-  tensor->data = ck_array(count, 8);
+  tensor->data = ck_array((size_t)count, 8);
   for (int64_t i = 0; i < count; i++) {
     if (tensor->type == EK_I32) {
       const bool skip = ck_random_uniform(random, 0, 1) < ignored;

@@ -57,7 +57,6 @@ static void go(struct ck_training *t, int first, int last) {
     struct ck_batch batch =
         ck_batch_make(t->setup.workload, t->setup.options.type, SAMPLES, 0.2, (uint64_t)step + 50);
     ck_ok(ck_training_step(t, &batch, NULL));
-    ck_batch_free(&batch);
   }
 }
 
@@ -113,8 +112,6 @@ static void carry(const struct ck_setup *setup, const struct ck_setup *other, bo
   } else {
     ck_state_close("resumed elsewhere", &got, &want, 1e-11);
   }
-  ck_state_drop(&got);
-  ck_state_drop(&want);
   ck_training_close(&resumed);
   ck_training_close(&whole);
 }
@@ -207,8 +204,6 @@ CK_TEST(damaged_states_are_passed_over) {
     ck_fails(ek_checkpoint_load(NULL, t.model, folder), EK_ERR_NOT_FOUND, "is damaged");
     struct ck_state after = ck_state_take(t.model);
     ck_state_same("after refused files", &after, &before);
-    ck_state_drop(&before);
-    ck_state_drop(&after);
   }
 }
 
@@ -252,8 +247,6 @@ CK_TEST(other_states_are_refused) {
     ck_fails(ek_checkpoint_save(t.model, "/nobody/has/this", NULL), EK_ERR_NOT_FOUND, "nobody");
     struct ck_state after = ck_state_take(t.model);
     ck_state_same("after refused files", &after, &before);
-    ck_state_drop(&before);
-    ck_state_drop(&after);
     go(&t, 1, 2);
     /* Without an optimizer the weights alone are taken. */
     ck_ok(ek_checkpoint_save(t.model, folder, NULL));
@@ -332,7 +325,6 @@ CK_TEST(numbers_out_of_range_are_refused) {
       ck_fails(ek_checkpoint_load(&info, t.model, bad), EK_ERR_CORRUPT, bad);
       struct ck_state after = ck_state_take(t.model);
       ck_state_same("after a refused number", &after, &before);
-      ck_state_drop(&after);
     }
     forge(bad, good, "run/step", &last, "0");
     ck_ok(ek_checkpoint_latest(&info, folder)); /* passed over */
@@ -342,7 +334,6 @@ CK_TEST(numbers_out_of_range_are_refused) {
     forge(bad, good, "run/step", &one, "-7");
     ck_ok(ek_checkpoint_load(&info, t.model, bad));
     ck_assert(info.position == -7 && !info.has_schedule);
-    ck_state_drop(&before);
   }
 }
 
@@ -505,8 +496,6 @@ CK_LOOP(failures_lose_nothing, 6) {
     struct ck_state after = ck_state_take(t.model);
     ck_state_same("after failures", &after, &before);
     if (setup.options.state != EK_STATE_MASTER) ck_training_replicas_agree(&t);
-    ck_state_drop(&before);
-    ck_state_drop(&after);
     ck_ok(ek_checkpoint_load(NULL, t.model, folder));
   }
 }

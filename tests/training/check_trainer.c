@@ -82,7 +82,6 @@ static void free_parts(struct bench *b) {
   ek_optimizer_free(b->rule);
   ek_criterion_free(b->criterion);
   ek_module_free(b->module);
-  ck_batch_free(&b->batch);
 }
 
 static void close_bench(struct bench *b) {
@@ -133,8 +132,6 @@ CK_LOOP(equals_the_calls_of_its_parts, CK_WORKLOADS * CK_MODES) {
   ck_ok(ck_training_step(&t, &b.batch, NULL));
   struct ck_state got = ck_state_take(ek_trainer_model(b.trainer)), want = ck_state_take(t.model);
   ck_state_same("trainer", &got, &want);
-  ck_state_drop(&got);
-  ck_state_drop(&want);
   ck_training_close(&t);
   close_bench(&b);
 }
@@ -174,8 +171,6 @@ CK_LOOP(preparing_changes_nothing, 2 * CK_WORKLOADS * CK_MODES) {
   struct ck_state got = ck_state_take(ek_trainer_model(prepared.trainer)),
                   want = ck_state_take(ek_trainer_model(other.trainer));
   ck_state_same("prepared", &got, &want);
-  ck_state_drop(&got);
-  ck_state_drop(&want);
   close_bench(&prepared);
   close_bench(&other);
 }
@@ -198,8 +193,6 @@ CK_LOOP(preparing_writes_no_buffer, CK_MODES) {
   ck_ok(ek_trainer_prepare(b.trainer, &batch, 1, &batch, 1));
   struct ck_state after = ck_state_take(model);
   ck_state_same("buffers", &after, &before);
-  ck_state_drop(&before);
-  ck_state_drop(&after);
   close_bench(&b);
 }
 
@@ -246,8 +239,6 @@ CK_LOOP(micro_batches, CUTS * CK_WORKLOADS * CK_MODES) {
   struct ck_state got = ck_state_take(ek_trainer_model(b.trainer)),
                   want = ck_state_take(parts.model);
   ck_state_same("micro-batches", &got, &want);
-  ck_state_drop(&got);
-  ck_state_drop(&want);
   ck_training_close(&parts);
   ck_training_close(&whole);
   close_bench(&b);
@@ -320,8 +311,7 @@ CK_LOOP(evaluation_and_prediction, CK_MODES) {
 static float *rows_of(const ek_shards *shards, int64_t *count) {
   *count = 0;
   for (size_t k = 0; k < shards->count; k++) *count += ek_tensor_count(&shards->parts[k]);
-  float *rows = calloc((size_t)*count + 1, sizeof *rows);
-  ck_assert_ptr_nonnull(rows);
+  float *rows = ck_array((size_t)*count + 1, sizeof *rows);
   ek_tensor host;
   ck_ok(ek_tensor_host(&host, rows, EK_F32, 1, count));
   ck_ok(ek_gather_host(&host, shards));
@@ -351,7 +341,6 @@ static void predicts_alike(struct bench *cut, struct bench *whole, size_t output
     float *rows = rows_of(&got[i], &got_count), *all = rows_of(&want[i], &count);
     ck_assert_int_eq(got_count, count);
     same_rows(rows, all, count);
-    free(all);
     there[i] = rows;
     memset(rows, 0, (size_t)count * sizeof *rows);
     const int64_t shape[] = {want[i].offsets[want[i].count],
@@ -363,8 +352,6 @@ static void predicts_alike(struct bench *cut, struct bench *whole, size_t output
     int64_t count = 0;
     float *all = rows_of(&want[i], &count);
     same_rows(there[i], all, count);
-    free(all);
-    free(there[i]);
     ek_shards_free(&got[i]);
     ek_shards_free(&want[i]);
   }
@@ -452,11 +439,10 @@ struct peaks {
 /* capped: the devices have no room for all outputs of a prediction, only the host has. */
 static uint64_t run_for_peaks(struct peaks *peaks, struct bench *b, const char *spec, bool capped) {
   ek_shards outputs[4] = {{0}};
-  float *rows = calloc(LARGE * 5 * 13, sizeof *rows);
+  float *rows = ck_array(LARGE * 5 * 13, sizeof *rows);
   const int64_t shape[] = {LARGE * 5, 13}; /* of the workload "gpt" */
   ek_tensor host;
   double loss = 0;
-  ck_assert_ptr_nonnull(rows);
   b->micro_batches = LARGE_PARTS;
   ck_ok(open_on(b, spec, NULL));
   (void)peak_of(b, peaks->step);
@@ -474,7 +460,6 @@ static uint64_t run_for_peaks(struct peaks *peaks, struct bench *b, const char *
     ek_shards_free(outputs);
   }
   ck_ok(ek_trainer_free(b->trainer));
-  free(rows);
   return most;
 }
 
@@ -488,7 +473,6 @@ CK_LOOP(evaluation_under_the_cap_of_a_step, 4 * CK_MODES) {
   struct peaks planned = {.step = {0}}, real = planned, capped = planned;
   double loss = 0;
   make_parts(&b, "gpt", (ek_mode)(_i % CK_MODES));
-  ck_batch_free(&b.batch);
   b.batch = ck_batch_make(b.setup.workload, EK_F32, LARGE, 0.2, 5);
   (void)snprintf(spec, sizeof spec, "plan:%d", devices);
   const uint64_t cap = run_for_peaks(&planned, &b, ck_spec(spec), false);
@@ -568,8 +552,6 @@ CK_LOOP(only_what_is_wanted, CK_WORKLOADS * CK_MODES) {
       int64_t count = 0;
       float *mine = rows_of(&outputs[i], &count), *theirs = rows_of(&others[i], &count);
       if (files) ck_assert_mem_eq(mine, theirs, (size_t)count * sizeof *mine);
-      free(mine);
-      free(theirs);
       ek_shards_free(&outputs[i]);
       ek_shards_free(&others[i]);
     }
@@ -693,8 +675,6 @@ CK_LOOP(misuse, CK_MODES) {
   ck_assert_uint_eq(held(&b), bytes);
   struct ck_state after = ck_state_take(ek_trainer_model(b.trainer));
   ck_state_same("after wrong batches", &after, &before);
-  ck_state_drop(&before);
-  ck_state_drop(&after);
   ck_ok(step(&b, NULL));
   close_bench(&b);
 }
@@ -785,8 +765,6 @@ CK_LOOP(saves_and_loads, CK_MODES) {
     ck_ok(step(&b, NULL));
     struct ck_state got = ck_state_take(ek_trainer_model(b.trainer));
     ck_state_same("resumed", &got, &want);
-    ck_state_drop(&got);
-    ck_state_drop(&want);
     ck_fails(ek_trainer_save(b.trainer, path, NULL), EK_ERR_IO, "not a directory; states");
     ck_fails(ek_trainer_begin_save(b.trainer, path, NULL), EK_ERR_IO, "not a directory; states");
     ck_ok(ek_trainer_end_save(b.trainer));
@@ -873,14 +851,11 @@ static bool fails_well(struct bench *b, struct ck_training *other, ek_status sta
     }
     struct ck_state after = ck_state_take(model);
     ck_state_same("a step that failed", &after, before);
-    ck_state_drop(&after);
     ck_ok(step(b, NULL));
   }
   ck_ok(ck_training_step(other, &b->batch, NULL));
   struct ck_state got = ck_state_take(model), want = ck_state_take(other->model);
   ck_state_same("the step that was tried again", &got, &want);
-  ck_state_drop(&got);
-  ck_state_drop(&want);
   return failed;
 }
 
@@ -911,7 +886,6 @@ static void fail_at_each(struct bench *b, int what, uint64_t stride, bool before
     ck_ok(arm(b, what, 0));
     if (before_a_step && status == EK_OK) ck_ok(step(b, NULL));
     failed = fails_well(b, &other, status, bytes, &before);
-    ck_state_drop(&before);
   }
   ck_training_close(&other);
   close_bench(b);

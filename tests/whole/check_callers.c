@@ -214,7 +214,6 @@ static double *train(const struct ck_setup *setup, void *(*beside)(void *), int6
   ck_assert_msg(neighbour.wrong[0] == '\0', "beside: %s", neighbour.wrong);
   ck_assert(beside == NULL || neighbour.rounds > 0);
   double *values = ck_training_read(&training, CK_VALUES, count);
-  ck_batch_free(&batch);
   ck_training_close(&training);
   ck_ok(ek_group_free(group));
   return values;
@@ -226,8 +225,6 @@ static void compare_with_neighbour(int mode, void *(*beside)(void *)) {
   int64_t count = 0;
   double *alone = train(&setup, NULL, &count), *got = train(&setup, beside, &count);
   ck_same_bits("parameters", got, alone, count);
-  free(got);
-  free(alone);
 }
 
 CK_LOOP(a_loader_changes_no_bit, CK_MODES) {

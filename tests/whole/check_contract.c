@@ -31,7 +31,6 @@ static void bench_open(struct bench *b, const char *workload, ek_mode mode) {
 
 static void bench_close(struct bench *b) {
   ck_ok(ck_training_step(&b->t, &b->batch, NULL));
-  ck_batch_free(&b->batch);
   ck_training_close(&b->t);
 }
 

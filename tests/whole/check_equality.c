@@ -103,10 +103,6 @@ static void reference_open(struct reference *reference, int variant) {
 }
 
 static void reference_close(struct reference *reference) {
-  for (int64_t b = 0; b <= MOST_SAMPLES; b++) {
-    free(reference->answer[b].gradients);
-    ck_batch_free(&reference->batch[b]);
-  }
   ck_training_close(&reference->fine);
   ck_training_close(&reference->one);
 }
@@ -120,7 +116,6 @@ static void allow(struct answer *answer, const struct ck_training *one, struct c
     ck_assert_double_le(answer->allowed[i], 1e-5);
     answer->allowed[i] = fmax(4 * answer->allowed[i], tolerance(one));
   }
-  free(truth);
 }
 
 /* The answer for reference->batch[samples], which is made. */
@@ -136,7 +131,6 @@ static const struct answer *answer_of(struct reference *reference, int64_t sampl
   if (!compares_parameters(one)) return answer;
   struct ck_batch exact = ck_batch_make(one->setup.workload, EK_F64, samples, ignore, stream);
   allow(answer, one, &reference->fine, &exact);
-  ck_batch_free(&exact);
   return answer;
 }
 
@@ -152,7 +146,6 @@ static void close_to(const char *what, const struct ck_training *training,
   if (compares_parameters(training)) {
     ck_training_compare(what, training, gradients, want->gradients, allowed, want->allowed);
   }
-  free(gradients);
 }
 
 /* The same once more must give the same bits. */
@@ -167,8 +160,6 @@ static void repeats(const char *what, struct ck_training *training, const struct
   }
   ck_same_bits(what, &loss[0], &loss[1], 1);
   ck_same_bits(what, gradients[0], gradients[1], count);
-  free(gradients[0]);
-  free(gradients[1]);
 }
 
 static void one_batch(struct ck_training *many, const struct ck_batch *batch,
@@ -273,10 +264,7 @@ CK_LOOP(all_ignored_is_empty, CK_MODES) {
     ck_assert_double_eq(result.gradient_norm, 0);
     double *values = ck_training_read(&training, CK_VALUES, &count);
     for (int64_t i = 0; i < count; i++) ck_assert(isfinite(values[i]));
-    free(values);
-    free(gradients);
     ck_training_close(&training);
-    ck_batch_free(&batch);
   }
 }
 
@@ -337,17 +325,13 @@ CK_LOOP(targets_without_weight, CK_MODES) {
       ck_assert_double_eq_tol(got.loss, want.loss, 1e-12 * want.loss);
       ck_assert_double_eq_tol(got.weight, want.weight, 1e-12 * want.weight);
       ck_assert_double_le(ck_rel_l2(parts, whole, count), 1e-12);
-      free(parts);
     }
     const struct ck_batch part = ck_batch_samples(&batch, how % 2 == 0 ? 0 : SAMPLES / 2, 6);
     double *nothing = weightless_step(&many, &part, 6, 3, &got, &count);
     ck_assert(got.empty && got.loss == 0 && got.weight == 0 && got.gradient_norm == 0);
     for (int64_t i = 0; i < count; i++) ck_assert_double_eq(nothing[i], 0);
-    free(nothing);
-    free(whole);
     ck_training_close(&one);
     ck_training_close(&many);
-    ck_batch_free(&batch);
   }
 }
 

@@ -140,7 +140,6 @@ CK_LOOP(a_child_is_refused, 2) {
   ek_tensor_free(&scene.tensor);
   ek_communicator_free(scene.communicator);
   ck_training_close(&scene.training);
-  ck_batch_free(&scene.batch);
   ck_ok(ek_group_free(scene.group));
 }
 

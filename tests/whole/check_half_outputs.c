@@ -96,13 +96,12 @@ static void predict(double *logits, ek_trainer *trainer, const struct batch *b) 
     const ek_tensor *part = &out.parts[k];
     if (!ek_tensor_exists(part) || ek_tensor_count(part) == 0) continue;
     const int64_t columns = part->shape[part->rank - 1], rows = ek_tensor_count(part) / columns;
-    double *all = calloc((size_t)ek_tensor_count(part), sizeof *all);
+    double *all = ck_array((size_t)ek_tensor_count(part), sizeof *all);
     ck_assert(all != NULL && columns >= VOCABULARY);
     ck_get(all, part);
     for (int64_t r = 0; r < rows; r++, logits += VOCABULARY) {
       memcpy(logits, all + r * columns, VOCABULARY * sizeof *all);
     }
-    free(all);
   }
   ek_shards_free(&out);
 }
@@ -200,7 +199,6 @@ CK_LOOP(an_evaluation_is_near_that_of_f32, ck_if_halves(CASES)) {
   take_steps(half, 2);
   struct ck_state state = ck_state_take(ek_trainer_model(half));
   ck_ok(ck_state_put(ek_trainer_model(wide), &state));
-  ck_state_drop(&state);
   batch_make(&b, SAMPLES, 11);
   predict(logits, half, &b);
   predict(exact, wide, &b);
@@ -275,7 +273,6 @@ CK_LOOP(text_is_generated, ck_if_halves(HALVES)) {
   generate(tokens, logits, wide, first);
   ck_assert_double_le(ck_rel_l2(want, logits, TOKENS * VOCABULARY), logits_bound(type));
   ck_ok(ek_trainer_free(wide));
-  ck_state_drop(&state);
 }
 
 /* ---- longer rows ---- */
@@ -293,8 +290,6 @@ CK_LOOP(longer_rows_train_alike, ck_if_halves(MODES * HALVES)) {
     ck_ok(ek_trainer_free(trainer));
   }
   ck_state_same("longer rows", &state[1], &state[0]);
-  ck_state_drop(&state[0]);
-  ck_state_drop(&state[1]);
 }
 
 CK_SUITE("half_outputs")

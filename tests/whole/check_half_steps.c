@@ -41,8 +41,6 @@ static void same_copies(const struct ck_training *got, const struct ck_training 
     double *a = ck_training_copies(got, k, &count), *b = ck_training_copies(want, k, &again);
     ck_assert_int_eq(count, again);
     ck_same_bits("copies", a, b, count);
-    free(a);
-    free(b);
   }
 }
 
@@ -62,7 +60,6 @@ static ek_status step_in_parts(struct ck_training *t, uint64_t number, int bad, 
     if (i == bad) ck_spike_at(device, (double)INFINITY);
     status = ck_training_backward(t, &batch, NULL, i + 1 < PARTS, NULL);
     ck_spike_nowhere();
-    ck_batch_free(&batch);
   }
   return status == EK_OK ? ek_data_parallel_optimizer_step(result, t->optimizer) : status;
 }
@@ -96,14 +93,11 @@ static void touch_state(struct ck_training *t) {
   ck_ok(ck_state_put(t->model, &state));
   again = ck_state_take(t->model);
   ck_state_same("written back", &again, &state);
-  ck_state_drop(&again);
-  ck_state_drop(&state);
 }
 
 static void go_back(struct ck_training *t, uint64_t number, bool accumulate) {
   struct ck_batch batch = ck_batch_make(t->setup.workload, EK_F32, SAMPLES, 0.1, number);
   ck_ok(ck_training_backward(t, &batch, NULL, accumulate, NULL));
-  ck_batch_free(&batch);
 }
 
 /* With gradients of 16 bits: what a step has accumulated stays, and what can be read of it. A run
@@ -126,11 +120,8 @@ CK_LOOP(state_in_the_middle_of_a_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
     double *want = ck_training_read(&other, CK_GRADIENTS, &count);
     ck_same_bits("gradients", got, want, count);
     touch_state(&disturbed);
-    free(got);
     got = ck_training_read(&disturbed, CK_GRADIENTS, &count);
     ck_same_bits("gradients beside a write", got, want, count);
-    free(got);
-    free(want);
     ck_ok(ek_data_parallel_optimizer_step(NULL, disturbed.optimizer));
     ck_ok(ek_data_parallel_optimizer_step(NULL, other.optimizer));
     ck_snapshots_same("behind a step whose state was touched", &disturbed, &other);
@@ -140,7 +131,6 @@ CK_LOOP(state_in_the_middle_of_a_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
   ck_training_open(&third, &setup);
   struct ck_state state = ck_state_take(disturbed.model);
   ck_ok(ck_state_put(third.model, &state));
-  ck_state_drop(&state);
   struct ck_training *both[] = {&third, &other};
   for (int k = 0; k < 2; k++) {
     go_back(both[k], 50, false);
@@ -175,8 +165,6 @@ CK_LOOP(a_refused_step_leaves_all, ck_if_halves(CK_MODES * HALVES)) {
     ck_assert(result.loss == want.loss && result.finite);
     ck_snapshots_same("behind a step that was refused", &t[0], &t[1]);
     same_copies(&t[0], &t[1]);
-    ck_batch_free(&batch);
-    ck_batch_free(&bad);
   }
 }
 
@@ -186,8 +174,7 @@ CK_LOOP(a_refused_step_leaves_all, ck_if_halves(CK_MODES * HALVES)) {
 static void *retype(struct ck_batch *batch, ek_type type, const ek_device *device) {
   const float *from = batch->input[0].data;
   const int64_t count = ek_tensor_count(&batch->input[0]);
-  double *values = calloc((size_t)count, sizeof *values);
-  ck_assert_ptr_nonnull(values);
+  double *values = ck_array((size_t)count, sizeof *values);
   for (int64_t i = 0; i < count; i++) values[i] = (double)from[i];
   ek_tensor made = ck_upload((ek_device *)(uintptr_t)device, type, values, batch->input[0].rank,
                              batch->input[0].shape);
@@ -197,7 +184,6 @@ static void *retype(struct ck_batch *batch, ek_type type, const ek_device *devic
   ck_ok(ek_tensor_host(&host, bytes, type, made.rank, made.shape));
   ck_ok(ek_tensor_copy(&host, &made));
   ek_tensor_free(&made);
-  free(values);
   batch->input[0].type = type;
   batch->input[0].data = bytes;
   return (void *)(uintptr_t)from;
@@ -229,7 +215,6 @@ CK_LOOP(inputs_of_every_type, ck_if_halves(CK_MODES * 3)) {
     ck_snapshots_same(ek_type_name(types[k]), &t, &other);
     free(batch.input[0].data);
     batch.input[0].data = kept;
-    ck_batch_free(&batch);
   }
 }
 
@@ -264,9 +249,9 @@ static ek_status write_halves(const struct ck_training *t, ek_type type) {
   EK_TRY(ek_safetensors_create(&writer, path, entries, count, NULL, 0));
   for (size_t i = 0; i < count; i++) {
     const int64_t n = ek_tensor_count(&info[i].like);
-    float *wide = calloc((size_t)n, sizeof *wide);
-    double *values = calloc((size_t)n, sizeof *values);
-    uint16_t *bytes = calloc((size_t)n, sizeof *bytes);
+    float *wide = ck_array((size_t)n, sizeof *wide);
+    double *values = ck_array((size_t)n, sizeof *values);
+    uint16_t *bytes = ck_array((size_t)n, sizeof *bytes);
     ck_assert(wide != NULL && values != NULL && bytes != NULL);
     ek_tensor host = info[i].like, half;
     host.data = wide;
@@ -277,9 +262,6 @@ static ek_status write_halves(const struct ck_training *t, ek_type type) {
     ck_ok(ek_tensor_copy(&half, &made));
     ek_tensor_free(&made);
     ck_ok(ek_safetensors_write(writer, i, bytes, 2 * (size_t)n));
-    free(wide);
-    free(values);
-    free(bytes);
   }
   const ek_status status = ek_safetensors_finish(writer);
   ek_safetensors_writer_free(writer);
@@ -314,11 +296,7 @@ CK_LOOP(weights_in_halves, ck_if_halves(CK_MODES * HALVES)) {
     ck_ok(ck_training_step(&t, &batch, NULL));
     ck_ok(ck_training_step(&other, &batch, NULL));
     ck_snapshots_same("with weights of 16 bits", &t, &other);
-    ck_batch_free(&batch);
-    ck_state_drop(&state);
     ck_training_close(&other);
-    free(got);
-    free(want);
   }
 }
 

@@ -153,7 +153,6 @@ CK_LOOP(tokens_and_classes, 2 * CK_MODES) {
     same(&got, &want, ek_type_name(of_input));
     free(other.input[0].data);
     free(other.target[0].data);
-    ck_batch_free(&batch);
   }
 }
 

@@ -67,7 +67,6 @@ static void open_bench(struct bench *b, const char *name, ek_mode mode, int64_t 
 }
 
 static void close_bench(struct bench *b) {
-  ck_batch_free(&b->batch);
   ck_ok(ek_trainer_free(b->trainer));
   ek_optimizer_free(b->rule);
   ek_criterion_free(b->criterion);

@@ -38,9 +38,6 @@ static void trains_alike(const struct ck_setup *plain, const struct ck_setup *sc
   double *want = ck_training_read(&a, CK_GRADIENTS, &count);
   double *got = ck_training_read(&b, CK_GRADIENTS, NULL);
   ck_same_bits("gradients", got, want, count);
-  free(got);
-  free(want);
-  ck_batch_free(&batch);
   ck_training_close(&a);
   ck_training_close(&b);
 }
@@ -83,7 +80,6 @@ CK_LOOP(a_scale_counts_from_the_mean, 8) {
     count = ek_tensor_count(flat);
     values[i] = calloc((size_t)count, sizeof *values[i]);
     ck_get(values[i], flat);
-    ck_batch_free(&batch);
     ck_training_close(&t);
   }
   for (int64_t i = 0; i < count; i++) values[0][i] *= 0x1p16 / units[_i % 4];
@@ -206,7 +202,6 @@ static ek_status own_backward(struct ck_training *t, double factor, double said,
   }
   if (status == EK_OK) status = ek_data_parallel_model_backward(t->model, &outputs, 1, &options);
   ek_shards_free(&outputs);
-  ck_batch_free(&batch);
   return status;
 }
 

@@ -85,7 +85,6 @@ CK_LOOP(plan_equals_cpu, CASES) {
       measure(planned, &setup, "plan:3", &batch);
       measure(real, &setup, "cpu:3", &batch);
       same_peaks(planned, real, what);
-      ck_batch_free(&batch);
     }
   }
 }
@@ -118,7 +117,6 @@ CK_LOOP(capacity_is_exact, CASES) {
         ek_group_free(group);
       }
     }
-    ck_batch_free(&batch);
   }
 }
 

@@ -46,7 +46,6 @@ static double *trained(const struct ck_setup *setup, int64_t *count) {
   for (uint64_t step = 0; step < STEPS; step++) {
     struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 20 + step);
     ck_ok(ck_training_step(&t, &batch, NULL));
-    ck_batch_free(&batch);
     ck_training_copies_are_right(&t);
   }
   double *values = ck_training_read(&t, CK_VALUES, count);
@@ -70,9 +69,6 @@ CK_LOOP(placements_agree, ck_if_halves(CASES)) {
     double *want = trained(&replicated, &count);
     ck_same_bits(name, got, again, count);
     ck_same_bits(ck_placement_name(_i % CK_PLACEMENTS), got, want, count);
-    free(got);
-    free(again);
-    free(want);
   }
 }
 
@@ -104,9 +100,6 @@ CK_LOOP(devices_agree_with_one, ck_if_halves(CASES)) {
                   ck_workloads[w].name, ck_placement_name(_i % CK_PLACEMENTS), sqrt(difference),
                   sqrt(change));
     ck_assert(change > 0);
-    free(before);
-    free(got);
-    free(want);
   }
 }
 
@@ -139,7 +132,6 @@ CK_LOOP(plans_are_exact, ck_if_halves(CASES)) {
       }
       ck_assert_uint_gt(real[k].at_peak[EK_MEMORY_COPIES], 0);
     }
-    ck_batch_free(&batch);
   }
 }
 
@@ -270,8 +262,6 @@ CK_LOOP(rules_need_not_write_copies, ck_if_halves(CASES)) {
   double *got = trained(&own, &count), *want = trained(&setup, &count);
   ck_same_bits("parameters", got, want, count);
   ck_assert(!saw_copy);
-  free(got);
-  free(want);
 }
 
 /* ---- state ---- */
@@ -293,7 +283,6 @@ static void copy_state(const struct ck_training *from, struct ck_training *to) {
 static void step(struct ck_training *t, uint64_t number) {
   struct ck_batch batch = ck_batch_make(t->setup.workload, EK_F32, SAMPLES, 0.1, 40 + number);
   ck_ok(ck_training_step(t, &batch, NULL));
-  ck_batch_free(&batch);
 }
 
 /* From a placement in bf16 or f16 into f32, from there into another placement of 16 bits, and
@@ -321,8 +310,6 @@ CK_LOOP(state_goes_from_one_precision_to_another, ck_if_halves(CASES)) {
   double *want = ck_training_read(&from, CK_VALUES, &count);
   /* Norms are summed in another order: the factor of the clipping is off by as much. */
   ck_training_compare("parameters", &to, got, want, 1e-6, NULL);
-  free(got);
-  free(want);
 }
 
 /* Parameters of more elements than are rounded at once. */
@@ -373,14 +360,12 @@ CK_LOOP(recomputed_bits_are_the_same, ck_if_halves(HALVES)) {
       struct ck_batch batch = ck_batch_make(&workload, EK_F32, SAMPLES, 0.1, 60 + n);
       ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
       ck_ok(ck_training_step(&t, &batch, NULL));
-      ck_batch_free(&batch);
     }
     ck_training_copies_are_right(&t);
     values[i] = ck_training_read(&t, CK_VALUES, &count);
     ck_training_close(&t);
     if (i > 0) ck_same_bits("recomputed", values[i], values[0], count);
   }
-  for (int i = 0; i < 4; i++) free(values[i]);
 }
 
 /* ---- refusals ---- */

@@ -118,14 +118,11 @@ CK_LOOP(the_same_training, (on_host() ? CK_WORKLOADS : 2) * CK_PLACEMENTS) {
   for (int step = 0; step < STEPS; step++) {
     ck_same_bits("loss", &got[step].loss, &want[step].loss, 1);
     ck_same_bits("weight", &got[step].weight, &want[step].weight, 1);
-    ck_batch_free(&batch[step]);
   }
   int64_t count = 0;
   double *a = ck_training_read(&plain, CK_VALUES, &count);
   double *b = ck_training_read(&early, CK_VALUES, &count);
   ck_same_bits("parameter", b, a, count);
-  free(a);
-  free(b);
   ek_data_parallel_optimizer_free(early.optimizer);
   ek_optimizer_free(early.rule);
   ek_data_parallel_criterion_free(early.loss);
@@ -152,7 +149,6 @@ CK_LOOP(plan_has_the_same_peak, on_host() ? CK_WORKLOADS * CK_PLACEMENTS : 0) {
     }
     forget(&now);
     ck_ok(ek_memory_stats(&usage[planned], ek_group_device(training.group, 0)));
-    ck_batch_free(&batch);
     ck_training_close(&training);
   }
   ck_assert_uint_eq(usage[0].peak_bytes, usage[1].peak_bytes);
@@ -213,7 +209,6 @@ CK_TEST(wrong_inputs_are_refused) {
   for (size_t i = 0; i < CK_BATCH_TENSORS; i++) ek_shards_free(&outputs[i]);
   ck_ok(ek_data_parallel_model_discard(model));
   forget(&sent);
-  ck_batch_free(&batch);
   ck_training_close(&training);
 #undef REFUSED
 }
@@ -252,7 +247,6 @@ CK_TEST(wrong_targets_are_refused) {
   forget(&sent);
   ck_ok(ek_data_parallel_criterion_backward(training.loss, NULL));
   ek_shards_free(&outputs);
-  ck_batch_free(&batch);
   ck_training_close(&training);
 #undef REFUSED
 }

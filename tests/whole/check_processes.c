@@ -255,7 +255,6 @@ static ek_status add_micro_batch(struct ck_outcome *outcome, struct ck_training 
       ck_batch_make(training->setup.workload, EK_F32, all, 0.2, (uint64_t)number);
   const struct ck_batch batch = ck_batch_samples(&whole, first, own);
   const ek_status status = ck_training_backward(training, &batch, &scatter, accumulate, &loss);
-  ck_batch_free(&whole);
   add_everywhere(outcome, process, loss);
   return status;
 }
@@ -350,7 +349,6 @@ static void read_state(struct ck_outcome *outcome, ek_group *group, ek_mode mode
     }
     ck_training_free(&training);
   }
-  ck_batch_free(&batch);
 }
 
 static void refusals(struct ck_outcome *outcome, const struct ck_process *process) {
@@ -629,8 +627,6 @@ static ek_status trainer_steps(struct ck_outcome *outcome, ek_trainer *trainer,
                                        batch.targets)
                      : ek_trainer_evaluate(&result.loss, &result.weight, trainer, batch.input,
                                            batch.inputs, batch.target, batch.targets);
-    ck_batch_free(&batch);
-    ck_batch_free(&whole);
     EK_TRY(status);
     const double numbers[] = {result.loss, result.weight, result.gradient_norm, result.loss_scale};
     for (size_t i = 0; i < 4; i++) add_everywhere(outcome, process, numbers[i]);

@@ -156,7 +156,6 @@ static void close_bench(struct bench *b) {
   no_trouble();
   ck_training_close(&b->training);
   ck_training_close(&b->other);
-  ck_batch_free(&b->batch);
 }
 
 /* The step failed as it was meant to; the next one is that of the other training. */
@@ -174,8 +173,6 @@ static void fails_and_recovers(struct bench *b, size_t device, const char *what)
   double *got = ck_training_read(&b->training, CK_VALUES, &count);
   double *want = ck_training_read(&b->other, CK_VALUES, NULL);
   ck_same_bits("parameters", got, want, count);
-  free(got);
-  free(want);
 }
 
 CK_LOOP(an_error_in_forward, CK_PLACEMENTS) {
@@ -227,11 +224,9 @@ static void forward_shows(struct ck_training *t, const struct ck_batch *zeros, b
   ck_ok(ek_data_parallel_model_forward(output, t->model, zeros->input, 1, &options));
   for (size_t k = 0; k < DEVICES; k++) {
     const ek_tensor *part = &output[0].parts[k];
-    double *values = calloc((size_t)ek_tensor_count(part) + 1, sizeof *values);
-    ck_assert_ptr_nonnull(values);
+    double *values = ck_array((size_t)ek_tensor_count(part) + 1, sizeof *values);
     ck_get(values, part);
     for (int64_t e = 0; e < ek_tensor_count(part); e++) ck_assert_double_eq(values[e], wanted);
-    free(values);
   }
   ek_shards_free(&output[0]);
 }
@@ -256,7 +251,6 @@ CK_LOOP(buffers_come_from_the_first_device, CK_PLACEMENTS) {
   ck_ok(ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(N)));
   ck_ok(ek_state_read(&host, b.training.model, "b"));
   for (int i = 0; i < N; i++) ck_assert_float_eq(numbers[i], 4);
-  ck_batch_free(&zeros);
   close_bench(&b);
 }
 

@@ -116,7 +116,6 @@ static void take_step(struct outcome *outcome, struct ck_training *training, con
     const bool accumulate = only_accumulates || i + 1 < run->parts[step];
     ck_ok(ck_training_backward(training, &batch, NULL, accumulate, &loss));
     record(outcome, loss);
-    ck_batch_free(&batch);
   }
   ek_step_result result = {0};
   ck_ok(ek_data_parallel_optimizer_step(&result, training->optimizer));
@@ -141,7 +140,6 @@ static void evaluate(struct outcome *outcome, struct ck_training *training, cons
   record(outcome, loss);
   record(outcome, weight);
   for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
-  ck_batch_free(&batch);
 }
 
 /* Every step at the place that is given for it. */
@@ -163,7 +161,6 @@ static struct outcome train(const struct run *run, const struct place places[STE
     }
     if (moves) {
       ck_ok(ck_state_put(training.model, &outcome.state));
-      ck_state_drop(&outcome.state);
     }
     take_step(&outcome, &training, run, step, places[step].only_accumulates);
   }
@@ -201,8 +198,6 @@ static void compare(const struct run *run, const struct place places[STEPS]) {
   ck_assert_uint_eq(got.count, want.count);
   ck_same_bits(text, got.numbers, want.numbers, (int64_t)want.count);
   ck_state_same(text, &got.state, &want.state);
-  ck_state_drop(&want.state);
-  ck_state_drop(&got.state);
 }
 
 /* ---- every mode, some numbers of devices ---- */
@@ -363,7 +358,6 @@ static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int
   ck_ok(ek_group_free(options.group));
   ek_optimizer_free(adamw);
   ek_module_free(gpt);
-  ck_batch_free(&batch);
 }
 
 CK_LOOP(a_fused_loss, 3) {
@@ -375,9 +369,7 @@ CK_LOOP(a_fused_loss, 3) {
     train_gpt(&got, (ek_mode)mode, 2 + (size_t)mode % 5, samples[_i]);
     ck_same_bits(ek_mode_name((ek_mode)mode), got.numbers, want.numbers, (int64_t)want.count);
     ck_state_same(ek_mode_name((ek_mode)mode), &got.state, &want.state);
-    ck_state_drop(&got.state);
   }
-  ck_state_drop(&want.state);
 }
 
 /* ---- what it is to one device, and what it costs ---- */
@@ -395,8 +387,6 @@ CK_LOOP(one_grain_or_many_differ_by_rounding, CK_WORKLOADS) {
     ck_assert_double_le(fabs(many.numbers[i] - none.numbers[i]), 1e-9 * fabs(none.numbers[i]));
   }
   ck_state_close("grains and none", &many.state, &none.state, 1e-9);
-  ck_state_drop(&none.state);
-  ck_state_drop(&many.state);
 }
 
 static void peaks(ek_memory_usage usage[8], const char *backend, const struct run *run,
@@ -410,7 +400,6 @@ static void peaks(ek_memory_usage usage[8], const char *backend, const struct ru
       struct ck_batch batch =
           ck_batch_make(run->workload, run->type, run->part[step][i].samples, 0.1, 3);
       ck_ok(ck_training_backward(&training, &batch, NULL, i + 1 < run->parts[step], NULL));
-      ck_batch_free(&batch);
     }
     ck_ok(ek_data_parallel_optimizer_step(NULL, training.optimizer));
   }
@@ -465,8 +454,6 @@ CK_LOOP(a_step_is_a_transaction, CK_WORKLOADS * CK_PLACEMENTS) {
       ck_snapshot_same("a reproducible step", &after, &before);
       failures++;
     }
-    ck_snapshot_drop(&after);
-    ck_snapshot_drop(&before);
     if (status == EK_OK) break;
   }
   ck_assert_uint_gt(failures, 3);

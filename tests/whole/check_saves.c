@@ -36,7 +36,6 @@ static void path_of(char path[128], const char *name) {
 static void go(int steps) {
   struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0.2, 50);
   for (int i = 0; i < steps; i++) ck_ok(ck_training_step(&t, &batch, NULL));
-  ck_batch_free(&batch);
 }
 
 static ek_status save(size_t keep) {
@@ -212,12 +211,10 @@ CK_TEST(half_a_load_is_torn) {
     } else {
       struct ck_state after = ck_state_take(t.model);
       ck_state_same("after half a load", &after, &before);
-      ck_state_drop(&after);
     }
     if (read == EK_ERR_TORN) ck_ok(ck_state_put(t.model, &before));
   }
   ck_assert_int_gt(torn, 1);
-  ck_state_drop(&before);
 }
 
 /* Copies the state of step 1 to that of step 2, with EK_I32 for one entry. */
@@ -265,9 +262,7 @@ CK_TEST(whole_numbers_are_no_weights) {
     ck_fails(ek_checkpoint_load(NULL, t.model, folder), EK_ERR_MISMATCH, "has another type");
     struct ck_state after = ck_state_take(t.model);
     ck_state_same("after a state of whole numbers", &after, &before);
-    ck_state_drop(&after);
   }
-  ck_state_drop(&before);
 }
 
 /* ---- saves beside each other ---- */

@@ -51,7 +51,6 @@ CK_LOOP(the_scaler_is_state, CK_MODES) {
   ck_ok(ck_scaling_step(&a, 2, false, NULL));
   struct ck_state state = ck_state_take(a.model);
   ck_ok(ck_state_put(b.model, &state));
-  ck_state_drop(&state);
   ck_assert_double_eq(ck_scaling_scale(&b), 512);
   ck_assert_int_eq(ck_scaling_number(&b, "run/good_steps"), 1);
   for (uint64_t i = 3; i < 5; i++) {
@@ -145,8 +144,6 @@ CK_LOOP(a_run_that_was_killed, (ck_has_halves() ? 2 : 1) * CK_MODES) {
   struct ck_state got = ck_state_take(resumed.model), want = ck_state_take(whole.model);
   ck_state_same("resumed", &got, &want);
   ck_assert_double_eq(ck_scaling_scale(&resumed), 0x1p10); /* grown, halved twice, grown */
-  ck_state_drop(&got);
-  ck_state_drop(&want);
 }
 
 /* Files of runs without a scaler, and runs without one. */

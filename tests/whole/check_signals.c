@@ -213,7 +213,6 @@ static double *train(const struct ck_setup *setup, int64_t *count) {
   ck_ok(ck_training_try(&training, setup, group));
   for (int i = 0; i < STEPS; i++) ck_ok(ck_training_step(&training, &batch, NULL));
   double *values = ck_training_read(&training, CK_VALUES, count);
-  ck_batch_free(&batch);
   ck_training_close(&training);
   ck_ok(ek_group_free(group));
   return values;
@@ -235,8 +234,6 @@ CK_LOOP(a_training_in_a_storm_has_the_same_bits, CK_MODES) {
   ck_assert_int_gt(atomic_load(&handled), 0);
   if (!CK_TSAN) ck_assert_int_eq(atomic_load(&on_others), 0); /* its runtime has threads, too */
   ck_same_bits("parameters", got, want, count);
-  free(got);
-  free(want);
 }
 
 /* ---- products on the program's own thread in a storm ---- */

@@ -152,8 +152,6 @@ CK_LOOP(f16_scales_by_itself, CK_MODES) {
     ck_scaling_overflow(&t, 1, 70 + i, i == 1, true);
     double *after = ck_training_copies(&t, 2, &count);
     if (setup.options.state != EK_STATE_MASTER) ck_same_bits("copies", after, before, count);
-    free(before);
-    free(after);
     ck_ok(ck_scaling_write(&t, "run/loss_scale", EK_F64, &scale));
     ck_ok(ck_scaling_step(&t, i, false, &result));
     ck_ok(ck_scaling_step(&other, i, false, &want));
@@ -188,8 +186,6 @@ CK_LOOP(the_same_bits_with_grains, CK_MODES) {
   }
   struct ck_state one = ck_state_take(t[0].model), three = ck_state_take(t[1].model);
   ck_state_same("three devices", &three, &one);
-  ck_state_drop(&one);
-  ck_state_drop(&three);
 }
 
 /* ---- a rule of a program's own ---- */

@@ -69,8 +69,7 @@ static double *values_of(const ek_trainer *trainer, int64_t *count) {
   const ek_tensor *flat = ek_replica_parameters(ek_data_parallel_model_replica(model, 0));
   *count = ek_tensor_count(flat);
   ck_assert_int_eq(flat->type, EK_F32);
-  double *values = calloc((size_t)*count, sizeof *values);
-  ck_assert_ptr_nonnull(values);
+  double *values = ck_array((size_t)*count, sizeof *values);
   ck_get(values, flat);
   return values;
 }
@@ -130,9 +129,6 @@ CK_LOOP(two_models_of_one_group, CK_MODES) {
   train(swapped, &count, turned, MODELS);
   for (int m = 0; m < MODELS; m++) {
     ck_same_bits("in the other order", swapped[1 - m], alone[m], count);
-    free(swapped[1 - m]);
-    free(together[m]);
-    free(alone[m]);
   }
 }
 
@@ -152,9 +148,6 @@ CK_LOOP(recomputation, 6) {
   model.precision = EK_PRECISION_F32;
   double *plain = trained(&model, &count);
   check_rounding(got, plain, count);
-  free(plain);
-  free(got);
-  free(want);
 }
 
 /* ---- what modules are told ---- */

@@ -52,7 +52,6 @@ static double *train(const struct ck_setup *setup, int threads, int64_t *count) 
   struct ck_batch batch = ck_batch_make(setup->workload, setup->options.type, SAMPLES, 0.2, 1);
   for (int i = 0; i < STEPS; i++) ck_ok(ck_training_step(&training, &batch, NULL));
   double *values = ck_training_read(&training, CK_VALUES, count);
-  ck_batch_free(&batch);
   ck_training_close(&training);
   ek_group_free(group);
   return values;
@@ -68,9 +67,6 @@ CK_LOOP(a_step_does_not_depend_on_the_threads, CK_WORKLOADS * CK_PLACEMENTS) {
   double *again = train(&setup, 3, &count);
   ck_assert_double_le(ck_rel_l2(three, one, count), 1e-9);
   ck_assert_int_eq(memcmp(three, again, (size_t)count * sizeof *three), 0);
-  free(again);
-  free(three);
-  free(one);
 }
 
 /* c, m x n, of a product in a deterministic group whose device has `threads` threads. */

@@ -91,7 +91,6 @@ static void train(double *losses, int order, ek_type precision) {
     ck_ok(ck_training_step(&t, &batch, &result));
     losses[step] = result.loss;
     ck_assert_double_eq(result.weight, (double)SAMPLES * LENGTH);
-    ck_batch_free(&batch);
   }
   if (setup.options.state != EK_STATE_MASTER) ck_training_replicas_agree(&t);
   ck_training_close(&t);
