@@ -48,8 +48,8 @@ CK_LOOP(a_sum_is_not_divided, CASES) {
   ck_ok(ek_data_parallel_criterion_loss(&loss, &weight, many.loss));
   ck_assert_double_eq_tol(loss, want_loss, 1e-12 * want_loss);
   ck_assert_double_gt(weight, 1);
-  double *want = read_gradients(&one), *got = ck_training_read(&many, CK_GRADIENTS, NULL);
-  ck_training_compare("sum", &many, got, want, 1e-12, NULL);
+  ck_runs_agree(&many, &one, CK_GRADIENTS, 1e-12);
+  ck_ok(ek_data_parallel_model_discard(one.model));
   ek_step_result result;
   ck_ok(ek_data_parallel_optimizer_step(&result, many.optimizer));
   ck_assert_double_eq(result.loss, loss);

@@ -272,6 +272,21 @@ void ck_training_compare(const char *what, const struct ck_training *training, c
   }
 }
 
+void ck_runs_agree(const struct ck_training *got, const struct ck_training *want,
+                   enum ck_numbers what, double tolerance) {
+  static const char *const names[] = {"values", "gradients", "first state", "second state"};
+  int64_t count = 0, others = 0;
+  double *a = ck_training_read(got, what, &count), *b = ck_training_read(want, what, &others);
+  ck_assert_int_eq(count, others);
+  if (tolerance == 0) {
+    ck_same_bits(names[what], a, b, count);
+  } else {
+    ck_training_compare(names[what], got, a, b, tolerance, NULL);
+  }
+  ck_drop(a);
+  ck_drop(b);
+}
+
 static double *values_of(const ek_tensor *tensor) {
   double *values = ck_array((size_t)ek_tensor_count(tensor), sizeof *values);
   ck_get(values, tensor);

@@ -102,6 +102,11 @@ size_t ck_training_errors(double errors[CK_MOST_PARAMETERS], const struct ck_tra
 void ck_training_compare(const char *what, const struct ck_training *training, const double *got,
                          const double *want, double tolerance, const double *tolerances);
 
+/* Two runs of the same module have the same numbers: each parameter's within `tolerance`, and with 0
+ * all of them bit for bit. */
+void ck_runs_agree(const struct ck_training *got, const struct ck_training *want,
+                   enum ck_numbers what, double tolerance);
+
 /* All devices that hold all parameters, or copies of all of them, hold the same ones, bit for
  * bit. */
 void ck_training_replicas_agree(const struct ck_training *training);

@@ -52,13 +52,10 @@ static ek_status loss_backward(struct bed *bed) {
 /* The gradient of batch 0, undisturbed; and whether it is what a disturbed bed gives now. */
 static void same_as_undisturbed(struct bed *bed, const char *workload, ek_mode mode) {
   struct bed fresh;
-  int64_t count = 0;
   bed_open(&fresh, workload, mode);
   ck_ok(ck_training_backward(&fresh.t, &fresh.batch[0], NULL, false, NULL));
   ck_ok(ck_training_backward(&bed->t, &bed->batch[0], NULL, false, NULL));
-  double *want = ck_training_read(&fresh.t, CK_GRADIENTS, &count);
-  double *got = ck_training_read(&bed->t, CK_GRADIENTS, NULL);
-  ck_same_bits("gradient", got, want, count);
+  ck_runs_agree(&bed->t, &fresh.t, CK_GRADIENTS, 0);
   bed_close(&fresh);
 }
 
