@@ -2,7 +2,8 @@
  * ck_keep.c - the list of what the running test has opened: see ck_keep.h.
  *
  * A lock, because some tests open and free from several threads. It is not held while a thing is
- * freed: to free a rig frees a group, which is in the list as well.
+ * freed: to free a rig frees a group, which is in the list as well. A fork waits for the lock: its
+ * child has only the thread that forked, and must not find the lock held by another one.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -21,8 +22,16 @@ static struct kept *list;
 static size_t count, room;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+static void take_lock(void) { (void)pthread_mutex_lock(&lock); }
+
+static void drop_lock(void) { (void)pthread_mutex_unlock(&lock); }
+
+static void watch_forks(void) { (void)pthread_atfork(take_lock, drop_lock, drop_lock); }
+
 static void keep(const void *thing, void *copy, void (*release)(void *copy)) {
-  (void)pthread_mutex_lock(&lock);
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, watch_forks);
+  take_lock();
   if (count == room) {
     room = room == 0 ? 64 : 2 * room;
     struct kept *larger = realloc(list, room * sizeof *list);
@@ -30,20 +39,20 @@ static void keep(const void *thing, void *copy, void (*release)(void *copy)) {
     list = larger;
   }
   list[count++] = (struct kept){thing, release, copy};
-  (void)pthread_mutex_unlock(&lock);
+  drop_lock();
 }
 
 /* Takes the newest entry of `thing` with this release (NULL: any) out; its copy, or NULL. */
 static void *take_out(const void *thing, void (*release)(void *copy)) {
   void *copy = NULL;
-  (void)pthread_mutex_lock(&lock);
+  take_lock();
   for (size_t i = count; i-- > 0;) {
     if (list[i].thing != thing || (release != NULL && list[i].release != release)) continue;
     copy = list[i].copy;
     memmove(&list[i], &list[i + 1], (--count - i) * sizeof *list);
     break;
   }
-  (void)pthread_mutex_unlock(&lock);
+  drop_lock();
   return copy;
 }
 
