@@ -6,9 +6,9 @@
  * that takes the place of the replica's. After its last grain a rank has a few blocks. The
  * communicator adds in the order of ranks, or in an order of its own, so its sums are of no use
  * here. Instead the blocks of all ranks are gathered, a chunk of the flat gradients at a time, and
- * the rank that owns a part of the sum adds them up in the order of the tree. Gathering changes no bit on any
- * communicator, but moves the gradients once for each block instead of twice. Each micro-batch is
- * summed over the ranks and then added to the earlier ones of its step.
+ * the rank that owns a part of the sum adds them up in the order of the tree. Gathering changes no
+ * bit on any communicator, but moves the gradients once for each block instead of twice. Each
+ * micro-batch is summed over the ranks and then added to the earlier ones of its step.
  *
  * Shares of gradients. No rank has memory for all gradients of a grain. All ranks run their grains
  * in rounds, so the leaves of a bucket in a round are complete on all ranks at the same time. They
@@ -92,7 +92,6 @@ static size_t most_slots(const ek_data_parallel_model *model, size_t number) {
 }
 
 static ek_status take_bucket(struct ek__rank *rank, size_t bucket);
-static ek_status settle(struct ek__rank *rank, size_t end);
 
 static ek_status open_shares(const ek_data_parallel_model *model, struct ek__rank *rank) {
   struct ek__tree *own = rank->tree;
@@ -101,7 +100,6 @@ static ek_status open_shares(const ek_data_parallel_model *model, struct ek__ran
   int64_t longest = 0;
   size_t slots = 0;
   rank->sums.queue = take_bucket;
-  rank->sums.settle = settle;
   EK_TRY(ek__new(&own->runs, cut->ranks, sizeof *own->runs, memory_of));
   for (size_t r = 0; r < cut->ranks; r++) {
     own->runs[r].begin = slots;
@@ -183,118 +181,128 @@ static ek_status run_grains(const ek_data_parallel_model *model, struct ek__rank
   return status;
 }
 
-/* ---- whole gradients: over the ranks ---- */
+/* ---- over the ranks ---- */
 
-/* All blocks, rank by rank; rank r has those from begins[r] on. */
+/* Elements of a bucket, counted from its beginning. */
+struct range {
+  int64_t first, last;
+};
+
+/*
+ * The sum of a bucket. Each rank has some rows of it, which are gathered, all in the order of the
+ * ranks: those of rank r from begins[r] on. `add` gets a range of them that the rank owns. The rows
+ * begin with element `begin`, and one row is `count` elements after the other.
+ */
+struct sum {
+  struct ek__rank *rank;
+  struct ek__tree *own;
+  const struct ek__bucket *bucket;
+  ek_tensor rows[EK__FOLD_DEPTH]; /* the rank's own, as long as the bucket each */
+  size_t begins[EK__MAX_GRAINS + 1];
+  ek_status (*add)(const struct sum *sum, const ek_tensor *rows, int64_t begin, int64_t count,
+                   const struct range *range);
+  const struct blocks *blocks; /* of whole gradients */
+};
+
+static ek_status gather(const struct sum *sum, int64_t begin, int64_t count) {
+  const struct ek__sums *sums = &sum->rank->sums;
+  const size_t first = sum->begins[sum->rank->number], ranks = sums->cut->ranks;
+  for (size_t r = 0; r <= ranks; r++) sum->own->offsets[r] = (int64_t)sum->begins[r] * count;
+  for (size_t i = first; i < sum->begins[sum->rank->number + 1]; i++) {
+    ek_tensor to = ek__flat_range(&sum->own->exchange, (int64_t)i * count, count);
+    const ek_tensor from = ek__flat_range(&sum->rows[i - first], begin, count);
+    EK_TRY(ek_op_copy(stream_of(sum->rank), &to, &from));
+  }
+  ek_tensor rows = ek__flat_range(&sum->own->exchange, 0, sum->own->offsets[ranks]);
+  EK_TRY(ek_communicator_all_gather(sums->communicator, sums->device, &rows, sum->own->offsets));
+  return ek__communicator_wait_for(sums->communicator, sums->device,
+                                   ek__communicator_started(sums->communicator, sums->device));
+}
+
+static ek_status sum_bucket(const struct sum *sum) {
+  const struct ek__bucket *bucket = sum->bucket;
+  const int64_t all = bucket->last - bucket->first;
+  struct range mine = {0, all};
+  if (sum->rank->sums.cut->ranks == 1) return sum->add(sum, &sum->rows[0], 0, all, &mine);
+  ek__bucket_range(&mine.first, &mine.last, bucket, sum->rank->sums.kind, sum->rank->number);
+  for (int64_t begin = 0; begin < all; begin += sum->own->chunk) {
+    const int64_t count = all - begin < sum->own->chunk ? all - begin : sum->own->chunk;
+    struct range range = {mine.first - bucket->first, mine.last - bucket->first};
+    if (range.first < begin) range.first = begin;
+    if (range.last > begin + count) range.last = begin + count;
+    EK_TRY(gather(sum, begin, count));
+    if (range.first < range.last) {
+      EK_TRY(sum->add(sum, &sum->own->exchange, begin, count, &range));
+    }
+  }
+  return EK_OK;
+}
+
+/* ---- whole gradients: the blocks of all ranks ---- */
+
 struct blocks {
   size_t leaves, count;
   struct ek__block list[EK__MAX_GRAINS];
-  size_t begins[EK__MAX_GRAINS + 1];
+  ek_tensor gradients; /* the replica's */
+  bool more, earlier;  /* micro-batches of the step after this one, before it */
 };
 
-static void list_blocks(struct blocks *all, const ek_data_parallel_model *model) {
+static void list_blocks(struct blocks *all, size_t *begins, const ek_data_parallel_model *model) {
   all->leaves = ek__grains_used(model, model->last.samples);
   all->count = 0;
   for (size_t r = 0; r < model->run.cut.ranks; r++) {
     size_t first = 0, last = 0;
     ek__grains_of(&first, &last, model, r, all->leaves);
     const struct ek__fold fold = ek__fold_of(NULL, first, last, all->leaves);
-    all->begins[r] = all->count;
+    begins[r] = all->count;
     for (size_t i = 0; i < fold.depth; i++) all->list[all->count++] = fold.blocks[i];
   }
-  all->begins[model->run.cut.ranks] = all->count;
+  begins[model->run.cut.ranks] = all->count;
 }
 
-struct sum {
-  const ek_data_parallel_model *model;
-  const struct ek__rank *rank;
-  struct ek__tree *own;
-  ek_tensor gradients; /* the replica's */
-  struct blocks all;
-  bool more, earlier; /* micro-batches of the step after this one, before it */
-};
-
-static const ek_tensor *block_of(const struct sum *sum, size_t number) {
-  return number == 0 ? &sum->gradients : &sum->own->blocks[number];
-}
-
-/* Elements first .. last - 1 of the step so far, from those of this micro-batch. */
-static ek_status add_up(const struct sum *sum, const ek_tensor *added, int64_t first,
-                        int64_t last) {
-  ek_stream *stream = stream_of(sum->rank);
+/* Elements of the flat buffers from `first` on become those of the step so far, from those of this
+ * micro-batch. */
+static ek_status add_up(const struct sum *sum, const ek_tensor *added, int64_t first) {
+  const struct blocks *blocks = sum->blocks;
+  const int64_t count = ek_tensor_count(added);
   const ek_tensor *earlier = &sum->own->earlier;
-  ek_tensor to = ek__flat_range(sum->more ? earlier : &sum->gradients, first, last - first);
-  if (!sum->earlier) return to.data == added->data ? EK_OK : ek_op_copy(stream, &to, added);
-  const ek_tensor before = ek__flat_range(earlier, first, last - first);
-  return ek_op_add(stream, &to, &before, added);
+  ek_tensor to = ek__flat_range(blocks->more ? earlier : &blocks->gradients, first, count);
+  const ek_tensor before = ek__flat_range(earlier, first, count);
+  if (blocks->earlier) return ek_op_add(stream_of(sum->rank), &to, &before, added);
+  return to.data == added->data ? EK_OK : ek_op_copy(stream_of(sum->rank), &to, added);
 }
 
-/* Every rank's blocks of `count` elements from `first` on, in its `exchange`. */
-static ek_status gather_blocks(const struct sum *sum, int64_t first, int64_t count) {
-  ek_communicator *communicator = sum->model->run.communicator;
-  const struct blocks *all = &sum->all;
-  const size_t number = sum->rank->number;
-  for (size_t r = 0; r <= sum->model->run.cut.ranks; r++) {
-    sum->own->offsets[r] = (int64_t)all->begins[r] * count;
-  }
-  for (size_t i = all->begins[number]; i < all->begins[number + 1]; i++) {
-    ek_tensor to = ek__flat_range(&sum->own->exchange, (int64_t)i * count, count);
-    const ek_tensor from = ek__flat_range(block_of(sum, i - all->begins[number]), first, count);
-    EK_TRY(ek_op_copy(stream_of(sum->rank), &to, &from));
-  }
-  ek_tensor rows = ek__flat_range(&sum->own->exchange, 0, (int64_t)all->count * count);
-  EK_TRY(ek_communicator_all_gather(communicator, sum->rank->device, &rows, sum->own->offsets));
-  return ek_communicator_wait(communicator, sum->rank->device);
-}
-
-/* Elements first .. last - 1, of which `begin` .. `end` - 1 are gathered and row 0 is to be their
- * sum. */
-static ek_status sum_gathered(const struct sum *sum, int64_t begin, int64_t end, int64_t first,
-                              int64_t last) {
-  const struct blocks *all = &sum->all;
-  if (first < begin) first = begin;
-  if (last > end) last = end;
-  if (first >= last) return EK_OK;
+static ek_status add_blocks(const struct sum *sum, const ek_tensor *gathered, int64_t begin,
+                            int64_t count, const struct range *range) {
+  const struct blocks *blocks = sum->blocks;
+  const int64_t width = range->last - range->first;
   struct ek__row rows[EK__MAX_GRAINS];
-  for (size_t i = 0; i < all->count; i++) {
-    rows[i] = (struct ek__row){all->list[i], &sum->own->exchange,
-                               (int64_t)i * (end - begin) + first - begin};
+  for (size_t i = 0; i < blocks->count; i++) {
+    rows[i] = (struct ek__row){blocks->list[i], gathered, (int64_t)i * count + range->first - begin};
   }
-  EK_TRY(ek__fold_rows(stream_of(sum->rank), rows, all->count, last - first, all->leaves));
-  const ek_tensor row = ek__flat_range(&sum->own->exchange, first - begin, last - first);
-  return add_up(sum, &row, first, last);
+  EK_TRY(ek__fold_rows(stream_of(sum->rank), rows, blocks->count, width, blocks->leaves));
+  const ek_tensor row = ek__flat_range(gathered, range->first - begin, width);
+  return add_up(sum, &row, sum->bucket->first + range->first);
 }
 
-static ek_status sum_bucket(const struct sum *sum, const struct ek__bucket *bucket) {
-  int64_t first = 0, last = 0, begin = bucket->first;
-  ek__bucket_range(&first, &last, bucket, sum->rank->sums.kind, sum->rank->number);
-  while (begin < bucket->last) {
-    const int64_t left = bucket->last - begin;
-    const int64_t count = left < sum->own->chunk ? left : sum->own->chunk;
-    EK_TRY(gather_blocks(sum, begin, count));
-    EK_TRY(sum_gathered(sum, begin, begin + count, first, last));
-    begin += count;
+static ek_status reduce(const ek_data_parallel_model *model, struct ek__rank *rank, bool more) {
+  struct blocks blocks = {.gradients = *ek_replica_gradients(rank->replica),
+                          .more = more,
+                          .earlier = model->step.stage != EK__STEP_EMPTY};
+  struct sum sum = {.rank = rank, .own = rank->tree, .add = add_blocks, .blocks = &blocks};
+  list_blocks(&blocks, sum.begins, model);
+  if (blocks.count == 0) { /* a batch of no samples */
+    EK_TRY(ek_op_zero(stream_of(rank), &blocks.gradients));
   }
-  return EK_OK;
-}
-
-static ek_status reduce(const ek_data_parallel_model *model, const struct ek__rank *rank,
-                        bool more) {
-  struct sum sum = {.model = model,
-                    .rank = rank,
-                    .own = rank->tree,
-                    .gradients = *ek_replica_gradients(rank->replica),
-                    .more = more,
-                    .earlier = model->step.stage != EK__STEP_EMPTY};
-  list_blocks(&sum.all, model);
-  if (sum.all.count == 0) { /* a batch of no samples */
-    EK_TRY(ek_op_zero(stream_of(rank), &sum.gradients));
-  }
-  if (sum.all.count == 0 || model->run.cut.ranks == 1) {
-    return add_up(&sum, &sum.gradients, 0, ek_tensor_count(&sum.gradients));
-  }
+  if (blocks.count == 0 || model->run.cut.ranks == 1) return add_up(&sum, &blocks.gradients, 0);
   for (size_t b = 0; b < model->run.cut.trained; b++) {
-    EK_TRY(sum_bucket(&sum, &model->run.cut.list[b]));
+    sum.bucket = &model->run.cut.list[b];
+    const int64_t count = sum.bucket->last - sum.bucket->first;
+    for (size_t i = 0; i < rank->tree->fold.depth; i++) {
+      const ek_tensor *block = i == 0 ? &blocks.gradients : &rank->tree->blocks[i];
+      sum.rows[i] = ek__flat_range(block, sum.bucket->first, count);
+    }
+    EK_TRY(sum_bucket(&sum));
   }
   return EK_OK;
 }
@@ -309,140 +317,101 @@ ek_status ek__tree_rest(ek_data_parallel_model *model, struct ek__rank *rank) {
 
 /* ---- shares of gradients: a bucket of a round ---- */
 
-struct taking {
-  struct ek__rank *rank;
-  struct ek__tree *own;
-  const struct ek__bucket *bucket;
-  const ek_tensor *whole;
-};
-
 static size_t grains_of_run(const struct ek__grain_run *run) { return run->last - run->first; }
 
-static bool has_leaf(const struct taking *t, size_t rank) {
-  return t->own->round < grains_of_run(&t->own->runs[rank]);
+static bool has_leaf(const struct ek__tree *own, size_t rank) {
+  return own->round < grains_of_run(&own->runs[rank]);
 }
 
-/* Elements of the bucket that are the device's. */
-struct range {
-  int64_t first, last;
-};
-
-/* Where they begin in its shares. */
-static int64_t place_of(const struct taking *t, const struct range *range) {
-  return t->bucket->places[t->rank->number] + range->first - t->bucket->offsets[t->rank->number];
+/* Where a range begins in the rank's shares, and in one of its slots. */
+static int64_t place_of(const struct sum *sum, const struct range *range) {
+  const size_t number = sum->rank->number;
+  return sum->bucket->places[number] + range->first - sum->bucket->offsets[number];
 }
 
-static int64_t slot_of(const struct taking *t, size_t slot, const struct range *range) {
-  const int64_t share = ek_tensor_count(ek_replica_gradients(t->rank->replica));
-  return (int64_t)slot * share + place_of(t, range);
+static int64_t slot_of(const struct sum *sum, size_t slot, const struct range *range) {
+  const int64_t share = ek_tensor_count(ek_replica_gradients(sum->rank->replica));
+  return (int64_t)slot * share + place_of(sum, range);
 }
 
-/* *block, a leaf of a device, is added to its blocks as far as that goes, and is kept. */
-static ek_status add_leaf(struct ek__row *block, const struct taking *t,
+/* *block, a leaf of a rank, is added to that rank's blocks as far as that goes, and is kept. */
+static ek_status add_leaf(struct ek__row *block, const struct sum *sum,
                           const struct ek__grain_run *run, const struct range *range) {
   const int64_t width = range->last - range->first;
+  const ek_tensor *slots = &sum->own->slots;
   struct ek__fold fold = run->fold;
   size_t depth = fold.depth;
   for (size_t sums = ek__fold_push(&fold, block->block); sums > 0; sums--) {
-    const int64_t below = slot_of(t, run->begin + --depth, range);
-    ek_tensor sum = ek__flat_range(&t->own->slots, below, width);
+    const int64_t below = slot_of(sum, run->begin + --depth, range);
+    ek_tensor to = ek__flat_range(slots, below, width);
     const ek_tensor added = ek__flat_range(block->flat, block->first, width);
-    EK_TRY(ek_op_add(stream_of(t->rank), &sum, &sum, &added));
-    block->flat = &t->own->slots;
+    EK_TRY(ek_op_add(stream_of(sum->rank), &to, &to, &added));
+    block->flat = slots;
     block->first = below;
   }
   block->block = fold.blocks[fold.depth - 1];
-  if (t->own->round + 1 == t->own->rounds || block->flat == &t->own->slots) return EK_OK;
-  ek_tensor slot = ek__flat_range(&t->own->slots, slot_of(t, run->begin + depth, range), width);
+  if (sum->own->round + 1 == sum->own->rounds || block->flat == slots) return EK_OK;
+  ek_tensor slot = ek__flat_range(slots, slot_of(sum, run->begin + depth, range), width);
   const ek_tensor leaf = ek__flat_range(block->flat, block->first, width);
-  return ek_op_copy(stream_of(t->rank), &slot, &leaf);
+  return ek_op_copy(stream_of(sum->rank), &slot, &leaf);
 }
 
-/* Of leaves that are there: that of device k is number k of `leaves`, elements `begin` and so on of
- * the bucket, `count` of them. */
-static ek_status add_leaves(struct ek__row *rows, size_t *row_count, const struct taking *t,
+/* Adds the leaves of this round to the blocks of their ranks; in the last round *rows becomes all
+ * blocks. */
+static ek_status add_leaves(struct ek__row *rows, size_t *row_count, const struct sum *sum,
                             const ek_tensor *leaves, int64_t begin, int64_t count,
                             const struct range *range) {
+  const struct ek__tree *own = sum->own;
   *row_count = 0;
-  for (size_t k = 0; k < t->rank->sums.cut->ranks; k++) {
-    const struct ek__grain_run *run = &t->own->runs[k];
-    struct ek__row top = {
-        {0, run->first + t->own->round}, leaves, (int64_t)k * count + range->first - begin};
-    if (has_leaf(t, k)) EK_TRY(add_leaf(&top, t, run, range));
-    if (t->own->round + 1 < t->own->rounds) continue;
+  for (size_t k = 0; k < sum->rank->sums.cut->ranks; k++) {
+    const struct ek__grain_run *run = &own->runs[k];
+    struct ek__row top = {{0, run->first + own->round},
+                          leaves,
+                          (int64_t)sum->begins[k] * count + range->first - begin};
+    if (has_leaf(own, k)) EK_TRY(add_leaf(&top, sum, run, range));
+    if (own->round + 1 < own->rounds) continue;
     /* What it had before, except for what is in the leaf's block now. */
     for (size_t i = 0; i < run->fold.depth; i++) {
       const struct ek__block block = run->fold.blocks[i];
-      const int64_t slot = slot_of(t, run->begin + i, range);
-      if (has_leaf(t, k) && block.index << block.level >= top.block.index << top.block.level) break;
-      rows[(*row_count)++] = (struct ek__row){block, &t->own->slots, slot};
+      const int64_t slot = slot_of(sum, run->begin + i, range);
+      if (has_leaf(own, k) && block.index << block.level >= top.block.index << top.block.level) {
+        break;
+      }
+      rows[(*row_count)++] = (struct ek__row){block, &own->slots, slot};
     }
-    if (has_leaf(t, k)) rows[(*row_count)++] = top;
+    if (has_leaf(own, k)) rows[(*row_count)++] = top;
   }
   return EK_OK;
 }
 
-static ek_status add_share(const struct taking *t, const ek_tensor *leaves, int64_t begin,
+static ek_status add_share(const struct sum *sum, const ek_tensor *leaves, int64_t begin,
                            int64_t count, const struct range *range) {
+  ek_stream *stream = stream_of(sum->rank);
   struct ek__row rows[EK__MAX_GRAINS];
   const int64_t width = range->last - range->first;
   size_t row_count = 0;
-  EK_TRY(add_leaves(rows, &row_count, t, leaves, begin, count, range));
+  EK_TRY(add_leaves(rows, &row_count, sum, leaves, begin, count, range));
   if (row_count == 0) return EK_OK;
-  EK_TRY(ek__fold_rows(stream_of(t->rank), rows, row_count, width, t->own->runs[0].fold.leaves));
+  EK_TRY(ek__fold_rows(stream, rows, row_count, width, sum->own->runs[0].fold.leaves));
   ek_tensor share =
-      ek__flat_range(ek_replica_gradients(t->rank->replica), place_of(t, range), width);
-  const ek_tensor sum = ek__flat_range(rows[0].flat, rows[0].first, width);
-  return !t->own->more ? ek_op_copy(stream_of(t->rank), &share, &sum)
-                       : ek_op_add(stream_of(t->rank), &share, &share, &sum);
-}
-
-/* The leaves of this round, `count` elements of each from `begin` on. Devices that have none are
- * after those that have one. */
-static ek_status gather(const struct taking *t, int64_t begin, int64_t count) {
-  ek_communicator *communicator = t->rank->sums.communicator;
-  int64_t *offsets = t->own->offsets;
-  offsets[0] = 0;
-  for (size_t k = 0; k < t->rank->sums.cut->ranks; k++) {
-    offsets[k + 1] = offsets[k] + (has_leaf(t, k) ? count : 0);
-  }
-  if (offsets[t->rank->number] < offsets[t->rank->number + 1]) {
-    ek_tensor to = ek__flat_range(&t->own->exchange, offsets[t->rank->number], count);
-    const ek_tensor from = ek__flat_range(t->whole, begin, count);
-    EK_TRY(ek_op_copy(stream_of(t->rank), &to, &from));
-  }
-  ek_tensor rows = ek__flat_range(&t->own->exchange, 0, offsets[t->rank->sums.cut->ranks]);
-  EK_TRY(ek_communicator_all_gather(communicator, t->rank->device, &rows, offsets));
-  return ek__communicator_wait_for(communicator, t->rank->device,
-                                   ek__communicator_started(communicator, t->rank->device));
+      ek__flat_range(ek_replica_gradients(sum->rank->replica), place_of(sum, range), width);
+  const ek_tensor added = ek__flat_range(rows[0].flat, rows[0].first, width);
+  return sum->own->more ? ek_op_add(stream, &share, &share, &added)
+                        : ek_op_copy(stream, &share, &added);
 }
 
 static ek_status take_bucket(struct ek__rank *rank, size_t bucket) {
   struct ek__lent *lent = &rank->keeper->gradients[bucket];
-  const struct taking t = {rank, rank->tree, &rank->sums.cut->list[bucket], &lent->whole};
-  const int64_t all = t.bucket->last - t.bucket->first;
-  const int64_t *offsets = t.bucket->offsets;
+  const struct ek__buckets *cut = rank->sums.cut;
+  struct sum sum = {
+      .rank = rank, .own = rank->tree, .bucket = &cut->list[bucket], .add = add_share};
+  sum.rows[0] = lent->whole;
+  for (size_t r = 0; r < cut->ranks; r++) {
+    sum.begins[r + 1] = sum.begins[r] + has_leaf(rank->tree, r);
+  }
   rank->keeper->settled = bucket + 1;
-  if (rank->sums.cut->ranks == 1) {
-    EK_TRY(add_share(&t, &lent->whole, 0, all, &(struct range){0, all}));
-    ek_tensor_free(&lent->whole);
-    return EK_OK;
-  }
-  for (int64_t begin = 0; begin < all; begin += t.own->chunk) {
-    const int64_t count = all - begin < t.own->chunk ? all - begin : t.own->chunk;
-    struct range range = {offsets[rank->number], offsets[rank->number + 1]};
-    if (range.first < begin) range.first = begin;
-    if (range.last > begin + count) range.last = begin + count;
-    EK_TRY(gather(&t, begin, count));
-    if (range.first < range.last) EK_TRY(add_share(&t, &t.own->exchange, begin, count, &range));
-  }
+  EK_TRY(sum_bucket(&sum));
   ek_tensor_free(&lent->whole);
-  return EK_OK;
-}
-
-/* Each bucket's sum was taken when it was queued. */
-static ek_status settle(struct ek__rank *rank, size_t end) {
-  (void)rank, (void)end;
   return EK_OK;
 }
 
