@@ -1,5 +1,6 @@
 /*
- * buckets.h - how the flat parameters and gradients of a model are cut over the devices.
+ * buckets.h - how the flat parameters and gradients of a model are cut over the devices, and the
+ * sums of one rank's gradients with those of the other ranks, bucket by bucket.
  *
  * A bucket is a range of whole parameters, a share a rank's part of it. Shares of all buckets, end
  * to end, are what a device holds of parameters that are cut, and those of the buckets that are
@@ -8,6 +9,7 @@
 #ifndef EK_BUCKETS_H
 #define EK_BUCKETS_H
 
+#include <evenkeel/reduce.h>
 #include <evenkeel/replica.h>
 
 struct ek__bucket {
@@ -50,5 +52,45 @@ static inline int64_t ek__buckets_share(const struct ek__buckets *buckets, size_
   const struct ek__bucket *last = &buckets->list[count - 1];
   return last->places[rank] + ek__bucket_share(last, rank);
 }
+
+/* Elements first .. first + count - 1 of a flat buffer, a loan. */
+ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);
+
+/* ---- sums: reduce.c ---- */
+
+struct ek__rank;
+
+/* What a reducer has for each of its devices, and a data-parallel model for each rank. */
+struct ek__sums {
+  ek_communicator *communicator; /* loans, as are the next three */
+  const struct ek__buckets *cut;
+  ek_device *device;
+  ek_replica *replica;
+  ek_reduce_kind kind;
+  /* Where a model's replicas do not hold whole gradients (keeper.h): `queue` sums a bucket of the
+   * rank's, instead of a collective over the replica's buffer, and `settle` takes the sums of
+   * all buckets. NULL for a public reducer. */
+  ek_status (*queue)(struct ek__rank *rank, size_t bucket);
+  ek_status (*settle)(struct ek__rank *rank, size_t end);
+  struct ek__rank *rank;
+  /* The round: */
+  uint32_t *waiting; /* per bucket: parameters that are not complete */
+  size_t queued;     /* buckets queued so far */
+  size_t overlapped; /* of those, before the end of the round */
+};
+
+/* Host memory; what was made stays for the second call on failure. The loans are the caller's to
+ * set. */
+ek_status ek__sums_open(struct ek__sums *sums, const struct ek__buckets *cut);
+void ek__sums_close(struct ek__sums *sums);
+
+/* On the rank's worker: ek_reducer_start(), _complete() and _finish() of one device. */
+void ek__sums_start(struct ek__sums *sums);
+ek_status ek__sums_complete(struct ek__sums *sums, size_t parameter);
+ek_status ek__sums_finish(struct ek__sums *sums);
+
+/* Elements first .. last - 1 of the flat buffer that a rank of the world owns of a bucket. */
+void ek__bucket_range(int64_t *first, int64_t *last, const struct ek__bucket *bucket,
+                      ek_reduce_kind kind, size_t rank);
 
 #endif /* EK_BUCKETS_H */

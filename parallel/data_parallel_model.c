@@ -2,7 +2,7 @@
  * data_parallel_model.c - a module over all devices of a group: opening, closing, steps.
  *
  * Forward and backward are in model_forward.c and model_backward.c, state and gradients by name in
- * state.c, and model_torn.c knows what becomes of an update that fails. The passes live
+ * state.c, and model_step.c knows what becomes of an update that fails. The passes live
  * from forward to backward. Whatever fails after work has begun drops them and what the step had
  * accumulated; parameters are not touched by either.
  */
@@ -98,12 +98,6 @@ static ek_status open_replica(void *context, ek_device *device, size_t index) {
 
 static const char memory_of[] = "a data-parallel model";
 
-static ek_status open_keeper(void *context, ek_device *device, size_t index) {
-  const ek_data_parallel_model *model = context;
-  (void)device;
-  return ek__keeper_open(model->run.ranks[index].keeper);
-}
-
 /* Host memory, when the replicas are open. */
 static ek_status open_cut(ek_data_parallel_model *model) {
   struct ek__ranks *run = &model->run;
@@ -112,6 +106,7 @@ static ek_status open_cut(ek_data_parallel_model *model) {
   const size_t pieces = run->reduction->grains == NULL ? ranks : run->reduction->grains(model);
   EK_TRY(ek__buckets_open(&run->cut, run->ranks[0].replica, ranks, pieces,
                           model->options.bucket_bytes));
+  const size_t most = run->reduction->most(model);
   for (size_t k = 0; k < run->count; k++) {
     struct ek__rank *rank = &run->ranks[k];
     rank->sums = (struct ek__sums){.communicator = run->communicator,
@@ -121,29 +116,28 @@ static ek_status open_cut(ek_data_parallel_model *model) {
                                    .kind = placement->reduce,
                                    .rank = rank};
     EK_TRY(ek__sums_open(&rank->sums, &run->cut));
-    if (!placement->gradient_shares) continue;
-    EK_TRY(ek__keeper_create(rank, run, placement->parameter_shares));
+    if (placement->gradient_shares) {
+      EK_TRY(ek__keeper_create(rank, run, placement->parameter_shares));
+    }
+    EK_TRY(ek__new(&rank->passes, most, sizeof *rank->passes, memory_of));
+    rank->pass_count = most;
   }
-  return placement->gradient_shares ? ek_group_apply(run->group, open_keeper, model) : EK_OK;
+  return ek__new(&model->torn.written,
+                 ek_replica_parameter_count(run->ranks[0].replica) + EK__RUN_NUMBERS,
+                 sizeof *model->torn.written, memory_of);
 }
 
-static ek_status open_masters(void *context, ek_device *device, size_t index) {
-  const ek_data_parallel_model *model = context;
-  const struct ek__rank *rank = &model->run.ranks[index];
-  (void)device;
-  EK_TRY(ek__masters_open(model, rank));
-  return ek__placement(model)->parameter_shares ? EK_OK : ek__masters_share(model, rank, true);
-}
-
-static ek_status open_reduction(void *context, ek_device *device, size_t index) {
+/* What a rank has besides its replica: memory of the device. */
+static ek_status open_rank(void *context, ek_device *device, size_t index) {
   ek_data_parallel_model *model = context;
-  (void)device;
-  return model->run.reduction->open(model, &model->run.ranks[index]);
-}
-
-static ek_status replicate(void *context, ek_device *device, size_t index) {
-  const ek_data_parallel_model *model = context;
-  return ek__replicate_rank(model->run.communicator, device, model->run.ranks[index].replica);
+  struct ek__rank *rank = &model->run.ranks[index];
+  if (rank->keeper != NULL) EK_TRY(ek__keeper_open(rank->keeper));
+  if (ek__model_shares_masters(model)) {
+    EK_TRY(ek__masters_open(model, rank));
+    if (!ek__placement(model)->parameter_shares) EK_TRY(ek__masters_share(model, rank, true));
+  }
+  EK_TRY(model->run.reduction->open(model, rank));
+  return ek__replicate_rank(model->run.communicator, device, rank->replica);
 }
 
 static ek_status open_ranks(ek_data_parallel_model *model) {
@@ -168,18 +162,7 @@ static ek_status open_parts(ek_data_parallel_model *model) {
     EK_TRY(ek_communicator_open(&run->inner, run->group));
   }
   EK_TRY(open_cut(model));
-  for (size_t k = 0; k < run->count; k++) {
-    struct ek__rank *rank = &run->ranks[k];
-    const size_t most = run->reduction->most(model);
-    EK_TRY(ek__new(&rank->passes, most, sizeof *rank->passes, memory_of));
-    rank->pass_count = most;
-  }
-  if (ek__model_shares_masters(model)) EK_TRY(ek_group_apply(run->group, open_masters, model));
-  EK_TRY(ek_group_apply(run->group, open_reduction, model));
-  EK_TRY(ek__new(&model->torn.written,
-                 ek_replica_parameter_count(run->ranks[0].replica) + EK__RUN_NUMBERS,
-                 sizeof *model->torn.written, memory_of));
-  return ek_group_apply(run->group, replicate, model);
+  return ek_group_apply(run->group, open_rank, model);
 }
 
 ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *group,

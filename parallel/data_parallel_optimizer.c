@@ -3,7 +3,7 @@
  *
  * All memory is taken when it is opened, and nothing is written before everything that can be known
  * to fail has been done: a step that fails so leaves parameters and state as they were. A failure
- * inside the update itself leaves the model torn (model_torn.c).
+ * inside the update itself leaves the model torn (model_step.c).
  *
  * A model has one optimizer at a time, and one counter of steps, which is the model's: masks,
  * schedule and bias corrections all follow it. It ends with the optimizer.

@@ -68,7 +68,7 @@ static ek_status copy_part(void *context, ek_device *device, size_t index) {
   if (!has_rows(part)) return EK_OK;
   ek_tensor rows = {0};
   EK_TRY(ek_tensor_rows(&rows, job->whole, first_row(job->shards, index), rows_of(part)));
-  const ek_status status = ek__copy_converted(&rows, part);
+  const ek_status status = ek__tensor_copy_converted(&rows, part);
   ek_tensor_free(&rows);
   return status;
 }

@@ -1,8 +1,18 @@
 /*
- * micro_batches.c - cuts a batch in parts of whole samples. No copies: a part is a view of rows.
+ * micro_batches.c - cuts a batch into parts of whole samples, and runs one. No copies: a part is a
+ * view of rows.
  *
  * The outputs of a prediction are put together the other way: each part is cut over all devices, so
  * each device copies its rows of a part to the device that has them of the whole batch.
+ *
+ * A micro-batch is one job. A worker cuts its share of the inputs, runs the model forward, cuts its
+ * targets, computes the loss, meets the other ranks in the sum of {s, D}, and runs loss and model
+ * back, while gradients are summed. No rank waits for another one except where it needs something
+ * from it: a rank that is early goes on.
+ *
+ * Two cases do need all ranks, or the host, in between, and use the calls of model and criterion
+ * instead: outputs that are gathered on one device (mode gather), and a loss of several terms over
+ * several micro-batches, whose weights the host compares (criterion_terms.c).
  */
 #include "micro_batches.h"
 
@@ -13,7 +23,7 @@
 #include "core/error.h"
 #include "core/sizes.h"
 #include "device/flaw.h"
-#include "reduction.h"
+#include "forward.h"
 
 struct ek__batch ek__batch_for(ek_tensor all[EK_MAX_INPUTS], const ek_module *module,
                                const struct ek__batch *batch) {
@@ -185,4 +195,112 @@ ek_status ek__rows_put_host(ek_tensor *whole, const ek_shards *rows,
               (long long)samples);
   ek_tensor some = view(whole, samples, part->first, part->samples);
   return ek_gather_host(&some, rows);
+}
+
+/* ---- a micro-batch as one job ---- */
+
+struct job {
+  struct ek__forward forward;
+  struct ek__loss_forward loss;
+  struct ek__backward backward;
+  bool gradient;
+};
+
+static ek_status run_rank(void *context, ek_device *device, size_t index) {
+  const struct job *job = context;
+  struct ek__rank *rank = &job->backward.model->run.ranks[index];
+  (void)device;
+  EK_TRY(ek__rank_forward(&job->forward, rank));
+  EK_TRY(ek__rank_loss_forward(&job->loss, rank));
+  if (!job->gradient) return EK_OK;
+  return ek__rank_backward_of_loss(&job->backward, job->loss.loss, rank, NULL);
+}
+
+/* What is wrong with the arguments; nothing is lost if it fails. */
+static ek_status lay(struct job *job, const struct ek__batch *batch,
+                     const ek_forward_options *options, struct ek__loss *loss) {
+  ek_data_parallel_model *model = job->backward.model;
+  EK_TRY(ek__forward_lay(&job->forward, model, batch->inputs, NULL, batch->input_count, options));
+  EK_TRY(ek__loss_check_call(model, loss, job->forward.output_count, batch->target_count));
+  return ek__loss_lay(&job->loss, model, loss, &job->forward.inputs[job->forward.lead],
+                      batch->targets, NULL, batch->target_count);
+}
+
+static ek_status begin(struct job *job, ek_shards *outputs) {
+  ek_data_parallel_model *model = job->backward.model;
+  struct ek__loss *loss = job->loss.loss;
+  const ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+  EK_TRY(ek__forward_begin(&job->forward, outputs));
+  ek__loss_begin(&job->loss, outputs, job->gradient);
+  if (!job->gradient) return EK_OK;
+  EK_TRY(ek__backward_check(model, loss->reduction == EK_REDUCTION_MEAN, loss->scaling.factor,
+                            job->backward.running));
+  EK_TRY(ek__terms_check_weights(model, loss, &options));
+  return ek__loss_keeps_terms(loss) ? ek__terms_begin(model, loss, &options) : EK_OK;
+}
+
+static ek_status run(struct job *job, ek_shards *outputs) {
+  ek_data_parallel_model *model = job->backward.model;
+  struct ek__loss *loss = job->loss.loss;
+  EK_TRY(begin(job, outputs));
+  EK_TRY(ek_group_apply(model->run.group, run_rank, job));
+  ek__forward_ran(&job->forward);
+  EK_TRY(ek__forward_check(&job->forward));
+  loss->has_loss = true;
+  if (!job->gradient) return EK_OK;
+  ek__backward_ran(&job->backward, &loss->scaling, loss->reduction == EK_REDUCTION_MEAN);
+  loss->micro_batches = model->step.micro_batches;
+  return EK_OK;
+}
+
+static ek_status run_in_one(ek_data_parallel_model *model, struct ek__loss *loss,
+                            const struct ek__batch *batch, const ek_forward_options *options,
+                            bool accumulate) {
+  struct job job = {.backward = {model, accumulate, ek__loss_keeps_terms(loss)},
+                    .gradient = options->gradient};
+  ek_shards outputs[EK_MAX_TENSORS] = {{0}};
+  ek_status status = lay(&job, batch, options, loss);
+  if (status == EK_OK) {
+    status = run(&job, outputs);
+    ek__model_drop_forward(model);
+    ek__loss_drop_forward(loss);
+    if (status != EK_OK) ek__model_end_step(model, false);
+    for (size_t i = 0; i < job.forward.output_count; i++) ek_shards_free(&outputs[i]);
+  }
+  ek__loss_free(&job.loss);
+  ek__forward_free(&job.forward);
+  return status;
+}
+
+static ek_status run_in_calls(ek_data_parallel_model *model, ek_data_parallel_criterion *criterion,
+                              const struct ek__batch *batch, const ek_forward_options *options,
+                              bool accumulate) {
+  ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+  ek_shards outputs[EK_MAX_TENSORS] = {{0}};
+  const size_t count = criterion->loss.outputs;
+  backward.accumulate = accumulate;
+  ek_status status =
+      ek_data_parallel_model_forward(outputs, model, batch->inputs, batch->input_count, options);
+  if (status == EK_OK) {
+    status = ek_data_parallel_criterion_forward(criterion, outputs, count, batch->targets,
+                                                batch->target_count);
+  }
+  if (status == EK_OK && options->gradient) {
+    status = ek_data_parallel_criterion_backward(criterion, &backward);
+  }
+  for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
+  return status;
+}
+
+ek_status ek__batch_run(ek_data_parallel_model *model, ek_data_parallel_criterion *criterion,
+                        const struct ek__batch *batch, const ek_forward_options *options,
+                        bool accumulate) {
+  EK__MODEL_ENTER(model, "a batch");
+  struct ek__loss *loss = &criterion->loss;
+  const bool several = accumulate || model->step.stage != EK__STEP_EMPTY;
+  const bool compares = options->gradient && several && ek__loss_keeps_terms(loss);
+  if (compares || model->options.outputs == EK_OUTPUTS_GATHER) {
+    return run_in_calls(model, criterion, batch, options, accumulate);
+  }
+  return run_in_one(model, loss, batch, options, accumulate);
 }

@@ -39,7 +39,7 @@ void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch, i
                    int64_t count, int64_t index);
 
 /*
- * batch_job.c: forward and loss of a batch, or of a part of one as `module` takes it; with gradient
+ * Forward and loss of a batch, or of a part of one as `module` takes it; with gradient
  * also their backward, `accumulate` if others of the step follow. One job of the workers where no
  * rank needs more of another in between than the sum of {s, D}. On failure the step is dropped,
  * unless the arguments were wrong.

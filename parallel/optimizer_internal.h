@@ -22,7 +22,7 @@ struct ek__update {
   bool norm, refuse;                   /* options: gradient_norm, refuse_not_finite */
   size_t state_count;                  /* of the rule, when it was opened */
   size_t *parameters, parameter_count; /* those that it updates, not frozen: numbers in a replica */
-  uint64_t *written;                   /* per state and such parameter: model_torn.c */
+  uint64_t *written;                   /* per state and such parameter: model_step.c */
 };
 
 struct ek_data_parallel_optimizer {

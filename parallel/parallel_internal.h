@@ -28,7 +28,6 @@
 #include "device/conversion.h"
 #include "device/device_internal.h"
 #include "module/replica_internal.h"
-#include "reduce_internal.h"
 
 struct ek__keeper;
 struct ek__loss;
@@ -146,7 +145,7 @@ struct ek__step {
   int64_t samples;            /* of its micro-batches so far, of all processes */
 };
 
-/* Whether the update is whole: model_torn.c. */
+/* Whether the update is whole: model_step.c. */
 struct ek__torn {
   atomic_bool updating;   /* set by workers, cleared by the model's thread */
   _Atomic uint64_t tears; /* how often it tore */
@@ -187,7 +186,10 @@ const struct ek__placement *ek__placement(const ek_data_parallel_model *model);
 bool ek__model_shares_masters(const ek_data_parallel_model *model);
 enum ek__masters ek__model_masters(const ek_data_parallel_model *model);
 
-/* ---- masters.c: parameters of which modules see copies ---- */
+/* ---- replicate.c: parameters that ranks give each other ---- */
+
+/* ek_replicate() of one rank, on its worker. */
+ek_status ek__replicate_rank(ek_communicator *communicator, ek_device *device, ek_replica *replica);
 
 /* On a rank's worker: a replica whose masters are shared gets its own. */
 ek_status ek__masters_open(const ek_data_parallel_model *model, const struct ek__rank *own);
@@ -196,12 +198,7 @@ ek_status ek__masters_open(const ek_data_parallel_model *model, const struct ek_
 ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek__rank *own,
                             bool frozen);
 
-/* ---- replicate.c ---- */
-
-/* ek_replicate() of one rank, on its worker. */
-ek_status ek__replicate_rank(ek_communicator *communicator, ek_device *device, ek_replica *replica);
-
-/* ---- model_torn.c ---- */
+/* ---- model_step.c ---- */
 
 /* EK_ERR_TORN, with the one sentence there is for it, if an update failed halfway; else EK_OK. */
 ek_status ek__model_check(const ek_data_parallel_model *model);
@@ -248,18 +245,9 @@ ek_status ek__scatter_part(const ek_shards *shards, const ek_tensor *source,
                            ek_memory_category category, const struct ek__conversion *intake,
                            ek_device *device, size_t index);
 /*
- * What the parts of a source become, in intake->to: `type` where that is for integers and the
- * source has such in host memory, and its own type otherwise; with 0 unsigned integers become i32.
- * EK_ERR_TYPE for a source that cannot become the floating `type`.
- */
-ek_status ek__intake_choose(struct ek__conversion *intake, const char *who, const ek_tensor *source,
-                            ek_type type, const ek_input_scaling *scaling);
-ek_status ek__scaling_check(const char *who, const ek_input_scaling *scaling);
-
-/*
- * The same for inputs of a model and targets of a criterion: as its scaling says, which makes them
- * `floating`, or what the module declares (ek_module_input_type()). `scalings`: one for each of the
- * first `count`.
+ * ek__conversion_choose() for inputs of a model and targets of a criterion: as its scaling says,
+ * which makes them `floating`, or what the module declares (ek_module_input_type()). `scalings`:
+ * one for each of the first `count`.
  */
 struct ek__intakes {
   const ek_module *module;
@@ -308,13 +296,6 @@ void ek__model_end_step(ek_data_parallel_model *model, bool taken);
 /* Its optimizer is being freed: the run is over, the next one begins with step 0. */
 void ek__model_lose_update(ek_data_parallel_model *model);
 
-/* Elements first .. first + count - 1 of a flat buffer, a loan. */
-ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);
-
-/* Between a device and the host; where their types, floating ones, differ, element for element
- * (ek__floats_convert()), in pieces on the stack. On a `plan` device nothing is copied. */
-ek_status ek__copy_converted(ek_tensor *destination, const ek_tensor *source);
-
 /* ---- shards.c: shards that a program has made ---- */
 
 /* Whether a target is cut at the samples of `like`, whole samples each. */
@@ -324,7 +305,7 @@ bool ek__target_fits(const ek_shards *target, const ek_shards *like);
 ek_status ek__given_check(const char *what, size_t number, const ek_data_parallel_model *model,
                           const ek_shards *given, const ek_shards *like);
 
-/* Copies a few f64 of a device to the host. */
+/* state.c: copies a few f64 of a device to the host. */
 ek_status ek__read_numbers(double *numbers, int64_t count, const ek_tensor *tensor);
 
 #endif /* EK_PARALLEL_INTERNAL_H */

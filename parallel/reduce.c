@@ -12,7 +12,6 @@
 #include "core/options.h"
 #include "core/sizes.h"
 #include "keeper.h"
-#include "reduce_internal.h"
 
 static const char memory_of[] = "the gradient buckets";
 

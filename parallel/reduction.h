@@ -9,6 +9,8 @@
 #ifndef EK_REDUCTION_H
 #define EK_REDUCTION_H
 
+#include <string.h>
+
 #include "parallel_internal.h"
 
 /* Samples first .. first + count - 1 of a micro-batch. */
@@ -80,7 +82,7 @@ struct ek__reduction {
 
 extern const struct ek__reduction ek__reduction_sum, ek__reduction_tree;
 
-/* ---- pieces.c: rows of a piece ---- */
+/* ---- rank.c: rows of a piece ---- */
 
 /*
  * Rows of a piece, of what a rank has of a tensor: with a whole piece that itself, a loan, else a
@@ -101,8 +103,6 @@ ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_para
                            const struct ek__pieces *pieces, const struct ek__piece *piece,
                            ek_memory_category category);
 
-/* ---- rank.c ---- */
-
 /* A pass of a piece, for the model or for a loss: `options` without what every pass of a run has,
  * and with the first sample within the step. */
 ek_status ek__rank_open_pass(ek_pass **pass, const ek_data_parallel_model *model,
@@ -115,6 +115,12 @@ ek_status ek__rank_backward_piece(const ek_data_parallel_model *model, struct ek
                                   size_t round, const ek_tensor *gradients);
 
 /* Numbers that are one after the other: [terms, 2] of piece `number`. */
-ek_tensor ek__totals_leaf(const struct ek__totals *totals, size_t number);
+static inline ek_tensor ek__totals_leaf(const struct ek__totals *totals, size_t number) {
+  const int64_t count = ek_tensor_count(&totals->sum);
+  ek_tensor leaf = ek__flat_range(&totals->leaves, (int64_t)number * count, count);
+  leaf.rank = 2;
+  memcpy(leaf.shape, totals->sum.shape, sizeof leaf.shape);
+  return leaf;
+}
 
 #endif /* EK_REDUCTION_H */

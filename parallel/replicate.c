@@ -1,10 +1,23 @@
 /*
- * replicate.c - makes replicas equal to that of rank 0, with one broadcast for each flat buffer.
+ * replicate.c - parameters that ranks give each other.
+ *
+ * ek_replicate() makes replicas equal to that of rank 0, with one broadcast for each flat buffer.
+ *
+ * Masters are parameters of which a device has a share, or of which modules see copies of 16 bits.
+ * Where masters are shared a device has its part of every bucket, end to end, as it has of the
+ * optimizer's state. The copies are in a whole flat buffer, or, where values are shared too, in
+ * another one of shares with the same places. The copies are always the masters rounded: the update
+ * writes both (data_parallel_optimizer.c), and state.c, which writes masters by name, rounds them
+ * on the host, to the same bits.
  */
 #include <evenkeel/replicate.h>
 
+#include <evenkeel/convert.h>
+
 #include "core/error.h"
 #include "parallel_internal.h"
+
+/* ---- replicas ---- */
 
 static ek_status broadcast_flat(ek_communicator *communicator, ek_device *device,
                                 const ek_tensor *flat) {
@@ -52,4 +65,68 @@ ek_status ek_replicate(ek_communicator *communicator, ek_group *group,
   }
   struct replicate_job job = {communicator, replicas};
   return ek_group_apply(group, replicate_one, &job);
+}
+
+/* ---- masters ---- */
+
+/* Each device computes its own part of every parameter: no device holds all of one. */
+static ek_status initialize(const ek_data_parallel_model *model, const struct ek__rank *own) {
+  const ek_replica *replica = own->replica;
+  const struct ek__layout *layout = &replica->layout;
+  const struct ek__buckets *cut = &model->run.cut;
+  const size_t rank = own->number;
+  if (ek_device_counts_only(replica->device)) return EK_OK;
+  for (size_t i = 0; i < layout->order_count; i++) {
+    const size_t number = layout->order[i];
+    const struct ek__parameter *p = &layout->parameters[number];
+    const struct ek__bucket *bucket = &cut->list[cut->of[number]];
+    const int64_t begin = bucket->first + bucket->offsets[rank];
+    const int64_t end = bucket->first + bucket->offsets[rank + 1];
+    const int64_t first = p->offset > begin ? p->offset : begin;
+    const int64_t last = p->offset + p->count < end ? p->offset + p->count : end;
+    if (first >= last) continue;
+    ek_tensor part = ek__flat_range(ek_replica_parameters(replica),
+                                    bucket->places[rank] + first - begin, last - first);
+    EK_TRY(ek__initial_values(&part, p, first - p->offset, model->options.seed));
+  }
+  return EK_OK;
+}
+
+/* The device's own part of every bucket, in a whole buffer. */
+static ek_status round_into_whole(const ek_data_parallel_model *model, const struct ek__rank *own) {
+  const ek_replica *replica = own->replica;
+  const struct ek__buckets *cut = &model->run.cut;
+  const size_t rank = own->number;
+  for (size_t b = 0; b < cut->count; b++) {
+    const struct ek__bucket *bucket = &cut->list[b];
+    const int64_t count = ek__bucket_share(bucket, rank);
+    const ek_tensor master =
+        ek__flat_range(ek_replica_parameters(replica), bucket->places[rank], count);
+    ek_tensor copy =
+        ek__flat_range(ek_replica_copies(replica), bucket->first + bucket->offsets[rank], count);
+    EK_TRY(ek_op_convert(ek_device_stream(own->device, EK_STREAM_COMPUTE), &copy, &master));
+  }
+  return EK_OK;
+}
+
+ek_status ek__masters_open(const ek_data_parallel_model *model, const struct ek__rank *own) {
+  const struct ek__buckets *cut = &model->run.cut;
+  EK_TRY(
+      ek__replica_hold_parameters(own->replica, ek__buckets_share(cut, cut->count, own->number)));
+  EK_TRY(initialize(model, own));
+  return own->replica->whole_values ? round_into_whole(model, own)
+                                    : ek_replica_refresh(own->replica);
+}
+
+ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek__rank *own,
+                            bool frozen) {
+  const struct ek__buckets *cut = &model->run.cut;
+  const ek_tensor *values = ek__replica_values(own->replica);
+  for (size_t b = 0; b < (frozen ? cut->count : cut->trained); b++) {
+    const struct ek__bucket *bucket = &cut->list[b];
+    ek_tensor range = ek__flat_range(values, bucket->first, bucket->last - bucket->first);
+    EK_TRY(
+        ek_communicator_all_gather(model->run.communicator, own->device, &range, bucket->offsets));
+  }
+  return ek_communicator_wait(model->run.communicator, own->device);
 }

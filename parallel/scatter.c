@@ -129,51 +129,6 @@ ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
 
 /* ---- what integers become ---- */
 
-static ek_status check_scaling(const char *who, const ek_tensor *source,
-                               const ek_input_scaling *scaling) {
-  const int64_t last = source->rank == 0 ? 1 : source->shape[source->rank - 1];
-  EK_TRY(ek__scaling_check(who, scaling));
-  EK__FAIL_IF(scaling->channels != 1 && scaling->channels != last, EK_ERR_SHAPE,
-              "%s: its scaling has %lld channels, but its last dimension is %lld", who,
-              (long long)scaling->channels, (long long)last);
-  return EK_OK;
-}
-
-ek_status ek__scaling_check(const char *who, const ek_input_scaling *scaling) {
-  EK__FAIL_IF(scaling->channels < 1 || scaling->channels > EK_MAX_CHANNELS, EK_ERR_INVALID_ARGUMENT,
-              "%s: a scaling has %lld channels, expected 1 to %d", who,
-              (long long)scaling->channels, EK_MAX_CHANNELS);
-  for (int64_t c = 0; c < scaling->channels; c++) {
-    EK__FAIL_IF(!isfinite(scaling->scale[c]) || !isfinite(scaling->offset[c]),
-                EK_ERR_INVALID_ARGUMENT, "%s: scale %g or offset %g of channel %lld is not finite",
-                who, scaling->scale[c], scaling->offset[c], (long long)c);
-  }
-  return EK_OK;
-}
-
-ek_status ek__intake_choose(struct ek__conversion *intake, const char *who, const ek_tensor *source,
-                            ek_type type, const ek_input_scaling *scaling) {
-  const bool floating = type == EK_F32 || type == EK_F64;
-  const bool integer = source->device == NULL && ek__type_is_integer(source->type);
-  *intake = (struct ek__conversion){.to = type};
-  (void)snprintf(intake->who, sizeof intake->who, "%s", who);
-  if (type == 0) intake->to = ek__type_is_unsigned(source->type) ? EK_I32 : source->type;
-  if (floating) {
-    EK__FAIL_IF(!integer || !ek__conversion_exists(source->type, type), EK_ERR_TYPE,
-                "%s is %s%s; only u8 and u16 in host memory are scaled to %s", who,
-                ek_type_name(source->type), source->device == NULL ? "" : " on a device",
-                ek_type_name(type));
-    intake->scaling = (ek_input_scaling){.channels = 1, .scale = {1}};
-    if (scaling == NULL) return EK_OK;
-    intake->scaling = *scaling;
-    return check_scaling(who, source, scaling);
-  }
-  EK__FAIL_IF(scaling != NULL, EK_ERR_INVALID_ARGUMENT, "%s: a scaling gives f32 or f64, not %s",
-              who, type == 0 ? "the type 0" : ek_type_name(type));
-  if (!integer) intake->to = source->type;
-  return EK_OK;
-}
-
 ek_status ek__intake_of(struct ek__conversion *intake, const char *who,
                         const struct ek__intakes *intakes, size_t number, const ek_tensor *source) {
   const bool scaled = number < intakes->count && intakes->scalings[number].channels != 0;
@@ -181,7 +136,7 @@ ek_status ek__intake_of(struct ek__conversion *intake, const char *who,
   const ek_type type = scaling != NULL
                            ? intakes->floating
                            : ek_module_input_type(intakes->module, intakes->first + number);
-  return ek__intake_choose(intake, who, source, type, scaling);
+  return ek__conversion_choose(intake, who, source, type, scaling);
 }
 
 ek_status ek__scalings_copy(ek_input_scaling **copy, const char *who,
@@ -189,7 +144,7 @@ ek_status ek__scalings_copy(ek_input_scaling **copy, const char *who,
   EK__FAIL_IF(count > most || (count > 0 && scalings == NULL), EK_ERR_INVALID_ARGUMENT,
               "%s: %zu scalings for %zu tensors, or they are NULL", who, count, most);
   for (size_t i = 0; i < count; i++) {
-    if (scalings[i].channels != 0) EK_TRY(ek__scaling_check(who, &scalings[i]));
+    if (scalings[i].channels != 0) EK_TRY(ek__input_scaling_check(who, &scalings[i]));
   }
   return count == 0 ? EK_OK
                     : ek__new_copy(copy, scalings, count * sizeof *scalings, "scalings of inputs");
@@ -204,7 +159,7 @@ static ek_status read_intake(struct ek__conversion *intake, const char *who,
                   o.type != EK_F64,
               EK_ERR_INVALID_ARGUMENT, "%s: options.type is %s; expected 0, i32, i64, f32 or f64",
               who, ek_type_name(o.type));
-  EK_TRY(ek__intake_choose(intake, who, source, o.type, o.scaling));
+  EK_TRY(ek__conversion_choose(intake, who, source, o.type, o.scaling));
   EK__FAIL_IF(o.type != 0 && intake->to != o.type, EK_ERR_TYPE, "%s: %s%s cannot become %s", who,
               ek_type_name(source->type), source->device == NULL ? "" : " on a device",
               ek_type_name(o.type));

@@ -185,7 +185,8 @@ static ek_status copy_range(const ek_tensor *flat, int64_t first, ek_tensor *hos
                             int64_t host_first, int64_t count, bool write) {
   ek_tensor device = ek__flat_range(flat, first, count);
   ek_tensor part = ek__flat_range(host, host_first, count);
-  return write ? ek__copy_converted(&device, &part) : ek__copy_converted(&part, &device);
+  return write ? ek__tensor_copy_converted(&device, &part)
+               : ek__tensor_copy_converted(&part, &device);
 }
 
 /* The part of elements offset .. offset + count - 1 that is in first .. last - 1. */
@@ -313,6 +314,12 @@ static ek_status copy_entry(ek_data_parallel_model *model, const struct entry *e
 }
 
 /* ---- reading and writing ---- */
+
+ek_status ek__read_numbers(double *values, int64_t count, const ek_tensor *tensor) {
+  ek_tensor host;
+  EK_TRY(ek_tensor_host(&host, values, EK_F64, 1, &count));
+  return ek_tensor_copy(&host, tensor);
+}
 
 /* Whether this process has all of it. */
 static ek_status check_whole(const char *who, const ek_data_parallel_model *model, bool cut,

@@ -1,10 +1,5 @@
 /*
- * tree.c - the cut of a batch into grains, the tree of sums, and the few numbers that a reproducible
- * model adds along it; the row of its reduction.
- *
- * The totals of a loss have a leaf for each grain. The leaves of all ranks are gathered, and every
- * rank adds them up along the tree by itself. The squares of a norm are added likewise; their leaves
- * are parts of buckets.
+ * tree.c - the cut of a batch into grains, and the tree of sums.
  *
  * The fold is a binary counter: blocks of the tree come from left to right, and each is added to
  * its left neighbour as soon as both halves of their parent are there. So a rank holds at most two
@@ -14,45 +9,43 @@
 
 #include <evenkeel/elementwise.h>
 
-#include "core/alloc.h"
 #include "core/error.h"
-#include "optimizer_internal.h"
 
 /* ---- the cut ---- */
 
-static size_t grains_of_model(const ek_data_parallel_model *model) {
+size_t ek__grains_of_model(const ek_data_parallel_model *model) {
   return model->options.reproducible;
 }
 
 size_t ek__grains_used(const ek_data_parallel_model *model, int64_t samples) {
-  const size_t grains = grains_of_model(model);
+  const size_t grains = ek__grains_of_model(model);
   return samples < (int64_t)grains ? (size_t)samples : grains;
 }
 
 void ek__grains_of(size_t *first, size_t *last, const ek_data_parallel_model *model, size_t number,
                    size_t used) {
-  const int64_t grains = (int64_t)grains_of_model(model);
+  const int64_t grains = (int64_t)ek__grains_of_model(model);
   *first = (size_t)ek__even_begin(grains, number, model->run.cut.ranks);
   *last = (size_t)ek__even_begin(grains, number + 1, model->run.cut.ranks);
   if (*last > used) *last = used;
   if (*first > *last) *first = *last;
 }
 
-static size_t most_grains(const ek_data_parallel_model *model) {
-  return (grains_of_model(model) + model->run.cut.ranks - 1) / model->run.cut.ranks;
+size_t ek__grains_most(const ek_data_parallel_model *model) {
+  return (ek__grains_of_model(model) + model->run.cut.ranks - 1) / model->run.cut.ranks;
 }
 
 size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used) {
-  const size_t most = most_grains(model); /* of rank 0 */
+  const size_t most = ek__grains_most(model); /* of rank 0 */
   return used < most ? used : most;
 }
 
 /* Where grain `number` of a batch begins. */
 static int64_t begin_of(const ek_data_parallel_model *model, size_t number, int64_t samples) {
-  return ek__even_begin(samples, number, grains_of_model(model));
+  return ek__even_begin(samples, number, ek__grains_of_model(model));
 }
 
-static ek_status check_cut(const char *who, const ek_data_parallel_model *model,
+ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
                                const ek_shards *shards) {
   const int64_t samples = shards->samples[shards->count];
   const size_t used = ek__grains_used(model, samples);
@@ -64,13 +57,13 @@ static ek_status check_cut(const char *who, const ek_data_parallel_model *model,
     return ek_error_set(EK_ERR_SHAPE,
                         "%s: device number %zu begins with sample %lld of %lld, in the middle of "
                         "one of the %zu grains of a reproducible model (EK_SCATTER_GRAINS)",
-                        who, k, (long long)wanted, (long long)samples, grains_of_model(model));
+                        who, k, (long long)wanted, (long long)samples, ek__grains_of_model(model));
   }
   return EK_OK;
 }
 
 /* Grains that begin among the samples of a rank's part. */
-static void grains_here(size_t *first, size_t *last, const ek_data_parallel_model *model,
+void ek__grains_here(size_t *first, size_t *last, const ek_data_parallel_model *model,
                      const int64_t *samples, size_t place) {
   const int64_t all = samples[model->run.count];
   const size_t used = ek__grains_used(model, all);
@@ -82,7 +75,7 @@ static void grains_here(size_t *first, size_t *last, const ek_data_parallel_mode
 
 /* Where parameters are shares every rank runs in every round of a forward, one that has no grain
  * for it with no rows, because it meets the others in collectives. */
-static void pieces_of(struct ek__pieces *pieces, const ek_data_parallel_model *model,
+void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,
                        const struct ek__rank *rank, const int64_t *samples, bool forward) {
   const int64_t all = samples[model->run.count], begin = samples[rank->place];
   const size_t used = ek__grains_used(model, all);
@@ -91,14 +84,14 @@ static void pieces_of(struct ek__pieces *pieces, const ek_data_parallel_model *m
   if (forward) {
     ek__grains_of(&pieces->first, &pieces->last, model, rank->number, used);
   } else {
-    grains_here(&pieces->first, &pieces->last, model, samples, rank->place);
+    ek__grains_here(&pieces->first, &pieces->last, model, samples, rank->place);
   }
   pieces->rounds = forward && ek__placement(model)->parameter_shares
                        ? ek__grains_rounds(model, used)
                        : pieces->last - pieces->first;
 }
 
-static struct ek__piece piece_of(const ek_data_parallel_model *model,
+struct ek__piece ek__grains_piece(const ek_data_parallel_model *model,
                                   const struct ek__pieces *pieces, size_t round) {
   const size_t number = pieces->first + round;
   if (number >= pieces->last) return (struct ek__piece){SIZE_MAX, pieces->begin, 0};
@@ -157,133 +150,3 @@ ek_status ek__fold_rows(ek_stream *stream, const struct ek__row *rows, size_t co
   }
   return EK_OK;
 }
-
-/* ---- totals of a loss ---- */
-
-/* The leaves of all ranks to all ranks. */
-static ek_status gather_leaves(const ek_data_parallel_model *model, const struct ek__rank *rank,
-                               struct ek__totals *totals, const int64_t *samples, size_t used) {
-  const int64_t size = ek_tensor_count(&totals->sum);
-  totals->offsets[0] = 0;
-  for (size_t k = 0; k < model->run.count; k++) {
-    size_t first = 0, last = 0;
-    grains_here(&first, &last, model, samples, k);
-    totals->offsets[k + 1] = (int64_t)last * size;
-  }
-  totals->offsets[model->run.count] = (int64_t)used * size;
-  ek_tensor leaves = ek__flat_range(&totals->leaves, 0, (int64_t)used * size);
-  EK_TRY(
-      ek_communicator_all_gather(model->run.communicator, rank->device, &leaves, totals->offsets));
-  return ek_communicator_wait(model->run.communicator, rank->device);
-}
-
-static ek_status sum_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
-                            struct ek__totals *totals, const int64_t *samples) {
-  ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
-  const size_t used = ek__grains_used(model, samples[model->run.count]);
-  const int64_t size = ek_tensor_count(&totals->sum);
-  struct ek__row rows[EK__MAX_GRAINS];
-  if (used == 0) return ek_op_zero(stream, &totals->sum);
-  if (model->run.cut.ranks > 1) EK_TRY(gather_leaves(model, rank, totals, samples, used));
-  for (size_t i = 0; i < used; i++) {
-    rows[i] = (struct ek__row){{0, i}, &totals->leaves, (int64_t)i * size};
-  }
-  EK_TRY(ek__fold_rows(stream, rows, used, size, used));
-  const ek_tensor sum = ek__totals_leaf(totals, 0);
-  return ek_op_copy(stream, &totals->sum, &sum);
-}
-
-static size_t leaves_of(const ek_data_parallel_model *model) {
-  return most_grains(model) * model->run.cut.ranks;
-}
-
-/* ---- norms ---- */
-
-/* Parts of buckets whose squares are summed by themselves: part 0 of all buckets, then part 1, ..
- * So their sums are the same for any number of ranks. */
-static ek_status norm_ranges(struct ek__share *share, const ek_data_parallel_model *model,
-                             const struct ek__rank *rank) {
-  const struct ek__buckets *cut = &model->run.cut;
-  const size_t grains = grains_of_model(model), buckets = cut->trained;
-  const bool alone = ek__placement(model)->master && !ek__update_helps(model);
-  const size_t workers = alone ? 1 : cut->ranks;
-  if (rank->number >= workers) {
-    share->first_leaf = (int64_t)(grains * buckets);
-    return EK_OK;
-  }
-  const size_t first = (size_t)ek__even_begin((int64_t)grains, rank->number, workers);
-  const size_t last = (size_t)ek__even_begin((int64_t)grains, rank->number + 1, workers);
-  EK_TRY(ek__new(&share->norms.list, (last - first) * buckets, sizeof *share->norms.list,
-                 "the ranges of an optimizer"));
-  share->first_leaf = (int64_t)(first * buckets);
-  share->norms.count = (last - first) * buckets;
-  for (size_t i = 0; i < buckets; i++) {
-    const struct ek__bucket *b = &cut->list[i];
-    for (size_t part = first; part < last; part++) {
-      struct ek__range *leaf = &share->norms.list[(part - first) * buckets + i];
-      leaf->first = b->first + ek__part_begin(b->last - b->first, part, grains);
-      leaf->last = b->first + ek__part_begin(b->last - b->first, part + 1, grains);
-      leaf->place = b->places[rank->number] + leaf->first - b->first - b->offsets[rank->number];
-    }
-  }
-  return EK_OK;
-}
-
-/* The leaves of all ranks, halved until one is left: in an order that their number gives. */
-static ek_status sum_leaves(const ek_data_parallel_model *model, struct ek__rank *rank) {
-  struct ek__share *share = &rank->share;
-  ek_communicator *communicator = model->run.communicator;
-  ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
-  ek_tensor leaves = share->leaves, norm = share->square_norm;
-  int64_t count = ek_tensor_count(&leaves);
-  for (size_t k = 0; k < model->run.count; k++) {
-    share->offsets[k] = model->run.ranks[k].share.first_leaf;
-  }
-  share->offsets[model->run.count] = count;
-  if (count == 0) return ek_op_zero(stream, &norm);
-  EK_TRY(ek_communicator_all_gather(communicator, rank->device, &leaves, share->offsets));
-  EK_TRY(ek_communicator_wait(communicator, rank->device));
-  while (count > 1) {
-    const int64_t kept = (count + 1) / 2;
-    ek_tensor sums = ek__flat_range(&leaves, 0, count - kept);
-    const ek_tensor added = ek__flat_range(&leaves, kept, count - kept);
-    EK_TRY(ek_op_add(stream, &sums, &sums, &added));
-    count = kept;
-  }
-  const ek_tensor sum = ek__flat_range(&leaves, 0, 1);
-  return ek_op_copy(stream, &norm, &sum);
-}
-
-static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank) {
-  const struct ek__share *share = &rank->share;
-  const ek_tensor *gradients = ek_replica_gradients(share->owner->replica);
-  ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
-  const bool shares = ek__placement(model)->gradient_shares;
-  for (size_t i = 0; i < share->norms.count; i++) {
-    const struct ek__range *leaf = &share->norms.list[i];
-    const ek_tensor part =
-        ek__flat_range(gradients, shares ? leaf->place : leaf->first, leaf->last - leaf->first);
-    ek_tensor square = ek__flat_range(&share->leaves, share->first_leaf + (int64_t)i, 1);
-    EK_TRY(ek_op_square_norm(stream, &square, &part, 0.0));
-  }
-  return sum_leaves(model, rank);
-}
-
-static int64_t norm_leaves(const ek_data_parallel_model *model) {
-  return (int64_t)(grains_of_model(model) * model->run.cut.trained);
-}
-
-const struct ek__reduction ek__reduction_tree = {.grains = grains_of_model,
-                                                 .check_cut = check_cut,
-                                                 .most = most_grains,
-                                                 .leaves = leaves_of,
-                                                 .pieces = pieces_of,
-                                                 .piece = piece_of,
-                                                 .open = ek__tree_open,
-                                                 .close = ek__tree_close,
-                                                 .backward = ek__tree_backward,
-                                                 .rest = ek__tree_rest,
-                                                 .totals = sum_totals,
-                                                 .norm_ranges = norm_ranges,
-                                                 .norm_leaves = norm_leaves,
-                                                 .norm = norm};

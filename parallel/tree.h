@@ -11,8 +11,7 @@
  * (l - 1, 2 i + 1), or the first of them alone if the other has no leaves. The sum of all is the
  * block that has all leaves. For n leaves that is a cut at the largest power of two below n.
  *
- * tree.c has the cut, the tree, and the few numbers that are added along it: totals and norms;
- * tree_sums.c has the gradients.
+ * tree.c has the cut and the tree, tree_sums.c the gradients, tree_totals.c the rest.
  */
 #ifndef EK_TREE_H
 #define EK_TREE_H
@@ -25,12 +24,26 @@ enum { EK__MAX_GRAINS = 256, EK__FOLD_DEPTH = 18 };
 
 /* ---- the cut ---- */
 
+/* Of a model, and most of a rank. */
+size_t ek__grains_of_model(const ek_data_parallel_model *model);
+size_t ek__grains_most(const ek_data_parallel_model *model);
 /* Grains of a batch that have samples; those of rank `number`: first .. last - 1. */
 size_t ek__grains_used(const ek_data_parallel_model *model, int64_t samples);
 void ek__grains_of(size_t *first, size_t *last, const ek_data_parallel_model *model, size_t number,
                    size_t used);
 /* Ranks run their grains in rounds: number `round` of each. Those that a batch has. */
 size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used);
+/* Those that begin among the samples of a device's part. */
+void ek__grains_here(size_t *first, size_t *last, const ek_data_parallel_model *model,
+                     const int64_t *samples, size_t place);
+
+/* struct ek__reduction.check_cut, .pieces and .piece. */
+ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
+                               const ek_shards *shards);
+void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,
+                       const struct ek__rank *rank, const int64_t *samples, bool forward);
+struct ek__piece ek__grains_piece(const ek_data_parallel_model *model,
+                                  const struct ek__pieces *pieces, size_t round);
 
 /* ---- the tree ---- */
 

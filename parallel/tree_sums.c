@@ -278,7 +278,8 @@ static ek_status add_blocks(const struct sum *sum, const ek_tensor *gathered, in
   const int64_t width = range->last - range->first;
   struct ek__row rows[EK__MAX_GRAINS];
   for (size_t i = 0; i < blocks->count; i++) {
-    rows[i] = (struct ek__row){blocks->list[i], gathered, (int64_t)i * count + range->first - begin};
+    const int64_t first = (int64_t)i * count + range->first - begin;
+    rows[i] = (struct ek__row){blocks->list[i], gathered, first};
   }
   EK_TRY(ek__fold_rows(stream_of(sum->rank), rows, blocks->count, width, blocks->leaves));
   const ek_tensor row = ek__flat_range(gathered, range->first - begin, width);

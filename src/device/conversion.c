@@ -6,6 +6,8 @@
  */
 #include "device/conversion.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "core/error.h"
@@ -124,5 +126,53 @@ ek_status ek__conversion_make(const void *context, void *to, size_t first, size_
   } else {
     (c->from == EK_U8 ? u8_to_f64 : u16_to_f64)(to, from, n, &c->scaling, channel);
   }
+  return EK_OK;
+}
+
+/* ---- what integers become ---- */
+
+static ek_status check_scaling(const char *who, const ek_tensor *source,
+                               const ek_input_scaling *scaling) {
+  const int64_t last = source->rank == 0 ? 1 : source->shape[source->rank - 1];
+  EK_TRY(ek__input_scaling_check(who, scaling));
+  EK__FAIL_IF(scaling->channels != 1 && scaling->channels != last, EK_ERR_SHAPE,
+              "%s: its scaling has %lld channels, but its last dimension is %lld", who,
+              (long long)scaling->channels, (long long)last);
+  return EK_OK;
+}
+
+ek_status ek__input_scaling_check(const char *who, const ek_input_scaling *scaling) {
+  EK__FAIL_IF(scaling->channels < 1 || scaling->channels > EK_MAX_CHANNELS, EK_ERR_INVALID_ARGUMENT,
+              "%s: a scaling has %lld channels, expected 1 to %d", who,
+              (long long)scaling->channels, EK_MAX_CHANNELS);
+  for (int64_t c = 0; c < scaling->channels; c++) {
+    EK__FAIL_IF(!isfinite(scaling->scale[c]) || !isfinite(scaling->offset[c]),
+                EK_ERR_INVALID_ARGUMENT, "%s: scale %g or offset %g of channel %lld is not finite",
+                who, scaling->scale[c], scaling->offset[c], (long long)c);
+  }
+  return EK_OK;
+}
+
+ek_status ek__conversion_choose(struct ek__conversion *conversion, const char *who,
+                                const ek_tensor *source, ek_type type,
+                                const ek_input_scaling *scaling) {
+  const bool floating = type == EK_F32 || type == EK_F64;
+  const bool integer = source->device == NULL && ek__type_is_integer(source->type);
+  *conversion = (struct ek__conversion){.to = type};
+  (void)snprintf(conversion->who, sizeof conversion->who, "%s", who);
+  if (type == 0) conversion->to = ek__type_is_unsigned(source->type) ? EK_I32 : source->type;
+  if (floating) {
+    EK__FAIL_IF(!integer || !ek__conversion_exists(source->type, type), EK_ERR_TYPE,
+                "%s is %s%s; only u8 and u16 in host memory are scaled to %s", who,
+                ek_type_name(source->type), source->device == NULL ? "" : " on a device",
+                ek_type_name(type));
+    conversion->scaling = (ek_input_scaling){.channels = 1, .scale = {1}};
+    if (scaling == NULL) return EK_OK;
+    conversion->scaling = *scaling;
+    return check_scaling(who, source, scaling);
+  }
+  EK__FAIL_IF(scaling != NULL, EK_ERR_INVALID_ARGUMENT, "%s: a scaling gives f32 or f64, not %s",
+              who, type == 0 ? "the type 0" : ek_type_name(type));
+  if (!integer) conversion->to = source->type;
   return EK_OK;
 }

@@ -35,4 +35,18 @@ ek_status ek__tensor_create_converted(ek_tensor *tensor, ek_device *device,
                                       ek_memory_category category, const ek_tensor *source,
                                       const struct ek__conversion *conversion, bool ahead);
 
+/*
+ * What a source becomes, in conversion->to: `type` where that is for integers and the source has
+ * such in host memory, and its own type otherwise; with 0 unsigned integers become i32. EK_ERR_TYPE
+ * for a source that cannot become the floating `type`. `who` begins messages.
+ */
+ek_status ek__conversion_choose(struct ek__conversion *conversion, const char *who,
+                                const ek_tensor *source, ek_type type,
+                                const ek_input_scaling *scaling);
+ek_status ek__input_scaling_check(const char *who, const ek_input_scaling *scaling);
+
+/* tensor.c: between a device and the host; where their types, floating ones, differ, element for element
+ * (ek__floats_convert()), in pieces on the stack. On a `plan` device nothing is copied. */
+ek_status ek__tensor_copy_converted(ek_tensor *destination, const ek_tensor *source);
+
 #endif /* EK_CONVERSION_H */

@@ -360,3 +360,32 @@ ek_status ek__tensor_create_converted(ek_tensor *tensor, ek_device *device,
   EK_TRY(ek_tensor_create(&result, device, category, here.to, source->rank, source->shape));
   return created(tensor, &result, fill_new(&result, &host, ahead));
 }
+
+/* ---- copies of another type ---- */
+
+static ek_tensor range_of(const ek_tensor *tensor, int64_t first, int64_t count) {
+  ek_tensor range = {.device = tensor->device, .type = tensor->type, .rank = 1, .shape = {count}};
+  if (tensor->data != NULL) {
+    range.data = (char *)tensor->data + (size_t)first * ek_type_size(tensor->type);
+  }
+  return range;
+}
+
+ek_status ek__tensor_copy_converted(ek_tensor *destination, const ek_tensor *source) {
+  enum { PIECE = 1024 };
+  double piece[PIECE];
+  if (destination->type == source->type) return ek_tensor_copy(destination, source);
+  const bool up = source->device == NULL;
+  const int64_t all = ek_tensor_count(source);
+  if (ek_device_counts_only(up ? destination->device : source->device)) return EK_OK;
+  for (int64_t first = 0; first < all; first += PIECE) {
+    const int64_t count = all - first < PIECE ? all - first : PIECE;
+    ek_tensor to = range_of(destination, first, count), through;
+    const ek_tensor from = range_of(source, first, count);
+    EK_TRY(ek_tensor_host(&through, piece, up ? to.type : from.type, 1, &count));
+    if (up) ek__floats_convert(piece, to.type, from.data, from.type, count);
+    EK_TRY(up ? ek_tensor_copy(&to, &through) : ek_tensor_copy(&through, &from));
+    if (!up) ek__floats_convert(to.data, to.type, piece, from.type, count);
+  }
+  return EK_OK;
+}
