@@ -59,7 +59,7 @@ static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *
     memcpy(own, output, p->outputs * sizeof *own);
     memcpy(own + p->outputs, target, p->targets * sizeof *own);
     EK_TRY(ek_tensor_rows(&rows, &outputs[0], term, (int64_t)p->terms));
-    options.totals = &rows;
+    options.promise.totals = &rows;
     const ek_status status = ek_pass_child_forward_with(totals, pass, i, own, &options);
     ek_tensor_free(&totals[0]);
     ek_tensor_free(&rows);

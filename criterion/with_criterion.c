@@ -62,9 +62,9 @@ static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *
   EK_TRY_GOTO(status, run_model(w, pass, inputs, given), cleanup);
   memcpy(given + w->outputs, inputs + w->inputs, w->targets * sizeof *given);
   EK_TRY_GOTO(status, ek_pass_totals(&place, pass), cleanup);
-  options.totals = &place;
-  options.overwrite_inputs = true;
-  (void)ek_pass_known_scale(&options.gradient_now, pass);
+  options.promise.totals = &place;
+  options.promise.overwrite_inputs = true;
+  (void)ek_pass_known_scale(&options.promise.gradient_now, pass);
   EK_TRY_GOTO(status, ek_pass_child_forward_with(totals, pass, CRITERION, given, &options),
               cleanup);
   outputs[0] = totals[0];

@@ -26,9 +26,8 @@ struct ek__forward {
   const ek_tensor *sources;
   struct ek__conversion intakes[EK_MAX_INPUTS];
   ek_shards parts[EK_MAX_INPUTS];
-  ek_shards *outputs;  /* made: the parts of a rank are there after its forward */
-  bool replicate;      /* replicas are brought up to date before */
-  double gradient_now; /* a pass's: the scale that is promised to a model with its own loss */
+  ek_shards *outputs; /* made: the parts of a rank are there after its forward */
+  bool replicate;     /* replicas are brought up to date before */
 };
 
 /* On a rank's worker. Parts of inputs that it has cut are given back. */

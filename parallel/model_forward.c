@@ -313,7 +313,6 @@ ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs) {
   last->samples = lead->samples[model->run.count];
   last->first_sample = model->step.samples + options->first_sample;
   last->batch_samples = options->batch_samples == 0 ? last->samples : options->batch_samples;
-  job->gradient_now = last->scale;
   job->replicate = model->run.replicas_stale || model->run.buffers_stale;
   if (options->training && has_buffers(model)) model->run.buffers_stale = true;
   job->outputs = outputs;

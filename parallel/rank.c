@@ -192,7 +192,7 @@ static ek_status open_pass(ek_pass **pass, const struct ek__forward *job, struct
   o.complete = whole || shares ? tell_sums : NULL;
   o.context = rank;
   o.communicator = model->run.inner;
-  o.gradient_now = job->gradient_now;
+  o.promise.gradient_now = model->last.scale;
   return ek__rank_open_pass(pass, model, rank->replica, rank, &o);
 }
 

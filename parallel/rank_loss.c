@@ -70,9 +70,10 @@ static ek_status open_pass(ek_pass **pass, const ek_data_parallel_model *model,
     options.first_sample = model->last.first_sample + piece->first;
   }
   /* A piece's outputs are rows of what its rank has: not left to it. */
-  options.overwrite_inputs = !loss->options.keep_outputs && whole;
-  options.gradient_now = loss->with_gradient ? loss->coefficients[0] * loss->scaling.factor : 0;
-  options.totals = whole ? &own->totals.sum : NULL;
+  options.promise.overwrite_inputs = !loss->options.keep_outputs && whole;
+  options.promise.gradient_now =
+      loss->with_gradient ? loss->coefficients[0] * loss->scaling.factor : 0;
+  options.promise.totals = whole ? &own->totals.sum : NULL;
   return ek__rank_open_pass(pass, model, own->replica, NULL, &options);
 }
 

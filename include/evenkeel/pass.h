@@ -85,7 +85,7 @@ EK_API EK_CHECKED ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass);
 /*
  * In backward, for a module that has taken back an input it saved: where the gradient of that input
  * belongs. That is the input itself if it is not needed any more: it has no other holder, or only
- * the runner of the pass, which allows it (ek_pass_options.overwrite_inputs). Else it is a new
+ * the runner of the pass, which allows it (ek_promise.overwrite_inputs). Else it is a new
  * tensor. The caller owns it.
  */
 EK_API EK_CHECKED ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass *pass,
@@ -100,8 +100,8 @@ EK_API EK_CHECKED ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass);
 
 /*
  * Gradients in forward. The scale of a criterion is one number that backward finds in the gradient
- * of its totals. Where its caller promises that number in forward (ek_pass_options.gradient_now,
- * ek_child_options.gradient_now), the criterion may compute then what backward would, if that is
+ * of its totals. Where its caller promises that number in forward (ek_promise.gradient_now), the
+ * criterion may compute then what backward would, if that is
  * cheaper while all is at hand. That is so for a criterion of one term whose reduction is not
  * `none`.
  *
@@ -120,6 +120,28 @@ EK_API EK_CHECKED ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass);
  */
 EK_API bool ek_pass_known_scale(double *scale, const ek_pass *pass);
 EK_API bool ek_pass_gradient_now(double *scale, ek_pass *pass);
+
+/*
+ * What a criterion's caller, the runner of a pass or a parent, promises to its forward. A member
+ * that is zero promises nothing; other modules than criteria may not have `totals`, and do not see
+ * the rest.
+ */
+typedef struct ek_promise {
+  const ek_tensor *totals; /* where the totals go: f64 [terms, 2]; NULL: new memory */
+  /*
+   * A child's caller needs the inputs no more: the criterion may write over those that have no
+   * other holder. The runner of a pass keeps the inputs that are no targets, one reference each,
+   * until backward has run, and nothing else reads them: they may hold their gradients then.
+   */
+  bool overwrite_inputs;
+  /*
+   * Not 0: the scale that the gradient of the totals will have (ek_pass_known_scale()). Forward may
+   * then write the gradients of such inputs already, and add to those of parameters; backward does
+   * the rest. If such a forward fails, the inputs may hold anything, and with
+   * ek_pass_options.accumulate so may the gradients; so too if its backward never comes.
+   */
+  double gradient_now;
+} ek_promise;
 
 /* ---- for a module: children ---- */
 
@@ -158,11 +180,7 @@ typedef struct ek_child_options {
   size_t size;
   bool save;
   ek_precision precision;  /* the default: what the module that calls was to run in itself */
-  const ek_tensor *totals; /* where the totals of a criterion go; NULL: new memory */
-  bool overwrite_inputs;   /* the caller needs its inputs no more: a criterion may write over those
-                            * that have no other holder */
-  double gradient_now;     /* not 0: the scale that the gradient of a criterion's totals will have,
-                            * which the caller promises: ek_pass_known_scale() */
+  ek_promise promise;      /* to a criterion */
   size_t made_by;
   const ek_tensor *made_from; /* NULL: what the child saves of its input is kept */
   bool unread;                /* the outputs are not read */
@@ -170,8 +188,8 @@ typedef struct ek_child_options {
 #define EK_CHILD_OPTIONS_INIT                                                                      \
   {                                                                                                \
     .size = sizeof(ek_child_options), .save = true, .precision = EK_PRECISION_DEFAULT,             \
-    .totals = NULL, .overwrite_inputs = false, .gradient_now = 0, .made_by = 0, .made_from = NULL, \
-    .unread = false                                                                                \
+    .promise = {.totals = NULL, .overwrite_inputs = false, .gradient_now = 0}, .made_by = 0,       \
+    .made_from = NULL, .unread = false                                                             \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_child_options_init(ek_child_options *options, size_t size);
@@ -274,25 +292,14 @@ typedef struct ek_pass_options {
   int64_t samples; /* of this device: the outputs' rows must be a multiple; 0: not known */
   ek_communicator
       *communicator; /* a loan for ek_pass_all_reduce(), and nothing else; may be NULL */
-  /*
-   * The runner keeps the inputs that are no targets, one reference each, until backward has run,
-   * and nothing else reads them: they may hold their gradients then.
-   */
-  bool overwrite_inputs;
-  /*
-   * Not 0: the scale that the gradient of a criterion's totals will have, which the runner
-   * promises. Its forward may then write the gradients of such inputs already, and add to those of
-   * parameters; backward does the rest. If such a forward fails, the inputs may hold anything, and
-   * with `accumulate` so may the gradients; so too if its backward never comes.
-   */
-  double gradient_now;
-  const ek_tensor *totals; /* where the totals of a criterion go; NULL: new memory */
+  ek_promise promise; /* to a criterion that is the replica's module */
 } ek_pass_options;
 #define EK_PASS_OPTIONS_INIT                                                                       \
   {                                                                                                \
     .size = sizeof(ek_pass_options), .gradient = true, .training = true, .accumulate = false,      \
     .seed = 0, .step = 0, .first_sample = 0, .complete = NULL, .context = NULL, .samples = 0,      \
-    .communicator = NULL, .overwrite_inputs = false, .gradient_now = 0, .totals = NULL             \
+    .communicator = NULL,                                                                          \
+    .promise = {.totals = NULL, .overwrite_inputs = false, .gradient_now = 0}                      \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_pass_options_init(ek_pass_options *options, size_t size);

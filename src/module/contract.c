@@ -95,13 +95,14 @@ ek_status ek__record_push(size_t *record, ek_pass *pass, const struct ek__frame 
   *record = pass->record_count++;
   pass->records[*record] = (struct ek__record){.node = node,
                                                .saved = of->saving,
-                                               .gradient_now = of->saving ? of->gradient_now : 0,
+                                               .promise = of->promise,
                                                .precision = of->precision,
                                                .children = of->children,
                                                .cast = of->cast,
                                                .below = pass->saved_count,
                                                .above = pass->saved_count,
                                                .extents = extents};
+  pass->records[*record].promise.totals = NULL; /* a loan of the forward's */
   return EK_OK;
 }
 

@@ -289,8 +289,8 @@ ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass) {
   EK__NOT_NULL("ek_pass_totals", totals, pass);
   const int64_t shape[] = {(int64_t)pass->frame->node->terms, 2};
   EK__FAIL_IF(shape[0] == 0, EK_ERR_STATE, "ek_pass_totals: the module is not a criterion");
-  if (pass->frame->totals != NULL && pass->frame->outer == NULL)
-    return ek_tensor_share(totals, pass->frame->totals);
+  const ek_tensor *place = pass->frame->promise.totals;
+  if (place != NULL && pass->frame->outer == NULL) return ek_tensor_share(totals, place);
   return ek_pass_output(totals, pass, EK_F64, 2, shape);
 }
 
@@ -307,10 +307,9 @@ ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass *pass, const ek_te
 }
 
 bool ek_pass_known_scale(double *scale, const ek_pass *pass) {
-  if (scale == NULL || pass == NULL || pass->frame->gradient_now == 0 || !pass->frame->saving) {
-    return false;
-  }
-  *scale = pass->frame->gradient_now;
+  if (scale == NULL || pass == NULL || !pass->frame->saving) return false;
+  if (pass->frame->promise.gradient_now == 0) return false;
+  *scale = pass->frame->promise.gradient_now;
   return true;
 }
 
@@ -324,7 +323,7 @@ static bool is_left(const ek_pass *pass, const ek_tensor *input) {
       lent = lent || frame->inputs[i].memory == input->memory;
     }
     if (!lent) return true;
-    if (!frame->overwrite_inputs) return false;
+    if (!frame->promise.overwrite_inputs) return false;
   }
   return true;
 }

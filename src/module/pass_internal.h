@@ -34,11 +34,9 @@ struct ek__frame {
   bool saving;                   /* a backward of its own follows, or this is one */
   bool backward;                 /* this is a backward, or runs within one */
   bool unread;                   /* of a forward: what it gives is not read */
-  const ek_tensor *totals;       /* NULL, or where its caller wants them */
   const struct ek__frame *below; /* of the caller */
   const ek_tensor *inputs;       /* of a forward, loans of its caller */
-  bool overwrite_inputs;         /* who leaves them to it */
-  double gradient_now;           /* the scale that its caller has promised; 0: none */
+  ek_promise promise;            /* of its caller; of a backward: to its forward */
   bool written;                  /* forward has written the gradients over the inputs */
   size_t floor;                  /* saved tensors below are not its own */
   size_t records;                /* records below are not its children's */
@@ -57,8 +55,8 @@ struct ek__record {
   const struct ek__node *node;
   ek_precision precision, children; /* of its frame */
   bool saved;
-  double gradient_now; /* the scale that its forward was promised; 0: none */
-  bool written;        /* it has written its gradients: they are all that is saved */
+  ek_promise promise; /* to it; a place for totals is not kept */
+  bool written;       /* it has written its gradients: they are all that is saved */
   struct ek__cast cast;
   size_t below, above; /* saved tensors when forward began, and when it ended */
   size_t extents;      /* where those of its inputs begin, and after them of its outputs */

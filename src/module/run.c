@@ -170,16 +170,15 @@ static ek_status prepare(struct ek__frame *frame, size_t *record, size_t *recipe
                               .saving = caller->saving && options->save && !predict,
                               .backward = caller->backward,
                               .unread = options->unread,
-                              .totals = options->totals,
+                              .promise = options->promise,
                               .below = caller,
                               .inputs = inputs,
-                              .overwrite_inputs = options->overwrite_inputs,
                               .recipe = EK__NO_RECIPE};
   *record = EK__NO_RECORD;
   EK__FAIL_IF(predict && node->predictions == 0, EK_ERR_UNSUPPORTED, "%s has no predictions",
               ek__node_path(path, node));
-  if (node->terms == 1 && node->outputs == 1) frame->gradient_now = options->gradient_now;
-  if (options->totals != NULL) EK_TRY(ek__check_totals(pass, node, options->totals));
+  if (node->terms != 1 || node->outputs != 1) frame->promise.gradient_now = 0;
+  if (frame->promise.totals != NULL) EK_TRY(ek__check_totals(pass, node, frame->promise.totals));
   EK_TRY(check_type(node, ek_precision_type(frame->precision)));
   EK_TRY(open_recipe(recipe, pass, frame->saving, node->inputs, inputs, options));
   if (!predict && wants_record(pass, frame)) {
@@ -260,7 +259,7 @@ static ek_status run_in_type(ek_pass *pass, const struct ek__node *node, const e
     ek__cast_drop_parameters(pass, frame.converted);
   }
   if (status == EK_OK) status = ek__check_forward(pass, node, record, inputs, given, predict);
-  if (status == EK_OK) status = place_totals(pass, given, options->totals);
+  if (status == EK_OK) status = place_totals(pass, given, frame.promise.totals);
   if (status == EK_OK && frame.written) status = keep_inputs(pass, record, inputs);
   if (status == EK_OK) {
     memcpy(outputs, given, count * sizeof *given);
@@ -339,7 +338,7 @@ static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, si
                                                    .floor = caller->floor,
                                                    .records = pass->record_count};
   if (record != EK__NO_RECORD) {
-    frame.gradient_now = pass->records[record].gradient_now;
+    frame.promise = pass->records[record].promise;
     frame.precision = pass->records[record].precision;
     frame.children = pass->records[record].children;
     frame.floor = pass->records[record].below;
@@ -470,8 +469,8 @@ ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child, const ek_tensor 
   ek_child_options o = EK_CHILD_OPTIONS_INIT;
   EK__NOT_NULL(who, pass);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_child_options"));
-  EK__FAIL_IF(o.precision != EK_PRECISION_DEFAULT || o.totals != NULL, EK_ERR_INVALID_ARGUMENT,
-              "%s: options with a precision or totals", who);
+  EK__FAIL_IF(o.precision != EK_PRECISION_DEFAULT || o.promise.totals != NULL,
+              EK_ERR_INVALID_ARGUMENT, "%s: options with a precision or totals", who);
   EK__FAIL_IF(pass->frame->outer != NULL, EK_ERR_STATE,
               "%s: the module is already in a child", who);
   EK_TRY(child_node(&node, who, pass, child));
@@ -531,10 +530,8 @@ static ek_status run_root(ek_tensor *outputs, ek_pass *pass, const ek_tensor *in
   EK_TRY(ek__check_tensors(who, pass, inputs, input_count));
   pass->stage = EK__PASS_BROKEN;
   ek_tensor given[EK_MAX_TENSORS];
-  options.totals = pass->options.totals;
-  options.overwrite_inputs = pass->options.overwrite_inputs;
-  options.gradient_now = pass->options.gradient_now;
-  for (size_t i = 0; i < root->inputs - root->targets && pass->options.overwrite_inputs; i++) {
+  options.promise = pass->options.promise;
+  for (size_t i = 0; i < root->inputs - root->targets && options.promise.overwrite_inputs; i++) {
     pass->lent[i] = inputs[i].memory;
   }
   EK_TRY(run_forward(pass, root, inputs, given, &options, predict));

@@ -253,7 +253,7 @@ START_TEST(totals_have_a_place) {
     ck_within("totals", ck_read(rig, &made), want, NULL, 2);
     ck_assert_uint_eq(ck_loss_bytes(rig), EK_MEMORY_UNIT);
     ek_tensor_free(&made);
-    options.totals = &inputs[0];
+    options.promise.totals = &inputs[0];
     ck_ok(ek_pass_open(&pass, loss.replica, &options));
     ck_fails(ek_pass_run_forward(&made, pass, inputs),
              rig->type == EK_F64 ? EK_ERR_SHAPE : EK_ERR_TYPE, "totals");

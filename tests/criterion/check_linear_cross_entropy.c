@@ -430,8 +430,8 @@ START_TEST(at_most_64_mib) {
   ck_ok(ek_tensor_create(&y, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_I32, CK_SHAPE(2000)));
   const ek_tensor inputs[] = {x, y};
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.overwrite_inputs = true;
-  options.gradient_now = 1;
+  options.promise.overwrite_inputs = true;
+  options.promise.gradient_now = 1;
   ck_ok(ek_pass_open(&pass, replica, &options));
   ck_ok(ek_pass_run_forward(&totals, pass, inputs));
   ck_ok(ck_memory_stats(&usage, ek_group_device(group, 0)));

@@ -56,9 +56,9 @@ ek_status ck_loss_try_forward(struct ck_loss *loss, const ek_tensor *outputs,
   ek_tensor inputs[EK_MAX_INPUTS] = {{0}}, results[EK_MAX_TENSORS] = {{0}};
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.training = false;
-  options.overwrite_inputs = !loss->keep_outputs;
-  options.totals = &loss->totals;
-  if (now) options.gradient_now = c->coefficients == NULL ? 1 : c->coefficients[0];
+  options.promise.overwrite_inputs = !loss->keep_outputs;
+  options.promise.totals = &loss->totals;
+  if (now) options.promise.gradient_now = c->coefficients == NULL ? 1 : c->coefficients[0];
   drop_pass(loss);
   for (size_t i = 0; i < ek_criterion_outputs(c); i++) inputs[i] = outputs[i];
   for (size_t i = 0; i < c->base.targets; i++) inputs[ek_criterion_outputs(c) + i] = targets[i];

@@ -161,7 +161,7 @@ static ek_status pair_forward(const ek_module *self, ek_pass *pass, const ek_ten
     ek_tensor rows = {0}, totals = {0};
     ek_child_options options = EK_CHILD_OPTIONS_INIT;
     EK_TRY(ek_tensor_rows(&rows, &outputs[0], (int64_t)i, 1));
-    options.totals = &rows;
+    options.promise.totals = &rows;
     const ek_status status = ek_pass_child_forward_with(&totals, pass, i, own, &options);
     ek_tensor_free(&totals);
     ek_tensor_free(&rows);

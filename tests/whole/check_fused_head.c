@@ -80,8 +80,8 @@ CK_LOOP(small_whole_numbers, WAYS * CK_VARIANTS) {
     ek_tensor totals = {0}, gradients[2] = {{0}};
     ek_pass *pass = NULL;
     ek_pass_options options = EK_PASS_OPTIONS_INIT;
-    options.gradient_now = way == BACKWARD ? 0 : 0.5;
-    options.overwrite_inputs = way == OVER;
+    options.promise.gradient_now = way == BACKWARD ? 0 : 0.5;
+    options.promise.overwrite_inputs = way == OVER;
     ck_ok(ek_pass_open(&pass, head.replica, &options));
     ck_ok(ek_pass_run_forward(&totals, pass, inputs));
     ck_ok(ek_pass_run_backward(gradients, pass, &head.scales));
@@ -127,7 +127,7 @@ CK_LOOP(single_losses, CK_VARIANTS) {
   ek_pass *pass = NULL;
   ek_tensor logits[2] = {{0}}, results[2] = {{0}}, gradients[2] = {{0}};
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.gradient_now = 3; /* not for single losses */
+  options.promise.gradient_now = 3; /* not for single losses */
   ck_ok(ek_pass_open(&pass, head.replica, &options));
   ck_ok(ek_pass_run_forward(results, pass, inputs));
   ck_assert_int_eq(results[1].rank, 2);
