@@ -30,7 +30,7 @@ uint32_t ek__cast_set(const ek_tensor *tensors, size_t count, ek_type type) {
   return set;
 }
 
-bool ek__cast_plan(struct ek__cast *cast, const ek_pass *pass, const struct ek__node *node,
+void ek__cast_plan(struct ek__cast *cast, const ek_pass *pass, const struct ek__node *node,
                    const ek_tensor *inputs, size_t count, ek_type type, ek_type outer,
                    bool predict) {
   const bool half = ek__type_is_half(type), root = node == pass->replica->layout.root;
@@ -38,15 +38,14 @@ bool ek__cast_plan(struct ek__cast *cast, const ek_pass *pass, const struct ek__
   if (type != outer) {
     cast->from = outer;
     if (node->terms == 0 || predict) cast->outputs = outer;
-  } else if (root && half && pass->frame == &pass->outermost) {
+  } else if (root && half && pass->frame == pass->outermost) {
     cast->from = EK_F32;
   } else {
-    return false;
+    return;
   }
   for (size_t i = 0; i < count; i++) {
     if (inputs[i].type == cast->from) cast->inputs |= UINT32_C(1) << i;
   }
-  return cast->inputs != 0 || cast->outputs != 0;
 }
 
 /* ---- tensors ---- */
@@ -102,7 +101,7 @@ ek_status ek__pass_value(ek_tensor *value, const ek_pass *pass, size_t global) {
 
 ek_status ek__cast_parameter(ek_tensor *parameter, ek_pass *pass, size_t number) {
   ek_tensor value;
-  for (size_t i = pass->converted_count; i-- > pass->frame->converted;) {
+  for (size_t i = pass->converted_count; i-- > 0;) {
     const struct ek__converted *it = &pass->converted[i];
     if (it->parameter != number || it->value.type != ek__pass_values(pass)) continue;
     *parameter = it->value;

@@ -127,10 +127,10 @@ void ek__record_drop(ek_pass *pass, size_t record) {
  * that is at work nothing else takes memory of this category.
  */
 static ek_status check_workspace(const ek_pass *pass) {
-  if (!pass->frame->workspace) return EK_OK;
+  if (!pass->frame->workspace.taken) return EK_OK;
   ek_memory_usage usage;
   EK_TRY(ek_memory_stats(&usage, pass->replica->device));
-  const uint64_t now = usage.current[EK_MEMORY_WORKSPACE], before = pass->frame->workspace_before;
+  const uint64_t now = usage.current[EK_MEMORY_WORKSPACE], before = pass->frame->workspace.before;
   if (now <= before) return EK_OK;
   char size[32];
   return ek_error_set(EK_ERR_STATE, "it returned without freeing %s of workspace",

@@ -84,12 +84,12 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
   }
   result->options = o;
   result->lender = lender;
-  result->outermost = (struct ek__frame){.node = replica->layout.root,
-                                         .precision = replica->precision,
-                                         .children = replica->precision,
-                                         .saving = o.gradient,
-                                         .recipe = EK__NO_RECIPE};
-  result->frame = &result->outermost;
+  result->outermost[0] = (struct ek__frame){.node = replica->layout.root,
+                                            .precision = replica->precision,
+                                            .children = replica->precision,
+                                            .saving = o.gradient,
+                                            .recipe = EK__NO_RECIPE};
+  result->frame = result->outermost;
   result->record_count = result->extent_count = 0;
   result->named = 0;
   memset(result->lent, 0, sizeof result->lent);
@@ -239,11 +239,10 @@ ek_status ek_pass_output(ek_tensor *tensor, ek_pass *pass, ek_type type, int ran
 ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, ek_type type, int rank,
                             const int64_t *shape) {
   EK__NOT_NULL("ek_pass_workspace", tensor, pass);
-  if (!pass->frame->workspace) {
+  if (!pass->frame->workspace.taken) {
     ek_memory_usage usage;
     EK_TRY(ek_memory_stats(&usage, pass->replica->device));
-    pass->frame->workspace = true;
-    pass->frame->workspace_before = usage.current[EK_MEMORY_WORKSPACE];
+    pass->frame->workspace = (struct ek__workspace){true, usage.current[EK_MEMORY_WORKSPACE]};
   }
   return ek_tensor_create(tensor, pass->replica->device, EK_MEMORY_WORKSPACE, type, rank, shape);
 }
@@ -290,7 +289,7 @@ ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass) {
   const int64_t shape[] = {(int64_t)pass->frame->node->terms, 2};
   EK__FAIL_IF(shape[0] == 0, EK_ERR_STATE, "ek_pass_totals: the module is not a criterion");
   const ek_tensor *place = pass->frame->promise.totals;
-  if (place != NULL && pass->frame->outer == NULL) return ek_tensor_share(totals, place);
+  if (place != NULL && !pass->frame->entered) return ek_tensor_share(totals, place);
   return ek_pass_output(totals, pass, EK_F64, 2, shape);
 }
 
@@ -319,6 +318,7 @@ static bool is_left(const ek_pass *pass, const ek_tensor *input) {
   if (ek__recipe_for(pass, input) != EK__NO_RECIPE) return false;
   for (const struct ek__frame *frame = pass->frame; frame->inputs != NULL; frame = frame->below) {
     bool lent = false;
+    if (frame->entered) continue; /* inputs are of the one below */
     for (size_t i = 0; i < frame->node->inputs; i++) {
       lent = lent || frame->inputs[i].memory == input->memory;
     }
@@ -332,7 +332,7 @@ bool ek_pass_gradient_now(double *scale, ek_pass *pass) {
   double known = 0;
   if (scale == NULL || !ek_pass_known_scale(&known, pass)) return false;
   const struct ek__frame *frame = pass->frame;
-  if (frame->inputs == NULL || frame->outer != NULL) return false;
+  if (frame->inputs == NULL || frame->entered) return false;
   for (size_t i = 0; i < frame->node->inputs - frame->node->targets; i++) {
     if (!is_left(pass, &frame->inputs[i])) return false;
   }

@@ -25,29 +25,31 @@ struct ek__cast {
   ek_type outputs; /* the type that floating outputs are converted to; 0: they stay */
 };
 
-/* A function of a module that runs. While none does, the outermost: of the root. */
+/*
+ * A function of a module that runs, or a child that it has entered. While none does, the outermost:
+ * of the root. A frame of a function is the first of two in an array: the second is for the child.
+ */
 struct ek__frame {
   const struct ek__node *node;
-  const struct ek__node *outer;  /* NULL unless it has entered a child, which is `node` then */
-  ek_precision precision;        /* it runs in */
-  ek_precision children;         /* they are to run in: another where it knows f32 alone */
-  bool saving;                   /* a backward of its own follows, or this is one */
-  bool backward;                 /* this is a backward, or runs within one */
-  bool unread;                   /* of a forward: what it gives is not read */
-  const struct ek__frame *below; /* of the caller */
-  const ek_tensor *inputs;       /* of a forward, loans of its caller */
-  ek_promise promise;            /* of its caller; of a backward: to its forward */
-  bool written;                  /* forward has written the gradients over the inputs */
-  size_t floor;                  /* saved tensors below are not its own */
-  size_t records;                /* records below are not its children's */
-  size_t recipe;                 /* for the input of the child that it has entered */
-  bool outer_saving;             /* `saving` before it entered the child */
-  bool outer_unread;             /* and `unread` */
-  size_t converted;              /* parameters below were not converted for it: cast.c */
-  size_t converted_outside;      /* the same before it entered the child */
-  struct ek__cast cast;          /* of a forward */
-  bool workspace;                /* it has taken some, and this much was held before: */
-  uint64_t workspace_before;
+  struct ek__frame *below; /* of the caller */
+  bool entered;            /* a child whose work the function of the frame below does */
+  ek_precision precision;  /* it runs in */
+  ek_precision children;   /* they are to run in: another where it knows f32 alone */
+  bool saving;             /* a backward of its own follows, or this is one */
+  bool backward;           /* this is a backward, or runs within one */
+  bool unread;             /* of a forward: what it gives is not read */
+  const ek_tensor *inputs; /* of a forward, loans of its caller */
+  ek_promise promise;      /* of its caller; of a backward: to its forward */
+  bool written;            /* forward has written the gradients over the inputs */
+  size_t floor;            /* saved tensors below are not its own */
+  size_t records;          /* records below are not its children's */
+  size_t recipe;           /* for its input; EK__NO_RECIPE: that is not made again */
+  size_t converted;        /* parameters below were not converted for it: cast.c */
+  struct ek__cast cast;    /* of a forward */
+  struct ek__workspace {
+    bool taken;
+    uint64_t before; /* how much was held then */
+  } workspace;
 };
 
 /* The forward of a module whose backward has not come. */
@@ -84,7 +86,7 @@ struct ek_pass {
   struct ek__lender *lender; /* NULL: the replica holds everything whole */
   ek_pass_options options;
   enum ek__pass_stage stage;
-  struct ek__frame outermost, *frame;    /* the top; those below are on the C stack */
+  struct ek__frame outermost[2], *frame; /* the top; those below are on the C stack */
   const ek_memory *lent[EK_MAX_TENSORS]; /* where they are, if their gradients may be there, too */
   bool added;                            /* forward has added to gradients of parameters */
   ek_tensor *saved;                      /* one that does not exist stands for a recipe: remake.c */
@@ -137,9 +139,9 @@ void ek__drop_wide_gradients(ek_pass *pass);
 
 /* ---- cast.c ---- */
 
-/* What is to be converted for a function of `node` that runs in `type`, called from one in `outer`;
- * and whether that is anything at all. */
-bool ek__cast_plan(struct ek__cast *cast, const ek_pass *pass, const struct ek__node *node,
+/* What is to be converted for a function of `node` that runs in `type`, called from one in
+ * `outer`. */
+void ek__cast_plan(struct ek__cast *cast, const ek_pass *pass, const struct ek__node *node,
                    const ek_tensor *inputs, size_t count, ek_type type, ek_type outer,
                    bool predict);
 /* Tensors as they are on the other side: new ones for those of the set, loans of the others. A

@@ -4,10 +4,9 @@
  * A frame is a function of a module that runs: the node it runs as, whether it saves, in which type
  * it computes. A module that calls a child puts a frame on top, which goes when the child's
  * function returns; so parameter numbers, children and random numbers are always those of the node
- * that runs. A module that does a child's work itself enters the child's node for as long (`outer`
- * is then its own). A frame inherits from the one below what its caller does not ask for otherwise:
- * a child of a module that runs without saving does not save, and what a backward runs forward is
- * recomputed.
+ * that runs. A module that does a child's work itself puts a frame of the child on top of its own.
+ * A frame inherits from the one below what its caller does not ask for otherwise: a child of a
+ * module that runs without saving does not save, and what a backward runs forward is recomputed.
  *
  * What a function gives and leaves behind is checked when it returns: contract.c, which keeps a
  * record of each forward whose backward has not come.
@@ -29,6 +28,11 @@ static ek_status check_type(const struct ek__node *node, ek_type values) {
   char path[EK__PATH_SIZE];
   if ((EK__TABLE_TYPES(node->module->ops) >> values & 1u) != 0) return EK_OK;
   return ek__types_check(EK__TABLE_TYPES(node->module->ops), values, ek__node_path(path, node));
+}
+
+/* A predict has none of the targets. */
+static size_t inputs_of(const struct ek__node *node, bool predict) {
+  return node->inputs - (predict ? node->targets : 0);
 }
 
 /* A criterion that has not asked ek_pass_totals() has put them elsewhere. */
@@ -142,86 +146,40 @@ static void give_back(const ek_pass *pass, const struct ek__node *node) {
   if (pass->lender != NULL && pass->lender->leave != NULL) pass->lender->leave(pass->lender, node);
 }
 
-/* What the frame on top has borrowed; it may have entered a child and not left it. */
-static void give_all_back(const ek_pass *pass) {
-  give_back(pass, pass->frame->node);
-  if (pass->frame->outer != NULL) give_back(pass, pass->frame->outer);
-}
-
 static ek_status rest(const ek_pass *pass, bool last) {
   if (pass->lender == NULL || pass->lender->rest == NULL) return EK_OK;
   return pass->lender->rest(pass->lender, last);
 }
 
-/* ---- forward and backward ---- */
+/* ---- one call ---- */
 
-/* Fills the frame of a forward, or of a predict, which saves nothing, and makes what lasts until it
- * has returned. */
-static ek_status prepare(struct ek__frame *frame, size_t *record, size_t *recipe, ek_pass *pass,
-                         const struct ek__node *node, const ek_tensor *inputs,
-                         const struct ways *ways, const ek_child_options *options, bool predict) {
-  struct ek__frame *caller = pass->frame;
-  char path[EK__PATH_SIZE];
-  *frame = (struct ek__frame){.node = node,
-                              .precision = ways->precision,
-                              .children = ways->children,
-                              .cast = frame->cast,
-                              .converted = pass->converted_count,
-                              .saving = caller->saving && options->save && !predict,
-                              .backward = caller->backward,
-                              .unread = options->unread,
-                              .promise = options->promise,
-                              .below = caller,
-                              .inputs = inputs,
-                              .recipe = EK__NO_RECIPE};
-  *record = EK__NO_RECORD;
-  EK__FAIL_IF(predict && node->predictions == 0, EK_ERR_UNSUPPORTED, "%s has no predictions",
-              ek__node_path(path, node));
-  if (node->terms != 1 || node->outputs != 1) frame->promise.gradient_now = 0;
-  if (frame->promise.totals != NULL) EK_TRY(ek__check_totals(pass, node, frame->promise.totals));
-  EK_TRY(check_type(node, ek_precision_type(frame->precision)));
-  EK_TRY(open_recipe(recipe, pass, frame->saving, node->inputs, inputs, options));
-  if (!predict && wants_record(pass, frame)) {
-    const ek_status pushed = ek__record_push(record, pass, frame, inputs);
-    if (pushed != EK_OK) ek__recipe_close(pass, *recipe);
-    EK_TRY(pushed);
-  }
-  frame->floor = pass->saved_count;
-  frame->records = pass->record_count;
-  return EK_OK;
-}
-
-/* The function's span in a trace; NULL where none runs. */
-static struct ek__span *begin_span(const ek_pass *pass, const struct ek__node *node,
-                                   const char *function) {
-  char path[EK__PATH_SIZE];
-  struct ek__span *span = ek__span_begin(ek_pass_device(pass), EK__LANE_COMPUTE, function, 0);
-  if (span != NULL) ek__span_name(span, ek__node_path(path, node));
-  return span;
-}
-
-/* What a function of a module changes for as long as it runs. */
-struct before {
-  struct ek__place place;
-  bool tf32;
+/* A function of a module, from before it is called until what it gave has been checked. */
+struct call {
+  struct ek__frame frames[2]; /* its own, and one for a child that it enters */
+  const char *function;
+  uint64_t errors;        /* the thread's ek__error_number() before it */
+  struct ek__place place; /* what is taken is whose, before it */
+  bool tf32;              /* whether products may round, before it */
+  struct ek__span *span;  /* NULL where nothing is traced */
 };
 
-/* From now on what is taken is the module's, and products may do what its frame, on top, says.
- * Returns what was before. */
-static struct before begin_place(const ek_pass *pass, const struct ek__node *node,
-                                 const char *function) {
+/* Puts the call's frame on top. From now on what is taken is its module's, and products may do what
+ * it says. */
+static void begin(struct call *call, ek_pass *pass, const char *function) {
+  const struct ek__node *node = call->frames->node;
   struct ek__place *here = ek__place_here();
-  const bool tf32 = pass->frame->precision == EK_PRECISION_TF32;
-  const struct before before = {*here, ek_stream_allow_tf32(ek_pass_stream(pass), tf32)};
+  char path[EK__PATH_SIZE];
+  pass->frame = call->frames;
+  call->function = function;
+  call->errors = ek__error_number();
+  call->span = ek__span_begin(ek_pass_device(pass), EK__LANE_COMPUTE, function, 0);
+  if (call->span != NULL) ek__span_name(call->span, ek__node_path(path, node));
+  call->tf32 =
+      ek_stream_allow_tf32(ek_pass_stream(pass), call->frames->precision == EK_PRECISION_TF32);
+  call->place = *here;
   *here = (struct ek__place){.device = ek_pass_device(pass),
                              .holder = &node->holder,
                              .function = function};
-  return before;
-}
-
-static void end_place(const ek_pass *pass, const struct before *before) {
-  *ek__place_here() = before->place;
-  (void)ek_stream_allow_tf32(ek_pass_stream(pass), before->tf32);
 }
 
 /* The module on top does another's work. */
@@ -230,79 +188,127 @@ static void move_place(const struct ek__node *from, const struct ek__node *to) {
   if (here->holder == &from->holder) here->holder = &to->holder;
 }
 
-/* In a type. What a function gives becomes the caller's when all of it is right: until then it is
- * here. */
-static ek_status run_in_type(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
-                             ek_tensor *outputs, const struct ways *ways,
-                             const struct ek__cast *cast, const ek_child_options *options,
-                             bool predict) {
-  const ek_module *module = node->module;
-  const size_t count = predict ? node->predictions : node->outputs;
-  struct ek__frame *caller = pass->frame, frame = {.cast = *cast};
-  ek_tensor given[EK_MAX_TENSORS];
-  size_t record = 0, recipe = 0;
-  memset(given, 0, count * sizeof *given);
-  EK_TRY(prepare(&frame, &record, &recipe, pass, node, inputs, ways, options, predict));
-  pass->frame = &frame;
-  const uint64_t errors = ek__error_number();
-  const char *function = predict ? "predict" : frame.backward ? "forward again" : "forward";
-  struct ek__span *span = begin_span(pass, node, function);
-  const struct before before = begin_place(pass, node, function);
-  ek_status status = ek__check_inputs(pass, inputs, node->inputs - (predict ? node->targets : 0));
-  if (status == EK_OK) {
-    status = borrow(pass, node, frame.backward ? EK__WAY_AGAIN : EK__WAY_FORWARD);
-  }
-  if (status == EK_OK) {
-    status = predict ? module->ops->predict(module, pass, inputs, given)
-                     : module->ops->forward(module, pass, inputs, given);
-    give_all_back(pass);
-    ek__cast_drop_parameters(pass, frame.converted);
-  }
-  if (status == EK_OK) status = ek__check_forward(pass, node, record, inputs, given, predict);
-  if (status == EK_OK) status = place_totals(pass, given, frame.promise.totals);
-  if (status == EK_OK && frame.written) status = keep_inputs(pass, record, inputs);
-  if (status == EK_OK) {
-    memcpy(outputs, given, count * sizeof *given);
-  } else {
-    ek__name_failure(pass, function, status, errors);
-    ek__free_all(given, count);
-    if (record != EK__NO_RECORD) ek__record_drop(pass, record);
-  }
-  ek__recipe_close(pass, frame.recipe); /* it may have entered a child and not left it */
-  ek__recipe_close(pass, recipe);
-  end_place(pass, &before);
-  ek__span_end(span);
-  pass->frame = caller;
+/* Takes the frame of a child that was entered off the stack. */
+static void leave(ek_pass *pass) {
+  const struct ek__frame *child = pass->frame;
+  give_back(pass, child->node);
+  move_place(child->node, child->below->node);
+  ek__cast_drop_parameters(pass, child->converted);
+  ek__recipe_close(pass, child->recipe);
+  child->below->workspace = child->workspace;
+  pass->frame = child->below;
+}
+
+/* Calls the function, which may have entered a child and not left it. */
+static ek_status run(struct call *call, ek_pass *pass, enum ek__way way,
+                     ek_status (*function)(const ek_module *self, ek_pass *pass,
+                                           const ek_tensor *given, ek_tensor *made),
+                     const ek_tensor *given, ek_tensor *made) {
+  const struct ek__node *node = call->frames->node;
+  EK_TRY(borrow(pass, node, way));
+  const ek_status status = function(node->module, pass, given, made);
+  if (status != EK_OK) ek__name_failure(pass, call->function, status, call->errors);
+  if (pass->frame != call->frames) leave(pass);
+  give_back(pass, node);
+  ek__cast_drop_parameters(pass, call->frames->converted);
   return status;
 }
 
-/* Between casts where there are any. */
+/* Takes the call's frame off the stack. `status`: of the call, and of what was checked after it. */
+static ek_status end(const struct call *call, ek_pass *pass, ek_status status) {
+  if (status != EK_OK) ek__name_failure(pass, call->function, status, call->errors);
+  ek__recipe_close(pass, call->frames->recipe);
+  *ek__place_here() = call->place;
+  (void)ek_stream_allow_tf32(ek_pass_stream(pass), call->tf32);
+  ek__span_end(call->span);
+  pass->frame = call->frames->below;
+  return status;
+}
+
+/* ---- forward and backward ---- */
+
+/* Fills the rest of the frame of a forward, or of a predict, which saves nothing, and makes what
+ * lasts until it has returned. */
+static ek_status prepare(struct ek__frame *frame, size_t *record, ek_pass *pass,
+                         const ek_child_options *options, bool predict) {
+  const struct ek__node *node = frame->node;
+  char path[EK__PATH_SIZE];
+  frame->below = pass->frame;
+  frame->saving = pass->frame->saving && options->save && !predict;
+  frame->backward = pass->frame->backward;
+  frame->unread = options->unread;
+  frame->promise = options->promise;
+  frame->recipe = EK__NO_RECIPE;
+  frame->converted = pass->converted_count;
+  *record = EK__NO_RECORD;
+  EK__FAIL_IF(predict && node->predictions == 0, EK_ERR_UNSUPPORTED, "%s has no predictions",
+              ek__node_path(path, node));
+  if (node->terms != 1 || node->outputs != 1) frame->promise.gradient_now = 0;
+  if (frame->promise.totals != NULL) EK_TRY(ek__check_totals(pass, node, frame->promise.totals));
+  EK_TRY(check_type(node, ek_precision_type(frame->precision)));
+  if (frame->cast.inputs == 0) { /* else what is saved is another tensor */
+    EK_TRY(open_recipe(&frame->recipe, pass, frame->saving, node->inputs, frame->inputs, options));
+  }
+  if (!predict && wants_record(pass, frame)) {
+    const ek_status pushed = ek__record_push(record, pass, frame, frame->inputs);
+    if (pushed != EK_OK) ek__recipe_close(pass, frame->recipe);
+    EK_TRY(pushed);
+  }
+  frame->floor = pass->saved_count;
+  frame->records = pass->record_count;
+  return EK_OK;
+}
+
+/* In its type. */
+static ek_status forward_in_type(struct call *call, ek_pass *pass, ek_tensor *given,
+                                 const ek_child_options *options, bool predict) {
+  const struct ek__frame *frame = call->frames;
+  const struct ek__node *node = frame->node;
+  const ek_module_ops *ops = node->module->ops;
+  size_t record = 0;
+  EK_TRY(prepare(call->frames, &record, pass, options, predict));
+  begin(call, pass, predict ? "predict" : frame->backward ? "forward again" : "forward");
+  ek_status status = ek__check_inputs(pass, frame->inputs, inputs_of(node, predict));
+  if (status == EK_OK) {
+    status = run(call, pass, frame->backward ? EK__WAY_AGAIN : EK__WAY_FORWARD,
+                 predict ? ops->predict : ops->forward, frame->inputs, given);
+  }
+  if (status == EK_OK) {
+    status = ek__check_forward(pass, node, record, frame->inputs, given, predict);
+  }
+  if (status == EK_OK) status = place_totals(pass, given, frame->promise.totals);
+  if (status == EK_OK && frame->written) status = keep_inputs(pass, record, frame->inputs);
+  if (status != EK_OK && record != EK__NO_RECORD) ek__record_drop(pass, record);
+  return end(call, pass, status);
+}
+
+/* Between casts where there are any. What a function gives becomes the caller's when all of it is
+ * right: until then it is here. */
 static ek_status run_in(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                         ek_tensor *outputs, const struct ways *ways,
                         const ek_child_options *options, bool predict) {
-  const ek_type type = ek_precision_type(ways->precision);
-  const size_t count = node->inputs - (predict ? node->targets : 0);
-  struct ek__cast cast;
-  ek_child_options inner = *options;
+  const ek_type type = ek_precision_type(ways->precision), outer = ek_precision_type(ways->outer);
+  const size_t input_count = inputs_of(node, predict);
+  const size_t count = predict ? node->predictions : node->outputs;
   ek_tensor inside[EK_MAX_INPUTS], given[EK_MAX_TENSORS];
-  if (!ek__cast_plan(&cast, pass, node, inputs, count, type, ek_precision_type(ways->outer),
-                     predict)) {
-    return run_in_type(pass, node, inputs, outputs, ways, &cast, options, predict);
-  }
-  EK_TRY(ek__cast_tensors(inside, pass, inputs, count, cast.inputs, type));
-  if (cast.inputs != 0) inner.made_from = NULL; /* what is saved is another tensor */
-  ek_status status = run_in_type(pass, node, inside, given, ways, &cast, &inner, predict);
-  ek__cast_free(inside, count, cast.inputs);
-  EK_TRY(status);
-  const size_t given_count = predict ? node->predictions : node->outputs;
-  if (cast.outputs != 0) {
-    const uint32_t set = ek__cast_set(given, given_count, cast.outputs);
-    status = ek__cast_move(given, pass, given_count, set, cast.outputs);
+  struct call call = {.frames[0] = {.node = node,
+                                    .precision = ways->precision,
+                                    .children = ways->children,
+                                    .inputs = inside}};
+  struct ek__cast *const cast = &call.frames->cast;
+  ek__cast_plan(cast, pass, node, inputs, input_count, type, outer, predict);
+  EK_TRY(ek__cast_tensors(inside, pass, inputs, input_count, cast->inputs, type));
+  memset(given, 0, count * sizeof *given);
+  ek_status status = forward_in_type(&call, pass, given, options, predict);
+  ek__cast_free(inside, input_count, cast->inputs);
+  if (status == EK_OK && cast->outputs != 0) {
+    const uint32_t set = ek__cast_set(given, count, cast->outputs);
+    status = ek__cast_move(given, pass, count, set, cast->outputs);
   }
   if (status == EK_OK) {
-    memcpy(outputs, given, given_count * sizeof *given);
+    memcpy(outputs, given, count * sizeof *given);
   } else {
-    ek__free_all(given, given_count);
+    ek__free_all(given, count);
   }
   return status;
 }
@@ -327,79 +333,60 @@ static ek_status run_maker(ek_pass *pass, const struct ek__recipe *recipe, ek_te
 /* The function itself, with gradients as they are in its type. */
 static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, size_t record,
                                   const ek_tensor *grad_outputs, ek_tensor *wanted) {
-  const ek_module *module = node->module;
-  struct ek__frame *caller = pass->frame, frame = {.node = node,
-                                                   .backward = true,
-                                                   .saving = true,
-                                                   .precision = caller->precision,
-                                                   .children = caller->children,
-                                                   .recipe = EK__NO_RECIPE,
-                                                   .converted = pass->converted_count,
-                                                   .floor = caller->floor,
-                                                   .records = pass->record_count};
+  struct ek__frame *caller = pass->frame;
+  struct call call;
+  call.frames[0] = (struct ek__frame){.node = node,
+                                      .below = caller,
+                                      .precision = caller->precision,
+                                      .children = caller->children,
+                                      .saving = true,
+                                      .backward = true,
+                                      .floor = caller->floor,
+                                      .records = pass->record_count,
+                                      .recipe = EK__NO_RECIPE,
+                                      .converted = pass->converted_count};
   if (record != EK__NO_RECORD) {
-    frame.promise = pass->records[record].promise;
-    frame.precision = pass->records[record].precision;
-    frame.children = pass->records[record].children;
-    frame.floor = pass->records[record].below;
-    frame.records = record + 1;
+    const struct ek__record *of = &pass->records[record];
+    call.frames->precision = of->precision;
+    call.frames->children = of->children;
+    call.frames->promise = of->promise;
+    call.frames->floor = of->below;
+    call.frames->records = record + 1;
   }
-  pass->frame = &frame;
-  const uint64_t errors = ek__error_number();
-  struct ek__span *span = begin_span(pass, node, "backward");
-  const struct before before = begin_place(pass, node, "backward");
-  ek_status status = borrow(pass, node, EK__WAY_BACKWARD);
-  if (status == EK_OK) {
-    status = module->ops->backward(module, pass, grad_outputs, wanted);
-    give_all_back(pass);
-    ek__cast_drop_parameters(pass, frame.converted);
-  }
+  begin(&call, pass, "backward");
+  ek_status status = run(&call, pass, EK__WAY_BACKWARD, node->module->ops->backward, grad_outputs,
+                         wanted);
   if (status == EK_OK) status = ek__check_backward(pass, node, record, grad_outputs, wanted);
-  if (status != EK_OK) ek__name_failure(pass, "backward", status, errors);
   if (record != EK__NO_RECORD) ek__record_drop(pass, record);
-  ek__recipe_close(pass, frame.recipe);
-  end_place(pass, &before);
-  ek__span_end(span);
-  pass->frame = caller;
-  return status;
+  return end(&call, pass, status);
 }
 
-/* Of a forward whose record has a cast: what comes and what goes is converted the other way. */
-static ek_status backward_between_casts(ek_pass *pass, const struct ek__node *node, size_t record,
-                                        const ek_tensor *grad_outputs, ek_tensor *wanted) {
-  const struct ek__cast cast = pass->records[record].cast;
-  const ek_type type = ek_precision_type(pass->records[record].precision);
-  ek_tensor inside[EK_MAX_TENSORS];
-  const uint32_t set = cast.outputs == 0 ? 0 : ek__cast_set(grad_outputs, node->outputs, type);
-  EK_TRY(ek__cast_tensors(inside, pass, grad_outputs, node->outputs, set, type));
-  ek_status status = backward_in_type(pass, node, record, inside, wanted);
-  ek__cast_free(inside, node->outputs, set);
-  if (status != EK_OK || wanted == NULL) return status;
-  return ek__cast_move(wanted, pass, node->inputs,
-                       cast.inputs & ek__cast_set(wanted, node->inputs, cast.from), cast.from);
-}
-
+/* Of a forward whose record has a cast what comes and what goes is converted the other way. */
 static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
                               const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   const size_t record = ek__record_find(pass, node);
-  ek_tensor given[EK_MAX_INPUTS], *const wanted = grad_inputs == NULL ? NULL : given;
-  memset(given, 0, node->inputs * sizeof *given);
-  struct ek__cast cast = {0};
+  ek_tensor inside[EK_MAX_TENSORS], given[EK_MAX_INPUTS];
+  ek_tensor *const wanted = grad_inputs == NULL ? NULL : given;
+  struct ek__record of = {0};
   ek_status status = EK_OK;
+  memset(given, 0, node->inputs * sizeof *given);
   if (record != EK__NO_RECORD) {
     EK_TRY(ek__check_grad_outputs(pass, record, grad_outputs));
-    cast = pass->records[record].cast;
+    of = pass->records[record];
   }
-  if (record != EK__NO_RECORD && pass->records[record].written) {
+  if (of.written) {
     give_inputs(pass, record, wanted);
-    if (wanted != NULL) {
-      const uint32_t set = cast.inputs & ek__cast_set(wanted, node->inputs, cast.from);
-      status = ek__cast_move(wanted, pass, node->inputs, set, cast.from);
-    }
-  } else if (cast.inputs != 0 || cast.outputs != 0) {
-    status = backward_between_casts(pass, node, record, grad_outputs, wanted);
   } else {
-    status = backward_in_type(pass, node, record, grad_outputs, wanted);
+    const ek_type type = ek_precision_type(of.precision);
+    const uint32_t set =
+        of.cast.outputs == 0 ? 0 : ek__cast_set(grad_outputs, node->outputs, type);
+    EK_TRY(ek__cast_tensors(inside, pass, grad_outputs, node->outputs, set, type));
+    status = backward_in_type(pass, node, record, inside, wanted);
+    ek__cast_free(inside, node->outputs, set);
+  }
+  if (status == EK_OK && wanted != NULL) {
+    const uint32_t set = of.cast.inputs & ek__cast_set(wanted, node->inputs, of.cast.from);
+    status = ek__cast_move(wanted, pass, node->inputs, set, of.cast.from);
   }
   if (status != EK_OK) {
     ek__free_all(wanted, node->inputs);
@@ -448,7 +435,7 @@ ek_status ek_pass_child_predict(ek_tensor *outputs, ek_pass *pass, size_t child,
   const ek_child_options options = EK_CHILD_OPTIONS_INIT;
   EK__NOT_NULL(who, pass, inputs, outputs);
   EK_TRY(child_node(&node, who, pass, child));
-  EK_TRY(ek__check_tensors(who, pass, inputs, node->inputs - node->targets));
+  EK_TRY(ek__check_tensors(who, pass, inputs, inputs_of(node, true)));
   return run_forward(pass, node, inputs, outputs, &options, true);
 }
 
@@ -471,27 +458,28 @@ ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child, const ek_tensor 
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_child_options"));
   EK__FAIL_IF(o.precision != EK_PRECISION_DEFAULT || o.promise.totals != NULL,
               EK_ERR_INVALID_ARGUMENT, "%s: options with a precision or totals", who);
-  EK__FAIL_IF(pass->frame->outer != NULL, EK_ERR_STATE,
+  EK__FAIL_IF(pass->frame->entered, EK_ERR_STATE,
               "%s: the module is already in a child", who);
   EK_TRY(child_node(&node, who, pass, child));
   if (o.made_from != NULL) EK_TRY(ek__check_tensors(who, pass, input, input == NULL ? 0 : 1));
-  const bool saving = pass->frame->saving && o.save;
-  EK_TRY(open_recipe(&pass->frame->recipe, pass, saving, input == NULL ? 0 : 1, input, &o));
+  struct ek__frame *caller = pass->frame, *entered = caller + 1;
+  *entered = *caller;
+  entered->node = node;
+  entered->below = caller;
+  entered->entered = true;
+  entered->saving = caller->saving && o.save;
+  entered->unread = o.unread;
+  entered->converted = pass->converted_count;
+  const size_t inputs = input == NULL ? 0 : 1;
+  EK_TRY(open_recipe(&entered->recipe, pass, entered->saving, inputs, input, &o));
   const ek_status status =
-      borrow(pass, node, pass->frame->backward ? EK__WAY_BACKWARD : EK__WAY_FORWARD);
+      borrow(pass, node, caller->backward ? EK__WAY_BACKWARD : EK__WAY_FORWARD);
   if (status != EK_OK) {
-    ek__recipe_close(pass, pass->frame->recipe);
-    pass->frame->recipe = EK__NO_RECIPE;
+    ek__recipe_close(pass, entered->recipe);
     return status;
   }
-  pass->frame->outer_saving = pass->frame->saving;
-  pass->frame->outer_unread = pass->frame->unread;
-  pass->frame->saving = saving;
-  pass->frame->unread = o.unread;
-  pass->frame->outer = pass->frame->node;
-  pass->frame->converted_outside = pass->converted_count;
-  pass->frame->node = node;
-  move_place(pass->frame->outer, node);
+  move_place(caller->node, node);
+  pass->frame = entered;
   return EK_OK;
 }
 
@@ -501,17 +489,9 @@ ek_status ek_pass_child_enter(ek_pass *pass, size_t child) {
 
 ek_status ek_pass_child_leave(ek_pass *pass) {
   EK__NOT_NULL("ek_pass_child_leave", pass);
-  EK__FAIL_IF(pass->frame->outer == NULL, EK_ERR_STATE,
+  EK__FAIL_IF(!pass->frame->entered, EK_ERR_STATE,
               "ek_pass_child_leave: the module has not entered a child");
-  give_back(pass, pass->frame->node);
-  move_place(pass->frame->node, pass->frame->outer);
-  ek__cast_drop_parameters(pass, pass->frame->converted_outside);
-  pass->frame->node = pass->frame->outer;
-  pass->frame->outer = NULL;
-  pass->frame->saving = pass->frame->outer_saving;
-  pass->frame->unread = pass->frame->outer_unread;
-  ek__recipe_close(pass, pass->frame->recipe);
-  pass->frame->recipe = EK__NO_RECIPE;
+  leave(pass);
   return EK_OK;
 }
 
@@ -524,7 +504,7 @@ static ek_status run_root(ek_tensor *outputs, ek_pass *pass, const ek_tensor *in
               "%s: this pass has already run%s", who, predict ? ", or is with gradient" : "");
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   const struct ek__node *root = pass->replica->layout.root;
-  const size_t input_count = root->inputs - (predict ? root->targets : 0);
+  const size_t input_count = inputs_of(root, predict);
   const size_t output_count = predict ? root->predictions : root->outputs;
   EK_TRY(ek__layout_check(&pass->replica->layout));
   EK_TRY(ek__check_tensors(who, pass, inputs, input_count));
