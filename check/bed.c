@@ -18,7 +18,7 @@
 
 /* ---- arrays of doubles ---- */
 
-/* *pointer, to any kind of object, becomes `count` zeroed items of `size` bytes; free() frees it. */
+/* *pointer, to any kind of object, becomes `count` zeroed items of `size` bytes, for free(). */
 static ek_status new_items(void *pointer, size_t count, size_t size) {
   void *memory = ek_host_memory_fails() ? NULL : calloc(count, size);
   EK__FAIL_IF(memory == NULL, EK_ERR_OUT_OF_MEMORY, "out of host memory for the check of a module");
@@ -121,7 +121,7 @@ static double draw(const struct ek__bed *bed, uint32_t stream, int64_t element,
 
 /* Output 0 of a criterion has no rows: it is a sum over them, of {loss, weight} for each term. */
 static bool is_totals(const struct ek__bed *bed, size_t output) {
-  return output == 0 && bed->module->terms > 0;
+  return output == 0 && ek_module_terms(bed->module) > 0;
 }
 
 /* The number, in the whole output, of the first element that comes from these rows. */
@@ -133,7 +133,7 @@ static int64_t first_element(const struct ek__bed *bed, size_t output, const ek_
 
 static double factor(const struct ek__bed *bed, size_t output, int64_t element) {
   static const ek_check_input range = {.low = -1, .high = 1};
-  const bool unused = bed->module->outputs > 1 || element % 2 == 1;
+  const bool unused = ek_module_outputs(bed->module) > 1 || element % 2 == 1;
   if (is_totals(bed, output) && unused) return 0;
   return draw(bed, STREAM_FACTORS + (uint32_t)output, element, &range);
 }
@@ -141,7 +141,7 @@ static double factor(const struct ek__bed *bed, size_t output, int64_t element) 
 /* ---- opening and closing ---- */
 
 static ek_status make_inputs(struct ek__bed *bed) {
-  for (size_t i = 0; i < bed->module->inputs; i++) {
+  for (size_t i = 0; i < ek_module_inputs(bed->module); i++) {
     const ek_check_input *from = &bed->inputs[i];
     int64_t count = 1;
     for (int d = 0; d < from->rank; d++) {
@@ -214,7 +214,7 @@ ek_status ek__bed_open(struct ek__bed *bed, ek_module *module, const char *devic
   bed->devices = ek_group_size(bed->group);
   EK_TRY(new_items(&bed->parts, bed->devices, sizeof *bed->parts));
   EK_TRY(new_items(&bed->offsets, bed->devices + 1, sizeof *bed->offsets));
-  for (size_t i = module->inputs; i-- > 0;) {
+  for (size_t i = ek_module_inputs(module); i-- > 0;) {
     if (!inputs[i].broadcast) bed->samples = inputs[i].shape[0];
   }
   for (size_t k = 0; k < bed->devices; k++) EK_TRY(open_part(bed, k));
@@ -273,7 +273,7 @@ static const double *rows_of(const struct ek__bed *bed, size_t input, int64_t fi
 
 static ek_status upload_inputs(struct tensors *t, const struct ek__bed *bed, ek_device *device,
                                int64_t first, int64_t count) {
-  for (size_t i = 0; i < bed->module->inputs; i++) {
+  for (size_t i = 0; i < ek_module_inputs(bed->module); i++) {
     ek_tensor shape;
     const double *values = rows_of(bed, i, first, &shape);
     if (!bed->inputs[i].broadcast && shape.rank > 0) {
@@ -308,7 +308,7 @@ static ek_status take_outputs(struct tensors *t, struct ek__bed_part *part, ek_d
                               int64_t first, int64_t rows) {
   const struct ek__bed *bed = part->bed;
   long double loss = 0, size = 0;
-  for (size_t i = 0; i < bed->module->outputs; i++) {
+  for (size_t i = 0; i < ek_module_outputs(bed->module); i++) {
     const ek_tensor *y = &t->y[i];
     struct ek__values *values = &part->results.output[i], r = {0};
     EK_TRY(take_values(values, y));
@@ -335,7 +335,7 @@ static ek_status take_outputs(struct tensors *t, struct ek__bed_part *part, ek_d
 }
 
 static ek_status take_gradients(const struct tensors *t, struct ek__bed_part *part) {
-  for (size_t i = 0; i < part->bed->module->inputs; i++) {
+  for (size_t i = 0; i < ek_module_inputs(part->bed->module); i++) {
     if (ek_tensor_exists(&t->dx[i])) EK_TRY(take_values(&part->results.grad_input[i], &t->dx[i]));
   }
   return take_values(&part->results.gradient, ek_replica_gradients(part->replica));
@@ -359,11 +359,11 @@ static ek_status same(const char *what, size_t number, const ek_tensor *tensor,
 static ek_status inspect(const struct tensors *t, const struct ek__bed_part *part, int64_t first,
                          int64_t rows) {
   const struct ek__bed *bed = part->bed;
-  for (size_t i = 0; i < bed->module->inputs; i++) {
+  for (size_t i = 0; i < ek_module_inputs(bed->module); i++) {
     ek_tensor shape;
     EK_TRY(same("input", i, &t->x[i], rows_of(bed, i, first, &shape)));
   }
-  for (size_t i = 0; i < bed->module->outputs && bed->trial->backward; i++) {
+  for (size_t i = 0; i < ek_module_outputs(bed->module) && bed->trial->backward; i++) {
     if (!ek_tensor_exists(&t->dy[i])) continue;
     struct ek__values r = {0};
     const int64_t count = ek_tensor_count(&t->dy[i]);

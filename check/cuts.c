@@ -27,7 +27,7 @@ ek_status ek__check_types(struct ek__checker *c, struct ek__bed *bed, union ek__
   static const ek_type halves[] = {EK_BF16, EK_F16};
   if (c->both) EK_TRY(check_type(c, bed, once, EK_F32, ek__check_rounding(c, EK_F32)));
   for (size_t i = 0; i < 2; i++) {
-    if ((EK__TABLE_TYPES(c->module->ops) >> halves[i] & 1u) == 0) continue;
+    if ((EK__TABLE_TYPES(ek_module_table(c->module)) >> halves[i] & 1u) == 0) continue;
     const ek_status status = check_type(c, bed, once, halves[i], half_rounding(c, halves[i]));
     if (status == EK_OK) continue;
     return ek_error_set(status, "in %s: %s", ek_type_name(halves[i]), ek_error_message());
@@ -62,7 +62,7 @@ ek_status ek__check_rows(struct ek__checker *c, struct ek__bed *bed, union ek__r
   const struct ek__comparison are_finite = {c, bed, EK__ALL, 0, true};
   struct ek__trial one = ek__check_whole;
   bool cut = false;
-  for (size_t i = 0; i < c->module->inputs; i++) cut = cut || !c->inputs[i].broadcast;
+  for (size_t i = 0; i < ek_module_inputs(c->module); i++) cut = cut || !c->inputs[i].broadcast;
   if (!cut) return EK_OK;
   EK_TRY(check_no_rows(c, bed, once));
   for (size_t k = 1; k <= bed->devices; k++) bed->offsets[k] = 1;

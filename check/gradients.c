@@ -149,7 +149,7 @@ ek_status ek__check_differences(struct ek__checker *c, struct ek__bed *bed,
                        &(struct probe){&bed->parameters, info.offset, ek_tensor_count(&info.value),
                                        true, i, once->gradient.data + info.offset, words}));
   }
-  for (size_t i = 0; i < bed->module->inputs; i++) {
+  for (size_t i = 0; i < ek_module_inputs(bed->module); i++) {
     if (once->grad_input[i].data == NULL) continue;
     (void)snprintf(words, sizeof words, "gradient of input %zu against differences", i);
     EK_TRY(check_probe(c, bed,

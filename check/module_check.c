@@ -54,7 +54,7 @@ static ek_status run_check(struct ek__checker *c, ek_check check) {
 /* What failed, in which check and module; an error of the module's own keeps its words. */
 static ek_status name_check(const struct ek__checker *c, ek_check check, ek_status status) {
   return ek_error_set(status, "module check (%s) of %s: %s", ek_check_name(check),
-                      c->module->ops->kind, ek_error_message());
+                      ek_module_kind(c->module), ek_error_message());
 }
 
 /* f64 if the module computes in it: differences say more there. */
@@ -91,7 +91,8 @@ static ek_status check_input(const ek_check_input *input, size_t number, int64_t
 
 static ek_status check_arguments(const ek_module *module, const char *devices,
                                  const ek_check_input *inputs, size_t count) {
-  EK__FAIL_IF(module == NULL || devices == NULL || inputs == NULL || count != module->inputs,
+  EK__FAIL_IF(module == NULL || devices == NULL || inputs == NULL ||
+                  count != ek_module_inputs(module),
               EK_ERR_INVALID_ARGUMENT,
               "ek_module_check: an argument is NULL, or the number of inputs is not the module's");
   int64_t samples = 1;

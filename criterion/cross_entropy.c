@@ -68,7 +68,8 @@ static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *
   EK_TRY_GOTO(status,
               compute(pass, logits, targets, &terms, &losses, &normalizer, &outputs[0], &written),
               cleanup);
-  if (self->outputs == 2) EK_TRY_GOTO(status, ek_tensor_share(&outputs[1], &losses), cleanup);
+  if (ek_module_outputs(self) == 2)
+    EK_TRY_GOTO(status, ek_tensor_share(&outputs[1], &losses), cleanup);
   if (written) goto cleanup;
   EK_TRY_GOTO(status, ek_pass_save(pass, logits), cleanup);
   EK_TRY_GOTO(status, ek_pass_save(pass, targets), cleanup);
@@ -85,7 +86,7 @@ enum { LOGITS, TARGETS, NORMALIZER, SAVED };
 static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                           ek_tensor *grad_inputs) {
   const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
-  const bool single = self->outputs == 2; /* with a factor for each loss */
+  const bool single = ek_module_outputs(self) == 2; /* with a factor for each loss */
   ek_cross_entropy_terms terms;
   ek_tensor saved[SAVED], weights = {0};
   ek_status status = EK_OK;
@@ -110,7 +111,7 @@ static void release(ek_module *self) {
 
 /* Of the targets. */
 static ek_type input_type(const ek_module *self, size_t input) {
-  return input + self->targets >= self->inputs ? EK_I32 : (ek_type)0;
+  return input + ek_module_targets(self) >= ek_module_inputs(self) ? EK_I32 : (ek_type)0;
 }
 
 static const ek_module_ops ops = {EK__LAYER("cross_entropy", forward, backward, release),
@@ -118,7 +119,7 @@ static const ek_module_ops ops = {EK__LAYER("cross_entropy", forward, backward, 
 
 ek_status ek_cross_entropy_create(ek_criterion **criterion,
                                   const ek_cross_entropy_options *options) {
-  struct cross_entropy made = {.base = {.coefficients = NULL}};
+  struct cross_entropy made = {0};
   ek_reduction reduction = EK_REDUCTION_MEAN;
   EK__NOT_NULL("cross_entropy", criterion);
   EK_TRY(ek__entropy_open(&made.entropy, &reduction, ops.kind, options));

@@ -256,7 +256,7 @@ static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *
                          ek_tensor *outputs) {
   const ek_tensor *h = &inputs[0];
   struct work w;
-  struct results r = {.keep_losses = self->outputs == 2};
+  struct results r = {.keep_losses = ek_module_outputs(self) == 2};
   ek_tensor dh = {0};
   double scale = 0;
   ek_status status = EK_OK;
@@ -339,8 +339,8 @@ static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor 
   }
   EK_TRY_GOTO(status, open_work(&w, self, pass, &saved[H], &saved[TARGETS]), cleanup);
   EK_TRY_GOTO(status, want_gradients(&w, grad_inputs), cleanup);
-  status =
-      walk_backward(&w, &saved[NORMALIZER], &scale, self->outputs == 2 ? &grad_outputs[1] : NULL);
+  status = walk_backward(&w, &saved[NORMALIZER], &scale,
+                         ek_module_outputs(self) == 2 ? &grad_outputs[1] : NULL);
 cleanup:
   close_work(&w);
   ek__free_all(saved, SAVED);
@@ -362,7 +362,7 @@ static void release(ek_module *self) {
 
 /* Of the targets. */
 static ek_type input_type(const ek_module *self, size_t input) {
-  return input + self->targets >= self->inputs ? EK_I32 : (ek_type)0;
+  return input + ek_module_targets(self) >= ek_module_inputs(self) ? EK_I32 : (ek_type)0;
 }
 
 static const ek_module_ops ops = {EK__LAYER("linear_cross_entropy", forward, backward, release),
@@ -396,7 +396,7 @@ ek_status ek_linear_cross_entropy_create(ek_criterion **criterion, int64_t in, i
   ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
   EK__NOT_NULL("linear_cross_entropy", criterion);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_linear_cross_entropy_options"));
-  struct linear_cross_entropy made = {.base = {.coefficients = NULL}};
+  struct linear_cross_entropy made = {0};
   EK_TRY(ek__affine_fill(&made.head, ops.kind, in, out, o.bias, o.weight));
   ek_status status = fill(&made, &o);
   if (status == EK_OK) status = ek__new_copy(criterion, &made, sizeof made, "linear_cross_entropy");

@@ -24,7 +24,7 @@ static ek_status check_target(const ek_tensor *y, const ek_tensor *target) {
 static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                          ek_tensor *outputs) {
   const ek_tensor *y = &inputs[0], *target = &inputs[1];
-  ek_tensor *losses = self->outputs == 2 ? &outputs[1] : NULL;
+  ek_tensor *losses = ek_module_outputs(self) == 2 ? &outputs[1] : NULL;
   EK_TRY(check_target(y, target));
   EK_TRY(ek_pass_totals(&outputs[0], pass));
   if (losses != NULL)
@@ -37,7 +37,7 @@ static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *
 static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                           ek_tensor *grad_inputs) {
   const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
-  const bool single = self->outputs == 2; /* with a factor for each loss */
+  const bool single = ek_module_outputs(self) == 2; /* with a factor for each loss */
   ek_tensor saved[2];                     /* y and the target */
   EK_TRY(ek__layer_take(saved, pass, 2));
   ek_status status = EK_OK;

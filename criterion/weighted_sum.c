@@ -34,12 +34,13 @@ static ek_status declare(const ek_module *self, ek_declaration *declaration) {
     const struct part *p = &w->parts[i];
     ek_module *child = &p->criterion->base;
     char name[24];
-    EK__FAIL_IF(child->inputs != p->outputs + p->targets || child->targets != p->targets ||
-                    child->terms != p->terms || child->outputs != 1,
+    EK__FAIL_IF(ek_module_inputs(child) != p->outputs + p->targets ||
+                    ek_module_targets(child) != p->targets || ek_module_terms(child) != p->terms ||
+                    ek_module_outputs(child) != 1,
                 EK_ERR_STATE,
                 "weighted_sum: the number of outputs, targets or terms of terms[%zu] (%s) changed "
                 "after the sum was created",
-                i, child->ops->kind);
+                i, ek_module_kind(child));
     snprintf(name, sizeof name, "%zu", i);
     EK_TRY(ek_declare_module(declaration, name, child));
   }
@@ -75,7 +76,7 @@ static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor 
                           ek_tensor *grad_inputs) {
   const struct weighted_sum *w = (const struct weighted_sum *)self;
   size_t output = ek_criterion_outputs(&w->base);
-  int64_t term = (int64_t)self->terms;
+  int64_t term = (int64_t)ek_module_terms(self);
   for (size_t i = w->count; i-- > 0;) { /* backwards, because the parts share one stack */
     const struct part *p = &w->parts[i];
     ek_tensor scales = {0}, own[EK_MAX_INPUTS] = {{0}};
@@ -123,13 +124,13 @@ static ek_status check_part(const ek_criterion *part, size_t index, ek_reduction
                             double coefficient) {
   EK__FAIL_IF(part == NULL, EK_ERR_INVALID_ARGUMENT, "weighted_sum: terms[%zu] is NULL", index);
   EK_TRY(ek_criterion_check(part));
-  const char *kind = part->base.ops->kind;
-  EK__FAIL_IF(part->reduction == EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
+  const char *kind = ek_module_kind(&part->base);
+  EK__FAIL_IF(ek_criterion_reduction(part) == EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
               "weighted_sum: terms[%zu] (%s) has reduction none, expected mean or sum", index,
               kind);
-  EK__FAIL_IF(part->reduction != reduction, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(ek_criterion_reduction(part) != reduction, EK_ERR_INVALID_ARGUMENT,
               "weighted_sum: terms[%zu] (%s) has reduction %s, but terms[0] has %s", index, kind,
-              part->reduction == EK_REDUCTION_SUM ? "sum" : "mean",
+              ek_criterion_reduction(part) == EK_REDUCTION_SUM ? "sum" : "mean",
               reduction == EK_REDUCTION_SUM ? "sum" : "mean");
   EK__FAIL_IF(!isfinite(coefficient), EK_ERR_INVALID_ARGUMENT,
               "weighted_sum: coefficients[%zu] is %g, expected a finite number", index,
@@ -151,13 +152,15 @@ static ek_status check_parts(ek_criterion_options *all, ek_criterion *const *par
   EK__FAIL_IF(count == 0, EK_ERR_INVALID_ARGUMENT, "weighted_sum: no terms, expected 1 or more");
   all->outputs = all->targets = all->terms = 0;
   for (size_t i = 0; i < count; i++) {
-    EK_TRY(check_part(parts[i], i, parts[0] == NULL ? EK_REDUCTION_MEAN : parts[0]->reduction,
+    EK_TRY(check_part(parts[i], i,
+                      parts[0] == NULL ? EK_REDUCTION_MEAN : ek_criterion_reduction(parts[0]),
                       coefficients[i]));
-    EK_TRY(check_sum("terms", all->terms += parts[i]->base.terms, EK_MAX_TERMS));
+    EK_TRY(check_sum("terms", all->terms += ek_module_terms(&parts[i]->base), EK_MAX_TERMS));
     EK_TRY(check_sum("outputs", all->outputs += ek_criterion_outputs(parts[i]), EK_MAX_TENSORS));
-    EK_TRY(check_sum("targets", all->targets += parts[i]->base.targets, EK_MAX_TENSORS));
+    EK_TRY(
+        check_sum("targets", all->targets += ek_module_targets(&parts[i]->base), EK_MAX_TENSORS));
   }
-  all->reduction = parts[0]->reduction;
+  all->reduction = ek_criterion_reduction(parts[0]);
   return EK_OK;
 }
 
@@ -166,13 +169,15 @@ static ek_status append(struct weighted_sum *w, ek_criterion *criterion, double 
                         size_t first) {
   const struct part part = {.criterion = criterion,
                             .outputs = ek_criterion_outputs(criterion),
-                            .targets = criterion->base.targets,
-                            .terms = criterion->base.terms};
+                            .targets = ek_module_targets(&criterion->base),
+                            .terms = ek_module_terms(&criterion->base)};
   for (size_t j = 0; j < part.terms; j++) {
-    const double inner = criterion->coefficients == NULL ? 1.0 : criterion->coefficients[j];
+    const double inner = ek_criterion_coefficients(criterion) == NULL
+                             ? 1.0
+                             : ek_criterion_coefficients(criterion)[j];
     EK__FAIL_IF(!isfinite(coefficient * inner), EK_ERR_INVALID_ARGUMENT,
                 "weighted_sum: coefficients[%zu] times %g of the nested %s is not finite", w->count,
-                inner, criterion->base.ops->kind);
+                inner, ek_module_kind(&criterion->base));
     w->coefficients[first + j] = coefficient * inner;
   }
   w->parts[w->count] = part;
@@ -187,7 +192,7 @@ static ek_status fill(struct weighted_sum *w, ek_criterion_options *all,
   EK_TRY(ek_criterion_init_with(&w->base, &ops, all));
   for (size_t i = 0; i < count; i++) {
     EK_TRY(append(w, parts[i], coefficients[i], first));
-    first += parts[i]->base.terms;
+    first += ek_module_terms(&parts[i]->base);
   }
   return EK_OK;
 }

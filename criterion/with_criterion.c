@@ -28,19 +28,22 @@ struct with_criterion {
 
 /* Where targets can be left out. */
 static size_t predictions(const ek_module *model, const ek_criterion *criterion) {
-  if (criterion->base.targets == 0) return 0;
-  return criterion->base.predictions > 0 ? criterion->base.predictions : model->outputs;
+  if (ek_module_targets(&criterion->base) == 0) return 0;
+  return ek_module_predictions(&criterion->base) > 0 ? ek_module_predictions(&criterion->base)
+                                                     : ek_module_outputs(model);
 }
 
 static ek_status declare(const ek_module *self, ek_declaration *declaration) {
   const struct with_criterion *w = (const struct with_criterion *)self;
   const ek_module *loss = &w->criterion->base;
-  EK__FAIL_IF(w->model->inputs != w->inputs || w->model->outputs != w->outputs ||
-                  loss->inputs != w->outputs + w->targets || loss->targets != w->targets ||
-                  loss->terms != self->terms || loss->outputs != 1 ||
-                  self->predictions != predictions(w->model, w->criterion),
+  EK__FAIL_IF(ek_module_inputs(w->model) != w->inputs ||
+                  ek_module_outputs(w->model) != w->outputs ||
+                  ek_module_inputs(loss) != w->outputs + w->targets ||
+                  ek_module_targets(loss) != w->targets ||
+                  ek_module_terms(loss) != ek_module_terms(self) || ek_module_outputs(loss) != 1 ||
+                  ek_module_predictions(self) != predictions(w->model, w->criterion),
               EK_ERR_STATE, "with_criterion: %s or %s changed after they were joined",
-              w->model->ops->kind, loss->ops->kind);
+              ek_module_kind(w->model), ek_module_kind(loss));
   EK_TRY(ek_declare_wrapped(declaration, w->model));
   EK_TRY(ek_declare_module(declaration, w->name, &w->criterion->base));
   return w->source[0] == '\0' ? EK_OK : ek_declare_tie(declaration, w->tied, w->source);
@@ -78,7 +81,7 @@ cleanup:
 static ek_status predict(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                          ek_tensor *outputs) {
   const struct with_criterion *w = (const struct with_criterion *)self;
-  if (w->criterion->base.predictions == 0) return run_model(w, pass, inputs, outputs);
+  if (ek_module_predictions(&w->criterion->base) == 0) return run_model(w, pass, inputs, outputs);
   ek_tensor given[EK_MAX_INPUTS] = {{0}};
   ek_status status = run_model(w, pass, inputs, given);
   if (status == EK_OK) status = ek_pass_child_predict(outputs, pass, CRITERION, given);
@@ -115,16 +118,18 @@ static const ek_module_ops ops = {EK__LAYER("with_criterion", forward, backward,
 
 static ek_status check(const ek_module *model, const ek_criterion *criterion) {
   EK_TRY(ek_criterion_check(criterion));
-  const char *kind = criterion->base.ops->kind;
-  EK__FAIL_IF(model->criterion || model->targets > 0, EK_ERR_INVALID_ARGUMENT,
+  const char *kind = ek_module_kind(&criterion->base);
+  EK__FAIL_IF(ek_module_is_criterion(model) || ek_module_targets(model) > 0,
+              EK_ERR_INVALID_ARGUMENT,
               "with_criterion: %s already has targets or a loss; expected a model without "
-              "them", model->ops->kind);
-  EK__FAIL_IF(criterion->reduction == EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
+              "them",
+              ek_module_kind(model));
+  EK__FAIL_IF(ek_criterion_reduction(criterion) == EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
               "with_criterion: %s has reduction none, expected mean or sum", kind);
-  if (ek_criterion_outputs(criterion) == model->outputs) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "with_criterion: %s takes %zu outputs, but %s has %zu", kind,
-                      ek_criterion_outputs(criterion), model->ops->kind, model->outputs);
+  if (ek_criterion_outputs(criterion) == ek_module_outputs(model)) return EK_OK;
+  return ek_error_set(
+      EK_ERR_INVALID_ARGUMENT, "with_criterion: %s takes %zu outputs, but %s has %zu", kind,
+      ek_criterion_outputs(criterion), ek_module_kind(model), ek_module_outputs(model));
 }
 
 static ek_status keep(char *kept, size_t size, const char *format, const char *first,
@@ -158,17 +163,17 @@ ek_status ek_with_criterion_create_with(ek_module **module, ek_module *model,
   EK_TRY(check(model, criterion));
   struct with_criterion made = {.model = model,
                                 .criterion = criterion,
-                                .inputs = model->inputs,
-                                .outputs = model->outputs,
-                                .targets = criterion->base.targets};
+                                .inputs = ek_module_inputs(model),
+                                .outputs = ek_module_outputs(model),
+                                .targets = ek_module_targets(&criterion->base)};
   EK_TRY(read_options(&made, options));
   ek_criterion_options o = EK_CRITERION_OPTIONS_INIT;
   o.outputs = made.inputs;
   o.targets = made.targets;
-  o.terms = criterion->base.terms;
+  o.terms = ek_module_terms(&criterion->base);
   o.predictions = predictions(model, criterion);
-  o.reduction = criterion->reduction;
-  o.coefficients = criterion->coefficients;
+  o.reduction = ek_criterion_reduction(criterion);
+  o.coefficients = ek_criterion_coefficients(criterion);
   EK_TRY(ek_criterion_init_with(&made.base, &ops, &o));
   EK_TRY(ek__new_copy(module, &made, sizeof made, "with_criterion"));
   ek_module_share(model);

@@ -58,19 +58,21 @@ static ek_status check_open(ek_data_parallel_criterion **parallel,
                             const ek_data_parallel_model *model, const ek_criterion *criterion,
                             const ek_data_parallel_criterion_options *options) {
   EK__NOT_NULL("ek_data_parallel_criterion_open", parallel, model);
-  if (!model->module->criterion) EK__NOT_NULL("ek_data_parallel_criterion_open", criterion);
+  if (!ek_module_is_criterion(model->module))
+    EK__NOT_NULL("ek_data_parallel_criterion_open", criterion);
   EK__FAIL_IF(
-      model->module->criterion && criterion != NULL, EK_ERR_INVALID_ARGUMENT,
+      ek_module_is_criterion(model->module) && criterion != NULL, EK_ERR_INVALID_ARGUMENT,
       "ek_data_parallel_criterion_open: %s computes its loss itself: the criterion must be NULL",
-      model->module->ops->kind);
+      ek_module_kind(model->module));
   EK__FAIL_IF(options->keep_outputs && options->gradient_in_forward, EK_ERR_INVALID_ARGUMENT,
               "ek_data_parallel_criterion_open: keep_outputs and gradient_in_forward exclude each "
               "other: the latter overwrites the outputs");
   if (criterion == NULL) return EK_OK;
   EK_TRY(ek_criterion_check(criterion));
-  EK__FAIL_IF(ek_criterion_outputs(criterion) != model->module->outputs, EK_ERR_INVALID_ARGUMENT,
-              "%s takes %zu outputs, but %s has %zu", criterion->base.ops->kind,
-              ek_criterion_outputs(criterion), model->module->ops->kind, model->module->outputs);
+  EK__FAIL_IF(ek_criterion_outputs(criterion) != ek_module_outputs(model->module),
+              EK_ERR_INVALID_ARGUMENT, "%s takes %zu outputs, but %s has %zu",
+              ek_module_kind(&criterion->base), ek_criterion_outputs(criterion),
+              ek_module_kind(model->module), ek_module_outputs(model->module));
   return EK_OK;
 }
 
@@ -81,12 +83,12 @@ static void describe(struct ek__loss *loss, ek_data_parallel_model *model,
   loss->form = own ? &ek__loss_of_model : &ek__loss_of_criterion;
   loss->count = model->run.count;
   loss->criterion = ek_criterion_share(own ? ek_criterion_of(model->module) : criterion);
-  loss->outputs = model->module->outputs;
-  loss->targets = own ? 0 : criterion->base.targets;
-  loss->terms = loss->criterion->base.terms;
-  loss->reduction = loss->criterion->reduction;
+  loss->outputs = ek_module_outputs(model->module);
+  loss->targets = own ? 0 : ek_module_targets(&criterion->base);
+  loss->terms = ek_module_terms(&loss->criterion->base);
+  loss->reduction = ek_criterion_reduction(loss->criterion);
   for (size_t i = 0; i < loss->terms; i++) {
-    const double *coefficients = loss->criterion->coefficients;
+    const double *coefficients = ek_criterion_coefficients(loss->criterion);
     loss->coefficients[i] = coefficients == NULL ? 1.0 : coefficients[i];
   }
 }
@@ -187,7 +189,7 @@ ek_status ek__loss_check_call(const ek_data_parallel_model *model, const struct 
   EK_TRY(ek__loss_unchanged(model, loss));
   EK__FAIL_IF(output_count != loss->outputs || target_count != loss->targets,
               EK_ERR_INVALID_ARGUMENT, "%s takes %zu outputs and %zu targets, not %zu and %zu",
-              loss->criterion->base.ops->kind, loss->outputs, loss->targets, output_count,
+              ek_module_kind(&loss->criterion->base), loss->outputs, loss->targets, output_count,
               target_count);
   return EK_OK;
 }

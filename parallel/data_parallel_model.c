@@ -40,13 +40,15 @@ static ek_status check_options(ek_data_parallel_model_options *options, const ek
               "way");
   EK_TRY(ek__module_check(module));
   EK__FAIL_IF(
-      module->targets > 0 && options->broadcast_inputs >> (module->inputs - module->targets) != 0,
-      EK_ERR_INVALID_ARGUMENT, "ek_data_parallel_model_open: broadcast_inputs names a target; "
-                               "targets are always cut");
-  EK__FAIL_IF(module->criterion && module->outputs > 1, EK_ERR_UNSUPPORTED,
+      ek_module_targets(module) > 0 &&
+          options->broadcast_inputs >> (ek_module_inputs(module) - ek_module_targets(module)) != 0,
+      EK_ERR_INVALID_ARGUMENT,
+      "ek_data_parallel_model_open: broadcast_inputs names a target; "
+      "targets are always cut");
+  EK__FAIL_IF(ek_module_is_criterion(module) && ek_module_outputs(module) > 1, EK_ERR_UNSUPPORTED,
               "ek_data_parallel_model_open: %s gives single losses; a model that computes its loss "
               "itself has reduction mean or sum",
-              module->ops->kind);
+              ek_module_kind(module));
   return EK_OK;
 }
 
@@ -172,7 +174,8 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   EK__NOT_NULL("ek_data_parallel_model_open", model, group, module);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_model_options"));
   EK_TRY(check_options(&o, group, module));
-  if (module->criterion) o.outputs = EK_OUTPUTS_STAY; /* totals have no rows to gather */
+  if (ek_module_is_criterion(module))
+    o.outputs = EK_OUTPUTS_STAY; /* totals have no rows to gather */
   const struct ek__reduction *reduction = NULL;
   EK_TRY(choose_reduction(&reduction, &o, group));
   ek_data_parallel_model *result = NULL;
@@ -183,7 +186,7 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   result->run.reduction = reduction;
   result->module = ek_module_share(module);
   ek_status status = ek__scalings_copy(&scalings, "ek_data_parallel_model_open", o.input_scaling,
-                                       o.input_scaling_count, module->inputs);
+                                       o.input_scaling_count, ek_module_inputs(module));
   result->options = o;
   result->options.input_scaling = scalings;
   if (status == EK_OK) status = open_parts(result);

@@ -28,13 +28,13 @@
 struct ek__batch ek__batch_for(ek_tensor all[EK_MAX_INPUTS], const ek_module *module,
                                const struct ek__batch *batch) {
   const size_t inputs = batch->input_count, targets = batch->target_count;
-  if (targets == 0 || module->targets != targets || module->inputs > EK_MAX_INPUTS ||
-      module->inputs != inputs + targets) {
+  if (targets == 0 || ek_module_targets(module) != targets ||
+      ek_module_inputs(module) > EK_MAX_INPUTS || ek_module_inputs(module) != inputs + targets) {
     return *batch;
   }
   memcpy(all, batch->inputs, inputs * sizeof *all);
   memcpy(all + inputs, batch->targets, targets * sizeof *all);
-  return (struct ek__batch){all, NULL, module->inputs, 0, batch->broadcast};
+  return (struct ek__batch){all, NULL, ek_module_inputs(module), 0, batch->broadcast};
 }
 
 static bool is_cut(const struct ek__batch *batch, size_t input) {

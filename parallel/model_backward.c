@@ -59,9 +59,9 @@ static bool whole_fits(const ek_data_parallel_model *model, const ek_shards *gra
 
 static ek_status check_gradients(const ek_data_parallel_model *model, const ek_shards *gradients,
                                  size_t count) {
-  EK__FAIL_IF(count != model->module->outputs, EK_ERR_INVALID_ARGUMENT,
-              "backward: %s has %zu outputs, not %zu", model->module->ops->kind,
-              model->module->outputs, count);
+  EK__FAIL_IF(count != ek_module_outputs(model->module), EK_ERR_INVALID_ARGUMENT,
+              "backward: %s has %zu outputs, not %zu", ek_module_kind(model->module),
+              ek_module_outputs(model->module), count);
   const bool gathered = model->options.outputs == EK_OUTPUTS_GATHER;
   for (size_t i = 0; i < count; i++) {
     const ek_shards *gradient = &gradients[i];
@@ -172,7 +172,7 @@ static ek_status backward_one(void *context, ek_device *device, size_t index) {
   const ek_data_parallel_model *model = job->backward.model;
   ek_tensor gradients[EK_MAX_TENSORS];
   (void)device;
-  for (size_t i = 0; i < model->module->outputs; i++) {
+  for (size_t i = 0; i < ek_module_outputs(model->module); i++) {
     gradients[i] = job->gradients[i].parts[index];
   }
   return ek__rank_backward(&job->backward, &model->run.ranks[index], gradients,

@@ -23,13 +23,14 @@ static _Atomic uint64_t forwards;
 /* What goes in and comes out: a forward, or what a module with targets predicts without them. */
 static void read_call(struct ek__forward *job, size_t inputs) {
   const ek_module *module = job->model->module;
-  job->input_count = module->inputs;
-  job->output_count = module->outputs;
-  job->predict = module->predictions > 0 && inputs + module->targets == module->inputs &&
+  job->input_count = ek_module_inputs(module);
+  job->output_count = ek_module_outputs(module);
+  job->predict = ek_module_predictions(module) > 0 &&
+                 inputs + ek_module_targets(module) == ek_module_inputs(module) &&
                  !job->options->gradient;
   if (!job->predict) return;
   job->input_count = inputs;
-  job->output_count = module->predictions;
+  job->output_count = ek_module_predictions(module);
 }
 
 static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
@@ -55,8 +56,8 @@ static ek_status check_call(const struct ek__forward *job, size_t count) {
   EK_TRY(ek__layout_check(
       &model->run.ranks[0].replica->layout)); /* arrays are laid out by its counts */
   EK__FAIL_IF(count != job->input_count, EK_ERR_INVALID_ARGUMENT,
-              "forward: %s takes %zu inputs, not %zu", model->module->ops->kind, job->input_count,
-              count);
+              "forward: %s takes %zu inputs, not %zu", ek_module_kind(model->module),
+              job->input_count, count);
   EK__FAIL_IF(model->step.stage == EK__STEP_REDUCED && job->options->gradient, EK_ERR_STATE,
               "forward: the step's last backward has run; call the optimizer's step, or discard, "
               "first");
@@ -77,7 +78,7 @@ static ek_status check_cut(const ek_data_parallel_model *model, const ek_shards 
 }
 
 static size_t first_target(const ek_data_parallel_model *model) {
-  return model->module->inputs - model->module->targets;
+  return ek_module_inputs(model->module) - ek_module_targets(model->module);
 }
 
 /* All inputs are cut alike, with one row for each sample, and targets at these samples. *lead: the
@@ -146,7 +147,7 @@ static ek_status check_rows(const ek_data_parallel_model *model, size_t index,
     EK__FAIL_IF(samples == 0 && output->parts[k].shape[0] > 0, EK_ERR_SHAPE,
                 "%s, forward: output number %zu has %lld rows on %s, which "
                 "has no samples",
-                model->module->ops->kind, index, (long long)output->parts[k].shape[0],
+                ek_module_kind(model->module), index, (long long)output->parts[k].shape[0],
                 ek_device_name(ek_group_device(model->run.group, k)));
     if (samples == 0) continue;
     const int64_t rows = output->parts[k].shape[0] / samples;
@@ -155,7 +156,7 @@ static ek_status check_rows(const ek_data_parallel_model *model, size_t index,
     return ek_error_set(EK_ERR_SHAPE,
                         "%s, forward: output number %zu has %lld rows per sample on %s and %lld "
                         "on %s",
-                        model->module->ops->kind, index, (long long)per_sample,
+                        ek_module_kind(model->module), index, (long long)per_sample,
                         ek_device_name(ek_group_device(model->run.group, first)), (long long)rows,
                         ek_device_name(ek_group_device(model->run.group, k)));
   }
@@ -163,7 +164,7 @@ static ek_status check_rows(const ek_data_parallel_model *model, size_t index,
 }
 
 ek_status ek__forward_check(const struct ek__forward *job) {
-  const bool totals = job->model->module->criterion && !job->predict;
+  const bool totals = ek_module_is_criterion(job->model->module) && !job->predict;
   for (size_t i = 0; i < job->output_count && !totals; i++) {
     EK_TRY(check_rows(job->model, i, &job->outputs[i], job->inputs[job->lead].samples));
   }

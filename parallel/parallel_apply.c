@@ -73,11 +73,12 @@ static ek_status check(const ek_shards *outputs, size_t output_count, ek_pass *c
   }
   for (size_t k = 0; k < inputs[0].count; k++) {
     const ek_module *module = ek_pass_module(passes[k]);
-    EK__FAIL_IF(module != NULL &&
-                    (module->inputs != input_count || module->outputs != output_count),
+    EK__FAIL_IF(module != NULL && (ek_module_inputs(module) != input_count ||
+                                   ek_module_outputs(module) != output_count),
                 EK_ERR_INVALID_ARGUMENT,
                 "ek_parallel_apply: %s has %zu inputs and %zu outputs, not %zu and %zu",
-                module->ops->kind, module->inputs, module->outputs, input_count, output_count);
+                ek_module_kind(module), ek_module_inputs(module), ek_module_outputs(module),
+                input_count, output_count);
   }
   return EK_OK;
 }

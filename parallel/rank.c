@@ -229,7 +229,7 @@ static ek_status append_totals(ek_tensor *whole, ek_tensor *part, size_t row, si
 static ek_status keep_outputs(const struct ek__forward *job, struct ek__rank *rank,
                               const struct ek__pieces *pieces, const struct ek__piece *piece,
                               ek_tensor *outputs) {
-  const bool totals = job->model->module->criterion && !job->predict;
+  const bool totals = ek_module_is_criterion(job->model->module) && !job->predict;
   const bool whole = job->model->run.reduction->whole;
   for (size_t i = 0; i < job->output_count; i++) {
     ek_tensor *to = &job->outputs[i].parts[rank->place], *shape = &rank->outputs[i];
@@ -345,9 +345,9 @@ static ek_status take_gradients(ek_tensor *rows, bool *loans, const ek_data_para
                                 const struct ek__rank *rank, const struct ek__pieces *pieces,
                                 const struct ek__piece *piece, const ek_tensor *gradients) {
   const bool whole = model->run.reduction->whole;
-  for (size_t i = 0; i < model->module->outputs; i++) {
+  for (size_t i = 0; i < ek_module_outputs(model->module); i++) {
     const ek_tensor *output = &rank->outputs[i];
-    if (model->module->criterion) {
+    if (ek_module_is_criterion(model->module)) {
       rows[i] = gradients[i];
       loans[i] = true;
     } else if (piece->count == 0 && output->rank > 0) {
@@ -372,7 +372,7 @@ ek_status ek__rank_backward_piece(const ek_data_parallel_model *model, struct ek
   bool loans[EK_MAX_TENSORS] = {false};
   ek_status status = take_gradients(rows, loans, model, rank, pieces, piece, gradients);
   if (status == EK_OK) status = ek_pass_run_backward(NULL, rank->passes[round], rows);
-  for (size_t i = 0; i < model->module->outputs; i++) {
+  for (size_t i = 0; i < ek_module_outputs(model->module); i++) {
     if (!loans[i]) ek_tensor_free(&rows[i]);
   }
   if (model->run.reduction->whole) return status;

@@ -41,7 +41,7 @@ static ek_status open_replica(const ek_data_parallel_model *model, const struct 
   return ek_error_set(
       EK_ERR_UNSUPPORTED,
       "%s has %s: join it with the model by ek_with_criterion_create()",
-      module->ops->kind, collective ? "collectives of its own" : "parameters");
+      ek_module_kind(module), collective ? "collectives of its own" : "parameters");
 }
 
 /* Rows of a piece, of outputs and targets. Views of outputs are loans, as outputs live until

@@ -120,7 +120,7 @@ ek_status ek__tree_open(ek_data_parallel_model *model, struct ek__rank *rank) {
   EK__FAIL_IF(rank->replica->layout.collective, EK_ERR_UNSUPPORTED,
               "ek_data_parallel_model_open: %s has collectives of its own, which need the whole "
               "batch at once; a reproducible model computes it in grains, one after the other",
-              model->module->ops->kind);
+              ek_module_kind(model->module));
   EK_TRY(ek__new(&rank->tree, 1, sizeof *rank->tree, memory_of));
   if (ek__placement(model)->gradient_shares) return open_shares(model, rank);
   const int64_t count = ek_tensor_count(ek_replica_gradients(rank->replica));

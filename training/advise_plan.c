@@ -202,8 +202,9 @@ static ek_status take_steps(struct planning *p, const ek_advise_task *task,
   ek_tensor all[EK_MAX_INPUTS];
   EK__FAIL_IF(module == NULL, EK_ERR_INVALID_ARGUMENT, "ek_advise: build returned EK_OK without a "
                                                        "module");
-  EK__FAIL_IF(module->outputs > EK_MAX_TENSORS, EK_ERR_INVALID_ARGUMENT,
-              "ek_advise: %s has %zu outputs, expected 1", module->ops->kind, module->outputs);
+  EK__FAIL_IF(ek_module_outputs(module) > EK_MAX_TENSORS, EK_ERR_INVALID_ARGUMENT,
+              "ek_advise: %s has %zu outputs, expected 1", ek_module_kind(module),
+              ek_module_outputs(module));
   EK_TRY(open_trainer(p, task, settings, module, criterion));
   listen(p);
   p->batch =

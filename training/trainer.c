@@ -41,9 +41,10 @@ static ek_status check_open(ek_trainer **trainer, const char *devices, const ek_
                             const ek_criterion *criterion, const ek_optimizer *optimizer,
                             const ek_trainer_options *o) {
   EK__NOT_NULL("ek_trainer_open", trainer, module);
-  EK__FAIL_IF(optimizer != NULL && criterion == NULL && !module->criterion, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(optimizer != NULL && criterion == NULL && !ek_module_is_criterion(module),
+              EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_open: criterion is NULL, but %s does not compute its own loss",
-              module->ops->kind);
+              ek_module_kind(module));
   EK__FAIL_IF((devices == NULL) == (o->group == NULL) ||
                   (o->group != NULL && o->group_options != NULL),
               EK_ERR_INVALID_ARGUMENT,
@@ -84,18 +85,19 @@ static ek_status read_scalings(ek_input_scaling all[EK_MAX_INPUTS],
                                ek_data_parallel_model_options *model,
                                ek_data_parallel_criterion_options *loss, const ek_module *module,
                                const ek_trainer_options *o) {
-  const size_t inputs = module->inputs - module->targets;
+  const size_t inputs = ek_module_inputs(module) - ek_module_targets(module);
   model->input_scaling = o->input_scaling;
   model->input_scaling_count = o->input_scaling_count;
   loss->target_scaling = o->target_scaling;
   loss->target_scaling_count = o->target_scaling_count;
-  if (module->targets == 0 || o->target_scaling_count == 0) return EK_OK;
+  if (ek_module_targets(module) == 0 || o->target_scaling_count == 0) return EK_OK;
   EK__FAIL_IF(
-      o->input_scaling_count > inputs || o->target_scaling_count > module->targets ||
+      o->input_scaling_count > inputs || o->target_scaling_count > ek_module_targets(module) ||
           (o->input_scaling_count > 0 && o->input_scaling == NULL) || o->target_scaling == NULL,
       EK_ERR_INVALID_ARGUMENT,
       "ek_trainer_open: %zu scalings of inputs and %zu of targets; %s takes %zu and %zu",
-      o->input_scaling_count, o->target_scaling_count, module->ops->kind, inputs, module->targets);
+      o->input_scaling_count, o->target_scaling_count, ek_module_kind(module), inputs,
+      ek_module_targets(module));
   if (o->input_scaling_count > 0) {
     memcpy(all, o->input_scaling, o->input_scaling_count * sizeof *all);
   }
@@ -123,14 +125,15 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   model.pattern_count = o->pattern_count;
   ek_input_scaling all[EK_MAX_INPUTS] = {{0}};
   EK_TRY(read_scalings(all, &model, &loss, module, o));
-  loss.gradient_in_forward = criterion == NULL || criterion->reduction != EK_REDUCTION_NONE;
+  loss.gradient_in_forward =
+      criterion == NULL || ek_criterion_reduction(criterion) != EK_REDUCTION_NONE;
   update.schedule = o->schedule;
   update.refuse_not_finite = o->refuse_not_finite;
   update.loss_scale = o->loss_scale;
   EK_TRY(optimizer == NULL
              ? open_frozen(self, module, &model)
              : ek_data_parallel_model_open(&self->model, self->group, module, &model));
-  if (criterion != NULL || module->criterion) {
+  if (criterion != NULL || ek_module_is_criterion(module)) {
     EK_TRY(ek_data_parallel_criterion_open(&self->criterion, self->model, criterion, &loss));
   }
   if (optimizer == NULL) return EK_OK;
@@ -148,7 +151,7 @@ ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *
   ek_status status = EK_OK;
   self->group = o.group;
   self->module = module;
-  self->output_count = module->outputs;
+  self->output_count = ek_module_outputs(module);
   self->micro_batches = o.micro_batches;
   self->broadcast_inputs = o.broadcast_inputs;
   if (o.group == NULL) EK_TRY_GOTO(status, open_group(&self->group, devices, &o), cleanup);
@@ -345,10 +348,12 @@ ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_evaluate", "the trainer");
   ek_tensor all[EK_MAX_INPUTS];
   const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
-  EK__FAIL_IF(trainer->module->criterion && batch.input_count != trainer->module->inputs,
+  EK__FAIL_IF(ek_module_is_criterion(trainer->module) &&
+                  batch.input_count != ek_module_inputs(trainer->module),
               EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_evaluate: %s takes %zu inputs and targets, not %zu and %zu",
-              trainer->module->ops->kind, trainer->module->inputs, input_count, target_count);
+              ek_module_kind(trainer->module), ek_module_inputs(trainer->module), input_count,
+              target_count);
   return evaluate_batch(loss, weight, trainer, &batch);
 }
 
@@ -362,7 +367,8 @@ static struct ek__batch inputs_alone(const ek_trainer *self, const ek_tensor *in
 /* A module with targets may predict without them. */
 static bool predicts(const ek_trainer *self, const struct ek__batch *batch) {
   const ek_module *module = self->module;
-  return module->predictions > 0 && batch->input_count + module->targets == module->inputs;
+  return ek_module_predictions(module) > 0 &&
+         batch->input_count + ek_module_targets(module) == ek_module_inputs(module);
 }
 
 static bool have_rows(const ek_shards *outputs, size_t count) {
@@ -384,7 +390,7 @@ struct destination {
 static ek_status predict_part(const struct destination *to, bool *whole, ek_trainer *self,
                               const struct ek__batch_part *part, int64_t samples) {
   const bool predicted = predicts(self, &part->batch);
-  const size_t count = predicted ? self->module->predictions : self->output_count;
+  const size_t count = predicted ? ek_module_predictions(self->module) : self->output_count;
   ek_shards made[EK_MAX_TENSORS] = {{0}};
   ek_status status = forward_only(made, self, NULL, part, samples);
   *whole = status == EK_OK && !have_rows(made, count);
@@ -417,12 +423,13 @@ ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_t
   ek_shards made[EK_MAX_TENSORS] = {{0}};
   int64_t samples = 0, count = 0;
   const bool predicted = predicts(trainer, &batch);
-  bool whole = trainer->module->criterion && !predicted; /* totals */
+  bool whole = ek_module_is_criterion(trainer->module) && !predicted; /* totals */
   EK_TRY(count_parts(&count, &samples, trainer, &batch));
   if (count < 2) whole = true;
   const ek_status status =
       predict_parts(&(struct destination){.shards = made}, &whole, trainer, &batch, samples, count);
-  const size_t made_count = predicted ? trainer->module->predictions : trainer->output_count;
+  const size_t made_count =
+      predicted ? ek_module_predictions(trainer->module) : trainer->output_count;
   for (size_t i = 0; i < made_count; i++) {
     if (status == EK_OK && !whole) {
       outputs[i] = made[i];
@@ -449,7 +456,7 @@ ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_trainer *trainer, const
   EK__FAIL_IF(whole, EK_ERR_SHAPE,
               "ek_trainer_predict_host: %s gives an output without rows; ek_trainer_predict() "
               "gives one for each device",
-              trainer->module->ops->kind);
+              ek_module_kind(trainer->module));
   return ek_group_synchronize(trainer->group);
 }
 

@@ -66,14 +66,24 @@ typedef enum ek_reduction {
 } ek_reduction;
 
 /*
- * The first member of every criterion's struct. ek_criterion_init_with() fills it in; a criterion
- * reads it, and nothing writes it afterwards.
+ * The first member of every criterion's struct, whose own first member is a module:
+ * ek_criterion_init() fills it in and nothing writes it afterwards. Its other members belong to the
+ * library: read them with the functions below.
  */
 typedef struct ek_criterion {
-  ek_module base; /* of base.inputs the last base.targets are targets; base.terms rows of totals */
-  ek_reduction reduction;
-  const double *coefficients; /* factors of the terms in the loss; NULL: all 1 */
+  ek_module base;
+  struct {
+    ek_reduction reduction;
+    const double *coefficients;
+  } private_members;
 } ek_criterion;
+
+/* What ek_criterion_init() was given; of NULL, EK_REDUCTION_MEAN, NULL and 0. */
+EK_API ek_reduction ek_criterion_reduction(const ek_criterion *criterion);
+/* Factors of the terms in the loss, a loan; NULL: all 1. */
+EK_API const double *ek_criterion_coefficients(const ek_criterion *criterion);
+/* Inputs that are outputs of a model. */
+EK_API size_t ek_criterion_outputs(const ek_criterion *criterion);
 
 /* What a criterion looks at and gives. */
 typedef struct ek_criterion_options {
@@ -115,11 +125,6 @@ EK_API void ek_criterion_free(ek_criterion *criterion);
 /* EK_ERR_INVALID_ARGUMENT if a number of it has been set out of its bounds; for who lays out arrays
  * by them. */
 EK_API EK_CHECKED ek_status ek_criterion_check(const ek_criterion *criterion);
-
-/* Inputs that are outputs of a model. */
-static inline size_t ek_criterion_outputs(const ek_criterion *criterion) {
-  return criterion->base.inputs - criterion->base.targets;
-}
 
 /* The scale of a term in the gradient of totals, as operations want it (losses.h): one f64, a loan.
  */

@@ -82,9 +82,9 @@ typedef struct ek_module_ops {
   ek_status (*parameters)(const ek_module *self, ek_declaration *declaration);
 
   /*
-   * Required. Reads `inputs` (loans, self->inputs of them) and fills `outputs` (self->outputs
-   * structs of zeros) with tensors that hold a reference: ek_pass_output(), or a share of an input.
-   * What backward needs goes to ek_pass_save(). On failure outputs that were made may stay behind:
+   * Required. Reads `inputs` (loans, ek_module_inputs(self) of them) and fills `outputs`
+   * (ek_module_outputs(self) structs of zeros) with tensors that hold a reference:
+   * ek_pass_output(), or a share of an input. What backward needs goes to ek_pass_save(). On failure outputs that were made may stay behind:
    * the caller frees them.
    *
    * When it returns, every output must be there, on the pass's device, and of the pass's type
@@ -195,20 +195,29 @@ typedef struct ek_module_ops {
 } ek_module_ops;
 
 /*
- * The first member of every module's struct. ek_module_init_with() fills it in; a module reads the
- * counts, and nothing writes them afterwards.
+ * The first member of every module's struct. ek_module_init() fills it in and nothing writes it
+ * afterwards. Its members belong to the library: read them with the functions below.
  */
 struct ek_module {
-  const ek_module_ops *ops;
-  size_t inputs;  /* how many tensors go in: 1 to EK_MAX_TENSORS, and the targets */
-  size_t outputs; /* how many come out: 1 to EK_MAX_TENSORS */
-  size_t targets; /* how many of the inputs, the last ones, are targets: 0 to EK_MAX_TENSORS */
-  size_t terms;   /* rows of totals, which output 0 is then: of a criterion (criterion.h), else 0 */
-  size_t predictions; /* tensors that predict gives; 0 without that slot */
-  bool criterion;     /* ek_criterion_init_with() made it: it is the base of an ek_criterion */
-  int references;     /* kept by the library, as is the next one */
-  ek_module *next;
+  struct ek__module_private {
+    const ek_module_ops *ops;
+    size_t inputs, outputs, targets, terms, predictions;
+    bool criterion;
+    int references;
+    ek_module *next;
+  } private_members;
 };
+
+/* What ek_module_init() was given; NULL has no table, no kind and no tensors. */
+EK_API const ek_module_ops *ek_module_table(const ek_module *module);
+EK_API const char *ek_module_kind(const ek_module *module);   /* ops.kind; "" for NULL */
+EK_API size_t ek_module_inputs(const ek_module *module);      /* with the targets */
+EK_API size_t ek_module_outputs(const ek_module *module);
+EK_API size_t ek_module_targets(const ek_module *module);     /* the last ones of the inputs */
+EK_API size_t ek_module_predictions(const ek_module *module); /* that predict gives */
+/* Of the base of a criterion (criterion.h): that it is one, and its rows of totals, else 0. */
+EK_API bool ek_module_is_criterion(const ek_module *module);
+EK_API size_t ek_module_terms(const ek_module *module);
 
 /* The most terms of a criterion. */
 #define EK_MAX_TERMS 64

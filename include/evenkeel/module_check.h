@@ -112,7 +112,7 @@ EK_API const char *ek_check_name(ek_check check);
  * Runs the checks and stops at the first that finds something: EK_ERR_MISMATCH with a sentence that
  * says which, where and what (parameter or tensor, element, both values), or the error of a
  * function of the module. `devices` is a string as for ek_group_open(), of devices that nothing
- * else uses. `inputs` has module->inputs elements.
+ * else uses. `inputs` has ek_module_inputs(module) elements.
  */
 EK_API EK_CHECKED ek_status ek_module_check(ek_module *module, const char *devices,
                                             const ek_check_input *inputs, size_t count,

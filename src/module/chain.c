@@ -78,8 +78,8 @@ static bool joined(const struct chain *chain, size_t i) {
 
 static bool is_cheap(const struct chain *chain, size_t i) {
   const ek_module *module = chain->children[i].module;
-  return EK__TABLE_HAS(module->ops, cheap) && module->ops->cheap && module->inputs == 1 &&
-         module->outputs == 1;
+  return EK__TABLE_HAS(ek_module_table(module), cheap) && ek_module_table(module)->cheap &&
+         ek_module_inputs(module) == 1 && ek_module_outputs(module) == 1;
 }
 
 static ek_status enter(const struct chain *chain, size_t i) {
@@ -155,7 +155,7 @@ static ek_status forward(const struct chain *chain, size_t begin, size_t end,
   }
   ek_tensor_free(&now.from);
   if (status == EK_OK) {
-    move_all(outputs, now.last, chain->children[end - 1].module->outputs);
+    move_all(outputs, now.last, ek_module_outputs(chain->children[end - 1].module));
   }
   ek__free_all(now.last, EK_MAX_TENSORS);
   return status;
@@ -239,7 +239,7 @@ static ek_status backward(const struct chain *chain, size_t begin, size_t end,
     }
     if (to != NULL)
       move_all(left == begin + ran ? grad_inputs : held, results,
-               chain->children[left - ran].module->inputs);
+               ek_module_inputs(chain->children[left - ran].module));
   }
   return EK_OK;
 }
@@ -287,7 +287,7 @@ static ek_status forward_segments(const struct chain *chain, size_t length, bool
   for (size_t begin = 0, end = 0; begin < chain->count && status == EK_OK; begin = end) {
     ek_tensor results[EK_MAX_TENSORS] = {{0}};
     const ek_tensor *given = begin == 0 ? inputs : held;
-    const size_t count = begin == 0 || !all ? chain->children[begin].module->inputs : 0;
+    const size_t count = begin == 0 || !all ? ek_module_inputs(chain->children[begin].module) : 0;
     end = end_of(chain, length, begin);
     for (size_t i = 0; i < count && status == EK_OK; i++) {
       status = ek_pass_save(chain->pass, &given[i]);
@@ -296,14 +296,15 @@ static ek_status forward_segments(const struct chain *chain, size_t length, bool
     ek__free_all(held, EK_MAX_TENSORS);
     move_all(held, results, EK_MAX_TENSORS);
   }
-  if (status == EK_OK) move_all(outputs, held, chain->children[chain->count - 1].module->outputs);
+  if (status == EK_OK)
+    move_all(outputs, held, ek_module_outputs(chain->children[chain->count - 1].module));
   ek__free_all(held, EK_MAX_TENSORS);
   return status;
 }
 
 /* The inputs of module `begin` that forward has kept, or computes from those of the first. */
 static ek_status take_inputs(const struct chain *chain, size_t begin, ek_tensor *inputs) {
-  return ek__layer_take(inputs, chain->pass, chain->children[begin].module->inputs);
+  return ek__layer_take(inputs, chain->pass, ek_module_inputs(chain->children[begin].module));
 }
 
 static ek_status compute_inputs(const struct chain *chain, size_t begin, ek_tensor *first,
@@ -345,7 +346,7 @@ static ek_status backward_segments(const struct chain *chain, size_t length, boo
     move_all(held, results, EK_MAX_TENSORS);
   }
   if (status == EK_OK && grad_inputs != NULL) {
-    move_all(grad_inputs, held, chain->children[0].module->inputs);
+    move_all(grad_inputs, held, ek_module_inputs(chain->children[0].module));
   }
   ek__free_all(held, EK_MAX_TENSORS);
   ek__free_all(first, EK_MAX_TENSORS);

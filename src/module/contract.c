@@ -174,7 +174,7 @@ ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
                            const ek_tensor *totals) {
   const ek_tensor wanted = {.type = EK_F64, .rank = 2, .shape = {(int64_t)node->terms, 2}};
   EK__FAIL_IF(node->terms == 0, EK_ERR_INVALID_ARGUMENT, "%s is not a criterion and has no totals",
-              node->module->ops->kind);
+              ek_module_kind(node->module));
   EK_TRY(check_place("totals, output", 0, pass, totals));
   return check_extent("totals, output", 0, totals, &wanted);
 }

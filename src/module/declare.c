@@ -145,11 +145,11 @@ static ek_status node_create(struct ek__node **node, struct ek__layout *layout, 
   struct ek__node *made = NULL;
   EK_TRY(ek__new(&made, 1, sizeof *made, memory_of));
   made->module = module;
-  made->inputs = module->inputs;
-  made->outputs = module->outputs;
-  made->targets = module->targets;
-  made->terms = module->terms;
-  made->predictions = module->predictions;
+  made->inputs = ek_module_inputs(module);
+  made->outputs = ek_module_outputs(module);
+  made->targets = ek_module_targets(module);
+  made->terms = ek_module_terms(module);
+  made->predictions = ek_module_predictions(module);
   made->unit = EK__NO_UNIT;
   made->stop = EK__NO_UNIT;
   made->number = layout->walked++;
@@ -162,7 +162,7 @@ static ek_status node_create(struct ek__node **node, struct ek__layout *layout, 
 /* ---- nodes ---- */
 
 const char *ek__node_path(char path[EK__PATH_SIZE], const struct ek__node *node) {
-  const char *kind = node->module->ops->kind;
+  const char *kind = ek_module_kind(node->module);
   if (node->path == NULL) return kind;
   snprintf(path, EK__PATH_SIZE, "%s (%s)", node->path, kind);
   return path;
@@ -172,21 +172,21 @@ const char *ek__node_path(char path[EK__PATH_SIZE], const struct ek__node *node)
 static ek_status walk(struct ek__layout *layout, struct ek__node *node, const char *path, int depth,
                       size_t unit, ek_type type) {
   char where[EK__PATH_SIZE];
-  const unsigned types = EK__TABLE_TYPES(node->module->ops);
+  const unsigned types = EK__TABLE_TYPES(ek_module_table(node->module));
   const ek_type own = ek__types_choose(types, type);
   ek_declaration declaration = {.layout = layout,
                                 .node = node,
                                 .path = path,
-                                .kind = node->module->ops->kind,
+                                .kind = ek_module_kind(node->module),
                                 .depth = depth,
                                 .first = layout->parameter_count,
                                 .unit = unit,
                                 .type = type};
-  node->holder = (struct ek__holder){layout, node->path, node->module->ops->kind};
+  node->holder = (struct ek__holder){layout, node->path, ek_module_kind(node->module)};
   EK_TRY(ek__types_check(types, own, ek__node_path(where, node)));
   layout->collective = layout->collective || ek__is_collective(node->module);
-  if (node->module->ops->parameters == NULL) return EK_OK;
-  return node->module->ops->parameters(node->module, &declaration);
+  if (ek_module_table(node->module)->parameters == NULL) return EK_OK;
+  return ek_module_table(node->module)->parameters(node->module, &declaration);
 }
 
 static ek_status add_child(struct ek__node **made, ek_declaration *declaration, ek_module *child) {

@@ -58,7 +58,7 @@ void ek__layout_close(struct ek__layout *layout) {
 /* ---- what modules keep on the device ---- */
 
 static ek_status open_state(struct ek__layout *layout, struct ek__node *node, ek_device *device) {
-  const ek_module_ops *ops = node->module->ops;
+  const ek_module_ops *ops = ek_module_table(node->module);
   if (EK__TABLE_HAS(ops, open) && ops->open != NULL) {
     layout->stateful = true;
     const uint64_t errors = ek__error_number();
@@ -84,7 +84,7 @@ ek_status ek__layout_open_states(struct ek__layout *layout, ek_device *device) {
 
 void ek__layout_close_states(struct ek__layout *layout, ek_device *device) {
   for (struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
-    const ek_module_ops *ops = node->module->ops;
+    const ek_module_ops *ops = ek_module_table(node->module);
     if (node->opened && EK__TABLE_HAS(ops, close) && ops->close != NULL) {
       ops->close(node->module, node->state, device);
     }
@@ -95,8 +95,9 @@ void ek__layout_close_states(struct ek__layout *layout, ek_device *device) {
 ek_status ek__layout_check(const struct ek__layout *layout) {
   for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
     const ek_module *m = node->module;
-    if (m->inputs == node->inputs && m->outputs == node->outputs && m->targets == node->targets &&
-        m->terms == node->terms && m->predictions == node->predictions) {
+    if (ek_module_inputs(m) == node->inputs && ek_module_outputs(m) == node->outputs &&
+        ek_module_targets(m) == node->targets && ek_module_terms(m) == node->terms &&
+        ek_module_predictions(m) == node->predictions) {
       continue;
     }
     char path[EK__PATH_SIZE];
@@ -104,8 +105,9 @@ ek_status ek__layout_check(const struct ek__layout *layout) {
                         "%s: a module's numbers may not change while it is open: inputs and "
                         "outputs are %zu and %zu (opened with %zu and %zu), targets and terms %zu "
                         "and %zu (opened with %zu and %zu)",
-                        ek__node_path(path, node), m->inputs, m->outputs, node->inputs,
-                        node->outputs, m->targets, m->terms, node->targets, node->terms);
+                        ek__node_path(path, node), ek_module_inputs(m), ek_module_outputs(m),
+                        node->inputs, node->outputs, ek_module_targets(m), ek_module_terms(m),
+                        node->targets, node->terms);
   }
   return EK_OK;
 }

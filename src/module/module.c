@@ -20,7 +20,8 @@ static ek_status check_ops(const ek_module_ops *given) {
                       ops.kind == NULL ? "module" : ops.kind, missing);
 }
 
-static ek_status check_counts(const ek_module *module) {
+static ek_status check_counts(const ek_module *given) {
+  const struct ek__module_private *module = &given->private_members;
   const char *kind = module->ops->kind;
   EK_TRY(ek__check_count("module", kind, "targets", module->targets, 0, EK_MAX_TENSORS));
   EK_TRY(ek__check_count("module", kind, "inputs", module->inputs, module->targets + 1,
@@ -41,12 +42,12 @@ ek_status ek_module_init_with(ek_module *module, const ek_module_ops *ops,
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_module_options"));
   EK_TRY(ek__check_count("module", ops->kind, "targets", o.targets, 0, EK_MAX_TENSORS));
   EK_TRY(ek__check_count("module", ops->kind, "inputs", o.inputs, 1, EK_MAX_TENSORS));
-  const ek_module made = {.ops = ops,
-                          .inputs = o.inputs + o.targets,
-                          .outputs = o.outputs,
-                          .targets = o.targets,
-                          .predictions = o.predictions,
-                          .references = 1};
+  const ek_module made = {{.ops = ops,
+                           .inputs = o.inputs + o.targets,
+                           .outputs = o.outputs,
+                           .targets = o.targets,
+                           .predictions = o.predictions,
+                           .references = 1}};
   EK_TRY(check_counts(&made));
   *module = made;
   return EK_OK;
@@ -61,32 +62,69 @@ ek_status ek_module_init(ek_module *module, const ek_module_ops *ops, size_t inp
 }
 
 ek_status ek__module_check(const ek_module *module) {
-  EK__FAIL_IF(module->ops == NULL, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(module->private_members.ops == NULL, EK_ERR_INVALID_ARGUMENT,
               "the module has no functions; call ek_module_init() first");
   return check_counts(module);
 }
 
+/* ---- what it is ---- */
+
+const ek_module_ops *ek_module_table(const ek_module *module) {
+  return module == NULL ? NULL : module->private_members.ops;
+}
+
+const char *ek_module_kind(const ek_module *module) {
+  const ek_module_ops *ops = ek_module_table(module);
+  return ops == NULL ? "" : ops->kind;
+}
+
+size_t ek_module_inputs(const ek_module *module) {
+  return module == NULL ? 0 : module->private_members.inputs;
+}
+
+size_t ek_module_outputs(const ek_module *module) {
+  return module == NULL ? 0 : module->private_members.outputs;
+}
+
+size_t ek_module_targets(const ek_module *module) {
+  return module == NULL ? 0 : module->private_members.targets;
+}
+
+size_t ek_module_predictions(const ek_module *module) {
+  return module == NULL ? 0 : module->private_members.predictions;
+}
+
+bool ek_module_is_criterion(const ek_module *module) {
+  return module != NULL && module->private_members.criterion;
+}
+
+size_t ek_module_terms(const ek_module *module) {
+  return module == NULL ? 0 : module->private_members.terms;
+}
+
 bool ek__is_collective(const ek_module *module) {
-  return EK__TABLE_HAS(module->ops, collective) && module->ops->collective;
+  const ek_module_ops *ops = ek_module_table(module);
+  return EK__TABLE_HAS(ops, collective) && ops->collective;
 }
 
 void ek_module_formula(ek_formula *formula, const ek_module *module) {
   *formula = (ek_formula){.kind = EK_FORMULA_NONE};
-  if (module == NULL || module->inputs != 1 || module->outputs != 1) return;
-  if (EK__TABLE_HAS(module->ops, formula) && module->ops->formula != NULL) {
-    module->ops->formula(module, formula);
-  }
+  if (ek_module_inputs(module) != 1 || ek_module_outputs(module) != 1) return;
+  const ek_module_ops *ops = ek_module_table(module);
+  if (EK__TABLE_HAS(ops, formula) && ops->formula != NULL) ops->formula(module, formula);
 }
 
 ek_type ek_module_input_type(const ek_module *module, size_t input) {
-  if (module == NULL || module->ops == NULL || input >= module->inputs) return (ek_type)0;
-  if (!EK__TABLE_HAS(module->ops, input_type) || module->ops->input_type == NULL) return (ek_type)0;
-  const ek_type type = module->ops->input_type(module, input);
+  const ek_module_ops *ops = ek_module_table(module);
+  if (ops == NULL || input >= ek_module_inputs(module)) return (ek_type)0;
+  if (!EK__TABLE_HAS(ops, input_type) || ops->input_type == NULL) return (ek_type)0;
+  const ek_type type = ops->input_type(module, input);
   return type == EK_I32 || type == EK_I64 ? type : (ek_type)0;
 }
 
 ek_module *ek_module_share(ek_module *module) {
-  if (module != NULL) __atomic_fetch_add(&module->references, 1, __ATOMIC_RELAXED);
+  if (module == NULL) return NULL;
+  (void)__atomic_fetch_add(&module->private_members.references, 1, __ATOMIC_RELAXED);
   return module;
 }
 
@@ -99,15 +137,15 @@ static _Thread_local ek_module *to_free;
 
 void ek_module_free(ek_module *module) {
   if (module == NULL) return;
-  if (__atomic_fetch_sub(&module->references, 1, __ATOMIC_ACQ_REL) != 1) return;
-  module->next = to_free;
+  if (__atomic_fetch_sub(&module->private_members.references, 1, __ATOMIC_ACQ_REL) != 1) return;
+  module->private_members.next = to_free;
   to_free = module;
   if (freeing) return;
   freeing = true;
   while (to_free != NULL) {
     ek_module *next = to_free;
-    to_free = next->next;
-    next->ops->free(next);
+    to_free = next->private_members.next;
+    next->private_members.ops->free(next);
   }
   freeing = false;
 }

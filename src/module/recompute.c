@@ -159,7 +159,7 @@ static ek_status recompute_forward(const ek_module *self, ek_pass *pass, const e
   options.save = false;
   options.unread = !ek_pass_wants_outputs(pass);
   EK_TRY(ek_pass_child_forward_with(outputs, pass, INNER, inputs, &options));
-  for (size_t i = 0; i < self->inputs; i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
+  for (size_t i = 0; i < ek_module_inputs(self); i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
   return EK_OK;
 }
 
@@ -167,10 +167,10 @@ static ek_status run_again(const ek_module *self, ek_pass *pass) {
   ek_tensor inputs[EK_MAX_INPUTS], outputs[EK_MAX_TENSORS] = {{0}};
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   options.unread = true;
-  EK_TRY(ek__layer_take(inputs, pass, self->inputs));
+  EK_TRY(ek__layer_take(inputs, pass, ek_module_inputs(self)));
   const ek_status status = ek_pass_child_forward_with(outputs, pass, INNER, inputs, &options);
-  ek__free_all(outputs, self->outputs);
-  ek__free_all(inputs, self->inputs);
+  ek__free_all(outputs, ek_module_outputs(self));
+  ek__free_all(inputs, ek_module_inputs(self));
   return status;
 }
 
@@ -192,18 +192,18 @@ static const ek_module_ops recompute_ops = {
 
 ek_status ek_recompute_create(ek_module **module, ek_module *inner) {
   EK__NOT_NULL("recompute", module);
-  EK__FAIL_IF(inner == NULL || inner->ops == NULL, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(inner == NULL || ek_module_table(inner) == NULL, EK_ERR_INVALID_ARGUMENT,
               "recompute: the inner module is NULL or not initialised");
-  EK__FAIL_IF(inner->criterion, EK_ERR_INVALID_ARGUMENT,
-              "recompute: %s is a criterion; recompute the model before it", inner->ops->kind);
-  EK__FAIL_IF(inner->targets >= inner->inputs, EK_ERR_INVALID_ARGUMENT,
-              "recompute: %s has %zu inputs, %zu of them targets", inner->ops->kind, inner->inputs,
-              inner->targets);
+  EK__FAIL_IF(ek_module_is_criterion(inner), EK_ERR_INVALID_ARGUMENT,
+              "recompute: %s is a criterion; recompute the model before it", ek_module_kind(inner));
+  EK__FAIL_IF(ek_module_targets(inner) >= ek_module_inputs(inner), EK_ERR_INVALID_ARGUMENT,
+              "recompute: %s has %zu inputs, %zu of them targets", ek_module_kind(inner),
+              ek_module_inputs(inner), ek_module_targets(inner));
   struct recompute made = {.inner = inner};
   ek_module_options o = EK_MODULE_OPTIONS_INIT;
-  o.inputs = inner->inputs - inner->targets;
-  o.outputs = inner->outputs;
-  o.targets = inner->targets;
+  o.inputs = ek_module_inputs(inner) - ek_module_targets(inner);
+  o.outputs = ek_module_outputs(inner);
+  o.targets = ek_module_targets(inner);
   EK_TRY(ek_module_init_with(&made.base, &recompute_ops, &o));
   EK_TRY(ek__new_copy(module, &made, sizeof made, "recompute"));
   ek_module_share(inner);

@@ -178,7 +178,7 @@ ek_status ek_parameter_count(ek_parameter_totals *totals, ek_module *module,
                              const ek_parameter_pattern *patterns, size_t pattern_count) {
   EK__NOT_NULL("ek_parameter_count", totals, module);
   struct ek__layout layout;
-  const bool f32 = (EK__TABLE_TYPES(module->ops) & EK_TYPES_F32) != 0;
+  const bool f32 = (EK__TABLE_TYPES(ek_module_table(module)) & EK_TYPES_F32) != 0;
   const ek_type type = f32 ? EK_F32 : EK_F64;
   EK_TRY(ek__layout_open(&layout, module, type, type, 0, patterns, pattern_count));
   *totals = (ek_parameter_totals){0};

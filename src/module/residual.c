@@ -47,11 +47,12 @@ static const ek_module_ops residual_ops = {
     .parameters = ek__composite_parameters};
 
 ek_status ek_residual_create(ek_module **module, ek_module *inner) {
-  EK__FAIL_IF(inner == NULL || inner->ops == NULL, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(inner == NULL || ek_module_table(inner) == NULL, EK_ERR_INVALID_ARGUMENT,
               "residual: the inner module is NULL or not initialised");
-  EK__FAIL_IF(inner->inputs != 1 || inner->outputs != 1, EK_ERR_INVALID_ARGUMENT,
-              "residual: %s has %zu inputs and %zu outputs, expected 1 and 1", inner->ops->kind,
-              inner->inputs, inner->outputs);
+  EK__FAIL_IF(ek_module_inputs(inner) != 1 || ek_module_outputs(inner) != 1,
+              EK_ERR_INVALID_ARGUMENT,
+              "residual: %s has %zu inputs and %zu outputs, expected 1 and 1",
+              ek_module_kind(inner), ek_module_inputs(inner), ek_module_outputs(inner));
   struct ek__composite made = {0};
   const ek_status status = ek__composite_add(&made, "inner", ek_module_share(inner));
   return ek__composite_create(module, &made, sizeof made, &residual_ops, 1, 1, status);

@@ -26,8 +26,9 @@
 
 static ek_status check_type(const struct ek__node *node, ek_type values) {
   char path[EK__PATH_SIZE];
-  if ((EK__TABLE_TYPES(node->module->ops) >> values & 1u) != 0) return EK_OK;
-  return ek__types_check(EK__TABLE_TYPES(node->module->ops), values, ek__node_path(path, node));
+  if ((EK__TABLE_TYPES(ek_module_table(node->module)) >> values & 1u) != 0) return EK_OK;
+  return ek__types_check(EK__TABLE_TYPES(ek_module_table(node->module)), values,
+                         ek__node_path(path, node));
 }
 
 /* A predict has none of the targets. */
@@ -93,7 +94,8 @@ struct ways {
  * their own affair. */
 static struct ways ways_of(const struct ek__node *node, ek_precision outer, ek_precision asked) {
   const ek_type values = ek_precision_type(asked);
-  const bool knows = ek__types_choose(EK__TABLE_TYPES(node->module->ops), values) == values;
+  const bool knows =
+      ek__types_choose(EK__TABLE_TYPES(ek_module_table(node->module)), values) == values;
   return (struct ways){outer, knows ? asked : EK_PRECISION_F32, asked};
 }
 
@@ -264,7 +266,7 @@ static ek_status forward_in_type(struct call *call, ek_pass *pass, ek_tensor *gi
                                  const ek_child_options *options, bool predict) {
   const struct ek__frame *frame = call->frames;
   const struct ek__node *node = frame->node;
-  const ek_module_ops *ops = node->module->ops;
+  const ek_module_ops *ops = ek_module_table(node->module);
   size_t record = 0;
   EK_TRY(prepare(call->frames, &record, pass, options, predict));
   begin(call, pass, predict ? "predict" : frame->backward ? "forward again" : "forward");
@@ -354,8 +356,8 @@ static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, si
     call.frames->records = record + 1;
   }
   begin(&call, pass, "backward");
-  ek_status status = run(&call, pass, EK__WAY_BACKWARD, node->module->ops->backward, grad_outputs,
-                         wanted);
+  ek_status status = run(&call, pass, EK__WAY_BACKWARD, ek_module_table(node->module)->backward,
+                         grad_outputs, wanted);
   if (status == EK_OK) status = ek__check_backward(pass, node, record, grad_outputs, wanted);
   if (record != EK__NO_RECORD) ek__record_drop(pass, record);
   return end(&call, pass, status);

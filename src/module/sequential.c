@@ -29,8 +29,8 @@ static const ek_module_ops sequential_ops = {
 
 ek_status ek__sequential_of(ek_module **module, struct ek__composite *m, ek_status status) {
   const size_t last = m->count - 1;
-  const size_t inputs = status == EK_OK ? m->children[0].module->inputs : 0;
-  const size_t outputs = status == EK_OK ? m->children[last].module->outputs : 0;
+  const size_t inputs = status == EK_OK ? ek_module_inputs(m->children[0].module) : 0;
+  const size_t outputs = status == EK_OK ? ek_module_outputs(m->children[last].module) : 0;
   return ek__composite_create(module, m, sizeof *m, &sequential_ops, inputs, outputs, status);
 }
 
@@ -38,12 +38,13 @@ static ek_status check_modules(ek_module *const *modules, size_t count) {
   EK__FAIL_IF(modules == NULL || count == 0, EK_ERR_INVALID_ARGUMENT,
               "sequential: no modules, expected 1 or more");
   for (size_t i = 0; i < count; i++) {
-    EK__FAIL_IF(modules[i] == NULL || modules[i]->ops == NULL, EK_ERR_INVALID_ARGUMENT,
+    EK__FAIL_IF(modules[i] == NULL || ek_module_table(modules[i]) == NULL, EK_ERR_INVALID_ARGUMENT,
                 "sequential: module %zu is NULL or not initialised", i);
-    EK__FAIL_IF(i > 0 && modules[i]->inputs != modules[i - 1]->outputs, EK_ERR_INVALID_ARGUMENT,
+    EK__FAIL_IF(i > 0 && ek_module_inputs(modules[i]) != ek_module_outputs(modules[i - 1]),
+                EK_ERR_INVALID_ARGUMENT,
                 "sequential: module %zu (%s) has %zu outputs, module %zu (%s) takes %zu", i - 1,
-                modules[i - 1]->ops->kind, modules[i - 1]->outputs, i, modules[i]->ops->kind,
-                modules[i]->inputs);
+                ek_module_kind(modules[i - 1]), ek_module_outputs(modules[i - 1]), i,
+                ek_module_kind(modules[i]), ek_module_inputs(modules[i]));
   }
   return EK_OK;
 }

@@ -58,7 +58,7 @@ START_TEST(the_gradient_in_forward) {
   ek_tensor *t = ck_tensor(rig, targets, CK_SHAPE(1, COLUMNS));
   for (int scaled = 0; scaled < 2; scaled++) {
     ek_criterion *c = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
-    if (scaled == 1) c->coefficients = &half;
+    if (scaled == 1) c->private_members.coefficients = &half;
     struct ck_loss loss = ck_loss_open(rig, c, false);
     double totals[2];
     ek_memory_usage before, after;
@@ -214,13 +214,13 @@ START_TEST(bad_constants) {
            "the initial values of weights are NULL");
   const size_t terms[] = {0, EK_MAX_TERMS + 1};
   for (size_t i = 0; i < 2; i++) {
-    criterion->base.terms = terms[i];
+    criterion->base.private_members.terms = terms[i];
     ck_fails(ek_criterion_check(criterion), EK_ERR_INVALID_ARGUMENT, "1 to 64 terms");
   }
   ck_fails(ek_replica_open(&replica, rig->device, &criterion->base, NULL), EK_ERR_INVALID_ARGUMENT,
            "1 to 64 terms, not 65");
   ck_assert_ptr_null(replica);
-  ck_assert_int_eq(criterion->base.references, 1);
+  ck_assert_int_eq(criterion->base.private_members.references, 1);
   ek_criterion_free(criterion);
   ck_rig_close(rig);
 }
@@ -369,7 +369,7 @@ END_TEST
 START_TEST(bad_bases) {
   ek_criterion c;
   ek_criterion *made = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
-  ek_module_ops ops = *made->base.ops;
+  ek_module_ops ops = *ek_module_table(&made->base);
   ek_criterion_free(made);
   const ek_module_ops good = ops;
   ck_fails(ek_criterion_init(NULL, &ops, 1, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
@@ -399,27 +399,28 @@ START_TEST(bad_bases) {
            "reduction");
   ck_ok(ek_criterion_init(&c, &good, 2, 0, EK_REDUCTION_SUM));
   ck_assert_uint_eq(ek_criterion_outputs(&c), 2);
-  ck_assert_uint_eq(c.base.outputs, 1);
-  ck_assert_uint_eq(c.base.terms, 1);
-  ck_assert_ptr_null(c.coefficients);
-  ck_assert_int_eq(c.base.references, 1);
+  ck_assert_uint_eq(ek_module_outputs(&c.base), 1);
+  ck_assert_uint_eq(ek_module_terms(&c.base), 1);
+  ck_assert_ptr_null(ek_criterion_coefficients(&c));
+  ck_assert_int_eq(c.base.private_members.references, 1);
   ck_ok(ek_criterion_init(&c, &good, 2, 3, EK_REDUCTION_NONE));
-  ck_assert_uint_eq(c.base.inputs, 5);
-  ck_assert_uint_eq(c.base.targets, 3);
-  ck_assert_uint_eq(c.base.outputs, 2);
-  c.base.outputs = 1;
+  ck_assert_uint_eq(ek_module_inputs(&c.base), 5);
+  ck_assert_uint_eq(ek_module_targets(&c.base), 3);
+  ck_assert_uint_eq(ek_module_outputs(&c.base), 2);
+  c.base.private_members.outputs = 1;
   ck_fails(ek_criterion_check(&c), EK_ERR_INVALID_ARGUMENT, "2 to 2 results");
 
   const double halves[] = {0.5, 0.5, 0.5};
   ek_criterion_options options = EK_CRITERION_OPTIONS_INIT;
   ck_ok(ek_criterion_init_with(&c, &good, NULL));
-  ck_assert(c.base.inputs == 2 && c.base.targets == 1 && c.base.terms == 1);
+  ck_assert(ek_module_inputs(&c.base) == 2 && ek_module_targets(&c.base) == 1 &&
+            ek_module_terms(&c.base) == 1);
   ck_assert_ptr_eq(ek_criterion_of(&c.base), &c);
   options.terms = 3;
   options.coefficients = halves;
   ck_ok(ek_criterion_init_with(&c, &good, &options));
-  ck_assert_uint_eq(c.base.terms, 3);
-  ck_assert_ptr_eq(c.coefficients, halves);
+  ck_assert_uint_eq(ek_module_terms(&c.base), 3);
+  ck_assert_ptr_eq(ek_criterion_coefficients(&c), halves);
   options.predictions = 1; /* without the slot */
   ck_fails(ek_criterion_init_with(&c, &good, &options), EK_ERR_INVALID_ARGUMENT,
            "0 to 0 predictions, not 1");

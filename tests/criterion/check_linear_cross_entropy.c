@@ -181,7 +181,7 @@ static void training_close(struct training *t) {
 }
 
 static ek_status try_backward(struct training *t, const struct batch *b, bool accumulate) {
-  const bool one = t->module->terms > 0;
+  const bool one = ek_module_terms(t->module) > 0;
   ek_shards outputs = {0};
   ek_criterion_backward_options o = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   o.accumulate = accumulate;

@@ -14,7 +14,7 @@
 static ek_criterion *make(ek_reduction reduction) {
   ek_criterion *criterion = NULL;
   ck_ok(ek_mean_squared_error_create(&criterion, reduction));
-  ck_assert_int_eq(criterion->reduction, reduction);
+  ck_assert_int_eq(ek_criterion_reduction(criterion), reduction);
   return criterion;
 }
 

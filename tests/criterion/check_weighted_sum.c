@@ -88,10 +88,10 @@ START_TEST(equals_its_terms_one_by_one) {
   struct data d = make_data(rig);
   ek_criterion *criterion = whole(_i % FORMS);
   ck_assert_uint_eq(ek_criterion_outputs(criterion), 3);
-  ck_assert_uint_eq(criterion->base.targets, 3);
-  ck_assert_uint_eq(criterion->base.terms, 3);
+  ck_assert_uint_eq(ek_module_targets(&criterion->base), 3);
+  ck_assert_uint_eq(ek_module_terms(&criterion->base), 3);
   const double coefficients[] = {1.0, 0.5, -0.75}; /* products of exact numbers */
-  ck_within("coefficients", criterion->coefficients, coefficients, NULL, 3);
+  ck_within("coefficients", ek_criterion_coefficients(criterion), coefficients, NULL, 3);
 
   struct ck_loss loss = ck_loss_open(rig, criterion, true);
   const double scales[] = {0.3, -1.25, 2.0};
@@ -152,7 +152,7 @@ START_TEST(out_of_memory) {
              "weighted_sum");
   }
   ek_host_memory_fail_at(0);
-  ck_assert_int_eq(part->base.references, 1);
+  ck_assert_int_eq(part->base.private_members.references, 1);
   ek_criterion_free(part);
   criterion = whole(NESTED_LAST);
   ck_loss_failures(rig, criterion, d.outputs, d.targets);
@@ -283,7 +283,7 @@ START_TEST(uneven_shards_make_the_whole) {
     }
   }
   double whole_loss[2], whole_scales[3], shard_loss[2], shard_scales[3];
-  const double *c = loss.criterion->coefficients;
+  const double *c = ek_criterion_coefficients(loss.criterion);
   combine(rig, whole_loss, whole_scales, once, c, 3, true);
   combine(rig, shard_loss, shard_scales, parts, c, 3, true);
   double bound[3], size = 0;
@@ -316,19 +316,19 @@ START_TEST(refused) {
   ck_fails(ek_weighted_sum_create(&w, terms, c, 0), EK_ERR_INVALID_ARGUMENT, "no terms");
   ck_fails(ek_weighted_sum_create(&w, terms, c, EK_MAX_TENSORS + 1), EK_ERR_INVALID_ARGUMENT,
            "more than 16 outputs");
-  mean->base.terms = 5; /* as a criterion of a program's own may have */
+  mean->base.private_members.terms = 5; /* as a criterion of a program's own may have */
   ck_fails(ek_weighted_sum_create(&w, terms, c, 13), EK_ERR_INVALID_ARGUMENT, "more than 64 terms");
-  mean->base.terms = 0;
+  mean->base.private_members.terms = 0;
   ck_fails(ek_weighted_sum_create(&w, terms, c, 1), EK_ERR_INVALID_ARGUMENT, "1 to 64 terms");
-  mean->base.terms = 1;
-  mean->base.inputs = 1; /* the target */
+  mean->base.private_members.terms = 1;
+  mean->base.private_members.inputs = 1; /* the target */
   ck_fails(ek_weighted_sum_create(&w, terms, c, 1), EK_ERR_INVALID_ARGUMENT, "1 to 16 outputs");
-  mean->base.inputs = 10;
-  mean->base.targets = 9;
+  mean->base.private_members.inputs = 10;
+  mean->base.private_members.targets = 9;
   ck_fails(ek_weighted_sum_create(&w, terms, c, 2), EK_ERR_INVALID_ARGUMENT,
            "more than 16 targets");
-  mean->base.inputs = 2;
-  mean->base.targets = 1;
+  mean->base.private_members.inputs = 2;
+  mean->base.private_members.targets = 1;
   terms[1] = NULL;
   ck_fails(ek_weighted_sum_create(&w, terms, c, 2), EK_ERR_INVALID_ARGUMENT, "terms[1] is NULL");
   ck_fails(ek_weighted_sum_create(&w, &terms[1], c, 1), EK_ERR_INVALID_ARGUMENT,
@@ -347,21 +347,21 @@ START_TEST(refused) {
   }
   c[1] = 1;
   ck_assert_ptr_null(w);
-  ck_assert_int_eq(mean->base.references, 1);
+  ck_assert_int_eq(mean->base.private_members.references, 1);
 
   /* As many as there may be, one more through nesting, and a product that overflows. */
   ck_ok(ek_weighted_sum_create(&w, terms, c, EK_MAX_TENSORS));
-  ck_assert_uint_eq(w->base.terms, EK_MAX_TENSORS);
-  ck_assert_int_eq(mean->base.references, 1 + EK_MAX_TENSORS);
+  ck_assert_uint_eq(ek_module_terms(&w->base), EK_MAX_TENSORS);
+  ck_assert_int_eq(mean->base.private_members.references, 1 + EK_MAX_TENSORS);
   ek_criterion *more[] = {mean, w}, *outer = NULL;
   ck_fails(ek_weighted_sum_create(&outer, more, c, 2), EK_ERR_INVALID_ARGUMENT, "16 outputs");
   ek_criterion_free(w);
-  ck_assert_int_eq(mean->base.references, 1);
+  ck_assert_int_eq(mean->base.private_members.references, 1);
   const double huge = 1e200;
   ck_ok(ek_weighted_sum_create(&w, terms, &huge, 1));
   ck_fails(ek_weighted_sum_create(&outer, &w, &huge, 1), EK_ERR_INVALID_ARGUMENT, "not finite");
   ck_assert_ptr_null(outer);
-  ck_assert_int_eq(w->base.references, 1);
+  ck_assert_int_eq(w->base.private_members.references, 1);
   ek_criterion_free(w);
 
   /* As many terms with constants as one likes. */
@@ -383,7 +383,7 @@ START_TEST(targets_keep_the_types_of_their_parts) {
   ek_criterion *outer[] = {sum_of(inner, ones, 2), squared(EK_REDUCTION_MEAN)};
   ek_criterion *sum = sum_of(outer, ones, 2);
   const ek_type wanted[] = {0, 0, 0, 0, EK_I32, 0};
-  ck_assert_uint_eq(sum->base.inputs, 6);
+  ck_assert_uint_eq(ek_module_inputs(&sum->base), 6);
   for (size_t i = 0; i < 6; i++) {
     ck_assert_int_eq(ek_module_input_type(&sum->base, i), wanted[i]);
   }

@@ -94,7 +94,7 @@ static void backward(struct training *t, const struct batch *b, bool accumulate,
                      double *loss) {
   ek_shards outputs = {0}, shards[2] = {{0}};
   const ek_tensor inputs[] = {b->input, b->target};
-  const bool pair = t->module->terms == 0;
+  const bool pair = ek_module_terms(t->module) == 0;
   ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   options.accumulate = accumulate;
   if (cut) {
@@ -327,7 +327,7 @@ static ek_module *with_early_loss(int number, bool early) {
   ek_criterion *criterion = entropy();
   if (number == 3) {
     static const double half = 0.5; /* of the criterion, which the module takes over */
-    criterion->coefficients = &half;
+    criterion->private_members.coefficients = &half;
   }
   return ck_together(linear(), criterion);
 }
@@ -451,7 +451,7 @@ START_TEST(parts_that_do_not_fit) {
   ek_host_memory_fail_at(1);
   ck_fails(ek_with_criterion_create(&module, model, criterion), EK_ERR_OUT_OF_MEMORY, "memory");
   ek_host_memory_fail_at(0);
-  ck_assert_int_eq(model->references, 1);
+  ck_assert_int_eq(model->private_members.references, 1);
   ck_ok(ek_with_criterion_create(&whole, model, criterion));
   ck_fails(ek_with_criterion_create(&module, whole, criterion), EK_ERR_INVALID_ARGUMENT,
            "already has targets or a loss");
@@ -459,10 +459,10 @@ START_TEST(parts_that_do_not_fit) {
 
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model *parallel = NULL;
-  criterion->base.terms = 2; /* after they were put together */
+  criterion->base.private_members.terms = 2; /* after they were put together */
   ck_fails(ek_data_parallel_model_open(&parallel, group, whole, NULL), EK_ERR_STATE,
            "cross_entropy changed");
-  criterion->base.terms = 1;
+  criterion->base.private_members.terms = 1;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.broadcast_inputs = 2;
   ck_fails(ek_data_parallel_model_open(&parallel, group, whole, &options), EK_ERR_INVALID_ARGUMENT,

@@ -102,7 +102,7 @@ static ek_status evaluate(struct run *run, int64_t rows) {
   ek_shards outputs[FUZZ_BATCH_TENSORS] = {{0}};
   const ek_status status = ek_data_parallel_model_forward(outputs, run->training.model, batch.input,
                                                           batch.inputs, &options);
-  for (size_t i = 0; i < run->training.module->outputs; i++) ek_shards_free(&outputs[i]);
+  for (size_t i = 0; i < ek_module_outputs(run->training.module); i++) ek_shards_free(&outputs[i]);
   return status;
 }
 

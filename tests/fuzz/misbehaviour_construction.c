@@ -68,14 +68,15 @@ static ek_status odd_parameters(const ek_module *base, ek_declaration *declarati
 static ek_status odd_forward(const ek_module *base, ek_pass *pass, const ek_tensor *inputs,
                              ek_tensor *outputs) {
   (void)pass;
-  for (size_t i = 0; i < base->outputs; i++) EK_TRY(ek_tensor_share(&outputs[i], &inputs[0]));
+  for (size_t i = 0; i < ek_module_outputs(base); i++)
+    EK_TRY(ek_tensor_share(&outputs[i], &inputs[0]));
   return EK_OK;
 }
 
 static ek_status odd_backward(const ek_module *base, ek_pass *pass, const ek_tensor *grad_outputs,
                               ek_tensor *grad_inputs) {
   (void)pass;
-  for (size_t i = 0; grad_inputs != NULL && i < base->inputs; i++) {
+  for (size_t i = 0; grad_inputs != NULL && i < ek_module_inputs(base); i++) {
     EK_TRY(ek_tensor_share(&grad_inputs[i], &grad_outputs[0]));
   }
   return EK_OK;
@@ -146,15 +147,16 @@ static ek_status loss_forward(const ek_module *self, ek_pass *pass, const ek_ten
                               ek_tensor *outputs) {
   EK_TRY(ek_pass_totals(&outputs[0], pass));
   EK_TRY(ek_op_fill(ek_pass_stream(pass), &outputs[0], 1.0));
-  if (self->outputs == 2) EK_TRY(ek_tensor_share(&outputs[1], &inputs[0]));
-  for (size_t i = 0; i < self->inputs - self->targets; i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
+  if (ek_module_outputs(self) == 2) EK_TRY(ek_tensor_share(&outputs[1], &inputs[0]));
+  for (size_t i = 0; i < ek_module_inputs(self) - ek_module_targets(self); i++)
+    EK_TRY(ek_pass_save(pass, &inputs[i]));
   return EK_OK;
 }
 
 static ek_status loss_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                                ek_tensor *grad_inputs) {
   (void)grad_outputs;
-  for (size_t i = self->inputs - self->targets; i-- > 0;) {
+  for (size_t i = ek_module_inputs(self) - ek_module_targets(self); i-- > 0;) {
     ek_tensor output = {0};
     EK_TRY(ek_pass_take(&output, pass));
     ek_status status = ek_pass_input_gradient(&grad_inputs[i], pass, &output);
@@ -191,8 +193,8 @@ static ek_status make_criterion(ek_criterion **criterion, size_t outputs,
   for (size_t i = 0; i < MOST_COEFFICIENTS; i++) coefficients[i] = 1;
   if (fuzz_one_in(input, 8)) coefficients[0] = fuzz_real(input);
   const bool without_values = fuzz_one_in(input, 8);
-  if (fuzz_one_in(input, 4)) self->base.base.terms = terms[fuzz_choice(input, 6)];
-  if (!fuzz_one_in(input, 4)) self->base.coefficients = coefficients;
+  if (fuzz_one_in(input, 4)) self->base.base.private_members.terms = terms[fuzz_choice(input, 6)];
+  if (!fuzz_one_in(input, 4)) self->base.private_members.coefficients = coefficients;
   if (!fuzz_one_in(input, 8) && !without_values) self->values = values;
   if (fuzz_one_in(input, 4)) self->buffers = read_count(input) % 5;
   *criterion = &self->base;
@@ -232,8 +234,8 @@ static ek_status make_rule(ek_optimizer **rule, struct fuzz_input *input) {
 static ek_status run_step(struct fuzz_training *training) {
   static double values[ROWS * WIDTH];
   const int64_t shape[] = {ROWS, WIDTH};
-  struct fuzz_batch batch = {.inputs = training->module->inputs,
-                             .targets = training->criterion->base.targets};
+  struct fuzz_batch batch = {.inputs = ek_module_inputs(training->module),
+                             .targets = ek_module_targets(&training->criterion->base)};
   for (size_t i = 0; i < batch.inputs; i++) {
     FUZZ_OK(ek_tensor_host(&batch.input[i], values, EK_F32, 2, shape));
   }
@@ -249,7 +251,7 @@ static ek_status try_all(struct fuzz_training *training, struct fuzz_input *inpu
   setup.model.type = EK_F32;
   EK_TRY(make_rule(&training->rule, input));
   EK_TRY(make_module(&training->module, input));
-  EK_TRY(make_criterion(&training->criterion, training->module->outputs, input));
+  EK_TRY(make_criterion(&training->criterion, ek_module_outputs(training->module), input));
   EK_TRY(fuzz_training_open(training, &setup));
   return run_step(training);
 }

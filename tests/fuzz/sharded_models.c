@@ -87,7 +87,7 @@ static ek_module *freeze(ek_module *child, unsigned mask) {
     memcpy(m->own[m->count++].shape, info.value.shape, sizeof info.value.shape);
   }
   ek_replica_free(replica);
-  FUZZ_OK(ek_module_init(&m->base, &frozen_ops, child->inputs, child->outputs));
+  FUZZ_OK(ek_module_init(&m->base, &frozen_ops, ek_module_inputs(child), ek_module_outputs(child)));
   return &m->base;
 }
 
@@ -210,8 +210,9 @@ ek_status sharded_model(ek_module **module, ek_criterion **criterion, struct sha
   *criterion = NULL;
   EK_TRY(make_module(&made, &about->own_loss, input));
   ek_status status = EK_OK;
-  if (made->terms == 0) EK_TRY_GOTO(status, ek_cross_entropy_create(criterion, NULL), cleanup);
-  if (made->terms == 0 && about->own_loss) {
+  if (ek_module_terms(made) == 0)
+    EK_TRY_GOTO(status, ek_cross_entropy_create(criterion, NULL), cleanup);
+  if (ek_module_terms(made) == 0 && about->own_loss) {
     EK_TRY_GOTO(status, ek_with_criterion_create(&whole, made, *criterion), cleanup);
     ek_criterion_free(*criterion);
     ek_module_free(made);

@@ -65,7 +65,7 @@ void fuzz_training_close(struct fuzz_training *training) {
 static ek_status run_batch(struct fuzz_training *training, const struct fuzz_batch *batch,
                            bool accumulate) {
   ek_shards outputs[FUZZ_BATCH_TENSORS] = {{0}};
-  const size_t count = training->module->outputs;
+  const size_t count = ek_module_outputs(training->module);
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   forward.scatter = batch->scatter;

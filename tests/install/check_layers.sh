@@ -127,5 +127,15 @@ while IFS= read -r file; do
   done < <(includes_of "$file")
 done < <(find bench examples tests -name '*.[ch]' -not -path 'tests/cu*' 2>/dev/null | sort)
 
+# What a module and a criterion have inside is for the two files that fill it in, and for tests of
+# misuse.
+while IFS= read -r file; do
+  case $file in
+    src/module/module.c | criterion/criterion.c) ;;
+    *) complain "$file uses private_members of a module or a criterion" ;;
+  esac
+done < <(grep -rlF private_members src parallel training criterion check bench examples docs/*.md \
+  README.md --include='*.[ch]' --include='*.md' 2>/dev/null || true)
+
 ((failed == 0)) && printf 'check_layers: includes go down only\n'
 exit "$failed"

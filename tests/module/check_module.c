@@ -53,9 +53,9 @@ START_TEST(init) {
   ek_module module;
   ck_ok(ek_module_init(&module, &declarer_ops, 1, 1));
   ck_ok(ek_module_init(&module, &declarer_ops, EK_MAX_TENSORS, EK_MAX_TENSORS));
-  ck_assert_ptr_eq(module.ops, &declarer_ops);
-  ck_assert_uint_eq(module.inputs, EK_MAX_TENSORS);
-  ck_assert_uint_eq(module.outputs, EK_MAX_TENSORS);
+  ck_assert_ptr_eq(ek_module_table(&module), &declarer_ops);
+  ck_assert_uint_eq(ek_module_inputs(&module), EK_MAX_TENSORS);
+  ck_assert_uint_eq(ek_module_outputs(&module), EK_MAX_TENSORS);
 
   ek_module_ops ops = declarer_ops;
   ops.parameters = NULL;
@@ -66,13 +66,15 @@ START_TEST(init) {
   ck_fails(ek_module_init(&module, &ops, 1, SIZE_MAX), EK_ERR_INVALID_ARGUMENT, "");
   ek_module_options options = EK_MODULE_OPTIONS_INIT;
   ck_ok(ek_module_init_with(&module, &ops, NULL));
-  ck_assert(module.inputs == 1 && module.outputs == 1 && module.targets == 0);
+  ck_assert(ek_module_inputs(&module) == 1 && ek_module_outputs(&module) == 1 &&
+            ek_module_targets(&module) == 0);
   ck_assert_ptr_null(ek_criterion_of(&module));
   ck_assert_ptr_null(ek_criterion_of(NULL));
   options.targets = EK_MAX_TENSORS;
   options.inputs = 2;
   ck_ok(ek_module_init_with(&module, &ops, &options));
-  ck_assert(module.inputs == 2 + EK_MAX_TENSORS && module.targets == EK_MAX_TENSORS);
+  ck_assert(ek_module_inputs(&module) == 2 + EK_MAX_TENSORS &&
+            ek_module_targets(&module) == EK_MAX_TENSORS);
   options.predictions = 1; /* without the slot */
   ck_fails(ek_module_init_with(&module, &ops, &options), EK_ERR_INVALID_ARGUMENT,
            "0 to 0 predictions, not 1");
@@ -391,10 +393,33 @@ END_TEST
 START_TEST(terms_without_a_criterion) {
   struct declarer module = {.declare = NULL};
   ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
-  module.base.terms = 1;
+  module.base.private_members.terms = 1;
   ck_assert_ptr_null(ek_criterion_of(&module.base));
+  ck_assert(!ek_module_is_criterion(&module.base));
   ck_replica_fails(&module.base, "plan:1", EK_ERR_INVALID_ARGUMENT, "0 to 0 terms, not 1");
   ek_module_free(&module.base);
+}
+END_TEST
+
+START_TEST(what_a_module_is_can_be_read) {
+  ek_module_options options = EK_MODULE_OPTIONS_INIT;
+  struct declarer module = {.declare = NULL};
+  options.inputs = 2;
+  options.outputs = 4;
+  options.targets = 3;
+  ck_ok(ek_module_init_with(&module.base, &declarer_ops, &options));
+  ck_assert_ptr_eq(ek_module_table(&module.base), &declarer_ops);
+  ck_assert_str_eq(ek_module_kind(&module.base), declarer_ops.kind);
+  ck_assert_uint_eq(ek_module_inputs(&module.base), 5);
+  ck_assert_uint_eq(ek_module_outputs(&module.base), 4);
+  ck_assert_uint_eq(ek_module_targets(&module.base), 3);
+  ck_assert(ek_module_predictions(&module.base) == 0 && ek_module_terms(&module.base) == 0);
+  ek_module_free(&module.base);
+  ck_assert(ek_module_table(NULL) == NULL && strcmp(ek_module_kind(NULL), "") == 0);
+  ck_assert(ek_module_inputs(NULL) + ek_module_outputs(NULL) + ek_module_targets(NULL) == 0);
+  ck_assert(ek_module_predictions(NULL) + ek_module_terms(NULL) == 0);
+  ck_assert(!ek_module_is_criterion(NULL) && ek_criterion_coefficients(NULL) == NULL);
+  ck_assert(ek_criterion_outputs(NULL) == 0 && ek_criterion_reduction(NULL) == EK_REDUCTION_MEAN);
 }
 END_TEST
 
@@ -566,6 +591,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tcase, frozen_by_path, 0, (int)(sizeof by_path / sizeof *by_path));
   tcase_add_test(tcase, wrapped_child_freezes_its_own);
   tcase_add_test(tcase, terms_without_a_criterion);
+  tcase_add_test(tcase, what_a_module_is_can_be_read);
   tcase_add_test(tcase, no_declaration);
   return suite;
 }

@@ -222,7 +222,7 @@ static ek_status fragile_backward(const ek_module *self, ek_pass *pass,
   (void)self, (void)pass;
   return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
 }
-static void fragile_free(ek_module *self) { self->ops = NULL; }
+static void fragile_free(ek_module *self) { self->private_members.ops = NULL; }
 
 /* y = x; says in which of its forwards y was wanted, and spoils it in the others. */
 struct asked {
@@ -500,7 +500,7 @@ static ek_status create_fragile(ek_module **module) {
 /* y = x; looks at a target, which must be the same the second time. */
 static ek_status looks_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                ek_tensor *outputs) {
-  ck_assert_uint_eq(self->targets, 1);
+  ck_assert_uint_eq(ek_module_targets(self), 1);
   ck_assert_int_eq(inputs[1].type, EK_I32);
   EK_TRY(ek_pass_save(pass, &inputs[1]));
   return ek_tensor_share(&outputs[0], &inputs[0]);
@@ -536,8 +536,8 @@ START_TEST(targets) {
   ck_ok(ek_module_init_with(&looks, &looks_ops, &options));
   ck_ok(ek_recompute_create(&module, &looks));
   ek_module_free(&looks);
-  ck_assert_uint_eq(module->inputs, 2);
-  ck_assert_uint_eq(module->targets, 1);
+  ck_assert_uint_eq(ek_module_inputs(module), 2);
+  ck_assert_uint_eq(ek_module_targets(module), 1);
   ck_ok(ek_replica_open(&replica, device, module, NULL));
   ck_ok(ek_pass_open(&pass, replica, NULL));
   ck_ok(ek_pass_run_forward(&y, pass, in));
@@ -550,7 +550,7 @@ START_TEST(targets) {
   ek_pass_free(pass);
   ek_replica_free(replica);
   ek_module_free(module);
-  ck_assert_ptr_null(looks.ops);
+  ck_assert_ptr_null(ek_module_table(&looks));
   ck_no_memory_held(group);
   ek_group_free(group);
 }
@@ -581,7 +581,7 @@ START_TEST(bad_input) {
   ck_fails(ek_recompute_create(&module, &loss->base), EK_ERR_INVALID_ARGUMENT,
            "recompute: cross_entropy is a criterion");
   ck_ok(ek_module_init(&two, &fragile_ops, 1, 1));
-  two.inputs = 0;
+  two.private_members.inputs = 0;
   ck_fails(ek_recompute_create(&module, &two), EK_ERR_INVALID_ARGUMENT, "fragile has 0 inputs");
   ck_assert_ptr_null(module);
   ek_criterion_free(loss);

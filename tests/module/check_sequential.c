@@ -217,7 +217,7 @@ static ek_status never_backward(const ek_module *self, ek_pass *pass, const ek_t
   (void)self, (void)pass, (void)grad_outputs, (void)grad_inputs;
   return ek_error_set(EK_ERR_INTERNAL, "never: was run");
 }
-static void never_free(ek_module *self) { self->ops = NULL; }
+static void never_free(ek_module *self) { self->private_members.ops = NULL; }
 static const ek_module_ops never_ops = {.size = sizeof(ek_module_ops),
                                         .kind = "never",
                                         .forward = never_forward,
@@ -371,11 +371,11 @@ START_TEST(bad_input) {
            "module 0 (relu) has 1 outputs, module 1 (never) takes 2");
   ck_assert_ptr_null(module);
   ck_ok(ek_sequential_create(&module, fitting, 2));
-  ck_assert_uint_eq(module->inputs, 2);
-  ck_assert_uint_eq(module->outputs, 2);
+  ck_assert_uint_eq(ek_module_inputs(module), 2);
+  ck_assert_uint_eq(ek_module_outputs(module), 2);
   ek_module_free(module);
   ek_module_free(&two);
-  ck_assert_ptr_null(two.ops); /* the sequential had references and gave them back */
+  ck_assert_ptr_null(ek_module_table(&two)); /* the sequential had references and gave them back */
   ek_module_free(relu);
   ck_host_failures(create_three);
 

@@ -64,12 +64,12 @@ struct forwarded {
 static void forward(struct forwarded *f, struct ck_training *t, const struct ck_batch *batch) {
   memset(f, 0, sizeof *f);
   ck_ok(ek_data_parallel_model_forward(f->outputs, t->model, batch->input, batch->inputs, NULL));
-  ck_ok(ek_data_parallel_criterion_forward(t->loss, f->outputs, t->module->outputs, batch->target,
-                                           batch->targets));
+  ck_ok(ek_data_parallel_criterion_forward(t->loss, f->outputs, ek_module_outputs(t->module),
+                                           batch->target, batch->targets));
 }
 
 static void drop(struct forwarded *f, const struct ck_training *t) {
-  for (size_t i = 0; i < t->module->outputs; i++) ek_shards_free(&f->outputs[i]);
+  for (size_t i = 0; i < ek_module_outputs(t->module); i++) ek_shards_free(&f->outputs[i]);
 }
 
 /* Single losses, gathered, are the loss of `sum`; factors of 2 double the gradient. */
@@ -141,8 +141,8 @@ CK_LOOP(outputs_are_kept_or_not, CASES) {
     ck_get(after, part);
     if (keep == 1) ck_same_bits("output", after, before, size);
     if (keep == 0) ck_assert_double_gt(ck_rel_l2(after, before, size), 0.01);
-    const ek_status again = ek_data_parallel_criterion_forward(t.loss, f.outputs, t.module->outputs,
-                                                               batch.target, batch.targets);
+    const ek_status again = ek_data_parallel_criterion_forward(
+        t.loss, f.outputs, ek_module_outputs(t.module), batch.target, batch.targets);
     ck_assert_int_eq(again, keep == 1 ? EK_OK : EK_ERR_STATE);
     gradients[keep] = ck_training_read(&t, CK_GRADIENTS, &count);
     drop(&f, &t);
@@ -226,13 +226,13 @@ CK_LOOP(when_forward_overwrites, CASES) {
     ck_ok(ek_data_parallel_model_forward(f.outputs, t.model, batch.input, batch.inputs,
                                          trains ? NULL : &evaluation));
     double *before = read_part(&f, &size);
-    ck_ok(ek_data_parallel_criterion_forward(t.loss, f.outputs, t.module->outputs, batch.target,
-                                             batch.targets));
+    ck_ok(ek_data_parallel_criterion_forward(t.loss, f.outputs, ek_module_outputs(t.module),
+                                             batch.target, batch.targets));
     double *after = read_part(&f, &size);
     const double change = ck_rel_l2(after, before, size);
     ck_assert_msg(trains && writes ? change > 0.01 : change == 0, "changed by %g", change);
-    const ek_status again = ek_data_parallel_criterion_forward(t.loss, f.outputs, t.module->outputs,
-                                                               batch.target, batch.targets);
+    const ek_status again = ek_data_parallel_criterion_forward(
+        t.loss, f.outputs, ek_module_outputs(t.module), batch.target, batch.targets);
     ck_assert_int_eq(again, trains ? EK_ERR_STATE : EK_OK);
     if (trains) ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
     drop(&f, &t);

@@ -36,7 +36,7 @@ static double *whole(const ek_shards *output) {
 }
 
 static void free_outputs(ek_shards *outputs, const struct ck_training *t) {
-  for (size_t i = 0; i < t->module->outputs; i++) ek_shards_free(&outputs[i]);
+  for (size_t i = 0; i < ek_module_outputs(t->module); i++) ek_shards_free(&outputs[i]);
 }
 
 /* ---- modes ---- */
@@ -96,7 +96,7 @@ CK_LOOP(outputs_lie_where_they_should, (CK_WORKLOADS * CK_PLACEMENTS)) {
   for (int cut = 0; cut < 2; cut++) {
     forward.scatter = cut == 0 ? NULL : &scatter;
     ck_ok(ek_data_parallel_model_forward(got, many.model, batch.input, batch.inputs, &forward));
-    for (size_t i = 0; i < many.module->outputs; i++) {
+    for (size_t i = 0; i < ek_module_outputs(many.module); i++) {
       lies_right(&got[i], &many, cut == 0 ? even : uneven);
       double *a = whole(&got[i]), *b = whole(&want[i]);
       ck_assert_double_le(ck_rel_l2(a, b, ek_tensor_count(&want[i].parts[0])), 1e-6);
@@ -170,7 +170,7 @@ CK_LOOP(no_gradient_forward, CK_PLACEMENTS) {
 static double *own_backward(struct ck_training *t, const struct ck_batch *batch, int64_t *count) {
   ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
   ck_ok(ek_data_parallel_model_forward(outputs, t->model, batch->input, batch->inputs, NULL));
-  ck_ok(ek_data_parallel_model_backward(t->model, outputs, t->module->outputs, NULL));
+  ck_ok(ek_data_parallel_model_backward(t->model, outputs, ek_module_outputs(t->module), NULL));
   free_outputs(outputs, t);
   return ck_training_read(t, CK_GRADIENTS, count);
 }

@@ -83,8 +83,8 @@ struct ck_bed *ck_bed_open(const struct ck_module_case *module_case, ek_type typ
   bed->group = ck_open(spec, 0);
   bed->device = ek_group_device(bed->group, 0);
   ck_ok(module_case->create(&bed->module));
-  bed->inputs = bed->module->inputs;
-  bed->outputs = bed->module->outputs;
+  bed->inputs = ek_module_inputs(bed->module);
+  bed->outputs = ek_module_outputs(bed->module);
   ck_assert_uint_eq(bed->inputs, module_case->inputs);
   ck_assert_uint_le(bed->outputs, CK_MODULE_TENSORS);
 

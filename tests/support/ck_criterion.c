@@ -8,7 +8,7 @@
 #include <evenkeel/memory.h>
 
 static ek_tensor terms_tensor(const struct ck_rig *rig, const ek_criterion *criterion) {
-  const int64_t shape[] = {(int64_t)criterion->base.terms, 2};
+  const int64_t shape[] = {(int64_t)ek_module_terms(&criterion->base), 2};
   ek_tensor tensor = {0};
   ck_ok(ek_tensor_create(&tensor, rig->device, EK_MEMORY_WORKSPACE, EK_F64, 2, shape));
   return tensor;
@@ -56,12 +56,15 @@ ek_status ck_loss_try_forward(struct ck_loss *loss, const ek_tensor *outputs,
   ek_tensor inputs[EK_MAX_INPUTS] = {{0}}, results[EK_MAX_TENSORS] = {{0}};
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.training = false;
+  const double *coefficients = ek_criterion_coefficients(c);
   options.promise.overwrite_inputs = !loss->keep_outputs;
   options.promise.totals = &loss->totals;
-  if (now) options.promise.gradient_now = c->coefficients == NULL ? 1 : c->coefficients[0];
+  if (now) options.promise.gradient_now = coefficients == NULL ? 1 : coefficients[0];
   drop_pass(loss);
   for (size_t i = 0; i < ek_criterion_outputs(c); i++) inputs[i] = outputs[i];
-  for (size_t i = 0; i < c->base.targets; i++) inputs[ek_criterion_outputs(c) + i] = targets[i];
+  for (size_t i = 0; i < ek_module_targets(&c->base); i++) {
+    inputs[ek_criterion_outputs(c) + i] = targets[i];
+  }
   EK_TRY(ek_pass_open(&loss->pass, loss->replica, &options));
   EK_TRY(ek_pass_run_forward(results, loss->pass, inputs));
   ck_assert(results[0].data == loss->totals.data);
@@ -111,7 +114,7 @@ ek_status ck_loss_try_backward(struct ck_loss *loss, const ek_tensor *factors) {
   const ek_status status = ek_pass_run_backward(results, loss->pass, gradients);
   ek_tensor_free(&made);
   if (status != EK_OK) return status;
-  for (size_t i = 0; i < loss->criterion->base.inputs; i++) {
+  for (size_t i = 0; i < ek_module_inputs(&loss->criterion->base); i++) {
     const bool target = i >= ek_criterion_outputs(loss->criterion);
     ck_assert_int_eq(ek_tensor_exists(&results[i]), !target);
     if (!target) loss->gradients[i] = results[i];
@@ -122,7 +125,7 @@ ek_status ck_loss_try_backward(struct ck_loss *loss, const ek_tensor *factors) {
 void ck_loss_backward(struct ck_loss *loss, const double *scales, const ek_tensor *factors) {
   double pairs[2 * EK_MAX_TERMS] = {0};
   for (size_t i = 0; i < EK_MAX_TERMS; i++) pairs[2 * i] = 1.0;
-  for (size_t i = 0; i < loss->criterion->base.terms && scales != NULL; i++) {
+  for (size_t i = 0; i < ek_module_terms(&loss->criterion->base) && scales != NULL; i++) {
     pairs[2 * i] = scales[i];
   }
   ck_set(&loss->scales, pairs);
@@ -188,7 +191,7 @@ static void all_failures(struct attempt *a, bool host) {
     fail_at(a->rig, host, 0);
     ck_ok(ck_memory_stats(&after, a->rig->device));
     ck_assert_uint_eq(after.current_bytes, before.current_bytes);
-    ck_assert_int_eq(a->criterion->base.references, 1);
+    ck_assert_int_eq(a->criterion->base.private_members.references, 1);
     if (status == EK_OK) break;
     ck_assert_msg(status == EK_ERR_OUT_OF_MEMORY, "failure %d: %s", (int)n, ek_error_message());
     ck_assert_str_ne(ek_error_message(), "");

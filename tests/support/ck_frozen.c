@@ -98,7 +98,7 @@ static ek_module *create(ek_module *child, const char *const *names, size_t coun
   m->by_path = by_path;
   for (size_t i = 0; i < count; i++) m->own[i].name = names[i];
   find_shapes(m);
-  ck_ok(ek_module_init(&m->base, &frozen_ops, child->inputs, child->outputs));
+  ck_ok(ek_module_init(&m->base, &frozen_ops, ek_module_inputs(child), ek_module_outputs(child)));
   return &m->base;
 }
 

@@ -58,7 +58,8 @@ static ek_status absolute_forward(const ek_module *self, ek_pass *pass, const ek
   EK_TRY(ek_pass_parameter(&weights, pass, 0));
   EK_TRY(a->fault == CK_OWN_TOTALS ? ek_pass_output(&outputs[0], pass, EK_F64, 2, pair)
                                    : ek_pass_totals(&outputs[0], pass));
-  if (self->outputs == 2) EK_TRY(ek_pass_output(&outputs[1], pass, inputs[0].type, 1, &count));
+  if (ek_module_outputs(self) == 2)
+    EK_TRY(ek_pass_output(&outputs[1], pass, inputs[0].type, 1, &count));
   double *y = fetch(&inputs[0]), *t = fetch(&inputs[1]), *w = fetch(&weights);
   double sum[2] = {0, 0};
   double *losses = calloc((size_t)count, sizeof *losses);
@@ -69,7 +70,7 @@ static ek_status absolute_forward(const ek_module *self, ek_pass *pass, const ek
     y[i] = w[i % COLUMNS] * (y[i] > t[i] ? 1 : -1);
   }
   ck_set(&outputs[0], sum);
-  if (self->outputs == 2) ck_set(&outputs[1], losses);
+  if (ek_module_outputs(self) == 2) ck_set(&outputs[1], losses);
   const ek_status status = keep_signs(pass, &inputs[0], y);
   free(y), free(t), free(w), free(losses);
   if (status != EK_OK) return status;
@@ -89,7 +90,7 @@ static ek_status absolute_backward(const ek_module *self, ek_pass *pass,
   EK_TRY(ek_pass_take(&output, pass));
   double *g = fetch(&signs), scale = 1, *factors = NULL;
   const ek_tensor given = ek_criterion_scale(&grad_outputs[0], 0);
-  if (self->outputs == 2) {
+  if (ek_module_outputs(self) == 2) {
     factors = fetch(&grad_outputs[1]);
   } else {
     ck_get(&scale, &given);

@@ -26,7 +26,8 @@ static ek_status wrapper_create(ek_module **module, ek_module *child, const ek_m
                                 enum ck_rerun_flaw flaw) {
   struct wrapper *m = calloc(1, sizeof *m);
   if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "wrapper: no memory");
-  const ek_status status = ek_module_init(&m->base, ops, child->inputs, child->outputs);
+  const ek_status status =
+      ek_module_init(&m->base, ops, ek_module_inputs(child), ek_module_outputs(child));
   if (status != EK_OK) {
     free(m);
     return status;
@@ -51,7 +52,7 @@ static ek_status rerun_forward(const ek_module *self, ek_pass *pass, const ek_te
   if (flaw == CK_RERUN_IN_BF16) options.precision = EK_PRECISION_BF16;
   if (flaw == CK_RERUN_IN_F64) options.precision = EK_PRECISION_F64;
   EK_TRY(ek_pass_child_forward_with(outputs, pass, 0, inputs, &options));
-  for (size_t i = 0; i < self->inputs; i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
+  for (size_t i = 0; i < ek_module_inputs(self); i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
   return EK_OK;
 }
 
@@ -62,7 +63,7 @@ static ek_status run_again(const ek_module *self, ek_pass *pass, const ek_tensor
   if (flaw == CK_RERUN_SHORTER) shorter.shape[0]--;
   for (int i = 0; i < (flaw == CK_RERUN_TWICE ? 2 : 1); i++) {
     EK_TRY(ek_pass_child_forward(outputs, pass, 0, flaw == CK_RERUN_SHORTER ? &shorter : inputs));
-    free_all(outputs, self->outputs);
+    free_all(outputs, ek_module_outputs(self));
   }
   return EK_OK;
 }
@@ -71,11 +72,11 @@ static ek_status rerun_backward(const ek_module *self, ek_pass *pass, const ek_t
                                 ek_tensor *grad_inputs) {
   ek_tensor inputs[EK_MAX_TENSORS] = {{0}};
   ek_status status = EK_OK;
-  for (size_t i = self->inputs; i-- > 0 && status == EK_OK;) {
+  for (size_t i = ek_module_inputs(self); i-- > 0 && status == EK_OK;) {
     status = ek_pass_take(&inputs[i], pass);
   }
   if (status == EK_OK) status = run_again(self, pass, inputs);
-  free_all(inputs, self->inputs);
+  free_all(inputs, ek_module_inputs(self));
   if (status != EK_OK || ((const struct wrapper *)self)->flaw == CK_RERUN_NO_BACKWARD) {
     return status;
   }

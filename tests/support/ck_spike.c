@@ -46,7 +46,7 @@ static ek_status spike_backward(const ek_module *self, ek_pass *pass, const ek_t
   if (!place.on || ek_device_index(ek_pass_device(pass)) != place.device) {
     return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
   }
-  memcpy(given, grad_outputs, self->outputs * sizeof *given);
+  memcpy(given, grad_outputs, ek_module_outputs(self) * sizeof *given);
   EK_TRY(ek_pass_workspace(&made, pass, first->type, first->rank, first->shape));
   ek_status status = ek_op_scale(ek_pass_stream(pass), &made, first, place.factor);
   given[0] = made;
@@ -73,7 +73,8 @@ ek_module *ck_spike(ek_module *inner) {
   struct spike *spike = calloc(1, sizeof *spike);
   ck_assert_ptr_nonnull(spike);
   spike->inner = inner;
-  ck_ok(ek_module_init(&spike->base, &spike_ops, inner->inputs, inner->outputs));
+  ck_ok(
+      ek_module_init(&spike->base, &spike_ops, ek_module_inputs(inner), ek_module_outputs(inner)));
   return &spike->base;
 }
 

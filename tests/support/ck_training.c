@@ -144,7 +144,7 @@ void ck_training_close(struct ck_training *training) {
 ek_status ck_training_backward(struct ck_training *training, const struct ck_batch *batch,
                                const ek_scatter_options *scatter, bool accumulate, double *loss) {
   ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
-  const size_t count = training->module->outputs;
+  const size_t count = ek_module_outputs(training->module);
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   forward.scatter = scatter;

@@ -379,7 +379,7 @@ CK_LOOP(evaluation_in_parts, CUTS * CK_WORKLOADS * CK_MODES) {
   ck_assert_double_eq(weight, all);
   ck_assert_double_le(fabs(got - want), 1e-5 * fabs(want)); /* numerics.md */
   ck_ok(evaluate(&parts, &got, NULL));
-  predicts_alike(&parts, &whole, parts.module->outputs);
+  predicts_alike(&parts, &whole, ek_module_outputs(parts.module));
   ck_assert_uint_eq(held(&parts), before);
   close_bench(&whole);
   close_bench(&parts);
@@ -548,7 +548,7 @@ CK_LOOP(only_what_is_wanted, CK_WORKLOADS * CK_MODES) {
     ek_shards outputs[4] = {{0}}, others[4] = {{0}};
     ck_ok(ek_trainer_predict(outputs, b.trainer, b.batch.input, b.batch.inputs));
     ck_ok(ek_trainer_predict(others, less.trainer, b.batch.input, b.batch.inputs));
-    for (size_t i = 0; i < less.module->outputs; i++) {
+    for (size_t i = 0; i < ek_module_outputs(less.module); i++) {
       int64_t count = 0;
       float *mine = rows_of(&outputs[i], &count), *theirs = rows_of(&others[i], &count);
       if (files) ck_assert_mem_eq(mine, theirs, (size_t)count * sizeof *mine);

@@ -36,23 +36,23 @@ static void bench_close(struct bench *b) {
 
 /* ---- counts ---- */
 
-/* Members of a criterion that a program can write after ek_criterion_init(), and values that do not
- * fit the library's arrays. */
+/* Private members of a criterion that a program overwrites after ek_criterion_init(), and values
+ * that do not fit the library's arrays. */
 static const struct count {
   size_t offset;
   size_t value;
   const char *text;
 } counts[] = {
-    {offsetof(ek_module, inputs), 0, "outputs of a model"},
-    {offsetof(ek_module, inputs), EK_MAX_INPUTS, "outputs of a model"},
-    {offsetof(ek_module, inputs), SIZE_MAX, "outputs of a model"},
-    {offsetof(ek_module, targets), EK_MAX_TENSORS + 1, "targets"},
-    {offsetof(ek_module, targets), SIZE_MAX, "targets"},
-    {offsetof(ek_module, outputs), 0, "results"},
-    {offsetof(ek_module, outputs), SIZE_MAX, "results"},
-    {offsetof(ek_module, terms), 0, "terms"},
-    {offsetof(ek_module, terms), EK_MAX_TERMS + 1, "terms"},
-    {offsetof(ek_module, terms), SIZE_MAX, "terms"},
+    {offsetof(ek_module, private_members.inputs), 0, "outputs of a model"},
+    {offsetof(ek_module, private_members.inputs), EK_MAX_INPUTS, "outputs of a model"},
+    {offsetof(ek_module, private_members.inputs), SIZE_MAX, "outputs of a model"},
+    {offsetof(ek_module, private_members.targets), EK_MAX_TENSORS + 1, "targets"},
+    {offsetof(ek_module, private_members.targets), SIZE_MAX, "targets"},
+    {offsetof(ek_module, private_members.outputs), 0, "results"},
+    {offsetof(ek_module, private_members.outputs), SIZE_MAX, "results"},
+    {offsetof(ek_module, private_members.terms), 0, "terms"},
+    {offsetof(ek_module, private_members.terms), EK_MAX_TERMS + 1, "terms"},
+    {offsetof(ek_module, private_members.terms), SIZE_MAX, "terms"},
 };
 
 enum { COUNTS = sizeof counts / sizeof counts[0] };
@@ -64,7 +64,7 @@ static size_t *member(ek_criterion *criterion, const struct count *count) {
 CK_TEST(a_criterion_is_not_made_with_counts_out_of_bounds) {
   ek_criterion *made = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
   ek_criterion c;
-  const ek_module_ops *ops = made->base.ops;
+  const ek_module_ops *ops = ek_module_table(&made->base);
   const size_t out = EK_MAX_TENSORS + 1;
   ck_fails(ek_criterion_init(&c, ops, out, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
            "1 to 16 outputs of a model, not 17");
@@ -130,7 +130,8 @@ CK_TEST(a_part_whose_counts_change_is_refused) {
   ek_pass *pass = NULL;
   ek_tensor y = *ck_tensor(rig, ck_zeros(rig, 4), CK_SHAPE(2, 2)), totals = {0};
   const ek_tensor inputs[] = {y, y};
-  size_t *const changed[] = {&part->base.terms, &part->base.inputs, &part->base.targets};
+  struct ek__module_private *base = &part->base.private_members;
+  size_t *const changed[] = {&base->terms, &base->inputs, &base->targets};
   for (int late = 0; late < 2; late++) { /* before the sum is opened, or after */
     if (late == 1) ck_ok(ek_replica_open(&replica, rig->device, &sum->base, NULL));
     for (size_t i = 0; i < 3; i++) {
@@ -167,7 +168,7 @@ CK_LOOP(a_module_is_not_opened_with_counts_out_of_bounds, 6) {
   ek_module *inner = NULL;
   ck_ok(ek_linear_create(&inner, 3, 3, true));
   CK_OPENED(ek_module *, module, ek_sequential_create(&module, &inner, 1));
-  size_t *changed = _i % 2 == 0 ? &inner->inputs : &inner->outputs;
+  size_t *changed = _i % 2 == 0 ? &inner->private_members.inputs : &inner->private_members.outputs;
   *changed = module_counts[_i / 2];
   ek_data_parallel_model *model = NULL;
   ck_fails(ek_data_parallel_model_open(&model, group, module, NULL), EK_ERR_INVALID_ARGUMENT,
@@ -175,11 +176,11 @@ CK_LOOP(a_module_is_not_opened_with_counts_out_of_bounds, 6) {
   ck_fails(ek_data_parallel_model_open(&model, group, inner, NULL), EK_ERR_INVALID_ARGUMENT,
            _i % 2 == 0 ? "1 to 16 inputs" : "1 to 16 outputs");
   *changed = 1;
-  const ek_module_ops *ops = inner->ops;
-  inner->ops = NULL;
+  const ek_module_ops *ops = ek_module_table(inner);
+  inner->private_members.ops = NULL;
   ck_fails(ek_data_parallel_model_open(&model, group, module, NULL), EK_ERR_INVALID_ARGUMENT,
            "call ek_module_init() first");
-  inner->ops = ops;
+  inner->private_members.ops = ops;
   ck_ok(ek_data_parallel_model_open(&model, group, module, NULL));
   ek_data_parallel_model_free(model);
   ek_module_free(inner);
@@ -189,7 +190,8 @@ CK_LOOP(a_module_whose_counts_change_is_refused, 6 * CK_MODES) {
   struct bench b;
   bench_open(&b, "mlp", (ek_mode)(_i % CK_MODES));
   const int way = _i / CK_MODES;
-  size_t *changed = way % 2 == 0 ? &b.t.module->inputs : &b.t.module->outputs;
+  struct ek__module_private *module = &b.t.module->private_members;
+  size_t *changed = way % 2 == 0 ? &module->inputs : &module->outputs;
   const size_t wrong = module_counts[way / 2];
   ek_shards outputs = {0};
   *changed = wrong;
@@ -326,9 +328,9 @@ CK_TEST(a_criterion_and_an_optimizer_know_the_type) {
   ck_ok(ek_data_parallel_model_open(&model, rig->group, module, &options));
 
   ek_criterion *loss = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
-  ek_module_ops loss_ops = *loss->base.ops;
+  ek_module_ops loss_ops = *ek_module_table(&loss->base);
   loss_ops.types = 0;
-  loss->base.ops = &loss_ops;
+  loss->base.private_members.ops = &loss_ops;
   ek_data_parallel_criterion *criterion = NULL;
   ck_fails(ek_data_parallel_criterion_open(&criterion, model, loss, NULL), EK_ERR_UNSUPPORTED,
            "absolute computes in f32, not in f64");

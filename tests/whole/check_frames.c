@@ -297,7 +297,7 @@ static ek_status container_forward(const ek_module *self, ek_pass *pass, const e
   const struct container *it = (const struct container *)self;
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   ek_tensor middle = {0};
-  const ek_type own = self->ops->types == 0 ? EK_F32 : ek_pass_type(pass);
+  const ek_type own = ek_module_table(self)->types == 0 ? EK_F32 : ek_pass_type(pass);
   EK_TRY(sees(pass, &inputs[0], own));
   options.precision = it->asked;
   EK_TRY(ek_pass_child_forward_with(&middle, pass, 0, inputs, &options));
@@ -484,9 +484,9 @@ CK_TEST(type_of_a_child) {
   ck_ok(widen(&module, child));
   ck_fails(run_alone(module), EK_ERR_UNSUPPORTED, "weight is f32, but the module runs in f64");
   ck_ok(ek_activation_create(&child, EK_ACTIVATION_GELU));
-  ek_module_ops single = *child->ops;
+  ek_module_ops single = *ek_module_table(child);
   single.types = EK_TYPES_F32;
-  child->ops = &single;
+  child->private_members.ops = &single;
   ck_ok(widen(&module, child));
   ck_fails(run_alone(module), EK_ERR_UNSUPPORTED, "gelu");
 }

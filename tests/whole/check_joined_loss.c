@@ -27,20 +27,20 @@ static ek_status gives_nothing(const ek_module *self, ek_pass *pass, const ek_te
 /* What predicts says so, does so, and in a pass without gradient. */
 CK_TEST(predictions_that_do_not_fit) {
   ek_criterion *criterion = ck_biased(), *silent = ck_biased();
-  ek_module_ops ops = *silent->base.ops;
+  ek_module_ops ops = *ek_module_table(&silent->base);
   ops.predict = gives_nothing;
-  silent->base.ops = &ops;
-  silent->base.predictions = 1;
+  silent->base.private_members.ops = &ops;
+  silent->base.private_members.predictions = 1;
   ek_module *whole = ck_together(linear(), silent), *plain = ck_together(linear(), ck_biased());
   ek_group *group = ck_open("cpu:1", 1);
   ek_replica *replica = NULL;
   ek_pass *pass = NULL;
   ek_tensor y = {0}, x = ck_upload(ek_group_device(group, 0), EK_F32, NULL, CK_SHAPE(2, IN));
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  criterion->base.predictions = 1; /* without the slot */
+  criterion->base.private_members.predictions = 1; /* without the slot */
   ck_fails(ek_replica_open(&replica, ek_group_device(group, 0), &criterion->base, NULL),
            EK_ERR_INVALID_ARGUMENT, "0 to 0 predictions, not 1");
-  criterion->base.predictions = 0;
+  criterion->base.private_members.predictions = 0;
   ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), &criterion->base, NULL));
   options.gradient = false;
   ck_ok(ek_pass_open(&pass, replica, &options));
@@ -129,7 +129,7 @@ CK_TEST(several_terms_wait_for_backward) {
   ck_ok(mixer->module(&model));
   ck_ok(mixer->criterion(&criterion, EK_REDUCTION_MEAN));
   CK_OPENED(ek_module *, whole, ek_with_criterion_create(&whole, model, criterion));
-  ck_assert_uint_gt(whole->terms, 1);
+  ck_assert_uint_gt(ek_module_terms(whole), 1);
   memcpy(inputs, batch.input, batch.inputs * sizeof *inputs);
   memcpy(inputs + batch.inputs, batch.target, batch.targets * sizeof *inputs);
   CK_OPENED(ek_data_parallel_model *, parallel,

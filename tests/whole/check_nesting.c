@@ -39,7 +39,7 @@ CK_TEST(a_shared_module_survives) {
     if (i == 500) shared = ek_module_share(outer);
   }
   ek_module_free(outer);
-  ck_assert_int_eq(shared->references, 1);
+  ck_assert_int_eq(shared->private_members.references, 1);
   ck_ok(ek_residual_create(&outer, shared));
   ek_module_free(shared);
   ek_module_free(outer);

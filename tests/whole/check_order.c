@@ -41,8 +41,9 @@ static ek_status forward(struct bed *bed, int i, const ek_forward_options *optio
 }
 
 static ek_status loss_forward(struct bed *bed, int i) {
-  return ek_data_parallel_criterion_forward(bed->t.loss, bed->out[i], bed->t.module->outputs,
-                                            bed->batch[i].target, bed->batch[i].targets);
+  return ek_data_parallel_criterion_forward(bed->t.loss, bed->out[i],
+                                            ek_module_outputs(bed->t.module), bed->batch[i].target,
+                                            bed->batch[i].targets);
 }
 
 static ek_status loss_backward(struct bed *bed) {

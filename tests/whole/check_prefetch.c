@@ -63,7 +63,7 @@ static ek_status send_batch(struct sent *sent, const struct ck_training *trainin
 static ek_status step_of(struct ck_training *training, struct sent *sent,
                          const struct ck_batch *batch, ek_step_result *result) {
   ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
-  const size_t count = training->module->outputs;
+  const size_t count = ek_module_outputs(training->module);
   ek_status status = ek_data_parallel_model_forward_shards(outputs, training->model, sent->inputs,
                                                            batch->inputs, NULL);
   if (status == EK_OK) {

@@ -129,7 +129,7 @@ static void evaluate(struct outcome *outcome, struct ck_training *training, cons
   struct ck_batch batch = ck_batch_make(run->workload, run->type, 7, 0.1, 99);
   ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
   ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
-  const size_t count = training->module->outputs;
+  const size_t count = ek_module_outputs(training->module);
   double loss = 0, weight = 0;
   options.gradient = options.training = false;
   ck_ok(ek_data_parallel_model_forward(outputs, training->model, batch.input, batch.inputs,
@@ -176,9 +176,9 @@ static struct outcome train(const struct run *run, const struct place places[STE
 
 static void describe(char *text, size_t size, const struct run *run,
                      const struct place places[STEPS]) {
-  int used =
-      snprintf(text, size, "%s, precision %s, %zu grains, reduction %d, samples",
-               run->workload->name, ek_precision_name(run->precision), run->grains, (int)run->reduction);
+  int used = snprintf(text, size, "%s, precision %s, %zu grains, reduction %d, samples",
+                      run->workload->name, ek_precision_name(run->precision), run->grains,
+                      (int)run->reduction);
   for (int step = 0; step < STEPS; step++) {
     for (size_t i = 0; i < run->parts[step]; i++) {
       used += snprintf(text + used, size - (size_t)used, "%c%lld", i == 0 ? ' ' : '+',
