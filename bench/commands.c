@@ -51,7 +51,7 @@ static enum exit_code check_spec(struct found *found, const struct options *opti
   const struct kind kind = group_kind(group);
   ek_group_free(group);
   if (!kind.counts_only) found->computes = true;
-  if (kind.counts_only || strcmp(kind.planner, "plan-cuda") == 0) found->tf32 = true;
+  if (kind.tf32) found->tf32 = true;
   return check_scatter(options, spec, kind.devices);
 }
 

@@ -32,11 +32,11 @@ static ek_status keep_timeline(struct run *run, struct training *training) {
 
 struct kind group_kind(const ek_group *group) {
   const ek_device *first = ek_group_device(group, 0);
-  const bool cuda = strstr(ek_device_backend(first), "cuda") != NULL; /* plan-cuda too */
   return (struct kind){.devices = ek_group_size(group),
                        .threads = ek_device_threads(first),
                        .counts_only = ek_device_counts_only(first),
-                       .planner = cuda ? "plan-cuda" : "plan"};
+                       .tf32 = (ek_device_precisions(first) & EK_PRECISIONS_TF32) != 0,
+                       .planner = ek_device_planner(first)};
 }
 
 /* Peaks are read before anything is freed and after everything was done. A GPU that has failed no

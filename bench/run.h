@@ -12,7 +12,8 @@ struct kind {
   size_t devices;
   int threads;         /* of the first device */
   bool counts_only;    /* backend `plan`: no losses, no seconds */
-  const char *planner; /* the backend that counts what these devices take: "plan", "plan-cuda" */
+  bool tf32;           /* products round to TF32 if they are allowed to, or plans say so */
+  const char *planner; /* ek_device_planner() */
 };
 struct kind group_kind(const ek_group *group);
 

@@ -88,8 +88,8 @@ ek_status ek__check_plan(struct ek__checker *c, struct ek__bed *bed, union ek__r
   ek_memory_usage usage[2];
   char devices[32];
   (void)once;
-  const bool cuda = strcmp(ek_device_backend(ek_group_device(bed->group, 0)), "cuda") == 0;
-  (void)snprintf(devices, sizeof devices, "%s:%zu", cuda ? "plan-cuda" : "plan", bed->devices);
+  (void)snprintf(devices, sizeof devices, "%s:%zu",
+                 ek_device_planner(ek_group_device(bed->group, 0)), bed->devices);
   ek_status status = ek__bed_close(bed, EK_OK);
   if (status == EK_OK) status = record(&real, &events[0], &counts[0], &usage[0], c, c->devices);
   if (status == EK_OK) status = record(&plan, &events[1], &counts[1], &usage[1], c, devices);

@@ -88,21 +88,20 @@ static ek_status read_machine(struct ek__advise_place *place) {
 
 static ek_status read_place(struct ek__advise_place *place, const ek_group *group) {
   const ek_device *first = ek_group_device(group, 0);
-  const char *backend = ek_device_backend(first);
   place->count = ek_group_size(group);
   place->threads = ek_device_threads(first);
   place->rates = rates_of(first);
   place->precisions = ek_device_precisions(first);
   place->at_once = count_gpus(group);
   (void)snprintf(place->spec, sizeof place->spec, "%s:%zu",
-                 strstr(backend, "cuda") != NULL ? "plan-cuda" : "plan", place->count);
+                 ek_device_planner(first), place->count);
   EK_TRY(ek__new(&place->capacity, place->count, sizeof *place->capacity, "advice"));
   for (size_t k = 0; k < place->count; k++) {
     ek_memory_usage usage;
     EK_TRY(ek_memory_stats(&usage, ek_group_device(group, k)));
     place->capacity[k] = usage.capacity_bytes;
   }
-  return strcmp(backend, "cpu") == 0 ? read_machine(place) : EK_OK;
+  return strcmp(ek_device_backend(first), "cpu") == 0 ? read_machine(place) : EK_OK;
 }
 
 /* Opens the devices for as long as it takes to look at them. */

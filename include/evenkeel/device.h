@@ -173,6 +173,9 @@ EK_API EK_CHECKED ek_status ek_group_synchronize(ek_group *group);
 EK_API size_t ek_device_index(const ek_device *device);        /* its number in the group */
 EK_API const char *ek_device_name(const ek_device *device);    /* "cpu:2" */
 EK_API const char *ek_device_backend(const ek_device *device); /* "cpu", "plan", "cuda" */
+/* The backend that plans for it: a group of "PLANNER:N" counts what N such devices take, and
+ * computes nothing. "plan", or for `cuda` and `plan-cuda` devices "plan-cuda"; "" for NULL. */
+EK_API const char *ek_device_planner(const ek_device *device);
 EK_API ek_group *ek_device_group(const ek_device *device);     /* a loan */
 EK_API int ek_device_threads(const ek_device *device);         /* threads that compute on it */
 /* True if kernels only count (backend `plan`): nothing may be read from or written to memory. */

@@ -99,6 +99,8 @@ struct ek__backend {
   /* Required: the types of values that the kernels take, a set as in tensor.h; without kernels,
    * those of the backend that it counts for. */
   unsigned values;
+  /* (optional: "plan") the backend whose devices count what a device of this one takes. */
+  const char *planner;
   /* (optional: false) products of f32 round to TF32 where that is allowed. */
   bool tf32;
 

@@ -52,6 +52,11 @@ const char *ek_device_backend(const ek_device *device) {
   return device == NULL ? "host" : device->backend->name;
 }
 
+const char *ek_device_planner(const ek_device *device) {
+  if (device == NULL) return "";
+  return device->backend->planner == NULL ? "plan" : device->backend->planner;
+}
+
 ek_group *ek_device_group(const ek_device *device) { return device == NULL ? NULL : device->group; }
 
 int ek_device_threads(const ek_device *device) { return device == NULL ? 0 : device->threads; }

@@ -228,6 +228,7 @@ START_TEST(nothing_is_asked_of_nothing) {
   ck_assert_uint_eq(ek_device_index(NULL), 0);
   ck_assert_str_eq(ek_device_name(NULL), "host");
   ck_assert_str_eq(ek_device_backend(NULL), "host");
+  ck_assert_str_eq(ek_device_planner(NULL), "");
   ck_assert_ptr_null(ek_device_group(NULL));
   ck_assert_int_eq(ek_device_threads(NULL), 0);
   ck_assert(!ek_device_counts_only(NULL));
@@ -432,6 +433,11 @@ START_TEST(streams_and_events) {
   ck_assert_ptr_eq(ek_stream_device(communication), device);
   const bool cuda = strcmp(ek_device_backend(device), "cuda") == 0;
   ck_assert_int_eq(ek_stream_native(compute) != NULL, cuda);
+  ck_assert_str_eq(ek_device_planner(device), cuda ? "plan-cuda" : "plan");
+  ek_group *plan = NULL;
+  ck_ok(ek_group_open(&plan, "plan-cuda:1", NULL));
+  ck_assert_str_eq(ek_device_planner(ek_group_device(plan, 0)), "plan-cuda");
+  ek_group_free(plan);
   ck_assert_ptr_null(ek_device_stream(device, (ek_stream_kind)2));
   ck_assert_ptr_null(ek_device_stream(device, (ek_stream_kind)-1));
   ck_assert_ptr_null(ek_device_stream(NULL, EK_STREAM_COMPUTE));

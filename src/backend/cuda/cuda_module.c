@@ -103,6 +103,7 @@ static const struct ek__backend table = {
                          ek__cuda_stream_open, ek__cuda_stream_close),
     .kernels = &kernels,
     .values = EK__CUDA_VALUES,
+    .planner = "plan-cuda",
     .tf32 = true,
     .resolve = ek__cuda_resolve,
     .group_open = group_open,

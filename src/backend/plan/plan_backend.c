@@ -77,5 +77,6 @@ const struct ek__backend ek__plan_backend = {PLAN("plan"),
                                              .shared_memory = true};
 
 const struct ek__backend ek__plan_cuda_backend = {PLAN("plan-cuda"), .values = EK__CUDA_VALUES,
+                                                  .planner = "plan-cuda",
                                                   .tf32 = true,
                                                   .workspace_bytes = EK__CUDA_DEVICE_BYTES};
