@@ -293,11 +293,12 @@ static ek_status run_in(ek_pass *pass, const struct ek__node *node, const ek_ten
   const size_t input_count = inputs_of(node, predict);
   const size_t count = predict ? node->predictions : node->outputs;
   ek_tensor inside[EK_MAX_INPUTS], given[EK_MAX_TENSORS];
-  struct call call = {.frames[0] = {.node = node,
-                                    .precision = ways->precision,
-                                    .children = ways->children,
-                                    .inputs = inside}};
+  struct call call;
   struct ek__cast *const cast = &call.frames->cast;
+  call.frames[0] = (struct ek__frame){.node = node,
+                                      .precision = ways->precision,
+                                      .children = ways->children,
+                                      .inputs = inside};
   ek__cast_plan(cast, pass, node, inputs, input_count, type, outer, predict);
   EK_TRY(ek__cast_tensors(inside, pass, inputs, input_count, cast->inputs, type));
   memset(given, 0, count * sizeof *given);
@@ -369,26 +370,25 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
   const size_t record = ek__record_find(pass, node);
   ek_tensor inside[EK_MAX_TENSORS], given[EK_MAX_INPUTS];
   ek_tensor *const wanted = grad_inputs == NULL ? NULL : given;
-  struct ek__record of = {0};
+  struct ek__cast cast = {0};
   ek_status status = EK_OK;
   memset(given, 0, node->inputs * sizeof *given);
   if (record != EK__NO_RECORD) {
     EK_TRY(ek__check_grad_outputs(pass, record, grad_outputs));
-    of = pass->records[record];
+    cast = pass->records[record].cast;
   }
-  if (of.written) {
+  if (record != EK__NO_RECORD && pass->records[record].written) {
     give_inputs(pass, record, wanted);
   } else {
-    const ek_type type = ek_precision_type(of.precision);
-    const uint32_t set =
-        of.cast.outputs == 0 ? 0 : ek__cast_set(grad_outputs, node->outputs, type);
+    const ek_type type = cast.outputs == 0 ? 0 : ek_precision_type(pass->records[record].precision);
+    const uint32_t set = type == 0 ? 0 : ek__cast_set(grad_outputs, node->outputs, type);
     EK_TRY(ek__cast_tensors(inside, pass, grad_outputs, node->outputs, set, type));
     status = backward_in_type(pass, node, record, inside, wanted);
     ek__cast_free(inside, node->outputs, set);
   }
   if (status == EK_OK && wanted != NULL) {
-    const uint32_t set = of.cast.inputs & ek__cast_set(wanted, node->inputs, of.cast.from);
-    status = ek__cast_move(wanted, pass, node->inputs, set, of.cast.from);
+    const uint32_t set = cast.inputs & ek__cast_set(wanted, node->inputs, cast.from);
+    status = ek__cast_move(wanted, pass, node->inputs, set, cast.from);
   }
   if (status != EK_OK) {
     ek__free_all(wanted, node->inputs);
