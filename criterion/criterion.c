@@ -18,7 +18,7 @@ ek_status ek_criterion_check(const ek_criterion *criterion) {
   EK_TRY(ek__check_count("criterion", base->ops->kind, "outputs of a model", outputs, 1,
                          EK_MAX_TENSORS));
   EK_TRY(ek__check_count("criterion", base->ops->kind, "terms", base->terms, 1, EK_MAX_TERMS));
-  const bool predicts = EK__TABLE_HAS(base->ops, predict) && base->ops->predict != NULL;
+  const bool predicts = EK__TABLE_SLOT(base->ops, predict) != NULL;
   EK_TRY(ek__check_count("criterion", base->ops->kind, "predictions", base->predictions, 0,
                          predicts && base->targets > 0 ? EK_MAX_TENSORS : 0));
   return ek__check_count("criterion", base->ops->kind, "results with its reduction", base->outputs,

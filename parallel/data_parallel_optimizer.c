@@ -78,7 +78,7 @@ static ek_status check_open(const ek_data_parallel_model *model, const ek_optimi
   EK_TRY(ek__types_check(types, model->options.type, optimizer->ops->kind));
   EK_TRY(ek__types_check(types, model->options.gradient_type, optimizer->ops->kind));
   EK_TRY(ek__model_check(model));
-  const bool takes = EK__TABLE_HAS(optimizer->ops, takes_decay) && optimizer->ops->takes_decay;
+  const bool takes = EK__TABLE_SLOT(optimizer->ops, takes_decay);
   const struct ek__layout *layout = &model->run.ranks[0].replica->layout;
   for (size_t i = 0; i < layout->group_count && !takes; i++) {
     EK__FAIL_IF(layout->groups[i].weight_decay > 0, EK_ERR_UNSUPPORTED,
@@ -166,7 +166,7 @@ void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
  * parameters, NULL if that is these. */
 static ek_status run_rule(const ek_optimizer *rule, ek_device *device, ek_update *update,
                           ek_tensor *copy) {
-  const bool writes = EK__TABLE_HAS(rule->ops, writes_copy) && rule->ops->writes_copy;
+  const bool writes = EK__TABLE_SLOT(rule->ops, writes_copy);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   const uint64_t errors = ek__error_number();
   update->scale.copy = writes ? copy : NULL;

@@ -70,7 +70,7 @@ size_t ek_state_count(const ek_data_parallel_model *model) {
 /* "adamw/m/": what stands before the parameter's name. */
 static void prefix_of(char prefix[EK_STATE_NAME_SIZE], const ek_optimizer *rule, size_t state) {
   static const char *const digits[EK_MAX_OPTIMIZER_STATES] = {"0", "1", "2", "3"};
-  const bool named = EK__TABLE_HAS(rule->ops, state_names) && rule->ops->state_names != NULL;
+  const bool named = EK__TABLE_SLOT(rule->ops, state_names) != NULL;
   (void)snprintf(prefix, EK_STATE_NAME_SIZE, "%.60s/%.60s/", rule->ops->kind,
                  named ? rule->ops->state_names[state] : digits[state]);
 }

@@ -20,8 +20,7 @@ enum { MOST_BYTES = 1 << 24, SHOWN = 80 };
 
 static const ek_fact *facts_of(const ek_module *module, size_t *count) {
   *count = 0;
-  if (!EK__TABLE_HAS(ek_module_table(module), facts) || ek_module_table(module)->facts == NULL)
-    return NULL;
+  if (EK__TABLE_SLOT(ek_module_table(module), facts) == NULL) return NULL;
   return ek_module_table(module)->facts(module, count);
 }
 

@@ -34,8 +34,10 @@ ek_status ek__check_number(const char *who, const char *name, double value);
 ek_status ek__check_count(const char *of, const char *kind, const char *what, size_t count,
                           size_t least, size_t most);
 
-/* Whether a program's table reaches to the end of `slot`: an older one may end before. */
-#define EK__TABLE_HAS(table, slot)                                                                 \
-  ((size_t)((const char *)(&(table)->slot + 1) - (const char *)(table)) <= (table)->size)
+/* The slot of a program's table, or 0: an older table may end before it. */
+#define EK__TABLE_SLOT(table, slot)                                                                \
+  ((size_t)((const char *)(&(table)->slot + 1) - (const char *)(table)) > (table)->size            \
+       ? 0                                                                                         \
+       : (table)->slot)
 
 #endif /* EK_OPTIONS_H */

@@ -11,7 +11,7 @@
 
 /* Of a table of functions: what it declares, f32 where it declares nothing. */
 #define EK__TABLE_TYPES(table)                                                                     \
-  (EK__TABLE_HAS(table, types) && (table)->types != 0 ? (table)->types : EK_TYPES_F32)
+  (EK__TABLE_SLOT(table, types) != 0 ? (table)->types : EK_TYPES_F32)
 
 /* Fits "f32, f64, bf16 and f16". */
 enum { EK__TYPES_TEXT = 64 };

@@ -53,7 +53,7 @@ void ek__cast_plan(struct ek__cast *cast, const ek_pass *pass, const struct ek__
 static ek_status convert(ek_tensor *made, ek_pass *pass, const ek_tensor *given, ek_type type,
                          ek_memory_category category) {
   EK_TRY(ek_tensor_create(made, pass->replica->device, category, type, given->rank, given->shape));
-  const ek_status status = ek_op_convert(ek_pass_stream(pass), made, given);
+  const ek_status status = ek_op_convert(ek__pass_stream(pass), made, given);
   if (status != EK_OK) ek_tensor_free(made);
   return status;
 }

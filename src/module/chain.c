@@ -78,8 +78,8 @@ static bool joined(const struct chain *chain, size_t i) {
 
 static bool is_cheap(const struct chain *chain, size_t i) {
   const ek_module *module = chain->children[i].module;
-  return EK__TABLE_HAS(ek_module_table(module), cheap) && ek_module_table(module)->cheap &&
-         ek_module_inputs(module) == 1 && ek_module_outputs(module) == 1;
+  return EK__TABLE_SLOT(ek_module_table(module), cheap) && ek_module_inputs(module) == 1 &&
+         ek_module_outputs(module) == 1;
 }
 
 static ek_status enter(const struct chain *chain, size_t i) {

@@ -59,7 +59,7 @@ void ek__layout_close(struct ek__layout *layout) {
 
 static ek_status open_state(struct ek__layout *layout, struct ek__node *node, ek_device *device) {
   const ek_module_ops *ops = ek_module_table(node->module);
-  if (EK__TABLE_HAS(ops, open) && ops->open != NULL) {
+  if (EK__TABLE_SLOT(ops, open) != NULL) {
     layout->stateful = true;
     const uint64_t errors = ek__error_number();
     const ek_status status = ops->open(node->module, &node->state, device);
@@ -85,7 +85,7 @@ ek_status ek__layout_open_states(struct ek__layout *layout, ek_device *device) {
 void ek__layout_close_states(struct ek__layout *layout, ek_device *device) {
   for (struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
     const ek_module_ops *ops = ek_module_table(node->module);
-    if (node->opened && EK__TABLE_HAS(ops, close) && ops->close != NULL) {
+    if (node->opened && EK__TABLE_SLOT(ops, close) != NULL) {
       ops->close(node->module, node->state, device);
     }
     node->opened = false;

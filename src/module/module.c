@@ -28,7 +28,7 @@ static ek_status check_counts(const ek_module *given) {
                          module->targets + EK_MAX_TENSORS));
   EK_TRY(ek__check_count("module", kind, "terms", module->terms, module->criterion ? 1 : 0,
                          module->criterion ? EK_MAX_TERMS : 0));
-  const bool predicts = EK__TABLE_HAS(module->ops, predict) && module->ops->predict != NULL;
+  const bool predicts = EK__TABLE_SLOT(module->ops, predict) != NULL;
   EK_TRY(ek__check_count("module", kind, "predictions", module->predictions, 0,
                          predicts && module->targets > 0 ? EK_MAX_TENSORS : 0));
   return ek__check_count("module", kind, "outputs", module->outputs, 1, EK_MAX_TENSORS);
@@ -104,20 +104,20 @@ size_t ek_module_terms(const ek_module *module) {
 
 bool ek__is_collective(const ek_module *module) {
   const ek_module_ops *ops = ek_module_table(module);
-  return EK__TABLE_HAS(ops, collective) && ops->collective;
+  return EK__TABLE_SLOT(ops, collective);
 }
 
 void ek_module_formula(ek_formula *formula, const ek_module *module) {
   *formula = (ek_formula){.kind = EK_FORMULA_NONE};
   if (ek_module_inputs(module) != 1 || ek_module_outputs(module) != 1) return;
   const ek_module_ops *ops = ek_module_table(module);
-  if (EK__TABLE_HAS(ops, formula) && ops->formula != NULL) ops->formula(module, formula);
+  if (EK__TABLE_SLOT(ops, formula) != NULL) ops->formula(module, formula);
 }
 
 ek_type ek_module_input_type(const ek_module *module, size_t input) {
   const ek_module_ops *ops = ek_module_table(module);
   if (ops == NULL || input >= ek_module_inputs(module)) return (ek_type)0;
-  if (!EK__TABLE_HAS(ops, input_type) || ops->input_type == NULL) return (ek_type)0;
+  if (EK__TABLE_SLOT(ops, input_type) == NULL) return (ek_type)0;
   const ek_type type = ops->input_type(module, input);
   return type == EK_I32 || type == EK_I64 ? type : (ek_type)0;
 }

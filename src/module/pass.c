@@ -352,7 +352,7 @@ ek_device *ek_pass_device(const ek_pass *pass) {
 }
 
 ek_stream *ek_pass_stream(const ek_pass *pass) {
-  return pass == NULL ? NULL : ek_device_stream(pass->replica->device, EK_STREAM_COMPUTE);
+  return pass == NULL ? NULL : ek__pass_stream(pass);
 }
 
 ek_type ek_pass_type(const ek_pass *pass) {

@@ -114,6 +114,10 @@ static inline ek_type ek__pass_values(const ek_pass *pass) {
   return ek_precision_type(pass->frame->precision);
 }
 
+static inline ek_stream *ek__pass_stream(const ek_pass *pass) {
+  return ek_device_stream(pass->replica->device, EK_STREAM_COMPUTE);
+}
+
 /* ek_pass_open() of a replica that does not hold everything whole; lender NULL: it does. The lender
  * must outlive the pass. */
 ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_options *options,

@@ -34,7 +34,7 @@ static ek_status take(ek_tensor *wide, ek_pass *pass, size_t parameter) {
   ek_status status = EK_OK;
   if (pass->touched[parameter]) {
     status = ek__kept_gradient(&kept, pass, parameter);
-    if (status == EK_OK) status = ek_op_convert(ek_pass_stream(pass), &made, &kept);
+    if (status == EK_OK) status = ek_op_convert(ek__pass_stream(pass), &made, &kept);
   }
   if (status != EK_OK) {
     ek_tensor_free(&made);
@@ -57,7 +57,7 @@ ek_status ek__round_gradient(ek_pass *pass, size_t parameter) {
   if (pass->wide == NULL || !ek_tensor_exists(&pass->wide[parameter])) return EK_OK;
   if (!pass->replica->layout.parameters[parameter].frozen) {
     EK_TRY(ek__kept_gradient(&kept, pass, parameter));
-    EK_TRY(ek_op_convert(ek_pass_stream(pass), &kept, &pass->wide[parameter]));
+    EK_TRY(ek_op_convert(ek__pass_stream(pass), &kept, &pass->wide[parameter]));
   }
   ek_tensor_free(&pass->wide[parameter]);
   return EK_OK;
