@@ -45,12 +45,14 @@ static ek_status advise(ek_advice *advice, size_t *count, const struct options *
   struct task model = {.options = options, .shape = shape};
   const ek_group_options group = group_options(options, options->threads);
   ek_trainer_options trainer = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_advise_task task = EK_ADVISE_TASK_INIT;
   ek_tensor tokens;
   int32_t none[1] = {0}; /* of a batch only type and shape are read */
   EK_TRY(ek_tensor_host(&tokens, none, EK_I32, 2, sizes));
   trainer.group_options = &group;
-  trainer.gradient_type = training_type(options->gradients);
+  trainer.model = &model_options;
+  model_options.gradient_type = training_type(options->gradients);
   task.build = build;
   task.context = &model;
   task.inputs = task.targets = &tokens;

@@ -111,7 +111,9 @@ static ek_status open_trainer(ek_trainer **trainer) {
   EK_TRY_GOTO(status, ek_weighted_sum_create(&loss, terms, coefficients, 2), cleanup);
   EK_TRY_GOTO(status, ek_adamw_create(&rule, &adamw), cleanup);
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  options.seed = SEED;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  options.model = &model_options;
+  model_options.seed = SEED;
   status = ek_trainer_open(trainer, "cpu:4", module, loss, rule, &options);
 cleanup: /* the trainer keeps what it needs of them */
   ek_optimizer_free(rule);

@@ -99,15 +99,20 @@ static ek_status open_trainer(ek_trainer **trainer, const struct settings *setti
               cleanup);
 
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  options.seed = (uint64_t)(settings->seed == 0 ? SEED : settings->seed);
-  options.schedule = &schedule;
-  options.mode = settings->mode;
-  options.reproducible = (size_t)settings->reproducible;
-  options.precision = settings->precision;
-  options.gradient_type = settings->gradient_type;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  options.model = &model_options;
+  options.optimizer = &optimizer_options;
+  model_options.seed = (uint64_t)(settings->seed == 0 ? SEED : settings->seed);
+  optimizer_options.schedule = &schedule;
+  EK_TRY_GOTO(status, ek_data_parallel_model_options_set_mode(&model_options, settings->mode),
+              cleanup);
+  model_options.reproducible = (size_t)settings->reproducible;
+  model_options.precision = settings->precision;
+  model_options.gradient_type = settings->gradient_type;
   ek_loss_scale loss_scale = EK_LOSS_SCALE_INIT;
   loss_scale.scale = settings->loss_scale;
-  if (settings->loss_scale != 0) options.loss_scale = &loss_scale;
+  if (settings->loss_scale != 0) optimizer_options.loss_scale = &loss_scale;
   status = ek_trainer_open(trainer, settings->devices, module, loss, rule, &options);
 cleanup:
   ek_optimizer_free(rule);

@@ -296,13 +296,13 @@ static ek_status search_modes(struct search *s, ek_precision precision) {
 static ek_status search_precisions(struct search *s) {
   static const ek_precision precisions[] = {EK_PRECISION_F16, EK_PRECISION_BF16, EK_PRECISION_TF32,
                                             EK_PRECISION_F64, EK_PRECISION_F32};
-  const ek_trainer_options *trainer = s->task->trainer;
+  const ek_data_parallel_model_options *model = s->task->trainer->model;
   const unsigned asked = s->task->precisions;
   const unsigned usable = asked & s->place.precisions;
   char text[EK__TYPES_TEXT];
   if (asked == 0) {
-    const bool own = trainer->precision != EK_PRECISION_DEFAULT;
-    return search_modes(s, own ? trainer->precision : (ek_precision)trainer->type);
+    const bool own = model->precision != EK_PRECISION_DEFAULT;
+    return search_modes(s, own ? model->precision : (ek_precision)model->type);
   }
   EK__FAIL_IF(usable == 0, EK_ERR_UNSUPPORTED, "ek_advise: the devices compute in %s",
               ek__types_text(text, s->place.precisions));
@@ -353,7 +353,7 @@ static ek_status nothing_fits(const struct search *s) {
 static ek_status find(struct search *s, const char *devices) {
   const ek_advise_task *task = s->task;
   const struct ek__batch batch = {task->inputs, task->targets, task->input_count,
-                                  task->target_count, task->trainer->broadcast_inputs};
+                                  task->target_count, task->trainer->model->broadcast_inputs};
   EK_TRY(ek__batch_samples(&s->place.samples, &batch));
   EK__FAIL_IF(s->place.samples == 0, EK_ERR_INVALID_ARGUMENT, "ek_advise: the batch is empty");
   EK_TRY(find_place(&s->place, devices, task->trainer));
@@ -380,13 +380,16 @@ ek_status ek_advise(ek_advice *choices, size_t *count, size_t capacity, const ch
                     const ek_advise_task *task) {
   ek_advise_task t = EK_ADVISE_TASK_INIT;
   ek_trainer_options trainer = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   EK__NOT_NULL("ek_advise", count, task);
   EK__FAIL_IF(choices == NULL && capacity > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_advise: choices is NULL");
   *count = 0;
   EK_TRY(ek__options_read(&t, sizeof t, task, "ek_advise_task"));
   EK_TRY(ek__options_read(&trainer, sizeof trainer, t.trainer, "ek_trainer_options"));
+  EK_TRY(ek__options_read(&model, sizeof model, trainer.model, "ek_data_parallel_model_options"));
   EK_TRY(check_task(&t, devices, &trainer));
+  trainer.model = &model;
   t.trainer = &trainer;
   struct search s = {.task = &t};
   const ek_status status = find(&s, devices);

@@ -190,8 +190,10 @@ static ek_status open_trainer(struct planning *p, const ek_advise_task *task,
   group.threads_per_device = p->place->threads; /* some workspace grows with them */
   options.group_options = &group;
   options.group = NULL;
-  options.mode = settings->mode;
-  options.precision = settings->precision;
+  ek_data_parallel_model_options model = *options.model;
+  EK_TRY(ek_data_parallel_model_options_set_mode(&model, settings->mode));
+  model.precision = settings->precision;
+  options.model = &model;
   options.micro_batches = 0;
   return ek_trainer_open(&p->trainer, p->place->spec, module, criterion, task->optimizer, &options);
 }
@@ -210,7 +212,7 @@ static ek_status take_steps(struct planning *p, const ek_advise_task *task,
   p->batch =
       ek__batch_for(all, module,
                     &(struct ek__batch){task->inputs, task->targets, task->input_count,
-                                        task->target_count, task->trainer->broadcast_inputs});
+                                        task->target_count, task->trainer->model->broadcast_inputs});
   ek_status status = EK_OK;
   for (int i = 0; i < PLANNED_STEPS && status == EK_OK; i++) {
     status = plan_step(p, settings->micro_batches);

@@ -37,14 +37,39 @@ struct ek_trainer {
 
 /* ---- opening and closing ---- */
 
+/* The options of a trainer, and those of its parts in full. */
+struct trainer_options {
+  ek_trainer_options own;
+  ek_data_parallel_model_options model;
+  ek_data_parallel_criterion_options criterion;
+  ek_data_parallel_optimizer_options optimizer;
+};
+
+static ek_status read_options(struct trainer_options *o, const ek_trainer_options *options) {
+  *o = (struct trainer_options){EK_TRAINER_OPTIONS_INIT, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
+                                EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT,
+                                EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT};
+  EK_TRY(ek__options_read(&o->own, sizeof o->own, options, "ek_trainer_options"));
+  EK_TRY(ek__options_read(&o->model, sizeof o->model, o->own.model,
+                          "ek_data_parallel_model_options"));
+  EK_TRY(ek__options_read(&o->criterion, sizeof o->criterion, o->own.criterion,
+                          "ek_data_parallel_criterion_options"));
+  return ek__options_read(&o->optimizer, sizeof o->optimizer, o->own.optimizer,
+                          "ek_data_parallel_optimizer_options");
+}
+
 static ek_status check_open(ek_trainer **trainer, const char *devices, const ek_module *module,
                             const ek_criterion *criterion, const ek_optimizer *optimizer,
                             const ek_trainer_options *o) {
   EK__NOT_NULL("ek_trainer_open", trainer, module);
-  EK__FAIL_IF(optimizer != NULL && criterion == NULL && !ek_module_is_criterion(module),
-              EK_ERR_INVALID_ARGUMENT,
+  const bool has_loss = criterion != NULL || ek_module_is_criterion(module);
+  EK__FAIL_IF(optimizer != NULL && !has_loss, EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_open: criterion is NULL, but %s does not compute its own loss",
               ek_module_kind(module));
+  EK__FAIL_IF(optimizer == NULL && o->optimizer != NULL, EK_ERR_INVALID_ARGUMENT,
+              "ek_trainer_open: options.optimizer is given without an optimizer");
+  EK__FAIL_IF(!has_loss && o->criterion != NULL, EK_ERR_INVALID_ARGUMENT,
+              "ek_trainer_open: options.criterion is given without a criterion");
   EK__FAIL_IF((devices == NULL) == (o->group == NULL) ||
                   (o->group != NULL && o->group_options != NULL),
               EK_ERR_INVALID_ARGUMENT,
@@ -56,10 +81,11 @@ static ek_status check_open(ek_trainer **trainer, const char *devices, const ek_
   return EK_OK;
 }
 
-static ek_status open_group(ek_group **group, const char *devices, const ek_trainer_options *o) {
+static ek_status open_group(ek_group **group, const char *devices,
+                            const struct trainer_options *o) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  EK_TRY(ek__options_read(&options, sizeof options, o->group_options, "ek_group_options"));
-  if (o->reproducible > 0) options.deterministic = true;
+  EK_TRY(ek__options_read(&options, sizeof options, o->own.group_options, "ek_group_options"));
+  if (o->model.reproducible > 0) options.deterministic = true;
   return ek_group_open(group, devices, &options);
 }
 
@@ -69,7 +95,8 @@ static ek_status open_frozen(ek_trainer *self, ek_module *module,
   ek_parameter_pattern *patterns = NULL;
   const size_t count = model->pattern_count;
   EK__FAIL_IF(count > 0 && model->patterns == NULL, EK_ERR_INVALID_ARGUMENT,
-              "ek_trainer_open: options.patterns is NULL, but %zu patterns are announced", count);
+              "ek_trainer_open: options.model->patterns is NULL, but %zu patterns are announced",
+              count);
   EK_TRY(ek__new(&patterns, count + 1, sizeof *patterns, "patterns of parameters"));
   for (size_t i = 0; i < count; i++) patterns[i] = model->patterns[i];
   patterns[count] = (ek_parameter_pattern){.pattern = "*", .frozen = true};
@@ -80,82 +107,62 @@ static ek_status open_frozen(ek_trainer *self, ek_module *module,
   return status;
 }
 
-/* Targets of a model that computes its loss itself are inputs of the model. */
-static ek_status read_scalings(ek_input_scaling all[EK_MAX_INPUTS],
-                               ek_data_parallel_model_options *model,
-                               ek_data_parallel_criterion_options *loss, const ek_module *module,
-                               const ek_trainer_options *o) {
-  const size_t inputs = ek_module_inputs(module) - ek_module_targets(module);
-  model->input_scaling = o->input_scaling;
-  model->input_scaling_count = o->input_scaling_count;
-  loss->target_scaling = o->target_scaling;
-  loss->target_scaling_count = o->target_scaling_count;
-  if (ek_module_targets(module) == 0 || o->target_scaling_count == 0) return EK_OK;
-  EK__FAIL_IF(
-      o->input_scaling_count > inputs || o->target_scaling_count > ek_module_targets(module) ||
-          (o->input_scaling_count > 0 && o->input_scaling == NULL) || o->target_scaling == NULL,
-      EK_ERR_INVALID_ARGUMENT,
-      "ek_trainer_open: %zu scalings of inputs and %zu of targets; %s takes %zu and %zu",
-      o->input_scaling_count, o->target_scaling_count, ek_module_kind(module), inputs,
-      ek_module_targets(module));
-  if (o->input_scaling_count > 0) {
-    memcpy(all, o->input_scaling, o->input_scaling_count * sizeof *all);
-  }
-  memcpy(all + inputs, o->target_scaling, o->target_scaling_count * sizeof *all);
+/* Targets of a model that computes its loss itself are inputs of the model: its scalings are put
+ * together in `all`. */
+static ek_status join_scalings(ek_input_scaling all[EK_MAX_INPUTS], struct trainer_options *o,
+                               const ek_module *module) {
+  ek_data_parallel_model_options *model = &o->model;
+  ek_data_parallel_criterion_options *loss = &o->criterion;
+  const size_t inputs = ek_module_inputs(module) - ek_module_targets(module), given = model->input_scaling_count;
+  if (ek_module_targets(module) == 0 || loss->target_scaling_count == 0) return EK_OK;
+  EK__FAIL_IF(given > inputs || loss->target_scaling_count > ek_module_targets(module) ||
+                  (given > 0 && model->input_scaling == NULL) || loss->target_scaling == NULL,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_trainer_open: %zu scalings of inputs and %zu of targets; %s takes %zu and %zu",
+              given, loss->target_scaling_count, ek_module_kind(module), inputs, ek_module_targets(module));
+  if (given > 0) memcpy(all, model->input_scaling, given * sizeof *all);
+  memcpy(all + inputs, loss->target_scaling, loss->target_scaling_count * sizeof *all);
   model->input_scaling = all;
-  model->input_scaling_count = inputs + o->target_scaling_count;
+  model->input_scaling_count = inputs + loss->target_scaling_count;
   loss->target_scaling = NULL;
   loss->target_scaling_count = 0;
   return EK_OK;
 }
 
 static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *criterion,
-                            ek_optimizer *optimizer, const ek_trainer_options *o) {
-  ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_data_parallel_criterion_options loss = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
-  ek_data_parallel_optimizer_options update = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
-  EK_TRY(ek_data_parallel_model_options_set_mode(&model, o->mode));
-  model.type = o->type;
-  model.seed = o->seed;
-  model.broadcast_inputs = o->broadcast_inputs;
-  model.reproducible = o->reproducible;
-  model.precision = o->precision;
-  model.gradient_type = o->gradient_type;
-  model.patterns = o->patterns;
-  model.pattern_count = o->pattern_count;
+                            ek_optimizer *optimizer, struct trainer_options *o) {
   ek_input_scaling all[EK_MAX_INPUTS] = {{0}};
-  EK_TRY(read_scalings(all, &model, &loss, module, o));
-  loss.gradient_in_forward =
-      criterion == NULL || ek_criterion_reduction(criterion) != EK_REDUCTION_NONE;
-  update.schedule = o->schedule;
-  update.refuse_not_finite = o->refuse_not_finite;
-  update.loss_scale = o->loss_scale;
+  EK_TRY(join_scalings(all, o, module));
+  if (criterion == NULL || ek_criterion_reduction(criterion) != EK_REDUCTION_NONE) {
+    o->criterion.gradient_in_forward = !o->criterion.keep_outputs;
+  }
   EK_TRY(optimizer == NULL
-             ? open_frozen(self, module, &model)
-             : ek_data_parallel_model_open(&self->model, self->group, module, &model));
+             ? open_frozen(self, module, &o->model)
+             : ek_data_parallel_model_open(&self->model, self->group, module, &o->model));
   if (criterion != NULL || ek_module_is_criterion(module)) {
-    EK_TRY(ek_data_parallel_criterion_open(&self->criterion, self->model, criterion, &loss));
+    EK_TRY(ek_data_parallel_criterion_open(&self->criterion, self->model, criterion,
+                                           &o->criterion));
   }
   if (optimizer == NULL) return EK_OK;
-  return ek_data_parallel_optimizer_open(&self->optimizer, self->model, optimizer, &update);
+  return ek_data_parallel_optimizer_open(&self->optimizer, self->model, optimizer, &o->optimizer);
 }
 
 ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *module,
                           ek_criterion *criterion, ek_optimizer *optimizer,
                           const ek_trainer_options *options) {
-  ek_trainer_options o = EK_TRAINER_OPTIONS_INIT;
-  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_trainer_options"));
-  EK_TRY(check_open(trainer, devices, module, criterion, optimizer, &o));
+  struct trainer_options o;
+  EK_TRY(read_options(&o, options));
+  EK_TRY(check_open(trainer, devices, module, criterion, optimizer, &o.own));
   ek_trainer *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, "a trainer"));
   ek_status status = EK_OK;
-  self->group = o.group;
+  self->group = o.own.group;
   self->module = module;
   self->output_count = ek_module_outputs(module);
-  self->micro_batches = o.micro_batches;
-  self->broadcast_inputs = o.broadcast_inputs;
-  if (o.group == NULL) EK_TRY_GOTO(status, open_group(&self->group, devices, &o), cleanup);
-  self->owns_group = o.group == NULL;
+  self->micro_batches = o.own.micro_batches;
+  self->broadcast_inputs = o.model.broadcast_inputs;
+  if (o.own.group == NULL) EK_TRY_GOTO(status, open_group(&self->group, devices, &o), cleanup);
+  self->owns_group = o.own.group == NULL;
   EK_TRY_GOTO(status, open_parts(self, module, criterion, optimizer, &o), cleanup);
   *trainer = self;
   return EK_OK;

@@ -50,9 +50,11 @@ static ek_status open_trainer(ek_trainer **trainer, const struct task *task) {
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_adamw_create(&rule, &adamw), cleanup);
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  options.mode = EK_MODE_SHARDED;
-  options.seed = SEED;
-  options.precision = task->precision;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  options.model = &model_options;
+  model_options.state = EK_STATE_SHARDED;
+  model_options.seed = SEED;
+  model_options.precision = task->precision;
   status = ek_trainer_open(trainer, task->devices, module, loss, rule, &options);
 cleanup:
   ek_optimizer_free(rule);

@@ -211,13 +211,15 @@ static ek_status open_trainer(ek_trainer **trainer, const char *devices,
   ek_optimizer *adamw = NULL;
   ek_gpt_options model = EK_GPT_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_status status;
   model.vocabulary = shape->vocab;
   model.sequence = shape->seq;
   model.width = shape->width;
   model.layers = (int)shape->layers;
   model.heads = (int)shape->heads;
-  options.mode = EK_MODE_SHARDED;
+  options.model = &model_options;
+  model_options.state = EK_STATE_SHARDED;
   EK_TRY_GOTO(status, ek_gpt_create(&gpt, &model), cleanup);
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);

@@ -25,6 +25,7 @@
  *       size_t count = 0;
  *       ek_advise_task task = EK_ADVISE_TASK_INIT;
  *       ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+ *       ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
  *       task.build = build;
  *       task.context = gpt;
  *       task.optimizer = adamw;
@@ -32,9 +33,10 @@
  *       task.targets = targets;
  *       task.input_count = task.target_count = 1;
  *       EK_TRY(ek_advise(&best, &count, 1, devices, &task));
- *       options.mode = best.settings.mode;
+ *       EK_TRY(ek_data_parallel_model_options_set_mode(&model, best.settings.mode));
+ *       model.precision = best.settings.precision;
+ *       options.model = &model;
  *       options.micro_batches = best.settings.micro_batches;
- *       options.precision = best.settings.precision;
  *       ek_status status = build(gpt, &best.settings, &module, &criterion);
  *       if (status == EK_OK) {
  *         status = ek_trainer_open(trainer, devices, module, criterion, adamw, &options);
@@ -58,7 +60,7 @@ typedef struct ek_settings {
   ek_recompute recompute; /* never BYTES */
   bool fused_loss;        /* linear_cross_entropy.h */
   int64_t micro_batches;  /* 1 or more */
-  ek_precision precision; /* of the trainer: trainer.h */
+  ek_precision precision; /* of the model: data_parallel_model.h */
 } ek_settings;
 
 /*
@@ -80,8 +82,8 @@ typedef struct ek_advise_task {
    * shapes. */
   const ek_tensor *inputs, *targets;
   size_t target_count, input_count;
-  /* How a trainer will be opened: type, broadcast_inputs, group or group_options count; its mode
-   * and micro_batches do not, nor its precision beside `precisions`. */
+  /* How a trainer will be opened. The mode and the placements of model, micro_batches, and, where
+   * `precisions` is not 0, model->precision are what is searched for: they do not count. */
   const ek_trainer_options *trainer;
   uint64_t modes; /* bit m: mode m may be chosen; 0: every mode */
   /* Precisions that may be chosen, such as EK_PRECISIONS_F32 | EK_PRECISIONS_BF16; 0: the

@@ -11,7 +11,7 @@
  *
  *     ek_loss_scale loss_scale = EK_LOSS_SCALE_INIT;   // dynamic, from 65536 on
  *     loss_scale.scale = 4096;
- *     options.loss_scale = &loss_scale;                // of a trainer, or of an optimizer
+ *     optimizer_options.loss_scale = &loss_scale;      // ek_data_parallel_optimizer_options
  *
  * A scale counts from the gradient of the mean, as in a program that divides by D first. The
  * gradient on its way is that of the sum of the losses, which the update divides by D

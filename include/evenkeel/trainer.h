@@ -7,13 +7,17 @@
  *     ek_trainer *trainer = NULL;
  *     ek_schedule schedule;
  *     ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+ *     ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+ *     ek_data_parallel_optimizer_options update = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
  *     ek_status status;
  *     EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);              // what is computed
  *     EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);   // what is wanted
  *     EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);          // how to get there
  *     EK_TRY_GOTO(status, ek_schedule_warmup_cosine(&schedule, 6e-4, 6e-5, 1, steps), cleanup);
- *     options.mode = EK_MODE_SHARDED;
- *     options.schedule = &schedule;
+ *     model.state = EK_STATE_SHARDED;
+ *     update.schedule = &schedule;
+ *     options.model = &model;
+ *     options.optimizer = &update;
  *     EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:4", gpt, loss, adamw, &options), cleanup);
  *     for (int i = 0; i < steps; i++) {
  *       ek_step_result result;
@@ -60,38 +64,27 @@ typedef struct ek_trainer ek_trainer;
 
 typedef struct ek_trainer_options {
   size_t size;
-  ek_mode mode;
-  ek_type type;                /* EK_F32, or EK_F64 for checks */
-  uint64_t seed;               /* initial values and random masks */
-  const ek_schedule *schedule; /* copied; NULL: the optimizer's own learning rate */
-  uint64_t broadcast_inputs;   /* bit i: input i goes whole to every device */
-  bool refuse_not_finite;      /* data_parallel_optimizer.h */
-  ek_group *group;             /* of the program's, which outlives the trainer; `devices` is NULL */
+  /*
+   * What the parts are opened with; each is read when the trainer opens, and NULL gives its
+   * defaults. The model's have the mode, the seed, precisions, the bucket size, patterns of
+   * parameters and scalings of inputs; the optimizer's have the schedule and the loss scale. With
+   * model->reproducible a group that the trainer opens is deterministic. A trainer sets
+   * criterion->gradient_in_forward itself, unless keep_outputs or the reduction `none` forbids it;
+   * targets of a model that computes its loss itself may have their scalings in
+   * criterion->target_scaling, too. Options of a criterion or an optimizer that the trainer does
+   * not have are EK_ERR_INVALID_ARGUMENT.
+   */
+  const ek_data_parallel_model_options *model;
+  const ek_data_parallel_criterion_options *criterion;
+  const ek_data_parallel_optimizer_options *optimizer;
+  ek_group *group; /* of the program's, which outlives the trainer; `devices` is NULL */
   const ek_group_options *group_options; /* how it opens `devices` (threads, for one); NULL */
   int64_t micro_batches; /* parts that a batch is taken in one after the other; 0 and 1: one */
-  /* Grains of a batch, for the same bits on any number of devices up to this one; 0: off
-   * (data_parallel_model.h). A group that the trainer opens is deterministic then. */
-  size_t reproducible;
-  const ek_loss_scale *loss_scale; /* copied; NULL: for f16 alone (data_parallel_optimizer.h) */
-  ek_precision precision; /* data_parallel_model.h */
-  ek_type gradient_type;  /* 0 for `type`, EK_BF16, EK_F16 (data_parallel_model.h) */
-  /* Read when the trainer opens: parameters that are frozen, or that have a learning rate or a
-   * weight decay of their own, by name (ek_parameter_pattern in module.h). */
-  const ek_parameter_pattern *patterns;
-  size_t pattern_count;
-  /* How inputs and targets of u8 and u16 become floating: one for each of the first of them, copied
-   * (data_parallel_model.h). */
-  const ek_input_scaling *input_scaling, *target_scaling;
-  size_t input_scaling_count, target_scaling_count;
 } ek_trainer_options;
 #define EK_TRAINER_OPTIONS_INIT                                                                    \
   {                                                                                                \
-    .size = sizeof(ek_trainer_options), .mode = EK_MODE_REPLICATED, .type = EK_F32, .seed = 0,     \
-    .schedule = NULL, .broadcast_inputs = 0, .refuse_not_finite = false, .group = NULL,            \
-    .group_options = NULL, .micro_batches = 0, .reproducible = 0, .loss_scale = NULL,              \
-    .precision = EK_PRECISION_DEFAULT, .gradient_type = (ek_type)0, .patterns = NULL,              \
-    .pattern_count = 0, .input_scaling = NULL, .target_scaling = NULL, .input_scaling_count = 0,   \
-    .target_scaling_count = 0                                                                      \
+    .size = sizeof(ek_trainer_options), .model = NULL, .criterion = NULL, .optimizer = NULL,       \
+    .group = NULL, .group_options = NULL, .micro_batches = 0                                       \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_trainer_options_init(ek_trainer_options *options, size_t size);

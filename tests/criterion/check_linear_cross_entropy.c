@@ -26,7 +26,7 @@ struct setting {
 
 enum { IGNORED = -7, MOST_SAMPLES = 9, TOKENS = 3 };
 
-static ek_cross_entropy_options loss_options(const struct setting *s) {
+static ek_cross_entropy_options criterion_options(const struct setting *s) {
   ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
   o.reduction = s->reduction;
   o.ignore_index = IGNORED;
@@ -43,7 +43,7 @@ static ek_module *body(const struct setting *s) {
 }
 
 static ek_criterion *fused(const struct setting *s) {
-  const ek_cross_entropy_options loss = loss_options(s);
+  const ek_cross_entropy_options loss = criterion_options(s);
   ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
   ek_criterion *criterion = NULL;
   o.loss = &loss;
@@ -151,7 +151,7 @@ struct training {
 };
 
 static void training_open(struct training *t, const struct setting *s, const char *spec, bool one) {
-  const ek_cross_entropy_options loss = loss_options(s);
+  const ek_cross_entropy_options loss = criterion_options(s);
   ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_criterion_options how = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   ek_criterion *criterion = NULL;

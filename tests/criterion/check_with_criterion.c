@@ -271,12 +271,14 @@ START_TEST(in_a_trainer) {
   ek_optimizer *rule = NULL;
   ek_trainer *trainer = NULL;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_step_result first, last;
   struct batch b;
   double loss = 0, weight = 0;
   ek_group *group = ck_open("cpu:3", 1);
   options.group = group;
-  options.type = EK_F64;
+  options.model = &model_options;
+  model_options.type = EK_F64;
   batch_make(&b, 5, false, 6);
   const ek_tensor inputs[] = {b.input, b.target};
   ck_ok(ek_sgd_create(&rule, NULL));

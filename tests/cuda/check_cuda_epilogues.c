@@ -470,7 +470,9 @@ static ek_trainer *open_gpt(const ek_gpt_options *o, ek_type type) {
   ek_trainer *trainer = NULL;
   ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  options.precision = (ek_precision)type;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  options.model = &model_options;
+  model_options.precision = (ek_precision)type;
   ck_ok(ek_gpt_create(&gpt, o));
   entropy.classes = VOCABULARY;
   if (!o->fused_loss) ck_ok(ek_cross_entropy_create(&loss, &entropy));

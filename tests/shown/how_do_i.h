@@ -160,7 +160,11 @@ static ek_status answer_options(const ek_tensor *tokens, const ek_tensor *target
   ek_schedule schedule;
   ek_step_result result;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   ek_status status;
+  options.model = &model_options;
+  options.optimizer = &optimizer_options;
 #include "how_do_i_6.inc"
 #include "how_do_i_4.inc"
 #include "how_do_i_7.inc"
@@ -215,7 +219,9 @@ static ek_status answer_pixels(void) {
   ek_trainer *trainer = NULL;
   ek_step_result result;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_status status;
+  options.model = &model_options;
   for (int i = 0; i < SAMPLES_SHOWN * WIDTH; i++) {
     bytes[i] = (unsigned char)(255 - i);
     const double product = (1 / 255.0) * bytes[i];

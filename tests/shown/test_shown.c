@@ -75,7 +75,7 @@ static ek_status open_trainer_shown(ek_trainer **trainer, const char *spec, ek_m
   ek_trainer_options o = EK_TRAINER_OPTIONS_INIT;
   if (options != NULL) o = *options;
   ek_group_options deterministic = EK_GROUP_OPTIONS_INIT;
-  deterministic.deterministic = o.reproducible > 0;
+  deterministic.deterministic = o.model != NULL && o.model->reproducible > 0;
   EK_TRY(open_shown(&o.group, spec, &deterministic));
   const ek_status status = ek_trainer_open(trainer, NULL, module, criterion, optimizer, &o);
   if (status != EK_OK) close_shown(o.group);

@@ -26,9 +26,11 @@ void ck_linears_open_in(struct ck_linears *it, const char *spec, int64_t width, 
   ck_ok(ek_mean_squared_error_create(&it->loss, EK_REDUCTION_MEAN));
   ck_ok(ek_sgd_create(&it->rule, NULL));
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.group = it->group;
-  options.mode = mode;
-  options.precision = precision;
+  options.model = &model_options;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
+  model_options.precision = precision;
   ck_ok(ek_trainer_open(&it->trainer, NULL, it->module, it->loss, it->rule, &options));
 }
 

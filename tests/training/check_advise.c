@@ -30,6 +30,7 @@ enum { EVERY = CK_ASAN ? 5 : 1 };
 struct subject {
   ek_gpt_options gpt;
   ek_optimizer *rule;
+  ek_data_parallel_model_options model;
   ek_trainer_options trainer;
   ek_group_options group;
   int32_t ids[MOST_TOKENS];
@@ -65,6 +66,8 @@ static void subject_open(struct subject *s, int layers, int width, int64_t sampl
   s->group = (ek_group_options)EK_GROUP_OPTIONS_INIT;
   s->group.threads_per_device = 1;
   s->trainer = (ek_trainer_options)EK_TRAINER_OPTIONS_INIT;
+  s->model = (ek_data_parallel_model_options)EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  s->trainer.model = &s->model;
   s->trainer.group_options = &s->group;
   s->task = (ek_advise_task)EK_ADVISE_TASK_INIT;
   s->task.build = build;
@@ -84,9 +87,11 @@ static void run_choice(const struct subject *s, const char *devices, const ek_ad
   ek_criterion *criterion = NULL;
   ek_trainer *trainer = NULL;
   ek_trainer_options options = s->trainer;
-  options.mode = advice->settings.mode;
+  ek_data_parallel_model_options model_options = s->model;
+  options.model = &model_options;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, advice->settings.mode));
+  model_options.precision = advice->settings.precision;
   options.micro_batches = advice->settings.micro_batches;
-  options.precision = advice->settings.precision;
   ck_assert(advice->fits && advice->missing_bytes == 0 && advice->seconds > 0);
   ck_ok(build((void *)(uintptr_t)&s->gpt, &advice->settings, &module, &criterion));
   ck_ok(ek_trainer_open(&trainer, devices, module, criterion, s->rule, &options));
@@ -307,7 +312,7 @@ CK_TEST(tf32_is_chosen) {
   ck_fails(ek_advise(choices, &count, MOST, "cpu:2@1GiB", &s.task), EK_ERR_UNSUPPORTED,
            "the devices compute in f32, f64, bf16 and f16");
   s.task.precisions = 0;
-  s.trainer.precision = EK_PRECISION_TF32;
+  s.model.precision = EK_PRECISION_TF32;
   ck_ok(ek_advise(choices, &count, MOST, "cpu:2@1GiB", &s.task));
   ck_assert_int_eq(choices[0].settings.precision, EK_PRECISION_TF32);
   subject_close(&s);
@@ -415,7 +420,9 @@ static bool parts_fit(const struct subject *s, const char *devices, const ek_set
   ek_criterion *criterion = NULL;
   ek_trainer *trainer = NULL;
   ek_trainer_options options = s->trainer;
-  options.mode = settings->mode;
+  ek_data_parallel_model_options model_options = s->model;
+  options.model = &model_options;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, settings->mode));
   options.micro_batches = parts;
   ck_ok(build((void *)(uintptr_t)&s->gpt, settings, &module, &criterion));
   ek_status status = ek_trainer_open(&trainer, devices, module, criterion, s->rule, &options);

@@ -47,15 +47,19 @@ struct bench {
 static ek_status open_on(struct bench *b, const char *devices, ek_group *group) {
   const struct ck_setup *setup = &b->setup;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   ek_group_options threads = EK_GROUP_OPTIONS_INIT;
   threads.threads_per_device = 1;
-  options.mode = b->mode;
-  options.type = setup->options.type;
-  options.precision = setup->options.precision;
-  options.seed = setup->options.seed;
-  options.broadcast_inputs = setup->options.broadcast_inputs;
+  options.model = &model_options;
+  options.optimizer = &optimizer_options;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, b->mode));
+  model_options.type = setup->options.type;
+  model_options.precision = setup->options.precision;
+  model_options.seed = setup->options.seed;
+  model_options.broadcast_inputs = setup->options.broadcast_inputs;
   options.micro_batches = b->micro_batches;
-  options.loss_scale = setup->loss_scale;
+  optimizer_options.loss_scale = setup->loss_scale;
   options.group = group;
   if (group == NULL) options.group_options = &threads;
   return ek_trainer_open(&b->trainer, devices, b->module, b->criterion, b->rule, &options);
@@ -576,11 +580,13 @@ CK_TEST(patterns_without_an_optimizer) {
   struct bench b;
   make_parts(&b, "mlp", EK_MODE_REPLICATED);
   ek_trainer_options o = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   static const ek_parameter_pattern wrong = {.pattern = "0.wait", .frozen = true};
-  o.pattern_count = 1;
+  o.model = &model_options;
+  model_options.pattern_count = 1;
   ck_fails(ek_trainer_open(&trainer, ck_spec("cpu:1"), b.module, NULL, NULL, &o),
            EK_ERR_INVALID_ARGUMENT, "NULL");
-  o.patterns = &wrong;
+  model_options.patterns = &wrong;
   ck_fails(ek_trainer_open(&trainer, ck_spec("cpu:1"), b.module, NULL, NULL, &o), EK_ERR_NOT_FOUND,
            "0.weight");
   ck_assert_ptr_null(trainer);
@@ -631,6 +637,9 @@ CK_LOOP(misuse, CK_MODES) {
   ek_trainer *trainer = NULL;
   open_bench(&b, "mlp", (ek_mode)_i);
   ek_trainer_options o = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_criterion_options criterion_options = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
+  ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   ek_group_options g = EK_GROUP_OPTIONS_INIT;
   const ek_status bad = EK_ERR_INVALID_ARGUMENT;
   const char *spec = ck_spec("cpu:2");
@@ -644,8 +653,21 @@ CK_LOOP(misuse, CK_MODES) {
   o.group_options = &g;
   ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, b.rule, &o), bad, "either");
   o.group_options = NULL;
-  o.mode = (ek_mode)7;
-  ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, b.rule, &o), bad, "mode 7");
+  o.model = &model_options;
+  model_options.state = (ek_state_placement)7;
+  ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, b.rule, &o), bad, "state");
+  model_options = (ek_data_parallel_model_options)EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  model_options.size = 1;
+  ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, b.rule, &o), bad,
+           "ek_data_parallel_model_options");
+  o.model = NULL;
+  o.optimizer = &optimizer_options;
+  ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, NULL, &o), bad,
+           "options.optimizer is given without an optimizer");
+  o.optimizer = NULL;
+  o.criterion = &criterion_options;
+  ck_fails(ek_trainer_open(&trainer, NULL, b.module, NULL, NULL, &o), bad,
+           "options.criterion is given without a criterion");
   ck_assert_ptr_null(trainer);
   ek_group_free(group);
 

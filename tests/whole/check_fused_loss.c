@@ -31,7 +31,7 @@ struct run {
   ek_trainer *trainer;
 };
 
-static ek_cross_entropy_options loss_options(const struct setting *s) {
+static ek_cross_entropy_options criterion_options(const struct setting *s) {
   static double weights[CLASSES];
   ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
   for (int i = 0; i < CLASSES; i++) weights[i] = i % 5 / 2.0;
@@ -44,9 +44,10 @@ static ek_cross_entropy_options loss_options(const struct setting *s) {
 
 static ek_status open_run(struct run *r, const struct setting *s, const char *spec, ek_mode mode,
                           bool fused) {
-  const ek_cross_entropy_options loss = loss_options(s);
+  const ek_cross_entropy_options loss = criterion_options(s);
   ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, SEQUENCE, 8, s->layers, 2);
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_optimizer *rule = NULL;
   *r = (struct run){.group = ck_open(spec, 1)};
   gpt.untied = s->untied;
@@ -58,9 +59,10 @@ static ek_status open_run(struct run *r, const struct setting *s, const char *sp
   } else {
     ck_ok(ek_cross_entropy_create(&r->criterion, &loss));
   }
-  options.mode = mode;
-  options.type = EK_F64;
-  options.seed = 3;
+  options.model = &model_options;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
+  model_options.type = EK_F64;
+  model_options.seed = 3;
   options.group = r->group;
   options.micro_batches = mode == EK_MODE_SHARDED ? 3 : 1;
   ck_ok(ek_gpt_create(&r->module, &gpt));
@@ -257,7 +259,7 @@ CK_LOOP(the_same_names, SETTINGS) {
 }
 
 CK_TEST(refused) {
-  const ek_cross_entropy_options loss = loss_options(&settings[0]);
+  const ek_cross_entropy_options loss = criterion_options(&settings[0]);
   const double nan_weight = (double)NAN;
   ek_cross_entropy_options bad = loss;
   ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;

@@ -52,6 +52,8 @@ static ek_trainer *open_trainer(ek_mode mode, ek_type precision, enum head head,
   ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, SEQUENCE, WIDTH, 1, 2);
   ek_adamw_options adamw = EK_ADAMW_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   ek_group_options threads = EK_GROUP_OPTIONS_INIT;
   ek_module *module = NULL;
   ek_criterion *loss = NULL;
@@ -63,11 +65,13 @@ static ek_trainer *open_trainer(ek_mode mode, ek_type precision, enum head head,
   if (head == FUSED) gpt.loss = &entropy;
   if (head == LONGER) gpt.logits_columns = ek_tensor_aligned_columns(VOCABULARY, precision);
   adamw.learning_rate = 0.05;
-  options.mode = mode;
-  options.precision = (ek_precision)precision;
-  options.seed = 3;
+  options.model = &model_options;
+  options.optimizer = &optimizer_options;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
+  model_options.precision = (ek_precision)precision;
+  model_options.seed = 3;
   options.micro_batches = parts;
-  options.loss_scale = &no_loss_scale;
+  optimizer_options.loss_scale = &no_loss_scale;
   threads.threads_per_device = 1;
   options.group_options = &threads;
   ck_ok(ek_gpt_create(&module, &gpt));

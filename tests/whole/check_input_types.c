@@ -23,7 +23,10 @@ enum { INTEGERS = sizeof integers / sizeof *integers };
 /* What a trainer gets, and what came of it. */
 struct run {
   const struct ck_workload *workload;
-  ek_trainer_options options;
+  ek_data_parallel_model_options model;
+  ek_data_parallel_criterion_options loss;
+  ek_mode mode;
+  int64_t micro_batches;
   bool joined;  /* the model and its loss are one module */
   bool planned; /* on `plan` devices, which compute nothing */
   double losses[STEPS], evaluated;
@@ -34,16 +37,26 @@ struct run {
 
 static struct run run_of(const char *workload, int mode) {
   struct run run = {.workload = ck_workload(workload)};
-  const ek_trainer_options defaults = EK_TRAINER_OPTIONS_INIT;
-  run.options = defaults;
-  run.options.mode = (ek_mode)(mode % CK_MODES);
-  run.options.broadcast_inputs = run.workload->broadcast;
-  run.options.precision = ck_precision();
-  run.options.micro_batches = mode % 2 == 0 ? 0 : 2;
+  run.model = (ek_data_parallel_model_options)EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  run.loss = (ek_data_parallel_criterion_options)EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
+  run.mode = (ek_mode)(mode % CK_MODES);
+  ck_ok(ek_data_parallel_model_options_set_mode(&run.model, run.mode));
+  run.model.broadcast_inputs = run.workload->broadcast;
+  run.model.precision = ck_precision();
+  run.micro_batches = mode % 2 == 0 ? 0 : 2;
   return run;
 }
 
+static ek_trainer_options options_of(const struct run *run) {
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  options.model = &run->model;
+  options.criterion = &run->loss;
+  options.micro_batches = run->micro_batches;
+  return options;
+}
+
 static void open_trainer(ek_trainer **trainer, const struct run *run) {
+  const ek_trainer_options options = options_of(run);
   ek_module *module = NULL, *joined = NULL;
   ek_criterion *criterion = NULL;
   ek_optimizer *rule = NULL;
@@ -52,7 +65,7 @@ static void open_trainer(ek_trainer **trainer, const struct run *run) {
   ck_ok(ck_clipped_adamw(&rule));
   if (run->joined) ck_ok(ek_with_criterion_create(&joined, module, criterion));
   ck_ok(ek_trainer_open(trainer, run->planned ? "plan:3" : ck_spec("cpu:3"), run->joined ? joined : module,
-                        run->joined ? NULL : criterion, rule, &run->options));
+                        run->joined ? NULL : criterion, rule, &options));
   ek_optimizer_free(rule);
   ek_criterion_free(criterion);
   ek_module_free(module);
@@ -99,7 +112,7 @@ static void train(struct run *run, const struct ck_batch *batch) {
 static void same(const struct run *got, const struct run *want, const char *what) {
   ck_assert_msg(memcmp(got->losses, want->losses, sizeof want->losses) == 0,
                 "%s in mode %s: losses %.17g %.17g, expected %.17g %.17g", what,
-                ek_mode_name(got->options.mode), got->losses[0], got->losses[1], want->losses[0],
+                ek_mode_name(got->mode), got->losses[0], got->losses[1], want->losses[0],
                 want->losses[1]);
   ck_assert_mem_eq(&got->evaluated, &want->evaluated, sizeof want->evaluated);
   ck_assert_mem_eq(got->peaks, want->peaks, sizeof want->peaks);
@@ -198,10 +211,10 @@ CK_LOOP(pixels_and_their_targets, 2 * CK_MODES) {
   struct ck_batch batch = ck_batch_make(want.workload, EK_F32, SAMPLES, 0, 5), other = batch;
   for (size_t i = 0; i < 2; i++) make_pixels(&other.input[i], &batch.input[i], &scalings[i]);
   make_pixels(&other.target[0], &batch.target[0], &scalings[1]);
-  got.options.input_scaling = scalings;
-  got.options.input_scaling_count = 2;
-  got.options.target_scaling = &scalings[1];
-  got.options.target_scaling_count = 1;
+  got.model.input_scaling = scalings;
+  got.model.input_scaling_count = 2;
+  got.loss.target_scaling = &scalings[1];
+  got.loss.target_scaling_count = 1;
   train(&want, &batch);
   train(&got, &other);
   same(&got, &want, "u8");
@@ -223,8 +236,8 @@ CK_LOOP(planned_bytes_are_real_bytes, 2 * CK_MODES) {
     other.target[0] = turned(&batch.target[0], EK_I64);
   } else {
     make_pixels(&other.input[0], &batch.input[0], &scalings[0]);
-    real.options.input_scaling = planned.options.input_scaling = scalings;
-    real.options.input_scaling_count = planned.options.input_scaling_count = 1;
+    real.model.input_scaling = planned.model.input_scaling = scalings;
+    real.model.input_scaling_count = planned.model.input_scaling_count = 1;
   }
   train(&real, &other);
   train(&planned, &other);
@@ -238,7 +251,7 @@ CK_LOOP(planned_bytes_are_real_bytes, 2 * CK_MODES) {
 
 CK_LOOP(wrong_inputs_lose_nothing, CK_MODES) {
   struct run run = run_of("gpt", _i);
-  run.options.precision = EK_PRECISION_DEFAULT;
+  run.model.precision = EK_PRECISION_DEFAULT;
   ek_trainer *trainer = NULL;
   struct ck_batch batch = ck_batch_make(run.workload, EK_F32, SAMPLES, 0, 5), bad = batch;
   ek_step_result result;
@@ -275,24 +288,25 @@ CK_TEST(wrong_scalings) {
   ek_optimizer *rule = NULL;
   ek_trainer *trainer = NULL;
   ek_input_scaling two[2] = {{1, {1}, {0}}, {1, {1}, {0}}};
+  const ek_trainer_options options = options_of(&run);
   ck_ok(run.workload->module(&module));
   ck_ok(run.workload->criterion(&criterion, EK_REDUCTION_MEAN));
   ck_ok(ck_clipped_adamw(&rule));
-#define OPEN() ek_trainer_open(&trainer, ck_spec("cpu:3"), module, criterion, rule, &run.options)
-  run.options.input_scaling = two;
-  run.options.input_scaling_count = 2;
+#define OPEN() ek_trainer_open(&trainer, ck_spec("cpu:3"), module, criterion, rule, &options)
+  run.model.input_scaling = two;
+  run.model.input_scaling_count = 2;
   ck_fails(OPEN(), EK_ERR_INVALID_ARGUMENT, "2 scalings for 1 tensors");
-  run.options.input_scaling_count = 1;
-  run.options.input_scaling = NULL;
+  run.model.input_scaling_count = 1;
+  run.model.input_scaling = NULL;
   ck_fails(OPEN(), EK_ERR_INVALID_ARGUMENT, "or they are NULL");
-  run.options.input_scaling = two;
+  run.model.input_scaling = two;
   two[0].channels = 9;
   ck_fails(OPEN(), EK_ERR_INVALID_ARGUMENT, "9 channels, expected 1 to 4");
   two[0] = (ek_input_scaling){1, {1}, {0}};
-  run.options.target_scaling = two;
-  run.options.target_scaling_count = 2;
+  run.loss.target_scaling = two;
+  run.loss.target_scaling_count = 2;
   ck_fails(OPEN(), EK_ERR_INVALID_ARGUMENT, "ek_data_parallel_criterion_open: 2 scalings");
-  run.options.target_scaling_count = 0;
+  run.loss.target_scaling_count = 0;
   ck_ok(OPEN());
   memset(two, 0, sizeof two); /* they were copied */
   struct ck_batch batch = ck_batch_make(run.workload, EK_F32, SAMPLES, 0, 5);

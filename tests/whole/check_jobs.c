@@ -56,9 +56,11 @@ static void open_bench(struct bench *b, const char *name, ek_mode mode, int64_t 
                        size_t reproducible) {
   const struct ck_workload *workload = ck_workload(name);
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  options.mode = mode;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  options.model = &model_options;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
   options.micro_batches = micro_batches;
-  options.reproducible = reproducible;
+  model_options.reproducible = reproducible;
   ck_ok(workload->module(&b->module));
   ck_ok(workload->criterion(&b->criterion, EK_REDUCTION_MEAN));
   ck_ok(ek_adamw_create(&b->rule, NULL));

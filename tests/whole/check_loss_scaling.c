@@ -108,7 +108,11 @@ CK_LOOP(nor_with_a_fused_loss, 2 * CK_MODES) {
   if (!ck_part(_i)) return;
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p20, 1);
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  options.mode = (ek_mode)(_i / 2);
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  options.model = &model_options;
+  options.optimizer = &optimizer_options;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, (ek_mode)(_i / 2)));
   options.micro_batches = _i % 2 == 0 ? 0 : 3;
   ek_module *gpt = NULL;
   ek_optimizer *rules = NULL;
@@ -117,7 +121,7 @@ CK_LOOP(nor_with_a_fused_loss, 2 * CK_MODES) {
   ck_ok(adamw(&rules));
   struct ck_batch batch = ck_batch_make(ck_workload("gpt"), EK_F32, CK_SCALING_SAMPLES, 0.2, 3);
   for (int i = 0; i < 2; i++) {
-    options.loss_scale = i == 0 ? NULL : &rule;
+    optimizer_options.loss_scale = i == 0 ? NULL : &rule;
     ck_ok(ek_trainer_open(&trainers[i], ck_spec("cpu:3"), gpt, NULL, rules, &options));
   }
   for (int s = 0; s < 3; s++) {
@@ -166,8 +170,10 @@ CK_TEST(targets_of_a_fused_loss_count) {
   ck_ok(adamw(&rules));
   for (int i = 0; i < 2; i++) {
     ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+    ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
     ek_trainer *trainer = NULL;
-    options.loss_scale = i == 0 ? NULL : &rule;
+    options.optimizer = &optimizer_options;
+    optimizer_options.loss_scale = i == 0 ? NULL : &rule;
     ck_ok(ek_trainer_open(&trainer, ck_spec("cpu:2"), module, NULL, rules, &options));
     ck_ok(ek_trainer_step(NULL, trainer, &inputs[0], 1, &inputs[1], 1));
     const ek_tensor *flat =
@@ -265,13 +271,17 @@ CK_LOOP(a_trainer_has_it, CK_MODES) {
   const struct ck_workload mlp = ck_spiked("mlp");
   ek_loss_scale rule = ck_scaling_dynamic(512, 2000);
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   ek_module *module = NULL;
   ek_criterion *criterion = NULL;
   ek_optimizer *optimizer = NULL;
   ek_trainer *trainer = NULL;
-  options.mode = (ek_mode)_i;
+  options.model = &model_options;
+  options.optimizer = &optimizer_options;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, (ek_mode)_i));
   options.micro_batches = 3;
-  options.loss_scale = &rule;
+  optimizer_options.loss_scale = &rule;
   ck_ok(mlp.module(&module));
   ck_ok(mlp.criterion(&criterion, EK_REDUCTION_MEAN));
   ck_ok(adamw(&optimizer));

@@ -146,8 +146,10 @@ static ek_memory_usage planned(const ek_gpt_options *gpt, int64_t samples, ek_mo
   ek_memory_usage usage;
   ek_tensor tokens;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  options.mode = mode;
-  options.precision = precision;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  options.model = &model_options;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
+  model_options.precision = precision;
   static int32_t none; /* never read */
   ck_ok(ek_tensor_host(&tokens, &none, EK_I32, 2, sizes));
   ck_ok(ek_gpt_create(&module, gpt));

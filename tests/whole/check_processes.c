@@ -576,10 +576,13 @@ static ek_status open_trainer(ek_trainer **trainer, ek_group *group) {
   ek_optimizer *rule = NULL;
   ek_status status = EK_OK;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   options.group = group;
-  options.mode = EK_MODE_REPLICATED;
-  options.precision = EK_PRECISION_F16;
-  options.loss_scale = &restless;
+  options.model = &model_options;
+  options.optimizer = &optimizer_options;
+  model_options.precision = EK_PRECISION_F16;
+  optimizer_options.loss_scale = &restless;
   options.micro_batches = PARTS;
   EK_TRY_GOTO(status, ck_workload("gpt")->module(&module), cleanup);
   EK_TRY_GOTO(status, ck_workload("gpt")->criterion(&criterion, EK_REDUCTION_MEAN), cleanup);

@@ -323,6 +323,8 @@ static void predict(struct outcome *outcome, ek_trainer *trainer, const struct c
 
 static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int64_t samples) {
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE};
   ek_module *gpt = NULL;
   ek_optimizer *adamw = NULL;
@@ -334,10 +336,12 @@ static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int
   sizes.fused_loss = true;
   sizes.logits_bytes = 4096;
   sizes.recompute.kind = EK_RECOMPUTE_SQRT;
-  options.mode = mode;
-  options.precision = ck_precision();
-  options.loss_scale = options.precision == 0 ? NULL : &none;
-  options.reproducible = 6;
+  options.model = &model_options;
+  options.optimizer = &optimizer_options;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
+  model_options.precision = ck_precision();
+  optimizer_options.loss_scale = model_options.precision == 0 ? NULL : &none;
+  model_options.reproducible = 6;
   options.micro_batches = 2;
   ck_ok(ek_gpt_create(&gpt, &sizes));
   ck_ok(ck_clipped_adamw(&adamw));

@@ -31,6 +31,7 @@ static ek_trainer *open_trainer(ek_group *group, const struct model *model) {
   ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, TOKENS, 16, 2, 2);
   ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_module *module = NULL;
   ek_criterion *loss = NULL;
   ek_optimizer *rule = NULL;
@@ -39,8 +40,9 @@ static ek_trainer *open_trainer(ek_group *group, const struct model *model) {
   gpt.fused_loss = model->fused_loss;
   sgd.learning_rate = 0.5;
   options.group = group;
-  options.mode = model->mode;
-  options.precision = model->precision;
+  options.model = &model_options;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, model->mode));
+  model_options.precision = model->precision;
   ck_ok(ek_gpt_create(&module, &gpt));
   if (!model->fused_loss) ck_ok(ek_cross_entropy_create(&loss, NULL));
   ck_ok(ek_sgd_create(&rule, &sgd));

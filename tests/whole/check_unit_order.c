@@ -182,6 +182,7 @@ CK_TEST(a_gpt_of_its_own_loss_trains_on_few_rows) {
   for (int i = 0; i < 2; i++) {
     ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
     ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+    ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
     ek_module *module = NULL;
     ek_optimizer *rule = NULL;
     ek_trainer *trainer = NULL;
@@ -192,8 +193,9 @@ CK_TEST(a_gpt_of_its_own_loss_trains_on_few_rows) {
     gpt.layers = gpt.heads = 2;
     gpt.fused_loss = true;
     options.group = group;
-    options.type = EK_F64;
-    options.mode = i == 0 ? EK_MODE_REPLICATED : EK_MODE_FULLY_SHARDED;
+    options.model = &model_options;
+    model_options.type = EK_F64;
+    model_options.state = i == 0 ? EK_STATE_REPLICATED : EK_STATE_FULLY_SHARDED;
     ck_ok(ek_gpt_create(&module, &gpt));
     ck_ok(ek_sgd_create(&rule, NULL));
     ck_ok(ek_trainer_open(&trainer, NULL, module, NULL, rule, &options));
