@@ -209,10 +209,10 @@ static ek_status take_steps(struct planning *p, const ek_advise_task *task,
               ek_module_outputs(module));
   EK_TRY(open_trainer(p, task, settings, module, criterion));
   listen(p);
-  p->batch =
-      ek__batch_for(all, module,
-                    &(struct ek__batch){task->inputs, task->targets, task->input_count,
-                                        task->target_count, task->trainer->model->broadcast_inputs});
+  p->batch = ek__batch_for(all, module,
+                           &(struct ek__batch){task->inputs, task->targets, task->input_count,
+                                               task->target_count,
+                                               task->trainer->model->broadcast_inputs});
   ek_status status = EK_OK;
   for (int i = 0; i < PLANNED_STEPS && status == EK_OK; i++) {
     status = plan_step(p, settings->micro_batches);

@@ -113,13 +113,15 @@ static ek_status join_scalings(ek_input_scaling all[EK_MAX_INPUTS], struct train
                                const ek_module *module) {
   ek_data_parallel_model_options *model = &o->model;
   ek_data_parallel_criterion_options *loss = &o->criterion;
-  const size_t inputs = ek_module_inputs(module) - ek_module_targets(module), given = model->input_scaling_count;
+  const size_t inputs = ek_module_inputs(module) - ek_module_targets(module),
+               given = model->input_scaling_count;
   if (ek_module_targets(module) == 0 || loss->target_scaling_count == 0) return EK_OK;
   EK__FAIL_IF(given > inputs || loss->target_scaling_count > ek_module_targets(module) ||
                   (given > 0 && model->input_scaling == NULL) || loss->target_scaling == NULL,
               EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_open: %zu scalings of inputs and %zu of targets; %s takes %zu and %zu",
-              given, loss->target_scaling_count, ek_module_kind(module), inputs, ek_module_targets(module));
+              given, loss->target_scaling_count, ek_module_kind(module), inputs,
+              ek_module_targets(module));
   if (given > 0) memcpy(all, model->input_scaling, given * sizeof *all);
   memcpy(all + inputs, loss->target_scaling, loss->target_scaling_count * sizeof *all);
   model->input_scaling = all;

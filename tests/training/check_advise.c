@@ -272,8 +272,10 @@ CK_TEST(precisions_are_chosen) {
   ck_assert_uint_gt(of[EK_PRECISION_F32], 0);
   ck_assert_uint_gt(of[EK_PRECISION_BF16], 0);
   ck_assert_uint_eq(of[EK_PRECISION_F16], 0);
-  const double gpu = fastest(&s, "plan-cuda:2", EK_PRECISION_BF16) / fastest(&s, "plan-cuda:2", EK_PRECISION_F32);
-  const double cpu = fastest(&s, "cpu:2", EK_PRECISION_BF16) / fastest(&s, "cpu:2", EK_PRECISION_F32);
+  const double gpu =
+      fastest(&s, "plan-cuda:2", EK_PRECISION_BF16) / fastest(&s, "plan-cuda:2", EK_PRECISION_F32);
+  const double cpu =
+      fastest(&s, "cpu:2", EK_PRECISION_BF16) / fastest(&s, "cpu:2", EK_PRECISION_F32);
   ck_assert_msg(gpu < 1, "on a GPU %g of f32's time", gpu);
   ck_assert_msg(cpu > 0.9 && cpu < 1.3, "on a CPU %g of f32's time", cpu);
   s.task.precisions = 1u << EK_I32;
@@ -289,7 +291,8 @@ CK_TEST(tf32_is_chosen) {
   size_t count = 0, tf32 = 0;
   subject_open(&s, 2, 32, 8, 8, 64);
   const double own = fastest(&s, "plan-cuda:2", EK_PRECISION_TF32);
-  ck_assert(own < fastest(&s, "plan-cuda:2", EK_PRECISION_F32) && own > fastest(&s, "plan-cuda:2", EK_PRECISION_BF16));
+  ck_assert(own < fastest(&s, "plan-cuda:2", EK_PRECISION_F32) &&
+            own > fastest(&s, "plan-cuda:2", EK_PRECISION_BF16));
   s.task.precisions = EK_PRECISIONS_F32 | EK_PRECISIONS_TF32;
   s.task.modes = UINT64_C(1) << EK_MODE_SHARDED;
   ck_ok(ek_advise(choices, &count, MOST, "plan-cuda:2", &s.task));
@@ -307,7 +310,8 @@ CK_TEST(tf32_is_chosen) {
   }
   ck_assert_uint_eq(2 * tf32, count);
   ck_ok(ek_advise(choices, &count, MOST, "cpu:2@1GiB", &s.task));
-  for (size_t i = 0; i < count; i++) ck_assert_int_eq(choices[i].settings.precision, EK_PRECISION_F32);
+  for (size_t i = 0; i < count; i++)
+    ck_assert_int_eq(choices[i].settings.precision, EK_PRECISION_F32);
   s.task.precisions = EK_PRECISIONS_TF32;
   ck_fails(ek_advise(choices, &count, MOST, "cpu:2@1GiB", &s.task), EK_ERR_UNSUPPORTED,
            "the devices compute in f32, f64, bf16 and f16");
@@ -488,8 +492,8 @@ CK_TEST(cuts_are_those_of_a_search_row_by_row) {
   ck_assert_int_gt(chosen, evener);
 }
 
-/* Nothing of a batch is read, so that its tokens need not be there. The searches take some tenths of
- * a second of an idle processor; one that looks at the samples would take minutes for the first. */
+/* The values of a batch are not read, so it needs no tokens. The searches take some tenths of a
+ * second on an idle processor; one that looked at the samples would take minutes for the first. */
 CK_TEST(a_batch_may_have_any_size) {
   struct subject s;
   ek_advice best;

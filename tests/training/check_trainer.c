@@ -52,7 +52,7 @@ static ek_status open_on(struct bench *b, const char *devices, ek_group *group) 
   ek_group_options threads = EK_GROUP_OPTIONS_INIT;
   threads.threads_per_device = 1;
   options.model = &model_options;
-  options.optimizer = &optimizer_options;
+  if (b->rule != NULL) options.optimizer = &optimizer_options;
   ck_ok(ek_data_parallel_model_options_set_mode(&model_options, b->mode));
   model_options.type = setup->options.type;
   model_options.precision = setup->options.precision;

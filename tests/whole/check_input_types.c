@@ -64,8 +64,9 @@ static void open_trainer(ek_trainer **trainer, const struct run *run) {
   ck_ok(run->workload->criterion(&criterion, EK_REDUCTION_MEAN));
   ck_ok(ck_clipped_adamw(&rule));
   if (run->joined) ck_ok(ek_with_criterion_create(&joined, module, criterion));
-  ck_ok(ek_trainer_open(trainer, run->planned ? "plan:3" : ck_spec("cpu:3"), run->joined ? joined : module,
-                        run->joined ? NULL : criterion, rule, &options));
+  ck_ok(ek_trainer_open(trainer, run->planned ? "plan:3" : ck_spec("cpu:3"),
+                        run->joined ? joined : module, run->joined ? NULL : criterion, rule,
+                        &options));
   ek_optimizer_free(rule);
   ek_criterion_free(criterion);
   ek_module_free(module);

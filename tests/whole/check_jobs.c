@@ -1,6 +1,6 @@
 /*
- * check_jobs.c - how often a trainer's step wakes the workers: once for each micro-batch and once for
- * the update, and once more where the host reads what the update depends on.
+ * check_jobs.c - how often a trainer's step wakes the workers: once for each micro-batch and once
+ * for the update, and once more where the host reads what the update depends on.
  *
  * Counted from outside: a job of a group wakes each worker with one sem_post(), which is this
  * program's own. Sanitizers bring a sem_post() of theirs, so nothing is counted with them.

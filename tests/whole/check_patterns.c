@@ -1,8 +1,8 @@
 /*
- * check_patterns.c - what is asked for parameters by patterns of their names (module.h), and what
- * a container freezes by path: frozen ones are, to the bit and the byte, those that a module
- * declares, in every mode, also after a resume; rates and decays of their own are what a plain update gives, by its formula; and what is
- * refused.
+ * check_patterns.c - patterns of parameter names (module.h), and what a container freezes by path.
+ * Frozen parameters are, to the bit and the byte, those that a module declares frozen, in every
+ * mode and after a resume. Rates and decays of single parameters give what the formula of a plain
+ * update gives. Wrong patterns are refused.
  */
 #include <math.h>
 #include <stdio.h>

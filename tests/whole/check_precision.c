@@ -379,11 +379,11 @@ CK_TEST(what_makes_no_sense_is_refused) {
     ek_precision precision;
     ek_status status;
     const char *words;
-  } rows[] = {
-      {EK_F64, EK_PRECISION_BF16, EK_ERR_INVALID_ARGUMENT, "bf16 with parameters of f64"},
-      {EK_F32, EK_PRECISION_F64, EK_ERR_INVALID_ARGUMENT, "f64 with parameters of f32"},
-      {EK_F32, (ek_precision)EK_I32, EK_ERR_INVALID_ARGUMENT, "precision is no precision"},
-      {EK_BF16, EK_PRECISION_DEFAULT, EK_ERR_INVALID_ARGUMENT, "type is bf16, expected f32 or f64"}};
+  } rows[] = {{EK_F64, EK_PRECISION_BF16, EK_ERR_INVALID_ARGUMENT, "bf16 with parameters of f64"},
+              {EK_F32, EK_PRECISION_F64, EK_ERR_INVALID_ARGUMENT, "f64 with parameters of f32"},
+              {EK_F32, (ek_precision)EK_I32, EK_ERR_INVALID_ARGUMENT, "precision is no precision"},
+              {EK_BF16, EK_PRECISION_DEFAULT, EK_ERR_INVALID_ARGUMENT,
+               "type is bf16, expected f32 or f64"}};
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
   ek_group *group = ck_open("cpu:2", 1);
   struct ck_training t;

@@ -286,8 +286,11 @@ CK_TEST(children) {
     run_listener(again, cases[i].precision, rounded);
   }
   /* A child whose caller runs in f32 may not go back to tf32 by itself, but may be asked to. */
-  run_listener(listener_of(listener_of(linear(), EK_PRECISION_DEFAULT, false), EK_PRECISION_F32, true), EK_PRECISION_TF32, false);
-  run_listener(listener_of(listener_of(linear(), EK_PRECISION_TF32, false), EK_PRECISION_F32, true), EK_PRECISION_TF32, true);
+  run_listener(
+      listener_of(listener_of(linear(), EK_PRECISION_DEFAULT, false), EK_PRECISION_F32, true),
+      EK_PRECISION_TF32, false);
+  run_listener(listener_of(listener_of(linear(), EK_PRECISION_TF32, false), EK_PRECISION_F32, true),
+               EK_PRECISION_TF32, true);
 }
 
 /* A job of the workers begins without it, whatever was left behind, and leaves nothing behind. */
