@@ -27,6 +27,27 @@
  * program that is written for the asynchronous rule is right on both. Unless a function says
  * otherwise, what it writes on a device is valid for work queued later on the same device's compute
  * stream, and for the host after ek_group_synchronize().
+ *
+ * These are all environment variables that the library reads. Set them before the program starts,
+ * because changing the environment while threads run is not safe. The first two change how CPU
+ * devices compute, and so the last bits of results; both are read once, when the first CPU device
+ * of the process opens. An empty value counts as not set. With an unknown value no CPU device opens
+ * (EK_ERR_INVALID_ARGUMENT).
+ *
+ *     EVENKEEL_ISA        baseline, avx2, avx512: the best instruction set that may be used. Without
+ *                         it the best that the processor has is used.
+ *     EVENKEEL_PRODUCTS   own, matmul, matmul-bf16: what computes matrix products. own: the
+ *                         library's routine; oneDNN is never called. matmul: oneDNN's matmul
+ *                         primitive for f32 as well. matmul-bf16: the primitive for bf16, without
+ *                         checking its results first. Without it oneDNN computes f32, and bf16 where
+ *                         the processor has instructions for it and the check passes.
+ *     NCCL_ALGO, NCCL_PROTO, NCCL_NVLS_ENABLE
+ *                         read by NCCL. The library only asks whether they are set, each time it
+ *                         opens a `deterministic` group of GPUs that cannot reach each other's
+ *                         memory (ek_group_options); any value counts as set.
+ *
+ * Libraries that it calls (CUDA, NCCL, oneDNN) read variables of their own, CUDA_VISIBLE_DEVICES
+ * among them. The variables of evenkeel-bench are in docs/benchmark.md.
  */
 #ifndef EVENKEEL_DEVICE_H
 #define EVENKEEL_DEVICE_H

@@ -4,7 +4,8 @@
 # leads to every public header; a check checks a header that exists.
 #
 # It also holds check_options.c to the list of structs that state their size, and
-# check_frozen_structs.c to the list of those that do not.
+# check_frozen_structs.c to the list of those that do not; and device.h to the environment variables
+# that the library reads.
 #
 # Exceptions follow from what is in a header: one without EK_API and without inline functions (it
 # holds macros, or includes others, as evenkeel.h) has neither source nor check; one with inline
@@ -83,6 +84,22 @@ while IFS= read -r name; do
 done < <(awk '/^typedef struct [a-z0-9_]+ \{$/ { name = $3; next }
               /^  size_t size;/ { name = "" }
               name != "" && $0 !~ /^ *\/?\*/ { print name; name = "" }' include/evenkeel/*.h | sort)
+
+# The environment variables that the library reads are those that device.h explains, as literals; those
+# of the programs are in docs/benchmark.md.
+variables() { # FOLDER...: what is read there, one a line
+  grep -rhoE --include='*.c' --include='*.h' --include='*.cu' '\bgetenv\([^)]*\)' "$@" |
+    sed -E 's/.*getenv\("?([^")]*)"?\)/\1/' | sort -u
+}
+read_there=$(variables src parallel criterion training check)
+explained=$(sed -nE '/^ \* These are all environment variables/,/^ \* Libraries/ s/^ \*     ([A-Z][A-Z0-9_, ]*[A-Z0-9])(  .*)?$/\1/p' \
+  include/evenkeel/device.h | tr -s ', ' '\n' | sort -u)
+while IFS= read -r name; do
+  complain "of the environment, $name is either read by the library or explained in device.h, and not both"
+done < <(comm -3 <(printf '%s\n' "$read_there") <(printf '%s\n' "$explained") | tr -d '\t')
+while IFS= read -r name; do
+  grep -q "\`$name\`" docs/benchmark.md || complain "docs/benchmark.md does not explain $name, which bench reads"
+done < <(variables bench)
 
 # Two sources of one name would make the name say nothing.
 while IFS= read -r name; do

@@ -22,6 +22,7 @@ static const struct ek__kernels kernels = {
 static ek_status stream_open(void **native, ek_device *device, ek_stream_kind kind, int threads) {
   struct ek__team *team = NULL;
   if (kind == EK_STREAM_COMPUTE) {
+    EK_TRY(ek__cpu_isa_check_wish());
     EK_TRY(ek__cpu_products_check_wish());
     EK_TRY(ek__cpu_products_prepare());
   }

@@ -2,15 +2,18 @@
  * cpu_dispatch.c - chooses the range functions that run: by the type of values and, except for f64,
  * by what the processor and the operating system support.
  *
- * EVENKEEL_ISA=baseline, avx2 or avx512 takes at most that one, so that tests can run every set on
- * one machine; without it the best there is. The choice is made once per process.
+ * EVENKEEL_ISA (device.h) takes at most the set that it names, so that tests can run every set on
+ * one machine; without it the best set is chosen. The choice is made once per process.
  */
 #include "backend/cpu/cpu_isa.h"
 #include "backend/cpu/reference.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "core/error.h"
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -40,23 +43,44 @@ DECLARE(avx2)
 DECLARE(avx512)
 #endif
 
-static pthread_once_t chosen = PTHREAD_ONCE_INIT;
-static struct isa choice;
+/* ---- EVENKEEL_ISA ---- */
 
-/* From the least on; what is not among them is above all. */
+static const char *const order[] = {"baseline", "avx2", "avx512"};
+enum { LEVELS = sizeof order / sizeof order[0] };
+
+static pthread_once_t looked = PTHREAD_ONCE_INIT;
+static int most = LEVELS; /* the highest level that is allowed */
+static char unknown[32];  /* what was asked for; its beginning, where it is long */
+
 static int level(const char *isa) {
-  static const char *const order[] = {"baseline", "avx2", "avx512"};
-  enum { LEVELS = sizeof order / sizeof order[0] };
-  for (int i = 0; i < LEVELS; i++) {
-    if (strcmp(isa, order[i]) == 0) return i;
-  }
-  return LEVELS;
+  int i = 0;
+  while (i < LEVELS && strcmp(isa, order[i]) != 0) i++;
+  return i;
+}
+
+static void look(void) {
+  const char *isa = getenv("EVENKEEL_ISA");
+  if (isa == NULL || *isa == '\0') return;
+  most = level(isa);
+  if (most == LEVELS) (void)snprintf(unknown, sizeof unknown, "%s", isa);
+}
+
+ek_status ek__cpu_isa_check_wish(void) {
+  pthread_once(&looked, look);
+  EK__FAIL_IF(*unknown != '\0', EK_ERR_INVALID_ARGUMENT,
+              "EVENKEEL_ISA: unknown value \"%s\"; expected baseline, avx2, avx512", unknown);
+  return EK_OK;
 }
 
 bool ek__cpu_isa_is_allowed(const char *isa) {
-  const char *most = getenv("EVENKEEL_ISA");
-  return !most || level(isa) <= level(most);
+  pthread_once(&looked, look);
+  return level(isa) <= most;
 }
+
+/* ---- the choice ---- */
+
+static pthread_once_t chosen = PTHREAD_ONCE_INIT;
+static struct isa choice;
 
 #ifdef EK_HAVE_ISA_AVX2
 /* Not every compiler has a name for it. */

@@ -103,6 +103,8 @@ const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types);
 int ek__cpu_cores(void);
 /* "AVX-512", "AVX2" or "baseline": what they run on, except for f64. */
 const char *ek__cpu_isa_name(void);
+/* EK_ERR_INVALID_ARGUMENT if EVENKEEL_ISA has a value that the library does not know. */
+ek_status ek__cpu_isa_check_wish(void);
 /* Whether EVENKEEL_ISA leaves an instruction set: "avx2", "avx512". */
 bool ek__cpu_isa_is_allowed(const char *isa);
 

@@ -15,14 +15,10 @@
  * The proof is not made when the first device is opened: a program that trains in f32 would wait
  * for some 80 products to be compiled, and keep their code.
  *
- * The environment can choose otherwise (tests, comparisons):
- *   EVENKEEL_PRODUCTS=own          our own product for every type; oneDNN is never called
- *   EVENKEEL_PRODUCTS=matmul-bf16  the primitive for bf16 wherever oneDNN has something, unproven
- *   EVENKEEL_PRODUCTS=matmul       the primitive for f32, where it is dnnl_sgemm() with more calls
- *                                  around it (docs/results has the figures), so that it is
- *                                  tested on any processor
- *   EVENKEEL_ISA=baseline, avx2    no instructions for bf16 (cpu_dispatch.c)
- * With any other value of EVENKEEL_PRODUCTS no CPU device opens.
+ * The environment can choose otherwise, for tests and comparisons: EVENKEEL_PRODUCTS (device.h). In
+ * f32 the primitive is dnnl_sgemm() with more calls around it (docs/results has the figures);
+ * "matmul" takes it nevertheless, so that it is tested on any processor. EVENKEEL_ISA below avx512
+ * leaves no instructions for bf16 (cpu_dispatch.c).
  */
 #include "backend/cpu/cpu_primitive.h"
 

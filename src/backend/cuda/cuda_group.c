@@ -59,15 +59,17 @@ static void place_devices(struct ek__cuda_group *group, const struct ek__device_
 /* One algorithm whatever the size and the links: see ek_group_options. NCCL's configuration has no
  * word for it, and to set the environment of a process with threads is an error. */
 static ek_status check_fixed_nccl(void) {
-  static const char *const names[] = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"};
-  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-    if (getenv(names[i]) != NULL) continue;
+  const char *missing = NULL;
+  if (getenv("NCCL_NVLS_ENABLE") == NULL) missing = "NCCL_NVLS_ENABLE";
+  if (getenv("NCCL_PROTO") == NULL) missing = "NCCL_PROTO";
+  if (getenv("NCCL_ALGO") == NULL) missing = "NCCL_ALGO";
+  if (missing != NULL) {
     return ek__cuda_host->error_set(
         EK_ERR_UNSUPPORTED,
         "cuda: deterministic: these GPUs do not reach each other's memory, and NCCL chooses its "
         "algorithms itself: start the program with NCCL_ALGO=Ring NCCL_PROTO=Simple "
         "NCCL_NVLS_ENABLE=0 (%s is not set)",
-        names[i]);
+        missing);
   }
   return EK_OK;
 }
