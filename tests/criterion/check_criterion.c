@@ -19,7 +19,7 @@ static const double some_weights[COLUMNS] = {0.5, 1.0, 2.0};
 
 /* ---- it works like the stock ones ---- */
 
-START_TEST(a_criterion_of_our_own) {
+CK_LOOP(a_criterion_of_our_own, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   int freed = 0;
   const double outputs[] = {1, 2, 3, -1, -2, -3};
@@ -46,11 +46,10 @@ START_TEST(a_criterion_of_our_own) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 /* In the place of the outputs at the end of forward, with the coefficient; backward hands it out.
  */
-START_TEST(the_gradient_in_forward) {
+CK_LOOP(the_gradient_in_forward, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double outputs[] = {1, 2, 3}, targets[] = {2, 1, 1}, want[] = {5.5, 3.5};
   const double gradient[] = {-0.5, 1, 2}, halves[] = {-0.25, 0.5, 1}, half = 0.5, other = 64;
@@ -86,7 +85,6 @@ START_TEST(the_gradient_in_forward) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 static void stays(struct ck_rig *rig, struct ck_loss *loss, ek_tensor *y, const ek_tensor *t,
                   const double *outputs) {
@@ -100,7 +98,7 @@ static void stays(struct ck_rig *rig, struct ck_loss *loss, ek_tensor *y, const 
 
 /* Kept outputs, outputs that others hold, single losses, children, and two terms: not in forward.
  */
-START_TEST(the_gradient_waits_for_backward) {
+CK_LOOP(the_gradient_waits_for_backward, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double outputs[] = {1, 2, 3}, targets[] = {2, 1, 1};
   ek_tensor y[2] = {*ck_tensor(rig, outputs, CK_SHAPE(1, 3)),
@@ -135,9 +133,8 @@ START_TEST(the_gradient_waits_for_backward) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(single_losses) {
+CK_LOOP(single_losses, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double outputs[] = {1, 2, 3}, targets[] = {2, 2.5, 1}, factors[] = {3, 0, 0.5};
   const double want[] = {0.5, 0.5, 4}, gradient[] = {-1.5, 0, 1};
@@ -158,9 +155,8 @@ START_TEST(single_losses) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(children_have_their_own_constants) {
+CK_LOOP(children_have_their_own_constants, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double other[COLUMNS] = {4, 8, 16};
   const double outputs[] = {1, 2, 3}, zeros[] = {0, 0, 0};
@@ -186,11 +182,10 @@ START_TEST(children_have_their_own_constants) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- constants ---- */
 
-START_TEST(constants_take_the_type_of_the_model) {
+CK_LOOP(constants_take_the_type_of_the_model, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double thirds[COLUMNS] = {1.0 / 3, 2.0 / 3, 1e-3};
   struct ck_loss loss =
@@ -204,9 +199,8 @@ START_TEST(constants_take_the_type_of_the_model) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(bad_constants) {
+CK_TEST(bad_constants) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_criterion *criterion = ck_absolute_error(NULL, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
   ek_replica *replica = NULL;
@@ -224,12 +218,11 @@ START_TEST(bad_constants) {
   ek_criterion_free(criterion);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- where totals and gradients go ---- */
 
 /* Nothing is charged to `loss` that a runner has a place for; without one totals are new memory. */
-START_TEST(totals_have_a_place) {
+CK_LOOP(totals_have_a_place, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double outputs[] = {1, 2, 3}, targets[] = {2, 1, 1}, want[] = {5.5, 3.5};
   ek_tensor inputs[2] = {*ck_tensor(rig, outputs, CK_SHAPE(1, COLUMNS)),
@@ -262,10 +255,9 @@ START_TEST(totals_have_a_place) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 /* Without leave the gradient is new memory, also where nobody else seems to hold the input. */
-START_TEST(inputs_are_not_overwritten_without_leave) {
+CK_LOOP(inputs_are_not_overwritten_without_leave, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   ek_tensor inputs[2] = {*ck_tensor(rig, some_weights, CK_SHAPE(1, COLUMNS)),
                          *ck_tensor(rig, some_weights, CK_SHAPE(1, COLUMNS))};
@@ -283,11 +275,10 @@ START_TEST(inputs_are_not_overwritten_without_leave) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- order of calls ---- */
 
-START_TEST(only_inside_forward_or_backward) {
+CK_TEST(only_inside_forward_or_backward) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   struct ck_loss loss = ck_loss_open(
       rig, ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL), false);
@@ -317,9 +308,8 @@ START_TEST(only_inside_forward_or_backward) {
   ek_module_free(relu);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(faults_of_a_criterion_leave_nothing) {
+CK_TEST(faults_of_a_criterion_leave_nothing) {
   static const struct {
     enum ck_fault fault;
     ek_status status;
@@ -351,9 +341,8 @@ START_TEST(faults_of_a_criterion_leave_nothing) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(out_of_memory) {
+CK_LOOP(out_of_memory, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   ek_tensor *x = ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
   ek_tensor *t = ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
@@ -362,11 +351,10 @@ START_TEST(out_of_memory) {
   ek_criterion_free(criterion);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- what is refused ---- */
 
-START_TEST(bad_bases) {
+CK_TEST(bad_bases) {
   ek_criterion c;
   ek_criterion *made = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
   ek_module_ops ops = *ek_module_table(&made->base);
@@ -433,9 +421,8 @@ START_TEST(bad_bases) {
            "1 to 64 terms, not 0");
   ck_fails(ek_criterion_check(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
 }
-END_TEST
 
-START_TEST(references) {
+CK_TEST(references) {
   int freed = 0;
   ek_criterion *c = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, &freed);
   ck_assert_ptr_null(ek_criterion_share(NULL));
@@ -451,9 +438,8 @@ START_TEST(references) {
   ck_assert_int_eq(freed, 1);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(bad_tensors) {
+CK_TEST(bad_tensors) {
   struct ck_rig *rig = ck_rig_open("cpu:2", EK_F32, 1);
   struct ck_loss loss = ck_loss_open(
       rig, ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL), false);
@@ -488,29 +474,5 @@ START_TEST(bad_tensors) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("criterion");
-  TCase *own = ck_case(suite, "own");
-  tcase_add_loop_test(own, a_criterion_of_our_own, 0, CK_VARIANTS);
-  tcase_add_loop_test(own, the_gradient_in_forward, 0, CK_VARIANTS);
-  tcase_add_loop_test(own, the_gradient_waits_for_backward, 0, CK_VARIANTS);
-  tcase_add_loop_test(own, single_losses, 0, CK_VARIANTS);
-  tcase_add_loop_test(own, children_have_their_own_constants, 0, CK_VARIANTS);
-  tcase_add_loop_test(own, constants_take_the_type_of_the_model, 0, CK_VARIANTS);
-  tcase_add_loop_test(own, totals_have_a_place, 0, CK_VARIANTS);
-  tcase_add_loop_test(own, inputs_are_not_overwritten_without_leave, 0, CK_VARIANTS);
-  TCase *order = ck_case(suite, "order");
-  tcase_add_test(order, only_inside_forward_or_backward);
-  tcase_add_test(order, faults_of_a_criterion_leave_nothing);
-  tcase_add_loop_test(order, out_of_memory, 0, CK_VARIANTS);
-  tcase_add_test(order, references);
-  TCase *refused = ck_case(suite, "refused");
-  tcase_add_test(refused, bad_constants);
-  tcase_add_test(refused, bad_bases);
-  tcase_add_test(refused, bad_tensors);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("criterion")

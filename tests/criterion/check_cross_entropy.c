@@ -72,7 +72,7 @@ static ek_cross_entropy_options options_of(struct ck_rig *rig, const struct sett
   return o;
 }
 
-START_TEST(equals_the_formula) {
+CK_LOOP(equals_the_formula, SETTINGS * CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i / SETTINGS);
   struct batch b = make_batch(rig, _i % 2 == 0 ? 24 : 23, 37);
   const ek_cross_entropy_options o = options_of(rig, &settings[_i % SETTINGS], b.classes);
@@ -96,10 +96,9 @@ START_TEST(equals_the_formula) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* The gradient that forward writes is the one of the formula, and then nothing is left to save. */
-START_TEST(the_gradient_in_forward) {
+CK_LOOP(the_gradient_in_forward, SETTINGS * CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i / SETTINGS);
   struct batch b = make_batch(rig, _i % 2 == 0 ? 24 : 23, 37);
   const ek_cross_entropy_options o = options_of(rig, &settings[_i % SETTINGS], b.classes);
@@ -116,7 +115,6 @@ START_TEST(the_gradient_in_forward) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
 /*
  * Python 3.11, PyTorch 1.13:
@@ -164,7 +162,7 @@ static const double torch_gradient[] = {
     0,
 };
 
-START_TEST(equals_pytorch) {
+CK_TEST(equals_pytorch) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   static const double weights[] = {0.5, 1.0, 2.0, 0.25, 1.5};
   const double targets[] = {0, 3, -100, 4, 1, -100};
@@ -192,9 +190,8 @@ START_TEST(equals_pytorch) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(gradient_is_the_derivative) {
+CK_LOOP(gradient_is_the_derivative, SETTINGS) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   struct batch b = make_batch(rig, 12, 9);
   const ek_cross_entropy_options o = options_of(rig, &settings[_i], b.classes);
@@ -207,7 +204,6 @@ START_TEST(gradient_is_the_derivative) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* The loss over the first columns of wider rows is that over a copy of them, also where the rest is
  * no number; the gradient of the rest is 0. */
@@ -217,7 +213,7 @@ static void run_loss(struct ck_loss *loss, bool in_forward, const ek_tensor *x, 
   ck_loss_backward(loss, NULL, NULL);
 }
 
-START_TEST(padding_columns_count_for_nothing) {
+CK_LOOP(padding_columns_count_for_nothing, SETTINGS * CK_VARIANTS) {
   enum { WIDE = 48 };
   struct ck_rig *rig = ck_rig_variant(_i / SETTINGS);
   for (int in_forward = 0; in_forward < 2; in_forward++) {
@@ -244,9 +240,8 @@ START_TEST(padding_columns_count_for_nothing) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(all_ignored_is_zero_and_not_nan) {
+CK_LOOP(all_ignored_is_zero_and_not_nan, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct batch b = make_batch(rig, 8, 5);
   double *ignored = ck_zeros(rig, 8);
@@ -261,9 +256,8 @@ START_TEST(all_ignored_is_zero_and_not_nan) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(single_losses_and_their_factors) {
+CK_LOOP(single_losses_and_their_factors, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct batch b = make_batch(rig, 24, 11);
   ek_cross_entropy_options o = options_of(rig, &settings[3], b.classes);
@@ -286,9 +280,8 @@ START_TEST(single_losses_and_their_factors) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(constant_shifts_and_large_logits) {
+CK_LOOP(constant_shifts_and_large_logits, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   /* 1000 overflows exp in both types: the largest logit must be taken off first. */
   const double logits[] = {1000, 0, -1000, -1000, 1000, 1000};
@@ -308,11 +301,10 @@ START_TEST(constant_shifts_and_large_logits) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- memory ---- */
 
-START_TEST(the_gradient_takes_the_place_of_the_outputs) {
+CK_LOOP(the_gradient_takes_the_place_of_the_outputs, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct batch b = make_batch(rig, 24, 50);
   const uint64_t row_bytes = units(24 * 2 * ek_type_size(rig->type));
@@ -340,9 +332,8 @@ START_TEST(the_gradient_takes_the_place_of_the_outputs) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(the_loss_of_a_large_vocabulary_is_small) {
+CK_TEST(the_loss_of_a_large_vocabulary_is_small) {
   /* 8,000 rows of 40,000 classes are 1.28 GB: the loss adds three numbers per row. */
   ek_group *group = ck_open("plan:1@16GiB", 1);
   struct ck_rig rig = {.group = group, .device = ek_group_device(group, 0), .type = EK_F32};
@@ -367,9 +358,8 @@ START_TEST(the_loss_of_a_large_vocabulary_is_small) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(a_second_batch_takes_no_host_memory) {
+CK_LOOP(a_second_batch_takes_no_host_memory, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct batch b = make_batch(rig, 12, 6);
   struct ck_loss loss = ck_loss_open(rig, make(NULL), true);
@@ -385,9 +375,8 @@ START_TEST(a_second_batch_takes_no_host_memory) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(out_of_memory) {
+CK_LOOP(out_of_memory, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct batch b = make_batch(rig, 12, 6);
   for (int reduction = 0; reduction < 3; reduction++) {
@@ -406,11 +395,10 @@ START_TEST(out_of_memory) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- what is refused ---- */
 
-START_TEST(bad_options) {
+CK_TEST(bad_options) {
   ek_criterion *criterion = NULL;
   ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
   const ek_cross_entropy_options good = o;
@@ -451,9 +439,8 @@ START_TEST(bad_options) {
   criterion = make(&o);
   ek_criterion_free(criterion);
 }
-END_TEST
 
-START_TEST(bad_batches) {
+CK_TEST(bad_batches) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   struct batch b = make_batch(rig, 6, 5);
   static const double weights[] = {1, 1, 1, 1, 1, 1};
@@ -485,9 +472,8 @@ START_TEST(bad_batches) {
   ck_loss_close(&weighted);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(no_rows) {
+CK_LOOP(no_rows, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   ek_tensor *x = ck_tensor(rig, NULL, CK_SHAPE(0, 5));
   ek_tensor *y = ck_tensor_of(rig, EK_I32, NULL, CK_SHAPE(0));
@@ -500,29 +486,5 @@ START_TEST(no_rows) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("cross_entropy");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, equals_the_formula, 0, SETTINGS * CK_VARIANTS);
-  tcase_add_loop_test(values, the_gradient_in_forward, 0, SETTINGS * CK_VARIANTS);
-  tcase_add_loop_test(values, padding_columns_count_for_nothing, 0, SETTINGS * CK_VARIANTS);
-  tcase_add_test(values, equals_pytorch);
-  tcase_add_loop_test(values, gradient_is_the_derivative, 0, SETTINGS);
-  tcase_add_loop_test(values, all_ignored_is_zero_and_not_nan, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, single_losses_and_their_factors, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, constant_shifts_and_large_logits, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, no_rows, 0, CK_VARIANTS);
-  TCase *memory = ck_case(suite, "memory");
-  tcase_add_loop_test(memory, the_gradient_takes_the_place_of_the_outputs, 0, CK_VARIANTS);
-  tcase_add_test(memory, the_loss_of_a_large_vocabulary_is_small);
-  tcase_add_loop_test(memory, a_second_batch_takes_no_host_memory, 0, CK_VARIANTS);
-  tcase_add_loop_test(memory, out_of_memory, 0, CK_VARIANTS);
-  TCase *refused = ck_case(suite, "refused");
-  tcase_add_test(refused, bad_options);
-  tcase_add_test(refused, bad_batches);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("cross_entropy")

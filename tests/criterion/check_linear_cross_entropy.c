@@ -252,7 +252,7 @@ static struct setting random_setting(int number) {
 
 /* 64 settings of all options, each over one to four devices. Sums run in another order, over at
  * most 40 classes, 20 columns and 27 rows, three of them one after the other: docs/numerics.md. */
-START_TEST(equals_the_two_apart) {
+CK_LOOP(equals_the_two_apart, 64) {
   if (!ck_part(_i)) return;
   const struct setting s = random_setting(_i);
   const char *const specs[] = {"cpu:1", "cpu:2", "cpu:3", "cpu:4"};
@@ -269,11 +269,10 @@ START_TEST(equals_the_two_apart) {
   ck_assert_double_eq_tol(loss, want_loss, 256 * unit * (1 + fabs(want_loss)));
   ck_assert_double_le(ck_rel_l2(got, want, count), 256 * unit);
 }
-END_TEST
 
 /* In f64 a row's logits are added up in one order, whatever the block; sums of single losses are
  * regrouped by blocks. */
-START_TEST(any_block) {
+CK_LOOP(any_block, 2) {
   static const uint64_t rows[] = {0, 1, 2, 3, 5, 7, 16, 1000};
   struct setting s = random_setting(13);
   static double want[NUMBERS], got[NUMBERS];
@@ -295,11 +294,10 @@ START_TEST(any_block) {
     ck_assert_double_le(ck_rel_l2(got, want, count), 64 * unit);
   }
 }
-END_TEST
 
 /* ---- what every module must keep ---- */
 
-START_TEST(as_a_module) {
+CK_TEST(as_a_module) {
   struct setting s = {.width = 6,
                       .classes = 11,
                       .columns = 13,
@@ -317,10 +315,9 @@ START_TEST(as_a_module) {
   ek_criterion_free(criterion);
   ek_module_free(module);
 }
-END_TEST
 
 /* A term of a weighted sum has a scale that nobody knows in forward. */
-START_TEST(as_a_term) {
+CK_TEST(as_a_term) {
   struct setting s = {.width = 4, .classes = 7, .columns = 7, .type = EK_F64, .logits_bytes = 200};
   static double want[NUMBERS], got[NUMBERS];
   int64_t count = 0;
@@ -379,7 +376,6 @@ START_TEST(as_a_term) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- memory ---- */
 
@@ -400,7 +396,7 @@ static void peaks_of(ek_memory_usage usage[3], const struct setting *s, const ch
 }
 
 /* Planned to the byte; and of logits there is a block. */
-START_TEST(planned_and_small) {
+CK_LOOP(planned_and_small, 8) {
   struct setting s = {.width = 8, .classes = 60, .columns = 60, .type = EK_F32};
   s.mode = (ek_mode)(_i % 4);
   s.whole_scale = _i / 4 == 1;
@@ -413,10 +409,9 @@ START_TEST(planned_and_small) {
     ck_assert_uint_le(real[k].at_peak[EK_MEMORY_LOSS], s.logits_bytes + 10 * EK_MEMORY_UNIT);
   }
 }
-END_TEST
 
 /* As many logits as the default allows, of a vocabulary of 40,000 and 2000 rows. */
-START_TEST(at_most_64_mib) {
+CK_TEST(at_most_64_mib) {
   ek_group *group = ck_open("plan:1@64GiB", 1);
   ek_criterion *criterion = NULL;
   ek_replica *replica = NULL;
@@ -446,12 +441,11 @@ START_TEST(at_most_64_mib) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- what goes wrong ---- */
 
 /* Whatever allocation of a step fails: nothing is held, and the next step is that of before. */
-START_TEST(a_failure_anywhere) {
+CK_LOOP(a_failure_anywhere, 2) {
   struct setting s = random_setting(5 + 8 * _i);
   static double want[NUMBERS], got[NUMBERS];
   int64_t count = 0;
@@ -476,7 +470,6 @@ START_TEST(a_failure_anywhere) {
   ck_ok(ek_data_parallel_model_discard(t.model));
   training_close(&t);
 }
-END_TEST
 
 static ek_status create(int64_t in, int64_t out, const ek_linear_cross_entropy_options *o) {
   ek_criterion *criterion = NULL;
@@ -486,7 +479,7 @@ static ek_status create(int64_t in, int64_t out, const ek_linear_cross_entropy_o
   return status;
 }
 
-START_TEST(refused) {
+CK_TEST(refused) {
   static const double weights[] = {1, 1, 1};
   const ek_status bad = EK_ERR_INVALID_ARGUMENT;
   ek_cross_entropy_options loss = EK_CROSS_ENTROPY_OPTIONS_INIT;
@@ -515,10 +508,9 @@ START_TEST(refused) {
   }
   ck_ok(create(3, 5, &o));
 }
-END_TEST
 
 /* In a pair there is nobody to train its weight; it says what to do. */
-START_TEST(inputs_that_do_not_fit) {
+CK_TEST(inputs_that_do_not_fit) {
   struct setting s = {.width = 4, .classes = 7, .columns = 7, .type = EK_F32, .logits_bytes = 60};
   struct training t;
   struct batch b;
@@ -553,23 +545,5 @@ START_TEST(inputs_that_do_not_fit) {
   ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
   training_close(&t);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("linear_cross_entropy");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, equals_the_two_apart, 0, 64);
-  tcase_add_loop_test(values, any_block, 0, 2);
-  tcase_add_test(values, as_a_module);
-  tcase_add_test(values, as_a_term);
-  TCase *memory = ck_case(suite, "memory");
-  tcase_add_loop_test(memory, planned_and_small, 0, 8);
-  tcase_add_test(memory, at_most_64_mib);
-  TCase *failures = ck_case(suite, "failures");
-  tcase_add_loop_test(failures, a_failure_anywhere, 0, 2);
-  tcase_add_test(failures, refused);
-  tcase_add_test(failures, inputs_that_do_not_fit);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("linear_cross_entropy")

@@ -19,7 +19,7 @@ static ek_criterion *make(ek_reduction reduction) {
 }
 
 /* Small whole numbers: every sum is exact in both types, so nothing may differ. */
-START_TEST(exact_for_whole_numbers) {
+CK_LOOP(exact_for_whole_numbers, 3 * CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i / 3);
   const ek_reduction reduction = (ek_reduction)(_i % 3);
   const int64_t count = 5 * 7 * 3;
@@ -47,9 +47,8 @@ START_TEST(exact_for_whole_numbers) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(factors_multiply_single_gradients) {
+CK_LOOP(factors_multiply_single_gradients, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const int64_t count = 24;
   double *y = ck_integers(rig, count, -9, 9), *t = ck_integers(rig, count, -9, 9);
@@ -63,10 +62,9 @@ START_TEST(factors_multiply_single_gradients) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* Differences, squares and the sum round once per element: (count + 3) u of the sum of squares. */
-START_TEST(equals_the_formula) {
+CK_LOOP(equals_the_formula, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const int64_t count = 9001; /* more than one chunk of the sum */
   double *y = ck_values(rig, count, -2, 2), *t = ck_values(rig, count, -2, 2);
@@ -90,9 +88,8 @@ START_TEST(equals_the_formula) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(gradient_is_the_derivative) {
+CK_TEST(gradient_is_the_derivative) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   double *y = ck_values(rig, 30, -1, 1);
   ek_tensor *ty = ck_tensor(rig, y, CK_SHAPE(5, 6));
@@ -105,11 +102,10 @@ START_TEST(gradient_is_the_derivative) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- memory ---- */
 
-START_TEST(it_takes_no_memory) {
+CK_LOOP(it_takes_no_memory, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   double *y = ck_values(rig, 600, -1, 1);
   ek_tensor *ty = ck_tensor(rig, y, CK_SHAPE(20, 30));
@@ -139,9 +135,8 @@ START_TEST(it_takes_no_memory) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(out_of_memory) {
+CK_LOOP(out_of_memory, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   ek_tensor *ty = ck_poisoned(rig, CK_SHAPE(2, 3)), *tt = ck_poisoned(rig, CK_SHAPE(2, 3));
   ek_criterion *criterion = NULL;
@@ -157,11 +152,10 @@ START_TEST(out_of_memory) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- what is refused ---- */
 
-START_TEST(refused) {
+CK_TEST(refused) {
   ek_criterion *criterion = NULL;
   ck_fails(ek_mean_squared_error_create(NULL, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
            "criterion is NULL");
@@ -183,9 +177,8 @@ START_TEST(refused) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(no_rows) {
+CK_LOOP(no_rows, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   ek_tensor *ty = ck_tensor(rig, NULL, CK_SHAPE(0, 5)), *tt = ck_tensor(rig, NULL, CK_SHAPE(0, 5));
   struct ck_loss loss = ck_loss_open(rig, make(EK_REDUCTION_MEAN), false);
@@ -197,21 +190,5 @@ START_TEST(no_rows) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("mean_squared_error");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, exact_for_whole_numbers, 0, 3 * CK_VARIANTS);
-  tcase_add_loop_test(values, factors_multiply_single_gradients, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, equals_the_formula, 0, CK_VARIANTS);
-  tcase_add_test(values, gradient_is_the_derivative);
-  tcase_add_loop_test(values, no_rows, 0, CK_VARIANTS);
-  TCase *memory = ck_case(suite, "memory");
-  tcase_add_loop_test(memory, it_takes_no_memory, 0, CK_VARIANTS);
-  tcase_add_loop_test(memory, out_of_memory, 0, CK_VARIANTS);
-  tcase_add_test(ck_case(suite, "refused"), refused);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("mean_squared_error")

@@ -83,7 +83,7 @@ static ek_criterion *whole(int form) {
   return sum_of(terms, outer, 2);
 }
 
-START_TEST(equals_its_terms_one_by_one) {
+CK_LOOP(equals_its_terms_one_by_one, FORMS * CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i / FORMS);
   struct data d = make_data(rig);
   ek_criterion *criterion = whole(_i % FORMS);
@@ -111,9 +111,8 @@ START_TEST(equals_its_terms_one_by_one) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(every_output_is_placed_for_itself) {
+CK_LOOP(every_output_is_placed_for_itself, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct data d = make_data(rig);
   struct ck_loss kept = ck_loss_open(rig, whole(NESTED_LAST), true);
@@ -139,9 +138,8 @@ START_TEST(every_output_is_placed_for_itself) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(out_of_memory) {
+CK_LOOP(out_of_memory, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct data d = make_data(rig);
   ek_criterion *part = squared(EK_REDUCTION_SUM), *criterion = NULL;
@@ -159,7 +157,6 @@ START_TEST(out_of_memory) {
   ek_criterion_free(criterion);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- putting totals together ---- */
 
@@ -178,7 +175,7 @@ static void combine(struct ck_rig *rig, double *combined, double *scales, const 
   }
 }
 
-START_TEST(combining) {
+CK_TEST(combining) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   double combined[2], scales[3];
   const double totals[] = {6, 4, 10, 8, 5, 0}, c[] = {2, 0.5, 7};
@@ -224,9 +221,8 @@ START_TEST(combining) {
   ck_assert(isnan(combined[0] / combined[1]));
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(combining_refuses) {
+CK_TEST(combining_refuses) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   const double c[65] = {0};
   ek_tensor *two = ck_poisoned(rig, CK_SHAPE(2)), *scales = ck_poisoned(rig, CK_SHAPE(2, 2));
@@ -255,14 +251,13 @@ START_TEST(combining_refuses) {
            "overlaps");
   ck_rig_close(rig);
 }
-END_TEST
 
 /*
  * Two shards of 7 and 3 rows, their totals added and combined, against the whole: each row's loss
  * and gradient are the same numbers, so the loss differs by the order of ten additions per term and
  * the gradient by the rounding of its scale.
  */
-START_TEST(uneven_shards_make_the_whole) {
+CK_LOOP(uneven_shards_make_the_whole, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct data d = make_data(rig);
   struct ck_loss loss = ck_loss_open(rig, whole(FLAT), true);
@@ -296,11 +291,10 @@ START_TEST(uneven_shards_make_the_whole) {
   ck_loss_close(&loss);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- what is refused ---- */
 
-START_TEST(refused) {
+CK_TEST(refused) {
   ek_criterion *mean = squared(EK_REDUCTION_MEAN), *sum = squared(EK_REDUCTION_SUM);
   ek_criterion *none = squared(EK_REDUCTION_NONE), *w = NULL;
   ek_criterion *terms[EK_MAX_TERMS + 1];
@@ -374,10 +368,9 @@ START_TEST(refused) {
   ek_criterion_free(sum);
   ek_criterion_free(none);
 }
-END_TEST
 
 /* Outputs, then targets: classes are whole numbers, of whichever part, also of a nested one. */
-START_TEST(targets_keep_the_types_of_their_parts) {
+CK_TEST(targets_keep_the_types_of_their_parts) {
   const double ones[] = {1, 1};
   ek_criterion *inner[] = {squared(EK_REDUCTION_MEAN), entropy(NULL, 0)};
   ek_criterion *outer[] = {sum_of(inner, ones, 2), squared(EK_REDUCTION_MEAN)};
@@ -389,22 +382,5 @@ START_TEST(targets_keep_the_types_of_their_parts) {
   }
   ek_criterion_free(sum);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("weighted_sum");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, equals_its_terms_one_by_one, 0, FORMS * CK_VARIANTS);
-  tcase_add_loop_test(values, uneven_shards_make_the_whole, 0, CK_VARIANTS);
-  tcase_add_test(values, targets_keep_the_types_of_their_parts);
-  TCase *memory = ck_case(suite, "memory");
-  tcase_add_loop_test(memory, every_output_is_placed_for_itself, 0, CK_VARIANTS);
-  tcase_add_loop_test(memory, out_of_memory, 0, CK_VARIANTS);
-  TCase *combined = ck_case(suite, "combine_totals");
-  tcase_add_test(combined, combining);
-  tcase_add_test(combined, combining_refuses);
-  tcase_add_test(ck_case(suite, "refused"), refused);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("weighted_sum")

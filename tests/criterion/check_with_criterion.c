@@ -161,7 +161,7 @@ static ek_criterion *entropy(void) {
 
 /* Bit for bit: the same operations in the same order. Class weights are the model's buffer now. In
  * mode gather the pair adds up all rows on one device: 1e-12 leaves ten thousand roundings. */
-START_TEST(equals_the_pair) {
+CK_LOOP(equals_the_pair, 4) {
   const ek_mode mode = (ek_mode)_i;
   double numbers[2][NUMBERS], losses[2];
   for (int one = 0; one < 2; one++) {
@@ -180,9 +180,8 @@ START_TEST(equals_the_pair) {
   ck_same_bits("loss", &losses[1], &losses[0], 1);
   ck_same_bits("parameters", numbers[1], numbers[0], WEIGHTS);
 }
-END_TEST
 
-START_TEST(terms_and_coefficients) {
+CK_TEST(terms_and_coefficients) {
   double numbers[2][NUMBERS], losses[2];
   for (int one = 0; one < 2; one++) {
     ek_criterion *term = entropy(), *sum = NULL;
@@ -199,12 +198,11 @@ START_TEST(terms_and_coefficients) {
   ck_same_bits("loss", &losses[1], &losses[0], 1);
   ck_same_bits("parameters", numbers[1], numbers[0], WEIGHTS);
 }
-END_TEST
 
 /* ---- a loss with parameters ---- */
 
 /* Sums in another order: 1e-12 leaves ten thousand roundings of f64. */
-START_TEST(trains_the_same_over_any_devices) {
+CK_LOOP(trains_the_same_over_any_devices, 8) {
   const ek_mode mode = (ek_mode)(_i / 2);
   static const char *const specs[] = {"cpu:1", "cpu:2", "cpu:3"};
   double want[NUMBERS], got[NUMBERS], want_loss = 0;
@@ -221,7 +219,6 @@ START_TEST(trains_the_same_over_any_devices) {
     ck_assert_double_le(ck_rel_l2(got, want, NUMBERS), 1e-12);
   }
 }
-END_TEST
 
 static double loss_at(struct training *t, const struct batch *b, const double *bias) {
   ek_shards outputs = {0};
@@ -243,7 +240,7 @@ static double loss_at(struct training *t, const struct batch *b, const double *b
 
 /* The loss is quadratic in the bias, so a central difference has no error but rounding: that of two
  * losses of size 1 over a step of 2e-3 stays below 1e-12. */
-START_TEST(gradient_is_the_derivative) {
+CK_TEST(gradient_is_the_derivative) {
   struct training t =
       training_open("cpu:3", EK_MODE_BALANCED, ck_together(linear(), ck_biased()), NULL);
   struct batch b;
@@ -263,10 +260,9 @@ START_TEST(gradient_is_the_derivative) {
   }
   training_close(&t);
 }
-END_TEST
 
 /* A trainer takes such a model without a criterion; its targets are inputs. */
-START_TEST(in_a_trainer) {
+CK_TEST(in_a_trainer) {
   ek_module *module = ck_together(linear(), ck_biased());
   ek_optimizer *rule = NULL;
   ek_trainer *trainer = NULL;
@@ -319,7 +315,6 @@ START_TEST(in_a_trainer) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- gradients in forward ---- */
 
@@ -337,7 +332,7 @@ static ek_module *with_early_loss(int number, bool early) {
 /* A loss of the program's own, with a parameter, and cross-entropy: the numbers are those of a
  * backward that does it all, over micro-batches that are uneven and smaller than the group. The
  * gradient of cross-entropy is of the same formula: docs/numerics.md. */
-START_TEST(in_forward_as_in_backward) {
+CK_LOOP(in_forward_as_in_backward, 16) {
   const ek_mode mode = (ek_mode)(_i % 4);
   const int number = _i / 4;
   double numbers[2][NUMBERS], losses[2];
@@ -355,11 +350,10 @@ START_TEST(in_forward_as_in_backward) {
     ck_assert_double_le(ck_rel_l2(numbers[1], numbers[0], WEIGHTS), 1e-12);
   }
 }
-END_TEST
 
 /* Gradients of parameters that forward has added to those of the step cannot be taken back: only
  * the backward of that forward may follow, or the end of the step. */
-START_TEST(what_forward_has_added) {
+CK_TEST(what_forward_has_added) {
   struct training t =
       training_open_with("cpu:2", EK_MODE_REPLICATED, with_early_loss(0, true), NULL, true);
   struct batch b, other;
@@ -396,12 +390,11 @@ START_TEST(what_forward_has_added) {
   ek_shards_free(&outputs);
   training_close(&t);
 }
-END_TEST
 
 /* ---- memory ---- */
 
 /* Logits lie on the device once, as the pair has them, and the loss adds little. */
-START_TEST(logits_lie_there_once) {
+CK_TEST(logits_lie_there_once) {
   ek_group *group = ck_open("plan:2@16GiB", 1);
   ek_module *head = NULL;
   ek_criterion *criterion = NULL;
@@ -433,11 +426,10 @@ START_TEST(logits_lie_there_once) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- what is refused ---- */
 
-START_TEST(parts_that_do_not_fit) {
+CK_TEST(parts_that_do_not_fit) {
   ek_module *model = linear(), *module = NULL, *whole = NULL;
   ek_criterion *criterion = entropy(), *single = NULL;
   const double weights[CK_ABSOLUTE_COLUMNS] = {1, 1, 1};
@@ -479,10 +471,9 @@ START_TEST(parts_that_do_not_fit) {
   ek_criterion_free(single);
   ek_criterion_free(criterion);
 }
-END_TEST
 
 /* The pair has nobody who would train the parameters of a loss. */
-START_TEST(pairs_that_do_not_fit) {
+CK_TEST(pairs_that_do_not_fit) {
   ek_criterion *learns = ck_biased(), *plain = entropy();
   struct training t = training_open("cpu:2", EK_MODE_SHARDED, linear(), plain);
   struct training whole =
@@ -500,10 +491,9 @@ START_TEST(pairs_that_do_not_fit) {
   training_close(&whole);
   training_close(&t);
 }
-END_TEST
 
 /* Bad targets lose nothing: what was accumulated is still there. */
-START_TEST(wrong_targets) {
+CK_TEST(wrong_targets) {
   struct training t =
       training_open("cpu:3", EK_MODE_REPLICATED, ck_together(linear(), entropy()), NULL);
   struct batch b, few;
@@ -524,11 +514,10 @@ START_TEST(wrong_targets) {
   ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
   training_close(&t);
 }
-END_TEST
 
 /* Whatever allocation of a step fails, the parameters are those of before, and the next goes well.
  */
-START_TEST(a_failure_anywhere) {
+CK_LOOP(a_failure_anywhere, 2) {
   struct training t =
       training_open_with("cpu:2", EK_MODE_REPLICATED, with_early_loss(0, _i == 1), NULL, _i == 1);
   struct batch b;
@@ -556,26 +545,5 @@ START_TEST(a_failure_anywhere) {
   }
   training_close(&t);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("with_criterion");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, equals_the_pair, 0, 4);
-  tcase_add_test(values, terms_and_coefficients);
-  tcase_add_loop_test(values, trains_the_same_over_any_devices, 0, 8);
-  tcase_add_test(values, gradient_is_the_derivative);
-  tcase_add_test(values, in_a_trainer);
-  TCase *early = ck_case(suite, "early");
-  tcase_add_loop_test(early, in_forward_as_in_backward, 0, 16);
-  tcase_add_test(early, what_forward_has_added);
-  tcase_add_test(ck_case(suite, "memory"), logits_lie_there_once);
-  TCase *refused = ck_case(suite, "refused");
-  tcase_add_test(refused, parts_that_do_not_fit);
-  tcase_add_test(refused, pairs_that_do_not_fit);
-  tcase_add_test(refused, wrong_targets);
-  tcase_add_loop_test(refused, a_failure_anywhere, 0, 2);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("with_criterion")

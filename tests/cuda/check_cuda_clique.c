@@ -115,7 +115,7 @@ static void *wait_for_stream(void *raw) {
 }
 
 /* Who waits for a GPU asks the communicators now and then whether there was an error. */
-START_TEST(one_thread_in_a_communicator) {
+CK_TEST(one_thread_in_a_communicator) {
   struct cuemu_settings settings, slow;
   struct pair pair;
   pthread_t thread;
@@ -139,7 +139,6 @@ START_TEST(one_thread_in_a_communicator) {
   cuemu_reset();
   cuemu_set_settings(&settings);
 }
-END_TEST
 
 /* ---- loading ---- */
 
@@ -179,7 +178,7 @@ static ek_status load_in_the_middle(void *context, ek_device *device, size_t ind
   return ek_communicator_wait(pair->communicator, device);
 }
 
-START_TEST(loading_waits_for_no_peer) {
+CK_TEST(loading_waits_for_no_peer) {
   struct cuemu_settings settings, drains;
   struct pair pair;
   double sums[COUNT];
@@ -197,7 +196,6 @@ START_TEST(loading_waits_for_no_peer) {
   close_pair(&pair);
   cuemu_set_settings(&settings);
 }
-END_TEST
 
 /* ---- stuck ---- */
 
@@ -227,7 +225,7 @@ static ek_status get_stuck(void *context, ek_device *device, size_t index) {
 }
 
 /* In a call of ours, and in one of the program's. */
-START_TEST(a_stuck_worker_comes_back) {
+CK_LOOP(a_stuck_worker_comes_back, 2) {
   struct pair pair;
   double sums[COUNT];
   const double limit = choose_limit();
@@ -246,7 +244,6 @@ START_TEST(a_stuck_worker_comes_back) {
   close_pair(&pair);
   cuemu_reset();
 }
-END_TEST
 
 /* ---- peers that do not come ---- */
 
@@ -293,7 +290,7 @@ static const struct {
     [ONE_LEAVES] = {EK_ERR_SHAPE, "cuda:1 ended its work", "cuda:0 waits for"}};
 
 /* In another order on each device; a device that does not come, and stays in its job or ends it. */
-START_TEST(who_does_not_come_is_given_up) {
+CK_LOOP_FROM(who_does_not_come_is_given_up, CROSSED, ONE_LEAVES + 1) {
   struct crossing it = {.way = TOGETHER};
   double sums[COUNT];
   const double limit = choose_limit();
@@ -324,7 +321,6 @@ START_TEST(who_does_not_come_is_given_up) {
   ek_communicator_free(it.second);
   close_pair(&it.pair);
 }
-END_TEST
 
 /* ---- a group for each of two processes ---- */
 
@@ -405,7 +401,7 @@ static void *half_main(void *argument) {
 }
 
 /* NCCL's ranks are those of the world: the second group has one device, with the rank 1. */
-START_TEST(groups_of_two_processes_meet) {
+CK_TEST(groups_of_two_processes_meet) {
   struct half halves[2] = {{.process = {.number = 0}}, {.process = {.number = 1}}};
   int pair[2];
   ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
@@ -426,17 +422,5 @@ START_TEST(groups_of_two_processes_meet) {
     }
   }
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("cuda clique");
-  TCase *threads = ck_case(suite, "threads");
-  tcase_add_test(threads, one_thread_in_a_communicator);
-  tcase_add_test(threads, loading_waits_for_no_peer);
-  tcase_add_test(threads, groups_of_two_processes_meet);
-  tcase_add_loop_test(threads, a_stuck_worker_comes_back, 0, 2);
-  tcase_add_loop_test(threads, who_does_not_come_is_given_up, CROSSED, ONE_LEAVES + 1);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("cuda clique")

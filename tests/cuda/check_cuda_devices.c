@@ -33,7 +33,7 @@ static const struct {
             {"cuda:0x2,1x2", 4, "cuda:0#0", "cuda:1#1"},
             {"cuda:0-1x2,3", 5, "cuda:0#0", "cuda:3"}};
 
-START_TEST(a_string_names_devices) {
+CK_LOOP(a_string_names_devices, sizeof good / sizeof good[0]) {
   if (CK_TSAN && !ck_part(_i)) return; /* seconds each, to clear what it knows of gigabytes */
   ek_group *group = ck_open(good[_i].spec, 0);
   const size_t count = ek_group_size(group);
@@ -46,7 +46,6 @@ START_TEST(a_string_names_devices) {
   ek_group_free(group);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
 static const struct {
   const char *spec, *text;
@@ -66,18 +65,17 @@ static const struct {
            {"plan-cuda:0", "at least one device", 10},
            {"plan-cpu", "a backend", 0}};
 
-START_TEST(a_bad_string_is_shown) {
+CK_LOOP(a_bad_string_is_shown, sizeof bad / sizeof bad[0]) {
   ek_group *group = NULL;
   ck_fails(ek_group_open(&group, bad[_i].spec, NULL), EK_ERR_INVALID_ARGUMENT, bad[_i].text);
   char mark[64];
   (void)snprintf(mark, sizeof mark, "\n  %s\n  %*s^", bad[_i].spec, bad[_i].place, "");
   ck_assert_msg(ck_contains(ek_error_message(), mark), "%s", ek_error_message());
 }
-END_TEST
 
 /* ---- what there is not ---- */
 
-START_TEST(why_cuda_cannot_be_used) {
+CK_TEST(why_cuda_cannot_be_used) {
   struct cuemu_settings settings, changed;
   ek_group *group = NULL;
   cuemu_get_settings(&settings);
@@ -104,10 +102,9 @@ START_TEST(why_cuda_cannot_be_used) {
   ck_assert_uint_eq(count, 2 + (size_t)settings.devices);
   ck_assert(list[2].available && list[2].memory_bytes > 0);
 }
-END_TEST
 
 /* There are no kernels for GPUs older than Ampere, and the list says so. */
-START_TEST(an_old_gpu_is_not_available) {
+CK_TEST(an_old_gpu_is_not_available) {
   struct cuemu_settings settings, changed;
   ek_device_description list[3];
   size_t count = 0;
@@ -122,11 +119,10 @@ START_TEST(an_old_gpu_is_not_available) {
   }
   cuemu_set_settings(&settings);
 }
-END_TEST
 
 /* ---- memory ---- */
 
-START_TEST(memory_is_cut_exactly) {
+CK_TEST(memory_is_cut_exactly) {
   /* Not much more than what a GPU keeps for itself: all of the rest is written. */
   enum { CAPACITY = 40 };
   ek_group *group = ck_open("cuda:0x4@40MiB", 0);
@@ -148,9 +144,8 @@ START_TEST(memory_is_cut_exactly) {
   ck_ok(ek_group_synchronize(group));
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(a_cap_that_does_not_fit) {
+CK_TEST(a_cap_that_does_not_fit) {
   ek_group *group = NULL;
   ck_fails(ek_group_open(&group, "cuda:0x4@8GiB", NULL), EK_ERR_OUT_OF_MEMORY, "cuda:0");
   ck_fails(ek_group_open(&group, "cuda:0@1MiB", NULL), EK_ERR_OUT_OF_MEMORY, "workspace");
@@ -160,7 +155,6 @@ START_TEST(a_cap_that_does_not_fit) {
   ek_group_free(other);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- copies ---- */
 
@@ -168,7 +162,7 @@ static void fill_numbers(float *numbers, int64_t count, int salt) {
   for (int64_t i = 0; i < count; i++) numbers[i] = (float)((i * 7 + salt) % 8191);
 }
 
-START_TEST(copies_of_any_size) {
+CK_TEST(copies_of_any_size) {
   static const int64_t sizes[] = {1000, 1, 1100001, 524289, 524288};
   ek_group *group = ck_open("cuda:0x2,1", 0);
   for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
@@ -200,11 +194,10 @@ START_TEST(copies_of_any_size) {
   ek_group_free(group);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
 /* ---- streams ---- */
 
-START_TEST(events_order_streams) {
+CK_TEST(events_order_streams) {
   ek_group *group = ck_open("cuda:0", 0);
   ek_device *device = ek_group_device(group, 0);
   ek_stream *compute = ek_device_stream(device, EK_STREAM_COMPUTE);
@@ -235,9 +228,8 @@ START_TEST(events_order_streams) {
   ek_tensor_free(&y);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(a_bad_index_is_told_by_who_waits) {
+CK_TEST(a_bad_index_is_told_by_who_waits) {
   ek_group *group = ck_open("cuda:0x2", 0);
   ek_device *device = ek_group_device(group, 1);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
@@ -254,7 +246,6 @@ START_TEST(a_bad_index_is_told_by_who_waits) {
   ek_tensor_free(&index);
   ek_group_free(group);
 }
-END_TEST
 
 static ek_status fill_after_an_error(void *context, ek_device *device, size_t index) {
   void *memory = NULL;
@@ -264,7 +255,7 @@ static ek_status fill_after_an_error(void *context, ek_device *device, size_t in
 }
 
 /* What the program's own calls leave on a thread is not taken for an error of a kernel. */
-START_TEST(an_error_that_a_program_left_is_named) {
+CK_TEST(an_error_that_a_program_left_is_named) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ek_group *group = NULL;
   options.debug_memory = true;
@@ -277,7 +268,6 @@ START_TEST(an_error_that_a_program_left_is_named) {
   ek_tensor_free(&x);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 static ek_status note_slack(void *context, ek_device *device, size_t index) {
   (void)device;
@@ -286,7 +276,7 @@ static ek_status note_slack(void *context, ek_device *device, size_t index) {
 }
 
 /* A worker that polls a GPU sleeps as long as it says; the program's threads keep theirs. */
-START_TEST(workers_sleep_no_longer_than_they_ask) {
+CK_TEST(workers_sleep_no_longer_than_they_ask) {
   ek_group *group = ck_open("cuda:0x2", 0);
   int slack[2] = {0};
   const int own = prctl(PR_GET_TIMERSLACK);
@@ -296,7 +286,6 @@ START_TEST(workers_sleep_no_longer_than_they_ask) {
   ck_assert_int_eq(prctl(PR_GET_TIMERSLACK), own);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- the calling thread's current GPU ---- */
 
@@ -321,7 +310,7 @@ static ek_status note_gpu(void *context, ek_device *device, size_t index) {
 }
 
 /* A thread of the program keeps its own; on a worker it is that of the worker's device. */
-START_TEST(the_current_gpu_stays) {
+CK_LOOP(the_current_gpu_stays, 2) {
   enum { OWN = 3 };
   const double numbers[] = {1, 2, 3};
   ek_memory_outside outside;
@@ -363,12 +352,11 @@ START_TEST(the_current_gpu_stays) {
   ck_assert_int_eq(current(), OWN);
   ck_assert_int_eq(cudaSetDevice(0), cudaSuccess);
 }
-END_TEST
 
 /* ---- GPUs and each other's memory ---- */
 
 /* Between GPUs that reach each other nothing goes through the host, whoever sums. */
-START_TEST(copies_between_gpus) {
+CK_LOOP(copies_between_gpus, 3) {
   static const struct {
     const char *spec, *communicator;
     bool peer;
@@ -405,14 +393,13 @@ START_TEST(copies_between_gpus) {
   ck_ok(ek_group_free(group));
   cuemu_set_settings(&settings);
 }
-END_TEST
 
 static void count_warnings(void *context, ek_log_level level, const char *line) {
   if (level == EK_LOG_WARNING && ck_contains(line, "peer access")) ++*(int *)context;
 }
 
 /* Some platforms report peer access, and what is then read directly is wrong. */
-START_TEST(broken_peer_access_is_not_used) {
+CK_TEST(broken_peer_access_is_not_used) {
   struct cuemu_settings settings, changed;
   ek_group *group = NULL;
   int warnings = 0;
@@ -442,10 +429,9 @@ START_TEST(broken_peer_access_is_not_used) {
   cuemu_set_settings(&settings);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
 /* NCCL is held to one algorithm by who starts the program; the library sets no environment. */
-START_TEST(deterministic_without_peers) {
+CK_TEST(deterministic_without_peers) {
   struct cuemu_settings settings, changed;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ek_group *group = NULL;
@@ -461,10 +447,9 @@ START_TEST(deterministic_without_peers) {
   ck_ok(ek_group_free(group));
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
 /* A machine without NCCL, or with one that is too old, has the rest of CUDA. */
-START_TEST(without_nccl) {
+CK_TEST(without_nccl) {
   struct cuemu_settings settings, changed;
   ek_group *group = NULL;
   ek_communicator *communicator = NULL;
@@ -482,7 +467,6 @@ START_TEST(without_nccl) {
   ck_fails(ek_group_open(&group, "cuda:0-1@48MiB", NULL), EK_ERR_UNAVAILABLE, "NCCL 2.22.3");
   cuemu_set_settings(&settings);
 }
-END_TEST
 
 /* 226 is what a data-centre GPU reports of a memory fault that it has contained. */
 static const struct {
@@ -494,7 +478,7 @@ static const struct {
               {cudaErrorLaunchOutOfResources, false}};
 
 /* After a final error trying again is of no use, and the error says so. */
-START_TEST(a_dead_gpu_says_that_the_process_must_end) {
+CK_LOOP(a_dead_gpu_says_that_the_process_must_end, sizeof deaths / sizeof deaths[0]) {
   ek_group *group = ck_open("cuda:0@48MiB", 0);
   ek_stream *stream = ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE);
   ek_tensor x = ck_upload(ek_group_device(group, 0), EK_F32, NULL, CK_SHAPE(3));
@@ -508,33 +492,5 @@ START_TEST(a_dead_gpu_says_that_the_process_must_end) {
   ek_tensor_free(&x);
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("cuda devices");
-  TCase *strings = ck_case(suite, "strings");
-  tcase_add_loop_test(strings, a_string_names_devices, 0, sizeof good / sizeof good[0]);
-  tcase_add_loop_test(strings, a_bad_string_is_shown, 0, sizeof bad / sizeof bad[0]);
-  tcase_add_test(strings, why_cuda_cannot_be_used);
-  tcase_add_test(strings, an_old_gpu_is_not_available);
-  TCase *memory = ck_case(suite, "memory");
-  tcase_add_test(memory, memory_is_cut_exactly);
-  tcase_add_test(memory, a_cap_that_does_not_fit);
-  TCase *work = ck_case(suite, "work");
-  tcase_add_test(work, copies_of_any_size);
-  tcase_add_test(work, events_order_streams);
-  tcase_add_test(work, a_bad_index_is_told_by_who_waits);
-  tcase_add_test(work, an_error_that_a_program_left_is_named);
-  tcase_add_test(work, workers_sleep_no_longer_than_they_ask);
-  tcase_add_loop_test(work, a_dead_gpu_says_that_the_process_must_end, 0,
-                      sizeof deaths / sizeof deaths[0]);
-  TCase *gpus = ck_case(suite, "gpus");
-  tcase_add_loop_test(gpus, the_current_gpu_stays, 0, 2);
-  tcase_add_loop_test(gpus, copies_between_gpus, 0, 3);
-  tcase_add_test(gpus, broken_peer_access_is_not_used);
-  tcase_add_test(gpus, deterministic_without_peers);
-  tcase_add_test(gpus, without_nccl);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("cuda devices")

@@ -79,7 +79,7 @@ enum { FUSED_TYPES = sizeof fused_types / sizeof fused_types[0] };
 /* One call of cuBLASLt and nothing else; what is added to goes through one small kernel, and GELU
  * that may be made again, as it is from a pre that is kept, is a kernel's. So are sums that
  * cuBLASLt would round to 16 bits. */
-START_TEST(one_call) {
+CK_LOOP(one_call, FUSED_TYPES) {
   const ek_type type = fused_types[_i];
   for (int operation = 0; operation < OPERATIONS; operation++) {
     for (int beta = 0; beta < 2; beta++) {
@@ -91,11 +91,10 @@ START_TEST(one_call) {
     }
   }
 }
-END_TEST
 
 /* Widths that are no multiple of 8, and addresses beside 16 bytes, only where there is GELU's
  * matrix; f64 and empty products everywhere. */
-START_TEST(ineligible) {
+CK_TEST(ineligible) {
   for (int operation = 0; operation < OPERATIONS; operation++) {
     const bool has_pre = operation != NO_PRE && operation != GRADIENTS;
     for (int64_t wide = 12; wide < 16; wide++) {
@@ -109,11 +108,10 @@ START_TEST(ineligible) {
     ck_assert_uint_eq(count((enum operation)operation, EK_F32, 0, 16, false, 0).products, 0);
   }
 }
-END_TEST
 
 /* What cuBLASLt has no algorithm for is done one by one, again and again, within a group; also a
  * bias. */
-START_TEST(no_algorithm) {
+CK_LOOP(no_algorithm, 2 * FUSED_TYPES) {
   cuemu_set_epilogues(_i < FUSED_TYPES ? 4 : 0);
   for (int operation = 0; operation < OPERATIONS; operation++) {
     struct ck_rig *rig = ck_rig_open(SPEC, fused_types[_i % FUSED_TYPES], 1);
@@ -127,7 +125,6 @@ START_TEST(no_algorithm) {
   }
   cuemu_set_epilogues(~0u);
 }
-END_TEST
 
 /* ---- epilogues that are slow ---- */
 
@@ -140,7 +137,7 @@ static const struct {
              {"cuda:1@48MiB", 1, false, true}};
 
 /* None is used in a deterministic group. */
-START_TEST(epilogues_are_timed) {
+CK_LOOP(epilogues_are_timed, sizeof timed / sizeof timed[0]) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ek_group *group = NULL;
   options.deterministic = timed[_i].deterministic;
@@ -158,7 +155,6 @@ START_TEST(epilogues_are_timed) {
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) ek_tensor_free(all[i]);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 /* On GPUs that nobody has used before. */
 static const struct {
@@ -169,7 +165,7 @@ static const struct {
                  {"cuda:3@64MiB", 3, CUBLASLT_EPILOGUE_DGELU | CUBLASLT_EPILOGUE_BGRADB}};
 
 /* An epilogue that was timed and lost is not used, in any type, and the others are. */
-START_TEST(slow_epilogues_are_not_used) {
+CK_LOOP(slow_epilogues_are_not_used, sizeof slow_ones / sizeof slow_ones[0]) {
   static const enum operation operations[] = {NO_PRE, BACKWARD, GRADIENTS};
   static const unsigned epilogues[] = {CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_DGELU,
                                        CUBLASLT_EPILOGUE_BGRADB};
@@ -191,7 +187,6 @@ START_TEST(slow_epilogues_are_not_used) {
   }
   cuemu_set_slow(0);
 }
-END_TEST
 
 /* ---- several algorithms ---- */
 
@@ -245,7 +240,7 @@ static unsigned long product(ek_device *device, int side, double beta, int *chos
 
 /* A shape is timed once in the process, also for other devices and groups; sums take what was
  * found. */
-START_TEST(the_fastest_algorithm) {
+CK_LOOP(the_fastest_algorithm, sizeof races / sizeof races[0]) {
   static const unsigned none[4];
   const int side = 21 + _i;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
@@ -273,10 +268,9 @@ START_TEST(the_fastest_algorithm) {
   cuemu_set_algorithm_times(none);
   offer_algorithms(1);
 }
-END_TEST
 
 /* What only adds is not timed: what it would be timed on is needed. */
-START_TEST(a_sum_is_not_timed) {
+CK_TEST(a_sum_is_not_timed) {
   struct ck_rig *rig = NULL;
   int chosen = 0;
   offer_algorithms(4);
@@ -291,7 +285,6 @@ START_TEST(a_sum_is_not_timed) {
   cuemu_set_algorithm_times((const unsigned[4]){0});
   offer_algorithms(1);
 }
-END_TEST
 
 /* ---- a heuristic that is wrong ---- */
 
@@ -312,7 +305,7 @@ static void check_bias(struct ck_rig *rig) {
 
 /* The next algorithm has its turn, and what was refused is not asked for again; where none is left,
  * the library chooses for a plain product, but not for one of 16 bits, and kernels do the rest. */
-START_TEST(refused_algorithms) {
+CK_LOOP(refused_algorithms, sizeof wrong / sizeof wrong[0]) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
   const bool all = ((wrong[_i].by_heuristic | wrong[_i].by_product) & 15) == 15; /* of four */
   offer_algorithms(4);
@@ -344,7 +337,6 @@ START_TEST(refused_algorithms) {
   cuemu_refuse(0, 0);
   offer_algorithms(1);
 }
-END_TEST
 
 /* ---- shapes and addresses that cuBLASLt takes badly ---- */
 
@@ -382,16 +374,15 @@ static void check_linear(struct ck_rig *rig, int64_t rows, int64_t in, int64_t o
   for (int64_t i = 0; i < out; i++) ck_assert_double_eq(got[i], old[i] + want[i]);
 }
 
-START_TEST(vectors_that_are_not_aligned) {
+CK_LOOP(vectors_that_are_not_aligned, FUSED_TYPES) {
   struct ck_rig *rig = ck_rig_open(SPEC, fused_types[_i], 1);
   check_linear(rig, 3, 5, 16);
   check_linear(rig, 2, 8, 7);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* A linear layer with one output is such a product: every regression has one. */
-START_TEST(sizes_of_one) {
+CK_LOOP(sizes_of_one, 2 * FUSED_TYPES) {
   cuemu_call_ones_invalid(_i / FUSED_TYPES == 1);
   for (int64_t sizes = 0; sizes < 8; sizes++) {
     struct ck_rig *rig = ck_rig_open(SPEC, fused_types[_i % FUSED_TYPES], 1);
@@ -404,7 +395,6 @@ START_TEST(sizes_of_one) {
   }
   cuemu_call_ones_invalid(false);
 }
-END_TEST
 
 /* ---- a model ---- */
 
@@ -434,7 +424,7 @@ static struct ck_results *run(unsigned epilogues, struct counts *step, uint64_t 
  * one there are two more backward, and three sums of columns of one launch or two.
  * 1e-6 is 16 u: the order of sums differs.
  */
-START_TEST(model) {
+CK_TEST(model) {
   struct counts fused, plain;
   uint64_t fused_peak, plain_peak;
   struct ck_results *a = run(~0u, &fused, &fused_peak), *b = run(4, &plain, &plain_peak);
@@ -449,7 +439,6 @@ START_TEST(model) {
   ck_results_free(a);
   ck_results_free(b);
 }
-END_TEST
 
 /* ---- rows of logits ---- */
 
@@ -497,7 +486,7 @@ static unsigned long unaligned_in_a_step(const ek_gpt_options *o, ek_type type) 
 }
 
 /* The head's product and its two ways back have an odd vocabulary: with whole logits all three. */
-START_TEST(rows_of_logits_are_aligned) {
+CK_TEST(rows_of_logits_are_aligned) {
   ek_gpt_options o = ck_gpt_sizes(VOCABULARY, TOKENS, WIDTH, 0, 1);
   for (int type = 0; type < FUSED_TYPES; type++) {
     o.fused_loss = false;
@@ -510,12 +499,11 @@ START_TEST(rows_of_logits_are_aligned) {
     ck_assert_uint_eq(unaligned_in_a_step(&o, fused_types[type]), 0);
   }
 }
-END_TEST
 
 /* ---- before the first step ---- */
 
 /* A step that was prepared for times nothing: it has the products of every later one. */
-START_TEST(prepared_steps_time_nothing) {
+CK_LOOP(prepared_steps_time_nothing, 4) {
   enum { STEPS = 3 };
   int32_t tokens[SAMPLES * TOKENS];
   const ek_tensor batch = batch_of(tokens);
@@ -540,27 +528,5 @@ START_TEST(prepared_steps_time_nothing) {
   ck_ok(ek_trainer_free(trainer));
   offer_algorithms(1);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("cuda epilogues");
-  TCase *operations = ck_case(suite, "operations");
-  tcase_add_loop_test(operations, one_call, 0, FUSED_TYPES);
-  tcase_add_test(operations, ineligible);
-  tcase_add_loop_test(operations, no_algorithm, 0, 2 * FUSED_TYPES);
-  tcase_add_loop_test(operations, epilogues_are_timed, 0, sizeof timed / sizeof timed[0]);
-  tcase_add_loop_test(operations, slow_epilogues_are_not_used, 0,
-                      sizeof slow_ones / sizeof slow_ones[0]);
-  tcase_add_loop_test(operations, the_fastest_algorithm, 0, sizeof races / sizeof races[0]);
-  tcase_add_test(operations, a_sum_is_not_timed);
-  tcase_add_loop_test(operations, refused_algorithms, 0, sizeof wrong / sizeof wrong[0]);
-  tcase_add_loop_test(operations, vectors_that_are_not_aligned, 0, FUSED_TYPES);
-  tcase_add_loop_test(operations, sizes_of_one, 0, 2 * FUSED_TYPES);
-  TCase *whole = ck_case(suite, "model");
-  tcase_add_test(whole, model);
-  tcase_add_test(whole, rows_of_logits_are_aligned);
-  tcase_add_loop_test(whole, prepared_steps_time_nothing, 0, 4);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("cuda epilogues")

@@ -176,25 +176,17 @@ static void every_fault(enum cuemu_kind kind, bool hang, int number) {
   ck_batch_free(&batch);
 }
 
-START_TEST(copies_fail) { every_fault(CUEMU_COPY, false, _i); }
-END_TEST
-START_TEST(launches_fail) { every_fault(CUEMU_LAUNCH, false, _i); }
-END_TEST
-START_TEST(kernels_fail) { every_fault(CUEMU_KERNEL, false, _i); }
-END_TEST
-START_TEST(products_fail) { every_fault(CUEMU_BLAS, false, _i); }
-END_TEST
-START_TEST(copies_hang) { every_fault(CUEMU_COPY, true, _i); }
-END_TEST
-START_TEST(kernels_hang) { every_fault(CUEMU_KERNEL, true, _i); }
-END_TEST
-START_TEST(nccl_fails) { every_fault(CUEMU_NCCL, false, _i); }
-END_TEST
-START_TEST(nccl_hangs) { every_fault(CUEMU_NCCL, true, _i); }
-END_TEST
+CK_LOOP(copies_fail, ALL_CASES) { every_fault(CUEMU_COPY, false, _i); }
+CK_LOOP(launches_fail, ALL_CASES) { every_fault(CUEMU_LAUNCH, false, _i); }
+CK_LOOP(kernels_fail, ALL_CASES) { every_fault(CUEMU_KERNEL, false, _i); }
+CK_LOOP(products_fail, ALL_CASES) { every_fault(CUEMU_BLAS, false, _i); }
+CK_LOOP(copies_hang, ALL_CASES) { every_fault(CUEMU_COPY, true, _i); }
+CK_LOOP(kernels_hang, ALL_CASES) { every_fault(CUEMU_KERNEL, true, _i); }
+CK_LOOP(nccl_fails, ALL_CASES) { every_fault(CUEMU_NCCL, false, _i); }
+CK_LOOP(nccl_hangs, ALL_CASES) { every_fault(CUEMU_NCCL, true, _i); }
 
 /* Opening a group takes memory of several kinds: each allocation fails once. */
-START_TEST(opening_fails) {
+CK_LOOP(opening_fails, GROUPS) {
   const char *spec = groups[_i].spec;
   for (unsigned long n = 1;; n++) {
     ek_group *group = NULL;
@@ -212,22 +204,5 @@ START_TEST(opening_fails) {
   }
   cuemu_reset();
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("cuda faults");
-  TCase *faults = ck_case(suite, "faults");
-  tcase_add_loop_test(faults, opening_fails, 0, GROUPS);
-  tcase_add_loop_test(faults, copies_fail, 0, ALL_CASES);
-  tcase_add_loop_test(faults, launches_fail, 0, ALL_CASES);
-  tcase_add_loop_test(faults, kernels_fail, 0, ALL_CASES);
-  tcase_add_loop_test(faults, products_fail, 0, ALL_CASES);
-  tcase_add_loop_test(faults, nccl_fails, 0, ALL_CASES);
-  TCase *hangs = ck_case(suite, "hangs");
-  tcase_add_loop_test(hangs, copies_hang, 0, ALL_CASES);
-  tcase_add_loop_test(hangs, kernels_hang, 0, ALL_CASES);
-  tcase_add_loop_test(hangs, nccl_hangs, 0, ALL_CASES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("cuda faults")

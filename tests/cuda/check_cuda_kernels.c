@@ -12,15 +12,14 @@
 /* ---- what is refused: nothing is queued ---- */
 
 /* A type that is not computed is refused, and nothing is queued. */
-START_TEST(wrong_types) {
+CK_TEST(wrong_types) {
   struct kr_rig *rig = kr_open(0);
   const struct ek__elementwise_args args = {.count = 1, .types = {EK_BF16, EK_BF16, false}};
   ck_assert_int_eq(ek__cuda_fill(&rig->at, &args), cudaErrorInvalidValue);
   kr_close(rig);
 }
-END_TEST
 
-START_TEST(too_wide) {
+CK_LOOP(too_wide, 2) {
   struct kr_rig *rig = kr_open(_i);
   const struct ek__attention_args args = {
       .batch = 1, .tokens = 1, .heads = 1, .head_width = 257, .types = rig->types};
@@ -28,11 +27,10 @@ START_TEST(too_wide) {
   ck_assert_int_eq(ek__cuda_attention_backward(&rig->at, &args), cudaErrorInvalidValue);
   kr_close(rig);
 }
-END_TEST
 
 /* ---- totals ---- */
 
-START_TEST(combine_totals) {
+CK_TEST(combine_totals) {
   for (int i = 0; i < 2 * 65; i++) {
     struct kr_rig *rig = kr_open(0);
     const int64_t terms = i / 2;
@@ -61,7 +59,6 @@ START_TEST(combine_totals) {
     kr_close(rig);
   }
 }
-END_TEST
 
 static const int64_t counts[] = {0, 1, 3, 4, 255, 1027, 5000};
 enum { COUNTS = sizeof counts / sizeof counts[0] };
@@ -102,7 +99,7 @@ static void check_reduce(struct kr_rig *rig, const int *kind, int64_t n) {
   }
 }
 
-START_TEST(reduce) {
+CK_LOOP(reduce, KR_VARIANTS) {
   for (int i = 0; i < REDUCES * COUNTS; i++) {
     if (!ck_part(i)) continue;
     struct kr_rig *rig = kr_open(_i);
@@ -110,10 +107,9 @@ START_TEST(reduce) {
     kr_close(rig);
   }
 }
-END_TEST
 
 /* (1 + u) + u is 1 and u + u + 1 is not: sources are added in their order. */
-START_TEST(reduce_order) {
+CK_LOOP(reduce_order, KR_VARIANTS) {
   struct kr_rig *rig = kr_open(_i);
   const double u = rig->unit;
   struct kr_array x[] = {kr_values(rig, 1, 0, 1), kr_values(rig, 1, 0, 1), kr_values(rig, 1, 0, 1)};
@@ -131,18 +127,5 @@ START_TEST(reduce_order) {
   ck_assert_double_eq(*kr_fetch(rig, &y), 1 + 2 * u);
   kr_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("cuda_kernels");
-  TCase *refused = ck_case(suite, "refused");
-  tcase_add_test(refused, wrong_types);
-  tcase_add_loop_test(refused, too_wide, 0, 2);
-  tcase_add_test(ck_case(suite, "totals"), combine_totals);
-  TCase *sum = ck_case(suite, "reduce");
-  tcase_add_loop_test(sum, reduce, 0, KR_VARIANTS);
-  tcase_add_loop_test(sum, reduce_order, 0, KR_VARIANTS);
-  return suite;
-}
-
-KR_MAIN(make_suite)
+KR_SUITE("cuda_kernels")

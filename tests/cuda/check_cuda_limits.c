@@ -39,7 +39,7 @@ static ek_status attend(struct ck_rig *rig, int64_t width) {
 static const int architectures[] = {75, 80, 86, 90, 120};
 
 /* What does not fit is refused by name; what it had taken is intact, and the next width works. */
-START_TEST(shared_memory) {
+CK_LOOP(shared_memory, sizeof architectures / sizeof architectures[0]) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
   set_architecture(architectures[_i]);
   for (int type = 0; type < 4; type++) {
@@ -59,13 +59,5 @@ START_TEST(shared_memory) {
   }
   set_architecture(90);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("cuda limits");
-  TCase *gpus = ck_case(suite, "gpus");
-  tcase_add_loop_test(gpus, shared_memory, 0, sizeof architectures / sizeof architectures[0]);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("cuda limits")

@@ -88,7 +88,7 @@ static ek_memory_outside outside_of(const ek_group *group, int number, int gpu) 
   return sum;
 }
 
-START_TEST(a_default_capacity_leaves_the_reserve) {
+CK_LOOP(a_default_capacity_leaves_the_reserve, GROUPS) {
   if (!ck_part(_i)) return;
   ek_group *group = ck_open(groups[_i].spec, 0);
   for (int gpu = 0; gpu < groups[_i].gpus; gpu++) {
@@ -112,10 +112,9 @@ START_TEST(a_default_capacity_leaves_the_reserve) {
   ek_group_free(group);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
 /* With a second communicator, as a second model would open. */
-START_TEST(training_stays_within_the_reserve) {
+CK_LOOP(training_stays_within_the_reserve, GROUPS * 2 * CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_setup setup = ck_setup_mode(ck_workload(_i / GROUPS % 2 == 0 ? "gpt" : "mlp"),
                                               groups[_i % GROUPS].spec, (ek_mode)(_i / GROUPS / 2));
@@ -143,9 +142,8 @@ START_TEST(training_stays_within_the_reserve) {
   ck_batch_free(&batch);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
-START_TEST(a_communicator_that_is_open_already_is_taken) {
+CK_TEST(a_communicator_that_is_open_already_is_taken) {
   ek_group *group = ck_open("cuda:0-1", 0);
   struct cuemu_usage usage;
   cuemu_usage(0, &usage);
@@ -162,10 +160,9 @@ START_TEST(a_communicator_that_is_open_already_is_taken) {
   ek_group_free(group);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
 /* A cap is not made smaller by a reserve: it may take the last byte. */
-START_TEST(a_cap_may_take_all_there_is) {
+CK_TEST(a_cap_may_take_all_there_is) {
   char spec[64];
   uint64_t total = 0;
   ek_group *group = ck_open("cuda:0@64MiB", 0);
@@ -180,11 +177,10 @@ START_TEST(a_cap_may_take_all_there_is) {
   ck_fails(ek_group_open(&group, spec, NULL), EK_ERR_OUT_OF_MEMORY, "cuda:0");
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
 /* What is timed when a group is opened needs more than a device does: on a GPU that is nearly full
  * it is left out. */
-START_TEST(a_small_cap_opens_on_a_full_gpu) {
+CK_TEST(a_small_cap_opens_on_a_full_gpu) {
   struct cuemu_settings settings, small;
   ek_group *group = ck_open("cuda:0@64MiB", 0);
   ek_group_free(group);
@@ -199,7 +195,6 @@ START_TEST(a_small_cap_opens_on_a_full_gpu) {
   ek_group_free(group);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
 static void note_refusal(void *context, ek_log_level level, const char *line) {
   if (level == EK_LOG_WARNING && ck_contains(line, "refuses")) ++*(int *)context;
@@ -207,7 +202,7 @@ static void note_refusal(void *context, ek_log_level level, const char *line) {
 
 /* What is free may change before it is taken. A group without a cap then takes less, and says
  * so. */
-START_TEST(a_default_capacity_that_is_refused_is_tried_smaller) {
+CK_LOOP(a_default_capacity_that_is_refused_is_tried_smaller, 5) {
   static const struct {
     unsigned refused, less; /* percent */
   } cases[] = {{0, 0}, {1, 2}, {4, 5}, {9, 10}, {12, 0}};
@@ -234,10 +229,9 @@ START_TEST(a_default_capacity_that_is_refused_is_tried_smaller) {
   cuemu_set_settings(&settings);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
 /* A GPU that has failed is reset, and has lost its code: the next group measures again. */
-START_TEST(a_gpu_that_was_reset_loads_again) {
+CK_TEST(a_gpu_that_was_reset_loads_again) {
   ek_group *group = ck_open("cuda:8", 0);
   const uint64_t hidden = hidden_bytes(8);
   ek_memory_outside before, after;
@@ -260,7 +254,6 @@ START_TEST(a_gpu_that_was_reset_loads_again) {
   ck_assert_uint_eq(after.reserve_bytes, before.reserve_bytes);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- what can fail while a GPU loads ---- */
 
@@ -272,7 +265,7 @@ static const struct {
              {CUEMU_LAUNCH, "cuda:5@40MiB", 5}, {CUEMU_KERNEL, "cuda:6@40MiB", 6},
              {CUEMU_BLAS, "cuda:7@40MiB", 7},   {CUEMU_NCCL, "cuda:0-1@40MiB", 1}};
 
-START_TEST(loading_fails) {
+CK_LOOP(loading_fails, sizeof kinds / sizeof kinds[0]) {
   if (!ck_part(_i)) return;
   unsigned long n = 1;
   for (;; n++) {
@@ -298,10 +291,9 @@ START_TEST(loading_fails) {
   ck_assert_uint_gt(n, 1);
   cuemu_reset();
 }
-END_TEST
 
 /* Too little for the code, or for the communicator. */
-START_TEST(no_room_to_load) {
+CK_TEST(no_room_to_load) {
   struct cuemu_settings settings, small;
   ek_group *group = NULL;
   cuemu_get_settings(&settings);
@@ -315,23 +307,5 @@ START_TEST(no_room_to_load) {
   group = ck_open("cuda:0-2", 0);
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  set_costs();
-  Suite *suite = suite_create("cuda reserve");
-  TCase *reserve = ck_case(suite, "reserve");
-  tcase_add_loop_test(reserve, a_default_capacity_leaves_the_reserve, 0, GROUPS);
-  tcase_add_loop_test(reserve, training_stays_within_the_reserve, 0, GROUPS * 2 * CK_MODES);
-  tcase_add_test(reserve, a_communicator_that_is_open_already_is_taken);
-  tcase_add_test(reserve, a_cap_may_take_all_there_is);
-  tcase_add_test(reserve, a_small_cap_opens_on_a_full_gpu);
-  tcase_add_loop_test(reserve, a_default_capacity_that_is_refused_is_tried_smaller, 0, 5);
-  tcase_add_test(reserve, a_gpu_that_was_reset_loads_again);
-  TCase *failures = ck_case(suite, "failures");
-  tcase_add_loop_test(failures, loading_fails, 0, (int)(sizeof kinds / sizeof kinds[0]));
-  tcase_add_test(failures, no_room_to_load);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE_WITH("cuda reserve", set_costs, NULL)

@@ -60,7 +60,7 @@ static void must_hold(const ek_tensor *tensor, const ek_tensor *host, float fact
 enum { LARGE = 5 << 20 };
 
 /* Not ahead, the compute stream waits for the arrival, and the copy still need not wait for it. */
-START_TEST(it_travels_while_the_device_computes) {
+CK_LOOP(it_travels_while_the_device_computes, 2) {
   ek_group *group = ck_open("cuda:0x2@100MiB", 0);
   ek_device *device = ek_group_device(group, 1);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
@@ -82,9 +82,8 @@ START_TEST(it_travels_while_the_device_computes) {
   cuemu_reset();
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
-START_TEST(a_batch_is_scattered_while_the_devices_compute) {
+CK_TEST(a_batch_is_scattered_while_the_devices_compute) {
   ek_group *group = ck_open("cuda:0x2,1@100MiB", 0);
   ek_device *device = ek_group_device(group, 2);
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
@@ -115,10 +114,9 @@ START_TEST(a_batch_is_scattered_while_the_devices_compute) {
   ek_group_free(group);
   cuemu_reset();
 }
-END_TEST
 
 /* A part that was sent ahead and becomes the whole: what reads the whole waits for the arrival. */
-START_TEST(what_is_gathered_has_arrived) {
+CK_TEST(what_is_gathered_has_arrived) {
   const int64_t count = 3000;
   ek_group *group = ck_open("cuda:0@100MiB", 0);
   ek_device *device = ek_group_device(group, 0);
@@ -140,10 +138,9 @@ START_TEST(what_is_gathered_has_arrived) {
   ek_group_free(group);
   cuemu_reset();
 }
-END_TEST
 
 /* Targets that were sent ahead: a criterion waits for the arrival. */
-START_TEST(targets_have_arrived) {
+CK_TEST(targets_have_arrived) {
   enum { ROWS = 4, SIZE = 3 };
   ek_group *group = ck_open("cuda:0@100MiB", 0);
   ek_module *module = NULL;
@@ -183,10 +180,9 @@ START_TEST(targets_have_arrived) {
   ek_group_free(group);
   cuemu_reset();
 }
-END_TEST
 
 /* The kernel that reads the memory has not run when it is given back and taken again. */
-START_TEST(who_had_the_memory_has_done_with_it) {
+CK_LOOP(who_had_the_memory_has_done_with_it, 4) {
   const int64_t count = 30000;
   ek_group *group = ck_open("cuda:0@60MiB", 0);
   ek_device *device = ek_group_device(group, 0);
@@ -214,11 +210,10 @@ START_TEST(who_had_the_memory_has_done_with_it) {
   ek_group_free(group);
   cuemu_reset();
 }
-END_TEST
 
 /* Two neighbours are given back, one long ago, one while a kernel still reads it; the memory of
  * both becomes one tensor. */
-START_TEST(neighbours_wait_for_the_later_one) {
+CK_LOOP(neighbours_wait_for_the_later_one, 2) {
   const int64_t count = 6400; /* whole units, so that the two are neighbours */
   ek_group *group = ck_open("cuda:0@60MiB", 0);
   ek_device *device = ek_group_device(group, 0);
@@ -256,10 +251,9 @@ START_TEST(neighbours_wait_for_the_later_one) {
   ek_group_free(group);
   cuemu_reset();
 }
-END_TEST
 
 /* Content that nobody waited for does not overwrite what the next one put into its memory. */
-START_TEST(a_batch_that_is_dropped_on_its_way) {
+CK_LOOP(a_batch_that_is_dropped_on_its_way, 2) {
   const int64_t count = 30000, longer = 40000;
   ek_group *group = ck_open("cuda:0@60MiB", 0);
   ek_device *device = ek_group_device(group, 0);
@@ -290,7 +284,6 @@ START_TEST(a_batch_that_is_dropped_on_its_way) {
   ek_group_free(group);
   cuemu_reset();
 }
-END_TEST
 
 /*
  * Tensors of random sizes are sent, read by a kernel, given back at once, dropped on their way, or
@@ -312,7 +305,7 @@ static void look_at(struct kept *kept) {
   memset(kept, 0, sizeof *kept);
 }
 
-START_TEST(sending_and_freeing_in_any_order) {
+CK_LOOP(sending_and_freeing_in_any_order, 2) {
   struct ck_random random = ck_random_start(77 + (uint64_t)_i);
   struct kept kept[KEPT];
   memset(kept, 0, sizeof kept);
@@ -344,11 +337,10 @@ START_TEST(sending_and_freeing_in_any_order) {
   ek_group_free(group);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
 /* ---- failures ---- */
 
-START_TEST(every_copy_of_a_scatter_fails) {
+CK_LOOP(every_copy_of_a_scatter_fails, 2) {
   ek_group *group = ck_open("cuda:0-1@60MiB", 0);
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   options.ahead = _i == 0;
@@ -379,10 +371,9 @@ START_TEST(every_copy_of_a_scatter_fails) {
   cuemu_reset();
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
 /* A copy that does not end is found by who waits for the device, and named. */
-START_TEST(a_copy_hangs) {
+CK_TEST(a_copy_hangs) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.time_limit = 1;
   ek_group *group = NULL;
@@ -398,27 +389,12 @@ START_TEST(a_copy_hangs) {
   cuemu_reset();
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
-END_TEST
 
-static Suite *make_suite(void) {
+static void let_streams_dawdle(void) {
   struct cuemu_settings settings;
   cuemu_get_settings(&settings);
   settings.jitter_us = 200;
   cuemu_set_settings(&settings);
-  Suite *suite = suite_create("cuda send");
-  TCase *order = ck_case(suite, "order");
-  tcase_add_loop_test(order, it_travels_while_the_device_computes, 0, 2);
-  tcase_add_test(order, a_batch_is_scattered_while_the_devices_compute);
-  tcase_add_test(order, what_is_gathered_has_arrived);
-  tcase_add_test(order, targets_have_arrived);
-  tcase_add_loop_test(order, who_had_the_memory_has_done_with_it, 0, 4);
-  tcase_add_loop_test(order, neighbours_wait_for_the_later_one, 0, 2);
-  tcase_add_loop_test(order, a_batch_that_is_dropped_on_its_way, 0, 2);
-  tcase_add_loop_test(order, sending_and_freeing_in_any_order, 0, 2);
-  TCase *failures = ck_case(suite, "failures");
-  tcase_add_loop_test(failures, every_copy_of_a_scatter_fails, 0, 2);
-  tcase_add_test(failures, a_copy_hangs);
-  return suite;
 }
 
-CK_MAIN(make_suite)
+CK_SUITE_WITH("cuda send", let_streams_dawdle, NULL)

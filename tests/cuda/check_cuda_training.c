@@ -146,7 +146,7 @@ static void has_the_planned_peak(const struct run *cuda, struct ck_setup planned
 }
 
 /* In one test, because the runs take most of the time. */
-START_TEST(the_cpus_results_every_time_in_the_planned_memory) {
+CK_LOOP(the_cpus_results_every_time_in_the_planned_memory, CASES) {
   if (!ck_part(_i)) return;
   const struct ck_setup on_cpu = setup_of(_i, "cpu:4");
   const struct ck_setup on_cuda = setup_of(_i, specs[_i % SPECS]);
@@ -159,9 +159,8 @@ START_TEST(the_cpus_results_every_time_in_the_planned_memory) {
   forget(&first);
   forget(&second);
 }
-END_TEST
 
-START_TEST(numbers_of_16_bits) {
+CK_LOOP(numbers_of_16_bits, HALVES * CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_setup on_cpu = half_setup_of(_i, false), on_cuda = half_setup_of(_i, true);
   struct ck_setup planned = on_cuda;
@@ -174,12 +173,11 @@ START_TEST(numbers_of_16_bits) {
   forget(&first);
   forget(&second);
 }
-END_TEST
 
 /* Written in forward or in backward: the sum of exponentials has another order, so that the
  * gradient of the logits differs by some units of 2^-24; and where it lies is all that the peak
  * depends on. */
-START_TEST(the_gradient_in_forward) {
+CK_LOOP(the_gradient_in_forward, WORKLOADS * CK_MODES) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i * SPECS, specs[_i % SPECS]);
   struct run late = train(&setup);
@@ -197,12 +195,11 @@ START_TEST(the_gradient_in_forward) {
   forget(&late);
   forget(&early);
 }
-END_TEST
 
 /* ---- failures that are the program's ---- */
 
 /* tests/whole/check_faults.c does it with attention, and looks at more. */
-START_TEST(out_of_memory_at_every_allocation) {
+CK_LOOP(out_of_memory_at_every_allocation, CK_MODES) {
   const struct ck_setup setup = setup_of(SPECS * WORKLOADS * _i, "cuda:0x2");
   struct ck_training training;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.2, 40);
@@ -227,9 +224,8 @@ START_TEST(out_of_memory_at_every_allocation) {
   ck_batch_free(&batch);
   ck_training_close(&training);
 }
-END_TEST
 
-START_TEST(a_bad_target_is_found_before_the_update) {
+CK_LOOP(a_bad_target_is_found_before_the_update, SPECS) {
   const struct ck_setup setup = setup_of(0, specs[_i]);
   struct ck_training training;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 40);
@@ -250,18 +246,5 @@ START_TEST(a_bad_target_is_found_before_the_update) {
   ck_batch_free(&batch);
   ck_training_close(&training);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("cuda training");
-  TCase *same = ck_case(suite, "same");
-  tcase_add_loop_test(same, the_cpus_results_every_time_in_the_planned_memory, 0, CASES);
-  tcase_add_loop_test(same, numbers_of_16_bits, 0, HALVES * CK_MODES);
-  tcase_add_loop_test(same, the_gradient_in_forward, 0, WORKLOADS * CK_MODES);
-  TCase *failures = ck_case(suite, "failures");
-  tcase_add_loop_test(failures, out_of_memory_at_every_allocation, 0, CK_MODES);
-  tcase_add_loop_test(failures, a_bad_target_is_found_before_the_update, 0, SPECS);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("cuda training")

@@ -10,9 +10,11 @@
 
 static size_t element(const struct kr_rig *rig) { return rig->type == EK_F32 ? 4 : 8; }
 
-int kr_run(Suite *(*make_suite)(void)) {
+int kr_run(const char *name) {
   int devices = 0;
-  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) return ck_run(make_suite());
+  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) {
+    return ck_run(ck_suite(name, NULL, NULL));
+  }
   printf("skipped: there is no GPU\n");
   return 77;
 }

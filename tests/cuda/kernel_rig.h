@@ -46,9 +46,9 @@ struct kr_array {
 };
 
 /* main() of a program: without a GPU it says so and returns 77, which ctest counts as skipped. */
-#define KR_MAIN(make_suite)                                                                        \
-  int main(void) { return kr_run(make_suite); }
-int kr_run(Suite *(*make_suite)(void));
+#define KR_SUITE(name)                                                                             \
+  int main(void) { return kr_run(name); }
+int kr_run(const char *name);
 
 struct kr_rig *kr_open(int variant);
 void kr_close(struct kr_rig *rig);

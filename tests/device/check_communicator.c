@@ -167,7 +167,7 @@ static bool one_rounding(const struct bed *bed) {
   return has_sums(bed) && !(nccl && ek_type_size(bed->type) == 2);
 }
 
-START_TEST(every_collective_for_every_number_of_devices) {
+CK_LOOP_FROM(every_collective_for_every_number_of_devices, 1, DEVICES + 1) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_I32, EK_BF16, EK_F16};
   struct ck_random random = ck_random_start((uint64_t)_i);
   for (int c = 0; c < COUNTS; c++) {
@@ -194,12 +194,11 @@ START_TEST(every_collective_for_every_number_of_devices) {
     }
   }
 }
-END_TEST
 
 static const ek_type summed[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
 enum { SUMMED = sizeof summed / sizeof summed[0] };
 
-START_TEST(sums_are_in_the_order_of_the_devices) {
+CK_LOOP(sums_are_in_the_order_of_the_devices, SUMMED) {
   /* 1e8 + 1 - 1e8 is 0 in f32, 1e8 - 1e8 + 1 is 1: any other order or width gives other bits. So
    * does a rounding to 16 bits on the way, to infinity where 6e4 and 5e4 meet in f16. */
   static const double values[SUMMED][DEVICES] = {{1e8, 1, -1e8, 3, 0.1, 1e-7, 1e4, -0.3},
@@ -225,9 +224,8 @@ START_TEST(sums_are_in_the_order_of_the_devices) {
     }
   }
 }
-END_TEST
 
-START_TEST(runs_repeat_bit_for_bit) {
+CK_LOOP(runs_repeat_bit_for_bit, SUMMED) {
   struct bed bed;
   struct ck_random random = ck_random_start(7);
   open_bed(&bed, "cpu", 5, summed[_i], 10007);
@@ -242,7 +240,6 @@ START_TEST(runs_repeat_bit_for_bit) {
   for (int run = 0; run < runs && one_rounding(&bed); run++) run_once(&bed);
   close_bed(&bed);
 }
-END_TEST
 
 /* ---- many at a time ---- */
 
@@ -275,7 +272,7 @@ static ek_status run_chain(void *context, ek_device *device, size_t index) {
   return ek_communicator_wait(bed->communicator, device);
 }
 
-START_TEST(more_collectives_than_the_ring_has_places) {
+CK_LOOP(more_collectives_than_the_ring_has_places, 7) {
   static const struct {
     int rounds, after;
     bool progress;
@@ -292,7 +289,6 @@ START_TEST(more_collectives_than_the_ring_has_places) {
   check_result(&chain.bed);
   close_bed(&chain.bed);
 }
-END_TEST
 
 struct early {
   struct bed bed;
@@ -319,7 +315,7 @@ static ek_status progress_only(void *context, ek_device *device, size_t index) {
   return ek_communicator_wait(bed->communicator, device);
 }
 
-START_TEST(progress_works_before_wait) {
+CK_TEST(progress_works_before_wait) {
   struct early early = {0};
   open_bed(&early.bed, "cpu", 2, EK_F32, 1000);
   for (int64_t i = 0; i < 1000; i++) early.bed.values[0][i] = 1, early.bed.values[1][i] = 2;
@@ -328,7 +324,6 @@ START_TEST(progress_works_before_wait) {
   for (size_t i = 0; i < 2; i++) ck_assert_int_eq(early.bed.seen[i], EK_OK);
   close_bed(&early.bed);
 }
-END_TEST
 
 static ek_status both(void *context, ek_device *device, size_t index) {
   struct bed *beds = context;
@@ -344,7 +339,7 @@ static ek_status both(void *context, ek_device *device, size_t index) {
   return ek_communicator_wait(second, device);
 }
 
-START_TEST(several_communicators_at_once) {
+CK_TEST(several_communicators_at_once) {
   struct bed beds[2];
   struct ck_random random = ck_random_start(4);
   open_bed(&beds[0], "cpu", 4, EK_F32, 1000);
@@ -367,7 +362,6 @@ START_TEST(several_communicators_at_once) {
   ek_communicator_free(beds[1].communicator);
   close_bed(&beds[0]);
 }
-END_TEST
 
 /* ---- misfits ---- */
 
@@ -397,7 +391,7 @@ static ek_status misfit(void *context, ek_device *device, size_t index) {
   return status;
 }
 
-START_TEST(a_misfit_is_everybodys_error) {
+CK_LOOP(a_misfit_is_everybodys_error, 3 * KINDS) {
   struct chain chain = {.rounds = _i / KINDS};
   struct bed *bed = &chain.bed;
   open_bed(bed, "cpu", 4, EK_F32, 1000);
@@ -417,7 +411,6 @@ START_TEST(a_misfit_is_everybodys_error) {
   }
   close_bed(bed);
 }
-END_TEST
 
 /* ---- failures ---- */
 
@@ -437,7 +430,7 @@ static void keep_least(double *least, double seconds) {
   if (*least == 0 || seconds < *least) *least = seconds;
 }
 
-START_TEST(a_failing_device_leaves_nobody_waiting) {
+CK_TEST(a_failing_device_leaves_nobody_waiting) {
   double least[KINDS] = {0};
   struct bed bed;
   struct ck_random random = ck_random_start(5);
@@ -461,7 +454,6 @@ START_TEST(a_failing_device_leaves_nobody_waiting) {
   for (int kind = 0; kind < KINDS; kind++) ck_assert_double_lt(least[kind], 1);
   close_bed(&bed);
 }
-END_TEST
 
 static ek_status wait_for_ever(void *context, ek_device *device, size_t index) {
   struct bed *bed = context;
@@ -484,7 +476,7 @@ static void *abort_later(void *argument) {
   return NULL;
 }
 
-START_TEST(another_thread_may_abort) {
+CK_TEST(another_thread_may_abort) {
   double least = 0;
   struct bed bed;
   open_bed(&bed, "cpu", 3, EK_F32, 100);
@@ -507,11 +499,10 @@ START_TEST(another_thread_may_abort) {
   run_once(&bed);
   close_bed(&bed);
 }
-END_TEST
 
 /* ---- devices that count, and wrong arguments ---- */
 
-START_TEST(the_counting_communicator_never_waits) {
+CK_TEST(the_counting_communicator_never_waits) {
   struct chain chain = {.rounds = 200};
   open_bed(&chain.bed, "plan", 3, EK_F32, 200);
   ck_assert_str_eq(ek_communicator_name(chain.bed.communicator), "count");
@@ -526,9 +517,8 @@ START_TEST(the_counting_communicator_never_waits) {
   ek_communicator_abort(chain.bed.communicator);
   close_bed(&chain.bed);
 }
-END_TEST
 
-START_TEST(wrong_arguments) {
+CK_LOOP(wrong_arguments, 2) {
   struct bed bed, other;
   open_bed(&bed, _i == 0 ? "cpu" : "plan", 2, EK_F32, 10);
   open_bed(&other, _i == 0 ? "cpu" : "plan", 2, EK_I32, 10);
@@ -568,26 +558,5 @@ START_TEST(wrong_arguments) {
   close_bed(&bed);
   close_bed(&other);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("communicator");
-  TCase *results = ck_case(suite, "results");
-  tcase_add_loop_test(results, every_collective_for_every_number_of_devices, 1, DEVICES + 1);
-  tcase_add_loop_test(results, sums_are_in_the_order_of_the_devices, 0, SUMMED);
-  tcase_add_loop_test(results, runs_repeat_bit_for_bit, 0, SUMMED);
-  TCase *queues = ck_case(suite, "queues");
-  tcase_add_loop_test(queues, more_collectives_than_the_ring_has_places, 0, 7);
-  tcase_add_test(queues, progress_works_before_wait);
-  tcase_add_test(queues, several_communicators_at_once);
-  TCase *failures = ck_case(suite, "failures");
-  tcase_add_loop_test(failures, a_misfit_is_everybodys_error, 0, 3 * KINDS);
-  tcase_add_test(failures, a_failing_device_leaves_nobody_waiting);
-  tcase_add_test(failures, another_thread_may_abort);
-  TCase *others = ck_case(suite, "others");
-  tcase_add_test(others, the_counting_communicator_never_waits);
-  tcase_add_loop_test(others, wrong_arguments, 0, 2);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("communicator")

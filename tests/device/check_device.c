@@ -43,7 +43,7 @@ static const struct {
     {"plan:8@80GiB", 8, 80 * 1024 * MIB},
 };
 
-START_TEST(a_good_string_opens) {
+CK_LOOP(a_good_string_opens, sizeof good / sizeof good[0]) {
   ek_group *group = NULL;
   ck_ok(ek_group_open(&group, good[_i].spec, NULL));
   ck_assert_uint_eq(ek_group_size(group), good[_i].count);
@@ -67,7 +67,6 @@ START_TEST(a_good_string_opens) {
   ck_assert_ptr_null(ek_group_device(group, good[_i].count));
   ek_group_free(group);
 }
-END_TEST
 
 static const struct {
   const char *spec, *text;
@@ -119,7 +118,7 @@ static const struct {
     {"plan@99999999999999999999999999TiB", "fits in 63 bits", 5},
 };
 
-START_TEST(a_bad_string_is_refused_and_shown) {
+CK_LOOP(a_bad_string_is_refused_and_shown, sizeof bad / sizeof bad[0]) {
   ek_group *group = NULL;
   ck_fails(ek_group_open(&group, bad[_i].spec, NULL), EK_ERR_INVALID_ARGUMENT, bad[_i].text);
   ck_assert_ptr_null(group);
@@ -131,9 +130,8 @@ START_TEST(a_bad_string_is_refused_and_shown) {
   ck_assert_msg(length > strlen(want) && strcmp(message + length - strlen(want), want) == 0,
                 "the mark is wrong:\n%s", message);
 }
-END_TEST
 
-START_TEST(other_refusals) {
+CK_TEST(other_refusals) {
   ek_group *group = NULL;
   ck_fails(ek_group_open(NULL, "cpu", NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_group_open(&group, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
@@ -148,10 +146,9 @@ START_TEST(other_refusals) {
   ck_fails(ek_group_open(&group, longer, NULL), EK_ERR_INVALID_ARGUMENT, "a backend");
   ck_assert_ptr_null(group);
 }
-END_TEST
 
 /* A number that no machine has, alone and among others. */
-START_TEST(a_gpu_that_is_not_there) {
+CK_TEST(a_gpu_that_is_not_there) {
   static const char *const specs[] = {"cuda:4095", "cuda:0,4095", "cuda:4095x4@8GiB"};
   ek_group *group = NULL;
   for (int i = 0; i < 3; i++) {
@@ -159,10 +156,9 @@ START_TEST(a_gpu_that_is_not_there) {
     ck_assert_ptr_null(group);
   }
 }
-END_TEST
 
 /* "cuda" means those that the list calls available. */
-START_TEST(every_gpu_that_is_there) {
+CK_TEST(every_gpu_that_is_there) {
   ek_device_description list[CK_MAX_DEVICES];
   size_t count = 0, gpus = 0;
   ck_ok(ek_device_list(list, &count, CK_MAX_DEVICES));
@@ -180,9 +176,8 @@ START_TEST(every_gpu_that_is_there) {
     ek_group_free(group);
   }
 }
-END_TEST
 
-START_TEST(options_are_checked_and_used) {
+CK_TEST(options_are_checked_and_used) {
   ek_group *group = NULL;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.threads_per_device = -1;
@@ -201,9 +196,8 @@ START_TEST(options_are_checked_and_used) {
     ek_group_free(group);
   }
 }
-END_TEST
 
-START_TEST(cores_are_shared_evenly) {
+CK_TEST(cores_are_shared_evenly) {
   ek_device_description list[8];
   size_t count = 0;
   ck_ok(ek_device_list(list, &count, 8));
@@ -219,9 +213,8 @@ START_TEST(cores_are_shared_evenly) {
     ek_group_free(group);
   }
 }
-END_TEST
 
-START_TEST(nothing_is_asked_of_nothing) {
+CK_TEST(nothing_is_asked_of_nothing) {
   ck_assert_uint_eq(ek_group_size(NULL), 0);
   ck_assert_ptr_null(ek_group_device(NULL, 0));
   ck_assert_ptr_nonnull(ek_group_spec(NULL));
@@ -235,9 +228,8 @@ START_TEST(nothing_is_asked_of_nothing) {
   ek_group_free(NULL);
   ck_fails(ek_group_synchronize(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
 }
-END_TEST
 
-START_TEST(the_list_names_every_backend) {
+CK_TEST(the_list_names_every_backend) {
   size_t count = 0;
   ck_ok(ek_device_list(NULL, &count, 0));
   ck_assert_uint_ge(count, 3);
@@ -261,7 +253,6 @@ START_TEST(the_list_names_every_backend) {
   ck_fails(ek_device_list(list, NULL, 16), EK_ERR_INVALID_ARGUMENT, "count");
   ck_fails(ek_device_list(NULL, &count, 1), EK_ERR_INVALID_ARGUMENT, "descriptions");
 }
-END_TEST
 
 /* ---- ek_group_apply; workers record, the test asserts after they came back ---- */
 
@@ -295,7 +286,7 @@ static ek_status apply(struct job *job) {
   return ek_group_apply(job->group, work, job);
 }
 
-START_TEST(apply_runs_once_on_each_worker_and_the_threads_stay) {
+CK_TEST(apply_runs_once_on_each_worker_and_the_threads_stay) {
   static struct job job;
   memset(&job, 0, sizeof job);
   job.group = ck_open("plan:8", 1);
@@ -315,9 +306,8 @@ START_TEST(apply_runs_once_on_each_worker_and_the_threads_stay) {
   }
   ek_group_free(job.group);
 }
-END_TEST
 
-START_TEST(the_lowest_failing_device_speaks) {
+CK_TEST(the_lowest_failing_device_speaks) {
   static struct job job;
   memset(&job, 0, sizeof job);
   job.group = ck_open("cpu:4@1MiB", 1);
@@ -339,14 +329,13 @@ START_TEST(the_lowest_failing_device_speaks) {
   ck_ok(apply(&job));
   ek_group_free(job.group);
 }
-END_TEST
 
 static ek_status speak_long(void *context, ek_device *device, size_t index) {
   (void)device;
   return index == 1 ? ek_error_set(EK_ERR_IO, "%s", (const char *)context) : EK_OK;
 }
 
-START_TEST(a_long_message_comes_through) {
+CK_TEST(a_long_message_comes_through) {
   static char text[6000];
   memset(text, 'z', sizeof text - 1);
   ek_group *group = ck_open("plan:2", 1);
@@ -354,7 +343,6 @@ START_TEST(a_long_message_comes_through) {
   ck_assert_uint_eq(strlen(ek_error_message()), 4095);
   ek_group_free(group);
 }
-END_TEST
 
 /* The device's name once, also where the message of a failure begins with it, or has it behind
  * what a module put before it. `context` is a format for the name; NULL: memory runs out. */
@@ -370,7 +358,7 @@ static ek_status take_too_much(void *context, ek_device *device, size_t index) {
   return ek_tensor_create(&tensor, device, EK_MEMORY_INPUTS, EK_F32, 1, &count);
 }
 
-START_TEST(a_failure_names_its_device_once) {
+CK_TEST(a_failure_names_its_device_once) {
   ek_group *group = ck_open("plan:2@1MiB", 1);
   const char *name = ek_device_name(ek_group_device(group, 1));
   char want[128];
@@ -386,7 +374,6 @@ START_TEST(a_failure_names_its_device_once) {
   ck_fails(ek_group_apply(group, take_too_much, inside), EK_ERR_IO, want);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
 struct nested {
   ek_group *group, *other;
@@ -406,7 +393,7 @@ static ek_status nest(void *context, ek_device *device, size_t index) {
   return EK_OK;
 }
 
-START_TEST(apply_from_a_worker_is_refused) {
+CK_TEST(apply_from_a_worker_is_refused) {
   struct nested nested = {.group = ck_open("plan:2", 1), .other = ck_open("plan:2", 1)};
   ck_ok(ek_group_apply(nested.group, nest, &nested));
   ck_assert_int_eq(nested.statuses[0], EK_ERR_STATE);
@@ -418,11 +405,10 @@ START_TEST(apply_from_a_worker_is_refused) {
   ek_group_free(nested.group);
   ek_group_free(nested.other);
 }
-END_TEST
 
 /* ---- streams and events ---- */
 
-START_TEST(streams_and_events) {
+CK_LOOP(streams_and_events, 2) {
   ek_group *group = ck_open(_i == 0 ? "cpu:2@1MiB" : "plan:2", 1);
   ek_device *device = ek_group_device(group, 0), *peer = ek_group_device(group, 1);
   ek_stream *compute = ek_device_stream(device, EK_STREAM_COMPUTE);
@@ -465,11 +451,10 @@ START_TEST(streams_and_events) {
   ek_event_free(NULL);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- opening when the host is short ---- */
 
-START_TEST(every_allocation_of_open_may_fail) {
+CK_LOOP(every_allocation_of_open_may_fail, 3) {
   static const char *const specs[] = {"cpu:3@1MiB", "plan:9@80GiB", "cpu:2"};
   bool opened = false;
   for (uint64_t n = 1; n < 200 && !opened; n++) {
@@ -492,9 +477,8 @@ START_TEST(every_allocation_of_open_may_fail) {
   }
   ck_assert(opened);
 }
-END_TEST
 
-START_TEST(many_groups_at_once) {
+CK_TEST(many_groups_at_once) {
   enum { GROUPS = 12 };
   ek_group *groups[GROUPS];
   for (int i = 0; i < GROUPS; i++)
@@ -502,33 +486,5 @@ START_TEST(many_groups_at_once) {
   for (int i = 0; i < GROUPS; i++) ck_ok(ek_group_apply(groups[i], nothing, NULL));
   for (int i = 0; i < GROUPS; i++) ek_group_free(groups[(i * 5) % GROUPS]);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("device");
-  TCase *strings = ck_case(suite, "strings");
-  tcase_add_loop_test(strings, a_good_string_opens, 0, (int)(sizeof good / sizeof good[0]));
-  tcase_add_loop_test(strings, a_bad_string_is_refused_and_shown, 0,
-                      (int)(sizeof bad / sizeof bad[0]));
-  tcase_add_test(strings, other_refusals);
-  tcase_add_test(strings, a_gpu_that_is_not_there);
-  tcase_add_test(strings, every_gpu_that_is_there);
-  TCase *groups = ck_case(suite, "groups");
-  tcase_add_test(groups, options_are_checked_and_used);
-  tcase_add_test(groups, cores_are_shared_evenly);
-  tcase_add_test(groups, nothing_is_asked_of_nothing);
-  tcase_add_test(groups, the_list_names_every_backend);
-  tcase_add_loop_test(groups, every_allocation_of_open_may_fail, 0, 3);
-  tcase_add_test(groups, many_groups_at_once);
-  TCase *workers = ck_case(suite, "apply");
-  tcase_add_test(workers, apply_runs_once_on_each_worker_and_the_threads_stay);
-  tcase_add_test(workers, the_lowest_failing_device_speaks);
-  tcase_add_test(workers, a_long_message_comes_through);
-  tcase_add_test(workers, a_failure_names_its_device_once);
-  tcase_add_test(workers, apply_from_a_worker_is_refused);
-  TCase *streams = ck_case(suite, "streams");
-  tcase_add_loop_test(streams, streams_and_events, 0, 2);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("device")

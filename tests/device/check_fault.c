@@ -8,17 +8,16 @@
 #include <evenkeel/elementwise.h>
 #include <evenkeel/fault.h>
 
-START_TEST(bad_arguments) {
+CK_TEST(bad_arguments) {
   ek_group *group = ck_open("cpu:1@1MiB", 1);
   ck_fails(ek_fault_at(NULL, 1, EK_ERR_UNAVAILABLE), EK_ERR_INVALID_ARGUMENT, "device");
   ck_fails(ek_fault_at(ek_group_device(group, 0), 1, EK_OK), EK_ERR_INVALID_ARGUMENT, "EK_OK");
   ck_ok(ek_fault_at(ek_group_device(group, 0), 0, EK_OK));
   ek_group_free(group);
 }
-END_TEST
 
 /* Each piece fails when it is the next one, says which it is, and works when it is tried again. */
-START_TEST(each_kind) {
+CK_TEST(each_kind) {
   ek_group *group = ck_open("cpu:1@1MiB", 1);
   ek_device *device = ek_group_device(group, 0);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
@@ -46,10 +45,9 @@ START_TEST(each_kind) {
   ek_tensor_free(&x);
   ek_group_free(group);
 }
-END_TEST
 
 /* The third of five, on one device of two; taken back, none. */
-START_TEST(counts) {
+CK_TEST(counts) {
   ek_group *group = ck_open("cpu:2@1MiB", 1);
   ek_tensor x[2];
   ek_stream *streams[2];
@@ -70,7 +68,6 @@ START_TEST(counts) {
   for (size_t k = 0; k < 2; k++) ek_tensor_free(&x[k]);
   ek_group_free(group);
 }
-END_TEST
 
 struct sum_job {
   ek_communicator *communicator;
@@ -84,7 +81,7 @@ static ek_status sum(void *context, ek_device *device, size_t index) {
 }
 
 /* A collective that fails on one device lets nobody wait. */
-START_TEST(collectives) {
+CK_TEST(collectives) {
   ek_group *group = ck_open("cpu:2@1MiB", 1);
   ek_tensor x[2];
   struct sum_job job = {NULL, x};
@@ -103,16 +100,5 @@ START_TEST(collectives) {
   ek_communicator_free(job.communicator);
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("fault");
-  TCase *core = ck_case(suite, "core");
-  tcase_add_test(core, bad_arguments);
-  tcase_add_test(core, each_kind);
-  tcase_add_test(core, counts);
-  tcase_add_test(core, collectives);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("fault")

@@ -51,7 +51,7 @@ static ek_status play(struct trace *trace, const char *spec, uint64_t seed) {
   return status;
 }
 
-START_TEST(equal_runs_have_equal_addresses_and_peaks) {
+CK_LOOP(equal_runs_have_equal_addresses_and_peaks, 10) {
   static struct trace first, other;
   const uint64_t seed = (uint64_t)_i;
   ck_ok(play(&first, "cpu@300MiB", seed));
@@ -64,9 +64,8 @@ START_TEST(equal_runs_have_equal_addresses_and_peaks) {
     ck_assert(memcmp(other.offsets, first.offsets, sizeof first.offsets) == 0);
   }
 }
-END_TEST
 
-START_TEST(a_cap_is_exact_to_one_unit) {
+CK_LOOP(a_cap_is_exact_to_one_unit, 10) {
   static struct trace trace;
   const uint64_t seed = (uint64_t)_i;
   ck_ok(play(&trace, "plan", seed));
@@ -82,9 +81,8 @@ START_TEST(a_cap_is_exact_to_one_unit) {
     ck_fails(play(&trace, spec, seed), EK_ERR_OUT_OF_MEMORY, "for activations");
   }
 }
-END_TEST
 
-START_TEST(out_of_memory_says_what_is_held) {
+CK_LOOP(out_of_memory_says_what_is_held, 2) {
   ek_group *group = ck_open(_i == 0 ? "cpu:2@10MiB" : "plan:2@10MiB", 1);
   ek_device *device = ek_group_device(group, 1);
   ek_tensor a = {0}, b = {0}, c = {0};
@@ -112,10 +110,9 @@ START_TEST(out_of_memory_says_what_is_held) {
   ek_tensor_free(&c);
   ek_group_free(group);
 }
-END_TEST
 
 /* A request one unit larger than the largest free block: both are 1.19 MiB. */
-START_TEST(out_of_memory_tells_sizes_apart) {
+CK_TEST(out_of_memory_tells_sizes_apart) {
   ek_group *group = ck_open_exactly("plan@1249792", 1);
   ek_device *device = ek_group_device(group, 0);
   ek_tensor tensor = {0};
@@ -124,9 +121,8 @@ START_TEST(out_of_memory_tells_sizes_apart) {
            "(1249792 bytes)");
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-START_TEST(huge_requests_fail_cleanly) {
+CK_LOOP(huge_requests_fail_cleanly, 2) {
   ek_group *group = _i == 0 ? ck_open("cpu@1MiB", 1) : ck_open_exactly(CK_HUGE_PLAN, 1);
   ek_device *device = ek_group_device(group, 0);
   static const int64_t sizes[] = {INT64_C(1) << 60, (INT64_C(1) << 61) - 64,
@@ -143,11 +139,10 @@ START_TEST(huge_requests_fail_cleanly) {
   ck_assert_uint_eq(ck_usage_of(device).allocations, 0);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- the peak ---- */
 
-START_TEST(holes_are_unused_at_the_peak_and_charge_reaches_back) {
+CK_TEST(holes_are_unused_at_the_peak_and_charge_reaches_back) {
   ek_group *group = ck_open("plan@1MiB", 1);
   ek_device *device = ek_group_device(group, 0);
   ek_tensor a = {0}, b = {0}, c = {0};
@@ -181,9 +176,8 @@ START_TEST(holes_are_unused_at_the_peak_and_charge_reaches_back) {
   ck_assert_uint_eq(ck_usage_of(device).peak_bytes, 0);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(growing_twice_below_the_peak_keeps_its_record) {
+CK_TEST(growing_twice_below_the_peak_keeps_its_record) {
   ek_group *group = ck_open("plan@1MiB", 1);
   ek_device *device = ek_group_device(group, 0);
   ek_tensor a = {0}, b = {0};
@@ -205,11 +199,10 @@ START_TEST(growing_twice_below_the_peak_keeps_its_record) {
   ek_tensor_free(&a);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- failures at will ---- */
 
-START_TEST(the_nth_allocation_fails_once) {
+CK_LOOP(the_nth_allocation_fails_once, 2) {
   ek_group *group = ck_open(_i == 0 ? "cpu:2@1MiB" : "plan:2@1MiB", 1);
   ek_device *device = ek_group_device(group, 0);
   ek_tensor tensors[6] = {0}, other = {0};
@@ -237,11 +230,10 @@ START_TEST(the_nth_allocation_fails_once) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- the recorder ---- */
 
-START_TEST(the_recorder_keeps_the_timeline) {
+CK_LOOP(the_recorder_keeps_the_timeline, 2) {
   ek_group *group = ck_open(_i == 0 ? "cpu@1MiB" : "plan@1MiB", 1);
   ek_device *device = ek_group_device(group, 0);
   const ek_memory_event *e = NULL;
@@ -291,11 +283,10 @@ START_TEST(the_recorder_keeps_the_timeline) {
   ck_assert_uint_eq(count, 0);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- text, and wrong arguments ---- */
 
-START_TEST(the_table_fits_exactly) {
+CK_TEST(the_table_fits_exactly) {
   ek_group *group = ck_open_exactly("plan:3@1GiB", 1);
   ek_tensor tensor = {0};
   ck_ok(ck_take(&tensor, ek_group_device(group, 2), EK_MEMORY_OUTPUTS, 5 << 20));
@@ -327,10 +318,9 @@ START_TEST(the_table_fits_exactly) {
   ek_tensor_free(&tensor);
   ek_group_free(group);
 }
-END_TEST
 
 /* Small sizes beside large ones are seen, and all lines end in one column. */
-START_TEST(the_table_is_aligned) {
+CK_LOOP(the_table_is_aligned, 3) {
   static const char *const specs[] = {"plan:2@1024TiB", "plan-cuda:11@300GiB", "plan:3@256B"};
   ek_group *group = ck_open_exactly(specs[_i], 1);
   ek_tensor tensor = {0};
@@ -347,10 +337,9 @@ START_TEST(the_table_is_aligned) {
   ek_tensor_free(&tensor);
   ek_group_free(group);
 }
-END_TEST
 
 /* What lies beside the arena is a GPU's matter; where a GPU is, its figures agree. */
-START_TEST(outside_is_measured) {
+CK_TEST(outside_is_measured) {
   ek_group *group = ck_open(test_devices("cpu:2"), 0);
   uint64_t capacities = 0, now = 0, left = 0, total = 0;
   for (size_t k = 0; k < ek_group_size(group); k++) {
@@ -376,9 +365,8 @@ START_TEST(outside_is_measured) {
            "ek_memory_measure_outside");
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(wrong_arguments) {
+CK_TEST(wrong_arguments) {
   ek_group *group = ck_open("plan@1MiB", 1);
   ek_device *device = ek_group_device(group, 0);
   ek_memory_usage usage;
@@ -401,26 +389,5 @@ START_TEST(wrong_arguments) {
   ck_assert_str_eq(ek_memory_category_name((ek_memory_category)-1), "unknown");
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("memory");
-  TCase *arena = ck_case(suite, "arena");
-  tcase_add_test(arena, out_of_memory_tells_sizes_apart);
-  tcase_add_loop_test(arena, equal_runs_have_equal_addresses_and_peaks, 0, 10);
-  tcase_add_loop_test(arena, a_cap_is_exact_to_one_unit, 0, 10);
-  tcase_add_loop_test(arena, out_of_memory_says_what_is_held, 0, 2);
-  tcase_add_loop_test(arena, huge_requests_fail_cleanly, 0, 2);
-  TCase *ledger = ck_case(suite, "ledger");
-  tcase_add_test(ledger, holes_are_unused_at_the_peak_and_charge_reaches_back);
-  tcase_add_test(ledger, growing_twice_below_the_peak_keeps_its_record);
-  tcase_add_loop_test(ledger, the_nth_allocation_fails_once, 0, 2);
-  tcase_add_loop_test(ledger, the_recorder_keeps_the_timeline, 0, 2);
-  tcase_add_test(ledger, the_table_fits_exactly);
-  tcase_add_loop_test(ledger, the_table_is_aligned, 0, 3);
-  tcase_add_test(ledger, wrong_arguments);
-  tcase_add_test(ledger, outside_is_measured);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("memory")

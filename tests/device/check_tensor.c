@@ -20,7 +20,7 @@ static uint64_t held(const ek_device *device) {
   return usage.current_bytes;
 }
 
-START_TEST(types_have_names_and_sizes) {
+CK_TEST(types_have_names_and_sizes) {
   static const char *const names[] = {"f32", "f64", "bf16", "f16", "i32", "i64"};
   static const size_t sizes[] = {4, 8, 2, 2, 4, 8};
   for (int i = 0; i < TYPES; i++) {
@@ -31,9 +31,8 @@ START_TEST(types_have_names_and_sizes) {
   ck_assert_uint_eq(ek_type_size((ek_type)7), 0);
   ck_assert_ptr_nonnull(ek_type_name((ek_type)99));
 }
-END_TEST
 
-START_TEST(create_says_what_it_is) {
+CK_LOOP(create_says_what_it_is, 2) {
   ek_group *group = open_one_of(_i);
   ek_device *device = ek_group_device(group, 1);
   for (int i = 0; i < TYPES; i++) {
@@ -68,9 +67,8 @@ START_TEST(create_says_what_it_is) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(nothing_is_asked_of_nothing) {
+CK_TEST(nothing_is_asked_of_nothing) {
   const ek_tensor none = {0};
   ck_assert(!ek_tensor_exists(NULL));
   ck_assert_int_eq(ek_tensor_count(NULL), 0);
@@ -83,9 +81,8 @@ START_TEST(nothing_is_asked_of_nothing) {
   ck_assert(!ek_tensor_same_shape(NULL, &none));
   ck_assert(!ek_tensor_same_shape(&none, NULL));
 }
-END_TEST
 
-START_TEST(same_shape_means_type_rank_and_sizes) {
+CK_TEST(same_shape_means_type_rank_and_sizes) {
   float data[12] = {0};
   ek_tensor a, b;
   ck_ok(ek_tensor_host(&a, data, EK_F32, CK_SHAPE(3, 4)));
@@ -98,9 +95,8 @@ START_TEST(same_shape_means_type_rank_and_sizes) {
   ck_ok(ek_tensor_host(&b, data, EK_F32, CK_SHAPE(3, 4, 1)));
   ck_assert(!ek_tensor_same_shape(&a, &b));
 }
-END_TEST
 
-START_TEST(a_tensor_without_elements_exists_and_holds_nothing) {
+CK_LOOP(a_tensor_without_elements_exists_and_holds_nothing, 2) {
   ek_group *group = open_one_of(_i);
   ek_device *device = ek_group_device(group, 0);
   ek_tensor t = {0}, u = {0}, host;
@@ -127,11 +123,10 @@ START_TEST(a_tensor_without_elements_exists_and_holds_nothing) {
   ek_tensor_free(&t);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- references ---- */
 
-START_TEST(views_keep_the_memory_alive) {
+CK_LOOP(views_keep_the_memory_alive, 2) {
   ek_group *group = open_one_of(_i);
   ek_device *device = ek_group_device(group, 0);
   ek_tensor t = {0}, shared = {0}, rows = {0}, flat = {0};
@@ -155,9 +150,8 @@ START_TEST(views_keep_the_memory_alive) {
   ck_assert_uint_eq(held(device), 0);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(a_host_tensor_is_a_loan) {
+CK_TEST(a_host_tensor_is_a_loan) {
   float data[6] = {1, 2, 3, 4, 5, 6};
   ek_tensor host, view = {0};
   ck_ok(ek_tensor_host(&host, data, EK_F32, CK_SHAPE(3, 2)));
@@ -176,11 +170,10 @@ START_TEST(a_host_tensor_is_a_loan) {
   ek_tensor_free(&host);
   ck_assert(data[5] == 6);
 }
-END_TEST
 
 /* ---- growing ---- */
 
-START_TEST(growing_is_in_place_or_not_at_all) {
+CK_LOOP(growing_is_in_place_or_not_at_all, 2) {
   ek_group *group = open_one_of(_i);
   ek_device *device = ek_group_device(group, 0);
   ek_tensor t = {0}, behind = {0}, view = {0};
@@ -221,7 +214,6 @@ START_TEST(growing_is_in_place_or_not_at_all) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- copies ---- */
 
@@ -231,7 +223,7 @@ static void count_up(float *data, int64_t count, float from) {
   for (int64_t i = 0; i < count; i++) data[i] = from + (float)i;
 }
 
-START_TEST(copies_go_in_all_directions) {
+CK_TEST(copies_go_in_all_directions) {
   ek_group *group = ck_open("cpu:2@64MiB", 2);
   float *from = malloc(COUNT * sizeof *from), *to = calloc(COUNT, sizeof *to);
   ck_assert(from != NULL && to != NULL);
@@ -261,9 +253,8 @@ START_TEST(copies_go_in_all_directions) {
   ek_tensor_free(&again);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(made_from_another) {
+CK_TEST(made_from_another) {
   ek_group *group = ck_open(test_devices("cpu:2@64MiB"), 1);
   ek_device *device = ek_group_device(group, ek_group_size(group) - 1);
   float from[24], to[24] = {0};
@@ -297,9 +288,8 @@ START_TEST(made_from_another) {
   }
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(wrong_copies_into_new_tensors) {
+CK_TEST(wrong_copies_into_new_tensors) {
   ek_group *group = ck_open("plan:1@64KiB", 1), *other = ck_open("plan:1", 1);
   ek_device *device = ek_group_device(group, 0);
   float data[4] = {0};
@@ -326,9 +316,8 @@ START_TEST(wrong_copies_into_new_tensors) {
   ek_group_free(other);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(copies_into_rows_leave_the_others) {
+CK_TEST(copies_into_rows_leave_the_others) {
   ek_group *group = ck_open("cpu:1@1MiB", 1);
   const double zeros[30] = {0};
   float rows[6] = {1, 2, 3, 4, 5, 6};
@@ -344,9 +333,8 @@ START_TEST(copies_into_rows_leave_the_others) {
   ek_tensor_free(&t);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(overlapping_host_arrays_may_be_copied) {
+CK_TEST(overlapping_host_arrays_may_be_copied) {
   float data[100], want[90];
   count_up(data, 100, 0);
   memcpy(want, data, sizeof want);
@@ -356,9 +344,8 @@ START_TEST(overlapping_host_arrays_may_be_copied) {
   ck_ok(ek_tensor_copy(&to, &from));
   ck_assert(memcmp(data + 10, want, sizeof want) == 0);
 }
-END_TEST
 
-START_TEST(plan_copies_leave_host_memory_alone) {
+CK_TEST(plan_copies_leave_host_memory_alone) {
   ek_group *group = ck_open("plan:2", 1);
   float data[4] = {1, 2, 3, 4};
   const float before[4] = {1, 2, 3, 4};
@@ -375,11 +362,10 @@ START_TEST(plan_copies_leave_host_memory_alone) {
   ek_tensor_free(&b);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- large sizes ---- */
 
-START_TEST(large_tensors_are_nothing_special) {
+CK_TEST(large_tensors_are_nothing_special) {
   ek_group *group = ck_open_exactly(CK_HUGE_PLAN, 1);
   ek_device *device = ek_group_device(group, 0);
   ek_tensor t = {0}, view = {0};
@@ -403,9 +389,8 @@ START_TEST(large_tensors_are_nothing_special) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(products_that_do_not_fit) {
+CK_LOOP(products_that_do_not_fit, 2) {
   ek_group *group = open_one_of(_i);
   ek_device *device = ek_group_device(group, 0);
   ek_tensor t = {0};
@@ -430,11 +415,10 @@ START_TEST(products_that_do_not_fit) {
   ck_assert_uint_eq(held(device), 0);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- wrong arguments ---- */
 
-START_TEST(wrong_makers) {
+CK_LOOP(wrong_makers, 2) {
   ek_group *group = open_one_of(_i);
   ek_device *device = ek_group_device(group, 0);
   const int64_t shape[] = {2, 3}, negative[] = {2, -1};
@@ -464,9 +448,8 @@ START_TEST(wrong_makers) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(wrong_views) {
+CK_LOOP(wrong_views, 2) {
   ek_group *group = open_one_of(_i);
   const ek_status wrong = EK_ERR_INVALID_ARGUMENT;
   const ek_tensor none = {0};
@@ -509,9 +492,8 @@ START_TEST(wrong_views) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(wrong_copies) {
+CK_LOOP(wrong_copies, 2) {
   ek_group *group = open_one_of(_i), *other = open_one_of(_i);
   ek_tensor t = {0}, foreign = {0}, host, ints, longer, none = {0};
   float data[12] = {0}, more[13] = {0};
@@ -534,35 +516,5 @@ START_TEST(wrong_copies) {
   ek_group_free(group);
   ek_group_free(other);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("tensor");
-  TCase *making = ck_case(suite, "making");
-  tcase_add_test(making, types_have_names_and_sizes);
-  tcase_add_loop_test(making, create_says_what_it_is, 0, 2);
-  tcase_add_test(making, nothing_is_asked_of_nothing);
-  tcase_add_test(making, same_shape_means_type_rank_and_sizes);
-  tcase_add_loop_test(making, a_tensor_without_elements_exists_and_holds_nothing, 0, 2);
-  TCase *references = ck_case(suite, "references");
-  tcase_add_loop_test(references, views_keep_the_memory_alive, 0, 2);
-  tcase_add_test(references, a_host_tensor_is_a_loan);
-  tcase_add_loop_test(references, growing_is_in_place_or_not_at_all, 0, 2);
-  TCase *copies = ck_case(suite, "copies");
-  tcase_add_test(copies, copies_go_in_all_directions);
-  tcase_add_test(copies, made_from_another);
-  tcase_add_test(copies, wrong_copies_into_new_tensors);
-  tcase_add_test(copies, copies_into_rows_leave_the_others);
-  tcase_add_test(copies, overlapping_host_arrays_may_be_copied);
-  tcase_add_test(copies, plan_copies_leave_host_memory_alone);
-  TCase *large = ck_case(suite, "large");
-  tcase_add_test(large, large_tensors_are_nothing_special);
-  tcase_add_loop_test(large, products_that_do_not_fit, 0, 2);
-  TCase *wrong = ck_case(suite, "wrong");
-  tcase_add_loop_test(wrong, wrong_makers, 0, 2);
-  tcase_add_loop_test(wrong, wrong_views, 0, 2);
-  tcase_add_loop_test(wrong, wrong_copies, 0, 2);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("tensor")

@@ -26,8 +26,9 @@ static const struct ck_module_case cases[] = {
     CASE(gelu, 4, 0, {0, 2, {3, 7}, -4, 4, 0}),    CASE(gelu, 4, 0, {0, 1, {21}, -30, 30, 0}),
     CASE(silu, 4, 0, {0, 2, {3, 7}, -4, 4, 0}),    CASE(silu, 4, 0, {0, 1, {21}, -30, 30, 0}),
 };
+CK_MODULE_CASES(cases)
 
-START_TEST(gelu_formula) {
+CK_TEST(gelu_formula) {
   struct ck_bed *bed = ck_bed_open(&cases[2], EK_F64, test_devices("cpu:1"));
   struct ck_results *r = ck_bed_backward(bed, false);
   const double factor = sqrt(2.0 / 3.14159265358979323846);
@@ -40,9 +41,8 @@ START_TEST(gelu_formula) {
   ck_results_free(r);
   ck_bed_close(bed);
 }
-END_TEST
 
-START_TEST(relu_values) {
+CK_TEST(relu_values) {
   static const struct ck_module_case is = CASE(relu, 1, 1, {0, 2, {1, 6}, -1, 1, 0});
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
   ck_set(&bed->input[0], (const double[]){-1, -0.0, 0, 2, (double)INFINITY, (double)NAN});
@@ -54,10 +54,9 @@ START_TEST(relu_values) {
   ck_results_free(r);
   ck_bed_close(bed);
 }
-END_TEST
 
 /* Of x sigmoid(x) and its derivative, from 50 decimal digits. */
-START_TEST(silu_values) {
+CK_TEST(silu_values) {
   static const struct ck_module_case is = CASE(silu, 4, 0, {0, 2, {1, 6}, -1, 1, 0});
   static const double x[] = {-20, -5, -0.5, 0, 1, 20};
   static const double y[] = {-4.122307236380407e-08, -0.03346425462142428,
@@ -80,7 +79,6 @@ START_TEST(silu_values) {
     ck_bed_close(bed);
   }
 }
-END_TEST
 
 #define KIND(NAME, name, kept)                                                                     \
   {name, EK_ACTIVATION_##NAME, #name ": module is NULL",                                           \
@@ -92,7 +90,7 @@ static const struct {
 } kinds[] = {EK_ACTIVATION_LIST(KIND)};
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
-START_TEST(bad_input) {
+CK_LOOP(bad_input, KINDS) {
   ek_module *module = NULL;
   ck_fails(ek_activation_create(NULL, kinds[_i].kind), EK_ERR_INVALID_ARGUMENT,
            kinds[_i].no_module);
@@ -103,17 +101,5 @@ START_TEST(bad_input) {
   ck_forward_fails(module, EK_ERR_TYPE, kinds[_i].no_float, EK_I32, CK_SHAPE(2, 3));
   ek_module_free(module);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("activation");
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "activation");
-  tcase_add_test(tcase, gelu_formula);
-  tcase_add_test(tcase, relu_values);
-  tcase_add_test(tcase, silu_values);
-  tcase_add_loop_test(tcase, bad_input, 0, KINDS);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("activation")

@@ -37,6 +37,7 @@ static const struct ck_module_case cases[] = {
      .saved = 58,
      .probes = 40},
 };
+CK_MODULE_CASES(cases)
 
 static void get_output(double *y, struct ck_bed *bed) {
   struct ck_results *r = ck_bed_backward(bed, false);
@@ -45,7 +46,7 @@ static void get_output(double *y, struct ck_bed *bed) {
 }
 
 /* What comes later changes nothing that came before. */
-START_TEST(causal) {
+CK_TEST(causal) {
   struct ck_bed *bed = ck_bed_open(&cases[0], EK_F64, test_devices("cpu:1"));
   double before[60], after[60];
   get_output(before, bed);
@@ -57,10 +58,9 @@ START_TEST(causal) {
   ck_assert(ck_rel_l2(after + 18, before + 18, 6) > 1e-6);
   ck_bed_close(bed);
 }
-END_TEST
 
 /* Plain attention, one head of width 2 over 2 tokens, with qkv and projection as identities. */
-START_TEST(formula) {
+CK_TEST(formula) {
   static const struct ck_module_case is = {
       .name = "by hand", .create = create_one, .inputs = 1, .input = {{0, 3, {1, 2, 4}, -1, 1, 0}}};
   struct ck_bed *bed = ck_bed_open(&is, EK_F64, test_devices("cpu:1"));
@@ -88,11 +88,10 @@ START_TEST(formula) {
   ck_assert_double_le(ck_rel_l2(y, want, 8), 1e-15);
   ck_bed_close(bed);
 }
-END_TEST
 
 /* Without gradient qkv and lse are gone before the projection takes memory: the peak is that of the
  * attention itself, and no square of T. */
-START_TEST(peak) {
+CK_TEST(peak) {
   const uint64_t qkv = 40, out = 14, lse = 4; /* units of 3 x 70 x 12, 3 x 70 x 4 and 3 x 1 x 70 */
   struct ck_bed *bed = ck_bed_open(&cases[2], EK_F32, test_devices("cpu:1"));
   const uint64_t before = ck_bed_held(bed);
@@ -103,9 +102,8 @@ START_TEST(peak) {
   ck_assert_uint_eq((usage.peak_bytes - before) / EK_MEMORY_UNIT, qkv + out + lse);
   ck_bed_close(bed);
 }
-END_TEST
 
-START_TEST(initial_values) {
+CK_TEST(initial_values) {
   enum { WIDTH = 48 };
   static double values[3 * WIDTH * WIDTH];
   ek_group *group = ck_open("cpu:1", 1);
@@ -134,9 +132,8 @@ START_TEST(initial_values) {
   ek_module_free(module);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(bad_input) {
+CK_TEST(bad_input) {
   ek_module *module = NULL;
   ck_fails(ek_attention_create(NULL, 6, 2), EK_ERR_INVALID_ARGUMENT, "attention");
   ck_fails(ek_attention_create_with(NULL, 6, 2, NULL), EK_ERR_INVALID_ARGUMENT, "attention");
@@ -166,18 +163,5 @@ START_TEST(bad_input) {
   ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
   ek_module_free(module);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("attention");
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "attention");
-  tcase_add_test(tcase, causal);
-  tcase_add_test(tcase, formula);
-  tcase_add_test(tcase, peak);
-  tcase_add_test(tcase, initial_values);
-  tcase_add_test(tcase, bad_input);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("attention")

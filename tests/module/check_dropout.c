@@ -26,6 +26,7 @@ static const struct ck_module_case cases[] = {
      .longest = 1,
      .depth = 1},
 };
+CK_MODULE_CASES(cases)
 
 /* One forward over rows first .. first + count - 1 of x, which are those samples of the batch. */
 static void run_rows(double *y, struct ck_bed *bed, int64_t first, int64_t count,
@@ -43,7 +44,7 @@ static void run_rows(double *y, struct ck_bed *bed, int64_t first, int64_t count
   ek_pass_free(pass);
 }
 
-START_TEST(mask_of_a_split_batch) {
+CK_TEST(mask_of_a_split_batch) {
   struct ck_bed *bed = ck_bed_open(&cases[0], EK_F32, test_devices("cpu:1"));
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.seed = 9;
@@ -56,7 +57,6 @@ START_TEST(mask_of_a_split_batch) {
   }
   ck_bed_close(bed);
 }
-END_TEST
 
 static int count_equal(const double *a, const double *b, int count) {
   int equal = 0;
@@ -64,7 +64,7 @@ static int count_equal(const double *a, const double *b, int count) {
   return equal;
 }
 
-START_TEST(mask_depends_on_seed_and_step) {
+CK_TEST(mask_depends_on_seed_and_step) {
   struct ck_bed *bed = ck_bed_open(&cases[0], EK_F32, test_devices("cpu:1"));
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   double first[35], again[35], seed[35], step[35];
@@ -81,10 +81,9 @@ START_TEST(mask_depends_on_seed_and_step) {
   ck_assert_int_lt(count_equal(step, seed, 35), 35);
   ck_bed_close(bed);
 }
-END_TEST
 
 /* Of n elements p n are dropped, give or take sqrt(n p (1 - p)); five times that is allowed. */
-START_TEST(share_of_zeros) {
+CK_TEST(share_of_zeros) {
   static const struct ck_module_case is = {
       .name = "many", .create = create_third, .inputs = 1, .input = {{0, 2, {100, 101}, 1, 2, 0}}};
   const int n = 10100;
@@ -104,7 +103,6 @@ START_TEST(share_of_zeros) {
   free(y);
   ck_bed_close(bed);
 }
-END_TEST
 
 static ek_status create_pair(ek_module **module) {
   ek_module *one = NULL, *pair[2] = {NULL, NULL};
@@ -116,7 +114,7 @@ static ek_status create_pair(ek_module **module) {
 }
 
 /* The same module twice in a model is two layers with two masks: about a quarter is left. */
-START_TEST(layers_have_masks_of_their_own) {
+CK_TEST(layers_have_masks_of_their_own) {
   static const struct ck_module_case is = {.name = "two layers",
                                            .create = create_pair,
                                            .inputs = 1,
@@ -132,10 +130,9 @@ START_TEST(layers_have_masks_of_their_own) {
   free(y);
   ck_bed_close(bed);
 }
-END_TEST
 
 /* Out of training, and with p = 0, the output is the input's memory. */
-START_TEST(identity) {
+CK_LOOP(identity, 2) {
   struct ck_bed *bed = ck_bed_open(&cases[_i], EK_F32, test_devices("cpu:1"));
   if (_i == 0) bed->options.training = false;
   ek_pass *pass = NULL;
@@ -151,9 +148,8 @@ START_TEST(identity) {
   ek_pass_free(pass);
   ck_bed_close(bed);
 }
-END_TEST
 
-START_TEST(bad_input) {
+CK_TEST(bad_input) {
   const double wrong[] = {-0.1, 1.0, 1.5, (double)NAN, (double)INFINITY};
   ek_module *module = NULL;
   ck_fails(ek_dropout_create(NULL, 0.5), EK_ERR_INVALID_ARGUMENT, "dropout");
@@ -167,19 +163,5 @@ START_TEST(bad_input) {
   ck_forward_fails(module, EK_ERR_SHAPE, "dropout, forward: input has rank 0", EK_F32, 0, NULL);
   ek_module_free(module);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("dropout");
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "dropout");
-  tcase_add_test(tcase, mask_of_a_split_batch);
-  tcase_add_test(tcase, mask_depends_on_seed_and_step);
-  tcase_add_test(tcase, share_of_zeros);
-  tcase_add_test(tcase, layers_have_masks_of_their_own);
-  tcase_add_loop_test(tcase, identity, 0, 2);
-  tcase_add_test(tcase, bad_input);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("dropout")

@@ -44,8 +44,9 @@ static const struct ck_module_case cases[] = {
      .longest = 3,
      .depth = 1},
 };
+CK_MODULE_CASES(cases)
 
-START_TEST(whole_numbers) {
+CK_TEST(whole_numbers) {
   static const struct ck_module_case is = {.name = "whole numbers",
                                            .create = create_placed,
                                            .inputs = 1,
@@ -72,11 +73,10 @@ START_TEST(whole_numbers) {
   ck_results_free(r);
   ck_bed_close(bed);
 }
-END_TEST
 
 /* Normal with deviation 0.02: the deviation of n samples is off by about 1 / sqrt(2 n), relative.
  */
-START_TEST(initial_values) {
+CK_TEST(initial_values) {
   enum { COUNT = 200 * 50 };
   static double values[COUNT];
   ek_group *group = ck_open("cpu:1", 1);
@@ -100,9 +100,8 @@ START_TEST(initial_values) {
   ek_module_free(module);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(bad_input) {
+CK_TEST(bad_input) {
   ek_module *module = NULL;
   ck_fails(ek_embedding_create(NULL, 5, 3, 0), EK_ERR_INVALID_ARGUMENT, "embedding");
   ck_fails(ek_embedding_create(&module, 0, 3, 0), EK_ERR_INVALID_ARGUMENT, "embedding");
@@ -131,10 +130,9 @@ START_TEST(bad_input) {
   ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
   ek_module_free(module);
 }
-END_TEST
 
 /* A token outside the table is found at once, or at the next wait; nothing is left behind. */
-START_TEST(token_outside) {
+CK_TEST(token_outside) {
   static const struct ck_module_case is = {.name = "tokens",
                                            .create = create_plain,
                                            .inputs = 1,
@@ -158,17 +156,5 @@ START_TEST(token_outside) {
   }
   ck_bed_close(bed);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("embedding");
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "embedding");
-  tcase_add_test(tcase, whole_numbers);
-  tcase_add_test(tcase, initial_values);
-  tcase_add_test(tcase, bad_input);
-  tcase_add_test(tcase, token_outside);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("embedding")

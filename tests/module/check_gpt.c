@@ -80,8 +80,9 @@ static const struct ck_module_case cases[] = {
      .depth = 20,
      .saved = 4},
 };
+CK_MODULE_CASES(cases)
 
-START_TEST(names) {
+CK_LOOP(names, 2) {
   static const char *const block[] = {"ln_1.weight",
                                       "ln_1.bias",
                                       "attention.qkv.weight",
@@ -112,12 +113,11 @@ START_TEST(names) {
   ck_assert_str_eq(info.name, "tokens.weight");
   ck_bed_close(bed);
 }
-END_TEST
 
 /* Against the same formulas in plain loops. Sums run in another order: the bound is one for 32
  * terms and a chain of some thirty operations, that of the single-precision test in units of 2^-53.
  */
-START_TEST(formula) {
+CK_LOOP(formula, 3) {
   const ek_gpt_options options[] = {small(2, 0.0, false), small(2, 0.0, true),
                                     small(0, 0.0, false)};
   const struct ck_module_case *is[] = {&cases[0], &cases[1], &cases[3]};
@@ -133,7 +133,6 @@ START_TEST(formula) {
   ck_results_free(r);
   ck_bed_close(bed);
 }
-END_TEST
 
 /* The values of every parameter of `from` go to the one of the same name in `to`. */
 static void copy_parameters(struct ck_bed *to, struct ck_bed *from) {
@@ -149,7 +148,7 @@ static void copy_parameters(struct ck_bed *to, struct ck_bed *from) {
 
 /* With equal weights the two models are one function, and the tied gradient is the sum over both
  * uses; it is added up in another order, over few enough terms for 64 units. */
-START_TEST(tied_and_untied) {
+CK_TEST(tied_and_untied) {
   struct ck_module_case untied_case = cases[0];
   untied_case.create = create_untied;
   struct ck_bed *tied = ck_bed_open(&cases[0], EK_F64, test_devices("cpu:1"));
@@ -176,7 +175,6 @@ START_TEST(tied_and_untied) {
   ck_bed_close(tied);
   ck_bed_close(untied);
 }
-END_TEST
 
 /* One forward and backward over some of the samples; adds to the gradients if told to. */
 static void run_rows(struct ck_bed *bed, int64_t first, int64_t count, bool accumulate) {
@@ -197,7 +195,7 @@ static void run_rows(struct ck_bed *bed, int64_t first, int64_t count, bool accu
 }
 
 /* A batch in two parts has the same masks, and so the same gradient, as in one. */
-START_TEST(dropout_of_a_split_batch) {
+CK_TEST(dropout_of_a_split_batch) {
   struct ck_bed *bed = ck_bed_open(&cases[2], EK_F64, test_devices("cpu:1"));
   struct ck_results *whole = ck_bed_backward(bed, false);
   run_rows(bed, 0, 1, false);
@@ -210,11 +208,10 @@ START_TEST(dropout_of_a_split_batch) {
   ck_results_free(whole);
   ck_bed_close(bed);
 }
-END_TEST
 
 /* GPT-2 has 124,439,808 parameters (Radford et al. 2019 print 117M; the released model has these).
  */
-START_TEST(defaults) {
+CK_TEST(defaults) {
   ek_group *group = ck_open("plan:1", 1);
   ek_module *module = NULL;
   ek_replica *replica = NULL;
@@ -232,9 +229,8 @@ START_TEST(defaults) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(initial_values) {
+CK_TEST(initial_values) {
   static const struct {
     const char *name;
     double deviation;
@@ -274,7 +270,6 @@ START_TEST(initial_values) {
   ek_module_free(module);
   ek_group_free(group);
 }
-END_TEST
 
 static void wrong(ek_gpt_options options, ek_status status, const char *text) {
   ek_module *module = NULL;
@@ -327,7 +322,7 @@ static void train_with_rows(double *losses, float *logits, int64_t columns) {
 }
 
 /* The products are the same numbers in the same order; a GPU may have others for other rows. */
-START_TEST(longer_rows_of_logits) {
+CK_LOOP(longer_rows_of_logits, 2) {
   double dense[STEPS], padded[STEPS];
   float a[SAMPLES * LONG * KINDS], b[SAMPLES * LONG * KINDS];
   train_with_rows(dense, a, 0);
@@ -338,9 +333,8 @@ START_TEST(longer_rows_of_logits) {
   }
   for (int i = 0; i < STEPS; i++) ck_assert_double_eq_tol(dense[i], padded[i], 1e-5);
 }
-END_TEST
 
-START_TEST(bad_options) {
+CK_TEST(bad_options) {
   const ek_gpt_options good = small(2, 0.0, false);
   ck_fails(ek_gpt_create(NULL, &good), EK_ERR_INVALID_ARGUMENT, "gpt");
   ek_gpt_options o = good;
@@ -374,9 +368,8 @@ START_TEST(bad_options) {
   ck_host_failures(create_dropout);
   ck_host_failures(create_padded);
 }
-END_TEST
 
-START_TEST(bad_input) {
+CK_TEST(bad_input) {
   ek_module *module = NULL;
   ck_ok(create_tied(&module));
   ck_forward_fails(module, EK_ERR_SHAPE, "7 tokens, there are 6 positions", EK_I32, CK_SHAPE(2, 7));
@@ -391,22 +384,5 @@ START_TEST(bad_input) {
   ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
   ek_module_free(module);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("gpt");
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "gpt");
-  tcase_add_loop_test(tcase, names, 0, 2);
-  tcase_add_loop_test(tcase, formula, 0, 3);
-  tcase_add_test(tcase, tied_and_untied);
-  tcase_add_test(tcase, dropout_of_a_split_batch);
-  tcase_add_test(tcase, defaults);
-  tcase_add_test(tcase, initial_values);
-  tcase_add_loop_test(tcase, longer_rows_of_logits, 0, 2);
-  tcase_add_test(tcase, bad_options);
-  tcase_add_test(tcase, bad_input);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("gpt")

@@ -34,9 +34,10 @@ static const struct ck_module_case cases[] = {
      .depth = 6,
      .saved = 2},
 };
+CK_MODULE_CASES(cases)
 
 /* With weight 1 and bias 0 every row has mean 0 and, but for epsilon, variance 1. */
-START_TEST(rows_are_normal) {
+CK_TEST(rows_are_normal) {
   struct ck_bed *bed = ck_bed_open(&cases[0], EK_F64, test_devices("cpu:1"));
   ck_bed_set(bed, "weight", (const double[]){1, 1, 1, 1, 1, 1});
   ck_bed_set(bed, "bias", (const double[]){0, 0, 0, 0, 0, 0});
@@ -53,9 +54,8 @@ START_TEST(rows_are_normal) {
   ck_results_free(r);
   ck_bed_close(bed);
 }
-END_TEST
 
-START_TEST(initial_values) {
+CK_TEST(initial_values) {
   ek_group *group = ck_open("cpu:1", 1);
   ek_module *module = NULL;
   ek_replica *replica = NULL;
@@ -73,9 +73,8 @@ START_TEST(initial_values) {
   ek_module_free(module);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(bad_input) {
+CK_TEST(bad_input) {
   ek_module *module = NULL;
   ck_fails(ek_layer_norm_create(NULL, 6, 1e-5), EK_ERR_INVALID_ARGUMENT, "layer_norm");
   ck_fails(ek_layer_norm_create(&module, 0, 1e-5), EK_ERR_INVALID_ARGUMENT, "width");
@@ -97,16 +96,5 @@ START_TEST(bad_input) {
   ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
   ek_module_free(module);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("layer_norm");
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "layer_norm");
-  tcase_add_test(tcase, rows_are_normal);
-  tcase_add_test(tcase, initial_values);
-  tcase_add_test(tcase, bad_input);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("layer_norm")

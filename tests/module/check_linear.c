@@ -38,9 +38,10 @@ static const struct ck_module_case cases[] = {
      .longest = 3,
      .depth = 2},
 };
+CK_MODULE_CASES(cases)
 
 /* Small whole numbers: every sum is exact, so the results are known. */
-START_TEST(whole_numbers) {
+CK_LOOP(whole_numbers, 2) {
   static const struct ck_module_case is = {.name = "whole numbers",
                                            .create = create_plain,
                                            .inputs = 1,
@@ -61,7 +62,6 @@ START_TEST(whole_numbers) {
   ck_results_free(r);
   ck_bed_close(bed);
 }
-END_TEST
 
 static void read_start(ek_module *module, const char *name, double *values) {
   ek_group *group = ck_open("cpu:1", 1);
@@ -74,7 +74,7 @@ static void read_start(ek_module *module, const char *name, double *values) {
   ek_group_free(group);
 }
 
-START_TEST(initial_values) {
+CK_TEST(initial_values) {
   enum { IN = 64, OUT = 50 };
   static double weight[IN * OUT], bias[OUT];
   ek_module *module = NULL;
@@ -107,9 +107,8 @@ START_TEST(initial_values) {
     options.bias_start = &two;
   }
 }
-END_TEST
 
-START_TEST(bad_input) {
+CK_TEST(bad_input) {
   ek_module *module = NULL;
   ck_fails(ek_linear_create(NULL, 3, 2, true), EK_ERR_INVALID_ARGUMENT, "linear");
   ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
@@ -153,7 +152,6 @@ START_TEST(bad_input) {
   ck_replica_fails(module, "plan:1@1GiB", EK_ERR_OUT_OF_MEMORY, "parameters");
   ek_module_free(module);
 }
-END_TEST
 
 struct seen {
   ek_device *device;
@@ -172,7 +170,7 @@ static ek_status on_complete(void *context, ek_pass *pass, size_t parameter) {
 }
 
 /* Both gradients are complete before dx exists: their reduction need not wait for it. */
-START_TEST(gradients_come_early) {
+CK_TEST(gradients_come_early) {
   struct ck_bed *bed = ck_bed_open(&cases[0], EK_F32, test_devices("cpu:1"));
   struct seen seen = {.device = bed->device};
   bed->options.complete = on_complete;
@@ -185,10 +183,9 @@ START_TEST(gradients_come_early) {
   ck_assert_uint_eq(seen.allocations[1] + 1, usage.allocations);
   ck_bed_close(bed);
 }
-END_TEST
 
 /* 2^31 elements are nothing special: 32 x 2048 rows of 40,000 columns, only counted. */
-START_TEST(large) {
+CK_TEST(large) {
   const int64_t shape[] = {32, 2048, 64};
   ek_group *group = ck_open("plan:1@80GiB", 1);
   ek_module *module = NULL;
@@ -212,18 +209,5 @@ START_TEST(large) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("linear");
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "linear");
-  tcase_add_loop_test(tcase, whole_numbers, 0, 2);
-  tcase_add_test(tcase, initial_values);
-  tcase_add_test(tcase, bad_input);
-  tcase_add_test(tcase, gradients_come_early);
-  tcase_add_test(tcase, large);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("linear")

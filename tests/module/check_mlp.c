@@ -35,6 +35,7 @@ static const struct ck_module_case cases[] = {
      .longest = 3,
      .depth = 2},
 };
+CK_MODULE_CASES(cases)
 
 /* The same layers put together by hand; not among the cases above, because a hidden value that
  * comes near the edge of relu would spoil finite differences. */
@@ -48,7 +49,7 @@ static ek_status create_by_hand(ek_module **module) {
   return status;
 }
 
-START_TEST(equals_layers_by_hand) {
+CK_TEST(equals_layers_by_hand) {
   static const struct ck_module_case both[] = {
       {.name = "mlp", .create = create_relu, .inputs = 1, .input = {{0, 2, {3, 3}, -1, 1, 0}}},
       {.name = "by hand",
@@ -78,9 +79,8 @@ START_TEST(equals_layers_by_hand) {
     ck_bed_close(bed[k]);
   }
 }
-END_TEST
 
-START_TEST(bad_input) {
+CK_TEST(bad_input) {
   const int64_t zero[] = {3, 0, 2}, huge[] = {INT64_MAX, INT64_MAX};
   ek_module *module = NULL;
   ck_fails(ek_mlp_create(NULL, sizes, 4, EK_ACTIVATION_RELU), EK_ERR_INVALID_ARGUMENT, "module");
@@ -102,15 +102,5 @@ START_TEST(bad_input) {
                    EK_F32, CK_SHAPE(2, 4));
   ek_module_free(module);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("mlp");
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "mlp");
-  tcase_add_test(tcase, equals_layers_by_hand);
-  tcase_add_test(tcase, bad_input);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("mlp")

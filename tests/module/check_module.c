@@ -49,7 +49,7 @@ static const ek_module_ops declarer_ops = {.size = sizeof(ek_module_ops),
 
 /* ---- the table ---- */
 
-START_TEST(init) {
+CK_TEST(init) {
   ek_module module;
   ck_ok(ek_module_init(&module, &declarer_ops, 1, 1));
   ck_ok(ek_module_init(&module, &declarer_ops, EK_MAX_TENSORS, EK_MAX_TENSORS));
@@ -96,11 +96,10 @@ START_TEST(init) {
   ops = declarer_ops, ops.size = 0;
   ck_fails(ek_module_init(&module, &ops, 1, 1), EK_ERR_INVALID_ARGUMENT, "");
 }
-END_TEST
 
 /* ---- references ---- */
 
-START_TEST(references) {
+CK_TEST(references) {
   struct declarer module = {.freed = 0};
   ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
   ck_assert_ptr_eq(ek_module_share(&module.base), &module.base);
@@ -113,14 +112,13 @@ START_TEST(references) {
   ck_assert_ptr_null(ek_module_share(NULL));
   ek_module_free(NULL);
 }
-END_TEST
 
 static void *share_and_free(void *module) {
   for (int i = 0; i < 10000; i++) ek_module_free(ek_module_share(module));
   return NULL;
 }
 
-START_TEST(references_from_threads) {
+CK_TEST(references_from_threads) {
   struct declarer module = {.freed = 0};
   ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
   pthread_t threads[4];
@@ -132,10 +130,9 @@ START_TEST(references_from_threads) {
   ek_module_free(&module.base);
   ck_assert_int_eq(module.freed, 1);
 }
-END_TEST
 
 /* A replica keeps a reference: the module may be given up before it. */
-START_TEST(replica_keeps_a_reference) {
+CK_TEST(replica_keeps_a_reference) {
   struct declarer module = {.freed = 0};
   ek_group *group = ck_open("cpu:1", 1);
   ek_replica *replica = NULL;
@@ -148,7 +145,6 @@ START_TEST(replica_keeps_a_reference) {
   ck_assert_int_eq(module.freed, 1);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- declarations ---- */
 
@@ -339,7 +335,7 @@ static const struct {
     {own_error, EK_ERR_IO, "declarer: no such table on this shelf"},
 };
 
-START_TEST(wrong_declaration) {
+CK_LOOP(wrong_declaration, sizeof wrong / sizeof *wrong) {
   ek_module *child = NULL;
   ck_ok(ek_linear_create(&child, 3, 2, true));
   struct declarer module = {.declare = wrong[_i].declare, .child = child};
@@ -349,7 +345,6 @@ START_TEST(wrong_declaration) {
   ck_assert_int_eq(module.freed, 1);
   ek_module_free(child);
 }
-END_TEST
 
 static ek_status all_kinds(ek_declaration *d, ek_module *child) {
   EK_TRY(ek_declare_parameter(d, "scalar", 0, NULL, ek_initializer_constant(2.5)));
@@ -359,7 +354,7 @@ static ek_status all_kinds(ek_declaration *d, ek_module *child) {
   return ek_declare_tie(d, "layer.weight", "weight");
 }
 
-START_TEST(right_declaration) {
+CK_TEST(right_declaration) {
   ek_module *child = NULL;
   ck_ok(ek_linear_create(&child, 3, 2, true));
   struct declarer module = {.declare = all_kinds, .child = child};
@@ -387,10 +382,9 @@ START_TEST(right_declaration) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* Only a criterion has totals: a module that claims them is never taken for one. */
-START_TEST(terms_without_a_criterion) {
+CK_TEST(terms_without_a_criterion) {
   struct declarer module = {.declare = NULL};
   ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
   module.base.private_members.terms = 1;
@@ -399,9 +393,8 @@ START_TEST(terms_without_a_criterion) {
   ck_replica_fails(&module.base, "plan:1", EK_ERR_INVALID_ARGUMENT, "0 to 0 terms, not 1");
   ek_module_free(&module.base);
 }
-END_TEST
 
-START_TEST(what_a_module_is_can_be_read) {
+CK_TEST(what_a_module_is_can_be_read) {
   ek_module_options options = EK_MODULE_OPTIONS_INIT;
   struct declarer module = {.declare = NULL};
   options.inputs = 2;
@@ -421,9 +414,8 @@ START_TEST(what_a_module_is_can_be_read) {
   ck_assert(!ek_module_is_criterion(NULL) && ek_criterion_coefficients(NULL) == NULL);
   ck_assert(ek_criterion_outputs(NULL) == 0 && ek_criterion_reduction(NULL) == EK_REDUCTION_MEAN);
 }
-END_TEST
 
-START_TEST(no_declaration) {
+CK_TEST(no_declaration) {
   ek_module *child = NULL;
   const ek_initializer zeros = ek_initializer_zeros();
   ck_ok(ek_linear_create(&child, 3, 2, true));
@@ -435,7 +427,6 @@ START_TEST(no_declaration) {
   ck_fails(ek_declare_frozen(NULL, "a"), EK_ERR_INVALID_ARGUMENT, "");
   ek_module_free(child);
 }
-END_TEST
 
 /* ---- frozen by path ---- */
 
@@ -495,7 +486,7 @@ static void frozen_are(ek_module *module, const char *names) {
   ek_group_free(group);
 }
 
-START_TEST(frozen_by_path) {
+CK_LOOP(frozen_by_path, sizeof by_path / sizeof *by_path) {
   ek_module *child = NULL;
   ck_ok(ek_linear_create(&child, 3, 2, true));
   struct declarer module = {.declare = by_path[_i].declare, .child = child};
@@ -504,7 +495,6 @@ START_TEST(frozen_by_path) {
   ek_module_free(&module.base);
   ek_module_free(child);
 }
-END_TEST
 
 static ek_status freeze_myself(ek_declaration *d, ek_module *child) {
   (void)child;
@@ -521,7 +511,7 @@ static ek_status scale_and_wrap(ek_declaration *d, ek_module *child) {
 }
 
 /* A wrapped child, whose names are beside its wrapper's, freezes its own parameters only. */
-START_TEST(wrapped_child_freezes_its_own) {
+CK_TEST(wrapped_child_freezes_its_own) {
   struct declarer child = {.declare = freeze_myself};
   struct declarer module = {.declare = scale_and_wrap, .child = &child.base};
   ck_ok(ek_module_init(&child.base, &declarer_ops, 1, 1));
@@ -532,7 +522,6 @@ START_TEST(wrapped_child_freezes_its_own) {
   ek_module_free(&module.base);
   ek_module_free(&child.base);
 }
-END_TEST
 
 /* A wrapper has the names of what it wraps, its own and ties beside them. */
 static ek_status wrap_and_add(ek_declaration *d, ek_module *child) {
@@ -541,7 +530,7 @@ static ek_status wrap_and_add(ek_declaration *d, ek_module *child) {
   return ek_declare_tie(d, "scale", "weight");
 }
 
-START_TEST(wrapped) {
+CK_TEST(wrapped) {
   ek_module *child = NULL;
   ck_ok(ek_linear_create(&child, 3, 2, true));
   struct declarer module = {.declare = wrap_and_add, .child = child};
@@ -575,25 +564,5 @@ START_TEST(wrapped) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("module");
-  TCase *tcase = ck_case(suite, "base");
-  tcase_add_test(tcase, init);
-  tcase_add_test(tcase, references);
-  tcase_add_test(tcase, references_from_threads);
-  tcase_add_test(tcase, replica_keeps_a_reference);
-  tcase = ck_case(suite, "declarations");
-  tcase_add_loop_test(tcase, wrong_declaration, 0, (int)(sizeof wrong / sizeof *wrong));
-  tcase_add_test(tcase, right_declaration);
-  tcase_add_test(tcase, wrapped);
-  tcase_add_loop_test(tcase, frozen_by_path, 0, (int)(sizeof by_path / sizeof *by_path));
-  tcase_add_test(tcase, wrapped_child_freezes_its_own);
-  tcase_add_test(tcase, terms_without_a_criterion);
-  tcase_add_test(tcase, what_a_module_is_can_be_read);
-  tcase_add_test(tcase, no_declaration);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("module")

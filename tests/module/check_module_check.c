@@ -221,7 +221,7 @@ static void note(void *context, ek_check check, double error) {
 
 /* ---- what passes ---- */
 
-START_TEST(a_right_module_passes) {
+CK_LOOP(a_right_module_passes, 6) {
   if (!ck_part(_i)) return;
   static const char *const devices[] = {"cpu:1", "cpu:2", "cpu:7"};
   struct reports reports = {0};
@@ -236,10 +236,9 @@ START_TEST(a_right_module_passes) {
   ck_assert(reports.worst > 0 && reports.worst <= 1);
   ek_module_free(module);
 }
-END_TEST
 
 /* Stock layers with an edge and random numbers, and defaults for everything. */
-START_TEST(a_stock_model_passes) {
+CK_TEST(a_stock_model_passes) {
   ek_module *layers[4] = {NULL}, *model = NULL;
   const ek_check_input x = {.rank = 2, .shape = {4, 3}, .low = -1, .high = 1};
   ck_ok(ek_linear_create(&layers[0], 3, 6, true));
@@ -251,19 +250,17 @@ START_TEST(a_stock_model_passes) {
   ck_ok(ek_module_check(model, ck_spec("cpu:3"), &x, 1, NULL));
   ek_module_free(model);
 }
-END_TEST
 
 /* It sums over all devices, those without rows included. */
-START_TEST(a_collective_module_passes) {
+CK_LOOP(a_collective_module_passes, 2) {
   ek_module *module = NULL;
   ck_ok(ck_batch_norm_create(&module, WIDTH));
   ck_ok(ek_module_check(module, ck_spec(_i == 0 ? "cpu:2" : "cpu:7"), &rows, 1, NULL));
   ek_module_free(module);
 }
-END_TEST
 
 /* Criteria are modules: logits and classes, with sums of losses or the loss of each row. */
-START_TEST(a_criterion_passes) {
+CK_LOOP(a_criterion_passes, 2) {
   ek_criterion *criterion = NULL;
   ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
   options.reduction = _i == 0 ? EK_REDUCTION_MEAN : EK_REDUCTION_NONE;
@@ -275,7 +272,6 @@ START_TEST(a_criterion_passes) {
   ck_ok(ek_module_check(&criterion->base, ck_spec("cpu:3"), both, 2, NULL));
   ek_criterion_free(criterion);
 }
-END_TEST
 
 /* ---- what is found ---- */
 
@@ -306,7 +302,7 @@ static const struct {
     [FAILS] = {EK_ERR_UNSUPPORTED, "(repeat)", "words of its own"},
 };
 
-START_TEST(a_wrong_module_is_named) {
+CK_LOOP_FROM(a_wrong_module_is_named, GRADIENT, FAULTS) {
   if (!ck_part(_i)) return;
   ek_module *module = make_product((enum fault)_i, EK_TYPES_F32 | EK_TYPES_F64);
   const ek_status status = ek_module_check(module, ck_spec("cpu:2"), &rows, 1, NULL);
@@ -319,10 +315,9 @@ START_TEST(a_wrong_module_is_named) {
                 "fault %d: %s", _i, ek_error_message());
   ek_module_free(module);
 }
-END_TEST
 
 /* ReLU keeps its output: 5 x 3 numbers of f32, without the guards, are one unit. */
-START_TEST(what_forward_keeps_is_counted) {
+CK_TEST(what_forward_keeps_is_counted) {
   ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
   ek_module *module = NULL;
   options.left_out = ~(1u << EK_CHECK_MEMORY);
@@ -334,7 +329,6 @@ START_TEST(what_forward_keeps_is_counted) {
            "module check (memory) of relu: forward keeps 256 bytes for backward, expected 0");
   ek_module_free(module);
 }
-END_TEST
 
 /* y = x, as the first rows of a tensor that nothing else needs. */
 static ek_status wide_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
@@ -358,7 +352,7 @@ static ek_status wide_backward(const ek_module *self, ek_pass *pass, const ek_te
 
 static void wide_free(ek_module *self) { (void)self; }
 
-START_TEST(an_output_holds_its_own_size) {
+CK_TEST(an_output_holds_its_own_size) {
   static const ek_module_ops ops = {.size = sizeof ops,
                                     .kind = "wide",
                                     .forward = wide_forward,
@@ -372,10 +366,9 @@ START_TEST(an_output_holds_its_own_size) {
   ck_fails(ek_module_check(&module, ck_spec("cpu:2"), &rows, 1, &options), EK_ERR_MISMATCH,
            "outputs and gradients hold 3840 bytes, expected 256, their own size");
 }
-END_TEST
 
 /* In f32 a gradient that is wrong by a quarter shows too; what is left out is not looked at. */
-START_TEST(f32_alone_and_checks_left_out) {
+CK_TEST(f32_alone_and_checks_left_out) {
   ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
   options.longest = 5;
   ek_module *module = make_product(GRAD_INPUT, EK_TYPES_F32);
@@ -385,10 +378,9 @@ START_TEST(f32_alone_and_checks_left_out) {
   ck_ok(ek_module_check(module, ck_spec("cpu:1"), &rows, 1, &options));
   ek_module_free(module);
 }
-END_TEST
 
 /* Parameters that keep their initial values have those of the seed. */
-START_TEST(initial_values_are_of_the_seed) {
+CK_TEST(initial_values_are_of_the_seed) {
   ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
   bool passed = false, failed = false;
   ek_module *module = make_product(WRONG_BELOW_ZERO, EK_TYPES_F32);
@@ -403,7 +395,6 @@ START_TEST(initial_values_are_of_the_seed) {
   ck_assert(passed && failed);
   ek_module_free(module);
 }
-END_TEST
 
 /* ---- several inputs ---- */
 
@@ -429,7 +420,7 @@ static ek_status sum_backward(const ek_module *self, ek_pass *pass, const ek_ten
 
 static void sum_free(ek_module *self) { free(self); }
 
-START_TEST(the_gradient_of_each_input_counts) {
+CK_TEST(the_gradient_of_each_input_counts) {
   static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
                                     .kind = "sum",
                                     .forward = sum_forward,
@@ -444,7 +435,6 @@ START_TEST(the_gradient_of_each_input_counts) {
            "gradient of input 1 against differences");
   ek_module_free(module);
 }
-END_TEST
 
 /* ---- large numbers ---- */
 
@@ -470,7 +460,7 @@ static void shifted_free(ek_module *self) { free(self); }
 
 /* Where neighbours of f32 are 1/128 apart a step of 1/256 goes to the next number or nowhere, and
  * in f64 it is rounded, too: differences are taken over the way that x has really gone. */
-START_TEST(differences_of_large_numbers) {
+CK_LOOP(differences_of_large_numbers, 2) {
   static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
                                     .kind = "shifted",
                                     .forward = shifted_forward,
@@ -492,7 +482,6 @@ START_TEST(differences_of_large_numbers) {
   ck_ok(ek_module_check(module, ck_spec("cpu:1"), &x, 1, &options));
   ek_module_free(module);
 }
-END_TEST
 
 /* ---- 16 bits ---- */
 
@@ -520,7 +509,7 @@ static ek_status scaled_backward(const ek_module *self, ek_pass *pass,
 static void scaled_free(ek_module *self) { free(self); }
 
 /* Each type of 16 bits that the table declares, where the devices compute in it. */
-START_TEST(types_of_16_bits) {
+CK_TEST(types_of_16_bits) {
   static const ek_module_ops ops = {
       .size = sizeof(ek_module_ops),
       .kind = "scaled",
@@ -549,10 +538,9 @@ START_TEST(types_of_16_bits) {
   }
   ek_module_free(module);
 }
-END_TEST
 
 /* Every allocation on the host fails once. */
-START_TEST(the_host_runs_out_of_memory) {
+CK_TEST(the_host_runs_out_of_memory) {
   ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
   options.left_out = ~(1u << EK_CHECK_REPEAT | 1u << EK_CHECK_PLAN | 1u << EK_CHECK_START);
   ek_module *module = make_product(NONE, EK_TYPES_F32);
@@ -568,9 +556,8 @@ START_TEST(the_host_runs_out_of_memory) {
   }
   ek_module_free(module);
 }
-END_TEST
 
-START_TEST(wrong_arguments) {
+CK_TEST(wrong_arguments) {
   ek_module *module = make_product(NONE, EK_TYPES_F32);
   const char *devices = ck_spec("cpu:1");
   ek_check_input x = rows;
@@ -597,26 +584,5 @@ START_TEST(wrong_arguments) {
   ck_assert_str_eq(ek_check_name(EK_CHECKS), "unknown");
   ek_module_free(module);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("module check");
-  TCase *tcase = ck_case(suite, "modules");
-  tcase_add_loop_test(tcase, a_right_module_passes, 0, 6);
-  tcase_add_test(tcase, a_stock_model_passes);
-  tcase_add_loop_test(tcase, a_collective_module_passes, 0, 2);
-  tcase_add_loop_test(tcase, a_criterion_passes, 0, 2);
-  tcase_add_loop_test(tcase, a_wrong_module_is_named, GRADIENT, FAULTS);
-  tcase_add_test(tcase, what_forward_keeps_is_counted);
-  tcase_add_test(tcase, an_output_holds_its_own_size);
-  tcase_add_test(tcase, f32_alone_and_checks_left_out);
-  tcase_add_test(tcase, initial_values_are_of_the_seed);
-  tcase_add_test(tcase, the_gradient_of_each_input_counts);
-  tcase_add_loop_test(tcase, differences_of_large_numbers, 0, 2);
-  tcase_add_test(tcase, types_of_16_bits);
-  tcase_add_test(tcase, the_host_runs_out_of_memory);
-  tcase_add_test(tcase, wrong_arguments);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("module check")

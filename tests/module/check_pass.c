@@ -40,6 +40,7 @@ static const struct ck_module_case cases[] = {
      .depth = 3,
      .saved = 1},
 };
+CK_MODULE_CASES(cases)
 
 static void run(struct ck_probe *s) {
   ck_ok(ek_pass_run_forward(&s->y, s->pass, &s->x));
@@ -81,35 +82,32 @@ static ek_status take_too_many(ek_pass *pass, const ek_tensor *dy) {
   return status;
 }
 
-START_TEST(stack) {
+CK_TEST(stack) {
   struct ck_probe s = ck_probe_open(save_three, take_three);
   run(&s);
   ck_probe_close(&s);
 }
-END_TEST
 
-START_TEST(stack_empty) {
+CK_TEST(stack_empty) {
   struct ck_probe s = ck_probe_open(save_three, take_too_many);
   ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x));
   ck_fails(ek_pass_run_backward(&s.dx, s.pass, &s.x), EK_ERR_STATE, "probe");
   ck_assert(!ek_tensor_exists(&s.dx));
   ck_probe_close(&s);
 }
-END_TEST
 
 /* What was saved and not taken back is found, and freed with the pass. */
-START_TEST(stack_left_over) {
+CK_TEST(stack_left_over) {
   struct ck_probe s = ck_probe_open(save_three, NULL);
   ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x));
   ck_fails(ek_pass_run_backward(&s.dx, s.pass, &s.x), EK_ERR_STATE, "4");
   ck_assert(!ek_tensor_exists(&s.dx));
   ck_probe_close(&s);
 }
-END_TEST
 
 /* ---- the order of calls ---- */
 
-START_TEST(order) {
+CK_TEST(order) {
   struct ck_probe s = ck_probe_open(NULL, NULL);
   ck_fails(ek_pass_run_backward(NULL, s.pass, &s.x), EK_ERR_STATE, "");
   run(&s);
@@ -119,9 +117,8 @@ START_TEST(order) {
   ck_assert(!ek_tensor_exists(&again));
   ck_probe_close(&s);
 }
-END_TEST
 
-START_TEST(no_backward_without_gradient) {
+CK_TEST(no_backward_without_gradient) {
   struct ck_probe s = ck_probe_open(NULL, NULL);
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.gradient = false;
@@ -132,7 +129,6 @@ START_TEST(no_backward_without_gradient) {
   ck_fails(ek_pass_run_backward(NULL, s.pass, &s.x), EK_ERR_STATE, "");
   ck_probe_close(&s);
 }
-END_TEST
 
 /* ---- gradients ---- */
 
@@ -169,7 +165,7 @@ static void expect_gradient(struct ck_probe *s, const char *name, double first, 
 }
 
 /* b is touched by nobody: its gradient is zero afterwards. */
-START_TEST(beta_protocol) {
+CK_TEST(beta_protocol) {
   struct ck_probe s = ck_probe_open(NULL, beta_rule);
   poison_gradients(&s);
   run(&s);
@@ -177,7 +173,6 @@ START_TEST(beta_protocol) {
   expect_gradient(&s, "b", 0, 0);
   ck_probe_close(&s);
 }
-END_TEST
 
 /* Without a beta the memory is zeroed, once. */
 static ek_status no_beta(ek_pass *pass, const ek_tensor *dy) {
@@ -194,7 +189,7 @@ static ek_status no_beta(ek_pass *pass, const ek_tensor *dy) {
   return EK_OK;
 }
 
-START_TEST(zeroed) {
+CK_TEST(zeroed) {
   struct ck_probe s = ck_probe_open(NULL, no_beta);
   poison_gradients(&s);
   run(&s);
@@ -202,7 +197,6 @@ START_TEST(zeroed) {
   expect_gradient(&s, "b", 1, 2);
   ck_probe_close(&s);
 }
-END_TEST
 
 static ek_status adds_one(ek_pass *pass, const ek_tensor *dy) {
   ek_tensor g = {0};
@@ -215,7 +209,7 @@ static ek_status adds_one(ek_pass *pass, const ek_tensor *dy) {
 }
 
 /* With `accumulate` there is something to add to, and an untouched gradient stays. */
-START_TEST(accumulate) {
+CK_TEST(accumulate) {
   struct ck_probe s = ck_probe_open(NULL, adds_one);
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.accumulate = true;
@@ -231,7 +225,6 @@ START_TEST(accumulate) {
   expect_gradient(&s, "b", 10, 11);
   ck_probe_close(&s);
 }
-END_TEST
 
 /* ---- numbers, buffers, children that there are not ---- */
 
@@ -259,12 +252,11 @@ static ek_status wrong_numbers(ek_pass *pass, const ek_tensor *dy) {
   return EK_OK;
 }
 
-START_TEST(numbers) {
+CK_TEST(numbers) {
   struct ck_probe s = ck_probe_open(NULL, wrong_numbers);
   run(&s);
   ck_probe_close(&s);
 }
-END_TEST
 
 static ek_status look_around(ek_pass *pass, const ek_tensor *x) {
   ek_tensor t = {0};
@@ -288,7 +280,7 @@ static ek_status look_around(ek_pass *pass, const ek_tensor *x) {
   return EK_OK;
 }
 
-START_TEST(surroundings) {
+CK_TEST(surroundings) {
   struct ck_probe s = ck_probe_open(look_around, NULL);
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.seed = 12;
@@ -300,7 +292,6 @@ START_TEST(surroundings) {
   run(&s);
   ck_probe_close(&s);
 }
-END_TEST
 
 /* ---- errors of a module ---- */
 
@@ -310,7 +301,7 @@ static ek_status fails(ek_pass *pass, const ek_tensor *x) {
 }
 
 /* The module's own status and words arrive, and its output does not: what was there stays. */
-START_TEST(error_in_forward) {
+CK_TEST(error_in_forward) {
   struct ck_probe s = ck_probe_open(fails, NULL);
   ek_tensor kept = s.x;
   ck_fails(ek_pass_run_forward(&kept, s.pass, &s.x), EK_ERR_UNSUPPORTED,
@@ -320,9 +311,8 @@ START_TEST(error_in_forward) {
   ck_fails(ek_pass_run_backward(NULL, s.pass, &s.x), EK_ERR_STATE, "");
   ck_probe_close(&s);
 }
-END_TEST
 
-START_TEST(error_in_backward) {
+CK_TEST(error_in_backward) {
   struct ck_probe s = ck_probe_open(save_three, fails);
   ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x));
   ek_tensor kept = s.x;
@@ -331,7 +321,6 @@ START_TEST(error_in_backward) {
   ck_assert_mem_eq(&kept, &s.x, sizeof kept);
   ck_probe_close(&s);
 }
-END_TEST
 
 static ek_status refuse(void *context, ek_pass *pass, size_t index) {
   (void)pass, (void)index;
@@ -339,7 +328,7 @@ static ek_status refuse(void *context, ek_pass *pass, size_t index) {
   return ek_error_set(EK_ERR_ABORTED, "the others are gone");
 }
 
-START_TEST(error_in_complete) {
+CK_TEST(error_in_complete) {
   struct ck_probe s = ck_probe_open(NULL, NULL);
   int calls = 0;
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
@@ -353,9 +342,8 @@ START_TEST(error_in_complete) {
   ck_assert_int_eq(calls, 1);
   ck_probe_close(&s);
 }
-END_TEST
 
-START_TEST(wrong_shape_names_the_module) {
+CK_TEST(wrong_shape_names_the_module) {
   struct ck_bed *bed = ck_bed_open(&cases[0], EK_F32, "cpu:1");
   ek_pass *pass = NULL;
   ek_tensor outputs[2] = {{0}}, inputs[2] = {bed->input[1], bed->input[1]};
@@ -365,9 +353,8 @@ START_TEST(wrong_shape_names_the_module) {
   ek_pass_free(pass);
   ck_bed_close(bed);
 }
-END_TEST
 
-START_TEST(bad_input) {
+CK_TEST(bad_input) {
   struct ck_probe s = ck_probe_open(NULL, NULL);
   ek_pass *pass = NULL;
   ek_tensor none = {0};
@@ -407,9 +394,8 @@ START_TEST(bad_input) {
   ck_ok(ek_pass_run_backward(NULL, s.pass, &s.x));
   ck_probe_close(&s);
 }
-END_TEST
 
-START_TEST(null_pass) {
+CK_TEST(null_pass) {
   ek_tensor t = {0};
   ck_fails(ek_pass_parameter(&t, NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_gradient(&t, NULL, NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
@@ -433,9 +419,8 @@ START_TEST(null_pass) {
   ck_assert_uint_eq(ek_pass_random(NULL).seed, 0);
   ek_pass_free(NULL);
 }
-END_TEST
 
-START_TEST(no_gradients_in_the_replica) {
+CK_TEST(no_gradients_in_the_replica) {
   ek_group *group = ck_open("cpu:1", 1);
   ek_module *module = NULL;
   ek_replica *replica = NULL;
@@ -453,33 +438,5 @@ START_TEST(no_gradients_in_the_replica) {
   ek_module_free(module);
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("pass");
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "stack");
-  tcase_add_test(tcase, stack);
-  tcase_add_test(tcase, stack_empty);
-  tcase_add_test(tcase, stack_left_over);
-  tcase = ck_case(suite, "gradients");
-  tcase_add_test(tcase, beta_protocol);
-  tcase_add_test(tcase, zeroed);
-  tcase_add_test(tcase, accumulate);
-  tcase = ck_case(suite, "calls");
-  tcase_add_test(tcase, order);
-  tcase_add_test(tcase, no_backward_without_gradient);
-  tcase_add_test(tcase, no_gradients_in_the_replica);
-  tcase_add_test(tcase, numbers);
-  tcase_add_test(tcase, surroundings);
-  tcase = ck_case(suite, "errors");
-  tcase_add_test(tcase, error_in_forward);
-  tcase_add_test(tcase, error_in_backward);
-  tcase_add_test(tcase, error_in_complete);
-  tcase_add_test(tcase, wrong_shape_names_the_module);
-  tcase_add_test(tcase, bad_input);
-  tcase_add_test(tcase, null_pass);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("pass")

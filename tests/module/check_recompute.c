@@ -157,6 +157,7 @@ static const struct ck_module_case cases[] = {
      .longest = 8,
      .depth = 1},
 };
+CK_MODULE_CASES(cases)
 
 /* ---- training ---- */
 
@@ -168,18 +169,17 @@ static ek_status recomputed_workload(ek_module **module) {
 }
 
 /* A GPT with tied parameters and dropout, several inputs and outputs, buffers: in each mode. */
-START_TEST(whole_models) {
+CK_LOOP(whole_models, CK_WORKLOADS * CK_PLACEMENTS) {
   of_model = &ck_workloads[_i / CK_PLACEMENTS];
   ck_trains_alike(of_model, NULL, recomputed_workload, "cpu:3", _i % CK_PLACEMENTS);
 }
-END_TEST
 
 /* ---- memory ---- */
 
 enum { DEEP = 6, ROWS = 64 };
 
 /* What a recomputed module of 4 x DEEP layers keeps is its input. */
-START_TEST(keeps_its_inputs) {
+CK_TEST(keeps_its_inputs) {
   ek_module *parts[DEEP] = {NULL}, *inner = NULL, *module = NULL;
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
@@ -213,7 +213,6 @@ START_TEST(keeps_its_inputs) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- what nobody reads ---- */
 
@@ -269,7 +268,7 @@ static ek_status run_once(ek_replica *replica, const ek_tensor *x, ek_tensor *dx
 }
 
 /* The last one's result is dropped when it runs again; that of the one before it is read. */
-START_TEST(outputs_that_nobody_reads) {
+CK_TEST(outputs_that_nobody_reads) {
   struct asked asked[3];
   ek_module *residual = NULL, *module = NULL;
   ek_group *group = ck_open("cpu:1", 1);
@@ -299,10 +298,9 @@ START_TEST(outputs_that_nobody_reads) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* Of a container's segments of two, which run again one by one, too. */
-START_TEST(outputs_of_segments) {
+CK_TEST(outputs_of_segments) {
   enum { MODULES = 4 };
   struct asked asked[MODULES];
   ek_module *all[MODULES], *module = NULL;
@@ -333,7 +331,6 @@ START_TEST(outputs_of_segments) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 static ek_status create_linear(ek_module **module) { return ek_linear_create(module, 4, 4, true); }
 static ek_status create_linear_residual(ek_module **module) {
@@ -379,7 +376,7 @@ static uint64_t pieces(ek_device *device, ek_module *module) {
   }
 }
 
-START_TEST(last_products_are_spared) {
+CK_LOOP(last_products_are_spared, SPARED) {
   ek_module *plain = NULL, *module = NULL;
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
@@ -391,7 +388,6 @@ START_TEST(last_products_are_spared) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- what is made again, between types ---- */
 
@@ -444,7 +440,7 @@ static ek_status create_halves(ek_module **module) {
 
 /* A cheap result that is converted for the next module is not made again: what that saves is its
  * own. */
-START_TEST(what_is_converted_is_kept) {
+CK_LOOP(what_is_converted_is_kept, ck_if_halves(1)) {
   struct ck_workload workload = *ck_workload("mlp");
   double *values[2];
   int64_t count = 0;
@@ -463,7 +459,6 @@ START_TEST(what_is_converted_is_kept) {
   }
   ck_same_bits("gradients", values[1], values[0], count);
 }
-END_TEST
 
 /* ---- misuse ---- */
 
@@ -522,7 +517,7 @@ static const ek_module_ops looks_ops = {.size = sizeof(ek_module_ops),
                                         .backward = looks_backward,
                                         .free = fragile_free};
 
-START_TEST(targets) {
+CK_TEST(targets) {
   ek_module looks, *module = NULL;
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
@@ -554,9 +549,8 @@ START_TEST(targets) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
-START_TEST(errors_of_the_second_forward) {
+CK_TEST(errors_of_the_second_forward) {
   struct ck_workload mlp = *ck_workload("mlp");
   struct ck_training training;
   mlp.module = create_fragile;
@@ -568,9 +562,8 @@ START_TEST(errors_of_the_second_forward) {
   ck_batch_free(&batch);
   ck_training_close(&training);
 }
-END_TEST
 
-START_TEST(bad_input) {
+CK_TEST(bad_input) {
   ek_module *module = NULL, *relu = NULL, two = {0};
   ek_criterion *loss = NULL;
   ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
@@ -588,9 +581,8 @@ START_TEST(bad_input) {
   ek_module_free(relu);
   ck_host_failures(create_mlp);
 }
-END_TEST
 
-START_TEST(bad_maker) {
+CK_TEST(bad_maker) {
   ek_module *module = NULL;
   ck_ok(own_create(&module, 2));
   ck_forward_fails(module, EK_ERR_INVALID_ARGUMENT,
@@ -615,26 +607,5 @@ START_TEST(bad_maker) {
   ck_no_memory_held(group);
   ek_group_free(group);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("recompute");
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "training");
-  tcase_add_loop_test(tcase, whole_models, 0, CK_WORKLOADS * CK_PLACEMENTS);
-  tcase = ck_case(suite, "memory");
-  tcase_add_test(tcase, keeps_its_inputs);
-  tcase_add_test(tcase, targets);
-  tcase = ck_case(suite, "unread");
-  tcase_add_test(tcase, outputs_that_nobody_reads);
-  tcase_add_test(tcase, outputs_of_segments);
-  tcase_add_loop_test(tcase, last_products_are_spared, 0, SPARED);
-  if (ck_has_halves()) tcase_add_test(tcase, what_is_converted_is_kept);
-  tcase = ck_case(suite, "misuse");
-  tcase_add_test(tcase, errors_of_the_second_forward);
-  tcase_add_test(tcase, bad_input);
-  tcase_add_test(tcase, bad_maker);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("recompute")

@@ -44,7 +44,7 @@ static double *read_all(const ek_tensor *tensor) {
   return values;
 }
 
-START_TEST(layout) {
+CK_LOOP(layout, 2) {
   struct bench bench = bench_open("cpu:1", tiny_gpt());
   ek_replica *replica = NULL;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
@@ -85,9 +85,8 @@ START_TEST(layout) {
   ek_replica_free(replica);
   bench_close(&bench);
 }
-END_TEST
 
-START_TEST(find) {
+CK_TEST(find) {
   struct bench bench = bench_open("cpu:1", tiny_gpt());
   ek_replica *replica = NULL;
   ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));
@@ -110,7 +109,6 @@ START_TEST(find) {
   ek_replica_free(replica);
   bench_close(&bench);
 }
-END_TEST
 
 static double *start_values(const struct bench *bench, ek_module *module, uint64_t seed,
                             ek_type type) {
@@ -124,7 +122,7 @@ static double *start_values(const struct bench *bench, ek_module *module, uint64
   return values;
 }
 
-START_TEST(seeds) {
+CK_TEST(seeds) {
   struct bench bench = bench_open("cpu:1", NULL);
   ck_ok(ek_linear_create(&bench.module, 6, 7, false));
   double *first = start_values(&bench, bench.module, 1, EK_F32);
@@ -143,11 +141,10 @@ START_TEST(seeds) {
   free(wide);
   bench_close(&bench);
 }
-END_TEST
 
 /* Values depend on the full name: what else is in the model, and in which order, does not matter.
  */
-START_TEST(values_depend_on_names) {
+CK_TEST(values_depend_on_names) {
   struct bench bench = bench_open("cpu:1", NULL);
   ek_module *relu = NULL, *linear = NULL, *longer = NULL;
   ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
@@ -165,10 +162,9 @@ START_TEST(values_depend_on_names) {
   ek_module_free(relu);
   bench_close(&bench);
 }
-END_TEST
 
 /* Biases and the weights of norms are declared to be without weight decay. */
-START_TEST(decay) {
+CK_TEST(decay) {
   struct bench bench = bench_open("plan:1", tiny_gpt());
   ek_replica *replica = NULL;
   ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));
@@ -181,7 +177,6 @@ START_TEST(decay) {
   ek_replica_free(replica);
   bench_close(&bench);
 }
-END_TEST
 
 /* ---- declarations with options and values ---- */
 
@@ -221,7 +216,7 @@ static const ek_module_ops declaring = {.size = sizeof(ek_module_ops),
                                         .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 /* Of tied parameters the source's options and values hold. */
-START_TEST(options_and_values) {
+CK_LOOP(options_and_values, 2) {
   struct bench bench = bench_open("cpu:1", NULL);
   ek_module module;
   ek_replica *replica = NULL;
@@ -246,7 +241,6 @@ START_TEST(options_and_values) {
   ek_replica_free(replica);
   bench_close(&bench);
 }
-END_TEST
 
 /* ---- options of the layers ---- */
 
@@ -315,7 +309,7 @@ static void starts_as_told(const ek_replica *replica) {
   }
 }
 
-START_TEST(options_of_layers) {
+CK_LOOP(options_of_layers, 2 * (int)(sizeof layers / sizeof *layers)) {
   const bool asked = _i % 2 == 1;
   /* Copied: the layer does not read the array again. */
   ek_initializer start[] = {ek_initializer_values(first), ek_initializer_values(second)};
@@ -338,9 +332,8 @@ START_TEST(options_of_layers) {
   ek_replica_free(replica);
   bench_close(&bench);
 }
-END_TEST
 
-START_TEST(without_gradients) {
+CK_TEST(without_gradients) {
   struct bench bench = bench_open("cpu:1", tiny_gpt());
   ek_replica *replica = NULL;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
@@ -354,9 +347,8 @@ START_TEST(without_gradients) {
   ek_replica_free(replica);
   bench_close(&bench);
 }
-END_TEST
 
-START_TEST(without_parameters) {
+CK_TEST(without_parameters) {
   struct bench bench = bench_open("cpu:1", NULL);
   ck_ok(ek_activation_create(&bench.module, EK_ACTIVATION_RELU));
   ek_replica *replica = NULL;
@@ -367,9 +359,8 @@ START_TEST(without_parameters) {
   ek_replica_free(replica);
   bench_close(&bench);
 }
-END_TEST
 
-START_TEST(charges) {
+CK_TEST(charges) {
   struct bench bench = bench_open("plan:1", tiny_gpt());
   ek_replica *replica = NULL;
   ek_memory_usage usage;
@@ -381,10 +372,9 @@ START_TEST(charges) {
   ek_replica_free(replica);
   bench_close(&bench);
 }
-END_TEST
 
 /* No memory on the device, and none on the host: an error, and nothing left behind. */
-START_TEST(out_of_memory) {
+CK_TEST(out_of_memory) {
   struct bench bench = bench_open("cpu:1", tiny_gpt());
   ek_replica *replica = NULL;
   for (uint64_t n = 1; n <= 2; n++) {
@@ -407,9 +397,8 @@ START_TEST(out_of_memory) {
   ek_replica_free(replica);
   bench_close(&bench);
 }
-END_TEST
 
-START_TEST(bad_input) {
+CK_TEST(bad_input) {
   struct bench bench = bench_open("cpu:1", tiny_gpt());
   ek_replica *replica = NULL;
   ek_parameter_info info;
@@ -443,24 +432,5 @@ START_TEST(bad_input) {
   ek_replica_free(NULL);
   bench_close(&bench);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("replica");
-  TCase *tcase = ck_case(suite, "replica");
-  tcase_add_loop_test(tcase, layout, 0, 2);
-  tcase_add_test(tcase, find);
-  tcase_add_test(tcase, seeds);
-  tcase_add_test(tcase, values_depend_on_names);
-  tcase_add_test(tcase, decay);
-  tcase_add_loop_test(tcase, options_of_layers, 0, 2 * (int)(sizeof layers / sizeof *layers));
-  tcase_add_loop_test(tcase, options_and_values, 0, 2);
-  tcase_add_test(tcase, without_gradients);
-  tcase_add_test(tcase, without_parameters);
-  tcase_add_test(tcase, charges);
-  tcase_add_test(tcase, out_of_memory);
-  tcase_add_test(tcase, bad_input);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("replica")

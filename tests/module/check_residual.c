@@ -78,9 +78,10 @@ static const struct ck_module_case cases[] = {
      .longest = 4,
      .depth = 4},
 };
+CK_MODULE_CASES(cases)
 
 /* y = 2 x and dx = 2 dy, and x and dy themselves are left as they were. */
-START_TEST(aliases_are_not_overwritten) {
+CK_TEST(aliases_are_not_overwritten) {
   struct ck_bed *bed = ck_bed_open(&cases[3], EK_F64, test_devices("cpu:1"));
   struct ck_results *r = ck_bed_backward(bed, true);
   double x[12], dy[12];
@@ -95,10 +96,9 @@ START_TEST(aliases_are_not_overwritten) {
   ck_results_free(r);
   ck_bed_close(bed);
 }
-END_TEST
 
 /* In place where it may be: the forward over a linear takes no more memory than the linear's. */
-START_TEST(adds_in_place) {
+CK_TEST(adds_in_place) {
   struct ck_bed *bed = ck_bed_open(&cases[0], EK_F32, test_devices("cpu:1"));
   const uint64_t before = ck_bed_held(bed);
   ck_ok(ek_memory_reset_peak(bed->device));
@@ -110,9 +110,8 @@ START_TEST(adds_in_place) {
   ck_ok(ek_replica_find(&info, bed->replica, "inner.weight"));
   ck_bed_close(bed);
 }
-END_TEST
 
-START_TEST(bad_input) {
+CK_TEST(bad_input) {
   ek_module *module = NULL, *inner = NULL;
   ck_ok(ek_linear_create(&inner, 3, 2, true));
   ck_fails(ek_residual_create(NULL, inner), EK_ERR_INVALID_ARGUMENT, "residual");
@@ -126,16 +125,5 @@ START_TEST(bad_input) {
   ek_module_free(module);
   ck_host_failures(create_twice);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("residual");
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "residual");
-  tcase_add_test(tcase, aliases_are_not_overwritten);
-  tcase_add_test(tcase, adds_in_place);
-  tcase_add_test(tcase, bad_input);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("residual")

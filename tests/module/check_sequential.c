@@ -96,8 +96,9 @@ static const struct ck_module_case cases[] = {
     {.name = "GELU first, and twice", .create = create_glgg, LAYERS(14, 3)},
     {.name = "some linears hidden", .create = create_lglglLgL, LAYERS(26, 7)},
 };
+CK_MODULE_CASES(cases)
 
-START_TEST(names) {
+CK_TEST(names) {
   static const char *const want[] = {"0.weight",   "0.bias",   "1.weight",  "1.bias",
                                      "2.0.weight", "2.0.bias", "2.2.weight"};
   struct ck_bed *bed = ck_bed_open(&cases[2], EK_F32, test_devices("cpu:1"));
@@ -109,10 +110,9 @@ START_TEST(names) {
   }
   ck_bed_close(bed);
 }
-END_TEST
 
 /* Without gradient no more than two results are alive at any time. */
-START_TEST(results_are_freed_early) {
+CK_TEST(results_are_freed_early) {
   ek_module *relu[8] = {NULL}, *module = NULL;
   for (int i = 0; i < 8; i++) ck_ok(ek_activation_create(&relu[i], EK_ACTIVATION_RELU));
   ck_ok(ek_sequential_create(&module, relu, 8));
@@ -143,7 +143,6 @@ START_TEST(results_are_freed_early) {
   for (int i = 0; i < 8; i++) ek_module_free(relu[i]);
   ek_group_free(group);
 }
-END_TEST
 
 /* ---- a linear, GELU and a linear ---- */
 
@@ -189,7 +188,7 @@ static struct ck_results *measure(ek_status (*create)(ek_module **module), uint6
  * gradient of GELU's result is never there, so that the peak is that of the forward: pre, GELU's
  * result, y.
  */
-START_TEST(joined_equals_one_by_one) {
+CK_TEST(joined_equals_one_by_one) {
   const uint64_t wide = WIDE / NARROW;
   uint64_t joined[2], apart[2];
   struct ck_results *a = measure(create_joined, joined), *b = measure(create_apart, apart);
@@ -204,7 +203,6 @@ START_TEST(joined_equals_one_by_one) {
   ck_results_free(a);
   ck_results_free(b);
 }
-END_TEST
 
 /* Modules that are never run. */
 static ek_status never_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
@@ -321,7 +319,7 @@ static struct ck_results *run_with(const struct ck_bed *stock, ek_status (*creat
 }
 
 /* Neither of their functions is called, and each bit is that of the stock layers. */
-START_TEST(declared_modules_are_joined) {
+CK_LOOP(declared_modules_are_joined, 2) {
   const struct ck_module_case is = {
       .create = create_joined, .inputs = 1, .input = {{0, 2, {5, NARROW}, -1, 1, 0}}};
   struct ck_bed *stock = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
@@ -333,10 +331,9 @@ START_TEST(declared_modules_are_joined) {
   ck_results_free(want);
   ck_bed_close(stock);
 }
-END_TEST
 
 /* What is declared is not believed: parameters are looked at. */
-START_TEST(wrong_formula) {
+CK_LOOP(wrong_formula, 3) {
   struct declared *linear = declare(EK_FORMULA_LINEAR, 3, 2);
   ek_module *module = NULL,
             *modules[] = {&linear->base, &declare(EK_FORMULA_ACTIVATION, 0, 0)->base};
@@ -353,9 +350,8 @@ START_TEST(wrong_formula) {
   ek_module_formula(&formula, NULL);
   ck_assert_int_eq(formula.kind, EK_FORMULA_NONE);
 }
-END_TEST
 
-START_TEST(bad_input) {
+CK_TEST(bad_input) {
   ek_module *module = NULL, *relu = NULL, two;
   ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
   ck_ok(ek_module_init(&two, &never_ops, 2, 2));
@@ -384,7 +380,6 @@ START_TEST(bad_input) {
                    EK_F32, CK_SHAPE(2, 4));
   ek_module_free(module);
 }
-END_TEST
 
 /* Two linears with GELU between them, with options. */
 static ek_module *with_options(const ek_sequential_options *options, int64_t width) {
@@ -416,7 +411,7 @@ static ek_status open_named(char found[3][64], const char *const *given) {
 }
 
 /* Names are copied; a module without one has its number. */
-START_TEST(children_have_the_names_that_are_given) {
+CK_TEST(children_have_the_names_that_are_given) {
   char first[] = "encoder", found[3][64];
   const char *const three[] = {first, "gelu", "head"}, *const one[] = {NULL, NULL, "head"};
   const char *const twice[] = {"a", "b", "a"}, *const number[] = {"2", NULL, NULL};
@@ -442,7 +437,6 @@ START_TEST(children_have_the_names_that_are_given) {
   ck_assert_int_eq(totals.trained, 16);
   ek_module_free(module);
 }
-END_TEST
 
 /* Two sequentials one after the other, as units of mode fully-sharded or not: bytes of parameters
  * that a device holds at once. */
@@ -477,26 +471,10 @@ static uint64_t gathered_bytes(bool unit) {
 
 /* Without units all is gathered at once (six matrices); with them two or four, of one that runs and
  * of the next. */
-START_TEST(a_sequential_is_a_unit) {
+CK_TEST(a_sequential_is_a_unit) {
   const uint64_t together = gathered_bytes(false), apart = gathered_bytes(true);
   ck_assert_msg(apart + 64 * 64 * sizeof(float) < together, "%llu bytes in units, %llu without",
                 (unsigned long long)apart, (unsigned long long)together);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("sequential");
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "sequential");
-  tcase_add_test(tcase, names);
-  tcase_add_test(tcase, children_have_the_names_that_are_given);
-  tcase_add_test(tcase, a_sequential_is_a_unit);
-  tcase_add_test(tcase, results_are_freed_early);
-  tcase_add_test(tcase, joined_equals_one_by_one);
-  tcase_add_loop_test(tcase, declared_modules_are_joined, 0, 2);
-  tcase_add_loop_test(tcase, wrong_formula, 0, 3);
-  tcase_add_test(tcase, bad_input);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("sequential")

@@ -34,8 +34,9 @@ static const struct ck_module_case cases[] = {
      .depth = 20,
      .saved = 3},
 };
+CK_MODULE_CASES(cases)
 
-START_TEST(formula) {
+CK_TEST(formula) {
   struct ck_bed *bed = ck_bed_open(&cases[1], EK_F64, test_devices("cpu:1"));
   struct ck_random random = ck_random_start(3);
   double weight[3][15]; /* gate, up: hidden x width; down: width x hidden */
@@ -63,7 +64,6 @@ START_TEST(formula) {
   ck_results_free(r);
   ck_bed_close(bed);
 }
-END_TEST
 
 /* ---- several devices ---- */
 
@@ -90,7 +90,7 @@ static double *gradients(struct ck_training *training, const char *spec, ek_mode
 }
 
 /* Seven samples over three devices give the gradients of one device: sums in another order. */
-START_TEST(devices_agree) {
+CK_LOOP_FROM(devices_agree, EK_MODE_GATHER, EK_MODE_SHARDED + 1) {
   struct ck_training one, three;
   double *want = gradients(&one, "cpu:1", EK_MODE_REPLICATED);
   double *got = gradients(&three, "cpu:3", (ek_mode)_i);
@@ -98,9 +98,8 @@ START_TEST(devices_agree) {
   ck_training_close(&three);
   ck_training_close(&one);
 }
-END_TEST
 
-START_TEST(bad_input) {
+CK_TEST(bad_input) {
   ek_module *module = NULL;
   ck_fails(ek_swiglu_create(NULL, 2, 3, true), EK_ERR_INVALID_ARGUMENT, "swiglu: module is NULL");
   ck_fails(ek_swiglu_create(&module, 0, 3, true), EK_ERR_INVALID_ARGUMENT, "linear");
@@ -111,16 +110,5 @@ START_TEST(bad_input) {
   ck_forward_fails(module, EK_ERR_SHAPE, "gate", EK_F32, CK_SHAPE(2, WIDTH + 1));
   ek_module_free(module);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("swiglu");
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  TCase *tcase = ck_case(suite, "swiglu");
-  tcase_add_test(tcase, formula);
-  tcase_add_loop_test(tcase, devices_agree, EK_MODE_GATHER, EK_MODE_SHARDED + 1);
-  tcase_add_test(tcase, bad_input);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("swiglu")

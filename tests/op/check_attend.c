@@ -248,7 +248,7 @@ static struct ck_rig *open_variant(int variant) {
   return ck_rig_tf32(variant - ck_variants());
 }
 
-START_TEST(forward_and_backward) {
+CK_LOOP(forward_and_backward, VARIANTS) {
   for (int s = 0; s < SIZES; s++) {
     if (_i < ck_variants() ? !ck_turn(_i, s) : !ck_part(s)) continue;
     struct ck_rig *rig = open_variant(_i);
@@ -259,10 +259,9 @@ START_TEST(forward_and_backward) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* Scores of +-60: without the subtraction of a maximum, exp() would leave the range of f32. */
-START_TEST(large_scores) {
+CK_LOOP(large_scores, VARIANTS) {
   if (!ck_part(_i)) return;
   static const int64_t size[] = {1, 150, 2, 4};
   struct ck_rig *rig = open_variant(_i);
@@ -272,10 +271,9 @@ START_TEST(large_scores) {
   check_backward(rig, &a);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* What comes later, NaN included, changes no bit of what came before. */
-START_TEST(causality) {
+CK_LOOP(causality, VARIANTS) {
   if (!ck_part(_i)) return;
   static const int64_t size[] = {1, 300, 2, 16};
   static const int64_t cuts[] = {1, 63, 64, 127, 128, 129, 299};
@@ -298,11 +296,10 @@ START_TEST(causality) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 /* Values of 16 bits: heads so wide that tiles are smaller, and the keys go in blocks; and the first
  * that is too wide. */
-START_TEST(wide_heads_of_16_bits) {
+CK_LOOP_FROM(wide_heads_of_16_bits, CK_VARIANTS, ck_variants()) {
   static const int64_t shapes[][4] = {{1, 200, 1, 512}, {1, 3, 1, 8192}, {1, 90, 1, 256}};
   const int64_t too_wide = on_cuda() ? 257 : 8193;
   char text[64];
@@ -319,10 +316,9 @@ START_TEST(wide_heads_of_16_bits) {
            EK_ERR_UNSUPPORTED, text);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* With one token, softmax is 1: out is v, lse the score, dv is dout, dq and dk are 0. */
-START_TEST(one_token) {
+CK_LOOP(one_token, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   static const int64_t size[] = {3, 1, 2, 4};
   const struct attention a = make(rig, size, 1);
@@ -334,7 +330,6 @@ START_TEST(one_token) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- differences ---- */
 
@@ -352,7 +347,7 @@ static double attention_function(void *context, const double *qkv) {
   return ck_weighed(f->t->out, f->dout);
 }
 
-START_TEST(gradient_by_differences) {
+CK_TEST(gradient_by_differences) {
   if (CK_TSAN) return; /* one forward after the other, alone on the device */
   static const int64_t shapes[][4] = {{2, 5, 2, 3}, {1, 130, 1, 4}};
   for (int s = 0; s < 2; s++) {
@@ -369,11 +364,10 @@ START_TEST(gradient_by_differences) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* ---- wrong arguments ---- */
 
-START_TEST(bad_heads_and_huge_sizes) {
+CK_TEST(bad_heads_and_huge_sizes) {
   struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
   const int64_t b = 32, tokens = INT64_C(1) << 33, c = INT64_C(1) << 20;
   ek_stream *s = rig->stream;
@@ -393,20 +387,5 @@ START_TEST(bad_heads_and_huge_sizes) {
            "attention_forward: qkv is 32 x 8589934592 x 0, which has no channels");
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("attend");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, forward_and_backward, 0, VARIANTS);
-  tcase_add_loop_test(values, large_scores, 0, VARIANTS);
-  tcase_add_loop_test(values, causality, 0, VARIANTS);
-  tcase_add_loop_test(values, wide_heads_of_16_bits, CK_VARIANTS, ck_variants());
-  tcase_add_loop_test(values, one_token, 0, ck_variants());
-  tcase_add_test(values, gradient_by_differences);
-  TCase *errors = ck_case(suite, "errors");
-  tcase_add_test(errors, bad_heads_and_huge_sizes);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("attend")

@@ -37,7 +37,7 @@ static void convert(struct ck_rig *rig, ek_type to, void *y, ek_type from, const
 }
 
 /* Every number to f32 is exact, and back is itself; NaN is quiet then, with its sign. */
-START_TEST(all_numbers_there_and_back) {
+CK_LOOP(all_numbers_there_and_back, 4) {
   const ek_type type = halves[_i % 2];
   struct ck_rig *rig = ck_rig_variant(_i / 2 * 2);
   uint16_t *all = malloc(ALL * sizeof *all), *back = malloc(ALL * sizeof *back);
@@ -64,7 +64,6 @@ START_TEST(all_numbers_there_and_back) {
   free(wide);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* Numbers of f32 to 16 bits, each as its definition says. */
 static void check_narrowed(struct ck_rig *rig, ek_type type, const float *x, int64_t count) {
@@ -82,7 +81,7 @@ static void check_narrowed(struct ck_rig *rig, ek_type type, const float *x, int
 
 /* Between each two neighbours: the tie, and the next numbers of f32 on both sides of it. The last
  * tie lies above the largest number. */
-START_TEST(ties_go_to_the_even_one) {
+CK_LOOP(ties_go_to_the_even_one, 4) {
   enum { EACH = 3, FINITE = ALL / 2 };
   const ek_type type = halves[_i % 2];
   struct ck_rig *rig = ck_rig_variant(_i / 2 * 2);
@@ -103,9 +102,8 @@ START_TEST(ties_go_to_the_even_one) {
   free(x);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(any_bits) {
+CK_LOOP(any_bits, 8) {
   enum { COUNT = 1000000, PARTS = 4 };
   const ek_type type = halves[_i % 2];
   if (!ck_part(_i / 2)) return;
@@ -120,10 +118,9 @@ START_TEST(any_bits) {
   free(x);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* All pairs over all lengths up to some vectors, so that every remainder of a loop is met. */
-START_TEST(all_pairs) {
+CK_LOOP(all_pairs, 32) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
   const ek_type to = types[_i % 4], from = types[_i / 4 % 4];
   const bool possible = to == from || to == EK_F32 || from == EK_F32 ||
@@ -147,9 +144,8 @@ START_TEST(all_pairs) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
-START_TEST(large_ones_by_several_threads) {
+CK_LOOP(large_ones_by_several_threads, 2) {
   const ek_type type = halves[_i];
   struct ck_rig *rig = ck_rig_variant(2);
   const int64_t n = 100003;
@@ -164,28 +160,13 @@ START_TEST(large_ones_by_several_threads) {
   ck_same_bits("to the other", ck_read(rig, other), want, n);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(huge_sizes) {
+CK_TEST(huge_sizes) {
   struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
   const int64_t big = (INT64_C(1) << 32) + 1;
   ck_ok(ek_op_convert(rig->stream, ck_blank(rig, EK_BF16, CK_SHAPE(3, big)),
                       ck_blank(rig, EK_F32, CK_SHAPE(big, 3))));
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("convert");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, all_numbers_there_and_back, 0, 4);
-  tcase_add_loop_test(values, ties_go_to_the_even_one, 0, 4);
-  tcase_add_loop_test(values, any_bits, 0, 8);
-  tcase_add_loop_test(values, all_pairs, 0, 32);
-  tcase_add_loop_test(values, large_ones_by_several_threads, 0, 2);
-  TCase *errors = ck_case(suite, "errors");
-  tcase_add_test(errors, huge_sizes);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("convert")

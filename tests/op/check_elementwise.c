@@ -35,7 +35,7 @@ static const int64_t matrices[][2] = {{0, 5},    {5, 0},    {1, 1},     {3, 7}, 
                                       {257, 65}, {1031, 3}, {64, 1024}, {7, 32}, {2, 260}};
 enum { MATRICES = sizeof matrices / sizeof matrices[0] };
 
-START_TEST(zero_fill_and_copy_are_exact) {
+CK_LOOP(zero_fill_and_copy_are_exact, ck_variants()) {
   for (int c = 0; c < COUNTS; c++) {
     if (!ck_turn(_i % ck_variants(), c)) continue;
     const int64_t n = counts[c];
@@ -60,9 +60,8 @@ START_TEST(zero_fill_and_copy_are_exact) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
-START_TEST(add_and_scale) {
+CK_LOOP(add_and_scale, ck_variants()) {
   for (int c = 0; c < COUNTS; c++) {
     if (!ck_turn(_i % ck_variants(), c)) continue;
     const int64_t n = counts[c];
@@ -95,7 +94,6 @@ START_TEST(add_and_scale) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 static double combine(ek_binary kind, double a, double b) {
   switch (kind) {
@@ -108,7 +106,7 @@ static double combine(ek_binary kind, double a, double b) {
 }
 
 /* Each kind with each spread, apart and over its operands. */
-START_TEST(binary_operations) {
+CK_LOOP(binary_operations, ck_variants()) {
   for (int c = 0; c < 12 * MATRICES; c++) {
     if (!ck_turn(_i % ck_variants(), c)) continue;
     const int64_t rows = matrices[c / 12][0], columns = matrices[c / 12][1], n = rows * columns;
@@ -150,9 +148,8 @@ START_TEST(binary_operations) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
-START_TEST(unary_functions) {
+CK_LOOP(unary_functions, ck_variants()) {
   for (int c = 0; c < 2 * COUNTS; c++) {
     if (!ck_turn(_i % ck_variants(), c)) continue;
     const int64_t n = counts[c / 2];
@@ -175,10 +172,9 @@ START_TEST(unary_functions) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* Up to the largest number of f32: e^88.7 is finite, e^89 is not. */
-START_TEST(ends_of_exp) {
+CK_TEST(ends_of_exp) {
   static const double x[] = {88.5, 88.7, 89, -88.5, -200, 0, -0.0, 87, 88.7, 1, 2};
   enum { ENDS = sizeof x / sizeof *x };
   for (int rotation = 0; rotation < ENDS; rotation++) {
@@ -196,9 +192,8 @@ START_TEST(ends_of_exp) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
-START_TEST(bias_is_added_to_every_row) {
+CK_LOOP(bias_is_added_to_every_row, ck_variants()) {
   for (int c = 0; c < MATRICES; c++) {
     if (!ck_turn(_i % ck_variants(), c)) continue;
     const int64_t rows = matrices[c][0], columns = matrices[c][1], n = rows * columns;
@@ -215,7 +210,6 @@ START_TEST(bias_is_added_to_every_row) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 static void check_column_sum(struct ck_rig *rig, const double *x, const double *y0, int64_t rows,
                              int64_t columns, double beta, bool exact) {
@@ -239,7 +233,7 @@ static void check_column_sum(struct ck_rig *rig, const double *x, const double *
   ck_same_bits("column_sum again", ck_read(rig, y), ck_read(rig, again), columns);
 }
 
-START_TEST(column_sums) {
+CK_LOOP(column_sums, ck_variants()) {
   for (int c = 0; c < MATRICES; c++) {
     if (!ck_turn(_i % ck_variants(), c)) continue;
     const int64_t rows = matrices[c][0], columns = matrices[c][1], n = rows * columns;
@@ -254,7 +248,6 @@ START_TEST(column_sums) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* ---- activations ---- */
 
@@ -367,7 +360,7 @@ static void activation_backward(const struct activation *of, struct ck_rig *rig,
   ck_same_bits("backward in place", ck_read(rig, tdy), ck_read(rig, dx), n);
 }
 
-START_TEST(activations_both_ways) {
+CK_LOOP(activations_both_ways, ACTIVATIONS * ck_variants()) {
   for (int c = 0; c < MATRICES; c++) {
     if (!ck_turn(_i % ck_variants(), c)) continue;
     struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
@@ -376,7 +369,6 @@ START_TEST(activations_both_ways) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* y = f(x) u rounds once more than f, and the number that it is compared with once; so does dy
  * f(x), and dy u rounds before the slope. */
@@ -418,7 +410,7 @@ static void check_gate(const struct activation *of, struct ck_rig *rig, int64_t 
   ck_same_bits("over x", ck_read(rig, tx), ck_read(rig, y), n);
 }
 
-START_TEST(gates) {
+CK_LOOP(gates, ACTIVATIONS * ck_variants()) {
   for (int c = 0; c < MATRICES; c++) {
     if (!ck_turn(_i % ck_variants(), c + _i / ck_variants())) continue;
     struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
@@ -426,7 +418,6 @@ START_TEST(gates) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 struct activation_context {
   struct ck_rig *rig;
@@ -442,7 +433,7 @@ static double activation_function(void *context, const double *x) {
   return ck_weighed(g->y, g->dy);
 }
 
-START_TEST(activation_gradient_by_differences) {
+CK_LOOP(activation_gradient_by_differences, ACTIVATIONS) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   double *x = ck_values(rig, 20, -3, 3), *dy = ck_values(rig, 20, -1, 1);
   struct activation_context context = {rig, ck_tensor(rig, x, CK_SHAPE(4, 5)),
@@ -456,11 +447,10 @@ START_TEST(activation_gradient_by_differences) {
               20);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* What the public list says of infinities, and a slope of 0 that lets no infinite gradient through.
  */
-START_TEST(activations_of_infinities) {
+CK_LOOP(activations_of_infinities, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   enum { N = 3 };
   const double x[N] = {HUGE_VAL, -HUGE_VAL, NAN}, dy[N] = {HUGE_VAL, HUGE_VAL, 1};
@@ -482,7 +472,6 @@ START_TEST(activations_of_infinities) {
            EK_ERR_INVALID_ARGUMENT, "activation -1");
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- dropout ---- */
 
@@ -499,7 +488,7 @@ CK_UNWATCHED static void dropout_reference(struct ck_rig *rig, double *want, dou
   }
 }
 
-START_TEST(dropout_keeps_what_the_bits_say) {
+CK_LOOP(dropout_keeps_what_the_bits_say, ck_variants()) {
   static const int64_t shapes[][2] = {{0, 4},   {3, 0},     {1, 1},   {5, 7},
                                       {17, 64}, {33, 1027}, {2, 9001}};
   static const double rates[] = {0.0, 0.1, 0.5, 0.9, 1 - 0x1p-24};
@@ -522,10 +511,9 @@ START_TEST(dropout_keeps_what_the_bits_say) {
     }
   }
 }
-END_TEST
 
 /* Rows 3 .. 8 of a batch are what a device gets that holds just these: same mask, same bits. */
-START_TEST(dropout_of_a_slice_is_a_slice_of_dropout) {
+CK_LOOP(dropout_of_a_slice_is_a_slice_of_dropout, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const int64_t width = 101;
   const ek_random_key key = {42, 1, 2};
@@ -538,10 +526,9 @@ START_TEST(dropout_of_a_slice_is_a_slice_of_dropout) {
   ck_same_bits("slice", ck_read(rig, part), ck_read(rig, y) + 3 * width, 6 * width);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* 2^17 draws: the number kept is within 6 standard deviations, sqrt(n p (1 - p)), of n (1 - p). */
-START_TEST(dropout_keeps_the_right_share) {
+CK_LOOP(dropout_keeps_the_right_share, ck_variants()) {
   if (!ck_part(_i)) return;
   struct ck_rig *rig = ck_rig_variant(_i);
   const int64_t n = INT64_C(1) << 17;
@@ -556,11 +543,10 @@ START_TEST(dropout_keeps_the_right_share) {
   ck_assert(fabs((double)kept - (double)n * (1 - p)) < 6 * sqrt((double)n * p * (1 - p)));
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- wrong arguments ---- */
 
-START_TEST(bad_numbers) {
+CK_TEST(bad_numbers) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   const ek_random_key key = {1, 2, 3};
   ek_stream *s = rig->stream;
@@ -582,10 +568,9 @@ START_TEST(bad_numbers) {
   ck_fails(ek_op_unary(s, y, x, (ek_unary)-1, 0), EK_ERR_INVALID_ARGUMENT, "unknown function -1");
   ck_rig_close(rig);
 }
-END_TEST
 
 /* Nothing at 2^31, 2^32 and close to 2^63 bytes is special. */
-START_TEST(huge_sizes) {
+CK_TEST(huge_sizes) {
   struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
   const ek_random_key key = {1, 2, 3};
   const int64_t big = (INT64_C(1) << 31) + 1;
@@ -608,29 +593,5 @@ START_TEST(huge_sizes) {
   ck_fails(ek_op_dropout(s, sample, sample, 0.5, key, 0), EK_ERR_UNSUPPORTED, "dropout");
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("elementwise");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, zero_fill_and_copy_are_exact, 0, ck_variants());
-  tcase_add_loop_test(values, add_and_scale, 0, ck_variants());
-  tcase_add_loop_test(values, binary_operations, 0, ck_variants());
-  tcase_add_loop_test(values, unary_functions, 0, ck_variants());
-  tcase_add_test(values, ends_of_exp);
-  tcase_add_loop_test(values, bias_is_added_to_every_row, 0, ck_variants());
-  tcase_add_loop_test(values, column_sums, 0, ck_variants());
-  tcase_add_loop_test(values, activations_both_ways, 0, ACTIVATIONS * ck_variants());
-  tcase_add_loop_test(values, gates, 0, ACTIVATIONS * ck_variants());
-  tcase_add_loop_test(values, activation_gradient_by_differences, 0, ACTIVATIONS);
-  tcase_add_loop_test(values, activations_of_infinities, 0, ck_variants());
-  tcase_add_loop_test(values, dropout_keeps_what_the_bits_say, 0, ck_variants());
-  tcase_add_loop_test(values, dropout_of_a_slice_is_a_slice_of_dropout, 0, ck_variants());
-  tcase_add_loop_test(values, dropout_keeps_the_right_share, 0, ck_variants());
-  TCase *errors = ck_case(suite, "errors");
-  tcase_add_test(errors, bad_numbers);
-  tcase_add_test(errors, huge_sizes);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("elementwise")

@@ -19,7 +19,7 @@ static const int64_t sizes[][4] = {{1, 1, 1, 1},        {5, 3, 0, 2},       {7, 
                                    {40, 1100, 300, 30}, {1000, 16, 77, 77}};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
-START_TEST(forward) {
+CK_LOOP(forward, ck_variants()) {
   for (int s = 0; s < SIZES; s++) {
     if (!ck_turn(_i % ck_variants(), s)) continue;
     const int64_t entries = sizes[s][0], width = sizes[s][1], rows = sizes[s][2];
@@ -47,9 +47,8 @@ START_TEST(forward) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
-START_TEST(backward_adds_in_order) {
+CK_LOOP(backward_adds_in_order, ck_variants()) {
   for (int s = 0; s < SIZES; s++) {
     if (!ck_turn(_i % ck_variants(), s)) continue;
     const int64_t entries = sizes[s][0], width = sizes[s][1], rows = sizes[s][2];
@@ -69,7 +68,6 @@ START_TEST(backward_adds_in_order) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 static void check_positions(struct ck_rig *rig, const double *dy, const double *old,
                             const int64_t *size, double beta, bool exact) {
@@ -94,7 +92,7 @@ static void check_positions(struct ck_rig *rig, const double *dy, const double *
   ck_fits(rig, "dpositions", dpositions, want, bound, n);
 }
 
-START_TEST(positions_backward) {
+CK_LOOP(positions_backward, ck_variants()) {
   for (int s = 0; s < SIZES; s++) {
     if (!ck_turn(_i % ck_variants(), s)) continue;
     const int64_t width = sizes[s][1], rows = sizes[s][2], period = sizes[s][3];
@@ -111,10 +109,9 @@ START_TEST(positions_backward) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* Of many bad positions the lowest is told, whoever comes first. */
-START_TEST(lowest_bad_index_is_named) {
+CK_LOOP(lowest_bad_index_is_named, ck_variants()) {
   enum { ROWS = 1000, LOWEST = 333 };
   struct ck_rig *rig = ck_rig_variant(_i);
   double index[ROWS];
@@ -129,7 +126,6 @@ START_TEST(lowest_bad_index_is_named) {
            EK_ERR_INVALID_ARGUMENT, text);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* <y(table), dy> is linear in table, and lookup_backward is its slope. */
 struct lookup_context {
@@ -146,7 +142,7 @@ static double lookup_function(void *context, const double *values) {
   return ck_weighed(f->y, f->dy);
 }
 
-START_TEST(gradients_by_differences) {
+CK_TEST(gradients_by_differences) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   double *table = ck_values(rig, 5 * 3, -1, 1), *positions = ck_values(rig, 4 * 3, -1, 1);
   double *index = ck_integers(rig, 12, 0, 4), *dy = ck_values(rig, 12 * 3, -1, 1);
@@ -170,9 +166,8 @@ START_TEST(gradients_by_differences) {
   ck_gradient(rig, "positions", lookup_function, &f, positions, ck_read(rig, dpositions), 12, 99);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(bad_index_is_named) {
+CK_LOOP(bad_index_is_named, ck_variants()) {
   static const double wrong[] = {-1, 7, 2147483647, -2147483647 - 1};
   for (int w = 0; w < 4; w++) {
     struct ck_rig *rig = ck_rig_variant(_i);
@@ -190,11 +185,10 @@ START_TEST(bad_index_is_named) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* ---- wrong arguments ---- */
 
-START_TEST(bad_periods) {
+CK_TEST(bad_periods) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   double *zero = ck_zeros(rig, 6);
   ek_stream *s = rig->stream;
@@ -213,9 +207,8 @@ START_TEST(bad_periods) {
            "positions_backward: dpositions is 2 x 3 but must be at least 6 x 3");
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(huge_sizes) {
+CK_TEST(huge_sizes) {
   struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
   const int64_t rows = (INT64_C(1) << 32) + 2, width = 4096;
   ek_stream *s = rig->stream;
@@ -230,21 +223,5 @@ START_TEST(huge_sizes) {
            "lookup_forward: y is 4294967298 x 4096 but index and table make 2 x 4096");
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("lookup");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, forward, 0, ck_variants());
-  tcase_add_loop_test(values, backward_adds_in_order, 0, ck_variants());
-  tcase_add_loop_test(values, positions_backward, 0, ck_variants());
-  tcase_add_test(values, gradients_by_differences);
-  TCase *errors = ck_case(suite, "errors");
-  tcase_add_loop_test(errors, bad_index_is_named, 0, ck_variants());
-  tcase_add_loop_test(errors, lowest_bad_index_is_named, 0, ck_variants());
-  tcase_add_test(errors, bad_periods);
-  tcase_add_test(errors, huge_sizes);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("lookup")

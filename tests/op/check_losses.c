@@ -74,7 +74,7 @@ static const int64_t sizes[][2] = {{0, 4},    {1, 1},    {5, 2},    {17, 33}, {3
                                    {64, 100}, {301, 17}, {3, 9001}, {1100, 4}};
 enum { SIZES = sizeof sizes / sizeof sizes[0], ALL_WAYS = SIZES - 2 };
 
-START_TEST(cross_entropy) {
+CK_LOOP(cross_entropy, ck_variants()) {
   for (int n = 0; n < SIZES; n++) {
     for (int how = 0; how < 16; how++) { /* every combination of what may be there */
       if (!ck_turn(_i % ck_variants(), n + how)) continue;
@@ -91,7 +91,6 @@ START_TEST(cross_entropy) {
     }
   }
 }
-END_TEST
 
 /*
  * The first columns of wider rows: what is behind them may be anything, and gets zeros. The wide
@@ -141,7 +140,7 @@ static void check_padded(struct ck_rig *rig, struct ck_loss *f, int64_t columns,
   }
 }
 
-START_TEST(classes_are_the_first_columns) {
+CK_LOOP(classes_are_the_first_columns, ck_variants()) {
   static const int64_t widths[][3] = {{5, 8, 16}, {3, 2056, 2064}, {4, 33, 40}, {6, 1, 7}};
   for (int how = 0; how < 4 * 4; how++) {
     if (!ck_turn(_i % ck_variants(), how)) continue;
@@ -155,9 +154,8 @@ START_TEST(classes_are_the_first_columns) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
-START_TEST(bad_classes) {
+CK_LOOP(bad_classes, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct ck_loss f = ck_loss_make(rig, 3, 8);
   struct ck_loss_tensors t = ck_loss_upload(rig, &f);
@@ -184,11 +182,10 @@ START_TEST(bad_classes) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 #if !CK_TSAN
 /* Rows so long that a GPU does not have all of them under way at a time: a block takes several. */
-START_TEST(cross_entropy_in_turns) {
+CK_LOOP(cross_entropy_in_turns, CK_TSAN ? 0 : 2) {
   if (!ck_part(_i)) return;
   struct ck_rig *rig = ck_rig_variant(_i);
   const bool gpu = strncmp(test_devices("cpu:1"), "cuda", 4) == 0; /* a CPU has no such turns */
@@ -198,10 +195,9 @@ START_TEST(cross_entropy_in_turns) {
   check_gradient(rig, &f);
   ck_rig_close(rig);
 }
-END_TEST
 #endif
 
-START_TEST(all_targets_ignored) {
+CK_LOOP(all_targets_ignored, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct ck_loss f = ck_loss_make(rig, 9, 20);
   f.smoothing = 0.5;
@@ -223,7 +219,6 @@ START_TEST(all_targets_ignored) {
   ck_fits(rig, "gradient over the logits", t.logits, zero, NULL, 9 * 20);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* As the rig's type holds it: f16 goes no further than 65504. */
 static double logit(const struct ck_rig *rig, double value) {
@@ -231,7 +226,7 @@ static double logit(const struct ck_rig *rig, double value) {
   return ck_round(rig, fmax(-most, fmin(most, value)));
 }
 
-START_TEST(huge_logits) {
+CK_LOOP(huge_logits, ck_variants()) {
   for (int how = 0; how < 4; how++) {
     if (!ck_turn(_i % ck_variants(), how)) continue;
     struct ck_rig *rig = ck_rig_variant(_i);
@@ -244,11 +239,10 @@ START_TEST(huge_logits) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* What all logits of a row have in common changes nothing: for 37 equal logits of 1e4 a stored
  * log sum exp(x) loses four digits of a loss in f32, and the gradient's rows do not sum to 0. */
-START_TEST(logits_with_something_in_common) {
+CK_LOOP(logits_with_something_in_common, ck_variants()) {
   static const double offsets[] = {0, 1e4, -1e4, 1e6, -1e6, 3e7};
   for (int how = 0; how < 6 * 8; how++) {
     if (!ck_turn(_i % ck_variants(), how)) continue;
@@ -265,11 +259,10 @@ START_TEST(logits_with_something_in_common) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* Rows in which some logits are huge and others small, at the beginning, in the middle, at the end
  * and behind the first block that the CPU looks at. */
-START_TEST(logits_of_many_magnitudes) {
+CK_LOOP(logits_of_many_magnitudes, ck_variants()) {
   static const double some[] = {1e6, 1e6 - 1, -1e6, 0, 1e-3, 1e6 - 0.5, -3e4, 1e30, -1e30, 1e6};
   for (int how = 0; how < 8; how++) {
     if (!ck_turn(_i % ck_variants(), how)) continue;
@@ -289,10 +282,9 @@ START_TEST(logits_of_many_magnitudes) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* Weights whose squares are 0 in f32 weigh. */
-START_TEST(tiny_class_weights) {
+CK_LOOP(tiny_class_weights, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct ck_loss f = ck_loss_make(rig, 4, 30);
   f.smoothing = 0.5;
@@ -300,10 +292,9 @@ START_TEST(tiny_class_weights) {
   check_loss(rig, &f);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* A class that is ruled out (-inf) has p = 0 and gradient 0; the loss is that of the others. */
-START_TEST(logits_of_minus_infinity) {
+CK_LOOP(logits_of_minus_infinity, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct ck_loss f = ck_loss_make(rig, 20, 40);
   for (int64_t r = 0; r < 20; r++) {
@@ -314,9 +305,8 @@ START_TEST(logits_of_minus_infinity) {
   check_gradient(rig, &f);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(target_of_minus_infinity) {
+CK_LOOP(target_of_minus_infinity, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   double logits[4] = {-HUGE_VAL, 0, 0, 0}, target[1] = {0};
   struct ck_loss f = ck_loss_make(rig, 1, 4);
@@ -328,7 +318,6 @@ START_TEST(target_of_minus_infinity) {
   ck_assert(ck_read(rig, t.losses)[0] == HUGE_VAL); /* as certain as it is wrong */
   ck_rig_close(rig);
 }
-END_TEST
 
 static void check_only_row_1_is_nan(struct ck_rig *rig, const struct ck_loss_tensors *t,
                                     ek_tensor *gradient) {
@@ -340,7 +329,7 @@ static void check_only_row_1_is_nan(struct ck_rig *rig, const struct ck_loss_ten
 
 /* A logit that is no number, or infinite, and a row without any possible class: their losses are no
  * numbers and neither are their gradients, also where the target or its class weighs nothing. */
-START_TEST(nan_is_not_hidden) {
+CK_LOOP(nan_is_not_hidden, ck_variants()) {
   static const double bad[] = {NAN, HUGE_VAL, -HUGE_VAL};
   static const double smoothings[] = {0, 0.3, 1};
   for (int how = 0; how < 3 * 3 * 4; how++) {
@@ -368,9 +357,8 @@ START_TEST(nan_is_not_hidden) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
-START_TEST(bad_target_is_named) {
+CK_LOOP(bad_target_is_named, ck_variants()) {
   static const double wrong[] = {-1, 10, 2147483647, -2147483647 - 1};
   for (int w = 0; w < 4; w++) {
     struct ck_rig *rig = ck_rig_variant(_i);
@@ -397,9 +385,8 @@ START_TEST(bad_target_is_named) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
-START_TEST(cross_entropy_repeats) {
+CK_LOOP(cross_entropy_repeats, ck_variants()) {
   if (!ck_part(_i)) return;
   struct ck_rig *rig = ck_rig_variant(_i);
   struct ck_loss f = ck_loss_make(rig, 1000, 67);
@@ -415,7 +402,6 @@ START_TEST(cross_entropy_repeats) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 struct loss_context {
   struct ck_rig *rig;
@@ -432,7 +418,7 @@ static double cross_entropy_function(void *context, const double *logits) {
   return 0.75 * ck_weighed(t->losses, f->row_scale);
 }
 
-START_TEST(cross_entropy_gradient_by_differences) {
+CK_TEST(cross_entropy_gradient_by_differences) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   struct ck_loss f = ck_loss_make(rig, 6, 7);
   f.smoothing = 0.3, f.scale = 0.75, f.targets[2] = CK_IGNORED;
@@ -446,7 +432,6 @@ START_TEST(cross_entropy_gradient_by_differences) {
               ck_read(rig, t.gradient), 42, 99);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- squared error ---- */
 
@@ -485,7 +470,7 @@ static void check_squared(struct ck_rig *rig, int64_t n, bool with_losses, bool 
   ck_same_bits("squared gradient in place", ck_read(rig, ty), ck_read(rig, tg), n);
 }
 
-START_TEST(squared_error) {
+CK_LOOP(squared_error, ck_variants()) {
   static const int64_t counts[] = {0, 1, 5, 33, 1000, 4097, 50001};
   for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
     if (!ck_turn(_i, (int)c + 11)) continue; /* ThreadSanitizer gets 4097: several blocks */
@@ -495,11 +480,10 @@ START_TEST(squared_error) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* ---- wrong arguments ---- */
 
-START_TEST(bad_terms_and_huge_sizes) {
+CK_TEST(bad_terms_and_huge_sizes) {
   struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
   const int64_t rows = INT64_C(1) << 34, classes = INT64_C(1) << 26;
   ek_cross_entropy_terms terms = {CK_IGNORED, 0, NULL, 0};
@@ -543,32 +527,5 @@ START_TEST(bad_terms_and_huge_sizes) {
            EK_ERR_TYPE, "cross_entropy_forward: totals is i32 but must be f64");
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("losses");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, cross_entropy, 0, ck_variants());
-  tcase_add_loop_test(values, classes_are_the_first_columns, 0, ck_variants());
-  tcase_add_loop_test(values, bad_classes, 0, ck_variants());
-#if !CK_TSAN /* minutes there; the orders of threads see a missing barrier */
-  tcase_add_loop_test(values, cross_entropy_in_turns, 0, 2);
-#endif
-  tcase_add_loop_test(values, all_targets_ignored, 0, ck_variants());
-  tcase_add_loop_test(values, huge_logits, 0, ck_variants());
-  tcase_add_loop_test(values, logits_with_something_in_common, 0, ck_variants());
-  tcase_add_loop_test(values, logits_of_many_magnitudes, 0, ck_variants());
-  tcase_add_loop_test(values, tiny_class_weights, 0, ck_variants());
-  tcase_add_loop_test(values, logits_of_minus_infinity, 0, ck_variants());
-  tcase_add_loop_test(values, target_of_minus_infinity, 0, ck_variants());
-  tcase_add_loop_test(values, nan_is_not_hidden, 0, ck_variants());
-  tcase_add_loop_test(values, cross_entropy_repeats, 0, ck_variants());
-  tcase_add_test(values, cross_entropy_gradient_by_differences);
-  tcase_add_loop_test(values, squared_error, 0, ck_variants());
-  TCase *errors = ck_case(suite, "errors");
-  tcase_add_loop_test(errors, bad_target_is_named, 0, ck_variants());
-  tcase_add_test(errors, bad_terms_and_huge_sizes);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("losses")

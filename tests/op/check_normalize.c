@@ -97,7 +97,7 @@ static struct norm make_norm(struct ck_rig *rig, int64_t rows, int64_t width, do
                        .rstd_bound = ck_zeros(rig, rows)};
 }
 
-START_TEST(forward) {
+CK_LOOP(forward, ck_variants()) {
   static const double offsets[] = {0, 100, -1000};
   for (int s = 0; s < SIZES; s++) {
     if (!ck_turn(_i % ck_variants(), s)) continue;
@@ -121,10 +121,9 @@ START_TEST(forward) {
     }
   }
 }
-END_TEST
 
 /* The sum is rounded once, and y is the norm of what was written, in whichever place. */
-START_TEST(forward_of_a_sum) {
+CK_LOOP(forward_of_a_sum, ck_variants()) {
   static const double offsets[] = {0, 100};
   for (int s = 0; s < 2 * SIZES; s++) {
     if (!ck_turn(_i % ck_variants(), s)) continue;
@@ -158,10 +157,9 @@ START_TEST(forward_of_a_sum) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* A constant row has variance 0: n is 0 and y is beta. */
-START_TEST(constant_rows) {
+CK_LOOP(constant_rows, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   double *x = ck_integers(rig, 3 * 40, 5, 5), *gamma = ck_values(rig, 40, -2, 2);
   double *beta = ck_values(rig, 40, -2, 2), *want = ck_zeros(rig, 3 * 40);
@@ -174,7 +172,6 @@ START_TEST(constant_rows) {
   ck_fits(rig, "y of constant rows", y, want, NULL, 3 * 40);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- backward ---- */
 
@@ -281,7 +278,7 @@ static void check_backward(struct ck_rig *rig, const struct slope *b, enum place
   ck_fits(rig, "dbeta", dbeta, b->dbeta, b->dbeta_bound, b->width);
 }
 
-START_TEST(backward) {
+CK_LOOP(backward, ck_variants()) {
   for (int s = 0; s < SIZES; s++) {
     if (!ck_turn(_i % ck_variants(), s)) continue;
     struct ck_rig *rig = ck_rig_variant(_i);
@@ -302,9 +299,8 @@ START_TEST(backward) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
-START_TEST(backward_repeats) {
+CK_LOOP(backward_repeats, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const struct slope b = make_slope(rig, 300, 65);
   ek_tensor *dy = ck_tensor(rig, b.dy, CK_SHAPE(300, 65)),
@@ -327,7 +323,6 @@ START_TEST(backward_repeats) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- differences ---- */
 
@@ -346,7 +341,7 @@ static double norm_function(void *context, const double *values) {
   return ck_weighed(f->y, f->dy);
 }
 
-START_TEST(gradients_by_differences) {
+CK_TEST(gradients_by_differences) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   const int64_t rows = 4, width = 11;
   double *x = ck_values(rig, rows * width, -2, 2), *gamma = ck_values(rig, width, -2, 2);
@@ -376,11 +371,10 @@ START_TEST(gradients_by_differences) {
   ck_gradient(rig, "layer norm dbeta", norm_function, &f, beta, ck_read(rig, dbeta), width, 99);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- wrong arguments ---- */
 
-START_TEST(bad_epsilon_and_huge_sizes) {
+CK_TEST(bad_epsilon_and_huge_sizes) {
   struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
   const int64_t rows = INT64_C(1) << 32, width = INT64_C(1) << 27;
   ek_stream *s = rig->stream;
@@ -403,20 +397,5 @@ START_TEST(bad_epsilon_and_huge_sizes) {
            EK_ERR_INVALID_ARGUMENT, "add_layer_norm_forward: epsilon");
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("normalize");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, forward, 0, ck_variants());
-  tcase_add_loop_test(values, forward_of_a_sum, 0, ck_variants());
-  tcase_add_loop_test(values, constant_rows, 0, ck_variants());
-  tcase_add_loop_test(values, backward, 0, ck_variants());
-  tcase_add_loop_test(values, backward_repeats, 0, ck_variants());
-  tcase_add_test(values, gradients_by_differences);
-  TCase *errors = ck_case(suite, "errors");
-  tcase_add_test(errors, bad_epsilon_and_huge_sizes);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("normalize")

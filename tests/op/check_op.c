@@ -211,7 +211,7 @@ static void call_hit(struct ck_rig *rig, const struct running *run, int hit, int
                 (int)column, special[kind], found, want);
 }
 
-START_TEST(nothing_is_hidden) {
+CK_LOOP(nothing_is_hidden, TESTS * ck_variants()) {
   if (CK_TSAN && !ck_part(_i)) return; /* a race is in the work, not in the values */
   struct running run = start(&tests[_i / ck_variants()]);
   struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
@@ -227,10 +227,9 @@ START_TEST(nothing_is_hidden) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 /* A new operation belongs into the table above; cross-entropy is tested in check_losses.c. */
-START_TEST(every_operation_is_tested) {
+CK_TEST(every_operation_is_tested) {
   for (size_t i = 0; i < operation_count; i++) {
     bool found = strncmp(operations[i].name, "cross_entropy", 13) == 0, reads = false;
     for (int k = 0; k < operations[i].count; k++) reads |= !operations[i].operand[k].written;
@@ -239,14 +238,13 @@ START_TEST(every_operation_is_tested) {
                   operations[i].name);
   }
 }
-END_TEST
 
 /* ---- wrong arguments ---- */
 
-START_TEST(bad_inputs) { ck_bad_inputs(&operations[_i], test_devices("cpu:2")); }
-END_TEST
-START_TEST(bad_inputs_where_nothing_is_computed) { ck_bad_inputs(&operations[_i], "plan:2"); }
-END_TEST
+CK_LOOP(bad_inputs, (int)operation_count) { ck_bad_inputs(&operations[_i], test_devices("cpu:2")); }
+CK_LOOP(bad_inputs_where_nothing_is_computed, operation_count) {
+  ck_bad_inputs(&operations[_i], "plan:2");
+}
 
 /* ---- tensors without elements ---- */
 
@@ -271,16 +269,15 @@ static ek_status run_empty(struct ck_rig *rig, struct running *run, int64_t rows
 }
 
 /* 2^58 rows of nothing are no work; the time limit of a test says so. */
-START_TEST(rows_of_nothing) {
+CK_LOOP(rows_of_nothing, TESTS * ck_variants()) {
   struct running run = start(&tests[_i / ck_variants()]);
   struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
   ck_ok(run_empty(rig, &run, INT64_C(1) << 58, 0));
   ck_rig_close(rig);
 }
-END_TEST
 
 /* No rows: sums over them are 0, and what they are added to stays. */
-START_TEST(sums_of_no_rows) {
+CK_LOOP(sums_of_no_rows, TESTS * ck_variants()) {
   struct running run = start(&tests[_i / ck_variants()]);
   struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
   ck_ok(run_empty(rig, &run, 0, C));
@@ -296,10 +293,9 @@ START_TEST(sums_of_no_rows) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 /* Rows of no columns, which nobody can normalise. */
-START_TEST(no_columns) {
+CK_LOOP(no_columns, TESTS * ck_variants()) {
   struct running run = start(&tests[_i / ck_variants()]);
   struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
   if (strstr(run.operation->name, "layer_norm") != NULL) {
@@ -312,10 +308,9 @@ START_TEST(no_columns) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 /* Types of host memory have no operations, also where a struct was filled by hand. */
-START_TEST(unsigned_types) {
+CK_LOOP(unsigned_types, ck_variants()) {
   static const ek_type types[] = {EK_U8, EK_U16, EK_U32};
   struct ck_rig *rig = ck_rig_variant(_i);
   ek_tensor *y = ck_blank(rig, EK_I32, CK_SHAPE(8)), *x = ck_blank(rig, EK_I32, CK_SHAPE(8));
@@ -332,10 +327,9 @@ START_TEST(unsigned_types) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
 /* What the table does not have: cubes, classes, and tables without entries. */
-START_TEST(other_empty_shapes) {
+CK_LOOP(other_empty_shapes, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   ek_stream *s = rig->stream;
   const int64_t many = INT64_C(1) << 52;
@@ -370,23 +364,5 @@ START_TEST(other_empty_shapes) {
            "dtable is 0 x 3, which has no entries");
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("op");
-  tcase_add_loop_test(ck_case(suite, "not finite"), nothing_is_hidden, 0,
-                      TESTS * ck_variants());
-  tcase_add_test(ck_case(suite, "all"), every_operation_is_tested);
-  TCase *errors = ck_case(suite, "errors");
-  tcase_add_loop_test(errors, bad_inputs, 0, (int)operation_count);
-  tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, (int)operation_count);
-  TCase *empty = ck_case(suite, "empty");
-  tcase_add_loop_test(empty, rows_of_nothing, 0, TESTS * ck_variants());
-  tcase_add_loop_test(empty, sums_of_no_rows, 0, TESTS * ck_variants());
-  tcase_add_loop_test(empty, no_columns, 0, TESTS * ck_variants());
-  tcase_add_loop_test(ck_case(suite, "types"), unsigned_types, 0, ck_variants());
-  tcase_add_loop_test(empty, other_empty_shapes, 0, ck_variants());
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("op")

@@ -46,7 +46,7 @@ static void check_matmul(struct ck_rig *rig, const struct ck_product *p,
   ck_same_bits("matmul again", ck_read(rig, again), ck_read(rig, c), n);
 }
 
-START_TEST(matmul) {
+CK_LOOP(matmul, ck_variants()) {
   for (int s = 0; s < SIZES; s++) {
     for (int t = 0; t < 4; t++) {
       if (!ck_turn(_i, 7 * s + t)) continue;
@@ -79,11 +79,10 @@ START_TEST(matmul) {
     }
   }
 }
-END_TEST
 
 /* Larger than the blocks that a product is cut into, for each of several threads. Two elements of a
  * column of b are not 0, one in each of two blocks of k. */
-START_TEST(more_than_a_block) {
+CK_LOOP(more_than_a_block, ck_variants()) {
   const int64_t m = 1100, n = 264, k = 260;
   for (int t = 0; t < 4; t++) {
     if (!ck_turn(_i, t)) continue;
@@ -115,9 +114,8 @@ START_TEST(more_than_a_block) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
-START_TEST(linear) {
+CK_LOOP(linear, ck_variants()) {
   for (int s = 0; s < SIZES; s++) {
     for (int pass = 0; pass < 3; pass++) {
       if (!ck_turn(_i, 7 * s + pass)) continue;
@@ -140,7 +138,6 @@ START_TEST(linear) {
     }
   }
 }
-END_TEST
 
 /* ---- joined to GELU, and to sums of columns ---- */
 
@@ -207,7 +204,7 @@ static void check_linear_gelu(struct ck_rig *rig, int64_t rows, int64_t in, int6
   ck_fits(rig, "y without pre", alone, want, bound, n);
 }
 
-START_TEST(linear_gelu) {
+CK_LOOP(linear_gelu, ck_variants()) {
   for (int s = 0; s < 2 * JOINED; s++) {
     const int64_t *size = joined[s / 2];
     if (!ck_turn(_i, 7 * (s / 2) + s % 2)) continue;
@@ -216,7 +213,6 @@ START_TEST(linear_gelu) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 static void check_gelu_linear_backward(struct ck_rig *rig, int64_t rows, int64_t in, int64_t out,
                                        double beta) {
@@ -251,7 +247,7 @@ static void check_gelu_linear_backward(struct ck_rig *rig, int64_t rows, int64_t
   ck_fits(rig, "dpre without dbias", alone, want, bound, n);
 }
 
-START_TEST(gelu_linear_backward) {
+CK_LOOP(gelu_linear_backward, ck_variants()) {
   static const double betas[] = {0, 1, -0.5};
   for (int s = 0; s < 3 * JOINED; s++) {
     const int64_t *size = joined[s / 3];
@@ -262,7 +258,6 @@ START_TEST(gelu_linear_backward) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* Whole numbers: everything is exact. */
 static void check_linear_gradients(struct ck_rig *rig, int64_t rows, int64_t in, int64_t out,
@@ -288,7 +283,7 @@ static void check_linear_gradients(struct ck_rig *rig, int64_t rows, int64_t in,
   ck_fits(rig, "dw without dbias", alone, want, NULL, out * in);
 }
 
-START_TEST(linear_gradients) {
+CK_LOOP(linear_gradients, ck_variants()) {
   static const double betas[][2] = {{0, 0}, {1, 1}, {0, 1}, {1, 0}, {-2, 3}};
   for (int s = 0; s < 5 * JOINED; s++) {
     const int64_t *size = joined[s / 5];
@@ -299,7 +294,6 @@ START_TEST(linear_gradients) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* ---- rows that are longer than they need be ---- */
 
@@ -369,7 +363,7 @@ static void check_padded(struct ck_rig *rig, const int64_t size[3], int64_t padd
   }
 }
 
-START_TEST(padded) {
+CK_LOOP(padded, ck_variants()) {
   for (int s = 0; s < 2 * SIZES; s++) {
     if (!ck_turn(_i, 7 * (s / 2) + s % 2)) continue;
     struct ck_rig *rig = ck_rig_variant(_i);
@@ -382,10 +376,9 @@ START_TEST(padded) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* The rows that are asked for, and those that no addition can make longer. */
-START_TEST(aligned_columns) {
+CK_TEST(aligned_columns) {
   static const int64_t cases[][4] = {/* columns, and what they become: f32, f64, bf16 */
                                      {0, 0, 0, 0},
                                      {1, 4, 2, 8},
@@ -399,7 +392,6 @@ START_TEST(aligned_columns) {
   }
   ck_assert_int_eq(ek_tensor_aligned_columns(5, (ek_type)0), 0);
 }
-END_TEST
 
 /* GELU(x w^T + bias) v^T as a function of w and of bias. */
 struct two_layers {
@@ -416,7 +408,7 @@ static double two_layers_forward(void *context, const double *values) {
   return ck_weighed(l->y, l->dy);
 }
 
-START_TEST(gradients_by_differences) {
+CK_TEST(gradients_by_differences) {
   enum { ROWS = 5, IN = 3, HIDDEN = 8, OUT = 2 };
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   double *w = ck_values(rig, HIDDEN * IN, -1, 1), *bias = ck_values(rig, HIDDEN, -1, 1);
@@ -445,10 +437,9 @@ START_TEST(gradients_by_differences) {
   ck_gradient(rig, "bias", two_layers_forward, &l, bias, ck_read(rig, dbias), HIDDEN, HIDDEN);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* beta 0 must not read c, also where there is nothing to add up. */
-START_TEST(empty_inner_dimension) {
+CK_LOOP(empty_inner_dimension, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double three[6] = {3, 3, 3, 3, 3, 3}, six[6] = {6, 6, 6, 6, 6, 6}, zero[6] = {0};
   const double bias[3] = {1, 2, 3}, rows[6] = {1, 2, 3, 1, 2, 3};
@@ -464,11 +455,10 @@ START_TEST(empty_inner_dimension) {
   ck_fits(rig, "bias alone", c, rows, NULL, 6);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- wrong arguments ---- */
 
-START_TEST(messages_show_both_shapes) {
+CK_TEST(messages_show_both_shapes) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_stream *s = rig->stream;
   ek_tensor *a = ck_poisoned(rig, CK_SHAPE(3, 2)), *b = ck_poisoned(rig, CK_SHAPE(2, 5));
@@ -503,10 +493,9 @@ START_TEST(messages_show_both_shapes) {
            "linear_gradients: dbias is NULL");
   ck_rig_close(rig);
 }
-END_TEST
 
 /* Rows and columns of 2^31 and more, and a result that comes close to 2^63 bytes. */
-START_TEST(huge_sizes) {
+CK_TEST(huge_sizes) {
   struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
   const int64_t m = INT64_C(1) << 30, n = INT64_C(1) << 30;
   ek_stream *s = rig->stream;
@@ -530,7 +519,6 @@ START_TEST(huge_sizes) {
   ck_fails(ek_op_matmul(s, &endless, a, false, b, false, 0), EK_ERR_OVERFLOW, "matmul");
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- threads that meet shapes at the same time ---- */
 
@@ -561,34 +549,12 @@ static ek_status multiply_shapes(void *context, ek_device *device, size_t index)
 }
 
 /* Two devices of two threads each: what a thread keeps of oneDNN's it makes for itself. */
-START_TEST(new_shapes_on_several_threads) {
+CK_TEST(new_shapes_on_several_threads) {
   bool right[2] = {true, true};
   ek_group *group = ck_open_exactly("cpu:2", 2);
   ck_ok(ek_group_apply(group, multiply_shapes, right));
   ck_assert(right[0] && right[1]);
   ck_ok(ek_group_free(group));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("products");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, matmul, 0, ck_variants());
-  tcase_add_loop_test(values, more_than_a_block, 0, ck_variants());
-  tcase_add_loop_test(values, linear, 0, ck_variants());
-  tcase_add_loop_test(values, empty_inner_dimension, 0, ck_variants());
-  tcase_add_test(ck_case(suite, "threads"), new_shapes_on_several_threads);
-  TCase *combined = ck_case(suite, "joined");
-  tcase_add_loop_test(combined, linear_gelu, 0, ck_variants());
-  tcase_add_loop_test(combined, gelu_linear_backward, 0, ck_variants());
-  tcase_add_loop_test(combined, linear_gradients, 0, ck_variants());
-  tcase_add_loop_test(combined, padded, 0, ck_variants());
-  tcase_add_test(combined, aligned_columns);
-  tcase_add_test(combined, gradients_by_differences);
-  TCase *errors = ck_case(suite, "errors");
-  tcase_add_test(errors, messages_show_both_shapes);
-  tcase_add_test(errors, huge_sizes);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("products")

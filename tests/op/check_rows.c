@@ -55,7 +55,7 @@ static void check_sums(struct ck_rig *rig, int64_t rows, int64_t columns, bool p
   ek_tensor_free(&last_b);
 }
 
-START_TEST(sums_and_means) {
+CK_LOOP(sums_and_means, ck_variants()) {
   for (int s = 0; s < 4 * SIZES; s++) {
     if (!ck_turn(_i % ck_variants(), s)) continue;
     struct ck_rig *rig = ck_rig_variant(_i);
@@ -63,10 +63,9 @@ START_TEST(sums_and_means) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* Sums of whole numbers are exact; the same tensor may be both factors. */
-START_TEST(whole_numbers) {
+CK_LOOP(whole_numbers, ck_variants()) {
   for (int s = 0; s < SIZES; s++) {
     if (!ck_turn(_i % ck_variants(), s)) continue;
     struct ck_rig *rig = ck_rig_variant(_i);
@@ -86,7 +85,6 @@ START_TEST(whole_numbers) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 static void softmax(long double *p, const double *x, int64_t columns) {
   long double largest = -HUGE_VALL, sum = 0;
@@ -119,7 +117,7 @@ static void check_softmax(struct ck_rig *rig, int64_t rows, int64_t columns, dou
   ck_same_bits("softmax over x", ck_read(rig, tx), ck_read(rig, y), n);
 }
 
-START_TEST(softmax_of_rows) {
+CK_LOOP(softmax_of_rows, ck_variants()) {
   static const double offsets[] = {0, 1000};
   for (int s = 0; s < 2 * SIZES; s++) {
     if (!ck_turn(_i % ck_variants(), s)) continue;
@@ -128,7 +126,6 @@ START_TEST(softmax_of_rows) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 static void check_backward(struct ck_rig *rig, int64_t rows, int64_t columns) {
   const int64_t n = rows * columns;
@@ -158,7 +155,7 @@ static void check_backward(struct ck_rig *rig, int64_t rows, int64_t columns) {
   ck_same_bits("dx over y", ck_read(rig, ty), ck_read(rig, dx), n);
 }
 
-START_TEST(backward_of_softmax) {
+CK_LOOP(backward_of_softmax, ck_variants()) {
   for (int s = 0; s < SIZES; s++) {
     if (!ck_turn(_i % ck_variants(), s)) continue;
     struct ck_rig *rig = ck_rig_variant(_i);
@@ -166,7 +163,6 @@ START_TEST(backward_of_softmax) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 struct context {
   struct ck_rig *rig;
@@ -181,7 +177,7 @@ static double loss(void *raw, const double *x) {
   return ck_weighed(c->y, c->dy);
 }
 
-START_TEST(gradient_by_differences) {
+CK_TEST(gradient_by_differences) {
   enum { ROWS = 5, COLUMNS = 9, N = ROWS * COLUMNS };
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   double *x = ck_values(rig, N, -2, 2), *dy = ck_values(rig, N, -2, 2);
@@ -193,9 +189,8 @@ START_TEST(gradient_by_differences) {
   ck_gradient(rig, "softmax", loss, &c, x, ck_read(rig, dx), N, N);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(bad_numbers) {
+CK_TEST(bad_numbers) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_tensor *x = ck_poisoned(rig, CK_SHAPE(3, 4)), *y = ck_poisoned(rig, CK_SHAPE(3));
   ck_fails(ek_op_row_reduce(rig->stream, y, (ek_row_reduction)2, x, NULL), EK_ERR_INVALID_ARGUMENT,
@@ -204,18 +199,5 @@ START_TEST(bad_numbers) {
            EK_ERR_SHAPE, "row_sum: y is 4");
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("rows");
-  TCase *values = ck_case(suite, "values"), *errors = ck_case(suite, "errors");
-  tcase_add_loop_test(values, sums_and_means, 0, ck_variants());
-  tcase_add_loop_test(values, whole_numbers, 0, ck_variants());
-  tcase_add_loop_test(values, softmax_of_rows, 0, ck_variants());
-  tcase_add_loop_test(values, backward_of_softmax, 0, ck_variants());
-  tcase_add_test(values, gradient_by_differences);
-  tcase_add_test(errors, bad_numbers);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("rows")

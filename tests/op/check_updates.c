@@ -130,7 +130,7 @@ static void check_sgd(struct ck_rig *rig, int64_t n, const struct scaling *scali
 
 static const int64_t counts[] = {0, 1, 17, 1023, 9001};
 
-START_TEST(sgd_steps) {
+CK_LOOP(sgd_steps, ck_variants()) {
   static const ek_sgd_terms terms[] = {
       {.learning_rate = 0.1},
       {.learning_rate = 0.1, .weight_decay = 0.01},
@@ -150,7 +150,6 @@ START_TEST(sgd_steps) {
     }
   }
 }
-END_TEST
 
 /* ---- AdamW ---- */
 
@@ -208,7 +207,7 @@ static void check_adamw(struct ck_rig *rig, int64_t n, const struct scaling *sca
   }
 }
 
-START_TEST(adamw_steps) {
+CK_LOOP(adamw_steps, ck_variants()) {
   static const ek_adamw_terms terms[] = {
       {.learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .decoupled = true},
       {1e-2, 0.9, 0.95, 1e-8, 0.1, true, 0},
@@ -226,11 +225,10 @@ START_TEST(adamw_steps) {
     }
   }
 }
-END_TEST
 
 /* Moments that shrink below the smallest normal number, and squares that begin there: of two terms
  * each may be off by that number, and where an x86 processor computes they do not stay there. */
-START_TEST(moments_that_fade) {
+CK_LOOP(moments_that_fade, ck_variants()) {
   enum { N = 203 };
   struct ck_rig *rig = ck_rig_variant(_i);
   ek_adamw_terms terms = {1e-3, 0.9, 0.999, 1e-8, 0.01, true, 1000};
@@ -284,10 +282,9 @@ START_TEST(moments_that_fade) {
 #endif
   ck_rig_close(rig);
 }
-END_TEST
 
 /* d = 0: an empty step. NaN in the unused sum s does no harm, weight decay still acts. */
-START_TEST(empty_step) {
+CK_LOOP(empty_step, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double totals[2] = {0, 0}, square_norm = 0, p[3] = {1, -2, 4}, g[3] = {0, 0, 0};
   const double halved[3] = {0.5, -1, 2};
@@ -307,9 +304,8 @@ START_TEST(empty_step) {
   ck_fits(rig, "m", m, g, NULL, 3);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(no_scale_is_one) {
+CK_LOOP(no_scale_is_one, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double p[2] = {1, 2}, g[2] = {4, 8}, want[2] = {-1, -2};
   const ek_sgd_terms terms = {.learning_rate = 0.5};
@@ -318,11 +314,10 @@ START_TEST(no_scale_is_one) {
   ck_fits(rig, "sgd without a scale", tp, want, NULL, 2);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* ---- square norm ---- */
 
-START_TEST(square_norm) {
+CK_LOOP(square_norm, ck_variants()) {
   static const int64_t sizes[] = {0, 1, 17, 4095, 4097, 70001};
   static const double betas[] = {0, 1, 0.5};
   for (size_t c = 0; c < sizeof sizes / sizeof sizes[0]; c++) {
@@ -348,11 +343,10 @@ START_TEST(square_norm) {
     ck_rig_close(rig);
   }
 }
-END_TEST
 
 /* ---- wrong arguments ---- */
 
-START_TEST(bad_terms) {
+CK_TEST(bad_terms) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_stream *s = rig->stream;
   ek_tensor *p = ck_poisoned(rig, CK_SHAPE(6)), *g = ck_poisoned(rig, CK_SHAPE(6));
@@ -381,9 +375,8 @@ START_TEST(bad_terms) {
   }
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(huge_sizes) {
+CK_TEST(huge_sizes) {
   struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
   const int64_t n = INT64_C(1) << 58;
   ek_stream *s = rig->stream;
@@ -398,21 +391,5 @@ START_TEST(huge_sizes) {
            "adamw: gradients is 288230376151711743 but parameters is 288230376151711744");
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("updates");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, sgd_steps, 0, ck_variants());
-  tcase_add_loop_test(values, adamw_steps, 0, ck_variants());
-  tcase_add_loop_test(values, moments_that_fade, 0, ck_variants());
-  tcase_add_loop_test(values, empty_step, 0, ck_variants());
-  tcase_add_loop_test(values, no_scale_is_one, 0, ck_variants());
-  tcase_add_loop_test(values, square_norm, 0, ck_variants());
-  TCase *errors = ck_case(suite, "errors");
-  tcase_add_test(errors, bad_terms);
-  tcase_add_test(errors, huge_sizes);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("updates")

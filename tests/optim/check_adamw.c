@@ -66,7 +66,7 @@ static double *gradients(struct ck_rig *rig, double low) {
   return g;
 }
 
-START_TEST(equals_torch_written_out) {
+CK_LOOP(equals_torch_written_out, 5 * CK_VARIANTS) {
   const ek_adamw_options all[] = {
       options_of(1e-3, 0.999, 0, false), options_of(1e-2, 0.95, 0.1, false),
       options_of(1e-2, 0.999, 0, true), options_of(1e-2, 0.95, 0.01, true),
@@ -96,7 +96,6 @@ START_TEST(equals_torch_written_out) {
   ck_range_close(&range);
   ck_rig_close(rig);
 }
-END_TEST
 
 /*
  * Python 3.11, PyTorch 1.13, torch.set_default_dtype(torch.float64):
@@ -118,7 +117,7 @@ static const double adam[] = {
     0.27473186787535403, 0.71697261355817909,  1.2402047146511042,
 };
 
-START_TEST(equals_pytorch) {
+CK_LOOP(equals_pytorch, 4) {
   const bool coupled = _i % 2 == 1;
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   const ek_adamw_options o = options_of(0.01, 0.95, 0.1, coupled);
@@ -136,10 +135,9 @@ START_TEST(equals_pytorch) {
   ck_range_close(&range);
   ck_rig_close(rig);
 }
-END_TEST
 
 /* The first step is the rate times the sign, whatever the size of the gradient (epsilon aside). */
-START_TEST(the_first_step_is_the_sign) {
+CK_LOOP(the_first_step_is_the_sign, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double start[] = {1, -2, 4}, gradient[] = {1e-3, -1e3, 7};
   const double want[] = {0.75, -1.75, 3.75};
@@ -153,9 +151,8 @@ START_TEST(the_first_step_is_the_sign) {
   ck_range_close(&range);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(clipping_and_dividing) {
+CK_LOOP(clipping_and_dividing, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   /* The norm is 5, so the clipped gradient is a fifth; m shows it: (1 - beta1) g. */
   const double start[] = {1, -2, 4}, gradient[] = {3, 0, 4};
@@ -171,9 +168,8 @@ START_TEST(clipping_and_dividing) {
   ck_range_close(&range);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(refused) {
+CK_TEST(refused) {
   ek_optimizer *optimizer = NULL;
   const double bad[] = {-0.1, (double)NAN, (double)INFINITY, 1.0, 0.0};
   ck_fails(ek_adamw_create(NULL, NULL), EK_ERR_INVALID_ARGUMENT, "optimizer is NULL");
@@ -226,17 +222,5 @@ START_TEST(refused) {
   ck_range_close(&range);
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("adamw");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, equals_torch_written_out, 0, 5 * CK_VARIANTS);
-  tcase_add_loop_test(values, equals_pytorch, 0, 4);
-  tcase_add_loop_test(values, the_first_step_is_the_sign, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, clipping_and_dividing, 0, CK_VARIANTS);
-  tcase_add_test(ck_case(suite, "refused"), refused);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("adamw")

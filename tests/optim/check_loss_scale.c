@@ -19,7 +19,7 @@ static void follows(const ek_loss_scale *rule, ek_loss_scale_state *state, bool 
 
 /* As torch.amp.GradScaler: 2^16, twice that after 2,000 good steps in a row, half after a bad
  * one. */
-START_TEST(the_defaults) {
+CK_TEST(the_defaults) {
   ck_ok(ek_loss_scale_check(&defaults));
   ek_loss_scale_state state = ek_loss_scale_begin(&defaults);
   ck_assert(state.scale == 65536 && state.good_steps == 0);
@@ -30,9 +30,8 @@ START_TEST(the_defaults) {
   follows(&defaults, &state, true, 32768, 0);
   follows(&defaults, &state, false, 32768, 1);
 }
-END_TEST
 
-START_TEST(other_rules) {
+CK_TEST(other_rules) {
   ek_loss_scale rule = {EK_LOSS_SCALE_DYNAMIC, 8, 4, 0.125, 2};
   ck_ok(ek_loss_scale_check(&rule));
   ek_loss_scale_state state = ek_loss_scale_begin(&rule);
@@ -57,9 +56,8 @@ START_TEST(other_rules) {
   follows(&rule, &state, true, 0x1p-64, 0);
   follows(&rule, &state, false, 0x1p-64, 0);
 }
-END_TEST
 
-START_TEST(a_scale_that_stays) {
+CK_TEST(a_scale_that_stays) {
   const ek_loss_scale fixed = {.kind = EK_LOSS_SCALE_STATIC, .scale = 0.25}, none = {.scale = 3};
   ck_ok(ek_loss_scale_check(&fixed));
   ck_ok(ek_loss_scale_check(&none));
@@ -70,9 +68,8 @@ START_TEST(a_scale_that_stays) {
   state = ek_loss_scale_begin(NULL);
   follows(NULL, &state, true, 1, 0);
 }
-END_TEST
 
-START_TEST(what_is_refused) {
+CK_TEST(what_is_refused) {
   const double bad[] = {0, -2, 3, 65535, (double)NAN, (double)INFINITY, 0x1p65, 0x1p-65};
   ck_fails(ek_loss_scale_check(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -100,16 +97,5 @@ START_TEST(what_is_refused) {
   rule.kind = (ek_loss_scale_kind)3;
   ck_fails(ek_loss_scale_check(&rule), EK_ERR_INVALID_ARGUMENT, "kind 3");
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("loss scale");
-  TCase *tests = ck_case(suite, "loss scale");
-  tcase_add_test(tests, the_defaults);
-  tcase_add_test(tests, other_rules);
-  tcase_add_test(tests, a_scale_that_stays);
-  tcase_add_test(tests, what_is_refused);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("loss scale")

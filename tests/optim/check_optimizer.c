@@ -49,7 +49,7 @@ static ek_optimizer *make(int *freed) {
   return &rule->base;
 }
 
-START_TEST(a_rule_of_our_own) {
+CK_LOOP(a_rule_of_our_own, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double start[] = {1, 2, 3}, gradient[] = {0.1, -7, 3}, want[] = {0, 3, 2};
   const double counts[] = {2, 0, 2};
@@ -63,9 +63,8 @@ START_TEST(a_rule_of_our_own) {
   ck_assert_int_eq(freed, 1);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(references) {
+CK_TEST(references) {
   int freed = 0;
   ek_optimizer *o = make(&freed);
   ck_assert_int_eq(o->references, 1);
@@ -79,9 +78,8 @@ START_TEST(references) {
   ek_optimizer_free(o);
   ck_assert_int_eq(freed, 1);
 }
-END_TEST
 
-START_TEST(refused) {
+CK_TEST(refused) {
   ek_optimizer o;
   ek_optimizer_ops ops = sign_ops;
   ck_fails(ek_optimizer_init(NULL, &ops, 0, 1, 0), EK_ERR_INVALID_ARGUMENT, "optimizer is NULL");
@@ -108,15 +106,5 @@ START_TEST(refused) {
   }
   ck_ok(ek_optimizer_init(&o, &sign_ops, EK_MAX_OPTIMIZER_STATES, 0, 0));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("optimizer");
-  TCase *base = ck_case(suite, "base");
-  tcase_add_loop_test(base, a_rule_of_our_own, 0, CK_VARIANTS);
-  tcase_add_test(base, references);
-  tcase_add_test(base, refused);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("optimizer")

@@ -7,7 +7,7 @@
 
 #include "ek_check.h"
 
-START_TEST(constant) {
+CK_TEST(constant) {
   ek_schedule s;
   ck_ok(ek_schedule_constant(&s, 0.25));
   const int64_t steps[] = {INT64_MIN, -1, 0, 1, 1000000, INT64_MAX};
@@ -15,9 +15,8 @@ START_TEST(constant) {
   ck_ok(ek_schedule_constant(&s, 0.0));
   ck_assert(ek_schedule_rate(&s, 3) == 0.0);
 }
-END_TEST
 
-START_TEST(corners) {
+CK_TEST(corners) {
   ek_schedule s;
   ck_ok(ek_schedule_warmup_cosine(&s, 8.0, 2.0, 4, 12));
   ck_assert(ek_schedule_rate(&s, -5) == 2.0); /* counts as step 0 */
@@ -40,10 +39,9 @@ START_TEST(corners) {
   ck_assert(ek_schedule_rate(&s, INT64_MAX - 1) == 1.0);
   ck_assert(ek_schedule_rate(&s, INT64_MAX) == 0.0);
 }
-END_TEST
 
 /* A short run ends while its rate rises, and the floor comes after it. */
-START_TEST(shorter_than_its_warmup) {
+CK_TEST(shorter_than_its_warmup) {
   for (int64_t total = 1; total <= 8; total++) {
     ek_schedule s;
     ck_ok(ek_schedule_warmup_cosine(&s, 4.0, 0.25, 8, total));
@@ -53,9 +51,8 @@ START_TEST(shorter_than_its_warmup) {
     ck_assert(ek_schedule_rate(&s, total) == 0.25);
   }
 }
-END_TEST
 
-START_TEST(formula_and_order) {
+CK_TEST(formula_and_order) {
   struct ck_random random = ck_random_start(1);
   const double pi = acos(-1.0);
   for (int round = 0; round < 50; round++) {
@@ -82,9 +79,8 @@ START_TEST(formula_and_order) {
     }
   }
 }
-END_TEST
 
-START_TEST(refused) {
+CK_TEST(refused) {
   const double bad[] = {-1e-9, (double)NAN, (double)INFINITY};
   ek_schedule s = {.peak = 3.5};
   ck_fails(ek_schedule_constant(NULL, 1), EK_ERR_INVALID_ARGUMENT, "schedule is NULL");
@@ -100,17 +96,5 @@ START_TEST(refused) {
   ck_assert(s.peak == 3.5); /* left as it was */
   ck_assert(ek_schedule_rate(NULL, 1) == 0.0);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("schedule");
-  TCase *rates = ck_case(suite, "rates");
-  tcase_add_test(rates, constant);
-  tcase_add_test(rates, corners);
-  tcase_add_test(rates, formula_and_order);
-  tcase_add_test(rates, shorter_than_its_warmup);
-  tcase_add_test(rates, refused);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("schedule")

@@ -58,7 +58,7 @@ static double step_bound(const struct ck_rig *rig, const ek_sgd_options *o, doub
          (4.0 * p + 16.0 * o->learning_rate * g * (1.0 + o->momentum) / (1.0 - o->momentum));
 }
 
-START_TEST(equals_torch_written_out) {
+CK_LOOP(equals_torch_written_out, 5 * CK_VARIANTS) {
   const ek_sgd_options all[] = {options_of(0, 0, 0, false), options_of(0, 0, 0.05, false),
                                 options_of(0.9, 0, 0, false), options_of(0.9, 0, 0.01, true),
                                 options_of(0.5, 0.25, 0.02, false)};
@@ -89,7 +89,6 @@ START_TEST(equals_torch_written_out) {
   ck_range_close(&range);
   ck_rig_close(rig);
 }
-END_TEST
 
 /*
  * Python 3.11, PyTorch 1.13, torch.set_default_dtype(torch.float64):
@@ -134,7 +133,7 @@ static void five_steps(const ek_sgd_options *o, double weight, const double *wan
   ck_rig_close(rig);
 }
 
-START_TEST(equals_pytorch) {
+CK_LOOP(equals_pytorch, 2) {
   const double weight = _i == 0 ? 1.0 : 64.0; /* exact either way */
   ek_sgd_options o = options_of(0.9, 0, 0.01, true);
   five_steps(&o, weight, nesterov);
@@ -144,9 +143,8 @@ START_TEST(equals_pytorch) {
   o.clip_norm = 0.25;
   five_steps(&o, weight, clipped);
 }
-END_TEST
 
-START_TEST(an_empty_step_adds_no_gradient) {
+CK_LOOP(an_empty_step_adds_no_gradient, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double start[] = {1, -2, 4}, gradient[] = {8, 8, 8}, totals[] = {0, 0};
   const double want[] = {0.9375, -1.875, 3.75}; /* 1 - 0.125 * 0.5 of each */
@@ -160,9 +158,8 @@ START_TEST(an_empty_step_adds_no_gradient) {
   ck_range_close(&range);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(a_small_gradient_is_not_clipped) {
+CK_LOOP(a_small_gradient_is_not_clipped, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double start[] = {1, -2, 4}, gradient[] = {3, 0, 4}, want[] = {0.25, -2, 3};
   ek_sgd_options o = options_of(0, 0, 0, false);
@@ -174,9 +171,8 @@ START_TEST(a_small_gradient_is_not_clipped) {
   ck_range_close(&range);
   ck_rig_close(rig);
 }
-END_TEST
 
-START_TEST(refused) {
+CK_TEST(refused) {
   ek_optimizer *optimizer = NULL;
   const double bad[] = {-0.1, (double)NAN, (double)INFINITY};
   ck_fails(ek_sgd_create(NULL, NULL), EK_ERR_INVALID_ARGUMENT, "optimizer is NULL");
@@ -221,17 +217,5 @@ START_TEST(refused) {
   ek_optimizer_free(optimizer);
   ck_rig_close(rig);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("sgd");
-  TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, equals_torch_written_out, 0, 5 * CK_VARIANTS);
-  tcase_add_loop_test(values, equals_pytorch, 0, 2);
-  tcase_add_loop_test(values, an_empty_step_adds_no_gradient, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, a_small_gradient_is_not_clipped, 0, CK_VARIANTS);
-  tcase_add_test(ck_case(suite, "refused"), refused);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("sgd")

@@ -7,11 +7,12 @@
  *       {.name = "3 -> 2", .create = create_small, .inputs = 1, .input = {{0, 2, {4, 3}, -1, 1}},
  *        .longest = 4, .depth = 1},
  *     };
- *     ck_module_tests(suite, cases, 1);
+ *     CK_MODULE_CASES(cases)
  */
 #ifndef CK_MODULE_H
 #define CK_MODULE_H
 
+#include <evenkeel/module_check.h>
 #include <evenkeel/pass.h>
 
 #include "ek_check.h"
@@ -38,10 +39,13 @@ struct ck_module_case {
   uint64_t saved;  /* EK_MEMORY_UNITs that forward keeps for backward in f32, beside the inputs */
 };
 
-/*
- * Adds to the suite, for each case, every check of ek_module_check().
- */
-void ck_module_tests(Suite *suite, const struct ck_module_case *cases, int count);
+/* For each case every check of ek_module_check(), one at a time, so that each has its line in a
+ * report. */
+#define CK_MODULE_CASES(cases)                                                                     \
+  CK_LOOP(every_module, EK_CHECKS * sizeof(cases) / sizeof *(cases)) {                             \
+    ck_module_case_check(&(cases)[_i / EK_CHECKS], (ek_check)(_i % EK_CHECKS));                    \
+  }
+void ck_module_case_check(const struct ck_module_case *module_case, ek_check check);
 
 /* ---- the parts, for tests of a module's own ---- */
 

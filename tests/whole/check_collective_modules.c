@@ -290,11 +290,6 @@ static const struct ck_module_case cases[] = {{.name = "batch norm",
                                                .longest = 15,
                                                .depth = 8,
                                                .saved = 1}};
+CK_MODULE_CASES(cases)
 
-static Suite *make_suite(void) {
-  Suite *suite = ck_suite("collective_modules", NULL, NULL);
-  ck_module_tests(suite, cases, 1);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("collective_modules")

@@ -118,6 +118,7 @@ static const struct ck_module_case cases[] = {
      .depth = 8,
      .saved = 1},
 };
+CK_MODULE_CASES(cases)
 
 /* ---- training ---- */
 
@@ -491,10 +492,4 @@ CK_TEST(type_of_a_child) {
   ck_fails(run_alone(module), EK_ERR_UNSUPPORTED, "gelu");
 }
 
-static Suite *make_suite(void) {
-  Suite *suite = ck_suite("frames", NULL, NULL);
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("frames")

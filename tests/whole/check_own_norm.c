@@ -40,6 +40,7 @@ static const struct ck_module_case cases[] = {
      .probes = 60,
      .saved = 7},
 };
+CK_MODULE_CASES(cases)
 enum { CASES = sizeof cases / sizeof *cases, MOST = 5 * 72 };
 
 static void loops(double *y, double *dx, double *dweight, const double *x, const double *weight,
@@ -74,10 +75,4 @@ CK_LOOP(as_plain_loops, CASES) {
   ck_bed_close(bed);
 }
 
-static Suite *make_suite(void) {
-  Suite *suite = ck_suite("own_norm", NULL, NULL);
-  ck_module_tests(suite, cases, CASES);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("own_norm")

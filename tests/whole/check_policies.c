@@ -204,6 +204,7 @@ static const struct ck_module_case cases[] = {
      * norm's; the second one's, which goes through dropout, is kept by nobody. */
     {.name = "cheap", .create = stack_cheap, STACK(8)},
 };
+CK_MODULE_CASES(cases)
 
 /* ---- random trees ---- */
 
@@ -355,10 +356,4 @@ CK_TEST(arithmetic_of_policies) {
   }
 }
 
-static Suite *make_suite(void) {
-  Suite *suite = ck_suite("policies", NULL, NULL);
-  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("policies")
