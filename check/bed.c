@@ -237,7 +237,7 @@ ek_status ek__bed_close(struct ek__bed *bed, ek_status status) {
   if (status == EK_OK && bed->group != NULL) status = ek_group_synchronize(bed->group);
   char words[EK__MESSAGE_SIZE]; /* what was found first stays said */
   (void)snprintf(words, sizeof words, "%s", ek_error_message());
-  const ek_status freed = ek_group_free(bed->group);
+  const ek_status freed = ek_group_close(bed->group);
   if (status == EK_OK) {
     status = freed;
   } else {

@@ -217,6 +217,6 @@ int main(void) {
   } else if (!learnt) {
     fprintf(stderr, "multi_output: one of the two losses did not fall\n");
   }
-  (void)ek_trainer_free(trainer);
+  ek_trainer_free(trainer);
   return status == EK_OK && learnt ? 0 : 1;
 }

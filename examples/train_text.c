@@ -306,10 +306,10 @@ static ek_status train(ek_trainer *trainer, const struct settings *settings,
   if (status == EK_OK) status = take_steps(trainer, settings, text, progress, metrics);
   show(progress, settings, NAN);
   if (status != EK_OK) {
-    (void)ek_metrics_free(metrics);
+    ek_metrics_free(metrics);
     return status;
   }
-  if (ek_metrics_free(metrics) != EK_OK) complain(progress, "--metrics", &said);
+  if (ek_metrics_close(metrics) != EK_OK) complain(progress, "--metrics", &said);
   return save(trainer, settings, progress->next);
 }
 
@@ -533,7 +533,7 @@ report:
     fprintf(stderr, "train_text: %s: %s\n", ek_status_name(status), ek_error_message());
   }
 cleanup:
-  (void)ek_trainer_free(trainer);
+  ek_trainer_free(trainer);
   free(text.bytes);
   return status == EK_OK && good ? 0 : 1;
 }

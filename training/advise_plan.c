@@ -222,7 +222,7 @@ static ek_status take_steps(struct planning *p, const ek_advise_task *task,
 
 /* Frees what there is; the message of a failure stays. */
 static void close_planning(struct planning *p) {
-  (void)ek_trainer_free(p->trainer);
+  ek_trainer_free(p->trainer);
   ek__free(p->own);
 }
 

@@ -373,11 +373,17 @@ ek_status ek_metrics_resume(ek_metrics *metrics, double tokens) {
 
 /* ---- the end ---- */
 
-ek_status ek_metrics_free(ek_metrics *metrics) {
+ek_status ek_metrics_close(ek_metrics *metrics) {
   if (metrics == NULL) return EK_OK;
   const locale_t before = ek__c_locale_begin();
   const ek_status status = metrics->told ? write_prometheus(metrics) : EK_OK;
   ek__c_locale_end(before);
   free_metrics(metrics);
   return status;
+}
+
+void ek_metrics_free(ek_metrics *metrics) {
+  char before[EK__MESSAGE_SIZE];
+  ek__error_keep(before);
+  ek__error_restore(before, ek_metrics_close(metrics));
 }

@@ -169,7 +169,7 @@ ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *
   *trainer = self;
   return EK_OK;
 cleanup:
-  (void)ek_trainer_free(self);
+  ek_trainer_free(self);
   return status;
 }
 
@@ -179,9 +179,9 @@ static ek_status end_save(ek_trainer *self) {
   return ek_checkpoint_end(write);
 }
 
-ek_status ek_trainer_free(ek_trainer *trainer) {
+ek_status ek_trainer_close(ek_trainer *trainer) {
   if (trainer == NULL) return EK_OK;
-  EK_TRY(ek__owner_enter(&trainer->owner, "ek_trainer_free", "the trainer"));
+  EK_TRY(ek__owner_enter(&trainer->owner, "ek_trainer_close", "the trainer"));
   (void)end_save(trainer);
   ek_data_parallel_optimizer_free(trainer->optimizer);
   ek_data_parallel_criterion_free(trainer->criterion);
@@ -189,11 +189,17 @@ ek_status ek_trainer_free(ek_trainer *trainer) {
   trainer->optimizer = NULL;
   trainer->criterion = NULL;
   trainer->model = NULL;
-  const ek_status status = trainer->owns_group ? ek_group_free(trainer->group) : EK_OK;
+  const ek_status status = trainer->owns_group ? ek_group_close(trainer->group) : EK_OK;
   ek__owner_leave(&trainer->owner);
   if (status != EK_OK) return status;
   ek__free(trainer);
   return EK_OK;
+}
+
+void ek_trainer_free(ek_trainer *trainer) {
+  char before[EK__MESSAGE_SIZE];
+  ek__error_keep(before);
+  ek__error_restore(before, ek_trainer_close(trainer));
 }
 
 /* ---- steps ---- */

@@ -128,7 +128,7 @@ static ek_status run(const struct task *task) {
   status = train_on(trainer, task, file);
 cleanup:
   if (file != NULL) (void)fclose(file);
-  const ek_status freed = ek_trainer_free(trainer);
+  const ek_status freed = ek_trainer_close(trainer);
   return status == EK_OK ? freed : status;
 }
 

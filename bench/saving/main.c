@@ -324,7 +324,7 @@ static ek_status work(struct run *run, const char *devices, const struct shape *
   }
   print(rounds, done, run);
 cleanup:
-  if (ek_trainer_free(run->trainer) != EK_OK && status == EK_OK) status = EK_ERR_INTERNAL;
+  if (ek_trainer_close(run->trainer) != EK_OK && status == EK_OK) status = EK_ERR_INTERNAL;
   free(run->chunk);
   free(ids);
   return status;

@@ -112,7 +112,7 @@ EK_API EK_CHECKED ek_status ek_checkpoint_begin(ek_checkpoint_write **write,
                                                 const ek_data_parallel_model *model,
                                                 const char *folder,
                                                 const ek_checkpoint_options *options);
-EK_API ek_status ek_checkpoint_end(ek_checkpoint_write *write);
+EK_API EK_CHECKED ek_status ek_checkpoint_end(ek_checkpoint_write *write);
 
 /*
  * The last state in a folder whose bytes are those that were written. A state is passed over only

@@ -146,7 +146,7 @@ EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, siz
 
 /*
  * Opens the devices that `spec` names, 64 at most, and starts their workers. `options` NULL gives
- * the defaults. The caller owns *group and frees it with ek_group_free().
+ * the defaults. The caller owns *group and frees it with ek_group_close() or ek_group_free().
  * EK_ERR_INVALID_ARGUMENT  the string is wrong; the message shows where; or the processes' ranks
  *                          do not follow each other from 0 to the end of the world
  * EK_ERR_UNAVAILABLE       the backend cannot be used here; or another process was not reached
@@ -157,12 +157,13 @@ EK_API EK_CHECKED ek_status ek_group_open(ek_group **group, const char *spec,
 
 /*
  * Stops the workers and gives all memory back. NULL is legal. A group that is still needed stays as
- * it was, with a warning to the log callback:
+ * it was:
  * EK_ERR_STATE  a tensor, shards, an event, a communicator or a model of the group was not freed;
  *               another thread is using the group; called on one of its workers; or in a child of
  *               the process that opened it, where there is nothing to stop
  */
-EK_API ek_status ek_group_free(ek_group *group);
+EK_API EK_CHECKED ek_status ek_group_close(ek_group *group);
+EK_API void ek_group_free(ek_group *group); /* the same, as a free: status.h */
 
 EK_API size_t ek_group_size(const ek_group *group);                     /* 0 for NULL */
 EK_API ek_device *ek_group_device(const ek_group *group, size_t index); /* NULL outside */

@@ -43,7 +43,7 @@ EK_API EK_CHECKED ek_status ek_metrics_open(ek_metrics **metrics, ek_group *grou
  * it took; the time of a step is that since the call before, or since opening. `result` NULL: the
  * step was refused or dropped, which counts as skipped, as does one that says so itself
  * (loss_scale.h) or whose targets were all ignored. The line is written at once; the other file at
- * most once a second, and by ek_metrics_free().
+ * most once a second, and by ek_metrics_close().
  * Reads the ledgers and waits for no device. In an error the figures are kept, and the next call
  * writes them.
  *
@@ -62,7 +62,7 @@ EK_API EK_CHECKED ek_status ek_metrics_step(ek_metrics *metrics, const ek_step_r
 
 /*
  * Gives a number of the program's own (validation loss, accuracy, epoch, ...) the value that it has
- * from now on: each later step writes it, and so does ek_metrics_free(). NaN and infinities are
+ * from now on: each later step writes it, and so does ek_metrics_close(). NaN and infinities are
  * null in a line. A name is made of lower-case letters, digits and underscores, begins with a
  * letter, and differs from the names that a line has by itself.
  * EK_ERR_INVALID_ARGUMENT for another name, and for the 17th.
@@ -79,7 +79,8 @@ EK_API EK_CHECKED ek_status ek_metrics_put(ek_metrics *metrics, const char *name
 EK_API EK_CHECKED ek_status ek_metrics_resume(ek_metrics *metrics, double tokens);
 
 /* Writes the last state and frees it in any case. The error is of that writing. NULL is legal. */
-EK_API ek_status ek_metrics_free(ek_metrics *metrics);
+EK_API EK_CHECKED ek_status ek_metrics_close(ek_metrics *metrics);
+EK_API void ek_metrics_free(ek_metrics *metrics); /* the same, as a free: status.h */
 
 EK_END_DECLARATIONS
 

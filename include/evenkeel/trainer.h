@@ -108,10 +108,11 @@ EK_API EK_CHECKED ek_status ek_trainer_open(ek_trainer **trainer, const char *de
 
 /*
  * Frees the parts, and the group if the trainer opened it. NULL is legal.
- * EK_ERR_STATE  the group is still needed (ek_group_free()): outputs of ek_trainer_predict() were
+ * EK_ERR_STATE  the group is still needed (ek_group_close()): outputs of ek_trainer_predict() were
  *               not freed, for one. The parts are gone; free what is left and call it again
  */
-EK_API ek_status ek_trainer_free(ek_trainer *trainer);
+EK_API EK_CHECKED ek_status ek_trainer_close(ek_trainer *trainer);
+EK_API void ek_trainer_free(ek_trainer *trainer); /* the same, as a free: status.h */
 
 /*
  * One step: forward, loss, backward, update. *result may be NULL, then nothing waits for the
@@ -184,7 +185,7 @@ EK_API EK_CHECKED ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_train
  * before, of which they return the error, if there was one, instead of saving. ek_trainer_load()
  * waits for it too and loads whatever its result was, which the next of these calls still returns.
  * ek_trainer_end_save() waits for the last save and returns its error; without one it returns
- * EK_OK. ek_trainer_free() waits. In a child of fork() the parent's save is EK_ERR_STATE, and goes
+ * EK_OK. ek_trainer_close() and ek_trainer_free() wait. In a child of fork() the parent's save is EK_ERR_STATE, and goes
  * on.
  */
 EK_API EK_CHECKED ek_status ek_trainer_save(ek_trainer *trainer, const char *folder,

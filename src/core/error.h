@@ -25,6 +25,13 @@ const char *ek__error_words(ek_status status, uint64_t before);
 void ek__error_name(const char *kind, ek_status status, uint64_t before);
 
 /*
+ * For a free, which returns nothing: what the function beside it that returns a status failed with
+ * goes to the log, and the thread's last error stays what it was before.
+ */
+void ek__error_keep(char kept[EK__MESSAGE_SIZE]);
+void ek__error_restore(const char kept[EK__MESSAGE_SIZE], ek_status freed);
+
+/*
  * A guard: returns from the enclosing function with a status and its message if `condition` holds.
  * The arguments after it are those of ek_error_set() and are evaluated only then.
  */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/log_internal.h"
 
 static _Thread_local char last_message[EK__MESSAGE_SIZE];
 static _Thread_local uint64_t message_number;
@@ -64,6 +65,14 @@ void ek__error_name(const char *kind, ek_status status, uint64_t before) {
   const char *words = ek__error_words(status, before);
   if (words == last_message && strncmp(words, kind, strlen(kind)) == 0) return;
   ek_error_set(status, "%s: %s", kind, words);
+}
+
+void ek__error_keep(char kept[EK__MESSAGE_SIZE]) { memcpy(kept, last_message, EK__MESSAGE_SIZE); }
+
+void ek__error_restore(const char kept[EK__MESSAGE_SIZE], ek_status freed) {
+  if (freed == EK_OK) return;
+  ek__log(EK_LOG_WARNING, "%s", last_message);
+  memcpy(last_message, kept, EK__MESSAGE_SIZE);
 }
 
 ek_status ek__null_error(const char *who, const char *names, size_t index) {

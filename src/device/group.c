@@ -37,7 +37,6 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
-#include "core/log_internal.h"
 #include "core/options.h"
 #include "core/process.h"
 #include "core/thread.h"
@@ -338,29 +337,31 @@ static ek_status check_unused(ek_group *group) {
   pthread_mutex_lock(&group->mutex);
   const bool busy = group->drawn != group->served, communicators = group->abortables != NULL;
   pthread_mutex_unlock(&group->mutex);
-  EK__FAIL_IF(busy, EK_ERR_STATE, "ek_group_free: another thread is using the group");
+  EK__FAIL_IF(busy, EK_ERR_STATE, "ek_group_close: another thread is using the group");
   EK__FAIL_IF(communicators, EK_ERR_STATE,
-              "ek_group_free: a model or a communicator is still open");
+              "ek_group_close: a model or a communicator is still open");
   for (size_t i = 0; i < group->count; i++) {
-    EK_TRY(ek__device_check_unused(group->workers[i].device, "ek_group_free"));
+    EK_TRY(ek__device_check_unused(group->workers[i].device, "ek_group_close"));
   }
   EK__FAIL_IF(ek__host_blocks_lent(&group->blocks) > 0, EK_ERR_STATE,
-              "ek_group_free: shards of the group were not freed");
+              "ek_group_close: shards of the group were not freed");
   return EK_OK;
 }
 
-ek_status ek_group_free(ek_group *group) {
+ek_status ek_group_close(ek_group *group) {
   if (group == NULL) return EK_OK;
-  EK_TRY(ek__group_check(group, "ek_group_free"));
+  EK_TRY(ek__group_check(group, "ek_group_close"));
   EK__FAIL_IF(ek__group_worker_device(group) != NULL, EK_ERR_STATE,
-              "ek_group_free: called from a worker of the same group");
-  const ek_status status = check_unused(group);
-  if (status != EK_OK) {
-    ek__log(EK_LOG_WARNING, "%s", ek_error_message()); /* many do not look at the status */
-    return status;
-  }
+              "ek_group_close: called from a worker of the same group");
+  EK_TRY(check_unused(group));
   destroy(group);
   return EK_OK;
+}
+
+void ek_group_free(ek_group *group) {
+  char before[EK__MESSAGE_SIZE];
+  ek__error_keep(before);
+  ek__error_restore(before, ek_group_close(group));
 }
 
 void *ek__group_native(const ek_group *group) { return group->native; }

@@ -304,7 +304,7 @@ CK_TEST(in_a_trainer) {
   ck_assert_int_eq(outputs.offsets[3], 5);
   ck_assert_int_eq(outputs.parts[0].shape[2], OUT);
   ek_shards_free(&outputs);
-  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_trainer_close(trainer));
   trainer = NULL;
   ek_module *plain = linear();
   ck_fails(ek_trainer_open(&trainer, NULL, plain, NULL, rule, &options), EK_ERR_INVALID_ARGUMENT,

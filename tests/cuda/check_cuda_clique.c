@@ -59,7 +59,7 @@ static void open_pair(struct pair *pair, double time_limit) {
 static void close_pair(struct pair *pair) {
   for (size_t k = 0; k < DEVICES; k++) ek_tensor_free(&pair->ones[k]);
   ek_communicator_free(pair->communicator);
-  ck_ok(ek_group_free(pair->group));
+  ck_ok(ek_group_close(pair->group));
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
@@ -395,7 +395,7 @@ static void *half_main(void *argument) {
   }
   ek_tensor_free(&half->tensor);
   ek_communicator_free(half->communicator);
-  const ek_status freed = ek_group_free(half->group);
+  const ek_status freed = ek_group_close(half->group);
   if (half->status == EK_OK) half->status = freed;
   return NULL;
 }

@@ -266,7 +266,7 @@ CK_TEST(an_error_that_a_program_left_is_named) {
            "cudaErrorMemoryAllocation");
   ck_ok(ek_op_fill(ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE), &x, 2));
   ek_tensor_free(&x);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
 }
 
 static ek_status note_slack(void *context, ek_device *device, size_t index) {
@@ -348,7 +348,7 @@ CK_LOOP(the_current_gpu_stays, 2) {
   ek_tensor_free(&tensor[0]);
   ek_tensor_free(&tensor[1]);
   ek_communicator_free(communicator);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   ck_assert_int_eq(current(), OWN);
   ck_assert_int_eq(cudaSetDevice(0), cudaSuccess);
 }
@@ -390,7 +390,7 @@ CK_LOOP(copies_between_gpus, 3) {
   ek_tensor_free(&x);
   ek_tensor_free(&y);
   ek_communicator_free(communicator);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   cuemu_set_settings(&settings);
 }
 
@@ -423,7 +423,7 @@ CK_TEST(broken_peer_access_is_not_used) {
     ek_tensor_free(&x);
     ek_tensor_free(&y);
   }
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   ck_fails(ek_group_open(&group, "cuda:0x2,1@48MiB", NULL), EK_ERR_UNAVAILABLE, "no peer access");
   ek_log_set(NULL, NULL, EK_LOG_WARNING);
   cuemu_set_settings(&settings);
@@ -444,7 +444,7 @@ CK_TEST(deterministic_without_peers) {
   ck_assert_ptr_null(getenv("NCCL_ALGO"));
   cuemu_set_settings(&settings);
   ck_ok(ek_group_open(&group, "cuda:0-1@48MiB", &options));
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
@@ -461,7 +461,7 @@ CK_TEST(without_nccl) {
   ck_ok(ek_communicator_open(&communicator, group));
   ck_assert_str_eq(ek_communicator_name(communicator), "peer");
   ek_communicator_free(communicator);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   changed.peer = false;
   cuemu_set_settings(&changed);
   ck_fails(ek_group_open(&group, "cuda:0-1@48MiB", NULL), EK_ERR_UNAVAILABLE, "NCCL 2.22.3");

@@ -153,7 +153,7 @@ CK_LOOP(epilogues_are_timed, sizeof timed / sizeof timed[0]) {
   ck_ok(ek_group_synchronize(group));
   ek_tensor *all[] = {&x, &w, &bias, &y};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) ek_tensor_free(all[i]);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
 }
 
 /* On GPUs that nobody has used before. */
@@ -262,7 +262,7 @@ CK_LOOP(the_fastest_algorithm, sizeof races / sizeof races[0]) {
         ck_assert_int_eq(chosen, races[_i].chosen);
       }
     }
-    ck_ok(ek_group_free(group));
+    ck_ok(ek_group_close(group));
   }
   cuemu_refuse(0, 0);
   cuemu_set_algorithm_times(none);
@@ -481,7 +481,7 @@ static unsigned long unaligned_in_a_step(const ek_gpt_options *o, ek_type type) 
   const unsigned long before = cuemu_unaligned_products();
   ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1));
   const unsigned long after = cuemu_unaligned_products();
-  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_trainer_close(trainer));
   return after - before;
 }
 
@@ -525,7 +525,7 @@ CK_LOOP(prepared_steps_time_nothing, 4) {
     ck_assert_uint_eq(products[0], products[1]);
   else
     ck_assert_uint_gt(products[0], 2 * products[1]);
-  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_trainer_close(trainer));
   offer_algorithms(1);
 }
 

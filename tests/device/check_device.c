@@ -372,7 +372,7 @@ CK_TEST(a_failure_names_its_device_once) {
   ck_fails(ek_group_apply(group, take_too_much, between), EK_ERR_IO, want);
   (void)snprintf(want, sizeof want, "replica 1 on %s: to %s: no", name, name);
   ck_fails(ek_group_apply(group, take_too_much, inside), EK_ERR_IO, want);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
 }
 
 struct nested {

@@ -119,7 +119,7 @@ CK_TEST(out_of_memory_tells_sizes_apart) {
   ck_fails(ck_take(&tensor, device, EK_MEMORY_INPUTS, 1250048), EK_ERR_OUT_OF_MEMORY,
            "out of memory: 1.19 MiB (1250048 bytes) for inputs, largest free block 1.19 MiB "
            "(1249792 bytes)");
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
 }
 
 CK_LOOP(huge_requests_fail_cleanly, 2) {

@@ -192,7 +192,7 @@ static ek_status metrics_of(ek_metrics *metrics) {
 static ek_status do_metrics(void) {
   ek_metrics *metrics = NULL;
   EK_TRY(ek_metrics_open(&metrics, t.group, other, another));
-  const ek_status status = metrics_of(metrics), freed = ek_metrics_free(metrics);
+  const ek_status status = metrics_of(metrics), freed = ek_metrics_close(metrics);
   return status == EK_OK ? freed : status;
 }
 

@@ -42,7 +42,7 @@ static ek_status open_step_close(struct run *run) {
     ck_training_close(&training);
     host_calls_hold(0);
   }
-  const ek_status closed = ek_group_free(group);
+  const ek_status closed = ek_group_close(group);
   return status == EK_OK ? closed : status;
 }
 

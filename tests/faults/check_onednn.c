@@ -149,7 +149,7 @@ static ek_status play(struct outcome *outcome, const struct scene *scene) {
     if (i == 0) outcome->calls[0] = atomic_load(&sgemm.calls);
     if (outcome->open[i] != EK_OK) continue;
     status = train(outcome, &setup, &batch, group, scene);
-    const ek_status closed = ek_group_free(group);
+    const ek_status closed = ek_group_close(group);
     if (status == EK_OK) status = closed;
   }
   outcome->calls[1] = atomic_load(&sgemm.calls);

@@ -157,7 +157,7 @@ static void live(struct outcome *outcome, const char *spec) {
     outcome->overlaps = atomic_load(&dnnl_stand_in.overlaps);
     if (i == 1) outcome->runs_later = atomic_load(&dnnl_stand_in.runs) - runs;
   }
-  _exit(ek_group_free(group) == EK_OK ? 0 : 2);
+  _exit(ek_group_close(group) == EK_OK ? 0 : 2);
 }
 
 static struct outcome run_on(const char *spec, enum dnnl_stand_in_flaw flaw, int form,

@@ -166,6 +166,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   FUZZ_EXPECT(legal, "the options of \"%s\" were taken", spec);
   check_group(group, spec, &it);
   FUZZ_EXPECT(ek_group_synchronize(group) == EK_OK, "cannot wait: %s", ek_error_message());
-  FUZZ_OK(ek_group_free(group));
+  FUZZ_OK(ek_group_close(group));
   return 0;
 }

@@ -53,7 +53,7 @@ static struct {
 } bed;
 
 static void close_bed(void) {
-  (void)ek_trainer_free(bed.trainer);
+  ek_trainer_free(bed.trainer);
   (void)unlink(bed.config);
   (void)unlink(bed.weights);
   (void)rmdir(bed.folder);

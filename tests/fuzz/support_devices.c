@@ -16,7 +16,7 @@ static struct {
 static size_t kept_count;
 
 static void close_groups(void) {
-  while (kept_count > 0) FUZZ_OK(ek_group_free(kept[--kept_count].group));
+  while (kept_count > 0) FUZZ_OK(ek_group_close(kept[--kept_count].group));
 }
 
 ek_group *fuzz_group(const char *spec, int threads) {

@@ -101,6 +101,11 @@ while IFS= read -r name; do
   grep -q "\`$name\`" docs/benchmark.md || complain "docs/benchmark.md does not explain $name, which bench reads"
 done < <(variables bench)
 
+# A free returns nothing (status.h).
+while IFS= read -r line; do
+  complain "a free that returns something: $line"
+done < <(grep -hE '^EK_API .*_free\(' include/evenkeel/*.h | grep -vE '^EK_API void ')
+
 # Two sources of one name would make the name say nothing.
 while IFS= read -r name; do
   complain "more than one source is called $name"

@@ -294,7 +294,7 @@ START_TEST(blocks_grow) {
     ck_value_free(snapshot);
     ek_tensor_free(&tensors[i]);
   }
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   remove_folder();
 }
 END_TEST
@@ -413,7 +413,7 @@ START_TEST(modules_hold_what_they_took) {
   ek_module_free(model);
   ek_module_free(inner);
   for (int i = 0; i < LAYERS; i++) ek_module_free(parts[i]);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
 }
 END_TEST
 
@@ -496,8 +496,8 @@ START_TEST(two_threads_write_one_path) {
   stop_writer(&writers[0]);
   stop_writer(&writers[1]);
   for (int i = 0; i < BLOCKS_HELD; i++) ek_tensor_free(&held[i]);
-  ck_ok(ek_group_free(small));
-  ck_ok(ek_group_free(large));
+  ck_ok(ek_group_close(small));
+  ck_ok(ek_group_close(large));
   remove_folder();
 }
 END_TEST
@@ -521,7 +521,7 @@ START_TEST(temporary_names_are_not_followed) {
     ck_assert(stat(target, &about) == 0 && about.st_size == 4);
   }
   ck_assert(unlink(target) == 0);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   remove_folder();
 }
 END_TEST
@@ -551,7 +551,7 @@ START_TEST(misuse_is_refused) {
   int status = -1;
   ck_assert(waitpid(child, &status, 0) == child && status == 0);
   ck_ok(ek_memory_snapshot_when_full(group, path)); /* the group frees what that needs */
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   remove_folder();
 }
 END_TEST
@@ -581,7 +581,7 @@ START_TEST(the_host_is_out_of_memory) {
   (void)check_snapshot(snapshot, group);
   ck_value_free(snapshot);
   ek_tensor_free(&tensor);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   remove_folder();
 }
 END_TEST

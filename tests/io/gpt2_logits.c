@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
   ek_status status = open_trainer(&trainer, strcmp(argv[2], "untied") == 0);
   if (status == EK_OK) status = run(trainer, argv[1], argv[3]);
   if (status != EK_OK) fprintf(stderr, "%s: %s\n", ek_status_name(status), ek_error_message());
-  (void)ek_trainer_free(trainer);
+  ek_trainer_free(trainer);
   if (status == EK_ERR_UNSUPPORTED) return 77;
   return status == EK_OK && move(argv[1], "logits", "wb", logits, sizeof logits) ? 0 : 1;
 }

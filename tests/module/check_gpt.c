@@ -315,7 +315,7 @@ static void train_with_rows(double *losses, float *logits, int64_t columns) {
     memcpy(logits + i * KINDS, all + i * wide, KINDS * sizeof *all);
   }
   ek_shards_free(&out);
-  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_trainer_close(trainer));
   ek_optimizer_free(optimizer);
   ek_criterion_free(loss);
   ek_module_free(module);

@@ -554,7 +554,7 @@ CK_TEST(new_shapes_on_several_threads) {
   ek_group *group = ck_open_exactly("cpu:2", 2);
   ck_ok(ek_group_apply(group, multiply_shapes, right));
   ck_assert(right[0] && right[1]);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
 }
 
 CK_SUITE("products")

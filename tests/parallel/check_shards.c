@@ -34,14 +34,14 @@ CK_TEST(filled_by_hand) {
     }
     one_number_each(&shards);
     ck_ok(ek_shards_wait(&shards));
-    ck_fails(ek_group_free(group), EK_ERR_STATE, "tensors remain");
+    ck_fails(ek_group_close(group), EK_ERR_STATE, "tensors remain");
     ek_shards_free(&shards);
     ck_assert_ptr_null(shards.group);
     ck_assert_ptr_null(shards.parts);
     ck_no_memory_held(group);
   }
   ck_ok(ek_shards_create(&shards, group));
-  ck_fails(ek_group_free(group), EK_ERR_STATE, "shards of the group were not freed");
+  ck_fails(ek_group_close(group), EK_ERR_STATE, "shards of the group were not freed");
   ek_shards_free(&shards);
 }
 

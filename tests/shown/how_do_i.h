@@ -144,7 +144,7 @@ static ek_status answer_metrics(struct scene *s) {
   EK_TRY(ek_metrics_open(&metrics, s->group, "run.prom", "run.jsonl"));
   ek_status status = ek_metrics_resume(metrics, 1000);
   if (status == EK_OK) status = tell_metrics(metrics);
-  const ek_status ended = ek_metrics_free(metrics);
+  const ek_status ended = ek_metrics_close(metrics);
   (void)remove("run.prom");
   (void)remove("run.jsonl");
   return status == EK_OK ? ended : status;

@@ -84,7 +84,7 @@ static ek_status open_trainer_shown(ek_trainer **trainer, const char *spec, ek_m
 
 static void close_trainer_shown(ek_trainer *trainer) {
   ek_group *group = ek_trainer_group(trainer);
-  (void)ek_trainer_free(trainer);
+  ek_trainer_free(trainer);
   close_shown(group);
 }
 
@@ -117,7 +117,7 @@ static void shown_advice(void) {
   ck_ok(ek_adamw_create(&adamw, NULL));
   ck_ok(open_best(&trainer, "cpu:2", &gpt, adamw, &tokens, &tokens));
   ck_ok(ek_trainer_step(NULL, trainer, &tokens, 1, &tokens, 1));
-  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_trainer_close(trainer));
   ek_optimizer_free(adamw);
 }
 
@@ -698,7 +698,7 @@ static void scene_close(struct scene *s) {
   (void)remove("run");
   (void)remove("checkpoints/step-000000000000.safetensors");
   (void)remove("checkpoints");
-  ck_ok(ek_trainer_free(s->trainer));
+  ck_ok(ek_trainer_close(s->trainer));
   ek_data_parallel_optimizer_free(s->optimizer);
   ek_data_parallel_criterion_free(s->criterion);
   ek_data_parallel_model_free(s->model);

@@ -85,7 +85,7 @@ static void find_shapes(struct frozen *m) {
     memcpy(m->own[i].shape, info.value.shape, sizeof m->own[i].shape);
   }
   ek_replica_free(replica);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
 }
 
 static ek_module *create(ek_module *child, const char *const *names, size_t count, unsigned mask,

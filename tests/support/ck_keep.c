@@ -96,39 +96,49 @@ void ck_drop(void *array) {
 
 /* ---- handles; a group that is still needed stays in its place of the list ---- */
 
-#define QUIET(noun)                                                                                \
-  static void release_##noun(void *copy) { ek_##noun##_free(copy); }                             \
-  ek_##noun *ck_keep_##noun(ek_##noun *noun) {                                                     \
-    if (noun != NULL) keep(noun, noun, release_##noun);                                            \
-    return noun;                                                                                   \
-  }                                                                                                \
-  void ck_free_##noun(ek_##noun *noun) {                                                           \
-    ck_forget(noun);                                                                               \
-    ek_##noun##_free(noun);                                                                      \
-  }
+static void end_group(void *group) {
+  ck_no_memory_held(group);
+  ck_ok(ek_group_close(group));
+}
 
-#define WITH_STATUS(noun)                                                                          \
+static void end_metrics(void *metrics) { ck_ok(ek_metrics_close(metrics)); }
+
+static void end_trainer(void *trainer) { ck_ok(ek_trainer_close(trainer)); }
+
+#define END(noun)                                                                                  \
+  static void end_##noun(void *copy) { ek_##noun##_free(copy); }
+END(communicator)
+END(criterion)
+END(data_parallel_criterion)
+END(data_parallel_model)
+END(data_parallel_optimizer)
+END(event)
+END(module)
+END(optimizer)
+END(pass)
+END(reducer)
+END(replica)
+END(safetensors)
+END(safetensors_writer)
+
+#define KEEP_AND_FREE(noun)                                                                        \
   ek_##noun *ck_keep_##noun(ek_##noun *noun) {                                                     \
     if (noun != NULL) keep(noun, noun, end_##noun);                                                \
     return noun;                                                                                   \
   }                                                                                                \
-  ek_status ck_free_##noun(ek_##noun *noun) {                                                      \
-    const ek_status status = ek_##noun##_free(noun);                                               \
+  void ck_free_##noun(ek_##noun *noun) {                                                           \
+    ck_forget(noun);                                                                               \
+    ek_##noun##_free(noun);                                                                        \
+  }
+CK_HANDLES(KEEP_AND_FREE)
+
+#define CLOSE(noun)                                                                                \
+  ek_status ck_close_##noun(ek_##noun *noun) {                                                     \
+    const ek_status status = ek_##noun##_close(noun);                                              \
     if (status != EK_ERR_STATE) ck_forget(noun);                                                   \
     return status;                                                                                 \
   }
-
-static void end_group(void *group) {
-  ck_no_memory_held(group);
-  ck_ok(ek_group_free(group));
-}
-
-static void end_metrics(void *metrics) { ck_ok(ek_metrics_free(metrics)); }
-
-static void end_trainer(void *trainer) { ck_ok(ek_trainer_free(trainer)); }
-
-CK_QUIET_HANDLES(QUIET)
-CK_HANDLES_WITH_STATUS(WITH_STATUS)
+CK_CLOSED_HANDLES(CLOSE)
 
 /* ---- structs, of which a copy is freed ---- */
 

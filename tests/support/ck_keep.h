@@ -35,33 +35,35 @@
 #include <evenkeel/shards.h>
 #include <evenkeel/trainer.h>
 
-/* Handles whose free gives nothing, and those whose free gives a status. */
-#define CK_QUIET_HANDLES(X)                                                                        \
+/* All handles, and those that are also closed, with a status. */
+#define CK_HANDLES(X)                                                                              \
   X(communicator)                                                                                  \
   X(criterion)                                                                                     \
   X(data_parallel_criterion)                                                                       \
   X(data_parallel_model)                                                                           \
   X(data_parallel_optimizer)                                                                       \
   X(event)                                                                                         \
+  X(group)                                                                                         \
+  X(metrics)                                                                                       \
   X(module)                                                                                        \
   X(optimizer)                                                                                     \
   X(pass)                                                                                          \
   X(reducer)                                                                                       \
   X(replica)                                                                                       \
   X(safetensors)                                                                                   \
-  X(safetensors_writer)
-#define CK_HANDLES_WITH_STATUS(X)                                                                  \
+  X(safetensors_writer)                                                                            \
+  X(trainer)
+#define CK_CLOSED_HANDLES(X)                                                                       \
   X(group)                                                                                         \
   X(metrics)                                                                                       \
   X(trainer)
 
 #define CK_DECLARE_KEEP(noun) ek_##noun *ck_keep_##noun(ek_##noun *noun);
-#define CK_DECLARE_QUIET(noun) void ck_free_##noun(ek_##noun *noun);
-#define CK_DECLARE_STATUS(noun) ek_status ck_free_##noun(ek_##noun *noun);
-CK_QUIET_HANDLES(CK_DECLARE_KEEP)
-CK_HANDLES_WITH_STATUS(CK_DECLARE_KEEP)
-CK_QUIET_HANDLES(CK_DECLARE_QUIET)
-CK_HANDLES_WITH_STATUS(CK_DECLARE_STATUS)
+#define CK_DECLARE_FREE(noun) void ck_free_##noun(ek_##noun *noun);
+#define CK_DECLARE_CLOSE(noun) ek_status ck_close_##noun(ek_##noun *noun);
+CK_HANDLES(CK_DECLARE_KEEP)
+CK_HANDLES(CK_DECLARE_FREE)
+CK_CLOSED_HANDLES(CK_DECLARE_CLOSE)
 ek_tensor ck_keep_tensor(ek_tensor tensor);
 void ck_free_tensor(ek_tensor *tensor);
 ek_shards ck_keep_shards(ek_shards shards);
@@ -70,7 +72,7 @@ void ck_free_shards(ek_shards *shards);
 /* Keeps a handle, a tensor or shards, and gives back its argument. NULL and zeros are legal. */
 #define CK_KEEP_HANDLE(noun) ek_##noun * : ck_keep_##noun,
 #define ck_keep(thing)                                                                             \
-  _Generic((thing), CK_QUIET_HANDLES(CK_KEEP_HANDLE) CK_HANDLES_WITH_STATUS(CK_KEEP_HANDLE)        \
+  _Generic((thing), CK_HANDLES(CK_KEEP_HANDLE)        \
                ek_tensor: ck_keep_tensor,                                                          \
            ek_shards: ck_keep_shards)(thing)
 
@@ -95,7 +97,7 @@ void ck_release(size_t mark);
 void ck_keep_nothing(void);
 void ck_release_all(void);
 
-/* From here on a free in a test also takes the thing out of the list. */
+/* From here on a free or close in a test also takes the thing out of the list. */
 #ifndef CK_REAL_FREES
 #define ek_communicator_free ck_free_communicator
 #define ek_criterion_free ck_free_criterion
@@ -103,7 +105,9 @@ void ck_release_all(void);
 #define ek_data_parallel_model_free ck_free_data_parallel_model
 #define ek_data_parallel_optimizer_free ck_free_data_parallel_optimizer
 #define ek_event_free ck_free_event
+#define ek_group_close ck_close_group
 #define ek_group_free ck_free_group
+#define ek_metrics_close ck_close_metrics
 #define ek_metrics_free ck_free_metrics
 #define ek_module_free ck_free_module
 #define ek_optimizer_free ck_free_optimizer
@@ -114,6 +118,7 @@ void ck_release_all(void);
 #define ek_safetensors_writer_free ck_free_safetensors_writer
 #define ek_shards_free ck_free_shards
 #define ek_tensor_free ck_free_tensor
+#define ek_trainer_close ck_close_trainer
 #define ek_trainer_free ck_free_trainer
 #endif
 

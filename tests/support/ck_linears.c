@@ -47,5 +47,5 @@ void ck_linears_close(struct ck_linears *it) {
   ek_optimizer_free(it->rule);
   ek_criterion_free(it->loss);
   ek_module_free(it->module);
-  ck_ok(ek_group_free(it->group));
+  ck_ok(ek_group_close(it->group));
 }

@@ -159,7 +159,7 @@ bool ck_has_halves(void) {
   if (types == 0) {
     ek_group *group = ck_open("cpu:1", 1);
     types = ek_device_types(ek_group_device(group, 0));
-    ck_ok(ek_group_free(group));
+    ck_ok(ek_group_close(group));
   }
   return (types & EK_TYPES_BF16) != 0 && (types & EK_TYPES_F16) != 0;
 }

@@ -108,7 +108,7 @@ static void run_choice(const struct subject *s, const char *devices, const ek_ad
   }
   ck_assert_msg(peak == advice->peak_bytes, "%s: %" PRIu64 " bytes, predicted were %" PRIu64, what,
                 peak, advice->peak_bytes);
-  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_trainer_close(trainer));
   ek_criterion_free(criterion);
   ek_module_free(module);
 }
@@ -256,7 +256,7 @@ CK_TEST(precisions_are_chosen) {
   char devices[64];
   ek_group *group = ck_open_exactly("cpu:2", 1);
   const unsigned types = ek_device_types(ek_group_device(group, 0));
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   ck_assert((types & EK_TYPES_BF16) != 0);
   subject_open(&s, 2, 32, 8, 8, 64);
   s.task.precisions = EK_PRECISIONS_F32 | EK_PRECISIONS_BF16;
@@ -339,7 +339,7 @@ CK_TEST(a_group_is_looked_at_and_left_alone) {
     ck_assert(by_name[i].seconds == by_group[i].seconds);
   }
   ck_no_memory_held(group);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   subject_close(&s);
 }
 
@@ -434,7 +434,7 @@ static bool parts_fit(const struct subject *s, const char *devices, const ek_set
     status = ek_trainer_step(NULL, trainer, &s->tokens, 1, &s->tokens, 1);
   }
   ck_assert(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY);
-  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_trainer_close(trainer));
   ek_criterion_free(criterion);
   ek_module_free(module);
   return status == EK_OK;

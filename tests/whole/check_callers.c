@@ -215,7 +215,7 @@ static double *train(const struct ck_setup *setup, void *(*beside)(void *), int6
   ck_assert(beside == NULL || neighbour.rounds > 0);
   double *values = ck_training_read(&training, CK_VALUES, count);
   ck_training_close(&training);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   return values;
 }
 

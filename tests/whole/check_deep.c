@@ -74,7 +74,7 @@ static uint64_t plan(size_t layers, ek_mode mode) {
   ek_optimizer_free(rule);
   ek_criterion_free(criterion);
   ek_module_free(module);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   return usage.peak_bytes;
 }
 

@@ -47,7 +47,7 @@ static ek_status open_own(void) {
   ek_group *own = NULL;
   EK_TRY(ek_group_open(&own, "cpu:2", NULL));
   EK_TRY(ek_group_apply(own, nothing, NULL));
-  EK_TRY(ek_group_free(own));
+  EK_TRY(ek_group_close(own));
 #endif
   return EK_OK;
 }
@@ -62,7 +62,7 @@ static int child(struct scene *scene) {
   (void)snprintf(owner, sizeof owner, "by process %ld", (long)getppid());
   if (!refused(ek_group_apply(scene->group, nothing, NULL), owner)) return 1;
   if (!refused(ck_training_step(&scene->training, &scene->batch, NULL), owner)) return 2;
-  if (!refused(ek_group_free(scene->group), owner)) return 3;
+  if (!refused(ek_group_close(scene->group), owner)) return 3;
   if (!refused(ek_group_synchronize(scene->group), owner)) return 4;
   if (!refused(ek_tensor_create(&more, device, EK_MEMORY_INPUTS, EK_F32, 1, &count), owner)) {
     return 5;
@@ -140,7 +140,7 @@ CK_LOOP(a_child_is_refused, 2) {
   ek_tensor_free(&scene.tensor);
   ek_communicator_free(scene.communicator);
   ck_training_close(&scene.training);
-  ck_ok(ek_group_free(scene.group));
+  ck_ok(ek_group_close(scene.group));
 }
 
 CK_SUITE("fork")

@@ -208,7 +208,7 @@ static void frozen_peaks(ek_memory_usage usage[3], const struct ck_setup *setup,
   frozen_steps(&t);
   ck_training_close(&t);
   for (size_t k = 0; k < 3; k++) ck_ok(ck_memory_stats(&usage[k], ek_group_device(group, k)));
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
 }
 
 /* Two devices-and-placement train alike; what is frozen stays, bit for bit; a plan is exact. */
@@ -345,7 +345,7 @@ static uint64_t held_by_pass(bool padded) {
   ck_ok(ek_memory_stats(&after, device));
   ek_pass_free(pass);
   ek_replica_free(replica);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   ek_module_free(module);
   return after.current_bytes - before.current_bytes;
 }

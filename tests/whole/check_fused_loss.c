@@ -74,7 +74,7 @@ static ek_status open_run(struct run *r, const struct setting *s, const char *sp
 }
 
 static void close_run(struct run *r) {
-  ck_ok(ek_trainer_free(r->trainer));
+  ck_ok(ek_trainer_close(r->trainer));
   ek_criterion_free(r->criterion);
   ek_module_free(r->module);
   ck_no_memory_held(r->group);

@@ -159,7 +159,7 @@ static double *trained(const struct ck_setup *setup, bool accumulate, int64_t *c
   }
   double *values = ck_training_read(&t, CK_VALUES, count);
   ck_training_close(&t);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   return values;
 }
 
@@ -211,7 +211,7 @@ static void measure(ek_memory_usage usage[DEVICES], const struct ck_setup *setup
   }
   for (size_t k = 0; k < DEVICES; k++) ck_ok(ck_memory_stats(&usage[k], ek_group_device(group, k)));
   ck_training_close(&t);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
 }
 
 /* Between steps only what is kept is there: half of what f32 takes. */

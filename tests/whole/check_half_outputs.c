@@ -185,7 +185,7 @@ CK_LOOP(an_evaluation_is_the_loss_of_a_step, ck_if_halves(CASES)) {
     ck_assert_double_le(fabs(result.loss - loss), allowed);
     ck_assert_double_eq(result.weight, weight);
   }
-  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_trainer_close(trainer));
 }
 
 /*
@@ -217,8 +217,8 @@ CK_LOOP(an_evaluation_is_near_that_of_f32, ck_if_halves(CASES)) {
   ck_ok(ek_trainer_step(&result, half, &b.input, 1, &b.target, 1));
   ck_assert_msg(fabs(result.loss - got) <= 2 * bound, "%.9g in parts, else %.9g", result.loss, got);
   ck_assert_double_eq(result.weight, weight);
-  ck_ok(ek_trainer_free(half));
-  ck_ok(ek_trainer_free(wide));
+  ck_ok(ek_trainer_close(half));
+  ck_ok(ek_trainer_close(wide));
 }
 
 /* ---- generation ---- */
@@ -270,13 +270,13 @@ CK_LOOP(text_is_generated, ck_if_halves(HALVES)) {
     ck_assert_mem_eq(tokens, first, sizeof tokens);
     if (same) ck_same_bits("logits", logits, want, TOKENS * VOCABULARY);
     ck_assert_double_le(ck_rel_l2(logits, want, TOKENS * VOCABULARY), 2 * logits_bound(type));
-    ck_ok(ek_trainer_free(trainer));
+    ck_ok(ek_trainer_close(trainer));
   }
   ek_trainer *wide = open_trainer(EK_MODE_REPLICATED, EK_F32, LONGER, 1);
   ck_ok(ck_state_put(ek_trainer_model(wide), &state));
   generate(tokens, logits, wide, first);
   ck_assert_double_le(ck_rel_l2(want, logits, TOKENS * VOCABULARY), logits_bound(type));
-  ck_ok(ek_trainer_free(wide));
+  ck_ok(ek_trainer_close(wide));
 }
 
 /* ---- longer rows ---- */
@@ -291,7 +291,7 @@ CK_LOOP(longer_rows_train_alike, ck_if_halves(MODES * HALVES)) {
         open_trainer((ek_mode)(_i / HALVES), halves[_i % HALVES], longer ? LONGER : WHOLE, 2);
     take_steps(trainer, 3);
     state[longer] = ck_state_take(ek_trainer_model(trainer));
-    ck_ok(ek_trainer_free(trainer));
+    ck_ok(ek_trainer_close(trainer));
   }
   ck_state_same("longer rows", &state[1], &state[0]);
 }

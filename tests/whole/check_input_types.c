@@ -107,7 +107,7 @@ static void train(struct run *run, const struct ck_batch *batch) {
   ck_ok(ek_trainer_evaluate(&run->evaluated, NULL, trainer, batch->input, batch->inputs,
                             batch->target, batch->targets));
   if (!run->planned) predict(run, trainer, batch);
-  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_trainer_close(trainer));
 }
 
 static void same(const struct run *got, const struct run *want, const char *what) {
@@ -279,7 +279,7 @@ CK_LOOP(wrong_inputs_lose_nothing, CK_MODES) {
   struct run want = run;
   train(&want, &batch);
   ck_assert_mem_eq(&result.loss, &want.losses[0], sizeof result.loss);
-  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_trainer_close(trainer));
 }
 
 CK_TEST(wrong_scalings) {
@@ -315,7 +315,7 @@ CK_TEST(wrong_scalings) {
            "forward: input number 0 is f32; only u8 and u16 in host memory are scaled to f32");
   batch.input[0].type = EK_U8; /* of which there is more than enough */
   ck_ok(ek_trainer_step(NULL, trainer, batch.input, 1, batch.target, 1));
-  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_trainer_close(trainer));
   ek_optimizer_free(rule);
   ek_criterion_free(criterion);
   ek_module_free(module);

@@ -69,7 +69,7 @@ static void open_bench(struct bench *b, const char *name, ek_mode mode, int64_t 
 }
 
 static void close_bench(struct bench *b) {
-  ck_ok(ek_trainer_free(b->trainer));
+  ck_ok(ek_trainer_close(b->trainer));
   ek_optimizer_free(b->rule);
   ek_criterion_free(b->criterion);
   ek_module_free(b->module);

@@ -37,7 +37,7 @@ CK_LOOP(what_a_test_frees_itself_is_not_freed_again, 2) {
             ek_tensor_create(&x, device, EK_MEMORY_WORKSPACE, EK_F32, CK_SHAPE(3)));
   CK_OPENED(ek_tensor, same, ek_tensor_share(&same, &x));
   ck_assert_uint_eq(ck_mark(), 4);
-  ck_fails(ek_group_free(group), EK_ERR_STATE, "remain");
+  ck_fails(ek_group_close(group), EK_ERR_STATE, "remain");
   ck_assert_uint_eq(ck_mark(), 4);
   ek_tensor_free(_i == 0 ? &x : &same);
   ek_module_free(linear);

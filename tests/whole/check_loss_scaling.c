@@ -144,7 +144,7 @@ CK_LOOP(nor_with_a_fused_loss, 2 * CK_MODES) {
     }
     ck_assert_msg(memcmp(values[0], values[1], ek_tensor_bytes(&info.like)) == 0, "%s", info.name);
   }
-  for (int i = 0; i < 2; i++) ck_ok(ek_trainer_free(trainers[i]));
+  for (int i = 0; i < 2; i++) ck_ok(ek_trainer_close(trainers[i]));
   ek_optimizer_free(rules);
   ek_module_free(gpt);
 }
@@ -181,7 +181,7 @@ CK_TEST(targets_of_a_fused_loss_count) {
     count = ek_tensor_count(flat);
     ck_assert_int_le(count, COUNT);
     ck_get(values[i], flat);
-    ck_ok(ek_trainer_free(trainer));
+    ck_ok(ek_trainer_close(trainer));
   }
   for (int64_t i = 0; i < count; i++) values[0][i] *= 0x1p16 / 0x1p3;
   ck_same_bits("gradients in memory", values[1], values[0], count);
@@ -302,7 +302,7 @@ CK_LOOP(a_trainer_has_it, CK_MODES) {
   }
   ck_assert_double_eq(ek_data_parallel_optimizer_loss_scale(ek_trainer_optimizer(trainer)), 128);
   ck_assert_double_eq(ek_data_parallel_optimizer_loss_scale(NULL), 1);
-  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_trainer_close(trainer));
   ek_optimizer_free(optimizer);
   ek_criterion_free(criterion);
   ek_module_free(module);

@@ -20,7 +20,7 @@ static ek_status nothing(void *context, ek_device *device, size_t index) {
 
 /* A refused close leaves a group that works. */
 static void refuses(ek_group *group, const char *text) {
-  ck_fails(ek_group_free(group), EK_ERR_STATE, text);
+  ck_fails(ek_group_close(group), EK_ERR_STATE, text);
   ck_ok(ek_group_apply(group, nothing, NULL));
 }
 
@@ -43,7 +43,7 @@ CK_LOOP(a_group_is_closed_last, 2) {
   ck_ok(ek_communicator_open(&communicator, group));
   refuses(group, "communicator");
   ek_communicator_free(communicator);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   ek_tensor_free(&empty); /* holds nothing of the group */
 }
 
@@ -54,14 +54,14 @@ CK_LOOP(a_model_keeps_its_group, CK_MODES) {
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0.2, 1);
   ck_ok(ck_training_try(&training, &setup, group));
   ck_ok(ck_training_step(&training, &batch, NULL));
-  refuses(group, "ek_group_free: ");
+  refuses(group, "ek_group_close: ");
   ck_ok(ck_training_step(&training, &batch, NULL));
 }
 
 static ek_status close_here(void *context, ek_device *device, size_t index) {
   (void)index;
   ek_status *statuses = context;
-  statuses[ek_device_index(device)] = ek_group_free(ek_device_group(device));
+  statuses[ek_device_index(device)] = ek_group_close(ek_device_group(device));
   return EK_OK;
 }
 
@@ -102,7 +102,7 @@ CK_TEST(a_group_at_work_is_not_closed) {
   ck_assert_int_eq(pthread_create(&thread, NULL, apply_meet, &meeting), 0);
   sem_wait(&meeting.inside);
   ek_error_clear();
-  const ek_status status = ek_group_free(meeting.group);
+  const ek_status status = ek_group_close(meeting.group);
   char message[256];
   (void)snprintf(message, sizeof message, "%s", ek_error_message());
   sem_post(&meeting.go_on);
@@ -110,7 +110,7 @@ CK_TEST(a_group_at_work_is_not_closed) {
   ck_assert_int_eq(status, EK_ERR_STATE);
   ck_assert(strstr(message, "another thread") != NULL);
   ck_ok(meeting.status);
-  ck_ok(ek_group_free(meeting.group));
+  ck_ok(ek_group_close(meeting.group));
   (void)sem_destroy(&meeting.inside);
   (void)sem_destroy(&meeting.go_on);
 }

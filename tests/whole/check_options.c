@@ -144,7 +144,7 @@ static ek_status use_ek_data_parallel_optimizer_options(struct bench *b, void *o
 static ek_status use_ek_trainer_options(struct bench *b, void *o) {
   ek_trainer *trainer = NULL;
   const ek_status status = ek_trainer_open(&trainer, "plan:2", b->module, b->loss, b->rule, o);
-  if (trainer != NULL) ck_ok(ek_trainer_free(trainer));
+  if (trainer != NULL) ck_ok(ek_trainer_close(trainer));
   return status;
 }
 

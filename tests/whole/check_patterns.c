@@ -178,14 +178,14 @@ static void resume(ek_trainer **trainer, const struct variant *v, ek_mode mode, 
   ck_folder_make(folder);
   const ek_status status = ek_trainer_save(*trainer, folder, NULL);
   if (!ck_no_files(status)) {
-    ck_ok(ek_trainer_free(*trainer));
+    ck_ok(ek_trainer_close(*trainer));
     *trainer = open_model(v, mode, mask, how);
     ck_ok(ek_trainer_load(&info, *trainer, folder));
     ck_assert_int_eq(info.step, 2);
     ek_trainer *other = open_model(v, mode, mask ^ 2u, how);
     ck_fails(ek_trainer_load(&info, other, folder), EK_ERR_MISMATCH, "own1");
     ck_assert_msg(strstr(ek_error_message(), "frozen") != NULL, "%s", ek_error_message());
-    ck_ok(ek_trainer_free(other));
+    ck_ok(ek_trainer_close(other));
     (void)snprintf(path, sizeof path, "%s/step-000000000002.safetensors", folder);
     ck_assert_int_eq(unlink(path), 0);
   }
@@ -210,8 +210,8 @@ CK_LOOP(frozen_by_name_is_frozen_by_declaration, 2 * MASKS * VARIANTS * CK_MODES
   take_step(got, 2);
   take_step(want, 2);
   same_state("a third step", got, want);
-  ck_ok(ek_trainer_free(got));
-  ck_ok(ek_trainer_free(want));
+  ck_ok(ek_trainer_close(got));
+  ck_ok(ek_trainer_close(want));
 }
 
 /* ---- rates and decays ---- */
@@ -341,7 +341,7 @@ static ek_status open_with(const ek_parameter_pattern *patterns, size_t count) {
   ek_data_parallel_model_free(model);
   ek_module_free(mlp);
   ck_no_memory_held(group);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   return status;
 }
 

@@ -113,7 +113,7 @@ static void measure(ek_memory_usage usage[DEVICES], const struct ck_setup *setup
   for (int i = 0; i < STEPS; i++) ck_ok(ck_training_step(&t, batch, NULL));
   ck_training_close(&t);
   for (size_t k = 0; k < DEVICES; k++) ck_ok(ck_memory_stats(&usage[k], ek_group_device(group, k)));
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
 }
 
 CK_LOOP(plans_are_exact, ck_if_halves(CASES)) {
@@ -158,7 +158,7 @@ static ek_memory_usage planned(const ek_gpt_options *gpt, int64_t samples, ek_mo
   ck_ok(ek_trainer_open(&trainer, "plan:4", module, loss, adamw, &options));
   for (int i = 0; i < STEPS; i++) ck_ok(ek_trainer_step(NULL, trainer, &tokens, 1, &tokens, 1));
   ck_ok(ek_memory_stats(&usage, ek_group_device(ek_trainer_group(trainer), 1)));
-  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_trainer_close(trainer));
   ek_optimizer_free(adamw);
   ek_criterion_free(loss);
   ek_module_free(module);
@@ -222,7 +222,7 @@ CK_TEST(state_takes_what_is_documented) {
     ek_data_parallel_model_free(model);
     ek_optimizer_free(adamw);
     ek_module_free(module);
-    ck_ok(ek_group_free(group));
+    ck_ok(ek_group_close(group));
   }
 }
 

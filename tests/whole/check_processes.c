@@ -149,7 +149,7 @@ static void all_collectives(struct ck_outcome *outcome, const struct ck_process 
     }
   }
   ek_communicator_free(c.communicator);
-  (void)keep(outcome, ek_group_free(group));
+  (void)keep(outcome, ek_group_close(group));
 }
 
 /* What the ranks of all processes have, against those of one process. Each outcome has `blocks`
@@ -297,7 +297,7 @@ static void train(struct ck_outcome *outcome, const struct ck_process *process) 
     (void)keep(outcome, train_steps(outcome, &training, process));
     ck_training_free(&training);
   }
-  (void)keep(outcome, ek_group_free(group));
+  (void)keep(outcome, ek_group_close(group));
 }
 
 /* The first in all places, the others in two of them. */
@@ -363,7 +363,7 @@ static void refusals(struct ck_outcome *outcome, const struct ck_process *proces
   read_state(outcome, group, EK_MODE_REPLICATED);
   read_state(outcome, group, EK_MODE_SHARDED);
   read_state(outcome, group, EK_MODE_FULLY_SHARDED);
-  (void)keep(outcome, ek_group_free(group));
+  (void)keep(outcome, ek_group_close(group));
 }
 
 CK_TEST(what_needs_one_process_is_refused) {
@@ -400,7 +400,7 @@ static void wrong_places(struct ck_outcome *outcome, const struct ck_process *pr
     if (i == 3) wrong.world = 4, wrong.first_rank = process->number == 0 ? 0 : 2;
     record(outcome, ck_process_open(&group, &wrong, 0), "ek_group_open: ");
     ck_outcome_add(outcome, group == NULL);
-    (void)ek_group_free(group);
+    ek_group_free(group);
   }
 }
 
@@ -515,7 +515,7 @@ static void disaster(struct ck_outcome *outcome, const struct ck_process *proces
   if (well) look_after(outcome, group, &job);
   for (size_t k = 0; k < RANKS; k++) ek_tensor_free(&tensors[k]);
   ek_communicator_free(job.collective.communicator);
-  const ek_status freed = ek_group_free(group);
+  const ek_status freed = ek_group_close(group);
   ck_outcome_add(outcome, (double)freed);
 }
 
@@ -649,8 +649,8 @@ static void use_trainer(struct ck_outcome *outcome, const struct ck_process *pro
   if (keep(outcome, open_trainer(&trainer, group))) {
     (void)keep(outcome, trainer_steps(outcome, trainer, process));
   }
-  (void)keep(outcome, ek_trainer_free(trainer));
-  (void)keep(outcome, ek_group_free(group));
+  (void)keep(outcome, ek_trainer_close(trainer));
+  (void)keep(outcome, ek_group_close(group));
 }
 
 CK_LOOP(a_trainer_has_the_bits_of_one_process, PLACES) {

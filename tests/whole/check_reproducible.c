@@ -358,8 +358,8 @@ static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int
     predict(outcome, trainer, &batch);
   }
   outcome->state = ck_state_take(ek_trainer_model(trainer));
-  ck_ok(ek_trainer_free(trainer));
-  ck_ok(ek_group_free(options.group));
+  ck_ok(ek_trainer_close(trainer));
+  ck_ok(ek_group_close(options.group));
   ek_optimizer_free(adamw);
   ek_module_free(gpt);
 }

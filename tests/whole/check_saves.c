@@ -351,7 +351,7 @@ CK_TEST(a_child_leaves_a_trainers_save_alone) {
   if (pid == 0) {
     (void)alarm(PATIENCE);
     if (ek_trainer_end_save(it.trainer) != EK_ERR_STATE) _exit(1);
-    _exit(ek_trainer_free(it.trainer) == EK_OK ? 0 : 2);
+    _exit(ek_trainer_close(it.trainer) == EK_OK ? 0 : 2);
   }
   ck_assert_int_eq(waitpid(pid, &state, 0), pid);
   ck_assert_msg(WIFEXITED(state) && WEXITSTATUS(state) == 0, "the child ended with %x", state);

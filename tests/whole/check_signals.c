@@ -186,7 +186,7 @@ CK_TEST(a_fault_reaches_the_programs_handler) {
   ck_assert_int_eq(sigaction(SIGSEGV, &before, NULL), 0);
   ck_ok(status);
   ck_assert_int_eq(closed_page[0], 7);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   (void)munmap(closed_page, page_size);
 }
 
@@ -214,7 +214,7 @@ static double *train(const struct ck_setup *setup, int64_t *count) {
   for (int i = 0; i < STEPS; i++) ck_ok(ck_training_step(&training, &batch, NULL));
   double *values = ck_training_read(&training, CK_VALUES, count);
   ck_training_close(&training);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   return values;
 }
 

@@ -85,7 +85,7 @@ static void train(double *values[MODELS], int64_t *count, const struct model *mo
     for (int m = 0; m < number; m++) take_step(trainers[m], step);
   }
   for (int m = 0; m < number; m++) values[m] = values_of(trainers[m], count);
-  for (int m = 0; m < number; m++) ck_ok(ek_trainer_free(trainers[m]));
+  for (int m = 0; m < number; m++) ck_ok(ek_trainer_close(trainers[m]));
   ck_no_memory_held(group);
   ek_group_free(group);
 }
@@ -467,7 +467,7 @@ CK_TEST(memory) {
     for (int step = 0; step < STEPS; step++) take_step(trainer, step);
     ck_ok(ek_memory_stats(&usage, ek_group_device(group, 0)));
     peaks[m] = usage.peak_bytes;
-    ck_ok(ek_trainer_free(trainer));
+    ck_ok(ek_trainer_close(trainer));
     ek_group_free(group);
   }
   ck_assert_uint_eq(peaks[0], peaks[1]);

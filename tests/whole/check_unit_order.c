@@ -94,7 +94,7 @@ static void close_training(struct training *t) {
   ek_data_parallel_criterion_free(t->loss);
   ek_data_parallel_model_free(t->model);
   ck_no_memory_held(t->group);
-  ck_ok(ek_group_free(t->group));
+  ck_ok(ek_group_close(t->group));
 }
 
 struct batch {
@@ -206,10 +206,10 @@ CK_TEST(a_gpt_of_its_own_loss_trains_on_few_rows) {
       ck_ok(ek_trainer_step(&result, trainer, batch.inputs, 2, NULL, 0));
       losses[i][s] = result.loss;
     }
-    ck_ok(ek_trainer_free(trainer));
+    ck_ok(ek_trainer_close(trainer));
     ek_optimizer_free(rule);
     ek_module_free(module);
-    ck_ok(ek_group_free(group));
+    ck_ok(ek_group_close(group));
   }
   ck_same_bits("losses", losses[1], losses[0], STEPS);
 }
@@ -365,7 +365,7 @@ CK_TEST(what_is_gathered_ahead_has_arrived) {
   }
   ek_data_parallel_model_free(model);
   ck_no_memory_held(group);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   ek_module_free(&m->base);
 }
 
@@ -439,7 +439,7 @@ CK_TEST(what_was_not_needed_has_arrived) {
   }
   ck_assert_mem_eq(results[0], results[1], sizeof results[0]);
   ck_no_memory_held(group);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
   ek_module_free(&m->base);
 }
 
@@ -497,7 +497,7 @@ CK_TEST(tensors_without_elements_have_holders) {
   ek_data_parallel_model_free(model);
   ek_module_free(module);
   ck_no_memory_held(group);
-  ck_fails(ek_group_free(group), EK_ERR_STATE, "without elements");
+  ck_fails(ek_group_close(group), EK_ERR_STATE, "without elements");
 }
 
 CK_SUITE("unit_order")

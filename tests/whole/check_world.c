@@ -29,7 +29,7 @@ static void has_ranks(ek_group *group, size_t first_rank, size_t world_size) {
   ck_assert_uint_eq(ek_communicator_first_rank(communicator), first_rank);
   ck_assert_uint_eq(ek_communicator_world_size(communicator), world_size);
   ek_communicator_free(communicator);
-  ck_ok(ek_group_free(group));
+  ck_ok(ek_group_close(group));
 }
 
 static ek_status no_cable(void *context, size_t peer, const void *out, size_t out_bytes, void *in,
@@ -113,7 +113,7 @@ static struct dropper open_dropper(const char *spec, ek_module *module) {
 static void close_dropper(struct dropper *it) {
   ek_data_parallel_model_free(it->model);
   ck_no_memory_held(it->group);
-  ck_ok(ek_group_free(it->group));
+  ck_ok(ek_group_close(it->group));
 }
 
 /* One micro-batch of ones: samples first .. first + samples - 1 of `all`. */
@@ -215,7 +215,7 @@ CK_LOOP(memory_of_one_process, 6) {
       ck_assert_mem_eq(got.current, want.current, sizeof got.current);
     }
     ck_training_close(&part);
-    ck_ok(ek_group_free(group));
+    ck_ok(ek_group_close(group));
   }
 }
 
