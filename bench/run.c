@@ -137,7 +137,7 @@ static void keep_message(struct run *run, ek_status status) {
 
 static ek_status write_trace(const char *path, const ek_group *group) {
   ek_trace_summary summary;
-  EK_TRY(ek_trace_write(&summary, path, group));
+  EK_TRY(ek_trace_write(&summary, group, path));
   if (summary.spans_dropped + summary.counters_dropped > 0) {
     say_error("--trace: no room was left for the last %llu spans and %llu changes of memory",
               (unsigned long long)summary.spans_dropped,

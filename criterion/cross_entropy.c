@@ -45,7 +45,7 @@ static ek_status compute(ek_pass *pass, const ek_tensor *logits, const ek_tensor
   }
   ek_tensor gradient = *logits;
   return ek_op_cross_entropy_gradient(stream, &gradient, losses, normalizer, totals, logits,
-                                      targets, terms, scale);
+                                      targets, scale, terms);
 }
 
 static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
@@ -97,8 +97,8 @@ static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor 
               cleanup);
   EK_TRY_GOTO(status, ek_pass_input_gradient(&grad_inputs[0], pass, &saved[LOGITS]), cleanup);
   status = ek_op_cross_entropy_backward(ek_pass_stream(pass), &grad_inputs[0], &saved[LOGITS],
-                                        &saved[NORMALIZER], &saved[TARGETS], &terms,
-                                        single ? NULL : &scale, single ? &grad_outputs[1] : NULL);
+                                        &saved[NORMALIZER], &saved[TARGETS], single ? NULL : &scale,
+                                        single ? &grad_outputs[1] : NULL, &terms);
 cleanup:
   ek__free_all(saved, SAVED);
   return status;

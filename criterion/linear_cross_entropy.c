@@ -175,9 +175,9 @@ static int64_t block_after(struct work *w, int64_t first) {
 static ek_status use_gradient(struct work *w, const struct block *b) {
   ek_tensor dh;
   if (ek_tensor_exists(&w->dweight)) {
-    EK_TRY(ek_op_linear_gradients(w->stream, &w->dweight, w->weight_beta,
-                                  ek_tensor_exists(&w->dbias) ? &w->dbias : NULL, w->bias_beta,
-                                  &b->logits, &b->h));
+    EK_TRY(ek_op_linear_gradients(w->stream, &w->dweight,
+                                  ek_tensor_exists(&w->dbias) ? &w->dbias : NULL, &b->logits, &b->h,
+                                  w->weight_beta, w->bias_beta));
   }
   w->weight_beta = w->bias_beta = 1;
   if (!ek_tensor_exists(&w->dh)) return EK_OK;
@@ -225,7 +225,7 @@ static ek_status forward_block(struct work *w, const struct results *r, const ek
   } else {
     ek_tensor gradient = b.logits;
     EK_TRY(ek_op_cross_entropy_gradient(w->stream, &gradient, &loss, &normalizer, &totals,
-                                        &b.logits, &b.targets, &w->terms, *scale));
+                                        &b.logits, &b.targets, *scale, &w->terms));
     EK_TRY(use_gradient(w, &b));
   }
   if (first == 0) return EK_OK;
@@ -306,8 +306,8 @@ static ek_status walk_backward(struct work *w, const ek_tensor *normalizer, cons
     if (factors != NULL) EK_TRY(rows_of(&own, &row_scales, first, b.count));
     ek_tensor gradient = b.logits;
     EK_TRY(ek_op_cross_entropy_backward(w->stream, &gradient, &b.logits, &pairs, &b.targets,
-                                        &w->terms, factors == NULL ? scale : NULL,
-                                        factors == NULL ? NULL : &own));
+                                        factors == NULL ? scale : NULL,
+                                        factors == NULL ? NULL : &own, &w->terms));
     EK_TRY(use_gradient(w, &b));
   }
   return complete_gradients(w);

@@ -264,7 +264,7 @@ static ek_status try_trace(ek_group *group, const char *path) {
   if (path == NULL) return EK_OK;
   EK_TRY(ek_trace_start(group, 0));
   EK_TRY(ek_trace_stop(group));
-  return ek_trace_write(NULL, path, group);
+  return ek_trace_write(NULL, group, path);
 }
 
 /* Takes steps until the run ends, or is to stop; the last ones are in the trace. */
@@ -288,8 +288,8 @@ static ek_status take_steps(ek_trainer *trainer, const struct settings *settings
     }
     report(progress, settings, &result);
   }
-  if (tracing && (ek_trace_stop(group) != EK_OK ||
-                  ek_trace_write(NULL, settings->trace, group) != EK_OK)) {
+  if (tracing &&
+      (ek_trace_stop(group) != EK_OK || ek_trace_write(NULL, group, settings->trace) != EK_OK)) {
     complain(progress, "--trace", &no_trace);
   }
   return EK_OK;

@@ -313,15 +313,15 @@ static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *output
 }
 
 ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *parallel,
-                                             ek_shards *outputs, size_t output_count,
+                                             ek_shards *model_outputs, size_t output_count,
                                              const ek_tensor *targets, size_t target_count) {
-  return forward(parallel, outputs, output_count, targets, NULL, target_count);
+  return forward(parallel, model_outputs, output_count, targets, NULL, target_count);
 }
 
 ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *parallel,
-                                                    ek_shards *outputs, size_t output_count,
+                                                    ek_shards *model_outputs, size_t output_count,
                                                     const ek_shards *targets, size_t target_count) {
-  return forward(parallel, outputs, output_count, NULL, targets, target_count);
+  return forward(parallel, model_outputs, output_count, NULL, targets, target_count);
 }
 
 /* ---- the loss ---- */

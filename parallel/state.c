@@ -401,7 +401,7 @@ ek_status ek__state_check_number(ek_state_kind kind, const void *value) {
                       numbers[number_of(kind)].name, number);
 }
 
-ek_status ek_state_write(const ek_tensor *host, ek_data_parallel_model *model, const char *name) {
+ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const ek_tensor *host) {
   EK__NOT_NULL("ek_state_write", model, name, host);
   EK__MODEL_ENTER(model, "ek_state_write");
   struct entry entry;

@@ -246,7 +246,7 @@ static ek_status write_entries(ek_data_parallel_model *model, const ek_safetenso
     ek_tensor host = info.like;
     host.data = buffer;
     EK_TRY(read_entry(&host, model, file, &info));
-    EK_TRY(ek_state_write(&host, model, info.name));
+    EK_TRY(ek_state_write(model, info.name, &host));
   }
   return EK_OK;
 }

@@ -192,7 +192,7 @@ ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
   }
   for (size_t i = 0; i < w.count && status == EK_OK; i++) {
     const ek_tensor host = host_of(&w, &w.list[i]);
-    status = ek_state_write(&host, model, w.list[i].info.name);
+    status = ek_state_write(model, w.list[i].info.name, &host);
   }
   ek_safetensors_free(file);
   close_weights(&w);

@@ -39,15 +39,15 @@ CALL(gate_forward) { return ek_op_gate_forward(s, t[0], t[1], t[2], p->activatio
 CALL(gate_backward) { return ek_op_gate_backward(s, t[0], t[1], t[2], t[3], t[4], p->activation); }
 CALL(binary) {
   const int kind = p->flag[0] + 2 * p->flag[1];
-  return ek_op_binary(s, t[0], t[1], (ek_binary)kind, t[2], EK_SPREAD_NONE);
+  return ek_op_binary(s, t[0], t[1], t[2], (ek_binary)kind, EK_SPREAD_NONE);
 }
 CALL(binary_rows) {
   const int kind = p->flag[0] + 2 * p->flag[1];
-  return ek_op_binary(s, t[0], t[1], (ek_binary)kind, t[2], EK_SPREAD_ROWS);
+  return ek_op_binary(s, t[0], t[1], t[2], (ek_binary)kind, EK_SPREAD_ROWS);
 }
 CALL(binary_columns) {
   const int kind = p->flag[0] + 2 * p->flag[1];
-  return ek_op_binary(s, t[0], t[1], (ek_binary)kind, t[2], EK_SPREAD_COLUMNS);
+  return ek_op_binary(s, t[0], t[1], t[2], (ek_binary)kind, EK_SPREAD_COLUMNS);
 }
 CALL(unary_rsqrt) { return ek_op_unary(s, t[0], t[1], EK_UNARY_RSQRT, p->epsilon); }
 CALL(unary_exp) { return ek_op_unary(s, t[0], t[1], EK_UNARY_EXP, p->real[0]); }
@@ -60,7 +60,7 @@ CALL(convert) { return (void)p, ek_op_convert(s, t[0], t[1]); }
 /* ---- rows.h ---- */
 
 CALL(row_reduce) {
-  return ek_op_row_reduce(s, t[0], p->flag[0] ? EK_ROW_MEAN : EK_ROW_SUM, t[1], t[2]);
+  return ek_op_row_reduce(s, t[0], t[1], t[2], p->flag[0] ? EK_ROW_MEAN : EK_ROW_SUM);
 }
 CALL(softmax_forward) { return (void)p, ek_op_softmax_forward(s, t[0], t[1]); }
 CALL(softmax_backward) { return (void)p, ek_op_softmax_backward(s, t[0], t[1], t[2]); }
@@ -74,10 +74,10 @@ CALL(matmul_ab) { return ek_op_matmul(s, t[0], t[1], true, t[2], true, p->real[0
 CALL(linear) { return (void)p, ek_op_linear(s, t[0], t[1], t[2], t[3]); }
 CALL(linear_gelu) { return (void)p, ek_op_linear_gelu(s, t[0], t[1], t[2], t[3], t[4]); }
 CALL(gelu_linear_backward) {
-  return ek_op_gelu_linear_backward(s, t[0], t[1], p->real[0], t[2], t[3], t[4]);
+  return ek_op_gelu_linear_backward(s, t[0], t[1], t[2], t[3], t[4], p->real[0]);
 }
 CALL(linear_gradients) {
-  return ek_op_linear_gradients(s, t[0], p->real[0], t[1], p->real[1], t[2], t[3]);
+  return ek_op_linear_gradients(s, t[0], t[1], t[2], t[3], p->real[0], p->real[1]);
 }
 CALL(linear_backward) { return (void)p, ek_op_linear_backward(s, t[0], t[1], t[2]); }
 
@@ -91,8 +91,8 @@ CALL(add_layer_norm_forward) {
                                       p->epsilon);
 }
 CALL(layer_norm_backward) {
-  return ek_op_layer_norm_backward(s, t[0], t[1], t[2], p->real[0], t[3], p->real[1], t[4], t[5],
-                                   t[6], t[7], t[8]);
+  return ek_op_layer_norm_backward(s, t[0], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[1],
+                                   p->real[0], p->real[1]);
 }
 CALL(lookup_forward) { return ek_op_lookup_forward(s, t[0], t[1], t[2], t[3], p->period); }
 CALL(lookup_backward) { return (void)p, ek_op_lookup_backward(s, t[0], t[1], t[2]); }
@@ -114,11 +114,11 @@ CALL(cross_entropy_forward) {
 }
 CALL(cross_entropy_backward) {
   TERMS(t[4]);
-  return ek_op_cross_entropy_backward(s, t[0], t[1], t[2], t[3], given, t[5], t[6]);
+  return ek_op_cross_entropy_backward(s, t[0], t[1], t[2], t[3], t[5], t[6], given);
 }
 CALL(cross_entropy_gradient) {
   TERMS(t[6]);
-  return ek_op_cross_entropy_gradient(s, t[0], t[1], t[2], t[3], t[4], t[5], given, p->real[0]);
+  return ek_op_cross_entropy_gradient(s, t[0], t[1], t[2], t[3], t[4], t[5], p->real[0], given);
 }
 CALL(squared_error_forward) {
   return (void)p, ek_op_squared_error_forward(s, t[0], t[1], t[2], t[3]);

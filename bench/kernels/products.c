@@ -31,8 +31,8 @@ static ek_status call_linear_dx(struct bed *bed) {
 
 static ek_status call_linear_dw(struct bed *bed) {
   ek_tensor *o = bed->operands;
-  return ek_op_linear_gradients(bed->stream, &o[WEIGHT_GRADIENT], 0, &o[BIAS_GRADIENT], 0, &o[WIDE],
-                                &o[NARROW]);
+  return ek_op_linear_gradients(bed->stream, &o[WEIGHT_GRADIENT], &o[BIAS_GRADIENT], &o[WIDE],
+                                &o[NARROW], 0, 0);
 }
 
 /* Through the layer behind GELU, whose weight is WIDTH x INNER: the same memory. */
@@ -42,8 +42,8 @@ static ek_status call_gelu_linear_backward(struct bed *bed) {
   ek_tensor weight = {0};
   ek_status status = ek_tensor_reshape(&weight, &o[WEIGHT], 2, shape);
   if (status == EK_OK) {
-    status = ek_op_gelu_linear_backward(bed->stream, &o[WIDE], &o[BIAS_GRADIENT], 0, &o[NARROW],
-                                        &weight, &o[PRE]);
+    status = ek_op_gelu_linear_backward(bed->stream, &o[WIDE], &o[BIAS_GRADIENT], &o[NARROW],
+                                        &weight, &o[PRE], 0);
   }
   ek_tensor_free(&weight);
   return status;

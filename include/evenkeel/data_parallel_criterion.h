@@ -78,13 +78,13 @@ EK_API EK_CHECKED ek_status ek_data_parallel_criterion_open(
 EK_API void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel);
 
 /*
- * outputs: what the model's forward gave, in order; they stay the caller's and must live until
- * backward is done. targets: host tensors (or on a device of the group), cut like the outputs.
+ * model_outputs: what the model's forward gave, in order; they stay the caller's and must live
+ * until backward is done. targets: host tensors (or on a device of the group), cut like the outputs.
  * EK_ERR_STATE for outputs that hold their gradient by now. Outputs of an earlier forward, or
  * tensors of the program's own, give a loss, but have no backward.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *parallel,
-                                                               ek_shards *outputs,
+                                                               ek_shards *model_outputs,
                                                                size_t output_count,
                                                                const ek_tensor *targets,
                                                                size_t target_count);
@@ -96,7 +96,7 @@ EK_API EK_CHECKED ek_status ek_data_parallel_criterion_forward(ek_data_parallel_
  * may free them when this returns.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_forward_shards(
-    ek_data_parallel_criterion *parallel, ek_shards *outputs, size_t output_count,
+    ek_data_parallel_criterion *parallel, ek_shards *model_outputs, size_t output_count,
     const ek_shards *targets, size_t target_count);
 
 /*

@@ -53,7 +53,7 @@ typedef enum ek_spread {
  * ek_op_row_reduce(), over the rows by ek_op_column_sum().
  */
 EK_API EK_CHECKED ek_status ek_op_binary(ek_stream *stream, ek_tensor *y, const ek_tensor *a,
-                                         ek_binary kind, const ek_tensor *b, ek_spread spread);
+                                         const ek_tensor *b, ek_binary kind, ek_spread spread);
 
 typedef enum ek_unary {
   EK_UNARY_RSQRT = 0, /* 1 / sqrt(x); dx = -dy y^3 / 2 */

@@ -50,8 +50,8 @@ EK_API EK_CHECKED ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_te
  */
 EK_API EK_CHECKED ek_status ek_op_cross_entropy_backward(
     ek_stream *stream, ek_tensor *gradient, const ek_tensor *logits, const ek_tensor *normalizer,
-    const ek_tensor *targets, const ek_cross_entropy_terms *terms, const ek_tensor *scale,
-    const ek_tensor *row_scale);
+    const ek_tensor *targets, const ek_tensor *scale, const ek_tensor *row_scale,
+    const ek_cross_entropy_terms *terms);
 
 /*
  * ek_op_cross_entropy_forward() and ek_op_cross_entropy_backward() in one: what is read for the
@@ -61,9 +61,8 @@ EK_API EK_CHECKED ek_status ek_op_cross_entropy_backward(
 EK_API EK_CHECKED ek_status ek_op_cross_entropy_gradient(ek_stream *stream, ek_tensor *gradient,
                                                          ek_tensor *losses, ek_tensor *normalizer,
                                                          ek_tensor *totals, const ek_tensor *logits,
-                                                         const ek_tensor *targets,
-                                                         const ek_cross_entropy_terms *terms,
-                                                         double scale);
+                                                         const ek_tensor *targets, double scale,
+                                                         const ek_cross_entropy_terms *terms);
 
 /*
  * l = (y - t)^2 for every element; s = sum of l, d = their number. losses (same shape as y; NULL:

@@ -97,7 +97,7 @@ EK_API EK_CHECKED ek_status ek_memory_reset_peak(ek_device *device);
  * with the final NUL; the number of bytes that the whole text needs, NUL included, goes to *needed
  * (which may be NULL). `buffer` may be NULL when `size` is 0.
  */
-EK_API EK_CHECKED ek_status ek_memory_format(char *buffer, size_t size, size_t *needed,
+EK_API EK_CHECKED ek_status ek_memory_format(char *buffer, size_t *needed, size_t size,
                                              const ek_group *group);
 
 /* ---- the recorder: a timeline of one device's ledger ---- */

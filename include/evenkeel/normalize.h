@@ -42,9 +42,9 @@ EK_API EK_CHECKED ek_status ek_op_add_layer_norm_forward(ek_stream *stream, ek_t
  * scale of 0 does not read what was there. dx NULL: not wanted, and residual is not read.
  */
 EK_API EK_CHECKED ek_status ek_op_layer_norm_backward(
-    ek_stream *stream, ek_tensor *dx, const ek_tensor *residual, ek_tensor *dgamma,
-    double gamma_scale, ek_tensor *dbeta, double beta_scale, const ek_tensor *dy,
-    const ek_tensor *x, const ek_tensor *mean, const ek_tensor *rstd, const ek_tensor *gamma);
+    ek_stream *stream, ek_tensor *dx, ek_tensor *dgamma, ek_tensor *dbeta, const ek_tensor *dy,
+    const ek_tensor *x, const ek_tensor *mean, const ek_tensor *rstd, const ek_tensor *gamma,
+    const ek_tensor *residual, double gamma_scale, double beta_scale);
 
 EK_END_DECLARATIONS
 

@@ -39,9 +39,9 @@ EK_API EK_CHECKED ek_status ek_op_linear(ek_stream *stream, ek_tensor *y, const 
 EK_API EK_CHECKED ek_status ek_op_linear_backward(ek_stream *stream, ek_tensor *dx,
                                                   const ek_tensor *dy, const ek_tensor *w);
 EK_API EK_CHECKED ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw,
-                                                   double weight_beta, ek_tensor *dbias,
-                                                   double bias_beta, const ek_tensor *dy,
-                                                   const ek_tensor *x);
+                                                   ek_tensor *dbias, const ek_tensor *dy,
+                                                   const ek_tensor *x, double weight_beta,
+                                                   double bias_beta);
 
 /*
  * A linear followed by GELU (elementwise.h has the formula):
@@ -60,9 +60,9 @@ EK_API EK_CHECKED ek_status ek_op_linear_gelu(ek_stream *stream, ek_tensor *y, e
  * elements: the gradient of a bias that was added to make pre. With beta 0 it is not read.
  */
 EK_API EK_CHECKED ek_status ek_op_gelu_linear_backward(ek_stream *stream, ek_tensor *dpre,
-                                                       ek_tensor *dbias, double beta,
-                                                       const ek_tensor *dy, const ek_tensor *w,
-                                                       const ek_tensor *pre);
+                                                       ek_tensor *dbias, const ek_tensor *dy,
+                                                       const ek_tensor *w, const ek_tensor *pre,
+                                                       double beta);
 
 EK_END_DECLARATIONS
 

@@ -19,9 +19,8 @@ typedef enum ek_row_reduction { EK_ROW_SUM = 0, EK_ROW_MEAN = 1 } ek_row_reducti
  * each row. Products are not rounded to 16 bits. a and b may be the same tensor; y is a tensor of
  * its own. The sum of no columns is 0; their mean is EK_ERR_SHAPE.
  */
-EK_API EK_CHECKED ek_status ek_op_row_reduce(ek_stream *stream, ek_tensor *y,
-                                             ek_row_reduction kind, const ek_tensor *a,
-                                             const ek_tensor *b);
+EK_API EK_CHECKED ek_status ek_op_row_reduce(ek_stream *stream, ek_tensor *y, const ek_tensor *a,
+                                             const ek_tensor *b, ek_row_reduction kind);
 
 /*
  * y[r][c] = e^(x[r][c] - m) / sum over c of e^(x[r][c] - m), m the largest x of the row; y may be x

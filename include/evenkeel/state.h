@@ -31,7 +31,7 @@
  *       host.data = calloc((size_t)ek_tensor_count(&host) + 1, ek_type_size(host.type));
  *       if (host.data == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory");
  *       ek_status status = ek_state_read(&host, from, info.name);
- *       if (status == EK_OK) status = ek_state_write(&host, to, info.name);
+ *       if (status == EK_OK) status = ek_state_write(to, info.name, &host);
  *       free(host.data);
  *       EK_TRY(status);
  *     }
@@ -104,8 +104,8 @@ EK_API EK_CHECKED ek_status ek_state_read(ek_tensor *host, const ek_data_paralle
 EK_API EK_CHECKED ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *model,
                                                const char *name, int64_t first);
 /* The reverse of ek_state_read(), with the same errors. */
-EK_API EK_CHECKED ek_status ek_state_write(const ek_tensor *host, ek_data_parallel_model *model,
-                                           const char *name);
+EK_API EK_CHECKED ek_status ek_state_write(ek_data_parallel_model *model, const char *name,
+                                           const ek_tensor *host);
 
 EK_END_DECLARATIONS
 

@@ -13,7 +13,12 @@
  *       return 1;
  *     }
  *
- * Output parameters come first. On failure they are left as they were.
+ * Arguments have one order: results first (what the function writes through a pointer; on failure
+ * it is left as it was), then the object that the function belongs to, then inputs, then numbers
+ * and choices, and options last. What belongs to one argument follows it: a count its array, the
+ * capacity of an array of results that count, a flag its matrix; a shape is `rank, shape`. What a
+ * function changes in place stands where an input would. Operations (ek_op_...) begin with the
+ * stream on which they run.
  *
  * Every ek_..._free() returns nothing and takes NULL. Where freeing may be refused, or finishes work
  * that may fail, a function beside it, ek_..._close() or ek_..._end(), does the same and returns the

@@ -5,7 +5,7 @@
  *     EK_TRY(ek_trace_start(group, 0));
  *     ...                                                    // some steps
  *     EK_TRY(ek_trace_stop(group));
- *     EK_TRY(ek_trace_write(NULL, "trace.json", group));
+ *     EK_TRY(ek_trace_write(NULL, group, "trace.json"));
  *
  * Each device is a process with a track for its compute stream, one for its communication stream,
  * one for transfers, and counters of its memory by category. Spans on the compute track are
@@ -62,8 +62,8 @@ typedef struct ek_trace_summary {
  * own. The file is there whole or not at all, and takes the place of an old one. *summary may be
  * NULL. EK_ERR_STATE without a trace or while it runs; EK_ERR_IO, EK_ERR_NOT_FOUND.
  */
-EK_API EK_CHECKED ek_status ek_trace_write(ek_trace_summary *summary, const char *path,
-                                           const ek_group *group);
+EK_API EK_CHECKED ek_status ek_trace_write(ek_trace_summary *summary, const ek_group *group,
+                                           const char *path);
 
 /* A span of a program's own, on a device's compute track. */
 typedef struct ek_trace_span {

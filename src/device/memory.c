@@ -88,7 +88,7 @@ static void format(char *buffer, size_t size, size_t *needed, const ek_group *gr
   if (needed != NULL) *needed = text.used + 1;
 }
 
-ek_status ek_memory_format(char *buffer, size_t size, size_t *needed, const ek_group *group) {
+ek_status ek_memory_format(char *buffer, size_t *needed, size_t size, const ek_group *group) {
   EK__FAIL_IF(group == NULL || (buffer == NULL && size > 0), EK_ERR_INVALID_ARGUMENT,
               "ek_memory_format: group and buffer may not be NULL");
   const size_t count = ek_group_size(group);

@@ -267,7 +267,7 @@ static ek_status look(uint64_t *start, size_t *spans, const ek_group *group) {
   return EK_OK;
 }
 
-ek_status ek_trace_write(ek_trace_summary *summary, const char *path, const ek_group *group) {
+ek_status ek_trace_write(ek_trace_summary *summary, const ek_group *group, const char *path) {
   EK__NOT_NULL("ek_trace_write", path, group);
   struct writing it = {0};
   size_t spans = 0;

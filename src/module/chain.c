@@ -187,8 +187,8 @@ static ek_status gelu_linear(const struct chain *chain, size_t i, const ek_formu
   if (status == EK_OK) status = ek_pass_take(&pre, pass);
   if (status == EK_OK) status = ek__layer_result(dpre, pass, &pre);
   if (status == EK_OK) {
-    status = ek_op_gelu_linear_backward(ek_pass_stream(pass), dpre, wanted ? &dbias : NULL, beta,
-                                        dy, &weight, &pre);
+    status = ek_op_gelu_linear_backward(ek_pass_stream(pass), dpre, wanted ? &dbias : NULL, dy,
+                                        &weight, &pre, beta);
   }
   ek_tensor_free(&pre);
   ek_tensor_free(&weight);

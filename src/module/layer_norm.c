@@ -93,9 +93,9 @@ static ek_status gradients(ek_pass *pass, const ek_tensor *dy, const ek_tensor *
   EK_TRY(ek_pass_gradient(&dweight, &weight_scale, pass, WEIGHT));
   EK_TRY(ek_pass_gradient(&dbias, &bias_scale, pass, BIAS));
   if (dx != NULL) EK_TRY(ek__layer_result(dx, pass, &saved[SAVED_X]));
-  EK_TRY(ek_op_layer_norm_backward(ek_pass_stream(pass), dx, residual, &dweight, weight_scale,
-                                   &dbias, bias_scale, dy, &saved[SAVED_X], &saved[SAVED_MEAN],
-                                   &saved[SAVED_RSTD], &weight));
+  EK_TRY(ek_op_layer_norm_backward(ek_pass_stream(pass), dx, &dweight, &dbias, dy, &saved[SAVED_X],
+                                   &saved[SAVED_MEAN], &saved[SAVED_RSTD], &weight, residual,
+                                   weight_scale, bias_scale));
   EK_TRY(ek_pass_gradient_complete(pass, WEIGHT));
   return ek_pass_gradient_complete(pass, BIAS);
 }

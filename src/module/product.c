@@ -96,8 +96,8 @@ static ek_status add_gradients(const ek_formula *linear, ek_pass *pass, const ek
   if (x != NULL) EK_TRY(ek_pass_gradient(&weight, &weight_beta, pass, linear->weight));
   if (with_bias) EK_TRY(ek_pass_gradient(&bias, &bias_beta, pass, linear->bias));
   if (x != NULL || with_bias) {
-    EK_TRY(ek_op_linear_gradients(stream, x != NULL ? &weight : NULL, weight_beta,
-                                  with_bias ? &bias : NULL, bias_beta, dy, x));
+    EK_TRY(ek_op_linear_gradients(stream, x != NULL ? &weight : NULL, with_bias ? &bias : NULL, dy,
+                                  x, weight_beta, bias_beta));
   }
   EK_TRY(ek_pass_gradient_complete(pass, linear->weight));
   return linear->has_bias ? ek_pass_gradient_complete(pass, linear->bias) : EK_OK;

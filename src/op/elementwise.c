@@ -70,8 +70,8 @@ _Static_assert(EK__ADD == (int)EK_BINARY_ADD && EK__SUBTRACT == (int)EK_BINARY_S
                    EK__RSQRT == (int)EK_UNARY_RSQRT && EK__EXP == (int)EK_UNARY_EXP,
                "the backends have the same numbers");
 
-ek_status ek_op_binary(ek_stream *stream, ek_tensor *y, const ek_tensor *a, ek_binary kind,
-                       const ek_tensor *b, ek_spread spread) {
+ek_status ek_op_binary(ek_stream *stream, ek_tensor *y, const ek_tensor *a, const ek_tensor *b,
+                       ek_binary kind, ek_spread spread) {
   enum { Y, A, B, COUNT };
   static const char *const names[] = {"binary_add", "binary_subtract", "binary_multiply",
                                       "binary_divide"};

@@ -79,9 +79,9 @@ ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_tensor *losses, ek_t
 
 ek_status ek_op_cross_entropy_backward(ek_stream *stream, ek_tensor *gradient,
                                        const ek_tensor *logits, const ek_tensor *normalizer,
-                                       const ek_tensor *targets,
-                                       const ek_cross_entropy_terms *terms, const ek_tensor *scale,
-                                       const ek_tensor *row_scale) {
+                                       const ek_tensor *targets, const ek_tensor *scale,
+                                       const ek_tensor *row_scale,
+                                       const ek_cross_entropy_terms *terms) {
   const struct operands of = {.gradient = gradient,
                               .logits = logits,
                               .normalizer = normalizer,
@@ -94,7 +94,7 @@ ek_status ek_op_cross_entropy_backward(ek_stream *stream, ek_tensor *gradient,
 ek_status ek_op_cross_entropy_gradient(ek_stream *stream, ek_tensor *gradient, ek_tensor *losses,
                                        ek_tensor *normalizer, ek_tensor *totals,
                                        const ek_tensor *logits, const ek_tensor *targets,
-                                       const ek_cross_entropy_terms *terms, double scale) {
+                                       double scale, const ek_cross_entropy_terms *terms) {
   const struct operands of = {.gradient = gradient,
                               .losses = losses,
                               .normalizer = normalizer,

@@ -58,11 +58,11 @@ ek_status ek_op_add_layer_norm_forward(ek_stream *stream, ek_tensor *y, ek_tenso
                  epsilon, true);
 }
 
-ek_status ek_op_layer_norm_backward(ek_stream *stream, ek_tensor *dx, const ek_tensor *residual,
-                                    ek_tensor *dgamma, double gamma_scale, ek_tensor *dbeta,
-                                    double beta_scale, const ek_tensor *dy, const ek_tensor *x,
+ek_status ek_op_layer_norm_backward(ek_stream *stream, ek_tensor *dx, ek_tensor *dgamma,
+                                    ek_tensor *dbeta, const ek_tensor *dy, const ek_tensor *x,
                                     const ek_tensor *mean, const ek_tensor *rstd,
-                                    const ek_tensor *gamma) {
+                                    const ek_tensor *gamma, const ek_tensor *residual,
+                                    double gamma_scale, double beta_scale) {
   enum { DX, RESIDUAL, DGAMMA, DBETA, DY, X, MEAN, RSTD, GAMMA, COUNT };
   struct ek__op op;
   struct ek__layer_norm_args args = {.gamma_scale = gamma_scale, .beta_scale = beta_scale};

@@ -196,8 +196,8 @@ ek_status ek_op_linear_gelu(ek_stream *stream, ek_tensor *y, ek_tensor *pre, con
 }
 
 ek_status ek_op_gelu_linear_backward(ek_stream *stream, ek_tensor *dpre, ek_tensor *dbias,
-                                     double beta, const ek_tensor *dy, const ek_tensor *w,
-                                     const ek_tensor *pre) {
+                                     const ek_tensor *dy, const ek_tensor *w, const ek_tensor *pre,
+                                     double beta) {
   enum { DPRE, DBIAS, DY, W, PRE, COUNT };
   struct ek__op op;
   struct ek__fused_args args = {.epilogue = EK__EPILOGUE_GELU_BACKWARD, .sums_beta = beta};
@@ -234,9 +234,9 @@ static ek_status bias_gradient(ek_stream *stream, ek_tensor *dbias, double beta,
   return op.kernels == NULL ? EK_OK : op.kernels->column_sum(stream, &args);
 }
 
-ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw, double weight_beta,
-                                 ek_tensor *dbias, double bias_beta, const ek_tensor *dy,
-                                 const ek_tensor *x) {
+ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw, ek_tensor *dbias,
+                                 const ek_tensor *dy, const ek_tensor *x, double weight_beta,
+                                 double bias_beta) {
   enum { DW, DBIAS, DY, X, COUNT };
   if (dw == NULL) return bias_gradient(stream, dbias, bias_beta, dy);
   struct ek__op op;

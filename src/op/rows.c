@@ -7,8 +7,8 @@
 
 #include "op/op_internal.h"
 
-ek_status ek_op_row_reduce(ek_stream *stream, ek_tensor *y, ek_row_reduction kind,
-                           const ek_tensor *a, const ek_tensor *b) {
+ek_status ek_op_row_reduce(ek_stream *stream, ek_tensor *y, const ek_tensor *a, const ek_tensor *b,
+                           ek_row_reduction kind) {
   enum { Y, A, B, COUNT };
   struct ek__op op;
   EK__FAIL_IF((unsigned)kind > EK_ROW_MEAN, EK_ERR_INVALID_ARGUMENT,

@@ -357,7 +357,7 @@ CK_TEST(as_a_term) {
   ck_ok(ek_state_find(&info, other.model, "head.weight"));
   info.like.data = values;
   ck_ok(ek_state_read(&info.like, other.model, "head.weight"));
-  ck_ok(ek_state_write(&info.like, model, "head.0.weight"));
+  ck_ok(ek_state_write(model, "head.0.weight", &info.like));
   training_close(&other);
   ek_shards outputs = {0};
   ck_ok(ek_data_parallel_model_forward(&outputs, model, b.x, 2, NULL));

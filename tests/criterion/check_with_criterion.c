@@ -230,7 +230,7 @@ static double loss_at(struct training *t, const struct batch *b, const double *b
   memcpy(values, bias, sizeof values);
   options.gradient = options.training = false;
   ck_ok(ek_tensor_host(&host, values, EK_F64, 1, shape));
-  ck_ok(ek_state_write(&host, t->model, "criterion.bias"));
+  ck_ok(ek_state_write(t->model, "criterion.bias", &host));
   ck_ok(ek_data_parallel_model_forward(&outputs, t->model, inputs, 2, &options));
   ck_ok(ek_data_parallel_criterion_forward(t->loss, &outputs, 1, NULL, 0));
   ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t->loss));

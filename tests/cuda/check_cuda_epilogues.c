@@ -57,9 +57,9 @@ static ek_status call(struct ck_rig *rig, enum operation operation, int64_t rows
   case LINEAR_GELU: return ek_op_linear_gelu(rig->stream, large, &pre, small, out_in, bias);
   case NO_PRE: return ek_op_linear_gelu(rig->stream, large, NULL, small, out_in, bias);
   case BACKWARD:
-    return ek_op_gelu_linear_backward(rig->stream, large, bias, beta, small, in_out, &pre);
-  case NO_BIAS: return ek_op_gelu_linear_backward(rig->stream, large, NULL, 0, small, in_out, &pre);
-  default: return ek_op_linear_gradients(rig->stream, out_in, beta, bias, beta, &pre, small);
+    return ek_op_gelu_linear_backward(rig->stream, large, bias, small, in_out, &pre, beta);
+  case NO_BIAS: return ek_op_gelu_linear_backward(rig->stream, large, NULL, small, in_out, &pre, 0);
+  default: return ek_op_linear_gradients(rig->stream, out_in, bias, &pre, small, beta, beta);
   }
 }
 
@@ -362,7 +362,7 @@ static void check_linear(struct ck_rig *rig, int64_t rows, int64_t in, int64_t o
   double want[64] = {0};
   ck_ok(ek_op_linear(rig->stream, y, from, ck_tensor(rig, w, CK_SHAPE(out, in)),
                      off_by_one(rig, rig->type, bias, out)));
-  ck_ok(ek_op_linear_gradients(rig->stream, dw, 0, sums, 1, y, from));
+  ck_ok(ek_op_linear_gradients(rig->stream, dw, sums, y, from, 0, 1));
   const double *got = ck_read(rig, y);
   for (int64_t i = 0; i < rows * out; i++) {
     double sum = bias[i % out];

@@ -291,11 +291,11 @@ CK_TEST(the_table_fits_exactly) {
   ek_tensor tensor = {0};
   ck_ok(ck_take(&tensor, ek_group_device(group, 2), EK_MEMORY_OUTPUTS, 5 << 20));
   size_t needed = 0, again = 0;
-  ck_ok(ek_memory_format(NULL, 0, &needed, group));
+  ck_ok(ek_memory_format(NULL, &needed, 0, group));
   ck_assert_uint_gt(needed, 100);
   char *text = malloc(needed), *cut = malloc(needed);
   ck_assert(text != NULL && cut != NULL);
-  ck_ok(ek_memory_format(text, needed, &again, group));
+  ck_ok(ek_memory_format(text, &again, needed, group));
   ck_assert_uint_eq(again, needed);
   ck_assert_uint_eq(strlen(text), needed - 1);
   ck_assert_int_eq(text[needed - 2], '\n');
@@ -307,7 +307,7 @@ CK_TEST(the_table_fits_exactly) {
   }
   for (size_t size = 1; size < needed; size++) {
     memset(cut, '#', needed);
-    ck_ok(ek_memory_format(cut, size, size % 2 ? &again : NULL, group));
+    ck_ok(ek_memory_format(cut, size % 2 ? &again : NULL, size, group));
     if (again != needed || cut[size - 1] != '\0' || strncmp(cut, text, size - 1) != 0 ||
         cut[size] != '#') {
       ck_abort_msg("wrong in a buffer of %zu", size);
@@ -326,7 +326,7 @@ CK_LOOP(the_table_is_aligned, 3) {
   ek_tensor tensor = {0};
   ck_ok(ck_take(&tensor, ek_group_device(group, 1), EK_MEMORY_LOSS, 256));
   char text[8192];
-  ck_ok(ek_memory_format(text, sizeof text, NULL, group));
+  ck_ok(ek_memory_format(text, NULL, sizeof text, group));
   const char *loss = strstr(text, "\nloss ");
   ck_assert_ptr_nonnull(loss);
   ck_assert_msg(strstr(loss, " 256 B") < strchr(loss + 1, '\n'), "no 256 bytes in\n%s", text);
@@ -377,8 +377,8 @@ CK_TEST(wrong_arguments) {
   ck_fails(ck_memory_stats(&usage, NULL), EK_ERR_INVALID_ARGUMENT, "ek_memory_stats");
   ck_fails(ek_memory_reset_peak(NULL), EK_ERR_INVALID_ARGUMENT, "reset_peak");
   ck_fails(ek_memory_fail_at(NULL, 1), EK_ERR_INVALID_ARGUMENT, "fail_at");
-  ck_fails(ek_memory_format(text, 8, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "format");
-  ck_fails(ek_memory_format(NULL, 8, NULL, group), EK_ERR_INVALID_ARGUMENT, "format");
+  ck_fails(ek_memory_format(text, NULL, 8, NULL), EK_ERR_INVALID_ARGUMENT, "format");
+  ck_fails(ek_memory_format(NULL, NULL, 8, group), EK_ERR_INVALID_ARGUMENT, "format");
   ck_fails(ek_memory_record_start(NULL, 8), EK_ERR_INVALID_ARGUMENT, "record_start");
   ck_fails(ek_memory_record_stop(&events, &count, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "stop");
   ck_fails(ek_memory_record_stop(NULL, &count, NULL, device), EK_ERR_INVALID_ARGUMENT, "stop");

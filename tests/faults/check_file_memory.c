@@ -221,7 +221,7 @@ static ek_status do_trace(void) {
   ck_ok(ck_state_put(t.model, &before));
   host_calls_hold(0);
   EK_TRY(ek_trace_stop(t.group));
-  return ek_trace_write(NULL, other, t.group);
+  return ek_trace_write(NULL, t.group, other);
 }
 
 static ek_status do_snapshot(void) { return ek_memory_snapshot(t.group, other); }

@@ -86,7 +86,7 @@ static ek_status multiply(struct matrix *all, ek_stream *stream) {
   EK_TRY(ek_op_linear(stream, &all[Y].tensor, &all[X].tensor, &all[W].tensor, &all[BIAS].tensor));
   EK_TRY(ek_op_matmul(stream, &all[DX].tensor, &all[DY].tensor, false, &all[W].tensor, false, 0));
   EK_TRY(
-      ek_op_linear_gradients(stream, &all[DW].tensor, 1, NULL, 0, &all[DY].tensor, &all[X].tensor));
+      ek_op_linear_gradients(stream, &all[DW].tensor, NULL, &all[DY].tensor, &all[X].tensor, 1, 0));
   return ek_op_matmul(stream, &all[MORE].tensor, &all[DY].tensor, true, &all[DX].tensor, false, 2);
 }
 

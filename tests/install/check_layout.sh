@@ -106,6 +106,33 @@ while IFS= read -r line; do
   complain "a free that returns something: $line"
 done < <(grep -hE '^EK_API .*_free\(' include/evenkeel/*.h | grep -vE '^EK_API void ')
 
+# The order of arguments (status.h), as far as types show it: a handle that is made comes first, options
+# come last, and an operation has its stream, results, inputs and then numbers.
+declarations() { # each on a line, without comments
+  sed -E 's,/\*[^*]*\*/,,g; /^ *\/?\*/d; /^#/d' include/evenkeel/*.h | tr '\n' ' ' | sed -E 's/EK_API/\n&/g' |
+    sed -nE 's/^EK_API ([^;{]*)\);.*/\1/p' | tr -s ' '
+}
+while IFS= read -r line; do
+  complain "the order of the arguments: $line"
+done < <(declarations | awk '{
+  arguments = $0; sub(/^[^(]*\( ?/, "", arguments)
+  name = $0; sub(/\(.*/, "", name); sub(/.*[ *]/, "", name)
+  count = split(arguments, argument, ", ")
+  wrong = kind = 0
+  for (i = 1; i <= count; i++) {
+    this = argument[i]
+    if (this ~ /\*\*/ && i > 1) wrong = 1
+    if (this ~ /^const ek_[a-z_]*_options \*/ && i < count) wrong = 1
+    if (name !~ /^ek_op_/) continue
+    if (this ~ /^bool transpose/) continue # belongs to the matrix before it
+    last = kind
+    kind = this ~ /^ek_stream/ ? 1 : this ~ /^ek_tensor/ ? 2 : this ~ /^const ek_tensor/ ? 3 : 4
+    if (kind < last || (i == 1 && kind != 1)) wrong = 1
+  }
+  if (wrong) print name "(" arguments ")"
+  seen++
+} END { if (seen < 250) print "only " seen " functions were found" }')
+
 # Two sources of one name would make the name say nothing.
 while IFS= read -r name; do
   complain "more than one source is called $name"

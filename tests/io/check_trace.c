@@ -210,7 +210,7 @@ START_TEST(a_trace_is_what_was_done) {
   ck_ok(ek_trace_stop(it.group));
   take_steps(&it, 1); /* in no trace */
   ek_trace_summary summary = {0};
-  ck_ok(ek_trace_write(&summary, path, it.group));
+  ck_ok(ek_trace_write(&summary, it.group, path));
   read_trace();
   check_rules();
   check_tracks();
@@ -235,7 +235,7 @@ START_TEST(without_room_the_first_are_kept) {
   take_steps(&it, 3);
   ck_ok(ek_trace_stop(it.group));
   ek_trace_summary summary = {0};
-  ck_ok(ek_trace_write(&summary, path, it.group));
+  ck_ok(ek_trace_write(&summary, it.group, path));
   ck_assert_uint_le(summary.spans, 6);
   ck_assert(summary.spans_dropped > 20 && summary.counters_dropped > 0);
   ck_assert_uint_eq(summary.counters, 2 * 3 * 4);
@@ -243,12 +243,12 @@ START_TEST(without_room_the_first_are_kept) {
   check_rules();
   ck_ok(ek_trace_start(it.group, 1000));
   ck_ok(ek_trace_stop(it.group));
-  ck_ok(ek_trace_write(&summary, path, it.group));
+  ck_ok(ek_trace_write(&summary, it.group, path));
   ck_assert_uint_eq(summary.spans + summary.spans_dropped, 0);
   ck_ok(ek_trace_start(it.group, 3));
   for (int i = 0; i < 4; i++) ek_trace_end(ek_trace_begin(ek_group_device(it.group, 0), "span"));
   ck_ok(ek_trace_stop(it.group));
-  ck_ok(ek_trace_write(&summary, path, it.group));
+  ck_ok(ek_trace_write(&summary, it.group, path));
   ck_assert(summary.spans == 3 && summary.spans_dropped == 1);
   ck_linears_close(&it);
   remove_folder();
@@ -282,7 +282,7 @@ START_TEST(spans_of_a_program) {
   ek_trace_end(late);
   ck_ok(ek_group_synchronize(group)); /* on a queue it is not over before */
   ek_trace_summary summary = {0};
-  ck_ok(ek_trace_write(&summary, path, group));
+  ck_ok(ek_trace_write(&summary, group, path));
   read_trace();
   check_rules();
   ck_assert_uint_eq(summary.spans, 6);
@@ -303,17 +303,17 @@ START_TEST(misuse_is_refused) {
   ck_fails(ek_trace_start(NULL, 0), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_trace_stop(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_trace_stop(group), EK_ERR_STATE, "no trace is running");
-  ck_fails(ek_trace_write(NULL, path, group), EK_ERR_STATE, "no trace was recorded");
+  ck_fails(ek_trace_write(NULL, group, path), EK_ERR_STATE, "no trace was recorded");
   ck_fails(ek_trace_start(group, SIZE_MAX / 2), EK_ERR_OUT_OF_MEMORY, "trace");
   ck_ok(ek_trace_start(group, 16));
-  ck_fails(ek_trace_write(NULL, path, group), EK_ERR_STATE, "the trace is still running");
+  ck_fails(ek_trace_write(NULL, group, path), EK_ERR_STATE, "the trace is still running");
   ck_ok(ek_trace_stop(group));
   ck_fails(ek_trace_stop(group), EK_ERR_STATE, "no trace is running");
-  ck_fails(ek_trace_write(NULL, NULL, group), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_trace_write(NULL, folder, group), EK_ERR_IO, "not a regular file");
-  ck_fails(ek_trace_write(NULL, "/nowhere/at/all", group), EK_ERR_NOT_FOUND, "/nowhere");
-  ck_ok(ek_trace_write(NULL, path, group));
-  ck_ok(ek_trace_write(NULL, path, group)); /* as often as one likes */
+  ck_fails(ek_trace_write(NULL, group, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_trace_write(NULL, group, folder), EK_ERR_IO, "not a regular file");
+  ck_fails(ek_trace_write(NULL, group, "/nowhere/at/all"), EK_ERR_NOT_FOUND, "/nowhere");
+  ck_ok(ek_trace_write(NULL, group, path));
+  ck_ok(ek_trace_write(NULL, group, path)); /* as often as one likes */
   ek_group_free(group);
   remove_folder();
 }
@@ -346,7 +346,7 @@ START_TEST(the_host_is_out_of_memory) {
   int failures = 0;
   for (ek_status status = EK_ERR_OUT_OF_MEMORY; status != EK_OK; failures++) {
     ek_host_memory_fail_at((uint64_t)failures + 1);
-    status = ek_trace_write(NULL, path, group);
+    status = ek_trace_write(NULL, group, path);
     ck_assert(status == EK_OK || (status == EK_ERR_OUT_OF_MEMORY && access(path, F_OK) != 0));
   }
   ck_assert_int_gt(failures, 4);
@@ -359,7 +359,7 @@ START_TEST(the_host_is_out_of_memory) {
     ck_assert(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY);
     if (status == EK_OK) break;
     ek_host_memory_fail_at(0);
-    ck_ok(ek_trace_write(NULL, path, group)); /* the old one is there */
+    ck_ok(ek_trace_write(NULL, group, path)); /* the old one is there */
   }
   ek_host_memory_fail_at(0);
   ck_assert_int_ge(failures, 6);

@@ -127,22 +127,22 @@ CK_LOOP(binary_operations, ck_variants()) {
     ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, columns));
     ek_tensor *tb = spread == EK_SPREAD_NONE ? ck_tensor(rig, b, CK_SHAPE(rows, columns))
                                              : ck_tensor_of(rig, type, b, CK_SHAPE(most, 1));
-    ck_ok(ek_op_binary(rig->stream, y, ta, kind, tb, spread));
+    ck_ok(ek_op_binary(rig->stream, y, ta, tb, kind, spread));
     ck_fits(rig, "binary", y, want, bound, n);
     if (spread == EK_SPREAD_NONE) {
-      ck_ok(ek_op_binary(rig->stream, tb, ta, kind, tb, spread));
+      ck_ok(ek_op_binary(rig->stream, tb, ta, tb, kind, spread));
       ck_same_bits("over b", ck_read(rig, tb), ck_read(rig, y), n);
     }
     if (spread != EK_SPREAD_NONE || kind != EK_BINARY_MULTIPLY) {
       if (spread == EK_SPREAD_NONE) ck_set(tb, b);
-      ck_ok(ek_op_binary(rig->stream, ta, ta, kind, tb, spread));
+      ck_ok(ek_op_binary(rig->stream, ta, ta, tb, kind, spread));
       ck_same_bits("over a", ck_read(rig, ta), ck_read(rig, y), n);
     } else { /* the square, over both */
       for (int64_t i = 0; i < n; i++) {
         want[i] = combine(kind, a[i], a[i]);
         bound[i] = 2 * rig->unit * fabs(want[i]);
       }
-      ck_ok(ek_op_binary(rig->stream, ta, ta, kind, ta, spread));
+      ck_ok(ek_op_binary(rig->stream, ta, ta, ta, kind, spread));
       ck_fits(rig, "over both", ta, want, bound, n);
     }
     ck_rig_close(rig);
@@ -561,9 +561,9 @@ CK_TEST(bad_numbers) {
   ek_tensor *wide = ck_poisoned(rig, CK_SHAPE(3, 5));
   ck_fails(ek_op_add(s, y, x, wide), EK_ERR_SHAPE, "add: b is 3 x 5 but a is 3 x 4");
   ck_fails(ek_op_add(s, y, x, ck_poisoned(rig, CK_SHAPE(4, 3))), EK_ERR_SHAPE, "b is 4 x 3");
-  ck_fails(ek_op_binary(s, y, x, (ek_binary)4, x, EK_SPREAD_NONE), EK_ERR_INVALID_ARGUMENT,
+  ck_fails(ek_op_binary(s, y, x, x, (ek_binary)4, EK_SPREAD_NONE), EK_ERR_INVALID_ARGUMENT,
            "unknown operation 4");
-  ck_fails(ek_op_binary(s, y, x, EK_BINARY_ADD, x, (ek_spread)3), EK_ERR_INVALID_ARGUMENT,
+  ck_fails(ek_op_binary(s, y, x, x, EK_BINARY_ADD, (ek_spread)3), EK_ERR_INVALID_ARGUMENT,
            "or spread 3");
   ck_fails(ek_op_unary(s, y, x, (ek_unary)-1, 0), EK_ERR_INVALID_ARGUMENT, "unknown function -1");
   ck_rig_close(rig);

@@ -39,12 +39,12 @@ static void check_loss(struct ck_rig *rig, struct ck_loss *f) {
   ck_ok(ek_op_cross_entropy_forward(s, t.losses, t.normalizer, t.totals, t.logits, t.targets,
                                     &t.terms));
   check_forward(rig, f, &t);
-  ck_ok(ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.normalizer, t.targets, &t.terms,
-                                     t.scale, t.row_scale));
+  ck_ok(ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.normalizer, t.targets, t.scale,
+                                     t.row_scale, &t.terms));
   const double *gradient = ck_read(rig, t.gradient);
   ck_fits(rig, "gradient", t.gradient, f->gradient, f->gradient_bound, f->rows * f->classes);
-  ck_ok(ek_op_cross_entropy_backward(s, t.logits, t.logits, t.normalizer, t.targets, &t.terms,
-                                     t.scale, t.row_scale));
+  ck_ok(ek_op_cross_entropy_backward(s, t.logits, t.logits, t.normalizer, t.targets, t.scale,
+                                     t.row_scale, &t.terms));
   ck_same_bits("gradient in place", ck_read(rig, t.logits), gradient, f->rows * f->classes);
 }
 
@@ -60,7 +60,7 @@ static void check_gradient(struct ck_rig *rig, struct ck_loss *f) {
     ck_set(t.normalizer, NULL);
     ck_set(t.totals, NULL);
     ck_ok(ek_op_cross_entropy_gradient(rig->stream, places[i], t.losses, t.normalizer, t.totals,
-                                       t.logits, t.targets, &t.terms, f->scale));
+                                       t.logits, t.targets, f->scale, &t.terms));
     check_forward(rig, f, &t);
     gradients[i] = ck_read(rig, places[i]);
   }
@@ -121,11 +121,11 @@ static void check_padded(struct ck_rig *rig, struct ck_loss *f, int64_t columns,
         ck_ok(ek_op_cross_entropy_forward(rig->stream, it->losses, it->normalizer, it->totals,
                                           it->logits, it->targets, &it->terms));
         ck_ok(ek_op_cross_entropy_backward(rig->stream, it->gradient, it->logits, it->normalizer,
-                                           it->targets, &it->terms, it->scale, it->row_scale));
+                                           it->targets, it->scale, it->row_scale, &it->terms));
       } else {
         ck_ok(ek_op_cross_entropy_gradient(rig->stream, it->gradient, it->losses, it->normalizer,
-                                           it->totals, it->logits, it->targets, &it->terms,
-                                           f->scale));
+                                           it->totals, it->logits, it->targets, f->scale,
+                                           &it->terms));
       }
       check_forward(rig, f, it);
     }
@@ -177,7 +177,7 @@ CK_LOOP(bad_classes, ck_variants()) {
   for (int64_t classes = -1; classes <= 9; classes += 10) {
     t.terms.classes = classes;
     ck_fails(ek_op_cross_entropy_backward(rig->stream, t.gradient, t.logits, t.normalizer,
-                                          t.targets, &t.terms, NULL, NULL),
+                                          t.targets, NULL, NULL, &t.terms),
              EK_ERR_SHAPE, "logits is 3 x 8");
   }
   ck_rig_close(rig);
@@ -208,12 +208,12 @@ CK_LOOP(all_targets_ignored, ck_variants()) {
   ck_ok(ek_op_cross_entropy_forward(rig->stream, t.losses, t.normalizer, t.totals, t.logits,
                                     t.targets, &t.terms));
   ck_ok(ek_op_cross_entropy_backward(rig->stream, t.gradient, t.logits, t.normalizer, t.targets,
-                                     &t.terms, NULL, NULL));
+                                     NULL, NULL, &t.terms));
   ck_fits(rig, "totals", t.totals, zero, NULL, 2);
   ck_fits(rig, "losses", t.losses, zero, NULL, 9);
   ck_fits(rig, "gradient", t.gradient, zero, NULL, 9 * 20);
   ck_ok(ek_op_cross_entropy_gradient(rig->stream, t.logits, t.losses, t.normalizer, t.totals,
-                                     t.logits, t.targets, &t.terms, 2));
+                                     t.logits, t.targets, 2, &t.terms));
   ck_fits(rig, "totals", t.totals, zero, NULL, 2);
   ck_fits(rig, "losses", t.losses, zero, NULL, 9);
   ck_fits(rig, "gradient over the logits", t.logits, zero, NULL, 9 * 20);
@@ -348,11 +348,11 @@ CK_LOOP(nan_is_not_hidden, ck_variants()) {
     ek_stream *s = rig->stream;
     ck_ok(ek_op_cross_entropy_forward(s, t.losses, t.normalizer, t.totals, t.logits, t.targets,
                                       &t.terms));
-    ck_ok(ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.normalizer, t.targets, &t.terms,
-                                       NULL, NULL));
+    ck_ok(ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.normalizer, t.targets, NULL, NULL,
+                                       &t.terms));
     check_only_row_1_is_nan(rig, &t, t.gradient);
     ck_ok(ek_op_cross_entropy_gradient(s, t.logits, t.losses, t.normalizer, t.totals, t.logits,
-                                       t.targets, &t.terms, 1));
+                                       t.targets, 1, &t.terms));
     check_only_row_1_is_nan(rig, &t, t.logits);
     ck_rig_close(rig);
   }
@@ -375,11 +375,11 @@ CK_LOOP(bad_target_is_named, ck_variants()) {
                        s),
              EK_ERR_INVALID_ARGUMENT, text);
     ck_fails(ck_finish(ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.normalizer,
-                                                    t.targets, &t.terms, NULL, NULL),
+                                                    t.targets, NULL, NULL, &t.terms),
                        s),
              EK_ERR_INVALID_ARGUMENT, text);
     ck_fails(ck_finish(ek_op_cross_entropy_gradient(s, t.gradient, t.losses, t.normalizer, t.totals,
-                                                    t.logits, t.targets, &t.terms, 1),
+                                                    t.logits, t.targets, 1, &t.terms),
                        s),
              EK_ERR_INVALID_ARGUMENT, text);
     ck_rig_close(rig);
@@ -427,7 +427,7 @@ CK_TEST(cross_entropy_gradient_by_differences) {
   struct loss_context context = {rig, &t, f.row_scale};
   cross_entropy_function(&context, f.logits);
   ck_ok(ek_op_cross_entropy_backward(rig->stream, t.gradient, t.logits, t.normalizer, t.targets,
-                                     &t.terms, t.scale, t.row_scale));
+                                     t.scale, t.row_scale, &t.terms));
   ck_gradient(rig, "cross-entropy", cross_entropy_function, &context, f.logits,
               ck_read(rig, t.gradient), 42, 99);
   ck_rig_close(rig);
@@ -494,11 +494,11 @@ CK_TEST(bad_terms_and_huge_sizes) {
   ek_tensor *targets = ck_ghost(rig, EK_I32, CK_SHAPE(rows));
   ek_tensor *totals = ck_ghost(rig, EK_F64, CK_SHAPE(2));
   ck_ok(ek_op_cross_entropy_forward(s, losses, normalizer, totals, logits, targets, &terms));
-  ck_ok(ek_op_cross_entropy_backward(s, logits, logits, normalizer, targets, &terms, NULL, NULL));
-  ck_ok(ek_op_cross_entropy_gradient(s, logits, losses, normalizer, totals, logits, targets, &terms,
-                                     1));
+  ck_ok(ek_op_cross_entropy_backward(s, logits, logits, normalizer, targets, NULL, NULL, &terms));
+  ck_ok(ek_op_cross_entropy_gradient(s, logits, losses, normalizer, totals, logits, targets, 1,
+                                     &terms));
   ck_fails(
-      ek_op_cross_entropy_gradient(s, logits, losses, normalizer, totals, logits, targets, NULL, 1),
+      ek_op_cross_entropy_gradient(s, logits, losses, normalizer, totals, logits, targets, 1, NULL),
       EK_ERR_INVALID_ARGUMENT, "cross_entropy_gradient: terms is NULL");
   ck_fails(ek_op_cross_entropy_forward(s, losses, normalizer, totals, logits, targets, NULL),
            EK_ERR_INVALID_ARGUMENT, "cross_entropy_forward: terms is NULL");
@@ -510,10 +510,10 @@ CK_TEST(bad_terms_and_huge_sizes) {
     ck_fails(ek_op_cross_entropy_forward(s, losses, normalizer, totals, logits, targets, &terms),
              EK_ERR_INVALID_ARGUMENT, "cross_entropy_forward: label_smoothing");
     ck_fails(
-        ek_op_cross_entropy_backward(s, logits, logits, normalizer, targets, &terms, NULL, NULL),
+        ek_op_cross_entropy_backward(s, logits, logits, normalizer, targets, NULL, NULL, &terms),
         EK_ERR_INVALID_ARGUMENT, "cross_entropy_backward: label_smoothing");
-    ck_fails(ek_op_cross_entropy_gradient(s, logits, losses, normalizer, totals, logits, targets,
-                                          &terms, 1),
+    ck_fails(ek_op_cross_entropy_gradient(s, logits, losses, normalizer, totals, logits, targets, 1,
+                                          &terms),
              EK_ERR_INVALID_ARGUMENT, "cross_entropy_gradient: label_smoothing");
   }
   terms.label_smoothing = 0;
@@ -521,7 +521,7 @@ CK_TEST(bad_terms_and_huge_sizes) {
   ck_fails(ek_op_cross_entropy_forward(s, losses, normalizer, totals, none, targets, &terms),
            EK_ERR_SHAPE, "cross_entropy_forward: logits is 17179869184 x 0");
   ck_fails(
-      ek_op_cross_entropy_gradient(s, none, losses, normalizer, totals, none, targets, &terms, 1),
+      ek_op_cross_entropy_gradient(s, none, losses, normalizer, totals, none, targets, 1, &terms),
       EK_ERR_SHAPE, "cross_entropy_gradient: logits is 17179869184 x 0");
   ck_fails(ek_op_cross_entropy_forward(s, losses, normalizer, targets, logits, targets, &terms),
            EK_ERR_TYPE, "cross_entropy_forward: totals is i32 but must be f64");

@@ -270,9 +270,9 @@ static void check_backward(struct ck_rig *rig, const struct slope *b, enum place
   ek_tensor *dgamma = ck_sums(rig, b->gamma_scale == 0 ? NULL : b->old_dgamma, CK_SHAPE(b->width));
   ek_tensor *dbeta = ck_sums(rig, b->beta_scale == 0 ? NULL : b->old_dbeta, CK_SHAPE(b->width));
   ck_ok(ek_op_layer_norm_backward(
-      rig->stream, dx, residual, dgamma, b->gamma_scale, dbeta, b->beta_scale, dy,
-      ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)), ck_sums(rig, b->mean, CK_SHAPE(b->rows)),
-      ck_sums(rig, b->rstd, CK_SHAPE(b->rows)), ck_tensor(rig, b->gamma, CK_SHAPE(b->width))));
+      rig->stream, dx, dgamma, dbeta, dy, ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)),
+      ck_sums(rig, b->mean, CK_SHAPE(b->rows)), ck_sums(rig, b->rstd, CK_SHAPE(b->rows)),
+      ck_tensor(rig, b->gamma, CK_SHAPE(b->width)), residual, b->gamma_scale, b->beta_scale));
   if (dx != NULL) ck_fits(rig, "dx", dx, b->dx, b->dx_bound, n);
   ck_fits(rig, "dgamma", dgamma, b->dgamma, b->dgamma_bound, b->width);
   ck_fits(rig, "dbeta", dbeta, b->dbeta, b->dbeta_bound, b->width);
@@ -313,8 +313,8 @@ CK_LOOP(backward_repeats, ck_variants()) {
     ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(300, 65));
     ek_tensor *dgamma = ck_poisoned_sums(rig, CK_SHAPE(65)),
               *dbeta = ck_poisoned_sums(rig, CK_SHAPE(65));
-    ck_ok(ek_op_layer_norm_backward(rig->stream, dx, NULL, dgamma, 0, dbeta, 0, dy, x, mean, rstd,
-                                    gamma));
+    ck_ok(ek_op_layer_norm_backward(rig->stream, dx, dgamma, dbeta, dy, x, mean, rstd, gamma, NULL,
+                                    0, 0));
     double *got[3] = {ck_read(rig, dx), ck_read(rig, dgamma), ck_read(rig, dbeta)};
     for (int k = 0; k < 3 && pass == 1; k++) {
       ck_same_bits("again", got[k], first[k], k == 0 ? 300 * 65 : 65);
@@ -358,9 +358,9 @@ CK_TEST(gradients_by_differences) {
   ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(rows, width));
   ek_tensor *dgamma = ck_poisoned(rig, CK_SHAPE(width)), *dbeta = ck_poisoned(rig, CK_SHAPE(width));
   ck_ok(ek_op_layer_norm_forward(rig->stream, f.y, f.mean, f.rstd, f.x, f.gamma, f.beta, 1e-5));
-  ck_ok(ek_op_layer_norm_backward(rig->stream, dx, NULL, dgamma, 0, dbeta, 0,
+  ck_ok(ek_op_layer_norm_backward(rig->stream, dx, dgamma, dbeta,
                                   ck_tensor(rig, dy, CK_SHAPE(rows, width)), f.x, f.mean, f.rstd,
-                                  f.gamma));
+                                  f.gamma, NULL, 0, 0));
   f.varied = f.x;
   ck_gradient(rig, "layer norm dx", norm_function, &f, x, ck_read(rig, dx), rows * width, 99);
   ck_set(f.x, x);

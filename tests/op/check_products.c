@@ -240,10 +240,10 @@ static void check_gelu_linear_backward(struct ck_rig *rig, int64_t rows, int64_t
   ek_tensor *dbias = ck_sums(rig, beta == 0 ? NULL : old, CK_SHAPE(in));
   ek_tensor *dpre = ck_poisoned(rig, CK_SHAPE(rows, in)),
             *alone = ck_poisoned(rig, CK_SHAPE(rows, in));
-  ck_ok(ek_op_gelu_linear_backward(rig->stream, dpre, dbias, beta, dy, w, tpre));
+  ck_ok(ek_op_gelu_linear_backward(rig->stream, dpre, dbias, dy, w, tpre, beta));
   ck_fits(rig, "dpre", dpre, want, bound, n);
   ck_fits(rig, "dbias", dbias, want_sum, sum_bound, in);
-  ck_ok(ek_op_gelu_linear_backward(rig->stream, alone, NULL, 0, dy, w, tpre));
+  ck_ok(ek_op_gelu_linear_backward(rig->stream, alone, NULL, dy, w, tpre, 0));
   ck_fits(rig, "dpre without dbias", alone, want, bound, n);
 }
 
@@ -276,10 +276,10 @@ static void check_linear_gradients(struct ck_rig *rig, int64_t rows, int64_t in,
   ek_tensor *dw = ck_sums(rig, weight_beta == 0 ? NULL : p.c, CK_SHAPE(out, in));
   ek_tensor *alone = ck_sums(rig, weight_beta == 0 ? NULL : p.c, CK_SHAPE(out, in));
   ek_tensor *dbias = ck_sums(rig, bias_beta == 0 ? NULL : old, CK_SHAPE(out));
-  ck_ok(ek_op_linear_gradients(rig->stream, dw, weight_beta, dbias, bias_beta, dy, x));
+  ck_ok(ek_op_linear_gradients(rig->stream, dw, dbias, dy, x, weight_beta, bias_beta));
   ck_fits(rig, "dw", dw, want, NULL, out * in);
   ck_fits(rig, "dbias", dbias, want_sum, NULL, out);
-  ck_ok(ek_op_linear_gradients(rig->stream, alone, weight_beta, NULL, 0, dy, x));
+  ck_ok(ek_op_linear_gradients(rig->stream, alone, NULL, dy, x, weight_beta, 0));
   ck_fits(rig, "dw without dbias", alone, want, NULL, out * in);
 }
 
@@ -349,8 +349,8 @@ static void check_padded(struct ck_rig *rig, const int64_t size[3], int64_t padd
       dbias[k] = ck_sums(rig, bits[2], CK_SHAPE(out));
       dx[k] = ck_poisoned(rig, CK_SHAPE(rows, in));
     }
-    ck_ok(ek_op_linear_gradients(rig->stream, dw[0], i, i == 0 ? dbias[0] : NULL, 1, dy, x));
-    ck_ok(ek_op_linear_gradients(rig->stream, dw[1], i, i == 0 ? dbias[1] : NULL, 1, wide_dy, x));
+    ck_ok(ek_op_linear_gradients(rig->stream, dw[0], i == 0 ? dbias[0] : NULL, dy, x, i, 1));
+    ck_ok(ek_op_linear_gradients(rig->stream, dw[1], i == 0 ? dbias[1] : NULL, wide_dy, x, i, 1));
     ck_ok(ek_op_matmul(rig->stream, dx[0], dy, false, w, false, 0));
     ck_ok(ek_op_linear_backward(rig->stream, dx[1], wide_dy, w));
     same(rig, "dw", dw[0], dw[1], out, in, !exact);
@@ -358,7 +358,7 @@ static void check_padded(struct ck_rig *rig, const int64_t size[3], int64_t padd
     ck_within("dbias", ck_read(rig, dbias[1]), ck_read(rig, dbias[0]), NULL, out);
     /* dbias alone: the sums of the columns, of which the padding has none. */
     ck_ok(ek_op_column_sum(rig->stream, dbias[0], dy, i));
-    ck_ok(ek_op_linear_gradients(rig->stream, NULL, 0, dbias[1], i, wide_dy, NULL));
+    ck_ok(ek_op_linear_gradients(rig->stream, NULL, dbias[1], wide_dy, NULL, 0, i));
     if (i == 0) ck_same_bits("dbias alone", ck_read(rig, dbias[1]), ck_read(rig, dbias[0]), out);
   }
 }
@@ -429,8 +429,8 @@ CK_TEST(gradients_by_differences) {
   ek_tensor *tdy = ck_tensor(rig, dy, CK_SHAPE(ROWS, OUT));
   l.moved = l.w;
   (void)two_layers_forward(&l, w);
-  ck_ok(ek_op_gelu_linear_backward(rig->stream, dpre, dbias, 0, tdy, l.v, l.pre));
-  ck_ok(ek_op_linear_gradients(rig->stream, dw, 0, NULL, 0, dpre, l.x));
+  ck_ok(ek_op_gelu_linear_backward(rig->stream, dpre, dbias, tdy, l.v, l.pre, 0));
+  ck_ok(ek_op_linear_gradients(rig->stream, dw, NULL, dpre, l.x, 0, 0));
   ck_gradient(rig, "weight", two_layers_forward, &l, w, ck_read(rig, dw), HIDDEN * IN, HIDDEN * IN);
   ck_set(l.w, w);
   l.moved = l.bias;
@@ -472,11 +472,11 @@ CK_TEST(messages_show_both_shapes) {
   ck_fails(ek_op_linear(s, c, a, b, NULL), EK_ERR_SHAPE, "linear: x is 3 x 2 but w is 2 x 5");
   ck_fails(ek_op_linear_gelu(s, c, NULL, a, b, NULL), EK_ERR_SHAPE,
            "linear_gelu: x is 3 x 2 but w is 2 x 5");
-  ck_fails(ek_op_gelu_linear_backward(s, c, NULL, 0, a, b, c), EK_ERR_INVALID_ARGUMENT,
+  ck_fails(ek_op_gelu_linear_backward(s, c, NULL, a, b, c, 0), EK_ERR_INVALID_ARGUMENT,
            "gelu_linear_backward: dpre (3 x 4) overlaps pre (3 x 4)");
-  ck_fails(ek_op_gelu_linear_backward(s, ck_poisoned(rig, CK_SHAPE(3, 4)), NULL, 0, a, b, c),
+  ck_fails(ek_op_gelu_linear_backward(s, ck_poisoned(rig, CK_SHAPE(3, 4)), NULL, a, b, c, 0),
            EK_ERR_SHAPE, "gelu_linear_backward: pre is 3 x 4 but dy w is 3 x 5");
-  ck_fails(ek_op_linear_gradients(s, c, 0, NULL, 0, a, b), EK_ERR_SHAPE,
+  ck_fails(ek_op_linear_gradients(s, c, NULL, a, b, 0, 0), EK_ERR_SHAPE,
            "linear_gradients: dy is 3 x 2 but x is 2 x 5");
   ek_tensor *w = ck_poisoned(rig, CK_SHAPE(5, 2));
   ck_fails(ek_op_linear(s, c, a, w, NULL), EK_ERR_SHAPE,
@@ -485,11 +485,11 @@ CK_TEST(messages_show_both_shapes) {
            "linear_gelu: y is 3 x 6 but x w^T is 3 x 5");
   ck_fails(ek_op_linear_backward(s, ck_poisoned(rig, CK_SHAPE(3, 2)), c, w), EK_ERR_SHAPE,
            "linear_backward: dy is 3 x 4 but w is 5 x 2");
-  ck_fails(ek_op_linear_gradients(s, w, 0, NULL, 0, c, a), EK_ERR_SHAPE,
+  ck_fails(ek_op_linear_gradients(s, w, NULL, c, a, 0, 0), EK_ERR_SHAPE,
            "linear_gradients: dw is 5 x 2 but dy^T x is 4 x 2");
-  ck_fails(ek_op_linear_gradients(s, NULL, 0, ck_poisoned(rig, CK_SHAPE(5)), 0, c, NULL),
+  ck_fails(ek_op_linear_gradients(s, NULL, ck_poisoned(rig, CK_SHAPE(5)), c, NULL, 0, 0),
            EK_ERR_SHAPE, "linear_gradients: dbias is 5 but dy is 3 x 4, which takes 4 elements");
-  ck_fails(ek_op_linear_gradients(s, NULL, 0, NULL, 0, c, a), EK_ERR_INVALID_ARGUMENT,
+  ck_fails(ek_op_linear_gradients(s, NULL, NULL, c, a, 0, 0), EK_ERR_INVALID_ARGUMENT,
            "linear_gradients: dbias is NULL");
   ck_rig_close(rig);
 }
@@ -511,9 +511,9 @@ CK_TEST(huge_sizes) {
   ek_tensor *logits = ck_ghost(rig, EK_F32, CK_SHAPE(32, 2048, 151936));
   ck_ok(ek_op_linear(s, logits, x, vocabulary, NULL));
   ck_ok(ek_op_linear_gelu(s, logits, NULL, x, vocabulary, NULL));
-  ck_ok(ek_op_linear_gradients(s, vocabulary, 1, NULL, 0, logits, x));
-  ck_ok(ek_op_gelu_linear_backward(s, ck_ghost(rig, EK_F32, CK_SHAPE(32, 2048, 1024)), NULL, 0,
-                                   logits, vocabulary, x));
+  ck_ok(ek_op_linear_gradients(s, vocabulary, NULL, logits, x, 1, 0));
+  ck_ok(ek_op_gelu_linear_backward(s, ck_ghost(rig, EK_F32, CK_SHAPE(32, 2048, 1024)), NULL, logits,
+                                   vocabulary, x, 0));
   ek_tensor endless = *c;
   endless.shape[1] = INT64_C(1) << 33;
   ck_fails(ek_op_matmul(s, &endless, a, false, b, false, 0), EK_ERR_OVERFLOW, "matmul");

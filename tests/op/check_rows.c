@@ -41,7 +41,7 @@ static void check_sums(struct ck_rig *rig, int64_t rows, int64_t columns, bool p
   ek_tensor *ta = ck_tensor(rig, a, CK_SHAPE(rows, columns));
   ek_tensor *tb = product ? ck_tensor(rig, b, CK_SHAPE(rows, columns)) : NULL;
   ek_tensor *y = ck_poisoned_sums(rig, CK_SHAPE(rows)), *again = ck_poisoned_sums(rig, CK_SHAPE(1));
-  ck_ok(ek_op_row_reduce(rig->stream, y, kind, ta, tb));
+  ck_ok(ek_op_row_reduce(rig->stream, y, ta, tb, kind));
   const double *got = ck_read(rig, y);
   ck_within("sums of rows", got, want, bound, rows);
   if (rows == 0) return;
@@ -49,7 +49,7 @@ static void check_sums(struct ck_rig *rig, int64_t rows, int64_t columns, bool p
   ek_tensor last = {0}, last_b = {0};
   ck_ok(ek_tensor_rows(&last, ta, rows - 1, 1));
   if (product) ck_ok(ek_tensor_rows(&last_b, tb, rows - 1, 1));
-  ck_ok(ek_op_row_reduce(rig->stream, again, kind, &last, product ? &last_b : NULL));
+  ck_ok(ek_op_row_reduce(rig->stream, again, &last, product ? &last_b : NULL, kind));
   ck_same_bits("the last row alone", ck_read(rig, again), got + rows - 1, 1);
   ek_tensor_free(&last);
   ek_tensor_free(&last_b);
@@ -78,9 +78,9 @@ CK_LOOP(whole_numbers, ck_variants()) {
     }
     ek_tensor *x = ck_tensor(rig, a, CK_SHAPE(rows, columns));
     ek_tensor *y = ck_poisoned_sums(rig, CK_SHAPE(rows));
-    ck_ok(ek_op_row_reduce(rig->stream, y, EK_ROW_SUM, x, NULL));
+    ck_ok(ek_op_row_reduce(rig->stream, y, x, NULL, EK_ROW_SUM));
     ck_within("sums", ck_read(rig, y), want, NULL, rows);
-    ck_ok(ek_op_row_reduce(rig->stream, y, EK_ROW_SUM, x, x));
+    ck_ok(ek_op_row_reduce(rig->stream, y, x, x, EK_ROW_SUM));
     ck_within("squares", ck_read(rig, y), squares, NULL, rows);
     ck_rig_close(rig);
   }
@@ -193,9 +193,9 @@ CK_TEST(gradient_by_differences) {
 CK_TEST(bad_numbers) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_tensor *x = ck_poisoned(rig, CK_SHAPE(3, 4)), *y = ck_poisoned(rig, CK_SHAPE(3));
-  ck_fails(ek_op_row_reduce(rig->stream, y, (ek_row_reduction)2, x, NULL), EK_ERR_INVALID_ARGUMENT,
+  ck_fails(ek_op_row_reduce(rig->stream, y, x, NULL, (ek_row_reduction)2), EK_ERR_INVALID_ARGUMENT,
            "unknown reduction 2");
-  ck_fails(ek_op_row_reduce(rig->stream, ck_poisoned(rig, CK_SHAPE(4)), EK_ROW_SUM, x, NULL),
+  ck_fails(ek_op_row_reduce(rig->stream, ck_poisoned(rig, CK_SHAPE(4)), x, NULL, EK_ROW_SUM),
            EK_ERR_SHAPE, "row_sum: y is 4");
   ck_rig_close(rig);
 }

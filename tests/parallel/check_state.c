@@ -84,7 +84,7 @@ CK_LOOP(values_by_name, CK_PLACEMENTS) {
   for (int i = 0; i < 3; i++) {
     ek_tensor host = ck_like(&t, names[i]), flat;
     host.data = numbers;
-    ck_ok(ek_state_write(&host, t.model, names[i]));
+    ck_ok(ek_state_write(t.model, names[i], &host));
     ck_ok(ek_tensor_host(&flat, back, EK_F32, CK_SHAPE(13 * 8)));
     ck_ok(ek_state_read(&flat, t.model, names[i]));
     ck_assert_mem_eq(numbers, back, sizeof numbers);
@@ -110,7 +110,7 @@ CK_LOOP(in_another_type, CK_PLACEMENTS) {
     ek_tensor host;
     for (int i = 0; i < COUNT; i++) given[i] = (double)(1 + i % 64) + 0x1p-30;
     ck_ok(ek_tensor_host(&host, given, EK_F64, CK_SHAPE(13, 8)));
-    ck_ok(ek_state_write(&host, t.model, names[n]));
+    ck_ok(ek_state_write(t.model, names[n], &host));
     ck_ok(ek_tensor_host(&host, singles, EK_F32, CK_SHAPE(13, 8)));
     ck_ok(ek_state_read(&host, t.model, names[n]));
     ck_ok(ek_tensor_host(&host, doubles, EK_F64, CK_SHAPE(COUNT)));
@@ -163,9 +163,9 @@ CK_TEST(wrong_names_and_tensors) {
   struct ck_state before = ck_state_take(t.model);
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     ck_assert_int_eq(ek_state_read(cases[i].tensor, t.model, cases[i].name), cases[i].status);
-    ck_assert_int_eq(ek_state_write(cases[i].tensor, t.model, cases[i].name), cases[i].status);
+    ck_assert_int_eq(ek_state_write(t.model, cases[i].name, cases[i].tensor), cases[i].status);
   }
-  ck_fails(ek_state_write(&step, t.model, "run/step"), EK_ERR_INVALID_ARGUMENT, "-1");
+  ck_fails(ek_state_write(t.model, "run/step", &step), EK_ERR_INVALID_ARGUMENT, "-1");
   struct ck_state after = ck_state_take(t.model);
   ck_state_same("after wrong calls", &after, &before);
   ck_fails(ek_data_parallel_model_gradient(&good, t.model, "a"), EK_ERR_STATE, "last backward");
@@ -280,7 +280,7 @@ CK_LOOP(a_second_optimizer, CK_PLACEMENTS) {
   ck_ok(ek_state_read(&host, t.model, "run/step"));
   ck_assert_int_eq(step, 0);
   step = 4; /* said before there is an optimizer, too */
-  ck_ok(ek_state_write(&host, t.model, "run/step"));
+  ck_ok(ek_state_write(t.model, "run/step", &host));
   ck_ok(ek_data_parallel_optimizer_open(&t.optimizer, t.model, t.rule, NULL));
   ck_keep(t.optimizer);
   go(&t, 4, 5);
@@ -301,7 +301,7 @@ CK_LOOP(plan_devices, CK_PLACEMENTS) {
     ck_assert_uint_le(ek_tensor_bytes(&host), sizeof numbers);
     memset(numbers, 0x11, sizeof numbers);
     host.data = numbers;
-    ck_ok(ek_state_write(&host, t.model, info.name));
+    ck_ok(ek_state_write(t.model, info.name, &host));
     memset(numbers, 0x22, sizeof numbers);
     ck_ok(ek_state_read(&host, t.model, info.name));
     const unsigned char *byte = (const unsigned char *)numbers;

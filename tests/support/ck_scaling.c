@@ -52,7 +52,7 @@ int64_t ck_scaling_number(const struct ck_training *t, const char *name) {
 
 ek_status ck_scaling_write(struct ck_training *t, const char *name, ek_type type, void *value) {
   const ek_tensor host = {.type = type, .data = value};
-  return ek_state_write(&host, t->model, name);
+  return ek_state_write(t->model, name, &host);
 }
 
 double ck_scaling_scale(const struct ck_training *t) {

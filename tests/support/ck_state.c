@@ -26,7 +26,7 @@ struct ck_state ck_state_take(const ek_data_parallel_model *model) {
 
 ek_status ck_state_put(ek_data_parallel_model *model, const struct ck_state *state) {
   for (size_t i = state->count; i-- > 0;) {
-    EK_TRY(ek_state_write(&state->host[i], model, state->info[i].name));
+    EK_TRY(ek_state_write(model, state->info[i].name, &state->host[i]));
   }
   return EK_OK;
 }

@@ -58,7 +58,7 @@ static ek_status visitor_backward(const ek_module *self, ek_pass *pass,
   EK_TRY(ek_pass_take(&x, pass));
   ek_status status = ek_pass_gradient(&t, &beta, pass, 0);
   if (status == EK_OK) {
-    status = ek_op_linear_gradients(ek_pass_stream(pass), &t, beta, NULL, 0, &grad_outputs[0], &x);
+    status = ek_op_linear_gradients(ek_pass_stream(pass), &t, NULL, &grad_outputs[0], &x, beta, 0);
   }
   ek_tensor_free(&x);
   if (status == EK_OK) status = ek_pass_gradient_complete(pass, 0);

@@ -80,9 +80,9 @@ CK_LOOP(null_is_refused, CK_MODES) {
                            ek_state_read(&host, t->model, NULL),
                            ek_state_read(NULL, t->model, "0.weight"),
                            ek_state_read(&host, t->model, "0.weight"), /* no data */
-                           ek_state_write(&host, NULL, "0.weight"),
-                           ek_state_write(&host, t->model, NULL),
-                           ek_state_write(NULL, t->model, "0.weight"),
+                           ek_state_write(NULL, "0.weight", &host),
+                           ek_state_write(t->model, NULL, &host),
+                           ek_state_write(t->model, "0.weight", NULL),
                            ek_data_parallel_model_gradient(&host, NULL, "0.weight"),
                            ek_data_parallel_model_gradient(&host, t->model, NULL),
                            ek_data_parallel_criterion_open(NULL, t->model, t->criterion, NULL),

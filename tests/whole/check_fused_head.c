@@ -157,7 +157,7 @@ CK_LOOP(single_losses, CK_VARIANTS) {
   ck_within("losses", ck_read(rig, &results[1]), ck_read(rig, &losses[1]), bounds, ROWS);
   ek_tensor *weight = ck_blank(rig, rig->type, CK_SHAPE(CLASSES, WIDTH));
   ek_tensor *bias = ck_blank(rig, rig->type, CK_SHAPE(CLASSES));
-  ck_ok(ek_op_linear_gradients(rig->stream, weight, 0, bias, 0, &dlogits[0], &inputs[0]));
+  ck_ok(ek_op_linear_gradients(rig->stream, weight, bias, &dlogits[0], &inputs[0], 0, 0));
   ck_get(want_dw, weight);
   ck_get(want_db, bias);
   ck_assert_double_le(ck_rel_l2(dw, want_dw, CLASSES * WIDTH), 64 * rig->unit);

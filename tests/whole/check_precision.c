@@ -277,7 +277,7 @@ static void copy_state(const struct ck_training *from, struct ck_training *to) {
     host.data = calloc((size_t)ek_tensor_count(&host) + 1, 8);
     ck_assert_ptr_nonnull(host.data);
     ck_ok(ek_state_read(&host, from->model, info.name));
-    ck_ok(ek_state_write(&host, to->model, info.name));
+    ck_ok(ek_state_write(to->model, info.name, &host));
     free(host.data);
   }
 }

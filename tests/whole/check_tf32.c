@@ -230,7 +230,7 @@ static void check_linear(struct ck_rig *rig, const ek_replica *replica, const ek
   ck_assert(!ek_stream_allow_tf32(rig->stream, rounded));
   ck_ok(ek_op_linear(rig->stream, want_y, x, &weight.value, NULL));
   ck_ok(ek_op_matmul(rig->stream, want_dx, y, false, &weight.value, false, 0));
-  ck_ok(ek_op_linear_gradients(rig->stream, want_dw, 0, NULL, 0, y, x));
+  ck_ok(ek_op_linear_gradients(rig->stream, want_dw, NULL, y, x, 0, 0));
   ck_assert_int_eq(ek_stream_allow_tf32(rig->stream, false), rounded);
   ck_same_bits("y", ck_read(rig, y), ck_read(rig, want_y), ROWS * WIDTH);
   ck_same_bits("dx", ck_read(rig, dx), ck_read(rig, want_dx), ROWS * WIDTH);

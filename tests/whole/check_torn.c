@@ -179,17 +179,17 @@ CK_LOOP(a_rule_that_fails, CK_MODES * DEVICES * 2) {
 static void mend_in_part(struct ck_training *t, const struct ck_state *state) {
   for (size_t missing = 0; missing < state->count; missing++) {
     for (size_t i = 0; i < state->count; i++) {
-      if (i != missing) ck_ok(ek_state_write(&state->host[i], t->model, state->info[i].name));
+      if (i != missing) ck_ok(ek_state_write(t->model, state->info[i].name, &state->host[i]));
     }
     ck_assert(ck_training_is_torn(t));
     if (missing + 1 == state->count) break;
     const ek_tensor *host = &state->host[missing == 0];
     ck_ok(ek_fault_at(ek_group_device(t->group, 0), 1, EK_ERR_UNAVAILABLE));
-    ck_fails(ek_state_write(host, t->model, state->info[missing == 0].name), EK_ERR_UNAVAILABLE,
+    ck_fails(ek_state_write(t->model, state->info[missing == 0].name, host), EK_ERR_UNAVAILABLE,
              "copy");
   }
   const size_t last = state->count - 1;
-  ck_ok(ek_state_write(&state->host[last], t->model, state->info[last].name));
+  ck_ok(ek_state_write(t->model, state->info[last].name, &state->host[last]));
   struct ck_state now = ck_state_take(t->model);
   ck_state_same("mended", &now, state);
 }
@@ -203,10 +203,10 @@ CK_TEST(set_fails_halfway) {
   struct ck_state state = ck_state_take(t.model);
   ek_tensor host = ck_like(&t, "0.weight");
   host.data = numbers;
-  ck_fails(ek_state_write(&host, t.model, "0.wait"), EK_ERR_NOT_FOUND, "0.wait");
+  ck_fails(ek_state_write(t.model, "0.wait", &host), EK_ERR_NOT_FOUND, "0.wait");
   ck_assert(!ck_training_is_torn(&t));
   ck_ok(ek_fault_at(ek_group_device(t.group, 1), 1, EK_ERR_UNAVAILABLE));
-  ck_fails(ek_state_write(&host, t.model, "0.weight"), EK_ERR_UNAVAILABLE, "copy");
+  ck_fails(ek_state_write(t.model, "0.weight", &host), EK_ERR_UNAVAILABLE, "copy");
   ck_assert(ck_training_is_torn(&t));
   mend_in_part(&t, &state);
 }
@@ -219,17 +219,17 @@ CK_TEST(the_optimizer_is_freed) {
   ck_training_open(&t, &setup);
   struct ck_state state = ck_state_take(t.model);
   ck_ok(ek_fault_at(ek_group_device(t.group, 1), 1, EK_ERR_UNAVAILABLE));
-  ck_fails(ek_state_write(&state.host[0], t.model, state.info[0].name), EK_ERR_UNAVAILABLE, "copy");
+  ck_fails(ek_state_write(t.model, state.info[0].name, &state.host[0]), EK_ERR_UNAVAILABLE, "copy");
   for (size_t i = 0; i < state.count; i++) {
     if (state.info[i].kind != EK_STATE_KIND_OPTIMIZER) continue;
-    ck_ok(ek_state_write(&state.host[i], t.model, state.info[i].name));
+    ck_ok(ek_state_write(t.model, state.info[i].name, &state.host[i]));
   }
   ek_data_parallel_optimizer_free(t.optimizer);
   t.optimizer = NULL;
   for (size_t i = 0; i < state.count; i++) {
     if (state.info[i].kind == EK_STATE_KIND_OPTIMIZER) continue;
     ck_fails(ek_data_parallel_model_discard(t.model), EK_ERR_TORN, "halfway");
-    ck_ok(ek_state_write(&state.host[i], t.model, state.info[i].name));
+    ck_ok(ek_state_write(t.model, state.info[i].name, &state.host[i]));
   }
   ck_ok(ek_data_parallel_model_discard(t.model));
 }
