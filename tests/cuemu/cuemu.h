@@ -68,7 +68,7 @@ enum cuemu_kind {
   CUEMU_COPY,   /* copies and memsets; a failure is returned by the call */
   CUEMU_LAUNCH, /* kernel launches; a failure is returned by the launch */
   CUEMU_KERNEL, /* kernels as they run; a failure kills the device, as in CUDA */
-  CUEMU_BLAS,   /* cuBLAS and cuBLASLt products; a failure is returned by the call */
+  CUEMU_BLAS,   /* cuBLASLt products; a failure is returned by the call */
   CUEMU_NCCL,   /* NCCL set-up and collectives; a failure is returned by the call */
   CUEMU_KINDS
 };

@@ -22,10 +22,6 @@ static inline float cuemu_bfloat16_to_float(uint16_t half) {
   return value;
 }
 
-typedef struct __nv_bfloat16_raw {
-  uint16_t x;
-} __nv_bfloat16_raw;
-
 #ifdef __cplusplus
 struct __nv_bfloat16 {
   uint16_t x;
@@ -36,18 +32,9 @@ struct __nv_bfloat16 {
 struct alignas(4) __nv_bfloat162 {
   __nv_bfloat16 x, y;
 };
-static inline __nv_bfloat16 __float2bfloat16(float value) { return __nv_bfloat16(value); }
-static inline __nv_bfloat16 __float2bfloat16_rn(float value) { return __nv_bfloat16(value); }
-static inline float __bfloat162float(__nv_bfloat16 value) { return value; }
 static inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
   return __nv_bfloat162{x, y};
 }
-static inline float __low2float(__nv_bfloat162 value) { return value.x; }
-static inline float __high2float(__nv_bfloat162 value) { return value.y; }
-typedef __nv_bfloat162 nv_bfloat162;
-#else
-typedef __nv_bfloat16_raw __nv_bfloat16;
 #endif
-typedef __nv_bfloat16 nv_bfloat16;
 
 #endif

@@ -43,10 +43,6 @@ static inline float cuemu_half_to_float(uint16_t half) {
   return value;
 }
 
-typedef struct __half_raw {
-  uint16_t x;
-} __half_raw;
-
 #ifdef __cplusplus
 struct __half {
   uint16_t x;
@@ -57,16 +53,7 @@ struct __half {
 struct alignas(4) __half2 {
   __half x, y;
 };
-static inline __half __float2half(float value) { return __half(value); }
-static inline __half __float2half_rn(float value) { return __half(value); }
-static inline float __half2float(__half value) { return value; }
 static inline __half2 __floats2half2_rn(float x, float y) { return __half2{x, y}; }
-static inline float __low2float(__half2 value) { return value.x; }
-static inline float __high2float(__half2 value) { return value.y; }
-typedef __half half;
-typedef __half2 half2;
-#else
-typedef __half_raw __half;
 #endif
 
 #endif

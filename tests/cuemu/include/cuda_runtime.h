@@ -8,7 +8,6 @@
 
 #ifdef __cplusplus
 #include "cuemu_device.h"
-#include "cuemu_intrinsics.h"
 #include "cuemu_portable.h"
 #endif
 

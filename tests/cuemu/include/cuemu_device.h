@@ -1,5 +1,6 @@
 /*
- * cuemu_device.h - the device language: qualifiers, built-in variables, barriers, warp functions.
+ * cuemu_device.h - the device language: qualifiers, built-in variables, barriers, warp functions,
+ * atomics.
  *
  * A kernel is an ordinary function. threadIdx and its relatives are thread-local and set by the
  * block executor whenever it goes on to another CUDA thread. __shared__ variables are thread-local
@@ -28,7 +29,6 @@
 #endif
 #define __device__
 #define __host__
-#define __constant__ static
 #define __grid_constant__
 #define __shared__ static thread_local
 #define __forceinline__ inline __attribute__((always_inline))
@@ -55,26 +55,16 @@ CUEMU_BUILTIN int *cuemu_asked_bound;
 #undef CUEMU_BUILTIN
 
 void cuemu_syncthreads(const char *file, int line);
-int cuemu_syncthreads_reduce(int what, int predicate, const char *file, int line);
 uint64_t cuemu_warp(enum cuemu_warp_operation operation, uint32_t mask, uint64_t value, int source,
                     const char *file, int line);
-uint32_t cuemu_active_mask(void);
 void cuemu_copy_async(void *to, const void *from, unsigned bytes, int there, const char *file,
                       int line);
 void cuemu_copy_commit(void);
 void cuemu_copy_wait(unsigned groups);
-void cuemu_trap(const char *file, int line);
 }
 
 /* The place is part of a barrier: two different ones met by one block are an error. */
 #define __syncthreads() cuemu_syncthreads(__FILE__, __LINE__)
-#define __syncthreads_or(predicate)                                                                \
-  cuemu_syncthreads_reduce('|', (predicate) != 0, __FILE__, __LINE__)
-#define __syncthreads_and(predicate)                                                               \
-  cuemu_syncthreads_reduce('&', (predicate) != 0, __FILE__, __LINE__)
-#define __syncthreads_count(predicate)                                                             \
-  cuemu_syncthreads_reduce('+', (predicate) != 0, __FILE__, __LINE__)
-#define __trap() cuemu_trap(__FILE__, __LINE__)
 
 namespace cuemu {
 
@@ -120,28 +110,11 @@ static inline unsigned __ballot_sync(unsigned mask, int predicate,
   return (unsigned)cuemu_warp(CUEMU_WARP_BALLOT, mask, predicate != 0, 0, at.file, at.line);
 }
 
-static inline int __any_sync(unsigned mask, int predicate, cuemu::place at = cuemu::place::here()) {
-  return __ballot_sync(mask, predicate, at) != 0;
-}
-
-static inline int __all_sync(unsigned mask, int predicate, cuemu::place at = cuemu::place::here()) {
-  return __ballot_sync(mask, !predicate, at) == 0;
-}
-
-static inline unsigned __activemask() { return cuemu_active_mask(); }
-
 /* Outside its segment of `width` lanes a shuffle gives the caller's own value. */
 template <class T>
 static inline T __shfl_sync(unsigned mask, T value, int source, int width = 32,
                             cuemu::place at = cuemu::place::here()) {
   return cuemu::shuffle(mask, value, cuemu::segment(width) + (source & (width - 1)), at);
-}
-
-template <class T>
-static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
-                               cuemu::place at = cuemu::place::here()) {
-  int source = cuemu_lane - (int)delta;
-  return cuemu::shuffle(mask, value, source < cuemu::segment(width) ? cuemu_lane : source, at);
 }
 
 template <class T>
@@ -158,6 +131,22 @@ static inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 3
   int source = cuemu_lane ^ lanes;
   bool outside = source >= cuemu::segment(width) + width;
   return cuemu::shuffle(mask, value, outside ? cuemu_lane : source, at);
+}
+
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+
+/* Atomics on integers only: on floating point their order is not fixed, and the backend has none.
+ * Acquire and release, although CUDA's are relaxed: ThreadSanitizer does not understand the fences
+ * that a kernel puts around them. */
+template <class T> static inline T atomicAdd(T *p, std::common_type_t<T> value) {
+  return __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL);
+}
+template <class T> static inline T atomicMin(T *p, std::common_type_t<T> value) {
+  T old = __atomic_load_n(p, __ATOMIC_ACQUIRE);
+  while (old > value &&
+         !__atomic_compare_exchange_n(p, &old, value, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+  }
+  return old;
 }
 
 /* ---- what CUDA C++ has no words for: a product's inline assembly, here functions ---- */

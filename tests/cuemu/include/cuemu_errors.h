@@ -1,8 +1,9 @@
 /*
- * cuemu_errors.h - the CUDA errors that cuemu knows, once: name, number, text.
+ * cuemu_errors.h - the errors of CUDA and statuses of cuBLAS that cuemu knows, once: name, number,
+ * text.
  *
- * The enumeration and the tables behind cudaGetErrorName() and cudaGetErrorString() come from this
- * list; the test of constants compares it with a real toolkit.
+ * The enumerations and the functions for names and texts come from these lists; the test of
+ * constants compares them with a real toolkit.
  */
 #ifndef CUEMU_ERRORS_H
 #define CUEMU_ERRORS_H
@@ -11,20 +12,13 @@
   X(cudaSuccess, 0, "no error")                                                                    \
   X(cudaErrorInvalidValue, 1, "invalid argument")                                                  \
   X(cudaErrorMemoryAllocation, 2, "out of memory")                                                 \
-  X(cudaErrorInitializationError, 3, "initialization error")                                       \
-  X(cudaErrorCudartUnloading, 4, "driver shutting down")                                           \
   X(cudaErrorInvalidConfiguration, 9, "invalid configuration argument")                            \
-  X(cudaErrorInvalidDevicePointer, 17, "invalid device pointer")                                   \
   X(cudaErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")                      \
-  X(cudaErrorStubLibrary, 34, "CUDA driver is a stub library")                                     \
   X(cudaErrorInsufficientDriver, 35,                                                               \
     "CUDA driver version is insufficient for CUDA runtime version")                                \
   X(cudaErrorInvalidDeviceFunction, 98, "invalid device function")                                 \
   X(cudaErrorNoDevice, 100, "no CUDA-capable device is detected")                                  \
   X(cudaErrorInvalidDevice, 101, "invalid device ordinal")                                         \
-  X(cudaErrorDeviceUninitialized, 201, "invalid device context")                                   \
-  X(cudaErrorNoKernelImageForDevice, 209,                                                          \
-    "no kernel image is available for execution on the device")                                    \
   X(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error encountered")                         \
   X(cudaErrorPeerAccessUnsupported, 217, "peer access is not supported between these two devices") \
   X(cudaErrorContained, 226, "Invalid access of peer GPU memory over nvlink or a hardware error")  \
@@ -44,12 +38,20 @@
   X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                     \
   X(cudaErrorTooManyPeers, 711, "peer mapping resources exhausted")                                \
   X(cudaErrorTensorMemoryLeak, 721, "tensor memory not completely freed")                          \
-  X(cudaErrorNotPermitted, 800, "operation not permitted")                                         \
   X(cudaErrorNotSupported, 801, "operation not supported")                                         \
-  X(cudaErrorSystemDriverMismatch, 803,                                                            \
-    "system has unsupported display driver / cuda driver combination")                             \
   X(cudaErrorMpsClientTerminated, 810, "MPS client terminated")                                    \
-  X(cudaErrorExternalDevice, 911, "async operations failure on the external device")               \
-  X(cudaErrorUnknown, 999, "unknown error")
+  X(cudaErrorExternalDevice, 911, "async operations failure on the external device")
+
+#define CUEMU_CUBLAS_STATUSES(X)                                                                   \
+  X(CUBLAS_STATUS_SUCCESS, 0)                                                                      \
+  X(CUBLAS_STATUS_NOT_INITIALIZED, 1)                                                              \
+  X(CUBLAS_STATUS_ALLOC_FAILED, 3)                                                                 \
+  X(CUBLAS_STATUS_INVALID_VALUE, 7)                                                                \
+  X(CUBLAS_STATUS_ARCH_MISMATCH, 8)                                                                \
+  X(CUBLAS_STATUS_MAPPING_ERROR, 11)                                                               \
+  X(CUBLAS_STATUS_EXECUTION_FAILED, 13)                                                            \
+  X(CUBLAS_STATUS_INTERNAL_ERROR, 14)                                                              \
+  X(CUBLAS_STATUS_NOT_SUPPORTED, 15)                                                               \
+  X(CUBLAS_STATUS_LICENSE_ERROR, 16)
 
 #endif

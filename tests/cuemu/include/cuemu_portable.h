@@ -67,8 +67,5 @@ static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAtt
 template <class T> static inline cudaError_t cudaMalloc(T **pointer, size_t bytes) {
   return cudaMalloc(reinterpret_cast<void **>(pointer), bytes);
 }
-template <class T> static inline cudaError_t cudaMallocHost(T **pointer, size_t bytes) {
-  return cudaMallocHost(reinterpret_cast<void **>(pointer), bytes);
-}
 
 #endif

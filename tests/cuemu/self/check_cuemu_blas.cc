@@ -1,13 +1,10 @@
 /*
- * check_cuemu_blas.cc - matrix products of cuBLAS and cuBLASLt against three plain loops.
+ * check_cuemu_blas.cc - matrix products of cuBLASLt against three plain loops.
  *
  * Entries are small integers, so that products and sums are exact and compared for equality; only
  * GELU needs a tolerance, that of float.
  */
 #include "self.h"
-
-#include <cublasLt.h>
-#include <vector>
 
 enum { M = 5, N = 7, K = 3, PAD = 3 }; /* M + PAD = 8: GELU's matrix needs that */
 typedef std::vector<double> numbers;
@@ -42,94 +39,50 @@ static double product(const numbers &a, const numbers &b, bool ta, bool tb, int 
   return sum;
 }
 
-static cublasStatus_t gemm(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb,
-                           float alpha, float beta, const float *a, int lda, const float *b,
-                           int ldb, float *c, int ldc, int batches, long long sa, long long sb,
-                           long long sc) {
-  return cublasSgemmStridedBatched(h, ta, tb, M, N, K, &alpha, a, lda, sa, b, ldb, sb, &beta, c,
-                                   ldc, sc, batches);
-}
-
-static cublasStatus_t gemm(cublasHandle_t h, cublasOperation_t ta, cublasOperation_t tb,
-                           double alpha, double beta, const double *a, int lda, const double *b,
-                           int ldb, double *c, int ldc, int batches, long long sa, long long sb,
-                           long long sc) {
-  return cublasDgemmStridedBatched(h, ta, tb, M, N, K, &alpha, a, lda, sa, b, ldb, sb, &beta, c,
-                                   ldc, sc, batches);
-}
-
-template <class T> static void check_gemm(bool ta, bool tb) {
-  const int batches = 2, lda = (ta ? K : M) + PAD, ldb = (tb ? N : K) + PAD, ldc = M + PAD;
-  const size_t sa = 100, sb = 100, sc = 100;
-  numbers a = sequence(2 * sa, 0), b = sequence(2 * sb, 3), c = sequence(2 * sc, 5);
-  T *da = upload<T>(a), *db = upload<T>(b), *dc = upload<T>(c);
-  cublasHandle_t handle;
-  ck_assert_int_eq(cublasCreate(&handle), CUBLAS_STATUS_SUCCESS);
-  ck_assert_int_eq(gemm(handle, ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb ? CUBLAS_OP_T : CUBLAS_OP_N,
-                        (T)2, (T)3, da, lda, db, ldb, dc, ldc, batches, sa, sb, sc),
+template <class T> static void check_product(cublasComputeType_t compute, bool ta, bool tb) {
+  const int lda = (ta ? K : M) + PAD, ldb = (tb ? N : K) + PAD, ldc = M + PAD;
+  const size_t size = 100;
+  numbers a = sequence(size, 0), b = sequence(size, 3), c = sequence(size, 5);
+  T *dc = upload<T>(c);
+  ck_assert_int_eq(multiply<T>(compute, ta, tb, M, N, K, 2, upload<T>(a), lda, upload<T>(b), ldb, 3,
+                               dc, ldc),
                    CUBLAS_STATUS_SUCCESS);
-  numbers result = download(dc, 2 * sc);
-  for (int batch = 0; batch < batches; batch++) {
-    numbers part_a(a.begin() + batch * (long)sa, a.end()),
-        part_b(b.begin() + batch * (long)sb, b.end());
-    for (int at = 0; at < (int)sc; at++) {
-      size_t position = (size_t)batch * sc + (size_t)at;
-      int i = at % ldc, j = at / ldc;
-      double expected = c[position];
-      if (i < M && j < N) expected = 2 * product(part_a, part_b, ta, tb, i, j) + 3 * expected;
-      ck_assert_double_eq(result[position], expected);
-    }
+  numbers result = download(dc, size);
+  for (int at = 0; at < (int)size; at++) {
+    int i = at % ldc, j = at / ldc;
+    double expected = c[(size_t)at];
+    if (i < M && j < N) expected = 2 * product(a, b, ta, tb, i, j) + 3 * expected;
+    ck_assert_double_eq(result[(size_t)at], expected);
   }
-  ck_assert_int_eq(cublasDestroy(handle), CUBLAS_STATUS_SUCCESS);
-  CUDA_OK(cudaFree(da));
-  CUDA_OK(cudaFree(db));
-  CUDA_OK(cudaFree(dc));
-  check_no_leaks();
 }
 
-START_TEST(products_in_all_transpositions) {
-  check_gemm<float>(_i & 1, _i & 2);
-  check_gemm<double>(_i & 1, _i & 2);
+SELF_LOOP(products_in_all_transpositions, 4) {
+  check_product<float>(CUBLAS_COMPUTE_32F, _i & 1, _i & 2);
+  check_product<double>(CUBLAS_COMPUTE_64F, _i & 1, _i & 2);
 }
-END_TEST
 
-START_TEST(beta_zero_does_not_read) {
-  float one = 1, zero = 0, result;
-  float *x = upload<float>({2, 3}), *c = device_new<float>(1); /* new memory is NaN */
-  cublasHandle_t handle;
-  (void)cublasCreate(&handle);
-  ck_assert_int_eq(
-      cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 1, 1, 1, &one, x, 1, x + 1, 1, &zero, c, 1),
-      CUBLAS_STATUS_SUCCESS);
+SELF_TEST(beta_zero_does_not_read) {
+  const cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+  float result, *x = upload<float>({2, 3}), *c = device_new<float>(1); /* new memory is NaN */
+  ck_assert_int_eq(multiply<float>(compute, false, false, 1, 1, 1, 1, x, 1, x + 1, 1, 0, c, 1),
+                   CUBLAS_STATUS_SUCCESS);
   to_host(&result, c, 1);
   ck_assert_float_eq(result, 6);
-  ck_assert_int_eq(
-      cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 2, 1, 1, &one, x, 1, x, 1, &zero, c, 2),
-      CUBLAS_STATUS_INVALID_VALUE);
-  CUDA_OK(cudaFree(x));
-  CUDA_OK(cudaFree(c));
-  (void)cublasDestroy(handle);
+  ck_assert_int_eq(multiply<float>(compute, false, false, 2, 1, 1, 1, x, 1, x, 1, 0, c, 2),
+                   CUBLAS_STATUS_INVALID_VALUE);
 }
-END_TEST
 
-START_TEST(tf32_is_opt_in) {
-  float one = 1, zero = 0, result[2], fine = 1.0f + 1.0f / 4096; /* TF32 has ten bits of fraction */
+SELF_TEST(tf32_is_opt_in) {
+  float result[2], fine = 1.0f + 1.0f / 4096; /* TF32 has ten bits of fraction */
   float *x = upload<float>({fine, 1}), *c = device_new<float>(2);
-  cublasHandle_t handle;
-  (void)cublasCreate(&handle);
   for (int i = 0; i < 2; i++) {
-    (void)cublasSetMathMode(handle, i ? CUBLAS_TF32_TENSOR_OP_MATH : CUBLAS_DEFAULT_MATH);
-    (void)cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 1, 1, 1, &one, x, 1, x + 1, 1, &zero, c + i,
-                      1);
+    (void)multiply<float>(i ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, false, false, 1, 1,
+                          1, 1, x, 1, x + 1, 1, 0, c + i, 1);
   }
   to_host(result, c, 2);
   ck_assert_float_eq(result[0], fine);
   ck_assert_float_eq(result[1], 1);
-  CUDA_OK(cudaFree(x));
-  CUDA_OK(cudaFree(c));
-  (void)cublasDestroy(handle);
 }
-END_TEST
 
 /* ---- cuBLASLt ---- */
 
@@ -157,6 +110,19 @@ static cublasStatus_t lt_ask(lt *x) {
   return status;
 }
 
+/* `rows`: of a alone; other ones than M do not fit. */
+static void make_layouts(lt *x, cudaDataType type, uint64_t rows) {
+  (void)cublasLtMatrixLayoutCreate(&x->a, type, rows, K, M + PAD);
+  (void)cublasLtMatrixLayoutCreate(&x->b, type, K, N, K + PAD);
+  (void)cublasLtMatrixLayoutCreate(&x->d, type, M, N, M + PAD);
+}
+
+static void forget_layouts(lt *x) {
+  for (cublasLtMatrixLayout_t layout : {x->a, x->b, x->d}) {
+    (void)cublasLtMatrixLayoutDestroy(layout);
+  }
+}
+
 static void lt_open(lt *x, cublasLtEpilogue_t epilogue) {
   x->ha = sequence((M + PAD) * K, 1);
   x->hb = sequence((K + PAD) * N, 2);
@@ -170,9 +136,7 @@ static void lt_open(lt *x, cublasLtEpilogue_t epilogue) {
   x->dd = device_new<float>((M + PAD) * N);
   (void)cublasLtCreate(&x->handle);
   (void)cublasLtMatmulDescCreate(&x->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-  (void)cublasLtMatrixLayoutCreate(&x->a, CUDA_R_32F, M, K, M + PAD);
-  (void)cublasLtMatrixLayoutCreate(&x->b, CUDA_R_32F, K, N, K + PAD);
-  (void)cublasLtMatrixLayoutCreate(&x->d, CUDA_R_32F, M, N, M + PAD);
+  make_layouts(x, CUDA_R_32F, M);
   (void)cublasLtMatmulPreferenceCreate(&x->preference);
   set(x, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
   set(x, CUBLASLT_MATMUL_DESC_BIAS_POINTER, x->bias);
@@ -193,14 +157,9 @@ static cublasStatus_t lt_run(lt *x, size_t workspace_bytes) {
 
 static void lt_close(lt *x) {
   (void)cublasLtMatmulPreferenceDestroy(x->preference);
-  (void)cublasLtMatrixLayoutDestroy(x->a);
-  (void)cublasLtMatrixLayoutDestroy(x->b);
-  (void)cublasLtMatrixLayoutDestroy(x->d);
+  forget_layouts(x);
   (void)cublasLtMatmulDescDestroy(x->desc);
   (void)cublasLtDestroy(x->handle);
-  for (float *memory : {x->da, x->db, x->dd, x->bias, x->aux}) CUDA_OK(cudaFree(memory));
-  CUDA_OK(cudaFree(x->workspace));
-  check_no_leaks();
 }
 
 static double gelu(double x) {
@@ -226,7 +185,7 @@ static double expect(const lt *x, cublasLtEpilogue_t epilogue, int i, int j, dou
   return epilogue & 64 ? value * gelu_slope(*aux) : value;
 }
 
-START_TEST(epilogues_of_lt) {
+SELF_LOOP(epilogues_of_lt, sizeof(epilogues) / sizeof(*epilogues)) {
   lt x;
   cublasLtEpilogue_t epilogue = epilogues[_i];
   lt_open(&x, epilogue);
@@ -258,10 +217,9 @@ START_TEST(epilogues_of_lt) {
   }
   lt_close(&x);
 }
-END_TEST
 
 /* GELU's matrix has columns that begin at multiples of 8, and 16 bytes; the bias need not. */
-START_TEST(epilogues_may_have_no_algorithm) {
+SELF_TEST(epilogues_may_have_no_algorithm) {
   lt x;
   lt_open(&x, CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
   const size_t workspace = x.found.workspaceSize;
@@ -282,19 +240,15 @@ START_TEST(epilogues_may_have_no_algorithm) {
   set(&x, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
   ck_assert_int_eq(lt_ask(&x), CUBLAS_STATUS_SUCCESS);
   cuemu_set_epilogues(~0u);
-  const cublasComputeType_t wide = CUBLAS_COMPUTE_64F;
-  const cudaDataType_t type = CUDA_R_64F;
-  set(&x, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, wide);
-  set(&x, CUBLASLT_MATMUL_DESC_SCALE_TYPE, type);
-  for (cublasLtMatrixLayout_t layout : {x.a, x.b, x.d}) {
-    (void)cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_TYPE, &type, sizeof type);
-  }
+  set(&x, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, CUBLAS_COMPUTE_64F);
+  set(&x, CUBLASLT_MATMUL_DESC_SCALE_TYPE, CUDA_R_64F);
+  forget_layouts(&x);
+  make_layouts(&x, CUDA_R_64F, M);
   ck_assert_int_eq(lt_ask(&x), CUBLAS_STATUS_NOT_SUPPORTED);
   set(&x, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
   ck_assert_int_eq(lt_ask(&x), CUBLAS_STATUS_SUCCESS);
   lt_close(&x);
 }
-END_TEST
 
 /* ---- types ---- */
 
@@ -337,13 +291,11 @@ static cublasStatus_t ask(int i, uint32_t reductions, cublasLtMatmulHeuristicRes
 }
 
 static void forget(lt *x) {
-  (void)cublasLtMatrixLayoutDestroy(x->a);
-  (void)cublasLtMatrixLayoutDestroy(x->b);
-  (void)cublasLtMatrixLayoutDestroy(x->d);
+  forget_layouts(x);
   (void)cublasLtMatmulDescDestroy(x->desc);
 }
 
-START_TEST(types_of_lt) {
+SELF_TEST(types_of_lt) {
   cublasLtMatmulHeuristicResult_t found;
   lt x;
   (void)cublasLtCreate(&x.handle);
@@ -354,10 +306,9 @@ START_TEST(types_of_lt) {
   }
   (void)cublasLtDestroy(x.handle);
 }
-END_TEST
 
 /* 256 + 1 - 256 is 1 in f32, and 0 where 257 becomes 256, as in bf16. */
-START_TEST(parts_in_the_type_of_the_result) {
+SELF_TEST(parts_in_the_type_of_the_result) {
   const float one = 1, zero = 0;
   const uint16_t left[] = {0x4300, 0x3f80, 0xc300}, right[] = {0x4000, 0x3f80, 0x4000};
   uint16_t *a = device_copy(left, 3), *b = device_copy(right, 3), *d = device_new<uint16_t>(1);
@@ -377,13 +328,9 @@ START_TEST(parts_in_the_type_of_the_result) {
     forget(&x);
   }
   (void)cublasLtDestroy(x.handle);
-  CUDA_OK(cudaFree(a));
-  CUDA_OK(cudaFree(b));
-  CUDA_OK(cudaFree(d));
 }
-END_TEST
 
-START_TEST(lt_is_strict) {
+SELF_TEST(lt_is_strict) {
   lt x;
   lt_open(&x, CUBLASLT_EPILOGUE_DEFAULT);
   ck_assert_int_eq(lt_run(&x, 0),
@@ -392,22 +339,8 @@ START_TEST(lt_is_strict) {
   ck_assert_int_eq(cublasLtMatmulDescSetAttribute(x.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                                   &short_attribute, sizeof(short_attribute)),
                    CUBLAS_STATUS_INVALID_VALUE);
-  uint64_t rows = M + 1;
-  (void)cublasLtMatrixLayoutSetAttribute(x.a, CUBLASLT_MATRIX_LAYOUT_ROWS, &rows, sizeof(rows));
+  forget_layouts(&x);
+  make_layouts(&x, CUDA_R_32F, M + 1);
   ck_assert_int_eq(lt_run(&x, x.found.workspaceSize), CUBLAS_STATUS_INVALID_VALUE);
   lt_close(&x);
 }
-END_TEST
-
-static void add_tests(TCase *tests) {
-  tcase_add_loop_test(tests, products_in_all_transpositions, 0, 4);
-  tcase_add_test(tests, beta_zero_does_not_read);
-  tcase_add_test(tests, tf32_is_opt_in);
-  tcase_add_loop_test(tests, epilogues_of_lt, 0, sizeof(epilogues) / sizeof(*epilogues));
-  tcase_add_test(tests, epilogues_may_have_no_algorithm);
-  tcase_add_test(tests, types_of_lt);
-  tcase_add_test(tests, parts_in_the_type_of_the_result);
-  tcase_add_test(tests, lt_is_strict);
-}
-
-SELF_MAIN("cuemu_blas", add_tests)

@@ -3,7 +3,6 @@
  */
 #include "self.h"
 
-#include <cublas_v2.h>
 #include <unistd.h>
 
 __global__ void add_one(int *x) { x[threadIdx.x] += 1; }
@@ -21,7 +20,7 @@ static cudaError_t work(int *memory, int times, int expected) {
   return error;
 }
 
-START_TEST(calls_are_counted) {
+SELF_TEST(calls_are_counted) {
   int *memory = device_new<int>(32);
   CUDA_OK(work(memory, 5, 5));
   ck_assert_uint_eq(cuemu_calls(0, CUEMU_MEMORY), 1);
@@ -31,11 +30,9 @@ START_TEST(calls_are_counted) {
   ck_assert_uint_eq(cuemu_calls(1, CUEMU_KERNEL), 0);
   cuemu_reset();
   ck_assert_uint_eq(cuemu_calls(0, CUEMU_KERNEL), 0);
-  CUDA_OK(cudaFree(memory));
 }
-END_TEST
 
-START_TEST(the_nth_call_fails_once) {
+SELF_TEST(the_nth_call_fails_once) {
   int *memory = device_new<int>(32), *more = NULL;
   cuemu_fail(0, CUEMU_MEMORY, 2, 0);
   CUDA_OK(cudaMalloc(&more, 4));
@@ -51,16 +48,14 @@ START_TEST(the_nth_call_fails_once) {
   ck_assert_int_eq(work(memory, 3, 3), cudaErrorLaunchOutOfResources);
   cuemu_fail(1, CUEMU_LAUNCH, 1, 0); /* another device's */
   CUDA_OK(work(memory, 3, 3));
-  CUDA_OK(cudaFree(memory));
-  check_no_leaks();
 }
-END_TEST
 
-START_TEST(a_kernel_fault_kills_the_device) {
-  int *memory = device_new<int>(32), *more;
+SELF_TEST(a_kernel_fault_kills_the_device) {
+  int *memory, *more;
   cudaStream_t stream;
   cudaEvent_t event;
-  CUDA_OK(cudaStreamCreate(&stream));
+  CUDA_OK(cudaMalloc(&memory, 32 * sizeof(int)));
+  CUDA_OK(cudaStreamCreateWithFlags(&stream, 0));
   CUDA_OK(cudaEventCreate(&event));
   cuemu_fail(0, CUEMU_KERNEL, 2, 0);
   ck_assert_int_eq(work(memory, 3, 3), cudaErrorIllegalAddress);
@@ -70,9 +65,9 @@ START_TEST(a_kernel_fault_kills_the_device) {
   ck_assert_int_eq(cudaGetLastError(), cudaErrorIllegalAddress);
   ck_assert_int_eq(cudaGetLastError(), cudaErrorIllegalAddress); /* it stays */
   CUDA_OK(cudaSetDevice(1));                                     /* others live on */
-  int *there = device_new<int>(32);
-  CUDA_OK(work(there, 1, 1));
-  CUDA_OK(cudaFree(there));
+  CUDA_OK(cudaMalloc(&more, 32 * sizeof(int)));
+  CUDA_OK(work(more, 1, 1));
+  CUDA_OK(cudaFree(more));
   ck_assert_int_eq(cudaSetDevice(0), cudaErrorIllegalAddress);
   /* What frees says the error and frees nevertheless. */
   ck_assert_int_eq(cudaFree(memory), cudaErrorIllegalAddress);
@@ -82,56 +77,41 @@ START_TEST(a_kernel_fault_kills_the_device) {
   cuemu_reset();
   memory = device_new<int>(32);
   CUDA_OK(work(memory, 3, 3));
-  CUDA_OK(cudaFree(memory));
 }
-END_TEST
 
 /* Who waits for a device that died goes on. */
-START_TEST(events_of_a_dead_device_are_reached) {
-  cudaEvent_t event;
-  cudaStream_t other;
+SELF_TEST(events_of_a_dead_device_are_reached) {
   int *memory = device_new<int>(32);
-  CUDA_OK(cudaEventCreate(&event));
+  cudaEvent_t event = new_event();
   cuemu_fail(0, CUEMU_KERNEL, 1, cudaErrorLaunchFailure);
   EK_LAUNCH(add_one, 1, 32, 0, NULL, memory);
   (void)cudaEventRecord(event, NULL);
   CUDA_OK(cudaSetDevice(1));
-  CUDA_OK(cudaStreamCreate(&other));
+  cudaStream_t other = new_stream();
   CUDA_OK(cudaStreamWaitEvent(other, event, 0));
   CUDA_OK(cudaStreamSynchronize(other));
-  CUDA_OK(cudaStreamDestroy(other));
-  (void)cudaSetDevice(0);
-  (void)cudaEventDestroy(event);
-  (void)cudaFree(memory);
-  check_no_leaks();
+  cuemu_reset();
 }
-END_TEST
 
-START_TEST(cublas_calls_fail) {
-  float one = 1, *x = device_new<float>(4);
-  cublasHandle_t handle;
-  ck_assert_int_eq(cublasCreate(&handle), CUBLAS_STATUS_SUCCESS);
+SELF_TEST(cublas_calls_fail) {
+  float *x = device_new<float>(4);
+  cuemu_fail(0, CUEMU_BLAS, 2, 0);
   for (int i = 1; i <= 3; i++) {
-    if (i == 1) cuemu_fail(0, CUEMU_BLAS, 2, 0);
-    cublasStatus_t status = cublasSgemm(handle, CUBLAS_OP_N, CUBLAS_OP_N, 1, 1, 1, &one, x, 1,
-                                        x + 1, 1, &one, x + 2, 1);
+    cublasStatus_t status = multiply<float>(CUBLAS_COMPUTE_32F, false, false, 1, 1, 1, 1, x, 1,
+                                            x + 1, 1, 1, x + 2, 1);
     ck_assert_int_eq(status, i == 2 ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS);
   }
   ck_assert_uint_eq(cuemu_calls(0, CUEMU_BLAS), 3);
-  ck_assert_int_eq(cublasDestroy(handle), CUBLAS_STATUS_SUCCESS);
-  CUDA_OK(cudaFree(x));
-  check_no_leaks();
 }
-END_TEST
 
 static void wait_until_hanging(unsigned streams) {
   while (cuemu_hanging() != streams) usleep(100);
 }
 
-START_TEST(a_stream_hangs_until_it_is_released) {
+SELF_LOOP(a_stream_hangs_until_it_is_released, 2) {
   int *memory = device_new<int>(32);
   cudaStream_t stream;
-  CUDA_OK(cudaStreamCreate(&stream));
+  CUDA_OK(cudaStreamCreateWithFlags(&stream, 0));
   CUDA_OK(cudaMemset(memory, 0, 128));
   cuemu_hang(0, CUEMU_KERNEL, 2);
   for (int i = 0; i < 3; i++) EK_LAUNCH(add_one, 1, 32, 0, stream, memory);
@@ -150,44 +130,22 @@ START_TEST(a_stream_hangs_until_it_is_released) {
     CUDA_OK(cudaStreamDestroy(stream));
   }
   wait_until_hanging(0);
-  CUDA_OK(cudaFree(memory));
-  check_no_leaks();
 }
-END_TEST
 
-START_TEST(faults_from_the_environment) {
+SELF_TEST(faults_from_the_environment) {
   ck_assert_int_eq(setenv("CUEMU_FAULT", "fail memory 0 2,fail copy 1 1 1", 1), 0);
   int *memory = device_new<int>(1), *more;
   ck_assert_int_eq(cudaMalloc(&more, 4), cudaErrorMemoryAllocation);
   CUDA_OK(cudaMemset(memory, 0, 4));
-  CUDA_OK(cudaFree(memory));
 }
-END_TEST
 
-START_TEST(leaks_are_told) {
+SELF_TEST(leaks_are_told) {
   char text[500];
-  void *memory = device_new<char>(1000), *pinned;
-  CUDA_OK(cudaMallocHost(&pinned, 10));
+  (void)device_new<char>(1000);
+  (void)new_pinned();
   ck_assert_uint_eq(cuemu_leaks(text, sizeof(text)), 2);
   ck_assert_ptr_nonnull(strstr(text, "1 pinned"));
   ck_assert_ptr_nonnull(strstr(text, "device 0: 1024 bytes in 1 allocations"));
   ck_assert_uint_eq(cuemu_leaks(text, 8), 2);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 2);
-  CUDA_OK(cudaFree(memory));
-  CUDA_OK(cudaFreeHost(pinned));
-  check_no_leaks();
 }
-END_TEST
-
-static void add_tests(TCase *tests) {
-  tcase_add_test(tests, calls_are_counted);
-  tcase_add_test(tests, the_nth_call_fails_once);
-  tcase_add_test(tests, a_kernel_fault_kills_the_device);
-  tcase_add_test(tests, events_of_a_dead_device_are_reached);
-  tcase_add_test(tests, cublas_calls_fail);
-  tcase_add_loop_test(tests, a_stream_hangs_until_it_is_released, 0, 2);
-  tcase_add_test(tests, faults_from_the_environment);
-  tcase_add_test(tests, leaks_are_told);
-}
-
-SELF_MAIN("cuemu_faults", add_tests)

@@ -37,23 +37,13 @@ template <class T, int PARTS> __global__ void block_sum(const T *x, T *y, int co
 __global__ void shuffles(int *out) {
   int lane = (int)threadIdx.x;
   out[lane] = __shfl_sync(ALL, lane, 3);
-  out[32 + lane] = __shfl_up_sync(ALL, lane, 1);
+  out[32 + lane] = __shfl_xor_sync(ALL, lane, 5);
   out[64 + lane] = __shfl_down_sync(ALL, lane, 2, 8);
   out[96 + lane] = __shfl_sync(ALL, lane, 1, 4);
   out[128 + lane] = (int)__ballot_sync(ALL, lane % 2);
-  out[160 + lane] = __any_sync(ALL, lane == 5) + 2 * __all_sync(ALL, lane < 31);
-  if (lane < 16) out[192 + lane] = __shfl_xor_sync(0xffffu, lane, 8);
+  if (lane < 16) out[160 + lane] = __shfl_xor_sync(0xffffu, lane, 8);
   __syncwarp();
-  out[224 + lane] = (int)__double_as_longlong(__shfl_sync(ALL, (double)lane, 31) + 0.0) == 0 &&
-                    __shfl_sync(ALL, (double)lane, 31) == 31.0;
-}
-
-__global__ void count_positive(const int *x, int *out, int count) {
-  int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i < count && x[i] > 0) atomicAdd(out, 1);
-  int here = __syncthreads_count(i < count && x[i] > 0);
-  if (threadIdx.x == 0) atomicMax(out + 1, here);
-  if (__syncthreads_or(i == 7) && threadIdx.x == 0) out[2] = (int)blockIdx.x + 1;
+  out[192 + lane] = __shfl_sync(ALL, (double)lane, 31) == 31.0;
 }
 
 /* ---- kernels that are wrong ---- */
@@ -107,7 +97,7 @@ __global__ void beyond_shared(float *y, int index) {
 
 /* ---- tests ---- */
 
-START_TEST(indices) {
+SELF_LOOP(indices, 3) {
   cuemu_set_order(_i);
   dim3 grid(3, 2, 2), block(5, 3, 2);
   const int count = 12 * 30;
@@ -118,11 +108,9 @@ START_TEST(indices) {
   int host[count];
   to_host(host, out, count);
   for (int i = 0; i < count; i++) ck_assert_int_eq(host[i], i / 30 * 1000 + i % 30);
-  CUDA_OK(cudaFree(out));
 }
-END_TEST
 
-START_TEST(barriers_and_dynamic_shared_memory) {
+SELF_LOOP(barriers_and_dynamic_shared_memory, 3) {
   cuemu_set_order(_i);
   const int count = 4 * 200;
   float host[count];
@@ -132,12 +120,9 @@ START_TEST(barriers_and_dynamic_shared_memory) {
   to_host(host, y, count);
   for (int i = 0; i < count; i++)
     ck_assert_float_eq(host[i], (float)(i / 200 * 200 + 199 - i % 200));
-  CUDA_OK(cudaFree(x));
-  CUDA_OK(cudaFree(y));
 }
-END_TEST
 
-START_TEST(templates_and_reductions) {
+SELF_LOOP(templates_and_reductions, 3) {
   cuemu_set_order(_i);
   double host[1000], sum = 0;
   for (int i = 0; i < 1000; i++) sum += host[i] = i % 17;
@@ -145,49 +130,26 @@ START_TEST(templates_and_reductions) {
   EK_LAUNCH((block_sum<double, 8>), 1, 256, 0, NULL, x, y, 1000);
   to_host(host, y, 1);
   ck_assert_double_eq(host[0], sum);
-  CUDA_OK(cudaFree(x));
-  CUDA_OK(cudaFree(y));
 }
-END_TEST
 
-START_TEST(warp_functions) {
+SELF_LOOP(warp_functions, 3) {
   cuemu_set_order(_i);
   int *out = device_new<int>(256), host[256];
   EK_LAUNCH(shuffles, 1, 32, 0, NULL, out);
   to_host(host, out, 256);
   for (int lane = 0; lane < 32; lane++) {
     ck_assert_int_eq(host[lane], 3);
-    ck_assert_int_eq(host[32 + lane], lane ? lane - 1 : 0);
+    ck_assert_int_eq(host[32 + lane], lane ^ 5);
     ck_assert_int_eq(host[64 + lane], lane % 8 < 6 ? lane + 2 : lane);
     ck_assert_int_eq(host[96 + lane], lane / 4 * 4 + 1);
     ck_assert_int_eq(host[128 + lane], (int)0xaaaaaaaa);
-    ck_assert_int_eq(host[160 + lane], 1);
-    if (lane < 16) ck_assert_int_eq(host[192 + lane], lane ^ 8);
-    ck_assert_int_eq(host[224 + lane], 1);
+    if (lane < 16) ck_assert_int_eq(host[160 + lane], lane ^ 8);
+    ck_assert_int_eq(host[192 + lane], 1);
   }
-  CUDA_OK(cudaFree(out));
 }
-END_TEST
-
-START_TEST(atomics_and_votes_of_a_block) {
-  cuemu_set_order(_i);
-  int host[1000], positive = 0;
-  for (int i = 0; i < 1000; i++) positive += (host[i] = i % 7 - 3) > 0;
-  int *x = device_copy(host, 1000), *out = device_new<int>(3);
-  CUDA_OK(cudaMemset(out, 0, 3 * sizeof(int)));
-  EK_LAUNCH(count_positive, 8, 128, 0, NULL, x, out, 1000);
-  to_host(host, out, 3);
-  ck_assert_int_eq(host[0], positive);
-  ck_assert_int_ge(host[1], 53);
-  ck_assert_int_le(host[1], 56);
-  ck_assert_int_eq(host[2], 1);
-  CUDA_OK(cudaFree(x));
-  CUDA_OK(cudaFree(out));
-}
-END_TEST
 
 /* In each of the three orders some value is read before it is written, or by luck is not. */
-START_TEST(orders_show_a_missing_barrier) {
+SELF_EXIT_LOOP(orders_show_a_missing_barrier, 3, CUEMU_SELF_TSAN ? 66 : 0) {
   int host[128];
   for (int i = 0; i < 128; i++) host[i] = i + 1;
   int *x = device_copy(host, 128), *y = device_new<int>(128);
@@ -201,10 +163,7 @@ START_TEST(orders_show_a_missing_barrier) {
   int wrong = 0;
   for (int i = 0; i < 128; i++) wrong += host[i] != (i + 1) % 128 + 1 + (i + 127) % 128 + 1;
   ck_assert_int_gt(wrong, 0);
-  CUDA_OK(cudaFree(x));
-  CUDA_OK(cudaFree(y));
 }
-END_TEST
 
 static int count_by_blocks(void (*kernel)(int *)) {
   int *y = device_new<int>(1), count = 0;
@@ -216,26 +175,23 @@ static int count_by_blocks(void (*kernel)(int *)) {
   cuemu_set_settings(&settings);
   EK_LAUNCH(kernel, dim3(5, 7, 2), 32, 0, NULL, y);
   to_host(&count, y, 1);
-  CUDA_OK(cudaFree(y));
   return count;
 }
 
-START_TEST(blocks_on_two_threads) {
+SELF_LOOP(blocks_on_two_threads, 3) {
   cuemu_set_order(_i);
   ck_assert_int_eq(count_by_blocks(blocks_share_by_atomics), 70);
 }
-END_TEST
 
-#ifdef CUEMU_SELF_TSAN
-START_TEST(sanitizer_sees_a_race_of_blocks) { (void)count_by_blocks(blocks_share); }
-END_TEST
+#if CUEMU_SELF_TSAN
+SELF_EXIT_LOOP(sanitizer_sees_a_race_of_blocks, 1, 66) { (void)count_by_blocks(blocks_share); }
 #endif
 
 /* No kernel runs with more threads than it says, nor when it is only asked how many that are. */
 void launch_bounded(int threads, int *out);
 void launch_bounded_by_parameter(int threads, int *out);
 
-START_TEST(launch_bounds_are_kept) {
+SELF_TEST(launch_bounds_are_kept) {
   int *y = device_new<int>(128), host[128];
   CUDA_OK(cudaMemset(y, 0, sizeof host));
   launch_bounded(65, y);
@@ -251,12 +207,10 @@ START_TEST(launch_bounds_are_kept) {
   launch_bounded_by_parameter(32, y);
   to_host(host, y, 128);
   for (int i = 0; i < 128; i++) ck_assert_int_eq(host[i], i < 96 ? 2 : 0);
-  CUDA_OK(cudaFree(y));
 }
-END_TEST
 
 /* A wrong kernel gives 719, which stays; after a reset the worker runs kernels as before. */
-START_TEST(wrong_kernels_fail) {
+SELF_LOOP(wrong_kernels_fail, 9) {
   int *y = device_new<int>(64), host[64];
   cuemu_set_order(_i / 3);
   if (_i % 3 == 0) EK_LAUNCH(divergent_barrier, 1, 64, 0, NULL, y);
@@ -271,11 +225,9 @@ START_TEST(wrong_kernels_fail) {
   EK_LAUNCH(write_index, 1, 64, 0, NULL, y);
   to_host(host, y, 64);
   for (int i = 0; i < 64; i++) ck_assert_int_eq(host[i], i);
-  CUDA_OK(cudaFree(y));
 }
-END_TEST
 
-START_TEST(launches_are_checked) {
+SELF_TEST(launches_are_checked) {
   float *y = device_new<float>(64);
   EK_LAUNCH(beyond, 1, 2048, 0, NULL, y, 0);
   ck_assert_int_eq(cudaGetLastError(), cudaErrorInvalidConfiguration);
@@ -288,53 +240,23 @@ START_TEST(launches_are_checked) {
       cudaFuncSetAttribute(beyond_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 64 << 10));
   EK_LAUNCH(beyond_shared, 1, 64, 64 << 10, NULL, y, 0);
   CUDA_OK(cudaGetLastError());
-  cudaStream_t elsewhere;
   CUDA_OK(cudaSetDevice(1));
-  CUDA_OK(cudaStreamCreate(&elsewhere));
+  cudaStream_t elsewhere = new_stream();
   CUDA_OK(cudaSetDevice(0));
   EK_LAUNCH(beyond, 1, 32, 0, elsewhere, y, 0);
   ck_assert_int_eq(cudaGetLastError(), cudaErrorInvalidResourceHandle);
-  CUDA_OK(cudaStreamDestroy(elsewhere));
-  CUDA_OK(cudaFree(y));
 }
-END_TEST
 
 #ifdef CUEMU_SELF_ASAN
-START_TEST(sanitizer_sees_beyond_device_memory) {
+SELF_EXIT_LOOP(sanitizer_sees_beyond_device_memory, 1, 1) {
   float *y = device_new<float>(64);
   EK_LAUNCH(beyond, 1, 64, 0, NULL, y, 1);
   (void)cudaStreamSynchronize(NULL);
 }
-END_TEST
 
-START_TEST(sanitizer_sees_beyond_shared_memory) {
+SELF_EXIT_LOOP(sanitizer_sees_beyond_shared_memory, 1, 1) {
   float *y = device_new<float>(64);
   EK_LAUNCH(beyond_shared, 1, 64, 64 * sizeof(float), NULL, y, 64);
   (void)cudaStreamSynchronize(NULL);
 }
-END_TEST
 #endif
-
-static void add_tests(TCase *tests) {
-  tcase_add_loop_test(tests, indices, 0, 3);
-  tcase_add_loop_test(tests, barriers_and_dynamic_shared_memory, 0, 3);
-  tcase_add_loop_test(tests, templates_and_reductions, 0, 3);
-  tcase_add_loop_test(tests, warp_functions, 0, 3);
-  tcase_add_loop_test(tests, atomics_and_votes_of_a_block, 0, 3);
-#ifdef CUEMU_SELF_TSAN /* it finds this one as a race, and says so when the program ends */
-  tcase_add_loop_exit_test(tests, orders_show_a_missing_barrier, 66, 0, 3);
-  tcase_add_exit_test(tests, sanitizer_sees_a_race_of_blocks, 66);
-#else
-  tcase_add_loop_test(tests, orders_show_a_missing_barrier, 0, 3);
-#endif
-  tcase_add_loop_test(tests, wrong_kernels_fail, 0, 9);
-  tcase_add_test(tests, launches_are_checked);
-  tcase_add_test(tests, launch_bounds_are_kept);
-  tcase_add_loop_test(tests, blocks_on_two_threads, 0, 3);
-#ifdef CUEMU_SELF_ASAN
-  tcase_add_exit_test(tests, sanitizer_sees_beyond_device_memory, 1);
-  tcase_add_exit_test(tests, sanitizer_sees_beyond_shared_memory, 1);
-#endif
-}
-
-SELF_MAIN("cuemu_kernels", add_tests)

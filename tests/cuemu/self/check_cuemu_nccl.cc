@@ -50,26 +50,25 @@ static float sum(int i) {
 static void all_collectives(rank *r) {
   float host[RANKS * COUNT];
   ncclComm_t comm = r->comm;
-  finish(r, ncclAllReduce(r->send, r->receive, COUNT, ncclFloat, ncclSum, comm, r->stream));
+  finish(r, ncclAllReduce(r->send, r->receive, COUNT, ncclFloat32, ncclSum, comm, r->stream));
   to_host(host, r->receive, COUNT);
   for (int i = 0; i < COUNT; i++) ck_assert_float_eq(host[i], sum(i));
-  finish(r, ncclReduceScatter(r->send, r->receive, COUNT, ncclFloat, ncclSum, comm, r->stream));
+  finish(r, ncclReduceScatter(r->send, r->receive, COUNT, ncclFloat32, ncclSum, comm, r->stream));
   to_host(host, r->receive, COUNT);
   for (int i = 0; i < COUNT; i++) ck_assert_float_eq(host[i], sum(r->rank * COUNT + i));
-  finish(r, ncclAllGather(r->send, r->receive, COUNT, ncclFloat, comm, r->stream));
+  finish(r, ncclAllGather(r->send, r->receive, COUNT, ncclFloat32, comm, r->stream));
   to_host(host, r->receive, RANKS * COUNT);
   for (int i = 0; i < RANKS * COUNT; i++) ck_assert_float_eq(host[i], value(i / COUNT, i % COUNT));
-  finish(r, ncclBroadcast(r->send, r->receive, COUNT, ncclFloat, 2, comm, r->stream));
+  finish(r, ncclBroadcast(r->send, r->receive, COUNT, ncclFloat32, 2, comm, r->stream));
   to_host(host, r->receive, COUNT);
   for (int i = 0; i < COUNT; i++) ck_assert_float_eq(host[i], value(2, i));
-  finish(r, ncclReduce(r->send, r->receive, COUNT, ncclFloat, ncclMax, 1, comm, r->stream));
+  finish(r, ncclReduce(r->send, r->receive, COUNT, ncclFloat32, ncclSum, 1, comm, r->stream));
   to_host(host, r->receive, COUNT);
-  for (int i = 0; i < COUNT; i++)
-    ck_assert_float_eq(host[i], value(r->rank == 1 ? RANKS - 1 : 2, i));
-  finish(r, ncclAllReduce(r->send, r->send, COUNT, ncclFloat, ncclAvg, comm,
+  for (int i = 0; i < COUNT; i++) ck_assert_float_eq(host[i], r->rank == 1 ? sum(i) : value(2, i));
+  finish(r, ncclAllReduce(r->send, r->send, COUNT, ncclFloat32, ncclSum, comm,
                           r->stream)); /* in place */
   to_host(host, r->send, COUNT);
-  for (int i = 0; i < COUNT; i++) ck_assert_float_eq_tol(host[i], sum(i) / RANKS, 1e-5f);
+  for (int i = 0; i < COUNT; i++) ck_assert_float_eq(host[i], sum(i));
   finish(r, ncclCommFinalize(comm));
   NCCL_OK(ncclCommDestroy(comm));
 }
@@ -78,7 +77,7 @@ static void all_collectives(rank *r) {
 static void one_rank_fails(rank *r) {
   ncclResult_t called = ncclSuccess;
   if (r->test != 2 || r->rank != 2) {
-    called = ncclAllReduce(r->send, r->receive, COUNT, ncclFloat, ncclSum, r->comm, r->stream);
+    called = ncclAllReduce(r->send, r->receive, COUNT, ncclFloat32, ncclSum, r->comm, r->stream);
   }
   if (r->test == 3 && r->rank == 2) {
     ck_assert_int_eq(called, ncclSystemError);
@@ -102,10 +101,10 @@ static void one_rank_fails(rank *r) {
  * first. */
 static void polls_too_late(rank *r) {
   ck_assert_int_eq(
-      ncclAllReduce(r->send, r->receive, COUNT, ncclFloat, ncclSum, r->comm, r->stream),
+      ncclAllReduce(r->send, r->receive, COUNT, ncclFloat32, ncclSum, r->comm, r->stream),
       ncclInProgress);
   ck_assert_int_eq(
-      ncclAllReduce(r->send, r->receive, COUNT, ncclFloat, ncclSum, r->comm, r->stream),
+      ncclAllReduce(r->send, r->receive, COUNT, ncclFloat32, ncclSum, r->comm, r->stream),
       ncclInvalidArgument);
   CUDA_OK(cudaStreamSynchronize(r->stream)); /* there is nothing yet */
   float first;
@@ -122,7 +121,7 @@ static void *run_rank(void *argument) {
   auto *r = static_cast<rank *>(argument);
   float host[RANKS * COUNT];
   CUDA_OK(cudaSetDevice(r->rank));
-  CUDA_OK(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
+  r->stream = new_stream();
   for (int i = 0; i < RANKS * COUNT; i++) host[i] = value(r->rank, i);
   r->send = device_copy(host, RANKS * COUNT);
   r->receive = device_new<float>(RANKS * COUNT);
@@ -141,13 +140,10 @@ static void *run_rank(void *argument) {
     polls_too_late(r);
   else
     one_rank_fails(r);
-  CUDA_OK(cudaFree(r->send));
-  CUDA_OK(cudaFree(r->receive));
-  CUDA_OK(cudaStreamDestroy(r->stream));
   return NULL;
 }
 
-START_TEST(a_thread_for_each_rank) {
+SELF_LOOP(a_thread_for_each_rank, 5) {
   pthread_t threads[RANKS];
   rank ranks[RANKS] = {};
   pthread_barrier_t barrier;
@@ -163,69 +159,85 @@ START_TEST(a_thread_for_each_rank) {
   }
   for (pthread_t thread : threads) pthread_join(thread, NULL);
   pthread_barrier_destroy(&barrier);
-  check_no_leaks();
 }
-END_TEST
 
 /* ---- one thread ---- */
 
-START_TEST(groups_of_one_thread) {
+/* Blocking ones, which a thread may make as a group. */
+static void make_all(ncclComm_t *comms, int ranks) {
+  ncclUniqueId id;
+  NCCL_OK(ncclGetUniqueId(&id));
+  NCCL_OK(ncclGroupStart());
+  for (int r = 0; r < ranks; r++) {
+    CUDA_OK(cudaSetDevice(r));
+    NCCL_OK(ncclCommInitRankConfig(&comms[r], ranks, id, r, NULL));
+  }
+  NCCL_OK(ncclGroupEnd());
+  CUDA_OK(cudaSetDevice(0));
+}
+
+SELF_TEST(groups_of_one_thread) {
   ncclComm_t comms[3];
   cudaStream_t streams[3];
-  int *memory[3], host[8];
-  NCCL_OK(ncclCommInitAll(comms, 3, NULL));
+  double *memory[3], host[8];
+  make_all(comms, 3);
   for (int d = 0; d < 3; d++) {
     CUDA_OK(cudaSetDevice(d));
-    CUDA_OK(cudaStreamCreate(&streams[d]));
+    streams[d] = new_stream();
     for (int i = 0; i < 8; i++) host[i] = 100 * d + i;
     memory[d] = device_copy(host, 8);
   }
   NCCL_OK(ncclGroupStart());
   for (int d = 0; d < 3; d++) {
-    NCCL_OK(ncclAllReduce(memory[d], memory[d], 8, ncclInt32, ncclSum, comms[d], streams[d]));
+    NCCL_OK(ncclAllReduce(memory[d], memory[d], 8, ncclFloat64, ncclSum, comms[d], streams[d]));
   }
   NCCL_OK(ncclGroupEnd());
   for (int d = 0; d < 3; d++) {
     CUDA_OK(cudaSetDevice(d));
     CUDA_OK(cudaStreamSynchronize(streams[d]));
     to_host(host, memory[d], 8);
-    for (int i = 0; i < 8; i++) ck_assert_int_eq(host[i], 300 + 3 * i);
+    for (int i = 0; i < 8; i++) ck_assert_double_eq(host[i], 300 + 3 * i);
     NCCL_OK(ncclCommDestroy(comms[d]));
-    CUDA_OK(cudaStreamDestroy(streams[d]));
-    CUDA_OK(cudaFree(memory[d]));
   }
-  check_no_leaks();
 }
-END_TEST
 
-START_TEST(types_and_operations) {
-  ncclComm_t comm;
-  uint8_t bytes[2] = {200, 7}, out[2];
-  double numbers[2] = {1e300, -3};
-  NCCL_OK(ncclCommInitAll(&comm, 1, NULL));
-  uint8_t *b = device_copy(bytes, 2);
-  double *d = device_copy(numbers, 2);
-  NCCL_OK(ncclAllReduce(b, b, 2, ncclUint8, ncclMin, comm, NULL));
-  NCCL_OK(ncclAllReduce(d, d, 2, ncclFloat64, ncclProd, comm, NULL));
-  to_host(out, b, 2);
-  ck_assert_int_eq(out[0], 200);
-  ck_assert_int_eq(ncclAllReduce(b, b, 2, (ncclDataType_t)55, ncclSum, comm, NULL),
-                   ncclInvalidArgument);
-  ck_assert_int_eq(ncclAllReduce(b, bytes, 2, ncclUint8, ncclSum, comm, NULL), ncclInvalidArgument);
-  ck_assert_int_eq(ncclAllReduce(b, b, 3, ncclUint8, ncclSum, comm, NULL), ncclInvalidArgument);
-  NCCL_OK(ncclCommDestroy(comm));
-  CUDA_OK(cudaFree(b));
-  CUDA_OK(cudaFree(d));
+/* 2 + 1 in each type, and what is wrong. */
+SELF_TEST(types) {
+  static const struct {
+    ncclDataType_t type;
+    uint64_t one, two, three;
+  } types[] = {{ncclUint8, 1, 2, 3},
+               {ncclFloat16, 0x3c00, 0x4000, 0x4200},
+               {ncclBfloat16, 0x3f80, 0x4000, 0x4040},
+               {ncclFloat32, 0x3f800000, 0x40000000, 0x40400000},
+               {ncclFloat64, 0x3ff0000000000000, 0x4000000000000000, 0x4008000000000000}};
+  ncclComm_t comms[2];
+  make_all(comms, 2);
+  for (const auto &it : types) {
+    uint64_t sum, *here = device_copy(&it.one, 1);
+    CUDA_OK(cudaSetDevice(1));
+    uint64_t *there = device_copy(&it.two, 1);
+    NCCL_OK(ncclAllReduce(there, there, 1, it.type, ncclSum, comms[1], NULL));
+    CUDA_OK(cudaSetDevice(0));
+    NCCL_OK(ncclAllReduce(here, here, 1, it.type, ncclSum, comms[0], NULL));
+    to_host(&sum, here, 1);
+    ck_assert_uint_eq(sum, it.three);
+  }
+  uint8_t bytes[2] = {}, *b = device_copy(bytes, 2);
+  const ncclDataType_t none = (ncclDataType_t)55, type = ncclUint8;
+  for (int i = 0; i < 3; i++) { /* no such type, memory of the host, beyond the end */
+    ck_assert_int_eq(ncclAllReduce(b, i == 1 ? bytes : b, i == 2 ? 3 : 2, i == 0 ? none : type,
+                                   ncclSum, comms[0], NULL),
+                     ncclInvalidArgument);
+  }
+  for (ncclComm_t comm : comms) NCCL_OK(ncclCommDestroy(comm));
 }
-END_TEST
 
-START_TEST(a_device_is_one_rank) {
+SELF_TEST(a_device_is_one_rank) {
   ncclComm_t comms[2];
   ncclUniqueId id;
-  int devices[2] = {1, 1};
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  ck_assert_int_eq(ncclCommInitAll(comms, 2, devices), ncclInvalidUsage);
   NCCL_OK(ncclGetUniqueId(&id));
   for (int r = 0; r < 2; r++) {
     ck_assert_int_eq(ncclCommInitRankConfig(&comms[r], 2, id, r, &config), ncclInProgress);
@@ -235,38 +247,23 @@ START_TEST(a_device_is_one_rank) {
     ck_assert_int_eq(settle(comm), ncclInvalidUsage);
     NCCL_OK(ncclCommAbort(comm));
   }
-  check_no_leaks();
 }
-END_TEST
 
-START_TEST(ranks_have_to_agree) {
+SELF_TEST(ranks_have_to_agree) {
   ncclComm_t comms[2];
   float *memory[2];
   ncclResult_t state;
-  NCCL_OK(ncclCommInitAll(comms, 2, NULL));
+  make_all(comms, 2);
   for (int d = 0; d < 2; d++) {
     CUDA_OK(cudaSetDevice(d));
     memory[d] = device_new<float>(8);
     NCCL_OK(
-        ncclAllReduce(memory[d], memory[d], (size_t)(d + 1), ncclFloat, ncclSum, comms[d], NULL));
+        ncclAllReduce(memory[d], memory[d], (size_t)(d + 1), ncclFloat32, ncclSum, comms[d], NULL));
   }
   CUDA_OK(cudaStreamSynchronize(NULL));
   for (int d = 0; d < 2; d++) {
     NCCL_OK(ncclCommGetAsyncError(comms[d], &state));
     ck_assert_int_eq(state, ncclInvalidUsage);
     NCCL_OK(ncclCommAbort(comms[d]));
-    CUDA_OK(cudaFree(memory[d]));
   }
-  check_no_leaks();
 }
-END_TEST
-
-static void add_tests(TCase *tests) {
-  tcase_add_loop_test(tests, a_thread_for_each_rank, 0, 5);
-  tcase_add_test(tests, groups_of_one_thread);
-  tcase_add_test(tests, types_and_operations);
-  tcase_add_test(tests, a_device_is_one_rank);
-  tcase_add_test(tests, ranks_have_to_agree);
-}
-
-SELF_MAIN("cuemu_nccl", add_tests)

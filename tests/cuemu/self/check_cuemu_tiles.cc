@@ -27,7 +27,7 @@ __global__ void copies(const float *x, float *y) {
   y[96 + threadIdx.x] = tile[128 + 31 - threadIdx.x];
 }
 
-START_TEST(copies_arrive_when_waited_for) {
+SELF_LOOP(copies_arrive_when_waited_for, 3) {
   float x[128], y[128];
   for (int i = 0; i < 128; i++) x[i] = (float)i;
   cuemu_set_order(_i);
@@ -42,10 +42,7 @@ START_TEST(copies_arrive_when_waited_for) {
       ck_assert_float_eq(y[96 + i], (float)(31 - i));
     }
   }
-  CUDA_OK(cudaFree(from));
-  CUDA_OK(cudaFree(to));
 }
-END_TEST
 
 __global__ void unaligned_copy(const float *x) {
   EK_DYNAMIC_SHARED(float, tile);
@@ -60,7 +57,7 @@ __global__ void products(const float *a, const float *b, float *d, bool rounds) 
   float sum[4];
   for (int i = 0; i < 4; i++) {
     const float x = a[(g + i % 2 * 8) * 8 + t + i / 2 * 4];
-    left[i] = rounds ? EK_ROUND_TF32(x) : __float_as_uint(x);
+    left[i] = rounds ? EK_ROUND_TF32(x) : __builtin_bit_cast(uint32_t, x);
     sum[i] = d[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
   }
   for (int i = 0; i < 2; i++) right[i] = EK_ROUND_TF32(b[(t + 4 * i) * 8 + g]);
@@ -74,11 +71,10 @@ static void check_sums(float *sum, const float want[128]) {
   CUDA_OK(cudaGetLastError());
   to_host(got, sum, 128);
   for (int i = 0; i < 128; i++) ck_assert_float_eq(got[i], want[i]);
-  CUDA_OK(cudaFree(sum));
 }
 
 /* Whole numbers of up to 11 bits are what they are in TF32, and their sums are exact. */
-START_TEST(products_of_whole_numbers) {
+SELF_LOOP(products_of_whole_numbers, 3) {
   float a[128], b[64], d[128], want[128];
   for (int i = 0; i < 128; i++) a[i] = (float)(i * 37 % 2001 - 1000), d[i] = (float)i;
   for (int i = 0; i < 64; i++) b[i] = (float)(i * 91 % 201 - 100);
@@ -90,10 +86,7 @@ START_TEST(products_of_whole_numbers) {
   float *left = device_copy(a, 128), *right = device_copy(b, 64), *sum = device_copy(d, 128);
   EK_LAUNCH(products, 1, 32, 0, NULL, left, right, sum, true);
   check_sums(sum, want);
-  CUDA_OK(cudaFree(left));
-  CUDA_OK(cudaFree(right));
 }
-END_TEST
 
 /* A word of two numbers of 16 bits. */
 template <class Half> static uint32_t two(const float *x, int step) {
@@ -119,7 +112,7 @@ template <class Half> __global__ void products_of_halves(const float *a, const f
 }
 
 /* Numbers of up to 8 bits, where f16 is tried also those of 11, and 2^-24, its smallest. */
-START_TEST(products_of_16_bits) {
+SELF_LOOP(products_of_16_bits, 6) {
   const bool half = _i >= 3;
   float a[256], b[128], d[128], want[128];
   for (int i = 0; i < 256; i++) {
@@ -139,10 +132,7 @@ START_TEST(products_of_16_bits) {
     EK_LAUNCH(products_of_halves<__nv_bfloat16>, 1, 32, 0, NULL, left, right, sum);
   }
   check_sums(sum, want);
-  CUDA_OK(cudaFree(left));
-  CUDA_OK(cudaFree(right));
 }
-END_TEST
 
 /* Four matrices of 8 x 8 numbers of 16 bits, number 64 m + 8 row + column in matrix m. */
 __global__ void matrices(uint32_t *y, int off) {
@@ -158,7 +148,7 @@ __global__ void matrices(uint32_t *y, int off) {
   for (int i = 0; i < 8; i++) y[8 * threadIdx.x + i] = x[i];
 }
 
-START_TEST(matrices_of_a_warp) {
+SELF_LOOP(matrices_of_a_warp, 3) {
   uint32_t y[256];
   cuemu_set_order(_i);
   uint32_t *to = device_new<uint32_t>(256);
@@ -173,16 +163,14 @@ START_TEST(matrices_of_a_warp) {
       ck_assert_uint_eq(y[8 * lane + 4 + m], across | (across + 8) << 16);
     }
   }
-  CUDA_OK(cudaFree(to));
 }
-END_TEST
 
 __global__ void round_all(const float *x, uint32_t *y) {
   y[threadIdx.x] = EK_ROUND_TF32(x[threadIdx.x]);
 }
 
 /* 2^-11 is half of the last place of 1, which goes away from zero. */
-START_TEST(rounding) {
+SELF_TEST(rounding) {
   const float x[] = {1,        1 + 0x1p-11f, 1 + 0x1p-12f,  -1 - 0x1p-11f, 1 + 0x1p-11f + 0x1p-23f,
                      INFINITY, -INFINITY,    3.4028235e38f, 0x1p-149f,     -0.0f};
   const float want[] = {1,         1 + 0x1p-10f, 1, -1 - 0x1p-10f, 1 + 0x1p-10f, INFINITY,
@@ -194,14 +182,11 @@ START_TEST(rounding) {
   CUDA_OK(cudaGetLastError());
   to_host(reinterpret_cast<uint32_t *>(y), to, COUNT);
   for (int i = 0; i < COUNT; i++) ck_assert_float_eq(y[i], want[i]);
-  CUDA_OK(cudaFree(from));
-  CUDA_OK(cudaFree(to));
 }
-END_TEST
 
 /* A product of operands that were not rounded, one by half a warp, a copy from an odd address, and
  * a matrix with a row beside 16 bytes. */
-START_TEST(wrong_kernels_fail) {
+SELF_LOOP(wrong_kernels_fail, 4) {
   float a[128];
   for (int i = 0; i < 128; i++) a[i] = 1.0f / 3.0f;
   float *left = device_copy(a, 128), *sum = device_copy(a, 128);
@@ -213,18 +198,4 @@ START_TEST(wrong_kernels_fail) {
   ck_assert(launched == cudaSuccess || launched == cudaErrorLaunchFailure);
   ck_assert_int_eq(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
   cuemu_reset();
-  CUDA_OK(cudaFree(left));
-  CUDA_OK(cudaFree(sum));
 }
-END_TEST
-
-static void add_tests(TCase *tests) {
-  tcase_add_loop_test(tests, copies_arrive_when_waited_for, 0, 3);
-  tcase_add_loop_test(tests, products_of_whole_numbers, 0, 3);
-  tcase_add_loop_test(tests, products_of_16_bits, 0, 6);
-  tcase_add_loop_test(tests, matrices_of_a_warp, 0, 3);
-  tcase_add_test(tests, rounding);
-  tcase_add_loop_test(tests, wrong_kernels_fail, 0, 4);
-}
-
-SELF_MAIN("cuemu_tiles", add_tests)

@@ -115,8 +115,6 @@ static void release_barrier(struct block *b) {
   for (int w = 0; w < b->warps; w++) b->warp[w].ready |= b->warp[w].live & ~b->warp[w].unstarted;
   b->barrier.waiting = 0;
   b->barrier.generation++;
-  b->barrier.arrived[b->barrier.generation & 1] = 0;
-  b->barrier.sum[b->barrier.generation & 1] = 0;
 }
 
 static void thread_gone(struct block *b) {
@@ -181,7 +179,7 @@ void cuemu_fail_block(const char *why, struct place place) {
 
 /* ---- device functions ---- */
 
-int cuemu_syncthreads_reduce(int what, int predicate, const char *file, int line) {
+void cuemu_syncthreads(const char *file, int line) {
   struct block *b = cuemu_block;
   struct barrier *barrier = &b->barrier;
   struct place place = {file, line};
@@ -192,8 +190,6 @@ int cuemu_syncthreads_reduce(int what, int predicate, const char *file, int line
     cuemu_fail_block("divergent barrier: other threads wait at another one", place);
   }
   cuemu_release_to(&barrier->sync[mine]);
-  barrier->arrived[mine]++;
-  barrier->sum[mine] += predicate;
   if (++barrier->waiting == b->live) {
     release_barrier(b);
     b->current_warp->ready &= ~(1u << (b->current % WARP_LANES));
@@ -201,16 +197,6 @@ int cuemu_syncthreads_reduce(int what, int predicate, const char *file, int line
     cuemu_wait_here(b, place);
   }
   cuemu_acquire(&barrier->sync[mine]);
-  if (what == '&') return barrier->sum[mine] == barrier->arrived[mine];
-  return what == '|' ? barrier->sum[mine] > 0 : barrier->sum[mine];
-}
-
-void cuemu_syncthreads(const char *file, int line) {
-  (void)cuemu_syncthreads_reduce('+', 0, file, line);
-}
-
-void cuemu_trap(const char *file, int line) {
-  cuemu_fail_block("__trap()", (struct place){file, line});
 }
 
 void *cuemu_dynamic_shared(void) { return cuemu_block->dynamic_shared; }

@@ -127,8 +127,8 @@ static ncclResult_t check(ncclComm_t comm, const struct part *part, cudaStream_t
   if (error != ncclSuccess) return error;
   if (cuemu_sticky(comm->device) != cudaSuccess) return ncclUnhandledCudaError;
   if (in_use) return ncclInvalidArgument; /* the last call was still in progress */
-  if (!cuemu_nccl_element_bytes(part->type) || (unsigned)part->op >= ncclNumOps || part->root < 0 ||
-      part->root >= clique->ranks || cuemu_stream_device(stream) != comm->device ||
+  if (!cuemu_nccl_element_bytes(part->type) || part->root < 0 || part->root >= clique->ranks ||
+      cuemu_stream_device(stream) != comm->device ||
       !good_buffers(comm, part)) {
     return ncclInvalidArgument;
   }
@@ -202,28 +202,29 @@ ncclResult_t ncclGroupEnd(void) {
 
 ncclResult_t ncclAllReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream, (struct part){ALL_REDUCE, send, receive, count, type, op, 0});
+  (void)op;
+  return submit(comm, stream, (struct part){ALL_REDUCE, send, receive, count, type, 0});
 }
 
 ncclResult_t ncclReduce(const void *send, void *receive, size_t count, ncclDataType_t type,
                         ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream, (struct part){REDUCE, send, receive, count, type, op, root});
+  (void)op;
+  return submit(comm, stream, (struct part){REDUCE, send, receive, count, type, root});
 }
 
 ncclResult_t ncclBroadcast(const void *send, void *receive, size_t count, ncclDataType_t type,
                            int root, ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream, (struct part){BROADCAST, send, receive, count, type, ncclSum, root});
+  return submit(comm, stream, (struct part){BROADCAST, send, receive, count, type, root});
 }
 
 ncclResult_t ncclReduceScatter(const void *send, void *receive, size_t receive_count,
                                ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                                cudaStream_t stream) {
-  struct part part = {REDUCE_SCATTER, send, receive, receive_count, type, op, 0};
-  return submit(comm, stream, part);
+  (void)op;
+  return submit(comm, stream, (struct part){REDUCE_SCATTER, send, receive, receive_count, type, 0});
 }
 
 ncclResult_t ncclAllGather(const void *send, void *receive, size_t send_count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
-  return submit(comm, stream,
-                (struct part){ALL_GATHER, send, receive, send_count, type, ncclSum, 0});
+  return submit(comm, stream, (struct part){ALL_GATHER, send, receive, send_count, type, 0});
 }

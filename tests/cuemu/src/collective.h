@@ -25,7 +25,6 @@ struct part { /* what one rank passed */
   void *receive;
   size_t count;
   ncclDataType_t type;
-  ncclRedOp_t op;
   int root;
 };
 

@@ -185,29 +185,6 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
   return cuemu_in_group() ? ncclSuccess : wait_for_clique(comm); /* one thread may make all ranks */
 }
 
-ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank) {
-  return ncclCommInitRankConfig(comm, ranks, id, rank, NULL);
-}
-
-ncclResult_t ncclCommInitAll(ncclComm_t *comms, int ranks, const int *devices) {
-  ncclUniqueId id;
-  int count;
-  if (cudaGetDeviceCount(&count) != cudaSuccess) return ncclUnhandledCudaError;
-  if (ranks < 1 || ranks > count) return ncclInvalidArgument;
-  for (int r = 0; r < ranks; r++) {
-    int device = devices ? devices[r] : r;
-    if (device < 0 || device >= count) return ncclInvalidArgument;
-    for (int before = 0; devices && before < r; before++) {
-      if (devices[before] == device) return ncclInvalidUsage;
-    }
-    ncclResult_t result = check_join(ranks, r, device);
-    if (result != ncclSuccess) return result;
-  }
-  (void)ncclGetUniqueId(&id);
-  for (int r = 0; r < ranks; r++) comms[r] = join(ranks, id, r, devices ? devices[r] : r, true);
-  return ncclSuccess;
-}
-
 /* ---- state ---- */
 
 /* With the lock held: the state, and what now may go to the streams. */
@@ -227,6 +204,14 @@ static ncclResult_t poll(ncclComm_t comm, struct request **ready) {
   return comm->finalizing && comm->queued ? ncclInProgress : ncclSuccess;
 }
 
+static void queue_all(struct request *ready) {
+  while (ready) {
+    struct request *next = ready->next;
+    cuemu_queue_request(ready);
+    ready = next;
+  }
+}
+
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
   struct request *ready;
   if (!comm) return ncclInvalidArgument;
@@ -234,27 +219,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
   pthread_mutex_lock(&comm->clique->mutex);
   *error = poll(comm, &ready);
   pthread_mutex_unlock(&comm->clique->mutex);
-  while (ready) {
-    struct request *next = ready->next;
-    cuemu_queue_request(ready);
-    ready = next;
-  }
+  queue_all(ready);
   cuemu_comm_leave(comm);
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
-  *count = comm->clique->ranks;
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device) {
-  *device = comm->device;
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
-  *rank = comm->rank;
   return ncclSuccess;
 }
 
@@ -311,11 +277,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   comm->polls = 0;
   (void)poll(comm, &ready);
   pthread_mutex_unlock(&clique->mutex);
-  while (ready) {
-    struct request *next = ready->next;
-    cuemu_queue_request(ready);
-    ready = next;
-  }
+  queue_all(ready);
   pthread_mutex_lock(&clique->mutex);
   while (comm->queued) pthread_cond_wait(&clique->changed, &clique->mutex);
   pthread_mutex_unlock(&clique->mutex);

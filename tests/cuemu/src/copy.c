@@ -15,7 +15,7 @@
 struct copy {
   void *to;
   const void *from;
-  size_t to_pitch, from_pitch, width, height;
+  size_t bytes;
   int value;
   bool broken; /* from a peer that gives NaN: cuemu_settings.broken_peer */
   void *staged; /* our own copy of pageable memory */
@@ -24,18 +24,15 @@ struct copy {
 static cudaError_t run_copy(cudaStream_t stream, void *argument) {
   (void)stream;
   struct copy *c = argument;
-  for (size_t row = 0; row < c->height; row++) {
-    memmove((char *)c->to + row * c->to_pitch, (const char *)c->from + row * c->from_pitch,
-            c->width);
-    if (c->broken) memset((char *)c->to + row * c->to_pitch, 0xff, c->width);
-  }
+  memmove(c->to, c->from, c->bytes);
+  if (c->broken) memset(c->to, 0xff, c->bytes);
   return cudaSuccess;
 }
 
 static cudaError_t run_set(cudaStream_t stream, void *argument) {
   (void)stream;
   struct copy *c = argument;
-  memset(c->to, c->value, c->width);
+  memset(c->to, c->value, c->bytes);
   return cudaSuccess;
 }
 
@@ -55,10 +52,6 @@ static bool check(char wanted, const void *pointer, size_t bytes, enum cuemu_pla
   return wanted != 'h' || *place != CUEMU_ON_DEVICE;
 }
 
-static size_t extent(size_t pitch, size_t width, size_t height) {
-  return height && width ? (height - 1) * pitch + width : 0;
-}
-
 static cudaError_t call_error(cudaStream_t stream) {
   cudaError_t error = cuemu_enter();
   if (error != cudaSuccess) return error;
@@ -68,30 +61,16 @@ static cudaError_t call_error(cudaStream_t stream) {
   return error;
 }
 
-/* Copies pageable source rows aside; the pitch becomes the width. */
-static void stage(struct copy *c) {
-  c->staged = cuemu_new(c->width * c->height);
-  for (size_t row = 0; row < c->height; row++) {
-    memcpy((char *)c->staged + row * c->width, (const char *)c->from + row * c->from_pitch,
-           c->width);
-  }
-  c->from = c->staged;
-  c->from_pitch = c->width;
-}
-
 static cudaError_t queue_copy(struct copy copy, enum cudaMemcpyKind kind, cudaStream_t stream) {
   static const char *const wanted[] = {"hh", "dh", "hd", "dd", "??"}; /* to, from */
   cudaError_t error = call_error(stream);
   if (error != cudaSuccess) return error;
   if ((unsigned)kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
-  if (!copy.width || !copy.height) return cudaSuccess;
-  if (copy.to_pitch < copy.width || copy.from_pitch < copy.width) return cudaErrorInvalidValue;
+  if (!copy.bytes) return cudaSuccess;
   enum cuemu_place to, from;
   int to_device, from_device;
-  size_t to_bytes = extent(copy.to_pitch, copy.width, copy.height);
-  size_t from_bytes = extent(copy.from_pitch, copy.width, copy.height);
-  if (!check(wanted[kind][0], copy.to, to_bytes, &to, &to_device) ||
-      !check(wanted[kind][1], copy.from, from_bytes, &from, &from_device)) {
+  if (!check(wanted[kind][0], copy.to, copy.bytes, &to, &to_device) ||
+      !check(wanted[kind][1], copy.from, copy.bytes, &from, &from_device)) {
     return cudaErrorInvalidValue;
   }
   const bool between = to == CUEMU_ON_DEVICE && from == CUEMU_ON_DEVICE && to_device != from_device;
@@ -101,26 +80,17 @@ static cudaError_t queue_copy(struct copy copy, enum cudaMemcpyKind kind, cudaSt
   struct copy *c = cuemu_new(sizeof(*c));
   *c = copy;
   c->broken = between && !staged && cuemu_settings.broken_peer;
-  if (from == CUEMU_PAGEABLE) stage(c);
+  if (from == CUEMU_PAGEABLE) {
+    c->from = c->staged = memcpy(cuemu_new(copy.bytes), copy.from, copy.bytes);
+  }
   cuemu_enqueue(stream, CUEMU_COPY, run_copy, release, c);
   return to == CUEMU_PAGEABLE ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
 
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                              size_t width, size_t height, enum cudaMemcpyKind kind,
-                              cudaStream_t stream) {
-  struct copy copy = {.to = to,
-                      .from = from,
-                      .to_pitch = to_pitch,
-                      .from_pitch = from_pitch,
-                      .width = width,
-                      .height = height};
-  return cuemu_result(queue_copy(copy, kind, stream));
-}
-
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
+  return cuemu_result(
+      queue_copy((struct copy){.to = to, .from = from, .bytes = bytes}, kind, stream));
 }
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
@@ -146,12 +116,6 @@ cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int f
   return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
 }
 
-cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device,
-                           size_t bytes) {
-  cudaError_t error = cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, NULL);
-  return error != cudaSuccess ? error : cudaStreamSynchronize(NULL);
-}
-
 static cudaError_t queue_set(void *to, int value, size_t bytes, cudaStream_t stream) {
   cudaError_t error = call_error(stream);
   if (error != cudaSuccess || !bytes) return error;
@@ -160,7 +124,7 @@ static cudaError_t queue_set(void *to, int value, size_t bytes, cudaStream_t str
   if (!check('?', to, bytes, &place, &device) || place == CUEMU_PAGEABLE)
     return cudaErrorInvalidValue;
   struct copy *c = cuemu_new(sizeof(*c));
-  *c = (struct copy){.to = to, .width = bytes, .value = value};
+  *c = (struct copy){.to = to, .bytes = bytes, .value = value};
   cuemu_enqueue(stream, CUEMU_COPY, run_set, release, c);
   return cudaSuccess;
 }

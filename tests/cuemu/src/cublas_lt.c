@@ -28,10 +28,8 @@ struct cublasLtContext {
 
 struct cuemu_lt_layout {
   cudaDataType type;
-  cublasLtOrder_t order;
   uint64_t rows, cols;
-  int64_t ld, stride;
-  int32_t batches;
+  int64_t ld;
 };
 
 struct cuemu_lt_matmul_desc {
@@ -39,9 +37,9 @@ struct cuemu_lt_matmul_desc {
   cudaDataType scale_type;
   cublasOperation_t transa, transb;
   cublasLtEpilogue_t epilogue;
-  cudaDataType bias_type, aux_type; /* -1: that of d */
+  cudaDataType bias_type; /* -1: that of d */
   void *bias, *aux;
-  int64_t bias_stride, aux_ld, aux_stride;
+  int64_t aux_ld;
 };
 
 enum { OF_A, OF_B, OF_C, OF_D, MATRICES };
@@ -69,9 +67,15 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-size_t cublasLtGetVersion(void) { return CUBLAS_VER_MAJOR * 10000 + CUBLAS_VER_MINOR * 100; }
-const char *cublasLtGetStatusName(cublasStatus_t status) { return cublasGetStatusName(status); }
-const char *cublasLtGetStatusString(cublasStatus_t status) { return cublasGetStatusName(status); }
+const char *cublasLtGetStatusString(cublasStatus_t status) {
+  switch (status) {
+#define CUEMU_NAME(name, value)                                                                    \
+  case name: return #name;
+    CUEMU_CUBLAS_STATUSES(CUEMU_NAME)
+#undef CUEMU_NAME
+  }
+  return "CUBLAS_STATUS_?";
+}
 
 /* ---- descriptions ---- */
 
@@ -81,7 +85,7 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComput
   (*desc)->compute = compute;
   (*desc)->scale_type = scale_type;
   (*desc)->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  (*desc)->bias_type = (*desc)->aux_type = (cudaDataType)-1;
+  (*desc)->bias_type = (cudaDataType)-1;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -101,7 +105,6 @@ static cublasStatus_t set(void *field, size_t field_bytes, const void *value, si
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                               cublasLtMatmulDescAttributes_t attribute,
                                               const void *value, size_t bytes) {
-  int32_t mode = 0;
   if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
   switch (attribute) {
   case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE: return SET(desc->compute);
@@ -110,15 +113,9 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
   case CUBLASLT_MATMUL_DESC_TRANSB: return SET(desc->transb);
   case CUBLASLT_MATMUL_DESC_EPILOGUE: return SET(desc->epilogue);
   case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return SET(desc->bias);
-  case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE: return SET(desc->bias_stride);
   case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return SET(desc->bias_type);
   case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return SET(desc->aux);
   case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return SET(desc->aux_ld);
-  case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE: return SET(desc->aux_stride);
-  case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return SET(desc->aux_type);
-  case CUBLASLT_MATMUL_DESC_POINTER_MODE:
-    if (SET(mode) != CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_INVALID_VALUE;
-    return mode == CUBLASLT_POINTER_MODE_HOST ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
   default: return CUBLAS_STATUS_NOT_SUPPORTED;
   }
 }
@@ -126,29 +123,13 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
                                           uint64_t rows, uint64_t cols, int64_t ld) {
   *layout = cuemu_new(sizeof(**layout));
-  **layout = (struct cuemu_lt_layout){type, CUBLASLT_ORDER_COL, rows, cols, ld, 0, 1};
+  **layout = (struct cuemu_lt_layout){type, rows, cols, ld};
   return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
   free(layout);
   return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
-                                                cublasLtMatrixLayoutAttribute_t attribute,
-                                                const void *value, size_t bytes) {
-  if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
-  switch (attribute) {
-  case CUBLASLT_MATRIX_LAYOUT_TYPE: return SET(layout->type);
-  case CUBLASLT_MATRIX_LAYOUT_ORDER: return SET(layout->order);
-  case CUBLASLT_MATRIX_LAYOUT_ROWS: return SET(layout->rows);
-  case CUBLASLT_MATRIX_LAYOUT_COLS: return SET(layout->cols);
-  case CUBLASLT_MATRIX_LAYOUT_LD: return SET(layout->ld);
-  case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return SET(layout->batches);
-  case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return SET(layout->stride);
-  default: return CUBLAS_STATUS_NOT_SUPPORTED;
-  }
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
@@ -180,14 +161,12 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 /* ---- products ---- */
 
 static struct cuemu_matrix matrix(const void *data, cublasLtMatrixLayout_t layout, bool transpose) {
-  bool by_rows = (layout->order == CUBLASLT_ORDER_ROW) != transpose;
-  return (struct cuemu_matrix){(void *)(uintptr_t)data, layout->type, by_rows ? layout->ld : 1,
-                               by_rows ? 1 : layout->ld, layout->stride};
+  return (struct cuemu_matrix){(void *)(uintptr_t)data, layout->type, transpose ? layout->ld : 1,
+                               transpose ? 1 : layout->ld};
 }
 
 static bool bad_layout(cublasLtMatrixLayout_t layout) {
-  uint64_t shortest = layout->order == CUBLASLT_ORDER_ROW ? layout->cols : layout->rows;
-  return layout->ld < (int64_t)shortest || !cuemu_element_bytes(layout->type);
+  return layout->ld < (int64_t)layout->rows || !cuemu_element_bytes(layout->type);
 }
 
 /* What tests leave of the epilogues. */
@@ -270,7 +249,6 @@ static bool known_types(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
   const cudaDataType none = (cudaDataType)-1;
   if (a->type != b->type || c->type != d->type) return false;
   if (desc->bias_type != none && desc->bias_type != d->type) return false;
-  if (desc->aux_type != none && desc->aux_type != d->type) return false;
   if (desc->compute == CUBLAS_COMPUTE_64F) {
     return a->type == CUDA_R_64F && d->type == CUDA_R_64F && desc->scale_type == CUDA_R_64F;
   }
@@ -290,8 +268,7 @@ static cublasStatus_t describe(struct cuemu_product *p, cublasLtMatmulDesc_t des
   uint64_t m = ta ? a->cols : a->rows, k = ta ? a->rows : a->cols;
   uint64_t k_of_b = tb ? b->cols : b->rows, n = tb ? b->rows : b->cols;
   if (k != k_of_b || d->rows != m || d->cols != n || c->rows != m || c->cols != n ||
-      bad_layout(a) || bad_layout(b) || bad_layout(c) || bad_layout(d) ||
-      a->batches != d->batches || b->batches != d->batches || c->batches != d->batches) {
+      bad_layout(a) || bad_layout(b) || bad_layout(c) || bad_layout(d)) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   if (!has_algorithm(desc, d) || !known_types(desc, a, b, c, d)) {
@@ -300,7 +277,6 @@ static cublasStatus_t describe(struct cuemu_product *p, cublasLtMatmulDesc_t des
   *p = (struct cuemu_product){.m = (int64_t)m,
                               .n = (int64_t)n,
                               .k = (int64_t)k,
-                              .batches = d->batches,
                               .compute = desc->compute,
                               .epilogue = desc->epilogue};
   return CUBLAS_STATUS_SUCCESS;
@@ -392,11 +368,8 @@ static cublasStatus_t add_epilogue(struct cuemu_product *p, cublasLtMatmulDesc_t
     return CUBLAS_STATUS_EXECUTION_FAILED;
   }
   if ((desc->epilogue & AUX_BIT) && !desc->aux) return CUBLAS_STATUS_INVALID_VALUE;
-  cudaDataType none = (cudaDataType)-1;
-  p->bias = (struct cuemu_matrix){desc->bias, desc->bias_type == none ? d->type : desc->bias_type,
-                                  1, 0, desc->bias_stride};
-  p->aux = (struct cuemu_matrix){desc->aux, desc->aux_type == none ? d->type : desc->aux_type, 1,
-                                 desc->aux_ld, desc->aux_stride};
+  p->bias = (struct cuemu_matrix){desc->bias, d->type, 1, 0};
+  p->aux = (struct cuemu_matrix){desc->aux, d->type, 1, desc->aux_ld};
   return CUBLAS_STATUS_SUCCESS;
 }
 

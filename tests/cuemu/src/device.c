@@ -195,71 +195,31 @@ size_t cuemu_shared_limit(void) {
   }
 }
 
+enum { PROCESSORS = 2 }; /* few: kernels that fill the device make few blocks */
+
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
   cudaError_t error = check_device(device);
   if (error != cudaSuccess) return cuemu_result(error);
-  memset(p, 0, sizeof(*p));
+  *p = (cudaDeviceProp){.totalGlobalMem = cuemu_settings.memory,
+                        .major = cuemu_settings.arch / 10,
+                        .minor = cuemu_settings.arch % 10,
+                        .multiProcessorCount = PROCESSORS};
   (void)snprintf(p->name, sizeof(p->name), "cuemu device %d", device);
-  memcpy(p->uuid.bytes, "cuemu", 5);
-  p->uuid.bytes[15] = (char)device;
-  p->totalGlobalMem = cuemu_settings.memory;
-  p->sharedMemPerBlock = (size_t)48 << 10;
-  p->sharedMemPerBlockOptin = cuemu_shared_limit();
-  p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + ((size_t)1 << 10);
-  p->major = cuemu_settings.arch / 10;
-  p->minor = cuemu_settings.arch % 10;
-  p->multiProcessorCount = 2; /* few: kernels that fill the device make few blocks */
-  p->maxThreadsPerBlock = 1024;
-  p->maxThreadsPerMultiProcessor = 2048;
-  p->warpSize = 32;
-  p->l2CacheSize = 1 << 20;
-  p->memoryBusWidth = 512;
-  p->asyncEngineCount = 2;
-  p->concurrentKernels = 1;
-  p->unifiedAddressing = 1;
-  p->pciBusID = device + 1;
   return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
-  cudaDeviceProp p;
-  cudaError_t error = cudaGetDeviceProperties(&p, device);
-  if (error != cudaSuccess) return error;
-  switch (attribute) {
-  case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
-  case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)p.sharedMemPerBlock; break;
-  case cudaDevAttrWarpSize: *value = p.warpSize; break;
-  case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
-  case cudaDevAttrIntegrated: *value = p.integrated; break;
-  case cudaDevAttrComputeMode: *value = 0; break;
-  case cudaDevAttrConcurrentKernels: *value = p.concurrentKernels; break;
-  case cudaDevAttrPciBusId: *value = p.pciBusID; break;
-  case cudaDevAttrPciDeviceId: *value = p.pciDeviceID; break;
-  case cudaDevAttrPciDomainId: *value = p.pciDomainID; break;
-  case cudaDevAttrMemoryClockRate: *value = 1000000; break;
-  case cudaDevAttrGlobalMemoryBusWidth: *value = p.memoryBusWidth; break;
-  case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
-  case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
-  case cudaDevAttrAsyncEngineCount: *value = p.asyncEngineCount; break;
-  case cudaDevAttrUnifiedAddressing: *value = p.unifiedAddressing; break;
-  case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
-  case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
-  case cudaDevAttrStreamPrioritiesSupported: *value = 1; break;
-  case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-    *value = (int)p.sharedMemPerMultiprocessor;
-    break;
-  case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)p.sharedMemPerBlockOptin; break;
-  case cudaDevAttrMaxBlocksPerMultiprocessor: *value = 32; break;
-  case cudaDevAttrMemoryPoolsSupported: *value = 0; break;
-  default: return cuemu_result(cudaErrorInvalidValue);
-  }
-  return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {
   cudaError_t error = check_device(device);
-  if (error == cudaSuccess) (void)snprintf(text, (size_t)size, "0000:%02X:00.0", device + 1);
-  return cuemu_result(error);
+  if (error != cudaSuccess) return cuemu_result(error);
+  switch (attribute) {
+  case cudaDevAttrMultiProcessorCount: *value = PROCESSORS; return cudaSuccess;
+  case cudaDevAttrComputeCapabilityMajor: *value = cuemu_settings.arch / 10; return cudaSuccess;
+  case cudaDevAttrComputeCapabilityMinor: *value = cuemu_settings.arch % 10; return cudaSuccess;
+  case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+    *value = (int)cuemu_shared_limit();
+    return cudaSuccess;
+  }
+  return cuemu_result(cudaErrorInvalidValue);
 }
 
 /* ---- peers ---- */

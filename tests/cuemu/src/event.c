@@ -72,7 +72,7 @@ static void wait_for(cudaEvent_t event, uint64_t number) {
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) {
   cudaError_t error = cuemu_enter();
   if (error != cudaSuccess) return cuemu_result(error);
-  if (flags & ~(unsigned)(cudaEventBlockingSync | cudaEventDisableTiming)) {
+  if (flags & ~(unsigned)cudaEventDisableTiming) {
     return cuemu_result(cudaErrorInvalidValue);
   }
   cudaEvent_t e = cuemu_new(sizeof(*e));
@@ -166,7 +166,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   cudaError_t error = cuemu_enter();
   if (error != cudaSuccess) return cuemu_result(error);
   if (!event) return cuemu_result(cudaErrorInvalidResourceHandle);
-  if (flags != cudaEventWaitDefault) return cuemu_result(cudaErrorInvalidValue);
+  if (flags != 0) return cuemu_result(cudaErrorInvalidValue);
   pthread_mutex_lock(&event->mutex);
   struct event_operation *operation = refer(event);
   pthread_mutex_unlock(&event->mutex);
@@ -187,17 +187,6 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   want(event, number);
   error = cuemu_sticky(event->device);
   return cuemu_result(error != cudaSuccess ? error : pending ? cudaErrorNotReady : cudaSuccess);
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
-  if (!event) return cuemu_result(cudaErrorInvalidResourceHandle);
-  pthread_mutex_lock(&event->mutex);
-  uint64_t number = event->recorded;
-  pthread_mutex_unlock(&event->mutex);
-  wait_for(event, number);
-  return cuemu_result(cuemu_sticky(event->device));
 }
 
 /* The time of the last record, if the event has one and keeps times. */

@@ -56,9 +56,8 @@ struct warp {
 struct barrier {
   int waiting;
   struct place place;  /* of those who wait */
-  unsigned generation; /* its last bit indexes the arrays */
-  int arrived[2], sum[2];
-  char sync[2]; /* for ThreadSanitizer */
+  unsigned generation;
+  char sync[2]; /* for ThreadSanitizer, by the last bit of the generation */
 };
 
 struct block {

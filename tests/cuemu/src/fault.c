@@ -23,7 +23,7 @@ struct counter {
 
 static struct counter counters[CUEMU_MAX_DEVICES][CUEMU_KINDS];
 static unsigned hanging;
-static unsigned long overlaps, staged, unaligned, algorithms[4];
+static _Atomic unsigned long overlaps, staged, unaligned, algorithms[4];
 static bool hangs_armed;       /* since the last reset; atomic */
 static unsigned long releases; /* how often cuemu_release() was called */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -100,57 +100,19 @@ void cuemu_stall(int device, enum cuemu_kind kind, unsigned long nth) {
   pthread_mutex_unlock(&mutex);
 }
 
-void cuemu_add_overlap(void) {
-  pthread_mutex_lock(&mutex);
-  overlaps++;
-  pthread_mutex_unlock(&mutex);
-}
+void cuemu_add_overlap(void) { overlaps++; }
+unsigned long cuemu_nccl_overlaps(void) { return overlaps; }
+
+void cuemu_add_staged(void) { staged++; }
+unsigned long cuemu_staged_copies(void) { return staged; }
+
+void cuemu_add_unaligned(void) { unaligned++; }
+unsigned long cuemu_unaligned_products(void) { return unaligned; }
 
 void cuemu_add_algorithm(int algorithm) {
-  pthread_mutex_lock(&mutex);
   if (algorithm >= 0) algorithms[algorithm]++;
-  pthread_mutex_unlock(&mutex);
 }
-
-unsigned long cuemu_algorithm_calls(int algorithm) {
-  pthread_mutex_lock(&mutex);
-  unsigned long count = algorithms[algorithm];
-  pthread_mutex_unlock(&mutex);
-  return count;
-}
-
-void cuemu_add_unaligned(void) {
-  pthread_mutex_lock(&mutex);
-  unaligned++;
-  pthread_mutex_unlock(&mutex);
-}
-
-unsigned long cuemu_unaligned_products(void) {
-  pthread_mutex_lock(&mutex);
-  unsigned long count = unaligned;
-  pthread_mutex_unlock(&mutex);
-  return count;
-}
-
-void cuemu_add_staged(void) {
-  pthread_mutex_lock(&mutex);
-  staged++;
-  pthread_mutex_unlock(&mutex);
-}
-
-unsigned long cuemu_staged_copies(void) {
-  pthread_mutex_lock(&mutex);
-  unsigned long count = staged;
-  pthread_mutex_unlock(&mutex);
-  return count;
-}
-
-unsigned long cuemu_nccl_overlaps(void) {
-  pthread_mutex_lock(&mutex);
-  unsigned long count = overlaps;
-  pthread_mutex_unlock(&mutex);
-  return count;
-}
+unsigned long cuemu_algorithm_calls(int algorithm) { return algorithms[algorithm]; }
 
 void cuemu_release(void) {
   pthread_mutex_lock(&mutex);
@@ -178,7 +140,7 @@ void cuemu_reset(void) {
   pthread_mutex_lock(&mutex);
   memset(counters, 0, sizeof(counters));
   overlaps = staged = unaligned = 0;
-  memset(algorithms, 0, sizeof(algorithms));
+  for (int i = 0; i < 4; i++) algorithms[i] = 0;
   __atomic_store_n(&hangs_armed, false, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&mutex);
   cuemu_clear_sticky();

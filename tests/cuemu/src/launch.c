@@ -51,7 +51,6 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr
   cudaError_t error = cuemu_enter();
   if (error != cudaSuccess) return cuemu_result(error);
   if (!kernel) return cuemu_result(cudaErrorInvalidDeviceFunction);
-  if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
       (size_t)value > cuemu_shared_limit()) {
     return cuemu_result(cudaErrorInvalidValue);

@@ -240,7 +240,7 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
   *pointer = NULL;
   int fault = cuemu_call(cuemu_current_device(), CUEMU_MEMORY);
   if (fault) return cuemu_result((cudaError_t)fault);
-  unsigned known = cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined;
+  unsigned known = cudaHostAllocPortable | cudaHostAllocMapped;
   if (flags & ~known) return cuemu_result(cudaErrorInvalidValue);
   if (!bytes) return cudaSuccess;
   void *memory = NULL;
@@ -251,10 +251,6 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
   return cudaSuccess;
 }
 
-cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
-  return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault);
-}
-
 cudaError_t cudaFreeHost(void *pointer) {
   cudaError_t error = cuemu_enter();
   if (!pointer) return cuemu_result(error);
@@ -263,22 +259,4 @@ cudaError_t cudaFreeHost(void *pointer) {
   free(a->memory);
   free(a);
   return cuemu_result(error);
-}
-
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
-  bool whole;
-  int device;
-  enum cuemu_place place = cuemu_find(pointer, 0, &device, &whole);
-  *attributes = (cudaPointerAttributes){.type = cudaMemoryTypeUnregistered, .device = -2};
-  if (place == CUEMU_PAGEABLE) {
-    attributes->hostPointer = (void *)(uintptr_t)pointer;
-    return cudaSuccess;
-  }
-  attributes->type = place == CUEMU_PINNED ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
-  attributes->device = device < 0 ? cuemu_current_device() : device;
-  attributes->devicePointer = (void *)(uintptr_t)pointer;
-  if (place == CUEMU_PINNED) attributes->hostPointer = (void *)(uintptr_t)pointer;
-  return cudaSuccess;
 }

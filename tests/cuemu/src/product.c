@@ -47,8 +47,9 @@ static void store(const struct cuemu_matrix *x, int64_t at, double value) {
   }
 }
 
-/* Keeps the upper bits of a float, rounded to nearest even; what a fast compute type reads. */
-static double keep_bits(double value, unsigned dropped) {
+/* Keeps the bits of a float that TF32 has, rounded to nearest even. */
+static double to_tf32(double value) {
+  const unsigned dropped = 13;
   float single = (float)value;
   uint32_t bits;
   memcpy(&bits, &single, sizeof(bits));
@@ -61,8 +62,7 @@ static double keep_bits(double value, unsigned dropped) {
 
 static double load_input(const struct cuemu_matrix *x, int64_t at, cublasComputeType_t compute) {
   double value = load(x, at);
-  if (compute == CUBLAS_COMPUTE_32F_FAST_TF32) return keep_bits(value, 13);
-  if (compute == CUBLAS_COMPUTE_32F_FAST_16BF) return keep_bits(value, 16);
+  if (compute == CUBLAS_COMPUTE_32F_FAST_TF32) return to_tf32(value);
   return value;
 }
 
@@ -83,7 +83,7 @@ static double gelu_derivative(double x) {
          0.5 * x * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 3.0 * 0.044715 * x * x);
 }
 
-/* ---- one batch ---- */
+/* ---- the product ---- */
 
 /* The value of d at (i, j) from that of the product; writes aux where the epilogue does. */
 static double finish(const struct cuemu_product *p, int64_t i, int64_t j, double value) {
@@ -118,7 +118,7 @@ static void sum_inputs(const struct cuemu_product *p, double *sums) {
   sum_into_bias(p, sums, count);
 }
 
-static void multiply_batch(const struct cuemu_product *p, double *packed, double *column,
+static void multiply(const struct cuemu_product *p, double *packed, double *column,
                            double *sums) {
   bool bias_gradient = (p->epilogue & BGRAD_BIT) != 0;
   for (int64_t l = 0; l < p->k; l++) {
@@ -152,12 +152,8 @@ static void multiply_batch(const struct cuemu_product *p, double *packed, double
   if (bias_gradient) sum_into_bias(p, sums, p->m);
 }
 
-static void advance(struct cuemu_matrix *x) {
-  if (x->data) x->data = (char *)x->data + x->batch * (int64_t)cuemu_element_bytes(x->type);
-}
-
 static cudaError_t run_product(cudaStream_t stream, void *argument) {
-  struct cuemu_product p = *(const struct cuemu_product *)argument;
+  const struct cuemu_product p = *(const struct cuemu_product *)argument;
   if (cuemu_is_slow((unsigned)p.epilogue)) stream->clock += 100000;
   stream->clock += cuemu_algorithm_time(p.algorithm);
   size_t longer = (size_t)(p.m > p.n ? p.m : p.n);
@@ -165,15 +161,7 @@ static cudaError_t run_product(cudaStream_t stream, void *argument) {
   double *column = cuemu_new((size_t)p.m * sizeof(double));
   double *sums = cuemu_new(longer * sizeof(double));
   if (p.workspace_bytes) memset(p.workspace, 0xff, p.workspace_bytes);
-  for (int64_t batch = 0; batch < p.batches; batch++) {
-    multiply_batch(&p, packed, column, sums);
-    advance(&p.a);
-    advance(&p.b);
-    advance(&p.c);
-    advance(&p.d);
-    advance(&p.aux);
-    advance(&p.bias);
-  }
+  multiply(&p, packed, column, sums);
   free(packed);
   free(column);
   free(sums);
@@ -200,7 +188,7 @@ cublasStatus_t cuemu_queue_product(const struct cuemu_product *product, int devi
   if (cuemu_stream_device(stream) != device || cuemu_current_device() != device) {
     return CUBLAS_STATUS_EXECUTION_FAILED;
   }
-  if (product->m == 0 || product->n == 0 || product->batches == 0) return CUBLAS_STATUS_SUCCESS;
+  if (product->m == 0 || product->n == 0) return CUBLAS_STATUS_SUCCESS;
   if (!cuemu_load(device, kind_of(product), NULL)) return CUBLAS_STATUS_ALLOC_FAILED;
   struct cuemu_product *p = cuemu_new(sizeof(*p));
   *p = *product;

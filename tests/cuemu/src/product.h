@@ -1,7 +1,7 @@
 /*
- * product.h - one matrix product with an epilogue, as cuBLAS and cuBLASLt queue it.
+ * product.h - one matrix product with an epilogue, as cuBLASLt queues it.
  *
- *   d = epilogue(alpha op(a) op(b) + beta c),   op(a) is m x k, op(b) is k x n, for each batch
+ *   d = epilogue(alpha op(a) op(b) + beta c),   op(a) is m x k, op(b) is k x n
  *
  * Matrices are given by strides in elements, after the transposition: element (i, j) of op(a) is at
  * a.data[i * a.row + j * a.column].
@@ -15,11 +15,11 @@
 struct cuemu_matrix {
   void *data;
   cudaDataType type;
-  int64_t row, column, batch;
+  int64_t row, column;
 };
 
 struct cuemu_product {
-  int64_t m, n, k, batches;
+  int64_t m, n, k;
   double alpha, beta;
   struct cuemu_matrix a, b, c, d;
   cublasComputeType_t compute;

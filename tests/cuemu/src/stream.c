@@ -145,10 +145,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) 
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 
-cudaError_t cudaStreamCreate(cudaStream_t *stream) {
-  return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
-}
-
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
   cudaError_t error = cuemu_enter();
   if (least) *least = 0;
@@ -157,7 +153,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 }
 
 static cudaStream_t resolve(cudaStream_t stream) {
-  if (stream && stream != cudaStreamLegacy) return stream;
+  if (stream) return stream;
   struct cuemu_device *device = &cuemu_devices[cuemu_current_device()];
   cuemu_lock();
   if (!device->default_stream) {
@@ -186,7 +182,7 @@ static void close_stream(cudaStream_t s) {
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   cudaError_t error = cuemu_enter();
-  if (!stream || stream == cudaStreamLegacy) {
+  if (!stream) {
     return cuemu_result(error != cudaSuccess ? error : cudaErrorInvalidResourceHandle);
   }
   cuemu_count(&cuemu_devices[stream->device].streams_alive, -1);
@@ -205,7 +201,7 @@ void cuemu_close_default_stream(int device) {
 /* ---- use ---- */
 
 int cuemu_stream_device(cudaStream_t stream) {
-  return stream && stream != cudaStreamLegacy ? stream->device : cuemu_current_device();
+  return stream ? stream->device : cuemu_current_device();
 }
 
 cudaStream_t cuemu_stream_refer(cudaStream_t stream) {

@@ -14,8 +14,6 @@
  */
 #include "executor.h"
 
-uint32_t cuemu_active_mask(void) { return cuemu_block->current_warp->live; }
-
 static uint64_t ballot(const struct warp *warp, uint32_t arrived) {
   uint64_t votes = 0;
   for (int lane = 0; lane < WARP_LANES; lane++) {
