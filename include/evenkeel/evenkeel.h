@@ -14,7 +14,7 @@
  *     cross_entropy.h, mean_squared_error.h, weighted_sum.h         losses
  *     with_criterion.h                                             a model and its loss in one
  *     sgd.h, adamw.h, schedule.h, loss_scale.h   optimizers
- *     module.h, pass.h, replica.h, criterion.h, optimizer.h         to write your own
+ *     module.h, pass.h, chain.h, replica.h, criterion.h, optimizer.h   to write your own
  *     module_check.h                             whether a module of yours does what it must; link
  *                                                evenkeel_check, too
  *     op.h         operations for your own layers
@@ -37,6 +37,7 @@
 #include <evenkeel/adamw.h>
 #include <evenkeel/advise.h>
 #include <evenkeel/parallel_apply.h>
+#include <evenkeel/chain.h>
 #include <evenkeel/checkpoint.h>
 #include <evenkeel/communicator.h>
 #include <evenkeel/cross_entropy.h>

@@ -49,15 +49,19 @@ typedef struct ek_pass ek_pass;
 typedef enum ek_formula_kind {
   EK_FORMULA_NONE = 0,
   EK_FORMULA_ACTIVATION = 1, /* y = the activation of x, element by element */
-  EK_FORMULA_LINEAR = 2      /* y = x W^T + b */
+  EK_FORMULA_LINEAR = 2,     /* y = x W^T + b */
+  EK_FORMULA_NORM = 3        /* y = the layer norm of x over its last dimension (normalize.h) */
 } ek_formula_kind;
 
 /* What a module of one input x and one output y computes. */
 typedef struct ek_formula {
   ek_formula_kind kind;
   ek_activation activation;
-  size_t weight, bias; /* numbers of the parameters W [out, in] and b [out] */
-  bool has_bias;
+  /* Numbers of parameters: of LINEAR W [out, in] and b [out], of NORM gamma [columns] and beta
+   * [columns]. */
+  size_t weight, bias;
+  bool has_bias;  /* a NORM without one is EK_ERR_UNSUPPORTED */
+  double epsilon; /* of NORM */
 } ek_formula;
 
 typedef enum ek_fact_kind {
@@ -156,8 +160,8 @@ typedef struct ek_module_ops {
 
   /*
    * (optional) fallback: nothing is known. Fills a struct of zeros with what this module computes,
-   * if that is all it does: then a sequential may do its work in one go with a neighbour's and call
-   * neither forward nor backward. A module that stands in for its child and adds nothing
+   * if that is all it does: then a chain (chain.h) may do its work in one go with a neighbour's and
+   * call neither forward nor backward. A module that stands in for its child and adds nothing
    * to it gives the child's, by ek_module_formula().
    */
   void (*formula)(const ek_module *self, ek_formula *formula);

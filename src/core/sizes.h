@@ -12,6 +12,12 @@
 /* "1.50 GiB"; 32 characters are room for any. Returns `buffer`. */
 const char *ek__size_text(char *buffer, size_t size, uint64_t bytes);
 
+/*
+ * Reads a size that ends a text: digits ["." digits] [unit]. NULL, or what was expected at *at,
+ * which moves to the end or to the place of the mistake.
+ */
+const char *ek__size_read(uint64_t *bytes, const char **at);
+
 /* *result = a * b for a, b >= 0; false if it does not fit in 63 bits. */
 static inline bool ek__multiply(int64_t *result, int64_t a, int64_t b) {
   return !__builtin_mul_overflow(a, b, result);

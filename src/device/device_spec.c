@@ -4,7 +4,7 @@
  *     spec = name [":" count] ["@" size]     for cpu, plan and plan-cuda
  *          | "cuda" [":" item {"," item}] ["@" size]
  *     item = number ["-" number] ["x" count]  GPUs, and how many logical devices on each
- *     size = digits ["." digits] [unit]
+ *     size                                 as ek__size_read() takes it
  */
 #include "device/device_spec.h"
 
@@ -14,6 +14,7 @@
 #include <evenkeel/device.h>
 
 #include "core/alloc.h"
+#include "core/sizes.h"
 #include "device/backends.h"
 
 /* More are a slip of the finger. Nothing else in the library knows a largest number. */
@@ -51,78 +52,10 @@ static ek_status read_count(size_t *count, const char **at, const char *text) {
   return EK_OK;
 }
 
-static const struct {
-  const char *name;
-  uint64_t bytes;
-} units[] = {{"B", 1},
-             {"KiB", UINT64_C(1) << 10},
-             {"MiB", UINT64_C(1) << 20},
-             {"GiB", UINT64_C(1) << 30},
-             {"TiB", UINT64_C(1) << 40},
-             {"KB", UINT64_C(1000)},
-             {"MB", UINT64_C(1000000)},
-             {"GB", UINT64_C(1000000000)},
-             {"TB", UINT64_C(1000000000000)}};
-
-#define UNITS "a unit (B KiB MiB GiB TiB KB MB GB TB)"
-
-static ek_status read_unit(uint64_t *unit, const char **at, const char *text) {
-  size_t length = 0;
-  while (is_letter((*at)[length])) length++;
-  *unit = 1;
-  if (length == 0) return EK_OK;
-  for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
-    if (strlen(units[i].name) == length && strncmp(units[i].name, *at, length) == 0) {
-      *unit = units[i].bytes;
-      *at += length;
-      return EK_OK;
-    }
-  }
-  return wrong(text, *at, UNITS);
-}
-
-/* Digits and unit without rounding: the fraction is kept as a numerator over a power of ten. */
 static ek_status read_size(uint64_t *bytes, const char **at, const char *text) {
-  const char *place = *at;
-  uint64_t whole = 0, fraction = 0, scale = 1, unit = 1;
-  if (!is_digit(**at)) return wrong(text, place, "a size");
-  for (; is_digit(**at); (*at)++) {
-    if (__builtin_mul_overflow(whole, UINT64_C(10), &whole) ||
-        __builtin_add_overflow(whole, (uint64_t)(**at - '0'), &whole)) {
-      return wrong(text, place, "a size that fits in 63 bits");
-    }
-  }
-  if (**at == '.') {
-    (*at)++;
-    if (!is_digit(**at)) return wrong(text, *at, "digits");
-    for (; is_digit(**at); (*at)++) {
-      if (scale == 1000000) continue; /* finer digits do not matter */
-      fraction = fraction * 10 + (uint64_t)(**at - '0');
-      scale *= 10;
-    }
-  }
-  const char *behind = *at;
-  EK_TRY(read_unit(&unit, at, text));
-  /* What is wrong after the number must not pass for a number that is too small. */
-  if (**at != '\0') {
-    return wrong(text, *at,
-                 *at > behind ? "the end" : "the end, or directly after the number " UNITS);
-  }
-  uint64_t total = 0;
-  if (__builtin_mul_overflow(whole, unit, &total) ||
-      __builtin_add_overflow(total, fraction * (unit / scale) + fraction * (unit % scale) / scale,
-                             &total) ||
-      total > INT64_MAX) {
-    return wrong(text, place, "a size that fits in 63 bits");
-  }
-  if (total < EK_MEMORY_UNIT) return wrong(text, place, "at least 256 bytes");
-  *bytes = total;
-  return EK_OK;
-}
-
-ek_status ek__size_parse(uint64_t *bytes, const char *text) {
-  const char *at = text;
-  return read_size(bytes, &at, text);
+  const char *place = *at, *expected = ek__size_read(bytes, at);
+  if (expected != NULL) return wrong(text, *at, expected);
+  return *bytes < EK_MEMORY_UNIT ? wrong(text, place, "at least 256 bytes") : EK_OK;
 }
 
 /* ---- the devices of cuda ---- */

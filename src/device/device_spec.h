@@ -10,7 +10,4 @@
 ek_status ek__device_spec_parse(struct ek__device_spec *spec, const char *text);
 void ek__device_spec_free(struct ek__device_spec *spec);
 
-/* Reads a size such as "512MiB" alone. */
-ek_status ek__size_parse(uint64_t *bytes, const char *text);
-
 #endif /* EK_DEVICE_SPEC_H */

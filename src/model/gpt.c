@@ -2,7 +2,7 @@
  * gpt.c - a decoder of GPT-2's shape.
  *
  * A block is a module of its own with named children, so that parameters are called
- * "blocks.0.ln_1.weight"; blocks and model run their children as a chain (composite.h). With a
+ * "blocks.0.ln_1.weight"; blocks and model run their children as a chain (chain.h). With a
  * fused loss the model ends with its last norm, and a criterion stands in for the head.
  */
 #include <evenkeel/gpt.h>
@@ -26,7 +26,6 @@
 #include "core/options.h"
 #include "module/composite.h"
 #include "module/layer_internal.h"
-#include "module/residual_norm.h"
 
 #define DEVIATION 0.02
 #define EPSILON 1e-5
@@ -57,79 +56,16 @@ static ek_status add_layer_norm(struct ek__composite *m, const char *name, int64
 /* ---- one block ---- */
 
 /*
- *     h = ln_1(x)    s = attention(h) + x    m = ln_2(s)    y = feed_forward(m) + s
- *
- * Each residual connection that meets a norm is one operation with it: s and m forward, ds and dx
- * backward.
+ *     s = x + attention(ln_1(x))    y = s + contract(gelu(expand(ln_2(s))))
  */
-struct block {
-  struct ek__composite base; /* ln_1, attention, .., ln_2, the feed-forward's */
-  size_t ln_2;               /* its number */
-};
-enum { LN_1 };
+enum { LN_1, ATTENTION, LN_2, EXPAND, GELU, CONTRACT };
+static const size_t steps[] = {LN_1, ATTENTION, EK_CHAIN_ADD,
+                               LN_2, EXPAND,    GELU,         CONTRACT, EK_CHAIN_ADD};
 
-/* Child number `norm`: sum += residual, if that is not NULL, and y = its layer norm. */
-static ek_status norm_forward(ek_pass *pass, size_t norm, ek_tensor *sum, const ek_tensor *residual,
-                              ek_tensor *y) {
-  EK_TRY(ek_pass_child_enter(pass, norm));
-  EK_TRY(ek__layer_norm_forward(pass, EPSILON, sum, residual, y));
-  return ek_pass_child_leave(pass);
-}
-
-/* dx, if it is not NULL, = the child's gradient + residual. */
-static ek_status norm_backward(ek_pass *pass, size_t norm, const ek_tensor *dy,
-                               const ek_tensor *residual, ek_tensor *dx) {
-  EK_TRY(ek_pass_child_enter(pass, norm));
-  EK_TRY(ek__layer_norm_backward(pass, dy, residual, dx));
-  return ek_pass_child_leave(pass);
-}
-
-/* The children after norm number `norm`, up to number `end`; x is the norm of `from`. */
-static ek_status branch_forward(const struct block *m, ek_pass *pass, size_t norm, size_t end,
-                                const ek_tensor *from, const ek_tensor *x, ek_tensor *y) {
-  const struct ek__made made = {norm, from};
-  return ek__chain_forward(&m->base, pass, norm + 1, end - norm - 1, &made, x, y);
-}
-
-static ek_status branch_backward(const struct block *m, ek_pass *pass, size_t norm, size_t end,
-                                 const ek_tensor *dy, ek_tensor *dx) {
-  return ek__chain_backward(&m->base, pass, norm + 1, end - norm - 1, dy, dx);
-}
-
-static ek_status block_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
-  const struct block *m = (const struct block *)self;
-  ek_tensor x = inputs[0], h = {0}, s = {0}, normal = {0};
-  ek_status status = norm_forward(pass, LN_1, &x, NULL, &h);
-  if (status == EK_OK) status = branch_forward(m, pass, LN_1, m->ln_2, &inputs[0], &h, &s);
-  ek_tensor_free(&h);
-  if (status == EK_OK) status = norm_forward(pass, m->ln_2, &s, &inputs[0], &normal);
-  if (status == EK_OK) {
-    status = branch_forward(m, pass, m->ln_2, m->base.count, &s, &normal, outputs);
-  }
-  ek_tensor_free(&normal);
-  if (status == EK_OK && ek_pass_wants_outputs(pass)) {
-    status = ek__residual_add(pass, &outputs[0], &s);
-  }
-  ek_tensor_free(&s);
-  return status;
-}
-
-static ek_status block_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
-  const struct block *m = (const struct block *)self;
-  ek_tensor dnormal = {0}, ds = {0}, dh = {0};
-  ek_status status = branch_backward(m, pass, m->ln_2, m->base.count, grad_outputs, &dnormal);
-  if (status == EK_OK) {
-    status = norm_backward(pass, m->ln_2, &dnormal, &grad_outputs[0], &ds);
-  }
-  ek_tensor_free(&dnormal);
-  if (status == EK_OK) status = branch_backward(m, pass, LN_1, m->ln_2, &ds, &dh);
-  if (status == EK_OK) status = norm_backward(pass, LN_1, &dh, &ds, grad_inputs);
-  ek_tensor_free(&dh);
-  ek_tensor_free(&ds);
-  return status;
-}
+/* With dropout before each addition. */
+enum { D_LN_1, D_ATTENTION, D_DROPOUT_1, D_LN_2, D_EXPAND, D_GELU, D_CONTRACT, D_DROPOUT_2 };
+static const size_t dropout_steps[] = {D_LN_1,   D_ATTENTION, D_DROPOUT_1, EK_CHAIN_ADD, D_LN_2,
+                                       D_EXPAND, D_GELU,      D_CONTRACT,  D_DROPOUT_2,  EK_CHAIN_ADD};
 
 static ek_status block_parameters(const ek_module *self, ek_declaration *declaration) {
   EK_TRY(ek_declare_unit(declaration));
@@ -137,13 +73,12 @@ static ek_status block_parameters(const ek_module *self, ek_declaration *declara
 }
 
 static const ek_module_ops block_ops = {
-    EK__LAYER("gpt_block", block_forward, block_backward, ek__composite_free),
+    EK__LAYER("gpt_block", ek__composite_forward, ek__composite_backward, ek__composite_free),
     .parameters = block_parameters};
 
-static ek_status fill_block(struct block *m, const ek_gpt_options *o) {
+static ek_status fill_block(struct ek__composite *block, const ek_gpt_options *o) {
   /* The sum over the residual branches keeps its variance (Radford et al. 2019). */
   const double last_deviation = DEVIATION / sqrt(2.0 * o->layers);
-  struct ek__composite *block = &m->base;
   EK_TRY(add_layer_norm(block, "ln_1", o->width));
   ek_module *attention = NULL;
   ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
@@ -152,8 +87,6 @@ static ek_status fill_block(struct block *m, const ek_gpt_options *o) {
   EK_TRY(ek_attention_create_with(&attention, o->width, o->heads, &options));
   EK_TRY(ek__composite_add(block, "attention", attention));
   EK_TRY(add_dropout(block, "dropout_1", o->dropout));
-  m->ln_2 = block->count;
-
   EK_TRY(add_layer_norm(block, "ln_2", o->width));
   EK_TRY(add_linear(block, "expand", o->width, 4 * o->width, true, DEVIATION, 0));
   ek_module *gelu = NULL;
@@ -164,10 +97,13 @@ static ek_status fill_block(struct block *m, const ek_gpt_options *o) {
 }
 
 static ek_status block_create(ek_module **module, const ek_gpt_options *o) {
-  struct block made = {.ln_2 = 0};
-  if (o->recompute.kind == EK_RECOMPUTE_CHEAP) made.base.recompute = o->recompute;
+  const bool dropout = o->dropout != 0.0;
+  struct ek__composite made = {.steps = dropout ? dropout_steps : steps,
+                               .step_count = (dropout ? sizeof dropout_steps : sizeof steps) /
+                                             sizeof *steps};
+  if (o->recompute.kind == EK_RECOMPUTE_CHEAP) made.recompute = o->recompute;
   const ek_status status = fill_block(&made, o);
-  return ek__composite_create(module, &made.base, sizeof made, &block_ops, 1, 1, status);
+  return ek__composite_create(module, &made, sizeof made, &block_ops, 1, 1, status);
 }
 
 static ek_status blocks_create(ek_module **module, const ek_gpt_options *o) {
@@ -202,15 +138,13 @@ static ek_status gpt_forward(const ek_module *self, ek_pass *pass, const ek_tens
                              ek_tensor *outputs) {
   EK__FAIL_IF(ek_tensor_exists(&inputs[0]) && inputs[0].rank != 2, EK_ERR_SHAPE,
               "input has rank %d, expected 2 (samples, tokens)", inputs[0].rank);
-  const struct ek__composite *m = (const struct ek__composite *)self;
-  return ek__chain_forward(m, pass, 0, m->count, NULL, inputs, outputs);
+  return ek__composite_forward(self, pass, inputs, outputs);
 }
 
 static ek_status gpt_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                               ek_tensor *grad_inputs) {
   (void)grad_inputs; /* tokens have no gradient */
-  const struct ek__composite *m = (const struct ek__composite *)self;
-  return ek__chain_backward(m, pass, 0, m->count, grad_outputs, NULL);
+  return ek__composite_backward(self, pass, grad_outputs, NULL);
 }
 
 static const ek_fact *gpt_facts(const ek_module *self, size_t *count) {

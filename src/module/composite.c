@@ -45,6 +45,29 @@ ek_status ek__last_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child
   return ek_pass_child_forward_with(outputs, pass, child, inputs, &options);
 }
 
+/* With `unread` where forward need not compute its outputs. */
+static ek_chain chain_of(const ek_module *self, bool unread) {
+  const struct ek__composite *m = (const struct ek__composite *)self;
+  ek_chain chain = EK_CHAIN_INIT;
+  chain.steps = m->steps;
+  chain.count = m->step_count;
+  chain.recompute = m->recompute;
+  chain.unread = unread;
+  return chain;
+}
+
+ek_status ek__composite_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                ek_tensor *outputs) {
+  const ek_chain chain = chain_of(self, !ek_pass_wants_outputs(pass));
+  return ek_chain_forward(outputs, pass, inputs, &chain);
+}
+
+ek_status ek__composite_backward(const ek_module *self, ek_pass *pass,
+                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  const ek_chain chain = chain_of(self, false);
+  return ek_chain_backward(grad_inputs, pass, grad_outputs, &chain);
+}
+
 static void free_children(struct ek__composite *m) {
   for (size_t i = 0; i < m->count; i++) ek_module_free(m->children[i].module);
   ek__free(m->children);

@@ -4,9 +4,9 @@
 #ifndef EK_COMPOSITE_H
 #define EK_COMPOSITE_H
 
+#include <evenkeel/chain.h>
 #include <evenkeel/linear.h>
 #include <evenkeel/pass.h>
-#include <evenkeel/recompute.h>
 
 /* The first member of such a layer's struct. Children are numbered in the order of being added. */
 struct ek__composite {
@@ -16,7 +16,10 @@ struct ek__composite {
     ek_module *module;
   } * children;
   size_t count, capacity;
-  ek_recompute recompute; /* of its chains */
+  /* Of its chain, constants; NULL and 0: one for each child. */
+  const size_t *steps;
+  size_t step_count;
+  ek_recompute recompute; /* of its chain */
   char *names;            /* of children, where they are not constants */
   bool unit;              /* of mode fully-sharded */
 };
@@ -50,29 +53,15 @@ ek_status ek__recompute_check(const char *who, const ek_recompute *recompute);
  * recompute.c. */
 const ek_recompute *ek__recompute_by_cost(size_t index);
 
+/* Slots of one whose children run one after the other. */
+ek_status ek__composite_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                ek_tensor *outputs);
+ek_status ek__composite_backward(const ek_module *self, ek_pass *pass,
+                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
+
 /* Runs the child whose outputs become those of the module, or are all that these are made of: where
  * they are not read, neither are the child's. */
 ek_status ek__last_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child,
                                  const ek_tensor *inputs);
-
-/* The child that made the one input of a chain, and from what. */
-struct ek__made {
-  size_t by;
-  const ek_tensor *from;
-};
-
-/*
- * Runs children first .. first + count - 1 of the running module `m`, each with the outputs of the
- * one before; count > 0. A result between two of them is freed as soon as the second has run.
- * `made` may be NULL, and is looked at where cheap results are made again. Those up to the last
- * child give what becomes the outputs of `m`: see ek__last_child_forward(). In chain.c.
- */
-ek_status ek__chain_forward(const struct ek__composite *m, ek_pass *pass, size_t first,
-                            size_t count, const struct ek__made *made, const ek_tensor *inputs,
-                            ek_tensor *outputs);
-
-/* The backward of the above; grad_inputs as in the module table. */
-ek_status ek__chain_backward(const struct ek__composite *m, ek_pass *pass, size_t first,
-                             size_t count, const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
 
 #endif /* EK_COMPOSITE_H */

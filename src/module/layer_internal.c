@@ -48,6 +48,13 @@ void ek__free_all(ek_tensor *tensors, size_t count) {
   for (size_t i = 0; tensors != NULL && i < count; i++) ek_tensor_free(&tensors[i]);
 }
 
+void ek__move_all(ek_tensor *to, ek_tensor *from, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    to[i] = from[i];
+    from[i] = (ek_tensor){0};
+  }
+}
+
 ek_status ek__charge_outputs(ek_tensor *outputs, size_t count, const ek_tensor *inputs,
                              size_t input_count) {
   for (size_t i = 0; i < count; i++) {

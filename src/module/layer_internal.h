@@ -1,7 +1,7 @@
 /*
  * layer_internal.h - what every stock layer begins with: the description, and checks of an input.
  *
- * This and what stock layers share besides (product.h, composite.h, residual_norm.h) is written
+ * This and what stock layers share besides (product.h, composite.h) is written
  * against the public headers alone: a layer of a program's own could do the same.
  */
 #ifndef EK_LAYER_INTERNAL_H
@@ -36,10 +36,24 @@ ek_status ek__layer_check(const ek_pass *pass, const ek_tensor *input, int64_t c
  * frees all of them. A failure leaves none. */
 ek_status ek__layer_take(ek_tensor *tensors, ek_pass *pass, size_t count);
 void ek__free_all(ek_tensor *tensors, size_t count);
+/* Moves references: `from` becomes zeros. */
+void ek__move_all(ek_tensor *to, ek_tensor *from, size_t count);
 
 /* The way back through an activation that saved one tensor; dx may be NULL. In activation.c. */
 ek_status ek__activation_backward(ek_pass *pass, ek_activation kind, const ek_tensor *dy,
                                   ek_tensor *dx);
+
+/*
+ * As a layer norm of this formula, which the caller is or has entered. With a residual (not NULL)
+ * sum += residual first: in place if the caller is the only one who holds `sum`, else into a new
+ * tensor that replaces it. y = the layer norm of sum. In layer_norm.c.
+ */
+ek_status ek__norm_forward(const ek_formula *norm, ek_pass *pass, ek_tensor *sum,
+                           const ek_tensor *residual, ek_tensor *y);
+
+/* dx, if it is not NULL, becomes a new tensor and includes residual, if that is not NULL. */
+ek_status ek__norm_backward(const ek_formula *norm, ek_pass *pass, const ek_tensor *dy,
+                            const ek_tensor *residual, ek_tensor *dx);
 
 /* What comes out of a model is charged to `outputs`, unless it is only an input under another name.
  */

@@ -11,7 +11,6 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "module/layer_internal.h"
-#include "module/residual_norm.h"
 
 enum { WEIGHT, BIAS };
 
@@ -33,13 +32,23 @@ static ek_status layer_norm_parameters(const ek_module *self, ek_declaration *de
   return ek_declare_parameter_with(declaration, "bias", 1, shape, m->bias_start, &options);
 }
 
+static void layer_norm_formula(const ek_module *self, ek_formula *formula) {
+  *formula = (ek_formula){.kind = EK_FORMULA_NORM,
+                          .weight = WEIGHT,
+                          .bias = BIAS,
+                          .has_bias = true,
+                          .epsilon = ((const struct layer_norm *)self)->epsilon};
+}
+
 /* x, or x + residual written to sum: y is its layer norm. */
-static ek_status normalize(ek_pass *pass, double epsilon, const ek_tensor *x,
+static ek_status normalize(const ek_formula *norm, ek_pass *pass, const ek_tensor *x,
                            const ek_tensor *residual, ek_tensor *sum, ek_tensor *y) {
   ek_stream *stream = ek_pass_stream(pass);
   ek_tensor weight = {0}, bias = {0}, mean = {0}, rstd = {0};
-  EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));
-  EK_TRY(ek_pass_parameter(&bias, pass, BIAS));
+  EK__FAIL_IF(!norm->has_bias, EK_ERR_UNSUPPORTED, "a layer norm without a bias");
+  EK_TRY(ek_pass_parameter(&weight, pass, norm->weight));
+  EK_TRY(ek_pass_parameter(&bias, pass, norm->bias));
+  EK__FAIL_IF(weight.rank != 1, EK_ERR_SHAPE, "its weight has rank %d, expected 1", weight.rank);
   EK_TRY(ek__layer_check(pass, x, weight.shape[0]));
   EK_TRY(ek__layer_result(y, pass, x));
 
@@ -50,9 +59,9 @@ static ek_status normalize(ek_pass *pass, double epsilon, const ek_tensor *x,
   EK_TRY_GOTO(status, ek_pass_output(&rstd, pass, sums, 1, rows), cleanup);
   EK_TRY_GOTO(status,
               residual == NULL
-                  ? ek_op_layer_norm_forward(stream, y, &mean, &rstd, x, &weight, &bias, epsilon)
+                  ? ek_op_layer_norm_forward(stream, y, &mean, &rstd, x, &weight, &bias, norm->epsilon)
                   : ek_op_add_layer_norm_forward(stream, y, sum, &mean, &rstd, x, residual, &weight,
-                                                 &bias, epsilon),
+                                                 &bias, norm->epsilon),
               cleanup);
   EK_TRY_GOTO(status, ek_pass_save(pass, residual == NULL ? x : sum), cleanup);
   EK_TRY_GOTO(status, ek_pass_save(pass, &mean), cleanup);
@@ -63,14 +72,14 @@ cleanup:
   return status;
 }
 
-ek_status ek__layer_norm_forward(ek_pass *pass, double epsilon, ek_tensor *sum,
-                                 const ek_tensor *residual, ek_tensor *y) {
-  if (residual == NULL) return normalize(pass, epsilon, sum, NULL, NULL, y);
-  if (ek_tensor_holders(sum) == 1) return normalize(pass, epsilon, sum, residual, sum, y);
+ek_status ek__norm_forward(const ek_formula *norm, ek_pass *pass, ek_tensor *sum,
+                           const ek_tensor *residual, ek_tensor *y) {
+  if (residual == NULL) return normalize(norm, pass, sum, NULL, NULL, y);
+  if (ek_tensor_holders(sum) == 1) return normalize(norm, pass, sum, residual, sum, y);
 
   ek_tensor fresh = {0};
   EK_TRY(ek__layer_result(&fresh, pass, sum));
-  const ek_status status = normalize(pass, epsilon, sum, residual, &fresh, y);
+  const ek_status status = normalize(norm, pass, sum, residual, &fresh, y);
   ek_tensor_free(status == EK_OK ? sum : &fresh);
   if (status == EK_OK) *sum = fresh;
   return status;
@@ -78,46 +87,48 @@ ek_status ek__layer_norm_forward(ek_pass *pass, double epsilon, ek_tensor *sum,
 
 static ek_status layer_norm_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                     ek_tensor *outputs) {
+  ek_formula norm;
   ek_tensor x = inputs[0];
-  return ek__layer_norm_forward(pass, ((const struct layer_norm *)self)->epsilon, &x, NULL,
-                                &outputs[0]);
+  layer_norm_formula(self, &norm);
+  return ek__norm_forward(&norm, pass, &x, NULL, &outputs[0]);
 }
 
 enum { SAVED_X, SAVED_MEAN, SAVED_RSTD, SAVED };
 
-static ek_status gradients(ek_pass *pass, const ek_tensor *dy, const ek_tensor *residual,
-                           const ek_tensor *saved, ek_tensor *dx) {
+static ek_status gradients(const ek_formula *norm, ek_pass *pass, const ek_tensor *dy,
+                           const ek_tensor *residual, const ek_tensor *saved, ek_tensor *dx) {
   ek_tensor weight = {0}, dweight = {0}, dbias = {0};
   double weight_scale = 0, bias_scale = 0;
-  EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));
-  EK_TRY(ek_pass_gradient(&dweight, &weight_scale, pass, WEIGHT));
-  EK_TRY(ek_pass_gradient(&dbias, &bias_scale, pass, BIAS));
+  EK_TRY(ek_pass_parameter(&weight, pass, norm->weight));
+  EK_TRY(ek_pass_gradient(&dweight, &weight_scale, pass, norm->weight));
+  EK_TRY(ek_pass_gradient(&dbias, &bias_scale, pass, norm->bias));
   if (dx != NULL) EK_TRY(ek__layer_result(dx, pass, &saved[SAVED_X]));
   EK_TRY(ek_op_layer_norm_backward(ek_pass_stream(pass), dx, &dweight, &dbias, dy, &saved[SAVED_X],
                                    &saved[SAVED_MEAN], &saved[SAVED_RSTD], &weight, residual,
                                    weight_scale, bias_scale));
-  EK_TRY(ek_pass_gradient_complete(pass, WEIGHT));
-  return ek_pass_gradient_complete(pass, BIAS);
+  EK_TRY(ek_pass_gradient_complete(pass, norm->weight));
+  return ek_pass_gradient_complete(pass, norm->bias);
 }
 
-ek_status ek__layer_norm_backward(ek_pass *pass, const ek_tensor *dy, const ek_tensor *residual,
-                                  ek_tensor *dx) {
+ek_status ek__norm_backward(const ek_formula *norm, ek_pass *pass, const ek_tensor *dy,
+                            const ek_tensor *residual, ek_tensor *dx) {
   ek_tensor saved[SAVED];
   EK_TRY(ek__layer_take(saved, pass, SAVED));
-  const ek_status status = gradients(pass, dy, residual, saved, dx);
+  const ek_status status = gradients(norm, pass, dy, residual, saved, dx);
   ek__free_all(saved, SAVED);
   return status;
 }
 
 static ek_status layer_norm_backward(const ek_module *self, ek_pass *pass,
                                      const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  (void)self;
-  return ek__layer_norm_backward(pass, &grad_outputs[0], NULL, grad_inputs);
+  ek_formula norm;
+  layer_norm_formula(self, &norm);
+  return ek__norm_backward(&norm, pass, &grad_outputs[0], NULL, grad_inputs);
 }
 
 static const ek_module_ops layer_norm_ops = {
     EK__LAYER("layer_norm", layer_norm_forward, layer_norm_backward, ek__layer_free),
-    .parameters = layer_norm_parameters, .cheap = true};
+    .parameters = layer_norm_parameters, .formula = layer_norm_formula, .cheap = true};
 
 ek_status ek_layer_norm_create_with(ek_module **module, int64_t width,
                                     const ek_layer_norm_options *options) {

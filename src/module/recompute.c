@@ -17,7 +17,6 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/sizes.h"
-#include "device/device_spec.h"
 #include "module/composite.h"
 #include "module/layer_internal.h"
 
@@ -53,7 +52,8 @@ ek_status ek_recompute_parse(ek_recompute *recompute, const char *text) {
   }
   if (strncmp(text, "every=", 6) == 0) return parse_every(recompute, text, text + 6);
   uint64_t bytes = 0;
-  if (ek__size_parse(&bytes, text) == EK_OK) {
+  const char *at = text;
+  if (ek__size_read(&bytes, &at) == NULL && bytes >= EK_MEMORY_UNIT) {
     *recompute = (ek_recompute){.kind = EK_RECOMPUTE_BYTES, .bytes = bytes};
     return EK_OK;
   }

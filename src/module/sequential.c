@@ -11,20 +11,8 @@
 #include "module/composite.h"
 #include "module/layer_internal.h"
 
-static ek_status sequential_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                    ek_tensor *outputs) {
-  const struct ek__composite *m = (const struct ek__composite *)self;
-  return ek__chain_forward(m, pass, 0, m->count, NULL, inputs, outputs);
-}
-
-static ek_status sequential_backward(const ek_module *self, ek_pass *pass,
-                                     const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  const struct ek__composite *m = (const struct ek__composite *)self;
-  return ek__chain_backward(m, pass, 0, m->count, grad_outputs, grad_inputs);
-}
-
 static const ek_module_ops sequential_ops = {
-    EK__LAYER("sequential", sequential_forward, sequential_backward, ek__composite_free),
+    EK__LAYER("sequential", ek__composite_forward, ek__composite_backward, ek__composite_free),
     .parameters = ek__composite_parameters, .input_type = ek__composite_input_type};
 
 ek_status ek__sequential_of(ek_module **module, struct ek__composite *m, ek_status status) {

@@ -14,6 +14,8 @@
 #include <evenkeel/trainer.h>
 
 #include "ck_gpt.h"
+#include "ck_chained.h"
+#include "ck_gpt.h"
 #include "ck_module.h"
 #include "cublasLt.h"
 #include "cuemu.h"
@@ -402,13 +404,12 @@ static ek_status create(ek_module **module) {
   return ek_mlp_create(module, (const int64_t[]){6, 16, 24, 5}, 4, EK_ACTIVATION_GELU);
 }
 
-static struct ck_results *run(unsigned epilogues, struct counts *step, uint64_t *peak) {
-  static const struct ck_module_case is = {
-      .name = "6 16 24 5", .create = create, .inputs = 1, .input = {{0, 2, {70, 6}, -1, 1, 0}}};
+static struct ck_results *run_of(const struct ck_module_case *is, unsigned epilogues,
+                                 struct counts *step, uint64_t *peak) {
   cuemu_set_epilogues(epilogues);
-  struct ck_bed *bed = ck_bed_open(&is, EK_F32, SPEC);
+  struct ck_bed *bed = ck_bed_open(is, EK_F32, SPEC);
   const struct counts before = counts_now();
-  struct ck_results *results = ck_bed_backward(bed, true);
+  struct ck_results *results = ck_bed_backward(bed, is->input->type != EK_I32);
   const struct counts after = counts_now();
   *step = (struct counts){after.products - before.products, after.launches - before.launches};
   ek_memory_usage usage;
@@ -417,6 +418,12 @@ static struct ck_results *run(unsigned epilogues, struct counts *step, uint64_t 
   ck_bed_close(bed);
   cuemu_set_epilogues(~0u);
   return results;
+}
+
+static struct ck_results *run(unsigned epilogues, struct counts *step, uint64_t *peak) {
+  static const struct ck_module_case is = {
+      .name = "6 16 24 5", .create = create, .inputs = 1, .input = {{0, 2, {70, 6}, -1, 1, 0}}};
+  return run_of(&is, epilogues, step, peak);
 }
 
 /*
@@ -527,6 +534,33 @@ CK_LOOP(prepared_steps_time_nothing, 4) {
     ck_assert_uint_gt(products[0], 2 * products[1]);
   ck_ok(ek_trainer_close(trainer));
   offer_algorithms(1);
+}
+
+/* A GPT from the public headers alone makes as many calls as the stock one, and has its memory. */
+static ek_gpt_options decoder(void) { return ck_gpt_sizes(13, 5, 8, 2, 2); }
+static ek_status create_stock(ek_module **module) {
+  const ek_gpt_options options = decoder();
+  return ek_gpt_create(module, &options);
+}
+static ek_status create_own(ek_module **module) {
+  const ek_gpt_options options = decoder();
+  return ck_chained_gpt_create(module, &options);
+}
+
+CK_TEST(a_decoder_of_ones_own) {
+  struct counts step[2];
+  uint64_t peak[2];
+  for (int own = 0; own < 2; own++) {
+    const struct ck_module_case is = {.create = own ? create_own : create_stock,
+                                      .inputs = 1,
+                                      .input = {{EK_I32, 2, {3, 5}, 0, 12, 0}}};
+    ck_results_free(run_of(&is, ~0u, &step[own], &peak[own]));
+  }
+  /* Per layer four products, forward and twice back; once the head's. */
+  ck_assert_uint_ge(step[0].products, 2 * 4 * 3 + 3);
+  ck_assert_uint_eq(step[1].products, step[0].products);
+  ck_assert_uint_eq(step[1].launches, step[0].launches);
+  ck_assert_uint_eq(peak[1], peak[0]);
 }
 
 CK_SUITE("cuda epilogues")

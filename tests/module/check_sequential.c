@@ -267,7 +267,8 @@ static struct declared *declare(ek_formula_kind kind, int64_t in, int64_t out) {
   struct declared *m = calloc(1, sizeof *m);
   ck_assert_ptr_nonnull(m);
   ck_ok(ek_module_init(&m->base, &declared_ops, 1, 1));
-  m->formula = (ek_formula){kind, EK_ACTIVATION_GELU, 1, 0, true};
+  m->formula = (ek_formula){
+      .kind = kind, .activation = EK_ACTIVATION_GELU, .weight = 1, .bias = 0, .has_bias = true};
   m->in = in;
   m->out = out;
   return m;

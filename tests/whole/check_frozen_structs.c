@@ -49,7 +49,8 @@ CK_TEST(sizes_and_offsets_are_frozen) {
   { S(ek_memory_event, 48) M(nanoseconds, 0) M(delta_bytes, 8) M(current_bytes, 16)
     M(height_bytes, 24) M(category, 32) M(before, 36) M(block_bytes, 40) }
   { S(ek_memory_holder, 176) M(name, 0) M(bytes, 160) M(blocks, 168) }
-  { S(ek_formula, 32) M(kind, 0) M(activation, 4) M(weight, 8) M(bias, 16) M(has_bias, 24) }
+  { S(ek_formula, 40) M(kind, 0) M(activation, 4) M(weight, 8) M(bias, 16) M(has_bias, 24)
+    M(epsilon, 32) }
   { S(ek_fact, 32) M(key, 0) M(kind, 8) M(number, 16) M(words, 24) }
   { S(ek_promise, 24) M(totals, 0) M(overwrite_inputs, 8) M(gradient_now, 16) }
   { S(ek_initializer, 32) M(kind, 0) M(a, 8) M(b, 16) M(values, 24) }

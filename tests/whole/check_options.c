@@ -218,6 +218,7 @@ struct caller {
   ek_module base;
   ek_module *child;
   void *child_options, *parameter_options;
+  ek_chain *chain; /* instead of the child alone */
 };
 
 static ek_status caller_parameters(const ek_module *self, ek_declaration *declaration) {
@@ -230,6 +231,7 @@ static ek_status caller_parameters(const ek_module *self, ek_declaration *declar
 static ek_status caller_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                 ek_tensor *outputs) {
   const struct caller *m = (const struct caller *)self;
+  if (m->chain != NULL) return ek_chain_forward(outputs, pass, inputs, m->chain);
   return ek_pass_child_forward_with(outputs, pass, 0, inputs, m->child_options);
 }
 
@@ -266,6 +268,10 @@ static ek_status use_caller(const struct bench *b, struct caller *m) {
 
 static ek_status use_ek_child_options(struct bench *b, void *o) {
   return use_caller(b, &(struct caller){.child_options = o});
+}
+
+static ek_status use_ek_chain(struct bench *b, void *o) {
+  return use_caller(b, &(struct caller){.chain = o});
 }
 
 static ek_status use_ek_parameter_options(struct bench *b, void *o) {
@@ -450,6 +456,7 @@ static ek_status use_ek_optimizer_ops(struct bench *b, void *o) {
   X(ek_parameter_options, EK_PARAMETER_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_gpt_options, EK_GPT_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_sequential_options, EK_SEQUENTIAL_OPTIONS_INIT, sizeof(size_t))                             \
+  X(ek_chain, EK_CHAIN_INIT, sizeof(size_t))                                                       \
   X(ek_module_options, EK_MODULE_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_criterion_options, EK_CRITERION_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_linear_options, EK_LINEAR_OPTIONS_INIT, sizeof(size_t))                                     \

@@ -1,0 +1,86 @@
+/*
+ * chain.h - a module's children one after the other, with residual connections: what containers of
+ * one path are made of.
+ *
+ * A module with children describes such a path once, and runs it in its forward and its backward.
+ * The block of a decoder, y = s + contract(gelu(expand(ln_2(s)))) with s = x + attention(ln_1(x)):
+ *
+ *     enum { LN_1, ATTENTION, LN_2, EXPAND, GELU, CONTRACT };   // in the order of declaration
+ *     static const size_t steps[] = {LN_1, ATTENTION, EK_CHAIN_ADD,
+ *                                    LN_2, EXPAND, GELU, CONTRACT, EK_CHAIN_ADD};
+ *
+ *     static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+ *                              ek_tensor *outputs) {
+ *       ek_chain chain = EK_CHAIN_INIT;
+ *       chain.steps = steps;
+ *       chain.count = sizeof steps / sizeof *steps;
+ *       chain.unread = !ek_pass_wants_outputs(pass);
+ *       return ek_chain_forward(outputs, pass, inputs, &chain);
+ *     }
+ *
+ * and backward likewise, with ek_chain_backward(). Names, parameters, gradients and bits are as if
+ * the children ran one by one. What children compute they declare (ek_formula in module.h), and
+ * some neighbours run in one go, for less memory and less traffic:
+ *
+ *     forward    a linear and the GELU after it (ek_op_linear_gelu in products.h)
+ *                an addition and the layer norm after it (ek_op_add_layer_norm_forward)
+ *     backward   a linear, and the GELU between it and another linear (ek_op_gelu_linear_backward)
+ *                a layer norm, and the sum with the gradient that reaches its input past it
+ *
+ * Neither function of a child that takes part is called. A result is freed as soon as the next step
+ * has run, unless a child saved it or an addition needs it.
+ */
+#ifndef EVENKEEL_CHAIN_H
+#define EVENKEEL_CHAIN_H
+
+#include <stdint.h>
+
+#include <evenkeel/recompute.h>
+
+EK_BEGIN_DECLARATIONS
+
+/* A step that adds the chain's input, or the sum that the last EK_CHAIN_ADD gave: a residual
+ * connection around the steps between. Their result must be one tensor of the same type and shape,
+ * else EK_ERR_SHAPE. */
+#define EK_CHAIN_ADD SIZE_MAX
+
+typedef struct ek_chain {
+  size_t size;
+  /* Numbers of children of the running module, in the order of their declaration, or EK_CHAIN_ADD;
+   * NULL, with `count` 0: all children in that order. */
+  const size_t *steps;
+  size_t count;
+  /* Where a backward follows. A segment begins at a child; with EK_CHAIN_ADD ahead, only after an
+   * EK_CHAIN_ADD. EK_RECOMPUTE_BYTES is EK_ERR_INVALID_ARGUMENT. */
+  ek_recompute recompute;
+  bool unread; /* in forward: the outputs are not read (ek_child_options.unread) */
+} ek_chain;
+#define EK_CHAIN_INIT                                                                              \
+  {                                                                                                \
+    .size = sizeof(ek_chain), .steps = NULL, .count = 0, .recompute = {EK_RECOMPUTE_NONE, 0, 0},   \
+    .unread = false                                                                                \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_chain_init(ek_chain *chain, size_t size);
+
+/*
+ * In a module's forward: runs the steps; `chain` NULL gives the defaults. `inputs` are those of the first child, `outputs` those of
+ * the last, which become the caller's; on failure they stay as they were. Each child has the number
+ * of inputs that the step before gives, EK_MAX_TENSORS at most: else EK_ERR_INVALID_ARGUMENT, as
+ * for a child that does not exist.
+ */
+EK_API EK_CHECKED ek_status ek_chain_forward(ek_tensor *outputs, ek_pass *pass,
+                                             const ek_tensor *inputs, const ek_chain *chain);
+
+/*
+ * In its backward, with the same chain: the gradients of the first child's inputs, which become the
+ * caller's; grad_inputs NULL: they are not wanted. As ek_pass_child_backward(), it comes when all
+ * that was saved after ek_chain_forward() has been taken back.
+ */
+EK_API EK_CHECKED ek_status ek_chain_backward(ek_tensor *grad_inputs, ek_pass *pass,
+                                              const ek_tensor *grad_outputs,
+                                              const ek_chain *chain);
+
+EK_END_DECLARATIONS
+
+#endif /* EVENKEEL_CHAIN_H */

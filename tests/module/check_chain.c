@@ -1,0 +1,374 @@
+/*
+ * check_chain.c - a module's children one after the other, with residual connections.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/chain.h>
+#include <evenkeel/layers.h>
+
+#include "ck_chained.h"
+#include "ck_gpt.h"
+#include "ck_module.h"
+#include "ck_training.h"
+
+enum { WIDTH = 4, LETTERS = 10 };
+
+/*
+ * A chain by a letter for each step: l is a linear, g GELU, r ReLU, N a layer norm, D dropout, I
+ * what only shares its input, + adds. With `recompute`.
+ */
+static ek_status create_steps(ek_module **module, const char *letters, ek_recompute recompute) {
+  ek_module *children[CK_CHAINED_CHILDREN + 1] = {NULL};
+  size_t steps[LETTERS + 1], count = 0, i = 0;
+  ek_status status = EK_OK;
+  for (; letters[i] != '\0' && status == EK_OK; i++) {
+    steps[i] = letters[i] == '+' ? EK_CHAIN_ADD : count;
+    switch (letters[i]) {
+    case 'l': status = ek_linear_create(&children[count++], WIDTH, WIDTH, true); break;
+    case 'g': status = ek_activation_create(&children[count++], EK_ACTIVATION_GELU); break;
+    case 'r': status = ek_activation_create(&children[count++], EK_ACTIVATION_RELU); break;
+    case 'N': status = ek_layer_norm_create(&children[count++], WIDTH, 1e-5); break;
+    case 'D': status = ek_dropout_create(&children[count++], 0.3); break;
+    case 'I': status = ek_dropout_create(&children[count++], 0.0); break;
+    default: break;
+    }
+  }
+  steps[i] = CK_CHAINED_END;
+  if (status == EK_OK) return ck_chained_create(module, children, NULL, steps, recompute);
+  for (size_t k = 0; k < count; k++) ek_module_free(children[k]);
+  return status;
+}
+
+/* ---- what holds for every module ---- */
+
+#define NONE                                                                                       \
+  { EK_RECOMPUTE_NONE, 0, 0 }
+#define EVERY(n)                                                                                   \
+  { EK_RECOMPUTE_EVERY, n, 0 }
+#define ALL                                                                                        \
+  { EK_RECOMPUTE_ALL, 0, 0 }
+#define CHEAP                                                                                      \
+  { EK_RECOMPUTE_CHEAP, 0, 0 }
+
+/* X(function, steps, recomputation, operations one after the other, tensors kept). */
+#define CHAINS(X)                                                                                  \
+  X(plain, "lgl", NONE, 10, 2)                                                                     \
+  X(around, "Nl+", NONE, 16, 3)                                                                    \
+  X(norm_alone, "N+", NONE, 12, 2)                                                                 \
+  X(decoder, "Nl+NlgD+", NONE, 44, 8)                                                              \
+  X(after, "l+N", NONE, 16, 3)                                                                     \
+  X(twice, "l++l+", NONE, 12, 1)                                                                   \
+  X(first, "+l+", NONE, 8, 1)                                                                      \
+  X(shared, "I+r+", NONE, 8, 1)                                                                    \
+  X(by_one, "Nl+Nlgl+l", EVERY(1), 52, 2)                                                          \
+  X(by_three, "Nl+Nlgl+l", EVERY(3), 52, 2)                                                        \
+  X(from_the_first, "l+Nr+lg", ALL, 40, 0)                                                         \
+  X(cheap, "Nl+NlgD+", CHEAP, 44, 6)
+
+#define CREATE(name, steps, policy, depth, kept)                                                   \
+  static ek_status create_##name(ek_module **module) {                                             \
+    return create_steps(module, steps, (ek_recompute)policy);                                      \
+  }
+CHAINS(CREATE)
+
+#define CASE(name_, steps, policy, depth_, kept)                                                   \
+  {.name = #name_ " " steps,                                                                       \
+   .create = create_##name_,                                                                       \
+   .inputs = 1,                                                                                    \
+   .input = {{0, 2, {5, WIDTH}, -1, 1, 0.01}},                                                     \
+   .longest = 5,                                                                                   \
+   .depth = (depth_),                                                                              \
+   .saved = (kept)},
+static const struct ck_module_case cases[] = {CHAINS(CASE)};
+CK_MODULE_CASES(cases)
+
+/* ---- bits ---- */
+
+static const char *const paths[] = {"Nl+NlgD+", "Nl+Nlgl+l", "l+Nr+lg", "l++l+", "+N+", "DN+gl"};
+static const ek_recompute policies[] = {CHEAP,    EVERY(1), EVERY(2),
+                                        EVERY(3), ALL,      {EK_RECOMPUTE_SQRT, 0, 0}};
+enum { PATHS = sizeof paths / sizeof *paths, POLICIES = sizeof policies / sizeof *policies };
+
+static int chosen;
+static ek_recompute how;
+static ek_status create_chosen(ek_module **module) {
+  return create_steps(module, paths[chosen], how);
+}
+
+static struct ck_results *run(ek_recompute recompute, int path, ek_type type, uint64_t *held) {
+  static const struct ck_module_case is = {
+      .create = create_chosen, .inputs = 1, .input = {{0, 2, {5, WIDTH}, -1, 1, 0}}};
+  how = recompute;
+  chosen = path;
+  struct ck_bed *bed = ck_bed_open(&is, type, test_devices("cpu:1"));
+  struct ck_results *results = ck_bed_backward(bed, true);
+  *held = ck_bed_held(bed);
+  ck_bed_close(bed);
+  return results;
+}
+
+static void same(const struct ck_results *got, const struct ck_results *want) {
+  ck_assert_int_eq(got->parameters, want->parameters);
+  ck_same_bits("y", got->output[0], want->output[0], want->output_count[0]);
+  ck_same_bits("dx", got->grad_input[0], want->grad_input[0], want->input_count[0]);
+  ck_same_bits("gradients", got->gradient, want->gradient, want->parameters);
+}
+
+/* Segments begin after an addition, too, where an addition and a norm otherwise run in one go. */
+CK_LOOP(recomputed_to_the_same_bits, POLICIES) {
+  uint64_t held, before;
+  for (int path = 0; path < PATHS; path++) {
+    for (int type = 0; type < 2; type++) {
+      const ek_type t = type == 0 ? EK_F32 : EK_F64;
+      struct ck_results *want = run((ek_recompute)NONE, path, t, &before);
+      struct ck_results *got = run(policies[_i], path, t, &held);
+      same(got, want);
+      ck_assert_uint_eq(held, before);
+      ck_results_free(got);
+      ck_results_free(want);
+    }
+  }
+}
+
+/* ---- modules of a program's own that declare formulas ---- */
+
+/* A layer norm by its formula, whose functions must not be called. */
+struct declared {
+  ek_module base;
+  ek_formula formula;
+};
+
+static ek_status declared_parameters(const ek_module *self, ek_declaration *declaration) {
+  const int64_t shape[] = {WIDTH};
+  (void)self;
+  EK_TRY(ek_declare_parameter(declaration, "bias", 1, shape, ek_initializer_zeros()));
+  return ek_declare_parameter(declaration, "weight", 1, shape, ek_initializer_ones());
+}
+
+static void declared_formula(const ek_module *self, ek_formula *formula) {
+  *formula = ((const struct declared *)self)->formula;
+}
+
+static ek_status never(const ek_module *self, ek_pass *pass, const ek_tensor *given,
+                       ek_tensor *made) {
+  (void)self, (void)pass, (void)given, (void)made;
+  return ek_error_set(EK_ERR_INTERNAL, "this function must not be called");
+}
+
+static void declared_free(ek_module *self) { free(self); }
+
+static const ek_module_ops declared_ops = {.size = sizeof(ek_module_ops),
+                                           .kind = "declared",
+                                           .parameters = declared_parameters,
+                                           .forward = never,
+                                           .backward = never,
+                                           .free = declared_free,
+                                           .types = EK_TYPES_F32 | EK_TYPES_F64,
+                                           .formula = declared_formula};
+
+static double epsilon;
+static size_t weight;
+
+static ek_status create_declared(ek_module **module) {
+  struct declared *norm = calloc(1, sizeof *norm);
+  ek_module *children[] = {NULL, NULL, NULL};
+  static const size_t steps[] = {0, EK_CHAIN_ADD, 1, CK_CHAINED_END};
+  ck_assert_ptr_nonnull(norm);
+  ck_ok(ek_module_init(&norm->base, &declared_ops, 1, 1));
+  norm->formula = (ek_formula){.kind = EK_FORMULA_NORM, .weight = weight, .has_bias = true};
+  norm->formula.epsilon = epsilon;
+  children[1] = &norm->base;
+  ck_ok(ek_linear_create(&children[0], WIDTH, WIDTH, true));
+  return ck_chained_create(module, children, NULL, steps, (ek_recompute)NONE);
+}
+
+static ek_status create_like_it(ek_module **module) {
+  return create_steps(module, "l+N", (ek_recompute)NONE);
+}
+
+/* A layer norm of a program's own has the bits of the stock one; a wrong formula is an error. */
+CK_TEST(a_norm_is_known_by_its_formula) {
+  struct ck_module_case is = {
+      .create = create_like_it, .inputs = 1, .input = {{0, 2, {5, WIDTH}, -1, 1, 0}}};
+  const char *const names[] = {"0.weight", "0.bias", "1.weight", "1.bias"};
+  double values[WIDTH * WIDTH];
+  weight = 1;
+  epsilon = 1e-5;
+  struct ck_bed *stock = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  is.create = create_declared;
+  struct ck_bed *own = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  for (int i = 0; i < 4; i++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_find(&info, stock->replica, names[i]));
+    ck_get(values, &info.value);
+    ck_bed_set(own, names[i], values);
+  }
+  struct ck_results *want = ck_bed_backward(stock, true), *got = ck_bed_backward(own, true);
+  ck_same_bits("y", got->output[0], want->output[0], want->output_count[0]);
+  ck_same_bits("dx", got->grad_input[0], want->grad_input[0], want->input_count[0]);
+  ck_results_free(got);
+  ck_results_free(want);
+  ck_bed_close(own);
+  ck_bed_close(stock);
+  ek_module *module = NULL;
+  for (weight = 0; weight < 3; weight += 2) {
+    epsilon = weight == 0 ? -1.0 : 1e-5;
+    ck_ok(create_declared(&module));
+    ck_forward_fails(module, EK_ERR_INVALID_ARGUMENT, weight == 0 ? "epsilon" : "no parameter",
+                     EK_F32, CK_SHAPE(2, WIDTH));
+    ek_module_free(module);
+  }
+}
+
+/* ---- a decoder of a program's own ---- */
+
+static ek_gpt_options decoder;
+static ek_status create_stock(ek_module **module) { return ek_gpt_create(module, &decoder); }
+static ek_status create_own(ek_module **module) { return ck_chained_gpt_create(module, &decoder); }
+
+static void describe(int policy, double dropout) {
+  static const ek_recompute some[] = {NONE, CHEAP, EVERY(1)};
+  decoder = ck_gpt_sizes(13, 5, 8, 2, 2);
+  decoder.dropout = dropout;
+  decoder.recompute = some[policy];
+}
+enum { SOME = 3 };
+
+/* The stock decoder's names, bits and memory, from the public headers alone. */
+CK_LOOP(a_decoder_of_ones_own, 2 * SOME) {
+  uint64_t peak[2], held[2], allocations[2];
+  struct ck_results *results[2];
+  describe(_i % SOME, _i < SOME ? 0.0 : 0.25);
+  for (int own = 0; own < 2; own++) {
+    const struct ck_module_case is = {.create = own ? create_own : create_stock,
+                                      .inputs = 1,
+                                      .input = {{EK_I32, 2, {3, 5}, 0, 12, 0}}};
+    struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+    ek_parameter_info info;
+    ck_ok(ek_replica_find(&info, bed->replica, "blocks.1.attention.projection.bias"));
+    ek_memory_usage usage, start;
+    ck_ok(ck_memory_stats(&start, bed->device));
+    ck_ok(ek_memory_reset_peak(bed->device));
+    results[own] = ck_bed_backward(bed, false);
+    held[own] = ck_bed_held(bed);
+    ck_ok(ck_memory_stats(&usage, bed->device));
+    peak[own] = usage.peak_bytes;
+    allocations[own] = usage.allocations - start.allocations;
+    ck_bed_close(bed);
+  }
+  ck_assert_uint_eq(peak[1], peak[0]);
+  ck_assert_uint_eq(held[1], held[0]);
+  ck_assert_uint_eq(allocations[1], allocations[0]);
+  ck_assert_int_eq(results[1]->parameters, results[0]->parameters);
+  ck_same_bits("logits", results[1]->output[0], results[0]->output[0], results[0]->output_count[0]);
+  ck_same_bits("gradients", results[1]->gradient, results[0]->gradient, results[0]->parameters);
+  for (int i = 0; i < 2; i++) ck_results_free(results[i]);
+}
+
+/* Also where parameters are cut over devices, and, with EVENKEEL_TEST_PRECISION, in 16 bits. */
+CK_LOOP(it_trains_alike, CK_PLACEMENTS *SOME) {
+  describe(_i % SOME, 0.25);
+  ck_trains_alike(ck_workload("gpt"), create_stock, create_own, test_devices("cpu:2"),
+                  _i % CK_PLACEMENTS);
+}
+
+/* ---- wrong use ---- */
+
+/* A container that hands on what a test says. */
+struct raw {
+  ek_module base, *children[2];
+  ek_chain forward, backward;
+};
+
+static ek_status raw_parameters(const ek_module *self, ek_declaration *declaration) {
+  const struct raw *m = (const struct raw *)self;
+  EK_TRY(ek_declare_module(declaration, "wide", m->children[0]));
+  return ek_declare_module(declaration, "narrow", m->children[1]);
+}
+
+static ek_status raw_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                             ek_tensor *outputs) {
+  return ek_chain_forward(outputs, pass, inputs, &((const struct raw *)self)->forward);
+}
+
+static ek_status raw_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                              ek_tensor *grad_inputs) {
+  return ek_chain_backward(grad_inputs, pass, grad_outputs, &((const struct raw *)self)->backward);
+}
+
+static void raw_free(ek_module *self) { (void)self; }
+
+static const ek_module_ops raw_ops = {.size = sizeof(ek_module_ops),
+                                      .kind = "raw",
+                                      .parameters = raw_parameters,
+                                      .forward = raw_forward,
+                                      .backward = raw_backward,
+                                      .free = raw_free};
+
+/* A pass there and back with these chains; the devices hold nothing afterwards. */
+static ek_status pass_with(const ek_chain *forward, const ek_chain *backward) {
+  struct raw m = {.forward = *forward, .backward = *backward};
+  ck_ok(ek_linear_create(&m.children[0], WIDTH, WIDTH, true));
+  ck_ok(ek_linear_create(&m.children[1], WIDTH, 2, true));
+  ck_ok(ek_module_init(&m.base, &raw_ops, 1, 1));
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_device *device = ek_group_device(group, 0);
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(3, WIDTH)), y = {0};
+  ck_ok(ek_replica_open(&replica, device, &m.base, NULL));
+  ck_ok(ek_pass_open(&pass, replica, NULL));
+  ek_status status = ek_pass_run_forward(&y, pass, &x);
+  if (status == EK_OK) status = ek_pass_run_backward(NULL, pass, &y);
+  ek_tensor_free(&y);
+  ek_tensor_free(&x);
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+  ek_module_free(&m.base);
+  for (int i = 0; i < 2; i++) ek_module_free(m.children[i]);
+  ek_group_free(group);
+  return status;
+}
+
+static ek_status bad_chain(const size_t *steps, size_t count, ek_recompute recompute) {
+  ek_chain chain = EK_CHAIN_INIT;
+  chain.steps = steps;
+  chain.count = count;
+  chain.recompute = recompute;
+  return pass_with(&chain, &chain);
+}
+
+CK_TEST(bad_steps) {
+  static const size_t unknown[] = {0, 2}, shrinks[] = {1, EK_CHAIN_ADD}, right[] = {0, 1},
+                      narrow[] = {1, 0};
+  const ek_recompute none = NONE, bytes = {EK_RECOMPUTE_BYTES, 0, 64},
+                     negative = {EK_RECOMPUTE_EVERY, -1, 0};
+  const ek_status bad = EK_ERR_INVALID_ARGUMENT;
+  ck_ok(bad_chain(right, 2, none));
+  ck_fails(bad_chain(unknown, 2, none), bad, "step 1 is child number 2; the module has 2 children");
+  ck_fails(bad_chain(shrinks, 2, none), EK_ERR_SHAPE, "residual connection goes around");
+  ck_fails(bad_chain(narrow, 2, none), EK_ERR_SHAPE, "input has 2 columns, expected 4");
+  ck_fails(bad_chain(right, 2, bytes), bad, "ek_recompute_plan");
+  ck_fails(bad_chain(right, 2, negative), bad, "expected 1 or more");
+  ck_fails(bad_chain(NULL, 2, none), bad, "2 steps at NULL; expected both, or neither");
+  ck_fails(bad_chain(right, 0, none), bad, "0 steps at an address");
+  ck_fails(ek_chain_forward(NULL, NULL, NULL, NULL), bad, "ek_chain_forward: outputs is NULL");
+  ck_fails(ek_chain_backward(NULL, NULL, NULL, NULL), bad, "ek_chain_backward: pass is NULL");
+}
+
+/* Another way back than there is an error. */
+CK_TEST(another_way_back) {
+  static const size_t both[] = {0, 1}, more[] = {0, 0, 1};
+  ek_chain two = EK_CHAIN_INIT, one = EK_CHAIN_INIT, three = EK_CHAIN_INIT;
+  two.steps = one.steps = both;
+  two.count = 2;
+  one.count = 1;
+  three.steps = more;
+  three.count = 3;
+  ck_fails(pass_with(&two, &one), EK_ERR_STATE, "raw");
+  ck_fails(pass_with(&one, &two), EK_ERR_STATE, "raw");
+  ck_fails(pass_with(&two, &three), EK_ERR_STATE, "more tensors back than it saved");
+}
+
+CK_SUITE("chain")

@@ -1,0 +1,23 @@
+/*
+ * ck_chained.h - containers of a program's own that run a chain (chain.h), and a decoder of them:
+ * the shape and the names of gpt.h, from the public headers alone.
+ */
+#ifndef CK_CHAINED_H
+#define CK_CHAINED_H
+
+#include <evenkeel/chain.h>
+#include <evenkeel/gpt.h>
+
+enum { CK_CHAINED_CHILDREN = 8, CK_CHAINED_STEPS = 12 };
+
+/* A module of these children (the references are taken over, also on failure) and these steps; NULL
+ * ends the children and `names`, CK_CHAINED_END the steps. `names` NULL: numbers; `steps` NULL: one
+ * for each child. */
+#define CK_CHAINED_END (SIZE_MAX - 1)
+ek_status ck_chained_create(ek_module **module, ek_module **children, const char *const *names,
+                            const size_t *steps, ek_recompute recompute);
+
+/* ek_gpt_create() once more, for options without a fused loss. */
+ek_status ck_chained_gpt_create(ek_module **module, const ek_gpt_options *options);
+
+#endif /* CK_CHAINED_H */
