@@ -6,14 +6,15 @@
  * The block of a decoder, y = s + contract(gelu(expand(ln_2(s)))) with s = x + attention(ln_1(x)):
  *
  *     enum { LN_1, ATTENTION, LN_2, EXPAND, GELU, CONTRACT };   // in the order of declaration
- *     static const size_t steps[] = {LN_1, ATTENTION, EK_CHAIN_ADD,
- *                                    LN_2, EXPAND, GELU, CONTRACT, EK_CHAIN_ADD};
+ *     static const size_t path[] = {LN_1, ATTENTION, EK_CHAIN_ADD,
+ *                                   LN_2, EXPAND, GELU, CONTRACT, EK_CHAIN_ADD};
  *
  *     static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
  *                              ek_tensor *outputs) {
  *       ek_chain chain = EK_CHAIN_INIT;
- *       chain.steps = steps;
- *       chain.count = sizeof steps / sizeof *steps;
+ *       (void)self;
+ *       chain.steps = path;
+ *       chain.count = sizeof path / sizeof *path;
  *       chain.unread = !ek_pass_wants_outputs(pass);
  *       return ek_chain_forward(outputs, pass, inputs, &chain);
  *     }

@@ -13,7 +13,6 @@
 #include <evenkeel/sgd.h>
 #include <evenkeel/trainer.h>
 
-#include "ck_gpt.h"
 #include "ck_chained.h"
 #include "ck_gpt.h"
 #include "ck_module.h"

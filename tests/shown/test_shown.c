@@ -545,6 +545,72 @@ static ek_status shown_metrics(struct scene *s) {
   return status;
 }
 
+/* chain.h: the block of a decoder, with a linear instead of attention; check_chain.c has the way
+ * back. */
+#define forward shown_block_forward
+#include "chain_1.inc"
+#undef forward
+
+struct shown_block {
+  ek_module base, *children[CONTRACT + 1];
+};
+
+static ek_status shown_block_parameters(const ek_module *self, ek_declaration *declaration) {
+  static const char *const names[] = {"ln_1", "attention", "ln_2", "expand", "gelu", "contract"};
+  for (size_t i = 0; i <= CONTRACT; i++) {
+    EK_TRY(
+        ek_declare_module(declaration, names[i], ((const struct shown_block *)self)->children[i]));
+  }
+  return EK_OK;
+}
+
+static ek_status shown_block_backward(const ek_module *self, ek_pass *pass,
+                                      const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  ek_chain chain = EK_CHAIN_INIT;
+  (void)self;
+  chain.steps = path;
+  chain.count = sizeof path / sizeof *path;
+  return ek_chain_backward(grad_inputs, pass, grad_outputs, &chain);
+}
+
+static void shown_block_free(ek_module *self) { (void)self; }
+
+static ek_status shown_chain(struct scene *s) {
+  static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
+                                    .kind = "block",
+                                    .parameters = shown_block_parameters,
+                                    .forward = shown_block_forward,
+                                    .backward = shown_block_backward,
+                                    .free = shown_block_free};
+  struct shown_block block = {.children = {NULL}};
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor x = {0}, y = {0};
+  ek_status status;
+  ek_device *device = ek_group_device(s->group, 0);
+  EK_TRY_GOTO(status, ek_module_init(&block.base, &ops, 1, 1), cleanup);
+  EK_TRY_GOTO(status, ek_layer_norm_create(&block.children[LN_1], WIDTH, 1e-5), cleanup);
+  EK_TRY_GOTO(status, ek_linear_create(&block.children[ATTENTION], WIDTH, WIDTH, true), cleanup);
+  EK_TRY_GOTO(status, ek_layer_norm_create(&block.children[LN_2], WIDTH, 1e-5), cleanup);
+  EK_TRY_GOTO(status, ek_linear_create(&block.children[EXPAND], WIDTH, 3, true), cleanup);
+  EK_TRY_GOTO(status, ek_activation_create(&block.children[GELU], EK_ACTIVATION_GELU), cleanup);
+  EK_TRY_GOTO(status, ek_linear_create(&block.children[CONTRACT], 3, WIDTH, true), cleanup);
+  EK_TRY_GOTO(status, ek_replica_open(&replica, device, &block.base, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, s->inputs[0].shape),
+              cleanup);
+  EK_TRY_GOTO(status, use(&x), cleanup);
+  EK_TRY_GOTO(status, ek_pass_open(&pass, replica, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_pass_run_forward(&y, pass, &x), cleanup);
+  EK_TRY_GOTO(status, ek_pass_run_backward(NULL, pass, &y), cleanup);
+cleanup:
+  ek_tensor_free(&y);
+  ek_tensor_free(&x);
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+  for (size_t i = 0; i <= CONTRACT; i++) ek_module_free(block.children[i]);
+  return status;
+}
+
 static ek_status make_gradient(ek_tensor *y) { return use(y); }
 
 static ek_status by_hand(const ek_tensor x, ek_replica *replica) {
@@ -717,6 +783,7 @@ static const struct {
 } pieces[] = {{"data_parallel_criterion.h", shown_step, 3},
               {"data_parallel_model.h", shown_ahead, 9},
               {"pass.h", shown_pass, 2},
+              {"chain.h", shown_chain, 9},
               {"state.h", shown_state, 0},
               {"safetensors.h", shown_files, 0},
               {"checkpoint.h", shown_checkpoint, 0},
