@@ -50,7 +50,7 @@ struct chart_part {
 
 struct chart_row {
   char label[96];
-  char note[96]; /* behind the label; "": the sum of the parts */
+  char note[96]; /* after the label; "": the sum of the parts */
   struct chart_part *parts;
   size_t count;
   const char *mark_name, *limit_name;

@@ -1,9 +1,9 @@
 /*
  * chart_curves.c - several curves, or areas on top of each other, over one axis of time, and the
- * phases behind them.
+ * phases in the background.
  *
  * The plot is an SVG within the SVG, stretched to its place; the lines keep their width
- * (non-scaling-stroke), and all text lies outside of it, in percent.
+ * (non-scaling-stroke), and all text is outside of it, in percent.
  */
 #include "chart_internal.h"
 
@@ -14,7 +14,7 @@
 #include "html.h"
 
 /* Pixels from top to bottom: names of phases, the plot, ticks of time. In percent: the plot's left
-   side, behind the numbers of the other axis. Units of the plot's own system of coordinates. */
+   side, after the numbers of the other axis. Units of the plot's own system of coordinates. */
 enum { PHASES = 20, PLOT = 180, TICKS = 18, LEFT = 15, UNITS = 1000 };
 
 /* Pixels of a plot within the narrowest window, and within a wide one; of a letter. */

@@ -22,7 +22,7 @@ struct range {
   double low, high, step;
 };
 
-/* From a tick to a tick around all that lies there. */
+/* From a tick to a tick around all points. */
 static struct range find_range(double low, double high) {
   if (!(high > low)) high = low + (low > 0 ? low : 1) * 0.1;
   const double step = chart__step(high - low, 4, CHART_TIMES);

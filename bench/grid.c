@@ -223,7 +223,7 @@ static void write_padded(FILE *file, const char *text, size_t width, bool left) 
   if (left) fprintf(file, "%*s", padding, "");
 }
 
-/* One line, and more where the last column is narrowed; nothing behind the last column. */
+/* One line, and more where the last column is narrowed; nothing after the last column. */
 static void write_row(const struct grid *grid, FILE *file, const struct layout *layout,
                       size_t first, bool headings) {
   const size_t last = last_shown(grid, layout);

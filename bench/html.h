@@ -1,7 +1,7 @@
 /*
  * html.h - the frame of a report: one page that needs nothing but itself.
  *
- * Style and script lie in the page (bench/page/), and a policy in its head forbids the browser to
+ * Style and script are in the page (bench/page/), and a policy in its head forbids the browser to
  * fetch anything. Without the script everything can be read; it sorts tables, moves the focus
  * within charts and hands out the JSON.
  */

@@ -457,7 +457,7 @@ static error_t parse_training(int key, char *text, struct argp_state *state) {
     options->recompute_text = text;
     return 0;
   case ARGP_KEY_ARG:
-    /* So that --data *.txt works: words behind the flags are more files. */
+    /* So that --data *.txt works: words after the flags are more files. */
     if (options->data_count == 0)
       argp_error(state, "unexpected argument \"%s\"; files are named after --data", text);
     add_data(options, text);

@@ -58,7 +58,7 @@ struct options {
   size_t precision_count;
   enum precision gradients; /* that gradients are kept in: f32, bf16 or f16 */
   /* what comes of it */
-  int64_t measure;              /* fit: so many of the choices */
+  int64_t measure;              /* fit: how many of the choices */
   double fail_above;            /* negative: never */
   const char *trace, *snapshot; /* where to; the library writes them whole or not at all */
   struct output *timeline;

@@ -22,7 +22,7 @@ enum { EXIT_UNWRITTEN = 1, MOST_LEFT_BEHIND = 1000 };
 
 struct output {
   const char *path; /* as it was given, for messages */
-  char *target;     /* a file's name behind all links; NULL: written directly */
+  char *target;     /* a file's name after all links; NULL: written directly */
   char *temporary;  /* the name beside it while it is written */
   int descriptor;   /* written directly: open since output_prepare(); else -1 */
   FILE *file;
@@ -52,7 +52,7 @@ static int standard_descriptor(const struct stat *about) {
   return -1;
 }
 
-/* A pipe that nobody reads fails here instead of blocking; writing may wait for its reader. */
+/* A pipe without a reader fails here instead of blocking; writing may wait for its reader. */
 static bool open_directly(struct output *output, const struct stat *about) {
   const int standard = standard_descriptor(about);
   if (standard >= 0) {

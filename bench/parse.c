@@ -111,7 +111,7 @@ const char *unknown_word(char text[UNKNOWN_TEXT], const char *what, const char *
 /* ---- lists ---- */
 
 /*
- * Copies the next item of a list up to a comma into `item` and moves *text behind it; false at the
+ * Copies the next item of a list up to a comma into `item` and moves *text past it; false at the
  * end of the list. An item that does not fit is cut, which makes it a word that nothing accepts.
  */
 static bool next_item(const char **text, char item[64]) {

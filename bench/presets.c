@@ -24,7 +24,7 @@ static const struct preset presets[] = {
       .steps = 5,
       .warmup = 3}},
     /* The output of one step is 32 x 250 x 40,000 x 4 B = 1.28 GB and its gradient as much again,
-     * behind a trunk that costs next to nothing. */
+     * after a trunk that costs next to nothing. */
     {"lm-40k",
      "40,000 words, 1.28 GB of logits, outputs kept",
      {.layers = 2,

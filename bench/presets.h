@@ -25,9 +25,9 @@ struct preset {
   struct shape shape;
 };
 
-/* NULL if there is none of that name. The first of preset_at() is the default. */
+/* NULL: no preset has that name. The first of preset_at() is the default. */
 const struct preset *preset_find(const char *name);
-/* NULL behind the last one. */
+/* NULL after the last one. */
 const struct preset *preset_at(size_t index);
 
 #endif

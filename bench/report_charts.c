@@ -13,7 +13,7 @@
 
 /* ---- rows of bars from objects of JSON ---- */
 
-/* A row has a part for each member of the object at `path`, and what `more` says behind them. */
+/* A row has a part for each member of the object at `path`, and what `more` says after them. */
 static void fill_parts(struct chart_row *row, const json_t *root, const char *path,
                        const json_t *object, const char *more, const char *more_path) {
   const size_t members = json_object_size(object);
@@ -320,7 +320,7 @@ static double write_timelines(FILE *file, const json_t *root, const json_t *runs
   if (!(most > 0)) return 0;
   write_heading(
       file, "Memory over one step",
-      "What each device holds while a step runs, with a wait behind each of its parts. Of "
+      "What each device holds while a step runs, with a wait after each of its parts. Of "
       "devices that only count, the time is that of counting.");
   fputs("<ul class=\"legend\">\n", file);
   legend_item(file, "curve first", "device 0");
@@ -395,7 +395,7 @@ void charts_step(FILE *file, const json_t *root) {
     groups[m] = step_rows(root, runs, json_string_value(json_array_get(modes, m)));
   }
   write_heading(file, "Where a step's time goes",
-                "Parts by medians of steps with a wait behind each part; the line is the median of "
+                "Parts by medians of steps with a wait after each part; the line is the median of "
                 "steps without waits. Less is faster; all modes on one scale.");
   write_legend(file, groups, count, true);
   fputs("<div class=\"figures\">\n", file);

@@ -36,7 +36,7 @@ static uint64_t gpu_explained(const ek_memory_outside *outside) {
   return gpu_used(outside) - outside->now_bytes + outside->opening_bytes;
 }
 
-/* How far the figure of the start is from what lies beside the arena at the end. */
+/* How far the figure of the start is from what is beside the arena at the end. */
 static double outside_off_percent(const ek_memory_outside *outside) {
   const double now = (double)outside->now_bytes;
   return 100 * fabs(now - (double)outside->opening_bytes) / now;

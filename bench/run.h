@@ -37,7 +37,7 @@ struct run {
   struct step_timeline *timeline; /* NULL: none was asked for, or there was no room for it */
 };
 
-/* What every device held over one step behind the measured ones. */
+/* What every device held over one step after the measured ones. */
 struct device_timeline {
   double *seconds; /* since the step's beginning; from then on `bytes` are held */
   uint64_t *bytes;
@@ -51,11 +51,11 @@ struct step_timeline {
 };
 
 struct run_extras {
-  size_t splits;        /* split steps behind the measured ones */
-  size_t events;        /* room for so many events of device 0's timeline; 0: none */
+  size_t splits;        /* split steps after the measured ones */
+  size_t events;        /* room for events of device 0's timeline; 0: none */
   const char *trace;    /* of the measured steps, written there; NULL: none */
-  const char *snapshot; /* of a step behind the others, or of a step that ran out of memory */
-  bool timeline;        /* a step behind the others, and what every device held in it */
+  const char *snapshot; /* of a step after the others, or of a step that ran out of memory */
+  bool timeline;        /* a step after the others, and what every device held in it */
 };
 
 /*

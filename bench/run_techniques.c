@@ -79,7 +79,7 @@ static double memory_ratio(const struct row *row, const struct row *plain) {
   return ratio(usage_of(row)->peak_bytes, usage_of(plain)->peak_bytes);
 }
 
-/* Of what lies above the model's state, which no technique here makes smaller. */
+/* Of what is above the model's state, which no technique here makes smaller. */
 static double above_ratio(const struct row *row, const struct row *plain) {
   const ek_memory_usage *mine = usage_of(row), *others = usage_of(plain);
   return ratio(mine->peak_bytes - state_bytes(mine), others->peak_bytes - state_bytes(others));

@@ -30,7 +30,7 @@ void text_tokenize(struct text *text, int64_t vocab);
 
 /*
  * Fills one batch: inputs[b][t] and the token after it, targets[b][t]. Sample b of step s starts at
- * a place that depends on (seed, s, b) alone; behind the end the text begins again, so that it may
+ * a place that depends on (seed, s, b) alone; after the end the text begins again, so that it may
  * be shorter than a sample.
  */
 void text_batch(const struct text *text, int32_t *inputs, int32_t *targets, int64_t batch,

@@ -7,7 +7,7 @@
 #include "run.h"
 
 /*
- * Takes one more step with a wait behind each part. Memory that is not there for it is no failure:
+ * Takes one more step with a wait after each part. Memory that is not there for it is no failure:
  * a step without reduction before it takes more than a plain one, and then *timeline is NULL.
  */
 ek_status timeline_take(struct step_timeline **timeline, struct training *training);

@@ -48,7 +48,7 @@ static size_t word_length(const unsigned char *text, size_t length) {
     while (end < length && is_digit(text[end])) end++;
   } else {
     while (end < length && text[end] == first) end++;
-    /* The last blank of a run belongs to the word behind it. */
+    /* The last blank of a run belongs to the word after it. */
     if (first == ' ' && end - i > 1 && end < length &&
         (is_letter(text[end]) || is_digit(text[end]))) {
       end--;

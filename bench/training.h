@@ -80,7 +80,7 @@ void training_prepare(struct training *training);
 ek_status training_step(struct training *training, double *loss, double *seconds);
 
 /*
- * One step with a wait behind each part, and before it a forward and backward without reduction,
+ * One step with a wait after each part, and before it a forward and backward without reduction,
  * whose gradients are dropped: `backward` is the time of that one, and `reduce` is what the full
  * backward took longer (at least 0), which is the part of the reduction that is not hidden.
  */

@@ -29,7 +29,7 @@ void ek__entropy_close(struct ek__entropy *entropy);
 ek_status ek__entropy_declare(const struct ek__entropy *entropy, ek_declaration *declaration);
 
 /*
- * Fills what the operations want for logits of so many columns. The weights are the module's
+ * Fills what the operations want for logits of `columns` columns. The weights are the module's
  * parameter number `index`, whose tensor is kept in *weights meanwhile.
  */
 ek_status ek__entropy_terms(ek_cross_entropy_terms *terms, ek_tensor *weights,

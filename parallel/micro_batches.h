@@ -33,7 +33,7 @@ struct ek__batch_part {
  */
 ek_status ek__batch_samples(int64_t *samples, const struct ek__batch *batch);
 
-/* Part number `index` of `count` parts of a batch with so many samples: sizes differ by at most
+/* Part number `index` of `count` parts of a batch of `samples` samples: sizes differ by at most
  * one, larger first. */
 void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch, int64_t samples,
                    int64_t count, int64_t index);

@@ -149,7 +149,7 @@ struct ek__step {
 struct ek__torn {
   atomic_bool updating;   /* set by workers, cleared by the model's thread */
   _Atomic uint64_t tears; /* how often it tore */
-  uint64_t mended;        /* so many of them are over */
+  uint64_t mended;        /* how many of them are over */
   uint64_t *written;      /* per parameter and buffer, and number of `run` */
   uint64_t mending;       /* the tear that entries are being written after */
   size_t written_count;   /* entries since then */

@@ -124,7 +124,7 @@ struct search {
   struct ek__advise_place place;
   ek_advice *found;
   size_t count, capacity;
-  ek_advice nearest; /* of those that do not fit; missing_bytes 0: there is none */
+  ek_advice nearest; /* of those that do not fit; missing_bytes 0: none yet */
   bool ended;        /* all was looked at */
 };
 

@@ -125,7 +125,7 @@ cleanup:
   return status;
 }
 
-/* Takes the first word off a list with commas between; NULL behind the last one. */
+/* Takes the first word off a list with commas between; NULL after the last one. */
 static const char *take_word(size_t *length, const char **list) {
   const char *word = *list;
   if (word == NULL) return NULL;

@@ -35,7 +35,7 @@ static ek_status call_linear_dw(struct bed *bed) {
                                 &o[NARROW], 0, 0);
 }
 
-/* Through the layer behind GELU, whose weight is WIDTH x INNER: the same memory. */
+/* Through the layer after GELU, whose weight is WIDTH x INNER: the same memory. */
 static ek_status call_gelu_linear_backward(struct bed *bed) {
   ek_tensor *o = bed->operands;
   const int64_t shape[] = {WIDTH, INNER};

@@ -9,7 +9,7 @@
  * second begins with those of that file, in the other program's hands meanwhile or not, and trains
  * in mode sharded (on cpu:2): AdamW with a constant rate (1e-3), no dropout. TOKENS has 32-bit
  * integers [steps][BATCH][SEQUENCE + 1], ids below 256. Prints `step K loss L`, as train_text
- * --exact does, with ` skipped` behind it for a step that overflowed in f16.
+ * --exact does, with ` skipped` after it for a step that overflowed in f16.
  *
  * Exit code 1 if something failed, 2 for a wrong command line.
  */

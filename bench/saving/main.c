@@ -16,7 +16,7 @@
  *   behind  ek_trainer_begin_save(), then STEPS steps while its thread writes, then
  *           ek_trainer_end_save()
  *
- * No round begins that would end behind SECONDS (120), if it took as long as the one before; the
+ * No round begins that would end after SECONDS (120), if it took as long as the one before; the
  * first always runs. Seconds are of the clock and of the processor: the latter are the same on a
  * machine that has other work. FOLDER is made, or has no state yet, and holds one
  * at the end. docs/benchmark.md says what is printed.

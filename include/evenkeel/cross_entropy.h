@@ -18,7 +18,7 @@ typedef struct ek_cross_entropy_options {
   int32_t ignore_index;        /* targets equal to it count for nothing */
   double label_smoothing;      /* 0 <= e <= 1 */
   const double *class_weights; /* `classes` of them, none negative, copied; NULL: all 1 */
-  int64_t classes; /* the first so many columns of the logits; 0: all, without weights */
+  int64_t classes; /* leading columns of the logits that are classes; 0: all, without weights */
 } ek_cross_entropy_options;
 #define EK_CROSS_ENTROPY_OPTIONS_INIT                                                              \
   {                                                                                                \

@@ -83,9 +83,9 @@ typedef struct ek_data_parallel_model_options {
   size_t bucket_bytes;       /* of the gradient reduction, and of units that are not marked */
   /*
    * Not 0: the same bits for any number of devices from 1 to this many (256 at most), in every
-   * mode. The batch of every forward is cut into so many *grains*, whose sizes differ by at most
-   * one, larger first; each is computed by itself, and what is added over samples is added over the
-   * grains along one fixed tree (docs/numerics.md). Models that are to agree have the same
+   * mode. The batch of every forward is cut into this number of *grains*, whose sizes differ by at
+   * most one, larger first; each is computed by itself, and what is added over samples is added over
+   * the grains along one fixed tree (docs/numerics.md). Models that are to agree have the same
    * `reproducible`, bucket_bytes, seed and type, micro-batches of the same sizes, and devices of
    * one kind. The group is opened with ek_group_options.deterministic. It costs memory for partial
    * sums (docs/memory.md) and speed.

@@ -18,7 +18,7 @@ typedef struct ek_cross_entropy_terms {
   double label_smoothing; /* 0 <= e <= 1 */
   const ek_tensor
       *class_weights; /* `classes` elements of the type of sums on the device; NULL: 1 */
-  int64_t classes;    /* the first so many columns of the logits; 0: all of them */
+  int64_t classes;    /* leading columns of the logits that are classes; 0: all of them */
 } ek_cross_entropy_terms;
 
 /*

@@ -78,8 +78,8 @@ EK_API EK_CHECKED ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, 
  */
 EK_API EK_CHECKED ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor);
 
-/* Pops the last saved tensor; the caller owns it and frees it. EK_ERR_STATE if there is none that
- * this module, or a child of it, has saved. */
+/* Pops the last saved tensor; the caller owns it and frees it. EK_ERR_STATE if neither this module
+ * nor a child of it has saved one that is still there. */
 EK_API EK_CHECKED ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass);
 
 /*

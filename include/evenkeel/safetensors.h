@@ -71,10 +71,10 @@ EK_API void ek_safetensors_free(ek_safetensors *file);
 EK_API size_t ek_safetensors_count(const ek_safetensors *file);
 /* A loan for the life of the file; NULL outside. Type 0 is one that the library has no name for. */
 EK_API const ek_safetensors_entry *ek_safetensors_at(const ek_safetensors *file, size_t index);
-/* NULL if there is none of this name. */
+/* NULL: no tensor has this name. */
 EK_API const ek_safetensors_entry *ek_safetensors_find(const ek_safetensors *file,
                                                        const char *name);
-/* The value of a pair of the header, a loan for the life of the file; NULL if there is none. */
+/* The value of a pair of the header, a loan for the life of the file; NULL: no such pair. */
 EK_API const char *ek_safetensors_value(const ek_safetensors *file, const char *key);
 /* Whether header and tensors carry the library's checksums. */
 EK_API bool ek_safetensors_has_checksums(const ek_safetensors *file);

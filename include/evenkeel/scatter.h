@@ -5,7 +5,7 @@
  *     chunk    ceil(rows / n) each while rows remain, as torch.chunk does (9 over 4: 3 3 3 0)
  *     sizes    given by the caller; their sum must be the number of rows
  *     weights  proportional to the given weights, for unequal devices, by largest remainder
- *     grains   `even` in so many pieces, of which each device has as many as the next, or one more:
+ *     grains   the batch is cut evenly into grains, and the grains are dealt out evenly in order:
  *              what a reproducible model wants (data_parallel_model.h)
  *
  * Fewer rows than devices is legal: the rest get shards without rows.

@@ -100,7 +100,7 @@ EK_API EK_CHECKED ek_status ek_state_find(ek_state_info *info, const ek_data_par
 EK_API EK_CHECKED ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model,
                                           const char *name);
 /* Elements first, first + 1, ... of an entry, row after row, as many as a host tensor of rank 1
- * has: a large entry in pieces. EK_ERR_SHAPE if it has not so many. */
+ * has: a large entry in pieces. EK_ERR_SHAPE if it has fewer. */
 EK_API EK_CHECKED ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *model,
                                                const char *name, int64_t first);
 /* The reverse of ek_state_read(), with the same errors. */

@@ -34,7 +34,7 @@ EK_BEGIN_DECLARATIONS
 /* The most tensors that go into one module or come out of it, and the most outputs or targets that
  * one criterion looks at. */
 #define EK_MAX_TENSORS 16
-/* With targets (module.h) there are up to so many more inputs. */
+/* A module with targets (module.h) has up to EK_MAX_TENSORS inputs more. */
 #define EK_MAX_INPUTS (2 * EK_MAX_TENSORS)
 
 typedef enum ek_type {

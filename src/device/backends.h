@@ -13,7 +13,7 @@ struct ek__backend_name {
   bool listed;                       /* ek_device_list() describes it, and messages name it */
 };
 
-/* The row of a name of `length` letters, NULL if there is none. */
+/* The row of a name of `length` letters, NULL: no backend has it. */
 const struct ek__backend_name *ek__backend_named(const char *name, size_t length);
 
 /* The backend of a row; EK_ERR_UNAVAILABLE says why it cannot be loaded. */

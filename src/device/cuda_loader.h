@@ -6,7 +6,7 @@
 
 #include "backend/backend.h"
 
-/* Loads it at the first call; EK_ERR_UNAVAILABLE says why there is none. */
+/* Loads it at the first call; EK_ERR_UNAVAILABLE says why it cannot be loaded. */
 ek_status ek__cuda_backend(const struct ek__backend **backend);
 /* Whether an earlier call has loaded it. */
 bool ek__cuda_loaded(void);

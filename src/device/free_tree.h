@@ -20,7 +20,7 @@ void ek__free_tree_insert(struct ek_memory **root, struct ek_memory *block);
 void ek__free_tree_remove(struct ek_memory **root, const struct ek_memory *block);
 /* The block at the lowest address with at least `bytes`, or NULL. */
 struct ek_memory *ek__free_tree_first(struct ek_memory *root, uint64_t bytes);
-/* Bytes of the largest block; 0 if there is none. */
+/* Bytes of the largest block; 0: the tree is empty. */
 uint64_t ek__free_tree_largest(const struct ek_memory *root);
 
 #endif /* EK_FREE_TREE_H */

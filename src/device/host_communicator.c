@@ -253,7 +253,7 @@ static const char *late(const struct host_communicator *self) {
 /*
  * A worker that has ended its part of the job, and has not come to what is waited for: that all
  * have arrived at the collective `number` counted from 0, or, for `all`, that all have done their
- * parts of it. NULL if there is none. Called with the mutex held.
+ * parts of it. NULL: no worker has. Called with the mutex held.
  */
 static const char *ended_early(const struct host_communicator *self, bool all, uint64_t number) {
   for (size_t i = 0; i < self->ranks; i++) {

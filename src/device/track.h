@@ -1,8 +1,9 @@
 /*
  * track.h - where a device's spans and changes of memory are kept while a trace runs: trace.h.
  *
- * A track has room for so many spans and counters, taken once. A span takes the next place when it
- * begins, from any thread, and belongs to who began it until it ends; its `end` says that it did.
+ * A track has room for a fixed number of spans and counters, taken once. A span takes the next place
+ * when it begins, from any thread, and belongs to the thread that began it until it ends; its `end`
+ * says that it did.
  * Counters are written under the arena's mutex. A device without a track records nothing: one
  * pointer is looked at. A device keeps its last track after the recording, to be read.
  *

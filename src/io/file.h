@@ -51,7 +51,7 @@ int ek__file_open_direct(const char *path);
 /* `bytes` bytes of host memory from *first on, which is at a page; *memory goes to ek__free().
  * EK_ERR_OVERFLOW, EK_ERR_OUT_OF_MEMORY; `what` is it for. */
 ek_status ek__file_pages(char **memory, char **first, uint64_t bytes, const char *what);
-/* Room on the disk for a file of so many bytes, before they come: then writes do not wait for each
+/* Room on the disk for all bytes of a file, before they come: then writes do not wait for each
  * other to make the file longer, and a full disk says so at once. No error where the file system
  * has nothing of it, or for a few bytes. EK_ERR_IO. */
 ek_status ek__file_reserve(int file, const char *path, uint64_t bytes);

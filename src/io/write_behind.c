@@ -36,7 +36,7 @@ struct ek__write_behind {
   size_t thread_count;
   pthread_mutex_t mutex;
   pthread_cond_t changed;
-  uint64_t put, begun; /* so many of them */
+  uint64_t put, begun; /* how many of them so far */
   bool ended;          /* no more will be put */
   ek_status status;    /* the first failure, with its message */
   char message[EK__MESSAGE_SIZE];

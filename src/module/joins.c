@@ -128,7 +128,7 @@ bool ek__may_begin(const struct ek__chain *chain, size_t i) {
   return (i >= chain->adds || ek__is_add(chain, i - 1)) && !joined(chain, i, false);
 }
 
-/* The join forward that begins at step i and is over at `end`; NULL: there is none. */
+/* The join forward that begins at step i and is over at `end`; NULL: none does. */
 static const struct join *forward_join(const struct ek__chain *chain, size_t i, size_t end) {
   for (const struct join *join = joins; join < joins + JOINS; join++) {
     if (join->forward != NULL && i + join->count <= end && matches(join, chain, i)) return join;

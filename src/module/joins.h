@@ -33,7 +33,7 @@ static inline bool ek__is_add(const struct ek__chain *chain, size_t i) {
 size_t ek__step_inputs(const struct ek__chain *chain, size_t i);
 size_t ek__step_outputs(const struct ek__chain *chain, size_t i);
 
-/* The last child of steps begin .. end - 1; SIZE_MAX: there is none. */
+/* The last child of steps begin .. end - 1; SIZE_MAX: no child is among them. */
 size_t ek__last_child(const struct ek__chain *chain, size_t begin, size_t end);
 
 /* A segment may begin with step i > 0: one tensor flows there, and what runs in one go across it

@@ -46,7 +46,7 @@ ek_tensor ek__replica_view(const ek_tensor *flat, const ek_replica *replica, siz
 
 /* What a replica of a data-parallel model does not hold whole. */
 struct ek__replica_parts {
-  size_t unit_bytes;  /* not 0: the layout is in units of so many bytes */
+  size_t unit_bytes;  /* not 0: the layout is in units of that many bytes */
   bool shared_values; /* what modules see is shared */
   enum ek__masters masters;
   bool none; /* it has no masters: not the first rank */

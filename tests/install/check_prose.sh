@@ -25,12 +25,12 @@ at_most() { # LIMIT NAME PATTERN
   fi
 }
 at_most 1 'nobody, everybody and the like' '\b(no|any|every|some)body\b'
-at_most 70 'behind' '\bbehind\b'
+at_most 61 'behind' '\bbehind\b'
 at_most 0 'lie, lies' '\blies?\b'
-at_most 31 'so many' '\bso many\b'
+at_most 12 'so many' '\bso many\b'
 at_most 0 'but for' '\bbut for\b'
 at_most 0 'in the place of' '\bin the place of\b'
-at_most 19 'who without a noun' '(^|[.;:] |/\* |\* )who [a-z]+'
+at_most 18 'who without a noun' '(^|[.;:] |/\* |\* )who [a-z]+'
 
 if [[ $count != --count ]]; then
   while IFS=: read -r page line; do

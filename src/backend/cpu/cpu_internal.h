@@ -52,7 +52,7 @@ struct ek__attention_job {
   atomic_int *status;                                 /* EK_OK, or what went wrong in any range */
 };
 
-/* Sums whose order may not depend on the number of threads are cut into so many chunks at most. */
+/* Most chunks of sums whose order may not depend on the number of threads. */
 #define EK__MAX_CHUNKS 256
 
 struct ek__loss_job {
@@ -190,7 +190,7 @@ void ek__cpu_memory_release(void *base, uint64_t bytes);
  * is touched costs anything. */
 ek_status ek__cpu_memory_map(void **base, uint64_t bytes);
 void ek__cpu_memory_unmap(void *base, uint64_t bytes);
-/* EK_OK if the system gives so many bytes now; they are given back. */
+/* EK_OK if the system gives that many bytes now; they are given back. */
 ek_status ek__cpu_memory_probe(uint64_t bytes);
 
 /* ---- the kernels of the table: ek__cpu_<name>, each in one of cpu_*.c ---- */

@@ -187,7 +187,7 @@ static bool is_known(struct known *known, const char *root, const char *group) {
          strcmp(known->root, root) == 0 && strcmp(known->group, group) == 0;
 }
 
-/* `folder` is NULL where there is none. */
+/* `folder` may be NULL. */
 static void keep(struct known *known, const char *root, const char *group, const char *folder,
                  size_t top) {
   int unwritten = 0;

@@ -283,7 +283,7 @@ static ek_status fill_or_clear(struct place *place) {
   return called != EK_OK ? called : failed(status, &shape);
 }
 
-/* That of the shape; the one that was not used for the longest time where there is none yet. */
+/* That of the shape; for a new shape the one that was not used for the longest time. */
 static ek_status find(struct place **result, struct cache *cache, const struct shape *shape) {
   struct place *oldest = &cache->places[0], *found = NULL;
   for (int i = 0; i < PLACES && found == NULL; i++) {

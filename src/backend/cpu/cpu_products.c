@@ -18,7 +18,7 @@
 #include "backend/cpu/cpu_internal.h"
 #include "core/error.h"
 
-/* Of a product that is cut by its shape: so many pieces, or fewer of so many multiplications. */
+/* Of a product that is cut by its shape: the most pieces, and the fewest multiplications of one. */
 #define FIXED_PIECES 8
 #define FIXED_LEAST 4e6
 

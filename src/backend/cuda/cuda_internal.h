@@ -108,7 +108,7 @@ struct ek__cuda_device {
 
 struct ek__cuda_group {
   size_t count, gpu_count;
-  struct ek__cuda_gpu *gpus; /* behind the devices */
+  struct ek__cuda_gpu *gpus; /* that the devices are on */
   ek_group_options options;
   struct ek__members members;
   double time_limit; /* seconds */
@@ -172,7 +172,7 @@ void ek__cuda_device_discard(struct ek__cuda_device *device);
 
 /* ---- cuda_peers.c: GPUs that read each other's memory ---- */
 
-/* At most so many GPUs are in a group. */
+/* Most GPUs of a group. */
 #define EK__CUDA_MOST_GPUS 64
 
 /* Lets every GPU of the group read the memory of each other one where CUDA says that it can, and

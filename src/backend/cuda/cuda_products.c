@@ -243,7 +243,7 @@ static ek_status let_collectives_end(const struct ek__cuda_device *device) {
   return ek__cuda_finish_collectives(device, "collectives before the first product of a shape");
 }
 
-/* The shape's plan; one that is not known yet where there is none. */
+/* The shape's plan; for a new shape one that is not known yet. */
 static struct plan *plan_for(const struct product *product) {
   uint64_t hash = UINT64_C(1469598103934665603); /* FNV-1a */
   const unsigned char *bytes = (const unsigned char *)&product->shape;

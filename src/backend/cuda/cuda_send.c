@@ -49,7 +49,7 @@ static ek_status make_mark(size_t *place, struct ek__cuda_marks *marks,
   return EK_OK;
 }
 
-/* The earliest mark with at least this number; makes one if there is none. */
+/* The earliest mark with at least this number; makes one if no mark has it. */
 static ek_status find_mark(size_t *place, struct ek__cuda_marks *marks,
                            const struct ek__cuda_stream *stream, uint64_t number) {
   size_t best = EK__CUDA_MARKS;
