@@ -1,25 +1,8 @@
 # overview.awk -v VERSION=X HEADER: the man page evenkeel(3) from the comment at the head of evenkeel.h.
-# What is indented there is a list: names of headers, two blanks or more, and what they are about; once
-# or twice in a line, or the second alone in the next line. Here each header is a paragraph, which man
-# fills to the width of the terminal.
+# What is indented there is code, or a list: a header's name, two blanks or more, and what it is about.
+# Each header is a paragraph, which man fills to the width of the terminal.
 
 function clean(text) { gsub(/\\/, "\\e", text); gsub(/-/, "\\-", text); sub(/^[.']/, "\\\\&&", text); return text }
-function described(text) { printf ".RS\n%s\n.RE\n", clean(text) }
-
-function entry(line,    part, n, i) {
-  if (line ~ /^     /) {
-    sub(/^ +/, "", line)
-    described(line)
-    return
-  }
-  sub(/^ +/, "", line)
-  n = split(line, part, /  +/)
-  for (i = 1; i <= n; i += 2) {
-    printf ".PP\n.B %s\n", clean(part[i])
-    if (i < n) described(part[i + 1])
-  }
-}
-
 NR == 1 { next }
 /^ \*\// { exit }
 NR == 2 {
@@ -33,16 +16,24 @@ NR == 2 {
 }
 {
   sub(/^ \* ?/, "")
-  list = /^    /
-  if (list && !within) print ".PD 0"
-  if (!list && within && $0 != "") { print ".PD\n.PP"; within = 0 }
-  if (list) within = 1
-  if (list) entry($0)
-  else if ($0 == "") { if (!within) print ".PP" }
-  else print clean($0)
+  list = /^    [a-z0-9_]+\.h  +/
+  code = /^    / && !list
+  if ($0 == "" && in_code) { print ""; next }
+  if (in_code && !code) { print ".fi\n.in\n.PP"; in_code = 0 }
+  if (list && !in_list) { print ".PD 0"; in_list = 1 }
+  if (!list && in_list && $0 != "") { print ".PD\n.PP"; in_list = 0 }
+  if (code && !in_code) { print ".in 0\n.nf"; in_code = 1 }
+  if (list) {
+    sub(/^ +/, "")
+    printf ".PP\n.B %s\n.RS\n", clean($1)
+    sub(/^[^ ]+ +/, "")
+    printf "%s\n.RE\n", clean($0)
+  } else if (code) print clean(substr($0, 5))
+  else if ($0 != "") print clean($0)
+  else if (!in_list) print ".PP"
 }
 END {
-  if (within) print ".PD"
+  if (in_list) print ".PD"
   print ".SH FILES\nPages that begin with docs/, and the examples, are in\n.I share/doc/evenkeel\nunder the prefix."
   print ".SH \"SEE ALSO\"\n.BR evenkeel\\-bench (1)"
 }

@@ -24,26 +24,12 @@ function leave() { # what an indented line has begun
   gap = ""
 }
 
-# The list of headers in evenkeel.h: names, two blanks or more, what they are about; or that in the next line.
-function header_list(text,    part, n, i) {
-  if (text ~ /^     /) {
-    sub(/\n$/, "", body)
-    sub(/^ +/, "", text)
-    body = body ": " escaped(text) "\n"
-    return
-  }
-  sub(/^ +/, "", text)
-  n = split(text, part, /  +/)
-  for (i = 1; i <= n; i += 2) body = body "- " part[i] (i < n ? ": " escaped(part[i + 1]) : "") "\n"
-}
-
 # A line of a comment, without the star.
 function comment_line(text,    words) {
   sub(/ +$/, "", text)
-  if (name == "evenkeel.h" && text ~ /^    /) {
-    body = body gap
-    gap = ""
-    header_list(text)
+  if (name == "evenkeel.h" && match(text, /^    [a-z0-9_]+\.h  +/)) { # a header, and what it is about
+    leave()
+    body = body "- " substr(text, 5, index(text, ".h") - 3) ": " escaped(substr(text, RLENGTH + 1)) "\n"
     return
   }
   if (text == "") {

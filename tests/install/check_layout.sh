@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # check_layout.sh TREE: one name, three paths. A public header include/evenkeel/X.h has exactly one
 # source X.c under src/, parallel/, training/, criterion/ or check/, and one check tests/<folder>/check_X.c; evenkeel.h
-# leads to every public header; a check checks a header that exists.
+# leads to every public header and names it once; a check checks a header that exists.
 #
 # It also holds check_options.c to the list of structs that state their size, and
 # check_frozen_structs.c to the list of those that do not; and device.h to the environment variables
@@ -34,6 +34,12 @@ if [[ -e include/evenkeel/evenkeel.h ]]; then
   reached[evenkeel]=1
   reach evenkeel
 fi
+
+# The tutorial at its head has a line for each.
+while IFS= read -r name; do
+  complain "the head of evenkeel.h has no line, or a needless one, for $name"
+done < <(comm -3 <(sed -nE '/\*\//q; s/^ \*     ([a-z0-9_]+\.h)  +[^ ].*/\1/p' include/evenkeel/evenkeel.h | sort) \
+  <(find include/evenkeel -name '*.h' ! -name evenkeel.h -printf '%f\n' | sort) | tr -d '\t')
 
 for header in include/evenkeel/*.h; do
   name=$(basename "$header" .h)
