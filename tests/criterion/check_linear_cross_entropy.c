@@ -373,8 +373,6 @@ CK_TEST(as_a_term) {
   ek_module_free(module);
   ek_module_free(model_body);
   ek_criterion_free(sum);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* ---- memory ---- */
@@ -413,33 +411,25 @@ CK_LOOP(planned_and_small, 8) {
 /* As many logits as the default allows, of a vocabulary of 40,000 and 2000 rows. */
 CK_TEST(at_most_64_mib) {
   ek_group *group = ck_open("plan:1@64GiB", 1);
-  ek_criterion *criterion = NULL;
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
-  ek_tensor x = {0}, y = {0}, totals = {0};
   ek_memory_usage usage;
-  ck_ok(ek_linear_cross_entropy_create(&criterion, 64, 40000, NULL));
-  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), &criterion->base, NULL));
-  ck_ok(ek_tensor_create(&x, ek_group_device(group, 0), EK_MEMORY_OUTPUTS, EK_F32,
-                         CK_SHAPE(2000, 64)));
-  ck_ok(ek_tensor_create(&y, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_I32, CK_SHAPE(2000)));
+  CK_OPENED(ek_criterion *, criterion, ek_linear_cross_entropy_create(&criterion, 64, 40000, NULL));
+  CK_OPENED(ek_replica *, replica,
+            ek_replica_open(&replica, ek_group_device(group, 0), &criterion->base, NULL));
+  CK_OPENED(ek_tensor, x,
+            ek_tensor_create(&x, ek_group_device(group, 0), EK_MEMORY_OUTPUTS, EK_F32,
+                             CK_SHAPE(2000, 64)));
+  CK_OPENED(
+      ek_tensor, y,
+      ek_tensor_create(&y, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_I32, CK_SHAPE(2000)));
   const ek_tensor inputs[] = {x, y};
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.promise.overwrite_inputs = true;
   options.promise.gradient_now = 1;
-  ck_ok(ek_pass_open(&pass, replica, &options));
-  ck_ok(ek_pass_run_forward(&totals, pass, inputs));
+  CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, replica, &options));
+  CK_OPENED(ek_tensor, totals, ek_pass_run_forward(&totals, pass, inputs));
   ck_ok(ck_memory_stats(&usage, ek_group_device(group, 0)));
   ck_assert_uint_le(usage.at_peak[EK_MEMORY_OUTPUTS] + usage.at_peak[EK_MEMORY_LOSS], 64u << 20);
   ck_assert_uint_eq(usage.current[EK_MEMORY_LOSS], EK_MEMORY_UNIT); /* totals */
-  ek_pass_free(pass);
-  ek_tensor_free(&totals);
-  ek_tensor_free(&y);
-  ek_tensor_free(&x);
-  ek_replica_free(replica);
-  ek_criterion_free(criterion);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* ---- what goes wrong ---- */

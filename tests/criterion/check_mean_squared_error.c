@@ -32,20 +32,18 @@ CK_LOOP(exact_for_whole_numbers, 3 * CK_VARIANTS) {
     gradient[i] = 0.5 * 2 * (y[i] - t[i]);
   }
   ek_tensor *ty = ck_tensor(rig, y, CK_SHAPE(5, 7, 3)), *tt = ck_tensor(rig, t, CK_SHAPE(5, 7, 3));
-  struct ck_loss loss = ck_loss_open(rig, make(reduction), false);
+  struct ck_loss *loss = ck_loss_open(rig, make(reduction), false);
   double totals[2];
-  ck_loss_forward(&loss, ty, tt, totals);
+  ck_loss_forward(loss, ty, tt, totals);
   ck_within("totals", totals, want, NULL, 2);
   if (reduction == EK_REDUCTION_NONE) {
-    const ek_tensor losses = loss.losses;
+    const ek_tensor losses = loss->losses;
     ck_assert(ek_tensor_same_shape(&losses, ty));
     ck_within("losses", ck_read(rig, &losses), squares, NULL, count);
   }
   const double half = 0.5;
-  ck_loss_backward(&loss, &half, NULL);
-  ck_within("gradient", ck_read(rig, &loss.gradients[0]), gradient, NULL, count);
-  ck_loss_close(&loss);
-  ck_rig_close(rig);
+  ck_loss_backward(loss, &half, NULL);
+  ck_within("gradient", ck_read(rig, &loss->gradients[0]), gradient, NULL, count);
 }
 
 CK_LOOP(factors_multiply_single_gradients, CK_VARIANTS) {
@@ -55,12 +53,10 @@ CK_LOOP(factors_multiply_single_gradients, CK_VARIANTS) {
   double *factors = ck_integers(rig, count, -3, 3), *gradient = ck_zeros(rig, count);
   for (int64_t i = 0; i < count; i++) gradient[i] = factors[i] * 2 * (y[i] - t[i]);
   ek_tensor *ty = ck_tensor(rig, y, CK_SHAPE(4, 6)), *tt = ck_tensor(rig, t, CK_SHAPE(4, 6));
-  struct ck_loss loss = ck_loss_open(rig, make(EK_REDUCTION_NONE), false);
-  ck_loss_forward(&loss, ty, tt, NULL);
-  ck_loss_backward(&loss, NULL, ck_tensor(rig, factors, CK_SHAPE(count)));
-  ck_within("gradient", ck_read(rig, &loss.gradients[0]), gradient, NULL, count);
-  ck_loss_close(&loss);
-  ck_rig_close(rig);
+  struct ck_loss *loss = ck_loss_open(rig, make(EK_REDUCTION_NONE), false);
+  ck_loss_forward(loss, ty, tt, NULL);
+  ck_loss_backward(loss, NULL, ck_tensor(rig, factors, CK_SHAPE(count)));
+  ck_within("gradient", ck_read(rig, &loss->gradients[0]), gradient, NULL, count);
 }
 
 /* Differences, squares and the sum round once per element: (count + 3) u of the sum of squares. */
@@ -78,15 +74,13 @@ CK_LOOP(equals_the_formula, CK_VARIANTS) {
   const double want = (double)sum, s_bound = (double)(count + 3) * rig->unit * want;
   const double scale = 1.0 / 3;
   ek_tensor *ty = ck_tensor(rig, y, CK_SHAPE(count)), *tt = ck_tensor(rig, t, CK_SHAPE(count));
-  struct ck_loss loss = ck_loss_open(rig, make(EK_REDUCTION_MEAN), false);
+  struct ck_loss *loss = ck_loss_open(rig, make(EK_REDUCTION_MEAN), false);
   double totals[2];
-  ck_loss_forward(&loss, ty, tt, totals);
+  ck_loss_forward(loss, ty, tt, totals);
   ck_within("s", totals, &want, &s_bound, 1);
   ck_assert(totals[1] == (double)count);
-  ck_loss_backward(&loss, &scale, NULL);
-  ck_within("gradient", ck_read(rig, &loss.gradients[0]), gradient, bound, count);
-  ck_loss_close(&loss);
-  ck_rig_close(rig);
+  ck_loss_backward(loss, &scale, NULL);
+  ck_within("gradient", ck_read(rig, &loss->gradients[0]), gradient, bound, count);
 }
 
 CK_TEST(gradient_is_the_derivative) {
@@ -94,13 +88,11 @@ CK_TEST(gradient_is_the_derivative) {
   double *y = ck_values(rig, 30, -1, 1);
   ek_tensor *ty = ck_tensor(rig, y, CK_SHAPE(5, 6));
   ek_tensor *tt = ck_tensor(rig, ck_values(rig, 30, -1, 1), CK_SHAPE(5, 6));
-  struct ck_loss loss = ck_loss_open(rig, make(EK_REDUCTION_SUM), true);
-  ck_loss_forward(&loss, ty, tt, NULL);
-  ck_loss_backward(&loss, NULL, NULL);
-  struct ck_loss_function f = {.loss = &loss, .outputs = ty, .targets = tt};
-  ck_gradient(rig, "squared error", ck_loss_of, &f, y, ck_read(rig, &loss.gradients[0]), 30, 30);
-  ck_loss_close(&loss);
-  ck_rig_close(rig);
+  struct ck_loss *loss = ck_loss_open(rig, make(EK_REDUCTION_SUM), true);
+  ck_loss_forward(loss, ty, tt, NULL);
+  ck_loss_backward(loss, NULL, NULL);
+  struct ck_loss_function f = {.loss = loss, .outputs = ty, .targets = tt};
+  ck_gradient(rig, "squared error", ck_loss_of, &f, y, ck_read(rig, &loss->gradients[0]), 30, 30);
 }
 
 /* ---- memory ---- */
@@ -114,26 +106,25 @@ CK_LOOP(it_takes_no_memory, CK_VARIANTS) {
       (ek_tensor_bytes(ty) + EK_MEMORY_UNIT - 1) / EK_MEMORY_UNIT * EK_MEMORY_UNIT;
   double *want = NULL;
   for (int way = 0; way < 3; way++) { /* kept; overwritten; held by somebody else */
-    struct ck_loss loss = ck_loss_open(rig, make(EK_REDUCTION_MEAN), way == 0);
+    struct ck_loss *loss = ck_loss_open(rig, make(EK_REDUCTION_MEAN), way == 0);
     ek_memory_usage before, after;
     ek_tensor other = {0};
     if (way == 2) ck_ok(ek_tensor_share(&other, ty));
     ck_ok(ck_memory_stats(&before, rig->device));
-    ck_loss_forward(&loss, ty, tt, NULL);
+    ck_loss_forward(loss, ty, tt, NULL);
     ck_assert_uint_eq(ck_loss_bytes(rig), 0);
-    ck_loss_backward(&loss, NULL, NULL);
+    ck_loss_backward(loss, NULL, NULL);
     ck_assert_uint_eq(ck_loss_bytes(rig), way == 1 ? 0 : bytes);
     ck_ok(ck_memory_stats(&after, rig->device));
     ck_assert_uint_eq(after.allocations - before.allocations, way == 1 ? 0 : 1);
-    const double *got = ck_read(rig, &loss.gradients[0]);
-    if (way == 0) want = ck_read(rig, &loss.gradients[0]);
+    const double *got = ck_read(rig, &loss->gradients[0]);
+    if (way == 0) want = ck_read(rig, &loss->gradients[0]);
     ck_same_bits("gradient", got, want, 600);
     if (way != 1) ck_same_bits("outputs", ck_read(rig, ty), y, 600);
     ck_set(ty, y);
     ek_tensor_free(&other);
-    ck_loss_close(&loss);
+    ck_loss_close(loss);
   }
-  ck_rig_close(rig);
 }
 
 CK_LOOP(out_of_memory, CK_VARIANTS) {
@@ -150,7 +141,6 @@ CK_LOOP(out_of_memory, CK_VARIANTS) {
     ck_loss_failures(rig, criterion, ty, tt);
     ek_criterion_free(criterion);
   }
-  ck_rig_close(rig);
 }
 
 /* ---- what is refused ---- */
@@ -164,31 +154,27 @@ CK_TEST(refused) {
   ck_assert_ptr_null(criterion);
 
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
-  struct ck_loss loss = ck_loss_open(rig, make(EK_REDUCTION_MEAN), false);
+  struct ck_loss *loss = ck_loss_open(rig, make(EK_REDUCTION_MEAN), false);
   const ek_tensor *y = ck_poisoned(rig, CK_SHAPE(2, 6));
   const ek_tensor *other = ck_poisoned(rig, CK_SHAPE(4, 3));
   const ek_tensor *flat = ck_poisoned(rig, CK_SHAPE(12));
   const ek_tensor *wide = ck_tensor_of(rig, EK_F64, NULL, CK_SHAPE(2, 6));
   const ek_tensor *whole = ck_tensor_of(rig, EK_I32, NULL, CK_SHAPE(2, 6));
-  ck_fails(ck_loss_try_forward(&loss, y, other, false), EK_ERR_SHAPE, "shape differs");
-  ck_fails(ck_loss_try_forward(&loss, y, flat, false), EK_ERR_SHAPE, "shape differs");
-  ck_fails(ck_loss_try_forward(&loss, y, wide, false), EK_ERR_TYPE, "f64");
-  ck_fails(ck_loss_try_forward(&loss, y, whole, false), EK_ERR_TYPE, "i32");
-  ck_loss_close(&loss);
-  ck_rig_close(rig);
+  ck_fails(ck_loss_try_forward(loss, y, other, false), EK_ERR_SHAPE, "shape differs");
+  ck_fails(ck_loss_try_forward(loss, y, flat, false), EK_ERR_SHAPE, "shape differs");
+  ck_fails(ck_loss_try_forward(loss, y, wide, false), EK_ERR_TYPE, "f64");
+  ck_fails(ck_loss_try_forward(loss, y, whole, false), EK_ERR_TYPE, "i32");
 }
 
 CK_LOOP(no_rows, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   ek_tensor *ty = ck_tensor(rig, NULL, CK_SHAPE(0, 5)), *tt = ck_tensor(rig, NULL, CK_SHAPE(0, 5));
-  struct ck_loss loss = ck_loss_open(rig, make(EK_REDUCTION_MEAN), false);
+  struct ck_loss *loss = ck_loss_open(rig, make(EK_REDUCTION_MEAN), false);
   double totals[2];
-  ck_loss_forward(&loss, ty, tt, totals);
+  ck_loss_forward(loss, ty, tt, totals);
   ck_assert(totals[0] == 0.0 && totals[1] == 0.0);
-  ck_loss_backward(&loss, NULL, NULL);
-  ck_assert(ek_tensor_same_shape(&loss.gradients[0], ty));
-  ck_loss_close(&loss);
-  ck_rig_close(rig);
+  ck_loss_backward(loss, NULL, NULL);
+  ck_assert(ek_tensor_same_shape(&loss->gradients[0], ty));
 }
 
 CK_SUITE("mean_squared_error")

@@ -93,50 +93,46 @@ CK_LOOP(equals_its_terms_one_by_one, FORMS * CK_VARIANTS) {
   const double coefficients[] = {1.0, 0.5, -0.75}; /* products of exact numbers */
   ck_within("coefficients", ek_criterion_coefficients(criterion), coefficients, NULL, 3);
 
-  struct ck_loss loss = ck_loss_open(rig, criterion, true);
+  struct ck_loss *loss = ck_loss_open(rig, criterion, true);
   const double scales[] = {0.3, -1.25, 2.0};
   double totals[6];
-  ck_loss_forward(&loss, d.outputs, d.targets, totals);
-  ck_loss_backward(&loss, scales, NULL);
+  ck_loss_forward(loss, d.outputs, d.targets, totals);
+  ck_loss_backward(loss, scales, NULL);
   for (int i = 0; i < PARTS; i++) {
-    struct ck_loss alone = ck_loss_open(rig, part_of(i), true);
+    struct ck_loss *alone = ck_loss_open(rig, part_of(i), true);
     double own[2];
-    ck_loss_forward(&alone, &d.outputs[i], &d.targets[i], own);
+    ck_loss_forward(alone, &d.outputs[i], &d.targets[i], own);
     ck_same_bits("totals", &totals[2 * i], own, 2);
-    ck_loss_backward(&alone, &scales[i], NULL);
-    ck_same_bits("gradient", ck_read(rig, &loss.gradients[i]), ck_read(rig, &alone.gradients[0]),
+    ck_loss_backward(alone, &scales[i], NULL);
+    ck_same_bits("gradient", ck_read(rig, &loss->gradients[i]), ck_read(rig, &alone->gradients[0]),
                  d.counts[i]);
-    ck_loss_close(&alone);
+    ck_loss_close(alone);
   }
-  ck_loss_close(&loss);
-  ck_rig_close(rig);
 }
 
 CK_LOOP(every_output_is_placed_for_itself, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct data d = make_data(rig);
-  struct ck_loss kept = ck_loss_open(rig, whole(NESTED_LAST), true);
-  ck_loss_forward(&kept, d.outputs, d.targets, NULL);
-  ck_loss_backward(&kept, NULL, NULL);
+  struct ck_loss *kept = ck_loss_open(rig, whole(NESTED_LAST), true);
+  ck_loss_forward(kept, d.outputs, d.targets, NULL);
+  ck_loss_backward(kept, NULL, NULL);
   const double *want[PARTS];
-  for (int i = 0; i < PARTS; i++) want[i] = ck_read(rig, &kept.gradients[i]);
-  ck_loss_close(&kept);
+  for (int i = 0; i < PARTS; i++) want[i] = ck_read(rig, &kept->gradients[i]);
+  ck_loss_close(kept);
 
-  struct ck_loss loss = ck_loss_open(rig, whole(NESTED_LAST), false);
+  struct ck_loss *loss = ck_loss_open(rig, whole(NESTED_LAST), false);
   ek_tensor other = {0};
   ck_ok(ek_tensor_share(&other, &d.outputs[1])); /* that one may not be overwritten */
   const uint64_t before = ck_loss_bytes(rig);
-  ck_loss_forward(&loss, d.outputs, d.targets, NULL);
-  ck_loss_backward(&loss, NULL, NULL);
+  ck_loss_forward(loss, d.outputs, d.targets, NULL);
+  ck_loss_backward(loss, NULL, NULL);
   ck_assert_uint_eq(ck_loss_bytes(rig) - before, EK_MEMORY_UNIT); /* 20 numbers: one unit */
   for (int i = 0; i < PARTS; i++) {
-    ck_assert_int_eq(loss.gradients[i].data == d.outputs[i].data, i != 1);
-    ck_same_bits("gradient", ck_read(rig, &loss.gradients[i]), want[i], d.counts[i]);
+    ck_assert_int_eq(loss->gradients[i].data == d.outputs[i].data, i != 1);
+    ck_same_bits("gradient", ck_read(rig, &loss->gradients[i]), want[i], d.counts[i]);
   }
   ck_same_bits("output", ck_read(rig, &other), d.values[1], d.counts[1]);
   ek_tensor_free(&other);
-  ck_loss_close(&loss);
-  ck_rig_close(rig);
 }
 
 CK_LOOP(out_of_memory, CK_VARIANTS) {
@@ -155,7 +151,6 @@ CK_LOOP(out_of_memory, CK_VARIANTS) {
   criterion = whole(NESTED_LAST);
   ck_loss_failures(rig, criterion, d.outputs, d.targets);
   ek_criterion_free(criterion);
-  ck_rig_close(rig);
 }
 
 /* ---- putting totals together ---- */
@@ -219,7 +214,6 @@ CK_TEST(combining) {
   const double alone[] = {1, NAN};
   combine(rig, combined, scales, alone, c, 1, true);
   ck_assert(isnan(combined[0] / combined[1]));
-  ck_rig_close(rig);
 }
 
 CK_TEST(combining_refuses) {
@@ -249,7 +243,6 @@ CK_TEST(combining_refuses) {
   ek_tensor overlapping = *terms;
   ck_fails(ek_op_combine_totals(s, two, &overlapping, terms, c, true), EK_ERR_INVALID_ARGUMENT,
            "overlaps");
-  ck_rig_close(rig);
 }
 
 /*
@@ -260,9 +253,9 @@ CK_TEST(combining_refuses) {
 CK_LOOP(uneven_shards_make_the_whole, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct data d = make_data(rig);
-  struct ck_loss loss = ck_loss_open(rig, whole(FLAT), true);
+  struct ck_loss *loss = ck_loss_open(rig, whole(FLAT), true);
   double once[6], parts[6] = {0}, part[6];
-  ck_loss_forward(&loss, d.outputs, d.targets, once);
+  ck_loss_forward(loss, d.outputs, d.targets, once);
   const int64_t first[] = {0, 7}, count[] = {7, 3};
   for (int k = 0; k < 2; k++) {
     ek_tensor outputs[PARTS] = {{0}}, targets[PARTS] = {{0}};
@@ -270,7 +263,7 @@ CK_LOOP(uneven_shards_make_the_whole, CK_VARIANTS) {
       ck_ok(ek_tensor_rows(&outputs[i], &d.outputs[i], first[k], count[k]));
       ck_ok(ek_tensor_rows(&targets[i], &d.targets[i], first[k], count[k]));
     }
-    ck_loss_forward(&loss, outputs, targets, part);
+    ck_loss_forward(loss, outputs, targets, part);
     for (int i = 0; i < 6; i++) parts[i] += part[i];
     for (int i = 0; i < PARTS; i++) {
       ek_tensor_free(&outputs[i]);
@@ -278,7 +271,7 @@ CK_LOOP(uneven_shards_make_the_whole, CK_VARIANTS) {
     }
   }
   double whole_loss[2], whole_scales[3], shard_loss[2], shard_scales[3];
-  const double *c = ek_criterion_coefficients(loss.criterion);
+  const double *c = ek_criterion_coefficients(loss->criterion);
   combine(rig, whole_loss, whole_scales, once, c, 3, true);
   combine(rig, shard_loss, shard_scales, parts, c, 3, true);
   double bound[3], size = 0;
@@ -288,8 +281,6 @@ CK_LOOP(uneven_shards_make_the_whole, CK_VARIANTS) {
   ck_within("loss", shard_loss, whole_loss, bound, 2);
   bound[0] = bound[1] = bound[2] = 0;
   ck_within("scales", shard_scales, whole_scales, bound, 3);
-  ck_loss_close(&loss);
-  ck_rig_close(rig);
 }
 
 /* ---- what is refused ---- */

@@ -312,8 +312,6 @@ CK_TEST(in_a_trainer) {
   ek_module_free(plain);
   ek_module_free(module);
   ek_optimizer_free(rule);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* ---- gradients in forward ---- */
@@ -400,7 +398,6 @@ CK_TEST(logits_lie_there_once) {
   ek_criterion *criterion = NULL;
   ek_data_parallel_model *model = NULL;
   ek_data_parallel_criterion *loss = NULL;
-  ek_shards outputs = {0};
   ek_memory_usage usage;
   const int64_t in[] = {64, 8}, targets[] = {64};
   float x[64 * 8] = {0};
@@ -413,18 +410,15 @@ CK_TEST(logits_lie_there_once) {
   ck_ok(ek_data_parallel_criterion_open(&loss, model, NULL, NULL));
   ck_ok(ek_tensor_host(&inputs[0], x, EK_F32, 2, in));
   ck_ok(ek_tensor_host(&inputs[1], y, EK_I32, 1, targets));
-  ck_ok(ek_data_parallel_model_forward(&outputs, model, inputs, 2, NULL));
+  CK_OPENED(ek_shards, outputs, ek_data_parallel_model_forward(&outputs, model, inputs, 2, NULL));
   ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, NULL, 0));
   ck_ok(ek_data_parallel_criterion_backward(loss, NULL));
   ck_ok(ck_memory_stats(&usage, ek_group_device(group, 0)));
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_OUTPUTS], 32u * 1000000u * 4u);
   ck_assert_uint_le(usage.at_peak[EK_MEMORY_LOSS], 8 * EK_MEMORY_UNIT);
-  ek_shards_free(&outputs);
   ek_data_parallel_criterion_free(loss);
   ek_data_parallel_model_free(model);
   ek_module_free(module);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* ---- what is refused ---- */
@@ -464,7 +458,6 @@ CK_TEST(parts_that_do_not_fit) {
   ck_fails(ek_data_parallel_model_open(&parallel, group, &single->base, NULL), EK_ERR_UNSUPPORTED,
            "single losses");
   ck_assert_ptr_null(parallel);
-  ek_group_free(group);
   ek_module_free(whole);
   ek_module_free(model);
   ek_criterion_free(two);

@@ -44,8 +44,7 @@ static const struct {
 };
 
 CK_LOOP(a_good_string_opens, sizeof good / sizeof good[0]) {
-  ek_group *group = NULL;
-  ck_ok(ek_group_open(&group, good[_i].spec, NULL));
+  CK_OPENED(ek_group *, group, ek_group_open(&group, good[_i].spec, NULL));
   ck_assert_uint_eq(ek_group_size(group), good[_i].count);
   ck_assert_str_eq(ek_group_spec(group), good[_i].spec);
   for (size_t i = 0; i < good[_i].count; i++) {
@@ -65,7 +64,6 @@ CK_LOOP(a_good_string_opens, sizeof good / sizeof good[0]) {
     ck_assert_uint_ge(usage.capacity_bytes, 256);
   }
   ck_assert_ptr_null(ek_group_device(group, good[_i].count));
-  ek_group_free(group);
 }
 
 static const struct {
@@ -341,7 +339,6 @@ CK_TEST(a_long_message_comes_through) {
   ek_group *group = ck_open("plan:2", 1);
   ck_fails(ek_group_apply(group, speak_long, text), EK_ERR_IO, "replica 1 on plan:1: zzz");
   ck_assert_uint_eq(strlen(ek_error_message()), 4095);
-  ek_group_free(group);
 }
 
 /* The device's name once, also where the message of a failure begins with it, or has it behind
@@ -372,7 +369,6 @@ CK_TEST(a_failure_names_its_device_once) {
   ck_fails(ek_group_apply(group, take_too_much, between), EK_ERR_IO, want);
   (void)snprintf(want, sizeof want, "replica 1 on %s: to %s: no", name, name);
   ck_fails(ek_group_apply(group, take_too_much, inside), EK_ERR_IO, want);
-  ck_ok(ek_group_close(group));
 }
 
 struct nested {
@@ -449,7 +445,6 @@ CK_LOOP(streams_and_events, 2) {
   ck_fails(ek_event_create(&event, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
   ek_event_free(event);
   ek_event_free(NULL);
-  ek_group_free(group);
 }
 
 /* ---- opening when the host is short ---- */

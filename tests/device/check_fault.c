@@ -13,7 +13,6 @@ CK_TEST(bad_arguments) {
   ck_fails(ek_fault_at(NULL, 1, EK_ERR_UNAVAILABLE), EK_ERR_INVALID_ARGUMENT, "device");
   ck_fails(ek_fault_at(ek_group_device(group, 0), 1, EK_OK), EK_ERR_INVALID_ARGUMENT, "EK_OK");
   ck_ok(ek_fault_at(ek_group_device(group, 0), 0, EK_OK));
-  ek_group_free(group);
 }
 
 /* Each piece fails when it is the next one, says which it is, and works when it is tried again. */
@@ -25,9 +24,8 @@ CK_TEST(each_kind) {
   ek_tensor x = ck_upload(device, EK_F32, values, CK_SHAPE(4));
   float host[4] = {0};
   ek_tensor to;
-  ek_event *event = NULL;
   ck_ok(ek_tensor_host(&to, host, EK_F32, CK_SHAPE(4)));
-  ck_ok(ek_event_create(&event, device));
+  CK_OPENED(ek_event *, event, ek_event_create(&event, device));
 #define FAILS_ONCE(call, text)                                                                     \
   do {                                                                                             \
     ck_ok(ek_fault_at(device, 1, EK_ERR_UNSUPPORTED));                                             \
@@ -41,9 +39,6 @@ CK_TEST(each_kind) {
   FAILS_ONCE(ek_event_record(event, stream), "event");
 #undef FAILS_ONCE
   ck_ok(ek_event_synchronize(event));
-  ek_event_free(event);
-  ek_tensor_free(&x);
-  ek_group_free(group);
 }
 
 /* The third of five, on one device of two; taken back, none. */
@@ -66,7 +61,6 @@ CK_TEST(counts) {
   ck_ok(ek_fault_at(ek_group_device(group, 1), 0, EK_OK));
   ck_ok(ek_op_zero(streams[1], &x[1]));
   for (size_t k = 0; k < 2; k++) ek_tensor_free(&x[k]);
-  ek_group_free(group);
 }
 
 struct sum_job {
@@ -98,7 +92,6 @@ CK_TEST(collectives) {
   }
   for (size_t k = 0; k < 2; k++) ek_tensor_free(&x[k]);
   ek_communicator_free(job.communicator);
-  ek_group_free(group);
 }
 
 CK_SUITE("fault")

@@ -85,9 +85,9 @@ CK_LOOP(a_cap_is_exact_to_one_unit, 10) {
 CK_LOOP(out_of_memory_says_what_is_held, 2) {
   ek_group *group = ck_open(_i == 0 ? "cpu:2@10MiB" : "plan:2@10MiB", 1);
   ek_device *device = ek_group_device(group, 1);
-  ek_tensor a = {0}, b = {0}, c = {0};
+  ek_tensor a = {0}, c = {0};
   ck_ok(ck_take(&a, device, EK_MEMORY_PARAMETERS, 6 << 20));
-  ck_ok(ck_take(&b, device, EK_MEMORY_GRADIENTS, 3 << 19));
+  CK_OPENED(ek_tensor, b, ck_take(&b, device, EK_MEMORY_GRADIENTS, 3 << 19));
   ck_fails(ck_take(&c, device, EK_MEMORY_OPTIMIZER, 3 << 20), EK_ERR_OUT_OF_MEMORY,
            _i == 0 ? "cpu:1" : "plan:1");
   const double own = (double)own_bytes(device) / 1048576;
@@ -106,9 +106,7 @@ CK_LOOP(out_of_memory_says_what_is_held, 2) {
   ck_assert_uint_eq(ck_usage_of(device).current_bytes, 15 << 19);
   ek_tensor_free(&a);
   ck_ok(ck_take(&c, device, EK_MEMORY_OPTIMIZER, 3 << 20));
-  ek_tensor_free(&b);
   ek_tensor_free(&c);
-  ek_group_free(group);
 }
 
 /* A request one unit larger than the largest free block: both are 1.19 MiB. */
@@ -119,7 +117,6 @@ CK_TEST(out_of_memory_tells_sizes_apart) {
   ck_fails(ck_take(&tensor, device, EK_MEMORY_INPUTS, 1250048), EK_ERR_OUT_OF_MEMORY,
            "out of memory: 1.19 MiB (1250048 bytes) for inputs, largest free block 1.19 MiB "
            "(1249792 bytes)");
-  ck_ok(ek_group_close(group));
 }
 
 CK_LOOP(huge_requests_fail_cleanly, 2) {
@@ -174,7 +171,6 @@ CK_TEST(holes_are_unused_at_the_peak_and_charge_reaches_back) {
   ek_tensor_free(&c);
   ck_ok(ek_memory_reset_peak(device));
   ck_assert_uint_eq(ck_usage_of(device).peak_bytes, 0);
-  ek_group_free(group);
 }
 
 CK_TEST(growing_twice_below_the_peak_keeps_its_record) {
@@ -197,7 +193,6 @@ CK_TEST(growing_twice_below_the_peak_keeps_its_record) {
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_LOSS], 4096);
   ck_assert_uint_eq(usage.current[EK_MEMORY_OUTPUTS], 2048);
   ek_tensor_free(&a);
-  ek_group_free(group);
 }
 
 /* ---- failures at will ---- */
@@ -227,8 +222,6 @@ CK_LOOP(the_nth_allocation_fails_once, 2) {
   ck_assert(grown); /* left as it was */
   ck_assert_int_eq(other.shape[0], 1);
   ek_tensor_free(&other);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* ---- the recorder ---- */
@@ -281,15 +274,14 @@ CK_LOOP(the_recorder_keeps_the_timeline, 2) {
   ck_ok(ek_memory_record_start(device, 3)); /* replaces it */
   ck_ok(ek_memory_record_stop(&e, &count, NULL, device));
   ck_assert_uint_eq(count, 0);
-  ek_group_free(group);
 }
 
 /* ---- text, and wrong arguments ---- */
 
 CK_TEST(the_table_fits_exactly) {
   ek_group *group = ck_open_exactly("plan:3@1GiB", 1);
-  ek_tensor tensor = {0};
-  ck_ok(ck_take(&tensor, ek_group_device(group, 2), EK_MEMORY_OUTPUTS, 5 << 20));
+  CK_OPENED(ek_tensor, tensor,
+            ck_take(&tensor, ek_group_device(group, 2), EK_MEMORY_OUTPUTS, 5 << 20));
   size_t needed = 0, again = 0;
   ck_ok(ek_memory_format(NULL, &needed, 0, group));
   ck_assert_uint_gt(needed, 100);
@@ -315,16 +307,13 @@ CK_TEST(the_table_fits_exactly) {
   }
   free(text);
   free(cut);
-  ek_tensor_free(&tensor);
-  ek_group_free(group);
 }
 
 /* Small sizes beside large ones are seen, and all lines end in one column. */
 CK_LOOP(the_table_is_aligned, 3) {
   static const char *const specs[] = {"plan:2@1024TiB", "plan-cuda:11@300GiB", "plan:3@256B"};
   ek_group *group = ck_open_exactly(specs[_i], 1);
-  ek_tensor tensor = {0};
-  ck_ok(ck_take(&tensor, ek_group_device(group, 1), EK_MEMORY_LOSS, 256));
+  CK_OPENED(ek_tensor, tensor, ck_take(&tensor, ek_group_device(group, 1), EK_MEMORY_LOSS, 256));
   char text[8192];
   ck_ok(ek_memory_format(text, NULL, sizeof text, group));
   const char *loss = strstr(text, "\nloss ");
@@ -334,8 +323,6 @@ CK_LOOP(the_table_is_aligned, 3) {
   for (const char *line = text; *line != '\0'; line += width + 1) {
     ck_assert_msg(strcspn(line, "\n") == width, "columns are broken in\n%s", text);
   }
-  ek_tensor_free(&tensor);
-  ek_group_free(group);
 }
 
 /* What lies beside the arena is a GPU's matter; where a GPU is, its figures agree. */
@@ -363,7 +350,6 @@ CK_TEST(outside_is_measured) {
            "ek_memory_measure_outside");
   ck_fails(ek_memory_measure_outside(&none, NULL), EK_ERR_INVALID_ARGUMENT,
            "ek_memory_measure_outside");
-  ek_group_free(group);
 }
 
 CK_TEST(wrong_arguments) {
@@ -387,7 +373,6 @@ CK_TEST(wrong_arguments) {
   ck_assert_str_eq(ek_memory_category_name(EK_MEMORY_WORKSPACE), "workspace");
   ck_assert_str_eq(ek_memory_category_name(EK_MEMORY_CATEGORIES), "unknown");
   ck_assert_str_eq(ek_memory_category_name((ek_memory_category)-1), "unknown");
-  ek_group_free(group);
 }
 
 CK_SUITE("memory")

@@ -52,20 +52,16 @@ CK_LOOP(create_says_what_it_is, 2) {
     ck_assert(!ek_tensor_exists(&t));
     ck_assert_ptr_null(t.data);
   }
-  ek_tensor scalar = {0}, deep = {0}, row = {0};
-  ck_ok(ek_tensor_create(&scalar, device, EK_MEMORY_LOSS, EK_F64, 0, NULL));
+  CK_OPENED(ek_tensor, scalar, ek_tensor_create(&scalar, device, EK_MEMORY_LOSS, EK_F64, 0, NULL));
   ck_assert_int_eq(ek_tensor_count(&scalar), 1);
   ck_assert_int_eq(ek_tensor_row_elements(&scalar), 1);
-  ck_ok(ek_tensor_create(&row, device, EK_MEMORY_LOSS, EK_F64, CK_SHAPE(9)));
+  CK_OPENED(ek_tensor, row, ek_tensor_create(&row, device, EK_MEMORY_LOSS, EK_F64, CK_SHAPE(9)));
   ck_assert_int_eq(ek_tensor_row_elements(&row), 1);
-  ck_ok(ek_tensor_create(&deep, device, EK_MEMORY_LOSS, EK_I32, CK_SHAPE(1, 2, 1, 2, 1, 2, 1, 2)));
+  CK_OPENED(
+      ek_tensor, deep,
+      ek_tensor_create(&deep, device, EK_MEMORY_LOSS, EK_I32, CK_SHAPE(1, 2, 1, 2, 1, 2, 1, 2)));
   ck_assert_int_eq(ek_tensor_count(&deep), 16);
-  ek_tensor_free(&scalar);
-  ek_tensor_free(&deep);
-  ek_tensor_free(&row);
   ek_tensor_free(NULL);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 CK_TEST(nothing_is_asked_of_nothing) {
@@ -121,7 +117,6 @@ CK_LOOP(a_tensor_without_elements_exists_and_holds_nothing, 2) {
   ck_assert_int_eq(t.shape[0], 0);
   ek_tensor_free(&u);
   ek_tensor_free(&t);
-  ek_group_free(group);
 }
 
 /* ---- references ---- */
@@ -148,7 +143,6 @@ CK_LOOP(views_keep_the_memory_alive, 2) {
   ck_assert_uint_eq(held(device), 100 * 64 * 4);
   ek_tensor_free(&flat);
   ck_assert_uint_eq(held(device), 0);
-  ek_group_free(group);
 }
 
 CK_TEST(a_host_tensor_is_a_loan) {
@@ -211,8 +205,6 @@ CK_LOOP(growing_is_in_place_or_not_at_all, 2) {
   ck_assert(!grown);
   ck_assert_int_eq(view.shape[0], 10);
   ek_tensor_free(&view);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* ---- copies ---- */
@@ -251,7 +243,6 @@ CK_TEST(copies_go_in_all_directions) {
   ek_tensor_free(&first);
   ek_tensor_free(&second);
   ek_tensor_free(&again);
-  ek_group_free(group);
 }
 
 CK_TEST(made_from_another) {
@@ -286,7 +277,6 @@ CK_TEST(made_from_another) {
     ek_tensor_free(&made);
     ck_no_memory_held(group);
   }
-  ek_group_free(group);
 }
 
 CK_TEST(wrong_copies_into_new_tensors) {
@@ -313,8 +303,6 @@ CK_TEST(wrong_copies_into_new_tensors) {
   ck_fails(ek_tensor_wait(NULL), EK_ERR_INVALID_ARGUMENT, "ek_tensor_wait");
   ck_fails(ek_tensor_wait(&nothing), EK_ERR_INVALID_ARGUMENT, "ek_tensor_wait");
   ek_tensor_free(&foreign);
-  ek_group_free(other);
-  ek_group_free(group);
 }
 
 CK_TEST(copies_into_rows_leave_the_others) {
@@ -322,16 +310,12 @@ CK_TEST(copies_into_rows_leave_the_others) {
   const double zeros[30] = {0};
   float rows[6] = {1, 2, 3, 4, 5, 6};
   double got[30];
-  ek_tensor t = ck_upload(ek_group_device(group, 0), EK_F32, zeros, CK_SHAPE(10, 3)), view = {0},
-            host;
-  ck_ok(ek_tensor_rows(&view, &t, 4, 2));
+  ek_tensor t = ck_upload(ek_group_device(group, 0), EK_F32, zeros, CK_SHAPE(10, 3)), host;
+  CK_OPENED(ek_tensor, view, ek_tensor_rows(&view, &t, 4, 2));
   ck_ok(ek_tensor_host(&host, rows, EK_F32, CK_SHAPE(2, 3)));
   ck_ok(ek_tensor_copy(&view, &host));
   ck_get(got, &t);
   for (int i = 0; i < 30; i++) ck_assert(got[i] == (i >= 12 && i < 18 ? i - 11 : 0));
-  ek_tensor_free(&view);
-  ek_tensor_free(&t);
-  ek_group_free(group);
 }
 
 CK_TEST(overlapping_host_arrays_may_be_copied) {
@@ -360,7 +344,6 @@ CK_TEST(plan_copies_leave_host_memory_alone) {
   ck_assert(memcmp(data, before, sizeof data) == 0);
   ek_tensor_free(&a);
   ek_tensor_free(&b);
-  ek_group_free(group);
 }
 
 /* ---- large sizes ---- */
@@ -386,8 +369,6 @@ CK_TEST(large_tensors_are_nothing_special) {
     ck_assert_uint_eq(held(device), ((uint64_t)n * 8 + 255) / 256 * 256);
     ek_tensor_free(&t);
   }
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 CK_LOOP(products_that_do_not_fit, 2) {
@@ -413,7 +394,6 @@ CK_LOOP(products_that_do_not_fit, 2) {
 #undef OVERFLOWS
   ck_assert(memcmp(&t, &none, sizeof t) == 0);
   ck_assert_uint_eq(held(device), 0);
-  ek_group_free(group);
 }
 
 /* ---- wrong arguments ---- */
@@ -445,19 +425,18 @@ CK_LOOP(wrong_makers, 2) {
   ck_assert_int_eq(ek_tensor_host(&t, x, EK_F32, 2, NULL), wrong);
   ck_assert_int_eq(ek_tensor_host(&t, x, EK_F32, 2, negative), wrong);
   ck_assert(!ek_tensor_exists(&t));
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 CK_LOOP(wrong_views, 2) {
   ek_group *group = open_one_of(_i);
   const ek_status wrong = EK_ERR_INVALID_ARGUMENT;
   const ek_tensor none = {0};
-  ek_tensor t = {0}, v = {0}, scalar = {0};
+  ek_tensor v = {0};
   ek_device *device = ek_group_device(group, 0);
   bool grown = true;
-  ck_ok(ek_tensor_create(&t, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4, 3)));
-  ck_ok(ek_tensor_create(&scalar, device, EK_MEMORY_INPUTS, EK_F32, 0, NULL));
+  CK_OPENED(ek_tensor, t, ek_tensor_create(&t, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4, 3)));
+  CK_OPENED(ek_tensor, scalar,
+            ek_tensor_create(&scalar, device, EK_MEMORY_INPUTS, EK_F32, 0, NULL));
   ck_assert_int_eq(ek_tensor_share(NULL, &t), wrong);
   ck_assert_int_eq(ek_tensor_share(&v, NULL), wrong);
   ck_assert_int_eq(ek_tensor_share(&v, &none), wrong);
@@ -487,19 +466,18 @@ CK_LOOP(wrong_views, 2) {
   ck_assert(grown);
   ck_assert(memcmp(&v, &none, sizeof v) == 0);
   ck_assert_int_eq(ek_tensor_holders(&t), 1);
-  ek_tensor_free(&t);
-  ek_tensor_free(&scalar);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 CK_LOOP(wrong_copies, 2) {
   ek_group *group = open_one_of(_i), *other = open_one_of(_i);
-  ek_tensor t = {0}, foreign = {0}, host, ints, longer, none = {0};
+  ek_tensor host, ints, longer, none = {0};
   float data[12] = {0}, more[13] = {0};
-  ck_ok(ek_tensor_create(&t, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4, 3)));
-  ck_ok(ek_tensor_create(&foreign, ek_group_device(other, 0), EK_MEMORY_INPUTS, EK_F32,
-                         CK_SHAPE(4, 3)));
+  CK_OPENED(
+      ek_tensor, t,
+      ek_tensor_create(&t, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4, 3)));
+  CK_OPENED(ek_tensor, foreign,
+            ek_tensor_create(&foreign, ek_group_device(other, 0), EK_MEMORY_INPUTS, EK_F32,
+                             CK_SHAPE(4, 3)));
   ck_ok(ek_tensor_host(&host, data, EK_F32, CK_SHAPE(12)));
   ck_ok(ek_tensor_host(&ints, data, EK_I32, CK_SHAPE(12)));
   ck_ok(ek_tensor_host(&longer, more, EK_F32, CK_SHAPE(13)));
@@ -511,10 +489,6 @@ CK_LOOP(wrong_copies, 2) {
   ck_fails(ek_tensor_copy(&t, &longer), EK_ERR_SHAPE, "13 elements cannot become 12");
   ck_fails(ek_tensor_copy(&longer, &t), EK_ERR_SHAPE, "12 elements cannot become 13");
   ck_fails(ek_tensor_copy(&t, &foreign), EK_ERR_DEVICE, "different groups");
-  ek_tensor_free(&t);
-  ek_tensor_free(&foreign);
-  ek_group_free(group);
-  ek_group_free(other);
 }
 
 CK_SUITE("tensor")

@@ -42,7 +42,6 @@ CK_MODULE_CASES(cases)
 static void get_output(double *y, struct ck_bed *bed) {
   struct ck_results *r = ck_bed_backward(bed, false);
   for (int64_t i = 0; i < r->output_count[0]; i++) y[i] = r->output[0][i];
-  ck_results_free(r);
 }
 
 /* What comes later changes nothing that came before. */
@@ -56,7 +55,6 @@ CK_TEST(causal) {
   ck_within("earlier tokens", after, before, NULL, 18);
   ck_within("another sample", after + 30, before + 30, NULL, 30);
   ck_assert(ck_rel_l2(after + 18, before + 18, 6) > 1e-6);
-  ck_bed_close(bed);
 }
 
 /* Plain attention, one head of width 2 over 2 tokens, with qkv and projection as identities. */
@@ -86,7 +84,6 @@ CK_TEST(formula) {
     want[4 + c] = p0 * x[c] + (1 - p0) * x[4 + c];
   }
   ck_assert_double_le(ck_rel_l2(y, want, 8), 1e-15);
-  ck_bed_close(bed);
 }
 
 /* Without gradient qkv and lse are gone before the projection takes memory: the peak is that of the
@@ -100,21 +97,19 @@ CK_TEST(peak) {
   ek_memory_usage usage;
   ck_ok(ck_memory_stats(&usage, bed->device));
   ck_assert_uint_eq((usage.peak_bytes - before) / EK_MEMORY_UNIT, qkv + out + lse);
-  ck_bed_close(bed);
 }
 
 CK_TEST(initial_values) {
   enum { WIDTH = 48 };
   static double values[3 * WIDTH * WIDTH];
   ek_group *group = ck_open("cpu:1", 1);
-  ek_module *module = NULL;
-  ek_replica *replica = NULL;
   ek_parameter_info info;
   ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
   options.deviation = 0.5;
   options.projection_deviation = 0.125;
-  ck_ok(ek_attention_create_with(&module, WIDTH, 4, &options));
-  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  CK_OPENED(ek_module *, module, ek_attention_create_with(&module, WIDTH, 4, &options));
+  CK_OPENED(ek_replica *, replica,
+            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
   ck_assert_uint_eq(ek_replica_parameter_count(replica), 4);
   const char *names[] = {"qkv.weight", "projection.weight", "qkv.bias", "projection.bias"};
   const double deviations[] = {0.5, 0.125, 0, 0};
@@ -128,9 +123,6 @@ CK_TEST(initial_values) {
     ck_assert_double_le(fabs(sqrt(squares / (double)count) - deviations[k]),
                         5 * deviations[k] / sqrt(2.0 * (double)count));
   }
-  ek_replica_free(replica);
-  ek_module_free(module);
-  ek_group_free(group);
 }
 
 CK_TEST(bad_input) {

@@ -125,8 +125,6 @@ CK_LOOP(recomputed_to_the_same_bits, POLICIES) {
       struct ck_results *got = run(policies[_i], path, t, &held);
       same(got, want);
       ck_assert_uint_eq(held, before);
-      ck_results_free(got);
-      ck_results_free(want);
     }
   }
 }
@@ -207,8 +205,6 @@ CK_TEST(a_norm_is_known_by_its_formula) {
   struct ck_results *want = ck_bed_backward(stock, true), *got = ck_bed_backward(own, true);
   ck_same_bits("y", got->output[0], want->output[0], want->output_count[0]);
   ck_same_bits("dx", got->grad_input[0], want->grad_input[0], want->input_count[0]);
-  ck_results_free(got);
-  ck_results_free(want);
   ck_bed_close(own);
   ck_bed_close(stock);
   ek_module *module = NULL;
@@ -263,7 +259,6 @@ CK_LOOP(a_decoder_of_ones_own, 2 * SOME) {
   ck_assert_int_eq(results[1]->parameters, results[0]->parameters);
   ck_same_bits("logits", results[1]->output[0], results[0]->output[0], results[0]->output_count[0]);
   ck_same_bits("gradients", results[1]->gradient, results[0]->gradient, results[0]->parameters);
-  for (int i = 0; i < 2; i++) ck_results_free(results[i]);
 }
 
 /* Also where parameters are cut over devices, and, with EVENKEEL_TEST_PRECISION, in 16 bits. */

@@ -55,7 +55,6 @@ CK_TEST(mask_of_a_split_batch) {
     run_rows(parts + 7 * cut, bed, cut, 5 - cut, &options);
     ck_within("a split batch", parts, whole, NULL, 35);
   }
-  ck_bed_close(bed);
 }
 
 static int count_equal(const double *a, const double *b, int count) {
@@ -79,7 +78,6 @@ CK_TEST(mask_depends_on_seed_and_step) {
   ck_assert_int_lt(count_equal(first, step, 35), 35);
   ck_assert_int_lt(count_equal(first, seed, 35), 35);
   ck_assert_int_lt(count_equal(step, seed, 35), 35);
-  ck_bed_close(bed);
 }
 
 /* Of n elements p n are dropped, give or take sqrt(n p (1 - p)); five times that is allowed. */
@@ -101,7 +99,6 @@ CK_TEST(share_of_zeros) {
   }
   ck_assert_double_le(fabs(zeros - 0.3 * n), 5 * sqrt(n * 0.3 * 0.7));
   free(y);
-  ck_bed_close(bed);
 }
 
 static ek_status create_pair(ek_module **module) {
@@ -128,25 +125,18 @@ CK_TEST(layers_have_masks_of_their_own) {
   for (int i = 0; i < n; i++) kept += y[i] != 0;
   ck_assert_double_le(fabs(kept - 0.25 * n), 5 * sqrt(n * 0.25 * 0.75));
   free(y);
-  ck_bed_close(bed);
 }
 
 /* Out of training, and with p = 0, the output is the input's memory. */
 CK_LOOP(identity, 2) {
   struct ck_bed *bed = ck_bed_open(&cases[_i], EK_F32, test_devices("cpu:1"));
   if (_i == 0) bed->options.training = false;
-  ek_pass *pass = NULL;
-  ek_tensor y = {0}, dx = {0};
-  ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
-  ck_ok(ek_pass_run_forward(&y, pass, bed->input));
+  CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, bed->replica, &bed->options));
+  CK_OPENED(ek_tensor, y, ek_pass_run_forward(&y, pass, bed->input));
   ck_assert_ptr_eq(y.data, bed->input[0].data);
   ck_assert_int_eq(ek_tensor_holders(&y), 2);
-  ck_ok(ek_pass_run_backward(&dx, pass, bed->grad_output));
+  CK_OPENED(ek_tensor, dx, ek_pass_run_backward(&dx, pass, bed->grad_output));
   ck_assert_ptr_eq(dx.data, bed->grad_output[0].data);
-  ek_tensor_free(&y);
-  ek_tensor_free(&dx);
-  ek_pass_free(pass);
-  ck_bed_close(bed);
 }
 
 CK_TEST(bad_input) {

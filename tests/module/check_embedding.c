@@ -70,8 +70,6 @@ CK_TEST(whole_numbers) {
   ck_ok(ek_replica_find(&info, bed->replica, "positions"));
   ck_within("dpositions", r->gradient + info.offset,
             (const double[]){11, 22, 33, 44, 55, 66, 0, 0, 0, 0, 0, 0}, NULL, 12);
-  ck_results_free(r);
-  ck_bed_close(bed);
 }
 
 /* Normal with deviation 0.02: the deviation of n samples is off by about 1 / sqrt(2 n), relative.
@@ -80,11 +78,10 @@ CK_TEST(initial_values) {
   enum { COUNT = 200 * 50 };
   static double values[COUNT];
   ek_group *group = ck_open("cpu:1", 1);
-  ek_module *module = NULL;
-  ek_replica *replica = NULL;
   ek_parameter_info info;
-  ck_ok(ek_embedding_create(&module, 200, 50, 200));
-  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  CK_OPENED(ek_module *, module, ek_embedding_create(&module, 200, 50, 200));
+  CK_OPENED(ek_replica *, replica,
+            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
   for (int k = 0; k < 2; k++) {
     ck_ok(ek_replica_find(&info, replica, k == 0 ? "weight" : "positions"));
     ck_get(values, &info.value);
@@ -96,9 +93,6 @@ CK_TEST(initial_values) {
     ck_assert_double_le(fabs(sum / COUNT), 5 * 0.02 / sqrt(COUNT));
     ck_assert_double_le(fabs(sqrt(squares / COUNT) / 0.02 - 1), 5 / sqrt(2.0 * COUNT));
   }
-  ek_replica_free(replica);
-  ek_module_free(module);
-  ek_group_free(group);
 }
 
 CK_TEST(bad_input) {
@@ -154,7 +148,6 @@ CK_TEST(token_outside) {
     ek_pass_free(pass);
     ck_assert_uint_eq(ck_bed_held(bed), before);
   }
-  ck_bed_close(bed);
 }
 
 CK_SUITE("embedding")

@@ -111,7 +111,6 @@ CK_LOOP(names, 2) {
   ck_ok(ek_replica_find(&info, bed->replica, "head.weight"));
   ck_assert_int_eq(info.offset, table);
   ck_assert_str_eq(info.name, "tokens.weight");
-  ck_bed_close(bed);
 }
 
 /* Against the same formulas in plain loops. Sums run in another order: the bound is one for 32
@@ -130,8 +129,6 @@ CK_LOOP(formula, 3) {
   ck_assert_double_le(ck_rel_l2(r->output[0], want, r->output_count[0]),
                       30 * (32 * sqrt(32.0) + 8) * 0x1p-53);
   free(want);
-  ck_results_free(r);
-  ck_bed_close(bed);
 }
 
 /* The values of every parameter of `from` go to the one of the same name in `to`. */
@@ -143,7 +140,6 @@ static void copy_parameters(struct ck_bed *to, struct ck_bed *from) {
     ck_ok(ek_replica_find(&here, from->replica, there.name));
     ck_set(&there.value, values + here.offset);
   }
-  free(values);
 }
 
 /* With equal weights the two models are one function, and the tied gradient is the sum over both
@@ -170,10 +166,6 @@ CK_TEST(tied_and_untied) {
   for (int i = 0; i < 88; i++)
     sum[i] = b->gradient[tokens.offset + i] + b->gradient[head.offset + i];
   ck_assert_double_le(ck_rel_l2(a->gradient + table.offset, sum, 88), 64 * 0x1p-53);
-  ck_results_free(a);
-  ck_results_free(b);
-  ck_bed_close(tied);
-  ck_bed_close(untied);
 }
 
 /* One forward and backward over some of the samples; adds to the gradients if told to. */
@@ -205,18 +197,15 @@ CK_TEST(dropout_of_a_split_batch) {
   ck_get(parts, ek_replica_gradients(bed->replica));
   ck_assert_double_le(ck_rel_l2(parts, whole->gradient, whole->parameters), 1e-13);
   free(parts);
-  ck_results_free(whole);
-  ck_bed_close(bed);
 }
 
 /* GPT-2 has 124,439,808 parameters (Radford et al. 2019 print 117M; the released model has these).
  */
 CK_TEST(defaults) {
   ek_group *group = ck_open("plan:1", 1);
-  ek_module *module = NULL;
-  ek_replica *replica = NULL;
-  ck_ok(ek_gpt_create(&module, NULL));
-  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  CK_OPENED(ek_module *, module, ek_gpt_create(&module, NULL));
+  CK_OPENED(ek_replica *, replica,
+            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
   int64_t count = 0;
   for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
     ek_parameter_info info;
@@ -224,10 +213,6 @@ CK_TEST(defaults) {
     count += ek_tensor_count(&info.value);
   }
   ck_assert_int_eq(count, 124439808);
-  ek_replica_free(replica);
-  ek_module_free(module);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 CK_TEST(initial_values) {
@@ -250,10 +235,9 @@ CK_TEST(initial_values) {
   options.sequence = 40;
   static double values[4 * 32 * 32];
   ek_group *group = ck_open("cpu:1", 1);
-  ek_module *module = NULL;
-  ek_replica *replica = NULL;
-  ck_ok(ek_gpt_create(&module, &options));
-  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  CK_OPENED(ek_module *, module, ek_gpt_create(&module, &options));
+  CK_OPENED(ek_replica *, replica,
+            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
   for (size_t k = 0; k < sizeof want / sizeof *want; k++) {
     ek_parameter_info info;
     ck_ok(ek_replica_find(&info, replica, want[k].name));
@@ -266,9 +250,6 @@ CK_TEST(initial_values) {
                       5 * want[k].deviation / sqrt(2.0 * (double)count),
                   "%s: %g", want[k].name, sqrt(squares / (double)count));
   }
-  ek_replica_free(replica);
-  ek_module_free(module);
-  ek_group_free(group);
 }
 
 static void wrong(ek_gpt_options options, ek_status status, const char *text) {

@@ -51,27 +51,21 @@ CK_TEST(rows_are_normal) {
     ck_assert_double_le(fabs(sum), 1e-13);
     ck_assert_double_le(fabs(squares / 6 - 1), 1e-3);
   }
-  ck_results_free(r);
-  ck_bed_close(bed);
 }
 
 CK_TEST(initial_values) {
   ek_group *group = ck_open("cpu:1", 1);
-  ek_module *module = NULL;
-  ek_replica *replica = NULL;
   ek_parameter_info info;
   double values[6];
-  ck_ok(create_small(&module));
-  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  CK_OPENED(ek_module *, module, create_small(&module));
+  CK_OPENED(ek_replica *, replica,
+            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
   ck_ok(ek_replica_find(&info, replica, "weight"));
   ck_get(values, &info.value);
   ck_within("weight", values, (const double[]){1, 1, 1, 1, 1, 1}, NULL, 6);
   ck_ok(ek_replica_find(&info, replica, "bias"));
   ck_get(values, &info.value);
   ck_within("bias", values, (const double[]){0, 0, 0, 0, 0, 0}, NULL, 6);
-  ek_replica_free(replica);
-  ek_module_free(module);
-  ek_group_free(group);
 }
 
 CK_TEST(bad_input) {

@@ -75,7 +75,6 @@ CK_TEST(equals_layers_by_hand) {
   ck_within("dx", r[0]->grad_input[0], r[1]->grad_input[0], NULL, 9);
   ck_within("gradient", r[0]->gradient, r[1]->gradient, NULL, r[1]->parameters);
   for (int k = 0; k < 2; k++) {
-    ck_results_free(r[k]);
     ck_bed_close(bed[k]);
   }
 }

@@ -143,7 +143,6 @@ CK_TEST(replica_keeps_a_reference) {
   ck_assert_ptr_eq(ek_replica_module(replica), &module.base);
   ek_replica_free(replica);
   ck_assert_int_eq(module.freed, 1);
-  ek_group_free(group);
 }
 
 /* ---- declarations ---- */
@@ -379,8 +378,6 @@ CK_TEST(right_declaration) {
   ek_replica_free(replica);
   ek_module_free(&module.base);
   ek_module_free(child);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* Only a criterion has totals: a module that claims them is never taken for one. */
@@ -416,16 +413,14 @@ CK_TEST(what_a_module_is_can_be_read) {
 }
 
 CK_TEST(no_declaration) {
-  ek_module *child = NULL;
   const ek_initializer zeros = ek_initializer_zeros();
-  ck_ok(ek_linear_create(&child, 3, 2, true));
+  CK_OPENED(ek_module *, child, ek_linear_create(&child, 3, 2, true));
   ck_fails(ek_declare_parameter(NULL, "a", 2, two_three, zeros), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_declare_buffer(NULL, "a", 2, two_three, zeros), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_declare_module(NULL, "a", child), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_declare_wrapped(NULL, child), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_declare_tie(NULL, "a", "b"), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_declare_frozen(NULL, "a"), EK_ERR_INVALID_ARGUMENT, "");
-  ek_module_free(child);
 }
 
 /* ---- frozen by path ---- */
@@ -561,8 +556,6 @@ CK_TEST(wrapped) {
            EK_ERR_INVALID_ARGUMENT, "does a module contain itself?");
   ek_module_free(&module.base);
   ek_module_free(child);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 CK_SUITE("module")

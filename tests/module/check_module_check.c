@@ -239,38 +239,33 @@ CK_LOOP(a_right_module_passes, 6) {
 
 /* Stock layers with an edge and random numbers, and defaults for everything. */
 CK_TEST(a_stock_model_passes) {
-  ek_module *layers[4] = {NULL}, *model = NULL;
+  ek_module *layers[4] = {NULL};
   const ek_check_input x = {.rank = 2, .shape = {4, 3}, .low = -1, .high = 1};
   ck_ok(ek_linear_create(&layers[0], 3, 6, true));
   ck_ok(ek_activation_create(&layers[1], EK_ACTIVATION_GELU));
   ck_ok(ek_dropout_create(&layers[2], 0.3));
   ck_ok(ek_linear_create(&layers[3], 6, 2, true));
-  ck_ok(ek_sequential_create(&model, layers, 4));
+  CK_OPENED(ek_module *, model, ek_sequential_create(&model, layers, 4));
   for (int i = 0; i < 4; i++) ek_module_free(layers[i]);
   ck_ok(ek_module_check(model, ck_spec("cpu:3"), &x, 1, NULL));
-  ek_module_free(model);
 }
 
 /* It sums over all devices, those without rows included. */
 CK_LOOP(a_collective_module_passes, 2) {
-  ek_module *module = NULL;
-  ck_ok(ck_batch_norm_create(&module, WIDTH));
+  CK_OPENED(ek_module *, module, ck_batch_norm_create(&module, WIDTH));
   ck_ok(ek_module_check(module, ck_spec(_i == 0 ? "cpu:2" : "cpu:7"), &rows, 1, NULL));
-  ek_module_free(module);
 }
 
 /* Criteria are modules: logits and classes, with sums of losses or the loss of each row. */
 CK_LOOP(a_criterion_passes, 2) {
-  ek_criterion *criterion = NULL;
   ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
   options.reduction = _i == 0 ? EK_REDUCTION_MEAN : EK_REDUCTION_NONE;
   options.ignore_index = 2;
   options.label_smoothing = 0.1;
   const ek_check_input both[] = {{.rank = 2, .shape = {7, 4}, .low = -2, .high = 2},
                                  {.type = EK_I32, .rank = 1, .shape = {7}, .low = 0, .high = 3}};
-  ck_ok(ek_cross_entropy_create(&criterion, &options));
+  CK_OPENED(ek_criterion *, criterion, ek_cross_entropy_create(&criterion, &options));
   ck_ok(ek_module_check(&criterion->base, ck_spec("cpu:3"), both, 2, NULL));
-  ek_criterion_free(criterion);
 }
 
 /* ---- what is found ---- */
@@ -319,15 +314,13 @@ CK_LOOP_FROM(a_wrong_module_is_named, GRADIENT, FAULTS) {
 /* ReLU keeps its output: 5 x 3 numbers of f32, without the guards, are one unit. */
 CK_TEST(what_forward_keeps_is_counted) {
   ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
-  ek_module *module = NULL;
   options.left_out = ~(1u << EK_CHECK_MEMORY);
   options.saved = EK_MEMORY_UNIT;
-  ck_ok(ek_activation_create(&module, EK_ACTIVATION_RELU));
+  CK_OPENED(ek_module *, module, ek_activation_create(&module, EK_ACTIVATION_RELU));
   ck_ok(ek_module_check(module, ck_spec("cpu:2"), &rows, 1, &options));
   options.saved = 0;
   ck_fails(ek_module_check(module, ck_spec("cpu:2"), &rows, 1, &options), EK_ERR_MISMATCH,
            "module check (memory) of relu: forward keeps 256 bytes for backward, expected 0");
-  ek_module_free(module);
 }
 
 /* y = x, as the first rows of a tensor that nothing else needs. */

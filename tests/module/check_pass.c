@@ -83,51 +83,45 @@ static ek_status take_too_many(ek_pass *pass, const ek_tensor *dy) {
 }
 
 CK_TEST(stack) {
-  struct ck_probe s = ck_probe_open(save_three, take_three);
-  run(&s);
-  ck_probe_close(&s);
+  struct ck_probe *s = ck_probe_open(save_three, take_three);
+  run(s);
 }
 
 CK_TEST(stack_empty) {
-  struct ck_probe s = ck_probe_open(save_three, take_too_many);
-  ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x));
-  ck_fails(ek_pass_run_backward(&s.dx, s.pass, &s.x), EK_ERR_STATE, "probe");
-  ck_assert(!ek_tensor_exists(&s.dx));
-  ck_probe_close(&s);
+  struct ck_probe *s = ck_probe_open(save_three, take_too_many);
+  ck_ok(ek_pass_run_forward(&s->y, s->pass, &s->x));
+  ck_fails(ek_pass_run_backward(&s->dx, s->pass, &s->x), EK_ERR_STATE, "probe");
+  ck_assert(!ek_tensor_exists(&s->dx));
 }
 
 /* What was saved and not taken back is found, and freed with the pass. */
 CK_TEST(stack_left_over) {
-  struct ck_probe s = ck_probe_open(save_three, NULL);
-  ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x));
-  ck_fails(ek_pass_run_backward(&s.dx, s.pass, &s.x), EK_ERR_STATE, "4");
-  ck_assert(!ek_tensor_exists(&s.dx));
-  ck_probe_close(&s);
+  struct ck_probe *s = ck_probe_open(save_three, NULL);
+  ck_ok(ek_pass_run_forward(&s->y, s->pass, &s->x));
+  ck_fails(ek_pass_run_backward(&s->dx, s->pass, &s->x), EK_ERR_STATE, "4");
+  ck_assert(!ek_tensor_exists(&s->dx));
 }
 
 /* ---- the order of calls ---- */
 
 CK_TEST(order) {
-  struct ck_probe s = ck_probe_open(NULL, NULL);
-  ck_fails(ek_pass_run_backward(NULL, s.pass, &s.x), EK_ERR_STATE, "");
-  run(&s);
-  ck_fails(ek_pass_run_backward(NULL, s.pass, &s.x), EK_ERR_STATE, "");
+  struct ck_probe *s = ck_probe_open(NULL, NULL);
+  ck_fails(ek_pass_run_backward(NULL, s->pass, &s->x), EK_ERR_STATE, "");
+  run(s);
+  ck_fails(ek_pass_run_backward(NULL, s->pass, &s->x), EK_ERR_STATE, "");
   ek_tensor again = {0};
-  ck_fails(ek_pass_run_forward(&again, s.pass, &s.x), EK_ERR_STATE, "");
+  ck_fails(ek_pass_run_forward(&again, s->pass, &s->x), EK_ERR_STATE, "");
   ck_assert(!ek_tensor_exists(&again));
-  ck_probe_close(&s);
 }
 
 CK_TEST(no_backward_without_gradient) {
-  struct ck_probe s = ck_probe_open(NULL, NULL);
+  struct ck_probe *s = ck_probe_open(NULL, NULL);
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.gradient = false;
-  ek_pass_free(s.pass);
-  ck_ok(ek_pass_open(&s.pass, s.replica, &options));
-  ck_assert(!ek_pass_wants_gradient(s.pass));
-  ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x));
-  ck_fails(ek_pass_run_backward(NULL, s.pass, &s.x), EK_ERR_STATE, "");
-  ck_probe_close(&s);
+  ck_probe_pass(s, &options);
+  ck_assert(!ek_pass_wants_gradient(s->pass));
+  ck_ok(ek_pass_run_forward(&s->y, s->pass, &s->x));
+  ck_fails(ek_pass_run_backward(NULL, s->pass, &s->x), EK_ERR_STATE, "");
 }
 
 /* ---- gradients ---- */
@@ -166,12 +160,11 @@ static void expect_gradient(struct ck_probe *s, const char *name, double first, 
 
 /* b is touched by nobody: its gradient is zero afterwards. */
 CK_TEST(beta_protocol) {
-  struct ck_probe s = ck_probe_open(NULL, beta_rule);
-  poison_gradients(&s);
-  run(&s);
-  expect_gradient(&s, "a", 5, 6);
-  expect_gradient(&s, "b", 0, 0);
-  ck_probe_close(&s);
+  struct ck_probe *s = ck_probe_open(NULL, beta_rule);
+  poison_gradients(s);
+  run(s);
+  expect_gradient(s, "a", 5, 6);
+  expect_gradient(s, "b", 0, 0);
 }
 
 /* Without a beta the memory is zeroed, once. */
@@ -190,12 +183,11 @@ static ek_status no_beta(ek_pass *pass, const ek_tensor *dy) {
 }
 
 CK_TEST(zeroed) {
-  struct ck_probe s = ck_probe_open(NULL, no_beta);
-  poison_gradients(&s);
-  run(&s);
-  expect_gradient(&s, "a", 0, 0);
-  expect_gradient(&s, "b", 1, 2);
-  ck_probe_close(&s);
+  struct ck_probe *s = ck_probe_open(NULL, no_beta);
+  poison_gradients(s);
+  run(s);
+  expect_gradient(s, "a", 0, 0);
+  expect_gradient(s, "b", 1, 2);
 }
 
 static ek_status adds_one(ek_pass *pass, const ek_tensor *dy) {
@@ -210,20 +202,18 @@ static ek_status adds_one(ek_pass *pass, const ek_tensor *dy) {
 
 /* With `accumulate` there is something to add to, and an untouched gradient stays. */
 CK_TEST(accumulate) {
-  struct ck_probe s = ck_probe_open(NULL, adds_one);
+  struct ck_probe *s = ck_probe_open(NULL, adds_one);
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.accumulate = true;
-  ek_pass_free(s.pass);
-  ck_ok(ek_pass_open(&s.pass, s.replica, &options));
+  ck_probe_pass(s, &options);
   ek_parameter_info info;
-  ck_ok(ek_replica_find(&info, s.replica, "a"));
+  ck_ok(ek_replica_find(&info, s->replica, "a"));
   ck_set(&info.gradient, (const double[]){8, 9});
-  ck_ok(ek_replica_find(&info, s.replica, "b"));
+  ck_ok(ek_replica_find(&info, s->replica, "b"));
   ck_set(&info.gradient, (const double[]){10, 11});
-  run(&s);
-  expect_gradient(&s, "a", 8, 9);
-  expect_gradient(&s, "b", 10, 11);
-  ck_probe_close(&s);
+  run(s);
+  expect_gradient(s, "a", 8, 9);
+  expect_gradient(s, "b", 10, 11);
 }
 
 /* ---- numbers, buffers, children that there are not ---- */
@@ -253,9 +243,8 @@ static ek_status wrong_numbers(ek_pass *pass, const ek_tensor *dy) {
 }
 
 CK_TEST(numbers) {
-  struct ck_probe s = ck_probe_open(NULL, wrong_numbers);
-  run(&s);
-  ck_probe_close(&s);
+  struct ck_probe *s = ck_probe_open(NULL, wrong_numbers);
+  run(s);
 }
 
 static ek_status look_around(ek_pass *pass, const ek_tensor *x) {
@@ -281,16 +270,14 @@ static ek_status look_around(ek_pass *pass, const ek_tensor *x) {
 }
 
 CK_TEST(surroundings) {
-  struct ck_probe s = ck_probe_open(look_around, NULL);
+  struct ck_probe *s = ck_probe_open(look_around, NULL);
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.seed = 12;
   options.step = 34;
   options.first_sample = 40;
   options.training = false;
-  ek_pass_free(s.pass);
-  ck_ok(ek_pass_open(&s.pass, s.replica, &options));
-  run(&s);
-  ck_probe_close(&s);
+  ck_probe_pass(s, &options);
+  run(s);
 }
 
 /* ---- errors of a module ---- */
@@ -302,24 +289,22 @@ static ek_status fails(ek_pass *pass, const ek_tensor *x) {
 
 /* The module's own status and words arrive, and its output does not: what was there stays. */
 CK_TEST(error_in_forward) {
-  struct ck_probe s = ck_probe_open(fails, NULL);
-  ek_tensor kept = s.x;
-  ck_fails(ek_pass_run_forward(&kept, s.pass, &s.x), EK_ERR_UNSUPPORTED,
+  struct ck_probe *s = ck_probe_open(fails, NULL);
+  ek_tensor kept = s->x;
+  ck_fails(ek_pass_run_forward(&kept, s->pass, &s->x), EK_ERR_UNSUPPORTED,
            "probe: no smoking on a Tuesday");
-  ck_assert_mem_eq(&kept, &s.x, sizeof kept);
-  ck_assert_int_eq(ek_tensor_holders(&s.x), 1);
-  ck_fails(ek_pass_run_backward(NULL, s.pass, &s.x), EK_ERR_STATE, "");
-  ck_probe_close(&s);
+  ck_assert_mem_eq(&kept, &s->x, sizeof kept);
+  ck_assert_int_eq(ek_tensor_holders(&s->x), 1);
+  ck_fails(ek_pass_run_backward(NULL, s->pass, &s->x), EK_ERR_STATE, "");
 }
 
 CK_TEST(error_in_backward) {
-  struct ck_probe s = ck_probe_open(save_three, fails);
-  ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x));
-  ek_tensor kept = s.x;
-  ck_fails(ek_pass_run_backward(&kept, s.pass, &s.x), EK_ERR_UNSUPPORTED,
+  struct ck_probe *s = ck_probe_open(save_three, fails);
+  ck_ok(ek_pass_run_forward(&s->y, s->pass, &s->x));
+  ek_tensor kept = s->x;
+  ck_fails(ek_pass_run_backward(&kept, s->pass, &s->x), EK_ERR_UNSUPPORTED,
            "probe: no smoking on a Tuesday");
-  ck_assert_mem_eq(&kept, &s.x, sizeof kept);
-  ck_probe_close(&s);
+  ck_assert_mem_eq(&kept, &s->x, sizeof kept);
 }
 
 static ek_status refuse(void *context, ek_pass *pass, size_t index) {
@@ -329,70 +314,65 @@ static ek_status refuse(void *context, ek_pass *pass, size_t index) {
 }
 
 CK_TEST(error_in_complete) {
-  struct ck_probe s = ck_probe_open(NULL, NULL);
+  struct ck_probe *s = ck_probe_open(NULL, NULL);
   int calls = 0;
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.complete = refuse;
   options.context = &calls;
-  ek_pass_free(s.pass);
-  ck_ok(ek_pass_open(&s.pass, s.replica, &options));
-  ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x));
-  ck_fails(ek_pass_run_backward(&s.dx, s.pass, &s.x), EK_ERR_ABORTED, "the others are gone");
-  ck_assert(!ek_tensor_exists(&s.dx));
+  ck_probe_pass(s, &options);
+  ck_ok(ek_pass_run_forward(&s->y, s->pass, &s->x));
+  ck_fails(ek_pass_run_backward(&s->dx, s->pass, &s->x), EK_ERR_ABORTED, "the others are gone");
+  ck_assert(!ek_tensor_exists(&s->dx));
   ck_assert_int_eq(calls, 1);
-  ck_probe_close(&s);
 }
 
 CK_TEST(wrong_shape_names_the_module) {
   struct ck_bed *bed = ck_bed_open(&cases[0], EK_F32, "cpu:1");
-  ek_pass *pass = NULL;
   ek_tensor outputs[2] = {{0}}, inputs[2] = {bed->input[1], bed->input[1]};
-  ck_ok(ek_pass_open(&pass, bed->replica, NULL));
+  CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, bed->replica, NULL));
   ck_fails(ek_pass_run_forward(outputs, pass, inputs), EK_ERR_SHAPE,
            "mixer, forward: expected [B, 3]");
-  ek_pass_free(pass);
-  ck_bed_close(bed);
 }
 
 CK_TEST(bad_input) {
-  struct ck_probe s = ck_probe_open(NULL, NULL);
+  struct ck_probe *s = ck_probe_open(NULL, NULL);
   ek_pass *pass = NULL;
   ek_tensor none = {0};
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  ck_fails(ek_pass_open(NULL, s.replica, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_open(NULL, s->replica, NULL), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_open(&pass, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "");
   options.size = 1;
-  ck_fails(ek_pass_open(&pass, s.replica, &options), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_open(&pass, s->replica, &options), EK_ERR_INVALID_ARGUMENT, "");
   options.size = sizeof options;
   options.first_sample = -1;
-  ck_fails(ek_pass_open(&pass, s.replica, &options), EK_ERR_INVALID_ARGUMENT, "first_sample is -1");
+  ck_fails(ek_pass_open(&pass, s->replica, &options), EK_ERR_INVALID_ARGUMENT,
+           "first_sample is -1");
   options.first_sample = 0;
   options.samples = -2;
-  ck_fails(ek_pass_open(&pass, s.replica, &options), EK_ERR_INVALID_ARGUMENT, "samples -2");
+  ck_fails(ek_pass_open(&pass, s->replica, &options), EK_ERR_INVALID_ARGUMENT, "samples -2");
   ck_assert_ptr_null(pass);
 
   float data[2] = {0, 0};
   ek_tensor host;
   ck_ok(ek_tensor_host(&host, data, EK_F32, CK_SHAPE(1, 2)));
-  ck_fails(ek_pass_run_forward(&s.y, NULL, &s.x), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_forward(&s.y, s.pass, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_forward(NULL, s.pass, &s.x), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_forward(&s.y, s.pass, &none), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_forward(&s.y, s.pass, &host), EK_ERR_DEVICE, "");
-  ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x)); /* the pass is as good as new */
-  ck_fails(ek_pass_run_backward(NULL, NULL, &s.x), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_backward(NULL, s.pass, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_backward(NULL, s.pass, &none), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_backward(NULL, s.pass, &host), EK_ERR_DEVICE, "");
-  ek_tensor turned = ck_upload(s.device, EK_F32, NULL, CK_SHAPE(2, 1));
-  ek_tensor wide = ck_upload(s.device, EK_F64, NULL, CK_SHAPE(1, 2));
-  ck_fails(ek_pass_run_backward(NULL, s.pass, &turned), EK_ERR_SHAPE,
+  ck_fails(ek_pass_run_forward(&s->y, NULL, &s->x), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_forward(&s->y, s->pass, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_forward(NULL, s->pass, &s->x), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_forward(&s->y, s->pass, &none), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_forward(&s->y, s->pass, &host), EK_ERR_DEVICE, "");
+  ck_ok(ek_pass_run_forward(&s->y, s->pass, &s->x)); /* the pass is as good as new */
+  ck_fails(ek_pass_run_backward(NULL, NULL, &s->x), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_backward(NULL, s->pass, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_backward(NULL, s->pass, &none), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_backward(NULL, s->pass, &host), EK_ERR_DEVICE, "");
+  ek_tensor turned = ck_upload(s->device, EK_F32, NULL, CK_SHAPE(2, 1));
+  ek_tensor wide = ck_upload(s->device, EK_F64, NULL, CK_SHAPE(1, 2));
+  ck_fails(ek_pass_run_backward(NULL, s->pass, &turned), EK_ERR_SHAPE,
            "backward of probe: the gradient of output number 0 is [2 x 1], expected [1 x 2]");
-  ck_fails(ek_pass_run_backward(NULL, s.pass, &wide), EK_ERR_TYPE, "is f64, expected f32");
+  ck_fails(ek_pass_run_backward(NULL, s->pass, &wide), EK_ERR_TYPE, "is f64, expected f32");
   ek_tensor_free(&turned);
   ek_tensor_free(&wide);
-  ck_ok(ek_pass_run_backward(NULL, s.pass, &s.x));
-  ck_probe_close(&s);
+  ck_ok(ek_pass_run_backward(NULL, s->pass, &s->x));
 }
 
 CK_TEST(null_pass) {
@@ -436,7 +416,6 @@ CK_TEST(no_gradients_in_the_replica) {
   ek_pass_free(pass);
   ek_replica_free(replica);
   ek_module_free(module);
-  ek_group_free(group);
 }
 
 CK_SUITE("pass")

@@ -180,24 +180,22 @@ enum { DEEP = 6, ROWS = 64 };
 
 /* What a recomputed module of 4 x DEEP layers keeps is its input. */
 CK_TEST(keeps_its_inputs) {
-  ek_module *parts[DEEP] = {NULL}, *inner = NULL, *module = NULL;
+  ek_module *parts[DEEP] = {NULL}, *inner = NULL;
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
-  ek_tensor x = {0}, y = {0};
   ek_memory_usage usage;
   for (int i = 0; i < DEEP; i++) ck_ok(ek_activation_create(&parts[i], EK_ACTIVATION_RELU));
   ck_ok(ek_sequential_create(&inner, parts, DEEP));
   for (int i = 0; i < DEEP; i++) ek_module_free(parts[i]);
-  ck_ok(recomputed(&module, inner));
-  ck_ok(ek_replica_open(&replica, device, module, NULL));
-  ck_ok(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, (const int64_t[]){ROWS, 64}));
+  CK_OPENED(ek_module *, module, recomputed(&module, inner));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
+  CK_OPENED(ek_tensor, x,
+            ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, (const int64_t[]){ROWS, 64}));
   ck_set(&x, (const double[ROWS * 64]){0});
   ck_ok(ck_memory_stats(&usage, device));
   const uint64_t before = usage.current_bytes, unit = sizeof(float) * ROWS * 64;
-  ck_ok(ek_pass_open(&pass, replica, NULL));
-  ck_ok(ek_pass_run_forward(&y, pass, &x));
+  CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
+  CK_OPENED(ek_tensor, y, ek_pass_run_forward(&y, pass, &x));
   ck_ok(ck_memory_stats(&usage, device));
   ck_assert_uint_eq(usage.current_bytes, before + unit); /* y */
   ck_ok(ek_memory_reset_peak(device));
@@ -205,13 +203,6 @@ CK_TEST(keeps_its_inputs) {
   ck_ok(ck_memory_stats(&usage, device));
   /* y, the results of all layers, and one gradient more. */
   ck_assert_uint_eq(usage.peak_bytes, before + (1 + DEEP + 1) * unit);
-  ek_pass_free(pass);
-  ek_tensor_free(&x);
-  ek_tensor_free(&y);
-  ek_replica_free(replica);
-  ek_module_free(module);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* ---- what nobody reads ---- */
@@ -269,11 +260,10 @@ static ek_status run_once(ek_replica *replica, const ek_tensor *x, ek_tensor *dx
 
 /* The last one's result is dropped when it runs again; that of the one before it is read. */
 CK_TEST(outputs_that_nobody_reads) {
-  struct asked asked[3];
-  ek_module *residual = NULL, *module = NULL;
+  static struct asked asked[3]; /* freed after the test */
+  ek_module *residual = NULL;
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
-  ek_replica *replica = NULL;
   ek_tensor x = ck_upload(device, EK_F32, (const double[]){1, 2}, CK_SHAPE(2)), dx = {0};
   double got[2];
   memset(asked, 0, sizeof asked);
@@ -281,8 +271,8 @@ CK_TEST(outputs_that_nobody_reads) {
   ek_module *inner = in_sequence(&asked[1].base, &asked[2].base);
   ck_ok(ek_residual_create(&residual, inner));
   ek_module_free(inner);
-  ck_ok(recomputed(&module, in_sequence(&asked[0].base, residual)));
-  ck_ok(ek_replica_open(&replica, device, module, NULL));
+  CK_OPENED(ek_module *, module, recomputed(&module, in_sequence(&asked[0].base, residual)));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
   ck_ok(run_once(replica, &x, &dx));
   for (int i = 0; i < 3; i++) {
     ck_assert_int_eq(asked[i].forwards, 2);
@@ -292,21 +282,15 @@ CK_TEST(outputs_that_nobody_reads) {
   ck_get(got, &dx);
   ck_assert(got[0] == 2 && got[1] == 2);
   ek_tensor_free(&dx);
-  ek_tensor_free(&x);
-  ek_replica_free(replica);
-  ek_module_free(module);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* Of a container's segments of two, which run again one by one, too. */
 CK_TEST(outputs_of_segments) {
   enum { MODULES = 4 };
-  struct asked asked[MODULES];
-  ek_module *all[MODULES], *module = NULL;
+  static struct asked asked[MODULES];
+  ek_module *all[MODULES];
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
-  ek_replica *replica = NULL;
   ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
   ek_tensor x = ck_upload(device, EK_F32, (const double[]){1, 2}, CK_SHAPE(2)), dx = {0};
   options.recompute = (ek_recompute){.kind = EK_RECOMPUTE_EVERY, .every = 2};
@@ -315,9 +299,9 @@ CK_TEST(outputs_of_segments) {
     ck_ok(ek_module_init(&asked[i].base, &asked_ops, 1, 1));
     all[i] = &asked[i].base;
   }
-  ck_ok(ek_sequential_create_with(&module, all, MODULES, &options));
+  CK_OPENED(ek_module *, module, ek_sequential_create_with(&module, all, MODULES, &options));
   for (int i = 0; i < MODULES; i++) ek_module_free(all[i]);
-  ck_ok(ek_replica_open(&replica, device, module, NULL));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
   ck_ok(run_once(replica, &x, &dx));
   for (int i = 0; i < MODULES; i++) {
     ck_assert_int_eq(asked[i].forwards, 2);
@@ -325,11 +309,6 @@ CK_TEST(outputs_of_segments) {
     ck_assert(asked[i].wanted[1] == (i % 2 == 0));
   }
   ek_tensor_free(&dx);
-  ek_tensor_free(&x);
-  ek_replica_free(replica);
-  ek_module_free(module);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 static ek_status create_linear(ek_module **module) { return ek_linear_create(module, 4, 4, true); }
@@ -385,8 +364,6 @@ CK_LOOP(last_products_are_spared, SPARED) {
   ck_assert_uint_eq(pieces(device, module), pieces(device, plain) + spared[_i].again);
   ek_module_free(module);
   ek_module_free(plain);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* ---- what is made again, between types ---- */
@@ -546,8 +523,6 @@ CK_TEST(targets) {
   ek_replica_free(replica);
   ek_module_free(module);
   ck_assert_ptr_null(ek_module_table(&looks));
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 CK_TEST(errors_of_the_second_forward) {
@@ -559,8 +534,6 @@ CK_TEST(errors_of_the_second_forward) {
   struct ck_batch batch = ck_batch_make(&mlp, EK_F32, 4, 0, 1);
   ck_fails(ck_training_backward(&training, &batch, NULL, false, NULL), EK_ERR_UNSUPPORTED,
            "1.0 (fragile), forward again: once is enough");
-  ck_batch_free(&batch);
-  ck_training_close(&training);
 }
 
 CK_TEST(bad_input) {
@@ -593,19 +566,15 @@ CK_TEST(bad_maker) {
   ek_device *device = ek_group_device(group, 0);
   ek_replica *replica = NULL;
   ek_pass *pass = NULL;
-  ek_tensor x = ck_upload(device, EK_F32, (const double[12]){1, 2, 3}, CK_SHAPE(4, 3)), y = {0};
+  ek_tensor x = ck_upload(device, EK_F32, (const double[12]){1, 2, 3}, CK_SHAPE(4, 3));
   ck_ok(ek_replica_open(&replica, device, module, NULL));
   ck_ok(ek_pass_open(&pass, replica, NULL));
-  ck_ok(ek_pass_run_forward(&y, pass, &x));
+  CK_OPENED(ek_tensor, y, ek_pass_run_forward(&y, pass, &x));
   ck_fails(ek_pass_run_backward(NULL, pass, &y), EK_ERR_SHAPE,
            "linear (linear) gave another type or shape when it ran again");
-  ek_tensor_free(&x);
-  ek_tensor_free(&y);
   ek_pass_free(pass);
   ek_replica_free(replica);
   ek_module_free(module);
-  ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 CK_SUITE("recompute")

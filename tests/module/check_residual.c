@@ -93,8 +93,6 @@ CK_TEST(aliases_are_not_overwritten) {
     ck_assert(r->output[0][i] == 2 * x[i]);
     ck_assert(r->grad_input[0][i] == 2 * dy[i]);
   }
-  ck_results_free(r);
-  ck_bed_close(bed);
 }
 
 /* In place where it may be: the forward over a linear takes no more memory than the linear's. */
@@ -108,7 +106,6 @@ CK_TEST(adds_in_place) {
   ck_assert_uint_eq(usage.peak_bytes - before, EK_MEMORY_UNIT);
   ek_parameter_info info;
   ck_ok(ek_replica_find(&info, bed->replica, "inner.weight"));
-  ck_bed_close(bed);
 }
 
 CK_TEST(bad_input) {

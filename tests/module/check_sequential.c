@@ -108,7 +108,6 @@ CK_TEST(names) {
     ck_ok(ek_replica_parameter(&info, bed->replica, i));
     ck_assert_str_eq(info.name, want[i]);
   }
-  ck_bed_close(bed);
 }
 
 /* Without gradient no more than two results are alive at any time. */
@@ -141,7 +140,6 @@ CK_TEST(results_are_freed_early) {
   ek_replica_free(replica);
   ek_module_free(module);
   for (int i = 0; i < 8; i++) ek_module_free(relu[i]);
-  ek_group_free(group);
 }
 
 /* ---- a linear, GELU and a linear ---- */
@@ -200,8 +198,6 @@ CK_TEST(joined_equals_one_by_one) {
   ck_assert_uint_eq(apart[0], 2 * wide);
   ck_assert_uint_eq(joined[1], 2 * wide + 1);
   ck_assert_uint_eq(apart[1], 3 * wide);
-  ck_results_free(a);
-  ck_results_free(b);
 }
 
 /* Modules that are never run. */
@@ -328,9 +324,6 @@ CK_LOOP(declared_modules_are_joined, 2) {
   struct ck_results *got = run_with(stock, _i == 0 ? create_own : create_wrapped);
   ck_same_bits("y", got->output[0], want->output[0], want->output_count[0]);
   ck_same_bits("dx", got->grad_input[0], want->grad_input[0], want->input_count[0]);
-  ck_results_free(got);
-  ck_results_free(want);
-  ck_bed_close(stock);
 }
 
 /* What is declared is not believed: parameters are looked at. */

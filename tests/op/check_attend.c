@@ -269,7 +269,6 @@ CK_LOOP(large_scores, VARIANTS) {
   const struct attention a = make(rig, size, 7);
   check_forward(rig, &a);
   check_backward(rig, &a);
-  ck_rig_close(rig);
 }
 
 /* What comes later, NaN included, changes no bit of what came before. */
@@ -294,7 +293,6 @@ CK_LOOP(causality, VARIANTS) {
     const double *got = ck_read(rig, t.lse);
     for (int h = 0; h < 2; h++) ck_same_bits("earlier lse", got + h * 300, lse + h * 300, cuts[c]);
   }
-  ck_rig_close(rig);
 }
 
 /* Values of 16 bits: heads so wide that tiles are smaller, and the keys go in blocks; and the first
@@ -314,7 +312,6 @@ CK_LOOP_FROM(wide_heads_of_16_bits, CK_VARIANTS, ck_variants()) {
   ck_fails(ek_op_attention_forward(rig->stream, ck_poisoned(rig, CK_SHAPE(1, 1, too_wide)),
                                    ck_poisoned_sums(rig, CK_SHAPE(1, 1, 1)), qkv, 1),
            EK_ERR_UNSUPPORTED, text);
-  ck_rig_close(rig);
 }
 
 /* With one token, softmax is 1: out is v, lse the score, dv is dout, dq and dk are 0. */
@@ -328,7 +325,6 @@ CK_LOOP(one_token, ck_variants()) {
   for (int64_t b = 0; b < 3; b++) {
     ck_within("v", out + b * 8, a.qkv + b * 24 + 16, NULL, 8);
   }
-  ck_rig_close(rig);
 }
 
 /* ---- differences ---- */
@@ -385,7 +381,6 @@ CK_TEST(bad_heads_and_huge_sizes) {
   ek_tensor *none = ck_ghost(rig, EK_F32, CK_SHAPE(b, tokens, 0));
   ck_fails(ek_op_attention_forward(s, none, lse, none, 16), EK_ERR_SHAPE,
            "attention_forward: qkv is 32 x 8589934592 x 0, which has no channels");
-  ck_rig_close(rig);
 }
 
 CK_SUITE("attend")

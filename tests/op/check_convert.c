@@ -62,7 +62,6 @@ CK_LOOP(all_numbers_there_and_back, 4) {
   free(all);
   free(back);
   free(wide);
-  ck_rig_close(rig);
 }
 
 /* Numbers of f32 to 16 bits, each as its definition says. */
@@ -100,7 +99,6 @@ CK_LOOP(ties_go_to_the_even_one, 4) {
   }
   check_narrowed(rig, type, x, n);
   free(x);
-  ck_rig_close(rig);
 }
 
 CK_LOOP(any_bits, 8) {
@@ -116,7 +114,6 @@ CK_LOOP(any_bits, 8) {
   }
   check_narrowed(rig, type, x, COUNT / PARTS);
   free(x);
-  ck_rig_close(rig);
 }
 
 /* All pairs over all lengths up to some vectors, so that every remainder of a loop is met. */
@@ -158,7 +155,6 @@ CK_LOOP(large_ones_by_several_threads, 2) {
   ck_ok(ek_op_convert(rig->stream, other, y));
   for (int64_t i = 0; i < n; i++) want[i] = ck_round_to(halves[1 - _i], want[i]);
   ck_same_bits("to the other", ck_read(rig, other), want, n);
-  ck_rig_close(rig);
 }
 
 CK_TEST(huge_sizes) {
@@ -166,7 +162,6 @@ CK_TEST(huge_sizes) {
   const int64_t big = (INT64_C(1) << 32) + 1;
   ck_ok(ek_op_convert(rig->stream, ck_blank(rig, EK_BF16, CK_SHAPE(3, big)),
                       ck_blank(rig, EK_F32, CK_SHAPE(big, 3))));
-  ck_rig_close(rig);
 }
 
 CK_SUITE("convert")

@@ -445,7 +445,6 @@ CK_LOOP(activation_gradient_by_differences, ACTIVATIONS) {
                                   context.kind));
   ck_gradient(rig, activations[_i].name, activation_function, &context, x, ck_read(rig, dx), 20,
               20);
-  ck_rig_close(rig);
 }
 
 /* What the public list says of infinities, and a slope of 0 that lets no infinite gradient through.
@@ -470,7 +469,6 @@ CK_LOOP(activations_of_infinities, ck_variants()) {
            EK_ERR_INVALID_ARGUMENT, "activation 99");
   ck_fails(ek_op_activation_backward(rig->stream, dx, tdy, tx, (ek_activation)-1),
            EK_ERR_INVALID_ARGUMENT, "activation -1");
-  ck_rig_close(rig);
 }
 
 /* ---- dropout ---- */
@@ -524,7 +522,6 @@ CK_LOOP(dropout_of_a_slice_is_a_slice_of_dropout, ck_variants()) {
   ek_tensor *slice = ck_tensor(rig, x + 3 * width, CK_SHAPE(6, width));
   ck_ok(ek_op_dropout(rig->stream, part, slice, 0.3, key, 103));
   ck_same_bits("slice", ck_read(rig, part), ck_read(rig, y) + 3 * width, 6 * width);
-  ck_rig_close(rig);
 }
 
 /* 2^17 draws: the number kept is within 6 standard deviations, sqrt(n p (1 - p)), of n (1 - p). */
@@ -541,7 +538,6 @@ CK_LOOP(dropout_keeps_the_right_share, ck_variants()) {
   int64_t kept = 0;
   for (int64_t i = 0; i < n; i++) kept += got[i] != 0;
   ck_assert(fabs((double)kept - (double)n * (1 - p)) < 6 * sqrt((double)n * p * (1 - p)));
-  ck_rig_close(rig);
 }
 
 /* ---- wrong arguments ---- */
@@ -566,7 +562,6 @@ CK_TEST(bad_numbers) {
   ck_fails(ek_op_binary(s, y, x, x, EK_BINARY_ADD, (ek_spread)3), EK_ERR_INVALID_ARGUMENT,
            "or spread 3");
   ck_fails(ek_op_unary(s, y, x, (ek_unary)-1, 0), EK_ERR_INVALID_ARGUMENT, "unknown function -1");
-  ck_rig_close(rig);
 }
 
 /* Nothing at 2^31, 2^32 and close to 2^63 bytes is special. */
@@ -591,7 +586,6 @@ CK_TEST(huge_sizes) {
   ck_fails(ek_op_scale(s, most, x, 2.0), EK_ERR_TYPE, "scale");
   ek_tensor *sample = ck_blank(rig, EK_F32, CK_SHAPE(1, (INT64_C(1) << 34) + 1));
   ck_fails(ek_op_dropout(s, sample, sample, 0.5, key, 0), EK_ERR_UNSUPPORTED, "dropout");
-  ck_rig_close(rig);
 }
 
 CK_SUITE("elementwise")

@@ -180,7 +180,6 @@ CK_LOOP(bad_classes, ck_variants()) {
                                           t.targets, NULL, NULL, &t.terms),
              EK_ERR_SHAPE, "logits is 3 x 8");
   }
-  ck_rig_close(rig);
 }
 
 #if !CK_TSAN
@@ -193,7 +192,6 @@ CK_LOOP(cross_entropy_in_turns, CK_TSAN ? 0 : 2) {
   f.weights = ck_values(rig, f.classes, 0.25, 4);
   f.smoothing = 0.1;
   check_gradient(rig, &f);
-  ck_rig_close(rig);
 }
 #endif
 
@@ -217,7 +215,6 @@ CK_LOOP(all_targets_ignored, ck_variants()) {
   ck_fits(rig, "totals", t.totals, zero, NULL, 2);
   ck_fits(rig, "losses", t.losses, zero, NULL, 9);
   ck_fits(rig, "gradient over the logits", t.logits, zero, NULL, 9 * 20);
-  ck_rig_close(rig);
 }
 
 /* As the rig's type holds it: f16 goes no further than 65504. */
@@ -290,7 +287,6 @@ CK_LOOP(tiny_class_weights, ck_variants()) {
   f.smoothing = 0.5;
   f.weights = ck_values_of(rig, rig->sum, 30, 1e-30, 2e-30);
   check_loss(rig, &f);
-  ck_rig_close(rig);
 }
 
 /* A class that is ruled out (-inf) has p = 0 and gradient 0; the loss is that of the others. */
@@ -303,7 +299,6 @@ CK_LOOP(logits_of_minus_infinity, ck_variants()) {
   }
   check_loss(rig, &f);
   check_gradient(rig, &f);
-  ck_rig_close(rig);
 }
 
 CK_LOOP(target_of_minus_infinity, ck_variants()) {
@@ -316,7 +311,6 @@ CK_LOOP(target_of_minus_infinity, ck_variants()) {
   ck_ok(ek_op_cross_entropy_forward(rig->stream, t.losses, t.normalizer, t.totals, t.logits,
                                     t.targets, &t.terms));
   ck_assert(ck_read(rig, t.losses)[0] == HUGE_VAL); /* as certain as it is wrong */
-  ck_rig_close(rig);
 }
 
 static void check_only_row_1_is_nan(struct ck_rig *rig, const struct ck_loss_tensors *t,
@@ -400,7 +394,6 @@ CK_LOOP(cross_entropy_repeats, ck_variants()) {
     if (pass > 0) ck_same_bits("totals", totals, first, 2);
     first = totals;
   }
-  ck_rig_close(rig);
 }
 
 struct loss_context {
@@ -430,7 +423,6 @@ CK_TEST(cross_entropy_gradient_by_differences) {
                                      t.scale, t.row_scale, &t.terms));
   ck_gradient(rig, "cross-entropy", cross_entropy_function, &context, f.logits,
               ck_read(rig, t.gradient), 42, 99);
-  ck_rig_close(rig);
 }
 
 /* ---- squared error ---- */
@@ -525,7 +517,6 @@ CK_TEST(bad_terms_and_huge_sizes) {
       EK_ERR_SHAPE, "cross_entropy_gradient: logits is 17179869184 x 0");
   ck_fails(ek_op_cross_entropy_forward(s, losses, normalizer, targets, logits, targets, &terms),
            EK_ERR_TYPE, "cross_entropy_forward: totals is i32 but must be f64");
-  ck_rig_close(rig);
 }
 
 CK_SUITE("losses")

@@ -170,7 +170,6 @@ CK_LOOP(constant_rows, ck_variants()) {
                                  ck_tensor(rig, gamma, CK_SHAPE(40)),
                                  ck_tensor(rig, beta, CK_SHAPE(40)), 1e-5));
   ck_fits(rig, "y of constant rows", y, want, NULL, 3 * 40);
-  ck_rig_close(rig);
 }
 
 /* ---- backward ---- */
@@ -321,7 +320,6 @@ CK_LOOP(backward_repeats, ck_variants()) {
     }
     memcpy(first, got, sizeof first);
   }
-  ck_rig_close(rig);
 }
 
 /* ---- differences ---- */
@@ -369,7 +367,6 @@ CK_TEST(gradients_by_differences) {
   ck_set(f.gamma, gamma);
   f.varied = f.beta;
   ck_gradient(rig, "layer norm dbeta", norm_function, &f, beta, ck_read(rig, dbeta), width, 99);
-  ck_rig_close(rig);
 }
 
 /* ---- wrong arguments ---- */
@@ -395,7 +392,6 @@ CK_TEST(bad_epsilon_and_huge_sizes) {
   ek_tensor *y = ck_ghost(rig, EK_F32, CK_SHAPE(rows, width));
   ck_fails(ek_op_add_layer_norm_forward(s, y, x, mean, rstd, x, x, gamma, gamma, -1),
            EK_ERR_INVALID_ARGUMENT, "add_layer_norm_forward: epsilon");
-  ck_rig_close(rig);
 }
 
 CK_SUITE("normalize")

@@ -225,7 +225,6 @@ CK_LOOP(nothing_is_hidden, TESTS * ck_variants()) {
       if (columns > 5) call_hit(rig, &run, hit, kind, 5);
     }
   }
-  ck_rig_close(rig);
 }
 
 /* A new operation belongs into the table above; cross-entropy is tested in check_losses.c. */
@@ -273,7 +272,6 @@ CK_LOOP(rows_of_nothing, TESTS * ck_variants()) {
   struct running run = start(&tests[_i / ck_variants()]);
   struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
   ck_ok(run_empty(rig, &run, INT64_C(1) << 58, 0));
-  ck_rig_close(rig);
 }
 
 /* No rows: sums over them are 0, and what they are added to stays. */
@@ -291,7 +289,6 @@ CK_LOOP(sums_of_no_rows, TESTS * ck_variants()) {
       ck_assert_msg(isfinite(values[k]), "%s, %s", run.operation->name, o->name);
     }
   }
-  ck_rig_close(rig);
 }
 
 /* Rows of no columns, which nobody can normalise. */
@@ -306,7 +303,6 @@ CK_LOOP(no_columns, TESTS * ck_variants()) {
   } else {
     ck_ok(run_empty(rig, &run, R, 0));
   }
-  ck_rig_close(rig);
 }
 
 /* Types of host memory have no operations, also where a struct was filled by hand. */
@@ -325,7 +321,6 @@ CK_LOOP(unsigned_types, ck_variants()) {
              EK_ERR_TYPE, "exist only in host memory");
     ck_assert(!ek_tensor_exists(&none));
   }
-  ck_rig_close(rig);
 }
 
 /* What the table does not have: cubes, classes, and tables without entries. */
@@ -362,7 +357,6 @@ CK_LOOP(other_empty_shapes, ck_variants()) {
   ek_tensor *dtable = ck_blank(rig, rig->sum, CK_SHAPE(0, 3));
   ck_fails(ek_op_lookup_backward(s, dtable, y, index), EK_ERR_SHAPE,
            "dtable is 0 x 3, which has no entries");
-  ck_rig_close(rig);
 }
 
 CK_SUITE("op")

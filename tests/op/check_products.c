@@ -435,7 +435,6 @@ CK_TEST(gradients_by_differences) {
   ck_set(l.w, w);
   l.moved = l.bias;
   ck_gradient(rig, "bias", two_layers_forward, &l, bias, ck_read(rig, dbias), HIDDEN, HIDDEN);
-  ck_rig_close(rig);
 }
 
 /* beta 0 must not read c, also where there is nothing to add up. */
@@ -453,7 +452,6 @@ CK_LOOP(empty_inner_dimension, ck_variants()) {
   ck_set(c, NULL);
   ck_ok(ek_op_linear(rig->stream, c, a, b, ck_tensor(rig, bias, CK_SHAPE(3))));
   ck_fits(rig, "bias alone", c, rows, NULL, 6);
-  ck_rig_close(rig);
 }
 
 /* ---- wrong arguments ---- */
@@ -491,7 +489,6 @@ CK_TEST(messages_show_both_shapes) {
            EK_ERR_SHAPE, "linear_gradients: dbias is 5 but dy is 3 x 4, which takes 4 elements");
   ck_fails(ek_op_linear_gradients(s, NULL, NULL, c, a, 0, 0), EK_ERR_INVALID_ARGUMENT,
            "linear_gradients: dbias is NULL");
-  ck_rig_close(rig);
 }
 
 /* Rows and columns of 2^31 and more, and a result that comes close to 2^63 bytes. */
@@ -517,7 +514,6 @@ CK_TEST(huge_sizes) {
   ek_tensor endless = *c;
   endless.shape[1] = INT64_C(1) << 33;
   ck_fails(ek_op_matmul(s, &endless, a, false, b, false, 0), EK_ERR_OVERFLOW, "matmul");
-  ck_rig_close(rig);
 }
 
 /* ---- threads that meet shapes at the same time ---- */
@@ -554,7 +550,6 @@ CK_TEST(new_shapes_on_several_threads) {
   ek_group *group = ck_open_exactly("cpu:2", 2);
   ck_ok(ek_group_apply(group, multiply_shapes, right));
   ck_assert(right[0] && right[1]);
-  ck_ok(ek_group_close(group));
 }
 
 CK_SUITE("products")

@@ -187,7 +187,6 @@ CK_TEST(gradient_by_differences) {
   (void)loss(&c, x);
   ck_ok(ek_op_softmax_backward(rig->stream, dx, ck_tensor(rig, dy, CK_SHAPE(ROWS, COLUMNS)), c.y));
   ck_gradient(rig, "softmax", loss, &c, x, ck_read(rig, dx), N, N);
-  ck_rig_close(rig);
 }
 
 CK_TEST(bad_numbers) {
@@ -197,7 +196,6 @@ CK_TEST(bad_numbers) {
            "unknown reduction 2");
   ck_fails(ek_op_row_reduce(rig->stream, ck_poisoned(rig, CK_SHAPE(4)), x, NULL, EK_ROW_SUM),
            EK_ERR_SHAPE, "row_sum: y is 4");
-  ck_rig_close(rig);
 }
 
 CK_SUITE("rows")

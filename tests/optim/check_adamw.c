@@ -94,7 +94,6 @@ CK_LOOP(equals_torch_written_out, 5 * CK_VARIANTS) {
   for (int i = 0; i < COUNT; i++) bound[i] = 4 * STEPS * rig->unit * v[i];
   if (!o->coupled) ck_within("v", ck_read(rig, &range.states[1]), v, bound, COUNT);
   ck_range_close(&range);
-  ck_rig_close(rig);
 }
 
 /*
@@ -133,7 +132,6 @@ CK_LOOP(equals_pytorch, 4) {
   }
   ck_within("parameters", ck_read(rig, range.parameters), coupled ? adam : adamw, bound, 6);
   ck_range_close(&range);
-  ck_rig_close(rig);
 }
 
 /* The first step is the rate times the sign, whatever the size of the gradient (epsilon aside). */
@@ -149,7 +147,6 @@ CK_LOOP(the_first_step_is_the_sign, CK_VARIANTS) {
   ck_range_step(&range, gradient, NULL);
   ck_within("parameters", ck_read(rig, range.parameters), want, bound, 3);
   ck_range_close(&range);
-  ck_rig_close(rig);
 }
 
 CK_LOOP(clipping_and_dividing, CK_VARIANTS) {
@@ -166,7 +163,6 @@ CK_LOOP(clipping_and_dividing, CK_VARIANTS) {
   ck_range_step_divided(&range, gradient, 3.0);
   ck_within("m", ck_read(rig, &range.states[0]), want, bound, 3);
   ck_range_close(&range);
-  ck_rig_close(rig);
 }
 
 CK_TEST(refused) {
@@ -220,7 +216,6 @@ CK_TEST(refused) {
   ck_fails(optimizer->ops->update(optimizer, rig->stream, &update), EK_ERR_SHAPE, "gradients");
   ck_within("parameters", ck_read(rig, range.parameters), start, NULL, 2);
   ck_range_close(&range);
-  ck_rig_close(rig);
 }
 
 CK_SUITE("adamw")

@@ -61,7 +61,6 @@ CK_LOOP(a_rule_of_our_own, CK_VARIANTS) {
   ck_within("state", ck_read(rig, &range.states[0]), counts, NULL, 3);
   ck_range_close(&range);
   ck_assert_int_eq(freed, 1);
-  ck_rig_close(rig);
 }
 
 CK_TEST(references) {

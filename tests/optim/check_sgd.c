@@ -87,7 +87,6 @@ CK_LOOP(equals_torch_written_out, 5 * CK_VARIANTS) {
     ck_within("momentum", ck_read(rig, &range.states[0]), buf, bound, COUNT);
   }
   ck_range_close(&range);
-  ck_rig_close(rig);
 }
 
 /*
@@ -156,7 +155,6 @@ CK_LOOP(an_empty_step_adds_no_gradient, CK_VARIANTS) {
   ck_range_step(&range, gradient, &scale);
   ck_within("parameters", ck_read(rig, range.parameters), want, NULL, 3);
   ck_range_close(&range);
-  ck_rig_close(rig);
 }
 
 CK_LOOP(a_small_gradient_is_not_clipped, CK_VARIANTS) {
@@ -169,7 +167,6 @@ CK_LOOP(a_small_gradient_is_not_clipped, CK_VARIANTS) {
   ck_range_step_divided(&range, gradient, 2.0);
   ck_within("parameters", ck_read(rig, range.parameters), want, NULL, 3);
   ck_range_close(&range);
-  ck_rig_close(rig);
 }
 
 CK_TEST(refused) {
@@ -215,7 +212,6 @@ CK_TEST(refused) {
   ck_fails(optimizer->ops->update(optimizer, rig->stream, &update), EK_ERR_INVALID_ARGUMENT,
            "states");
   ek_optimizer_free(optimizer);
-  ck_rig_close(rig);
 }
 
 CK_SUITE("sgd")

@@ -9,11 +9,7 @@
 
 #include "ck_module.h"
 
-static double *zeros(int64_t count) {
-  double *array = calloc((size_t)count + 1, sizeof *array);
-  ck_assert_ptr_nonnull(array);
-  return array;
-}
+static double *zeros(int64_t count) { return ck_array((size_t)count, sizeof(double)); }
 
 /* A number that f32 holds exactly. */
 static double draw(struct ck_random *random, const struct ck_input *from) {
@@ -51,7 +47,6 @@ static void make_parameters(struct ck_bed *bed, struct ck_random *random) {
     }
   }
   ck_bed_set_parameters(bed, values);
-  free(values);
 }
 
 /* R has the shapes of the outputs, which a first forward tells. That is over before anything else
@@ -74,6 +69,8 @@ static void make_factors(struct ck_bed *bed, struct ck_random *random) {
         ck_upload(bed->device, shapes[i].type, bed->factor[i], shapes[i].rank, shapes[i].shape);
   }
 }
+
+static void close_bed(void *bed) { ck_bed_close(bed); }
 
 struct ck_bed *ck_bed_open(const struct ck_module_case *module_case, ek_type type,
                            const char *spec) {
@@ -100,15 +97,15 @@ struct ck_bed *ck_bed_open(const struct ck_module_case *module_case, ek_type typ
   make_inputs(bed, type, &random);
   make_parameters(bed, &random);
   make_factors(bed, &random);
+  ck_keep_by(bed, close_bed);
   return bed;
 }
 
 void ck_bed_close(struct ck_bed *bed) {
+  ck_forget(bed);
   for (size_t i = 0; i < CK_MODULE_TENSORS; i++) {
     ek_tensor_free(&bed->input[i]);
     ek_tensor_free(&bed->grad_output[i]);
-    free(bed->value[i]);
-    free(bed->factor[i]);
   }
   ek_replica_free(bed->replica);
   ek_module_free(bed->module);
@@ -146,8 +143,7 @@ static void poison_gradients(struct ck_bed *bed) {
 }
 
 struct ck_results *ck_bed_backward(struct ck_bed *bed, bool grad_inputs) {
-  struct ck_results *results = calloc(1, sizeof *results);
-  ck_assert_ptr_nonnull(results);
+  struct ck_results *results = ck_array(1, sizeof *results);
   ek_pass *pass = NULL;
   ek_tensor outputs[CK_MODULE_TENSORS] = {{0}}, gradients[CK_MODULE_TENSORS] = {{0}};
   if (!bed->options.accumulate) poison_gradients(bed);
@@ -170,15 +166,6 @@ struct ck_results *ck_bed_backward(struct ck_bed *bed, bool grad_inputs) {
   results->gradient = zeros(results->parameters);
   if (results->parameters > 0) ck_get(results->gradient, flat);
   return results;
-}
-
-void ck_results_free(struct ck_results *results) {
-  for (size_t i = 0; i < CK_MODULE_TENSORS; i++) {
-    free(results->output[i]);
-    free(results->grad_input[i]);
-  }
-  free(results->gradient);
-  free(results);
 }
 
 double *ck_bed_parameters(struct ck_bed *bed) {
@@ -210,7 +197,6 @@ void ck_forward_fails(ek_module *module, ek_status wanted, const char *text, ek_
   ck_ok(ek_tensor_create(&input, ek_group_device(group, 0), EK_MEMORY_INPUTS, type, rank, shape));
   double *nothing = zeros(ek_tensor_count(&input));
   ck_set(&input, nothing);
-  free(nothing);
   ck_fails(ek_pass_run_forward(outputs, pass, &input), wanted, text);
   for (size_t i = 0; i < CK_MODULE_TENSORS; i++) ck_assert(!ek_tensor_exists(&outputs[i]));
   ek_tensor_free(&input);

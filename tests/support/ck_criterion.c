@@ -3,6 +3,8 @@
  */
 #include "ck_criterion.h"
 
+#include <stdlib.h>
+
 #include <evenkeel/elementwise.h>
 #include <evenkeel/host_memory.h>
 #include <evenkeel/memory.h>
@@ -22,12 +24,18 @@ static ek_status open_replica(ek_replica **replica, const struct ck_rig *rig,
   return ek_replica_open(replica, rig->device, &criterion->base, &options);
 }
 
-struct ck_loss ck_loss_open(struct ck_rig *rig, ek_criterion *criterion, bool keep_outputs) {
-  struct ck_loss loss = {.criterion = criterion, .keep_outputs = keep_outputs};
+static void close_loss(void *loss) { ck_loss_close(loss); }
+
+struct ck_loss *ck_loss_open(struct ck_rig *rig, ek_criterion *criterion, bool keep_outputs) {
+  struct ck_loss *loss = calloc(1, sizeof *loss);
+  ck_assert_ptr_nonnull(loss);
   ck_assert_uint_le(ek_criterion_outputs(criterion), CK_LOSS_OUTPUTS);
-  ck_ok(open_replica(&loss.replica, rig, criterion));
-  loss.totals = terms_tensor(rig, criterion);
-  loss.scales = terms_tensor(rig, criterion);
+  loss->criterion = criterion;
+  loss->keep_outputs = keep_outputs;
+  ck_ok(open_replica(&loss->replica, rig, criterion));
+  loss->totals = terms_tensor(rig, criterion);
+  loss->scales = terms_tensor(rig, criterion);
+  ck_keep_by(loss, close_loss);
   return loss;
 }
 
@@ -43,11 +51,13 @@ void ck_loss_drop(struct ck_loss *loss) {
 }
 
 void ck_loss_close(struct ck_loss *loss) {
+  ck_forget(loss);
   ck_loss_drop(loss);
   ek_tensor_free(&loss->totals);
   ek_tensor_free(&loss->scales);
   ek_replica_free(loss->replica);
   ek_criterion_free(loss->criterion);
+  free(loss);
 }
 
 ek_status ck_loss_try_forward(struct ck_loss *loss, const ek_tensor *outputs,

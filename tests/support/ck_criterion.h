@@ -19,10 +19,11 @@ struct ck_loss {
   ek_tensor gradients[CK_LOSS_OUTPUTS];
 };
 
-/* Opens a replica of the rig's type; the loss owns `criterion` from now on. */
-struct ck_loss ck_loss_open(struct ck_rig *rig, ek_criterion *criterion, bool keep_outputs);
+/* Opens a replica of the rig's type; the loss owns `criterion` from now on, and is kept
+ * (ck_keep.h). */
+struct ck_loss *ck_loss_open(struct ck_rig *rig, ek_criterion *criterion, bool keep_outputs);
 
-/* Frees all of it, and the criterion. */
+/* Frees all of it, and the criterion; so does the end of the test. */
 void ck_loss_close(struct ck_loss *loss);
 
 /* Forward; the totals {s, d} of each term go to `totals` (NULL: not wanted). */

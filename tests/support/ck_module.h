@@ -66,7 +66,7 @@ struct ck_bed {
 };
 
 /* Parameters, inputs and R are random numbers that both types hold exactly, the same for equal
-   cases. */
+   cases. It is kept. */
 struct ck_bed *ck_bed_open(const struct ck_module_case *module_case, ek_type type,
                            const char *spec);
 void ck_bed_close(struct ck_bed *bed);
@@ -74,7 +74,7 @@ void ck_bed_close(struct ck_bed *bed);
 /* A forward without gradient, of which nothing is kept. */
 void ck_bed_forward(struct ck_bed *bed);
 
-/* What one forward and backward give, as doubles. */
+/* What one forward and backward give, as doubles; kept (ck_keep.h). */
 struct ck_results {
   int64_t parameters;                           /* elements of the flat gradients */
   double *output[CK_MODULE_TENSORS], *gradient; /* gradient: of the flat parameters */
@@ -84,12 +84,11 @@ struct ck_results {
 
 /* With `grad_inputs` false none is asked for. */
 struct ck_results *ck_bed_backward(struct ck_bed *bed, bool grad_inputs);
-void ck_results_free(struct ck_results *results);
 
 /* Overwrites parameter `name`. */
 void ck_bed_set(struct ck_bed *bed, const char *name, const double *values);
 
-/* The flat parameters as an array of ck_bed's caller, who frees it; and back. */
+/* The flat parameters as an array that is kept; and back. */
 double *ck_bed_parameters(struct ck_bed *bed);
 void ck_bed_set_parameters(struct ck_bed *bed, const double *values);
 

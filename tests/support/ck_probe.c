@@ -41,27 +41,36 @@ static const ek_module_ops probe_ops = {.size = sizeof(ek_module_ops),
 
 /* ---- a pass over it ---- */
 
-struct ck_probe ck_probe_open(ek_status (*forward)(ek_pass *pass, const ek_tensor *x),
-                              ek_status (*backward)(ek_pass *pass, const ek_tensor *dy)) {
-  struct ck_probe s = {.group = ck_open("cpu:1", 1), .probe = calloc(1, sizeof *s.probe)};
-  ck_assert_ptr_nonnull(s.probe);
-  s.device = ek_group_device(s.group, 0);
-  s.probe->forward = forward;
-  s.probe->backward = backward;
-  ck_ok(ek_module_init(&s.probe->base, &probe_ops, 1, 1));
-  ck_ok(ek_replica_open(&s.replica, s.device, &s.probe->base, NULL));
-  ck_ok(ek_pass_open(&s.pass, s.replica, NULL));
-  s.x = ck_upload(s.device, EK_F32, (const double[]){3, 4}, CK_SHAPE(1, 2));
-  return s;
-}
-
-void ck_probe_close(struct ck_probe *s) {
-  ek_tensor_free(&s->x);
+static void close_probe(void *probe) {
+  struct ck_probe *s = probe;
+  ek_tensor_free(&s->x); /* which y and dx may share */
   ek_tensor_free(&s->y);
   ek_tensor_free(&s->dx);
   ek_pass_free(s->pass);
   ek_replica_free(s->replica);
   ek_module_free(&s->probe->base);
-  ck_no_memory_held(s->group);
-  ek_group_free(s->group);
+  free(s);
+}
+
+struct ck_probe *ck_probe_open(ek_status (*forward)(ek_pass *pass, const ek_tensor *x),
+                               ek_status (*backward)(ek_pass *pass, const ek_tensor *dy)) {
+  struct ck_probe *s = calloc(1, sizeof *s);
+  ck_assert_ptr_nonnull(s);
+  s->group = ck_open("cpu:1", 1);
+  s->device = ek_group_device(s->group, 0);
+  s->probe = calloc(1, sizeof *s->probe);
+  ck_assert_ptr_nonnull(s->probe);
+  s->probe->forward = forward;
+  s->probe->backward = backward;
+  ck_ok(ek_module_init(&s->probe->base, &probe_ops, 1, 1));
+  ck_ok(ek_replica_open(&s->replica, s->device, &s->probe->base, NULL));
+  ck_ok(ek_pass_open(&s->pass, s->replica, NULL));
+  s->x = ck_upload(s->device, EK_F32, (const double[]){3, 4}, CK_SHAPE(1, 2));
+  ck_keep_by(s, close_probe);
+  return s;
+}
+
+void ck_probe_pass(struct ck_probe *s, const ek_pass_options *options) {
+  ek_pass_free(s->pass);
+  ck_ok(ek_pass_open(&s->pass, s->replica, options));
 }

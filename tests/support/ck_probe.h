@@ -27,10 +27,10 @@ struct ck_probe {
   ek_tensor x, y, dx;
 };
 
-/* Either function may be NULL: nothing is run. */
-struct ck_probe ck_probe_open(ek_status (*forward)(ek_pass *pass, const ek_tensor *x),
-                              ek_status (*backward)(ek_pass *pass, const ek_tensor *dy));
-/* Frees all of it and checks that the device holds nothing. */
-void ck_probe_close(struct ck_probe *probe);
+/* Either function may be NULL: nothing is run. All of it is kept (ck_keep.h). */
+struct ck_probe *ck_probe_open(ek_status (*forward)(ek_pass *pass, const ek_tensor *x),
+                               ek_status (*backward)(ek_pass *pass, const ek_tensor *dy));
+/* Opens the pass once more, with these options. */
+void ck_probe_pass(struct ck_probe *probe, const ek_pass_options *options);
 
 #endif /* CK_PROBE_H */

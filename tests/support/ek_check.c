@@ -271,7 +271,7 @@ ek_tensor ck_upload(ek_device *device, ek_type type, const double *values, int r
   ek_tensor tensor = {0};
   ck_ok(ek_tensor_create(&tensor, device, EK_MEMORY_WORKSPACE, type, rank, shape));
   ck_set(&tensor, values);
-  return tensor;
+  return ck_keep(tensor);
 }
 
 CK_UNWATCHED void ck_get(double *values, const ek_tensor *tensor) {

@@ -207,7 +207,8 @@ void ck_no_memory_held(const ek_group *group);
 /* The most devices that a device string may name. */
 #define CK_MAX_DEVICES 64
 
-/* A tensor on a device from doubles (NULL: every byte 0xFF, which is NaN in floating types). */
+/* A tensor on a device from doubles (NULL: every byte 0xFF, which is NaN in floating types), which is
+ * kept (ck_keep.h). */
 ek_tensor ck_upload(ek_device *device, ek_type type, const double *values, int rank,
                     const int64_t *shape);
 /* Overwrites a tensor of a floating type or i32; NULL poisons it. */

@@ -232,8 +232,8 @@ static ek_status see_backward(ek_pass *pass, const ek_tensor *dy) {
 
 /* In a sequential of bf16, which is given f32. The ledger has what is converted. */
 CK_TEST(a_module_of_f32_runs_between_casts) {
-  struct ck_probe p = ck_probe_open(see_forward, see_backward);
-  ek_module *whole = NULL, *child = &p.probe->base;
+  struct ck_probe *p = ck_probe_open(see_forward, see_backward);
+  ek_module *whole = NULL, *child = &p->probe->base;
   ek_replica *replica = NULL;
   ek_pass *pass = NULL;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
@@ -241,16 +241,16 @@ CK_TEST(a_module_of_f32_runs_between_casts) {
   options.precision = EK_PRECISION_BF16;
   ck_ok(ek_sequential_create(&whole, &child, 1));
   if (ck_has_halves()) {
-    ck_ok(ek_replica_open(&replica, p.device, whole, &options));
+    ck_ok(ek_replica_open(&replica, p->device, whole, &options));
     ck_assert_int_eq(ek_replica_precision(replica), EK_BF16);
     ck_ok(ek_replica_find(&info, replica, "0.a"));
-    ek_tensor x = ck_upload(p.device, EK_F32, odd, CK_SHAPE(1, 2)), y = {0}, dx = {0};
+    ek_tensor x = ck_upload(p->device, EK_F32, odd, CK_SHAPE(1, 2)), y = {0}, dx = {0};
     ek_tensor flat = x;
     flat.rank = 1;
     flat.shape[0] = 2;
     ck_ok(ek_tensor_copy(&info.value, &flat));
     ck_ok(ek_replica_refresh(replica));
-    at_rest = held_on(p.device);
+    at_rest = held_on(p->device);
     ck_ok(ek_pass_open(&pass, replica, NULL));
     ck_ok(ek_pass_run_forward(&y, pass, &x));
     ck_assert_int_eq(y.type, EK_BF16);
@@ -261,13 +261,12 @@ CK_TEST(a_module_of_f32_runs_between_casts) {
     ek_tensor_free(&y);
     ek_tensor_free(&dx);
   } else {
-    ck_fails(ek_replica_open(&replica, p.device, whole, &options), EK_ERR_UNSUPPORTED,
+    ck_fails(ek_replica_open(&replica, p->device, whole, &options), EK_ERR_UNSUPPORTED,
              "not in bf16");
   }
   ek_pass_free(pass);
   ek_replica_free(replica);
   ek_module_free(whole);
-  ck_probe_close(&p);
 }
 
 /* ---- a container that knows f32 alone, over children that know more ---- */
@@ -405,7 +404,7 @@ static ek_status keep_backward(ek_pass *pass, const ek_tensor *dy) {
 CK_TEST(a_container_asks_for_f32) {
   static const double third = 1.0 / 3;
   for (int asked = 0; asked < 2; asked++) {
-    struct ck_probe p = ck_probe_open(keep_forward, keep_backward);
+    struct ck_probe *p = ck_probe_open(keep_forward, keep_backward);
     ek_module *gelu = NULL, *module = NULL;
     ek_replica *replica = NULL;
     ek_pass *pass = NULL;
@@ -413,11 +412,11 @@ CK_TEST(a_container_asks_for_f32) {
     options.precision = EK_PRECISION_BF16;
     if (ck_has_halves()) {
       ck_ok(ek_activation_create(&gelu, EK_ACTIVATION_GELU));
-      module = container_of(&container_ops, gelu, ek_module_share(&p.probe->base),
+      module = container_of(&container_ops, gelu, ek_module_share(&p->probe->base),
                             asked ? EK_PRECISION_F32 : EK_PRECISION_DEFAULT);
-      ck_ok(ek_replica_open(&replica, p.device, module, &options));
+      ck_ok(ek_replica_open(&replica, p->device, module, &options));
       ek_tensor y = {0}, dx = {0};
-      ek_tensor x = ck_upload(p.device, EK_F32, (const double[]){third, 1}, CK_SHAPE(1, 2));
+      ek_tensor x = ck_upload(p->device, EK_F32, (const double[]){third, 1}, CK_SHAPE(1, 2));
       ck_ok(ek_pass_open(&pass, replica, NULL));
       ck_ok(ek_pass_run_forward(&y, pass, &x));
       ck_ok(ek_pass_run_backward(&dx, pass, &y));
@@ -430,7 +429,6 @@ CK_TEST(a_container_asks_for_f32) {
     ek_pass_free(pass);
     ek_replica_free(replica);
     ek_module_free(module);
-    ck_probe_close(&p);
   }
 }
 

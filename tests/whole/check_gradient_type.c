@@ -309,33 +309,32 @@ static ek_status run_probe(struct ck_probe *p, ek_replica *replica, bool accumul
 }
 
 CK_LOOP(modules_see_f32, ck_if_halves(1)) {
-  struct ck_probe p = ck_probe_open(NULL, add_often);
+  struct ck_probe *p = ck_probe_open(NULL, add_often);
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   ek_replica *replica = NULL;
   ek_parameter_info a, b;
   ek_memory_usage before, after;
   double got[2];
   options.gradient_type = EK_BF16;
-  ck_ok(ek_replica_open(&replica, p.device, &p.probe->base, &options));
+  ck_ok(ek_replica_open(&replica, p->device, &p->probe->base, &options));
   ck_ok(ek_replica_find(&a, replica, "a"));
   ck_ok(ek_replica_find(&b, replica, "b"));
   ck_assert_int_eq(a.gradient.type, EK_BF16);
-  ck_ok(ek_memory_stats(&before, p.device));
-  ck_ok(run_probe(&p, replica, false));
+  ck_ok(ek_memory_stats(&before, p->device));
+  ck_ok(run_probe(p, replica, false));
   ck_get(got, &a.gradient);
   ck_same_bits("a", got, (const double[]){1 + 0x1p-6, 1 + 0x1p-6}, 2);
   ck_get(got, &b.gradient);
   ck_same_bits("b", got, (const double[]){0, 0}, 2);
-  p.probe->backward = add_more;
-  ck_ok(run_probe(&p, replica, true));
+  p->probe->backward = add_more;
+  ck_ok(run_probe(p, replica, true));
   ck_get(got, &a.gradient);
   ck_same_bits("a", got, (const double[]){1 + 0x1p-6, 1 + 0x3p-7}, 2);
-  p.probe->backward = give_up;
-  ck_fails(run_probe(&p, replica, true), EK_ERR_STATE, "enough");
-  ck_ok(ek_memory_stats(&after, p.device));
+  p->probe->backward = give_up;
+  ck_fails(run_probe(p, replica, true), EK_ERR_STATE, "enough");
+  ck_ok(ek_memory_stats(&after, p->device));
   ck_assert_uint_eq(after.current[EK_MEMORY_GRADIENTS], before.current[EK_MEMORY_GRADIENTS]);
   ek_replica_free(replica);
-  ck_probe_close(&p);
 }
 
 /* ---- f16 wants a loss scale ---- */

@@ -70,8 +70,6 @@ CK_LOOP(as_plain_loops, CASES) {
   ck_assert_double_le(ck_rel_l2(got->output[0], y, count), bound);
   ck_assert_double_le(ck_rel_l2(got->grad_input[0], dx, count), bound);
   ck_assert_double_le(ck_rel_l2(got->gradient, dweight, width), bound);
-  ck_results_free(got);
-  free(weight);
   ck_bed_close(bed);
 }
 
