@@ -2,10 +2,10 @@
  * advise.h - which settings fit the devices, the fastest first.
  *
  * Every combination of a mode, a recomputation, a loss that is whole or fused, and a number of
- * micro-batches trains the same, and so, to rounding, does a precision of fewer bits, if the
- * program asks for that choice, too. ek_advise() plans a step with each of them on `plan` devices
- * like the given ones (device.h), so that the peaks are those of the real step to the byte, and
- * predicts the seconds of a step from what the plan has counted.
+ * micro-batches gives the same training; so does a precision of fewer bits, to rounding, which is a
+ * choice if the program asks for it. ek_advise() plans a step with each combination on `plan`
+ * devices like the given ones (device.h), so that the peaks are those of the real step to the byte,
+ * and predicts the seconds of a step from what the plan has counted.
  *
  *     static ek_status build(void *context, const ek_settings *settings, ek_module **module,
  *                            ek_criterion **criterion) {
@@ -107,10 +107,11 @@ typedef struct ek_advice {
   size_t fullest;         /* which one that is */
   uint64_t missing_bytes; /* of the device that lacks most, or of the host's memory; 0 if it fits */
   /*
-   * Of a step, predicted: the work that the plan has counted for the slowest device, over fixed
-   * rates for the kind of device (operations of products, of attention, bytes of all operations,
-   * the first three for f32, tf32 and 16 bits; bytes between devices, calls: docs/memory.md). What
-   * machine it is is not looked at: compare these numbers with each other only.
+   * The predicted time of a step: the work that the plan has counted for the slowest device, over
+   * fixed rates for the kind of device (operations of products, operations of attention and bytes
+   * of all operations, each for f32, tf32 and 16 bits; bytes between devices; calls:
+   * docs/memory.md). The rates are not those of this machine: compare these numbers only with each
+   * other.
    */
   double seconds;
 } ek_advice;

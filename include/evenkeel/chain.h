@@ -65,10 +65,10 @@ typedef struct ek_chain {
 EK_API EK_CHECKED ek_status ek_chain_init(ek_chain *chain, size_t size);
 
 /*
- * In a module's forward: runs the steps; `chain` NULL gives the defaults. `inputs` are those of the first child, `outputs` those of
- * the last, which become the caller's; on failure they stay as they were. Each child has the number
- * of inputs that the step before gives, EK_MAX_TENSORS at most: else EK_ERR_INVALID_ARGUMENT, as
- * for a child that does not exist.
+ * In a module's forward: runs the steps; `chain` NULL gives the defaults. `inputs` are those of the
+ * first child, `outputs` those of the last, which become the caller's; on failure they stay as they
+ * were. Each child has the number of inputs that the step before gives, EK_MAX_TENSORS at most:
+ * else EK_ERR_INVALID_ARGUMENT, as for a child that does not exist.
  */
 EK_API EK_CHECKED ek_status ek_chain_forward(ek_tensor *outputs, ek_pass *pass,
                                              const ek_tensor *inputs, const ek_chain *chain);

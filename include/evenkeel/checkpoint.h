@@ -15,17 +15,17 @@
  *
  * A state is one file, FOLDER/step-NUMBER.safetensors: every entry of state.h by its name (the
  * parameters under theirs, so that any program that reads the format can take them), checksums of
- * all, and the position. It appears when it is whole and on the disk (safetensors.h), so that
- * whoever looks into the folder, after a crash or a loss of power as well, finds whole states only.
- * Before a save removes or replaces an older state it has read its own file again and compared the
- * header and all checksums. Saves may overlap, also those of one model in the background. If they
- * are of one step, the state of the save that ends last stays. A folder belongs to one run: the
+ * all, and the position. The file appears when it is whole and on the disk (safetensors.h), so the
+ * folder holds whole states only, also after a crash or a loss of power. Before a save removes or
+ * replaces an older state it reads its own file again and compares the header and all checksums.
+ * Saves may overlap, also those of one model in the background. If they are of one step, the state
+ * of the save that ends last stays. A folder belongs to one run: the
  * last state is that of the highest step. A file with another name, or that is not a regular file,
  * does not count as a state and is left alone. The name of step N has twelve digits, or more
  * without a leading zero. FOLDER/step-NUMBER.safetensors.tmp and .safetensors.K.tmp are files of
  * saves that are under way; the next save removes those of processes that were killed.
  *
- * Where it is bit for bit, and where to rounding, that a run goes on as if uninterrupted: state.h.
+ * state.h says when a run goes on bit for bit as if uninterrupted, and when only to rounding.
  */
 #ifndef EVENKEEL_CHECKPOINT_H
 #define EVENKEEL_CHECKPOINT_H
@@ -101,9 +101,10 @@ EK_API EK_CHECKED ek_status ek_checkpoint_save(const ek_data_parallel_model *mod
                                                const ek_checkpoint_options *options);
 
 /*
- * The same in the background: copies the state into host memory, of which it takes as much as a
- * file has bytes, and returns; a thread of its own writes. The model may go on, and be freed.
- * ek_checkpoint_end() waits until it is written, says how it went, and frees *write; NULL is legal.
+ * The same in the background: copies the state into host memory (as many bytes as the file has) and
+ * returns; a thread of its own writes the file. The model may go on, or be freed meanwhile.
+ * ek_checkpoint_end() waits until the file is written, returns the result, and frees *write; NULL
+ * is legal.
  * In a child of fork() it returns EK_ERR_STATE and frees the child's copy; the parent's save goes
  * on.
  */
@@ -115,9 +116,8 @@ EK_API EK_CHECKED ek_status ek_checkpoint_begin(ek_checkpoint_write **write,
 EK_API EK_CHECKED ek_status ek_checkpoint_end(ek_checkpoint_write *write);
 
 /*
- * The last state in a folder whose bytes are those that were written. A state is passed over only
- * because its bytes are wrong, never because it could not be read: that is an error, whatever older
- * states there are.
+ * Finds the last state in a folder whose bytes are those that were written. States with wrong bytes
+ * are skipped; a state that cannot be read is an error, even if there are older ones.
  * EK_ERR_NOT_FOUND  no folder, or no state in it that is whole
  * EK_ERR_IO         the folder or a state cannot be read: move that file away to go on from the
  *                   state before it

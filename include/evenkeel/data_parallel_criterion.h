@@ -35,17 +35,18 @@ typedef struct ek_data_parallel_criterion_options {
   size_t size;
   bool keep_outputs; /* the outputs survive backward; the gradient has memory of its own */
   /*
-   * The outputs are not read between criterion forward and backward: after a model's forward with
-   * gradient, a criterion that can writes the gradient over them in its own forward, which saves
-   * it a pass over memory (pass.h, ek_pass_gradient_now()). When such a forward fails, the outputs
-   * may hold anything, and the step is dropped as always. Losses and gradients are the same to
-   * rounding. Not together with keep_outputs: EK_ERR_INVALID_ARGUMENT.
+   * The program does not read the outputs between the criterion's forward and backward. After a
+   * model's forward with gradient, a criterion that is able to then writes the gradient over the
+   * outputs in its own forward, which saves a pass over memory (pass.h, ek_pass_gradient_now()). If
+   * such a forward fails, the outputs may hold anything, and the step is dropped as always. Losses
+   * and gradients are the same to rounding. Not together with keep_outputs:
+   * EK_ERR_INVALID_ARGUMENT.
    *
-   * With a model that computes its loss itself, the model's forwards with gradient do so: whatever
-   * of the gradient is cheaper there, that of parameters included (pass.h, ek_pass_known_scale()).
-   * The backward of such a forward is that of a criterion opened for the model, and not one with
-   * gradients of the program's own; and in a step with micro-batches no other forward comes before
-   * it: EK_ERR_STATE, and nothing is lost.
+   * A model that computes its loss itself does so in its forwards with gradient, for each gradient
+   * that is cheaper there, including those of parameters (pass.h, ek_pass_known_scale()). The
+   * backward of such a forward must come from a criterion opened for the model, without gradients
+   * of the program's own; and in a step with micro-batches no other forward may come before it:
+   * else EK_ERR_STATE, and nothing is lost.
    */
   bool gradient_in_forward;
   /* How targets of u8 and u16 in host memory become numbers of the model's `type`: as input_scaling
@@ -63,14 +64,14 @@ EK_API EK_CHECKED ek_status
 ek_data_parallel_criterion_options_init(ek_data_parallel_criterion_options *options, size_t size);
 
 /*
- * For the outputs of `model`, which must outlive it. Keeps a reference to the criterion, of which
- * every device has a replica: its buffers are constants. EK_ERR_UNSUPPORTED for a criterion with
- * parameters or with collectives of its own, which wants to be one module with the model
+ * For the outputs of `model`, which must outlive it. Keeps a reference to the criterion and makes a
+ * replica of it on every device, whose buffers are constants. EK_ERR_UNSUPPORTED for a criterion
+ * with parameters or with collectives of its own; make one module of it and the model instead
  * (with_criterion.h).
  *
- * `criterion` is NULL for a model that computes its loss itself, and only then. Its forward gives
- * one output, the totals; that is what the functions below want, with no targets, because these
- * were inputs of the model.
+ * `criterion` is NULL if, and only if, the model computes its loss itself. The forward of such a
+ * model gives one output, the totals. Give that to the functions below, without targets: these were
+ * inputs of the model.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_open(
     ek_data_parallel_criterion **parallel, ek_data_parallel_model *model, ek_criterion *criterion,
@@ -78,10 +79,10 @@ EK_API EK_CHECKED ek_status ek_data_parallel_criterion_open(
 EK_API void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel);
 
 /*
- * model_outputs: what the model's forward gave, in order; they stay the caller's and must live
- * until backward is done. targets: host tensors (or on a device of the group), cut like the outputs.
- * EK_ERR_STATE for outputs that hold their gradient by now. Outputs of an earlier forward, or
- * tensors of the program's own, give a loss, but have no backward.
+ * model_outputs: the outputs of the model's forward, in order; they stay the caller's and must live
+ * until backward is done. targets: tensors of the host or of a device of the group, which are cut
+ * like the outputs. EK_ERR_STATE for outputs that already hold their gradient. Outputs of an
+ * earlier forward, or tensors of the program's own, give a loss, but have no backward.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *parallel,
                                                                ek_shards *model_outputs,

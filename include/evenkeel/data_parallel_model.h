@@ -12,27 +12,28 @@
  *                                        of modules that runs (ZeRO-3, FSDP)
  *
  * The two columns are two independent options. All modes compute the same training, to rounding, as
- * one device would with the whole batch. Where gradients are sharded each micro-batch is summed
- * over the devices by itself, and added to the device's part of the step.
+ * one device would with the whole batch. Where gradients are sharded, each micro-batch is summed
+ * over the devices by itself and added to each device's part of the step.
  *
- * Units of fully-sharded are what modules declare (ek_declare_unit(); each block of a GPT), and of
- * what is left neighbours of bucket_bytes or more. The unit that runs is there and the one that is
- * expected next, whose gather is under way meanwhile: forward in the order of declaration, backward
- * against it. Every device runs the model, also with inputs of no rows, and all devices must run
- * the same modules in the same order: which of its children a module runs, what it saves and takes
- * back, and when it says that a gradient is complete, depends neither on numbers nor on how many
- * rows there are. A module that breaks this gets EK_ERR_SHAPE on all devices ("the devices called
- * different collectives"); a library built with assertions finds more of them.
+ * The units of fully-sharded are the modules that declare themselves units (ek_declare_unit(); each
+ * block of a GPT). Other modules are joined with their neighbours into units of bucket_bytes or
+ * more. A device holds the unit that runs and gathers the one that is expected next, in the order
+ * of declaration in forward and in the reverse order in backward. Every device runs the model, also
+ * with inputs of no rows, and all devices must run the same modules in the same order. So a module
+ * must not decide by the values or the number of its rows which children it runs, what it saves and
+ * takes back, or when it says that a gradient is complete. If it does, all devices get EK_ERR_SHAPE
+ * ("the devices called different collectives"); a library built with assertions finds more cases.
  *
- * A training step is forward, criterion, backward, optimizer; it is a transaction: when any of them
- * fails before the update, parameters, optimizer state and random masks are what they were before
- * the step, what the step had accumulated is dropped, and the step can be started again.
+ * A training step (forward, criterion, backward, optimizer) is a transaction: if any of them fails
+ * before the update, parameters, optimizer state and random masks are as before the step, gradients
+ * that the step had accumulated are dropped, and the step can be started again.
  *
  * A failure inside the update itself (a device that dies, a rule of the program's own that returns
- * an error) may leave it half made. Then the model is torn: every later call for it, its criteria
- * and its optimizer returns EK_ERR_TORN, until all of its state was written (state.h), or they are
- * freed and opened again. Where devices run asynchronously (cuda), a later call may detect the
- * failure and return it; from the next call on it is EK_ERR_TORN.
+ * an error) may leave the update incomplete. The model is then torn: every later call for it, its
+ * criteria and its optimizer returns EK_ERR_TORN, until the program has written all of its state
+ * (state.h), or has freed and opened them again. Where devices run asynchronously (cuda), a later
+ * call may be the one that detects the failure and returns it; the calls after that return
+ * EK_ERR_TORN.
  *
  * A model, and the criteria and the optimizer opened for it, belong to one thread at a time, which
  * is not a worker: while one is in a function of theirs, another gets EK_ERR_STATE.
@@ -69,7 +70,7 @@ typedef enum ek_mode {
 } ek_mode;
 
 EK_API const char *ek_mode_name(ek_mode mode); /* "gather"; "unknown" outside the list */
-/* EK_ERR_INVALID_ARGUMENT for a name there is not. */
+/* EK_ERR_INVALID_ARGUMENT for an unknown name. */
 EK_API EK_CHECKED ek_status ek_mode_parse(ek_mode *mode, const char *name);
 
 typedef struct ek_data_parallel_model_options {
@@ -84,26 +85,26 @@ typedef struct ek_data_parallel_model_options {
   /*
    * Not 0: the same bits for any number of devices from 1 to this many (256 at most), in every
    * mode. The batch of every forward is cut into this number of *grains*, whose sizes differ by at
-   * most one, larger first; each is computed by itself, and what is added over samples is added over
-   * the grains along one fixed tree (docs/numerics.md). Models that are to agree have the same
+   * most one, larger first; each is computed by itself, and what is added over samples is added
+   * over the grains along one fixed tree (docs/numerics.md). Two runs agree if they have the same
    * `reproducible`, bucket_bytes, seed and type, micro-batches of the same sizes, and devices of
-   * one kind. The group is opened with ek_group_options.deterministic. It costs memory for partial
-   * sums (docs/memory.md) and speed.
+   * one kind. The group must be opened with ek_group_options.deterministic. The option costs memory
+   * for partial sums (docs/memory.md) and speed.
    *
-   * A forward leaves scattering to the model; shards that were cut before are cut with
-   * EK_SCATTER_GRAINS. A module sees the rows of one grain at a time, so what it computes of all
-   * rows (batch statistics) is of a grain; buffers that it writes are those of grain 0. Gradients
-   * are not computed in a forward. EK_ERR_UNSUPPORTED for modules with collectives, whose sums over
-   * all devices a grain that runs before the others cannot have, and for several processes.
+   * Leave scattering to forward, or cut shards with EK_SCATTER_GRAINS. A module sees the rows of
+   * one grain at a time, so statistics over its rows (batch normalisation) are those of a grain;
+   * buffers that it writes are those of grain 0. Gradients are not computed in a forward.
+   * EK_ERR_UNSUPPORTED for several processes, and for modules with collectives: grains run one
+   * after the other, so a sum over all devices does not exist yet when the first grain needs it.
    */
   size_t reproducible;
   /*
-   * What modules compute in, and with that what products may round to, in this model alone: the
-   * default for the precision of `type`, or, with f32, TF32, BF16 or F16.
+   * The precision that modules of this model compute in: by default that of `type`; with f32 also
+   * TF32, BF16 or F16.
    *
-   * In TF32 all tensors and all memory are those of f32. Products, attention's too, forward and
-   * backward, may round what they multiply to 10 bits of mantissa, as the tensor cores of cuda
-   * devices do; their sums, and all else, are f32. A device that does not round so
+   * In TF32 all tensors and all memory are those of f32. Products, including those of attention,
+   * may round their factors to 10 bits of mantissa in forward and backward, as the tensor cores of
+   * cuda devices do; their sums, and everything else, are f32. A device that does not round so
    * (ek_device_precisions(), a CPU) gives what f32 gives, bit for bit.
    *
    * In 16 bits parameters are f32 *masters*, with the optimizer's state, and modules see copies of
@@ -125,17 +126,17 @@ typedef struct ek_data_parallel_model_options {
    */
   ek_precision precision;
   /*
-   * Of the gradients of parameters that devices keep and sum: 0 for `type`, or, with f32, EK_BF16
-   * or EK_F16: the precision's type, or where that is f32 or tf32 either. Half the gradients'
-   * memory and traffic: 2 instead of 4 bytes in the table above. Modules add to f32 gradients
-   * all the same, and what a backward has added is rounded once, when the gradient is complete; the
-   * f32 gradients of one module at a time, and of parameters that are used twice, are held beside
-   * them (docs/memory.md). Sums over the devices are made in f32 and rounded once, except that NCCL
-   * rounds each addition (communicator.h). Micro-batches are added up in f32 and rounded for each
-   * of them; norms and updates compute in f32 or f64. Gradients in f16 want a loss scale and have
-   * one by default (data_parallel_optimizer.h). State, files and gradients by name are f32 as
-   * before. EK_ERR_INVALID_ARGUMENT for types that do not go together, EK_ERR_UNSUPPORTED for
-   * devices that do not compute in it.
+   * The type of the gradients of parameters that devices keep and sum: 0 for `type`, or, with f32,
+   * EK_BF16 or EK_F16: the type of the precision, or either of the two if that is f32 or tf32.
+   * Halves the memory and the traffic of gradients: 2 instead of 4 bytes in the table above.
+   * Modules still add to f32 gradients, and the sum of a backward is rounded once, when the
+   * gradient is complete; the f32 gradients of one module at a time, and of parameters that are
+   * used twice, need memory of their own (docs/memory.md). Sums over the devices are made in f32
+   * and rounded once, except that NCCL rounds each addition (communicator.h). Micro-batches are
+   * added up in f32 and rounded for each of them; norms and updates compute in f32 or f64.
+   * Gradients in f16 want a loss scale and have one by default (data_parallel_optimizer.h). State,
+   * files and gradients by name are f32 as before. EK_ERR_INVALID_ARGUMENT for types that do not go
+   * together, EK_ERR_UNSUPPORTED for devices that do not compute in it.
    */
   ek_type gradient_type;
   /*
@@ -209,15 +210,15 @@ EK_API EK_CHECKED ek_status ek_forward_options_init(ek_forward_options *options,
 /*
  * Scatters the inputs (host tensors, or on a device of the group), converts integers of host memory
  * on their way (scatter.h), runs the module, and gives one ek_shards per output of the module, in
- * order, owned by the caller and to be freed after backward. They carry the number of this forward.
- * What `outputs` held before is not freed; on failure it is left as it was.
- * In mode gather only the part of output_device has rows. Scattered inputs must have equal numbers
- * of rows; at least one input must be scattered. Inputs that are targets (module.h) are cut at the
- * samples of the others, of which their rows are a multiple. A forward whose backward never comes
- * is dropped by the next one.
+ * order. The caller owns them and frees them after backward. They carry the number of this forward.
+ * `outputs` is overwritten without freeing what it held, and on failure is left as it was. In mode
+ * gather only the part of output_device has rows. At least one input must be scattered, and
+ * scattered inputs must have equal numbers of rows; inputs that are targets (module.h) may have a
+ * multiple of that, and are cut at the same samples. A forward without a backward is dropped by the
+ * next forward.
  *
  * Without gradient the targets of a module that predicts (module.h) may be left out: the outputs
- * are then what it predicts, on their devices in every mode.
+ * are then its predictions, on their devices in every mode.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_shards *outputs,
                                                            ek_data_parallel_model *model,
@@ -275,8 +276,8 @@ EK_API EK_CHECKED ek_status ek_data_parallel_model_forward_shards(
 typedef struct ek_backward_options {
   size_t size;
   /*
-   * Another micro-batch of the same step follows: its gradients are added, and the devices' sums
-   * are put together with the last one. Random masks and the weight go on as in one large batch.
+   * Another micro-batch of the same step follows: gradients are added up, and summed over the
+   * devices after the last one. Random masks and the weight go on as in one large batch.
    */
   bool accumulate;
   /*
@@ -290,8 +291,8 @@ typedef struct ek_backward_options {
    * earlier ones instead of being added. The same in all micro-batches of a step. */
   bool running;
   /*
-   * A power of two (loss_scale.h) that the program has multiplied these gradients with: the update
-   * divides by it, and knows of no other. The same in all micro-batches of a step. 0: none, as 1.
+   * A power of two (loss_scale.h) by which the program has multiplied these gradients; the update
+   * divides by it. The same in all micro-batches of a step. 0: none, as 1.
    */
   double loss_scale;
 } ek_backward_options;

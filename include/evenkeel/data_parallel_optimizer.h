@@ -20,29 +20,29 @@ typedef struct ek_data_parallel_optimizer_options {
   size_t size;
   const ek_schedule *schedule; /* copied; NULL: the optimizer's own learning rate */
   /*
-   * The norm of the gradient is computed for every result, so that `finite` speaks of the gradient
-   * too: one more read of it. An optimizer that clips computes it in any case; false leaves it out
-   * where nothing else needs it.
+   * Each result has the norm of the gradient, and its `finite` covers the gradient too. This costs
+   * one more read of the gradient. With false the norm is left out unless something else needs it,
+   * such as clipping.
    */
   bool gradient_norm;
   /*
    * A step whose loss or gradient is not finite is refused before anything is written:
-   * EK_ERR_NOT_FINITE, and parameters and state are what they were before the step. The host waits
-   * for the gradient in each step then, also without a result. With a loss scale a finite loss
-   * whose gradient overflows is no error: such a step is skipped.
+   * EK_ERR_NOT_FINITE, and parameters and state are as before the step. The host then waits for the
+   * gradient in each step, also without a result. With a loss scale, a step with a finite loss
+   * whose gradient overflows is not refused but skipped.
    */
   bool refuse_not_finite;
   /*
    * Copied; NULL: EK_LOSS_SCALE_INIT for a model whose precision or gradient_type is f16, and none
-   * for others. With any but EK_LOSS_SCALE_NONE the criteria of the model scale gradients, the
-   * update undoes it, and a step whose gradient is not finite is skipped: EK_OK with `skipped` in
-   * its result, on all devices, wherever the overflow was. Parameters, states and steps are then
-   * what they were before it, bit for bit: bias corrections, schedule and random masks of the next
-   * step are those that the skipped one had. What the program counts goes on: its position in the
-   * data. Buffers that modules write in a training forward were written.
+   * for others. With any kind except EK_LOSS_SCALE_NONE the criteria of the model scale gradients,
+   * the update undoes it, and a step whose gradient is not finite on any device is skipped on all
+   * of them: EK_OK with `skipped` in its result. Parameters, states and the number of steps are
+   * then as before the step, bit for bit; the next step has the bias corrections, the schedule and
+   * the random masks that the skipped one had. The program's own position in the data moves on, and
+   * buffers that modules write in a training forward have been written.
    *
-   * The norm of the gradient is computed in each step then, and the host waits for it before the
-   * update, also without a result: what the next step is depends on it.
+   * The norm of the gradient is then computed in each step, and the host waits for it before the
+   * update, also without a result, because the next step depends on it.
    */
   const ek_loss_scale *loss_scale;
 } ek_data_parallel_optimizer_options;
@@ -56,9 +56,9 @@ EK_API EK_CHECKED ek_status
 ek_data_parallel_optimizer_options_init(ek_data_parallel_optimizer_options *options, size_t size);
 
 /*
- * Makes the state (state.h). All memory that a step needs is taken here. The model must outlive it,
- * and has one optimizer at a time: EK_ERR_STATE. Freeing it ends the run: the model's count of
- * steps, which schedule and random masks follow, is 0 again.
+ * Makes the state (state.h) and takes all memory that a step needs. The model must outlive the
+ * optimizer, and has one at a time: else EK_ERR_STATE. Freeing the optimizer ends the run: the
+ * model's count of steps, which schedule and random masks follow, is 0 again.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_open(
     ek_data_parallel_optimizer **parallel, ek_data_parallel_model *model, ek_optimizer *optimizer,
@@ -74,8 +74,8 @@ typedef struct ek_step_result {
   int64_t step; /* 1 after the first */
   bool empty;   /* every target was ignored: loss and gradient were taken as 0 */
   /*
-   * The loss and the norm of the gradient, if it was computed, are neither NaN nor infinite. When
-   * they are, the update has been made all the same, unless refuse_not_finite is set or `skipped`.
+   * The loss and, if it was computed, the norm of the gradient are neither NaN nor infinite. If
+   * false, the update was made nevertheless, unless refuse_not_finite is set or `skipped` is true.
    */
   bool finite;
   /* The gradient overflowed: nothing was updated, and `step` is what it was (loss_scale.h). */
@@ -86,8 +86,8 @@ typedef struct ek_step_result {
 /*
  * Updates the parameters from the gradients of the step and starts the next. EK_ERR_STATE if no
  * backward has come since the last step. *result may be NULL, then nothing waits for the devices.
- * EK_ERR_TORN: an earlier update failed halfway (data_parallel_model.h). A failure in here may be
- * what tears the model; the next call tells.
+ * EK_ERR_TORN: an earlier update failed halfway (data_parallel_model.h). A failure of this call may
+ * tear the model; the next call then returns EK_ERR_TORN.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
                                                             ek_data_parallel_optimizer *parallel);

@@ -34,13 +34,13 @@
  * of the process opens. An empty value counts as not set. With an unknown value no CPU device opens
  * (EK_ERR_INVALID_ARGUMENT).
  *
- *     EVENKEEL_ISA        baseline, avx2, avx512: the best instruction set that may be used. Without
- *                         it the best that the processor has is used.
+ *     EVENKEEL_ISA        baseline, avx2, avx512: the best instruction set that may be used.
+ *                         Without it the best that the processor has is used.
  *     EVENKEEL_PRODUCTS   own, matmul, matmul-bf16: what computes matrix products. own: the
  *                         library's routine; oneDNN is never called. matmul: oneDNN's matmul
  *                         primitive for f32 as well. matmul-bf16: the primitive for bf16, without
- *                         checking its results first. Without it oneDNN computes f32, and bf16 where
- *                         the processor has instructions for it and the check passes.
+ *                         checking its results first. Without it oneDNN computes f32, and bf16
+ *                         where the processor has instructions for it and the check passes.
  *     NCCL_ALGO, NCCL_PROTO, NCCL_NVLS_ENABLE
  *                         read by NCCL. The library only asks whether they are set, each time it
  *                         opens a `deterministic` group of GPUs that cannot reach each other's
@@ -67,12 +67,12 @@ typedef struct ek_event ek_event;
 
 /*
  * How bytes reach the other processes of a world, see below. `swap` sends out_bytes bytes to
- * process `peer` and receives in_bytes from it, both at the same time: it may not wait for one
- * before it does the other. Either may be 0. When it returns, `out` may be overwritten and `in` is
- * complete. Where a process has gone, or nothing moves for `seconds`, it returns an error, whose
- * message is that of ek_error_set(); what had come before is in `in` nevertheless, because a
- * process that fails sends its reason and may be gone when that is read. It is called by the
- * program's thread that waits in a call of the library, one call at a time, and never by a worker.
+ * process `peer` and receives in_bytes from it, both at the same time: it must not wait for one
+ * before it begins the other. Either may be 0. When it returns, `out` may be overwritten and `in`
+ * is complete. If the process has gone, or nothing moves for `seconds`, `swap` returns an error
+ * with a message set by ek_error_set(); `in` still holds the bytes that came before, because a
+ * process that fails sends its reason and may be gone when that is read. The thread of the program
+ * that waits in a call of the library calls `swap`, one call at a time; workers never do.
  */
 typedef struct ek_exchange {
   size_t size;      /* sizeof(ek_exchange) */
@@ -113,31 +113,31 @@ EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, siz
  *
  * All processes open their groups at the same time, and then make the same calls in the same order,
  * each with its own part of a batch. Sums are taken in the order of the ranks: on `cpu`, several
- * processes give the bits of one that has all devices. On `cuda` NCCL sums, and each device of the
- * world is a GPU of its own.
+ * processes give the bits of one process with all devices. On `cuda` NCCL sums, and each device of
+ * the world must be a GPU of its own.
  *
- * An error in one process is an error in all: in the call that they are in or, where they need
- * nothing of that process any more, in a later one. After that collectives of the group fail with
- * EK_ERR_UNAVAILABLE in all of them; what needs no other process still works. A process that has
- * died or hangs is an error when `swap` returns one.
+ * An error in one process becomes an error in all: in the call that they are in or, if that call
+ * needs nothing more of the failed process, in a later one. After that, collectives of the group
+ * fail with EK_ERR_UNAVAILABLE in all processes; calls that need no other process still work. A
+ * process that has died or hangs is an error when `swap` returns one.
  */
 
 /*
- * `deterministic`: on cpu products are cut by their shapes alone, so that the number of threads
- * changes no bit. On cuda how they are computed is not chosen by timing, which two
- * runs may do differently; and the communicator `peer`,
- * which sums in the order of the devices, also between different GPUs, where they reach each
- * other's memory. Where they do not, NCCL must be held to one
- * algorithm: the program is started with NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_NVLS_ENABLE=0 in its
- * environment, else EK_ERR_UNSUPPORTED. The same machine then gives the same bits, in an order of
- * its own. Logical devices of one GPU always use `peer`.
+ * `deterministic`: on cpu products are cut by their shapes alone, so the number of threads changes
+ * no bit. On cuda the algorithms of products are not chosen by timing, which could differ between
+ * two runs, and gradients are summed by the communicator `peer`, in the order of the devices, also
+ * between different GPUs if they reach each other's memory. If they do not, NCCL must be held to
+ * one algorithm: start the program with NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_NVLS_ENABLE=0 in its
+ * environment, else EK_ERR_UNSUPPORTED. The same machine then gives the same bits, summed in an
+ * order of NCCL's own. Logical devices of one GPU always use `peer`.
  *
  * `debug_memory`: new tensors are filled with NaN (integers: 2147483647), so that a module which
  * reads memory that it has not written gives NaN, which ek_step_result.finite shows. Each tensor
  * is between two guards of EK_MEMORY_UNIT bytes; they are looked at when its memory is given back
  * and at ek_group_synchronize(). One that was overwritten is EK_ERR_OVERRUN: from
- * ek_group_synchronize() at once; what a free finds goes to the log callback, and the next call of
- * the group that has a status returns it and does nothing else. The message says category, size,
+ * ek_group_synchronize() at once; an overwritten guard that is found by a free goes to the log
+ * callback, and the next call of the group that has a status returns the error and does nothing
+ * else. The message says category, size,
  * device and place; each tensor is reported once. Guards are charged with their tensor, on devices
  * that only count as well: peaks are larger than without the option, and planned peaks are the real
  * ones. Costs a fill of every new tensor; on cuda also two waits for every free, and batches do not

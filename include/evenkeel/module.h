@@ -88,14 +88,13 @@ typedef struct ek_module_ops {
   /*
    * Required. Reads `inputs` (loans, ek_module_inputs(self) of them) and fills `outputs`
    * (ek_module_outputs(self) structs of zeros) with tensors that hold a reference:
-   * ek_pass_output(), or a share of an input. What backward needs goes to ek_pass_save(). On failure outputs that were made may stay behind:
-   * the caller frees them.
+   * ek_pass_output(), or a share of an input. Saves what backward needs with ek_pass_save(). On
+   * failure it may leave outputs that it has made; the caller frees them.
    *
-   * When it returns, every output must be there, on the pass's device, and of the pass's type
-   * unless it is of integers or a criterion's totals; workspace must be free. Of the module that is
-   * the model, outputs in a pass with gradient are floating, and their rows (dimension 0; a scalar
-   * has none, nor have totals) a multiple of the samples. What is wrong is an error that names the
-   * module.
+   * When it returns, every output must exist, be on the pass's device and, except integers and the
+   * totals of a criterion, have the pass's type; workspace must be freed. In a pass with gradient
+   * the outputs of the whole model must be floating, and their rows (dimension 0; scalars and
+   * totals have no rows) a multiple of the samples. A violation is an error that names the module.
    */
   ek_status (*forward)(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                        ek_tensor *outputs);
@@ -112,34 +111,35 @@ typedef struct ek_module_ops {
 
   /*
    * Required. Frees the description itself, after the last reference is gone, and drops its
-   * references to children. A child whose last one that was is freed when this returns, so that
-   * nesting takes no stack: it has memory of its own.
+   * references to children. A child without another reference is freed after this has returned, so
+   * deep nesting needs no stack.
    */
   void (*free)(ek_module *self);
 
   /*
-   * (optional) fallback: EK_TYPES_F32. The types that forward and backward compute in, as a set:
-   * EK_TYPES_F32 | EK_TYPES_BF16. Which one it is this time ek_pass_type() says: of floating inputs
-   * and outputs, of their gradients and of parameters. Gradients of parameters are of the type of
-   * sums (ek_type_of_sums()), as are buffers. A model is opened in a type that all of its modules
-   * know: EK_ERR_UNSUPPORTED names one that does not. A floating input of another type does not
-   * reach forward: EK_ERR_TYPE. So a kernel that reads every tensor as floats never sees doubles.
+   * (optional) fallback: EK_TYPES_F32. The set of types that forward and backward compute in, such
+   * as EK_TYPES_F32 | EK_TYPES_BF16. ek_pass_type() tells which one a call computes in: the type of
+   * floating inputs and outputs, of their gradients and of parameters. Gradients of parameters, and
+   * buffers, have the type of sums (ek_type_of_sums()). Opening a model in a type that one of its
+   * modules does not know is EK_ERR_UNSUPPORTED, with the name of the module, and a floating input
+   * of another type is EK_ERR_TYPE before forward is called. So a kernel that reads every tensor as
+   * floats never sees doubles.
    *
-   * In a model of 16 bits one that knows f32 and not that type runs in f32: the library widens its
-   * inputs and parameters and rounds its outputs, and the gradients the other way. That memory is
-   * in the ledger: activations, copies. It says so for itself: its children run in 16 bits if they
-   * know them, between casts as well, and it sees f32. For a child in f32 it asks
-   * (ek_child_options.precision).
+   * In a model of 16 bits a module that knows f32 alone runs in f32: the library widens its inputs
+   * and parameters, rounds its outputs, and converts the gradients the other way. The ledger
+   * charges that memory to activations and copies. The set holds for the module alone: its children
+   * run in 16 bits if they know them, between casts too. A module that wants a child to run in f32
+   * asks for it (ek_child_options.precision).
    */
   unsigned types;
 
   /*
-   * (optional) fallback: no state. What this module keeps on one device for foreign code that it
-   * calls: handles, graphs, caches. Called once for each use of the module in each replica, parents
-   * first, in the thread that opens the replica: of a data-parallel model, the device's worker.
-   * *state, NULL at first, is what ek_pass_state() gives to forward and backward of that use, and
-   * what close takes; no two threads are ever in it. Memory that it takes from the device counts as
-   * held until close.
+   * (optional) fallback: no state. Makes what this module keeps on one device for other libraries
+   * that it calls: handles, graphs, caches. Called once for each use of the module in each replica,
+   * parents first, in the thread that opens the replica (for a data-parallel model, the device's
+   * worker). ek_pass_state() gives *state, NULL at first, to forward and backward of that use, and
+   * close takes it; two threads never use it at the same time. Memory that the function takes from
+   * the device counts as held until close.
    */
   ek_status (*open)(const ek_module *self, void **state, ek_device *device);
 
@@ -152,48 +152,50 @@ typedef struct ek_module_ops {
 
   /*
    * (optional) fallback: false. Forward or backward call ek_pass_all_reduce(). A data-parallel
-   * model with such a module runs on every device, with inputs of no rows where there are none:
-   * there forward and backward meet the same collectives, outputs have no rows (a scalar is
-   * dropped), and gradients get nothing added.
+   * model with such a module runs on every device. On a device without rows its inputs have no
+   * rows: forward and backward must call the same collectives there, outputs have no rows (a scalar
+   * is dropped), and nothing is added to gradients.
    */
   bool collective;
 
   /*
-   * (optional) fallback: nothing is known. Fills a struct of zeros with what this module computes,
-   * if that is all it does: then a chain (chain.h) may do its work in one go with a neighbour's and
-   * call neither forward nor backward. A module that stands in for its child and adds nothing
-   * to it gives the child's, by ek_module_formula().
+   * (optional) fallback: no formula. Fills a struct of zeros with the formula that this module
+   * computes, if it does nothing else. A chain (chain.h) may then do its work in one go with that
+   * of a neighbour, and call neither forward nor backward. A module that stands in for its child
+   * and adds nothing to it gives the child's formula, by ek_module_formula().
    */
   void (*formula)(const ek_module *self, ek_formula *formula);
 
   /*
-   * (optional) fallback: false. Forward costs bandwidth and no products, and what backward needs of
-   * it is its one input and little else, such as a norm or an activation: then a container that is
-   * to recompute what is cheap (recompute.h) does not keep the one output for whoever saves it.
+   * (optional) fallback: false. Forward costs bandwidth and no products, and backward needs its one
+   * input and little else, as with a norm or an activation. A container that recomputes what is
+   * cheap (recompute.h) then makes the output again instead of keeping it for a module that saves
+   * it.
    */
   bool cheap;
 
   /*
-   * (optional) fallback: it predicts nothing. For a module with targets: what it gives where there
-   * are none, such as logits where forward gives a loss. Reads the inputs that are no targets and
-   * fills self->predictions outputs, as forward does; nothing is saved for a backward.
+   * (optional) fallback: no predictions. For a module with targets: computes its results without
+   * them, such as logits where forward gives a loss. Reads the inputs that are not targets and
+   * fills as many outputs as the module has predictions, as forward does; nothing is saved for a
+   * backward.
    */
   ek_status (*predict)(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                        ek_tensor *outputs);
 
   /*
-   * (optional) fallback: nothing is known. What config.json in the folder of a file of weights must
-   * agree with (weights.h): returns a table, which lives as long as the module, and its length.
-   * Only what the shapes of the parameters do not show needs to be there: the number of heads.
+   * (optional) fallback: no facts. Returns a table that config.json beside a file of weights must
+   * agree with (weights.h), and its length; the table lives as long as the module. It needs only
+   * facts that the shapes of the parameters do not show, such as the number of heads.
    */
   const ek_fact *(*facts)(const ek_module *self, size_t *count);
 
   /*
-   * (optional) fallback: 0. EK_I32 or EK_I64 if that is the type in which forward takes integers as
-   * input number `input` (targets are the last ones): then whoever calls a data-parallel model or
-   * criterion may give integers of any type in host memory, and they become this one on their way
-   * (scatter.h). With 0 u8, u16 and u32 become i32, and i64 stay. A module that hands an input to a
-   * child gives the child's, by ek_module_input_type().
+   * (optional) fallback: 0. EK_I32 or EK_I64: the type of integers that forward takes as input
+   * number `input` (targets are the last inputs). A program may then give a data-parallel model or
+   * criterion integers of any type in host memory; they are converted to this one on their way
+   * (scatter.h). With 0, u8, u16 and u32 become i32, and i64 stays. A module that hands an input to
+   * a child gives the child's type, by ek_module_input_type().
    */
   ek_type (*input_type)(const ek_module *self, size_t input);
 } ek_module_ops;
@@ -259,11 +261,11 @@ EK_API ek_module *ek_module_share(ek_module *module);
 /* Drops a reference; the last one frees the module, and then its children. NULL is legal. */
 EK_API void ek_module_free(ek_module *module);
 
-/* What it declares; kind EK_FORMULA_NONE if that is nothing, or it has several inputs or outputs.
- */
+/* The formula of a module; kind EK_FORMULA_NONE if it declares none, or has several inputs or
+ * outputs. */
 EK_API void ek_module_formula(ek_formula *formula, const ek_module *module);
 
-/* What it declares for an input; 0 if that is nothing, or there is no such input. */
+/* The type that a module declares for an input; 0 if it declares none, or has no such input. */
 EK_API ek_type ek_module_input_type(const ek_module *module, size_t input);
 
 /* ---- declaring, inside `parameters` ---- */
@@ -314,7 +316,7 @@ EK_API EK_CHECKED ek_status ek_declare_parameter(ek_declaration *declaration, co
                                                  int rank, const int64_t *shape,
                                                  ek_initializer initializer);
 
-/* What is asked of an optimizer for a parameter. Of tied parameters the source's holds. */
+/* How an optimizer treats a parameter. For tied parameters the options of the source hold. */
 typedef struct ek_parameter_options {
   size_t size;
   bool no_decay; /* weight decay leaves it alone: biases and weights of norms */
@@ -326,8 +328,8 @@ typedef struct ek_parameter_options {
 EK_API EK_CHECKED ek_status ek_parameter_options_init(ek_parameter_options *options, size_t size);
 
 /*
- * What a program asks for parameters from outside, by their names, when it opens a model (options
- * of replica.h, data_parallel_model.h, trainer.h). A pattern is compared with full names
+ * Settings for parameters by name, which a program gives when it opens a model (options of
+ * replica.h and data_parallel_model.h). A pattern is compared with full names
  * ("encoder.0.weight"). `*` matches any characters, dots included, or none, and `?` matches one
  * character. A tied parameter matches under the name of its source and under its other names.
  * Buffers match nothing.
@@ -378,12 +380,12 @@ EK_API EK_CHECKED ek_status ek_declare_module(ek_declaration *declaration, const
 EK_API EK_CHECKED ek_status ek_declare_wrapped(ek_declaration *declaration, ek_module *child);
 
 /*
- * The module, with all of its children, is a unit: in mode fully-sharded (data_parallel_model.h)
- * its parameters are gathered when one of its functions begins and given back when it has returned,
- * so they should be as many as are used at about the same time, such as a block of a decoder. A
- * unit within it is one of its own, and so are frozen parameters beside others, which are gathered
- * for the module that has them. Without effect elsewhere. EK_ERR_INVALID_ARGUMENT if the module has
- * declared anything before.
+ * Makes the module, with all of its children, a unit: in mode fully-sharded (data_parallel_model.h)
+ * its parameters are gathered when one of its functions begins and released when it has returned. A
+ * unit should hold parameters that are used at about the same time, such as those of a block of a
+ * decoder. A unit within it is separate, and so are frozen parameters beside trained ones, which
+ * are gathered for the module that has them. Other modes ignore it. EK_ERR_INVALID_ARGUMENT if the
+ * module has declared anything before.
  */
 EK_API EK_CHECKED ek_status ek_declare_unit(ek_declaration *declaration);
 

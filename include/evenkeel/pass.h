@@ -48,16 +48,16 @@ EK_API EK_CHECKED ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pas
 EK_API EK_CHECKED ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass,
                                              size_t index);
 
-/* False where that gradient is not wanted: of a frozen parameter (ek_parameter_options), or in a
- * pass without gradient. A module that asks need not compute it. To one that does not the pass
- * lends memory, from ek_pass_gradient() until the gradient is complete, and what is added there is
- * dropped. */
+/* False if that gradient is not wanted: the parameter is frozen (ek_parameter_options), or the pass
+ * is without gradient. A module that asks need not compute it. A module that computes it
+ * nevertheless gets memory from ek_pass_gradient() until the gradient is complete, and the result
+ * is dropped. */
 EK_API bool ek_pass_trains(const ek_pass *pass, size_t index);
 
 /*
  * Says that this module adds nothing more to the gradient of parameter `index` in this backward, so
- * that its reduction over the devices may start. A module that never says so is taken to be
- * complete when the whole backward is.
+ * that its reduction over the devices may start. Without this call the gradient counts as complete
+ * when the whole backward is.
  */
 EK_API EK_CHECKED ek_status ek_pass_gradient_complete(ek_pass *pass, size_t index);
 
@@ -83,37 +83,37 @@ EK_API EK_CHECKED ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor)
 EK_API EK_CHECKED ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass);
 
 /*
- * In backward, for a module that has taken back an input it saved: where the gradient of that input
- * belongs. That is the input itself if it is not needed any more: it has no other holder, or only
- * the runner of the pass, which allows it (ek_promise.overwrite_inputs). Else it is a new
- * tensor. The caller owns it.
+ * In backward, for a module that has taken back an input that it saved: the tensor for the gradient
+ * of that input. It is the input itself if nothing needs that any more (it has no other holder, or
+ * only the runner of the pass, which allows it: ek_promise.overwrite_inputs), else a new tensor.
+ * The caller owns it.
  */
 EK_API EK_CHECKED ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass *pass,
                                                    const ek_tensor *input);
 
 /* ---- for a criterion (criterion.h) ---- */
 
-/* A tensor for its totals, f64 [terms, 2], undefined: a new one, or where its runner or its parent
- * wants them. The caller owns it, gives it as output 0 and does not save it: whoever gets it may
- * sum it over the devices. EK_ERR_STATE for a module that is no criterion. */
+/* A tensor for the criterion's totals, f64 [terms, 2], with undefined values: a new one, or the one
+ * that its runner or its parent has given. The criterion owns it, gives it as output 0 and does not
+ * save it, because its receiver may sum it over the devices. EK_ERR_STATE for a module that is no
+ * criterion. */
 EK_API EK_CHECKED ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass);
 
 /*
  * Gradients in forward. The scale of a criterion is one number that backward finds in the gradient
- * of its totals. Where its caller promises that number in forward (ek_promise.gradient_now), the
- * criterion may compute then what backward would, if that is
- * cheaper while all is at hand. That is so for a criterion of one term whose reduction is not
- * `none`.
+ * of its totals. If the caller promises that number in forward (ek_promise.gradient_now), the
+ * criterion may compute in forward what backward would, where that is cheaper because the data is
+ * still at hand. Callers promise it to criteria of one term whose reduction is not `none`.
  *
- * ek_pass_known_scale() asks no more than that: true, and *scale. What the module computes of
- * gradients is its own affair; it saves for backward what is left to do, and there the answer is
- * the same as in its forward. A module that computes its loss by a child hands the scale on.
+ * ek_pass_known_scale() returns true, and *scale, if the scale is promised. The module decides
+ * which gradients it computes; it saves for backward what is left to do, and in backward the answer
+ * is the same as in forward. A module whose child computes the loss hands the scale on.
  *
- * ek_pass_gradient_now() says more: true if the criterion is to write the gradients of all its
- * inputs that are no targets over these inputs, and to add those of its parameters, times *scale.
- * Its backward is not called then, and what it saves is dropped. Only in forward, before it saves
- * anything; and only where its caller leaves the inputs to it (overwrite_inputs) and nothing else
- * holds them.
+ * ek_pass_gradient_now() returns true if the criterion is to write the gradients of all its inputs
+ * except targets over these inputs, and to add those of its parameters, times *scale. Its backward
+ * is then not called, and what it saves is dropped. It is true only in forward, before the module
+ * has saved anything, and only if the caller allows it to overwrite the inputs (overwrite_inputs)
+ * and nothing else holds them.
  *
  * Gradients of parameters that are said to be complete in forward are reduced when backward begins.
  * A criterion that never asks has its backward called.
@@ -122,16 +122,17 @@ EK_API bool ek_pass_known_scale(double *scale, const ek_pass *pass);
 EK_API bool ek_pass_gradient_now(double *scale, ek_pass *pass);
 
 /*
- * What a criterion's caller, the runner of a pass or a parent, promises to its forward. A member
- * that is zero promises nothing; other modules than criteria may not have `totals`, and do not see
- * the rest.
+ * What the caller of a criterion, the runner of a pass or a parent, promises to its forward. A
+ * member that is zero promises nothing. Modules that are not criteria may not be given `totals`,
+ * and ignore the rest.
  */
 typedef struct ek_promise {
   const ek_tensor *totals; /* where the totals go: f64 [terms, 2]; NULL: new memory */
   /*
-   * A child's caller needs the inputs no more: the criterion may write over those that have no
-   * other holder. The runner of a pass keeps the inputs that are no targets, one reference each,
-   * until backward has run, and nothing else reads them: they may hold their gradients then.
+   * The caller of a child does not need the inputs any more: the criterion may write over those
+   * that have no other holder. The runner of a pass keeps the inputs that are not targets, one
+   * reference each, until backward has run, and nothing else reads them: they may then hold their
+   * gradients.
    */
   bool overwrite_inputs;
   /*
@@ -151,13 +152,13 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
                                                   const ek_tensor *inputs);
 
 /*
- * The same, otherwise than the module itself runs. With `save` false nothing of it is kept for
- * backward, as in a pass without gradient: before its backward it must run again, as recomputation
- * does. In forward: run the child without saving, and save its inputs. In backward: take them back,
- * run the child, free what it gave, run its backward.
+ * Options for a child that runs differently from the module itself. With `save` false nothing of it
+ * is kept for backward, as in a pass without gradient, so it must run again before its backward.
+ * Recomputation does this: in forward it runs the child without saving, and saves its inputs; in
+ * backward it takes them back, runs the child, frees the outputs, and runs the child's backward.
  *
- * What a backward runs forward is recomputed: ek_pass_is_recomputing(), and random numbers are
- * those of the first time. It gives the same bits if nothing that it reads has changed.
+ * A forward within a backward is a recomputation: ek_pass_is_recomputing() is true, and random
+ * numbers are those of the first time. It gives the same bits if nothing that it reads has changed.
  *
  * A child runs in what the module that calls was to run in: 16 bits also where that knows f32 alone
  * (module.h), with casts between the two. With `precision` the child and its children run in f32,
@@ -166,15 +167,14 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * in EK_PRECISION_F32 are not rounded. EK_ERR_UNSUPPORTED for one that does not compute in it, or
  * that asks for a parameter in f64 of a replica of f32 or the reverse.
  *
- * With `made_from` the child's input need not be kept, because it is cheaper to make than to hold:
- * it is what child number `made_by` gave for this tensor. Where the child, or a module in it, saves
- * its input, a reference to `made_from` is kept in its place, and child `made_by` runs again when
- * the input is taken back, in the type that it ran in last before. Both children have one input and
- * one output.
+ * With `made_from` the child's input is made again instead of being kept: it is the output of child
+ * number `made_by` for this tensor. If the child, or a module in it, saves its input, the pass
+ * keeps a reference to `made_from` instead, and runs child `made_by` again when the input is taken
+ * back, in the type that it ran in last. Both children have one input and one output.
  *
  * With `unread` the caller frees the outputs without reading them, as recomputation does in
- * backward: the child need not compute them (ek_pass_wants_outputs()). They have their types and
- * shapes, and any values.
+ * backward, so the child need not compute them (ek_pass_wants_outputs()). They have the right types
+ * and shapes, and any values.
  */
 typedef struct ek_child_options {
   size_t size;
@@ -217,17 +217,18 @@ EK_API EK_CHECKED ek_status ek_pass_child_predict(ek_tensor *outputs, ek_pass *p
 
 /*
  * For a module that does the work of its child number `child` itself, because two children are
- * cheaper in one go than one after the other: until ek_pass_child_leave() parameters, gradients,
- * children and random numbers are the child's. What the child would save and take, and which of its
- * gradients it would say to be complete, is then up to the caller. One child at a time:
- * EK_ERR_STATE for a second one, and for leaving none. A function that returns has left.
+ * cheaper in one go than one after the other (chain.h does so for some): until
+ * ek_pass_child_leave() parameters, gradients, children and random numbers are the child's. The
+ * caller saves and takes back what the child would, and says which of its gradients are complete.
+ * One child at a time: EK_ERR_STATE for entering a second one, and for leaving without having
+ * entered. A function that returns leaves its child.
  */
 EK_API EK_CHECKED ek_status ek_pass_child_enter(ek_pass *pass, size_t child);
 
 /*
- * The same in a forward, otherwise than the module itself runs: with `save` false what is saved
- * until ek_pass_child_leave() is not kept, and `made_from` is as above, `input` being what the
- * child works on (NULL without it). EK_ERR_INVALID_ARGUMENT for a type or a place for totals.
+ * The same in a forward, with options: with `save` false what is saved until ek_pass_child_leave()
+ * is not kept, and `made_from` is as above, with `input` the child's input (NULL without it).
+ * EK_ERR_INVALID_ARGUMENT for a precision or totals.
  */
 EK_API EK_CHECKED ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child,
                                                      const ek_tensor *input,
@@ -255,17 +256,16 @@ EK_API ek_stream *ek_pass_stream(const ek_pass *pass); /* the compute stream */
 EK_API ek_type ek_pass_type(const ek_pass *pass);
 EK_API bool ek_pass_wants_gradient(const ek_pass *pass); /* false: no backward follows */
 EK_API bool ek_pass_is_training(const ek_pass *pass);    /* false: dropout is off */
-/* In a forward: it has run before, and a backward runs it again. What a training forward changes in
- * its buffers (running statistics, counters) has been changed: leave them alone. */
+/* In a forward: it has run before, and a backward runs it again. Buffers that a training forward
+ * changes (running statistics, counters) have been changed already: leave them alone. */
 EK_API bool ek_pass_is_recomputing(const ek_pass *pass);
 /* In a forward that does not save, of a pass with gradient: a backward will run it again. A module
- * that computes in another way where nothing is saved must not do so here: the bits could differ.
- */
+ * that computes differently if nothing is saved must not do so here: the bits could differ. */
 EK_API bool ek_pass_runs_again(const ek_pass *pass);
-/* In a forward: false if its caller runs it for what it saves alone and frees the outputs unread.
- * The module may leave them unwritten then, and so spare its last operation; all else it does as
- * ever. It asks for itself: a child whose outputs become its own it may run with
- * ek_child_options.unread. */
+/* In a forward: false if its caller only needs what the module saves, and frees the outputs unread.
+ * The module may then leave them unwritten and so spare its last operation; it must do everything
+ * else as usual. The answer is for this module alone: a child whose outputs become its own it may
+ * run with ek_child_options.unread. */
 EK_API bool ek_pass_wants_outputs(const ek_pass *pass);
 /* What the `open` of the running module has made for this replica; NULL if it has none. */
 EK_API void *ek_pass_state(const ek_pass *pass);

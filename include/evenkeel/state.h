@@ -2,10 +2,10 @@
  * state.h - everything that a training run has become, by name: read and written in host memory.
  *
  * An entry is a piece of the state of a data-parallel model and of the optimizer that is open for
- * it. All modes, precisions and any number of devices have the same entries of the same shapes, so
- * what one run gave another takes, whatever either of them runs on. Only the two of a loss scale
- * are not there in a run without a dynamic one: writing them is EK_ERR_NOT_FOUND, and files that
- * have them are read without (checkpoint.h).
+ * it. All modes, precisions and numbers of devices have the same entries with the same shapes, so
+ * the state of one run can be given to another, whatever either of them runs on. Only the two
+ * entries of a loss scale are missing in a run without a dynamic one: writing them is
+ * EK_ERR_NOT_FOUND, and a load skips them (checkpoint.h).
  *
  *     name                               what
  *     blocks.0.mlp.0.weight              a parameter, or a buffer
@@ -16,13 +16,13 @@
  *     run/good_steps                     i64: in a row, since the same scale changed
  *
  * Tied parameters are one entry, under the name of their source; the other name finds it too. Those
- * of `run` are numbers of the host, also for a model on `plan` devices; what is on such devices
- * is neither read nor written, and the host's memory stays as it is. Not state, and to be given
- * again: the module, the options (mode, type, schedule, the rule's constants, patterns) and the
- * data. A frozen parameter is an entry, and no state of the optimizer is: a run goes on with the
- * same parameters frozen.
+ * of `run` are numbers of the host, also for a model on `plan` devices; entries on such devices are
+ * neither read nor written, and the host's memory stays as it is. The program must give again what
+ * is not state: the module, the options (mode, type, schedule, the rule's constants, patterns) and
+ * the data. A frozen parameter is an entry, but has no state of the optimizer: a run goes on with
+ * the same parameters frozen.
  *
- * All of a run into memory of the program's, and from there into another:
+ * To copy the state of one run into the program's memory, and from there into another run:
  *
  *     for (size_t i = 0; i < ek_state_count(from); i++) {
  *       ek_state_info info;
@@ -40,9 +40,9 @@
  * with the same mode and devices, else to rounding (docs/numerics.md). Copy between steps: what a
  * step has accumulated is no state.
  *
- * A torn model (EK_ERR_TORN) cannot be read. It can be written, and is good again when every entry
- * that ek_state_count() counts was written since it tore. What its last step had accumulated is
- * dropped then. Where a device is dead for good a write fails, and so does every call.
+ * A torn model (EK_ERR_TORN) cannot be read. It can be written, and is whole again when every entry
+ * that ek_state_count() counts has been written since it tore; gradients that its last step had
+ * accumulated are dropped. If a device is dead for good, writes fail, and so does every other call.
  */
 #ifndef EVENKEEL_STATE_H
 #define EVENKEEL_STATE_H
@@ -90,8 +90,8 @@ EK_API EK_CHECKED ek_status ek_state_find(ek_state_info *info, const ek_data_par
  * elements. The host tensor has the type of the entry; of a parameter, a buffer or a state of the
  * optimizer, which have floating types, it may have any floating type: each element is widened, or
  * rounded once to nearest. Such a copy goes through the stack in pieces and is slower. A write that
- * fails on the way to the devices tears the model, as a failed update does. What a running step has
- * computed by then stays as it is.
+ * fails on the way to the devices tears the model, as a failed update does. Results that a running
+ * step has computed already stay as they are.
  * EK_ERR_NOT_FOUND  no such entry
  * EK_ERR_TYPE       another type, and one of the two is not floating
  * EK_ERR_SHAPE      another shape; nothing was touched in either case

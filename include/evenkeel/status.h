@@ -20,10 +20,10 @@
  * function changes in place stands where an input would. Operations (ek_op_...) begin with the
  * stream on which they run.
  *
- * Every ek_..._free() returns nothing and takes NULL. Where freeing may be refused, or finishes work
- * that may fail, a function beside it, ek_..._close() or ek_..._end(), does the same and returns the
- * status. The free is for clean-up: what the other one would return goes to the log callback as a
- * warning, and ek_error_message() stays what it was.
+ * Every ek_..._free() returns nothing and takes NULL. Where freeing may be refused, or finishes
+ * work that may fail, a function beside it, ek_..._close() or ek_..._end(), does the same and
+ * returns the status. The free is for clean-up: what the other one would return goes to the log
+ * callback as a warning, and ek_error_message() stays what it was.
  *
  * Options, and the tables of functions of a module, criterion or optimizer of your own, are structs
  * whose first member is their `size`; EK_..._INIT (or sizeof) sets it. One rule holds for all of

@@ -17,10 +17,10 @@
  *     ek_tensor_free(&x);
  *     return status;
  *
- * A struct of zeros is "no tensor"; ek_tensor_exists() tells. A tensor may have no elements (a
- * shard without rows): it exists and holds no bytes. On a device its data is an address all the
- * same, at which nothing is; on the host it may be NULL. One that a module makes while it runs has
- * holders as any other, and is freed before its group.
+ * A struct of zeros is "no tensor": ek_tensor_exists() is false. A tensor may have no elements (a
+ * shard without rows): it exists and holds no bytes. Its data is then an address without memory on
+ * a device, and may be NULL on the host. A tensor that a module makes while it runs has holders
+ * like any other, and must be freed before its group.
  */
 #ifndef EVENKEEL_TENSOR_H
 #define EVENKEEL_TENSOR_H
@@ -115,7 +115,7 @@ EK_API int64_t ek_tensor_aligned_columns(int64_t columns, ek_type type);
 
 /*
  * A new tensor on `device`, its elements undefined, charged to `category`.
- * EK_ERR_INVALID_ARGUMENT  NULL, negative sizes, a rank or type there is not
+ * EK_ERR_INVALID_ARGUMENT  NULL, negative sizes, an unknown type or rank
  * EK_ERR_TYPE              u8, u16 and u32, which are types of host memory
  * EK_ERR_OVERFLOW          the product of the sizes does not fit
  * EK_ERR_OUT_OF_MEMORY     the device is full; the message names device, category, request, and the
@@ -175,12 +175,12 @@ EK_API EK_CHECKED ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64
 EK_API EK_CHECKED ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source);
 
 /*
- * A new tensor with type, shape and content of `source`, which is on the host or on a device of the
- * group: ek_tensor_create() and ek_tensor_copy() in one. What comes from the host need not wait
- * until the device has done what was queued on it before: where a device queues its work (cuda) it
- * travels on a stream of its own. With `ahead` the compute stream does not wait for it either, so
- * that it travels while a step computes: then ek_tensor_wait() comes before anything is queued
- * that uses the tensor. On failure nothing is left behind.
+ * A new tensor with the type, shape and content of `source`, which is on the host or on a device of
+ * the group: ek_tensor_create() and ek_tensor_copy() in one. Content from the host does not wait
+ * for work that was queued on the device before: a device that queues its work (cuda) copies it on
+ * a stream of its own. With `ahead` the compute stream does not wait for the copy either, so that
+ * it overlaps with a step: call ek_tensor_wait() before queueing anything that uses the tensor. On
+ * failure nothing is left behind.
  */
 EK_API EK_CHECKED ek_status ek_tensor_create_from(ek_tensor *tensor, ek_device *device,
                                                   ek_memory_category category,

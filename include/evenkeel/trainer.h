@@ -41,12 +41,12 @@
  * their way to the devices (scatter.h). The devices string names what to train on: "cpu:4", "cuda",
  * "cuda:0-3", "plan:8@80GiB" (device.h).
  *
- * A trainer calls public functions and keeps nothing to itself: it is the pair
- * ek_data_parallel_model and ek_data_parallel_criterion with ek_data_parallel_optimizer, which a
- * program that wants more calls itself, from its parts or from the start: batches that travel while
- * a step computes, outputs that are looked at before backward, micro-batches that come one by one
- * (data_parallel_criterion.h, data_parallel_model.h). State is read and written by name with
- * ek_trainer_model() (state.h), and saved in files (checkpoint.h).
+ * A trainer is made of public parts: an ek_data_parallel_model, an ek_data_parallel_criterion and
+ * an ek_data_parallel_optimizer. A program that needs more control opens these itself, or takes
+ * them from a trainer: to copy batches while a step computes, to look at the outputs before
+ * backward, or to take micro-batches one by one (data_parallel_criterion.h, data_parallel_model.h).
+ * State is read and written by name with ek_trainer_model() (state.h), and saved in files
+ * (checkpoint.h).
  *
  * A trainer and its parts belong to one thread at a time: another gets EK_ERR_STATE.
  */
@@ -65,21 +65,20 @@ typedef struct ek_trainer ek_trainer;
 typedef struct ek_trainer_options {
   size_t size;
   /*
-   * What the parts are opened with; each is read when the trainer opens, and NULL gives its
-   * defaults. The model's have the mode, the seed, precisions, the bucket size, patterns of
-   * parameters and scalings of inputs; the optimizer's have the schedule and the loss scale. With
-   * model->reproducible a group that the trainer opens is deterministic. A trainer sets
-   * criterion->gradient_in_forward itself, unless keep_outputs or the reduction `none` forbids it;
-   * targets of a model that computes its loss itself may have their scalings in
-   * criterion->target_scaling, too. Options of a criterion or an optimizer that the trainer does
-   * not have are EK_ERR_INVALID_ARGUMENT.
+   * The options of the three parts, read when the trainer opens; NULL gives the defaults. The mode,
+   * the seed, precisions, the bucket size, patterns of parameters and scalings of inputs are the
+   * model's; the schedule and the loss scale are the optimizer's. With model->reproducible a group
+   * that the trainer opens is deterministic. The trainer sets criterion->gradient_in_forward
+   * itself, unless keep_outputs or the reduction `none` forbids it. For a model that computes its
+   * loss itself, criterion->target_scaling has the scalings of the targets. Options for a criterion
+   * or an optimizer that the trainer does not have are EK_ERR_INVALID_ARGUMENT.
    */
   const ek_data_parallel_model_options *model;
   const ek_data_parallel_criterion_options *criterion;
   const ek_data_parallel_optimizer_options *optimizer;
-  ek_group *group; /* of the program's, which outlives the trainer; `devices` is NULL */
-  const ek_group_options *group_options; /* how it opens `devices` (threads, for one); NULL */
-  int64_t micro_batches; /* parts that a batch is taken in one after the other; 0 and 1: one */
+  ek_group *group; /* the program's, which must outlive the trainer; `devices` is NULL then */
+  const ek_group_options *group_options; /* to open `devices` with (threads); NULL: the defaults */
+  int64_t micro_batches; /* parts of a batch, computed one after the other; 0 and 1: one */
 } ek_trainer_options;
 #define EK_TRAINER_OPTIONS_INIT                                                                    \
   {                                                                                                \
@@ -93,13 +92,13 @@ EK_API EK_CHECKED ek_status ek_trainer_options_init(ek_trainer_options *options,
  * Opens the group and the three parts on it. Module, criterion and optimizer stay the program's; it
  * may free them at once. The gradient is computed in the criterion's forward and overwrites the
  * outputs, unless the reduction is `none`. `criterion` is NULL for a model that computes its loss
- * itself (with_criterion.h, the fused loss of gpt.h): steps get inputs and targets all the same, or
- * all of them as inputs. `options` NULL gives the defaults (mode replicated).
+ * itself (with_criterion.h, the fused loss of gpt.h); steps of such a model take inputs and targets
+ * as usual, or all of them as inputs. `options` NULL gives the defaults (mode replicated).
  *
- * `optimizer` is NULL for a trainer that evaluates and predicts and takes no step: all parameters
- * are frozen, and devices have no memory for gradients or a state of an optimizer. Then `criterion`
- * may be NULL too, and the trainer only predicts. A saved state is loaded without the optimizer's.
- * A call that needs a part that is not there is EK_ERR_STATE.
+ * With `optimizer` NULL the trainer evaluates and predicts, and cannot take a step: all parameters
+ * are frozen, and devices hold no gradients and no state of an optimizer. `criterion` may then be
+ * NULL too; such a trainer only predicts. It loads saved states without the optimizer's part. A
+ * call that needs a missing part returns EK_ERR_STATE.
  */
 EK_API EK_CHECKED ek_status ek_trainer_open(ek_trainer **trainer, const char *devices,
                                             ek_module *module, ek_criterion *criterion,
@@ -115,78 +114,78 @@ EK_API EK_CHECKED ek_status ek_trainer_close(ek_trainer *trainer);
 EK_API void ek_trainer_free(ek_trainer *trainer); /* the same, as a free: status.h */
 
 /*
- * One step: forward, loss, backward, update. *result may be NULL, then nothing waits for the
+ * One step: forward, loss, backward, update. With `result` NULL the call does not wait for the
  * devices. A step that fails leaves parameters, state and masks as they were, holds no memory, and
- * may be tried again; what a program had accumulated through the parts is dropped. After
- * EK_ERR_TORN see state.h. With a loss scale a step that overflows is skipped, which its result
- * says.
+ * may be tried again; gradients that a program had accumulated through the parts are dropped. After
+ * EK_ERR_TORN see state.h. With a loss scale, a step that overflows is skipped, and its result says
+ * so.
  *
- * With micro_batches = K a step cuts its batch in K parts of whole samples, their sizes differing
- * by at most one, and each part over the devices; it holds the activations of one part at a time. A
- * batch of fewer samples has as many parts. Loss, gradient and random masks are those of the whole
- * batch (docs/numerics.md): the caller divides nothing. What a module computes of the batch it
- * sees, such as the statistics of a batch normalisation, is of a part. A criterion of several
- * `mean` terms wants parts that weigh its terms in the same ratios, else EK_ERR_STATE
- * (data_parallel_criterion.h).
+ * With micro_batches = K a step cuts its batch into K parts of whole samples, whose sizes differ by
+ * at most one, and cuts each part over the devices; it holds the activations of one part at a time.
+ * A batch of fewer than K samples has one part for each sample. Loss, gradient and random masks are
+ * those of the whole batch (docs/numerics.md): the caller divides nothing. A module that computes
+ * something of all the samples that it sees, such as the statistics of a batch normalisation, sees
+ * one part. A criterion of several `mean` terms needs parts that weigh its terms in the same
+ * ratios, else EK_ERR_STATE (data_parallel_criterion.h).
  */
 EK_API EK_CHECKED ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer,
                                             const ek_tensor *inputs, size_t input_count,
                                             const ek_tensor *targets, size_t target_count);
 
 /*
- * What the first step of such a batch does once, before any step: a GPU loads code and times the
- * algorithms of each product (docs/notes/cuda.md), a processor makes its products' code and
- * touches memory. It runs forward, loss and backward of the batch, with training off, and drops the
- * gradient: parameters, buffers, masks, the loss scale and the number of the step stay what they
- * were, and what follows has the bits that it would have had if the same algorithms were chosen.
- * Not needed: a step whose sizes are new does it for itself. Once for each size of batch that
- * comes; any numbers that a step would take will do. Waits for the devices; fails as a step does,
- * and drops what was accumulated through the parts.
+ * Does ahead of time what the first step of a batch size does once: a GPU loads code and times the
+ * algorithms of each product (docs/notes/cuda.md), a processor compiles code for its products and
+ * touches memory. The call is optional, since a step with a new size prepares itself; call it once
+ * for each size, with any numbers that a step would take. It runs forward, loss and backward of the
+ * batch with training off, and drops the gradient. Parameters, buffers, masks, the loss scale and
+ * the number of the step stay as they were, and later steps have the same bits as without this
+ * call, if the same algorithms are chosen. Waits for the devices; fails as a step does, and drops
+ * gradients that were accumulated through the parts.
  */
 EK_API EK_CHECKED ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs,
                                                size_t input_count, const ek_tensor *targets,
                                                size_t target_count);
 
 /*
- * The loss of a batch without gradient and with training off (no dropout); nothing is updated. With
- * micro_batches the batch is cut as that of a step is, and the loss is that of the whole batch: the
- * sum of all losses over the sum of all weights, for each term.
- * *weight, which may be NULL, is what the loss was divided by (data_parallel_criterion.h): over
- * several batches the loss is sum(loss * weight) / sum(weight). Waits for the devices.
+ * The loss of a batch, without gradient and with training off (no dropout); nothing is updated.
+ * With micro_batches the batch is cut as a step cuts it, and the loss is that of the whole batch:
+ * for each term, the sum of all losses over the sum of all weights. *weight (`weight` may be NULL)
+ * is the weight that the loss was divided by (data_parallel_criterion.h): over several batches the
+ * loss is sum(loss * weight) / sum(weight). Waits for the devices.
  */
 EK_API EK_CHECKED ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
                                                 const ek_tensor *inputs, size_t input_count,
                                                 const ek_tensor *targets, size_t target_count);
 
 /*
- * The outputs of a batch, one ek_shards per output of the module (of a model that computes its loss
- * itself, what it predicts: module.h), without gradient and with training off. They are the
- * caller's, as those of ek_data_parallel_model_forward(); ek_gather_host() (gather.h) puts the rows
- * of one into host memory. With micro_batches the batch is cut as that of a step is, and the rows
- * of all parts are put together on the devices where those of a whole batch are, in order. A batch
- * whose outputs have no rows (scalars, totals) is not cut.
+ * The outputs of a batch, without gradient and with training off: one ek_shards per output of the
+ * module, or per prediction of a model that computes its loss itself (module.h). The caller owns
+ * them, as after ek_data_parallel_model_forward(); ek_gather_host() (gather.h) copies the rows of
+ * one into host memory. With micro_batches the batch is cut as a step cuts it, and the rows of all
+ * parts are put together, in order, on the devices that hold those of a whole batch. A batch whose
+ * outputs have no rows (scalars, totals) is not cut.
  */
 EK_API EK_CHECKED ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer,
                                                const ek_tensor *inputs, size_t input_count);
 
 /*
- * The same into tensors in host memory, one per output, each with the number of elements of the
- * output and with its type or, where that is floating, any floating type (ek_gather_host()), in the
- * order of the batch. With micro_batches the devices hold the outputs of
- * one part at a time, so a batch that a step can take can be predicted too. Waits for the devices;
- * on a failure the tensors may hold a part of the outputs. EK_ERR_SHAPE for an output without rows.
+ * The same into tensors in host memory, one per output, in the order of the batch. Each has the
+ * number of elements of the output, and its type or, if that is floating, any floating type
+ * (ek_gather_host()). With micro_batches the devices hold the outputs of one part at a time, so a
+ * batch that fits a step can be predicted too. Waits for the devices; after a failure the tensors
+ * may hold some of the outputs. EK_ERR_SHAPE for an output without rows.
  */
 EK_API EK_CHECKED ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_trainer *trainer,
                                                     const ek_tensor *inputs, size_t input_count);
 
 /*
- * The state of the run into a folder, and out of it (checkpoint.h). ek_trainer_begin_save() copies
- * the state and returns while a thread writes it. It and ek_trainer_save() wait for the save
- * before, of which they return the error, if there was one, instead of saving. ek_trainer_load()
- * waits for it too and loads whatever its result was, which the next of these calls still returns.
- * ek_trainer_end_save() waits for the last save and returns its error; without one it returns
- * EK_OK. ek_trainer_close() and ek_trainer_free() wait. In a child of fork() the parent's save is EK_ERR_STATE, and goes
- * on.
+ * Save the state of the run in a folder, and load it (checkpoint.h). ek_trainer_begin_save() copies
+ * the state and returns while a thread writes it. ek_trainer_begin_save() and ek_trainer_save()
+ * first wait for the save before; if that failed, they return its error and save nothing.
+ * ek_trainer_load() waits for it too, then loads in any case, and leaves its error to the next of
+ * these calls. ek_trainer_end_save() waits for the last save and returns its error; without a save
+ * it returns EK_OK. ek_trainer_close() and ek_trainer_free() wait for the last save. A child of
+ * fork() gets EK_ERR_STATE for the parent's save, which goes on.
  */
 EK_API EK_CHECKED ek_status ek_trainer_save(ek_trainer *trainer, const char *folder,
                                             const ek_checkpoint_options *options);

@@ -25,7 +25,7 @@ at_most() { # LIMIT NAME PATTERN
   fi
 }
 at_most 1 'nobody, everybody and the like' '\b(no|any|every|some)body\b'
-at_most 61 'behind' '\bbehind\b'
+at_most 60 'behind' '\bbehind\b'
 at_most 0 'lie, lies' '\blies?\b'
 at_most 12 'so many' '\bso many\b'
 at_most 0 'but for' '\bbut for\b'
