@@ -15,14 +15,15 @@
  * devices; a difference is EK_ERR_SHAPE on every device. A sum in a type that the devices do not
  * compute in (ek_device_types()) is EK_ERR_UNSUPPORTED.
  *
- * A group may have several communicators. With `nccl` their collectives, too, are started in the
- * same order on all devices: each waits for its peers on the one stream that they share, and two in
- * another order would wait for ever: EK_ERR_UNAVAILABLE after the group's time limit. `host` and
- * `peer` take any order within one process; between processes the order is the same on all devices.
+ * A group may have several communicators. With `nccl` all devices must start the collectives of all
+ * communicators in the same order: they share one stream, on which each waits for its peers, so two
+ * in different orders wait until the group's time limit: EK_ERR_UNAVAILABLE. `host` and `peer` take
+ * any order within one process; between processes the order must be the same on all devices.
  *
- * All devices must call the same collectives, and wait for their own. Where a device has left its
- * function without a collective that another one waits for, `host` and `peer` end the wait within
- * about a second: EK_ERR_SHAPE. `nccl` gives up after the group's time limit: EK_ERR_UNAVAILABLE.
+ * All devices must call the same collectives, and wait for their own. If a device has left its
+ * function without a collective that another device waits for, `host` and `peer` end the wait
+ * within about a second: EK_ERR_SHAPE. `nccl` gives up after the group's time limit:
+ * EK_ERR_UNAVAILABLE.
  *
  * When a device's function fails inside ek_group_apply(), the group aborts its communicators: peers
  * that wait return EK_ERR_ABORTED. Afterwards the communicator is reset.
@@ -71,7 +72,7 @@ EK_API EK_CHECKED ek_status ek_communicator_all_gather(ek_communicator *communic
                                                        ek_device *device, ek_tensor *tensor,
                                                        const int64_t *offsets);
 
-/* Lets queued work go on that is ready, without waiting. Cheap; legal at any time. */
+/* Starts queued work that is ready, without waiting. Cheap; legal at any time. */
 EK_API EK_CHECKED ek_status ek_communicator_progress(ek_communicator *communicator,
                                                      ek_device *device);
 /* The device's compute stream waits for all collectives that the device has queued. */

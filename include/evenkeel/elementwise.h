@@ -44,9 +44,9 @@ typedef enum ek_spread {
 } ek_spread;
 
 /*
- * y = a OP b, for y and a of rows x columns. b has the shape that `spread` says, in as many
- * dimensions as you like, and is of the type of values; with EK_SPREAD_ROWS of the type of sums.
- * y may be a itself and, with EK_SPREAD_NONE, b; a and b may be the same tensor.
+ * y = a OP b, for y and a of rows x columns. b has the number of elements that `spread` says, in
+ * any number of dimensions, and the type of values, or with EK_SPREAD_ROWS that of sums. y may be a
+ * itself and, with EK_SPREAD_NONE, b; a and b may be the same tensor.
  *
  * Its gradients are made of the same operations: of a product, da = dy b and db = dy a; of a
  * quotient, da = dy / b and db = -da y; and what was spread is summed, over the columns by

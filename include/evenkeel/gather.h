@@ -17,17 +17,17 @@ EK_API EK_CHECKED ek_status ek_gather(ek_tensor *whole, const ek_shards *shards,
                                       ek_memory_category category);
 
 /*
- * The same, taking the shards over: each part is freed as soon as it was copied, and the part of
- * `device`, if it comes first and there is free room after it, is made longer in place instead of
- * being copied. *shards is zero afterwards, also on failure.
+ * The same, but frees the shards: each part as soon as it has been copied. If the part of `device`
+ * comes first and has free memory after it, it grows in place instead of being copied. *shards is
+ * zero afterwards, also on failure.
  */
 EK_API EK_CHECKED ek_status ek_gather_move(ek_tensor *whole, ek_shards *shards, size_t device,
                                            ek_memory_category category);
 
 /*
- * All rows into the host tensor `whole`, whose number of elements is that of all parts. Its type is
- * that of the parts, or, where that is floating, any floating type: each element is widened, or
- * rounded once to nearest. Such a copy goes through the stack in pieces and is slower. It is
+ * Copies all rows into the host tensor `whole`, which has as many elements as all parts together.
+ * Its type is that of the parts or, if that is floating, any floating type: each element is then
+ * widened, or rounded once to nearest, in pieces on the stack, which is slower. The copy is
  * complete when the call returns. EK_ERR_TYPE, EK_ERR_SHAPE.
  */
 EK_API EK_CHECKED ek_status ek_gather_host(ek_tensor *whole, const ek_shards *shards);

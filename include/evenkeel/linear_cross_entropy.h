@@ -1,15 +1,15 @@
 /*
- * linear_cross_entropy.h - a linear layer and the cross-entropy of what it gives, in one: the
- * logits never exist whole.
+ * linear_cross_entropy.h - a linear layer and the cross-entropy of its result, in one: the logits
+ * never exist as a whole.
  *
- * Where a vocabulary is large, logits are the largest tensor of a training by far. The head takes
- * them a block of rows at a time: logits = h W^T + b, their losses, their gradient g over them,
- * dh = g W, dW += g^T h, and then the next block in the same memory. Losses and gradients are those
- * of ek_linear with ek_cross_entropy (losses.h has the formula), to the rounding of a sum in
+ * With a large vocabulary the logits are by far the largest tensor of a training. This criterion
+ * computes them a block of rows at a time: logits = h W^T + b, their losses, their gradient g over
+ * them, dh = g W, dW += g^T h, and then the next block in the same memory. Losses and gradients are
+ * those of ek_linear with ek_cross_entropy (losses.h has the formula), to the rounding of a sum in
  * another order; docs/numerics.md, docs/memory.md.
  *
- * Inputs: h [..., in], the target i32, one per row. It has parameters, so it wants to be one module
- * with the model (with_criterion.h):
+ * Inputs: h [..., in], the target i32, one per row. The criterion has parameters, so it must be one
+ * module with the model (with_criterion.h):
  *
  *     EK_TRY_GOTO(status, ek_linear_cross_entropy_create(&head, width, classes, NULL), cleanup);
  *     EK_TRY_GOTO(status, ek_with_criterion_create(&whole, body, head), cleanup);
@@ -19,11 +19,11 @@
  *
  * ek_gpt has it as an option (gpt.h).
  *
- * Where the scale of the gradient is known in forward (gradient_in_forward, as a trainer has it),
- * each block's gradients are computed there, and only dh stays, over h if h has no other holder.
- * Elsewhere (a term of a weighted sum, single losses, a module that is recomputed) h stays, and
- * backward computes the logits again: the same memory, a product more. Without gradient there are
- * losses alone.
+ * If the scale of the gradient is known in forward (gradient_in_forward, which a trainer sets),
+ * forward computes each block's gradients and keeps only dh, over h if h has no other holder.
+ * Otherwise (a term of a weighted sum, single losses, a module that is recomputed) it keeps h, and
+ * backward computes the logits again: the same memory, and one more product. Without gradient only
+ * losses are computed.
  *
  * Parameters: weight [out, in], and bias [out] if there is one; class weights are the buffer
  * class_weights.

@@ -22,9 +22,9 @@ typedef struct ek_cross_entropy_terms {
 } ek_cross_entropy_terms;
 
 /*
- * Rows may be wider than there are classes, such as those of a vocabulary that was made longer for
- * the sake of the products: columns after the first `classes` count for nothing, whatever
- * it is, and has the gradient 0. Below, the logits are those that count.
+ * Rows may be wider than the number of classes, such as those of a vocabulary that is padded for
+ * faster products: columns after the first `classes` are ignored, whatever their values, and have
+ * the gradient 0. Below, `logits` means the first `classes` columns.
  *
  * For rows x classes logits and one i32 target per row, with p = softmax(row), weights w, y the
  * target and e the smoothing (the formula of PyTorch's CrossEntropyLoss):
@@ -54,9 +54,9 @@ EK_API EK_CHECKED ek_status ek_op_cross_entropy_backward(
     const ek_cross_entropy_terms *terms);
 
 /*
- * ek_op_cross_entropy_forward() and ek_op_cross_entropy_backward() in one: what is read for the
- * loss is still near when the gradient wants it. scale is the host's; there is no row_scale.
- * gradient may be the logits itself.
+ * ek_op_cross_entropy_forward() and ek_op_cross_entropy_backward() in one, which reads memory once:
+ * a row is still in the cache when its gradient is computed. `scale` is a number of the host;
+ * there is no row_scale. gradient may be the logits itself.
  */
 EK_API EK_CHECKED ek_status ek_op_cross_entropy_gradient(ek_stream *stream, ek_tensor *gradient,
                                                          ek_tensor *losses, ek_tensor *normalizer,
@@ -82,8 +82,8 @@ EK_API EK_CHECKED ek_status ek_op_squared_error_backward(ek_stream *stream, ek_t
 /*
  * Puts the terms of a loss together. `totals` is f64, terms x {s, d}; with D the largest d:
  *     combined = {D * sum over j of c[j] * s[j] / d[j], D},  scales[j] = {c[j] * D / d[j], 0}
- * where a term without weight (d = 0) counts for nothing beside one that has weight. Where none
- * has, D / d is 1 and combined {sum of c[j] s[j], 0}: that counts as soon as another micro-batch of
+ * A term without weight (d = 0) counts for nothing beside one that has weight. If no term has
+ * weight, D / d is 1 and combined is {sum of c[j] s[j], 0}, which counts if another micro-batch of
  * the step has weight. A d that is NaN is the largest. With divide false (reduction `sum`):
  *     combined = {sum of c[j] * s[j], 1},  scales[j] = {c[j], 0}.
  * scales has the shape of totals, whose gradient it is: a view of its first element is the scale of

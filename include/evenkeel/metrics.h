@@ -11,9 +11,9 @@
  *
  * The first is for the textfile collector of node_exporter, which reads *.prom in a folder: it is
  * written under another name and renamed, so that a reader finds the old file or the new one. The
- * second grows by a line a step, in one write, so that it can be followed (tail -f) and survives
- * the program. Neither is synced to the disk: what a power failure takes is said by the next step.
- * Numbers have a decimal point in every locale.
+ * second grows by a line for each step, in one write, so that it can be followed (tail -f) and is
+ * complete when the program dies. Neither is synced to the disk: a power failure may take the last
+ * steps. Numbers have a decimal point in every locale.
  */
 #ifndef EVENKEEL_METRICS_H
 #define EVENKEEL_METRICS_H
@@ -39,13 +39,12 @@ EK_API EK_CHECKED ek_status ek_metrics_open(ek_metrics **metrics, ek_group *grou
                                             const char *prometheus, const char *lines);
 
 /*
- * Tells of a step: what it gave, and how many tokens (or samples, or whatever the program counts)
- * it took; the time of a step is that since the call before, or since opening. `result` NULL: the
- * step was refused or dropped, which counts as skipped, as does one that says so itself
- * (loss_scale.h) or whose targets were all ignored. The line is written at once; the other file at
- * most once a second, and by ek_metrics_close().
- * Reads the ledgers and waits for no device. In an error the figures are kept, and the next call
- * writes them.
+ * Records a step: its result, and the number of tokens (or samples, or whatever the program counts)
+ * that it took. The time of a step is that since the call before, or since opening. `result` NULL:
+ * the step was refused or dropped. That counts as skipped, as do results with `skipped`
+ * (loss_scale.h) and steps whose targets were all ignored. The line is written at once; the other
+ * file at most once a second, and by ek_metrics_close(). Reads the ledgers and waits for no device.
+ * After an error the figures are kept, and the next call writes them.
  *
  * A line, with null for what is not finite or was not computed, and the program's own numbers after
  * "skipped_steps", in the order in which their names first came:

@@ -30,9 +30,9 @@
  *
  * Memory beside tensors is guarded in all of them: EK_ERR_OVERRUN.
  *
- * All but "types" run in f64 if the module computes in it (ek_module_ops.types), else in f32: in 16
- * bits it is the same code with numbers that are rounded, of which differences say nothing.
- * docs/numerics.md derives what is allowed.
+ * All except "types" run in f64 if the module computes in it (ek_module_ops.types), else in f32. In
+ * 16 bits the same code runs with rounded numbers, from which differences show nothing.
+ * docs/numerics.md derives the tolerances.
  *
  * The checker is a library of its own, evenkeel_check, which programs that only train do not need.
  * It is the CMake target evenkeel_check, or evenkeel_check_static, in the namespace of the others;
@@ -78,8 +78,8 @@ typedef struct ek_check_input {
   bool broadcast; /* goes whole to every device */
 } ek_check_input;
 
-/* Told of each check that has passed: the largest error, as a part of what was allowed (0: equal).
- */
+/* Called after each check that has passed, with the largest error as a part of what was allowed (0:
+ * equal). */
 typedef void (*ek_check_function)(void *context, ek_check check, double error);
 
 typedef struct ek_module_check_options {

@@ -19,13 +19,13 @@
  *     mantissa: ek_stream_allow_tf32() in device.h.
  *     Sums over a long dimension are kept at least as wide as the type.
  *   - Wrong shapes are EK_ERR_SHAPE, NULL or absent tensors EK_ERR_INVALID_ARGUMENT; the message
- *     names the operation and both shapes. Nothing was written then.
+ *     names the operation and both shapes, and nothing has been written.
  *   - The order of every sum is fixed by the shapes and the number of threads of the device: the
  *     same call gives the same bits.
- *   - Tensors without elements are legal. Where no destination has any, nothing is done; sums over
- *     no rows are 0.
- *   - A NaN or an infinity is not hidden: what IEEE arithmetic makes of the formula is what comes
- *     out. Zeros come only from where a formula selects: ReLU, an ignored target, a later token.
+ *   - Tensors without elements are legal. If no destination has elements, nothing is done; sums
+ *     over no rows are 0.
+ *   - NaN and infinities are not hidden: results are those of the formula in IEEE arithmetic. Zeros
+ *     come only from formulas that select: ReLU, an ignored target, a later token.
  *   - A destination may not overlap a source unless the function says so.
  */
 #ifndef EVENKEEL_OP_H

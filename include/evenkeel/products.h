@@ -25,8 +25,8 @@ EK_API EK_CHECKED ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const 
  *     y = x w^T + bias        dx = dy w
  *     dw = weight_beta * dw + dy^T x,  dbias[c] = bias_beta * dbias[c] + sum over r of dy[r][c]
  * x and dx are rows x in, w and dw are out x in, bias and dbias (NULL: none) have `out` elements.
- * Without dw (NULL) there is only dbias, and x is not looked at. What a beta of 0 is for is not
- * read.
+ * With dw NULL only dbias is computed, and x is not read. A gradient whose beta is 0 is overwritten
+ * without being read.
  *
  * y and dy have `out` columns or more; what follows the first `out` is neither read nor written. A
  * GPU has faster products for rows that begin at multiples of 16 bytes:

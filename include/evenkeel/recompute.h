@@ -5,8 +5,8 @@
  * saving, and then its backward (Chen et al. 2016, "Training deep nets with sublinear memory
  * cost"). Training is the same bit for bit: the same operations run on the same numbers, random
  * masks are functions of seed, step, module and sample, and a module that counts batches asks
- * ek_pass_is_recomputing(). It costs one more forward of what is recomputed, except for its last
- * product, whose result is not read then: a third of the products of a GPT's block.
+ * ek_pass_is_recomputing(). The cost is one more forward of the recomputed modules, except for
+ * their last product, whose result is not needed again: a third of the products of a GPT's block.
  *
  * A module of your own can do the same: it needs ek_declare_wrapped(),
  * ek_pass_child_forward_with() and ek_pass_save() (docs/own-model.md).
@@ -19,8 +19,9 @@
 EK_BEGIN_DECLARATIONS
 
 /*
- * What a container of modules, one after the other, recomputes (sequential.h, gpt.h). n is how many
- * it holds; modules that run in one go, such as a linear and the GELU after it, stay together.
+ * What a container that runs modules one after the other recomputes (sequential.h, gpt.h, chain.h).
+ * n is the number of modules; those that run in one go, such as a linear and the GELU after it,
+ * stay together.
  *
  *   kind   text      keeps                             runs again
  *   NONE   none      what its modules save             nothing
@@ -57,9 +58,9 @@ EK_API EK_CHECKED ek_status ek_recompute_parse(ek_recompute *recompute, const ch
 EK_API const char *ek_recompute_format(char text[EK_RECOMPUTE_TEXT], const ek_recompute *recompute);
 
 /*
- * The peak of the fullest device with this policy, by whatever counts it: a step of the same model
- * on `plan` devices (device.h). EK_ERR_OUT_OF_MEMORY says that it does not fit; other errors end
- * the search.
+ * Finds the peak of the fullest device with this policy, such as by a step of the same model on
+ * `plan` devices (device.h). Returns EK_ERR_OUT_OF_MEMORY if it does not fit; other errors end the
+ * search.
  */
 typedef ek_status (*ek_recompute_peak)(void *context, const ek_recompute *recompute,
                                        uint64_t *peak);
@@ -75,19 +76,19 @@ EK_API EK_CHECKED ek_status ek_recompute_plan(ek_recompute *recompute, uint64_t 
                                               void *context);
 
 /*
- * `inner`, recomputed in backward. It stands in for `inner`: names, initial values and
- * random numbers are the same, and inner may be recomputed itself or hold what is. It keeps a
- * reference. Inputs may be of integers or targets, outputs of integers. Without a backward it is
- * inner and nothing else.
+ * A module that recomputes `inner` in backward and stands in for it: names, initial values and
+ * random numbers are those of `inner`, which may itself be recomputed or hold modules that are. It
+ * keeps a reference. Inputs may be integers or targets, outputs may be integers. Without a backward
+ * it does what `inner` does.
  *
- * A module that declares `collective` makes its collectives again, on all devices in the same
- * order: its sums are those of the first time. A linear, or an activation, keeps nothing but its
- * input anyway and is run as if it were not wrapped (ek_module_formula()).
+ * A module that declares `collective` runs its collectives again, on all devices in the same order,
+ * with the sums of the first time. A linear or an activation keeps only its input anyway, and a
+ * chain runs it as if it were not wrapped (ek_module_formula()).
  *
- * An error of the second forward says "forward again" where one of the first says "forward".
+ * An error of the second forward says "forward again" instead of "forward".
  *
- * EK_ERR_INVALID_ARGUMENT  `inner` is NULL, no module, or a criterion: what a loss keeps is what
- *                          its caller needs. Recompute the model that goes into it
+ * EK_ERR_INVALID_ARGUMENT  `inner` is NULL, no module, or a criterion: recompute the model before
+ *                          it instead
  */
 EK_API EK_CHECKED ek_status ek_recompute_create(ek_module **module, ek_module *inner);
 

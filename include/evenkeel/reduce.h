@@ -26,8 +26,8 @@ typedef struct ek_reducer_options {
   size_t size;
   ek_reduce_kind kind;
   size_t bucket_bytes; /* at least this many per bucket, the last may be smaller */
-  /* Parts of a bucket, of which each rank has as many as the next, or one more; 0: one each. With
-   * the same number of them the ends of ranks are ends of parts for any number of ranks. */
+  /* Parts of a bucket, dealt out to the ranks evenly; 0: one for each rank. With a fixed number of
+   * parts, the ends of a rank's elements are ends of parts for any number of ranks. */
   size_t pieces;
 } ek_reducer_options;
 #define EK_REDUCER_OPTIONS_INIT                                                                    \

@@ -8,18 +8,17 @@
  * Broadcast, buckets, shards, clipping and the optimizer work on ranges of the flat buffers; a
  * module sees tensors into them.
  *
- * Where modules compute in 16 bits (`precision`) the parameters are f32 *masters*, which an
- * optimizer updates, and modules see *copies* of them, a third flat buffer of the same layout.
- * Whoever writes masters writes the copies, too (ek_update_scale.copy), or calls
- * ek_replica_refresh().
+ * If modules compute in 16 bits (`precision`), the parameters are f32 *masters*, which an optimizer
+ * updates, and modules see *copies* of them, a third flat buffer of the same layout. Code that
+ * writes masters also writes the copies (ek_update_scale.copy), or calls ek_replica_refresh().
  *
- * With EK_PRECISION_TF32 tensors are those of f32, and products of modules may round what they
- * multiply to 10 bits of mantissa (ek_stream_allow_tf32()). Devices that do not round so
- * (ek_device_precisions()) give what f32 gives, bit for bit.
+ * With EK_PRECISION_TF32 tensors are f32, and products of modules may round their factors to 10
+ * bits of mantissa (ek_stream_allow_tf32()). Devices that do not round so (ek_device_precisions())
+ * give the same bits as with f32.
  *
- * Gradients may be kept in 16 bits (`gradient_type`): in the precision's type, or, where modules
- * compute in f32, in either. A module adds to an f32 gradient all the same, which the pass lends it
- * and rounds when the gradient is complete (pass.h).
+ * Gradients may be kept in 16 bits (`gradient_type`): in the type of the precision or, if modules
+ * compute in f32, in either. A module still adds to an f32 gradient, which the pass lends it and
+ * rounds when the gradient is complete (pass.h).
  *
  * A replica and its functions belong to one thread at a time.
  */
@@ -80,7 +79,7 @@ EK_API const ek_tensor *ek_replica_buffers(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_copies(const ek_replica *replica);
 
 /* Queues the rounding of all parameters into the copies; does nothing without copies. EK_ERR_STATE
- * for a replica that has not as much of both. */
+ * for a replica that holds different shares of the two. */
 EK_API EK_CHECKED ek_status ek_replica_refresh(ek_replica *replica);
 
 typedef struct ek_parameter_info {

@@ -1,8 +1,8 @@
 /*
  * rows.h - operations on whole rows of a matrix: sums, means, softmax.
  *
- * With the elementwise operations they are what a norm of one's own is made of: docs/own-model.md
- * has RMSNorm.
+ * Together with the elementwise operations they are enough for a norm of your own:
+ * docs/own-model.md has RMSNorm.
  */
 #ifndef EVENKEEL_ROWS_H
 #define EVENKEEL_ROWS_H

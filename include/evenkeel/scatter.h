@@ -8,18 +8,17 @@
  *     grains   the batch is cut evenly into grains, and the grains are dealt out evenly in order:
  *              what a reproducible model wants (data_parallel_model.h)
  *
- * Fewer rows than devices is legal: the rest get shards without rows.
+ * With fewer rows than devices the remaining devices get shards without rows.
  *
- * Integers of a source in host memory may be of any type that a data set has: u8, u16, u32, i32 or
- * i64. They become what the devices take while they are copied there, and cost no memory beyond
- * that:
+ * Integers in host memory may be of any type that a data set has: u8, u16, u32, i32 or i64. They
+ * are converted while they are copied to the devices, without further memory:
  *
  *     u8, u16, u32, i64   to i32, in which the stock modules take tokens and classes; or to i64
  *     u8, u16             to f32 or f64: x * scale + offset, with a scale and an offset for all, or
  *                         for each channel (the last dimension)
  *
- * A number that does not fit is EK_ERR_INVALID_ARGUMENT; the message names the element, counted in
- * the tensor that was given. On `plan` devices no number is looked at.
+ * A number that does not fit is EK_ERR_INVALID_ARGUMENT; the message has the number of the element
+ * in the given tensor. On `plan` devices no values are read.
  */
 #ifndef EVENKEEL_SCATTER_H
 #define EVENKEEL_SCATTER_H
@@ -42,10 +41,10 @@ typedef struct ek_scatter_options {
   const int64_t *sizes;  /* one per device, for `sizes` */
   const double *weights; /* one per device, for `weights`: finite, >= 0, not all 0 */
   /*
-   * The rows may still be on their way when the shards are first used: the next batch travels while
-   * this one computes. ek_shards_wait() comes before anything uses them;
-   * ek_data_parallel_model_forward_shards() and ek_data_parallel_criterion_forward_shards() call
-   * it. The results are the same; where a copy is done at once (cpu) there is no difference at all.
+   * Returns before the rows have arrived, so that the next batch is copied while this one computes.
+   * Call ek_shards_wait() before anything uses the shards; ek_data_parallel_model_forward_shards()
+   * and ek_data_parallel_criterion_forward_shards() do so themselves. The results are the same. On
+   * cpu, where a copy is done at once, the option makes no difference.
    */
   bool ahead;
   size_t grains; /* for `grains`: at least 1 */

@@ -5,19 +5,18 @@
  * samples[k+1] - 1 are the samples of the batch that these rows belong to (equal to the rows unless
  * a sample has several rows). parts has `count` entries, offsets and samples have count + 1.
  *
- * A struct of zeros is "none" and has no entries to read. Parts, offsets and samples of all others
- * are in one block of the host's memory, which the group lends and keeps for the next shards when
- * it comes back, so that a step that runs again allocates nothing. A program may write them.
+ * A struct of zeros is "no shards" and has no entries to read. Otherwise parts, offsets and samples
+ * are in one block of host memory, which a program may write. The group lends the block and keeps
+ * it for the next shards when it comes back, so a step that runs again allocates nothing.
  *
- * Ownership: the block belongs to the shards, and with it one reference for each part.
- * ek_shards_free() drops both, and a group with shards is not freed. A copy of the struct (b = a)
- * is the same shards a second time and not other ones: what is written through one is read through
- * the other, and one of the two is freed. The other is stale from then on: to free it is harmless,
- * and whatever else is asked of it is EK_ERR_STATE.
+ * Ownership: the shards own the block and one reference for each part. ek_shards_free() drops both,
+ * and a group with shards cannot be closed. A copy of the struct (b = a) stands for the same
+ * shards: changes made through one are seen through the other, and only one of the two is freed.
+ * The other is then stale: freeing it is harmless, and any other use is EK_ERR_STATE.
  *
- * What a model's forward gives knows where it comes from, so that the gradient of other outputs is
- * never taken for this one's: `forward` is a number that no two forwards of a process share, and
- * `output` says which of the module's outputs it is. Other tensors have 0 there.
+ * The outputs of a model's forward carry their origin, so that the gradient of other outputs is
+ * never mistaken for theirs: `forward` is a number that no two forwards of a process share, and
+ * `output` is the number of the module's output. Other tensors have 0 there.
  */
 #ifndef EVENKEEL_SHARDS_H
 #define EVENKEEL_SHARDS_H

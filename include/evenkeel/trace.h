@@ -14,20 +14,20 @@
  * on the communication track collectives, each as long as this device worked on its own part; on
  * the track of transfers what moves between the host and devices, or between devices.
  *
- * When a span begins and ends. Where a device does its work at once (cpu, plan) the thread that
- * works looks at the clock. A cuda device does it later: there a span of the compute or of the
- * communication track begins when the stream gets to what the span queued and ends when the stream
- * has done it, by CUDA events, to about a microsecond. Spans of its transfers are those of the call
- * of the host; a call that only queues (a copy between devices) ends before the copy does. Counters
- * change when memory is taken and given back, which on a cuda device is when work is queued, and so
- * before it is done: peaks are the ledger's, their moments are the host's.
+ * When a span begins and ends: on devices that work at once (cpu, plan) the working thread reads
+ * the clock. On cuda, which works later, a span of the compute or of the communication track begins
+ * when the stream reaches the work that the span queued and ends when the stream has done it, by
+ * CUDA events, to about a microsecond. Spans of its transfers are those of the call of the host; a
+ * call that only queues (a copy between devices) ends before the copy does. Counters change when
+ * memory is taken and given back, which on a cuda device is when work is queued, and so before it
+ * is done: peaks are the ledger's, their moments are the host's.
  *
  * A trace costs some tenths of a microsecond a span, and on cuda two events, each about a
  * microsecond of the host; and nothing is allocated while it records. Without one a span costs a
  * call and a branch.
  *
- * Starting, stopping and writing want the group at rest, as its freeing does: no other thread is in
- * a call on its devices.
+ * Start, stop and write a trace while the group is at rest, as when it is closed: no other thread
+ * may be in a call on its devices.
  */
 #ifndef EVENKEEL_TRACE_H
 #define EVENKEEL_TRACE_H

@@ -1,10 +1,10 @@
 /*
  * with_criterion.h - a model and its loss as one module.
  *
- * The pair of data_parallel_model.h and data_parallel_criterion.h keeps the two apart. One module
- * of both is what a loss with parameters of its own wants (a temperature, centres of classes): they
- * are then parameters of the model, with gradients, optimizer state and names, in every mode. Its
- * inputs are those of the model and then the targets, its only output is totals:
+ * data_parallel_model.h and data_parallel_criterion.h keep model and loss apart. A loss with
+ * parameters of its own (a temperature, centres of classes) must be one module with its model: they
+ * are then parameters of the model, with gradients, optimizer state and names, in every mode. The
+ * inputs of that module are those of the model and then the targets, its only output is totals:
  *
  *     EK_TRY_GOTO(status, ek_with_criterion_create(&whole, model, criterion), cleanup);
  *     EK_TRY_GOTO(status, ek_data_parallel_model_open(&m, group, whole, NULL), cleanup);
