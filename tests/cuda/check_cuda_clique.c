@@ -17,10 +17,9 @@
 #include <evenkeel/elementwise.h>
 #include <evenkeel/products.h>
 
+#include "ck_emulated.h"
 #include "ck_processes.h"
 #include "cuda_runtime_api.h"
-#include "cuemu.h"
-#include "ek_check.h"
 
 enum { DEVICES = 2, COUNT = 100 };
 
@@ -36,9 +35,8 @@ struct pair {
 
 static ek_group *open_group(double time_limit) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  ek_group *group = NULL;
   options.time_limit = time_limit;
-  ck_ok(ek_group_open(&group, "cuda:0-1@48MiB", &options));
+  CK_OPENED(ek_group *, group, ek_group_open(&group, "cuda:0-1@48MiB", &options));
   return group;
 }
 
@@ -46,21 +44,14 @@ static void open_pair(struct pair *pair, double time_limit) {
   memset(pair, 0, sizeof *pair);
   pair->group = open_group(time_limit);
   ck_ok(ek_communicator_open(&pair->communicator, pair->group));
+  ck_keep(pair->communicator);
   ck_assert_str_eq(ek_communicator_name(pair->communicator), "nccl");
   for (size_t k = 0; k < DEVICES; k++) {
     ek_device *device = ek_group_device(pair->group, k);
-    ck_ok(
-        ek_tensor_create(&pair->ones[k], device, EK_MEMORY_INPUTS, EK_F32, 1, (int64_t[]){COUNT}));
+    pair->ones[k] = ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));
     ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &pair->ones[k], 1));
   }
   ck_ok(ek_group_synchronize(pair->group));
-}
-
-static void close_pair(struct pair *pair) {
-  for (size_t k = 0; k < DEVICES; k++) ek_tensor_free(&pair->ones[k]);
-  ek_communicator_free(pair->communicator);
-  ck_ok(ek_group_close(pair->group));
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 /* Nothing is asserted on a worker. */
@@ -85,10 +76,11 @@ static ek_status once(void *context, ek_device *device, size_t index) {
 static double choose_limit(void) {
   struct timespec before, after;
   struct pair pair;
+  const size_t mark = ck_mark();
   (void)clock_gettime(CLOCK_MONOTONIC, &before);
   open_pair(&pair, 60);
   ck_ok(ek_group_apply(pair.group, once, &pair));
-  close_pair(&pair);
+  ck_release(mark);
   (void)clock_gettime(CLOCK_MONOTONIC, &after);
   const double took = (double)(after.tv_sec - before.tv_sec) +
                       1e-9 * (double)(after.tv_nsec - before.tv_nsec);
@@ -116,14 +108,10 @@ static void *wait_for_stream(void *raw) {
 
 /* Who waits for a GPU asks the communicators now and then whether there was an error. */
 CK_TEST(one_thread_in_a_communicator) {
-  struct cuemu_settings settings, slow;
   struct pair pair;
   pthread_t thread;
   void *status = NULL;
-  cuemu_get_settings(&settings);
-  slow = settings;
-  slow.nccl_call_us = 200;
-  cuemu_set_settings(&slow);
+  ck_emulate(nccl_call_us, 200);
   open_pair(&pair, 60);
   ek_stream *stream = ek_device_stream(ek_group_device(pair.group, 0), EK_STREAM_COMPUTE);
   cuemu_hang(0, CUEMU_KERNEL, 1);
@@ -135,9 +123,6 @@ CK_TEST(one_thread_in_a_communicator) {
   pthread_join(thread, &status);
   ck_assert_int_eq(*(ek_status *)status, EK_OK);
   ck_assert_uint_eq(cuemu_nccl_overlaps(), 0);
-  close_pair(&pair);
-  cuemu_reset();
-  cuemu_set_settings(&settings);
 }
 
 /* ---- loading ---- */
@@ -179,13 +164,9 @@ static ek_status load_in_the_middle(void *context, ek_device *device, size_t ind
 }
 
 CK_TEST(loading_waits_for_no_peer) {
-  struct cuemu_settings settings, drains;
   struct pair pair;
   double sums[COUNT];
-  cuemu_get_settings(&settings);
-  drains = settings;
-  drains.load_drains = true;
-  cuemu_set_settings(&drains);
+  ck_emulate(load_drains, true);
   open_pair(&pair, 5);
   ck_ok(ek_group_apply(pair.group, load_in_the_middle, &pair));
   ck_ok(ek_group_synchronize(pair.group));
@@ -193,8 +174,6 @@ CK_TEST(loading_waits_for_no_peer) {
     ck_get(sums, &pair.ones[k]);
     ck_assert_double_eq(sums[COUNT - 1], DEVICES);
   }
-  close_pair(&pair);
-  cuemu_set_settings(&settings);
 }
 
 /* ---- stuck ---- */
@@ -241,8 +220,6 @@ CK_LOOP(a_stuck_worker_comes_back, 2) {
   ck_ok(ek_group_synchronize(pair.group));
   ck_get(sums, &pair.ones[1]);
   ck_assert_double_eq(sums[0], 4);
-  close_pair(&pair);
-  cuemu_reset();
 }
 
 /* ---- peers that do not come ---- */
@@ -296,9 +273,10 @@ CK_LOOP_FROM(who_does_not_come_is_given_up, CROSSED, ONE_LEAVES + 1) {
   const double limit = choose_limit();
   open_pair(&it.pair, limit);
   ck_ok(ek_communicator_open(&it.second, it.pair.group));
+  ck_keep(it.second);
   for (size_t k = 0; k < DEVICES; k++) {
     ek_device *device = ek_group_device(it.pair.group, k);
-    ck_ok(ek_tensor_create(&it.more[k], device, EK_MEMORY_INPUTS, EK_F32, 1, (int64_t[]){COUNT}));
+    it.more[k] = ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));
     ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &it.more[k], 1));
   }
   ck_ok(ek_group_apply(it.pair.group, meet, &it));
@@ -316,10 +294,7 @@ CK_LOOP_FROM(who_does_not_come_is_given_up, CROSSED, ONE_LEAVES + 1) {
   for (size_t k = 0; k < DEVICES; k++) {
     ck_get(sums, &it.more[k]);
     ck_assert_double_eq(sums[0], 4);
-    ek_tensor_free(&it.more[k]);
   }
-  ek_communicator_free(it.second);
-  close_pair(&it.pair);
 }
 
 /* ---- a group for each of two processes ---- */
@@ -423,4 +398,4 @@ CK_TEST(groups_of_two_processes_meet) {
   }
 }
 
-CK_SUITE("cuda clique")
+CK_EMULATED_SUITE("cuda clique")

@@ -13,9 +13,8 @@
 #include <evenkeel/lookup.h>
 #include <evenkeel/memory.h>
 
+#include "ck_emulated.h"
 #include "cuda_runtime_api.h"
-#include "cuemu.h"
-#include "ek_check.h"
 
 #define MIB ((uint64_t)1 << 20)
 
@@ -43,8 +42,6 @@ CK_LOOP(a_string_names_devices, sizeof good / sizeof good[0]) {
   ck_assert_str_eq(ek_device_backend(ek_group_device(group, 0)), "cuda");
   ck_assert_ptr_nonnull(
       ek_stream_native(ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE)));
-  ek_group_free(group);
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 static const struct {
@@ -76,19 +73,13 @@ CK_LOOP(a_bad_string_is_shown, sizeof bad / sizeof bad[0]) {
 /* ---- what there is not ---- */
 
 CK_TEST(why_cuda_cannot_be_used) {
-  struct cuemu_settings settings, changed;
   ek_group *group = NULL;
-  cuemu_get_settings(&settings);
-  changed = settings;
-  changed.driver = 0;
-  cuemu_set_settings(&changed);
+  ck_emulate(driver, 0);
   ck_fails(ek_group_open(&group, "cuda", NULL), EK_ERR_UNAVAILABLE, "no NVIDIA driver");
-  changed.driver = 12000;
-  cuemu_set_settings(&changed);
+  ck_emulate(driver, 12000);
   ck_fails(ek_group_open(&group, "cuda", NULL), EK_ERR_UNAVAILABLE, "too old");
-  changed = settings;
-  changed.devices = 0;
-  cuemu_set_settings(&changed);
+  cuemu_set_settings(&ck_given);
+  ck_emulate(devices, 0);
   ck_fails(ek_group_open(&group, "cuda", NULL), EK_ERR_UNAVAILABLE, "no GPU is visible");
   ek_device_description list[8];
   size_t count = 0;
@@ -96,28 +87,23 @@ CK_TEST(why_cuda_cannot_be_used) {
   ck_assert_uint_eq(count, 3);
   ck_assert(!list[2].available);
   ck_assert(ck_contains(list[2].text, "no GPU is visible"));
-  cuemu_set_settings(&settings);
+  cuemu_set_settings(&ck_given);
   ck_fails(ek_group_open(&group, "cuda:0,17", NULL), EK_ERR_UNAVAILABLE, "no GPU number 17");
   ck_ok(ek_device_list(list, &count, 8));
-  ck_assert_uint_eq(count, 2 + (size_t)settings.devices);
+  ck_assert_uint_eq(count, 2 + (size_t)ck_given.devices);
   ck_assert(list[2].available && list[2].memory_bytes > 0);
 }
 
 /* There are no kernels for GPUs older than Ampere, and the list says so. */
 CK_TEST(an_old_gpu_is_not_available) {
-  struct cuemu_settings settings, changed;
   ek_device_description list[3];
   size_t count = 0;
-  cuemu_get_settings(&settings);
-  changed = settings;
   for (int arch = 75; arch <= 80; arch += 5) {
-    changed.arch = arch;
-    cuemu_set_settings(&changed);
+    ck_emulate(arch, arch);
     ck_ok(ek_device_list(list, &count, 3));
     ck_assert_int_eq(list[2].available, arch == 80);
     ck_assert_int_eq(ck_contains(list[2].text, "7.5; the kernels need 8.0 or newer"), arch == 75);
   }
-  cuemu_set_settings(&settings);
 }
 
 /* ---- memory ---- */
@@ -142,7 +128,6 @@ CK_TEST(memory_is_cut_exactly) {
     ek_tensor_free(&rest);
   }
   ck_ok(ek_group_synchronize(group));
-  ek_group_free(group);
 }
 
 CK_TEST(a_cap_that_does_not_fit) {
@@ -151,9 +136,7 @@ CK_TEST(a_cap_that_does_not_fit) {
   ck_fails(ek_group_open(&group, "cuda:0@1MiB", NULL), EK_ERR_OUT_OF_MEMORY, "workspace");
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
   group = ck_open("cuda:0x4@64MiB", 0);
-  ek_group *other = ck_open("cuda:0x2@64MiB", 0); /* with caps there is room for two */
-  ek_group_free(other);
-  ek_group_free(group);
+  (void)ck_open("cuda:0x2@64MiB", 0); /* with caps there is room for two */
 }
 
 /* ---- copies ---- */
@@ -191,8 +174,6 @@ CK_TEST(copies_of_any_size) {
     free(back);
     free(numbers);
   }
-  ek_group_free(group);
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 /* ---- streams ---- */
@@ -203,11 +184,9 @@ CK_TEST(events_order_streams) {
   ek_stream *compute = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_stream *other = ek_device_stream(device, EK_STREAM_COMMUNICATION);
   const int64_t count = 100000;
-  ek_tensor x = {0}, y = {0};
-  ck_ok(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 1, &count));
-  ck_ok(ek_tensor_create(&y, device, EK_MEMORY_INPUTS, EK_F32, 1, &count));
-  ek_event *event = NULL;
-  ck_ok(ek_event_create(&event, device));
+  CK_OPENED(ek_tensor, x, ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 1, &count));
+  CK_OPENED(ek_tensor, y, ek_tensor_create(&y, device, EK_MEMORY_INPUTS, EK_F32, 1, &count));
+  CK_OPENED(ek_event *, event, ek_event_create(&event, device));
   ck_ok(ek_stream_wait(other, event)); /* not recorded: waits for nothing */
   for (int round = 0; round < 20; round++) {
     ck_ok(ek_op_fill(compute, &x, round));
@@ -223,10 +202,6 @@ CK_TEST(events_order_streams) {
     free(values);
   }
   ck_ok(ek_stream_synchronize(other));
-  ek_event_free(event);
-  ek_tensor_free(&x);
-  ek_tensor_free(&y);
-  ek_group_free(group);
 }
 
 CK_TEST(a_bad_index_is_told_by_who_waits) {
@@ -241,10 +216,6 @@ CK_TEST(a_bad_index_is_told_by_who_waits) {
   ck_fails(ek_stream_synchronize(stream), EK_ERR_INVALID_ARGUMENT,
            "cuda:0#1: lookup: index 5 at position 2 of the batch is outside");
   ck_ok(ek_stream_synchronize(stream)); /* told once */
-  ek_tensor_free(&y);
-  ek_tensor_free(&rows);
-  ek_tensor_free(&index);
-  ek_group_free(group);
 }
 
 static ek_status fill_after_an_error(void *context, ek_device *device, size_t index) {
@@ -257,16 +228,13 @@ static ek_status fill_after_an_error(void *context, ek_device *device, size_t in
 /* What the program's own calls leave on a thread is not taken for an error of a kernel. */
 CK_TEST(an_error_that_a_program_left_is_named) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  ek_group *group = NULL;
   options.debug_memory = true;
-  ck_ok(ek_group_open(&group, "cuda:0@48MiB", &options));
+  CK_OPENED(ek_group *, group, ek_group_open(&group, "cuda:0@48MiB", &options));
   ek_tensor x = ck_upload(ek_group_device(group, 0), EK_F32, NULL, CK_SHAPE(3));
   ck_fails(ek_group_apply(group, fill_after_an_error, &x), EK_ERR_UNAVAILABLE,
            "an earlier CUDA call by the program in this thread left the error "
            "cudaErrorMemoryAllocation");
   ck_ok(ek_op_fill(ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE), &x, 2));
-  ek_tensor_free(&x);
-  ck_ok(ek_group_close(group));
 }
 
 static ek_status note_slack(void *context, ek_device *device, size_t index) {
@@ -284,7 +252,6 @@ CK_TEST(workers_sleep_no_longer_than_they_ask) {
   ck_assert_int_eq(slack[0], 1);
   ck_assert_int_eq(slack[1], 1);
   ck_assert_int_eq(prctl(PR_GET_TIMERSLACK), own);
-  ek_group_free(group);
 }
 
 /* ---- the calling thread's current GPU ---- */
@@ -363,22 +330,17 @@ CK_LOOP(copies_between_gpus, 3) {
   } cases[] = {{"cuda:0-1@48MiB", "nccl", true},
                {"cuda:0x2,1@48MiB", "peer", true},
                {"cuda:0-1@48MiB", "nccl", false}};
-  struct cuemu_settings settings, changed;
-  cuemu_get_settings(&settings);
-  changed = settings;
-  changed.peer = cases[_i].peer;
   cuemu_reset();
   for (int gpu = 0; gpu < 2; gpu++) { /* as in a process that has opened no group before */
     ck_assert_int_eq(cudaSetDevice(gpu), cudaSuccess);
     (void)cudaDeviceDisablePeerAccess(1 - gpu);
     (void)cudaGetLastError();
   }
-  cuemu_set_settings(&changed);
+  ck_emulate(peer, cases[_i].peer);
   const double numbers[] = {1, 2, 3};
   double back[3];
   ek_group *group = ck_open(cases[_i].spec, 0);
-  ek_communicator *communicator = NULL;
-  ck_ok(ek_communicator_open(&communicator, group));
+  CK_OPENED(ek_communicator *, communicator, ek_communicator_open(&communicator, group));
   ck_assert_str_eq(ek_communicator_name(communicator), cases[_i].communicator);
   ek_device *last = ek_group_device(group, ek_group_size(group) - 1);
   ek_tensor x = ck_upload(ek_group_device(group, 0), EK_F32, numbers, CK_SHAPE(3));
@@ -387,11 +349,6 @@ CK_LOOP(copies_between_gpus, 3) {
   ck_get(back, &y);
   ck_assert_double_eq(back[2], 3);
   ck_assert_uint_eq(cuemu_staged_copies(), cases[_i].peer ? 0 : 1);
-  ek_tensor_free(&x);
-  ek_tensor_free(&y);
-  ek_communicator_free(communicator);
-  ck_ok(ek_group_close(group));
-  cuemu_set_settings(&settings);
 }
 
 static void count_warnings(void *context, ek_log_level level, const char *line) {
@@ -400,14 +357,9 @@ static void count_warnings(void *context, ek_log_level level, const char *line) 
 
 /* Some platforms report peer access, and what is then read directly is wrong. */
 CK_TEST(broken_peer_access_is_not_used) {
-  struct cuemu_settings settings, changed;
   ek_group *group = NULL;
   int warnings = 0;
-  cuemu_get_settings(&settings);
-  changed = settings;
-  changed.broken_peer = true;
-  cuemu_reset();
-  cuemu_set_settings(&changed);
+  ck_emulate(broken_peer, true);
   ek_log_set(count_warnings, &warnings, EK_LOG_WARNING);
   const double numbers[] = {1, 2, 3};
   double back[3];
@@ -426,46 +378,33 @@ CK_TEST(broken_peer_access_is_not_used) {
   ck_ok(ek_group_close(group));
   ck_fails(ek_group_open(&group, "cuda:0x2,1@48MiB", NULL), EK_ERR_UNAVAILABLE, "no peer access");
   ek_log_set(NULL, NULL, EK_LOG_WARNING);
-  cuemu_set_settings(&settings);
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 /* NCCL is held to one algorithm by who starts the program; the library sets no environment. */
 CK_TEST(deterministic_without_peers) {
-  struct cuemu_settings settings, changed;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ek_group *group = NULL;
-  cuemu_get_settings(&settings);
-  changed = settings;
-  changed.peer = false;
-  cuemu_set_settings(&changed);
+  ck_emulate(peer, false);
   options.deterministic = true;
   ck_fails(ek_group_open(&group, "cuda:0-1@48MiB", &options), EK_ERR_UNSUPPORTED, "NCCL_ALGO=Ring");
   ck_assert_ptr_null(getenv("NCCL_ALGO"));
-  cuemu_set_settings(&settings);
+  cuemu_set_settings(&ck_given);
   ck_ok(ek_group_open(&group, "cuda:0-1@48MiB", &options));
   ck_ok(ek_group_close(group));
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 /* A machine without NCCL, or with one that is too old, has the rest of CUDA. */
 CK_TEST(without_nccl) {
-  struct cuemu_settings settings, changed;
   ek_group *group = NULL;
   ek_communicator *communicator = NULL;
-  cuemu_get_settings(&settings);
-  changed = settings;
-  changed.nccl_version = 22203;
-  cuemu_set_settings(&changed);
+  ck_emulate(nccl_version, 22203);
   ck_ok(ek_group_open(&group, "cuda:0-1@48MiB", NULL));
   ck_ok(ek_communicator_open(&communicator, group));
   ck_assert_str_eq(ek_communicator_name(communicator), "peer");
   ek_communicator_free(communicator);
   ck_ok(ek_group_close(group));
-  changed.peer = false;
-  cuemu_set_settings(&changed);
+  ck_emulate(peer, false);
   ck_fails(ek_group_open(&group, "cuda:0-1@48MiB", NULL), EK_ERR_UNAVAILABLE, "NCCL 2.22.3");
-  cuemu_set_settings(&settings);
 }
 
 /* 226 is what a data-centre GPU reports of a memory fault that it has contained. */
@@ -488,9 +427,6 @@ CK_LOOP(a_dead_gpu_says_that_the_process_must_end, sizeof deaths / sizeof deaths
            cudaGetErrorName((cudaError_t)deaths[_i].error));
   ck_assert_msg(ck_contains(ek_error_message(), "restart the program") == deaths[_i].final, "%s",
                 ek_error_message());
-  cuemu_reset();
-  ek_tensor_free(&x);
-  ek_group_free(group);
 }
 
-CK_SUITE("cuda devices")
+CK_EMULATED_SUITE("cuda devices")

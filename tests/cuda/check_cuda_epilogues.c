@@ -14,10 +14,10 @@
 #include <evenkeel/trainer.h>
 
 #include "ck_chained.h"
+#include "ck_emulated.h"
 #include "ck_gpt.h"
 #include "ck_module.h"
 #include "cublasLt.h"
-#include "cuemu.h"
 
 #define SPEC "cuda:0@64MiB"
 
@@ -124,7 +124,6 @@ CK_LOOP(no_algorithm, 2 * FUSED_TYPES) {
     }
     ck_rig_close(rig);
   }
-  cuemu_set_epilogues(~0u);
 }
 
 /* ---- epilogues that are slow ---- */
@@ -140,9 +139,8 @@ static const struct {
 /* None is used in a deterministic group. */
 CK_LOOP(epilogues_are_timed, sizeof timed / sizeof timed[0]) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  ek_group *group = NULL;
   options.deterministic = timed[_i].deterministic;
-  ck_ok(ek_group_open(&group, timed[_i].spec, &options));
+  CK_OPENED(ek_group *, group, ek_group_open(&group, timed[_i].spec, &options));
   ek_device *device = ek_group_device(group, 0);
   ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(5, 3));
   ek_tensor w = ck_upload(device, EK_F32, NULL, CK_SHAPE(16, 3));
@@ -154,7 +152,6 @@ CK_LOOP(epilogues_are_timed, sizeof timed / sizeof timed[0]) {
   ck_ok(ek_group_synchronize(group));
   ek_tensor *all[] = {&x, &w, &bias, &y};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) ek_tensor_free(all[i]);
-  ck_ok(ek_group_close(group));
 }
 
 /* On GPUs that nobody has used before. */
@@ -186,18 +183,9 @@ CK_LOOP(slow_epilogues_are_not_used, sizeof slow_ones / sizeof slow_ones[0]) {
     }
     ck_rig_close(rig);
   }
-  cuemu_set_slow(0);
 }
 
 /* ---- several algorithms ---- */
-
-/* While nothing is alive. */
-static void offer_algorithms(int count) {
-  struct cuemu_settings settings;
-  cuemu_get_settings(&settings);
-  settings.algorithms = count;
-  cuemu_set_settings(&settings);
-}
 
 /* The time of a product without the rest is 1000. */
 static const struct {
@@ -242,11 +230,10 @@ static unsigned long product(ek_device *device, int side, double beta, int *chos
 /* A shape is timed once in the process, also for other devices and groups; sums take what was
  * found. */
 CK_LOOP(the_fastest_algorithm, sizeof races / sizeof races[0]) {
-  static const unsigned none[4];
   const int side = 21 + _i;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.deterministic = races[_i].deterministic;
-  offer_algorithms(4);
+  ck_emulate(algorithms, 4);
   cuemu_set_algorithm_times(races[_i].times);
   cuemu_refuse(0, races[_i].refused);
   for (int again = 0; again < 2; again++) {
@@ -265,16 +252,13 @@ CK_LOOP(the_fastest_algorithm, sizeof races / sizeof races[0]) {
     }
     ck_ok(ek_group_close(group));
   }
-  cuemu_refuse(0, 0);
-  cuemu_set_algorithm_times(none);
-  offer_algorithms(1);
 }
 
 /* What only adds is not timed: what it would be timed on is needed. */
 CK_TEST(a_sum_is_not_timed) {
   struct ck_rig *rig = NULL;
   int chosen = 0;
-  offer_algorithms(4);
+  ck_emulate(algorithms, 4);
   cuemu_set_algorithm_times(races[0].times);
   rig = ck_rig_open(SPEC, EK_F32, 1);
   ck_assert_uint_eq(product(ek_stream_device(rig->stream), 29, 1, &chosen), 1);
@@ -282,9 +266,6 @@ CK_TEST(a_sum_is_not_timed) {
   ck_assert_uint_gt(product(ek_stream_device(rig->stream), 29, 0, &chosen), 1);
   ck_assert_uint_eq(product(ek_stream_device(rig->stream), 29, 0, &chosen), 1);
   ck_assert_int_eq(chosen, 2);
-  ck_rig_close(rig);
-  cuemu_set_algorithm_times((const unsigned[4]){0});
-  offer_algorithms(1);
 }
 
 /* ---- a heuristic that is wrong ---- */
@@ -309,7 +290,7 @@ static void check_bias(struct ck_rig *rig) {
 CK_LOOP(refused_algorithms, sizeof wrong / sizeof wrong[0]) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
   const bool all = ((wrong[_i].by_heuristic | wrong[_i].by_product) & 15) == 15; /* of four */
-  offer_algorithms(4);
+  ck_emulate(algorithms, 4);
   cuemu_refuse(wrong[_i].by_heuristic, wrong[_i].by_product);
   for (int type = 0; type < 4; type++) {
     struct ck_rig *rig = ck_rig_open(SPEC, types[type], 1);
@@ -335,8 +316,6 @@ CK_LOOP(refused_algorithms, sizeof wrong / sizeof wrong[0]) {
     }
     ck_rig_close(rig);
   }
-  cuemu_refuse(0, 0);
-  offer_algorithms(1);
 }
 
 /* ---- shapes and addresses that cuBLASLt takes badly ---- */
@@ -379,7 +358,6 @@ CK_LOOP(vectors_that_are_not_aligned, FUSED_TYPES) {
   struct ck_rig *rig = ck_rig_open(SPEC, fused_types[_i], 1);
   check_linear(rig, 3, 5, 16);
   check_linear(rig, 2, 8, 7);
-  ck_rig_close(rig);
 }
 
 /* A linear layer with one output is such a product: every regression has one. */
@@ -394,7 +372,6 @@ CK_LOOP(sizes_of_one, 2 * FUSED_TYPES) {
     }
     ck_rig_close(rig);
   }
-  cuemu_call_ones_invalid(false);
 }
 
 /* ---- a model ---- */
@@ -516,7 +493,7 @@ CK_LOOP(prepared_steps_time_nothing, 4) {
   ek_gpt_options o = ck_gpt_sizes(VOCABULARY, TOKENS, width, 2, 2);
   o.dropout = 0.25;
   o.fused_loss = _i / 2 == 1;
-  offer_algorithms(4);
+  ck_emulate(algorithms, 4);
   ek_trainer *trainer = open_gpt(&o, EK_F32);
   if (_i % 2 == 1) ck_ok(ek_trainer_prepare(trainer, &batch, 1, &batch, 1));
   for (int i = 0; i < STEPS; i++) {
@@ -530,7 +507,6 @@ CK_LOOP(prepared_steps_time_nothing, 4) {
   else
     ck_assert_uint_gt(products[0], 2 * products[1]);
   ck_ok(ek_trainer_close(trainer));
-  offer_algorithms(1);
 }
 
 /* A GPT from the public headers alone makes as many calls as the stock one, and has its memory. */
@@ -560,4 +536,4 @@ CK_TEST(a_decoder_of_ones_own) {
   ck_assert_uint_eq(peak[1], peak[0]);
 }
 
-CK_SUITE("cuda epilogues")
+CK_EMULATED_SUITE("cuda epilogues")

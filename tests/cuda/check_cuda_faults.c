@@ -18,9 +18,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "ck_emulated.h"
 #include "ck_snapshot.h"
 #include "ck_state.h"
-#include "cuemu.h"
 
 static const struct {
   const char *spec;
@@ -202,7 +202,6 @@ CK_LOOP(opening_fails, GROUPS) {
     no_leaks("an opening that failed");
     ck_assert_uint_lt(n, 1000);
   }
-  cuemu_reset();
 }
 
-CK_SUITE("cuda faults")
+CK_EMULATED_SUITE("cuda faults")

@@ -8,17 +8,9 @@
 
 #include <evenkeel/attend.h>
 
-#include "cuemu.h"
-#include "ek_check.h"
+#include "ck_emulated.h"
 
 #define SPEC "cuda:0@64MiB"
-
-static void set_architecture(int arch) {
-  struct cuemu_settings settings;
-  cuemu_get_settings(&settings);
-  settings.arch = arch;
-  cuemu_set_settings(&settings);
-}
 
 /* Attention of one head, forward and backward, to the end of the work. */
 static ek_status attend(struct ck_rig *rig, int64_t width) {
@@ -41,7 +33,7 @@ static const int architectures[] = {75, 80, 86, 90, 120};
 /* What does not fit is refused by name; what it had taken is intact, and the next width works. */
 CK_LOOP(shared_memory, sizeof architectures / sizeof architectures[0]) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
-  set_architecture(architectures[_i]);
+  ck_emulate(arch, architectures[_i]);
   for (int type = 0; type < 4; type++) {
     struct ck_rig *rig = ck_rig_open(SPEC, types[type], 1);
     int refused = 0;
@@ -57,7 +49,6 @@ CK_LOOP(shared_memory, sizeof architectures / sizeof architectures[0]) {
     ck_ok(attend(rig, 32));
     ck_rig_close(rig);
   }
-  set_architecture(90);
 }
 
-CK_SUITE("cuda limits")
+CK_EMULATED_SUITE("cuda limits")

@@ -11,9 +11,9 @@
 #include <evenkeel/elementwise.h>
 #include <evenkeel/log.h>
 
+#include "ck_emulated.h"
 #include "ck_training.h"
 #include "cuda_runtime_api.h"
-#include "cuemu.h"
 
 #define MIB ((uint64_t)1 << 20)
 #define GRANULE (2 * MIB)
@@ -22,14 +22,12 @@
 enum { CONTEXT = 5000013, CODE = 300007, NCCL = 700001 };
 
 static void set_costs(void) {
-  struct cuemu_settings settings;
-  cuemu_get_settings(&settings);
-  settings.devices = 9;
-  settings.memory = 700 * MIB;
-  settings.context_bytes = CONTEXT;
-  settings.code_bytes = CODE;
-  settings.nccl_bytes = NCCL;
-  cuemu_set_settings(&settings);
+  ck_emulate(devices, 9);
+  ck_emulate(memory, 700 * MIB);
+  ck_emulate(context_bytes, CONTEXT);
+  ck_emulate(code_bytes, CODE);
+  ck_emulate(nccl_bytes, NCCL);
+  ck_emulated_begin();
 }
 
 /* What the GPU says. */
@@ -109,8 +107,6 @@ CK_LOOP(a_default_capacity_leaves_the_reserve, GROUPS) {
     ck_assert_uint_ge(outside.opening_bytes, CONTEXT + hidden);
     ck_assert_uint_lt(outside.opening_bytes, CONTEXT + hidden + 512);
   }
-  ek_group_free(group);
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 /* With a second communicator, as a second model would open. */
@@ -121,9 +117,8 @@ CK_LOOP(training_stays_within_the_reserve, GROUPS * 2 * CK_MODES) {
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 0.2, 5);
   ek_group *group = ck_open(setup.spec, 0);
   struct ck_training training;
-  ek_communicator *second = NULL;
   ck_ok(ck_training_try(&training, &setup, group));
-  ck_ok(ek_communicator_open(&second, group));
+  CK_OPENED(ek_communicator *, second, ek_communicator_open(&second, group));
   for (int step = 0; step < 2; step++) ck_ok(ck_training_step(&training, &batch, NULL));
   ck_ok(ek_group_synchronize(group));
   for (int gpu = 0; gpu < groups[_i % GROUPS].gpus; gpu++) {
@@ -136,11 +131,6 @@ CK_LOOP(training_stays_within_the_reserve, GROUPS * 2 * CK_MODES) {
      * least part of what was left alone for them. */
     ck_assert_uint_le(outside.now_bytes - outside.opening_bytes, outside.reserve_bytes / 2);
   }
-  ek_communicator_free(second);
-  ck_training_close(&training);
-  ek_group_free(group);
-  ck_batch_free(&batch);
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 CK_TEST(a_communicator_that_is_open_already_is_taken) {
@@ -148,17 +138,12 @@ CK_TEST(a_communicator_that_is_open_already_is_taken) {
   struct cuemu_usage usage;
   cuemu_usage(0, &usage);
   ck_assert_uint_eq(usage.communicators, 1);
-  ek_communicator *first = NULL, *second = NULL;
-  ck_ok(ek_communicator_open(&first, group));
+  CK_OPENED(ek_communicator *, first, ek_communicator_open(&first, group));
   cuemu_usage(0, &usage);
   ck_assert_uint_eq(usage.communicators, 1);
-  ck_ok(ek_communicator_open(&second, group));
+  CK_OPENED(ek_communicator *, second, ek_communicator_open(&second, group));
   cuemu_usage(0, &usage);
   ck_assert_uint_eq(usage.communicators, 2);
-  ek_communicator_free(first);
-  ek_communicator_free(second);
-  ek_group_free(group);
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 /* A cap is not made smaller by a reserve: it may take the last byte. */
@@ -175,25 +160,18 @@ CK_TEST(a_cap_may_take_all_there_is) {
   ek_group_free(group);
   (void)snprintf(spec, sizeof spec, "cuda:0@%" PRIu64, most + 512);
   ck_fails(ek_group_open(&group, spec, NULL), EK_ERR_OUT_OF_MEMORY, "cuda:0");
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 /* What is timed when a group is opened needs more than a device does: on a GPU that is nearly full
  * it is left out. */
 CK_TEST(a_small_cap_opens_on_a_full_gpu) {
-  struct cuemu_settings settings, small;
   ek_group *group = ck_open("cuda:0@64MiB", 0);
   ek_group_free(group);
-  cuemu_get_settings(&settings);
-  small = settings;
-  small.memory = hidden_bytes(0) + CONTEXT + 36 * MIB + 1024;
-  cuemu_set_settings(&small);
+  ck_emulate(memory, hidden_bytes(0) + CONTEXT + 36 * MIB + 1024);
   group = ck_open("cuda:8@36MiB", 0); /* which has loaded nothing yet */
   ek_group_free(group);
-  cuemu_set_settings(&settings);
+  cuemu_set_settings(&ck_given);
   group = ck_open("cuda:8@64MiB", 0); /* and now it is timed */
-  ek_group_free(group);
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 static void note_refusal(void *context, ek_log_level level, const char *line) {
@@ -206,15 +184,11 @@ CK_LOOP(a_default_capacity_that_is_refused_is_tried_smaller, 5) {
   static const struct {
     unsigned refused, less; /* percent */
   } cases[] = {{0, 0}, {1, 2}, {4, 5}, {9, 10}, {12, 0}};
-  struct cuemu_settings settings, changed;
   int refusals = 0;
   ek_group *group = ck_open("cuda:0", 0);
   const uint64_t whole = arenas_of(group, 0, 0), reserve = outside_of(group, 0, 0).reserve_bytes;
   ek_group_free(group);
-  cuemu_get_settings(&settings);
-  changed = settings;
-  changed.refused_bytes = cases[_i].refused == 0 ? 0 : reserve + whole / 100 * cases[_i].refused;
-  cuemu_set_settings(&changed);
+  ck_emulate(refused_bytes, cases[_i].refused == 0 ? 0 : reserve + whole / 100 * cases[_i].refused);
   ek_log_set(note_refusal, &refusals, EK_LOG_WARNING);
   if (_i < 4) {
     group = ck_open("cuda:0", 0);
@@ -226,8 +200,7 @@ CK_LOOP(a_default_capacity_that_is_refused_is_tried_smaller, 5) {
   }
   ck_assert_int_eq(refusals, _i < 4 ? _i : 3);
   ek_log_set(NULL, NULL, EK_LOG_WARNING);
-  cuemu_set_settings(&settings);
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+  cuemu_set_settings(&ck_given);
 }
 
 /* A GPU that has failed is reset, and has lost its code: the next group measures again. */
@@ -252,7 +225,6 @@ CK_TEST(a_gpu_that_was_reset_loads_again) {
   ck_assert_uint_eq(hidden_bytes(8), hidden);
   ck_ok(ek_memory_measure_outside(&after, ek_group_device(group, 0)));
   ck_assert_uint_eq(after.reserve_bytes, before.reserve_bytes);
-  ek_group_free(group);
 }
 
 /* ---- what can fail while a GPU loads ---- */
@@ -289,23 +261,17 @@ CK_LOOP(loading_fails, sizeof kinds / sizeof kinds[0]) {
     if (n > 10) n += ck_every(5) - 1 + n / 10;
   }
   ck_assert_uint_gt(n, 1);
-  cuemu_reset();
 }
 
 /* Too little for the code, or for the communicator. */
 CK_TEST(no_room_to_load) {
-  struct cuemu_settings settings, small;
   ek_group *group = NULL;
-  cuemu_get_settings(&settings);
-  small = settings;
-  small.memory = hidden_bytes(0) + CONTEXT + 36 * MIB + 1000 * 1000;
-  cuemu_set_settings(&small);
+  ck_emulate(memory, hidden_bytes(0) + CONTEXT + 36 * MIB + 1000 * 1000);
   ck_fails(ek_group_open(&group, "cuda:0-1", NULL), EK_ERR_UNAVAILABLE, "NCCL");
   ck_fails(ek_group_open(&group, "cuda:2x2", NULL), EK_ERR_OUT_OF_MEMORY, "cuda:2");
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
-  cuemu_set_settings(&settings);
+  cuemu_set_settings(&ck_given);
   group = ck_open("cuda:0-2", 0);
-  ek_group_free(group);
 }
 
-CK_SUITE_WITH("cuda reserve", set_costs, NULL)
+CK_SUITE_WITH("cuda reserve", set_costs, ck_emulated_end)

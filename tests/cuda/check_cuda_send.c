@@ -13,8 +13,7 @@
 #include <evenkeel/mean_squared_error.h>
 #include <evenkeel/scatter.h>
 
-#include "cuemu.h"
-#include "ek_check.h"
+#include "ck_emulated.h"
 
 static void sleep_ms(long milliseconds) {
   const struct timespec time = {.tv_nsec = milliseconds * 1000000};
@@ -25,10 +24,9 @@ static void wait_until_something_hangs(void) {
   while (cuemu_hanging() == 0) sleep_ms(1);
 }
 
-/* A host tensor of f32 whose numbers tell where they belong. */
+/* A host tensor of f32 whose numbers tell where they belong; they are kept. */
 static ek_tensor numbers_of(int64_t count, int salt) {
-  float *numbers = malloc((size_t)count * sizeof *numbers);
-  ck_assert_ptr_nonnull(numbers);
+  float *numbers = ck_array((size_t)count, sizeof *numbers);
   for (int64_t i = 0; i < count; i++) numbers[i] = (float)((i + salt) % 8191);
   ek_tensor host;
   ck_ok(ek_tensor_host(&host, numbers, EK_F32, 1, &count));
@@ -36,8 +34,8 @@ static ek_tensor numbers_of(int64_t count, int salt) {
 }
 
 static ek_tensor on_device(ek_device *device, int64_t count) {
-  ek_tensor tensor = {0};
-  ck_ok(ek_tensor_create(&tensor, device, EK_MEMORY_INPUTS, EK_F32, 1, &count));
+  CK_OPENED(ek_tensor, tensor,
+            ek_tensor_create(&tensor, device, EK_MEMORY_INPUTS, EK_F32, 1, &count));
   return tensor;
 }
 
@@ -53,7 +51,7 @@ static void must_hold(const ek_tensor *tensor, const ek_tensor *host, float fact
                    (double)(factor * want[i]));
     }
   }
-  free(back.data);
+  ck_drop(back.data);
 }
 
 /* 20 MiB: more than is pinned, so the call returns when the first of them have arrived. */
@@ -64,23 +62,18 @@ CK_LOOP(it_travels_while_the_device_computes, 2) {
   ek_group *group = ck_open("cuda:0x2@100MiB", 0);
   ek_device *device = ek_group_device(group, 1);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
-  ek_tensor host = numbers_of(LARGE, 3), sent = {0}, y = on_device(device, LARGE);
+  ek_tensor host = numbers_of(LARGE, 3), y = on_device(device, LARGE);
   cuemu_hang(0, CUEMU_KERNEL, 1);
   ck_ok(ek_op_fill(stream, &y, 1));
   wait_until_something_hangs();
-  ck_ok(ek_tensor_create_from(&sent, device, EK_MEMORY_INPUTS, &host, _i == 0));
+  CK_OPENED(ek_tensor, sent,
+            ek_tensor_create_from(&sent, device, EK_MEMORY_INPUTS, &host, _i == 0));
   ck_assert_uint_eq(cuemu_hanging(), 1); /* and it is the kernel, in front of all that follows */
   if (_i == 0) ck_ok(ek_tensor_wait(&sent));
   ck_ok(ek_op_scale(stream, &y, &sent, 2));
   cuemu_release();
   must_hold(&y, &host, 2);
   must_hold(&sent, &host, 1);
-  ek_tensor_free(&sent);
-  ek_tensor_free(&y);
-  free(host.data);
-  ek_group_free(group);
-  cuemu_reset();
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 CK_TEST(a_batch_is_scattered_while_the_devices_compute) {
@@ -90,12 +83,11 @@ CK_TEST(a_batch_is_scattered_while_the_devices_compute) {
   options.ahead = true;
   ek_tensor host = numbers_of(3 * (int64_t)LARGE, 5), whole = numbers_of(3 * (int64_t)LARGE, 0);
   ek_tensor y = on_device(device, LARGE);
-  ek_shards shards = {0}, like = {0};
   cuemu_hang(1, CUEMU_KERNEL, 1);
   ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &y, 1));
   wait_until_something_hangs();
-  ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
-  ck_ok(ek_scatter_like(&like, &shards, &host, EK_MEMORY_INPUTS));
+  CK_OPENED(ek_shards, shards, ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
+  CK_OPENED(ek_shards, like, ek_scatter_like(&like, &shards, &host, EK_MEMORY_INPUTS));
   ck_assert(shards.ahead && like.ahead);
   ck_assert_uint_eq(cuemu_hanging(), 1);
   cuemu_release();
@@ -106,13 +98,6 @@ CK_TEST(a_batch_is_scattered_while_the_devices_compute) {
   ek_tensor last = {0};
   ck_ok(ek_tensor_rows(&last, &host, shards.offsets[2], LARGE));
   must_hold(&y, &last, 3);
-  ek_shards_free(&shards);
-  ek_shards_free(&like);
-  ek_tensor_free(&y);
-  free(whole.data);
-  free(host.data);
-  ek_group_free(group);
-  cuemu_reset();
 }
 
 /* A part that was sent ahead and becomes the whole: what reads the whole waits for the arrival. */
@@ -121,64 +106,47 @@ CK_TEST(what_is_gathered_has_arrived) {
   ek_group *group = ck_open("cuda:0@100MiB", 0);
   ek_device *device = ek_group_device(group, 0);
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-  ek_tensor host = numbers_of(count, 7), whole = {0}, y = on_device(device, count);
+  ek_tensor host = numbers_of(count, 7), y = on_device(device, count);
   ek_shards shards = {0};
   options.ahead = true;
   cuemu_hang(0, CUEMU_COPY, 1);
   ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
   wait_until_something_hangs();
-  ck_ok(ek_gather_move(&whole, &shards, 0, EK_MEMORY_INPUTS));
+  CK_OPENED(ek_tensor, whole, ek_gather_move(&whole, &shards, 0, EK_MEMORY_INPUTS));
   ck_ok(ek_op_scale(ek_device_stream(device, EK_STREAM_COMPUTE), &y, &whole, 2));
   sleep_ms(50);
   cuemu_release();
   must_hold(&y, &host, 2);
-  ek_tensor_free(&whole);
-  ek_tensor_free(&y);
-  free(host.data);
-  ek_group_free(group);
-  cuemu_reset();
 }
 
 /* Targets that were sent ahead: a criterion waits for the arrival. */
 CK_TEST(targets_have_arrived) {
   enum { ROWS = 4, SIZE = 3 };
   ek_group *group = ck_open("cuda:0@100MiB", 0);
-  ek_module *module = NULL;
-  ek_criterion *criterion = NULL;
-  ek_data_parallel_model *model = NULL;
-  ek_data_parallel_criterion *loss = NULL;
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   ek_tensor host = numbers_of((int64_t)ROWS * SIZE, 7);
-  ek_shards outputs = {0}, targets = {0};
   double got = 0, want = 0;
   host.rank = 2;
   host.shape[0] = ROWS;
   host.shape[1] = SIZE;
   options.ahead = true;
-  ck_ok(ek_linear_create(&module, SIZE, SIZE, true));
-  ck_ok(ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
-  ck_ok(ek_data_parallel_model_open(&model, group, module, NULL));
-  ck_ok(ek_data_parallel_criterion_open(&loss, model, criterion, NULL));
-  ck_ok(ek_data_parallel_model_forward(&outputs, model, &host, 1, NULL));
+  CK_OPENED(ek_module *, module, ek_linear_create(&module, SIZE, SIZE, true));
+  CK_OPENED(ek_criterion *, criterion, ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
+  CK_OPENED(ek_data_parallel_model *, model,
+            ek_data_parallel_model_open(&model, group, module, NULL));
+  CK_OPENED(ek_data_parallel_criterion *, loss,
+            ek_data_parallel_criterion_open(&loss, model, criterion, NULL));
+  CK_OPENED(ek_shards, outputs, ek_data_parallel_model_forward(&outputs, model, &host, 1, NULL));
   ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, &host, 1));
   ck_ok(ek_data_parallel_criterion_loss(&want, NULL, loss));
   cuemu_hang(0, CUEMU_COPY, 1);
-  ck_ok(ek_scatter(&targets, group, &host, EK_MEMORY_INPUTS, &options));
+  CK_OPENED(ek_shards, targets, ek_scatter(&targets, group, &host, EK_MEMORY_INPUTS, &options));
   wait_until_something_hangs();
   ck_ok(ek_data_parallel_criterion_forward_shards(loss, &outputs, 1, &targets, 1));
   sleep_ms(50);
   cuemu_release();
   ck_ok(ek_data_parallel_criterion_loss(&got, NULL, loss));
   ck_assert_double_eq(got, want);
-  ek_shards_free(&targets);
-  ek_shards_free(&outputs);
-  ek_data_parallel_criterion_free(loss);
-  ek_data_parallel_model_free(model);
-  ek_criterion_free(criterion);
-  ek_module_free(module);
-  free(host.data);
-  ek_group_free(group);
-  cuemu_reset();
 }
 
 /* The kernel that reads the memory has not run when it is given back and taken again. */
@@ -188,7 +156,7 @@ CK_LOOP(who_had_the_memory_has_done_with_it, 4) {
   ek_device *device = ek_group_device(group, 0);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_tensor first = numbers_of(count, 1), second = numbers_of(count, 4000);
-  ek_tensor x = {0}, z = {0}, y = on_device(device, count);
+  ek_tensor x = {0}, y = on_device(device, count);
   ck_ok(ek_tensor_create_from(&x, device, EK_MEMORY_INPUTS, &first, _i % 2 == 0));
   ck_ok(ek_tensor_wait(&x));
   ck_ok(ek_stream_synchronize(stream));
@@ -197,18 +165,13 @@ CK_LOOP(who_had_the_memory_has_done_with_it, 4) {
   wait_until_something_hangs();
   const void *place = x.data;
   ek_tensor_free(&x);
-  ck_ok(ek_tensor_create_from(&z, device, EK_MEMORY_INPUTS, &second, _i / 2 == 0));
+  CK_OPENED(ek_tensor, z,
+            ek_tensor_create_from(&z, device, EK_MEMORY_INPUTS, &second, _i / 2 == 0));
   ck_assert_ptr_eq(z.data, place);
   sleep_ms(30);
   cuemu_release();
   must_hold(&y, &first, 2);
   must_hold(&z, &second, 1);
-  ek_tensor_free(&z);
-  ek_tensor_free(&y);
-  free(first.data);
-  free(second.data);
-  ek_group_free(group);
-  cuemu_reset();
 }
 
 /* Two neighbours are given back, one long ago, one while a kernel still reads it; the memory of
@@ -222,7 +185,7 @@ CK_LOOP(neighbours_wait_for_the_later_one, 2) {
   ek_tensor both = numbers_of(2 * count, 4000);
   ek_tensor place = {0}, pair[2] = {{0}}, z = {0};
   ck_ok(ek_tensor_create_from(&place, device, EK_MEMORY_INPUTS, &small, false));
-  ek_tensor wall = on_device(device, 64);
+  (void)on_device(device, 64); /* a wall between the two */
   for (int i = 0; i < 2; i++) {
     ck_ok(ek_tensor_create_from(&pair[i], device, EK_MEMORY_INPUTS, &host, false));
   }
@@ -243,13 +206,8 @@ CK_LOOP(neighbours_wait_for_the_later_one, 2) {
   cuemu_release();
   must_hold(&y, &host, 2);
   must_hold(&z, &both, 1);
-  ek_tensor *tensors[] = {&place, &wall, &z, &y};
-  for (size_t i = 0; i < 4; i++) ek_tensor_free(tensors[i]);
-  free(small.data);
-  free(host.data);
-  free(both.data);
-  ek_group_free(group);
-  cuemu_reset();
+  ek_tensor_free(&place);
+  ek_tensor_free(&z);
 }
 
 /* Content that nobody waited for does not overwrite what the next one put into its memory. */
@@ -278,11 +236,6 @@ CK_LOOP(a_batch_that_is_dropped_on_its_way, 2) {
   sleep_ms(30);
   cuemu_release();
   must_hold(&next, &seven, 1);
-  ek_tensor_free(&next);
-  free(host.data);
-  free(seven.data);
-  ek_group_free(group);
-  cuemu_reset();
 }
 
 /*
@@ -301,7 +254,7 @@ static void look_at(struct kept *kept) {
   must_hold(&kept->y, &kept->host, kept->factor);
   ek_tensor_free(&kept->sent);
   ek_tensor_free(&kept->y);
-  free(kept->host.data);
+  ck_drop(kept->host.data);
   memset(kept, 0, sizeof *kept);
 }
 
@@ -324,7 +277,7 @@ CK_LOOP(sending_and_freeing_in_any_order, 2) {
     if (ck_random_integer(&random, 0, 7) == 0) { /* dropped */
       ek_tensor_free(&it->sent);
       ek_tensor_free(&it->y);
-      free(host.data);
+      ck_drop(host.data);
       continue;
     }
     it->host = host;
@@ -333,9 +286,6 @@ CK_LOOP(sending_and_freeing_in_any_order, 2) {
     if (ck_random_integer(&random, 0, 2) > 0) ek_tensor_free(&it->sent);
   }
   for (size_t i = 0; i < KEPT; i++) look_at(&kept[i]);
-  ck_no_memory_held(group);
-  ek_group_free(group);
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 /* ---- failures ---- */
@@ -365,36 +315,24 @@ CK_LOOP(every_copy_of_a_scatter_fails, 2) {
     ek_shards_free(&shards);
   }
   ck_assert_uint_eq(n, 11); /* 20 MiB in pieces of 2 MiB */
-  free(whole.data);
-  free(host.data);
-  ek_group_free(group);
-  cuemu_reset();
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 /* A copy that does not end is found by who waits for the device, and named. */
 CK_TEST(a_copy_hangs) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.time_limit = 1;
-  ek_group *group = NULL;
-  ck_ok(ek_group_open(&group, "cuda:0x2@60MiB", &options));
-  ek_tensor host = numbers_of(1000, 0), sent = {0};
+  CK_OPENED(ek_group *, group, ek_group_open(&group, "cuda:0x2@60MiB", &options));
+  ek_tensor host = numbers_of(1000, 0);
   cuemu_hang(0, CUEMU_COPY, 1);
-  ck_ok(ek_tensor_create_from(&sent, ek_group_device(group, 1), EK_MEMORY_INPUTS, &host, true));
+  CK_OPENED(ek_tensor, sent,
+            ek_tensor_create_from(&sent, ek_group_device(group, 1), EK_MEMORY_INPUTS, &host, true));
   ck_fails(ek_group_synchronize(group), EK_ERR_UNAVAILABLE, "cuda:0#1's copy stream");
   cuemu_release();
-  ek_tensor_free(&sent);
-  free(host.data);
-  ek_group_free(group);
-  cuemu_reset();
-  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 
 static void let_streams_dawdle(void) {
-  struct cuemu_settings settings;
-  cuemu_get_settings(&settings);
-  settings.jitter_us = 200;
-  cuemu_set_settings(&settings);
+  ck_emulate(jitter_us, 200);
+  ck_emulated_begin();
 }
 
-CK_SUITE_WITH("cuda send", let_streams_dawdle, NULL)
+CK_SUITE_WITH("cuda send", let_streams_dawdle, ck_emulated_end)

@@ -15,6 +15,7 @@
 
 #include <evenkeel/sgd.h>
 
+#include "ck_emulated.h"
 #include "ck_training.h"
 
 #define TOLERANCE 1e-5
@@ -83,12 +84,6 @@ static struct run train(const struct ck_setup *setup) {
   return run;
 }
 
-static void forget(struct run *run) {
-  ck_drop(run->before);
-  ck_drop(run->gradients);
-  ck_drop(run->values);
-}
-
 static void equals_cpu(const struct run *cuda, const struct run *cpu) {
   ck_assert_int_eq(cpu->count, cuda->count);
   for (int step = 0; step < STEPS; step++) {
@@ -155,9 +150,6 @@ CK_LOOP(the_cpus_results_every_time_in_the_planned_memory, CASES) {
   repeats_bit_for_bit(&first, &second);
   has_the_planned_peak(&first, setup_of(_i, "plan-cuda:4"), false);
   has_the_planned_peak(&first, setup_of(_i, "plan-cuda:4"), true);
-  forget(&cpu);
-  forget(&first);
-  forget(&second);
 }
 
 CK_LOOP(numbers_of_16_bits, HALVES * CK_MODES) {
@@ -169,9 +161,6 @@ CK_LOOP(numbers_of_16_bits, HALVES * CK_MODES) {
   equals_cpu_in_16_bits(&first, &cpu, ek_precision_type(on_cuda.options.precision));
   repeats_bit_for_bit(&first, &second);
   has_the_planned_peak(&first, planned, _i % 2 == 1);
-  forget(&cpu);
-  forget(&first);
-  forget(&second);
 }
 
 /* Written in forward or in backward: the sum of exponentials has another order, so that the
@@ -192,8 +181,6 @@ CK_LOOP(the_gradient_in_forward, WORKLOADS * CK_MODES) {
   for (size_t k = 0; k < 4; k++) {
     ck_assert_uint_eq(early.usage[k].peak_bytes, late.usage[k].peak_bytes);
   }
-  forget(&late);
-  forget(&early);
 }
 
 /* ---- failures that are the program's ---- */
@@ -221,8 +208,6 @@ CK_LOOP(out_of_memory_at_every_allocation, CK_MODES) {
     }
     ck_ok(ek_memory_fail_at(ek_group_device(training.group, k), 0));
   }
-  ck_batch_free(&batch);
-  ck_training_close(&training);
 }
 
 CK_LOOP(a_bad_target_is_found_before_the_update, SPECS) {
@@ -241,10 +226,6 @@ CK_LOOP(a_bad_target_is_found_before_the_update, SPECS) {
   ck_same_bits("parameter", after, before, count);
   ((int32_t *)batch.target[0].data)[SAMPLES - 1] = 1;
   ck_ok(ck_training_step(&training, &batch, &result));
-  ck_drop(before);
-  ck_drop(after);
-  ck_batch_free(&batch);
-  ck_training_close(&training);
 }
 
-CK_SUITE("cuda training")
+CK_EMULATED_SUITE("cuda training")
