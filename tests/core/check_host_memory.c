@@ -34,36 +34,32 @@ static ek_status open_and_close(void *context) {
   return status;
 }
 
-START_TEST(opening_a_group) {
+CK_LOOP(opening_a_group, 4) {
   static char *const specs[] = {"cpu", "cpu:3", "plan:5", "cpu:2@1MiB"};
   char *spec = specs[_i];
   const int failed = fail_until_it_works(open_and_close, spec);
   ck_assert_int_ge(failed, 4); /* group, spec, device, arena, streams */
   ck_ok(open_and_close(spec));
 }
-END_TEST
 
-START_TEST(it_fires_once) {
+CK_TEST(it_fires_once) {
   char spec[] = "plan:1";
   ek_host_memory_fail_at(1);
   ck_fails(open_and_close(spec), EK_ERR_OUT_OF_MEMORY, "memory");
   ck_ok(open_and_close(spec));
 }
-END_TEST
 
-START_TEST(a_program_asks_too) {
+CK_TEST(a_program_asks_too) {
   ek_host_memory_fail_at(3);
   for (int i = 1; i <= 5; i++) ck_assert_int_eq(ek_host_memory_fails(), i == 3);
 }
-END_TEST
 
-START_TEST(it_can_be_taken_back) {
+CK_TEST(it_can_be_taken_back) {
   char spec[] = "plan:1";
   ek_host_memory_fail_at(2);
   ek_host_memory_fail_at(0);
   for (int i = 0; i < 3; i++) ck_ok(open_and_close(spec));
 }
-END_TEST
 
 /* ---- what takes host memory on an open group ---- */
 
@@ -85,34 +81,28 @@ static ek_status record(void *context) {
   return ek_memory_record_start(ek_group_device(context, 0), 100);
 }
 
-START_TEST(communicators_events_and_recorders) {
+CK_LOOP(communicators_events_and_recorders, 2) {
   ek_group *group = ck_open(_i == 0 ? "cpu:2@1MiB" : "plan:2", 1);
   ck_assert_int_eq(fail_until_it_works(open_communicator, group), _i == 0 ? 6 : 1);
   ck_assert_int_eq(fail_until_it_works(create_event, group), 1);
   ck_assert_int_eq(fail_until_it_works(record, group), 2); /* changes, and who made them */
-  ek_group_free(group);
 }
-END_TEST
 
-START_TEST(a_failed_restart_keeps_the_recording) {
+CK_TEST(a_failed_restart_keeps_the_recording) {
   ek_group *group = ck_open("plan:1", 1);
   ek_device *device = ek_group_device(group, 0);
   ck_ok(ek_memory_record_start(device, 10));
   ek_host_memory_fail_at(1);
   ck_fails(ek_memory_record_start(device, 10), EK_ERR_OUT_OF_MEMORY, "10 events");
-  ek_tensor tensor = {0};
-  ck_ok(ek_tensor_create(&tensor, device, EK_MEMORY_LOSS, EK_F32, 0, NULL));
+  CK_OPENED(ek_tensor, tensor, ek_tensor_create(&tensor, device, EK_MEMORY_LOSS, EK_F32, 0, NULL));
   const ek_memory_event *events = NULL;
   size_t count = 0;
   ck_ok(ek_memory_record_stop(&events, &count, NULL, device));
   ck_assert_uint_eq(count, 1);
-  ek_tensor_free(&tensor);
-  ek_group_free(group);
 }
-END_TEST
 
 /* Blocks are described by records that come 256 at a time; the failing ones must do no harm. */
-START_TEST(many_tensors) {
+CK_TEST(many_tensors) {
   enum { TENSORS = 1200 };
   static ek_tensor tensors[TENSORS];
   ek_group *group = ck_open("plan:1", 1);
@@ -145,23 +135,6 @@ START_TEST(many_tensors) {
   }
   ek_host_memory_fail_at(0);
   for (int i = 0; i < TENSORS; i++) ek_tensor_free(&tensors[i]);
-  ck_no_memory_held(group);
-  ek_group_free(group);
-}
-END_TEST
-
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("host_memory");
-  TCase *group = ck_case(suite, "group");
-  tcase_add_loop_test(group, opening_a_group, 0, 4);
-  tcase_add_test(group, it_fires_once);
-  tcase_add_test(group, a_program_asks_too);
-  tcase_add_test(group, it_can_be_taken_back);
-  TCase *others = ck_case(suite, "others");
-  tcase_add_loop_test(others, communicators_events_and_recorders, 0, 2);
-  tcase_add_test(others, a_failed_restart_keeps_the_recording);
-  tcase_add_test(others, many_tensors);
-  return suite;
 }
 
-CK_MAIN(make_suite)
+CK_SUITE("host_memory")

@@ -38,7 +38,7 @@ static void close_with(int64_t bytes) {
   ck_assert_str_eq(ek_error_message(), "before");
 }
 
-START_TEST(held_memory_is_reported) {
+CK_TEST(held_memory_is_reported) {
   struct listener listener = {0};
   ek_log_set(listen, &listener, EK_LOG_DEBUG);
   close_with(3 << 20);
@@ -49,18 +49,16 @@ START_TEST(held_memory_is_reported) {
   ck_assert_ptr_null(strchr(listener.last, '\n'));
   ek_log_set(NULL, NULL, EK_LOG_DEBUG);
 }
-END_TEST
 
-START_TEST(a_clean_close_says_nothing) {
+CK_TEST(a_clean_close_says_nothing) {
   struct listener listener = {0};
   ek_log_set(listen, &listener, EK_LOG_WARNING);
   close_with(0);
   ck_assert_int_eq(listener.lines, 0);
   ek_log_set(NULL, NULL, EK_LOG_DEBUG);
 }
-END_TEST
 
-START_TEST(lines_below_the_level_are_left_out) {
+CK_TEST(lines_below_the_level_are_left_out) {
   struct listener listener = {0};
   ek_log_set(listen, &listener, (ek_log_level)(EK_LOG_WARNING + 1));
   close_with(4096);
@@ -70,9 +68,8 @@ START_TEST(lines_below_the_level_are_left_out) {
   ck_assert_int_eq(listener.lines, 1);
   ek_log_set(NULL, NULL, EK_LOG_DEBUG);
 }
-END_TEST
 
-START_TEST(a_new_callback_replaces_the_old_one) {
+CK_TEST(a_new_callback_replaces_the_old_one) {
   struct listener first = {0}, second = {0};
   ek_log_set(listen, &first, EK_LOG_DEBUG);
   close_with(4096);
@@ -85,7 +82,6 @@ START_TEST(a_new_callback_replaces_the_old_one) {
   close_with(4096);
   ck_assert_int_eq(second.lines, 2);
 }
-END_TEST
 
 /* ---- threads: one call at a time, and none after a replacement ---- */
 
@@ -129,7 +125,7 @@ static void run_threads(atomic_bool *failed) {
   for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
 }
 
-START_TEST(calls_come_one_at_a_time) {
+CK_TEST(calls_come_one_at_a_time) {
   static struct guarded guarded;
   static atomic_bool failed;
   ek_log_set(watch, &guarded, EK_LOG_DEBUG);
@@ -139,9 +135,8 @@ START_TEST(calls_come_one_at_a_time) {
   ck_assert(!atomic_load(&guarded.overlapped));
   ck_assert_int_eq(guarded.lines, THREADS * ROUNDS);
 }
-END_TEST
 
-START_TEST(a_replaced_callback_is_not_called_again) {
+CK_TEST(a_replaced_callback_is_not_called_again) {
   static struct guarded guarded[ROUNDS];
   static atomic_bool failed;
   pthread_t threads[THREADS];
@@ -158,19 +153,5 @@ START_TEST(a_replaced_callback_is_not_called_again) {
   ck_assert(!atomic_load(&failed));
   for (int i = 0; i < ROUNDS; i++) ck_assert(!atomic_load(&guarded[i].called_after));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("log");
-  TCase *lines = ck_case(suite, "lines");
-  tcase_add_test(lines, held_memory_is_reported);
-  tcase_add_test(lines, a_clean_close_says_nothing);
-  tcase_add_test(lines, lines_below_the_level_are_left_out);
-  tcase_add_test(lines, a_new_callback_replaces_the_old_one);
-  TCase *threads = ck_case(suite, "threads");
-  tcase_add_test(threads, calls_come_one_at_a_time);
-  tcase_add_test(threads, a_replaced_callback_is_not_called_again);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("log")

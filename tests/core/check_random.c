@@ -30,15 +30,14 @@ static ek_random_key key_of(const uint32_t counter[4], const uint32_t key[2]) {
       .seed = (uint64_t)key[1] << 32 | key[0], .step = counter[3], .stream = counter[2]};
 }
 
-START_TEST(bits_are_the_published_answers) {
+CK_LOOP(bits_are_the_published_answers, (int)(sizeof vectors / sizeof vectors[0])) {
   uint32_t bits[4] = {0};
   ek_random_bits(key_of(vectors[_i].counter, vectors[_i].key), vectors[_i].counter[1],
                  vectors[_i].counter[0], bits);
   for (int i = 0; i < 4; i++) ck_assert_uint_eq(bits[i], vectors[_i].answer[i]);
 }
-END_TEST
 
-START_TEST(every_bit_of_the_key_changes_about_half_of_the_bits) {
+CK_TEST(every_bit_of_the_key_changes_about_half_of_the_bits) {
   const ek_random_key key = {.seed = UINT64_C(0x0123456789abcdef), .step = 17, .stream = 5};
   uint32_t base[4];
   ek_random_bits(key, 3, 2, base);
@@ -64,9 +63,8 @@ START_TEST(every_bit_of_the_key_changes_about_half_of_the_bits) {
                   changed);
   }
 }
-END_TEST
 
-START_TEST(a_unit_number_is_at_least_0_and_below_1) {
+CK_TEST(a_unit_number_is_at_least_0_and_below_1) {
   ck_assert(ek_random_unit(0) == 0.0f);
   ck_assert(ek_random_unit(UINT32_MAX) == 1.0f - 0x1p-24f);
   ck_assert(ek_random_unit(UINT32_MAX) < 1.0f);
@@ -77,9 +75,8 @@ START_TEST(a_unit_number_is_at_least_0_and_below_1) {
     ck_assert(ek_random_unit(bits - 1) <= ek_random_unit(bits));
   }
 }
-END_TEST
 
-START_TEST(unit_numbers_are_even) {
+CK_TEST(unit_numbers_are_even) {
   enum { BLOCKS = 1 << 18, CELLS = 64 };
   static int cells[CELLS];
   memset(cells, 0, sizeof cells);
@@ -105,18 +102,5 @@ START_TEST(unit_numbers_are_even) {
     ck_assert_double_le(fabs(cells[i] - count / CELLS), 6 * sqrt(count / CELLS));
   }
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("random");
-  TCase *bits = ck_case(suite, "bits");
-  tcase_add_loop_test(bits, bits_are_the_published_answers, 0,
-                      (int)(sizeof vectors / sizeof vectors[0]));
-  tcase_add_test(bits, every_bit_of_the_key_changes_about_half_of_the_bits);
-  TCase *unit = ck_case(suite, "unit");
-  tcase_add_test(unit, a_unit_number_is_at_least_0_and_below_1);
-  tcase_add_test(unit, unit_numbers_are_even);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("random")

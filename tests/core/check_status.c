@@ -11,7 +11,7 @@
 
 enum { LONGEST = 4095 };
 
-START_TEST(every_status_has_its_name_and_a_text) {
+CK_TEST(every_status_has_its_name_and_a_text) {
   int count = 0;
 #define CHECK(name, value, text)                                                                   \
   ck_assert_int_eq(name, value);                                                                   \
@@ -25,9 +25,8 @@ START_TEST(every_status_has_its_name_and_a_text) {
   ck_assert_int_eq(EK_OK, 0);
   ck_assert_int_eq(count, 19);
 }
-END_TEST
 
-START_TEST(a_status_outside_the_list_is_unknown) {
+CK_TEST(a_status_outside_the_list_is_unknown) {
   const int outside[] = {19, 255, 1000000};
   for (size_t i = 0; i < sizeof outside / sizeof outside[0]; i++) {
     const ek_status status = (ek_status)outside[i];
@@ -36,9 +35,8 @@ START_TEST(a_status_outside_the_list_is_unknown) {
     ck_assert_uint_gt(strlen(ek_status_text(status)), 0);
   }
 }
-END_TEST
 
-START_TEST(setting_returns_the_status_and_keeps_the_message) {
+CK_TEST(setting_returns_the_status_and_keeps_the_message) {
   ck_assert_int_eq(ek_error_set(EK_ERR_SHAPE, "mixer: expected %d columns", 7), EK_ERR_SHAPE);
   ck_assert_str_eq(ek_error_message(), "mixer: expected 7 columns");
   const char *place = ek_error_message();
@@ -48,28 +46,25 @@ START_TEST(setting_returns_the_status_and_keeps_the_message) {
   ek_error_clear();
   ck_assert_str_eq(ek_error_message(), "");
 }
-END_TEST
 
-START_TEST(no_format_gives_the_text_of_the_status) {
+CK_TEST(no_format_gives_the_text_of_the_status) {
   /* Through a pointer: compilers rightly warn about a format that they cannot see. */
   ek_status (*const set)(ek_status, const char *, ...) = ek_error_set;
   ck_assert_int_eq(set(EK_ERR_STATE, NULL), EK_ERR_STATE);
   ck_assert_str_eq(ek_error_message(), ek_status_text(EK_ERR_STATE));
 }
-END_TEST
 
-START_TEST(a_success_leaves_the_message) {
+CK_TEST(a_success_leaves_the_message) {
   ck_assert_int_eq(ek_error_set(EK_ERR_TYPE, "kept"), EK_ERR_TYPE);
   ek_group *group = NULL;
   ck_ok(ek_group_open(&group, "plan:1", NULL));
   ek_group_free(group);
   ck_assert_str_eq(ek_error_message(), "kept");
 }
-END_TEST
 
 /* ---- long messages, and messages made from messages ---- */
 
-START_TEST(a_long_message_is_cut) {
+CK_TEST(a_long_message_is_cut) {
   static char text[3 * LONGEST];
   for (size_t length = LONGEST - 2; length <= LONGEST + 2; length++) {
     memset(text, 'x', length);
@@ -84,9 +79,8 @@ START_TEST(a_long_message_is_cut) {
   ck_assert_uint_eq(strlen(ek_error_message()), LONGEST);
   ck_assert(strncmp(ek_error_message(), "12345yyy", 8) == 0);
 }
-END_TEST
 
-START_TEST(a_message_may_hold_the_old_one) {
+CK_TEST(a_message_may_hold_the_old_one) {
   ck_assert_int_eq(ek_error_set(EK_ERR_IO, "inner"), EK_ERR_IO);
   ck_assert_int_eq(
       ek_error_set(EK_ERR_STATE, "a %s b %s c", ek_error_message(), ek_error_message()),
@@ -98,7 +92,6 @@ START_TEST(a_message_may_hold_the_old_one) {
   ck_assert_uint_eq(strlen(ek_error_message()), LONGEST);
   ck_assert(strncmp(ek_error_message(), "1999: 1998: 1997: ", 18) == 0);
 }
-END_TEST
 
 /* ---- threads ---- */
 
@@ -119,7 +112,7 @@ static void *speak(void *argument) {
   return NULL;
 }
 
-START_TEST(each_thread_has_a_message_of_its_own) {
+CK_TEST(each_thread_has_a_message_of_its_own) {
   enum { THREADS = 8 };
   pthread_barrier_t barrier;
   ck_assert_int_eq(pthread_barrier_init(&barrier, NULL, THREADS), 0);
@@ -138,7 +131,6 @@ START_TEST(each_thread_has_a_message_of_its_own) {
   }
   ck_assert_str_eq(ek_error_message(), "message of the first");
 }
-END_TEST
 
 /* ---- the macros ---- */
 
@@ -162,7 +154,7 @@ cleanup:
   return status;
 }
 
-START_TEST(a_try_evaluates_once_and_returns_the_first_failure) {
+CK_TEST(a_try_evaluates_once_and_returns_the_first_failure) {
   int calls = 0;
   ck_assert_int_eq(try_two(&calls, EK_OK, EK_OK), EK_OK);
   ck_assert_int_eq(calls, 2);
@@ -171,9 +163,8 @@ START_TEST(a_try_evaluates_once_and_returns_the_first_failure) {
   ck_assert_int_eq(try_two(&calls, EK_ERR_SHAPE, EK_ERR_IO), EK_ERR_SHAPE);
   ck_assert_int_eq(calls, 5);
 }
-END_TEST
 
-START_TEST(a_try_goto_evaluates_once_and_jumps) {
+CK_TEST(a_try_goto_evaluates_once_and_jumps) {
   int calls = 0, cleanups = 0;
   ck_assert_int_eq(try_goto(&calls, &cleanups, EK_OK, EK_OK), EK_OK);
   ck_assert_int_eq(try_goto(&calls, &cleanups, EK_OK, EK_ERR_IO), EK_ERR_IO);
@@ -182,24 +173,5 @@ START_TEST(a_try_goto_evaluates_once_and_jumps) {
   ck_assert_int_eq(calls, 5);
   ck_assert_int_eq(cleanups, 3);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("status");
-  TCase *names = ck_case(suite, "names");
-  tcase_add_test(names, every_status_has_its_name_and_a_text);
-  tcase_add_test(names, a_status_outside_the_list_is_unknown);
-  TCase *messages = ck_case(suite, "messages");
-  tcase_add_test(messages, setting_returns_the_status_and_keeps_the_message);
-  tcase_add_test(messages, no_format_gives_the_text_of_the_status);
-  tcase_add_test(messages, a_success_leaves_the_message);
-  tcase_add_test(messages, a_long_message_is_cut);
-  tcase_add_test(messages, a_message_may_hold_the_old_one);
-  tcase_add_test(messages, each_thread_has_a_message_of_its_own);
-  TCase *macros = ck_case(suite, "macros");
-  tcase_add_test(macros, a_try_evaluates_once_and_returns_the_first_failure);
-  tcase_add_test(macros, a_try_goto_evaluates_once_and_jumps);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("status")

@@ -8,13 +8,12 @@
 #include "ek_check.h"
 
 /* The tests are built with the library, so the two versions are one. */
-START_TEST(library_and_headers_agree) {
+CK_TEST(library_and_headers_agree) {
   ck_assert_int_eq(ek_version(), EK_VERSION);
   ck_assert_str_eq(ek_version_string(), EK_VERSION_STRING);
 }
-END_TEST
 
-START_TEST(string_and_number_agree) {
+CK_TEST(string_and_number_agree) {
   char text[32];
   const int version = ek_version();
   snprintf(text, sizeof text, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
@@ -22,14 +21,5 @@ START_TEST(string_and_number_agree) {
   ck_assert_int_lt(EK_VERSION_NUMBER(0, 1, 99), EK_VERSION_NUMBER(0, 2, 0));
   ck_assert_int_lt(EK_VERSION_NUMBER(0, 99, 99), EK_VERSION_NUMBER(1, 0, 0));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("version");
-  TCase *tcase = ck_case(suite, "version");
-  tcase_add_test(tcase, library_and_headers_agree);
-  tcase_add_test(tcase, string_and_number_agree);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("version")

@@ -124,7 +124,7 @@ static void clear(void) {
   ck_assert_int_eq(system(command), 0);
 }
 
-START_TEST(every_call_of_a_save) {
+CK_LOOP(every_call_of_a_save, 6) {
   const enum file_fault fault = (enum file_fault)(1 + _i % 3);
   const int sign = _i < 3 ? 1 : -1; /* in the background */
   const int calls = apart(run, FILE_NONE, sign);
@@ -153,10 +153,9 @@ START_TEST(every_call_of_a_save) {
   }
   printf("%s at %d of %d calls: 0 corrupt\n", file_fault_names[fault], points, calls);
 }
-END_TEST
 
 /* No rename before its bytes are synced, and the folder's sync behind it. */
-START_TEST(what_lasts_comes_first) {
+CK_LOOP(what_lasts_comes_first, 2) {
   const struct ck_setup setup = setup_of();
   struct ck_training t;
   ck_training_open(&t, &setup);
@@ -177,10 +176,9 @@ START_TEST(what_lasts_comes_first) {
   }
   ck_training_close(&t);
 }
-END_TEST
 
 /* A folder whose parent cannot be synced is not made: the next save makes it again, and syncs. */
-START_TEST(a_folder_is_made_for_good) {
+CK_TEST(a_folder_is_made_for_good) {
   const struct ck_setup setup = setup_of();
   struct ck_training t;
   ck_training_open(&t, &setup);
@@ -203,10 +201,9 @@ START_TEST(a_folder_is_made_for_good) {
   }
   ck_training_close(&t);
 }
-END_TEST
 
 /* A file system may not know writes past the page cache, and say so late: they are made again. */
-START_TEST(direct_writes_may_be_unknown) {
+CK_LOOP(direct_writes_may_be_unknown, 2) {
   const struct ck_setup setup = setup_of();
   struct ck_training t;
   ek_checkpoint_info info;
@@ -229,10 +226,9 @@ START_TEST(direct_writes_may_be_unknown) {
   ck_training_close(&t);
   clear();
 }
-END_TEST
 
 /* A call that a signal interrupts is made again, and what was written or read by half goes on. */
-START_TEST(interrupted_calls_are_continued) {
+CK_LOOP(interrupted_calls_are_continued, 4) {
   static const enum file_fault faults[] = {FILE_EINTR, FILE_SHORT};
   const enum file_fault fault = faults[_i % 2];
   const bool background = _i / 2 == 1;
@@ -258,11 +254,10 @@ START_TEST(interrupted_calls_are_continued) {
   ck_training_close(&t);
   clear();
 }
-END_TEST
 
 /* A load that is refused anything says so: it never takes an older state, nor calls a whole one
  * damaged. */
-START_TEST(every_call_of_a_load) {
+CK_LOOP(every_call_of_a_load, 2) {
   const struct ck_setup setup = setup_of();
   struct ck_training t;
   ek_checkpoint_info info;
@@ -297,11 +292,10 @@ START_TEST(every_call_of_a_load) {
   ck_training_close(&t);
   clear();
 }
-END_TEST
 
 /* A state that another process removed after the folder was read: it has saved a later one, so the
  * folder is read again. */
-START_TEST(a_state_is_removed_meanwhile) {
+CK_TEST(a_state_is_removed_meanwhile) {
   const struct ck_setup setup = setup_of();
   struct ck_training t;
   ek_checkpoint_info info;
@@ -321,11 +315,10 @@ START_TEST(a_state_is_removed_meanwhile) {
   ck_training_close(&t);
   clear();
 }
-END_TEST
 
 /* A disk that writes other bytes than it was given: the state before stays, and the save says so.
  * */
-START_TEST(what_is_written_wrong_removes_nothing) {
+CK_LOOP(what_is_written_wrong_removes_nothing, 2) {
   const struct ck_setup setup = setup_of();
   struct ck_training t;
   ek_checkpoint_info info;
@@ -364,10 +357,9 @@ START_TEST(what_is_written_wrong_removes_nothing) {
   ck_training_close(&t);
   clear();
 }
-END_TEST
 
 /* What a file system says only when a file is closed is an error of the save. */
-START_TEST(a_refused_close_is_an_error) {
+CK_LOOP(a_refused_close_is_an_error, 2) {
   const struct ck_setup setup = setup_of();
   struct ck_training t;
   ck_training_open(&t, &setup);
@@ -388,11 +380,10 @@ START_TEST(a_refused_close_is_an_error) {
   ck_training_close(&t);
   clear();
 }
-END_TEST
 
 /* A text that is written in several pieces: the first that fails is an error, and the old file
  * stays. */
-START_TEST(every_call_of_a_snapshot) {
+CK_TEST(every_call_of_a_snapshot) {
   const struct ck_setup setup = setup_of();
   struct ck_training t;
   struct stat old, now;
@@ -420,25 +411,11 @@ START_TEST(every_call_of_a_snapshot) {
   ck_assert_int_eq(unlink(path), 0);
   ck_training_close(&t);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("file_calls");
-  TCase *tests = ck_case(suite, "file_calls");
+static void choose_folder(void) {
   const bool memory = access("/dev/shm", W_OK) == 0;
   (void)snprintf(folder, sizeof folder, "%s/evenkeel-files-%d", memory ? "/dev/shm" : "/tmp",
                  (int)getpid());
-  tcase_add_loop_test(tests, every_call_of_a_save, 0, 6);
-  tcase_add_loop_test(tests, what_lasts_comes_first, 0, 2);
-  tcase_add_test(tests, a_folder_is_made_for_good);
-  tcase_add_loop_test(tests, direct_writes_may_be_unknown, 0, 2);
-  tcase_add_loop_test(tests, interrupted_calls_are_continued, 0, 4);
-  tcase_add_loop_test(tests, every_call_of_a_load, 0, 2);
-  tcase_add_test(tests, a_state_is_removed_meanwhile);
-  tcase_add_loop_test(tests, what_is_written_wrong_removes_nothing, 0, 2);
-  tcase_add_test(tests, every_call_of_a_snapshot);
-  tcase_add_loop_test(tests, a_refused_close_is_an_error, 0, 2);
-  return suite;
 }
 
-CK_MAIN(make_suite)
+CK_SUITE_WITH("file_calls", choose_folder, NULL)

@@ -289,7 +289,7 @@ static void close_all(void) {
   ck_folder_remove(folder);
 }
 
-START_TEST(every_call_is_refused_once) {
+CK_LOOP(every_call_is_refused_once, CASES * CALLS) {
   const size_t number = (size_t)_i % CASES;
   const enum host_call call = calls[(size_t)_i / CASES];
   const uint64_t every = ck_every(1);
@@ -324,14 +324,5 @@ START_TEST(every_call_is_refused_once) {
   printf("%s, %s: %d of %d refused, 0 wrong\n", cases[number].name, host_call_names[call], refused,
          points);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("file memory");
-  TCase *tests = ck_case(suite, "file memory");
-  tcase_add_checked_fixture(tests, open_all, close_all);
-  tcase_add_loop_test(tests, every_call_is_refused_once, 0, CASES * CALLS);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE_WITH("file memory", open_all, close_all)

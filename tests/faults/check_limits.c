@@ -57,7 +57,7 @@ static void finish(void) {
 }
 
 /* The first test of the program: what the library keeps is the first that it finds. */
-START_TEST(what_is_kept_holds_for_one_group) {
+CK_TEST(what_is_kept_holds_for_one_group) {
   put("/proc/self/cgroup", "0::/a\n");
   put("/proc/self/mountinfo", "31 23 0:28 / /first rw - cgroup2 cgroup2 rw\n");
   put("/first/a/memory.max", "104857600\n");
@@ -71,9 +71,8 @@ START_TEST(what_is_kept_holds_for_one_group) {
   put("/proc/self/cgroup", "0::/a\n");
   limit_is(50 * MIB, 50 * MIB);
 }
-END_TEST
 
-START_TEST(no_files_are_no_limit) {
+CK_TEST(no_files_are_no_limit) {
   limit_is(NONE, NONE);
   put("/proc/self/cgroup", "");
   limit_is(NONE, NONE);
@@ -86,10 +85,9 @@ START_TEST(no_files_are_no_limit) {
   put("/sys/fs/cgroup/memory.max", "");
   limit_is(NONE, NONE);
 }
-END_TEST
 
 /* Version 2, as a container with a name space of its own sees it, and as the machine does. */
-START_TEST(version_2) {
+CK_TEST(version_2) {
   put("/proc/self/cgroup", "0::/\n");
   put("/proc/self/mountinfo",
       "1 2 0:1 / / rw - ext4 /dev/root rw\n"
@@ -112,10 +110,9 @@ START_TEST(version_2) {
   put("/sys/fs/cgroup/a/b/memory.max", "73400320\n");
   limit_is(70 * MIB, 10 * MIB);
 }
-END_TEST
 
 /* A container that shares the name space: the mount shows the group's own folder. */
-START_TEST(a_mount_of_a_folder) {
+CK_TEST(a_mount_of_a_folder) {
   put("/proc/self/cgroup", "0::/docker/abc/inner\n");
   put("/proc/self/mountinfo",
       "31 23 0:28 /docker/abc /sys/fs/c\\040group rw - cgroup2 cgroup2 rw\n");
@@ -127,9 +124,8 @@ START_TEST(a_mount_of_a_folder) {
   put("/proc/self/cgroup", "0::/../elsewhere\n");
   limit_is(100 * MIB, 100 * MIB);
 }
-END_TEST
 
-START_TEST(version_1) {
+CK_TEST(version_1) {
   put("/proc/self/cgroup", "5:devices:/\n4:cpu,memory:/a\n1:name=systemd:/memory\n0::/\n");
   put("/proc/self/mountinfo", "30 1 0:1 / /cg/cpuset rw - cgroup cgroup rw,cpuset\n"
                               "31 1 0:2 / /cg/memory rw - cgroup cgroup rw,cpu,memory\n"
@@ -143,9 +139,8 @@ START_TEST(version_1) {
   put("/cg/unified/memory.max", "1048576\n");
   limit_is(MIB, MIB);
 }
-END_TEST
 
-START_TEST(damaged_files_are_no_limit) {
+CK_TEST(damaged_files_are_no_limit) {
   static char longest[20000];
   memset(longest, 'x', sizeof longest - 1);
   longest[0] = '0', longest[1] = longest[2] = ':', longest[3] = '/';
@@ -172,19 +167,5 @@ START_TEST(damaged_files_are_no_limit) {
   ck_assert_int_eq(fclose(file), 0);
   limit_is(MIB, MIB);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("limits");
-  TCase *tcase = ck_case(suite, "limits");
-  tcase_add_checked_fixture(tcase, start, finish);
-  tcase_add_test(tcase, what_is_kept_holds_for_one_group);
-  tcase_add_test(tcase, no_files_are_no_limit);
-  tcase_add_test(tcase, version_2);
-  tcase_add_test(tcase, a_mount_of_a_folder);
-  tcase_add_test(tcase, version_1);
-  tcase_add_test(tcase, damaged_files_are_no_limit);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE_WITH("limits", start, finish)

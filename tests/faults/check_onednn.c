@@ -189,19 +189,18 @@ static uint64_t bits_of(bool own) {
 
 /* ---- the cases ---- */
 
-START_TEST(own_products_never_call_it) {
+CK_TEST(own_products_never_call_it) {
   struct outcome outcome;
   ck_assert(run(&outcome, (struct scene){.own = true, .way = THROWS, .at = 1}));
   ck_assert_int_eq(outcome.open[0] | outcome.open[1], EK_OK);
   ck_assert_int_eq(outcome.calls[1], 0);
   ck_assert_int_eq(outcome.lines, 0);
 }
-END_TEST
 
 static const int first_at[] = {1, 7, FIRST_PRODUCTS};
 
 /* Opening fails, and the next one goes well: with the same bits. */
-START_TEST(memory_refused_at_opening_is_a_status) {
+CK_TEST(memory_refused_at_opening_is_a_status) {
   const enum way ways[] = {NO_MEMORY, THROWS_NO_MEMORY};
   const uint64_t want = bits_of(false);
   for (size_t i = 0; i < 6; i++) {
@@ -213,10 +212,9 @@ START_TEST(memory_refused_at_opening_is_a_status) {
     ck_assert_uint_eq(outcome.bits, want);
   }
 }
-END_TEST
 
 /* What fails for another reason is not called again. */
-START_TEST(own_products_take_over_at_opening) {
+CK_TEST(own_products_take_over_at_opening) {
   const enum way ways[] = {BROKEN, THROWS};
   const uint64_t want = bits_of(true);
   for (size_t i = 0; i < 6; i++) {
@@ -228,10 +226,9 @@ START_TEST(own_products_take_over_at_opening) {
     ck_assert_uint_eq(outcome.bits, want);
   }
 }
-END_TEST
 
 /* The step fails, changes nothing, and is done again: with the same bits. */
-START_TEST(a_product_that_fails_in_a_step_is_a_status) {
+CK_TEST(a_product_that_fails_in_a_step_is_a_status) {
   const enum way ways[] = {NO_MEMORY, THROWS_NO_MEMORY, BROKEN, THROWS};
   const int calls[] = {1, 20, 45};
   const uint64_t want = bits_of(false);
@@ -250,9 +247,8 @@ START_TEST(a_product_that_fails_in_a_step_is_a_status) {
     ck_assert_uint_eq(outcome.bits, want);
   }
 }
-END_TEST
 
-START_TEST(memory_that_may_not_become_code) {
+CK_TEST(memory_that_may_not_become_code) {
   struct outcome outcome;
   for (int own = 0; own < 2; own++) {
     if (!run(&outcome, (struct scene){.own = own, .no_code = true})) {
@@ -264,17 +260,5 @@ START_TEST(memory_that_may_not_become_code) {
     ck_assert_uint_eq(outcome.bits, bits_of(true));
   }
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("oneDNN");
-  TCase *cases = ck_case(suite, "failures");
-  tcase_add_test(cases, own_products_never_call_it);
-  tcase_add_test(cases, memory_refused_at_opening_is_a_status);
-  tcase_add_test(cases, own_products_take_over_at_opening);
-  tcase_add_test(cases, a_product_that_fails_in_a_step_is_a_status);
-  tcase_add_test(cases, memory_that_may_not_become_code);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("oneDNN")

@@ -197,18 +197,17 @@ static void all_went_well(const struct outcome *outcome) {
 
 /* ---- cases ---- */
 
-START_TEST(right_products_are_taken) {
+CK_TEST(right_products_are_taken) {
   const struct outcome outcome = run_with(DNNL_RIGHT, DNNL_EVERY_FORM);
   all_went_well(&outcome);
   ck_assert_int_eq(outcome.runs_later, RUNS_LATER);
   ck_assert_int_ge(outcome.made, DNNL_FORMS + RUNS_LATER);
   ck_assert_int_eq(outcome.lines, 0);
 }
-END_TEST
 
 /* All devices begin at once, one of them proves; then each makes its primitives, and no two do at
  * once. */
-START_TEST(they_are_proven_once) {
+CK_TEST(they_are_proven_once) {
   const struct outcome one = run_with(DNNL_RIGHT, DNNL_EVERY_FORM);
   const struct outcome four = run_on("cpu:4", DNNL_RIGHT, DNNL_EVERY_FORM, NULL, NULL);
   all_went_well(&four);
@@ -216,7 +215,6 @@ START_TEST(they_are_proven_once) {
   ck_assert_int_eq(four.runs - 4 * RUNS_LATER, one.runs - RUNS_LATER);
   ck_assert_int_eq(four.overlaps, 0);
 }
-END_TEST
 
 static void is_refused(enum dnnl_stand_in_flaw flaw, int form) {
   const struct outcome outcome = run_with(flaw, form);
@@ -226,44 +224,38 @@ static void is_refused(enum dnnl_stand_in_flaw flaw, int form) {
                 "flaw %d, form %d: %d lines, %s", (int)flaw, form, outcome.lines, outcome.line);
 }
 
-START_TEST(one_wrong_form_and_none_is_taken) { is_refused(DNNL_WRONG_NUMBER, _i); }
-END_TEST
+CK_LOOP(one_wrong_form_and_none_is_taken, DNNL_FORMS) { is_refused(DNNL_WRONG_NUMBER, _i); }
 
-START_TEST(wrong_where_tiles_end) { is_refused(DNNL_WRONG_REST, _i); }
-END_TEST
+CK_LOOP(wrong_where_tiles_end, DNNL_FORMS) { is_refused(DNNL_WRONG_REST, _i); }
 
-START_TEST(wrong_elsewhere) {
+CK_LOOP(wrong_elsewhere, DNNL_FORMS) {
   is_refused(DNNL_WRONG_GAP, _i);
   const int result = _i / 4; /* the third and the last read c */
   if (result != 2 && result != 4) is_refused(DNNL_READS_C, _i);
 }
-END_TEST
 
-START_TEST(failures) {
+CK_LOOP(failures, 3) {
   static const enum dnnl_stand_in_flaw flaws[] = {DNNL_NO_PLAN, DNNL_NO_PRIMITIVE, DNNL_NO_RUN};
   is_refused(flaws[_i], DNNL_EVERY_FORM);
   is_refused(flaws[_i], 6);
 }
-END_TEST
 
 /* The product says so, and the next one tries again. */
-START_TEST(a_lack_of_memory_decides_nothing) {
+CK_LOOP(a_lack_of_memory_decides_nothing, 3) {
   const struct outcome outcome = run_with(DNNL_NO_MEMORY, 4 * _i + 1);
   ck_assert_int_eq(outcome.status[0], EK_ERR_OUT_OF_MEMORY);
   ck_assert_int_eq(outcome.status[1], EK_OK);
   ck_assert_int_ge(outcome.runs_later, RUNS_LATER);
   ck_assert_int_eq(outcome.lines, 0);
 }
-END_TEST
 
 /* What oneDNN has nothing for is our own; the rest is not. */
-START_TEST(forms_that_it_has_not) {
+CK_TEST(forms_that_it_has_not) {
   const struct outcome outcome =
       run_with(DNNL_NOTHING, dnnl_stand_in_form(0, 1, 0, 1, 0)); /* a linear's */
   all_went_well(&outcome);
   ck_assert_int_eq(outcome.runs_later, RUNS_LATER - 1);
 }
-END_TEST
 
 static struct outcome wish(const char *variable, const char *value) {
   const struct outcome outcome = run_on("cpu:1", DNNL_RIGHT, DNNL_EVERY_FORM, variable, value);
@@ -271,7 +263,7 @@ static struct outcome wish(const char *variable, const char *value) {
   return outcome;
 }
 
-START_TEST(wishes_of_the_environment) {
+CK_TEST(wishes_of_the_environment) {
   ck_assert_int_eq(wish("EVENKEEL_PRODUCTS", "own").made, 0);
   ck_assert_int_eq(wish("EVENKEEL_ISA", "avx2").made, 0);
   ck_assert_int_eq(wish("EVENKEEL_PRODUCTS", "matmul").runs_later, RUNS_LATER);
@@ -282,10 +274,9 @@ START_TEST(wishes_of_the_environment) {
   ck_assert_int_eq(forced.runs, RUNS_LATER);
   ck_assert_int_eq(forced.runs_later, RUNS_LATER);
 }
-END_TEST
 
 /* Among them is the value that chose the library's own tiles until 23 November 2026. */
-START_TEST(unknown_wishes_open_nothing) {
+CK_LOOP(unknown_wishes_open_nothing, 5) {
   static const struct {
     const char *variable, *value, *expected;
   } cases[] = {{"EVENKEEL_PRODUCTS", "tiles", "own, matmul, matmul-bf16"},
@@ -301,23 +292,5 @@ START_TEST(unknown_wishes_open_nothing) {
   ck_assert_int_eq(outcome.status[0], EK_ERR_INVALID_ARGUMENT);
   ck_assert_msg(strstr(outcome.line, want) != NULL, "%s", outcome.line);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("primitive");
-  TCase *taken = ck_case(suite, "taken");
-  tcase_add_test(taken, right_products_are_taken);
-  tcase_add_test(taken, they_are_proven_once);
-  tcase_add_test(taken, wishes_of_the_environment);
-  tcase_add_loop_test(taken, unknown_wishes_open_nothing, 0, 5);
-  TCase *refused = ck_case(suite, "refused");
-  tcase_add_loop_test(refused, one_wrong_form_and_none_is_taken, 0, DNNL_FORMS);
-  tcase_add_loop_test(refused, wrong_where_tiles_end, 0, DNNL_FORMS);
-  tcase_add_loop_test(refused, wrong_elsewhere, 0, DNNL_FORMS);
-  tcase_add_loop_test(refused, failures, 0, 3);
-  tcase_add_loop_test(refused, a_lack_of_memory_decides_nothing, 0, 3);
-  tcase_add_test(refused, forms_that_it_has_not);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("primitive")

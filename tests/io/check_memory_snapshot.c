@@ -203,7 +203,7 @@ static void remove_folder(void) {
 /* ---- tests ---- */
 
 /* On devices that compute and that count, in f32 and in bf16. */
-START_TEST(a_snapshot_is_what_is_held) {
+CK_LOOP(a_snapshot_is_what_is_held, ck_has_halves() ? 4 : 2) {
   struct ck_linears it;
   make_folder();
   ck_linears_open_in(&it, _i % 2 == 0 ? "cpu:2" : "plan:2@3GiB", WIDTH, EK_MODE_REPLICATED,
@@ -229,10 +229,9 @@ START_TEST(a_snapshot_is_what_is_held) {
   ck_linears_close(&it);
   remove_folder();
 }
-END_TEST
 
 /* A recording that has dropped something is not all that happened, so nothing of it is shown. */
-START_TEST(a_part_of_a_recording_is_not_shown) {
+CK_TEST(a_part_of_a_recording_is_not_shown) {
   struct ck_linears it;
   make_folder();
   ck_linears_open(&it, "plan:2", WIDTH, EK_MODE_REPLICATED);
@@ -247,10 +246,9 @@ START_TEST(a_part_of_a_recording_is_not_shown) {
   ck_linears_close(&it);
   remove_folder();
 }
-END_TEST
 
 /* In a pickle they are appended by the thousand, which the reader counts. */
-START_TEST(a_long_recording_is_shown) {
+CK_TEST(a_long_recording_is_shown) {
   struct ck_linears it;
   make_folder();
   ck_linears_open(&it, "plan:2", WIDTH, EK_MODE_REPLICATED);
@@ -265,11 +263,10 @@ START_TEST(a_long_recording_is_shown) {
   ck_linears_close(&it);
   remove_folder();
 }
-END_TEST
 
 /* Blocks that were taken before the recording and in it, the last request before it among them;
  * each grows once. */
-START_TEST(blocks_grow) {
+CK_TEST(blocks_grow) {
   enum { BEFORE = 2, ALL = 4 };
   const int64_t shape[] = {2, WIDTH};
   make_folder();
@@ -297,7 +294,6 @@ START_TEST(blocks_grow) {
   ck_ok(ek_group_close(group));
   remove_folder();
 }
-END_TEST
 
 /* The event of the request that found no room, among a device's. */
 static const struct ck_value *find_refused(const struct ck_value *snapshot, size_t device) {
@@ -311,7 +307,7 @@ static const struct ck_value *find_refused(const struct ck_value *snapshot, size
 
 /* Device 1 has no room for the n-th request of a step, for each n that happens in a module: the
  * error names it and those who hold most, and the snapshot says the same. */
-START_TEST(memory_runs_out) {
+CK_TEST(memory_runs_out) {
   struct ck_linears it;
   make_folder();
   ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_REPLICATED);
@@ -356,11 +352,10 @@ START_TEST(memory_runs_out) {
   ck_linears_close(&it);
   remove_folder();
 }
-END_TEST
 
 /* The outputs of three linear layers, as long as a pass has them saved, and of a model that is
  * gone. */
-START_TEST(modules_hold_what_they_took) {
+CK_TEST(modules_hold_what_they_took) {
   enum { LAYERS = 3 };
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
@@ -415,7 +410,6 @@ START_TEST(modules_hold_what_they_took) {
   for (int i = 0; i < LAYERS; i++) ek_module_free(parts[i]);
   ck_ok(ek_group_close(group));
 }
-END_TEST
 
 /* A thread that writes snapshots of a group until it is to stop. */
 struct writer {
@@ -453,7 +447,7 @@ static void stop_writer(struct writer *writer) {
 }
 
 /* Beside a training, and while a model goes. */
-START_TEST(another_thread_writes) {
+CK_TEST(another_thread_writes) {
   struct ck_linears it;
   struct writer writer;
   make_folder();
@@ -477,10 +471,9 @@ START_TEST(another_thread_writes) {
   ck_linears_close(&it);
   remove_folder();
 }
-END_TEST
 
 /* Snapshots of different lengths to one path: a reader finds one or the other. */
-START_TEST(two_threads_write_one_path) {
+CK_TEST(two_threads_write_one_path) {
   enum { BLOCKS_HELD = 300, READS = 200 };
   static const int64_t shape[] = {1};
   ek_group *small = ck_open("cpu:1", 1), *large = ck_open("cpu:1", 1);
@@ -500,10 +493,9 @@ START_TEST(two_threads_write_one_path) {
   ck_ok(ek_group_close(large));
   remove_folder();
 }
-END_TEST
 
 /* What has the name of the temporary file is not written to: a link's target, a pipe. */
-START_TEST(temporary_names_are_not_followed) {
+CK_TEST(temporary_names_are_not_followed) {
   char temporary[160], target[160];
   make_folder();
   (void)snprintf(temporary, sizeof temporary, "%s.tmp", path);
@@ -524,9 +516,8 @@ START_TEST(temporary_names_are_not_followed) {
   ck_ok(ek_group_close(group));
   remove_folder();
 }
-END_TEST
 
-START_TEST(misuse_is_refused) {
+CK_TEST(misuse_is_refused) {
   make_folder();
   char nowhere[160];
   (void)snprintf(nowhere, sizeof nowhere, "%s/no/where.json", folder);
@@ -554,10 +545,9 @@ START_TEST(misuse_is_refused) {
   ck_ok(ek_group_close(group));
   remove_folder();
 }
-END_TEST
 
 /* Each request for the host's memory fails once: no file, and nothing else is lost. */
-START_TEST(the_host_is_out_of_memory) {
+CK_TEST(the_host_is_out_of_memory) {
   make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ek_tensor tensor;
@@ -584,22 +574,5 @@ START_TEST(the_host_is_out_of_memory) {
   ck_ok(ek_group_close(group));
   remove_folder();
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("memory_snapshot");
-  TCase *tests = ck_case(suite, "memory_snapshot");
-  tcase_add_loop_test(tests, a_snapshot_is_what_is_held, 0, ck_has_halves() ? 4 : 2);
-  tcase_add_test(tests, a_part_of_a_recording_is_not_shown);
-  tcase_add_test(tests, a_long_recording_is_shown);
-  tcase_add_test(tests, blocks_grow);
-  tcase_add_test(tests, memory_runs_out);
-  tcase_add_test(tests, modules_hold_what_they_took);
-  tcase_add_test(tests, another_thread_writes);
-  tcase_add_test(tests, two_threads_write_one_path);
-  tcase_add_test(tests, temporary_names_are_not_followed);
-  tcase_add_test(tests, misuse_is_refused);
-  tcase_add_test(tests, the_host_is_out_of_memory);
-  return suite;
-}
-CK_MAIN(make_suite)
+CK_SUITE("memory_snapshot")

@@ -107,7 +107,7 @@ static ek_status read_all(void) {
   return status;
 }
 
-START_TEST(what_is_written_is_read) {
+CK_LOOP(what_is_written_is_read, 2) {
   ek_safetensors *file = NULL;
   if (no_files()) return;
   ck_ok(write_all(_i == 1));
@@ -130,7 +130,6 @@ START_TEST(what_is_written_is_read) {
   }
   ek_safetensors_free(file);
 }
-END_TEST
 
 /* ---- a file from elsewhere, byte for byte ---- */
 
@@ -146,7 +145,7 @@ static void put_file(const char *header, size_t data) {
   ck_assert_int_eq(fclose(file), 0);
 }
 
-START_TEST(other_programs_files_are_read) {
+CK_TEST(other_programs_files_are_read) {
   ek_safetensors *file = NULL;
   int32_t data[4] = {0};
   ek_tensor host = {.data = data, .type = EK_I32, .rank = 1, .shape = {2}};
@@ -169,12 +168,11 @@ START_TEST(other_programs_files_are_read) {
   ck_ok(ek_safetensors_read(&host, file, "b"));
   ek_safetensors_free(file);
 }
-END_TEST
 
 #define T(name, type, shape, from, to)                                                             \
   "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":[" #from "," #to "]}"
 
-START_TEST(what_does_not_fit_is_refused) {
+CK_TEST(what_does_not_fit_is_refused) {
   static const struct {
     const char *header;
     size_t data;
@@ -242,10 +240,9 @@ START_TEST(what_does_not_fit_is_refused) {
     ck_assert_ptr_null(file);
   }
 }
-END_TEST
 
 /* Refused for its length, before memory is taken for it; the file has as many bytes. */
-START_TEST(no_header_is_that_long) {
+CK_TEST(no_header_is_that_long) {
   enum { LONGEST = 100000000 };
   ek_safetensors *file = NULL;
   if (no_files()) return;
@@ -262,10 +259,9 @@ START_TEST(no_header_is_that_long) {
              more ? "a header of 100000001 bytes" : "not a safetensors file");
   }
 }
-END_TEST
 
 /* A tensor of more dimensions than the library has is there, and cannot be read as anything. */
-START_TEST(nine_dimensions_are_too_many) {
+CK_TEST(nine_dimensions_are_too_many) {
   ek_safetensors *file = NULL;
   float number = 0;
   ek_tensor host = {.data = &number, .type = EK_F32};
@@ -276,10 +272,9 @@ START_TEST(nine_dimensions_are_too_many) {
   ck_fails(ek_safetensors_read(&host, file, "a"), EK_ERR_TYPE, "more than 8 dimensions");
   ek_safetensors_free(file);
 }
-END_TEST
 
 /* Other members may hold anything that is JSON. */
-START_TEST(what_others_add_is_passed_over) {
+CK_TEST(what_others_add_is_passed_over) {
   ek_safetensors *file = NULL;
   if (no_files()) return;
   put_file("{ \"gr\\u00f6\\u00DFe \\ud83d\\ude00\\n\\/\" : {\"dtype\":\"U8\",\"more\":[{}, [] "
@@ -294,7 +289,6 @@ START_TEST(what_others_add_is_passed_over) {
   ck_assert_str_eq(ek_safetensors_value(file, "k"), "é\t");
   ek_safetensors_free(file);
 }
-END_TEST
 
 /* ---- small stacks ---- */
 
@@ -329,7 +323,7 @@ static size_t stack_used_by(void *(*function)(void *)) {
 }
 
 /* However deep a header nests, the caller's stack has room for it. */
-START_TEST(nesting_takes_no_stack) {
+CK_TEST(nesting_takes_no_stack) {
   static char header[2 * LEVELS + 64];
   static const int levels[] = {1, 60, 2000, LEVELS};
   if (no_files() || CK_ASAN || CK_TSAN) return;
@@ -345,9 +339,8 @@ START_TEST(nesting_takes_no_stack) {
     ck_assert_msg(used < STACK, "%d levels: %zu bytes of the stack", levels[i], used);
   }
 }
-END_TEST
 
-START_TEST(what_cannot_be_opened_says_why) {
+CK_TEST(what_cannot_be_opened_says_why) {
   ek_safetensors *file = NULL;
   ek_safetensors_writer *writer = NULL;
   char other[128];
@@ -371,9 +364,8 @@ START_TEST(what_cannot_be_opened_says_why) {
   ck_assert_uint_eq(ek_safetensors_count(NULL), 0);
   ck_assert_ptr_null(ek_safetensors_find(NULL, "a"));
 }
-END_TEST
 
-START_TEST(a_file_is_not_there_before_it_is_whole) {
+CK_TEST(a_file_is_not_there_before_it_is_whole) {
   ek_safetensors_entry entries[TENSORS];
   ek_safetensors_writer *writer = NULL;
   const char byte = 0;
@@ -408,7 +400,6 @@ START_TEST(a_file_is_not_there_before_it_is_whole) {
   ck_fails(ek_safetensors_create(&writer, path, NULL, 0, &own, 1), EK_ERR_INVALID_ARGUMENT, "reserved");
   ck_ok(read_all());
 }
-END_TEST
 
 /* ---- damage ---- */
 
@@ -452,7 +443,7 @@ static void damaged(void) {
   ck_assert(ck_contains(ek_error_message(), path));
 }
 
-START_TEST(every_bit_is_guarded) {
+CK_TEST(every_bit_is_guarded) {
   if (no_files()) return;
   ck_ok(write_all(false));
   struct image image = load();
@@ -467,9 +458,8 @@ START_TEST(every_bit_is_guarded) {
   ck_ok(read_all());
   free(image.bytes);
 }
-END_TEST
 
-START_TEST(every_length_is_guarded) {
+CK_TEST(every_length_is_guarded) {
   if (no_files()) return;
   ck_ok(write_all(false));
   struct image image = load();
@@ -482,10 +472,9 @@ START_TEST(every_length_is_guarded) {
   damaged();
   free(image.bytes);
 }
-END_TEST
 
 /* Nothing is read outside, and nothing that was damaged comes through. */
-START_TEST(headers_are_read_without_belief) {
+CK_TEST(headers_are_read_without_belief) {
   struct ck_random random = ck_random_start(1);
   if (no_files()) return;
   ck_ok(write_all(false));
@@ -510,7 +499,6 @@ START_TEST(headers_are_read_without_belief) {
   free(copy);
   free(image.bytes);
 }
-END_TEST
 
 /* ---- numbers ---- */
 
@@ -524,7 +512,7 @@ static double value_of(uint16_t bits, int exponent) {
   return sign * ldexp((1 << fraction) + low, power - bias - fraction);
 }
 
-START_TEST(numbers_of_16_bits_are_widened_exactly) {
+CK_LOOP(numbers_of_16_bits_are_widened_exactly, 4) {
   enum { ALL = 5 << 16 }; /* each one five times: read in more pieces than one */
   const ek_type type = _i % 2 == 0 ? EK_F16 : EK_BF16, wide = _i < 2 ? EK_F32 : EK_F64;
   const ek_safetensors_entry entry = {"all", {.type = type, .rank = 1, .shape = {ALL}}};
@@ -551,9 +539,8 @@ START_TEST(numbers_of_16_bits_are_widened_exactly) {
   free(read);
   free(numbers);
 }
-END_TEST
 
-START_TEST(f64_becomes_the_nearest_f32) {
+CK_TEST(f64_becomes_the_nearest_f32) {
   ek_safetensors *file = NULL;
   float read[ELEMENTS];
   double wide[ELEMENTS];
@@ -569,11 +556,10 @@ START_TEST(f64_becomes_the_nearest_f32) {
   ck_fails(ek_safetensors_read(&host, file, "long"), EK_ERR_TYPE, "tensor long: it is I64");
   ek_safetensors_free(file);
 }
-END_TEST
 
 /* ---- memory that is not there ---- */
 
-START_TEST(every_allocation_fails_once) {
+CK_TEST(every_allocation_fails_once) {
   if (no_files()) return;
   for (uint64_t n = 1;; n++) {
     ek_host_memory_fail_at(n);
@@ -591,32 +577,5 @@ START_TEST(every_allocation_fails_once) {
     ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
   }
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("safetensors");
-  TCase *files = ck_case(suite, "files");
-  TCase *damage = ck_case(suite, "damage");
-  TCase *const cases[] = {files, damage};
-  for (size_t i = 0; i < 2; i++) {
-    tcase_add_checked_fixture(cases[i], make_folder, remove_folder);
-  }
-  tcase_add_loop_test(files, what_is_written_is_read, 0, 2);
-  tcase_add_test(files, other_programs_files_are_read);
-  tcase_add_test(files, what_does_not_fit_is_refused);
-  tcase_add_test(files, no_header_is_that_long);
-  tcase_add_test(files, nine_dimensions_are_too_many);
-  tcase_add_test(files, what_others_add_is_passed_over);
-  tcase_add_test(files, nesting_takes_no_stack);
-  tcase_add_test(files, what_cannot_be_opened_says_why);
-  tcase_add_test(files, a_file_is_not_there_before_it_is_whole);
-  tcase_add_loop_test(files, numbers_of_16_bits_are_widened_exactly, 0, 4);
-  tcase_add_test(files, f64_becomes_the_nearest_f32);
-  tcase_add_test(files, every_allocation_fails_once);
-  tcase_add_test(damage, every_bit_is_guarded);
-  tcase_add_test(damage, every_length_is_guarded);
-  tcase_add_test(damage, headers_are_read_without_belief);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE_WITH("safetensors", make_folder, remove_folder)

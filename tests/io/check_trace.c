@@ -198,7 +198,7 @@ static void check_counters(const ek_group *group) {
 }
 
 /* On devices that compute and that count, in f32 and in bf16, which has copies beside masters. */
-START_TEST(a_trace_is_what_was_done) {
+CK_LOOP(a_trace_is_what_was_done, ck_has_halves() ? 4 : 2) {
   const bool counts_only = _i % 2 == 1;
   struct ck_linears it;
   make_folder();
@@ -224,10 +224,9 @@ START_TEST(a_trace_is_what_was_done) {
   ck_linears_close(&it);
   remove_folder();
 }
-END_TEST
 
 /* The first are kept, the others counted; a new trace begins anew. */
-START_TEST(without_room_the_first_are_kept) {
+CK_TEST(without_room_the_first_are_kept) {
   struct ck_linears it;
   make_folder();
   ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_SHARDED);
@@ -253,11 +252,10 @@ START_TEST(without_room_the_first_are_kept) {
   ck_linears_close(&it);
   remove_folder();
 }
-END_TEST
 
 /* A program's own spans; names that JSON must write otherwise; ends that come late or not at
  * all. */
-START_TEST(spans_of_a_program) {
+CK_TEST(spans_of_a_program) {
   make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ek_device *device = ek_group_device(group, 0);
@@ -295,9 +293,8 @@ START_TEST(spans_of_a_program) {
   ek_group_free(group);
   remove_folder();
 }
-END_TEST
 
-START_TEST(misuse_is_refused) {
+CK_TEST(misuse_is_refused) {
   make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ck_fails(ek_trace_start(NULL, 0), EK_ERR_INVALID_ARGUMENT, "NULL");
@@ -317,10 +314,9 @@ START_TEST(misuse_is_refused) {
   ek_group_free(group);
   remove_folder();
 }
-END_TEST
 
 /* A child of the process has no workers, and a lock may be held for ever. */
-START_TEST(a_child_traces_nothing) {
+CK_TEST(a_child_traces_nothing) {
   ek_group *group = ck_open("cpu:2", 1);
   ck_ok(ek_trace_start(group, 8));
   const pid_t child = fork();
@@ -332,12 +328,10 @@ START_TEST(a_child_traces_nothing) {
   int status = -1;
   ck_assert(waitpid(child, &status, 0) == child && status == 0);
   ck_ok(ek_trace_stop(group));
-  ek_group_free(group);
 }
-END_TEST
 
 /* Each request for the host's memory fails once: nothing is lost but the call. */
-START_TEST(the_host_is_out_of_memory) {
+CK_TEST(the_host_is_out_of_memory) {
   make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ck_ok(ek_trace_start(group, 8));
@@ -367,10 +361,9 @@ START_TEST(the_host_is_out_of_memory) {
   ek_group_free(group);
   remove_folder();
 }
-END_TEST
 
 /* A step that runs again allocates nothing on the host, with a trace as without. */
-START_TEST(a_step_allocates_nothing) {
+CK_TEST(a_step_allocates_nothing) {
   struct ck_linears it;
   ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_REPLICATED);
   take_steps(&it, 2);
@@ -381,18 +374,5 @@ START_TEST(a_step_allocates_nothing) {
   ck_ok(ek_trace_stop(it.group));
   ck_linears_close(&it);
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("trace");
-  TCase *tests = ck_case(suite, "trace");
-  tcase_add_loop_test(tests, a_trace_is_what_was_done, 0, ck_has_halves() ? 4 : 2);
-  tcase_add_test(tests, without_room_the_first_are_kept);
-  tcase_add_test(tests, spans_of_a_program);
-  tcase_add_test(tests, misuse_is_refused);
-  tcase_add_test(tests, a_child_traces_nothing);
-  tcase_add_test(tests, the_host_is_out_of_memory);
-  tcase_add_test(tests, a_step_allocates_nothing);
-  return suite;
-}
-CK_MAIN(make_suite)
+CK_SUITE("trace")
