@@ -11,7 +11,8 @@
  * (l - 1, 2 i + 1), or the first of them alone if the other has no leaves. The sum of all is the
  * block that has all leaves. For n leaves that is a cut at the largest power of two below n.
  *
- * tree.c has the cut and the tree, tree_sums.c the gradients, tree_totals.c the rest.
+ * tree.c has the cut, the tree, totals and norms; tree_sums.c the gradients, and the row of the
+ * reduction.
  */
 #ifndef EK_TREE_H
 #define EK_TREE_H
@@ -78,33 +79,12 @@ struct ek__row {
 ek_status ek__fold_rows(ek_stream *stream, const struct ek__row *rows, size_t count, int64_t width,
                         size_t leaves);
 
-/* ---- what a rank holds: tree_sums.c ---- */
+/* ---- totals and norms: struct ek__reduction.totals, .norm_ranges and .norm ---- */
 
-struct ek__tree {
-  struct ek__fold fold;             /* of the blocks that the last backward has left */
-  ek_tensor blocks[EK__FOLD_DEPTH]; /* flat gradients; number 0, which is the replica's, is empty */
-  ek_tensor earlier;                /* of the step's earlier micro-batches, once there are any */
-  ek_tensor exchange; /* the blocks of all ranks, `chunk` elements of each; one rank: none */
-  int64_t chunk;
-  int64_t *offsets; /* scratch of an all-gather: one more than there are ranks */
-
-  /* Where gradients are shares, the rank's share of the blocks of every rank: */
-  struct ek__grain_run {
-    size_t first, last;   /* the grains of that rank in this backward */
-    struct ek__fold fold; /* of those whose rounds are over */
-    size_t begin;         /* its first slot */
-  } * runs;               /* per rank of the world */
-  ek_tensor slots;        /* as long as the share each */
-  size_t round, rounds;
-  bool more; /* the shares have sums of earlier micro-batches */
-};
-
-/* What sums take; ek__tree_close() frees it, and what was made after a failure. */
-ek_status ek__tree_open(ek_data_parallel_model *model, struct ek__rank *rank);
-void ek__tree_close(struct ek__rank *rank);
-/* struct ek__reduction.backward and .rest. */
-ek_status ek__tree_backward(const struct ek__backward *job, struct ek__rank *rank,
-                            const ek_tensor *gradients);
-ek_status ek__tree_rest(ek_data_parallel_model *model, struct ek__rank *rank);
+ek_status ek__tree_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                          struct ek__totals *totals, const int64_t *samples);
+ek_status ek__tree_norm_ranges(struct ek__share *share, const ek_data_parallel_model *model,
+                               const struct ek__rank *rank);
+ek_status ek__tree_norm(const ek_data_parallel_model *model, struct ek__rank *rank);
 
 #endif /* EK_TREE_H */

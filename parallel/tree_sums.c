@@ -29,6 +29,26 @@
 #include "keeper.h"
 #include "tree.h"
 
+/* What a rank holds. */
+struct ek__tree {
+  struct ek__fold fold;             /* of the blocks that the last backward has left */
+  ek_tensor blocks[EK__FOLD_DEPTH]; /* flat gradients; number 0, which is the replica's, is empty */
+  ek_tensor earlier;                /* of the step's earlier micro-batches, once there are any */
+  ek_tensor exchange; /* the blocks of all ranks, `chunk` elements of each; one rank: none */
+  int64_t chunk;
+  int64_t *offsets; /* scratch of an all-gather: one more than there are ranks */
+
+  /* Where gradients are shares, the rank's share of the blocks of every rank: */
+  struct ek__grain_run {
+    size_t first, last;   /* the grains of that rank in this backward */
+    struct ek__fold fold; /* of those whose rounds are over */
+    size_t begin;         /* its first slot */
+  } * runs;               /* per rank of the world */
+  ek_tensor slots;        /* as long as the share each */
+  size_t round, rounds;
+  bool more; /* the shares have sums of earlier micro-batches */
+};
+
 static ek_stream *stream_of(const struct ek__rank *rank) {
   return ek_device_stream(rank->device, EK_STREAM_COMPUTE);
 }
@@ -114,7 +134,7 @@ static ek_status open_shares(const ek_data_parallel_model *model, struct ek__ran
   return open_exchange(model, rank, cut->ranks, longest);
 }
 
-ek_status ek__tree_open(ek_data_parallel_model *model, struct ek__rank *rank) {
+static ek_status open_tree(ek_data_parallel_model *model, struct ek__rank *rank) {
   const ek_type type = model->options.gradient_type;
   const size_t grains = model->options.reproducible;
   EK__FAIL_IF(rank->replica->layout.collective, EK_ERR_UNSUPPORTED,
@@ -133,7 +153,7 @@ ek_status ek__tree_open(ek_data_parallel_model *model, struct ek__rank *rank) {
   return open_exchange(model, rank, most_blocks(model), count);
 }
 
-void ek__tree_close(struct ek__rank *rank) {
+static void close_tree(struct ek__rank *rank) {
   struct ek__tree *own = rank->tree;
   if (own == NULL) return;
   for (size_t i = 0; i < EK__FOLD_DEPTH; i++) ek_tensor_free(&own->blocks[i]);
@@ -308,7 +328,7 @@ static ek_status reduce(const ek_data_parallel_model *model, struct ek__rank *ra
   return EK_OK;
 }
 
-ek_status ek__tree_rest(ek_data_parallel_model *model, struct ek__rank *rank) {
+static ek_status rest(ek_data_parallel_model *model, struct ek__rank *rank) {
   (void)model;
   const ek_tensor gradients = rank->replica->gradients;
   rank->replica->gradients = rank->tree->earlier;
@@ -463,8 +483,8 @@ static ek_status run_rounds(const ek_data_parallel_model *model, struct ek__rank
   return EK_OK;
 }
 
-ek_status ek__tree_backward(const struct ek__backward *job, struct ek__rank *rank,
-                            const ek_tensor *gradients) {
+static ek_status backward(const struct ek__backward *job, struct ek__rank *rank,
+                          const ek_tensor *gradients) {
   const ek_data_parallel_model *model = job->model;
   rank->reducing = ek__placement(model)->gradient_shares;
   if (rank->reducing) return run_rounds(model, rank, gradients);
@@ -476,3 +496,28 @@ ek_status ek__tree_backward(const struct ek__backward *job, struct ek__rank *ran
   EK_TRY(run_grains(model, rank, gradients));
   return reduce(model, rank, job->accumulate);
 }
+
+/* ---- the reduction ---- */
+
+static size_t leaves_of(const ek_data_parallel_model *model) {
+  return ek__grains_most(model) * model->run.cut.ranks;
+}
+
+static int64_t norm_leaves(const ek_data_parallel_model *model) {
+  return (int64_t)(ek__grains_of_model(model) * model->run.cut.trained);
+}
+
+const struct ek__reduction ek__reduction_tree = {.grains = ek__grains_of_model,
+                                                 .check_cut = ek__grains_check_cut,
+                                                 .most = ek__grains_most,
+                                                 .leaves = leaves_of,
+                                                 .pieces = ek__grains_pieces,
+                                                 .piece = ek__grains_piece,
+                                                 .open = open_tree,
+                                                 .close = close_tree,
+                                                 .backward = backward,
+                                                 .rest = rest,
+                                                 .totals = ek__tree_totals,
+                                                 .norm_ranges = ek__tree_norm_ranges,
+                                                 .norm_leaves = norm_leaves,
+                                                 .norm = ek__tree_norm};
