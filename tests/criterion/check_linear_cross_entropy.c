@@ -37,8 +37,7 @@ static ek_cross_entropy_options criterion_options(const struct setting *s) {
 }
 
 static ek_module *body(const struct setting *s) {
-  ek_module *module = NULL;
-  ck_ok(ek_linear_create(&module, s->width, s->width, true));
+  CK_OPENED(ek_module *, module, ek_linear_create(&module, s->width, s->width, true));
   return module;
 }
 
@@ -50,7 +49,7 @@ static ek_criterion *fused(const struct setting *s) {
   o.bias = s->bias;
   if (s->logits_bytes > 0) o.logits_bytes = s->logits_bytes;
   ck_ok(ek_linear_cross_entropy_create(&criterion, s->width, s->columns, &o));
-  return criterion;
+  return ck_keep(criterion);
 }
 
 static ek_module *together(ek_module *model, ek_criterion *criterion) {
@@ -58,9 +57,7 @@ static ek_module *together(ek_module *model, ek_criterion *criterion) {
   ek_module *module = NULL;
   o.name = "head";
   ck_ok(ek_with_criterion_create_with(&module, model, criterion, &o));
-  ek_module_free(model);
-  ek_criterion_free(criterion);
-  return module;
+  return ck_keep(module);
 }
 
 /* The same names: "weight" and "bias" of the body, "head.weight" and "head.bias". */
@@ -110,9 +107,9 @@ static ek_module *apart(const struct setting *s) {
   struct apart *a = calloc(1, sizeof *a);
   ck_assert_ptr_nonnull(a);
   ck_ok(ek_module_init(&a->base, &apart_ops, 1, 1));
-  a->body = body(s);
+  ck_ok(ek_linear_create(&a->body, s->width, s->width, true));
   ck_ok(ek_linear_create(&a->head, s->width, s->columns, s->bias));
-  return &a->base;
+  return ck_keep(&a->base);
 }
 
 /* ---- batches ---- */
@@ -139,7 +136,7 @@ static void batch_make(struct batch *b, const struct setting *s, int64_t samples
   ck_ok(ek_tensor_host(&b->x[1], b->t, EK_I32, 2, out));
 }
 
-/* ---- a training of either ---- */
+/* ---- a training of either, kept ---- */
 
 struct training {
   const struct setting *s;
@@ -155,7 +152,6 @@ static void training_open(struct training *t, const struct setting *s, const cha
   ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_criterion_options how = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   ek_criterion *criterion = NULL;
-  ek_optimizer *rule = NULL;
   *t = (struct training){.s = s, .group = ck_open(spec, 1)};
   t->module = one ? together(body(s), fused(s)) : apart(s);
   if (!one) ck_ok(ek_cross_entropy_create(&criterion, &loss));
@@ -164,20 +160,13 @@ static void training_open(struct training *t, const struct setting *s, const cha
   how.gradient_in_forward = !s->whole_scale;
   ck_ok(ek_data_parallel_model_options_set_mode(&model, s->mode));
   ck_ok(ek_data_parallel_model_open(&t->model, t->group, t->module, &model));
+  ck_keep(t->model);
   ck_ok(ek_data_parallel_criterion_open(&t->loss, t->model, criterion, &how));
+  ck_keep(t->loss);
   ek_criterion_free(criterion);
-  ck_ok(ek_sgd_create(&rule, NULL));
+  CK_OPENED(ek_optimizer *, rule, ek_sgd_create(&rule, NULL));
   ck_ok(ek_data_parallel_optimizer_open(&t->optimizer, t->model, rule, NULL));
-  ek_optimizer_free(rule);
-}
-
-static void training_close(struct training *t) {
-  ek_data_parallel_optimizer_free(t->optimizer);
-  ek_data_parallel_criterion_free(t->loss);
-  ek_data_parallel_model_free(t->model);
-  ek_module_free(t->module);
-  ck_no_memory_held(t->group);
-  ek_group_free(t->group);
+  ck_keep(t->optimizer);
 }
 
 static ek_status try_backward(struct training *t, const struct batch *b, bool accumulate) {
@@ -261,10 +250,8 @@ CK_LOOP(equals_the_two_apart, 64) {
   struct training t;
   training_open(&t, &s, "cpu:1", false);
   const double want_loss = step(&t, want, &count);
-  training_close(&t);
   training_open(&t, &s, specs[_i / 4 % 4], true);
   const double loss = step(&t, got, &count);
-  training_close(&t);
   const double unit = s.type == EK_F64 ? 0x1p-53 : 0x1p-24;
   ck_assert_double_eq_tol(loss, want_loss, 256 * unit * (1 + fabs(want_loss)));
   ck_assert_double_le(ck_rel_l2(got, want, count), 256 * unit);
@@ -284,7 +271,6 @@ CK_LOOP(any_block, 2) {
     s.logits_bytes = rows[k] * (uint64_t)s.columns * (_i == 0 ? 8 : 4) + 1;
     training_open(&t, &s, "cpu:2", true);
     const double loss = step(&t, k == 0 ? want : got, &count);
-    training_close(&t);
     if (k == 0) {
       want_loss = loss;
       continue;
@@ -312,8 +298,6 @@ CK_TEST(as_a_module) {
   options.depth = 40;
   ck_ok(ek_module_check(&criterion->base, test_devices("cpu:2"), inputs, 2, &options));
   ck_ok(ek_module_check(module, test_devices("cpu:2"), inputs, 2, &options));
-  ek_criterion_free(criterion);
-  ek_module_free(module);
 }
 
 /* A term of a weighted sum has a scale that nobody knows in forward. */
@@ -327,28 +311,22 @@ CK_TEST(as_a_term) {
   batch_make(&b, &s, 5, 3);
   ck_ok(try_backward(&t, &b, false));
   count = read_gradients(want, &t);
-  training_close(&t);
 
-  ek_criterion *term = fused(&s), *terms[2] = {term, NULL}, *sum = NULL;
+  ek_criterion *terms[2] = {fused(&s), NULL};
   const double coefficients[] = {0.5, 0};
   ck_ok(ek_mean_squared_error_create(&terms[1], EK_REDUCTION_MEAN));
-  ck_ok(ek_weighted_sum_create(&sum, terms, coefficients, 1));
-  ek_criterion_free(terms[1]);
-  ek_criterion_free(term);
-  ek_data_parallel_model *model = NULL;
-  ek_data_parallel_criterion *loss = NULL;
+  ck_keep(terms[1]);
+  CK_OPENED(ek_criterion *, sum, ek_weighted_sum_create(&sum, terms, coefficients, 1));
   ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_with_criterion_options tie = EK_WITH_CRITERION_OPTIONS_INIT;
   ek_data_parallel_criterion_options how = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
-  ek_module *module = NULL, *model_body = body(&s);
   ek_group *group = ck_open("cpu:2", 1);
-  tie.name = "head";
   o.type = EK_F64;
   o.seed = 11;
   how.gradient_in_forward = true;
-  ck_ok(ek_with_criterion_create_with(&module, model_body, sum, &tie));
-  ck_ok(ek_data_parallel_model_open(&model, group, module, &o));
-  ck_ok(ek_data_parallel_criterion_open(&loss, model, NULL, &how));
+  CK_OPENED(ek_data_parallel_model *, model,
+            ek_data_parallel_model_open(&model, group, together(body(&s), sum), &o));
+  CK_OPENED(ek_data_parallel_criterion *, loss,
+            ek_data_parallel_criterion_open(&loss, model, NULL, &how));
   /* The names differ, "head.0.weight", and so do the initial values: make them equal. */
   struct training other;
   training_open(&other, &s, "cpu:2", true);
@@ -358,7 +336,6 @@ CK_TEST(as_a_term) {
   info.like.data = values;
   ck_ok(ek_state_read(&info.like, other.model, "head.weight"));
   ck_ok(ek_state_write(model, "head.0.weight", &info.like));
-  training_close(&other);
   ek_shards outputs = {0};
   ck_ok(ek_data_parallel_model_forward(&outputs, model, b.x, 2, NULL));
   ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, NULL, 0));
@@ -368,11 +345,6 @@ CK_TEST(as_a_term) {
   ck_ok(ek_data_parallel_model_gradient(&info.like, model, "head.0.weight"));
   for (int64_t i = 0; i < 4 * 7; i++) got[i] *= 2;
   ck_assert_double_le(ck_rel_l2(got, want + (count - 4 * 7), 4 * 7), 64 * 0x1p-53);
-  ek_data_parallel_criterion_free(loss);
-  ek_data_parallel_model_free(model);
-  ek_module_free(module);
-  ek_module_free(model_body);
-  ek_criterion_free(sum);
 }
 
 /* ---- memory ---- */
@@ -390,7 +362,6 @@ static void peaks_of(ek_memory_usage usage[3], const struct setting *s, const ch
   for (size_t k = 0; k < 3; k++) {
     ck_ok(ck_memory_stats(&usage[k], ek_group_device(t.group, k)));
   }
-  training_close(&t);
 }
 
 /* Planned to the byte; and of logits there is a block. */
@@ -458,7 +429,6 @@ CK_LOOP(a_failure_anywhere, 2) {
   read_gradients(got, &t);
   ck_same_bits("gradients", got, want, count);
   ck_ok(ek_data_parallel_model_discard(t.model));
-  training_close(&t);
 }
 
 static ek_status create(int64_t in, int64_t out, const ek_linear_cross_entropy_options *o) {
@@ -510,8 +480,6 @@ CK_TEST(inputs_that_do_not_fit) {
   training_open(&t, &s, "cpu:2", false);
   ck_fails(ek_data_parallel_criterion_open(&pair, t.model, criterion, NULL), EK_ERR_UNSUPPORTED,
            "linear_cross_entropy has parameters: join it with the model");
-  training_close(&t);
-  ek_criterion_free(criterion);
 
   training_open(&t, &s, "cpu:2", true);
   batch_make(&b, &s, 5, 4);
@@ -533,7 +501,6 @@ CK_TEST(inputs_that_do_not_fit) {
            "takes 2 inputs, not 1");
   ck_ok(try_backward(&t, &b, false));
   ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
-  training_close(&t);
 }
 
 CK_SUITE("linear_cross_entropy")

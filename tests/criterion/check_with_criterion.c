@@ -26,12 +26,11 @@ struct training {
 };
 
 static ek_module *linear(void) {
-  ek_module *module = NULL;
-  ck_ok(ek_linear_create(&module, IN, OUT, true));
+  CK_OPENED(ek_module *, module, ek_linear_create(&module, IN, OUT, true));
   return module;
 }
 
-/* Takes over `module`; criterion NULL: it computes its loss itself. */
+/* All of it is kept; criterion NULL: the module computes its loss itself. */
 static struct training training_open_with(const char *spec, ek_mode mode, ek_module *module,
                                           ek_criterion *criterion, bool in_forward) {
   struct training t = {.group = ck_open(spec, 1), .module = module};
@@ -40,28 +39,20 @@ static struct training training_open_with(const char *spec, ek_mode mode, ek_mod
   options.seed = 5;
   ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
   ck_ok(ek_data_parallel_model_open(&t.model, t.group, module, &options));
+  ck_keep(t.model);
   ek_data_parallel_criterion_options loss = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   loss.gradient_in_forward = in_forward;
   ck_ok(ek_data_parallel_criterion_open(&t.loss, t.model, criterion, &loss));
-  ek_optimizer *rule = NULL;
-  ck_ok(ek_adamw_create(&rule, NULL));
+  ck_keep(t.loss);
+  CK_OPENED(ek_optimizer *, rule, ek_adamw_create(&rule, NULL));
   ck_ok(ek_data_parallel_optimizer_open(&t.optimizer, t.model, rule, NULL));
-  ek_optimizer_free(rule);
+  ck_keep(t.optimizer);
   return t;
 }
 
 static struct training training_open(const char *spec, ek_mode mode, ek_module *module,
                                      ek_criterion *criterion) {
   return training_open_with(spec, mode, module, criterion, false);
-}
-
-static void training_close(struct training *t) {
-  ek_data_parallel_optimizer_free(t->optimizer);
-  ek_data_parallel_criterion_free(t->loss);
-  ek_data_parallel_model_free(t->model);
-  ek_module_free(t->module);
-  ck_no_memory_held(t->group);
-  ek_group_free(t->group);
 }
 
 /* `rows` samples of SEQUENCE rows each: IN numbers in, OUT numbers or one class as targets. */
@@ -156,7 +147,7 @@ static ek_criterion *entropy(void) {
   options.class_weights = weights;
   options.classes = OUT;
   ck_ok(ek_cross_entropy_create(&criterion, &options));
-  return criterion;
+  return ck_keep(criterion);
 }
 
 /* Bit for bit: the same operations in the same order. Class weights are the model's buffer now. In
@@ -168,9 +159,7 @@ CK_LOOP(equals_the_pair, 4) {
     ek_criterion *criterion = entropy();
     struct training t = one ? training_open("cpu:3", mode, ck_together(linear(), criterion), NULL)
                             : training_open("cpu:3", mode, linear(), criterion);
-    if (!one) ek_criterion_free(criterion);
     losses[one] = train(&t, true, false, numbers[one]);
-    training_close(&t);
   }
   if (mode == EK_MODE_GATHER) {
     ck_assert_double_eq_tol(losses[1], losses[0], 1e-12 * losses[0]);
@@ -184,16 +173,13 @@ CK_LOOP(equals_the_pair, 4) {
 CK_TEST(terms_and_coefficients) {
   double numbers[2][NUMBERS], losses[2];
   for (int one = 0; one < 2; one++) {
-    ek_criterion *term = entropy(), *sum = NULL;
+    ek_criterion *term = entropy();
     const double coefficient = 0.5;
-    ck_ok(ek_weighted_sum_create(&sum, &term, &coefficient, 1));
-    ek_criterion_free(term);
+    CK_OPENED(ek_criterion *, sum, ek_weighted_sum_create(&sum, &term, &coefficient, 1));
     struct training t =
         one ? training_open("cpu:2", EK_MODE_REPLICATED, ck_together(linear(), sum), NULL)
             : training_open("cpu:2", EK_MODE_REPLICATED, linear(), sum);
-    if (!one) ek_criterion_free(sum);
     losses[one] = train(&t, true, false, numbers[one]);
-    training_close(&t);
   }
   ck_same_bits("loss", &losses[1], &losses[0], 1);
   ck_same_bits("parameters", numbers[1], numbers[0], WEIGHTS);
@@ -209,7 +195,6 @@ CK_LOOP(trains_the_same_over_any_devices, 8) {
   for (int k = 0; k < 3; k++) {
     struct training t = training_open(specs[k], mode, ck_together(linear(), ck_biased()), NULL);
     const double loss = train(&t, false, _i % 2 == 1, got);
-    training_close(&t);
     if (k == 0) {
       want_loss = loss;
       memcpy(want, got, sizeof want);
@@ -258,13 +243,11 @@ CK_TEST(gradient_is_the_derivative) {
     const double below = loss_at(&t, &b, bias);
     ck_assert_double_eq_tol(gradient[c], (above - below) / (2 * h), 1e-12);
   }
-  training_close(&t);
 }
 
 /* A trainer takes such a model without a criterion; its targets are inputs. */
 CK_TEST(in_a_trainer) {
   ek_module *module = ck_together(linear(), ck_biased());
-  ek_optimizer *rule = NULL;
   ek_trainer *trainer = NULL;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
@@ -277,7 +260,7 @@ CK_TEST(in_a_trainer) {
   model_options.type = EK_F64;
   batch_make(&b, 5, false, 6);
   const ek_tensor inputs[] = {b.input, b.target};
-  ck_ok(ek_sgd_create(&rule, NULL));
+  CK_OPENED(ek_optimizer *, rule, ek_sgd_create(&rule, NULL));
   ck_ok(ek_trainer_open(&trainer, NULL, module, NULL, rule, &options));
   ck_ok(ek_trainer_evaluate(&loss, &weight, trainer, inputs, 2, NULL, 0));
   ck_ok(ek_trainer_step(&first, trainer, inputs, 2, NULL, 0));
@@ -309,9 +292,6 @@ CK_TEST(in_a_trainer) {
   ek_module *plain = linear();
   ck_fails(ek_trainer_open(&trainer, NULL, plain, NULL, rule, &options), EK_ERR_INVALID_ARGUMENT,
            "criterion is NULL");
-  ek_module_free(plain);
-  ek_module_free(module);
-  ek_optimizer_free(rule);
 }
 
 /* ---- gradients in forward ---- */
@@ -338,7 +318,6 @@ CK_LOOP(in_forward_as_in_backward, 16) {
     struct training t =
         training_open_with("cpu:3", mode, with_early_loss(number, now == 1), NULL, now == 1);
     losses[now] = train(&t, number >= 2, now == 1, numbers[now]);
-    training_close(&t);
   }
   if (number < 2) {
     ck_same_bits("loss", &losses[1], &losses[0], 1);
@@ -386,7 +365,6 @@ CK_TEST(what_forward_has_added) {
   ck_ok(ek_data_parallel_model_discard(t.model));
   ck_ok(ek_data_parallel_model_forward(&outputs, t.model, others, 2, &evaluation));
   ek_shards_free(&outputs);
-  training_close(&t);
 }
 
 /* ---- memory ---- */
@@ -396,8 +374,6 @@ CK_TEST(logits_lie_there_once) {
   ek_group *group = ck_open("plan:2@16GiB", 1);
   ek_module *head = NULL;
   ek_criterion *criterion = NULL;
-  ek_data_parallel_model *model = NULL;
-  ek_data_parallel_criterion *loss = NULL;
   ek_memory_usage usage;
   const int64_t in[] = {64, 8}, targets[] = {64};
   float x[64 * 8] = {0};
@@ -406,8 +382,10 @@ CK_TEST(logits_lie_there_once) {
   ck_ok(ek_linear_create(&head, 8, 1000000, false));
   ck_ok(ek_cross_entropy_create(&criterion, NULL));
   ek_module *module = ck_together(head, criterion);
-  ck_ok(ek_data_parallel_model_open(&model, group, module, NULL));
-  ck_ok(ek_data_parallel_criterion_open(&loss, model, NULL, NULL));
+  CK_OPENED(ek_data_parallel_model *, model,
+            ek_data_parallel_model_open(&model, group, module, NULL));
+  CK_OPENED(ek_data_parallel_criterion *, loss,
+            ek_data_parallel_criterion_open(&loss, model, NULL, NULL));
   ck_ok(ek_tensor_host(&inputs[0], x, EK_F32, 2, in));
   ck_ok(ek_tensor_host(&inputs[1], y, EK_I32, 1, targets));
   CK_OPENED(ek_shards, outputs, ek_data_parallel_model_forward(&outputs, model, inputs, 2, NULL));
@@ -416,19 +394,16 @@ CK_TEST(logits_lie_there_once) {
   ck_ok(ck_memory_stats(&usage, ek_group_device(group, 0)));
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_OUTPUTS], 32u * 1000000u * 4u);
   ck_assert_uint_le(usage.at_peak[EK_MEMORY_LOSS], 8 * EK_MEMORY_UNIT);
-  ek_data_parallel_criterion_free(loss);
-  ek_data_parallel_model_free(model);
-  ek_module_free(module);
 }
 
 /* ---- what is refused ---- */
 
 CK_TEST(parts_that_do_not_fit) {
-  ek_module *model = linear(), *module = NULL, *whole = NULL;
-  ek_criterion *criterion = entropy(), *single = NULL;
+  ek_module *model = linear(), *module = NULL;
+  ek_criterion *criterion = entropy();
   const double weights[CK_ABSOLUTE_COLUMNS] = {1, 1, 1};
-  ek_criterion *two = ck_pair(weights, weights, CK_NO_FAULT);
-  ck_ok(ek_mean_squared_error_create(&single, EK_REDUCTION_NONE));
+  ek_criterion *two = ck_keep(ck_pair(weights, weights, CK_NO_FAULT));
+  CK_OPENED(ek_criterion *, single, ek_mean_squared_error_create(&single, EK_REDUCTION_NONE));
   ck_fails(ek_with_criterion_create(NULL, model, criterion), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_with_criterion_create(&module, NULL, criterion), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_with_criterion_create(&module, model, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
@@ -440,7 +415,7 @@ CK_TEST(parts_that_do_not_fit) {
   ck_fails(ek_with_criterion_create(&module, model, criterion), EK_ERR_OUT_OF_MEMORY, "memory");
   ek_host_memory_fail_at(0);
   ck_assert_int_eq(model->private_members.references, 1);
-  ck_ok(ek_with_criterion_create(&whole, model, criterion));
+  CK_OPENED(ek_module *, whole, ek_with_criterion_create(&whole, model, criterion));
   ck_fails(ek_with_criterion_create(&module, whole, criterion), EK_ERR_INVALID_ARGUMENT,
            "already has targets or a loss");
   ck_assert_ptr_null(module);
@@ -458,16 +433,11 @@ CK_TEST(parts_that_do_not_fit) {
   ck_fails(ek_data_parallel_model_open(&parallel, group, &single->base, NULL), EK_ERR_UNSUPPORTED,
            "single losses");
   ck_assert_ptr_null(parallel);
-  ek_module_free(whole);
-  ek_module_free(model);
-  ek_criterion_free(two);
-  ek_criterion_free(single);
-  ek_criterion_free(criterion);
 }
 
 /* The pair has nobody who would train the parameters of a loss. */
 CK_TEST(pairs_that_do_not_fit) {
-  ek_criterion *learns = ck_biased(), *plain = entropy();
+  ek_criterion *learns = ck_keep(ck_biased()), *plain = entropy();
   struct training t = training_open("cpu:2", EK_MODE_SHARDED, linear(), plain);
   struct training whole =
       training_open("cpu:2", EK_MODE_SHARDED, ck_together(linear(), ck_biased()), NULL);
@@ -479,10 +449,6 @@ CK_TEST(pairs_that_do_not_fit) {
   ck_fails(ek_data_parallel_criterion_open(&loss, whole.model, plain, NULL),
            EK_ERR_INVALID_ARGUMENT, "computes its loss itself");
   ck_assert_ptr_null(loss);
-  ek_criterion_free(plain);
-  ek_criterion_free(learns);
-  training_close(&whole);
-  training_close(&t);
 }
 
 /* Bad targets lose nothing: what was accumulated is still there. */
@@ -505,7 +471,6 @@ CK_TEST(wrong_targets) {
   ek_shards_free(&shards[1]);
   backward(&t, &b, false, false, NULL);
   ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
-  training_close(&t);
 }
 
 /* Whatever allocation of a step fails, the parameters are those of before, and the next goes well.
@@ -536,7 +501,6 @@ CK_LOOP(a_failure_anywhere, 2) {
     read_parameter(after, &t, "criterion.bias", false);
     ck_same_bits("bias", after, before, OUT);
   }
-  training_close(&t);
 }
 
 CK_SUITE("with_criterion")

@@ -14,8 +14,7 @@
 
 static ek_module *tiny_gpt(void) {
   const ek_gpt_options options = ck_gpt_sizes(7, 5, 6, 2, 3);
-  ek_module *module = NULL;
-  ck_ok(ek_gpt_create(&module, &options));
+  CK_OPENED(ek_module *, module, ek_gpt_create(&module, &options));
   return module;
 }
 
@@ -31,25 +30,17 @@ static struct bench bench_open(const char *spec, ek_module *module) {
   return bench;
 }
 
-static void bench_close(struct bench *bench) {
-  ek_module_free(bench->module);
-  ck_no_memory_held(bench->group);
-  ek_group_free(bench->group);
-}
-
 static double *read_all(const ek_tensor *tensor) {
-  double *values = calloc((size_t)ek_tensor_count(tensor) + 1, sizeof *values);
-  ck_assert_ptr_nonnull(values);
+  double *values = ck_array((size_t)ek_tensor_count(tensor), sizeof *values);
   ck_get(values, tensor);
   return values;
 }
 
 CK_LOOP(layout, 2) {
   struct bench bench = bench_open("cpu:1", tiny_gpt());
-  ek_replica *replica = NULL;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   options.type = _i == 0 ? EK_F32 : EK_F64;
-  ck_ok(ek_replica_open(&replica, bench.device, bench.module, &options));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, bench.module, &options));
   ck_assert_ptr_eq(ek_replica_device(replica), bench.device);
   ck_assert_ptr_eq(ek_replica_module(replica), bench.module);
   ck_assert_int_eq(ek_replica_type(replica), options.type);
@@ -80,16 +71,11 @@ CK_LOOP(layout, 2) {
   }
   ck_assert_int_ge(ek_tensor_count(flat), end);
   for (int64_t k = end; k < ek_tensor_count(flat); k++) ck_assert(values[k] == 0 && slopes[k] == 0);
-  free(values);
-  free(slopes);
-  ek_replica_free(replica);
-  bench_close(&bench);
 }
 
 CK_TEST(find) {
   struct bench bench = bench_open("cpu:1", tiny_gpt());
-  ek_replica *replica = NULL;
-  ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, bench.module, NULL));
   const size_t count = ek_replica_parameter_count(replica);
   ck_assert_uint_eq(count, 28);
   ek_parameter_info info, found;
@@ -106,8 +92,6 @@ CK_TEST(find) {
   ck_fails(ek_replica_find(&found, replica, "tokens"), EK_ERR_NOT_FOUND, "tokens");
   ck_fails(ek_replica_parameter(&found, replica, count), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_replica_parameter(&found, replica, SIZE_MAX), EK_ERR_INVALID_ARGUMENT, "");
-  ek_replica_free(replica);
-  bench_close(&bench);
 }
 
 static double *start_values(const struct bench *bench, ek_module *module, uint64_t seed,
@@ -123,59 +107,44 @@ static double *start_values(const struct bench *bench, ek_module *module, uint64
 }
 
 CK_TEST(seeds) {
-  struct bench bench = bench_open("cpu:1", NULL);
-  ck_ok(ek_linear_create(&bench.module, 6, 7, false));
-  double *first = start_values(&bench, bench.module, 1, EK_F32);
-  double *again = start_values(&bench, bench.module, 1, EK_F32);
-  double *other = start_values(&bench, bench.module, 2, EK_F32);
-  double *wide = start_values(&bench, bench.module, 1, EK_F64);
+  CK_OPENED(ek_module *, module, ek_linear_create(&module, 6, 7, false));
+  struct bench bench = bench_open("cpu:1", module);
+  double *first = start_values(&bench, module, 1, EK_F32);
+  double *again = start_values(&bench, module, 1, EK_F32);
+  double *other = start_values(&bench, module, 2, EK_F32);
+  double *wide = start_values(&bench, module, 1, EK_F64);
   ck_within("the same seed", again, first, NULL, 42);
   int equal = 0;
   for (int i = 0; i < 42; i++) equal += first[i] == other[i];
   ck_assert_int_lt(equal, 3);
   /* The types see the same numbers, rounded. */
   for (int i = 0; i < 42; i++) ck_assert_double_le(fabs(wide[i] - first[i]), 0x1p-23);
-  free(first);
-  free(again);
-  free(other);
-  free(wide);
-  bench_close(&bench);
 }
 
 /* Values depend on the full name: what else is in the model, and in which order, does not matter.
  */
 CK_TEST(values_depend_on_names) {
   struct bench bench = bench_open("cpu:1", NULL);
-  ek_module *relu = NULL, *linear = NULL, *longer = NULL;
-  ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
-  ck_ok(ek_linear_create(&linear, 4, 4, false));
-  ck_ok(ek_sequential_create(&bench.module, (ek_module *[]){relu, linear}, 2));
-  ck_ok(ek_sequential_create(&longer, (ek_module *[]){linear, linear}, 2));
-  double *alone = start_values(&bench, bench.module, 3, EK_F32); /* 1.weight */
+  CK_OPENED(ek_module *, relu, ek_activation_create(&relu, EK_ACTIVATION_RELU));
+  CK_OPENED(ek_module *, linear, ek_linear_create(&linear, 4, 4, false));
+  CK_OPENED(ek_module *, module, ek_sequential_create(&module, (ek_module *[]){relu, linear}, 2));
+  CK_OPENED(ek_module *, longer, ek_sequential_create(&longer, (ek_module *[]){linear, linear}, 2));
+  double *alone = start_values(&bench, module, 3, EK_F32); /* 1.weight */
   double *pair = start_values(&bench, longer, 3, EK_F32);        /* 0.weight, 1.weight */
   ck_within("1.weight", pair + 16, alone, NULL, 16);
   ck_assert(ck_rel_l2(pair, alone, 16) > 0.1);
-  free(alone);
-  free(pair);
-  ek_module_free(longer);
-  ek_module_free(linear);
-  ek_module_free(relu);
-  bench_close(&bench);
 }
 
 /* Biases and the weights of norms are declared to be without weight decay. */
 CK_TEST(decay) {
   struct bench bench = bench_open("plan:1", tiny_gpt());
-  ek_replica *replica = NULL;
-  ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, bench.module, NULL));
   for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
     ek_parameter_info info;
     ck_ok(ek_replica_parameter(&info, replica, i));
     ck_assert_msg(info.no_decay == (info.value.rank == 1), "%s", info.name);
     ck_assert(!info.frozen);
   }
-  ek_replica_free(replica);
-  bench_close(&bench);
 }
 
 /* ---- declarations with options and values ---- */
@@ -218,13 +187,12 @@ static const ek_module_ops declaring = {.size = sizeof(ek_module_ops),
 /* Of tied parameters the source's options and values hold. */
 CK_LOOP(options_and_values, 2) {
   struct bench bench = bench_open("cpu:1", NULL);
-  ek_module module;
-  ek_replica *replica = NULL;
+  static ek_module module; /* freed after the test */
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   options.type = _i == 0 ? EK_F32 : EK_F64;
   for (int i = 0; i < MANY; i++) many[i] = i / 3.0;
   ck_ok(ek_module_init(&module, &declaring, 1, 1));
-  ck_ok(ek_replica_open(&replica, bench.device, &module, &options));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, &module, &options));
   static const char *const names[] = {"frozen", "tied", "whole", "plain", "buffer"};
   for (int n = 0; n < 5; n++) {
     ek_parameter_info info;
@@ -236,10 +204,7 @@ CK_LOOP(options_and_values, 2) {
       const double expected = options.type == EK_F32 ? (double)(float)many[i] : many[i];
       if (values[i] != (n < 2 || n == 4 ? expected : 0)) ck_abort_msg("%s[%d]", names[n], i);
     }
-    free(values);
   }
-  ek_replica_free(replica);
-  bench_close(&bench);
 }
 
 /* ---- options of the layers ---- */
@@ -305,7 +270,6 @@ static void starts_as_told(const ek_replica *replica) {
     for (int64_t i = 0; i < ek_tensor_count(&info.value); i++) {
       ck_assert_double_eq(values[i], (k == 0 ? first : second)[i]);
     }
-    free(values);
   }
 }
 
@@ -313,12 +277,10 @@ CK_LOOP(options_of_layers, 2 * (int)(sizeof layers / sizeof *layers)) {
   const bool asked = _i % 2 == 1;
   /* Copied: the layer does not read the array again. */
   ek_initializer start[] = {ek_initializer_values(first), ek_initializer_values(second)};
-  ek_module *module = NULL;
-  ck_ok(layers[_i / 2].create(&module, asked, start));
+  CK_OPENED(ek_module *, module, layers[_i / 2].create(&module, asked, start));
   memset(start, 0xFF, sizeof start);
   struct bench bench = bench_open("cpu:1", module);
-  ek_replica *replica = NULL;
-  ck_ok(ek_replica_open(&replica, bench.device, module, NULL));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, module, NULL));
   ck_assert_uint_eq(ek_replica_parameter_count(replica), layers[_i / 2].parameters[asked]);
   for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
     ek_parameter_info info;
@@ -329,48 +291,37 @@ CK_LOOP(options_of_layers, 2 * (int)(sizeof layers / sizeof *layers)) {
     ck_assert_int_eq(info.no_decay, asked || bias || layers[_i / 2].norm);
   }
   if (layers[_i / 2].starts) starts_as_told(replica);
-  ek_replica_free(replica);
-  bench_close(&bench);
 }
 
 CK_TEST(without_gradients) {
   struct bench bench = bench_open("cpu:1", tiny_gpt());
-  ek_replica *replica = NULL;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   options.gradients = false;
-  ck_ok(ek_replica_open(&replica, bench.device, bench.module, &options));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, bench.module, &options));
   ck_assert_int_eq(ek_tensor_count(ek_replica_gradients(replica)), 0);
   ek_memory_usage usage;
   ck_ok(ck_memory_stats(&usage, bench.device));
   ck_assert_uint_eq(usage.current[EK_MEMORY_PARAMETERS], usage.current_bytes);
   ck_assert_uint_eq(usage.current_bytes, ck_units(ek_replica_parameters(replica)));
-  ek_replica_free(replica);
-  bench_close(&bench);
 }
 
 CK_TEST(without_parameters) {
-  struct bench bench = bench_open("cpu:1", NULL);
-  ck_ok(ek_activation_create(&bench.module, EK_ACTIVATION_RELU));
-  ek_replica *replica = NULL;
-  ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));
+  CK_OPENED(ek_module *, module, ek_activation_create(&module, EK_ACTIVATION_RELU));
+  struct bench bench = bench_open("cpu:1", module);
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, bench.module, NULL));
   ck_assert_uint_eq(ek_replica_parameter_count(replica), 0);
   ck_assert_int_eq(ek_tensor_count(ek_replica_parameters(replica)), 0);
   ck_assert_int_eq(ek_tensor_count(ek_replica_gradients(replica)), 0);
-  ek_replica_free(replica);
-  bench_close(&bench);
 }
 
 CK_TEST(charges) {
   struct bench bench = bench_open("plan:1", tiny_gpt());
-  ek_replica *replica = NULL;
   ek_memory_usage usage;
-  ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, bench.device, bench.module, NULL));
   ck_ok(ck_memory_stats(&usage, bench.device));
   ck_assert_uint_eq(usage.current[EK_MEMORY_PARAMETERS], ck_units(ek_replica_parameters(replica)));
   ck_assert_uint_eq(usage.current[EK_MEMORY_GRADIENTS], ck_units(ek_replica_gradients(replica)));
   ck_assert_uint_eq(usage.current_bytes, 2 * usage.current[EK_MEMORY_PARAMETERS]);
-  ek_replica_free(replica);
-  bench_close(&bench);
 }
 
 /* No memory on the device, and none on the host: an error, and nothing left behind. */
@@ -395,7 +346,6 @@ CK_TEST(out_of_memory) {
     ck_no_memory_held(bench.group);
   }
   ek_replica_free(replica);
-  bench_close(&bench);
 }
 
 CK_TEST(bad_input) {
@@ -430,7 +380,6 @@ CK_TEST(bad_input) {
   ck_assert_ptr_null(ek_replica_module(NULL));
   ck_assert_uint_eq(ek_replica_parameter_count(NULL), 0);
   ek_replica_free(NULL);
-  bench_close(&bench);
 }
 
 CK_SUITE("replica")

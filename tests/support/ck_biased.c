@@ -108,5 +108,5 @@ ek_module *ck_together(ek_module *model, ek_criterion *criterion) {
   ck_ok(ek_with_criterion_create(&module, model, criterion));
   ek_module_free(model);
   ek_criterion_free(criterion);
-  return module;
+  return ck_keep(module);
 }

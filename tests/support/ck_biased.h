@@ -13,7 +13,7 @@ enum { CK_BIASED_COLUMNS = 4 };
 ek_criterion *ck_biased_with(bool early, ek_reduction reduction);
 ek_criterion *ck_biased(void);
 
-/* Takes over the references. */
+/* Takes over the references; what it makes is kept. */
 ek_module *ck_together(ek_module *model, ek_criterion *criterion);
 
 #endif /* CK_BIASED_H */
