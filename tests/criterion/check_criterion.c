@@ -19,8 +19,7 @@ static const double some_weights[COLUMNS] = {0.5, 1.0, 2.0};
 
 /* ---- it works like the stock ones ---- */
 
-CK_LOOP(a_criterion_of_our_own, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(a_criterion_of_our_own, CK_VARIANTS) {
   int freed = 0;
   const double outputs[] = {1, 2, 3, -1, -2, -3};
   const double targets[] = {2, 2.5, 1, -1.5, 0, 0};
@@ -48,8 +47,7 @@ CK_LOOP(a_criterion_of_our_own, CK_VARIANTS) {
 
 /* In the place of the outputs at the end of forward, with the coefficient; backward hands it out.
  */
-CK_LOOP(the_gradient_in_forward, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(the_gradient_in_forward, CK_VARIANTS) {
   const double outputs[] = {1, 2, 3}, targets[] = {2, 1, 1}, want[] = {5.5, 3.5};
   const double gradient[] = {-0.5, 1, 2}, halves[] = {-0.25, 0.5, 1}, half = 0.5, other = 64;
   ek_tensor *y = ck_tensor(rig, outputs, CK_SHAPE(1, COLUMNS));
@@ -96,8 +94,7 @@ static void stays(struct ck_rig *rig, struct ck_loss *loss, ek_tensor *y, const 
 
 /* Kept outputs, outputs that others hold, single losses, children, and two terms: not in forward.
  */
-CK_LOOP(the_gradient_waits_for_backward, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(the_gradient_waits_for_backward, CK_VARIANTS) {
   const double outputs[] = {1, 2, 3}, targets[] = {2, 1, 1};
   ek_tensor y[2] = {*ck_tensor(rig, outputs, CK_SHAPE(1, 3)),
                     *ck_tensor(rig, outputs, CK_SHAPE(1, 3))};
@@ -130,8 +127,7 @@ CK_LOOP(the_gradient_waits_for_backward, CK_VARIANTS) {
   ck_assert(!ek_pass_gradient_now(&scale, NULL));
 }
 
-CK_LOOP(single_losses, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(single_losses, CK_VARIANTS) {
   const double outputs[] = {1, 2, 3}, targets[] = {2, 2.5, 1}, factors[] = {3, 0, 0.5};
   const double want[] = {0.5, 0.5, 4}, gradient[] = {-1.5, 0, 1};
   ek_tensor *y = ck_tensor(rig, outputs, CK_SHAPE(1, COLUMNS));
@@ -150,8 +146,7 @@ CK_LOOP(single_losses, CK_VARIANTS) {
   ck_within("gradient", ck_read(rig, &loss->gradients[0]), gradient, NULL, 3);
 }
 
-CK_LOOP(children_have_their_own_constants, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(children_have_their_own_constants, CK_VARIANTS) {
   const double other[COLUMNS] = {4, 8, 16};
   const double outputs[] = {1, 2, 3}, zeros[] = {0, 0, 0};
   const double want[] = {8.5, 3.5, 68, 28}; /* 0.5 + 2 + 6; 4 + 16 + 48 */
@@ -177,8 +172,7 @@ CK_LOOP(children_have_their_own_constants, CK_VARIANTS) {
 
 /* ---- constants ---- */
 
-CK_LOOP(constants_take_the_type_of_the_model, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(constants_take_the_type_of_the_model, CK_VARIANTS) {
   const double thirds[COLUMNS] = {1.0 / 3, 2.0 / 3, 1e-3};
   struct ck_loss *loss =
       ck_loss_open(rig, ck_absolute_error(thirds, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL), false);
@@ -211,8 +205,7 @@ CK_TEST(bad_constants) {
 /* ---- where totals and gradients go ---- */
 
 /* Nothing is charged to `loss` that a runner has a place for; without one totals are new memory. */
-CK_LOOP(totals_have_a_place, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(totals_have_a_place, CK_VARIANTS) {
   const double outputs[] = {1, 2, 3}, targets[] = {2, 1, 1}, want[] = {5.5, 3.5};
   ek_tensor inputs[2] = {*ck_tensor(rig, outputs, CK_SHAPE(1, COLUMNS)),
                          *ck_tensor(rig, targets, CK_SHAPE(1, COLUMNS))};
@@ -245,8 +238,7 @@ CK_LOOP(totals_have_a_place, CK_VARIANTS) {
 }
 
 /* Without leave the gradient is new memory, also where nobody else seems to hold the input. */
-CK_LOOP(inputs_are_not_overwritten_without_leave, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(inputs_are_not_overwritten_without_leave, CK_VARIANTS) {
   ek_tensor inputs[2] = {*ck_tensor(rig, some_weights, CK_SHAPE(1, COLUMNS)),
                          *ck_tensor(rig, some_weights, CK_SHAPE(1, COLUMNS))};
   struct ck_loss *loss = ck_loss_open(
@@ -321,8 +313,7 @@ CK_TEST(faults_of_a_criterion_leave_nothing) {
   }
 }
 
-CK_LOOP(out_of_memory, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(out_of_memory, CK_VARIANTS) {
   ek_tensor *x = ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
   ek_tensor *t = ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
   ek_criterion *criterion = ck_absolute_error(some_weights, EK_REDUCTION_NONE, CK_NO_FAULT, NULL);

@@ -232,8 +232,7 @@ CK_LOOP(padding_columns_count_for_nothing, SETTINGS * CK_VARIANTS) {
   }
 }
 
-CK_LOOP(all_ignored_is_zero_and_not_nan, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(all_ignored_is_zero_and_not_nan, CK_VARIANTS) {
   struct batch b = make_batch(rig, 8, 5);
   double *ignored = ck_zeros(rig, 8);
   for (int i = 0; i < 8; i++) ignored[i] = -100;
@@ -246,8 +245,7 @@ CK_LOOP(all_ignored_is_zero_and_not_nan, CK_VARIANTS) {
   ck_within("gradient", ck_read(rig, &loss->gradients[0]), ck_zeros(rig, 40), NULL, 40);
 }
 
-CK_LOOP(single_losses_and_their_factors, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(single_losses_and_their_factors, CK_VARIANTS) {
   struct batch b = make_batch(rig, 24, 11);
   ek_cross_entropy_options o = options_of(rig, &settings[3], b.classes);
   o.reduction = EK_REDUCTION_NONE;
@@ -268,8 +266,7 @@ CK_LOOP(single_losses_and_their_factors, CK_VARIANTS) {
             b.rows * b.classes);
 }
 
-CK_LOOP(constant_shifts_and_large_logits, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(constant_shifts_and_large_logits, CK_VARIANTS) {
   /* 1000 overflows exp in both types: the largest logit must be taken off first. */
   const double logits[] = {1000, 0, -1000, -1000, 1000, 1000};
   const double targets[] = {0, 1};
@@ -289,8 +286,7 @@ CK_LOOP(constant_shifts_and_large_logits, CK_VARIANTS) {
 
 /* ---- memory ---- */
 
-CK_LOOP(the_gradient_takes_the_place_of_the_outputs, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(the_gradient_takes_the_place_of_the_outputs, CK_VARIANTS) {
   struct batch b = make_batch(rig, 24, 50);
   const uint64_t row_bytes = units(24 * 2 * ek_type_size(rig->type));
   const uint64_t logit_bytes = units(ek_tensor_bytes(b.x));
@@ -341,8 +337,7 @@ CK_TEST(the_loss_of_a_large_vocabulary_is_small) {
   ek_tensor_free(&x);
 }
 
-CK_LOOP(a_second_batch_takes_no_host_memory, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(a_second_batch_takes_no_host_memory, CK_VARIANTS) {
   struct batch b = make_batch(rig, 12, 6);
   struct ck_loss *loss = ck_loss_open(rig, make(NULL), true);
   for (int round = 0; round < 3; round++) {
@@ -356,8 +351,7 @@ CK_LOOP(a_second_batch_takes_no_host_memory, CK_VARIANTS) {
   }
 }
 
-CK_LOOP(out_of_memory, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(out_of_memory, CK_VARIANTS) {
   struct batch b = make_batch(rig, 12, 6);
   for (int reduction = 0; reduction < 3; reduction++) {
     ek_cross_entropy_options o = options_of(rig, &settings[3], b.classes);
@@ -449,8 +443,7 @@ CK_TEST(bad_batches) {
   ck_loss_forward(plain, b.x, b.y, NULL); /* and it can go on */
 }
 
-CK_LOOP(no_rows, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(no_rows, CK_VARIANTS) {
   ek_tensor *x = ck_tensor(rig, NULL, CK_SHAPE(0, 5));
   ek_tensor *y = ck_tensor_of(rig, EK_I32, NULL, CK_SHAPE(0));
   struct ck_loss *loss = ck_loss_open(rig, make(NULL), false);

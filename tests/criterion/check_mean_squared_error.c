@@ -46,8 +46,7 @@ CK_LOOP(exact_for_whole_numbers, 3 * CK_VARIANTS) {
   ck_within("gradient", ck_read(rig, &loss->gradients[0]), gradient, NULL, count);
 }
 
-CK_LOOP(factors_multiply_single_gradients, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(factors_multiply_single_gradients, CK_VARIANTS) {
   const int64_t count = 24;
   double *y = ck_integers(rig, count, -9, 9), *t = ck_integers(rig, count, -9, 9);
   double *factors = ck_integers(rig, count, -3, 3), *gradient = ck_zeros(rig, count);
@@ -60,8 +59,7 @@ CK_LOOP(factors_multiply_single_gradients, CK_VARIANTS) {
 }
 
 /* Differences, squares and the sum round once per element: (count + 3) u of the sum of squares. */
-CK_LOOP(equals_the_formula, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(equals_the_formula, CK_VARIANTS) {
   const int64_t count = 9001; /* more than one chunk of the sum */
   double *y = ck_values(rig, count, -2, 2), *t = ck_values(rig, count, -2, 2);
   double *gradient = ck_zeros(rig, count), *bound = ck_zeros(rig, count);
@@ -97,8 +95,7 @@ CK_TEST(gradient_is_the_derivative) {
 
 /* ---- memory ---- */
 
-CK_LOOP(it_takes_no_memory, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(it_takes_no_memory, CK_VARIANTS) {
   double *y = ck_values(rig, 600, -1, 1);
   ek_tensor *ty = ck_tensor(rig, y, CK_SHAPE(20, 30));
   ek_tensor *tt = ck_tensor(rig, ck_values(rig, 600, -1, 1), CK_SHAPE(20, 30));
@@ -127,8 +124,7 @@ CK_LOOP(it_takes_no_memory, CK_VARIANTS) {
   }
 }
 
-CK_LOOP(out_of_memory, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(out_of_memory, CK_VARIANTS) {
   ek_tensor *ty = ck_poisoned(rig, CK_SHAPE(2, 3)), *tt = ck_poisoned(rig, CK_SHAPE(2, 3));
   ek_criterion *criterion = NULL;
   ek_host_memory_fail_at(1);
@@ -166,8 +162,7 @@ CK_TEST(refused) {
   ck_fails(ck_loss_try_forward(loss, y, whole, false), EK_ERR_TYPE, "i32");
 }
 
-CK_LOOP(no_rows, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(no_rows, CK_VARIANTS) {
   ek_tensor *ty = ck_tensor(rig, NULL, CK_SHAPE(0, 5)), *tt = ck_tensor(rig, NULL, CK_SHAPE(0, 5));
   struct ck_loss *loss = ck_loss_open(rig, make(EK_REDUCTION_MEAN), false);
   double totals[2];

@@ -110,8 +110,7 @@ CK_LOOP(equals_its_terms_one_by_one, FORMS * CK_VARIANTS) {
   }
 }
 
-CK_LOOP(every_output_is_placed_for_itself, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(every_output_is_placed_for_itself, CK_VARIANTS) {
   struct data d = make_data(rig);
   struct ck_loss *kept = ck_loss_open(rig, whole(NESTED_LAST), true);
   ck_loss_forward(kept, d.outputs, d.targets, NULL);
@@ -135,8 +134,7 @@ CK_LOOP(every_output_is_placed_for_itself, CK_VARIANTS) {
   ek_tensor_free(&other);
 }
 
-CK_LOOP(out_of_memory, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(out_of_memory, CK_VARIANTS) {
   struct data d = make_data(rig);
   ek_criterion *part = squared(EK_REDUCTION_SUM), *criterion = NULL;
   const double one = 1;
@@ -250,8 +248,7 @@ CK_TEST(combining_refuses) {
  * and gradient are the same numbers, so the loss differs by the order of ten additions per term and
  * the gradient by the rounding of its scale.
  */
-CK_LOOP(uneven_shards_make_the_whole, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(uneven_shards_make_the_whole, CK_VARIANTS) {
   struct data d = make_data(rig);
   struct ck_loss *loss = ck_loss_open(rig, whole(FLAT), true);
   double once[6], parts[6] = {0}, part[6];

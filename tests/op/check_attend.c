@@ -315,8 +315,7 @@ CK_LOOP_FROM(wide_heads_of_16_bits, CK_VARIANTS, ck_variants()) {
 }
 
 /* With one token, softmax is 1: out is v, lse the score, dv is dout, dq and dk are 0. */
-CK_LOOP(one_token, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(one_token, ck_variants()) {
   static const int64_t size[] = {3, 1, 2, 4};
   const struct attention a = make(rig, size, 1);
   const struct tensors t = upload(rig, &a);

@@ -35,64 +35,54 @@ static const int64_t matrices[][2] = {{0, 5},    {5, 0},    {1, 1},     {3, 7}, 
                                       {257, 65}, {1031, 3}, {64, 1024}, {7, 32}, {2, 260}};
 enum { MATRICES = sizeof matrices / sizeof matrices[0] };
 
-CK_LOOP(zero_fill_and_copy_are_exact, ck_variants()) {
-  for (int c = 0; c < COUNTS; c++) {
-    if (!ck_turn(_i % ck_variants(), c)) continue;
-    const int64_t n = counts[c];
-    struct ck_rig *rig = ck_rig_variant(_i);
-    double *want = ck_zeros(rig, n);
-    ek_tensor *y = ck_poisoned(rig, CK_SHAPE(n));
-    ck_ok(ek_op_zero(rig->stream, y));
-    ck_same_bits("zero", ck_read(rig, y), want, n);
+CK_RIG_CASES(zero_fill_and_copy_are_exact, c, COUNTS) {
+  const int64_t n = counts[c];
+  double *want = ck_zeros(rig, n);
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(n));
+  ck_ok(ek_op_zero(rig->stream, y));
+  ck_same_bits("zero", ck_read(rig, y), want, n);
 
-    for (int64_t i = 0; i < n; i++) want[i] = ck_round(rig, -0.1);
-    ck_ok(ek_op_fill(rig->stream, y, -0.1));
-    ck_same_bits("fill", ck_read(rig, y), want, n);
+  for (int64_t i = 0; i < n; i++) want[i] = ck_round(rig, -0.1);
+  ck_ok(ek_op_fill(rig->stream, y, -0.1));
+  ck_same_bits("fill", ck_read(rig, y), want, n);
 
-    double *x = ck_values(rig, n, -1, 1);
-    ck_ok(ek_op_copy(rig->stream, y, ck_tensor(rig, x, CK_SHAPE(1, n))));
-    ck_same_bits("copy", ck_read(rig, y), x, n);
+  double *x = ck_values(rig, n, -1, 1);
+  ck_ok(ek_op_copy(rig->stream, y, ck_tensor(rig, x, CK_SHAPE(1, n))));
+  ck_same_bits("copy", ck_read(rig, y), x, n);
 
-    double *whole = ck_integers(rig, n, -1000000, 1000000);
-    ek_tensor *index = ck_tensor_of(rig, EK_I32, NULL, CK_SHAPE(n));
-    ck_ok(ek_op_copy(rig->stream, index, ck_tensor_of(rig, EK_I32, whole, CK_SHAPE(n))));
-    ck_same_bits("copy of i32", ck_read(rig, index), whole, n);
-    ck_rig_close(rig);
-  }
+  double *whole = ck_integers(rig, n, -1000000, 1000000);
+  ek_tensor *index = ck_tensor_of(rig, EK_I32, NULL, CK_SHAPE(n));
+  ck_ok(ek_op_copy(rig->stream, index, ck_tensor_of(rig, EK_I32, whole, CK_SHAPE(n))));
+  ck_same_bits("copy of i32", ck_read(rig, index), whole, n);
 }
 
-CK_LOOP(add_and_scale, ck_variants()) {
-  for (int c = 0; c < COUNTS; c++) {
-    if (!ck_turn(_i % ck_variants(), c)) continue;
-    const int64_t n = counts[c];
-    struct ck_rig *rig = ck_rig_variant(_i);
-    double *a = ck_values(rig, n, -2, 2), *b = ck_values(rig, n, -2, 2);
-    double *sum = ck_zeros(rig, n), *sum_bound = ck_zeros(rig, n);
-    double *product = ck_zeros(rig, n), *product_bound = ck_zeros(rig, n);
-    for (int64_t i = 0; i < n; i++) {
-      sum[i] = (double)((long double)a[i] + b[i]);
-      sum_bound[i] = rig->unit * fabs(sum[i]);
-      product[i] = (double)((long double)a[i] * 0.3);
-      product_bound[i] = 2 * rig->unit * fabs(product[i]);
-    }
-    ek_tensor *ta = ck_tensor(rig, a, CK_SHAPE(n)), *tb = ck_tensor(rig, b, CK_SHAPE(n));
-    ek_tensor *y = ck_poisoned(rig, CK_SHAPE(n));
-    ck_ok(ek_op_add(rig->stream, y, ta, tb));
-    ck_fits(rig, "add", y, sum, sum_bound, n);
-    ck_set(y, NULL);
-    ck_ok(ek_op_scale(rig->stream, y, ta, 0.3));
-    ck_fits(rig, "scale", y, product, product_bound, n);
-
-    ck_ok(ek_op_add(rig->stream, tb, ta, tb));
-    ck_fits(rig, "add into b", tb, sum, sum_bound, n);
-    ck_set(tb, b);
-    ck_ok(ek_op_add(rig->stream, tb, tb, ta));
-    ck_fits(rig, "add into a", tb, sum, sum_bound, n);
-    ck_ok(ek_op_scale(rig->stream, ta, ta, 0.3));
-    ck_fits(rig, "scale in place", ta, product, product_bound, n);
-    ck_ok(ek_op_add(rig->stream, ta, ta, ta));
-    ck_rig_close(rig);
+CK_RIG_CASES(add_and_scale, c, COUNTS) {
+  const int64_t n = counts[c];
+  double *a = ck_values(rig, n, -2, 2), *b = ck_values(rig, n, -2, 2);
+  double *sum = ck_zeros(rig, n), *sum_bound = ck_zeros(rig, n);
+  double *product = ck_zeros(rig, n), *product_bound = ck_zeros(rig, n);
+  for (int64_t i = 0; i < n; i++) {
+    sum[i] = (double)((long double)a[i] + b[i]);
+    sum_bound[i] = rig->unit * fabs(sum[i]);
+    product[i] = (double)((long double)a[i] * 0.3);
+    product_bound[i] = 2 * rig->unit * fabs(product[i]);
   }
+  ek_tensor *ta = ck_tensor(rig, a, CK_SHAPE(n)), *tb = ck_tensor(rig, b, CK_SHAPE(n));
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(n));
+  ck_ok(ek_op_add(rig->stream, y, ta, tb));
+  ck_fits(rig, "add", y, sum, sum_bound, n);
+  ck_set(y, NULL);
+  ck_ok(ek_op_scale(rig->stream, y, ta, 0.3));
+  ck_fits(rig, "scale", y, product, product_bound, n);
+
+  ck_ok(ek_op_add(rig->stream, tb, ta, tb));
+  ck_fits(rig, "add into b", tb, sum, sum_bound, n);
+  ck_set(tb, b);
+  ck_ok(ek_op_add(rig->stream, tb, tb, ta));
+  ck_fits(rig, "add into a", tb, sum, sum_bound, n);
+  ck_ok(ek_op_scale(rig->stream, ta, ta, 0.3));
+  ck_fits(rig, "scale in place", ta, product, product_bound, n);
+  ck_ok(ek_op_add(rig->stream, ta, ta, ta));
 }
 
 static double combine(ek_binary kind, double a, double b) {
@@ -106,71 +96,61 @@ static double combine(ek_binary kind, double a, double b) {
 }
 
 /* Each kind with each spread, apart and over its operands. */
-CK_LOOP(binary_operations, ck_variants()) {
-  for (int c = 0; c < 12 * MATRICES; c++) {
-    if (!ck_turn(_i % ck_variants(), c)) continue;
-    const int64_t rows = matrices[c / 12][0], columns = matrices[c / 12][1], n = rows * columns;
-    const ek_binary kind = (ek_binary)(c % 4);
-    const ek_spread spread = (ek_spread)(c / 4 % 3);
-    const int64_t most = spread == EK_SPREAD_NONE ? n : spread == EK_SPREAD_ROWS ? rows : columns;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    const ek_type type = spread == EK_SPREAD_ROWS ? rig->sum : rig->type;
-    double *a = ck_values(rig, n, -2, 2), *b = ck_values_of(rig, type, most, 0.5, 3);
-    double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+CK_RIG_CASES(binary_operations, c, 12 * MATRICES) {
+  const int64_t rows = matrices[c / 12][0], columns = matrices[c / 12][1], n = rows * columns;
+  const ek_binary kind = (ek_binary)(c % 4);
+  const ek_spread spread = (ek_spread)(c / 4 % 3);
+  const int64_t most = spread == EK_SPREAD_NONE ? n : spread == EK_SPREAD_ROWS ? rows : columns;
+  const ek_type type = spread == EK_SPREAD_ROWS ? rig->sum : rig->type;
+  double *a = ck_values(rig, n, -2, 2), *b = ck_values_of(rig, type, most, 0.5, 3);
+  double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t r = i / columns, k = i % columns;
+    want[i] = combine(kind, a[i],
+                      b[spread == EK_SPREAD_NONE ? i : spread == EK_SPREAD_ROWS ? r : k]);
+    bound[i] = 2 * rig->unit * fabs(want[i]);
+  }
+  ek_tensor *ta = ck_tensor(rig, a, CK_SHAPE(rows, columns));
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, columns));
+  ek_tensor *tb = spread == EK_SPREAD_NONE ? ck_tensor(rig, b, CK_SHAPE(rows, columns))
+                                           : ck_tensor_of(rig, type, b, CK_SHAPE(most, 1));
+  ck_ok(ek_op_binary(rig->stream, y, ta, tb, kind, spread));
+  ck_fits(rig, "binary", y, want, bound, n);
+  if (spread == EK_SPREAD_NONE) {
+    ck_ok(ek_op_binary(rig->stream, tb, ta, tb, kind, spread));
+    ck_same_bits("over b", ck_read(rig, tb), ck_read(rig, y), n);
+  }
+  if (spread != EK_SPREAD_NONE || kind != EK_BINARY_MULTIPLY) {
+    if (spread == EK_SPREAD_NONE) ck_set(tb, b);
+    ck_ok(ek_op_binary(rig->stream, ta, ta, tb, kind, spread));
+    ck_same_bits("over a", ck_read(rig, ta), ck_read(rig, y), n);
+  } else { /* the square, over both */
     for (int64_t i = 0; i < n; i++) {
-      const int64_t r = i / columns, k = i % columns;
-      want[i] = combine(kind, a[i],
-                        b[spread == EK_SPREAD_NONE ? i : spread == EK_SPREAD_ROWS ? r : k]);
+      want[i] = combine(kind, a[i], a[i]);
       bound[i] = 2 * rig->unit * fabs(want[i]);
     }
-    ek_tensor *ta = ck_tensor(rig, a, CK_SHAPE(rows, columns));
-    ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, columns));
-    ek_tensor *tb = spread == EK_SPREAD_NONE ? ck_tensor(rig, b, CK_SHAPE(rows, columns))
-                                             : ck_tensor_of(rig, type, b, CK_SHAPE(most, 1));
-    ck_ok(ek_op_binary(rig->stream, y, ta, tb, kind, spread));
-    ck_fits(rig, "binary", y, want, bound, n);
-    if (spread == EK_SPREAD_NONE) {
-      ck_ok(ek_op_binary(rig->stream, tb, ta, tb, kind, spread));
-      ck_same_bits("over b", ck_read(rig, tb), ck_read(rig, y), n);
-    }
-    if (spread != EK_SPREAD_NONE || kind != EK_BINARY_MULTIPLY) {
-      if (spread == EK_SPREAD_NONE) ck_set(tb, b);
-      ck_ok(ek_op_binary(rig->stream, ta, ta, tb, kind, spread));
-      ck_same_bits("over a", ck_read(rig, ta), ck_read(rig, y), n);
-    } else { /* the square, over both */
-      for (int64_t i = 0; i < n; i++) {
-        want[i] = combine(kind, a[i], a[i]);
-        bound[i] = 2 * rig->unit * fabs(want[i]);
-      }
-      ck_ok(ek_op_binary(rig->stream, ta, ta, ta, kind, spread));
-      ck_fits(rig, "over both", ta, want, bound, n);
-    }
-    ck_rig_close(rig);
+    ck_ok(ek_op_binary(rig->stream, ta, ta, ta, kind, spread));
+    ck_fits(rig, "over both", ta, want, bound, n);
   }
 }
 
-CK_LOOP(unary_functions, ck_variants()) {
-  for (int c = 0; c < 2 * COUNTS; c++) {
-    if (!ck_turn(_i % ck_variants(), c)) continue;
-    const int64_t n = counts[c / 2];
-    const ek_unary kind = (ek_unary)(c % 2);
-    const double offset = 0.1;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    double *x = kind == EK_UNARY_EXP ? ck_values(rig, n, -10, 10) : ck_values(rig, n, 0, 50);
-    double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
-    for (int64_t i = 0; i < n; i++) {
-      const long double v = (long double)x[i] + offset;
-      want[i] = (double)(kind == EK_UNARY_EXP ? expl(v) : 1 / sqrtl(v));
-      bound[i] = rig->unit * want[i] *
-                 (kind == EK_UNARY_EXP ? fabs((double)v) + offset + 8 : 4);
-    }
-    ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(n)), *y = ck_poisoned(rig, CK_SHAPE(n));
-    ck_ok(ek_op_unary(rig->stream, y, tx, kind, offset));
-    ck_fits(rig, "unary", y, want, bound, n);
-    ck_ok(ek_op_unary(rig->stream, tx, tx, kind, offset));
-    ck_same_bits("over x", ck_read(rig, tx), ck_read(rig, y), n);
-    ck_rig_close(rig);
+CK_RIG_CASES(unary_functions, c, 2 * COUNTS) {
+  const int64_t n = counts[c / 2];
+  const ek_unary kind = (ek_unary)(c % 2);
+  const double offset = 0.1;
+  double *x = kind == EK_UNARY_EXP ? ck_values(rig, n, -10, 10) : ck_values(rig, n, 0, 50);
+  double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+  for (int64_t i = 0; i < n; i++) {
+    const long double v = (long double)x[i] + offset;
+    want[i] = (double)(kind == EK_UNARY_EXP ? expl(v) : 1 / sqrtl(v));
+    bound[i] = rig->unit * want[i] *
+               (kind == EK_UNARY_EXP ? fabs((double)v) + offset + 8 : 4);
   }
+  ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(n)), *y = ck_poisoned(rig, CK_SHAPE(n));
+  ck_ok(ek_op_unary(rig->stream, y, tx, kind, offset));
+  ck_fits(rig, "unary", y, want, bound, n);
+  ck_ok(ek_op_unary(rig->stream, tx, tx, kind, offset));
+  ck_same_bits("over x", ck_read(rig, tx), ck_read(rig, y), n);
 }
 
 /* Up to the largest number of f32: e^88.7 is finite, e^89 is not. */
@@ -193,22 +173,17 @@ CK_TEST(ends_of_exp) {
   }
 }
 
-CK_LOOP(bias_is_added_to_every_row, ck_variants()) {
-  for (int c = 0; c < MATRICES; c++) {
-    if (!ck_turn(_i % ck_variants(), c)) continue;
-    const int64_t rows = matrices[c][0], columns = matrices[c][1], n = rows * columns;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    double *x = ck_values(rig, n, -2, 2), *bias = ck_values(rig, columns, -2, 2);
-    double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
-    for (int64_t i = 0; i < n; i++) {
-      want[i] = (double)((long double)x[i] + bias[i % columns]);
-      bound[i] = rig->unit * fabs(want[i]);
-    }
-    ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(rows, columns));
-    ck_ok(ek_op_add_bias(rig->stream, tx, ck_tensor(rig, bias, CK_SHAPE(columns))));
-    ck_fits(rig, "add_bias", tx, want, bound, n);
-    ck_rig_close(rig);
+CK_RIG_CASES(bias_is_added_to_every_row, c, MATRICES) {
+  const int64_t rows = matrices[c][0], columns = matrices[c][1], n = rows * columns;
+  double *x = ck_values(rig, n, -2, 2), *bias = ck_values(rig, columns, -2, 2);
+  double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+  for (int64_t i = 0; i < n; i++) {
+    want[i] = (double)((long double)x[i] + bias[i % columns]);
+    bound[i] = rig->unit * fabs(want[i]);
   }
+  ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(rows, columns));
+  ck_ok(ek_op_add_bias(rig->stream, tx, ck_tensor(rig, bias, CK_SHAPE(columns))));
+  ck_fits(rig, "add_bias", tx, want, bound, n);
 }
 
 static void check_column_sum(struct ck_rig *rig, const double *x, const double *y0, int64_t rows,
@@ -233,19 +208,14 @@ static void check_column_sum(struct ck_rig *rig, const double *x, const double *
   ck_same_bits("column_sum again", ck_read(rig, y), ck_read(rig, again), columns);
 }
 
-CK_LOOP(column_sums, ck_variants()) {
-  for (int c = 0; c < MATRICES; c++) {
-    if (!ck_turn(_i % ck_variants(), c)) continue;
-    const int64_t rows = matrices[c][0], columns = matrices[c][1], n = rows * columns;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    double *y0 = ck_integers(rig, columns, -100, 100);
-    for (int pass = 0; pass < 2; pass++) {
-      const double *x = pass == 0 ? ck_integers(rig, n, -100, 100) : ck_values(rig, n, -1, 1);
-      check_column_sum(rig, x, y0, rows, columns, 0.0, pass == 0);
-      check_column_sum(rig, x, y0, rows, columns, 1.0, pass == 0);
-      check_column_sum(rig, x, y0, rows, columns, -0.5, false);
-    }
-    ck_rig_close(rig);
+CK_RIG_CASES(column_sums, c, MATRICES) {
+  const int64_t rows = matrices[c][0], columns = matrices[c][1], n = rows * columns;
+  double *y0 = ck_integers(rig, columns, -100, 100);
+  for (int pass = 0; pass < 2; pass++) {
+    const double *x = pass == 0 ? ck_integers(rig, n, -100, 100) : ck_values(rig, n, -1, 1);
+    check_column_sum(rig, x, y0, rows, columns, 0.0, pass == 0);
+    check_column_sum(rig, x, y0, rows, columns, 1.0, pass == 0);
+    check_column_sum(rig, x, y0, rows, columns, -0.5, false);
   }
 }
 
@@ -449,8 +419,7 @@ CK_LOOP(activation_gradient_by_differences, ACTIVATIONS) {
 
 /* What the public list says of infinities, and a slope of 0 that lets no infinite gradient through.
  */
-CK_LOOP(activations_of_infinities, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(activations_of_infinities, ck_variants()) {
   enum { N = 3 };
   const double x[N] = {HUGE_VAL, -HUGE_VAL, NAN}, dy[N] = {HUGE_VAL, HUGE_VAL, 1};
   ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(N)), *tdy = ck_tensor(rig, dy, CK_SHAPE(N));
@@ -511,8 +480,7 @@ CK_LOOP(dropout_keeps_what_the_bits_say, ck_variants()) {
 }
 
 /* Rows 3 .. 8 of a batch are what a device gets that holds just these: same mask, same bits. */
-CK_LOOP(dropout_of_a_slice_is_a_slice_of_dropout, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(dropout_of_a_slice_is_a_slice_of_dropout, ck_variants()) {
   const int64_t width = 101;
   const ek_random_key key = {42, 1, 2};
   double *x = ck_values(rig, 10 * width, -1, 1);

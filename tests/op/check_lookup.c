@@ -19,54 +19,44 @@ static const int64_t sizes[][4] = {{1, 1, 1, 1},        {5, 3, 0, 2},       {7, 
                                    {40, 1100, 300, 30}, {1000, 16, 77, 77}};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
-CK_LOOP(forward, ck_variants()) {
-  for (int s = 0; s < SIZES; s++) {
-    if (!ck_turn(_i % ck_variants(), s)) continue;
-    const int64_t entries = sizes[s][0], width = sizes[s][1], rows = sizes[s][2];
-    const int64_t period = sizes[s][3], n = rows * width;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    double *table = ck_values(rig, entries * width, -1, 1);
-    double *positions = ck_values(rig, (period + 1) * width, -1, 1);
-    double *index = ck_integers(rig, rows, 0, entries - 1);
-    double *copied = ck_zeros(rig, n), *sum = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
-    for (int64_t i = 0; i < n; i++) {
-      copied[i] = table[(int64_t)index[i / width] * width + i % width];
-      sum[i] = copied[i] + positions[i / width % period * width + i % width];
-      bound[i] = rig->unit * fabs(sum[i]);
-      if (rig->type == EK_F32) sum[i] = (double)(float)sum[i], bound[i] = 0;
-    }
-    ek_tensor *ttable = ck_tensor(rig, table, CK_SHAPE(entries, width));
-    ek_tensor *tindex = ck_tensor_of(rig, EK_I32, index, CK_SHAPE(1, rows));
-    ek_tensor *tpositions = ck_tensor(rig, positions, CK_SHAPE(period + 1, width));
-    ek_tensor *y = ck_poisoned(rig, CK_SHAPE(1, rows, width));
-    ck_ok(ek_op_lookup_forward(rig->stream, y, ttable, tindex, NULL, 0));
-    ck_same_bits("rows", ck_read(rig, y), copied, n);
-    ck_set(y, NULL);
-    ck_ok(ek_op_lookup_forward(rig->stream, y, ttable, tindex, tpositions, period));
-    ck_fits(rig, "rows with positions", y, sum, bound, n);
-    ck_rig_close(rig);
+CK_RIG_CASES(forward, s, SIZES) {
+  const int64_t entries = sizes[s][0], width = sizes[s][1], rows = sizes[s][2];
+  const int64_t period = sizes[s][3], n = rows * width;
+  double *table = ck_values(rig, entries * width, -1, 1);
+  double *positions = ck_values(rig, (period + 1) * width, -1, 1);
+  double *index = ck_integers(rig, rows, 0, entries - 1);
+  double *copied = ck_zeros(rig, n), *sum = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+  for (int64_t i = 0; i < n; i++) {
+    copied[i] = table[(int64_t)index[i / width] * width + i % width];
+    sum[i] = copied[i] + positions[i / width % period * width + i % width];
+    bound[i] = rig->unit * fabs(sum[i]);
+    if (rig->type == EK_F32) sum[i] = (double)(float)sum[i], bound[i] = 0;
   }
+  ek_tensor *ttable = ck_tensor(rig, table, CK_SHAPE(entries, width));
+  ek_tensor *tindex = ck_tensor_of(rig, EK_I32, index, CK_SHAPE(1, rows));
+  ek_tensor *tpositions = ck_tensor(rig, positions, CK_SHAPE(period + 1, width));
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(1, rows, width));
+  ck_ok(ek_op_lookup_forward(rig->stream, y, ttable, tindex, NULL, 0));
+  ck_same_bits("rows", ck_read(rig, y), copied, n);
+  ck_set(y, NULL);
+  ck_ok(ek_op_lookup_forward(rig->stream, y, ttable, tindex, tpositions, period));
+  ck_fits(rig, "rows with positions", y, sum, bound, n);
 }
 
-CK_LOOP(backward_adds_in_order, ck_variants()) {
-  for (int s = 0; s < SIZES; s++) {
-    if (!ck_turn(_i % ck_variants(), s)) continue;
-    const int64_t entries = sizes[s][0], width = sizes[s][1], rows = sizes[s][2];
-    struct ck_rig *rig = ck_rig_variant(_i);
-    double *dtable = ck_values(rig, entries * width, -1, 1);
-    double *dy = ck_values(rig, rows * width, -1, 1);
-    double *index = ck_integers(rig, rows, 0, entries - 1);
-    ek_tensor *tdtable = ck_sums(rig, dtable, CK_SHAPE(entries, width));
-    for (int64_t i = 0; i < rows * width; i++) {
-      double *to = &dtable[(int64_t)index[i / width] * width + i % width];
-      *to = ck_round_to(rig->sum,
-                        *to + dy[i]); /* f32: the sum of two is exact in double or rounds once */
-    }
-    ck_ok(ek_op_lookup_backward(rig->stream, tdtable, ck_tensor(rig, dy, CK_SHAPE(rows, width)),
-                                ck_tensor_of(rig, EK_I32, index, CK_SHAPE(rows))));
-    ck_same_bits("dtable", ck_read(rig, tdtable), dtable, entries * width);
-    ck_rig_close(rig);
+CK_RIG_CASES(backward_adds_in_order, s, SIZES) {
+  const int64_t entries = sizes[s][0], width = sizes[s][1], rows = sizes[s][2];
+  double *dtable = ck_values(rig, entries * width, -1, 1);
+  double *dy = ck_values(rig, rows * width, -1, 1);
+  double *index = ck_integers(rig, rows, 0, entries - 1);
+  ek_tensor *tdtable = ck_sums(rig, dtable, CK_SHAPE(entries, width));
+  for (int64_t i = 0; i < rows * width; i++) {
+    double *to = &dtable[(int64_t)index[i / width] * width + i % width];
+    *to = ck_round_to(rig->sum,
+                      *to + dy[i]); /* f32: the sum of two is exact in double or rounds once */
   }
+  ck_ok(ek_op_lookup_backward(rig->stream, tdtable, ck_tensor(rig, dy, CK_SHAPE(rows, width)),
+                              ck_tensor_of(rig, EK_I32, index, CK_SHAPE(rows))));
+  ck_same_bits("dtable", ck_read(rig, tdtable), dtable, entries * width);
 }
 
 static void check_positions(struct ck_rig *rig, const double *dy, const double *old,
@@ -92,28 +82,22 @@ static void check_positions(struct ck_rig *rig, const double *dy, const double *
   ck_fits(rig, "dpositions", dpositions, want, bound, n);
 }
 
-CK_LOOP(positions_backward, ck_variants()) {
-  for (int s = 0; s < SIZES; s++) {
-    if (!ck_turn(_i % ck_variants(), s)) continue;
-    const int64_t width = sizes[s][1], rows = sizes[s][2], period = sizes[s][3];
-    struct ck_rig *rig = ck_rig_variant(_i);
-    double *old = ck_integers(rig, (period + 1) * width, -50, 50);
-    for (int pass = 0; pass < 2; pass++) {
-      const bool exact = pass == 0;
-      const double *dy =
-          exact ? ck_integers(rig, rows * width, -50, 50) : ck_values(rig, rows * width, -1, 1);
-      check_positions(rig, dy, old, sizes[s], 0.0, exact);
-      check_positions(rig, dy, old, sizes[s], 1.0, exact);
-      check_positions(rig, dy, old, sizes[s], 0.3, false);
-    }
-    ck_rig_close(rig);
+CK_RIG_CASES(positions_backward, s, SIZES) {
+  const int64_t width = sizes[s][1], rows = sizes[s][2], period = sizes[s][3];
+  double *old = ck_integers(rig, (period + 1) * width, -50, 50);
+  for (int pass = 0; pass < 2; pass++) {
+    const bool exact = pass == 0;
+    const double *dy =
+        exact ? ck_integers(rig, rows * width, -50, 50) : ck_values(rig, rows * width, -1, 1);
+    check_positions(rig, dy, old, sizes[s], 0.0, exact);
+    check_positions(rig, dy, old, sizes[s], 1.0, exact);
+    check_positions(rig, dy, old, sizes[s], 0.3, false);
   }
 }
 
 /* Of many bad positions the lowest is told, whoever comes first. */
-CK_LOOP(lowest_bad_index_is_named, ck_variants()) {
+CK_RIG_LOOP(lowest_bad_index_is_named, ck_variants()) {
   enum { ROWS = 1000, LOWEST = 333 };
-  struct ck_rig *rig = ck_rig_variant(_i);
   double index[ROWS];
   for (int i = 0; i < ROWS; i++) index[i] = i < LOWEST ? i % 2 : i % 7 - 9;
   ek_tensor *table = ck_poisoned(rig, CK_SHAPE(2, 5)), *y = ck_poisoned(rig, CK_SHAPE(ROWS, 5)),

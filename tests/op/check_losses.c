@@ -140,23 +140,17 @@ static void check_padded(struct ck_rig *rig, struct ck_loss *f, int64_t columns,
   }
 }
 
-CK_LOOP(classes_are_the_first_columns, ck_variants()) {
+CK_RIG_CASES(classes_are_the_first_columns, how, 4 * 4) {
   static const int64_t widths[][3] = {{5, 8, 16}, {3, 2056, 2064}, {4, 33, 40}, {6, 1, 7}};
-  for (int how = 0; how < 4 * 4; how++) {
-    if (!ck_turn(_i % ck_variants(), how)) continue;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    const int64_t *size = widths[how / 4];
-    struct ck_loss f = ck_loss_make(rig, size[0], size[1]);
-    if (how & 1) f.weights = ck_values(rig, f.classes, 0.25, 4);
-    if (how & 2) f.smoothing = 0.1;
-    f.targets[1] = CK_IGNORED;
-    check_padded(rig, &f, size[2], how / 4 < 2);
-    ck_rig_close(rig);
-  }
+  const int64_t *size = widths[how / 4];
+  struct ck_loss f = ck_loss_make(rig, size[0], size[1]);
+  if (how & 1) f.weights = ck_values(rig, f.classes, 0.25, 4);
+  if (how & 2) f.smoothing = 0.1;
+  f.targets[1] = CK_IGNORED;
+  check_padded(rig, &f, size[2], how / 4 < 2);
 }
 
-CK_LOOP(bad_classes, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(bad_classes, ck_variants()) {
   struct ck_loss f = ck_loss_make(rig, 3, 8);
   struct ck_loss_tensors t = ck_loss_upload(rig, &f);
   f.targets[0] = f.targets[1] = 0;
@@ -195,8 +189,7 @@ CK_LOOP(cross_entropy_in_turns, CK_TSAN ? 0 : 2) {
 }
 #endif
 
-CK_LOOP(all_targets_ignored, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(all_targets_ignored, ck_variants()) {
   struct ck_loss f = ck_loss_make(rig, 9, 20);
   f.smoothing = 0.5;
   f.logits[3] = NAN; /* in an ignored row nobody asks */
@@ -223,66 +216,50 @@ static double logit(const struct ck_rig *rig, double value) {
   return ck_round(rig, fmax(-most, fmin(most, value)));
 }
 
-CK_LOOP(huge_logits, ck_variants()) {
-  for (int how = 0; how < 4; how++) {
-    if (!ck_turn(_i % ck_variants(), how)) continue;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    struct ck_loss f = ck_loss_make(rig, 8, 50);
-    if (how & 1) f.smoothing = 0.2;
-    for (int64_t i = 0; i < 8 * 50; i++) f.logits[i] = ck_round(rig, f.logits[i] * 2500);
-    if (how & 2) f.weights = ck_values(rig, f.classes, 0.5, 2);
-    check_loss(rig, &f);
-    check_gradient(rig, &f);
-    ck_rig_close(rig);
-  }
+CK_RIG_CASES(huge_logits, how, 4) {
+  struct ck_loss f = ck_loss_make(rig, 8, 50);
+  if (how & 1) f.smoothing = 0.2;
+  for (int64_t i = 0; i < 8 * 50; i++) f.logits[i] = ck_round(rig, f.logits[i] * 2500);
+  if (how & 2) f.weights = ck_values(rig, f.classes, 0.5, 2);
+  check_loss(rig, &f);
+  check_gradient(rig, &f);
 }
 
 /* What all logits of a row have in common changes nothing: for 37 equal logits of 1e4 a stored
  * log sum exp(x) loses four digits of a loss in f32, and the gradient's rows do not sum to 0. */
-CK_LOOP(logits_with_something_in_common, ck_variants()) {
+CK_RIG_CASES(logits_with_something_in_common, how, 6 * 8) {
   static const double offsets[] = {0, 1e4, -1e4, 1e6, -1e6, 3e7};
-  for (int how = 0; how < 6 * 8; how++) {
-    if (!ck_turn(_i % ck_variants(), how)) continue;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    struct ck_loss f = ck_loss_make(rig, 5, 37);
-    const double offset = offsets[how / 8] * (0x1p-24 / rig->unit); /* as bad for f64 */
-    if (how & 1) f.smoothing = 0.1;
-    if (how & 2) f.weights = ck_values(rig, f.classes, 0.5, 2);
-    for (int64_t i = 0; i < 5 * 37; i++) {
-      f.logits[i] = logit(rig, how & 4 ? offset : f.logits[i] + offset);
-    }
-    check_loss(rig, &f);
-    check_gradient(rig, &f);
-    ck_rig_close(rig);
+  struct ck_loss f = ck_loss_make(rig, 5, 37);
+  const double offset = offsets[how / 8] * (0x1p-24 / rig->unit); /* as bad for f64 */
+  if (how & 1) f.smoothing = 0.1;
+  if (how & 2) f.weights = ck_values(rig, f.classes, 0.5, 2);
+  for (int64_t i = 0; i < 5 * 37; i++) {
+    f.logits[i] = logit(rig, how & 4 ? offset : f.logits[i] + offset);
   }
+  check_loss(rig, &f);
+  check_gradient(rig, &f);
 }
 
 /* Rows in which some logits are huge and others small, at the beginning, in the middle, at the end
  * and behind the first block that the CPU looks at. */
-CK_LOOP(logits_of_many_magnitudes, ck_variants()) {
+CK_RIG_CASES(logits_of_many_magnitudes, how, 8) {
   static const double some[] = {1e6, 1e6 - 1, -1e6, 0, 1e-3, 1e6 - 0.5, -3e4, 1e30, -1e30, 1e6};
-  for (int how = 0; how < 8; how++) {
-    if (!ck_turn(_i % ck_variants(), how)) continue;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    struct ck_loss f = ck_loss_make(rig, 12, how & 4 ? 2100 : 10);
-    if (how & 1) f.smoothing = 0.1;
-    if (how & 2) f.weights = ck_values(rig, f.classes, 0.5, 2);
-    for (int64_t r = 0; r < f.rows; r++) {
-      for (int64_t c = 0; c < 10; c++) {
-        const int64_t place = how & 4 ? (c + r) * 97 % f.classes : (c + r) % 10;
-        const double value = some[c] == 1e30 && r % 2 == 0 ? 5 : some[c];
-        f.logits[r * f.classes + place] = logit(rig, value);
-      }
+  struct ck_loss f = ck_loss_make(rig, 12, how & 4 ? 2100 : 10);
+  if (how & 1) f.smoothing = 0.1;
+  if (how & 2) f.weights = ck_values(rig, f.classes, 0.5, 2);
+  for (int64_t r = 0; r < f.rows; r++) {
+    for (int64_t c = 0; c < 10; c++) {
+      const int64_t place = how & 4 ? (c + r) * 97 % f.classes : (c + r) % 10;
+      const double value = some[c] == 1e30 && r % 2 == 0 ? 5 : some[c];
+      f.logits[r * f.classes + place] = logit(rig, value);
     }
-    check_loss(rig, &f);
-    check_gradient(rig, &f);
-    ck_rig_close(rig);
   }
+  check_loss(rig, &f);
+  check_gradient(rig, &f);
 }
 
 /* Weights whose squares are 0 in f32 weigh. */
-CK_LOOP(tiny_class_weights, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(tiny_class_weights, ck_variants()) {
   struct ck_loss f = ck_loss_make(rig, 4, 30);
   f.smoothing = 0.5;
   f.weights = ck_values_of(rig, rig->sum, 30, 1e-30, 2e-30);
@@ -290,8 +267,7 @@ CK_LOOP(tiny_class_weights, ck_variants()) {
 }
 
 /* A class that is ruled out (-inf) has p = 0 and gradient 0; the loss is that of the others. */
-CK_LOOP(logits_of_minus_infinity, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(logits_of_minus_infinity, ck_variants()) {
   struct ck_loss f = ck_loss_make(rig, 20, 40);
   for (int64_t r = 0; r < 20; r++) {
     f.targets[r] = (double)(r % 10);
@@ -301,8 +277,7 @@ CK_LOOP(logits_of_minus_infinity, ck_variants()) {
   check_gradient(rig, &f);
 }
 
-CK_LOOP(target_of_minus_infinity, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(target_of_minus_infinity, ck_variants()) {
   double logits[4] = {-HUGE_VAL, 0, 0, 0}, target[1] = {0};
   struct ck_loss f = ck_loss_make(rig, 1, 4);
   memcpy(f.logits, logits, sizeof logits);
@@ -323,33 +298,28 @@ static void check_only_row_1_is_nan(struct ck_rig *rig, const struct ck_loss_ten
 
 /* A logit that is no number, or infinite, and a row without any possible class: their losses are no
  * numbers and neither are their gradients, also where the target or its class weighs nothing. */
-CK_LOOP(nan_is_not_hidden, ck_variants()) {
+CK_RIG_CASES(nan_is_not_hidden, how, 3 * 3 * 4) {
   static const double bad[] = {NAN, HUGE_VAL, -HUGE_VAL};
   static const double smoothings[] = {0, 0.3, 1};
-  for (int how = 0; how < 3 * 3 * 4; how++) {
-    if (!ck_turn(_i % ck_variants(), how)) continue;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    struct ck_loss f = ck_loss_make(rig, 3, 50);
-    const double value = bad[how % 3];
-    f.smoothing = smoothings[how / 3 % 3];
-    if (how / 9 > 0) f.weights = ck_values(rig, 50, 0.5, 2);
-    if (how / 9 > 1) f.weights[27] = 0;
-    if (how / 9 > 2) f.targets[1] = 27;
-    for (int c = 0; c < 50; c++) {
-      if (c == 27 || value < 0) f.logits[50 + c] = value;
-    }
-    const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
-    ek_stream *s = rig->stream;
-    ck_ok(ek_op_cross_entropy_forward(s, t.losses, t.normalizer, t.totals, t.logits, t.targets,
-                                      &t.terms));
-    ck_ok(ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.normalizer, t.targets, NULL, NULL,
-                                       &t.terms));
-    check_only_row_1_is_nan(rig, &t, t.gradient);
-    ck_ok(ek_op_cross_entropy_gradient(s, t.logits, t.losses, t.normalizer, t.totals, t.logits,
-                                       t.targets, 1, &t.terms));
-    check_only_row_1_is_nan(rig, &t, t.logits);
-    ck_rig_close(rig);
+  struct ck_loss f = ck_loss_make(rig, 3, 50);
+  const double value = bad[how % 3];
+  f.smoothing = smoothings[how / 3 % 3];
+  if (how / 9 > 0) f.weights = ck_values(rig, 50, 0.5, 2);
+  if (how / 9 > 1) f.weights[27] = 0;
+  if (how / 9 > 2) f.targets[1] = 27;
+  for (int c = 0; c < 50; c++) {
+    if (c == 27 || value < 0) f.logits[50 + c] = value;
   }
+  const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
+  ek_stream *s = rig->stream;
+  ck_ok(ek_op_cross_entropy_forward(s, t.losses, t.normalizer, t.totals, t.logits, t.targets,
+                                    &t.terms));
+  ck_ok(ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.normalizer, t.targets, NULL, NULL,
+                                     &t.terms));
+  check_only_row_1_is_nan(rig, &t, t.gradient);
+  ck_ok(ek_op_cross_entropy_gradient(s, t.logits, t.losses, t.normalizer, t.totals, t.logits,
+                                     t.targets, 1, &t.terms));
+  check_only_row_1_is_nan(rig, &t, t.logits);
 }
 
 CK_LOOP(bad_target_is_named, ck_variants()) {

@@ -123,44 +123,38 @@ CK_LOOP(forward, ck_variants()) {
 }
 
 /* The sum is rounded once, and y is the norm of what was written, in whichever place. */
-CK_LOOP(forward_of_a_sum, ck_variants()) {
+CK_RIG_CASES(forward_of_a_sum, s, 2 * SIZES) {
   static const double offsets[] = {0, 100};
-  for (int s = 0; s < 2 * SIZES; s++) {
-    if (!ck_turn(_i % ck_variants(), s)) continue;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    struct norm f = make_norm(rig, sizes[s / 2][0], sizes[s / 2][1], offsets[s % 2]);
-    const int64_t n = f.rows * f.width;
-    const double *x = f.x, *residual = ck_values(rig, n, -3, 3);
-    f.x = ck_zeros(rig, n);
-    for (int64_t i = 0; i < n; i++)
-      f.x[i] = ck_round(rig, ck_round_to(rig->sum, x[i] + residual[i]));
-    forward_reference(rig, &f);
-    ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(f.rows, f.width));
-    ek_tensor *tresidual = ck_tensor(rig, residual, CK_SHAPE(f.rows, f.width));
-    ek_tensor *gamma = ck_tensor(rig, f.gamma, CK_SHAPE(f.width));
-    ek_tensor *beta = ck_tensor(rig, f.beta, CK_SHAPE(f.width));
-    ek_tensor *y = ck_poisoned(rig, CK_SHAPE(f.rows, f.width));
-    ek_tensor *mean = ck_poisoned_sums(rig, CK_SHAPE(f.rows)),
-              *rstd = ck_poisoned_sums(rig, CK_SHAPE(f.rows));
-    ek_tensor *sums[] = {ck_poisoned(rig, CK_SHAPE(f.rows, f.width)), tx, tresidual};
-    for (int place = 0; place < 3; place++) {
-      ck_set(tx, x);
-      ck_set(tresidual, residual);
-      ck_set(y, NULL);
-      ck_ok(ek_op_add_layer_norm_forward(rig->stream, y, sums[place], mean, rstd, tx, tresidual,
-                                         gamma, beta, f.epsilon));
-      ck_same_bits("sum", ck_read(rig, sums[place]), f.x, n);
-      ck_fits(rig, "mean of a sum", mean, f.mean, f.mean_bound, f.rows);
-      ck_fits(rig, "rstd of a sum", rstd, f.rstd, f.rstd_bound, f.rows);
-      ck_fits(rig, "y of a sum", y, f.y, f.y_bound, n);
-    }
-    ck_rig_close(rig);
+  struct norm f = make_norm(rig, sizes[s / 2][0], sizes[s / 2][1], offsets[s % 2]);
+  const int64_t n = f.rows * f.width;
+  const double *x = f.x, *residual = ck_values(rig, n, -3, 3);
+  f.x = ck_zeros(rig, n);
+  for (int64_t i = 0; i < n; i++)
+    f.x[i] = ck_round(rig, ck_round_to(rig->sum, x[i] + residual[i]));
+  forward_reference(rig, &f);
+  ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(f.rows, f.width));
+  ek_tensor *tresidual = ck_tensor(rig, residual, CK_SHAPE(f.rows, f.width));
+  ek_tensor *gamma = ck_tensor(rig, f.gamma, CK_SHAPE(f.width));
+  ek_tensor *beta = ck_tensor(rig, f.beta, CK_SHAPE(f.width));
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(f.rows, f.width));
+  ek_tensor *mean = ck_poisoned_sums(rig, CK_SHAPE(f.rows)),
+            *rstd = ck_poisoned_sums(rig, CK_SHAPE(f.rows));
+  ek_tensor *sums[] = {ck_poisoned(rig, CK_SHAPE(f.rows, f.width)), tx, tresidual};
+  for (int place = 0; place < 3; place++) {
+    ck_set(tx, x);
+    ck_set(tresidual, residual);
+    ck_set(y, NULL);
+    ck_ok(ek_op_add_layer_norm_forward(rig->stream, y, sums[place], mean, rstd, tx, tresidual,
+                                       gamma, beta, f.epsilon));
+    ck_same_bits("sum", ck_read(rig, sums[place]), f.x, n);
+    ck_fits(rig, "mean of a sum", mean, f.mean, f.mean_bound, f.rows);
+    ck_fits(rig, "rstd of a sum", rstd, f.rstd, f.rstd_bound, f.rows);
+    ck_fits(rig, "y of a sum", y, f.y, f.y_bound, n);
   }
 }
 
 /* A constant row has variance 0: n is 0 and y is beta. */
-CK_LOOP(constant_rows, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(constant_rows, ck_variants()) {
   double *x = ck_integers(rig, 3 * 40, 5, 5), *gamma = ck_values(rig, 40, -2, 2);
   double *beta = ck_values(rig, 40, -2, 2), *want = ck_zeros(rig, 3 * 40);
   for (int r = 0; r < 3; r++) memcpy(want + (size_t)r * 40, beta, 40 * sizeof *want);
@@ -277,30 +271,24 @@ static void check_backward(struct ck_rig *rig, const struct slope *b, enum place
   ck_fits(rig, "dbeta", dbeta, b->dbeta, b->dbeta_bound, b->width);
 }
 
-CK_LOOP(backward, ck_variants()) {
-  for (int s = 0; s < SIZES; s++) {
-    if (!ck_turn(_i % ck_variants(), s)) continue;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    struct slope b = make_slope(rig, sizes[s][0], sizes[s][1]);
-    check_backward(rig, &b, IN_FRESH);
-    check_backward(rig, &b, IN_DY);
-    b.gamma_scale = 1, b.beta_scale = 0;
-    check_backward(rig, &b, NOWHERE);
-    b.gamma_scale = 0, b.beta_scale = 1;
-    check_backward(rig, &b, IN_DY);
-    b.residual = ck_values(rig, b.rows * b.width, -1, 1);
-    b.gamma_scale = 0.5, b.beta_scale = -2;
-    check_backward(rig, &b, IN_FRESH);
-    check_backward(rig, &b, IN_RESIDUAL);
-    check_backward(rig, &b, IN_DY);
-    b.residual = b.dy;
-    check_backward(rig, &b, IN_BOTH);
-    ck_rig_close(rig);
-  }
+CK_RIG_CASES(backward, s, SIZES) {
+  struct slope b = make_slope(rig, sizes[s][0], sizes[s][1]);
+  check_backward(rig, &b, IN_FRESH);
+  check_backward(rig, &b, IN_DY);
+  b.gamma_scale = 1, b.beta_scale = 0;
+  check_backward(rig, &b, NOWHERE);
+  b.gamma_scale = 0, b.beta_scale = 1;
+  check_backward(rig, &b, IN_DY);
+  b.residual = ck_values(rig, b.rows * b.width, -1, 1);
+  b.gamma_scale = 0.5, b.beta_scale = -2;
+  check_backward(rig, &b, IN_FRESH);
+  check_backward(rig, &b, IN_RESIDUAL);
+  check_backward(rig, &b, IN_DY);
+  b.residual = b.dy;
+  check_backward(rig, &b, IN_BOTH);
 }
 
-CK_LOOP(backward_repeats, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(backward_repeats, ck_variants()) {
   const struct slope b = make_slope(rig, 300, 65);
   ek_tensor *dy = ck_tensor(rig, b.dy, CK_SHAPE(300, 65)),
             *x = ck_tensor(rig, b.x, CK_SHAPE(300, 65));

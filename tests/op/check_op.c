@@ -306,9 +306,8 @@ CK_LOOP(no_columns, TESTS * ck_variants()) {
 }
 
 /* Types of host memory have no operations, also where a struct was filled by hand. */
-CK_LOOP(unsigned_types, ck_variants()) {
+CK_RIG_LOOP(unsigned_types, ck_variants()) {
   static const ek_type types[] = {EK_U8, EK_U16, EK_U32};
-  struct ck_rig *rig = ck_rig_variant(_i);
   ek_tensor *y = ck_blank(rig, EK_I32, CK_SHAPE(8)), *x = ck_blank(rig, EK_I32, CK_SHAPE(8));
   ek_tensor none = {0};
   for (size_t i = 0; i < 3; i++) {
@@ -324,8 +323,7 @@ CK_LOOP(unsigned_types, ck_variants()) {
 }
 
 /* What the table does not have: cubes, classes, and tables without entries. */
-CK_LOOP(other_empty_shapes, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(other_empty_shapes, ck_variants()) {
   ek_stream *s = rig->stream;
   const int64_t many = INT64_C(1) << 52;
   const ek_cross_entropy_terms terms = {-1, 0.1, NULL, 0};

@@ -438,8 +438,7 @@ CK_TEST(gradients_by_differences) {
 }
 
 /* beta 0 must not read c, also where there is nothing to add up. */
-CK_LOOP(empty_inner_dimension, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(empty_inner_dimension, ck_variants()) {
   const double three[6] = {3, 3, 3, 3, 3, 3}, six[6] = {6, 6, 6, 6, 6, 6}, zero[6] = {0};
   const double bias[3] = {1, 2, 3}, rows[6] = {1, 2, 3, 1, 2, 3};
   ek_tensor *a = ck_poisoned(rig, CK_SHAPE(2, 0)), *b = ck_poisoned(rig, CK_SHAPE(3, 0));

@@ -55,35 +55,25 @@ static void check_sums(struct ck_rig *rig, int64_t rows, int64_t columns, bool p
   ek_tensor_free(&last_b);
 }
 
-CK_LOOP(sums_and_means, ck_variants()) {
-  for (int s = 0; s < 4 * SIZES; s++) {
-    if (!ck_turn(_i % ck_variants(), s)) continue;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    check_sums(rig, sizes[s / 4][0], sizes[s / 4][1], s % 2 != 0, s / 2 % 2 != 0);
-    ck_rig_close(rig);
-  }
+CK_RIG_CASES(sums_and_means, s, 4 * SIZES) {
+  check_sums(rig, sizes[s / 4][0], sizes[s / 4][1], s % 2 != 0, s / 2 % 2 != 0);
 }
 
 /* Sums of whole numbers are exact; the same tensor may be both factors. */
-CK_LOOP(whole_numbers, ck_variants()) {
-  for (int s = 0; s < SIZES; s++) {
-    if (!ck_turn(_i % ck_variants(), s)) continue;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    const int64_t rows = sizes[s][0], columns = sizes[s][1];
-    const double *a = ck_integers(rig, rows * columns, -9, 9);
-    double *want = ck_zeros(rig, rows), *squares = ck_zeros(rig, rows);
-    for (int64_t i = 0; i < rows * columns; i++) {
-      want[i / columns] += a[i];
-      squares[i / columns] += a[i] * a[i];
-    }
-    ek_tensor *x = ck_tensor(rig, a, CK_SHAPE(rows, columns));
-    ek_tensor *y = ck_poisoned_sums(rig, CK_SHAPE(rows));
-    ck_ok(ek_op_row_reduce(rig->stream, y, x, NULL, EK_ROW_SUM));
-    ck_within("sums", ck_read(rig, y), want, NULL, rows);
-    ck_ok(ek_op_row_reduce(rig->stream, y, x, x, EK_ROW_SUM));
-    ck_within("squares", ck_read(rig, y), squares, NULL, rows);
-    ck_rig_close(rig);
+CK_RIG_CASES(whole_numbers, s, SIZES) {
+  const int64_t rows = sizes[s][0], columns = sizes[s][1];
+  const double *a = ck_integers(rig, rows * columns, -9, 9);
+  double *want = ck_zeros(rig, rows), *squares = ck_zeros(rig, rows);
+  for (int64_t i = 0; i < rows * columns; i++) {
+    want[i / columns] += a[i];
+    squares[i / columns] += a[i] * a[i];
   }
+  ek_tensor *x = ck_tensor(rig, a, CK_SHAPE(rows, columns));
+  ek_tensor *y = ck_poisoned_sums(rig, CK_SHAPE(rows));
+  ck_ok(ek_op_row_reduce(rig->stream, y, x, NULL, EK_ROW_SUM));
+  ck_within("sums", ck_read(rig, y), want, NULL, rows);
+  ck_ok(ek_op_row_reduce(rig->stream, y, x, x, EK_ROW_SUM));
+  ck_within("squares", ck_read(rig, y), squares, NULL, rows);
 }
 
 static void softmax(long double *p, const double *x, int64_t columns) {
@@ -117,14 +107,9 @@ static void check_softmax(struct ck_rig *rig, int64_t rows, int64_t columns, dou
   ck_same_bits("softmax over x", ck_read(rig, tx), ck_read(rig, y), n);
 }
 
-CK_LOOP(softmax_of_rows, ck_variants()) {
+CK_RIG_CASES(softmax_of_rows, s, 2 * SIZES) {
   static const double offsets[] = {0, 1000};
-  for (int s = 0; s < 2 * SIZES; s++) {
-    if (!ck_turn(_i % ck_variants(), s)) continue;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    check_softmax(rig, sizes[s / 2][0], sizes[s / 2][1], offsets[s % 2]);
-    ck_rig_close(rig);
-  }
+  check_softmax(rig, sizes[s / 2][0], sizes[s / 2][1], offsets[s % 2]);
 }
 
 static void check_backward(struct ck_rig *rig, int64_t rows, int64_t columns) {
@@ -155,13 +140,8 @@ static void check_backward(struct ck_rig *rig, int64_t rows, int64_t columns) {
   ck_same_bits("dx over y", ck_read(rig, ty), ck_read(rig, dx), n);
 }
 
-CK_LOOP(backward_of_softmax, ck_variants()) {
-  for (int s = 0; s < SIZES; s++) {
-    if (!ck_turn(_i % ck_variants(), s)) continue;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    check_backward(rig, sizes[s][0], sizes[s][1]);
-    ck_rig_close(rig);
-  }
+CK_RIG_CASES(backward_of_softmax, s, SIZES) {
+  check_backward(rig, sizes[s][0], sizes[s][1]);
 }
 
 struct context {

@@ -228,9 +228,8 @@ CK_LOOP(adamw_steps, ck_variants()) {
 
 /* Moments that shrink below the smallest normal number, and squares that begin there: of two terms
  * each may be off by that number, and where an x86 processor computes they do not stay there. */
-CK_LOOP(moments_that_fade, ck_variants()) {
+CK_RIG_LOOP(moments_that_fade, ck_variants()) {
   enum { N = 203 };
-  struct ck_rig *rig = ck_rig_variant(_i);
   ek_adamw_terms terms = {1e-3, 0.9, 0.999, 1e-8, 0.01, true, 1000};
   const double u = rig->unit, least = rig->sum == EK_F64 ? 0x1p-1022 : 0x1p-126;
   const double small = rig->type == EK_F16 ? 0 : 0x1p-62;
@@ -283,8 +282,7 @@ CK_LOOP(moments_that_fade, ck_variants()) {
 }
 
 /* d = 0: an empty step. NaN in the unused sum s does no harm, weight decay still acts. */
-CK_LOOP(empty_step, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(empty_step, ck_variants()) {
   const double totals[2] = {0, 0}, square_norm = 0, p[3] = {1, -2, 4}, g[3] = {0, 0, 0};
   const double halved[3] = {0.5, -1, 2};
   const ek_update_scale scale = {.totals = ck_tensor_of(rig, EK_F64, totals, CK_SHAPE(2)),
@@ -303,8 +301,7 @@ CK_LOOP(empty_step, ck_variants()) {
   ck_fits(rig, "m", m, g, NULL, 3);
 }
 
-CK_LOOP(no_scale_is_one, ck_variants()) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(no_scale_is_one, ck_variants()) {
   const double p[2] = {1, 2}, g[2] = {4, 8}, want[2] = {-1, -2};
   const ek_sgd_terms terms = {.learning_rate = 0.5};
   ek_tensor *tp = ck_sums(rig, p, CK_SHAPE(2));

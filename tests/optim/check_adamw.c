@@ -135,8 +135,7 @@ CK_LOOP(equals_pytorch, 4) {
 }
 
 /* The first step is the rate times the sign, whatever the size of the gradient (epsilon aside). */
-CK_LOOP(the_first_step_is_the_sign, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(the_first_step_is_the_sign, CK_VARIANTS) {
   const double start[] = {1, -2, 4}, gradient[] = {1e-3, -1e3, 7};
   const double want[] = {0.75, -1.75, 3.75};
   double bound[3];
@@ -149,8 +148,7 @@ CK_LOOP(the_first_step_is_the_sign, CK_VARIANTS) {
   ck_range_close(&range);
 }
 
-CK_LOOP(clipping_and_dividing, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(clipping_and_dividing, CK_VARIANTS) {
   /* The norm is 5, so the clipped gradient is a fifth; m shows it: (1 - beta1) g. */
   const double start[] = {1, -2, 4}, gradient[] = {3, 0, 4};
   ek_adamw_options o = options_of(0.25, 0.999, 0, false);

@@ -49,8 +49,7 @@ static ek_optimizer *make(int *freed) {
   return &rule->base;
 }
 
-CK_LOOP(a_rule_of_our_own, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(a_rule_of_our_own, CK_VARIANTS) {
   const double start[] = {1, 2, 3}, gradient[] = {0.1, -7, 3}, want[] = {0, 3, 2};
   const double counts[] = {2, 0, 2};
   int freed = 0;

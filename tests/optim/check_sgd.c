@@ -143,8 +143,7 @@ CK_LOOP(equals_pytorch, 2) {
   five_steps(&o, weight, clipped);
 }
 
-CK_LOOP(an_empty_step_adds_no_gradient, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(an_empty_step_adds_no_gradient, CK_VARIANTS) {
   const double start[] = {1, -2, 4}, gradient[] = {8, 8, 8}, totals[] = {0, 0};
   const double want[] = {0.9375, -1.875, 3.75}; /* 1 - 0.125 * 0.5 of each */
   ek_sgd_options o = options_of(0, 0, 0.5, false);
@@ -157,8 +156,7 @@ CK_LOOP(an_empty_step_adds_no_gradient, CK_VARIANTS) {
   ck_range_close(&range);
 }
 
-CK_LOOP(a_small_gradient_is_not_clipped, CK_VARIANTS) {
-  struct ck_rig *rig = ck_rig_variant(_i);
+CK_RIG_LOOP(a_small_gradient_is_not_clipped, CK_VARIANTS) {
   const double start[] = {1, -2, 4}, gradient[] = {3, 0, 4}, want[] = {0.25, -2, 3};
   ek_sgd_options o = options_of(0, 0, 0, false);
   o.learning_rate = 0.25;

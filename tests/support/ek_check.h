@@ -207,8 +207,8 @@ void ck_no_memory_held(const ek_group *group);
 /* The most devices that a device string may name. */
 #define CK_MAX_DEVICES 64
 
-/* A tensor on a device from doubles (NULL: every byte 0xFF, which is NaN in floating types), which is
- * kept (ck_keep.h). */
+/* A tensor on a device from doubles (NULL: every byte 0xFF, which is NaN in floating types), which
+ * is kept (ck_keep.h). */
 ek_tensor ck_upload(ek_device *device, ek_type type, const double *values, int rank,
                     const int64_t *shape);
 /* Overwrites a tensor of a floating type or i32; NULL poisons it. */
@@ -271,6 +271,23 @@ int ck_variants(void);
  * share their code with f32, halve the cases between one thread and two. */
 bool ck_turn(int variant, int number);
 struct ck_rig *ck_rig_variant(int variant);
+/* A loop over 0 .. variants - 1, each test with its rig. */
+#define CK_RIG_LOOP(name, variants)                                                                \
+  static void name##_on(int _i, struct ck_rig *rig);                                               \
+  CK_LOOP(name, variants) { name##_on(_i, ck_rig_variant(_i)); }                                   \
+  static void name##_on(int _i CK_ATTRIBUTE_UNUSED, struct ck_rig *rig)
+/* For each variant a test of so many cases, number `c`, each with a new rig, if it is its turn. */
+#define CK_RIG_CASES(name, c, cases)                                                               \
+  static void name##_on(int c, struct ck_rig *rig);                                                \
+  CK_LOOP(name, ck_variants()) {                                                                   \
+    for (int c = 0; c < (cases); c++) {                                                            \
+      if (!ck_turn(_i, c)) continue;                                                               \
+      struct ck_rig *rig = ck_rig_variant(_i);                                                     \
+      name##_on(c, rig);                                                                           \
+      ck_rig_close(rig);                                                                           \
+    }                                                                                              \
+  }                                                                                                \
+  static void name##_on(int c, struct ck_rig *rig)
 /* f32 on devices that may multiply in TF32, tensors `shift` elements behind the beginning. */
 struct ck_rig *ck_rig_tf32(int64_t shift);
 
