@@ -14,6 +14,17 @@
 
 enum { WIDTH = 4, LETTERS = 10 };
 
+/* Children are hidden in sequentials of one: nothing is joined, and each function is called. */
+static bool hidden;
+
+static ek_status hide(ek_module **child) {
+  ek_module *inner = *child;
+  if (!hidden) return EK_OK;
+  const ek_status status = ek_sequential_create(child, &inner, 1);
+  if (status == EK_OK) ek_module_free(inner);
+  return status;
+}
+
 /*
  * A chain by a letter for each step: l is a linear, g GELU, r ReLU, N a layer norm, D dropout, I
  * what only shares its input, + adds. With `recompute`.
@@ -33,6 +44,7 @@ static ek_status create_steps(ek_module **module, const char *letters, ek_recomp
     case 'I': status = ek_dropout_create(&children[count++], 0.0); break;
     default: break;
     }
+    if (status == EK_OK && letters[i] != '+') status = hide(&children[count - 1]);
   }
   steps[i] = CK_CHAINED_END;
   if (status == EK_OK) return ck_chained_create(module, children, NULL, steps, recompute);
@@ -90,13 +102,12 @@ static const ek_recompute policies[] = {CHEAP,    EVERY(1), EVERY(2),
                                         EVERY(3), ALL,      {EK_RECOMPUTE_SQRT, 0, 0}};
 enum { PATHS = sizeof paths / sizeof *paths, POLICIES = sizeof policies / sizeof *policies };
 
-static int chosen;
+static const char *chosen;
 static ek_recompute how;
-static ek_status create_chosen(ek_module **module) {
-  return create_steps(module, paths[chosen], how);
-}
+static ek_status create_chosen(ek_module **module) { return create_steps(module, chosen, how); }
 
-static struct ck_results *run(ek_recompute recompute, int path, ek_type type, uint64_t *held) {
+static struct ck_results *run(ek_recompute recompute, const char *path, ek_type type,
+                              uint64_t *held) {
   static const struct ck_module_case is = {
       .create = create_chosen, .inputs = 1, .input = {{0, 2, {5, WIDTH}, -1, 1, 0}}};
   how = recompute;
@@ -121,12 +132,46 @@ CK_LOOP(recomputed_to_the_same_bits, POLICIES) {
   for (int path = 0; path < PATHS; path++) {
     for (int type = 0; type < 2; type++) {
       const ek_type t = type == 0 ? EK_F32 : EK_F64;
-      struct ck_results *want = run((ek_recompute)NONE, path, t, &before);
-      struct ck_results *got = run(policies[_i], path, t, &held);
+      struct ck_results *want = run((ek_recompute)NONE, paths[path], t, &before);
+      struct ck_results *got = run(policies[_i], paths[path], t, &held);
       same(got, want);
       ck_assert_uint_eq(held, before);
     }
   }
+}
+
+/*
+ * Random paths: recomputed they have the same bits, and the numbers of children that run one by
+ * one, which add up in another order: 1e-10 is 10 operations of 4 terms each, a thousand times over
+ * for norms of rows that are nearly constant.
+ */
+CK_LOOP(random_paths, 60) {
+  static const char letters[] = "llgrNNI+++";
+  struct ck_random random = ck_random_start((uint64_t)_i + 1);
+  char path[LETTERS + 1] = "";
+  uint64_t held, before;
+  const int length = (int)ck_random_integer(&random, 1, LETTERS);
+  for (int i = 0, children = 0; i < length; i++) {
+    do {
+      path[i] = letters[ck_random_integer(&random, 0, (int64_t)sizeof letters - 2)];
+    } while (path[i] != '+' && children == CK_CHAINED_CHILDREN);
+    children += path[i] != '+';
+    path[i + 1] = '\0';
+  }
+  if (strspn(path, "+") == strlen(path)) path[0] = 'l'; /* a module has children */
+  struct ck_results *want = run((ek_recompute)NONE, path, EK_F64, &before);
+  struct ck_results *again = run(policies[_i % POLICIES], path, EK_F64, &held);
+  same(again, want);
+  ck_assert_uint_eq(held, before);
+  hidden = true;
+  struct ck_results *apart = run((ek_recompute)NONE, path, EK_F64, &held);
+  hidden = false;
+  ck_assert_msg(ck_rel_l2(want->output[0], apart->output[0], apart->output_count[0]) <= 1e-10 &&
+                    ck_rel_l2(want->grad_input[0], apart->grad_input[0], apart->input_count[0]) <=
+                        1e-10 &&
+                    (want->parameters == 0 ||
+                     ck_rel_l2(want->gradient, apart->gradient, apart->parameters) <= 1e-10),
+                "%s", path);
 }
 
 /* ---- modules of a program's own that declare formulas ---- */
