@@ -147,6 +147,11 @@ static const struct join *backward_join(const struct ek__chain *chain, size_t i)
   return NULL;
 }
 
+static bool is_norm(const struct ek__chain *chain, size_t i) {
+  ek_formula formula;
+  return part_of(&formula, chain, i) == NORM;
+}
+
 static ek_status enter(const struct ek__chain *chain, size_t i) {
   return ek_pass_child_enter(chain->pass, ek__step_child(chain, i));
 }
@@ -163,12 +168,16 @@ struct made {
 struct flow {
   ek_tensor values[EK_MAX_TENSORS]; /* what the last step gave; nothing before the first */
   ek_tensor residual;               /* of the next EK_CHAIN_ADD, if it is not the chain's input */
+  /* The norm before that addition, which nothing needs: freed where the addition comes. Freed
+   * earlier it would leave a hole for a result that outlives its neighbours: a higher arena. */
+  ek_tensor norm;
   struct made made;
 };
 
 static void flow_free(struct flow *flow) {
   ek__free_all(flow->values, EK_MAX_TENSORS);
   ek_tensor_free(&flow->residual);
+  ek_tensor_free(&flow->norm);
   ek_tensor_free(&flow->made.from);
 }
 
@@ -282,16 +291,20 @@ static ek_status step_forward(struct forward *at, size_t end, size_t *ran, struc
   *ran = join == NULL ? 1 : join->count;
   if (!adds && ek_tensor_exists(&now->made.from)) at->made = &now->made;
   at->inner = &inner;
+  if (adds) ek_tensor_free(&now->norm);
   ek_status status = join != NULL ? join->forward(at) : adds ? add(at) : child_forward(at);
   const size_t last = at->i + *ran - 1;
   if (!adds) ek__move_all(&next->residual, &now->residual, 1);
+  ek__move_all(&next->norm, &now->norm, 1);
   if (last + 1 >= chain->adds) ek_tensor_free(&next->residual); /* nothing adds it any more */
   if (status == EK_OK) {
     status = remember(&next->made, chain, last, *ran == 1 && at->made != NULL,
                       *ran == 1 ? at->given : &inner);
   }
   ek_tensor_free(&inner);
-  return status;
+  if (status != EK_OK || last + 1 >= chain->adds || !is_norm(chain, last)) return status;
+  ek_tensor_free(&next->norm);
+  return ek_tensor_share(&next->norm, next->values);
 }
 
 ek_status ek__steps_forward(const struct ek__chain *chain, size_t begin, size_t end,
