@@ -47,6 +47,11 @@ static const ek_module_ops declarer_ops = {.size = sizeof(ek_module_ops),
                                            .backward = declarer_backward,
                                            .free = declarer_free};
 
+static ek_module *linear(void) {
+  CK_OPENED(ek_module *, module, ek_linear_create(&module, 3, 2, true));
+  return module;
+}
+
 /* ---- the table ---- */
 
 CK_TEST(init) {
@@ -335,14 +340,12 @@ static const struct {
 };
 
 CK_LOOP(wrong_declaration, sizeof wrong / sizeof *wrong) {
-  ek_module *child = NULL;
-  ck_ok(ek_linear_create(&child, 3, 2, true));
+  ek_module *child = linear();
   struct declarer module = {.declare = wrong[_i].declare, .child = child};
   ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
   ck_replica_fails(&module.base, "plan:1", wrong[_i].status, wrong[_i].text);
   ek_module_free(&module.base);
   ck_assert_int_eq(module.freed, 1);
-  ek_module_free(child);
 }
 
 static ek_status all_kinds(ek_declaration *d, ek_module *child) {
@@ -354,8 +357,7 @@ static ek_status all_kinds(ek_declaration *d, ek_module *child) {
 }
 
 CK_TEST(right_declaration) {
-  ek_module *child = NULL;
-  ck_ok(ek_linear_create(&child, 3, 2, true));
+  ek_module *child = linear();
   struct declarer module = {.declare = all_kinds, .child = child};
   ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
   ek_group *group = ck_open("cpu:1", 1);
@@ -377,7 +379,6 @@ CK_TEST(right_declaration) {
   ck_assert_uint_eq(ek_replica_parameter_count(replica), 4); /* scalar running layer.bias weight */
   ek_replica_free(replica);
   ek_module_free(&module.base);
-  ek_module_free(child);
 }
 
 /* Only a criterion has totals: a module that claims them is never taken for one. */
@@ -482,13 +483,11 @@ static void frozen_are(ek_module *module, const char *names) {
 }
 
 CK_LOOP(frozen_by_path, sizeof by_path / sizeof *by_path) {
-  ek_module *child = NULL;
-  ck_ok(ek_linear_create(&child, 3, 2, true));
+  ek_module *child = linear();
   struct declarer module = {.declare = by_path[_i].declare, .child = child};
   ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
   frozen_are(&module.base, by_path[_i].frozen);
   ek_module_free(&module.base);
-  ek_module_free(child);
 }
 
 static ek_status freeze_myself(ek_declaration *d, ek_module *child) {
@@ -526,8 +525,7 @@ static ek_status wrap_and_add(ek_declaration *d, ek_module *child) {
 }
 
 CK_TEST(wrapped) {
-  ek_module *child = NULL;
-  ck_ok(ek_linear_create(&child, 3, 2, true));
+  ek_module *child = linear();
   struct declarer module = {.declare = wrap_and_add, .child = child};
   ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
   ek_group *group = ck_open("cpu:1", 1);
@@ -555,7 +553,6 @@ CK_TEST(wrapped) {
   ck_fails(ek_replica_open(&replica, ek_group_device(group, 0), &module.base, NULL),
            EK_ERR_INVALID_ARGUMENT, "does a module contain itself?");
   ek_module_free(&module.base);
-  ek_module_free(child);
 }
 
 CK_SUITE("module")

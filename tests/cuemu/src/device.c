@@ -146,8 +146,7 @@ static cudaError_t check_device(int device) {
 }
 
 cudaError_t cudaSetDevice(int device) {
-  cudaError_t error = check_device(device);
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(check_device(device));
   current_device = device;
   return cuemu_result(cuemu_sticky(device));
 }
@@ -170,8 +169,7 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(cuemu_enter());
   size_t total = cuemu_settings.memory;
   cuemu_lock();
   const struct cuemu_device *d = &cuemu_devices[current_device];
@@ -198,8 +196,7 @@ size_t cuemu_shared_limit(void) {
 enum { PROCESSORS = 2 }; /* few: kernels that fill the device make few blocks */
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
-  cudaError_t error = check_device(device);
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(check_device(device));
   *p = (cudaDeviceProp){.totalGlobalMem = cuemu_settings.memory,
                         .major = cuemu_settings.arch / 10,
                         .minor = cuemu_settings.arch % 10,
@@ -209,8 +206,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
-  cudaError_t error = check_device(device);
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(check_device(device));
   switch (attribute) {
   case cudaDevAttrMultiProcessorCount: *value = PROCESSORS; return cudaSuccess;
   case cudaDevAttrComputeCapabilityMajor: *value = cuemu_settings.arch / 10; return cudaSuccess;
@@ -256,15 +252,13 @@ cudaError_t cudaDeviceDisablePeerAccess(int peer) { return cuemu_result(change_p
 /* ---- the whole device ---- */
 
 cudaError_t cudaDeviceSynchronize(void) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(cuemu_enter());
   cuemu_drain_device(current_device);
   return cuemu_result(cuemu_sticky(current_device));
 }
 
 cudaError_t cudaDeviceReset(void) { /* streams and events of the caller stay his to destroy */
-  cudaError_t error = driver_error();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(driver_error());
   cuemu_drain_device(current_device);
   cuemu_close_default_stream(current_device);
   cuemu_free_device_memory(current_device);

@@ -70,8 +70,7 @@ static void wait_for(cudaEvent_t event, uint64_t number) {
 /* ---- life ---- */
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(cuemu_enter());
   if (flags & ~(unsigned)cudaEventDisableTiming) {
     return cuemu_result(cudaErrorInvalidValue);
   }
@@ -153,8 +152,7 @@ static void record(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(cuemu_enter());
   if (!event || event->device != cuemu_stream_device(stream)) {
     return cuemu_result(cudaErrorInvalidResourceHandle);
   }
@@ -163,8 +161,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(cuemu_enter());
   if (!event) return cuemu_result(cudaErrorInvalidResourceHandle);
   if (flags != 0) return cuemu_result(cudaErrorInvalidValue);
   pthread_mutex_lock(&event->mutex);
@@ -177,15 +174,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 /* ---- from the host ---- */
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(cuemu_enter());
   if (!event) return cuemu_result(cudaErrorInvalidResourceHandle);
   pthread_mutex_lock(&event->mutex);
   uint64_t number = event->recorded;
   bool pending = event->reached < number;
   pthread_mutex_unlock(&event->mutex);
   want(event, number);
-  error = cuemu_sticky(event->device);
+  cudaError_t error = cuemu_sticky(event->device);
   return cuemu_result(error != cudaSuccess ? error : pending ? cudaErrorNotReady : cudaSuccess);
 }
 

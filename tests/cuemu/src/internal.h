@@ -50,6 +50,12 @@ void cuemu_unlock(void);
 void cuemu_initialise(void);
 cudaError_t cuemu_enter(void);               /* the error that every call gives now, or success */
 cudaError_t cuemu_result(cudaError_t error); /* remembers it as the thread's last error */
+/* For functions of CUDA: an error is theirs. */
+#define CUEMU_TRY(call)                                                                            \
+  do {                                                                                             \
+    const cudaError_t error_ = (call);                                                             \
+    if (error_ != cudaSuccess) return cuemu_result(error_);                                        \
+  } while (0)
 int cuemu_current_device(void);
 size_t cuemu_shared_limit(void); /* bytes that a block may ask for */
 cudaError_t cuemu_sticky(int device);

@@ -48,8 +48,7 @@ static size_t shared_limit(const void *kernel, int device) {
 }
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(cuemu_enter());
   if (!kernel) return cuemu_result(cudaErrorInvalidDeviceFunction);
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
       (size_t)value > cuemu_shared_limit()) {

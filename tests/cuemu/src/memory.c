@@ -172,8 +172,7 @@ static void give_host_memory(struct allocation *a) {
 }
 
 cudaError_t cudaMalloc(void **pointer, size_t bytes) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(cuemu_enter());
   int device = cuemu_current_device();
   int fault = cuemu_call(device, CUEMU_MEMORY);
   *pointer = NULL;
@@ -181,7 +180,7 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
   if (!bytes) return cudaSuccess;
   size_t charged = (bytes + UNIT - 1) & ~(UNIT - 1);
   size_t free_bytes, total;
-  error = cudaMemGetInfo(&free_bytes, &total);
+  cudaError_t error = cudaMemGetInfo(&free_bytes, &total);
   if (error != cudaSuccess) return error;
   const size_t refused = cuemu_settings.refused_bytes;
   free_bytes -= free_bytes < refused ? free_bytes : refused;
@@ -235,8 +234,7 @@ void cuemu_free_device_memory(int device) {
 /* ---- pinned host memory ---- */
 
 cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(cuemu_enter());
   *pointer = NULL;
   int fault = cuemu_call(cuemu_current_device(), CUEMU_MEMORY);
   if (fault) return cuemu_result((cudaError_t)fault);

@@ -128,8 +128,7 @@ static cudaStream_t create(int device) {
 }
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int priority) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(cuemu_enter());
   if (flags & ~(unsigned)cudaStreamNonBlocking) return cuemu_result(cudaErrorInvalidValue);
   (void)priority; /* a value out of range is clamped in CUDA */
   int device = cuemu_current_device();
@@ -274,22 +273,20 @@ void cuemu_drain_device(int device) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(cuemu_enter());
   cudaStream_t s = resolve(stream);
   drain(s);
   return cuemu_result(cuemu_sticky(s->device));
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(cuemu_enter());
   cudaStream_t s = resolve(stream);
   cuemu_want(s);
   pthread_mutex_lock(&s->mutex);
   bool busy = s->done < s->queued;
   pthread_mutex_unlock(&s->mutex);
-  error = cuemu_sticky(s->device);
+  cudaError_t error = cuemu_sticky(s->device);
   return cuemu_result(error != cudaSuccess ? error : busy ? cudaErrorNotReady : cudaSuccess);
 }
 
@@ -308,8 +305,7 @@ static cudaError_t run_host_call(cudaStream_t stream, void *argument) {
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *user_data) {
-  cudaError_t error = cuemu_enter();
-  if (error != cudaSuccess) return cuemu_result(error);
+  CUEMU_TRY(cuemu_enter());
   if (!function) return cuemu_result(cudaErrorInvalidValue);
   struct host_call *call = cuemu_new(sizeof(*call));
   *call = (struct host_call){function, user_data};
