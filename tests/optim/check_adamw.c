@@ -93,16 +93,10 @@ CK_LOOP(equals_torch_written_out, 5 * CK_VARIANTS) {
   ck_within("m", ck_read(rig, &range.states[0]), m, bound, COUNT);
   for (int i = 0; i < COUNT; i++) bound[i] = 4 * STEPS * rig->unit * v[i];
   if (!o->coupled) ck_within("v", ck_read(rig, &range.states[1]), v, bound, COUNT);
-  ck_range_close(&range);
 }
 
 /*
- * Python 3.11, PyTorch 1.13, torch.set_default_dtype(torch.float64):
- *
- *   p = torch.nn.Parameter((torch.arange(6) - 2.5) / 2); o = MAKE([p])
- *   for t in range(5):
- *       p.grad = ((torch.arange(6) * 3 + t * 5) % 7 - 3) / 8
- *       o.step()
+ * Python 3.11, PyTorch 1.13, torch.set_default_dtype(torch.float64), the script of ck_optimizer.h:
  *
  * adamw: torch.optim.AdamW(p, lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
  * adam:  torch.optim.Adam(p, lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
@@ -120,18 +114,8 @@ CK_LOOP(equals_pytorch, 4) {
   const bool coupled = _i % 2 == 1;
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   const ek_adamw_options o = options_of(0.01, 0.95, 0.1, coupled);
-  double p[6], g[6], bound[6];
-  for (int i = 0; i < 6; i++) {
-    p[i] = (i - 2.5) / 2;
-    bound[i] = 5 * step_bound(rig, &o, 1.3);
-  }
-  struct ck_range range = ck_range_open(rig, make(&o), p, 6);
-  for (int t = 0; t < 5; t++) {
-    for (int i = 0; i < 6; i++) g[i] = ((i * 3 + t * 5) % 7 - 3) / 8.0;
-    ck_range_step_divided(&range, g, _i < 2 ? 1.0 : 64.0); /* exact either way */
-  }
-  ck_within("parameters", ck_read(rig, range.parameters), coupled ? adam : adamw, bound, 6);
-  ck_range_close(&range);
+  const double weight = _i < 2 ? 1.0 : 64.0; /* exact either way */
+  ck_range_five_steps(rig, make(&o), weight, step_bound(rig, &o, 1.3), coupled ? adam : adamw);
 }
 
 /* The first step is the rate times the sign, whatever the size of the gradient (epsilon aside). */
@@ -145,7 +129,6 @@ CK_RIG_LOOP(the_first_step_is_the_sign, CK_VARIANTS) {
   struct ck_range range = ck_range_open(rig, make(&o), start, 3);
   ck_range_step(&range, gradient, NULL);
   ck_within("parameters", ck_read(rig, range.parameters), want, bound, 3);
-  ck_range_close(&range);
 }
 
 CK_RIG_LOOP(clipping_and_dividing, CK_VARIANTS) {
@@ -160,7 +143,6 @@ CK_RIG_LOOP(clipping_and_dividing, CK_VARIANTS) {
   struct ck_range range = ck_range_open(rig, make(&o), start, 3);
   ck_range_step_divided(&range, gradient, 3.0);
   ck_within("m", ck_read(rig, &range.states[0]), want, bound, 3);
-  ck_range_close(&range);
 }
 
 CK_TEST(refused) {
@@ -213,7 +195,6 @@ CK_TEST(refused) {
   update.gradients = ck_poisoned(rig, CK_SHAPE(3));
   ck_fails(optimizer->ops->update(optimizer, rig->stream, &update), EK_ERR_SHAPE, "gradients");
   ck_within("parameters", ck_read(rig, range.parameters), start, NULL, 2);
-  ck_range_close(&range);
 }
 
 CK_SUITE("adamw")

@@ -58,7 +58,7 @@ CK_RIG_LOOP(a_rule_of_our_own, CK_VARIANTS) {
   ck_range_step(&range, gradient, NULL);
   ck_within("parameters", ck_read(rig, range.parameters), want, NULL, 3);
   ck_within("state", ck_read(rig, &range.states[0]), counts, NULL, 3);
-  ck_range_close(&range);
+  ek_optimizer_free(range.optimizer);
   ck_assert_int_eq(freed, 1);
 }
 

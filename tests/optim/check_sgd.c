@@ -86,16 +86,10 @@ CK_LOOP(equals_torch_written_out, 5 * CK_VARIANTS) {
   if (o->momentum != 0) {
     ck_within("momentum", ck_read(rig, &range.states[0]), buf, bound, COUNT);
   }
-  ck_range_close(&range);
 }
 
 /*
- * Python 3.11, PyTorch 1.13, torch.set_default_dtype(torch.float64):
- *
- *   p = torch.nn.Parameter((torch.arange(6) - 2.5) / 2); o = MAKE([p])
- *   for t in range(5):
- *       p.grad = ((torch.arange(6) * 3 + t * 5) % 7 - 3) / 8
- *       o.step()
+ * Python 3.11, PyTorch 1.13, torch.set_default_dtype(torch.float64), the script of ck_optimizer.h:
  *
  * nesterov: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True)
  * dampened: torch.optim.SGD(p, lr=0.1, momentum=0.8, dampening=0.3)
@@ -117,19 +111,7 @@ static const double clipped[] = {
 
 static void five_steps(const ek_sgd_options *o, double weight, const double *want) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
-  double p[6], g[6], bound[6];
-  for (int i = 0; i < 6; i++) {
-    p[i] = (i - 2.5) / 2;
-    bound[i] = 5 * step_bound(rig, o, 1.3, 0.4);
-  }
-  struct ck_range range = ck_range_open(rig, make(o), p, 6);
-  for (int t = 0; t < 5; t++) {
-    for (int i = 0; i < 6; i++) g[i] = ((i * 3 + t * 5) % 7 - 3) / 8.0;
-    ck_range_step_divided(&range, g, weight);
-  }
-  ck_within("parameters", ck_read(rig, range.parameters), want, bound, 6);
-  ck_range_close(&range);
-  ck_rig_close(rig);
+  ck_range_five_steps(rig, make(o), weight, step_bound(rig, o, 1.3, 0.4), want);
 }
 
 CK_LOOP(equals_pytorch, 2) {
@@ -153,7 +135,6 @@ CK_RIG_LOOP(an_empty_step_adds_no_gradient, CK_VARIANTS) {
   const ek_update_scale scale = {.totals = range.totals};
   ck_range_step(&range, gradient, &scale);
   ck_within("parameters", ck_read(rig, range.parameters), want, NULL, 3);
-  ck_range_close(&range);
 }
 
 CK_RIG_LOOP(a_small_gradient_is_not_clipped, CK_VARIANTS) {
@@ -164,7 +145,6 @@ CK_RIG_LOOP(a_small_gradient_is_not_clipped, CK_VARIANTS) {
   struct ck_range range = ck_range_open(rig, make(&o), start, 3);
   ck_range_step_divided(&range, gradient, 2.0);
   ck_within("parameters", ck_read(rig, range.parameters), want, NULL, 3);
-  ck_range_close(&range);
 }
 
 CK_TEST(refused) {

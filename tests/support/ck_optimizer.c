@@ -7,7 +7,7 @@
 
 struct ck_range ck_range_open(struct ck_rig *rig, ek_optimizer *optimizer, const double *parameters,
                               int64_t count) {
-  struct ck_range range = {.rig = rig, .optimizer = optimizer, .count = count};
+  struct ck_range range = {.rig = rig, .optimizer = ck_keep(optimizer), .count = count};
   range.parameters = ck_tensor(rig, parameters, CK_SHAPE(count));
   range.gradients = ck_poisoned(rig, CK_SHAPE(count));
   range.totals = ck_tensor_of(rig, EK_F64, NULL, CK_SHAPE(2));
@@ -17,8 +17,6 @@ struct ck_range ck_range_open(struct ck_rig *rig, ek_optimizer *optimizer, const
   }
   return range;
 }
-
-void ck_range_close(struct ck_range *range) { ek_optimizer_free(range->optimizer); }
 
 void ck_range_step(struct ck_range *range, const double *gradient, const ek_update_scale *scale) {
   const ek_optimizer *o = range->optimizer;
@@ -45,4 +43,19 @@ void ck_range_step_divided(struct ck_range *range, const double *gradient, doubl
                                  .clip_norm = range->optimizer->clip_norm};
   ck_range_step(range, larger, &scale);
   free(larger);
+}
+
+void ck_range_five_steps(struct ck_rig *rig, ek_optimizer *optimizer, double weight, double bound,
+                         const double want[6]) {
+  double p[6], g[6], bounds[6];
+  for (int i = 0; i < 6; i++) {
+    p[i] = (i - 2.5) / 2;
+    bounds[i] = 5 * bound;
+  }
+  struct ck_range range = ck_range_open(rig, optimizer, p, 6);
+  for (int t = 0; t < 5; t++) {
+    for (int i = 0; i < 6; i++) g[i] = ((i * 3 + t * 5) % 7 - 3) / 8.0;
+    ck_range_step_divided(&range, g, weight);
+  }
+  ck_within("parameters", ck_read(rig, range.parameters), want, bounds, 6);
 }

@@ -17,10 +17,16 @@ struct ck_range {
   int64_t count, step;
 };
 
-/* The range owns `optimizer` from now on. */
+/* The range keeps `optimizer`: it is freed when the test ends. */
 struct ck_range ck_range_open(struct ck_rig *rig, ek_optimizer *optimizer, const double *parameters,
                               int64_t count);
-void ck_range_close(struct ck_range *range);
+
+/* Checks the parameters after the five steps of a script that was run with PyTorch, on a rig of f64:
+ *   p = torch.nn.Parameter((torch.arange(6) - 2.5) / 2)
+ *   for t in range(5): p.grad = ((torch.arange(6) * 3 + t * 5) % 7 - 3) / 8; o.step()
+ * Gradients are given `weight` times too large (see below); `bound` is that of a step. */
+void ck_range_five_steps(struct ck_rig *rig, ek_optimizer *optimizer, double weight, double bound,
+                         const double want[6]);
 
 /* The next step with this gradient at the optimizer's own rate; scale NULL: none. */
 void ck_range_step(struct ck_range *range, const double *gradient, const ek_update_scale *scale);
