@@ -4,14 +4,14 @@
  * With one term the totals {s, d} of the micro-batches are added up by the model, and the update
  * divides by the sum of d. Several terms with reduction `mean` have a D each: the loss of a step is
  * sum c[j] S[j] / D[j], with S and D over all its micro-batches, as in one batch. S and D are kept
- * here and put together anew with each micro-batch. The gradient is not so easily mended: that of
- * an earlier micro-batch has gone into one sum over all terms, scaled with the weights known then.
- * That is right in two cases, and everything else is refused:
- *   - the weights of the whole step are given (options.weights): each micro-batch is scaled with
- *     these, and before the update they are compared with what the targets really weighed;
+ * here and combined again with each micro-batch. The gradient cannot be corrected afterwards: that
+ * of an earlier micro-batch is part of one sum over all terms, scaled with the weights known then.
+ * It is right in two cases, and everything else is refused:
+ *   - the program gives the weights of the whole step (options.weights): each micro-batch is scaled
+ *     with these, and before the update they are compared with the weights of the targets;
  *   - the weights of the terms have the same ratios in every micro-batch.
- * Both comparisons read a few numbers of rank 0, so here the host waits; with one term, or one
- * micro-batch a step, it never does.
+ * Both comparisons read a few numbers of rank 0, so the host waits for them; with one term, or one
+ * micro-batch a step, it never waits.
  *
  * Invariant: micro_batches is 0 or the number of the model's micro-batches whose totals are in
  * step_totals and weights.

@@ -2,12 +2,12 @@
  * data_parallel_criterion.c - the loss where the outputs are, summed over the devices.
  *
  * Every device has a replica of the criterion, without gradients, unless the model computes its
- * loss itself. Forward: rank_loss.c. One all-reduce of a few numbers gives every device the totals
- * of all. Nothing of it waits for the host.
+ * loss itself. rank_loss.c has the forward. One all-reduce of a few numbers gives every device the
+ * totals of all devices, without waiting for the host.
  *
  * Outputs carry the number of the forward that made them. The loss remembers that number, and its
- * backward, in criterion_backward.c, refuses any other forward's pass. What its passes hold is
- * dropped with the forward of the model.
+ * backward, in criterion_backward.c, refuses the passes of any other forward. Its own passes are
+ * dropped together with the forward of the model.
  */
 #include <evenkeel/data_parallel_criterion.h>
 

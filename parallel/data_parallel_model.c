@@ -2,9 +2,9 @@
  * data_parallel_model.c - a module over all devices of a group: opening, closing, steps.
  *
  * Forward and backward are in model_forward.c and model_backward.c, state and gradients by name in
- * state.c, and model_step.c knows what becomes of an update that fails. The passes live
- * from forward to backward. Whatever fails after work has begun drops them and what the step had
- * accumulated; parameters are not touched by either.
+ * state.c, and updates that fail in model_step.c. The passes live from forward to backward. A
+ * failure after work has begun drops them and the gradients that the step had accumulated; neither
+ * forward nor backward writes parameters.
  */
 #include <evenkeel/data_parallel_model.h>
 

@@ -1,12 +1,13 @@
 /*
  * data_parallel_optimizer.c - steps over the ranges that each device owns (optimizer_pieces.c).
  *
- * All memory is taken when it is opened, and nothing is written before everything that can be known
- * to fail has been done: a step that fails so leaves parameters and state as they were. A failure
- * inside the update itself leaves the model torn (model_step.c).
+ * All memory is taken at opening. A step does everything that may fail before it writes anything,
+ * so such a failure leaves parameters and state as they were. A failure inside the update itself
+ * leaves the model torn (model_step.c).
  *
- * A model has one optimizer at a time, and one counter of steps, which is the model's: masks,
- * schedule and bias corrections all follow it. It ends with the optimizer.
+ * A model has one optimizer at a time, and one counter of steps, which masks, schedule and bias
+ * corrections all follow. The counter belongs to the model and starts again when the optimizer is
+ * freed.
  */
 #include <evenkeel/data_parallel_optimizer.h>
 

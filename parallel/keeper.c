@@ -1,12 +1,12 @@
 /*
  * keeper.c - lends buckets of gradients, and keeps the device's shares of their sums.
  *
- * A bucket is given back when the next one's sum was queued, and not before: so its own has had the
- * time of a bucket's backward to end, and two buckets at most are there beside those that backward
- * is adding to. All of it is queued: the compute stream waits for the sum, the host does not.
+ * A bucket is freed when the sum of the next one has been queued. So its own sum has the time of a
+ * bucket's backward to end, and at most two buckets exist beside those that backward adds to. All
+ * of this is queued: the compute stream waits for the sum, the host does not.
  *
- * A bucket's memory is not cleared when it is taken, because the first to add to a gradient
- * overwrites it. The elements between two parameters are never written, and they count in norms.
+ * A bucket's memory is not cleared, because the first module that adds to a gradient overwrites it.
+ * Only the elements between two parameters, which nothing writes, are zeroed: they count in norms.
  */
 #include "keeper.h"
 

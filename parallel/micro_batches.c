@@ -6,11 +6,10 @@
  * each device copies its rows of a part to the device that has them of the whole batch.
  *
  * A micro-batch is one job. A worker cuts its share of the inputs, runs the model forward, cuts its
- * targets, computes the loss, meets the other ranks in the sum of {s, D}, and runs loss and model
- * back, while gradients are summed. No rank waits for another one except where it needs something
- * from it: a rank that is early goes on.
+ * targets, computes the loss, adds up {s, D} with the other ranks, and runs loss and model back
+ * while gradients are summed. A rank waits for another one only for data that it needs from it.
  *
- * Two cases do need all ranks, or the host, in between, and use the calls of model and criterion
+ * Two cases need all ranks, or the host, in between, and use the calls of model and criterion
  * instead: outputs that are gathered on one device (mode gather), and a loss of several terms over
  * several micro-batches, whose weights the host compares (criterion_terms.c).
  */

@@ -1,9 +1,9 @@
 /*
  * model_backward.c - the backward of a data-parallel model, in the model's thread.
  *
- * Checks the gradients, and cuts those of gathered outputs where the forward's rows came from; the
- * workers run the passes of the last forward back (rank.c) and sum gradients over the
- * ranks meanwhile.
+ * Checks the gradients, and cuts those of gathered outputs as the forward's rows were cut. The
+ * workers run the passes of the last forward back (rank.c) and meanwhile sum gradients over the
+ * ranks.
  */
 #include <string.h>
 

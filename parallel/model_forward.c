@@ -1,9 +1,9 @@
 /*
  * model_forward.c - the forward of a data-parallel model, in the model's thread.
  *
- * Checks a forward and lays it out (forward.h); the workers run it (rank.c); then the
- * outputs are looked at, and in mode gather their rows go to one device. What is wrong with the
- * arguments is seen before anything is lost; whatever fails later drops the step.
+ * Checks a forward and lays it out (forward.h). The workers run it (rank.c). Then the outputs are
+ * checked, and in mode gather their rows are copied to one device. Wrong arguments are found before
+ * anything is lost; later failures drop the step.
  */
 #include <stdatomic.h>
 #include <stdio.h>

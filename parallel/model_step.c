@@ -1,19 +1,19 @@
 /*
- * model_step.c - what a step's gradients are multiplied with, the end of a step, and of a forward
- * that has no backward; and whether all devices have made the same update.
+ * model_step.c - the factor of a step's gradients, the end of a step and of a forward without a
+ * backward, and torn models.
  *
- * What fails before an update has written nothing that counts. What fails inside one may have
+ * A failure before the update has written nothing that counts. A failure inside the update may have
  * written parameters on some devices and not on others, or half of an all-gather. Then the model is
- * torn: it refuses every later call but those that write its state, and is good again when all of
- * that was written since it tore.
+ * torn: it refuses all later calls except those that write its state, and is whole again when all
+ * of its state has been written since it tore.
  *
- * Where devices work by themselves (cuda), an update ends after the call that queued it has
- * returned. If work that was queued before a failing job does not end well, it may have been the
- * update: the group tells (group.c), and the model is torn.
+ * On devices that work asynchronously (cuda) an update ends after the call that queued it has
+ * returned. If work fails that was queued before a failing job, it may have been the update: the
+ * group reports it (group.c), and the model is torn.
  *
  * Invariant: `updating` is set before the first byte of an update is written, and cleared when
- * every device has queued all of it. Tears are counted, so that one that the group tells of while
- * state is being written is not taken for the one that the writing mends.
+ * every device has queued all of it. Tears are counted, so a tear that the group reports while
+ * state is being written is not mistaken for the one that the writing repairs.
  */
 #include "criterion_internal.h"
 #include "keeper.h"

@@ -6,15 +6,14 @@
  * all devices are in one address space, the master's ranges are cut into one part per device and
  * every worker updates its part of device 0's memory, so that no worker idles.
  *
- * Flat buffers hold parameters by what an optimizer is asked for them (module/layout.h): those
- * without decay, then the others, then those with a rate or decay of their own (one group for each
- * combination), of the whole model or of each unit, and after all of them the frozen ones, which
- * belong to no range. So a range is at most as many pieces as there are groups, two without
- * patterns, and a model of hundreds of weights and biases takes one launch more than a model
- * without biases.
+ * Flat buffers hold parameters in groups of equal options (module/layout.h), of the whole model or
+ * of each unit: those without decay, the others, those with a rate or decay of their own (one group
+ * for each combination), and last the frozen ones, which belong to no range. So a range has at most
+ * one piece for each group (two groups without patterns), and a model of hundreds of weights and
+ * biases takes one launch more than a model without biases.
  *
- * The state of a device's pieces is end to end, in their order, in flat buffers of its own. All
- * of it is worked out when the optimizer is opened.
+ * The states of a device's pieces are end to end, in the same order, in flat buffers of their own.
+ * All of this is computed when the optimizer is opened.
  */
 #include "core/alloc.h"
 #include "core/sizes.h"

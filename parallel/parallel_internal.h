@@ -168,8 +168,8 @@ struct ek_data_parallel_model {
   struct ek__update *update; /* of the optimizer that is open for it: optimizer_internal.h */
 };
 
-/* Among the first lines of every public function that works on a model or on what was opened for
- * it: EK_ERR_STATE while another thread is in one of them. */
+/* Used first in every public function for a model, its criteria and its optimizer: EK_ERR_STATE
+ * while another thread is in one of them. */
 #define EK__MODEL_ENTER(model, who)                                                                \
   EK__OWNER_ENTER((struct ek__owner *)(uintptr_t) & (model)->owner, who, "the model")
 /* The same, and EK_ERR_TORN for a model whose update failed halfway. */
@@ -181,8 +181,8 @@ struct ek_data_parallel_model {
 
 const struct ek__placement *ek__placement(const ek_data_parallel_model *model);
 
-/* Whether each device has a share of the parameters that are updated; and, with copies for the
- * modules, the replica's word for who has them. */
+/* Whether each device has a share of the parameters that are updated; and, if modules see copies,
+ * which devices have masters. */
 bool ek__model_shares_masters(const ek_data_parallel_model *model);
 enum ek__masters ek__model_masters(const ek_data_parallel_model *model);
 
@@ -200,9 +200,9 @@ ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek
 
 /* ---- model_step.c ---- */
 
-/* EK_ERR_TORN, with the one sentence there is for it, if an update failed halfway; else EK_OK. */
+/* EK_ERR_TORN if an update failed halfway; else EK_OK. */
 ek_status ek__model_check(const ek_data_parallel_model *model);
-/* Called before parameters or state are written, and when all that was asked for is queued. */
+/* Called before parameters or state are written, and when all writes are queued. */
 void ek__model_update_begins(ek_data_parallel_model *model);
 void ek__model_update_ended(ek_data_parallel_model *model);
 /* All of its state is about to be written: until the last entry is, the model is torn. */
@@ -282,18 +282,18 @@ struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model, in
 /* The scale of the totals that a criterion of the model has promised its forwards, last_scaling
  * included; 0: none. */
 double ek__model_scale(const ek_data_parallel_model *model);
-/* The most elements that any of these targets has over all devices, and no fewer than samples; they
- * are tensors that are still to be cut, or shards (NULL: tensors). */
+/* The number of elements of the largest of these targets over all devices, or `samples` if that is
+ * more. The targets are tensors that are not cut yet, or shards (NULL: tensors). */
 int64_t ek__targets_most(const ek_tensor *tensors, const ek_shards *shards, size_t count,
                          int64_t samples);
 
 /* Drops the passes of a forward whose backward has not come. */
 void ek__model_drop_forward(ek_data_parallel_model *model);
 
-/* The step is over: the next one begins. `taken` if parameters were updated. */
+/* Ends the step and begins the next. `taken`: parameters were updated. */
 void ek__model_end_step(ek_data_parallel_model *model, bool taken);
 
-/* Its optimizer is being freed: the run is over, the next one begins with step 0. */
+/* Ends the run when its optimizer is freed: the next one begins with step 0. */
 void ek__model_lose_update(ek_data_parallel_model *model);
 
 /* ---- shards.c: shards that a program has made ---- */

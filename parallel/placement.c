@@ -1,7 +1,7 @@
 /*
  * placement.c - where the state of a model is kept, and the names of the modes.
  *
- * A placement is a row of traits, and all other code asks for traits, never for the placement.
+ * A placement is a row of traits. All other code looks at traits, never at the placement itself.
  */
 #include <string.h>
 

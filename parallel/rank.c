@@ -2,16 +2,16 @@
  * rank.c - forward and backward of one rank, on its worker: rows of its pieces, and a pass for each
  * of them.
  *
- * The passes stay with the rank until backward. Where nothing but the first piece's own output
- * refers to it, its memory becomes the beginning of the outputs of all pieces.
+ * The passes stay with the rank until backward. If nothing else holds the first piece's output, its
+ * memory becomes the beginning of the outputs of all pieces.
  *
- * Buffers (running statistics) of a rank with several pieces are those of the first piece of the
- * micro-batch: every piece begins with what there was before the forward, and what the first has
- * left goes to all ranks at the end.
+ * If a rank has several pieces, only the first piece of the micro-batch changes buffers (running
+ * statistics): every piece begins with the buffers from before the forward, and those that the
+ * first piece leaves go to all ranks at the end.
  *
- * What is run back, and how the gradients of the ranks are added up, is the reduction's to say. A
- * rank without samples takes part in every collective with a gradient of zeros; where modules have
- * collectives of their own it runs them without rows.
+ * The reduction decides which pieces run back and how the gradients of the ranks are added up. A
+ * rank without samples takes part in every collective with a gradient of zeros; if modules have
+ * collectives of their own, it runs them without rows.
  */
 #include <string.h>
 

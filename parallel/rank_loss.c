@@ -1,14 +1,14 @@
 /*
  * rank_loss.c - the loss of one rank's outputs, and its gradient.
  *
- * A rank that has rows computes its totals {s, d} per term, in a pass for each of its pieces; one
- * without has zeros. The reduction adds these few numbers up over the ranks, and each rank combines
- * the terms itself. With gradient_in_forward the outputs may hold their gradients from then on; the
- * pass knows. Where the model computes its loss itself its outputs are the totals, and there are no
- * passes.
+ * A rank with rows computes its totals {s, d} per term, in a pass for each of its pieces; a rank
+ * without rows has zeros. The reduction adds these few numbers up over the ranks, and each rank
+ * combines the terms itself. With gradient_in_forward the outputs may hold their gradients after
+ * forward, which the pass records. The outputs of a model that computes its loss itself are the
+ * totals, without passes of a criterion.
  *
  * The gradients of a rank with several pieces overwrite its outputs, unless these are kept or have
- * another holder: a piece's are made in memory of their own and copied to its rows.
+ * another holder; those of one piece are made in memory of their own and copied to its rows.
  */
 #include <string.h>
 

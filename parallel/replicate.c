@@ -3,12 +3,12 @@
  *
  * ek_replicate() makes replicas equal to that of rank 0, with one broadcast for each flat buffer.
  *
- * Masters are parameters of which a device has a share, or of which modules see copies of 16 bits.
- * Where masters are shared a device has its part of every bucket, end to end, as it has of the
- * optimizer's state. The copies are in a whole flat buffer, or, where values are shared too, in
- * another one of shares with the same places. The copies are always the masters rounded: the update
- * writes both (data_parallel_optimizer.c), and state.c, which writes masters by name, rounds them
- * on the host, to the same bits.
+ * Masters are parameters that are shared between devices, or of which modules see copies of 16
+ * bits. Of shared masters a device has its part of every bucket, end to end, as of the optimizer's
+ * state. The copies are in a whole flat buffer or, if values are shared too, in a buffer of shares
+ * at the same places. Copies are always the rounded masters: the update writes both
+ * (data_parallel_optimizer.c), and state.c, which writes masters by name, rounds them on the host
+ * to the same bits.
  */
 #include <evenkeel/replicate.h>
 

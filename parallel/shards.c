@@ -2,8 +2,7 @@
  * shards.c - parts, offsets and samples in one block that the group lends.
  *
  * Invariant: ticket is that of the block as long as the shards own it. The group gives every loan a
- * ticket of its own, so that a copy of the struct whose block was given back is told from its owner
- * also when the block has been lent again.
+ * new ticket, so a stale copy of the struct is recognized even after the block was lent again.
  */
 #include <evenkeel/shards.h>
 

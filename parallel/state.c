@@ -1,8 +1,8 @@
 /*
  * state.c - the state of a model and its optimizer, by name; and gradients by name.
  *
- * An entry is found once, by its number or by its name, and knows from then on where its numbers
- * are: in the flat buffers of replicas, in the pieces that devices own of an optimizer's state
+ * An entry is looked up once, by its number or by its name. It then has the place of its values: in
+ * the flat buffers of replicas, in the pieces that devices own of an optimizer's state
  * (optimizer_pieces.c), or in the model itself.
  */
 #include <evenkeel/state.h>

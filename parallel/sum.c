@@ -1,7 +1,7 @@
 /*
- * sum.c - the reduction of most models: a rank's piece is its share of the micro-batch, its passes
- * add up over it, and the communicator adds over the ranks, in an order that depends on how many
- * there are.
+ * sum.c - the reduction of most models: a rank has one piece, its share of the micro-batch. Passes
+ * add up over the samples of the piece, and the communicator adds over the ranks, in an order that
+ * depends on their number.
  */
 #include <evenkeel/elementwise.h>
 

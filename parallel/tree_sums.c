@@ -1,12 +1,12 @@
 /*
  * tree_sums.c - the gradients of a reproducible model, added along the tree (tree.h).
  *
- * Whole gradients. Each grain writes its gradients to a flat buffer of its own: the first that
- * holds no block of the tree. Buffer number 0 is the replica's own; while a grain uses another one,
- * that takes the place of the replica's. After its last grain a rank has a few blocks. The
- * communicator adds in the order of ranks, or in an order of its own, so its sums are of no use
- * here. Instead the blocks of all ranks are gathered, a chunk of the flat gradients at a time, and
- * the rank that owns a part of the sum adds them up in the order of the tree. Gathering changes no
+ * Whole gradients. Each grain writes its gradients to the first flat buffer that holds no block of
+ * the tree. Buffer number 0 is the replica's own; while a grain uses another one, that replaces the
+ * replica's. After its last grain a rank has a few blocks. The sums of the communicator cannot be
+ * used, because it adds in the order of ranks, or in an order of its own. Instead the blocks of all
+ * ranks are gathered, a chunk of the flat gradients at a time, and the rank that owns a part of the
+ * sum adds them up in the order of the tree. Gathering changes no
  * bit on any communicator, but moves the gradients once for each block instead of twice. Each
  * micro-batch is summed over the ranks and then added to the earlier ones of its step.
  *

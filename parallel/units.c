@@ -1,18 +1,18 @@
 /*
  * units.c - parameters of which every device holds a share, gathered for the nodes that need them.
  *
- * A unit is a bucket (buckets.h). When a node is entered, its unit is gathered, if it is not there,
- * and pinned until the node is left. Beside what is pinned two units stay at most: the one that was
- * entered last, because its other modules come next, or its backward; and the one that is expected
- * next, whose gather was begun then and is under way while the current one computes. Forward
- * expects units in the order in which a walk through the model comes to them, backward against it;
- * what runs forward again expects nothing, and leaves alone what backward expects.
+ * A unit is a bucket (buckets.h). When a node is entered, its unit is gathered unless it is there
+ * already, and pinned until the node is left. At most two more units stay: the one that was entered
+ * last, because its other modules or its backward come next; and the one that is expected next,
+ * whose gather runs while the current unit computes. Forward expects units in the order of a walk
+ * through the model, backward in the reverse order. A recomputation expects nothing, and does not
+ * change what backward expects.
  *
  * A gather copies the device's share into its place and is an all-gather in place: peers read the
- * share there. So the memory of a unit is given back after the end of its gather on all devices,
- * which the compute stream waits for before the unit is used.
+ * share there. So the memory of a unit is freed only after its gather has ended on all devices;
+ * the compute stream waits for that before it uses the unit.
  *
- * What is gathered, and when, depends on the order of nodes alone, which is the same on all
+ * Which units are gathered, and when, depends only on the order of nodes, which is the same on all
  * devices.
  */
 #include <evenkeel/elementwise.h>
