@@ -1,8 +1,8 @@
 /*
  * activation_list.h - the pointwise activations: one row each.
  *
- * From a row come the operations (elementwise.h), the module (activation.h) and the choice of an
- * MLP (mlp.h). The formulas are written once for each kind of arithmetic: plain C in double
+ * The operations (elementwise.h), the module (activation.h) and the choices of an MLP (mlp.h) are
+ * made from a row. The formulas are written once for each kind of arithmetic: plain C in double
  * precision (reference_elementwise.c), vectors of floats (isa_activation.c), CUDA
  * (cuda_activation.cu); a row without its formulas does not compile.
  */
@@ -10,8 +10,8 @@
 #define EVENKEEL_ACTIVATION_LIST_H
 
 /*
- * X(NAME, name, kept): `kept` is what the gradient is computed from and a module saves, INPUT (x)
- * or RESULT (y). The values of the enum are the order of the rows and part of the ABI.
+ * X(NAME, name, kept): the gradient is computed from `kept`, INPUT (x) or RESULT (y), which a
+ * module saves. The values of the enum follow the order of the rows and are part of the ABI.
  *   relu  max(x, 0); NaN stays NaN. Its gradient is dy where y > 0, NaN where y is NaN, else 0
  *   gelu  in its tanh form (Hendrycks and Gimpel 2016):
  *         x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Its gradient is NaN for an infinite x

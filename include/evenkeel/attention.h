@@ -2,8 +2,7 @@
  * attention.h - causal multi-head self-attention with its projections.
  *
  * Input and output [B, T, width]. Children: qkv, a linear width -> 3 width, and projection, a
- * linear width -> width. attend.h has the formula; no B x heads x T x T matrix is
- * held.
+ * linear width -> width. attend.h has the formula; no B x heads x T x T matrix is held.
  */
 #ifndef EVENKEEL_ATTENTION_H
 #define EVENKEEL_ATTENTION_H
@@ -17,7 +16,7 @@ typedef struct ek_attention_options {
   bool bias;     /* of both linears */
   bool frozen;   /* both linears are (ek_parameter_options) */
   bool no_decay; /* the weights have no weight decay either; biases never have */
-  double deviation;            /* >= 0: the weight of qkv begins normal with it, its bias with 0 */
+  double deviation;            /* >= 0, of the normal initial weight of qkv; its bias begins as 0 */
   double projection_deviation; /* the same of the projection; GPT-2: 0.02 / sqrt(2 layers) */
 } ek_attention_options;
 #define EK_ATTENTION_OPTIONS_INIT                                                                  \

@@ -4,11 +4,11 @@
  * On each device that has rows a criterion turns them into `totals`: for each of its terms a sum s
  * of weighted losses and the weight d that it summed over. The division by D, the sum of d over all
  * devices and micro-batches of a step, happens once, in the optimizer; so the loss is exact for
- * uneven shards, ignored targets and a last, shorter batch (never a mean of means).
+ * uneven shards, ignored targets and a shorter last batch (never a mean of means).
  *
  * Stock criteria: cross_entropy.h, mean_squared_error.h, weighted_sum.h. with_criterion.h makes one
- * module of a model and its loss, which may then own parameters. One of your own fills the table of
- * module.h, and what holds for modules holds for it. The absolute error, say:
+ * module of a model and its loss, which may then own parameters. A criterion of your own fills the
+ * table of module.h and follows the rules for modules. For example, the absolute error:
  *
  *     static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
  *                              ek_tensor *outputs) {
@@ -35,19 +35,19 @@
  *       return status;
  *     }
  *
- * Its maker calls ek_criterion_init(&c->base, &ops, 1, 1, EK_REDUCTION_MEAN). Then
+ * Its create function calls ek_criterion_init(&c->base, &ops, 1, 1, EK_REDUCTION_MEAN). Then
  *
  * - output 0 is totals, f64 [terms, 2], a row {s, d} for each term;
- * - the gradient of totals that backward gets has the same shape: {scale, 0} for each term. The
- *   gradient of s with respect to an input is to be multiplied with the scale;
+ * - the gradient of totals that backward gets has the same shape: {scale, 0} for each term.
+ *   Backward multiplies the gradient of s with respect to an input by the scale;
  * - targets have no gradient: their structs in grad_inputs stay zeros;
  * - with reduction `none` there is a second output, every single loss, of any shape; its gradient
- *   holds a factor for each, and that of totals is not looked at;
- * - ek_pass_input_gradient() puts the gradient over the model's output, unless something else holds
- *   that or the runner wants to keep it. A forward that reads the outputs anyway can write it then
- *   already: ek_pass_gradient_now();
- * - what a criterion makes is charged to `loss`. Constants (class weights) are buffers with
- *   ek_initializer_values(); criteria made of others declare them as children.
+ *   holds a factor for each, and the gradient of totals is ignored;
+ * - ek_pass_input_gradient() writes the gradient over the model's output, unless something else
+ *   holds that output or the runner keeps it. A forward that reads the outputs anyway can write the
+ *   gradient at once: ek_pass_gradient_now();
+ * - memory that a criterion allocates is charged to `loss`. Constants (class weights) are buffers
+ *   with ek_initializer_values(); criteria made of others declare them as children.
  *
  * ek_data_parallel_criterion runs a criterion beside the model, on replicas of its own: there it
  * may have no parameters, and its buffers are constants (ek_pass_is_training() is false).
@@ -78,17 +78,17 @@ typedef struct ek_criterion {
   } private_members;
 } ek_criterion;
 
-/* What ek_criterion_init() was given; of NULL, EK_REDUCTION_MEAN, NULL and 0. */
+/* The values given to ek_criterion_init(); for NULL, EK_REDUCTION_MEAN, NULL and 0. */
 EK_API ek_reduction ek_criterion_reduction(const ek_criterion *criterion);
 /* Factors of the terms in the loss, a loan; NULL: all 1. */
 EK_API const double *ek_criterion_coefficients(const ek_criterion *criterion);
 /* Inputs that are outputs of a model. */
 EK_API size_t ek_criterion_outputs(const ek_criterion *criterion);
 
-/* What a criterion looks at and gives. */
+/* The inputs and outputs of a criterion. */
 typedef struct ek_criterion_options {
   size_t size;
-  size_t outputs;     /* of a model, that it looks at: 1 to EK_MAX_TENSORS */
+  size_t outputs;     /* inputs that are outputs of a model: 1 to EK_MAX_TENSORS */
   size_t targets;     /* inputs after these: 0 to EK_MAX_TENSORS */
   size_t terms;       /* rows of totals: 1 to EK_MAX_TERMS */
   size_t predictions; /* of predict: ek_module_options has it */
@@ -115,15 +115,15 @@ EK_API EK_CHECKED ek_status ek_criterion_init_with(ek_criterion *criterion,
 EK_API EK_CHECKED ek_status ek_criterion_init(ek_criterion *criterion, const ek_module_ops *ops,
                                               size_t outputs, size_t targets,
                                               ek_reduction reduction);
-/* The criterion whose base this module is, a loan; NULL for a module that is no criterion. */
+/* The criterion whose base is this module, a loan; NULL for a module that is not a criterion. */
 EK_API ek_criterion *ek_criterion_of(ek_module *module);
 /* One more reference to it, from any thread. Returns `criterion`; NULL for NULL. */
 EK_API ek_criterion *ek_criterion_share(ek_criterion *criterion);
 /* Drops a reference; with the last one the criterion is freed. NULL is legal. */
 EK_API void ek_criterion_free(ek_criterion *criterion);
 
-/* EK_ERR_INVALID_ARGUMENT if a number of it has been set out of its bounds; for who lays out arrays
- * by them. */
+/* EK_ERR_INVALID_ARGUMENT if one of its counts is out of range. Call it before you size arrays by
+ * these counts. */
 EK_API EK_CHECKED ek_status ek_criterion_check(const ek_criterion *criterion);
 
 /* The scale of a term in the gradient of totals, as operations want it (losses.h): one f64, a loan.

@@ -15,7 +15,7 @@ EK_BEGIN_DECLARATIONS
 typedef struct ek_cross_entropy_options {
   size_t size;
   ek_reduction reduction;
-  int32_t ignore_index;        /* targets equal to it count for nothing */
+  int32_t ignore_index;        /* targets equal to it are ignored */
   double label_smoothing;      /* 0 <= e <= 1 */
   const double *class_weights; /* `classes` of them, none negative, copied; NULL: all 1 */
   int64_t classes; /* leading columns of the logits that are classes; 0: all, without weights */

@@ -2,8 +2,8 @@
  * embedding.h - rows of a learned table by index, plus a learned position.
  *
  * Input i32 [B, T] (or [B]), output [B, T, width]. Parameters: weight [entries, width] and, if
- * positions > 0, positions [positions, width], added to token t of each sample; T <= positions
- * then. Initial values are normal with standard deviation 0.02 (GPT-2).
+ * positions > 0, positions [positions, width], whose row t is added to token t of each sample; then
+ * T <= positions. Initial values are normal with standard deviation 0.02 (GPT-2).
  */
 #ifndef EVENKEEL_EMBEDDING_H
 #define EVENKEEL_EMBEDDING_H

@@ -55,7 +55,7 @@
  *     tensor.h                   a shape over memory of the host or of a device
  *     trainer.h                  a model, its loss and its optimizer over all devices
  *
- * Models and layers that are here:
+ * Stock models and layers:
  *
  *     gpt.h                      a decoder of GPT-2's shape
  *     mlp.h                      linear layers with an activation between them
@@ -89,12 +89,12 @@
  * A long run:
  *
  *     checkpoint.h               the state of a run in files, to go on from
- *     weights.h                  a model's weights, for other programs or from them
- *     weight_names.h             what other programs call the parameters
+ *     weights.h                  a model's weights, to exchange with other programs
+ *     weight_names.h             the names that other programs give the parameters
  *     safetensors.h              tensors in files that other programs read as well
  *     state.h                    all of the state of a run, by name
  *     metrics.h                  figures for Prometheus, and a line of JSON for each step
- *     log.h                      log lines of the library
+ *     log.h                      the library's log
  *
  * Memory and time:
  *
@@ -126,7 +126,7 @@
  *     optimizer.h                what an update rule is
  *     replica.h                  a device's parameters and gradients
  *     random.h                   random numbers that depend on place, not on time
- *     module_check.h             whether your module does what it must (link evenkeel_check too)
+ *     module_check.h             checks a module of your own (link evenkeel_check too)
  *
  * Operations on a device, for their functions:
  *
@@ -148,8 +148,8 @@
  *     version.h                  of the headers and of the library that runs
  *     export.h                   attributes of declarations
  *
- * docs/misuse.md describes what is refused of threads, fork(), order and ownership, and what cannot
- * be detected.
+ * docs/misuse.md describes which wrong uses of threads, fork(), order and ownership are refused,
+ * and which cannot be detected.
  */
 #ifndef EVENKEEL_EVENKEEL_H
 #define EVENKEEL_EVENKEEL_H

@@ -5,13 +5,13 @@
 #define EVENKEEL_EXPORT_H
 
 /*
- * EK_API      The library is compiled with hidden visibility: what a public header declares with
- *             EK_API is exported, everything else stays inside.
+ * EK_API      The library is compiled with hidden visibility: declarations with EK_API in a public
+ *             header are exported, and nothing else is.
  * EK_CHECKED  The compiler warns when the result is not used.
  * EK_BEGIN_DECLARATIONS, EK_END_DECLARATIONS
- *             What is between them has C linkage, also for a compiler of C++.
- * EK_PRINTF   The compiler checks the arguments against the format: EK_PRINTF(text, first), the
- *             numbers of the parameter that is the format and of the first that it formats.
+ *             Declarations between them have C linkage in C++ too.
+ * EK_PRINTF   The compiler checks the arguments against the format: EK_PRINTF(text, first) has the
+ *             number of the format parameter and that of the first argument to format.
  */
 #if defined(__GNUC__)
 #define EK_API __attribute__((visibility("default")))
@@ -23,7 +23,7 @@
 #define EK_PRINTF(text, first)
 #endif
 
-/* Functions of headers that kernels of CUDA may call as well. */
+/* Functions in headers that CUDA kernels can call too. */
 #ifdef __CUDACC__
 #define EK_INLINE static inline __host__ __device__
 #else

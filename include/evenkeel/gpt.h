@@ -2,15 +2,17 @@
  * gpt.h - a decoder of GPT-2's shape.
  *
  * Input i32 tokens [B, T], T <= sequence; output logits [B, T, vocabulary]. With `fused_loss` the
- * targets, i32 [B, T], are a second input, and the output is the loss: linear_cross_entropy.h, the
- * logits never whole. It is trained without a criterion (trainer.h), and gives logits where the
- * targets are left out. Parameters, initial values and random masks are the same with and without.
+ * targets, i32 [B, T], are a second input, and the output is the loss (linear_cross_entropy.h); the
+ * whole logits are never in memory. Such a model is trained without a criterion (trainer.h), and
+ * gives logits if the targets are left out. `fused_loss` does not change parameters, initial values
+ * or random masks.
  * Pre-norm blocks:
  *     x = tokens.weight[token] + tokens.positions[t], dropout
  *     x = x + dropout(attention(layer norm(x)))
  *     x = x + dropout(linear(GELU(linear(layer norm(x)))))
  *     logits = head(layer norm(x))
- * The head has no bias and, unless untied, the table of tokens as its weight (Radford et al. 2019).
+ * The head has no bias and, unless untied, shares the weight of the token table (Radford et al.
+ * 2019).
  * The second linear of each pair starts with its deviation divided by sqrt(2 layers).
  *
  * Parameters: tokens.weight, tokens.positions; for each block N = 0, 1, ... blocks.N. followed by
@@ -56,12 +58,12 @@ typedef struct ek_gpt_options {
 EK_API EK_CHECKED ek_status ek_gpt_options_init(ek_gpt_options *options, size_t size);
 
 /*
- * A GPU has slow products for rows of 50,257 logits, which begin beside multiples of 16 bytes. With
- * logits_columns = ek_tensor_aligned_columns(vocabulary, EK_F32), or for the type of the model's
- * precision, the logits are [B, T, logits_columns]; what is after the first
- * `vocabulary` of a row means nothing, so a cross-entropy gets `classes` = vocabulary, and who
- * picks a token looks at these alone. Parameters, losses and gradients are the same. A fused loss
- * pads its blocks by itself.
+ * A GPU multiplies rows of 50,257 logits slowly, because they do not begin at multiples of 16
+ * bytes. With logits_columns = ek_tensor_aligned_columns(vocabulary, EK_F32), or with the type of
+ * the model's precision, the logits are [B, T, logits_columns]. The columns after the first
+ * `vocabulary` mean nothing: give a cross-entropy `classes` = vocabulary, and pick tokens from the
+ * first `vocabulary` columns only. Parameters, losses and gradients are the same. A fused loss pads
+ * its blocks by itself.
  */
 
 /* EK_ERR_INVALID_ARGUMENT for sizes that do not fit, and for `loss` without a fused loss. */
@@ -69,9 +71,9 @@ EK_API EK_CHECKED ek_status ek_gpt_create(ek_module **module, const ek_gpt_optio
 
 /*
  * The names of its parameters in files of the package `transformers` (GPT2LMHeadModel), whose
- * linears are transposed; a static table, for weights.h. What that class writes has the prefix
- * "transformer."; the weight of an untied head, lm_head.weight, never has it. Version 4 of the
- * package refuses an untied model without the prefix. A load compares config.json in the folder
+ * linears are transposed; a static table, for weights.h. That class writes names with the prefix
+ * "transformer.", except lm_head.weight, the weight of an untied head. Version 4 of the package
+ * refuses an untied model without the prefix. A load compares config.json in the folder
  * with the model: the activation, the epsilon of the norms, the sizes, the scale of attention, and
  * whether the head is tied.
  */

@@ -1,7 +1,8 @@
 /*
  * linear.h - y = x W^T + b.
  *
- * Input [..., in], output [..., out]. Parameters: weight [out, in], bias [out] (if there is one).
+ * Input [..., in], output [..., out]. Parameters: weight [out, in], and bias [out] unless the
+ * options turn it off.
  */
 #ifndef EVENKEEL_LINEAR_H
 #define EVENKEEL_LINEAR_H
@@ -12,7 +13,7 @@ EK_BEGIN_DECLARATIONS
 
 typedef struct ek_linear_options {
   size_t size;
-  bool bias;     /* there is one */
+  bool bias;     /* false: y = x W^T */
   bool frozen;   /* weight and bias are (ek_parameter_options) */
   bool no_decay; /* the weight has no weight decay either; the bias never has */
   const ek_initializer *weight_start; /* copied, except for values; NULL: uniform, +- 1/sqrt(in) */
@@ -35,10 +36,10 @@ EK_API EK_CHECKED ek_status ek_linear_create(ek_module **module, int64_t in, int
  * `options` NULL gives the defaults.
  *
  * With columns > 0 rows of the output are longer: output [..., columns], columns >= out, of which
- * the first `out` are y; what is after them means nothing, and nothing is read there in its
- * gradient. Parameters and results are those of the dense layer. A GPU has faster products for rows
- * that begin at multiples of 16 bytes: `columns` is then ek_tensor_aligned_columns(out, type).
- * EK_ERR_INVALID_ARGUMENT for sizes that are not above 0, for fewer columns than `out`, and for a
+ * the first `out` are y. The columns after them mean nothing and are not read in the gradient.
+ * Parameters and results are the same as without. A GPU has faster products for rows that begin at
+ * multiples of 16 bytes: use `columns` = ek_tensor_aligned_columns(out, type).
+ * EK_ERR_INVALID_ARGUMENT for sizes of 0 or less, for fewer columns than `out`, and for a
  * bias_start without bias.
  */
 EK_API EK_CHECKED ek_status ek_linear_create_with(ek_module **module, int64_t in, int64_t out,

@@ -1,5 +1,5 @@
 /*
- * log.h - log lines of the library.
+ * log.h - the library's log.
  *
  * Without a callback nothing is logged. The callback may be called from any of the library's
  * threads, one call at a time; it must not call back into evenkeel. `line` has no newline and is
@@ -17,8 +17,8 @@ typedef enum ek_log_level { EK_LOG_DEBUG = 0, EK_LOG_INFO = 1, EK_LOG_WARNING = 
 typedef void (*ek_log_callback)(void *context, ek_log_level level, const char *line);
 
 /*
- * Sends lines of `least` and above to `callback`; NULL stops them. Valid for the whole process.
- * When it returns, the callback set before is not running and is not called again.
+ * Sends lines of level `least` and above to `callback`, for the whole process; NULL stops them.
+ * When it returns, the previous callback is not running and is not called again.
  */
 EK_API void ek_log_set(ek_log_callback callback, void *context, ek_log_level least);
 

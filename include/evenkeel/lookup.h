@@ -15,10 +15,10 @@ EK_BEGIN_DECLARATIONS
  *   index      i32, n elements          table      entries x width
  *   y          n x width                positions  at least `period` x width; period divides n
  * A table without entries is EK_ERR_SHAPE unless n is 0.
- * An index outside 0 .. entries - 1 is EK_ERR_INVALID_ARGUMENT with its place in the message on a
- * backend that runs at once; a backend that runs later reports the lowest place of all calls when
- * the stream is waited for; such a row of y is zeros, and such a row of dy is not added. Of indices
- * that ek_scatter() has cut, the place is that in the whole batch.
+ * An index outside 0 .. entries - 1 is EK_ERR_INVALID_ARGUMENT, and the message names its position.
+ * A backend that runs operations later than the call reports the error, with the lowest position of
+ * all calls, when the stream is waited for; its row of y is zeros, and its row of dy is not added.
+ * For indices that ek_scatter() has cut, the position is the one in the whole batch.
  */
 EK_API EK_CHECKED ek_status ek_op_lookup_forward(ek_stream *stream, ek_tensor *y,
                                                  const ek_tensor *table, const ek_tensor *index,

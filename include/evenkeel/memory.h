@@ -52,29 +52,29 @@ typedef enum ek_memory_category {
 EK_API const char *ek_memory_category_name(ek_memory_category category);
 
 typedef struct ek_memory_usage {
-  uint64_t capacity_bytes; /* the cap; what there is where none was given: device.h */
+  uint64_t capacity_bytes; /* the cap, or the device's default capacity: device.h */
   uint64_t current_bytes;  /* held now, all categories */
-  uint64_t peak_bytes;     /* the arena's height: the smallest capacity that would have done */
+  uint64_t peak_bytes;     /* the arena's height: the smallest capacity that is enough */
   uint64_t unused_at_peak; /* holes between blocks at that moment */
   uint64_t current[EK_MEMORY_CATEGORIES]; /* held now, by category */
   uint64_t at_peak[EK_MEMORY_CATEGORIES]; /* held at the peak, by category */
   uint64_t allocations;                   /* how many were ever made */
-  uint64_t fixed_bytes;   /* of those held: what the device needs for itself (cuda: workspace) */
-  uint64_t outside_bytes; /* beside the arena, as measured at opening (cuda: context, libraries) */
+  uint64_t fixed_bytes;   /* part of current_bytes: the device's own (cuda: workspace) */
+  uint64_t outside_bytes; /* outside the arena, measured at opening (cuda: context, libraries) */
 } ek_memory_usage;
 
 /*
- * What a device costs beside its arena, and no ledger can see: a driver's context, code, buffers of
- * NCCL, what other programs hold. Bytes. Several devices of one GPU have equal parts of what the
- * GPU says, so that the sum over them is exact: total_bytes is free_bytes plus the arenas (the
- * devices' capacities) plus now_bytes. All zero where devices have no memory of their own (cpu,
+ * Memory in use outside a device's arena, which no ledger sees: a driver's context, code, buffers
+ * of NCCL, other programs. In bytes. Several devices of one GPU have equal parts of the GPU's
+ * figures, so that the sum over them is exact: total_bytes is free_bytes plus the arenas (the
+ * devices' capacities) plus now_bytes. All zero for devices without memory of their own (cpu,
  * plan).
  */
 typedef struct ek_memory_outside {
   uint64_t opening_bytes; /* measured when the group was opened: outside_bytes of ek_memory_usage */
   uint64_t now_bytes;     /* measured by this call */
-  uint64_t reserve_bytes; /* what a default capacity left free for more of it; 0 with a cap */
-  uint64_t free_bytes, total_bytes; /* what the GPU says now */
+  uint64_t reserve_bytes; /* left free for growth by a default capacity; 0 with a cap */
+  uint64_t free_bytes, total_bytes; /* of the GPU, now */
 } ek_memory_outside;
 
 /*
@@ -84,18 +84,18 @@ typedef struct ek_memory_outside {
 EK_API EK_CHECKED ek_status ek_memory_measure_outside(ek_memory_outside *outside,
                                                       const ek_device *device);
 
-/* Reads a device's ledger; legal at any time, from any thread. Fails only on NULL, and in a child
- * of the process that opened the group (EK_ERR_STATE). */
+/* Reads a device's ledger, at any time, from any thread. Fails only on NULL, and in a child of the
+ * process that opened the group (EK_ERR_STATE). */
 EK_API EK_CHECKED ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device);
 
-/* Starts a new peak at what is held now. Fails like ek_memory_stats(). */
+/* Starts a new peak from the current height. Fails like ek_memory_stats(). */
 EK_API EK_CHECKED ek_status ek_memory_reset_peak(ek_device *device);
 
 /*
- * Writes a table of all devices of a group (a row per category, a column per device; what was held
- * at the peak, each size with its unit) as text with a final newline. Writes at most `size` bytes
- * with the final NUL; the number of bytes that the whole text needs, NUL included, goes to *needed
- * (which may be NULL). `buffer` may be NULL when `size` is 0.
+ * Writes a table of the bytes held at the peak (a row for each category, a column for each device
+ * of the group, each size with its unit) as text with a final newline. Writes at most `size` bytes,
+ * the final NUL included, and sets *needed (which may be NULL) to the bytes that the whole text
+ * needs. `buffer` may be NULL when `size` is 0.
  */
 EK_API EK_CHECKED ek_status ek_memory_format(char *buffer, size_t *needed, size_t size,
                                              const ek_group *group);
@@ -104,30 +104,31 @@ EK_API EK_CHECKED ek_status ek_memory_format(char *buffer, size_t *needed, size_
 
 typedef struct ek_memory_event {
   uint64_t nanoseconds;   /* since the recorder was started */
-  int64_t delta_bytes;    /* taken (> 0) or given back (< 0); 0 for a change of category */
+  int64_t delta_bytes;    /* allocated (> 0) or freed (< 0); 0 for a change of category */
   uint64_t current_bytes; /* held after it */
   uint64_t height_bytes;  /* the arena's height after it */
   ek_memory_category category;
-  ek_memory_category before; /* of a change of category, what it was; else the same */
-  uint64_t block_bytes;      /* of the whole block: what a change of category has moved */
+  ek_memory_category before; /* the category before a change; otherwise the same */
+  uint64_t block_bytes;      /* of the whole block */
 } ek_memory_event;
 
 /*
- * Keeps the first `capacity` events from now on; later ones are counted but dropped. Replaces a
- * recording there was. EK_ERR_OUT_OF_MEMORY when the host has no room for it.
+ * Keeps the first `capacity` events from now on; later ones are counted but dropped. Replaces an
+ * earlier recording. EK_ERR_OUT_OF_MEMORY if the host has no memory for it.
  */
 EK_API EK_CHECKED ek_status ek_memory_record_start(ek_device *device, size_t capacity);
 
 /*
  * Stops recording. *events points to *count events until the next start or the closing of the
- * group; *dropped (may be NULL) says how many did not fit. EK_ERR_STATE if none was started.
+ * group; *dropped (may be NULL) is the number of events dropped. EK_ERR_STATE if no recording was
+ * started.
  */
 EK_API EK_CHECKED ek_status ek_memory_record_stop(const ek_memory_event **events, size_t *count,
                                                   size_t *dropped, ek_device *device);
 
 /*
- * For tests of a program's own behaviour when memory runs out: the n-th allocation on this device
- * from now on (n = 1 is the next) fails once with EK_ERR_OUT_OF_MEMORY. n = 0 takes it back.
+ * For tests of a program that runs out of memory: the n-th allocation on this device from now on
+ * (n = 1 is the next) fails once with EK_ERR_OUT_OF_MEMORY. n = 0 cancels this.
  */
 EK_API EK_CHECKED ek_status ek_memory_fail_at(ek_device *device, uint64_t n);
 

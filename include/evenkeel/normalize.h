@@ -38,8 +38,8 @@ EK_API EK_CHECKED ek_status ek_op_add_layer_norm_forward(ek_stream *stream, ek_t
  *     dx     = rstd * (g - average(g) - n * average(g n))   [+ residual, unless it is NULL]
  *     dgamma = gamma_scale * dgamma + sum over rows of dy * n
  *     dbeta  = beta_scale * dbeta + sum over rows of dy
- * residual is the gradient that reaches x past the norm. dx may be dy, residual, or both of them. A
- * scale of 0 does not read what was there. dx NULL: not wanted, and residual is not read.
+ * residual is the gradient that reaches x past the norm. dx may be dy, residual, or both of them.
+ * With a scale of 0 the old values are not read. dx NULL: not computed, and residual is not read.
  */
 EK_API EK_CHECKED ek_status ek_op_layer_norm_backward(
     ek_stream *stream, ek_tensor *dx, ek_tensor *dgamma, ek_tensor *dbeta, const ek_tensor *dy,

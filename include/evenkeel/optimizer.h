@@ -20,9 +20,9 @@ typedef struct ek_optimizer ek_optimizer;
 typedef struct ek_update {
   ek_tensor *parameters;
   const ek_tensor *gradients; /* of the parameters' type, or of 16 bits: `types` below */
-  ek_tensor *states;          /* optimizer->states of them; not to be read at step 1 */
+  ek_tensor *states;          /* optimizer->states of them; must not be read at step 1 */
   int64_t step;               /* 1 for the first */
-  bool no_decay; /* weight decay leaves these parameters alone (ek_parameter_options) */
+  bool no_decay; /* no weight decay for these parameters (ek_parameter_options) */
   double learning_rate; /* of these parameters */
   ek_update_scale scale;
   double weight_decay; /* replaces the rule's own (ek_parameter_pattern); 0: the rule's own */
@@ -41,17 +41,16 @@ typedef struct ek_optimizer_ops {
   /* Required. */
   void (*free)(ek_optimizer *self);
   /* (optional) fallback: EK_TYPES_F32. The types that it updates, as a set: EK_TYPES_F32 |
-   * EK_TYPES_F64. For a model of another type it is EK_ERR_UNSUPPORTED. A rule whose `gradients`
-   * may be of 16 bits beside f32 parameters (gradient_type in data_parallel_model.h) has that type
-   * in the set, too, as sgd and adamw have, and without it is EK_ERR_UNSUPPORTED for such a model.
-   */
+   * EK_TYPES_F64. With a model of another type it is EK_ERR_UNSUPPORTED. For gradients of 16 bits
+   * with f32 parameters (gradient_type in data_parallel_model.h) the set must have that type too,
+   * as those of sgd and adamw do; otherwise such a model is EK_ERR_UNSUPPORTED. */
   unsigned types;
-  /* (optional) fallback: "0", "1" ... What the states are called in the names of state.h ("m"), as
-   * many as there are, without a slash; like `kind` at most 60 characters of each count. */
+  /* (optional) fallback: "0", "1" ... The names of the states ("m") in the names of state.h, one
+   * for each state, without a slash. As with `kind`, the first 60 characters of each count. */
   const char *const *state_names;
-  /* (optional) fallback: false. `update` hands scale.copy on to the operation that writes the
-   * parameters, so that it writes what modules of 16 bits see in the same pass over memory. Where
-   * it does not, the library rounds the parameters after the update, and scale.copy is NULL. */
+  /* (optional) fallback: false. `update` passes scale.copy to the operation that writes the
+   * parameters, so that the 16-bit copies are written in the same pass over memory. Otherwise the
+   * library rounds the parameters after the update, and scale.copy is NULL. */
   bool writes_copy;
   /* (optional) fallback: false. `update` obeys ek_update.weight_decay (ek_update_decay() has the
    * rule). Without it a model whose patterns ask for a weight decay is EK_ERR_UNSUPPORTED. */
@@ -61,15 +60,15 @@ typedef struct ek_optimizer_ops {
 struct ek_optimizer {
   const ek_optimizer_ops *ops;
   size_t states;
-  double learning_rate; /* where no schedule or other rate is given */
+  double learning_rate; /* unless a schedule or another rate is given */
   double clip_norm;     /* 0: gradients are not clipped */
   int references;
 };
 
 /*
- * For a rule of the program's own: fills *optimizer, the first member of a struct of the program's,
- * with one reference. `states` is at most EK_MAX_OPTIMIZER_STATES, and the two numbers are finite
- * and not below 0: else EK_ERR_INVALID_ARGUMENT.
+ * For a rule of your own: fills *optimizer, the first member of your struct, with one reference.
+ * `states` must be at most EK_MAX_OPTIMIZER_STATES, and the two numbers finite and not below 0:
+ * otherwise EK_ERR_INVALID_ARGUMENT.
  */
 EK_API EK_CHECKED ek_status ek_optimizer_init(ek_optimizer *optimizer, const ek_optimizer_ops *ops,
                                               size_t states, double learning_rate,

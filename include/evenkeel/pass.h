@@ -34,7 +34,7 @@ EK_BEGIN_DECLARATIONS
 /* ---- for a module: its parameters and gradients ---- */
 
 /* Parameter or buffer number `index` of the module that is running: a loan until its function
- * returns, or leaves the child that it has entered. Who needs it longer shares it, or saves it. A
+ * returns, or leaves the child that it has entered. To keep it longer, share or save it. A
  * parameter is of the type that the module runs in, converted for it if the replica's is another; a
  * buffer is of the replica's. */
 EK_API EK_CHECKED ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index);

@@ -4,8 +4,7 @@
  * A number is a pure function of (seed, step, stream, sample, index): Philox 4x32-10 (Salmon,
  * Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) over that key. There
  * is no state to save or to restore; a recomputed forward, a retried step and another number of
- * devices all see the same mask. The same functions serve a program's own kernels,
- * of CUDA too.
+ * devices all see the same mask. A program's own kernels can call the same functions, in CUDA too.
  *
  *   seed    one number for the whole training run
  *   step    the optimizer step, counted from 0

@@ -1,8 +1,8 @@
 /*
  * safetensors.h - tensors in files that other programs read and write as well.
  *
- * A file of the format safetensors is a short header in JSON (names, types, shapes, offsets, and
- * pairs of strings for whoever wrote it) and the tensors' bytes after it, little-endian, rows
+ * A file in the format safetensors is a short JSON header (names, types, shapes, offsets, and pairs
+ * of strings for the writer's own use) followed by the bytes of the tensors, little-endian, rows
  * first: https://huggingface.co/docs/safetensors. Reading:
  *
  *     ek_safetensors *file = NULL;
@@ -14,7 +14,7 @@
  *     }
  *     ek_safetensors_free(file);
  *
- * Writing: all tensors are named first, then given in any order, then the file appears, whole:
+ * Writing: name all tensors first, then write them in any order; the file appears when finished:
  *
  *     EK_TRY(ek_safetensors_create(&writer, "model.safetensors", entries, 2, NULL, 0));
  *     for (size_t i = 0; i < 2 && status == EK_OK; i++) {
@@ -24,17 +24,17 @@
  *     ek_safetensors_writer_free(writer);      // not finished: leaves nothing behind
  *
  * A file that the library writes carries a checksum (XXH3, 64 bits) of each tensor and one of the
- * header, as pairs of the header: "evenkeel.xxh3/NAME" and "evenkeel.xxh3". Other programs pass
- * over them. Where they are there, they are checked: the header's when the file is opened, a
- * tensor's whenever it is read. A file with checksums of tensors and none of its header is refused.
+ * header, as pairs of the header: "evenkeel.xxh3/NAME" and "evenkeel.xxh3". Other programs ignore
+ * them. Checksums in a file are compared: that of the header when the file is opened, that of a
+ * tensor whenever it is read. A file with checksums of tensors but not of its header is refused.
  *
- * Nothing that a file says is believed. Opening checks every length, name, type, shape and offset,
- * that no two tensors share a byte, and that no byte belongs to none; what does not fit is
- * EK_ERR_CORRUPT, with the file and the tensor in the message. Memory is taken for the header
- * alone, which cannot be longer than the file; where it is refused the error is
- * EK_ERR_OUT_OF_MEMORY, never EK_ERR_CORRUPT. A header may nest 64 levels deep.
+ * Files are not trusted. Opening checks every length, name, type, shape and offset, that no two
+ * tensors share a byte, and that every byte belongs to a tensor; any fault is EK_ERR_CORRUPT, with
+ * the file and the tensor in the message. Opening allocates memory for the header alone, which
+ * cannot be longer than the file; if that fails, the error is EK_ERR_OUT_OF_MEMORY, never
+ * EK_ERR_CORRUPT. A header may nest 64 levels deep.
  *
- * Functions return EK_ERR_UNSUPPORTED where the library was built without xxHash.
+ * Functions return EK_ERR_UNSUPPORTED if the library was built without xxHash.
  */
 #ifndef EVENKEEL_SAFETENSORS_H
 #define EVENKEEL_SAFETENSORS_H
@@ -61,7 +61,7 @@ typedef struct ek_safetensors_pair {
  * Opens a file and checks all of its header. Threads may read tensors of one file at once.
  * EK_ERR_NOT_FOUND  there is no such file
  * EK_ERR_IO         the system refuses to read it
- * EK_ERR_CORRUPT    it is no such file, or it was damaged
+ * EK_ERR_CORRUPT    it is not a safetensors file, or it is damaged
  * EK_ERR_OUT_OF_MEMORY
  */
 EK_API EK_CHECKED ek_status ek_safetensors_open(ek_safetensors **file, const char *path);
@@ -69,7 +69,8 @@ EK_API void ek_safetensors_free(ek_safetensors *file);
 
 /* Tensors, in the order of their bytes; 0 for NULL. */
 EK_API size_t ek_safetensors_count(const ek_safetensors *file);
-/* A loan for the life of the file; NULL outside. Type 0 is one that the library has no name for. */
+/* A loan for the life of the file; NULL if `index` is out of range. Type 0 stands for a type that
+ * the library does not have. */
 EK_API const ek_safetensors_entry *ek_safetensors_at(const ek_safetensors *file, size_t index);
 /* NULL: no tensor has this name. */
 EK_API const ek_safetensors_entry *ek_safetensors_find(const ek_safetensors *file,
@@ -80,13 +81,13 @@ EK_API const char *ek_safetensors_value(const ek_safetensors *file, const char *
 EK_API bool ek_safetensors_has_checksums(const ek_safetensors *file);
 
 /*
- * Reads a tensor into host memory of its shape, or flat: rank 1 with as many elements. Of the
- * numbers of a file, f16, bf16, f32 and f64 are turned into the host tensor's f32 or f64 (exactly;
- * f64 into f32 to the nearest, ties to even); of other types both must be the same. After a
- * failure the host memory holds anything.
+ * Reads a tensor into host memory of its shape, or flat: rank 1 with as many elements. Numbers in
+ * f16, bf16, f32 and f64 are converted to a host tensor of f32 or f64 (exactly; f64 to f32 rounds
+ * to nearest, ties to even); any other type must be that of the host tensor. After a failure the
+ * contents of the host memory are undefined.
  * EK_ERR_NOT_FOUND   no such tensor
  * EK_ERR_TYPE, EK_ERR_SHAPE  the host tensor does not fit
- * EK_ERR_CORRUPT     the bytes are not those that were written, or the file has become shorter
+ * EK_ERR_CORRUPT     the bytes differ from those written, or the file has become shorter
  */
 EK_API EK_CHECKED ek_status ek_safetensors_read(ek_tensor *host, const ek_safetensors *file,
                                                 const char *name);
@@ -98,9 +99,9 @@ EK_API EK_CHECKED ek_status ek_safetensors_check(const ek_safetensors *file);
 
 /*
  * Begins a file that will replace `path` when it is finished. Until then its bytes are in a new
- * file `path`.tmp, or `path`.1.tmp and so on where another writer has that name. What a killed
+ * file `path`.tmp, or `path`.1.tmp and so on if another writer has that name. A file that a killed
  * process left under such a name is removed; a link, a pipe or a folder there is left alone, and
- * the next name taken. Of two writers to a path the last to finish stays. Entries and pairs are
+ * the next name taken. Of two writers to one path, the last to finish wins. Entries and pairs are
  * copied. Tensors are laid out by falling size of their type, so that all are aligned.
  * EK_ERR_INVALID_ARGUMENT  a name is empty, not UTF-8, twice there, or begins with "__"; a key or a
  *                          value is not UTF-8, or a key is twice there
@@ -112,23 +113,23 @@ EK_API EK_CHECKED ek_status ek_safetensors_create(ek_safetensors_writer **writer
                                                   size_t pair_count);
 
 /*
- * Gives the next `bytes` of tensor `index`, which may come in pieces. Different tensors may be
- * given by different threads at once. After a failure the file cannot be finished.
+ * Writes the next `bytes` of tensor `index`, which may come in pieces. Different threads may write
+ * different tensors at once. After a failure the file cannot be finished.
  * EK_ERR_SHAPE  more bytes than the tensor has
  */
 EK_API EK_CHECKED ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index,
                                                  const void *data, size_t bytes);
 
 /*
- * Writes the header, syncs the file, gives it its name and syncs the folder, in this order. A
- * reader, also after a loss of power, finds at `path` what was there before or all of the new file.
- * EK_ERR_STATE  a tensor is not complete, a write has failed, or it is finished already
- * EK_ERR_IO     the system refused; `path` is what it was, unless the message says that only the
+ * Writes the header, syncs the file, renames it to `path` and syncs the folder, in this order. A
+ * reader finds at `path` either the old file or all of the new one, even after a loss of power.
+ * EK_ERR_STATE  a tensor is not complete, a write has failed, or the file is already finished
+ * EK_ERR_IO     the system refused; `path` is unchanged, unless the message says that only the
  *               folder could not be synced
  */
 EK_API EK_CHECKED ek_status ek_safetensors_finish(ek_safetensors_writer *writer);
 
-/* Frees the writer, and removes what is not finished. NULL is legal. In a child of fork() it leaves
+/* Frees the writer, and removes an unfinished file. NULL is legal. In a child of fork() it leaves
  * the file to the parent; the other calls return EK_ERR_STATE there. */
 EK_API void ek_safetensors_writer_free(ek_safetensors_writer *writer);
 

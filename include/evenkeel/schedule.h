@@ -1,7 +1,7 @@
 /*
  * schedule.h - the learning rate as a function of the step.
  *
- * A schedule is a value; it holds nothing. Steps count from 0.
+ * A schedule is a plain value and needs no free. Steps count from 0.
  */
 #ifndef EVENKEEL_SCHEDULE_H
 #define EVENKEEL_SCHEDULE_H
@@ -29,8 +29,8 @@ EK_API EK_CHECKED ek_status ek_schedule_constant(ek_schedule *schedule, double r
 /*
  * peak * (step + 1) / warmup for the first `warmup` steps, then
  * floor + (peak - floor) * (1 + cos(pi * (step - warmup) / (total - warmup))) / 2, and floor from
- * step `total` on (Loshchilov and Hutter 2017). 0 <= warmup, 1 <= total, 0 <= floor <= peak. A run
- * that ends within its warm-up (total <= warmup) has the first `total` rates of it.
+ * step `total` on (Loshchilov and Hutter 2017). 0 <= warmup, 1 <= total, 0 <= floor <= peak. If
+ * total <= warmup, the run ends within its warm-up and has the first `total` rates of that.
  */
 EK_API EK_CHECKED ek_status ek_schedule_warmup_cosine(ek_schedule *schedule, double peak,
                                                       double floor, int64_t warmup, int64_t total);

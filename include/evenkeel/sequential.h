@@ -5,10 +5,10 @@
  * "1", ... unless the options name them. A result is freed as soon as the next module has run,
  * unless that one saved it.
  *
- * A linear and the GELU after it, also a program's own (ek_formula), run as one operation
- * (products.h), and so do the backwards of a linear and the GELU before it: less memory, and less
- * traffic where the device can join them. Names, parameters and gradients are as if they ran one by
- * one.
+ * A linear and the GELU after it, including modules of a program's own (ek_formula), run as one
+ * operation (products.h), and so do the backwards of a linear and the GELU before it. This takes
+ * less memory, and less traffic if the device can join them. Names, parameters and gradients are as
+ * if they ran one by one.
  */
 #ifndef EVENKEEL_SEQUENTIAL_H
 #define EVENKEEL_SEQUENTIAL_H
@@ -25,8 +25,8 @@ typedef struct ek_sequential_options {
   size_t size;
   ek_recompute recompute; /* EK_RECOMPUTE_BYTES is EK_ERR_INVALID_ARGUMENT */
   /* Copied: the name of each module in names of parameters ("encoder.0.weight"). NULL, or NULL for
-   * a module: its number. What a name is, and that names differ, is checked where the module is
-   * declared (module.h). */
+   * a module: its number. Names are checked, and must differ, when the module is declared
+   * (module.h). */
   const char *const *names;
   bool unit; /* all of it is one unit of mode fully-sharded (ek_declare_unit()) */
 } ek_sequential_options;

@@ -14,7 +14,7 @@ typedef struct ek_sgd_options {
   double momentum;      /* >= 0; 0: no state */
   double dampening;
   double weight_decay; /* >= 0; not of parameters declared no_decay (module.h): biases, norms */
-  bool nesterov;       /* wants momentum > 0 and dampening 0 */
+  bool nesterov;       /* needs momentum > 0 and dampening 0 */
   double clip_norm;    /* 0: no clipping */
 } ek_sgd_options;
 #define EK_SGD_OPTIONS_INIT                                                                        \

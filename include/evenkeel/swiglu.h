@@ -2,8 +2,8 @@
  * swiglu.h - a feed-forward layer with a gate (Shazeer 2020): y = down(silu(gate(x)) * up(x)).
  *
  * Input and output [..., width]. Children: gate and up, linears width -> hidden, and down, a linear
- * hidden -> width. For backward it keeps the results of gate and up, and down its input;
- * silu(gate(x)) is computed again.
+ * hidden -> width. For backward this module keeps the results of gate and up, and `down` keeps its
+ * input; silu(gate(x)) is computed again.
  */
 #ifndef EVENKEEL_SWIGLU_H
 #define EVENKEEL_SWIGLU_H

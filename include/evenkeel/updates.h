@@ -1,8 +1,8 @@
 /*
  * updates.h - optimizer updates over flat ranges, and the sums they need.
  *
- * The gradient in memory is the plain sum over everything since the last step. What it must be
- * multiplied with is on the device too, so that no host waits in the middle of a step:
+ * The gradient in memory is the plain sum over everything since the last step. Its factor is on the
+ * device too, so that the host does not wait in the middle of a step:
  *     g = gradient * (totals ? (d == 0 ? 0 : 1 / d) : 1) * clip
  *     clip = 1 if clip_norm is 0, else min(1, clip_norm / (norm + 1e-6)),
  *     norm = sqrt(square_norm) * (totals ? 1 / |d| : 1)           (torch.nn.utils.clip_grad_norm_)
@@ -17,11 +17,11 @@
 EK_BEGIN_DECLARATIONS
 
 typedef struct ek_update_scale {
-  const ek_tensor *totals;      /* f64 {s, d} on the device; NULL: do not divide. d: the weight of
-                                 * the losses, times a loss scale, or one of these alone */
+  const ek_tensor *totals;      /* f64 {s, d} on the device; NULL: do not divide. d is the weight of
+                                 * the losses, a loss scale, or the product of both */
   const ek_tensor *square_norm; /* f64, the sum of squares of the whole gradient; NULL if no clip */
   double clip_norm;             /* 0: no clipping */
-  ek_tensor *copy;              /* becomes the new parameters in its type; NULL: none wanted */
+  ek_tensor *copy;              /* gets the new parameters in its type; NULL: no copy */
 } ek_update_scale;
 
 typedef struct ek_sgd_terms {

@@ -2,10 +2,10 @@
  * version.h - the version of these headers, and of the library that runs.
  *
  * A program is compiled against one version (the macros) and may load another one (the functions).
- * Versions that differ in the last number alone fit together: `ek_version() / 100` is then
+ * Versions that differ in the last number alone are compatible: `ek_version() / 100` is then
  * `EK_VERSION / 100`. Before 1.0 another minor version may have other functions, structs and
- * tables: the program must be compiled again. An options struct that the library does not know (a
- * newer, larger one) is refused at run time in any case.
+ * tables, and the program must be compiled again. An options struct of a newer library (a larger
+ * one) is refused at run time in any case.
  */
 #ifndef EVENKEEL_VERSION_H
 #define EVENKEEL_VERSION_H
@@ -14,7 +14,7 @@
 
 EK_BEGIN_DECLARATIONS
 
-/* The one place where the version is written down; the build reads it from here. */
+/* The build reads the version from here; it is written nowhere else. */
 #define EK_VERSION_MAJOR 0
 #define EK_VERSION_MINOR 1
 #define EK_VERSION_PATCH 0

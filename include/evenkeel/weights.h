@@ -1,5 +1,5 @@
 /*
- * weights.h - the parameters and buffers of a model in one file, for other programs or from them.
+ * weights.h - the parameters and buffers of a model in one file, to exchange with other programs.
  *
  *     size_t count;
  *     ek_weights_options options = EK_WEIGHTS_OPTIONS_INIT;
@@ -7,7 +7,7 @@
  *     options.name_count = count;
  *     EK_TRY(ek_weights_load(model, "gpt2/model.safetensors", &options));
  *
- * The state of a whole run, to go on with, is another thing: checkpoint.h.
+ * To save the state of a whole run and go on with it later, see checkpoint.h.
  */
 #ifndef EVENKEEL_WEIGHTS_H
 #define EVENKEEL_WEIGHTS_H
@@ -19,7 +19,7 @@ EK_BEGIN_DECLARATIONS
 
 typedef struct ek_weights_options {
   size_t size;
-  const ek_weight_name *names; /* what is not in the table has the same name in both */
+  const ek_weight_name *names; /* a tensor not in the table has the same name in both */
   size_t name_count;
   /* Of the names in the file, except those that are `bare` in the table; at most 600 bytes. A load
    * takes names without it, too, and bare ones with it. NULL: "" */
@@ -31,23 +31,23 @@ typedef struct ek_weights_options {
 EK_API EK_CHECKED ek_status ek_weights_options_init(ek_weights_options *options, size_t size);
 
 /*
- * Reads every parameter and buffer, in any floating type (safetensors.h says how it is turned), on
- * all devices; tensors of the file that the model does not have are passed over. All of them are in
- * host memory before the first is written, so that a file that fails changes nothing; a device that
- * fails then tears the model.
- * With a table of names, config.json in the file's folder, where there is one, must not contradict
- * what modules declare (ek_module_ops.facts, as ek_gpt does): another activation would give other
- * results in silence.
+ * Reads every parameter and buffer, in any floating type (safetensors.h has the conversion), on all
+ * devices; tensors of the file that the model does not have are skipped. All of them are in host
+ * memory before the first is written, so a file that fails changes nothing; a device that fails
+ * after that tears the model.
+ * With a table of names, config.json in the file's folder, if there is one, must not contradict the
+ * facts that modules declare (ek_module_ops.facts, as ek_gpt does): with another activation, say,
+ * the results would be wrong without an error.
  * EK_ERR_MISMATCH          the file lacks one, or has it in another shape: the message names it
- * EK_ERR_INVALID_ARGUMENT  config.json says otherwise: the message names the key
- * EK_ERR_CORRUPT           config.json is no object of JSON
+ * EK_ERR_INVALID_ARGUMENT  config.json contradicts the model: the message names the key
+ * EK_ERR_CORRUPT           config.json is not a JSON object
  * and the errors of safetensors.h
  */
 EK_API EK_CHECKED ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
                                             const ek_weights_options *options);
 
-/* Writes them, in the model's type; the file appears when it is whole. Tied parameters are written
- * once, under the name of their source. */
+/* Writes the parameters and buffers in the model's type; the file appears once it is complete. Tied
+ * parameters are written once, under the name of their source. */
 EK_API EK_CHECKED ek_status ek_weights_save(const ek_data_parallel_model *model, const char *path,
                                             const ek_weights_options *options);
 
