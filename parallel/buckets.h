@@ -2,9 +2,10 @@
  * buckets.h - how the flat parameters and gradients of a model are cut over the devices, and the
  * sums of one rank's gradients with those of the other ranks, bucket by bucket.
  *
- * A bucket is a range of whole parameters, a share a rank's part of it. Shares of all buckets, end
- * to end, are what a device holds of parameters that are cut, and those of the buckets that are
- * trained, which come first, of gradients (keeper.h). Frozen parameters have buckets of their own.
+ * A bucket is a range of whole parameters; a share is a rank's part of a bucket. A device holds
+ * parameters that are cut as its shares of all buckets, end to end. It holds gradients that are cut
+ * as its shares of the trained buckets, which come first (keeper.h). Frozen parameters have buckets
+ * of their own.
  */
 #ifndef EK_BUCKETS_H
 #define EK_BUCKETS_H
@@ -28,10 +29,10 @@ struct ek__buckets {
   int64_t *offsets, *places; /* of all buckets */
 };
 
-/* Whole parameters from the end of those that are trained to the beginning, until a bucket has
- * `bytes`, and then the frozen ones likewise; of a layout in units the units, in the same order.
- * What was made stays for close on failure. Each rank has as many of the `pieces` of a bucket as
- * the next, or one more. */
+/* Takes whole parameters from the end of the trained ones to the beginning until a bucket has
+ * `bytes`, then the frozen ones likewise; with a layout in units each unit is a bucket, in the same
+ * order. After a failure close frees what was made. The `pieces` of a bucket are dealt out evenly:
+ * the numbers of two ranks differ by at most one. */
 ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replica, size_t ranks,
                            size_t pieces, size_t bytes);
 void ek__buckets_close(struct ek__buckets *buckets);
@@ -60,14 +61,14 @@ ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);
 
 struct ek__rank;
 
-/* What a reducer has for each of its devices, and a data-parallel model for each rank. */
+/* The sums of one device: a reducer has one for each of its devices, a model one for each rank. */
 struct ek__sums {
   ek_communicator *communicator; /* loans, as are the next three */
   const struct ek__buckets *cut;
   ek_device *device;
   ek_replica *replica;
   ek_reduce_kind kind;
-  /* Where a model's replicas do not hold whole gradients (keeper.h): `queue` sums a bucket of the
+  /* If a model's replicas do not hold whole gradients (keeper.h): `queue` sums a bucket of the
    * rank's, instead of a collective over the replica's buffer, and `settle` takes the sums of
    * all buckets. NULL for a public reducer. */
   ek_status (*queue)(struct ek__rank *rank, size_t bucket);
@@ -79,8 +80,8 @@ struct ek__sums {
   size_t overlapped; /* of those, before the end of the round */
 };
 
-/* Host memory; what was made stays for the second call on failure. The loans are the caller's to
- * set. */
+/* Host memory; after a failure the second function frees what was made. The caller sets the
+ * loans. */
 ek_status ek__sums_open(struct ek__sums *sums, const struct ek__buckets *cut);
 void ek__sums_close(struct ek__sums *sums);
 

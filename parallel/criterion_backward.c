@@ -1,7 +1,7 @@
 /*
  * criterion_backward.c - the gradient of the outputs, and with it the model's backward.
  *
- * Both are one job, unless the outputs were gathered: their gradients are cut in between.
+ * Both are one job, unless the outputs were gathered: then their gradients are cut between two.
  */
 #include <string.h>
 
@@ -107,7 +107,8 @@ static ek_status outputs_backward(void *context, ek_device *device, size_t index
   return status;
 }
 
-/* Gradients are where the outputs are; a part without rows is an output's without a holder. */
+/* A gradient is on the device of its output; a part without rows is that of the output, without a
+ * holder. */
 static ek_status lay_out_gradients(ek_shards *gradients, const struct ek__loss *loss) {
   for (size_t i = 0; i < loss->outputs; i++) {
     ek_shards *gradient = &gradients[i], *output = &loss->seen[i];
@@ -124,7 +125,7 @@ static ek_status lay_out_gradients(ek_shards *gradients, const struct ek__loss *
   return EK_OK;
 }
 
-/* In mode gather: what the outputs' device has made is cut where the forward's rows came from. */
+/* In mode gather: cuts the gradients of the outputs' device where the forward's rows came from. */
 static ek_status backward_gathered(struct job *job) {
   ek_data_parallel_model *model = job->backward.model;
   const struct ek__loss *loss = job->loss;

@@ -2,8 +2,8 @@
  * criterion_internal.h - a data-parallel criterion from the inside.
  *
  * The state of a criterion is a struct ek__loss. The model lists it; it points neither to the model
- * nor to the handle. data_parallel_criterion.c opens it and has what the model's thread does,
- * rank_loss.c what a worker does, criterion_terms.c several terms over several micro-batches.
+ * nor to the handle. data_parallel_criterion.c opens it and does the work of the model's thread,
+ * rank_loss.c that of a worker; criterion_terms.c handles several terms over several micro-batches.
  */
 #ifndef EK_CRITERION_INTERNAL_H
 #define EK_CRITERION_INTERNAL_H

@@ -103,8 +103,8 @@ ek_status ek__terms_verify(const ek_data_parallel_model *model) {
   return EK_OK;
 }
 
-/* c[j] L / W[j], L the largest of the weights, times the loss scale; what weighs nothing counts for
- * nothing. */
+/* c[j] L / W[j], L the largest of the weights, times the loss scale; 0 for a term without
+ * weight. */
 static void scales_of_weights(double *scales, const struct ek__loss *loss) {
   size_t index = 0;
   const double most = largest(loss->weights, loss->terms, &index);

@@ -76,7 +76,7 @@ static ek_status check_open(ek_data_parallel_criterion **parallel,
   return EK_OK;
 }
 
-/* Copies what arrays are laid out by. */
+/* Copies the counts that size arrays. */
 static void describe(struct ek__loss *loss, ek_data_parallel_model *model,
                      ek_criterion *criterion) {
   const bool own = criterion == NULL;
@@ -211,8 +211,8 @@ static ek_status check_outputs(const ek_data_parallel_model *model, const struct
              : reduction->check_cut("criterion forward", model, &outputs[0]);
 }
 
-/* All outputs of one forward, in their order, none of them overwritten. Tensors that a program has
- * made itself have the number 0. */
+/* Checks that these are all outputs of one forward, in order, none overwritten. Tensors made by the
+ * program have the number 0. */
 static ek_status check_origin(const ek_shards *outputs, size_t count) {
   for (size_t i = 0; i < count; i++) {
     EK__FAIL_IF(outputs[i].forward != outputs[0].forward ||

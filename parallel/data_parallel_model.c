@@ -88,7 +88,7 @@ static ek_status open_replica(void *context, ek_device *device, size_t index) {
   options.initialize = rank->number == 0;
   parts.none = parts.masters == EK__MASTERS_FIRST && !options.initialize;
   parts.shared_values = placement->parameter_shares;
-  /* Where sums are the same for any number of ranks, so are the buckets in every mode. */
+  /* If sums are the same for any number of ranks, so are the buckets in every mode. */
   if (parts.shared_values || !model->run.reduction->whole) {
     parts.unit_bytes = model->options.bucket_bytes == 0 ? 1 : model->options.bucket_bytes;
   }
@@ -129,7 +129,7 @@ static ek_status open_cut(ek_data_parallel_model *model) {
                  sizeof *model->torn.written, memory_of);
 }
 
-/* What a rank has besides its replica: memory of the device. */
+/* The device memory of a rank besides its replica. */
 static ek_status open_rank(void *context, ek_device *device, size_t index) {
   ek_data_parallel_model *model = context;
   struct ek__rank *rank = &model->run.ranks[index];

@@ -163,8 +163,8 @@ void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
 
 /* ---- the step, on a rank's worker ---- */
 
-/* The rule may be a program's own: a failure is named after it. copy: what modules see of the
- * parameters, NULL if that is these. */
+/* The rule may be a program's own: a message of failure names it. copy: the 16-bit copy that
+ * modules see, NULL if they see the parameters. */
 static ek_status run_rule(const ek_optimizer *rule, ek_device *device, ek_update *update,
                           ek_tensor *copy) {
   const bool writes = EK__TABLE_SLOT(rule->ops, writes_copy);
@@ -229,10 +229,10 @@ static ek_status update_ranges(ek_data_parallel_model *model, struct ek__rank *r
 }
 
 /*
- * The totals become those of the gradient that is in memory: what an update divides by is D times
- * the factor of the loss scale, or that factor alone. So rules, and the clipping in them, know of
- * no scale. It is a power of two, so the quotients are the same. The step ends here, and with it
- * its totals.
+ * Turns the totals into those of the gradient in memory: an update divides by D times the factor of
+ * the loss scale, or by that factor alone. So rules, and the clipping in them, need not know the
+ * scale. It is a power of two, so the quotients are the same. The step ends here, and with it its
+ * totals.
  */
 static ek_status scale_totals(const ek_data_parallel_model *model, struct ek__rank *rank) {
   ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
@@ -242,7 +242,7 @@ static ek_status scale_totals(const ek_data_parallel_model *model, struct ek__ra
   return ek_op_fill(stream, &rank->totals, factor);
 }
 
-/* What a step does before and in its update. */
+/* A step before and in its update. */
 struct step_job {
   ek_data_parallel_model *model;
   bool norm, update;
@@ -287,7 +287,7 @@ static ek_status read_result(ek_step_result *result, const ek_data_parallel_mode
     if (step->divided) result->gradient_norm /= weight;
     if (result->empty && isfinite(square_norm)) result->gradient_norm = 0;
   }
-  /* Of a `plan` device nothing is known, and nothing is wrong. */
+  /* On a `plan` device nothing is computed, so nothing is wrong. */
   const bool counts = ek_device_counts_only(rank->device);
   const bool overflow = norm && !counts && !isfinite(square_norm);
   result->finite = counts || (isfinite(result->loss) && !overflow);
@@ -298,7 +298,7 @@ static ek_status read_result(ek_step_result *result, const ek_data_parallel_mode
   return EK_OK;
 }
 
-/* Whether a step that was read is to be refused. What the loss scale has done alone is not. */
+/* Whether to refuse a step that was read. An overflow by the loss scale alone is no reason. */
 static ek_status check_read(const struct ek__update *update, const ek_step_result *read) {
   if (!update->refuse || read->finite || (read->skipped && isfinite(read->loss))) return EK_OK;
   return ek_error_set(EK_ERR_NOT_FINITE,
@@ -330,9 +330,8 @@ static ek_status reduce_rest(ek_data_parallel_model *model) {
 }
 
 /*
- * What is wanted of the step is read before the update, between two jobs: whether there is to be an
- * update may depend on it, and what has gone wrong on a device so far is found before anything is
- * written.
+ * The results of the step are read before the update, between two jobs: they may decide whether
+ * there is an update at all, and errors of a device so far are found before anything is written.
  */
 static ek_status step(ek_step_result *read, ek_data_parallel_model *model, bool wanted) {
   const struct ek__update *own = model->update;

@@ -22,7 +22,7 @@ struct ek__forward {
   size_t input_count, output_count;
   size_t lead;             /* the first input that is cut: its samples are those of the forward */
   const ek_shards *inputs; /* the caller's, or `parts` */
-  /* Of inputs that the ranks cut themselves; `sources` is NULL for shards of the caller's. */
+  /* For inputs that the ranks cut themselves; `sources` is NULL for shards of the caller's. */
   const ek_tensor *sources;
   struct ek__conversion intakes[EK_MAX_INPUTS];
   ek_shards parts[EK_MAX_INPUTS];
@@ -42,7 +42,7 @@ ek_status ek__forward_lay(struct ek__forward *job, ek_data_parallel_model *model
                           const ek_forward_options *options);
 /* From here on a failure drops the step. */
 ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs);
-/* All ranks have run. Their outputs are looked at. */
+/* After all ranks have run: checks their outputs. */
 void ek__forward_ran(const struct ek__forward *job);
 ek_status ek__forward_check(const struct ek__forward *job);
 void ek__forward_free(struct ek__forward *job);

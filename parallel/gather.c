@@ -1,8 +1,7 @@
 /*
  * gather.c - puts the parts of a tensor together again.
  *
- * Every device's worker copies its own part to where it belongs, so that the copies go side by
- * side.
+ * Every device's worker copies its own part to its place, so that the copies run in parallel.
  */
 #include <evenkeel/gather.h>
 
@@ -12,7 +11,7 @@
 #include "device/types.h"
 #include "parallel_internal.h"
 
-/* A part that takes part: it exists and has rows, or is a scalar. */
+/* Whether a part counts: it exists and has rows, or is a scalar. */
 static bool has_rows(const ek_tensor *part) {
   return ek_tensor_exists(part) && (part->rank == 0 || part->shape[0] > 0);
 }
@@ -21,7 +20,7 @@ static int64_t rows_of(const ek_tensor *part) {
   return !has_rows(part) ? 0 : part->rank == 0 ? 1 : part->shape[0];
 }
 
-/* Where a part begins in the whole. */
+/* The row of the whole at which a part begins. */
 static int64_t first_row(const ek_shards *shards, size_t index) {
   int64_t first = 0;
   for (size_t i = 0; i < index; i++) first += rows_of(&shards->parts[i]);
@@ -98,8 +97,8 @@ ek_status ek_gather(ek_tensor *whole, const ek_shards *shards, size_t device,
 }
 
 /*
- * Makes the target's own part longer if it begins the whole and has room after it. The memory is
- * the result's then; the part still says where its rows are, which need not be copied.
+ * Makes the target's own part longer if it begins the whole and has room after it. The memory then
+ * belongs to the result; the part still refers to its rows, which need not be copied.
  */
 static ek_status try_in_place(ek_tensor *result, ek_shards *shards, size_t device, int64_t rows,
                               ek_memory_category category) {

@@ -1,11 +1,11 @@
 /*
- * keeper.h - what one device holds of a model whose state is cut over the devices.
+ * keeper.h - the part of a model that one device holds if state is cut over the devices.
  *
  * The flat gradients are cut into the buckets of the reducer, and each bucket into one share per
  * rank. A device holds its shares, end to end, for good. A whole bucket exists from the first use
  * of one of its gradients until its sum over the devices has ended: then the device's share of that
- * sum is added to its shares of the step, and the memory goes back. Which sum that is, and when it
- * has ended, is the reduction's to say (reduction.h).
+ * sum is added to its shares of the step, and the memory is freed. The reduction decides which sum
+ * that is and when it has ended (reduction.h).
  *
  * Parameters may be cut alike (mode fully-sharded): a bucket is then a *unit*, and the whole of it
  * is gathered for the nodes that need it.
@@ -41,7 +41,7 @@ struct ek__keeper {
   uint64_t trail;    /* of what its passes have asked for: ek__keeper_note() */
 };
 
-/* Of a rank whose replica and sums are there. After a failure ek__keeper_free() frees what was
+/* For a rank whose replica and sums exist. After a failure ek__keeper_free() frees what was
  * made. */
 ek_status ek__keeper_create(struct ek__rank *rank, const struct ek__ranks *run, bool values);
 void ek__keeper_free(struct ek__keeper *keeper);
@@ -50,22 +50,22 @@ ek_status ek__keeper_open(struct ek__keeper *keeper);
 
 /* A round of sums begins; `more`: they are added to those of earlier rounds. */
 void ek__keeper_start(struct ek__keeper *keeper, bool more);
-/* struct ek__sums.queue and .settle of the reduction `sum`: queues the sum of a bucket, zeros if
- * nothing has used it; and takes the rank's shares of the sums of all buckets below `end`, which
- * gives back the buckets. */
+/* struct ek__sums.queue and .settle of the reduction `sum`: queue the sum of a bucket, zeros if
+ * nothing has used it; and add the sums of all buckets below `end` to the rank's shares and free
+ * these buckets. */
 ek_status ek__keeper_reduce(struct ek__rank *rank, size_t bucket);
 ek_status ek__keeper_settle(struct ek__rank *rank, size_t end);
 
 /*
- * What a collective of a bucket is about (communicator_internal.h). Without NDEBUG that says also
- * what the device's passes have asked for so far, in their order: so a device that has taken
- * another way through the model is found with its next collective, though that may be the same.
+ * The subject of a bucket's collective (communicator_internal.h). Without NDEBUG it includes all
+ * requests of the device's passes so far, in order: so a device that has taken another path through
+ * the model is found at its next collective, even if that is the same.
  */
 static inline uint64_t ek__keeper_about(const struct ek__keeper *keeper, size_t bucket) {
   return keeper->trail * UINT64_C(0x9e3779b97f4a7c15) + bucket + 1;
 }
-/* Puts a step of a pass into the trail: an ek__way for a node that is entered, or one of these.
- * Only where values are gathered do all devices run the model. */
+/* Adds a step of a pass to the trail: an ek__way for a node that is entered, or one of these. All
+ * devices run the model only if values are gathered. */
 enum { EK__TRAIL_LEFT = EK__WAY_BACKWARD + 1, EK__TRAIL_COMPLETE, EK__TRAIL_ENDED };
 static inline void ek__keeper_note(struct ek__keeper *keeper, unsigned step, size_t number) {
 #ifdef NDEBUG
@@ -76,7 +76,7 @@ static inline void ek__keeper_note(struct ek__keeper *keeper, unsigned step, siz
 #endif
 }
 
-/* Gives back what is lent. No worker runs. */
+/* Frees the lent buckets. No worker runs. */
 void ek__keeper_drop(struct ek__keeper *keeper);
 
 /* ---- units.c: the values ---- */

@@ -2,8 +2,8 @@
  * micro_batches.c - cuts a batch into parts of whole samples, and runs one. No copies: a part is a
  * view of rows.
  *
- * The outputs of a prediction are put together the other way: each part is cut over all devices, so
- * each device copies its rows of a part to the device that has them of the whole batch.
+ * The outputs of a prediction are put together again: each part is cut over all devices, so each
+ * device copies its rows of a part to the device that has these rows in a cut of the whole batch.
  *
  * A micro-batch is one job. A worker cuts its share of the inputs, runs the model forward, cuts its
  * targets, computes the loss, adds up {s, D} with the other ranks, and runs loss and model back
@@ -155,7 +155,7 @@ static ek_status put_rows(void *context, ek_device *device, size_t index) {
   return EK_OK;
 }
 
-/* As a forward of the whole batch cuts it. */
+/* Cuts as a forward of the whole batch does. */
 static ek_status lay_rows(ek_shards *whole, const ek_data_parallel_model *model, int64_t samples,
                           int64_t per_sample, bool predicted) {
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
@@ -215,7 +215,7 @@ static ek_status run_rank(void *context, ek_device *device, size_t index) {
   return ek__rank_backward_of_loss(&job->backward, job->loss.loss, rank, NULL);
 }
 
-/* What is wrong with the arguments; nothing is lost if it fails. */
+/* Checks the arguments; nothing is lost if it fails. */
 static ek_status lay(struct job *job, const struct ek__batch *batch,
                      const ek_forward_options *options, struct ek__loss *loss) {
   ek_data_parallel_model *model = job->backward.model;

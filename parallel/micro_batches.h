@@ -14,8 +14,8 @@ struct ek__batch {
   uint64_t broadcast;
 };
 
-/* The batch as `module` takes it. Of one that computes its loss itself the targets are among its
- * inputs, after the others: they are put together in `all`. */
+/* The batch as `module` takes it. For a module that computes its loss itself, the targets follow
+ * the other inputs: `all` gets both. */
 struct ek__batch ek__batch_for(ek_tensor all[EK_MAX_INPUTS], const ek_module *module,
                                const struct ek__batch *batch);
 
@@ -27,9 +27,9 @@ struct ek__batch_part {
 };
 
 /*
- * *samples becomes the rows of the first input that is cut. EK_ERR_SHAPE unless the rows of all
- * others are a multiple, EK_ERR_INVALID_ARGUMENT for more tensors than a module has, or where none
- * is cut. What is wrong is left to the calls that get the batch in other respects.
+ * Sets *samples to the rows of the first input that is cut. EK_ERR_SHAPE unless the rows of all
+ * others are a multiple, EK_ERR_INVALID_ARGUMENT for more tensors than a module has, or if no input
+ * is cut. All other checks are left to the calls that get the batch.
  */
 ek_status ek__batch_samples(int64_t *samples, const struct ek__batch *batch);
 
@@ -39,26 +39,26 @@ void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch, i
                    int64_t count, int64_t index);
 
 /*
- * Forward and loss of a batch, or of a part of one as `module` takes it; with gradient
- * also their backward, `accumulate` if others of the step follow. One job of the workers where no
- * rank needs more of another in between than the sum of {s, D}. On failure the step is dropped,
- * unless the arguments were wrong.
+ * Forward and loss of a batch, or of a part of one as `module` takes it; with gradient also their
+ * backward, `accumulate` if others of the step follow. This is one job of the workers unless a rank
+ * needs more from another in between than the sum of {s, D}. On failure the step is dropped, unless
+ * the arguments were wrong.
  */
 ek_status ek__batch_run(ek_data_parallel_model *model, ek_data_parallel_criterion *criterion,
                         const struct ek__batch *batch, const ek_forward_options *options,
                         bool accumulate);
 
 /*
- * The rows of one output of a part, among those of the whole batch, which has `samples`. With the
- * first part, whose *whole is a struct of zeros, all rows get their memory, on the devices where
- * the model leaves those of a whole batch; predicted: what a module with targets gives without
- * them, which no mode gathers. A part's shards stay as they are. On failure *whole
- * keeps what it has; the caller frees it.
+ * Puts the rows of one output of a part in their place in *whole, the output of the whole batch,
+ * which has `samples`. With the first part *whole is a struct of zeros, and all rows get their
+ * memory, on the devices where the model leaves those of a whole batch. predicted: the output of a
+ * module with targets that ran without them, which no mode gathers. A part's shards stay as they
+ * are. On failure *whole keeps what it has; the caller frees it.
  */
 ek_status ek__rows_put(ek_shards *whole, const ek_data_parallel_model *model, const ek_shards *rows,
                        const struct ek__batch_part *part, int64_t samples, bool predicted);
 
-/* The same for a tensor in host memory, which has as many rows for each sample. */
+/* The same for a tensor in host memory with the same number of rows for each sample. */
 ek_status ek__rows_put_host(ek_tensor *whole, const ek_shards *rows,
                             const struct ek__batch_part *part, int64_t samples);
 

@@ -24,7 +24,7 @@ static int64_t rows_before(const ek_data_parallel_model *model, size_t index, si
   return rows;
 }
 
-/* Parts that stay: each is like the forward's, on its device. */
+/* Gradients that were not gathered: each part is like the forward's, on its device. */
 static bool parts_fit(const ek_data_parallel_model *model, const ek_shards *gradient,
                       size_t index) {
   for (size_t k = 0; k < model->run.count; k++) {

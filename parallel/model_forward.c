@@ -20,7 +20,7 @@
 /* Forwards of all models of the process: no two have the same number, and none has 0. */
 static _Atomic uint64_t forwards;
 
-/* What goes in and comes out: a forward, or what a module with targets predicts without them. */
+/* The counts of inputs and outputs: of a forward, or of a prediction without targets. */
 static void read_call(struct ek__forward *job, size_t inputs) {
   const ek_module *module = job->model->module;
   job->input_count = ek_module_inputs(module);
@@ -37,8 +37,8 @@ static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
   return (model->options.broadcast_inputs >> input & 1) != 0;
 }
 
-/* Whether the pending forward has added to gradients that the step has accumulated: nothing can
- * take that back, so only its backward may follow, or the end of the step. */
+/* Whether the pending forward has added to gradients that the step has accumulated: that cannot be
+ * undone, so only its backward may follow, or the end of the step. */
 static bool is_mixed(const ek_data_parallel_model *model) {
   bool added = false;
   for (size_t k = 0; k < model->run.count; k++) {
@@ -171,7 +171,7 @@ ek_status ek__forward_check(const struct ek__forward *job) {
   return EK_OK;
 }
 
-/* Each rank has its part: where the others' rows are, and gathered if the mode is that. */
+/* Each rank has its part: sets the offsets of all parts, and gathers them in mode gather. */
 static ek_status finish_outputs(const struct ek__forward *job) {
   ek_data_parallel_model *model = job->model;
   for (size_t i = 0; i < job->output_count; i++) {
@@ -219,7 +219,7 @@ static ek_status find_place(struct ek__forward *job) {
   return check_place(model, samples, job->options);
 }
 
-/* Inputs that are to be cut: how, and what they become, but not yet the parts. */
+/* Decides how inputs are cut and converted; the parts are made later. */
 static ek_status lay_inputs(struct ek__forward *job, const ek_tensor *sources) {
   const ek_data_parallel_model *model = job->model;
   const struct ek__reduction *reduction = model->run.reduction;
@@ -253,7 +253,7 @@ static ek_status lay_inputs(struct ek__forward *job, const ek_tensor *sources) {
   return EK_OK;
 }
 
-/* What integers become is the model's to say. */
+/* The model decides the conversion of integers. */
 static ek_status check_scatter(const ek_scatter_options *options) {
   ek_scatter_options o = EK_SCATTER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_scatter_options"));

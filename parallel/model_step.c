@@ -42,7 +42,7 @@ void ek__model_drop_forward(ek_data_parallel_model *model) {
   model->last.pending = 0;
 }
 
-/* All micro-batches of a step have one scale, also where the state is written in between. */
+/* All micro-batches of a step have one scale, even if the state is written in between. */
 struct ek__scaling ek__model_scaling(const ek_data_parallel_model *model, int64_t targets) {
   const struct ek__update *update = model->update;
   struct ek__scaling scaling = {1, 1};
@@ -143,7 +143,7 @@ void ek__model_lose_update(ek_data_parallel_model *model) {
     atomic_fetch_add(&model->torn.tears, 1); /* what is to be written has changed */
 }
 
-/* ---- what the group tells ---- */
+/* ---- reports of the group ---- */
 
 /* A job of the group has failed, whoever asked for it. */
 static void watch(struct ek__abortable *abortable, bool ended_well) {

@@ -1,6 +1,7 @@
 /*
- * optimizer_internal.h - a data-parallel optimizer from the inside: data_parallel_optimizer.c has
- * its steps, optimizer_pieces.c which rank updates what, state.c reads and writes what it keeps.
+ * optimizer_internal.h - a data-parallel optimizer from the inside. data_parallel_optimizer.c has
+ * its steps, optimizer_pieces.c the ranges that each rank updates; state.c reads and writes its
+ * state.
  */
 #ifndef EK_OPTIMIZER_INTERNAL_H
 #define EK_OPTIMIZER_INTERNAL_H
@@ -10,7 +11,7 @@
 
 #include "parallel_internal.h"
 
-/* The state of an optimizer, which the model has while it is open; what the ranks have of it is in
+/* The state of an optimizer, which the model has while it is open; the parts of the ranks are in
  * their ek__rank.share. */
 struct ek__update {
   ek_optimizer *optimizer;
@@ -36,15 +37,15 @@ static inline double ek__update_rate(const struct ek__update *update,
   return update->held ? update->held_rate : ek_schedule_rate(&update->schedule, model->step.taken);
 }
 
-/* Every worker updates a part of rank 0's memory, where that is in one address space with all. */
+/* Whether every worker updates a part of rank 0's memory: all ranks are in one address space. */
 static inline bool ek__update_helps(const ek_data_parallel_model *model) {
   return ek__device_table(model->run.ranks[0].device)->shared_memory;
 }
 
-/* Fills ranges, owners and counts of all ranks; what was made stays for free on failure. */
+/* Fills ranges, owners and counts of all ranks; after a failure free releases what was made. */
 ek_status ek__optimizer_cut(ek_data_parallel_model *model);
 void ek__optimizer_cut_free(ek_data_parallel_model *model);
-/* Those of a rank: that it updates; or, with `norm`, whose squares it sums in the order of the
+/* The ranges that a rank updates; or, with `norm`, those whose squares it sums in the order of the
  * reduction `sum`. */
 ek_status ek__ranges_make(struct ek__ranges *ranges, const ek_data_parallel_model *model,
                           const struct ek__rank *rank, bool norm);

@@ -35,7 +35,7 @@ static void share_of(struct ek__range *share, const ek_data_parallel_model *mode
     return;
   }
   if (placement->master) {
-    /* Rank 0's memory is in the reach of the ranks of its process. */
+    /* The ranks of rank 0's process can reach its memory. */
     const bool helps = ek__update_helps(model);
     if (model->run.ranks[0].number > 0 || (rank->place > 0 && !helps)) return;
     part = rank->place;
@@ -48,7 +48,7 @@ static void share_of(struct ek__range *share, const ek_data_parallel_model *mode
   share->last = ek__part_begin(end, part + 1, parts);
 }
 
-/* What a share has of run number `run`; one piece with what is before it if that is alike. */
+/* Adds the share's part of run number `run`, to the piece before it if that is alike. */
 static void append(struct ek__ranges *pieces, const struct ek__range *share,
                    const struct ek__layout *layout, size_t run, bool norm) {
   const struct ek__run *r = &layout->runs[run];

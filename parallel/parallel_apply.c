@@ -17,7 +17,7 @@ struct apply_job {
   const ek_shards *lead; /* the input whose rows decide which devices work: those with rows */
 };
 
-/* Every device has those of a broadcast input. */
+/* Every device has the rows of a broadcast input. */
 static bool has_rows(const struct apply_job *job, size_t index) {
   return job->lead->broadcast || job->lead->offsets[index] < job->lead->offsets[index + 1];
 }

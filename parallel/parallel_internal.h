@@ -1,9 +1,9 @@
 /*
  * parallel_internal.h - a data-parallel model from the inside.
  *
- * A *rank* has everything that one device has of a run, and a worker's job gets its rank. The ranks
- * of this process are one array. ek__rank.number is the rank in the world; ek__rank.place is only
- * the index of the device's parts in ek_shards.
+ * A *rank* is one device's part of a run, and a worker's job gets its rank. The ranks of this
+ * process are one array. ek__rank.number is the rank in the world; ek__rank.place is only the index
+ * of the device's parts in ek_shards.
  *
  * Model, criterion and optimizer are handles. The model lists the state of its criteria (struct
  * ek__loss) and of its optimizer (struct ek__update). These structs have no pointer to the model or
@@ -35,7 +35,7 @@ struct ek__reduction;
 struct ek__tree;
 struct ek__update;
 
-/* What a placement of the state means: placement.c. */
+/* The traits of a placement of the state: placement.c. */
 struct ek__placement {
   ek_reduce_kind reduce;
   bool master;           /* rank 0 has the state, and the others get parameters from it */
@@ -45,7 +45,7 @@ struct ek__placement {
 };
 enum { EK__PLACEMENTS = EK_STATE_FULLY_SHARDED + 1 };
 
-/* Entries of the state that are numbers of the host: state.c. */
+/* Entries of the state that are numbers on the host: state.c. */
 enum { EK__RUN_NUMBERS = 4 };
 
 /* ---- ranks ---- */
@@ -63,7 +63,7 @@ struct ek__ranges {
   size_t count;
 };
 
-/* What a rank has of the optimizer, and updates: optimizer_pieces.c. */
+/* A rank's part of the optimizer: optimizer_pieces.c. */
 struct ek__share {
   struct ek__rank *owner;    /* whose memory the worker updates: its own rank, or the master's */
   struct ek__ranges updates; /* of that memory */
@@ -108,7 +108,7 @@ struct ek__ranks {
 
 /* ---- forwards and steps ---- */
 
-/* What the gradients of the running step are. */
+/* The state of the gradients of the running step. */
 enum ek__step_stage {
   EK__STEP_EMPTY,       /* none */
   EK__STEP_ACCUMULATED, /* each rank has its own sum */
@@ -116,8 +116,8 @@ enum ek__step_stage {
 };
 
 /*
- * What gradients are multiplied with on their way: the scale of loss_scale.h over a unit, the least
- * power of two that is not below the number of targets. So a scale counts from the gradient of the
+ * The factor of gradients in backward: the scale of loss_scale.h divided by a unit, the least power
+ * of two that is not below the number of targets. So the scale is relative to the gradient of the
  * mean, though D is not known yet, and nothing is rounded.
  */
 struct ek__scaling {
@@ -193,8 +193,8 @@ ek_status ek__replicate_rank(ek_communicator *communicator, ek_device *device, e
 
 /* On a rank's worker: a replica whose masters are shared gets its own. */
 ek_status ek__masters_open(const ek_data_parallel_model *model, const struct ek__rank *own);
-/* On a rank's worker: gathers each bucket of what modules see from the parts of all ranks; with
- * `frozen` the buckets of frozen parameters as well. */
+/* On a rank's worker: gathers each bucket of the values that modules see from the parts of all
+ * ranks; with `frozen` the buckets of frozen parameters as well. */
 ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek__rank *own,
                             bool frozen);
 
@@ -208,8 +208,9 @@ void ek__model_update_ended(ek_data_parallel_model *model);
 /* All of its state is about to be written: until the last entry is, the model is torn. */
 void ek__model_tear(ek_data_parallel_model *model);
 /*
- * A write of an entry of the state (state.c) begins: *tear becomes the number of the tear that it
- * mends a part of, 0 for a good model. It has ended well; *written is the entry's own.
+ * Called when a write of an entry of the state (state.c) begins: sets *tear to the number of the
+ * tear that it helps to mend, 0 for a good model. And when it has ended well; *written belongs to
+ * the entry.
  */
 void ek__model_write_begins(uint64_t *tear, ek_data_parallel_model *model);
 void ek__model_write_ended(ek_data_parallel_model *model, uint64_t tear, uint64_t *written,
@@ -236,8 +237,8 @@ ek_status ek__scatter_lay(ek_shards *shards, const char *who, ek_group *group,
 /* The same at the samples of `like`. */
 ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shards *like,
                                const ek_tensor *source);
-/* Makes the parts at the offsets of the shards, which keep what there is if it fails. */
-/* `intake`: what integers of host memory become; NULL: what they are. */
+/* Makes the parts at the offsets of the shards, which stay as they are if it fails. */
+/* `intake`: the conversion of integers in host memory; NULL: none. */
 ek_status ek__scatter_fill(const ek_shards *shards, const ek_tensor *source,
                            ek_memory_category category, const struct ek__conversion *intake);
 /* The same of one device, on its worker. */
@@ -245,9 +246,9 @@ ek_status ek__scatter_part(const ek_shards *shards, const ek_tensor *source,
                            ek_memory_category category, const struct ek__conversion *intake,
                            ek_device *device, size_t index);
 /*
- * ek__conversion_choose() for inputs of a model and targets of a criterion: as its scaling says,
- * which makes them `floating`, or what the module declares (ek_module_input_type()). `scalings`:
- * one for each of the first `count`.
+ * ek__conversion_choose() for inputs of a model and targets of a criterion: by the input's scaling,
+ * which makes it `floating`, or by the type that the module declares (ek_module_input_type()).
+ * `scalings`: one for each of the first `count`.
  */
 struct ek__intakes {
   const ek_module *module;

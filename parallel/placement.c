@@ -1,5 +1,5 @@
 /*
- * placement.c - where the state of a model is kept, and the names of the modes.
+ * placement.c - the placements of a model's state, and the names of the modes.
  *
  * A placement is a row of traits. All other code looks at traits, never at the placement itself.
  */

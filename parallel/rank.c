@@ -118,7 +118,7 @@ ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_para
 
 /* ---- buffers ---- */
 
-/* Copies of a rank's buffers; structs of zeros where nothing may write them. */
+/* Copies of a rank's buffers; structs of zeros if nothing may write them. */
 struct buffers {
   ek_tensor before, first;
 };
@@ -196,7 +196,7 @@ static ek_status open_pass(ek_pass **pass, const struct ek__forward *job, struct
   return ek__rank_open_pass(pass, model, rank->replica, rank, &o);
 }
 
-/* Its rows of every input. */
+/* The piece's rows of every input. */
 static ek_status take_inputs(ek_tensor *inputs, const struct ek__forward *job,
                              const struct ek__rank *rank, const struct ek__pieces *pieces,
                              const struct ek__piece *piece) {
@@ -225,7 +225,7 @@ static ek_status append_totals(ek_tensor *whole, ek_tensor *part, size_t row, si
   return EK_OK;
 }
 
-/* A piece without samples leaves nothing but its pass: a scalar would count as a row. */
+/* A piece without samples leaves only its pass: a scalar would count as a row. */
 static ek_status keep_outputs(const struct ek__forward *job, struct ek__rank *rank,
                               const struct ek__pieces *pieces, const struct ek__piece *piece,
                               ek_tensor *outputs) {
@@ -339,8 +339,8 @@ static ek_status add_totals(const struct ek__backward *job, struct ek__rank *ran
   return more == NULL ? EK_OK : ek_op_add(stream, totals, totals, more);
 }
 
-/* Its rows of every gradient. The totals of a model that computes its loss itself have the same
- * gradient for all pieces. */
+/* The piece's rows of every gradient. The totals of a model that computes its loss itself have the
+ * same gradient for all pieces. */
 static ek_status take_gradients(ek_tensor *rows, bool *loans, const ek_data_parallel_model *model,
                                 const struct ek__rank *rank, const struct ek__pieces *pieces,
                                 const struct ek__piece *piece, const ek_tensor *gradients) {

@@ -44,7 +44,7 @@ static ek_status open_replica(const ek_data_parallel_model *model, const struct 
       ek_module_kind(module), collective ? "collectives of its own" : "parameters");
 }
 
-/* Rows of a piece, of outputs and targets. Views of outputs are loans, as outputs live until
+/* Rows of a piece, of outputs and targets. Views of outputs are loans, because outputs live until
  * backward is done: so the passes of other pieces do not count as holders of them. */
 static ek_status take_rows(ek_tensor *rows, const ek_data_parallel_model *model,
                            const struct ek__pieces *pieces, const struct ek__piece *piece,
@@ -69,7 +69,7 @@ static ek_status open_pass(ek_pass **pass, const ek_data_parallel_model *model,
   if (loss->forward == model->last.number) {
     options.first_sample = model->last.first_sample + piece->first;
   }
-  /* A piece's outputs are rows of what its rank has: not left to it. */
+  /* A piece's outputs are rows of its rank's: it may not overwrite them. */
   options.promise.overwrite_inputs = !loss->options.keep_outputs && whole;
   options.promise.gradient_now =
       loss->with_gradient ? loss->coefficients[0] * loss->scaling.factor : 0;
@@ -122,7 +122,7 @@ static ek_status run_pieces(const ek_data_parallel_model *model, struct ek__loss
   return EK_OK;
 }
 
-/* Where the gradient of all rows goes. */
+/* The place for the gradient of all rows. */
 static ek_status place_gradient(ek_tensor *gradient, const struct ek__loss *loss,
                                 const ek_tensor *output) {
   const bool here = !loss->options.keep_outputs && ek_tensor_holders(output) == 1;

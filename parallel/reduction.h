@@ -2,9 +2,9 @@
  * reduction.h - in what order samples are added up: a row of functions, chosen when a model opens.
  *
  * A rank runs *pieces*: with the reduction `sum` (sum.c) one piece, its share of the micro-batch;
- * with `tree` (tree.h), for a reproducible model, its grains of it. Forward, loss and backward run
- * the list of pieces and know no other difference; whatever is added over samples (gradients,
- * totals of losses, squares of norms) is added by the functions here.
+ * with `tree` (tree.h), for a reproducible model, its grains of the micro-batch. Forward, loss and
+ * backward run the list of pieces and do not depend on the reduction otherwise. The functions here
+ * make all sums over samples (gradients, totals of losses, squares of norms).
  */
 #ifndef EK_REDUCTION_H
 #define EK_REDUCTION_H
@@ -42,7 +42,7 @@ struct ek__backward {
 };
 
 struct ek__reduction {
-  /* A piece is all that a rank has of a micro-batch: its passes add to the gradients of the step
+  /* A piece is a rank's whole part of a micro-batch: its passes add to the gradients of the step
    * and may overwrite the outputs. */
   bool whole;
   /* NULL, or how batches are cut: into `grains` of EK_SCATTER_GRAINS; and whether shards that the
@@ -54,8 +54,8 @@ struct ek__reduction {
   /* Most pieces of a rank; and of all ranks, those that have totals of their own. */
   size_t (*most)(const ek_data_parallel_model *model);
   size_t (*leaves)(const ek_data_parallel_model *model);
-  /* Those of a rank where the model's thread has cut `samples` (ek_shards.samples); `forward`: of
-   * the model's own forward, not of a loss, whose outputs may be on one device. */
+  /* The pieces of a rank, after the model's thread has cut `samples` (ek_shards.samples);
+   * `forward`: of the model's own forward, not of a loss, whose outputs may be on one device. */
   void (*pieces)(struct ek__pieces *pieces, const ek_data_parallel_model *model,
                  const struct ek__rank *rank, const int64_t *samples, bool forward);
   struct ek__piece (*piece)(const ek_data_parallel_model *model, const struct ek__pieces *pieces,
@@ -68,7 +68,7 @@ struct ek__reduction {
    * parameters: ek__rank_backward_piece() for each. */
   ek_status (*backward)(const struct ek__backward *job, struct ek__rank *rank,
                         const ek_tensor *gradients);
-  /* A backward that was not the step's last was, after all. */
+  /* The last backward of the step was not announced as its last: adds up what is left. */
   ek_status (*rest)(ek_data_parallel_model *model, struct ek__rank *rank);
   /* The sum over all ranks from the leaves of each; samples: of the outputs. */
   ek_status (*totals)(const ek_data_parallel_model *model, const struct ek__rank *rank,
@@ -85,10 +85,10 @@ extern const struct ek__reduction ek__reduction_sum, ek__reduction_tree;
 /* ---- rank.c: rows of a piece ---- */
 
 /*
- * Rows of a piece, of what a rank has of a tensor: with a whole piece that itself, a loan, else a
- * reference of the caller's own, which it frees by ek__piece_free(). A copy where they do not begin
- * at a multiple of 256 bytes: where a piece begins among its rank's rows depends on the number of
- * ranks, and what a kernel or a library does with an address may not.
+ * Rows of a piece, out of a rank's part of a tensor: for a whole piece the part itself, a loan;
+ * otherwise a reference of the caller's own, which it frees by ek__piece_free(). The rows are
+ * copied unless they begin at a multiple of 256 bytes: the place of a piece among its rank's rows
+ * depends on the number of ranks, and the result of a kernel may depend on an address.
  */
 ek_status ek__piece_rows(ek_tensor *rows, const ek_data_parallel_model *model,
                          const struct ek__pieces *pieces, const struct ek__piece *piece,
@@ -96,8 +96,8 @@ ek_status ek__piece_rows(ek_tensor *rows, const ek_data_parallel_model *model,
 void ek__piece_free(ek_tensor *rows, const ek_data_parallel_model *model);
 
 /*
- * Puts what a piece has made, *part, after what others of the rank have made: *whole, zeros at
- * first, becomes large enough for all with the first. Takes *part.
+ * Puts the result of a piece, *part, after the results of the rank's earlier pieces: *whole, zeros
+ * at first, becomes large enough for all with the first. Takes *part.
  */
 ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_parallel_model *model,
                            const struct ek__pieces *pieces, const struct ek__piece *piece,
@@ -114,7 +114,7 @@ ek_status ek__rank_backward_piece(const ek_data_parallel_model *model, struct ek
                                   const struct ek__pieces *pieces, const struct ek__piece *piece,
                                   size_t round, const ek_tensor *gradients);
 
-/* Numbers that are one after the other: [terms, 2] of piece `number`. */
+/* A view of [terms, 2], those of piece `number`, in numbers that are end to end. */
 static inline ek_tensor ek__totals_leaf(const struct ek__totals *totals, size_t number) {
   const int64_t count = ek_tensor_count(&totals->sum);
   ek_tensor leaf = ek__flat_range(&totals->leaves, (int64_t)number * count, count);

@@ -1,5 +1,5 @@
 /*
- * replicate.c - parameters that ranks give each other.
+ * replicate.c - parameters that ranks send each other.
  *
  * ek_replicate() makes replicas equal to that of rank 0, with one broadcast for each flat buffer.
  *
@@ -26,8 +26,7 @@ static ek_status broadcast_flat(ek_communicator *communicator, ek_device *device
   return ek_communicator_broadcast(communicator, device, &view, 0);
 }
 
-/* Where every rank has masters, each rounds them; where only the first has, what travels is the
- * copies. */
+/* If every rank has masters, each rounds its own; if only the first has them, it sends copies. */
 ek_status ek__replicate_rank(ek_communicator *communicator, ek_device *device,
                              ek_replica *replica) {
   const bool whole = replica->masters == EK__MASTERS_WHOLE;

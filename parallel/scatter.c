@@ -72,14 +72,14 @@ static ek_status check_weights(size_t count, const double *weights) {
 static void cut_weights(int64_t *offsets, int64_t rows, size_t count, const double *weights) {
   double largest = 0, sum = 0;
   for (size_t i = 0; i < count; i++) largest = fmax(largest, weights[i]);
-  /* Times a power of two, which rounds nothing, so that the sum is finite for any weights. */
+  /* The power of two rounds nothing and keeps the sum finite for any weights. */
   int exponent = 0;
   (void)frexp(largest, &exponent);
   for (size_t i = 0; i < count; i++) sum += ldexp(weights[i], -exponent);
 #define SHARE(i) ((double)rows * (ldexp(weights[i], -exponent) / sum))
   int64_t *const sizes = offsets + 1, left = rows;
   for (size_t i = 0; i < count; i++) {
-    /* A double near 2^63 may be more than there is, or more than an int64_t can be. */
+    /* A double near 2^63 may exceed the number of rows, or the range of int64_t. */
     sizes[i] = SHARE(i) >= (double)left ? left : (int64_t)floor(SHARE(i));
     left -= sizes[i];
   }
@@ -127,7 +127,7 @@ ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: unknown kind %d", (int)o.kind);
 }
 
-/* ---- what integers become ---- */
+/* ---- conversion of integers ---- */
 
 ek_status ek__intake_of(struct ek__conversion *intake, const char *who,
                         const struct ek__intakes *intakes, size_t number, const ek_tensor *source) {
@@ -150,7 +150,7 @@ ek_status ek__scalings_copy(ek_input_scaling **copy, const char *who,
                     : ek__new_copy(copy, scalings, count * sizeof *scalings, "scalings of inputs");
 }
 
-/* ek_scatter_options.type is the caller's word and is taken exactly. */
+/* The caller's ek_scatter_options.type is used exactly. */
 static ek_status read_intake(struct ek__conversion *intake, const char *who,
                              const ek_tensor *source, const ek_scatter_options *options) {
   ek_scatter_options o = EK_SCATTER_OPTIONS_INIT;
@@ -168,7 +168,7 @@ static ek_status read_intake(struct ek__conversion *intake, const char *who,
 
 /* ---- the parts ---- */
 
-/* Rows of the source from `first` on, on a device where they are not. */
+/* Rows of the source from `first` on, on a device that does not have them. */
 static ek_status make_copy(ek_tensor *part, const ek_shards *shards, const ek_tensor *source,
                            ek_memory_category category, const struct ek__conversion *intake,
                            ek_device *device, const ek_tensor *rows, int64_t first) {
@@ -221,7 +221,7 @@ ek_status ek__scatter_fill(const ek_shards *shards, const ek_tensor *source,
   return ek_group_apply(shards->group, make_part, &job);
 }
 
-/* What was laid out becomes the caller's, if it can be filled. */
+/* The caller gets the shards that were laid out, if they can be filled. */
 static ek_status fill(ek_shards *shards, ek_shards *made, const char *who, const ek_tensor *source,
                       ek_memory_category category, const ek_scatter_options *options) {
   struct ek__conversion intake;

@@ -254,8 +254,8 @@ static ek_status write_copies(const ek_data_parallel_model *model, int64_t first
   return EK_OK;
 }
 
-/* Reads from device 0, writes to all that have it; what is cut from whoever has it. What modules
- * see of a parameter that is written is written with it. */
+/* Reads from device 0, or for parts from their owners; writes to all devices that have it. A write
+ * of a parameter also writes the copies that modules see. */
 static ek_status copy_value(const ek_data_parallel_model *model, const struct entry *entry,
                             int64_t first, ek_tensor *host, bool write) {
   const bool buffer = entry->info.buffer;
@@ -291,7 +291,7 @@ static ek_status copy_state(const ek_data_parallel_model *model, const struct en
   return EK_OK;
 }
 
-/* Each of them has 8 bytes; the entries of a scaler are there with an optimizer alone. */
+/* Each of them has 8 bytes; a scaler's entries exist only with an optimizer. */
 static ek_status copy_number(ek_data_parallel_model *model, const struct entry *entry,
                              ek_tensor *host, bool write) {
   void *number = NULL;
@@ -321,7 +321,7 @@ ek_status ek__read_numbers(double *values, int64_t count, const ek_tensor *tenso
   return ek_tensor_copy(&host, tensor);
 }
 
-/* Whether this process has all of it. */
+/* Whether this process has all of an entry. */
 static ek_status check_whole(const char *who, const ek_data_parallel_model *model, bool cut,
                              const char *name) {
   EK__FAIL_IF(cut && ek__group_world(model->run.group) != NULL, EK_ERR_UNSUPPORTED,
@@ -344,7 +344,7 @@ static ek_status check_host(const char *who, const char *name, const ek_tensor *
   return ek__tensor_check_host(host, like, who, name);
 }
 
-/* Numbers of the host have one type; all others, floating ones, may be of any. */
+/* Numbers of the host have one type; all other entries may be of any floating type. */
 static ek_tensor like_for(const struct entry *entry, const ek_tensor *host) {
   ek_tensor like = like_of(entry);
   const bool converts = !is_number(entry->kind) && ek__type_is_floating(like.type);
@@ -352,7 +352,7 @@ static ek_tensor like_for(const struct entry *entry, const ek_tensor *host) {
   return like;
 }
 
-/* An entry, and that the host's tensor is like it. */
+/* Finds an entry, and checks that the host's tensor is like it. */
 static ek_status entry_for(struct entry *entry, const char *who,
                            const ek_data_parallel_model *model, const char *name,
                            const ek_tensor *host) {
@@ -451,7 +451,7 @@ static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *mo
   return EK_OK;
 }
 
-/* What the optimizer would multiply with: 1 / D, or 1; over the loss scale. */
+/* The factor that the optimizer would use: 1 / D, or 1, divided by the loss scale. */
 static ek_status read_factor(double *factor, const ek_data_parallel_model *model) {
   double totals[2] = {0, 1};
   EK_TRY(ek__read_numbers(totals, 2, &model->run.ranks[0].totals));

@@ -19,8 +19,8 @@ static size_t one(const ek_data_parallel_model *model) {
   return 1;
 }
 
-/* Without samples a rank runs the model for its collectives alone. A loss is asked for by a rank
- * that has rows, which may be of shards of the program's own, without samples. */
+/* A rank without samples runs the model for its collectives alone. A rank that has rows computes
+ * its loss; the rows may be of the program's own shards, without samples. */
 static void pieces_of(struct ek__pieces *pieces, const ek_data_parallel_model *model,
                       const struct ek__rank *rank, const int64_t *samples, bool forward) {
   const int64_t begin = samples[rank->place], count = samples[rank->place + 1] - begin;

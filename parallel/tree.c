@@ -3,8 +3,8 @@
  * reproducible model adds along it: totals of a loss and squares of a norm.
  *
  * The fold is a binary counter: blocks of the tree come from left to right, and each is added to
- * its left neighbour as soon as both halves of their parent are there. So a rank holds at most two
- * blocks of each size, and the sums are those of the tree whatever run of grains it has.
+ * its left neighbour as soon as both halves of their parent exist. So a rank holds at most two
+ * blocks of each size, and the sums are those of the tree for any run of grains.
  *
  * The totals of a loss have a leaf for each grain. The leaves of all ranks are gathered, and every
  * rank adds them up along the tree by itself; so it is with the squares of a norm, whose leaves are
@@ -47,7 +47,7 @@ size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used) {
   return used < most ? used : most;
 }
 
-/* Where grain `number` of a batch begins. */
+/* The first sample of grain `number` of a batch. */
 static int64_t begin_of(const ek_data_parallel_model *model, size_t number, int64_t samples) {
   return ek__even_begin(samples, number, ek__grains_of_model(model));
 }
@@ -80,8 +80,8 @@ void ek__grains_here(size_t *first, size_t *last, const ek_data_parallel_model *
   while (*last < used && begin_of(model, *last, all) < samples[place + 1]) ++*last;
 }
 
-/* Where parameters are shares every rank runs in every round of a forward, one that has no grain
- * for it with no rows, because it meets the others in collectives. */
+/* If parameters are shares, every rank runs in every round of a forward, a rank without a grain
+ * with no rows, because it meets the others in collectives. */
 void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,
                        const struct ek__rank *rank, const int64_t *samples, bool forward) {
   const int64_t all = samples[model->run.count], begin = samples[rank->place];

@@ -2,9 +2,9 @@
  * tree.h - the reduction of a reproducible model: batches in grains, sums along one tree.
  *
  * A batch is cut into S grains, whose sizes differ by at most one, larger first. Each is computed
- * by itself, so with the same shapes wherever it is. A rank has a run of grains: they are its
- * pieces. Whatever is added over the samples (gradients, totals of losses) is added over the grains
- * along one binary tree that knows nothing of devices.
+ * by itself, so with the same shapes on any device. A rank has a run of grains: they are its
+ * pieces. All sums over samples (gradients, totals of losses) are sums over the grains along one
+ * binary tree that does not depend on devices.
  *
  * The tree: its leaves are the grains that have samples, 0 .. n - 1. Block (l, i) has the leaves
  * from i 2^l on, 2^l of them or as many as there are; it is the sum of blocks (l - 1, 2 i) and
@@ -28,13 +28,13 @@ enum { EK__MAX_GRAINS = 256, EK__FOLD_DEPTH = 18 };
 /* Of a model, and most of a rank. */
 size_t ek__grains_of_model(const ek_data_parallel_model *model);
 size_t ek__grains_most(const ek_data_parallel_model *model);
-/* Grains of a batch that have samples; those of rank `number`: first .. last - 1. */
+/* The number of grains of a batch that have samples; those of rank `number`: first .. last - 1. */
 size_t ek__grains_used(const ek_data_parallel_model *model, int64_t samples);
 void ek__grains_of(size_t *first, size_t *last, const ek_data_parallel_model *model, size_t number,
                    size_t used);
-/* Ranks run their grains in rounds: number `round` of each. Those that a batch has. */
+/* The number of rounds of a batch: in each, every rank runs one of its grains. */
 size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used);
-/* Those that begin among the samples of a device's part. */
+/* The grains that begin among the samples of a device's part. */
 void ek__grains_here(size_t *first, size_t *last, const ek_data_parallel_model *model,
                      const int64_t *samples, size_t place);
 
@@ -59,8 +59,9 @@ struct ek__fold {
 };
 
 /*
- * Puts the block right of all others on top. Returns how many sums are due now: each adds what is
- * on top to what is below it, and takes it away. `depth` is what is there after them.
+ * Puts the block right of all others on top. Returns the number of sums that are due now: each adds
+ * the top block to the block below it, and removes the top. `depth` is the number of blocks after
+ * these sums.
  */
 size_t ek__fold_push(struct ek__fold *fold, struct ek__block block);
 /* The blocks that grains first .. last - 1 of `leaves` leave; *most, which may be NULL: that the
@@ -75,7 +76,7 @@ struct ek__row {
 };
 
 /* Adds up `count` rows of `width` numbers, blocks of the tree with `leaves` leaves side by side:
- * row 0 becomes the sum, and the others something. */
+ * row 0 becomes the sum, and the other rows are undefined afterwards. */
 ek_status ek__fold_rows(ek_stream *stream, const struct ek__row *rows, size_t count, int64_t width,
                         size_t leaves);
 

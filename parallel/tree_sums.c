@@ -16,10 +16,10 @@
  * the rank that the leaf comes from: it runs one binary counter for each rank, on a part of the
  * elements. With N ranks of g grains each that takes shares of at most N log2(g) blocks, as much as
  * log2(g) whole gradients. In the last round the blocks of all ranks are complete and are added up
- * at once; the leaves of that round are not stored, so with one grain per rank nothing is.
+ * at once; the leaves of that round are not stored, so with one grain per rank nothing is stored.
  *
- * All memory is taken when the model opens, except the sum of earlier micro-batches, of which there
- * may be none.
+ * All memory is taken when the model opens, except the sum of earlier micro-batches: a step may
+ * have only one.
  */
 #include <evenkeel/elementwise.h>
 
@@ -29,7 +29,7 @@
 #include "keeper.h"
 #include "tree.h"
 
-/* What a rank holds. */
+/* The memory of a rank. */
 struct ek__tree {
   struct ek__fold fold;             /* of the blocks that the last backward has left */
   ek_tensor blocks[EK__FOLD_DEPTH]; /* flat gradients; number 0, which is the replica's, is empty */
@@ -355,7 +355,7 @@ static int64_t slot_of(const struct sum *sum, size_t slot, const struct range *r
   return (int64_t)slot * share + place_of(sum, range);
 }
 
-/* *block, a leaf of a rank, is added to that rank's blocks as far as that goes, and is kept. */
+/* Adds *block, a leaf of a rank, to that rank's blocks as far as possible, and keeps the result. */
 static ek_status add_leaf(struct ek__row *block, const struct sum *sum,
                           const struct ek__grain_run *run, const struct range *range) {
   const int64_t width = range->last - range->first;

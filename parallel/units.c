@@ -53,7 +53,7 @@ static ek_status wait_for(struct ek__keeper *keeper, size_t unit) {
   return EK_OK;
 }
 
-/* The unit becomes the current one: what was it before goes, unless a node needs it. */
+/* Makes the unit the current one; the one before is freed, unless a node needs it. */
 static ek_status make_current(struct ek__keeper *keeper, size_t unit) {
   const size_t none = keeper->cut->count, before = keeper->current;
   if (before != none && before != unit && keeper->values[before].pins == 0) {
@@ -65,7 +65,7 @@ static ek_status make_current(struct ek__keeper *keeper, size_t unit) {
   return wait_for(keeper, unit);
 }
 
-/* Begins to gather what is expected next, if it is not there. */
+/* Begins to gather the unit that is expected next, unless it is resident. */
 static ek_status look_ahead(struct ek__keeper *keeper, size_t unit) {
   const size_t none = keeper->cut->count, before = keeper->ahead;
   if (ek_tensor_exists(&keeper->values[unit].whole)) return EK_OK;
@@ -85,7 +85,7 @@ static ek_status expect(struct ek__keeper *keeper, const struct ek__node *node, 
   return look_ahead(keeper, ek__bucket_of_unit(keeper->cut, layout->stops[stop]));
 }
 
-/* ---- what a pass asks for ---- */
+/* ---- requests of a pass ---- */
 
 static void unpin(struct ek__keeper *keeper, size_t unit) {
   struct ek__gathered *values = &keeper->values[unit];
@@ -117,7 +117,7 @@ static void leave(struct ek__lender *lender, const struct ek__node *node) {
   leave_some(keeper, node, node->parameter_count + 1);
 }
 
-/* What `current` and `ahead` name is there, or they name none. */
+/* Whether a unit is resident; true for the number that stands for no unit. */
 static bool is_there(const struct ek__keeper *keeper, size_t unit) {
   return unit == keeper->cut->count || ek_tensor_exists(&keeper->values[unit].whole);
 }
