@@ -3,11 +3,14 @@
  */
 #include "ck_training.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <evenkeel/adamw.h>
+#include <evenkeel/sgd.h>
+#include <evenkeel/with_criterion.h>
 
 /* ---- set-ups ---- */
 
@@ -20,6 +23,25 @@ struct ck_setup ck_setup_mode(const struct ck_workload *workload, const char *sp
   setup.optimizer = ck_clipped_adamw;
   ck_ok(ek_data_parallel_model_options_set_mode(&setup.options, mode));
   return setup;
+}
+
+struct ck_setup ck_setup_own(ek_module *module, ek_criterion *criterion, const char *spec,
+                             ek_mode mode) {
+  static const ek_data_parallel_model_options defaults = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  struct ck_setup setup = {.spec = spec, .options = defaults, .optimizer = ck_plain_adamw};
+  setup.module = ck_keep(module);
+  setup.criterion = ck_keep(criterion);
+  ck_ok(ek_data_parallel_model_options_set_mode(&setup.options, mode));
+  return setup;
+}
+
+struct ck_setup ck_setup_gpt(const ek_gpt_options *gpt, const ek_cross_entropy_options *loss,
+                             const char *spec, ek_mode mode) {
+  ek_module *module = NULL;
+  ek_criterion *criterion = NULL;
+  ck_ok(ek_gpt_create(&module, gpt));
+  if (!gpt->fused_loss) ck_ok(ek_cross_entropy_create(&criterion, loss));
+  return ck_setup_own(module, criterion, spec, mode);
 }
 
 static const struct {
@@ -65,15 +87,48 @@ ek_status ck_clipped_adamw(ek_optimizer **optimizer) {
   return ek_adamw_create(optimizer, &options);
 }
 
+ek_status ck_plain_adamw(ek_optimizer **optimizer) { return ek_adamw_create(optimizer, NULL); }
+
+ek_status ck_plain_sgd(ek_optimizer **optimizer) { return ek_sgd_create(optimizer, NULL); }
+
 /* ---- opening and closing ---- */
+
+/* A module of the test's own is freed by the test. */
+static void free_made(struct ck_training *training) {
+  ek_optimizer_free(training->rule);
+  if (training->setup.module != NULL) return;
+  ek_criterion_free(training->criterion);
+  ek_module_free(training->module);
+}
 
 void ck_training_free(struct ck_training *training) {
   ek_data_parallel_optimizer_free(training->optimizer);
   ek_data_parallel_criterion_free(training->loss);
   ek_data_parallel_model_free(training->model);
-  ek_optimizer_free(training->rule);
+  free_made(training);
+}
+
+static ek_status join(struct ck_training *training) {
+  ek_module *whole = NULL;
+  EK_TRY(ek_with_criterion_create(&whole, training->module, training->criterion));
   ek_criterion_free(training->criterion);
   ek_module_free(training->module);
+  training->criterion = NULL;
+  training->module = whole;
+  return EK_OK;
+}
+
+static ek_status make_parts(struct ck_training *training) {
+  const struct ck_setup *setup = &training->setup;
+  if (setup->module != NULL) {
+    training->module = setup->module;
+    training->criterion = setup->criterion;
+  } else {
+    EK_TRY(setup->workload->module(&training->module));
+    EK_TRY(setup->workload->criterion(&training->criterion, setup->reduction));
+    if (setup->own_loss) EK_TRY(join(training));
+  }
+  return setup->optimizer == NULL ? EK_OK : setup->optimizer(&training->rule);
 }
 
 static ek_status open_parts(struct ck_training *training) {
@@ -81,23 +136,44 @@ static ek_status open_parts(struct ck_training *training) {
   ek_data_parallel_criterion_options loss = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   loss.keep_outputs = setup->keep_outputs;
   loss.gradient_in_forward = setup->gradient_in_forward;
-  EK_TRY(setup->workload->module(&training->module));
-  EK_TRY(setup->workload->criterion(&training->criterion, setup->reduction));
+  EK_TRY(make_parts(training));
   EK_TRY(ek_data_parallel_model_open(&training->model, training->group, training->module,
                                      &setup->options));
   EK_TRY(ek_data_parallel_criterion_open(&training->loss, training->model, training->criterion,
                                          &loss));
-  if (setup->optimizer == NULL) return EK_OK;
-  EK_TRY(setup->optimizer(&training->rule));
+  if (training->rule == NULL) return EK_OK;
   ek_data_parallel_optimizer_options update = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   update.loss_scale = setup->loss_scale;
   return ek_data_parallel_optimizer_open(&training->optimizer, training->model, training->rule,
                                          &update);
 }
 
+ek_trainer *ck_trainer_open(const struct ck_setup *setup) {
+  struct ck_training made = {.setup = *setup};
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_optimizer_options update = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  ek_group_options threads = EK_GROUP_OPTIONS_INIT;
+  ck_setup_precision(&made.setup);
+  ck_ok(make_parts(&made));
+  threads.threads_per_device = 1;
+  update.loss_scale = made.setup.loss_scale;
+  options.model = &made.setup.options;
+  options.optimizer = &update;
+  options.group = setup->group;
+  if (setup->group == NULL) options.group_options = &threads;
+  options.micro_batches = setup->micro_batches;
+  CK_OPENED(ek_trainer *, trainer,
+            ek_trainer_open(&trainer, setup->group == NULL ? ck_spec(setup->spec) : NULL,
+                            made.module, made.criterion, made.rule, &options));
+  free_made(&made);
+  return trainer;
+}
+
 static void keep_parts(const struct ck_training *training) {
-  ck_keep(training->module);
-  ck_keep(training->criterion);
+  if (training->setup.module == NULL) {
+    ck_keep(training->module);
+    ck_keep(training->criterion);
+  }
   ck_keep(training->rule);
   ck_keep(training->model);
   ck_keep(training->loss);
@@ -149,11 +225,15 @@ ek_status ck_training_backward(struct ck_training *training, const struct ck_bat
   ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   forward.scatter = scatter;
   backward.accumulate = accumulate;
-  ek_status status = ek_data_parallel_model_forward(outputs, training->model, batch->input,
-                                                    batch->inputs, &forward);
+  const bool own = training->criterion == NULL; /* then its inputs are the targets, too */
+  ek_tensor inputs[2 * CK_BATCH_TENSORS];
+  memcpy(inputs, batch->input, batch->inputs * sizeof *inputs);
+  memcpy(inputs + batch->inputs, batch->target, batch->targets * sizeof *inputs);
+  ek_status status = ek_data_parallel_model_forward(
+      outputs, training->model, inputs, batch->inputs + (own ? batch->targets : 0), &forward);
   if (status == EK_OK) {
     status = ek_data_parallel_criterion_forward(training->loss, outputs, count, batch->target,
-                                                batch->targets);
+                                                own ? 0 : batch->targets);
   }
   if (status == EK_OK && loss != NULL) {
     status = ek_data_parallel_criterion_loss(loss, NULL, training->loss);
@@ -169,6 +249,50 @@ ek_status ck_training_step(struct ck_training *training, const struct ck_batch *
                            ek_step_result *result) {
   EK_TRY(ck_training_backward(training, batch, NULL, false, NULL));
   return ek_data_parallel_optimizer_step(result, training->optimizer);
+}
+
+/* ---- memory ---- */
+
+void ck_usages(ek_memory_usage *usages, const ek_group *group) {
+  for (size_t k = 0; k < ek_group_size(group); k++) {
+    ck_ok(ck_memory_stats(&usages[k], ek_group_device(group, k)));
+  }
+}
+
+void ck_same_peaks(const char *what, const ek_memory_usage *planned, const ek_memory_usage *real,
+                   size_t devices) {
+  for (size_t k = 0; k < devices; k++) {
+    ck_assert_msg(planned[k].peak_bytes == real[k].peak_bytes,
+                  "%s: device %zu peaks at %" PRIu64 " bytes, planned were %" PRIu64, what, k,
+                  real[k].peak_bytes, planned[k].peak_bytes);
+    uint64_t sum = real[k].unused_at_peak;
+    for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+      ck_assert_msg(planned[k].at_peak[c] == real[k].at_peak[c],
+                    "%s: device %zu has %" PRIu64 " bytes of %s, planned were %" PRIu64, what, k,
+                    real[k].at_peak[c], ek_memory_category_name((ek_memory_category)c),
+                    planned[k].at_peak[c]);
+      sum += real[k].at_peak[c];
+    }
+    ck_assert_uint_eq(planned[k].unused_at_peak, real[k].unused_at_peak);
+    ck_assert_uint_eq(planned[k].allocations, real[k].allocations);
+    ck_assert_uint_eq(sum, real[k].peak_bytes);
+  }
+}
+
+void ck_measure(ek_memory_usage *usages, const struct ck_setup *setup, const char *spec,
+                const struct ck_batch *batch, int micro_batches) {
+  struct ck_training training;
+  struct ck_setup there = *setup;
+  there.spec = spec;
+  ck_training_open(&training, &there);
+  for (int step = 0; step < 2; step++) {
+    for (int i = 1; i < micro_batches; i++) {
+      ck_ok(ck_training_backward(&training, batch, NULL, true, NULL));
+    }
+    ck_ok(ck_training_step(&training, batch, NULL));
+  }
+  ck_usages(usages, training.group);
+  ck_training_close(&training);
 }
 
 /* ---- numbers ---- */

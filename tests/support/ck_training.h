@@ -13,7 +13,9 @@
 
 #include <evenkeel/data_parallel_criterion.h>
 #include <evenkeel/data_parallel_optimizer.h>
+#include <evenkeel/gpt.h>
 #include <evenkeel/state.h>
+#include <evenkeel/trainer.h>
 
 #include "ck_workload.h"
 
@@ -27,9 +29,20 @@ struct ck_setup {
   ek_reduction reduction;
   ek_status (*optimizer)(ek_optimizer **optimizer); /* NULL: none is opened */
   const ek_loss_scale *loss_scale;                  /* of it; or NULL */
+  bool own_loss; /* the workload's model and criterion are one module, which computes its loss */
+  ek_module *module; /* instead of the workload's; with no criterion it has its own loss */
+  ek_criterion *criterion;
+  ek_group *group; /* of a trainer, or NULL for one of `spec` */
+  int64_t micro_batches;
 };
 
 struct ck_setup ck_setup_mode(const struct ck_workload *workload, const char *spec, ek_mode mode);
+/* The library's defaults for a module of the test's own, which is kept, as is the criterion. */
+struct ck_setup ck_setup_own(ek_module *module, ek_criterion *criterion, const char *spec,
+                             ek_mode mode);
+/* The same of a GPT, and of a cross-entropy with these options unless its loss is fused. */
+struct ck_setup ck_setup_gpt(const ek_gpt_options *gpt, const ek_cross_entropy_options *loss,
+                             const char *spec, ek_mode mode);
 
 /* Number 0 .. CK_PLACEMENTS - 1 of all pairs of the two placements; the first CK_MODES are the
  * modes. */
@@ -49,6 +62,9 @@ void ck_setup_precision(struct ck_setup *setup);
 
 /* AdamW with decay and clipping: every part of a step takes part. */
 ek_status ck_clipped_adamw(ek_optimizer **optimizer);
+/* With the defaults of the library. */
+ek_status ck_plain_adamw(ek_optimizer **optimizer);
+ek_status ck_plain_sgd(ek_optimizer **optimizer);
 
 struct ck_training {
   struct ck_setup setup;
@@ -70,6 +86,8 @@ ek_status ck_training_try(struct ck_training *training, const struct ck_setup *s
 /* Opens the optimizer again, with these options. */
 void ck_training_update_with(struct ck_training *training,
                              const ek_data_parallel_optimizer_options *options);
+/* A trainer of the same parts, which is kept. */
+ek_trainer *ck_trainer_open(const struct ck_setup *setup);
 /* Frees all of it except the group, on which others may be at work. */
 void ck_training_free(struct ck_training *training);
 /* Frees all of it and checks that the devices hold nothing. */
@@ -81,6 +99,15 @@ ek_status ck_training_backward(struct ck_training *training, const struct ck_bat
 /* The same, then the optimizer; result may be NULL. */
 ek_status ck_training_step(struct ck_training *training, const struct ck_batch *batch,
                            ek_step_result *result);
+
+/* What the devices of a group have taken. */
+void ck_usages(ek_memory_usage *usages, const ek_group *group);
+/* The same peaks, in total and by category, of as many allocations. */
+void ck_same_peaks(const char *what, const ek_memory_usage *planned, const ek_memory_usage *real,
+                   size_t devices);
+/* What the devices of `spec` have taken after two steps, each of so many equal micro-batches. */
+void ck_measure(ek_memory_usage *usages, const struct ck_setup *setup, const char *spec,
+                const struct ck_batch *batch, int micro_batches);
 
 /* The type and the shape of an entry of the state, as a host tensor without data. */
 ek_tensor ck_like(const struct ck_training *training, const char *name);

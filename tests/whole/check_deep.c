@@ -5,7 +5,6 @@
  * other layers. The bound is processor time, seven times what it takes where nothing is in the way;
  * work that grows with the square of the layers takes hundreds of times as long.
  */
-#include <stdlib.h>
 #include <time.h>
 
 #include <evenkeel/evenkeel.h>
@@ -25,56 +24,35 @@ static double seconds(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static ek_status stack_of(ek_module **module, size_t layers) {
-  ek_module **children = calloc(layers, sizeof *children);
-  ck_assert_ptr_nonnull(children);
-  ek_status status = EK_OK;
-  for (size_t i = 0; i < layers && status == EK_OK; i++) {
-    status = ek_linear_create(&children[i], WIDTH, WIDTH, true);
+static ek_module *stack_of(size_t layers) {
+  ek_module *module = NULL;
+  ek_module **children = ck_array(layers, sizeof *children);
+  for (size_t i = 0; i < layers; i++) {
+    ck_ok(ek_linear_create(&children[i], WIDTH, WIDTH, true));
   }
-  if (status == EK_OK) status = ek_sequential_create(module, children, layers);
+  ck_ok(ek_sequential_create(&module, children, layers));
   for (size_t i = 0; i < layers; i++) ek_module_free(children[i]);
-  free(children);
-  return status;
+  ck_drop(children);
+  return module;
 }
 
 /* The peak of device 0 over two steps. */
 static uint64_t plan(size_t layers, ek_mode mode) {
   ek_group *group = ck_open_exactly("plan:2", 1);
-  ek_module *module = NULL;
-  ek_criterion *criterion = NULL;
-  ek_optimizer *rule = NULL;
-  ek_data_parallel_model *model = NULL;
-  ek_data_parallel_criterion *loss = NULL;
-  ek_data_parallel_optimizer *optimizer = NULL;
-  const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "plan:2", mode);
-  ck_ok(stack_of(&module, layers));
-  ck_ok(ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
-  ck_ok(ek_adamw_create(&rule, NULL));
-  ck_ok(ek_data_parallel_model_open(&model, group, module, &setup.options));
-  ck_ok(ek_data_parallel_criterion_open(&loss, model, criterion, NULL));
-  ck_ok(ek_data_parallel_optimizer_open(&optimizer, model, rule, NULL));
+  ek_criterion *loss = NULL;
+  struct ck_training t;
+  struct ck_batch batch = {.samples = ROWS, .inputs = 1, .targets = 1};
   float zeros[ROWS * WIDTH] = {0};
-  ek_tensor batch;
-  ck_ok(ek_tensor_host(&batch, zeros, EK_F32, 2, (const int64_t[]){ROWS, WIDTH}));
-  for (int i = 0; i < 2; i++) {
-    ek_shards outputs;
-    ek_step_result result;
-    ck_ok(ek_data_parallel_model_forward(&outputs, model, &batch, 1, NULL));
-    ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, &batch, 1));
-    ck_ok(ek_data_parallel_criterion_backward(loss, NULL));
-    ck_ok(ek_data_parallel_optimizer_step(&result, optimizer));
-    ek_shards_free(&outputs);
-  }
   ek_memory_usage usage;
+  ck_ok(ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
+  struct ck_setup setup = ck_setup_own(stack_of(layers), loss, NULL, mode);
+  setup.options.bucket_bytes = 256;
+  ck_ok(ek_tensor_host(&batch.input[0], zeros, EK_F32, 2, (const int64_t[]){ROWS, WIDTH}));
+  batch.target[0] = batch.input[0];
+  ck_ok(ck_training_try(&t, &setup, group));
+  for (int i = 0; i < 2; i++) ck_ok(ck_training_step(&t, &batch, NULL));
   ck_ok(ek_memory_stats(&usage, ek_group_device(group, 0)));
-  ek_data_parallel_optimizer_free(optimizer);
-  ek_data_parallel_criterion_free(loss);
-  ek_data_parallel_model_free(model);
-  ek_optimizer_free(rule);
-  ek_criterion_free(criterion);
-  ek_module_free(module);
-  ck_ok(ek_group_close(group));
+  ck_training_close(&t);
   return usage.peak_bytes;
 }
 

@@ -203,12 +203,9 @@ static void frozen_ones_stay(const struct ck_training *t, const double *got, con
 
 static void frozen_peaks(ek_memory_usage usage[3], const struct ck_setup *setup, const char *spec) {
   struct ck_training t;
-  ek_group *group = ck_open(spec, 1);
-  ck_ok(ck_training_try(&t, setup, group));
+  ck_ok(ck_training_try(&t, setup, ck_open(spec, 1)));
   frozen_steps(&t);
-  ck_training_close(&t);
-  for (size_t k = 0; k < 3; k++) ck_ok(ck_memory_stats(&usage[k], ek_group_device(group, k)));
-  ck_ok(ek_group_close(group));
+  ck_usages(usage, t.group);
 }
 
 /* Two devices-and-placement train alike; what is frozen stays, bit for bit; a plan is exact. */
@@ -239,12 +236,7 @@ CK_LOOP(frozen_layers_in_every_placement, 2 * CK_PLACEMENTS) {
   ek_memory_usage planned[3], real[3];
   frozen_peaks(planned, &setup, "plan:3");
   frozen_peaks(real, &setup, "cpu:3");
-  for (size_t k = 0; k < 3; k++) {
-    ck_assert_uint_eq(planned[k].peak_bytes, real[k].peak_bytes);
-    for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
-      ck_assert_uint_eq(planned[k].at_peak[c], real[k].at_peak[c]);
-    }
-  }
+  ck_same_peaks("a frozen gpt", planned, real, 3);
 }
 
 /* In 16 bits each device rounds its part of the masters; frozen ones go to all devices, too. */

@@ -9,7 +9,7 @@
 #include <evenkeel/evenkeel.h>
 
 #include "ck_gpt.h"
-#include "ek_check.h"
+#include "ck_training.h"
 
 enum { VOCABULARY = 37, CLASSES = 33, SEQUENCE = 6, MOST_SAMPLES = 9, STEPS = 3 };
 
@@ -25,8 +25,7 @@ static const struct setting settings[] = {{false, false, 0, 0, 2},
 enum { SETTINGS = sizeof settings / sizeof settings[0], MODES = 4 };
 
 struct run {
-  ek_module *module;
-  ek_criterion *criterion;
+  struct ck_setup setup;
   ek_group *group;
   ek_trainer *trainer;
 };
@@ -42,41 +41,27 @@ static ek_cross_entropy_options criterion_options(const struct setting *s) {
   return o;
 }
 
-static ek_status open_run(struct run *r, const struct setting *s, const char *spec, ek_mode mode,
-                          bool fused) {
+static void open_run(struct run *r, const struct setting *s, const char *spec, ek_mode mode,
+                     bool fused) {
   const ek_cross_entropy_options loss = criterion_options(s);
   ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, SEQUENCE, 8, s->layers, 2);
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_optimizer *rule = NULL;
-  *r = (struct run){.group = ck_open(spec, 1)};
   gpt.untied = s->untied;
   gpt.dropout = s->dropout;
   gpt.fused_loss = fused;
   if (fused) {
     gpt.loss = &loss;
     gpt.logits_bytes = 5 * VOCABULARY * 8;
-  } else {
-    ck_ok(ek_cross_entropy_create(&r->criterion, &loss));
   }
-  options.model = &model_options;
-  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
-  model_options.type = EK_F64;
-  model_options.seed = 3;
-  options.group = r->group;
-  options.micro_batches = mode == EK_MODE_SHARDED ? 3 : 1;
-  ck_ok(ek_gpt_create(&r->module, &gpt));
-  ck_ok(ek_adamw_create(&rule, NULL));
-  const ek_status status =
-      ek_trainer_open(&r->trainer, NULL, r->module, r->criterion, rule, &options);
-  ek_optimizer_free(rule);
-  return status;
+  *r = (struct run){.setup = ck_setup_gpt(&gpt, &loss, spec, mode), .group = ck_open(spec, 1)};
+  r->setup.options.type = EK_F64;
+  r->setup.options.seed = 3;
+  r->setup.group = r->group;
+  r->setup.micro_batches = mode == EK_MODE_SHARDED ? 3 : 1;
+  r->trainer = ck_trainer_open(&r->setup);
 }
 
 static void close_run(struct run *r) {
   ck_ok(ek_trainer_close(r->trainer));
-  ek_criterion_free(r->criterion);
-  ek_module_free(r->module);
   ck_no_memory_held(r->group);
   ek_group_free(r->group);
 }
@@ -125,7 +110,7 @@ CK_LOOP(the_same_training, SETTINGS * MODES) {
   int64_t count = 0;
   for (int fused = 0; fused < 2; fused++) {
     struct run r;
-    ck_ok(open_run(&r, s, "cpu:3", (ek_mode)(_i % MODES), fused == 1));
+    open_run(&r, s, "cpu:3", (ek_mode)(_i % MODES), fused == 1);
     train(&r, losses[fused]);
     count = read_parameter(table[fused], &r, "tokens.weight");
     read_parameter(head[fused], &r, "head.weight");
@@ -149,7 +134,7 @@ CK_LOOP(the_same_logits, SETTINGS) {
     ek_shards outputs = {0};
     ek_tensor host;
     const int64_t shape[] = {7, SEQUENCE, VOCABULARY};
-    ck_ok(open_run(&r, s, "cpu:3", EK_MODE_REPLICATED, fused == 1));
+    open_run(&r, s, "cpu:3", EK_MODE_REPLICATED, fused == 1);
     ck_ok(ek_trainer_predict(&outputs, r.trainer, &b.input, 1));
     ck_ok(ek_tensor_host(&host, logits[fused], EK_F64, 3, shape));
     ck_ok(ek_gather_host(&host, &outputs));
@@ -171,7 +156,7 @@ CK_TEST(micro_batches) {
   for (int fused = 0; fused < 2; fused++) {
     struct run r;
     ek_step_result result;
-    ck_ok(open_run(&r, &settings[1], "cpu:2", EK_MODE_SHARDED, fused == 1));
+    open_run(&r, &settings[1], "cpu:2", EK_MODE_SHARDED, fused == 1);
     for (int k = 0; k < 2; k++) {
       const struct batch *b = k == 0 ? &first : &second;
       const ek_tensor inputs[] = {b->input, b->target};
@@ -208,7 +193,7 @@ static void peaks(uint64_t bytes[3], uint64_t logits[3], const char *spec, ek_mo
   struct run r;
   double losses[STEPS + 1];
   ek_memory_usage usage;
-  ck_ok(open_run(&r, &settings[0], spec, mode, fused));
+  open_run(&r, &settings[0], spec, mode, fused);
   train(&r, losses);
   for (size_t k = 0; k < 3; k++) {
     ck_ok(ck_memory_stats(&usage, ek_group_device(r.group, k)));
@@ -236,7 +221,7 @@ CK_LOOP(memory, MODES) {
 CK_LOOP(the_same_names, SETTINGS) {
   struct run r[2];
   for (int fused = 0; fused < 2; fused++) {
-    ck_ok(open_run(&r[fused], &settings[_i], "plan:2", EK_MODE_SHARDED, fused == 1));
+    open_run(&r[fused], &settings[_i], "plan:2", EK_MODE_SHARDED, fused == 1);
   }
   const ek_replica *a = ek_data_parallel_model_replica(ek_trainer_model(r[0].trainer), 0);
   const ek_replica *b = ek_data_parallel_model_replica(ek_trainer_model(r[1].trainer), 0);
@@ -254,8 +239,6 @@ CK_LOOP(the_same_names, SETTINGS) {
   }
   ck_assert_uint_eq(buffers, settings[_i].weights);
   ck_assert_uint_eq(ek_replica_parameter_count(b) - buffers, ek_replica_parameter_count(a));
-  close_run(&r[0]);
-  close_run(&r[1]);
 }
 
 CK_TEST(refused) {
@@ -292,17 +275,12 @@ CK_TEST(refused) {
 
   /* A criterion beside it would be a second loss. */
   struct run r;
-  ek_criterion *criterion = NULL;
-  ek_optimizer *rule = NULL;
   ek_trainer *trainer = NULL;
-  ck_ok(open_run(&r, &settings[0], "plan:1", EK_MODE_REPLICATED, true));
-  ck_ok(ek_cross_entropy_create(&criterion, NULL));
-  ck_ok(ek_adamw_create(&rule, NULL));
-  ck_fails(ek_trainer_open(&trainer, "plan:1", r.module, criterion, rule, NULL),
+  open_run(&r, &settings[0], "plan:1", EK_MODE_REPLICATED, true);
+  CK_OPENED(ek_criterion *, criterion, ek_cross_entropy_create(&criterion, NULL));
+  CK_OPENED(ek_optimizer *, rule, ek_adamw_create(&rule, NULL));
+  ck_fails(ek_trainer_open(&trainer, "plan:1", r.setup.module, criterion, rule, NULL),
            EK_ERR_INVALID_ARGUMENT, "computes its loss itself");
-  ek_optimizer_free(rule);
-  ek_criterion_free(criterion);
-  close_run(&r);
 }
 
 CK_SUITE("fused_loss")

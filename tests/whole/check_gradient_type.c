@@ -109,7 +109,8 @@ CK_LOOP(devices_add_up, ck_if_halves(CASES)) {
   struct ck_setup one = setup_of(_i, "mlp", "cpu:1");
   one.options.gradient_type = EK_F32;
   double *got = gradients_of(&many, 0, 0, SAMPLES, &count);
-  double *want = calloc((size_t)count, sizeof *want), *sizes = calloc((size_t)count, sizeof *sizes);
+  double *want = ck_array((size_t)count, sizeof *want);
+  double *sizes = ck_array((size_t)count, sizeof *sizes);
   for (int k = 0; k < DEVICES; k++) {
     double *part = gradients_of(&one, cut[k], cut[k], cut[k + 1], &count);
     for (int64_t i = 0; i < count; i++) {
@@ -118,8 +119,6 @@ CK_LOOP(devices_add_up, ck_if_halves(CASES)) {
     }
   }
   within(got, want, sizes, count, many.options.gradient_type, DEVICES + 1);
-  free(sizes);
-  free(want);
 }
 
 /* A micro-batch is added to what was rounded before, and the sum is rounded; where devices keep
@@ -133,13 +132,12 @@ CK_LOOP(micro_batches_add_up, ck_if_halves(CASES)) {
   double *got = gradients_of(&setup, 0, 5, SAMPLES, &count);
   double *want = gradients_of(&wide, 0, 0, 5, &count);
   double *second = gradients_of(&wide, 5, 5, SAMPLES, &count);
-  double *sizes = calloc((size_t)count, sizeof *sizes);
+  double *sizes = ck_array((size_t)count, sizeof *sizes);
   for (int64_t i = 0; i < count; i++) {
     sizes[i] = 2.02 * (fabs(want[i]) + fabs(second[i]));
     want[i] += second[i];
   }
   within(got, want, sizes, count, setup.options.gradient_type, 3);
-  free(sizes);
 }
 
 /* ---- training ---- */
@@ -199,21 +197,6 @@ CK_LOOP(reproducible_bits_are_the_same, ck_if_halves(CASES)) {
 
 /* ---- memory ---- */
 
-static void measure(ek_memory_usage usage[DEVICES], const struct ck_setup *setup,
-                    const char *spec) {
-  struct ck_training t;
-  struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 3);
-  ek_group *group = ck_open(spec, 1);
-  ck_ok(ck_training_try(&t, setup, group));
-  for (int i = 0; i < 2; i++) {
-    ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
-    ck_ok(ck_training_step(&t, &batch, NULL));
-  }
-  for (size_t k = 0; k < DEVICES; k++) ck_ok(ck_memory_stats(&usage[k], ek_group_device(group, k)));
-  ck_training_close(&t);
-  ck_ok(ek_group_close(group));
-}
-
 /* Between steps only what is kept is there: half of what f32 takes. */
 CK_LOOP(plans_are_exact_and_gradients_half, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
@@ -223,14 +206,12 @@ CK_LOOP(plans_are_exact_and_gradients_half, ck_if_halves(CASES)) {
     ek_memory_usage planned[DEVICES], real[DEVICES], f32[DEVICES];
     uint64_t all = 0;
     wide.options.gradient_type = EK_F32;
-    measure(planned, &setup, "plan:3");
-    measure(real, &setup, "cpu:3");
-    measure(f32, &wide, "plan:3");
+    const struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, 3);
+    ck_measure(planned, &setup, "plan:3", &batch, 2);
+    ck_measure(real, &setup, "cpu:3", &batch, 2);
+    ck_measure(f32, &wide, "plan:3", &batch, 2);
+    ck_same_peaks(setup.workload->name, planned, real, DEVICES);
     for (size_t k = 0; k < DEVICES; k++) {
-      ck_assert_uint_eq(planned[k].peak_bytes, real[k].peak_bytes);
-      for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
-        ck_assert_uint_eq(planned[k].at_peak[c], real[k].at_peak[c]);
-      }
       const uint64_t kept = planned[k].current[EK_MEMORY_GRADIENTS];
       const uint64_t whole = f32[k].current[EK_MEMORY_GRADIENTS];
       all += kept;

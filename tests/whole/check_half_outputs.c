@@ -16,6 +16,7 @@
 #include "ck_gpt.h"
 #include "ck_product.h"
 #include "ck_state.h"
+#include "ck_training.h"
 
 enum { VOCABULARY = 51, SEQUENCE = 6, WIDTH = 16, DEPTH = 13 /* operations one behind another */ };
 enum { SAMPLES = 7, ROWS = SAMPLES * SEQUENCE, LOGITS = ROWS * VOCABULARY };
@@ -44,44 +45,30 @@ static void batch_make(struct batch *b, int64_t samples, uint64_t number) {
   ck_ok(ek_tensor_host(&b->target, b->y, EK_I32, 2, shape));
 }
 
+static ek_status fast_adamw(ek_optimizer **optimizer) {
+  ek_adamw_options adamw = EK_ADAMW_OPTIONS_INIT;
+  adamw.learning_rate = 0.05;
+  return ek_adamw_create(optimizer, &adamw);
+}
+
 /* In parts of a batch if `parts` is more than 1. Big steps, so that the logits are not all alike;
  * none overflows. */
 static ek_trainer *open_trainer(ek_mode mode, ek_type precision, enum head head, int64_t parts) {
   static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
   ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
   ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, SEQUENCE, WIDTH, 1, 2);
-  ek_adamw_options adamw = EK_ADAMW_OPTIONS_INIT;
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
-  ek_group_options threads = EK_GROUP_OPTIONS_INIT;
-  ek_module *module = NULL;
-  ek_criterion *loss = NULL;
-  ek_optimizer *rule = NULL;
-  ek_trainer *trainer = NULL;
   entropy.ignore_index = -1;
   entropy.classes = VOCABULARY;
   gpt.fused_loss = head == FUSED;
   if (head == FUSED) gpt.loss = &entropy;
   if (head == LONGER) gpt.logits_columns = ek_tensor_aligned_columns(VOCABULARY, precision);
-  adamw.learning_rate = 0.05;
-  options.model = &model_options;
-  options.optimizer = &optimizer_options;
-  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
-  model_options.precision = (ek_precision)precision;
-  model_options.seed = 3;
-  options.micro_batches = parts;
-  optimizer_options.loss_scale = &no_loss_scale;
-  threads.threads_per_device = 1;
-  options.group_options = &threads;
-  ck_ok(ek_gpt_create(&module, &gpt));
-  if (head != FUSED) ck_ok(ek_cross_entropy_create(&loss, &entropy));
-  ck_ok(ek_adamw_create(&rule, &adamw));
-  ck_ok(ek_trainer_open(&trainer, ck_spec("cpu:3"), module, loss, rule, &options));
-  ek_optimizer_free(rule);
-  ek_criterion_free(loss);
-  ek_module_free(module);
-  return trainer;
+  struct ck_setup setup = ck_setup_gpt(&gpt, &entropy, "cpu:3", mode);
+  setup.options.precision = (ek_precision)precision;
+  setup.options.seed = 3;
+  setup.micro_batches = parts;
+  setup.optimizer = fast_adamw;
+  setup.loss_scale = &no_loss_scale;
+  return ck_trainer_open(&setup);
 }
 
 static void take_steps(ek_trainer *trainer, int count) {
@@ -185,7 +172,6 @@ CK_LOOP(an_evaluation_is_the_loss_of_a_step, ck_if_halves(CASES)) {
     ck_assert_double_le(fabs(result.loss - loss), allowed);
     ck_assert_double_eq(result.weight, weight);
   }
-  ck_ok(ek_trainer_close(trainer));
 }
 
 /*
@@ -217,8 +203,6 @@ CK_LOOP(an_evaluation_is_near_that_of_f32, ck_if_halves(CASES)) {
   ck_ok(ek_trainer_step(&result, half, &b.input, 1, &b.target, 1));
   ck_assert_msg(fabs(result.loss - got) <= 2 * bound, "%.9g in parts, else %.9g", result.loss, got);
   ck_assert_double_eq(result.weight, weight);
-  ck_ok(ek_trainer_close(half));
-  ck_ok(ek_trainer_close(wide));
 }
 
 /* ---- generation ---- */
@@ -276,7 +260,6 @@ CK_LOOP(text_is_generated, ck_if_halves(HALVES)) {
   ck_ok(ck_state_put(ek_trainer_model(wide), &state));
   generate(tokens, logits, wide, first);
   ck_assert_double_le(ck_rel_l2(want, logits, TOKENS * VOCABULARY), logits_bound(type));
-  ck_ok(ek_trainer_close(wide));
 }
 
 /* ---- longer rows ---- */

@@ -9,9 +9,6 @@
 #include <semaphore.h>
 #include <stdatomic.h>
 
-#include <evenkeel/adamw.h>
-#include <evenkeel/trainer.h>
-
 #include "ck_training.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -45,34 +42,18 @@ static unsigned long jobs(const ek_trainer *trainer) {
 }
 
 struct bench {
-  ek_module *module;
-  ek_criterion *criterion;
-  ek_optimizer *rule;
   ek_trainer *trainer;
   struct ck_batch batch;
 };
 
 static void open_bench(struct bench *b, const char *name, ek_mode mode, int64_t micro_batches,
                        size_t reproducible) {
-  const struct ck_workload *workload = ck_workload(name);
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  options.model = &model_options;
-  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
-  options.micro_batches = micro_batches;
-  model_options.reproducible = reproducible;
-  ck_ok(workload->module(&b->module));
-  ck_ok(workload->criterion(&b->criterion, EK_REDUCTION_MEAN));
-  ck_ok(ek_adamw_create(&b->rule, NULL));
-  ck_ok(ek_trainer_open(&b->trainer, ck_spec("cpu:3"), b->module, b->criterion, b->rule, &options));
-  b->batch = ck_batch_make(workload, EK_F32, SAMPLES, 0, 1);
-}
-
-static void close_bench(struct bench *b) {
-  ck_ok(ek_trainer_close(b->trainer));
-  ek_optimizer_free(b->rule);
-  ek_criterion_free(b->criterion);
-  ek_module_free(b->module);
+  struct ck_setup setup = ck_setup_mode(ck_workload(name), "cpu:3", mode);
+  setup.options.reproducible = reproducible;
+  setup.optimizer = ck_plain_adamw;
+  setup.micro_batches = micro_batches;
+  b->trainer = ck_trainer_open(&setup);
+  b->batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
 }
 
 static unsigned long jobs_of_step(struct bench *b, ek_step_result *result) {
@@ -98,7 +79,6 @@ CK_LOOP(one_job_for_each_micro_batch_and_one_for_the_update, 8 * CK_MODES) {
   ck_ok(ek_trainer_evaluate(&loss, NULL, b.trainer, b.batch.input, b.batch.inputs, b.batch.target,
                             b.batch.targets));
   ck_assert_uint_eq(jobs(b.trainer), (unsigned long)micro_batches);
-  close_bench(&b);
 }
 
 /* Rows that go to one device and back need all ranks in between. */
@@ -107,7 +87,6 @@ CK_TEST(gathered_outputs_take_more) {
   if (!COUNTS) return;
   open_bench(&b, "gpt", EK_MODE_GATHER, 2, 0);
   ck_assert_uint_gt(jobs_of_step(&b, NULL), 3);
-  close_bench(&b);
 }
 
 CK_SUITE("jobs")

@@ -43,34 +43,6 @@ static ek_status train(const struct ck_setup *setup, ek_group *group,
   return status;
 }
 
-static void measure(ek_memory_usage usage[DEVICES], const struct ck_setup *setup, const char *spec,
-                    const struct ck_batch *batch) {
-  ek_group *group = ck_open(spec, 1);
-  ck_ok(train(setup, group, batch));
-  for (size_t k = 0; k < DEVICES; k++) ck_ok(ck_memory_stats(&usage[k], ek_group_device(group, k)));
-  ek_group_free(group);
-}
-
-static void same_peaks(const ek_memory_usage *planned, const ek_memory_usage *real,
-                       const char *what) {
-  for (size_t k = 0; k < DEVICES; k++) {
-    ck_assert_msg(planned[k].peak_bytes == real[k].peak_bytes,
-                  "%s: device %zu peaks at %" PRIu64 " bytes, planned were %" PRIu64, what, k,
-                  real[k].peak_bytes, planned[k].peak_bytes);
-    uint64_t sum = real[k].unused_at_peak;
-    for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
-      ck_assert_msg(planned[k].at_peak[c] == real[k].at_peak[c],
-                    "%s: device %zu has %" PRIu64 " bytes of %s, planned were %" PRIu64, what, k,
-                    real[k].at_peak[c], ek_memory_category_name((ek_memory_category)c),
-                    planned[k].at_peak[c]);
-      sum += real[k].at_peak[c];
-    }
-    ck_assert_uint_eq(planned[k].unused_at_peak, real[k].unused_at_peak);
-    ck_assert_uint_eq(planned[k].allocations, real[k].allocations);
-    ck_assert_uint_eq(sum, real[k].peak_bytes);
-  }
-}
-
 CK_LOOP(plan_equals_cpu, CASES) {
   if (!ck_part(_i)) return;
   for (int variant = 0; variant < 4; variant++) {
@@ -82,9 +54,9 @@ CK_LOOP(plan_equals_cpu, CASES) {
       char what[128];
       snprintf(what, sizeof what, "%s of %s, %d samples, variant %d",
                ck_placement_name(_i % CK_PLACEMENTS), setup.workload->name, (int)sizes[i], variant);
-      measure(planned, &setup, "plan:3", &batch);
-      measure(real, &setup, "cpu:3", &batch);
-      same_peaks(planned, real, what);
+      ck_measure(planned, &setup, "plan:3", &batch, 1);
+      ck_measure(real, &setup, "cpu:3", &batch, 1);
+      ck_same_peaks(what, planned, real, DEVICES);
     }
   }
 }
@@ -97,7 +69,7 @@ CK_LOOP(capacity_is_exact, CASES) {
     const struct ck_setup setup = setup_of(_i, variant / 2 == 1, EK_F32);
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, variant % 2 == 0 ? 7 : 12, 0, 4);
     ek_memory_usage usage[DEVICES];
-    measure(usage, &setup, "plan:3", &batch);
+    ck_measure(usage, &setup, "plan:3", &batch, 1);
     uint64_t peak = 0;
     for (size_t k = 0; k < DEVICES; k++) {
       if (usage[k].peak_bytes > peak) peak = usage[k].peak_bytes;
@@ -130,9 +102,7 @@ CK_LOOP(peak_is_reached_at_once, CASES) {
   ek_memory_usage early[DEVICES], late[DEVICES];
   for (int step = 0; step < 6; step++) {
     ck_ok(ck_training_step(&training, &batch, NULL));
-    for (size_t k = 0; k < DEVICES; k++) {
-      ck_ok(ck_memory_stats(&late[k], ek_group_device(training.group, k)));
-    }
+    ck_usages(late, training.group);
     if (step == 1) memcpy(early, late, sizeof early);
   }
   for (size_t k = 0; k < DEVICES; k++) {
@@ -148,10 +118,10 @@ CK_TEST(sharded_state_is_even) {
   struct ck_training training;
   ck_training_open(&training, &setup);
   uint64_t least = UINT64_MAX, most = 0;
+  ek_memory_usage usage[DEVICES];
+  ck_usages(usage, training.group);
   for (size_t k = 0; k < DEVICES; k++) {
-    ek_memory_usage usage;
-    ck_ok(ck_memory_stats(&usage, ek_group_device(training.group, k)));
-    const uint64_t bytes = usage.current[EK_MEMORY_OPTIMIZER];
+    const uint64_t bytes = usage[k].current[EK_MEMORY_OPTIMIZER];
     if (bytes < least) least = bytes;
     if (bytes > most) most = bytes;
   }

@@ -10,7 +10,7 @@
 #include <evenkeel/evenkeel.h>
 
 #include "ck_gpt.h"
-#include "ek_check.h"
+#include "ck_training.h"
 
 struct shape {
   int64_t vocabulary, sequence, batch, width;
@@ -58,42 +58,16 @@ static double minimum_of(const struct shape *s, ek_mode mode, size_t device) {
 static void run_step(ek_group *group, const struct shape *s, ek_mode mode) {
   const ek_gpt_options gpt =
       ck_gpt_sizes(s->vocabulary, s->sequence, s->width, s->layers, s->heads);
-  ek_module *module = NULL;
-  ck_ok(ek_gpt_create(&module, &gpt));
-  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
-  ek_data_parallel_model *model = NULL;
-  ck_ok(ek_data_parallel_model_open(&model, group, module, &options));
-  ek_criterion *loss = NULL;
-  ck_ok(ek_cross_entropy_create(&loss, NULL));
-  ek_data_parallel_criterion_options keep = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
-  keep.keep_outputs = s->keep_outputs;
-  ek_data_parallel_criterion *criterion = NULL;
-  ck_ok(ek_data_parallel_criterion_open(&criterion, model, loss, &keep));
-  ek_optimizer *adamw = NULL;
-  ck_ok(ek_adamw_create(&adamw, NULL));
-  ek_data_parallel_optimizer *optimizer = NULL;
-  ck_ok(ek_data_parallel_optimizer_open(&optimizer, model, adamw, NULL));
-
+  struct ck_setup setup = ck_setup_gpt(&gpt, NULL, NULL, mode);
+  struct ck_training t;
+  struct ck_batch batch = {.samples = s->batch, .inputs = 1, .targets = 1};
   const int64_t shape[] = {s->batch, s->sequence};
   static int32_t nothing[1]; /* `plan` reads no memory */
-  ek_tensor tokens = {0}, targets = {0};
-  ck_ok(ek_tensor_host(&tokens, nothing, EK_I32, 2, shape));
-  ck_ok(ek_tensor_host(&targets, nothing, EK_I32, 2, shape));
-  for (int step = 0; step < 2; step++) {
-    ek_shards outputs = {0};
-    ck_ok(ek_data_parallel_model_forward(&outputs, model, &tokens, 1, NULL));
-    ck_ok(ek_data_parallel_criterion_forward(criterion, &outputs, 1, &targets, 1));
-    ck_ok(ek_data_parallel_criterion_backward(criterion, NULL));
-    ck_ok(ek_data_parallel_optimizer_step(NULL, optimizer));
-    ek_shards_free(&outputs);
-  }
-  ek_data_parallel_optimizer_free(optimizer);
-  ek_optimizer_free(adamw);
-  ek_data_parallel_criterion_free(criterion);
-  ek_criterion_free(loss);
-  ek_data_parallel_model_free(model);
-  ek_module_free(module);
+  setup.keep_outputs = s->keep_outputs;
+  ck_ok(ek_tensor_host(&batch.input[0], nothing, EK_I32, 2, shape));
+  batch.target[0] = batch.input[0];
+  ck_ok(ck_training_try(&t, &setup, group));
+  for (int step = 0; step < 2; step++) ck_ok(ck_training_step(&t, &batch, NULL));
 }
 
 CK_LOOP(test_peak_is_near_the_minimum, 4 * sizeof shapes / sizeof shapes[0]) {

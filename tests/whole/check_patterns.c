@@ -119,32 +119,19 @@ static size_t patterns_of(ek_parameter_pattern patterns[NAMES], char text[NAMES]
 }
 
 static ek_trainer *open_model(const struct variant *v, ek_mode mode, unsigned mask, enum how how) {
-  ek_trainer *trainer = NULL;
   ek_criterion *loss = NULL;
-  ek_optimizer *rule = NULL;
   ek_parameter_pattern patterns[NAMES];
   char text[NAMES][64];
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_group_options threads = EK_GROUP_OPTIONS_INIT;
-  ek_module *module = make_model(v, mask, how);
-  threads.threads_per_device = 1;
-  options.group_options = &threads;
-  options.model = &model_options;
-  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
-  model_options.precision = v->precision;
-  model_options.reproducible = v->reproducible;
-  options.micro_batches = v->micro_batches;
-  model_options.seed = 3;
-  if (how == BY_PATTERN) model_options.pattern_count = patterns_of(patterns, text, v, mask);
-  model_options.patterns = patterns;
   if (!v->fused) ck_ok(ek_cross_entropy_create(&loss, NULL));
-  ck_ok(ck_clipped_adamw(&rule));
-  ck_ok(ek_trainer_open(&trainer, ck_spec("cpu:3"), module, loss, rule, &options));
-  ek_optimizer_free(rule);
-  ek_criterion_free(loss);
-  ek_module_free(module);
-  return trainer;
+  struct ck_setup setup = ck_setup_own(make_model(v, mask, how), loss, "cpu:3", mode);
+  setup.options.precision = v->precision;
+  setup.options.reproducible = v->reproducible;
+  setup.options.seed = 3;
+  setup.options.patterns = patterns;
+  if (how == BY_PATTERN) setup.options.pattern_count = patterns_of(patterns, text, v, mask);
+  setup.micro_batches = v->micro_batches;
+  setup.optimizer = ck_clipped_adamw;
+  return ck_trainer_open(&setup);
 }
 
 /* The second batch leaves a device without rows. */

@@ -14,6 +14,7 @@
 
 #include "ck_gpt.h"
 #include "ck_rule.h"
+#include "ck_state.h"
 #include "ck_training.h"
 
 enum { DEVICES = 3, SAMPLES = 8, STEPS = 2, HALVES = 2, CASES = CK_PLACEMENTS * HALVES };
@@ -105,17 +106,6 @@ CK_LOOP(devices_agree_with_one, ck_if_halves(CASES)) {
 
 /* ---- memory ---- */
 
-static void measure(ek_memory_usage usage[DEVICES], const struct ck_setup *setup, const char *spec,
-                    const struct ck_batch *batch) {
-  struct ck_training t;
-  ek_group *group = ck_open(spec, 1);
-  ck_ok(ck_training_try(&t, setup, group));
-  for (int i = 0; i < STEPS; i++) ck_ok(ck_training_step(&t, batch, NULL));
-  ck_training_close(&t);
-  for (size_t k = 0; k < DEVICES; k++) ck_ok(ck_memory_stats(&usage[k], ek_group_device(group, k)));
-  ck_ok(ek_group_close(group));
-}
-
 CK_LOOP(plans_are_exact, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   for (int w = 0; w < CK_WORKLOADS; w++) {
@@ -123,13 +113,10 @@ CK_LOOP(plans_are_exact, ck_if_halves(CASES)) {
     setup.optimizer = ck_clipped_adamw;
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, 3);
     ek_memory_usage planned[DEVICES], real[DEVICES];
-    measure(planned, &setup, "plan:3", &batch);
-    measure(real, &setup, "cpu:3", &batch);
+    ck_measure(planned, &setup, "plan:3", &batch, 1);
+    ck_measure(real, &setup, "cpu:3", &batch, 1);
+    ck_same_peaks(setup.workload->name, planned, real, DEVICES);
     for (size_t k = 0; k < DEVICES; k++) {
-      ck_assert_uint_eq(planned[k].peak_bytes, real[k].peak_bytes);
-      for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
-        ck_assert_uint_eq(planned[k].at_peak[c], real[k].at_peak[c]);
-      }
       ck_assert_uint_gt(real[k].at_peak[EK_MEMORY_COPIES], 0);
     }
   }
@@ -139,29 +126,15 @@ CK_LOOP(plans_are_exact, ck_if_halves(CASES)) {
 static ek_memory_usage planned(const ek_gpt_options *gpt, int64_t samples, ek_mode mode,
                                ek_precision precision) {
   const int64_t sizes[] = {samples, gpt->sequence};
-  ek_module *module = NULL;
-  ek_criterion *loss = NULL;
-  ek_optimizer *adamw = NULL;
-  ek_trainer *trainer = NULL;
   ek_memory_usage usage;
   ek_tensor tokens;
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  options.model = &model_options;
-  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
-  model_options.precision = precision;
   static int32_t none; /* never read */
   ck_ok(ek_tensor_host(&tokens, &none, EK_I32, 2, sizes));
-  ck_ok(ek_gpt_create(&module, gpt));
-  if (!gpt->fused_loss) ck_ok(ek_cross_entropy_create(&loss, NULL));
-  ck_ok(ek_adamw_create(&adamw, NULL));
-  ck_ok(ek_trainer_open(&trainer, "plan:4", module, loss, adamw, &options));
+  struct ck_setup setup = ck_setup_gpt(gpt, NULL, "plan:4", mode);
+  setup.options.precision = precision;
+  ek_trainer *trainer = ck_trainer_open(&setup);
   for (int i = 0; i < STEPS; i++) ck_ok(ek_trainer_step(NULL, trainer, &tokens, 1, &tokens, 1));
   ck_ok(ek_memory_stats(&usage, ek_group_device(ek_trainer_group(trainer), 1)));
-  ck_ok(ek_trainer_close(trainer));
-  ek_optimizer_free(adamw);
-  ek_criterion_free(loss);
-  ek_module_free(module);
   return usage;
 }
 
@@ -197,20 +170,12 @@ CK_TEST(state_takes_what_is_documented) {
   const ek_gpt_options m = EK_GPT_OPTIONS_INIT;
   const double count = 124439808;
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-    ek_group *group = ck_open_exactly("plan:4", 1);
-    ek_module *module = NULL;
-    ek_optimizer *adamw = NULL;
-    ek_data_parallel_model *model = NULL;
-    ek_data_parallel_optimizer *optimizer = NULL;
-    ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
     ek_memory_usage usage;
-    options.precision = EK_PRECISION_BF16;
-    ck_ok(ek_data_parallel_model_options_set_mode(&options, rows[i].mode));
-    ck_ok(ek_gpt_create(&module, &m));
-    ck_ok(ek_adamw_create(&adamw, NULL));
-    ck_ok(ek_data_parallel_model_open(&model, group, module, &options));
-    ck_ok(ek_data_parallel_optimizer_open(&optimizer, model, adamw, NULL));
-    ck_ok(ek_memory_stats(&usage, ek_group_device(group, 1)));
+    struct ck_training t;
+    struct ck_setup setup = ck_setup_gpt(&m, NULL, "", rows[i].mode);
+    setup.options.precision = EK_PRECISION_BF16;
+    ck_ok(ck_training_try(&t, &setup, ck_open_exactly("plan:4", 1)));
+    ck_ok(ek_memory_stats(&usage, ek_group_device(t.group, 1)));
     const double want[] = {rows[i].parameters, rows[i].copies, rows[i].gradients,
                            rows[i].optimizer};
     const ek_memory_category category[] = {EK_MEMORY_PARAMETERS, EK_MEMORY_COPIES,
@@ -218,11 +183,6 @@ CK_TEST(state_takes_what_is_documented) {
     for (int c = 0; c < 4; c++) {
       ck_assert_double_eq_tol((double)usage.current[category[c]] / count, want[c], 4e-3);
     }
-    ek_data_parallel_optimizer_free(optimizer);
-    ek_data_parallel_model_free(model);
-    ek_optimizer_free(adamw);
-    ek_module_free(module);
-    ck_ok(ek_group_close(group));
   }
 }
 
@@ -269,17 +229,11 @@ CK_LOOP(rules_need_not_write_copies, ck_if_halves(CASES)) {
 /* ---- state ---- */
 
 static void copy_state(const struct ck_training *from, struct ck_training *to) {
-  for (size_t i = 0; i < ek_state_count(from->model); i++) {
-    ek_state_info info;
-    ck_ok(ek_state_entry(&info, from->model, i));
-    ek_tensor host = info.like;
-    ck_assert(host.type == EK_F32 || host.type == EK_I64);
-    host.data = calloc((size_t)ek_tensor_count(&host) + 1, 8);
-    ck_assert_ptr_nonnull(host.data);
-    ck_ok(ek_state_read(&host, from->model, info.name));
-    ck_ok(ek_state_write(to->model, info.name, &host));
-    free(host.data);
+  const struct ck_state state = ck_state_take(from->model);
+  for (size_t i = 0; i < state.count; i++) {
+    ck_assert(state.host[i].type == EK_F32 || state.host[i].type == EK_I64);
   }
+  ck_ok(ck_state_put(to->model, &state));
 }
 
 static void step(struct ck_training *t, uint64_t number) {

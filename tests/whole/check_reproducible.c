@@ -322,13 +322,6 @@ static void predict(struct outcome *outcome, ek_trainer *trainer, const struct c
 }
 
 static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int64_t samples) {
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
-  const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE};
-  ek_module *gpt = NULL;
-  ek_optimizer *adamw = NULL;
-  ek_trainer *trainer = NULL;
   struct ck_batch batch = ck_batch_make(ck_workload("gpt"), EK_F32, samples, 0.1, 5);
   const int64_t length = batch.input[0].shape[1];
   ek_gpt_options sizes = ck_gpt_sizes(40, length, 16, 2, 2);
@@ -336,17 +329,12 @@ static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int
   sizes.fused_loss = true;
   sizes.logits_bytes = 4096;
   sizes.recompute.kind = EK_RECOMPUTE_SQRT;
-  options.model = &model_options;
-  options.optimizer = &optimizer_options;
-  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
-  model_options.precision = ck_precision();
-  optimizer_options.loss_scale = model_options.precision == 0 ? NULL : &none;
-  model_options.reproducible = 6;
-  options.micro_batches = 2;
-  ck_ok(ek_gpt_create(&gpt, &sizes));
-  ck_ok(ck_clipped_adamw(&adamw));
-  options.group = open_group("cpu", devices, 1);
-  ck_ok(ek_trainer_open(&trainer, NULL, gpt, NULL, adamw, &options));
+  struct ck_setup setup = ck_setup_gpt(&sizes, NULL, NULL, mode);
+  setup.options.reproducible = 6;
+  setup.micro_batches = 2;
+  setup.optimizer = ck_clipped_adamw;
+  setup.group = open_group("cpu", devices, 1);
+  ek_trainer *trainer = ck_trainer_open(&setup);
   for (int step = 0; step < 2; step++) {
     ek_step_result result = {0};
     double loss = 0;
@@ -359,9 +347,7 @@ static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int
   }
   outcome->state = ck_state_take(ek_trainer_model(trainer));
   ck_ok(ek_trainer_close(trainer));
-  ck_ok(ek_group_close(options.group));
-  ek_optimizer_free(adamw);
-  ek_module_free(gpt);
+  ck_ok(ek_group_close(setup.group));
 }
 
 CK_LOOP(a_fused_loss, 3) {
@@ -407,9 +393,7 @@ static void peaks(ek_memory_usage usage[8], const char *backend, const struct ru
     }
     ck_ok(ek_data_parallel_optimizer_step(NULL, training.optimizer));
   }
-  for (size_t k = 0; k < place->devices; k++) {
-    ck_ok(ck_memory_stats(&usage[k], ek_group_device(group, k)));
-  }
+  ck_usages(usage, group);
   ck_training_close(&training);
   ek_group_free(group);
 }
@@ -421,12 +405,7 @@ CK_LOOP(plan_knows_its_peak, WORKLOADS * CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
   peaks(planned, "plan", &run, &place);
   peaks(real, "cpu", &run, &place);
-  for (size_t k = 0; k < place.devices; k++) {
-    ck_assert_uint_eq(planned[k].peak_bytes, real[k].peak_bytes);
-    for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
-      ck_assert_uint_eq(planned[k].at_peak[c], real[k].at_peak[c]);
-    }
-  }
+  ck_same_peaks(run.workload->name, planned, real, place.devices);
 }
 
 /* ---- faults ---- */

@@ -27,30 +27,21 @@ struct model {
   bool fused_loss;
 };
 
+static ek_status half_sgd(ek_optimizer **optimizer) {
+  ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
+  sgd.learning_rate = 0.5;
+  return ek_sgd_create(optimizer, &sgd);
+}
+
 static ek_trainer *open_trainer(ek_group *group, const struct model *model) {
   ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, TOKENS, 16, 2, 2);
-  ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_module *module = NULL;
-  ek_criterion *loss = NULL;
-  ek_optimizer *rule = NULL;
-  ek_trainer *trainer = NULL;
   gpt.recompute = model->recompute;
   gpt.fused_loss = model->fused_loss;
-  sgd.learning_rate = 0.5;
-  options.group = group;
-  options.model = &model_options;
-  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, model->mode));
-  model_options.precision = model->precision;
-  ck_ok(ek_gpt_create(&module, &gpt));
-  if (!model->fused_loss) ck_ok(ek_cross_entropy_create(&loss, NULL));
-  ck_ok(ek_sgd_create(&rule, &sgd));
-  ck_ok(ek_trainer_open(&trainer, NULL, module, loss, rule, &options));
-  ek_optimizer_free(rule);
-  ek_criterion_free(loss);
-  ek_module_free(module);
-  return trainer;
+  struct ck_setup setup = ck_setup_gpt(&gpt, NULL, NULL, model->mode);
+  setup.group = group;
+  setup.options.precision = model->precision;
+  setup.optimizer = half_sgd;
+  return ck_trainer_open(&setup);
 }
 
 static void take_step(ek_trainer *trainer, int step) {

@@ -15,7 +15,9 @@
 #include <evenkeel/evenkeel.h>
 
 #include "ck_frozen.h"
-#include "ek_check.h"
+#include "ck_gpt.h"
+#include "ck_state.h"
+#include "ck_training.h"
 
 enum { WIDTH = 4, CLASSES = 5, SEQUENCE = 2, MOST_ROWS = 4, STEPS = 3 };
 
@@ -64,86 +66,36 @@ static ek_module *model_of(const struct choice *c) {
 
 /* ---- a training ---- */
 
-struct training {
-  ek_group *group;
-  ek_data_parallel_model *model;
-  ek_data_parallel_criterion *loss;
-  ek_data_parallel_optimizer *optimizer;
-};
-
-/* Frees the module. */
-static void open_training(struct training *t, const char *spec, ek_module *module, ek_mode mode) {
-  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_data_parallel_criterion_options loss = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
-  ek_optimizer *rule = NULL;
-  *t = (struct training){.group = ck_open(spec, 1)};
-  options.type = EK_F64;
-  options.bucket_bytes = 1;
-  loss.gradient_in_forward = true;
-  ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
-  ck_ok(ek_data_parallel_model_open(&t->model, t->group, module, &options));
-  ck_ok(ek_data_parallel_criterion_open(&t->loss, t->model, NULL, &loss));
-  ck_ok(ek_sgd_create(&rule, NULL));
-  ck_ok(ek_data_parallel_optimizer_open(&t->optimizer, t->model, rule, NULL));
-  ek_optimizer_free(rule);
-  ek_module_free(module);
+static void open_training(struct ck_training *t, const char *spec, ek_module *module,
+                          ek_mode mode) {
+  struct ck_setup setup = ck_setup_own(module, NULL, spec, mode);
+  setup.options.type = EK_F64;
+  setup.options.bucket_bytes = 1;
+  setup.gradient_in_forward = true;
+  setup.optimizer = ck_plain_sgd;
+  ck_training_open(t, &setup);
 }
 
-static void close_training(struct training *t) {
-  ek_data_parallel_optimizer_free(t->optimizer);
-  ek_data_parallel_criterion_free(t->loss);
-  ek_data_parallel_model_free(t->model);
-  ck_no_memory_held(t->group);
-  ck_ok(ek_group_close(t->group));
-}
-
-struct batch {
-  int32_t numbers[2][MOST_ROWS * SEQUENCE];
-  ek_tensor inputs[2];
+struct numbers {
+  int32_t all[2][MOST_ROWS * SEQUENCE];
 };
 
-static void fill_batch(struct batch *b, int64_t rows, int first) {
+/* Tokens and targets in memory of the caller. */
+static struct ck_batch batch_of(struct numbers *numbers, int64_t rows, int first) {
+  struct ck_batch batch = {.samples = rows, .inputs = 1, .targets = 1};
   for (int i = 0; i < MOST_ROWS * SEQUENCE; i++) {
-    b->numbers[0][i] = (first + 3 * i) % CLASSES;
-    b->numbers[1][i] = (2 * first + i) % CLASSES;
+    numbers->all[0][i] = (first + 3 * i) % CLASSES;
+    numbers->all[1][i] = (2 * first + i) % CLASSES;
   }
-  for (int i = 0; i < 2; i++) {
-    ck_ok(ek_tensor_host(&b->inputs[i], b->numbers[i], EK_I32, CK_SHAPE(rows, SEQUENCE)));
-  }
+  ck_ok(ek_tensor_host(&batch.input[0], numbers->all[0], EK_I32, CK_SHAPE(rows, SEQUENCE)));
+  ck_ok(ek_tensor_host(&batch.target[0], numbers->all[1], EK_I32, CK_SHAPE(rows, SEQUENCE)));
+  return batch;
 }
 
-static ek_status forward(struct training *t, int64_t rows, int first, ek_shards *totals) {
-  struct batch batch;
-  fill_batch(&batch, rows, first);
-  return ek_data_parallel_model_forward(totals, t->model, batch.inputs, 2, NULL);
-}
-
-static ek_status step(struct training *t, int64_t rows, int first) {
-  ek_shards totals = {0};
-  ek_status status = forward(t, rows, first, &totals);
-  if (status == EK_OK) {
-    status = ek_data_parallel_criterion_forward(t->loss, &totals, 1, NULL, 0);
-  }
-  if (status == EK_OK) status = ek_data_parallel_criterion_backward(t->loss, NULL);
-  ek_shards_free(&totals);
-  return status == EK_OK ? ek_data_parallel_optimizer_step(NULL, t->optimizer) : status;
-}
-
-/* All of the state; *size in bytes. */
-static char *state_of(const struct training *t, size_t *size) {
-  char *bytes = NULL;
-  *size = 0;
-  for (size_t i = 0; i < ek_state_count(t->model); i++) {
-    ek_state_info info;
-    ck_ok(ek_state_entry(&info, t->model, i));
-    const size_t more = ek_tensor_bytes(&info.like);
-    bytes = realloc(bytes, *size + more);
-    ck_assert_ptr_nonnull(bytes);
-    info.like.data = bytes + *size;
-    ck_ok(ek_state_read(&info.like, t->model, info.name));
-    *size += more;
-  }
-  return bytes;
+static ek_status step(struct ck_training *t, int64_t rows, int first) {
+  struct numbers numbers;
+  const struct ck_batch batch = batch_of(&numbers, rows, first);
+  return ck_training_step(t, &batch, NULL);
 }
 
 /* ---- legal models ---- */
@@ -161,55 +113,34 @@ enum { CHOICES = sizeof choices / sizeof choices[0] };
 
 CK_LOOP(devices_without_rows_keep_the_order, CHOICES) {
   const struct choice *c = &choices[_i];
-  char *state[2] = {NULL};
-  size_t size[2] = {0};
+  struct ck_state state[2];
   for (int i = 0; i < 2; i++) {
-    struct training t;
+    struct ck_training t;
     open_training(&t, c->spec, model_of(c), i == 0 ? EK_MODE_REPLICATED : EK_MODE_FULLY_SHARDED);
     for (int s = 0; s < STEPS; s++) ck_ok(step(&t, c->rows[s], s));
-    state[i] = state_of(&t, &size[i]);
-    close_training(&t);
+    state[i] = ck_state_take(t.model);
   }
-  ck_assert_uint_eq(size[0], size[1]);
-  ck_assert_mem_eq(state[0], state[1], size[0]);
-  free(state[0]);
-  free(state[1]);
+  ck_state_same(c->spec, &state[0], &state[1]);
 }
 
 /* As a trainer opens it. */
 CK_TEST(a_gpt_of_its_own_loss_trains_on_few_rows) {
   double losses[2][STEPS];
   for (int i = 0; i < 2; i++) {
-    ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
-    ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-    ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-    ek_module *module = NULL;
-    ek_optimizer *rule = NULL;
-    ek_trainer *trainer = NULL;
-    ek_group *group = ck_open("cpu:4", 1);
-    gpt.vocabulary = CLASSES;
-    gpt.sequence = SEQUENCE;
-    gpt.width = WIDTH;
-    gpt.layers = gpt.heads = 2;
+    ek_gpt_options gpt = ck_gpt_sizes(CLASSES, SEQUENCE, WIDTH, 2, 2);
     gpt.fused_loss = true;
-    options.group = group;
-    options.model = &model_options;
-    model_options.type = EK_F64;
-    model_options.state = i == 0 ? EK_STATE_REPLICATED : EK_STATE_FULLY_SHARDED;
-    ck_ok(ek_gpt_create(&module, &gpt));
-    ck_ok(ek_sgd_create(&rule, NULL));
-    ck_ok(ek_trainer_open(&trainer, NULL, module, NULL, rule, &options));
+    struct ck_setup setup = ck_setup_gpt(&gpt, NULL, "cpu:4", EK_MODE_REPLICATED);
+    setup.options.type = EK_F64;
+    setup.options.state = i == 0 ? EK_STATE_REPLICATED : EK_STATE_FULLY_SHARDED;
+    setup.optimizer = ck_plain_sgd;
+    ek_trainer *trainer = ck_trainer_open(&setup);
     for (int s = 0; s < STEPS; s++) {
-      struct batch batch;
+      struct numbers numbers;
+      const struct ck_batch batch = batch_of(&numbers, 1 + s, s);
       ek_step_result result;
-      fill_batch(&batch, 1 + s, s);
-      ck_ok(ek_trainer_step(&result, trainer, batch.inputs, 2, NULL, 0));
+      ck_ok(ek_trainer_step(&result, trainer, batch.input, 1, batch.target, 1));
       losses[i][s] = result.loss;
     }
-    ck_ok(ek_trainer_close(trainer));
-    ek_optimizer_free(rule);
-    ek_module_free(module);
-    ck_ok(ek_group_close(group));
   }
   ck_same_bits("losses", losses[1], losses[0], STEPS);
 }
