@@ -1,10 +1,10 @@
 /*
  * cross_entropy.c - cross-entropy of logits against class indices.
  *
- * Forward keeps two numbers per row, the largest logit and the sum of exponentials below
- * it. Backward computes the probabilities again from them and the logits and writes the gradient
- * over the logits, so that the loss takes no second array of the logits' size. Where forward may do
- * that already, it does both in one operation.
+ * Forward keeps two numbers per row: the largest logit and the sum of exponentials relative to it.
+ * Backward computes the probabilities again from these and the logits and writes the gradient over
+ * the logits, so the loss needs no second array of the logits' size. If forward may write the
+ * gradient already, it does both in one operation.
  */
 #include <evenkeel/cross_entropy.h>
 

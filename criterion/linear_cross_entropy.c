@@ -9,12 +9,12 @@
  *     forward, scale unknown   losses; backward: logits again, g from the normalizers, dW, dh
  *     forward, no gradient     losses
  *
- * dh_i goes over h_i, which is not needed once dW has it, where h may be overwritten. The block's
- * memory is charged to `loss`, though it is freed when the function returns: it is this memory that
- * the module saves.
+ * If h may be overwritten, dh_i is written over h_i, which is not needed once it is in dW. The
+ * memory of a block is charged to `loss`, although it is freed when the function returns, because
+ * this is the memory that the module saves.
  *
- * All blocks between the first and the last are alike. A device that only counts walks one of them
- * and counts it for all, so that the time of a plan does not depend on the number of rows.
+ * All blocks between the first and the last are alike. A device that only counts runs one of them
+ * and counts it for all, so the time of a plan does not depend on the number of rows.
  */
 #include <evenkeel/linear_cross_entropy.h>
 

@@ -2,9 +2,9 @@
  * with_criterion.c - a model and its loss as one module, which is a criterion that looks at the
  * model's inputs.
  *
- * What the model gives is charged to `outputs`, as if it were the model alone. Between forward and
- * backward only modules that have saved it hold it, so the loss can write its gradient there,
- * in forward already where the scale is known: the scale of the whole is that of the criterion.
+ * The outputs of the model are charged to `outputs`, as without the criterion. Between forward and
+ * backward only modules that have saved them hold them, so the loss can write its gradient over
+ * them, also in forward if the scale is known: the scale of the whole is that of the criterion.
  */
 #include <evenkeel/with_criterion.h>
 

@@ -2,9 +2,9 @@
  * advise.c - the search for settings that fit: see advise.h.
  *
  * For one mode, loss and recomputation the peak falls, and the time rises, with the number of
- * micro-batches, so the fewest that fit are found by halving and interpolation. What matters is how
- * many samples the fullest device has at once: numbers of micro-batches with the same are not
- * looked at. Settings whose state alone does not fit are given up after one plan.
+ * micro-batches, so the fewest that fit are found by halving and interpolation. Of numbers of
+ * micro-batches that give the fullest device equally many samples at once, only one is planned.
+ * Settings whose state alone does not fit are given up after one plan.
  *
  * No part of the search takes time in proportion to the batch: a plan counts micro-batches of one
  * size once, the search for the fewest takes a logarithm of plans, and the search for a more even

@@ -1,10 +1,10 @@
 /*
  * advise_plan.c - plans a training step with given settings: its peak, and the time it would take.
  *
- * A trainer is opened on devices that count, and takes two steps; the second meets what the first
- * has left, and each later one what the second has left. Of many
- * micro-batches of one size three are planned, the first, one for all in the middle, and the last:
- * those in the middle find the same memory and leave the same.
+ * A trainer is opened on devices that count, and takes two steps: the second finds the memory that
+ * the first has left, and later steps would find the same. Of many micro-batches of one size three
+ * are planned, the first, one for all in the middle, and the last: those in the middle find and
+ * leave the same memory.
  *
  * After each micro-batch of the second step, and after the update, all devices wait for each other.
  * So its time is a sum over these, each as long as the device with the most work takes, or as all

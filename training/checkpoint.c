@@ -1,12 +1,12 @@
 /*
  * checkpoint.c - writes the state of a model into a file: now, or from a thread of its own.
  *
- * A save is described first (entries, pairs, the file's path), so that all that can be wrong with
- * it is seen on the caller's thread. Then the file is filled piece by piece, whatever entries are
- * there, each summed while it is in the processor's cache. A save that is made now has a few
- * pieces, which threads write while the next ones are filled (io/write_behind.h). One in the
- * background fills one block of host memory with all of the file and hands that to its thread; from
- * then on it needs neither the model nor its devices, and little of a processor.
+ * A save is described first (entries, pairs, the file's path), so errors in it are found on the
+ * caller's thread. Then the file is filled piece by piece, regardless of the borders of entries,
+ * and each piece is summed while it is in the processor's cache. An immediate save has a few
+ * pieces, which threads write while the next ones are filled (io/write_behind.h). A save in the
+ * background fills one block of host memory with the whole file and hands that to its thread; from
+ * then on it needs neither the model nor its devices, and little processor time.
  *
  * Pieces and the block are images of the file: whole pages of one are whole pages of the other, so
  * that they are written past the page cache (io/file.h).

@@ -2,9 +2,9 @@
  * checkpoint_folder.c - the folder of the states, and their names.
  *
  * The number in a name has twelve digits, or more without a leading zero, so that names sort as
- * steps do and each step has one name. Everything else in the folder is left alone and counts for
- * nothing: files of other names, and what is no file. A folder is read whole or not at all: an
- * error in the middle of it is no end.
+ * steps do and each step has one name. Everything else in the folder is ignored and left alone:
+ * files with other names, and entries that are not files. A folder is read as a whole or not at
+ * all: an error in the middle of it does not count as its end.
  */
 #include <dirent.h>
 #include <errno.h>

@@ -1,10 +1,11 @@
 /*
  * checkpoint_load.c - reads the state of a model out of a file.
  *
- * Everything that can be wrong with a file is seen before the model is touched: that it is a state,
- * of a format that this library knows, with the entries of this model in their shapes, with numbers
- * that a run can have, and with all of its bytes. Only then the model is torn on purpose, and mends
- * with its last entry: what fails on the way leaves a model that says so, never a mixture.
+ * The file is checked before the model is touched: that it is a state, of a format that this
+ * library knows, with the entries of this model in their shapes, with numbers that a run can have,
+ * and with all of its bytes. Only then the model is torn on purpose; it is whole again with its
+ * last entry. So a failure in between leaves a model that refuses to go on, never a mixture of two
+ * states.
  */
 #include <evenkeel/checkpoint.h>
 

@@ -1,11 +1,12 @@
 /*
  * arena.c - first fit over a row of blocks; see arena.h for the design and the invariants.
  *
- * Nothing here walks the row: a model of 100,000 layers holds as many blocks. A request costs the
- * logarithm of the number of free blocks, everything else a few neighbours.
+ * Nothing here walks the row, because a model of 100,000 layers holds as many blocks. A request
+ * takes time in the logarithm of the number of free blocks, everything else looks at a few
+ * neighbours.
  *
- * A child of fork() may read what is in the memory, and takes and gives back nothing: a thread of
- * the parent may have held the mutex.
+ * A child of fork() may read the memory, but takes and frees nothing: a thread of the parent may
+ * have held the mutex.
  */
 #include "core/error.h"
 #include "device/arena.h"

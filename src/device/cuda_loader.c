@@ -3,9 +3,9 @@
  * for.
  *
  * It is looked for beside this library (or beside the program that this library was linked into),
- * then in the folder it was to be installed in; never in the working directory, nor where an
- * environment variable says, because another user may write there. It stays loaded: the CUDA
- * libraries do not like to go.
+ * then in the folder of the installation; never in the working directory or in a folder from an
+ * environment variable, where another user may write. It stays loaded, because the CUDA libraries
+ * cannot be unloaded safely.
  */
 #define _GNU_SOURCE /* dladdr1, Dl_info */
 #include <dlfcn.h>

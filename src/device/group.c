@@ -1,24 +1,24 @@
 /*
  * group.c - a group of devices and its worker threads.
  *
- * One persistent thread per device. ek_group_apply() writes a job down and posts every worker's
- * semaphore; every worker runs it once and lowers `running`; the last one signals `done`, for which
- * the caller sleeps. Results are in the workers' own records, which the caller reads only then.
- * Semaphores and not a condition, whose waiters all wake to queue for its mutex: a small job is
- * over sooner than that.
+ * One persistent thread per device. ek_group_apply() publishes a job and posts every worker's
+ * semaphore; every worker runs the job once and decrements `running`; the last one signals `done`,
+ * for which the caller sleeps. The caller then reads the results in the workers' own records. The
+ * workers wait for semaphores, because the waiters of a condition would all wake to queue for its
+ * mutex, which takes longer than a small job.
  *
- * Jobs run one after the other, whoever asks for them: a caller draws a number and waits until it
- * is `served`. It keeps its turn from before it publishes its job until it has read the results and
- * made the communicators new, so the collectives of two jobs never meet, and a failure reaches the
+ * Jobs of all threads run one after the other: a caller draws a number and waits until it is
+ * `served`. It keeps its turn from before it publishes its job until it has read the results and
+ * renewed the communicators, so the collectives of two jobs never meet, and a failure reaches the
  * caller whose job failed.
  *
  * A worker whose function failed aborts the group's communicators before it reports, so that no
- * peer waits for it; when all have come back, the caller makes the communicators new. Where devices
- * work by themselves (cuda), collectives of earlier jobs, which have returned, may still be on the
- * way, and an abort would cut them off. So a job's end is marked by an event on each device's
- * compute stream, which has waited for the device's collectives, and a worker that failed waits for
- * the job before its own to end on all devices. That needs no other worker's help: all devices have
- * queued all of it. The abort says whether it ended well.
+ * peer waits for it; when all workers have reported, the caller renews the communicators. On
+ * devices that work asynchronously (cuda), collectives of earlier jobs may still be running, and an
+ * abort would cut them off. So each job's end is marked by an event on each device's compute
+ * stream, which has waited for the device's collectives, and a worker that failed waits until the
+ * job before its own has ended on all devices. That needs no other worker, because all devices have
+ * queued all of that job. The abort says whether it ended well.
  *
  * A child of fork() has no workers. Every function here that would wait for them, or take a lock
  * that a thread of the parent may have held, refuses there (ek__group_check).

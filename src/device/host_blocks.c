@@ -1,8 +1,8 @@
 /*
  * host_blocks.c - blocks of the host's memory that are lent, come back and are lent again.
  *
- * No block is given back to the system before the pool is closed, so that the header of one that
- * has come back may still be asked whose it is.
+ * Blocks are freed only when the pool is closed, so the header of a returned block can still be
+ * read to find its owner.
  *
  * Lock: `mutex` guards the pool and both lists. A ticket is written under it and read without.
  */

@@ -2,10 +2,10 @@
  * file.c - see file.h. A call that a signal interrupts is made again; a failed sync is final, since
  * the system may have dropped what it could not write.
  *
- * Who removes a file beside another holds its lock and has seen that the name still is that file's,
- * and who makes one looks after its own lock whether the name was removed before: so no file that
- * a process is writing is ever removed. Where the file system has no locks, files beside others
- * count as left behind.
+ * A process that removes another's unfinished file holds its lock and has checked that the name is
+ * still that file's; a process that makes one checks, after it has the lock, that the name was not
+ * removed meanwhile. So a file that a process is writing is never removed. On a file system without
+ * locks every unfinished file counts as left behind.
  */
 #define _GNU_SOURCE /* flock() beside O_CLOEXEC in C11 */
 #include "io/file.h"

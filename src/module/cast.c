@@ -2,17 +2,17 @@
  * cast.c - modules that run in another type than the one that calls them.
  *
  * In a pass of 16 bits a module that declares f32 alone runs in f32: its floating inputs are
- * widened before its function, what it gives is rounded after it, and in backward the other way
- * round. A caller may also ask for another type (ek_child_options.precision), and then sees to the
- * tensors itself. What a pass is given from outside in f32, such as features and targets, is
- * rounded to its type.
+ * widened before its function and its outputs rounded after it, and the gradients the other way
+ * round in backward. A caller may also ask for another type (ek_child_options.precision), and then
+ * converts the tensors itself. Inputs of the pass in f32, such as features and targets, are rounded
+ * to its type.
  *
- * Parameters that such a module asks for are converted, too, from what the other modules see and
- * not from the master: of that every device has its own, in all modes. They are in the pass until
- * the module's function has returned; whoever saves one keeps it longer. Gradients of parameters
- * are f32 in every type, and buffers have the type of the replica.
+ * Parameters that such a module asks for are converted too: from the copies that other modules see,
+ * not from the masters, because every device has the copies in all modes. The pass keeps them until
+ * the module's function has returned; a module that saves one keeps it longer. Gradients of
+ * parameters are f32 in every type, and buffers have the type of the replica.
  *
- * All of this is memory in the ledger: activations and copies.
+ * The ledger charges this memory to activations and copies.
  */
 #include <evenkeel/convert.h>
 

@@ -2,13 +2,13 @@
  * chain.c - children one after the other: what a sequential, a residual, a GPT and its blocks are,
  * and what a program's own containers may be. joins.c runs the steps.
  *
- * A chain that recomputes (recompute.h) is cut into segments, of which forward keeps the inputs and
- * nothing else; so a segment begins where one tensor flows, and not within a join that has other
- * bits than its parts. Backward runs a segment again, saving, and then its backward; what the
- * segment's last child gives is not read then, so a product there is spared. With `all` the
- * segments are as short as can be, and only the chain's own inputs are kept: each segment's are
- * computed from them. With `cheap` there are no segments: the result of a cheap module is not kept
- * for the next one (ek_child_options.made_from).
+ * A chain that recomputes (recompute.h) is cut into segments. Forward keeps only the inputs of a
+ * segment, so a segment begins where a single value flows, and not within a join whose bits differ
+ * from those of its parts. Backward runs a segment again, saving, and then runs its backward; the
+ * result of the segment's last child is not read then, so a product there is spared. With `all` the
+ * segments are as short as possible, and only the chain's own inputs are kept: those of each
+ * segment are computed from them. With `cheap` there are no segments: the result of a cheap module
+ * is not kept for the next one (ek_child_options.made_from).
  */
 #include <evenkeel/chain.h>
 

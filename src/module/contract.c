@@ -2,12 +2,12 @@
  * contract.c - what a module must give and take back, checked when its function returns.
  *
  * A module of a program's own may forget an output, give memory of the host, take back less than it
- * saved or keep its workspace. Whoever comes next would crash over it or be blamed for it, so every
- * forward and backward is checked at once and the message names the module.
+ * saved or keep its workspace. The next module would crash or get the blame, so every forward and
+ * backward is checked at once and the message names the module.
  *
- * For that a pass with gradient keeps a record per forward: how many tensors were saved before and
- * after it, and types and shapes of what went in and came out (not the tensors: nothing is held
- * longer). A backward looks up the record of its forward and drops it, together with those of
+ * For that a pass with gradient keeps a record of each forward: how many tensors were saved before
+ * and after it, and types and shapes of its inputs and outputs (not the tensors, so that none is
+ * held longer). A backward looks up the record of its forward and drops it, together with those of
  * children whose backward was never called because the module did their work itself
  * (ek_pass_child_enter()). A forward that ran without saving has a record too, so that its backward
  * is refused until it has run again; what it calls has none. The tables stay with the pass, so that

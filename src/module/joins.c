@@ -1,14 +1,14 @@
 /*
  * joins.c - the steps of a chain, some of them in one go.
  *
- * What modules compute they declare (ek_formula), so a program's own and wrapped ones take part.
- * The table of joins says which neighbours run in one go. Of a child that takes part in a join, in
- * either direction, neither function is called: where it runs alone, in the other direction, the
- * chain computes its formula. What is saved, and when, is the chain's affair alone.
+ * Modules declare what they compute (ek_formula), so modules of a program's own and wrapped ones
+ * take part. The table of joins says which neighbours run in one go. If a child takes part in a
+ * join in either direction, neither of its functions is called: in the other direction, where it
+ * runs alone, the chain computes its formula. The chain alone decides what is saved, and when.
  *
- * A residual connection begins at its input, from which two references flow on, and ends at the
- * EK_CHAIN_ADD that adds the second to what came of the first. In backward the gradient of the sum
- * flows on as two references, and both are added at the input.
+ * A residual connection begins at its input, which flows on twice: through the steps, and past them
+ * to the EK_CHAIN_ADD that adds the two. In backward the gradient of the sum flows back both ways,
+ * and the two gradients are added at the input.
  */
 #include "module/joins.h"
 

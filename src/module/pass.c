@@ -1,10 +1,10 @@
 /*
  * pass.c - one forward and its backward on one device: what a pass gives to a module.
  *
- * Whose parameters, saved tensors and random numbers these are, the pass's frame says: run.c.
+ * The frame of the pass says whose parameters, saved tensors and random numbers these are: run.c.
  *
- * Of every parameter the pass knows whether its gradient has been written in this step (`touched`:
- * the first to add overwrites instead, and nothing has to be zeroed before) and how many users have
+ * For every parameter the pass knows whether its gradient has been written in this step (`touched`:
+ * the first user overwrites it instead of adding, so it need not be zeroed) and how many users have
  * not yet said that they are done (`waiting`).
  *
  * A freed pass stays with its replica, its tables included, so that the next step allocates

@@ -1,5 +1,5 @@
 /*
- * patterns.c - what a program asks for parameters by patterns of their names, before a model opens.
+ * patterns.c - options of parameters by patterns of their names, applied before a model opens.
  *
  * Every name of a parameter, those tied to it included, is compared with every pattern, and the
  * last pattern that matches any of them applies; the order of names plays no part. Declarations

@@ -1,14 +1,14 @@
 /*
  * remake.c - tensors that are made again instead of being saved.
  *
- * A recipe says which module made a tensor and from what. It is open while the module whose input
- * that tensor is runs forward: what it saves of its input, directly or in a child, goes on the
- * stack of saved tensors as a struct that does not exist, with the recipe's number as its shape.
- * Inputs are loans, which must not be written, and the caller holds them: so the tensor of an open
- * recipe is known by its address, and no other tensor can have it.
+ * A recipe says which module made a tensor, and from what. It is open while the module that has the
+ * tensor as its input runs forward. If that module, or a child, saves its input, an empty struct
+ * with the recipe's number as its shape goes on the stack of saved tensors instead. Inputs are
+ * loans, which must not be written, and the caller holds them, so the address identifies the tensor
+ * of an open recipe.
  *
- * The first of them that is taken back lets the maker run, the last one gives all up. Recipes are
- * a stack like what refers to them: those that are not needed leave it from the top.
+ * The first entry that is taken back runs the maker, and the last one frees the result. Recipes are
+ * a stack, like the entries that refer to them: those that are not needed leave it from the top.
  */
 #include <evenkeel/pass.h>
 

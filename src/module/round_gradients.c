@@ -1,17 +1,16 @@
 /*
  * round_gradients.c - gradients that modules add to where the replica keeps none of the type.
  *
- * The gradient of a frozen parameter is not kept. A module need not know (ek_pass_trains()): the
- * pass lends it one for as long as it adds to it.
+ * The gradient of a frozen parameter is not kept. A module need not know that (ek_pass_trains()):
+ * the pass lends it a gradient for as long as it adds to it.
  *
- * Others may be kept in 16 bits, and modules add to them in f32.
- * A module sees an f32 gradient whatever the replica keeps, so that no module and no kernel knows
- * of the other type, and what a backward adds to one parameter, however often, is added up in f32.
- * The pass takes the f32 gradient when it is first asked for, and it begins as what the step has so
- * far, widened. When nothing adds to it any more it is rounded, once, to where the replica or a
- * lender keeps it, before it is said to be complete; then its memory goes back. So of a
- * model whose modules say when they are done, one module's gradients exist in f32 at a time, beside
- * those of parameters that are used more than once, from the first use in backward to the last.
+ * Other gradients may be kept in 16 bits. A module always sees an f32 gradient, so no module and no
+ * kernel needs the other type, and a backward adds up in f32, however often it adds. The pass
+ * allocates the f32 gradient when a module first asks for it, and begins with the step's gradient
+ * so far, widened. When the last user is done, it is rounded once to where the replica or a lender
+ * keeps it, and freed, before it counts as complete. So if modules say when they are done, only the
+ * gradients of one module exist in f32 at a time, and those of parameters that are used more than
+ * once, from the first use in backward to the last.
  */
 #include <evenkeel/convert.h>
 

@@ -1,15 +1,15 @@
 /*
  * run.c - runs modules: the stack of frames.
  *
- * A frame is a function of a module that runs: the node it runs as, whether it saves, in which type
- * it computes. A module that calls a child puts a frame on top, which goes when the child's
- * function returns; so parameter numbers, children and random numbers are always those of the node
- * that runs. A module that does a child's work itself puts a frame of the child on top of its own.
- * A frame inherits from the one below what its caller does not ask for otherwise: a child of a
- * module that runs without saving does not save, and what a backward runs forward is recomputed.
+ * A frame stands for a running function of a module: the node it runs as, whether it saves, in
+ * which type it computes. Calling a child pushes a frame, which is popped when the child's function
+ * returns; so parameter numbers, children and random numbers are always those of the node that
+ * runs. A module that does a child's work itself pushes a frame of the child on top of its own. A
+ * frame inherits from the one below unless its caller asks for something else: a child of a module
+ * that runs without saving does not save, and a forward within a backward is a recomputation.
  *
- * What a function gives and leaves behind is checked when it returns: contract.c, which keeps a
- * record of each forward whose backward has not come.
+ * When a function returns, contract.c checks what it gives and leaves behind; it keeps a record of
+ * each forward whose backward has not come.
  */
 #include <string.h>
 
