@@ -192,9 +192,9 @@ static ek_module *make_product(enum fault fault, unsigned types) {
                                      product_backward,
                                      product_free,
                                      .types = EK_TYPES_F32 | EK_TYPES_F64};
-  static const ek_module_ops narrow = {sizeof narrow,        "product",        product_parameters,
-                                       product_forward,      product_backward, product_free,
-                                       .types = EK_TYPES_F32};
+  static ek_module_ops narrow;
+  narrow = wide;
+  narrow.types = EK_TYPES_F32;
   struct product *p = calloc(1, sizeof *p);
   ck_assert_ptr_nonnull(p);
   p->fault = fault;
@@ -335,8 +335,8 @@ static ek_status wide_forward(const ek_module *self, ek_pass *pass, const ek_ten
   return status;
 }
 
-static ek_status wide_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                               ek_tensor *grad_inputs) {
+static ek_status shares_backward(const ek_module *self, ek_pass *pass,
+                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   (void)self, (void)pass;
   return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
 }
@@ -347,7 +347,7 @@ CK_TEST(an_output_holds_its_own_size) {
   static const ek_module_ops ops = {.size = sizeof ops,
                                     .kind = "wide",
                                     .forward = wide_forward,
-                                    .backward = wide_backward,
+                                    .backward = shares_backward,
                                     .free = wide_free};
   ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
   ek_module module;
@@ -407,22 +407,26 @@ static ek_status sum_backward(const ek_module *self, ek_pass *pass, const ek_ten
   return EK_OK;
 }
 
-static void sum_free(ek_module *self) { free(self); }
+static void frees_itself(ek_module *self) { free(self); }
+
+static ek_module *make_module(const ek_module_ops *ops, size_t inputs) {
+  ek_module *module = calloc(1, sizeof *module);
+  ck_assert_ptr_nonnull(module);
+  ck_ok(ek_module_init(module, ops, inputs, 1));
+  return ck_keep(module);
+}
 
 CK_TEST(the_gradient_of_each_input_counts) {
   static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
                                     .kind = "sum",
                                     .forward = sum_forward,
                                     .backward = sum_backward,
-                                    .free = sum_free,
+                                    .free = frees_itself,
                                     .types = EK_TYPES_F32 | EK_TYPES_F64};
   const ek_check_input both[] = {rows, rows};
-  ek_module *module = calloc(1, sizeof *module);
-  ck_assert_ptr_nonnull(module);
-  ck_ok(ek_module_init(module, &ops, 2, 1));
+  ek_module *module = make_module(&ops, 2);
   ck_fails(ek_module_check(module, ck_spec("cpu:1"), both, 2, NULL), EK_ERR_MISMATCH,
            "gradient of input 1 against differences");
-  ek_module_free(module);
 }
 
 /* ---- large numbers ---- */
@@ -439,37 +443,23 @@ static ek_status shifted_forward(const ek_module *self, ek_pass *pass, const ek_
   return ek_op_add(ek_pass_stream(pass), &outputs[0], &outputs[0], x);
 }
 
-static ek_status shifted_backward(const ek_module *self, ek_pass *pass,
-                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  (void)self, (void)pass;
-  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
-}
-
-static void shifted_free(ek_module *self) { free(self); }
-
 /* Where neighbours of f32 are 1/128 apart a step of 1/256 goes to the next number or nowhere, and
  * in f64 it is rounded, too: differences are taken over the way that x has really gone. */
 CK_LOOP(differences_of_large_numbers, 2) {
   static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
                                     .kind = "shifted",
                                     .forward = shifted_forward,
-                                    .backward = shifted_backward,
-                                    .free = shifted_free,
+                                    .backward = shares_backward,
+                                    .free = frees_itself,
                                     .types = EK_TYPES_F32 | EK_TYPES_F64};
-  static const ek_module_ops single = {.size = sizeof(ek_module_ops),
-                                       .kind = "shifted",
-                                       .forward = shifted_forward,
-                                       .backward = shifted_backward,
-                                       .free = shifted_free,
-                                       .types = EK_TYPES_F32};
+  static ek_module_ops single;
+  single = ops;
+  single.types = EK_TYPES_F32;
   const ek_check_input x = {.rank = 2, .shape = {4, 3}, .low = LARGE, .high = LARGE + 64};
   ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
-  ek_module *module = calloc(1, sizeof *module);
-  ck_assert_ptr_nonnull(module);
+  ek_module *module = make_module(_i == 0 ? &ops : &single, 1);
   options.left_out = ~(1u << EK_CHECK_DIFFERENCES) & ((1u << EK_CHECKS) - 1);
-  ck_ok(ek_module_init(module, _i == 0 ? &ops : &single, 1, 1));
   ck_ok(ek_module_check(module, ck_spec("cpu:1"), &x, 1, &options));
-  ek_module_free(module);
 }
 
 /* ---- 16 bits ---- */
@@ -495,8 +485,6 @@ static ek_status scaled_backward(const ek_module *self, ek_pass *pass,
   return grad_inputs == NULL ? EK_OK : scaled(pass, &grad_outputs[0], &grad_inputs[0]);
 }
 
-static void scaled_free(ek_module *self) { free(self); }
-
 /* Each type of 16 bits that the table declares, where the devices compute in it. */
 CK_TEST(types_of_16_bits) {
   static const ek_module_ops ops = {
@@ -504,12 +492,10 @@ CK_TEST(types_of_16_bits) {
       .kind = "scaled",
       .forward = scaled_forward,
       .backward = scaled_backward,
-      .free = scaled_free,
+      .free = frees_itself,
       .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16};
   static const ek_type halves[] = {EK_BF16, EK_F16};
-  ek_module *module = calloc(1, sizeof *module);
-  ck_assert_ptr_nonnull(module);
-  ck_ok(ek_module_init(module, &ops, 1, 1));
+  ek_module *module = make_module(&ops, 1);
   ek_group *group = ck_open("cpu:2", 1);
   const unsigned types = ek_device_types(ek_group_device(group, 0));
   ek_group_free(group);
@@ -525,7 +511,6 @@ CK_TEST(types_of_16_bits) {
                       : "(types) of scaled: in f16: output 0");
     }
   }
-  ek_module_free(module);
 }
 
 /* Every allocation on the host fails once. */

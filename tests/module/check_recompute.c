@@ -180,7 +180,7 @@ enum { DEEP = 6, ROWS = 64 };
 
 /* What a recomputed module of 4 x DEEP layers keeps is its input. */
 CK_TEST(keeps_its_inputs) {
-  ek_module *parts[DEEP] = {NULL}, *inner = NULL;
+  ek_module *parts[DEEP], *inner = NULL;
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
   ek_memory_usage usage;
@@ -356,14 +356,10 @@ static uint64_t pieces(ek_device *device, ek_module *module) {
 }
 
 CK_LOOP(last_products_are_spared, SPARED) {
-  ek_module *plain = NULL, *module = NULL;
-  ek_group *group = ck_open("cpu:1", 1);
-  ek_device *device = ek_group_device(group, 0);
-  ck_ok(spared[_i].create(&plain));
-  ck_ok(ek_recompute_create(&module, plain));
+  ek_device *device = ek_group_device(ck_open("cpu:1", 1), 0);
+  CK_OPENED(ek_module *, plain, spared[_i].create(&plain));
+  CK_OPENED(ek_module *, module, ek_recompute_create(&module, plain));
   ck_assert_uint_eq(pieces(device, module), pieces(device, plain) + spared[_i].again);
-  ek_module_free(module);
-  ek_module_free(plain);
 }
 
 /* ---- what is made again, between types ---- */
@@ -537,10 +533,9 @@ CK_TEST(errors_of_the_second_forward) {
 }
 
 CK_TEST(bad_input) {
-  ek_module *module = NULL, *relu = NULL, two = {0};
-  ek_criterion *loss = NULL;
-  ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
-  ck_ok(ek_cross_entropy_create(&loss, NULL));
+  ek_module *module = NULL, two = {0};
+  CK_OPENED(ek_module *, relu, ek_activation_create(&relu, EK_ACTIVATION_RELU));
+  CK_OPENED(ek_criterion *, loss, ek_cross_entropy_create(&loss, NULL));
   ck_fails(ek_recompute_create(NULL, relu), EK_ERR_INVALID_ARGUMENT, "recompute");
   ck_fails(ek_recompute_create(&module, NULL), EK_ERR_INVALID_ARGUMENT, "inner module is NULL");
   ck_fails(ek_recompute_create(&module, &two), EK_ERR_INVALID_ARGUMENT, "or not initialised");
@@ -550,31 +545,23 @@ CK_TEST(bad_input) {
   two.private_members.inputs = 0;
   ck_fails(ek_recompute_create(&module, &two), EK_ERR_INVALID_ARGUMENT, "fragile has 0 inputs");
   ck_assert_ptr_null(module);
-  ek_criterion_free(loss);
-  ek_module_free(relu);
   ck_host_failures(create_mlp);
 }
 
 CK_TEST(bad_maker) {
-  ek_module *module = NULL;
-  ck_ok(own_create(&module, 2));
-  ck_forward_fails(module, EK_ERR_INVALID_ARGUMENT,
-                   "own, forward: made_by: no child number 2", EK_F32, CK_SHAPE(4, 3));
-  ek_module_free(module);
-  ck_ok(own_create(&module, 1)); /* another shape comes out when it is made again */
+  CK_OPENED(ek_module *, none, own_create(&none, 2));
+  ck_forward_fails(none, EK_ERR_INVALID_ARGUMENT, "own, forward: made_by: no child number 2",
+                   EK_F32, CK_SHAPE(4, 3));
+  /* Another shape comes out when it is made again. */
+  CK_OPENED(ek_module *, module, own_create(&module, 1));
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
   ek_tensor x = ck_upload(device, EK_F32, (const double[12]){1, 2, 3}, CK_SHAPE(4, 3));
-  ck_ok(ek_replica_open(&replica, device, module, NULL));
-  ck_ok(ek_pass_open(&pass, replica, NULL));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
+  CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
   CK_OPENED(ek_tensor, y, ek_pass_run_forward(&y, pass, &x));
   ck_fails(ek_pass_run_backward(NULL, pass, &y), EK_ERR_SHAPE,
            "linear (linear) gave another type or shape when it ran again");
-  ek_pass_free(pass);
-  ek_replica_free(replica);
-  ek_module_free(module);
 }
 
 CK_SUITE("recompute")

@@ -112,34 +112,24 @@ CK_TEST(names) {
 
 /* Without gradient no more than two results are alive at any time. */
 CK_TEST(results_are_freed_early) {
-  ek_module *relu[8] = {NULL}, *module = NULL;
+  ek_module *relu[8], *module = NULL;
   for (int i = 0; i < 8; i++) ck_ok(ek_activation_create(&relu[i], EK_ACTIVATION_RELU));
-  ck_ok(ek_sequential_create(&module, relu, 8));
+  ck_ok(wrap(&module, relu, 8, EK_OK));
+  ck_keep(module);
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
-  ek_tensor x = {0}, y = {0};
   ek_memory_usage usage;
-  const int64_t shape[] = {10, 64};
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.gradient = false;
-  ck_ok(ek_replica_open(&replica, device, module, NULL));
-  ck_ok(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, shape));
-  ck_set(&x, (const double[640]){0});
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
+  ek_tensor x = ck_upload(device, EK_F32, (const double[640]){0}, CK_SHAPE(10, 64));
   ck_ok(ck_memory_stats(&usage, device));
   const uint64_t before = usage.current_bytes;
   ck_ok(ek_memory_reset_peak(device));
-  ck_ok(ek_pass_open(&pass, replica, &options));
-  ck_ok(ek_pass_run_forward(&y, pass, &x));
+  CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, replica, &options));
+  CK_OPENED(ek_tensor, y, ek_pass_run_forward(&y, pass, &x));
   ck_ok(ck_memory_stats(&usage, device));
   ck_assert_uint_eq(usage.peak_bytes, before + 2 * 2560);
-  ek_pass_free(pass);
-  ek_tensor_free(&x);
-  ek_tensor_free(&y);
-  ek_replica_free(replica);
-  ek_module_free(module);
-  for (int i = 0; i < 8; i++) ek_module_free(relu[i]);
 }
 
 /* ---- a linear, GELU and a linear ---- */
@@ -383,7 +373,7 @@ static ek_module *with_options(const ek_sequential_options *options, int64_t wid
   ck_ok(ek_linear_create(&modules[2], width, width, false));
   ck_ok(ek_sequential_create_with(&made, modules, 3, options));
   for (int i = 0; i < 3; i++) ek_module_free(modules[i]);
-  return made;
+  return ck_keep(made);
 }
 
 static ek_status open_named(char found[3][64], const char *const *given) {
@@ -398,9 +388,7 @@ static ek_status open_named(char found[3][64], const char *const *given) {
     ck_ok(ek_replica_parameter(&info, replica, i));
     (void)snprintf(found[i], sizeof found[i], "%s", info.name);
   }
-  ek_replica_free(replica);
-  ek_module_free(module);
-  ek_group_free(group);
+  ck_keep(replica);
   return status;
 }
 
@@ -429,7 +417,6 @@ CK_TEST(children_have_the_names_that_are_given) {
   static const ek_parameter_pattern frozen = {.pattern = "encoder.*", .frozen = true};
   ck_ok(ek_parameter_count(&totals, module, &frozen, 1));
   ck_assert_int_eq(totals.trained, 16);
-  ek_module_free(module);
 }
 
 /* Two sequentials one after the other, as units of mode fully-sharded or not: bytes of parameters
@@ -437,29 +424,23 @@ CK_TEST(children_have_the_names_that_are_given) {
 static uint64_t gathered_bytes(bool unit) {
   enum { WIDTH = 64, SAMPLES = 4 };
   ek_group *group = ck_open_exactly("plan:2", 1);
-  ek_module *parts[3], *whole = NULL;
-  ek_data_parallel_model *model = NULL;
+  ek_module *parts[3];
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_sequential_options sequential = EK_SEQUENTIAL_OPTIONS_INIT;
   sequential.unit = unit;
   for (int i = 0; i < 3; i++) parts[i] = with_options(&sequential, WIDTH);
-  ck_ok(ek_sequential_create(&whole, parts, 3));
-  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
+  CK_OPENED(ek_module *, whole, ek_sequential_create(&whole, parts, 3));
   ck_ok(ek_data_parallel_model_options_set_mode(&options, EK_MODE_FULLY_SHARDED));
-  ck_ok(ek_data_parallel_model_open(&model, group, whole, &options));
+  CK_OPENED(ek_data_parallel_model *, model,
+            ek_data_parallel_model_open(&model, group, whole, &options));
   static float numbers[SAMPLES * WIDTH];
   ek_tensor batch;
-  ek_shards output = {0};
   ek_memory_usage usage;
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   forward.gradient = false;
   ck_ok(ek_tensor_host(&batch, numbers, EK_F32, CK_SHAPE(SAMPLES, WIDTH)));
-  ck_ok(ek_data_parallel_model_forward(&output, model, &batch, 1, &forward));
+  CK_OPENED(ek_shards, output, ek_data_parallel_model_forward(&output, model, &batch, 1, &forward));
   ck_ok(ek_memory_stats(&usage, ek_group_device(group, 1)));
-  ek_shards_free(&output);
-  ek_data_parallel_model_free(model);
-  ek_module_free(whole);
-  ek_group_free(group);
   return usage.peak_bytes;
 }
 

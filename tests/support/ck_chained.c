@@ -15,7 +15,7 @@
 struct chained {
   ek_module base;
   ek_module *children[CK_CHAINED_CHILDREN];
-  char names[CK_CHAINED_CHILDREN][16];
+  char names[CK_CHAINED_CHILDREN][24];
   size_t steps[CK_CHAINED_STEPS], child_count, step_count;
   ek_recompute recompute;
   bool unit, tied; /* tied: head.weight is tokens.weight */
