@@ -22,21 +22,16 @@ struct bench {
 static void open_bench(struct bench *b, ek_type type) {
   b->group = ck_open("cpu:4", 1);
   ck_ok(ek_communicator_open(&b->communicator, b->group));
+  ck_keep(b->communicator);
   ck_ok(ck_blend_create(&b->module));
+  ck_keep(b->module);
   for (size_t k = 0; k < DEVICES; k++) {
     ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
     options.type = type;
     options.seed = k; /* all different */
     ck_ok(ek_replica_open(&b->replicas[k], ek_group_device(b->group, k), b->module, &options));
+    ck_keep(b->replicas[k]);
   }
-}
-
-static void close_bench(struct bench *b) {
-  for (size_t k = 0; k < DEVICES; k++) ek_replica_free(b->replicas[k]);
-  ek_module_free(b->module);
-  ek_communicator_free(b->communicator);
-  ck_no_memory_held(b->group);
-  ek_group_free(b->group);
 }
 
 static double *numbers(const ek_tensor *flat) {
@@ -68,7 +63,6 @@ CK_LOOP(all_become_the_first, 2) {
   }
   double *after = numbers(ek_replica_parameters(b.replicas[0]));
   ck_same_bits("the first", after, before, ek_tensor_count(ek_replica_parameters(b.replicas[0])));
-  close_bench(&b);
 }
 
 CK_TEST(wrong_replicas_are_refused) {
@@ -100,7 +94,6 @@ CK_TEST(wrong_replicas_are_refused) {
   ek_replica_free(wide);
   ek_replica_free(other);
   ek_module_free(module);
-  close_bench(&b);
 }
 
 CK_SUITE("replicate")

@@ -192,11 +192,6 @@ static struct source *open_source(struct source *source) {
   return source;
 }
 
-static void close_source(struct source *source) {
-  ck_no_memory_held(source->group);
-  ek_group_free(source->group);
-}
-
 CK_TEST(from_the_host) {
   struct source s;
   open_source(&s);
@@ -223,7 +218,6 @@ CK_TEST(from_the_host) {
     ek_shards_free(&shards);
     ck_assert_ptr_null(shards.group);
   }
-  close_source(&s);
 }
 
 /* What lies on its device already is not copied. */
@@ -253,7 +247,6 @@ CK_LOOP(views_on_the_source_device, DEVICES) {
   holds_rows(&shards, s.values, home);
   ek_shards_free(&shards);
   ek_shards_free(&whole);
-  close_source(&s);
 }
 
 /* Targets follow the samples, also where a sample has several rows. */
@@ -289,7 +282,6 @@ CK_TEST(like_another) {
   ek_shards_free(&shards);
   ck_fails(ek_scatter_like(&shards, &like, &s.host, EK_MEMORY_INPUTS), EK_ERR_SHAPE, "0 samples");
   ek_shards_free(&like);
-  close_source(&s);
 }
 
 CK_TEST(wrong_sources_are_refused) {
@@ -333,7 +325,6 @@ CK_TEST(wrong_sources_are_refused) {
   ck_assert_mem_eq(&shards, &before, sizeof shards);
   ek_tensor_free(&foreign);
   ek_group_free(other);
-  close_source(&s);
 }
 
 /* ---- integers and pixels ---- */

@@ -62,7 +62,10 @@ static ek_status open_on(struct bench *b, const char *devices, ek_group *group) 
   optimizer_options.loss_scale = setup->loss_scale;
   options.group = group;
   if (group == NULL) options.group_options = &threads;
-  return ek_trainer_open(&b->trainer, devices, b->module, b->criterion, b->rule, &options);
+  const ek_status status =
+      ek_trainer_open(&b->trainer, devices, b->module, b->criterion, b->rule, &options);
+  if (status == EK_OK) ck_keep(b->trainer);
+  return status;
 }
 
 static void make_parts(struct bench *b, const char *workload, ek_mode mode) {
@@ -74,23 +77,15 @@ static void make_parts(struct bench *b, const char *workload, ek_mode mode) {
   ck_ok(b->setup.workload->module(&b->module));
   ck_ok(b->setup.workload->criterion(&b->criterion, EK_REDUCTION_MEAN));
   ck_ok(b->setup.optimizer(&b->rule));
+  ck_keep(b->module);
+  ck_keep(b->criterion);
+  ck_keep(b->rule);
   b->batch = ck_batch_make(b->setup.workload, b->setup.options.type, SAMPLES, 0.2, 5);
 }
 
 static void open_bench(struct bench *b, const char *workload, ek_mode mode) {
   make_parts(b, workload, mode);
   ck_ok(open_on(b, ck_spec("cpu:3"), NULL));
-}
-
-static void free_parts(struct bench *b) {
-  ek_optimizer_free(b->rule);
-  ek_criterion_free(b->criterion);
-  ek_module_free(b->module);
-}
-
-static void close_bench(struct bench *b) {
-  ck_ok(ek_trainer_close(b->trainer));
-  free_parts(b);
 }
 
 static ek_status step(struct bench *b, ek_step_result *result) {
@@ -136,8 +131,6 @@ CK_LOOP(equals_the_calls_of_its_parts, CK_WORKLOADS * CK_MODES) {
   ck_ok(ck_training_step(&t, &b.batch, NULL));
   struct ck_state got = ck_state_take(ek_trainer_model(b.trainer)), want = ck_state_take(t.model);
   ck_state_same("trainer", &got, &want);
-  ck_training_close(&t);
-  close_bench(&b);
 }
 
 /* ---- before the first step ---- */
@@ -175,8 +168,6 @@ CK_LOOP(preparing_changes_nothing, 2 * CK_WORKLOADS * CK_MODES) {
   struct ck_state got = ck_state_take(ek_trainer_model(prepared.trainer)),
                   want = ck_state_take(ek_trainer_model(other.trainer));
   ck_state_same("prepared", &got, &want);
-  close_bench(&prepared);
-  close_bench(&other);
 }
 
 /* A module that writes its buffers in a training forward leaves them alone. */
@@ -197,7 +188,6 @@ CK_LOOP(preparing_writes_no_buffer, CK_MODES) {
   ck_ok(ek_trainer_prepare(b.trainer, &batch, 1, &batch, 1));
   struct ck_state after = ck_state_take(model);
   ck_state_same("buffers", &after, &before);
-  close_bench(&b);
 }
 
 /* ---- micro-batches ---- */
@@ -243,9 +233,6 @@ CK_LOOP(micro_batches, CUTS * CK_WORKLOADS * CK_MODES) {
   struct ck_state got = ck_state_take(ek_trainer_model(b.trainer)),
                   want = ck_state_take(parts.model);
   ck_state_same("micro-batches", &got, &want);
-  ck_training_close(&parts);
-  ck_training_close(&whole);
-  close_bench(&b);
 }
 
 /* What is wrong with a batch is seen before its first part runs. */
@@ -273,7 +260,6 @@ CK_TEST(wrong_micro_batches) {
            "takes 1 inputs");
   ck_assert_uint_eq(held(&b), bytes);
   ck_ok(step(&b, NULL));
-  close_bench(&b);
 }
 
 /* The loss of the parts of a batch, put together, is that of the whole; no mask is drawn. */
@@ -308,7 +294,6 @@ CK_LOOP(evaluation_and_prediction, CK_MODES) {
   ck_ok(evaluate(&b, &again, NULL));
   ck_assert_uint_eq(held(&b), before);
   ck_ok(step(&b, NULL));
-  close_bench(&b);
 }
 
 /* Number of elements of all parts, which become an array of the caller's, row after row. */
@@ -385,8 +370,6 @@ CK_LOOP(evaluation_in_parts, CUTS * CK_WORKLOADS * CK_MODES) {
   ck_ok(evaluate(&parts, &got, NULL));
   predicts_alike(&parts, &whole, ek_module_outputs(parts.module));
   ck_assert_uint_eq(held(&parts), before);
-  close_bench(&whole);
-  close_bench(&parts);
 }
 
 /* The same of a model that computes its loss, whose forward may predict without targets. Two of the
@@ -416,8 +399,6 @@ CK_LOOP(its_own_loss_in_parts, CK_MODES) {
   ck_assert_double_le(fabs(got - want), 1e-5 * fabs(want)); /* numerics.md */
   predicts_alike(&parts, &whole, 1);
   ck_assert_uint_eq(held(&parts), before);
-  close_bench(&whole);
-  close_bench(&parts);
 }
 
 enum { LARGE = 123, LARGE_PARTS = 29 };
@@ -489,7 +470,6 @@ CK_LOOP(evaluation_under_the_cap_of_a_step, 4 * CK_MODES) {
   b.micro_batches = 0;
   ck_ok(open_on(&b, spec, NULL));
   ck_fails(evaluate(&b, &loss, NULL), EK_ERR_OUT_OF_MEMORY, "");
-  close_bench(&b);
 }
 
 /* Reduction `none` keeps its outputs until backward; what was evaluated is gone. */
@@ -507,7 +487,6 @@ CK_LOOP(every_loss_for_itself, CK_MODES) {
   ck_ok(evaluate(&b, &loss, NULL));
   ek_data_parallel_criterion *criterion = ek_trainer_criterion(b.trainer);
   ck_assert_int_ne(ek_data_parallel_criterion_losses(&losses, criterion), EK_OK);
-  close_bench(&b);
 }
 
 /* ---- without an optimizer ---- */
@@ -570,8 +549,6 @@ CK_LOOP(only_what_is_wanted, CK_WORKLOADS * CK_MODES) {
   }
   if (files) ck_assert_int_eq(unlink(path), 0);
   ck_folder_remove(folder);
-  free_parts(&less);
-  close_bench(&b);
 }
 
 /* Patterns of a trainer that only predicts are read all the same. */
@@ -590,7 +567,6 @@ CK_TEST(patterns_without_an_optimizer) {
   ck_fails(ek_trainer_open(&trainer, ck_spec("cpu:1"), b.module, NULL, NULL, &o), EK_ERR_NOT_FOUND,
            "0.weight");
   ck_assert_ptr_null(trainer);
-  free_parts(&b);
 }
 
 /* ---- ownership ---- */
@@ -602,7 +578,6 @@ CK_TEST(a_group_of_the_programs) {
   ck_ok(open_on(&b, NULL, group));
   ck_assert_ptr_eq(ek_trainer_group(b.trainer), group);
   ck_ok(step(&b, NULL));
-  close_bench(&b);
 }
 
 /* The description may go when the trainer is open, and outputs outlive the parts. */
@@ -625,7 +600,7 @@ CK_TEST(who_goes_first) {
   ck_fails(step(&b, NULL), EK_ERR_STATE, "was freed");
   ck_assert_ptr_null(ek_trainer_model(b.trainer));
   ek_shards_free(&outputs);
-  close_bench(&b);
+  ck_ok(ek_trainer_close(b.trainer));
   ck_ok(ek_trainer_close(NULL));
 }
 
@@ -701,7 +676,6 @@ CK_LOOP(misuse, CK_MODES) {
   struct ck_state after = ck_state_take(ek_trainer_model(b.trainer));
   ck_state_same("after wrong batches", &after, &before);
   ck_ok(step(&b, NULL));
-  close_bench(&b);
 }
 
 /* ---- files ---- */
@@ -728,7 +702,7 @@ CK_TEST(a_failed_save_does_not_keep_a_load_away) {
     ck_assert_int_eq(rmdir(taken), 0);
     ck_assert_int_eq(unlink(path), 0);
   }
-  close_bench(&b);
+  ck_ok(ek_trainer_close(b.trainer));
   ck_folder_remove(folder);
 }
 
@@ -798,7 +772,7 @@ CK_LOOP(saves_and_loads, CK_MODES) {
     ck_ok(ek_trainer_begin_save(b.trainer, folder, NULL)); /* free waits for it */
     (void)snprintf(path, sizeof path, "%s/step-000000000002.safetensors", folder);
   }
-  close_bench(&b);
+  ck_ok(ek_trainer_close(b.trainer));
   ck_assert_int_eq(status == EK_OK ? unlink(path) : 0, 0);
   ck_folder_remove(folder);
 }
@@ -851,7 +825,7 @@ CK_TEST(another_thread_is_refused) {
   for (int i = 0; i < 5; i++) ck_assert_int_eq(got[i], EK_ERR_STATE);
   ck_assert(strstr(message, "another thread is using the trainer") != NULL);
   ck_ok(step_status);
-  close_bench(&b);
+  ck_ok(ek_trainer_close(b.trainer));
   (void)sem_destroy(&inside);
   (void)sem_destroy(&go_on);
 }
@@ -913,7 +887,7 @@ static void fail_at_each(struct bench *b, int what, uint64_t stride, bool before
     failed = fails_well(b, &other, status, bytes, &before);
   }
   ck_training_close(&other);
-  close_bench(b);
+  ck_ok(ek_trainer_close(b->trainer));
 }
 
 /* Opening takes long on GPUs, and their work has many pieces. */
@@ -973,7 +947,6 @@ CK_TEST(opening_fails_at_each_allocation) {
     ck_assert((status == EK_OK) == (b.trainer != NULL));
   }
   ck_assert_uint_gt(n, 20);
-  close_bench(&b);
 }
 
 CK_SUITE("trainer")

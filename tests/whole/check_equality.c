@@ -102,11 +102,6 @@ static void reference_open(struct reference *reference, int variant) {
   reference->fine.owns_group = true;
 }
 
-static void reference_close(struct reference *reference) {
-  ck_training_close(&reference->fine);
-  ck_training_close(&reference->one);
-}
-
 /* What each parameter's gradient of `batch` may be off by: see above. */
 static void allow(struct answer *answer, const struct ck_training *one, struct ck_training *fine,
                   const struct ck_batch *batch) {
@@ -208,7 +203,6 @@ CK_LOOP(many_equal_one, VARIANTS) {
       all_batches(_i, devices, placement, &reference, &random);
     }
   }
-  reference_close(&reference);
 }
 
 /* Micro-batches of random sizes, the last one shorter, are the large batch: masks and weight too.
@@ -240,7 +234,6 @@ CK_LOOP(accumulation_equals_one_batch, VARIANTS) {
     }
     ck_training_close(&many);
   }
-  reference_close(&reference);
 }
 
 /* A batch without a target that counts: loss 0, gradient 0, and the step says so. */

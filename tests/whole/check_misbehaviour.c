@@ -197,14 +197,8 @@ static struct fiend *fiend_create(void) {
 /* ---- a training with it inside ---- */
 
 struct bench {
-  ek_group *group;
   struct fiend *fiend;
-  ek_module *module;
-  ek_criterion *loss;
-  ek_optimizer *rule;
-  ek_data_parallel_model *model;
-  ek_data_parallel_criterion *criterion;
-  ek_data_parallel_optimizer *optimizer;
+  struct ck_training training;
   float x[SAMPLES * WIDTH], t[SAMPLES * WIDTH];
 };
 
@@ -222,47 +216,27 @@ static ek_module *surround(ek_module *fiend) {
 }
 
 static void bench_open(struct bench *b, ek_mode mode, bool surrounded) {
-  *b = (struct bench){.group = ck_open("cpu:2", 1)};
+  ek_criterion *loss = NULL;
   struct ck_random random = ck_random_start(1);
   for (int i = 0; i < SAMPLES * WIDTH; i++) {
     b->x[i] = (float)ck_random_integer(&random, -3, 3);
     b->t[i] = (float)ck_random_integer(&random, -3, 3);
   }
   b->fiend = fiend_create();
-  b->module = surrounded ? surround(&b->fiend->base) : ek_module_share(&b->fiend->base);
-  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
-  ck_ok(ek_mean_squared_error_create(&b->loss, EK_REDUCTION_MEAN));
-  ck_ok(ek_adamw_create(&b->rule, NULL));
-  ck_ok(ek_data_parallel_model_open(&b->model, b->group, b->module, &options));
-  ck_ok(ek_data_parallel_criterion_open(&b->criterion, b->model, b->loss, NULL));
-  ck_ok(ek_data_parallel_optimizer_open(&b->optimizer, b->model, b->rule, NULL));
-}
-
-static void bench_close(struct bench *b) {
-  ek_data_parallel_optimizer_free(b->optimizer);
-  ek_data_parallel_criterion_free(b->criterion);
-  ek_data_parallel_model_free(b->model);
-  ek_optimizer_free(b->rule);
-  ek_criterion_free(b->loss);
-  ek_module_free(b->module);
-  ek_module_free(&b->fiend->base);
-  ck_no_memory_held(b->group);
-  ek_group_free(b->group);
+  ck_keep(&b->fiend->base);
+  ck_ok(ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
+  const struct ck_setup setup =
+      ck_setup_own(surrounded ? surround(&b->fiend->base) : ek_module_share(&b->fiend->base), loss,
+                   "cpu:2", mode);
+  ck_training_open(&b->training, &setup);
 }
 
 static ek_status step(struct bench *b, double *loss) {
-  const int64_t shape[] = {SAMPLES, WIDTH};
-  ek_tensor x, t;
-  ek_shards outputs = {0};
+  struct ck_batch batch = {.samples = SAMPLES, .inputs = 1, .targets = 1};
   ek_step_result result = {0};
-  ck_ok(ek_tensor_host(&x, b->x, EK_F32, 2, shape));
-  ck_ok(ek_tensor_host(&t, b->t, EK_F32, 2, shape));
-  EK_TRY(ek_data_parallel_model_forward(&outputs, b->model, &x, 1, NULL));
-  ek_status status = ek_data_parallel_criterion_forward(b->criterion, &outputs, 1, &t, 1);
-  if (status == EK_OK) status = ek_data_parallel_criterion_backward(b->criterion, NULL);
-  if (status == EK_OK) status = ek_data_parallel_optimizer_step(&result, b->optimizer);
-  ek_shards_free(&outputs);
+  ck_ok(ek_tensor_host(&batch.input[0], b->x, EK_F32, CK_SHAPE(SAMPLES, WIDTH)));
+  ck_ok(ek_tensor_host(&batch.target[0], b->t, EK_F32, CK_SHAPE(SAMPLES, WIDTH)));
+  const ek_status status = ck_training_step(&b->training, &batch, &result);
   *loss = result.loss;
   return status;
 }
@@ -272,7 +246,7 @@ static void undisturbed(double losses[3], ek_mode mode) {
   struct bench b;
   bench_open(&b, mode, true);
   for (int i = 0; i < 3; i++) ck_ok(step(&b, &losses[i]));
-  bench_close(&b);
+  ck_training_close(&b.training);
 }
 
 static const struct {
@@ -354,7 +328,7 @@ CK_LOOP(a_fault_is_named_and_costs_the_step_alone, INNER_FAULTS * CK_MODES) {
       ck_ok(step(&b, &got));
       ck_assert_double_eq(got, want[i]);
     }
-    bench_close(&b);
+    ck_training_close(&b.training);
   }
 }
 
@@ -382,7 +356,6 @@ CK_LOOP(a_root_gives_rows_for_its_samples, 6 * CK_MODES) {
   ck_fails(step(&b, &loss), roots[_i / CK_MODES].status, roots[_i / CK_MODES].text);
   b.fiend->fault = NO_FAULT;
   ck_ok(step(&b, &loss));
-  bench_close(&b);
 }
 
 /* Nobody follows: integers may come out. */
@@ -397,10 +370,9 @@ CK_TEST(a_root_without_gradient_may_give_integers) {
   b.fiend->fault = INTEGERS;
   b.fiend->device = SIZE_MAX;
   ck_ok(ek_tensor_host(&x, b.x, EK_F32, 2, shape));
-  ck_ok(ek_data_parallel_model_forward(&outputs, b.model, &x, 1, &options));
+  ck_ok(ek_data_parallel_model_forward(&outputs, b.training.model, &x, 1, &options));
   ck_assert_int_eq(outputs.parts[1].type, EK_I32);
   ek_shards_free(&outputs);
-  bench_close(&b);
 }
 
 /* The device is full within a module: its path is named, and the device once. */
@@ -411,10 +383,10 @@ CK_TEST(a_full_device_names_the_module) {
   ck_ok(step(&b, &loss));
   int named = 0;
   for (uint64_t n = 1; n < 200; n++) {
-    ck_ok(ek_memory_fail_at(ek_group_device(b.group, 1), n));
+    ck_ok(ek_memory_fail_at(ek_group_device(b.training.group, 1), n));
     ek_error_clear();
     const ek_status status = step(&b, &loss);
-    ck_ok(ek_memory_fail_at(ek_group_device(b.group, 1), 0));
+    ck_ok(ek_memory_fail_at(ek_group_device(b.training.group, 1), 0));
     if (status == EK_OK) break;
     ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
     const char *message = ek_error_message();
@@ -425,7 +397,6 @@ CK_TEST(a_full_device_names_the_module) {
     ck_assert_int_eq(occurrences(message, "sequential"), 0);
   }
   ck_assert_int_eq(named, 7);
-  bench_close(&b);
 }
 
 /* ---- modules made of modules ---- */
@@ -571,7 +542,6 @@ CK_LOOP(a_step_takes_no_memory_of_the_host, CK_MODES) {
     ck_ok(step(&b, &loss));
   }
   ek_host_memory_fail_at(0);
-  bench_close(&b);
 }
 
 CK_SUITE("misbehaviour")

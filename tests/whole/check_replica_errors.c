@@ -152,12 +152,6 @@ static void open_bench(struct bench *b, int placement) {
   ck_training_open(&b->other, &b->setup);
 }
 
-static void close_bench(struct bench *b) {
-  no_trouble();
-  ck_training_close(&b->training);
-  ck_training_close(&b->other);
-}
-
 /* The step failed as it was meant to; the next one is that of the other training. */
 static void fails_and_recovers(struct bench *b, size_t device, const char *what) {
   char text[96];
@@ -179,7 +173,6 @@ CK_LOOP(an_error_in_forward, CK_PLACEMENTS) {
     trouble.forward = device;
     fails_and_recovers(&b, device, "product, forward: the test gives up");
   }
-  close_bench(&b);
 }
 
 /* Some buckets are on their way: the peers wait for the rest, and are let go. */
@@ -193,7 +186,6 @@ CK_LOOP(an_error_in_backward, CK_PLACEMENTS) {
       fails_and_recovers(&b, device, "product, backward: the test gives up");
     }
   }
-  close_bench(&b);
 }
 
 /* What micro-batches before it had added is dropped with the step. */
@@ -207,7 +199,6 @@ CK_LOOP(an_error_drops_what_was_accumulated, CK_PLACEMENTS) {
   ck_ok(ck_training_backward(&b.training, &b.batch, NULL, true, NULL));
   trouble.forward = 1;
   fails_and_recovers(&b, 1, "product, forward: the test gives up");
-  close_bench(&b);
 }
 
 /* ---- buffers ---- */
@@ -248,7 +239,6 @@ CK_LOOP(buffers_come_from_the_first_device, CK_PLACEMENTS) {
   ck_ok(ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(N)));
   ck_ok(ek_state_read(&host, b.training.model, "b"));
   for (int i = 0; i < N; i++) ck_assert_float_eq(numbers[i], 4);
-  close_bench(&b);
 }
 
 CK_SUITE("replica errors")

@@ -103,10 +103,6 @@ static void bed_open(struct bed *bed, ek_type type, ek_mode mode, double ignored
   ck_training_open(&bed->t, &bed->setup);
 }
 
-static void bed_close(struct bed *bed) {
-  ck_training_close(&bed->t);
-}
-
 /* ---- */
 
 /* With the weights given, uneven micro-batches give what one batch gives. */
@@ -134,8 +130,6 @@ CK_LOOP(uneven_micro_batches, 2 * CK_MODES) {
     ck_assert_double_eq_tol(got.loss, want.loss, 10 * allowed * fabs(want.loss));
     ck_assert_double_eq(got.weight, want.weight);
   }
-  bed_close(&bed);
-  bed_close(&one);
 }
 
 /* Without them the second micro-batch is refused, and the step can be made in one batch. */
@@ -148,7 +142,6 @@ CK_LOOP(unknown_weights_are_refused, CK_MODES) {
   ck_fails(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer), EK_ERR_STATE, "no backward");
   ck_ok(micro_batch(&bed.t, &bed.batch, 0, SAMPLES, false, NULL));
   ck_ok(ek_data_parallel_optimizer_step(&result, bed.t.optimizer));
-  bed_close(&bed);
 }
 
 /* Nothing ignored: micro-batches of any size weigh the terms in the same ratios, up to class
@@ -168,8 +161,6 @@ CK_LOOP(equal_ratios_need_no_weights, CK_MODES) {
   double *a = ck_training_read(&bed.t, CK_GRADIENTS, &count);
   double *b = ck_training_read(&one.t, CK_GRADIENTS, NULL);
   ck_assert_double_le(ck_rel_l2(a, b, count), 1e-12);
-  bed_close(&bed);
-  bed_close(&one);
 }
 
 /* Weights that are not those of the targets update nothing. */
@@ -198,7 +189,6 @@ CK_LOOP(wrong_weights, CK_MODES) {
            "weight number 0");
   ck_ok(micro_batch(&bed.t, &bed.batch, 4, 7, true, weights)); /* refused calls lost nothing */
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
-  bed_close(&bed);
 }
 
 /* ---- losses without weight ---- */
@@ -238,7 +228,6 @@ CK_LOOP(losses_without_weight, CK_MODES) {
   ck_fails(micro_batch(&bed.t, &bed.batch, 0, 4, true, NULL), EK_ERR_STATE, "a weight of 0");
   ck_ok(micro_batch(&bed.t, &bed.batch, 0, SAMPLES, false, NULL));
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
-  bed_close(&bed);
 }
 
 /* Two criteria of several terms cannot share a step. */
@@ -251,7 +240,6 @@ CK_TEST(another_loss_in_the_step) {
   ck_ok(micro_batch(&bed.t, &bed.batch, 0, 4, true, NULL));
   ck_fails(micro_batch(&other, &bed.batch, 4, 7, false, NULL), EK_ERR_STATE, "another loss");
   ek_data_parallel_criterion_free(other.loss);
-  bed_close(&bed);
 }
 
 /* The weights of a step end with it, also where the next one is a single batch without any. */
@@ -264,7 +252,6 @@ CK_TEST(the_next_step_has_no_weights) {
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
   ck_ok(micro_batch(&bed.t, &bed.batch, 0, SAMPLES, false, NULL));
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
-  bed_close(&bed);
 }
 
 /* Weights are checked before the update, by a criterion that may be gone then. */
@@ -278,7 +265,6 @@ CK_TEST(the_criterion_is_freed_before_the_update) {
   ek_data_parallel_criterion_free(bed.t.loss);
   bed.t.loss = NULL;
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
-  bed_close(&bed);
 }
 
 CK_SUITE("terms of a step")
