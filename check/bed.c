@@ -1,5 +1,5 @@
 /*
- * bed.c - runs a module on rows of made inputs: see bed.h.
+ * bed.c - runs a module on rows of generated inputs: see bed.h.
  */
 #include "bed.h"
 

@@ -1,12 +1,11 @@
 /*
- * bed.h - runs a module for ek_module_check(), on rows of inputs that it makes, and brings
- * what comes out to the host as doubles.
+ * bed.h - runs a module for ek_module_check() on rows of inputs that it generates, and copies the
+ * results to the host as doubles.
  *
  * Inputs, parameters and the factors R of the outputs are functions of the seed and of an element's
- * number alone, so every cut of the rows and every type sees the same ones; they are numbers that
- * f32 holds. The loss is the sum of R * output, hence R the gradient of the outputs. For a
- * criterion these are its totals, whose weights have no gradient, or the losses of rows where it
- * gives them.
+ * number alone, so they are the same for every cut of the rows and every type; f32 represents them
+ * exactly. The loss is the sum of R * output, so R is the gradient of the outputs. The outputs of a
+ * criterion are its totals, whose weights have no gradient, or the losses of rows if it gives them.
  */
 #ifndef EK_BED_H
 #define EK_BED_H

@@ -1,10 +1,10 @@
 /*
- * checks.h - what the checks of a module share: the options that they run under, what rounding may
- * do, and comparing the results of two runs.
+ * checks.h - shared by the checks of a module: their options, the bounds of rounding, and the
+ * comparison of two runs.
  *
- * A check gets a bed of its own (bed.h), so that none finds what another one has left, and what a
- * whole run gave in it. It returns EK_ERR_MISMATCH with the parameter or tensor, the element and
- * both values, or the error of a function of the module.
+ * A check gets a bed of its own (bed.h), so that it does not see the leftovers of another check,
+ * and the results of a whole run in it. It returns EK_ERR_MISMATCH with the parameter or tensor,
+ * the element and both values, or the error of a function of the module.
  */
 #ifndef EK_CHECKS_H
 #define EK_CHECKS_H

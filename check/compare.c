@@ -1,9 +1,9 @@
 /*
  * compare.c - compares the results of two runs of a module: see checks.h.
  *
- * Bounds (docs/numerics.md). A sum of k products is off by at most k u times the sum of their
- * sizes, for random terms about sqrt(k) times the result, and errors of operations one after the
- * other add up: depth (k sqrt(k) + 8) u.
+ * Bounds (docs/numerics.md). The error of a sum of k products is at most k u times the sum of their
+ * sizes, which for random terms is about sqrt(k) times the result. Errors of successive operations
+ * add up: depth (k sqrt(k) + 8) u.
  */
 #include <math.h>
 #include <stdio.h>

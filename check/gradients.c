@@ -1,9 +1,9 @@
 /*
- * gradients.c - the checks of a module's gradients: that they are complete once, that they add, and
- * that they are those of what the module computes, by differences of its loss.
+ * gradients.c - the checks of a module's gradients: each is complete exactly once, backward adds to
+ * it, and it agrees with differences of the module's loss.
  *
- * A difference quotient is off by h^2 / 6 times the third derivative and by the rounding of two
- * losses over 2 h (docs/numerics.md).
+ * The error of a difference quotient is h^2 / 6 times the third derivative, plus the rounding of
+ * two losses divided by 2 h (docs/numerics.md).
  */
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /*
- * holdings.c - the checks of a module's memory: what it holds, what is left after an allocation
- * failed, and what a device that only counts takes.
+ * holdings.c - the checks of a module's memory: the bytes that it holds, those left after an
+ * allocation failed, and those on a device that only counts.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /*
  * module_check.c - runs a module in many ways and compares: see module_check.h.
  *
- * The bed (bed.h) runs it; checks.h has what must hold. Here is which checks run, in which order
- * and type. The checker uses the library as any program does, through its exported functions: it is
- * a library of its own, evenkeel_check, for the tests of a program.
+ * The bed (bed.h) runs the module; checks.h declares the checks. This file decides which checks
+ * run, in which order and type. The checker uses the library as any program does, through its
+ * exported functions: it is a library of its own, evenkeel_check, for the tests of a program.
  */
 #include <evenkeel/module_check.h>
 

@@ -1,6 +1,6 @@
 /*
- * values.c - the checks of what a module computes: initial values, the same bits twice, and the
- * same outputs in a pass that trains nothing.
+ * values.c - the checks of a module's values: initial values, equal bits of two runs, and equal
+ * outputs in a pass that trains nothing.
  */
 #include <stdlib.h>
 

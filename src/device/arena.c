@@ -223,7 +223,7 @@ static ek_status let_arrive(struct ek__arena *arena, struct ek_memory *block) {
   return EK_OK;
 }
 
-/* A request begins: the one that a test has asked for fails. */
+/* Counts a request: the one that a test has chosen fails. */
 static ek_status admit(struct ek__arena *arena, ek_memory_category category, uint64_t bytes) {
   if (arena->fail_at == ++arena->serial) {
     arena->fail_at = 0;
@@ -313,7 +313,7 @@ static ek_status whole_units(uint64_t *rounded, const struct ek__arena *arena, u
   return EK_OK;
 }
 
-/* A request has failed: who wants to know is told, and the message stays what it was. */
+/* A request has failed: calls the listener, and keeps the message. */
 static ek_status said_if_full(ek_status status, const struct ek__arena *arena,
                               ek_memory_category category, uint64_t bytes) {
   struct ek__when_full *const listener = arena->when_full;

@@ -11,17 +11,18 @@
  *   - blocks cover 0 .. capacity without gaps; no two free blocks are neighbours; `free` has the
  *     free ones;
  *   - current[c] is the sum of the used blocks of category c;
- *   - peak is the largest end of a used block since the last reset, and at_peak what the categories
- *     held when it was first reached.
+ *   - peak is the largest end of a used block since the last reset, and at_peak has the bytes of
+ *     each category when it was first reached.
  *
  * A block's `category` and `serial` belong to the mutex too; `references` is atomic, and the holder
- * of a reference may read `address`, `bytes` and `ticket`. `arrival` is set by who took the block,
- * before it has another holder.
+ * of a reference may read `address`, `bytes` and `ticket`. `arrival` is set by the thread that
+ * allocated the block, before it has another holder.
  *
- * Memory is given back in the order of the device's compute stream: when its last holder lets go,
- * all that uses it must have been queued there, or the compute stream must have been told to wait
- * for it. So whoever takes it next may queue on the compute stream without a wait. Who writes it by
- * another stream waits for its ticket; free blocks that merge have the largest of theirs.
+ * Memory is freed in the order of the device's compute stream: when the last reference is dropped,
+ * all work that uses the block must have been queued there, or the compute stream must have been
+ * made to wait for it. So the next holder may queue work on the compute stream without a wait. To
+ * write the block from another stream, wait for its ticket; merged free blocks have the largest
+ * ticket of them.
  */
 #ifndef EK_ARENA_H
 #define EK_ARENA_H
@@ -64,7 +65,7 @@ struct ek__event_place {
   const char *function;
 };
 
-/* Is told of a request that found no room, with nothing locked, before its caller is. */
+/* Called for a request that found no room, with nothing locked, before the request fails. */
 struct ek__when_full {
   void (*call)(struct ek__when_full *self, const ek_device *device, ek_memory_category category,
                uint64_t bytes);

@@ -1,5 +1,5 @@
 /*
- * backends.c - the one table of backends by name, and the list of what there is.
+ * backends.c - the one table of backends by name, and the list of devices.
  */
 #include "device/backends.h"
 

@@ -1,7 +1,7 @@
 /*
  * between.c - collectives between processes whose devices compute in the memory of the host.
  *
- * Every collective is two halves, each of which may be left out. The elements are cut into one
+ * Every collective has two halves, each of which may be absent. The elements are cut into one
  * range per rank (all for the root, even parts, or the caller's offsets), and the ranges of a
  * process's ranks follow each other.
  *
@@ -11,13 +11,14 @@
  *   spreading  A process sends its range, as its ranks have it, to all others.
  *              (broadcast, all_reduce, all_gather)
  *
- * A process with M of W ranks sends M (W - M) / W of the elements for an all_reduce's first half
- * and 1 - M / W for the second: what a ring sends, if each process has one device. Devices of one
- * process are not added up first, because ((a + b) + c) + d is not (a + b) + (c + d).
+ * A process with M of W ranks sends M (W - M) / W of the elements for the first half of an
+ * all_reduce and 1 - M / W for the second: as much as a ring sends, if each process has one device.
+ * Devices of one process are not added up first, because ((a + b) + c) + d is not
+ * (a + b) + (c + d).
  *
- * Adding goes in pieces of a fixed size through two buffers, which are taken when the communicator
- * is opened. They are memory of the host, at most BUFFERS bytes if ranks are few enough, and no
- * device's: ledgers do not know them.
+ * Adding goes in pieces of a fixed size through two buffers, which are allocated when the
+ * communicator is opened. They are in host memory, at most BUFFERS bytes if ranks are few enough,
+ * and belong to no device: they are in no ledger.
  */
 #include "device/between.h"
 

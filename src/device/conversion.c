@@ -1,8 +1,8 @@
 /*
  * conversion.c - integers of host memory as other numbers: see conversion.h.
  *
- * One loop for each pair of types, over a piece. It collects whether any number was out of range;
- * only then a second loop looks for the first one.
+ * One loop for each pair of types, over a piece. It only notes whether any number was out of range;
+ * if so, a second loop looks for the first one.
  */
 #include "device/conversion.h"
 

@@ -1,9 +1,9 @@
 /*
- * conversion.h - integers of host memory as what a device takes: other integers, or floating
+ * conversion.h - converts integers in host memory for a device: to other integers, or to floating
  * numbers.
  *
- * They are converted while they are copied, into the memory that the copy goes through anyway, and
- * their range is looked at in the same pass.
+ * They are converted while they are copied, in the memory that the copy goes through anyway, and
+ * their range is checked in the same pass.
  */
 #ifndef EK_CONVERSION_H
 #define EK_CONVERSION_H
@@ -45,7 +45,7 @@ ek_status ek__conversion_choose(struct ek__conversion *conversion, const char *w
                                 const ek_input_scaling *scaling);
 ek_status ek__input_scaling_check(const char *who, const ek_input_scaling *scaling);
 
-/* tensor.c: between a device and the host; where their types, floating ones, differ, element for element
+/* tensor.c: between a device and the host; if their floating types differ, element for element
  * (ek__floats_convert()), in pieces on the stack. On a `plan` device nothing is copied. */
 ek_status ek__tensor_copy_converted(ek_tensor *destination, const ek_tensor *source);
 

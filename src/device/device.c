@@ -1,5 +1,6 @@
 /*
- * device.c - what is known of an open device. It calls nothing else, so that all of src/device may.
+ * device.c - properties of an open device. It calls nothing in src/device, so that all of it may
+ * call these functions.
  */
 #include <evenkeel/device.h>
 

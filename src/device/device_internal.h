@@ -1,6 +1,6 @@
 /*
- * device_internal.h - devices, streams and groups from the inside of src/device, and what it offers
- * to the layers that may call a backend's slots (src/op).
+ * device_internal.h - devices, streams and groups from the inside of src/device, and its functions
+ * for the layers that may call a backend's slots (src/op).
  */
 #ifndef EK_DEVICE_INTERNAL_H
 #define EK_DEVICE_INTERNAL_H

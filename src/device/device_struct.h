@@ -1,6 +1,6 @@
 /*
- * device_struct.h - what a device is made of, for device.c, which reads it, and device_open.c,
- * which makes it.
+ * device_struct.h - the members of a device, for device.c, which reads them, and device_open.c,
+ * which sets them.
  */
 #ifndef EK_DEVICE_STRUCT_H
 #define EK_DEVICE_STRUCT_H

@@ -1,8 +1,8 @@
 /*
  * fault.c - makes the n-th piece of work on a device fail, for tests.
  *
- * Every checked entry point that gives a device something to do asks ek__fault_point() before it
- * does anything. Unless a test has armed the device that is one relaxed load.
+ * Every checked entry point that gives work to a device calls ek__fault_point() first. Unless a
+ * test has armed the device, that is one relaxed load.
  */
 #include <evenkeel/fault.h>
 

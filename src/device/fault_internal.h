@@ -1,5 +1,5 @@
 /*
- * fault_internal.h - where work on a device begins: the places that ek_fault_at() counts.
+ * fault_internal.h - the calls that begin work on a device, which ek_fault_at() counts.
  */
 #ifndef EK_FAULT_INTERNAL_H
 #define EK_FAULT_INTERNAL_H
@@ -9,7 +9,7 @@
 #include <evenkeel/device.h>
 
 struct ek__fault {
-  _Atomic uint64_t left; /* pieces of work until the one that fails, itself included; 0: none */
+  _Atomic uint64_t left; /* pieces of work up to the one that fails, included; 0: none */
   atomic_int status;
 };
 

@@ -1,5 +1,5 @@
 /*
- * flaw.c - looks at the struct of a tensor: see flaw.h.
+ * flaw.c - checks the struct of a tensor: see flaw.h.
  */
 #include "device/flaw.h"
 

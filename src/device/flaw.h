@@ -1,5 +1,5 @@
 /*
- * flaw.h - what is wrong with a tensor that may have been filled by hand.
+ * flaw.h - finds the fault of a tensor that may have been filled by hand.
  */
 #ifndef EK_FLAW_H
 #define EK_FLAW_H

@@ -7,8 +7,8 @@
  * enough is to the left if a block there is large enough, else here, else to the right. The links are members
  * of the blocks' records, so nothing is allocated.
  *
- * What the tree looks like follows from the set of free blocks alone, and what it answers is what a
- * walk from the front would find.
+ * The shape of the tree follows from the set of free blocks alone, and its answer is the block that
+ * a walk from the front would find.
  */
 #ifndef EK_FREE_TREE_H
 #define EK_FREE_TREE_H

@@ -1,13 +1,13 @@
 /*
- * guard.c - new memory is NaN, and writes beside a tensor are found: see guard.h.
+ * guard.c - fills new memory with NaN and finds writes outside a tensor: see guard.h.
  *
  * Both patterns are written as floats by the backend's own `fill`, so there is one code for all
  * backends. NEW in every 32 bits is NaN in f32, f64, f16 and bf16, and the largest number in i32,
  * which is no index of anything.
  *
- * A block is looked at while it is `watched`: from when it was filled until it is given back. The
- * guards of a block in use are read with the arena's mutex held, so that it is not given back
- * meanwhile. Offsets count from the beginning of the block.
+ * A block is checked while it is `watched`: from its filling until it is freed. The guards of a
+ * block in use are read with the arena's mutex held, so that it is not freed meanwhile. Offsets
+ * count from the beginning of the block.
  */
 #include "device/guard.h"
 

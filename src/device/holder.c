@@ -1,6 +1,6 @@
 /*
- * holder.c - see holder.h. Sums by holder go into a table of the caller's with open addressing, so
- * that nothing is allocated when memory has run out.
+ * holder.c - see holder.h. Sums by holder go into the caller's table with open addressing, so that
+ * nothing is allocated when memory has run out.
  */
 #include "device/holder.h"
 
@@ -36,7 +36,7 @@ void ek__holders_forget(const ek_device *device, const void *owner) {
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* The end of a part of a path that is a number; NULL: this one is none. */
+/* The end of a part of a path that is a number; NULL if it is not a number. */
 static const char *number_end(const char *part) {
   const char *end = part;
   while (is_digit(*end)) end++;

@@ -1,14 +1,14 @@
 /*
- * holder.h - which module runs on a thread, and who took a block of memory: which module, and in
- * which of its functions.
+ * holder.h - which module runs on a thread, and which module, in which of its functions, allocated
+ * a block of memory.
  *
- * Who runs a module says so on the thread that does (`ek__place_here`), in a few assignments for
- * each function; a block that is taken on that device meanwhile notes the holder. So it is always
- * known, and a request that finds no room can say who has it.
+ * The code that runs a module records it for the thread (`ek__place_here`), in a few assignments
+ * for each function; a block allocated on that device meanwhile notes the holder. So the holder is
+ * always known, and the message of a request that finds no room can name the largest ones.
  *
- * A holder lives with its owner, a layout of modules, and blocks may outlive that: an owner that
- * goes away lets its device forget it first. Blocks and the recorder's events are read and
- * forgotten under the arena's mutex.
+ * A holder lives as long as its owner, a layout of modules, and blocks may outlive it: before an
+ * owner is freed, its device forgets it. Blocks and the recorder's events are read and forgotten
+ * under the arena's mutex.
  */
 #ifndef EK_HOLDER_H
 #define EK_HOLDER_H
@@ -32,7 +32,7 @@ struct ek__place {
   const char *function;            /* a literal */
 };
 
-/* Of the calling thread. Who changes it puts back what was there. */
+/* Of the calling thread. A function that changes it restores the old value. */
 struct ek__place *ek__place_here(void);
 
 static inline const char *ek__holder_name(const struct ek__holder *holder) {

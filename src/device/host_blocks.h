@@ -1,5 +1,5 @@
 /*
- * host_blocks.h - blocks of the host's memory that are lent, come back and are lent again.
+ * host_blocks.h - blocks of host memory that are lent, returned and lent again.
  */
 #ifndef EK_HOST_BLOCKS_H
 #define EK_HOST_BLOCKS_H

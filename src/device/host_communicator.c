@@ -3,38 +3,39 @@
  * those of the CPU, `peer` for those of CUDA.
  *
  * There is no thread for communication: a device's communication stream is a queue that its worker
- * works off whenever it calls progress() or wait(). A collective has a slot in a ring; every rank
+ * processes whenever it calls progress() or wait(). A collective has a slot in a ring; every rank
  * puts its pointer in and goes on computing. Once all ranks have arrived, the work is cut into one
  * part per rank, and each rank does its own part over the memory of all: one pass that reads all
  * sources in the order of the devices. So the load is even, sums have a fixed order, and a rank
  * never holds a copy of anything.
  *
- * The ring is one process's: the ranks that it counts are the members, the devices of the group,
- * by their index. Roots and offsets count the ranks of the world. Where that has more processes,
- * what all members have arrived at is no work of theirs: it becomes an errand (world.h) of the
- * thread that waits for them, which does the whole collective with the other processes (between.c)
- * and finishes it for all members. A link reaches the other processes itself.
+ * The ring belongs to one process: its ranks are the members, the devices of the group, by their
+ * index. Roots and offsets are in ranks of the world. If the world has more processes, the members
+ * do not do a collective at which all have arrived: it becomes an errand (world.h) of the thread
+ * that waits for them, which does the whole collective with the other processes (between.c) and
+ * finishes it for all members. A link reaches the other processes itself.
  *
- * Every rank meets the collectives in the same order. rank[r] has queued so many of them and has
- * done its part of so many (finished); a slot is over, and its memory may be touched again, when
- * all ranks have finished it: the smallest `finished` is the number of collectives that are over.
+ * Every rank meets the collectives in the same order. rank[r] counts those that it has queued and
+ * those of which it has done its part (finished); a slot is over, and its memory may be touched
+ * again, when all ranks have finished it: the smallest `finished` is the number of collectives that
+ * are over.
  *
- * Devices that queue their work (`queues`: the backend has events) do the same, and every step of
- * it means "was queued": a rank arrives by recording an event after what its compute stream holds;
- * a part is queued on the communication stream, after the arrivals of all ranks, because an event
- * that was not recorded yet would hold no rank back; and who waits lets its compute stream wait for
- * the parts of all ranks, whether they read its memory or write it. That of the last collective it
- * waits for is enough, because a rank's parts run in their order. Where the slot has been taken
- * again since, `done` is that of a later one, for which it then waits.
+ * Devices that queue their work (`queues`: the backend has events) do the same, except that each
+ * step is only queued: a rank arrives by recording an event at the end of its compute stream; a
+ * part is queued on the communication stream, after the arrivals of all ranks, because an event
+ * that has not been recorded yet would hold no rank back; and a rank waits by letting its compute
+ * stream wait for the parts of all ranks, whether they read its memory or write it. The event of
+ * the last collective that it waits for is enough, because a rank's parts run in order. If the slot
+ * has been used again since, `done` is the event of a later one, and the rank waits for that.
  *
- * Where the backend has a link (`nccl`), the same queue leads to it: a rank's part is then its call
- * of the link, which itself waits for the other devices.
+ * If the backend has a link (`nccl`), a rank's part is its call of the link, which itself waits for
+ * the other devices.
  *
- * A worker that computes may be late for any time. One that only queues is not: where it does not
- * come for the group's time limit, those that wait for it give up. A worker that has ended its part
- * of the job does not come any more: those that wait look for that every second.
+ * A worker that computes may be late by any time. A worker that only queues is not: if it does not
+ * arrive within the group's time limit, the ranks that wait for it give up. A worker that has ended
+ * its part of the job does not arrive any more: waiting ranks check for that every second.
  *
- * Lock: `mutex` guards everything here but the memory that slots point to. That memory belongs to
+ * Lock: `mutex` guards all of this except the memory that slots point to. That memory belongs to
  * the ranks that are working on the slot from the last arrival to the last finish. The mutex is not
  * held while parts are copied or summed, and no other lock is taken inside it.
  */
@@ -232,8 +233,8 @@ static ek_status errand_run(struct ek__errand *errand) {
   return EK_OK;
 }
 
-/* Who keeps the oldest collective that is not over from its end: the first that has not arrived,
- * or, where all have, that has not done its part. */
+/* The rank that keeps the oldest collective from its end: the first that has not arrived or, if all
+ * have, the first that has not done its part. */
 static const char *late(const struct host_communicator *self) {
   const uint64_t oldest = over(self);
   size_t found = self->ranks;
@@ -246,7 +247,7 @@ static const char *late(const struct host_communicator *self) {
   return ek_device_name(ek_group_device(self->base.group, found));
 }
 
-/* Who waits for its own part alone is about to use another communicator. */
+/* A rank that waits for its own part alone is about to use another communicator. */
 #define OTHER_ORDER                                                                                \
   ": with several communicators, all devices must call the collectives in one order"
 

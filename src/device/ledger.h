@@ -1,5 +1,5 @@
 /*
- * ledger.h - the ledger's words: tables as text.
+ * ledger.h - formats the ledger: tables as text.
  */
 #ifndef EK_LEDGER_H
 #define EK_LEDGER_H

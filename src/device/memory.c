@@ -1,7 +1,7 @@
 /*
- * memory.c - the table of what the devices of a group hold, and what is beside it.
+ * memory.c - the table of the memory that a group's devices hold, and memory outside the arenas.
  *
- * The numbers themselves are kept by the arena.
+ * The arena keeps the numbers.
  */
 #include <evenkeel/memory.h>
 

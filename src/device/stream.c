@@ -1,8 +1,8 @@
 /*
  * stream.c - streams and events: a device's queues of work and marks in them.
  *
- * A stream belongs to its device and lives as long. What queueing means is the backend's: the CPU
- * backend has done the work when a call returns, so its slots for waiting are empty.
+ * A stream belongs to its device and lives as long. The backend decides when queued work is done:
+ * the CPU backend has done it when a call returns, so its slots for waiting are empty.
  */
 #include <stdatomic.h>
 

@@ -1,14 +1,14 @@
 /*
- * track.h - where a device's spans and changes of memory are kept while a trace runs: trace.h.
+ * track.h - keeps a device's spans and changes of memory while a trace runs: trace.h.
  *
  * A track has room for a fixed number of spans and counters, taken once. A span takes the next place
  * when it begins, from any thread, and belongs to the thread that began it until it ends; its `end`
  * says that it did.
- * Counters are written under the arena's mutex. A device without a track records nothing: one
- * pointer is looked at. A device keeps its last track after the recording, to be read.
+ * Counters are written under the arena's mutex. A device without a track records nothing, at the
+ * cost of one test of a pointer. A device keeps its last track after the recording, to be read.
  *
- * Where the backend has marks the times of spans are those of a stream: mark 2 i is where span i
- * begins, mark 2 i + 1 where it ends.
+ * If the backend has marks, the times of spans are those of a stream: span i begins at mark 2 i and
+ * ends at mark 2 i + 1.
  */
 #ifndef EK_TRACK_H
 #define EK_TRACK_H

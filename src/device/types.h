@@ -1,6 +1,6 @@
 /*
- * types.h - sets of element types: what a module, a criterion or an optimizer computes in; and
- * numbers of 16 bits on the host.
+ * types.h - sets of element types that a module, a criterion or an optimizer computes in; and
+ * 16-bit numbers on the host.
  */
 #ifndef EK_TYPES_H
 #define EK_TYPES_H

@@ -1,9 +1,9 @@
 /*
  * world.c - messages between the processes of a world, and the errands of a group.
  *
- * Two locks. `talking` is held for a whole conversation, and for the errand that it is a part of,
- * so that two threads of a program do not mix theirs. `mutex` guards the list of errands and the
- * failure, and nothing is called under it.
+ * Two locks. `talking` is held for a whole conversation, and for the errand that it belongs to, so
+ * that the conversations of two threads do not mix. `mutex` guards the list of errands and the
+ * failure, and no function is called while it is held.
  */
 #include "device/world.h"
 

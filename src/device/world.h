@@ -3,22 +3,22 @@
  * reaches the others.
  *
  * A communicator is opened from {first rank, number of members, size of the world, exchange}; this
- * is that struct. The exchange is the program's (ek_exchange in device.h): it moves bytes between
- * two processes and knows nothing of what they mean.
+ * is that struct. The program provides the exchange (ek_exchange in device.h), which moves bytes
+ * between two processes and does not interpret them.
  *
  * All processes hold the same conversations in the same order. Each conversation begins with a
- * message of a fixed size between every two processes, which says what its sender means: processes
- * that mean different things all get an error, and what follows has sizes that both sides know.
- * Nothing that is received is believed before it was checked.
+ * message of a fixed size between every two processes, which describes the conversation: if the
+ * descriptions differ, all processes get an error; otherwise both sides know the sizes of the
+ * messages that follow. Received data is checked before it is used.
  *
- * Only the thread that waits in a call of the library talks to other processes: no worker does, and
- * no thread of the library's. Work that workers have made ready for it is a list of errands, which
+ * Only the thread that waits in a call of the library talks to other processes: no worker and no
+ * other thread of the library does. Work that workers have prepared is a list of errands, which
  * ek_group_apply() runs while it waits for the workers. Errands run in the order in which the
  * group's device 0 made them, which is the same in all processes.
  *
  * A failure ends the world: this process tells the others once, and every later conversation is
- * refused with the first error's words. Which updates the processes have in common is not known
- * from then on, so nothing may go on as if they were equal.
+ * refused with the message of the first error. From then on it is not known which updates the
+ * processes have in common, so no training can go on.
  */
 #ifndef EK_WORLD_H
 #define EK_WORLD_H

@@ -1,6 +1,6 @@
 /*
- * file.h - files of the system: whole reads and writes at a place, and a new file that replaces
- * an old one. Every message names the file and what the system said.
+ * file.h - files of the system: whole reads and writes at a place, and a new file that replaces an
+ * old one. Every message names the file and the error of the system.
  */
 #ifndef EK_FILE_H
 #define EK_FILE_H

@@ -1,14 +1,15 @@
 /*
  * file_direct.c - writes that go past the page cache (O_DIRECT).
  *
- * The page cache costs a copy and the search for free pages, some 1.5 s of a processor for each GB
- * of a file that is not read again soon, and the sync at the end waits for all of it. Direct
- * writes want places, lengths and addresses at multiples of a disk's block; a page is a multiple of
- * every block. Parts of pages go through the cache: the two never touch the same page.
+ * The page cache costs a copy and the search for free pages, about 1.5 s of a processor for each GB
+ * of a file that is not read again soon, and the sync at the end waits for all of it. Direct writes
+ * need offsets, lengths and addresses that are multiples of a disk's block; a page is a multiple of
+ * every block. Parts of pages go through the cache: the two kinds of write never touch the same
+ * page.
  *
- * A direct write past the end of a file has the file to itself while it makes it longer. So room
- * for all of it is reserved first: then several are under way at once, which makes them twice as
- * fast on a disk that is not busy with one.
+ * A direct write past the end of a file locks the file while it makes it longer. So space for the
+ * whole file is reserved first: then several writes run at once, which makes them twice as fast on
+ * a disk that is not busy with one.
  */
 #define _GNU_SOURCE /* O_DIRECT, fallocate() */
 #include <errno.h>

@@ -2,9 +2,9 @@
  * header.h - the header of a safetensors file: read from its text, and written as text.
  *
  * The text is JSON: {"NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...,
- * "__metadata__": {"KEY": "VALUE", ...}}; offsets count from the end of the header. Of the format
- * the library writes and checks two more things, both as pairs of __metadata__: a checksum of each
- * tensor, and one of the header's text, taken with sixteen zeros in its own place.
+ * "__metadata__": {"KEY": "VALUE", ...}}; offsets count from the end of the header. The library
+ * writes and checks two additions, both as pairs of __metadata__: a checksum of each tensor, and
+ * one of the header's text, computed with sixteen zeros in its own place.
  *
  * header_json.c reads, header_write.c writes, checksum.c sums with xxHash; without it
  * header_absent.c refuses.

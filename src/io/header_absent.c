@@ -1,5 +1,5 @@
 /*
- * header_absent.c - header.h where the library is built without xxHash: every file is refused.
+ * header_absent.c - header.h in a library built without xxHash: every file is refused.
  */
 #include "io/header.h"
 

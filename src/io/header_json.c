@@ -1,11 +1,11 @@
 /*
  * header_json.c - reads the text of a header (header.h).
  *
- * Reading happens in the text itself (json.h): names and pairs are loans of it, and the only memory
- * that is taken besides are two tables, whose lengths the text bounds. So a text is refused for
- * what it says, and never because memory was refused.
+ * The text is parsed in place (json.h): names and pairs are loans of it, and the only other memory
+ * is two tables, whose lengths are bounded by that of the text. So a text is EK_ERR_CORRUPT only
+ * for its contents, never for lack of memory.
  *
- * Tensors and pairs are sorted by name to find what is there twice; tensors then by place.
+ * Tensors and pairs are sorted by name to find duplicates; tensors then by place.
  */
 #include "io/header.h"
 
@@ -98,7 +98,7 @@ static void read_list(struct ek__json *json, int64_t *numbers, size_t most, int6
   *count = (int64_t)seen;
 }
 
-/* What the header says of a tensor. */
+/* The header's entry of a tensor. */
 struct entry {
   char *type;
   int64_t shape[EK_MAX_RANK], rank, elements;

@@ -1,6 +1,6 @@
 /*
- * header_text.h - what those that read and write the text of a header share: its keys, its types,
- * and its own checksum, which is one of the text with sixteen zeros in the checksum's place.
+ * header_text.h - shared by the reader and the writer of a header's text: its keys, its types, and
+ * its own checksum, that of the text with sixteen zeros in the checksum's place.
  */
 #ifndef EK_HEADER_TEXT_H
 #define EK_HEADER_TEXT_H

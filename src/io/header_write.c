@@ -1,9 +1,9 @@
 /*
  * header_write.c - writes the text of a header (header.h).
  *
- * The text is made twice by the same functions: once to count its bytes, then into memory that is
- * there. So what can be refused is refused before anything of a file is written, and the text that
- * follows the tensors takes no memory and cannot fail.
+ * The same functions make the text twice: first to count its bytes, then into memory that has been
+ * allocated. So every error occurs before a byte of the file is written; the text that follows the
+ * tensors takes no memory and cannot fail.
  */
 #include <inttypes.h>
 #include <stdio.h>

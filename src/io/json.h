@@ -1,6 +1,6 @@
 /*
- * json.h - reads JSON from a text in memory, in place: strings are decoded where they stand, so
- * that reading takes no memory and cannot fail for want of it, and nothing recurses.
+ * json.h - reads JSON from a text in memory: strings are decoded in place, so that reading takes no
+ * memory and cannot fail for lack of it, and nothing recurses.
  *
  *     if (ek__json_take(&json, '{')) {
  *       for (size_t n = 0; ek__json_member(&json, '}', &n);) {

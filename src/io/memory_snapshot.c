@@ -2,10 +2,10 @@
  * memory_snapshot.c - see memory_snapshot.h. All is written with the mutexes of all arenas held, so
  * that blocks, events and sums are of one moment; no other code takes two of them.
  *
- * PyTorch's viewer goes back from the blocks of a segment through the events, so an event says no
- * more than "taken" and "given back" of whole blocks: one that grew, or changed its category, is
- * given back and taken again. It fails on categories among which "unknown" is none, which is
- * therefore that of a last event that means nothing.
+ * PyTorch's viewer goes back from the blocks of a segment through the events, so an event is only
+ * the allocation or the free of a whole block: a block that grew, or changed its category, is freed
+ * and allocated again. The viewer fails if no event has the category "unknown", so a last event,
+ * without meaning, has it.
  */
 #include <evenkeel/memory_snapshot.h>
 

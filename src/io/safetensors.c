@@ -1,10 +1,10 @@
 /*
  * safetensors.c - tensors out of a file.
  *
- * The file stays open and is read at places, so that threads do not disturb each other; it is not
+ * The file stays open and is read by offset, so that threads do not disturb each other; it is not
  * mapped, because a mapped file that becomes shorter would end the process. A tensor of the host
- * tensor's type is read straight into its memory; another is turned in pieces that fit into a
- * processor's cache. Each piece goes into the checksum as it passes.
+ * tensor's type is read straight into its memory; another is converted in pieces that fit into a
+ * processor's cache. The checksum is updated with each piece.
  */
 #include <evenkeel/safetensors.h>
 

@@ -1,13 +1,13 @@
 /*
- * safetensors_writer.c - tensors into a file that appears when it is whole.
+ * safetensors_writer.c - tensors into a file that appears when it is complete.
  *
- * The header's length is known from the start, since a checksum has as many digits as its place,
- * and its memory is taken then. Tensors are written after it at once, each at its own place, by any
- * thread; the header comes last, when the checksums are known. A file that was left alone begins
- * with zeros, which no reader takes for a header.
+ * The header's length is known from the start, because a checksum has a fixed number of digits, and
+ * its memory is taken then. Tensors are written after it, each at its own place, by any thread; the
+ * header comes last, when the checksums are known. An abandoned file begins with zeros, which no
+ * reader takes for a header.
  *
- * Order of what lasts: the bytes are synced before the name is given, and the name before finish
- * returns. A child of fork() closes its descriptors and leaves the file to its parent.
+ * Durability order: the bytes are synced before the rename, and the folder before finish returns. A
+ * child of fork() closes its descriptors and leaves the file to its parent.
  */
 #include <evenkeel/safetensors.h>
 

@@ -1,8 +1,7 @@
 /*
- * text_file.h - a file of text that is there whole or not at all: written through a buffer under
- * another name, and renamed at its end. The other name is that of ek__file_create_beside(), one for
- * each writer, so that threads and processes may write one path at the same time: the last to end
- * wins.
+ * text_file.h - a text file that appears whole or not at all: it is written through a buffer under
+ * another name, and renamed at the end. ek__file_create_beside() gives each writer a name of its
+ * own, so that threads and processes may write one path at the same time: the last to end wins.
  */
 #ifndef EK_TEXT_FILE_H
 #define EK_TEXT_FILE_H

@@ -1,9 +1,9 @@
 /*
  * trace.c - starts and stops the tracks of a group and writes them as Trace Event Format (JSON).
  *
- * Of the spans of one lane, in the order in which they begin, each goes into the first row in which
- * it nests: a row is a stack of the ends of what is open there. So what one thread does keeps to
- * one row, and only what overlaps otherwise needs another.
+ * The spans of one lane are taken in the order in which they begin, and each goes into the first
+ * row in which it nests: a row is a stack of the ends of its open spans. So the spans of one thread
+ * keep to one row; only spans that overlap without nesting need another.
  */
 #include <evenkeel/trace.h>
 

@@ -1,7 +1,7 @@
 /*
  * value_file.h - a file with one value made of dictionaries, lists, strings and numbers, written as
- * it is said: JSON, or a pickle of protocol 2 with no more opcodes than other programs' readers of
- * snapshots know.
+ * the calls come: as JSON, or as a pickle of protocol 2 with only the opcodes that other programs'
+ * readers of snapshots know.
  *
  * In a dictionary a key, a string, comes before each value.
  */

@@ -1,9 +1,9 @@
 /*
  * write_behind.c - see write_behind.h.
  *
- * Pieces are a ring: the caller takes and puts them in order, threads begin them in order, and end
- * them in any. So what is counted is how many were put and begun; a piece is free again when the
- * one that lay there before was written. After a failure nothing more is written.
+ * Pieces are a ring: the caller takes and puts them in order; threads begin them in order and end
+ * them in any order. The numbers of pieces put and begun are counted; a piece is free again when
+ * its earlier contents have been written. After a failure nothing more is written.
  */
 #include "io/write_behind.h"
 

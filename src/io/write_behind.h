@@ -1,9 +1,9 @@
 /*
  * write_behind.h - threads that write pieces of a file while the caller fills the next ones.
  *
- * A disk that gets one write at a time waits while the next one is copied and summed, and most
- * disks are not busy with one alone. So a few pieces are on their way at once, and the caller never
- * waits only for memory: a fixed number of pieces, which are taken, filled and put in turns.
+ * A disk that gets one write at a time waits while the next one is copied and summed, and one write
+ * alone does not keep most disks busy. So several pieces are written at once. Their number is
+ * fixed: the caller takes, fills and puts them in turns, and waits only if all are being written.
  */
 #ifndef EK_WRITE_BEHIND_H
 #define EK_WRITE_BEHIND_H

@@ -1,6 +1,6 @@
 /*
- * writer.h - a writer of tensors from the inside: for who cares where bytes go. Summing and putting
- * them is what ek_safetensors_write() does in one.
+ * writer.h - a writer of tensors from the inside, for callers that choose the place of bytes in the
+ * file. ek_safetensors_write() is the two functions in one: sum the bytes, and put them.
  */
 #ifndef EK_WRITER_H
 #define EK_WRITER_H
