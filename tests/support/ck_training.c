@@ -504,6 +504,21 @@ void ck_training_replicas_agree(const struct ck_training *training) {
   }
 }
 
+double *ck_values_after(const struct ck_setup *setup, ek_group *group, int steps, int64_t samples,
+                        int64_t *count) {
+  struct ck_training training;
+  ck_ok(ck_training_try(&training, setup, group));
+  for (int i = 0; i < steps; i++) {
+    struct ck_batch batch =
+        ck_batch_make(setup->workload, setup->options.type, samples, 0.1, (uint64_t)i);
+    ck_ok(ck_training_step(&training, &batch, NULL));
+  }
+  double *values = ck_training_read(&training, CK_VALUES, count);
+  ck_training_close(&training);
+  ck_ok(ek_group_close(group));
+  return values;
+}
+
 double *ck_trained(const struct ck_workload *workload, ek_status (*create)(ek_module **module),
                    const char *spec, int placement, int64_t *count) {
   struct ck_workload other = *workload;

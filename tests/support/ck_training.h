@@ -148,6 +148,9 @@ double *ck_training_copies(const struct ck_training *training, size_t device, in
  */
 void ck_training_copies_are_right(const struct ck_training *training);
 
+/* Parameters after some steps of a batch of so many samples each. */
+double *ck_values_after(const struct ck_setup *setup, ek_group *group, int steps, int64_t samples,
+                        int64_t *count);
 /* Parameters of the workload, or of another module for it, after three steps of two micro-batches,
  * of 7 samples and of 2. */
 double *ck_trained(const struct ck_workload *workload, ek_status (*create)(ek_module **module),

@@ -119,9 +119,7 @@ static double *trained(const struct ck_setup *setup, int64_t *count) {
   struct ck_training training;
   ck_training_open(&training, setup);
   for (uint64_t s = 0; s < 3; s++) ck_ok(step(&training, s));
-  double *values = numbers_of(&training, count);
-  ck_training_close(&training);
-  return values;
+  return numbers_of(&training, count);
 }
 
 /* ---- tests ---- */
@@ -145,41 +143,13 @@ CK_LOOP(any_number_of_devices, CK_PLACEMENTS * SPECS) {
 
 /* The same steps with the loss inside the model: targets are inputs, also of devices without rows.
  */
-static double *trained_whole(const char *spec, int64_t *count) {
-  struct ck_training t = {.setup = setup_of(&workloads[0], spec, EK_MODE_REPLICATED)};
-  ek_module *inner = NULL;
-  t.group = ck_open(spec, 1);
-  ck_ok(normalized(&inner));
-  ck_ok(ek_mean_squared_error_create(&t.criterion, EK_REDUCTION_MEAN));
-  ck_ok(ek_with_criterion_create(&t.module, inner, t.criterion));
-  ek_module_free(inner);
-  ck_ok(sgd(&t.rule));
-  ck_ok(ek_data_parallel_model_open(&t.model, t.group, t.module, &t.setup.options));
-  ck_ok(ek_data_parallel_criterion_open(&t.loss, t.model, NULL, NULL));
-  ck_ok(ek_data_parallel_optimizer_open(&t.optimizer, t.model, t.rule, NULL));
-  for (uint64_t i = 0; i < 6; i++) {
-    struct ck_batch batch = batch_of(&workloads[0], i % 2 == 0 ? 7 : 2, i);
-    const ek_tensor inputs[] = {batch.input[0], batch.target[0]};
-    ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
-    ek_shards totals = {0};
-    backward.accumulate = i % 2 == 0;
-    ck_ok(ek_data_parallel_model_forward(&totals, t.model, inputs, 2, NULL));
-    ck_ok(ek_data_parallel_criterion_forward(t.loss, &totals, 1, NULL, 0));
-    ck_ok(ek_data_parallel_criterion_backward(t.loss, &backward));
-    ek_shards_free(&totals);
-    if (i % 2 == 1) ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
-  }
-  double *values = numbers_of(&t, count);
-  t.owns_group = true;
-  ck_training_close(&t);
-  return values;
-}
-
 CK_LOOP(with_the_loss_inside, 2) {
   const struct ck_setup alone = setup_of(&workloads[0], "cpu:1", EK_MODE_REPLICATED);
+  struct ck_setup whole =
+      setup_of(&workloads[0], _i == 0 ? "cpu:1" : "cpu:5", EK_MODE_REPLICATED);
+  whole.own_loss = true;
   int64_t count = 0, others = 0;
-  double *want = trained(&alone, &count),
-         *got = trained_whole(_i == 0 ? "cpu:1" : "cpu:5", &others);
+  double *want = trained(&alone, &count), *got = trained(&whole, &others);
   ck_assert_int_eq(count, others);
   ck_assert_double_le(ck_rel_l2(got, want, count), 1e-12);
 }

@@ -128,13 +128,12 @@ static int64_t integer_at(const ek_tensor *tensor, int64_t i) {
   return ((const int32_t *)tensor->data)[i];
 }
 
-/* The same numbers as another type, to be freed by the caller. */
+/* The same numbers as another type. */
 static ek_tensor turned(const ek_tensor *tensor, ek_type type) {
   const int64_t count = ek_tensor_count(tensor);
   ek_tensor result = *tensor;
   result.type = type;
-  result.data = calloc((size_t)count + 1, 8);
-  ck_assert_ptr_nonnull(result.data);
+  result.data = ck_array((size_t)count, 8);
   for (int64_t i = 0; i < count; i++) {
     const int64_t x = integer_at(tensor, i);
     switch (type) {
@@ -165,8 +164,6 @@ CK_LOOP(tokens_and_classes, 2 * CK_MODES) {
     train(&want, &batch);
     train(&got, &other);
     same(&got, &want, ek_type_name(of_input));
-    free(other.input[0].data);
-    free(other.target[0].data);
   }
 }
 
@@ -179,8 +176,6 @@ CK_LOOP(few_samples, CK_MODES) {
   train(&want, &batch);
   train(&got, &other);
   same(&got, &want, "2 samples");
-  free(other.input[0].data);
-  free(other.target[0].data);
 }
 
 /* ---- pixels ---- */
@@ -193,8 +188,7 @@ static void make_pixels(ek_tensor *bytes, ek_tensor *numbers, const ek_input_sca
   struct ck_random random = ck_random_start((uint64_t)count);
   *bytes = *numbers;
   bytes->type = EK_U8;
-  bytes->data = calloc((size_t)count + 1, 1);
-  ck_assert_ptr_nonnull(bytes->data);
+  bytes->data = ck_array((size_t)count, 1);
   for (int64_t i = 0; i < count; i++) {
     const int64_t x = ck_random_integer(&random, 0, 255);
     const double product = (double)x * scaling->scale[0];
@@ -219,8 +213,6 @@ CK_LOOP(pixels_and_their_targets, 2 * CK_MODES) {
   train(&want, &batch);
   train(&got, &other);
   same(&got, &want, "u8");
-  for (size_t i = 0; i < 2; i++) free(other.input[i].data);
-  free(other.target[0].data);
 }
 
 /* ---- plans ---- */
@@ -244,8 +236,6 @@ CK_LOOP(planned_bytes_are_real_bytes, 2 * CK_MODES) {
   train(&planned, &other);
   for (int k = 0; k < DEVICES; k++) ck_assert_uint_eq(planned.peaks[k], real.peaks[k]);
   ck_assert_uint_gt(real.peaks[0], 0);
-  free(other.input[0].data);
-  if (tokens) free(other.target[0].data);
 }
 
 /* ---- what is refused ---- */
@@ -261,13 +251,11 @@ CK_LOOP(wrong_inputs_lose_nothing, CK_MODES) {
   ((uint32_t *)bad.input[0].data)[1] = 4000000000u;
   ck_fails(ek_trainer_step(&result, trainer, bad.input, 1, bad.target, 1), EK_ERR_INVALID_ARGUMENT,
            "forward: input number 0: element 1 (row 0) is 4000000000, which does not fit in i32");
-  free(bad.input[0].data);
   bad.input[0] = batch.input[0];
   bad.target[0] = turned(&batch.target[0], EK_I64);
   ((int64_t *)bad.target[0].data)[2] = INT64_C(-3000000000);
   ck_fails(ek_trainer_step(&result, trainer, bad.input, 1, bad.target, 1), EK_ERR_INVALID_ARGUMENT,
            "criterion forward: target number 0: element 2");
-  free(bad.target[0].data);
   bad = batch;
   bad.input[0].type = EK_F32; /* as large as an i32 */
   ck_fails(ek_trainer_step(&result, trainer, bad.input, 1, bad.target, 1), EK_ERR_TYPE,
@@ -284,15 +272,12 @@ CK_LOOP(wrong_inputs_lose_nothing, CK_MODES) {
 
 CK_TEST(wrong_scalings) {
   struct run run = run_of("mlp", 2);
-  ek_module *module = NULL;
-  ek_criterion *criterion = NULL;
-  ek_optimizer *rule = NULL;
   ek_trainer *trainer = NULL;
   ek_input_scaling two[2] = {{1, {1}, {0}}, {1, {1}, {0}}};
   const ek_trainer_options options = options_of(&run);
-  ck_ok(run.workload->module(&module));
-  ck_ok(run.workload->criterion(&criterion, EK_REDUCTION_MEAN));
-  ck_ok(ck_clipped_adamw(&rule));
+  CK_OPENED(ek_module *, module, run.workload->module(&module));
+  CK_OPENED(ek_criterion *, criterion, run.workload->criterion(&criterion, EK_REDUCTION_MEAN));
+  CK_OPENED(ek_optimizer *, rule, ck_clipped_adamw(&rule));
 #define OPEN() ek_trainer_open(&trainer, ck_spec("cpu:3"), module, criterion, rule, &options)
   run.model.input_scaling = two;
   run.model.input_scaling_count = 2;
@@ -316,9 +301,6 @@ CK_TEST(wrong_scalings) {
   batch.input[0].type = EK_U8; /* of which there is more than enough */
   ck_ok(ek_trainer_step(NULL, trainer, batch.input, 1, batch.target, 1));
   ck_ok(ek_trainer_close(trainer));
-  ek_optimizer_free(rule);
-  ek_criterion_free(criterion);
-  ek_module_free(module);
 }
 
 CK_SUITE("input_types")

@@ -13,6 +13,7 @@
 
 #include "ck_gpt.h"
 #include "ck_scaling.h"
+#include "ck_state.h"
 
 /* ---- a power of two changes nothing ---- */
 
@@ -96,33 +97,18 @@ CK_LOOP(nor_where_nothing_is_divided, 2 * CK_MODES) {
 }
 
 /* A model that computes its loss itself, in its forward too; without clipping. */
-static ek_status fused(ek_module **module) {
-  ek_gpt_options options = ck_gpt_sizes(64, 16, 8, 1, 2);
-  options.fused_loss = true;
-  return ek_gpt_create(module, &options);
-}
-
-static ek_status adamw(ek_optimizer **optimizer) { return ek_adamw_create(optimizer, NULL); }
-
 CK_LOOP(nor_with_a_fused_loss, 2 * CK_MODES) {
   if (!ck_part(_i)) return;
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p20, 1);
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
-  options.model = &model_options;
-  options.optimizer = &optimizer_options;
-  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, (ek_mode)(_i / 2)));
-  options.micro_batches = _i % 2 == 0 ? 0 : 3;
-  ek_module *gpt = NULL;
-  ek_optimizer *rules = NULL;
-  ek_trainer *trainers[2] = {NULL, NULL};
-  ck_ok(fused(&gpt));
-  ck_ok(adamw(&rules));
+  ek_gpt_options gpt = ck_gpt_sizes(64, 16, 8, 1, 2);
+  gpt.fused_loss = true;
+  struct ck_setup setup = ck_setup_gpt(&gpt, NULL, "cpu:3", (ek_mode)(_i / 2));
+  setup.micro_batches = _i % 2 == 0 ? 0 : 3;
+  ek_trainer *trainers[2];
   struct ck_batch batch = ck_batch_make(ck_workload("gpt"), EK_F32, CK_SCALING_SAMPLES, 0.2, 3);
   for (int i = 0; i < 2; i++) {
-    optimizer_options.loss_scale = i == 0 ? NULL : &rule;
-    ck_ok(ek_trainer_open(&trainers[i], ck_spec("cpu:3"), gpt, NULL, rules, &options));
+    setup.loss_scale = i == 0 ? NULL : &rule;
+    trainers[i] = ck_trainer_open(&setup);
   }
   for (int s = 0; s < 3; s++) {
     ek_step_result results[2];
@@ -132,21 +118,11 @@ CK_LOOP(nor_with_a_fused_loss, 2 * CK_MODES) {
     ck_scaling_same_results(&results[1], &results[0]);
     ck_assert_double_eq(results[1].loss_scale, ldexp(1, 20 + s));
   }
-  for (size_t e = 0; e < ek_state_count(ek_trainer_model(trainers[0])); e++) {
-    static double values[2][4096];
-    ek_state_info info;
-    ck_ok(ek_state_entry(&info, ek_trainer_model(trainers[0]), e));
-    ck_assert_int_lt(ek_tensor_count(&info.like), 4096);
-    for (int i = 0; i < 2; i++) {
-      ek_tensor host = info.like;
-      host.data = values[i];
-      ck_ok(ek_state_read(&host, ek_trainer_model(trainers[i]), info.name));
-    }
-    ck_assert_msg(memcmp(values[0], values[1], ek_tensor_bytes(&info.like)) == 0, "%s", info.name);
-  }
-  for (int i = 0; i < 2; i++) ck_ok(ek_trainer_close(trainers[i]));
-  ek_optimizer_free(rules);
-  ek_module_free(gpt);
+  struct ck_state values[2];
+  for (int i = 0; i < 2; i++) values[i] = ck_state_take(ek_trainer_model(trainers[i]));
+  ck_assert_uint_eq(values[1].count, values[0].count + 2);
+  values[1].count = values[0].count; /* the scale's own entries follow */
+  ck_state_same("scaled", &values[1], &values[0]);
 }
 
 /* Of a model that computes its loss itself the targets count, and not its inputs: 7 rows of 9
@@ -159,33 +135,27 @@ CK_TEST(targets_of_a_fused_loss_count) {
   double values[2][COUNT];
   int64_t count = 0;
   ek_tensor inputs[2];
-  ek_optimizer *rules = NULL;
   for (int i = 0; i < CK_SCALING_SAMPLES * IN; i++) features[i] = (float)(i % 5 - 2);
   for (int i = 0; i < CK_SCALING_SAMPLES; i++) classes[i] = i % OUT;
   ck_ok(ek_tensor_host(&inputs[0], features, EK_F32, CK_SHAPE(CK_SCALING_SAMPLES, IN)));
   ck_ok(ek_tensor_host(&inputs[1], classes, EK_I32, CK_SHAPE(CK_SCALING_SAMPLES)));
   CK_OPENED(ek_module *, linear, ek_linear_create(&linear, IN, IN, true));
   CK_OPENED(ek_criterion *, head, ek_linear_cross_entropy_create(&head, IN, OUT, NULL));
-  CK_OPENED(ek_module *, module, ek_with_criterion_create(&module, linear, head));
-  ck_ok(adamw(&rules));
+  ek_module *module = NULL;
+  ck_ok(ek_with_criterion_create(&module, linear, head));
+  struct ck_setup setup = ck_setup_own(module, NULL, "cpu:2", EK_MODE_REPLICATED);
   for (int i = 0; i < 2; i++) {
-    ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-    ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
-    ek_trainer *trainer = NULL;
-    options.optimizer = &optimizer_options;
-    optimizer_options.loss_scale = i == 0 ? NULL : &rule;
-    ck_ok(ek_trainer_open(&trainer, ck_spec("cpu:2"), module, NULL, rules, &options));
+    setup.loss_scale = i == 0 ? NULL : &rule;
+    ek_trainer *trainer = ck_trainer_open(&setup);
     ck_ok(ek_trainer_step(NULL, trainer, &inputs[0], 1, &inputs[1], 1));
     const ek_tensor *flat =
         ek_replica_gradients(ek_data_parallel_model_replica(ek_trainer_model(trainer), 1));
     count = ek_tensor_count(flat);
     ck_assert_int_le(count, COUNT);
     ck_get(values[i], flat);
-    ck_ok(ek_trainer_close(trainer));
   }
   for (int64_t i = 0; i < count; i++) values[0][i] *= 0x1p16 / 0x1p3;
   ck_same_bits("gradients in memory", values[1], values[0], count);
-  ek_optimizer_free(rules);
 }
 
 /* ---- gradients of a program's own ---- */
@@ -273,18 +243,15 @@ CK_LOOP(a_trainer_has_it, CK_MODES) {
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
-  ek_module *module = NULL;
-  ek_criterion *criterion = NULL;
-  ek_optimizer *optimizer = NULL;
   ek_trainer *trainer = NULL;
   options.model = &model_options;
   options.optimizer = &optimizer_options;
   ck_ok(ek_data_parallel_model_options_set_mode(&model_options, (ek_mode)_i));
   options.micro_batches = 3;
   optimizer_options.loss_scale = &rule;
-  ck_ok(mlp.module(&module));
-  ck_ok(mlp.criterion(&criterion, EK_REDUCTION_MEAN));
-  ck_ok(adamw(&optimizer));
+  CK_OPENED(ek_module *, module, mlp.module(&module));
+  CK_OPENED(ek_criterion *, criterion, mlp.criterion(&criterion, EK_REDUCTION_MEAN));
+  CK_OPENED(ek_optimizer *, optimizer, ck_plain_adamw(&optimizer));
   struct ck_batch batch = ck_batch_make(&mlp, EK_F32, CK_SCALING_SAMPLES, 0.2, 3);
   rule.growth = 3;
   ck_fails(ek_trainer_open(&trainer, ck_spec("cpu:3"), module, criterion, optimizer, &options),
@@ -303,9 +270,6 @@ CK_LOOP(a_trainer_has_it, CK_MODES) {
   ck_assert_double_eq(ek_data_parallel_optimizer_loss_scale(ek_trainer_optimizer(trainer)), 128);
   ck_assert_double_eq(ek_data_parallel_optimizer_loss_scale(NULL), 1);
   ck_ok(ek_trainer_close(trainer));
-  ek_optimizer_free(optimizer);
-  ek_criterion_free(criterion);
-  ek_module_free(module);
 }
 
 CK_SUITE("loss scaling")

@@ -44,16 +44,8 @@ static int64_t flat_elements(const struct ck_training *t) {
 static double *train(const char *workload, ek_mode mode, int64_t samples, size_t bucket_bytes,
                      int64_t *count) {
   struct ck_setup setup = setup_of(workload, "cpu:3", mode);
-  struct ck_training t;
   setup.options.bucket_bytes = bucket_bytes;
-  ck_training_open(&t, &setup);
-  for (uint64_t step = 0; step < STEPS; step++) {
-    struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, samples, 0.1, step);
-    ck_ok(ck_training_step(&t, &batch, NULL));
-  }
-  double *values = ck_training_read(&t, CK_VALUES, count);
-  ck_training_close(&t);
-  return values;
+  return ck_values_after(&setup, ck_open("cpu:3", 1), STEPS, samples, count);
 }
 
 /* Devices without rows, ragged ones, small buckets and one for everything. */

@@ -207,15 +207,7 @@ static void set_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
 }
 
 static double *train(const struct ck_setup *setup, int64_t *count) {
-  struct ck_training training;
-  struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 5);
-  ek_group *group = ck_open_exactly("cpu:3", THREADS);
-  ck_ok(ck_training_try(&training, setup, group));
-  for (int i = 0; i < STEPS; i++) ck_ok(ck_training_step(&training, &batch, NULL));
-  double *values = ck_training_read(&training, CK_VALUES, count);
-  ck_training_close(&training);
-  ck_ok(ek_group_close(group));
-  return values;
+  return ck_values_after(setup, ck_open_exactly("cpu:3", THREADS), STEPS, SAMPLES, count);
 }
 
 CK_LOOP(a_training_in_a_storm_has_the_same_bits, CK_MODES) {

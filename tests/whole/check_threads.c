@@ -44,17 +44,9 @@ CK_TEST(many_workers_copy_to_one_device) {
 
 enum { STEPS = 3, SAMPLES = 11 };
 
-/* Parameters after some steps in a group whose devices have `threads` threads. */
+/* In a group whose devices have `threads` threads. */
 static double *train(const struct ck_setup *setup, int threads, int64_t *count) {
-  ek_group *group = ck_open(setup->spec, threads);
-  struct ck_training training;
-  ck_ok(ck_training_try(&training, setup, group));
-  struct ck_batch batch = ck_batch_make(setup->workload, setup->options.type, SAMPLES, 0.2, 1);
-  for (int i = 0; i < STEPS; i++) ck_ok(ck_training_step(&training, &batch, NULL));
-  double *values = ck_training_read(&training, CK_VALUES, count);
-  ck_training_close(&training);
-  ek_group_free(group);
-  return values;
+  return ck_values_after(setup, ck_open(setup->spec, threads), STEPS, SAMPLES, count);
 }
 
 CK_LOOP(a_step_does_not_depend_on_the_threads, CK_WORKLOADS * CK_PLACEMENTS) {
