@@ -1,7 +1,8 @@
 /*
  * layer_norm.h - layer normalisation over the last dimension (normalize.h has the formula).
  *
- * Input and output [..., width]. Parameters: weight [width] (ones), bias [width] (zeros).
+ * Input and output [..., width]. Parameters: weight [width] (ones), bias [width] (zeros; if there is
+ * one).
  */
 #ifndef EVENKEEL_LAYER_NORM_H
 #define EVENKEEL_LAYER_NORM_H
@@ -16,11 +17,12 @@ typedef struct ek_layer_norm_options {
   bool frozen;    /* weight and bias are (ek_parameter_options) */
   const ek_initializer *weight_start; /* copied, except for values; NULL: ones */
   const ek_initializer *bias_start;   /* the same; NULL: zeros */
+  bool bias;                          /* there is one */
 } ek_layer_norm_options;
 #define EK_LAYER_NORM_OPTIONS_INIT                                                                 \
   {                                                                                                \
     .size = sizeof(ek_layer_norm_options), .epsilon = 1e-5, .frozen = false, .weight_start = NULL, \
-    .bias_start = NULL                                                                             \
+    .bias_start = NULL, .bias = true                                                               \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_layer_norm_options_init(ek_layer_norm_options *options, size_t size);
@@ -29,7 +31,8 @@ EK_API EK_CHECKED ek_status ek_layer_norm_options_init(ek_layer_norm_options *op
  * weight decay. */
 EK_API EK_CHECKED ek_status ek_layer_norm_create(ek_module **module, int64_t width, double epsilon);
 
-/* `options` NULL gives the defaults. */
+/* `options` NULL gives the defaults. EK_ERR_INVALID_ARGUMENT for a width that is not above 0, an
+ * epsilon that is not above 0 and finite, and a bias_start without bias. */
 EK_API EK_CHECKED ek_status ek_layer_norm_create_with(ek_module **module, int64_t width,
                                                       const ek_layer_norm_options *options);
 

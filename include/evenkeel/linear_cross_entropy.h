@@ -41,11 +41,13 @@ typedef struct ek_linear_cross_entropy_options {
   uint64_t logits_bytes;        /* > 0: a block of logits is not larger, but a row at least */
   bool bias;                    /* the linear has one */
   const ek_initializer *weight; /* copied, except for values; NULL: as ek_linear_create() has it */
+  bool frozen;                  /* weight and bias are (ek_parameter_options) */
+  bool no_decay;                /* the weight has no weight decay either; the bias never has */
 } ek_linear_cross_entropy_options;
 #define EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT                                                       \
   {                                                                                                \
     .size = sizeof(ek_linear_cross_entropy_options), .loss = NULL, .logits_bytes = 64u << 20,      \
-    .bias = false, .weight = NULL                                                                  \
+    .bias = false, .weight = NULL, .frozen = false, .no_decay = false                              \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status

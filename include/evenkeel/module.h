@@ -60,7 +60,7 @@ typedef struct ek_formula {
   /* Numbers of parameters: of LINEAR W [out, in] and b [out], of NORM gamma [columns] and beta
    * [columns]. */
   size_t weight, bias;
-  bool has_bias;  /* a NORM without one is EK_ERR_UNSUPPORTED */
+  bool has_bias;
   double epsilon; /* of NORM */
 } ek_formula;
 

@@ -13,7 +13,7 @@ EK_BEGIN_DECLARATIONS
 /*
  * y = (x - mean) * rstd * gamma + beta over each row of `width` elements, with
  * mean = sum x / width and rstd = 1 / sqrt(sum (x - mean)^2 / width + epsilon)
- * (Ba, Kiros, Hinton 2016). mean and rstd, one per row, are stored for the backward. y may be x
+ * (Ba, Kiros, Hinton 2016). beta NULL: zeros. mean and rstd, one per row, are stored for the backward. y may be x
  * itself. Rows of no elements are EK_ERR_SHAPE, here and below.
  */
 EK_API EK_CHECKED ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tensor *y,
@@ -39,7 +39,8 @@ EK_API EK_CHECKED ek_status ek_op_add_layer_norm_forward(ek_stream *stream, ek_t
  *     dgamma = gamma_scale * dgamma + sum over rows of dy * n
  *     dbeta  = beta_scale * dbeta + sum over rows of dy
  * residual is the gradient that reaches x past the norm. dx may be dy, residual, or both of them.
- * With a scale of 0 the old values are not read. dx NULL: not computed, and residual is not read.
+ * With a scale of 0 the old values are not read. Each of dx, dgamma and dbeta may be NULL: not
+ * computed; without dx, residual is not read.
  */
 EK_API EK_CHECKED ek_status ek_op_layer_norm_backward(
     ek_stream *stream, ek_tensor *dx, ek_tensor *dgamma, ek_tensor *dbeta, const ek_tensor *dy,

@@ -139,9 +139,10 @@ struct ek__layer_norm_args {
   void *mean, *rstd;    /* sums: forward writes, backward reads */
   void *sum;            /* forward: written and normalised in place of x, if there is a residual */
   const void *residual; /* or NULL: added to x by forward, to dx by backward */
-  const void *x, *gamma, *beta;
+  const void *x, *gamma;
+  const void *beta; /* or NULL: zeros */
   void *dx;             /* backward writes; may be NULL */
-  void *dgamma, *dbeta; /* sums: backward writes */
+  void *dgamma, *dbeta; /* sums: backward writes; each may be NULL */
   const void *dy;
   double epsilon, gamma_scale, beta_scale;
   int64_t rows, width;

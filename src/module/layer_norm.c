@@ -18,7 +18,7 @@ struct layer_norm {
   ek_module base;
   int64_t width;
   double epsilon;
-  bool frozen;
+  bool frozen, bias;
   ek_initializer weight_start, bias_start;
 };
 
@@ -29,15 +29,17 @@ static ek_status layer_norm_parameters(const ek_module *self, ek_declaration *de
   options.no_decay = true;
   options.frozen = m->frozen;
   EK_TRY(ek_declare_parameter_with(declaration, "weight", 1, shape, m->weight_start, &options));
+  if (!m->bias) return EK_OK;
   return ek_declare_parameter_with(declaration, "bias", 1, shape, m->bias_start, &options);
 }
 
 static void layer_norm_formula(const ek_module *self, ek_formula *formula) {
+  const struct layer_norm *m = (const struct layer_norm *)self;
   *formula = (ek_formula){.kind = EK_FORMULA_NORM,
                           .weight = WEIGHT,
                           .bias = BIAS,
-                          .has_bias = true,
-                          .epsilon = ((const struct layer_norm *)self)->epsilon};
+                          .has_bias = m->bias,
+                          .epsilon = m->epsilon};
 }
 
 /* x, or x + residual written to sum: y is its layer norm. */
@@ -45,23 +47,23 @@ static ek_status normalize(const ek_formula *norm, ek_pass *pass, const ek_tenso
                            const ek_tensor *residual, ek_tensor *sum, ek_tensor *y) {
   ek_stream *stream = ek_pass_stream(pass);
   ek_tensor weight = {0}, bias = {0}, mean = {0}, rstd = {0};
-  EK__FAIL_IF(!norm->has_bias, EK_ERR_UNSUPPORTED, "a layer norm without a bias");
   EK_TRY(ek_pass_parameter(&weight, pass, norm->weight));
-  EK_TRY(ek_pass_parameter(&bias, pass, norm->bias));
+  if (norm->has_bias) EK_TRY(ek_pass_parameter(&bias, pass, norm->bias));
   EK__FAIL_IF(weight.rank != 1, EK_ERR_SHAPE, "its weight has rank %d, expected 1", weight.rank);
   EK_TRY(ek__layer_check(pass, x, weight.shape[0]));
   EK_TRY(ek__layer_result(y, pass, x));
 
   const int64_t rows[] = {ek_tensor_count(x) / weight.shape[0]};
+  const ek_tensor *beta = norm->has_bias ? &bias : NULL;
   const ek_type sums = ek_type_of_sums(ek_pass_type(pass));
   ek_status status = ek_pass_output(&mean, pass, sums, 1, rows);
   if (status != EK_OK) goto cleanup;
   EK_TRY_GOTO(status, ek_pass_output(&rstd, pass, sums, 1, rows), cleanup);
   EK_TRY_GOTO(status,
               residual == NULL
-                  ? ek_op_layer_norm_forward(stream, y, &mean, &rstd, x, &weight, &bias, norm->epsilon)
+                  ? ek_op_layer_norm_forward(stream, y, &mean, &rstd, x, &weight, beta, norm->epsilon)
                   : ek_op_add_layer_norm_forward(stream, y, sum, &mean, &rstd, x, residual, &weight,
-                                                 &bias, norm->epsilon),
+                                                 beta, norm->epsilon),
               cleanup);
   EK_TRY_GOTO(status, ek_pass_save(pass, residual == NULL ? x : sum), cleanup);
   EK_TRY_GOTO(status, ek_pass_save(pass, &mean), cleanup);
@@ -100,14 +102,17 @@ static ek_status gradients(const ek_formula *norm, ek_pass *pass, const ek_tenso
   ek_tensor weight = {0}, dweight = {0}, dbias = {0};
   double weight_scale = 0, bias_scale = 0;
   EK_TRY(ek_pass_parameter(&weight, pass, norm->weight));
-  EK_TRY(ek_pass_gradient(&dweight, &weight_scale, pass, norm->weight));
-  EK_TRY(ek_pass_gradient(&dbias, &bias_scale, pass, norm->bias));
+  const bool with_weight = ek_pass_trains(pass, norm->weight);
+  const bool with_bias = norm->has_bias && ek_pass_trains(pass, norm->bias);
+  if (with_weight) EK_TRY(ek_pass_gradient(&dweight, &weight_scale, pass, norm->weight));
+  if (with_bias) EK_TRY(ek_pass_gradient(&dbias, &bias_scale, pass, norm->bias));
   if (dx != NULL) EK_TRY(ek__layer_result(dx, pass, &saved[SAVED_X]));
-  EK_TRY(ek_op_layer_norm_backward(ek_pass_stream(pass), dx, &dweight, &dbias, dy, &saved[SAVED_X],
+  EK_TRY(ek_op_layer_norm_backward(ek_pass_stream(pass), dx, with_weight ? &dweight : NULL,
+                                   with_bias ? &dbias : NULL, dy, &saved[SAVED_X],
                                    &saved[SAVED_MEAN], &saved[SAVED_RSTD], &weight, residual,
                                    weight_scale, bias_scale));
   EK_TRY(ek_pass_gradient_complete(pass, norm->weight));
-  return ek_pass_gradient_complete(pass, norm->bias);
+  return norm->has_bias ? ek_pass_gradient_complete(pass, norm->bias) : EK_OK;
 }
 
 ek_status ek__norm_backward(const ek_formula *norm, ek_pass *pass, const ek_tensor *dy,
@@ -138,10 +143,13 @@ ek_status ek_layer_norm_create_with(ek_module **module, int64_t width,
               "layer_norm: width is %" PRId64 ", expected above 0", width);
   EK__FAIL_IF(!(o.epsilon > 0) || isinf(o.epsilon), EK_ERR_INVALID_ARGUMENT,
               "layer_norm: epsilon is %g, expected above 0", o.epsilon);
+  EK__FAIL_IF(o.bias_start != NULL && !o.bias, EK_ERR_INVALID_ARGUMENT,
+              "layer_norm: bias_start is given, but bias is false");
   const struct layer_norm made = {
       .width = width,
       .epsilon = o.epsilon,
       .frozen = o.frozen,
+      .bias = o.bias,
       .weight_start = o.weight_start == NULL ? ek_initializer_ones() : *o.weight_start,
       .bias_start = o.bias_start == NULL ? ek_initializer_zeros() : *o.bias_start};
   return ek__layer_create(module, &made, sizeof made, &layer_norm_ops, 1, 1);

@@ -34,7 +34,7 @@ static ek_status forward(ek_stream *stream, const char *name, ek_tensor *y, ek_t
       [RESIDUAL] =
           EK__READ(residual, VALUE, EK__IS(SAME, X), .to = &args.residual, .optional = !adds),
       [GAMMA] = EK__READ(gamma, VALUE, EK__IS(ROW, X), .to = &args.gamma),
-      [BETA] = EK__READ(beta, VALUE, EK__IS(ROW, X), .to = &args.beta)};
+      [BETA] = EK__MAY_READ(beta, VALUE, EK__IS(ROW, X), .to = &args.beta)};
   EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &args.types));
   EK_TRY(check_width(&op, X));
   EK_TRY(ek__op_between(name, "epsilon", epsilon, 0.0, HUGE_VAL));
@@ -70,8 +70,8 @@ ek_status ek_op_layer_norm_backward(ek_stream *stream, ek_tensor *dx, ek_tensor 
       [DX] = EK__MAY_WRITE(dx, VALUE, EK__IS(SAME, X), .to = &args.dx,
                            .may_be = EK__OPERAND(DY) | EK__OPERAND(RESIDUAL)),
       [RESIDUAL] = EK__MAY_READ(residual, VALUE, EK__IS(SAME, X), .to = &args.residual),
-      [DGAMMA] = EK__WRITE(dgamma, SUM, EK__IS(ROW, X), .to = &args.dgamma),
-      [DBETA] = EK__WRITE(dbeta, SUM, EK__IS(ROW, X), .to = &args.dbeta),
+      [DGAMMA] = EK__MAY_WRITE(dgamma, SUM, EK__IS(ROW, X), .to = &args.dgamma),
+      [DBETA] = EK__MAY_WRITE(dbeta, SUM, EK__IS(ROW, X), .to = &args.dbeta),
       [DY] = EK__READ(dy, VALUE, EK__IS(SAME, X), .to = &args.dy),
       [X] = EK__READ(x, VALUE, .to = &args.x),
       [MEAN] = EK__READ(mean, SUM, EK__IS(COLUMN, X), .to = &args.mean),

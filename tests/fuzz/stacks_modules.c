@@ -49,6 +49,7 @@ static ek_status make_attention(ek_module **module, int64_t *width, struct fuzz_
 
 static ek_status make_layer(ek_module **module, int64_t *width, bool rank_3, int depth,
                             struct fuzz_input *input) {
+  ek_layer_norm_options norm = EK_LAYER_NORM_OPTIONS_INIT;
   int64_t in = *width;
   const int pick = fuzz_choice(input, 9);
   if (fuzz_one_in(input, 16)) in = read_width(input); /* perhaps a misfit */
@@ -56,7 +57,9 @@ static ek_status make_layer(ek_module **module, int64_t *width, bool rank_3, int
   case 1: return ek_activation_create(module, EK_ACTIVATION_GELU);
   case 2: return ek_activation_create(module, EK_ACTIVATION_RELU);
   case 3: return ek_dropout_create(module, fuzz_choice(input, 4) / 4.0);
-  case 4: return ek_layer_norm_create(module, in, 1e-5);
+  case 4:
+    norm.bias = in % 2 == 0;
+    return ek_layer_norm_create_with(module, in, &norm);
   case 5: return make_mlp(module, width, input);
   case 6:
     if (depth < MOST_DEPTH) return make_residual(module, width, rank_3, depth, input);

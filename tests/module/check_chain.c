@@ -32,7 +32,9 @@ static ek_status hide(ek_module **child) {
 static ek_status create_steps(ek_module **module, const char *letters, ek_recompute recompute) {
   ek_module *children[CK_CHAINED_CHILDREN + 1] = {NULL};
   size_t steps[LETTERS + 1], count = 0, i = 0;
+  ek_layer_norm_options no_bias = EK_LAYER_NORM_OPTIONS_INIT;
   ek_status status = EK_OK;
+  no_bias.bias = false;
   for (; letters[i] != '\0' && status == EK_OK; i++) {
     steps[i] = letters[i] == '+' ? EK_CHAIN_ADD : count;
     switch (letters[i]) {
@@ -40,6 +42,7 @@ static ek_status create_steps(ek_module **module, const char *letters, ek_recomp
     case 'g': status = ek_activation_create(&children[count++], EK_ACTIVATION_GELU); break;
     case 'r': status = ek_activation_create(&children[count++], EK_ACTIVATION_RELU); break;
     case 'N': status = ek_layer_norm_create(&children[count++], WIDTH, 1e-5); break;
+    case 'n': status = ek_layer_norm_create_with(&children[count++], WIDTH, &no_bias); break;
     case 'D': status = ek_dropout_create(&children[count++], 0.3); break;
     case 'I': status = ek_dropout_create(&children[count++], 0.0); break;
     default: break;
@@ -67,6 +70,7 @@ static ek_status create_steps(ek_module **module, const char *letters, ek_recomp
 #define CHAINS(X)                                                                                  \
   X(plain, "lgl", NONE, 10, 2)                                                                     \
   X(around, "Nl+", NONE, 16, 3)                                                                    \
+  X(without_bias, "nl+n", NONE, 26, 6)                                                             \
   X(norm_alone, "N+", NONE, 12, 2)                                                                 \
   X(decoder, "Nl+NlgD+", NONE, 44, 8)                                                              \
   X(after, "l+N", NONE, 16, 3)                                                                     \

@@ -5,9 +5,15 @@
 
 #include <evenkeel/layer_norm.h>
 
+#include "ck_frozen.h"
 #include "ck_module.h"
 
 static ek_status create_small(ek_module **module) { return ek_layer_norm_create(module, 6, 1e-5); }
+static ek_status create_without_bias(ek_module **module) {
+  ek_layer_norm_options options = EK_LAYER_NORM_OPTIONS_INIT;
+  options.bias = false;
+  return ek_layer_norm_create_with(module, 6, &options);
+}
 static ek_status create_two(ek_module **module) { return ek_layer_norm_create(module, 2, 0.1); }
 
 /* The last case has rows of two: their x - mean are small numbers against epsilon now and then. */
@@ -33,6 +39,13 @@ static const struct ck_module_case cases[] = {
      .longest = 5,
      .depth = 6,
      .saved = 2},
+    {.name = "4 x 6, without bias",
+     .create = create_without_bias,
+     .inputs = 1,
+     .input = {{0, 2, {4, 6}, -2, 2, 0}},
+     .longest = 6,
+     .depth = 6,
+     .saved = 2},
 };
 CK_MODULE_CASES(cases)
 
@@ -50,6 +63,79 @@ CK_TEST(rows_are_normal) {
     }
     ck_assert_double_le(fabs(sum), 1e-13);
     ck_assert_double_le(fabs(squares / 6 - 1), 1e-3);
+  }
+}
+
+static const double weights[] = {0.5, -1, 2, 0.25, -3, 1}, no_bias[6];
+
+static struct ck_results *run_with(ek_status (*create)(ek_module **module), const char *bias) {
+  struct ck_module_case is = cases[0];
+  double dy[24];
+  for (int i = 0; i < 24; i++) dy[i] = i % 7 - 3;
+  is.create = create;
+  struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  ck_bed_set(bed, "weight", weights);
+  ck_set(&bed->grad_output[0], dy);
+  if (bias != NULL) ck_bed_set(bed, bias, no_bias);
+  ek_parameter_info info;
+  ck_assert_int_eq(ek_replica_find(&info, bed->replica, "bias") == EK_OK, bias != NULL);
+  struct ck_results *results = ck_bed_backward(bed, true);
+  ck_ok(ek_replica_find(&info, bed->replica, "weight"));
+  ck_get(results->gradient, &info.gradient);
+  ck_bed_close(bed);
+  return results;
+}
+
+/* One parameter, and the bits of a bias of zeros. */
+CK_TEST(without_bias) {
+  const struct ck_results *want = run_with(create_small, "bias");
+  const struct ck_results *got = run_with(create_without_bias, NULL);
+  ck_same_bits("y", got->output[0], want->output[0], 24);
+  ck_same_bits("dx", got->grad_input[0], want->grad_input[0], 24);
+  ck_same_bits("dweight", got->gradient, want->gradient, 6);
+}
+
+/* Bit 0: the weight is frozen, 1: the bias. */
+static unsigned frozen;
+static ek_status create_frozen(ek_module **module) {
+  static const char *const names[] = {"weight", "bias"};
+  ek_module *norm = NULL;
+  EK_TRY(create_small(&norm));
+  *module = ck_frozen_create(norm, names, 2, frozen);
+  return EK_OK;
+}
+
+/* No memory is taken for a gradient that nobody wants, so that none is computed. */
+CK_LOOP(frozen_parameters, 4) {
+  const struct ck_module_case is = {
+      .create = create_frozen, .inputs = 1, .input = {{0, 2, {4, 6}, -2, 2, 0}}};
+  struct ck_results *results[2];
+  double gradients[2][2][6];
+  for (int k = 0; k < 2; k++) {
+    frozen = k == 0 ? 0 : (unsigned)_i;
+    struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+    ck_bed_set(bed, "own0", weights);
+    ck_bed_set(bed, "own1", no_bias);
+    const ek_memory_event *events = NULL;
+    size_t count = 0;
+    ck_ok(ek_memory_record_start(bed->device, 256));
+    results[k] = ck_bed_backward(bed, true);
+    ck_ok(ek_memory_record_stop(&events, &count, NULL, bed->device));
+    ck_assert_uint_gt(count, 0);
+    for (size_t i = 0; i < count; i++) {
+      ck_assert_int_ne(events[i].category, EK_MEMORY_GRADIENTS);
+    }
+    for (unsigned p = 0; p < 2; p++) {
+      ek_parameter_info info;
+      ck_ok(ek_replica_find(&info, bed->replica, p == 0 ? "own0" : "own1"));
+      ck_assert_int_eq(info.frozen, frozen >> p & 1u);
+      if (!info.frozen) ck_get(gradients[k][p], &info.gradient);
+    }
+    ck_bed_close(bed);
+  }
+  ck_same_bits("dx", results[1]->grad_input[0], results[0]->grad_input[0], 24);
+  for (unsigned p = 0; p < 2; p++) {
+    if ((_i >> p & 1) == 0) ck_same_bits("trained", gradients[1][p], gradients[0][p], 6);
   }
 }
 
@@ -77,6 +163,12 @@ CK_TEST(bad_input) {
   ck_fails(ek_layer_norm_create(&module, 6, -1e-5), EK_ERR_INVALID_ARGUMENT, "epsilon");
   ck_fails(ek_layer_norm_create(&module, 6, (double)NAN), EK_ERR_INVALID_ARGUMENT, "epsilon");
   ck_fails(ek_layer_norm_create(&module, 6, (double)INFINITY), EK_ERR_INVALID_ARGUMENT, "epsilon");
+  ek_layer_norm_options options = EK_LAYER_NORM_OPTIONS_INIT;
+  const ek_initializer start = ek_initializer_ones();
+  options.bias = false;
+  options.bias_start = &start;
+  ck_fails(ek_layer_norm_create_with(&module, 6, &options), EK_ERR_INVALID_ARGUMENT,
+           "layer_norm: bias_start is given, but bias is false");
   ck_assert_ptr_null(module);
   ck_host_failures(create_small);
 

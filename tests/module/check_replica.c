@@ -8,6 +8,7 @@
 #include <evenkeel/gpt.h>
 #include <evenkeel/host_memory.h>
 #include <evenkeel/layers.h>
+#include <evenkeel/linear_cross_entropy.h>
 
 #include "ck_gpt.h"
 #include "ck_module.h"
@@ -221,8 +222,9 @@ static ek_status linear_with(ek_module **module, bool asked, const ek_initialize
 static ek_status layer_norm_with(ek_module **module, bool asked, const ek_initializer *start) {
   ek_layer_norm_options o = EK_LAYER_NORM_OPTIONS_INIT;
   o.frozen = asked;
+  o.bias = !asked;
   o.weight_start = &start[0];
-  o.bias_start = &start[1];
+  o.bias_start = asked ? NULL : &start[1];
   return ek_layer_norm_create_with(module, 3, &o);
 }
 static ek_status embedding_with(ek_module **module, bool asked, const ek_initializer *start) {
@@ -247,21 +249,32 @@ static ek_status swiglu_with(ek_module **module, bool asked, const ek_initialize
   o.bias = !asked;
   return ek_swiglu_create_with(module, 4, 2, &o);
 }
+static ek_status head_with(ek_module **module, bool asked, const ek_initializer *start) {
+  ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_criterion *head = NULL;
+  o.frozen = o.no_decay = asked;
+  o.bias = true;
+  o.weight = &start[0];
+  EK_TRY(ek_linear_cross_entropy_create(&head, 2, 3, &o));
+  *module = &head->base;
+  return EK_OK;
+}
 
 static const struct {
   ek_status (*create)(ek_module **module, bool asked, const ek_initializer *start);
   size_t parameters[2]; /* without `asked`, and with it */
   bool starts, norm;
 } layers[] = {{linear_with, {2, 2}, true, false},
-              {layer_norm_with, {2, 2}, true, true},
+              {layer_norm_with, {2, 1}, true, true},
               {embedding_with, {2, 2}, true, false},
               {attention_with, {4, 2}, false, false},
-              {swiglu_with, {6, 3}, false, false}};
+              {swiglu_with, {6, 3}, false, false},
+              {head_with, {2, 2}, false, false}};
 
 /* Its first parameter begins with 1, 2, ..., its second one with 7, 8, .... */
-static void starts_as_told(const ek_replica *replica) {
+static void starts_as_told(const ek_replica *replica, int parameters) {
   static const char *const names[][2] = {{"weight", ""}, {"bias", "positions"}};
-  for (int k = 0; k < 2; k++) {
+  for (int k = 0; k < parameters; k++) {
     ek_parameter_info info;
     if (ek_replica_find(&info, replica, names[k][0]) != EK_OK) {
       ck_ok(ek_replica_find(&info, replica, names[k][1]));
@@ -290,7 +303,9 @@ CK_LOOP(options_of_layers, 2 * (int)(sizeof layers / sizeof *layers)) {
     const bool bias = strstr(info.name, "bias") != NULL;
     ck_assert_int_eq(info.no_decay, asked || bias || layers[_i / 2].norm);
   }
-  if (layers[_i / 2].starts) starts_as_told(replica);
+  if (layers[_i / 2].starts) {
+    starts_as_told(replica, (int)layers[_i / 2].parameters[asked]);
+  }
 }
 
 CK_TEST(without_gradients) {

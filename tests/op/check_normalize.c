@@ -310,6 +310,60 @@ CK_RIG_LOOP(backward_repeats, ck_variants()) {
   }
 }
 
+/* ---- without beta, dgamma or dbeta ---- */
+
+static struct norm without(struct ck_rig *rig, const struct slope *b, ek_tensor *dx,
+                           ek_tensor *dgamma, ek_tensor *dbeta) {
+  ek_tensor *dy = ck_tensor(rig, b->dy, CK_SHAPE(b->rows, b->width));
+  ck_ok(ek_op_layer_norm_backward(
+      rig->stream, dx, dgamma, dbeta, dy, ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)),
+      ck_sums(rig, b->mean, CK_SHAPE(b->rows)), ck_sums(rig, b->rstd, CK_SHAPE(b->rows)),
+      ck_tensor(rig, b->gamma, CK_SHAPE(b->width)), NULL, 1, 1));
+  return (struct norm){.y = dx == NULL ? NULL : ck_read(rig, dx),
+                       .gamma = dgamma == NULL ? NULL : ck_read(rig, dgamma),
+                       .beta = dbeta == NULL ? NULL : ck_read(rig, dbeta)};
+}
+
+/* The bits of a beta of zeros; and what is wanted has the bits that it has beside the rest. */
+CK_LOOP(left_out, ck_variants()) {
+  for (int s = 0; s < SIZES; s++) {
+    if (!ck_turn(_i % ck_variants(), s)) continue;
+    struct ck_rig *rig = ck_rig_variant(_i);
+    const int64_t rows = sizes[s][0], width = sizes[s][1], n = rows * width;
+    const struct norm f = make_norm(rig, rows, width, 0);
+    ek_tensor *zeros = ck_tensor(rig, ck_zeros(rig, width), CK_SHAPE(width));
+    ek_tensor *gamma = ck_tensor(rig, f.gamma, CK_SHAPE(width));
+    ek_tensor *x = ck_tensor(rig, f.x, CK_SHAPE(rows, width));
+    ek_tensor *residual = ck_tensor(rig, ck_values(rig, n, -3, 3), CK_SHAPE(rows, width));
+    ek_tensor *mean = ck_poisoned_sums(rig, CK_SHAPE(rows));
+    ek_tensor *rstd = ck_poisoned_sums(rig, CK_SHAPE(rows));
+    ek_tensor *sum = ck_poisoned(rig, CK_SHAPE(rows, width));
+    double *plain[2] = {0}, *added[2] = {0};
+    for (int k = 0; k < 2; k++) {
+      ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, width)), *beta = k == 0 ? zeros : NULL;
+      ck_ok(ek_op_layer_norm_forward(rig->stream, y, mean, rstd, x, gamma, beta, 1e-5));
+      plain[k] = ck_read(rig, y);
+      ck_ok(ek_op_add_layer_norm_forward(rig->stream, y, sum, mean, rstd, x, residual, gamma, beta,
+                                         1e-5));
+      added[k] = ck_read(rig, y);
+    }
+    ck_same_bits("y", plain[1], plain[0], n);
+    ck_same_bits("y of a sum", added[1], added[0], n);
+
+    const struct slope b = make_slope(rig, rows, width);
+    struct norm got[8];
+    for (int k = 7; k >= 0; k--) { /* bit 0: dx, 1: dgamma, 2: dbeta */
+      got[k] = without(rig, &b, k & 1 ? ck_poisoned(rig, CK_SHAPE(rows, width)) : NULL,
+                       k & 2 ? ck_sums(rig, b.old_dgamma, CK_SHAPE(width)) : NULL,
+                       k & 4 ? ck_sums(rig, b.old_dbeta, CK_SHAPE(width)) : NULL);
+      if (k & 1) ck_same_bits("dx", got[k].y, got[7].y, n);
+      if (k & 2) ck_same_bits("dgamma", got[k].gamma, got[7].gamma, width);
+      if (k & 4) ck_same_bits("dbeta", got[k].beta, got[7].beta, width);
+    }
+    ck_rig_close(rig);
+  }
+}
+
 /* ---- differences ---- */
 
 struct norm_context {

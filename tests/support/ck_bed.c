@@ -138,7 +138,7 @@ static void poison_gradients(struct ck_bed *bed) {
   for (size_t i = 0; i < ek_replica_parameter_count(bed->replica); i++) {
     ek_parameter_info info;
     ck_ok(ek_replica_parameter(&info, bed->replica, i));
-    if (!info.buffer) ck_set(&info.gradient, NULL);
+    if (!info.buffer && !info.frozen) ck_set(&info.gradient, NULL);
   }
 }
 

@@ -102,23 +102,39 @@ static ek_status zero_linear(ek_module **module, int64_t in, int64_t out, int64_
   return ek_linear_create_with(module, in, out, &options);
 }
 
-/* A linear whose rows may be longer, a table with positions, and a head with its loss that shares
- * the weight of a linear: what is left to compute is right, and all else that modules must keep. */
+/* A linear whose rows may be longer, a table with positions, a head with its loss that shares the
+ * weight of a linear, and by their options a norm and a head: what is left to compute is right, and all else that modules must keep. */
 static ek_module *frozen_layer(int which) {
   static const char *const linear[] = {"weight", "bias"}, *const table[] = {"weight", "positions"};
   ek_module *inner = NULL, *whole = NULL;
   ek_criterion *head = NULL;
   ek_linear_cross_entropy_options fused = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
   ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
+  ek_layer_norm_options norm = EK_LAYER_NORM_OPTIONS_INIT;
   if (which == 0) {
     ck_ok(zero_linear(&inner, 3, 5, 5));
     return ck_frozen_create(inner, linear, 2, mask);
+  }
+  if (which == 4) {
+    norm.frozen = mask == 1;
+    norm.bias = mask != 2;
+    ck_ok(ek_layer_norm_create_with(&inner, 3, &norm));
+    return inner;
   }
   if (which == 1) {
     ck_ok(ek_embedding_create(&inner, 7, 3, 4));
     return ck_frozen_create(inner, table, 2, mask);
   }
   ck_ok(ek_linear_create(&inner, 6, 6, true));
+  if (which == 5) {
+    fused.frozen = mask % 2 == 1;
+    fused.bias = mask / 2 == 1;
+    ck_ok(ek_linear_cross_entropy_create(&head, 6, 6, &fused));
+    ck_ok(ek_with_criterion_create(&whole, inner, head));
+    ek_criterion_free(head);
+    ek_module_free(inner);
+    return whole;
+  }
   inner = ck_frozen_create(inner, linear, 2, mask);
   fused.bias = which == 3;
   fused.logits_bytes = 200;
@@ -131,12 +147,15 @@ static ek_module *frozen_layer(int which) {
   return whole;
 }
 
-CK_LOOP(layers_are_right_beside_what_is_frozen, 4 * 4) {
-  static const ek_check_input inputs[4][2] = {
+CK_LOOP(layers_are_right_beside_what_is_frozen, 6 * 4) {
+  static const ek_check_input inputs[6][2] = {
       {{.rank = 2, .shape = {4, 3}, .low = -1, .high = 1}},
       {{.type = EK_I32, .rank = 2, .shape = {2, 4}, .high = 6}},
       {{.rank = 2, .shape = {4, 6}, .low = -1, .high = 1},
        {.type = EK_I32, .rank = 1, .shape = {4}, .high = 5}},
+      {{.rank = 2, .shape = {4, 6}, .low = -1, .high = 1},
+       {.type = EK_I32, .rank = 1, .shape = {4}, .high = 5}},
+      {{.rank = 2, .shape = {4, 3}, .low = -1, .high = 1}},
       {{.rank = 2, .shape = {4, 6}, .low = -1, .high = 1},
        {.type = EK_I32, .rank = 1, .shape = {4}, .high = 5}}};
   const int which = _i / 4;
@@ -144,7 +163,7 @@ CK_LOOP(layers_are_right_beside_what_is_frozen, 4 * 4) {
   options.depth = 40;
   mask = (unsigned)_i % 4;
   ek_module *module = frozen_layer(which);
-  ck_ok(ek_module_check(module, test_devices("cpu:2"), inputs[which], which < 2 ? 1 : 2, &options));
+  ck_ok(ek_module_check(module, test_devices("cpu:2"), inputs[which], inputs[which][1].rank == 0 ? 1 : 2, &options));
   ek_module_free(module);
 }
 

@@ -8,10 +8,11 @@
 
 EK__CPU_RANGE(layer_norm_forward, layer_norm, EK_OK, args->rows, ek__cpu_least_rows(args->width))
 
-/* y = factor * y, or 0 without a look at y. */
+/* y = factor * y, or 0 without a look at y, which may be NULL. */
 static void prepare_sum(ek_stream *stream, void *y, double factor, int64_t count, ek_type type) {
   const struct ek__elementwise_args args = {
       .y = y, .a = y, .count = count, .value = factor, .types = ek__types_in(type)};
+  if (y == NULL) return;
   if (factor == 0.0) {
     (void)ek__cpu_fill(stream, &args);
   } else if (factor != 1.0) {
@@ -24,12 +25,13 @@ ek_status ek__cpu_layer_norm_backward(ek_stream *stream, const struct ek__layer_
   prepare_sum(stream, args->dgamma, args->gamma_scale, args->width, args->types.sum);
   prepare_sum(stream, args->dbeta, args->beta_scale, args->width, args->types.sum);
   const bool alone = ek__team_threads(ek__stream_backend(stream)) == 1;
-  const struct ek__layer_norm_job job = {args, alone};
-  if (!alone) { /* before dx is written, which may be dy */
+  const bool columns = args->dgamma != NULL || args->dbeta != NULL;
+  const struct ek__layer_norm_job job = {args, alone && columns};
+  if (!alone && columns) { /* before dx is written, which may be dy */
     ek__cpu_range(stream, functions->layer_norm_columns, args, args->width,
                   ek__cpu_least_columns(args->rows));
   }
-  if (alone || args->dx) {
+  if (job.add_columns || args->dx) {
     ek__cpu_range(stream, functions->layer_norm_backward, &job, args->rows,
                   ek__cpu_least_rows(args->width));
   }

@@ -26,7 +26,9 @@ void ek__layer_norm_forward_f64(const void *raw, int64_t begin, int64_t end) {
     mean /= (double)width;
     for (int64_t i = 0; i < width; i++) variance += (x[i] - mean) * (x[i] - mean);
     const double rstd = 1.0 / sqrt(variance / (double)width + args->epsilon);
-    for (int64_t i = 0; i < width; i++) y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
+    for (int64_t i = 0; i < width; i++) {
+      y[i] = (x[i] - mean) * rstd * gamma[i] + (beta != NULL ? beta[i] : 0.0);
+    }
     ((double *)args->mean)[row] = mean;
     ((double *)args->rstd)[row] = rstd;
   }
@@ -40,8 +42,8 @@ static void add_norm_columns(const struct ek__layer_norm_args *args, int64_t row
   const double mean = ((const double *)args->mean)[row], rstd = ((const double *)args->rstd)[row];
   double *dgamma = args->dgamma, *dbeta = args->dbeta;
   for (int64_t i = begin; i < end; i++) {
-    dgamma[i] += dy[i] * (x[i] - mean) * rstd;
-    dbeta[i] += dy[i];
+    if (dgamma != NULL) dgamma[i] += dy[i] * (x[i] - mean) * rstd;
+    if (dbeta != NULL) dbeta[i] += dy[i];
   }
 }
 

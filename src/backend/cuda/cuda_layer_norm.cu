@@ -100,8 +100,9 @@ __global__ void __launch_bounds__(MOST_THREADS) forward_kernel(forward<T, S> a) 
     const S rstd = S(1) / sqrt(team.sum(squares) / (S)a.width + a.epsilon);
     T *y = a.y + row * a.width;
     x.each([&](const pack<T, N> &p, int64_t column) {
-      const pack<T, N> gamma = load<N>(a.gamma + column), beta = load<N>(a.beta + column);
-      pack<T, N> result;
+      const pack<T, N> gamma = load<N>(a.gamma + column);
+      pack<T, N> result, beta = {};
+      if (a.beta) beta = load<N>(a.beta + column);
       for (int j = 0; j < N; j++) {
         result.at[j] = T((S(p.at[j]) - mean) * rstd * S(gamma.at[j]) + S(beta.at[j]));
       }
