@@ -267,10 +267,12 @@ CK_LOOP(any_block, 2) {
   int64_t count = 0;
   s.type = _i == 0 ? EK_F64 : EK_F32;
   for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+    const size_t mark = ck_mark();
     struct training t;
     s.logits_bytes = rows[k] * (uint64_t)s.columns * (_i == 0 ? 8 : 4) + 1;
     training_open(&t, &s, "cpu:2", true);
     const double loss = step(&t, k == 0 ? want : got, &count);
+    ck_release(mark);
     if (k == 0) {
       want_loss = loss;
       continue;
