@@ -1,12 +1,12 @@
 /*
  * backend.h - the table that a backend is.
  *
- * A backend is one `static const struct ek__backend` with designated initialisers. Each slot says
- * whether it is required (EK__BACKEND_REQUIRED takes these) or what happens without it. Only the
- * wrappers in src/op and src/device call slots; they have checked every argument before, so a slot
- * checks nothing that they check.
+ * A backend is one `static const struct ek__backend` with designated initialisers. The comment of
+ * each slot says whether it is required (EK__BACKEND_REQUIRED takes these) or what happens without
+ * it. Only the wrappers in src/op and src/device call slots; they check every argument first, so a
+ * slot does not check it again.
  *
- * What it computes is a table of its own: kernels.h.
+ * The kernels of a backend are a table of their own: kernels.h.
  */
 #ifndef EK_BACKEND_H
 #define EK_BACKEND_H

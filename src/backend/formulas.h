@@ -1,6 +1,6 @@
 /*
- * formulas.h - what every backend computes from a handful of numbers in double precision, on a host
- * or in a kernel of CUDA.
+ * formulas.h - formulas of a few numbers in double precision, shared by all backends: for the host
+ * and for CUDA kernels.
  */
 #ifndef EK_BACKEND_FORMULAS_H
 #define EK_BACKEND_FORMULAS_H

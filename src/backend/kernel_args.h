@@ -1,5 +1,5 @@
 /*
- * kernel_args.h - what kernels are called with: a struct of plain pointers and sizes for each kind.
+ * kernel_args.h - the arguments of kernels: a struct of plain pointers and sizes for each kind.
  *
  * Sizes may be zero; pointers may then be NULL. src/op has checked everything that it can.
  */

@@ -1,5 +1,5 @@
 /*
- * kernels.h - the table of what a device computes, and the one list of kernels that it is made of.
+ * kernels.h - a device's table of kernels, and the one list that it is made from.
  *
  * Kernels run on the stream of their device; the CPU backend runs them at once on the calling
  * thread and its team. A kernel allocates no tensor memory and checks nothing that src/op checks.

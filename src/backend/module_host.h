@@ -1,9 +1,10 @@
 /*
- * module_host.h - how a backend that is a library of its own meets the library that loads it.
+ * module_host.h - the interface between a backend that is a library of its own and the library that
+ * loads it.
  *
- * The module links nothing of evenkeel, whose functions may be in a shared library or in the
- * program itself: what it needs from there it gets in a table. Both sides must be of one build's
- * version: the tables are not stable.
+ * The module is not linked with evenkeel, whose functions may be in a shared library or in the
+ * program itself: it gets a table of the functions that it needs. Both sides must have the same
+ * version, because the tables are not stable.
  */
 #ifndef EK_MODULE_HOST_H
 #define EK_MODULE_HOST_H

@@ -27,7 +27,7 @@ struct ek_device {
   struct ek__fault fault;      /* of a test */
   struct ek__work work;        /* if it only counts: its worker's */
   pthread_mutex_t used_mutex;  /* of `used`; held while a worker settles that communicator */
-  ek_communicator *used; /* of its worker's last collective: a loan, which ends when that is freed */
+  ek_communicator *used; /* of its worker's last collective: a loan until that is freed */
   _Atomic(struct ek__track *) track; /* that records, or NULL */
   struct ek__track *kept_track;      /* the same, or one that has ended, or NULL */
   struct ek__arena arena;

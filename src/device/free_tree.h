@@ -2,10 +2,10 @@
  * free_tree.h - the free blocks of an arena, so that the first fit is found without a walk.
  *
  * A treap: a binary search tree by address that is a heap by a pseudo-random priority, here a hash
- * of the address, so its depth is about twice the logarithm of the number of free blocks whatever
- * the order of requests. Each node knows the largest block below it: the first block that is large
- * enough is to the left if a block there is large enough, else here, else to the right. The links are members
- * of the blocks' records, so nothing is allocated.
+ * of the address, so its depth is about twice the logarithm of the number of free blocks for any
+ * order of requests. Each node has the size of the largest block below it: the first block that is
+ * large enough is to the left if a block there is large enough, else here, else to the right. The
+ * links are members of the blocks' records, so nothing is allocated.
  *
  * The shape of the tree follows from the set of free blocks alone, and its answer is the block that
  * a walk from the front would find.

@@ -1,9 +1,10 @@
 /*
  * track.h - keeps a device's spans and changes of memory while a trace runs: trace.h.
  *
- * A track has room for a fixed number of spans and counters, taken once. A span takes the next place
- * when it begins, from any thread, and belongs to the thread that began it until it ends; its `end`
- * says that it did.
+ * A track has room for a fixed number of spans and counters, allocated once. A span takes the next
+ * place when it begins, from any thread, and belongs to the thread that began it until it ends,
+ * when its `end` is set.
+ *
  * Counters are written under the arena's mutex. A device without a track records nothing, at the
  * cost of one test of a pointer. A device keeps its last track after the recording, to be read.
  *

@@ -1,11 +1,11 @@
 /*
  * op_internal.h - the checks that all operations share.
  *
- * A public operation lists its tensors in a table, one row per operand, and hands it to
- * ek__op_begin(), which checks that the tensors exist, where they are, their types, that no
- * destination overlaps another operand, and the sizes that a row asks for, and puts their addresses
- * into the kernel's arguments. What is left to the operation is what no row can say, in calls of
- * the functions below, and the dispatch to the backend. Every message starts with the operation's
+ * A public operation lists its tensors in a table, one row per operand, and passes it to
+ * ek__op_begin(). This checks that the tensors exist, their device, their types, that no
+ * destination overlaps another operand, and the sizes that a row requires; then it puts their
+ * addresses into the kernel's arguments. The operation itself makes the checks that no row can
+ * express, by the functions below, and calls the backend. Every message starts with the operation's
  * name.
  *
  * If op.kernels is NULL after that (backend `plan`, or no destination has elements) the operation

@@ -1,10 +1,10 @@
 /*
- * cpu_backend.c - the CPU backend: the table, its streams, and what it says of the machine.
+ * cpu_backend.c - the CPU backend: the table, its streams, and properties of the machine.
  *
- * Work is done when it was queued, by the calling thread and the stream's team; so there are no
+ * Work is done when it is queued, by the calling thread and the stream's team; so there are no
  * events and nothing to wait for. Each stream has a team of its own and needs no lock. A
- * communication stream has one thread only: what runs on it (copies and reductions) is bound by
- * memory, and all devices of the group run theirs at the same time.
+ * communication stream has one thread only: its work (copies and reductions) is bound by memory,
+ * and all devices of the group do theirs at the same time.
  */
 #include "backend/cpu/cpu_internal.h"
 

@@ -1,6 +1,6 @@
 /*
- * cpu_dispatch.c - chooses the range functions that run: by the type of values and, except for f64,
- * by what the processor and the operating system support.
+ * cpu_dispatch.c - chooses the range functions: by the type of values and, except for f64, by the
+ * instruction sets that the processor and the operating system support.
  *
  * EVENKEEL_ISA (device.h) takes at most the set that it names, so that tests can run every set on
  * one machine; without it the best set is chosen. The choice is made once per process.

@@ -1,15 +1,15 @@
 /*
- * cpu_internal.h - what the parts of the CPU backend share.
+ * cpu_internal.h - shared by the parts of the CPU backend.
  *
  * A kernel of the table in kernels.h is split in two:
- *   - the kernel itself (cpu_*.c) checks what depends on data, cuts the work into ranges for the
- *     device's team, and knows neither type nor instruction set;
+ *   - the kernel itself (cpu_*.c) makes the checks that depend on data, cuts the work into ranges
+ *     for the device's team, and depends neither on the type nor on the instruction set;
  *   - a range function does begin .. end - 1 of that work on one thread. There is one set for f64
  *     (reference_*.c, plain C and libm), and one for each other type of values per instruction set
  *     (isa/, vectorised).
  *
  * A range function allocates nothing and may be called on any thread. `args` is the kernel's own
- * argument struct or, where that is not enough, one of the jobs below. Pointers need no alignment
+ * argument struct or, if that is not enough, one of the jobs below. Pointers need no alignment
  * beyond their element's.
  */
 #ifndef EK_CPU_INTERNAL_H

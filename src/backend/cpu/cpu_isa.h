@@ -1,6 +1,6 @@
 /*
- * cpu_isa.h - the instruction set that range functions run on (cpu_dispatch.c), for who decides by
- * it at each call; ek__cpu_isa_name() is its name.
+ * cpu_isa.h - the instruction set of the range functions (cpu_dispatch.c), for code that checks it
+ * at each call; ek__cpu_isa_name() is its name.
  */
 #ifndef EK_CPU_ISA_H
 #define EK_CPU_ISA_H

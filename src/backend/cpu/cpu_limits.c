@@ -1,18 +1,18 @@
 /*
  * cpu_limits.c - the memory limit of a container: Linux control groups, version 2 and version 1.
  *
- * /proc/self/cgroup says in which group the process is, one line for version 2 ("0::/a/b") and one
- * for each hierarchy of version 1 ("4:memory:/a/b"). /proc/self/mountinfo says where a hierarchy is
- * mounted, and which of its folders is at the mount point: in a container often the group itself,
- * so that the process sees no group above its own. A limit holds for all groups below, so every
- * folder from the group's up to the mount point is looked at.
+ * /proc/self/cgroup has the group of the process, one line for version 2 ("0::/a/b") and one for
+ * each hierarchy of version 1 ("4:memory:/a/b"). /proc/self/mountinfo has the mount point of a
+ * hierarchy and the folder that is mounted there: in a container often the group itself, so that
+ * the process sees no group above its own. A limit holds for all groups below, so every folder from
+ * the group's up to the mount point is read.
  *
- * Whatever cannot be read or understood is no limit: the file system may be mounted elsewhere, or
- * not at all.
+ * A file that cannot be read or understood sets no limit: the file system may be mounted elsewhere,
+ * or not at all.
  *
- * The kernel writes mountinfo anew for each reader, which took a quarter of the time that a device
- * takes to open. So where the group's folder is, is kept, and looked up again only when the process
- * is in another group by then.
+ * The kernel writes mountinfo anew for each reader, which took a quarter of the time to open a
+ * device. So the path of the group's folder is kept, and looked up again only when the process has
+ * moved to another group.
  */
 #include "backend/cpu/cpu_limits.h"
 
@@ -47,7 +47,7 @@ static bool read_line(char line[LINE], FILE *file) {
   return false;
 }
 
-/* A number, if the text begins with one; "max" is none. */
+/* A number, if the text begins with one; "max" is not a number. */
 static bool parse_number(uint64_t *value, const char *text) {
   if (text[0] < '0' || text[0] > '9') return false;
   *value = strtoull(text, NULL, 10);
@@ -150,7 +150,7 @@ static const char *below(const char *group, const char *folder) {
 
 static void look_at(struct ek__cpu_limit *limit, const char *folder, const struct files *files) {
   uint64_t bytes = 0, used = 0, cache = 0;
-  /* Version 1 says that there is none by a number near 2^63. */
+  /* In version 1 a number near 2^63 means no limit. */
   if (!read_number(&bytes, folder, files->limit, "") || bytes >= UINT64_C(1) << 62) return;
   (void)read_number(&used, folder, files->used, "");
   (void)read_number(&cache, folder, "memory.stat", files->cache);

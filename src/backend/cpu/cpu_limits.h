@@ -1,5 +1,5 @@
 /*
- * cpu_limits.h - how much memory the process may have, where that is less than the machine's.
+ * cpu_limits.h - the memory limit of the process, if it is less than the memory of the machine.
  */
 #ifndef EK_CPU_LIMITS_H
 #define EK_CPU_LIMITS_H

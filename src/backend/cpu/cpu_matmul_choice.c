@@ -1,19 +1,18 @@
 /*
- * cpu_matmul_choice.c - what makes products of bf16: oneDNN's matmul primitive, or the library's
- * own product in f32. Attention's products are small and therefore never the primitive's.
+ * cpu_matmul_choice.c - chooses the code for products of bf16: oneDNN's matmul primitive, or the
+ * library's own product in f32. Attention's products are small and never use the primitive.
  *
- * It is oneDNN where the processor has instructions for bf16 and oneDNN has been seen to be right.
- * So the first product of bf16 in a process is preceded by a proof: products of small whole
- * numbers, whose results are exact, in every form that the library has (either operand turned or
- * not; a result of values, alone, with a bias, or added to what is there; a result of sums, alone
- * or added), of shapes with odd rests and long sums, rows with gaps after them, a single row. All
- * of c must be the same bits as by our own product in f32, its gaps among them. If one differs, or
- * oneDNN fails to make it, oneDNN is not used for bf16 for the life of the process, and the log
- * says so. A refusal of memory decides nothing: the product fails with it, and the next one asks
- * again.
+ * oneDNN is used if the processor has instructions for bf16 and oneDNN has passed a test. The test
+ * runs before the first product of bf16 in a process: products of small whole numbers, whose
+ * results are exact, in every form that the library uses (either operand transposed or not; a
+ * result of values, alone, with a bias, or added to c; a result of sums, alone or added), in shapes
+ * with odd remainders and long sums, rows with gaps after them, a single row. All of c, gaps
+ * included, must have the bits of our own product in f32. If one differs, or oneDNN fails to make
+ * it, oneDNN is not used for bf16 for the life of the process, and the log says so. A failed
+ * allocation decides nothing: the product fails with it, and the next one tests again.
  *
- * The proof is not made when the first device is opened: a program that trains in f32 would wait
- * for some 80 products to be compiled, and keep their code.
+ * The test is not run when the first device is opened: a program that trains in f32 would wait for
+ * about 80 products to be compiled, and keep their code.
  *
  * The environment can choose otherwise, for tests and comparisons: EVENKEEL_PRODUCTS (device.h). In
  * f32 the primitive is dnnl_sgemm() with more calls around it (docs/results has the figures);

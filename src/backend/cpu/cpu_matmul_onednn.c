@@ -1,25 +1,25 @@
 /*
- * cpu_matmul_onednn.c - one thread's matrix product by oneDNN's matmul primitive; compiled where
- * oneDNN is there. cpu_matmul_choice.c says what it is asked for.
+ * cpu_matmul_onednn.c - one thread's matrix product by oneDNN's matmul primitive; compiled only
+ * with oneDNN. cpu_matmul_choice.c decides which products use it.
  *
- * A product of bf16 has its sums in f32, bias and c joined, and one rounding. oneDNN (2.6) has
- * nothing for f16, and nothing for bf16 without AVX-512.
+ * A product of bf16 has its sums in f32, bias and c fused, and one rounding. oneDNN (2.6) has no
+ * product for f16, and none for bf16 without AVX-512.
  *
  * A primitive is compiled for one shape. Each thread of a team keeps its last PLACES of them, with
  * the objects that they run on and one piece of scratch memory for all, in its part of the team's
- * scratch (team.h): a step that has run before makes nothing and takes no lock. Code is shared:
- * oneDNN knows a shape that another thread has compiled. What it has nothing for is kept as well,
- * as a place without a primitive. One thread at a time makes a primitive: oneDNN's store of code
- * is written by each that does (2.6: ThreadSanitizer reports two of them at once).
+ * scratch (team.h): a step that has run before makes no primitive and takes no lock. Code is
+ * shared: oneDNN caches shapes compiled by other threads. A shape that oneDNN does not support is
+ * kept too, as a place without a primitive. One thread at a time makes a primitive, because each
+ * writes oneDNN's cache (2.6: ThreadSanitizer reports a race of two).
  *
- * oneDNN (2.6) throws std::bad_alloc where memory is refused; the border (cpu_onednn.c) makes it a
- * status, and the product fails with it. As in cpu_sgemm_onednn.c nothing is compiled unless the
- * system has just given several times what it takes, because oneDNN also writes through pointers
- * that it did not get. Whenever it runs a primitive it takes some 200 bytes from the heap, in
- * pieces of up to 104; so each run asks the heap for several times that first.
+ * oneDNN (2.6) throws std::bad_alloc if an allocation fails; the border (cpu_onednn.c) turns that
+ * into a status, and the product fails with it. As in cpu_sgemm_onednn.c nothing is compiled unless
+ * the system has just granted several times the memory needed, because oneDNN also writes through
+ * null pointers of failed allocations. Each run of a primitive takes about 200 bytes from the heap,
+ * in pieces of up to 104; so each run first requests several times that.
  *
- * What has run: all of this in f32 (oneDNN 2.6 on AVX2); in bf16 over a stand-in for what a
- * processor with instructions for it would do (tests/faults), and over oneDNN 2.6 itself on a
+ * Tested so far: all of this in f32 (oneDNN 2.6 on AVX2); in bf16 with a stand-in for a processor
+ * that has instructions for it (tests/faults), and with oneDNN 2.6 itself on a
  * processor with AVX512-BF16 and on an emulated one with AMX
  * (docs/results/2026-11-22-amx-emulated.md).
  */
@@ -283,7 +283,7 @@ static ek_status fill_or_clear(struct place *place) {
   return called != EK_OK ? called : failed(status, &shape);
 }
 
-/* That of the shape; for a new shape the one that was not used for the longest time. */
+/* The place of the shape; for a new shape the one least recently used. */
 static ek_status find(struct place **result, struct cache *cache, const struct shape *shape) {
   struct place *oldest = &cache->places[0], *found = NULL;
   for (int i = 0; i < PLACES && found == NULL; i++) {

@@ -1,14 +1,14 @@
 /*
  * cpu_memory.c - pages for the arenas and the scratch of CPU devices; the library's only mmap.
  *
- * A device without a cap may have what the machine has. In a container with a memory limit all
- * devices of a group together may have what is free of that, less a reserve: what the machine would
- * refuse, or swap, is there a reason to be killed.
+ * A device without a cap may use all the memory of the machine. In a container with a memory limit
+ * all devices of a group together may use the free part of that limit, less a reserve: exceeding it
+ * would get the process killed, where the machine itself would refuse or swap.
  *
  * An arena reserves its whole capacity as address space, which costs nothing, and makes it usable
  * from the front as it grows. Bases are aligned to 2 MiB and the kernel is asked for huge pages,
- * because a fresh page of 4 KiB costs several times what its use costs. But not for the first 2
- * MiB: of a small arena few pages are used, and to clear a huge one costs more than to open its
+ * because a fresh page of 4 KiB costs several times as much as its use. The first 2 MiB are an
+ * exception: a small arena uses few pages, and clearing a huge page takes longer than opening the
  * device.
  */
 #include "backend/cpu/cpu_internal.h"

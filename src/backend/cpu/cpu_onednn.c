@@ -1,24 +1,23 @@
 /*
- * cpu_onednn.c - the border to oneDNN: every call that computes, or makes what computes, is made
- * from here. Three things hold while it runs.
+ * cpu_onednn.c - the border to oneDNN: every call that computes, or prepares a computation, is made
+ * from here. Three rules hold during such a call.
  *
- * Exceptions end at the border (cpu_onednn_catch.cc). oneDNN (2.6) throws std::bad_alloc where it
- * gets no memory, in C functions too, and in a program in C that would end the process.
+ * Exceptions end at the border (cpu_onednn_catch.cc). oneDNN (2.6) throws std::bad_alloc if it gets
+ * no memory, in C functions too, and in a C program that would end the process.
  *
- * No handler of a signal runs on the thread. dnnl_sgemm() (2.6) of few rows keeps data further
- * below the stack pointer than the 128 bytes that the kernel spares when it puts a handler's frame
- * there: the frame overwrites a part of the product, and the heap. The library's own threads block
- * signals for life (core/thread.h); a thread of the program's that calls an operation blocks them
- * here, which costs two calls of the system (docs/results/2026-11-23-signals.md), and gets what
- * was sent meanwhile when the call returns. Threads that oneDNN or its OpenMP runtime should start
- * inherit the mask.
+ * No signal handler runs on the thread. dnnl_sgemm() (2.6) of few rows keeps data further below the
+ * stack pointer than the 128 bytes that the kernel spares when it puts a handler's frame there: the
+ * frame overwrites a part of the product, and the heap. The library's own threads block signals for
+ * life (core/thread.h); a thread of the program that calls an operation blocks them here, which
+ * costs two system calls (docs/results/2026-11-23-signals.md), and gets pending signals when the
+ * call returns. Threads started by oneDNN or its OpenMP runtime inherit the mask.
  *
- * OpenMP has one thread. oneDNN asks OpenMP how many threads to use, and OpenMP keeps that number
- * per calling thread. We bring our own threads, so the number must be 1 during a product, and what
- * it was afterwards. The OpenMP runtime is the one that oneDNN was linked with (libgomp, libomp),
- * or none; it is found by name at run time, so that the library depends on none. For the first
- * number that a thread sets, libgomp takes some hundred bytes, and ends the process where it gets
- * none. So the thread asks for more than that first.
+ * OpenMP has one thread. oneDNN asks OpenMP for the number of threads to use, which OpenMP keeps
+ * per calling thread. The library has its own threads, so the number must be 1 during a product,
+ * and is restored afterwards. The OpenMP runtime is the one that oneDNN was linked with (libgomp,
+ * libomp), if any; it is found by name at run time, so that the library does not depend on it. When
+ * a thread sets a number for the first time, libgomp allocates a few hundred bytes, and ends the
+ * process if that fails. So the thread first requests more than that.
  */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "backend/cpu/cpu_onednn.h"

@@ -1,12 +1,12 @@
 /*
- * cpu_onednn.h - the border to oneDNN: what surrounds its calls (cpu_onednn.c).
+ * cpu_onednn.h - the border to oneDNN: the guards around its calls (cpu_onednn.c).
  */
 #ifndef EK_CPU_ONEDNN_H
 #define EK_CPU_ONEDNN_H
 
 #include <evenkeel/status.h>
 
-/* What a function behind the border calls of oneDNN; its result is a dnnl_status_t. It may be left
+/* A function that calls oneDNN within the border; its result is a dnnl_status_t. It may be left
  * by an exception at any of its calls, so what it makes is kept in *arg. */
 typedef int ek__onednn_function(void *arg);
 

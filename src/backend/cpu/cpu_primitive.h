@@ -1,6 +1,6 @@
 /*
- * cpu_primitive.h - oneDNN's matmul primitive: what it can do (cpu_matmul_onednn.c), and what it is
- * asked for (cpu_matmul_choice.c).
+ * cpu_primitive.h - oneDNN's matmul primitive (cpu_matmul_onednn.c), and the products that use it
+ * (cpu_matmul_choice.c).
  */
 #ifndef EK_CPU_PRIMITIVE_H
 #define EK_CPU_PRIMITIVE_H

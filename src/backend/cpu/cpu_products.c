@@ -1,16 +1,16 @@
 /*
  * cpu_products.c - matrix products: cut for the device's team, along the longer side of the result.
  *
- * A piece for each thread; how an element is rounded depends on the shape of its piece. In a
- * deterministic group the pieces follow from the shape of the product alone, and each thread takes
- * every so many of them: the same bits with any number of threads.
+ * Each thread gets a piece; the rounding of an element depends on the shape of its piece. In a
+ * deterministic group the pieces follow from the shape of the product alone and are dealt out to
+ * the threads in turn: the same bits with any number of threads.
  *
- * One thread's part in f32 is ek__cpu_sgemm(): oneDNN's, or our own for shapes and processors where
- * that is faster (cpu_sgemm_onednn.c) and in a library that is built without oneDNN
- * (cpu_sgemm_own.c); one thread's, because two such products beat one of two threads in most
- * shapes. Of values of 16 bits it is our own, which widens them as it packs, or for bf16 oneDNN's
- * where the processor has instructions for it (cpu_matmul_choice.c). In f64 it is a loop in plain
- * C, for gradient checks.
+ * One thread's part in f32 is ek__cpu_sgemm(): oneDNN's, or our own for shapes and processors for
+ * which it is faster (cpu_sgemm_onednn.c) and in a library built without oneDNN (cpu_sgemm_own.c).
+ * oneDNN runs with one thread, because two such products beat one of two threads in most shapes.
+ * For 16-bit values it is our own product, which widens them as it packs, or for bf16 oneDNN's if
+ * the processor has instructions for it (cpu_matmul_choice.c). In f64 it is a loop in plain C, for
+ * gradient checks.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -94,8 +94,8 @@ static void multiply_part(void *raw, int part, int parts) {
   for (int piece = part; piece < product->pieces; piece += parts) multiply_piece(product, piece);
 }
 
-/* Of a product of so many multiplications, whose longer side has `longest` units of 16: for as many
- * threads, or for any number of them. */
+/* The pieces of a product of `work` multiplications, whose longer side has `longest` units of 16:
+ * for the threads of the team, or for any number of them. */
 static int pieces_for(const struct ek__team *team, double work, int64_t longest) {
   const bool fixed = ek__team_is_fixed(team);
   int pieces = fixed ? FIXED_PIECES : ek__team_threads(team);

@@ -1,19 +1,19 @@
 /*
- * cpu_sgemm_onednn.c - one thread's matrix product in f32 by oneDNN, or by our own where that is
- * faster; compiled where oneDNN is there.
+ * cpu_sgemm_onednn.c - one thread's matrix product in f32 by oneDNN, or by our own product if that
+ * is faster; compiled only with oneDNN.
  *
- * oneDNN writes its machine code at the first product of a process, all of it whatever the shape,
- * and not every lack of memory meanwhile comes back (2.6: a null pointer that is written to). So
- * the first product is one of ours, when the first device is opened and before any program relies
- * on it, and only where the system has just given several times what it takes. From then on a
- * product asks for scratch memory alone.
+ * oneDNN generates its machine code at the first product of a process, all of it for any shape, and
+ * does not report every failed allocation meanwhile (2.6: it writes to a null pointer). So the
+ * library makes the first product itself, when the first device is opened and before a program
+ * relies on it, and only if the system has just granted several times the memory needed. From then
+ * on a product allocates scratch memory alone.
  *
- * What happens where oneDNN fails:
- *   - memory that is refused, in the first product or later, fails the call with
- *     EK_ERR_OUT_OF_MEMORY, and the next call may go well. Our own product would round otherwise,
- *     and whether a run has the same bits would depend on how much memory other processes had.
- *   - where the first products fail for another reason, such as a system that lets no memory become
- *     executable, our own are taken for the life of the process, and the log says so.
+ * If oneDNN fails:
+ *   - a failed allocation, in the first product or later, fails the call with EK_ERR_OUT_OF_MEMORY,
+ *     and the next call may succeed. Our own product would round differently, and the bits of a run
+ *     would depend on the memory that other processes use.
+ *   - if the first products fail for another reason, such as a system that does not allow
+ *     executable memory, our own are used for the life of the process, and the log says so.
  *   - a later product that fails for another reason is EK_ERR_INTERNAL.
  */
 #include "backend/cpu/cpu_isa.h"

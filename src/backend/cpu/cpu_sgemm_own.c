@@ -1,6 +1,6 @@
 /*
- * cpu_sgemm_own.c - one thread's matrix product in f32 by isa/isa_products.c; compiled where there
- * is no oneDNN, nor its matmul primitive.
+ * cpu_sgemm_own.c - one thread's matrix product in f32 by isa/isa_products.c, for a build without
+ * oneDNN, in which there is no matmul primitive either.
  */
 #include "backend/cpu/cpu_primitive.h"
 

@@ -1,8 +1,8 @@
 /*
  * cpu_training.c - kernels of losses, optimizer updates and flat sums.
  *
- * What goes into a total is added in f64, in the order of rows or chunks, by the calling thread; so
- * totals do not depend on the number of threads.
+ * Totals are added up in f64, in the order of rows or chunks, by the calling thread; so they do not
+ * depend on the number of threads.
  */
 #include "backend/cpu/cpu_internal.h"
 #include "core/error.h"

@@ -1,8 +1,9 @@
 /*
  * reference.h - names of the f64 range functions.
  *
- * They are plain C over libm, written from the formulas of the public headers and not from the f32
- * kernels: gradient checks and the tests of the f32 kernels lean on them. Clear comes before fast.
+ * They are plain C with libm, written from the formulas of the public headers and not from the f32
+ * kernels: gradient checks and the tests of the f32 kernels rely on them. Clarity comes before
+ * speed.
  */
 #ifndef EK_CPU_REFERENCE_H
 #define EK_CPU_REFERENCE_H

@@ -11,10 +11,10 @@
  * the ticket for the last time; the waker raises the ticket first and then looks for sleepers, both
  * sequentially consistent, so one of the two always sees the other.
  *
- * A caller that finds another one in the team does not wait: it does all parts itself. What a part
- * does follows from its number alone, so the result is the same to the bit. Only who needs scratch
- * waits, because there is one for the caller. A child of fork(), where there are no helpers and
- * `inside` may be locked for ever, does all parts itself.
+ * A caller that finds another one in the team does not wait: it does all parts itself. The work of
+ * a part follows from its number alone, so the result has the same bits. Only a caller that needs
+ * scratch waits, because the team has one scratch for callers. A child of fork(), which has no
+ * helpers and in which `inside` may be locked for ever, does all parts itself.
  */
 #include "backend/cpu/team.h"
 

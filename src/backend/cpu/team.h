@@ -3,15 +3,13 @@
  *
  * A team of n threads is the thread that calls plus n - 1 helpers. ek__team_run() calls
  * function(arg, part, parts) once for every part, part 0 on the calling thread, and returns when
- * all are done. Which part does what follows from (part, parts) alone, so results repeat bit for
- * bit.
+ * all are done. The work of a part follows from (part, parts) alone, so results repeat bit for bit.
  *
  * Any thread may run a team; while one does, others do all their parts themselves. Parts may not
  * wait for each other. With one thread, or one part, a run is a plain call.
  *
- * Tiles that are too large for a stack are in scratch memory, of which every thread of a team has
- * its own. Functions that need it are run by ek__team_run_with_scratch(), which waits for other
- * callers.
+ * Tiles that are too large for a stack are in scratch memory; every thread of a team has its own.
+ * Functions that need it are run by ek__team_run_with_scratch(), which waits for other callers.
  */
 #ifndef EK_CPU_TEAM_H
 #define EK_CPU_TEAM_H

@@ -1,9 +1,9 @@
 /*
  * cuda_activation.cu - a bias for every row, and the pointwise activations with and without one.
  *
- * Each is a struct of two functions: forward(x), and backward(dy, what is kept). Floor in f32:
+ * Each is a struct of two functions: forward(x), and backward(dy, kept value). Floor in f32:
  * add_bias 8 bytes an element, forward 8 (12 with a bias, x is written back), backward 12; the
- * exponential of each element hides behind that.
+ * exponentials take less time than the memory accesses and run in parallel with them.
  */
 #include "backend/cuda/cuda_inline.cuh"
 #include "backend/cuda/cuda_map.cuh"

@@ -3,8 +3,8 @@
  * 2018; Dao et al. 2022).
  *
  * A block has one tile of queries of one head and walks over the tiles of keys up to its own. Each
- * thread keeps largest score and sum of exponentials of its rows; the threads of a row hold the
- * same ones.
+ * thread keeps the largest score and the sum of exponentials of its rows; the threads of a row hold
+ * the same values.
  */
 #include "backend/cuda/cuda_attend.cuh"
 

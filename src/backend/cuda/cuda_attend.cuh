@@ -16,9 +16,9 @@
  * kernels, which is what it costs to add dK, dV and dQ in a fixed order without a T x T matrix).
  * With M = 4 the loop reads 12 wavefronts of shared memory for 16 cycles of arithmetic.
  *
- * A tile that has been read is at once filled with the next one, by copies that arrive while a
- * product is made of another: each tile has one place, and none is waited for as long as products
- * last longer than copies. Only tiles on the diagonal, and the last ones, are masked.
+ * After a tile has been read, its place is filled with the next one at once, by copies that arrive
+ * during the product of another tile: each tile has one place, and nothing waits for copies as long
+ * as products take longer. Only tiles on the diagonal, and the last ones, are masked.
  */
 #ifndef EK_CUDA_ATTEND_CUH
 #define EK_CUDA_ATTEND_CUH

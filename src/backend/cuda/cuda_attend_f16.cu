@@ -1,6 +1,6 @@
 /*
  * cuda_attend_f16.cu - attention in f16, on tensor cores: cuda_attend_kernels.cuh. A file of its
- * own, as nvcc takes its time for each.
+ * own, because nvcc takes long for each type.
  */
 #include "backend/cuda/cuda_attend_kernels.cuh"
 

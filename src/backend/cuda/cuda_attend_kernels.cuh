@@ -1,17 +1,17 @@
 /*
  * cuda_attend_kernels.cuh - causal attention on tensor cores, over the tiles of
- * cuda_attend_warp.cuh: sums, exponentials and statistics are f32, and what products multiply is of
- * their precision.
+ * cuda_attend_warp.cuh: sums, exponentials and statistics are f32, and the operands of products are
+ * of their precision.
  *
  * The forward is that of cuda_attend.cu, and the backward that of cuda_attend_backward.cu: one
  * kernel over the keys for dk and dv, one over the queries for dq, each sum in the order of the
- * tiles. Each product but one in an iteration hides a copy: the tile that it does not read is on
- * its way. A warp whose rows see nothing of a tile leaves it out, and only tiles on the diagonal,
+ * tiles. Each product of an iteration except one hides a copy: a tile that it does not read is
+ * being copied. A warp skips a tile of which its rows see nothing, and only tiles on the diagonal,
  * and the last ones, are masked.
  *
- * Of a head of 256 the sums of 16 rows are 128 registers of a lane, and of both dk and dv 256, of
- * which there are 255: there the kernel over the keys runs twice, once for each, and 5 products of
- * tiles do what else 4 do.
+ * For a head of 256 the sums of 16 rows take 128 registers of a lane, and those of both dk and dv
+ * 256, one more than a lane has: then the kernel over the keys runs twice, once for each, with 5
+ * products of tiles instead of 4.
  */
 #ifndef EK_CUDA_ATTEND_KERNELS_CUH
 #define EK_CUDA_ATTEND_KERNELS_CUH
@@ -205,7 +205,7 @@ template <class s> struct warp_places {
 };
 
 /* Begins to copy lse and delta of the queries from `first` on, which those of a head are at; zeros
- * where there are none. */
+ * beyond the last one. */
 template <class s, class T = typename s::T>
 __device__ __forceinline__ void fetch_queries_terms(const warp_places<s> &at, const float *lse,
                                                     const T *delta, int64_t head, int64_t first,

@@ -1,6 +1,6 @@
 /*
- * cuda_attend_tf32.cu - attention in f32 on tensor cores, where TF32 is allowed: operands have 10
- * bits after the point. Heads of up to 128: a tile of 64 queries of 256 takes 65 KiB.
+ * cuda_attend_tf32.cu - attention in f32 on tensor cores, if TF32 is allowed: operands have 10 bits
+ * after the point. Heads of up to 128: a tile of 64 queries of 256 takes 65 KiB.
  */
 #include "backend/cuda/cuda_attend_kernels.cuh"
 

@@ -2,11 +2,11 @@
  * cuda_attend_warp.cuh - tiles of attention whose products are made by whole warps on tensor cores.
  *
  * A block of four warps has a tile of ROWS tokens of its own and walks over tiles of COLUMNS
- * tokens. A warp has STRIPS of 16 neighbouring rows, all columns of them, in registers, and nobody
- * else's: no scores go through shared memory. Tiles of tokens are in shared memory as operands, in
- * words of 32 bits; their rows are 4 words longer than a head, so that eight rows of 16 bytes,
+ * tokens. A warp has STRIPS of 16 neighbouring rows, all columns of them, in registers, and needs
+ * no others: no scores go through shared memory. Tiles of tokens are in shared memory as operands,
+ * in words of 32 bits; their rows are 4 words longer than a head, so that eight rows of 16 bytes,
  * which are read at once, are in 32 banks. Only a warp itself reads its rows of the block's own
- * tiles, so that it puts its results there when it has done, and writes them in pieces of 16 bytes.
+ * tiles, so it puts its results there in the end, and writes them in pieces of 16 bytes.
  *
  * What depends on the type is in a struct `precision` alone: TF32, bf16 or f16. A product of 16-bit
  * types has twice the depth in as many words of the same places, so that rows times rows is one

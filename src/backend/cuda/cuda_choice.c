@@ -2,24 +2,23 @@
  * cuda_choice.c - the algorithm of a product: the fastest of those that cuBLASLt's heuristic puts
  * first.
  *
- * A shape holds the alignment of its addresses, so it is known when the product is asked for, not
- * before. ek_trainer_prepare() asks for all of a step's ahead of the first step; what it has not
- * seen is timed in the step. The candidates are timed at the first product of a shape, where the
- * worker waits on the host anyway before code is loaded (cuda_products.c): on the product's own
- * operands, and so without memory. All that a product with beta 0 writes it writes again, and
- * nothing that it writes does it read; the last run counts. A product that adds takes what was
- * found for the one that overwrites, with which each step begins, or the heuristic's first. What
- * has been timed is not timed again, and no thread waits.
+ * A shape includes the alignment of its addresses, so it is not known before the product is called.
+ * ek_trainer_prepare() makes all products of a step ahead of the first step; a shape that it has
+ * not met is timed in the step. The candidates are timed at the first product of a shape, when the
+ * worker waits on the host anyway before code is loaded (cuda_products.c), with the product's own
+ * operands and so without extra memory. A product with beta 0 can be repeated: it overwrites its
+ * results and does not read them; the last run counts. A product that adds uses the algorithm found
+ * for the one that overwrites, with which each step begins, or the heuristic's first. A shape is
+ * timed once, and no thread waits for a shape that has been timed.
  *
- * What was found holds for the process and for all GPUs of one model, so that they compute alike,
- * and for as long as the process lives: a forward that runs again, in the same step or in another
- * group, has the same bits. A shape that comes when the table is full gets the heuristic's first.
- * So does everything in a group that is deterministic, because the next process might measure
- * otherwise.
+ * A choice holds for the life of the process and for all GPUs of one model, so that they compute
+ * alike: a forward that runs again, in the same step or in another group, has the same bits. A
+ * shape that comes when the table is full gets the heuristic's first algorithm. So do all shapes in
+ * a deterministic group, because the next process might measure differently.
  *
- * Lock: `mutex` is held while one device times; others that have a new shape wait for it. Nothing
- * that the stream holds then waits for a worker: collectives have ended, and copies between devices
- * wait for what was queued.
+ * Lock: `mutex` is held while one device times; others that have a new shape wait for it. No work
+ * in the stream then waits for a worker: collectives have ended, and copies between devices wait
+ * only for work that is queued already.
  */
 #include <string.h>
 

@@ -1,14 +1,14 @@
 /*
- * cuda_clique.c - NCCL's communicators: opened, asked, aborted, made new, closed.
+ * cuda_clique.c - NCCL's communicators: opened, polled, aborted, renewed, closed.
  *
  * NCCL calls of a rank are made by its device's worker, or by threads of their own when a clique is
  * opened, aborted or closed, because those calls wait for each other.
  *
- * After an abort the ranks may have queued different numbers of collectives; those that were ahead
- * hang on the GPU, for ever if nothing ends them. Then, and only then, every rank aborts its
- * communicator, all meet, and new ones are made. That waits until the workers have come back. Where
- * a worker does not come back, because its call of CUDA waits for such a collective, who waits for
- * the workers aborts (cuda_watch.c): a member may lose its communicator at any time.
+ * After an abort the ranks may have queued different numbers of collectives; the extra ones hang on
+ * the GPU, for ever unless something ends them. Then, and only then, every rank aborts its
+ * communicator, all ranks meet, and new ones are made, after the workers have returned. If a worker
+ * does not return, because its CUDA call waits for such a collective, the thread that waits for the
+ * workers aborts (cuda_watch.c): a member may lose its communicator at any time.
  */
 #include "backend/cuda/cuda_internal.h"
 
@@ -95,7 +95,7 @@ bool ek__cuda_nccl_failed(const struct ek__cuda_group *group, char *text, size_t
   bool failed = false;
   for (struct ek__cuda_clique *clique = group->cliques; clique != NULL; clique = clique->next) {
     for (size_t i = 0; i < group->count && !failed; i++) {
-      /* Who is in a call learns of an error himself. */
+      /* A thread that is in a call sees the error itself. */
       if (pthread_mutex_trylock(&clique->members[i].mutex) != 0) continue;
       failed = has_failed(clique, i, text, size);
       pthread_mutex_unlock(&clique->members[i].mutex);
@@ -331,9 +331,9 @@ void ek__cuda_clique_renew(struct ek__cuda_clique *clique) {
     atomic_store(&clique->aborted, false);
     return;
   }
-  detach(clique); /* who waits must not look at a communicator that goes */
+  detach(clique); /* waiting threads must not see a communicator that is being freed */
   ek__cuda_clique_abort(clique);
-  /* What was stuck has ended with it; who joins would take it for a reason not to wait. */
+  /* The stuck work has ended with it; joining threads would take it for a reason not to wait. */
   const bool stuck = atomic_exchange(&clique->group->stuck, false);
   clique->broken = join_all(clique) != EK_OK;
   if (clique->broken && stuck) atomic_store(&clique->group->stuck, true);

@@ -1,14 +1,15 @@
 /*
  * cuda_clique.h - one NCCL communicator for each device of a group: their life (cuda_clique.c) and
- * the collectives that they are for (cuda_nccl.c).
+ * their collectives (cuda_nccl.c).
  *
- * The communicators do not block: a call that says "in progress" is asked about until it is over,
- * so that a peer that never comes can be given up after the group's time limit.
+ * The communicators do not block: a call that returns "in progress" is polled until it is over, so
+ * that a peer that never arrives can be given up after the group's time limit.
  *
- * Lock: NCCL's calls for one communicator may not overlap, not even with the question for its state
- * (ncclCommGetAsyncError() ends what an earlier call began). So a member's mutex is around every
- * call for its communicator, and guards the pointer to it, which an abort takes away at any time.
- * Who just looks for errors tries the mutex, and does not wait for it. No lock is taken inside it.
+ * Lock: NCCL's calls for one communicator may not overlap, not even with a query of its state
+ * (ncclCommGetAsyncError() completes an earlier call). So a member's mutex is held during every
+ * call for its communicator, and guards the pointer to it, which an abort may clear at any time. A
+ * thread that only checks for errors tries the mutex, and does not wait for it. No lock is taken
+ * inside it.
  */
 #ifndef EK_CUDA_CLIQUE_H
 #define EK_CUDA_CLIQUE_H
@@ -26,7 +27,7 @@ struct ek__cuda_clique {
   struct ek__cuda_clique *next; /* of the group */
   struct ek__cuda_group *group;
   atomic_bool aborted;
-  atomic_bool failed; /* a call of a rank failed: who knows what it queued */
+  atomic_bool failed; /* a call of a rank failed: it is not known what it queued */
   bool broken;        /* the last renewal failed */
   uint64_t seen;      /* cuda_watch.c: collectives queued when it looked last, and since when */
   double since;

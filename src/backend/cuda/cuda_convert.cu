@@ -1,9 +1,9 @@
 /*
  * cuda_convert.cu - numbers of one type as numbers of another.
  *
- * Bound by memory: what is read and what is written, 6 bytes an element between f32 and a type of
- * 16 bits. All pairs but those of f64 with a type of 16 bits; the hardware's conversions round to
- * nearest even, once.
+ * Bound by memory: bytes read plus bytes written, 6 an element between f32 and a type of 16 bits.
+ * All pairs except f64 with a type of 16 bits; the hardware's conversions round to nearest even,
+ * once.
  */
 #include "backend/cuda/cuda_portable.cuh"
 

@@ -2,11 +2,11 @@
  * cuda_copy.c - copies between host and device, and between devices.
  *
  * To and from the host: through a ring of pinned pieces per device, in the order of the compute
- * stream (what goes into memory that was just taken has a stream and a ring of its own:
+ * stream (uploads into memory that was just allocated have a stream and a ring of their own:
  * cuda_send.c). An upload returns when the last piece is filled, while the GPU may still be busy
- * with earlier work; a download when the last one has arrived. A piece is used again by the same
- * stream for a download without waiting (the stream keeps the order), for an upload when it has
- * passed.
+ * with earlier work; a download when the last piece has arrived. The same stream uses a piece again
+ * for a download without waiting (the stream keeps the order), and for an upload once the copy of
+ * its earlier contents has ended.
  */
 #include <string.h>
 

@@ -3,12 +3,12 @@
  * read and one write backward, in place; and both in one kernel, which reads them from memory once.
  *
  * A block takes a row. Forward keeps a running largest value and sum of exponentials in each thread
- * (Milakov and Gimelshein 2018), and logits are only ever looked at below that, so that what they
- * have in common costs no digits. A row need not start at 16 bytes (50257 classes): what comes
- * before the first such address and after the last is taken one by one. Floor in f32: forward 4
- * bytes a logit, backward 8, both in one 8: a block comes back to its row while L2 still has it,
- * for which the rows under way may not be too many. At 4.8 TB/s forward wants 1.2e12 exponentials a
- * second, a third of what the special function units of 132 multiprocessors give.
+ * (Milakov and Gimelshein 2018), which is subtracted from every logit first, so that a common
+ * offset costs no digits. A row need not start at a multiple of 16 bytes (50257 classes): elements
+ * before the first such address and after the last are read one by one. Floor in f32: forward 4
+ * bytes a logit, backward 8, both in one 8: a block reads its row again while L2 still has it, so
+ * the number of rows in flight is limited. At 4.8 TB/s forward needs 1.2e12 exponentials a second,
+ * a third of the rate of the special function units of 132 multiprocessors.
  */
 #include "backend/cuda/cuda_total.cuh"
 #include "backend/formulas.h"
@@ -17,7 +17,7 @@ using namespace ek__cuda;
 
 namespace {
 
-/* sum = the sum of e^(x - largest): what a row leaves behind for its gradient. */
+/* sum = the sum of e^(x - largest): kept of a row for its gradient. */
 template <class S> struct normalizer { S largest, sum; };
 
 template <class T, class S> struct loss {

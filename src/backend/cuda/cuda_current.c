@@ -1,12 +1,12 @@
 /*
- * cuda_current.c - the calling thread's current GPU is what it was when a call of ours returns.
+ * cuda_current.c - restores the calling thread's current GPU when a call of ours returns.
  *
- * CUDA has one current GPU for each thread, and what we call wants it to be ours. Worker threads
- * are ours: theirs is the GPU of their device for good, and code of the program that runs on one
- * finds it so. Any other thread gets its own back.
+ * CUDA has one current GPU for each thread, and our calls need it to be the device's. A worker
+ * thread always keeps the GPU of its device, also while it runs code of the program. On any other
+ * thread the earlier GPU is restored.
  *
- * But a GPU on which CUDA has no context yet is not made current again: since CUDA 12 that would
- * make one, some hundred MiB of a GPU that the program may not use at all. A thread that has never
+ * A GPU on which CUDA has no context yet is not made current again: since CUDA 12 that would create
+ * one, a few hundred MiB of a GPU that the program may not use at all. A thread that has never
  * chosen a GPU counts as on number 0.
  */
 #include <dlfcn.h>

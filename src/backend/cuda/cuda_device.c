@@ -1,5 +1,5 @@
 /*
- * cuda_device.c - what a device has beside its memory: streams, events, pinned memory, a handle.
+ * cuda_device.c - a device apart from its memory: streams, events, pinned memory, a handle.
  */
 #include "backend/cuda/cuda_internal.h"
 

@@ -1,8 +1,8 @@
 /*
  * cuda_dropout.cu - dropout with the random bits of evenkeel/random.h.
  *
- * A thread draws the four words of one Philox block and decides about its four elements, or with
- * two about its eight of 16 bits. Floor in f32: 8 bytes an element, and half of that in 16 bits;
+ * A thread draws the four words of one Philox block for its four elements, or of two blocks for its
+ * eight of 16 bits. Floor in f32: 8 bytes an element, and half of that in 16 bits;
  * the ten rounds for four elements are some 80 integer instructions, which is about half of what a
  * multiprocessor can do in the time of their 32 bytes.
  */

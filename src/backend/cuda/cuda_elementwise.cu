@@ -1,9 +1,9 @@
 /*
- * cuda_elementwise.cu - fill, add, scale, and what programs make modules of their own of.
+ * cuda_elementwise.cu - fill, add, scale, and the operations that programs build modules from.
  *
  * All are bound by memory: f32 reads and writes 4 bytes each, so add moves 12 bytes an element, and
- * a binary operation with a spread 8. Which operation it is is a number of the launch, the same in
- * all threads: a branch costs nothing beside the memory, and a kernel for each would be four times
+ * a binary operation with a spread 8. The operation is a number of the launch, the same in all
+ * threads: a branch costs nothing compared to the memory, and a kernel for each would be four times
  * the code.
  */
 #include "backend/cuda/cuda_map.cuh"

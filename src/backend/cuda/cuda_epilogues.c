@@ -1,30 +1,28 @@
 /*
- * cuda_epilogues.c - products that cuBLASLt joins with GELU and with the gradient of a bias.
+ * cuda_epilogues.c - products that cuBLASLt fuses with GELU and with the gradient of a bias.
  *
  *   slot's epilogue   cuBLASLt's                 vector         aux
  *   GELU, no pre      GELU(_BIAS)                the bias       -
  *   GELU_BACKWARD     DGELU, DGELU_BGRAD         sums           pre, read
  *   SUMS              BGRADB                     sums           -
  *
- * A vector of cuBLASLt's is of the type of c. So of 16 bits the sums beside a gradient of a weight
- * are f32, as that is, but those of DGELU_BGRAD would be rounded: there a kernel of ours adds them
- * up after DGELU.
+ * The vector has the type of c. So with 16-bit values the sums beside a gradient of a weight are
+ * f32, as the gradient is, but those of DGELU_BGRAD would be rounded: they are computed by a kernel
+ * of ours after DGELU.
  *
  * cuBLASLt swaps our operands (cuda_products.c): its B is our a, and the sums over its columns are
  * sums over our rows. Its GELU is the tanh form, as ours is.
  *
- * Where pre is kept for a backward, GELU is a kernel of ours all the same, after a product that
- * adds the bias: `cheap` recomputation makes y again from pre by that kernel, and the two formulas
- * need not round alike (docs/numerics.md). It costs 4 bytes for each element of y, because GELU
- * reads pre.
+ * If pre is kept for a backward, GELU is always a kernel of ours, after a product that adds the
+ * bias: `cheap` recomputation makes y again from pre by that kernel, and the two formulas need not
+ * round alike (docs/numerics.md). This costs 4 bytes for each element of y, because GELU reads pre.
  *
- * What is saved, in f32, for each element: of dpre 12 bytes backward, because dy w is neither
- * written nor read, and dpre not read again for the bias; of dy 4, because the sum of its columns
- * does not read it again; 8 of a y whose pre is not wanted. A block of GPT of width C moves
+ * Bytes saved in f32 for each element: 12 of dpre in backward, because dy w is neither written nor
+ * read, and dpre is not read again for the bias; 4 of dy, because the sum of its columns does not
+ * read it again; 8 of a y whose pre is not needed. A block of GPT of width C moves
  * 12 x 4C + 4 x 5C = 68 C bytes less for each token, in five operations less: 5.1 GB in a step
- * of 8 x 1024 tokens through twelve blocks of 768 columns. That is arithmetic. What of it
- * cuBLASLt's kernels keep, for each of the three epilogues, is measured where they run:
- * cuda_timing.c.
+ * of 8 x 1024 tokens through twelve blocks of 768 columns. These figures are computed;
+ * cuda_timing.c measures the gain of each of the three epilogues on the GPU that runs them.
  */
 #include "backend/cuda/cuda_internal.h"
 

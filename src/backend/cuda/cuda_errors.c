@@ -1,8 +1,8 @@
 /*
  * cuda_errors.c - errors of CUDA and cuBLAS in words, with device and call.
  *
- * EK_ERR_OUT_OF_MEMORY where that is what was said, EK_ERR_INTERNAL where a call of ours was wrong,
- * else EK_ERR_UNAVAILABLE: the device cannot go on.
+ * EK_ERR_OUT_OF_MEMORY for an error of memory, EK_ERR_INTERNAL for a wrong call of ours, and
+ * otherwise EK_ERR_UNAVAILABLE: the device cannot go on.
  */
 #include <stdio.h>
 

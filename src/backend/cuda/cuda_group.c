@@ -1,10 +1,10 @@
 /*
- * cuda_group.c - opens and closes what the devices of a group share: their GPUs.
+ * cuda_group.c - opens and closes the GPUs that the devices of a group share.
  *
- * Opening: the string's places become devices and GPUs; everything of the devices except their
- * memory is made; GPUs that must reach each other's memory are told to; what they will load is
- * loaded; peer access that does not work is taken back; what they have left is measured and taken.
- * Closing undoes it, also when a device has failed or work is stuck on a stream.
+ * Opening: reads devices and GPUs from the string; makes everything of the devices except their
+ * memory; enables peer access between GPUs that must reach each other's memory; loads all code;
+ * disables peer access that does not work; measures the memory left and takes it. Closing undoes
+ * this, even if a device has failed or work is stuck on a stream.
  */
 #include <stdio.h>
 #include <stdlib.h>

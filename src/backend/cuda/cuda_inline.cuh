@@ -1,13 +1,13 @@
 /*
- * cuda_inline.cuh - the instructions that are written by hand, because C++ has no words for them:
- * copies into shared memory that no thread waits for, small matrices read from there and multiplied
- * by a whole warp, and numbers that need not be exact to the last place.
+ * cuda_inline.cuh - instructions written by hand, because C++ cannot express them: asynchronous
+ * copies into shared memory, small matrices read from there and multiplied by a whole warp, and
+ * numbers that need not be exact to the last place.
  *
  * On a GPU each is one instruction of PTX. A stand-in for the runtime defines the macros below in
- * its <cuda_runtime.h>, as it defines EK_LAUNCH, and so every kernel is one source: nothing above
- * this layer asks where it runs. A stand-in should let a copy arrive no sooner than it is waited
- * for, and refuse operands that were not rounded, so that it finds what a GPU would only get wrong
- * at times.
+ * its <cuda_runtime.h>, as it defines EK_LAUNCH, and so every kernel has one source: no code above
+ * this layer depends on where it runs. A stand-in should complete a copy no sooner than the wait
+ * for it, and refuse operands that were not rounded, so that it finds errors that a GPU would show
+ * only sometimes.
  *
  *   EK_COPY_ASYNC(to, from, bytes, there)   EK_COPY_COMMIT()   EK_COPY_WAIT(groups)
  *   EK_LOAD_MATRICES(x, row)                EK_LOAD_TRANSPOSED(x, row)

@@ -1,13 +1,13 @@
 /*
- * cuda_internal.h - what the parts of the CUDA backend share.
+ * cuda_internal.h - shared by the parts of the CUDA backend.
  *
- * A group is a list of devices; each is on a GPU, which several of them may share. What is made
- * for a device (streams, events, the cuBLASLt handle, pinned memory) is made when the group is
- * opened, before its memory, so that the memory they cost can be measured.
+ * A group is a list of devices; each is on a GPU, which several of them may share. The objects of a
+ * device (streams, events, the cuBLASLt handle, pinned memory) are made when the group is opened,
+ * before its memory is taken, so that the memory they cost can be measured.
  *
- * Threads: a device's worker queues its work; other threads copy to and from it, and the wait for a
- * stream may happen anywhere. So what copies use is under one of the device's mutexes, and the rest
- * belongs to the worker, to opening and closing.
+ * Threads: a device's worker queues its work; other threads copy to and from it, and any thread may
+ * wait for a stream. So members that copies use are under one of the device's mutexes, and the
+ * others belong to the worker, to opening and to closing.
  */
 #ifndef EK_CUDA_INTERNAL_H
 #define EK_CUDA_INTERNAL_H

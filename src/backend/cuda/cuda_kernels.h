@@ -7,7 +7,7 @@
  * pointers in struct ek__reduce_args and the coefficients in struct ek__combine_args, which are
  * host memory read before the call returns.
  *
- *   - A launcher returns what the launch said (cudaSuccess, or why nothing was queued); it never
+ *   - A launcher returns the status of the launch (cudaSuccess if the work was queued); it never
  *     waits for the device. It works on the current device, which must be the stream's.
  *   - cudaErrorInvalidValue: types that the kernel does not compute, a head wider than
  *     EK__CUDA_MAX_HEAD_WIDTH, or more pointers than EK__CUDA_MAX_POINTERS.
@@ -18,9 +18,9 @@
  *     else uses from this call until the stream has passed it: one for each stream serves all.
  *     Nothing in it needs to be kept or set.
  *   - `bad` is memory that the device can write, EK__CUDA_NOTHING_BAD before the first call. A
- *     kernel that meets an index or target out of range notes the row there. Such a row counts for
- *     nothing: it reads as zeros in a lookup and as ignored in a loss. Who waits for the stream
- *     looks, reports, and sets it back.
+ *     kernel that meets an index or target out of range notes the row there. Such a row is ignored:
+ *     it reads as zeros in a lookup and as ignored in a loss. The thread that waits for the stream
+ *     checks it, reports the row, and resets it.
  */
 #ifndef EK_CUDA_KERNELS_H
 #define EK_CUDA_KERNELS_H

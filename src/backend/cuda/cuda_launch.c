@@ -1,5 +1,5 @@
 /*
- * cuda_launch.c - slots of kernels: each queues its kernel on the stream it is given. Products have
+ * cuda_launch.c - slots of kernels: each queues its kernel on the given stream. Products have
  * files of their own.
  */
 #include "backend/cuda/cuda_internal.h"

@@ -2,11 +2,11 @@
  * cuda_layer_norm.cu - layer normalisation of rows.
  *
  * A team of threads (one warp up to 1024 columns in f32 and in 16 bits, else a block) holds a row
- * in registers, so that memory is read once: the mean first, then the squares of what is left, from
- * the registers. Columns beyond what a team can hold are read again. Floor in f32: forward 8 bytes
+ * in registers, so that memory is read once: the mean first, then the squares of the deviations,
+ * from the registers. Columns that a team cannot hold are read again. Floor in f32: forward 8 bytes
  * an element; backward 12 for dx, and 8 more for dgamma and dbeta (cuda_columns.cu), which often
- * come from L2. With a residual forward is 16, where an addition (12) before it would make 20, and
- * backward 16, where one after it would make 24.
+ * come from L2. With a residual forward is 16, instead of 20 with a separate addition (12) before
+ * it, and backward 16 instead of 24.
  */
 #include "backend/cuda/cuda_portable.cuh"
 

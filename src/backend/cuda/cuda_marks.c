@@ -1,10 +1,10 @@
 /*
  * cuda_marks.c - marks of time in a device's streams, for a trace.
  *
- * A mark is an event that keeps its time. CUDA says only how far two events are apart; so one more
- * is recorded and waited for when the marks are opened, the host's clock is read, and all times are
- * counted from there. Milliseconds in a float: half a microsecond in the first seconds, and about
- * eight of them after a minute.
+ * A mark is an event that keeps its time. CUDA gives only the time between two events; so when the
+ * marks are opened, one more event is recorded and waited for, the host's clock is read, and all
+ * times are counted from there. They are milliseconds in a float, with a resolution of half a
+ * microsecond in the first seconds and about eight microseconds after a minute.
  */
 #include <time.h>
 

@@ -2,11 +2,11 @@
  * cuda_memory.c - the memory of a GPU: taken in one piece when a group is opened, one part per
  * device.
  *
- * We allocate and free nothing on a GPU while a group is open, so peaks and capacities are exact.
- * What the GPU holds beside this memory (CUDA's context, the code of the libraries, NCCL's buffers,
- * other programs) belongs to no tensor: it is measured as what is neither free nor ours, and has
- * a line of its own. What may still be added to it has its place in the reserve (cuda_warm.c),
- * which a cap that was given may use.
+ * The library allocates and frees nothing on a GPU while a group is open, so peaks and capacities
+ * are exact. All other memory in use on the GPU (CUDA's context, the code of the libraries, NCCL's
+ * buffers, other programs) belongs to no tensor: it is measured as the memory that is neither free
+ * nor ours, and is reported on a line of its own. The reserve (cuda_warm.c) leaves room for its
+ * growth; an explicit cap may use the reserve.
  */
 #include "backend/cuda/cuda_internal.h"
 

@@ -1,9 +1,9 @@
 /*
- * cuda_multiply.cu - for what cuBLASLt has no algorithm for: a matrix product of our own, and a
- * bias in the rows of a matrix, to which a product is added then.
+ * cuda_multiply.cu - for products without an algorithm of cuBLASLt: a matrix product of our own,
+ * and a bias written to the rows of a matrix, to which a product is then added.
  *
- * A tile of c is the sum of products of tiles of a and b in shared memory, in f32 (f64 of f64), in
- * one order of k. It is simple and not fast: no shape that training should have comes here.
+ * A tile of c is the sum of products of tiles of a and b in shared memory, in f32 (f64 for f64), in
+ * one order of k. It is simple and not fast: shapes of usual training do not come here.
  */
 #include "backend/cuda/cuda_portable.cuh"
 

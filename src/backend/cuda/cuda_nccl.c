@@ -1,12 +1,11 @@
 /*
  * cuda_nccl.c - collectives between different GPUs by NCCL.
  *
- * A rank's collectives are queued by its device's worker, on the device's communication stream. How
- * its communicator lives, and who may call NCCL for it: cuda_clique.h.
+ * A rank's collectives are queued by its device's worker, on the device's communication stream. The
+ * life of its communicator, and which threads may call NCCL for it: cuda_clique.h.
  *
- * Sums are taken at the width of the type, by SUM: AVG would multiply by a rounded 1/n first. So
- * numbers of 16 bits are rounded at every addition, of which a ring makes one less than there are
- * devices.
+ * Sums are computed in the type itself, by SUM: AVG would multiply by a rounded 1/n first. So
+ * 16-bit numbers are rounded at every addition; a ring of N devices makes N - 1 of them.
  */
 #include "backend/cuda/cuda_internal.h"
 

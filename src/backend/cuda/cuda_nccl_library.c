@@ -1,9 +1,9 @@
 /*
  * cuda_nccl_library.c - finds NCCL when it is first asked for.
  *
- * By its name alone, where the system's loader looks and where this module was told that NCCL was
- * when it was built (RUNPATH); never in the working directory. It stays loaded. A failure is not
- * kept: who asks later may have it by then.
+ * By its name alone, where the system's loader looks and in NCCL's folder at the time of the build
+ * (RUNPATH); never in the working directory. It stays loaded. A failure is not kept: NCCL may be
+ * installed before the next call.
  */
 #include <dlfcn.h>
 #include <stdio.h>

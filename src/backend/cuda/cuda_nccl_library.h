@@ -1,7 +1,7 @@
 /*
- * cuda_nccl_library.h - NCCL as it is found when the program runs.
+ * cuda_nccl_library.h - NCCL, loaded at run time.
  *
- * Nothing links it: a machine without it has the rest of CUDA. Only cuda_clique.c and cuda_nccl.c
+ * The module is not linked with NCCL and works without it. Only cuda_clique.c and cuda_nccl.c
  * call it, after ek__cuda_nccl_missing() has said NULL.
  */
 #ifndef EK_CUDA_NCCL_LIBRARY_H

@@ -1,12 +1,12 @@
 /*
- * cuda_peers.c - lets the GPUs of a group read and write each other's memory, and looks whether
- * they really do.
+ * cuda_peers.c - lets the GPUs of a group read and write each other's memory, and checks that this
+ * works.
  *
  * Some platforms report peer access and break it (an IOMMU or ACS between the GPUs, some virtual
- * machines): what is read is then wrong, and no call of CUDA fails. So when code is loaded, every
- * GPU copies a few KiB from each of its peers and adds them to its own in a kernel, which are the
- * two ways in which peers are read. Where either differs from what the host computes, the pair is
- * not used: copies go through the host, and sums through NCCL or not at all.
+ * machines): reads then give wrong data, and no CUDA call fails. So when code is loaded, every GPU
+ * copies a few KiB from each of its peers and adds them to its own in a kernel, the two ways in
+ * which peers are read. If either result differs from the host's, the pair is not used: copies go
+ * through the host, and sums through NCCL or not at all.
  *
  * All of it is in the scratch of the warm-up (cuda_warm.c), which has loaded the kernel.
  */

@@ -1,15 +1,14 @@
 /*
- * cuda_portable.cuh - what all kernels share: how they are launched, 16-byte access, sums of a warp
- * and of a block.
+ * cuda_portable.cuh - shared by all kernels: launches, 16-byte access, sums of a warp and of a
+ * block.
  *
  * The sources are CUDA C++17 for nvcc 12 and 13. A stand-in for the runtime that compiles them for
  * another machine brings a <cuda_runtime.h> of its own, which may define EK_LAUNCH and
  * EK_DYNAMIC_SHARED before this file does.
  *
  * A kernel has a type T of values, as they are in memory, and a type S of sums, in which it
- * computes: the same, or T of 16 bits and S float. S(x) widens, T(s) rounds to nearest even;
- * nothing else is done with a T, because the types of 16 bits turn into several others by
- * themselves.
+ * computes: the same, or T of 16 bits and S float. S(x) widens, T(s) rounds to nearest even; no
+ * other operation uses a T, because the 16-bit types convert to several others implicitly.
  *
  * Rules for kernels
  *   - Threads of a block that meet at a barrier all get there: no early return before one.

@@ -5,14 +5,14 @@
  * (a b)^T = b^T a^T: the operands are swapped and nothing is moved. A bias for each column of c is
  * then one for each row of what cuBLASLt computes, which is what its epilogue adds.
  *
- * Algorithms for a shape are asked for once and kept: asking takes longer than a small product, and
- * the same algorithm gives the same bits. Which of them is the fastest is then measured
- * (cuda_choice.c). The heuristic may be wrong: an algorithm that the product
- * then refuses is given up for good, and the next one has its turn. A plain product that has none
- * left is given to cuBLASLt without one, and then to a kernel of ours (cuda_multiply.cu); other
- * epilogues are done by kernels of ours.
+ * The heuristic is asked for the algorithms of a shape once, and they are kept: asking takes longer
+ * than a small product, and the same algorithm gives the same bits. Then the fastest of them is
+ * measured (cuda_choice.c). The heuristic may be wrong: an algorithm that the product refuses is
+ * given up for good, and the next one is tried. A plain product that has none left goes to cuBLASLt
+ * without an algorithm, and then to a kernel of ours (cuda_multiply.cu); other epilogues are
+ * computed by kernels of ours.
  *
- * Operands of 16 bits are multiplied with f32 sums; c is of their type, or f32 where it is the
+ * Operands of 16 bits are multiplied with f32 sums; c is of their type, or f32 if it is the
  * gradient of a weight. Parts of a sum over k that are computed apart are added up in f32: cuBLASLt
  * would also do that in the type of c (CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, _INPLACE) and round
  * each part. So the heuristic is told not to offer it, and cuBLASLt is never left to choose for a c
@@ -177,7 +177,7 @@ static cublasStatus_t prefer(cublasLtMatmulPreference_t preference,
   return status;
 }
 
-/* The heuristic's answer: also an offer may be one that says of itself that it does not work. */
+/* The heuristic's answer: an algorithm in the list may be marked as one that does not work. */
 static void keep(struct plan *plan, const cublasLtMatmulHeuristicResult_t *found, int count) {
   plan->count = plan->next = 0;
   for (int i = 0; i < count; i++) {

@@ -1,24 +1,23 @@
 /*
- * cuda_send.c - the content of memory that was just taken, sent while the compute stream goes on.
+ * cuda_send.c - uploads into memory that was just allocated, while the compute stream goes on.
  *
- * Each device has a stream for copies. A batch that is sent on it travels while a step computes,
- * provided that nothing which is queued still uses the memory: the arena gives memory back in the
- * order of the compute stream, so who had it before may not have come to its turn.
+ * Each device has a stream for copies. A batch sent on it is copied while a step computes, provided
+ * that no queued work still uses the memory: the arena frees memory in the order of the compute
+ * stream, so work of the previous holder may not have run yet.
  *
  * Tickets. Now and then the compute stream gets a mark, an event; marks have numbers from 1.
- * Memory that is given back keeps the number of the next mark as its ticket: every mark that is
- * recorded from then on, that one included, is after all that used the memory. So the copy
- * stream waits for the earliest mark with at least the ticket's number, and one is made if there is
- * none yet. Memory that was never used has ticket 0 and waits for nothing. The number is raised
- * before the event is recorded, so whoever reads the old number has queued its work before the
- * mark.
+ * Freed memory keeps the number of the next mark as its ticket: every mark recorded from then on,
+ * that one included, comes after all work that used the memory. So the copy stream waits for the
+ * earliest mark with at least the ticket's number, and makes one if necessary. Memory that was
+ * never used has ticket 0 and waits for nothing. The number is raised before the event is recorded,
+ * so a thread that reads the old number has queued its work before the mark.
  *
  * Arrivals are the same the other way round: the copy stream gets a mark after each tensor, and
  * the compute stream waits for it when the tensor is first needed (ek__cuda_arrive), or when its
  * memory is taken for something else because it was not needed.
  *
- * Few marks are kept: an old one's place is taken by the newest, and who asks for it later waits
- * for the earliest that is left. That is a longer wait, never a wrong one.
+ * Few marks are kept: the newest replaces the oldest, and a later wait for that one waits for the
+ * earliest that is left. That is a longer wait, never a wrong one.
  */
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /*
- * cuda_stream.c - streams and events, what a wait asks them, and the end of waiting for a group.
+ * cuda_stream.c - streams and events, their state for a wait, and giving up on a group.
  *
  * A group in which work is stuck is given up once, with one reason; every later wait for it fails
  * at once with that reason. The loops that wait are above this file: cuda_wait.c, and

@@ -1,15 +1,15 @@
 /*
- * cuda_timing.c - what is faster, by the GPU's clock: an epilogue of cuBLASLt or a kernel of ours.
+ * cuda_timing.c - times an epilogue of cuBLASLt against a kernel of ours, by the GPU's clock.
  *
- * That there is an algorithm for an epilogue does not say that it is a good one: for f32 cuBLASLt
- * may have none made for GELU or for gradients of a bias. So both ways are timed once for each GPU
- * of the process and each precision but f64, which has none, before the first group's memory
- * is taken, on a product of a size that training has, and the epilogue is used where it won
- * clearly. A bias alone is always added by cuBLASLt. The algorithms of a shape are timed when it
- * comes for the first time (cuda_choice.c).
+ * An algorithm for an epilogue need not be a good one: for f32 cuBLASLt may have none made for GELU
+ * or for gradients of a bias. So both ways are timed once for each GPU of the process and each
+ * precision except f64, which has no epilogues, before the first group's memory is taken, on a
+ * product of a size that training has, and the epilogue is used if it is clearly faster. A bias
+ * alone is always added by cuBLASLt. The algorithms of a shape are timed when it first occurs
+ * (cuda_choice.c).
  *
- * A group that is to be deterministic times nothing: what wins by a little may lose in the next
- * run, and two ways sum in another order.
+ * A deterministic group times nothing: a narrow winner may lose in the next run, and the two ways
+ * sum in different orders.
  */
 #include "backend/cuda/cuda_internal.h"
 

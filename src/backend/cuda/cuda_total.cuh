@@ -1,8 +1,8 @@
 /*
- * cuda_total.cuh - the sum of something over 0 .. count - 1, in double precision, in two stages and
- * in an order that the count alone gives.
+ * cuda_total.cuh - the sum of a function over 0 .. count - 1, in double precision, in two stages
+ * and in an order that depends on the count alone.
  *
- * Floor: what F reads. The second stage is one block and some microseconds.
+ * Floor: the bytes that F reads. The second stage is one block and takes some microseconds.
  */
 #ifndef EK_CUDA_TOTAL_CUH
 #define EK_CUDA_TOTAL_CUH

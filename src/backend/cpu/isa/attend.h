@@ -1,6 +1,6 @@
 /*
- * attend.h - attention, one head of one sample: where it is in memory, and what is done with
- * the rows of a tile (isa_attend.c). What is worth inlining is the compiler's choice.
+ * attend.h - attention, one head of one sample: its place in memory, and the functions on rows of a
+ * tile (isa_attend.c). Inlining is left to the compiler.
  */
 #ifndef EK_CPU_ATTEND_H
 #define EK_CPU_ATTEND_H

@@ -1,6 +1,6 @@
 /*
- * isa.h - what every file of isa/ begins with: the vector helpers, and the prototypes of the f32
- * range functions of the instruction set that it is compiled for.
+ * isa.h - included first by every file of isa/: the vector helpers, and the prototypes of the f32
+ * range functions of the instruction set that the file is compiled for.
  */
 #ifndef EK_ISA_ISA_H
 #define EK_ISA_ISA_H

@@ -1,9 +1,9 @@
 /*
  * isa_activation.c - the pointwise activations, with a bias.
  *
- * Each is two functions of vectors, <name>(x) and <name>_back(dy, what is kept), which the loops
- * below are made for: one set of loops for each row of activation_list.h, because the compiler puts
- * a function that it is told by name into the loop and keeps the constants in registers. The last
+ * Each is two functions of vectors, <name>(x) and <name>_back(dy, kept value). There is one set of
+ * the loops below for each row of activation_list.h, because the compiler inlines a function that
+ * is given by name into the loop and keeps the constants in registers. The last
  * elements go through the same functions as the others.
  */
 #include "backend/cpu/isa/isa.h"

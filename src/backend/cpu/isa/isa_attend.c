@@ -9,11 +9,11 @@
  *   backward  the same tiles from lse: P = e^(S - lse), dP = dO V^T, dS = P (dP - delta),
  *             delta = the row's sum of dO O; dV += P^T dO, dK += dS^T Q, dQ += dS K
  *
- * Values of 16 bits are widened tile by tile into scratch, and what is a sum over tiles is added up
- * there and rounded once. For dK and dV scratch holds KEPT / width keys at a time: a longer
- * sequence goes through the tiles once for each block of keys, and once more for dQ. Of a head
- * wider than WIDE the tiles have fewer rows. Forward widens keys and values once where all of them
- * fit into the same place.
+ * 16-bit values are widened tile by tile into scratch; sums over tiles are added up there and
+ * rounded once. For dK and dV scratch holds KEPT / width keys at a time: a longer sequence goes
+ * through the tiles once for each block of keys, and once more for dQ. If a head is wider than
+ * WIDE, the tiles have fewer rows. Forward widens keys and values once if all of them fit into the
+ * same place.
  */
 #include "backend/cpu/isa/attend.h"
 

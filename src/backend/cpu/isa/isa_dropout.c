@@ -2,8 +2,8 @@
  * isa_dropout.c - dropout, with the random bits of evenkeel/random.h for W / 2 blocks at a
  * time.
  *
- * The state lives in 64-bit words whose upper halves hold rubbish: the widening product looks at
- * the lower halves only. unit(bits) >= p is (bits >> 8) >= ceil(2^24 p), exactly, in integers.
+ * The state lives in 64-bit words whose upper halves are undefined: the widening product reads the
+ * lower halves only. unit(bits) >= p is (bits >> 8) >= ceil(2^24 p), exactly, in integers.
  */
 #include "backend/cpu/isa/isa.h"
 

@@ -2,9 +2,9 @@
  * isa_layer_norm.c - layer normalisation.
  *
  * A row stays in the cache while it is read two or three times, so each direction is one pass over
- * memory; what is added to a row is added on the way. Backward adds the row's share of dgamma and
- * dbeta in the same pass when one thread does all rows; several threads would race for them and
- * take columns of their own instead.
+ * memory, which also makes the additions to a row. Backward adds the row's share of dgamma and
+ * dbeta in the same pass if one thread does all rows; several threads would race for them, so each
+ * then takes columns of its own instead.
  */
 #include "backend/cpu/isa/isa.h"
 

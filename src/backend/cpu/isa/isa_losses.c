@@ -2,10 +2,10 @@
  * isa_losses.c - losses and their gradients.
  *
  * Cross-entropy reads a row once from memory: in blocks that fit the first cache, the largest
- * element, then the sum of exponentials below it, with an online correction of what was summed
- * before (Milakov and Gimelshein 2018). The gradient computes the exponentials again: one read and
- * one write, and rounds once. Logits are only ever looked at below the row's largest, so that what
- * they have in common costs no digits. Targets were checked before.
+ * element, then the sum of exponentials relative to it, with an online correction of the earlier
+ * sum (Milakov and Gimelshein 2018). The gradient computes the exponentials again: one read and one
+ * write, and it rounds once. The row's largest logit is always subtracted first, so that a common
+ * offset costs no digits. Targets were checked before.
  */
 #include "backend/cpu/isa/isa.h"
 #include "backend/cpu/isa/vector_exp.h"

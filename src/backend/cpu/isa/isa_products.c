@@ -1,27 +1,27 @@
 /*
- * isa_products.c - matrix products: of values of 16 bits, and of f32 where that is faster than
- * oneDNN or the library is built without it.
+ * isa_products.c - matrix products: of 16-bit values, and of f32 if that is faster than oneDNN or
+ * the library is built without it.
  *
  * Blocks of a and b are copied as floats (Goto and van de Geijn 2008, "Anatomy of high-performance
  * matrix multiplication"):
  *   b   DEPTH x COLUMNS, in panels of two vectors' columns, which the innermost loop reads in
  *       order; is in the second cache, a panel in the first
- *   a   LINES x DEPTH, as it is in memory, or, where its lines are in order there, in tiles of
- *       ROWS lines; its numbers are read one by one. In f32 what is as it is to be read is read
- *       there, whatever collides in the caches; of 16 bits a whole strip of lines is widened once
- *       for all columns, if there is room for its k
+ *   a   LINES x DEPTH, as it is in memory, or, if its lines are in order there, in tiles of ROWS
+ *       lines; its numbers are read one by one. In f32 a block that is already in reading order is
+ *       read in place, even if it collides in the caches; of 16 bits a whole strip of lines is
+ *       widened once for all columns, if there is room for its k
  * A tile of c, ROWS x two vectors, is summed in registers over the depth of a block. Blocks are
- * filled up to whole tiles, so that the loop has one shape; only what it gives is cut.
+ * padded to whole tiles, so that the loop has one shape; only its result is cut.
  *
  * An element of c is the sum in the order of k, by blocks of DEPTH: its bits depend neither on the
- * number of threads nor on its place in the matrix. Where c is of 16 bits its blocks are added up
- * in scratch, STRIP x COLUMNS, and the last of them is rounded into c.
+ * number of threads nor on its place in the matrix. If c is of 16 bits, its blocks are added up in
+ * scratch, STRIP x COLUMNS, and the last of them is rounded into c.
  *
- * Beside the multiplications, which take 1 / (2 W) cycles each, an element of a that is copied by
- * blocks is copied for every COLUMNS of them, and one of b for every STRIP, or every row. What that
- * costs is stores that miss the first cache, which leave the store buffer in order, and reading
- * what no cache holds: so what is written is fetched ahead, c as well, and what is going to be
- * copied next while tiles are multiplied, a run of memory for each.
+ * Besides the multiplications, which take 1 / (2 W) cycles each, an element of a that is copied by
+ * blocks is copied for every COLUMNS of them, and one of b for every STRIP, or every row. The cost
+ * of that is stores that miss the first cache, which leave the store buffer in order, and reads
+ * that no cache holds. So destinations, c included, are fetched ahead, and so are the next sources
+ * of copies, a run of memory for each tile that is multiplied.
  */
 #include "backend/cpu/isa/place.h"
 
@@ -60,7 +60,7 @@ struct view {
   const value *x;
   int64_t line_step, depth_step;
   int64_t lines, depth;
-  int64_t there; /* lines that may be read, at least so many */
+  int64_t there; /* at least this many lines may be read */
 };
 
 #define AHEAD 16
@@ -336,8 +336,8 @@ static struct next next_of(const struct view *view) {
                        by_depth ? view->depth : view->lines};
 }
 
-/* Of a run, so many lines of the cache: a loop of a fixed number has no condition that the
- * processor could be wrong about. */
+/* Fetches `lines` cache lines of a run: a loop of a fixed number has no condition that the
+ * processor could mispredict. */
 static inline __attribute__((always_inline)) void fetch_run(const struct next *next, int64_t run,
                                                             int lines) {
   if (run >= next->runs) return;

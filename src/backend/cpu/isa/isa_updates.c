@@ -1,7 +1,7 @@
 /*
  * isa_updates.c - optimizer updates and sums over flat ranges. All are bound by memory, so each
- * does its work in one pass; the copy that layers see is written by the pass that writes the
- * parameters.
+ * does its work in one pass; the pass that writes the parameters also writes the copy that layers
+ * see.
  */
 #include "backend/cpu/isa/isa.h"
 

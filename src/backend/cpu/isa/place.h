@@ -1,5 +1,5 @@
 /*
- * place.h - where the products of blocks go: into c, or into scratch until the last of them is
+ * place.h - the destination of the products of blocks: c, or scratch until the last of them is
  * rounded into c (isa_products.c).
  */
 #ifndef EK_CPU_PLACE_H

@@ -2,24 +2,24 @@
  * value.h - vectors of floats from and to memory of the type that this file is compiled for.
  *
  * The files of isa/ are compiled for each instruction set and, there, for each type of values: f32,
- * bf16 and f16 (struct ek__types in backend/kernel_args.h). What is a value in memory is a
- * `value`; it is converted where it is loaded (x_load, x_get) and where it is stored (x_store,
- * x_put), and computed with in f32. What is a sum is a float in memory too, and is loaded by the functions of
- * vector.h. For f32 the two are the same.
+ * bf16 and f16 (struct ek__types in backend/kernel_args.h). A value in memory is a `value`; it is
+ * converted when it is loaded (x_load, x_get) and when it is stored (x_store, x_put), and computed
+ * with in f32. A sum is a float in memory too, and is loaded by the functions of vector.h. For f32
+ * the two are the same.
  *
- * A store rounds to nearest even, as core/half.h does, bit for bit on every instruction set. What
- * another operation will read again instead of what was stored goes through x_round() first.
+ * A store rounds to nearest even, as core/half.h does, bit for bit on every instruction set. A
+ * number that is used again as if it had been read back from memory goes through x_round() first.
  *
- * Pairs. Conversions of bf16 cost most where a vector of floats is made of half a vector of
- * values. So loops that only look at one element at a time take 2 W of them: bf16 in even and odd
- * lanes need one load and two instructions. X_PAIRS() is such a loop. Where vectors of sums take
- * part, x_put_ordered() stores two vectors in the order of memory.
+ * Pairs. Conversions of bf16 cost most if a vector of floats is made of half a vector of values. So
+ * loops over single elements take 2 W of them at a time: bf16 in even and odd
+ * lanes need one load and two instructions. X_PAIRS() is such a loop. If vectors of sums take part,
+ * x_put_ordered() stores two vectors in the order of memory.
  *
- * NaN. Rounding bf16 is an addition, which makes a number, or infinity, of a NaN whose lower half
- * is not 0. One that was computed of values and of constants has 0 there, as the values have and
- * as the processor's own has: so x_put_pair() needs no test. What memory holds as floats may be
- * any NaN: x_quiet_pair() comes first, with one test for both vectors. All other stores have
- * theirs.
+ * NaN. Rounding to bf16 is an addition, which turns a NaN whose lower half is not 0 into a number
+ * or infinity. A NaN computed from values and constants has 0 there, like the values and the
+ * processor's own NaN: so x_put_pair() needs no test. Floats in memory may be any NaN:
+ * x_quiet_pair() comes first, with one test for both vectors. All other stores have a test of their
+ * own.
  */
 #ifndef EK_CPU_VALUE_H
 #define EK_CPU_VALUE_H

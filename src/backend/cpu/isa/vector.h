@@ -2,8 +2,8 @@
  * vector.h - vectors of floats as wide as the instruction set this file is compiled for.
  *
  * Arithmetic and comparison are the compilers' own vector extensions, so that the kernels are
- * written once. What the extensions lack in C (select, square root, a widening product) has a
- * line per instruction set below and a plain form for all others.
+ * written once. Operations that the extensions lack in C (select, square root, a widening product)
+ * have a line per instruction set below and a plain form for all others.
  *
  * Sums: a kernel keeps several vectors of partial sums and adds them up at the end in a fixed
  * order, so a result depends on the instruction set but not on the run.

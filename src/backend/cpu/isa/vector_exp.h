@@ -6,8 +6,8 @@
  * with q of degree 4, fitted for the least largest relative error (Lawson's iteration), 3.1e-9;
  * what remains is rounding.
  *
- * Error below 1 ulp, as measured over the whole range. Results below 2^-126 are 0: a slow
- * denormal would be worth nothing to a softmax. Results above 2^127.5 are infinite. e^-inf = 0,
+ * The error is below 1 ulp, measured over the whole range. Results below 2^-126 are 0, because a
+ * softmax has no use for a slow denormal. Results above 2^127.5 are infinite. e^-inf = 0,
  * e^inf = inf, NaN stays NaN.
  */
 #ifndef EK_CPU_VECTOR_EXP_H
