@@ -27,7 +27,6 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
-#include "device/device_internal.h"
 #include "entropy_terms.h"
 #include "module/layer_internal.h"
 #include "module/product.h"
@@ -79,8 +78,6 @@ struct work {
   ek_tensor dh;             /* [rows, in], perhaps h; holds a reference; absent: not wanted */
   ek_tensor dweight, dbias; /* absent: not wanted; where dbias is there dweight is, too */
   double weight_beta, bias_beta;
-  /* Of a device that only counts: its work, and what that was before the block; else NULL. */
-  struct ek__work *counted, before;
 };
 
 static void close_work(struct work *w) {
@@ -112,10 +109,7 @@ static ek_status fill_work(struct work *w, const ek_tensor *h, const ek_tensor *
 static ek_status open_work(struct work *w, const ek_module *self, ek_pass *pass, const ek_tensor *h,
                            const ek_tensor *targets) {
   *w = (struct work){
-      .m = (const struct linear_cross_entropy *)self,
-      .pass = pass,
-      .stream = ek_pass_stream(pass),
-      .counted = ek__device_work(ek_pass_device(pass))};
+      .m = (const struct linear_cross_entropy *)self, .pass = pass, .stream = ek_pass_stream(pass)};
   EK_TRY(ek__layer_check(pass, h, w->m->head.in));
   const ek_status status = fill_work(w, h, targets);
   if (status != EK_OK) close_work(w);
@@ -153,7 +147,7 @@ struct block {
 };
 
 static ek_status begin_block(struct block *b, struct work *w, int64_t first) {
-  if (w->counted != NULL) w->before = *w->counted;
+  ek_device_mark_work(ek_pass_device(w->pass));
   b->first = first;
   b->count = w->rows - first < w->block ? w->rows - first : w->block;
   EK_TRY(rows_of(&b->h, &w->h, first, b->count));
@@ -166,8 +160,10 @@ static ek_status begin_block(struct block *b, struct work *w, int64_t first) {
 /* Where the block after the one at `first` begins. */
 static int64_t block_after(struct work *w, int64_t first) {
   const int64_t alike = (w->rows - 1) / w->block - 1; /* blocks between the first and the last */
-  if (w->counted == NULL || first != w->block || alike < 2) return first + w->block;
-  ek__work_repeat(w->counted, &w->before, (double)(alike - 1));
+  if (first != w->block || alike < 2 ||
+      !ek_device_repeat_work(ek_pass_device(w->pass), alike - 1)) {
+    return first + w->block;
+  }
   return (alike + 1) * w->block;
 }
 

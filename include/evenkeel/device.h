@@ -202,6 +202,15 @@ EK_API ek_group *ek_device_group(const ek_device *device);     /* a loan */
 EK_API int ek_device_threads(const ek_device *device);         /* threads that compute on it */
 /* True if kernels only count (backend `plan`): nothing may be read from or written to memory. */
 EK_API bool ek_device_counts_only(const ek_device *device);
+/*
+ * For a module that runs a loop of equal parts, such as blocks of rows: on a device that only
+ * counts, one of the parts can stand for all. ek_device_mark_work() comes before that part.
+ * ek_device_repeat_work() after it counts its work `times` more, and returns true: the module then
+ * leaves out as many parts. On other devices, for NULL, and for times < 0 it returns false. On the
+ * device's worker; a second mark replaces the first.
+ */
+EK_API void ek_device_mark_work(ek_device *device);
+EK_API bool ek_device_repeat_work(ek_device *device, int64_t times);
 /* The types of values that operations compute in there, as a set of tensor.h: EK_TYPES_F32 | ... 0
  * for NULL. */
 EK_API unsigned ek_device_types(const ek_device *device);

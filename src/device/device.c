@@ -35,12 +35,21 @@ static void repeat(struct ek__arithmetic *now, const struct ek__arithmetic *befo
   now->bytes += times * (now->bytes - before->bytes);
 }
 
-void ek__work_repeat(struct ek__work *work, const struct ek__work *before, double times) {
-  repeat(&work->wide, &before->wide, times);
-  repeat(&work->tf32, &before->tf32, times);
-  repeat(&work->half, &before->half, times);
-  work->moved += times * (work->moved - before->moved);
-  work->calls += times * (work->calls - before->calls);
+void ek_device_mark_work(ek_device *device) {
+  if (ek_device_counts_only(device)) device->marked = device->work;
+}
+
+bool ek_device_repeat_work(ek_device *device, int64_t times) {
+  if (!ek_device_counts_only(device) || times < 0) return false;
+  struct ek__work *work = &device->work;
+  const struct ek__work *before = &device->marked;
+  const double more = (double)times;
+  repeat(&work->wide, &before->wide, more);
+  repeat(&work->tf32, &before->tf32, more);
+  repeat(&work->half, &before->half, more);
+  work->moved += more * (work->moved - before->moved);
+  work->calls += more * (work->calls - before->calls);
+  return true;
 }
 
 size_t ek_device_index(const ek_device *device) { return device == NULL ? 0 : device->index; }

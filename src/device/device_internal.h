@@ -36,8 +36,6 @@ static inline struct ek__arithmetic *ek__work_in(struct ek__work *work,
   return types->tf32 ? &work->tf32 : ek__work_of(work, types->value);
 }
 struct ek__work *ek__device_work(const ek_device *device); /* NULL where kernels compute */
-/* Adds what has been counted since `before` once more for each of `times`. */
-void ek__work_repeat(struct ek__work *work, const struct ek__work *before, double times);
 
 /* EK_ERR_STATE in a child of the process that opened the group: there are no workers here, and a
  * lock may be held for ever. */

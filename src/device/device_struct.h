@@ -26,6 +26,7 @@ struct ek_device {
   atomic_int events;           /* that are not freed yet */
   struct ek__fault fault;      /* of a test */
   struct ek__work work;        /* if it only counts: its worker's */
+  struct ek__work marked;      /* the same at ek_device_mark_work() */
   pthread_mutex_t used_mutex;  /* of `used`; held while a worker settles that communicator */
   ek_communicator *used; /* of its worker's last collective: a loan until that is freed */
   _Atomic(struct ek__track *) track; /* that records, or NULL */

@@ -57,6 +57,9 @@ CK_LOOP(a_good_string_opens, sizeof good / sizeof good[0]) {
     ck_assert_ptr_eq(ek_device_group(device), group);
     ck_assert(strncmp(ek_device_backend(device), name, strlen(ek_device_backend(device))) == 0);
     ck_assert(ek_device_counts_only(device) == (good[_i].spec[0] == 'p'));
+    ek_device_mark_work(device); /* what is counted: blocks_of_logits_cost_alike, check_advise.c */
+    ck_assert(ek_device_repeat_work(device, 3) == ek_device_counts_only(device));
+    ck_assert(!ek_device_repeat_work(device, -1));
     ck_assert_int_ge(ek_device_threads(device), 1);
     ek_memory_usage usage;
     ck_ok(ck_memory_stats(&usage, device));
@@ -223,6 +226,8 @@ CK_TEST(nothing_is_asked_of_nothing) {
   ck_assert_ptr_null(ek_device_group(NULL));
   ck_assert_int_eq(ek_device_threads(NULL), 0);
   ck_assert(!ek_device_counts_only(NULL));
+  ek_device_mark_work(NULL);
+  ck_assert(!ek_device_repeat_work(NULL, 1));
   ek_group_free(NULL);
   ck_fails(ek_group_synchronize(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
 }
