@@ -389,6 +389,7 @@ CK_LOOP(its_own_loss_in_parts, CK_MODES) {
     ek_criterion_free(both[i]->criterion);
     both[i]->criterion = NULL;
     ck_ok(ek_gpt_create(&both[i]->module, &options));
+    ck_keep(both[i]->module);
     both[i]->micro_batches = i * 4;
     ck_ok(open_on(both[i], ck_spec("cpu:3"), NULL));
   }
@@ -811,6 +812,7 @@ CK_TEST(another_thread_is_refused) {
   b.rule = calloc(1, sizeof *b.rule);
   ck_assert_ptr_nonnull(b.rule);
   ck_ok(ek_optimizer_init(b.rule, &wait_ops, 0, 0, 0));
+  ck_keep(b.rule);
   ck_ok(open_on(&b, ck_spec("cpu:3"), NULL));
   ck_assert_int_eq(sem_init(&inside, 0, 0) | sem_init(&go_on, 0, 0), 0);
   ck_assert_int_eq(pthread_create(&thread, NULL, step_there, &b), 0);
@@ -931,6 +933,7 @@ CK_LOOP(each_call_of_recomputation_fails_once,
   make_parts(&b, "gpt", EK_MODE_SHARDED);
   ek_module_free(b.module);
   ck_ok(recomputed_gpt(&b.module));
+  ck_keep(b.module);
   b.setup.workload = &gpt;
   fail_at_each(&b, _i % FAILURES, stride_of(_i % FAILURES, 3), false);
 }

@@ -178,21 +178,16 @@ CK_TEST(evaluation) {
 
 /* A device that only counts takes as much memory as one that computes. */
 CK_LOOP(plan, 2) {
-  uint64_t peaks[2][3];
+  ek_memory_usage usage[2][3];
   for (int i = 0; i < 2; i++) {
     const struct ck_setup setup =
         setup_of(&workloads[_i], i == 0 ? "cpu:3" : "plan:3", EK_MODE_SHARDED);
     struct ck_training training;
     ck_training_open(&training, &setup);
     ck_ok(step(&training, 0));
-    for (size_t k = 0; k < 3; k++) {
-      ek_memory_usage usage;
-      ck_ok(ck_memory_stats(&usage, ek_group_device(training.group, k)));
-      peaks[i][k] = usage.peak_bytes;
-    }
-    ck_training_close(&training);
+    ck_usages(usage[i], training.group);
   }
-  for (size_t k = 0; k < 3; k++) ck_assert_uint_eq(peaks[0][k], peaks[1][k]);
+  ck_same_peaks(workloads[_i].name, usage[1], usage[0], 3);
 }
 
 /* Each allocation of a step fails once, on each device in turn: an error that names the device,

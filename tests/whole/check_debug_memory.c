@@ -190,14 +190,9 @@ CK_LOOP(peaks_are_the_planned_ones, CK_MODES) {
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 0, 1);
     ck_ok(ck_training_try(&training, &setup, group));
     ck_ok(ck_training_step(&training, &batch, NULL));
-    for (size_t i = 0; i < 3; i++) usage[k][i] = ck_usage_of(ek_group_device(group, i));
-    ck_training_close(&training);
-    ck_ok(ek_group_close(group));
+    ck_usages(usage[k], group);
   }
-  for (size_t i = 0; i < 3; i++) {
-    ck_assert_uint_eq(usage[0][i].peak_bytes, usage[1][i].peak_bytes);
-    ck_assert_mem_eq(usage[0][i].at_peak, usage[1][i].at_peak, sizeof usage[0][i].at_peak);
-  }
+  ck_same_peaks("debug memory", usage[1], usage[0], 3);
 }
 
 /* ---- a module that reads what it has not written ---- */

@@ -223,16 +223,9 @@ CK_LOOP(memory_is_planned, CK_MODES) {
     for (uint64_t s = 0; s < 2; s++) ck_ok(ck_scaling_step(&t, s, true, &result));
     ck_assert(result.finite && !result.skipped && result.step == 2);
     ck_assert_double_eq(result.loss_scale, 2048);
-    for (size_t k = 0; k < CK_SCALING_DEVICES; k++) {
-      ck_ok(ek_memory_stats(&usage[i][k], ek_group_device(group, k)));
-    }
-    ck_training_close(&t);
-    ek_group_free(group);
+    ck_usages(usage[i], group);
   }
-  for (size_t k = 0; k < CK_SCALING_DEVICES; k++) {
-    ck_assert_uint_eq(usage[0][k].peak_bytes, usage[1][k].peak_bytes);
-    ck_assert_uint_eq(usage[0][k].allocations, usage[1][k].allocations);
-  }
+  ck_same_peaks("with a loss scale", usage[1], usage[0], CK_SCALING_DEVICES);
 }
 
 /* A trainer's option, with micro-batches that it cuts itself. */
