@@ -106,8 +106,8 @@ def linear(ek):
     (y,) = ek("linear", [0], torch.empty(rows, n, dtype=x.dtype), x, w, b)
     (dx,) = ek("matmul", [0], torch.empty_like(x), dy, ctypes.c_bool(False), w, ctypes.c_bool(False),
                ctypes.c_double(0))
-    dw, db = ek("linear_gradients", [0, 2], torch.empty(n, k), ctypes.c_double(0), torch.empty(n),
-                ctypes.c_double(0), dy, x)
+    dw, db = ek("linear_gradients", [0, 1], torch.empty(n, k), torch.empty(n), dy, x, ctypes.c_double(0),
+                ctypes.c_double(0))
     return ("linear", "linear, dx", "linear, dw", "linear, dbias"), (y, dx, dw, db), torchs, want
 
 
@@ -117,8 +117,9 @@ def layer_norm(ek):
     dy, torchs, want = both(lambda x, g, b: F.layer_norm(x, (n,), g, b), x, gamma, beta)
     y, mean, rstd = ek("layer_norm_forward", [0, 1, 2], torch.empty_like(x), torch.empty(rows),
                        torch.empty(rows), x, gamma, beta, ctypes.c_double(1e-5))
-    dx, dgamma, dbeta = ek("layer_norm_backward", [0, 2, 4], torch.empty_like(x), None, torch.empty(n),
-                           ctypes.c_double(0), torch.empty(n), ctypes.c_double(0), dy, x, mean, rstd, gamma)
+    dx, dgamma, dbeta = ek("layer_norm_backward", [0, 1, 2], torch.empty_like(x), torch.empty(n),
+                           torch.empty(n), dy, x, mean, rstd, gamma, None, ctypes.c_double(0),
+                           ctypes.c_double(0))
     names = ("layer norm", "layer norm, dx", "layer norm, dgamma", "layer norm, dbeta")
     return names, (y, dx, dgamma, dbeta), torchs, want
 
@@ -159,7 +160,7 @@ def cross_entropy(ek):
     terms = CrossEntropyTerms(-100, 0, None, 0)
     gradient, totals = ek("cross_entropy_gradient", [0, 3], torch.empty_like(logits), torch.empty(rows),
                           torch.empty(rows, 2), torch.empty(2, dtype=torch.float64), logits, targets,
-                          ctypes.byref(terms), ctypes.c_double(1 / rows))
+                          ctypes.c_double(1 / rows), ctypes.byref(terms))
     return ("cross-entropy", "cross-entropy, dlogits"), (totals[0] / totals[1], gradient), torchs, want
 
 
