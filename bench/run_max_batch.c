@@ -1,11 +1,11 @@
 /*
  * run_max_batch.c - the subcommand `max-batch`: the largest global batch under a cap.
  *
- * Every attempt trains for real, in a group of its own: what counts is whether a program that
- * starts with this batch gets through, and a group that has been full before may have its memory
- * cut up differently. Two steps, because the second meets what the first has left behind. The batch
- * is doubled until it fails and then bisected, which is right because what a mode holds grows with
- * the batch. The search on `plan` is the same code with the same cap.
+ * Every attempt trains for real, in a group of its own, because the question is whether a program
+ * that starts with this batch gets through, and the memory of a group that has been full before may
+ * be fragmented differently. It takes two steps, because the second starts with the memory that the
+ * first has left. The batch is doubled until it fails and then bisected, which is right because the
+ * memory of a mode grows with the batch. The search on `plan` is the same code with the same cap.
  */
 #include <math.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 #include "report.h"
 #include "terminal.h"
 
-/* Nobody trains more samples at once; and the search must end where a cap is absurdly large. */
+/* More samples at once are not realistic, and the search must end even if a cap is very large. */
 #define LARGEST_BATCH (INT64_C(1) << 20)
 
 struct search {

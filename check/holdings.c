@@ -9,7 +9,7 @@
 
 #include "checks.h"
 
-/* Runs in which each allocation fails once; what is left behind the bed has seen. */
+/* Runs in which each allocation fails once; the bed has checked that nothing is left. */
 static ek_status check_failures(struct ek__bed *bed) {
   struct ek__trial fails = ek__check_whole;
   for (fails.fail_at = 1;; fails.fail_at++) {

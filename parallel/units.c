@@ -92,9 +92,8 @@ static void unpin(struct ek__keeper *keeper, size_t unit) {
   if (--values->pins == 0 && unit != keeper->current) ek_tensor_free(&values->whole);
 }
 
-/* The units of a node are those of its own parameters and the one that it has marked: number `i` of
- * them, of which some may be the same; the number of buckets for a buffer, or where there is none.
- */
+/* The units of a node are those of its own parameters and the one that it has marked; some may be
+ * the same. Returns number `i` of them; for a buffer, or without a unit, the number of buckets. */
 static size_t unit_of(const struct ek__keeper *keeper, const struct ek__node *node, size_t i) {
   if (i > 0) {
     const size_t bucket = keeper->cut->of[node->parameters[i - 1]];

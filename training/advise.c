@@ -205,8 +205,8 @@ static int64_t next_rows(const struct search *s, int64_t rows) {
 /*
  * The next number of micro-batches that leaves the fullest device fewer samples in a step; 0: none.
  * n samples a device can be cut into at most 2 * sqrt(n) different numbers of micro-batches, so
- * MOST_CUTS are all of them up to 2^30 samples. Beyond that what is left out has so many more
- * micro-batches, for the difference of a few samples, that it would not be faster.
+ * MOST_CUTS are all of them up to 2^30 samples. Cuts beyond that number have far more
+ * micro-batches, for a difference of a few samples, and would not be faster.
  */
 static int64_t find_evener(const struct search *s, int64_t rows) {
   /* Each micro-batch rounds up by itself, so no cut leaves the fullest device fewer than these. */
@@ -279,7 +279,7 @@ static unsigned count_modes(void) {
   return count;
 }
 
-/* The last modes first: they hold least, and who fits settles what is hopeless. */
+/* The last modes first: they hold least, and their results show which settings are hopeless. */
 static ek_status search_modes(struct search *s, ek_precision precision) {
   for (unsigned mode = count_modes(); mode-- > 0;) {
     if (s->task->modes != 0 && (s->task->modes >> mode & 1) == 0) continue;

@@ -26,7 +26,7 @@
 #include "io/file.h"
 #include "parallel/optimizer_internal.h"
 
-/* ---- what a file says of itself ---- */
+/* ---- the pairs of a file ---- */
 
 static ek_status read_position(int64_t *number, const char *path, const char *text) {
   char *end = NULL;
@@ -96,9 +96,8 @@ static ek_status open_whole(ek_safetensors **file, ek_checkpoint_info *info, con
 
 /* ---- the last one of a folder ---- */
 
-/* The last whole state of a list. A state is passed over for its bytes alone. EK_ERR_CORRUPT where
- * all are damaged; EK_ERR_NOT_FOUND where one was removed since it was listed, or there are none.
- * */
+/* The last whole state of a list. A state is skipped only for damaged bytes. EK_ERR_CORRUPT if all
+ * are damaged; EK_ERR_NOT_FOUND if one was removed since it was listed, or the list is empty. */
 static ek_status open_listed(ek_safetensors **file, ek_checkpoint_info *info, const char *folder,
                              const int64_t *steps, size_t count) {
   ek_status status = ek_error_set(EK_ERR_NOT_FOUND,
@@ -112,7 +111,7 @@ static ek_status open_listed(ek_safetensors **file, ek_checkpoint_info *info, co
   return status;
 }
 
-/* Who removes a state has saved a later one: the folder is read again. */
+/* A process that removes a state has saved a later one: the folder is read again. */
 static ek_status open_last(ek_safetensors **file, ek_checkpoint_info *info, const char *folder) {
   ek_status status = EK_ERR_NOT_FOUND;
   size_t count = 1;

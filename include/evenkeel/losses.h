@@ -14,7 +14,7 @@
 EK_BEGIN_DECLARATIONS
 
 typedef struct ek_cross_entropy_terms {
-  int32_t ignore_index;   /* targets equal to it count for nothing */
+  int32_t ignore_index;   /* targets equal to it are ignored */
   double label_smoothing; /* 0 <= e <= 1 */
   const ek_tensor
       *class_weights; /* `classes` elements of the type of sums on the device; NULL: 1 */
@@ -82,7 +82,7 @@ EK_API EK_CHECKED ek_status ek_op_squared_error_backward(ek_stream *stream, ek_t
 /*
  * Puts the terms of a loss together. `totals` is f64, terms x {s, d}; with D the largest d:
  *     combined = {D * sum over j of c[j] * s[j] / d[j], D},  scales[j] = {c[j] * D / d[j], 0}
- * A term without weight (d = 0) counts for nothing beside one that has weight. If no term has
+ * A term without weight (d = 0) is ignored if another term has weight. If no term has
  * weight, D / d is 1 and combined is {sum of c[j] s[j], 0}, which counts if another micro-batch of
  * the step has weight. A d that is NaN is the largest. With divide false (reduction `sum`):
  *     combined = {sum of c[j] * s[j], 1},  scales[j] = {c[j], 0}.

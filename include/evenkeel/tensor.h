@@ -148,14 +148,14 @@ EK_API int64_t ek_tensor_count(const ek_tensor *tensor); /* number of elements *
 EK_API size_t ek_tensor_bytes(const ek_tensor *tensor);  /* bytes of its elements */
 /* Elements of one row of dimension 0 (1 for a rank-0 or rank-1 tensor). */
 EK_API int64_t ek_tensor_row_elements(const ek_tensor *tensor);
-/* How many references there are to the memory behind a tensor; 0 for a host or empty tensor. */
+/* The number of references to the memory of a tensor; 0 for a host or empty tensor. */
 EK_API int ek_tensor_holders(const ek_tensor *tensor);
 /* True if type, rank and shape are equal. */
 EK_API bool ek_tensor_same_shape(const ek_tensor *a, const ek_tensor *b);
 
 /*
- * Charges the memory behind a tensor to another category, from its allocation on: a module's result
- * turns out to be the model's output, say. Nothing moves.
+ * Charges the memory of a tensor to another category, from its allocation on, for example when a
+ * module's result turns out to be the model's output. Nothing moves.
  */
 EK_API EK_CHECKED ek_status ek_tensor_set_category(ek_tensor *tensor, ek_memory_category category);
 

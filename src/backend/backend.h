@@ -182,9 +182,9 @@ struct ek__backend {
    * src/device/host_communicator.c, which queue `reduce` and `copy` on every device. */
   const struct ek__link *(*link_for)(void *group);
 
-  /* (optional: workers come back by themselves) called again and again by who waits for the workers
-   * of a group, on no worker: an error if one is stuck. What it was stuck in has been ended, so
-   * that it comes back; the job has failed. */
+  /* (optional: workers return by themselves) called again and again by the thread that waits for
+   * the workers of a group, never by a worker: an error if one is stuck. Its stuck call has been
+   * ended, so that it returns; the job has failed. */
   ek_status (*watch)(void *group);
   /*
    * (optional, all four: work is done when it was queued, so the host's clock will do) marks of

@@ -9,7 +9,7 @@
 
 #include "backend/backend.h"
 
-/* weight * term, where 0 times an infinite term is 0: a class that counts for nothing may be one
+/* weight * term, where 0 times an infinite term is 0: a class without weight may be one
  * that cannot be. NaN shows. */
 EK_INLINE double ek__weigh(double weight, double term) {
   return weight == 0.0 && isinf(term) ? 0.0 : weight * term;

@@ -1,7 +1,7 @@
 /*
- * error.h - messages from the inside: guards, the size of a message, for those who carry it from
- * one thread to another, what a function of a program's own has said when it failed, and the one
- * sentence that there is about arguments that are NULL.
+ * error.h - messages from the inside: guards, the size of a message, for code that carries it from
+ * one thread to another, the message of a program's function that failed, and the message for
+ * arguments that are NULL.
  */
 #ifndef EK_ERROR_H
 #define EK_ERROR_H
@@ -13,8 +13,7 @@
 
 #define EK__MESSAGE_SIZE 4096
 
-/* How often this thread has called ek_error_set(): whoever compares sees whether there is a new
- * message. */
+/* How often this thread has called ek_error_set(): a changed number means a new message. */
 uint64_t ek__error_number(void);
 
 /* A function that failed with `status` may have left no message, or an older failure's. Gives the

@@ -44,7 +44,7 @@ struct ek_memory {
   uint64_t serial;       /* number of the allocation */
   uint64_t grown_serial; /* number of the allocation when it grew last; 0: never */
   uint64_t bytes_before; /* its size at the last peak, if it grew since then */
-  uint64_t ticket;       /* backend.h: of who had the memory before; 0: none */
+  uint64_t ticket;       /* backend.h: of the previous holder; 0: none */
   uint64_t arrival;      /* of content that was sent into it; 0: none */
   uint64_t guard;        /* guard.h: bytes of the block before `address`, and at its end; 0: none */
   uint64_t wanted;       /* of a guarded block: bytes of the tensor */
@@ -114,8 +114,8 @@ ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
 /*
  * A record for a tensor without elements: it has holders and is unlike any other, as a block is,
  * and has no bytes and no place in the row. NULL unless a module runs on the device in this thread.
- * Modules of a device without rows are so answered as those of the others: pass.c asks who holds a
- * tensor, remake.c which one it is.
+ * So modules get the same answers on a device without rows as on others: pass.c asks for the
+ * holders of a tensor, remake.c for its identity.
  */
 ek_status ek__arena_take_none(struct ek_memory **memory, struct ek__arena *arena);
 /* How many of these records are held. */

@@ -66,7 +66,7 @@ struct ek_group {
   size_t count;
   size_t first_rank, world_size; /* of the devices of all processes */
   struct ek__world *world;       /* their processes; NULL: this one, or they only count */
-  bool errands;                  /* there may be work of `world` for who waits for the workers */
+  bool errands;                  /* there may be work of `world` for the waiting thread */
   double time_limit;             /* seconds */
   bool deterministic;            /* as it was opened */
   struct worker *workers;

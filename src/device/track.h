@@ -65,7 +65,7 @@ const struct ek__track *ek__track_kept(bool *recording, const ek_device *device)
 /* When a span began and ended; false: it did not end, or its marks cannot be read. */
 bool ek__span_times(uint64_t *begin, uint64_t *end, const struct ek__track *track, size_t index);
 
-/* ---- for those who record ---- */
+/* ---- recording ---- */
 
 /* NULL where nothing is recorded: the device may be NULL too. The name is "" at first. */
 struct ek__span *ek__span_begin(const ek_device *device, enum ek__lane lane, const char *category,

@@ -41,9 +41,9 @@ ek_status ek__file_write(int file, const char *path, const void *data, size_t by
                          uint64_t place);
 
 /*
- * Past the page cache, so that a large write costs no copy and hardly a processor's time:
- * file_direct.c. `direct` is a second descriptor of a file that is written, -1 where there is none;
- * *usable says whether it may be tried, and becomes false when the file system has nothing of it.
+ * Writes past the page cache, so that a large write costs no copy and little processor time:
+ * file_direct.c. `direct` is a second descriptor of the file, or -1. *usable says whether direct
+ * writes may be tried, and becomes false if the file system does not support them.
  * Large page-aligned ranges are written directly; the rest goes through the page cache.
  */
 enum { EK__FILE_PAGE = 4096 };

@@ -253,7 +253,7 @@ static ek_status put_segment(struct writing *it) {
   return EK_OK;
 }
 
-/* ---- who holds what ---- */
+/* ---- holders ---- */
 
 /* With the arena's mutex held; the caller frees the list. */
 static ek_status collect(struct ek__holdings *holdings, const struct ek__arena *arena, bool alike) {

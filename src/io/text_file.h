@@ -16,17 +16,17 @@ struct ek__text_file;
 
 ek_status ek__text_begin(struct ek__text_file **file, const char *path);
 
-/* What fails is said at the end. A piece has at most 1,023 bytes. */
+/* Errors are reported at the end. A piece has at most 1,023 bytes. */
 void ek__text_format(struct ek__text_file *file, const char *format, ...) EK_PRINTF(2, 3);
-/* As a string of JSON, with its quotes; bytes that are not ASCII, and controls, as they must be:
- * what is not UTF-8 becomes U+FFFD. */
+/* Writes a JSON string with its quotes; characters outside ASCII and control characters are
+ * escaped, and bytes that are not UTF-8 become U+FFFD. */
 void ek__text_json(struct ek__text_file *file, const char *text);
 
-/* So many bytes as they are, 64 KiB at most. */
+/* Writes `count` bytes unchanged, 64 KiB at most. */
 void ek__text_bytes(struct ek__text_file *file, const void *bytes, size_t count);
 
-/* Writes the rest, gives the file its name, and frees it; in an error the old file is as it was.
- * `sync`: it is on the disk then, else a power failure may take it. */
+/* Writes the rest, renames the file, and frees it; after an error the old file is unchanged.
+ * `sync`: the file is then on the disk; otherwise a power failure may lose it. */
 ek_status ek__text_end(struct ek__text_file *file, bool sync);
 /* Frees it; the old file is as it was. */
 void ek__text_drop(struct ek__text_file *file);

@@ -45,7 +45,7 @@ ek_status ek__activation_backward(ek_pass *pass, ek_activation kind, const ek_te
 
 /*
  * As a layer norm of this formula, which the caller is or has entered. With a residual (not NULL)
- * sum += residual first: in place if the caller is the only one who holds `sum`, else into a new
+ * sum += residual first: in place if the caller is the only holder of `sum`, else into a new
  * tensor that replaces it. y = the layer norm of sum. In layer_norm.c.
  */
 ek_status ek__norm_forward(const ek_formula *norm, ek_pass *pass, ek_tensor *sum,

@@ -8,9 +8,9 @@
  * stream, so that all names and numbers are as if the wrapper were not there.
  *
  * A layout may be *in units* (ek_declare_unit): then each unit is one range of the flat parameters.
- * What no module has marked is cut into units too, by nodes in declaration order, each of so many
- * bytes or more. A tied parameter is of the unit of its source. Frozen parameters of a unit are a
- * unit by themselves.
+ * Parameters that no module has marked are cut into units too, by nodes in declaration order, each
+ * of at least a given number of bytes. A tied parameter is in the unit of its source. Frozen
+ * parameters of a unit are a unit by themselves.
  *
  * A layout belongs to one replica and is immutable once built, except for the state that modules
  * keep (ek__layout_open_states). It holds no tensors.
@@ -110,9 +110,9 @@ struct ek__layout {
 
 #define EK__NO_PARAMETER SIZE_MAX
 
-/* Flat offsets are multiples of so many elements, and those of units of so many, whose bytes are a
- * multiple of EK_MEMORY_UNIT in any type: a unit that is by itself is aligned as it is among the
- * others, and what a library chooses by an address is the same. */
+/* Flat offsets are multiples of the first number of elements, and those of units of the second,
+ * whose bytes are a multiple of EK_MEMORY_UNIT in any type: a unit in memory of its own has the
+ * same alignment as among the others, so a library that chooses by an address chooses the same. */
 enum { EK__FLAT_ALIGNMENT = 16, EK__UNIT_ALIGNMENT = 128 };
 
 /* The longest path of a node or parameter, with a final NUL: it bounds how deep modules nest. */

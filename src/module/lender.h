@@ -28,8 +28,8 @@ struct ek__lender {
   /* A failure leaves nothing to leave. */
   ek_status (*enter)(struct ek__lender *self, const struct ek__node *node, enum ek__way way);
   void (*leave)(struct ek__lender *self, const struct ek__node *node);
-  /* Of a node that was entered. The view names the memory that it is in, without a reference, so
-   * that who shares it keeps it. */
+  /* Of a node that was entered. The view names its memory, without a reference, so that sharing the
+   * view keeps the memory. */
   ek_status (*value)(ek_tensor *value, struct ek__lender *self, size_t parameter);
   /* A pass has run forward, or back; `last`: nothing of it is to come. */
   ek_status (*rest)(struct ek__lender *self, bool last);

@@ -216,7 +216,7 @@ ek_status ek__pass_complete_early(ek_pass *pass) {
   return EK_OK;
 }
 
-/* Parameters that no module has spoken of are complete now. */
+/* Parameters that no module has reported as complete are complete now. */
 ek_status ek__pass_complete_rest(ek_pass *pass) {
   for (size_t i = pass->replica->layout.parameter_count; i-- > 0;) {
     if (pass->waiting[i] == 0) continue;

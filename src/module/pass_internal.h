@@ -208,14 +208,14 @@ void ek__record_drop(ek_pass *pass, size_t record);
 /* A place for the totals of a forward of `node` is right. */
 ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
                            const ek_tensor *totals);
-/* What the forward, or predict, on top is to read: floating inputs of its type. */
+/* Checks the inputs of the forward, or predict, on top: floating ones have its type. */
 ek_status ek__check_inputs(const ek_pass *pass, const ek_tensor *inputs, size_t count);
-/* What the forward, or predict, on top has given and left behind; its record learns the outputs. */
+/* The same of the results and leftovers of the forward, or predict; its record gets the outputs. */
 ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t record,
                             const ek_tensor *inputs, ek_tensor *outputs, bool predict);
-/* What its caller hands to a backward, and that the stack is as its forward left it. */
+/* Checks the caller's arguments of a backward, and that the stack is as its forward left it. */
 ek_status ek__check_grad_outputs(const ek_pass *pass, size_t record, const ek_tensor *grad_outputs);
-/* What the backward has given and left behind. */
+/* Checks the results and leftovers of the backward. */
 ek_status ek__check_backward(const ek_pass *pass, const struct ek__node *node, size_t record,
                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
 

@@ -57,8 +57,7 @@ struct ek__operand {
 };
 #define EK__OPERAND(index) (1u << (index))
 
-/* Rows of the table: `x` is the variable and the name; its role and what else is to be said of it
- * follow. */
+/* Rows of the table: `x` is the variable and the name; its role and other properties follow. */
 #define EK__READ(x, ...)                                                                           \
   { .name = #x, .tensor = (x), .role = EK__##__VA_ARGS__ }
 #define EK__MAY_READ(x, ...) EK__READ(x, __VA_ARGS__, .optional = true)

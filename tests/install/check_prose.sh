@@ -1,43 +1,64 @@
 #!/usr/bin/env bash
-# check_prose.sh TREE [--count]: words that this project does not use for devices, order and place.
+# check_prose.sh TREE: words that this project does not use for devices, order and place.
 #
-# Each pattern has a limit: how often product code, headers and documents (except results) still
-# have it. Limits may only go down. In Markdown, except results, lines have at most 100 columns,
-# except code and rows of tables. --count prints the numbers.
+# Looks at the text of product code and headers (comments and strings, line by line) and at whole
+# documents, except results, and names each place. In Markdown, except results, lines have at most
+# 100 columns, except code and rows of tables.
 set -euo pipefail
 cd "$1"
-count=${2:-}
 failed=0
 
-lines() { # PATTERN: of product code, headers and documents
-  local -a kinds=(--include='*.c' --include='*.h' --include='*.cu' --include='*.cuh' --include='*.md')
-  { grep -rhoiE "${kinds[@]}" --exclude-dir=results -- "$1" \
-    README.md CONTRIBUTING.md docs include src parallel training criterion check || true; } | wc -l
-}
-at_most() { # LIMIT NAME PATTERN
-  local found
-  found=$(lines "$3")
-  if [[ $count == --count ]]; then printf '%-32s %5d\n' "$2" "$found"; return; fi
-  if ((found > $1)); then
-    printf 'check_prose: %s: %d, at most %d; find the new one and say it plainly\n' \
-      "$2" "$found" "$1" >&2
-    failed=1
-  fi
-}
-at_most 1 'nobody, everybody and the like' '\b(no|any|every|some)body\b'
-at_most 60 'behind' '\bbehind\b'
-at_most 0 'lie, lies' '\blies?\b'
-at_most 12 'so many' '\bso many\b'
-at_most 0 'but for' '\bbut for\b'
-at_most 0 'in the place of' '\bin the place of\b'
-at_most 18 'who without a noun' '(^|[.;:] |/\* |\* )who [a-z]+'
+# The text of C, one line for each that has any: "FILE:LINE: text".
+texts=$(mktemp)
+trap 'rm -f "$texts"' EXIT
+# shellcheck disable=SC2016 # $0 and the others are fields of awk
+grep -rlE --include='*.c' --include='*.h' --include='*.cu' --include='*.cuh' -- . \
+  include src parallel training criterion check | sort | xargs awk '
+  FNR == 1 { comment = 0 }
+  {
+    rest = $0
+    text = ""
+    while (rest != "") {
+      if (comment) {
+        end = index(rest, "*/")
+        text = text " " (end ? substr(rest, 1, end - 1) : rest)
+        rest = end ? substr(rest, end + 2) : ""
+        comment = !end
+      } else if (match(rest, /"([^"\\]|\\.)*"|\/\*|'\''\\?.'\''/)) {
+        token = substr(rest, RSTART, RLENGTH)
+        rest = substr(rest, RSTART + RLENGTH)
+        if (token == "/*") comment = 1
+        else if (token ~ /^"/) text = text " " token
+      } else {
+        rest = ""
+      }
+    }
+    if (text != "") print FILENAME ":" FNR ":" text
+  }' > "$texts"
+awk '{ print FILENAME ":" FNR ": " $0 }' README.md CONTRIBUTING.md docs/*.md docs/notes/*.md >> "$texts"
 
-if [[ $count != --count ]]; then
-  while IFS=: read -r page line; do
-    printf 'check_prose: %s:%s: more than 100 columns\n' "$page" "$line" >&2
+never() { # NAME PATTERN [BETTER]
+  local place
+  while IFS= read -r place; do
+    printf 'check_prose: %s (%s): %s\n' "$1" "$3" "$place" >&2
     failed=1
-  done < <(awk 'FNR == 1 { code = 0 } /^```/ { code = !code }
-    length > 100 && !code && !/^\|/ && !/^ *\[?[^ ]*$/ { print FILENAME ":" FNR }' \
-    ./*.md docs/*.md docs/notes/*.md bench/*/*.md tests/*/*.md)
-fi
+  done < <(grep -iE -- "^[^:]*:[0-9]*:.*($2)" "$texts" || true)
+}
+never '"nobody" and the like' '\b(no|any|every|some)body\b' 'name the device, thread or caller'
+never '"behind" of an order' '\bbehind (the|a|an|it|its|that|them|this|each|all|another|every)\b' 'after'
+never '"lie" of a place' '\blies?\b' 'is'
+never '"so many" of a number' '\bso many\b' 'name the number'
+never '"but for"' '\bbut for\b' 'except'
+never '"in the place of"' '\bin the place of\b' 'instead of'
+never '"who" without a noun' '(:|[.;:(*]|/\*) ?who [a-z]+|\b(for|by|of|from|so|than|where|first|those) who\b' \
+  'name the device, thread or caller'
+never '"told of"' '\b(is|are|was|were|be) (told|said) of\b' 'gets, is called with'
+never 'a pronoun of a person' '\b(himself|herself)\b' 'itself'
+
+while IFS=: read -r page line; do
+  printf 'check_prose: %s:%s: more than 100 columns\n' "$page" "$line" >&2
+  failed=1
+done < <(awk 'FNR == 1 { code = 0 } /^```/ { code = !code }
+  length > 100 && !code && !/^\|/ && !/^ *\[?[^ ]*$/ { print FILENAME ":" FNR }' \
+  ./*.md docs/*.md docs/notes/*.md bench/*/*.md tests/*/*.md)
 exit $failed

@@ -173,8 +173,8 @@ static void climb(struct ek__cpu_limit *limit, const char *start, size_t top,
   }
 }
 
-/* What was found for one version: written once, by the first who has something to say, and then
- * only read. A lock would be one that a child of fork() may find locked for ever. */
+/* The result for one version: written once, by the first thread that has it, and then only read. A
+ * child of fork() might find a lock held for ever. */
 struct known {
   atomic_int state; /* 0: not written, 1: being written, 2: may be read */
   char root[LINE], group[LINE], folder[PATH];

@@ -34,7 +34,7 @@ static ek_status refused(const char *what, uint64_t bytes) {
 }
 
 /* The part of a container's memory that arenas may fill: the rest of the process grows too (stacks,
- * oneDNN's scratch, pages that are huge), and who goes over the limit is killed. */
+ * oneDNN's scratch, huge pages), and a process over the limit is killed. */
 static uint64_t for_arenas(const struct ek__cpu_limit *limit) {
   const uint64_t reserve = limit->bytes / 16 + ((uint64_t)16 << 20);
   return limit->free > 2 * reserve ? limit->free - reserve : limit->free / 2;

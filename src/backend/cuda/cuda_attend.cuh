@@ -276,7 +276,7 @@ inline cudaError_t launch_blocks(cudaStream_t stream, void (*kernel)(attended<T>
   return cudaGetLastError();
 }
 
-/* A block of a tiling, with so many elements of shared memory. */
+/* A block of a tiling, with its elements of shared memory. */
 template <class t, class T = typename t::T>
 inline cudaError_t launch_tiles(cudaStream_t stream, void (*kernel)(attended<T>), int64_t blocks,
                                 int shared_elements, const attended<T> &a) {

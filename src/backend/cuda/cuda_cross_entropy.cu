@@ -95,7 +95,7 @@ template <class T, class S> struct row_terms {
   }
   __device__ void smoothed(S x, int64_t c, S base) {
     const double w = weights ? (double)weights[c] : 1.0;
-    if (w == 0.0) return; /* a class that counts for nothing may have an infinite logit */
+    if (w == 0.0) return; /* a class without weight may have an infinite logit */
     depth += w * ((double)base - (double)x);
     weight += w;
   }

@@ -84,7 +84,7 @@ struct ek__cuda_device {
   char name[32];
   uint64_t offset, capacity; /* its part of the GPU's memory */
   struct ek__cuda_stream streams[EK__CUDA_STREAMS];
-  /* What a worker's calls say to who waits for it, and what that one saw: cuda_watch.c. */
+  /* A worker's calls, for the thread that waits for it, and what that thread saw: cuda_watch.c. */
   _Atomic uint64_t calls_begun, calls_ended, beats;
   uint64_t changes_seen;
   double unchanged_since;
@@ -212,8 +212,8 @@ struct ek__cuda_shape {
   uint32_t align_a, align_b, align_c, align_vector, align_aux;
 };
 
-/* One of the algorithms that the heuristic offers for a product, the best first; `of` is for who
- * runs it. */
+/* One of the algorithms that the heuristic offers for a product, the best first; `of` is for the
+ * code that runs it. */
 struct ek__cuda_candidate {
   int number;
   void *of;
@@ -365,8 +365,8 @@ static inline ek_status ek__cuda_call_ends(struct ek__cuda_device *device, ek_st
   atomic_fetch_add(&device->calls_ended, 1);
   return status;
 }
-/* For who waits for the workers, again and again: an error if one is stuck, which has been
- * ended. */
+/* Called again and again by the thread that waits for the workers: an error if one is stuck; its
+ * stuck call has been ended. */
 ek_status ek__cuda_watch(void *group);
 
 /* ---- cuda_nccl_library.c ---- */
@@ -378,7 +378,7 @@ const char *ek__cuda_nccl_missing(void);
 
 extern const struct ek__link *const ek__cuda_nccl;
 /* Opens a communicator before one is asked for, and runs each collective on the scratch of the
- * GPUs; the first who asks gets it. */
+ * GPUs; the first caller that asks gets it. */
 ek_status ek__cuda_nccl_warm(struct ek__cuda_group *group);
 /* Closes it if it was not asked for. */
 void ek__cuda_nccl_end(struct ek__cuda_group *group);

@@ -145,7 +145,7 @@ template <int N, class... P> __host__ __device__ inline bool packed(const P *...
   return (((reinterpret_cast<uintptr_t>(p) % alignof(pack<P, N>)) == 0) && ...);
 }
 
-/* ---- who does what ---- */
+/* ---- the work of each thread ---- */
 
 inline unsigned blocks_for(int64_t items, int64_t per_block = BLOCK) {
   const int64_t blocks = (items + per_block - 1) / per_block;

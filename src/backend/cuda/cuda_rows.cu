@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(BLOCK) forward_kernel(rows_of<T, S> of) {
   });
 }
 
-/* a is dy, b is y; what is written may be either: an element is read last by who writes it. */
+/* a is dy, b is y; the destination may be either: the thread that writes an element is the last to
+ * read it. */
 template <class T, class S>
 __global__ void __launch_bounds__(BLOCK) backward_kernel(rows_of<T, S> of) {
   __shared__ S scratch[WARP];

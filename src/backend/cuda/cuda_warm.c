@@ -173,8 +173,8 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
                                                          .types = types})};
 }
 
-/* Runs ek__cuda_<name> over its sample, unless something failed before. What does not fit into the
- * shared memory of this GPU is an error of who uses it, and loads nothing. */
+/* Runs ek__cuda_<name> over its sample, unless something failed before. A kernel that does not fit
+ * into the shared memory of this GPU loads nothing here, and is an error when it is used. */
 #define WARM(name, kind)                                                                           \
   if (error == cudaSuccess) error = ek__cuda_##name(at, &of->kind);                                \
   if (error == cudaErrorNotSupported) error = cudaSuccess;

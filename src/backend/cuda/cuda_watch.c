@@ -1,18 +1,18 @@
 /*
  * cuda_watch.c - sees, while workers run, that one of them is stuck.
  *
- * A worker that waits asks again and again, and gives up by itself (cuda_wait.c). But any call of
- * CUDA may wait for all that a GPU has, if it loads code, say; and if a collective of NCCL is among
- * that whose peer waits in the same way, the calls never return. So who waits for the workers looks
- * at them now and then, without a call of CUDA that might join them:
+ * A worker that waits polls, and gives up by itself (cuda_wait.c). But a CUDA call may wait for all
+ * work of a GPU, for example to load code; if that work includes an NCCL collective whose peer
+ * waits in the same way, the calls never return. So the thread that waits for the workers checks
+ * them at intervals, without a CUDA call that might block too:
  *
  *   - a worker has been in one call of ours for longer than the time limit;
- *   - or for so long some rank has queued more collectives than another, and neither any more: then
- *     a worker may be stuck in a call of the program's own.
+ *   - or for as long some rank has queued more collectives than another, and neither queues more:
+ *     then a worker may be stuck in a call of the program's own.
  *
  * Then NCCL's communicators are aborted, which ends the collectives on the GPUs. The calls return,
- * what they computed is not used, and whoever waits or queues a collective afterwards is told.
- * Where GPUs work over each other's memory no call waits for a peer, and there is nothing to abort.
+ * their results are not used, and a thread that waits or queues a collective afterwards gets an
+ * error. If GPUs work over each other's memory, no call waits for a peer, and nothing is aborted.
  */
 #include <stdio.h>
 
