@@ -22,7 +22,7 @@
 
 /* ---- segments ---- */
 
-/* Steps in a segment; 0: there are none. */
+/* Steps in a segment; 0: no segments. */
 static size_t segment(const ek_recompute *recompute, size_t count) {
   switch (recompute->kind) {
   case EK_RECOMPUTE_ALL: return 1;
@@ -33,8 +33,8 @@ static size_t segment(const ek_recompute *recompute, size_t count) {
 }
 
 /*
- * Segments begin at multiples of `length`, or at the next step after one where a segment may begin.
- * The end of the one that begins at `begin`, which is such a place:
+ * Segments begin at multiples of `length`, or at the next step at which a segment may begin.
+ * Returns the end of the segment that begins at `begin`:
  */
 static size_t end_of(const struct ek__chain *chain, size_t length, size_t begin) {
   if (length >= chain->count) return chain->count;
@@ -43,7 +43,7 @@ static size_t end_of(const struct ek__chain *chain, size_t length, size_t begin)
   return end < chain->count ? end : chain->count;
 }
 
-/* Where the one begins that ends at `end`. */
+/* The beginning of the segment that ends at `end`. */
 static size_t begin_of(const struct ek__chain *chain, size_t length, size_t end) {
   size_t begin = 0;
   for (size_t i = end - 1; i > 0; i--) {
@@ -77,7 +77,7 @@ static ek_status forward_segments(const struct ek__chain *chain, size_t length, 
   return status;
 }
 
-/* The inputs of step `begin` that forward has kept, or computes from those of the first. */
+/* The inputs of step `begin`: those that forward kept, or computed from those of the first. */
 static ek_status take_inputs(const struct ek__chain *chain, size_t begin, ek_tensor *inputs) {
   return ek__layer_take(inputs, chain->pass, ek__step_inputs(chain, begin));
 }
@@ -92,7 +92,7 @@ static ek_status compute_inputs(const struct ek__chain *chain, size_t begin, ek_
   return EK_OK;
 }
 
-/* Runs a segment again, for what it saves; what it ran on and what it gave are freed. */
+/* Runs a segment again, so that it saves its tensors; frees its inputs and its results. */
 static ek_status run_again(const struct ek__chain *chain, size_t begin, size_t end,
                            ek_tensor *inputs) {
   ek_tensor outputs[EK_MAX_TENSORS] = {{0}};
@@ -130,7 +130,7 @@ static ek_status backward_segments(const struct ek__chain *chain, size_t length,
 
 /* ---- the chain ---- */
 
-/* Reads what a program describes, and checks that each step takes what the one before gives. */
+/* Reads a program's description, and checks that each step takes the outputs of the one before. */
 static ek_status read_chain(struct ek__chain *chain, ek_chain *o, const char *who, ek_pass *pass,
                             const ek_chain *given) {
   EK_TRY(ek__options_read(o, sizeof *o, given, "ek_chain"));

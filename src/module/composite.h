@@ -24,8 +24,8 @@ struct ek__composite {
   bool unit;              /* of mode fully-sharded */
 };
 
-/* Takes over the caller's reference to `child`, also when it fails. Of a description, before it is
- * a module. */
+/* Takes over the caller's reference to `child`, even if it fails. For a description, before it
+ * becomes a module. */
 ek_status ek__composite_add(struct ek__composite *m, const char *name, ek_module *child);
 /* A new linear. */
 ek_status ek__composite_add_linear(struct ek__composite *m, const char *name, int64_t in,
@@ -34,7 +34,7 @@ ek_status ek__composite_add_linear(struct ek__composite *m, const char *name, in
 /* Slots of its table. */
 ek_status ek__composite_parameters(const ek_module *self, ek_declaration *declaration);
 void ek__composite_free(ek_module *self);
-/* What the first child declares. */
+/* The declaration of the first child. */
 ek_type ek__composite_input_type(const ek_module *self, size_t input);
 
 /* ek__layer_create() of a description whose children were added, or freed if `status` is a failure.
@@ -59,8 +59,8 @@ ek_status ek__composite_forward(const ek_module *self, ek_pass *pass, const ek_t
 ek_status ek__composite_backward(const ek_module *self, ek_pass *pass,
                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
 
-/* Runs the child whose outputs become those of the module, or are all that these are made of: where
- * they are not read, neither are the child's. */
+/* Runs the child whose outputs become those of the module, or from which alone these are made: if
+ * the module's outputs are not read, neither are the child's. */
 ek_status ek__last_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child,
                                  const ek_tensor *inputs);
 

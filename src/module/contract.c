@@ -31,7 +31,7 @@ static const char *place_of(const ek_tensor *tensor) {
   return tensor->device == NULL ? "in host memory" : ek_device_name(tensor->device);
 }
 
-/* Messages here do not say whose tensor it is: ek__name_failure() puts that before them. */
+/* Messages here do not name the module of the tensor: ek__name_failure() puts it before them. */
 static ek_status check_place(const char *what, size_t index, const ek_pass *pass,
                              const ek_tensor *tensor) {
   EK__FAIL_IF(tensor->device != pass->replica->device, EK_ERR_DEVICE,
@@ -69,7 +69,7 @@ static ek_tensor extent_of(const ek_tensor *tensor) {
   return extent;
 }
 
-/* A tensor that must be as large and of the type as `extent`: a gradient and what it belongs to. */
+/* Checks that a tensor has the shape and type of `extent`: a gradient and its tensor. */
 static ek_status check_extent(const char *what, size_t index, const ek_tensor *tensor,
                               const ek_tensor *extent) {
   EK__FAIL_IF(tensor->type != extent->type, EK_ERR_TYPE, "%s number %zu is %s, expected %s", what,
@@ -123,8 +123,8 @@ void ek__record_drop(ek_pass *pass, size_t record) {
 /* ---- when a function returns ---- */
 
 /*
- * Workspace is to be free when the function that took it returns. The ledger tells: on a device
- * that is at work nothing else takes memory of this category.
+ * Workspace must be free when the function that took it returns. The ledger shows it: on a busy
+ * device nothing else takes memory of this category.
  */
 static ek_status check_workspace(const ek_pass *pass) {
   if (!pass->frame->workspace.taken) return EK_OK;
@@ -145,9 +145,9 @@ static int uses(const ek_memory *memory, const ek_tensor *tensors, size_t count)
 }
 
 /*
- * Every tensor that is given holds a reference of its own. y = x holds none: then there are fewer
- * than those of the tensors that were given, of what the function has saved, and of the caller,
- * whose loan it is. Such a tensor is made none, or the caller's reference would be dropped with it.
+ * Every output must hold a reference of its own. y = x holds none: then the memory has fewer
+ * references than the outputs, the saved tensors and the caller, whose loan it is, need. Such a
+ * tensor is cleared so that the caller's reference is not dropped with it.
  */
 static ek_status check_references(const ek_pass *pass, const char *what, ek_tensor *given,
                                   size_t count, const ek_tensor *loans, size_t loan_count) {
@@ -179,7 +179,7 @@ ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
   return check_extent("totals, output", 0, totals, &wanted);
 }
 
-/* An output that is no totals. `type`: of floating ones. */
+/* Checks an output other than totals. `type`: of floating ones. */
 static ek_status check_output(const ek_pass *pass, const struct ek__node *node, size_t index,
                               const ek_tensor *output, ek_type type) {
   EK__FAIL_IF(!ek_tensor_exists(output), EK_ERR_STATE, "it did not set output number %zu", index);
@@ -197,8 +197,8 @@ static ek_status check_output(const ek_pass *pass, const struct ek__node *node, 
                       index, (long long)rows, (long long)samples);
 }
 
-/* A kernel that reads its inputs as numbers of the type that ek_pass_type() says must not be handed
- * others. Casts have been made. */
+/* A kernel reads its inputs as numbers of the type ek_pass_type(), so they must have it. Casts have
+ * been made. */
 ek_status ek__check_inputs(const ek_pass *pass, const ek_tensor *inputs, size_t count) {
   const ek_type type = ek__pass_values(pass);
   for (size_t i = 0; i < count; i++) {

@@ -98,7 +98,7 @@ static ek_status add_number(struct ek__node *node, size_t parameter) {
   return EK_OK;
 }
 
-/* `given` has what of a parameter does not follow from name and shape. */
+/* `given` has the properties of a parameter other than name and shape. */
 static ek_status declare(ek_declaration *declaration, const char *name, int rank,
                          const int64_t *shape, struct ek__parameter given) {
   char path[EK__PATH_SIZE];

@@ -47,7 +47,7 @@ static enum part part_of(ek_formula *formula, const struct ek__chain *chain, siz
   }
 }
 
-/* What goes into step i is also the residual of an addition that is yet to come. */
+/* Whether the input of step i is also the residual of a later addition. */
 static bool branches(const struct ek__chain *chain, size_t i) {
   return i < chain->adds && (i == 0 || ek__is_add(chain, i - 1));
 }
@@ -59,7 +59,7 @@ size_t ek__last_child(const struct ek__chain *chain, size_t begin, size_t end) {
 
 /* ---- joins ---- */
 
-/* One step or several that run in one go, forward: what flows in and out of them. */
+/* The tensors that flow in and out of one step, or of several joined ones, forward. */
 struct forward {
   const struct ek__chain *chain;
   size_t i;
@@ -71,7 +71,7 @@ struct forward {
   ek_tensor *sum;   /* the next residual */
 };
 
-/* Back. */
+/* The same, backward. */
 struct backward {
   const struct ek__chain *chain;
   size_t i;                  /* the last step of them */
@@ -158,7 +158,7 @@ static ek_status enter(const struct ek__chain *chain, size_t i) {
 
 /* ---- forward ---- */
 
-/* What a cheap child gave can be made again by that child from this tensor. */
+/* The result of a cheap child can be made again by that child from this tensor. */
 struct made {
   size_t by;
   ek_tensor from; /* need not exist */
@@ -181,7 +181,7 @@ static void flow_free(struct flow *flow) {
   ek_tensor_free(&flow->made.from);
 }
 
-/* How child i runs, which is the last of those in one go or not. */
+/* How child i runs, which may be the last of a join or not. */
 static ek_child_options options_of(const struct forward *at, size_t last) {
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   options.save = at->chain->save;
@@ -219,7 +219,7 @@ static ek_status residual_add(ek_pass *pass, ek_tensor *sum, const ek_tensor *x)
   return status;
 }
 
-/* A reference to what is given, of the caller's own. */
+/* A reference to the given tensor, owned by the caller. */
 static ek_status take_given(ek_tensor *tensor, const struct forward *at) {
   if (at->own == NULL) return ek_tensor_share(tensor, at->given);
   ek__move_all(tensor, at->own, 1);
@@ -271,8 +271,9 @@ static bool is_cheap(const struct ek__chain *chain, size_t i) {
 }
 
 /*
- * What the next step may make again instead of keeping it: the result of a cheap step i, which was
- * given *from. One that was made again itself keeps its result: it holds nothing else.
+ * The next step may make its input again instead of keeping it, if that is the result of a cheap
+ * step i with the input *from. A step whose own input is made again keeps its result: it holds
+ * nothing else.
  */
 static ek_status remember(struct made *made, const struct ek__chain *chain, size_t i, bool remade,
                           const ek_tensor *from) {
@@ -281,7 +282,7 @@ static ek_status remember(struct made *made, const struct ek__chain *chain, size
   return ek_tensor_share(&made->from, from);
 }
 
-/* Runs the steps from at->i on that run in one go; *ran says how many. */
+/* Runs the step at->i, or the join that begins there; *ran is the number of steps. */
 static ek_status step_forward(struct forward *at, size_t end, size_t *ran, struct flow *now,
                               struct flow *next) {
   const struct ek__chain *chain = at->chain;
@@ -365,7 +366,7 @@ static ek_status gelu_linear(const struct backward *at) {
   return status;
 }
 
-/* The gradient past the norm is added to that of its input where there is one. */
+/* Adds the gradient past the norm, if there is one, to that of its input. */
 static ek_status norm_backward(const struct backward *at) {
   ek_formula norm;
   (void)part_of(&norm, at->chain, at->i);
@@ -415,8 +416,8 @@ static void split(struct gradients *now) {
   now->past = now->value;
 }
 
-/* At the input of a residual connection: `results`, where that flowed through steps, += what flowed
- * past them. Without steps it is what flows past. */
+/* At the input of a residual connection: adds the gradient that flowed past the steps to `results`,
+ * the one that flowed through them. Without steps it is the former alone. */
 static ek_status merge(struct gradients *now, const struct ek__chain *chain, ek_tensor *results) {
   if (now->past == NULL) return EK_OK;
   ek_status status = EK_OK;
@@ -425,7 +426,8 @@ static ek_status merge(struct gradients *now, const struct ek__chain *chain, ek_
   return status;
 }
 
-/* Runs back through the steps before `left` that run in one go; *ran says how many. */
+/* Runs back through the step before `left`, or the join that ends there; *ran is the number of
+ * steps. */
 static ek_status step_backward(struct gradients *now, const struct ek__chain *chain, size_t left,
                                size_t begin, ek_tensor *grad_inputs, size_t *ran) {
   ek_tensor results[EK_MAX_TENSORS] = {{0}};

@@ -29,15 +29,15 @@ static inline bool ek__is_add(const struct ek__chain *chain, size_t i) {
   return ek__step_child(chain, i) == EK_CHAIN_ADD;
 }
 
-/* How many tensors go into step i, and come out of it. */
+/* The numbers of inputs and outputs of step i. */
 size_t ek__step_inputs(const struct ek__chain *chain, size_t i);
 size_t ek__step_outputs(const struct ek__chain *chain, size_t i);
 
 /* The last child of steps begin .. end - 1; SIZE_MAX: no child is among them. */
 size_t ek__last_child(const struct ek__chain *chain, size_t begin, size_t end);
 
-/* A segment may begin with step i > 0: one tensor flows there, and what runs in one go across it
- * has the bits of its parts. */
+/* Whether a segment may begin with step i > 0: one tensor flows there, and a join across it has the
+ * bits of its parts. */
 bool ek__may_begin(const struct ek__chain *chain, size_t i);
 
 /* Runs steps begin .. end - 1. */

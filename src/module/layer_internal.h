@@ -18,7 +18,7 @@
 ek_status ek__layer_create(ek_module **module, const void *description, size_t size,
                            const ek_module_ops *ops, size_t inputs, size_t outputs);
 
-/* What every layer's table has; what else there is follows. */
+/* The slots of every layer's table; the others follow it. */
 #define EK__LAYER(kind_, forward_, backward_, free_)                                               \
   .size = sizeof(ek_module_ops), .kind = (kind_), .forward = (forward_), .backward = (backward_),  \
   .free = (free_), .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16
@@ -32,8 +32,8 @@ void ek__layer_free(ek_module *self);
  */
 ek_status ek__layer_check(const ek_pass *pass, const ek_tensor *input, int64_t columns);
 
-/* Takes what forward saved, the last first: the array is in the order of saving. Then the caller
- * frees all of them. A failure leaves none. */
+/* Takes the tensors that forward saved, the last first; the array is in the order of saving. The
+ * caller frees all of them. A failure leaves none. */
 ek_status ek__layer_take(ek_tensor *tensors, ek_pass *pass, size_t count);
 void ek__free_all(ek_tensor *tensors, size_t count);
 /* Moves references: `from` becomes zeros. */
@@ -55,8 +55,7 @@ ek_status ek__norm_forward(const ek_formula *norm, ek_pass *pass, ek_tensor *sum
 ek_status ek__norm_backward(const ek_formula *norm, ek_pass *pass, const ek_tensor *dy,
                             const ek_tensor *residual, ek_tensor *dx);
 
-/* What comes out of a model is charged to `outputs`, unless it is only an input under another name.
- */
+/* Charges the result of a model to `outputs`, unless it is only an input under another name. */
 ek_status ek__charge_outputs(ek_tensor *outputs, size_t count, const ek_tensor *inputs,
                              size_t input_count);
 

@@ -24,13 +24,13 @@
 #include "module/names.h"
 
 /*
- * Flat parameters are in groups of what is asked of an optimizer for them, so that each group is
- * one range: an update takes one call for it. Frozen ones come last, also where the others are in
- * units: what is trained is then one range that begins with element 0, and gradients, which frozen
- * ones have not, are at the same offsets. The small group of biases and norms is before the large
- * one, whose gradients are complete from the end on while backward goes on (reduce.c); its own are
- * with the first layer's. Other rates and decays, which patterns ask for (patterns.c), make groups
- * of their own after these two.
+ * Flat parameters are grouped by their options for the optimizer, so that each group is one range,
+ * which an update handles in one call. Frozen parameters come last, even if the others are in
+ * units: the trained ones are then one range that begins with element 0, and their gradients are at
+ * the same offsets (frozen ones have no gradients). The small group of biases and norms comes
+ * before the large group of matrices. Gradients of matrices become complete from the end to the
+ * beginning during backward (reduce.c); those of biases and norms with the first layer's. Rates and
+ * decays that patterns set (patterns.c) make groups of their own after these two.
  */
 struct ek__group {
   bool no_decay;
@@ -57,8 +57,7 @@ struct ek__parameter {
 /* No unit: of a node that is not marked, and of all in a layout that is not in units. */
 #define EK__NO_UNIT SIZE_MAX
 
-/* Where a range of the flat parameters begins that are of one group; the next one begins where it
- * ends. */
+/* The beginning of a range of flat parameters of one group; the next one begins at its end. */
 struct ek__run {
   int64_t first;
   size_t group;
@@ -69,7 +68,7 @@ struct ek__node {
   const char *path;      /* NULL for the root and what it wraps; the layout's names own it */
   struct ek__holder holder; /* of what its module takes: the same path */
   struct ek__node *next; /* all nodes of a layout, the last walked first */
-  /* Of the module when it was walked: arrays go by them. */
+  /* Counts of the module when it was walked: they size arrays. */
   size_t inputs, outputs, targets, terms, predictions;
   uint32_t stream; /* for random keys */
   size_t number;   /* all nodes in the order of the walk */
@@ -118,8 +117,8 @@ enum { EK__FLAT_ALIGNMENT = 16, EK__UNIT_ALIGNMENT = 128 };
 /* The longest path of a node or parameter, with a final NUL: it bounds how deep modules nest. */
 enum { EK__PATH_SIZE = 512 };
 
-/* EK_ERR_INVALID_ARGUMENT if a program's module is not what ek_module_init() made of it, or has
- * more of anything than arrays have room for. */
+/* EK_ERR_INVALID_ARGUMENT if a program's module has changed since ek_module_init(), or a count
+ * exceeds the size of an array. */
 ek_status ek__module_check(const ek_module *module);
 
 /* Whether its table declares so. */
@@ -136,9 +135,9 @@ void ek__layout_close(struct ek__layout *layout);
  * closes what was opened. */
 ek_status ek__layout_open_states(struct ek__layout *layout, ek_device *device);
 void ek__layout_close_states(struct ek__layout *layout, ek_device *device);
-/* EK_ERR_STATE if a module has not as much of everything any more as when it was walked. */
+/* EK_ERR_STATE if a count of a module has changed since it was walked. */
 ek_status ek__layout_check(const struct ek__layout *layout);
-/* What messages call a module: "blocks.3.mlp (sequential)", or its kind for the root. */
+/* The name of a module in messages: "blocks.3.mlp (sequential)", or its kind for the root. */
 const char *ek__node_path(char path[EK__PATH_SIZE], const struct ek__node *node);
 /* Puts every parameter into a group, by its declaration and by the patterns. In patterns.c. */
 ek_status ek__layout_group(struct ek__layout *layout, const ek_parameter_pattern *patterns,

@@ -35,8 +35,8 @@ static void number_units(struct ek__layout *layout, size_t *numbers, size_t unit
   }
 }
 
-/* Each unit becomes one of what is trained and one of what is frozen, after all of the former; one
- * without parameters does not exist. */
+/* Splits each unit into a trained and a frozen one; frozen units come after all trained ones, and a
+ * unit without parameters is dropped. */
 static ek_status part_units(struct ek__layout *layout) {
   const size_t count = layout->unit_count;
   size_t *trained = NULL; /* new numbers, and after them those of the frozen parts */

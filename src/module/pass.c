@@ -106,7 +106,7 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
 
 void ek_pass_free(ek_pass *pass) {
   if (pass == NULL) return;
-  /* In the order that backward would have: the arena sees the same sequence either way. */
+  /* Frees in the order of backward, so that the arena sees the same sequence either way. */
   while (pass->saved_count > 0) ek__saved_drop(pass);
   ek__cast_drop_parameters(pass, 0);
   ek__drop_wide_gradients(pass);
@@ -312,7 +312,7 @@ bool ek_pass_known_scale(double *scale, const ek_pass *pass) {
   return true;
 }
 
-/* It has no other holder, and each function on the way from its holder has left it to the next. */
+/* True if it has no other holder, and each caller on the way from its holder allows overwriting. */
 static bool is_left(const ek_pass *pass, const ek_tensor *input) {
   if (input->memory == NULL || ek_tensor_holders(input) != 1) return false;
   if (ek__recipe_for(pass, input) != EK__NO_RECIPE) return false;

@@ -16,8 +16,8 @@ enum ek__pass_stage {
 };
 
 /*
- * What is converted where a module runs in another type than its caller's, or where the tensors
- * that a pass is given are not of its type: cast.c.
+ * The conversions for a module that runs in another type than its caller, or for a pass whose
+ * tensors are not of its type: cast.c.
  */
 struct ek__cast {
   uint32_t inputs; /* bit i: input i was converted, from the type */
@@ -26,8 +26,9 @@ struct ek__cast {
 };
 
 /*
- * A function of a module that runs, or a child that it has entered. While none does, the outermost:
- * of the root. A frame of a function is the first of two in an array: the second is for the child.
+ * The frame of a running function of a module, or of a child that it has entered; if none runs, the
+ * outermost, that of the root. The frame of a function is the first of two in an array: the second
+ * is for the child.
  */
 struct ek__frame {
   const struct ek__node *node;
@@ -64,11 +65,11 @@ struct ek__record {
   size_t extents;      /* where those of its inputs begin, and after them of its outputs */
 };
 
-/* Runs a module again in backward, without saving; one input and one output. */
+/* Runs a module again in backward, without saving: one input and one output. */
 struct ek__recipe;
 typedef ek_status (*ek__run_maker)(ek_pass *pass, const struct ek__recipe *recipe, ek_tensor *made);
 
-/* How to make a tensor again that was to be saved. */
+/* How to make a tensor again instead of saving it. */
 struct ek__recipe {
   ek__run_maker run;
   const struct ek__node *maker;
@@ -118,8 +119,8 @@ static inline ek_stream *ek__pass_stream(const ek_pass *pass) {
   return ek_device_stream(pass->replica->device, EK_STREAM_COMPUTE);
 }
 
-/* ek_pass_open() of a replica that does not hold everything whole; lender NULL: it does. The lender
- * must outlive the pass. */
+/* ek_pass_open() for a replica that does not hold everything whole; with lender NULL it does. The
+ * lender must outlive the pass. */
 ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_options *options,
                         struct ek__lender *lender);
 
@@ -131,7 +132,7 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
 
 /* ---- round_gradients.c: gradients that are kept in 16 bits, or not at all ---- */
 
-/* Where the replica, or a lender, keeps a gradient. */
+/* The place in which the replica, or a lender, keeps a gradient. */
 ek_status ek__kept_gradient(ek_tensor *gradient, const ek_pass *pass, size_t parameter);
 /* The f32 gradient that modules add to, a loan; undefined where nothing was added in this step. */
 ek_status ek__wide_gradient(ek_tensor *gradient, ek_pass *pass, size_t parameter);
@@ -143,12 +144,11 @@ void ek__drop_wide_gradients(ek_pass *pass);
 
 /* ---- cast.c ---- */
 
-/* What is to be converted for a function of `node` that runs in `type`, called from one in
- * `outer`. */
+/* The conversions for a function of `node` that runs in `type`, called from one in `outer`. */
 void ek__cast_plan(struct ek__cast *cast, const ek_pass *pass, const struct ek__node *node,
                    const ek_tensor *inputs, size_t count, ek_type type, ek_type outer,
                    bool predict);
-/* Tensors as they are on the other side: new ones for those of the set, loans of the others. A
+/* Tensors on the other side of a conversion: new ones for those of the set, loans of the others. A
  * failure leaves none. */
 ek_status ek__cast_tensors(ek_tensor *made, ek_pass *pass, const ek_tensor *given, size_t count,
                            uint32_t set, ek_type type);
@@ -157,12 +157,12 @@ void ek__cast_free(ek_tensor *made, size_t count, uint32_t set);
 ek_status ek__cast_move(ek_tensor *owned, ek_pass *pass, size_t count, uint32_t set, ek_type type);
 /* The floating ones of `count` tensors that are not of the type. */
 uint32_t ek__cast_set(const ek_tensor *tensors, size_t count, ek_type type);
-/* A loan of a parameter or buffer of the replica, in the type that the replica has it in. */
+/* A loan of a parameter or buffer of the replica, in the replica's type. */
 ek_status ek__pass_value(ek_tensor *value, const ek_pass *pass, size_t global);
 /* A parameter as the frame on top computes with it: a loan that the pass keeps until the frame
  * ends. */
 ek_status ek__cast_parameter(ek_tensor *parameter, ek_pass *pass, size_t number);
-/* Gives back those that are not below `count`. */
+/* Frees all except the first `count`. */
 void ek__cast_drop_parameters(ek_pass *pass, size_t count);
 
 /* Whether the memory is that of an input of the root which the runner keeps until backward. */
@@ -176,8 +176,8 @@ static inline bool ek__pass_was_lent(const ek_pass *pass, const ek_memory *memor
 /* Whether forward has added to gradients of parameters. */
 static inline bool ek__pass_has_added(const ek_pass *pass) { return pass != NULL && pass->added; }
 
-/* Every parameter whose users were done in forward is complete now; every one that no module has
- * spoken of. */
+/* Reports as complete: every parameter whose users were all done in forward; and every parameter
+ * that no module has reported. */
 ek_status ek__pass_complete_early(ek_pass *pass);
 ek_status ek__pass_complete_rest(ek_pass *pass);
 
@@ -188,12 +188,12 @@ ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, const struct ek__recipe
 void ek__recipe_close(ek_pass *pass, size_t recipe);
 /* The number of an open recipe for this tensor, or EK__NO_RECIPE. */
 size_t ek__recipe_for(const ek_pass *pass, const ek_tensor *tensor);
-/* Puts a reference to a tensor on the stack of what is saved, or what stands for its recipe; and
- * takes the last one off. */
+/* Puts a reference to a tensor, or the placeholder of its recipe, on the stack of saved tensors;
+ * and takes the last one off. */
 ek_status ek__saved_push(ek_pass *pass, const ek_tensor *tensor, size_t recipe);
 ek_status ek__saved_take(ek_tensor *tensor, ek_pass *pass);
 void ek__saved_drop(ek_pass *pass);
-/* Each of `count` tensors that a module or the runner hands over is there, and on the device. */
+/* Checks that each of `count` tensors from a module or the runner exists, on the device. */
 ek_status ek__check_tensors(const char *who, const ek_pass *pass, const ek_tensor *tensors,
                             size_t count);
 
@@ -202,10 +202,10 @@ ek_status ek__record_push(size_t *record, ek_pass *pass, const struct ek__frame 
                           const ek_tensor *inputs);
 /* The last forward of `node` among the children of the frame on top. */
 size_t ek__record_find(const ek_pass *pass, const struct ek__node *node);
-/* Forgets the record and those above it; what was saved since it began is dropped. */
+/* Forgets the record and those above it; drops the tensors saved since it began. */
 void ek__record_drop(ek_pass *pass, size_t record);
 
-/* A place for the totals of a forward of `node` is right. */
+/* Checks a place for the totals of a forward of `node`. */
 ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
                            const ek_tensor *totals);
 /* Checks the inputs of the forward, or predict, on top: floating ones have its type. */

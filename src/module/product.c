@@ -73,7 +73,7 @@ ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_
 
 ek_status ek__product_gelu_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
                                    ek_tensor *pre, ek_tensor *y) {
-  /* What is joined with GELU may depend on whether pre is wanted, and with it the last bits. */
+  /* Whether pre is needed may decide which operation is joined with GELU, and so the last bits. */
   const bool keep = ek_pass_wants_gradient(pass) || ek_pass_runs_again(pass);
   ek_tensor weight = {0}, bias = {0}, shape;
   EK_TRY(prepare(linear, pass, x, 0, &weight, &bias, &shape));

@@ -18,8 +18,9 @@ struct ek__affine {
 
 enum { EK__WEIGHT, EK__BIAS };
 
-/* Both begin uniform in +-1/sqrt(in); where `weight` says how W begins (not NULL), b begins as
- * zeros. EK_ERR_INVALID_ARGUMENT: a size is not above 0; `kind` is whose they are. */
+/* Both begin uniform in +-1/sqrt(in), unless `weight` (not NULL) gives the initial values of W;
+ * then b begins as zeros. EK_ERR_INVALID_ARGUMENT: a size is not above 0; `kind` is that of their
+ * module. */
 ek_status ek__affine_fill(struct ek__affine *affine, const char *kind, int64_t in, int64_t out,
                           bool bias, const ek_initializer *weight);
 ek_status ek__affine_declare(const struct ek__affine *affine, ek_declaration *declaration);
@@ -30,12 +31,13 @@ ek_formula ek__affine_formula(const struct ek__affine *affine);
 ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
                               ek_tensor *y, int64_t columns);
 
-/* y = GELU(x W^T + b). Saves x, and then what went into GELU; *pre becomes that, the caller's, or
- * stays as it was where it is not needed. */
+/* y = GELU(x W^T + b). Saves x, and then the input of GELU; *pre becomes that input, owned by the
+ * caller, or stays unchanged if it is not needed. */
 ek_status ek__product_gelu_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
                                    ek_tensor *pre, ek_tensor *y);
 
-/* Takes x, adds to the gradients and says that they are complete. bias_done: the bias has its. */
+/* Takes x, adds to the gradients and reports them as complete. bias_done: that of the bias has been
+ * computed. */
 ek_status ek__product_gradients(const ek_formula *linear, ek_pass *pass, const ek_tensor *dy,
                                 bool bias_done);
 

@@ -16,7 +16,7 @@
 #include "core/error.h"
 #include "module/pass_internal.h"
 
-/* Those on top that are not needed any more leave. */
+/* Removes the recipes on top that are not needed any more. */
 static void settle(ek_pass *pass) {
   while (pass->recipe_count > 0) {
     struct ek__recipe *last = &pass->recipes[pass->recipe_count - 1];

@@ -10,7 +10,7 @@
 #include "device/types.h"
 #include "module/layout.h"
 
-/* What a user of the replica leaves with it, to be freed with it: first member of its struct. */
+/* An object that is freed with the replica: the first member of its user's struct. */
 struct ek__spare {
   void (*free)(struct ek__spare *spare);
   struct ek__spare *next;
@@ -44,7 +44,7 @@ struct ek_replica {
 ek_tensor ek__replica_view(const ek_tensor *flat, const ek_replica *replica, size_t parameter,
                            int64_t first);
 
-/* What a replica of a data-parallel model does not hold whole. */
+/* The parts that a replica of a data-parallel model does not hold whole. */
 struct ek__replica_parts {
   size_t unit_bytes;  /* not 0: the layout is in units of that many bytes */
   bool shared_values; /* what modules see is shared */
@@ -57,11 +57,11 @@ ek_status ek__replica_open_parts(ek_replica **replica, ek_device *device, ek_mod
 /* For one whose masters are shared: `count` of its parameters, zeros; and as many copies, if the
  * values are shared, too. */
 ek_status ek__replica_hold_parameters(ek_replica *replica, int64_t count);
-/* For a replica that was opened without gradients: `count` of them, zeros, of which it is not said
- * whose they are (parallel/keeper.h). */
+/* For a replica that was opened without gradients: `count` of them, zeros; the caller decides which
+ * parameters they belong to (parallel/keeper.h). */
 ek_status ek__replica_hold_gradients(ek_replica *replica, int64_t count);
 
-/* Views without references of their own: of what modules see, and of its gradient. */
+/* Views without references of their own: of the value that modules see, and of its gradient. */
 ek_tensor ek__replica_value(const ek_replica *replica, size_t parameter);
 ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter);
 
@@ -69,7 +69,7 @@ ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter);
 static inline bool ek__replica_is_mixed(const ek_replica *replica) {
   return ek__type_is_half(ek_precision_type(replica->precision));
 }
-/* The flat buffer of what modules see. */
+/* The flat buffer of the values that modules see. */
 static inline const ek_tensor *ek__replica_values(const ek_replica *replica) {
   return ek__replica_is_mixed(replica) ? &replica->copies : &replica->parameters;
 }
@@ -89,13 +89,13 @@ static inline bool ek__replica_rounds_gradients(const ek_replica *replica) {
   return replica->gradient_type != replica->type;
 }
 
-/* Modules add to an f32 gradient that the pass lends them, which goes when it is complete, or is
- * rounded to where it is kept. */
+/* Modules add to an f32 gradient that the pass lends them; when it is complete it is freed, or
+ * rounded to its place. */
 static inline bool ek__replica_lends_gradient(const ek_replica *replica, size_t parameter) {
   return ek__replica_rounds_gradients(replica) || replica->layout.parameters[parameter].frozen;
 }
 
-/* Whether it holds whole gradients: of all that is trained, or there are none. */
+/* Whether it holds whole gradients: of all trained parameters, or nothing is trained. */
 static inline bool ek__replica_has_gradients(const ek_replica *replica) {
   return replica->whole_gradients || replica->layout.trained_count == 0;
 }

@@ -36,7 +36,7 @@ static size_t inputs_of(const struct ek__node *node, bool predict) {
   return node->inputs - (predict ? node->targets : 0);
 }
 
-/* A criterion that has not asked ek_pass_totals() has put them elsewhere. */
+/* A criterion that has not called ek_pass_totals() has put its totals elsewhere. */
 static ek_status place_totals(ek_pass *pass, ek_tensor *given, const ek_tensor *totals) {
   if (totals == NULL || (given->memory == totals->memory && given->data == totals->data)) {
     return EK_OK;
@@ -74,8 +74,9 @@ static void give_inputs(ek_pass *pass, size_t record, ek_tensor *grad_inputs) {
 }
 
 /*
- * A module that recomputes may run a child in backward as often as it likes without saving: one
- * record says that its backward is not to come, and that of the first forward will do.
+ * A module that recomputes may run a child in backward any number of times without saving: one
+ * record is enough to show that its backward does not follow, and that of the first forward is
+ * used.
  */
 static bool wants_record(const ek_pass *pass, const struct ek__frame *frame) {
   if (!pass->frame->saving) return false;
@@ -90,8 +91,8 @@ struct ways {
   ek_precision children;  /* that its children are to run in */
 };
 
-/* In f32 where the module is to run in 16 bits and does not know them; what its children know is
- * their own affair. */
+/* f32 if the module is to run in 16 bits and does not support them; its children decide for
+ * themselves. */
 static struct ways ways_of(const struct ek__node *node, ek_precision outer, ek_precision asked) {
   const ek_type values = ek_precision_type(asked);
   const bool knows =
@@ -112,8 +113,8 @@ static struct ways ways_of_last(const ek_pass *pass, const struct ek__node *node
 
 static ek_status run_maker(ek_pass *pass, const struct ek__recipe *recipe, ek_tensor *made);
 
-/* For the input of a child of the frame on top that is to be made again: remake.c. *recipe becomes
- * EK__NO_RECIPE where nothing is saved, or nothing made. */
+/* Opens a recipe for the input of a child of the frame on top that is to be made again: remake.c.
+ * *recipe becomes EK__NO_RECIPE if nothing is saved, or nothing made again. */
 static ek_status open_recipe(size_t *recipe, ek_pass *pass, bool saving, size_t inputs,
                              const ek_tensor *input, const ek_child_options *options) {
   *recipe = EK__NO_RECIPE;
@@ -155,7 +156,7 @@ static ek_status rest(const ek_pass *pass, bool last) {
 
 /* ---- one call ---- */
 
-/* A function of a module, from before it is called until what it gave has been checked. */
+/* A call of a module's function, until its results have been checked. */
 struct call {
   struct ek__frame frames[2]; /* its own, and one for a child that it enters */
   const char *function;
@@ -165,8 +166,8 @@ struct call {
   struct ek__span *span;  /* NULL where nothing is traced */
 };
 
-/* Puts the call's frame on top. From now on what is taken is its module's, and products may do what
- * it says. */
+/* Puts the call's frame on top. From now on memory is charged to its module, and products round as
+ * the frame says. */
 static void begin(struct call *call, ek_pass *pass, const char *function) {
   const struct ek__node *node = call->frames->node;
   struct ek__place *here = ek__place_here();
@@ -216,7 +217,7 @@ static ek_status run(struct call *call, ek_pass *pass, enum ek__way way,
   return status;
 }
 
-/* Takes the call's frame off the stack. `status`: of the call, and of what was checked after it. */
+/* Takes the call's frame off the stack. `status`: of the call, and of the checks after it. */
 static ek_status end(const struct call *call, ek_pass *pass, ek_status status) {
   if (status != EK_OK) ek__name_failure(pass, call->function, status, call->errors);
   ek__recipe_close(pass, call->frames->recipe);
@@ -229,8 +230,8 @@ static ek_status end(const struct call *call, ek_pass *pass, ek_status status) {
 
 /* ---- forward and backward ---- */
 
-/* Fills the rest of the frame of a forward, or of a predict, which saves nothing, and makes what
- * lasts until it has returned. */
+/* Fills the rest of the frame of a forward, or of a predict, which saves nothing, and makes the
+ * objects that last until it has returned. */
 static ek_status prepare(struct ek__frame *frame, size_t *record, ek_pass *pass,
                          const ek_child_options *options, bool predict) {
   const struct ek__node *node = frame->node;
@@ -284,8 +285,8 @@ static ek_status forward_in_type(struct call *call, ek_pass *pass, ek_tensor *gi
   return end(call, pass, status);
 }
 
-/* Between casts where there are any. What a function gives becomes the caller's when all of it is
- * right: until then it is here. */
+/* With casts before and after, if necessary. The caller gets the results of a function when all of
+ * them have been checked: until then they are here. */
 static ek_status run_in(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                         ek_tensor *outputs, const struct ways *ways,
                         const ek_child_options *options, bool predict) {
@@ -364,7 +365,7 @@ static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, si
   return end(&call, pass, status);
 }
 
-/* Of a forward whose record has a cast what comes and what goes is converted the other way. */
+/* If the record of the forward has a cast, gradients are converted the other way. */
 static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
                               const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   const size_t record = ek__record_find(pass, node);
