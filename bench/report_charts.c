@@ -292,7 +292,7 @@ static void write_areas(FILE *file, const json_t *root, size_t r, size_t device,
   free(bands);
 }
 
-/* Behind write_timelines(), which has the phases' colours. */
+/* After write_timelines(), which has the phases' colours. */
 static void write_all_areas(FILE *file, const json_t *root, const struct rows *groups, size_t count,
                             double most) {
   if (!(most > 0)) return;

@@ -31,7 +31,7 @@ static uint64_t gpu_used(const ek_memory_outside *outside) {
   return outside->total_bytes - outside->free_bytes;
 }
 
-/* The same from what was known at the start: the arena and what lay beside it then. */
+/* The same from what was known at the start: the arena and the memory outside it then. */
 static uint64_t gpu_explained(const ek_memory_outside *outside) {
   return gpu_used(outside) - outside->now_bytes + outside->opening_bytes;
 }

@@ -86,7 +86,7 @@ struct planning {
   const struct run *like;
 };
 
-/* The peak of the fullest device; the second step meets what the first has left behind. */
+/* The peak of the fullest device; the second step starts with what the first has left. */
 static ek_status planned_peak(void *context, const ek_recompute *recompute, uint64_t *peak) {
   const struct planning *planning = context;
   struct shape shape = *planning->task->shape;
@@ -187,7 +187,7 @@ void run_task(struct run *run, const struct task *task, const struct run_extras 
     if (kept == EK_OK && run->status == EK_OK && extras->trace != NULL) {
       kept = write_trace(extras->trace, training.group);
     }
-    /* Behind all figures, which it must not touch. */
+    /* After all figures, which it must not touch. */
     if (kept == EK_OK && run->status == EK_OK && extras->timeline) {
       kept = timeline_take(&run->timeline, &training);
     }

@@ -54,7 +54,7 @@ function(evenkeel_library_flags target)
                              "${PROJECT_SOURCE_DIR}")
   target_link_libraries(${target} PRIVATE Threads::Threads)
   if(NOT EVENKEEL_SANITIZE)
-    # A program may call the library on a small stack; large tiles lie in scratch (cpu/team.h).
+    # A program may call the library on a small stack; large tiles are in scratch (cpu/team.h).
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C>:-Wframe-larger-than=16384>)
   endif()
 endfunction()

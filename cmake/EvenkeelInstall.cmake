@@ -78,7 +78,7 @@ if(EVENKEEL_HAVE_ONEDNN)
   install(FILES "${PROJECT_SOURCE_DIR}/cmake/FindOneDNN.cmake" DESTINATION "${evenkeel_cmakedir}")
 endif()
 
-# Paths in evenkeel.pc are relative to where it lies, so that an installed tree can be moved.
+# Paths in evenkeel.pc are relative to its place, so that an installed tree can be moved.
 cmake_path(ABSOLUTE_PATH CMAKE_INSTALL_LIBDIR BASE_DIRECTORY "${CMAKE_INSTALL_PREFIX}"
            OUTPUT_VARIABLE pc_dir)
 file(RELATIVE_PATH EVENKEEL_PC_PREFIX "${pc_dir}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")

@@ -143,7 +143,7 @@ packages_apt() {
   elif [[ -t 0 ]]; then
     sudo "${command[@]}" "$@"
   else
-    sudo -n "${command[@]}" "$@" # nobody there to type a password
+    sudo -n "${command[@]}" "$@" # no user is there to type a password
   fi
 }
 

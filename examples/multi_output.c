@@ -36,7 +36,7 @@ static ek_status two_heads_parameters(const ek_module *self, ek_declaration *dec
   return EK_OK;
 }
 
-/* Both heads read the trunk's result, which is freed here: who needs it has saved it. */
+/* Both heads read the trunk's result, which is freed here: modules that need it have saved it. */
 static ek_status two_heads_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                    ek_tensor *outputs) {
   (void)self;

@@ -157,7 +157,7 @@ static ek_status network_gradients(const struct network *n, ek_pass *pass, const
   first.in = n->in;
   first.out = n->hidden;
   EK_TRY(add_gradients(&first, pass, W1, B1));
-  if (dx == NULL) return EK_OK; /* nobody asks for the input's gradient */
+  if (dx == NULL) return EK_OK; /* the input's gradient is not needed */
   EK_TRY(ek_pass_output(dx, pass, EK_F32, 2, x->shape));
   first.dx = floats(dx);
   return ek_device_parallel_for(device, rows, affine_input, &first);

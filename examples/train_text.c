@@ -23,7 +23,7 @@
  *                       fully-sharded
  *     --precision TYPE  what the model computes in (f32)
  *     --gradient-type TYPE  what gradients of parameters are kept and summed in (f32)
- *     --rate PEAK       the learning rate behind the warm-up (4e-3), which falls to a tenth
+ *     --rate PEAK       the learning rate after the warm-up (4e-3), which falls to a tenth
  *     --seed N          of initial weights, dropout and windows (7); a run that goes on has the
  *                       seed that it began with, and refuses another
  *
@@ -121,7 +121,7 @@ cleanup:
   return status;
 }
 
-/* Windows at random places; the target of each byte is the one behind it. */
+/* Windows at random places; the target of each byte is the next one. */
 static void pick_batch(int32_t *inputs, int32_t *targets, const struct text *text, long step) {
   const ek_random_key key = {text->seed, (uint32_t)step, 0};
   for (uint32_t b = 0; b < BATCH; b++) {
@@ -330,7 +330,7 @@ static int32_t draw(const float *logits, uint32_t bits) {
   return BYTES - 1;
 }
 
-/* One sample's logits lie whole on one device, in the type that the model computes in. */
+/* One sample's logits are whole on one device, in the type that the model computes in. */
 static ek_status read_logits(ek_tensor *logits, const ek_shards *outputs) {
   for (size_t i = 0; i < outputs->count; i++) {
     const ek_tensor *part = &outputs->parts[i];
@@ -347,7 +347,7 @@ static ek_status read_logits(ek_tensor *logits, const ek_shards *outputs) {
   return EK_ERR_INTERNAL;
 }
 
-/* The byte that the model writes behind `window`. */
+/* The byte that the model writes after `window`. */
 static ek_status next_byte(ek_trainer *trainer, int32_t *window, ek_random_key key, uint32_t number,
                            int32_t *byte) {
   static float logits[WINDOW * BYTES];

@@ -54,7 +54,7 @@ int64_t product_elements(int64_t tokens);
 
 /*
  * Makes what the kernel needs for large tensors of about `elements` elements (whole rows, at least
- * one). `bed` must be zero but for device, stream, type, random and tokens; bed_close() frees what
+ * one). `bed` must be zero except device, stream, type, random and tokens; bed_close() frees what
  * was made, also after a failure.
  */
 ek_status bed_open(struct bed *bed, const struct kernel *kernel, int64_t elements);

@@ -95,7 +95,7 @@ class Step:
 
 
 def read_safetensors(path):
-    """The tensors of a file in f32: a header in JSON behind its length, then the values."""
+    """The tensors of a file in f32: a header in JSON after its length, then the values."""
     with open(path, "rb") as file:
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         values = bytearray(file.read())

@@ -76,7 +76,7 @@ def parse_arguments():
     for name in SHAPE:
         parser.add_argument("--" + name, type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--trial", type=int, required=True, help="measured steps behind two of warm-up")
+    parser.add_argument("--trial", type=int, required=True, help="measured steps after two of warm-up")
     return parser.parse_args()
 
 

@@ -100,7 +100,7 @@ class Peer:
         return json.loads(line)
 
     def message(self):
-        """Its last line that names an error, or its last line: behind the error comes advice."""
+        """Its last line that names an error, or its last line: advice follows the error."""
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\w*: ", line)]

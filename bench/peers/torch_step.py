@@ -324,7 +324,7 @@ def main():
         "warmup": arguments.warmup,
         "steps": arguments.steps,
         "step_seconds": {"median": median, "min": min(seconds), "max": max(seconds)},
-        # A GPU works behind the host's back: only the whole step means something there.
+        # A GPU works while the host goes on: only the whole step means something there.
         "split_seconds": None if arguments.device != "cpu" else {
             name: statistics.median(values) for name, values in split.items()},
         "tokens_per_second": shape["batch"] * shape["seq"] / median,

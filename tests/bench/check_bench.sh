@@ -35,7 +35,7 @@ load() {
   done < <("$read_json" "$dir/out")
 }
 
-# Runs the program; its output lies in $dir/out and $dir/err, and no code but CODE is right.
+# Runs the program; its output is in $dir/out and $dir/err, and no code but CODE is right.
 expect() { # CODE ARGUMENT...
   local wanted=$1 code=0
   shift
@@ -583,7 +583,7 @@ group_data() {
 # Files are there whole or not at all; nothing waits for a reader that is not there.
 group_output() {
   local code=0 line run=(memory "${small[@]}" --devices cpu:2 --modes gather)
-  # A pipe that nobody reads: refused before the run. One with a reader gets all of it.
+  # A pipe without a reader: refused before the run. One with a reader gets all of it.
   mkfifo "$dir/pipe"
   for line in --export-json --export-csv --timeline --report; do
     expect 1 "${run[@]}" $line "$dir/pipe"
@@ -738,14 +738,14 @@ group_outside() {
       run=runs.1.devices.$k.outside
       holds "outside at the start of $devices" "$(value $run.at_start_bytes) > 0"
       holds "outside at the end" "$(value $run.at_end_bytes) >= $(value $run.at_start_bytes)"
-      # All of the GPU that is used: what lay outside, and the arena.
+      # All of the GPU that is used: memory outside, and the arena.
       same "what is explained" "$(value $run.explained_bytes)" \
         $(($(value $run.at_start_bytes) + $(value $run.gpu_used_bytes) - $(value $run.at_end_bytes)))
       holds "how far it is off" "$(value $run.off_percent) < 10"
     done
   done
   holds "a reserve where there is no cap" "$(value $run.reserve_bytes) >= 2097152"
-  # The same peaks, whatever lies outside: it is no unevenness.
+  # The same peaks, whatever is outside: that is not unevenness.
   same "evenness" "$(value runs.2.max_over_mean)" 1
   for format in table md; do
     expect 0 memory "${small[@]}" --devices cuda:0x2@100MiB -o $format --modes balanced

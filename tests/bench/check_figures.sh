@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# check_figures.sh BENCH_FOLDER: bench/figures and bench/order with a program in the place of the benchmark whose
+# check_figures.sh BENCH_FOLDER: bench/figures and bench/order with a program instead of the benchmark whose
 # times are known: what they count, what is met and what is missed.
 set -euo pipefail
 

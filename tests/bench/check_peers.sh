@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# check_peers.sh BENCH READ_JSON LOSSES|-: evenkeel-losses, and `bench/peers/run --torch 2` without PyTorch. A script speaks in the place of its processes, a
+# check_peers.sh BENCH READ_JSON LOSSES|-: evenkeel-losses, and `bench/peers/run --torch 2` without PyTorch. A script speaks instead of its processes, a
 # second one in that of the Python that makes the environment.
 set -euo pipefail
 

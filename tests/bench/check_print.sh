@@ -25,7 +25,7 @@ check_page() { # NAME MOST-PAGES LEAST-COLOURED-PIXELS
   print_page "$1"
   pages=$(pdfinfo "$dir/$1.pdf" | sed -n 's/^Pages: *//p')
   ((pages >= 1 && pages <= $2)) || complain "$1 takes $pages pages"
-  # Words lie on the paper.
+  # Text is on the paper.
   wide=$(pdftotext -bbox "$dir/$1.pdf" - | awk '
     function value(name) { match($0, name "=\"[-0-9.]+\""); return substr($0, RSTART + length(name) + 2, RLENGTH - length(name) - 3) + 0 }
     /<page / { width = value("width"); height = value("height") }

@@ -1,5 +1,5 @@
 /*
- * check_log.c - the log callback: who is called, from which level on, until when.
+ * check_log.c - the log callback: which one is called, from which level on, until when.
  *
  * The one line that can be had at will is the report of a group that was closed with memory held.
  */

@@ -45,7 +45,7 @@ CK_RIG_LOOP(a_criterion_of_our_own, CK_VARIANTS) {
   }
 }
 
-/* In the place of the outputs at the end of forward, with the coefficient; backward hands it out.
+/* Instead of the outputs at the end of forward, with the coefficient; backward hands it out.
  */
 CK_RIG_LOOP(the_gradient_in_forward, CK_VARIANTS) {
   const double outputs[] = {1, 2, 3}, targets[] = {2, 1, 1}, want[] = {5.5, 3.5};
@@ -237,7 +237,7 @@ CK_RIG_LOOP(totals_have_a_place, CK_VARIANTS) {
   }
 }
 
-/* Without leave the gradient is new memory, also where nobody else seems to hold the input. */
+/* Without leave the gradient is new memory, even if the input seems to have no other holder. */
 CK_RIG_LOOP(inputs_are_not_overwritten_without_leave, CK_VARIANTS) {
   ek_tensor inputs[2] = {*ck_tensor(rig, some_weights, CK_SHAPE(1, COLUMNS)),
                          *ck_tensor(rig, some_weights, CK_SHAPE(1, COLUMNS))};

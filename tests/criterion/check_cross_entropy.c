@@ -291,7 +291,7 @@ CK_RIG_LOOP(the_gradient_takes_the_place_of_the_outputs, CK_VARIANTS) {
   const uint64_t row_bytes = units(24 * 2 * ek_type_size(rig->type));
   const uint64_t logit_bytes = units(ek_tensor_bytes(b.x));
   double *want = NULL;
-  /* 0: kept; 1: overwritten; 2: would be overwritten, but somebody else holds the outputs */
+  /* 0: kept; 1: overwritten; 2: would be overwritten, but the outputs have another holder */
   for (int way = 0; way < 3; way++) {
     struct ck_loss *loss = ck_loss_open(rig, make(NULL), way == 0);
     ck_loss_forward(loss, b.x, b.y, NULL);

@@ -303,7 +303,7 @@ CK_TEST(as_a_module) {
   ck_ok(ek_module_check(module, test_devices("cpu:2"), inputs, 2, &options));
 }
 
-/* A term of a weighted sum has a scale that nobody knows in forward. */
+/* A term of a weighted sum has a scale that is not known in forward. */
 CK_TEST(as_a_term) {
   struct setting s = {.width = 4, .classes = 7, .columns = 7, .type = EK_F64, .logits_bytes = 200};
   static double want[NUMBERS], got[NUMBERS];
@@ -472,7 +472,7 @@ CK_TEST(refused) {
   ck_ok(create(3, 5, &o));
 }
 
-/* In a pair there is nobody to train its weight; it says what to do. */
+/* In a pair no optimizer trains its weight; the error says what to do. */
 CK_TEST(inputs_that_do_not_fit) {
   struct setting s = {.width = 4, .classes = 7, .columns = 7, .type = EK_F32, .logits_bytes = 60};
   struct training t;

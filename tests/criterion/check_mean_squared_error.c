@@ -102,7 +102,7 @@ CK_RIG_LOOP(it_takes_no_memory, CK_VARIANTS) {
   const uint64_t bytes =
       (ek_tensor_bytes(ty) + EK_MEMORY_UNIT - 1) / EK_MEMORY_UNIT * EK_MEMORY_UNIT;
   double *want = NULL;
-  for (int way = 0; way < 3; way++) { /* kept; overwritten; held by somebody else */
+  for (int way = 0; way < 3; way++) { /* kept; overwritten; with another holder */
     struct ck_loss *loss = ck_loss_open(rig, make(EK_REDUCTION_MEAN), way == 0);
     ek_memory_usage before, after;
     ek_tensor other = {0};

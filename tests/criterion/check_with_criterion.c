@@ -369,7 +369,7 @@ CK_TEST(what_forward_has_added) {
 
 /* ---- memory ---- */
 
-/* Logits lie on the device once, as the pair has them, and the loss adds little. */
+/* Logits are on the device once, as the pair has them, and the loss adds little. */
 CK_TEST(logits_lie_there_once) {
   ek_group *group = ck_open("plan:2@16GiB", 1);
   ek_module *head = NULL;
@@ -435,7 +435,7 @@ CK_TEST(parts_that_do_not_fit) {
   ck_assert_ptr_null(parallel);
 }
 
-/* The pair has nobody who would train the parameters of a loss. */
+/* The pair has no optimizer for the parameters of a loss. */
 CK_TEST(pairs_that_do_not_fit) {
   ek_criterion *learns = ck_keep(ck_biased()), *plain = entropy();
   struct training t = training_open("cpu:2", EK_MODE_SHARDED, linear(), plain);

@@ -106,7 +106,7 @@ static void *wait_for_stream(void *raw) {
   return &status;
 }
 
-/* Who waits for a GPU asks the communicators now and then whether there was an error. */
+/* A thread that waits for a GPU asks the communicators now and then whether there was an error. */
 CK_TEST(one_thread_in_a_communicator) {
   struct pair pair;
   pthread_t thread;

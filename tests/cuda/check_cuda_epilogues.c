@@ -129,7 +129,7 @@ CK_LOOP(no_algorithm, 2 * FUSED_TYPES) {
 /* ---- epilogues that are slow ---- */
 
 static const struct {
-  const char *spec; /* each on a GPU that nobody has used before: what was timed is kept */
+  const char *spec; /* each on a GPU that was not used before: what was timed is kept */
   int gpu;
   bool deterministic, one_call;
 } timed[] = {{"cuda:1@48MiB", 1, false, true},
@@ -154,7 +154,7 @@ CK_LOOP(epilogues_are_timed, sizeof timed / sizeof timed[0]) {
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) ek_tensor_free(all[i]);
 }
 
-/* On GPUs that nobody has used before. */
+/* On GPUs that were not used before. */
 static const struct {
   const char *spec;
   int gpu;

@@ -193,7 +193,7 @@ CK_LOOP(neighbours_wait_for_the_later_one, 2) {
   const void *first = pair[0].data;
   const int late = _i; /* which of them is read late */
   ek_tensor_free(&pair[1 - late]);
-  ek_tensor_free(&place); /* what is sent there marks the stream, behind both */
+  ek_tensor_free(&place); /* what is sent there marks the stream, after both */
   ck_ok(ek_tensor_create_from(&place, device, EK_MEMORY_INPUTS, &small, false));
   ck_ok(ek_stream_synchronize(stream));
   cuemu_hang(0, CUEMU_KERNEL, 1);
@@ -210,7 +210,7 @@ CK_LOOP(neighbours_wait_for_the_later_one, 2) {
   ek_tensor_free(&z);
 }
 
-/* Content that nobody waited for does not overwrite what the next one put into its memory. */
+/* Content that was never waited for does not overwrite what the next one put into its memory. */
 CK_LOOP(a_batch_that_is_dropped_on_its_way, 2) {
   const int64_t count = 30000, longer = 40000;
   ek_group *group = ck_open("cuda:0@60MiB", 0);

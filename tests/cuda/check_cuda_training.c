@@ -164,7 +164,7 @@ CK_LOOP(numbers_of_16_bits, HALVES * CK_MODES) {
 }
 
 /* Written in forward or in backward: the sum of exponentials has another order, so that the
- * gradient of the logits differs by some units of 2^-24; and where it lies is all that the peak
+ * gradient of the logits differs by some units of 2^-24; and its place is all that the peak
  * depends on. */
 CK_LOOP(the_gradient_in_forward, WORKLOADS * CK_MODES) {
   if (!ck_part(_i)) return;

@@ -245,7 +245,7 @@ CK_LOOP(runs_repeat_bit_for_bit, SUMMED) {
 
 struct chain {
   struct bed bed;
-  int rounds, after; /* wait after so many; 0: at the end */
+  int rounds, after; /* wait after this many; 0: at the end */
   bool progress;
 };
 
@@ -295,7 +295,7 @@ struct early {
   atomic_int arrived, done;
 };
 
-/* Device 0 polls progress() and sees the sum although nobody has called wait(). */
+/* Device 0 polls progress() and sees the sum although no device has called wait(). */
 static ek_status progress_only(void *context, ek_device *device, size_t index) {
   struct early *early = context;
   struct bed *bed = &early->bed;
@@ -308,7 +308,7 @@ static ek_status progress_only(void *context, ek_device *device, size_t index) {
   while (atomic_load(&early->done) < (int)bed->devices) {
   }
   bed->seen[index] = ek_communicator_progress(bed->communicator, device);
-  /* Everybody has done its part: the sum is there, before any wait. GPUs may still be at it. */
+  /* All devices have done their parts: the sum is there, before any wait. GPUs may still run. */
   if (index == 0 && on_cpu(bed) && ((const float *)bed->tensors[0].data)[bed->count - 1] != 3.0f) {
     bed->seen[0] = EK_ERR_INTERNAL;
   }
@@ -365,7 +365,7 @@ CK_TEST(several_communicators_at_once) {
 
 /* ---- misfits ---- */
 
-/* Device 1 differs in one thing; everybody records what it saw. */
+/* Device 1 differs in one thing; every device records what it saw. */
 static ek_status misfit(void *context, ek_device *device, size_t index) {
   struct chain *chain = context;
   struct bed own = chain->bed;
@@ -400,7 +400,7 @@ CK_LOOP(a_misfit_is_everybodys_error, 3 * KINDS) {
     bed->kind = (enum kind)(_i % KINDS);
     bed->root = 0;
     chain.progress = round % 2 == 1;                         /* one that fits before it */
-    chain.after = round / 2 % 2;                             /* and one behind it */
+    chain.after = round / 2 % 2;                             /* and one after it */
     if (chain.rounds == 2 && bed->kind == ALL_REDUCE) break; /* has neither root nor offsets */
     const double since = seconds();
     ck_fails(ek_group_apply(bed->group, misfit, &chain), EK_ERR_SHAPE, "different");
@@ -457,7 +457,7 @@ CK_TEST(a_failing_device_leaves_nobody_waiting) {
 
 static ek_status wait_for_ever(void *context, ek_device *device, size_t index) {
   struct bed *bed = context;
-  if (index == 0) { /* does not come, and waits with the rest, for what nobody will send */
+  if (index == 0) { /* does not come, and waits with the rest, for what no device will send */
     ek_communicator *communicator = bed->communicator;
     const struct timespec pause = {.tv_nsec = 1000000};
     ek_status status = EK_OK;
@@ -493,7 +493,7 @@ CK_TEST(another_thread_may_abort) {
     run_once(&bed);
   }
   ck_assert_double_lt(least, 1);
-  /* An abort that nobody waits for stops the next call. */
+  /* An abort without a waiting thread stops the next call. */
   ek_communicator_abort(bed.communicator);
   ck_fails(ek_group_apply(bed.group, once, &bed), EK_ERR_ABORTED, "replica 0");
   run_once(&bed);

@@ -276,7 +276,7 @@ static ek_status work(void *context, ek_device *device, size_t index) {
   }
   job->threads[index] = pthread_self();
   atomic_fetch_add(&job->calls[index], 1);
-  /* All at the same time: nobody goes on before all are there. */
+  /* All at the same time: no worker goes on before all are there. */
   atomic_fetch_add(&job->present, 1);
   const struct timespec pause = {.tv_nsec = 100000};
   while (atomic_load(&job->present) < (int)ek_group_size(job->group)) nanosleep(&pause, NULL);

@@ -74,7 +74,7 @@ static ek_status sum(void *context, ek_device *device, size_t index) {
   return ek_communicator_wait(job->communicator, device);
 }
 
-/* A collective that fails on one device lets nobody wait. */
+/* A collective that fails on one device lets no other wait. */
 CK_TEST(collectives) {
   ek_group *group = ck_open("cpu:2@1MiB", 1);
   ek_tensor x[2];

@@ -325,7 +325,7 @@ CK_LOOP(the_table_is_aligned, 3) {
   }
 }
 
-/* What lies beside the arena is a GPU's matter; where a GPU is, its figures agree. */
+/* Memory outside the arena exists on a GPU only; there its figures agree. */
 CK_TEST(outside_is_measured) {
   ek_group *group = ck_open(test_devices("cpu:2"), 0);
   uint64_t capacities = 0, now = 0, left = 0, total = 0;

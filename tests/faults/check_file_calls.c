@@ -154,7 +154,7 @@ CK_LOOP(every_call_of_a_save, 6) {
   printf("%s at %d of %d calls: 0 corrupt\n", file_fault_names[fault], points, calls);
 }
 
-/* No rename before its bytes are synced, and the folder's sync behind it. */
+/* No rename before its bytes are synced, and the folder's sync after it. */
 CK_LOOP(what_lasts_comes_first, 2) {
   const struct ck_setup setup = setup_of();
   struct ck_training t;

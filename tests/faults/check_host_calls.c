@@ -59,7 +59,7 @@ static bool may_be_refused(enum host_call call) {
   return call != HOST_ADVISE && call != HOST_UNMAP;
 }
 
-/* The n-th call fails; false if there are not so many. */
+/* The n-th call fails; false if there are fewer calls. */
 static bool fails_at(struct run *run, const struct run *want, enum host_call call, uint64_t n) {
   char what[64];
   (void)snprintf(what, sizeof what, "%s number %d", host_call_names[call], (int)n);

@@ -155,7 +155,7 @@ CK_TEST(damaged_files_are_no_limit) {
   put("/c/memory.max", "-5\n");
   put("/proc/self/mountinfo", "31 23 0:28 / /c - cgroup2 cgroup2 rw\n");
   limit_is(NONE, NONE);
-  /* A long line of another mount does not hide what comes behind it. */
+  /* A long line of another mount does not hide what comes after it. */
   put("/c/memory.max", "1048576");
   longest[sizeof longest - 2] = '\n';
   put("/proc/self/mountinfo", longest);

@@ -32,7 +32,7 @@ static bool is_ours(const void *object) {
   return mark == MARK;
 }
 
-/* The function behind the one that stands in for it. */
+/* The real function, which a stand-in replaces. */
 #define NEXT(name, function)                                                                       \
   do {                                                                                             \
     void *found = dlsym(RTLD_NEXT, name);                                                          \
@@ -50,7 +50,7 @@ static const dnnl_dim_t *steps(const dnnl_memory_desc_t *memory) {
   return memory->format_desc.blocking.strides;
 }
 
-/* Rows or columns of one element lie one after the other either way. */
+/* Rows or columns of one element are one after the other either way. */
 static bool is_turned(const dnnl_memory_desc_t *memory) {
   return steps(memory)[1] != 1 && steps(memory)[0] == 1;
 }

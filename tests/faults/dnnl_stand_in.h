@@ -15,7 +15,7 @@ enum dnnl_stand_in_flaw {
   DNNL_RIGHT,
   DNNL_WRONG_NUMBER, /* the last element of c has one more */
   DNNL_WRONG_REST,   /* so too, but of dense rows and a c that is not of whole tiles of 16 by 16 */
-  DNNL_WRONG_GAP,    /* what lies behind the last row but one of c is written */
+  DNNL_WRONG_GAP,    /* the gap after the last row but one of c is written */
   DNNL_READS_C,      /* c is added where it may not be read */
   DNNL_NOTHING,      /* not implemented */
   DNNL_NO_PLAN,      /* a run-time error when it is planned, made, run */
@@ -31,7 +31,7 @@ struct dnnl_stand_in {
   enum dnnl_stand_in_flaw flaw;
   int form;              /* which has the flaw, or DNNL_EVERY_FORM: dnnl_stand_in_form() */
   atomic_int made, runs; /* primitives that were asked for, and calls of them */
-  atomic_int spared;     /* so many primitives are right before the flaw */
+  atomic_int spared;     /* primitives that are right before the flaw */
   atomic_int makers;     /* threads that make a primitive now */
   atomic_int overlaps;   /* primitives that were begun beside another */
 };

@@ -66,7 +66,7 @@ static int refused(char letter) {
   return 1;
 }
 
-/* The C library's own function behind this name. */
+/* The C library's own function of this name. */
 #define NEXT(name, type, ...)                                                                      \
   static type (*next)(__VA_ARGS__);                                                                \
   if (next == NULL) *(void **)(void *)&next = dlsym(RTLD_NEXT, #name)

@@ -1,7 +1,7 @@
 /*
  * host_calls.c - malloc() and others, counted: see host_calls.h.
  *
- * The memory comes from glibc's own functions behind their other names, which needs no look-up: a
+ * The memory comes from glibc's own functions by their other names, which needs no look-up: a
  * look-up allocates.
  */
 #define _GNU_SOURCE /* RTLD_NEXT, MAP_ANONYMOUS */

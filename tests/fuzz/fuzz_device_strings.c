@@ -2,7 +2,7 @@
  * fuzz_device_strings.c - ek_group_open() over any text and any options.
  *
  * A second reader of the grammar in device.h, written from the header and not from the source, says
- * what must come out: refused, or so many devices of so many bytes. Only `cpu` and `plan` are
+ * what must come out: refused, or a number of devices with their bytes. Only `cpu` and `plan` are
  * modelled; a `cuda` string may do what it likes but crash.
  */
 #include <limits.h>
@@ -50,7 +50,7 @@ static fuzz_wide take_unit(const char **text) {
   return 1;
 }
 
-/* size = digits ["." digits] [unit]; digits behind the sixth after the point do not count. */
+/* size = digits ["." digits] [unit]; digits past the sixth after the point do not count. */
 static bool take_size(const char **text, fuzz_wide *bytes) {
   fuzz_wide whole = 0, fraction = 0;
   uint64_t scale = 1;
@@ -96,7 +96,7 @@ static void check_message(const char *spec) {
   if (caret == NULL || strlen(message) >= 4000) return; /* a long string's message is cut */
   const char *end = strrchr(message, '^');
   FUZZ_EXPECT(end != NULL && end > caret, "no caret for \"%s\"", spec);
-  const size_t column = (size_t)(end - caret) - 3; /* behind the newline and two blanks */
+  const size_t column = (size_t)(end - caret) - 3; /* after the newline and two blanks */
   FUZZ_EXPECT(column <= strlen(spec), "the caret is behind the end of \"%s\"", spec);
 }
 

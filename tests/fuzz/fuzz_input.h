@@ -1,7 +1,7 @@
 /*
  * fuzz_input.h - random bytes as decisions, and how a harness says that something is wrong.
  *
- * A harness takes one decision after the other from its input; behind the end of the input every
+ * A harness takes one decision after the other from its input; past the end of the input every
  * decision is 0. So every input is a legal one, short inputs are simple cases, and make 0 the
  * plainest choice when you add one. One decision a statement: C does not say which of two arguments
  * or initializers is evaluated first, and an input must mean the same for every compiler.
@@ -45,7 +45,7 @@ static inline int fuzz_choice(struct fuzz_input *input, int count) {
   return fuzz_byte(input) % count;
 }
 
-/* True once in `count` decisions; false behind the end of the input. */
+/* True once in `count` decisions; false past the end of the input. */
 static inline bool fuzz_one_in(struct fuzz_input *input, int count) {
   return fuzz_byte(input) % count == count - 1;
 }

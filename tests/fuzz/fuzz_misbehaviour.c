@@ -47,7 +47,7 @@ static struct scene read_scene(struct fuzz_input *input) {
   return scene;
 }
 
-/* Does nothing good come of it, whatever comes behind? */
+/* Does nothing good come of it, whatever follows? */
 static bool must_fail(const struct scene *scene) {
   switch (scene->misdeed) {
   case FAILS:
@@ -149,7 +149,7 @@ static void after_refusal(struct fuzz_training *training, const struct scene *sc
   fuzz_training_close(&other);
 }
 
-/* An infinity is seen where the loss has it, and in the gradient where somebody looks. */
+/* An infinity is seen where the loss has it, and in the gradient if a check reads it. */
 static void expect_not_finite(const struct scene *scene, ek_status status,
                               const ek_step_result *result) {
   const ek_data_parallel_optimizer_options *options = &scene->setup.optimizer;

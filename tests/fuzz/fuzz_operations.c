@@ -7,7 +7,7 @@
  *
  *   - a failure has a status and a message, and no byte of any operand has changed;
  *   - a success leaves guards and sources as they were;
- *   - the same call on operands that lie apart, between other guards, gives the same bits: nothing
+ *   - the same call on operands that are apart, between other guards, gives the same bits: nothing
  *     is read that does not belong to the call, and a destination that may be a source may be it;
  *   - where the contents are tame, the call in f64, which other kernels compute, gives nearly the
  *     same; and of 16 bits the call in f32, with the same numbers;
@@ -32,7 +32,7 @@ struct call {
   struct piece piece[MOST_OPERANDS];
   ek_tensor *t[MOST_OPERANDS]; /* NULL, or &piece[..].given */
   int same[MOST_OPERANDS];     /* the operand whose memory it uses, itself if its own */
-  bool apart;                  /* no operand lies in the memory of another */
+  bool apart;                  /* no operand is in the memory of another */
   int64_t padded_from;         /* where the padding of rows begins; 0: none, or one unknown */
   bool tame;                   /* small finite contents and parameters */
 };
@@ -181,7 +181,7 @@ static void change_description(struct piece *piece, struct fuzz_input *input) {
   }
 }
 
-/* Does another operand lie in the memory of operand i? */
+/* Is another operand in the memory of operand i? */
 static bool lent(const struct call *call, int i) {
   for (int k = 0; k < call->operation->count; k++) {
     if (k != i && call->same[k] == i) return true;
@@ -217,7 +217,7 @@ static void change_struct(struct call *call, int i, struct fuzz_input *input) {
   }
 }
 
-/* Operand i lies where another one lies, exactly or a little behind it. */
+/* Operand i is where another one is, exactly or a little after it. */
 static void change_place(struct call *call, int i, struct fuzz_input *input) {
   const int j = fuzz_choice(input, call->operation->count);
   const struct piece *other = &call->piece[j];
@@ -245,7 +245,7 @@ static void free_blocks(void **blocks, const struct call *call) {
   for (int i = 0; i < call->operation->count; i++) free(blocks[i]);
 }
 
-/* The first destination that lies in the memory of operand i. */
+/* The first destination that is in the memory of operand i. */
 static int destination_in(const struct call *call, int i) {
   for (int k = 0; k < call->operation->count; k++) {
     if (call->t[k] != NULL && call->same[k] == i && call->operation->operand[k].written) return k;
@@ -279,7 +279,7 @@ static bool has_padding(const struct call *call, int i) {
   return call->padded_from > 0 && strcmp(shape, "RW") == 0;
 }
 
-/* The padding of row r of what lies at `elements`. */
+/* The padding of row r of the operand at `elements`. */
 static unsigned char *padding_of(const struct call *call, int i, void *elements, int64_t r) {
   const struct piece *piece = &call->piece[i];
   const int64_t from = r * piece->shape[1] + call->padded_from;
@@ -311,7 +311,7 @@ static void check_padding(const struct call *call, void *const *before) {
   }
 }
 
-/* Makes NaN of all padding that is not a destination: nobody may read it. */
+/* Makes NaN of all padding that is not a destination: no kernel may read it. */
 static void spoil_padding(const struct call *call) {
   static unsigned char bytes[MOST_BYTES];
   for (int i = 0; i < call->operation->count; i++) {
@@ -339,7 +339,7 @@ static void make_apart(struct call *other, const struct call *call, void *const 
     piece->block = piece->tensor = (ek_tensor){0};
     if (type == EK_F64 && piece->type == EK_F32) piece->type = type;
     if (type == EK_F32 && is_half(piece->type)) piece->type = type;
-    piece->guard = 16; /* so that what is behind an operand is at another distance */
+    piece->guard = 16; /* so that the guard after an operand is at another distance */
     make_piece(piece, call->piece[i].block.device, 0x5a);
     const char *from = (const char *)before[call->same[i]] + size_before(source);
     if (piece->type == source->type) {

@@ -99,7 +99,7 @@ static ek_status run_step(struct run *run, size_t step, ek_step_result *result) 
   return fuzz_training_step(&run->training, batch, run->plan->batch_count, result);
 }
 
-/* A forward that nobody goes back from, in between: it must leave no trace in the training. */
+/* A forward without a backward, in between: it must leave no trace in the training. */
 static void evaluate(struct run *run) {
   static struct stack_memory memory;
   struct fuzz_batch batch;

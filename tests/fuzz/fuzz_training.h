@@ -46,7 +46,7 @@ ek_status fuzz_training_step(struct fuzz_training *training, const struct fuzz_b
                              size_t count, ek_step_result *result);
 
 /*
- * All parameters as they are stored, and behind the first step the rule's states: for comparing bit
+ * All parameters as they are stored, and after the first step the rule's states: for comparing bit
  * by bit. The caller frees the bytes.
  */
 unsigned char *fuzz_training_state(const struct fuzz_training *training, size_t *size);

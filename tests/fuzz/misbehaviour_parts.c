@@ -234,7 +234,7 @@ ek_status misbehaving_module(ek_module **module, bool with_child) {
 
 /* ---- the criterion ---- */
 
-/* A result of a criterion, which nobody frees. */
+/* A result of a criterion that no caller frees. */
 static ek_status leak_loss(ek_pass *pass) {
   const int64_t shape[] = {3};
   ek_tensor tensor = {0};

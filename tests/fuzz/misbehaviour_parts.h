@@ -50,7 +50,7 @@ struct trouble {
   enum place place;
   enum misdeed misdeed;
   unsigned devices; /* bit k: on device k */
-  atomic_bool done; /* somebody did it */
+  atomic_bool done; /* a device did it */
 };
 extern struct trouble trouble;
 

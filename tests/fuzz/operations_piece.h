@@ -14,7 +14,7 @@ struct piece {
   ek_type type;
   int rank;
   int64_t shape[EK_MAX_RANK];
-  int64_t guard;    /* elements before and behind */
+  int64_t guard;    /* elements before and after */
   ek_tensor block;  /* guard, elements, guard */
   ek_tensor tensor; /* the elements */
   ek_tensor given;  /* what the call gets; no reference of its own */

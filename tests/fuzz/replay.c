@@ -35,7 +35,7 @@ static bool run_file(const char *path) {
   fclose(file);
   printf("%s\n", path);
   fflush(stdout);
-  /* A copy of exactly this size, so that a sanitizer sees a read behind the end. */
+  /* A copy of exactly this size, so that a sanitizer sees a read past the end. */
   uint8_t *copy = malloc(size + (size == 0));
   if (copy == NULL) return false;
   memcpy(copy, bytes, size);

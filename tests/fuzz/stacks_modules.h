@@ -23,7 +23,7 @@ ek_status stack_rule(ek_optimizer **rule, struct fuzz_input *input);
 
 enum { STACK_MOST_ROWS = 7, STACK_MOST_ELEMENTS = 4096 };
 
-/* Memory that a batch's tensors lie in. */
+/* The memory of a batch's tensors. */
 struct stack_memory {
   double input[STACK_MOST_ELEMENTS], target[STACK_MOST_ELEMENTS];
 };

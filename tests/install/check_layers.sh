@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # check_layers.sh TREE: includes go down the layers only (docs/architecture.md).
 #
-# A public header <evenkeel/X.h> belongs to the layer where X.c lies, by the rule "one name, three
+# A public header <evenkeel/X.h> belongs to the layer of X.c, by the rule "one name, three
 # paths", so an include of it counts as a use of that layer. Standard and third-party headers are
 # not looked at. bench/, examples/ and tests/ see <evenkeel/...> and their own headers only; tests/cuda
 # and tests/cuemu stand in for what is below the library and see its inside.

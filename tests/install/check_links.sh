@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # check_links.sh CMAKE BUILD TREE WORK: every link of a page leads to a file or folder that is there and,
-# behind `#`, to a heading of that page: in the source tree, and in what BUILD installs into the folder
+# after `#`, to a heading of that page: in the source tree, and in what BUILD installs into the folder
 # WORK. Links to other hosts are not followed. A page is Markdown, or HTML of the reference.
 set -euo pipefail
 

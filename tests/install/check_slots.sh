@@ -58,7 +58,7 @@ if build '' 's/ek__cpu_memory_release, //'; then
   complain 'a table without a required slot builds'
 fi
 
-# Nobody adds a slot or fills a table beside the list.
+# No code adds a slot or fills a table beside the list.
 if grep -nE '^ *\.(activation_forward|matmul|sgd) = ' -r "$tree/src/backend" >&2; then
   complain 'a table of kernels is written by hand'
 fi

@@ -258,7 +258,7 @@ static void wrong(ek_gpt_options options, ek_status status, const char *text) {
   ck_assert_ptr_null(module);
 }
 
-/* The losses of three steps, and the first logits, with rows of so many columns. */
+/* The losses of three steps, and the first logits, with rows of `columns` columns. */
 enum { STEPS = 3, SAMPLES = 5, LONG = 6, KINDS = 11 };
 
 static void train_with_rows(double *losses, float *logits, int64_t columns) {

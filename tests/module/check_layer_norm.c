@@ -49,7 +49,7 @@ static const struct ck_module_case cases[] = {
 };
 CK_MODULE_CASES(cases)
 
-/* With weight 1 and bias 0 every row has mean 0 and, but for epsilon, variance 1. */
+/* With weight 1 and bias 0 every row has mean 0 and, except for epsilon, variance 1. */
 CK_TEST(rows_are_normal) {
   struct ck_bed *bed = ck_bed_open(&cases[0], EK_F64, test_devices("cpu:1"));
   ck_bed_set(bed, "weight", (const double[]){1, 1, 1, 1, 1, 1});
@@ -105,7 +105,7 @@ static ek_status create_frozen(ek_module **module) {
   return EK_OK;
 }
 
-/* No memory is taken for a gradient that nobody wants, so that none is computed. */
+/* No memory is taken for a gradient that is not needed, and it is not computed. */
 CK_LOOP(frozen_parameters, 4) {
   const struct ck_module_case is = {
       .create = create_frozen, .inputs = 1, .input = {{0, 2, {4, 6}, -2, 2, 0}}};

@@ -85,7 +85,7 @@ static ek_status misbehave(const struct product *p, ek_pass *pass, const ek_tens
     ek_tensor_free(&spare);
     return EK_OK;
   case OVERRUN: {
-    ek_tensor host, behind = *y; /* one element behind its end */
+    ek_tensor host, behind = *y; /* one element past its end */
     if (plan) return EK_OK;
     EK_TRY(ek_tensor_host(&host, zeros, y->type, CK_SHAPE(1)));
     behind.data = (char *)y->data + ek_tensor_bytes(y);

@@ -158,7 +158,7 @@ static void expect_gradient(struct ck_probe *s, const char *name, double first, 
   ck_within(name, values, (const double[]){first, second}, NULL, 2);
 }
 
-/* b is touched by nobody: its gradient is zero afterwards. */
+/* No module touches b: its gradient is zero afterwards. */
 CK_TEST(beta_protocol) {
   struct ck_probe *s = ck_probe_open(NULL, beta_rule);
   poison_gradients(s);

@@ -1,6 +1,6 @@
 /*
  * check_recompute.c - a recomputed module trains like the same module that is not, bit for bit, and
- * keeps its inputs alone; what nobody reads is not computed again; a module of a program's own that
+ * keeps its inputs alone; unread results are not computed again; a module of a program's own that
  * makes a norm again; what is refused. The policies of containers: check_policies.c.
  */
 #include <evenkeel/recompute.h>
@@ -205,7 +205,7 @@ CK_TEST(keeps_its_inputs) {
   ck_assert_uint_eq(usage.peak_bytes, before + (1 + DEEP + 1) * unit);
 }
 
-/* ---- what nobody reads ---- */
+/* ---- results that are not read ---- */
 
 static ek_status fragile_backward(const ek_module *self, ek_pass *pass,
                                   const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
@@ -337,7 +337,7 @@ static const struct spared {
               {create_plain_mlp, 1}}; /* linear and GELU in one go */
 enum { SPARED = sizeof spared / sizeof spared[0] };
 
-/* Pieces of work of a forward and its backward: the first that need not fail is behind them. */
+/* Pieces of work of a forward and its backward: the first that need not fail is after them. */
 static uint64_t pieces(ek_device *device, ek_module *module) {
   ek_replica *replica = NULL;
   ek_tensor x = ck_upload(device, EK_F32, (const double[24]){1, 2}, CK_SHAPE(2, 3, 4));

@@ -60,7 +60,7 @@ CK_LOOP(layout, 2) {
     ek_parameter_info info;
     ck_ok(ek_replica_parameter(&info, replica, i % count));
     ck_assert(!info.buffer);
-    if (info.no_decay != (i < count)) continue; /* those without decay lie before the others */
+    if (info.no_decay != (i < count)) continue; /* those without decay come before the others */
     ck_assert_int_eq(info.offset % 16, 0);
     ck_assert_int_ge(info.offset, end); /* else in declaration order, no overlap */
     ck_assert_int_lt(info.offset - end, 16);

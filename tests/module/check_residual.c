@@ -44,7 +44,7 @@ static ek_status create_twice(ek_module **module) {
   return wrap(module, inner);
 }
 
-/* An inner result that nobody else holds, one that is saved for backward, one that is x itself. */
+/* An inner result without another holder, one that is saved for backward, one that is x itself. */
 static const struct ck_module_case cases[] = {
     {.name = "of a linear",
      .create = create_linear,

@@ -79,7 +79,7 @@ static void check_narrowed(struct ck_rig *rig, ek_type type, const float *x, int
 }
 
 /* Between each two neighbours: the tie, and the next numbers of f32 on both sides of it. The last
- * tie lies above the largest number. */
+ * tie is above the largest number. */
 CK_LOOP(ties_go_to_the_even_one, 4) {
   enum { EACH = 3, FINITE = ALL / 2 };
   const ek_type type = halves[_i % 2];

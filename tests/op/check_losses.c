@@ -93,7 +93,7 @@ CK_LOOP(cross_entropy, ck_variants()) {
 }
 
 /*
- * The first columns of wider rows: what is behind them may be anything, and gets zeros. The wide
+ * The first columns of wider rows: what is after them may be anything, and gets zeros. The wide
  * rows begin at the same alignment as those of a copy, so that every kernel does the same
  * arithmetic and the bits are those of the copy; other widths keep the bounds.
  */
@@ -192,7 +192,7 @@ CK_LOOP(cross_entropy_in_turns, CK_TSAN ? 0 : 2) {
 CK_RIG_LOOP(all_targets_ignored, ck_variants()) {
   struct ck_loss f = ck_loss_make(rig, 9, 20);
   f.smoothing = 0.5;
-  f.logits[3] = NAN; /* in an ignored row nobody asks */
+  f.logits[3] = NAN; /* in an ignored row it is not read */
   for (int r = 0; r < 9; r++) f.targets[r] = CK_IGNORED;
   const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
   const double zero[9 * 20] = {0};
@@ -241,7 +241,7 @@ CK_RIG_CASES(logits_with_something_in_common, how, 6 * 8) {
 }
 
 /* Rows in which some logits are huge and others small, at the beginning, in the middle, at the end
- * and behind the first block that the CPU looks at. */
+ * and after the first block that the CPU reads. */
 CK_RIG_CASES(logits_of_many_magnitudes, how, 8) {
   static const double some[] = {1e6, 1e6 - 1, -1e6, 0, 1e-3, 1e6 - 0.5, -3e4, 1e30, -1e30, 1e6};
   struct ck_loss f = ck_loss_make(rig, 12, how & 4 ? 2100 : 10);

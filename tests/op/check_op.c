@@ -291,7 +291,7 @@ CK_LOOP(sums_of_no_rows, TESTS * ck_variants()) {
   }
 }
 
-/* Rows of no columns, which nobody can normalise. */
+/* Rows of no columns, which cannot be normalised. */
 CK_LOOP(no_columns, TESTS * ck_variants()) {
   struct running run = start(&tests[_i / ck_variants()]);
   struct ck_rig *rig = ck_rig_variant(_i % ck_variants());

@@ -50,7 +50,7 @@ static void torch_adam(const ek_adamw_options *o, double *param, double *exp_avg
  *   m / (1 - beta1^t)        has an absolute error of 4 u min(t, 10) <= 40 u (beta1 is 0.9)
  *   v / (1 - beta2^t)        has a relative error of 4 u t, its root of 2 u t <= 40 u
  *   their quotient           40 u / LEAST + 40 u / LEAST, for the root is LEAST or more
- * and 8 u / LEAST for the roundings behind that. The parameter itself rounds four times.
+ * and 8 u / LEAST for the roundings after that. The parameter itself rounds four times.
  */
 static const double least = 0.125;
 static double step_bound(const struct ck_rig *rig, const ek_adamw_options *o, double p) {

@@ -98,7 +98,7 @@ CK_LOOP(single_losses_and_factors, 2 * CK_PLACEMENTS) {
     for (int64_t i = 0; i < rows; i++) sum += numbers[i];
     ck_assert_double_eq_tol(loss, sum, 1e-12 * sum);
     for (int64_t i = 0; i < rows; i++) numbers[i] = 2;
-    if (doubled == 1) { /* as the losses lie */
+    if (doubled == 1) { /* in the order of the losses */
       int64_t sizes[DEVICES];
       for (size_t k = 0; k < DEVICES; k++) sizes[k] = losses.offsets[k + 1] - losses.offsets[k];
       const ek_scatter_options cut = {.size = sizeof cut, .kind = EK_SCATTER_SIZES, .sizes = sizes};
@@ -151,7 +151,7 @@ CK_LOOP(outputs_are_kept_or_not, CASES) {
   ck_same_bits("gradients", gradients[0], gradients[1], count);
 }
 
-/* Outputs that somebody else holds are not overwritten. */
+/* Outputs with another holder are not overwritten. */
 CK_TEST(outputs_that_others_hold) {
   const struct ck_setup setup = setup_of(2, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);

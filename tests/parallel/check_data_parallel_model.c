@@ -60,7 +60,7 @@ CK_TEST(modes_have_names) {
            EK_ERR_INVALID_ARGUMENT, "is unknown");
 }
 
-/* ---- where outputs lie ---- */
+/* ---- the devices of outputs ---- */
 
 static void lies_right(const ek_shards *output, const struct ck_training *t, const int64_t *sizes) {
   const bool gathered = t->setup.options.outputs == EK_OUTPUTS_GATHER;

@@ -205,7 +205,7 @@ CK_LOOP(schedules, CK_MODES) {
   ek_optimizer_free(rule);
 }
 
-/* A step without result waits for nobody and does the same; a rate of 0 changes nothing. */
+/* A step without result waits for no device and does the same; a rate of 0 changes nothing. */
 CK_LOOP(steps_without_result, CK_MODES) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", (ek_mode)_i);

@@ -132,7 +132,7 @@ CK_LOOP(moving_frees_the_parts, CUTS) {
   }
 }
 
-/* What somebody else still holds, or what has no room behind it, is copied. */
+/* A part that has another holder, or no room after it, is copied. */
 CK_TEST(moving_keeps_what_others_hold) {
   struct bench b;
   open_bench(&b, cuts[0]);

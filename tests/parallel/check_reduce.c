@@ -217,7 +217,7 @@ CK_LOOP(sums_are_right, 3) {
   }
 }
 
-/* One device fails when it has queued some: nobody waits for it, and the next round works. */
+/* One device fails when it has queued some: no other waits for it, and the next round works. */
 CK_LOOP(a_failure_frees_the_others, 3) {
   for (size_t victim = 0; victim < 3; victim++) {
     struct bench b;

@@ -220,7 +220,7 @@ CK_TEST(from_the_host) {
   }
 }
 
-/* What lies on its device already is not copied. */
+/* A part that is on its device already is not copied. */
 CK_LOOP(views_on_the_source_device, DEVICES) {
   struct source s;
   open_source(&s);

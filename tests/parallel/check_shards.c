@@ -58,7 +58,7 @@ CK_TEST(nothing_is_legal) {
 }
 
 /* A copy is the same shards; what was freed through one is not freed through the other, also when
- * its block has gone to somebody else. */
+ * its block has gone to other shards. */
 CK_TEST(copies_of_the_struct) {
   ek_group *group = ck_open("cpu:3", 1);
   ek_shards shards = {0}, other = {0};

@@ -788,7 +788,7 @@ static void scene_close(struct scene *s) {
 static const struct {
   const char *name;
   ek_status (*run)(struct scene *s);
-  uint64_t allocations; /* at least so many on device 0 */
+  uint64_t allocations; /* the least number on device 0 */
 } pieces[] = {{"data_parallel_criterion.h", shown_step, 3},
               {"data_parallel_model.h", shown_ahead, 9},
               {"pass.h", shown_pass, 2},

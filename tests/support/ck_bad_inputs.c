@@ -157,7 +157,7 @@ static void try_overlap(struct trial *trial, int i, int j) {
   expect(trial, i, &shifted, EK_ERR_INVALID_ARGUMENT, "overlapping, shifted");
 }
 
-/* Destinations lie one after another in `bytes`. */
+/* Destinations are one after another in `bytes`. */
 static size_t read_destinations(struct trial *trial, unsigned char *bytes) {
   size_t used = 0;
   for (int i = 0; i < trial->operation->count; i++) {

@@ -71,7 +71,7 @@ static ek_status biased_backward(const ek_module *self, ek_pass *pass,
   EK_TRY_GOTO(status, ek_pass_take(&target, pass), cleanup);
   EK_TRY_GOTO(status, ek_pass_take(&z, pass), cleanup);
   EK_TRY_GOTO(status, ek_pass_input_gradient(&grad_inputs[0], pass, &z), cleanup);
-  ck_assert(grad_inputs[0].data == z.data); /* nobody else needs it */
+  ck_assert(grad_inputs[0].data == z.data); /* nothing else needs it */
   EK_TRY_GOTO(status,
               ek_op_squared_error_backward(stream, &grad_inputs[0], &z, &target, &scale, NULL),
               cleanup);

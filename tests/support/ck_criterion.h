@@ -44,7 +44,7 @@ void ck_loss_backward(struct ck_loss *loss, const double *scales, const ek_tenso
 /* The same with the scales that there are. */
 ek_status ck_loss_try_backward(struct ck_loss *loss, const ek_tensor *factors);
 
-/* Drops the gradients and the pass, so that nobody but the caller holds the outputs. */
+/* Drops the gradients and the pass, so that only the caller holds the outputs. */
 void ck_loss_drop(struct ck_loss *loss);
 
 /* Bytes that the rig's device holds now in category `loss`. */

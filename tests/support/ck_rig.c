@@ -8,12 +8,12 @@
 
 #include "ek_check.h"
 
-/* ---- what lies behind a tensor ---- */
+/* ---- memory after a tensor ---- */
 
 #if CK_ASAN
 #include <sanitizer/asan_interface.h>
 
-/* Memory comes in units; the next request gets what lies behind the last one. */
+/* Memory comes in units; the next request gets what is after the last one. */
 static void close_behind(struct ck_rig *rig, size_t number) {
   const ek_tensor *tensor = &rig->tensor[number];
   ek_tensor *gap = &rig->gap[number];

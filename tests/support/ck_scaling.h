@@ -26,7 +26,7 @@ ek_loss_scale ck_scaling_dynamic(double scale, int64_t interval);
 /* A step of two micro-batches, or of one. */
 ek_status ck_scaling_step(struct ck_training *t, uint64_t number, bool two, ek_step_result *result);
 
-/* The same step was taken, but for the scale. */
+/* The same step was taken, except for the scale. */
 void ck_scaling_same_results(const ek_step_result *got, const ek_step_result *want);
 
 /* An entry of the state, and the scale, which the optimizer says as well. */

@@ -105,7 +105,7 @@ void ck_usages(ek_memory_usage *usages, const ek_group *group);
 /* The same peaks, in total and by category, of as many allocations. */
 void ck_same_peaks(const char *what, const ek_memory_usage *planned, const ek_memory_usage *real,
                    size_t devices);
-/* What the devices of `spec` have taken after two steps, each of so many equal micro-batches. */
+/* What the devices of `spec` have taken after two steps, each of several equal micro-batches. */
 void ck_measure(ek_memory_usage *usages, const struct ck_setup *setup, const char *spec,
                 const struct ck_batch *batch, int micro_batches);
 
@@ -148,7 +148,7 @@ double *ck_training_copies(const struct ck_training *training, size_t device, in
  */
 void ck_training_copies_are_right(const struct ck_training *training);
 
-/* Parameters after some steps of a batch of so many samples each. */
+/* Parameters after some steps of a batch of `samples` samples each. */
 double *ck_values_after(const struct ck_setup *setup, ek_group *group, int steps, int64_t samples,
                         int64_t *count);
 /* Parameters of the workload, or of another module for it, after three steps of two micro-batches,

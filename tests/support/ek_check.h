@@ -17,7 +17,7 @@
  *   EVENKEEL_TEST_TIME_LIMIT  the `time_limit` of groups in seconds; without it the library's own
  *   EVENKEEL_TEST_PART     "1/3": of long loops every third case, beginning with number 1
  *   EVENKEEL_TEST_SHARE    "1/3": every third of all tests and cases; the three shares together are all of them
- *   EVENKEEL_TEST_EVERY    1: where one call in so many fails, each of them does
+ *   EVENKEEL_TEST_EVERY    1: if only one call in several fails, each of them does
  *   EVENKEEL_TEST_PRECISION  bf16 or f16: what models of f32 compute in where a test does not say it (ck_training.h)
  */
 #ifndef EK_CHECK_H
@@ -110,7 +110,7 @@ bool ck_part(int number);
 /* Whether long loops are run in parts: what a case repeats may then be shorter as well. */
 bool ck_in_parts(void);
 
-/* Of the calls that may fail one in so many does; EVENKEEL_TEST_EVERY says another number, 1 for
+/* Of the calls that may fail one in several does; EVENKEEL_TEST_EVERY says another number, 1 for
  * each. */
 uint64_t ck_every(uint64_t usual);
 
@@ -191,7 +191,7 @@ double ck_time_limit(void);
 
 /* Whether the devices under test compute in bf16 and f16. */
 bool ck_has_halves(void);
-/* So many cases, or 0 where they do not. */
+/* The number of cases, or 0 where they do not. */
 int ck_if_halves(int cases);
 
 /* A rank and a shape for the two parameters `int rank, const int64_t *shape`. */
@@ -234,7 +234,7 @@ void ck_same_bits(const char *what, const double *a, const double *b, int64_t co
 /*
  * ---- the rig: one device, and all that a test makes on it ----
  *
- * Under AddressSanitizer what lies behind a tensor of a rig may not be touched, by an operation of
+ * Under AddressSanitizer memory after a tensor of a rig may not be touched, by an operation of
  * the CPU or a kernel on emulated devices: it is the unused rest of its memory, and a gap.
  */
 
@@ -248,12 +248,12 @@ struct ck_rig {
   ek_type sum;    /* of sums: f64 with values of f64, else f32 */
   double unit;    /* unit roundoff of the arithmetic, that of sums: 2^-24 or 2^-53 */
   double operand; /* with TF32 the relative rounding of what products multiply, 2^-11; else 0 */
-  int64_t shift;  /* elements that tensors begin behind the beginning of their memory: 0 or 1 */
+  int64_t shift;  /* elements between the beginning of memory and a tensor: 0 or 1 */
   struct ck_random random;
   ek_tensor tensor[CK_RIG_TENSORS], gap[CK_RIG_TENSORS];
   void *array[CK_RIG_ARRAYS];
   size_t tensors, arrays;
-  uintptr_t ghosts; /* where the next ghost is said to lie */
+  uintptr_t ghosts; /* the address of the next ghost */
 };
 
 /* Opens device 0 of a group: `spec` as it is, or test_devices("cpu:1") if it is NULL. */
@@ -261,8 +261,8 @@ struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads);
 
 /*
  * For loop tests over 0 .. CK_VARIANTS - 1: f32 and f64; one thread and memory that is aligned to
- * EK_MEMORY_UNIT, two threads and tensors that begin one element behind it, as rows of others do.
- * Over 0 .. ck_variants() - 1: the same with bf16 and f16 behind them, where the devices under test
+ * EK_MEMORY_UNIT, two threads and tensors that begin one element after it, as rows of others do.
+ * Over 0 .. ck_variants() - 1: the same followed by bf16 and f16, where the devices under test
  * compute in these.
  */
 enum { CK_VARIANTS = 4 };
@@ -276,7 +276,7 @@ struct ck_rig *ck_rig_variant(int variant);
   static void name##_on(int _i, struct ck_rig *rig);                                               \
   CK_LOOP(name, variants) { name##_on(_i, ck_rig_variant(_i)); }                                   \
   static void name##_on(int _i CK_ATTRIBUTE_UNUSED, struct ck_rig *rig)
-/* For each variant a test of so many cases, number `c`, each with a new rig, if it is its turn. */
+/* For each variant a test of several cases, number `c`, each with a new rig, if it is its turn. */
 #define CK_RIG_CASES(name, c, cases)                                                               \
   static void name##_on(int c, struct ck_rig *rig);                                                \
   CK_LOOP(name, ck_variants()) {                                                                   \
@@ -288,7 +288,7 @@ struct ck_rig *ck_rig_variant(int variant);
     }                                                                                              \
   }                                                                                                \
   static void name##_on(int c, struct ck_rig *rig)
-/* f32 on devices that may multiply in TF32, tensors `shift` elements behind the beginning. */
+/* f32 on devices that may multiply in TF32, tensors `shift` elements after the beginning. */
 struct ck_rig *ck_rig_tf32(int64_t shift);
 
 /* Frees all of it and checks that the devices hold nothing; so does the end of the test. */

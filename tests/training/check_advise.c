@@ -581,7 +581,7 @@ CK_TEST(bad_calls) {
   ck_assert_uint_eq(count, 0);
 }
 
-/* Memory that fails somewhere: an error, no advice, and nothing stays behind. */
+/* Memory that fails somewhere: an error, no advice, and nothing is left. */
 CK_TEST(host_memory_fails) {
   struct subject s;
   ek_advice choices[2];

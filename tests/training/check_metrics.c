@@ -325,7 +325,7 @@ CK_TEST(misuse_and_failures) {
   ck_assert_ptr_null(metrics);
   ck_ok(ek_metrics_close(NULL));
   ck_fails(ek_metrics_step(NULL, &good, 1), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_ok(ek_metrics_open(&metrics, group, NULL, NULL)); /* nobody is told */
+  ck_ok(ek_metrics_open(&metrics, group, NULL, NULL)); /* without a listener */
   ck_fails(ek_metrics_step(metrics, &good, -1), EK_ERR_INVALID_ARGUMENT, "-1 tokens");
   ck_fails(ek_metrics_step(metrics, &good, (double)NAN), EK_ERR_INVALID_ARGUMENT, "tokens");
   ck_ok(ek_metrics_step(metrics, &good, 1));

@@ -130,7 +130,7 @@ CK_TEST(the_header_says_the_format) {
     ck_assert_int_eq(fclose(file), 0);
     ck_assert_uint_gt(size, 8);
     header[size] = '\0';
-    ck_assert_ptr_nonnull(strstr(header + 8, "\"format\":\"pt\"")); /* behind its length */
+    ck_assert_ptr_nonnull(strstr(header + 8, "\"format\":\"pt\"")); /* after its length */
   }
 }
 

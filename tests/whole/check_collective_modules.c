@@ -1,7 +1,7 @@
 /*
  * check_collective_modules.c - modules with collectives of their own: a batch normalisation whose
  * statistics are of the whole batch gives the same on any number of devices, also where some have
- * no rows, and a device that fails keeps nobody waiting.
+ * no rows, and a device that fails keeps no other waiting.
  *
  * The first sums are over whole numbers and exact. Others, of at most 64 terms, are taken in
  * another order on another number of devices: 64 * 2^-53 of the sum of magnitudes, which three
@@ -95,7 +95,7 @@ static ek_status step(struct ck_training *training, uint64_t stream) {
   return status;
 }
 
-/* Parameters after three steps, and buffers behind them. */
+/* Parameters after three steps, and after them buffers. */
 enum { BUFFERS = 2 * IN + 2 * WIDTH + 2 };
 static double *numbers_of(const struct ck_training *training, int64_t *count) {
   static const struct {
@@ -154,7 +154,7 @@ CK_LOOP(with_the_loss_inside, 2) {
   ck_assert_double_le(ck_rel_l2(got, want, count), 1e-12);
 }
 
-/* Evaluation uses what training has left, and asks nobody. */
+/* Evaluation uses what training has left, without collectives. */
 CK_TEST(evaluation) {
   const struct ck_setup setup = setup_of(&workloads[0], "cpu:3", EK_MODE_SHARDED);
   struct ck_training training;
@@ -191,7 +191,7 @@ CK_LOOP(plan, 2) {
 }
 
 /* Each allocation of a step fails once, on each device in turn: an error that names the device,
- * nobody waits, and the next step goes on. */
+ * no device waits, and the next step goes on. */
 CK_LOOP(failures, 6) {
   const struct ck_setup setup = setup_of(&workloads[_i / 3], "cpu:3", EK_MODE_REPLICATED);
   struct ck_training training;

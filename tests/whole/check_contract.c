@@ -16,7 +16,7 @@ enum { SAMPLES = 4 };
 
 static const double some_weights[CK_ABSOLUTE_COLUMNS] = {1, 2, 0.5};
 
-/* A training over two devices with one step behind it, and a batch. */
+/* A training over two devices that has made one step, and a batch. */
 struct bench {
   struct ck_training t;
   struct ck_batch batch;
@@ -285,7 +285,7 @@ static const ek_module_ops readers[] = {
     TABLE(sizeof(ek_module_ops), "knowing",
           EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16)};
 
-/* Who reads its input as numbers of ek_pass_type() is handed no others. f32 is rounded on its way
+/* A module that reads its input in ek_pass_type() gets no other type. f32 is rounded on its way
  * into a model of 16 bits, and numbers of that model are widened for who knows f32 alone. */
 CK_LOOP(a_module_is_handed_the_type_that_it_runs_in, TYPES * TYPES) {
   const ek_type precision = all_types[_i / TYPES], given = all_types[_i % TYPES];

@@ -94,7 +94,7 @@ static void keep_line(void *context, ek_log_level level, const char *line) {
 
 static const int64_t counts[] = {1, 3, 128, 129};
 
-/* Elements of f16; each place before and behind, near and far. */
+/* Elements of f16; each place before and after, near and far. */
 static int64_t place_of(int place, int64_t bytes) {
   const int64_t places[] = {-2, -EK_MEMORY_UNIT, bytes, bytes + EK_MEMORY_UNIT - 2};
   return places[place];
@@ -208,7 +208,7 @@ static ek_status forgetful_forward(const ek_module *self, ek_pass *pass, const e
   EK_TRY(ek_pass_workspace(&sums, pass, EK_F32, 1, &one));
   ek_status status = ck_mirrors_open(&m, 1, (ek_tensor *[]){&out, &sums}, 2);
   for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(&out); i++) {
-    ck_put(&m.host[0], i, ck_at(&m.host[1], 0)); /* a sum that nobody began with zero */
+    ck_put(&m.host[0], i, ck_at(&m.host[1], 0)); /* a sum that did not begin with zero */
   }
   status = ck_mirrors_close(&m, status);
   ek_tensor_free(&sums);

@@ -271,7 +271,7 @@ CK_TEST(a_module_of_f32_runs_between_casts) {
 
 /* ---- a container that knows f32 alone, over children that know more ---- */
 
-/* Runs `first`, and behind it `second` if there is one, whose input is made again from the
+/* Runs `first`, and after it `second` if there is one, whose input is made again from the
  * container's. */
 struct container {
   ek_module base;

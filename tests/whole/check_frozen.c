@@ -1,6 +1,6 @@
 /*
  * check_frozen.c - layers over parameters that are frozen: they compute no gradients of these, and
- * what is left is right; nobody has memory for such a gradient, in any placement, and a plan is
+ * what is left is right; no device has memory for such a gradient, in any placement, and a plan is
  * exact. What an update makes of frozen parameters: check_groups.c.
  */
 #include <math.h>
@@ -49,7 +49,7 @@ static ek_status frozen_gpt(ek_module **module) {
 
 /* ---- on one device ---- */
 
-/* The gradients of a batch on one device, during which nobody takes memory for any. */
+/* The gradients of a batch on one device, during which no memory is taken for any. */
 static double *gradients_of(ek_status (*module)(ek_module **module), int64_t *count) {
   struct ck_workload mlp = *ck_workload("mlp");
   mlp.module = module;

@@ -177,7 +177,7 @@ CK_LOOP(reproducible_bits_are_the_same, ck_if_halves(CASES)) {
 
 enum { ADDITIONS = 8 };
 
-/* 1 and so many times 2^-9, which bf16 would lose one by one, and keeps together: 1 + 2^-6. */
+/* 1 and several times 2^-9, which bf16 would lose one by one, and keeps together: 1 + 2^-6. */
 static ek_status add_often(ek_pass *pass, const ek_tensor *dy) {
   double beta = -1;
   ek_tensor da, again, db, step;

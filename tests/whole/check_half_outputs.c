@@ -18,7 +18,7 @@
 #include "ck_state.h"
 #include "ck_training.h"
 
-enum { VOCABULARY = 51, SEQUENCE = 6, WIDTH = 16, DEPTH = 13 /* operations one behind another */ };
+enum { VOCABULARY = 51, SEQUENCE = 6, WIDTH = 16, DEPTH = 13 /* operations one after another */ };
 enum { SAMPLES = 7, ROWS = SAMPLES * SEQUENCE, LOGITS = ROWS * VOCABULARY };
 enum { HALVES = 2, HEADS = 3, MODES = 6, CASES = MODES * HALVES * HEADS };
 enum head { WHOLE, LONGER, FUSED };
@@ -235,7 +235,7 @@ static void generate(int32_t tokens[TOKENS], double *logits, ek_trainer *trainer
 }
 
 /* On the CPU the same tokens and logits again, with longer rows and a fused loss, too: a GPU has
- * other products for them. Near those of f32 behind the same tokens. */
+ * other products for them. Near those of f32 after the same tokens. */
 CK_LOOP(text_is_generated, ck_if_halves(HALVES)) {
   const ek_type type = halves[_i];
   const bool same = on_cpu();

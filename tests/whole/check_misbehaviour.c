@@ -358,7 +358,7 @@ CK_LOOP(a_root_gives_rows_for_its_samples, 6 * CK_MODES) {
   ck_ok(step(&b, &loss));
 }
 
-/* Nobody follows: integers may come out. */
+/* No module follows: integers may come out. */
 CK_TEST(a_root_without_gradient_may_give_integers) {
   struct bench b;
   bench_open(&b, EK_MODE_REPLICATED, false);
@@ -403,7 +403,7 @@ CK_TEST(a_full_device_names_the_module) {
 
 enum parent_fault {
   PARENT_GOOD,
-  PARENT_SAVES_AFTER,    /* saves behind the child's forward, and does not take it back before */
+  PARENT_SAVES_AFTER,    /* saves after the child's forward, and does not take it back before */
   PARENT_TAKES_CHILD,    /* takes what the child saved */
   PARENT_SKIPS_CHILD,    /* never calls the child's backward */
   PARENT_NO_INPUT,       /* runs the child on nothing */

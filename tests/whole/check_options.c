@@ -3,7 +3,7 @@
  *
  * STRUCTS lists them all; tests/install/check_layout.sh compares the list with the headers. Each is
  * given to its function with its own size, with every size that is refused, and with every size
- * that an older program could have: then the bytes behind that size are 0xFF, and must not be read.
+ * that an older program could have: then the bytes past that size are 0xFF, and must not be read.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -288,7 +288,7 @@ static ek_status use_ek_sequential_options(struct bench *b, void *o) {
   return status;
 }
 
-/* Nobody calls these. */
+/* These are never called. */
 static ek_status no_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                             ek_tensor *outputs) {
   (void)self, (void)pass, (void)inputs, (void)outputs;
@@ -485,7 +485,7 @@ static const struct row {
 
 enum { ROWS = sizeof rows / sizeof rows[0] };
 
-/* A heap block of exactly the struct's size, so that a sanitizer sees what reads behind it. */
+/* A heap block of exactly the struct's size, so that a sanitizer sees reads past it. */
 static void *made(const struct row *row, size_t stated) {
   unsigned char *o = malloc(row->size);
   ck_assert_ptr_nonnull(o);
@@ -557,7 +557,7 @@ CK_LOOP(the_own_size_is_taken, ROWS) {
   free(o);
 }
 
-/* Members that end where they ended; what comes behind is not the older program's. */
+/* Members that end where they ended; what follows is not the older program's. */
 CK_LOOP(an_older_size_takes_defaults, ROWS) {
   struct bench b;
   bench_open(&b);

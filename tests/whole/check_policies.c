@@ -201,7 +201,7 @@ static const struct ck_module_case cases[] = {
     {.name = "sqrt", .create = stack_sqrt, STACK(2)},
     {.name = "all", .create = stack_all, STACK(0)},
     /* pre; both norms' inputs, mean and rstd each; ReLU's result. Not GELU's result and the first
-     * norm's; the second one's, which goes through dropout, is kept by nobody. */
+     * norm's; the second one's, which goes through dropout, is not kept. */
     {.name = "cheap", .create = stack_cheap, STACK(8)},
 };
 CK_MODULE_CASES(cases)

@@ -206,7 +206,7 @@ static ek_memory_usage planned(const ek_gpt_options *gpt, int64_t samples, ek_mo
 
 static double ratio(uint64_t got, uint64_t of) { return (double)got / (double)of; }
 
-/* Logits and their gradient are half, and so are activations, but for statistics of rows. */
+/* Logits and their gradient are half, and so are activations, except for statistics of rows. */
 CK_TEST(numbers_of_16_bits_take_half) {
   const ek_gpt_options lm = ck_gpt_sizes(40000, 250, 256, 4, 8), m = EK_GPT_OPTIONS_INIT;
   const ek_gpt_options *models[] = {&lm, &m};

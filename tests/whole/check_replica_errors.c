@@ -20,7 +20,7 @@ enum { DEVICES = 4, SAMPLES = 8, N = 16, LAYERS = 6, NOBODY = 99 };
 
 static struct {
   size_t forward, backward; /* the devices on which they fail */
-  int after;                /* so many layers of backward are complete by then */
+  int after;                /* layers of backward that are complete by then */
   bool writes;              /* forward adds 1 + device to its buffer */
 } trouble;
 

@@ -144,7 +144,7 @@ CK_LOOP(a_pass_of_ones_own_is_refused, KINDS) {
 
 /* ---- units ---- */
 
-/* In the place of its child, a unit; it keeps a parameter from forward to backward. */
+/* Does the work of its child, a unit; it keeps a parameter from forward to backward. */
 static atomic_int wrong;
 
 struct wrapper {

@@ -213,7 +213,7 @@ static void labels(struct ck_batch *batch, ek_type type, int64_t samples) {
   batch->target[1] = batch->target[0];
 }
 
-/* {s, 0} in a micro-batch: nobody knows yet how its terms are to be scaled. */
+/* {s, 0} in a micro-batch: the scales of its terms are not known yet. */
 CK_LOOP(losses_without_weight, CK_MODES) {
   struct bed bed;
   bed.workload = workload();

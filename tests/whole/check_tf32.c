@@ -1,7 +1,7 @@
 /*
  * check_tf32.c - the precision tf32: f32 whose products may take operands with 10 bits of mantissa.
  *
- * Who rounds is said by the pass and not by the group: two models of one group compute as if each
+ * The pass decides which products round, not the group: two models of one group compute as if each
  * were alone, in every mode and with every recomputation, and modules and children get the word of
  * their caller. Devices that do not round so compute in f32, bit for bit. As the type of a tensor
  * tf32 is refused everywhere.

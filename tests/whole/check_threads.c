@@ -3,7 +3,7 @@
  *
  * A device's threads are a team that works for one caller at a time. What several workers do to one
  * device's memory at once, as in gather and scatter, must therefore run on the callers' own teams.
- * And a training step must not depend on how many threads a device has, but for rounding; in a
+ * And a training step must not depend on how many threads a device has, except for rounding; in a
  * deterministic group not at all.
  */
 #include <stdlib.h>

@@ -234,7 +234,7 @@ CK_TEST(the_optimizer_is_freed) {
   ck_ok(ek_data_parallel_model_discard(t.model));
 }
 
-/* ---- a failure of somebody else's job on the same group leaves a finished update alone ---- */
+/* ---- a failure of another thread's job on the same group leaves a finished update alone ---- */
 
 static ek_status refuse(void *context, ek_device *device, size_t index) {
   (void)context, (void)device;

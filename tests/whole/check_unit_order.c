@@ -26,7 +26,7 @@ enum { WIDTH = 4, CLASSES = 5, SEQUENCE = 2, MOST_ROWS = 4, STEPS = 3 };
 struct choice {
   const char *spec;
   ek_recompute_kind policy;
-  int layers; /* behind the table: norm, attention, linear */
+  int layers; /* after the table: norm, attention, linear */
   bool bias, tied, frozen;
   int64_t rows[STEPS];
 };

@@ -159,7 +159,7 @@ template <class T> static inline T atomicMin(T *p, std::common_type_t<T> value) 
 
 namespace cuemu {
 
-/* cvt.rna.tf32.f32: to 10 bits behind the point, ties away from zero; a NaN stays one. */
+/* cvt.rna.tf32.f32: to 10 bits after the point, ties away from zero; a NaN stays one. */
 static inline uint32_t round_tf32(float x) {
   uint32_t word;
   memcpy(&word, &x, sizeof word);

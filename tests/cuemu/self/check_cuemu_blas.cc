@@ -314,7 +314,7 @@ SELF_TEST(parts_in_the_type_of_the_result) {
   uint16_t *a = device_copy(left, 3), *b = device_copy(right, 3), *d = device_new<uint16_t>(1);
   lt x;
   (void)cublasLtCreate(&x.handle);
-  for (int parts = 0; parts < 3; parts++) { /* 2: nobody was asked */
+  for (int parts = 0; parts < 3; parts++) { /* 2: the heuristic was not asked */
     cublasLtMatmulHeuristicResult_t found;
     const uint32_t reductions =
         parts ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;

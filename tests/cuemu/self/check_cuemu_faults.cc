@@ -79,7 +79,7 @@ SELF_TEST(a_kernel_fault_kills_the_device) {
   CUDA_OK(work(memory, 3, 3));
 }
 
-/* Who waits for a device that died goes on. */
+/* A thread that waits for a device that died goes on. */
 SELF_TEST(events_of_a_dead_device_are_reached) {
   int *memory = device_new<int>(32);
   cudaEvent_t event = new_event();

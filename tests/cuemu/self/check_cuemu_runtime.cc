@@ -163,7 +163,7 @@ static void without_jitter() { /* with it, nothing waits to be asked for */
 
 __global__ void count(int *ran) { atomicAdd(ran, 1); }
 
-/* A stream begins by itself or as late as somebody waits, so that who forgets to wait meets
+/* A stream begins by itself or as late as a wait for it, so that code that forgets to wait meets
  * both. */
 SELF_TEST(streams_begin_early_or_late) {
   enum { TIMES = 100, LAUNCHES = 16 };
@@ -173,7 +173,7 @@ SELF_TEST(streams_begin_early_or_late) {
   cudaStream_t stream = new_stream();
   for (int i = 1; i <= TIMES; i++) {
     for (int j = 0; j < LAUNCHES; j++) EK_LAUNCH(count, 1, 1, 0, stream, ran);
-    usleep(500); /* time enough, but nobody waits */
+    usleep(500); /* time enough, but no thread waits */
     early += __atomic_load_n(ran, __ATOMIC_ACQUIRE) > (i - 1) * LAUNCHES;
     CUDA_OK(cudaStreamSynchronize(stream));
     ck_assert_int_eq(*ran, i * LAUNCHES);
@@ -202,7 +202,7 @@ SELF_LOOP(late_streams_run_when_asked, 5) {
     case 3:
       while (cudaEventQuery(event) == cudaErrorNotReady) usleep(50);
       break;
-    default: /* another stream that waits for it, and for which somebody waits */
+    default: /* another stream that waits for it, and for which a thread waits */
       CUDA_OK(cudaStreamWaitEvent(other, event, 0));
       CUDA_OK(cudaStreamSynchronize(other));
     }

@@ -9,7 +9,7 @@
 
 /* ---- copies ---- */
 
-/* y: what the block's memory holds before the wait, behind it, and of the group not yet waited
+/* y: what the block's memory holds before the wait, after it, and of the group not yet waited
  * for. */
 __global__ void copies(const float *x, float *y) {
   EK_DYNAMIC_SHARED(float, tile);

@@ -6,12 +6,12 @@
  * ThreadSanitizer reports what two blocks share without an atomic operation. (Blocks of one thread
  * it sees as ordered.)
  *
- * Who runs next is asked only when a thread ends or has to wait. Three orders, so that a kernel
+ * The next thread is chosen only when a thread ends or has to wait. Three orders, so that a kernel
  * that works only by luck is found out: forward, backward, random. In each, a thread runs until it
  * cannot, so a missing barrier shows as a wrong value.
  *
  * A barrier is passed when all threads that have not ended wait at it, and all at the same place in
- * the source. If nobody can run and somebody waits, the kernel fails with cudaErrorLaunchFailure
+ * the source. If no thread can run and one waits, the kernel fails with cudaErrorLaunchFailure
  * (719).
  */
 #include "executor.h"

@@ -4,7 +4,7 @@
  * A clique is all ranks that joined with one id. Each rank numbers its collectives; those with the
  * same number are one. The worker threads of the ranks' streams arrive in it, the last one computes
  * it for all, and all go on. The clique's lock is held throughout, so that who takes it knows that
- * nobody reads anybody's buffers.
+ * no rank reads another's buffers.
  *
  * Once a rank has aborted, no collective of the clique is computed any more: the others hang in
  * theirs until they abort too, as on GPUs.

@@ -2,7 +2,7 @@
  * communicator.c - NCCL's communicators: how they begin, what state they are in, how they end.
  *
  * A communicator lives until it is destroyed or aborted and none of its requests is on a stream. An
- * abort waits only for the worker that is in one of its collectives, not for what is queued behind
+ * abort waits only for the worker that is in one of its collectives, not for what is queued after
  * other work.
  */
 #include "collective.h"

@@ -7,7 +7,7 @@
  * have algorithms refused, by the heuristic (in `state`) or by the product (cuemu_refuse()).
  * Types and epilogues have the restrictions that the real header and manual name, and double
  * precision has no epilogues. A result of 16 bits may be added up in its own type, part by part,
- * unless the preference says otherwise, or where nobody asked the heuristic. A test may take some
+ * unless the preference says otherwise, or if the heuristic was not asked. A test may take some
  * away (cuemu_set_epilogues): a real GPU need not have an algorithm for each.
  */
 #include "product.h"

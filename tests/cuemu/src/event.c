@@ -6,12 +6,12 @@
  * it waits for nothing, as in CUDA. Host code of two threads that forgets this is found out by
  * tests.
  *
- * Who waits wants the stream of the last record to run (stream.c). A record may come in between
+ * A wait makes the stream of the last record run (stream.c). A record may come in between
  * from another thread: the waiter counts itself before it wants, and the record looks for waiters
- * when its operation lies in the stream, so that one of the two wants what is waited for.
+ * when its operation is in the stream, so that one of the two wants what is waited for.
  *
  * A record is reached when its operation is released, which happens also on a device that has a
- * sticky error: nobody waits for ever for a device that died. An event lives until it is destroyed
+ * sticky error: no wait for a device that died lasts for ever. An event lives until it is destroyed
  * and no operation refers to it.
  */
 #include "internal.h"

@@ -134,7 +134,7 @@ static inline void cuemu_resume(struct block *b, int thread) {
   cuemu_switch_to(b, b->bound[thread]);
 }
 
-/* The current CUDA thread waits until somebody sets its bit in `ready`. */
+/* The current CUDA thread waits until another one sets its bit in `ready`. */
 static inline void cuemu_wait_here(struct block *b, struct place place) {
   const int thread = b->current;
   b->bound[thread] = b->running;

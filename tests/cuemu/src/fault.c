@@ -3,7 +3,7 @@
  *
  * Two counts for each device and kind: calls (cuemu_call(), made by the thread that calls CUDA; for
  * kernels by the worker that runs them) and operations that a stream runs. A failure is armed on
- * the first, a hang on the second. A hang that nobody releases ends with the process.
+ * the first, a hang on the second. A hang that is not released ends with the process.
  */
 #include "internal.h"
 

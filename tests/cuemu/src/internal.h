@@ -69,9 +69,9 @@ void *cuemu_new(size_t bytes); /* zeroed; ends the program when out of memory */
 
 enum cuemu_place { CUEMU_PAGEABLE, CUEMU_PINNED, CUEMU_ON_DEVICE };
 
-/* Where the range lies; `whole` says whether all of it does. */
+/* The allocation of the range; `whole` says whether all of it does. */
 enum cuemu_place cuemu_find(const void *pointer, size_t bytes, int *device, bool *whole);
-/* Whether the device may touch what lies on the other one (-1: host memory). */
+/* Whether the device may touch memory of the other one (-1: host memory). */
 bool cuemu_reaches(int device, int other);
 /* An address among a kernel's arguments of memory that the device does not reach; or NULL. */
 const void *cuemu_find_stranger(int device, const void *bytes, size_t size);
@@ -125,7 +125,7 @@ struct CUstream_st {
 void cuemu_enqueue(cudaStream_t stream, int kind, cudaError_t (*run)(cudaStream_t, void *),
                    void (*release)(void *), void *argument);
 int cuemu_stream_device(cudaStream_t stream);
-/* Somebody waits for the stream: what is queued runs now. */
+/* A thread waits for the stream: its queued work runs now. */
 void cuemu_want(cudaStream_t stream);
 cudaStream_t cuemu_stream_refer(cudaStream_t stream); /* resolves the default stream */
 void cuemu_stream_unrefer(cudaStream_t stream);       /* NULL is none */

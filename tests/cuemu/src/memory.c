@@ -1,7 +1,7 @@
 /*
  * memory.c - device memory and pinned host memory.
  *
- * Device memory is host memory from malloc, so that AddressSanitizer sees what lies beside it. It
+ * Device memory is host memory from malloc, so that AddressSanitizer sees accesses beside it. It
  * is charged in units of 512 bytes against the device's size. New memory is filled with 0xff, which
  * reads as NaN: a kernel that relies on zeroes is found out. Allocations larger than POISON_LIMIT,
  * the arenas of a backend, are pages of the system that read as zeros and end, but for their

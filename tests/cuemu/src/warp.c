@@ -6,7 +6,7 @@
  * The last one computes every result, and all go on.
  *
  * As in CUDA, __syncwarp() orders memory and shuffles and votes do not: for ThreadSanitizer a lane
- * that writes shared memory and another one that reads it behind a shuffle are a race.
+ * that writes shared memory and another one that reads it after a shuffle are a race.
  *
  * A value shuffled from a lane that is not there is undefined on a GPU; here it is all ones, a NaN.
  * A caller outside its own mask, or lanes of one rendezvous in different functions, fail the
