@@ -269,7 +269,6 @@ CK_LOOP(any_block, 2) {
   for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
     const size_t mark = ck_mark();
     struct training t;
-    const size_t mark = ck_mark();
     s.logits_bytes = rows[k] * (uint64_t)s.columns * (_i == 0 ? 8 : 4) + 1;
     training_open(&t, &s, "cpu:2", true);
     const double loss = step(&t, k == 0 ? want : got, &count);
