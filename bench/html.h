@@ -21,7 +21,7 @@ void html_format(FILE *file, const char *format, ...) BENCH_PRINTF(2, 3);
 
 /* From <!doctype> to the beginning of <main>. */
 void html_begin(FILE *file, const char *title);
-/* Embeds what json_dumps() made, as `name` for who downloads it, and ends the page. */
+/* Embeds the text of json_dumps(), as a download called `name`, and ends the page. */
 void html_end(FILE *file, const char *json, const char *name);
 
 /* A cell that is empty in the first column repeats the one above: rows can be sorted. */

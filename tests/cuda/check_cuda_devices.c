@@ -380,7 +380,7 @@ CK_TEST(broken_peer_access_is_not_used) {
   ek_log_set(NULL, NULL, EK_LOG_WARNING);
 }
 
-/* NCCL is held to one algorithm by who starts the program; the library sets no environment. */
+/* The environment of the program holds NCCL to one algorithm; the library sets none. */
 CK_TEST(deterministic_without_peers) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ek_group *group = NULL;

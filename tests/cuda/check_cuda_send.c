@@ -317,7 +317,7 @@ CK_LOOP(every_copy_of_a_scatter_fails, 2) {
   ck_assert_uint_eq(n, 11); /* 20 MiB in pieces of 2 MiB */
 }
 
-/* A copy that does not end is found by who waits for the device, and named. */
+/* A copy that does not end is found by a wait for the device, and named. */
 CK_TEST(a_copy_hangs) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.time_limit = 1;

@@ -25,8 +25,8 @@
  *                                     shape) waits until the device is idle, one after the other
  *   CUEMU_ALGORITHMS         1        offered by cuBLASLt's heuristic for a product, 1 to 4
  *   CUEMU_WARM               1        0: what is launched while cuemu_warming() is loaded and does not run
- *   CUEMU_LATE               0        a kernel that is first used on a device of which so many bytes
- *                                     are allocated ends the program; 0: it may
+ *   CUEMU_LATE               0        a kernel that is first used on a device with this many bytes
+ *                                     allocated ends the program; 0: it may
  *   CUEMU_FAULT                       "fail kind device n [error]" or "hang kind device n",
  *                                     separated by commas; kinds as below in lower case:
  *                                     memory copy ...
@@ -119,10 +119,9 @@ void cuemu_set_algorithm_times(const unsigned nanoseconds[4]);
 /* Products by the algorithm with this number since the last reset. */
 unsigned long cuemu_algorithm_calls(int algorithm);
 
-/* Algorithms of cuBLASLt, a bit for each by number: those that the heuristic offers and says to be
- * of
-   no use, which are an error of who takes them, and those that it takes for good and the product
-   then refuses. */
+/* Algorithms of cuBLASLt, a bit for each by number: those that the heuristic offers and marks as
+ * useless, which are an error of the code that takes them, and those that it marks as good and the
+ * product then refuses. */
 void cuemu_refuse(unsigned by_heuristic, unsigned by_product);
 
 /* The heuristic answers CUBLAS_STATUS_INVALID_VALUE for a product with an epilogue one of whose

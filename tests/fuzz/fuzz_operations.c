@@ -189,9 +189,8 @@ static bool lent(const struct call *call, int i) {
   return false;
 }
 
-/* After it was made: the struct that the call gets is not the one that was made. One in whose
- * memory another lies a little behind stays: without it that one would write into its guards, by
- * right. */
+/* Changes a struct after it was made. One in whose memory another begins a little later is left
+ * alone: without it that one would write into its guards, by right. */
 static void change_struct(struct call *call, int i, struct fuzz_input *input) {
   static const int64_t sizes[] = {-1, INT64_MIN, INT64_MAX, INT64_C(1) << 61};
   static const int ranks[] = {-1, EK_MAX_RANK + 1, INT_MIN, INT_MAX};
@@ -420,7 +419,7 @@ static void check_again(const struct call *call, void *const *before) {
   free_pieces(&other);
 }
 
-/* What a hand-written struct says of its device is said of one of `plan`. */
+/* Hand-written structs name a device of `plan` instead of theirs. */
 static void check_plan(const struct call *call, ek_status expected) {
   static struct call other;
   ek_group *group = fuzz_group("plan:2", 1);

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # check_prose.sh TREE: words that this project does not use for devices, order and place.
 #
-# Looks at the text of product code and headers (comments and strings, line by line) and at whole
-# documents, except results, and names each place. In Markdown, except results, lines have at most
+# Looks line by line at comments of C (and strings, except in tests) and at whole documents, except
+# results, and names each place. In Markdown, except results, lines have at most
 # 100 columns, except code and rows of tables.
 set -euo pipefail
 cd "$1"
@@ -13,7 +13,7 @@ texts=$(mktemp)
 trap 'rm -f "$texts"' EXIT
 # shellcheck disable=SC2016 # $0 and the others are fields of awk
 grep -rlE --include='*.c' --include='*.h' --include='*.cu' --include='*.cuh' -- . \
-  include src parallel training criterion check | sort | xargs awk '
+  include src parallel training criterion check bench examples tests | sort | xargs awk '
   FNR == 1 { comment = 0 }
   {
     rest = $0
@@ -28,7 +28,7 @@ grep -rlE --include='*.c' --include='*.h' --include='*.cu' --include='*.cuh' -- 
         token = substr(rest, RSTART, RLENGTH)
         rest = substr(rest, RSTART + RLENGTH)
         if (token == "/*") comment = 1
-        else if (token ~ /^"/) text = text " " token
+        else if (token ~ /^"/ && FILENAME !~ /^tests/) text = text " " token
       } else {
         rest = ""
       }

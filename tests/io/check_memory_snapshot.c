@@ -306,7 +306,7 @@ static const struct ck_value *find_refused(const struct ck_value *snapshot, size
 }
 
 /* Device 1 has no room for the n-th request of a step, for each n that happens in a module: the
- * error names it and those who hold most, and the snapshot says the same. */
+ * error names it and the largest holders, and the snapshot says the same. */
 CK_TEST(memory_runs_out) {
   struct ck_linears it;
   make_folder();

@@ -5,7 +5,7 @@
  * update is at most (a few) times the learning rate and, as a function of the gradient, has a
  * relative condition of order one where the gradient is not zero, so a step adds an error of about
  * learning rate * e to a parameter of size 0.1; 20 steps of rate 0.05 add 20 * 0.05 * 1e-6 / 0.1 =
- * 1e-5. In f64 e is 1e-12 and the bound 1e-11. A gradient whose value is zero but for rounding (the
+ * 1e-5. In f64 e is 1e-12 and the bound 1e-11. A gradient that is zero except for rounding (the
  * bias of attention's keys) has no such condition under Adam in f32, so the gpt is trained in f64,
  * where rounding is far below Adam's epsilon. Such a parameter p still sees its own decay: with
  * decay in the gradient it is multiplied by 1 - rate * decay / epsilon in each step, which must not

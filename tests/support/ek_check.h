@@ -314,8 +314,7 @@ ek_tensor *ck_poisoned(struct ck_rig *rig, int rank, const int64_t *shape);
 ek_tensor *ck_sums(struct ck_rig *rig, const double *values, int rank, const int64_t *shape);
 ek_tensor *ck_poisoned_sums(struct ck_rig *rig, int rank, const int64_t *shape);
 ek_tensor *ck_blank(struct ck_rig *rig, ek_type type, int rank, const int64_t *shape);
-/* Only for devices that count: says it has so many elements, up to 2^63 bytes, and holds nothing.
- */
+/* Only for devices that count: claims elements of up to 2^63 bytes, and holds nothing. */
 ek_tensor *ck_ghost(struct ck_rig *rig, ek_type type, int rank, const int64_t *shape);
 
 /* What a tensor holds, in an array of the rig. */

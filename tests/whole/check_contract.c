@@ -89,7 +89,7 @@ CK_LOOP(a_criterion_is_not_opened_with_counts_out_of_bounds, COUNTS) {
   bench_close(&b);
 }
 
-/* Every call of a step in turn meets counts that were changed behind its back. */
+/* Every call of a step in turn meets counts that were changed since the last. */
 CK_LOOP(a_criterion_whose_counts_change_is_refused, COUNTS * CK_MODES) {
   struct bench b;
   bench_open(&b, "mlp", (ek_mode)(_i % CK_MODES));
@@ -286,7 +286,7 @@ static const ek_module_ops readers[] = {
           EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16)};
 
 /* A module that reads its input in ek_pass_type() gets no other type. f32 is rounded on its way
- * into a model of 16 bits, and numbers of that model are widened for who knows f32 alone. */
+ * into a model of 16 bits, and numbers of that model are widened for a module of f32 alone. */
 CK_LOOP(a_module_is_handed_the_type_that_it_runs_in, TYPES * TYPES) {
   const ek_type precision = all_types[_i / TYPES], given = all_types[_i % TYPES];
   const bool half = precision == EK_BF16 || precision == EK_F16;

@@ -18,8 +18,8 @@
 
 enum { DEVICES = 3, SAMPLES = 7 };
 
-/* One allocation in so many fails in a case. Cases begin at different ones, and modes and devices
- * make the same ones, so that each fails in some. EVENKEEL_TEST_EVERY=1: each in all. */
+/* One allocation in each stride fails in a case. Cases begin at different ones, and modes and
+ * devices make the same ones, so that each fails in some. EVENKEEL_TEST_EVERY=1: each in all. */
 #if CK_TSAN
 enum { DEVICE_STRIDE = 5, HOST_STRIDE = 7, SLOW = 10 };
 #elif CK_ASAN
@@ -162,7 +162,7 @@ CK_LOOP(host_allocations, CK_WORKLOADS * CK_MODES) {
   ck_ok(open_and_step(group, &setup, &batch, &want, &count));
   const uint64_t stride = host_stride();
   uint64_t n = 1 + (uint64_t)_i % stride;
-  /* A failure that was swallowed would end the loop too early: so many calm runs must follow. */
+  /* A failure that was swallowed would end the loop too early: several calm runs must follow. */
   for (; calm <= CALM / (int)stride; n += stride) {
     ek_host_memory_fail_at(n);
     const double start = seconds();

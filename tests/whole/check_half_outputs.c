@@ -217,7 +217,7 @@ static int32_t best_of(const double *logits) {
   return best;
 }
 
-/* Greedily, or as given, each behind a window of the last SEQUENCE tokens; the logits of each as
+/* Greedily, or as given, each after a window of the last SEQUENCE tokens; the logits of each as
  * well. */
 static void generate(int32_t tokens[TOKENS], double *logits, ek_trainer *trainer,
                      const int32_t *given) {

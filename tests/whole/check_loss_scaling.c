@@ -52,7 +52,7 @@ CK_LOOP(a_power_of_two_changes_nothing, CK_WORKLOADS * CK_PLACEMENTS) {
   trains_alike(&plain, &scaled);
 }
 
-/* Gradients in memory are over the unit: 7 samples of 5 targets are 35 of them, so 2^6; of the first
+/* Gradients in memory are over the unit: 7 samples of 5 targets, 35 of them, so 2^6; of the first
  * micro-batch there are 4 samples, so 2^5. Ignored targets count. Where nothing is divided it is 1.
  */
 CK_LOOP(a_scale_counts_from_the_mean, 8) {

@@ -470,7 +470,7 @@ static ek_status use_ek_optimizer_ops(struct bench *b, void *o) {
   X(ek_module_ops, MODULE_OPS, OLDEST(ek_module_ops, free))                                        \
   X(ek_optimizer_ops, OPTIMIZER_OPS, OLDEST(ek_optimizer_ops, free))
 
-/* Their first values, and how large they are with what lies behind: nothing. */
+/* Their first values; nothing follows them. */
 #define INITIAL(type, init, oldest) static const type initial_##type = init;
 STRUCTS(INITIAL)
 
@@ -497,7 +497,7 @@ static void *made(const struct row *row, size_t stated) {
 }
 
 /* Each EK_..._INIT has a function that writes the same bytes, of a struct of any size that is legal,
- * and nothing behind them. */
+ * and nothing after them. */
 #define INITIALS(X) OPTIONS(X) X(ek_advise_task, EK_ADVISE_TASK_INIT, 0)
 #define MACRO(type, init, oldest) static const type macro_##type = init;
 INITIALS(MACRO)

@@ -185,7 +185,7 @@ CK_TEST(wrong_inputs_are_refused) {
   inputs[1].broadcast = true;
   REFUSED(EK_ERR_INVALID_ARGUMENT, "is broadcast");
   inputs[1] = sent.inputs[1];
-  const ek_tensor right = inputs[1].parts[0]; /* what is behind a copy is the shards' own */
+  const ek_tensor right = inputs[1].parts[0]; /* what is after a copy is the shards' own */
   inputs[1].parts[0] = inputs[1].parts[1];
   REFUSED(EK_ERR_DEVICE, "input number 1: its part number 0");
   inputs[1].parts[0] = right;
@@ -236,7 +236,7 @@ CK_TEST(wrong_targets_are_refused) {
   target.offsets[1]++;
   REFUSED(EK_ERR_SHAPE, "cut at the samples");
   target.offsets[1]--;
-  const ek_tensor right = target.parts[1]; /* what is behind a copy is the shards' own */
+  const ek_tensor right = target.parts[1]; /* what is after a copy is the shards' own */
   target.parts[1] = target.parts[0];
   REFUSED(EK_ERR_DEVICE, "target number 0: its part number 1");
   target.parts[1] = right;

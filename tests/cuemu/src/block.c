@@ -160,7 +160,7 @@ void cuemu_fail_block(const char *why, struct place place) {
   struct block *b = cuemu_block;
   b->error = cudaErrorLaunchFailure;
   cuemu_release_to(&b->end_sync);
-  for (int i = 0; i < b->fibers; i++) { /* those who wait will not get to the end */
+  for (int i = 0; i < b->fibers; i++) { /* waiting threads will not get to the end */
     struct cuemu_fiber *fiber = b->fiber[i];
     if (fiber && fiber != b->running) cuemu_fiber_release_to(fiber, b->running, &b->end_sync);
   }

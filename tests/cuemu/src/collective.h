@@ -74,7 +74,7 @@ size_t cuemu_nccl_element_bytes(ncclDataType_t type); /* 0: no such type */
 /* Computes the collective for all ranks; false if the parts do not fit together. */
 bool cuemu_perform(const struct collective *collective, int ranks);
 
-/* The clique's lock is not held by who calls these. */
+/* Callers of these do not hold the clique's lock. */
 void cuemu_comm_enter(struct ncclComm *comm); /* a call begins; counts those that overlap */
 void cuemu_comm_leave(struct ncclComm *comm);
 void cuemu_queue_request(struct request *request);

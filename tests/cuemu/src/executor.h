@@ -55,7 +55,7 @@ struct warp {
 
 struct barrier {
   int waiting;
-  struct place place;  /* of those who wait */
+  struct place place;  /* of the waiting threads */
   unsigned generation;
   char sync[2]; /* for ThreadSanitizer, by the last bit of the generation */
 };

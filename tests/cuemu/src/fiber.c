@@ -60,7 +60,7 @@ __asm__(".text\n"
         ".size cuemu_switch_stack, .-cuemu_switch_stack\n");
 
 /* What cuemu_switch_stack() finds: six registers, the entry to return to, and a return address for
-   it that nobody uses but that makes the stack aligned as after a call. Stacks that all begin at
+   it that is never used but makes the stack aligned as after a call. Stacks that all begin at
    the same offset of a page would share few sets of the cache, so each begins elsewhere. */
 static void prepare(struct cuemu_fiber *fiber) {
   uintptr_t top = (uintptr_t)fiber->stack + fiber->bytes - (uintptr_t)(fiber->number % 61) * 320;

@@ -4,9 +4,9 @@
  * Device memory is host memory from malloc, so that AddressSanitizer sees accesses beside it. It
  * is charged in units of 512 bytes against the device's size. New memory is filled with 0xff, which
  * reads as NaN: a kernel that relies on zeroes is found out. Allocations larger than POISON_LIMIT,
- * the arenas of a backend, are pages of the system that read as zeros and end, but for their
- * alignment, before one that nobody may touch: to fill them, or to let a sanitizer mark them, would
- * cost more than most tests.
+ * the arenas of a backend, are pages of the system that read as zeros and end, except for their
+ * alignment, at a page without access: filling them, or letting a sanitizer mark them, would cost
+ * more than most tests.
  */
 #include "internal.h"
 

@@ -56,8 +56,8 @@ static void reduce(const struct collective *c, int ranks, size_t first, size_t c
   }
 }
 
-/* What is there already is not written: a backend that opens sends megabytes of zeros, which lie in
- * pages that the system need not give as long as they are only read. */
+/* Equal bytes are not written: a backend that opens sends megabytes of zeros, whose pages the
+ * system need not provide as long as they are only read. */
 static void put(void *receive, size_t at, const char *from, size_t bytes) {
   char *to = (char *)receive + at;
   if (to != from && memcmp(to, from, bytes) != 0) memcpy(to, from, bytes);

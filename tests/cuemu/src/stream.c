@@ -1,18 +1,18 @@
 /*
  * stream.c - streams: a queue of operations and a worker thread that runs them in order.
  *
- * As in CUDA, what is queued runs at some time until somebody waits for it, and not sooner. The
- * worker sleeps until somebody does (the host, another stream, who asks whether it is done), or
- * until some number of operations lies there, another number each time. To wake it for each of them
- * would take longer than most of them take; and who forgets to wait is found out by late streams as
- * well as by early ones. Collectives and host functions, for which others may wait unseen, wake it,
- * and everything does with jitter or an armed hang.
+ * As in CUDA, queued work runs at some time before a wait for it ends, and not sooner. The worker
+ * sleeps until there is a wait (of the host, of another stream, or a query), or until a number of
+ * operations is queued, a different number each time. Waking it for each operation would take
+ * longer than most of them take; and code that forgets to wait is found by late streams as well as
+ * by early ones. Collectives and host functions, for which others may wait unseen, wake it, and
+ * every operation does with jitter or an armed hang.
  *
  * The worker owns the execution of kernels too, so that a CUDA thread's stack never moves between
  * threads of the system. An operation on a device with a sticky error is not run, only released.
  *
  * cudaStreamDestroy() returns at once, as in CUDA: the worker ends when its queue is empty, and the
- * stream is freed by whoever drops the last reference (user, worker, or somebody who waits for it).
+ * stream is freed with its last reference (of the user, the worker, or a thread that waits for it).
  * It stays on its device's list until then, so that cudaFree() waits for it. Where the queue is
  * empty the worker is joined, so that a normal end leaves no thread behind.
  *
