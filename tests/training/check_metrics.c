@@ -66,7 +66,6 @@ static const ek_step_result good = {.loss = 2.5,
                                     .loss_scale = 1024};
 
 CK_TEST(a_step_is_told) {
-  make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ek_metrics *metrics = NULL;
   ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
@@ -122,13 +121,10 @@ CK_TEST(a_step_is_told) {
   ck_ok(ek_metrics_step(metrics, &good, 1));
   ck_ok(ek_metrics_close(metrics));
   ck_assert_uint_eq(count_lines(lines), 6);
-  ek_group_free(group);
-  remove_folder();
 }
 
 /* Each line of the file is a comment, or a name, perhaps a label, and a number. */
 CK_TEST(the_file_follows_the_format) {
-  make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ek_metrics *metrics = NULL;
   ck_ok(ek_metrics_open(&metrics, group, prometheus, NULL));
@@ -151,14 +147,11 @@ CK_TEST(the_file_follows_the_format) {
     count++;
   }
   ck_assert_uint_eq(count, 9 + 2 * 2);
-  ek_group_free(group);
-  remove_folder();
 }
 
 /* ---- numbers of the program's own ---- */
 
 CK_TEST(numbers_of_the_program) {
-  make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ek_metrics *metrics = NULL;
   ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
@@ -193,12 +186,9 @@ CK_TEST(numbers_of_the_program) {
   }
   ck_fails(ek_metrics_put(metrics, NULL, 1), EK_ERR_INVALID_ARGUMENT, "name is NULL");
   ck_ok(ek_metrics_close(metrics));
-  ek_group_free(group);
-  remove_folder();
 }
 
 CK_TEST(a_resumed_run_counts_on) {
-  make_folder();
   ek_group *group = ck_open("cpu:1", 1);
   ek_metrics *metrics = NULL;
   ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
@@ -210,8 +200,6 @@ CK_TEST(a_resumed_run_counts_on) {
   says(prometheus, "evenkeel_tokens_total 8000\n");
   ck_fails(ek_metrics_resume(metrics, 1), EK_ERR_STATE, "before the first one");
   ck_ok(ek_metrics_close(metrics));
-  ek_group_free(group);
-  remove_folder();
 }
 
 /* ---- what the system does ---- */
@@ -219,7 +207,6 @@ CK_TEST(a_resumed_run_counts_on) {
 /* The numbers of a file have a point, whatever the program has set. */
 CK_TEST(a_locale_with_a_comma) {
   if (!ck_locale_comma()) return;
-  make_folder();
   ek_group *group = ck_open("cpu:1", 1);
   ek_metrics *metrics = NULL;
   ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
@@ -234,14 +221,12 @@ CK_TEST(a_locale_with_a_comma) {
   ck_ok(ek_metrics_close(metrics));
   says(prometheus, "evenkeel_accuracy 0.75\n");
   ek_group_free(group);
-  remove_folder();
   ck_locale_end();
 }
 
 /* Without a reader opening fails and does not wait; a reader that goes away is an error and no
  * signal; one that does not read holds nothing up. */
 CK_TEST(lines_to_a_pipe) {
-  make_folder();
   ek_group *group = ck_open("cpu:1", 1);
   ek_metrics *metrics = NULL;
   ck_assert(mkfifo(lines, 0600) == 0);
@@ -261,13 +246,10 @@ CK_TEST(lines_to_a_pipe) {
     ck_fails(ek_metrics_step(metrics, &good, 1), EK_ERR_IO, "cannot be written");
   }
   ck_ok(ek_metrics_close(metrics));
-  ek_group_free(group);
-  remove_folder();
 }
 
 /* What a full disk left of a line does not spoil the next one. */
 CK_TEST(a_line_that_was_cut) {
-  make_folder();
   ek_group *group = ck_open("cpu:1", 1);
   ek_metrics *metrics = NULL;
   FILE *file = fopen(lines, "w");
@@ -280,14 +262,11 @@ CK_TEST(a_line_that_was_cut) {
   ck_assert_uint_eq(count_lines(lines), 3);
   says(lines, "\"st\n{\"time\": ");
   says(lines, "]}\n{\"time\": ");
-  ek_group_free(group);
-  remove_folder();
 }
 
 /* The disk is full in the middle of a line: the same metrics end that line before the next one. */
 CK_TEST(a_line_that_is_cut) {
   enum { FITS = 20 };
-  make_folder();
   ek_group *group = ck_open("cpu:1", 1);
   ek_metrics *metrics = NULL;
   struct rlimit limit;
@@ -308,12 +287,9 @@ CK_TEST(a_line_that_is_cut) {
   ck_assert_uint_eq(whole, 3);
   says(lines, "]}\n{\"time\": ");
   ck_assert_ptr_null(strstr(text, "\n\n"));
-  ek_group_free(group);
-  remove_folder();
 }
 
 CK_TEST(misuse_and_failures) {
-  make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ek_metrics *metrics = NULL;
   ck_fails(ek_metrics_open(NULL, group, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
@@ -354,8 +330,6 @@ CK_TEST(misuse_and_failures) {
   ck_assert_int_ge(failures, 3);
   says(prometheus, "evenkeel_step 3\n");
   ck_ok(ek_metrics_close(metrics));
-  ek_group_free(group);
-  remove_folder();
 }
 
-CK_SUITE("metrics")
+CK_SUITE_WITH("metrics", make_folder, remove_folder)

@@ -181,6 +181,9 @@ CK_LOOP(preparing_writes_no_buffer, CK_MODES) {
   ck_ok(ck_running_create(&b.module));
   ck_ok(ek_mean_squared_error_create(&b.criterion, EK_REDUCTION_MEAN));
   ck_ok(ek_sgd_create(&b.rule, NULL));
+  ck_keep(b.module);
+  ck_keep(b.criterion);
+  ck_keep(b.rule);
   b.setup.options.type = EK_F32;
   ck_ok(open_on(&b, ck_spec("cpu:3"), NULL));
   ek_data_parallel_model *model = ek_trainer_model(b.trainer);
@@ -482,6 +485,7 @@ CK_LOOP(every_loss_for_itself, CK_MODES) {
   make_parts(&b, "mlp", (ek_mode)_i);
   ek_criterion_free(b.criterion);
   ck_ok(b.setup.workload->criterion(&b.criterion, EK_REDUCTION_NONE));
+  ck_keep(b.criterion);
   ck_ok(open_on(&b, ck_spec("cpu:3"), NULL));
   ck_ok(step(&b, &result));
   ck_assert(result.finite && result.loss > 0);
