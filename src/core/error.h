@@ -16,16 +16,17 @@
 /* How often this thread has called ek_error_set(): a changed number means a new message. */
 uint64_t ek__error_number(void);
 
-/* A function that failed with `status` may have left no message, or an older failure's. Gives the
- * one it has left since the thread's number was `before`, or the status's text. */
+/* A function that failed with `status` may have left no message, or the thread may have that of an
+ * older failure. Returns the message left since the thread's number was `before`, or the text of
+ * the status. */
 const char *ek__error_words(ek_status status, uint64_t before);
 
-/* Lets these words begin with `kind`, unless they do. */
+/* Puts `kind` before these words, unless they begin with it. */
 void ek__error_name(const char *kind, ek_status status, uint64_t before);
 
 /*
- * For a free, which returns nothing: what the function beside it that returns a status failed with
- * goes to the log, and the thread's last error stays what it was before.
+ * For a free, which returns nothing: the error of the function that returns a status goes to the
+ * log, and the thread's last error stays unchanged.
  */
 void ek__error_keep(char kept[EK__MESSAGE_SIZE]);
 void ek__error_restore(const char kept[EK__MESSAGE_SIZE], ek_status freed);

@@ -46,7 +46,7 @@ ek_status ek_error_set(ek_status status, const char *format, ...) {
     snprintf(last_message, sizeof last_message, "%s", ek_status_text(status));
     return status;
   }
-  /* Formatted aside first: the arguments may point into the old message. */
+  /* Formatted into a copy first: the arguments may point into the old message. */
   char text[EK__MESSAGE_SIZE];
   va_list arguments;
   va_start(arguments, format);

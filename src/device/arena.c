@@ -242,7 +242,7 @@ static ek_status occupy(struct ek__arena *arena, struct ek_memory *block, uint64
   return EK_OK;
 }
 
-/* The ledger learns of the last `bytes` of a block. */
+/* Charges the last `bytes` of a block to the ledger. */
 static void charge(struct ek__arena *arena, const struct ek_memory *block, uint64_t bytes) {
   arena->current[block->category] += bytes;
   arena->current_total += bytes;

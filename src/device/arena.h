@@ -57,8 +57,8 @@ struct ek_memory {
   atomic_int references;
 };
 
-/* What the recorder knows of an event beside what memory.h has: the block as it is after it, or,
- * if it was given back, as it was before. */
+/* The recorder's data of an event besides that in memory.h: the block after it or, if it was freed,
+ * before it. */
 struct ek__event_place {
   uint64_t offset, bytes, serial;
   const struct ek__holder *holder;
@@ -126,7 +126,7 @@ void ek__arena_charge(struct ek_memory *memory, ek_memory_category category);
 /* Drops a reference; the last one gives the block back. */
 void ek__arena_drop(struct ek_memory *memory);
 
-/* What a block has for its tensor, from `address` on. */
+/* The bytes of a block for its tensor, from `address` on. */
 static inline uint64_t ek__arena_room(const struct ek_memory *memory) {
   return memory->bytes - 2 * memory->guard;
 }

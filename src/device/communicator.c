@@ -13,8 +13,8 @@
 
 /* ---- the counting communicator: nothing moves, so nothing waits ---- */
 
-/* A rank of N sends (and gets) all but its own part; where it has the sum of all in the end,
- * twice. */
+/* A rank of N sends (and gets) all except its own part; twice if it gets the sum of all in the
+ * end. */
 static ek_status count_start(ek_communicator *self, ek_device *device,
                              const struct ek__collective *collective) {
   struct ek__work *work = ek__device_work(device);

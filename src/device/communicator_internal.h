@@ -16,7 +16,7 @@ struct ek__communicator_table {
   /* Required: queues the collective for device number `rank`, on its worker thread. */
   ek_status (*start)(ek_communicator *self, ek_device *device,
                      const struct ek__collective *collective);
-  /* (optional: the device works by itself) does what is ready. */
+  /* (optional: the device works by itself) does the work that is ready. */
   ek_status (*progress)(ek_communicator *self, ek_device *device);
   /* (optional: collectives are complete when they were started) */
   ek_status (*wait)(ek_communicator *self, ek_device *device);
@@ -36,7 +36,7 @@ struct ek__communicator_table {
   /* (optional: no stream hangs in a collective) called after an abort, of all communicators of the
    * group before `renew` of any; no worker runs. */
   void (*unblock)(ek_communicator *self);
-  /* (optional) makes it as new after an abort; no worker runs. */
+  /* (optional) renews it after an abort; no worker runs. */
   void (*renew)(ek_communicator *self);
   /* Required. */
   void (*close)(ek_communicator *self);
@@ -49,8 +49,8 @@ struct ek_communicator {
   ek_group *group;
 };
 
-/* ek_communicator_all_gather() and ek_communicator_reduce_scatter() of what has the number `about`
- * on all devices: others are EK_ERR_SHAPE, as with different sizes. */
+/* ek_communicator_all_gather() and ek_communicator_reduce_scatter() with the number `about` of
+ * their subject: different numbers on the devices are EK_ERR_SHAPE, as different sizes are. */
 ek_status ek__communicator_all_gather(ek_communicator *communicator, ek_device *device,
                                       ek_tensor *tensor, const int64_t *offsets, uint64_t about);
 ek_status ek__communicator_reduce_scatter(ek_communicator *communicator, ek_device *device,
@@ -58,8 +58,8 @@ ek_status ek__communicator_reduce_scatter(ek_communicator *communicator, ek_devi
                                           uint64_t about);
 
 /*
- * How many collectives the device has started, which is the number of the last one; and
- * ek_communicator_wait() for that one and those before it, while later ones go on. Numbers begin
+ * The number of collectives that the device has started, which is the number of the last one; and
+ * ek_communicator_wait() for a number and those before it, while later ones go on. Numbers start
  * again after an abort.
  */
 uint64_t ek__communicator_started(const ek_communicator *communicator, const ek_device *device);

@@ -20,7 +20,7 @@ struct ek__conversion {
   ek_type from;
 };
 
-/* Whether a tensor of `from` in host memory can become one of `to`. */
+/* Whether a tensor of type `from` in host memory can be converted to `to`. */
 bool ek__conversion_exists(ek_type from, ek_type to);
 
 /* struct ek__host_bytes.make, with a struct ek__conversion. EK_ERR_INVALID_ARGUMENT for a number
@@ -36,9 +36,9 @@ ek_status ek__tensor_create_converted(ek_tensor *tensor, ek_device *device,
                                       const struct ek__conversion *conversion, bool ahead);
 
 /*
- * What a source becomes, in conversion->to: `type` where that is for integers and the source has
- * such in host memory, and its own type otherwise; with 0 unsigned integers become i32. EK_ERR_TYPE
- * for a source that cannot become the floating `type`. `who` begins messages.
+ * Sets conversion->to for a source: `type` if that is for integers and the source has integers in
+ * host memory, and its own type otherwise; with 0 unsigned integers become i32. EK_ERR_TYPE for a
+ * source that cannot be converted to the floating `type`. `who` begins messages.
  */
 ek_status ek__conversion_choose(struct ek__conversion *conversion, const char *who,
                                 const ek_tensor *source, ek_type type,

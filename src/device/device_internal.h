@@ -13,12 +13,12 @@
 const struct ek__backend *ek__device_table(const ek_device *device);
 
 /*
- * What work on a device that only counts would have taken: predictions of time are made of it. Its
- * worker adds to it, and nothing sets it back.
+ * The work that a device that only counts would have done: predictions of time are made from it.
+ * Its worker adds to it, and nothing resets it.
  */
 struct ek__work {
-  /* Of operations, by what they take their values from: numbers of 16 bits, and products in tf32,
-   * have shares of their own, because they have rates of their own. */
+  /* Of operations, by the type of their values: 16-bit numbers, and products in tf32, have shares
+   * of their own, because they have rates of their own. */
   struct ek__arithmetic {
     double products;  /* operations of matrix products */
     double attention; /* those of attention */
@@ -57,8 +57,8 @@ struct ek__host_blocks *ek__group_blocks(ek_group *group);
 /* The device whose worker is calling; NULL on any other thread. */
 ek_device *ek__group_worker_device(const ek_group *group);
 
-/* Whether the worker of device number `index` has ended its part of the job that runs. For a worker
- * of that job: what the other did in it has happened before. */
+/* Whether the worker of device number `index` has ended its part of the running job. If a worker of
+ * that job calls it, the other's work in the job has happened before. */
 bool ek__group_worker_ended(const ek_group *group, size_t index);
 
 /* Opens device number `index` of what a string named. */
@@ -74,9 +74,9 @@ ek_status ek__device_check_unused(const ek_device *device, const char *who);
 /* An event was made (+1) or freed (-1). */
 void ek__device_count_event(ek_device *device, int change);
 
-/* tensor.c: says that the tensor's memory is a part of a larger one, from element `first` on; and
- * what number an element has in the larger one: first, for the first. For messages, so that they
- * count rows of the batch and not of a shard. 0 where nothing was said. */
+/* tensor.c: notes that the tensor's memory is a part of a larger one, from element `first` on; and
+ * returns the number of the tensor's first element in the larger one, 0 if nothing was noted. For
+ * messages, so that they count rows of the batch and not of a shard. */
 void ek__tensor_cut_from(const ek_tensor *tensor, int64_t first);
 int64_t ek__tensor_first(const ek_tensor *tensor);
 
@@ -84,8 +84,8 @@ int64_t ek__tensor_first(const ek_tensor *tensor);
 ek_status ek__tensor_measure(int64_t *bytes, const char *who, ek_type type, int rank,
                              const int64_t *shape);
 
-/* tensor.c: whether a host's tensor takes what is like `like`, in its shape or as a list of all its
- * elements; of any type. A message begins with the two names. */
+/* tensor.c: whether a host tensor of any type fits `like`, in its shape or as a list of all its
+ * elements. A message begins with the two names. */
 ek_status ek__tensor_check_host(const ek_tensor *host, const ek_tensor *like, const char *who,
                                 const char *name);
 
@@ -95,8 +95,8 @@ ek_status ek__stream_open(ek_stream **stream, ek_device *device, const struct ek
 void ek__stream_close(ek_stream *stream);
 
 /*
- * A group knows its communicators, so that a failing worker wakes those that wait for it, and its
- * models. ended_well: what earlier jobs had queued on the devices was done, and without an error.
+ * A group lists its communicators, so that a failing worker wakes those that wait for it, and its
+ * models. ended_well: all work that earlier jobs queued on the devices has ended without an error.
  */
 struct ek__abortable {
   struct ek__abortable *next; /* belongs to the group's mutex */

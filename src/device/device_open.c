@@ -21,7 +21,7 @@ static void set_name(ek_device *device, const struct ek__device_spec *spec) {
   }
 }
 
-/* The part of the arena that the backend needs; it is in front of everything else. */
+/* The part of the arena that the backend needs, before everything else. */
 static ek_status take_workspace(ek_device *device) {
   const struct ek__backend *backend = device->backend;
   if (backend->workspace_bytes == 0) return EK_OK;

@@ -17,7 +17,7 @@
 #include "core/sizes.h"
 #include "device/backends.h"
 
-/* More are a slip of the finger. Nothing else in the library knows a largest number. */
+/* A larger number is a typing error. The library itself has no largest number of devices. */
 enum { MOST_DEVICES = 64 };
 #define TOO_MANY "at most 64 devices"
 
@@ -60,7 +60,7 @@ static ek_status read_size(uint64_t *bytes, const char **at, const char *text) {
 
 /* ---- the devices of cuda ---- */
 
-/* A GPU's number; the limit keeps the text in step with what a device name has room for. */
+/* A GPU's number; the limit keeps the text within the room of a device's name. */
 static ek_status read_number(int *number, const char **at, const char *text) {
   return read_digits(number, at, text, 9999, "the number of a GPU", "the number of a GPU");
 }

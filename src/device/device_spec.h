@@ -6,7 +6,7 @@
 
 #include "backend/backend.h"
 
-/* The caller frees *spec. The error shows the string and a mark under the place that is wrong. */
+/* The caller frees *spec. The error shows the string and a mark under the place of the mistake. */
 ek_status ek__device_spec_parse(struct ek__device_spec *spec, const char *text);
 void ek__device_spec_free(struct ek__device_spec *spec);
 

@@ -14,7 +14,7 @@ ek_status ek_fault_at(ek_device *device, uint64_t n, ek_status status) {
               "ek_fault_at: %s", device == NULL ? "device may not be NULL" : "status may not be "
                                                                              "EK_OK");
   struct ek__fault *fault = ek__device_fault(device);
-  /* The status first: whoever sees the new count sees it too. */
+  /* The status first: a thread that sees the new count sees it too. */
   atomic_store_explicit(&fault->status, (int)status, memory_order_relaxed);
   atomic_store_explicit(&fault->left, n, memory_order_release);
   return EK_OK;

@@ -19,7 +19,7 @@ struct ek__fault *ek__device_fault(const ek_device *device);
 /* The slow path of ek__fault_point(). */
 ek_status ek__fault_reached(struct ek__fault *fault, const ek_device *device, const char *what);
 
-/* Asked once for each piece of work, before it; `what` names it in the message. */
+/* Called once for each piece of work, before it; `what` names it in the message. */
 static inline ek_status ek__fault_point(const ek_device *device, const char *what) {
   struct ek__fault *fault = ek__device_fault(device);
   if (atomic_load_explicit(&fault->left, memory_order_relaxed) == 0) return EK_OK;

@@ -9,8 +9,8 @@
 enum { EK__FLAW_TEXT = 64 };
 
 /*
- * NULL, or what the struct of a tensor that exists has and may not have: "rank 9", "elements but no
- * memory". Memory is asked for on devices that compute. `text` has room for the words.
+ * NULL, or the fault of the struct of a tensor that exists: "rank 9", "elements but no memory".
+ * Memory is required on devices that compute. `text` has room for the words.
  */
 const char *ek__tensor_flaw(char text[EK__FLAW_TEXT], const ek_tensor *tensor);
 

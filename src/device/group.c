@@ -231,7 +231,7 @@ static void wake_workers(ek_group *group) {
   for (size_t i = 0; i < group->count; i++) (void)sem_post(&group->workers[i].work);
 }
 
-/* Stops the workers and frees everything; also a group that did not open to its end. */
+/* Stops the workers and frees everything, even of a group that did not open completely. */
 static void destroy(ek_group *group) {
   group->stopping = true;
   wake_workers(group);
@@ -332,7 +332,7 @@ ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_optio
   return status;
 }
 
-/* What would dangle or hang if the group went now. */
+/* Finds objects that would dangle or hang if the group were freed now. */
 static ek_status check_unused(ek_group *group) {
   pthread_mutex_lock(&group->mutex);
   const bool busy = group->drawn != group->served, communicators = group->abortables != NULL;
@@ -401,7 +401,7 @@ ek_device *ek_group_device(const ek_group *group, size_t index) {
 
 const char *ek_group_spec(const ek_group *group) { return group == NULL ? "" : group->spec; }
 
-/* The lowest device with an error of its own; if all just gave up, the lowest that did. */
+/* The lowest device with an error of its own; if all only gave up waiting, the lowest of them. */
 static const struct worker *first_failure(const ek_group *group) {
   const struct worker *given_up = NULL;
   for (size_t i = 0; i < group->count; i++) {
@@ -424,7 +424,7 @@ static const char *find_name(const char *message, const char *name) {
   return NULL;
 }
 
-/* A message often names the device that it is about: said once is enough. */
+/* A message often names its device already: once is enough. */
 static ek_status tell(const struct worker *failed) {
   const char *name = ek_device_name(failed->device), *message = failed->message;
   const char *again = find_name(message, name);
@@ -434,7 +434,7 @@ static ek_status tell(const struct worker *failed) {
                       name, before, message, rest);
 }
 
-/* What went wrong outside the workers; the first counts. */
+/* An error outside the workers; the first counts. */
 static void note_watched(ek_group *group, ek_status status) {
   if (status == EK_OK || group->watched != EK_OK) return;
   group->watched = status;
@@ -451,9 +451,9 @@ static void run_errands(ek_group *group) {
   pthread_mutex_unlock(&group->mutex);
 }
 
-/* Waits until all workers have come back, with the mutex held. Meanwhile, and for what they have
- * left, it is this thread that talks to other processes. Where a worker may be stuck, the backend
- * is asked now and then. Both without the mutex, because workers take it. */
+/* Waits until all workers have returned, with the mutex held. Meanwhile, and for the errands that
+ * they leave, this thread talks to other processes. If a worker may be stuck, the backend is asked
+ * at intervals. Both happen without the mutex, because workers take it. */
 static void wait_for_workers(ek_group *group) {
   const bool watches = group->backend->watch != NULL;
   group->watched = EK_OK;
@@ -481,15 +481,15 @@ static void wait_for_workers(ek_group *group) {
   }
 }
 
-/* The error of a job that has ended: what was found from outside is the cause of what workers that
- * gave up say. */
+/* The error of a job that has ended: an error found outside the workers is the cause of those of
+ * workers that gave up. */
 static ek_status error_of_job(const ek_group *group, const struct worker *failed) {
   EK__FAIL_IF(group->watched != EK_OK && (failed == NULL || failed->status == EK_ERR_ABORTED),
               group->watched, "%s", group->watched_message);
   return tell(failed);
 }
 
-/* The other processes wait for what a job that failed has not done. The mutex is held. */
+/* The other processes wait for the rest of a job that failed. The mutex is held. */
 static void end_world(ek_group *group, ek_status status) {
   if (group->world == NULL) return;
   pthread_mutex_unlock(&group->mutex);
@@ -498,7 +498,7 @@ static void end_world(ek_group *group, ek_status status) {
   pthread_mutex_lock(&group->mutex);
 }
 
-/* Runs a job on all workers; left with the mutex held. By the caller that is served. */
+/* Runs a job on all workers, for the caller that is served; returns with the mutex held. */
 static ek_status run_on_all(ek_group *group, ek_apply_function function, void *context) {
   group->function = function;
   group->context = context;

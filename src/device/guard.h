@@ -19,13 +19,13 @@ void ek__guard_start(ek_device *device);
  * tensor. From then on the block is watched. */
 ek_status ek__guard_paint(struct ek_memory *memory, uint64_t kept);
 
-/* Looks at a block whose last holder has let go. The thread's message stays as it was. */
+/* Checks a block whose last reference was dropped. The thread's message stays unchanged. */
 void ek__guard_close(struct ek_memory *memory);
 
-/* What was noted since the last call: EK_ERR_OVERRUN, or why a guard could not be read. */
+/* The error noted since the last call: EK_ERR_OVERRUN, or why a guard could not be read. */
 ek_status ek__guard_noted(struct ek__arena *arena);
 
-/* The same; then looks at all blocks in use. */
+/* The same; then checks all blocks in use. */
 ek_status ek__guard_check(struct ek__arena *arena);
 
 #endif /* EK_GUARD_H */

@@ -93,7 +93,7 @@ struct host_communicator {
   bool queues; /* the devices compute later; else there are no events */
   struct rank *rank;
   struct slot ring[RING];
-  /* What the slots and ranks point to. */
+  /* The memory that slots and ranks point to. */
   int64_t *offsets;
   void **pointers;
   const void **sources;
@@ -118,8 +118,8 @@ static void tell_peers(struct host_communicator *self) {
 
 static ek_status misfit(void) { return ek_error_set(EK_ERR_SHAPE, MISFIT); }
 
-/* Why `rank` cannot go on after an abort. A misfit that all have arrived at is an error of all,
- * including those that see the abort by the first to notice it. Called with the mutex held. */
+/* The error of `rank` after an abort. A mismatch at which all have arrived is an error of all,
+ * including those that see only the abort by the first to notice it. Called with the mutex held. */
 static ek_status given_up(const struct host_communicator *self, size_t rank) {
   for (uint64_t i = self->rank[rank].finished; i < self->rank[rank].queued; i++) {
     const struct slot *slot = &self->ring[i % RING];
@@ -209,7 +209,7 @@ static ek_status queue_work(struct host_communicator *self, const struct slot *s
   return ek_event_record(slot->done[rank], stream);
 }
 
-/* Whether all members have arrived at a collective, and all of them meant the same. */
+/* Whether all members have arrived at a collective, with the same arguments. */
 static bool errand_ready(struct ek__errand *errand) {
   const struct slot *slot = (struct slot *)errand;
   struct host_communicator *self = slot->of;
@@ -252,9 +252,9 @@ static const char *late(const struct host_communicator *self) {
   ": with several communicators, all devices must call the collectives in one order"
 
 /*
- * A worker that has ended its part of the job, and has not come to what is waited for: that all
- * have arrived at the collective `number` counted from 0, or, for `all`, that all have done their
- * parts of it. NULL: no worker has. Called with the mutex held.
+ * A worker that has ended its part of the job without doing what others wait for: arriving at the
+ * collective `number`, counted from 0, or, for `all`, doing its part of it. NULL: no worker has.
+ * Called with the mutex held.
  */
 static const char *ended_early(const struct host_communicator *self, bool all, uint64_t number) {
   for (size_t i = 0; i < self->ranks; i++) {
@@ -267,8 +267,8 @@ static const char *ended_early(const struct host_communicator *self, bool all, u
   return NULL;
 }
 
-/* Waits with the mutex for a change of the communicator, for `seconds` at most. Says whether that
- * time passed without one. */
+/* Waits with the mutex for a change of the communicator, for `seconds` at most. Returns whether
+ * that time passed without a change. */
 static bool nothing_changes(struct host_communicator *self, double seconds) {
   struct timespec until;
   const double whole = floor(seconds);
@@ -284,8 +284,8 @@ static bool nothing_changes(struct host_communicator *self, double seconds) {
 }
 
 /*
- * Waits until something has changed: that this rank can do its next part, or, for `all`, that all
- * have done theirs of the oldest. An error if that cannot come any more, and, where devices queue
+ * Waits for a change: that this rank can do its next part, or, for `all`, that all have done their
+ * parts of the oldest collective. An error if that cannot happen any more or, on devices that queue
  * their work, if nothing changes for the time limit. Called and left with the mutex held.
  */
 static ek_status wait_for_peers(struct host_communicator *self, const ek_device *device, bool all) {
@@ -389,7 +389,7 @@ static ek_status make_room(struct host_communicator *self, ek_device *device, si
   return status;
 }
 
-/* EK_OK, or why no collective can begin any more. */
+/* EK_OK, or the error for which no collective can begin any more. */
 static ek_status check_world(const struct host_communicator *self) {
   struct ek__world *world = ek__group_world(self->base.group);
   return world == NULL ? EK_OK : ek__world_check(world);
@@ -483,7 +483,7 @@ static void host_abort(ek_communicator *base) {
 }
 
 /* Parts that were queued before the abort may still write other ranks' memory: they must be over
- * before a next step begins. Whatever they failed with has been reported. */
+ * before the next step begins. Their errors have been reported. */
 static void drain(const struct host_communicator *self) {
   for (size_t i = 0; i < self->ranks; i++) {
     if (ek_stream_synchronize(part_stream(ek_group_device(self->base.group, i))) != EK_OK) {
@@ -539,7 +539,7 @@ static const struct ek__communicator_table host_table = {.name = "host",
                                                          .renew = host_renew,
                                                          .close = host_close};
 
-/* What devices need that queue their work. */
+/* The needs of devices that queue their work. */
 static ek_status open_queue(struct host_communicator *self) {
   ek_group *group = self->base.group;
   const struct ek__backend *backend = ek__device_table(ek_group_device(group, 0));
@@ -557,7 +557,7 @@ static ek_status open_queue(struct host_communicator *self) {
   return self->link == NULL ? EK_OK : self->link->open(&self->linked, ek__group_native(group));
 }
 
-/* What the devices need whose world has other processes. */
+/* The needs of devices whose world has other processes. */
 static ek_status open_between(struct host_communicator *self) {
   ek_group *group = self->base.group;
   if (ek__group_world(group) == NULL) return EK_OK;

@@ -243,8 +243,8 @@ static struct ek__span *begin_copy(const ek_device *device, const char *name, si
   return span;
 }
 
-/* Where the work is done at once it is done by the thread that calls, so it must be on that
- * thread's own stream: several workers may copy to or from one device side by side. */
+/* If work is done at once, the calling thread does it, so it must be on that thread's own stream:
+ * several workers may copy to or from one device at the same time. */
 static ek_stream *copying_stream(ek_device *device, ek_device *caller) {
   const bool own = ek__device_table(device)->shared_memory && caller != NULL;
   return ek_device_stream(own ? caller : device, EK_STREAM_COMPUTE);
@@ -308,7 +308,7 @@ ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source) {
   return copy_bytes(destination, source, bytes);
 }
 
-/* Host memory as the content of a tensor that nothing has used yet. */
+/* Fills a tensor that nothing has used yet from host memory. */
 static ek_status fill_new(ek_tensor *tensor, const struct ek__host_bytes *host, bool ahead) {
   ek_device *device = tensor->device;
   const struct ek__backend *backend = ek__device_table(device);

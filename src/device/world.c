@@ -131,7 +131,7 @@ static void make_failure(struct message *message, const struct ek__world *world,
   (void)snprintf(message->text, sizeof message->text, "%s", ek_error_message());
 }
 
-/* The others get it as the answer to their next message; nothing of them is read any more. */
+/* The others get it as the answer to their next message; nothing more is read from them. */
 void ek__world_fail(struct ek__world *world, ek_status status) {
   enum { SECONDS = 5 }; /* a process that does not take a message of this size is hanging */
   struct message message;
@@ -152,7 +152,7 @@ void ek__world_fail(struct ek__world *world, ek_status status) {
 
 /* ---- a conversation ---- */
 
-/* One message each way with every process. Where a process is lost, the others are told. */
+/* One message each way with every process. If a process is lost, the others get its failure. */
 static ek_status swap_messages(struct ek__world *world, const struct message *mine) {
   struct message message = *mine;
   ek_status status = EK_OK;
@@ -164,7 +164,7 @@ static ek_status swap_messages(struct ek__world *world, const struct message *mi
     const ek_status swapped = swap(world, peer, &message, sizeof message, &world->heard[peer],
                                    sizeof world->heard[peer], world->limit);
     if (swapped == EK_OK || status != EK_OK) continue;
-    /* A process that failed and went on to end has said why. */
+    /* A process that failed and ended has sent the reason. */
     if (world->heard[peer].magic == MAGIC && world->heard[peer].kind == FAILURE) continue;
     status = swapped;
     (void)snprintf(lost, sizeof lost, "%s", ek_error_message());
@@ -191,7 +191,7 @@ static const char *say(char *text, size_t size, const struct message *message) {
   return text;
 }
 
-/* What every other process said, against what this one says: alike in `same` words. */
+/* Compares the messages of all other processes with this one's: equal in `same` words. */
 static ek_status check_messages(const struct ek__world *world, const struct message *mine,
                                 size_t same) {
   char who[96], theirs[128], own[128];
@@ -269,7 +269,7 @@ ek_status ek__world_share(struct ek__world *world, void *bytes, size_t count) {
   return status;
 }
 
-/* Of numbers that all processes must have alike; FNV-1a. */
+/* A hash of numbers that must be equal in all processes; FNV-1a. */
 static int64_t hash_of(const int64_t *numbers, size_t count) {
   uint64_t hash = UINT64_C(0xcbf29ce484222325);
   for (size_t i = 0; i < count && numbers != NULL; i++) {
@@ -356,7 +356,7 @@ uint64_t ek__world_number(struct ek__world *world) {
 
 /* ---- opening ---- */
 
-/* That the processes' ranks follow each other from 0 to the end of the world. */
+/* Checks that the processes' ranks follow each other from 0 to the end of the world. */
 static ek_status take_places(struct ek__world *world, const struct message *mine) {
   char who[96];
   size_t next = 0;
