@@ -1,5 +1,5 @@
 /*
- * entropy_terms.h - what the two criteria of cross-entropy have in common: their options.
+ * entropy_terms.h - the options shared by the two criteria of cross-entropy.
  *
  * Written against the public headers alone: a criterion of a program's own could do the same.
  */

@@ -2,8 +2,8 @@
  * linear_cross_entropy.c - a head and its loss over blocks of rows.
  *
  * The gradient of the sum of losses needs nothing from other rows, devices or micro-batches,
- * because the division by D comes with the update. So all that is to be done with a block of logits
- * is done before the next one takes its place:
+ * because the division by D comes with the update. So all work on a block of logits is done before
+ * the next block replaces it:
  *
  *     forward, scale known     losses and gradient g over the logits, dW += g^T h, dh = g W
  *     forward, scale unknown   losses; backward: logits again, g from the normalizers, dW, dh
@@ -64,7 +64,7 @@ static int64_t rows_of_block(const struct linear_cross_entropy *m, int64_t rows,
   return round <= most ? round : even;
 }
 
-/* All that a walk over the blocks works on. What holds a reference is freed by close_work(). */
+/* The tensors of a walk over the blocks. close_work() frees those that hold a reference. */
 struct work {
   const struct linear_cross_entropy *m;
   ek_pass *pass;
@@ -157,7 +157,7 @@ static ek_status begin_block(struct block *b, struct work *w, int64_t first) {
                       w->m->head.bias ? &w->bias : NULL);
 }
 
-/* Where the block after the one at `first` begins. */
+/* The first row of the block after the one at `first`. */
 static int64_t block_after(struct work *w, int64_t first) {
   const int64_t alike = (w->rows - 1) / w->block - 1; /* blocks between the first and the last */
   if (first != w->block || alike < 2 ||
@@ -183,8 +183,8 @@ static ek_status use_gradient(struct work *w, const struct block *b) {
 
 /* ---- forward ---- */
 
-/* What a walk forward writes beside gradients. Tensors of `kept` rows have all rows of the batch,
- * the others those of a block. */
+/* The results of a walk forward besides gradients. Tensors of `kept` rows have all rows of the
+ * batch, the others those of a block. */
 struct results {
   ek_tensor losses, normalizer;
   bool keep_losses, keep_normalizer;
@@ -282,7 +282,7 @@ cleanup:
 
 /* ---- backward ---- */
 
-/* What forward saved where it did not know the scale. */
+/* The tensors that forward saved because it did not know the scale. */
 enum { H, TARGETS, NORMALIZER, SAVED };
 
 /* Either one scale for all rows, or factors of the single losses. */

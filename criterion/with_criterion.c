@@ -77,7 +77,7 @@ cleanup:
   return status;
 }
 
-/* What the criterion predicts, or else the model's own outputs. */
+/* The criterion's predictions or, without them, the model's own outputs. */
 static ek_status predict(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                          ek_tensor *outputs) {
   const struct with_criterion *w = (const struct with_criterion *)self;

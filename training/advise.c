@@ -104,7 +104,7 @@ static ek_status read_place(struct ek__advise_place *place, const ek_group *grou
   return strcmp(ek_device_backend(first), "cpu") == 0 ? read_machine(place) : EK_OK;
 }
 
-/* Opens the devices for as long as it takes to look at them. */
+/* Opens the devices briefly to read their properties. */
 static ek_status find_place(struct ek__advise_place *place, const char *devices,
                             const ek_trainer_options *trainer) {
   if (trainer->group != NULL) return read_place(place, trainer->group);
@@ -159,7 +159,7 @@ static ek_status plan_rows(struct ek__advise_plan *plan, struct search *s, ek_se
   return EK_OK;
 }
 
-/* Where a peak that grows evenly from one end to the other reaches the capacity. */
+/* The point at which a peak that grows evenly between the two ends reaches the capacity. */
 static int64_t interpolate(int64_t fitting, uint64_t room, int64_t beyond, uint64_t missing) {
   const double part = (double)room / ((double)room + (double)missing);
   const int64_t inside = beyond - fitting - 1;
@@ -190,7 +190,7 @@ static ek_status find_most_rows(struct ek__advise_plan *plan, int64_t *fitting, 
   return EK_OK;
 }
 
-/* How many samples the fullest device has in a step, all micro-batches together. */
+/* The number of samples of the fullest device in a step, all micro-batches together. */
 static int64_t rows_of_step(const struct search *s, int64_t rows) {
   const int64_t parts = micro_batches_for(s, rows), devices = (int64_t)s->place.count;
   const int64_t least = s->place.samples / parts, larger = s->place.samples % parts;

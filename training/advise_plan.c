@@ -23,7 +23,7 @@
 
 enum { PLANNED_STEPS = 2, PLANNED_PARTS = 3 };
 
-/* Learns that a device which counts has counted up to its own limit. */
+/* Called when a device that counts has reached its limit. */
 struct overflow_listener {
   struct ek__when_full base; /* first */
   atomic_bool full;
@@ -68,7 +68,7 @@ static void take_lap(struct planning *p, double times) {
 
 /* ---- steps ---- */
 
-/* A part of the batch as the trainer takes it, which stands for `times` like it; more: others
+/* A part of the batch as the trainer takes it, which stands for `times` equal ones; more: others
  * follow. */
 static ek_status plan_part(struct planning *p, const struct ek__batch *batch, double times,
                            bool more) {
@@ -220,7 +220,7 @@ static ek_status take_steps(struct planning *p, const ek_advise_task *task,
   return status;
 }
 
-/* Frees what there is; the message of a failure stays. */
+/* Frees all objects that exist; the message of a failure stays. */
 static void close_planning(struct planning *p) {
   ek_trainer_free(p->trainer);
   ek__free(p->own);

@@ -118,7 +118,7 @@ static ek_status open_file(ek_checkpoint_write *self, const ek_data_parallel_mod
   return ek_safetensors_create(&self->file, path, self->entries, self->count, pairs, count);
 }
 
-/* Where everything will be in the file. */
+/* Lays out the file. */
 static ek_status lay_out(ek_checkpoint_write *self) {
   EK_TRY(ek__new(&self->order, self->count, sizeof *self->order, memory_of));
   self->begin = UINT64_MAX;
@@ -137,7 +137,7 @@ static ek_status lay_out(ek_checkpoint_write *self) {
   return EK_OK;
 }
 
-/* What only the writing needs. */
+/* Makes the objects that only the writing needs. */
 static void drop_file(ek_checkpoint_write *self) {
   ek_safetensors_writer_free(self->file);
   ek__free(self->memory);
@@ -164,7 +164,7 @@ static ek_status describe(ek_checkpoint_write *self, const ek_data_parallel_mode
               "plan devices have no values, so there is no state to save");
   EK__FAIL_IF(o.extras == NULL && o.extra_count > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_checkpoint_options.extras is NULL");
-  /* A step that no load would take. */
+  /* A step that every load would refuse. */
   EK_TRY(ek__state_check_number(EK_STATE_KIND_STEP, &model->step.taken));
   self->step = model->step.taken;
   self->keep = o.keep;
@@ -203,8 +203,8 @@ static ek_status read_part(ek_tensor *host, const ek_checkpoint_write *self,
   return EK_OK;
 }
 
-/* Of the entry's bytes those of the file from `from` to `to`, if any, to their place in an image
- * that begins with byte `page`. */
+/* Copies those bytes of the entry that are in the file from `from` to `to`, if any, to their place
+ * in an image that begins with byte `page`. */
 static ek_status fill_entry(ek_checkpoint_write *self, const ek_data_parallel_model *model,
                             size_t index, char *image, uint64_t page, uint64_t from, uint64_t to) {
   const ek_tensor *like = &self->infos[index].like;
@@ -238,7 +238,7 @@ struct piece {
   uint64_t page, from, to;
 };
 
-/* The first piece if *piece is all 0, else the one after it; false: there is none. */
+/* The first piece if *piece is all 0, else the one after it; false: no more pieces. */
 static bool next_piece(struct piece *piece, const ek_checkpoint_write *self) {
   const bool first = piece->to == 0;
   const uint64_t page = first ? self->page : piece->page + self->piece;
@@ -251,7 +251,7 @@ static bool next_piece(struct piece *piece, const ek_checkpoint_write *self) {
 
 /* ---- now ---- */
 
-/* Before an older state goes, the new one is read again: it comes from the disk, since most of it
+/* Before an older state is removed, the new one is read again: from the disk, because most of it
  * was written past the page cache. */
 static ek_status finish(ek_checkpoint_write *self) {
   const bool replaces = ek__checkpoint_replaces(self->folder, self->step, self->keep);

@@ -48,7 +48,7 @@ static int64_t step_of(const char **rest, const char *name) {
   return step;
 }
 
-/* A directory, a pipe or a link that leads nowhere is no state. What cannot be looked at counts as
+/* A directory, a pipe or a broken link is not a state. A file that cannot be examined counts as
  * one, so that its reader sees the error. */
 static bool may_be_file(DIR *folder, const struct dirent *entry) {
   struct stat about;
@@ -124,7 +124,7 @@ ek_status ek__checkpoint_make_folder(const char *folder) {
   return ek__file_refused(folder, "the folder cannot be created");
 }
 
-/* What saves left that were killed: those under way, of any process, have their file locked. */
+/* Removes the files of killed saves: running ones, of any process, have their file locked. */
 static void remove_unfinished(const char *folder) {
   DIR *entries = NULL;
   char path[EK_CHECKPOINT_PATH_SIZE];
@@ -158,7 +158,7 @@ bool ek__checkpoint_replaces(const char *folder, int64_t step, size_t keep) {
   return same || (keep > 0 && count - later >= keep);
 }
 
-/* What cannot be removed stays: the new state is there, which is what counts. */
+/* A state that cannot be removed stays: the new state is saved, which is what counts. */
 void ek__checkpoint_prune(const char *folder, int64_t step, size_t keep) {
   int64_t *steps = NULL;
   size_t count = 0;

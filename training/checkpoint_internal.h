@@ -7,7 +7,7 @@
 
 #include <evenkeel/checkpoint.h>
 
-/* Keys of a file's pairs. A newer library that writes what older ones must not read has another
+/* Keys of a file's pairs. A newer library whose files older ones must not read has another
  * format. */
 #define EK__CHECKPOINT_FORMAT "1"
 #define EK__CHECKPOINT_FORMAT_KEY "evenkeel.state"
@@ -15,7 +15,7 @@
 #define EK__CHECKPOINT_POSITION_KEY "evenkeel.position"
 #define EK__CHECKPOINT_SCHEDULE_KEY "evenkeel.schedule"
 
-/* What names of a program's extras begin with: no parameter's does, which has no slash. */
+/* The prefix of the names of a program's extras: names of parameters have no slash. */
 #define EK__CHECKPOINT_EXTRA "user/"
 
 /* "FOLDER/step-NUMBER.safetensors", for a step >= 0. EK_ERR_INVALID_ARGUMENT if it is too long. */
@@ -26,19 +26,19 @@ ek_status ek__checkpoint_path(char path[EK_CHECKPOINT_PATH_SIZE], const char *fo
  * EK_ERR_OUT_OF_MEMORY: never a list that lacks what could not be read. */
 ek_status ek__checkpoint_list(int64_t **steps, size_t *count, const char *folder);
 
-/* Makes the folder if it is not there; then it is on the disk. */
+/* Makes the folder if it does not exist, and syncs it to the disk. */
 ek_status ek__checkpoint_make_folder(const char *folder);
 
 /* Whether a state of `step` that is saved with `keep` takes the place of one, or has others removed
  * afterwards. True where that cannot be found out. */
 bool ek__checkpoint_replaces(const char *folder, int64_t step, size_t keep);
 
-/* Of the states up to `step`, which was just saved, removes all except the last `keep`: those of
- * later steps are another run's. And what killed saves left. */
+/* Removes all states up to `step`, which was just saved, except the last `keep`: states of later
+ * steps belong to another run. Also removes files of killed saves. */
 void ek__checkpoint_prune(const char *folder, int64_t step, size_t keep);
 
-/* Waits until a save in the background has ended, and gives its memory back; ek_checkpoint_end()
- * still tells how it went. NULL is legal. */
+/* Waits until a save in the background has ended, and frees its memory; ek_checkpoint_end() still
+ * returns its status. NULL is legal. */
 void ek__checkpoint_wait(ek_checkpoint_write *write);
 
 #endif /* EK_CHECKPOINT_INTERNAL_H */

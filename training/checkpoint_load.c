@@ -38,7 +38,7 @@ static ek_status read_position(int64_t *number, const char *path, const char *te
   return EK_OK;
 }
 
-/* One that its makers would not make is passed over, as a newer library's is. */
+/* A pair that this library would not write is skipped, as a newer library's is. */
 static bool read_schedule(ek_schedule *schedule, const char *text) {
   int kind = 0;
   double peak = 0, floor = 0;
@@ -80,7 +80,7 @@ static ek_status describe(ek_checkpoint_info *info, const ek_safetensors *file, 
   return read_number(&info->step, file, path, "run/step", EK_STATE_KIND_STEP);
 }
 
-/* Opens it, and looks at every byte. */
+/* Opens it, and checks every byte. */
 static ek_status open_whole(ek_safetensors **file, ek_checkpoint_info *info, const char *path) {
   ek_safetensors *opened = NULL;
   EK_TRY(ek_safetensors_open(&opened, path));

@@ -87,7 +87,7 @@ static ek_status open_files(ek_metrics *self, const char *prometheus, const char
   EK_TRY(ek__new(&self->buffer, self->size, 1, "metrics"));
   if (prometheus != NULL) {
     EK_TRY(ek__new_copy(&self->prometheus, prometheus, strlen(prometheus) + 1, "metrics"));
-    /* So that a wrong name shows now, and not after an hour. */
+    /* So that a wrong name is an error now, and not after an hour. */
     struct ek__text_file *file = NULL;
     EK_TRY(ek__text_begin(&file, prometheus));
     ek__text_drop(file);
@@ -194,7 +194,7 @@ static ssize_t write_quietly(int file, const char *data, size_t bytes) {
   return written;
 }
 
-/* One write, which the system does not mix with those of others. */
+/* One write, which the system does not interleave with those of other processes. */
 static ek_status write_line(ek_metrics *self) {
   if (self->lines < 0) return EK_OK;
   EK_TRY(make_line(self));
@@ -221,7 +221,7 @@ static void put_metric(struct ek__text_file *file, const char *name, const char 
   }
 }
 
-/* Names of devices have no character that a label must escape. */
+/* Names of devices have no characters that need escaping in a label. */
 static ek_status put_devices(struct ek__text_file *file, const ek_group *group, bool peak) {
   const char *name = peak ? "peak" : "held";
   ek__text_format(file,

@@ -210,7 +210,7 @@ static ek_status check_open_still(const char *who, const ek_trainer *trainer) {
   return ek_error_set(EK_ERR_STATE, "%s: the trainer was freed; only its group remains", who);
 }
 
-/* That the trainer has the parts for a step, or for an evaluation. */
+/* Checks that the trainer has the parts for a step, or for an evaluation. */
 static ek_status check_parts(const char *who, const ek_trainer *trainer, bool updates) {
   EK_TRY(check_open_still(who, trainer));
   EK__FAIL_IF(trainer->criterion == NULL, EK_ERR_STATE,
@@ -245,8 +245,8 @@ static ek_status add_gradients(ek_trainer *self, const struct ek__batch *batch, 
   return ek__batch_run(self->model, self->criterion, batch, &forward, more);
 }
 
-/* How many parts a batch is taken in; *samples is set where they are several. Several processes
- * take as many parts each, some of them without samples. */
+/* The number of parts that a batch is cut into; *samples is set if there are several. All processes
+ * take the same number of parts, some of them without samples. */
 static ek_status count_parts(int64_t *count, int64_t *samples, const ek_trainer *self,
                              const struct ek__batch *batch) {
   *count = 1;
@@ -273,7 +273,7 @@ static ek_status add_batch(ek_trainer *self, const struct ek__batch *batch, bool
   return EK_OK;
 }
 
-/* What a step or an evaluation gets; `all` has room for the inputs. */
+/* The batch of a step or an evaluation; `all` has room for the inputs. */
 static struct ek__batch batch_of(ek_tensor all[EK_MAX_INPUTS], const ek_trainer *self,
                                  const ek_tensor *inputs, size_t input_count,
                                  const ek_tensor *targets, size_t target_count) {
@@ -372,7 +372,7 @@ ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
   return evaluate_batch(loss, weight, trainer, &batch);
 }
 
-/* What is predicted from. */
+/* The batch of a prediction. */
 static struct ek__batch inputs_alone(const ek_trainer *self, const ek_tensor *inputs,
                                      size_t input_count) {
   return (struct ek__batch){
@@ -395,13 +395,13 @@ static bool have_rows(const ek_shards *outputs, size_t count) {
   return true;
 }
 
-/* Where the outputs of a prediction go: one of the two. */
+/* The destination of the outputs of a prediction: one of the two. */
 struct destination {
   ek_shards *shards;
   ek_tensor *host;
 };
 
-/* *whole: the outputs have no rows that could be put together, and the batch must not be cut. */
+/* *whole: the outputs have no rows that could be joined, and the batch must not be cut. */
 static ek_status predict_part(const struct destination *to, bool *whole, ek_trainer *self,
                               const struct ek__batch_part *part, int64_t samples) {
   const bool predicted = predicts(self, &part->batch);

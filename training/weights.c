@@ -46,8 +46,8 @@ static void close_weights(struct weights *w) {
 
 /* ---- names ---- */
 
-/* Whether `name` is `pattern` with a number for its %d; *number is where that stands, and *length
- * how long it is, 0 if there is none. */
+/* Whether `name` is `pattern` with a number for its %d; *number points to the number, and *length
+ * is its length, 0 without one. */
 static bool matches(const char **number, size_t *length, const char *name, const char *pattern) {
   const char *hole = strstr(pattern, "%d");
   *length = 0;

@@ -8,9 +8,9 @@
 
 /*
  * Compares config.json in the folder of `path`, if there is one, with what the modules of the
- * layout declare (ek_module_ops.facts). Keys that no module declares, and null, say nothing.
- * EK_ERR_INVALID_ARGUMENT for another value, EK_ERR_CORRUPT for what is no object of JSON,
- * EK_ERR_IO where the file cannot be read.
+ * layout declare (ek_module_ops.facts). Keys that no module declares, and null, are ignored.
+ * EK_ERR_INVALID_ARGUMENT for another value, EK_ERR_CORRUPT if it is not a JSON object, EK_ERR_IO
+ * if the file cannot be read.
  */
 ek_status ek__config_check(const struct ek__layout *layout, const char *path);
 
