@@ -6,6 +6,7 @@
 # CONFIGURE_DEPENDS makes the build look again by itself when a file appears or goes.
 set(EVENKEEL_LAYERS
     src/core
+    src/world
     src/device
     src/backend
     src/backend/plan

@@ -18,8 +18,9 @@ complain() {
 # What a layer may use beside itself.
 declare -A uses=(
   [core]=""
+  [world]="core"
   [backend]="core device:types"
-  [device]="core backend"
+  [device]="core world backend"
   [op]="core device backend"
   [module]="core device op"
   [optim]="core device op"
