@@ -14,11 +14,6 @@ file(GLOB EVENKEEL_CUDA_C_SOURCES CONFIGURE_DEPENDS "${evenkeel_cuda_dir}/*.c")
 file(GLOB EVENKEEL_CUDA_CU_SOURCES CONFIGURE_DEPENDS "${evenkeel_cuda_dir}/*.cu")
 set(EVENKEEL_CUDA_MODULE FALSE)
 
-# Where the library looks if the module is not beside it.
-set_property(
-  SOURCE "${PROJECT_SOURCE_DIR}/src/device/cuda_loader.c"
-  APPEND PROPERTY COMPILE_DEFINITIONS "EK_CUDA_MODULE_DIR=\"${CMAKE_INSTALL_FULL_LIBDIR}\"")
-
 # Says why there is no module, or stops if it was asked for.
 function(evenkeel_cuda_left_out reason)
   if(EVENKEEL_CUDA STREQUAL "AUTO")

@@ -38,6 +38,11 @@ else()
   list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "onednn\\.c$")
 endif()
 
+# Where the library looks for a module that is not beside it.
+set_property(
+  SOURCE "${PROJECT_SOURCE_DIR}/src/core/loader.c"
+  APPEND PROPERTY COMPILE_DEFINITIONS "EK_MODULE_DIR=\"${CMAKE_INSTALL_FULL_LIBDIR}\"")
+
 # What reads and writes the headers of files, or refuses to.
 if(EVENKEEL_HAVE_FILES)
   list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/header_absent\\.c$")

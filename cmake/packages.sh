@@ -35,6 +35,10 @@ declare -A packages_debian=(
   [poppler]=poppler-utils
   [groff]=groff-base
   [doxygen]=doxygen
+  [openmpi]=libopenmpi-dev
+  [mpich]=libmpich-dev
+  [mpirun.openmpi]=openmpi-bin
+  [mpirun.mpich]=mpich
 )
 # What goes missing with it.
 declare -A packages_purpose=(
@@ -59,6 +63,10 @@ declare -A packages_purpose=(
   [poppler]="the test of reports in print"
   [groff]="the test of man pages"
   [doxygen]="the reference of all functions"
+  [openmpi]="the module for Open MPI and its tests"
+  [mpich]="the module for MPICH and its tests"
+  [mpirun.openmpi]="the tests with processes that Open MPI starts"
+  [mpirun.mpich]="the tests with processes that MPICH starts"
 )
 # What CONTRIBUTING.md tells how to carry to a machine without packages.
 declare -A packages_carriable=([onednn]=1 [jansson]=1 [check]=1)
@@ -125,6 +133,7 @@ packages_have() {
     poppler) command -v pdftotext >/dev/null ;;
     fuzzer) packages_fuzzes ;;
     argp) packages_compiles argp.h ;;
+    openmpi | mpich) command -v "mpicc.$1" >/dev/null ;;
     venv) packages_python 'import ensurepip, venv' ;;
     python-headers)
       packages_python 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))'

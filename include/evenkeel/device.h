@@ -45,8 +45,10 @@
  *                         read by NCCL. The library only asks whether they are set, each time it
  *                         opens a `deterministic` group of GPUs that cannot reach each other's
  *                         memory (ek_group_options); any value counts as set.
+ *     OMPI_COMM_WORLD_SIZE, PMI_SIZE
+ *                         set by mpirun of Open MPI and of MPICH: how many processes it started.
  *
- * Libraries that it calls (CUDA, NCCL, oneDNN) read variables of their own, CUDA_VISIBLE_DEVICES
+ * Libraries that it calls (CUDA, NCCL, oneDNN, MPI) read variables of their own, CUDA_VISIBLE_DEVICES
  * among them. The variables of evenkeel-bench are in docs/benchmark.md.
  */
 #ifndef EVENKEEL_DEVICE_H

@@ -201,6 +201,10 @@ struct ek__backend {
   void (*worker_begins)(ek_device *device);
 };
 
+/* The export of the module that has `cuda` (core/loader.h), and the size of its tables. */
+#define EK__CUDA_ENTRY "ek_cuda_module"
+#define EK__BACKEND_SIZE (sizeof(struct ek__backend) + sizeof(struct ek__kernels))
+
 /* The required slots of a table, none of which can be left out. */
 #define EK__BACKEND_REQUIRED(NAME, DESCRIBE, MEMORY_SIZE, MEMORY_RESERVE, MEMORY_RELEASE,          \
                              STREAM_OPEN, STREAM_CLOSE)                                            \

@@ -7,7 +7,13 @@
 #include <string.h>
 
 #include "core/error.h"
-#include "device/cuda_loader.h"
+#include "core/loader.h"
+
+static struct ek__loadable cuda = {.name = "cuda",
+                                  .title = "CUDA",
+                                  .file = "libevenkeel_cuda.so",
+                                  .entry = EK__CUDA_ENTRY,
+                                  .table_size = EK__BACKEND_SIZE};
 
 static const struct ek__backend_name rows[] = {
     {"cpu", &ek__cpu_backend, .listed = true},
@@ -25,8 +31,9 @@ const struct ek__backend_name *ek__backend_named(const char *name, size_t length
 }
 
 ek_status ek__backend_load(const struct ek__backend **backend, const struct ek__backend_name *row) {
-  if (row->backend == NULL) return ek__cuda_backend(backend);
-  *backend = row->backend;
+  const void *table = row->backend;
+  if (table == NULL) EK_TRY(ek__load(&table, &cuda));
+  *backend = table;
   return EK_OK;
 }
 
@@ -68,7 +75,7 @@ static ek_status add(struct list *list, const struct ek__backend_name *row) {
   const struct ek__backend *backend = NULL;
   size_t found = 0;
   /* To say "one more" to a program that has no room for it, 200 MB need not be loaded. */
-  const bool asked = row->backend != NULL || list->capacity == 0 || room > 0 || ek__cuda_loaded();
+  const bool asked = row->backend != NULL || list->capacity == 0 || room > 0 || ek__loaded(&cuda);
   if (!asked || ek__backend_load(&backend, row) != EK_OK) {
     add_missing(list, row->name);
     return EK_OK;

@@ -19,6 +19,9 @@
 #ifndef EK_WIRE_H
 #define EK_WIRE_H
 
+#include <stdbool.h>
+#include <stddef.h>
+
 #include <evenkeel/status.h>
 
 enum {

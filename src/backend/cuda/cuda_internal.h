@@ -19,7 +19,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/cuda_kernels.h"
 #include "backend/cuda/cuda_workspace.h"
-#include "backend/module_host.h"
+#include "core/loader.h"
 
 /* What the library gave the module when it was loaded. */
 extern const struct ek__module_host *ek__cuda_host;

@@ -137,8 +137,8 @@ static const struct ek__backend table = {
 
 EK_API ek__module_entry ek_cuda_module;
 
-ek_status ek_cuda_module(const struct ek__backend **backend, const struct ek__module_host *host) {
-  if (host->size != sizeof *host || host->backend_size != EK__BACKEND_SIZE ||
+ek_status ek_cuda_module(const void **backend, const struct ek__module_host *host) {
+  if (host->size != sizeof *host || host->table_size != EK__BACKEND_SIZE ||
       strcmp(host->version, EK_VERSION_STRING) != 0) {
     return EK_ERR_UNAVAILABLE;
   }
