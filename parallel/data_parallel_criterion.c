@@ -19,7 +19,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "criterion_internal.h"
-#include "device/world.h"
+#include "world/world_internal.h"
 
 /* ---- opening and closing ---- */
 

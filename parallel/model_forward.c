@@ -13,7 +13,7 @@
 
 #include "core/error.h"
 #include "core/options.h"
-#include "device/world.h"
+#include "world/world_internal.h"
 #include "forward.h"
 #include "module/pass_internal.h"
 
@@ -205,7 +205,7 @@ static ek_status find_place(struct ek__forward *job) {
   const size_t first = first_target(model), count = job->input_count - first;
   const int64_t samples = job->inputs[job->lead].samples[model->run.count];
   const ek_tensor *sources = job->sources == NULL ? NULL : job->sources + first;
-  struct ek__world *world = ek__group_world(model->run.group);
+  ek_world *world = ek__group_world(model->run.group);
   int64_t before = 0;
   int64_t all[] = {samples, ek__targets_most(sources, job->inputs + first, count, samples)};
   EK_TRY(ek__world_sum(world, all, 2, &before));

@@ -61,6 +61,7 @@
 #include <evenkeel/export.h>
 #include <evenkeel/memory.h>
 #include <evenkeel/status.h>
+#include <evenkeel/world.h>
 
 EK_BEGIN_DECLARATIONS
 
@@ -98,11 +99,14 @@ typedef struct ek_group_options {
   size_t world_size;      /* devices of all processes that train together; 0: those of the group */
   size_t first_rank;      /* of them, the number of the group's device 0 */
   const ek_exchange *exchange; /* reaches the other processes; NULL: this is the only one */
+  ek_world *world; /* the processes that open this group together (world.h), which must outlive it;
+                      world_size, first_rank and time_limit follow from it; NULL: this one alone */
 } ek_group_options;
 #define EK_GROUP_OPTIONS_INIT                                                                      \
   {                                                                                                \
     .size = sizeof(ek_group_options), .threads_per_device = 0, .deterministic = false,             \
-    .time_limit = 0, .debug_memory = false, .world_size = 0, .first_rank = 0, .exchange = NULL     \
+    .time_limit = 0, .debug_memory = false, .world_size = 0, .first_rank = 0, .exchange = NULL,    \
+    .world = NULL                                                                                  \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, size_t size);

@@ -52,6 +52,7 @@
  *
  *     status.h                   errors, options, the order of arguments
  *     device.h                   devices and groups, from a string; environment variables
+ *     world.h                    processes that train together
  *     tensor.h                   a shape over memory of the host or of a device
  *     trainer.h                  a model, its loss and its optimizer over all devices
  *
@@ -197,5 +198,6 @@
 #include <evenkeel/weighted_sum.h>
 #include <evenkeel/weights.h>
 #include <evenkeel/with_criterion.h>
+#include <evenkeel/world.h>
 
 #endif /* EVENKEEL_EVENKEEL_H */

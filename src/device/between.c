@@ -32,7 +32,8 @@
 enum { BUFFERS = 16 << 20, LEAST_PIECE = 4096, LARGEST_PIECE = 256 << 10 };
 
 struct ek__between {
-  struct ek__world *world;
+  struct ek__place *place;
+  ek_world *world;
   ek_group *group;
   size_t members, first_rank, ranks;
   size_t piece;         /* bytes */
@@ -76,9 +77,9 @@ static int64_t edge(const struct run *run, size_t rank) {
 }
 
 static struct range range_of(const struct run *run, size_t process) {
-  const struct ek__world *world = run->self->world;
-  return (struct range){edge(run, ek__world_first_rank(world, process)),
-                        edge(run, ek__world_first_rank(world, process + 1))};
+  const struct ek__place *place = run->self->place;
+  return (struct range){edge(run, ek__place_first_rank(place, process)),
+                        edge(run, ek__place_first_rank(place, process + 1))};
 }
 
 static struct range meet(struct range a, struct range b) {
@@ -105,10 +106,10 @@ static char *received(const struct ek__between *self, size_t rank) {
 /* Sends the piece that the peer adds up, of every device, and gets what this process adds up. */
 static ek_status swap_pieces(const struct run *run, size_t peer, int64_t step) {
   struct ek__between *self = run->self;
-  const size_t first = ek__world_first_rank(self->world, peer);
-  const size_t count = ek__world_first_rank(self->world, peer + 1) - first;
+  const size_t first = ek__place_first_rank(self->place, peer);
+  const size_t count = ek__place_first_rank(self->place, peer + 1) - first;
   const struct range theirs = piece_of(run, range_of(run, peer), step);
-  const struct range own = piece_of(run, range_of(run, ek__world_process(self->world)), step);
+  const struct range own = piece_of(run, range_of(run, ek_world_process(self->world)), step);
   const size_t out = bytes_of(run, theirs), in = bytes_of(run, own);
   for (size_t k = 0; k < self->members && out > 0; k++) {
     memcpy(self->out + k * out, at(run, k, theirs.first), out);
@@ -146,7 +147,7 @@ static ek_status add_range(const struct run *run, struct range piece, struct ran
 
 static ek_status add_piece(const struct run *run, int64_t step) {
   const struct ek__between *self = run->self;
-  const size_t own = ek__world_process(self->world);
+  const size_t own = ek_world_process(self->world);
   const struct range piece = piece_of(run, range_of(run, own), step);
   if (run->what->kind == EK__ALL_REDUCE) return add_range(run, piece, piece, 0, true);
   for (size_t k = 0; k < self->members; k++) {
@@ -159,7 +160,7 @@ static ek_status add_piece(const struct run *run, int64_t step) {
 
 static ek_status add(const struct run *run) {
   struct ek__between *self = run->self;
-  const size_t processes = ek__world_processes(self->world);
+  const size_t processes = ek_world_processes(self->world);
   const int64_t most = (int64_t)(self->piece / run->element);
   int64_t longest = 0;
   for (size_t p = 0; p < processes; p++) {
@@ -169,7 +170,7 @@ static ek_status add(const struct run *run) {
   for (int64_t step = 0; step * most < longest; step++) {
     for (size_t round = 0; round < processes; round++) {
       const size_t peer = ek__world_peer(self->world, round);
-      if (peer != ek__world_process(self->world)) EK_TRY(swap_pieces(run, peer, step));
+      if (peer != ek_world_process(self->world)) EK_TRY(swap_pieces(run, peer, step));
     }
     EK_TRY(add_piece(run, step));
   }
@@ -189,13 +190,13 @@ static void copy_to_members(const struct run *run, struct range range, size_t fr
 
 static ek_status spread(const struct run *run) {
   const struct ek__between *self = run->self;
-  const size_t own = ek__world_process(self->world);
+  const size_t own = ek_world_process(self->world);
   const struct range sent = range_of(run, own);
   for (size_t k = 0; k < self->members && run->what->kind != EK__ALL_REDUCE; k++) {
     const size_t rank = self->first_rank + k;
     copy_to_members(run, (struct range){edge(run, rank), edge(run, rank + 1)}, k);
   }
-  for (size_t round = 0; round < ek__world_processes(self->world); round++) {
+  for (size_t round = 0; round < ek_world_processes(self->world); round++) {
     const size_t peer = ek__world_peer(self->world, round);
     if (peer == own) continue;
     const struct range range = range_of(run, peer);
@@ -209,7 +210,7 @@ static ek_status spread(const struct run *run) {
 ek_status ek__between_run(struct ek__between *between, uint64_t communicator,
                           const struct ek__collective *what, void *const *data) {
   const struct run run = {between, what, data, ek__type_size(what->type)};
-  EK_TRY(ek__world_meet(between->world, communicator, what));
+  EK_TRY(ek__place_meet(between->place, communicator, what));
   if (what->kind != EK__BROADCAST && what->kind != EK__ALL_GATHER) EK_TRY(add(&run));
   if (what->kind != EK__REDUCE && what->kind != EK__REDUCE_SCATTER) EK_TRY(spread(&run));
   return EK_OK;
@@ -233,11 +234,12 @@ static ek_status allocate(struct ek__between *self) {
 ek_status ek__between_open(struct ek__between **between, ek_group *group) {
   struct ek__between *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
+  self->place = ek__group_place(group);
   self->world = ek__group_world(group);
   self->group = group;
   self->members = ek_group_size(group);
   self->first_rank = ek__group_first_rank(group);
-  self->ranks = ek__world_size(self->world);
+  self->ranks = ek__place_ranks(self->place);
   const ek_status status = allocate(self);
   if (status == EK_OK) {
     *between = self;

@@ -4,7 +4,7 @@
 #ifndef EK_BETWEEN_H
 #define EK_BETWEEN_H
 
-#include "device/world.h"
+#include "device/place.h"
 
 struct ek__between;
 

@@ -47,8 +47,9 @@ size_t ek__group_first_rank(const ek_group *group);
 size_t ek__group_world_size(const ek_group *group);
 
 /* Its processes, a loan; NULL where there is one, and on devices that only count. */
-struct ek__world *ek__group_world(const ek_group *group);
-/* From any thread: there may be an errand that is ready (world.h). */
+ek_world *ek__group_world(const ek_group *group);
+struct ek__place *ek__group_place(const ek_group *group); /* in the world; NULL likewise */
+/* From any thread: there may be an errand that is ready (place.h). */
 void ek__group_errand(ek_group *group);
 
 /* The group's blocks of host memory; a group whose blocks are lent is not freed. */

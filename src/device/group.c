@@ -45,7 +45,8 @@
 #include "device/device_spec.h"
 #include "device/guard.h"
 #include "device/holder.h"
-#include "device/world.h"
+#include "device/exchange.h"
+#include "device/place.h"
 
 struct worker {
   ek_group *group;
@@ -65,8 +66,9 @@ struct ek_group {
   char *spec;
   size_t count;
   size_t first_rank, world_size; /* of the devices of all processes */
-  struct ek__world *world;       /* their processes; NULL: this one, or they only count */
-  bool errands;                  /* there may be work of `world` for the waiting thread */
+  struct ek__place *place;       /* among them; NULL: there is one process, or they only count */
+  ek_world *own_world;           /* of options.exchange; freed with the group */
+  bool errands;                  /* there may be work of `place` for the waiting thread */
   double time_limit;             /* seconds */
   bool deterministic;            /* as it was opened */
   struct worker *workers;
@@ -87,6 +89,8 @@ struct ek_group {
 
 /* Nanoseconds between two looks at workers that may be stuck. */
 enum { WATCH_EVERY = 50000000 };
+/* The same between two looks at other processes. */
+enum { LOOK_EVERY = 200000000 };
 
 static _Thread_local ek_device *device_of_this_worker;
 
@@ -194,26 +198,61 @@ static ek_status threads_for(int *threads, const struct ek__backend *backend, si
   return EK_OK;
 }
 
-/* The group's place among the devices of all processes. */
-static ek_status take_ranks(ek_group *group, const ek_group_options *options) {
+/* Asks the other processes for their devices. Devices that only count need to know no more. */
+static ek_status join_world(ek_group *group, ek_world *world, bool counts) {
+  EK_TRY(ek__place_open(&group->place, world, group->deterministic, group->count));
+  group->first_rank = ek__place_first_rank(group->place, ek_world_process(world));
+  group->world_size = ek__place_ranks(group->place);
+  if (counts) {
+    ek__place_close(group->place);
+    group->place = NULL;
+  } else {
+    ek__world_count_group(world, 1);
+  }
+  return EK_OK;
+}
+
+/* The place that the options give, without other processes or with a program's exchange. */
+static ek_status check_place(const ek_group *group, const ek_group_options *options, bool alone) {
   const size_t world = options->world_size == 0 ? group->count : options->world_size;
-  ek_exchange exchange;
-  EK_TRY(ek__exchange_read(&exchange, options->exchange));
   EK__FAIL_IF(world < group->count || options->first_rank > world - group->count,
               EK_ERR_INVALID_ARGUMENT,
               "ek_group_open: %zu devices from rank %zu on in a world of %zu", group->count,
               options->first_rank, world);
-  const bool counts = group->backend->kernels == NULL;
-  const bool several = exchange.processes > 1;
-  EK__FAIL_IF(world != group->count && !counts && !several, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(world != group->count && alone, EK_ERR_INVALID_ARGUMENT,
               "ek_group_open: a world of %zu devices, of which this process has %zu, needs "
-              "options.exchange to reach the other processes; only `plan` counts without it",
+              "options.world to reach the other processes; only `plan` counts without it",
               world, group->count);
-  group->first_rank = options->first_rank;
-  group->world_size = world;
+  return EK_OK;
+}
+
+/* The group's place among the devices of all processes. */
+static ek_status take_ranks(ek_group *group, const ek_group_options *options) {
+  ek_exchange exchange;
+  const bool counts = group->backend->kernels == NULL;
+  EK_TRY(ek__exchange_read(&exchange, options->exchange));
+  const bool several = exchange.processes > 1;
   group->time_limit = options->time_limit;
+  if (options->world != NULL) {
+    EK__FAIL_IF(options->world_size != 0 || options->first_rank != 0 || several,
+                EK_ERR_INVALID_ARGUMENT,
+                "ek_group_open: options.world says which ranks the group has: world_size and "
+                "first_rank must be 0, and exchange NULL");
+    return ek_world_processes(options->world) > 1 ? join_world(group, options->world, counts)
+                                                  : EK_OK;
+  }
+  EK_TRY(check_place(group, options, !counts && !several));
+  group->first_rank = options->first_rank;
+  group->world_size = options->world_size == 0 ? group->count : options->world_size;
   if (counts || !several) return EK_OK;
-  return ek__world_open(&group->world, &exchange, options, group->count);
+  EK_TRY(ek__exchange_world(&group->own_world, &exchange, options->time_limit));
+  EK_TRY(join_world(group, group->own_world, false));
+  EK__FAIL_IF(group->first_rank != options->first_rank || group->world_size != options->world_size,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_group_open: the processes have %zu devices, and this one's begin at rank %zu, not "
+              "%zu and %zu",
+              group->world_size, group->first_rank, options->world_size, options->first_rank);
+  return EK_OK;
 }
 
 static ek_status read_options(ek_group_options *o, const ek_group_options *options) {
@@ -246,7 +285,9 @@ static void destroy(ek_group *group) {
   }
   for (size_t i = 0; i < group->count; i++) ek__device_close(group->workers[i].device);
   if (group->native != NULL) group->backend->group_close(group->native);
-  ek__world_close(group->world);
+  ek__world_count_group(ek__place_world(group->place), group->place == NULL ? 0 : -1);
+  ek__place_close(group->place);
+  ek_world_free(group->own_world);
   ek__host_blocks_close(&group->blocks);
   pthread_cond_destroy(&group->turn);
   pthread_cond_destroy(&group->done);
@@ -270,10 +311,13 @@ static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
     (void)sem_init(&worker->work, 0, 0);
   }
   group->deterministic = options->deterministic;
+  group->first_rank = 0;
+  group->world_size = spec->count;
   EK_TRY(take_ranks(group, options));
   EK_TRY(threads_for(&threads, backend, spec->count, options));
   const struct ek__members members = {group->first_rank, group->world_size,
-                                      group->world == NULL ? NULL : share, group->world};
+                                      group->place == NULL ? NULL : share,
+                                      ek__place_world(group->place)};
   if (backend->group_open != NULL) {
     EK_TRY(backend->group_open(&group->native, spec, options, &members));
   }
@@ -321,15 +365,32 @@ static ek_status open_named(ek_group **group, const char *text, struct ek__devic
   return status;
 }
 
+static ek_status open_spec(ek_group **group, const char *spec, const ek_group_options *options) {
+  struct ek__device_spec parsed;
+  EK_TRY(ek__device_spec_parse(&parsed, spec));
+  ek_status status = open_named(group, spec, &parsed, options);
+  ek__device_spec_free(&parsed);
+  if (status == EK_OK) status = ek__world_agree(options->world, "opening a group");
+  return status;
+}
+
 ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_options *options) {
   EK__NOT_NULL("ek_group_open", group, spec);
   ek_group_options o = EK_GROUP_OPTIONS_INIT;
-  struct ek__device_spec parsed;
+  ek_group *opened = NULL;
   EK_TRY(read_options(&o, options));
-  EK_TRY(ek__device_spec_parse(&parsed, spec));
-  const ek_status status = open_named(group, spec, &parsed, &o);
-  ek__device_spec_free(&parsed);
-  return status;
+  if (ek_world_processes(o.world) == 1) {
+    EK_TRY(open_spec(&opened, spec, &o));
+  } else {
+    const uint64_t began = ek__world_begin(o.world);
+    const ek_status status = ek__world_end(o.world, began, open_spec(&opened, spec, &o));
+    if (status != EK_OK) {
+      if (opened != NULL) destroy(opened);
+      return status;
+    }
+  }
+  *group = opened;
+  return EK_OK;
 }
 
 /* Finds objects that would dangle or hang if the group were freed now. */
@@ -376,7 +437,9 @@ size_t ek__group_first_rank(const ek_group *group) { return group->first_rank; }
 
 size_t ek__group_world_size(const ek_group *group) { return group->world_size; }
 
-struct ek__world *ek__group_world(const ek_group *group) { return group->world; }
+ek_world *ek__group_world(const ek_group *group) { return ek__place_world(group->place); }
+
+struct ek__place *ek__group_place(const ek_group *group) { return group->place; }
 
 void ek__group_errand(ek_group *group) {
   pthread_mutex_lock(&group->mutex);
@@ -441,9 +504,8 @@ static void note_watched(ek_group *group, ek_status status) {
   (void)snprintf(group->watched_message, sizeof group->watched_message, "%s", ek_error_message());
 }
 
-/* Collectives with other processes. One that fails ends the job of the workers that wait for it. */
-static void run_errands(ek_group *group) {
-  const ek_status status = ek__world_work(group->world);
+/* Something that concerns other processes has failed: that ends the job of the workers. */
+static void end_job(ek_group *group, ek_status status) {
   if (status == EK_OK) return;
   note_watched(group, status);
   pthread_mutex_lock(&group->mutex);
@@ -456,27 +518,29 @@ static void run_errands(ek_group *group) {
  * at intervals. Both happen without the mutex, because workers take it. */
 static void wait_for_workers(ek_group *group) {
   const bool watches = group->backend->watch != NULL;
+  ek_world *world = ek__group_world(group);
   group->watched = EK_OK;
   while (atomic_load(&group->running) != 0 || group->errands) {
     struct timespec until;
     if (group->errands) {
       group->errands = false;
       pthread_mutex_unlock(&group->mutex);
-      run_errands(group);
+      end_job(group, ek__place_work(group->place));
       pthread_mutex_lock(&group->mutex);
       continue;
     }
-    if (!watches) {
+    if (!watches && world == NULL) {
       pthread_cond_wait(&group->done, &group->mutex);
       continue;
     }
     clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += WATCH_EVERY;
+    until.tv_nsec += watches ? WATCH_EVERY : LOOK_EVERY;
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
     if (pthread_cond_timedwait(&group->done, &group->mutex, &until) != ETIMEDOUT) continue;
     pthread_mutex_unlock(&group->mutex);
-    note_watched(group, group->backend->watch(group->native));
+    if (watches) note_watched(group, group->backend->watch(group->native));
+    end_job(group, ek__world_look(world));
     pthread_mutex_lock(&group->mutex);
   }
 }
@@ -489,17 +553,20 @@ static ek_status error_of_job(const ek_group *group, const struct worker *failed
   return tell(failed);
 }
 
-/* The other processes wait for the rest of a job that failed. The mutex is held. */
-static void end_world(ek_group *group, ek_status status) {
-  if (group->world == NULL) return;
+/* The error of a job that failed, which becomes that of all processes. The mutex is held. */
+static ek_status agree_on_error(ek_group *group, uint64_t began, ek_status status) {
+  if (group->place == NULL) return status;
   pthread_mutex_unlock(&group->mutex);
-  ek__world_fail(group->world, status);
-  ek__world_forget(group->world);
+  status = ek__world_end(ek__group_world(group), began, status);
+  ek__place_forget(group->place);
   pthread_mutex_lock(&group->mutex);
+  return status;
 }
 
 /* Runs a job on all workers, for the caller that is served; returns with the mutex held. */
 static ek_status run_on_all(ek_group *group, ek_apply_function function, void *context) {
+  char message[EK__MESSAGE_SIZE];
+  const uint64_t began = ek__world_begin(ek__group_world(group));
   group->function = function;
   group->context = context;
   atomic_store(&group->running, group->count);
@@ -510,12 +577,13 @@ static ek_status run_on_all(ek_group *group, ek_apply_function function, void *c
   wait_for_workers(group);
   const struct worker *failed = first_failure(group);
   if (failed == NULL && group->watched == EK_OK) return EK_OK;
-  end_world(group, error_of_job(group, failed));
+  const ek_status status = agree_on_error(group, began, error_of_job(group, failed));
+  ek__error_keep(message);
   for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) {
     if (a->unblock != NULL) a->unblock(a);
   }
   for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) a->renew(a);
-  return error_of_job(group, failed);
+  return ek_error_set(status, "%s", message);
 }
 
 static ek_status check_guards(const ek_group *group, ek_status (*check)(struct ek__arena *arena)) {

@@ -11,7 +11,7 @@
  *
  * The ring belongs to one process: its ranks are the members, the devices of the group, by their
  * index. Roots and offsets are in ranks of the world. If the world has more processes, the members
- * do not do a collective at which all have arrived: it becomes an errand (world.h) of the thread
+ * do not do a collective at which all have arrived: it becomes an errand (place.h) of the thread
  * that waits for them, which does the whole collective with the other processes (between.c) and
  * finishes it for all members. A link reaches the other processes itself.
  *
@@ -372,7 +372,7 @@ static void arrive(struct host_communicator *self, size_t rank,
   slot->data[rank] = collective->data;
   self->rank[rank].queued++;
   if (rank == 0 && self->between != NULL) {
-    ek__world_append(ek__group_world(self->base.group), &slot->errand);
+    ek__place_append(ek__group_place(self->base.group), &slot->errand);
   }
   if (++slot->arrived == self->ranks) tell_peers(self);
 }
@@ -391,8 +391,7 @@ static ek_status make_room(struct host_communicator *self, ek_device *device, si
 
 /* EK_OK, or the error for which no collective can begin any more. */
 static ek_status check_world(const struct host_communicator *self) {
-  struct ek__world *world = ek__group_world(self->base.group);
-  return world == NULL ? EK_OK : ek__world_check(world);
+  return ek__world_check(ek__group_world(self->base.group));
 }
 
 /* The event is recorded without the mutex: a GPU whose queue is full lets the call wait until work
@@ -511,7 +510,7 @@ static void host_renew(ek_communicator *base) {
 static void host_close(ek_communicator *base) {
   struct host_communicator *self = (struct host_communicator *)base;
   for (size_t i = 0; i < RING && self->between != NULL; i++) {
-    ek__world_remove(ek__group_world(self->base.group), &self->ring[i].errand);
+    ek__place_remove(ek__group_place(self->base.group), &self->ring[i].errand);
   }
   ek__between_close(self->between);
   if (self->linked != NULL) self->link->close(self->linked);
@@ -561,7 +560,7 @@ static ek_status open_queue(struct host_communicator *self) {
 static ek_status open_between(struct host_communicator *self) {
   ek_group *group = self->base.group;
   if (ek__group_world(group) == NULL) return EK_OK;
-  self->number = ek__world_number(ek__group_world(group));
+  self->number = ek__place_number(ek__group_place(group));
   if (self->link != NULL) return EK_OK;
   EK__FAIL_IF(self->queues, EK_ERR_UNSUPPORTED,
               "ek_communicator_open: %s does not reach the devices of other processes; NCCL does, "

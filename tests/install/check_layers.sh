@@ -24,11 +24,11 @@ declare -A uses=(
   [op]="core device backend"
   [module]="core device op"
   [optim]="core device op"
-  [io]="core device op module optim"
+  [io]="core world device op module optim"
   [criterion]="core device op module"
   [model]="core device op module criterion"
-  [parallel]="core device backend op module optim io criterion"
-  [training]="core device op module optim io criterion parallel"
+  [parallel]="core world device backend op module optim io criterion"
+  [training]="core world device op module optim io criterion parallel"
   [check]="core device module" # a library of its own: of core and device only what headers hold
 )
 

@@ -1,0 +1,51 @@
+/*
+ * place.h - a group's place in a world: the ranks of each process, and errands.
+ *
+ * Ranks follow each other, process by process: a process has as many as its group has devices.
+ *
+ * Work with other processes that workers have prepared is a list of *errands*, which the thread in
+ * ek_group_apply() runs while it waits for the workers. Errands run in the order in which the
+ * group's device 0 made them, which is the same in all processes.
+ */
+#ifndef EK_PLACE_H
+#define EK_PLACE_H
+
+#include "device/device_internal.h"
+#include "world/world_internal.h"
+
+struct ek__place;
+
+/* Talks to all processes, which open their groups at the same time. */
+ek_status ek__place_open(struct ek__place **place, ek_world *world, bool deterministic,
+                         size_t members);
+void ek__place_close(struct ek__place *place);
+
+ek_world *ek__place_world(const struct ek__place *place); /* NULL of NULL */
+/* The first rank of a process; for the number of processes: the number of all ranks. */
+size_t ek__place_first_rank(const struct ek__place *place, size_t process);
+size_t ek__place_ranks(const struct ek__place *place);
+
+/* Begins a collective of the communicator with this number; `offsets` may be NULL. */
+ek_status ek__place_meet(struct ek__place *place, uint64_t communicator,
+                         const struct ek__collective *what);
+
+/* Communicators are numbered as they are opened, alike in all processes. */
+uint64_t ek__place_number(struct ek__place *place);
+
+/* ---- errands ---- */
+
+struct ek__errand {
+  struct ek__errand *next;
+  bool (*ready)(struct ek__errand *self);
+  ek_status (*run)(struct ek__errand *self); /* it is not in the list any more */
+};
+
+void ek__place_append(struct ek__place *place, struct ek__errand *errand);
+/* Runs errands until the first is not ready. */
+ek_status ek__place_work(struct ek__place *place);
+/* Takes an errand out of the list, if it is there. */
+void ek__place_remove(struct ek__place *place, const struct ek__errand *errand);
+/* Forgets all errands, after a failure; no worker runs. */
+void ek__place_forget(struct ek__place *place);
+
+#endif /* EK_PLACE_H */

@@ -1,0 +1,336 @@
+/*
+ * talk.c - conversations: how all processes come to the same end.
+ *
+ * The order is that of process numbers wherever processes differ: the error of the lowest process
+ * that has failed counts, and topics are compared with that of process 0. All processes have the
+ * same messages, so all of them find the same end.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/sizes.h"
+#include "world/world_struct.h"
+
+/* All processes have the same: "evenkeel" in the byte order of the machine, and a version. */
+#define MAGIC (UINT64_C(0x6c65656b6e657665) + 2)
+
+enum { STOP = 1 };
+
+/* Lines that are compared are cut here. */
+enum { LONGEST_LINES = 1 << 20 };
+
+void ek__world_lock(ek_world *world) {
+  if (world != NULL) pthread_mutex_lock(&world->talking);
+}
+
+void ek__world_unlock(ek_world *world) {
+  if (world != NULL) pthread_mutex_unlock(&world->talking);
+}
+
+/* The last conversation has failed in all processes. */
+static ek_status failed(ek_world *world, ek_status status) {
+  world->failed = world->count;
+  return status;
+}
+
+static ek_status valid(int64_t status) {
+  const bool known = status > EK_OK && status < 1000 &&
+                     strcmp(ek_status_name((ek_status)status), "EK_ERR_UNKNOWN") != 0;
+  return known && status != EK_ERR_ABORTED ? (ek_status)status : EK_ERR_UNAVAILABLE;
+}
+
+/* ---- one conversation ---- */
+
+static ek_status swap_messages(ek_world *world, const struct ek__topic *topic) {
+  size_t count = 0;
+  world->own = (struct ek__message){.magic = MAGIC,
+                                    .number = world->count,
+                                    .kind = (uint32_t)topic->kind,
+                                    .flags = world->stop_asked ? STOP : 0};
+  memcpy(world->own.words, topic->words, sizeof world->own.words);
+  world->heard[world->process] = world->own;
+  ek__world_begin_deed(world, topic);
+  for (size_t round = 0; round < world->processes; round++) {
+    const size_t peer = ek__world_peer(world, round);
+    if (peer == world->process) continue;
+    struct ek__move *move = &world->moves[count];
+    *move = (struct ek__move){.peer = peer,
+                              .out = &world->own,
+                              .out_bytes = sizeof world->own,
+                              .in = &world->heard[peer],
+                              .in_bytes = sizeof world->heard[peer]};
+    EK_TRY(ek__world_move(world, move));
+    world->list[count++] = move;
+  }
+  EK_TRY(ek__world_finish(world, world->list, count));
+  ek__world_end_deed(world);
+  world->count++;
+  return EK_OK;
+}
+
+/* Whether what came is of this protocol. If it is not, nothing after it can be. */
+static ek_status check_messages(ek_world *world) {
+  char name[160];
+  for (size_t p = 0; p < world->processes; p++) {
+    const struct ek__message *heard = &world->heard[p];
+    if (heard->magic != MAGIC) {
+      return ek__world_break(
+          world, ek_error_set(EK_ERR_UNAVAILABLE,
+                              "%s does not follow this process's protocol: it has another library, "
+                              "version or byte order, or bytes were lost",
+                              ek__world_name(name, sizeof name, world, p)));
+    }
+    if (heard->number != world->count - 1) {
+      return ek__world_break(world, ek_error_set(EK_ERR_UNAVAILABLE,
+                                                 "%s is at conversation %" PRIu64 ", this process "
+                                                 "at %" PRIu64,
+                                                 ek__world_name(name, sizeof name, world, p),
+                                                 heard->number, world->count - 1));
+    }
+    if ((heard->flags & STOP) != 0) atomic_store(&world->stop, true);
+  }
+  return EK_OK;
+}
+
+/* All processes get the words of the one that has failed, and have its error. */
+static ek_status take_failure(ek_world *world, size_t from, const char *why) {
+  char text[EK__MESSAGE_SIZE] = "", name[160];
+  const struct ek__message *heard = &world->heard[from];
+  const ek_status status = valid(heard->words[0]);
+  const int64_t length = heard->words[1];
+  if (length < 0 || length >= EK__MESSAGE_SIZE) {
+    return ek__world_break(world, ek_error_set(EK_ERR_UNAVAILABLE, "%s sent no valid message",
+                                               ek__world_name(name, sizeof name, world, from)));
+  }
+  if (from == world->process) memcpy(text, why, (size_t)length);
+  for (size_t round = 0; round < world->processes; round++) {
+    const size_t peer = ek__world_peer(world, round);
+    const size_t out = from == world->process ? (size_t)length : 0;
+    const size_t in = from == peer ? (size_t)length : 0;
+    if (peer != world->process) EK_TRY(ek__world_swap(world, peer, text, out, text, in));
+  }
+  text[length] = '\0';
+  return failed(world, ek_error_set(status, "%s: %s",
+                                    ek__world_name(name, sizeof name, world, from), text));
+}
+
+/* What a process is doing, by its message. */
+static const char *say(char *text, size_t size, const struct ek__topic *topic,
+                       const struct ek__message *message) {
+  static const char *const doings[] = {[EK__TOPIC_OPENING] = "opening a world",
+                                       [EK__TOPIC_GROUP] = "opening a group",
+                                       [EK__TOPIC_SUM] = "in a forward or a criterion's forward",
+                                       [EK__TOPIC_SHARE] = "opening a communicator",
+                                       [EK__TOPIC_SAME] = "opening a model or an optimizer",
+                                       [EK__TOPIC_AGREE] = "at the end of a call",
+                                       [EK__TOPIC_COLLECTIVE] = "in a collective",
+                                       [EK__TOPIC_FAILURE] = "failing"};
+  const uint32_t kinds = sizeof doings / sizeof doings[0];
+  const bool known = message->kind < kinds && doings[message->kind] != NULL;
+  (void)snprintf(text, size, "%s", known ? doings[message->kind] : "doing something unknown");
+  if (message->kind == (uint32_t)topic->kind) {
+    if (topic->say != NULL) {
+      topic->say(text, size, message->words);
+    } else {
+      (void)snprintf(text, size, "%s", topic->doing);
+    }
+  }
+  return text;
+}
+
+static ek_status compare_topics(ek_world *world, const struct ek__topic *topic) {
+  const struct ek__message *first = &world->heard[0];
+  char name[160], theirs[160], own[160];
+  for (size_t p = 1; p < world->processes; p++) {
+    const struct ek__message *heard = &world->heard[p];
+    const bool alike = heard->kind == first->kind &&
+                       (heard->kind != (uint32_t)topic->kind ||
+                        memcmp(heard->words, first->words, topic->same * sizeof *first->words) == 0);
+    if (alike) continue;
+    return failed(world,
+                  ek_error_set(EK_ERR_SHAPE,
+                               "the processes make different calls: %s is %s, process 0 is %s",
+                               ek__world_name(name, sizeof name, world, p),
+                               say(theirs, sizeof theirs, topic, heard),
+                               say(own, sizeof own, topic, first)));
+  }
+  return EK_OK;
+}
+
+/* `why`: of a failure. The lock is held. */
+static ek_status talk(ek_world *world, const struct ek__topic *topic, const char *why) {
+  EK_TRY(ek__world_check(world));
+  EK_TRY(swap_messages(world, topic));
+  EK_TRY(check_messages(world));
+  for (size_t p = 0; p < world->processes; p++) {
+    if (world->heard[p].kind == EK__TOPIC_FAILURE) return take_failure(world, p, why);
+  }
+  EK_TRY(compare_topics(world, topic));
+  for (size_t p = 0; p < world->processes; p++) {
+    memcpy(world->words + p * EK__TOPIC_WORDS, world->heard[p].words, sizeof world->heard[p].words);
+  }
+  return EK_OK;
+}
+
+ek_status ek__world_talk(ek_world *world, const struct ek__topic *topic, const int64_t **heard) {
+  if (world == NULL) return EK_OK;
+  ek__world_lock(world);
+  const ek_status status = talk(world, topic, NULL);
+  if (heard != NULL) *heard = world->words;
+  ek__world_unlock(world);
+  return status;
+}
+
+/* ---- what is said ---- */
+
+ek_status ek__world_sum(ek_world *world, int64_t *numbers, size_t count, int64_t *before) {
+  struct ek__topic topic = {.kind = EK__TOPIC_SUM, .doing = "counting samples"};
+  int64_t sums[EK__TOPIC_WORDS] = {0};
+  if (before != NULL) *before = 0;
+  if (world == NULL) return EK_OK;
+  memcpy(topic.words, numbers, count * sizeof *numbers);
+  ek__world_lock(world);
+  ek_status status = talk(world, &topic, NULL);
+  for (size_t p = 0; p < world->processes && status == EK_OK; p++) {
+    const int64_t *words = world->words + p * EK__TOPIC_WORDS;
+    if (p == world->process && before != NULL) *before = sums[0];
+    for (size_t i = 0; i < count && status == EK_OK; i++) {
+      if (words[i] >= 0 && ek__add(&sums[i], sums[i], words[i])) continue;
+      status = failed(world, ek_error_set(EK_ERR_OVERFLOW,
+                                          "the processes' samples do not fit in 63 bits"));
+    }
+  }
+  ek__world_unlock(world);
+  if (status == EK_OK) memcpy(numbers, sums, count * sizeof *numbers);
+  return status;
+}
+
+/* The bytes of process 0 to all others; the lock is held. */
+static ek_status from_first(ek_world *world, void *bytes, size_t count) {
+  for (size_t round = 0; round < world->processes; round++) {
+    const size_t peer = ek__world_peer(world, round);
+    if (peer == world->process || (peer != 0 && world->process != 0)) continue;
+    EK_TRY(ek__world_swap(world, peer, bytes, world->process == 0 ? count : 0, bytes,
+                          world->process == 0 ? 0 : count));
+  }
+  return EK_OK;
+}
+
+ek_status ek__world_share(ek_world *world, void *bytes, size_t count) {
+  const struct ek__topic topic = {.kind = EK__TOPIC_SHARE,
+                                  .doing = "opening a communicator",
+                                  .same = 1,
+                                  .words = {(int64_t)count}};
+  if (world == NULL) return EK_OK;
+  ek__world_lock(world);
+  ek_status status = talk(world, &topic, NULL);
+  if (status == EK_OK) status = from_first(world, bytes, count);
+  ek__world_unlock(world);
+  return status;
+}
+
+ek_status ek__world_agree(ek_world *world, const char *doing) {
+  if (world == NULL || world->processes == 1) return EK_OK;
+  const struct ek__topic topic = {.kind = EK__TOPIC_AGREE, .doing = doing};
+  return ek__world_talk(world, &topic, NULL);
+}
+
+/* Spends a conversation on the thread's last error. */
+static ek_status tell(ek_world *world, ek_status status) {
+  char why[EK__MESSAGE_SIZE];
+  (void)snprintf(why, sizeof why, "%s", ek_error_message());
+  const struct ek__topic topic = {.kind = EK__TOPIC_FAILURE,
+                                  .doing = "failing",
+                                  .words = {(int64_t)status, (int64_t)strlen(why)}};
+  ek__world_lock(world);
+  const ek_status agreed = talk(world, &topic, why);
+  ek__world_unlock(world);
+  return agreed;
+}
+
+uint64_t ek__world_begin(ek_world *world) {
+  if (world == NULL) return 0;
+  ek__world_lock(world);
+  const uint64_t count = world->count;
+  ek__world_unlock(world);
+  return count;
+}
+
+ek_status ek__world_end(ek_world *world, uint64_t began, ek_status status) {
+  if (world == NULL || status == EK_OK) return status;
+  char kept[EK__MESSAGE_SIZE];
+  ek__error_keep(kept);
+  ek__world_lock(world);
+  const bool told = world->failed > began;
+  ek__world_unlock(world);
+  if (told || ek__world_check(world) != EK_OK) return ek_error_set(status, "%s", kept);
+  return tell(world, status);
+}
+
+/* ---- the same lines everywhere ---- */
+
+static uint64_t hash_of(const char *bytes, size_t count) {
+  uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
+  for (size_t i = 0; i < count; i++) {
+    hash = (hash ^ (unsigned char)bytes[i]) * UINT64_C(0x100000001b3);
+  }
+  return hash;
+}
+
+/* The first line in which they differ; both may be without an end. */
+static ek_status first_difference(const char *doing, const char *own, const char *theirs) {
+  size_t line = 0;
+  for (size_t i = 0; own[i] == theirs[i] && own[i] != '\0'; i++) {
+    if (own[i] == '\n') line = i + 1;
+  }
+  const int length = (int)strcspn(own + line, "\n"), other = (int)strcspn(theirs + line, "\n");
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "%s: the processes differ: this one has \"%.*s\", process 0 has \"%.*s\"",
+                      doing, length, own + line, other, theirs + line);
+}
+
+/* Process 0 shows its lines; the lock is held. */
+static ek_status compare_lines(ek_world *world, const char *doing, const char *lines,
+                               size_t length) {
+  char *theirs = NULL;
+  ek_status status = ek__new(&theirs, length + 1, 1, "the options of a process");
+  /* A process without memory for them takes part all the same: nothing may stay in the wire. */
+  if (status != EK_OK) return ek__world_break(world, status);
+  if (world->process == 0) memcpy(theirs, lines, length);
+  status = from_first(world, theirs, length);
+  if (status == EK_OK && world->process != 0 && strcmp(lines, theirs) != 0) {
+    status = first_difference(doing, lines, theirs);
+    ek__free(theirs);
+    return tell(world, status);
+  }
+  ek__free(theirs);
+  return status == EK_OK ? ek__world_agree(world, doing) : status;
+}
+
+ek_status ek__world_same(ek_world *world, const char *doing, const char *lines) {
+  if (world == NULL) return EK_OK;
+  const size_t length = strlen(lines);
+  EK__FAIL_IF(length > LONGEST_LINES, EK_ERR_OVERFLOW, "%s: too much to compare", doing);
+  const uint64_t hash = hash_of(lines, length);
+  struct ek__topic topic = {.kind = EK__TOPIC_SAME, .doing = doing};
+  memcpy(&topic.words[0], &hash, sizeof hash);
+  topic.words[1] = (int64_t)length;
+  ek__world_lock(world);
+  ek_status status = talk(world, &topic, NULL);
+  bool differ = false;
+  for (size_t p = 1; p < world->processes && status == EK_OK; p++) {
+    const int64_t *words = world->words + p * EK__TOPIC_WORDS;
+    if (memcmp(words, world->words, 2 * sizeof *words) != 0) differ = true;
+  }
+  if (differ) {
+    const int64_t shown = world->words[1];
+    status = shown < 0 || shown > LONGEST_LINES
+                 ? ek__world_break(world, ek_error_set(EK_ERR_UNAVAILABLE,
+                                                       "%s: process 0 sent no valid message", doing))
+                 : compare_lines(world, doing, lines, (size_t)shown);
+  }
+  ek__world_unlock(world);
+  return status;
+}

@@ -1,0 +1,125 @@
+/*
+ * world_internal.h - the processes that train together: how a world is made, and how its processes
+ * agree on what they do next.
+ *
+ * All processes hold the same *conversations* in the same order. In a conversation each process
+ * sends one message of a fixed size to each other one, which says what it is about to do (its
+ * *topic*); then all of them have all messages. So they all come to the same end: they go on, or
+ * they all fail with the error of the first process that has failed, or with the first difference
+ * between their topics. A conversation that ends in such an error is over like any other, and the
+ * next one may succeed. A process that fails between two conversations spends the next one on its
+ * error (ek__world_end).
+ *
+ * A conversation that cannot take place (a process has died, or does not come within the time
+ * limit, or sends what is no message) breaks the world: all later ones are refused with that error.
+ *
+ * Only a thread that is in a call of the library talks to other processes: no worker does, and a
+ * world has no thread of its own.
+ */
+#ifndef EK_WORLD_INTERNAL_H
+#define EK_WORLD_INTERNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <evenkeel/world.h>
+
+#include "world/wire.h"
+
+/* ---- making a world: sources.c ---- */
+
+struct ek__world_parts {
+  size_t process, processes;
+  const char *source;    /* "torchrun", for messages; copied */
+  struct ek__wire wire;  /* carries everything; no table: there is one process */
+  struct ek__wire watch; /* (optional: `wire` does it) sees processes that have gone, and carries
+                            notices; nothing else */
+  double time_limit;     /* seconds; 0: 600 */
+};
+
+/* Takes the wires: it closes them, also if it fails. Holds the first conversation, in which the
+ * processes compare versions and byte order and give their hosts and pids. */
+ek_status ek__world_make(ek_world **world, const struct ek__world_parts *parts);
+
+/* A group opens or closes in the world. */
+void ek__world_count_group(ek_world *world, int more);
+
+/* ---- conversations: talk.c; `world` may be NULL, which is one process ---- */
+
+enum ek__topic_kind {
+  EK__TOPIC_OPENING = 1,
+  EK__TOPIC_GROUP,
+  EK__TOPIC_SUM,
+  EK__TOPIC_SHARE,
+  EK__TOPIC_SAME,
+  EK__TOPIC_AGREE,
+  EK__TOPIC_COLLECTIVE,
+  EK__TOPIC_FAILURE
+};
+
+enum { EK__TOPIC_WORDS = 8 };
+
+struct ek__topic {
+  enum ek__topic_kind kind;
+  const char *doing;              /* for messages: "opening a group" */
+  size_t same;                    /* the first words, which all processes must have alike */
+  int64_t words[EK__TOPIC_WORDS]; /* what the processes tell each other */
+  /* (optional: `doing`) the same from words that another process has sent. */
+  void (*say)(char *text, size_t size, const int64_t *words);
+};
+
+/* The lock of conversations; a thread that has it may take it again. */
+void ek__world_lock(ek_world *world);
+void ek__world_unlock(ek_world *world);
+
+/* Holds a conversation. `heard`: the words of all processes, processes times EK__TOPIC_WORDS, valid
+ * until the next conversation: the lock is held by a caller that reads them. NULL: not wanted. */
+ek_status ek__world_talk(ek_world *world, const struct ek__topic *topic, const int64_t **heard);
+
+/* Adds up `count` numbers of all processes, EK__TOPIC_WORDS at most; *before (NULL: not wanted):
+ * the first number, added up over the processes before this one alone. */
+ek_status ek__world_sum(ek_world *world, int64_t *numbers, size_t count, int64_t *before);
+
+/* All processes get the bytes of process 0. */
+ek_status ek__world_share(ek_world *world, void *bytes, size_t count);
+
+/* All processes must have the same lines of text, each of which is "name = value". The error is
+ * the same in all of them and names the first line that differs from that of process 0. */
+ek_status ek__world_same(ek_world *world, const char *doing, const char *lines);
+
+/* All processes have come here without an error. */
+ek_status ek__world_agree(ek_world *world, const char *doing);
+
+/*
+ * Around a call that all processes make: an error that no conversation of the call has told the
+ * others is told, and the status and message become those that all processes have. Calls may nest.
+ */
+uint64_t ek__world_begin(ek_world *world);
+ek_status ek__world_end(ek_world *world, uint64_t began, ek_status status);
+
+/* ---- data ---- */
+
+/* Begins a move and waits until these moves are done. The sizes are known to both sides from the
+ * conversation before. */
+ek_status ek__world_move(ek_world *world, struct ek__move *move);
+ek_status ek__world_finish(ek_world *world, struct ek__move *const *moves, size_t count);
+/* Both, of one move. */
+ek_status ek__world_swap(ek_world *world, size_t peer, const void *out, size_t out_bytes, void *in,
+                         size_t in_bytes);
+/* Adds to the bytes of data that ek_world_sent() and ek_world_received() give; the lock is held. */
+void ek__world_count(ek_world *world, size_t sent, size_t received);
+/* The process to talk to in one of as many rounds as there are processes; this one: none. Two
+ * processes have the same round for each other, so that all pairs can exchange at once. */
+size_t ek__world_peer(const ek_world *world, size_t round);
+
+/* ---- waiting ---- */
+
+/* A thread that waits for its own devices calls this several times a second: answers processes that
+ * ask whether this one is alive. An error if the world is broken or a process has gone. */
+ek_status ek__world_look(ek_world *world);
+
+/* EK_OK, or the error that broke the world. */
+ek_status ek__world_check(ek_world *world);
+
+#endif /* EK_WORLD_INTERNAL_H */
