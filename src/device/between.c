@@ -16,9 +16,14 @@
  * Devices of one process are not added up first, because ((a + b) + c) + d is not
  * (a + b) + (c + d).
  *
- * Adding goes in pieces of a fixed size through two buffers, which are allocated when the
- * communicator is opened. They are in host memory, at most BUFFERS bytes if ranks are few enough,
- * and belong to no device: they are in no ledger.
+ * Ranges go in pieces. Nothing is copied to be sent: a piece goes from the memory of its device,
+ * and a sum is received where it belongs. Pieces to be added wait in buffers, two for each rank of
+ * the others: while one is added up, the next one comes, and in an all_reduce the sum of the one
+ * before goes out. In each round of a step all pairs of processes move the piece of one device in
+ * each direction; a step has as many rounds as the process with the most devices has of them.
+ *
+ * The buffers are memory of the devices, in equal parts, and `plan` counts the same
+ * (ek__between_reserve): at most two chunks in each process.
  */
 #include "device/between.h"
 
@@ -28,19 +33,25 @@
 #include "core/error.h"
 #include "core/sizes.h"
 
-/* Bytes of both buffers, and of one rank's piece in them. */
-enum { BUFFERS = 16 << 20, LEAST_PIECE = 4096, LARGEST_PIECE = 256 << 10 };
+/* Bytes of the pieces of all ranks of other processes, and of one piece at least. */
+enum { CHUNK = 1 << 20, LEAST_PIECE = 4096 };
+
+/* Moves that are under way with one process: two rounds of adding, two steps of spreading. */
+enum { ADDING = 0, SPREADING = 2, SETS = 4 };
 
 struct ek__between {
   struct ek__place *place;
   ek_world *world;
   ek_group *group;
   size_t members, first_rank, ranks;
-  size_t piece;         /* bytes */
-  char *out;            /* of each member, one after the other */
-  char *in;             /* of each rank of the other processes, in their order */
-  void **destinations;  /* one per member */
-  const void **sources; /* one per rank */
+  size_t peers;  /* other processes */
+  size_t rounds; /* of a step of adding */
+  size_t piece;  /* bytes */
+  ek_tensor *buffers;      /* of each member */
+  struct ek__move *moves;  /* of each set, for each peer */
+  struct ek__move **lists; /* to them */
+  void **destinations;     /* one per member */
+  const void **sources;    /* one per rank */
 };
 
 struct run {
@@ -48,6 +59,7 @@ struct run {
   const struct ek__collective *what;
   void *const *data;
   size_t element; /* bytes */
+  size_t sent, received;
 };
 
 /* Elements first .. last - 1. */
@@ -95,43 +107,76 @@ static struct range piece_of(const struct run *run, struct range range, int64_t 
   return meet(piece, range);
 }
 
-/* ---- adding ---- */
+/* ---- moves ---- */
 
-/* The place in `in` of a rank of another process. */
-static char *received(const struct ek__between *self, size_t rank) {
-  const size_t own = rank > self->first_rank ? self->members : 0;
-  return self->in + (rank - own) * self->piece;
+/* Of the other processes, in an order in which all pairs can exchange at once. */
+static size_t peer_of(const struct ek__between *self, size_t i) {
+  const size_t own = ek_world_process(self->world), processes = self->peers + 1;
+  const size_t to_self = 2 * own % processes; /* the round without a peer */
+  return ek__world_peer(self->world, i < to_self ? i : i + 1);
 }
 
-/* Sends the piece that the peer adds up, of every device, and gets what this process adds up. */
-static ek_status swap_pieces(const struct run *run, size_t peer, int64_t step) {
+static ek_status begin(struct run *run, size_t set, size_t i, const struct ek__move *wanted) {
   struct ek__between *self = run->self;
-  const size_t first = ek__place_first_rank(self->place, peer);
-  const size_t count = ek__place_first_rank(self->place, peer + 1) - first;
-  const struct range theirs = piece_of(run, range_of(run, peer), step);
+  struct ek__move *move = &self->moves[set * self->peers + i];
+  *move = *wanted;
+  move->peer = peer_of(self, i);
+  move->done = move->out_bytes == 0 && move->in_bytes == 0;
+  if (move->done) return EK_OK;
+  run->sent += move->out_bytes;
+  run->received += move->in_bytes;
+  return ek__world_move(self->world, move);
+}
+
+static ek_status finish(const struct run *run, size_t set) {
+  struct ek__between *self = run->self;
+  return ek__world_finish(self->world, self->lists + set * self->peers, self->peers);
+}
+
+/* ---- adding ---- */
+
+/* Where the piece of a rank of another process comes to. */
+static char *received(const struct ek__between *self, size_t rank, int64_t step) {
+  const size_t other = rank - (rank > self->first_rank ? self->members : 0);
+  const size_t block = 2 * other + (size_t)(step % 2);
+  return (char *)self->buffers[block % self->members].data + block / self->members * self->piece;
+}
+
+/* Round number `round`, counted over all steps: device `round % rounds` of each process. */
+static ek_status begin_round(struct run *run, int64_t round, int64_t steps) {
+  struct ek__between *self = run->self;
+  const int64_t rounds = (int64_t)self->rounds, step = round / rounds;
+  const size_t k = (size_t)(round % rounds);
+  if (step >= steps) return EK_OK;
   const struct range own = piece_of(run, range_of(run, ek_world_process(self->world)), step);
-  const size_t out = bytes_of(run, theirs), in = bytes_of(run, own);
-  for (size_t k = 0; k < self->members && out > 0; k++) {
-    memcpy(self->out + k * out, at(run, k, theirs.first), out);
+  for (size_t i = 0; i < self->peers; i++) {
+    const size_t peer = peer_of(self, i), rank = ek__place_first_rank(self->place, peer) + k;
+    const struct range theirs = piece_of(run, range_of(run, peer), step);
+    struct ek__move move = {0};
+    if (k < self->members) {
+      move.out = at(run, k, theirs.first);
+      move.out_bytes = bytes_of(run, theirs);
+    }
+    if (rank < ek__place_first_rank(self->place, peer + 1)) {
+      move.in = received(self, rank, step);
+      move.in_bytes = bytes_of(run, own);
+    }
+    EK_TRY(begin(run, ADDING + (size_t)(round % 2), i, &move));
   }
-  char *to = received(self, first);
-  EK_TRY(ek__world_swap(self->world, peer, self->out, self->members * out, to, count * in));
-  /* They come end to end, and are a piece apart. */
-  for (size_t i = count; i-- > 1;) memmove(to + i * self->piece, to + i * in, in);
   return EK_OK;
 }
 
 /* Elements of one piece, in the memory of member `k` alone, or of all of them. */
-static ek_status add_range(const struct run *run, struct range piece, struct range range, size_t k,
-                           bool all) {
+static ek_status add_range(const struct run *run, int64_t step, struct range piece,
+                           struct range range, size_t k, bool all) {
   struct ek__between *self = run->self;
   ek_device *device = ek_group_device(self->group, 0);
   if (range.first == range.last) return EK_OK;
   for (size_t rank = 0; rank < self->ranks; rank++) {
     const size_t member = rank - self->first_rank; /* huge below the first */
     const size_t skipped = (size_t)(range.first - piece.first) * run->element;
-    self->sources[rank] =
-        member < self->members ? at(run, member, range.first) : received(self, rank) + skipped;
+    self->sources[rank] = member < self->members ? at(run, member, range.first)
+                                                 : received(self, rank, step) + skipped;
   }
   for (size_t i = 0; i < self->members; i++) self->destinations[i] = at(run, i, range.first);
   const struct ek__reduce_args args = {.destinations =
@@ -149,30 +194,11 @@ static ek_status add_piece(const struct run *run, int64_t step) {
   const struct ek__between *self = run->self;
   const size_t own = ek_world_process(self->world);
   const struct range piece = piece_of(run, range_of(run, own), step);
-  if (run->what->kind == EK__ALL_REDUCE) return add_range(run, piece, piece, 0, true);
+  if (run->what->kind == EK__ALL_REDUCE) return add_range(run, step, piece, piece, 0, true);
   for (size_t k = 0; k < self->members; k++) {
     const size_t rank = self->first_rank + k;
     const struct range part = {edge(run, rank), edge(run, rank + 1)};
-    EK_TRY(add_range(run, piece, meet(piece, part), k, false));
-  }
-  return EK_OK;
-}
-
-static ek_status add(const struct run *run) {
-  struct ek__between *self = run->self;
-  const size_t processes = ek_world_processes(self->world);
-  const int64_t most = (int64_t)(self->piece / run->element);
-  int64_t longest = 0;
-  for (size_t p = 0; p < processes; p++) {
-    const struct range range = range_of(run, p);
-    if (range.last - range.first > longest) longest = range.last - range.first;
-  }
-  for (int64_t step = 0; step * most < longest; step++) {
-    for (size_t round = 0; round < processes; round++) {
-      const size_t peer = ek__world_peer(self->world, round);
-      if (peer != ek_world_process(self->world)) EK_TRY(swap_pieces(run, peer, step));
-    }
-    EK_TRY(add_piece(run, step));
+    EK_TRY(add_range(run, step, piece, meet(piece, part), k, false));
   }
   return EK_OK;
 }
@@ -188,47 +214,121 @@ static void copy_to_members(const struct run *run, struct range range, size_t fr
   }
 }
 
-static ek_status spread(const struct run *run) {
+/* A piece of a process's range, or all of it. */
+static struct range spread_of(const struct run *run, size_t process, int64_t step, bool all) {
+  const struct range range = range_of(run, process);
+  return all ? range : piece_of(run, range, step);
+}
+
+/* Of a process's range, which device 0 has, to all others, whose device 0 gets it. */
+static ek_status begin_spreading(struct run *run, int64_t step, bool all) {
   const struct ek__between *self = run->self;
-  const size_t own = ek_world_process(self->world);
-  const struct range sent = range_of(run, own);
-  for (size_t k = 0; k < self->members && run->what->kind != EK__ALL_REDUCE; k++) {
-    const size_t rank = self->first_rank + k;
-    copy_to_members(run, (struct range){edge(run, rank), edge(run, rank + 1)}, k);
-  }
-  for (size_t round = 0; round < ek_world_processes(self->world); round++) {
-    const size_t peer = ek__world_peer(self->world, round);
-    if (peer == own) continue;
-    const struct range range = range_of(run, peer);
-    EK_TRY(ek__world_swap(self->world, peer, at(run, 0, sent.first), bytes_of(run, sent),
-                          at(run, 0, range.first), bytes_of(run, range)));
-    copy_to_members(run, range, 0);
+  const struct range own = spread_of(run, ek_world_process(self->world), step, all);
+  for (size_t i = 0; i < self->peers; i++) {
+    const struct range theirs = spread_of(run, peer_of(self, i), step, all);
+    const struct ek__move move = {.out = at(run, 0, own.first),
+                                  .out_bytes = bytes_of(run, own),
+                                  .in = at(run, 0, theirs.first),
+                                  .in_bytes = bytes_of(run, theirs)};
+    EK_TRY(begin(run, SPREADING + (size_t)(step % 2), i, &move));
   }
   return EK_OK;
 }
 
+static ek_status finish_spreading(const struct run *run, int64_t step, bool all) {
+  const struct ek__between *self = run->self;
+  if (step < 0) return EK_OK;
+  EK_TRY(finish(run, SPREADING + (size_t)(step % 2)));
+  for (size_t i = 0; i < self->peers; i++) {
+    copy_to_members(run, spread_of(run, peer_of(self, i), step, all), 0);
+  }
+  return EK_OK;
+}
+
+/* ---- both ---- */
+
+static int64_t steps_of(const struct run *run) {
+  const int64_t most = (int64_t)(run->self->piece / run->element);
+  int64_t longest = 0;
+  for (size_t p = 0; p <= run->self->peers; p++) {
+    const struct range range = range_of(run, p);
+    if (range.last - range.first > longest) longest = range.last - range.first;
+  }
+  return longest / most + (longest % most != 0);
+}
+
+/* An error of a sum does not end the moves: the other processes go on with theirs. */
+static ek_status add(struct run *run) {
+  const bool spreads = run->what->kind == EK__ALL_REDUCE;
+  const int64_t steps = steps_of(run), rounds = (int64_t)run->self->rounds;
+  ek_status added = EK_OK;
+  EK_TRY(begin_round(run, 0, steps));
+  EK_TRY(begin_round(run, 1, steps));
+  for (int64_t round = 0; round < steps * rounds; round++) {
+    const int64_t step = round / rounds;
+    EK_TRY(finish(run, ADDING + (size_t)(round % 2)));
+    if (round % rounds == rounds - 1) {
+      if (added == EK_OK) added = add_piece(run, step);
+      if (spreads) EK_TRY(finish_spreading(run, step - 2, false));
+      if (spreads) EK_TRY(begin_spreading(run, step, false));
+    }
+    EK_TRY(begin_round(run, round + 2, steps));
+  }
+  if (spreads) EK_TRY(finish_spreading(run, steps - 2, false));
+  if (spreads) EK_TRY(finish_spreading(run, steps - 1, false));
+  return added;
+}
+
+static ek_status spread(struct run *run) {
+  const struct ek__between *self = run->self;
+  for (size_t k = 0; k < self->members; k++) {
+    const size_t rank = self->first_rank + k;
+    copy_to_members(run, (struct range){edge(run, rank), edge(run, rank + 1)}, k);
+  }
+  EK_TRY(begin_spreading(run, 0, true));
+  return finish_spreading(run, 0, true);
+}
+
 ek_status ek__between_run(struct ek__between *between, uint64_t communicator,
                           const struct ek__collective *what, void *const *data) {
-  const struct run run = {between, what, data, ek__type_size(what->type)};
+  struct run run = {between, what, data, ek__type_size(what->type), 0, 0};
+  const bool sums = what->kind != EK__BROADCAST && what->kind != EK__ALL_GATHER;
   EK_TRY(ek__place_meet(between->place, communicator, what));
-  if (what->kind != EK__BROADCAST && what->kind != EK__ALL_GATHER) EK_TRY(add(&run));
-  if (what->kind != EK__REDUCE && what->kind != EK__REDUCE_SCATTER) EK_TRY(spread(&run));
-  return EK_OK;
+  const ek_status status = sums ? add(&run) : spread(&run);
+  ek__world_count(between->world, run.sent, run.received);
+  return status;
 }
 
 /* ---- opening ---- */
 
 static const char memory_of[] = "a communicator between processes";
 
+/* Whole elements of every type, and the same in all processes. */
+static size_t piece_bytes(size_t ranks) {
+  const size_t piece = CHUNK / (ranks - 1);
+  return piece < LEAST_PIECE ? LEAST_PIECE : piece / 64 * 64;
+}
+
+ek_status ek__between_reserve(ek_tensor *buffers, ek_group *group) {
+  const size_t members = ek_group_size(group), ranks = ek__group_world_size(group);
+  const size_t blocks = (2 * (ranks - members) + members - 1) / members;
+  const int64_t count = (int64_t)(blocks * piece_bytes(ranks) / sizeof(float));
+  for (size_t k = 0; k < members; k++) {
+    EK_TRY(ek_tensor_create(&buffers[k], ek_group_device(group, k), EK_MEMORY_COMMUNICATION, EK_F32,
+                            1, &count));
+  }
+  return EK_OK;
+}
+
 static ek_status allocate(struct ek__between *self) {
-  size_t piece = BUFFERS / self->ranks;
-  if (piece > LARGEST_PIECE) piece = LARGEST_PIECE;
-  if (piece < LEAST_PIECE) piece = LEAST_PIECE;
-  self->piece = piece / 8 * 8; /* whole elements of every type */
-  EK_TRY(ek__new(&self->out, self->members, self->piece, memory_of));
-  EK_TRY(ek__new(&self->in, self->ranks - self->members, self->piece, memory_of));
+  const size_t moves = SETS * self->peers;
+  EK_TRY(ek__new(&self->moves, moves, sizeof *self->moves, memory_of));
+  EK_TRY(ek__new(&self->lists, moves, sizeof *self->lists, memory_of));
   EK_TRY(ek__new(&self->destinations, self->members, sizeof *self->destinations, memory_of));
-  return ek__new(&self->sources, self->ranks, sizeof *self->sources, memory_of);
+  EK_TRY(ek__new(&self->sources, self->ranks, sizeof *self->sources, memory_of));
+  EK_TRY(ek__new(&self->buffers, self->members, sizeof *self->buffers, memory_of));
+  for (size_t i = 0; i < moves; i++) self->lists[i] = &self->moves[i];
+  return ek__between_reserve(self->buffers, self->group);
 }
 
 ek_status ek__between_open(struct ek__between **between, ek_group *group) {
@@ -240,6 +340,13 @@ ek_status ek__between_open(struct ek__between **between, ek_group *group) {
   self->members = ek_group_size(group);
   self->first_rank = ek__group_first_rank(group);
   self->ranks = ek__place_ranks(self->place);
+  self->peers = ek_world_processes(self->world) - 1;
+  self->piece = piece_bytes(self->ranks);
+  for (size_t p = 0; p <= self->peers; p++) {
+    const size_t count =
+        ek__place_first_rank(self->place, p + 1) - ek__place_first_rank(self->place, p);
+    if (count > self->rounds) self->rounds = count;
+  }
   const ek_status status = allocate(self);
   if (status == EK_OK) {
     *between = self;
@@ -251,9 +358,13 @@ ek_status ek__between_open(struct ek__between **between, ek_group *group) {
 
 void ek__between_close(struct ek__between *between) {
   if (between == NULL) return;
+  for (size_t k = 0; k < between->members && between->buffers != NULL; k++) {
+    ek_tensor_free(&between->buffers[k]);
+  }
+  ek__free(between->buffers);
   ek__free(between->sources);
   ek__free(between->destinations);
-  ek__free(between->in);
-  ek__free(between->out);
+  ek__free(between->lists);
+  ek__free(between->moves);
   ek__free(between);
 }

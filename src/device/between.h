@@ -8,6 +8,10 @@
 
 struct ek__between;
 
+/* The memory that every device of a group in a larger world has for it, whether the devices compute
+ * or count: one tensor for each. */
+ek_status ek__between_reserve(ek_tensor *buffers, ek_group *group);
+
 /* For the devices of a group with a world. */
 ek_status ek__between_open(struct ek__between **between, ek_group *group);
 void ek__between_close(struct ek__between *between);

@@ -4,9 +4,11 @@
 #include <evenkeel/communicator.h>
 
 #include <pthread.h>
+#include <string.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "device/between.h"
 #include "device/communicator_internal.h"
 #include "device/device_struct.h"
 #include "device/fault_internal.h"
@@ -25,14 +27,41 @@ static ek_status count_start(ek_communicator *self, ek_device *device,
   return EK_OK;
 }
 
-static void count_close(ek_communicator *self) { ek__free(self); }
+struct counting {
+  ek_communicator base;
+  ek_tensor *buffers; /* of each device, to other processes; NULL: there are none */
+};
+
+static void count_close(ek_communicator *base) {
+  struct counting *self = (struct counting *)base;
+  for (size_t i = 0; i < ek_group_size(base->group) && self->buffers != NULL; i++) {
+    ek_tensor_free(&self->buffers[i]);
+  }
+  ek__free(self->buffers);
+  ek__free(self);
+}
 
 static const struct ek__communicator_table count_table = {
     .name = "count", .start = count_start, .close = count_close};
 
 static ek_status count_open(ek_communicator **communicator, ek_group *group) {
-  const ek_communicator made = {.table = &count_table, .group = group};
-  return ek__new_copy(communicator, &made, sizeof made, "a communicator");
+  const struct counting made = {.base = {.table = &count_table, .group = group}};
+  const size_t devices = ek_group_size(group);
+  struct counting *self = NULL;
+  ek_status status = EK_OK;
+  EK_TRY(ek__new_copy(&self, &made, sizeof made, "a communicator"));
+  /* NCCL has memory of its own; devices that compute in the host's have buffers. */
+  const bool in_host = strcmp(ek_device_planner(ek_group_device(group, 0)), "plan") == 0;
+  if (in_host && ek__group_world_size(group) > devices) {
+    status = ek__new(&self->buffers, devices, sizeof *self->buffers, "a communicator");
+    if (status == EK_OK) status = ek__between_reserve(self->buffers, group);
+  }
+  if (status == EK_OK) {
+    *communicator = &self->base;
+  } else {
+    count_close(&self->base);
+  }
+  return status;
 }
 
 /* ---- opening and closing ---- */

@@ -310,6 +310,52 @@ CK_LOOP(training_has_the_bits_of_one_process, PLACES + 2 * (TRAININGS - 1)) {
   }
 }
 
+/* ---- memory ---- */
+
+/* Peaks of this process's devices, and what `plan` counts for them in the same place. */
+static void count_memory(struct ck_outcome *outcome, const struct ck_process *process) {
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  ek_group *groups[2] = {NULL, NULL};
+  char spec[32];
+  (void)snprintf(spec, sizeof spec, "plan:%zu", process->devices[process->number]);
+  options.first_rank = process->first_rank;
+  options.world_size = process->world;
+  if (!keep(outcome, ck_process_open(&groups[0], process, 0))) return;
+  (void)keep(outcome, ek_group_open(&groups[1], spec, &options));
+  for (int i = 0; i < 2 && outcome->status == EK_OK; i++) {
+    const struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "", EK_MODE_SHARDED);
+    const int64_t samples = (int64_t)process->devices[process->number];
+    struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, samples, 0, 1);
+    struct ck_training training;
+    if (!keep(outcome, ck_training_try(&training, &setup, groups[i]))) break;
+    (void)keep(outcome, ck_training_step(&training, &batch, NULL));
+    for (size_t k = 0; k < ek_group_size(groups[i]); k++) {
+      ek_memory_usage usage = {0};
+      (void)keep(outcome, ek_memory_stats(&usage, ek_group_device(groups[i], k)));
+      ck_outcome_add(outcome, (double)usage.peak_bytes);
+      ck_outcome_add(outcome, (double)usage.at_peak[EK_MEMORY_COMMUNICATION]);
+    }
+    ck_training_free(&training);
+  }
+  (void)keep(outcome, ek_group_close(groups[1]));
+  (void)keep(outcome, ek_group_close(groups[0]));
+}
+
+CK_TEST(memory_is_what_plan_counts) {
+  const size_t devices[] = {1, 2};
+  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
+  ck_processes_run(outcomes, "memory", devices, 2);
+  all_are_well(outcomes, 2);
+  for (size_t i = 0; i < 2; i++) {
+    ck_assert_uint_eq(outcomes[i].count, 4 * devices[i]);
+    for (size_t k = 0; k < 2 * devices[i]; k++) {
+      ck_assert_double_eq(outcomes[i].numbers[k], outcomes[i].numbers[2 * devices[i] + k]);
+      ck_assert_double_gt(outcomes[i].numbers[k], 0);
+    }
+  }
+  free(outcomes);
+}
+
 /* ---- what is refused ---- */
 
 /* Records a status, and whether the message has these words. */
@@ -633,6 +679,7 @@ static const struct ck_part parts[] = {{"collectives", all_collectives},
                                        {"mlp sharded-gradients", train},
                                        {"gpt fully-sharded", train},
                                        {"trainer", use_trainer},
+                                       {"memory", count_memory},
                                        {"refusals", refusals},
                                        {"dies", dies},
                                        {"hangs", hangs},
