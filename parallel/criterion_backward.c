@@ -163,10 +163,9 @@ static ek_status backward(struct job *job, const ek_criterion_backward_options *
   return EK_OK;
 }
 
-ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parallel,
-                                              const ek_criterion_backward_options *options) {
+static ek_status run_call(ek_data_parallel_criterion *parallel,
+                          const ek_criterion_backward_options *options) {
   ek_criterion_backward_options o = EK_CRITERION_BACKWARD_OPTIONS_INIT;
-  EK__NOT_NULL("criterion backward", parallel);
   ek_data_parallel_model *model = parallel->model;
   EK__MODEL_ENTER(model, "criterion backward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_criterion_backward_options"));
@@ -180,4 +179,12 @@ ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parall
   ek__loss_drop_forward(loss);
   if (status != EK_OK) ek__model_end_step(model, false);
   return status;
+}
+
+ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parallel,
+                                              const ek_criterion_backward_options *options) {
+  EK__NOT_NULL("criterion backward", parallel);
+  ek_world *world = ek__group_world(parallel->model->run.group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began, run_call(parallel, options));
 }

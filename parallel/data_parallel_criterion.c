@@ -19,7 +19,6 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "criterion_internal.h"
-#include "world/world_internal.h"
 
 /* ---- opening and closing ---- */
 
@@ -57,7 +56,7 @@ static ek_status open_one(void *context, ek_device *device, size_t index) {
 static ek_status check_open(ek_data_parallel_criterion **parallel,
                             const ek_data_parallel_model *model, const ek_criterion *criterion,
                             const ek_data_parallel_criterion_options *options) {
-  EK__NOT_NULL("ek_data_parallel_criterion_open", parallel, model);
+  EK__NOT_NULL("ek_data_parallel_criterion_open", parallel);
   if (!ek_module_is_criterion(model->module))
     EK__NOT_NULL("ek_data_parallel_criterion_open", criterion);
   EK__FAIL_IF(
@@ -108,9 +107,9 @@ static ek_status allocate(struct ek__loss *loss, const ek_data_parallel_model *m
   return EK_OK;
 }
 
-ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
-                                          ek_data_parallel_model *model, ek_criterion *criterion,
-                                          const ek_data_parallel_criterion_options *options) {
+static ek_status open_criterion(ek_data_parallel_criterion **parallel,
+                                ek_data_parallel_model *model, ek_criterion *criterion,
+                                const ek_data_parallel_criterion_options *options) {
   ek_data_parallel_criterion_options o = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_criterion_options"));
   EK_TRY(check_open(parallel, model, criterion, &o));
@@ -129,12 +128,22 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
   self->loss.options.target_scaling = scalings;
   if (status == EK_OK) status = allocate(&self->loss, model);
   if (status == EK_OK) status = ek_group_apply(model->run.group, open_one, self);
+  if (status == EK_OK) status = ek__loss_same(model, &self->loss);
   if (status == EK_OK) {
     *parallel = self;
   } else {
     ek_data_parallel_criterion_free(self);
   }
   return status;
+}
+
+ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
+                                          ek_data_parallel_model *model, ek_criterion *criterion,
+                                          const ek_data_parallel_criterion_options *options) {
+  EK__NOT_NULL("ek_data_parallel_criterion_open", model);
+  ek_world *world = ek__group_world(model->run.group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began, open_criterion(parallel, model, criterion, options));
 }
 
 void ek__loss_drop_forward(struct ek__loss *loss) {
@@ -250,7 +259,7 @@ ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *mod
     EK_TRY(ek__intake_of(&job->intakes[i], who, &intakes, i, &sources[i]));
   }
   job->most = ek__targets_most(job->sources, job->targets, count, like->samples[like->count]);
-  return ek__world_sum(ek__group_world(model->run.group), &job->most, 1, NULL);
+  return ek__world_sum(ek__group_world(model->run.group), model->step.taken, &job->most, 1, NULL);
 }
 
 void ek__loss_free(struct ek__loss_forward *job) {
@@ -294,11 +303,11 @@ static ek_status run(struct ek__loss_forward *job, ek_shards *outputs) {
   return status;
 }
 
-static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *outputs,
-                         size_t output_count, const ek_tensor *tensors, const ek_shards *shards,
-                         size_t target_count) {
+static ek_status run_call(ek_data_parallel_criterion *parallel, ek_shards *outputs,
+                          size_t output_count, const ek_tensor *tensors, const ek_shards *shards,
+                          size_t target_count) {
   const void *targets = shards == NULL ? (const void *)tensors : shards;
-  EK__NOT_NULL("criterion forward", parallel, outputs);
+  EK__NOT_NULL("criterion forward", outputs);
   if (target_count > 0) EK__NOT_NULL("criterion forward", targets);
   ek_data_parallel_model *model = parallel->model;
   EK__MODEL_USE(model, "criterion forward");
@@ -310,6 +319,18 @@ static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *output
   if (status == EK_OK) status = run(&job, outputs);
   ek__loss_free(&job);
   return status;
+}
+
+/* The same for all processes. */
+static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *outputs,
+                         size_t output_count, const ek_tensor *tensors, const ek_shards *shards,
+                         size_t target_count) {
+  EK__NOT_NULL("criterion forward", parallel);
+  ek_world *world = ek__group_world(parallel->model->run.group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began,
+                       run_call(parallel, outputs, output_count, tensors, shards,
+                                target_count));
 }
 
 ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *parallel,

@@ -163,15 +163,16 @@ static ek_status open_parts(ek_data_parallel_model *model) {
   if (run->ranks[0].replica->layout.collective) {
     EK_TRY(ek_communicator_open(&run->inner, run->group));
   }
+  EK_TRY(ek__model_same(model));
   EK_TRY(open_cut(model));
-  return ek_group_apply(run->group, open_rank, model);
+  EK_TRY(ek_group_apply(run->group, open_rank, model));
+  return ek__world_agree(ek__group_world(run->group), "opening a model", 0);
 }
 
-ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *group,
-                                      ek_module *module,
-                                      const ek_data_parallel_model_options *options) {
+static ek_status open_model(ek_data_parallel_model **model, ek_group *group, ek_module *module,
+                            const ek_data_parallel_model_options *options) {
   ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  EK__NOT_NULL("ek_data_parallel_model_open", model, group, module);
+  EK__NOT_NULL("ek_data_parallel_model_open", model, module);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_model_options"));
   EK_TRY(check_options(&o, group, module));
   if (ek_module_is_criterion(module))
@@ -198,6 +199,15 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
     ek_data_parallel_model_free(result);
   }
   return status;
+}
+
+ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *group,
+                                      ek_module *module,
+                                      const ek_data_parallel_model_options *options) {
+  EK__NOT_NULL("ek_data_parallel_model_open", group);
+  ek_world *world = ek__group_world(group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began, open_model(model, group, module, options));
 }
 
 static ek_status free_replica(void *context, ek_device *device, size_t index) {

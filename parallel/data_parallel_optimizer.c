@@ -105,13 +105,13 @@ static ek_status read_schedule(ek_schedule *schedule, const ek_schedule *given,
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "schedule: unknown kind %d", (int)given->kind);
 }
 
-ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
-                                          ek_data_parallel_model *model, ek_optimizer *optimizer,
-                                          const ek_data_parallel_optimizer_options *options) {
+static ek_status open_optimizer(ek_data_parallel_optimizer **parallel,
+                                ek_data_parallel_model *model, ek_optimizer *optimizer,
+                                const ek_data_parallel_optimizer_options *options) {
   ek_data_parallel_optimizer_options o = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_optimizer_options"));
   if (o.loss_scale != NULL) EK_TRY(ek_loss_scale_check(o.loss_scale));
-  EK__NOT_NULL("ek_data_parallel_optimizer_open", parallel, model, optimizer);
+  EK__NOT_NULL("ek_data_parallel_optimizer_open", parallel, optimizer);
   EK__MODEL_ENTER(model, "optimizer open");
   EK_TRY(check_open(model, optimizer));
   ek_data_parallel_optimizer *self = NULL;
@@ -131,12 +131,22 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
   EK_TRY_GOTO(status, read_schedule(&update->schedule, o.schedule, optimizer), cleanup);
   EK_TRY_GOTO(status, make_tables(self), cleanup);
   EK_TRY_GOTO(status, ek_group_apply(model->run.group, open_one, self), cleanup);
+  EK_TRY_GOTO(status, ek__update_same(model, update), cleanup);
   model->update = update;
   *parallel = self;
   return EK_OK;
 cleanup:
   ek_data_parallel_optimizer_free(self);
   return status;
+}
+
+ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
+                                          ek_data_parallel_model *model, ek_optimizer *optimizer,
+                                          const ek_data_parallel_optimizer_options *options) {
+  EK__NOT_NULL("ek_data_parallel_optimizer_open", model);
+  ek_world *world = ek__group_world(model->run.group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began, open_optimizer(parallel, model, optimizer, options));
 }
 
 static void free_share(struct ek__share *share) {
@@ -332,28 +342,30 @@ static ek_status reduce_rest(ek_data_parallel_model *model) {
 /*
  * The results of the step are read before the update, between two jobs: they may decide whether
  * there is an update at all, and errors of a device so far are found before anything is written.
+ * Several processes agree there that none has failed; what follows needs no memory.
  */
 static ek_status step(ek_step_result *read, ek_data_parallel_model *model, bool wanted) {
   const struct ek__update *own = model->update;
   const bool checked = own->refuse || scales(own), reads = wanted || checked;
   const bool norm = own->optimizer->clip_norm > 0 || checked || (wanted && own->norm);
+  ek_world *world = ek__group_world(model->run.group);
+  const bool before = reads || world != NULL; /* the norm, in a job of its own */
   EK_TRY(reduce_rest(model));
   EK_TRY(ek__terms_verify(model));
+  if (before) EK_TRY(run(model, norm, false));
   if (reads) {
-    EK_TRY(run(model, norm, false));
     EK_TRY(read_result(read, model, norm));
     EK_TRY(check_read(own, read));
   }
+  EK_TRY(ek__world_agree(world, "in an optimizer step", model->step.taken));
   if (read->skipped) return EK_OK;
   /* From here on parameters are written; nothing below takes memory. */
-  EK_TRY(run(model, norm && !reads, true));
+  EK_TRY(run(model, norm && !before, true));
   ek__model_update_ended(model);
   return EK_OK;
 }
 
-ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
-                                          ek_data_parallel_optimizer *parallel) {
-  EK__NOT_NULL("optimizer step", parallel);
+static ek_status run_step(ek_step_result *result, ek_data_parallel_optimizer *parallel) {
   ek_data_parallel_model *model = parallel->model;
   struct ek__update *update = &parallel->update;
   EK__MODEL_ENTER(model, "optimizer step");
@@ -368,6 +380,14 @@ ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
   }
   ek__model_end_step(model, status == EK_OK && !read.skipped);
   return status;
+}
+
+ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
+                                          ek_data_parallel_optimizer *parallel) {
+  EK__NOT_NULL("optimizer step", parallel);
+  ek_world *world = ek__group_world(parallel->model->run.group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began, run_step(result, parallel));
 }
 
 ek_status ek_data_parallel_optimizer_set_learning_rate(ek_data_parallel_optimizer *parallel,

@@ -134,10 +134,10 @@ static ek_status scatter_gradients(ek_shards *parts, const ek_data_parallel_mode
   return EK_OK;
 }
 
-ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
-                                          size_t count, const ek_backward_options *options) {
+static ek_status backward(ek_data_parallel_model *model, const ek_shards *gradients, size_t count,
+                          const ek_backward_options *options) {
   ek_backward_options o = EK_BACKWARD_OPTIONS_INIT;
-  EK__NOT_NULL("backward", model, gradients);
+  EK__NOT_NULL("backward", gradients);
   EK__MODEL_ENTER(model, "backward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_backward_options"));
   if (o.loss_scale == 0) o.loss_scale = 1;
@@ -148,6 +148,14 @@ ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const e
               "backward: the forward computed gradients for a criterion's scale "
               "(gradient_in_forward); call that criterion's backward");
   return ek__model_backward(model, gradients, count, &o, 1);
+}
+
+ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
+                                          size_t count, const ek_backward_options *options) {
+  EK__NOT_NULL("backward", model);
+  ek_world *world = ek__group_world(model->run.group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began, backward(model, gradients, count, options));
 }
 
 void ek__backward_ran(const struct ek__backward *job, const struct ek__scaling *scaling,

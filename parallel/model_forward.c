@@ -13,7 +13,6 @@
 
 #include "core/error.h"
 #include "core/options.h"
-#include "world/world_internal.h"
 #include "forward.h"
 #include "module/pass_internal.h"
 
@@ -208,7 +207,7 @@ static ek_status find_place(struct ek__forward *job) {
   ek_world *world = ek__group_world(model->run.group);
   int64_t before = 0;
   int64_t all[] = {samples, ek__targets_most(sources, job->inputs + first, count, samples)};
-  EK_TRY(ek__world_sum(world, all, 2, &before));
+  EK_TRY(ek__world_sum(world, model->step.taken, all, 2, &before));
   job->targets = all[1];
   if (world != NULL && job->options->batch_samples == 0) {
     job->place = *job->options;
@@ -348,8 +347,9 @@ static ek_status run(struct ek__forward *job, ek_shards *made) {
   return EK_OK;
 }
 
-static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, const ek_tensor *whole,
-                         const ek_shards *cut, size_t count, const ek_forward_options *options) {
+static ek_status run_call(ek_shards *outputs, ek_data_parallel_model *model,
+                          const ek_tensor *whole, const ek_shards *cut, size_t count,
+                          const ek_forward_options *options) {
   ek_forward_options o = EK_FORWARD_OPTIONS_INIT;
   const void *inputs = whole == NULL ? (const void *)cut : whole;
   struct ek__forward job = {0};
@@ -371,6 +371,15 @@ static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, cons
   }
   ek__forward_free(&job);
   return status;
+}
+
+/* The same for all processes. */
+static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, const ek_tensor *whole,
+                         const ek_shards *cut, size_t count, const ek_forward_options *options) {
+  EK__NOT_NULL("forward", model);
+  ek_world *world = ek__group_world(model->run.group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began, run_call(outputs, model, whole, cut, count, options));
 }
 
 ek_status ek_data_parallel_model_forward(ek_shards *outputs, ek_data_parallel_model *model,

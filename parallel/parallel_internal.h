@@ -28,6 +28,7 @@
 #include "device/conversion.h"
 #include "device/device_internal.h"
 #include "module/replica_internal.h"
+#include "world/world_internal.h"
 
 struct ek__keeper;
 struct ek__loss;
@@ -176,6 +177,14 @@ struct ek_data_parallel_model {
 #define EK__MODEL_USE(model, who)                                                                  \
   EK__MODEL_ENTER(model, who);                                                                     \
   EK_TRY(ek__model_check(model))
+
+/* ---- same.c: what all processes must have alike; nothing where there is one ---- */
+
+struct ek__loss;
+struct ek__update;
+ek_status ek__model_same(const ek_data_parallel_model *model);
+ek_status ek__loss_same(const ek_data_parallel_model *model, const struct ek__loss *loss);
+ek_status ek__update_same(const ek_data_parallel_model *model, const struct ek__update *update);
 
 /* ---- placement.c ---- */
 

@@ -75,6 +75,9 @@ static ek_status check_open(ek_trainer **trainer, const char *devices, const ek_
               EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_open: pass either a string of devices (options.group_options is then "
               "allowed) or options.group");
+  EK__FAIL_IF(o->group != NULL && o->world != NULL, EK_ERR_INVALID_ARGUMENT,
+              "ek_trainer_open: options.group was opened with its world; options.world is for "
+              "`devices`");
   EK__FAIL_IF(o->micro_batches < 0, EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_open: options.micro_batches is %lld, expected 0 or more",
               (long long)o->micro_batches);
@@ -86,6 +89,7 @@ static ek_status open_group(ek_group **group, const char *devices,
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   EK_TRY(ek__options_read(&options, sizeof options, o->own.group_options, "ek_group_options"));
   if (o->model.reproducible > 0) options.deterministic = true;
+  if (o->own.world != NULL) options.world = o->own.world;
   return ek_group_open(group, devices, &options);
 }
 
@@ -149,6 +153,13 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   return ek_data_parallel_optimizer_open(&self->optimizer, self->model, optimizer, &o->optimizer);
 }
 
+/* All processes cut their batches into as many parts. */
+static ek_status compare(const ek_trainer *self) {
+  char line[64];
+  (void)snprintf(line, sizeof line, "micro-batches = %lld\n", (long long)self->micro_batches);
+  return ek__world_same(ek__group_world(self->group), "opening a trainer", line);
+}
+
 ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *module,
                           ek_criterion *criterion, ek_optimizer *optimizer,
                           const ek_trainer_options *options) {
@@ -166,6 +177,7 @@ ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *
   if (o.own.group == NULL) EK_TRY_GOTO(status, open_group(&self->group, devices, &o), cleanup);
   self->owns_group = o.own.group == NULL;
   EK_TRY_GOTO(status, open_parts(self, module, criterion, optimizer, &o), cleanup);
+  EK_TRY_GOTO(status, compare(self), cleanup);
   *trainer = self;
   return EK_OK;
 cleanup:
@@ -282,7 +294,7 @@ static struct ek__batch batch_of(ek_tensor all[EK_MAX_INPUTS], const ek_trainer 
       &(struct ek__batch){inputs, targets, input_count, target_count, self->broadcast_inputs});
 }
 
-ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_tensor *inputs,
+static ek_status run_step(ek_step_result *result, ek_trainer *trainer, const ek_tensor *inputs,
                           size_t input_count, const ek_tensor *targets, size_t target_count) {
   EK_TRY(check_parts("ek_trainer_step", trainer, true));
   EK_TRY(check_call("ek_trainer_step", trainer, inputs, targets, target_count));
@@ -295,8 +307,17 @@ ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_
   return EK_OK;
 }
 
+ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_tensor *inputs,
+                          size_t input_count, const ek_tensor *targets, size_t target_count) {
+  EK__NOT_NULL("ek_trainer_step", trainer);
+  ek_world *world = ek__group_world(trainer->group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began,
+                       run_step(result, trainer, inputs, input_count, targets, target_count));
+}
+
 /* With training off no module writes a buffer; masks and products' sizes do not depend on it. */
-ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_t input_count,
+static ek_status run_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_t input_count,
                              const ek_tensor *targets, size_t target_count) {
   EK_TRY(check_parts("ek_trainer_prepare", trainer, true));
   EK_TRY(check_call("ek_trainer_prepare", trainer, inputs, targets, target_count));
@@ -307,6 +328,15 @@ ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_
   if (status == EK_OK) status = ek_group_synchronize(trainer->group);
   if (status != EK_OK) return drop_step(trainer, status);
   return ek_data_parallel_model_discard(trainer->model);
+}
+
+ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_t input_count,
+                             const ek_tensor *targets, size_t target_count) {
+  EK__NOT_NULL("ek_trainer_prepare", trainer);
+  ek_world *world = ek__group_world(trainer->group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began,
+                       run_prepare(trainer, inputs, input_count, targets, target_count));
 }
 
 /* part: NULL for a whole batch. */
@@ -354,7 +384,7 @@ static ek_status evaluate_batch(double *loss, double *weight, ek_trainer *self,
   return EK_OK;
 }
 
-ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
+static ek_status run_evaluate(double *loss, double *weight, ek_trainer *trainer,
                               const ek_tensor *inputs, size_t input_count, const ek_tensor *targets,
                               size_t target_count) {
   EK__NOT_NULL("ek_trainer_evaluate", loss);
@@ -370,6 +400,17 @@ ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
               ek_module_kind(trainer->module), ek_module_inputs(trainer->module), input_count,
               target_count);
   return evaluate_batch(loss, weight, trainer, &batch);
+}
+
+ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
+                              const ek_tensor *inputs, size_t input_count, const ek_tensor *targets,
+                              size_t target_count) {
+  EK__NOT_NULL("ek_trainer_evaluate", trainer);
+  ek_world *world = ek__group_world(trainer->group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(
+      world, began,
+      run_evaluate(loss, weight, trainer, inputs, input_count, targets, target_count));
 }
 
 /* The batch of a prediction. */
@@ -429,7 +470,7 @@ static ek_status predict_parts(const struct destination *to, bool *whole, ek_tra
   return EK_OK;
 }
 
-ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_tensor *inputs,
+static ek_status run_predict(ek_shards *outputs, ek_trainer *trainer, const ek_tensor *inputs,
                              size_t input_count) {
   EK__NOT_NULL("ek_trainer_predict", outputs);
   EK_TRY(check_call("ek_trainer_predict", trainer, inputs, NULL, 0));
@@ -455,7 +496,15 @@ ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_t
   return status == EK_OK && whole ? forward_only(outputs, trainer, &batch, NULL, 0) : status;
 }
 
-ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_trainer *trainer, const ek_tensor *inputs,
+ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_tensor *inputs,
+                             size_t input_count) {
+  EK__NOT_NULL("ek_trainer_predict", trainer);
+  ek_world *world = ek__group_world(trainer->group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began, run_predict(outputs, trainer, inputs, input_count));
+}
+
+static ek_status run_predict_host(ek_tensor *outputs, ek_trainer *trainer, const ek_tensor *inputs,
                                   size_t input_count) {
   EK__NOT_NULL("ek_trainer_predict_host", outputs);
   EK_TRY(check_call("ek_trainer_predict_host", trainer, inputs, NULL, 0));
@@ -473,6 +522,14 @@ ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_trainer *trainer, const
               "gives one for each device",
               ek_module_kind(trainer->module));
   return ek_group_synchronize(trainer->group);
+}
+
+ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_trainer *trainer, const ek_tensor *inputs,
+                                  size_t input_count) {
+  EK__NOT_NULL("ek_trainer_predict_host", trainer);
+  ek_world *world = ek__group_world(trainer->group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began, run_predict_host(outputs, trainer, inputs, input_count));
 }
 
 /* ---- files ---- */

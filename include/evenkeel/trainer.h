@@ -79,11 +79,12 @@ typedef struct ek_trainer_options {
   ek_group *group; /* the program's, which must outlive the trainer; `devices` is NULL then */
   const ek_group_options *group_options; /* to open `devices` with (threads); NULL: the defaults */
   int64_t micro_batches; /* parts of a batch, computed one after the other; 0 and 1: one */
+  ek_world *world; /* to open `devices` in all its processes (world.h); NULL: in this one alone */
 } ek_trainer_options;
 #define EK_TRAINER_OPTIONS_INIT                                                                    \
   {                                                                                                \
     .size = sizeof(ek_trainer_options), .model = NULL, .criterion = NULL, .optimizer = NULL,       \
-    .group = NULL, .group_options = NULL, .micro_batches = 0                                       \
+    .group = NULL, .group_options = NULL, .micro_batches = 0, .world = NULL                        \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_trainer_options_init(ek_trainer_options *options, size_t size);

@@ -370,7 +370,7 @@ static ek_status open_spec(ek_group **group, const char *spec, const ek_group_op
   EK_TRY(ek__device_spec_parse(&parsed, spec));
   ek_status status = open_named(group, spec, &parsed, options);
   ek__device_spec_free(&parsed);
-  if (status == EK_OK) status = ek__world_agree(options->world, "opening a group");
+  if (status == EK_OK) status = ek__world_agree(options->world, "opening a group", 0);
   return status;
 }
 

@@ -185,16 +185,25 @@ ek_status ek__world_talk(ek_world *world, const struct ek__topic *topic, const i
 
 /* ---- what is said ---- */
 
-ek_status ek__world_sum(ek_world *world, int64_t *numbers, size_t count, int64_t *before) {
-  struct ek__topic topic = {.kind = EK__TOPIC_SUM, .doing = "counting samples"};
+static void say_step(char *text, size_t size, const int64_t *words) {
+  (void)snprintf(text, size, "in a call of step %" PRId64, words[0]);
+}
+
+ek_status ek__world_sum(ek_world *world, int64_t step, int64_t *numbers, size_t count,
+                        int64_t *before) {
+  struct ek__topic topic = {.kind = EK__TOPIC_SUM,
+                            .doing = "in a forward",
+                            .say = say_step,
+                            .same = 1,
+                            .words = {step}};
   int64_t sums[EK__TOPIC_WORDS] = {0};
   if (before != NULL) *before = 0;
   if (world == NULL) return EK_OK;
-  memcpy(topic.words, numbers, count * sizeof *numbers);
+  memcpy(topic.words + 1, numbers, count * sizeof *numbers);
   ek__world_lock(world);
   ek_status status = talk(world, &topic, NULL);
   for (size_t p = 0; p < world->processes && status == EK_OK; p++) {
-    const int64_t *words = world->words + p * EK__TOPIC_WORDS;
+    const int64_t *words = world->words + p * EK__TOPIC_WORDS + 1;
     if (p == world->process && before != NULL) *before = sums[0];
     for (size_t i = 0; i < count && status == EK_OK; i++) {
       if (words[i] >= 0 && ek__add(&sums[i], sums[i], words[i])) continue;
@@ -231,9 +240,10 @@ ek_status ek__world_share(ek_world *world, void *bytes, size_t count) {
   return status;
 }
 
-ek_status ek__world_agree(ek_world *world, const char *doing) {
+ek_status ek__world_agree(ek_world *world, const char *doing, int64_t step) {
   if (world == NULL || world->processes == 1) return EK_OK;
-  const struct ek__topic topic = {.kind = EK__TOPIC_AGREE, .doing = doing};
+  const struct ek__topic topic = {
+      .kind = EK__TOPIC_AGREE, .doing = doing, .say = say_step, .same = 1, .words = {step}};
   return ek__world_talk(world, &topic, NULL);
 }
 
@@ -306,7 +316,7 @@ static ek_status compare_lines(ek_world *world, const char *doing, const char *l
     return tell(world, status);
   }
   ek__free(theirs);
-  return status == EK_OK ? ek__world_agree(world, doing) : status;
+  return status == EK_OK ? ek__world_agree(world, doing, 0) : status;
 }
 
 ek_status ek__world_same(ek_world *world, const char *doing, const char *lines) {

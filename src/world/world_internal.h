@@ -77,9 +77,11 @@ void ek__world_unlock(ek_world *world);
  * until the next conversation: the lock is held by a caller that reads them. NULL: not wanted. */
 ek_status ek__world_talk(ek_world *world, const struct ek__topic *topic, const int64_t **heard);
 
-/* Adds up `count` numbers of all processes, EK__TOPIC_WORDS at most; *before (NULL: not wanted):
- * the first number, added up over the processes before this one alone. */
-ek_status ek__world_sum(ek_world *world, int64_t *numbers, size_t count, int64_t *before);
+/* Adds up `count` numbers of all processes, EK__TOPIC_WORDS - 1 at most; *before (NULL: not
+ * wanted): the first number, added up over the processes before this one alone. `step` is that of
+ * training, which must be the same everywhere. */
+ek_status ek__world_sum(ek_world *world, int64_t step, int64_t *numbers, size_t count,
+                        int64_t *before);
 
 /* All processes get the bytes of process 0. */
 ek_status ek__world_share(ek_world *world, void *bytes, size_t count);
@@ -88,8 +90,8 @@ ek_status ek__world_share(ek_world *world, void *bytes, size_t count);
  * the same in all of them and names the first line that differs from that of process 0. */
 ek_status ek__world_same(ek_world *world, const char *doing, const char *lines);
 
-/* All processes have come here without an error. */
-ek_status ek__world_agree(ek_world *world, const char *doing);
+/* All processes have come here, at the same step, without an error. */
+ek_status ek__world_agree(ek_world *world, const char *doing, int64_t step);
 
 /*
  * Around a call that all processes make: an error that no conversation of the call has told the
