@@ -258,11 +258,16 @@ struct step_job {
   bool norm, update;
 };
 
+/* Whether the ranks give each other what they have updated. */
+static bool shares_update(const ek_data_parallel_model *model) {
+  const struct ek__placement *placement = ek__placement(model);
+  return placement->state_shares && !placement->parameter_shares;
+}
+
 static ek_status step_one(void *context, ek_device *device, size_t index) {
   const struct step_job *job = context;
   ek_data_parallel_model *model = job->model;
   struct ek__rank *rank = &model->run.ranks[index];
-  const struct ek__placement *placement = ek__placement(model);
   if (job->norm) EK_TRY(model->run.reduction->norm(model, rank));
   if (!job->update) return EK_OK;
   EK_TRY(scale_totals(model, rank));
@@ -270,8 +275,7 @@ static ek_status step_one(void *context, ek_device *device, size_t index) {
   const ek_status status = update_ranges(model, rank);
   ek_trace_end(span);
   EK_TRY(status);
-  const bool share = placement->state_shares && !placement->parameter_shares;
-  return share ? ek__masters_share(model, rank, false) : EK_OK;
+  return shares_update(model) ? ek__masters_share(model, rank, false) : EK_OK;
 }
 
 /* ---- the step, for the caller ---- */
@@ -360,9 +364,11 @@ static ek_status step(ek_step_result *read, ek_data_parallel_model *model, bool 
   EK_TRY(ek__world_agree(world, "in an optimizer step", model->step.taken));
   if (read->skipped) return EK_OK;
   /* From here on parameters are written; nothing below takes memory. */
-  EK_TRY(run(model, norm && !before, true));
-  ek__model_update_ended(model);
-  return EK_OK;
+  ek__world_part(world, shares_update(model) ? model->run.cut.trained : 0);
+  const ek_status status = run(model, norm && !before, true);
+  ek__world_rejoin(world);
+  if (status == EK_OK) ek__model_update_ended(model);
+  return status;
 }
 
 static ek_status run_step(ek_step_result *result, ek_data_parallel_optimizer *parallel) {

@@ -164,9 +164,15 @@ static ek_status talk(ek_world *world, const struct ek__topic *topic, const char
   EK_TRY(ek__world_check(world));
   EK_TRY(swap_messages(world, topic));
   EK_TRY(check_messages(world));
-  for (size_t p = 0; p < world->processes; p++) {
-    if (world->heard[p].kind == EK__TOPIC_FAILURE) return take_failure(world, p, why);
+  size_t from = world->processes; /* the first with an error of its own; else the first */
+  for (size_t p = world->processes; p-- > 0;) {
+    if (world->heard[p].kind != EK__TOPIC_FAILURE) continue;
+    if (from == world->processes || world->heard[p].words[0] != EK_ERR_ABORTED ||
+        world->heard[from].words[0] == EK_ERR_ABORTED) {
+      from = p;
+    }
   }
+  if (from < world->processes) return take_failure(world, from, why);
   EK_TRY(compare_topics(world, topic));
   for (size_t p = 0; p < world->processes; p++) {
     memcpy(world->words + p * EK__TOPIC_WORDS, world->heard[p].words, sizeof world->heard[p].words);
@@ -255,6 +261,7 @@ static ek_status tell(ek_world *world, ek_status status) {
                                   .doing = "failing",
                                   .words = {(int64_t)status, (int64_t)strlen(why)}};
   ek__world_lock(world);
+  ek__world_warn(world);
   const ek_status agreed = talk(world, &topic, why);
   ek__world_unlock(world);
   return agreed;
@@ -273,10 +280,24 @@ ek_status ek__world_end(ek_world *world, uint64_t began, ek_status status) {
   char kept[EK__MESSAGE_SIZE];
   ek__error_keep(kept);
   ek__world_lock(world);
-  const bool told = world->failed > began;
+  const bool parted = world->count >= world->parted;
+  if (parted) world->failed = world->count; /* for the calls around this one */
+  const bool told = parted || world->failed > began;
   ek__world_unlock(world);
   if (told || ek__world_check(world) != EK_OK) return ek_error_set(status, "%s", kept);
   return tell(world, status);
+}
+
+void ek__world_part(ek_world *world, size_t conversations) {
+  ek__world_lock(world);
+  if (world != NULL) world->parted = world->count + conversations;
+  ek__world_unlock(world);
+}
+
+void ek__world_rejoin(ek_world *world) {
+  ek__world_lock(world);
+  if (world != NULL) world->parted = UINT64_MAX;
+  ek__world_unlock(world);
 }
 
 /* ---- the same lines everywhere ---- */

@@ -21,12 +21,13 @@
 #include "core/log_internal.h"
 #include "world/world_struct.h"
 
-enum notice_kind { ASK = 1, ALIVE, BROKEN, LEFT };
+enum notice_kind { ASK = 1, ALIVE, BROKEN, LEFT, FAILING };
 
 struct notice {
   uint32_t kind;
   int32_t status;
-  char text[EK__NOTICE - 8];
+  uint64_t number; /* FAILING: the conversation that the process spends on its error */
+  char text[EK__NOTICE - 16];
 };
 _Static_assert(sizeof(struct notice) == EK__NOTICE, "a notice has another size");
 
@@ -109,6 +110,7 @@ static void take_notice(ek_world *world, size_t from, const struct notice *notic
   case ASK: (void)world->watch.table->notify(world->watch.self, from, &answer); return;
   case ALIVE: world->peers[from].alive = true; return;
   case LEFT: world->peers[from].left = true; return;
+  case FAILING: world->failing = notice->number + 1; return;
   case BROKEN:
     (void)snprintf(text, sizeof text, "%.*s", (int)sizeof text - 1, notice->text);
     note_broken(world, notice->status > EK_OK ? (ek_status)notice->status : EK_ERR_UNAVAILABLE,
@@ -161,9 +163,18 @@ ek_status ek__world_look(ek_world *world) {
   if (world == NULL || world->wire.table == NULL) return EK_OK;
   if (pthread_mutex_trylock(&world->talking) != 0) return EK_OK; /* another thread looks */
   world->doing = NULL;
-  const ek_status status = look(world, NULL, 0);
+  ek_status status = look(world, NULL, 0);
+  /* The next conversation brings the error; devices that wait for that process must not. */
+  if (status == EK_OK && world->failing == world->count + 1) {
+    status = ek_error_set(EK_ERR_ABORTED, "abandoned because another process failed");
+  }
   pthread_mutex_unlock(&world->talking);
   return status;
+}
+
+void ek__world_warn(ek_world *world) {
+  const struct notice notice = {.kind = FAILING, .number = world->count};
+  tell_all(world, &notice);
 }
 
 /* ---- the diary ---- */

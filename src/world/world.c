@@ -141,6 +141,7 @@ ek_status ek__world_make(ek_world **world, const struct ek__world_parts *parts) 
     return status;
   }
   open_locks(made);
+  made->parted = UINT64_MAX;
   made->process = parts->process;
   made->processes = parts->processes;
   made->wire = parts->wire;

@@ -99,6 +99,10 @@ ek_status ek__world_agree(ek_world *world, const char *doing, int64_t step);
  */
 uint64_t ek__world_begin(ek_world *world);
 ek_status ek__world_end(ek_world *world, uint64_t began, ek_status status);
+/* Work that all processes have agreed on, and that needs the others for this number of conversations
+ * more: an error after these is told to no other process, because the others have ended the call. */
+void ek__world_part(ek_world *world, size_t conversations);
+void ek__world_rejoin(ek_world *world);
 
 /* ---- data ---- */
 

@@ -49,6 +49,8 @@ struct ek_world {
   pthread_mutex_t talking;
   uint64_t count;             /* conversations so far */
   uint64_t failed;            /* number of the last that ended in an error of all, from 1; 0: none */
+  uint64_t parted;            /* ek__world_part(): from this conversation on; UINT64_MAX: never */
+  uint64_t failing;           /* a process spends this conversation, from 1, on its error */
   struct ek__message *heard;  /* of the last conversation, from each process */
   struct ek__message own;     /* what is sent */
   int64_t *words;             /* of all processes, of the last conversation */
@@ -73,6 +75,9 @@ const char *ek__world_name(char *text, size_t size, const ek_world *world, size_
 /* Breaks the world with the thread's last error, if it is whole, and tells the others. Returns the
  * error that broke it, which is the thread's last one then. */
 ek_status ek__world_break(ek_world *world, ek_status status);
+
+/* Tells the others that the next conversation will bring an error. */
+void ek__world_warn(ek_world *world);
 
 /* Tells the others that this process closes its world. */
 void ek__world_leave(ek_world *world);

@@ -1,0 +1,374 @@
+/*
+ * check_agreement.c - what fails in one process fails in all of them in the same call, with the
+ * same words, leaves the state as it was, and the next step has the bits that it would have had.
+ *
+ * The processes of a test talk past the library (tell_all), so that a part knows what the others got
+ * from a call, and all of them try the same number of failures.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_processes.h"
+#include "ck_training.h"
+
+enum { COUNT = 3, VICTIM = 1, SAMPLES = 2, WAYS = 4, MOST = 4000 };
+
+/* Seconds in which all processes have the error of one. */
+#define SOON (1.0 * (1 + 9 * (CK_TSAN || CK_ASAN)))
+
+static bool keep(struct ck_outcome *outcome, ek_status status) {
+  if (status == EK_OK || outcome->status != EK_OK) return status == EK_OK;
+  outcome->status = status;
+  (void)snprintf(outcome->message, sizeof outcome->message, "%s", ek_error_message());
+  return false;
+}
+
+static void complain(struct ck_outcome *outcome, const char *words, uint64_t n) {
+  if (outcome->status != EK_OK) return;
+  outcome->status = EK_ERR_INTERNAL;
+  (void)snprintf(outcome->message, sizeof outcome->message, "%s (failure number %llu): %s", words,
+                 (unsigned long long)n, ek_error_message());
+}
+
+static double now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static uint64_t hash_of(const void *bytes, size_t count) {
+  uint64_t hash = UINT64_C(0xcbf29ce484222325);
+  for (size_t i = 0; i < count; i++) {
+    hash = (hash ^ ((const unsigned char *)bytes)[i]) * UINT64_C(0x100000001b3);
+  }
+  return hash;
+}
+
+/* The numbers of all processes. */
+static void tell_all(const struct ck_process *process, uint64_t mine, uint64_t all[COUNT]) {
+  all[process->number] = mine;
+  for (size_t p = 0; p < process->count; p++) {
+    if (p != process->number) (void)send(process->sockets[p], &mine, sizeof mine, MSG_NOSIGNAL);
+  }
+  for (size_t p = 0; p < process->count; p++) {
+    if (p != process->number) (void)recv(process->sockets[p], &all[p], sizeof mine, MSG_WAITALL);
+  }
+}
+
+static bool all_same(const struct ck_process *process, uint64_t mine) {
+  uint64_t all[COUNT] = {0};
+  bool same = true;
+  tell_all(process, mine, all);
+  for (size_t p = 0; p < process->count; p++) same = same && all[p] == mine;
+  return same;
+}
+
+static bool any(const struct ck_process *process, bool mine) {
+  uint64_t all[COUNT] = {0};
+  tell_all(process, mine, all);
+  return (all[0] | all[1] | all[2]) != 0;
+}
+
+/* ---- failures of work and of memory ---- */
+
+/* Parameters of all devices here. */
+static uint64_t state_of(const struct ck_training *training) {
+  uint64_t hash = 0;
+  for (size_t k = 0; k < ek_group_size(training->group); k++) {
+    const ek_tensor *flat =
+        ek_replica_parameters(ek_data_parallel_model_replica(training->model, k));
+    if (flat->data != NULL) hash ^= hash_of(flat->data, (size_t)ek_tensor_bytes(flat));
+  }
+  return hash;
+}
+
+struct trial {
+  const struct ck_process *process;
+  struct ck_outcome *outcome;
+  struct ck_setup setup;
+  ek_group *group;
+  struct ck_training training;
+  struct ck_batch batch;
+  bool warm;
+  uint64_t fresh; /* state before each failure */
+};
+
+static ek_status one_step(struct trial *trial) {
+  ek_step_result result;
+  return ck_training_step(&trial->training, &trial->batch, &result);
+}
+
+static bool reopen(struct trial *trial) {
+  if (trial->training.model != NULL) ck_training_free(&trial->training);
+  memset(&trial->training, 0, sizeof trial->training);
+  if (!keep(trial->outcome, ck_training_try(&trial->training, &trial->setup, trial->group))) {
+    return false;
+  }
+  /* When the arenas are warm, a step makes fewer requests. */
+  if (trial->warm && !keep(trial->outcome, one_step(trial))) return false;
+  trial->fresh = state_of(&trial->training);
+  return true;
+}
+
+/* Makes the n-th work or allocation fail; the last device of the victim, or its host. */
+static ek_status arm(const struct trial *trial, int way, uint64_t n) {
+  const size_t last = ek_group_size(trial->group) - 1;
+  ek_device *device = ek_group_device(trial->group, last);
+  if (trial->process->number != VICTIM) return EK_OK;
+  switch (way) {
+  case 0: return ek_fault_at(device, n, n == 0 ? EK_OK : EK_ERR_UNAVAILABLE);
+  case 1: return ek_fault_at(ek_group_device(trial->group, 0), n, n == 0 ? EK_OK : EK_ERR_IO);
+  case 2: return ek_memory_fail_at(device, n);
+  default: ek_host_memory_fail_at(n); return EK_OK;
+  }
+}
+
+static bool reopen_torn(struct trial *trial, uint64_t n, uint64_t *torn) {
+  const ek_status next = one_step(trial);
+  ++*torn;
+  if (next != EK_ERR_TORN || !all_same(trial->process, (uint64_t)next)) {
+    complain(trial->outcome, "an error stayed in one process", n);
+  }
+  (void)reopen(trial);
+  return !any(trial->process, trial->outcome->status != EK_OK);
+}
+
+/* One step with failure number n. True if it was not reached, and the step went well everywhere. */
+static bool try_one(struct trial *trial, int way, uint64_t n, uint64_t *torn) {
+  const struct ck_process *process = trial->process;
+  struct ck_outcome *outcome = trial->outcome;
+  char words[2048];
+  if (!keep(outcome, arm(trial, way, n))) return true;
+  const double begun = now();
+  const ek_status status = one_step(trial);
+  const double seconds = now() - begun;
+  (void)snprintf(words, sizeof words, "%s", status == EK_OK ? "" : ek_error_message());
+  (void)arm(trial, way, 0);
+  uint64_t all[COUNT];
+  tell_all(process, (uint64_t)status, all);
+  const bool mixed = all[0] != all[1] || all[1] != all[2];
+  if (!mixed && status == EK_OK) return true;
+  /* Only an update that has begun fails in one process alone, or changes what there was: the next
+   * call finds the model torn in all of them. */
+  const bool changed = state_of(&trial->training) != trial->fresh;
+  if (any(process, mixed || changed)) return !reopen_torn(trial, n, torn);
+  if (!all_same(process, hash_of(words, strlen(words)))) complain(outcome, "other words", n);
+  if (strstr(words, "process 1 on ") == NULL) complain(outcome, "no name", n);
+  if (seconds > SOON) complain(outcome, "too late", n);
+  return any(process, outcome->status != EK_OK);
+}
+
+static void fail_everywhere(struct ck_outcome *outcome, const struct ck_process *process,
+                            ek_mode mode) {
+  struct trial trial = {.process = process, .outcome = outcome};
+  const struct ck_workload *workload = ck_workload("mlp");
+  uint64_t torn = 0, tried = 0;
+  trial.setup = ck_setup_mode(workload, "", mode);
+  trial.setup.optimizer = ck_clipped_adamw;
+  trial.setup.options.bucket_bytes = 4096;
+  if (!keep(outcome, ck_process_open(&trial.group, process, 0))) return;
+  trial.batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 7 + process->number);
+  for (int way = 0; way < WAYS && outcome->status == EK_OK; way++) {
+    trial.warm = way > 0;
+    if (!reopen(&trial)) break;
+    for (uint64_t n = 1; n < MOST && !try_one(&trial, way, n, &torn); n++) tried++;
+    ck_outcome_add(outcome, (double)(state_of(&trial.training) >> 12)); /* after the good step */
+  }
+  ck_outcome_add(outcome, (double)tried);
+  ck_outcome_add(outcome, (double)torn);
+  ck_training_free(&trial.training);
+  (void)keep(outcome, ek_group_close(trial.group));
+}
+
+static void fail_replicated(struct ck_outcome *o, const struct ck_process *p) {
+  fail_everywhere(o, p, EK_MODE_REPLICATED);
+}
+static void fail_sharded(struct ck_outcome *o, const struct ck_process *p) {
+  fail_everywhere(o, p, EK_MODE_SHARDED);
+}
+static void fail_fully(struct ck_outcome *o, const struct ck_process *p) {
+  fail_everywhere(o, p, EK_MODE_FULLY_SHARDED);
+}
+
+static void none_fails(struct ck_outcome *outcome, const struct ck_process *process) {
+  struct trial trial = {.process = process, .outcome = outcome};
+  const struct ck_workload *workload = ck_workload("mlp");
+  trial.setup = ck_setup_mode(workload, "", EK_MODE_REPLICATED);
+  trial.setup.optimizer = ck_clipped_adamw;
+  trial.setup.options.bucket_bytes = 4096;
+  if (!keep(outcome, ck_process_open(&trial.group, process, 0))) return;
+  trial.batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 7 + process->number);
+  if (reopen(&trial)) {
+    for (int step = 0; step < 2 && keep(outcome, one_step(&trial)); step++) {
+      ck_outcome_add(outcome, (double)(state_of(&trial.training) >> 12));
+    }
+    ck_training_free(&trial.training);
+  }
+  (void)keep(outcome, ek_group_close(trial.group));
+}
+
+static const size_t devices[COUNT] = {1, 2, 1};
+
+static void all_are_well(const struct ck_outcome *outcomes) {
+  for (size_t i = 0; i < COUNT; i++) {
+    ck_assert_msg(outcomes[i].whole && outcomes[i].exit == 0, "process %zu ended with %d", i,
+                  outcomes[i].exit);
+    ck_assert_msg(outcomes[i].status == EK_OK, "process %zu: %s", i, outcomes[i].message);
+  }
+}
+
+CK_LOOP(each_failure_is_one_in_all, 3) {
+  static const char *const parts[] = {"fail replicated", "fail sharded", "fail fully-sharded"};
+  struct ck_outcome *outcomes = calloc(2 * COUNT, sizeof *outcomes), *well = outcomes + COUNT;
+  ck_processes_run(well, "none fails", devices, COUNT);
+  all_are_well(well);
+  ck_processes_run(outcomes, parts[_i], devices, COUNT);
+  all_are_well(outcomes);
+  for (size_t i = 0; i < COUNT; i++) {
+    const double *got = outcomes[i].numbers;
+    ck_assert_uint_eq(outcomes[i].count, WAYS + 2);
+    /* Whole parameters are the same in all modes: after one step, or two. */
+    for (int way = 0; way < WAYS && _i < 2; way++) {
+      ck_assert_msg(got[way] == well[i].numbers[way > 0], "way %d of process %zu", way, i);
+    }
+    ck_assert_double_gt(got[WAYS], 60);
+    ck_assert_double_lt(got[WAYS + 1], 40); /* work of an update alone */
+  }
+  free(outcomes);
+}
+
+/* ---- calls that one process makes wrongly ---- */
+
+/* Number `which` is refused in the victim alone. */
+static ek_status wrong_call(ek_trainer *trainer, const struct ck_batch *batch, int which,
+                            bool wrongly) {
+  ek_step_result result;
+  struct ck_batch changed = *batch;
+  if (wrongly && which == 0) changed.input[0].rank = 0;
+  if (wrongly && which == 1) changed.targets = 0;
+  if (wrongly && which == 2) changed.target[0].type = EK_BF16;
+  if (wrongly && which == 3) changed.inputs = 0;
+  return ek_trainer_step(&result, trainer, changed.input, changed.inputs, changed.target,
+                         changed.targets);
+}
+
+static void wrong_calls(struct ck_outcome *outcome, const struct ck_process *process) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", EK_MODE_SHARDED);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 3);
+  ek_trainer *trainer = NULL;
+  setup.optimizer = ck_clipped_adamw;
+  if (!keep(outcome, ck_process_open(&setup.group, process, 0))) return;
+  trainer = ck_trainer_open(&setup);
+  for (int which = 0; which < 4; which++) {
+    const ek_status status = wrong_call(trainer, &batch, which, process->number == VICTIM);
+    const char *words = ek_error_message();
+    if (status == EK_OK || !all_same(process, hash_of(words, strlen(words)))) {
+      complain(outcome, "a call that one process makes wrongly", (uint64_t)which);
+    }
+    if (!keep(outcome, wrong_call(trainer, &batch, which, false))) break;
+  }
+  ek_trainer_free(trainer);
+  (void)keep(outcome, ek_group_close(setup.group));
+}
+
+CK_TEST(a_call_that_one_process_makes_wrongly) {
+  struct ck_outcome *outcomes = calloc(COUNT, sizeof *outcomes);
+  ck_processes_run(outcomes, "wrong calls", devices, COUNT);
+  all_are_well(outcomes);
+  free(outcomes);
+}
+
+/* ---- what must be the same ---- */
+
+static const char *const differences[] = {
+    "placement of state = ", "precision = ", "seed = 99",      "bucket bytes = 64", "module = ",
+    "reduction = ",          "clip norm = ", "loss scale = ", "micro-batches = 3"};
+
+enum { DIFFERENCES = sizeof differences / sizeof differences[0] };
+
+static const ek_loss_scale fixed = {.kind = EK_LOSS_SCALE_STATIC, .scale = 8};
+
+static struct ck_setup set_up(ek_group *group, int which, bool differs) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", EK_MODE_REPLICATED);
+  setup.group = group;
+  setup.optimizer = ck_clipped_adamw;
+  setup.options.bucket_bytes = 4096;
+  if (!differs) return setup;
+  switch (which) {
+  case 0: setup.options.state = EK_STATE_SHARDED; break;
+  case 1: setup.options.precision = EK_PRECISION_BF16; break;
+  case 2: setup.options.seed = 99; break;
+  case 3: setup.options.bucket_bytes = 64; break;
+  case 4: setup.workload = ck_workload("mixer"); break;
+  case 5: setup.reduction = EK_REDUCTION_SUM; break;
+  case 6: setup.optimizer = ck_plain_adamw; break;
+  case 7: setup.loss_scale = &fixed; break;
+  default: break;
+  }
+  return setup;
+}
+
+static ek_status open_differently(ek_group *group, int which, bool differs) {
+  const struct ck_setup setup = set_up(group, which, differs);
+  struct ck_training training;
+  if (which < 8) {
+    EK_TRY(ck_training_try(&training, &setup, group));
+    ck_training_free(&training);
+    return EK_OK;
+  }
+  ek_trainer *trainer = NULL;
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_module *module = NULL;
+  ek_criterion *criterion = NULL;
+  ek_status status = EK_OK;
+  options.group = group;
+  options.micro_batches = differs ? 3 : 2;
+  EK_TRY_GOTO(status, setup.workload->module(&module), cleanup);
+  EK_TRY_GOTO(status, setup.workload->criterion(&criterion, EK_REDUCTION_MEAN), cleanup);
+  EK_TRY_GOTO(status, ek_trainer_open(&trainer, NULL, module, criterion, NULL, &options), cleanup);
+  ek_trainer_free(trainer);
+cleanup:
+  ek_criterion_free(criterion);
+  ek_module_free(module);
+  return status;
+}
+
+static void differ(struct ck_outcome *outcome, const struct ck_process *process) {
+  ek_group *group = NULL;
+  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
+  for (int which = 0; which < DIFFERENCES; which++) {
+    const ek_status status = open_differently(group, which, process->number == VICTIM);
+    const char *words = ek_error_message();
+    if (status != EK_ERR_INVALID_ARGUMENT || strstr(words, differences[which]) == NULL ||
+        strstr(words, "process 1 on ") == NULL ||
+        !all_same(process, hash_of(words, strlen(words)))) {
+      complain(outcome, differences[which], (uint64_t)which);
+    }
+    if (!keep(outcome, open_differently(group, which, false))) break;
+  }
+  (void)keep(outcome, ek_group_close(group));
+}
+
+CK_TEST(what_differs_is_named_in_all) {
+  struct ck_outcome *outcomes = calloc(COUNT, sizeof *outcomes);
+  ck_processes_run(outcomes, "differ", devices, COUNT);
+  all_are_well(outcomes);
+  free(outcomes);
+}
+
+static const struct ck_part parts[] = {{"fail replicated", fail_replicated},
+                                       {"fail sharded", fail_sharded},
+                                       {"fail fully-sharded", fail_fully},
+                                       {"none fails", none_fails},
+                                       {"wrong calls", wrong_calls},
+                                       {"differ", differ},
+                                       {NULL, NULL}};
+
+static Suite *make_suite(void) { return ck_suite("agreement", NULL, NULL); }
+
+int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
