@@ -1,7 +1,7 @@
 /*
  * evenkeel.h - trains neural networks over the devices of one machine with an even load.
  *
- * Includes everything. A whole program, in which a small network learns to multiply on four
+ * Includes everything except mpi.h. A whole program, in which a small network learns to multiply on four
  * devices:
  *
  *     #include <evenkeel/evenkeel.h>
@@ -53,6 +53,7 @@
  *     status.h                   errors, options, the order of arguments
  *     device.h                   devices and groups, from a string; environment variables
  *     world.h                    processes that train together
+ *     mpi.h                      a world from an MPI communicator; needs <mpi.h>
  *     tensor.h                   a shape over memory of the host or of a device
  *     trainer.h                  a model, its loss and its optimizer over all devices
  *

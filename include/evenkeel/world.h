@@ -26,6 +26,53 @@ EK_BEGIN_DECLARATIONS
 typedef struct ek_world ek_world;
 
 /*
+ * Where the number of this process, the number of processes and a way to the others come from:
+ *
+ *   "auto"      the only one of the following four that the environment has; a program that none
+ *               of them started is a world of one process. Sources that contradict each other are
+ *               refused: a launcher that started N programs of one process each is not a world.
+ *   "mpi"       mpirun of Open MPI or MPICH: MPI, by the module libevenkeel_mpi, which initialises
+ *               and ends MPI if the program does not
+ *   "torchrun"  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+ *   "slurm"     SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST or SLURM_JOB_NODELIST, SLURM_JOB_ID
+ *   "file"      EVENKEEL_WORLD_FILE: a path on a file system that all processes share;
+ *               EVENKEEL_WORLD_PROCESS, EVENKEEL_WORLD_PROCESSES
+ *   "none"      one process, whatever the environment says
+ */
+typedef struct ek_world_options {
+  size_t size;        /* sizeof(ek_world_options) */
+  const char *source; /* NULL: "auto" */
+  const char *address; /* that the others reach this process at: a name, an address or a network
+                          interface; NULL: EVENKEEL_WORLD_ADDRESS or, without it, the one that
+                          reaches the first process */
+  double open_limit;  /* seconds until all processes have come; 0: 120 */
+  double time_limit;  /* seconds that one wait for another process may take; 0: 600 */
+} ek_world_options;
+#define EK_WORLD_OPTIONS_INIT                                                                      \
+  {                                                                                                \
+    .size = sizeof(ek_world_options), .source = NULL, .address = NULL, .open_limit = 0,            \
+    .time_limit = 0                                                                                \
+  }
+/* The same values, by a function: status.h. */
+EK_API EK_CHECKED ek_status ek_world_options_init(ek_world_options *options, size_t size);
+
+/*
+ * Opens the world that started the program. `options` may be NULL. Errors: EK_ERR_UNAVAILABLE if
+ * not all processes came before the limit (the message names those that did not), or a module is
+ * not there; EK_ERR_INVALID_ARGUMENT if the environment is incomplete or contradicts itself.
+ */
+EK_API EK_CHECKED ek_status ek_world_open(ek_world **world, const ek_world_options *options);
+
+/*
+ * Opens a world from an MPI communicator of the program's; use ek_world_open_mpi() of
+ * <evenkeel/mpi.h>, which calls this one. `mpi` is "openmpi" or "mpich"; `communicator` points to
+ * an MPI_Comm of `bytes` bytes.
+ */
+EK_API EK_CHECKED ek_status ek_world_open_communicator(ek_world **world, const char *mpi,
+                                                       const void *communicator, size_t bytes,
+                                                       const ek_world_options *options);
+
+/*
  * Closes the connections, in each process for itself. EK_ERR_STATE while a group of the world is
  * open; then nothing is closed. ek_world_free() closes without a status. NULL is nothing.
  */

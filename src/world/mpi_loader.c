@@ -74,9 +74,12 @@ ek_status ek__mpi_open(struct ek__wire *wire, size_t *process, size_t *processes
   EK__FAIL_IF(entries->wire_size != sizeof(struct ek__wire_table), EK_ERR_UNAVAILABLE,
               "mpi: %s is of another version of evenkeel", module->file);
   EK_TRY(entries->open(wire, process, &all, communicator, bytes));
-  if (ask && communicator == NULL && all != started) {
+  const bool differs = ask && communicator == NULL && all != started;
+  if (differs || all == 1) { /* one process needs no wire */
     wire->table->close(wire->self);
     *wire = (struct ek__wire){NULL, NULL};
+  }
+  if (differs) {
     return ek_error_set(EK_ERR_UNAVAILABLE,
                         "mpi: %s is the MPI of a world of %zu, but mpirun started %zu processes; "
                         "start the program with the mpirun of the MPI that it uses",

@@ -96,9 +96,11 @@ ek_status ek__world_break(ek_world *world, ek_status status) {
   return ek__world_check(world);
 }
 
+/* Processes that cannot be seen to go need not be told why, and MPI minds what none receives. */
 void ek__world_leave(ek_world *world) {
   const struct notice notice = {.kind = LEFT};
-  if (world->wire.table != NULL) tell_all(world, &notice);
+  const struct ek__wire_table *watch = world->watch.table;
+  if (watch != NULL && watch->gone != NULL) tell_all(world, &notice);
 }
 
 /* ---- notices and ends ---- */

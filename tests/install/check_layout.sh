@@ -43,7 +43,8 @@ done < <(comm -3 <(sed -nE '/\*\//q; s/^ \*     ([a-z0-9_]+\.h)  +[^ ].*/\1/p' i
 
 for header in include/evenkeel/*.h; do
   name=$(basename "$header" .h)
-  [[ -n ${reached[$name]-} ]] || complain "include/evenkeel/evenkeel.h does not lead to $name.h"
+  # The only one that needs another library's header.
+  [[ -n ${reached[$name]-} || $name == mpi ]] || complain "include/evenkeel/evenkeel.h does not lead to $name.h"
 
   declares=0 inlines=0
   ! grep -q '^EK_API ' "$header" || declares=1

@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ck_folder.h"
+
 extern char **environ;
 
 enum { SECONDS = 60 * (1 + 4 * CK_TSAN) };
@@ -97,10 +99,13 @@ ek_status ck_process_open(ek_group **group, const struct ck_process *process, do
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   char spec[32];
   options.threads_per_device = 1;
-  options.time_limit = time_limit;
-  options.first_rank = process->first_rank;
-  options.world_size = process->world;
-  options.exchange = process->count > 1 ? &exchange : NULL;
+  options.world = process->mpi;
+  if (process->mpi == NULL) {
+    options.time_limit = time_limit;
+    options.first_rank = process->first_rank;
+    options.world_size = process->world;
+    options.exchange = process->count > 1 ? &exchange : NULL;
+  }
   (void)snprintf(spec, sizeof spec, "cpu:%zu", process->devices[process->number]);
   return ek_group_open(group, spec, &options);
 }
@@ -167,12 +172,70 @@ static void collect(struct child *children, struct ck_outcome *outcomes, size_t 
   }
 }
 
+/* ---- the parent, with mpirun ---- */
+
+enum { PATH_SIZE = CK_FOLDER_SIZE + TEXT };
+
+static void outcome_path(char path[PATH_SIZE], const char *folder, size_t number) {
+  (void)snprintf(path, PATH_SIZE, "%s/%zu", folder, number);
+}
+
+static void read_outcome(struct ck_outcome *outcome, const char *folder, size_t number) {
+  char path[PATH_SIZE];
+  outcome_path(path, folder, number);
+  FILE *file = fopen(path, "rb");
+  outcome->whole = file != NULL && fread(outcome, sizeof *outcome, 1, file) == 1;
+  if (file != NULL) (void)fclose(file);
+  (void)unlink(path);
+}
+
+/* Each process leaves its outcome in a file. argv: the command, the program, "--part", the part's
+ * name, "mpi", the number of processes, the folder, and the devices of each process. */
+static void run_with(const char *mpirun, struct ck_outcome *outcomes, const char *part,
+                     const size_t *devices, size_t count) {
+  char folder[CK_FOLDER_SIZE], numbers[1 + CK_PROCESSES][TEXT], path[4096] = "";
+  char *words = strdup(mpirun), *rest = NULL, *argv[64];
+  size_t used = 0;
+  pid_t pid = 0;
+  int ended = 0;
+  ck_folder_make(folder);
+  ck_assert_int_gt(readlink("/proc/self/exe", path, sizeof path - 1), 0);
+  for (char *word = strtok_r(words, " ", &rest); word != NULL; word = strtok_r(NULL, " ", &rest)) {
+    ck_assert_uint_lt(used, 40);
+    argv[used++] = word;
+  }
+  (void)snprintf(numbers[0], TEXT, "%zu", count);
+  char *const fixed[] = {(char *)(uintptr_t) "-n",      numbers[0],
+                         path,                          (char *)(uintptr_t) "--part",
+                         (char *)(uintptr_t)part,       (char *)(uintptr_t) "mpi",
+                         numbers[0],                    folder};
+  for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) argv[used++] = fixed[i];
+  for (size_t i = 0; i < count; i++) {
+    (void)snprintf(numbers[1 + i], TEXT, "%zu", devices[i]);
+    argv[used++] = numbers[1 + i];
+  }
+  argv[used] = NULL;
+  ck_assert_int_eq(posix_spawnp(&pid, argv[0], NULL, NULL, argv, environ), 0);
+  ck_assert_int_eq(waitpid(pid, &ended, 0), pid);
+  for (size_t i = 0; i < count; i++) {
+    read_outcome(&outcomes[i], folder, i);
+    outcomes[i].exit = ended;
+  }
+  ck_folder_remove(folder);
+  free(words);
+}
+
 void ck_processes_run(struct ck_outcome *outcomes, const char *part, const size_t *devices,
                       size_t count) {
+  const char *mpirun = getenv("EVENKEEL_TEST_MPIRUN");
   struct child children[CK_PROCESSES] = {{0}};
   int sockets[CK_PROCESSES][CK_PROCESSES];
   ck_assert_uint_le(count, CK_PROCESSES);
   memset(outcomes, 0, count * sizeof *outcomes);
+  if (mpirun != NULL) {
+    run_with(mpirun, outcomes, part, devices, count);
+    return;
+  }
   memset(sockets, -1, sizeof sockets);
   for (size_t i = 0; i < count; i++) {
     for (size_t k = i + 1; k < count; k++) {
@@ -216,6 +279,39 @@ static void close_others(const struct ck_process *process, int file) {
   }
 }
 
+static void set_place(struct ck_process *process) {
+  for (size_t i = 0; i < process->count; i++) {
+    if (i < process->number) process->first_rank += process->devices[i];
+    process->world += process->devices[i];
+  }
+}
+
+/* A process that mpirun has started. */
+static int run_mpi_part(char **argv, const struct ck_part *parts) {
+  struct ck_process process = {.part = argv[2], .count = strtoul(argv[4], NULL, 10)};
+  struct ck_outcome *outcome = calloc(1, sizeof *outcome);
+  ek_world_options options = EK_WORLD_OPTIONS_INIT;
+  char path[PATH_SIZE];
+  options.source = "mpi";
+  if (outcome == NULL || ek_world_open(&process.mpi, &options) != EK_OK) {
+    (void)fprintf(stderr, "%s\n", ek_error_message());
+    return 2;
+  }
+  process.number = ek_world_process(process.mpi);
+  if (ek_world_processes(process.mpi) != process.count) return 2;
+  for (size_t i = 0; i < process.count; i++) process.devices[i] = strtoul(argv[6 + i], NULL, 10);
+  set_place(&process);
+  while (parts->name != NULL && strcmp(parts->name, process.part) != 0) parts++;
+  if (parts->name == NULL) return 2;
+  parts->run(outcome, &process);
+  ek_world_free(process.mpi);
+  outcome_path(path, argv[5], process.number);
+  FILE *file = fopen(path, "wb");
+  const bool wrote = file != NULL && fwrite(outcome, sizeof *outcome, 1, file) == 1;
+  free(outcome);
+  return file != NULL && fclose(file) == 0 && wrote ? 0 : 3;
+}
+
 static int run_part(char **argv, const struct ck_part *parts) {
   struct ck_process process = {
       .part = argv[2], .number = strtoul(argv[3], NULL, 10), .count = strtoul(argv[4], NULL, 10)};
@@ -224,9 +320,8 @@ static int run_part(char **argv, const struct ck_part *parts) {
   for (size_t i = 0; i < process.count; i++) {
     process.devices[i] = strtoul(argv[6 + 2 * i], NULL, 10);
     process.sockets[i] = atoi(argv[7 + 2 * i]);
-    if (i < process.number) process.first_rank += process.devices[i];
-    process.world += process.devices[i];
   }
+  set_place(&process);
   close_others(&process, file);
   while (parts->name != NULL && strcmp(parts->name, argv[2]) != 0) parts++;
   if (outcome == NULL || parts->name == NULL) return 2;
@@ -240,6 +335,8 @@ static int run_part(char **argv, const struct ck_part *parts) {
 
 int ck_processes_main(int argc, char **argv, const struct ck_part *parts,
                       Suite *(*make_suite)(void)) {
-  if (argc > 6 && strcmp(argv[1], "--part") == 0) return run_part(argv, parts);
+  if (argc > 6 && strcmp(argv[1], "--part") == 0) {
+    return strcmp(argv[3], "mpi") == 0 ? run_mpi_part(argv, parts) : run_part(argv, parts);
+  }
   return ck_run(make_suite());
 }

@@ -24,6 +24,7 @@ struct ck_process {
   size_t devices[CK_PROCESSES]; /* of each of them */
   size_t first_rank, world;
   int sockets[CK_PROCESSES]; /* to each of the others; -1 to itself */
+  ek_world *mpi;             /* of all processes, instead of sockets: mpirun has started them */
 };
 
 struct ck_outcome {
@@ -53,7 +54,11 @@ ek_exchange ck_process_exchange(const struct ck_process *process);
 /* "cpu:N" with the process's place in the world. time_limit 0: the library's own. */
 ek_status ck_process_open(ek_group **group, const struct ck_process *process, double time_limit);
 
-/* Runs a part in `count` processes at the same time and waits for all of them, a minute at most. */
+/*
+ * Runs a part in `count` processes at the same time and waits for all of them, a minute at most.
+ * EVENKEEL_TEST_MPIRUN, a command with its arguments apart from the number of processes, starts
+ * them: their world is that of "mpi", and there are no sockets.
+ */
 void ck_processes_run(struct ck_outcome *outcomes, const char *part, const size_t *devices,
                       size_t count);
 

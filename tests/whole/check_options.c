@@ -63,6 +63,14 @@ static ek_status use_ek_group_options(struct bench *b, void *o) {
   return status;
 }
 
+static ek_status use_ek_world_options(struct bench *b, void *o) {
+  ek_world *world = NULL;
+  (void)b;
+  const ek_status status = ek_world_open(&world, o);
+  ek_world_free(world);
+  return status;
+}
+
 static ek_status use_ek_exchange(struct bench *b, void *o) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.exchange = o;
@@ -432,6 +440,7 @@ static ek_status use_ek_optimizer_ops(struct bench *b, void *o) {
 #define OLDEST(type, last) (offsetof(type, last) + sizeof(((type *)NULL)->last))
 #define OPTIONS(X)                                                                                 \
   X(ek_group_options, EK_GROUP_OPTIONS_INIT, sizeof(size_t))                                       \
+  X(ek_world_options, EK_WORLD_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_exchange, EK_EXCHANGE_INIT, sizeof(size_t))                                                 \
   X(ek_scatter_options, EK_SCATTER_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_data_parallel_model_options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT, sizeof(size_t))           \

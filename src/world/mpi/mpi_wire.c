@@ -420,7 +420,7 @@ static const struct ek__mpi_table entries = {.wire_size = sizeof(struct ek__wire
 EK_API ek__module_entry ek_mpi_module;
 
 ek_status ek_mpi_module(const void **given, const struct ek__module_host *from) {
-  char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  char version[8192] = ""; /* the longest of any MPI */
   int length = 0;
   if (from->size != sizeof *from || from->table_size != sizeof entries ||
       strcmp(from->version, EK_VERSION_STRING) != 0) {

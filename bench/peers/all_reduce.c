@@ -1,0 +1,114 @@
+/*
+ * all_reduce.c - the bus bandwidth of ek_communicator_all_reduce() between processes, beside
+ * MPI_Allreduce of the MPI that it is compiled with. Takes turns: one call of each, again and again.
+ *
+ *   mpirun -n P evenkeel-all-reduce-MPI [LARGEST] [ROUNDS]
+ *
+ * For sizes from 1 MiB to LARGEST (256) MiB of f32, one device in each process. Bus bandwidth is
+ * bytes / seconds * 2 (P - 1) / P, as nccl-tests defines it, of the median of ROUNDS (11) calls; a
+ * call ends when the slowest process has ended it.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <evenkeel/communicator.h>
+#include <evenkeel/device.h>
+#include <evenkeel/mpi.h>
+
+enum { MAX_ROUNDS = 1000 };
+
+struct bench {
+  ek_group *group;
+  ek_communicator *communicator;
+  ek_tensor tensor;
+  int process, processes;
+};
+
+static ek_status all_reduce(void *context, ek_device *device, size_t index) {
+  struct bench *bench = context;
+  (void)index;
+  EK_TRY(ek_communicator_all_reduce(bench->communicator, device, &bench->tensor));
+  return ek_communicator_wait(bench->communicator, device);
+}
+
+static ek_status call(struct bench *bench, bool ours, int count) {
+  if (ours) return ek_group_apply(bench->group, all_reduce, bench);
+  MPI_Allreduce(MPI_IN_PLACE, bench->tensor.data, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  return EK_OK;
+}
+
+static int compare(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* One size: the median of each, in seconds. */
+static ek_status measure(double medians[2], struct bench *bench, int64_t count, int rounds) {
+  static double seconds[2][MAX_ROUNDS];
+  float *values = bench->tensor.data;
+  for (int64_t i = 0; i < count; i++) values[i] = 0;
+  for (int round = -1; round < rounds; round++) { /* the first is not counted */
+    for (int ours = 0; ours < 2; ours++) {
+      MPI_Barrier(MPI_COMM_WORLD);
+      double time = -MPI_Wtime(), longest = 0;
+      EK_TRY(call(bench, ours, (int)count));
+      time += MPI_Wtime();
+      MPI_Allreduce(&time, &longest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+      if (round >= 0) seconds[ours][round] = longest;
+    }
+  }
+  for (int ours = 0; ours < 2; ours++) {
+    qsort(seconds[ours], (size_t)rounds, sizeof seconds[ours][0], compare);
+    medians[ours] = seconds[ours][rounds / 2];
+  }
+  return EK_OK;
+}
+
+static ek_status run(struct bench *bench, int64_t largest, int rounds) {
+  const double factor = 2.0 * (bench->processes - 1) / bench->processes / 1e9;
+  if (bench->process == 0) printf("%8s %14s %14s %8s\n", "MiB", "MPI GB/s", "evenkeel GB/s", "ratio");
+  for (int64_t mib = 1; mib <= largest; mib *= 4) {
+    const int64_t bytes = mib << 20, count = bytes / (int64_t)sizeof(float);
+    double medians[2] = {0};
+    EK_TRY(ek_tensor_create(&bench->tensor, ek_group_device(bench->group, 0), EK_MEMORY_GRADIENTS,
+                            EK_F32, 1, &count));
+    const ek_status status = measure(medians, bench, count, rounds);
+    ek_tensor_free(&bench->tensor);
+    EK_TRY(status);
+    const double rate[] = {(double)bytes * factor / medians[0], (double)bytes * factor / medians[1]};
+    if (bench->process == 0) {
+      printf("%8d %14.3f %14.3f %8.2f\n", (int)mib, rate[0], rate[1], rate[1] / rate[0]);
+    }
+  }
+  return EK_OK;
+}
+
+int main(int argc, char **argv) {
+  struct bench bench = {0};
+  ek_world *world = NULL;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  ek_status status;
+  MPI_Init(&argc, &argv);
+  const int64_t largest = argc > 1 ? atoll(argv[1]) : 256;
+  const int rounds = argc > 2 ? atoi(argv[2]) : 11;
+  if (largest < 1 || rounds < 1 || rounds > MAX_ROUNDS) {
+    fprintf(stderr, "usage: mpirun -n P %s [LARGEST] [ROUNDS]\n", argv[0]);
+    return 2;
+  }
+  MPI_Comm_rank(MPI_COMM_WORLD, &bench.process);
+  MPI_Comm_size(MPI_COMM_WORLD, &bench.processes);
+  options.threads_per_device = 1;
+  EK_TRY_GOTO(status, ek_world_open_mpi(&world, MPI_COMM_WORLD, NULL), cleanup);
+  options.world = world;
+  EK_TRY_GOTO(status, ek_group_open(&bench.group, "cpu:1", &options), cleanup);
+  EK_TRY_GOTO(status, ek_communicator_open(&bench.communicator, bench.group), cleanup);
+  EK_TRY_GOTO(status, run(&bench, largest, rounds), cleanup);
+cleanup:
+  if (status != EK_OK) fprintf(stderr, "%s\n", ek_error_message());
+  ek_communicator_free(bench.communicator);
+  ek_group_free(bench.group);
+  ek_world_free(world);
+  if (status != EK_OK) MPI_Abort(MPI_COMM_WORLD, 1);
+  MPI_Finalize();
+  return 0;
+}
