@@ -12,7 +12,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
-#include "device/device_internal.h"
+#include "device/communicator_internal.h"
 #include "forward.h"
 #include "keeper.h"
 #include "tree.h"
@@ -26,6 +26,14 @@ static ek_status check_options(ek_data_parallel_model_options *options, const ek
               EK_ERR_INVALID_ARGUMENT,
               "ek_data_parallel_model_open: unknown placement %d of outputs or %d of state",
               (int)options->outputs, (int)options->state);
+  EK__FAIL_IF((unsigned)options->shard_over > EK_SHARD_PROCESS, EK_ERR_INVALID_ARGUMENT,
+              "ek_data_parallel_model_open: unknown shard_over %d; expected EK_SHARD_WORLD or "
+              "EK_SHARD_PROCESS",
+              (int)options->shard_over);
+  EK__FAIL_IF(options->shard_over != EK_SHARD_WORLD && options->reproducible > 0,
+              EK_ERR_UNSUPPORTED,
+              "ek_data_parallel_model_open: a reproducible model has one order of sums over the "
+              "world; shard_over must be EK_SHARD_WORLD");
   EK__FAIL_IF(options->output_device >= ek_group_size(group), EK_ERR_INVALID_ARGUMENT,
               "ek_data_parallel_model_open: no device number %zu", options->output_device);
   EK_TRY(ek__precision_read(&options->precision, options->type, ek_group_device(group, 0),
@@ -104,14 +112,14 @@ static const char memory_of[] = "a data-parallel model";
 static ek_status open_cut(ek_data_parallel_model *model) {
   struct ek__ranks *run = &model->run;
   const struct ek__placement *placement = ek__placement(model);
-  const size_t ranks = ek_communicator_world_size(run->communicator);
+  const size_t ranks = ek_communicator_world_size(run->gathers);
   const size_t pieces = run->reduction->grains == NULL ? ranks : run->reduction->grains(model);
   EK_TRY(ek__buckets_open(&run->cut, run->ranks[0].replica, ranks, pieces,
                           model->options.bucket_bytes));
   const size_t most = run->reduction->most(model);
   for (size_t k = 0; k < run->count; k++) {
     struct ek__rank *rank = &run->ranks[k];
-    rank->sums = (struct ek__sums){.communicator = run->communicator,
+    rank->sums = (struct ek__sums){.communicator = run->sums,
                                    .cut = &run->cut,
                                    .device = rank->device,
                                    .replica = rank->replica,
@@ -142,14 +150,27 @@ static ek_status open_rank(void *context, ek_device *device, size_t index) {
   return ek__replicate_rank(model->run.communicator, device, rank->replica);
 }
 
+/* Whether state is cut over the devices of each process, and there are several. */
+static bool shards_inside(const ek_data_parallel_model *model) {
+  const ek_group *group = model->run.group;
+  return model->options.shard_over == EK_SHARD_PROCESS && ek__placement(model)->state_shares &&
+         ek__group_world_size(group) > ek_group_size(group);
+}
+
 static ek_status open_ranks(ek_data_parallel_model *model) {
   struct ek__ranks *run = &model->run;
   EK_TRY(ek_communicator_open(&run->communicator, run->group));
+  run->sums = run->gathers = run->communicator;
+  if (shards_inside(model)) {
+    EK_TRY(ek__communicator_open(&run->sums, run->group, EK__REACH_SHARES));
+    EK_TRY(ek__communicator_open(&run->gathers, run->group, EK__REACH_PROCESS));
+  }
   EK_TRY(ek__new(&run->ranks, run->count, sizeof *run->ranks, memory_of));
   for (size_t k = 0; k < run->count; k++) {
     struct ek__rank *rank = &run->ranks[k];
     rank->device = ek_group_device(run->group, k);
     rank->number = ek_communicator_first_rank(run->communicator) + k;
+    rank->part = ek_communicator_first_rank(run->gathers) + k;
     rank->place = k;
   }
   return EK_OK;
@@ -249,6 +270,8 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   ek__model_unwatch(model);
   ek__free(run->ranks);
   ek_communicator_free(run->inner);
+  if (run->gathers != run->communicator) ek_communicator_free(run->gathers);
+  if (run->sums != run->communicator) ek_communicator_free(run->sums);
   ek_communicator_free(run->communicator);
   ek__free(model->torn.written);
   ek__free((void *)(uintptr_t)model->options.input_scaling);

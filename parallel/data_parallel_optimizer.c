@@ -264,6 +264,11 @@ static bool shares_update(const ek_data_parallel_model *model) {
   return placement->state_shares && !placement->parameter_shares;
 }
 
+/* Whether some of these ranks are in other processes. */
+static bool gathers_away(const ek_data_parallel_model *model) {
+  return shares_update(model) && model->run.cut.ranks > model->run.count;
+}
+
 static ek_status step_one(void *context, ek_device *device, size_t index) {
   const struct step_job *job = context;
   ek_data_parallel_model *model = job->model;
@@ -364,7 +369,7 @@ static ek_status step(ek_step_result *read, ek_data_parallel_model *model, bool 
   EK_TRY(ek__world_agree(world, "in an optimizer step", model->step.taken));
   if (read->skipped) return EK_OK;
   /* From here on parameters are written; nothing below takes memory. */
-  ek__world_part(world, shares_update(model) ? model->run.cut.trained : 0);
+  ek__world_part(world, gathers_away(model) ? model->run.cut.trained : 0);
   const ek_status status = run(model, norm && !before, true);
   ek__world_rejoin(world);
   if (status == EK_OK) ek__model_update_ended(model);

@@ -27,10 +27,11 @@ ek_status ek__keeper_create(struct ek__rank *rank, const struct ek__ranks *run, 
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
   rank->keeper = self;
   self->lender.gradient = lend_gradient;
-  self->communicator = run->communicator;
+  self->sums = run->sums;
+  self->gathers = run->gathers;
   self->cut = &run->cut;
   self->replica = rank->replica;
-  self->rank = rank->number;
+  self->rank = rank->part;
   self->current = self->ahead = run->cut.count;
   EK_TRY(ek__new(&self->gradients, run->cut.parameters, sizeof *self->gradients, memory_of));
   if (values) EK_TRY(ek__keeper_lend_values(self, run->cut.parameters));
@@ -116,10 +117,10 @@ ek_status ek__keeper_reduce(struct ek__rank *rank, size_t bucket) {
   struct ek__keeper *keeper = rank->keeper;
   struct ek__lent *lent = &keeper->gradients[bucket];
   if (!ek_tensor_exists(&lent->whole)) EK_TRY(take(keeper, bucket, true));
-  EK_TRY(ek__communicator_reduce_scatter(keeper->communicator, keeper->device, &lent->whole,
+  EK_TRY(ek__communicator_reduce_scatter(keeper->sums, keeper->device, &lent->whole,
                                          keeper->cut->list[bucket].offsets,
                                          ek__keeper_about(keeper, bucket)));
-  lent->sum = ek__communicator_started(keeper->communicator, keeper->device);
+  lent->sum = ek__communicator_started(keeper->sums, keeper->device);
   return ek__keeper_settle(rank, bucket);
 }
 
@@ -132,7 +133,7 @@ ek_status ek__keeper_settle(struct ek__rank *rank, size_t end) {
     ek_tensor sum = ek__flat_range(&lent->whole, bucket->offsets[keeper->rank], count);
     ek_tensor share =
         ek__flat_range(ek_replica_gradients(keeper->replica), bucket->places[keeper->rank], count);
-    EK_TRY(ek__communicator_wait_for(keeper->communicator, keeper->device, lent->sum));
+    EK_TRY(ek__communicator_wait_for(keeper->sums, keeper->device, lent->sum));
     EK_TRY(keeper->more ? ek_op_add(stream_of(keeper), &share, &share, &sum)
                         : ek_op_copy(stream_of(keeper), &share, &sum));
     ek_tensor_free(&lent->whole);

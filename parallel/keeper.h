@@ -20,11 +20,11 @@
 
 struct ek__keeper {
   struct ek__lender lender;      /* for passes: the first member */
-  ek_communicator *communicator; /* loans, as are the next three */
+  ek_communicator *sums, *gathers; /* loans, as are the next three */
   const struct ek__buckets *cut;
   ek_device *device;
   ek_replica *replica;
-  size_t rank; /* of the world */
+  size_t rank; /* among those that state is cut over */
   struct ek__lent {
     ek_tensor whole; /* exists while it is lent */
     uint64_t sum;    /* number of the collective that sums it; 0: none */

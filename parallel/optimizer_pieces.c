@@ -30,8 +30,8 @@ static void share_of(struct ek__range *share, const ek_data_parallel_model *mode
   size_t part = 0, parts = 1;
   if (placement->state_shares) {
     const struct ek__bucket *bucket = &model->run.cut.list[number];
-    share->place = bucket->places[rank->number];
-    ek__bucket_range(&share->first, &share->last, bucket, rank->sums.kind, rank->number);
+    share->place = bucket->places[rank->part];
+    ek__bucket_range(&share->first, &share->last, bucket, rank->sums.kind, rank->part);
     return;
   }
   if (placement->master) {
@@ -41,7 +41,7 @@ static void share_of(struct ek__range *share, const ek_data_parallel_model *mode
     part = rank->place;
     parts = helps ? model->run.count : 1;
   } else if (norm) {
-    part = rank->number;
+    part = rank->part;
     parts = ranks;
   }
   share->first = ek__part_begin(end, part, parts);

@@ -80,6 +80,7 @@ struct ek__share {
 struct ek__rank {
   ek_device *device;
   size_t number; /* among all ranks of the world */
+  size_t part;   /* among those that state is cut over: `number`, or the place in the process */
   size_t place;  /* of its parts in the shards of this process */
   ek_replica *replica;
   struct ek__keeper *keeper; /* NULL where the replica holds everything whole */
@@ -98,6 +99,9 @@ struct ek__rank {
 struct ek__ranks {
   ek_group *group;
   ek_communicator *communicator;
+  /* Of shares: sums of gradients, and gathers and norms of what was summed. Both are `communicator`
+   * where shares are over the world. */
+  ek_communicator *sums, *gathers;
   ek_communicator *inner; /* for collectives of modules; NULL if none of them declares any */
   const struct ek__reduction *reduction;
   struct ek__buckets cut; /* of the flat gradients, over the ranks of the world */

@@ -73,7 +73,7 @@ static ek_status initialize(const ek_data_parallel_model *model, const struct ek
   const ek_replica *replica = own->replica;
   const struct ek__layout *layout = &replica->layout;
   const struct ek__buckets *cut = &model->run.cut;
-  const size_t rank = own->number;
+  const size_t rank = own->part;
   if (ek_device_counts_only(replica->device)) return EK_OK;
   for (size_t i = 0; i < layout->order_count; i++) {
     const size_t number = layout->order[i];
@@ -95,7 +95,7 @@ static ek_status initialize(const ek_data_parallel_model *model, const struct ek
 static ek_status round_into_whole(const ek_data_parallel_model *model, const struct ek__rank *own) {
   const ek_replica *replica = own->replica;
   const struct ek__buckets *cut = &model->run.cut;
-  const size_t rank = own->number;
+  const size_t rank = own->part;
   for (size_t b = 0; b < cut->count; b++) {
     const struct ek__bucket *bucket = &cut->list[b];
     const int64_t count = ek__bucket_share(bucket, rank);
@@ -111,7 +111,7 @@ static ek_status round_into_whole(const ek_data_parallel_model *model, const str
 ek_status ek__masters_open(const ek_data_parallel_model *model, const struct ek__rank *own) {
   const struct ek__buckets *cut = &model->run.cut;
   EK_TRY(
-      ek__replica_hold_parameters(own->replica, ek__buckets_share(cut, cut->count, own->number)));
+      ek__replica_hold_parameters(own->replica, ek__buckets_share(cut, cut->count, own->part)));
   EK_TRY(initialize(model, own));
   return own->replica->whole_values ? round_into_whole(model, own)
                                     : ek_replica_refresh(own->replica);
@@ -125,7 +125,7 @@ ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek
     const struct ek__bucket *bucket = &cut->list[b];
     ek_tensor range = ek__flat_range(values, bucket->first, bucket->last - bucket->first);
     EK_TRY(
-        ek_communicator_all_gather(model->run.communicator, own->device, &range, bucket->offsets));
+        ek_communicator_all_gather(model->run.gathers, own->device, &range, bucket->offsets));
   }
-  return ek_communicator_wait(model->run.communicator, own->device);
+  return ek_communicator_wait(model->run.gathers, own->device);
 }

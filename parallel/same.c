@@ -70,6 +70,7 @@ static void add_options(struct lines *lines, const ek_data_parallel_model_option
   add(lines, "broadcast inputs = %" PRIx64, o->broadcast_inputs);
   add(lines, "bucket bytes = %zu", o->bucket_bytes);
   add(lines, "reproducible = %zu", o->reproducible);
+  add(lines, "shard over = %d", (int)o->shard_over);
 }
 
 ek_status ek__model_same(const ek_data_parallel_model *model) {

@@ -28,7 +28,7 @@
 static ek_status gather(struct ek__keeper *keeper, size_t unit) {
   const struct ek__bucket *bucket = &keeper->cut->list[unit];
   struct ek__gathered *values = &keeper->values[unit];
-  ek_communicator *communicator = keeper->communicator;
+  ek_communicator *communicator = keeper->gathers;
   const int64_t count = bucket->last - bucket->first;
   const int64_t share = ek__bucket_share(bucket, keeper->rank);
   const ek_tensor *shares = ek__replica_values(keeper->replica);
@@ -48,7 +48,7 @@ static ek_status gather(struct ek__keeper *keeper, size_t unit) {
 static ek_status wait_for(struct ek__keeper *keeper, size_t unit) {
   struct ek__gathered *values = &keeper->values[unit];
   if (values->gather == 0) return EK_OK;
-  EK_TRY(ek__communicator_wait_for(keeper->communicator, keeper->device, values->gather));
+  EK_TRY(ek__communicator_wait_for(keeper->gathers, keeper->device, values->gather));
   values->gather = 0;
   return EK_OK;
 }

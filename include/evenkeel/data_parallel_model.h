@@ -60,6 +60,13 @@ typedef enum ek_state_placement {
   EK_STATE_FULLY_SHARDED = 4
 } ek_state_placement;
 
+/* Over which devices the sharded placements of state cut it, in a world of several processes. */
+typedef enum ek_shard_over {
+  EK_SHARD_WORLD = 0,  /* over the devices of all processes */
+  EK_SHARD_PROCESS = 1 /* over those of each process: the processes have the same, and what is
+                          gathered stays within them; all have the same number of devices */
+} ek_shard_over;
+
 typedef enum ek_mode {
   EK_MODE_GATHER = 0,
   EK_MODE_BALANCED = 1,
@@ -155,6 +162,14 @@ typedef struct ek_data_parallel_model_options {
    */
   const ek_input_scaling *input_scaling;
   size_t input_scaling_count;
+  /*
+   * With EK_SHARD_PROCESS gradients are added up within each process first, and then over the
+   * processes, (a + b) + (c + d), so other bits come out than over the world; gradients of 16 bits
+   * are rounded after each of the two. Between processes a step sends what `replicated` sends with
+   * one device in each. EK_ERR_INVALID_ARGUMENT if the processes have different numbers of devices;
+   * EK_ERR_UNSUPPORTED with `reproducible`, and for cuda devices of several processes.
+   */
+  ek_shard_over shard_over;
 } ek_data_parallel_model_options;
 #define EK_DATA_PARALLEL_MODEL_OPTIONS_INIT                                                        \
   {                                                                                                \
@@ -162,7 +177,8 @@ typedef struct ek_data_parallel_model_options {
     .state = EK_STATE_REPLICATED, .output_device = 0, .type = EK_F32, .seed = 0,                   \
     .broadcast_inputs = 0, .bucket_bytes = 4u << 20, .reproducible = 0,                            \
     .precision = EK_PRECISION_DEFAULT, .gradient_type = (ek_type)0, .patterns = NULL,              \
-    .pattern_count = 0, .input_scaling = NULL, .input_scaling_count = 0                            \
+    .pattern_count = 0, .input_scaling = NULL, .input_scaling_count = 0,                           \
+    .shard_over = EK_SHARD_WORLD                                                                   \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status

@@ -22,6 +22,11 @@
  * before goes out. In each round of a step all pairs of processes move the piece of one device in
  * each direction; a step has as many rounds as the process with the most devices has of them.
  *
+ * Shares that are within each process (EK__REACH_SHARES) are summed in two levels: the devices of the
+ * process first, each range into the memory of its own device, and then each range over the
+ * processes, as an all_reduce in which a process has one rank. That moves what a ring over processes
+ * moves, whatever the number of devices, and its sums are (a + b) + (c + d).
+ *
  * The buffers are memory of the devices, in equal parts, and `plan` counts the same
  * (ek__between_reserve): at most two chunks in each process.
  */
@@ -43,7 +48,11 @@ struct ek__between {
   struct ek__place *place;
   ek_world *world;
   ek_group *group;
+  enum ek__reach reach;
+  size_t devices; /* of the group */
+  /* Devices that are ranks here: those of the group; one for EK__REACH_SHARES. */
   size_t members, first_rank, ranks;
+  size_t *first; /* rank of each process; after the last one `ranks` */
   size_t peers;  /* other processes */
   size_t rounds; /* of a step of adding */
   size_t piece;  /* bytes */
@@ -89,9 +98,8 @@ static int64_t edge(const struct run *run, size_t rank) {
 }
 
 static struct range range_of(const struct run *run, size_t process) {
-  const struct ek__place *place = run->self->place;
-  return (struct range){edge(run, ek__place_first_rank(place, process)),
-                        edge(run, ek__place_first_rank(place, process + 1))};
+  const size_t *first = run->self->first;
+  return (struct range){edge(run, first[process]), edge(run, first[process + 1])};
 }
 
 static struct range meet(struct range a, struct range b) {
@@ -139,7 +147,7 @@ static ek_status finish(const struct run *run, size_t set) {
 static char *received(const struct ek__between *self, size_t rank, int64_t step) {
   const size_t other = rank - (rank > self->first_rank ? self->members : 0);
   const size_t block = 2 * other + (size_t)(step % 2);
-  return (char *)self->buffers[block % self->members].data + block / self->members * self->piece;
+  return (char *)self->buffers[block % self->devices].data + block / self->devices * self->piece;
 }
 
 /* Round number `round`, counted over all steps: device `round % rounds` of each process. */
@@ -150,14 +158,14 @@ static ek_status begin_round(struct run *run, int64_t round, int64_t steps) {
   if (step >= steps) return EK_OK;
   const struct range own = piece_of(run, range_of(run, ek_world_process(self->world)), step);
   for (size_t i = 0; i < self->peers; i++) {
-    const size_t peer = peer_of(self, i), rank = ek__place_first_rank(self->place, peer) + k;
+    const size_t peer = peer_of(self, i), rank = self->first[peer] + k;
     const struct range theirs = piece_of(run, range_of(run, peer), step);
     struct ek__move move = {0};
     if (k < self->members) {
       move.out = at(run, k, theirs.first);
       move.out_bytes = bytes_of(run, theirs);
     }
-    if (rank < ek__place_first_rank(self->place, peer + 1)) {
+    if (rank < self->first[peer + 1]) {
       move.in = received(self, rank, step);
       move.in_bytes = bytes_of(run, own);
     }
@@ -289,11 +297,54 @@ static ek_status spread(struct run *run) {
   return finish_spreading(run, 0, true);
 }
 
+/* ---- shares within each process ---- */
+
+/* The devices' range of one of them, into its memory. */
+static ek_status add_inside(const struct ek__between *self, const struct ek__collective *what,
+                            void *const *data, size_t member) {
+  ek_device *device = ek_group_device(self->group, 0);
+  const size_t skipped = (size_t)what->offsets[member] * ek__type_size(what->type);
+  for (size_t k = 0; k < self->devices; k++) self->sources[k] = (const char *)data[k] + skipped;
+  self->destinations[0] = (char *)data[member] + skipped;
+  const struct ek__reduce_args args = {.destinations = self->destinations,
+                                       .sources = self->sources,
+                                       .destination_count = 1,
+                                       .source_count = self->devices,
+                                       .count = what->offsets[member + 1] - what->offsets[member],
+                                       .type = what->type};
+  if (args.count == 0) return EK_OK;
+  return ek__device_table(device)->kernels->reduce(ek_device_stream(device, EK_STREAM_COMPUTE),
+                                                   &args);
+}
+
+/* A failure inside leaves nothing out, because the other processes count on every move. */
+static ek_status add_shares(struct ek__between *self, const struct ek__collective *what,
+                            void *const *data) {
+  ek_status first = EK_OK;
+  for (size_t k = 0; k < self->devices; k++) {
+    const int64_t count = what->offsets[k + 1] - what->offsets[k];
+    const struct ek__collective whole = {
+        .kind = EK__ALL_REDUCE, .count = count, .type = what->type};
+    void *range = (char *)data[k] + (size_t)what->offsets[k] * ek__type_size(what->type);
+    struct run run = {self, &whole, &range, ek__type_size(what->type), 0, 0};
+    const ek_status inside = add_inside(self, what, data, k);
+    const ek_status status = add(&run);
+    ek__world_count(self->world, run.sent, run.received);
+    if (first == EK_OK) first = inside != EK_OK ? inside : status;
+  }
+  return first;
+}
+
+/* ---- a collective ---- */
+
 ek_status ek__between_run(struct ek__between *between, uint64_t communicator,
                           const struct ek__collective *what, void *const *data) {
   struct run run = {between, what, data, ek__type_size(what->type), 0, 0};
   const bool sums = what->kind != EK__BROADCAST && what->kind != EK__ALL_GATHER;
-  EK_TRY(ek__place_meet(between->place, communicator, what));
+  const bool shares = between->reach == EK__REACH_SHARES;
+  EK_TRY(ek__place_meet(between->place, communicator, what,
+                        shares ? between->devices : between->ranks));
+  if (shares) return add_shares(between, what, data);
   const ek_status status = sums ? add(&run) : spread(&run);
   ek__world_count(between->world, run.sent, run.received);
   return status;
@@ -309,9 +360,12 @@ static size_t piece_bytes(size_t ranks) {
   return piece < LEAST_PIECE ? LEAST_PIECE : piece / 64 * 64;
 }
 
-ek_status ek__between_reserve(ek_tensor *buffers, ek_group *group) {
-  const size_t members = ek_group_size(group), ranks = ek__group_world_size(group);
-  const size_t blocks = (2 * (ranks - members) + members - 1) / members;
+ek_status ek__between_reserve(ek_tensor *buffers, ek_group *group, enum ek__reach reach) {
+  const bool shares = reach == EK__REACH_SHARES;
+  const size_t members = ek_group_size(group);
+  const size_t ranks = ek__group_world_size(group) / (shares ? members : 1);
+  const size_t others = 2 * (ranks - (shares ? 1 : members));
+  const size_t blocks = (others + members - 1) / members;
   const int64_t count = (int64_t)(blocks * piece_bytes(ranks) / sizeof(float));
   for (size_t k = 0; k < members; k++) {
     EK_TRY(ek_tensor_create(&buffers[k], ek_group_device(group, k), EK_MEMORY_COMMUNICATION, EK_F32,
@@ -324,30 +378,49 @@ static ek_status allocate(struct ek__between *self) {
   const size_t moves = SETS * self->peers;
   EK_TRY(ek__new(&self->moves, moves, sizeof *self->moves, memory_of));
   EK_TRY(ek__new(&self->lists, moves, sizeof *self->lists, memory_of));
+  const size_t sources = self->ranks > self->devices ? self->ranks : self->devices;
   EK_TRY(ek__new(&self->destinations, self->members, sizeof *self->destinations, memory_of));
-  EK_TRY(ek__new(&self->sources, self->ranks, sizeof *self->sources, memory_of));
-  EK_TRY(ek__new(&self->buffers, self->members, sizeof *self->buffers, memory_of));
+  EK_TRY(ek__new(&self->sources, sources, sizeof *self->sources, memory_of));
+  EK_TRY(ek__new(&self->buffers, self->devices, sizeof *self->buffers, memory_of));
   for (size_t i = 0; i < moves; i++) self->lists[i] = &self->moves[i];
-  return ek__between_reserve(self->buffers, self->group);
+  return ek__between_reserve(self->buffers, self->group, self->reach);
 }
 
-ek_status ek__between_open(struct ek__between **between, ek_group *group) {
+/* Which ranks each process has. */
+static ek_status place_ranks(struct ek__between *self) {
+  const bool shares = self->reach == EK__REACH_SHARES;
+  const size_t own = ek_world_process(self->world);
+  EK_TRY(ek__new(&self->first, self->peers + 2, sizeof *self->first, memory_of));
+  for (size_t p = 0; p <= self->peers; p++) {
+    const size_t count =
+        ek__place_first_rank(self->place, p + 1) - ek__place_first_rank(self->place, p);
+    EK__FAIL_IF(shares && count != self->devices, EK_ERR_INVALID_ARGUMENT,
+                "shares within each process need the same number of devices in all: process %zu "
+                "has %zu, this one %zu",
+                p, count, self->devices);
+    self->first[p + 1] = self->first[p] + (shares ? 1 : count);
+    if (self->first[p + 1] - self->first[p] > self->rounds) {
+      self->rounds = self->first[p + 1] - self->first[p];
+    }
+  }
+  self->first_rank = self->first[own];
+  self->members = self->first[own + 1] - self->first[own];
+  self->ranks = self->first[self->peers + 1];
+  self->piece = piece_bytes(self->ranks);
+  return EK_OK;
+}
+
+ek_status ek__between_open(struct ek__between **between, ek_group *group, enum ek__reach reach) {
   struct ek__between *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
   self->place = ek__group_place(group);
   self->world = ek__group_world(group);
   self->group = group;
-  self->members = ek_group_size(group);
-  self->first_rank = ek__group_first_rank(group);
-  self->ranks = ek__place_ranks(self->place);
+  self->reach = reach;
+  self->devices = ek_group_size(group);
   self->peers = ek_world_processes(self->world) - 1;
-  self->piece = piece_bytes(self->ranks);
-  for (size_t p = 0; p <= self->peers; p++) {
-    const size_t count =
-        ek__place_first_rank(self->place, p + 1) - ek__place_first_rank(self->place, p);
-    if (count > self->rounds) self->rounds = count;
-  }
-  const ek_status status = allocate(self);
+  ek_status status = place_ranks(self);
+  if (status == EK_OK) status = allocate(self);
   if (status == EK_OK) {
     *between = self;
   } else {
@@ -358,10 +431,11 @@ ek_status ek__between_open(struct ek__between **between, ek_group *group) {
 
 void ek__between_close(struct ek__between *between) {
   if (between == NULL) return;
-  for (size_t k = 0; k < between->members && between->buffers != NULL; k++) {
+  for (size_t k = 0; k < between->devices && between->buffers != NULL; k++) {
     ek_tensor_free(&between->buffers[k]);
   }
   ek__free(between->buffers);
+  ek__free(between->first);
   ek__free(between->sources);
   ek__free(between->destinations);
   ek__free(between->lists);

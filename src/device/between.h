@@ -4,16 +4,17 @@
 #ifndef EK_BETWEEN_H
 #define EK_BETWEEN_H
 
+#include "device/communicator_internal.h"
 #include "device/place.h"
 
 struct ek__between;
 
 /* The memory that every device of a group in a larger world has for it, whether the devices compute
  * or count: one tensor for each. */
-ek_status ek__between_reserve(ek_tensor *buffers, ek_group *group);
+ek_status ek__between_reserve(ek_tensor *buffers, ek_group *group, enum ek__reach reach);
 
-/* For the devices of a group with a world. */
-ek_status ek__between_open(struct ek__between **between, ek_group *group);
+/* For the devices of a group with a world; the reach is the world or EK__REACH_SHARES. */
+ek_status ek__between_open(struct ek__between **between, ek_group *group, enum ek__reach reach);
 void ek__between_close(struct ek__between *between);
 
 /* One collective of communicator number `communicator`: data[k] is the memory of device k. Called

@@ -15,6 +15,13 @@
 
 /* ---- the counting communicator: nothing moves, so nothing waits ---- */
 
+/* The other processes' part of a sum of shares: as an all_reduce over the processes. */
+static double count_shares(const ek_communicator *self, double bytes) {
+  const double devices = (double)ek_group_size(self->group);
+  const double processes = (double)ek__group_world_size(self->group) / devices;
+  return self->reach == EK__REACH_SHARES ? 2 * bytes / devices * (processes - 1) / processes : 0;
+}
+
 /* A rank of N sends (and gets) all except its own part; twice if it gets the sum of all in the
  * end. */
 static ek_status count_start(ek_communicator *self, ek_device *device,
@@ -23,6 +30,7 @@ static ek_status count_start(ek_communicator *self, ek_device *device,
   const double ranks = (double)ek_communicator_world_size(self);
   const double bytes = (double)collective->count * (double)ek_type_size(collective->type);
   work->moved += (collective->kind == EK__ALL_REDUCE ? 2 : 1) * bytes * (ranks - 1) / ranks;
+  work->moved += count_shares(self, bytes);
   work->calls++;
   return EK_OK;
 }
@@ -44,17 +52,17 @@ static void count_close(ek_communicator *base) {
 static const struct ek__communicator_table count_table = {
     .name = "count", .start = count_start, .close = count_close};
 
-static ek_status count_open(ek_communicator **communicator, ek_group *group) {
-  const struct counting made = {.base = {.table = &count_table, .group = group}};
+static ek_status count_open(ek_communicator **communicator, ek_group *group, enum ek__reach reach) {
+  const struct counting made = {.base = {.table = &count_table, .group = group, .reach = reach}};
   const size_t devices = ek_group_size(group);
   struct counting *self = NULL;
   ek_status status = EK_OK;
   EK_TRY(ek__new_copy(&self, &made, sizeof made, "a communicator"));
   /* NCCL has memory of its own; devices that compute in the host's have buffers. */
   const bool in_host = strcmp(ek_device_planner(ek_group_device(group, 0)), "plan") == 0;
-  if (in_host && ek__group_world_size(group) > devices) {
+  if (in_host && ek__group_world_size(group) > devices && reach != EK__REACH_PROCESS) {
     status = ek__new(&self->buffers, devices, sizeof *self->buffers, "a communicator");
-    if (status == EK_OK) status = ek__between_reserve(self->buffers, group);
+    if (status == EK_OK) status = ek__between_reserve(self->buffers, group, reach);
   }
   if (status == EK_OK) {
     *communicator = &self->base;
@@ -81,14 +89,14 @@ static void renew_one(struct ek__abortable *abortable) {
   if (self->table->renew != NULL) self->table->renew(self);
 }
 
-ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group) {
-  EK__NOT_NULL("ek_communicator_open", communicator, group);
+ek_status ek__communicator_open(ek_communicator **communicator, ek_group *group,
+                                enum ek__reach reach) {
   EK_TRY(ek__group_check(group, "ek_communicator_open"));
   ek_communicator *result = NULL;
   if (ek_device_counts_only(ek_group_device(group, 0))) {
-    EK_TRY(count_open(&result, group));
+    EK_TRY(count_open(&result, group, reach));
   } else {
-    EK_TRY(ek__host_communicator_open(&result, group));
+    EK_TRY(ek__host_communicator_open(&result, group, reach));
   }
   result->abortable.abort = abort_one;
   result->abortable.unblock = unblock_one;
@@ -96,6 +104,11 @@ ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group) 
   ek__group_attach(group, &result->abortable);
   *communicator = result;
   return EK_OK;
+}
+
+ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group) {
+  EK__NOT_NULL("ek_communicator_open", communicator, group);
+  return ek__communicator_open(communicator, group, EK__REACH_WORLD);
 }
 
 void ek_communicator_free(ek_communicator *communicator) {
@@ -115,11 +128,14 @@ const char *ek_communicator_name(const ek_communicator *communicator) {
 }
 
 size_t ek_communicator_first_rank(const ek_communicator *communicator) {
-  return communicator == NULL ? 0 : ek__group_first_rank(communicator->group);
+  if (communicator == NULL || communicator->reach != EK__REACH_WORLD) return 0;
+  return ek__group_first_rank(communicator->group);
 }
 
 size_t ek_communicator_world_size(const ek_communicator *communicator) {
-  return communicator == NULL ? 0 : ek__group_world_size(communicator->group);
+  if (communicator == NULL) return 0;
+  return communicator->reach == EK__REACH_WORLD ? ek__group_world_size(communicator->group)
+                                              : ek_group_size(communicator->group);
 }
 
 /* ---- collectives ---- */

@@ -42,12 +42,26 @@ struct ek__communicator_table {
   void (*close)(ek_communicator *self);
 };
 
+/* Which devices are ranks of a communicator: those of roots, offsets and sums. */
+enum ek__reach {
+  EK__REACH_WORLD,   /* of all processes */
+  EK__REACH_PROCESS, /* of this process */
+  /* Of this process, and reduce_scatter (the only collective there) adds up the devices of all
+   * processes, which have the same number of them: first in each process, then the processes. */
+  EK__REACH_SHARES
+};
+
 /* The first member of every communicator's struct. */
 struct ek_communicator {
   struct ek__abortable abortable;
   const struct ek__communicator_table *table;
   ek_group *group;
+  enum ek__reach reach;
 };
+
+/* ek_communicator_open() for another reach than the world. */
+ek_status ek__communicator_open(ek_communicator **communicator, ek_group *group,
+                                enum ek__reach reach);
 
 /* ek_communicator_all_gather() and ek_communicator_reduce_scatter() with the number `about` of
  * their subject: different numbers on the devices are EK_ERR_SHAPE, as different sizes are. */
@@ -71,6 +85,7 @@ ek_status ek__communicator_wait_for(ek_communicator *communicator, ek_device *de
 ek_status ek__communicator_can_sum(const char *who, const ek_device *device, ek_type type);
 
 /* For the devices of a group that reach each other's memory or have a link of their backend. */
-ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group);
+ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group,
+                                     enum ek__reach reach);
 
 #endif /* EK_COMMUNICATOR_INTERNAL_H */

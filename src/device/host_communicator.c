@@ -542,6 +542,9 @@ static const struct ek__communicator_table host_table = {.name = "host",
 static ek_status open_queue(struct host_communicator *self) {
   ek_group *group = self->base.group;
   const struct ek__backend *backend = ek__device_table(ek_group_device(group, 0));
+  EK__FAIL_IF(self->base.reach != EK__REACH_WORLD, EK_ERR_UNSUPPORTED,
+              "ek_communicator_open: shares within each of several processes are implemented for "
+              "cpu devices alone");
   self->link = backend->link_for == NULL ? NULL : backend->link_for(ek__group_native(group));
   self->table.name = self->link == NULL ? "peer" : self->link->name;
   /* A link's parts wait for each other on the devices: two in another order would wait for ever. */
@@ -559,14 +562,14 @@ static ek_status open_queue(struct host_communicator *self) {
 /* The needs of devices whose world has other processes. */
 static ek_status open_between(struct host_communicator *self) {
   ek_group *group = self->base.group;
-  if (ek__group_world(group) == NULL) return EK_OK;
+  if (ek__group_world(group) == NULL || self->base.reach == EK__REACH_PROCESS) return EK_OK;
   self->number = ek__place_number(ek__group_place(group));
   if (self->link != NULL) return EK_OK;
   EK__FAIL_IF(self->queues, EK_ERR_UNSUPPORTED,
               "ek_communicator_open: %s does not reach the devices of other processes; NCCL does, "
               "between GPUs of which each is one device",
               self->table.name);
-  return ek__between_open(&self->between, group);
+  return ek__between_open(&self->between, group, self->base.reach);
 }
 
 static const char memory_of[] = "a communicator";
@@ -595,14 +598,17 @@ static ek_status allocate(struct host_communicator *self) {
   return EK_OK;
 }
 
-ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group) {
+ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group,
+                                     enum ek__reach reach) {
   struct host_communicator *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
   self->table = host_table;
   self->base.table = &self->table;
   self->base.group = group;
+  self->base.reach = ek__group_world(group) == NULL ? EK__REACH_WORLD : reach;
   self->ranks = ek_group_size(group);
-  self->world = ek__group_world_size(group);
+  self->world =
+      self->base.reach == EK__REACH_WORLD ? ek__group_world_size(group) : self->ranks;
   self->queues = ek__device_table(ek_group_device(group, 0))->event_open != NULL;
   pthread_condattr_t steady;
   pthread_condattr_init(&steady);

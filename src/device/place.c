@@ -58,7 +58,7 @@ static void say_collective(char *text, size_t size, const int64_t *words) {
 }
 
 ek_status ek__place_meet(struct ek__place *place, uint64_t communicator,
-                         const struct ek__collective *what) {
+                         const struct ek__collective *what, size_t ranks) {
   const struct ek__topic topic = {
       .kind = EK__TOPIC_COLLECTIVE,
       .doing = "in a collective",
@@ -66,7 +66,7 @@ ek_status ek__place_meet(struct ek__place *place, uint64_t communicator,
       .same = 7,
       .words = {(int64_t)communicator, (int64_t)what->kind, what->count, (int64_t)what->type,
                 (int64_t)what->root, (int64_t)what->about,
-                hash_of(what->offsets, ek__place_ranks(place) + 1)}};
+                hash_of(what->offsets, ranks + 1)}};
   return ek__world_talk(place->world, &topic, NULL);
 }
 

@@ -25,9 +25,10 @@ ek_world *ek__place_world(const struct ek__place *place); /* NULL of NULL */
 size_t ek__place_first_rank(const struct ek__place *place, size_t process);
 size_t ek__place_ranks(const struct ek__place *place);
 
-/* Begins a collective of the communicator with this number; `offsets` may be NULL. */
+/* Begins a collective of the communicator with this number, which has this many ranks; `offsets`
+ * may be NULL. */
 ek_status ek__place_meet(struct ek__place *place, uint64_t communicator,
-                         const struct ek__collective *what);
+                         const struct ek__collective *what, size_t ranks);
 
 /* Communicators are numbered as they are opened, alike in all processes. */
 uint64_t ek__place_number(struct ek__place *place);

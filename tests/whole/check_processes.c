@@ -214,18 +214,45 @@ static const struct training {
   ek_precision precision;
   const ek_loss_scale *loss_scale;
   bool gradient_in_forward;
-} trainings[] = {{"gpt", "gpt", EK_MODE_REPLICATED, EK_PRECISION_DEFAULT, NULL, false},
-                 {"mlp", "mlp", EK_MODE_REPLICATED, EK_PRECISION_DEFAULT, NULL, true},
-                 {"mixer", "mixer", EK_MODE_REPLICATED, EK_PRECISION_DEFAULT, NULL, false},
-                 {"gpt bf16", "gpt", EK_MODE_REPLICATED, EK_PRECISION_BF16, NULL, false},
-                 {"gpt f16", "gpt", EK_MODE_REPLICATED, EK_PRECISION_F16, &restless, true},
-                 {"gpt sharded", "gpt", EK_MODE_SHARDED, EK_PRECISION_DEFAULT, NULL, false},
-                 {"mlp sharded-gradients", "mlp", EK_MODE_SHARDED_GRADIENTS, EK_PRECISION_BF16,
-                  NULL, false},
-                 {"gpt fully-sharded", "gpt", EK_MODE_FULLY_SHARDED, EK_PRECISION_DEFAULT, NULL,
-                  false}};
+  ek_shard_over shard_over;
+} trainings[] = {
+    {.part = "gpt", .workload = "gpt", .mode = EK_MODE_REPLICATED},
+    {.part = "mlp", .workload = "mlp", .mode = EK_MODE_REPLICATED, .gradient_in_forward = true},
+    {.part = "mixer", .workload = "mixer", .mode = EK_MODE_REPLICATED},
+    {.part = "gpt bf16",
+     .workload = "gpt",
+     .mode = EK_MODE_REPLICATED,
+     .precision = EK_PRECISION_BF16},
+    {.part = "gpt f16",
+     .workload = "gpt",
+     .mode = EK_MODE_REPLICATED,
+     .precision = EK_PRECISION_F16,
+     .loss_scale = &restless,
+     .gradient_in_forward = true},
+    {.part = "gpt sharded", .workload = "gpt", .mode = EK_MODE_SHARDED},
+    {.part = "mlp sharded-gradients",
+     .workload = "mlp",
+     .mode = EK_MODE_SHARDED_GRADIENTS,
+     .precision = EK_PRECISION_BF16},
+    {.part = "gpt fully-sharded", .workload = "gpt", .mode = EK_MODE_FULLY_SHARDED},
+    /* Shares within each process: other sums if it has several devices. */
+    {.part = "gpt sharded inside",
+     .workload = "gpt",
+     .mode = EK_MODE_SHARDED,
+     .gradient_in_forward = true,
+     .shard_over = EK_SHARD_PROCESS},
+    {.part = "mlp sharded-gradients inside",
+     .workload = "mlp",
+     .mode = EK_MODE_SHARDED_GRADIENTS,
+     .precision = EK_PRECISION_BF16,
+     .shard_over = EK_SHARD_PROCESS},
+    {.part = "gpt fully-sharded inside",
+     .workload = "gpt",
+     .mode = EK_MODE_FULLY_SHARDED,
+     .shard_over = EK_SHARD_PROCESS}};
 
-enum { TRAININGS = sizeof trainings / sizeof trainings[0], STEPS = 4, MICRO_BATCHES = 2 };
+enum { ALL = sizeof trainings / sizeof trainings[0], INSIDE = 3, TRAININGS = ALL - INSIDE };
+enum { STEPS = 4, MICRO_BATCHES = 2 };
 
 /* Samples of each rank: uneven, none at all, and none in a whole process. */
 static const int64_t sizes[STEPS * MICRO_BATCHES][RANKS] = {
@@ -285,10 +312,15 @@ static void train(struct ck_outcome *outcome, const struct ck_process *process) 
   struct ck_training training;
   ek_group *group = NULL;
   while (strcmp(it->part, process->part) != 0) it++;
-  struct ck_setup setup = ck_setup_mode(ck_workload(it->workload), "", it->mode);
+  /* One process has whole copies too, to compare with. */
+  const bool inside = it->shard_over == EK_SHARD_PROCESS;
+  struct ck_setup setup =
+      ck_setup_mode(ck_workload(it->workload), "",
+                    inside && process->count == 1 ? EK_MODE_REPLICATED : it->mode);
   setup.options.seed = 5;
   setup.options.precision = it->precision;
   setup.options.bucket_bytes = 4096; /* several */
+  setup.options.shard_over = it->shard_over;
   setup.optimizer = ck_clipped_adamw;
   setup.loss_scale = it->loss_scale;
   setup.gradient_in_forward = it->gradient_in_forward;
@@ -352,6 +384,52 @@ CK_TEST(memory_is_what_plan_counts) {
       ck_assert_double_eq(outcomes[i].numbers[k], outcomes[i].numbers[2 * devices[i] + k]);
       ck_assert_double_gt(outcomes[i].numbers[k], 0);
     }
+  }
+  free(outcomes);
+}
+
+/* Only the order of sums differs: numbers of the steps are close (each is a sum of thousands of
+ * roundings of 2^-24, or of 2^-8 in bf16), and all processes have the same. */
+CK_LOOP(shares_inside_processes, 2 * INSIDE) {
+  const struct training *it = &trainings[TRAININGS + _i / 2];
+  const size_t count = _i % 2 == 0 ? 4 : 2, each = 4 / count, even[] = {each, each, each, each};
+  const double tolerance = it->precision == EK_PRECISION_BF16 ? 0.05 : 1e-4;
+  struct ck_outcome *outcomes = calloc(CK_PROCESSES + 1, sizeof *outcomes);
+  struct ck_outcome *want = &outcomes[CK_PROCESSES];
+  const struct ck_process alone = ck_process_alone(it->part, 4);
+  train(want, &alone);
+  ck_assert_msg(want->status == EK_OK, "%s", want->message);
+  ck_processes_run(outcomes, it->part, even, count);
+  all_are_well(outcomes, count);
+  ck_assert_uint_eq(outcomes[0].count, want->count / count);
+  for (size_t i = 0; i + each < outcomes[0].count; i++) { /* without the hashes of parameters */
+    const double own = outcomes[0].numbers[i], other = want->numbers[i / each * 4];
+    for (size_t p = 1; p < count; p++) {
+      ck_assert_msg(own == outcomes[p].numbers[i], "number %zu: %g and %g", i, own,
+                    outcomes[p].numbers[i]);
+    }
+    ck_assert_msg(fabs(own - other) <= tolerance * fmax(1, fabs(other)),
+                  "number %zu: %.9g, not %.9g", i, own, other);
+  }
+  free(outcomes);
+}
+
+static void differ_in_devices(struct ck_outcome *outcome, const struct ck_process *process) {
+  ek_group *group = NULL;
+  struct ck_training training;
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", EK_MODE_SHARDED);
+  setup.options.shard_over = EK_SHARD_PROCESS;
+  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
+  (void)keep(outcome, ck_training_try(&training, &setup, group));
+  ek_group_free(group);
+}
+
+CK_TEST(shares_inside_need_as_many_devices_everywhere) {
+  const size_t devices[] = {1, 2};
+  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
+  ck_processes_run(outcomes, "differ in devices", devices, 2);
+  for (size_t i = 0; i < 2; i++) {
+    fails_with(&outcomes[i], EK_ERR_INVALID_ARGUMENT, "the same number of devices");
   }
   free(outcomes);
 }
@@ -678,6 +756,10 @@ static const struct ck_part parts[] = {{"collectives", all_collectives},
                                        {"gpt sharded", train},
                                        {"mlp sharded-gradients", train},
                                        {"gpt fully-sharded", train},
+                                       {"gpt sharded inside", train},
+                                       {"mlp sharded-gradients inside", train},
+                                       {"gpt fully-sharded inside", train},
+                                       {"differ in devices", differ_in_devices},
                                        {"trainer", use_trainer},
                                        {"memory", count_memory},
                                        {"refusals", refusals},
