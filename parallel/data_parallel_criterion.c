@@ -217,7 +217,8 @@ static ek_status check_outputs(const ek_data_parallel_model *model, const struct
   const struct ek__reduction *reduction = model->run.reduction;
   return reduction->check_cut == NULL
              ? EK_OK
-             : reduction->check_cut("criterion forward", model, &outputs[0]);
+             : reduction->check_cut("criterion forward", model, &outputs[0],
+                                    model->last.before, model->last.all);
 }
 
 /* Checks that these are all outputs of one forward, in order, none overwritten. Tensors made by the

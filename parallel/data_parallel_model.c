@@ -67,13 +67,11 @@ static ek_status choose_reduction(const struct ek__reduction **reduction,
   const size_t grains = options->reproducible;
   *reduction = grains > 0 ? &ek__reduction_tree : &ek__reduction_sum;
   if (grains == 0) return EK_OK;
-  EK__FAIL_IF(grains < ek_group_size(group) || grains > EK__MAX_GRAINS, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(grains < ek__group_world_size(group) || grains > EK__MAX_GRAINS,
+              EK_ERR_INVALID_ARGUMENT,
               "ek_data_parallel_model_open: reproducible is %zu, expected at least the %zu devices "
               "and at most %d",
-              grains, ek_group_size(group), EK__MAX_GRAINS);
-  EK__FAIL_IF(ek__group_world_size(group) != ek_group_size(group), EK_ERR_UNSUPPORTED,
-              "ek_data_parallel_model_open: reproducible over several processes is not yet "
-              "implemented");
+              grains, ek__group_world_size(group), EK__MAX_GRAINS);
   if (ek_group_is_deterministic(group)) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                       "ek_data_parallel_model_open: a reproducible model needs a group that was "
@@ -166,6 +164,7 @@ static ek_status open_ranks(ek_data_parallel_model *model) {
     EK_TRY(ek__communicator_open(&run->gathers, run->group, EK__REACH_PROCESS));
   }
   EK_TRY(ek__new(&run->ranks, run->count, sizeof *run->ranks, memory_of));
+  EK_TRY(ek__new(&run->sizes, run->count, sizeof *run->sizes, memory_of));
   for (size_t k = 0; k < run->count; k++) {
     struct ek__rank *rank = &run->ranks[k];
     rank->device = ek_group_device(run->group, k);
@@ -268,6 +267,7 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   ek__buckets_close(&run->cut);
   free_replicas(run);
   ek__model_unwatch(model);
+  ek__free(run->sizes);
   ek__free(run->ranks);
   ek_communicator_free(run->inner);
   if (run->gathers != run->communicator) ek_communicator_free(run->gathers);

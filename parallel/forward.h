@@ -17,6 +17,7 @@ struct ek__forward {
   const ek_forward_options *options; /* the caller's, or `place` */
   ek_forward_options
       place;       /* between processes: the same, and where the samples are in the batch */
+  int64_t before, all; /* samples of this forward: in processes before this one, and in all */
   int64_t targets; /* the most that an input has of them, in all processes */
   bool predict;    /* what the module predicts, with its targets left out */
   size_t input_count, output_count;

@@ -87,10 +87,44 @@ static ek_tensor view(const ek_tensor *whole, int64_t samples, int64_t first, in
   return part;
 }
 
-void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch, int64_t samples,
-                   int64_t count, int64_t index) {
-  const int64_t first = ek__even_begin(samples, (size_t)index, (size_t)count);
-  const int64_t size = ek__even_begin(samples, (size_t)index + 1, (size_t)count) - first;
+/* The first sample of a part; for the number of parts: the samples of all. */
+static int64_t part_begin(const struct ek__batch_cuts *cuts, int64_t index) {
+  const size_t count = (size_t)cuts->count;
+  int64_t begin = 0;
+  if (cuts->group == NULL) return ek__even_begin(cuts->samples, (size_t)index, count);
+  for (size_t i = 0; i < (size_t)index; i++) {
+    const int64_t all =
+        ek__even_begin(cuts->all, i + 1, count) - ek__even_begin(cuts->all, i, count);
+    const size_t rank = ek__group_first_rank(cuts->group), ranks = ek__group_world_size(cuts->group);
+    const size_t last = rank + ek_group_size(cuts->group);
+    begin += ek__grains_begin(all, cuts->grains, last, ranks) -
+             ek__grains_begin(all, cuts->grains, rank, ranks);
+  }
+  return begin;
+}
+
+ek_status ek__batch_cuts_make(struct ek__batch_cuts *cuts, const ek_data_parallel_model *model,
+                              int64_t samples, int64_t count) {
+  *cuts = (struct ek__batch_cuts){.samples = samples, .count = count};
+  ek_world *world = ek__group_world(model->run.group);
+  if (world == NULL || model->run.reduction->grains == NULL) return EK_OK;
+  int64_t all = samples;
+  EK_TRY(ek__world_sum(world, model->step.taken, &all, 1, NULL));
+  cuts->group = model->run.group;
+  cuts->grains = model->run.reduction->grains(model);
+  cuts->all = all;
+  const int64_t own = part_begin(cuts, count);
+  EK__FAIL_IF(own != samples, EK_ERR_SHAPE,
+              "micro-batches: this process has %lld samples; of %lld parts of the batch of %lld its "
+              "grains have %lld (ek_world_rows)",
+              (long long)samples, (long long)count, (long long)all, (long long)own);
+  return EK_OK;
+}
+
+void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch,
+                   const struct ek__batch_cuts *cuts, int64_t index) {
+  const int64_t samples = cuts->samples, first = part_begin(cuts, index);
+  const int64_t size = part_begin(cuts, index + 1) - first;
   part->batch = *batch;
   part->first = first;
   part->samples = size;

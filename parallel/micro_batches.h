@@ -33,10 +33,26 @@ struct ek__batch_part {
  */
 ek_status ek__batch_samples(int64_t *samples, const struct ek__batch *batch);
 
-/* Part number `index` of `count` parts of a batch of `samples` samples: sizes differ by at most
- * one, larger first. */
-void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch, int64_t samples,
-                   int64_t count, int64_t index);
+/*
+ * How a batch is cut into `count` parts: evenly, larger ones first. A reproducible model between
+ * processes cuts the batch of all of them so, and a part has the process's grains of that
+ * (ek_world_rows()).
+ */
+struct ek__batch_cuts {
+  int64_t samples, count;
+  const ek_group *group; /* of such a model, else NULL */
+  size_t grains;         /* of it */
+  int64_t all;           /* samples of all processes */
+};
+
+/* Part number `index`. */
+void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch,
+                   const struct ek__batch_cuts *cuts, int64_t index);
+
+/* Of a batch with samples, into this many parts: asks the other processes for theirs if need be.
+ * EK_ERR_SHAPE if the process has other samples than its grains have. */
+ek_status ek__batch_cuts_make(struct ek__batch_cuts *cuts, const ek_data_parallel_model *model,
+                              int64_t samples, int64_t count);
 
 /*
  * Forward and loss of a batch, or of a part of one as `module` takes it; with gradient also their

@@ -209,6 +209,8 @@ static ek_status find_place(struct ek__forward *job) {
   int64_t all[] = {samples, ek__targets_most(sources, job->inputs + first, count, samples)};
   EK_TRY(ek__world_sum(world, model->step.taken, all, 2, &before));
   job->targets = all[1];
+  job->before = before;
+  job->all = all[0];
   if (world != NULL && job->options->batch_samples == 0) {
     job->place = *job->options;
     job->place.batch_samples = all[0];
@@ -216,6 +218,31 @@ static ek_status find_place(struct ek__forward *job) {
     job->options = &job->place;
   }
   return check_place(model, samples, job->options);
+}
+
+/* The samples of whole inputs; a flaw of them is found later. */
+static int64_t samples_of(const struct ek__forward *job, const ek_tensor *sources) {
+  size_t lead = 0;
+  while (lead + 1 < job->input_count && is_broadcast(job->model, lead)) lead++;
+  return sources[lead].rank > 0 && sources[lead].shape[0] > 0 ? sources[lead].shape[0] : 0;
+}
+
+/* How a reproducible model cuts a batch: grains are those of all processes. */
+static ek_status cut_grains(ek_scatter_options *scatter, struct ek__forward *job,
+                            const ek_tensor *sources) {
+  const ek_data_parallel_model *model = job->model;
+  const struct ek__reduction *reduction = model->run.reduction;
+  ek_world *world = ek__group_world(model->run.group);
+  scatter->kind = EK_SCATTER_GRAINS;
+  scatter->grains = reduction->grains(model);
+  if (world == NULL) return EK_OK;
+  const int64_t samples = samples_of(job, sources);
+  int64_t all = samples, before = 0;
+  EK_TRY(ek__world_sum(world, model->step.taken, &all, 1, &before));
+  EK_TRY(reduction->sizes(model->run.sizes, model, samples, before, all));
+  scatter->kind = EK_SCATTER_SIZES;
+  scatter->sizes = model->run.sizes;
+  return EK_OK;
 }
 
 /* Decides how inputs are cut and converted; the parts are made later. */
@@ -231,8 +258,7 @@ static ek_status lay_inputs(struct ek__forward *job, const ek_tensor *sources) {
     EK__FAIL_IF(scatter != NULL, EK_ERR_INVALID_ARGUMENT,
                 "forward: a reproducible model cuts its batches itself: options.scatter must be "
                 "NULL");
-    grains.kind = EK_SCATTER_GRAINS;
-    grains.grains = reduction->grains(model);
+    EK_TRY(cut_grains(&grains, job, sources));
     scatter = &grains;
   }
   for (size_t i = 0; i < job->input_count; i++) {
@@ -275,10 +301,9 @@ ek_status ek__forward_lay(struct ek__forward *job, ek_data_parallel_model *model
   if (cut == NULL) EK_TRY(lay_inputs(job, sources));
   EK_TRY(check_cuts(&job->lead, model, job->inputs, count));
   const ek_shards *lead = &job->inputs[job->lead];
-  if (model->run.reduction->check_cut != NULL) {
-    EK_TRY(model->run.reduction->check_cut("forward", model, lead));
-  }
-  return find_place(job);
+  EK_TRY(find_place(job));
+  if (model->run.reduction->check_cut == NULL) return EK_OK;
+  return model->run.reduction->check_cut("forward", model, lead, job->before, job->all);
 }
 
 void ek__forward_free(struct ek__forward *job) {
@@ -311,6 +336,8 @@ ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs) {
   last->gradient = options->gradient;
   last->scale = options->gradient ? ek__model_scale(model) : 0;
   last->samples = lead->samples[model->run.count];
+  last->before = job->before;
+  last->all = job->all;
   last->first_sample = model->step.samples + options->first_sample;
   last->batch_samples = options->batch_samples == 0 ? last->samples : options->batch_samples;
   job->replicate = model->run.replicas_stale || model->run.buffers_stale;

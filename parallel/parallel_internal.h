@@ -107,6 +107,7 @@ struct ek__ranks {
   struct ek__buckets cut; /* of the flat gradients, over the ranks of the world */
   struct ek__rank *ranks; /* of this process */
   size_t count;
+  int64_t *sizes;      /* scratch of the model's thread: one for each rank */
   bool replicas_stale; /* state `master`: rank 0 is ahead of the others */
   bool buffers_stale;  /* a training forward has run: the buffers of rank 0 go to the others */
 };
@@ -138,6 +139,7 @@ struct ek__last_forward {
   int64_t samples;            /* here */
   int64_t first_sample;       /* of them, among the step's of all processes */
   int64_t batch_samples;      /* of all processes */
+  int64_t before, all;        /* of this forward: in processes before this one, and in all */
 };
 
 struct ek__step {
@@ -189,6 +191,11 @@ struct ek__update;
 ek_status ek__model_same(const ek_data_parallel_model *model);
 ek_status ek__loss_same(const ek_data_parallel_model *model, const struct ek__loss *loss);
 ek_status ek__update_same(const ek_data_parallel_model *model, const struct ek__update *update);
+
+/* ---- scatter.c ---- */
+
+/* The first row of a rank, in a batch of `rows` rows that is cut into grains. */
+int64_t ek__grains_begin(int64_t rows, size_t grains, size_t rank, size_t ranks);
 
 /* ---- placement.c ---- */
 

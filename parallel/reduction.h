@@ -19,7 +19,7 @@ struct ek__piece {
   int64_t first, count;
 };
 
-/* The pieces of one rank, of a micro-batch with `all` samples. */
+/* The pieces of one rank, of a micro-batch with `all` samples in all processes. */
 struct ek__pieces {
   size_t first, last;     /* numbers first .. last - 1, those with samples */
   size_t rounds;          /* those that the rank runs: others have no samples */
@@ -46,10 +46,13 @@ struct ek__reduction {
    * and may overwrite the outputs. */
   bool whole;
   /* NULL, or how batches are cut: into `grains` of EK_SCATTER_GRAINS; and whether shards that the
-   * program has cut are cut so. */
+   * program has cut are cut so. Between processes: how many of this process's samples each of its
+   * ranks gets, of `all`, and `before` in the processes before it. */
   size_t (*grains)(const ek_data_parallel_model *model);
   ek_status (*check_cut)(const char *who, const ek_data_parallel_model *model,
-                         const ek_shards *shards);
+                         const ek_shards *shards, int64_t before, int64_t all);
+  ek_status (*sizes)(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
+                     int64_t before, int64_t all);
 
   /* Most pieces of a rank; and of all ranks, those that have totals of their own. */
   size_t (*most)(const ek_data_parallel_model *model);

@@ -29,10 +29,14 @@ static void cut_chunks(int64_t *offsets, int64_t rows, int64_t count) {
   }
 }
 
+int64_t ek__grains_begin(int64_t rows, size_t grains, size_t rank, size_t ranks) {
+  const size_t grain = (size_t)ek__even_begin((int64_t)grains, rank, ranks);
+  return ek__even_begin(rows, grain, grains);
+}
+
 static void cut_grains(int64_t *offsets, int64_t rows, size_t count, size_t grains) {
   for (size_t i = 0; i <= count; i++) {
-    const size_t grain = (size_t)ek__even_begin((int64_t)grains, i, count);
-    offsets[i] = ek__even_begin(rows, grain, grains);
+    offsets[i] = ek__grains_begin(rows, grains, i, count);
   }
 }
 
@@ -125,6 +129,21 @@ ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
     return EK_OK;
   }
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: unknown kind %d", (int)o.kind);
+}
+
+ek_status ek_world_rows(int64_t *first, int64_t *count, const ek_group *group, int64_t rows,
+                        size_t grains) {
+  EK__NOT_NULL("ek_world_rows", first, count, group);
+  const size_t rank = ek__group_first_rank(group), ranks = ek__group_world_size(group);
+  const size_t last = rank + ek_group_size(group);
+  const int64_t parts = (int64_t)(grains == 0 ? ranks : grains);
+  EK__FAIL_IF(rows < 0 || (size_t)parts < ranks || grains > INT32_MAX, EK_ERR_INVALID_ARGUMENT,
+              "ek_world_rows: %lld rows and %zu grains over %zu devices; expected 0 rows or more, "
+              "and 0 grains or at least one for each device",
+              (long long)rows, grains, ranks);
+  *first = ek__grains_begin(rows, (size_t)parts, rank, ranks);
+  *count = ek__grains_begin(rows, (size_t)parts, last, ranks) - *first;
+  return EK_OK;
 }
 
 /* ---- conversion of integers ---- */

@@ -52,11 +52,56 @@ static int64_t begin_of(const ek_data_parallel_model *model, size_t number, int6
   return ek__even_begin(samples, number, ek__grains_of_model(model));
 }
 
+static bool is_alone(const ek_data_parallel_model *model) {
+  return model->run.cut.ranks == model->run.count;
+}
+
+/* Samples of all processes, where the ranks of this one have `samples`. */
+static int64_t all_of(const ek_data_parallel_model *model, const int64_t *samples) {
+  return samples[model->run.count] + model->last.all - model->last.samples;
+}
+
+ek_status ek__grains_sizes(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
+                           int64_t before, int64_t all) {
+  const size_t used = ek__grains_used(model, all);
+  int64_t own = 0, begins = 0;
+  for (size_t k = 0; k < model->run.count; k++) {
+    size_t first = 0, last = 0;
+    ek__grains_of(&first, &last, model, model->run.ranks[k].number, used);
+    sizes[k] = begin_of(model, last, all) - begin_of(model, first, all);
+    if (k == 0) begins = begin_of(model, first, all);
+    own += sizes[k];
+  }
+  if (own == samples && (own == 0 || begins == before)) return EK_OK;
+  return ek_error_set(EK_ERR_SHAPE,
+                      "forward: this process has %lld samples from number %lld on, of %lld; of the "
+                      "%zu grains of a reproducible model it computes %lld samples from number "
+                      "%lld on (ek_world_rows)",
+                      (long long)samples, (long long)before, (long long)all,
+                      ek__grains_of_model(model), (long long)own, (long long)begins);
+}
+
+/* Between processes: the parts that sizes() gives. */
+static ek_status check_parts(const ek_data_parallel_model *model, const ek_shards *shards,
+                             int64_t before, int64_t all) {
+  int64_t *sizes = model->run.sizes;
+  const int64_t *samples = shards->samples;
+  EK_TRY(ek__grains_sizes(sizes, model, samples[shards->count], before, all));
+  for (size_t k = 0; k < shards->count; k++) {
+    EK__FAIL_IF(samples[k + 1] - samples[k] != sizes[k], EK_ERR_SHAPE,
+                "forward: device number %zu has %lld samples; its grains of a reproducible model "
+                "have %lld",
+                k, (long long)(samples[k + 1] - samples[k]), (long long)sizes[k]);
+  }
+  return EK_OK;
+}
+
 ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
-                               const ek_shards *shards) {
+                               const ek_shards *shards, int64_t before, int64_t all) {
   const int64_t samples = shards->samples[shards->count];
   const size_t used = ek__grains_used(model, samples);
   size_t grain = 0;
+  if (!is_alone(model)) return check_parts(model, shards, before, all);
   for (size_t k = 0; k <= shards->count; k++) {
     const int64_t wanted = shards->samples[k];
     while (grain < used && begin_of(model, grain, samples) < wanted) grain++;
@@ -84,11 +129,11 @@ void ek__grains_here(size_t *first, size_t *last, const ek_data_parallel_model *
  * with no rows, because it meets the others in collectives. */
 void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,
                        const struct ek__rank *rank, const int64_t *samples, bool forward) {
-  const int64_t all = samples[model->run.count], begin = samples[rank->place];
+  const int64_t all = all_of(model, samples), begin = samples[rank->place];
   const size_t used = ek__grains_used(model, all);
   *pieces =
       (struct ek__pieces){.begin = begin, .samples = samples[rank->place + 1] - begin, .all = all};
-  if (forward) {
+  if (forward || !is_alone(model)) {
     ek__grains_of(&pieces->first, &pieces->last, model, rank->number, used);
   } else {
     ek__grains_here(&pieces->first, &pieces->last, model, samples, rank->place);
@@ -103,7 +148,8 @@ struct ek__piece ek__grains_piece(const ek_data_parallel_model *model,
   const size_t number = pieces->first + round;
   if (number >= pieces->last) return (struct ek__piece){SIZE_MAX, pieces->begin, 0};
   const int64_t first = begin_of(model, number, pieces->all);
-  return (struct ek__piece){number, first, begin_of(model, number + 1, pieces->all) - first};
+  const int64_t last = begin_of(model, number + 1, pieces->all);
+  return (struct ek__piece){number, first - model->last.before, last - first};
 }
 
 /* ---- the tree ---- */
@@ -164,13 +210,18 @@ ek_status ek__fold_rows(ek_stream *stream, const struct ek__row *rows, size_t co
 static ek_status gather_leaves(const ek_data_parallel_model *model, const struct ek__rank *rank,
                                struct ek__totals *totals, const int64_t *samples, size_t used) {
   const int64_t size = ek_tensor_count(&totals->sum);
+  const size_t ranks = model->run.cut.ranks;
   totals->offsets[0] = 0;
-  for (size_t k = 0; k < model->run.count; k++) {
+  for (size_t r = 0; r < ranks; r++) {
     size_t first = 0, last = 0;
-    ek__grains_here(&first, &last, model, samples, k);
-    totals->offsets[k + 1] = (int64_t)last * size;
+    if (is_alone(model)) {
+      ek__grains_here(&first, &last, model, samples, r);
+    } else {
+      ek__grains_of(&first, &last, model, r, used);
+    }
+    totals->offsets[r + 1] = (int64_t)last * size;
   }
-  totals->offsets[model->run.count] = (int64_t)used * size;
+  totals->offsets[ranks] = (int64_t)used * size;
   ek_tensor leaves = ek__flat_range(&totals->leaves, 0, (int64_t)used * size);
   EK_TRY(
       ek_communicator_all_gather(model->run.communicator, rank->device, &leaves, totals->offsets));
@@ -180,7 +231,7 @@ static ek_status gather_leaves(const ek_data_parallel_model *model, const struct
 ek_status ek__tree_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
                           struct ek__totals *totals, const int64_t *samples) {
   ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
-  const size_t used = ek__grains_used(model, samples[model->run.count]);
+  const size_t used = ek__grains_used(model, all_of(model, samples));
   const int64_t size = ek_tensor_count(&totals->sum);
   struct ek__row rows[EK__MAX_GRAINS];
   if (used == 0) return ek_op_zero(stream, &totals->sum);
@@ -195,23 +246,32 @@ ek_status ek__tree_totals(const ek_data_parallel_model *model, const struct ek__
 
 /* ---- norms ---- */
 
+/* How many ranks sum squares, and the first leaf of one of them. */
+static size_t norm_workers(const ek_data_parallel_model *model) {
+  const bool alone = ek__placement(model)->master && !ek__update_helps(model);
+  return alone ? 1 : model->run.cut.ranks;
+}
+
+static int64_t first_norm_leaf(const ek_data_parallel_model *model, size_t rank) {
+  const int64_t grains = (int64_t)ek__grains_of_model(model);
+  const size_t workers = norm_workers(model);
+  const int64_t part = rank < workers ? ek__even_begin(grains, rank, workers) : grains;
+  return part * (int64_t)model->run.cut.trained;
+}
+
 /* Parts of buckets whose squares are summed by themselves: part 0 of all buckets, then part 1, ..
  * So their sums are the same for any number of ranks. */
 ek_status ek__tree_norm_ranges(struct ek__share *share, const ek_data_parallel_model *model,
                                const struct ek__rank *rank) {
   const struct ek__buckets *cut = &model->run.cut;
   const size_t grains = ek__grains_of_model(model), buckets = cut->trained;
-  const bool alone = ek__placement(model)->master && !ek__update_helps(model);
-  const size_t workers = alone ? 1 : cut->ranks;
-  if (rank->number >= workers) {
-    share->first_leaf = (int64_t)(grains * buckets);
-    return EK_OK;
-  }
+  const size_t workers = norm_workers(model);
+  share->first_leaf = first_norm_leaf(model, rank->number);
+  if (rank->number >= workers) return EK_OK;
   const size_t first = (size_t)ek__even_begin((int64_t)grains, rank->number, workers);
   const size_t last = (size_t)ek__even_begin((int64_t)grains, rank->number + 1, workers);
   EK_TRY(ek__new(&share->norms.list, (last - first) * buckets, sizeof *share->norms.list,
                  "the ranges of an optimizer"));
-  share->first_leaf = (int64_t)(first * buckets);
   share->norms.count = (last - first) * buckets;
   for (size_t i = 0; i < buckets; i++) {
     const struct ek__bucket *b = &cut->list[i];
@@ -232,10 +292,9 @@ static ek_status sum_leaves(const ek_data_parallel_model *model, struct ek__rank
   ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
   ek_tensor leaves = share->leaves, norm = share->square_norm;
   int64_t count = ek_tensor_count(&leaves);
-  for (size_t k = 0; k < model->run.count; k++) {
-    share->offsets[k] = model->run.ranks[k].share.first_leaf;
-  }
-  share->offsets[model->run.count] = count;
+  const size_t ranks = model->run.cut.ranks;
+  for (size_t r = 0; r < ranks; r++) share->offsets[r] = first_norm_leaf(model, r);
+  share->offsets[ranks] = count;
   if (count == 0) return ek_op_zero(stream, &norm);
   EK_TRY(ek_communicator_all_gather(communicator, rank->device, &leaves, share->offsets));
   EK_TRY(ek_communicator_wait(communicator, rank->device));

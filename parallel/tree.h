@@ -28,19 +28,22 @@ enum { EK__MAX_GRAINS = 256, EK__FOLD_DEPTH = 18 };
 /* Of a model, and most of a rank. */
 size_t ek__grains_of_model(const ek_data_parallel_model *model);
 size_t ek__grains_most(const ek_data_parallel_model *model);
-/* The number of grains of a batch that have samples; those of rank `number`: first .. last - 1. */
+/* The number of grains of a batch that have samples, and those of rank `number`: first .. last - 1.
+ * Here and below a batch is that of all processes. */
 size_t ek__grains_used(const ek_data_parallel_model *model, int64_t samples);
 void ek__grains_of(size_t *first, size_t *last, const ek_data_parallel_model *model, size_t number,
                    size_t used);
 /* The number of rounds of a batch: in each, every rank runs one of its grains. */
 size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used);
-/* The grains that begin among the samples of a device's part. */
+/* The grains that begin among the samples of a device's part, of one process. */
 void ek__grains_here(size_t *first, size_t *last, const ek_data_parallel_model *model,
                      const int64_t *samples, size_t place);
 
-/* struct ek__reduction.check_cut, .pieces and .piece. */
+/* struct ek__reduction.check_cut, .sizes, .pieces and .piece. */
 ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
-                               const ek_shards *shards);
+                               const ek_shards *shards, int64_t before, int64_t all);
+ek_status ek__grains_sizes(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
+                           int64_t before, int64_t all);
 void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,
                        const struct ek__rank *rank, const int64_t *samples, bool forward);
 struct ek__piece ek__grains_piece(const ek_data_parallel_model *model,

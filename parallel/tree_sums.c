@@ -171,7 +171,7 @@ static void close_tree(struct ek__rank *rank) {
 static struct ek__pieces pieces_of(const ek_data_parallel_model *model, const struct ek__rank *rank,
                                    size_t used) {
   struct ek__pieces pieces = {
-      .begin = rank->first_sample, .samples = rank->samples, .all = model->last.samples};
+      .begin = rank->first_sample, .samples = rank->samples, .all = model->last.all};
   ek__grains_of(&pieces.first, &pieces.last, model, rank->number, used);
   return pieces;
 }
@@ -181,7 +181,7 @@ static ek_status run_grains(const ek_data_parallel_model *model, struct ek__rank
   struct ek__tree *own = rank->tree;
   ek_replica *replica = rank->replica;
   const ek_tensor first_block = replica->gradients;
-  const size_t used = ek__grains_used(model, model->last.samples);
+  const size_t used = ek__grains_used(model, model->last.all);
   const struct ek__pieces pieces = pieces_of(model, rank, used);
   ek_status status = EK_OK;
   own->fold = (struct ek__fold){.leaves = used};
@@ -268,7 +268,7 @@ struct blocks {
 };
 
 static void list_blocks(struct blocks *all, size_t *begins, const ek_data_parallel_model *model) {
-  all->leaves = ek__grains_used(model, model->last.samples);
+  all->leaves = ek__grains_used(model, model->last.all);
   all->count = 0;
   for (size_t r = 0; r < model->run.cut.ranks; r++) {
     size_t first = 0, last = 0;
@@ -440,7 +440,7 @@ static ek_status take_bucket(struct ek__rank *rank, size_t bucket) {
 
 static ek_status begin_rounds(const ek_data_parallel_model *model, const struct ek__rank *rank) {
   struct ek__tree *own = rank->tree;
-  const size_t used = ek__grains_used(model, model->last.samples);
+  const size_t used = ek__grains_used(model, model->last.all);
   own->round = 0;
   own->rounds = ek__grains_rounds(model, used);
   own->more = model->step.stage != EK__STEP_EMPTY;
@@ -467,7 +467,7 @@ static void end_round(const ek_data_parallel_model *model, struct ek__tree *own)
 static ek_status run_rounds(const ek_data_parallel_model *model, struct ek__rank *rank,
                             const ek_tensor *gradients) {
   struct ek__tree *own = rank->tree;
-  const size_t used = ek__grains_used(model, model->last.samples);
+  const size_t used = ek__grains_used(model, model->last.all);
   const struct ek__pieces pieces = pieces_of(model, rank, used);
   EK_TRY(begin_rounds(model, rank));
   while (own->round < own->rounds) {
@@ -509,6 +509,7 @@ static int64_t norm_leaves(const ek_data_parallel_model *model) {
 
 const struct ek__reduction ek__reduction_tree = {.grains = ek__grains_of_model,
                                                  .check_cut = ek__grains_check_cut,
+                                                 .sizes = ek__grains_sizes,
                                                  .most = ek__grains_most,
                                                  .leaves = leaves_of,
                                                  .pieces = ek__grains_pieces,

@@ -86,7 +86,8 @@ static ek_status plan_parts(struct planning *p, int64_t count, int64_t first, in
     struct ek__batch_part part;
     const int64_t index = i + 1 < planned ? first + i : first + like - 1;
     const bool middle = planned == PLANNED_PARTS && i == 1;
-    ek__batch_cut(&part, &p->batch, p->place->samples, count, index);
+    const struct ek__batch_cuts cuts = {.samples = p->place->samples, .count = count};
+    ek__batch_cut(&part, &p->batch, &cuts, index);
     EK_TRY(plan_part(p, &part.batch, middle ? (double)(like - 2) : 1, index + 1 < count));
   }
   return EK_OK;

@@ -275,11 +275,13 @@ static ek_status count_parts(int64_t *count, int64_t *samples, const ek_trainer 
 /* The same of a whole batch, in its parts. */
 static ek_status add_batch(ek_trainer *self, const struct ek__batch *batch, bool training) {
   int64_t samples = 0, count = 0;
+  struct ek__batch_cuts cuts;
   EK_TRY(count_parts(&count, &samples, self, batch));
   if (count < 2) return add_gradients(self, batch, training, false);
+  EK_TRY(ek__batch_cuts_make(&cuts, self->model, samples, count));
   for (int64_t i = 0; i < count; i++) {
     struct ek__batch_part part;
-    ek__batch_cut(&part, batch, samples, count, i);
+    ek__batch_cut(&part, batch, &cuts, i);
     EK_TRY(add_gradients(self, &part.batch, training, i + 1 < count));
   }
   return EK_OK;
@@ -369,14 +371,16 @@ static ek_status evaluate_batch(double *loss, double *weight, ek_trainer *self,
                                 const struct ek__batch *batch) {
   int64_t samples = 0, count = 0;
   double totals[2 * EK_MAX_TERMS] = {0};
+  struct ek__batch_cuts cuts;
   EK_TRY(count_parts(&count, &samples, self, batch));
   if (count < 2) {
     EK_TRY(evaluate(self, batch, NULL, 0));
     return ek_data_parallel_criterion_loss(loss, weight, self->criterion);
   }
+  EK_TRY(ek__batch_cuts_make(&cuts, self->model, samples, count));
   for (int64_t i = 0; i < count; i++) {
     struct ek__batch_part part;
-    ek__batch_cut(&part, batch, samples, count, i);
+    ek__batch_cut(&part, batch, &cuts, i);
     EK_TRY(evaluate(self, batch, &part, samples));
     EK_TRY(ek__criterion_add_totals(totals, self->criterion));
   }
@@ -462,9 +466,12 @@ static ek_status predict_part(const struct destination *to, bool *whole, ek_trai
 
 static ek_status predict_parts(const struct destination *to, bool *whole, ek_trainer *self,
                                const struct ek__batch *batch, int64_t samples, int64_t count) {
+  struct ek__batch_cuts cuts;
+  if (*whole) return EK_OK;
+  EK_TRY(ek__batch_cuts_make(&cuts, self->model, samples, count));
   for (int64_t i = 0; i < count && !*whole; i++) {
     struct ek__batch_part part;
-    ek__batch_cut(&part, batch, samples, count, i);
+    ek__batch_cut(&part, batch, &cuts, i);
     EK_TRY(predict_part(to, whole, self, &part, samples));
   }
   return EK_OK;

@@ -101,8 +101,10 @@ typedef struct ek_data_parallel_model_options {
    * Leave scattering to forward, or cut shards with EK_SCATTER_GRAINS. A module sees the rows of
    * one grain at a time, so statistics over its rows (batch normalisation) are those of a grain;
    * buffers that it writes are those of grain 0. Gradients are not computed in a forward.
-   * EK_ERR_UNSUPPORTED for several processes, and for modules with collectives: grains run one
-   * after the other, so a sum over all devices does not exist yet when the first grain needs it.
+   * EK_ERR_UNSUPPORTED for modules with collectives: grains run one after the other, so a sum over
+   * all devices does not exist yet when the first grain needs it. In a world the devices are those
+   * of all processes, and a batch is that of all of them: each process gives the rows of its
+   * devices' grains, ek_world_rows(), and has EK_ERR_SHAPE for others.
    */
   size_t reproducible;
   /*

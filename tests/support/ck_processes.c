@@ -99,6 +99,7 @@ ek_status ck_process_open(ek_group **group, const struct ck_process *process, do
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   char spec[32];
   options.threads_per_device = 1;
+  options.deterministic = true;
   options.world = process->mpi;
   if (process->mpi == NULL) {
     options.time_limit = time_limit;

@@ -215,6 +215,7 @@ static const struct training {
   const ek_loss_scale *loss_scale;
   bool gradient_in_forward;
   ek_shard_over shard_over;
+  size_t reproducible;
 } trainings[] = {
     {.part = "gpt", .workload = "gpt", .mode = EK_MODE_REPLICATED},
     {.part = "mlp", .workload = "mlp", .mode = EK_MODE_REPLICATED, .gradient_in_forward = true},
@@ -249,15 +250,37 @@ static const struct training {
     {.part = "gpt fully-sharded inside",
      .workload = "gpt",
      .mode = EK_MODE_FULLY_SHARDED,
-     .shard_over = EK_SHARD_PROCESS}};
+     .shard_over = EK_SHARD_PROCESS},
+    /* Whatever the processes and devices. */
+    {.part = "any gpt", .workload = "gpt", .mode = EK_MODE_REPLICATED, .reproducible = 6},
+    {.part = "any gpt sharded",
+     .workload = "gpt",
+     .mode = EK_MODE_SHARDED,
+     .precision = EK_PRECISION_F16,
+     .loss_scale = &restless,
+     .reproducible = 4},
+    {.part = "any mlp sharded-gradients",
+     .workload = "mlp",
+     .mode = EK_MODE_SHARDED_GRADIENTS,
+     .precision = EK_PRECISION_BF16,
+     .reproducible = 8},
+    {.part = "any gpt fully-sharded",
+     .workload = "gpt",
+     .mode = EK_MODE_FULLY_SHARDED,
+     .gradient_in_forward = true,
+     .reproducible = 5}};
 
-enum { ALL = sizeof trainings / sizeof trainings[0], INSIDE = 3, TRAININGS = ALL - INSIDE };
+enum { ALL = sizeof trainings / sizeof trainings[0], ANY = 4, INSIDE = 3 };
+enum { TRAININGS = ALL - INSIDE - ANY };
 enum { STEPS = 4, MICRO_BATCHES = 2 };
 
 /* Samples of each rank: uneven, none at all, and none in a whole process. */
 static const int64_t sizes[STEPS * MICRO_BATCHES][RANKS] = {
     {2, 3, 1, 2}, {1, 1, 1, 1}, {0, 3, 2, 1}, {1, 0, 0, 2},
     {4, 1, 0, 0}, {0, 0, 2, 3}, {1, 2, 3, 4}, {3, 0, 1, 0}};
+
+/* The same for reproducible models, whose processes have what their grains need. */
+static const int64_t grain_samples[STEPS * MICRO_BATCHES] = {8, 4, 6, 3, 13, 1, 10, 2};
 
 static void add_everywhere(struct ck_outcome *outcome, const struct ck_process *process,
                            double number) {
@@ -278,10 +301,16 @@ static ek_status add_micro_batch(struct ck_outcome *outcome, struct ck_training 
   }
   scatter.kind = EK_SCATTER_SIZES;
   scatter.sizes = &sizes[number][process->first_rank];
+  const size_t grains = training->setup.options.reproducible;
+  if (grains > 0) {
+    all = grain_samples[number];
+    EK_TRY(ek_world_rows(&first, &own, training->group, all, grains));
+  }
   struct ck_batch whole =
       ck_batch_make(training->setup.workload, EK_F32, all, 0.2, (uint64_t)number);
   const struct ck_batch batch = ck_batch_samples(&whole, first, own);
-  const ek_status status = ck_training_backward(training, &batch, &scatter, accumulate, &loss);
+  const ek_status status =
+      ck_training_backward(training, &batch, grains > 0 ? NULL : &scatter, accumulate, &loss);
   add_everywhere(outcome, process, loss);
   return status;
 }
@@ -321,6 +350,7 @@ static void train(struct ck_outcome *outcome, const struct ck_process *process) 
   setup.options.precision = it->precision;
   setup.options.bucket_bytes = 4096; /* several */
   setup.options.shard_over = it->shard_over;
+  setup.options.reproducible = it->reproducible;
   setup.optimizer = ck_clipped_adamw;
   setup.loss_scale = it->loss_scale;
   setup.gradient_in_forward = it->gradient_in_forward;
@@ -414,6 +444,69 @@ CK_LOOP(shares_inside_processes, 2 * INSIDE) {
   free(outcomes);
 }
 
+/* Losses, norms and parameters of one device, of four, and of processes that have them in any way.
+ * The hash of parameters is of all shares of a process together. */
+CK_LOOP(reproducible_over_any_processes, ANY * PLACES) {
+  const struct training *it = &trainings[TRAININGS + INSIDE + _i / PLACES];
+  const int place = _i % PLACES;
+  const size_t *devices = places[place].devices, count = places[place].count;
+  struct ck_outcome *outcomes = calloc(CK_PROCESSES + 1, sizeof *outcomes);
+  struct ck_outcome *want = &outcomes[CK_PROCESSES];
+  const struct ck_process alone = ck_process_alone(it->part, 1);
+  train(want, &alone);
+  ck_assert_msg(want->status == EK_OK, "%s", want->message);
+  ck_processes_run(outcomes, it->part, devices, count);
+  all_are_well(outcomes, count);
+  for (size_t p = 0; p < count; p++) {
+    ck_assert_uint_eq(outcomes[p].count, want->count * devices[p]);
+    for (size_t i = 0; i < outcomes[p].count; i++) {
+      const bool hash = i / devices[p] + 1 == want->count;
+      const double own = outcomes[p].numbers[i], other = want->numbers[i / devices[p]];
+      if (hash && it->mode == EK_MODE_FULLY_SHARDED) continue; /* of a share */
+      if (hash && it->precision != EK_PRECISION_DEFAULT) continue; /* masters are shares */
+      ck_assert_msg(own == other || (isnan(own) && isnan(other)),
+                    "process %zu, number %zu: %.17g, not %.17g", p, i, own, other);
+    }
+  }
+  free(outcomes);
+}
+
+/* A process with rows of another one's grains. */
+static void wrong_rows(struct ck_outcome *outcome, const struct ck_process *process) {
+  ek_group *group = NULL;
+  struct ck_training training;
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", EK_MODE_REPLICATED);
+  struct ck_batch whole = ck_batch_make(setup.workload, EK_F32, 6, 0, 1);
+  int64_t first = 0, count = 0;
+  setup.options.reproducible = 4;
+  setup.optimizer = ck_clipped_adamw;
+  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
+  if (keep(outcome, ck_training_try(&training, &setup, group)) &&
+      keep(outcome, ek_world_rows(&first, &count, group, 6, 4))) {
+    const struct ck_batch other = ck_batch_samples(&whole, 0, process->number == 0 ? 2 : 4);
+    const struct ck_batch batch = ck_batch_samples(&whole, first, count);
+    const ek_status status = ck_training_backward(&training, &other, NULL, false, NULL);
+    ck_outcome_add(outcome, (double)status);
+    ck_outcome_add(outcome, strstr(ek_error_message(), "ek_world_rows") != NULL);
+    (void)keep(outcome, ck_training_backward(&training, &batch, NULL, false, NULL));
+    ck_training_free(&training);
+  }
+  ek_group_free(group);
+}
+
+CK_TEST(rows_of_other_grains_are_refused) {
+  const size_t devices[] = {1, 1};
+  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
+  ck_processes_run(outcomes, "wrong rows", devices, 2);
+  all_are_well(outcomes, 2);
+  for (size_t p = 0; p < 2; p++) {
+    ck_assert_uint_eq(outcomes[p].count, 2);
+    ck_assert_int_eq((ek_status)outcomes[p].numbers[0], EK_ERR_SHAPE);
+    ck_assert_double_eq(outcomes[p].numbers[1], 1);
+  }
+  free(outcomes);
+}
+
 static void differ_in_devices(struct ck_outcome *outcome, const struct ck_process *process) {
   ek_group *group = NULL;
   struct ck_training training;
@@ -479,9 +572,8 @@ static void refusals(struct ck_outcome *outcome, const struct ck_process *proces
   ek_group *group = NULL;
   struct ck_training training;
   if (!keep(outcome, ck_process_open(&group, process, 0))) return;
-  for (int mode = 0; mode < 3; mode++) {
+  for (int mode = 0; mode < 2; mode++) {
     struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", (ek_mode)mode);
-    setup.options.reproducible = mode == EK_MODE_REPLICATED ? 4 : 0;
     record(outcome, ck_training_try(&training, &setup, group), "process");
   }
   read_state(outcome, group, EK_MODE_REPLICATED);
@@ -492,7 +584,7 @@ static void refusals(struct ck_outcome *outcome, const struct ck_process *proces
 
 CK_TEST(what_needs_one_process_is_refused) {
   const ek_status no = EK_ERR_UNSUPPORTED;
-  const ek_status want[] = {no,    no,    no, /* gather, balanced, reproducible */
+  const ek_status want[] = {no,    no, /* gather, balanced */
                             EK_OK, EK_OK, EK_OK, no, EK_OK, no, no, no, no};
   const size_t devices[] = {1, 2}, count = sizeof want / sizeof want[0];
   struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
@@ -759,6 +851,11 @@ static const struct ck_part parts[] = {{"collectives", all_collectives},
                                        {"gpt sharded inside", train},
                                        {"mlp sharded-gradients inside", train},
                                        {"gpt fully-sharded inside", train},
+                                       {"any gpt", train},
+                                       {"any gpt sharded", train},
+                                       {"any mlp sharded-gradients", train},
+                                       {"any gpt fully-sharded", train},
+                                       {"wrong rows", wrong_rows},
                                        {"differ in devices", differ_in_devices},
                                        {"trainer", use_trainer},
                                        {"memory", count_memory},
