@@ -47,6 +47,29 @@
  *                         memory (ek_group_options); any value counts as set.
  *     OMPI_COMM_WORLD_SIZE, PMI_SIZE
  *                         set by mpirun of Open MPI and of MPICH: how many processes it started.
+ *     RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+ *                         set by torchrun or by hand: the number of this process, how many there
+ *                         are, and where process 0 is, which listens at MASTER_PORT.
+ *     TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT, TORCHELASTIC_USE_AGENT_STORE
+ *                         set by torchrun: which job this is. If the last one is True, torchrun
+ *                         itself listens at MASTER_PORT, and the world takes another port.
+ *     SLURM_PROCID, SLURM_NTASKS, SLURM_STEP_NODELIST, SLURM_JOB_NODELIST
+ *                         set by srun: the number of this process, how many there are, and where
+ *                         they are.
+ *     SLURM_JOB_ID, SLURM_STEP_ID, SLURM_RESTART_COUNT
+ *                         set by srun: which job this is.
+ *     EVENKEEL_WORLD_FILE, EVENKEEL_WORLD_PROCESS, EVENKEEL_WORLD_PROCESSES
+ *                         a path by which the processes of a world find each other, the number of
+ *                         this one, and how many there are (world.h).
+ *     EVENKEEL_WORLD_ADDRESS
+ *                         an address, a name or a network interface that the other processes of a
+ *                         world reach this one at.
+ *     EVENKEEL_WORLD_PORT
+ *                         the port at which process 0 waits for the others, instead of MASTER_PORT
+ *                         or one that follows from the job.
+ *     EVENKEEL_WORLD_TOKEN
+ *                         any text that is the same in all processes of a job: a process with
+ *                         another one is refused. Without it the job's own variables are taken.
  *
  * Libraries that it calls (CUDA, NCCL, oneDNN, MPI) read variables of their own, CUDA_VISIBLE_DEVICES
  * among them. The variables of evenkeel-bench are in docs/benchmark.md.

@@ -28,9 +28,9 @@ typedef struct ek_world ek_world;
 /*
  * Where the number of this process, the number of processes and a way to the others come from:
  *
- *   "auto"      the only one of the following four that the environment has; a program that none
- *               of them started is a world of one process. Sources that contradict each other are
- *               refused: a launcher that started N programs of one process each is not a world.
+ *   "auto"      one of the following four, by the environment. A program that none of them started
+ *               is a world of one process. Sources that contradict each other are refused, and so
+ *               is a launcher that started several programs of one process each.
  *   "mpi"       mpirun of Open MPI or MPICH: MPI, by the module libevenkeel_mpi, which initialises
  *               and ends MPI if the program does not
  *   "torchrun"  RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
@@ -38,6 +38,8 @@ typedef struct ek_world ek_world;
  *   "file"      EVENKEEL_WORLD_FILE: a path on a file system that all processes share;
  *               EVENKEEL_WORLD_PROCESS, EVENKEEL_WORLD_PROCESSES
  *   "none"      one process, whatever the environment says
+ *
+ * device.h explains all variables. docs/several-processes.md has a script for each launcher.
  */
 typedef struct ek_world_options {
   size_t size;        /* sizeof(ek_world_options) */
@@ -62,6 +64,30 @@ EK_API EK_CHECKED ek_status ek_world_options_init(ek_world_options *options, siz
  * not there; EK_ERR_INVALID_ARGUMENT if the environment is incomplete or contradicts itself.
  */
 EK_API EK_CHECKED ek_status ek_world_open(ek_world **world, const ek_world_options *options);
+
+/*
+ * A way of the program's own to find the other processes. `gather` is called while the world opens,
+ * in all processes alike: it gets `bytes` bytes of this process and fills `all` with those of all
+ * processes, in the order of their numbers. It is not called after ek_world_open_gather() has
+ * returned. Bytes of training go over sockets that are opened with what was gathered.
+ */
+typedef struct ek_world_gather {
+  size_t size;      /* sizeof(ek_world_gather) */
+  size_t process;   /* number of this one */
+  size_t processes; /* how many there are */
+  ek_status (*gather)(void *context, const void *mine, size_t bytes, void *all);
+  void *context; /* of `gather` */
+} ek_world_gather;
+#define EK_WORLD_GATHER_INIT                                                                       \
+  {                                                                                                \
+    .size = sizeof(ek_world_gather), .process = 0, .processes = 1, .gather = NULL, .context = NULL \
+  }
+EK_API EK_CHECKED ek_status ek_world_gather_init(ek_world_gather *gather, size_t size);
+
+/* Opens a world by the program's function; options.source must be NULL. Errors: as ek_world_open(),
+ * and what `gather` returns. */
+EK_API EK_CHECKED ek_status ek_world_open_gather(ek_world **world, const ek_world_gather *gather,
+                                                 const ek_world_options *options);
 
 /*
  * Opens a world from an MPI communicator of the program's; use ek_world_open_mpi() of

@@ -71,6 +71,14 @@ static ek_status use_ek_world_options(struct bench *b, void *o) {
   return status;
 }
 
+static ek_status use_ek_world_gather(struct bench *b, void *o) {
+  ek_world *world = NULL;
+  (void)b;
+  const ek_status status = ek_world_open_gather(&world, o, NULL);
+  ek_world_free(world);
+  return status;
+}
+
 static ek_status use_ek_exchange(struct bench *b, void *o) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.exchange = o;
@@ -441,6 +449,7 @@ static ek_status use_ek_optimizer_ops(struct bench *b, void *o) {
 #define OPTIONS(X)                                                                                 \
   X(ek_group_options, EK_GROUP_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_world_options, EK_WORLD_OPTIONS_INIT, sizeof(size_t))                                       \
+  X(ek_world_gather, EK_WORLD_GATHER_INIT, sizeof(size_t))                                         \
   X(ek_exchange, EK_EXCHANGE_INIT, sizeof(size_t))                                                 \
   X(ek_scatter_options, EK_SCATTER_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_data_parallel_model_options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT, sizeof(size_t))           \
