@@ -15,7 +15,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 
-#define PORT_LIMIT 10.0 /* seconds that process 0 waits for a port that is not free */
+#define PORT_LIMIT 10.0 /* seconds that process 0 waits at most for a port that is not free */
 
 /* ---- by name ---- */
 
@@ -38,7 +38,7 @@ static ek_status announce_by_name(void *context, int *listener, struct ek__place
                                   unsigned char token[EK__TOKEN]) {
   const struct ek__by_name *name = context;
   const struct timespec nap = {.tv_nsec = 100000000};
-  const double until = ek__clock() + PORT_LIMIT;
+  const double until = ek__clock() + (name->limit < PORT_LIMIT ? name->limit : PORT_LIMIT);
   ek_status status = EK_OK;
   memcpy(token, name->token, EK__TOKEN);
   EK_TRY(own_place(place, name));
@@ -65,6 +65,7 @@ static ek_status find_by_name(void *context, struct ek__host *host) {
 
 void ek__by_name(struct ek__meeting *meeting, struct ek__by_name *name) {
   name->address = meeting->address;
+  name->limit = meeting->limit;
   meeting->context = name;
   meeting->announce = announce_by_name;
   meeting->withdraw = NULL;

@@ -12,7 +12,8 @@ enum { EK__PORTS = 8 };
  * the others try all of them: other programs may have some. */
 struct ek__by_name {
   const char *host;
-  const char *address; /* as in ek__meeting */
+  const char *address; /* this and the limit as in ek__meeting */
+  double limit;
   uint16_t ports[EK__PORTS];
   size_t count;
   unsigned char token[EK__TOKEN];
