@@ -86,13 +86,34 @@ static ek_status read_machine(struct ek__advise_place *place) {
   return EK_OK;
 }
 
-static ek_status read_place(struct ek__advise_place *place, const ek_group *group) {
+/* Which devices of how many are planned for, and what is between the processes. */
+static ek_status read_world(struct ek__advise_place *place, const ek_group *group,
+                            const ek_advise_task *task) {
+  place->world = ek__group_world_size(group);
+  place->first_rank = ek__group_first_rank(group);
+  place->link_bytes = task->link_bytes > 0 ? task->link_bytes : place->rates.moved;
+  place->link_seconds = task->link_seconds;
+  if (task->processes == 0) return EK_OK;
+  EK__FAIL_IF(place->world != place->count, EK_ERR_INVALID_ARGUMENT,
+              "ek_advise: the group has its place among %zu devices; task.processes is %zu, "
+              "expected 0",
+              place->world, task->processes);
+  EK__FAIL_IF(task->processes > SIZE_MAX / place->count, EK_ERR_OVERFLOW,
+              "ek_advise: %zu processes of %zu devices are too many", task->processes,
+              place->count);
+  place->world = task->processes * place->count;
+  return EK_OK;
+}
+
+static ek_status read_place(struct ek__advise_place *place, const ek_group *group,
+                            const ek_advise_task *task) {
   const ek_device *first = ek_group_device(group, 0);
   place->count = ek_group_size(group);
   place->threads = ek_device_threads(first);
   place->rates = rates_of(first);
   place->precisions = ek_device_precisions(first);
   place->at_once = count_gpus(group);
+  EK_TRY(read_world(place, group, task));
   (void)snprintf(place->spec, sizeof place->spec, "%s:%zu",
                  ek_device_planner(first), place->count);
   EK_TRY(ek__new(&place->capacity, place->count, sizeof *place->capacity, "advice"));
@@ -106,11 +127,12 @@ static ek_status read_place(struct ek__advise_place *place, const ek_group *grou
 
 /* Opens the devices briefly to read their properties. */
 static ek_status find_place(struct ek__advise_place *place, const char *devices,
-                            const ek_trainer_options *trainer) {
-  if (trainer->group != NULL) return read_place(place, trainer->group);
+                            const ek_advise_task *task) {
+  const ek_trainer_options *trainer = task->trainer;
+  if (trainer->group != NULL) return read_place(place, trainer->group, task);
   ek_group *group = NULL;
   EK_TRY(ek_group_open(&group, devices, trainer->group_options));
-  const ek_status status = read_place(place, group);
+  const ek_status status = read_place(place, group, task);
   ek_group_free(group);
   return status;
 }
@@ -279,15 +301,30 @@ static unsigned count_modes(void) {
   return count;
 }
 
+/* With one master of the state, which is within a process. */
+static bool has_master(unsigned mode) { return mode == EK_MODE_GATHER || mode == EK_MODE_BALANCED; }
+
+static ek_status search_mode(struct search *s, unsigned mode, ek_precision precision,
+                             ek_shard_over over) {
+  for (int fused = 1; fused >= 0; fused--) {
+    ek_settings settings = {.mode = (ek_mode)mode,
+                            .fused_loss = fused == 1,
+                            .precision = precision,
+                            .shard_over = over};
+    EK_TRY(search_recompute(s, &settings));
+  }
+  return EK_OK;
+}
+
 /* The last modes first: they hold least, and their results show which settings are hopeless. */
 static ek_status search_modes(struct search *s, ek_precision precision) {
+  const bool several = s->place.world > s->place.count;
   for (unsigned mode = count_modes(); mode-- > 0;) {
     if (s->task->modes != 0 && (s->task->modes >> mode & 1) == 0) continue;
-    for (int fused = 1; fused >= 0; fused--) {
-      ek_settings settings = {
-          .mode = (ek_mode)mode, .fused_loss = fused == 1, .precision = precision};
-      EK_TRY(search_recompute(s, &settings));
-    }
+    if (several && has_master(mode)) continue;
+    EK_TRY(search_mode(s, mode, precision, EK_SHARD_WORLD));
+    if (!several || mode == EK_MODE_REPLICATED || s->task->trainer->model->reproducible > 0) continue;
+    EK_TRY(search_mode(s, mode, precision, EK_SHARD_PROCESS));
   }
   return EK_OK;
 }
@@ -350,13 +387,18 @@ static ek_status nothing_fits(const struct search *s) {
       ek__size_text(missing, sizeof missing, nearest->missing_bytes));
 }
 
-static ek_status find(struct search *s, const char *devices) {
+/* How many samples there are, and where. */
+static ek_status look(struct search *s, const char *devices) {
   const ek_advise_task *task = s->task;
   const struct ek__batch batch = {task->inputs, task->targets, task->input_count,
                                   task->target_count, task->trainer->model->broadcast_inputs};
   EK_TRY(ek__batch_samples(&s->place.samples, &batch));
   EK__FAIL_IF(s->place.samples == 0, EK_ERR_INVALID_ARGUMENT, "ek_advise: the batch is empty");
-  EK_TRY(find_place(&s->place, devices, task->trainer));
+  return find_place(&s->place, devices, task);
+}
+
+static ek_status find(struct search *s, const char *devices) {
+  EK_TRY(look(s, devices));
   EK_TRY(search_precisions(s));
   s->ended = true;
   sort_found(s);
@@ -371,27 +413,42 @@ static ek_status check_task(const ek_advise_task *task, const char *devices,
               "ek_advise: the task's build, optimizer or inputs is missing");
   EK__FAIL_IF(task->targets == NULL && task->target_count > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_advise: targets is NULL");
+  EK_TRY(ek__check_number("ek_advise", "task.link_bytes", task->link_bytes));
+  EK_TRY(ek__check_number("ek_advise", "task.link_seconds", task->link_seconds));
   EK__FAIL_IF((devices == NULL) == (trainer->group == NULL), EK_ERR_INVALID_ARGUMENT,
               "ek_advise: pass either a string of devices or the trainer's group, not both");
   return EK_OK;
 }
 
+/* The options of a task, whole: what they point to is of these. */
+struct reading {
+  ek_advise_task task;
+  ek_trainer_options trainer;
+  ek_data_parallel_model_options model;
+};
+
+static ek_status read_task(struct reading *r, const char *devices, const ek_advise_task *task) {
+  *r = (struct reading){EK_ADVISE_TASK_INIT, EK_TRAINER_OPTIONS_INIT,
+                        EK_DATA_PARALLEL_MODEL_OPTIONS_INIT};
+  EK_TRY(ek__options_read(&r->task, sizeof r->task, task, "ek_advise_task"));
+  EK_TRY(ek__options_read(&r->trainer, sizeof r->trainer, r->task.trainer, "ek_trainer_options"));
+  EK_TRY(ek__options_read(&r->model, sizeof r->model, r->trainer.model,
+                          "ek_data_parallel_model_options"));
+  EK_TRY(check_task(&r->task, devices, &r->trainer));
+  r->trainer.model = &r->model;
+  r->task.trainer = &r->trainer;
+  return EK_OK;
+}
+
 ek_status ek_advise(ek_advice *choices, size_t *count, size_t capacity, const char *devices,
                     const ek_advise_task *task) {
-  ek_advise_task t = EK_ADVISE_TASK_INIT;
-  ek_trainer_options trainer = EK_TRAINER_OPTIONS_INIT;
-  ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  struct reading reading;
   EK__NOT_NULL("ek_advise", count, task);
   EK__FAIL_IF(choices == NULL && capacity > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_advise: choices is NULL");
   *count = 0;
-  EK_TRY(ek__options_read(&t, sizeof t, task, "ek_advise_task"));
-  EK_TRY(ek__options_read(&trainer, sizeof trainer, t.trainer, "ek_trainer_options"));
-  EK_TRY(ek__options_read(&model, sizeof model, trainer.model, "ek_data_parallel_model_options"));
-  EK_TRY(check_task(&t, devices, &trainer));
-  trainer.model = &model;
-  t.trainer = &trainer;
-  struct search s = {.task = &t};
+  EK_TRY(read_task(&reading, devices, task));
+  struct search s = {.task = &reading.task};
   const ek_status status = find(&s, devices);
   const bool nearest = s.ended && status == EK_ERR_OUT_OF_MEMORY;
   const ek_advice *from = nearest ? &s.nearest : s.found;
@@ -400,6 +457,33 @@ ek_status ek_advise(ek_advice *choices, size_t *count, size_t capacity, const ch
     memcpy(choices, from, (there < capacity ? there : capacity) * sizeof *from);
   *count = there;
   ek__free(s.found);
+  ek__free(s.place.capacity);
+  return status;
+}
+
+static ek_status check_settings(const struct ek__advise_place *place, const ek_settings *settings) {
+  EK__FAIL_IF(settings->micro_batches < 1 || settings->micro_batches > place->samples,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_plan_step: %lld micro-batches of %lld samples; expected 1 to as many as samples",
+              (long long)settings->micro_batches, (long long)place->samples);
+  EK__FAIL_IF(place->world > place->count && has_master(settings->mode), EK_ERR_UNSUPPORTED,
+              "ek_plan_step: mode %s keeps one master of the state, which is within one process; "
+              "between processes the mode is replicated or sharded in any way",
+              ek_mode_name(settings->mode));
+  return EK_OK;
+}
+
+ek_status ek_plan_step(ek_advice *advice, const char *devices, const ek_advise_task *task,
+                       const ek_settings *settings) {
+  struct reading reading;
+  struct ek__advise_plan plan;
+  EK__NOT_NULL("ek_plan_step", advice, task, settings);
+  EK_TRY(read_task(&reading, devices, task));
+  struct search s = {.task = &reading.task};
+  ek_status status = look(&s, devices);
+  if (status == EK_OK) status = check_settings(&s.place, settings);
+  if (status == EK_OK) status = ek__advise_plan(&plan, &s.place, s.task, settings);
+  if (status == EK_OK) *advice = plan.advice;
   ek__free(s.place.capacity);
   return status;
 }

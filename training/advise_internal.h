@@ -23,6 +23,8 @@ struct ek__advise_place {
   uint64_t together;  /* what all of them may hold; 0: there is no such limit */
   double at_once;     /* how many compute at the same time */
   struct ek__rates rates;
+  size_t world, first_rank; /* of the devices of all processes */
+  double link_bytes, link_seconds;
   unsigned precisions; /* that the devices compute in */
   int64_t samples;     /* of the batch */
 };

@@ -29,13 +29,18 @@ struct overflow_listener {
   atomic_bool full;
 };
 
+struct lap {
+  double seconds, exchange_seconds, sent;
+};
+
 struct planning {
   struct overflow_listener listener;
   const struct ek__advise_place *place;
   ek_trainer *trainer;
   struct ek__batch batch;
   double *own;    /* of each */
-  double seconds; /* of the step so far */
+  uint64_t sent, trips; /* of the process */
+  struct lap lap; /* of the step so far */
 };
 
 /* ---- time ---- */
@@ -51,6 +56,19 @@ static double seconds_of(const struct ek__work *work, const struct ek__rates *ra
          work->calls * rates->call;
 }
 
+/* The processes wait for each other as devices do, and for the link. */
+static void take_exchange(struct planning *p, double times) {
+  const struct ek__advise_place *place = p->place;
+  const struct ek__work *work = ek__device_work(ek_group_device(ek_trainer_group(p->trainer), 0));
+  const double sent = (double)(work->sent - p->sent), trips = (double)(work->trips - p->trips);
+  const double seconds = sent / place->link_bytes + trips * place->link_seconds;
+  p->lap.sent += times * sent;
+  p->lap.exchange_seconds += times * seconds;
+  p->lap.seconds += times * seconds;
+  p->sent = work->sent;
+  p->trips = work->trips;
+}
+
 /* Adds the time since the last lap, `times` as often as it was planned. */
 static void take_lap(struct planning *p, double times) {
   const ek_group *group = ek_trainer_group(p->trainer);
@@ -63,7 +81,8 @@ static void take_lap(struct planning *p, double times) {
     p->own[k] = now;
   }
   const double shared = sum / p->place->at_once;
-  p->seconds += times * (shared > most ? shared : most);
+  p->lap.seconds += times * (shared > most ? shared : most);
+  take_exchange(p, times);
 }
 
 /* ---- steps ---- */
@@ -94,7 +113,7 @@ static ek_status plan_parts(struct planning *p, int64_t count, int64_t first, in
 }
 
 static ek_status plan_step(struct planning *p, int64_t micro_batches) {
-  p->seconds = 0;
+  p->lap = (struct lap){0, 0, 0};
   if (micro_batches > 1) {
     const int64_t larger = p->place->samples % micro_batches;
     EK_TRY(plan_parts(p, micro_batches, 0, larger));
@@ -189,11 +208,16 @@ static ek_status open_trainer(struct planning *p, const ek_advise_task *task,
   ek_group_options group = EK_GROUP_OPTIONS_INIT;
   if (options.group_options != NULL) group = *options.group_options;
   group.threads_per_device = p->place->threads; /* some workspace grows with them */
+  group.world = NULL; /* other processes are counted, and not asked */
+  group.exchange = NULL;
+  group.world_size = p->place->world;
+  group.first_rank = p->place->first_rank;
   options.group_options = &group;
   options.group = NULL;
   ek_data_parallel_model_options model = *options.model;
   EK_TRY(ek_data_parallel_model_options_set_mode(&model, settings->mode));
   model.precision = settings->precision;
+  model.shard_over = settings->shard_over;
   options.model = &model;
   options.micro_batches = 0;
   return ek_trainer_open(&p->trainer, p->place->spec, module, criterion, task->optimizer, &options);
@@ -243,7 +267,9 @@ ek_status ek__advise_plan(struct ek__advise_plan *plan, const struct ek__advise_
     goto cleanup;
   }
   EK_TRY_GOTO(status, status, cleanup);
-  plan->advice.seconds = p.seconds;
+  plan->advice.seconds = p.lap.seconds;
+  plan->advice.exchange_seconds = p.lap.exchange_seconds;
+  plan->advice.sent_bytes = (uint64_t)p.lap.sent;
   status = read_memory(plan, &p);
 cleanup:
   close_planning(&p);

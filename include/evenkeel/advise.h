@@ -35,6 +35,7 @@
  *       EK_TRY(ek_advise(&best, &count, 1, devices, &task));
  *       EK_TRY(ek_data_parallel_model_options_set_mode(&model, best.settings.mode));
  *       model.precision = best.settings.precision;
+ *       model.shard_over = best.settings.shard_over;
  *       options.model = &model;
  *       options.micro_batches = best.settings.micro_batches;
  *       ek_status status = build(gpt, &best.settings, &module, &criterion);
@@ -61,6 +62,7 @@ typedef struct ek_settings {
   bool fused_loss;        /* linear_cross_entropy.h */
   int64_t micro_batches;  /* 1 or more */
   ek_precision precision; /* of the model: data_parallel_model.h */
+  ek_shard_over shard_over; /* likewise; EK_SHARD_WORLD unless there are several processes */
 } ek_settings;
 
 /*
@@ -90,12 +92,20 @@ typedef struct ek_advise_task {
    * trainer's alone. Those that the devices do not compute in (ek_device_precisions()) are left
    * out; EK_ERR_UNSUPPORTED if none is left. */
   unsigned precisions;
+  /*
+   * How many processes train together, each with devices, a batch and a machine like these; 0: as
+   * many as trainer->group, or its options, have. No other process is asked. The link is that of
+   * each process to the others: the bytes that it sends in a second, 0 for what it sends between
+   * its devices; and the seconds until a byte arrives.
+   */
+  size_t processes;
+  double link_bytes, link_seconds;
 } ek_advise_task;
 #define EK_ADVISE_TASK_INIT                                                                        \
   {                                                                                                \
     .size = sizeof(ek_advise_task), .build = NULL, .context = NULL, .optimizer = NULL,             \
     .inputs = NULL, .targets = NULL, .target_count = 0, .input_count = 0, .trainer = NULL,         \
-    .modes = 0, .precisions = 0                                                                    \
+    .modes = 0, .precisions = 0, .processes = 0, .link_bytes = 0, .link_seconds = 0                \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_advise_task_init(ek_advise_task *options, size_t size);
@@ -111,9 +121,15 @@ typedef struct ek_advice {
    * fixed rates for the kind of device (operations of products, operations of attention and bytes
    * of all operations, each for f32, tf32 and 16 bits; bytes between devices; calls:
    * docs/memory.md). The rates are not those of this machine: compare these numbers only with each
-   * other.
+   * other. Of several processes it includes exchange_seconds.
    */
   double seconds;
+  /* Bytes that a process sends to others in a step: what ek_world_sent() grows by. Of cuda devices,
+   * whose bytes NCCL sends, as much as with one device in each process. */
+  uint64_t sent_bytes;
+  /* The part of `seconds` for these: sent_bytes over the link, and for each collective the times
+   * that the processes wait for the link. Nothing of it is hidden by work. */
+  double exchange_seconds;
 } ek_advice;
 
 /*
@@ -135,6 +151,15 @@ typedef struct ek_advice {
  */
 EK_API EK_CHECKED ek_status ek_advise(ek_advice *choices, size_t *count, size_t capacity,
                                       const char *devices, const ek_advise_task *task);
+
+/*
+ * Plans a step with the given settings, as ek_advise() does with each of its choices; the
+ * task's modes and precisions do not count. Of several processes it is the first one. A step that
+ * does not fit is not an error: advice->fits is false. Errors as ek_advise(); EK_ERR_UNSUPPORTED for
+ * a mode that is not possible between processes.
+ */
+EK_API EK_CHECKED ek_status ek_plan_step(ek_advice *advice, const char *devices,
+                                         const ek_advise_task *task, const ek_settings *settings);
 
 EK_END_DECLARATIONS
 

@@ -71,6 +71,15 @@ struct run {
   size_t sent, received;
 };
 
+/* The halves that a collective has. */
+static bool needs_adding(const struct ek__collective *what) {
+  return what->kind != EK__BROADCAST && what->kind != EK__ALL_GATHER;
+}
+
+static bool needs_spreading(const struct ek__collective *what) {
+  return what->kind != EK__REDUCE && what->kind != EK__REDUCE_SCATTER;
+}
+
 /* Elements first .. last - 1. */
 struct range {
   int64_t first, last;
@@ -340,14 +349,54 @@ static ek_status add_shares(struct ek__between *self, const struct ek__collectiv
 ek_status ek__between_run(struct ek__between *between, uint64_t communicator,
                           const struct ek__collective *what, void *const *data) {
   struct run run = {between, what, data, ek__type_size(what->type), 0, 0};
-  const bool sums = what->kind != EK__BROADCAST && what->kind != EK__ALL_GATHER;
   const bool shares = between->reach == EK__REACH_SHARES;
   EK_TRY(ek__place_meet(between->place, communicator, what,
                         shares ? between->devices : between->ranks));
   if (shares) return add_shares(between, what, data);
-  const ek_status status = sums ? add(&run) : spread(&run);
+  const ek_status status = needs_adding(what) ? add(&run) : spread(&run);
   ek__world_count(between->world, run.sent, run.received);
   return status;
+}
+
+/* ---- counting ---- */
+
+/* Elements that a process with ranks first .. end - 1 sends: for each of its `copies` devices what
+ * is the others' to add up, and its own range to each of them. */
+static int64_t elements_sent(const struct run *run, size_t first, size_t end, size_t copies) {
+  const int64_t own = edge(run, end) - edge(run, first);
+  int64_t sent = 0;
+  if (needs_adding(run->what)) sent += (run->what->count - own) * (int64_t)copies;
+  if (needs_spreading(run->what)) sent += own * (int64_t)run->self->peers;
+  return sent;
+}
+
+bool ek__between_in_host(const ek_group *group) {
+  return strcmp(ek_device_planner(ek_group_device(group, 0)), "plan") == 0;
+}
+
+struct ek__traffic ek__between_traffic(const ek_group *group, enum ek__reach reach,
+                                       const struct ek__collective *what) {
+  const size_t devices = ek_group_size(group), world = ek__group_world_size(group);
+  const size_t first = ek__group_first_rank(group);
+  const size_t processes = (world + devices - 1) / devices;
+  const bool shares = reach == EK__REACH_SHARES;
+  struct ek__between place = {.ranks = shares ? processes : world, .peers = processes - 1};
+  struct run run = {.self = &place, .what = what};
+  struct ek__traffic traffic = {0, (unsigned)needs_adding(what) + (unsigned)needs_spreading(what)};
+  int64_t elements = 0;
+  if (processes == 1 || reach == EK__REACH_PROCESS) return traffic;
+  if (!shares) {
+    elements = elements_sent(&run, first, first + devices, ek__between_in_host(group) ? devices : 1);
+  }
+  for (size_t k = 0; k < devices && shares; k++) {
+    const struct ek__collective part = {.kind = EK__ALL_REDUCE,
+                                        .count = what->offsets[k + 1] - what->offsets[k]};
+    run.what = &part;
+    elements += elements_sent(&run, first / devices, first / devices + 1, 1);
+    traffic.halves = 2;
+  }
+  traffic.bytes = (uint64_t)elements * ek__type_size(what->type);
+  return traffic;
 }
 
 /* ---- opening ---- */

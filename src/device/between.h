@@ -13,6 +13,21 @@ struct ek__between;
  * or count: one tensor for each. */
 ek_status ek__between_reserve(ek_tensor *buffers, ek_group *group, enum ek__reach reach);
 
+/* Whether a group that counts plans for devices that compute in the memory of the host: NCCL has
+ * memory of its own for the way to other processes. */
+bool ek__between_in_host(const ek_group *group);
+
+/* What a process sends to the others in one collective. */
+struct ek__traffic {
+  uint64_t bytes;
+  unsigned halves; /* of the collective: see between.c */
+};
+
+/* Of a group that counts, whose processes have as many devices each as it has. Through NCCL as much
+ * as with one device in each process. */
+struct ek__traffic ek__between_traffic(const ek_group *group, enum ek__reach reach,
+                                       const struct ek__collective *what);
+
 /* For the devices of a group with a world; the reach is the world or EK__REACH_SHARES. */
 ek_status ek__between_open(struct ek__between **between, ek_group *group, enum ek__reach reach);
 void ek__between_close(struct ek__between *between);

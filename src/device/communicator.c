@@ -4,7 +4,6 @@
 #include <evenkeel/communicator.h>
 
 #include <pthread.h>
-#include <string.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
@@ -15,22 +14,24 @@
 
 /* ---- the counting communicator: nothing moves, so nothing waits ---- */
 
-/* The other processes' part of a sum of shares: as an all_reduce over the processes. */
-static double count_shares(const ek_communicator *self, double bytes) {
-  const double devices = (double)ek_group_size(self->group);
-  const double processes = (double)ek__group_world_size(self->group) / devices;
-  return self->reach == EK__REACH_SHARES ? 2 * bytes / devices * (processes - 1) / processes : 0;
+/* All wait for what the processes say about a collective, and for each half of it. */
+static void count_between(const ek_communicator *self, const struct ek__collective *collective,
+                          struct ek__work *work) {
+  const struct ek__traffic traffic = ek__between_traffic(self->group, self->reach, collective);
+  work->sent += traffic.bytes;
+  work->trips += traffic.bytes > 0 ? 1 + traffic.halves : 0;
 }
 
-/* A rank of N sends (and gets) all except its own part; twice if it gets the sum of all in the
+/* A device of N sends (and gets) all except its own part; twice if it gets the sum of all in the
  * end. */
 static ek_status count_start(ek_communicator *self, ek_device *device,
                              const struct ek__collective *collective) {
   struct ek__work *work = ek__device_work(device);
-  const double ranks = (double)ek_communicator_world_size(self);
+  const double devices = (double)ek_group_size(self->group);
   const double bytes = (double)collective->count * (double)ek_type_size(collective->type);
-  work->moved += (collective->kind == EK__ALL_REDUCE ? 2 : 1) * bytes * (ranks - 1) / ranks;
-  work->moved += count_shares(self, bytes);
+  const bool twice = collective->kind == EK__ALL_REDUCE;
+  work->moved += (twice ? 2 : 1) * bytes * (devices - 1) / devices;
+  if (ek_device_index(device) == 0) count_between(self, collective, work);
   work->calls++;
   return EK_OK;
 }
@@ -59,8 +60,7 @@ static ek_status count_open(ek_communicator **communicator, ek_group *group, enu
   ek_status status = EK_OK;
   EK_TRY(ek__new_copy(&self, &made, sizeof made, "a communicator"));
   /* NCCL has memory of its own; devices that compute in the host's have buffers. */
-  const bool in_host = strcmp(ek_device_planner(ek_group_device(group, 0)), "plan") == 0;
-  if (in_host && ek__group_world_size(group) > devices && reach != EK__REACH_PROCESS) {
+  if (ek__between_in_host(group) && ek__group_world_size(group) > devices && reach != EK__REACH_PROCESS) {
     status = ek__new(&self->buffers, devices, sizeof *self->buffers, "a communicator");
     if (status == EK_OK) status = ek__between_reserve(self->buffers, group, reach);
   }

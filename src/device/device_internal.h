@@ -24,8 +24,11 @@ struct ek__work {
     double attention; /* those of attention */
     double bytes;     /* read by operations, and twice those written: a cache reads them first */
   } wide, tf32, half; /* tf32 has no bytes: they are those of f32 */
-  double moved;       /* between devices */
+  double moved;       /* between devices of this process */
   double calls;       /* operations and collectives */
+  /* What the process exchanges with others in collectives, on its device 0 alone: bytes of data
+   * that it sends, and how often it waits for something to cross the link. */
+  uint64_t sent, trips;
 };
 /* Its share for bytes of a type, and for products of some types. */
 static inline struct ek__arithmetic *ek__work_of(struct ek__work *work, ek_type type) {

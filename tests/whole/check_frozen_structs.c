@@ -27,9 +27,9 @@ CK_TEST(sizes_and_offsets_are_frozen) {
   if (sizeof(void *) != 8) return;
   /* clang-format off */
   { S(ek_settings, 56) M(mode, 0) M(recompute, 8) M(fused_loss, 32) M(micro_batches, 40)
-    M(precision, 48) }
-  { S(ek_advice, 96) M(settings, 0) M(fits, 56) M(peak_bytes, 64) M(fullest, 72)
-    M(missing_bytes, 80) M(seconds, 88) }
+    M(precision, 48) M(shard_over, 52) }
+  { S(ek_advice, 112) M(settings, 0) M(fits, 56) M(peak_bytes, 64) M(fullest, 72)
+    M(missing_bytes, 80) M(seconds, 88) M(sent_bytes, 96) M(exchange_seconds, 104) }
   { S(ek_checkpoint_extra, 104) M(name, 0) M(value, 8) }
   { S(ek_checkpoint_info, 4160) M(path, 0) M(step, 4096) M(position, 4104) M(has_schedule, 4112)
     M(schedule, 4120) }

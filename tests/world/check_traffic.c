@@ -1,0 +1,340 @@
+/*
+ * check_traffic.c - the bytes that a process sends in a step: counted by a plan, they are those of
+ * the table in docs/memory.md and, to the byte, those of a real step.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_processes.h"
+#include "ck_training.h"
+
+/* What is planned and trained: one linear layer, whose parameters are 4 * WIDTH * WIDTH bytes, or a
+ * workload. */
+enum { WIDTH = 48, LAYER = 4 * WIDTH * WIDTH };
+
+static ek_status build(void *context, const ek_settings *settings, ek_module **module,
+                       ek_criterion **criterion) {
+  const char *workload = context;
+  if (settings->fused_loss || settings->recompute.kind != EK_RECOMPUTE_NONE) {
+    return ek_error_set(EK_ERR_UNSUPPORTED, "no such form");
+  }
+  if (workload != NULL) {
+    EK_TRY(ck_workload(workload)->module(module));
+    return ck_workload(workload)->criterion(criterion, EK_REDUCTION_MEAN);
+  }
+  ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
+  options.bias = false;
+  EK_TRY(ek_linear_create_with(module, WIDTH, WIDTH, &options));
+  return ek_mean_squared_error_create(criterion, EK_REDUCTION_MEAN);
+}
+
+/* ---- exact cases ---- */
+
+/* Of P processes with D devices each, for S bytes of parameters and as many of gradients. */
+static const struct {
+  const char *devices;
+  size_t processes;
+  ek_mode mode;
+  ek_shard_over over;
+  int64_t micro_batches;
+  double layers; /* bytes sent, in layers */
+} cases[] = {
+    /* One device in each: the table. */
+    {"plan:1", 1, EK_MODE_REPLICATED, EK_SHARD_WORLD, 1, 0},
+    {"plan:1", 2, EK_MODE_REPLICATED, EK_SHARD_WORLD, 1, 2 * 1 / 2.0},
+    {"plan:1", 4, EK_MODE_REPLICATED, EK_SHARD_WORLD, 1, 2 * 3 / 4.0},
+    {"plan:1", 4, EK_MODE_REPLICATED, EK_SHARD_WORLD, 5, 2 * 3 / 4.0},
+    {"plan:1", 4, EK_MODE_SHARDED, EK_SHARD_WORLD, 1, 3 / 4.0 + 3 / 4.0},
+    {"plan:1", 4, EK_MODE_SHARDED_GRADIENTS, EK_SHARD_WORLD, 1, 3 / 4.0 + 3 / 4.0},
+    {"plan:1", 4, EK_MODE_SHARDED_GRADIENTS, EK_SHARD_WORLD, 5, 5 * 3 / 4.0 + 3 / 4.0},
+    {"plan:1", 4, EK_MODE_FULLY_SHARDED, EK_SHARD_WORLD, 1, 2 * 3 / 4.0},
+    /* Two devices in each: each sends its part to be added up. */
+    {"plan:2", 2, EK_MODE_REPLICATED, EK_SHARD_WORLD, 1, 2 * 1 / 2.0 + 1 / 2.0},
+    {"plan:2", 4, EK_MODE_SHARDED, EK_SHARD_WORLD, 1, 2 * 3 / 4.0 + 3 / 4.0},
+    /* Shares inside: as one device in each. */
+    {"plan:2", 4, EK_MODE_SHARDED, EK_SHARD_PROCESS, 1, 2 * 3 / 4.0},
+    {"plan:2", 4, EK_MODE_FULLY_SHARDED, EK_SHARD_PROCESS, 1, 2 * 3 / 4.0},
+    /* NCCL: as one device in each. */
+    {"plan-cuda:2", 4, EK_MODE_REPLICATED, EK_SHARD_WORLD, 1, 2 * 3 / 4.0}};
+enum { CASES = sizeof cases / sizeof cases[0] };
+
+static ek_data_parallel_model_options model;
+static ek_data_parallel_optimizer_options optimizer;
+static ek_trainer_options trainer;
+
+/* The task that is planned; it points to the statics above. */
+static ek_advise_task make_task(ek_optimizer **rule, ek_tensor *batch, float *values) {
+  ek_advise_task task = EK_ADVISE_TASK_INIT;
+  ck_ok(ek_sgd_create(rule, NULL));
+  ck_keep(*rule);
+  ck_ok(ek_tensor_host(batch, values, EK_F32, CK_SHAPE(10, WIDTH)));
+  model = (ek_data_parallel_model_options)EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  trainer = (ek_trainer_options)EK_TRAINER_OPTIONS_INIT;
+  optimizer = (ek_data_parallel_optimizer_options)EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  optimizer.gradient_norm = false; /* whose sum over shares is a few bytes more */
+  trainer.model = &model;
+  trainer.optimizer = &optimizer;
+  task.build = build;
+  task.optimizer = *rule;
+  task.inputs = task.targets = batch;
+  task.input_count = task.target_count = 1;
+  task.trainer = &trainer;
+  return task;
+}
+
+static ek_settings settings_of(ek_mode mode, ek_shard_over over, int64_t micro_batches) {
+  return (ek_settings){.mode = mode,
+                       .micro_batches = micro_batches,
+                       .precision = EK_PRECISION_F32,
+                       .shard_over = over};
+}
+
+/* And the loss and its weight, two f64 of each device and micro-batch, to be added up. */
+static double losses_of(int i) {
+  const bool nccl = strncmp(cases[i].devices, "plan-cuda", 9) == 0;
+  const double devices = nccl ? 1 : atof(strchr(cases[i].devices, ':') + 1);
+  return cases[i].processes == 1 ? 0 : 16 * devices * (double)cases[i].micro_batches;
+}
+
+CK_LOOP(bytes_are_those_of_the_table, CASES) {
+  static float values[10 * WIDTH];
+  ek_optimizer *rule = NULL;
+  ek_tensor batch;
+  ek_advice plan;
+  ek_advise_task task = make_task(&rule, &batch, values);
+  const ek_settings settings = settings_of(cases[_i].mode, cases[_i].over, cases[_i].micro_batches);
+  task.processes = cases[_i].processes;
+  task.link_bytes = 1e6;
+  ck_ok(ek_plan_step(&plan, cases[_i].devices, &task, &settings));
+  ck_assert_double_eq((double)plan.sent_bytes, cases[_i].layers * LAYER + losses_of(_i));
+  ck_assert(plan.fits && plan.peak_bytes > 0);
+  ck_assert_double_eq_tol(plan.exchange_seconds, (double)plan.sent_bytes / 1e6, 1e-12);
+  ck_assert_double_gt(plan.seconds, plan.exchange_seconds);
+}
+
+CK_TEST(wrong_plans_are_refused) {
+  static float values[10 * WIDTH];
+  ek_optimizer *rule = NULL;
+  ek_tensor batch;
+  ek_advice plan;
+  ek_group_options place = EK_GROUP_OPTIONS_INIT;
+  const ek_advise_task good = make_task(&rule, &batch, values);
+  ek_advise_task task = good;
+  ek_settings settings = settings_of(EK_MODE_REPLICATED, EK_SHARD_WORLD, 11);
+  ck_fails(ek_plan_step(&plan, "plan:2", &task, NULL), EK_ERR_INVALID_ARGUMENT, "settings is NULL");
+  ck_fails(ek_plan_step(&plan, "plan:2", &task, &settings), EK_ERR_INVALID_ARGUMENT,
+           "11 micro-batches of 10 samples");
+  settings = settings_of(EK_MODE_BALANCED, EK_SHARD_WORLD, 1);
+  ck_ok(ek_plan_step(&plan, "plan:2", &task, &settings));
+  task.processes = 2;
+  ck_fails(ek_plan_step(&plan, "plan:2", &task, &settings), EK_ERR_UNSUPPORTED,
+           "mode balanced keeps one master");
+  settings.mode = EK_MODE_SHARDED;
+  task.link_seconds = -1;
+  ck_fails(ek_plan_step(&plan, "plan:2", &task, &settings), EK_ERR_INVALID_ARGUMENT,
+           "task.link_seconds");
+  task = good;
+  task.processes = SIZE_MAX;
+  ck_fails(ek_plan_step(&plan, "plan:2", &task, &settings), EK_ERR_OVERFLOW, "too many");
+  place.world_size = 4;
+  trainer.group_options = &place;
+  task.processes = 2;
+  ck_fails(ek_plan_step(&plan, "plan:2", &task, &settings), EK_ERR_INVALID_ARGUMENT,
+           "among 4 devices; task.processes is 2, expected 0");
+  task.processes = 0;
+  ck_ok(ek_plan_step(&plan, "plan:2", &task, &settings));
+  ck_assert_uint_gt(plan.sent_bytes, 0);
+}
+
+/* The search leaves out what is not possible between processes, and takes shares inside each. A
+ * slow link makes what sends less come first. */
+CK_TEST(choices_between_processes) {
+  static float values[10 * WIDTH];
+  enum { MOST = 64 };
+  ek_optimizer *rule = NULL;
+  ek_tensor batch;
+  ek_advice choices[MOST];
+  size_t count = 0, inside = 0;
+  uint64_t before = 0;
+  ek_advise_task task = make_task(&rule, &batch, values);
+  task.processes = 4;
+  task.link_bytes = 1e3;
+  ck_ok(ek_advise(choices, &count, MOST, "plan:2@1GiB", &task));
+  ck_assert_uint_gt(count, 4);
+  for (size_t i = 0; i < count; i++) {
+    ek_advice plan;
+    ck_assert_int_ge(choices[i].settings.mode, EK_MODE_REPLICATED);
+    ck_ok(ek_plan_step(&plan, "plan:2", &task, &choices[i].settings));
+    ck_assert_double_eq(plan.seconds, choices[i].seconds);
+    ck_assert_uint_eq(plan.peak_bytes, choices[i].peak_bytes);
+    ck_assert_uint_ge(plan.sent_bytes, before);
+    before = plan.sent_bytes;
+    inside += choices[i].settings.shard_over == EK_SHARD_PROCESS;
+  }
+  ck_assert_uint_eq(inside, 3);
+  ck_assert_int_eq(choices[0].settings.shard_over, EK_SHARD_PROCESS);
+}
+
+/* ---- real steps ---- */
+
+static const struct {
+  const char *workload;
+  ek_mode mode;
+  ek_precision precision;
+  ek_shard_over over;
+  int64_t micro_batches;
+} steps[] = {{"gpt", EK_MODE_REPLICATED, EK_PRECISION_F32, EK_SHARD_WORLD, 1},
+             {"gpt", EK_MODE_REPLICATED, EK_PRECISION_BF16, EK_SHARD_WORLD, 2},
+             {"mlp", EK_MODE_SHARDED, EK_PRECISION_F32, EK_SHARD_WORLD, 3},
+             {"gpt", EK_MODE_SHARDED_GRADIENTS, EK_PRECISION_F32, EK_SHARD_WORLD, 3},
+             {"gpt", EK_MODE_FULLY_SHARDED, EK_PRECISION_BF16, EK_SHARD_WORLD, 2},
+             {"mlp", EK_MODE_SHARDED, EK_PRECISION_F32, EK_SHARD_PROCESS, 1},
+             {"gpt", EK_MODE_FULLY_SHARDED, EK_PRECISION_F32, EK_SHARD_PROCESS, 2}};
+enum { REAL = sizeof steps / sizeof steps[0], ROWS = 6 };
+
+/* Bytes from process to process over the test's own sockets. */
+static ek_status gather(void *context, const void *mine, size_t bytes, void *all) {
+  const struct ck_process *process = context;
+  const ek_exchange exchange = ck_process_exchange(process);
+  for (size_t peer = 0; peer < process->count; peer++) {
+    char *to = (char *)all + peer * bytes;
+    if (peer == process->number) {
+      memcpy(to, mine, bytes);
+    } else {
+      EK_TRY(exchange.swap(exchange.context, peer, mine, bytes, to, bytes, 30));
+    }
+  }
+  return EK_OK;
+}
+
+static ek_status open_world(ek_world **world, const struct ck_process *process) {
+  ek_world_gather own = EK_WORLD_GATHER_INIT;
+  own.process = process->number;
+  own.processes = process->count;
+  own.gather = gather;
+  own.context = (void *)(uintptr_t)process;
+  return ek_world_open_gather(world, &own, NULL);
+}
+
+/* Two steps; the bytes of the second. */
+static ek_status step_for_real(double *sent, ek_world *world, ek_group *group,
+                               const ek_advise_task *task, const ek_settings *settings) {
+  ek_module *module = NULL;
+  ek_criterion *criterion = NULL;
+  ek_trainer *opened = NULL;
+  ek_trainer_options options = *task->trainer;
+  ek_data_parallel_model_options own = *options.model;
+  ek_status status = EK_OK;
+  options.group = group;
+  options.group_options = NULL;
+  options.model = &own;
+  options.micro_batches = settings->micro_batches;
+  own.precision = settings->precision;
+  own.shard_over = settings->shard_over;
+  EK_TRY(ek_data_parallel_model_options_set_mode(&own, settings->mode));
+  EK_TRY_GOTO(status, task->build(task->context, settings, &module, &criterion), cleanup);
+  EK_TRY_GOTO(status,
+              ek_trainer_open(&opened, NULL, module, criterion, task->optimizer, &options),
+              cleanup);
+  for (int i = 0; i < 2; i++) {
+    *sent = -(double)ek_world_sent(world);
+    EK_TRY_GOTO(status,
+                ek_trainer_step(NULL, opened, task->inputs, task->input_count, task->targets,
+                                task->target_count),
+                cleanup);
+    *sent += (double)ek_world_sent(world);
+  }
+cleanup:
+  ek_trainer_free(opened);
+  ek_criterion_free(criterion);
+  ek_module_free(module);
+  return status;
+}
+
+/* Both numbers of one case. */
+static ek_status compare(struct ck_outcome *outcome, const struct ck_process *process,
+                         ek_world *world, ek_group *group, size_t which) {
+  const size_t devices = process->devices[process->number];
+  ek_settings settings = settings_of(steps[which].mode, steps[which].over,
+                                     steps[which].micro_batches);
+  struct ck_batch batch =
+      ck_batch_make(ck_workload(steps[which].workload), EK_F32, ROWS * (int64_t)devices, 0, 1);
+  ek_group_options place = EK_GROUP_OPTIONS_INIT;
+  ek_advise_task task = EK_ADVISE_TASK_INIT;
+  ek_advice plan;
+  double sent = 0;
+  char spec[32];
+  settings.precision = steps[which].precision;
+  (void)snprintf(spec, sizeof spec, "plan:%zu", devices);
+  place.world_size = process->world;
+  place.first_rank = process->first_rank;
+  model = (ek_data_parallel_model_options)EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  trainer = (ek_trainer_options)EK_TRAINER_OPTIONS_INIT;
+  trainer.model = &model;
+  trainer.group_options = &place;
+  task.build = build;
+  task.context = (void *)(uintptr_t)steps[which].workload;
+  task.inputs = batch.input;
+  task.targets = batch.target;
+  task.input_count = batch.inputs;
+  task.target_count = batch.targets;
+  task.trainer = &trainer;
+  ek_optimizer *rule = NULL;
+  EK_TRY(ck_clipped_adamw(&rule));
+  task.optimizer = rule;
+  ek_status status = step_for_real(&sent, world, group, &task, &settings);
+  if (status == EK_OK) status = ek_plan_step(&plan, spec, &task, &settings);
+  ek_optimizer_free(rule);
+  EK_TRY(status);
+  ck_outcome_add(outcome, sent);
+  ck_outcome_add(outcome, (double)plan.sent_bytes);
+  return EK_OK;
+}
+
+static void count_bytes(struct ck_outcome *outcome, const struct ck_process *process) {
+  ek_world *world = NULL;
+  ek_group *group = NULL;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  char spec[32];
+  (void)snprintf(spec, sizeof spec, "cpu:%zu", process->devices[process->number]);
+  outcome->status = open_world(&world, process);
+  options.world = world;
+  options.threads_per_device = 1;
+  if (outcome->status == EK_OK) outcome->status = ek_group_open(&group, spec, &options);
+  for (size_t i = 0; i < REAL && outcome->status == EK_OK; i++) {
+    outcome->status = compare(outcome, process, world, group, i);
+  }
+  if (outcome->status != EK_OK) {
+    (void)snprintf(outcome->message, sizeof outcome->message, "%s", ek_error_message());
+  }
+  ek_group_free(group);
+  ek_world_free(world);
+}
+
+CK_LOOP(bytes_are_those_of_a_plan, 2) {
+  static const size_t devices[2][3] = {{1, 1, 1}, {2, 2, 0}};
+  const size_t count = _i == 0 ? 3 : 2;
+  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
+  ck_processes_run(outcomes, "bytes", devices[_i], count);
+  for (size_t p = 0; p < count; p++) {
+    const double *got = outcomes[p].numbers;
+    ck_assert_msg(outcomes[p].whole && outcomes[p].status == EK_OK, "process %zu: %s", p,
+                  outcomes[p].message);
+    ck_assert_uint_eq(outcomes[p].count, 2 * REAL);
+    for (size_t i = 0; i < REAL; i++) {
+      ck_assert_msg(got[2 * i] > 0 && got[2 * i] == got[2 * i + 1],
+                    "case %zu, process %zu: %.0f bytes, planned were %.0f", i, p, got[2 * i],
+                    got[2 * i + 1]);
+    }
+  }
+  free(outcomes);
+}
+
+static const struct ck_part parts[] = {{"bytes", count_bytes}, {NULL, NULL}};
+
+static Suite *make_suite(void) { return ck_suite("traffic", NULL, NULL); }
+
+int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
