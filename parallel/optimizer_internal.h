@@ -50,6 +50,12 @@ void ek__optimizer_cut_free(ek_data_parallel_model *model);
 ek_status ek__ranges_make(struct ek__ranges *ranges, const ek_data_parallel_model *model,
                           const struct ek__rank *rank, bool norm);
 
+/* state.c: ek_state_read_part(), and if not `to_all`, process 0 alone gets the parts that other
+ * processes have: `host` of the others is scratch. */
+ek_status ek__state_read_part(ek_tensor *host, const ek_data_parallel_model *model,
+                              const char *name, int64_t first, bool to_all);
+/* state.c: whether other processes have parts of an entry. */
+bool ek__state_is_away(const ek_data_parallel_model *model, const ek_state_info *info);
 /* state.c: whether this is the name of an entry that a model has with a dynamic loss scale
  * alone. */
 bool ek__state_is_scaler(const char *name);

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "device/device_internal.h"
+#include "device/place.h"
 #include "device/types.h"
 #include "optimizer_internal.h"
 
@@ -207,7 +208,7 @@ static ek_status copy_shares(const ek_data_parallel_model *model,
   for (size_t b = 0; b < buckets->count; b++) {
     const struct ek__bucket *bucket = &buckets->list[b];
     for (size_t k = 0; k < model->run.count; k++) {
-      const size_t rank = model->run.ranks[k].number;
+      const size_t rank = model->run.ranks[k].part;
       const int64_t first = bucket->first + bucket->offsets[rank];
       const int64_t last = first + ek__bucket_share(bucket, rank);
       int64_t from = 0, to = 0;
@@ -321,20 +322,87 @@ ek_status ek__read_numbers(double *values, int64_t count, const ek_tensor *tenso
   return ek_tensor_copy(&host, tensor);
 }
 
-/* Whether this process has all of an entry. */
-static ek_status check_whole(const char *who, const ek_data_parallel_model *model, bool cut,
-                             const char *name) {
-  const bool away = model->run.cut.ranks > model->run.count; /* parts are in other processes */
-  EK__FAIL_IF(cut && away, EK_ERR_UNSUPPORTED,
-              "%s: %s is cut over the devices of several processes, of which this one has its own "
-              "parts alone",
-              who, name);
+/* Whether parts of shares are in other processes. */
+static bool is_away(const ek_data_parallel_model *model) {
+  return model->run.cut.ranks > model->run.count;
+}
+
+/* Whether other processes have parts of an entry. */
+static bool is_cut(const ek_data_parallel_model *model, ek_state_kind kind) {
+  if (!is_away(model) || is_number(kind) || kind == EK_STATE_KIND_BUFFER) return false;
+  return kind == EK_STATE_KIND_OPTIMIZER ? ek__placement(model)->state_shares
+                                         : ek__model_shares_masters(model);
+}
+
+/* ---- parts that other processes have ---- */
+
+/* One rank's part of a bucket, among the elements of a host tensor that begins with element
+ * `offset` of the flat buffers; false: none of them. */
+static bool part_of(int64_t *from, int64_t *to, const struct ek__bucket *bucket, size_t rank,
+                    int64_t offset, int64_t count) {
+  const int64_t first = bucket->first + bucket->offsets[rank];
+  return meet(from, to, offset, count, first, first + ek__bucket_share(bucket, rank));
+}
+
+/* Sends the process's own parts to another one, and receives that one's: in place, in the order of
+ * the buckets. */
+static ek_status swap_parts(const ek_data_parallel_model *model, size_t peer, int64_t offset,
+                            ek_tensor *host, bool sends, bool receives) {
+  ek_world *world = ek__group_world(model->run.group);
+  const struct ek__place *place = ek__group_place(model->run.group);
+  const size_t own = ek_world_process(world), size = ek_type_size(host->type);
+  /* First what the lower of the two has. */
+  for (size_t turn = 0; turn < 2; turn++) {
+    const bool mine = (turn == 0) == (own < peer);
+    const size_t owner = mine ? own : peer, last = ek__place_first_rank(place, owner + 1);
+    if (mine ? !sends : !receives) continue;
+    for (size_t b = 0; b < model->run.cut.count; b++) {
+      for (size_t rank = ek__place_first_rank(place, owner); rank < last; rank++) {
+        int64_t from = 0, to = 0;
+        if (!part_of(&from, &to, &model->run.cut.list[b], rank, offset, ek_tensor_count(host))) {
+          continue;
+        }
+        char *data = (char *)host->data + (size_t)(from - offset) * size;
+        const size_t bytes = (size_t)(to - from) * size;
+        EK_TRY(ek__world_swap(world, peer, data, mine ? bytes : 0, data, mine ? 0 : bytes));
+      }
+    }
+  }
   return EK_OK;
 }
 
-static bool is_cut(const ek_data_parallel_model *model, const struct entry *entry) {
-  if (entry->kind == EK_STATE_KIND_OPTIMIZER) return ek__placement(model)->state_shares;
-  return !is_number(entry->kind) && !entry->info.buffer && ek__model_shares_masters(model);
+/* The host tensor of each process has its own parts and gets those of the others, in process 0
+ * alone or in all. `key` is the same for the same entry. */
+static ek_status gather_parts(const ek_data_parallel_model *model, const char *doing, int64_t key,
+                              int64_t offset, ek_tensor *host, bool to_all) {
+  ek_world *world = ek__group_world(model->run.group);
+  const struct ek__topic topic = {.kind = EK__TOPIC_AGREE,
+                                  .doing = doing,
+                                  .same = 5,
+                                  .words = {key, offset, ek_tensor_count(host), (int64_t)host->type,
+                                            to_all}};
+  const size_t own = ek_world_process(world);
+  ek__world_lock(world);
+  ek_status status = ek__world_talk(world, &topic, NULL);
+  for (size_t round = 0; round < ek_world_processes(world) && status == EK_OK; round++) {
+    const size_t peer = ek__world_peer(world, round);
+    if (peer == own) continue;
+    status = swap_parts(model, peer, offset, host, to_all || peer == 0, to_all || own == 0);
+  }
+  ek__world_unlock(world);
+  return status;
+}
+
+/* Elements of an entry, of which other processes may have parts: then all processes call this.
+ * to_all: all get all of them, else process 0. */
+static ek_status read_entry(const ek_data_parallel_model *model, const struct entry *entry,
+                            int64_t first, ek_tensor *host, bool to_all) {
+  ek_data_parallel_model *own = (ek_data_parallel_model *)(uintptr_t)model;
+  EK_TRY(copy_entry(own, entry, first, host, false));
+  if (!is_cut(model, entry->kind)) return EK_OK;
+  const int64_t key = (int64_t)(entry->parameter * EK_MAX_OPTIMIZER_STATES + entry->state) * 16 +
+                      (int64_t)entry->kind;
+  return gather_parts(model, "reading a state", key, entry->info.offset + first, host, to_all);
 }
 
 static ek_status check_host(const char *who, const char *name, const ek_tensor *like,
@@ -362,17 +430,41 @@ static ek_status entry_for(struct entry *entry, const char *who,
   return check_host(who, name, &like, host);
 }
 
-ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model, const char *name) {
-  EK__NOT_NULL("ek_state_read", host, model, name);
+static ek_status read_named(ek_tensor *host, const ek_data_parallel_model *model,
+                            const char *name) {
+  EK__NOT_NULL("ek_state_read", host, name);
   EK__MODEL_USE(model, "ek_state_read");
   struct entry entry;
   EK_TRY(entry_for(&entry, "ek_state_read", model, name, host));
-  EK_TRY(check_whole("ek_state_read", model, is_cut(model, &entry), name));
-  return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, 0, host, false);
+  return read_entry(model, &entry, 0, host, true);
+}
+
+/* Reading is a call of all processes where other ones have parts. */
+static ek_world *world_of_reading(const ek_data_parallel_model *model) {
+  return is_away(model) ? ek__group_world(model->run.group) : NULL;
+}
+
+ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model, const char *name) {
+  EK__NOT_NULL("ek_state_read", model);
+  ek_world *world = world_of_reading(model);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began, read_named(host, model, name));
 }
 
 ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *model, const char *name,
                              int64_t first) {
+  EK__NOT_NULL("ek_state_read_part", model);
+  ek_world *world = world_of_reading(model);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began, ek__state_read_part(host, model, name, first, true));
+}
+
+bool ek__state_is_away(const ek_data_parallel_model *model, const ek_state_info *info) {
+  return is_cut(model, info->kind);
+}
+
+ek_status ek__state_read_part(ek_tensor *host, const ek_data_parallel_model *model,
+                              const char *name, int64_t first, bool to_all) {
   EK__NOT_NULL("ek_state_read_part", host, model, name);
   EK__MODEL_USE(model, "ek_state_read_part");
   struct entry entry;
@@ -384,8 +476,7 @@ ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *mode
               (long long)ek_tensor_count(&like), name);
   const ek_tensor part = ek__flat_range(&like, 0, ek_tensor_count(host));
   EK_TRY(check_host("ek_state_read_part", name, &part, host));
-  EK_TRY(check_whole("ek_state_read_part", model, is_cut(model, &entry), name));
-  return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, first, host, false);
+  return read_entry(model, &entry, first, host, to_all);
 }
 
 ek_status ek__state_check_number(ek_state_kind kind, const void *value) {
@@ -426,8 +517,10 @@ static ek_status read_kept_gradient(ek_tensor *host, const ek_data_parallel_mode
                                     int64_t offset) {
   const struct ek__placement *placement = ek__placement(model);
   if (placement->state_shares) {
-    return copy_shares(model, ek_replica_gradients, placement->gradient_shares, offset, host,
-                       false);
+    EK_TRY(copy_shares(model, ek_replica_gradients, placement->gradient_shares, offset, host,
+                       false));
+    return is_away(model) ? gather_parts(model, "reading a gradient", -1, offset, host, true)
+                          : EK_OK;
   }
   return copy_range(ek_replica_gradients(model->run.ranks[0].replica), offset, host, 0,
                     ek_tensor_count(host), false);
@@ -461,9 +554,8 @@ static ek_status read_factor(double *factor, const ek_data_parallel_model *model
   return EK_OK;
 }
 
-ek_status ek_data_parallel_model_gradient(ek_tensor *host, const ek_data_parallel_model *model,
-                                          const char *name) {
-  EK__NOT_NULL("gradient", model, name, host);
+static ek_status gradient(ek_tensor *host, const ek_data_parallel_model *model, const char *name) {
+  EK__NOT_NULL("gradient", name, host);
   EK__MODEL_USE(model, "gradient");
   ek_parameter_info info;
   EK_TRY(ek_replica_find(&info, model->run.ranks[0].replica, name));
@@ -472,7 +564,6 @@ ek_status ek_data_parallel_model_gradient(ek_tensor *host, const ek_data_paralle
   EK__FAIL_IF(model->step.stage != EK__STEP_REDUCED, EK_ERR_STATE,
               "gradient: the step's last backward has not run");
   EK_TRY(check_host("gradient", name, &info.value, host));
-  EK_TRY(check_whole("gradient", model, ek__placement(model)->state_shares, name));
   EK_TRY(read_gradient(host, model, info.offset));
   double factor = 1;
   EK_TRY(read_factor(&factor, model));
@@ -486,4 +577,12 @@ ek_status ek_data_parallel_model_gradient(ek_tensor *host, const ek_data_paralle
     }
   }
   return EK_OK;
+}
+
+ek_status ek_data_parallel_model_gradient(ek_tensor *host, const ek_data_parallel_model *model,
+                                          const char *name) {
+  EK__NOT_NULL("gradient", model);
+  ek_world *world = ek__placement(model)->state_shares ? world_of_reading(model) : NULL;
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began, gradient(host, model, name));
 }

@@ -11,6 +11,10 @@
  * Pieces and the block are images of the file: whole pages of one are whole pages of the other, so
  * that they are written past the page cache (io/file.h).
  *
+ * Process 0 of a world writes the file; the others fill the same pieces in the same order, and what
+ * they have of each goes to process 0. So a save needs no file system that the processes share, and
+ * is whole or absent whichever of them is killed.
+ *
  * The public functions of state.h and safetensors.h do the work; only the schedule is looked up in
  * the optimizer, and in the writer where entries are.
  */
@@ -44,6 +48,7 @@ enum { LEAST_PIECE = 256 << 10, MOST_PIECE = 8 << 20 };
 enum { NUMBER_SIZE = 32, SCHEDULE_SIZE = 160 };
 
 struct ek_checkpoint_write {
+  ek_world *world; /* NULL: there is one process */
   char *folder;
   int64_t step;
   size_t keep, count;
@@ -66,6 +71,49 @@ struct ek_checkpoint_write {
 };
 
 static const char memory_of[] = "a state to save";
+
+/* ---- several processes ---- */
+
+/* The part of an entry that process 0 wants next; count < 0: no more. */
+struct wanted {
+  int64_t index, first, count;
+};
+
+static ek_world *world_of(const ek_data_parallel_model *model) {
+  return ek__group_world(model->run.group);
+}
+
+static bool writes(const ek_data_parallel_model *model) {
+  return ek_world_process(world_of(model)) == 0;
+}
+
+/* Process 0 has filled everything. */
+static ek_status end_filling(const ek_data_parallel_model *model) {
+  struct wanted end = {.count = -1};
+  return ek__world_share(world_of(model), &end, sizeof end);
+}
+
+/* The other processes give process 0 what it wants. What it asks for is checked by state.c. */
+static ek_status help(const ek_data_parallel_model *model) {
+  char *scratch = NULL;
+  size_t room = 0;
+  ek_status status = ek__model_check(model);
+  while (status == EK_OK) {
+    struct wanted wanted;
+    ek_state_info info;
+    EK_TRY_GOTO(status, ek__world_share(world_of(model), &wanted, sizeof wanted), cleanup);
+    if (wanted.count < 0) break;
+    EK_TRY_GOTO(status, ek_state_entry(&info, model, (size_t)wanted.index), cleanup);
+    ek_tensor host = {.type = info.like.type, .rank = 1, .shape = {wanted.count}};
+    const size_t bytes = ek_tensor_bytes(&host);
+    EK_TRY_GOTO(status, ek__grow(&scratch, &room, bytes, 1, memory_of), cleanup);
+    host.data = scratch;
+    status = ek__state_read_part(&host, model, info.name, wanted.first, false);
+  }
+cleanup:
+  ek__free(scratch);
+  return status;
+}
 
 /* ---- describing ---- */
 
@@ -181,6 +229,7 @@ static ek_status create(ek_checkpoint_write **write, const ek_data_parallel_mode
                         const char *folder, const ek_checkpoint_options *options) {
   ek_checkpoint_write *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
+  self->world = world_of(model);
   const ek_status status = describe(self, model, folder, options);
   if (status == EK_OK) {
     *write = self;
@@ -196,7 +245,14 @@ static ek_status create(ek_checkpoint_write **write, const ek_data_parallel_mode
 static ek_status read_part(ek_tensor *host, const ek_checkpoint_write *self,
                            const ek_data_parallel_model *model, size_t index, int64_t first) {
   const size_t own = self->count - self->extra_count;
-  if (index < own) return ek_state_read_part(host, model, self->infos[index].name, first);
+  if (index < own) {
+    const ek_state_info *info = &self->infos[index];
+    if (ek__state_is_away(model, info)) {
+      struct wanted wanted = {(int64_t)index, first, ek_tensor_count(host)};
+      EK_TRY(ek__world_share(world_of(model), &wanted, sizeof wanted));
+    }
+    return ek__state_read_part(host, model, info->name, first, false);
+  }
   const ek_tensor *value = &self->extras[index - own].value;
   const size_t size = ek_type_size(value->type), bytes = ek_tensor_bytes(host);
   if (bytes > 0) memcpy(host->data, (const char *)value->data + (size_t)first * size, bytes);
@@ -276,16 +332,28 @@ static ek_status write_entries(ek_checkpoint_write *self, const ek_data_parallel
   return ek__write_behind_end(behind, status);
 }
 
-ek_status ek_checkpoint_save(const ek_data_parallel_model *model, const char *folder,
-                             const ek_checkpoint_options *options) {
+static ek_status save(const ek_data_parallel_model *model, const char *folder,
+                      const ek_checkpoint_options *options) {
   ek_checkpoint_write *self = NULL;
-  EK__NOT_NULL("ek_checkpoint_save", model, folder);
+  EK__NOT_NULL("ek_checkpoint_save", folder);
   EK__MODEL_ENTER(model, "ek_checkpoint_save");
+  if (!writes(model)) return help(model);
   EK_TRY(create(&self, model, folder, options));
   ek_status status = write_entries(self, model);
+  if (status == EK_OK) status = end_filling(model);
   if (status == EK_OK) status = finish(self);
   destroy(self);
   return status;
+}
+
+ek_status ek_checkpoint_save(const ek_data_parallel_model *model, const char *folder,
+                             const ek_checkpoint_options *options) {
+  EK__NOT_NULL("ek_checkpoint_save", model);
+  ek_world *world = world_of(model);
+  const uint64_t began = ek__world_begin(world);
+  ek_status status = save(model, folder, options);
+  if (status == EK_OK) status = ek__world_agree(world, "saving a state", model->step.taken);
+  return ek__world_end(world, began, status);
 }
 
 /* ---- in the background ---- */
@@ -313,13 +381,29 @@ static void *write_main(void *arg) {
   return NULL;
 }
 
-ek_status ek_checkpoint_begin(ek_checkpoint_write **write, const ek_data_parallel_model *model,
-                              const char *folder, const ek_checkpoint_options *options) {
+/* What a process without a file waits for in ek_checkpoint_end(). */
+static ek_status create_empty(ek_checkpoint_write **write, const ek_data_parallel_model *model) {
   ek_checkpoint_write *self = NULL;
-  EK__NOT_NULL("ek_checkpoint_begin", write, model, folder);
+  EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
+  self->world = world_of(model);
+  self->process = ek__process_this();
+  self->joined = true;
+  *write = self;
+  return EK_OK;
+}
+
+static ek_status begin(ek_checkpoint_write **write, const ek_data_parallel_model *model,
+                       const char *folder, const ek_checkpoint_options *options) {
+  ek_checkpoint_write *self = NULL;
+  EK__NOT_NULL("ek_checkpoint_begin", write, folder);
   EK__MODEL_ENTER(model, "ek_checkpoint_begin");
+  if (!writes(model)) {
+    EK_TRY(help(model));
+    return create_empty(write, model);
+  }
   EK_TRY(create(&self, model, folder, options));
   ek_status status = copy_all(self, model);
+  if (status == EK_OK) status = end_filling(model);
   self->process = ek__process_this();
   if (status == EK_OK) {
     status = ek__thread_start(&self->thread, EK__WORKER_STACK, write_main, self);
@@ -328,6 +412,27 @@ ek_status ek_checkpoint_begin(ek_checkpoint_write **write, const ek_data_paralle
     *write = self;
   } else {
     destroy(self);
+  }
+  return status;
+}
+
+ek_status ek_checkpoint_begin(ek_checkpoint_write **write, const ek_data_parallel_model *model,
+                              const char *folder, const ek_checkpoint_options *options) {
+  ek_checkpoint_write *made = NULL;
+  EK__NOT_NULL("ek_checkpoint_begin", write, model);
+  ek_world *world = world_of(model);
+  const uint64_t began = ek__world_begin(world);
+  ek_status status = begin(&made, model, folder, options);
+  if (status == EK_OK) status = ek__world_agree(world, "saving a state", model->step.taken);
+  status = ek__world_end(world, began, status);
+  if (status == EK_OK) {
+    *write = made;
+  } else if (made != NULL) {
+    char before[EK__MESSAGE_SIZE];
+    ek__error_keep(before);
+    ek__checkpoint_wait(made);
+    destroy(made);
+    status = ek_error_set(status, "%s", before);
   }
   return status;
 }
@@ -351,8 +456,11 @@ ek_status ek_checkpoint_end(ek_checkpoint_write *write) {
   } else if (write->status != EK_OK) {
     status = ek_error_set(write->status, "%s", write->message);
   }
+  ek_world *world = write->world;
   destroy(write);
-  return status;
+  const uint64_t began = ek__world_begin(world);
+  if (status == EK_OK) status = ek__world_agree(world, "at the end of a save", 0);
+  return ek__world_end(world, began, status);
 }
 
 EK__OPTIONS_INIT(ek_checkpoint_options, EK_CHECKPOINT_OPTIONS_INIT)

@@ -201,16 +201,24 @@ static ek_status check_entry(const ek_safetensors *file, const char *path,
 }
 
 /* *largest becomes the bytes of the largest entry. */
-static ek_status check_entries(size_t *largest, const ek_data_parallel_model *model,
-                               const ek_safetensors *file, const char *path) {
+static ek_status measure_entries(size_t *largest, const ek_data_parallel_model *model) {
   const size_t count = ek_state_count(model);
   *largest = 0;
   for (size_t i = 0; i < count; i++) {
     ek_state_info info;
     EK_TRY(ek_state_entry(&info, model, i));
-    EK_TRY(check_entry(file, path, &info));
     const size_t bytes = ek_tensor_bytes(&info.like);
     if (bytes > *largest) *largest = bytes;
+  }
+  return EK_OK;
+}
+
+static ek_status check_entries(const ek_data_parallel_model *model, const ek_safetensors *file,
+                               const char *path) {
+  for (size_t i = 0; i < ek_state_count(model); i++) {
+    ek_state_info info;
+    EK_TRY(ek_state_entry(&info, model, i));
+    EK_TRY(check_entry(file, path, &info));
   }
   for (size_t i = 0; model->update != NULL && i < ek_safetensors_count(file); i++) {
     ek_state_info info;
@@ -245,28 +253,44 @@ static ek_status write_entries(ek_data_parallel_model *model, const ek_safetenso
     EK_TRY(ek_state_entry(&info, model, i));
     ek_tensor host = info.like;
     host.data = buffer;
-    EK_TRY(read_entry(&host, model, file, &info));
+    if (file != NULL) EK_TRY(read_entry(&host, model, file, &info));
+    EK_TRY(ek__world_share(ek__group_world(model->run.group), buffer, ek_tensor_bytes(&host)));
     EK_TRY(ek_state_write(model, info.name, &host));
   }
   return EK_OK;
 }
 
-ek_status ek_checkpoint_load(ek_checkpoint_info *info, ek_data_parallel_model *model,
-                             const char *path) {
+/* Process 0 of a world reads the file, and shares what it reads. */
+static ek_status load(ek_checkpoint_info *info, ek_data_parallel_model *model, const char *path) {
   ek_safetensors *file = NULL;
   ek_checkpoint_info found = {.step = 0};
+  ek_world *world = ek__group_world(model->run.group);
   size_t largest = 0;
   void *buffer = NULL;
-  EK__NOT_NULL("ek_checkpoint_load", model, path);
+  ek_status status = EK_OK;
+  EK__NOT_NULL("ek_checkpoint_load", path);
   EK__MODEL_ENTER(model, "ek_checkpoint_load");
-  EK_TRY(open_any(&file, &found, path));
-  ek_status status = check_entries(&largest, model, file, found.path);
-  if (status != EK_OK) goto cleanup;
+  if (ek_world_process(world) == 0) {
+    EK_TRY(open_any(&file, &found, path));
+    EK_TRY_GOTO(status, check_entries(model, file, found.path), cleanup);
+  }
+  EK_TRY_GOTO(status, measure_entries(&largest, model), cleanup);
   EK_TRY_GOTO(status, ek__new(&buffer, 1, largest, "a state to load"), cleanup);
+  EK_TRY_GOTO(status, ek__world_share(world, &found, sizeof found), cleanup);
   EK_TRY_GOTO(status, write_entries(model, file, buffer), cleanup);
   if (info != NULL) *info = found;
 cleanup:
   ek__free(buffer);
   ek_safetensors_free(file);
   return status;
+}
+
+ek_status ek_checkpoint_load(ek_checkpoint_info *info, ek_data_parallel_model *model,
+                             const char *path) {
+  EK__NOT_NULL("ek_checkpoint_load", model);
+  ek_world *world = ek__group_world(model->run.group);
+  const uint64_t began = ek__world_begin(world);
+  ek_status status = load(info, model, path);
+  if (status == EK_OK) status = ek__world_agree(world, "loading a state", model->step.taken);
+  return ek__world_end(world, began, status);
 }

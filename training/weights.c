@@ -176,11 +176,13 @@ static ek_status read_weight(const struct weights *w, const struct weight *weigh
   return turn(w, weight, &host);
 }
 
-ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
-                          const ek_weights_options *options) {
+/* Each process of a world reads the file. None writes a parameter before all have read it. */
+static ek_status load(ek_data_parallel_model *model, const char *path,
+                      const ek_weights_options *options) {
   struct weights w = {0};
   ek_safetensors *file = NULL;
-  EK__NOT_NULL("ek_weights_load", model, path);
+  ek_world *world = ek__group_world(model->run.group);
+  EK__NOT_NULL("ek_weights_load", path);
   EK__MODEL_ENTER(model, "ek_weights_load");
   EK_TRY(open_weights(&w, model, options));
   ek_status status = ek_safetensors_open(&file, path);
@@ -190,6 +192,7 @@ ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
   for (size_t i = 0; i < w.count && status == EK_OK; i++) {
     status = read_weight(&w, &w.list[i], file, path);
   }
+  if (status == EK_OK) status = ek__world_agree(world, "loading weights", model->step.taken);
   for (size_t i = 0; i < w.count && status == EK_OK; i++) {
     const ek_tensor host = host_of(&w, &w.list[i]);
     status = ek_state_write(model, w.list[i].info.name, &host);
@@ -197,6 +200,14 @@ ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
   ek_safetensors_free(file);
   close_weights(&w);
   return status;
+}
+
+ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
+                          const ek_weights_options *options) {
+  EK__NOT_NULL("ek_weights_load", model);
+  ek_world *world = ek__group_world(model->run.group);
+  const uint64_t began = ek__world_begin(world);
+  return ek__world_end(world, began, load(model, path, options));
 }
 
 /* ---- writing ---- */
@@ -207,32 +218,47 @@ static ek_status write_all(const struct weights *w, const ek_data_parallel_model
     const struct weight *weight = &w->list[i];
     ek_tensor host = host_of(w, weight);
     EK_TRY(ek_state_read(&host, model, weight->info.name));
+    if (writer == NULL) continue;
     EK_TRY(turn(w, weight, &host));
     EK_TRY(ek_safetensors_write(writer, i, host.data, weight->bytes));
   }
-  return ek_safetensors_finish(writer);
+  return writer == NULL ? EK_OK : ek_safetensors_finish(writer);
 }
 
-ek_status ek_weights_save(const ek_data_parallel_model *model, const char *path,
-                          const ek_weights_options *options) {
+/* Process 0 of a world writes the file; all read the weights, of which each may have parts. */
+static ek_status save(const ek_data_parallel_model *model, const char *path,
+                      const ek_weights_options *options) {
   /* `format` is what the Python packages ask for. */
   static const ek_safetensors_pair pairs[] = {{"format", "pt"}};
   struct weights w = {0};
   ek_safetensors_writer *writer = NULL;
   ek_safetensors_entry *entries = NULL;
-  EK__NOT_NULL("ek_weights_save", model, path);
+  EK__NOT_NULL("ek_weights_save", path);
   EK__MODEL_ENTER(model, "ek_weights_save");
   EK_TRY(open_weights(&w, model, options));
   ek_status status = ek__new(&entries, w.count, sizeof *entries, memory_of);
   for (size_t i = 0; i < w.count && status == EK_OK; i++) {
     entries[i] = (ek_safetensors_entry){form_of(&w, &w.list[i], true), in_file(&w.list[i])};
   }
-  if (status == EK_OK) status = ek_safetensors_create(&writer, path, entries, w.count, pairs, 1);
+  const bool writes = ek_world_process(ek__group_world(model->run.group)) == 0;
+  if (status == EK_OK && writes) {
+    status = ek_safetensors_create(&writer, path, entries, w.count, pairs, 1);
+  }
   if (status == EK_OK) status = write_all(&w, model, writer);
   ek_safetensors_writer_free(writer);
   ek__free(entries);
   close_weights(&w);
   return status;
+}
+
+ek_status ek_weights_save(const ek_data_parallel_model *model, const char *path,
+                          const ek_weights_options *options) {
+  EK__NOT_NULL("ek_weights_save", model);
+  ek_world *world = ek__group_world(model->run.group);
+  const uint64_t began = ek__world_begin(world);
+  ek_status status = save(model, path, options);
+  if (status == EK_OK) status = ek__world_agree(world, "saving weights", model->step.taken);
+  return ek__world_end(world, began, status);
 }
 
 EK__OPTIONS_INIT(ek_weights_options, EK_WEIGHTS_OPTIONS_INIT)

@@ -25,6 +25,12 @@
  * without a leading zero. FOLDER/step-NUMBER.safetensors.tmp and .safetensors.K.tmp are files of
  * saves that are under way; the next save removes those of processes that were killed.
  *
+ * In a world of several processes (world.h) all processes make these calls. Process 0 writes and
+ * reads the files and has the extras; the others send it their parts of the state, and get what it
+ * reads. So `folder` and `path` are those of process 0 and need not be on a file system that the
+ * processes share, and any number of processes reads what any other has written. The world must
+ * outlive a save in the background.
+ *
  * state.h says when a run goes on bit for bit as if uninterrupted, and when only to rounding.
  */
 #ifndef EVENKEEL_CHECKPOINT_H

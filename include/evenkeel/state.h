@@ -95,7 +95,8 @@ EK_API EK_CHECKED ek_status ek_state_find(ek_state_info *info, const ek_data_par
  * EK_ERR_NOT_FOUND  no such entry
  * EK_ERR_TYPE       another type, and one of the two is not floating
  * EK_ERR_SHAPE      another shape; nothing was touched in either case
- * EK_ERR_UNSUPPORTED  reading what is cut over the devices of several processes
+ * Reading what is cut over the devices of several processes (world.h) is a call of all of them, and
+ * all get the whole entry.
  */
 EK_API EK_CHECKED ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model,
                                           const char *name);

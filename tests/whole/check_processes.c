@@ -14,6 +14,7 @@
 #include <evenkeel/communicator.h>
 #include <evenkeel/evenkeel.h>
 
+#include "ck_folder.h"
 #include "ck_processes.h"
 #include "ck_training.h"
 
@@ -527,45 +528,163 @@ CK_TEST(shares_inside_need_as_many_devices_everywhere) {
   free(outcomes);
 }
 
+/* ---- state ---- */
+
+/* What all processes read of an entry. */
+static void read_entry(struct ck_outcome *outcome, const struct ck_process *process,
+                       const struct ck_training *training, const char *name) {
+  static float values[4096], part[7];
+  ek_state_info info;
+  if (!keep(outcome, ek_state_find(&info, training->model, name))) return;
+  ek_tensor host = info.like;
+  host.data = values;
+  if (!keep(outcome, ek_state_read(&host, training->model, name))) return;
+  add_everywhere(outcome, process, hash_of(host.data, (size_t)ek_tensor_bytes(&host)));
+  host = (ek_tensor){.data = part, .type = EK_F32, .rank = 1, .shape = {7}};
+  if (!keep(outcome, ek_state_read_part(&host, training->model, name, 3))) return;
+  if (memcmp(part, values + 3, sizeof part) != 0) keep(outcome, EK_ERR_INTERNAL);
+}
+
+/* A parameter, its state, and its gradient between backward and update. */
+static void read_state(struct ck_outcome *outcome, const struct ck_process *process,
+                       ek_group *group, ek_mode mode, ek_precision precision) {
+  static float values[4096];
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", mode);
+  struct ck_training training;
+  ek_step_result result;
+  struct ck_batch whole =
+      ck_batch_make(setup.workload, EK_F32, 2 * (int64_t)process->world, 0, 1);
+  const struct ck_batch batch =
+      ck_batch_samples(&whole, 2 * (int64_t)process->first_rank,
+                       2 * (int64_t)process->devices[process->number]);
+  ek_state_info info;
+  setup.optimizer = ck_clipped_adamw;
+  setup.options.precision = precision;
+  setup.options.bucket_bytes = 1024;
+  if (!keep(outcome, ck_training_try(&training, &setup, group))) return;
+  if (keep(outcome, ck_training_step(&training, &batch, &result)) &&
+      keep(outcome, ck_training_backward(&training, &batch, NULL, false, NULL)) &&
+      keep(outcome, ek_state_entry(&info, training.model, 0))) {
+    ek_tensor host = info.like;
+    host.data = values;
+    (void)keep(outcome, ek_data_parallel_model_gradient(&host, training.model, info.name));
+    add_everywhere(outcome, process, hash_of(host.data, (size_t)ek_tensor_bytes(&host)));
+    read_entry(outcome, process, &training, info.name);
+    read_entry(outcome, process, &training, ck_state_name(&training, info.name, 0));
+  }
+  ck_training_free(&training);
+}
+
+static void read_states(struct ck_outcome *outcome, const struct ck_process *process) {
+  ek_group *group = NULL;
+  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
+  read_state(outcome, process, group, EK_MODE_REPLICATED, EK_PRECISION_DEFAULT);
+  read_state(outcome, process, group, EK_MODE_SHARDED, EK_PRECISION_BF16);
+  read_state(outcome, process, group, EK_MODE_SHARDED_GRADIENTS, EK_PRECISION_DEFAULT);
+  read_state(outcome, process, group, EK_MODE_FULLY_SHARDED, EK_PRECISION_DEFAULT);
+  (void)keep(outcome, ek_group_close(group));
+}
+
+CK_LOOP(state_and_gradients_are_whole, PLACES) {
+  agrees_with_one_process("read states", read_states, _i);
+}
+
+/* ---- files of a run ---- */
+
+#define FOLDER_VARIABLE "CK_PROCESSES_FOLDER"
+
+/* Two steps and a save, by `begin` and `end` or at once; or a load of the last one, two steps and
+ * the parameters that they make. Reproducible: any processes go on where others stopped. */
+static void save_or_load(struct ck_outcome *outcome, const struct ck_process *process, ek_mode mode,
+                         bool saves) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "", mode);
+  struct ck_training training;
+  ek_group *group = NULL;
+  ek_checkpoint_info info = {.step = 0};
+  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
+  ek_checkpoint_write *write = NULL;
+  const char *folder = getenv(FOLDER_VARIABLE);
+  setup.optimizer = ck_clipped_adamw;
+  setup.options.reproducible = 4;
+  setup.options.bucket_bytes = 4096;
+  setup.options.seed = saves ? 5 : 6;
+  options.position = 77;
+  options.keep = 1;
+  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
+  if (!keep(outcome, ck_training_try(&training, &setup, group))) return;
+  if (!saves) (void)keep(outcome, ek_checkpoint_load(&info, training.model, folder));
+  for (int step = 0; step < 2 && outcome->status == EK_OK; step++) {
+    int64_t first = 0, count = 0;
+    ek_step_result result = {0};
+    struct ck_batch whole =
+        ck_batch_make(setup.workload, EK_F32, 8, 0.2, (uint64_t)(info.position + step));
+    (void)keep(outcome, ek_world_rows(&first, &count, group, 8, 4));
+    const struct ck_batch batch = ck_batch_samples(&whole, first, count);
+    (void)keep(outcome, ck_training_step(&training, &batch, &result));
+    ck_outcome_add(outcome, result.loss);
+    if (saves && step == 0) {
+      (void)(keep(outcome, ek_checkpoint_begin(&write, training.model, folder, &options)) &&
+             keep(outcome, ek_checkpoint_end(write)));
+    }
+  }
+  if (saves) (void)keep(outcome, ek_checkpoint_save(training.model, folder, &options));
+  ck_outcome_add(outcome, (double)info.position);
+  ck_outcome_add(outcome, (double)info.step);
+  ck_training_free(&training);
+  (void)keep(outcome, ek_group_close(group));
+}
+
+static void save_sharded(struct ck_outcome *o, const struct ck_process *p) {
+  save_or_load(o, p, EK_MODE_SHARDED, true);
+}
+static void save_fully(struct ck_outcome *o, const struct ck_process *p) {
+  save_or_load(o, p, EK_MODE_FULLY_SHARDED, true);
+}
+static void load_replicated(struct ck_outcome *o, const struct ck_process *p) {
+  save_or_load(o, p, EK_MODE_REPLICATED, false);
+}
+static void load_gradients(struct ck_outcome *o, const struct ck_process *p) {
+  save_or_load(o, p, EK_MODE_SHARDED_GRADIENTS, false);
+}
+
+CK_LOOP(a_run_goes_on_in_other_processes, PLACES) {
+  static const char *const savers[] = {"save sharded", "save fully-sharded"};
+  static const char *const loaders[] = {"load replicated", "load sharded-gradients"};
+  const int next = (_i + 1) % PLACES;
+  char folder[CK_FOLDER_SIZE];
+  struct ck_outcome *outcomes = calloc(CK_PROCESSES + 1, sizeof *outcomes);
+  struct ck_outcome *want = &outcomes[CK_PROCESSES];
+  const struct ck_process alone = ck_process_alone("load replicated", 1);
+  ck_folder_make(folder);
+  ck_assert_int_eq(setenv(FOLDER_VARIABLE, folder, 1), 0);
+  ck_processes_run(outcomes, savers[_i % 2], places[_i].devices, places[_i].count);
+  all_are_well(outcomes, places[_i].count);
+  load_replicated(want, &alone);
+  ck_assert_msg(want->status == EK_OK, "%s", want->message);
+  ck_assert_double_eq(want->numbers[2], 77);
+  ck_assert_double_eq(want->numbers[3], 2);
+  ck_processes_run(outcomes, loaders[_i % 2], places[next].devices, places[next].count);
+  all_are_well(outcomes, places[next].count);
+  for (size_t p = 0; p < places[next].count; p++) {
+    ck_assert_uint_eq(outcomes[p].count, want->count);
+    for (size_t i = 0; i < want->count; i++) {
+      ck_assert_msg(outcomes[p].numbers[i] == want->numbers[i], "number %zu of process %zu", i, p);
+    }
+  }
+  /* The last one alone was kept. */
+  char path[CK_FOLDER_SIZE + 64];
+  (void)snprintf(path, sizeof path, "%s/step-000000000002.safetensors", folder);
+  ck_assert_int_eq(unlink(path), 0);
+  ck_folder_remove(folder);
+  free(outcomes);
+}
+
 /* ---- what is refused ---- */
 
 /* Records a status, and whether the message has these words. */
 static void record(struct ck_outcome *outcome, ek_status status, const char *words) {
   ck_outcome_add(outcome, (double)status);
   ck_outcome_add(outcome, status == EK_OK || strstr(ek_error_message(), words) != NULL);
-}
-
-static void read_entry(struct ck_outcome *outcome, const struct ck_training *training,
-                       const char *name) {
-  static float values[4096];
-  ek_state_info info;
-  if (!keep(outcome, ek_state_find(&info, training->model, name))) return;
-  ek_tensor host = info.like;
-  host.data = values;
-  record(outcome, ek_state_read(&host, training->model, name), "is cut over the devices");
-}
-
-/* A parameter, its state, and its gradient between backward and update. */
-static void read_state(struct ck_outcome *outcome, ek_group *group, ek_mode mode) {
-  static float values[4096];
-  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", mode);
-  struct ck_training training;
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 3, 0, 1);
-  ek_state_info info;
-  setup.optimizer = ck_clipped_adamw;
-  if (keep(outcome, ck_training_try(&training, &setup, group))) {
-    const bool well = keep(outcome, ck_training_backward(&training, &batch, NULL, false, NULL)) &&
-                      keep(outcome, ek_state_entry(&info, training.model, 0));
-    if (well) {
-      ek_tensor host = info.like;
-      host.data = values;
-      record(outcome, ek_data_parallel_model_gradient(&host, training.model, info.name),
-             "is cut over the devices");
-      read_entry(outcome, &training, info.name);
-      read_entry(outcome, &training, ck_state_name(&training, info.name, 0));
-    }
-    ck_training_free(&training);
-  }
 }
 
 static void refusals(struct ck_outcome *outcome, const struct ck_process *process) {
@@ -576,16 +695,12 @@ static void refusals(struct ck_outcome *outcome, const struct ck_process *proces
     struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", (ek_mode)mode);
     record(outcome, ck_training_try(&training, &setup, group), "process");
   }
-  read_state(outcome, group, EK_MODE_REPLICATED);
-  read_state(outcome, group, EK_MODE_SHARDED);
-  read_state(outcome, group, EK_MODE_FULLY_SHARDED);
   (void)keep(outcome, ek_group_close(group));
 }
 
 CK_TEST(what_needs_one_process_is_refused) {
   const ek_status no = EK_ERR_UNSUPPORTED;
-  const ek_status want[] = {no,    no, /* gather, balanced */
-                            EK_OK, EK_OK, EK_OK, no, EK_OK, no, no, no, no};
+  const ek_status want[] = {no, no}; /* gather, balanced */
   const size_t devices[] = {1, 2}, count = sizeof want / sizeof want[0];
   struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
   ck_processes_run(outcomes, "refusals", devices, 2);
@@ -859,6 +974,11 @@ static const struct ck_part parts[] = {{"collectives", all_collectives},
                                        {"differ in devices", differ_in_devices},
                                        {"trainer", use_trainer},
                                        {"memory", count_memory},
+                                       {"read states", read_states},
+                                       {"save sharded", save_sharded},
+                                       {"save fully-sharded", save_fully},
+                                       {"load replicated", load_replicated},
+                                       {"load sharded-gradients", load_gradients},
                                        {"refusals", refusals},
                                        {"dies", dies},
                                        {"hangs", hangs},
