@@ -99,7 +99,17 @@ static const ek_tensor *parameters(const struct run *run, size_t index) {
   return ek_replica_parameters(ek_data_parallel_model_replica(run->training.model, index));
 }
 
+/* What all processes sent in a step: gradients one way, and sums or parameters the other way, to
+ * each process except their own. The totals of the step are the rest. */
+static void sends_no_more(uint64_t sent, uint64_t parameter_bytes) {
+  uint64_t all = 0;
+  const uint64_t least = 2 * (uint64_t)(size - 1) * parameter_bytes;
+  MPI_Allreduce(&sent, &all, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD);
+  EXPECT(all >= least && (double)all <= 1.01 * (double)least);
+}
+
 static void has_bits_of_one_process(ek_world *world, ek_mode mode) {
+  static uint64_t whole_bytes; /* of all parameters; replicated comes first */
   struct run all, part;
   open_run(&all, NULL, mode);
   open_run(&part, world, mode);
@@ -109,11 +119,14 @@ static void has_bits_of_one_process(ek_world *world, ek_mode mode) {
                                           0.2, (uint64_t)step);
     const struct ck_batch own = ck_batch_samples(&whole, (int64_t)rank * PER_DEVICE, PER_DEVICE);
     int one = 1, sum = 0;
+    const uint64_t before = ek_world_sent(world);
     EXPECT(ck_training_step(&all.training, &whole, &want) == EK_OK);
     EXPECT(ck_training_step(&part.training, &own, &got) == EK_OK);
     EXPECT(memcmp(&want, &got, sizeof got) == 0);
     MPI_Allreduce(&one, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     EXPECT(sum == size);
+    if (mode == EK_MODE_REPLICATED) whole_bytes = (uint64_t)ek_tensor_bytes(parameters(&part, 0));
+    if (mode != EK_MODE_FULLY_SHARDED) sends_no_more(ek_world_sent(world) - before, whole_bytes);
   }
   const ek_tensor *want = parameters(&all, (size_t)rank), *got = parameters(&part, 0);
   EXPECT(ek_tensor_bytes(want) == ek_tensor_bytes(got));
