@@ -4,8 +4,8 @@
 # A public header <evenkeel/X.h> belongs to the layer of X.c, by the rule "one name, three
 # paths", so an include of it counts as a use of that layer. Standard and third-party headers are
 # not looked at. bench/, examples/ and tests/ see <evenkeel/...> and their own headers only; tests/cuda
-# and tests/cuemu stand in for what is below the library and see its inside, and so do tests/mpi/wire.c and
-# programs of tests/world.
+# and tests/cuemu stand in for what is below the library and see its inside, and so do tests/mpi/wire.c,
+# programs of tests/world and tests/fuzz/fuzz_world.c.
 set -euo pipefail
 
 cd "$1"
@@ -127,7 +127,8 @@ while IFS= read -r file; do
         ;;
     esac
   done < <(includes_of "$file")
-done < <(find bench examples tests -name '*.[ch]' -not -path 'tests/cu*' -not -path tests/mpi/wire.c -not -path 'tests/world/*' 2>/dev/null | sort)
+done < <(find bench examples tests -name '*.[ch]' -not -path 'tests/cu*' -not -path tests/mpi/wire.c -not -path 'tests/world/*' \
+  -not -path tests/fuzz/fuzz_world.c 2>/dev/null | sort)
 
 # A stock layer uses what a program's own has: public headers, and helpers that are written so
 # themselves.
