@@ -57,7 +57,7 @@ static struct reading read_stream(const unsigned char *at, size_t left, size_t w
   return it;
 }
 
-/* Frames that are right but for some bytes. */
+/* Frames that are right except for some bytes. */
 static size_t make_stream(struct fuzz_input *input, unsigned char *stream, size_t room,
                           size_t wanted) {
   size_t used = 0;
