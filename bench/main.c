@@ -6,6 +6,7 @@
  *     evenkeel-bench step        the time of a training step
  *     evenkeel-bench techniques  what each way to use less memory saves and costs
  *     evenkeel-bench fit         which settings fit, the fastest first
+ *     evenkeel-bench plan        memory, bytes sent and time of several processes
  *     evenkeel-bench devices     what is there
  *
  * main.c picks the subcommand; options.c reads its flags; run_<command>.c does the work; run.c and
@@ -34,6 +35,7 @@ static const struct {
                 [COMMAND_STEP] = {"step", run_step},
                 [COMMAND_TECHNIQUES] = {"techniques", run_techniques},
                 [COMMAND_FIT] = {"fit", run_fit},
+                [COMMAND_PLAN] = {"plan", run_fit},
                 [COMMAND_DEVICES] = {"devices", run_devices}};
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -79,7 +81,8 @@ static const struct argp top = {
     "memory of each device in every mode, by category\n  max-batch   the largest batch that trains "
     "under a cap per device\n  step        the time of a training step and of its parts\n  "
     "techniques  what each way to use less memory saves and costs\n  fit         which settings "
-    "fit, the fastest first\n  devices     the devices of this machine\n\nCOMMAND --help lists its "
+    "fit, the fastest first\n  plan        memory, bytes sent and predicted time of several "
+    "processes\n  devices     the devices of this machine\n\nCOMMAND --help lists its "
     "options.\n\nExit codes: 0 ok, 1 run-time error, 2 usage, 3 the modes disagree in loss, 4 "
     "above --fail-above, 5 out of memory.",
     NULL,

@@ -7,6 +7,7 @@
 #include "options.h"
 
 #include <argp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,6 +42,8 @@ enum key {
   KEY_REPRODUCIBLE,
   KEY_FAIL_ABOVE,
   KEY_MEASURE,
+  KEY_WORLD,
+  KEY_LINK,
   KEY_TIMELINE,
   KEY_TRACE,
   KEY_SNAPSHOT,
@@ -148,6 +151,16 @@ static const struct argp_option fit_options[] = {{"measure", KEY_MEASURE, "N", O
                                                   "Also train with the best N; default 4", 0},
                                                  {NULL, 0, NULL, 0, NULL, 0}};
 
+static const struct argp_option world_options[] = {
+    {"world", KEY_WORLD, "PxD", 0,
+     "Plan for the first of P processes with D devices each, such as 16x8; --batch is that of all",
+     0},
+    {"link", KEY_LINK, "RATE[,LATENCY]", 0,
+     "What a process sends to the others in a second, and how long a byte takes: 25GB/s,5us or "
+     "100Gbit/s; for the predicted time",
+     0},
+    {NULL, 0, NULL, 0, NULL, 0}};
+
 static const struct argp_option output_options[] = {
     {"output", 'o', "FORMAT", 0, "table (default), md, csv or json, to standard output", 0},
     {"wide", KEY_WIDE, NULL, 0,
@@ -164,7 +177,8 @@ static const struct argp_option output_options[] = {
 
 const char *command_name(enum command command) {
   static const char *const names[] = {"memory",     "max-batch", "step",
-                                      "techniques", "fit",       "devices"};
+                                      "techniques", "fit",       "plan",
+                                      "devices"};
   return names[command];
 }
 
@@ -240,12 +254,27 @@ static void refuse_item(struct argp_state *state, const char *flag, const char *
   refuse_word(state, flag, what, word, words);
 }
 
+static const char *usual_modes(const struct options *options) {
+  if (options->command == COMMAND_TECHNIQUES) return "sharded";
+  if (options->processes > 1) return "replicated,sharded,sharded-gradients,fully-sharded";
+  return "all";
+}
+
+static void check_world_modes(const struct options *options, struct argp_state *state) {
+  for (size_t i = 0; i < options->mode_count; i++) {
+    const ek_mode mode = options->modes[i];
+    if (options->processes < 2 || (mode != EK_MODE_GATHER && mode != EK_MODE_BALANCED)) continue;
+    argp_error(state,
+               "--modes %s: one master of the state is within one process; with --world expected "
+               "replicated, sharded, sharded-gradients, fully-sharded",
+               ek_mode_name(mode));
+  }
+}
+
 static void read_modes(struct reading *reading, struct argp_state *state) {
   struct options *options = reading->options;
   char bad[64];
-  const char *text = reading->modes_text != NULL              ? reading->modes_text
-                     : options->command == COMMAND_TECHNIQUES ? "sharded"
-                                                              : "all";
+  const char *text = reading->modes_text != NULL ? reading->modes_text : usual_modes(options);
   if (!parse_modes(options->modes, &options->mode_count, text, bad)) {
     refuse_item(state, "--modes", "mode", bad, mode_words);
   }
@@ -324,14 +353,39 @@ static void apply_preset(struct reading *reading, const struct preset *preset) {
 /* What is advised is a trainer's: it keeps no outputs, and cuts a batch evenly. */
 static void finish_fit(const struct reading *reading, struct argp_state *state) {
   struct options *options = reading->options;
+  const char *command = command_name(options->command);
   if (reading->said_keep && options->shape.keep_outputs) {
-    argp_error(state, "--keep-outputs: fit does not take it");
+    argp_error(state, "--keep-outputs: %s does not take it", command);
   }
   if (options->scatter.kind != EK_SCATTER_EVEN) {
-    argp_error(state, "--scatter %s: fit does not take it", options->scatter_text);
+    argp_error(state, "--scatter %s: %s does not take it", options->scatter_text, command);
   }
-  if (options->reproducible > 0) argp_error(state, "--reproducible: fit does not take it");
+  if (options->reproducible > 0) argp_error(state, "--reproducible: %s does not take it", command);
   options->shape.keep_outputs = false;
+}
+
+/* The devices of a process, unless the command line names them. */
+static void finish_world(struct options *options, struct argp_state *state) {
+  const bool plan = options->command == COMMAND_PLAN;
+  if (plan && options->processes == 0) {
+    argp_error(state, "plan needs --world PxD, such as --world 16x8");
+  }
+  if (options->link_text != NULL && options->processes == 0) {
+    argp_error(state, "--link needs --world PxD, such as --world 16x8");
+  }
+  if (plan && options->shape.recompute.kind == EK_RECOMPUTE_BYTES) {
+    argp_error(state, "--recompute %s: plan takes a policy; expected none, every=K, sqrt, all or "
+                      "cheap", options->recompute_text);
+  }
+  if (options->measure > 0 && options->processes > 1) {
+    argp_error(state, "--measure trains in this process alone and cannot be combined with "
+                      "--world %s", options->world_text);
+  }
+  check_world_modes(options, state);
+  if (options->processes == 0 || options->spec_count > 0) return;
+  (void)snprintf(options->world_spec, sizeof options->world_spec, "plan:%lld",
+                 (long long)options->world_devices);
+  options->specs[options->spec_count++] = options->world_spec;
 }
 
 /* A trace and a snapshot are of one group. */
@@ -384,7 +438,10 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
     argp_error(state, "--scatter %s: --reproducible always cuts grains evenly",
                options->scatter_text);
   }
-  if (options->command == COMMAND_FIT) finish_fit(reading, state);
+  if (options->command == COMMAND_FIT || options->command == COMMAND_PLAN) {
+    finish_fit(reading, state);
+    finish_world(options, state);
+  }
   if (options->trace != NULL) check_one_group(options, "--trace", state);
   if (options->snapshot != NULL) check_one_group(options, "--snapshot", state);
   if (options->command != COMMAND_MAX_BATCH) return;
@@ -495,6 +552,31 @@ static error_t parse_fit(int key, char *text, struct argp_state *state) {
   return 0;
 }
 
+static error_t parse_world_options(int key, char *text, struct argp_state *state) {
+  struct options *options = ((struct reading *)state->input)->options;
+  switch (key) {
+  case KEY_WORLD:
+    if (!parse_world(&options->processes, &options->world_devices, text)) {
+      argp_error(state,
+                 "--world must be processes x devices of each, such as 16x8, at most 2^20 devices "
+                 "in all, not \"%s\"",
+                 text);
+    }
+    options->world_text = text;
+    return 0;
+  case KEY_LINK:
+    if (!parse_link(&options->link_bytes, &options->link_seconds, text)) {
+      argp_error(state,
+                 "--link must be a rate and, after a comma, a latency, such as 25GB/s,5us or "
+                 "100Gbit/s, not \"%s\"",
+                 text);
+    }
+    options->link_text = text;
+    return 0;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+}
+
 static error_t parse_output(int key, char *text, struct argp_state *state) {
   static const char *const formats[] = {"table", "md", "csv", "json", NULL};
   struct options *options = ((struct reading *)state->input)->options;
@@ -518,20 +600,14 @@ static error_t parse_output(int key, char *text, struct argp_state *state) {
   }
 }
 
-/* Every child works on the parent's reading. */
-static error_t parse_command(int key, char *text, struct argp_state *state) {
-  (void)text;
-  if (key != ARGP_KEY_INIT) return ARGP_ERR_UNKNOWN;
-  for (size_t i = 0; state->root_argp->children[i].argp != NULL; i++) {
-    state->child_inputs[i] = state->input;
-  }
-  return 0;
-}
+static error_t parse_command(int key, char *text, struct argp_state *state);
 
 static const struct argp training_argp = {
     training_options, parse_training, NULL, NULL, NULL, NULL, NULL};
 static const struct argp memory_argp = {memory_options, parse_memory, NULL, NULL, NULL, NULL, NULL};
 static const struct argp fit_argp = {fit_options, parse_fit, NULL, NULL, NULL, NULL, NULL};
+static const struct argp world_argp = {
+    world_options, parse_world_options, NULL, NULL, NULL, NULL, NULL};
 static const struct argp output_argp = {output_options, parse_output, NULL, NULL, NULL, NULL, NULL};
 static const struct argp_child memory_children[] = {{&training_argp, 0, "Training:", 1},
                                                     {&memory_argp, 0, "Memory:", 2},
@@ -539,8 +615,13 @@ static const struct argp_child memory_children[] = {{&training_argp, 0, "Trainin
                                                     {NULL, 0, NULL, 0}};
 static const struct argp_child fit_children[] = {{&training_argp, 0, "Training:", 1},
                                                  {&fit_argp, 0, "Fit:", 2},
-                                                 {&output_argp, 0, "Output:", 3},
+                                                 {&world_argp, 0, "Several processes:", 3},
+                                                 {&output_argp, 0, "Output:", 4},
                                                  {NULL, 0, NULL, 0}};
+static const struct argp_child plan_children[] = {{&training_argp, 0, "Training:", 1},
+                                                  {&world_argp, 0, "Several processes:", 2},
+                                                  {&output_argp, 0, "Output:", 3},
+                                                  {NULL, 0, NULL, 0}};
 static const struct argp_child training_children[] = {
     {&training_argp, 0, "Training:", 1}, {&output_argp, 0, "Output:", 3}, {NULL, 0, NULL, 0}};
 static const struct argp_child devices_children[] = {{&output_argp, 0, "Output:", 1},
@@ -572,8 +653,26 @@ static const struct argp commands[] = {
          "the fastest first: the peak of the fullest device and the cost of a step relative to the "
          "first choice. With --measure the best few also train, in turns, --steps times.",
          fit_children, NULL, NULL},
+    [COMMAND_PLAN] =
+        {NULL, parse_command, "",
+         "Plans a step of several processes, --world, in every mode that is possible between them, "
+         "with the devices of one --devices in each (default plan:D): memory of the fullest device "
+         "of the first process, bytes that this process sends, and the time that a model predicts. "
+         "Nothing is measured.",
+         plan_children, NULL, NULL},
     [COMMAND_DEVICES] = {NULL, parse_command, "", "Lists the devices of this machine.",
                          devices_children, NULL, NULL}};
+
+/* Every child works on the parent's reading. argp puts a parser of its own above the command's, so
+ * state->root_argp is not the command's. */
+static error_t parse_command(int key, char *text, struct argp_state *state) {
+  const struct reading *reading = state->input;
+  (void)text;
+  if (key != ARGP_KEY_INIT) return ARGP_ERR_UNKNOWN;
+  const struct argp_child *children = commands[reading->options->command].children;
+  for (size_t i = 0; children[i].argp != NULL; i++) state->child_inputs[i] = state->input;
+  return 0;
+}
 
 void options_parse(struct options *options, enum command command, int argc, char **argv) {
   memset(options, 0, sizeof *options);

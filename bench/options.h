@@ -24,6 +24,7 @@ enum command {
   COMMAND_STEP,
   COMMAND_TECHNIQUES,
   COMMAND_FIT,
+  COMMAND_PLAN,
   COMMAND_DEVICES
 };
 
@@ -57,6 +58,11 @@ struct options {
   enum precision precisions[BENCH_PRECISIONS];
   size_t precision_count;
   enum precision gradients; /* that gradients are kept in: f32, bf16 or f16 */
+  /* plan, fit: processes with devices each, 0 where --world is not given; and their link */
+  const char *world_text, *link_text;
+  int64_t processes, world_devices;
+  char world_spec[32]; /* devices of a process, where --devices is not given */
+  double link_bytes, link_seconds; /* 0: not given */
   /* what comes of it */
   int64_t measure;              /* fit: how many of the choices */
   double fail_above;            /* negative: never */

@@ -32,6 +32,53 @@ bool parse_real(double *value, const char *text, double least, double most) {
   return true;
 }
 
+/* ---- several processes ---- */
+
+bool parse_world(int64_t *processes, int64_t *devices, const char *text) {
+  enum { MOST = 1 << 20 };
+  char first[24] = "";
+  const size_t length = strcspn(text, "x");
+  if (text[length] != 'x' || length >= sizeof first) return false;
+  memcpy(first, text, length);
+  return parse_whole(processes, first, 1, MOST) &&
+         parse_whole(devices, text + length + 1, 1, MOST / *processes);
+}
+
+struct unit {
+  const char *name;
+  double value;
+};
+
+/* A number above 0 and a unit, whole. */
+static bool parse_quantity(double *value, const char *text, size_t length,
+                           const struct unit *units) {
+  char number[32] = "";
+  size_t digits = strspn(text, "0123456789.");
+  if (digits == 0 || digits >= sizeof number || digits > length) return false;
+  memcpy(number, text, digits);
+  for (; units->name != NULL; units++) {
+    if (strlen(units->name) != length - digits) continue;
+    if (memcmp(units->name, text + digits, length - digits) != 0) continue;
+    if (!parse_real(value, number, 0, 1e15)) return false;
+    *value *= units->value;
+    return *value > 0;
+  }
+  return false;
+}
+
+bool parse_link(double *bytes, double *seconds, const char *text) {
+  static const struct unit rates[] = {{"B/s", 1},          {"kB/s", 1e3},         {"MB/s", 1e6},
+                                      {"GB/s", 1e9},       {"TB/s", 1e12},        {"bit/s", 1 / 8.0},
+                                      {"kbit/s", 1e3 / 8}, {"Mbit/s", 1e6 / 8},   {"Gbit/s", 1e9 / 8},
+                                      {"Tbit/s", 1e12 / 8}, {NULL, 0}};
+  static const struct unit times[] = {{"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}, {NULL, 0}};
+  const size_t length = strcspn(text, ",");
+  *seconds = 0;
+  if (!parse_quantity(bytes, text, length, rates)) return false;
+  const char *rest = text + length;
+  return *rest == '\0' || parse_quantity(seconds, rest + 1, strlen(rest + 1), times);
+}
+
 bool parse_seed(uint64_t *value, const char *text) {
   if (!isdigit((unsigned char)text[0])) return false;
   char *end = NULL;

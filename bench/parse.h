@@ -16,6 +16,13 @@ bool parse_whole(int64_t *value, const char *text, int64_t least, int64_t most);
 /* A finite number in [least, most], nothing around it. */
 bool parse_real(double *value, const char *text, double least, double most);
 
+/* "16x8": 16 processes with 8 devices each, at most 2^20 devices in all. */
+bool parse_world(int64_t *processes, int64_t *devices, const char *text);
+
+/* "25GB/s" or "100Gbit/s,5us": bytes in a second; and seconds until a byte arrives, 0 if they are
+ * not given. Units: B or bit, with k, M, G, T for powers of 1000; s, ms, us, ns. */
+bool parse_link(double *bytes, double *seconds, const char *text);
+
 /* A number below 2^63, which is what JSON readers take, decimal or 0x... */
 bool parse_seed(uint64_t *value, const char *text);
 

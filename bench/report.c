@@ -104,6 +104,10 @@ json_t *report_start(const struct options *options, const struct text *text) {
     append(modes, json_string(ek_mode_name(options->modes[i])));
   }
   put(config, "modes", modes);
+  if (options->processes > 0) {
+    put(config, "processes", json_integer(options->processes));
+    put(config, "link", options->link_text == NULL ? json_null() : json_string(options->link_text));
+  }
   put_shape(config, options);
   put(config, "optimizer", json_string(rule_name(options->rule)));
   put(config, "scatter", json_string(options->scatter_text));

@@ -593,6 +593,8 @@ static void name_choice(char *label, size_t size, const json_t *choice) {
                  text_of(choice, "mode"), wide ? "" : " ", wide ? "" : precision, kept ? "" : " ",
                  kept ? "" : recompute,
                  strcmp(text_of(choice, "loss"), "fused") == 0 ? " fused" : "", micro);
+  if (strcmp(text_of(choice, "shard_over"), "process") != 0) return;
+  (void)snprintf(label + strlen(label), size - strlen(label), " inside");
 }
 
 /* A bar for each of the first choices, with the number `member`, which is called `name`, and a line
@@ -630,5 +632,14 @@ void charts_fit(FILE *file, const json_t *root) {
   rows = fit_rows(root, "planned", "planned_peak_bytes", "measured_peak_bytes");
   write_heading(file, "Memory", "Planned peak of the fullest device, of the same choices.");
   write_bars(file, &peak, &rows);
+  rows_free(&rows);
+  if (json_object_get(json_object_get(root, "config"), "processes") == NULL) return;
+  const struct chart sent = {"Bytes that a process sends in a step, for each choice",
+                             "A bar for each; the numbers are in the table below.", CHART_BYTES,
+                             false};
+  rows = fit_rows(root, "sent", "sent_bytes", NULL);
+  write_heading(file, "Between processes",
+                "Bytes that a process sends to the others in a step, of the same choices.");
+  write_bars(file, &sent, &rows);
   rows_free(&rows);
 }

@@ -87,7 +87,8 @@ void report_page(FILE *file, const struct report *report, const char *json) {
                {"step", charts_step},
                {"techniques", charts_techniques},
                {"max-batch", charts_max_batch},
-               {"fit", charts_fit}};
+               {"fit", charts_fit},
+               {"plan", charts_fit}};
   const json_t *root = report->json;
   const char *command = text_at(root, "command");
   write_head(file, root, command);

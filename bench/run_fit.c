@@ -1,9 +1,10 @@
 /*
- * run_fit.c - the subcommand `fit`: which settings fit the devices, the fastest first.
+ * run_fit.c - the subcommands `fit`, which settings fit the devices, the fastest first, and `plan`,
+ * what the given settings take in each mode.
  *
- * The answer is the library's, ek_advise(), which plans a trainer's steps. With --measure the first
- * few train as every other subcommand does, in turns: one measured step each and as many rounds as
- * --steps says.
+ * The answers are the library's, ek_advise() and ek_plan_step(), which plan a trainer's steps. With
+ * --measure the first few train as every other subcommand does, in turns: one measured step each
+ * and as many rounds as --steps says.
  */
 #include <math.h>
 #include <stdio.h>
@@ -39,9 +40,52 @@ static ek_status build(void *context, const ek_settings *settings, ek_module **m
   return training_model(module, criterion, gpt, bench_precision(settings));
 }
 
+/* Of the global batch, what the first process has: no other one has more. */
+static int64_t own_batch(const struct options *options) {
+  const int64_t batch = options->shape.batch, devices = options->world_devices;
+  if (options->processes == 0) return batch;
+  const int64_t all = devices * options->processes, more = batch % all;
+  return batch / all * devices + (more < devices ? more : devices);
+}
+
+/* One choice for each place of the shares. */
+static ek_status plan_mode(ek_advice *advice, size_t *count, const struct options *options,
+                           const ek_advise_task *task, ek_settings settings) {
+  const bool shares = options->processes > 1 && options->world_devices > 1 &&
+                      settings.mode != EK_MODE_REPLICATED;
+  for (int over = EK_SHARD_WORLD; over <= (shares ? EK_SHARD_PROCESS : EK_SHARD_WORLD); over++) {
+    settings.shard_over = (ek_shard_over)over;
+    EK_TRY(ek_plan_step(&advice[*count], options->specs[0], task, &settings));
+    ++*count;
+  }
+  return EK_OK;
+}
+
+/* Those that fit first, the fastest first. */
+static int by_time(const void *left, const void *right) {
+  const ek_advice *a = left, *b = right;
+  if (a->fits != b->fits) return a->fits ? -1 : 1;
+  return (a->seconds > b->seconds) - (a->seconds < b->seconds);
+}
+
+static ek_status plan(ek_advice *advice, size_t *count, const struct options *options,
+                      const ek_advise_task *task) {
+  for (size_t i = 0; i < options->mode_count * options->precision_count; i++) {
+    const enum precision precision = options->precisions[i / options->mode_count];
+    const ek_settings settings = {.mode = options->modes[i % options->mode_count],
+                                  .recompute = options->shape.recompute,
+                                  .fused_loss = options->fused_loss,
+                                  .micro_batches = options->shape.micro_batches,
+                                  .precision = training_precision(precision)};
+    EK_TRY(plan_mode(advice, count, options, task, settings));
+  }
+  qsort(advice, *count, sizeof *advice, by_time);
+  return EK_OK;
+}
+
 static ek_status advise(ek_advice *advice, size_t *count, const struct options *options) {
   const struct shape *shape = &options->shape;
-  const int64_t sizes[] = {shape->batch, shape->seq};
+  const int64_t sizes[] = {own_batch(options), shape->seq};
   struct task model = {.options = options, .shape = shape};
   const ek_group_options group = group_options(options, options->threads);
   ek_trainer_options trainer = EK_TRAINER_OPTIONS_INIT;
@@ -62,8 +106,14 @@ static ek_status advise(ek_advice *advice, size_t *count, const struct options *
   for (size_t i = 0; i < options->precision_count; i++) {
     task.precisions |= 1u << training_precision(options->precisions[i]);
   }
+  task.processes = (size_t)options->processes;
+  task.link_bytes = options->link_bytes;
+  task.link_seconds = options->link_seconds;
   EK_TRY(training_rule(&task.optimizer, options));
-  const ek_status status = ek_advise(advice, count, MOST_CHOICES, options->specs[0], &task);
+  const ek_status status =
+      options->command == COMMAND_PLAN
+          ? plan(advice, count, options, &task)
+          : ek_advise(advice, count, MOST_CHOICES, options->specs[0], &task);
   ek_optimizer_free(task.optimizer);
   return status;
 }
@@ -76,10 +126,13 @@ static enum exit_code find_choices(struct choice *choices, size_t *count,
   const ek_status status = advise(advice, count, options);
   if (*count > MOST_CHOICES) *count = MOST_CHOICES;
   for (size_t i = 0; i < *count; i++) choices[i].advice = advice[i];
-  if (status == EK_OK) return EXIT_GOOD;
-  static const char function[] = "ek_advise: "; /* no word of the command line */
-  const char *message = ek_error_message();
-  if (strncmp(message, function, sizeof function - 1) == 0) message += sizeof function - 1;
+  if (status == EK_OK) {
+    const bool good = *count > 0 && advice[0].fits;
+    if (!good) say_error("%s: no mode fits", options->specs[0]);
+    return good ? EXIT_GOOD : EXIT_OUT_OF_MEMORY;
+  }
+  const char *message = ek_error_message(), *words = strstr(message, ": ");
+  if (strncmp(message, "ek_", 3) == 0 && words != NULL) message = words + 2; /* no function's name */
   say_error("%s: %s", options->specs[0], message);
   return status == EK_ERR_OUT_OF_MEMORY && *count == 1 ? EXIT_OUT_OF_MEMORY : EXIT_ERROR;
 }
@@ -148,6 +201,10 @@ static enum exit_code measure(struct choice *choices, size_t count, const struct
 
 /* ---- report ---- */
 
+static const char *shares_text(const ek_advice *advice) {
+  return advice->settings.shard_over == EK_SHARD_PROCESS ? "process" : "world";
+}
+
 static json_t *choice_json(const struct choice *choices, size_t rank,
                            const struct options *options) {
   const struct choice *choice = &choices[rank - 1];
@@ -162,14 +219,25 @@ static json_t *choice_json(const struct choice *choices, size_t rank,
   put(json, "recompute", json_string(ek_recompute_format(recompute, &advice->settings.recompute)));
   put(json, "loss", json_string(advice->settings.fused_loss ? "fused" : "whole"));
   put(json, "micro_batches", json_integer(advice->settings.micro_batches));
+  put(json, "shard_over", json_string(shares_text(advice)));
   put(json, "planned_peak_bytes", whole(advice->peak_bytes));
   put(json, "missing_bytes", whole(advice->missing_bytes));
   put(json, "predicted_cost", json_real(advice->seconds));
+  put(json, "sent_bytes", whole(advice->sent_bytes));
+  put(json, "predicted_exchange", json_real(advice->exchange_seconds));
   put(json, "cost_ratio", number_or_null(advice->seconds / choices[0].advice.seconds));
   put(json, "measured_peak_bytes",
       choice->measured_peak > 0 ? whole(choice->measured_peak) : json_null());
   put(json, "tokens_per_second", number_or_null(tokens_per_second(choice, options)));
   return json;
+}
+
+static void add_cell(struct grid *grid, double number, int digits, bool csv) {
+  if (csv) {
+    grid_exact(grid, number);
+  } else {
+    grid_number(grid, number, digits);
+  }
 }
 
 /* The columns of both grids; in CSV bytes, and the cost as the library has it, for people MiB, and
@@ -195,12 +263,13 @@ static void add_row(struct grid *grid, const struct choice *choices, size_t rank
       tokens_per_second(choice, options)};
   static const int digits[] = {2, 2, 3, 2, 0};
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-    if (csv) {
-      grid_exact(grid, numbers[i]);
-    } else {
-      grid_number(grid, numbers[i], digits[i]);
-    }
+    add_cell(grid, numbers[i], digits[i], csv);
   }
+  if (!csv && options->processes == 0) return;
+  grid_cell(grid, "%s", shares_text(advice));
+  add_cell(grid, (double)advice->sent_bytes / bytes, 2, csv);
+  if (!csv) grid_number(grid, advice->seconds, 4);
+  add_cell(grid, advice->exchange_seconds, 4, csv);
 }
 
 /* measured: some choices have been trained. */
@@ -227,18 +296,42 @@ static void add_columns(struct grid *table, struct grid *csv, bool measured) {
   }
 }
 
+/* What there is to say of several processes. */
+static void add_world_columns(struct grid *table, struct grid *csv, const struct options *options) {
+  static const char *const shown[] = {"shares", "sent MiB", "step s (model)", "link s (model)"};
+  static const char *const names[] = {"shard_over", "sent_bytes", "predicted_exchange"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) grid_column(csv, names[i], true);
+  for (size_t i = 0; i < sizeof shown / sizeof *shown && options->processes > 0; i++) {
+    grid_column(table, shown[i], i == 0);
+    grid_expendable(table, i == 3 ? 5 : 8);
+  }
+}
+
+/* "16x8, link 25GB/s,5us, in each process plan:8", or the devices alone. */
+static const char *place_text(char text[160], const struct options *options) {
+  (void)snprintf(text, 160, "%s%s%s%s%s", options->processes > 0 ? options->world_text : "",
+                 options->link_text != NULL ? ", link " : "",
+                 options->link_text != NULL ? options->link_text : "",
+                 options->processes > 0 ? ", in each process " : "", options->specs[0]);
+  return text;
+}
+
 static struct report report_choices(const struct options *options, const struct text *text,
                                     const struct choice *choices, size_t count) {
   struct report report = {.json = report_start(options, text), .csv = grid_create(NULL)};
   const bool fits = choices[0].advice.fits;
-  char title[200];
-  snprintf(title, sizeof title, "%s %s%s: %s, %s%s, batch %lld x %lld tokens",
-           fits ? "What fits" : "The settings nearest to fitting", options->specs[0],
-           fits ? ", the fastest first" : "", options->preset, rule_name(options->rule),
-           precision_name(options),
-           (long long)options->shape.batch, (long long)options->shape.seq);
+  const char *what = options->command == COMMAND_PLAN ? "What each mode would take on"
+                     : fits                           ? "What fits"
+                                                      : "The settings nearest to fitting";
+  char title[400], place[160];
+  snprintf(title, sizeof title, "%s %s%s: %s, %s%s, batch %lld x %lld tokens%s", what,
+           place_text(place, options), fits ? ", the fastest first" : "", options->preset,
+           rule_name(options->rule), precision_name(options), (long long)options->shape.batch,
+           (long long)options->shape.seq,
+           options->processes > 0 ? "; times are those of a model, not measured" : "");
   report.tables[0] = grid_create(title);
   add_columns(report.tables[0], report.csv, options->measure > 0);
+  add_world_columns(report.tables[0], report.csv, options);
   json_t *array = json_array();
   for (size_t i = 0; i < count; i++) {
     append(array, choice_json(choices, i + 1, options));
@@ -249,9 +342,27 @@ static struct report report_choices(const struct options *options, const struct 
   return report;
 }
 
+/* The devices of --devices are those of each process. */
+static enum exit_code check_world(const struct options *options) {
+  ek_group *group = NULL;
+  const ek_group_options how = group_options(options, options->threads);
+  if (options->processes == 0) return EXIT_GOOD;
+  if (ek_group_open(&group, options->specs[0], &how) != EK_OK) {
+    say_error("%s: %s", options->specs[0], ek_error_message());
+    return EXIT_ERROR;
+  }
+  const size_t devices = ek_group_size(group);
+  ek_group_free(group);
+  if ((int64_t)devices == options->world_devices) return EXIT_GOOD;
+  say_error("--world %s has %lld devices in each process, but %s has %zu", options->world_text,
+            (long long)options->world_devices, options->specs[0], devices);
+  return EXIT_USAGE;
+}
+
 enum exit_code run_fit(const struct options *options) {
   struct text text;
   enum exit_code code = prepare(&text, options);
+  if (code == EXIT_GOOD) code = check_world(options);
   if (code != EXIT_GOOD) return code;
   struct choice *choices = need_memory(MOST_CHOICES, sizeof *choices);
   size_t count = 0;

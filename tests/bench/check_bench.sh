@@ -402,6 +402,69 @@ group_fit() {
   done
 }
 
+# Layers of width 16 with vocabulary 300 and 16 positions: 4 * (300 * 16 + 16 * 16 + 2 * 16 + L * (12 * 16 * 16 + 13 * 16))
+# bytes of parameters. In 16x8 a process has 8 of 128 samples.
+group_plan() {
+  local i parameters=$((4 * (5088 + 3280))) k
+  local -a deep=("${small[@]}" --batch 130) world=(--world 16x8 --link 25GB/s,5us)
+  expect 0 plan "${deep[@]}" "${world[@]}" -o json
+  same command "$(value command)" plan
+  same "devices of a process" "$(value config.devices)" plan:8
+  same processes "$(value config.processes)" 16
+  same "modes, and shares of three of them" "$(value 'choices#')" 7
+  for ((i = 0; i < 7; i++)); do
+    holds "time" "$(value choices.$i.predicted_exchange) > 0"
+    holds "time" "$(value choices.$i.predicted_exchange) < $(value choices.$i.predicted_cost)"
+    holds "memory" "$(value choices.$i.planned_peak_bytes) > 0"
+  done
+  # One device in each process: 2 (P - 1) / P S, two f64 for the loss; parts are cut at 64 bytes.
+  expect 0 plan "${small[@]}" --world 4x1 --modes replicated -o json
+  k=$(value choices.0.sent_bytes)
+  holds "bytes ($k)" "$k - 16 - 3 / 2 * $parameters >= -256"
+  holds "bytes ($k)" "$k - 16 - 3 / 2 * $parameters <= 256"
+  # The first process has most samples: 66 of 130 in 2x1, as many as 132.
+  expect 0 plan "${deep[@]}" --world 2x1 --modes replicated -o json
+  k=$(value choices.0.planned_peak_bytes)
+  expect 0 plan "${small[@]}" --batch 65 --world 1x1 --modes replicated -o json
+  holds "samples of a process" "$k >= $(value choices.0.planned_peak_bytes)"
+  same "alone" "$(value choices.0.sent_bytes)" 0
+  expect 0 plan "${small[@]}" --world 1x2 -o json
+  same "all modes in one process" "$(value 'choices#')" 6
+  expect 0 plan "${deep[@]}" --world 16x2 --devices plan-cuda:2@1GiB --precision bf16 --recompute all --loss fused \
+    --micro-batches 2 -o json
+  same micro-batches "$(value choices.0.micro_batches)" 2
+  same recompute "$(value choices.0.recompute)" all
+  same loss "$(value choices.0.loss)" fused
+  for i in csv md table; do expect 0 plan "${deep[@]}" "${world[@]}" -o $i; done
+  grep -q 'not measured' "$dir/out" || complain "a prediction looks like a measurement"
+  expect 5 plan "${deep[@]}" --world 2x2 --devices plan:2@64KiB -o json
+  says 'no mode fits'
+  same fits "$(value choices.0.fits)" false
+  expect 0 fit "${deep[@]}" --world 4x2 --link 1MB/s --devices plan:2@1GiB -o json
+  same "what sends least" "$(value choices.0.shard_over)" process
+  expect 2 plan "${deep[@]}"
+  says '--world 16x8'
+  expect 2 plan "${deep[@]}" --world 4x2 --devices plan:3
+  says '2 devices in each process, but plan:3 has 3'
+  expect 1 plan "${deep[@]}" --world 128x1 --micro-batches 3
+  says '3 micro-batches of 2 samples'
+  while read -r i; do
+    expect 2 plan "${deep[@]}" $i
+    silent
+  done <<'END'
+--world 16
+--world 0x4
+--world 4x2 --link 5us
+--world 4x2 --modes gather
+--world 4x2 --recompute 1MiB
+--world 4x2 --scatter chunk
+--world 4x2 --reproducible
+--world 4x2 --measure
+END
+  expect 2 fit "${deep[@]}" --link 1GB/s
+  expect 2 fit "${deep[@]}" --world 4x2 --devices cpu:2 --measure
+}
+
 group_max_batch() {
   local i one=(--layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --steps 1)
   expect 0 max-batch "${one[@]}" --devices cpu:3@1MiB -o json
@@ -786,10 +849,11 @@ group_terminal() {
   tail -c 4 "$dir/err" | grep -qF $'\033[K' || complain "the bar is left behind"
   NO_COLOR=1 on_terminal memory "${small[@]}" --devices cpu:2 -o json
   ! grep -qE $'\033\\[[0-9;]*m' "$dir/err" || complain "colour in spite of NO_COLOR"
-  for i in 'memory' 'step' 'max-batch' 'techniques' 'fit' 'devices'; do
+  for i in 'memory' 'step' 'max-batch' 'techniques' 'fit' 'plan' 'devices'; do
     words=("$i")
     [[ $i == devices ]] || words+=("${small[@]}" --devices plan:2@1GiB --preset gpt2-1.5b)
     [[ $i != max-batch ]] || words=("$i" --devices plan:2@1GiB)
+    [[ $i != plan ]] || words=(plan "${small[@]}" --world 16x8 --link 25GB/s,5us)
     COLUMNS=80 expect 0 "${words[@]}"
     ! grep -E '.{81}' "$dir/out" >&2 || complain "$i: a line of more than 80 columns"
     COLUMNS=80 expect 0 "${words[@]}" --wide

@@ -11,7 +11,7 @@ complain() {
   failed=1
 }
 
-for command in memory max-batch step techniques fit devices; do
+for command in memory max-batch step techniques fit plan devices; do
   grep -qx ".SH \"${command^^}\"" "$page" || complain "no section $command"
   while IFS= read -r option; do
     sed -n "/^.SH \"${command^^}\"/,/^.SH /p" "$page" | sed 's,\\,,g' | grep -q -- "^\.B .*$option" ||

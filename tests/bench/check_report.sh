@@ -30,7 +30,8 @@ make max-batch 0 max-batch --layers 1 --width 16 --heads 2 --seq 16 --vocab 300 
 make devices 0 devices
 make fit 0 fit "${small[@]}" --devices cpu:2@2MiB --measure=1 --precision bf16
 make too-large 5 fit "${small[@]}" --devices plan:2@64KiB
-pages=(memory full plan step mixed mixed-step techniques counted max-batch devices fit too-large)
+make world 0 plan "${small[@]}" --world 4x2 --link 1GB/s
+pages=(memory full plan world step mixed mixed-step techniques counted max-batch devices fit too-large)
 
 # The page again with the check in it: errors are counted from the first line on.
 for page in "${pages[@]}"; do

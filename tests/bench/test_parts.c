@@ -63,6 +63,30 @@ START_TEST(lists_of_modes) {
 }
 END_TEST
 
+START_TEST(worlds_and_links) {
+  int64_t processes, devices;
+  double bytes, seconds;
+  ck_assert(parse_world(&processes, &devices, "16x8") && processes == 16 && devices == 8);
+  ck_assert(parse_world(&processes, &devices, "1x1048576"));
+  static const char *const worlds[] = {"",     "16",   "x8",    "16x",       "0x4",  "4x0",
+                                       "-1x4", "4 x2", "4x2x2", "1048577x1", "2x524289",
+                                       "99999999999999999999999999x1"};
+  for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++) {
+    ck_assert_msg(!parse_world(&processes, &devices, worlds[i]), "\"%s\" was taken", worlds[i]);
+  }
+  ck_assert(parse_link(&bytes, &seconds, "25GB/s,5us") && bytes == 25e9 && fabs(seconds - 5e-6) < 1e-12);
+  ck_assert(parse_link(&bytes, &seconds, "100Gbit/s") && bytes == 12.5e9 && seconds == 0);
+  ck_assert(parse_link(&bytes, &seconds, "0.5kB/s,1.5ms") && bytes == 500 && fabs(seconds - 1.5e-3) < 1e-9);
+  static const char *const links[] = {"",         "25",        "GB/s",       "25GB",    "25gb/s",
+                                      "0GB/s",    "-1GB/s",    "25GB/s,",    "5us",     "25GB/s,5",
+                                      "25GB/s,0s", "25GB/s,us", "1.2.3GB/s", "25 GB/s",
+                                      "25GB/s,5us,5us"};
+  for (size_t i = 0; i < sizeof links / sizeof links[0]; i++) {
+    ck_assert_msg(!parse_link(&bytes, &seconds, links[i]), "\"%s\" was taken", links[i]);
+  }
+}
+END_TEST
+
 START_TEST(scatters) {
   struct scatter s;
   ck_assert(parse_scatter(&s, "even") && s.kind == EK_SCATTER_EVEN && s.count == 0);
@@ -354,6 +378,7 @@ int main(void) {
   tcase_add_test(tests, summary_of_values);
   tcase_add_test(tests, whole_numbers);
   tcase_add_test(tests, lists_of_modes);
+  tcase_add_test(tests, worlds_and_links);
   tcase_add_test(tests, scatters);
   tcase_add_test(tests, tokens_turn_back_into_text);
   tcase_add_test(tests, frequent_words_come_first);
