@@ -209,7 +209,6 @@ static ek_status open_trainer(struct planning *p, const ek_advise_task *task,
   if (options.group_options != NULL) group = *options.group_options;
   group.threads_per_device = p->place->threads; /* some workspace grows with them */
   group.world = NULL; /* other processes are counted, and not asked */
-  group.exchange = NULL;
   group.world_size = p->place->world;
   group.first_rank = p->place->first_rank;
   options.group_options = &group;

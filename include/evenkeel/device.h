@@ -91,45 +91,21 @@ EK_BEGIN_DECLARATIONS
 typedef struct ek_stream ek_stream;
 typedef struct ek_event ek_event;
 
-/*
- * How bytes reach the other processes of a world, see below. `swap` sends out_bytes bytes to
- * process `peer` and receives in_bytes from it, both at the same time: it must not wait for one
- * before it begins the other. Either may be 0. When it returns, `out` may be overwritten and `in`
- * is complete. If the process has gone, or nothing moves for `seconds`, `swap` returns an error
- * with a message set by ek_error_set(); `in` still holds the bytes that came before, because a
- * process that fails sends its reason and may be gone when that is read. The thread of the program
- * that waits in a call of the library calls `swap`, one call at a time; workers never do.
- */
-typedef struct ek_exchange {
-  size_t size;      /* sizeof(ek_exchange) */
-  size_t process;   /* this one's number; ranks rise with it */
-  size_t processes; /* how many there are; 0 or 1: `swap` is not called */
-  ek_status (*swap)(void *context, size_t peer, const void *out, size_t out_bytes, void *in,
-                    size_t in_bytes, double seconds);
-  void *context; /* of `swap`; the program's, until the group is freed */
-} ek_exchange;
-#define EK_EXCHANGE_INIT                                                                           \
-  { .size = sizeof(ek_exchange), .process = 0, .processes = 1, .swap = NULL, .context = NULL }
-/* The same values, by a function: status.h. */
-EK_API EK_CHECKED ek_status ek_exchange_init(ek_exchange *options, size_t size);
-
 typedef struct ek_group_options {
   size_t size;            /* sizeof(ek_group_options) */
   int threads_per_device; /* 0: the cores the process may use, divided evenly, at least 1 */
   bool deterministic;     /* nothing is chosen by timing or by the number of threads, see below */
-  double time_limit;      /* cuda, several processes: seconds for a collective; 0: 600 */
+  double time_limit;      /* cuda: seconds for a collective; 0: 600 */
   bool debug_memory;      /* new tensors are NaN, writes beside them are found, see below */
   size_t world_size;      /* devices of all processes that train together; 0: those of the group */
   size_t first_rank;      /* of them, the number of the group's device 0 */
-  const ek_exchange *exchange; /* reaches the other processes; NULL: this is the only one */
   ek_world *world; /* the processes that open this group together (world.h), which must outlive it;
                       world_size, first_rank and time_limit follow from it; NULL: this one alone */
 } ek_group_options;
 #define EK_GROUP_OPTIONS_INIT                                                                      \
   {                                                                                                \
     .size = sizeof(ek_group_options), .threads_per_device = 0, .deterministic = false,             \
-    .time_limit = 0, .debug_memory = false, .world_size = 0, .first_rank = 0, .exchange = NULL,    \
-    .world = NULL                                                                                  \
+    .time_limit = 0, .debug_memory = false, .world_size = 0, .first_rank = 0, .world = NULL        \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, size_t size);
@@ -137,18 +113,18 @@ EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, siz
 /*
  * A device has an index in its group, and a rank in the world: the devices of all processes that
  * train one model, process by process. Collectives, ownership of parts of the state and numbers of
- * samples count over the world. A world that is larger than the group needs `exchange`, which is
- * read when the group opens; `plan` needs none, and counts what one process of it takes.
+ * samples count over the world. A group whose world has other processes needs `world`; without it a
+ * `plan` group that states world_size and first_rank counts what one process of that world takes.
  *
  * All processes open their groups at the same time, and then make the same calls in the same order,
  * each with its own part of a batch. Sums are taken in the order of the ranks: on `cpu`, several
  * processes give the bits of one process with all devices. On `cuda` NCCL sums, and each device of
  * the world must be a GPU of its own.
  *
- * An error in one process becomes an error in all: in the call that they are in or, if that call
- * needs nothing more of the failed process, in a later one. After that, collectives of the group
- * fail with EK_ERR_UNAVAILABLE in all processes; calls that need no other process still work. A
- * process that has died or hangs is an error when `swap` returns one.
+ * An error in one process becomes an error in all, in the same call, and the next call works; only an
+ * update that has begun may fail in one process alone, and the next call finds that in all. After a
+ * process has died, or has not come within the world's time limit, collectives of the group fail
+ * with EK_ERR_UNAVAILABLE in all processes; calls that need no other process still work.
  */
 
 /*

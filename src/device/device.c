@@ -89,5 +89,4 @@ ek_stream *ek_device_stream(const ek_device *device, ek_stream_kind kind) {
   return device->streams[kind];
 }
 
-EK__OPTIONS_INIT(ek_exchange, EK_EXCHANGE_INIT)
 EK__OPTIONS_INIT(ek_group_options, EK_GROUP_OPTIONS_INIT)

@@ -45,7 +45,6 @@
 #include "device/device_spec.h"
 #include "device/guard.h"
 #include "device/holder.h"
-#include "device/exchange.h"
 #include "device/place.h"
 
 struct worker {
@@ -67,7 +66,6 @@ struct ek_group {
   size_t count;
   size_t first_rank, world_size; /* of the devices of all processes */
   struct ek__place *place;       /* among them; NULL: there is one process, or they only count */
-  ek_world *own_world;           /* of options.exchange; freed with the group */
   bool errands;                  /* there may be work of `place` for the waiting thread */
   double time_limit;             /* seconds */
   bool deterministic;            /* as it was opened */
@@ -212,46 +210,28 @@ static ek_status join_world(ek_group *group, ek_world *world, bool counts) {
   return EK_OK;
 }
 
-/* The place that the options give, without other processes or with a program's exchange. */
-static ek_status check_place(const ek_group *group, const ek_group_options *options, bool alone) {
-  const size_t world = options->world_size == 0 ? group->count : options->world_size;
-  EK__FAIL_IF(world < group->count || options->first_rank > world - group->count,
-              EK_ERR_INVALID_ARGUMENT,
-              "ek_group_open: %zu devices from rank %zu on in a world of %zu", group->count,
-              options->first_rank, world);
-  EK__FAIL_IF(world != group->count && alone, EK_ERR_INVALID_ARGUMENT,
-              "ek_group_open: a world of %zu devices, of which this process has %zu, needs "
-              "options.world to reach the other processes; only `plan` counts without it",
-              world, group->count);
-  return EK_OK;
-}
-
 /* The group's place among the devices of all processes. */
 static ek_status take_ranks(ek_group *group, const ek_group_options *options) {
-  ek_exchange exchange;
   const bool counts = group->backend->kernels == NULL;
-  EK_TRY(ek__exchange_read(&exchange, options->exchange));
-  const bool several = exchange.processes > 1;
+  const size_t all = options->world_size == 0 ? group->count : options->world_size;
   group->time_limit = options->time_limit;
   if (options->world != NULL) {
-    EK__FAIL_IF(options->world_size != 0 || options->first_rank != 0 || several,
-                EK_ERR_INVALID_ARGUMENT,
+    EK__FAIL_IF(options->world_size != 0 || options->first_rank != 0, EK_ERR_INVALID_ARGUMENT,
                 "ek_group_open: options.world says which ranks the group has: world_size and "
-                "first_rank must be 0, and exchange NULL");
+                "first_rank must be 0");
     return ek_world_processes(options->world) > 1 ? join_world(group, options->world, counts)
                                                   : EK_OK;
   }
-  EK_TRY(check_place(group, options, !counts && !several));
-  group->first_rank = options->first_rank;
-  group->world_size = options->world_size == 0 ? group->count : options->world_size;
-  if (counts || !several) return EK_OK;
-  EK_TRY(ek__exchange_world(&group->own_world, &exchange, options->time_limit));
-  EK_TRY(join_world(group, group->own_world, false));
-  EK__FAIL_IF(group->first_rank != options->first_rank || group->world_size != options->world_size,
+  EK__FAIL_IF(all < group->count || options->first_rank > all - group->count,
               EK_ERR_INVALID_ARGUMENT,
-              "ek_group_open: the processes have %zu devices, and this one's begin at rank %zu, not "
-              "%zu and %zu",
-              group->world_size, group->first_rank, options->world_size, options->first_rank);
+              "ek_group_open: %zu devices from rank %zu on in a world of %zu", group->count,
+              options->first_rank, all);
+  EK__FAIL_IF(all != group->count && !counts, EK_ERR_INVALID_ARGUMENT,
+              "ek_group_open: a world of %zu devices, of which this process has %zu, needs "
+              "options.world to reach the other processes; only `plan` counts without it",
+              all, group->count);
+  group->first_rank = options->first_rank;
+  group->world_size = all;
   return EK_OK;
 }
 
@@ -287,7 +267,6 @@ static void destroy(ek_group *group) {
   if (group->native != NULL) group->backend->group_close(group->native);
   ek__world_count_group(ek__place_world(group->place), group->place == NULL ? 0 : -1);
   ek__place_close(group->place);
-  ek_world_free(group->own_world);
   ek__host_blocks_close(&group->blocks);
   pthread_cond_destroy(&group->turn);
   pthread_cond_destroy(&group->done);

@@ -304,6 +304,7 @@ CK_LOOP_FROM(who_does_not_come_is_given_up, CROSSED, ONE_LEAVES + 1) {
 struct half {
   pthread_t thread;
   struct ck_process process;
+  ek_world *world;
   ek_group *group;
   ek_communicator *communicator;
   ek_tensor tensor;
@@ -345,11 +346,9 @@ static ek_status run_and_read(struct half *half, ek_apply_function function, flo
 }
 
 static ek_status run_half(struct half *half) {
-  const ek_exchange exchange = ck_process_exchange(&half->process);
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.exchange = &exchange;
-  options.world_size = 2;
-  options.first_rank = half->process.number;
+  EK_TRY(ck_process_world(&half->world, &half->process, 60));
+  options.world = half->world;
   options.time_limit = 60;
   EK_TRY(ek_group_open(&half->group, half->process.number == 0 ? "cuda:0@48MiB" : "cuda:1@48MiB",
                        &options));
@@ -372,6 +371,7 @@ static void *half_main(void *argument) {
   ek_communicator_free(half->communicator);
   const ek_status freed = ek_group_close(half->group);
   if (half->status == EK_OK) half->status = freed;
+  ek_world_free(half->world);
   return NULL;
 }
 

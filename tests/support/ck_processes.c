@@ -36,46 +36,44 @@ void ck_outcome_add(struct ck_outcome *outcome, double number) {
   }
 }
 
-/* ---- the exchange ---- */
+/* ---- the world ---- */
 
-/* Moves what can be moved at once; false where the other end has gone. */
-static bool send_some(int socket, const char *out, size_t bytes, size_t *done) {
-  const ssize_t sent = send(socket, out + *done, bytes - *done, MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (sent > 0) *done += (size_t)sent;
-  return sent >= 0 || errno == EAGAIN || errno == EINTR;
-}
-
-static bool receive_some(int socket, char *in, size_t bytes, size_t *done) {
-  const ssize_t got = recv(socket, in + *done, bytes - *done, MSG_DONTWAIT);
-  if (got > 0) *done += (size_t)got;
-  return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
-}
-
-static ek_status swap(void *context, size_t peer, const void *out, size_t out_bytes, void *in,
-                      size_t in_bytes, double seconds) {
-  const struct ck_process *process = context;
-  size_t sent = 0, got = 0;
-  double until = now() + seconds;
-  struct pollfd wait = {.fd = process->sockets[peer]};
-  bool gone = false; /* what it has sent before is still there */
-  while (sent < out_bytes || got < in_bytes) {
-    const size_t before = sent + got;
-    const bool sends = sent < out_bytes && !gone;
-    wait.events = (short)((sends ? POLLOUT : 0) | (got < in_bytes ? POLLIN : 0));
-    if (poll(&wait, 1, 100) < 0 && errno != EINTR) return ek_error_set(EK_ERR_IO, "poll");
-    if (sends && (wait.revents & (POLLOUT | POLLERR | POLLHUP)) != 0) {
-      gone = !send_some(wait.fd, out, out_bytes, &sent);
+ek_status ck_process_gather(const struct ck_process *process, const void *mine, size_t bytes,
+                            void *all) {
+  memcpy((char *)all + process->number * bytes, mine, bytes);
+  for (size_t p = 0; p < process->count; p++) {
+    if (p == process->number) continue;
+    if (send(process->sockets[p], mine, bytes, MSG_NOSIGNAL) != (ssize_t)bytes) {
+      return ek_error_set(EK_ERR_IO, "process %zu takes no bytes", p);
     }
-    if (got < in_bytes && (wait.revents & (POLLIN | POLLHUP | POLLERR)) != 0 &&
-        !receive_some(wait.fd, in, in_bytes, &got)) {
-      return ek_error_set(EK_ERR_UNAVAILABLE, "it has gone");
+  }
+  for (size_t p = 0; p < process->count; p++) {
+    char *to = (char *)all + p * bytes;
+    if (p == process->number) continue;
+    if (recv(process->sockets[p], to, bytes, MSG_WAITALL) != (ssize_t)bytes) {
+      return ek_error_set(EK_ERR_IO, "process %zu gives no bytes", p);
     }
-    if (gone && got == in_bytes) return ek_error_set(EK_ERR_UNAVAILABLE, "it has gone");
-    if (sent + got > before) until = now() + seconds;
-    if (now() > until) return ek_error_set(EK_ERR_UNAVAILABLE, "nothing for %g seconds", seconds);
   }
   return EK_OK;
 }
+
+static ek_status gather(void *context, const void *mine, size_t bytes, void *all) {
+  return ck_process_gather(context, mine, bytes, all);
+}
+
+ek_status ck_process_world(ek_world **world, const struct ck_process *process, double time_limit) {
+  ek_world_options options = EK_WORLD_OPTIONS_INIT;
+  ek_world_gather how = EK_WORLD_GATHER_INIT;
+  options.address = "127.0.0.1";
+  options.time_limit = time_limit;
+  how.process = process->number;
+  how.processes = process->count;
+  how.gather = gather;
+  how.context = (void *)(uintptr_t)process;
+  return ek_world_open_gather(world, &how, &options);
+}
+
+static ek_world *shared_world;
 
 struct ck_process ck_process_alone(const char *part, size_t devices) {
   return (struct ck_process){.part = part,
@@ -85,28 +83,15 @@ struct ck_process ck_process_alone(const char *part, size_t devices) {
                              .sockets = {-1, -1, -1, -1}};
 }
 
-ek_exchange ck_process_exchange(const struct ck_process *process) {
-  ek_exchange exchange = EK_EXCHANGE_INIT;
-  exchange.process = process->number;
-  exchange.processes = process->count;
-  exchange.swap = swap;
-  exchange.context = (void *)(uintptr_t)process;
-  return exchange;
-}
-
 ek_status ck_process_open(ek_group **group, const struct ck_process *process, double time_limit) {
-  const ek_exchange exchange = ck_process_exchange(process);
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   char spec[32];
+  if (process->count > 1 && shared_world == NULL) {
+    EK_TRY(ck_process_world(&shared_world, process, time_limit));
+  }
   options.threads_per_device = 1;
   options.deterministic = true;
-  options.world = process->mpi;
-  if (process->mpi == NULL) {
-    options.time_limit = time_limit;
-    options.first_rank = process->first_rank;
-    options.world_size = process->world;
-    options.exchange = process->count > 1 ? &exchange : NULL;
-  }
+  options.world = process->count > 1 ? shared_world : NULL;
   (void)snprintf(spec, sizeof spec, "cpu:%zu", process->devices[process->number]);
   return ek_group_open(group, spec, &options);
 }
@@ -305,6 +290,7 @@ static int run_mpi_part(char **argv, const struct ck_part *parts) {
   while (parts->name != NULL && strcmp(parts->name, process.part) != 0) parts++;
   if (parts->name == NULL) return 2;
   parts->run(outcome, &process);
+  ek_world_free(shared_world);
   ek_world_free(process.mpi);
   outcome_path(path, argv[5], process.number);
   FILE *file = fopen(path, "wb");
@@ -328,6 +314,7 @@ static int run_part(char **argv, const struct ck_part *parts) {
   if (outcome == NULL || parts->name == NULL) return 2;
   const double begin = now();
   parts->run(outcome, &process);
+  ek_world_free(shared_world);
   outcome->seconds = now() - begin;
   const bool wrote = write_all(file, outcome, sizeof *outcome);
   free(outcome);

@@ -48,10 +48,15 @@ void ck_outcome_add(struct ck_outcome *outcome, double number);
 /* The only process of a world, for the same function in the test itself. */
 struct ck_process ck_process_alone(const char *part, size_t devices);
 
-/* An exchange over the sockets. The process must outlive it. */
-ek_exchange ck_process_exchange(const struct ck_process *process);
+/* Sends some bytes to all others and gets theirs; `all` has room for those of all processes. */
+ek_status ck_process_gather(const struct ck_process *process, const void *mine, size_t bytes,
+                            void *all);
 
-/* "cpu:N" with the process's place in the world. time_limit 0: the library's own. */
+/* A world that the processes find over the sockets. time_limit 0: the library's own. */
+ek_status ck_process_world(ek_world **world, const struct ck_process *process, double time_limit);
+
+/* "cpu:N" in a world that is opened with the first group, with this time limit, and freed when the
+ * part ends. */
 ek_status ck_process_open(ek_group **group, const struct ck_process *process, double time_limit);
 
 /*

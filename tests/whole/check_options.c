@@ -79,12 +79,6 @@ static ek_status use_ek_world_gather(struct bench *b, void *o) {
   return status;
 }
 
-static ek_status use_ek_exchange(struct bench *b, void *o) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.exchange = o;
-  return use_ek_group_options(b, &options);
-}
-
 static ek_status use_ek_scatter_options(struct bench *b, void *o) {
   ek_shards shards = {0};
   int64_t offsets[3];
@@ -450,7 +444,6 @@ static ek_status use_ek_optimizer_ops(struct bench *b, void *o) {
   X(ek_group_options, EK_GROUP_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_world_options, EK_WORLD_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_world_gather, EK_WORLD_GATHER_INIT, sizeof(size_t))                                         \
-  X(ek_exchange, EK_EXCHANGE_INIT, sizeof(size_t))                                                 \
   X(ek_scatter_options, EK_SCATTER_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_data_parallel_model_options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT, sizeof(size_t))           \
   X(ek_forward_options, EK_FORWARD_OPTIONS_INIT, sizeof(size_t))                                   \

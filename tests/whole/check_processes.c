@@ -5,6 +5,7 @@
  * Each test runs a part in processes of their own (ck_processes.h), which record and do not assert.
  */
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -718,10 +719,9 @@ CK_TEST(what_needs_one_process_is_refused) {
 
 /* ---- failures ---- */
 
-enum disaster { DIES, HANGS, FAILS, OTHER_COLLECTIVE, EXCHANGE_FAILS, DISASTERS };
+enum disaster { DIES, HANGS, STOPS, FAILS, OTHER_COLLECTIVE, DISASTERS };
 
-static const char *const disasters[] = {"dies", "hangs", "fails", "other collective",
-                                        "exchange fails"};
+static const char *const disasters[] = {"dies", "hangs", "stops", "fails", "other collective"};
 
 struct failing_job {
   struct collective collective;
@@ -730,49 +730,31 @@ struct failing_job {
   bool second; /* the first round went well everywhere */
 };
 
+/* The whole process, which another one continues. */
+static void stop_for(unsigned seconds) {
+  const pid_t self = getpid(), other = fork();
+  if (other == 0) {
+    sleep(seconds);
+    (void)kill(self, SIGCONT);
+    _exit(0);
+  }
+  (void)kill(self, SIGSTOP);
+  (void)waitpid(other, NULL, 0);
+}
+
 /* Process 1 does it, on its last device, when the first job has gone well. */
 static ek_status meet_disaster(void *context, ek_device *device, size_t index) {
   struct failing_job *job = context;
   struct collective c = job->collective;
   const bool victim =
       job->second && job->process->number == 1 && index + 1 == job->process->devices[1];
-  if (victim && job->disaster == DIES) _exit(7);
+  if (victim && job->disaster == DIES) (void)raise(SIGKILL);
+  if (victim && job->disaster == STOPS) stop_for((unsigned)(3 * SHORT_LIMIT));
   if (victim && job->disaster == HANGS) sleep((unsigned)(SHORT_LIMIT + 1));
   if (victim && job->disaster == FAILS) return ek_error_set(EK_ERR_SHAPE, "a victim's own words");
   if (job->second && job->process->number == 1 && job->disaster == OTHER_COLLECTIVE) c.kind = 0;
   EK_TRY(run_one(&c, device, &c.tensors[index]));
   return ek_communicator_wait(c.communicator, device);
-}
-
-/* An exchange that fails from its n-th call on. */
-struct failing_exchange {
-  ek_exchange inner;
-  int calls;
-};
-
-static ek_status fail_later(void *context, size_t peer, const void *out, size_t out_bytes, void *in,
-                            size_t in_bytes, double seconds) {
-  struct failing_exchange *self = context;
-  if (self->calls > 0 && --self->calls == 0) {
-    return ek_error_set(EK_ERR_IO, "the cable was pulled");
-  }
-  return self->inner.swap(self->inner.context, peer, out, out_bytes, in, in_bytes, seconds);
-}
-
-static ek_status open_failing(ek_group **group, const struct ck_process *process,
-                              struct failing_exchange *failing) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  ek_exchange exchange = ck_process_exchange(process);
-  char spec[32];
-  failing->inner = exchange;
-  exchange.swap = fail_later;
-  exchange.context = failing;
-  options.time_limit = SHORT_LIMIT;
-  options.first_rank = process->first_rank;
-  options.world_size = process->world;
-  options.exchange = &exchange;
-  (void)snprintf(spec, sizeof spec, "cpu:%zu", process->devices[process->number]);
-  return ek_group_open(group, spec, &options);
 }
 
 /* After the error: the next collective works, or has the same error if a process is lost. */
@@ -788,10 +770,9 @@ static void disaster(struct ck_outcome *outcome, const struct ck_process *proces
   ek_group *group = NULL;
   ek_tensor tensors[RANKS] = {{0}};
   const int64_t count = 100000;
-  struct failing_exchange failing = {.calls = 0};
   struct failing_job job = {.process = process, .disaster = kind};
   job.collective = (struct collective){.tensors = tensors, .kind = 2};
-  if (!keep(outcome, open_failing(&group, process, &failing))) return;
+  if (!keep(outcome, ck_process_open(&group, process, SHORT_LIMIT))) return;
   bool well = keep(outcome, ek_communicator_open(&job.collective.communicator, group));
   for (size_t k = 0; k < process->devices[process->number] && well; k++) {
     well = keep(outcome, ek_tensor_create(&tensors[k], ek_group_device(group, k), EK_MEMORY_INPUTS,
@@ -800,7 +781,6 @@ static void disaster(struct ck_outcome *outcome, const struct ck_process *proces
   }
   well = well && keep(outcome, ek_group_apply(group, meet_disaster, &job));
   job.second = true;
-  if (kind == EXCHANGE_FAILS && process->number == 1) failing.calls = 2;
   if (well && keep(outcome, ek_group_apply(group, meet_disaster, &job))) {
     outcome->status = EK_ERR_INTERNAL;
     (void)snprintf(outcome->message, sizeof outcome->message, "nothing failed");
@@ -818,9 +798,7 @@ static void fails(struct ck_outcome *o, const struct ck_process *p) { disaster(o
 static void differs(struct ck_outcome *o, const struct ck_process *p) {
   disaster(o, p, OTHER_COLLECTIVE);
 }
-static void cable(struct ck_outcome *o, const struct ck_process *p) {
-  disaster(o, p, EXCHANGE_FAILS);
-}
+static void stops(struct ck_outcome *o, const struct ck_process *p) { disaster(o, p, STOPS); }
 
 /* It has failed as it should, in time, has gone on if no process is lost, and could be freed. */
 static void has_ended(const struct ck_outcome *outcome, ek_status status, const char *words,
@@ -839,13 +817,14 @@ CK_LOOP(an_error_in_one_process_is_one_in_all, 2 * DISASTERS) {
     const char *said, *heard;
     ek_status next;
   } expected[DISASTERS] = {
-      [DIES] = {EK_OK, EK_ERR_UNAVAILABLE, "", "process", EK_ERR_UNAVAILABLE},
-      [HANGS] = {EK_ERR_UNAVAILABLE, EK_ERR_UNAVAILABLE, "process", "process", EK_ERR_UNAVAILABLE},
+      [DIES] = {EK_OK, EK_ERR_UNAVAILABLE, "", "process 1 on ", EK_ERR_UNAVAILABLE},
+      [HANGS] = {EK_ERR_UNAVAILABLE, EK_ERR_UNAVAILABLE, "process 1 on ", "process 1 on ",
+                 EK_ERR_UNAVAILABLE},
+      [STOPS] = {EK_ERR_UNAVAILABLE, EK_ERR_UNAVAILABLE, "process 1 on ", "gave no sign of life",
+                 EK_ERR_UNAVAILABLE},
       [FAILS] = {EK_ERR_SHAPE, EK_ERR_SHAPE, "process 1 on", "a victim's own words", EK_OK},
       [OTHER_COLLECTIVE] = {EK_ERR_SHAPE, EK_ERR_SHAPE, "in a broadcast of 100000 f32",
-                            "process 0 is in an all_reduce of 100000 f32", EK_OK},
-      [EXCHANGE_FAILS] = {EK_ERR_UNAVAILABLE, EK_ERR_UNAVAILABLE, "the cable was pulled", "process",
-                          EK_ERR_UNAVAILABLE}};
+                            "process 0 is in an all_reduce of 100000 f32", EK_OK}};
   const enum disaster kind = (enum disaster)(_i / 2);
   const size_t devices[] = {2, 2, 1}, count = 2 + (size_t)_i % 2;
   struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
@@ -855,7 +834,7 @@ CK_LOOP(an_error_in_one_process_is_one_in_all, 2 * DISASTERS) {
       has_ended(&outcomes[i], expected[kind].others, expected[kind].heard,
                 expected[kind].next);
     } else if (kind == DIES) {
-      ck_assert_int_eq(WEXITSTATUS(outcomes[i].exit), 7);
+      ck_assert_int_eq(WTERMSIG(outcomes[i].exit), SIGKILL);
     } else {
       has_ended(&outcomes[i], expected[kind].own, expected[kind].said, expected[kind].next);
     }
@@ -984,7 +963,7 @@ static const struct ck_part parts[] = {{"collectives", all_collectives},
                                        {"hangs", hangs},
                                        {"fails", fails},
                                        {"other collective", differs},
-                                       {"exchange fails", cable},
+                                       {"stops", stops},
                                        {NULL, NULL}};
 
 static Suite *make_suite(void) { return ck_suite("processes", NULL, NULL); }

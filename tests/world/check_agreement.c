@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <time.h>
 
 #include <evenkeel/evenkeel.h>
@@ -51,13 +50,7 @@ static uint64_t hash_of(const void *bytes, size_t count) {
 
 /* The numbers of all processes. */
 static void tell_all(const struct ck_process *process, uint64_t mine, uint64_t all[COUNT]) {
-  all[process->number] = mine;
-  for (size_t p = 0; p < process->count; p++) {
-    if (p != process->number) (void)send(process->sockets[p], &mine, sizeof mine, MSG_NOSIGNAL);
-  }
-  for (size_t p = 0; p < process->count; p++) {
-    if (p != process->number) (void)recv(process->sockets[p], &all[p], sizeof mine, MSG_WAITALL);
-  }
+  if (ck_process_gather(process, &mine, sizeof mine, all) != EK_OK) abort();
 }
 
 static bool all_same(const struct ck_process *process, uint64_t mine) {

@@ -195,30 +195,6 @@ static const struct {
              {"gpt", EK_MODE_FULLY_SHARDED, EK_PRECISION_F32, EK_SHARD_PROCESS, 2}};
 enum { REAL = sizeof steps / sizeof steps[0], ROWS = 6 };
 
-/* Bytes from process to process over the test's own sockets. */
-static ek_status gather(void *context, const void *mine, size_t bytes, void *all) {
-  const struct ck_process *process = context;
-  const ek_exchange exchange = ck_process_exchange(process);
-  for (size_t peer = 0; peer < process->count; peer++) {
-    char *to = (char *)all + peer * bytes;
-    if (peer == process->number) {
-      memcpy(to, mine, bytes);
-    } else {
-      EK_TRY(exchange.swap(exchange.context, peer, mine, bytes, to, bytes, 30));
-    }
-  }
-  return EK_OK;
-}
-
-static ek_status open_world(ek_world **world, const struct ck_process *process) {
-  ek_world_gather own = EK_WORLD_GATHER_INIT;
-  own.process = process->number;
-  own.processes = process->count;
-  own.gather = gather;
-  own.context = (void *)(uintptr_t)process;
-  return ek_world_open_gather(world, &own, NULL);
-}
-
 /* Two steps; the bytes of the second. */
 static ek_status step_for_real(double *sent, ek_world *world, ek_group *group,
                                const ek_advise_task *task, const ek_settings *settings) {
@@ -300,7 +276,7 @@ static void count_bytes(struct ck_outcome *outcome, const struct ck_process *pro
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   char spec[32];
   (void)snprintf(spec, sizeof spec, "cpu:%zu", process->devices[process->number]);
-  outcome->status = open_world(&world, process);
+  outcome->status = ck_process_world(&world, process, 0);
   options.world = world;
   options.threads_per_device = 1;
   if (outcome->status == EK_OK) outcome->status = ek_group_open(&group, spec, &options);

@@ -32,12 +32,6 @@ static void has_ranks(ek_group *group, size_t first_rank, size_t world_size) {
   ck_ok(ek_group_close(group));
 }
 
-static ek_status no_cable(void *context, size_t peer, const void *out, size_t out_bytes, void *in,
-                          size_t in_bytes, double seconds) {
-  (void)context, (void)peer, (void)out, (void)out_bytes, (void)in, (void)in_bytes, (void)seconds;
-  return ek_error_set(EK_ERR_IO, "no cable");
-}
-
 CK_TEST(places_in_a_world) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ek_group *group = NULL;
@@ -62,18 +56,6 @@ CK_TEST(places_in_a_world) {
   options.world_size = 0;
   options.first_rank = 1;
   ck_fails(ek_group_open(&group, "cpu:2", &options), EK_ERR_INVALID_ARGUMENT, "world of 2");
-  ek_exchange exchange = EK_EXCHANGE_INIT;
-  options.exchange = &exchange;
-  options.first_rank = 0;
-  exchange.processes = 2;
-  ck_fails(ek_group_open(&group, "cpu:2", &options), EK_ERR_INVALID_ARGUMENT, "no function `swap`");
-  exchange.swap = no_cable;
-  exchange.process = 2;
-  ck_fails(ek_group_open(&group, "cpu:2", &options), EK_ERR_INVALID_ARGUMENT, "number 2 of 2");
-  exchange.process = 1;
-  options.world_size = 4;
-  ck_fails(ek_group_open(&group, "cpu:2", &options), EK_ERR_UNAVAILABLE, 
-           "process 0: opening a world: the exchange of bytes");
   ck_assert_ptr_null(group);
 }
 
