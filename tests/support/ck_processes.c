@@ -86,12 +86,12 @@ struct ck_process ck_process_alone(const char *part, size_t devices) {
 ek_status ck_process_open(ek_group **group, const struct ck_process *process, double time_limit) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   char spec[32];
-  if (process->count > 1 && shared_world == NULL) {
+  if (process->count > 1 && process->mpi == NULL && shared_world == NULL) {
     EK_TRY(ck_process_world(&shared_world, process, time_limit));
   }
   options.threads_per_device = 1;
   options.deterministic = true;
-  options.world = process->count > 1 ? shared_world : NULL;
+  options.world = process->mpi != NULL ? process->mpi : shared_world;
   (void)snprintf(spec, sizeof spec, "cpu:%zu", process->devices[process->number]);
   return ek_group_open(group, spec, &options);
 }

@@ -20,7 +20,7 @@
 #include "ck_training.h"
 
 /* Of the parts that end by a time limit, in seconds. */
-#define SHORT_LIMIT 2.0
+#define SHORT_LIMIT (1.0 * (1 + CK_TSAN))
 
 /* Keeps the first failure of a part. */
 static bool keep(struct ck_outcome *outcome, ek_status status) {
@@ -749,7 +749,7 @@ static ek_status meet_disaster(void *context, ek_device *device, size_t index) {
   const bool victim =
       job->second && job->process->number == 1 && index + 1 == job->process->devices[1];
   if (victim && job->disaster == DIES) (void)raise(SIGKILL);
-  if (victim && job->disaster == STOPS) stop_for((unsigned)(3 * SHORT_LIMIT));
+  if (victim && job->disaster == STOPS) stop_for((unsigned)(3 * SHORT_LIMIT + 1));
   if (victim && job->disaster == HANGS) sleep((unsigned)(SHORT_LIMIT + 1));
   if (victim && job->disaster == FAILS) return ek_error_set(EK_ERR_SHAPE, "a victim's own words");
   if (job->second && job->process->number == 1 && job->disaster == OTHER_COLLECTIVE) c.kind = 0;
@@ -804,7 +804,7 @@ static void stops(struct ck_outcome *o, const struct ck_process *p) { disaster(o
 static void has_ended(const struct ck_outcome *outcome, ek_status status, const char *words,
                       ek_status next) {
   fails_with(outcome, status, words);
-  ck_assert_double_lt(outcome->seconds, 6 * SHORT_LIMIT);
+  ck_assert_double_lt(outcome->seconds, 4 * SHORT_LIMIT + 5);
   ck_assert_uint_eq(outcome->count, 3);
   ck_assert_int_eq((ek_status)outcome->numbers[0], next);
   ck_assert_double_eq(outcome->numbers[1], 1);
