@@ -75,6 +75,7 @@ static bool check_outputs(const char *const *flags, struct output *const *output
 }
 
 bool prepare_outputs(const struct options *options) {
+  if (ek_world_process(options->world) > 0) return true; /* the first process writes */
   static const char *const flags[] = {"--export-json", "--export-csv", "--timeline",
                                       "--report",      "--trace",      "--snapshot"};
   struct output *trace = options->trace == NULL ? NULL : output_create(options->trace);

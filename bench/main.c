@@ -13,6 +13,7 @@
  * training.c train; report*.c writes. docs/benchmark.md describes every flag and figure.
  */
 #include <argp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -95,6 +96,30 @@ static void on_log(void *context, ek_log_level level, const char *line) {
   say_error("warning: %s", line);
 }
 
+/* Those that train do it together with the processes that were started with this one. */
+static bool trains(enum command command) {
+  return command != COMMAND_PLAN && command != COMMAND_DEVICES;
+}
+
+static ek_world *world; /* of the program, for the signal */
+
+static void on_stop(int number) {
+  (void)number;
+  ek_world_request_stop(world);
+}
+
+/* One process prints; a signal to any of them stops all after the same step. */
+static bool enter_world(struct options *options) {
+  if (!trains(options->command)) return true;
+  if (ek_world_open(&world, NULL) != EK_OK) {
+    say_error("%s", ek_error_message());
+    return false;
+  }
+  if (ek_world_processes(world) > 1) (void)signal(SIGTERM, on_stop);
+  if (ek_world_process(world) > 0) terminal_hush();
+  return options_enter(options, world);
+}
+
 int main(int argc, char **argv) {
   argp_program_version_hook = print_version;
   argp_err_exit_status = EXIT_USAGE;
@@ -112,7 +137,9 @@ int main(int argc, char **argv) {
   name_modes(&options);
   terminal_start(options.quiet);
   ek_log_set(on_log, NULL, EK_LOG_WARNING);
-  const enum exit_code code = commands[choice.command].run(&options);
+  const enum exit_code code =
+      enter_world(&options) ? commands[choice.command].run(&options) : EXIT_ERROR;
+  ek_world_free(world);
   options_free(&options);
   return (int)code;
 }

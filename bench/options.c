@@ -200,6 +200,7 @@ ek_group_options group_options(const struct options *options, int threads) {
   ek_group_options group = EK_GROUP_OPTIONS_INIT;
   group.threads_per_device = threads;
   group.deterministic = options->deterministic || options->reproducible > 0;
+  group.world = options->world;
   return group;
 }
 
@@ -275,6 +276,7 @@ static void read_modes(struct reading *reading, struct argp_state *state) {
   struct options *options = reading->options;
   char bad[64];
   const char *text = reading->modes_text != NULL ? reading->modes_text : usual_modes(options);
+  options->modes_said = reading->modes_text != NULL;
   if (!parse_modes(options->modes, &options->mode_count, text, bad)) {
     refuse_item(state, "--modes", "mode", bad, mode_words);
   }
@@ -694,6 +696,29 @@ void options_parse(struct options *options, enum command command, int argc, char
       options->spec_count = 1;
     }
   }
+}
+
+bool options_enter(struct options *options, ek_world *world) {
+  size_t kept = 0;
+  options->world = world;
+  if (ek_world_processes(world) == 1) return true;
+  if (options->command == COMMAND_FIT) {
+    say_error("fit plans for several processes in one: start it alone, with --world %zuxD for D "
+              "devices in each", ek_world_processes(world));
+    return false;
+  }
+  if (options->scatter.kind != EK_SCATTER_EVEN) {
+    say_error("--scatter %s is for the devices of one process; between processes a batch is cut "
+              "evenly", options->scatter_text);
+    return false;
+  }
+  for (size_t i = 0; i < options->mode_count; i++) { /* unless they were asked for by name */
+    const ek_mode mode = options->modes[i];
+    const bool master = mode == EK_MODE_GATHER || mode == EK_MODE_BALANCED;
+    if (options->modes_said || !master) options->modes[kept++] = mode;
+  }
+  options->mode_count = kept;
+  return true;
 }
 
 void options_free(struct options *options) {

@@ -63,6 +63,8 @@ struct options {
   int64_t processes, world_devices;
   char world_spec[32]; /* devices of a process, where --devices is not given */
   double link_bytes, link_seconds; /* 0: not given */
+  ek_world *world; /* the processes that train together; NULL before options_enter() */
+  bool modes_said;
   /* what comes of it */
   int64_t measure;              /* fit: how many of the choices */
   double fail_above;            /* negative: never */
@@ -79,6 +81,10 @@ struct options {
  */
 void options_parse(struct options *options, enum command command, int argc, char **argv);
 void options_free(struct options *options);
+
+/* Takes the world that the program was started in, a loan. False, after a message, if the command
+ * line makes no sense in it. Without a world it is that of one process. */
+bool options_enter(struct options *options, ek_world *world);
 
 /* How a group is opened for a run. */
 ek_group_options group_options(const struct options *options, int threads);

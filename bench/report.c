@@ -104,7 +104,10 @@ json_t *report_start(const struct options *options, const struct text *text) {
     append(modes, json_string(ek_mode_name(options->modes[i])));
   }
   put(config, "modes", modes);
-  if (options->processes > 0) {
+  if (ek_world_processes(options->world) > 1) {
+    put(config, "processes", whole(ek_world_processes(options->world)));
+    put(config, "world", json_string(ek_world_source(options->world)));
+  } else if (options->processes > 0) {
     put(config, "processes", json_integer(options->processes));
     put(config, "link", options->link_text == NULL ? json_null() : json_string(options->link_text));
   }
@@ -198,15 +201,19 @@ static uint64_t peak_resident_bytes(void) {
   return (uint64_t)usage.ru_maxrss * 1024;
 }
 
-bool report_write(struct report *report, const struct options *options) {
-  progress_clear();
-  put(report->json, "peak_resident_bytes", whole(peak_resident_bytes()));
+static bool write_all(const struct report *report, const struct options *options) {
   bool good = write_format(report, stdout, options->format,
                            options->wide ? 0 : terminal_width(STDOUT_FILENO));
   (void)fflush(stdout); /* before a file that may lead there; output.c looks whether it worked */
   good = write_file(report, options->export_json, FORMAT_JSON) && good;
   good = write_file(report, options->export_csv, FORMAT_CSV) && good;
-  good = write_page(report, options->page) && good;
+  return write_page(report, options->page) && good;
+}
+
+bool report_write(struct report *report, const struct options *options) {
+  progress_clear();
+  put(report->json, "peak_resident_bytes", whole(peak_resident_bytes()));
+  const bool good = ek_world_process(options->world) > 0 || write_all(report, options);
   json_decref(report->json);
   grid_free(report->csv);
   for (size_t i = 0; i < REPORT_TABLES; i++) grid_free(report->tables[i]);

@@ -107,7 +107,8 @@ enum exit_code run_memory(const struct options *options) {
     code = worse(code, judge(options, results, done));
     struct report report = report_memory(options, &text, results, done);
     if (!report_write(&report, options)) code = EXIT_ERROR;
-    if (!report_timeline(options->timeline, results, done)) code = EXIT_ERROR;
+    const bool writes = ek_world_process(options->world) == 0;
+    if (writes && !report_timeline(options->timeline, results, done)) code = EXIT_ERROR;
   }
   for (size_t i = 0; i < done; i++) {
     run_free(&results[i].real);

@@ -67,6 +67,8 @@ void terminal_start(bool quiet) {
   }
 }
 
+void terminal_hush(void) { people = 0; }
+
 void progress_clear(void) {
   if (!bar_is_visible) return;
   fputs(erase_line, stderr);

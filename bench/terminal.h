@@ -28,6 +28,9 @@ extern const char *volatile terminal_unfinished;
 /* Looks at stderr and the environment; makes Ctrl-C clear the bar before it ends the program. */
 void terminal_start(bool quiet);
 
+/* From now on there are no people, as with `quiet`: another process tells them. */
+void terminal_hush(void);
+
 /* "PROGRAM: ..." for what stops the program or makes its exit code. */
 void say_error(const char *format, ...) BENCH_PRINTF(1, 2);
 

@@ -161,7 +161,10 @@ static ek_status compute_part(struct training *training, int64_t first, int64_t 
   if (task->options->reproducible == 0) forward.scatter = &scatter;
   ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   backward.accumulate = accumulate;
-  const int64_t shape[] = {samples, task->shape->seq}, place = first * task->shape->seq;
+  int64_t skipped = 0, own = 0; /* the batch of all processes is known to each */
+  EK_TRY(ek_world_rows(&skipped, &own, training->group, samples,
+                       task->options->reproducible));
+  const int64_t shape[] = {own, task->shape->seq}, place = (first + skipped) * task->shape->seq;
   const size_t targets = task->options->fused_loss ? 0 : 1; /* else they are inputs */
   ek_tensor batch[2];
   EK_TRY(ek_tensor_host(&batch[0], training->inputs + place, EK_I32, 2, shape));

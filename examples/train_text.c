@@ -27,6 +27,10 @@
  *     --seed N          of initial weights, dropout and windows (7); a run that goes on has the
  *                       seed that it began with, and refuses another
  *
+ * Started by mpirun, torchrun --no-python or srun, the processes train one model together: SPEC is
+ * what each of them has, each takes its part of every batch, and the first one prints. A signal to
+ * any of them stops all after the same step.
+ *
  * On a terminal a line shows the step, the loss and the speed as the run goes on.
  *
  * SIGINT and SIGTERM stop the run after the step that is under way. If a file of --trace or
@@ -60,11 +64,11 @@ struct settings {
   int exact;
 };
 
-static volatile sig_atomic_t stop_asked;
+static ek_world *world; /* the processes that train together; for the signals */
 
 static void ask_to_stop(int number) {
   (void)number;
-  stop_asked = 1;
+  ek_world_request_stop(world);
 }
 
 struct text {
@@ -101,6 +105,9 @@ static ek_status open_trainer(ek_trainer **trainer, const struct settings *setti
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  ek_group_options group_options = EK_GROUP_OPTIONS_INIT;
+  group_options.world = world;
+  options.group_options = &group_options;
   options.model = &model_options;
   options.optimizer = &optimizer_options;
   model_options.seed = (uint64_t)(settings->seed == 0 ? SEED : settings->seed);
@@ -136,13 +143,15 @@ static void pick_batch(int32_t *inputs, int32_t *targets, const struct text *tex
 }
 
 static ek_status train_step(ek_trainer *trainer, const struct text *text, long step,
-                            ek_step_result *result) {
+                            long grains, ek_step_result *result) {
   int32_t input_ids[BATCH * WINDOW], target_ids[BATCH * WINDOW];
+  int64_t first = 0, count = 0;
   pick_batch(input_ids, target_ids, text, step);
-  const int64_t shape[] = {BATCH, WINDOW};
+  EK_TRY(ek_world_rows(&first, &count, ek_trainer_group(trainer), BATCH, (size_t)grains));
+  const int64_t shape[] = {count, WINDOW};
   ek_tensor inputs, targets;
-  EK_TRY(ek_tensor_host(&inputs, input_ids, EK_I32, 2, shape));
-  EK_TRY(ek_tensor_host(&targets, target_ids, EK_I32, 2, shape));
+  EK_TRY(ek_tensor_host(&inputs, input_ids + first * WINDOW, EK_I32, 2, shape));
+  EK_TRY(ek_tensor_host(&targets, target_ids + first * WINDOW, EK_I32, 2, shape));
   return ek_trainer_step(result, trainer, &inputs, 1, &targets, 1);
 }
 
@@ -275,13 +284,13 @@ static ek_status take_steps(ek_trainer *trainer, const struct settings *settings
   const long last = settings->stop_at > 0 ? settings->stop_at : settings->steps;
   ek_group *group = ek_trainer_group(trainer);
   int tracing = 0, no_trace = settings->trace == NULL, no_metrics = 0;
-  while (progress->next < last && !stop_asked) {
+  while (progress->next < last && !ek_world_stop_requested(world)) {
     ek_step_result result;
     if (!tracing && !no_trace && progress->next + TRACED >= last) {
       tracing = ek_trace_start(group, 0) == EK_OK;
       if (!tracing) complain(progress, "--trace", &no_trace);
     }
-    EK_TRY(train_step(trainer, text, progress->next, &result));
+    EK_TRY(train_step(trainer, text, progress->next, settings->reproducible, &result));
     progress->next++;
     if (metrics != NULL && ek_metrics_step(metrics, &result, BATCH * WINDOW) != EK_OK) {
       complain(progress, "--metrics", &no_metrics);
@@ -302,7 +311,7 @@ static ek_status train(ek_trainer *trainer, const struct settings *settings,
   EK_TRY(try_trace(ek_trainer_group(trainer), settings->trace));
   ek_status status = open_metrics(&metrics, trainer, settings->metrics, progress->first);
   progress->began = seconds_now();
-  progress->terminal = isatty(STDERR_FILENO);
+  progress->terminal = isatty(STDERR_FILENO) && ek_world_process(world) == 0;
   if (status == EK_OK) status = take_steps(trainer, settings, text, progress, metrics);
   show(progress, settings, NAN);
   if (status != EK_OK) {
@@ -347,18 +356,19 @@ static ek_status read_logits(ek_tensor *logits, const ek_shards *outputs) {
   return EK_ERR_INTERNAL;
 }
 
-/* The byte that the model writes after `window`. */
+/* The byte that the model writes after `window`; the first process computes it. */
 static ek_status next_byte(ek_trainer *trainer, int32_t *window, ek_random_key key, uint32_t number,
                            int32_t *byte) {
   static float logits[WINDOW * BYTES];
-  const int64_t input_shape[] = {1, WINDOW}, output_shape[] = {1, WINDOW, BYTES};
+  const int first = ek_world_process(world) == 0;
+  const int64_t input_shape[] = {first, WINDOW}, output_shape[] = {1, WINDOW, BYTES};
   ek_tensor input, whole;
   EK_TRY(ek_tensor_host(&input, window, EK_I32, 2, input_shape));
   EK_TRY(ek_tensor_host(&whole, logits, EK_F32, 3, output_shape));
 
   ek_shards outputs = {0};
   EK_TRY(ek_trainer_predict(&outputs, trainer, &input, 1));
-  const ek_status status = read_logits(&whole, &outputs);
+  const ek_status status = first ? read_logits(&whole, &outputs) : EK_OK;
   ek_shards_free(&outputs);
   EK_TRY(status);
   uint32_t bits[4];
@@ -489,6 +499,14 @@ static int read_arguments(struct settings *settings, int argc, char **argv) {
   return settings->path != NULL && settings->stop_at <= settings->steps;
 }
 
+/* The processes that were started with this one, of which the first prints. */
+static ek_status enter_world(void) {
+  EK_TRY(ek_world_open(&world, NULL));
+  if (ek_world_process(world) == 0) return EK_OK;
+  return freopen("/dev/null", "w", stdout) != NULL ? EK_OK
+                                                   : ek_error_set(EK_ERR_IO, "/dev/null");
+}
+
 static void stop_on_signals(void) {
   (void)signal(SIGINT, ask_to_stop);
   (void)signal(SIGTERM, ask_to_stop);
@@ -514,6 +532,7 @@ int main(int argc, char **argv) {
   int good = 0;
   ek_status status = EK_ERR_IO;
   if (!read_text(&text, settings.path)) goto cleanup;
+  EK_TRY_GOTO(status, enter_world(), report);
   stop_on_signals();
   EK_TRY_GOTO(status, open_trainer(&trainer, &settings), report);
   EK_TRY_GOTO(status, resume(trainer, &settings, &text, &progress), report);
@@ -534,6 +553,7 @@ report:
   }
 cleanup:
   ek_trainer_free(trainer);
+  ek_world_free(world);
   free(text.bytes);
   return status == EK_OK && good ? 0 : 1;
 }

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# launch_programs.sh BENCH TRAIN_TEXT TEXT [MPIRUN...]: both programs as two processes, started by the command MPIRUN or,
+# without one, by the variables of a file; they are one world without a flag. What they compute has the bits of one
+# process, one of them prints, and a signal to one stops both after the same step.
+set -euo pipefail
+
+bench=$1 train_text=$2 text=$3
+shift 3
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+failed=0
+run=0
+
+complain() {
+  printf 'launch_programs: %s\n' "$*" >&2
+  failed=1
+}
+
+# COMMAND...: runs it in two processes; output in $dir/out and $dir/err. Process P's pid is in $dir/pid.P (file).
+launcher=("$@")
+both() {
+  local p code=0
+  local -a pids=()
+  run=$((run + 1))
+  if ((${#launcher[@]} > 0)); then
+    "${launcher[@]}" -n 2 "$@" >"$dir/out" 2>"$dir/err" </dev/null || code=$?
+    return "$code"
+  fi
+  for p in 0 1; do
+    EVENKEEL_WORLD_FILE="$dir/world.$run" EVENKEEL_WORLD_PROCESS=$p EVENKEEL_WORLD_PROCESSES=2 \
+      EVENKEEL_WORLD_ADDRESS=127.0.0.1 "$@" >"$dir/out.$p" 2>"$dir/err.$p" </dev/null &
+    pids+=($!)
+  done
+  if [[ -n ${stop_after-} ]]; then
+    while [[ $(wc -l <"$dir/out.0") -lt $stop_after ]]; do sleep 0.05; done
+    kill -TERM "${pids[1]}"
+  fi
+  for p in "${pids[@]}"; do wait "$p" || code=$?; done
+  cat "$dir/out.0" "$dir/out.1" >"$dir/out"
+  cat "$dir/err.0" "$dir/err.1" >"$dir/err"
+  return "$code"
+}
+
+if ((${#launcher[@]} > 0)) && ! command -v "${launcher[0]}" >/dev/null; then
+  echo "skipped: ${launcher[0]} is not installed"
+  exit 77
+fi
+
+small=(--steps 12 --exact)
+"$train_text" "$text" --devices cpu:2 "${small[@]}" >"$dir/alone"
+both "$train_text" "$text" --devices cpu:1 "${small[@]}" || complain "train_text: $(cat "$dir/err")"
+cmp "$dir/alone" "$dir/out" || complain "two processes of train_text are not one"
+
+small=(--layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --batch 7 --steps 2 --warmup 1 -o csv)
+both "$bench" memory "${small[@]}" --devices cpu:2 || complain "memory: $(cat "$dir/err")"
+[[ $(grep -c '^mode' "$dir/out") == 1 ]] || complain "not one process prints"
+[[ $(cut -d, -f1 "$dir/out" | tail -n +2 | sort -u | wc -l) == 4 ]] || complain "not the modes of several processes"
+code=0
+both "$bench" step "${small[@]}" --devices cpu:1 --scatter sizes=7 || code=$?
+((code != 0)) && grep -q -- '--scatter sizes=7 is for the devices of one process' "$dir/err" ||
+  complain "--scatter: $code, $(cat "$dir/err")"
+
+if ((${#launcher[@]} == 0)); then
+  stop_after=3 both "$train_text" "$text" --devices cpu:1 --steps 100000 --exact || complain "stop: $(cat "$dir/err")"
+  said=$(tail -n 1 "$dir/out.0")
+  [[ $said == "stopped after step $(grep -c '^step' "$dir/out.0") of 100000" ]] || complain "SIGTERM: $said"
+fi
+exit "$failed"
