@@ -81,10 +81,9 @@ struct stream {
 struct peer {
   int socket;
   struct stream out, in;
-  size_t untested; /* moves that are complete, which test() has not seen yet */
-  bool full;       /* the system took no more bytes */
-  bool hung_up;    /* the other end has closed; bytes may still be there */
-  bool ended;      /* nothing more comes or goes */
+  bool full;    /* the system took no more bytes */
+  bool hung_up; /* the other end has closed; bytes may still be there */
+  bool ended;   /* nothing more comes or goes */
   char why[160];
 };
 
@@ -92,8 +91,8 @@ struct mesh {
   size_t process, processes;
   struct peer *peers;
   struct pollfd *polls;
-  size_t untested; /* of all peers */
-  size_t tests;    /* since the last look at all connections */
+  bool fresh;   /* a move has become complete since the last wait() */
+  size_t tests; /* since the last look at all connections */
 };
 
 static void end(struct peer *peer, const char *format, ...) EK_PRINTF(2, 3);
@@ -111,13 +110,12 @@ static void end(struct peer *peer, const char *format, ...) {
 static struct ek__move *first_of(const struct queue *queue) { return queue->moves[queue->first]; }
 
 /* A half of a move is done. */
-static void pop(struct mesh *self, struct peer *peer, struct queue *queue) {
+static void pop(struct mesh *self, struct queue *queue) {
   const struct ek__move *move = first_of(queue);
   queue->first = (queue->first + 1) % EK__MOVES;
   queue->count--;
   if (move->used[0] < move->out_bytes || move->used[1] < move->in_bytes) return;
-  peer->untested++;
-  self->untested++;
+  self->fresh = true;
 }
 
 static char *text_at(struct notices *notices, size_t number) {
@@ -164,7 +162,7 @@ static void count_sent(struct mesh *self, struct peer *peer, size_t sent) {
   if (out->header_done < sizeof out->header || *done < out->header.bytes) return;
   out->header_done = 0;
   if (out->header.kind == DATA) {
-    pop(self, peer, &out->moves);
+    pop(self, &out->moves);
   } else {
     out->notices.first = (out->notices.first + 1) % NOTICES;
     out->notices.count--;
@@ -229,7 +227,7 @@ static void end_frame(struct mesh *self, struct peer *peer) {
   if (in->header.kind == NOTICE) {
     in->notices.count++;
   } else {
-    pop(self, peer, &in->moves);
+    pop(self, &in->moves);
   }
   in->notice_done = 0;
   in->header_done = 0;
@@ -343,8 +341,6 @@ static ek_status test(void *data, struct ek__move *move) {
   if (!is_complete(move) && ++self->tests >= self->processes) look_at_all(self, 0);
   if (is_complete(move)) {
     move->done = true;
-    peer->untested--;
-    self->untested--;
     return EK_OK;
   }
   EK__FAIL_IF(peer->ended, EK_ERR_IO, "%s", peer->why);
@@ -356,7 +352,9 @@ static ek_status test(void *data, struct ek__move *move) {
 static void wait_for_some(void *data, double seconds) {
   struct mesh *self = data;
   const double milliseconds = seconds * 1e3;
-  if (self->untested > 0) return;
+  const bool fresh = self->fresh;
+  self->fresh = false;
+  if (fresh) return; /* perhaps what the caller waits for, after it tested that */
   look_at_all(self, milliseconds > 60e3 ? 60000 : (int)milliseconds + 1);
 }
 
@@ -478,7 +476,7 @@ ek_status ek__mesh_make(struct ek__wire *wire, size_t process, size_t processes,
     }
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a world");
   }
-  *self = (struct mesh){process, processes, peers, polls, 0, 0};
+  *self = (struct mesh){process, processes, peers, polls, false, 0};
   for (size_t p = 0; p < processes; p++) {
     peers[p].socket = p == process ? -1 : sockets[p];
     if (p != process) prepare(sockets[p]);
