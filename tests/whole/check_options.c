@@ -55,29 +55,40 @@ static void bench_open(struct bench *b) {
 
 /* ---- one call for each struct: `o` is the struct ---- */
 
-static ek_status use_ek_group_options(struct bench *b, void *o) {
-  ek_group *group = NULL;
-  (void)b;
-  const ek_status status = ek_group_open(&group, "plan:1", o);
-  ek_group_free(group);
-  return status;
-}
-
-static ek_status use_ek_world_options(struct bench *b, void *o) {
-  ek_world *world = NULL;
-  (void)b;
-  const ek_status status = ek_world_open(&world, o);
-  ek_world_free(world);
-  return status;
-}
-
-static ek_status use_ek_world_gather(struct bench *b, void *o) {
-  ek_world *world = NULL;
-  (void)b;
-  const ek_status status = ek_world_open_gather(&world, o, NULL);
-  ek_world_free(world);
-  return status;
-}
+/* Those that open one thing, which is freed. */
+#define USE(options, type, call)                                                                   \
+  static ek_status use_##options(struct bench *b, void *o) {                                       \
+    type *made = NULL;                                                                             \
+    (void)b;                                                                                       \
+    const ek_status status = call;                                                                 \
+    type##_free(made);                                                                             \
+    return status;                                                                                 \
+  }
+USE(ek_group_options, ek_group, ek_group_open(&made, "plan:1", o))
+USE(ek_world_options, ek_world, ek_world_open(&made, o))
+USE(ek_world_gather, ek_world, ek_world_open_gather(&made, o, NULL))
+USE(ek_data_parallel_model_options, ek_data_parallel_model,
+    ek_data_parallel_model_open(&made, b->group, b->module, o))
+USE(ek_data_parallel_criterion_options, ek_data_parallel_criterion,
+    ek_data_parallel_criterion_open(&made, b->model, b->loss, o))
+USE(ek_data_parallel_optimizer_options, ek_data_parallel_optimizer,
+    ek_data_parallel_optimizer_open(&made, b->model, b->rule, o))
+USE(ek_reducer_options, ek_reducer,
+    ek_reducer_open(&made, b->communicator, b->group, b->replicas, o))
+USE(ek_replica_options, ek_replica,
+    ek_replica_open(&made, ek_group_device(b->group, 0), b->module, o))
+USE(ek_pass_options, ek_pass, ek_pass_open(&made, b->replicas[0], o))
+USE(ek_gpt_options, ek_module, ek_gpt_create(&made, o))
+USE(ek_sequential_options, ek_module, ek_sequential_create_with(&made, &b->module, 1, o))
+USE(ek_linear_options, ek_module, ek_linear_create_with(&made, 2, 3, o))
+USE(ek_layer_norm_options, ek_module, ek_layer_norm_create_with(&made, 2, o))
+USE(ek_embedding_options, ek_module, ek_embedding_create_with(&made, 2, 3, o))
+USE(ek_attention_options, ek_module, ek_attention_create_with(&made, 4, 2, o))
+USE(ek_swiglu_options, ek_module, ek_swiglu_create_with(&made, 2, 3, o))
+USE(ek_cross_entropy_options, ek_criterion, ek_cross_entropy_create(&made, o))
+USE(ek_linear_cross_entropy_options, ek_criterion, ek_linear_cross_entropy_create(&made, 3, 5, o))
+USE(ek_sgd_options, ek_optimizer, ek_sgd_create(&made, o))
+USE(ek_adamw_options, ek_optimizer, ek_adamw_create(&made, o))
 
 static ek_status use_ek_scatter_options(struct bench *b, void *o) {
   ek_shards shards = {0};
@@ -93,13 +104,6 @@ static ek_status use_ek_scatter_options(struct bench *b, void *o) {
   EK_TRY(ek_data_parallel_model_forward(&shards, b->model, &b->input, 1, &forward));
   ek_shards_free(&shards);
   return EK_OK;
-}
-
-static ek_status use_ek_data_parallel_model_options(struct bench *b, void *o) {
-  ek_data_parallel_model *model = NULL;
-  const ek_status status = ek_data_parallel_model_open(&model, b->group, b->module, o);
-  ek_data_parallel_model_free(model);
-  return status;
 }
 
 static ek_status use_ek_forward_options(struct bench *b, void *o) {
@@ -122,13 +126,6 @@ static ek_status use_ek_backward_options(struct bench *b, void *o) {
   return status;
 }
 
-static ek_status use_ek_data_parallel_criterion_options(struct bench *b, void *o) {
-  ek_data_parallel_criterion *criterion = NULL;
-  const ek_status status = ek_data_parallel_criterion_open(&criterion, b->model, b->loss, o);
-  ek_data_parallel_criterion_free(criterion);
-  return status;
-}
-
 static ek_status use_ek_criterion_backward_options(struct bench *b, void *o) {
   ek_shards outputs = {0};
   ck_ok(ek_data_parallel_model_forward(&outputs, b->model, &b->input, 1, NULL));
@@ -136,13 +133,6 @@ static ek_status use_ek_criterion_backward_options(struct bench *b, void *o) {
   const ek_status status = ek_data_parallel_criterion_backward(b->criterion, o);
   ek_shards_free(&outputs);
   ck_ok(ek_data_parallel_model_discard(b->model));
-  return status;
-}
-
-static ek_status use_ek_data_parallel_optimizer_options(struct bench *b, void *o) {
-  ek_data_parallel_optimizer *optimizer = NULL;
-  const ek_status status = ek_data_parallel_optimizer_open(&optimizer, b->model, b->rule, o);
-  ek_data_parallel_optimizer_free(optimizer);
   return status;
 }
 
@@ -191,31 +181,10 @@ static ek_status use_ek_weights_options(struct bench *b, void *o) {
   return status == EK_ERR_UNSUPPORTED || status == EK_ERR_NOT_FOUND ? EK_OK : status;
 }
 
-static ek_status use_ek_reducer_options(struct bench *b, void *o) {
-  ek_reducer *reducer = NULL;
-  const ek_status status = ek_reducer_open(&reducer, b->communicator, b->group, b->replicas, o);
-  ek_reducer_free(reducer);
-  return status;
-}
-
-static ek_status use_ek_replica_options(struct bench *b, void *o) {
-  ek_replica *replica = NULL;
-  const ek_status status = ek_replica_open(&replica, ek_group_device(b->group, 0), b->module, o);
-  ek_replica_free(replica);
-  return status;
-}
-
 static ek_status use_ek_module_check_options(struct bench *b, void *o) {
   ek_check_input x = {.rank = b->input.rank, .low = -1, .high = 1};
   memcpy(x.shape, b->input.shape, sizeof x.shape);
   return ek_module_check(b->module, "plan:1", &x, 1, o);
-}
-
-static ek_status use_ek_pass_options(struct bench *b, void *o) {
-  ek_pass *pass = NULL;
-  const ek_status status = ek_pass_open(&pass, b->replicas[0], o);
-  ek_pass_free(pass);
-  return status;
 }
 
 /* A module that hands the struct on. */
@@ -283,21 +252,6 @@ static ek_status use_ek_parameter_options(struct bench *b, void *o) {
   return use_caller(b, &(struct caller){.parameter_options = o});
 }
 
-static ek_status use_ek_gpt_options(struct bench *b, void *o) {
-  ek_module *module = NULL;
-  (void)b;
-  const ek_status status = ek_gpt_create(&module, o);
-  ek_module_free(module);
-  return status;
-}
-
-static ek_status use_ek_sequential_options(struct bench *b, void *o) {
-  ek_module *module = NULL;
-  const ek_status status = ek_sequential_create_with(&module, &b->module, 1, o);
-  ek_module_free(module);
-  return status;
-}
-
 /* These are never called. */
 static ek_status no_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                             ek_tensor *outputs) {
@@ -336,62 +290,6 @@ static ek_status use_ek_criterion_options(struct bench *b, void *o) {
   return ek_criterion_init_with(&criterion, &ops, o);
 }
 
-static ek_status use_ek_linear_options(struct bench *b, void *o) {
-  ek_module *module = NULL;
-  (void)b;
-  const ek_status status = ek_linear_create_with(&module, 2, 3, o);
-  ek_module_free(module);
-  return status;
-}
-
-static ek_status use_ek_layer_norm_options(struct bench *b, void *o) {
-  ek_module *module = NULL;
-  (void)b;
-  const ek_status status = ek_layer_norm_create_with(&module, 2, o);
-  ek_module_free(module);
-  return status;
-}
-
-static ek_status use_ek_embedding_options(struct bench *b, void *o) {
-  ek_module *module = NULL;
-  (void)b;
-  const ek_status status = ek_embedding_create_with(&module, 2, 3, o);
-  ek_module_free(module);
-  return status;
-}
-
-static ek_status use_ek_attention_options(struct bench *b, void *o) {
-  ek_module *module = NULL;
-  (void)b;
-  const ek_status status = ek_attention_create_with(&module, 4, 2, o);
-  ek_module_free(module);
-  return status;
-}
-
-static ek_status use_ek_swiglu_options(struct bench *b, void *o) {
-  ek_module *module = NULL;
-  (void)b;
-  const ek_status status = ek_swiglu_create_with(&module, 2, 3, o);
-  ek_module_free(module);
-  return status;
-}
-
-static ek_status use_ek_cross_entropy_options(struct bench *b, void *o) {
-  ek_criterion *criterion = NULL;
-  (void)b;
-  const ek_status status = ek_cross_entropy_create(&criterion, o);
-  ek_criterion_free(criterion);
-  return status;
-}
-
-static ek_status use_ek_linear_cross_entropy_options(struct bench *b, void *o) {
-  ek_criterion *criterion = NULL;
-  (void)b;
-  const ek_status status = ek_linear_cross_entropy_create(&criterion, 3, 5, o);
-  ek_criterion_free(criterion);
-  return status;
-}
-
 static ek_status use_ek_with_criterion_options(struct bench *b, void *o) {
   ek_module *model = NULL, *module = NULL;
   ek_criterion *criterion = NULL;
@@ -402,22 +300,6 @@ static ek_status use_ek_with_criterion_options(struct bench *b, void *o) {
   ek_module_free(module);
   ek_module_free(model);
   ek_criterion_free(criterion);
-  return status;
-}
-
-static ek_status use_ek_sgd_options(struct bench *b, void *o) {
-  ek_optimizer *optimizer = NULL;
-  (void)b;
-  const ek_status status = ek_sgd_create(&optimizer, o);
-  ek_optimizer_free(optimizer);
-  return status;
-}
-
-static ek_status use_ek_adamw_options(struct bench *b, void *o) {
-  ek_optimizer *optimizer = NULL;
-  (void)b;
-  const ek_status status = ek_adamw_create(&optimizer, o);
-  ek_optimizer_free(optimizer);
   return status;
 }
 
