@@ -2,14 +2,16 @@
  * all_reduce.c - the bus bandwidth of ek_communicator_all_reduce() between processes, beside
  * MPI_Allreduce of the MPI that it is compiled with. Takes turns: one call of each, again and again.
  *
- *   mpirun -n P evenkeel-all-reduce-MPI [LARGEST] [ROUNDS]
+ *   mpirun -n P evenkeel-all-reduce-MPI [LARGEST] [ROUNDS] [sockets]
  *
+ * With `sockets` evenkeel's bytes go over TCP, whose connections are opened by way of MPI_Allgather.
  * For sizes from 1 MiB to LARGEST (256) MiB of f32, one device in each process. Bus bandwidth is
  * bytes / seconds * 2 (P - 1) / P, as nccl-tests defines it, of the median of ROUNDS (11) calls; a
  * call ends when the slowest process has ended it.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <evenkeel/communicator.h>
 #include <evenkeel/device.h>
@@ -83,6 +85,21 @@ static ek_status run(struct bench *bench, int64_t largest, int rounds) {
   return EK_OK;
 }
 
+static ek_status gather(void *context, const void *mine, size_t bytes, void *all) {
+  (void)context;
+  MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD);
+  return EK_OK;
+}
+
+static ek_status open_world(ek_world **world, const struct bench *bench, bool sockets) {
+  ek_world_gather by = EK_WORLD_GATHER_INIT;
+  by.process = (size_t)bench->process;
+  by.processes = (size_t)bench->processes;
+  by.gather = gather;
+  return sockets ? ek_world_open_gather(world, &by, NULL)
+                 : ek_world_open_mpi(world, MPI_COMM_WORLD, NULL);
+}
+
 int main(int argc, char **argv) {
   struct bench bench = {0};
   ek_world *world = NULL;
@@ -91,14 +108,15 @@ int main(int argc, char **argv) {
   MPI_Init(&argc, &argv);
   const int64_t largest = argc > 1 ? atoll(argv[1]) : 256;
   const int rounds = argc > 2 ? atoi(argv[2]) : 11;
-  if (largest < 1 || rounds < 1 || rounds > MAX_ROUNDS) {
-    fprintf(stderr, "usage: mpirun -n P %s [LARGEST] [ROUNDS]\n", argv[0]);
+  const bool sockets = argc > 3 && strcmp(argv[3], "sockets") == 0;
+  if (largest < 1 || rounds < 1 || rounds > MAX_ROUNDS || (argc > 3 && !sockets)) {
+    fprintf(stderr, "usage: mpirun -n P %s [LARGEST] [ROUNDS] [sockets]\n", argv[0]);
     return 2;
   }
   MPI_Comm_rank(MPI_COMM_WORLD, &bench.process);
   MPI_Comm_size(MPI_COMM_WORLD, &bench.processes);
   options.threads_per_device = 1;
-  EK_TRY_GOTO(status, ek_world_open_mpi(&world, MPI_COMM_WORLD, NULL), cleanup);
+  EK_TRY_GOTO(status, open_world(&world, &bench, sockets), cleanup);
   options.world = world;
   EK_TRY_GOTO(status, ek_group_open(&bench.group, "cpu:1", &options), cleanup);
   EK_TRY_GOTO(status, ek_communicator_open(&bench.communicator, bench.group), cleanup);
