@@ -826,7 +826,9 @@ CK_LOOP(an_error_in_one_process_is_one_in_all, 2 * DISASTERS) {
       [OTHER_COLLECTIVE] = {EK_ERR_SHAPE, EK_ERR_SHAPE, "in a broadcast of 100000 f32",
                             "process 0 is in an all_reduce of 100000 f32", EK_OK}};
   const enum disaster kind = (enum disaster)(_i / 2);
+  const bool waits = kind == HANGS || kind == STOPS; /* a case of seconds is seen once */
   const size_t devices[] = {2, 2, 1}, count = 2 + (size_t)_i % 2;
+  if (waits && count == 2) return;
   struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
   ck_processes_run(outcomes, disasters[kind], devices, count);
   for (size_t i = 0; i < count; i++) {
