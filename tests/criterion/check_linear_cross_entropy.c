@@ -95,13 +95,7 @@ static void apart_free(ek_module *self) {
   ek_module_free(a->head);
   free(a);
 }
-static const ek_module_ops apart_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "apart",
-                                        .parameters = apart_declare,
-                                        .forward = apart_forward,
-                                        .backward = apart_backward,
-                                        .free = apart_free,
-                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(apart, .parameters = apart_declare, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 static ek_module *apart(const struct setting *s) {
   struct apart *a = calloc(1, sizeof *a);

@@ -398,7 +398,7 @@ static struct ck_results *run_of(const struct ck_module_case *is, unsigned epilo
 
 static struct ck_results *run(unsigned epilogues, struct counts *step, uint64_t *peak) {
   static const struct ck_module_case is = {
-      .name = "6 16 24 5", .create = create, .inputs = 1, .input = {{0, 2, {70, 6}, -1, 1, 0}}};
+      .name = "6 16 24 5", .create = create, .input = {{0, 2, {70, 6}, -1, 1, 0}}};
   return run_of(&is, epilogues, step, peak);
 }
 
@@ -525,7 +525,6 @@ CK_TEST(a_decoder_of_ones_own) {
   uint64_t peak[2];
   for (int own = 0; own < 2; own++) {
     const struct ck_module_case is = {.create = own ? create_own : create_stock,
-                                      .inputs = 1,
                                       .input = {{EK_I32, 2, {3, 5}, 0, 12, 0}}};
     (void)run_of(&is, ~0u, &step[own], &peak[own]);
   }

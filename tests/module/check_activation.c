@@ -17,7 +17,7 @@ EK_ACTIVATION_LIST(CREATE)
  * gap keeps finite differences away from ReLU's edge at zero. */
 #define CASE(of, rounds, kept, ...)                                                                \
   {                                                                                                \
-    .name = #of, .create = of, .inputs = 1, .input = {__VA_ARGS__}, .longest = 1, .depth = rounds, \
+    .name = #of, .create = of, .input = {__VA_ARGS__}, .longest = 1, .depth = rounds,              \
     .saved = kept                                                                                  \
   }
 

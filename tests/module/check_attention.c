@@ -16,21 +16,18 @@ static ek_status create_one(ek_module **module) { return ek_attention_create(mod
 static const struct ck_module_case cases[] = {
     {.name = "2 x 5 x 6, 2 heads",
      .create = create_two,
-     .inputs = 1,
      .input = {{0, 3, {2, 5, 6}, -1, 1, 0}},
      .longest = 18,
      .depth = 24,
      .saved = 5},
     {.name = "1 x 1 x 4, 1 head",
      .create = create_one,
-     .inputs = 1,
      .input = {{0, 3, {1, 1, 4}, -1, 1, 0}},
      .longest = 12,
      .depth = 24,
      .saved = 3},
     {.name = "3 x 70 x 4, 1 head, several tiles",
      .create = create_one,
-     .inputs = 1,
      .input = {{0, 3, {3, 70, 4}, -1, 1, 0}},
      .longest = 210,
      .depth = 24,
@@ -60,7 +57,7 @@ CK_TEST(causal) {
 /* Plain attention, one head of width 2 over 2 tokens, with qkv and projection as identities. */
 CK_TEST(formula) {
   static const struct ck_module_case is = {
-      .name = "by hand", .create = create_one, .inputs = 1, .input = {{0, 3, {1, 2, 4}, -1, 1, 0}}};
+      .name = "by hand", .create = create_one, .input = {{0, 3, {1, 2, 4}, -1, 1, 0}}};
   struct ck_bed *bed = ck_bed_open(&is, EK_F64, test_devices("cpu:1"));
   double qkv[48] = {0}, projection[16] = {0}, zeros[12] = {0};
   for (int i = 0; i < 12; i++) qkv[4 * i + i % 4] = 1; /* q = k = v = x */

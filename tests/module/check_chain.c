@@ -91,7 +91,6 @@ CHAINS(CREATE)
 #define CASE(name_, steps, policy, depth_, kept)                                                   \
   {.name = #name_ " " steps,                                                                       \
    .create = create_##name_,                                                                       \
-   .inputs = 1,                                                                                    \
    .input = {{0, 2, {5, WIDTH}, -1, 1, 0.01}},                                                     \
    .longest = 5,                                                                                   \
    .depth = (depth_),                                                                              \
@@ -113,7 +112,7 @@ static ek_status create_chosen(ek_module **module) { return create_steps(module,
 static struct ck_results *run(ek_recompute recompute, const char *path, ek_type type,
                               uint64_t *held) {
   static const struct ck_module_case is = {
-      .create = create_chosen, .inputs = 1, .input = {{0, 2, {5, WIDTH}, -1, 1, 0}}};
+      .create = create_chosen, .input = {{0, 2, {5, WIDTH}, -1, 1, 0}}};
   how = recompute;
   chosen = path;
   struct ck_bed *bed = ck_bed_open(&is, type, test_devices("cpu:1"));
@@ -237,7 +236,7 @@ static ek_status create_like_it(ek_module **module) {
 /* A layer norm of a program's own has the bits of the stock one; a wrong formula is an error. */
 CK_TEST(a_norm_is_known_by_its_formula) {
   struct ck_module_case is = {
-      .create = create_like_it, .inputs = 1, .input = {{0, 2, {5, WIDTH}, -1, 1, 0}}};
+      .create = create_like_it, .input = {{0, 2, {5, WIDTH}, -1, 1, 0}}};
   const char *const names[] = {"0.weight", "0.bias", "1.weight", "1.bias"};
   double values[WIDTH * WIDTH];
   weight = 1;
@@ -287,7 +286,6 @@ CK_LOOP(a_decoder_of_ones_own, 2 * SOME) {
   describe(_i % SOME, _i < SOME ? 0.0 : 0.25);
   for (int own = 0; own < 2; own++) {
     const struct ck_module_case is = {.create = own ? create_own : create_stock,
-                                      .inputs = 1,
                                       .input = {{EK_I32, 2, {3, 5}, 0, 12, 0}}};
     struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
     ek_parameter_info info;
@@ -343,12 +341,7 @@ static ek_status raw_backward(const ek_module *self, ek_pass *pass, const ek_ten
 
 static void raw_free(ek_module *self) { (void)self; }
 
-static const ek_module_ops raw_ops = {.size = sizeof(ek_module_ops),
-                                      .kind = "raw",
-                                      .parameters = raw_parameters,
-                                      .forward = raw_forward,
-                                      .backward = raw_backward,
-                                      .free = raw_free};
+CK_MODULE_OPS_WITH(raw, .parameters = raw_parameters);
 
 /* A pass there and back with these chains; the devices hold nothing afterwards. */
 static ek_status pass_with(const ek_chain *forward, const ek_chain *backward) {

@@ -15,13 +15,11 @@ static ek_status create_none(ek_module **module) { return ek_dropout_create(modu
 static const struct ck_module_case cases[] = {
     {.name = "5 x 7, p = 0.3",
      .create = create_third,
-     .inputs = 1,
      .input = {{0, 2, {5, 7}, -1, 1, 0}},
      .longest = 1,
      .depth = 1},
     {.name = "2 x 3 x 3, p = 0",
      .create = create_none,
-     .inputs = 1,
      .input = {{0, 3, {2, 3, 3}, -1, 1, 0}},
      .longest = 1,
      .depth = 1},
@@ -83,7 +81,7 @@ CK_TEST(mask_depends_on_seed_and_step) {
 /* Of n elements p n are dropped, give or take sqrt(n p (1 - p)); five times that is allowed. */
 CK_TEST(share_of_zeros) {
   static const struct ck_module_case is = {
-      .name = "many", .create = create_third, .inputs = 1, .input = {{0, 2, {100, 101}, 1, 2, 0}}};
+      .name = "many", .create = create_third, .input = {{0, 2, {100, 101}, 1, 2, 0}}};
   const int n = 10100;
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
   double *y = calloc((size_t)n, sizeof *y);
@@ -114,7 +112,6 @@ static ek_status create_pair(ek_module **module) {
 CK_TEST(layers_have_masks_of_their_own) {
   static const struct ck_module_case is = {.name = "two layers",
                                            .create = create_pair,
-                                           .inputs = 1,
                                            .input = {{0, 2, {40, 25}, 1, 2, 0}}};
   const int n = 1000;
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));

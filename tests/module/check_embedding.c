@@ -15,31 +15,26 @@ static ek_status create_placed(ek_module **module) { return ek_embedding_create(
 static const struct ck_module_case cases[] = {
     {.name = "2 x 4 tokens",
      .create = create_plain,
-     .inputs = 1,
      .input = {{EK_I32, 2, {2, 4}, 0, 3, 0}},
      .longest = 8,
      .depth = 1},
     {.name = "6 tokens",
      .create = create_plain,
-     .inputs = 1,
      .input = {{EK_I32, 1, {6}, 0, 4, 0}},
      .longest = 6,
      .depth = 1},
     {.name = "3 x 4 tokens, 4 positions",
      .create = create_placed,
-     .inputs = 1,
      .input = {{EK_I32, 2, {3, 4}, 0, 4, 0}},
      .longest = 12,
      .depth = 1},
     {.name = "3 x 2 tokens, 4 positions",
      .create = create_placed,
-     .inputs = 1,
      .input = {{EK_I32, 2, {3, 2}, 0, 4, 0}},
      .longest = 6,
      .depth = 1},
     {.name = "3 samples of one token, 4 positions",
      .create = create_placed,
-     .inputs = 1,
      .input = {{EK_I32, 1, {3}, 0, 4, 0}},
      .longest = 3,
      .depth = 1},
@@ -49,7 +44,6 @@ CK_MODULE_CASES(cases)
 CK_TEST(whole_numbers) {
   static const struct ck_module_case is = {.name = "whole numbers",
                                            .create = create_placed,
-                                           .inputs = 1,
                                            .input = {{EK_I32, 2, {2, 2}, 0, 4, 0}}};
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
   double weight[15], positions[12];
@@ -129,7 +123,6 @@ CK_TEST(bad_input) {
 CK_TEST(token_outside) {
   static const struct ck_module_case is = {.name = "tokens",
                                            .create = create_plain,
-                                           .inputs = 1,
                                            .input = {{EK_I32, 2, {2, 2}, 0, 4, 0}}};
   const double outside[] = {-1, 5};
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, "cpu:1");

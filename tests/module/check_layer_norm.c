@@ -20,28 +20,24 @@ static ek_status create_two(ek_module **module) { return ek_layer_norm_create(mo
 static const struct ck_module_case cases[] = {
     {.name = "4 x 6",
      .create = create_small,
-     .inputs = 1,
      .input = {{0, 2, {4, 6}, -2, 2, 0}},
      .longest = 6,
      .depth = 6,
      .saved = 2},
     {.name = "2 x 3 x 6, far from zero",
      .create = create_small,
-     .inputs = 1,
      .input = {{0, 3, {2, 3, 6}, 3, 5, 0}},
      .longest = 6,
      .depth = 24,
      .saved = 2}, /* x is four times x - mean */
     {.name = "5 x 2, epsilon 0.1",
      .create = create_two,
-     .inputs = 1,
      .input = {{0, 2, {5, 2}, -1, 1, 0}},
      .longest = 5,
      .depth = 6,
      .saved = 2},
     {.name = "4 x 6, without bias",
      .create = create_without_bias,
-     .inputs = 1,
      .input = {{0, 2, {4, 6}, -2, 2, 0}},
      .longest = 6,
      .depth = 6,
@@ -108,7 +104,7 @@ static ek_status create_frozen(ek_module **module) {
 /* No memory is taken for a gradient that is not needed, and it is not computed. */
 CK_LOOP(frozen_parameters, 4) {
   const struct ck_module_case is = {
-      .create = create_frozen, .inputs = 1, .input = {{0, 2, {4, 6}, -2, 2, 0}}};
+      .create = create_frozen, .input = {{0, 2, {4, 6}, -2, 2, 0}}};
   struct ck_results *results[2];
   double gradients[2][2][6];
   for (int k = 0; k < 2; k++) {

@@ -15,25 +15,21 @@ static ek_status create_one(ek_module **module) { return ek_linear_create(module
 static const struct ck_module_case cases[] = {
     {.name = "4 x 3 -> 2, bias",
      .create = create_plain,
-     .inputs = 1,
      .input = {{0, 2, {4, 3}, -1, 1, 0}},
      .longest = 4,
      .depth = 2},
     {.name = "2 x 3 x 5 -> 4, no bias",
      .create = create_deep,
-     .inputs = 1,
      .input = {{0, 3, {2, 3, 5}, -1, 1, 0}},
      .longest = 6,
      .depth = 2},
     {.name = "1 x 1 -> 1",
      .create = create_one,
-     .inputs = 1,
      .input = {{0, 2, {1, 1}, -1, 1, 0}},
      .longest = 1,
      .depth = 2},
     {.name = "3 -> 2, a single row without a row dimension",
      .create = create_plain,
-     .inputs = 1,
      .input = {{0, 1, {3}, -1, 1, 0}},
      .longest = 3,
      .depth = 2},
@@ -44,7 +40,6 @@ CK_MODULE_CASES(cases)
 CK_LOOP(whole_numbers, 2) {
   static const struct ck_module_case is = {.name = "whole numbers",
                                            .create = create_plain,
-                                           .inputs = 1,
                                            .input = {{0, 2, {2, 3}, -1, 1, 0}}};
   struct ck_bed *bed = ck_bed_open(&is, _i == 0 ? EK_F32 : EK_F64, test_devices("cpu:1"));
   ck_bed_set(bed, "weight", (const double[]){1, 2, 3, 4, 5, 6});

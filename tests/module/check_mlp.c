@@ -23,14 +23,12 @@ static ek_status create_single(ek_module **module) {
 static const struct ck_module_case cases[] = {
     {.name = "3 5 4 2, gelu",
      .create = create_gelu,
-     .inputs = 1,
      .input = {{0, 2, {3, 3}, -1, 1, 0}},
      .longest = 5,
      .depth = 16,
      .saved = 4},
     {.name = "3 5, no activation",
      .create = create_single,
-     .inputs = 1,
      .input = {{0, 2, {3, 3}, -1, 1, 0}},
      .longest = 3,
      .depth = 2},
@@ -51,10 +49,9 @@ static ek_status create_by_hand(ek_module **module) {
 
 CK_TEST(equals_layers_by_hand) {
   static const struct ck_module_case both[] = {
-      {.name = "mlp", .create = create_relu, .inputs = 1, .input = {{0, 2, {3, 3}, -1, 1, 0}}},
+      {.name = "mlp", .create = create_relu, .input = {{0, 2, {3, 3}, -1, 1, 0}}},
       {.name = "by hand",
        .create = create_by_hand,
-       .inputs = 1,
        .input = {{0, 2, {3, 3}, -1, 1, 0}}},
   };
   static const char *const names[] = {"0.weight", "0.bias", "2.weight", "2.bias"};

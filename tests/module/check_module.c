@@ -40,12 +40,7 @@ static ek_status declarer_backward(const ek_module *self, ek_pass *pass,
 /* The struct is the test's own: only counted. */
 static void declarer_free(ek_module *self) { ((struct declarer *)self)->freed++; }
 
-static const ek_module_ops declarer_ops = {.size = sizeof(ek_module_ops),
-                                           .kind = "declarer",
-                                           .parameters = declarer_parameters,
-                                           .forward = declarer_forward,
-                                           .backward = declarer_backward,
-                                           .free = declarer_free};
+CK_MODULE_OPS_WITH(declarer, .parameters = declarer_parameters);
 
 static ek_module *linear(void) {
   CK_OPENED(ek_module *, module, ek_linear_create(&module, 3, 2, true));

@@ -102,13 +102,7 @@ static void own_free(ek_module *self) {
   free(m);
 }
 
-static const ek_module_ops own_ops = {.size = sizeof(ek_module_ops),
-                                      .kind = "own",
-                                      .parameters = own_parameters,
-                                      .forward = own_forward,
-                                      .backward = own_backward,
-                                      .free = own_free,
-                                      .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(own, .parameters = own_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 static ek_status own_create(ek_module **module, size_t made_by) {
   struct own *m = calloc(1, sizeof *m);
@@ -127,32 +121,27 @@ static ek_status create_own(ek_module **module) { return own_create(module, 0); 
 static const struct ck_module_case cases[] = {
     {.name = "a norm made again",
      .create = create_own,
-     .inputs = 1,
      .input = {{0, 2, {4, 3}, -1, 1, 0}},
      .longest = 4,
      .depth = 12,
      .saved = 2},
     {.name = "mlp",
      .create = create_mlp,
-     .inputs = 1,
      .input = {{0, 2, {4, 3}, -1, 1, 0}},
      .longest = 6,
      .depth = 4},
     {.name = "attention, twice",
      .create = create_twice,
-     .inputs = 1,
      .input = {{0, 3, {2, 3, 4}, -1, 1, 0}},
      .longest = 12,
      .depth = 8},
     {.name = "two inputs, three outputs",
      .create = create_mixer,
-     .inputs = 2,
      .input = {{0, 2, {5, CK_MIXER_WIDTH}, -1, 1, 0}, {EK_I32, 1, {5}, 0, CK_MIXER_KINDS - 1, 0}},
      .longest = 5,
      .depth = 3},
     {.name = "integers",
      .create = create_embedding,
-     .inputs = 1,
      .input = {{EK_I32, 2, {2, 4}, 0, 6, 0}},
      .longest = 8,
      .depth = 1},
@@ -390,11 +379,7 @@ static ek_status halves_backward(const ek_module *self, ek_pass *pass,
 
 static void halves_free(ek_module *self) { free(self); }
 
-static const ek_module_ops halves_ops = {.size = sizeof(ek_module_ops),
-                                         .kind = "halves",
-                                         .forward = halves_forward,
-                                         .backward = halves_backward,
-                                         .free = halves_free};
+CK_MODULE_OPS(halves);
 static ek_recompute_kind with;
 
 static ek_status create_halves(ek_module **module) {
@@ -444,11 +429,7 @@ static ek_status fragile_forward(const ek_module *self, ek_pass *pass, const ek_
   if (ek_pass_is_recomputing(pass)) return ek_error_set(EK_ERR_UNSUPPORTED, "once is enough");
   return ek_tensor_share(&outputs[0], &inputs[0]);
 }
-static const ek_module_ops fragile_ops = {.size = sizeof(ek_module_ops),
-                                          .kind = "fragile",
-                                          .forward = fragile_forward,
-                                          .backward = fragile_backward,
-                                          .free = fragile_free};
+CK_MODULE_OPS(fragile);
 
 static ek_module fragile;
 static ek_status create_fragile(ek_module **module) {

@@ -68,25 +68,22 @@ static ek_status create_nested(ek_module **module) {
 }
 
 #define LAYERS(terms, kept)                                                                        \
-  .inputs = 1, .input = {{0, 2, {4, 3}, -1, 1, 0}}, .longest = 4, .depth = terms, .saved = kept
+  .input = {{0, 2, {4, 3}, -1, 1, 0}}, .longest = 4, .depth = terms, .saved = kept
 
 static const struct ck_module_case cases[] = {
     {.name = "linear, gelu, linear",
      .create = create_three,
-     .inputs = 1,
      .input = {{0, 2, {3, 3}, -1, 1, 0}},
      .longest = 4,
      .depth = 10,
      .saved = 2},
     {.name = "a single module",
      .create = create_single,
-     .inputs = 1,
      .input = {{0, 2, {3, 3}, -1, 1, 0}},
      .longest = 3,
      .depth = 2},
     {.name = "nested, one module twice",
      .create = create_nested,
-     .inputs = 1,
      .input = {{0, 2, {2, 3}, -1, 1, 0}},
      .longest = 4,
      .depth = 14,
@@ -154,7 +151,7 @@ static ek_status create_apart(ek_module **module) { return create_feed_forward(m
 /* Peaks beside what was held before, in tensors of ROWS x NARROW: without gradient, and with. */
 static struct ck_results *measure(ek_status (*create)(ek_module **module), uint64_t peaks[2]) {
   const struct ck_module_case is = {
-      .create = create, .inputs = 1, .input = {{0, 2, {ROWS, NARROW}, -1, 1, 0}}};
+      .create = create, .input = {{0, 2, {ROWS, NARROW}, -1, 1, 0}}};
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
   struct ck_results *results = NULL;
   const uint64_t before = ck_bed_held(bed), unit = ck_units(&bed->input[0]);
@@ -202,11 +199,7 @@ static ek_status never_backward(const ek_module *self, ek_pass *pass, const ek_t
   return ek_error_set(EK_ERR_INTERNAL, "never: was run");
 }
 static void never_free(ek_module *self) { self->private_members.ops = NULL; }
-static const ek_module_ops never_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "never",
-                                        .forward = never_forward,
-                                        .backward = never_backward,
-                                        .free = never_free};
+CK_MODULE_OPS(never);
 
 /* ---- modules of a program's own that say what they compute ---- */
 
@@ -308,7 +301,7 @@ static struct ck_results *run_with(const struct ck_bed *stock, ek_status (*creat
 /* Neither of their functions is called, and each bit is that of the stock layers. */
 CK_LOOP(declared_modules_are_joined, 2) {
   const struct ck_module_case is = {
-      .create = create_joined, .inputs = 1, .input = {{0, 2, {5, NARROW}, -1, 1, 0}}};
+      .create = create_joined, .input = {{0, 2, {5, NARROW}, -1, 1, 0}}};
   struct ck_bed *stock = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
   struct ck_results *want = ck_bed_backward(stock, true);
   struct ck_results *got = run_with(stock, _i == 0 ? create_own : create_wrapped);

@@ -85,13 +85,7 @@ cleanup:
 
 static void biased_free(ek_module *self) { free(self); }
 
-static const ek_module_ops biased_ops = {.size = sizeof(ek_module_ops),
-                                         .kind = "biased",
-                                         .parameters = biased_declare,
-                                         .forward = biased_forward,
-                                         .backward = biased_backward,
-                                         .free = biased_free,
-                                         .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(biased, .parameters = biased_declare, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_criterion *ck_biased_with(bool early, ek_reduction reduction) {
   struct biased *b = calloc(1, sizeof *b);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "ck_mirror.h"
+#include "ek_check.h"
 
 enum { N = CK_BLEND_WIDTH, A = 0, C = 1, B = 2 };
 
@@ -83,13 +84,7 @@ static ek_status blend_backward(const ek_module *self, ek_pass *pass, const ek_t
 
 static void blend_free(ek_module *self) { free(self); }
 
-static const ek_module_ops blend_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "blend",
-                                        .parameters = blend_parameters,
-                                        .forward = blend_forward,
-                                        .backward = blend_backward,
-                                        .free = blend_free,
-                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(blend, .parameters = blend_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_blend_create(ek_module **module) {
   ek_module *m = calloc(1, sizeof *m);

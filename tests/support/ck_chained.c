@@ -10,6 +10,8 @@
 #include <evenkeel/layers.h>
 #include <evenkeel/pass.h>
 
+#include "ek_check.h"
+
 /* ---- a container ---- */
 
 struct chained {
@@ -62,15 +64,9 @@ static void chained_free(ek_module *self) {
   free(m);
 }
 
-static const ek_module_ops chained_ops = {.size = sizeof(ek_module_ops),
-                                          .kind = "chained",
-                                          .parameters = chained_parameters,
-                                          .forward = chained_forward,
-                                          .backward = chained_backward,
-                                          .free = chained_free,
-                                          .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 |
-                                                   EK_TYPES_F16,
-                                          .input_type = chained_input_type};
+CK_MODULE_OPS_WITH(chained, .parameters = chained_parameters,
+                   .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16,
+                   .input_type = chained_input_type);
 
 ek_status ck_chained_create(ek_module **module, ek_module **children, const char *const *names,
                             const size_t *steps, ek_recompute recompute) {

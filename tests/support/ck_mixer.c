@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "ck_mirror.h"
+#include "ek_check.h"
 
 /* ---- a module in plain C: two inputs (one of integers), two outputs ---- */
 
@@ -141,13 +142,7 @@ static void twice_free(ek_module *self) {
   free(self);
 }
 
-static const ek_module_ops twice_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "twice",
-                                        .parameters = twice_parameters,
-                                        .forward = twice_forward,
-                                        .backward = twice_backward,
-                                        .free = twice_free,
-                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(twice, .parameters = twice_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_mixer_twice_create(ek_module **module) {
   struct twice *m = calloc(1, sizeof *m);

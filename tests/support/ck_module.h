@@ -4,8 +4,8 @@
  * A check program describes its modules as cases and gets the same tests for each of them:
  *
  *     static const struct ck_module_case cases[] = {
- *       {.name = "3 -> 2", .create = create_small, .inputs = 1, .input = {{0, 2, {4, 3}, -1, 1}},
- *        .longest = 4, .depth = 1},
+ *       {.name = "3 -> 2", .create = create_small, .input = {{0, 2, {4, 3}, -1, 1}}, .longest = 4,
+ *        .depth = 1},
  *     };
  *     CK_MODULE_CASES(cases)
  */
@@ -31,13 +31,15 @@ struct ck_input {
 struct ck_module_case {
   const char *name;
   ek_status (*create)(ek_module **module);
-  size_t inputs;
-  struct ck_input input[CK_MODULE_TENSORS];
+  struct ck_input input[CK_MODULE_TENSORS]; /* as many as the module has, of rank 1 or more */
   int64_t longest; /* terms of the longest sum that it computes */
   int depth;       /* operations one after the other */
   int64_t probes;  /* places per tensor at which gradients are compared; 0: all */
   uint64_t saved;  /* EK_MEMORY_UNITs that forward keeps for backward in f32, beside the inputs */
 };
+
+/* How many inputs the case describes; `module` must have as many. */
+size_t ck_module_case_inputs(const struct ck_module_case *module_case, const ek_module *module);
 
 /* For each case every check of ek_module_check(), one at a time, so that each has its line in a
  * report. */

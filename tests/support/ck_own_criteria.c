@@ -120,13 +120,7 @@ static void absolute_free(ek_module *self) {
   free(a);
 }
 
-static const ek_module_ops absolute_ops = {.size = sizeof(ek_module_ops),
-                                           .kind = "absolute",
-                                           .parameters = absolute_declare,
-                                           .forward = absolute_forward,
-                                           .backward = absolute_backward,
-                                           .free = absolute_free,
-                                           .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(absolute, .parameters = absolute_declare, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_criterion *ck_absolute_error(const double *weights, ek_reduction reduction, enum ck_fault fault,
                                 int *freed) {
@@ -195,13 +189,7 @@ static void pair_free(ek_module *self) {
   free(p);
 }
 
-static const ek_module_ops pair_ops = {.size = sizeof(ek_module_ops),
-                                       .kind = "pair",
-                                       .parameters = pair_declare,
-                                       .forward = pair_forward,
-                                       .backward = pair_backward,
-                                       .free = pair_free,
-                                       .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(pair, .parameters = pair_declare, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_criterion *ck_pair(const double *first, const double *second, enum ck_fault fault) {
   struct pair *p = calloc(1, sizeof *p);

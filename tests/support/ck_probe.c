@@ -5,6 +5,8 @@
 
 #include <stdlib.h>
 
+#include "ek_check.h"
+
 /* ---- the module ---- */
 
 static ek_status probe_parameters(const ek_module *self, ek_declaration *declaration) {
@@ -31,13 +33,7 @@ static ek_status probe_backward(const ek_module *self, ek_pass *pass, const ek_t
 
 static void probe_free(ek_module *self) { free(self); }
 
-static const ek_module_ops probe_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "probe",
-                                        .parameters = probe_parameters,
-                                        .forward = probe_forward,
-                                        .backward = probe_backward,
-                                        .free = probe_free,
-                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(probe, .parameters = probe_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 /* ---- a pass over it ---- */
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "ck_mirror.h"
+#include "ek_check.h"
 
 struct wrapper {
   ek_module base;
@@ -183,13 +184,7 @@ static ek_status counter_backward(const ek_module *self, ek_pass *pass,
 
 static void counter_free(ek_module *self) { free(self); }
 
-static const ek_module_ops counter_ops = {.size = sizeof(ek_module_ops),
-                                          .kind = "counter",
-                                          .parameters = counter_parameters,
-                                          .forward = counter_forward,
-                                          .backward = counter_backward,
-                                          .free = counter_free,
-                                          .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(counter, .parameters = counter_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_counter_create(ek_module **module) {
   ek_module *m = calloc(1, sizeof *m);

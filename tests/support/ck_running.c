@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "ck_mirror.h"
+#include "ek_check.h"
 
 enum { SCALE, SHIFT, OFFSET, MEAN, BATCHES, WIDTH = CK_RUNNING_WIDTH };
 
@@ -98,13 +99,7 @@ cleanup:
 
 static void running_free(ek_module *self) { free(self); }
 
-static const ek_module_ops running_ops = {.size = sizeof(ek_module_ops),
-                                          .kind = "running",
-                                          .parameters = running_parameters,
-                                          .forward = running_forward,
-                                          .backward = running_backward,
-                                          .free = running_free,
-                                          .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(running, .parameters = running_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_running_create(ek_module **module) {
   ek_module *m = calloc(1, sizeof *m);

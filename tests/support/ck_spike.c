@@ -60,14 +60,8 @@ static void spike_free(ek_module *self) {
   free(self);
 }
 
-static const ek_module_ops spike_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "spike",
-                                        .parameters = spike_parameters,
-                                        .forward = spike_forward,
-                                        .backward = spike_backward,
-                                        .free = spike_free,
-                                        .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 |
-                                                 EK_TYPES_F16};
+CK_MODULE_OPS_WITH(spike, .parameters = spike_parameters,
+                   .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16);
 
 ek_module *ck_spike(ek_module *inner) {
   struct spike *spike = calloc(1, sizeof *spike);

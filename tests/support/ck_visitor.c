@@ -73,13 +73,7 @@ static void visitor_free(ek_module *self) {
   free(self);
 }
 
-static const ek_module_ops visitor_ops = {.size = sizeof(ek_module_ops),
-                                          .kind = "visitor",
-                                          .parameters = visitor_parameters,
-                                          .forward = visitor_forward,
-                                          .backward = visitor_backward,
-                                          .free = visitor_free,
-                                          .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(visitor, .parameters = visitor_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_visitor_create(ek_module **module) {
   struct visitor *m = calloc(1, sizeof *m);

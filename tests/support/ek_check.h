@@ -75,6 +75,15 @@
  *     CK_SUITE("add")                         main()
  */
 #define CK_TEST(name) CK_LOOP(name, 1)
+
+/* The table `noun`_ops of a module of the test's own, whose functions are noun_forward(),
+ * noun_backward() and noun_free(). The second form sets further members. */
+#define CK_MODULE_OPS(noun) static const ek_module_ops noun##_ops = {CK_OPS_MEMBERS(noun)}
+#define CK_MODULE_OPS_WITH(noun, ...)                                                              \
+  static const ek_module_ops noun##_ops = {CK_OPS_MEMBERS(noun), __VA_ARGS__}
+#define CK_OPS_MEMBERS(noun)                                                                       \
+  .size = sizeof(ek_module_ops), .kind = #noun, .forward = noun##_forward,                         \
+  .backward = noun##_backward, .free = noun##_free
 #define CK_LOOP(name, cases) CK_LOOP_FROM(name, 0, cases)
 #define CK_LOOP_FROM(name, first, end)                                                             \
   static void name##_fn(int _i);                                                                   \

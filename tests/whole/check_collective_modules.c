@@ -250,7 +250,6 @@ static ek_status norm_alone(ek_module **module) { return ck_batch_norm_create(mo
 /* By hand and alone: sums over one device. */
 static const struct ck_module_case cases[] = {{.name = "batch norm",
                                                .create = norm_alone,
-                                               .inputs = 1,
                                                .input = {{0, 2, {5, 3}, -2, 2, 0}},
                                                .longest = 15,
                                                .depth = 8,

@@ -100,19 +100,16 @@ static ek_status wide_gelu(ek_module **module) {
 static const struct ck_module_case cases[] = {
     {.name = "mlp, recomputed",
      .create = rerun_mlp,
-     .inputs = 1,
      .input = {{0, 2, {4, 3}, -1, 1, 0}},
      .longest = 6,
      .depth = 4},
     {.name = "attention, recomputed twice",
      .create = rerun_attention,
-     .inputs = 1,
      .input = {{0, 3, {2, 3, 4}, -1, 1, 0}},
      .longest = 12,
      .depth = 8},
     {.name = "GELU in f64",
      .create = wide_gelu,
-     .inputs = 1,
      .input = {{0, 2, {4, 3}, -2, 2, 0}},
      .longest = 1,
      .depth = 8,
@@ -330,12 +327,7 @@ static void container_free(ek_module *self) {
   free(self);
 }
 
-static const ek_module_ops container_ops = {.size = sizeof(ek_module_ops),
-                                            .kind = "container",
-                                            .parameters = container_parameters,
-                                            .forward = container_forward,
-                                            .backward = container_backward,
-                                            .free = container_free};
+CK_MODULE_OPS_WITH(container, .parameters = container_parameters);
 
 static const ek_module_ops knowing_ops = {.size = sizeof(ek_module_ops),
                                           .kind = "container",

@@ -119,13 +119,7 @@ static ek_status stripes_backward(const ek_module *self, ek_pass *pass,
 
 static void stripes_free(ek_module *self) { free(self); }
 
-static const ek_module_ops stripes_ops = {.size = sizeof(ek_module_ops),
-                                          .kind = "stripes",
-                                          .parameters = stripes_parameters,
-                                          .forward = stripes_forward,
-                                          .backward = stripes_backward,
-                                          .free = stripes_free,
-                                          .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(stripes, .parameters = stripes_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 static ek_status stripes_create(ek_module **module) {
   struct stripes *m = calloc(1, sizeof *m);

@@ -180,12 +180,7 @@ static ek_status fiend_backward(const ek_module *self, ek_pass *pass, const ek_t
 
 static void fiend_free(ek_module *self) { free(self); }
 
-static const ek_module_ops fiend_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "fiend",
-                                        .forward = fiend_forward,
-                                        .backward = fiend_backward,
-                                        .free = fiend_free,
-                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(fiend, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 static struct fiend *fiend_create(void) {
   struct fiend *f = calloc(1, sizeof *f);
@@ -462,13 +457,7 @@ static ek_status parent_backward(const ek_module *self, ek_pass *pass,
 
 static void parent_free(ek_module *self) { (void)self; }
 
-static const ek_module_ops parent_ops = {.size = sizeof(ek_module_ops),
-                                         .kind = "parent",
-                                         .parameters = parent_parameters,
-                                         .forward = parent_forward,
-                                         .backward = parent_backward,
-                                         .free = parent_free,
-                                         .types = EK_TYPES_F32};
+CK_MODULE_OPS_WITH(parent, .parameters = parent_parameters, .types = EK_TYPES_F32);
 
 /* A forward and a backward by hand of {parent {child}}; what the one that fails says. */
 static ek_status run_parent(struct parent *p, ek_device *device) {

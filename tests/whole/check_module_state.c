@@ -82,13 +82,7 @@ static void keeper_free(ek_module *self) {
   pthread_mutex_destroy(&m->mutex);
 }
 
-static const ek_module_ops keeper_ops = {.size = sizeof(ek_module_ops),
-                                         .kind = "keeper",
-                                         .forward = keeper_forward,
-                                         .backward = keeper_backward,
-                                         .free = keeper_free,
-                                         .open = keeper_open,
-                                         .close = keeper_close};
+CK_MODULE_OPS_WITH(keeper, .open = keeper_open, .close = keeper_close);
 
 static void keeper_init(struct keeper *m) {
   *m = (struct keeper){.fail_at = -1, .fail_on = -1};

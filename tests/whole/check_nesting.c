@@ -76,13 +76,7 @@ static void nest_free(ek_module *self) {
   free(n);
 }
 
-static const ek_module_ops nest_ops = {.size = sizeof(ek_module_ops),
-                                       .kind = "nest",
-                                       .parameters = nest_declare,
-                                       .forward = nest_forward,
-                                       .backward = nest_backward,
-                                       .free = nest_free,
-                                       .types = EK_TYPES_F32};
+CK_MODULE_OPS_WITH(nest, .parameters = nest_declare, .types = EK_TYPES_F32);
 
 /* `depth` nests around a mean squared error. */
 static ek_criterion *nested(int depth, int *freed) {

@@ -194,7 +194,7 @@ static ek_status stack_all(ek_module **module) { return stack(module, "all"); }
 static ek_status stack_cheap(ek_module **module) { return stack(module, "cheap"); }
 
 #define STACK(kept)                                                                                \
-  .inputs = 1, .input = {{0, 2, {5, 4}, -1, 1, 0}}, .longest = 5, .depth = 40, .saved = kept
+  .input = {{0, 2, {5, 4}, -1, 1, 0}}, .longest = 5, .depth = 40, .saved = kept
 static const struct ck_module_case cases[] = {
     /* The inputs of modules 3, 4, 5, 6 (and 7, the same), and 8; 0 to 2 are one. */
     {.name = "every=1", .create = stack_every_1, STACK(5)},

@@ -105,12 +105,7 @@ static ek_status product_backward(const ek_module *self, ek_pass *pass,
 
 static void product_free(ek_module *self) { free(self); }
 
-static const ek_module_ops product_ops = {.size = sizeof(ek_module_ops),
-                                          .kind = "product",
-                                          .parameters = product_parameters,
-                                          .forward = product_forward,
-                                          .backward = product_backward,
-                                          .free = product_free};
+CK_MODULE_OPS_WITH(product, .parameters = product_parameters);
 
 static ek_status product_create(ek_module **module) {
   ek_module *m = calloc(1, sizeof *m);

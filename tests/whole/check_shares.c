@@ -188,12 +188,7 @@ static void unit_free(ek_module *self) {
   free(self);
 }
 
-static const ek_module_ops unit_ops = {.size = sizeof(ek_module_ops),
-                                       .kind = "unit",
-                                       .parameters = unit_parameters,
-                                       .forward = unit_forward,
-                                       .backward = unit_backward,
-                                       .free = unit_free};
+CK_MODULE_OPS_WITH(unit, .parameters = unit_parameters);
 
 /* Takes over `inner`. */
 static ek_status unit_create(ek_module **module, ek_module *inner) {

@@ -187,12 +187,7 @@ static void listener_free(ek_module *self) {
   free(self);
 }
 
-static const ek_module_ops listener_ops = {.size = sizeof(ek_module_ops),
-                                           .kind = "listener",
-                                           .parameters = listener_parameters,
-                                           .forward = listener_forward,
-                                           .backward = listener_backward,
-                                           .free = listener_free};
+CK_MODULE_OPS_WITH(listener, .parameters = listener_parameters);
 
 static ek_module *listener_of(ek_module *child, ek_precision asked, bool told) {
   struct listener *it = calloc(1, sizeof *it);

@@ -200,13 +200,7 @@ static void uneven_free(ek_module *self) {
   free(m);
 }
 
-static const ek_module_ops uneven_ops = {.size = sizeof(ek_module_ops),
-                                         .kind = "uneven",
-                                         .parameters = uneven_parameters,
-                                         .forward = uneven_forward,
-                                         .backward = uneven_backward,
-                                         .free = uneven_free,
-                                         .types = EK_TYPES_F32 | EK_TYPES_F64};
+CK_MODULE_OPS_WITH(uneven, .parameters = uneven_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 /* Where its children are two units the collectives differ. Where they are one they do not: that the
  * device has gone another way is found in a build with assertions. */
