@@ -20,12 +20,13 @@
 #include "core/alloc.h"
 #include "core/c_locale.h"
 #include "core/error.h"
+#include "device/device_internal.h"
 #include "io/file.h"
 #include "io/text_file.h"
 
 /* Bytes of a line, of a device in it, whose name has at most 31, and of a number of the program's
  * own. */
-enum { LINE = 1024, LINE_DEVICE = 160, LINE_NUMBER = EK_METRICS_NAME_SIZE + 32 };
+enum { LINE = 1024, LINE_DEVICE = 224, LINE_NUMBER = EK_METRICS_NAME_SIZE + 32 };
 
 struct number {
   char name[EK_METRICS_NAME_SIZE];
@@ -48,6 +49,12 @@ struct ek_metrics {
   bool cut; /* the last line of the file has no end */
   struct number numbers[EK_METRICS_NUMBERS];
   size_t number_count;
+  /* Among several processes: how long each was at work when the step before ended, and in the last
+   * step this one and the one with the most work. */
+  ek_world *world; /* NULL: there is one process */
+  double *worked;
+  double own_busy, most_busy;
+  size_t slowest;
 };
 
 static double now(clockid_t clock) {
@@ -97,7 +104,33 @@ static ek_status open_files(ek_metrics *self, const char *prometheus, const char
   return open_lines(self, lines);
 }
 
+static ek_status enter_world(ek_metrics *self) {
+  self->world = ek__group_world(self->group);
+  if (self->world == NULL) return EK_OK;
+  const size_t processes = ek_world_processes(self->world);
+  EK_TRY(ek__new(&self->worked, processes, sizeof *self->worked, "metrics"));
+  for (size_t p = 0; p < processes; p++) self->worked[p] = ek_world_busy(self->world, p);
+  return EK_OK;
+}
+
+/* Each process with files of its own. */
+static ek_status open_own_files(ek_metrics *self, const char *prometheus, const char *lines) {
+  char *names[2] = {NULL, NULL};
+  ek_status status = enter_world(self);
+  if (status == EK_OK && prometheus != NULL) {
+    status = ek__file_of_process(&names[0], prometheus, self->world);
+  }
+  if (status == EK_OK && lines != NULL) {
+    status = ek__file_of_process(&names[1], lines, self->world);
+  }
+  if (status == EK_OK) status = open_files(self, names[0], names[1]);
+  ek__free(names[0]);
+  ek__free(names[1]);
+  return status;
+}
+
 static void free_metrics(ek_metrics *self) {
+  ek__free(self->worked);
   ek__file_close(self->lines);
   ek__free(self->lines_path);
   ek__free(self->prometheus);
@@ -114,7 +147,7 @@ ek_status ek_metrics_open(ek_metrics **metrics, ek_group *group, const char *pro
   self->lines = -1;
   self->last = now(CLOCK_MONOTONIC);
   self->loss = self->norm = self->rate = self->scale = self->per_second = (double)NAN;
-  const ek_status status = open_files(self, prometheus, lines);
+  const ek_status status = open_own_files(self, prometheus, lines);
   if (status != EK_OK) {
     free_metrics(self);
     return status;
@@ -158,12 +191,20 @@ static ek_status make_line(ek_metrics *self) {
   for (size_t i = 0; i < self->number_count; i++) {
     add_number(self, self->numbers[i].name, self->numbers[i].value);
   }
+  if (self->world != NULL) {
+    add(self, "\"process\": %zu, ", ek_world_process(self->world));
+    add_number(self, "busy_seconds", self->own_busy);
+    add(self, "\"slowest_process\": %zu, ", self->slowest);
+    add_number(self, "slowest_busy_seconds", self->most_busy);
+  }
   add(self, "\"devices\": [");
   for (size_t k = 0; k < ek_group_size(self->group); k++) {
     const ek_device *device = ek_group_device(self->group, k);
     ek_memory_usage usage;
     EK_TRY(ek_memory_stats(&usage, device));
-    add(self, "%s{\"name\": \"%s\", \"held_bytes\": %llu, \"peak_bytes\": %llu}", k > 0 ? ", " : "",
+    add(self, "%s{", k > 0 ? ", " : "");
+    if (self->world != NULL) add(self, "\"rank\": %zu, ", ek__group_first_rank(self->group) + k);
+    add(self, "\"name\": \"%s\", \"held_bytes\": %llu, \"peak_bytes\": %llu}",
         ek_device_name(device), (unsigned long long)usage.current_bytes,
         (unsigned long long)usage.peak_bytes);
   }
@@ -208,21 +249,25 @@ static ek_status write_line(ek_metrics *self) {
 
 /* ---- the file for Prometheus ---- */
 
-static void put_metric(struct ek__text_file *file, const char *name, const char *type,
+static void put_metric(const ek_metrics *self, struct ek__text_file *file, const char *name, const char *type,
                        const char *help, double value) {
-  ek__text_format(file, "# HELP evenkeel_%s %s\n# TYPE evenkeel_%s %s\nevenkeel_%s ", name, help,
+  ek__text_format(file, "# HELP evenkeel_%s %s\n# TYPE evenkeel_%s %s\nevenkeel_%s", name, help,
                   name, type, name);
+  if (self->world != NULL) {
+    ek__text_format(file, "{process=\"%zu\"}", ek_world_process(self->world));
+  }
   if (isnan(value)) {
-    ek__text_format(file, "NaN\n");
+    ek__text_format(file, " NaN\n");
   } else if (isinf(value)) {
-    ek__text_format(file, value > 0 ? "+Inf\n" : "-Inf\n");
+    ek__text_format(file, value > 0 ? " +Inf\n" : " -Inf\n");
   } else {
-    ek__text_format(file, "%.17g\n", value);
+    ek__text_format(file, " %.17g\n", value);
   }
 }
 
 /* Names of devices have no characters that need escaping in a label. */
-static ek_status put_devices(struct ek__text_file *file, const ek_group *group, bool peak) {
+static ek_status put_devices(const ek_metrics *self, struct ek__text_file *file, bool peak) {
+  const ek_group *group = self->group;
   const char *name = peak ? "peak" : "held";
   ek__text_format(file,
                   "# HELP evenkeel_device_%s_bytes Memory of a device, %s.\n"
@@ -232,8 +277,11 @@ static ek_status put_devices(struct ek__text_file *file, const ek_group *group, 
     const ek_device *device = ek_group_device(group, k);
     ek_memory_usage usage;
     EK_TRY(ek_memory_stats(&usage, device));
-    ek__text_format(file, "evenkeel_device_%s_bytes{device=\"%s\"} %llu\n", name,
-                    ek_device_name(device),
+    ek__text_format(file, "evenkeel_device_%s_bytes{device=\"%s\"", name, ek_device_name(device));
+    if (self->world != NULL) {
+      ek__text_format(file, ",process=\"%zu\"", ek_world_process(self->world));
+    }
+    ek__text_format(file, "} %llu\n",
                     (unsigned long long)(peak ? usage.peak_bytes : usage.current_bytes));
   }
   return EK_OK;
@@ -243,24 +291,31 @@ static ek_status write_prometheus(ek_metrics *self) {
   if (self->prometheus == NULL) return EK_OK;
   struct ek__text_file *file = NULL;
   EK_TRY(ek__text_begin(&file, self->prometheus));
-  put_metric(file, "step", "gauge", "Steps of the run so far.", (double)self->step);
-  put_metric(file, "loss", "gauge", "Loss of the last step.", self->loss);
-  put_metric(file, "gradient_norm", "gauge", "Norm of the last gradient, before clipping.",
+  put_metric(self, file, "step", "gauge", "Steps of the run so far.", (double)self->step);
+  put_metric(self, file, "loss", "gauge", "Loss of the last step.", self->loss);
+  put_metric(self, file, "gradient_norm", "gauge", "Norm of the last gradient, before clipping.",
              self->norm);
-  put_metric(file, "learning_rate", "gauge", "Learning rate of the last step.", self->rate);
-  put_metric(file, "tokens_total", "counter", "Tokens that the run has trained on.", self->tokens);
-  put_metric(file, "tokens_per_second", "gauge", "Tokens a second in the last step.",
+  put_metric(self, file, "learning_rate", "gauge", "Learning rate of the last step.", self->rate);
+  put_metric(self, file, "tokens_total", "counter", "Tokens that the run has trained on.", self->tokens);
+  put_metric(self, file, "tokens_per_second", "gauge", "Tokens a second in the last step.",
              self->per_second);
-  put_metric(file, "loss_scale", "gauge", "The loss scale of the last step.", self->scale);
-  put_metric(file, "skipped_steps_total", "counter", "Steps that changed nothing.",
+  put_metric(self, file, "loss_scale", "gauge", "The loss scale of the last step.", self->scale);
+  put_metric(self, file, "skipped_steps_total", "counter", "Steps that changed nothing.",
              (double)self->skipped);
-  put_metric(file, "last_step_timestamp_seconds", "gauge", "When the last step ended.", self->time);
+  put_metric(self, file, "last_step_timestamp_seconds", "gauge", "When the last step ended.", self->time);
+  if (self->world != NULL) {
+    put_metric(self, file, "busy_seconds", "gauge",
+               "Work of this process in the last step, without waiting.", self->own_busy);
+    put_metric(self, file, "slowest_process", "gauge", "The process with most work in that step.",
+               (double)self->slowest);
+    put_metric(self, file, "slowest_busy_seconds", "gauge", "Its work.", self->most_busy);
+  }
   for (size_t i = 0; i < self->number_count; i++) {
     const struct number *it = &self->numbers[i];
-    put_metric(file, it->name, "gauge", "A number of the program's own.", it->value);
+    put_metric(self, file, it->name, "gauge", "A number of the program's own.", it->value);
   }
-  ek_status status = put_devices(file, self->group, false);
-  if (status == EK_OK) status = put_devices(file, self->group, true);
+  ek_status status = put_devices(self, file, false);
+  if (status == EK_OK) status = put_devices(self, file, true);
   if (status != EK_OK) {
     ek__text_drop(file);
     return status;
@@ -270,6 +325,19 @@ static ek_status write_prometheus(ek_metrics *self) {
 
 /* ---- a step ---- */
 
+/* What all processes said in the last step; the first of equal ones is the slowest. */
+static void take_work(ek_metrics *self) {
+  self->most_busy = -1;
+  for (size_t p = 0; p < ek_world_processes(self->world); p++) {
+    const double worked = ek_world_busy(self->world, p), busy = worked - self->worked[p];
+    self->worked[p] = worked;
+    if (p == ek_world_process(self->world)) self->own_busy = busy;
+    if (busy <= self->most_busy) continue;
+    self->most_busy = busy;
+    self->slowest = p;
+  }
+}
+
 static void take(ek_metrics *self, const ek_step_result *result, double tokens) {
   const double time = now(CLOCK_MONOTONIC);
   self->time = now(CLOCK_REALTIME);
@@ -278,6 +346,7 @@ static void take(ek_metrics *self, const ek_step_result *result, double tokens) 
   self->tokens += tokens;
   self->per_second = tokens / self->seconds;
   self->told = true;
+  if (self->world != NULL) take_work(self);
   if (result == NULL || result->empty || result->skipped) self->skipped++;
   if (result == NULL) return;
   self->step = result->step;
@@ -323,6 +392,10 @@ static bool is_taken(const char *name) {
                                       "skipped_steps",
                                       "skipped_steps_total",
                                       "last_step_timestamp_seconds",
+                                      "process",
+                                      "busy_seconds",
+                                      "slowest_process",
+                                      "slowest_busy_seconds",
                                       "devices",
                                       "device_held_bytes",
                                       "device_peak_bytes"};

@@ -36,12 +36,13 @@
 EK_BEGIN_DECLARATIONS
 
 /*
- * Writes a snapshot of all devices of the group, from any thread, at any time; the devices allocate
- * and free nothing meanwhile. The file appears whole or not at all, and replaces an older one. It
- * is written as `path`.tmp, or `path`.1.tmp and so on if that name is taken, and then renamed: if
- * threads write to one path at the same time, the file of the last one to end stays. EK_ERR_IO,
- * EK_ERR_NOT_FOUND (a folder), EK_ERR_OUT_OF_MEMORY (the host's); EK_ERR_STATE in a child of the
- * process that opened the group.
+ * Writes a snapshot of all devices of the group; in a world of several processes each writes its
+ * own, and the file's name gets the process's number, "now.2.pickle". It may be called from any
+ * thread, at any time; the devices allocate and free nothing meanwhile. The file appears whole or
+ * not at all, and replaces an older one. It is written as `path`.tmp, or `path`.1.tmp and so on if
+ * that name is taken, and then renamed: if threads write to one path at the same time, the file of
+ * the last one to end stays. EK_ERR_IO, EK_ERR_NOT_FOUND (a folder), EK_ERR_OUT_OF_MEMORY (the
+ * host's); EK_ERR_STATE in a child of the process that opened the group.
  */
 EK_API EK_CHECKED ek_status ek_memory_snapshot(const ek_group *group, const char *path);
 

@@ -33,7 +33,9 @@ typedef struct ek_metrics ek_metrics;
  * if it is not there. A last line there that was cut off (by a full disk, say) is ended first, so
  * that it spoils no other. `lines` may be a pipe that a process reads: without a reader opening it
  * is EK_ERR_IO, and when the reader goes away a step's is; no signal is raised (SIGPIPE). The group
- * outlives the metrics. EK_ERR_IO, EK_ERR_NOT_FOUND (a folder).
+ * outlives the metrics. In a world of several processes each has files of its own, whose names get
+ * its number: "run.jsonl" becomes "run.2.jsonl"; a pipe keeps its name. EK_ERR_IO,
+ * EK_ERR_NOT_FOUND (a folder).
  */
 EK_API EK_CHECKED ek_status ek_metrics_open(ek_metrics **metrics, ek_group *group,
                                             const char *prometheus, const char *lines);
@@ -55,6 +57,12 @@ EK_API EK_CHECKED ek_status ek_metrics_open(ek_metrics **metrics, ek_group *grou
  * _tokens_total, _tokens_per_second, _loss_scale, _skipped_steps_total,
  * _last_step_timestamp_seconds, _device_held_bytes{device} and _device_peak_bytes{device}; a number
  * of the program's own is evenkeel_NAME, a gauge.
+ *
+ * Among several processes a line also has "process", "busy_seconds", "slowest_process" and
+ * "slowest_busy_seconds" before "devices", and each device its "rank"; the other file has the last
+ * three, and all its metrics the label `process`. Busy is a process's busiest device, without
+ * waiting for other devices, from the update before to this one (ek_world_busy()): where steps are
+ * slow, the slowest process is the one that all others wait for.
  */
 EK_API EK_CHECKED ek_status ek_metrics_step(ek_metrics *metrics, const ek_step_result *result,
                                             double tokens);

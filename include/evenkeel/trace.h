@@ -59,8 +59,10 @@ typedef struct ek_trace_summary {
  * Writes the trace in the Trace Event Format (JSON): complete events ("X") in microseconds since
  * the start, counters ("C"), names of processes and threads ("M"). Spans of one track nest: what
  * overlaps otherwise, because several threads of the program were at work, goes to a track of its
- * own. The file is there whole or not at all, and takes the place of an old one. *summary may be
- * NULL. EK_ERR_STATE without a trace or while it runs; EK_ERR_IO, EK_ERR_NOT_FOUND.
+ * own. In a world of several processes each writes its own devices, by their ranks, and the file's
+ * name gets the process's number: "trace.json" becomes "trace.2.json". The file is there whole or
+ * not at all, and takes the place of an old one. *summary may be NULL. EK_ERR_STATE without a trace
+ * or while it runs; EK_ERR_IO, EK_ERR_NOT_FOUND.
  */
 EK_API EK_CHECKED ek_status ek_trace_write(ek_trace_summary *summary, const ek_group *group,
                                            const char *path);

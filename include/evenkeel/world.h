@@ -129,6 +129,14 @@ EK_API bool ek_world_stop_requested(const ek_world *world);
 EK_API uint64_t ek_world_sent(const ek_world *world);
 EK_API uint64_t ek_world_received(const ek_world *world);
 
+/*
+ * Seconds that the busiest device of a process has been at work in a group of the world, without
+ * waiting for other devices: as of the last call that all processes made, such as a step. The
+ * difference between two steps shows which process the others wait for. 0 for a process that is not
+ * in the world, and in a world of one process. Of devices that queue their work (cuda) it is the time of the host.
+ */
+EK_API double ek_world_busy(const ek_world *world, size_t process);
+
 EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_WORLD_H */

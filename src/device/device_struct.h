@@ -25,6 +25,8 @@ struct ek_device {
   ek_stream *streams[2];       /* by ek_stream_kind */
   atomic_int events;           /* that are not freed yet */
   struct ek__fault fault;      /* of a test */
+  uint64_t began, waited;      /* its worker's job, and how long that has waited; nanoseconds */
+  _Atomic uint64_t busy;       /* of its worker in jobs, without waiting; nanoseconds */
   struct ek__work work;        /* if it only counts: its worker's */
   struct ek__work marked;      /* the same at ek_device_mark_work() */
   pthread_mutex_t used_mutex;  /* of `used`; held while a worker settles that communicator */

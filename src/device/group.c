@@ -131,8 +131,10 @@ static void run_job(struct worker *worker, uint64_t job, ek_apply_function funct
   ek_group *group = worker->group;
   const uint64_t errors = ek__error_number();
   ek_stream *stream = ek_device_stream(worker->device, EK_STREAM_COMPUTE);
+  ek__device_begins(worker->device);
   (void)ek_stream_allow_tf32(stream, false);
   worker->status = function(context, worker->device, ek_device_index(worker->device));
+  ek__device_ends(worker->device);
   (void)ek_stream_allow_tf32(stream, false);
   if (worker->status == EK_OK) {
     worker->status = ek_event_record(worker->ends[job & 1], stream);
@@ -542,6 +544,16 @@ static ek_status agree_on_error(ek_group *group, uint64_t began, ek_status statu
   return status;
 }
 
+/* The next conversation takes it to the other processes. */
+static void tell_busy(const ek_group *group) {
+  uint64_t most = 0;
+  for (size_t i = 0; i < group->count && group->place != NULL; i++) {
+    const uint64_t busy = ek__device_busy(group->workers[i].device);
+    if (busy > most) most = busy;
+  }
+  ek__world_set_busy(ek__group_world(group), most);
+}
+
 /* Runs a job on all workers, for the caller that is served; returns with the mutex held. */
 static ek_status run_on_all(ek_group *group, ek_apply_function function, void *context) {
   char message[EK__MESSAGE_SIZE];
@@ -554,6 +566,7 @@ static ek_status run_on_all(ek_group *group, ek_apply_function function, void *c
   wake_workers(group);
   pthread_mutex_lock(&group->mutex);
   wait_for_workers(group);
+  tell_busy(group);
   const struct worker *failed = first_failure(group);
   if (failed == NULL && group->watched == EK_OK) return EK_OK;
   const ek_status status = agree_on_error(group, began, error_of_job(group, failed));

@@ -288,7 +288,7 @@ static bool nothing_changes(struct host_communicator *self, double seconds) {
  * parts of the oldest collective. An error if that cannot happen any more or, on devices that queue
  * their work, if nothing changes for the time limit. Called and left with the mutex held.
  */
-static ek_status wait_for_peers(struct host_communicator *self, const ek_device *device, bool all) {
+static ek_status wait_in_time(struct host_communicator *self, const ek_device *device, bool all) {
   const struct rank *own = &self->rank[ek_device_index(device)];
   const uint64_t number = all ? over(self) : own->finished;
   const double limit = self->queues ? ek__group_time_limit(self->base.group) : INFINITY;
@@ -302,6 +302,13 @@ static ek_status wait_for_peers(struct host_communicator *self, const ek_device 
   return ek_error_set(EK_ERR_UNAVAILABLE, "%s: %s: %s has not joined after %g seconds%s",
                       ek_device_name(device), self->table.name, late(self), limit,
                       all ? "" : OTHER_ORDER);
+}
+
+static ek_status wait_for_peers(struct host_communicator *self, ek_device *device, bool all) {
+  const uint64_t began = ek__track_now();
+  const ek_status status = wait_in_time(self, device, all);
+  ek__device_waited(device, began);
+  return status;
 }
 
 static ek_status queue_part(struct host_communicator *self, const struct slot *slot,

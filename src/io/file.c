@@ -34,6 +34,24 @@ ek_status ek__file_refused(const char *path, const char *what) {
                       "%s: %s: %s", path, what, words);
 }
 
+ek_status ek__file_of_process(char **name, const char *path, const ek_world *world) {
+  enum { NUMBER = 24 };
+  struct stat about;
+  const size_t length = strlen(path);
+  const bool other = stat(path, &about) == 0 && !S_ISREG(about.st_mode) && !S_ISDIR(about.st_mode);
+  const char *folder = strrchr(path, '/'), *dot = strrchr(path, '.');
+  const char *last = folder == NULL ? path : folder + 1;
+  EK_TRY(ek__new(name, length + NUMBER, 1, "a file's name"));
+  if (ek_world_processes(world) == 1 || other) {
+    memcpy(*name, path, length + 1);
+    return EK_OK;
+  }
+  const size_t before = dot != NULL && dot > last ? (size_t)(dot - path) : length;
+  (void)snprintf(*name, length + NUMBER, "%.*s.%zu%s", (int)before, path, ek_world_process(world),
+                 path + before);
+  return EK_OK;
+}
+
 ek_status ek__file_open(int *file, uint64_t *size, const char *path) {
   struct stat about;
   int opened = -1;

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include <evenkeel/status.h>
+#include <evenkeel/world.h>
 
 /* The error of a call of the system that has just failed, by errno: EK_ERR_NOT_FOUND,
  * EK_ERR_OUT_OF_MEMORY, EK_ERR_IO. */
@@ -31,6 +32,13 @@ enum { EK__FILE_BESIDE_SIZE = sizeof ".99.tmp" };
 ek_status ek__file_create_beside(int *file, char *name, const char *path);
 /* Removes a regular file that no process has locked; true if it did. */
 bool ek__file_remove_stale(const char *path);
+
+/*
+ * The name that a process of a world gives to a file of its own: its number stands before the last
+ * extension, "run.jsonl" becomes "run.2.jsonl". A world of one process (NULL is one), and a name of
+ * something that is no regular file, such as a pipe, keep the name. *name goes to ek__free().
+ */
+ek_status ek__file_of_process(char **name, const char *path, const ek_world *world);
 
 /* Syncs the folder that has the entry `path`. EK_ERR_IO. */
 ek_status ek__file_sync_folder(const char *path);

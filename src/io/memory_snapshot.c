@@ -21,6 +21,7 @@
 #include "core/log_internal.h"
 #include "device/arena.h"
 #include "device/device_internal.h"
+#include "io/file.h"
 #include "io/value_file.h"
 
 /* Space for a device's addresses. */
@@ -335,7 +336,11 @@ static ek_status write_snapshot(const ek_group *group, const char *path, struct 
   struct writing it = {.refused = refused};
   const size_t length = strlen(path);
   const bool json = length >= 5 && strcmp(path + length - 5, ".json") == 0;
-  EK_TRY(ek__value_begin(&it.values, path, !json));
+  char *own = NULL;
+  EK_TRY(ek__file_of_process(&own, path, ek__group_world(group)));
+  const ek_status begun = ek__value_begin(&it.values, own, !json);
+  ek__free(own);
+  EK_TRY(begun);
   lock_all(group, true);
   const ek_status status = put_all(&it, group);
   lock_all(group, false);

@@ -18,6 +18,7 @@
 #include "core/error.h"
 #include "device/device_internal.h"
 #include "device/track.h"
+#include "io/file.h"
 #include "io/text_file.h"
 
 enum { DEFAULT_SPANS = 16384, ROWS = 8, DEPTH = 64 };
@@ -219,9 +220,19 @@ static void write_counters(struct writing *it, const struct ek__track *track, si
   it->summary.counters_dropped += track->counted - kept;
 }
 
+/* "cpu:0", and among several processes "rank 3, cpu:0". */
+static const char *name_of_device(char *text, size_t size, const ek_device *device) {
+  const ek_group *group = ek_device_group(device);
+  if (ek__group_world(group) == NULL) return ek_device_name(device);
+  (void)snprintf(text, size, "rank %zu, %s",
+                 ek__group_first_rank(group) + ek_device_index(device), ek_device_name(device));
+  return text;
+}
+
 static void write_device(struct writing *it, const struct ek__track *track) {
   const size_t process = ek_device_index(track->device) + 1;
-  write_name(it, "process_name", process, 0, ek_device_name(track->device), 0);
+  char name[64];
+  write_name(it, "process_name", process, 0, name_of_device(name, sizeof name, track->device), 0);
   for (int lane = 0; lane < EK__LANES; lane++) write_lane(it, track, process, (enum ek__lane)lane);
   write_counters(it, track, process);
   const size_t begun = atomic_load(&track->begun);
@@ -271,16 +282,19 @@ ek_status ek_trace_write(ek_trace_summary *summary, const ek_group *group, const
   EK__NOT_NULL("ek_trace_write", path, group);
   struct writing it = {0};
   size_t spans = 0;
+  char *own = NULL;
   ek_status status = EK_OK;
   EK_TRY(look(&it.start, &spans, group));
+  EK_TRY(ek__file_of_process(&own, path, ek__group_world(group)));
   EK_TRY_GOTO(status, ek__new(&it.placed, spans, sizeof *it.placed, "a trace"), cleanup);
   EK_TRY_GOTO(status, ek__new(&it.rows, ROWS, sizeof *it.rows, "a trace"), cleanup);
-  EK_TRY_GOTO(status, ek__text_begin(&it.file, path), cleanup);
+  EK_TRY_GOTO(status, ek__text_begin(&it.file, own), cleanup);
   write_group(&it, group);
   EK_TRY_GOTO(status, ek__text_end(it.file, false), cleanup);
   if (summary != NULL) *summary = it.summary;
 cleanup:
   ek__free(it.rows);
   ek__free(it.placed);
+  ek__free(own);
   return status;
 }

@@ -48,7 +48,8 @@ static ek_status swap_messages(ek_world *world, const struct ek__topic *topic) {
   world->own = (struct ek__message){.magic = MAGIC,
                                     .number = world->count,
                                     .kind = (uint32_t)topic->kind,
-                                    .flags = world->stop_asked ? STOP : 0};
+                                    .flags = world->stop_asked ? STOP : 0,
+                                    .busy = atomic_load(&world->busy)};
   memcpy(world->own.words, topic->words, sizeof world->own.words);
   world->heard[world->process] = world->own;
   ek__world_begin_deed(world, topic);

@@ -33,6 +33,20 @@ uint64_t ek_world_sent(const ek_world *world) { return world == NULL ? 0 : world
 
 uint64_t ek_world_received(const ek_world *world) { return world == NULL ? 0 : world->received; }
 
+void ek__world_set_busy(ek_world *world, uint64_t nanoseconds) {
+  if (world != NULL) atomic_store(&world->busy, nanoseconds);
+}
+
+/* Heard in the last conversation; the lock keeps the next one out. */
+double ek_world_busy(const ek_world *world, size_t process) {
+  ek_world *self = (ek_world *)(uintptr_t)world;
+  if (world == NULL || process >= world->processes || world->processes == 1) return 0;
+  ek__world_lock(self);
+  const double seconds = (double)world->heard[process].busy * 1e-9;
+  ek__world_unlock(self);
+  return seconds;
+}
+
 void ek_world_request_stop(ek_world *world) {
   if (world != NULL) world->stop_asked = 1;
 }

@@ -128,4 +128,7 @@ ek_status ek__world_look(ek_world *world);
 /* EK_OK, or the error that broke the world. */
 ek_status ek__world_check(ek_world *world);
 
+/* How long this process has been at work, in nanoseconds; NULL is legal. */
+void ek__world_set_busy(ek_world *world, uint64_t nanoseconds);
+
 #endif /* EK_WORLD_INTERNAL_H */

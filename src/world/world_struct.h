@@ -26,6 +26,7 @@ struct ek__message {
   uint64_t magic;
   uint64_t number; /* conversations before this one */
   uint32_t kind, flags;
+  uint64_t busy; /* nanoseconds: ek_world_busy() */
   int64_t words[EK__TOPIC_WORDS];
 };
 
@@ -67,6 +68,7 @@ struct ek_world {
   _Atomic size_t groups;
   volatile sig_atomic_t stop_asked; /* here; set by signal handlers too */
   atomic_bool stop;                 /* everywhere */
+  _Atomic uint64_t busy;            /* of this process, in nanoseconds */
 };
 
 /* "process 1 on node7 (pid 4711)"; `size` 160 has room for any. Returns `text`. */

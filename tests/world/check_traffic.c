@@ -1,10 +1,12 @@
 /*
  * check_traffic.c - the bytes that a process sends in a step: counted by a plan, they are those of
- * the table in docs/memory.md and, to the byte, those of a real step.
+ * the table in docs/memory.md and, to the byte, those of a real step. And which process it is that
+ * the others wait for.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <evenkeel/evenkeel.h>
 
@@ -309,7 +311,79 @@ CK_LOOP(bytes_are_those_of_a_plan, 2) {
   free(outcomes);
 }
 
-static const struct ck_part parts[] = {{"bytes", count_bytes}, {NULL, NULL}};
+/* ---- work without waiting ---- */
+
+struct lazy {
+  ek_communicator *communicator;
+  ek_tensor tensor;
+  bool slow;
+};
+
+static ek_status work_and_add(void *context, ek_device *device, size_t index) {
+  struct lazy *lazy = context;
+  const struct timespec nap = {.tv_nsec = 300000000};
+  (void)index;
+  if (lazy->slow) (void)nanosleep(&nap, NULL);
+  EK_TRY(ek_communicator_all_reduce(lazy->communicator, device, &lazy->tensor));
+  return ek_communicator_wait(lazy->communicator, device);
+}
+
+/* Process 1 is slow once; the second job tells all of it. */
+static ek_status be_slow(struct ck_outcome *outcome, ek_group *group, const ek_world *world) {
+  struct lazy lazy = {.slow = ek_world_process(world) == 1};
+  const int64_t one = 1;
+  ek_status status = EK_OK;
+  EK_TRY(ek_communicator_open(&lazy.communicator, group));
+  EK_TRY_GOTO(
+      status,
+      ek_tensor_create(&lazy.tensor, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_F32, 1, &one),
+      cleanup);
+  EK_TRY_GOTO(status, ek_group_apply(group, work_and_add, &lazy), cleanup);
+  lazy.slow = false;
+  EK_TRY_GOTO(status, ek_group_apply(group, work_and_add, &lazy), cleanup);
+  for (size_t p = 0; p < 4; p++) ck_outcome_add(outcome, ek_world_busy(world, p));
+cleanup:
+  ek_tensor_free(&lazy.tensor);
+  ek_communicator_free(lazy.communicator);
+  return status;
+}
+
+static void show_work(struct ck_outcome *outcome, const struct ck_process *process) {
+  ek_world *world = NULL;
+  ek_group *group = NULL;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  outcome->status = ck_process_world(&world, process, 0);
+  options.world = world;
+  options.threads_per_device = 1;
+  if (outcome->status == EK_OK) outcome->status = ek_group_open(&group, "cpu:1", &options);
+  if (outcome->status == EK_OK) outcome->status = be_slow(outcome, group, world);
+  if (outcome->status != EK_OK) {
+    (void)snprintf(outcome->message, sizeof outcome->message, "%s", ek_error_message());
+  }
+  ek_group_free(group);
+  ek_world_free(world);
+}
+
+/* The others wait for it all that time, and say so. */
+CK_TEST(the_slowest_process_is_known) {
+  const size_t devices[] = {1, 1, 1};
+  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
+  ck_processes_run(outcomes, "work", devices, 3);
+  for (size_t p = 0; p < 3; p++) {
+    const double *busy = outcomes[p].numbers;
+    ck_assert_msg(outcomes[p].whole && outcomes[p].status == EK_OK, "process %zu: %s", p,
+                  outcomes[p].message);
+    ck_assert_double_ge(busy[1], 0.3);
+    ck_assert_double_lt(busy[0], busy[1] - 0.15);
+    ck_assert_double_lt(busy[2], busy[1] - 0.15);
+    ck_assert_double_eq(busy[3], 0);
+    ck_assert_mem_eq(busy, outcomes[0].numbers, 4 * sizeof *busy);
+  }
+  free(outcomes);
+}
+
+static const struct ck_part parts[] = {
+    {"bytes", count_bytes}, {"work", show_work}, {NULL, NULL}};
 
 static Suite *make_suite(void) { return ck_suite("traffic", NULL, NULL); }
 

@@ -51,7 +51,21 @@ small=(--steps 12 --exact)
 both "$train_text" "$text" --devices cpu:1 "${small[@]}" || complain "train_text: $(cat "$dir/err")"
 cmp "$dir/alone" "$dir/out" || complain "two processes of train_text are not one"
 
+# Each process has files of its own, and all name the same one as the slowest.
+both "$train_text" "$text" --devices cpu:1 --steps 12 --metrics "$dir/run" --trace "$dir/trace.json" || complain "files"
+for p in 0 1; do
+  (($(grep -c "\"process\": $p, \"busy_seconds\": [0-9]" "$dir/run.$p.jsonl") == 12)) || complain "lines of process $p"
+  grep -q "\"devices\": \[{\"rank\": $p, " "$dir/run.$p.jsonl" || complain "no rank in the lines of process $p"
+  grep -qx "evenkeel_step{process=\"$p\"} 12" "$dir/run.$p.prom" || complain "Prometheus of process $p"
+  grep -qF "\"rank $p, cpu:0\"" "$dir/trace.$p.json" || complain "trace of process $p"
+  grep -o '"slowest_process.*, "devices' "$dir/run.$p.jsonl" >"$dir/slowest.$p"
+done
+cmp "$dir/slowest.0" "$dir/slowest.1" || complain "the processes name another slowest one"
+[[ ! -e $dir/run.jsonl && ! -e $dir/trace.json ]] || complain "a file without a number"
+
 small=(--layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --batch 7 --steps 2 --warmup 1 -o csv)
+both "$bench" memory "${small[@]}" --devices cpu:2 --modes sharded --snapshot "$dir/now.pickle" || complain "snapshot"
+[[ -s $dir/now.0.pickle && -s $dir/now.1.pickle ]] || complain "snapshots: $(ls "$dir")"
 both "$bench" memory "${small[@]}" --devices cpu:2 || complain "memory: $(cat "$dir/err")"
 [[ $(grep -c '^mode' "$dir/out") == 1 ]] || complain "not one process prints"
 [[ $(cut -d, -f1 "$dir/out" | tail -n +2 | sort -u | wc -l) == 4 ]] || complain "not the modes of several processes"
