@@ -30,9 +30,10 @@ start() {
   done
   for process in 0 1 2; do
     for ((i = 0; i < 600; i++)); do
-      grep -q training "$folder/out.$process" && break
+      grep -qs training "$folder/out.$process" && break
       sleep 0.05
     done
+    grep -qs training "$folder/out.$process" || complain "process $process does not train"
   done
   sleep "0.$((RANDOM % 10))$((RANDOM % 10))"
 }
@@ -61,7 +62,8 @@ for signal in KILL STOP TERM; do
   for ((trial = 0; trial < trials && !failed; trial++)); do
     victim=$((RANDOM % 3))
     start
-    kill "-$signal" "${started[victim]}"
+    ((failed)) && break
+    kill "-$signal" "${started[victim]}" || complain "process $victim has ended before"
     case $signal in
       KILL) survivors_name 5 ;;
       STOP) survivors_name $((limit + 5)) ;;
