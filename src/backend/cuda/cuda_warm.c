@@ -9,10 +9,10 @@
  * The second reason: loading in the middle of a step may wait for the whole GPU (cuda_products.c).
  * So all forms that a kernel of ours has are run (tests/emulated holds it against all operations).
  *
- * What was not seen is of the same kind: cuBLASLt has other kernels for other shapes, and a second
- * model opens a second NCCL communicator. So the
- * reserve of a GPU, which only the default capacity leaves alone, is as much again, in whole pieces
- * of those that CUDA takes memory in, and one piece more for each device's events and handles.
+ * More is loaded later: cuBLASLt has other kernels for other shapes, and a second model opens a
+ * second NCCL communicator. So the reserve of a GPU, which only a default capacity leaves free, is
+ * the measured amount again, rounded up to the pieces in which CUDA takes memory, plus one piece
+ * for each device's events and handles.
  *
  * Code stays until the GPU is reset or the process ends: it is loaded once for all groups.
  */
