@@ -6,7 +6,6 @@
 
 #include "core/options.h"
 #include "device/device_struct.h"
-#include "device/track.h"
 
 void ek__device_count_event(ek_device *device, int change) {
   atomic_fetch_add(&device->events, change);
@@ -51,21 +50,6 @@ bool ek_device_repeat_work(ek_device *device, int64_t times) {
   work->moved += more * (work->moved - before->moved);
   work->calls += more * (work->calls - before->calls);
   return true;
-}
-
-uint64_t ek__device_busy(const ek_device *device) { return atomic_load(&device->busy); }
-
-void ek__device_begins(ek_device *device) {
-  device->began = ek__track_now();
-  device->waited = 0;
-}
-
-void ek__device_waited(ek_device *device, uint64_t since) {
-  device->waited += ek__track_now() - since;
-}
-
-void ek__device_ends(ek_device *device) {
-  atomic_fetch_add(&device->busy, ek__track_now() - device->began - device->waited);
 }
 
 size_t ek_device_index(const ek_device *device) { return device == NULL ? 0 : device->index; }

@@ -38,12 +38,6 @@ static inline struct ek__arithmetic *ek__work_in(struct ek__work *work,
                                                  const struct ek__types *types) {
   return types->tf32 ? &work->tf32 : ek__work_of(work, types->value);
 }
-/* Nanoseconds that the device's worker has been in jobs, without waiting for other devices. The
- * worker says when a job begins and ends, and how long it has waited in between. */
-uint64_t ek__device_busy(const ek_device *device);
-void ek__device_begins(ek_device *device);
-void ek__device_waited(ek_device *device, uint64_t since);
-void ek__device_ends(ek_device *device);
 struct ek__work *ek__device_work(const ek_device *device); /* NULL where kernels compute */
 
 /* EK_ERR_STATE in a child of the process that opened the group: there are no workers here, and a

@@ -46,6 +46,7 @@
 #include "device/guard.h"
 #include "device/holder.h"
 #include "device/place.h"
+#include "device/track.h"
 
 struct worker {
   ek_group *group;

@@ -145,3 +145,20 @@ void ek__track_memory(const ek_device *device, ek_memory_category category, uint
   if (place >= track->counter_capacity) return;
   track->counters[place] = (struct ek__counter){ek__track_now(), bytes, category};
 }
+
+/* ---- how long a worker has been at work ---- */
+
+uint64_t ek__device_busy(const ek_device *device) { return atomic_load(&device->busy); }
+
+void ek__device_begins(ek_device *device) {
+  device->began = ek__track_now();
+  device->waited = 0;
+}
+
+void ek__device_waited(ek_device *device, uint64_t since) {
+  device->waited += ek__track_now() - since;
+}
+
+void ek__device_ends(ek_device *device) {
+  atomic_fetch_add(&device->busy, ek__track_now() - device->began - device->waited);
+}

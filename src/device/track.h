@@ -78,4 +78,11 @@ void ek__span_end(struct ek__span *span);
 /* With the arena's mutex held. */
 void ek__track_memory(const ek_device *device, ek_memory_category category, uint64_t bytes);
 
+/* Nanoseconds that the device's worker has been in jobs, without waiting for other devices. The
+ * worker says when a job begins and ends, and how long it has waited in between. */
+uint64_t ek__device_busy(const ek_device *device);
+void ek__device_begins(ek_device *device);
+void ek__device_waited(ek_device *device, uint64_t since);
+void ek__device_ends(ek_device *device);
+
 #endif /* EK_TRACK_H */
