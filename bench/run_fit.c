@@ -363,7 +363,10 @@ enum exit_code run_fit(const struct options *options) {
   struct text text;
   enum exit_code code = prepare(&text, options);
   if (code == EXIT_GOOD) code = check_world(options);
-  if (code != EXIT_GOOD) return code;
+  if (code != EXIT_GOOD) {
+    text_free(&text);
+    return code;
+  }
   struct choice *choices = need_memory(MOST_CHOICES, sizeof *choices);
   size_t count = 0;
   code = find_choices(choices, &count, options);

@@ -257,14 +257,14 @@ static void write_missing(char *text, size_t size, const struct meet *self) {
   }
 }
 
-/* Forgets those that came and have gone. Whether all have come and stayed. */
+/* Forgets connections whose other end has gone; whether all have come and stayed. A process that comes
+ * again replaces its connections one after another, so each counts for itself. */
 static bool have_stayed(struct meet *self) {
   for (size_t p = 1; p < self->meeting->processes; p++) {
-    bool gone = false;
     for (size_t c = 0; c < self->meeting->wires; c++) {
-      gone = gone || (self->sockets[c][p] >= 0 && has_hung_up(self->sockets[c][p]));
+      int *socket = &self->sockets[c][p];
+      if (*socket >= 0 && has_hung_up(*socket)) close_socket(socket);
     }
-    for (size_t c = 0; c < self->meeting->wires && gone; c++) close_socket(&self->sockets[c][p]);
   }
   return have_come(self);
 }

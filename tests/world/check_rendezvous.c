@@ -5,6 +5,7 @@
 #define _GNU_SOURCE /* threads and sockets beside C11 */
 #include "world/meetings.h"
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -284,7 +285,64 @@ static int stranger(uint16_t port, const void *bytes, size_t count) {
   return socket;
 }
 
-enum { IDLE = 150, NOISY = 60, HELLO = 104 };
+enum { IDLE = 150, NOISY = 60, HELLO = 96, CHANNEL_AT = 32 };
+
+/* What process `p` says first, taken by a listener in place of process 0. */
+static void take_hello(unsigned char hello[HELLO], const struct member *process) {
+  struct ek__place place = {.family = 4, .address = {127, 0, 0, 1}};
+  struct member member = *process;
+  int listener = -1, guest = -1;
+  ck_ok(ek__listen(&listener, &place));
+  member.meeting.context = &member.name;
+  member.meeting.limit = 0.5;
+  member.name.ports[0] = place.port;
+  start(&member);
+  for (int i = 0; i < 5000 && (guest = accept(listener, NULL, NULL)) < 0; i++) (void)usleep(1000);
+  ck_assert_int_ge(guest, 0);
+  ck_assert_int_eq(fcntl(guest, F_SETFL, 0), 0);
+  ck_assert_int_eq(recv(guest, hello, HELLO, MSG_WAITALL), HELLO);
+  (void)close(guest);
+  (void)close(listener);
+  join(&member, 1);
+}
+
+/* Says a hello for one channel, and hears that it is welcome. */
+static int say(uint16_t port, const unsigned char hello[HELLO], uint64_t channel) {
+  unsigned char bytes[HELLO], answer[24];
+  memcpy(bytes, hello, HELLO);
+  memcpy(bytes + CHANNEL_AT, &channel, sizeof channel);
+  const int socket = stranger(port, bytes, HELLO);
+  ck_assert_int_ge(socket, 0);
+  ck_assert_int_eq(fcntl(socket, F_SETFL, 0), 0);
+  ck_assert_int_eq(recv(socket, answer, sizeof answer, MSG_WAITALL), sizeof answer);
+  ck_assert_int_eq(answer[12], 1);
+  return socket;
+}
+
+/* Process 1 comes, dies and comes again; between its two connections process 2 comes. */
+CK_TEST(what_comes_again_comes_in_parts) {
+  struct member members[3];
+  unsigned char hello[HELLO], outcome[8];
+  prepare_by_name(members, 3, "127.0.0.1", 20);
+  members[2].meeting.limit = 3; /* it does not reach process 1, which listens nowhere */
+  const uint16_t port = members[0].name.ports[0];
+  take_hello(hello, &members[1]);
+  start(&members[0]);
+  (void)usleep(100000);
+  const int early[2] = {say(port, hello, 0), say(port, hello, 1)};
+  (void)close(early[0]);
+  (void)close(early[1]);
+  const int first = say(port, hello, 0);
+  start(&members[2]);
+  (void)usleep(200000);
+  const int second = say(port, hello, 1);
+  ck_assert_int_eq(recv(first, outcome, sizeof outcome, MSG_WAITALL), sizeof outcome);
+  (void)close(first);
+  (void)close(second);
+  ck_assert_int_eq(pthread_join(members[0].thread, NULL), 0);
+  ck_assert_int_eq(pthread_join(members[2].thread, NULL), 0);
+  close_all(members, 1, EK__WIRES);
+}
 
 CK_TEST(strangers_do_not_disturb) {
   struct member members[3];
