@@ -42,7 +42,7 @@ segments() { # FILE
   grep -qE '^ +Type: +DYN' <<<"$headers" || complain "$file is not position independent"
   grep -q 'GNU_RELRO' <<<"$headers" || complain "$file: no GNU_RELRO"
   grep -qE 'BIND_NOW|FLAGS_1.*NOW' <<<"$headers" || complain "$file is not bound at start"
-  grep -E '^ +GNU_STACK ' <<<"$headers" | grep -qE ' RW +0x' || complain "$file: the stack is executable"
+  grep -E '^ +GNU_STACK ' <<<"$headers" | grep -qE ' RW +0' || complain "$file: the stack is executable"
   ! grep -E '^ +LOAD ' <<<"$headers" | grep -qE ' RWE ' || complain "$file has memory that is written and run"
   # Code in pages of its own: what begins the file, its headers, cannot be run.
   ! grep -E '^ +LOAD +0x0+ ' <<<"$headers" | grep -qE ' R E ' || complain "$file: headers can be run"

@@ -49,10 +49,14 @@ static int refused(void) {
   return 1;
 }
 
-/* The C library's own function of this name. */
+/* The C library's own function of this name; threads may look for it at once. */
 #define NEXT(name, type, ...)                                                                      \
-  static type (*next)(__VA_ARGS__);                                                                \
-  if (next == NULL) *(void **)(void *)&next = dlsym(RTLD_NEXT, #name)
+  static _Atomic(type (*)(__VA_ARGS__)) found;                                                     \
+  type (*next)(__VA_ARGS__) = atomic_load(&found);                                                 \
+  if (next == NULL) {                                                                              \
+    *(void **)(void *)&next = dlsym(RTLD_NEXT, #name);                                             \
+    atomic_store(&found, next);                                                                    \
+  }
 
 /* A message with the first byte of another one. */
 static struct msghdr first_byte(const struct msghdr *message, struct iovec *byte) {
@@ -71,7 +75,7 @@ static int fate(void) {
 }
 
 ssize_t sendmsg(int socket, const struct msghdr *message, int flags) {
-  NEXT(sendmsg, ssize_t, int, const struct msghdr *, int);
+  NEXT(sendmsg, ssize_t, int, const struct msghdr *, int)
   struct iovec byte;
   const int what = fate();
   if (what < 0) return -1;
@@ -81,7 +85,7 @@ ssize_t sendmsg(int socket, const struct msghdr *message, int flags) {
 }
 
 ssize_t recvmsg(int socket, struct msghdr *message, int flags) {
-  NEXT(recvmsg, ssize_t, int, struct msghdr *, int);
+  NEXT(recvmsg, ssize_t, int, struct msghdr *, int)
   struct iovec byte;
   const int what = fate();
   if (what < 0) return -1;
@@ -91,34 +95,34 @@ ssize_t recvmsg(int socket, struct msghdr *message, int flags) {
 }
 
 ssize_t send(int socket, const void *bytes, size_t count, int flags) {
-  NEXT(send, ssize_t, int, const void *, size_t, int);
+  NEXT(send, ssize_t, int, const void *, size_t, int)
   const int what = fate();
   return what < 0 ? -1 : next(socket, bytes, what == 0 || count == 0 ? count : 1, flags);
 }
 
 ssize_t recv(int socket, void *bytes, size_t count, int flags) {
-  NEXT(recv, ssize_t, int, void *, size_t, int);
+  NEXT(recv, ssize_t, int, void *, size_t, int)
   const int what = fate();
   return what < 0 ? -1 : next(socket, bytes, what == 0 || count == 0 ? count : 1, flags);
 }
 
 int poll(struct pollfd *sockets, nfds_t count, int milliseconds) {
-  NEXT(poll, int, struct pollfd *, nfds_t, int);
+  NEXT(poll, int, struct pollfd *, nfds_t, int)
   return refused() ? -1 : next(sockets, count, milliseconds);
 }
 
 int setsockopt(int socket, int level, int name, const void *value, socklen_t size) {
-  NEXT(setsockopt, int, int, int, int, const void *, socklen_t);
+  NEXT(setsockopt, int, int, int, int, const void *, socklen_t)
   return refused() ? -1 : next(socket, level, name, value, size);
 }
 
 int getsockopt(int socket, int level, int name, void *restrict value, socklen_t *restrict size) {
-  NEXT(getsockopt, int, int, int, int, void *, socklen_t *);
+  NEXT(getsockopt, int, int, int, int, void *, socklen_t *)
   return refused() ? -1 : next(socket, level, name, value, size);
 }
 
 int ioctl(int file, unsigned long request, ...) {
-  NEXT(ioctl, int, int, unsigned long, ...);
+  NEXT(ioctl, int, int, unsigned long, ...)
   va_list more;
   va_start(more, request);
   void *argument = va_arg(more, void *);
@@ -127,48 +131,48 @@ int ioctl(int file, unsigned long request, ...) {
 }
 
 int shutdown(int socket, int how) {
-  NEXT(shutdown, int, int, int);
+  NEXT(shutdown, int, int, int)
   return refused() ? -1 : next(socket, how);
 }
 
 int socket(int domain, int type, int protocol) {
-  NEXT(socket, int, int, int, int);
+  NEXT(socket, int, int, int, int)
   return refused() ? -1 : next(domain, type, protocol);
 }
 
 /* With _GNU_SOURCE glibc takes any kind of address, in a union of pointers. */
 int bind(int socket, __CONST_SOCKADDR_ARG address, socklen_t size) {
-  NEXT(bind, int, int, const struct sockaddr *, socklen_t);
+  NEXT(bind, int, int, const struct sockaddr *, socklen_t)
   return refused() ? -1 : next(socket, address.__sockaddr__, size);
 }
 
 int listen(int socket, int backlog) {
-  NEXT(listen, int, int, int);
+  NEXT(listen, int, int, int)
   return refused() ? -1 : next(socket, backlog);
 }
 
 int accept4(int socket, __SOCKADDR_ARG address, socklen_t *restrict size, int flags) {
-  NEXT(accept4, int, int, struct sockaddr *, socklen_t *, int);
+  NEXT(accept4, int, int, struct sockaddr *, socklen_t *, int)
   return refused() ? -1 : next(socket, address.__sockaddr__, size, flags);
 }
 
 int connect(int socket, __CONST_SOCKADDR_ARG address, socklen_t size) {
-  NEXT(connect, int, int, const struct sockaddr *, socklen_t);
+  NEXT(connect, int, int, const struct sockaddr *, socklen_t)
   return refused() ? -1 : next(socket, address.__sockaddr__, size);
 }
 
 int getsockname(int socket, __SOCKADDR_ARG address, socklen_t *restrict size) {
-  NEXT(getsockname, int, int, struct sockaddr *, socklen_t *);
+  NEXT(getsockname, int, int, struct sockaddr *, socklen_t *)
   return refused() ? -1 : next(socket, address.__sockaddr__, size);
 }
 
 int getifaddrs(struct ifaddrs **list) {
-  NEXT(getifaddrs, int, struct ifaddrs **);
+  NEXT(getifaddrs, int, struct ifaddrs **)
   return refused() ? -1 : next(list);
 }
 
 int getaddrinfo(const char *restrict host, const char *restrict service,
                 const struct addrinfo *restrict hints, struct addrinfo **restrict result) {
-  NEXT(getaddrinfo, int, const char *, const char *, const struct addrinfo *, struct addrinfo **);
+  NEXT(getaddrinfo, int, const char *, const char *, const struct addrinfo *, struct addrinfo **)
   return refused() ? EAI_SYSTEM : next(host, service, hints, result);
 }
