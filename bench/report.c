@@ -54,7 +54,7 @@ json_t *losses_json(const struct run *run) {
 }
 
 /* Names of files are bytes; JSON is UTF-8. */
-static json_t *file_name(const char *name) {
+json_t *file_name(const char *name) {
   json_t *text = json_string(name);
   return text != NULL ? text : json_string("(a name that is not UTF-8)");
 }

@@ -12,7 +12,7 @@
 #include "options.h"
 #include "run.h"
 
-enum { REPORT_TABLES = 4 };
+enum { REPORT_TABLES = 5 };
 
 struct report {
   json_t *json;
@@ -35,6 +35,7 @@ void append(json_t *array, json_t *value);
 /* null for what is not finite */
 json_t *number_or_null(double value);
 json_t *whole(uint64_t value);
+json_t *file_name(const char *name); /* or another text of the system, in any encoding */
 json_t *summary_json(struct summary summary);
 /* Of a run's measured steps; null for each where none is known. */
 json_t *losses_json(const struct run *run);

@@ -109,7 +109,7 @@ static const char *text_of(const json_t *object, const char *key) {
 }
 
 /* A run's member, and its precision if that is not f32, or if runs of several are on the page. */
-enum { NAME_TEXT = 160 };
+enum { NAME_TEXT = CHARTS_NAME };
 static const char *name_of(char buffer[NAME_TEXT], const json_t *root, const json_t *run,
                            const char *key) {
   const char *precision = text_of(run, "precision");
@@ -118,6 +118,10 @@ static const char *name_of(char buffer[NAME_TEXT], const json_t *root, const jso
   (void)snprintf(buffer, NAME_TEXT, plain || precision[0] == '\0' ? "%.100s" : "%.100s, %.20s",
                  text_of(run, key), precision);
   return buffer;
+}
+
+const char *charts_run_name(char buffer[CHARTS_NAME], const json_t *root, const json_t *run) {
+  return name_of(buffer, root, run, "mode");
 }
 
 /* ---- memory ---- */

@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "report_processes.h"
+
 static bool fits(const struct memory_result *result) { return result->real.status == EK_OK; }
 
 const struct run *memory_shown(const struct memory_result *result) {
@@ -163,6 +165,7 @@ static json_t *result_json(const struct memory_result *result, const struct shap
   put(json, "tokens_per_second", number_or_null(run_tokens_per_second(run, shape)));
   put(json, "step_seconds", summary_json(run_seconds(run)));
   put(json, "timeline", timeline_json(&result->real));
+  put_processes(json, &result->real);
   if (result->without.kind.devices > 0) put(json, "without", without_json(result, shape));
   return json;
 }
@@ -433,6 +436,8 @@ struct report report_memory(const struct options *options, const struct text *te
   report.tables[tables] = cost_table(options, results, count);
   if (report.tables[tables] != NULL) tables++;
   report.tables[tables] = outside_table(results, count);
+  if (report.tables[tables] != NULL) tables++;
+  for (size_t i = 0; i < count; i++) processes_rows(&report.tables[tables], &results[i].real);
   return report;
 }
 

@@ -96,6 +96,7 @@ void report_page(FILE *file, const struct report *report, const char *json) {
   for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
     if (strcmp(kinds[i].command, command) != 0) continue;
     kinds[i].charts(file, root);
+    charts_processes(file, root);
     charts = true;
   }
   fputs(charts ? "<h2>The same in numbers</h2>\n" : "<h2>In numbers</h2>\n", file);

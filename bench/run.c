@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "terminal.h"
+#include "run_processes.h"
 #include "timeline.h"
 
 /* Of each device: spans of a hundred steps of a model of ten blocks; changes of memory in a step of
@@ -57,7 +58,9 @@ static ek_status take_steps(struct run *run, struct training *training,
   const struct shape *shape = training->task->shape;
   const size_t warmup = (size_t)shape->warmup, steps = (size_t)shape->steps;
   const size_t total = warmup + steps + splits;
+  const ek_world *world = training->task->options->world;
   for (size_t i = 0; i < total; i++) {
+    if (i == warmup || i == warmup + steps) run_busy(run, world, i == warmup);
     progress_show(i, total, "%s on %s, step %zu of %zu", run_name(run), run->spec, i + 1, total);
     training_prepare(training);
     if (i >= warmup + steps) {
@@ -79,6 +82,7 @@ static ek_status take_steps(struct run *run, struct training *training,
     run->seconds[run->steps] = seconds;
     run->steps++;
   }
+  if (splits == 0) run_busy(run, world, false);
   return EK_OK;
 }
 
@@ -187,6 +191,7 @@ void run_task(struct run *run, const struct task *task, const struct run_extras 
   if (training.group != NULL) {
     ek_status kept = read_usage(run, training.group);
     if (kept == EK_OK && extras->events > 0) kept = keep_timeline(run, &training);
+    if (kept == EK_OK && run->status == EK_OK) kept = run_processes(run, &training);
     if (kept == EK_OK && run->status == EK_OK && extras->trace != NULL) {
       kept = write_trace(extras->trace, training.group);
     }
@@ -200,6 +205,7 @@ void run_task(struct run *run, const struct task *task, const struct run_extras 
     keep_message(run, kept);
     if (run->status == EK_OK) run->status = kept;
   }
+  if (run->status != EK_OK) run->process_count = run->rank_count = 0;
   training_close(&training);
 }
 
@@ -221,6 +227,8 @@ void run_free(struct run *run) {
   free(run->seconds);
   free(run->splits);
   free(run->events);
+  free(run->processes);
+  free(run->ranks);
   timeline_free(run->timeline, run->kind.devices);
   memset(run, 0, sizeof *run);
 }

@@ -17,6 +17,17 @@ struct kind {
 };
 struct kind group_kind(const ek_group *group);
 
+/* Of a world: a process, and a device of any process. */
+struct process_figures {
+  const char *host; /* the world's */
+  int64_t rows;     /* of the last measured step */
+  double busy;      /* ek_world_busy() of a measured step, the mean */
+};
+struct rank_figures {
+  int64_t process, rows, peak_bytes; /* rows: of the process */
+  char name[32];
+};
+
 struct run {
   ek_mode mode;
   enum precision precision;
@@ -34,6 +45,9 @@ struct run {
   size_t split_count;
   ek_memory_event *events; /* device 0's timeline, if it was asked for */
   size_t event_count, events_dropped;
+  struct process_figures *processes; /* NULL: the run had one, or did not end */
+  struct rank_figures *ranks;        /* their devices, all of them */
+  size_t process_count, rank_count;
   struct step_timeline *timeline; /* NULL: none was asked for, or there was no room for it */
 };
 

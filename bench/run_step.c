@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "commands.h"
-#include "report.h"
+#include "report_processes.h"
 #include "terminal.h"
 
 /* Split steps cost three times a step; their medians need no more than this. */
@@ -43,6 +43,7 @@ static json_t *run_json(const struct run *run, const struct shape *shape) {
   put(json, "split_seconds", split);
   put(json, "losses", run->status == EK_OK ? losses_json(run) : json_null());
   put_loss_scale(json, run);
+  put_processes(json, run);
   return json;
 }
 
@@ -121,6 +122,7 @@ static struct report report_runs(const struct options *options, const struct tex
     append(array, run_json(&runs[i], &options->shape));
     csv_row(report.csv, &runs[i], &options->shape);
     table_row(report.tables[0], &runs[i], &options->shape);
+    processes_rows(&report.tables[1], &runs[i]);
   }
   put(report.json, "runs", array);
   return report;

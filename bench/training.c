@@ -164,6 +164,7 @@ static ek_status compute_part(struct training *training, int64_t first, int64_t 
   int64_t skipped = 0, own = 0; /* the batch of all processes is known to each */
   EK_TRY(ek_world_rows(&skipped, &own, training->group, samples,
                        task->options->reproducible));
+  training->rows += own;
   const int64_t shape[] = {own, task->shape->seq}, place = (first + skipped) * task->shape->seq;
   const size_t targets = task->options->fused_loss ? 0 : 1; /* else they are inputs */
   ek_tensor batch[2];
@@ -202,6 +203,7 @@ static ek_status compute_gradients(struct training *training, bool accumulate,
   const int64_t wanted = shape->micro_batches > 1 ? shape->micro_batches : 1;
   const int64_t parts = wanted < shape->batch ? wanted : shape->batch;
   int64_t first = 0;
+  training->rows = 0;
   for (int64_t i = 0; i < parts; i++) {
     const int64_t samples = shape->batch / parts + (i < shape->batch % parts ? 1 : 0);
     EK_TRY(compute_part(training, first, samples, accumulate || i + 1 < parts, split));

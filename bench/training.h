@@ -32,6 +32,7 @@ struct training {
   ek_data_parallel_optimizer *optimizer;
   int32_t *inputs, *targets; /* the batch of the next step, in host memory */
   int64_t next_step;
+  int64_t rows;          /* of the last step, in this process */
   int64_t skipped_steps; /* of them, by the loss scale */
   double loss_scale;     /* of the last one */
   struct phases *phases; /* where laps are marked; NULL: nowhere */

@@ -5,7 +5,9 @@
 Two processes of one thread each on one machine, mode `replicated`, f32, AdamW, with the settings that
 torch2_turns.py gives to PyTorch. Each round starts both, in an order that changes, and takes the median
 of the measured steps of process 0; the ratio is taken inside a round. The peak of resident memory is that
-of the larger process.
+of the larger process. The bytes of a step are those that the loopback device of Linux has counted for both
+processes together, with headers, in a run of more steps without those in a run of fewer: nothing else should
+use the loopback device at that time.
 """
 
 import json
@@ -20,7 +22,7 @@ import time
 
 SHAPES = {"S": dict(layers=4, width=256, heads=4, seq=128, vocab=8192, batch=16),
           "T1024": dict(layers=4, width=256, heads=4, seq=1024, vocab=8192, batch=4)}
-PROCESSES, WARMUP, STEPS = 2, 3, 8
+PROCESSES, WARMUP, STEPS, MORE = 2, 3, 8, 4
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_TOP_PAD_": "536870912"}
 
 
@@ -46,7 +48,7 @@ def train():
     rows = rows[rank * shape["batch"] // PROCESSES:(rank + 1) * shape["batch"] // PROCESSES]
     batch = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
     seconds = []
-    for i in range(WARMUP + STEPS):
+    for i in range(WARMUP + int(os.environ["PEER_STEPS"])):
         begin = time.perf_counter()
         step.take(*batch).item()
         if i >= WARMUP:
@@ -71,18 +73,31 @@ def start(commands):
     return first, peak
 
 
-def ddp(name):
+def loopback_bytes():
+    with open("/sys/class/net/lo/statistics/tx_bytes") as counter:
+        return int(counter.read())
+
+
+def bytes_of_step(run):
+    counts = [loopback_bytes()]
+    for steps in (STEPS, STEPS + MORE):
+        run(steps)
+        counts.append(loopback_bytes())
+    return ((counts[2] - counts[1]) - (counts[1] - counts[0])) / MORE
+
+
+def ddp(name, steps=STEPS):
     port = free_port()
     commands = []
     for rank in range(PROCESSES):
-        environment = dict(os.environ, PEER_SHAPE=name, RANK=str(rank), WORLD_SIZE=str(PROCESSES),
+        environment = dict(os.environ, PEER_SHAPE=name, PEER_STEPS=str(steps), RANK=str(rank), WORLD_SIZE=str(PROCESSES),
                            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1", **MALLOC)
         commands.append(([sys.executable, __file__], environment))
     text, peak = start(commands)
     return statistics.median(json.loads(text)["seconds"]), peak
 
 
-def own(program, name):
+def own(program, name, steps=STEPS):
     flags = [f"--{key}={value}" for key, value in SHAPES[name].items()]
     with tempfile.TemporaryDirectory() as folder:
         commands = []
@@ -91,7 +106,7 @@ def own(program, name):
                                EVENKEEL_WORLD_PROCESS=str(process), EVENKEEL_WORLD_PROCESSES=str(PROCESSES),
                                EVENKEEL_WORLD_ADDRESS="127.0.0.1")
             commands.append(([program, "step", "--devices=cpu:1", "--threads=1", "--modes=replicated", *flags,
-                              f"--warmup={WARMUP}", f"--steps={STEPS}", "-o", "json"], environment))
+                              f"--warmup={WARMUP}", f"--steps={steps}", "-o", "json"], environment))
         text, peak = start(commands)
     return json.loads(text)["runs"][0]["step_seconds"]["median"], peak
 
@@ -99,10 +114,11 @@ def own(program, name):
 def main():
     program, rounds = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
     for name in sys.argv[3:] or SHAPES:
-        ratios, ours, theirs = [], [], []
+        ratios, ours, theirs, loads = [], [], [], []
         for round_number in range(rounds):
             order = (own, ddp) if round_number % 2 == 0 else (ddp, own)
             got = {}
+            loads.append(os.getloadavg()[0])  # of the minute before: our own two processes are 2 of it
             for peer in order:
                 got[peer] = own(program, name) if peer is own else ddp(name)
             ratios.append(got[own][0] / got[ddp][0])
@@ -111,7 +127,9 @@ def main():
         middle = statistics.median
         print(f"{name}: ours / DDP {middle(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}); "
               f"{1e3 * middle(s for s, _ in ours):.0f} and {1e3 * middle(s for s, _ in theirs):.0f} ms; peak "
-              f"{middle(p for _, p in ours) / 2**30:.2f} and {middle(p for _, p in theirs) / 2**30:.2f} GiB")
+              f"{middle(p for _, p in ours) / 2**30:.2f} and {middle(p for _, p in theirs) / 2**30:.2f} GiB; loads {min(loads):.1f} to {max(loads):.1f}")
+        sent = [bytes_of_step(lambda steps: own(program, name, steps)), bytes_of_step(lambda steps: ddp(name, steps))]
+        print(f"{name}: MB over the loopback device in a step, ours {sent[0] / 1e6:.2f}, DDP {sent[1] / 1e6:.2f}")
 
 
 if __name__ == "__main__":

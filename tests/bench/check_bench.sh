@@ -442,6 +442,9 @@ group_plan() {
   same fits "$(value choices.0.fits)" false
   expect 0 fit "${deep[@]}" --world 4x2 --link 1MB/s --devices plan:2@1GiB -o json
   same "what sends least" "$(value choices.0.shard_over)" process
+  same "a number of choices" "$(value choices.0.rank)" 1
+  expect 0 fit "${deep[@]}" --world 4x2 --link 1MB/s --devices plan:2@1GiB
+  grep -q 'not measured' "$dir/out" || complain "a choice over a world looks like a measurement"
   expect 2 plan "${deep[@]}"
   says '--world 16x8'
   expect 2 plan "${deep[@]}" --world 4x2 --devices plan:3

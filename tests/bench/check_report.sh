@@ -31,7 +31,22 @@ make devices 0 devices
 make fit 0 fit "${small[@]}" --devices cpu:2@2MiB --measure=1 --precision bf16
 make too-large 5 fit "${small[@]}" --devices plan:2@64KiB
 make world 0 plan "${small[@]}" --world 4x2 --link 1GB/s
-pages=(memory full plan world step mixed mixed-step techniques counted max-batch devices fit too-large)
+make fit-world 0 fit "${small[@]}" --world 4x2 --link 1GB/s --devices plan:2@1GiB
+make_processes() { # NAME COMMAND: the page of the first of two processes
+  local p code=0
+  local -a pids=()
+  for p in 0 1; do
+    EVENKEEL_WORLD_FILE="$dir/$1.world" EVENKEEL_WORLD_PROCESS=$p EVENKEEL_WORLD_PROCESSES=2 \
+      EVENKEEL_WORLD_ADDRESS=127.0.0.1 "$bench" "$2" "${small[@]}" --devices cpu:2 --report "$dir/$1.html" \
+      >/dev/null 2>"$dir/err.$p" &
+    pids+=($!)
+  done
+  for p in "${pids[@]}"; do wait "$p" || code=$?; done
+  ((code == 0)) || complain "exit code $code of $1: $(cat "$dir/err.0" "$dir/err.1")"
+}
+make_processes processes-step step
+make_processes processes-memory memory
+pages=(memory full plan world fit-world processes-step processes-memory step mixed mixed-step techniques counted max-batch devices fit too-large)
 
 # The page again with the check in it: errors are counted from the first line on.
 for page in "${pages[@]}"; do

@@ -69,6 +69,33 @@ both "$bench" memory "${small[@]}" --devices cpu:2 --modes sharded --snapshot "$
 both "$bench" memory "${small[@]}" --devices cpu:2 || complain "memory: $(cat "$dir/err")"
 [[ $(grep -c '^mode' "$dir/out") == 1 ]] || complain "not one process prints"
 [[ $(cut -d, -f1 "$dir/out" | tail -n +2 | sort -u | wc -l) == 4 ]] || complain "not the modes of several processes"
+
+# The results of several processes have what each had and did: 7 samples on four devices are 2, 2, 2 and 1. Those of
+# one process have nothing of it.
+"$bench" step "${small[@]}" -o json --devices cpu:2 --modes replicated --report "$dir/one.html" >"$dir/one"
+! grep -q -e '"processes"' -e slowest "$dir/one" "$dir/one.html" || complain "one process is a world"
+for command in step memory; do
+  both "$bench" "$command" "${small[@]}" -o json --devices cpu:2 --modes replicated,sharded --report "$dir/page.html" ||
+    complain "$command: $(cat "$dir/err")"
+  ! command -v python3 >/dev/null || python3 - "$dir/out" "$(hostname)" <<'END' || complain "processes of $command: $(cat "$dir/out")"
+import json, sys
+for run in json.load(open(sys.argv[1]))["runs"]:
+    processes = run["processes"]
+    assert [(p["process"], p["host"]) for p in processes] == [(0, sys.argv[2]), (1, sys.argv[2])]
+    assert [p["rows"] for p in processes] == [4, 3]
+    assert [[d["rank"] for d in p["devices"]] for p in processes] == [[0, 1], [2, 3]]
+    assert all(d["name"] == f"cpu:{i}" for p in processes for i, d in enumerate(p["devices"]))
+    assert all(p["peak_bytes"] == max(d["peak_bytes"] for d in p["devices"]) > 0 for p in processes)
+    assert all(p["busy_seconds"] > 0 for p in processes)
+    assert processes[run["slowest_process"]]["busy_seconds"] == max(p["busy_seconds"] for p in processes)
+    if isinstance(run["devices"], list):  # of `memory`: those of process 0, as its ledgers have them
+        assert [d["peak_bytes"] for d in run["devices"]] == [d["peak_bytes"] for d in processes[0]["devices"]]
+END
+  (($(grep -o 'data-path="runs.[01].processes.[01].busy_seconds"' "$dir/page.html" | sort -u | wc -l) == 4)) ||
+    complain "the page of $command draws no processes"
+  (($(grep -o ', the slowest,' "$dir/page.html" | wc -l) >= 2)) || complain "the page of $command names no slowest process"
+done
+
 code=0
 both "$bench" step "${small[@]}" --devices cpu:1 --scatter sizes=7 || code=$?
 ((code != 0)) && grep -q -- '--scatter sizes=7 is for the devices of one process' "$dir/err" ||
