@@ -92,7 +92,13 @@ ek_status ck_process_open(ek_group **group, const struct ck_process *process, do
   options.threads_per_device = 1;
   options.deterministic = true;
   options.world = process->mpi != NULL ? process->mpi : shared_world;
-  (void)snprintf(spec, sizeof spec, "cpu:%zu", process->devices[process->number]);
+  const size_t devices = process->devices[process->number];
+  const char *kind = getenv("EVENKEEL_TEST_PROCESSES");
+  if (kind != NULL && strcmp(kind, "cuda") == 0) {
+    (void)snprintf(spec, sizeof spec, "cuda:0-%zu", devices - 1);
+  } else {
+    (void)snprintf(spec, sizeof spec, "cpu:%zu", devices);
+  }
   return ek_group_open(group, spec, &options);
 }
 

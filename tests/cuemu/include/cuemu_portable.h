@@ -11,6 +11,8 @@
 #ifndef CUEMU_PORTABLE_H
 #define CUEMU_PORTABLE_H
 
+#include <cstring>
+#include <new>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -45,7 +47,11 @@ inline void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block
                    size_t shared_bytes, cudaStream_t stream, A &&...arguments) {
   static_assert(sizeof...(P) == sizeof...(A), "the kernel has another number of parameters");
   static_assert((std::is_trivially_copyable_v<P> && ...), "arguments are copied as bytes");
-  auto *c = new closure<P...>{kernel, {static_cast<P>(arguments)...}};
+  /* Old addresses in the padding between arguments would look like arguments. The compiler may not
+   * take the zeros for dead. */
+  void *memory = std::memset(::operator new(sizeof(closure<P...>)), 0, sizeof(closure<P...>));
+  __asm__ volatile("" : : "r"(memory) : "memory");
+  auto *c = new (memory) closure<P...>{kernel, {static_cast<P>(arguments)...}};
   (void)cuemu_launch(name, reinterpret_cast<const void *>(kernel), BOUNDED, &closure<P...>::run,
                      &closure<P...>::release, c, sizeof(*c), grid, block, shared_bytes, stream);
 }

@@ -31,7 +31,7 @@ static struct collective *find_collective(struct clique *clique, uint64_t number
 }
 
 static void leave(struct clique *clique, struct collective *c) {
-  if (++c->left < clique->ranks) return;
+  if (++c->left < clique->local) return;
   struct collective **link = &clique->collectives;
   while (*link != c) link = &(*link)->next;
   *link = c->next;
@@ -52,9 +52,10 @@ static void take_part(struct request *request) {
   struct clique *clique = comm->clique;
   struct collective *c = find_collective(clique, request->number);
   c->part[comm->rank] = request->part;
-  if (++c->arrived == clique->ranks && !clique->aborted) {
-    if (!cuemu_perform(c, clique->ranks)) mark_mismatch(clique, c->number);
-    c->done = true;
+  if (++c->arrived == clique->local && !cuemu_read(&clique->shared->aborted)) {
+    enum performed performed = cuemu_perform(c, clique);
+    if (performed == DIFFERENT_PARTS) mark_mismatch(clique, c->number);
+    c->done = performed != GIVEN_UP;
     pthread_cond_broadcast(&clique->changed);
   }
   while (!c->done && !comm->aborted) pthread_cond_wait(&clique->changed, &clique->mutex);
@@ -121,7 +122,7 @@ static ncclResult_t check(ncclComm_t comm, const struct part *part, cudaStream_t
   if (fault) return (ncclResult_t)fault;
   struct clique *clique = comm->clique;
   pthread_mutex_lock(&clique->mutex);
-  bool in_use = comm->pending || comm->polls || clique->joined < clique->ranks;
+  bool in_use = comm->pending || comm->polls || !cuemu_all_joined(clique);
   ncclResult_t error = comm->error;
   pthread_mutex_unlock(&clique->mutex);
   if (error != ncclSuccess) return error;

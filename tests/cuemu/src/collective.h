@@ -8,6 +8,11 @@
  *
  * Once a rank has aborted, no collective of the clique is computed any more: the others hang in
  * theirs until they abort too, as on GPUs.
+ *
+ * The ranks may be those of several processes. Each process has the clique and its own ranks; the
+ * last of these that arrives computes the collective together with the other processes, piece by
+ * piece over memory that all of them map (between.c). A process that dies is not seen: the others
+ * hang until they abort.
  */
 #ifndef CUEMU_COLLECTIVE_H
 #define CUEMU_COLLECTIVE_H
@@ -36,13 +41,26 @@ struct collective {
   struct part part[MAX_RANKS];
 };
 
+#define PIECE ((size_t)32 << 10) /* bytes that are worked on at a time: they stay in the cache */
+
+/* What the processes of a clique share. Its numbers are read and written by atomic operations. */
+struct shared {
+  ncclUniqueId id;
+  int joined, aborted, invalid;
+  uint64_t phase[MAX_RANKS]; /* meetings that the rank's process has come to */
+  struct part part[MAX_RANKS];
+  char data[MAX_RANKS][PIECE];
+};
+
 struct clique {
   struct clique *next;
-  uint64_t id;
+  struct shared *shared;
   pthread_mutex_t mutex;
   pthread_cond_t changed;
-  int ranks, joined, references;
-  bool aborted, invalid;
+  int ranks, references;
+  int local; /* ranks that joined in this process */
+  bool is_local[MAX_RANKS];
+  uint64_t phase;
   struct ncclComm *comm[MAX_RANKS];
   struct collective *collectives;
 };
@@ -71,8 +89,28 @@ struct ncclComm {
 };
 
 size_t cuemu_nccl_element_bytes(ncclDataType_t type); /* 0: no such type */
-/* Computes the collective for all ranks; false if the parts do not fit together. */
-bool cuemu_perform(const struct collective *collective, int ranks);
+enum performed { DONE, DIFFERENT_PARTS, GIVEN_UP };
+/* Computes the collective for all ranks of this process, which have arrived; the clique's lock is held,
+ * and released while other processes are waited for. */
+enum performed cuemu_perform(const struct collective *collective, struct clique *clique);
+
+/* ---- between.c ---- */
+
+/* Makes an id and the memory that goes with it; ncclSystemError if that cannot be had. */
+ncclResult_t cuemu_make_id(ncclUniqueId *id);
+/* NULL: the id's maker has gone, or never made it. */
+struct shared *cuemu_map_id(const ncclUniqueId *id);
+void cuemu_unmap(struct shared *shared);
+void cuemu_unmap_id(struct shared *shared); /* at the end of its clique */
+/* Waits until all processes have come here; false if a rank has aborted. The clique's lock is held, and
+ * released meanwhile. */
+bool cuemu_meet(struct clique *clique);
+
+static inline int cuemu_read(const int *number) { return __atomic_load_n(number, __ATOMIC_ACQUIRE); }
+static inline void cuemu_set(int *number) { __atomic_store_n(number, 1, __ATOMIC_RELEASE); }
+static inline bool cuemu_all_joined(const struct clique *clique) {
+  return cuemu_read(&clique->shared->joined) >= clique->ranks;
+}
 
 /* Callers of these do not hold the clique's lock. */
 void cuemu_comm_enter(struct ncclComm *comm); /* a call begins; counts those that overlap */

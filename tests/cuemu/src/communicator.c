@@ -16,19 +16,24 @@
 
 static pthread_mutex_t cliques_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct clique *cliques;
-static uint64_t last_id;
 static __thread char last_error[160];
 
 /* ---- cliques ---- */
 
-/* The clique of the id, a new one if need be, with one more reference. */
-static struct clique *find_clique(uint64_t id, int ranks) {
+/* The clique of the id, a new one if need be, with one more reference; NULL if nothing is known of the
+ * id. */
+static struct clique *find_clique(const ncclUniqueId *id, int ranks) {
   pthread_mutex_lock(&cliques_mutex);
   struct clique *clique = cliques;
-  while (clique && clique->id != id) clique = clique->next;
+  while (clique && memcmp(&clique->shared->id, id, sizeof(*id)) != 0) clique = clique->next;
+  struct shared *shared = clique ? clique->shared : cuemu_map_id(id);
+  if (!shared) {
+    pthread_mutex_unlock(&cliques_mutex);
+    return NULL;
+  }
   if (!clique) {
     clique = cuemu_new(sizeof(*clique));
-    clique->id = id;
+    clique->shared = shared;
     clique->ranks = ranks;
     pthread_mutex_init(&clique->mutex, NULL);
     pthread_cond_init(&clique->changed, NULL);
@@ -57,6 +62,7 @@ static void unreference_clique(struct clique *clique) {
   }
   pthread_mutex_destroy(&clique->mutex);
   pthread_cond_destroy(&clique->changed);
+  cuemu_unmap_id(clique->shared);
   free(clique);
 }
 
@@ -92,14 +98,7 @@ ncclResult_t ncclGetVersion(int *version) {
   return ncclSuccess;
 }
 
-ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
-  memset(id, 0, sizeof(*id));
-  pthread_mutex_lock(&cliques_mutex);
-  uint64_t number = ++last_id;
-  pthread_mutex_unlock(&cliques_mutex);
-  memcpy(id->internal, &number, sizeof(number));
-  return ncclSuccess;
-}
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) { return cuemu_make_id(id); }
 
 bool cuemu_comm_takes(struct ncclComm *comm) {
   if (!cuemu_take_hidden(comm->device, cuemu_settings.nccl_bytes)) return false;
@@ -107,11 +106,11 @@ bool cuemu_comm_takes(struct ncclComm *comm) {
   return true;
 }
 
-/* Adds the rank to its clique; the clique becomes invalid if two ranks share a device. */
-static ncclComm_t join(int ranks, ncclUniqueId id, int rank, int device, bool blocking) {
-  uint64_t number;
-  memcpy(&number, id.internal, sizeof(number));
-  struct clique *clique = find_clique(number, ranks);
+/* Adds the rank to its clique; the clique becomes invalid if two ranks share a device. Devices of other
+ * processes are other devices. */
+static ncclComm_t join(int ranks, const ncclUniqueId *id, int rank, int device, bool blocking) {
+  struct clique *clique = find_clique(id, ranks);
+  if (!clique) return NULL;
   ncclComm_t comm = cuemu_new(sizeof(*comm));
   *comm = (struct ncclComm){
       .clique = clique, .rank = rank, .device = device, .references = 1, .blocking = blocking};
@@ -121,14 +120,16 @@ static ncclComm_t join(int ranks, ncclUniqueId id, int rank, int device, bool bl
   pthread_mutex_lock(&clique->mutex);
   for (int r = 0; r < clique->ranks; r++) {
     if (!clique->comm[r] || clique->comm[r]->device != device) continue;
-    clique->invalid = true;
+    cuemu_set(&clique->shared->invalid);
     (void)snprintf(last_error, sizeof(last_error),
                    "Duplicate GPU detected : rank %d and rank %d both on CUDA device %d", rank, r,
                    device);
   }
-  if (clique->ranks != ranks || clique->comm[rank]) clique->invalid = true;
+  if (clique->ranks != ranks || clique->comm[rank]) cuemu_set(&clique->shared->invalid);
   if (!clique->comm[rank]) clique->comm[rank] = comm;
-  clique->joined++;
+  clique->is_local[rank] = true;
+  clique->local++;
+  (void)__atomic_fetch_add(&clique->shared->joined, 1, __ATOMIC_RELEASE);
   pthread_cond_broadcast(&clique->changed);
   pthread_mutex_unlock(&clique->mutex);
   cuemu_count(&cuemu_devices[device].communicators_alive, 1);
@@ -149,13 +150,8 @@ static void drop(ncclComm_t comm) {
 
 static ncclResult_t wait_for_clique(ncclComm_t *comm) {
   struct clique *clique = (*comm)->clique;
-  pthread_mutex_lock(&clique->mutex);
-  while (clique->joined < clique->ranks && !clique->invalid) {
-    pthread_cond_wait(&clique->changed, &clique->mutex);
-  }
-  bool invalid = clique->invalid;
-  pthread_mutex_unlock(&clique->mutex);
-  if (!invalid) return ncclSuccess;
+  while (!cuemu_all_joined(clique) && !cuemu_read(&clique->shared->invalid)) (void)usleep(50);
+  if (!cuemu_read(&clique->shared->invalid)) return ncclSuccess;
   drop(*comm);
   *comm = NULL;
   return ncclInvalidUsage;
@@ -180,7 +176,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
     return ncclInvalidArgument;
   }
   bool blocking = !config || config->blocking != 0; /* undefined is blocking */
-  *comm = join(ranks, id, rank, device, blocking);
+  *comm = join(ranks, &id, rank, device, blocking);
+  if (!*comm) return ncclSystemError;
   if (!blocking) return ncclInProgress;
   return cuemu_in_group() ? ncclSuccess : wait_for_clique(comm); /* one thread may make all ranks */
 }
@@ -191,9 +188,9 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
 static ncclResult_t poll(ncclComm_t comm, struct request **ready) {
   struct clique *clique = comm->clique;
   *ready = NULL;
-  if (clique->invalid) return ncclInvalidUsage;
+  if (cuemu_read(&clique->shared->invalid)) return ncclInvalidUsage;
   if (comm->error != ncclSuccess) return comm->error;
-  if (clique->joined < clique->ranks) return ncclInProgress;
+  if (!cuemu_all_joined(clique)) return ncclInProgress;
   if (comm->polls) {
     comm->polls--;
     return ncclInProgress;
@@ -290,7 +287,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
   struct clique *clique = comm->clique;
   cuemu_comm_enter(comm);
   pthread_mutex_lock(&clique->mutex);
-  comm->aborted = clique->aborted = true;
+  comm->aborted = true;
+  cuemu_set(&clique->shared->aborted);
   struct request *pending = comm->pending;
   comm->pending = NULL;
   pthread_cond_broadcast(&clique->changed);
