@@ -184,8 +184,9 @@ struct ek__backend {
 
   /* (optional: workers return by themselves) called again and again by the thread that waits for
    * the workers of a group, never by a worker: an error if one is stuck. Its stuck call has been
-   * ended, so that it returns; the job has failed. */
-  ek_status (*watch)(void *group);
+   * ended, so that it returns; the job has failed. With `ended`, an error that this thread has just
+   * got from other processes, all that may wait for them is ended likewise, and the error returned. */
+  ek_status (*watch)(void *group, ek_status ended);
   /*
    * (optional, all four: work is done when it was queued, so the host's clock will do) marks of
    * time in a device's streams, for a trace. `mark` queues mark number `index`, once; `mark_time`,

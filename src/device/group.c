@@ -521,8 +521,9 @@ static void wait_for_workers(ek_group *group) {
     until.tv_nsec %= 1000000000;
     if (pthread_cond_timedwait(&group->done, &group->mutex, &until) != ETIMEDOUT) continue;
     pthread_mutex_unlock(&group->mutex);
-    if (watches) note_watched(group, group->backend->watch(group->native));
-    end_job(group, ek__world_look(world));
+    const ek_status looked = ek__world_look(world);
+    if (watches) note_watched(group, group->backend->watch(group->native, looked));
+    end_job(group, looked);
     pthread_mutex_lock(&group->mutex);
   }
 }
@@ -604,14 +605,24 @@ ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *cont
   return status;
 }
 
+static ek_status synchronize(void *context, ek_device *device, size_t index) {
+  (void)context, (void)index;
+  EK_TRY(ek_stream_synchronize(ek_device_stream(device, EK_STREAM_COMPUTE)));
+  return ek_stream_synchronize(ek_device_stream(device, EK_STREAM_COMMUNICATION));
+}
+
 ek_status ek_group_synchronize(ek_group *group) {
   EK__NOT_NULL("ek_group_synchronize", group);
   EK_TRY(ek__group_check(group, "ek_group_synchronize"));
+  /* Devices may wait for those of other processes: then workers wait, and this thread looks at the
+   * processes. */
+  const bool others = group->place != NULL && group->backend->watch != NULL;
+  if (others && ek__group_worker_device(group) == NULL) {
+    EK_TRY(ek_group_apply(group, synchronize, NULL));
+    return check_guards(group, ek__guard_check);
+  }
   for (size_t i = 0; i < group->count; i++) {
-    for (int kind = 0; kind < 2; kind++) {
-      EK_TRY(
-          ek_stream_synchronize(ek_device_stream(group->workers[i].device, (ek_stream_kind)kind)));
-    }
+    EK_TRY(synchronize(NULL, group->workers[i].device, i));
   }
   return check_guards(group, ek__guard_check);
 }

@@ -114,10 +114,11 @@ struct ek__cuda_group {
   double time_limit; /* seconds */
   bool nccl;         /* collectives go through NCCL, else over the memory of all */
   /* A wait that took too long: work is stuck on a stream, and nothing more is waited for until NCCL
-   * has been made new. The text belongs to failure_mutex. */
+   * has been made new. Text and status belong to failure_mutex. */
   atomic_bool stuck;
   pthread_mutex_t failure_mutex;
   char failure[512];
+  ek_status failure_status;
   struct ek__cuda_clique *cliques; /* NCCL's communicators: under failure_mutex */
   struct ek__cuda_clique *spare;   /* one of them that was not asked for yet */
   struct ek__cuda_device devices[];
@@ -366,8 +367,8 @@ static inline ek_status ek__cuda_call_ends(struct ek__cuda_device *device, ek_st
   return status;
 }
 /* Called again and again by the thread that waits for the workers: an error if one is stuck; its
- * stuck call has been ended. */
-ek_status ek__cuda_watch(void *group);
+ * stuck call has been ended. `ended`: see backend.h. */
+ek_status ek__cuda_watch(void *group, ek_status ended);
 
 /* ---- cuda_nccl_library.c ---- */
 

@@ -89,7 +89,7 @@ ek_status ek__cuda_check_gpus(const struct ek__cuda_group *group) {
 
 static ek_status stuck_error(struct ek__cuda_group *group) {
   pthread_mutex_lock(&group->failure_mutex);
-  const ek_status status = ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "%s", group->failure);
+  const ek_status status = ek__cuda_host->error_set(group->failure_status, "%s", group->failure);
   pthread_mutex_unlock(&group->failure_mutex);
   return status;
 }
@@ -102,6 +102,7 @@ ek_status ek__cuda_give_up(struct ek__cuda_group *group, const char *reason) {
   pthread_mutex_lock(&group->failure_mutex);
   if (!atomic_load(&group->stuck)) {
     (void)snprintf(group->failure, sizeof group->failure, "%s", reason);
+    group->failure_status = EK_ERR_UNAVAILABLE;
     atomic_store(&group->stuck, true);
   }
   pthread_mutex_unlock(&group->failure_mutex);

@@ -10,6 +10,9 @@
  *   - or for as long some rank has queued more collectives than another, and neither queues more:
  *     then a worker may be stuck in a call of the program's own.
  *
+ *
+ * And other processes may fail, so that their part of a collective never comes (`ended`).
+ *
  * Then NCCL's communicators are aborted, which ends the collectives on the GPUs. The calls return,
  * their results are not used, and a thread that waits or queues a collective afterwards gets an
  * error. If GPUs work over each other's memory, no call waits for a peer, and nothing is aborted.
@@ -94,26 +97,31 @@ static void abort_cliques(struct ek__cuda_group *group) {
   }
 }
 
-ek_status ek__cuda_watch(void *raw) {
+ek_status ek__cuda_watch(void *raw, ek_status ended) {
   struct ek__cuda_group *group = raw;
   char text[512] = "";
-  if (!group->nccl || atomic_load(&group->stuck)) return EK_OK;
+  ek_status status = ended;
+  if (!group->nccl || atomic_load(&group->stuck)) return ended;
+  if (ended != EK_OK) (void)snprintf(text, sizeof text, "%s", ek__cuda_host->error_message());
   pthread_mutex_lock(&group->failure_mutex);
-  const bool found = find_stuck(text, sizeof text, group, ek__cuda_now());
-  if (found) {
+  if (ended == EK_OK && find_stuck(text, sizeof text, group, ek__cuda_now())) {
+    status = EK_ERR_UNAVAILABLE;
+  }
+  if (status != EK_OK) {
     (void)snprintf(group->failure, sizeof group->failure, "%s", text);
+    group->failure_status = status;
     atomic_store(&group->stuck, true);
     abort_cliques(group);
   }
   pthread_mutex_unlock(&group->failure_mutex);
-  return found ? ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "%s", text) : EK_OK;
+  return status == EK_OK ? EK_OK : ek__cuda_host->error_set(status, "%s", text);
 }
 
 #else
 
-ek_status ek__cuda_watch(void *raw) {
+ek_status ek__cuda_watch(void *raw, ek_status ended) {
   (void)raw, (void)device_is_stuck;
-  return EK_OK;
+  return ended;
 }
 
 #endif
