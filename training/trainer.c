@@ -20,6 +20,7 @@
 #include "parallel/criterion_internal.h"
 #include "device/device_internal.h"
 #include "parallel/micro_batches.h"
+#include "trainer_internal.h"
 
 struct ek_trainer {
   struct ek__owner owner;
@@ -28,6 +29,7 @@ struct ek_trainer {
   const ek_module *module; /* the model's */
   size_t output_count;
   int64_t micro_batches;
+  size_t grains; /* the model's `reproducible` */
   uint64_t broadcast_inputs;
   ek_data_parallel_model *model;
   ek_data_parallel_criterion *criterion;
@@ -173,6 +175,7 @@ ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *
   self->module = module;
   self->output_count = ek_module_outputs(module);
   self->micro_batches = o.own.micro_batches;
+  self->grains = o.model.reproducible;
   self->broadcast_inputs = o.model.broadcast_inputs;
   if (o.own.group == NULL) EK_TRY_GOTO(status, open_group(&self->group, devices, &o), cleanup);
   self->owns_group = o.own.group == NULL;
@@ -183,6 +186,11 @@ ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *
 cleanup:
   ek_trainer_free(self);
   return status;
+}
+
+struct ek__trainer_cut ek__trainer_cut(const ek_trainer *trainer) {
+  const int64_t parts = trainer->micro_batches;
+  return (struct ek__trainer_cut){trainer->group, parts < 1 ? 1 : parts, trainer->grains};
 }
 
 static ek_status end_save(ek_trainer *self) {

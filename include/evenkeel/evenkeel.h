@@ -88,6 +88,12 @@
  *     schedule.h                 the learning rate as a function of the step
  *     loss_scale.h               for gradients in f16
  *
+ * Data:
+ *
+ *     source.h                   samples by number, in an order that needs no memory
+ *     tokens.h                   files of tokens
+ *     data_loader.h              batches that are read ahead
+ *
  * A long run:
  *
  *     checkpoint.h               the state of a run in files, to go on from
@@ -162,6 +168,7 @@
 #include <evenkeel/checkpoint.h>
 #include <evenkeel/communicator.h>
 #include <evenkeel/cross_entropy.h>
+#include <evenkeel/data_loader.h>
 #include <evenkeel/data_parallel_criterion.h>
 #include <evenkeel/data_parallel_model.h>
 #include <evenkeel/data_parallel_optimizer.h>
@@ -190,9 +197,11 @@
 #include <evenkeel/safetensors.h>
 #include <evenkeel/schedule.h>
 #include <evenkeel/sgd.h>
+#include <evenkeel/source.h>
 #include <evenkeel/state.h>
 #include <evenkeel/status.h>
 #include <evenkeel/tensor.h>
+#include <evenkeel/tokens.h>
 #include <evenkeel/trace.h>
 #include <evenkeel/trainer.h>
 #include <evenkeel/version.h>

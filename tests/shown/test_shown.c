@@ -549,6 +549,46 @@ static ek_status shown_metrics(struct scene *s) {
   return status;
 }
 
+static ek_status step_on_files(ek_trainer *trainer) {
+  const int steps = 2;
+  ek_status status = EK_OK;
+#include "data_loader_1.inc"
+}
+
+/* A model of its own, on devices of its own. */
+static ek_status train_on_files(void) {
+  ek_module *gpt = NULL;
+  ek_criterion *loss = NULL;
+  ek_optimizer *sgd = NULL;
+  ek_trainer *trainer = NULL;
+  ek_status status = EK_OK;
+  EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_sgd_create(&sgd, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:2", gpt, loss, sgd, NULL), cleanup);
+  status = step_on_files(trainer);
+cleanup:
+  ek_trainer_free(trainer);
+  ek_optimizer_free(sgd);
+  ek_criterion_free(loss);
+  ek_module_free(gpt);
+  return status;
+}
+
+static ek_status shown_loader(struct scene *s) {
+  FILE *file = fopen("train-0.bin", "wb");
+  (void)s;
+  ck_assert_ptr_nonnull(file);
+  for (int i = 0; i < 100; i++) {
+    const uint16_t token = (uint16_t)(i % VOCABULARY);
+    ck_assert(fwrite(&token, sizeof token, 1, file) == 1);
+  }
+  ck_assert(fclose(file) == 0);
+  const ek_status status = train_on_files();
+  (void)remove("train-0.bin");
+  return status;
+}
+
 /* chain.h: the block of a decoder, with a linear instead of attention; check_chain.c has the way
  * back. */
 #define forward shown_block_forward
@@ -799,6 +839,7 @@ static const struct {
               {"trace.h", shown_trace, 0},
               {"memory_snapshot.h", shown_snapshot, 0},
               {"metrics.h", shown_metrics, 0},
+              {"data_loader.h", shown_loader, 0},
               {"with_criterion.h, criterion.h", shown_whole, 10},
               {"tensor.h", shown_tensors, 1},
               {"how-do-i.md, own data", answer_own_data, 3},

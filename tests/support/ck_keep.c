@@ -109,6 +109,7 @@ static void end_trainer(void *trainer) { ck_ok(ek_trainer_close(trainer)); }
   static void end_##noun(void *copy) { ek_##noun##_free(copy); }
 END(communicator)
 END(criterion)
+END(data_loader)
 END(data_parallel_criterion)
 END(data_parallel_model)
 END(data_parallel_optimizer)
@@ -120,6 +121,7 @@ END(reducer)
 END(replica)
 END(safetensors)
 END(safetensors_writer)
+END(source)
 
 #define KEEP_AND_FREE(noun)                                                                        \
   ek_##noun *ck_keep_##noun(ek_##noun *noun) {                                                     \

@@ -25,6 +25,7 @@
 #include <evenkeel/data_parallel_criterion.h>
 #include <evenkeel/data_parallel_model.h>
 #include <evenkeel/data_parallel_optimizer.h>
+#include <evenkeel/data_loader.h>
 #include <evenkeel/metrics.h>
 #include <evenkeel/module.h>
 #include <evenkeel/optimizer.h>
@@ -33,6 +34,7 @@
 #include <evenkeel/replica.h>
 #include <evenkeel/safetensors.h>
 #include <evenkeel/shards.h>
+#include <evenkeel/source.h>
 #include <evenkeel/trainer.h>
 
 /* All handles, and those that are also closed, with a status. */
@@ -44,6 +46,7 @@
   X(data_parallel_optimizer)                                                                       \
   X(event)                                                                                         \
   X(group)                                                                                         \
+  X(data_loader)                                                                                   \
   X(metrics)                                                                                       \
   X(module)                                                                                        \
   X(optimizer)                                                                                     \
@@ -52,6 +55,7 @@
   X(replica)                                                                                       \
   X(safetensors)                                                                                   \
   X(safetensors_writer)                                                                            \
+  X(source)                                                                                        \
   X(trainer)
 #define CK_CLOSED_HANDLES(X)                                                                       \
   X(group)                                                                                         \
@@ -107,6 +111,7 @@ void ck_release_all(void);
 #define ek_event_free ck_free_event
 #define ek_group_close ck_close_group
 #define ek_group_free ck_free_group
+#define ek_data_loader_free ck_free_data_loader
 #define ek_metrics_close ck_close_metrics
 #define ek_metrics_free ck_free_metrics
 #define ek_module_free ck_free_module
@@ -117,6 +122,7 @@ void ck_release_all(void);
 #define ek_safetensors_free ck_free_safetensors
 #define ek_safetensors_writer_free ck_free_safetensors_writer
 #define ek_shards_free ck_free_shards
+#define ek_source_free ck_free_source
 #define ek_tensor_free ck_free_tensor
 #define ek_trainer_close ck_close_trainer
 #define ek_trainer_free ck_free_trainer

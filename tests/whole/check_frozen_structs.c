@@ -71,6 +71,10 @@ CK_TEST(sizes_and_offsets_are_frozen) {
   { S(ek_shards, 72) M(group, 0) M(count, 8) M(parts, 16) M(offsets, 24) M(samples, 32)
     M(forward, 40) M(output, 48) M(ticket, 56) M(broadcast, 64) M(ahead, 65) M(overwritten, 66) }
   { S(ek_state_info, 744) M(name, 0) M(kind, 640) M(placement, 644) M(like, 648) }
+  { S(ek_source_tensor, 72) M(type, 0) M(rank, 4) M(shape, 8) }
+  { S(ek_source_request, 32) M(samples, 0) M(count, 8) M(key, 16) }
+  { S(ek_batch, 56) M(inputs, 0) M(targets, 8) M(input_count, 16) M(target_count, 24)
+    M(position, 32) M(rows, 40) M(next, 48) }
   { S(ek_tensor, 96) M(data, 0) M(memory, 8) M(device, 16) M(type, 24) M(rank, 28) M(shape, 32) }
   { S(ek_input_scaling, 72) M(channels, 0) M(scale, 8) M(offset, 40) }
   { S(ek_trace_summary, 32) M(spans, 0) M(counters, 8) M(spans_dropped, 16)

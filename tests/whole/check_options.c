@@ -315,6 +315,58 @@ static ek_status use_ek_optimizer_ops(struct bench *b, void *o) {
   return ek_optimizer_init(&optimizer, o, 0, 0, 0);
 }
 
+/* ---- data ---- */
+
+static ek_status no_read(const ek_source *self, const ek_source_request *request,
+                         ek_tensor *tensors) {
+  (void)self, (void)request, (void)tensors;
+  return EK_OK;
+}
+static void no_source_free(ek_source *self) { (void)self; }
+
+static const ek_source_tensor scalars[] = {{EK_F32, 0, {0}}, {EK_F32, 0, {0}}};
+#define SOURCE_OPS                                                                                 \
+  { .size = sizeof(ek_source_ops), .kind = "none", .read = no_read, .free = no_source_free }
+#define SOURCE_OPTIONS                                                                             \
+  {                                                                                                \
+    .size = sizeof(ek_source_options), .samples = 1, .inputs = 1, .targets = 1, .tensors = scalars \
+  }
+#define DATA_LOADER_OPTIONS                                                                        \
+  { .size = sizeof(ek_data_loader_options), .batch = 1, .threads = 1 }
+
+static ek_status use_ek_source_ops(struct bench *b, void *o) {
+  static const ek_source_options options = SOURCE_OPTIONS;
+  ek_source source;
+  (void)b;
+  return ek_source_init(&source, o, &options);
+}
+
+static ek_status use_ek_source_options(struct bench *b, void *o) {
+  static const ek_source_ops ops = SOURCE_OPS;
+  ek_source source;
+  (void)b;
+  return ek_source_init(&source, &ops, o);
+}
+
+static ek_status use_ek_data_loader_options(struct bench *b, void *o) {
+  static const ek_source_ops ops = SOURCE_OPS;
+  static const ek_source_options options = SOURCE_OPTIONS;
+  ek_source source;
+  ek_data_loader *loader = NULL;
+  (void)b;
+  ck_ok(ek_source_init(&source, &ops, &options));
+  const ek_status status = ek_data_loader_open(&loader, &source, NULL, o);
+  ek_data_loader_free(loader);
+  return status;
+}
+
+static ek_status use_ek_tokens_options(struct bench *b, void *o) {
+  ek_source *source = NULL;
+  (void)b;
+  const ek_status status = ek_tokens_open(&source, "/nobody/has/this", o);
+  return status == EK_ERR_NOT_FOUND ? EK_OK : status;
+}
+
 /*
  * X(struct, initial value, the smallest size that does). Of options every size from that of the
  * member `size` on; of a table every one that holds the functions without which it is none.
@@ -354,12 +406,16 @@ static ek_status use_ek_optimizer_ops(struct bench *b, void *o) {
   X(ek_swiglu_options, EK_SWIGLU_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_cross_entropy_options, EK_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))                       \
   X(ek_linear_cross_entropy_options, EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))         \
+  X(ek_tokens_options, EK_TOKENS_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_with_criterion_options, EK_WITH_CRITERION_OPTIONS_INIT, sizeof(size_t))                     \
   X(ek_sgd_options, EK_SGD_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_adamw_options, EK_ADAMW_OPTIONS_INIT, sizeof(size_t))
 #define STRUCTS(X)                                                                                 \
   OPTIONS(X)                                                                                       \
   X(ek_advise_task, ADVISE_TASK, OLDEST(ek_advise_task, input_count))                              \
+  X(ek_source_options, SOURCE_OPTIONS, OLDEST(ek_source_options, tensors))                         \
+  X(ek_source_ops, SOURCE_OPS, OLDEST(ek_source_ops, free))                                        \
+  X(ek_data_loader_options, DATA_LOADER_OPTIONS, OLDEST(ek_data_loader_options, batch))            \
   X(ek_module_ops, MODULE_OPS, OLDEST(ek_module_ops, free))                                        \
   X(ek_optimizer_ops, OPTIMIZER_OPS, OLDEST(ek_optimizer_ops, free))
 
@@ -391,7 +447,11 @@ static void *made(const struct row *row, size_t stated) {
 
 /* Each EK_..._INIT has a function that writes the same bytes, of a struct of any size that is legal,
  * and nothing after them. */
-#define INITIALS(X) OPTIONS(X) X(ek_advise_task, EK_ADVISE_TASK_INIT, 0)
+#define INITIALS(X)                                                                                \
+  OPTIONS(X)                                                                                       \
+  X(ek_advise_task, EK_ADVISE_TASK_INIT, 0)                                                        \
+  X(ek_source_options, EK_SOURCE_OPTIONS_INIT, 0)                                                  \
+  X(ek_data_loader_options, EK_DATA_LOADER_OPTIONS_INIT, 0)
 #define MACRO(type, init, oldest) static const type macro_##type = init;
 INITIALS(MACRO)
 #define FUNCTION(type, init, oldest)                                                               \

@@ -1,0 +1,284 @@
+/*
+ * check_data_loader.c - batches that are read ahead: which samples they have, errors, seeks, and a
+ * loader that is misused.
+ */
+#include "ek_check.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <evenkeel/evenkeel.h>
+#include <evenkeel/data_loader.h>
+
+/* A sample is its own number, as i64 [], and i32 [3] of its negative as the target. */
+struct numbers {
+  ek_source base;
+  int64_t fails_at; /* a sample that cannot be read while `fails` is above 0 */
+  int fails;        /* changed by tests while no thread reads */
+};
+
+static ek_status read_numbers(const ek_source *self, const ek_source_request *request,
+                              ek_tensor *tensors) {
+  const struct numbers *of = (const struct numbers *)self;
+  for (int64_t i = 0; i < request->count; i++) {
+    const int64_t sample = request->samples[i];
+    if (__atomic_load_n(&of->fails, __ATOMIC_RELAXED) > 0 && sample == of->fails_at) {
+      return ek_error_set(EK_ERR_IO, "sample %lld is damaged", (long long)sample);
+    }
+    ((int64_t *)tensors[0].data)[i] = sample;
+    for (int j = 0; j < 3; j++) ((int32_t *)tensors[1].data)[3 * i + j] = (int32_t)-sample;
+  }
+  return EK_OK;
+}
+
+static void free_numbers(ek_source *self) { free(self); }
+
+static ek_source *open_numbers(int64_t samples) {
+  static const ek_source_ops ops = {
+      .size = sizeof ops, .kind = "numbers", .read = read_numbers, .free = free_numbers};
+  static const ek_source_tensor tensors[] = {{EK_I64, 0, {0}}, {EK_I32, 1, {3}}};
+  struct numbers *made = calloc(1, sizeof *made);
+  ek_source_options options = EK_SOURCE_OPTIONS_INIT;
+  ck_assert_ptr_nonnull(made);
+  options.samples = samples;
+  options.tensors = tensors;
+  options.seed = 9;
+  ck_ok(ek_source_init(&made->base, &ops, &options));
+  return ck_keep(&made->base);
+}
+
+static ek_data_loader *open_loader(ek_source *source, const ek_data_loader_options *options) {
+  CK_OPENED(ek_data_loader *, loader, ek_data_loader_open(&loader, source, NULL, options));
+  return loader;
+}
+
+/* The rows of a batch are the samples from its position on. */
+static void has_samples(const ek_batch *batch, const ek_source *source) {
+  ck_assert(batch->input_count == 1 && batch->target_count == 1);
+  ck_assert(batch->inputs[0].shape[0] == batch->rows && batch->targets[0].shape[0] == batch->rows);
+  for (int64_t i = 0; i < batch->rows; i++) {
+    int64_t sample = -1;
+    ck_ok(ek_source_at(&sample, NULL, source, batch->position + i));
+    ck_assert(((const int64_t *)batch->inputs[0].data)[i] == sample);
+    ck_assert(((const int32_t *)batch->targets[0].data)[3 * i + 2] == -sample);
+  }
+}
+
+/* 1,000 runs in pieces: each goes on from the position of the one before, with another batch, other
+ * threads and other batches ahead. No sample is left out or comes twice. */
+CK_TEST(a_run_in_pieces_has_every_sample_in_order) {
+  ek_source *source = open_numbers(977);
+  const ek_random_key key = {20261124, 0, 1};
+  int64_t position = 0;
+  for (uint32_t run = 0; run < 1000; run++) {
+    uint32_t bits[4];
+    ek_random_bits(key, run, 0, bits);
+    ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
+    options.batch = 1 + bits[0] % 40;
+    options.position = position;
+    options.ahead = bits[1] % 4;
+    options.threads = 1 + bits[2] % 3;
+    const size_t mark = ck_mark();
+    ek_data_loader *loader = open_loader(source, &options);
+    for (uint32_t step = bits[3] % 5; step > 0; step--) {
+      ek_batch batch;
+      ck_ok(ek_data_loader_next(&batch, loader));
+      ck_assert(batch.position == position && batch.next == position + options.batch);
+      has_samples(&batch, source);
+      position = batch.next;
+    }
+    ck_release(mark);
+  }
+  ck_assert_int_gt(position, 20000);
+}
+
+CK_LOOP(the_end_makes_the_last_batch_smaller, 3) {
+  ek_source *source = open_numbers(50);
+  ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
+  options.batch = 7;
+  options.position = 40;
+  options.end = 57;
+  options.ahead = (size_t)_i;
+  ek_data_loader *loader = open_loader(source, &options);
+  static const int64_t rows[] = {7, 7, 3, 0, 0};
+  for (size_t i = 0; i < 5; i++) {
+    ek_batch batch;
+    ck_ok(ek_data_loader_next(&batch, loader));
+    ck_assert(batch.rows == rows[i]);
+    has_samples(&batch, source);
+    ck_assert(batch.next == (i < 2 ? 47 + 7 * (int64_t)i : 57));
+  }
+  ck_ok(ek_data_loader_seek(loader, 56));
+  ek_batch batch;
+  ck_ok(ek_data_loader_next(&batch, loader));
+  ck_assert(batch.rows == 1 && batch.position == 56);
+  ck_fails(ek_data_loader_seek(loader, 58), EK_ERR_INVALID_ARGUMENT, "position 58");
+  ck_fails(ek_data_loader_seek(loader, -1), EK_ERR_INVALID_ARGUMENT, "position -1");
+}
+
+CK_LOOP(a_batch_that_cannot_be_read_is_tried_again, 4) {
+  ek_source *source = open_numbers(60);
+  struct numbers *numbers = (struct numbers *)source;
+  ck_ok(ek_source_at(&numbers->fails_at, NULL, source, 17));
+  __atomic_store_n(&numbers->fails, 1, __ATOMIC_RELAXED);
+  ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
+  options.batch = 5;
+  options.ahead = (size_t)_i;
+  options.threads = 2;
+  ek_data_loader *loader = open_loader(source, &options);
+  ek_batch batch;
+  for (int i = 0; i < 3; i++) ck_ok(ek_data_loader_next(&batch, loader));
+  for (int i = 0; i < 3; i++) {
+    ck_fails(ek_data_loader_next(&batch, loader), EK_ERR_IO, "numbers: sample");
+  }
+  __atomic_store_n(&numbers->fails, 0, __ATOMIC_RELAXED);
+  for (int i = 3; i < 9; i++) {
+    ck_ok(ek_data_loader_next(&batch, loader));
+    ck_assert(batch.position == 5 * i);
+    has_samples(&batch, source);
+  }
+}
+
+/* A slot that waits in vain for a batch would end in the time limit of the test. */
+CK_TEST(seeks_at_any_time) {
+  ek_source *source = open_numbers(60);
+  ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
+  options.batch = 4;
+  options.ahead = 3;
+  options.threads = 3;
+  ek_data_loader *loader = open_loader(source, &options);
+  for (int64_t i = 0; i < 200; i++) {
+    ek_batch batch;
+    ck_ok(ek_data_loader_seek(loader, i * 37 % 501));
+    for (int64_t step = 0; step < i % 6; step++) {
+      ck_ok(ek_data_loader_next(&batch, loader));
+      ck_assert(batch.position == i * 37 % 501 + 4 * step);
+      has_samples(&batch, source);
+    }
+  }
+  ck_assert(ek_data_loader_waited(loader) >= 0 && ek_data_loader_waited(NULL) == 0);
+}
+
+/* The loader knows how its trainer cuts a batch; alone, a process has all rows. */
+CK_TEST(a_trainer_steps_on_batches) {
+  ek_source *source = open_numbers(64);
+  ek_module *module = NULL;
+  ek_criterion *loss = NULL;
+  ek_optimizer *sgd = NULL;
+  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+  gpt.vocabulary = 64;
+  gpt.sequence = 1;
+  gpt.width = 8;
+  gpt.heads = 2;
+  gpt.layers = 1;
+  ck_ok(ek_gpt_create(&module, &gpt));
+  ck_keep(module);
+  ck_ok(ek_cross_entropy_create(&loss, NULL));
+  ck_keep(loss);
+  ck_ok(ek_sgd_create(&sgd, NULL));
+  ck_keep(sgd);
+  ek_trainer_options trainer_options = EK_TRAINER_OPTIONS_INIT;
+  trainer_options.micro_batches = 2;
+  CK_OPENED(ek_trainer *, trainer,
+            ek_trainer_open(&trainer, "cpu:3", module, loss, sgd, &trainer_options));
+  ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
+  options.batch = 7;
+  CK_OPENED(ek_data_loader *, loader, ek_data_loader_open(&loader, source, trainer, &options));
+  for (int i = 0; i < 4; i++) {
+    ek_batch batch;
+    ek_step_result result;
+    ck_ok(ek_data_loader_next(&batch, loader));
+    has_samples(&batch, source);
+    const int64_t shape[] = {batch.rows, 1};
+    ek_tensor tokens, targets;
+    ck_ok(ek_tensor_host(&tokens, batch.inputs[0].data, EK_I64, 2, shape));
+    ck_ok(ek_tensor_host(&targets, batch.inputs[0].data, EK_I64, 2, shape));
+    ck_ok(ek_trainer_step(&result, trainer, &tokens, 1, &targets, 1));
+    ck_assert(result.finite);
+  }
+  options.micro_batches = 2;
+  ek_data_loader *other = NULL;
+  ck_fails(ek_data_loader_open(&other, source, trainer, &options), EK_ERR_INVALID_ARGUMENT,
+           "are the trainer's");
+}
+
+/* ---- what is refused ---- */
+
+CK_TEST(numbers_that_make_no_sense) {
+  ek_source *source = open_numbers(8);
+  ek_data_loader *loader = NULL;
+  ek_batch batch;
+  ek_data_loader_options good = EK_DATA_LOADER_OPTIONS_INIT, bad;
+  good.batch = 2;
+#define BAD(member, value, text)                                                                   \
+  bad = good;                                                                                      \
+  bad.member = (value);                                                                            \
+  ck_fails(ek_data_loader_open(&loader, source, NULL, &bad), EK_ERR_INVALID_ARGUMENT, text)
+  BAD(batch, 0, "options.batch is 0");
+  BAD(batch, -3, "options.batch is -3");
+  BAD(position, -1, "positions -1");
+  BAD(end, -1, "positions 0 to -1");
+  BAD(ahead, 1025, "1025 batches ahead");
+  BAD(threads, 0, "0 threads");
+  BAD(threads, 65, "65 threads");
+  BAD(micro_batches, -1, "micro_batches is -1");
+#undef BAD
+  bad = good;
+  bad.batch = INT64_MAX / 4;
+  ck_fails(ek_data_loader_open(&loader, source, NULL, &bad), EK_ERR_OVERFLOW, "do not fit");
+  ck_fails(ek_data_loader_open(NULL, source, NULL, &good), EK_ERR_INVALID_ARGUMENT, "loader is NULL");
+  ck_fails(ek_data_loader_open(&loader, NULL, NULL, &good), EK_ERR_INVALID_ARGUMENT, "source is NULL");
+  ck_fails(ek_data_loader_open(&loader, source, NULL, NULL), EK_ERR_INVALID_ARGUMENT,
+           "options is NULL");
+  ck_assert_ptr_null(loader);
+  loader = open_loader(source, &good);
+  ck_fails(ek_data_loader_next(NULL, loader), EK_ERR_INVALID_ARGUMENT, "batch is NULL");
+  ck_fails(ek_data_loader_next(&batch, NULL), EK_ERR_INVALID_ARGUMENT, "loader is NULL");
+  ck_fails(ek_data_loader_seek(NULL, 0), EK_ERR_INVALID_ARGUMENT, "loader is NULL");
+  ek_data_loader_free(NULL);
+}
+
+CK_TEST(no_memory_and_no_threads) {
+  ek_source *source = open_numbers(8);
+  ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
+  options.batch = 2;
+  options.threads = 2;
+  ek_data_loader *loader = NULL;
+  int failures = 0;
+  for (ek_status status = EK_ERR_OUT_OF_MEMORY; status != EK_OK; failures++) {
+    ek_host_memory_fail_at((uint64_t)failures + 1);
+    status = ek_data_loader_open(&loader, source, NULL, &options);
+    ek_host_memory_fail_at(0);
+    ck_assert(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY);
+    ck_assert((status == EK_OK) == (loader != NULL));
+  }
+  ck_assert_int_ge(failures, 6); /* the loader, three batches, two threads */
+  ck_keep(loader);
+  ek_batch batch;
+  ck_ok(ek_data_loader_next(&batch, loader));
+  ek_host_memory_fail_at(1); /* a batch takes none */
+  for (int i = 0; i < 8; i++) ck_ok(ek_data_loader_next(&batch, loader));
+  ek_host_memory_fail_at(0);
+}
+
+CK_TEST(a_child_of_fork_is_refused) {
+  ek_source *source = open_numbers(8);
+  ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
+  options.batch = 2;
+  ek_data_loader *loader = open_loader(source, &options);
+  const pid_t child = fork();
+  ck_assert_int_ge(child, 0);
+  if (child == 0) {
+    ek_batch batch;
+    const bool good = ek_data_loader_next(&batch, loader) == EK_ERR_STATE &&
+                      ek_data_loader_seek(loader, 0) == EK_ERR_STATE;
+    _exit(good ? 0 : 1);
+  }
+  int status = -1;
+  ck_assert(waitpid(child, &status, 0) == child);
+  ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+CK_SUITE("data_loader")
