@@ -101,6 +101,7 @@
  *     weight_names.h             the names that other programs give the parameters
  *     safetensors.h              tensors in files that other programs read as well
  *     state.h                    all of the state of a run, by name
+ *     trainer_run.h              the loop of a run: validation, saved states, going on
  *     metrics.h                  figures for Prometheus, and a line of JSON for each step
  *     log.h                      the library's log
  *
@@ -204,6 +205,7 @@
 #include <evenkeel/tokens.h>
 #include <evenkeel/trace.h>
 #include <evenkeel/trainer.h>
+#include <evenkeel/trainer_run.h>
 #include <evenkeel/version.h>
 #include <evenkeel/weighted_sum.h>
 #include <evenkeel/weights.h>

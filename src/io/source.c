@@ -74,13 +74,16 @@ ek_status ek_source_init(ek_source *source, const ek_source_ops *ops,
   EK__NOT_NULL("ek_source_init", source, ops, options);
   EK_TRY(ek__options_read(&table, sizeof table, ops, "ek_source_ops"));
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_source_options"));
+  const char *missing = table.kind == NULL ? "kind" : table.read == NULL ? "read" : "free";
   EK__FAIL_IF(table.kind == NULL || table.read == NULL || table.free == NULL,
-              EK_ERR_INVALID_ARGUMENT, "ek_source_init: the table needs kind, read and free");
+              EK_ERR_INVALID_ARGUMENT, "ek_source_init: ops.%s is missing", missing);
   EK__FAIL_IF(o.samples <= 0, EK_ERR_INVALID_ARGUMENT,
               "source %s: %" PRId64 " samples, expected above 0", ops->kind, o.samples);
   EK_TRY(ek__check_count("source", ops->kind, "inputs", o.inputs, 1, EK_MAX_TENSORS));
   EK_TRY(ek__check_count("source", ops->kind, "targets", o.targets, 0, EK_MAX_TENSORS));
-  EK__NOT_NULL("ek_source_init", o.tensors);
+  EK__FAIL_IF(o.tensors == NULL, EK_ERR_INVALID_ARGUMENT,
+              "source %s: options.tensors is NULL, expected %zu tensors", ops->kind,
+              o.inputs + o.targets);
   struct ek__source_base made = {.ops = ops,
                                     .samples = o.samples,
                                     .seed = o.seed,

@@ -201,10 +201,10 @@ CK_TEST(a_base_needs_a_table_and_sizes_that_fit) {
   ck_fails(ek_source_init(&made.base, NULL, &good), EK_ERR_INVALID_ARGUMENT, "ops is NULL");
   ck_fails(ek_source_init(&made.base, &ops, NULL), EK_ERR_INVALID_ARGUMENT, "options is NULL");
   table.read = NULL;
-  ck_fails(ek_source_init(&made.base, &table, &good), EK_ERR_INVALID_ARGUMENT, "the table needs");
+  ck_fails(ek_source_init(&made.base, &table, &good), EK_ERR_INVALID_ARGUMENT, "ops.read is missing");
   table = ops;
   table.free = NULL;
-  ck_fails(ek_source_init(&made.base, &table, &good), EK_ERR_INVALID_ARGUMENT, "the table needs");
+  ck_fails(ek_source_init(&made.base, &table, &good), EK_ERR_INVALID_ARGUMENT, "ops.free is missing");
 #define BAD(member, value, status, text)                                                           \
   bad = good;                                                                                      \
   bad.member = (value);                                                                            \

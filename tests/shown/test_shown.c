@@ -555,8 +555,13 @@ static ek_status step_on_files(ek_trainer *trainer) {
 #include "data_loader_1.inc"
 }
 
+static ek_status run_on_files(ek_trainer *trainer) {
+  ek_status status = EK_OK;
+#include "trainer_run_1.inc"
+}
+
 /* A model of its own, on devices of its own. */
-static ek_status train_on_files(void) {
+static ek_status train_on_files(ek_status (*train_so)(ek_trainer *trainer)) {
   ek_module *gpt = NULL;
   ek_criterion *loss = NULL;
   ek_optimizer *sgd = NULL;
@@ -566,7 +571,7 @@ static ek_status train_on_files(void) {
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_sgd_create(&sgd, NULL), cleanup);
   EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:2", gpt, loss, sgd, NULL), cleanup);
-  status = step_on_files(trainer);
+  status = train_so(trainer);
 cleanup:
   ek_trainer_free(trainer);
   ek_optimizer_free(sgd);
@@ -575,18 +580,30 @@ cleanup:
   return status;
 }
 
-static ek_status shown_loader(struct scene *s) {
+static ek_status with_file(ek_status (*train_so)(ek_trainer *trainer)) {
   FILE *file = fopen("train-0.bin", "wb");
-  (void)s;
   ck_assert_ptr_nonnull(file);
   for (int i = 0; i < 100; i++) {
     const uint16_t token = (uint16_t)(i % VOCABULARY);
     ck_assert(fwrite(&token, sizeof token, 1, file) == 1);
   }
   ck_assert(fclose(file) == 0);
-  const ek_status status = train_on_files();
+  const ek_status status = train_on_files(train_so);
   (void)remove("train-0.bin");
   return status;
+}
+
+static ek_status shown_loader(struct scene *s) {
+  (void)s;
+  return with_file(step_on_files);
+}
+
+static ek_status shown_run(struct scene *s) {
+  (void)s;
+  const ek_status status = with_file(run_on_files);
+  (void)remove("text-run/step-000000000005.safetensors");
+  (void)remove("text-run");
+  return status == EK_ERR_UNSUPPORTED ? EK_OK : status; /* built without files */
 }
 
 /* chain.h: the block of a decoder, with a linear instead of attention; check_chain.c has the way
@@ -840,6 +857,7 @@ static const struct {
               {"memory_snapshot.h", shown_snapshot, 0},
               {"metrics.h", shown_metrics, 0},
               {"data_loader.h", shown_loader, 0},
+              {"trainer_run.h", shown_run, 0},
               {"with_criterion.h, criterion.h", shown_whole, 10},
               {"tensor.h", shown_tensors, 1},
               {"how-do-i.md, own data", answer_own_data, 3},

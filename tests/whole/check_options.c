@@ -360,6 +360,21 @@ static ek_status use_ek_data_loader_options(struct bench *b, void *o) {
   return status;
 }
 
+#define TRAINER_RUN_OPTIONS                                                                        \
+  { .size = sizeof(ek_trainer_run_options), .batch = 1, .threads = 1 }
+
+static ek_status use_ek_trainer_run_options(struct bench *b, void *o) {
+  static const ek_source_ops ops = SOURCE_OPS;
+  static const ek_source_options options = SOURCE_OPTIONS;
+  ek_source source;
+  ek_trainer *trainer = NULL;
+  ck_ok(ek_source_init(&source, &ops, &options));
+  ck_ok(ek_trainer_open(&trainer, "plan:2", b->module, b->loss, b->rule, NULL));
+  const ek_status status = ek_trainer_run(NULL, trainer, &source, 0, o);
+  ck_ok(ek_trainer_close(trainer));
+  return status;
+}
+
 static ek_status use_ek_tokens_options(struct bench *b, void *o) {
   ek_source *source = NULL;
   (void)b;
@@ -416,6 +431,7 @@ static ek_status use_ek_tokens_options(struct bench *b, void *o) {
   X(ek_source_options, SOURCE_OPTIONS, OLDEST(ek_source_options, tensors))                         \
   X(ek_source_ops, SOURCE_OPS, OLDEST(ek_source_ops, free))                                        \
   X(ek_data_loader_options, DATA_LOADER_OPTIONS, OLDEST(ek_data_loader_options, batch))            \
+  X(ek_trainer_run_options, TRAINER_RUN_OPTIONS, OLDEST(ek_trainer_run_options, batch))            \
   X(ek_module_ops, MODULE_OPS, OLDEST(ek_module_ops, free))                                        \
   X(ek_optimizer_ops, OPTIMIZER_OPS, OLDEST(ek_optimizer_ops, free))
 
@@ -451,7 +467,8 @@ static void *made(const struct row *row, size_t stated) {
   OPTIONS(X)                                                                                       \
   X(ek_advise_task, EK_ADVISE_TASK_INIT, 0)                                                        \
   X(ek_source_options, EK_SOURCE_OPTIONS_INIT, 0)                                                  \
-  X(ek_data_loader_options, EK_DATA_LOADER_OPTIONS_INIT, 0)
+  X(ek_data_loader_options, EK_DATA_LOADER_OPTIONS_INIT, 0)                                        \
+  X(ek_trainer_run_options, EK_TRAINER_RUN_OPTIONS_INIT, 0)
 #define MACRO(type, init, oldest) static const type macro_##type = init;
 INITIALS(MACRO)
 #define FUNCTION(type, init, oldest)                                                               \
@@ -539,13 +556,14 @@ CK_LOOP(other_sizes_are_refused, ROWS) {
   }
 }
 
-CK_LOOP(a_table_without_its_functions_is_refused, ROWS) {
+CK_LOOP(a_struct_without_what_it_must_have_is_refused, ROWS) {
   struct bench b;
   bench_open(&b);
   const struct row *row = &rows[_i];
   for (size_t size = sizeof(size_t); size < row->oldest; size += sizeof(void *)) {
     void *o = made(row, size);
-    ck_fails(row->use(&b, o), EK_ERR_INVALID_ARGUMENT, "is missing");
+    const char *text = strstr(row->name, "_options") != NULL ? "expected" : "is missing";
+    ck_fails(row->use(&b, o), EK_ERR_INVALID_ARGUMENT, text);
     free(o);
   }
 }

@@ -1,0 +1,398 @@
+/*
+ * check_trainer_run.c - the loop of a run: interrupted anywhere it takes the steps of the whole run;
+ * validation, the best state, patience; and what goes wrong on the way.
+ */
+#include "ek_check.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_folder.h"
+
+enum { SAMPLES = 37, BATCH = 5, STEPS = 20, GRAINS = 4 };
+
+static char folder[CK_FOLDER_SIZE], states[CK_FOLDER_SIZE + 8], best[CK_FOLDER_SIZE + 8];
+
+static void make(void) {
+  ck_folder_make(folder);
+  (void)snprintf(states, sizeof states, "%s/run", folder);
+  (void)snprintf(best, sizeof best, "%s/best", folder);
+}
+
+static void clear(void) {
+  char command[3 * CK_FOLDER_SIZE];
+  (void)snprintf(command, sizeof command, "rm -rf %s %s", states, best);
+  ck_assert_int_eq(system(command), 0);
+  ck_folder_remove(folder);
+}
+
+/* ---- x [2] and the product of its numbers, by the number of the sample ---- */
+
+struct products {
+  ek_source base;
+  int64_t fails_at; /* a sample that cannot be read, or -1 */
+};
+
+static ek_status read_products(const ek_source *self, const ek_source_request *request,
+                               ek_tensor *tensors) {
+  const struct products *of = (const struct products *)self;
+  for (int64_t i = 0; i < request->count; i++) {
+    const int64_t sample = request->samples[i];
+    float *x = (float *)tensors[0].data + 2 * i;
+    if (sample == __atomic_load_n(&of->fails_at, __ATOMIC_RELAXED)) {
+      return ek_error_set(EK_ERR_IO, "sample %lld is damaged", (long long)sample);
+    }
+    x[0] = (float)(sample % 6) / 3 - 1;
+    x[1] = (float)(sample / 6) / 3 - 1;
+    ((float *)tensors[1].data)[i] = x[0] * x[1];
+  }
+  return EK_OK;
+}
+
+static void free_products(ek_source *self) { free(self); }
+
+static ek_source *open_products(void) {
+  static const ek_source_ops ops = {
+      .size = sizeof ops, .kind = "products", .read = read_products, .free = free_products};
+  static const ek_source_tensor tensors[] = {{EK_F32, 1, {2}}, {EK_F32, 1, {1}}};
+  struct products *made = calloc(1, sizeof *made);
+  ek_source_options options = EK_SOURCE_OPTIONS_INIT;
+  ck_assert_ptr_nonnull(made);
+  made->fails_at = -1;
+  options.samples = SAMPLES;
+  options.tensors = tensors;
+  options.seed = 4;
+  ck_ok(ek_source_init(&made->base, &ops, &options));
+  return ck_keep(&made->base);
+}
+
+static ek_trainer *open_trainer(const char *devices, double rate) {
+  static const int64_t sizes[] = {2, 8, 1};
+  ek_module *mlp = NULL;
+  ek_criterion *loss = NULL;
+  ek_optimizer *adamw = NULL;
+  ek_trainer *trainer = NULL;
+  ek_adamw_options rule = EK_ADAMW_OPTIONS_INIT;
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  rule.learning_rate = rate;
+  model.reproducible = GRAINS;
+  options.model = &model;
+  ck_ok(ek_mlp_create(&mlp, sizes, 3, EK_ACTIVATION_GELU));
+  ck_keep(mlp);
+  ck_ok(ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
+  ck_keep(loss);
+  ck_ok(ek_adamw_create(&adamw, &rule));
+  ck_keep(adamw);
+  ck_ok(ek_trainer_open(&trainer, devices, mlp, loss, adamw, &options));
+  return ck_keep(trainer);
+}
+
+/* ---- what a run has told ---- */
+
+struct story {
+  int64_t count, stop_at; /* 0: never */
+  double losses[STEPS + 1], validations[STEPS + 1];
+  int64_t positions[STEPS + 1];
+};
+
+static bool hear(void *context, const ek_run_event *event) {
+  struct story *story = context;
+  char line[160];
+  story->count++;
+  story->losses[event->step] = event->result->loss;
+  story->validations[event->step] = event->validation;
+  story->positions[event->step] = event->position;
+  return event->steps == STEPS && strstr(ek_run_line(line, sizeof line, event), "loss") != NULL &&
+         event->step != story->stop_at;
+}
+
+static ek_trainer_run_options options_of(struct story *story) {
+  ek_trainer_run_options options = EK_TRAINER_RUN_OPTIONS_INIT;
+  options.batch = BATCH;
+  options.report = hear;
+  options.context = story;
+  return options;
+}
+
+/* A run from 0 to STEPS without an interruption, and without files. */
+static void run_whole(struct story *story, const ek_trainer_run_options *like) {
+  ek_trainer_run_options options = *like;
+  ek_run_result result;
+  options.context = story;
+  options.folder = options.best_folder = NULL;
+  options.save_every = 0;
+  ck_ok(ek_trainer_run(&result, open_trainer("cpu:2", 0.05), open_products(), STEPS, &options));
+  ck_assert(result.end == EK_RUN_DONE && result.first == 0 && result.step == STEPS);
+  ck_assert(result.position == STEPS * BATCH && story->count == STEPS);
+  ck_assert(result.loss == story->losses[STEPS]);
+}
+
+static bool no_files(ek_status status) { return ck_no_files(status); }
+
+/* The whole run's steps, in four pieces on 1 to 4 devices; two pieces are stopped by `report`. */
+CK_TEST(an_interrupted_run_takes_the_steps_of_the_whole_run) {
+  static const char *const devices[] = {"cpu:3", "cpu:1", "cpu:4", "cpu:2"};
+  static const int64_t ends[] = {6, 7, 13, STEPS};
+  struct story whole = {0}, pieces = {0};
+  ek_source *source = open_products(), *held_out = NULL;
+  ck_ok(ek_source_part_create(&held_out, source, 5, 9, NULL));
+  ck_keep(held_out);
+  ek_trainer_run_options options = options_of(&whole);
+  options.validation = held_out;
+  options.validation_every = 4;
+  options.validation_batch = 4;
+  options.save_every = 3;
+  options.folder = states;
+  run_whole(&whole, &options);
+  options.context = &pieces;
+  for (size_t i = 0; i < 4; i++) {
+    ek_run_result result;
+    pieces.stop_at = ends[i];
+    options.threads = 1 + i % 2;
+    options.ahead = i;
+    const ek_status status =
+        ek_trainer_run(&result, open_trainer(devices[i], 0.05), source, STEPS, &options);
+    if (no_files(status)) return;
+    ck_assert(result.end == (i < 3 ? EK_RUN_STOPPED : EK_RUN_DONE));
+    ck_assert(result.step == ends[i] && result.first == (i == 0 ? 0 : ends[i - 1]));
+  }
+  ck_assert_int_eq(pieces.count, STEPS);
+  for (int64_t step = 1; step <= STEPS; step++) {
+    ck_assert(pieces.losses[step] == whole.losses[step]);
+    ck_assert(pieces.positions[step] == BATCH * step);
+    ck_assert(isnan(whole.validations[step]) == (step % 4 != 0));
+    if (step % 4 == 0) ck_assert(pieces.validations[step] == whole.validations[step]);
+  }
+}
+
+/* The loss over all samples by a forward of the program's own. */
+CK_TEST(validation_is_the_loss_over_the_rows_that_are_asked_for) {
+  struct story story = {0};
+  ek_source *source = open_products();
+  ek_trainer *trainer = open_trainer("cpu:3", 0.05);
+  ek_trainer_run_options options = options_of(&story);
+  ek_run_result result;
+  options.validation = source;
+  options.validation_rows = 11;
+  options.validation_batch = 4; /* 4, 4 and 3 */
+  ck_ok(ek_trainer_run(&result, trainer, source, STEPS, &options));
+  ck_assert(result.best == result.validation && result.best_step == STEPS);
+  float x[11][2], y[11];
+  const int64_t x_shape[] = {11, 2}, y_shape[] = {11, 1};
+  ek_tensor tensors[2];
+  ck_ok(ek_tensor_host(&tensors[0], x, EK_F32, 2, x_shape));
+  ck_ok(ek_tensor_host(&tensors[1], y, EK_F32, 2, y_shape));
+  ck_ok(ek_source_read(tensors, 2, source, 0, 11));
+  double loss = 0;
+  ck_ok(ek_trainer_evaluate(&loss, NULL, trainer, &tensors[0], 1, &tensors[1], 1));
+  /* Sums of 11 squares in f32, in another order: 11 roundings of each. */
+  ck_assert_double_le(fabs(loss - result.validation), 22 * ldexp(loss, -24));
+}
+
+/* With a rate of 10 the loss rises after the first validations. */
+CK_TEST(patience_ends_a_run_and_the_best_state_stays) {
+  struct story story = {0};
+  ek_source *source = open_products();
+  ek_trainer_run_options options = options_of(&story);
+  ek_run_result result, again;
+  options.validation = source;
+  options.validation_every = 1;
+  options.patience = 3;
+  options.folder = states;
+  options.best_folder = best;
+  const ek_status status =
+      ek_trainer_run(&result, open_trainer("cpu:2", 10), source, STEPS, &options);
+  if (no_files(status)) return;
+  ck_assert(result.end == EK_RUN_PATIENCE && result.step == result.best_step + 3);
+  ck_assert(result.best == story.validations[result.best_step]);
+  for (int64_t i = 1; i < 4; i++) ck_assert(story.validations[result.best_step + i] >= result.best);
+  ck_assert(story.count == result.step);
+
+  ek_checkpoint_info info;
+  ek_trainer *evaluates = open_trainer("cpu:1", 0);
+  ck_ok(ek_trainer_load(&info, evaluates, best));
+  ck_assert(info.step == result.best_step && info.position == BATCH * result.best_step);
+
+  /* What a run knows of its best survives it: the next validation that is no better ends it. */
+  ck_ok(ek_trainer_run(&again, open_trainer("cpu:1", 10), source, STEPS, &options));
+  ck_assert(again.end == EK_RUN_PATIENCE && again.best == result.best);
+  ck_assert(again.first == result.step && again.best_step == result.best_step);
+  ck_assert(again.step == result.step + 1);
+}
+
+CK_TEST(a_source_that_fails_ends_the_run_and_loses_no_step) {
+  struct story whole = {0}, story = {0};
+  ek_source *source = open_products();
+  struct products *products = (struct products *)source;
+  ek_trainer *trainer = open_trainer("cpu:3", 0.05);
+  ek_trainer_run_options options = options_of(&story);
+  ek_run_result result;
+  run_whole(&whole, &options);
+  ck_ok(ek_source_at(&products->fails_at, NULL, source, 3 * BATCH + 2));
+  options.ahead = 3;
+  ck_fails(ek_trainer_run(&result, trainer, source, STEPS, &options), EK_ERR_IO,
+           "products: sample");
+  ck_assert(result.end == EK_RUN_FAILED && result.step == 3 && result.position == 3 * BATCH);
+  ck_assert(story.count == 3 && story.losses[3] == whole.losses[3]);
+
+  /* With a folder, the next call goes on after a save of the program's. */
+  ek_checkpoint_options checkpoint = EK_CHECKPOINT_OPTIONS_INIT;
+  checkpoint.position = result.position;
+  if (no_files(ek_trainer_save(trainer, states, &checkpoint))) return;
+  __atomic_store_n(&products->fails_at, -1, __ATOMIC_RELAXED);
+  options.folder = states;
+  ck_ok(ek_trainer_run(&result, trainer, source, STEPS, &options));
+  ck_assert(result.first == 3 && result.end == EK_RUN_DONE);
+  ck_assert(story.losses[STEPS] == whole.losses[STEPS]);
+}
+
+CK_TEST(a_signal_stops_a_run) {
+  struct story story = {0};
+  ek_world_options none = EK_WORLD_OPTIONS_INIT;
+  ek_world *world = NULL;
+  none.source = "none";
+  ck_ok(ek_world_open(&world, &none));
+  ek_trainer_run_options options = options_of(&story);
+  ek_run_result result;
+  options.world = world;
+  ek_world_request_stop(world);
+  ck_ok(ek_trainer_run(&result, open_trainer("cpu:2", 0.05), open_products(), STEPS, &options));
+  ck_assert(result.end == EK_RUN_STOPPED && result.step == 0 && isnan(result.loss));
+  ck_ok(ek_world_close(world));
+}
+
+CK_TEST(a_folder_that_has_a_state_is_not_new) {
+  struct story story = {0};
+  ek_source *source = open_products();
+  ek_trainer_run_options options = options_of(&story);
+  ek_run_result result;
+  options.folder = states;
+  options.fresh = true;
+  const ek_status status =
+      ek_trainer_run(&result, open_trainer("cpu:2", 0.05), source, STEPS, &options);
+  if (no_files(status)) return;
+  ck_fails(ek_trainer_run(&result, open_trainer("cpu:2", 0.05), source, STEPS, &options),
+           EK_ERR_STATE, "asks for a new run");
+  options.fresh = false;
+  story.count = 0;
+  ck_ok(ek_trainer_run(&result, open_trainer("cpu:2", 0.05), source, STEPS, &options));
+  ck_assert(story.count == 0 && result.step == STEPS && result.end == EK_RUN_DONE);
+}
+
+CK_TEST(metrics_have_the_validation_loss) {
+  struct story story = {0};
+  char path[CK_FOLDER_SIZE + 16], text[1 << 14];
+  ek_source *source = open_products();
+  ek_trainer *trainer = open_trainer("cpu:2", 0.05);
+  ek_trainer_run_options options = options_of(&story);
+  (void)snprintf(path, sizeof path, "%s/run.jsonl", folder);
+  ck_ok(ek_metrics_open(&options.metrics, ek_trainer_group(trainer), NULL, path));
+  ck_keep(options.metrics);
+  options.validation = source;
+  options.validation_every = 10;
+  options.tokens_per_row = 3;
+  ck_ok(ek_trainer_run(NULL, trainer, source, STEPS, &options));
+  FILE *file = fopen(path, "r");
+  ck_assert_ptr_nonnull(file);
+  text[fread(text, 1, sizeof text - 1, file)] = '\0';
+  ck_assert(fclose(file) == 0 && unlink(path) == 0);
+  const char *line = strstr(text, "\"step\": 10,");
+  ck_assert_ptr_nonnull(line);
+  ck_assert_ptr_nonnull(strstr(line, "\"tokens\": 150,"));
+  const char *value = strstr(text, "\"validation_loss\": ");
+  ck_assert(value != NULL && value > line);
+  ck_assert_double_eq_tol(strtod(value + strlen("\"validation_loss\": "), NULL),
+                          story.validations[10], 1e-9);
+}
+
+/* Whatever allocation fails, the run fails or is whole, and the next one is as if nothing were. */
+CK_TEST(no_memory) {
+  struct story whole = {0}, story = {0};
+  ek_trainer_run_options options = options_of(&story);
+  ek_source *source = open_products();
+  ek_run_result result;
+  run_whole(&whole, &options);
+  options.validation = source;
+  options.validation_every = 10;
+  int failures = 0;
+  for (ek_status status = EK_ERR_OUT_OF_MEMORY; status != EK_OK; failures++) {
+    const size_t mark = ck_mark();
+    ek_trainer *trainer = open_trainer("cpu:2", 0.05);
+    ek_host_memory_fail_at((uint64_t)failures + 1);
+    status = ek_trainer_run(&result, trainer, source, STEPS, &options);
+    ek_host_memory_fail_at(0);
+    ck_assert_msg(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY, "%s", ek_error_message());
+    ck_assert((status == EK_OK) == (result.end == EK_RUN_DONE));
+    ck_release(mark);
+  }
+  ck_assert_int_ge(failures, 8);
+  ck_assert(story.losses[STEPS] == whole.losses[STEPS]);
+}
+
+/* ---- what is refused ---- */
+
+CK_TEST(options_that_make_no_sense) {
+  struct story story = {0};
+  ek_source *source = open_products();
+  ek_trainer *trainer = open_trainer("cpu:1", 0.05), *predicts = NULL;
+  ek_trainer_run_options good = options_of(&story), bad;
+#define BAD(member, value, text)                                                                   \
+  bad = good;                                                                                      \
+  bad.member = (value);                                                                            \
+  ck_fails(ek_trainer_run(NULL, trainer, source, STEPS, &bad), EK_ERR_INVALID_ARGUMENT, text)
+  BAD(batch, 0, "steps of 0 rows");
+  BAD(validation_every, -1, "are 0 or more");
+  BAD(validation_rows, -1, "are 0 or more");
+  BAD(validation_batch, -1, "are 0 or more");
+  BAD(patience, -1, "are 0 or more");
+  BAD(save_every, -1, "are 0 or more");
+  BAD(patience, 1, "need options.validation");
+  BAD(best_folder, "x", "need options.validation");
+  BAD(save_every, 1, "need options.folder");
+  BAD(fresh, true, "need options.folder");
+  BAD(threads, 0, "0 threads");
+  BAD(tokens_per_row, NAN, "tokens_per_row is nan");
+  good.validation = source;
+  good.folder = "same";
+  BAD(best_folder, "same", "are the same");
+#undef BAD
+  ck_fails(ek_trainer_run(NULL, trainer, source, -1, &good), EK_ERR_INVALID_ARGUMENT, "-1 steps");
+  ck_fails(ek_trainer_run(NULL, NULL, source, 1, &good), EK_ERR_INVALID_ARGUMENT,
+           "trainer is NULL");
+  ck_fails(ek_trainer_run(NULL, trainer, NULL, 1, &good), EK_ERR_INVALID_ARGUMENT,
+           "source is NULL");
+  ck_fails(ek_trainer_run(NULL, trainer, source, 1, NULL), EK_ERR_INVALID_ARGUMENT,
+           "options is NULL");
+  ek_module *mlp = NULL;
+  ck_ok(ek_linear_create(&mlp, 2, 1, true));
+  ck_keep(mlp);
+  ck_ok(ek_trainer_open(&predicts, "cpu:1", mlp, NULL, NULL, NULL));
+  ck_keep(predicts);
+  ck_fails(ek_trainer_run(NULL, predicts, source, 1, &good), EK_ERR_STATE, "has no optimizer");
+  ck_assert_int_eq(story.count, 0);
+}
+
+CK_TEST(lines_for_people) {
+  ek_step_result step = {.loss = 2.25};
+  ek_run_event event = {.result = &step, .step = 12, .steps = 312, .rows = 8, .rows_per_second = 32,
+                        .validation = 2.5};
+  char text[160], little[8];
+  ck_assert_str_eq(ek_run_line(text, sizeof text, &event),
+                   "step 12 of 312, loss 2.2500, validation 2.5000, 32 rows/s, 1:15 left");
+  event.validation = NAN;
+  event.step = 312;
+  step.skipped = true;
+  ck_assert_str_eq(ek_run_line(text, sizeof text, &event),
+                   "step 312 of 312, loss 2.2500 (skipped), 32 rows/s");
+  ck_assert_str_eq(ek_run_line(little, sizeof little, &event), "step 31");
+  ck_assert_str_eq(ek_run_line(text, sizeof text, NULL), "");
+  ck_assert_ptr_null(ek_run_line(NULL, 0, &event));
+}
+
+CK_SUITE_WITH("trainer_run", make, clear)
