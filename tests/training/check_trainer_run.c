@@ -1,8 +1,8 @@
 /*
  * check_trainer_run.c - the loop of a run: interrupted anywhere it takes the steps of the whole run;
- * validation, the best state, patience; and what goes wrong on the way.
+ * validation, the best state, patience; several processes; and what goes wrong on the way.
  */
-#include "ek_check.h"
+#include "ck_processes.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -56,41 +56,56 @@ static ek_status read_products(const ek_source *self, const ek_source_request *r
 
 static void free_products(ek_source *self) { free(self); }
 
-static ek_source *open_products(void) {
+static ek_status make_products(ek_source **source) {
   static const ek_source_ops ops = {
       .size = sizeof ops, .kind = "products", .read = read_products, .free = free_products};
   static const ek_source_tensor tensors[] = {{EK_F32, 1, {2}}, {EK_F32, 1, {1}}};
   struct products *made = calloc(1, sizeof *made);
   ek_source_options options = EK_SOURCE_OPTIONS_INIT;
-  ck_assert_ptr_nonnull(made);
+  if (made == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory");
   made->fails_at = -1;
   options.samples = SAMPLES;
   options.tensors = tensors;
   options.seed = 4;
-  ck_ok(ek_source_init(&made->base, &ops, &options));
-  return ck_keep(&made->base);
+  *source = &made->base;
+  return ek_source_init(*source, &ops, &options);
 }
 
-static ek_trainer *open_trainer(const char *devices, double rate) {
+static ek_source *open_products(void) {
+  CK_OPENED(ek_source *, source, make_products(&source));
+  return source;
+}
+
+/* On devices, or on a group. */
+static ek_status make_trainer(ek_trainer **trainer, const char *devices, ek_group *group,
+                              double rate) {
   static const int64_t sizes[] = {2, 8, 1};
   ek_module *mlp = NULL;
   ek_criterion *loss = NULL;
   ek_optimizer *adamw = NULL;
-  ek_trainer *trainer = NULL;
+  ek_status status = EK_OK;
   ek_adamw_options rule = EK_ADAMW_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   rule.learning_rate = rate;
   model.reproducible = GRAINS;
   options.model = &model;
-  ck_ok(ek_mlp_create(&mlp, sizes, 3, EK_ACTIVATION_GELU));
-  ck_keep(mlp);
-  ck_ok(ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
-  ck_keep(loss);
-  ck_ok(ek_adamw_create(&adamw, &rule));
-  ck_keep(adamw);
-  ck_ok(ek_trainer_open(&trainer, devices, mlp, loss, adamw, &options));
-  return ck_keep(trainer);
+  options.group = group;
+  options.micro_batches = 2;
+  EK_TRY_GOTO(status, ek_mlp_create(&mlp, sizes, 3, EK_ACTIVATION_GELU), cleanup);
+  EK_TRY_GOTO(status, ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN), cleanup);
+  EK_TRY_GOTO(status, ek_adamw_create(&adamw, &rule), cleanup);
+  status = ek_trainer_open(trainer, devices, mlp, loss, adamw, &options);
+cleanup:
+  ek_optimizer_free(adamw);
+  ek_criterion_free(loss);
+  ek_module_free(mlp);
+  return status;
+}
+
+static ek_trainer *open_trainer(const char *devices, double rate) {
+  CK_OPENED(ek_trainer *, trainer, make_trainer(&trainer, devices, NULL, rate));
+  return trainer;
 }
 
 /* ---- what a run has told ---- */
@@ -335,6 +350,79 @@ CK_TEST(no_memory) {
   ck_assert(story.losses[STEPS] == whole.losses[STEPS]);
 }
 
+/* ---- several processes ---- */
+
+static bool hear_loss(void *context, const ek_run_event *event) {
+  ck_outcome_add(context, event->result->loss);
+  if (!isnan(event->validation)) ck_outcome_add(context, event->validation);
+  return true;
+}
+
+/* Part "damaged": process 1 cannot read one of its rows of the fourth batch, whose micro-batches have
+ * 3 and 2 rows: it has the third row. */
+static ek_status run_part(struct ck_outcome *outcome, const struct ck_process *process,
+                          ek_trainer *trainer) {
+  ek_source *source = NULL;
+  ek_run_result result;
+  ek_trainer_run_options options = EK_TRAINER_RUN_OPTIONS_INIT;
+  const bool damaged = strcmp(process->part, "damaged") == 0 && process->number == 1;
+  ek_status status = make_products(&source);
+  options.batch = BATCH;
+  options.validation = source;
+  options.validation_every = 7;
+  options.report = hear_loss;
+  options.context = outcome;
+  if (status == EK_OK && damaged) {
+    status = ek_source_at(&((struct products *)source)->fails_at, NULL, source, 3 * BATCH + 2);
+  }
+  if (status == EK_OK) status = ek_trainer_run(&result, trainer, source, STEPS, &options);
+  ek_source_free(source);
+  return status;
+}
+
+static void run_in_process(struct ck_outcome *outcome, const struct ck_process *process) {
+  ek_group *group = NULL;
+  ek_trainer *trainer = NULL;
+  ek_status status = ck_process_open(&group, process, 0);
+  if (status == EK_OK) status = make_trainer(&trainer, NULL, group, 0.05);
+  if (status == EK_OK) status = run_part(outcome, process, trainer);
+  outcome->status = status;
+  (void)snprintf(outcome->message, sizeof outcome->message, "%s", ek_error_message());
+  ek_trainer_free(trainer);
+  ek_group_free(group);
+}
+
+
+CK_LOOP(processes_take_the_steps_of_one, 2) {
+  static const size_t devices[2][3] = {{1, 1, 0}, {1, 2, 1}};
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
+  struct ck_outcome *alone = ck_array(1, sizeof *alone);
+  const struct ck_process process = ck_process_alone("run", 2);
+  const size_t count = _i == 0 ? 2 : 3;
+  run_in_process(alone, &process);
+  ck_assert_msg(alone->status == EK_OK, "%s", alone->message);
+  ck_assert_uint_eq(alone->count, STEPS + 3);
+  ck_processes_run(outcomes, "run", devices[_i], count);
+  for (size_t p = 0; p < count; p++) {
+    ck_assert_msg(outcomes[p].whole && outcomes[p].status == EK_OK, "process %zu: %s", p,
+                  outcomes[p].message);
+    ck_assert_uint_eq(outcomes[p].count, alone->count);
+    ck_assert_mem_eq(outcomes[p].numbers, alone->numbers, alone->count * sizeof(double));
+  }
+}
+
+CK_TEST(a_source_that_fails_in_one_process_ends_the_run_in_all) {
+  static const size_t devices[] = {1, 1};
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
+  ck_processes_run(outcomes, "damaged", devices, 2);
+  for (size_t p = 0; p < 2; p++) {
+    ck_assert(outcomes[p].whole && outcomes[p].status == EK_ERR_IO);
+    ck_assert_msg(strstr(outcomes[p].message, "products: sample") != NULL, "%s",
+                  outcomes[p].message);
+    ck_assert_uint_eq(outcomes[p].count, 3);
+  }
+}
+
 /* ---- what is refused ---- */
 
 CK_TEST(options_that_make_no_sense) {
@@ -395,4 +483,9 @@ CK_TEST(lines_for_people) {
   ck_assert_ptr_null(ek_run_line(NULL, 0, &event));
 }
 
-CK_SUITE_WITH("trainer_run", make, clear)
+static const struct ck_part parts[] = {
+    {"run", run_in_process}, {"damaged", run_in_process}, {NULL, NULL}};
+
+static Suite *make_suite(void) { return ck_suite("trainer_run", make, clear); }
+
+int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
