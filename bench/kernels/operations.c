@@ -102,6 +102,16 @@ CALL(attention_backward) {
   return ek_op_attention_backward(s, t[0], t[1], t[2], t[3], t[4], p->heads);
 }
 
+/* ---- convolve.h: kernels of one pixel, which need no workspace ---- */
+
+CALL(convolve_forward) {
+  return (void)p, ek_op_convolve_forward(s, t[0], t[1], t[2], t[3], t[4], NULL);
+}
+CALL(convolve_backward) {
+  return ek_op_convolve_backward(s, t[0], t[1], t[2], t[3], t[4], t[5], t[6], p->real[0],
+                                 p->real[1], NULL);
+}
+
 /* ---- losses.h ---- */
 
 #define TERMS(weights)                                                                             \
@@ -225,6 +235,11 @@ const struct operation operations[] = {
     OP(attention_forward, OUT("out", "BTC"), OUT("lse", "BHT", SUM), IN("qkv", "BTQ")),
     OP(attention_backward, OUT("dqkv", "BTQ"), IN("dout", "BTC"), IN("qkv", "BTQ"),
        IN("out", "BTC"), IN("lse", "BHT", SUM)),
+    OP(convolve_forward, OUT("y", "R11K"), OUT("workspace", "J", SUM, OPTIONAL, ANY_SHAPE),
+       IN("x", "R11C"), IN("weight", "KC11"), IN("bias", "K", OPTIONAL)),
+    OP(convolve_backward, OUT("dx", "R11C", OPTIONAL), OUT("dweight", "KC11", SUM, OPTIONAL),
+       OUT("dbias", "K", SUM, OPTIONAL), OUT("workspace", "J", SUM, OPTIONAL, ANY_SHAPE),
+       IN("dy", "R11K"), IN("x", "R11C"), IN("weight", "KC11")),
     OP(cross_entropy_forward, OUT("losses", "R", SUM), OUT("normalizer", "R2", SUM),
        OUT("totals", "2", F64), IN("logits", "RW"), IN("targets", "R", I32_BELOW('C')),
        IN("class_weights", "C", SUM, OPTIONAL, NOT_NEGATIVE)),

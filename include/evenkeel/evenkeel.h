@@ -63,6 +63,7 @@
  *     mlp.h                      linear layers with an activation between them
  *     layers.h                   includes the stock layers that follow
  *     linear.h                   y = x W^T + b
+ *     conv2d.h                   convolution of pictures
  *     activation.h               GELU and others as modules
  *     activation_list.h          their list and formulas
  *     layer_norm.h               layer normalisation
@@ -145,6 +146,7 @@
  *     rows.h                     sums, means and softmax of rows
  *     normalize.h                layer normalisation
  *     attend.h                   self-attention
+ *     convolve.h                 convolution of pictures
  *     lookup.h                   rows of a table by index
  *     losses.h                   losses and their gradients
  *     convert.h                  from one type to another

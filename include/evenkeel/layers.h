@@ -10,6 +10,7 @@
 
 #include <evenkeel/activation.h>
 #include <evenkeel/attention.h>
+#include <evenkeel/conv2d.h>
 #include <evenkeel/dropout.h>
 #include <evenkeel/embedding.h>
 #include <evenkeel/layer_norm.h>

@@ -33,6 +33,7 @@
 
 #include <evenkeel/attend.h>
 #include <evenkeel/convert.h>
+#include <evenkeel/convolve.h>
 #include <evenkeel/elementwise.h>
 #include <evenkeel/lookup.h>
 #include <evenkeel/losses.h>

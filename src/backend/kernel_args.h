@@ -169,6 +169,31 @@ struct ek__attention_args {
   struct ek__types types;
 };
 
+/*
+ * Rows of a matrix, one for each pixel of a result: what the kernel sees from there, as
+ * y[row][group][ky][kx][channel]. Element (ky, kx) is pixel
+ *     (result pixel * step + (ky, kx) * dilation - offset) / spread
+ * of x, or zeros where that is outside of the picture or no whole number.
+ */
+struct ek__unfold_args {
+  void *y;
+  const void *x;
+  int64_t first, rows; /* row 0 of y is that of result pixel `first`, counted over all images */
+  int64_t height, width, channels, groups; /* of x */
+  int64_t out_height, out_width;
+  int64_t kernel[2], step[2], spread[2], dilation[2], offset[2];
+  struct ek__types types;
+};
+
+/* y, dense with four dimensions: y[i] = value y[i] + x[sum of i step]. Without value y is not read. */
+struct ek__permute_args {
+  void *y;
+  const void *x;
+  int64_t size[4], step[4];
+  double value;
+  struct ek__types types;
+};
+
 struct ek__loss_args {
   void *losses;     /* sums. cross-entropy: rows; squared error: count, or NULL */
   void *normalizer; /* sums. cross-entropy only: rows x {m, z} */

@@ -43,6 +43,8 @@
   ROW(lookup_forward, lookup, OWN) /* of rows */                                                   \
   ROW(lookup_backward, lookup, OWN) /* of columns */                                               \
   ROW(positions_backward, lookup, OWN) /* of positions */                                          \
+  ROW(unfold, unfold, OWN) /* of rows */                                                           \
+  ROW(permute, permute, OWN) /* of the first two dimensions together */                            \
   ROW(attention_forward, attention, OWN) /* of heads of all samples; args: attention_job */        \
   ROW(attention_backward, attention, OWN) /* the same */                                           \
   ROW(cross_entropy_forward, loss, OWN) /* of rows; args: loss_job */                              \

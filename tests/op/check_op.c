@@ -89,6 +89,10 @@ static const struct test tests[] = {
      .reach = {UNTRIED, UNTRIED, ALL(2 * C), ALL(R + 1), ALL(2)}},
     {"linear_gradients", .real = {0, 1}, .reach = {UNTRIED, ALL(1), ALL(K + 1), ALL(C)}},
     {"linear_backward", .reach = {UNTRIED, ALL(K), ALL(R)}},
+    {"convolve_forward", .reach = {UNTRIED, ALL(0), ALL(K), ALL(R), ALL(R)}},
+    {"convolve_backward",
+     .real = {0, 1},
+     .reach = {UNTRIED, UNTRIED, ALL(1), ALL(0), ALL(2 * C + 1), ALL(K), ALL(R)}},
     {"squared_error_forward", .reach = {UNTRIED, UNTRIED, ALL(2), ALL(2)}},
     {"squared_error_backward", .reach = {UNTRIED, ALL(1), ALL(1), ALL(R *C), ALL(1)}},
     /* A weight; of an infinite one all other ratios are infinite, and its own is 1. */

@@ -82,6 +82,7 @@ USE(ek_gpt_options, ek_module, ek_gpt_create(&made, o))
 USE(ek_sequential_options, ek_module, ek_sequential_create_with(&made, &b->module, 1, o))
 USE(ek_linear_options, ek_module, ek_linear_create_with(&made, 2, 3, o))
 USE(ek_layer_norm_options, ek_module, ek_layer_norm_create_with(&made, 2, o))
+USE(ek_conv2d_options, ek_module, ek_conv2d_create_with(&made, 2, 3, o))
 USE(ek_embedding_options, ek_module, ek_embedding_create_with(&made, 2, 3, o))
 USE(ek_attention_options, ek_module, ek_attention_create_with(&made, 4, 2, o))
 USE(ek_swiglu_options, ek_module, ek_swiglu_create_with(&made, 2, 3, o))
@@ -89,6 +90,13 @@ USE(ek_cross_entropy_options, ek_criterion, ek_cross_entropy_create(&made, o))
 USE(ek_linear_cross_entropy_options, ek_criterion, ek_linear_cross_entropy_create(&made, 3, 5, o))
 USE(ek_sgd_options, ek_optimizer, ek_sgd_create(&made, o))
 USE(ek_adamw_options, ek_optimizer, ek_adamw_create(&made, o))
+
+static ek_status use_ek_convolution(struct bench *b, void *o) {
+  const int64_t x[] = {1, 2, 3, 4};
+  int64_t y[4];
+  (void)b;
+  return ek_convolution_shape(y, x, 5, o);
+}
 
 static ek_status use_ek_scatter_options(struct bench *b, void *o) {
   ek_shards shards = {0};
@@ -416,6 +424,8 @@ static ek_status use_ek_tokens_options(struct bench *b, void *o) {
   X(ek_criterion_options, EK_CRITERION_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_linear_options, EK_LINEAR_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_layer_norm_options, EK_LAYER_NORM_OPTIONS_INIT, sizeof(size_t))                             \
+  X(ek_convolution, EK_CONVOLUTION_INIT, sizeof(size_t))                                           \
+  X(ek_conv2d_options, EK_CONV2D_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_embedding_options, EK_EMBEDDING_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_attention_options, EK_ATTENTION_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_swiglu_options, EK_SWIGLU_OPTIONS_INIT, sizeof(size_t))                                     \

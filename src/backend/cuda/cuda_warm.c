@@ -63,6 +63,8 @@ struct samples {
   struct ek__dropout_args dropout;
   struct ek__layer_norm_args layer_norm;
   struct ek__lookup_args lookup;
+  struct ek__unfold_args unfold;
+  struct ek__permute_args permute;
   struct ek__attention_args attention;
   struct ek__loss_args loss;
   struct ek__combine_args combine;
@@ -132,6 +134,25 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
                  .entries = ROWS,
                  .period = 1,
                  .types = types},
+      .unfold = {.y = part[0],
+                 .x = part[1],
+                 .rows = ROWS,
+                 .height = 1,
+                 .width = ROWS,
+                 .channels = WIDTH,
+                 .groups = 1,
+                 .out_height = 1,
+                 .out_width = ROWS,
+                 .kernel = {1, 1},
+                 .step = {1, 1},
+                 .spread = {1, 1},
+                 .dilation = {1, 1},
+                 .types = types},
+      .permute = {.y = part[0],
+                  .x = part[1],
+                  .size = {1, 1, ROWS, WIDTH},
+                  .step = {0, 0, WIDTH, 1},
+                  .types = types},
       .attention = {.out = part[0],
                     .lse = part[1],
                     .dqkv = part[2],

@@ -1,0 +1,164 @@
+/*
+ * check_conv2d.c - convolution of pictures as a layer.
+ */
+#include <math.h>
+#include <string.h>
+
+#include <evenkeel/conv2d.h>
+
+#include "ck_frozen.h"
+#include "ck_module.h"
+
+static ek_status create_plain(ek_module **module) { return ek_conv2d_create(module, 3, 4, 3); }
+
+static ek_status create_of(ek_module **module, int64_t in, int64_t out, bool bias,
+                           ek_convolution convolution) {
+  ek_conv2d_options options = EK_CONV2D_OPTIONS_INIT;
+  convolution.size = sizeof convolution;
+  options.bias = bias;
+  options.convolution = &convolution;
+  return ek_conv2d_create_with(module, in, out, &options);
+}
+static ek_status create_wide(ek_module **module) {
+  return create_of(module, 4, 6, false, (ek_convolution){0, {3, 2}, {2, 1}, {1, 1}, {1, 2}, 2});
+}
+static ek_status create_depthwise(ek_module **module) {
+  return create_of(module, 5, 5, true, (ek_convolution){0, {3, 3}, {1, 1}, {1, 1}, {1, 1}, 5});
+}
+static ek_status create_pixel(ek_module **module) { return ek_conv2d_create(module, 6, 3, 1); }
+
+static const struct ck_module_case cases[] = {
+    {.name = "3 -> 4, 3 x 3",
+     .create = create_plain,
+     .input = {{0, 4, {5, 5, 4, 3}, -1, 1, 0}},
+     .longest = 30,
+     .depth = 1},
+    {.name = "4 -> 6 in two groups, stride, padding, dilation",
+     .create = create_wide,
+     .input = {{0, 4, {3, 6, 5, 4}, -1, 1, 0}},
+     .longest = 45,
+     .depth = 1},
+    {.name = "depthwise",
+     .create = create_depthwise,
+     .input = {{0, 4, {4, 4, 4, 5}, -1, 1, 0}},
+     .longest = 64,
+     .depth = 1},
+    {.name = "6 -> 3, one pixel",
+     .create = create_pixel,
+     .input = {{0, 4, {4, 3, 2, 6}, -1, 1, 0}},
+     .longest = 24,
+     .depth = 1},
+};
+CK_MODULE_CASES(cases)
+
+/* A kernel that has a 1 in its middle moves pictures by its padding, and dy back. */
+CK_TEST(a_kernel_of_one_element_moves) {
+  static const double one[9] = {0, 0, 0, 0, 1, 0, 0, 0, 0};
+  struct ck_module_case is = {.create = NULL, .input = {{0, 4, {1, 4, 4, 5}, -1, 1, 0}}};
+  is.create = create_depthwise;
+  struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  double weight[45], bias[5] = {0};
+  for (int c = 0; c < 5; c++) memcpy(weight + (size_t)c * 9, one, sizeof one);
+  ck_bed_set(bed, "weight", weight);
+  ck_bed_set(bed, "bias", bias);
+  const struct ck_results *r = ck_bed_backward(bed, true);
+  ck_within("y", r->output[0], bed->value[0], NULL, 80);
+  ck_within("dx", r->grad_input[0], bed->factor[0], NULL, 80);
+}
+
+/* Bit 0: the weight is frozen, 1: the bias. */
+static unsigned frozen;
+static ek_status create_frozen(ek_module **module) {
+  static const char *const names[] = {"weight", "bias"};
+  ek_module *inner = NULL;
+  EK_TRY(create_plain(&inner));
+  *module = ck_frozen_create(inner, names, 2, frozen);
+  return EK_OK;
+}
+
+/* dx has the bits that it has when all is trained, and of x nothing is kept that is not needed. */
+CK_LOOP(frozen_parameters, 4) {
+  const struct ck_module_case is = {.create = create_frozen,
+                                    .input = {{0, 4, {2, 5, 4, 3}, -1, 1, 0}}};
+  double weight[108], bias[4];
+  for (int i = 0; i < 108; i++) weight[i] = i % 7 - 3;
+  for (int i = 0; i < 4; i++) bias[i] = i - 1;
+  struct ck_results *results[2];
+  double gradients[2][2][108];
+  for (int k = 0; k < 2; k++) {
+    frozen = k == 0 ? 0 : (unsigned)_i;
+    struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+    ck_bed_set(bed, "own0", weight);
+    ck_bed_set(bed, "own1", bias);
+    results[k] = ck_bed_backward(bed, true);
+    for (unsigned p = 0; p < 2; p++) {
+      ek_parameter_info info;
+      ck_ok(ek_replica_find(&info, bed->replica, p == 0 ? "own0" : "own1"));
+      ck_assert_int_eq(info.frozen, frozen >> p & 1u);
+      if (!info.frozen) ck_get(gradients[k][p], &info.gradient);
+    }
+    ck_bed_close(bed);
+  }
+  ck_same_bits("dx", results[1]->grad_input[0], results[0]->grad_input[0], 120);
+  for (unsigned p = 0; p < 2; p++) {
+    if ((_i >> p & 1) == 0) {
+      ck_same_bits("trained", gradients[1][p], gradients[0][p], p == 0 ? 108 : 4);
+    }
+  }
+}
+
+/* torch's: uniform in +- 1 / sqrt(3 * 3 * 3). */
+CK_TEST(initial_values) {
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_parameter_info info;
+  double values[108], sum = 0, most = 0;
+  CK_OPENED(ek_module *, module, create_plain(&module));
+  CK_OPENED(ek_replica *, replica,
+            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  ck_ok(ek_replica_find(&info, replica, "weight"));
+  ck_assert_int_eq(info.value.rank, 4);
+  ck_get(values, &info.value);
+  for (int i = 0; i < 108; i++) {
+    sum += values[i] * values[i];
+    most = fmax(most, fabs(values[i]));
+  }
+  ck_assert_double_le(most, 1 / sqrt(27));
+  ck_assert_double_ge(most, 0.9 / sqrt(27));
+  ck_assert_double_le(fabs(sum / 108 * 81 - 1), 0.4); /* variance 1 / 27 / 3; 5 deviations of it */
+  ck_ok(ek_replica_find(&info, replica, "bias"));
+  ck_get(values, &info.value);
+  for (int i = 0; i < 4; i++) ck_assert_double_le(fabs(values[i]), 1 / sqrt(27));
+}
+
+CK_TEST(bad_input) {
+  ek_module *module = NULL;
+  ck_fails(ek_conv2d_create(NULL, 3, 4, 3), EK_ERR_INVALID_ARGUMENT, "conv2d");
+  ck_fails(ek_conv2d_create(&module, 0, 4, 3), EK_ERR_INVALID_ARGUMENT, "sizes are 0 -> 4");
+  ck_fails(ek_conv2d_create(&module, 3, -1, 3), EK_ERR_INVALID_ARGUMENT, "sizes are 3 -> -1");
+  ck_fails(ek_conv2d_create(&module, 3, 4, 0), EK_ERR_INVALID_ARGUMENT, "kernel is 0 x 0");
+  ck_fails(create_of(&module, 3, 4, true, (ek_convolution){0, {1, 1}, {0, 1}, {0, 0}, {1, 1}, 1}),
+           EK_ERR_INVALID_ARGUMENT, "stride is 0 x 1");
+  ck_fails(create_of(&module, 3, 4, true, (ek_convolution){0, {1, 1}, {1, 1}, {0, 0}, {1, 1}, 2}),
+           EK_ERR_SHAPE, "2 groups do not divide 3 and 4 channels");
+  ek_conv2d_options options = EK_CONV2D_OPTIONS_INIT;
+  const ek_initializer start = ek_initializer_ones();
+  options.bias = false;
+  options.bias_start = &start;
+  ck_fails(ek_conv2d_create_with(&module, 3, 4, &options), EK_ERR_INVALID_ARGUMENT,
+           "conv2d: bias_start is given, but bias is false");
+  ck_assert_ptr_null(module);
+  ck_host_failures(create_plain);
+
+  ck_ok(create_plain(&module));
+  ck_forward_fails(module, EK_ERR_SHAPE, "conv2d, forward: input has 5 columns, expected 3", EK_F32,
+                   CK_SHAPE(2, 4, 4, 5));
+  ck_forward_fails(module, EK_ERR_SHAPE, "input has rank 2, expected 4", EK_F32, CK_SHAPE(2, 3));
+  ck_forward_fails(module, EK_ERR_SHAPE, "x is 2 high with its padding, and the kernel 3", EK_F32,
+                   CK_SHAPE(2, 2, 4, 3));
+  ek_module_free(module);
+  ck_ok(ek_conv2d_create(&module, INT64_MAX, 1, 1));
+  ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
+  ek_module_free(module);
+}
+
+CK_SUITE("conv2d")

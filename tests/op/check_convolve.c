@@ -1,0 +1,377 @@
+/*
+ * check_convolve.c - convolution against plain loops in long double.
+ *
+ * Bounds, u the unit roundoff of the type of sums, for a sum of n products in any order:
+ *   (n + 3) u (|what is there before| + sum |products|)
+ * doubled for the terms of second order; n counts the zeros of the padding and, for dx, those that
+ * a stride puts between the pixels of dy.
+ */
+#include <evenkeel/convolve.h>
+#include <math.h>
+#include <string.h>
+
+#include "ek_check.h"
+
+struct shape {
+  int64_t x[4], out;
+  ek_convolution is;
+};
+
+/* kernel, stride, padding, dilation, groups */
+#define IS(...)                                                                                    \
+  { sizeof(ek_convolution), __VA_ARGS__ }
+
+/* Kernels of one pixel, dense and with a stride; odd sizes; groups; depthwise; more than a picture
+ * is wide; without images, pixels, results; two that do not fit in one block, of x and of dy;
+ * without channels. */
+static const struct shape shapes[] = {
+    {{2, 5, 4, 3}, 7, IS({1, 1}, {1, 1}, {0, 0}, {1, 1}, 1)},
+    {{2, 5, 4, 6}, 4, IS({1, 1}, {1, 1}, {0, 0}, {1, 1}, 2)},
+    {{3, 6, 5, 8}, 5, IS({1, 1}, {2, 2}, {0, 0}, {1, 1}, 1)},
+    {{2, 7, 6, 3}, 16, IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 1)},
+    {{3, 8, 8, 16}, 32, IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 1)},
+    {{1, 9, 11, 5}, 3, IS({3, 2}, {2, 3}, {1, 0}, {1, 1}, 1)},
+    {{2, 9, 8, 4}, 6, IS({3, 3}, {2, 1}, {2, 3}, {2, 3}, 2)},
+    {{2, 6, 7, 12}, 12, IS({3, 3}, {1, 2}, {1, 1}, {1, 1}, 12)},
+    {{1, 12, 12, 3}, 8, IS({7, 7}, {2, 2}, {3, 3}, {1, 1}, 1)},
+    {{1, 2, 3, 2}, 3, IS({5, 4}, {1, 1}, {4, 3}, {1, 1}, 1)},
+    {{1, 4, 4, 3}, 2, IS({2, 2}, {3, 3}, {0, 0}, {1, 1}, 1)},
+    {{0, 4, 4, 3}, 2, IS({2, 2}, {1, 1}, {0, 0}, {1, 1}, 1)},
+    {{2, 0, 3, 2}, 2, IS({3, 1}, {1, 1}, {2, 0}, {1, 1}, 1)},
+    {{2, 3, 3, 2}, 0, IS({2, 2}, {1, 1}, {0, 0}, {1, 1}, 1)},
+    {{1, 4, 4, 64}, 2, IS({7, 7}, {1, 1}, {28, 28}, {1, 1}, 1)},
+    {{1, 54, 54, 2}, 64, IS({7, 7}, {9, 9}, {0, 0}, {1, 1}, 1)},
+    {{2, 3, 2, 0}, 2, IS({2, 2}, {1, 1}, {0, 0}, {1, 1}, 1)},
+};
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+struct sizes {
+  int64_t y[4], weight[4];
+  int64_t xs, ys, weights;   /* elements */
+  int64_t forward, backward; /* workspace */
+};
+
+static int64_t product_of(const int64_t *shape) {
+  return shape[0] * shape[1] * shape[2] * shape[3];
+}
+
+static struct sizes sizes_of(const struct ck_rig *rig, const struct shape *s) {
+  struct sizes z = {.weight = {s->out, s->x[3] / s->is.groups, s->is.kernel[0], s->is.kernel[1]}};
+  ck_ok(ek_convolution_shape(z.y, s->x, s->out, &s->is));
+  ck_ok(ek_convolution_workspace(&z.forward, &z.backward, s->x, s->out, rig->type, &s->is));
+  z.xs = product_of(s->x);
+  z.ys = product_of(z.y);
+  z.weights = product_of(z.weight);
+  return z;
+}
+
+static ek_tensor *workspace_of(struct ck_rig *rig, int64_t elements) {
+  return elements == 0 ? NULL : ck_poisoned_sums(rig, CK_SHAPE(elements));
+}
+
+struct sum_up { /* of the factors two are read */
+  const double *x, *y, *weight;
+  double *to, *size; /* sums of products, and of their magnitudes */
+};
+enum result { Y, DX, DWEIGHT };
+
+/* Adds every product of the formula to the result that it is a term of. */
+
+CK_UNWATCHED static void add_products(const struct sum_up *sum, const struct shape *s,
+                                      const struct sizes *z, enum result result) {
+  const int64_t in = z->weight[1], outs = s->out / s->is.groups, kh = z->weight[2];
+  const int64_t kw = z->weight[3];
+  for (int64_t pixel = 0; pixel < z->y[0] * z->y[1] * z->y[2]; pixel++) {
+    const int64_t image = pixel / (z->y[1] * z->y[2]);
+    for (int64_t tap = 0; tap < kh * kw; tap++) {
+      const int64_t i = pixel / z->y[2] % z->y[1] * s->is.stride[0] + tap / kw * s->is.dilation[0] -
+                        s->is.padding[0];
+      const int64_t j =
+          pixel % z->y[2] * s->is.stride[1] + tap % kw * s->is.dilation[1] - s->is.padding[1];
+      if (i < 0 || j < 0 || i >= s->x[1] || j >= s->x[2]) continue;
+      const int64_t from = ((image * s->x[1] + i) * s->x[2] + j) * s->x[3];
+      for (int64_t o = 0; o < s->out; o++) {
+        for (int64_t c = 0; c < in; c++) {
+          const int64_t at[] = {pixel * s->out + o, from + o / outs * in + c,
+                                (o * in + c) * kh * kw + tap};
+          const double a = result == Y ? sum->x[at[1]] : sum->y[at[0]];
+          const double b = result == DWEIGHT ? sum->x[at[1]] : sum->weight[at[2]];
+          sum->to[at[result]] += a * b;
+          sum->size[at[result]] += fabs(a * b);
+        }
+      }
+    }
+  }
+}
+
+static void bound_sums(const struct ck_rig *rig, double *size, int64_t count, int64_t terms) {
+  for (int64_t i = 0; i < count; i++) size[i] *= 2 * (double)(terms + 3) * rig->unit;
+}
+
+CK_RIG_CASES(forward, c, SHAPES) {
+  const struct shape *s = &shapes[c];
+  const struct sizes z = sizes_of(rig, s);
+  const double *x = ck_values(rig, z.xs, -1, 1), *w = ck_values(rig, z.weights, -1, 1);
+  const double *bias = ck_values(rig, s->out, -1, 1);
+  ek_tensor *tx = ck_tensor(rig, x, 4, s->x), *tw = ck_tensor(rig, w, 4, z.weight);
+  ek_tensor *tbias = ck_tensor(rig, bias, CK_SHAPE(s->out));
+  for (int with = 0; with < 2; with++) {
+    double *want = ck_zeros(rig, z.ys), *size = ck_zeros(rig, z.ys);
+    for (int64_t i = 0; i < z.ys && with; i++) {
+      want[i] = bias[i % s->out];
+      size[i] = fabs(want[i]);
+    }
+    add_products(&(struct sum_up){.x = x, .weight = w, .to = want, .size = size}, s, &z, Y);
+    bound_sums(rig, size, z.ys, z.weight[1] * z.weight[2] * z.weight[3]);
+    ek_tensor *y = ck_poisoned(rig, 4, z.y);
+    ck_ok(ek_op_convolve_forward(rig->stream, y, workspace_of(rig, z.forward), tx, tw,
+                                 with ? tbias : NULL, &s->is));
+    ck_fits(rig, with ? "y with a bias" : "y", y, want, size, z.ys);
+  }
+}
+
+struct backward {
+  double *x, *w, *dy, *dweight, *dbias; /* the last two: what was there */
+  ek_tensor *tx, *tw, *tdy, *workspace;
+};
+
+static struct backward make_backward(struct ck_rig *rig, const struct shape *s,
+                                     const struct sizes *z) {
+  struct backward b = {.x = ck_values(rig, z->xs, -1, 1),
+                       .w = ck_values(rig, z->weights, -1, 1),
+                       .dy = ck_values(rig, z->ys, -1, 1),
+                       .dweight = ck_values_of(rig, rig->sum, z->weights, -1, 1),
+                       .dbias = ck_values_of(rig, rig->sum, s->out, -1, 1)};
+  b.tx = ck_tensor(rig, b.x, 4, s->x);
+  b.tw = ck_tensor(rig, b.w, 4, z->weight);
+  b.tdy = ck_tensor(rig, b.dy, 4, z->y);
+  b.workspace = workspace_of(rig, z->backward);
+  return b;
+}
+
+static void check_parameters(struct ck_rig *rig, const struct shape *s, const struct sizes *z,
+                             const struct backward *b, double scale) {
+  double *want = ck_zeros(rig, z->weights), *size = ck_zeros(rig, z->weights);
+  double *want_bias = ck_zeros(rig, s->out), *bias_size = ck_zeros(rig, s->out);
+  for (int64_t i = 0; i < z->weights; i++) {
+    want[i] = scale * b->dweight[i];
+    size[i] = fabs(want[i]);
+  }
+  for (int64_t o = 0; o < s->out; o++) {
+    want_bias[o] = scale * b->dbias[o];
+    bias_size[o] = fabs(want_bias[o]);
+    for (int64_t i = o; i < z->ys; i += s->out) {
+      want_bias[o] += b->dy[i];
+      bias_size[o] += fabs(b->dy[i]);
+    }
+  }
+  add_products(&(struct sum_up){.x = b->x, .y = b->dy, .to = want, .size = size}, s, z, DWEIGHT);
+  bound_sums(rig, size, z->weights, z->y[0] * z->y[1] * z->y[2]);
+  bound_sums(rig, bias_size, s->out, z->y[0] * z->y[1] * z->y[2]);
+  ek_tensor *dweight = ck_sums(rig, scale == 0 ? NULL : b->dweight, 4, z->weight);
+  ek_tensor *dbias = ck_sums(rig, scale == 0 ? NULL : b->dbias, CK_SHAPE(s->out));
+  ck_ok(ek_op_convolve_backward(rig->stream, NULL, dweight, dbias, b->workspace, b->tdy, b->tx,
+                                b->tw, scale, scale, &s->is));
+  const double *got = ck_read(rig, dweight);
+  ck_within("dweight", got, want, size, z->weights);
+  ck_within("dbias", ck_read(rig, dbias), want_bias, bias_size, s->out);
+}
+
+CK_RIG_CASES(backward, c, SHAPES) {
+  const struct shape *s = &shapes[c];
+  const struct sizes z = sizes_of(rig, s);
+  const struct backward b = make_backward(rig, s, &z);
+  double *want = ck_zeros(rig, z.xs), *size = ck_zeros(rig, z.xs);
+  add_products(&(struct sum_up){.y = b.dy, .weight = b.w, .to = want, .size = size}, s, &z, DX);
+  bound_sums(rig, size, z.xs, s->out / s->is.groups * z.weight[2] * z.weight[3]);
+  ek_tensor *dx = ck_poisoned(rig, 4, s->x);
+  ck_ok(ek_op_convolve_backward(rig->stream, dx, NULL, NULL, b.workspace, b.tdy, b.tx, b.tw, 0, 0,
+                                &s->is));
+  ck_fits(rig, "dx", dx, want, size, z.xs);
+  ek_tensor *without_x = ck_poisoned(rig, 4, s->x);
+  ck_ok(ek_op_convolve_backward(rig->stream, without_x, NULL, NULL, b.workspace, b.tdy, NULL, b.tw,
+                                0, 0, &s->is));
+  ck_same_bits("dx without x", ck_read(rig, without_x), ck_read(rig, dx), z.xs);
+  check_parameters(rig, s, &z, &b, 0);
+  check_parameters(rig, s, &z, &b, 0.5);
+}
+
+/* ---- finite differences ---- */
+
+struct loss {
+  struct ck_rig *rig;
+  const struct shape *s;
+  ek_tensor *y, *workspace, *x, *weight, *bias, *varied;
+  const double *factor;
+};
+
+static double value_of(void *raw, const double *values) {
+  struct loss *l = raw;
+  ck_set(l->varied, values);
+  ck_ok(ek_op_convolve_forward(l->rig->stream, l->y, l->workspace, l->x, l->weight, l->bias,
+                               &l->s->is));
+  return ck_weighed(l->y, l->factor);
+}
+
+CK_LOOP(finite_differences, 3) {
+  static const int of[] = {5, 6, 7};
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+  const struct shape *s = &shapes[of[_i]];
+  const struct sizes z = sizes_of(rig, s);
+  const struct backward b = make_backward(rig, s, &z);
+  ek_tensor *dx = ck_poisoned(rig, 4, s->x), *dweight = ck_poisoned(rig, 4, z.weight);
+  ek_tensor *dbias = ck_poisoned(rig, CK_SHAPE(s->out));
+  ck_ok(ek_op_convolve_backward(rig->stream, dx, dweight, dbias, b.workspace, b.tdy, b.tx, b.tw, 0,
+                                0, &s->is));
+  struct loss loss = {rig,
+                      s,
+                      ck_poisoned(rig, 4, z.y),
+                      workspace_of(rig, z.forward),
+                      b.tx,
+                      b.tw,
+                      ck_tensor(rig, b.dbias, CK_SHAPE(s->out)),
+                      b.tx,
+                      b.dy};
+  ck_gradient(rig, "dx", value_of, &loss, b.x, ck_read(rig, dx), z.xs, 40);
+  ck_set(b.tx, b.x);
+  loss.varied = b.tw;
+  ck_gradient(rig, "dweight", value_of, &loss, b.w, ck_read(rig, dweight), z.weights, 40);
+  ck_set(b.tw, b.w);
+  loss.varied = loss.bias;
+  ck_gradient(rig, "dbias", value_of, &loss, b.dbias, ck_read(rig, dbias), s->out, 40);
+}
+
+/* ---- sizes and mistakes ---- */
+
+CK_TEST(shapes_follow_the_formula) {
+  static const struct {
+    int64_t size;
+    ek_convolution is;
+    int64_t want;
+  } known[] = {{224, IS({7, 7}, {2, 2}, {3, 3}, {1, 1}, 1), 112},
+               {32, IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 1), 32},
+               {56, IS({1, 1}, {2, 2}, {0, 0}, {1, 1}, 1), 28},
+               {60, IS({3, 3}, {1, 1}, {4, 4}, {4, 4}, 1), 60},
+               {5, IS({2, 2}, {2, 2}, {0, 0}, {1, 1}, 1), 2}};
+  for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+    int64_t y[4];
+    ck_ok(ek_convolution_shape(y, (const int64_t[]){2, known[i].size, known[i].size, 3}, 9,
+                               &known[i].is));
+    ck_assert_int_eq(y[0], 2);
+    ck_assert_int_eq(y[1], known[i].want);
+    ck_assert_int_eq(y[2], known[i].want);
+    ck_assert_int_eq(y[3], 9);
+  }
+}
+
+/* The block has an end, whatever the pictures. */
+CK_TEST(workspace_is_bounded) {
+  const ek_convolution is = IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 1);
+  int64_t forward = 0, backward = 0, last = 0;
+  for (int64_t images = 1; images < INT64_C(1) << 20; images *= 4) {
+    ck_ok(ek_convolution_workspace(&forward, &backward, (const int64_t[]){images, 224, 224, 64}, 64,
+                                   EK_F32, &is));
+    ck_assert_int_le(4 * forward, (32 << 20) + 64 * 64 * 9 * 4 + 512);
+    ck_assert_int_le(4 * backward, (32 << 20) + 64 * 64 * 9 * 4 + 512);
+    last = forward;
+  }
+  ck_assert_int_gt(4 * last, 31 << 20);
+  const ek_convolution plain = EK_CONVOLUTION_INIT;
+  ck_ok(ek_convolution_workspace(&forward, &backward, (const int64_t[]){8, 224, 224, 64}, 64,
+                                 EK_F32, &plain));
+  ck_assert_int_eq(forward, 0);
+  ck_assert_int_eq(backward, 0);
+}
+
+CK_TEST(workspace_too_small) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  const struct shape *s = &shapes[4];
+  const struct sizes z = sizes_of(rig, s);
+  const struct backward b = make_backward(rig, s, &z);
+  ek_tensor *y = ck_poisoned(rig, 4, z.y), *dx = ck_poisoned(rig, 4, s->x);
+  ck_fails(ek_op_convolve_forward(rig->stream, y, NULL, b.tx, b.tw, NULL, &s->is), EK_ERR_SHAPE,
+           "convolve_forward: workspace has 0 elements, expected at least");
+  ck_fails(ek_op_convolve_forward(rig->stream, y, workspace_of(rig, z.forward - 1), b.tx, b.tw,
+                                  NULL, &s->is),
+           EK_ERR_SHAPE, "workspace");
+  ck_fails(
+      ek_op_convolve_backward(rig->stream, dx, NULL, NULL, NULL, b.tdy, b.tx, b.tw, 0, 0, &s->is),
+      EK_ERR_SHAPE, "convolve_backward: workspace has 0 elements");
+}
+
+static void shape_fails(ek_convolution is, ek_status wanted, const char *text) {
+  int64_t y[4] = {-7, -7, -7, -7}, forward = -7, backward = -7;
+  const int64_t x[] = {2, 8, 8, 6};
+  is.size = sizeof is;
+  ck_fails(ek_convolution_shape(y, x, 4, &is), wanted, text);
+  ck_fails(ek_convolution_workspace(&forward, &backward, x, 4, EK_F32, &is), wanted, text);
+  ck_assert_int_eq(y[0], -7);
+  ck_assert_int_eq(forward, -7);
+}
+
+CK_TEST(bad_options) {
+  const ek_convolution good = IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 2);
+  ek_convolution bad = good;
+  bad.kernel[1] = 0;
+  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "kernel is 3 x 0, expected at least 1");
+  bad = good, bad.stride[0] = -1;
+  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "stride is -1 x 1, expected at least 1");
+  bad = good, bad.padding[0] = -1;
+  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "padding is -1 x 1, expected at least 0");
+  bad = good, bad.dilation[1] = 0;
+  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "dilation is 1 x 0, expected at least 1");
+  bad = good, bad.groups = 0;
+  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "groups is 0, expected at least 1");
+  bad = good, bad.groups = 3;
+  shape_fails(bad, EK_ERR_SHAPE, "3 groups do not divide 6 and 4 channels");
+  bad = good, bad.kernel[0] = 11;
+  shape_fails(bad, EK_ERR_SHAPE, "x is 10 high with its padding, and the kernel 11");
+  bad = good, bad.dilation[1] = INT64_MAX / 2 + 1;
+  shape_fails(bad, EK_ERR_OVERFLOW, "63 bits");
+  bad = good, bad.padding[1] = INT64_MAX / 2;
+  shape_fails(bad, EK_ERR_OVERFLOW, "63 bits");
+  int64_t y[4], forward, backward;
+  ck_fails(ek_convolution_shape(y, NULL, 4, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_convolution_shape(y, (const int64_t[]){1, 2, 2, -1}, 4, NULL), EK_ERR_SHAPE,
+           "sizes from 0 up");
+  ck_fails(
+      ek_convolution_workspace(&forward, &backward, (const int64_t[]){1, 2, 2, 2}, 4, EK_I32, NULL),
+      EK_ERR_TYPE, "i32");
+}
+
+/* Operands that do not fit each other: the rest is check_op's. */
+CK_TEST(bad_operands) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  const struct shape *s = &shapes[4];
+  const struct sizes z = sizes_of(rig, s);
+  const struct backward b = make_backward(rig, s, &z);
+  ek_tensor *y = ck_poisoned(rig, 4, z.y), *flat = ck_poisoned(rig, CK_SHAPE(z.xs));
+  ek_tensor *workspace = workspace_of(rig, z.forward);
+  ck_fails(ek_op_convolve_forward(rig->stream, y, workspace, flat, b.tw, NULL, &s->is),
+           EK_ERR_SHAPE, "convolve_forward: x has 1 dimensions and weight 4, expected 4 each");
+  ck_fails(ek_op_convolve_forward(rig->stream, y, workspace, b.tx, b.tw, NULL, NULL), EK_ERR_SHAPE,
+           "weight is 32 x 16 x 3 x 3, expected 32 x 16 x 1 x 1");
+  ek_tensor *dw = ck_poisoned_sums(rig, 4, z.weight), *wide = workspace_of(rig, z.backward);
+  ck_fails(
+      ek_op_convolve_backward(rig->stream, NULL, dw, NULL, wide, b.tdy, NULL, b.tw, 0, 0, &s->is),
+      EK_ERR_INVALID_ARGUMENT, "convolve_backward: x is NULL");
+  ck_fails(
+      ek_op_convolve_backward(rig->stream, flat, NULL, NULL, wide, b.tdy, b.tx, b.tw, 0, 0, &s->is),
+      EK_ERR_SHAPE, "dx is 3072, expected 3 x 8 x 8 x 16");
+  ek_tensor *low = ck_poisoned(rig, CK_SHAPE(3, 7, 8, 32));
+  ck_fails(ek_op_convolve_forward(rig->stream, low, workspace, b.tx, b.tw, NULL, &s->is),
+           EK_ERR_SHAPE, "y is 3 x 7 x 8 x 32, expected 3 x 8 x 8 x 32");
+}
+
+/* A device that only counts takes pictures of any size. */
+CK_TEST(plans) {
+  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+  const struct shape s = {{4096, 1024, 1024, 256}, 256, IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 1)};
+  const struct sizes z = sizes_of(rig, &s);
+  ek_tensor *workspace = ck_ghost(rig, EK_F32, CK_SHAPE(z.forward));
+  ck_ok(ek_op_convolve_forward(rig->stream, ck_ghost(rig, EK_F32, 4, z.y), workspace,
+                               ck_ghost(rig, EK_F32, 4, s.x), ck_ghost(rig, EK_F32, 4, z.weight),
+                               NULL, &s.is));
+}
+
+CK_SUITE("convolve")
