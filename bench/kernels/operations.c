@@ -112,6 +112,25 @@ CALL(convolve_backward) {
                                  p->real[1], NULL);
 }
 
+/* ---- pool.h: windows of one pixel ---- */
+
+static const ek_pooling one_pixel = {sizeof(ek_pooling), {1, 1}, {1, 1}, {0, 0}, {1, 1}, true, false};
+
+CALL(max_pool_forward) {
+  return (void)p, ek_op_max_pool_forward(s, t[0], t[1], t[2], &one_pixel);
+}
+CALL(max_pool_backward) {
+  return (void)p, ek_op_max_pool_backward(s, t[0], t[1], t[2], &one_pixel);
+}
+CALL(average_pool_forward) {
+  return (void)p, ek_op_average_pool_forward(s, t[0], t[1], &one_pixel);
+}
+CALL(average_pool_backward) {
+  return (void)p, ek_op_average_pool_backward(s, t[0], t[1], &one_pixel);
+}
+CALL(resample_forward) { return ek_op_resample_forward(s, t[0], t[1], p->flag[0]); }
+CALL(resample_backward) { return ek_op_resample_backward(s, t[0], t[1], p->flag[0]); }
+
 /* ---- losses.h ---- */
 
 #define TERMS(weights)                                                                             \
@@ -240,6 +259,12 @@ const struct operation operations[] = {
     OP(convolve_backward, OUT("dx", "R11C", OPTIONAL), OUT("dweight", "KC11", SUM, OPTIONAL),
        OUT("dbias", "K", SUM, OPTIONAL), OUT("workspace", "J", SUM, OPTIONAL, ANY_SHAPE),
        IN("dy", "R11K"), IN("x", "R11C"), IN("weight", "KC11")),
+    OP(max_pool_forward, OUT("y", "R11C"), OUT("places", "R11C", I32_BELOW('1')), IN("x", "R11C")),
+    OP(max_pool_backward, OUT("dx", "R11C"), IN("dy", "R11C"), IN("places", "R11C", I32_BELOW('1'))),
+    OP(average_pool_forward, OUT("y", "R11C"), IN("x", "R11C")),
+    OP(average_pool_backward, OUT("dx", "R11C"), IN("dy", "R11C")),
+    OP(resample_forward, OUT("y", "R11C"), IN("x", "R11C")),
+    OP(resample_backward, OUT("dx", "R11C"), IN("dy", "R11C")),
     OP(cross_entropy_forward, OUT("losses", "R", SUM), OUT("normalizer", "R2", SUM),
        OUT("totals", "2", F64), IN("logits", "RW"), IN("targets", "R", I32_BELOW('C')),
        IN("class_weights", "C", SUM, OPTIONAL, NOT_NEGATIVE)),

@@ -64,6 +64,8 @@
  *     layers.h                   includes the stock layers that follow
  *     linear.h                   y = x W^T + b
  *     conv2d.h                   convolution of pictures
+ *     pool2d.h                   the largest or the mean of windows of a picture
+ *     upsample.h                 a picture with more pixels
  *     activation.h               GELU and others as modules
  *     activation_list.h          their list and formulas
  *     layer_norm.h               layer normalisation
@@ -147,6 +149,7 @@
  *     normalize.h                layer normalisation
  *     attend.h                   self-attention
  *     convolve.h                 convolution of pictures
+ *     pool.h                     pooling of pictures, and pictures of another size
  *     lookup.h                   rows of a table by index
  *     losses.h                   losses and their gradients
  *     convert.h                  from one type to another

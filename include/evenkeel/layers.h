@@ -15,8 +15,10 @@
 #include <evenkeel/embedding.h>
 #include <evenkeel/layer_norm.h>
 #include <evenkeel/linear.h>
+#include <evenkeel/pool2d.h>
 #include <evenkeel/residual.h>
 #include <evenkeel/sequential.h>
 #include <evenkeel/swiglu.h>
+#include <evenkeel/upsample.h>
 
 #endif /* EVENKEEL_LAYERS_H */

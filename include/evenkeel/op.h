@@ -38,6 +38,7 @@
 #include <evenkeel/lookup.h>
 #include <evenkeel/losses.h>
 #include <evenkeel/normalize.h>
+#include <evenkeel/pool.h>
 #include <evenkeel/products.h>
 #include <evenkeel/rows.h>
 #include <evenkeel/updates.h>

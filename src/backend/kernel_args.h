@@ -194,6 +194,26 @@ struct ek__permute_args {
   struct ek__types types;
 };
 
+/* What a window makes of its pixels: the largest, their mean, or a mean of the four around a place. */
+enum ek__window { EK__WINDOW_MAX, EK__WINDOW_AVERAGE, EK__WINDOW_BILINEAR };
+
+struct ek__window_side { /* of pictures and windows, in one direction: windows.h */
+  int64_t pixels, windows;
+  int64_t kernel, stride, padding, dilation; /* not of BILINEAR */
+  bool count_padding;                        /* of AVERAGE */
+  double scale, shift;                       /* of BILINEAR: the place of window i is i scale + shift */
+};
+
+struct ek__window_args { /* backward: y is dx, x is dy */
+  enum ek__window kind;
+  void *y;
+  const void *x;
+  int32_t *places; /* MAX: forward writes, backward reads */
+  int64_t images, channels;
+  struct ek__window_side side[2]; /* vertical, horizontal */
+  struct ek__types types;
+};
+
 struct ek__loss_args {
   void *losses;     /* sums. cross-entropy: rows; squared error: count, or NULL */
   void *normalizer; /* sums. cross-entropy only: rows x {m, z} */

@@ -45,6 +45,8 @@
   ROW(positions_backward, lookup, OWN) /* of positions */                                          \
   ROW(unfold, unfold, OWN) /* of rows */                                                           \
   ROW(permute, permute, OWN) /* of the first two dimensions together */                            \
+  ROW(window_forward, window, OWN) /* of windows of all images */                                  \
+  ROW(window_backward, window, OWN) /* of pixels of all images */                                  \
   ROW(attention_forward, attention, OWN) /* of heads of all samples; args: attention_job */        \
   ROW(attention_backward, attention, OWN) /* the same */                                           \
   ROW(cross_entropy_forward, loss, OWN) /* of rows; args: loss_job */                              \

@@ -93,6 +93,12 @@ static const struct test tests[] = {
     {"convolve_backward",
      .real = {0, 1},
      .reach = {UNTRIED, UNTRIED, ALL(1), ALL(0), ALL(2 * C + 1), ALL(K), ALL(R)}},
+    {"max_pool_forward", .reach = {UNTRIED, UNTRIED, ALL(1)}},
+    {"max_pool_backward", .reach = {UNTRIED, ALL(1)}},
+    {"average_pool_forward", .reach = {UNTRIED, ALL(1)}},
+    {"average_pool_backward", .reach = {UNTRIED, ALL(1)}},
+    {"resample_forward", .reach = {UNTRIED, ALL(1)}},
+    {"resample_backward", .reach = {UNTRIED, ALL(1)}},
     {"squared_error_forward", .reach = {UNTRIED, UNTRIED, ALL(2), ALL(2)}},
     {"squared_error_backward", .reach = {UNTRIED, ALL(1), ALL(1), ALL(R *C), ALL(1)}},
     /* A weight; of an infinite one all other ratios are infinite, and its own is 1. */

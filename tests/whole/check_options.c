@@ -81,6 +81,8 @@ USE(ek_pass_options, ek_pass, ek_pass_open(&made, b->replicas[0], o))
 USE(ek_gpt_options, ek_module, ek_gpt_create(&made, o))
 USE(ek_sequential_options, ek_module, ek_sequential_create_with(&made, &b->module, 1, o))
 USE(ek_linear_options, ek_module, ek_linear_create_with(&made, 2, 3, o))
+USE(ek_upsample_options, ek_module, ek_upsample_create(&made, o))
+USE(ek_pooling, ek_module, ek_max_pool2d_create(&made, o))
 USE(ek_layer_norm_options, ek_module, ek_layer_norm_create_with(&made, 2, o))
 USE(ek_conv2d_options, ek_module, ek_conv2d_create_with(&made, 2, 3, o))
 USE(ek_embedding_options, ek_module, ek_embedding_create_with(&made, 2, 3, o))
@@ -423,6 +425,8 @@ static ek_status use_ek_tokens_options(struct bench *b, void *o) {
   X(ek_module_options, EK_MODULE_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_criterion_options, EK_CRITERION_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_linear_options, EK_LINEAR_OPTIONS_INIT, sizeof(size_t))                                     \
+  X(ek_upsample_options, EK_UPSAMPLE_OPTIONS_INIT, sizeof(size_t))                                 \
+  X(ek_pooling, EK_POOLING_INIT, sizeof(size_t))                                                   \
   X(ek_layer_norm_options, EK_LAYER_NORM_OPTIONS_INIT, sizeof(size_t))                             \
   X(ek_convolution, EK_CONVOLUTION_INIT, sizeof(size_t))                                           \
   X(ek_conv2d_options, EK_CONV2D_OPTIONS_INIT, sizeof(size_t))                                     \

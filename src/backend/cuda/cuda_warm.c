@@ -65,6 +65,7 @@ struct samples {
   struct ek__lookup_args lookup;
   struct ek__unfold_args unfold;
   struct ek__permute_args permute;
+  struct ek__window_args window;
   struct ek__attention_args attention;
   struct ek__loss_args loss;
   struct ek__combine_args combine;
@@ -153,6 +154,15 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
                   .size = {1, 1, ROWS, WIDTH},
                   .step = {0, 0, WIDTH, 1},
                   .types = types},
+      .window = {.kind = EK__WINDOW_AVERAGE,
+                 .y = part[0],
+                 .x = part[1],
+                 .places = part[2],
+                 .images = 1,
+                 .channels = WIDTH,
+                 .side = {{.pixels = 1, .windows = 1, .kernel = 1, .stride = 1, .dilation = 1},
+                          {.pixels = 1, .windows = 1, .kernel = 1, .stride = 1, .dilation = 1}},
+                 .types = types},
       .attention = {.out = part[0],
                     .lse = part[1],
                     .dqkv = part[2],
@@ -262,6 +272,9 @@ static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples 
   of->layer_norm.residual = part[7];
   WARM(layer_norm_forward, layer_norm)
   WARM(layer_norm_backward, layer_norm)
+  of->window.kind = EK__WINDOW_MAX;
+  WARM(window_forward, window)
+  WARM(window_backward, window)
   if (error == cudaSuccess) error = warm_attention(at, of);
   if (error == cudaSuccess) error = warm_conversions(at, of);
   if (error == cudaSuccess) error = warm_products(at, of);
