@@ -95,6 +95,7 @@
  *
  *     source.h                   samples by number, in an order that needs no memory
  *     tokens.h                   files of tokens
+ *     image_source.h             labelled pictures: MNIST, CIFAR, arrays
  *     data_loader.h              batches that are read ahead
  *
  * A long run:
@@ -184,6 +185,7 @@
 #include <evenkeel/gpt.h>
 #include <evenkeel/host_memory.h>
 #include <evenkeel/layers.h>
+#include <evenkeel/image_source.h>
 #include <evenkeel/linear_cross_entropy.h>
 #include <evenkeel/log.h>
 #include <evenkeel/loss_scale.h>

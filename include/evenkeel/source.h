@@ -8,7 +8,7 @@
  * stored, and a run that goes on needs one number, its position. Positions do not depend on the
  * number of devices, of processes or of micro-batches, nor on the size of a batch.
  *
- * tokens.h opens files of tokens. A source of a program's own is a struct that begins with an
+ * tokens.h opens files of tokens, image_source.h pictures. A source of a program's own is a struct that begins with an
  * ek_source, and a table with a function that fills rows. data_loader.h reads any source ahead of a
  * training step.
  *
