@@ -169,6 +169,29 @@ struct ek__attention_args {
   struct ek__types types;
 };
 
+/* Sizes of a convolution that has been checked. Pairs are of height and width. */
+struct ek__convolution {
+  int64_t images, channels, out, groups;
+  int64_t in_size[2], out_size[2]; /* of x, and of y */
+  int64_t kernel[2], stride[2], padding[2], dilation[2];
+};
+
+enum ek__convolve { EK__CONVOLVE_Y, EK__CONVOLVE_DX, EK__CONVOLVE_DWEIGHT };
+
+struct ek__convolve_args {
+  enum ek__convolve result;
+  void *to;           /* y, dx, or dweight (sums) */
+  const void *x, *dy; /* y: x. dx: dy. dweight: both */
+  const void *weight; /* not for dweight */
+  const void *bias;   /* y: or NULL */
+  double scale;       /* dweight = scale dweight + .. */
+  char *workspace;
+  int64_t workspace_bytes;
+  int64_t chunks; /* of images, for partial sums of dweight that fit in there */
+  const struct ek__convolution *shape;
+  struct ek__types types;
+};
+
 /*
  * Rows of a matrix, one for each pixel of a result: what the kernel sees from there, as
  * y[row][group][ky][kx][channel]. Element (ky, kx) is pixel

@@ -65,25 +65,28 @@
   EK__RANGE_LIST(ROW)
 
 /*
- * SLOT(name, arguments): all slots, those that are not like the others first. OPTIONAL ones may be
- * NULL in a table:
+ * SLOT(name, arguments): all slots, those that are not like the others first. CUDA(..) and CPU(..)
+ * are slots that only one backend has, NULL in the other's table:
  *   matmul_fused   Fallback: matmul, activations, column_sum; also where *done, false before,
  *                  stays false: the backend has nothing for these arguments and has queued
  *                  nothing.
+ *   convolve       Fallback: unfold, matmul, permute (op/convolve_blocks.c); also where *done
+ *                  stays false, and nothing but the workspace has been written.
  */
 #define EK__ARGS(kind) (ek_stream * stream, const struct ek__##kind##_args *args)
 
-#define EK__SLOT_LIST(SLOT, OPTIONAL, ROW)                                                         \
+#define EK__SLOT_LIST(SLOT, CUDA, CPU, ROW)                                                        \
   SLOT(zero, (ek_stream * stream, void *y, size_t bytes))                                          \
   SLOT(copy, (ek_stream * stream, void *y, const void *x, size_t bytes))                           \
   SLOT(matmul, EK__ARGS(matmul))                                                                   \
-  OPTIONAL(matmul_fused, (bool *done, ek_stream *stream, const struct ek__fused_args *args))       \
+  CUDA(matmul_fused, (bool *done, ek_stream *stream, const struct ek__fused_args *args))           \
+  CPU(convolve, (bool *done, ek_stream *stream, const struct ek__convolve_args *args))             \
   EK__KERNEL_LIST(ROW)
 
 struct ek__kernels {
 #define EK__SLOT(name, arguments) ek_status(*name) arguments;
 #define EK__SLOT_OF(name, kind, cut) EK__SLOT(name, EK__ARGS(kind))
-  EK__SLOT_LIST(EK__SLOT, EK__SLOT, EK__SLOT_OF)
+  EK__SLOT_LIST(EK__SLOT, EK__SLOT, EK__SLOT, EK__SLOT_OF)
 #undef EK__SLOT_OF
 #undef EK__SLOT
 };

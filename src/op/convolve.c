@@ -124,10 +124,12 @@ ek_status ek_convolution_workspace(int64_t *forward, int64_t *backward, const in
   return EK_OK;
 }
 
-static ek_status check_workspace(const struct ek__op *op, size_t workspace, unsigned results,
-                                 const struct ek__convolution *shape) {
+static ek_status check_workspace(struct ek__convolve_args *args, const struct ek__op *op,
+                                 size_t workspace, unsigned results) {
   int64_t needed = 0;
-  EK_TRY(elements_for(&needed, op->name, results, shape, op->types));
+  EK_TRY(elements_for(&needed, op->name, results, args->shape, op->types));
+  args->workspace_bytes = needed * (int64_t)ek__type_size(op->types.sum);
+  args->chunks = ek__convolve_chunks(args->shape);
   const bool given = op->operand[workspace].tensor != NULL;
   const int64_t has = given ? ek__op_elements(op, workspace) : 0;
   EK__FAIL_IF(has < needed, EK_ERR_SHAPE,
@@ -214,11 +216,11 @@ ek_status ek_op_convolve_forward(ek_stream *stream, ek_tensor *y, ek_tensor *wor
                                          [BIAS] = EK__MAY_READ(bias, VALUE, .to = &args.bias)};
   EK_TRY(ek__op_begin(&op, "convolve_forward", stream, operands, COUNT, &args.types));
   EK_TRY(check_shapes(&shape, &op, &in, options));
-  EK_TRY(check_workspace(&op, WORKSPACE, 1u << EK__CONVOLVE_Y, &shape));
+  EK_TRY(check_workspace(&args, &op, WORKSPACE, 1u << EK__CONVOLVE_Y));
   count_products(&op, &shape, 1);
   if (op.kernels == NULL || ek__op_elements(&op, Y) == 0) return EK_OK;
   return shape.channels == 0 ? only_bias(&op, stream, &args)
-                             : ek__convolve_blocks(op.kernels, stream, &args);
+                             : ek__convolve(op.kernels, stream, &args);
 }
 
 /* ---- backward ---- */
@@ -250,12 +252,12 @@ static ek_status run_backward(const struct ek__op *op, ek_stream *stream, struct
   if (shape->out > 0 && shape->channels > 0 && b->dweight != NULL) {
     b->args.result = EK__CONVOLVE_DWEIGHT;
     b->args.to = b->dweight;
-    EK_TRY(ek__convolve_blocks(op->kernels, stream, &b->args));
+    EK_TRY(ek__convolve(op->kernels, stream, &b->args));
   }
   if (!dx) return EK_OK;
   b->args.result = EK__CONVOLVE_DX;
   b->args.to = b->dx;
-  if (shape->out > 0) return ek__convolve_blocks(op->kernels, stream, &b->args);
+  if (shape->out > 0) return ek__convolve(op->kernels, stream, &b->args);
   const struct ek__elementwise_args zeros = {.y = b->dx,
                                              .count = shape->images * shape->in_size[0] *
                                                       shape->in_size[1] * shape->channels,
@@ -285,7 +287,7 @@ ek_status ek_op_convolve_backward(ek_stream *stream, ek_tensor *dx, ek_tensor *d
   if (x != NULL) EK_TRY(check_operand(&op, DX, 4, x->shape));
   const unsigned results =
       (dx != NULL ? 1u << EK__CONVOLVE_DX : 0) | (dweight != NULL ? 1u << EK__CONVOLVE_DWEIGHT : 0);
-  EK_TRY(check_workspace(&op, WORKSPACE, results, &shape));
+  EK_TRY(check_workspace(&b.args, &op, WORKSPACE, results));
   count_products(&op, &shape, (dx != NULL ? 1u : 0) + (dweight != NULL ? 1u : 0));
   if (op.kernels == NULL) return EK_OK;
   return run_backward(&op, stream, &b, dx != NULL && ek__op_elements(&op, DX) > 0);

@@ -15,7 +15,10 @@
  * padding) there is no workspace and the products read and write the tensors.
  *
  * The workspace is the permuted weights (or sums of dweight), then the block. Its size and so the
- * order of all sums follow from the shapes and the type.
+ * order of all sums follow from the shapes and the type. It is also large enough for what a backend
+ * with a convolution of its own needs there, in the types of such: the weights in its own layout,
+ * of which channels may be padded to PADDED, or for dweight one for each chunk of the images, and
+ * the sum.
  */
 #include "op/convolve_internal.h"
 
@@ -23,6 +26,8 @@
 
 #define MOST_BYTES ((int64_t)32 << 20) /* of a block of more than one row */
 #define UNIT 256
+#define PADDED 16
+#define MOST_CHUNKS 16
 
 /* Matrices of a result, the same for every group. */
 struct matrices {
@@ -79,15 +84,58 @@ static bool area(int64_t *bytes, int64_t elements, int64_t size) {
   return true;
 }
 
+static bool padded(int64_t *channels) {
+  uint64_t whole = 0;
+  if (!ek__round_up(&whole, (uint64_t)*channels, PADDED) || whole > INT64_MAX) return false;
+  *channels = (int64_t)whole;
+  return true;
+}
+
+/* Of weights with padded channels, or padded groups where these have one channel each. */
+static bool padded_area(int64_t *bytes, const struct ek__convolution *shape, int64_t size) {
+  int64_t in = shape->channels / shape->groups, out = shape->out / shape->groups;
+  int64_t groups = shape->groups;
+  if (groups > 1 && in == 1 && out == 1 ? !padded(&groups) : !padded(&in) || !padded(&out)) {
+    return false;
+  }
+  return ek__multiply(bytes, in, out) && ek__multiply(bytes, *bytes, groups) &&
+         ek__multiply(bytes, *bytes, taps_of(shape)) && area(bytes, *bytes, size);
+}
+
+/* A power of two: as many as fit in MOST_BYTES, but two if there are as many images. */
+int64_t ek__convolve_chunks(const struct ek__convolution *shape) {
+  int64_t chunks = MOST_CHUNKS, one = 0;
+  if (!padded_area(&one, shape, sizeof(float))) return 1;
+  while (chunks > 2 && one > MOST_BYTES / chunks) chunks /= 2;
+  while (chunks > 1 && chunks > shape->images) chunks /= 2;
+  return chunks;
+}
+
+/* What a backend may need that has its own form. */
+static bool own_bytes(int64_t *bytes, enum ek__convolve result, const struct ek__convolution *shape,
+                      const struct matrices *m) {
+  int64_t sum = 0;
+  if (!padded_area(bytes, shape, m->weight_size)) return false;
+  if (result != EK__CONVOLVE_DWEIGHT) return true;
+  return ek__multiply(bytes, *bytes, ek__convolve_chunks(shape)) &&
+         area(&sum, m->weights, m->weight_size) && ek__add(bytes, *bytes, sum);
+}
+
 bool ek__convolve_bytes(int64_t *bytes, enum ek__convolve result,
                         const struct ek__convolution *shape, struct ek__types types) {
   struct matrices m;
-  int64_t weights = 0, unfolded = 0;
+  int64_t weights = 0, unfolded = 0, own = 0;
   if (!measure(&m, result, shape, types)) return false;
   *bytes = 0;
   if (is_flat(shape)) return true;
-  return area(&weights, m.weights, m.weight_size) && ek__multiply(&unfolded, m.block, m.columns) &&
-         area(&unfolded, unfolded, (int64_t)m.size) && ek__add(bytes, weights, unfolded);
+  if (!area(&weights, m.weights, m.weight_size) || !ek__multiply(&unfolded, m.block, m.columns) ||
+      !area(&unfolded, unfolded, (int64_t)m.size) || !ek__add(bytes, weights, unfolded)) {
+    return false;
+  }
+  if (types.value != EK_F32 && types.value != EK_BF16) return true;
+  if (!own_bytes(&own, result, shape, &m)) return false;
+  if (own > *bytes) *bytes = own;
+  return true;
 }
 
 /* ---- the steps ---- */
@@ -243,8 +291,8 @@ static ek_status scale_weights(const struct running *r) {
                              : r->kernels->scale(r->stream, &args);
 }
 
-ek_status ek__convolve_blocks(const struct ek__kernels *kernels, ek_stream *stream,
-                              const struct ek__convolve_args *args) {
+static ek_status by_blocks(const struct ek__kernels *kernels, ek_stream *stream,
+                           const struct ek__convolve_args *args) {
   struct running r = {kernels, stream, args, .flat = is_flat(args->shape)};
   const bool weights = args->result == EK__CONVOLVE_DWEIGHT;
   int64_t before = 0;
@@ -260,4 +308,13 @@ ek_status ek__convolve_blocks(const struct ek__kernels *kernels, ek_stream *stre
   }
   EK_TRY(run_blocks(&r));
   return weights && !r.flat ? add_weights(&r) : EK_OK;
+}
+
+ek_status ek__convolve(const struct ek__kernels *kernels, ek_stream *stream,
+                       const struct ek__convolve_args *args) {
+  bool done = false;
+  if (kernels->convolve != NULL && !is_flat(args->shape) && args->shape->images > 0) {
+    EK_TRY(kernels->convolve(&done, stream, args));
+  }
+  return done ? EK_OK : by_blocks(kernels, stream, args);
 }

@@ -21,7 +21,7 @@ void host_calls_fail_at(enum host_call call, uint64_t n);
 void host_calls_hold(int hold);
 /* Those of oneDNN, and of C++ for it, succeed as well, for products by its matmul primitive: it
  * does not survive it when they do not, and the library sees to it that it gets its memory
- * (cpu_matmul_onednn.c). */
+ * (cpu_kept_onednn.c). */
 void host_calls_spare_onednn(int spare);
 /* Whether it has come to that, since it was armed. */
 int host_calls_failed(void);

@@ -21,8 +21,8 @@ struct shape {
 #define IS(...)                                                                                    \
   { sizeof(ek_convolution), __VA_ARGS__ }
 
-/* Kernels of one pixel, dense and with a stride; odd sizes; groups; depthwise; more than a picture
- * is wide; without images, pixels, results; two that do not fit in one block, of x and of dy;
+/* Kernels of one pixel, dense and with a stride; odd sizes; images that do not divide evenly;
+ * groups; depthwise; more than a picture is wide; without images, pixels, results; two that do not fit in one block, of x and of dy;
  * without channels. */
 static const struct shape shapes[] = {
     {{2, 5, 4, 3}, 7, IS({1, 1}, {1, 1}, {0, 0}, {1, 1}, 1)},
@@ -30,6 +30,7 @@ static const struct shape shapes[] = {
     {{3, 6, 5, 8}, 5, IS({1, 1}, {2, 2}, {0, 0}, {1, 1}, 1)},
     {{2, 7, 6, 3}, 16, IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 1)},
     {{3, 8, 8, 16}, 32, IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 1)},
+    {{19, 5, 5, 16}, 48, IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 1)},
     {{1, 9, 11, 5}, 3, IS({3, 2}, {2, 3}, {1, 0}, {1, 1}, 1)},
     {{2, 9, 8, 4}, 6, IS({3, 3}, {2, 1}, {2, 3}, {2, 3}, 2)},
     {{2, 6, 7, 12}, 12, IS({3, 3}, {1, 2}, {1, 1}, {1, 1}, 12)},
@@ -214,7 +215,7 @@ static double value_of(void *raw, const double *values) {
 }
 
 CK_LOOP(finite_differences, 3) {
-  static const int of[] = {5, 6, 7};
+  static const int of[] = {6, 7, 8};
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   const struct shape *s = &shapes[of[_i]];
   const struct sizes z = sizes_of(rig, s);
@@ -239,6 +240,48 @@ CK_LOOP(finite_differences, 3) {
   ck_set(b.tw, b.w);
   loss.varied = loss.bias;
   ck_gradient(rig, "dbias", value_of, &loss, b.dbias, ck_read(rig, dbias), s->out, 40);
+}
+
+/* ---- the number of threads ---- */
+
+/* y, dx and dweight, one after the other, of device 0 of a group of its own. */
+static void compute_all(double *to, ek_type type, int threads, const struct shape *s,
+                        const struct sizes *z, const double *values) {
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.threads_per_device = threads;
+  options.deterministic = true;
+  CK_OPENED(ek_group *, group, ek_group_open(&group, test_devices("cpu:1"), &options));
+  ek_device *device = ek_group_device(group, 0);
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  const int64_t most = z->forward > z->backward ? z->forward : z->backward;
+  ek_tensor x = ck_upload(device, type, values, 4, s->x);
+  ek_tensor weight = ck_upload(device, type, values, 4, z->weight);
+  ek_tensor dy = ck_upload(device, type, values, 4, z->y);
+  ek_tensor y = ck_upload(device, type, NULL, 4, z->y);
+  ek_tensor dx = ck_upload(device, type, NULL, 4, s->x);
+  ek_tensor dweight = ck_upload(device, EK_F32, NULL, 4, z->weight);
+  ek_tensor workspace = ck_upload(device, EK_F32, NULL, 1, &most);
+  ck_ok(ek_op_convolve_forward(stream, &y, &workspace, &x, &weight, NULL, &s->is));
+  ck_ok(ek_op_convolve_backward(stream, &dx, &dweight, NULL, &workspace, &dy, &x, &weight, 0, 0,
+                                &s->is));
+  ck_get(to, &y);
+  ck_get(to + z->ys, &dx);
+  ck_get(to + z->ys + z->xs, &dweight);
+}
+
+/* The same bits with any number of threads: a convolution is cut by its shape. */
+CK_LOOP(any_number_of_threads, ck_has_halves() ? 2 : 1) {
+  const struct shape *s = &shapes[5];
+  struct ck_rig *rig = ck_rig_open(NULL, _i == 0 ? EK_F32 : EK_BF16, 1);
+  const struct sizes z = sizes_of(rig, s);
+  const int64_t count = z.ys + z.xs + z.weights;
+  const double *values = ck_values(rig, count, -1, 1);
+  double *want = ck_zeros(rig, count), *got = ck_zeros(rig, count);
+  compute_all(want, rig->type, 1, s, &z, values);
+  for (int threads = 2; threads <= 5; threads++) {
+    compute_all(got, rig->type, threads, s, &z, values);
+    ck_same_bits("y, dx, dweight", got, want, count);
+  }
 }
 
 /* ---- sizes and mistakes ---- */

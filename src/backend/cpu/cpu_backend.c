@@ -15,7 +15,7 @@
 
 static const struct ek__kernels kernels = {
 #define ENTRY(name, ...) .name = ek__cpu_##name,
-    EK__SLOT_LIST(ENTRY, EK__CPU_NOTHING, ENTRY)};
+    EK__SLOT_LIST(ENTRY, EK__CPU_NOTHING, ENTRY, ENTRY)};
 
 /* ---- streams ---- */
 

@@ -198,6 +198,6 @@ ek_status ek__cpu_memory_probe(uint64_t bytes);
 #define EK__CPU_PROTOTYPE(name, arguments) ek_status ek__cpu_##name arguments;
 #define EK__CPU_KERNEL(name, kind, cut) EK__CPU_PROTOTYPE(name, EK__ARGS(kind))
 #define EK__CPU_NOTHING(name, arguments)
-EK__SLOT_LIST(EK__CPU_PROTOTYPE, EK__CPU_NOTHING, EK__CPU_KERNEL)
+EK__SLOT_LIST(EK__CPU_PROTOTYPE, EK__CPU_NOTHING, EK__CPU_PROTOTYPE, EK__CPU_KERNEL)
 
 #endif /* EK_CPU_INTERNAL_H */

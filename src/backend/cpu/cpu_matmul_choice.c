@@ -225,6 +225,13 @@ static ek_status is_proven(bool *yes) {
 
 /* ---- the choice ---- */
 
+ek_status ek__cpu_primitive_is_good(bool *yes, ek_type type) {
+  *yes = type == EK_F32 && !ek__cpu_products_are_own();
+  if (type != EK_BF16 || ek__cpu_products_are_own()) return EK_OK;
+  *yes = wish == FORCED_BF16;
+  return *yes ? EK_OK : is_proven(yes);
+}
+
 ek_status ek__cpu_matmul_primitive(bool *done, const struct ek__gemm *gemm, ek_type type) {
   bool yes = false;
   if (ek__cpu_products_are_own()) return EK_OK;

@@ -11,6 +11,9 @@
  * stays false where oneDNN has nothing for the type, or for the shape. */
 ek_status ek__cpu_primitive_multiply(bool *done, const struct ek__gemm *gemm, ek_type type);
 
+/* Whether oneDNN's primitives are taken for values of the type; on a thread that has scratch. */
+ek_status ek__cpu_primitive_is_good(bool *yes, ek_type type);
+
 /* Closes what the calling thread has kept of such products. */
 void ek__cpu_primitive_forget(void);
 

@@ -39,7 +39,7 @@ struct ek__scratch {
     };
     _Alignas(64) char tiles[800 << 10]; /* isa_attend.c; in f32 the first 64 KiB */
   };
-  void *kept; /* cpu_matmul_onednn.c: NULL at first, given to free_kept() when the team closes */
+  void *kept; /* cpu_kept_onednn.c: NULL at first, given to free_kept() when the team closes */
   void (*free_kept)(void *kept);
 };
 

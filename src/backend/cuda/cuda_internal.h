@@ -330,7 +330,9 @@ static inline bool ek__cuda_is_half(ek_type type) { return type == EK_BF16 || ty
 /* ek__cuda_slot_<name> of every kernel. */
 #define EK__CUDA_SLOT_PROTOTYPE(name, arguments) ek_status ek__cuda_slot_##name arguments;
 #define EK__CUDA_SLOT_KERNEL(name, kind, cut) EK__CUDA_SLOT_PROTOTYPE(name, EK__ARGS(kind))
-EK__SLOT_LIST(EK__CUDA_SLOT_PROTOTYPE, EK__CUDA_SLOT_PROTOTYPE, EK__CUDA_SLOT_KERNEL)
+#define EK__CUDA_NOTHING(name, arguments)
+EK__SLOT_LIST(EK__CUDA_SLOT_PROTOTYPE, EK__CUDA_SLOT_PROTOTYPE, EK__CUDA_NOTHING,
+              EK__CUDA_SLOT_KERNEL)
 
 /* A product and what cuBLASLt does with it. Its matrices are ours read by columns: what is a row to
  * it is a column of c. */

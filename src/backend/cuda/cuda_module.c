@@ -96,7 +96,8 @@ static void group_close(void *native) {
 
 static const struct ek__kernels kernels = {
 #define ENTRY(name, ...) .name = ek__cuda_slot_##name,
-    EK__SLOT_LIST(ENTRY, ENTRY, ENTRY)};
+#define NOTHING(name, ...)
+    EK__SLOT_LIST(ENTRY, ENTRY, NOTHING, ENTRY)};
 
 static const struct ek__backend table = {
     EK__BACKEND_REQUIRED("cuda", ek__cuda_describe, memory_size, memory_reserve, memory_release,
