@@ -131,6 +131,28 @@ CALL(average_pool_backward) {
 CALL(resample_forward) { return ek_op_resample_forward(s, t[0], t[1], p->flag[0]); }
 CALL(resample_backward) { return ek_op_resample_backward(s, t[0], t[1], p->flag[0]); }
 
+/* ---- channel_norm.h ---- */
+
+CALL(channel_moments) { return (void)p, ek_op_channel_moments(s, t[0], t[1]); }
+CALL(channel_statistics) {
+  return ek_op_channel_statistics(s, t[0], t[1], t[2], t[3], 7, p->heads, p->epsilon);
+}
+CALL(channel_running) {
+  return ek_op_channel_running(s, t[0], t[1], t[2], t[3], t[4], 7, p->real[0]);
+}
+CALL(channel_norm_forward) {
+  return (void)p, ek_op_channel_norm_forward(s, t[0], t[1], t[2], t[3], t[4], t[5]);
+}
+CALL(channel_slopes) { return (void)p, ek_op_channel_slopes(s, t[0], t[1], t[2], t[3], t[4]); }
+CALL(channel_averages) {
+  return ek_op_channel_averages(s, t[0], t[1], t[2], t[3], t[4], t[5], t[6], 7, p->heads,
+                                p->real[0], p->real[1]);
+}
+CALL(channel_norm_backward) {
+  return (void)p,
+         ek_op_channel_norm_backward(s, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]);
+}
+
 /* ---- losses.h ---- */
 
 #define TERMS(weights)                                                                             \
@@ -247,6 +269,23 @@ const struct operation operations[] = {
        IN("residual", "RC", OPTIONAL), OUT("dgamma", "C", SUM, OPTIONAL),
        OUT("dbeta", "C", SUM, OPTIONAL), IN("dy", "RC"), IN("x", "RC"), IN("mean", "R", SUM),
        IN("rstd", "R", SUM), IN("gamma", "C")),
+    OP(channel_moments, OUT("sums", "P2C", F64), IN("x", "RC")),
+    OP(channel_statistics, OUT("mean", "RC", SUM), OUT("rstd", "RC", SUM), IN("sums", "R2C", F64),
+       IN("rows", "1", F64, OPTIONAL, NOT_NEGATIVE)),
+    OP(channel_running, UPDATED("running_mean", "C", SUM), UPDATED("running_variance", "C", SUM),
+       UPDATED("batches", "1", SUM, NOT_NEGATIVE), IN("sums", "2C", F64),
+       IN("rows", "1", F64, OPTIONAL, NOT_NEGATIVE)),
+    OP(channel_norm_forward, OUT("y", "RC", MAY_BE(1 << 1)), IN("x", "RC"), IN("mean", "PC", SUM),
+       IN("rstd", "PC", SUM), IN("weight", "C", OPTIONAL), IN("bias", "C", OPTIONAL)),
+    OP(channel_slopes, OUT("sums", "P2C", F64), IN("dy", "RC"), IN("x", "RC"),
+       IN("mean", "PC", SUM), IN("rstd", "PC", SUM)),
+    OP(channel_averages, OUT("average_g", "RC", SUM, OPTIONAL),
+       OUT("average_gn", "RC", SUM, OPTIONAL), OUT("dweight", "C", SUM, OPTIONAL),
+       OUT("dbias", "C", SUM, OPTIONAL), IN("sums", "R2C", F64),
+       IN("rows", "1", F64, OPTIONAL, NOT_NEGATIVE), IN("weight", "C", OPTIONAL)),
+    OP(channel_norm_backward, OUT("dx", "RC", MAY_BE(1 << 1)), IN("dy", "RC"), IN("x", "RC"),
+       IN("mean", "PC", SUM), IN("rstd", "PC", SUM), IN("weight", "C", OPTIONAL),
+       IN("average_g", "PC", SUM, OPTIONAL), IN("average_gn", "PC", SUM, OPTIONAL)),
     OP(lookup_forward, OUT("y", "RC"), IN("table", "EC"), IN("index", "R", I32_BELOW('E')),
        IN("positions", "PC", OPTIONAL)),
     OP(lookup_backward, OUT("dtable", "EC", SUM), IN("dy", "RC"), IN("index", "R", I32_BELOW('E'))),

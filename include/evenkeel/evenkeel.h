@@ -69,6 +69,8 @@
  *     activation.h               GELU and others as modules
  *     activation_list.h          their list and formulas
  *     layer_norm.h               layer normalisation
+ *     batch_norm.h               batch normalisation, over a device or all of them
+ *     group_norm.h               normalisation of groups of an image's channels
  *     attention.h                causal multi-head self-attention
  *     swiglu.h                   a feed-forward layer with a gate
  *     embedding.h                rows of a learned table by index
@@ -148,6 +150,7 @@
  *     elementwise.h              one element at a time, and sums of columns
  *     rows.h                     sums, means and softmax of rows
  *     normalize.h                layer normalisation
+ *     channel_norm.h             normalisation by channels
  *     attend.h                   self-attention
  *     convolve.h                 convolution of pictures
  *     pool.h                     pooling of pictures, and pictures of another size

@@ -10,9 +10,11 @@
 
 #include <evenkeel/activation.h>
 #include <evenkeel/attention.h>
+#include <evenkeel/batch_norm.h>
 #include <evenkeel/conv2d.h>
 #include <evenkeel/dropout.h>
 #include <evenkeel/embedding.h>
+#include <evenkeel/group_norm.h>
 #include <evenkeel/layer_norm.h>
 #include <evenkeel/linear.h>
 #include <evenkeel/pool2d.h>

@@ -32,6 +32,7 @@
 #define EVENKEEL_OP_H
 
 #include <evenkeel/attend.h>
+#include <evenkeel/channel_norm.h>
 #include <evenkeel/convert.h>
 #include <evenkeel/convolve.h>
 #include <evenkeel/elementwise.h>

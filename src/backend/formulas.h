@@ -52,4 +52,44 @@ EK_INLINE void ek__combine_terms(const struct ek__combine_args *args) {
   args->combined[1] = args->divide ? largest : 1.0;
 }
 
+/* ---- normalisation by channels: channel_norm.h ---- */
+
+EK_INLINE int64_t ek__channel_piece(const struct ek__channel_args *args, int64_t piece) {
+  const int64_t each = args->rows / args->pieces, longer = args->rows % args->pieces;
+  return piece * each + (piece < longer ? piece : longer); /* its first row */
+}
+
+/* n values: sum of x, and of x * x. No values: zeros. NaN shows. */
+struct ek__moments {
+  double n, mean, deviations; /* sum of (x - mean)^2 */
+};
+EK_INLINE struct ek__moments ek__moments_of(double n, double sum, double squares) {
+  struct ek__moments m = {n, 0.0, 0.0};
+  if (n == 0.0) return m;
+  m.mean = sum / n;
+  m.deviations = squares - sum * m.mean;
+  if (m.deviations < 0.0) m.deviations = 0.0;
+  return m;
+}
+
+EK_INLINE double ek__channel_rows(const struct ek__channel_args *args) {
+  return args->count ? *args->count : args->host_count;
+}
+
+/* Of a group of a sample, the group's channels being first .. first + width - 1 of it. */
+EK_INLINE struct ek__moments ek__group_moments(const struct ek__channel_args *args, int64_t sample,
+                                               int64_t first, int64_t width) {
+  const double *sums = args->sums + 2 * sample * args->channels + first;
+  double sum = 0.0, squares = 0.0;
+  for (int64_t c = 0; c < width; c++) {
+    sum += sums[c];
+    squares += sums[args->channels + c];
+  }
+  return ek__moments_of(ek__channel_rows(args) * (double)width, sum, squares);
+}
+
+EK_INLINE double ek__moments_rstd(struct ek__moments m, double epsilon) {
+  return m.n == 0.0 ? 0.0 : 1.0 / sqrt(m.deviations / m.n + epsilon);
+}
+
 #endif /* EK_BACKEND_FORMULAS_H */

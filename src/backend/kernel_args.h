@@ -149,6 +149,25 @@ struct ek__layer_norm_args {
   struct ek__types types;
 };
 
+/*
+ * channel_norm.h. Rows are cut into `samples` equal runs, and into `pieces`; a group is
+ * channels / groups neighbours. Statistics and averages are samples x channels.
+ */
+struct ek__channel_args {
+  void *y; /* forward: y; backward: dx, which may be dy */
+  const void *x, *dy;
+  const void *weight, *bias;    /* each may be NULL */
+  void *mean, *rstd;            /* sums */
+  void *average_g, *average_gn; /* sums; each may be NULL */
+  void *dweight, *dbias;        /* sums; each may be NULL */
+  void *running_mean, *running_variance, *batches; /* sums */
+  double *sums;        /* pieces x 2 x channels */
+  const double *count; /* rows of a sample, on the device; NULL: host_count */
+  double host_count, epsilon, momentum, weight_scale, bias_scale;
+  int64_t rows, channels, samples, pieces, groups;
+  struct ek__types types;
+};
+
 struct ek__lookup_args {
   void *y;           /* forward: y; backward: sums, dtable or dpositions */
   const void *table; /* forward: table; backward: dy */

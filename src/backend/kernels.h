@@ -40,6 +40,13 @@
   ROW(dropout, dropout, OWN) /* of elements of all samples */                                      \
   ROW(layer_norm_forward, layer_norm, OWN) /* of rows */                                           \
   ROW(layer_norm_backward, layer_norm, OWN) /* of rows; args: layer_norm_job */                    \
+  ROW(channel_moments, channel, OWN) /* of pieces */                                               \
+  ROW(channel_slopes, channel, OWN) /* of pieces */                                                \
+  ROW(channel_statistics, channel, OWN) /* of groups of all samples */                             \
+  ROW(channel_running, channel, OWN) /* of all channels */                                           \
+  ROW(channel_averages, channel, OWN) /* of groups of all samples, then of channels */             \
+  ROW(channel_norm_forward, channel, OWN) /* of rows */                                            \
+  ROW(channel_norm_backward, channel, OWN) /* of rows */                                           \
   ROW(lookup_forward, lookup, OWN) /* of rows */                                                   \
   ROW(lookup_backward, lookup, OWN) /* of columns */                                               \
   ROW(positions_backward, lookup, OWN) /* of positions */                                          \

@@ -38,6 +38,30 @@ ek_status ek__cpu_layer_norm_backward(ek_stream *stream, const struct ek__layer_
   return EK_OK;
 }
 
+/* ---- normalisation by channels ---- */
+
+/* Elements of a piece. */
+static int64_t piece_size(const struct ek__channel_args *args) {
+  return args->pieces > 0 ? args->rows / args->pieces * args->channels : 0;
+}
+static int64_t group_count(const struct ek__channel_args *args) {
+  return args->channels > 0 ? args->samples * args->groups : 0;
+}
+static int64_t group_size(const struct ek__channel_args *args) {
+  return args->channels / args->groups;
+}
+
+EK__CPU_RANGE(channel_moments, channel, EK_OK, args->pieces, ek__cpu_least_rows(piece_size(args)))
+EK__CPU_RANGE(channel_slopes, channel, EK_OK, args->pieces, ek__cpu_least_rows(piece_size(args)))
+EK__CPU_RANGE(channel_statistics, channel, EK_OK, group_count(args),
+              ek__cpu_least_rows(group_size(args)))
+/* One range: it reads and writes the number of batches. */
+EK__CPU_RANGE(channel_running, channel, EK_OK, args->channels, args->channels + 1)
+EK__CPU_RANGE(channel_averages, channel, EK_OK, group_count(args) + args->channels,
+              ek__cpu_least_rows(group_size(args) + args->samples))
+EK__CPU_RANGE(channel_norm_forward, channel, EK_OK, args->rows, ek__cpu_least_rows(args->channels))
+EK__CPU_RANGE(channel_norm_backward, channel, EK_OK, args->rows, ek__cpu_least_rows(args->channels))
+
 /* ---- lookups ---- */
 
 static ek_status check_index(const struct ek__lookup_args *args) {

@@ -70,8 +70,10 @@ template <class T, int N> struct alignas(PACK_BYTES<T, N> < 16 ? PACK_BYTES<T, N
 };
 
 /* An address of the arguments as one of elements. */
-template <class T> inline T *as(void *p) { return static_cast<T *>(p); }
-template <class T> inline const T *as(const void *p) { return static_cast<const T *>(p); }
+template <class T> __host__ __device__ inline T *as(void *p) { return static_cast<T *>(p); }
+template <class T> __host__ __device__ inline const T *as(const void *p) {
+  return static_cast<const T *>(p);
+}
 
 /* nvcc would take a pack of small elements apart into loads of each. */
 template <int N, class T> __device__ __forceinline__ pack<T, N> load(const T *p) {

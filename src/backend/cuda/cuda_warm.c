@@ -62,6 +62,7 @@ struct samples {
   struct ek__row_args row;
   struct ek__dropout_args dropout;
   struct ek__layer_norm_args layer_norm;
+  struct ek__channel_args channel;
   struct ek__lookup_args lookup;
   struct ek__unfold_args unfold;
   struct ek__permute_args permute;
@@ -126,6 +127,29 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
                      .rows = ROWS,
                      .width = WIDTH,
                      .types = types},
+      .channel = {.y = part[0],
+                  .x = part[1],
+                  .dy = part[2],
+                  .weight = part[3],
+                  .bias = part[3],
+                  .mean = part[4],
+                  .rstd = part[5],
+                  .average_g = part[4],
+                  .average_gn = part[5],
+                  .dweight = part[6],
+                  .dbias = part[6],
+                  .running_mean = part[4],
+                  .running_variance = part[5],
+                  .batches = part[6],
+                  .sums = part[0],
+                  .host_count = 1,
+                  .epsilon = 1,
+                  .rows = ROWS,
+                  .channels = WIDTH,
+                  .samples = 1,
+                  .pieces = 1,
+                  .groups = 1,
+                  .types = types},
       .lookup = {.y = part[0],
                  .table = part[1],
                  .index = part[7],
@@ -218,6 +242,9 @@ static cudaError_t warm_tall(const struct ek__cuda_place *at, struct samples *of
   of->matrix.columns = of->matrix.pitch = of->layer_norm.width = 1;
   WARM(column_sum, matrix)
   WARM(layer_norm_columns, layer_norm)
+  of->channel.channels = 1; /* no pair of 16 bits */
+  WARM(channel_moments, channel)
+  WARM(channel_slopes, channel)
   return error;
 }
 

@@ -1,0 +1,103 @@
+/*
+ * channel_norm.h - normalisation by channels: what batch norm (batch_norm.h) and group norm
+ * (group_norm.h) are made of.
+ *
+ * x is read as rows x channels, channels last: of [B, H, W, C] every pixel is a row. Statistics are
+ * of `samples` runs of rows: one for batch norm, one for each image for group norm. They are
+ * made in two steps, so that sums may be added up over devices in between:
+ *
+ *     x --moments--> sums --statistics--> mean, rstd --forward--> y
+ *     dy, x --slopes--> sums --averages--> the averages in dx, dweight, dbias --backward--> dx
+ *
+ * Sums are f64, also of values of 16 and 32 bits (docs/numerics.md has their error). Their order
+ * depends on the shapes alone. See op.h for the rules that hold for all operations.
+ */
+#ifndef EVENKEEL_CHANNEL_NORM_H
+#define EVENKEEL_CHANNEL_NORM_H
+
+#include <evenkeel/tensor.h>
+
+EK_BEGIN_DECLARATIONS
+
+/*
+ * sums f64 [pieces, 2, channels]: of each piece of the rows the sum of x and the sum of x * x, by
+ * channel. The rows are cut into as many pieces as sums has, equal ones or, where that does not
+ * divide them, the first ones longer by one. Many pieces are summed at the same time; the sum over
+ * all of them is ek_op_column_sum() of sums as [pieces, 2 channels].
+ */
+EK_API EK_CHECKED ek_status ek_op_channel_moments(ek_stream *stream, ek_tensor *sums,
+                                                  const ek_tensor *x);
+
+/*
+ * mean and rstd [samples, channels] from sums [samples, 2, channels], where `groups` (a divisor of
+ * the channels) says how many groups of neighbouring channels share a mean and a variance: with
+ * n = count * channels / groups values,
+ *     mean = sum x / n, rstd = 1 / sqrt(variance + epsilon), variance = sum x x / n - mean mean,
+ * or 0 if that is less. Each channel gets its group's. count is the number of rows of a sample:
+ * `rows`, f64 [1] on the device, or `host_rows` if rows is NULL. Without rows both results are 0.
+ */
+EK_API EK_CHECKED ek_status ek_op_channel_statistics(ek_stream *stream, ek_tensor *mean,
+                                                     ek_tensor *rstd, const ek_tensor *sums,
+                                                     const ek_tensor *rows, double host_rows,
+                                                     int64_t groups, double epsilon);
+
+/*
+ * The running statistics of batch norm from sums [2, channels], and rows as above:
+ *     batches          += 1
+ *     running_mean     += f * (mean - running_mean)
+ *     running_variance += f * (variance * n / (n - 1) - running_variance)
+ * with f = momentum or, if that is 0, f = 1 / batches: the average over all batches. Without rows
+ * nothing changes; with one row running_variance does not, because the variance that is not biased
+ * does not exist.
+ */
+EK_API EK_CHECKED ek_status ek_op_channel_running(ek_stream *stream, ek_tensor *running_mean,
+                                                  ek_tensor *running_variance, ek_tensor *batches,
+                                                  const ek_tensor *sums, const ek_tensor *rows,
+                                                  double host_rows, double momentum);
+
+/*
+ * y = (x - mean) * rstd * weight + bias, where mean and rstd [samples, channels] are those of the
+ * row's sample; samples divides the rows. weight and bias [channels] may be NULL: ones and zeros.
+ * y may be x.
+ */
+EK_API EK_CHECKED ek_status ek_op_channel_norm_forward(ek_stream *stream, ek_tensor *y,
+                                                       const ek_tensor *x, const ek_tensor *mean,
+                                                       const ek_tensor *rstd,
+                                                       const ek_tensor *weight,
+                                                       const ek_tensor *bias);
+
+/*
+ * sums f64 [pieces, 2, channels]: of each piece of the rows, as above, the sum of dy and the sum of
+ * dy * n, with n = (x - mean) * rstd. There is one sample, or one for each piece.
+ */
+EK_API EK_CHECKED ek_status ek_op_channel_slopes(ek_stream *stream, ek_tensor *sums,
+                                                 const ek_tensor *dy, const ek_tensor *x,
+                                                 const ek_tensor *mean, const ek_tensor *rstd);
+
+/*
+ * From sums of slopes [samples, 2, channels], with groups and rows as in ek_op_channel_statistics():
+ *     average_g  = sum dy weight / n and average_gn = sum dy n weight / n, over a group of a sample,
+ *                  for each of its channels; [samples, channels]. Without rows they are 0.
+ *     dweight    = weight_scale * dweight + sum over samples of the sums of dy n
+ *     dbias      = bias_scale * dbias + sum over samples of the sums of dy
+ * weight NULL: ones. With a scale of 0 the old values are not read. Each result may be NULL.
+ */
+EK_API EK_CHECKED ek_status ek_op_channel_averages(ek_stream *stream, ek_tensor *average_g,
+                                                   ek_tensor *average_gn, ek_tensor *dweight,
+                                                   ek_tensor *dbias, const ek_tensor *sums,
+                                                   const ek_tensor *rows, const ek_tensor *weight,
+                                                   double host_rows, int64_t groups,
+                                                   double weight_scale, double bias_scale);
+
+/*
+ * dx = rstd * (dy * weight - average_g - n * average_gn). An average that is NULL is 0: both are if
+ * mean and rstd do not depend on x. weight NULL: ones. dx may be dy.
+ */
+EK_API EK_CHECKED ek_status ek_op_channel_norm_backward(
+    ek_stream *stream, ek_tensor *dx, const ek_tensor *dy, const ek_tensor *x,
+    const ek_tensor *mean, const ek_tensor *rstd, const ek_tensor *weight,
+    const ek_tensor *average_g, const ek_tensor *average_gn);
+
+EK_END_DECLARATIONS
+
+#endif /* EVENKEEL_CHANNEL_NORM_H */

@@ -1,0 +1,204 @@
+/*
+ * check_batch_norm_devices.c - batch norm over several devices: with statistics of all of them the
+ * training is that of one device, on shards that are uneven or empty; with those of a shard a
+ * reproducible model has the same bits on any number of devices.
+ *
+ * Tolerances: statistics are f64 sums, so two numbers of devices give means and variances that
+ * differ by some 2^-53, which after rounding to f32 is rarely a bit. What is left are the gradients'
+ * sums in f32, in another order: 42 terms, 42 * 2^-24 of the magnitudes in a step of 1/16, in three
+ * steps below 1e-6 of the parameters; in f64 below 1e-12.
+ */
+#include <string.h>
+
+#include <evenkeel/batch_norm.h>
+#include <evenkeel/linear.h>
+#include <evenkeel/mean_squared_error.h>
+#include <evenkeel/recompute.h>
+#include <evenkeel/sequential.h>
+#include <evenkeel/sgd.h>
+
+#include "ck_training.h"
+
+enum { IN = 4, WIDTH = 6, OUT = 2, HEIGHT = 3, BREADTH = 2 };
+
+/* ---- the model: norm, linear, norm, linear on images ---- */
+
+static ek_status make(ek_module **module, ek_batch_norm_over over, bool again) {
+  ek_batch_norm_options options = EK_BATCH_NORM_OPTIONS_INIT;
+  ek_module *p[4] = {NULL};
+  options.over = over;
+  options.momentum = 0.25;
+  ck_ok(ek_batch_norm_create_with(&p[0], IN, &options));
+  ck_ok(ek_linear_create(&p[1], IN, WIDTH, false));
+  options.momentum = 0;
+  ck_ok(ek_batch_norm_create_with(&p[2], WIDTH, &options));
+  ck_ok(ek_linear_create(&p[3], WIDTH, OUT, true));
+  if (again) {
+    ek_module *inner = p[2];
+    ck_ok(ek_recompute_create(&p[2], inner));
+    ek_module_free(inner);
+  }
+  const ek_status status = ek_sequential_create(module, p, 4);
+  for (int i = 0; i < 4; i++) ek_module_free(p[i]);
+  return status;
+}
+
+static ek_status over_all(ek_module **module) { return make(module, EK_BATCH_NORM_ALL, false); }
+static ek_status recomputed(ek_module **module) { return make(module, EK_BATCH_NORM_ALL, true); }
+static ek_status over_shard(ek_module **module) { return make(module, EK_BATCH_NORM_SHARD, false); }
+
+static ek_status squared_error(ek_criterion **criterion, ek_reduction reduction) {
+  return ek_mean_squared_error_create(criterion, reduction);
+}
+
+static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
+  batch->inputs = batch->targets = 1;
+  batch->input[0] = (ek_tensor){.type = type, .rank = 4, .shape = {samples, HEIGHT, BREADTH, IN}};
+  batch->target[0] = (ek_tensor){.type = type, .rank = 4, .shape = {samples, HEIGHT, BREADTH, OUT}};
+}
+
+static ek_status sgd(ek_optimizer **optimizer) {
+  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
+  options.learning_rate = 0.0625;
+  return ek_sgd_create(optimizer, &options);
+}
+
+enum { ALL, AGAIN, SHARD };
+static const struct ck_workload workloads[] = {
+    {"over all devices", over_all, squared_error, shapes, 0, false, 0},
+    {"over all devices, recomputed", recomputed, squared_error, shapes, 0, false, 0},
+    {"over a shard", over_shard, squared_error, shapes, 0, false, 0}};
+
+static struct ck_setup setup_of(int workload, const char *spec, int placement, ek_type type) {
+  struct ck_setup setup = ck_setup_mode(&workloads[workload], spec, EK_MODE_REPLICATED);
+  ck_setup_place(&setup, placement);
+  setup.options.type = type;
+  setup.optimizer = sgd;
+  return setup;
+}
+
+/* A step of two micro-batches: of 7 samples, and of 2, which leaves devices without rows. */
+static ek_status step(struct ck_training *training, uint64_t stream) {
+  const struct ck_setup *setup = &training->setup;
+  struct ck_batch first = ck_batch_make(setup->workload, setup->options.type, 7, 0, 2 * stream);
+  struct ck_batch second =
+      ck_batch_make(setup->workload, setup->options.type, 2, 0, 2 * stream + 1);
+  ek_status status = ck_training_backward(training, &first, NULL, true, NULL);
+  if (status == EK_OK) status = ck_training_step(training, &second, NULL);
+  return status;
+}
+
+/* Parameters after three steps, and after them the buffers. */
+static double *trained(struct ck_training *training, int64_t *count) {
+  static const char *const names[] = {"0.running_mean", "0.running_var", "0.num_batches_tracked",
+                                      "2.running_mean", "2.running_var", "2.num_batches_tracked"};
+  enum { NAMES = 6, MOST = 2 * IN + 2 * WIDTH + 2 };
+  for (uint64_t s = 0; s < 3; s++) ck_ok(step(training, s));
+  const double *parameters = ck_training_read(training, CK_VALUES, count);
+  double *values = ck_array((size_t)*count + MOST, sizeof *values);
+  memcpy(values, parameters, (size_t)*count * sizeof *values);
+  for (int i = 0; i < NAMES; i++) {
+    const int64_t size = i % 3 == 2 ? 1 : i < 3 ? IN : WIDTH;
+    float numbers[WIDTH];
+    ek_tensor host;
+    const bool wide = training->setup.options.type == EK_F64;
+    ck_ok(ek_tensor_host(&host, wide ? (void *)(values + *count) : (void *)numbers,
+                         training->setup.options.type, 1, &size));
+    ck_ok(ek_state_read(&host, training->model, names[i]));
+    for (int64_t k = 0; k < size && !wide; k++) values[*count + k] = (double)numbers[k];
+    *count += size;
+  }
+  return values;
+}
+
+static double *trained_on(const struct ck_setup *setup, int64_t *count) {
+  struct ck_training training;
+  ck_training_open(&training, setup);
+  return trained(&training, count);
+}
+
+/* ---- statistics of all devices ---- */
+
+static const char *const specs[] = {"cpu:2", "cpu:3", "cpu:4", "cpu:5"};
+enum { SPECS = 4 };
+
+CK_LOOP(any_number_of_devices, 2 * CK_PLACEMENTS * SPECS) {
+  const ek_type type = _i % 2 == 0 ? EK_F32 : EK_F64;
+  const int placement = _i / 2 / SPECS;
+  const struct ck_setup alone = setup_of(ALL, "cpu:1", EK_MODE_REPLICATED, type);
+  const struct ck_setup many =
+      setup_of(placement % 2 == 0 ? ALL : AGAIN, specs[_i / 2 % SPECS], placement, type);
+  int64_t count = 0, others = 0;
+  double *want = trained_on(&alone, &count), *got = trained_on(&many, &others);
+  ck_assert_int_eq(count, others);
+  ck_assert_msg(want[count - 1] == 6 && got[count - 1] == 6, "6 batches were %g and %g",
+                want[count - 1], got[count - 1]);
+  const double error = ck_rel_l2(got, want, count);
+  ck_assert_msg(error <= (type == EK_F32 ? 1e-6 : 1e-12), "%s over %s, %s: off by %.3g",
+                many.workload->name, many.spec, ck_placement_name(placement), error);
+}
+
+/* Of a shard they are not: the test above could fail. */
+CK_TEST(shards_differ) {
+  const struct ck_setup alone = setup_of(SHARD, "cpu:1", EK_MODE_REPLICATED, EK_F64);
+  const struct ck_setup many = setup_of(SHARD, "cpu:3", EK_MODE_REPLICATED, EK_F64);
+  int64_t count = 0, others = 0;
+  double *want = trained_on(&alone, &count), *got = trained_on(&many, &others);
+  ck_assert_double_ge(ck_rel_l2(got, want, count), 1e-4);
+}
+
+CK_LOOP(plan, 3) {
+  ek_memory_usage usage[2][3];
+  for (int i = 0; i < 2; i++) {
+    const struct ck_setup setup =
+        setup_of(_i, i == 0 ? "cpu:3" : "plan:3", EK_MODE_SHARDED, EK_F32);
+    struct ck_training training;
+    ck_training_open(&training, &setup);
+    ck_ok(step(&training, 0));
+    ck_usages(usage[i], training.group);
+  }
+  ck_same_peaks(workloads[_i].name, usage[1], usage[0], 3);
+}
+
+/* ---- the same bits ---- */
+
+static ek_group *open_deterministic(const char *spec) {
+  ek_group *group = NULL;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.deterministic = true;
+  ck_ok(ek_group_open(&group, spec, &options));
+  return group;
+}
+
+static double *trained_reproducibly(const char *spec, int placement, int64_t *count) {
+  struct ck_setup setup = setup_of(SHARD, spec, placement, EK_F32);
+  struct ck_training training;
+  setup.options.reproducible = 5;
+  ek_group *group = open_deterministic(spec);
+  ck_ok(ck_training_try(&training, &setup, group));
+  double *values = trained(&training, count);
+  ck_training_free(&training);
+  ek_group_free(group);
+  return values;
+}
+
+CK_LOOP(reproducible, 2 * SPECS) {
+  const int placement = _i / SPECS == 0 ? EK_MODE_REPLICATED : EK_MODE_FULLY_SHARDED;
+  int64_t count = 0, others = 0;
+  const double *want = trained_reproducibly("cpu:1", EK_MODE_REPLICATED, &count);
+  const double *got = trained_reproducibly(specs[_i % SPECS], placement, &others);
+  ck_assert_int_eq(count, others);
+  ck_same_bits(specs[_i % SPECS], got, want, count);
+}
+
+CK_TEST(reproducible_over_all_is_refused) {
+  struct ck_setup setup = setup_of(ALL, "cpu:2", EK_MODE_REPLICATED, EK_F32);
+  struct ck_training training;
+  setup.options.reproducible = 5;
+  ek_group *group = open_deterministic("cpu:2");
+  ck_fails(ck_training_try(&training, &setup, group), EK_ERR_UNSUPPORTED,
+           "has collectives of its own");
+  ek_group_free(group);
+}
+
+CK_SUITE("batch_norm_devices")
