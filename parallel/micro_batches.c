@@ -24,6 +24,10 @@
 #include "device/flaw.h"
 #include "forward.h"
 
+const ek_module *ek__model_mixer(const ek_data_parallel_model *model) {
+  return model->run.ranks[0].replica->layout.mixer;
+}
+
 struct ek__batch ek__batch_for(ek_tensor all[EK_MAX_INPUTS], const ek_module *module,
                                const struct ek__batch *batch) {
   const size_t inputs = batch->input_count, targets = batch->target_count;

@@ -26,6 +26,10 @@ struct ek__batch_part {
   ek_tensor inputs[EK_MAX_INPUTS], targets[EK_MAX_TENSORS];
 };
 
+/* The first module of the model whose results of a sample depend on the others of its micro-batch
+ * (`mixes_samples` of its table), or NULL. */
+const ek_module *ek__model_mixer(const ek_data_parallel_model *model);
+
 /*
  * Sets *samples to the rows of the first input that is cut. EK_ERR_SHAPE unless the rows of all
  * others are a multiple, EK_ERR_INVALID_ARGUMENT for more tensors than a module has, or if no input

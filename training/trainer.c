@@ -15,6 +15,7 @@
 #include "checkpoint_internal.h"
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/log_internal.h"
 #include "core/options.h"
 #include "core/owner.h"
 #include "parallel/criterion_internal.h"
@@ -155,6 +156,16 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   return ek_data_parallel_optimizer_open(&self->optimizer, self->model, optimizer, &o->optimizer);
 }
 
+/* Loss and gradient are those of the whole batch except where a module mixes samples. */
+static void warn_of_parts(const ek_trainer *self) {
+  const ek_module *mixer = self->micro_batches > 1 ? ek__model_mixer(self->model) : NULL;
+  if (mixer == NULL) return;
+  ek__log(EK_LOG_WARNING,
+          "ek_trainer_open: micro_batches is %lld: the statistics of %s are of one micro-batch, "
+          "not of the whole batch",
+          (long long)self->micro_batches, ek_module_kind(mixer));
+}
+
 /* All processes cut their batches into as many parts. */
 static ek_status compare(const ek_trainer *self) {
   char line[64];
@@ -181,6 +192,7 @@ ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *
   self->owns_group = o.own.group == NULL;
   EK_TRY_GOTO(status, open_parts(self, module, criterion, optimizer, &o), cleanup);
   EK_TRY_GOTO(status, compare(self), cleanup);
+  warn_of_parts(self);
   *trainer = self;
   return EK_OK;
 cleanup:

@@ -7,7 +7,7 @@
  *     y = (x - mean) / sqrt(variance + epsilon) * weight + bias
  *
  * Parameters: weight [channels] (ones), bias [channels] (zeros), without weight decay. Buffers, by
- * PyTorch's names: running_mean (zeros), running_var (ones), num_batches_tracked [1]. As in PyTorch
+ * PyTorch's names: running_mean (zeros), running_var (ones), num_batches_tracked (one number). As in PyTorch
  * the variance in y is divided by the number n of rows, that in running_var by n - 1. In evaluation
  * the running ones are used.
  */
@@ -32,9 +32,8 @@ typedef enum ek_batch_norm_over {
    */
   EK_BATCH_NORM_SHARD = 0,
   /*
-   * The rows of all devices of the model, in all processes (synchronised batch norm): sums and
-   * counts are added up in f64, so it does not matter how uneven shards are, or that a device has no
-   * rows. One exchange of 2 channels + 1 numbers in forward, one of 2 channels in backward. The
+   * The rows of all devices of the model, in all processes (synchronised batch norm). Sums and
+   * counts are added up in f64, so shards may be uneven, and a device may have no rows. One exchange of 2 channels + 1 numbers in forward, one of 2 channels in backward. The
    * result is that of one device with the whole batch, to rounding. The module is collective, so a
    * model with `reproducible` is EK_ERR_UNSUPPORTED with it (data_parallel_model.h).
    */
@@ -49,8 +48,8 @@ typedef struct ek_batch_norm_options {
   double epsilon; /* > 0 */
   /*
    * running = (1 - momentum) * running + momentum * batch, up to 1. 0 or less: the average over all
-   * batches so far, which is PyTorch's momentum=None. (PyTorch's momentum=0 changes nothing: that is
-   * EK_BATCH_NORM_FROZEN, or track = false.)
+   * batches so far, which is PyTorch's momentum=None. (With PyTorch's momentum=0 they never change;
+   * to use them as they are is EK_BATCH_NORM_FROZEN, to have none is track = false.)
    */
   double momentum;
   bool affine; /* there are weight and bias */

@@ -75,9 +75,11 @@ EK_API EK_CHECKED ek_status ek_op_channel_slopes(ek_stream *stream, ek_tensor *s
                                                  const ek_tensor *mean, const ek_tensor *rstd);
 
 /*
- * From sums of slopes [samples, 2, channels], with groups and rows as in ek_op_channel_statistics():
- *     average_g  = sum dy weight / n and average_gn = sum dy n weight / n, over a group of a sample,
- *                  for each of its channels; [samples, channels]. Without rows they are 0.
+ * From sums of slopes [samples, 2, channels], with groups, rows and the number n of values of a
+ * group as in ek_op_channel_statistics():
+ *     average_g  = sum of dy weight / n, over a group of a sample, for each of its channels;
+ *                  [samples, channels]. Without rows 0, as
+ *     average_gn = sum of dy n weight / n, the first n being (x - mean) * rstd
  *     dweight    = weight_scale * dweight + sum over samples of the sums of dy n
  *     dbias      = bias_scale * dbias + sum over samples of the sums of dy
  * weight NULL: ones. With a scale of 0 the old values are not read. Each result may be NULL.

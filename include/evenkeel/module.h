@@ -198,6 +198,13 @@ typedef struct ek_module_ops {
    * a child gives the child's type, by ek_module_input_type().
    */
   ek_type (*input_type)(const ek_module *self, size_t input);
+
+  /*
+   * (optional) fallback: false. In training what forward computes of a sample depends on the others
+   * that it sees, as with statistics of a batch. A trainer that cuts batches into micro-batches
+   * says so once through the log (log.h), because such a module then sees less.
+   */
+  bool mixes_samples;
 } ek_module_ops;
 
 /*

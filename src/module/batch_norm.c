@@ -39,7 +39,7 @@ static const struct batch_norm *norm_of(const ek_module *self) {
 
 static ek_status batch_norm_parameters(const ek_module *self, ek_declaration *declaration) {
   const struct batch_norm *m = norm_of(self);
-  const int64_t shape[] = {m->channels}, one[] = {1};
+  const int64_t shape[] = {m->channels};
   const ek_initializer zeros = ek_initializer_zeros();
   ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
   options.no_decay = true;
@@ -51,7 +51,7 @@ static ek_status batch_norm_parameters(const ek_module *self, ek_declaration *de
   if (!m->track) return EK_OK;
   EK_TRY(ek_declare_buffer(declaration, "running_mean", 1, shape, zeros));
   EK_TRY(ek_declare_buffer(declaration, "running_var", 1, shape, ek_initializer_ones()));
-  return ek_declare_buffer(declaration, "num_batches_tracked", 1, one, zeros);
+  return ek_declare_buffer(declaration, "num_batches_tracked", 0, NULL, zeros);
 }
 
 static ek_status buffer(ek_tensor *loan, ek_pass *pass, const struct batch_norm *m, size_t which) {
@@ -302,12 +302,15 @@ cleanup:
 
 /* ---- the description ---- */
 
-static const ek_module_ops own_ops = {
+static const ek_module_ops frozen_ops = {
     EK__LAYER("batch_norm", batch_norm_forward, batch_norm_backward, ek__layer_free),
     .parameters = batch_norm_parameters};
+static const ek_module_ops shard_ops = {
+    EK__LAYER("batch_norm", batch_norm_forward, batch_norm_backward, ek__layer_free),
+    .parameters = batch_norm_parameters, .mixes_samples = true};
 static const ek_module_ops all_ops = {
     EK__LAYER("batch_norm", batch_norm_forward, batch_norm_backward, ek__layer_free),
-    .parameters = batch_norm_parameters, .collective = true};
+    .parameters = batch_norm_parameters, .collective = true, .mixes_samples = true};
 
 static ek_status check_options(int64_t channels, const ek_batch_norm_options *o) {
   EK__FAIL_IF(channels <= 0, EK_ERR_INVALID_ARGUMENT,
@@ -342,8 +345,10 @@ ek_status ek_batch_norm_create_with(ek_module **module, int64_t channels,
                                   .track = o.track,
                                   .weight_start = o.weight_start == NULL ? ek_initializer_ones()
                                                                          : *o.weight_start};
-  return ek__layer_create(module, &made, sizeof made,
-                          o.over == EK_BATCH_NORM_ALL ? &all_ops : &own_ops, 1, 1);
+  static const ek_module_ops *const tables[] = {[EK_BATCH_NORM_SHARD] = &shard_ops,
+                                                [EK_BATCH_NORM_ALL] = &all_ops,
+                                                [EK_BATCH_NORM_FROZEN] = &frozen_ops};
+  return ek__layer_create(module, &made, sizeof made, tables[o.over], 1, 1);
 }
 
 ek_status ek_batch_norm_create(ek_module **module, int64_t channels) {

@@ -185,6 +185,7 @@ static ek_status walk(struct ek__layout *layout, struct ek__node *node, const ch
   node->holder = (struct ek__holder){layout, node->path, ek_module_kind(node->module)};
   EK_TRY(ek__types_check(types, own, ek__node_path(where, node)));
   layout->collective = layout->collective || ek__is_collective(node->module);
+  if (layout->mixer == NULL && ek__mixes_samples(node->module)) layout->mixer = node->module;
   if (ek_module_table(node->module)->parameters == NULL) return EK_OK;
   return ek_module_table(node->module)->parameters(node->module, &declaration);
 }

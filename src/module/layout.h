@@ -103,7 +103,8 @@ struct ek__layout {
   ek_type type;               /* of parameters */
   uint32_t node_count;
   size_t walked, marked; /* nodes, and units that modules have marked */
-  bool collective; /* a module of it does */
+  bool collective;        /* a module of it does */
+  const ek_module *mixer; /* the first one that declares `mixes_samples`, or NULL */
   bool stateful;   /* a module of it keeps state: replicas are freed where they were opened */
 };
 
@@ -123,6 +124,7 @@ ek_status ek__module_check(const ek_module *module);
 
 /* Whether its table declares so. */
 bool ek__is_collective(const ek_module *module);
+bool ek__mixes_samples(const ek_module *module);
 
 /* `type` is that of parameters, `precision` that of the modules: EK_ERR_UNSUPPORTED if one of them
  * does not compute in it. unit_bytes > 0: in units. */

@@ -107,6 +107,11 @@ bool ek__is_collective(const ek_module *module) {
   return EK__TABLE_SLOT(ops, collective);
 }
 
+bool ek__mixes_samples(const ek_module *module) {
+  const ek_module_ops *ops = ek_module_table(module);
+  return EK__TABLE_SLOT(ops, mixes_samples);
+}
+
 void ek_module_formula(ek_formula *formula, const ek_module *module) {
   *formula = (ek_formula){.kind = EK_FORMULA_NONE};
   if (ek_module_inputs(module) != 1 || ek_module_outputs(module) != 1) return;

@@ -15,11 +15,13 @@
 #include <unistd.h>
 
 #include <evenkeel/adamw.h>
+#include <evenkeel/batch_norm.h>
 #include <evenkeel/fault.h>
 #include <evenkeel/gather.h>
 #include <evenkeel/gpt.h>
 #include <evenkeel/host_memory.h>
 #include <evenkeel/linear.h>
+#include <evenkeel/log.h>
 #include <evenkeel/mean_squared_error.h>
 #include <evenkeel/sgd.h>
 #include <evenkeel/trainer.h>
@@ -954,6 +956,43 @@ CK_TEST(opening_fails_at_each_allocation) {
     ck_assert((status == EK_OK) == (b.trainer != NULL));
   }
   ck_assert_uint_gt(n, 20);
+}
+
+/* ---- statistics of a part ---- */
+
+struct warnings {
+  int count;
+  char last[256];
+};
+
+static void keep_warning(void *context, ek_log_level level, const char *line) {
+  struct warnings *warnings = context;
+  if (level < EK_LOG_WARNING) return;
+  warnings->count++;
+  (void)snprintf(warnings->last, sizeof warnings->last, "%s", line);
+}
+
+/* Once, where a module mixes samples and batches are cut. */
+CK_LOOP(micro_batches_of_batch_norm, 4) {
+  static const ek_batch_norm_over over[] = {EK_BATCH_NORM_SHARD, EK_BATCH_NORM_ALL,
+                                            EK_BATCH_NORM_FROZEN, EK_BATCH_NORM_SHARD};
+  struct warnings warnings = {0};
+  ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_module *module = NULL;
+  ek_criterion *criterion = NULL;
+  norm.over = over[_i];
+  options.micro_batches = _i == 3 ? 1 : 2;
+  ck_ok(ek_batch_norm_create_with(&module, 3, &norm));
+  ck_ok(ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
+  ek_log_set(keep_warning, &warnings, EK_LOG_WARNING);
+  CK_OPENED(ek_trainer *, trainer,
+            ek_trainer_open(&trainer, ck_spec("plan:2"), module, criterion, NULL, &options));
+  ek_log_set(NULL, NULL, EK_LOG_WARNING);
+  ck_assert_int_eq(warnings.count, _i < 2 ? 1 : 0);
+  if (_i < 2) ck_assert(ck_contains(warnings.last, "the statistics of batch_norm are of one"));
+  ek_criterion_free(criterion);
+  ek_module_free(module);
 }
 
 CK_SUITE("trainer")

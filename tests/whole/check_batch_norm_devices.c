@@ -103,7 +103,7 @@ static double *trained(struct ck_training *training, int64_t *count) {
     ek_tensor host;
     const bool wide = training->setup.options.type == EK_F64;
     ck_ok(ek_tensor_host(&host, wide ? (void *)(values + *count) : (void *)numbers,
-                         training->setup.options.type, 1, &size));
+                         training->setup.options.type, i % 3 == 2 ? 0 : 1, &size));
     ck_ok(ek_state_read(&host, training->model, names[i]));
     for (int64_t k = 0; k < size && !wide; k++) values[*count + k] = (double)numbers[k];
     *count += size;

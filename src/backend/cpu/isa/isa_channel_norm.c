@@ -2,9 +2,10 @@
  * isa_channel_norm.c - normalisation by channels (channel_norm.h).
  *
  * Sums: a vector of channels goes down BLOCK rows with its sums in registers, as doubles; then the
- * next vector of channels goes down the same rows, which are in the cache. Every channel has its
- * own lane, so its sum has one order, that of the rows of the piece, on every instruction set.
- * The product of two f32 is exact in f64.
+ * next vector of channels goes down the same rows, which are in the cache. Meanwhile the rows of the
+ * next block are fetched in their own order: a processor fetches ahead badly where it is led down
+ * columns. Every channel has its own lane, so its sum has one order, that of the rows of the piece,
+ * on every instruction set. The product of two f32 is exact in f64.
  *
  * Floor: bytes. Moments read x once, slopes x and dy; forward reads x and writes y, backward reads
  * x and dy and writes dx.
@@ -52,8 +53,10 @@ static void add_moments(const struct block *b) {
   V_EACH(0, b->channels, {
     struct sums s = get_sums(b->sums + i, b->sums + b->channels + i, n);
     const value *x = b->x + i;
-    for (int64_t row = 0; row < b->rows; row++, x += b->channels) {
+    const value *next = b->x + (b->channels + i) * BLOCK;
+    for (int64_t row = 0; row < b->rows; row++, x += b->channels, next += W) {
       vec_d v[2];
+      __builtin_prefetch(next);
       v_widen(x_get(x, n), &v[0], &v[1]);
       X_BOTH({
         s.of[0][j] += v[j];
@@ -70,8 +73,11 @@ static void add_slopes(const struct block *b) {
     struct sums s = get_sums(b->sums + i, b->sums + b->channels + i, n);
     const value *x = b->x + i, *dy = b->dy + i;
     const vec mean = v_get(b->mean + i, n);
+    const int64_t ahead = (b->channels + i) * BLOCK;
     for (int64_t row = 0; row < b->rows; row++, x += b->channels, dy += b->channels) {
       vec_d d[2], g[2];
+      __builtin_prefetch(b->x + ahead + row * W);
+      __builtin_prefetch(b->dy + ahead + row * W);
       v_widen(x_get(x, n) - mean, &d[0], &d[1]);
       v_widen(x_get(dy, n), &g[0], &g[1]);
       X_BOTH({
