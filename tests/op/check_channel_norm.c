@@ -243,8 +243,9 @@ CK_RIG_CASES(normalize, c, 2 * SIZES) {
 
 /* ---- averages ---- */
 
-CK_RIG_LOOP(averages, 2 * ck_variants()) {
+CK_LOOP(averages, 2 * ck_variants()) {
   enum { S = 2, C = 6, G = 3, ROWS = 5 };
+  struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
   const bool alone = _i >= ck_variants(); /* without weight, rows and one pair of results */
   const double *weight = ck_values(rig, C, -2, 2);
   double *sums = ck_values_of(rig, EK_F32, S * 2 * C, -9, 9);
