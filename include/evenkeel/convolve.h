@@ -41,7 +41,7 @@ EK_API EK_CHECKED ek_status ek_convolution_shape(int64_t y_shape[4], const int64
 /*
  * The elements that `workspace` needs at least, a tensor of sums of any shape: *forward in
  * ek_op_convolve_forward(), *backward in ek_op_convolve_backward(). They follow from the arguments
- * alone, and beside a few times the weights are at most 32 MiB. 0: none is needed, and it may
+ * alone, and beside a few times the weights are at most 16 MiB. 0: none is needed, and it may
  * be NULL. `type` is that of the values. Fails as ek_convolution_shape(), and with EK_ERR_OVERFLOW.
  */
 EK_API EK_CHECKED ek_status ek_convolution_workspace(int64_t *forward, int64_t *backward,

@@ -24,7 +24,7 @@
 
 #include "core/sizes.h"
 
-#define MOST_BYTES ((int64_t)32 << 20) /* of a block of more than one row */
+#define MOST_BYTES ((int64_t)16 << 20) /* of a block of more than one row */
 #define UNIT 256
 #define PADDED 16
 #define MOST_CHUNKS 16
