@@ -15,7 +15,7 @@
 #include <math.h>
 
 #define BLOCK 32  /* rows: with 2048 channels 256 KiB, what a cache of the second level holds */
-#define STRIP 512 /* channels whose factors are on the stack */
+#define STRIP 1024 /* channels whose factors are on the stack; wider rows are taken in strips */
 
 /* Two sums of a vector of channels: each in the halves that v_widen() gives. */
 struct sums {
@@ -214,6 +214,7 @@ static void write_y(const struct ek__channel_args *args, const struct area *a) {
     const value *x = (const value *)args->x + at;
     value *y = (value *)args->y + at;
     V_EACH(0, a->width, {
+      x_fetch(x + i);
       const vec v = (x_get(x + i, n) - v_get(mean + i, n)) * v_get(factor + i, n);
       x_put(y + i, v + v_get(add + i, n), n);
     });
@@ -237,6 +238,8 @@ static void write_dx(const struct ek__channel_args *args, const struct area *a) 
     const value *x = (const value *)args->x + at, *dy = (const value *)args->dy + at;
     value *dx = (value *)args->y + at;
     V_EACH(0, a->width, {
+      x_fetch(x + i);
+      x_fetch(dy + i);
       vec v = x_get(dy + i, n) * v_get(factor + i, n) - v_get(constant + i, n);
       if (gn) v -= (x_get(x + i, n) - v_get(mean + i, n)) * v_get(slope + i, n);
       x_put(dx + i, v, n);
