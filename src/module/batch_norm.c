@@ -304,10 +304,11 @@ cleanup:
 
 static const ek_module_ops frozen_ops = {
     EK__LAYER("batch_norm", batch_norm_forward, batch_norm_backward, ek__layer_free),
-    .parameters = batch_norm_parameters};
+    .parameters = batch_norm_parameters, .cheap = true};
 static const ek_module_ops shard_ops = {
     EK__LAYER("batch_norm", batch_norm_forward, batch_norm_backward, ek__layer_free),
-    .parameters = batch_norm_parameters, .mixes_samples = true};
+    .parameters = batch_norm_parameters, .cheap = true, .mixes_samples = true};
+/* Not cheap over all devices: another forward is another exchange. */
 static const ek_module_ops all_ops = {
     EK__LAYER("batch_norm", batch_norm_forward, batch_norm_backward, ek__layer_free),
     .parameters = batch_norm_parameters, .collective = true, .mixes_samples = true};

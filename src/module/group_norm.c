@@ -190,7 +190,7 @@ static ek_status group_norm_backward(const ek_module *self, ek_pass *pass,
 
 static const ek_module_ops group_norm_ops = {
     EK__LAYER("group_norm", group_norm_forward, group_norm_backward, ek__layer_free),
-    .parameters = group_norm_parameters};
+    .parameters = group_norm_parameters, .cheap = true};
 
 ek_status ek_group_norm_create_with(ek_module **module, int64_t channels, int64_t groups,
                                     const ek_group_norm_options *options) {
