@@ -160,6 +160,17 @@ static ek_status turn(const struct weights *w, const struct weight *weight, cons
 
 /* ---- reading ---- */
 
+/* A buffer that counts is an integer in files of PyTorch, and a number of the model's type here. */
+static ek_status read_count(ek_tensor *host, const ek_safetensors *file, const char *name) {
+  int64_t count = 0;
+  ek_tensor integer;
+  EK_TRY(ek_tensor_host(&integer, &count, EK_I64, 0, NULL));
+  EK_TRY(ek_safetensors_read(&integer, file, name));
+  if (host->type == EK_F64) *(double *)host->data = (double)count;
+  if (host->type == EK_F32) *(float *)host->data = (float)count;
+  return EK_OK;
+}
+
 static ek_status read_weight(const struct weights *w, const struct weight *weight,
                              const ek_safetensors *file, const char *path) {
   ek_tensor host = in_file(weight);
@@ -172,6 +183,7 @@ static ek_status read_weight(const struct weights *w, const struct weight *weigh
               EK_ERR_MISMATCH, "%s: %s has another shape than the model's %s", path, name,
               weight->info.name);
   host.data = w->block + weight->place;
+  if (entry->like.type == EK_I64 && host.rank == 0) return read_count(&host, file, name);
   EK_TRY(ek_safetensors_read(&host, file, name));
   return turn(w, weight, &host);
 }

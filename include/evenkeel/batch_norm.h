@@ -7,9 +7,9 @@
  *     y = (x - mean) / sqrt(variance + epsilon) * weight + bias
  *
  * Parameters: weight [channels] (ones), bias [channels] (zeros), without weight decay. Buffers, by
- * PyTorch's names: running_mean (zeros), running_var (ones), num_batches_tracked (one number). As in PyTorch
- * the variance in y is divided by the number n of rows, that in running_var by n - 1. In evaluation
- * the running ones are used.
+ * PyTorch's names: running_mean (zeros), running_var (ones), num_batches_tracked (one number). As in
+ * PyTorch the variance in y is divided by the number n of rows, that in running_var by n - 1. In
+ * evaluation the running ones are used.
  */
 #ifndef EVENKEEL_BATCH_NORM_H
 #define EVENKEEL_BATCH_NORM_H

@@ -60,6 +60,8 @@
  * Stock models and layers:
  *
  *     gpt.h                      a decoder of GPT-2's shape
+ *     resnet.h                   ResNet
+ *     fcn.h                      segmentation of pictures on a ResNet
  *     mlp.h                      linear layers with an activation between them
  *     layers.h                   includes the stock layers that follow
  *     linear.h                   y = x W^T + b
@@ -184,6 +186,7 @@
 #include <evenkeel/data_parallel_optimizer.h>
 #include <evenkeel/device.h>
 #include <evenkeel/fault.h>
+#include <evenkeel/fcn.h>
 #include <evenkeel/gather.h>
 #include <evenkeel/gpt.h>
 #include <evenkeel/host_memory.h>
@@ -205,6 +208,7 @@
 #include <evenkeel/recompute.h>
 #include <evenkeel/reduce.h>
 #include <evenkeel/replicate.h>
+#include <evenkeel/resnet.h>
 #include <evenkeel/safetensors.h>
 #include <evenkeel/schedule.h>
 #include <evenkeel/sgd.h>

@@ -85,6 +85,8 @@ USE(ek_upsample_options, ek_module, ek_upsample_create(&made, o))
 USE(ek_pooling, ek_module, ek_max_pool2d_create(&made, o))
 USE(ek_batch_norm_options, ek_module, ek_batch_norm_create_with(&made, 2, o))
 USE(ek_group_norm_options, ek_module, ek_group_norm_create_with(&made, 4, 2, o))
+USE(ek_resnet_options, ek_module, ek_resnet_create(&made, o))
+USE(ek_fcn_options, ek_module, ek_fcn_create(&made, o))
 USE(ek_layer_norm_options, ek_module, ek_layer_norm_create_with(&made, 2, o))
 USE(ek_conv2d_options, ek_module, ek_conv2d_create_with(&made, 2, 3, o))
 USE(ek_embedding_options, ek_module, ek_embedding_create_with(&made, 2, 3, o))
@@ -454,6 +456,8 @@ static ek_status use_ek_tokens_options(struct bench *b, void *o) {
   X(ek_pooling, EK_POOLING_INIT, sizeof(size_t))                                                   \
   X(ek_batch_norm_options, EK_BATCH_NORM_OPTIONS_INIT, sizeof(size_t))                             \
   X(ek_group_norm_options, EK_GROUP_NORM_OPTIONS_INIT, sizeof(size_t))                             \
+  X(ek_resnet_options, EK_RESNET_OPTIONS_INIT, sizeof(size_t))                                     \
+  X(ek_fcn_options, EK_FCN_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_layer_norm_options, EK_LAYER_NORM_OPTIONS_INIT, sizeof(size_t))                             \
   X(ek_convolution, EK_CONVOLUTION_INIT, sizeof(size_t))                                           \
   X(ek_conv2d_options, EK_CONV2D_OPTIONS_INIT, sizeof(size_t))                                     \

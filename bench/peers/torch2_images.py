@@ -1,0 +1,163 @@
+"""Image models beside torchvision's, on the same weights and batch.
+
+    python bench/peers/torch2_images.py build/release/bench/evenkeel-images exact [MODEL ...]
+    python bench/peers/torch2_images.py build/release/bench/evenkeel-images time [ROUNDS [MODEL ...]]
+
+`exact`: steps of SGD with momentum, 3 in f64 and 10 in f32 on one device and on uneven ones. Prints how far the losses are,
+relatively, from those of PyTorch in f64, and the parameters and buffers after the steps (the difference over the largest change
+of the tensor); and the same of PyTorch in f32.
+`time`: f32, in turns, evenkeel on cpu:2 with batch norm over both devices, PyTorch eager with channels_last on two
+threads; the median of the steps after two, and the ratio inside a round.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy
+import safetensors.torch
+import torch
+import torchvision
+
+# batch, size, classes: to compare, and to time
+SHAPES = {"resnet18-small": ((14, 32, 10), (128, 32, 10)), "resnet18": ((14, 64, 7), (16, 224, 1000)),
+          "resnet50": ((14, 64, 7), (16, 224, 1000)), "fcn50": ((3, 64, 5), (2, 160, 21))}
+STEPS, SLOW_STEPS, RATE, MOMENTUM = 10, 3, 0.001, 0.9
+
+
+def model_of(name, classes):
+    if name == "fcn50":
+        model = torchvision.models.segmentation.fcn_resnet50(weights=None, weights_backbone=None, num_classes=classes,
+                                                             aux_loss=True)
+        model.classifier[3].p = model.aux_classifier[3].p = 0
+        return model
+    model = getattr(torchvision.models, name.split("-")[0])(num_classes=classes)
+    if name.endswith("small"):
+        model.conv1 = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        model.maxpool = torch.nn.Identity()
+    return model
+
+
+def loss_of(name, output, targets):
+    entropy = torch.nn.functional.cross_entropy
+    if name != "fcn50":
+        return entropy(output, targets)
+    return entropy(output["out"], targets) + 0.5 * entropy(output["aux"], targets)
+
+
+def weights_of(model):
+    return {name: value.detach().clone().float() for name, value in model.state_dict().items()}
+
+
+class Task:
+    def __init__(self, name, shape, folder):
+        self.name, self.shape, self.folder = name, shape, folder
+        batch, size, classes = shape
+        torch.manual_seed(7)
+        self.model = model_of(name, classes).train()
+        self.pictures = torch.randn(batch, 3, size, size)
+        self.targets = torch.randint(classes, (batch, size, size) if name == "fcn50" else (batch,))
+        safetensors.torch.save_file(weights_of(self.model), self.path("weights"))
+        numpy.ascontiguousarray(self.pictures.permute(0, 2, 3, 1).numpy()).tofile(self.path("pictures"))
+        self.targets.numpy().astype("<i4").tofile(self.path("targets"))
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def own(self, program, steps, precision, devices):
+        """Losses, seconds, and weights after the steps."""
+        command = [program, self.name, self.path("weights"), self.path("pictures"), self.path("targets"),
+                   ",".join(map(str, self.shape)), str(steps), precision, devices, self.path("out")]
+        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        rows = [line.split() for line in text.splitlines()]
+        return [float(row[3]) for row in rows], [float(row[5]) for row in rows], self.path("out")
+
+    def peer(self, steps, precision, last=False):
+        model = model_of(self.name, self.shape[2]).train()
+        model.load_state_dict(self.model.state_dict())
+        pictures = self.pictures
+        if precision == "f64":
+            model, pictures = model.double(), pictures.double()
+        if last:
+            model = model.to(memory_format=torch.channels_last)
+            pictures = pictures.to(memory_format=torch.channels_last)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+        losses, seconds = [], []
+        for _ in range(steps):
+            begin = time.perf_counter()
+            optimizer.zero_grad()
+            loss = loss_of(self.name, model(pictures), self.targets)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            seconds.append(time.perf_counter() - begin)
+        return losses, seconds, model.state_dict()
+
+
+def difference(before, theirs, ours):
+    """The largest difference of a tensor, over the largest change of that tensor in the steps."""
+    largest, where = 0.0, ""
+    for name, value in theirs.items():
+        value, own, first = value.double(), ours[name].double().reshape(value.shape), before[name].double()
+        change = (value - first).abs().max().item()
+        apart = (value - own).abs().max().item() / change if change > 0 else (value - own).abs().max().item()
+        if apart > largest:
+            largest, where = apart, name
+    return largest, where
+
+
+def report(what, losses, state, wanted, state_wanted, before):
+    first = abs(losses[0] - wanted[0]) / abs(wanted[0])
+    largest = max(abs(a - b) / abs(b) for a, b in zip(losses, wanted))
+    apart, where = difference(before, state_wanted, state)
+    print(f"{what}: first loss {first:.2g}, all losses {largest:.2g}, state {apart:.2g} ({where})", flush=True)
+
+
+def exact(program, names):
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            task = Task(name, SHAPES[name][0], folder)
+            before = weights_of(task.model)
+            for steps, precisions in ((SLOW_STEPS, ("f64",)), (STEPS, ("f32",))):
+                wanted, _, state = task.peer(steps, "f64")
+                for precision in precisions:
+                    for devices in ("cpu:2",) if precision == "f64" else ("cpu:1", "cpu:4"):
+                        losses, _, path = task.own(program, steps, precision, devices)
+                        report(f"{name} evenkeel {precision} {devices}", losses, safetensors.torch.load_file(path), wanted, state,
+                               before)
+            losses, _, single = task.peer(STEPS, "f32")
+            report(f"{name} PyTorch f32", losses, single, wanted, state, before)
+
+
+def times(program, rounds, names):
+    torch.set_num_threads(2)
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            task = Task(name, SHAPES[name][1], folder)
+            ratios, own, peer = [], [], []
+            for number in range(rounds):
+                got = {}
+                for who in (("own", "peer") if number % 2 == 0 else ("peer", "own")):
+                    seconds = (task.own(program, 6, "f32", "cpu:2") if who == "own" else task.peer(6, "f32", True))[1]
+                    got[who] = statistics.median(seconds[2:])
+                own.append(got["own"])
+                peer.append(got["peer"])
+                ratios.append(got["own"] / got["peer"])
+            print(f"{name} {SHAPES[name][1]}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), "
+                  f"{1e3 * statistics.median(own):.0f} and {1e3 * statistics.median(peer):.0f} ms, "
+                  f"load {os.getloadavg()[0]:.1f}", flush=True)
+
+
+def main():
+    program, what, rest = sys.argv[1], sys.argv[2], sys.argv[3:]
+    if what == "exact":
+        exact(program, rest or SHAPES)
+    else:
+        times(program, int(rest[0]) if rest else 5, rest[1:] or SHAPES)
+
+
+if __name__ == "__main__":
+    main()

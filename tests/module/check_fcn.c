@@ -1,0 +1,104 @@
+/*
+ * check_fcn.c - the fully convolutional network on a ResNet: gradients of both outputs, names.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include <evenkeel/fcn.h>
+#include <evenkeel/replica.h>
+
+#include "ck_module.h"
+
+static ek_status create_fcn(ek_module **module, bool auxiliary) {
+  ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
+  ek_resnet_options backbone = EK_RESNET_OPTIONS_INIT;
+  norm.over = EK_BATCH_NORM_FROZEN; /* a sample's results do not depend on the others */
+  backbone.channels = backbone.width = 2;
+  backbone.norm = &norm;
+  ek_fcn_options options = EK_FCN_OPTIONS_INIT;
+  options.classes = 3;
+  options.auxiliary = auxiliary;
+  options.dropout = 0;
+  options.backbone = &backbone;
+  return ek_fcn_create(module, &options);
+}
+static ek_status create_segments(ek_module **module) { return create_fcn(module, true); }
+static ek_status create_one_output(ek_module **module) { return create_fcn(module, false); }
+
+/* depth: three operations for each of 24 convolutions, forward and backward. Sizes with whose random
+ * numbers no rounding to 16 bits crosses the edge of a ReLU, where gradients jump. */
+static const struct ck_module_case cases[] = {
+    {.name = "segmentation",
+     .create = create_segments,
+     .input = {{0, 4, {3, 9, 8, 2}, -1, 1, 0}},
+     .longest = 16 * 9,
+     .depth = 140,
+     .probes = 3,
+     .saved = UINT64_MAX},
+    {.name = "segmentation, one output",
+     .create = create_one_output,
+     .input = {{0, 4, {2, 8, 8, 2}, -1, 1, 0}},
+     .longest = 16 * 9,
+     .depth = 140,
+     .probes = 3,
+     .saved = UINT64_MAX},
+};
+CK_MODULE_CASES(cases)
+
+/* ---- names, as torchvision has them ---- */
+
+static const ek_parameter_info *find(ek_parameter_info *info, ek_replica *replica,
+                                     const char *name) {
+  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
+    ck_ok(ek_replica_parameter(info, replica, i));
+    if (strcmp(info->name, name) == 0) return info;
+  }
+  ck_abort_msg("no parameter %s", name);
+}
+
+static void has(ek_replica *replica, const char *name, const char *shape) {
+  ek_parameter_info info;
+  char text[64] = "";
+  const ek_parameter_info *it = find(&info, replica, name);
+  for (int d = 0; d < it->value.rank; d++) {
+    (void)snprintf(text + strlen(text), sizeof text - strlen(text), d == 0 ? "%lld" : " %lld",
+                   (long long)it->value.shape[d]);
+  }
+  ck_assert_msg(strcmp(text, shape) == 0, "%s is %s, not %s", name, text, shape);
+}
+
+CK_TEST(names_of_a_segmentation) {
+  CK_OPENED(ek_module *, module, ek_fcn_create(&module, NULL));
+  ek_group *group = ck_open_exactly("plan:1", 1);
+  CK_OPENED(ek_replica *, replica,
+            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  has(replica, "backbone.layer3.5.conv2.weight", "256 256 3 3");
+  has(replica, "classifier.0.weight", "512 2048 3 3");
+  has(replica, "classifier.1.running_mean", "512");
+  has(replica, "classifier.4.bias", "21");
+  has(replica, "aux_classifier.4.weight", "21 256 1 1");
+}
+
+/* ---- what is refused ---- */
+
+CK_TEST(bad_options) {
+  ek_module *module = NULL;
+  ek_resnet_options backbone = EK_RESNET_OPTIONS_INIT;
+  ek_fcn_options bad = EK_FCN_OPTIONS_INIT;
+  backbone.depth = 20;
+  bad.backbone = &backbone;
+  ck_fails(ek_fcn_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "depth is 20");
+  bad = (ek_fcn_options)EK_FCN_OPTIONS_INIT;
+  bad.classes = -1;
+  ck_fails(ek_fcn_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "-1 classes");
+  bad.classes = 2;
+  bad.dropout = 1;
+  ck_fails(ek_fcn_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "p is 1");
+  ck_assert_ptr_null(module);
+  ck_host_failures(create_segments);
+  ck_ok(create_segments(&module));
+  ck_keep(module);
+  ck_forward_fails(module, EK_ERR_SHAPE, "input has rank 2, expected 4", EK_F32, CK_SHAPE(2, 2));
+}
+
+CK_SUITE("fcn")

@@ -1,0 +1,135 @@
+/*
+ * check_resnet.c - ResNet: gradients, names, shapes.
+ *
+ * With frozen statistics a sample's results do not depend on the others, as every check of a module
+ * wants; check_batch_norm.c has the statistics of a batch.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include <evenkeel/replica.h>
+#include <evenkeel/resnet.h>
+
+#include "ck_module.h"
+
+static ek_resnet_options small(int depth, const ek_batch_norm_options *norm) {
+  ek_resnet_options options = EK_RESNET_OPTIONS_INIT;
+  options.depth = depth;
+  options.classes = 3;
+  options.channels = 2;
+  options.width = 2;
+  options.norm = norm;
+  return options;
+}
+
+static ek_batch_norm_options frozen_norm(void) {
+  ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
+  norm.over = EK_BATCH_NORM_FROZEN;
+  return norm;
+}
+
+static ek_status create_plain(ek_module **module) {
+  const ek_batch_norm_options norm = frozen_norm();
+  ek_resnet_options options = small(18, &norm);
+  options.small_pictures = true;
+  return ek_resnet_create(module, &options);
+}
+
+static ek_status create_bottleneck(ek_module **module) {
+  const ek_batch_norm_options norm = frozen_norm();
+  ek_resnet_options options = small(50, &norm);
+  options.recompute.kind = EK_RECOMPUTE_EVERY;
+  options.recompute.every = 2;
+  return ek_resnet_create(module, &options);
+}
+
+/* depth: three operations for each of 20 or 53 convolutions, forward and backward. Sizes with whose
+ * random numbers no rounding to 16 bits crosses the edge of a ReLU, where gradients jump. */
+static const struct ck_module_case cases[] = {
+    {.name = "18, small pictures",
+     .create = create_plain,
+     .input = {{0, 4, {3, 6, 5, 2}, -1, 1, 0}},
+     .longest = 16 * 9,
+     .depth = 120,
+     .probes = 3,
+     .saved = UINT64_MAX},
+    {.name = "50, recomputed",
+     .create = create_bottleneck,
+     .input = {{0, 4, {2, 9, 8, 2}, -1, 1, 0}},
+     .longest = 64 * 9,
+     .depth = 320,
+     .probes = 2,
+     .saved = UINT64_MAX},
+};
+CK_MODULE_CASES(cases)
+
+/* ---- names and numbers, as torchvision has them ---- */
+
+static const ek_parameter_info *find(ek_parameter_info *info, ek_replica *replica,
+                                     const char *name) {
+  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
+    ck_ok(ek_replica_parameter(info, replica, i));
+    if (strcmp(info->name, name) == 0) return info;
+  }
+  ck_abort_msg("no parameter %s", name);
+}
+
+static void has(ek_replica *replica, const char *name, const char *shape) {
+  ek_parameter_info info;
+  char text[64] = "";
+  const ek_parameter_info *it = find(&info, replica, name);
+  for (int d = 0; d < it->value.rank; d++) {
+    (void)snprintf(text + strlen(text), sizeof text - strlen(text), d == 0 ? "%lld" : " %lld",
+                   (long long)it->value.shape[d]);
+  }
+  ck_assert_msg(strcmp(text, shape) == 0, "%s is %s, not %s", name, text, shape);
+}
+
+static ek_replica *counted(ek_module *module) {
+  ek_group *group = ck_open_exactly("plan:1", 1);
+  CK_OPENED(ek_replica *, replica,
+            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  return replica;
+}
+
+/* The numbers of parameters are those of torchvision's documentation of its weights. */
+CK_LOOP(names_and_numbers_of_torchvision, 5) {
+  static const int depths[] = {18, 34, 50, 101, 152};
+  static const int64_t trained[] = {11689512, 21797672, 25557032, 44549160, 60192808};
+  ek_resnet_options options = EK_RESNET_OPTIONS_INIT;
+  options.depth = depths[_i];
+  CK_OPENED(ek_module *, module, ek_resnet_create(&module, &options));
+  ek_replica *replica = counted(module);
+  int64_t count = 0;
+  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_parameter(&info, replica, i));
+    if (!info.buffer) count += ek_tensor_count(&info.value);
+  }
+  ck_assert_int_eq(count, trained[_i]);
+  has(replica, "conv1.weight", "64 3 7 7");
+  has(replica, "bn1.running_var", "64");
+  has(replica, "layer2.0.downsample.1.bias", depths[_i] < 50 ? "128" : "512");
+  has(replica, "layer4.1.conv2.weight", "512 512 3 3");
+  if (depths[_i] >= 50) has(replica, "layer1.0.downsample.0.weight", "256 64 1 1");
+  has(replica, "fc.weight", depths[_i] < 50 ? "1000 512" : "1000 2048");
+}
+
+/* ---- what is refused ---- */
+
+CK_TEST(bad_options) {
+  ek_module *module = NULL;
+  ek_resnet_options bad = EK_RESNET_OPTIONS_INIT;
+  bad.depth = 20;
+  ck_fails(ek_resnet_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "depth is 20, expected 18");
+  bad = (ek_resnet_options)EK_RESNET_OPTIONS_INIT;
+  bad.classes = 0;
+  ck_fails(ek_resnet_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "0 classes");
+  bad.classes = 2;
+  bad.width = 0;
+  ck_fails(ek_resnet_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "width 0");
+  ck_assert_ptr_null(module);
+  ck_host_failures(create_plain);
+}
+
+CK_SUITE("resnet")
