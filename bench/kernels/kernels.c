@@ -111,14 +111,15 @@ ek_status bed_values(ek_tensor *tensor, const struct bed *bed, int rank, const i
   return status;
 }
 
-static ek_status make_index(ek_tensor *tensor, const struct bed *bed, int64_t count,
-                            int64_t below) {
-  EK_TRY(ek_tensor_create(tensor, bed->device, EK_MEMORY_WORKSPACE, EK_I32, 1, &count));
+static ek_status make_index(ek_tensor *tensor, const struct bed *bed, int rank,
+                            const int64_t *shape, int64_t below) {
+  EK_TRY(ek_tensor_create(tensor, bed->device, EK_MEMORY_WORKSPACE, EK_I32, rank, shape));
+  const int64_t count = ek_tensor_count(tensor);
   int32_t *index = malloc((size_t)count * sizeof *index);
   if (!index) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "out of host memory for an index");
   for (int64_t r = 0; r < count; r++) index[r] = (int32_t)(r * 7919 % below);
   ek_tensor host;
-  ek_status status = ek_tensor_host(&host, index, EK_I32, 1, &count);
+  ek_status status = ek_tensor_host(&host, index, EK_I32, rank, shape);
   if (status == EK_OK) status = ek_tensor_copy(tensor, &host);
   free(index);
   return status;
@@ -132,7 +133,7 @@ static ek_status make_operand(struct bed *bed, int i, const struct sizes *sizes)
   for (int d = 0; d < rank; d++) count *= shape[d];
   bed->given[i] = tensor;
   if (operand->type == EK_I32) {
-    return make_index(tensor, bed, count, operation_size(sizes, operand->index_below));
+    return make_index(tensor, bed, rank, shape, operation_size(sizes, operand->index_below));
   }
   if (operand->type == EK_F64) {
     EK_TRY(ek_tensor_create(tensor, bed->device, EK_MEMORY_WORKSPACE, EK_F64, rank, shape));

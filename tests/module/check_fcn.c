@@ -30,7 +30,7 @@ static ek_status create_one_output(ek_module **module) { return create_fcn(modul
 static const struct ck_module_case cases[] = {
     {.name = "segmentation",
      .create = create_segments,
-     .input = {{0, 4, {3, 9, 8, 2}, -1, 1, 0}},
+     .input = {{0, 4, {3, 5, 8, 2}, -1, 1, 0}},
      .longest = 16 * 9,
      .depth = 140,
      .probes = 3,
