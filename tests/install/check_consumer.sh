@@ -133,6 +133,7 @@ run_examples() { # FOLDER CMAKE-OPTION...
     name=$(basename "$source" .c)
     case $name in
       train_text) run_example "$folder/$name" "$source" --steps 5 ;;
+      train_images) run_example "$folder/$name" --steps 2 ;;
       *) run_example "$folder/$name" ;;
     esac
     printf '%s/%s: runs\n' "${folder##*/}" "$name"
