@@ -96,13 +96,9 @@ static ek_status check_open(const ek_data_parallel_model *model, const ek_optimi
 static ek_status read_schedule(ek_schedule *schedule, const ek_schedule *given,
                                const ek_optimizer *rule) {
   if (given == NULL) return ek_schedule_constant(schedule, rule->learning_rate);
-  switch (given->kind) {
-  case EK_SCHEDULE_CONSTANT: return ek_schedule_constant(schedule, given->peak);
-  case EK_SCHEDULE_WARMUP_COSINE:
-    return ek_schedule_warmup_cosine(schedule, given->peak, given->floor, given->warmup,
-                                     given->total);
-  }
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "schedule: unknown kind %d", (int)given->kind);
+  EK_TRY(ek_schedule_check(given));
+  *schedule = *given;
+  return EK_OK;
 }
 
 static ek_status open_optimizer(ek_data_parallel_optimizer **parallel,

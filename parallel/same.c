@@ -107,8 +107,9 @@ ek_status ek__update_same(const ek_data_parallel_model *model, const struct ek__
   add(&lines, "optimizer = %s", update->optimizer->ops->kind);
   add(&lines, "states = %zu", update->state_count);
   add(&lines, "clip norm = %.17g", update->optimizer->clip_norm);
-  add(&lines, "schedule = %d, %.17g, %.17g, %" PRId64 ", %" PRId64, (int)rate->kind, rate->peak,
-      rate->floor, rate->warmup, rate->total);
+  add(&lines, "schedule = %d, %.17g, %.17g, %.17g, %.17g, %" PRId64 ", %" PRId64 ", %" PRId64,
+      (int)rate->kind, rate->peak, rate->floor, rate->first, rate->factor, rate->warmup,
+      rate->total, rate->decay);
   add(&lines, "loss scale = %d, %.17g, %.17g, %.17g, %" PRId64, (int)scale->kind, scale->scale,
       scale->growth, scale->backoff, (int64_t)scale->interval);
   add(&lines, "refuse not finite = %d", update->refuse);

@@ -45,7 +45,7 @@
  * several. */
 enum { LEAST_PIECE = 256 << 10, MOST_PIECE = 8 << 20 };
 
-enum { NUMBER_SIZE = 32, SCHEDULE_SIZE = 160 };
+enum { NUMBER_SIZE = 32, SCHEDULE_SIZE = 256 };
 
 struct ek_checkpoint_write {
   ek_world *world; /* NULL: there is one process */
@@ -157,8 +157,9 @@ static ek_status open_file(ek_checkpoint_write *self, const ek_data_parallel_mod
   if (model->update != NULL) {
     const ek_schedule *s = &model->update->schedule;
     const locale_t before = ek__c_locale_begin();
-    (void)snprintf(schedule, sizeof schedule, "%d %a %a %lld %lld", (int)s->kind, s->peak, s->floor,
-                   (long long)s->warmup, (long long)s->total);
+    (void)snprintf(schedule, sizeof schedule, "%d %a %a %lld %lld %lld %a %a", (int)s->kind, s->peak,
+                   s->floor, (long long)s->warmup, (long long)s->total, (long long)s->decay,
+                   s->first, s->factor);
     ek__c_locale_end(before);
     pairs[count++] = (ek_safetensors_pair){EK__CHECKPOINT_SCHEDULE_KEY, schedule};
   }

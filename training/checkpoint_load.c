@@ -38,19 +38,25 @@ static ek_status read_position(int64_t *number, const char *path, const char *te
   return EK_OK;
 }
 
-/* A pair that this library would not write is skipped, as a newer library's is. */
+/* A pair that this library would not write is skipped, as a newer library's is; an older one wrote
+ * five numbers. */
 static bool read_schedule(ek_schedule *schedule, const char *text) {
+  ek_schedule s = {.peak = 0};
   int kind = 0;
-  double peak = 0, floor = 0;
-  long long warmup = 0, total = 0;
+  long long warmup = 0, total = 0, decay = 0;
   if (text == NULL) return false;
   const locale_t before = ek__c_locale_begin();
-  const int read = sscanf(text, "%d %la %la %lld %lld", &kind, &peak, &floor, &warmup, &total);
+  const int read = sscanf(text, "%d %la %la %lld %lld %lld %la %la", &kind, &s.peak, &s.floor,
+                          &warmup, &total, &decay, &s.first, &s.factor);
   ek__c_locale_end(before);
-  if (read != 5) return false;
-  if (kind == EK_SCHEDULE_CONSTANT) return ek_schedule_constant(schedule, peak) == EK_OK;
-  return kind == EK_SCHEDULE_WARMUP_COSINE &&
-         ek_schedule_warmup_cosine(schedule, peak, floor, warmup, total) == EK_OK;
+  if (read != 5 && read != 8) return false;
+  s.kind = (ek_schedule_kind)kind;
+  s.warmup = warmup;
+  s.total = total;
+  s.decay = decay;
+  if (ek_schedule_check(&s) != EK_OK) return false;
+  *schedule = s;
+  return true;
 }
 
 /* A number of `run`, which is one that a run can have. */

@@ -80,6 +80,62 @@ CK_TEST(formula_and_order) {
   }
 }
 
+CK_TEST(stable_then_down) {
+  static const double want[] = {2, 4, 6, 8, 8, 8, 8, 6.5, 5, 3.5, 2, 2};
+  ek_schedule s;
+  ck_ok(ek_schedule_warmup_stable(&s, 8, 2, 4, 4, 10));
+  for (int i = 0; i < 12; i++) ck_assert(ek_schedule_rate(&s, i) == want[i]);
+  ck_ok(ek_schedule_warmup_stable(&s, 8, 0, 2, 8, 10)); /* linear from the end of the warm-up */
+  for (int i = 2; i < 11; i++) ck_assert(ek_schedule_rate(&s, i) == (double)(10 - i));
+  ck_ok(ek_schedule_warmup_stable(&s, 8, 1, 0, 0, 3)); /* no decay */
+  ck_assert(ek_schedule_rate(&s, 2) == 8 && ek_schedule_rate(&s, 3) == 1);
+  ck_ok(ek_schedule_warmup_stable(&s, 1, 0, 0, INT64_MAX, INT64_MAX));
+  ck_assert(ek_schedule_rate(&s, 0) == 1 && ek_schedule_rate(&s, INT64_MAX) == 0);
+}
+
+CK_TEST(down_by_steps) {
+  ek_schedule s;
+  ck_ok(ek_schedule_steps(&s, 16, 0.5, 3, 3));
+  static const double want[] = {16, 16, 16, 8, 8, 8, 4, 4, 4, 3, 3};
+  for (int i = 0; i < 11; i++) ck_assert(ek_schedule_rate(&s, i) == want[i]);
+  ck_assert(ek_schedule_rate(&s, INT64_MAX) == 3);
+}
+
+/* Rates of torch.optim.lr_scheduler.OneCycleLR(max_lr=1, total_steps=10, pct_start=0.3) of PyTorch
+ * 2.15. */
+CK_TEST(one_cycle_of_torch) {
+  static const double want[] = {0.040000000000000036, 0.52, 1.0,
+                               0.9504846320134737, 0.8117456539497631, 0.6112620219362893,
+                               0.38874197806371075, 0.18825834605023697, 0.049519367986526286,
+                               4e-06};
+  ek_schedule s;
+  ck_ok(ek_schedule_one_cycle(&s, 0.04, 1, 0.04 / 1e4, 3, 10));
+  for (int i = 0; i < 10; i++) {
+    ck_assert_msg(fabs(ek_schedule_rate(&s, i) - want[i]) <= 4e-16, "step %d: %.17g, not %.17g", i,
+                  ek_schedule_rate(&s, i), want[i]);
+  }
+  ck_assert(ek_schedule_rate(&s, 2) == 1 && ek_schedule_rate(&s, 99) == 0.04 / 1e4);
+  ck_ok(ek_schedule_one_cycle(&s, 0.5, 1, 0, 1, 2)); /* begins at its peak */
+  ck_assert(ek_schedule_rate(&s, 0) == 1 && ek_schedule_rate(&s, 1) == 0);
+}
+
+CK_TEST(others_are_refused) {
+  ek_schedule s = {.peak = 3.5}, unknown = {.kind = (ek_schedule_kind)9};
+  ck_fails(ek_schedule_warmup_stable(&s, 1, 0, 4, 7, 10), EK_ERR_INVALID_ARGUMENT,
+           "decay is 7, expected 0 to total - warmup = 6");
+  ck_fails(ek_schedule_warmup_stable(&s, 1, 0, 4, -1, 10), EK_ERR_INVALID_ARGUMENT, "decay is -1");
+  ck_fails(ek_schedule_warmup_stable(&s, 1, 2, 4, 1, 10), EK_ERR_INVALID_ARGUMENT, "floor is 2");
+  ck_fails(ek_schedule_steps(&s, 1, 0.5, 0, 0), EK_ERR_INVALID_ARGUMENT, "period is 0");
+  ck_fails(ek_schedule_steps(&s, 1, 1.5, 1, 0), EK_ERR_INVALID_ARGUMENT, "factor 1.5");
+  ck_fails(ek_schedule_steps(&s, 1, (double)NAN, 1, 0), EK_ERR_INVALID_ARGUMENT, "factor");
+  ck_fails(ek_schedule_one_cycle(&s, 2, 1, 0, 3, 10), EK_ERR_INVALID_ARGUMENT, "first is 2");
+  ck_fails(ek_schedule_one_cycle(&s, 0, 1, 0, 0, 10), EK_ERR_INVALID_ARGUMENT, "warmup is 0");
+  ck_fails(ek_schedule_one_cycle(&s, 0, 1, 0, 10, 10), EK_ERR_INVALID_ARGUMENT, "warmup is 10");
+  ck_fails(ek_schedule_check(&unknown), EK_ERR_INVALID_ARGUMENT, "unknown kind 9");
+  ck_fails(ek_schedule_check(NULL), EK_ERR_INVALID_ARGUMENT, "schedule is NULL");
+  ck_assert(s.peak == 3.5);
+}
+
 CK_TEST(refused) {
   const double bad[] = {-1e-9, (double)NAN, (double)INFINITY};
   ek_schedule s = {.peak = 3.5};
