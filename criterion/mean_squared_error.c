@@ -1,62 +1,14 @@
 /*
- * mean_squared_error.c - (y - t)^2 against a target of the same shape and type.
- *
- * Backward needs nothing but the two, so the loss holds no memory of its own between forward and
- * backward, unless every single loss was asked for.
+ * mean_squared_error.c - (y - t)^2, one of elementwise_loss.c.
  */
 #include <evenkeel/mean_squared_error.h>
 
-#include <evenkeel/losses.h>
+#include <evenkeel/elementwise_loss.h>
 
-#include "core/alloc.h"
 #include "core/error.h"
-#include "core/sizes.h"
-#include "module/layer_internal.h"
-
-/* The operation would accept 2 x 6 against 4 x 3 flattened; a loss of that would be a mistake. */
-static ek_status check_target(const ek_tensor *y, const ek_tensor *target) {
-  if (ek__same_sizes(y->rank, y->shape, target->rank, target->shape)) return EK_OK;
-  return ek_error_set(EK_ERR_SHAPE, "the target's shape differs from the output's (ranks %d and "
-                                    "%d)",
-                      target->rank, y->rank);
-}
-
-static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                         ek_tensor *outputs) {
-  const ek_tensor *y = &inputs[0], *target = &inputs[1];
-  ek_tensor *losses = ek_module_outputs(self) == 2 ? &outputs[1] : NULL;
-  EK_TRY(check_target(y, target));
-  EK_TRY(ek_pass_totals(&outputs[0], pass));
-  if (losses != NULL)
-    EK_TRY(ek_pass_output(losses, pass, ek_type_of_sums(y->type), y->rank, y->shape));
-  EK_TRY(ek_op_squared_error_forward(ek_pass_stream(pass), losses, &outputs[0], y, target));
-  EK_TRY(ek_pass_save(pass, y));
-  return ek_pass_save(pass, target);
-}
-
-static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                          ek_tensor *grad_inputs) {
-  const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
-  const bool single = ek_module_outputs(self) == 2; /* with a factor for each loss */
-  ek_tensor saved[2];                     /* y and the target */
-  EK_TRY(ek__layer_take(saved, pass, 2));
-  ek_status status = EK_OK;
-  if (grad_inputs != NULL) status = ek_pass_input_gradient(&grad_inputs[0], pass, &saved[0]);
-  if (grad_inputs != NULL && status == EK_OK) {
-    status =
-        ek_op_squared_error_backward(ek_pass_stream(pass), &grad_inputs[0], &saved[0], &saved[1],
-                                     single ? NULL : &scale, single ? &grad_outputs[1] : NULL);
-  }
-  ek__free_all(saved, 2);
-  return status;
-}
-
-static const ek_module_ops ops = {
-    EK__LAYER("mean_squared_error", forward, backward, ek__layer_free)};
 
 ek_status ek_mean_squared_error_create(ek_criterion **criterion, ek_reduction reduction) {
+  static const ek_element_loss squared = {EK_ELEMENT_LOSS_SQUARED, 0, 0};
   EK__NOT_NULL("mean_squared_error", criterion);
-  ek_criterion made;
-  EK_TRY(ek_criterion_init(&made, &ops, 1, 1, reduction));
-  return ek__new_copy(criterion, &made, sizeof made, "mean_squared_error");
+  return ek_elementwise_loss_create(criterion, &squared, reduction);
 }

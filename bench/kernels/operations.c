@@ -177,6 +177,14 @@ CALL(squared_error_forward) {
 CALL(squared_error_backward) {
   return (void)p, ek_op_squared_error_backward(s, t[0], t[1], t[2], t[3], t[4]);
 }
+static const ek_element_loss binary = {EK_ELEMENT_LOSS_BINARY, 0, 0};
+
+CALL(element_loss_forward) {
+  return (void)p, ek_op_element_loss_forward(s, t[0], t[1], t[2], t[3], &binary);
+}
+CALL(element_loss_backward) {
+  return (void)p, ek_op_element_loss_backward(s, t[0], t[1], t[2], t[3], t[4], &binary);
+}
 CALL(combine_totals) {
   return ek_op_combine_totals(s, t[0], t[1], t[2], p->without_terms ? NULL : p->coefficients,
                               p->flag[0]);
@@ -318,6 +326,11 @@ const struct operation operations[] = {
     OP(squared_error_forward, OUT("losses", "RC", SUM, OPTIONAL), OUT("totals", "2", F64),
        IN("y", "RC"), IN("target", "RC")),
     OP(squared_error_backward, OUT("gradient", "RC", MAY_BE(1 << 1)), IN("y", "RC"),
+       IN("target", "RC"), IN("scale", "1", F64, OPTIONAL),
+       IN("element_scale", "RC", SUM, OPTIONAL)),
+    OP(element_loss_forward, OUT("losses", "RC", SUM, OPTIONAL), OUT("totals", "2", F64),
+       IN("y", "RC"), IN("target", "RC")),
+    OP(element_loss_backward, OUT("gradient", "RC", MAY_BE(1 << 1)), IN("y", "RC"),
        IN("target", "RC"), IN("scale", "1", F64, OPTIONAL),
        IN("element_scale", "RC", SUM, OPTIONAL)),
     OP(combine_totals, OUT("combined", "2", F64), OUT("scales", "J2", F64),

@@ -6,7 +6,7 @@
  * devices and micro-batches of a step, happens once, in the optimizer; so the loss is exact for
  * uneven shards, ignored targets and a shorter last batch (never a mean of means).
  *
- * Stock criteria: cross_entropy.h, mean_squared_error.h, weighted_sum.h. with_criterion.h makes one
+ * Stock criteria: cross_entropy.h, mean_squared_error.h, elementwise_loss.h, weighted_sum.h. with_criterion.h makes one
  * module of a model and its loss, which may then own parameters. A criterion of your own fills the
  * table of module.h and follows the rules for modules. For example, the absolute error:
  *

@@ -84,6 +84,7 @@
  *
  *     cross_entropy.h            of logits against class indices
  *     mean_squared_error.h       of numbers
+ *     elementwise_loss.h         L1, Huber, binary cross-entropy
  *     weighted_sum.h             several losses for several outputs
  *     linear_cross_entropy.h     the last linear layer and its cross-entropy in one
  *     with_criterion.h           a model and its loss as one module
@@ -185,6 +186,7 @@
 #include <evenkeel/data_parallel_model.h>
 #include <evenkeel/data_parallel_optimizer.h>
 #include <evenkeel/device.h>
+#include <evenkeel/elementwise_loss.h>
 #include <evenkeel/fault.h>
 #include <evenkeel/fcn.h>
 #include <evenkeel/gather.h>

@@ -80,6 +80,40 @@ EK_API EK_CHECKED ek_status ek_op_squared_error_backward(ek_stream *stream, ek_t
                                                          const ek_tensor *element_scale);
 
 /*
+ * Other losses of elements, with d = y - t:
+ *     SQUARED  d^2
+ *     HUBER    steepness * (d^2 / (2 width) for abs(d) < width, else abs(d) - width / 2)
+ *     BINARY   max(y, 0) - y t + log(1 + exp(-abs(y))): the cross-entropy of a logit y and the
+ *              probability t (torch.nn.BCEWithLogitsLoss)
+ * HUBER is torch.nn.SmoothL1Loss(beta) with width = beta and steepness 1, HuberLoss(delta) with both
+ * delta, and L1Loss with width 0 and steepness 1. Both numbers are finite and 0 or more.
+ */
+typedef enum ek_element_loss_kind {
+  EK_ELEMENT_LOSS_SQUARED = 0,
+  EK_ELEMENT_LOSS_HUBER = 1,
+  EK_ELEMENT_LOSS_BINARY = 2
+} ek_element_loss_kind;
+
+typedef struct ek_element_loss {
+  ek_element_loss_kind kind;
+  double width, steepness; /* of HUBER */
+} ek_element_loss;
+
+/* As ek_op_squared_error_forward(), of this loss; NULL: SQUARED. */
+EK_API EK_CHECKED ek_status ek_op_element_loss_forward(ek_stream *stream, ek_tensor *losses,
+                                                       ek_tensor *totals, const ek_tensor *y,
+                                                       const ek_tensor *target,
+                                                       const ek_element_loss *loss);
+
+/* As ek_op_squared_error_backward(): gradient = scale * element_scale * the slope of the loss by y,
+ * which is 0 where abs(d) is not differentiable. */
+EK_API EK_CHECKED ek_status ek_op_element_loss_backward(ek_stream *stream, ek_tensor *gradient,
+                                                        const ek_tensor *y, const ek_tensor *target,
+                                                        const ek_tensor *scale,
+                                                        const ek_tensor *element_scale,
+                                                        const ek_element_loss *loss);
+
+/*
  * Puts the terms of a loss together. `totals` is f64, terms x {s, d}; with D the largest d:
  *     combined = {D * sum over j of c[j] * s[j] / d[j], D},  scales[j] = {c[j] * D / d[j], 0}
  * A term without weight (d = 0) is ignored if another term has weight. If no term has

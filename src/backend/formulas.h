@@ -15,6 +15,24 @@ EK_INLINE double ek__weigh(double weight, double term) {
   return weight == 0.0 && isinf(term) ? 0.0 : weight * term;
 }
 
+/* A loss of an element, and its slope by y: losses.h, ek_op_element_loss_forward(). In
+ * f64, from which the others round once. */
+EK_INLINE double ek__element_loss(const struct ek__loss_args *args, double y, double t) {
+  const double d = y - t, size = fabs(d);
+  if (args->kind == EK__LOSS_SQUARED) return d * d;
+  if (args->kind == EK__LOSS_BINARY) return (y > 0.0 ? y : 0.0) - y * t + log1p(exp(-fabs(y)));
+  if (size >= args->width) return args->steepness * (size - 0.5 * args->width);
+  return args->steepness * (0.5 * d * d / args->width);
+}
+
+EK_INLINE double ek__element_slope(const struct ek__loss_args *args, double y, double t) {
+  const double d = y - t;
+  if (args->kind == EK__LOSS_SQUARED) return 2.0 * d;
+  if (args->kind == EK__LOSS_BINARY) return 1.0 / (1.0 + exp(-y)) - t;
+  if (fabs(d) < args->width) return args->steepness * (d / args->width);
+  return args->steepness * (d > 0.0 ? 1.0 : d < 0.0 ? -1.0 : d);
+}
+
 /* What the gradient in memory is multiplied with: updates.h. */
 EK_INLINE double ek__gradient_factor(const double *totals, const double *square_norm,
                                      double clip_norm) {

@@ -242,7 +242,7 @@ enum ek__window { EK__WINDOW_MAX, EK__WINDOW_AVERAGE, EK__WINDOW_BILINEAR };
 struct ek__window_side { /* of pictures and windows, in one direction: windows.h */
   int64_t pixels, windows;
   int64_t kernel, stride, padding, dilation; /* not of BILINEAR */
-  bool count_padding;                        /* of AVERAGE */
+  int64_t count_padding;                     /* of AVERAGE: 1 or 0 */
   double scale, shift;                       /* of BILINEAR: the place of window i is i scale + shift */
 };
 
@@ -256,18 +256,23 @@ struct ek__window_args { /* backward: y is dx, x is dy */
   struct ek__types types;
 };
 
+/* Losses of an output and a target, element by element, by the numbers of losses.h. */
+enum ek__element_loss { EK__LOSS_SQUARED, EK__LOSS_HUBER, EK__LOSS_BINARY };
+
 struct ek__loss_args {
-  void *losses;     /* sums. cross-entropy: rows; squared error: count, or NULL */
+  enum ek__element_loss kind; /* of element_loss */
+  double width, steepness;    /* of HUBER */
+  void *losses; /* sums. cross-entropy: rows; element by element: count, or NULL */
   void *normalizer; /* sums. cross-entropy only: rows x {m, z} */
   double *totals;   /* {s, d}, overwritten */
   void *gradient;   /* backward; may alias outputs */
   const void *outputs;
-  const void *targets;       /* cross-entropy: int32_t; squared error: the type of outputs */
+  const void *targets; /* cross-entropy: int32_t; element by element: the type of outputs */
   const void *class_weights; /* sums, or NULL */
   const double *scale;       /* on the device, or NULL */
   double host_scale;         /* cross_entropy_gradient only, in place of scale and row_scale */
   const void *row_scale;     /* sums, or NULL */
-  int64_t rows, classes;     /* squared error: rows = count, and these are 1 */
+  int64_t rows, classes; /* element by element: rows = count, and these are 1 */
   int64_t columns;   /* of outputs and gradient; those after `classes` are ignored */
   int64_t first_row; /* in the batch, of the first target: for messages */
   int32_t ignore_index;

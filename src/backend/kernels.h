@@ -59,8 +59,8 @@
   ROW(cross_entropy_forward, loss, OWN) /* of rows; args: loss_job */                              \
   ROW(cross_entropy_backward, loss, OWN) /* the same */                                            \
   ROW(cross_entropy_gradient, loss, OWN) /* the same: forward, then backward */                    \
-  ROW(squared_error_forward, loss, OWN) /* of chunks; args: loss_job */                            \
-  ROW(squared_error_backward, loss, OWN) /* of elements; args: loss_job */                         \
+  ROW(element_loss_forward, loss, OWN) /* of chunks; args: loss_job */                             \
+  ROW(element_loss_backward, loss, OWN) /* of elements; args: loss_job */                          \
   ROW(sgd, update, OWN) /* of elements; args: update_job */                                        \
   ROW(adamw, update, OWN) /* the same */                                                           \
   ROW(square_norm, elementwise, OWN) /* y is a double: value y + sum a^2; chunks, norm_job */      \

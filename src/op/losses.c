@@ -4,6 +4,7 @@
 #include <evenkeel/losses.h>
 
 #include <inttypes.h>
+#include <math.h>
 
 #include "op/op_internal.h"
 
@@ -105,10 +106,25 @@ ek_status ek_op_cross_entropy_gradient(ek_stream *stream, ek_tensor *gradient, e
   return cross_entropy(stream, "cross_entropy_gradient", BOTH, &of, terms);
 }
 
-/* ---- squared error and totals ---- */
+/* ---- losses of elements, and totals ---- */
 
-ek_status ek_op_squared_error_forward(ek_stream *stream, ek_tensor *losses, ek_tensor *totals,
-                                      const ek_tensor *y, const ek_tensor *target) {
+static ek_status read_loss(struct ek__loss_args *args, const char *name,
+                           const ek_element_loss *loss) {
+  static const ek_element_loss squared = {EK_ELEMENT_LOSS_SQUARED, 0, 0};
+  if (loss == NULL) loss = &squared;
+  EK__FAIL_IF((unsigned)loss->kind > EK_ELEMENT_LOSS_BINARY, EK_ERR_INVALID_ARGUMENT,
+              "%s: unknown loss %d", name, (int)loss->kind);
+  EK_TRY(ek__op_between(name, "width", loss->width, 0.0, HUGE_VAL));
+  EK_TRY(ek__op_between(name, "steepness", loss->steepness, 0.0, HUGE_VAL));
+  args->kind = (enum ek__element_loss)loss->kind;
+  args->width = loss->width;
+  args->steepness = loss->steepness;
+  return EK_OK;
+}
+
+static ek_status element_forward(ek_stream *stream, const char *name, ek_tensor *losses,
+                                 ek_tensor *totals, const ek_tensor *y, const ek_tensor *target,
+                                 const ek_element_loss *loss) {
   enum { LOSSES, TOTALS, Y, TARGET, COUNT };
   struct ek__op op;
   struct ek__loss_args args = {.classes = 1, .columns = 1};
@@ -117,14 +133,16 @@ ek_status ek_op_squared_error_forward(ek_stream *stream, ek_tensor *losses, ek_t
       [TOTALS] = EK__WRITE(totals, F64, EK__IS(EXACTLY, 2), .to = &args.totals),
       [Y] = EK__READ(y, VALUE, .to = &args.outputs),
       [TARGET] = EK__READ(target, VALUE, EK__IS(SAME, Y), .to = &args.targets)};
-  EK_TRY(ek__op_begin(&op, "squared_error_forward", stream, operands, COUNT, &args.types));
+  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &args.types));
+  EK_TRY(read_loss(&args, name, loss));
   args.rows = ek__op_elements(&op, Y);
-  return op.kernels == NULL ? EK_OK : op.kernels->squared_error_forward(stream, &args);
+  return op.kernels == NULL ? EK_OK : op.kernels->element_loss_forward(stream, &args);
 }
 
-ek_status ek_op_squared_error_backward(ek_stream *stream, ek_tensor *gradient, const ek_tensor *y,
-                                       const ek_tensor *target, const ek_tensor *scale,
-                                       const ek_tensor *element_scale) {
+static ek_status element_backward(ek_stream *stream, const char *name, ek_tensor *gradient,
+                                  const ek_tensor *y, const ek_tensor *target,
+                                  const ek_tensor *scale, const ek_tensor *element_scale,
+                                  const ek_element_loss *loss) {
   enum { GRADIENT, Y, TARGET, SCALE, ELEMENT_SCALE, COUNT };
   struct ek__op op;
   struct ek__loss_args args = {.classes = 1, .columns = 1};
@@ -135,9 +153,35 @@ ek_status ek_op_squared_error_backward(ek_stream *stream, ek_tensor *gradient, c
       [TARGET] = EK__READ(target, VALUE, EK__IS(SAME, Y), .to = &args.targets),
       [SCALE] = EK__MAY_READ(scale, F64, EK__IS(EXACTLY, 1), .to = &args.scale),
       [ELEMENT_SCALE] = EK__MAY_READ(element_scale, SUM, EK__IS(SAME, Y), .to = &args.row_scale)};
-  EK_TRY(ek__op_begin(&op, "squared_error_backward", stream, operands, COUNT, &args.types));
+  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &args.types));
+  EK_TRY(read_loss(&args, name, loss));
   args.rows = ek__op_elements(&op, Y);
-  return op.kernels == NULL ? EK_OK : op.kernels->squared_error_backward(stream, &args);
+  return op.kernels == NULL ? EK_OK : op.kernels->element_loss_backward(stream, &args);
+}
+
+ek_status ek_op_element_loss_forward(ek_stream *stream, ek_tensor *losses, ek_tensor *totals,
+                                     const ek_tensor *y, const ek_tensor *target,
+                                     const ek_element_loss *loss) {
+  return element_forward(stream, "element_loss_forward", losses, totals, y, target, loss);
+}
+
+ek_status ek_op_element_loss_backward(ek_stream *stream, ek_tensor *gradient, const ek_tensor *y,
+                                      const ek_tensor *target, const ek_tensor *scale,
+                                      const ek_tensor *element_scale, const ek_element_loss *loss) {
+  return element_backward(stream, "element_loss_backward", gradient, y, target, scale,
+                          element_scale, loss);
+}
+
+ek_status ek_op_squared_error_forward(ek_stream *stream, ek_tensor *losses, ek_tensor *totals,
+                                      const ek_tensor *y, const ek_tensor *target) {
+  return element_forward(stream, "squared_error_forward", losses, totals, y, target, NULL);
+}
+
+ek_status ek_op_squared_error_backward(ek_stream *stream, ek_tensor *gradient, const ek_tensor *y,
+                                       const ek_tensor *target, const ek_tensor *scale,
+                                       const ek_tensor *element_scale) {
+  return element_backward(stream, "squared_error_backward", gradient, y, target, scale,
+                          element_scale, NULL);
 }
 
 ek_status ek_op_combine_totals(ek_stream *stream, ek_tensor *combined, ek_tensor *scales,

@@ -593,6 +593,21 @@ static ek_status with_file(ek_status (*train_so)(ek_trainer *trainer)) {
   return status;
 }
 
+static ek_status make_loss(ek_criterion **made) {
+  ek_criterion *criterion = NULL;
+#include "elementwise_loss_1.inc"
+  *made = criterion;
+  return EK_OK;
+}
+
+static ek_status shown_huber(struct scene *s) {
+  ek_criterion *criterion = NULL;
+  (void)s;
+  EK_TRY(make_loss(&criterion));
+  ek_criterion_free(criterion);
+  return EK_OK;
+}
+
 static ek_status shown_loader(struct scene *s) {
   (void)s;
   return with_file(step_on_files);
@@ -857,6 +872,7 @@ static const struct {
               {"memory_snapshot.h", shown_snapshot, 0},
               {"metrics.h", shown_metrics, 0},
               {"data_loader.h", shown_loader, 0},
+              {"elementwise_loss.h", shown_huber, 0},
               {"trainer_run.h", shown_run, 0},
               {"with_criterion.h, criterion.h", shown_whole, 10},
               {"tensor.h", shown_tensors, 1},

@@ -64,7 +64,7 @@ EK__CPU_RUN(cross_entropy_forward, loss, cross_entropy, 1.0, true)
 EK__CPU_RUN(cross_entropy_backward, loss, cross_entropy, args->scale ? *args->scale : 1.0, false)
 EK__CPU_RUN(cross_entropy_gradient, loss, cross_entropy, args->host_scale, true)
 
-/* ---- squared error ---- */
+/* ---- losses of elements ---- */
 
 static double sum_of(const double *partials, int64_t count, int64_t chunk) {
   double sum = 0.0;
@@ -74,20 +74,20 @@ static double sum_of(const double *partials, int64_t count, int64_t chunk) {
 
 static int64_t chunks_of(int64_t count, int64_t chunk) { return (count + chunk - 1) / chunk; }
 
-ek_status ek__cpu_squared_error_forward(ek_stream *stream, const struct ek__loss_args *args) {
+ek_status ek__cpu_element_loss_forward(ek_stream *stream, const struct ek__loss_args *args) {
   double partials[EK__MAX_CHUNKS];
   const struct ek__loss_job job = {
       .args = args, .partials = partials, .chunk = ek__cpu_chunk(args->rows)};
-  ek__cpu_range(stream, ek__cpu_functions(args->types)->squared_error_forward, &job,
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->element_loss_forward, &job,
                 chunks_of(args->rows, job.chunk), ek__cpu_least_rows(job.chunk));
   args->totals[0] = sum_of(partials, args->rows, job.chunk);
   args->totals[1] = (double)args->rows;
   return EK_OK;
 }
 
-ek_status ek__cpu_squared_error_backward(ek_stream *stream, const struct ek__loss_args *args) {
+ek_status ek__cpu_element_loss_backward(ek_stream *stream, const struct ek__loss_args *args) {
   const struct ek__loss_job job = {.args = args, .factor = args->scale ? *args->scale : 1.0};
-  ek__cpu_range(stream, ek__cpu_functions(args->types)->squared_error_backward, &job, args->rows,
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->element_loss_backward, &job, args->rows,
                 EK__CPU_LEAST);
   return EK_OK;
 }

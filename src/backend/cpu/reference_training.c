@@ -5,6 +5,8 @@
 
 #include <math.h>
 
+#include "backend/formulas.h"
+
 /* ---- losses ---- */
 
 /* m, the largest of n logits, and z, the sum of e^(x - m). */
@@ -76,14 +78,14 @@ void ek__cross_entropy_gradient_f64(const void *raw, int64_t begin, int64_t end)
   }
 }
 
-void ek__squared_error_forward_f64(const void *raw, int64_t begin, int64_t end) {
+void ek__element_loss_forward_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__loss_job *job = raw;
   const double *y = job->args->outputs, *target = job->args->targets;
   double *losses = job->args->losses;
   for (int64_t index = begin; index < end; index++) {
     double sum = 0.0;
     for (int64_t i = index * job->chunk; i < (index + 1) * job->chunk && i < job->args->rows; i++) {
-      const double l = (y[i] - target[i]) * (y[i] - target[i]);
+      const double l = ek__element_loss(job->args, y[i], target[i]);
       if (losses) losses[i] = l;
       sum += l;
     }
@@ -91,14 +93,14 @@ void ek__squared_error_forward_f64(const void *raw, int64_t begin, int64_t end) 
   }
 }
 
-void ek__squared_error_backward_f64(const void *raw, int64_t begin, int64_t end) {
+void ek__element_loss_backward_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__loss_job *job = raw;
   const double *y = job->args->outputs, *target = job->args->targets;
   const double *element_scale = job->args->row_scale;
   double *gradient = job->args->gradient;
   for (int64_t i = begin; i < end; i++) {
     const double scale = job->factor * (element_scale ? element_scale[i] : 1.0);
-    gradient[i] = scale * 2.0 * (y[i] - target[i]);
+    gradient[i] = scale * ek__element_slope(job->args, y[i], target[i]);
   }
 }
 

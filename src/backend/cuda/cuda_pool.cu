@@ -18,8 +18,9 @@ template <class T> struct pictures {
   const T *x;
   int32_t *places;
   int64_t rows, channels;
-  ek__window kind;
+  int64_t code; /* the kind; a struct of a kernel's arguments has no gaps */
   ek__window_side high, wide;
+  __device__ __forceinline__ ek__window kind() const { return static_cast<ek__window>(code); }
 };
 
 struct pixel {
@@ -95,17 +96,17 @@ __global__ void __launch_bounds__(BLOCK) mean_kernel(pictures<T> a) {
                   BACK ? a.wide.pixels : a.wide.windows);
     int64_t top, bottom, left, right;
     if (BACK) {
-      ek__pixel_windows(&top, &bottom, a.kind, &a.high, p.v);
-      ek__pixel_windows(&left, &right, a.kind, &a.wide, p.h);
+      ek__pixel_windows(&top, &bottom, a.kind(), &a.high, p.v);
+      ek__pixel_windows(&left, &right, a.kind(), &a.wide, p.h);
     } else {
-      ek__window_pixels(&top, &bottom, a.kind, &a.high, p.v);
-      ek__window_pixels(&left, &right, a.kind, &a.wide, p.h);
+      ek__window_pixels(&top, &bottom, a.kind(), &a.high, p.v);
+      ek__window_pixels(&left, &right, a.kind(), &a.wide, p.h);
     }
     pack<S, N> sum = {};
     for (int64_t v = top; v <= bottom; v++) {
-      const double high = ek__window_weight(a.kind, &a.high, BACK ? v : p.v, BACK ? p.v : v);
+      const double high = ek__window_weight(a.kind(), &a.high, BACK ? v : p.v, BACK ? p.v : v);
       for (int64_t h = left; h <= right; h++) {
-        const double wide = ek__window_weight(a.kind, &a.wide, BACK ? h : p.h, BACK ? p.h : h);
+        const double wide = ek__window_weight(a.kind(), &a.wide, BACK ? h : p.h, BACK ? p.h : h);
         const S weight = S(high * wide);
         if (weight == S(0)) continue; /* of a pixel that is in no window here */
         const int64_t from = (p.image * height + v) * width + h;

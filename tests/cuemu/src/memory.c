@@ -85,6 +85,13 @@ bool cuemu_reaches(int device, int other) {
   return enabled;
 }
 
+/* A small number with what the stack had in the gap after it, as of an enum in a struct, looks like an
+ * address of which the lower half is small. Tensors begin at multiples of 256. */
+static bool is_number(const char *p) {
+  const uint32_t low = (uint32_t)(uintptr_t)p;
+  return low > 0 && low < 256;
+}
+
 const void *cuemu_find_stranger(int device, const void *bytes, size_t size) {
   const void *stranger = NULL;
   cuemu_lock();
@@ -94,7 +101,7 @@ const void *cuemu_find_stranger(int device, const void *bytes, size_t size) {
     for (size_t i = 0; i + sizeof(char *) <= size && !stranger; i += sizeof(char *)) {
       const char *p;
       memcpy(&p, (const char *)bytes + i, sizeof(p));
-      if (p >= a->memory && p < a->memory + a->bytes) stranger = p;
+      if (p >= a->memory && p < a->memory + a->bytes && !is_number(p)) stranger = p;
     }
   }
   cuemu_unlock();
@@ -112,7 +119,7 @@ void cuemu_break_peers(int device, void *bytes, size_t size) {
     for (size_t i = 0; i + sizeof(char *) <= size; i += sizeof(char *)) {
       const char *p;
       memcpy(&p, (const char *)bytes + i, sizeof(p));
-      if (p < a->memory || p >= a->memory + a->bytes) continue;
+      if (p < a->memory || p >= a->memory + a->bytes || is_number(p)) continue;
       memcpy((char *)bytes + i, &nowhere, sizeof(nowhere));
     }
   }

@@ -201,8 +201,43 @@ void EK_ISA_NAME(cross_entropy_gradient)(const void *raw, int64_t begin, int64_t
   }
 }
 
-void EK_ISA_NAME(squared_error_forward)(const void *raw, int64_t begin, int64_t end) {
-  const struct ek__loss_job *job = raw;
+/* Each lane by the C library: exponential and logarithm cost more than the loop. */
+static inline vec binary_loss(vec y, vec t) {
+  float loss[W], logit[W];
+  v_store(logit, y);
+  for (int j = 0; j < W; j++) {
+    loss[j] = (logit[j] > 0.0f ? logit[j] : 0.0f) + log1pf(expf(-fabsf(logit[j])));
+  }
+  return v_load(loss) - y * t;
+}
+
+/* `kind` is a constant where this is inlined. A NaN stays one: v_min() and v_max() give the second. */
+static inline vec loss_of(const struct ek__loss_args *args, enum ek__element_loss kind, vec y,
+                          vec t) {
+  const vec d = y - t;
+  if (kind == EK__LOSS_SQUARED) return d * d;
+  if (kind == EK__LOSS_BINARY) return binary_loss(y, t);
+  const float width = (float)args->width, steepness = (float)args->steepness;
+  const vec size = v_max(d, -d);
+  if (width == 0.0f) return steepness * size;
+  const vec inner = v_min(size, v_set(width));
+  return steepness * (inner * (size - 0.5f * inner) / width);
+}
+
+static inline vec slope_of(const struct ek__loss_args *args, enum ek__element_loss kind, vec y,
+                           vec t) {
+  const vec d = y - t;
+  if (kind == EK__LOSS_SQUARED) return 2.0f * d;
+  if (kind == EK__LOSS_BINARY) return 1.0f / (1.0f + x_exp(-y)) - t;
+  const float width = (float)args->width, steepness = (float)args->steepness;
+  const vec sign = v_choose(d > 0.0f, v_set(1.0f), v_choose(d < 0.0f, v_set(-1.0f), d));
+  if (width == 0.0f) return steepness * sign;
+  const vec small = v_max(v_set(-1.0f), v_min(v_set(1.0f), d / width));
+  return steepness * small;
+}
+
+static inline __attribute__((always_inline)) void
+sum_chunks(const struct ek__loss_job *job, enum ek__element_loss kind, int64_t begin, int64_t end) {
   const value *y = job->args->outputs, *target = job->args->targets;
   float *losses = job->args->losses;
   const int64_t count = job->args->rows;
@@ -215,9 +250,10 @@ void EK_ISA_NAME(squared_error_forward)(const void *raw, int64_t begin, int64_t 
       vec part = {0};
       for (; i < stop; i += W) {
         const int64_t n = stop - i < W ? stop - i : W;
-        const vec d = x_get(y + i, n) - x_get(target + i, n);
-        part += d * d;
-        if (losses) v_put(losses + i, d * d, n);
+        vec l = loss_of(job->args, kind, x_get(y + i, n), x_get(target + i, n));
+        if (kind == EK__LOSS_BINARY) l = v_first(n, l, v_set(0.0f)); /* of zeros it is not 0 */
+        part += l;
+        if (losses) v_put(losses + i, l, n);
       }
       i = stop;
       sum += (double)v_sum(part);
@@ -226,14 +262,31 @@ void EK_ISA_NAME(squared_error_forward)(const void *raw, int64_t begin, int64_t 
   }
 }
 
-void EK_ISA_NAME(squared_error_backward)(const void *raw, int64_t begin, int64_t end) {
-  const struct ek__loss_job *job = raw;
+static inline __attribute__((always_inline)) void write_slopes(const struct ek__loss_job *job,
+                                                               enum ek__element_loss kind,
+                                                               int64_t begin, int64_t end) {
   const value *y = job->args->outputs, *target = job->args->targets;
   const float *element_scale = job->args->row_scale;
-  const float factor = (float)(2.0 * job->factor);
+  const float factor = (float)job->factor;
   value *gradient = job->args->gradient;
   V_EACH(begin, end, {
-    const vec slope = (x_get(y + i, n) - x_get(target + i, n)) * factor;
+    const vec slope = slope_of(job->args, kind, x_get(y + i, n), x_get(target + i, n)) * factor;
     x_put(gradient + i, element_scale ? slope * v_get(element_scale + i, n) : slope, n);
   });
+}
+
+#define FOR_EACH_KIND(function)                                                                    \
+  const struct ek__loss_job *job = raw;                                                            \
+  switch (job->args->kind) {                                                                       \
+  case EK__LOSS_SQUARED: function(job, EK__LOSS_SQUARED, begin, end); break;                       \
+  case EK__LOSS_HUBER: function(job, EK__LOSS_HUBER, begin, end); break;                           \
+  case EK__LOSS_BINARY: function(job, EK__LOSS_BINARY, begin, end); break;                         \
+  }
+
+void EK_ISA_NAME(element_loss_forward)(const void *raw, int64_t begin, int64_t end) {
+  FOR_EACH_KIND(sum_chunks)
+}
+
+void EK_ISA_NAME(element_loss_backward)(const void *raw, int64_t begin, int64_t end) {
+  FOR_EACH_KIND(write_slopes)
 }
