@@ -70,7 +70,7 @@
  *     upsample.h                 a picture with more pixels
  *     activation.h               GELU and others as modules
  *     activation_list.h          their list and formulas
- *     layer_norm.h               layer normalisation
+ *     layer_norm.h               layer normalisation, RMSNorm
  *     batch_norm.h               batch normalisation, over a device or all of them
  *     group_norm.h               normalisation of groups of an image's channels
  *     attention.h                causal multi-head self-attention

@@ -1,5 +1,6 @@
 /*
- * layer_norm.h - layer normalisation over the last dimension (normalize.h has the formula).
+ * layer_norm.h - layer normalisation over the last dimension, and RMSNorm, which is the same without
+ * the mean (normalize.h has the formulas).
  *
  * Input and output [..., width]. Parameters: weight [width] (ones), bias [width] (zeros; if there is
  * one).
@@ -18,11 +19,12 @@ typedef struct ek_layer_norm_options {
   const ek_initializer *weight_start; /* copied, except for values; NULL: ones */
   const ek_initializer *bias_start;   /* the same; NULL: zeros */
   bool bias;                          /* there is one */
+  bool rms;                           /* RMSNorm: the mean is taken as 0 */
 } ek_layer_norm_options;
 #define EK_LAYER_NORM_OPTIONS_INIT                                                                 \
   {                                                                                                \
     .size = sizeof(ek_layer_norm_options), .epsilon = 1e-5, .frozen = false, .weight_start = NULL, \
-    .bias_start = NULL, .bias = true                                                               \
+    .bias_start = NULL, .bias = true, .rms = false                                                 \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_layer_norm_options_init(ek_layer_norm_options *options, size_t size);
@@ -30,6 +32,10 @@ EK_API EK_CHECKED ek_status ek_layer_norm_options_init(ek_layer_norm_options *op
 /* With the default options, except for `epsilon`, which is usually 1e-5. Neither parameter has
  * weight decay. */
 EK_API EK_CHECKED ek_status ek_layer_norm_create(ek_module **module, int64_t width, double epsilon);
+
+/* RMSNorm, as Llama has it: with the default options, except for `epsilon`, for `rms`, which is
+ * true, and for `bias`, which is false. Its kind is "rms_norm". */
+EK_API EK_CHECKED ek_status ek_rms_norm_create(ek_module **module, int64_t width, double epsilon);
 
 /* `options` NULL gives the defaults. EK_ERR_INVALID_ARGUMENT for a width that is not above 0, an
  * epsilon that is not above 0 and finite, and a bias_start without bias. */

@@ -50,18 +50,19 @@ typedef enum ek_formula_kind {
   EK_FORMULA_NONE = 0,
   EK_FORMULA_ACTIVATION = 1, /* y = the activation of x, element by element */
   EK_FORMULA_LINEAR = 2,     /* y = x W^T + b */
-  EK_FORMULA_NORM = 3        /* y = the layer norm of x over its last dimension (normalize.h) */
+  EK_FORMULA_NORM = 3,       /* y = the layer norm of x over its last dimension (normalize.h) */
+  EK_FORMULA_RMS_NORM = 4    /* the same without a mean: RMSNorm */
 } ek_formula_kind;
 
 /* What a module of one input x and one output y computes. */
 typedef struct ek_formula {
   ek_formula_kind kind;
   ek_activation activation;
-  /* Numbers of parameters: of LINEAR W [out, in] and b [out], of NORM gamma [columns] and beta
-   * [columns]. */
+  /* Numbers of parameters: of LINEAR W [out, in] and b [out], of NORM and RMS_NORM gamma [columns]
+   * and beta [columns]. */
   size_t weight, bias;
   bool has_bias;
-  double epsilon; /* of NORM */
+  double epsilon; /* of NORM and RMS_NORM */
 } ek_formula;
 
 typedef enum ek_fact_kind {

@@ -1,5 +1,5 @@
 /*
- * normalize.h - layer normalisation.
+ * normalize.h - layer normalisation, and normalisation by the root mean square (RMSNorm).
  *
  * See op.h for the rules that hold for all operations.
  */
@@ -15,6 +15,9 @@ EK_BEGIN_DECLARATIONS
  * mean = sum x / width and rstd = 1 / sqrt(sum (x - mean)^2 / width + epsilon)
  * (Ba, Kiros, Hinton 2016). beta NULL: zeros. mean and rstd, one per row, are stored for the backward. y may be x
  * itself. Rows of no elements are EK_ERR_SHAPE, here and below.
+ *
+ * mean NULL: the mean is taken as 0, so that y = x / sqrt(sum x^2 / width + epsilon) * gamma + beta
+ * (RMSNorm, Zhang and Sennrich 2019). The backward is then called with mean NULL as well.
  */
 EK_API EK_CHECKED ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tensor *y,
                                                      ek_tensor *mean, ek_tensor *rstd,
@@ -38,6 +41,7 @@ EK_API EK_CHECKED ek_status ek_op_add_layer_norm_forward(ek_stream *stream, ek_t
  *     dx     = rstd * (g - average(g) - n * average(g n))   [+ residual, unless it is NULL]
  *     dgamma = gamma_scale * dgamma + sum over rows of dy * n
  *     dbeta  = beta_scale * dbeta + sum over rows of dy
+ * mean NULL, as in forward: n = x * rstd, and average(g) is left out of dx.
  * residual is the gradient that reaches x past the norm. dx may be dy, residual, or both of them.
  * With a scale of 0 the old values are not read. Each of dx, dgamma and dbeta may be NULL: not
  * computed; without dx, residual is not read.

@@ -136,7 +136,7 @@ struct ek__dropout_args {
 
 struct ek__layer_norm_args {
   void *y;
-  void *mean, *rstd;    /* sums: forward writes, backward reads */
+  void *mean, *rstd;    /* sums: forward writes, backward reads; mean NULL: 0, an RMSNorm */
   void *sum;            /* forward: written and normalised in place of x, if there is a residual */
   const void *residual; /* or NULL: added to x by forward, to dx by backward */
   const void *x, *gamma;

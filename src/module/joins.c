@@ -41,7 +41,8 @@ static enum part part_of(ek_formula *formula, const struct ek__chain *chain, siz
   ek_module_formula(formula, module_of(chain, i));
   switch (formula->kind) {
   case EK_FORMULA_LINEAR: return LINEAR;
-  case EK_FORMULA_NORM: return NORM;
+  case EK_FORMULA_NORM:
+  case EK_FORMULA_RMS_NORM: return NORM;
   case EK_FORMULA_ACTIVATION: return formula->activation == EK_ACTIVATION_GELU ? GELU : OTHER;
   default: return OTHER;
   }

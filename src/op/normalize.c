@@ -1,5 +1,7 @@
 /*
  * normalize.c - checked entry points of include/evenkeel/normalize.h.
+ *
+ * Without a mean the same kernels normalise by the root mean square: they take 0 as the mean.
  */
 #include <evenkeel/normalize.h>
 
@@ -28,7 +30,7 @@ static ek_status forward(ek_stream *stream, const char *name, ek_tensor *y, ek_t
           EK__WRITE(y, VALUE, EK__IS(SAME, X), .to = &args.y, .may_be = adds ? 0 : EK__OPERAND(X)),
       [SUM] = EK__WRITE(sum, VALUE, EK__IS(SAME, X), .to = &args.sum, .optional = !adds,
                         .may_be = EK__OPERAND(X) | EK__OPERAND(RESIDUAL)),
-      [MEAN] = EK__WRITE(mean, SUM, EK__IS(COLUMN, X), .to = &args.mean),
+      [MEAN] = EK__MAY_WRITE(mean, SUM, EK__IS(COLUMN, X), .to = &args.mean),
       [RSTD] = EK__WRITE(rstd, SUM, EK__IS(COLUMN, X), .to = &args.rstd),
       [X] = EK__READ(x, VALUE, .to = &args.x),
       [RESIDUAL] =
@@ -74,7 +76,7 @@ ek_status ek_op_layer_norm_backward(ek_stream *stream, ek_tensor *dx, ek_tensor 
       [DBETA] = EK__MAY_WRITE(dbeta, SUM, EK__IS(ROW, X), .to = &args.dbeta),
       [DY] = EK__READ(dy, VALUE, EK__IS(SAME, X), .to = &args.dy),
       [X] = EK__READ(x, VALUE, .to = &args.x),
-      [MEAN] = EK__READ(mean, SUM, EK__IS(COLUMN, X), .to = &args.mean),
+      [MEAN] = EK__MAY_READ(mean, SUM, EK__IS(COLUMN, X), .to = &args.mean),
       [RSTD] = EK__READ(rstd, SUM, EK__IS(COLUMN, X), .to = &args.rstd),
       [GAMMA] = EK__READ(gamma, VALUE, EK__IS(ROW, X), .to = &args.gamma)};
   EK_TRY(ek__op_begin(&op, "layer_norm_backward", stream, operands, COUNT, &args.types));

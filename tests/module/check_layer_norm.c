@@ -1,5 +1,5 @@
 /*
- * check_layer_norm.c - layer normalisation over the last dimension.
+ * check_layer_norm.c - layer normalisation over the last dimension, and RMSNorm.
  */
 #include <math.h>
 
@@ -15,8 +15,14 @@ static ek_status create_without_bias(ek_module **module) {
   return ek_layer_norm_create_with(module, 6, &options);
 }
 static ek_status create_two(ek_module **module) { return ek_layer_norm_create(module, 2, 0.1); }
+static ek_status create_rms(ek_module **module) { return ek_rms_norm_create(module, 6, 1e-5); }
+static ek_status create_rms_with_bias(ek_module **module) {
+  ek_layer_norm_options options = EK_LAYER_NORM_OPTIONS_INIT;
+  options.rms = true;
+  return ek_layer_norm_create_with(module, 6, &options);
+}
 
-/* The last case has rows of two: their x - mean are small numbers against epsilon now and then. */
+/* The last case of rows of two has rows of two: their x - mean are small numbers against epsilon now and then. */
 static const struct ck_module_case cases[] = {
     {.name = "4 x 6",
      .create = create_small,
@@ -42,6 +48,18 @@ static const struct ck_module_case cases[] = {
      .longest = 6,
      .depth = 6,
      .saved = 2},
+    {.name = "RMSNorm, 4 x 6",
+     .create = create_rms,
+     .input = {{0, 2, {4, 6}, -2, 2, 0}},
+     .longest = 6,
+     .depth = 6,
+     .saved = 1},
+    {.name = "RMSNorm with bias, 2 x 3 x 6, far from zero",
+     .create = create_rms_with_bias,
+     .input = {{0, 3, {2, 3, 6}, 3, 5, 0}},
+     .longest = 6,
+     .depth = 6,
+     .saved = 1},
 };
 CK_MODULE_CASES(cases)
 
@@ -58,6 +76,20 @@ CK_TEST(rows_are_normal) {
       squares += r->output[0][6 * row + c] * r->output[0][6 * row + c];
     }
     ck_assert_double_le(fabs(sum), 1e-13);
+    ck_assert_double_le(fabs(squares / 6 - 1), 1e-3);
+  }
+}
+
+/* With weight 1 the average of y^2 is, except for epsilon, 1, and a common factor of a row does not change it. */
+CK_TEST(rows_have_a_root_mean_square_of_one) {
+  struct ck_bed *bed = ck_bed_open(&cases[4], EK_F64, test_devices("cpu:1"));
+  ck_bed_set(bed, "weight", (const double[]){1, 1, 1, 1, 1, 1});
+  ek_parameter_info info;
+  ck_assert_int_ne(ek_replica_find(&info, bed->replica, "bias"), EK_OK);
+  struct ck_results *r = ck_bed_backward(bed, false);
+  for (int row = 0; row < 4; row++) {
+    double squares = 0;
+    for (int c = 0; c < 6; c++) squares += r->output[0][6 * row + c] * r->output[0][6 * row + c];
     ck_assert_double_le(fabs(squares / 6 - 1), 1e-3);
   }
 }
@@ -167,6 +199,9 @@ CK_TEST(bad_input) {
            "layer_norm: bias_start is given, but bias is false");
   ck_assert_ptr_null(module);
   ck_host_failures(create_small);
+  ck_fails(ek_rms_norm_create(&module, 0, 1e-5), EK_ERR_INVALID_ARGUMENT,
+           "rms_norm: width is 0, expected above 0");
+  ck_host_failures(create_rms);
 
   ck_ok(create_small(&module));
   ck_forward_fails(module, EK_ERR_SHAPE, "layer_norm, forward: input has 5 columns, expected 6",

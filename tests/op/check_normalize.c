@@ -1,5 +1,5 @@
 /*
- * check_normalize.c - layer normalisation against plain loops in long double.
+ * check_normalize.c - layer normalisation and RMSNorm against plain loops in long double.
  *
  * Bounds for a row of width W, u the unit roundoff of the type; sums are taken in any order:
  *   mean   e1 = (W + 1) u avg|x|: W additions and one division
@@ -8,10 +8,12 @@
  *   rstd   relative e4 = e3 / (var + epsilon) / 2 + 4 u (to first order; sum, root, inverse)
  *   y      |gamma| (e2 rstd + |n| (e4 + u)) + 3 u (|gamma n| + |beta|)
  * The bound doubles the whole of it for the terms of second order. A kernel that took the variance
- * as a difference of two sums would fail the rows that are far from zero.
+ * as a difference of two sums would fail the rows that are far from zero. Of an RMSNorm e1 is 0: nothing
+ * is subtracted, and "var" is the average of x^2.
  *
  * Backward, with mean and rstd given, so that n has a relative error of 2 u:
  *   dx     rstd (4 u |g| + (W + 4) u avg|g| + |n| (W + 8) u avg|g n|) + 4 u |residual|
+ *          of an RMSNorm without avg|g|, which is not taken
  *   dgamma (R + 5) u (|scale old| + sum |dy n|) for R rows; dbeta likewise with sum |dy|
  */
 #include <evenkeel/normalize.h>
@@ -30,13 +32,14 @@ struct row_sums {
   long double average, spread, furthest; /* avg|x|, avg|x - mean|, max|x - mean| */
 };
 
-static struct row_sums sums_of(const double *x, int64_t width, double epsilon) {
+/* `rms`: with a mean of 0. */
+static struct row_sums sums_of(const double *x, int64_t width, double epsilon, bool rms) {
   struct row_sums s = {0};
   for (int64_t i = 0; i < width; i++) {
     s.mean += x[i];
     s.average += fabs(x[i]);
   }
-  s.mean /= width;
+  s.mean = rms ? 0 : s.mean / width;
   s.average /= width;
   for (int64_t i = 0; i < width; i++) {
     const long double d = x[i] - s.mean;
@@ -53,6 +56,7 @@ static struct row_sums sums_of(const double *x, int64_t width, double epsilon) {
 struct norm {
   int64_t rows, width;
   double epsilon;
+  bool rms;
   double *x, *gamma, *beta;
   double *y, *y_bound, *mean, *mean_bound, *rstd, *rstd_bound;
 };
@@ -61,8 +65,8 @@ CK_UNWATCHED static void forward_reference(const struct ck_rig *rig, struct norm
   const long double u = rig->unit;
   for (int64_t r = 0; r < f->rows; r++) {
     const double *x = f->x + r * f->width;
-    const struct row_sums s = sums_of(x, f->width, f->epsilon);
-    const long double e1 = (long double)(f->width + 1) * u * s.average;
+    const struct row_sums s = sums_of(x, f->width, f->epsilon, f->rms);
+    const long double e1 = f->rms ? 0 : (long double)(f->width + 1) * u * s.average;
     const long double e2 = e1 + u * s.furthest;
     const long double e3 =
         2 * e2 * s.spread + e2 * e2 + (long double)(f->width + 3) * u * s.variance;
@@ -97,6 +101,23 @@ static struct norm make_norm(struct ck_rig *rig, int64_t rows, int64_t width, do
                        .rstd_bound = ck_zeros(rig, rows)};
 }
 
+/* The mean is only asked for where there is one. */
+static void check_forward(struct ck_rig *rig, struct norm *f) {
+  forward_reference(rig, f);
+  ek_tensor *x = ck_tensor(rig, f->x, CK_SHAPE(f->rows, f->width));
+  ek_tensor *gamma = ck_tensor(rig, f->gamma, CK_SHAPE(f->width));
+  ek_tensor *beta = ck_tensor(rig, f->beta, CK_SHAPE(f->width));
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(f->rows, f->width));
+  ek_tensor *mean = f->rms ? NULL : ck_poisoned_sums(rig, CK_SHAPE(f->rows));
+  ek_tensor *rstd = ck_poisoned_sums(rig, CK_SHAPE(f->rows));
+  ck_ok(ek_op_layer_norm_forward(rig->stream, y, mean, rstd, x, gamma, beta, f->epsilon));
+  if (mean != NULL) ck_fits(rig, "mean", mean, f->mean, f->mean_bound, f->rows);
+  ck_fits(rig, "rstd", rstd, f->rstd, f->rstd_bound, f->rows);
+  ck_fits(rig, "y", y, f->y, f->y_bound, f->rows * f->width);
+  ck_ok(ek_op_layer_norm_forward(rig->stream, x, mean, rstd, x, gamma, beta, f->epsilon));
+  ck_same_bits("y in place", ck_read(rig, x), ck_read(rig, y), f->rows * f->width);
+}
+
 CK_LOOP(forward, ck_variants()) {
   static const double offsets[] = {0, 100, -1000};
   for (int s = 0; s < SIZES; s++) {
@@ -104,19 +125,9 @@ CK_LOOP(forward, ck_variants()) {
     for (int o = 0; o < 3; o++) {
       struct ck_rig *rig = ck_rig_variant(_i);
       struct norm f = make_norm(rig, sizes[s][0], sizes[s][1], offsets[o]);
-      forward_reference(rig, &f);
-      ek_tensor *x = ck_tensor(rig, f.x, CK_SHAPE(f.rows, f.width));
-      ek_tensor *gamma = ck_tensor(rig, f.gamma, CK_SHAPE(f.width));
-      ek_tensor *beta = ck_tensor(rig, f.beta, CK_SHAPE(f.width));
-      ek_tensor *y = ck_poisoned(rig, CK_SHAPE(f.rows, f.width));
-      ek_tensor *mean = ck_poisoned_sums(rig, CK_SHAPE(f.rows));
-      ek_tensor *rstd = ck_poisoned_sums(rig, CK_SHAPE(f.rows));
-      ck_ok(ek_op_layer_norm_forward(rig->stream, y, mean, rstd, x, gamma, beta, f.epsilon));
-      ck_fits(rig, "mean", mean, f.mean, f.mean_bound, f.rows);
-      ck_fits(rig, "rstd", rstd, f.rstd, f.rstd_bound, f.rows);
-      ck_fits(rig, "y", y, f.y, f.y_bound, f.rows * f.width);
-      ck_ok(ek_op_layer_norm_forward(rig->stream, x, mean, rstd, x, gamma, beta, f.epsilon));
-      ck_same_bits("y in place", ck_read(rig, x), ck_read(rig, y), f.rows * f.width);
+      check_forward(rig, &f);
+      f.rms = true;
+      check_forward(rig, &f);
       ck_rig_close(rig);
     }
   }
@@ -131,7 +142,6 @@ CK_RIG_CASES(forward_of_a_sum, s, 2 * SIZES) {
   f.x = ck_zeros(rig, n);
   for (int64_t i = 0; i < n; i++)
     f.x[i] = ck_round(rig, ck_round_to(rig->sum, x[i] + residual[i]));
-  forward_reference(rig, &f);
   ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(f.rows, f.width));
   ek_tensor *tresidual = ck_tensor(rig, residual, CK_SHAPE(f.rows, f.width));
   ek_tensor *gamma = ck_tensor(rig, f.gamma, CK_SHAPE(f.width));
@@ -140,14 +150,17 @@ CK_RIG_CASES(forward_of_a_sum, s, 2 * SIZES) {
   ek_tensor *mean = ck_poisoned_sums(rig, CK_SHAPE(f.rows)),
             *rstd = ck_poisoned_sums(rig, CK_SHAPE(f.rows));
   ek_tensor *sums[] = {ck_poisoned(rig, CK_SHAPE(f.rows, f.width)), tx, tresidual};
-  for (int place = 0; place < 3; place++) {
+  for (int k = 0; k < 6; k++) {
+    const int place = k % 3;
+    f.rms = k >= 3;
+    forward_reference(rig, &f);
     ck_set(tx, x);
     ck_set(tresidual, residual);
     ck_set(y, NULL);
-    ck_ok(ek_op_add_layer_norm_forward(rig->stream, y, sums[place], mean, rstd, tx, tresidual,
-                                       gamma, beta, f.epsilon));
+    ck_ok(ek_op_add_layer_norm_forward(rig->stream, y, sums[place], f.rms ? NULL : mean, rstd, tx,
+                                       tresidual, gamma, beta, f.epsilon));
     ck_same_bits("sum", ck_read(rig, sums[place]), f.x, n);
-    ck_fits(rig, "mean of a sum", mean, f.mean, f.mean_bound, f.rows);
+    if (!f.rms) ck_fits(rig, "mean of a sum", mean, f.mean, f.mean_bound, f.rows);
     ck_fits(rig, "rstd of a sum", rstd, f.rstd, f.rstd_bound, f.rows);
     ck_fits(rig, "y of a sum", y, f.y, f.y_bound, n);
   }
@@ -170,6 +183,7 @@ CK_RIG_LOOP(constant_rows, ck_variants()) {
 
 struct slope {
   int64_t rows, width;
+  bool rms;
   double gamma_scale, beta_scale;
   const double *dy, *x, *mean, *rstd, *gamma;
   const double *residual; /* or NULL */
@@ -185,7 +199,7 @@ CK_UNWATCHED static void dx_reference(const struct ck_rig *rig, const struct slo
     for (int64_t i = 0; i < b->width; i++) {
       const long double n = ((long double)x[i] - b->mean[r]) * b->rstd[r];
       const long double g = (long double)dy[i] * b->gamma[i];
-      g_sum += g, g_size += fabsl(g);
+      if (!b->rms) g_sum += g, g_size += fabsl(g);
       gn_sum += g * n, gn_size += fabsl(g * n);
     }
     for (int64_t i = 0; i < b->width; i++) {
@@ -219,10 +233,11 @@ CK_UNWATCHED static void column_reference(const struct ck_rig *rig, const struct
   }
 }
 
-static struct slope make_slope(struct ck_rig *rig, int64_t rows, int64_t width) {
+static struct slope make_slope_of(struct ck_rig *rig, int64_t rows, int64_t width, bool rms) {
   const int64_t n = rows * width;
   struct slope b = {.rows = rows,
                     .width = width,
+                    .rms = rms,
                     .dy = ck_values(rig, n, -1, 1),
                     .x = ck_values(rig, n, 1, 4),
                     .gamma = ck_values(rig, width, -2, 2),
@@ -236,12 +251,16 @@ static struct slope make_slope(struct ck_rig *rig, int64_t rows, int64_t width) 
                     .dbeta_bound = ck_zeros(rig, width)};
   double *mean = ck_zeros(rig, rows), *rstd = ck_zeros(rig, rows);
   for (int64_t r = 0; r < rows; r++) {
-    const struct row_sums s = sums_of(b.x + r * width, width, 1e-5);
+    const struct row_sums s = sums_of(b.x + r * width, width, 1e-5, rms);
     mean[r] = ck_round_to(rig->sum, (double)s.mean);
     rstd[r] = ck_round_to(rig->sum, (double)s.rstd);
   }
   b.mean = mean, b.rstd = rstd;
   return b;
+}
+
+static struct slope make_slope(struct ck_rig *rig, int64_t rows, int64_t width) {
+  return make_slope_of(rig, rows, width, false);
 }
 
 /* Where dx goes; IN_BOTH: dy is the residual too. */
@@ -264,15 +283,15 @@ static void check_backward(struct ck_rig *rig, const struct slope *b, enum place
   ek_tensor *dbeta = ck_sums(rig, b->beta_scale == 0 ? NULL : b->old_dbeta, CK_SHAPE(b->width));
   ck_ok(ek_op_layer_norm_backward(
       rig->stream, dx, dgamma, dbeta, dy, ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)),
-      ck_sums(rig, b->mean, CK_SHAPE(b->rows)), ck_sums(rig, b->rstd, CK_SHAPE(b->rows)),
-      ck_tensor(rig, b->gamma, CK_SHAPE(b->width)), residual, b->gamma_scale, b->beta_scale));
+      b->rms ? NULL : ck_sums(rig, b->mean, CK_SHAPE(b->rows)),
+      ck_sums(rig, b->rstd, CK_SHAPE(b->rows)), ck_tensor(rig, b->gamma, CK_SHAPE(b->width)), residual, b->gamma_scale, b->beta_scale));
   if (dx != NULL) ck_fits(rig, "dx", dx, b->dx, b->dx_bound, n);
   ck_fits(rig, "dgamma", dgamma, b->dgamma, b->dgamma_bound, b->width);
   ck_fits(rig, "dbeta", dbeta, b->dbeta, b->dbeta_bound, b->width);
 }
 
-CK_RIG_CASES(backward, s, SIZES) {
-  struct slope b = make_slope(rig, sizes[s][0], sizes[s][1]);
+CK_RIG_CASES(backward, s, 2 * SIZES) {
+  struct slope b = make_slope_of(rig, sizes[s / 2][0], sizes[s / 2][1], s % 2 == 1);
   check_backward(rig, &b, IN_FRESH);
   check_backward(rig, &b, IN_DY);
   b.gamma_scale = 1, b.beta_scale = 0;
@@ -381,14 +400,14 @@ static double norm_function(void *context, const double *values) {
   return ck_weighed(f->y, f->dy);
 }
 
-CK_TEST(gradients_by_differences) {
+CK_LOOP(gradients_by_differences, 2) { /* of the second an RMSNorm */
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   const int64_t rows = 4, width = 11;
   double *x = ck_values(rig, rows * width, -2, 2), *gamma = ck_values(rig, width, -2, 2);
   double *beta = ck_values(rig, width, -2, 2), *dy = ck_values(rig, rows * width, -1, 1);
   struct norm_context f = {rig,
                            ck_poisoned(rig, CK_SHAPE(rows, width)),
-                           ck_poisoned(rig, CK_SHAPE(rows)),
+                           _i == 1 ? NULL : ck_poisoned(rig, CK_SHAPE(rows)),
                            ck_poisoned(rig, CK_SHAPE(rows)),
                            ck_tensor(rig, x, CK_SHAPE(rows, width)),
                            ck_tensor(rig, gamma, CK_SHAPE(width)),

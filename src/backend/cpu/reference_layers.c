@@ -22,16 +22,21 @@ void ek__layer_norm_forward_f64(const void *raw, int64_t begin, int64_t end) {
       for (int64_t i = 0; i < width; i++) sum[i] = x[i] + residual[i];
       x = sum;
     }
-    for (int64_t i = 0; i < width; i++) mean += x[i];
+    for (int64_t i = 0; args->mean && i < width; i++) mean += x[i];
     mean /= (double)width;
     for (int64_t i = 0; i < width; i++) variance += (x[i] - mean) * (x[i] - mean);
     const double rstd = 1.0 / sqrt(variance / (double)width + args->epsilon);
     for (int64_t i = 0; i < width; i++) {
       y[i] = (x[i] - mean) * rstd * gamma[i] + (beta != NULL ? beta[i] : 0.0);
     }
-    ((double *)args->mean)[row] = mean;
+    if (args->mean) ((double *)args->mean)[row] = mean;
     ((double *)args->rstd)[row] = rstd;
   }
+}
+
+/* Without means they are 0. */
+static double norm_mean(const struct ek__layer_norm_args *args, int64_t row) {
+  return args->mean ? ((const double *)args->mean)[row] : 0.0;
 }
 
 /* Adds row `row` of dy n and dy to columns begin .. end - 1. */
@@ -39,7 +44,7 @@ static void add_norm_columns(const struct ek__layer_norm_args *args, int64_t row
                              int64_t end) {
   const double *dy = (const double *)args->dy + row * args->width;
   const double *x = (const double *)args->x + row * args->width;
-  const double mean = ((const double *)args->mean)[row], rstd = ((const double *)args->rstd)[row];
+  const double mean = norm_mean(args, row), rstd = ((const double *)args->rstd)[row];
   double *dgamma = args->dgamma, *dbeta = args->dbeta;
   for (int64_t i = begin; i < end; i++) {
     if (dgamma != NULL) dgamma[i] += dy[i] * (x[i] - mean) * rstd;
@@ -51,12 +56,12 @@ static void norm_dx(const struct ek__layer_norm_args *args, int64_t row) {
   const int64_t width = args->width;
   const double *dy = (const double *)args->dy + row * width;
   const double *x = (const double *)args->x + row * width, *gamma = args->gamma;
-  const double mean = ((const double *)args->mean)[row], rstd = ((const double *)args->rstd)[row];
+  const double mean = norm_mean(args, row), rstd = ((const double *)args->rstd)[row];
   const double *residual = args->residual ? (const double *)args->residual + row * width : NULL;
   double *dx = (double *)args->dx + row * width;
   double average_g = 0.0, average_gn = 0.0;
   for (int64_t i = 0; i < width; i++) {
-    average_g += dy[i] * gamma[i];
+    if (args->mean) average_g += dy[i] * gamma[i];
     average_gn += dy[i] * gamma[i] * (x[i] - mean) * rstd;
   }
   average_g /= (double)width;

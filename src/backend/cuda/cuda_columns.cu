@@ -39,9 +39,10 @@ template <class T, class S> struct norm_gradient {
   template <int N> __device__ void add(S (&sum)[2][N], int64_t row, int64_t column) const {
     const pack<T, N> slope = load<N>(dy + row * columns + column);
     const pack<T, N> value = load<N>(x + row * columns + column);
+    const S centre = mean ? mean[row] : S(0);
     EK_UNROLL
     for (int j = 0; j < N; j++) {
-      sum[0][j] += S(slope.at[j]) * (S(value.at[j]) - mean[row]) * rstd[row];
+      sum[0][j] += S(slope.at[j]) * (S(value.at[j]) - centre) * rstd[row];
       sum[1][j] += S(slope.at[j]);
     }
   }

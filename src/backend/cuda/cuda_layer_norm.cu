@@ -1,5 +1,5 @@
 /*
- * cuda_layer_norm.cu - layer normalisation of rows.
+ * cuda_layer_norm.cu - layer normalisation of rows; with a mean of 0 where none is stored (RMSNorm).
  *
  * A team of threads (one warp up to 1024 columns in f32 and in 16 bits, else a block) holds a row
  * in registers, so that memory is read once: the mean first, then the squares of the deviations,
@@ -89,11 +89,13 @@ __global__ void __launch_bounds__(MOST_THREADS) forward_kernel(forward<T, S> a) 
   const int64_t step = (int64_t)gridDim.x * blockDim.y;
   for (int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; row < a.rows; row += step) {
     const strip<T, S, N> x = forward_row<T, S, N, Add>(a, row);
-    S sum = S(0), squares = S(0);
-    x.each([&](const pack<T, N> &p, int64_t) {
-      for (int j = 0; j < N; j++) sum += S(p.at[j]);
-    });
-    const S mean = team.sum(sum) / (S)a.width;
+    S mean = S(0), squares = S(0);
+    if (a.mean) {
+      x.each([&](const pack<T, N> &p, int64_t) {
+        for (int j = 0; j < N; j++) mean += S(p.at[j]);
+      });
+      mean = team.sum(mean) / (S)a.width;
+    }
     x.each([&](const pack<T, N> &p, int64_t) {
       for (int j = 0; j < N; j++) squares += (S(p.at[j]) - mean) * (S(p.at[j]) - mean);
     });
@@ -109,7 +111,7 @@ __global__ void __launch_bounds__(MOST_THREADS) forward_kernel(forward<T, S> a) 
       store<N>(y + column, result);
     });
     if (threadIdx.x == 0) {
-      a.mean[row] = mean;
+      if (a.mean) a.mean[row] = mean;
       a.rstd[row] = rstd;
     }
   }
@@ -141,7 +143,7 @@ __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a
   const team<S> team = {scratch};
   const int64_t step = (int64_t)gridDim.x * blockDim.y;
   for (int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; row < a.rows; row += step) {
-    const S mean = a.mean[row], rstd = a.rstd[row];
+    const S mean = a.mean ? a.mean[row] : S(0), rstd = a.rstd[row];
     const T *x = a.x + row * a.width;
     const strip<T, S, N> dy(a.dy + row * a.width, a.width);
     S sum_g = S(0), sum_gn = S(0);
@@ -153,7 +155,7 @@ __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a
         sum_gn += g.at[j] * n.at[j];
       }
     });
-    const S average_g = team.sum(sum_g) / (S)a.width;
+    const S average_g = a.mean ? team.sum(sum_g) / (S)a.width : S(0);
     const S average_gn = team.sum(sum_gn) / (S)a.width;
     T *dx = a.dx + row * a.width;
     /* x again: from L1 or L2 */

@@ -84,9 +84,10 @@ void EK_ISA_NAME(layer_norm_forward)(const void *raw, int64_t begin, int64_t end
       value *sum = (value *)args->sum + row * width;
       mean = row_add(sum, x, (const value *)args->residual + row * width, width) / (float)width;
       x = sum;
-    } else {
+    } else if (args->mean) {
       mean = row_sum(x, width) / (float)width;
     }
+    if (!args->mean) mean = 0.0f;
     const float variance = row_squares(x, mean, width) / (float)width;
     const float rstd = 1.0f / sqrtf(variance + (float)args->epsilon);
     if (beta) {
@@ -94,7 +95,7 @@ void EK_ISA_NAME(layer_norm_forward)(const void *raw, int64_t begin, int64_t end
     } else {
       write_y(y, x, gamma, NULL, mean, rstd, width);
     }
-    ((float *)args->mean)[row] = mean;
+    if (args->mean) ((float *)args->mean)[row] = mean;
     ((float *)args->rstd)[row] = rstd;
   }
 }
@@ -159,7 +160,7 @@ static struct row row_of(const struct ek__layer_norm_args *args, int64_t index) 
   return (struct row){.dy = (const value *)args->dy + index * args->width,
                       .x = (const value *)args->x + index * args->width,
                       .gamma = args->gamma,
-                      .mean = ((const float *)args->mean)[index],
+                      .mean = args->mean ? ((const float *)args->mean)[index] : 0.0f,
                       .rstd = ((const float *)args->rstd)[index],
                       .width = args->width};
 }
@@ -171,6 +172,7 @@ void EK_ISA_NAME(layer_norm_backward)(const void *raw, int64_t begin, int64_t en
     const struct row row = row_of(args, index);
     float g = 0.0f, gn = 0.0f;
     if (args->dx) row_averages(&row, &g, &gn);
+    if (!args->mean) g = 0.0f; /* the average is the mean's share of dx */
     if (job->add_columns) add_columns(&row, args->dgamma, args->dbeta);
     if (!args->dx) continue;
     const value *residual =
