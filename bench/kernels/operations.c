@@ -97,6 +97,12 @@ CALL(layer_norm_backward) {
 CALL(lookup_forward) { return ek_op_lookup_forward(s, t[0], t[1], t[2], t[3], p->period); }
 CALL(lookup_backward) { return (void)p, ek_op_lookup_backward(s, t[0], t[1], t[2]); }
 CALL(positions_backward) { return ek_op_positions_backward(s, t[0], t[1], p->period, p->real[0]); }
+CALL(rotary) {
+  static const double speeds[EK_ROTARY_MOST_PAIRS] = {1, 0.5, 0.25};
+  const int64_t columns = t[0] == NULL ? 0 : t[0]->shape[2];
+  const int64_t most = 2 * EK_ROTARY_MOST_PAIRS;
+  return ek_op_rotary(s, t[0], 1, columns > most ? most : columns / 2 * 2, speeds, p->flag[0]);
+}
 CALL(attention_forward) { return ek_op_attention_forward(s, t[0], t[1], t[2], p->heads); }
 CALL(attention_backward) {
   return ek_op_attention_backward(s, t[0], t[1], t[2], t[3], t[4], p->heads);
@@ -298,6 +304,7 @@ const struct operation operations[] = {
        IN("positions", "PC", OPTIONAL)),
     OP(lookup_backward, OUT("dtable", "EC", SUM), IN("dy", "RC"), IN("index", "R", I32_BELOW('E'))),
     OP(positions_backward, OUT("dpositions", "PC", SUM), IN("dy", "RC")),
+    OP(rotary, UPDATED("x", "BTC", ANY_SHAPE)),
     OP(attention_forward, OUT("out", "BTC"), OUT("lse", "BHT", SUM), IN("qkv", "BTQ")),
     OP(attention_backward, OUT("dqkv", "BTQ"), IN("dout", "BTC"), IN("qkv", "BTQ"),
        IN("out", "BTC"), IN("lse", "BHT", SUM)),

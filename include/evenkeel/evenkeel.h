@@ -155,6 +155,7 @@
  *     normalize.h                layer normalisation
  *     channel_norm.h             normalisation by channels
  *     attend.h                   self-attention
+ *     rotary.h                   rotary position embedding
  *     convolve.h                 convolution of pictures
  *     pool.h                     pooling of pictures, and pictures of another size
  *     lookup.h                   rows of a table by index

@@ -41,6 +41,7 @@
 #include <evenkeel/normalize.h>
 #include <evenkeel/pool.h>
 #include <evenkeel/products.h>
+#include <evenkeel/rotary.h>
 #include <evenkeel/rows.h>
 #include <evenkeel/updates.h>
 

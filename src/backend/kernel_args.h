@@ -179,6 +179,16 @@ struct ek__lookup_args {
   struct ek__types types;
 };
 
+enum { EK__MOST_PAIRS = 128 }; /* EK_ROTARY_MOST_PAIRS */
+
+/* Of x, samples x tokens x columns, the first heads x head_width columns. */
+struct ek__rotary_args {
+  void *x;
+  int64_t samples, tokens, columns, heads, head_width;
+  double turns[EK__MOST_PAIRS]; /* of a pair, per token */
+  struct ek__types types;
+};
+
 struct ek__attention_args {
   void *out;  /* forward writes; backward reads */
   void *lse;  /* sums: the same */

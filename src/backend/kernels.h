@@ -54,6 +54,7 @@
   ROW(permute, permute, OWN) /* of the first two dimensions together */                            \
   ROW(window_forward, window, OWN) /* of windows of all images */                                  \
   ROW(window_backward, window, OWN) /* of pixels of all images */                                  \
+  ROW(rotary, rotary, OWN) /* of positions */                                                      \
   ROW(attention_forward, attention, OWN) /* of heads of all samples; args: attention_job */        \
   ROW(attention_backward, attention, OWN) /* the same */                                           \
   ROW(cross_entropy_forward, loss, OWN) /* of rows; args: loss_job */                              \

@@ -138,6 +138,7 @@ static const struct test tests[] = {
      .reach = {ALL(1), ALL(2), {{2, 1, 2}}, ALL(3), {{3 * R * C, 0, 0}},
                {{3 * R * C, 0, 3 * R *C}}}},
     /* The last column that is hit is a value of token 3, the other one a query's element. */
+    {"rotary", .cube = true, .reach = {ALL(2)}},
     {"attention_forward", .at_least = true, .cube = true, .reach = {UNTRIED, UNTRIED, ALL(3)}},
     {"attention_backward",
      .at_least = true,

@@ -97,6 +97,12 @@ USE(ek_linear_cross_entropy_options, ek_criterion, ek_linear_cross_entropy_creat
 USE(ek_sgd_options, ek_optimizer, ek_sgd_create(&made, o))
 USE(ek_adamw_options, ek_optimizer, ek_adamw_create(&made, o))
 
+static ek_status use_ek_rotary(struct bench *b, void *o) {
+  double speeds[2];
+  (void)b;
+  return ek_rotary_speeds(speeds, 4, o);
+}
+
 static ek_status use_ek_convolution(struct bench *b, void *o) {
   const int64_t x[] = {1, 2, 3, 4};
   int64_t y[4];
@@ -459,6 +465,7 @@ static ek_status use_ek_tokens_options(struct bench *b, void *o) {
   X(ek_resnet_options, EK_RESNET_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_fcn_options, EK_FCN_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_layer_norm_options, EK_LAYER_NORM_OPTIONS_INIT, sizeof(size_t))                             \
+  X(ek_rotary, EK_ROTARY_INIT, sizeof(size_t))                                                     \
   X(ek_convolution, EK_CONVOLUTION_INIT, sizeof(size_t))                                           \
   X(ek_conv2d_options, EK_CONV2D_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_embedding_options, EK_EMBEDDING_OPTIONS_INIT, sizeof(size_t))                               \

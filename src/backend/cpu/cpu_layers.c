@@ -1,5 +1,5 @@
 /*
- * cpu_layers.c - kernels of layer normalisation, lookups and attention.
+ * cpu_layers.c - kernels of layer normalisation, lookups, rotary positions and attention.
  */
 #include "backend/cpu/cpu_internal.h"
 #include "core/error.h"
@@ -85,6 +85,9 @@ EK__CPU_RANGE(positions_backward, lookup, EK_OK, args->period,
               ek__cpu_least_rows(args->width *(repeats(args) + 1)))
 
 /* ---- attention ---- */
+
+EK__CPU_RANGE(rotary, rotary, EK_OK, args->tokens,
+              ek__cpu_least_rows(args->samples *args->heads *args->head_width))
 
 static ek_status attend(ek_stream *stream, const struct ek__attention_args *args, bool backward) {
   const struct ek__cpu_functions *own = ek__cpu_functions(args->types);

@@ -127,6 +127,28 @@ void ek__positions_backward_f64(const void *raw, int64_t begin, int64_t end) {
   }
 }
 
+/* ---- rotary positions ---- */
+
+void ek__rotary_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__rotary_args *args = raw;
+  const int64_t pairs = args->head_width / 2;
+  for (int64_t row = 0; row < args->samples * args->tokens; row++) {
+    const int64_t token = row % args->tokens;
+    if (token < begin || token >= end) continue;
+    double *x = (double *)args->x + row * args->columns;
+    for (int64_t i = 0; i < pairs; i++) {
+      const double turns = (double)token * args->turns[i];
+      const double angle = 6.283185307179586476925286766559 * (turns - rint(turns));
+      for (int64_t head = 0; head < args->heads; head++) {
+        double *a = x + head * args->head_width + i, *b = a + pairs;
+        const double turned = *a * cos(angle) - *b * sin(angle);
+        *b = *a * sin(angle) + *b * cos(angle);
+        *a = turned;
+      }
+    }
+  }
+}
+
 /* ---- attention: every score is computed where it is needed, none is kept ---- */
 
 struct head {

@@ -67,6 +67,7 @@ struct samples {
   struct ek__unfold_args unfold;
   struct ek__permute_args permute;
   struct ek__window_args window;
+  struct ek__rotary_args rotary;
   struct ek__attention_args attention;
   struct ek__loss_args loss;
   struct ek__combine_args combine;
@@ -186,6 +187,13 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
                  .channels = WIDTH,
                  .side = {{.pixels = 1, .windows = 1, .kernel = 1, .stride = 1, .dilation = 1},
                           {.pixels = 1, .windows = 1, .kernel = 1, .stride = 1, .dilation = 1}},
+                 .types = types},
+      .rotary = {.x = part[0],
+                 .samples = 1,
+                 .tokens = ROWS,
+                 .columns = WIDTH,
+                 .heads = 1,
+                 .head_width = 2,
                  .types = types},
       .attention = {.out = part[0],
                     .lse = part[1],

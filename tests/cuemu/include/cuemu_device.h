@@ -157,6 +157,19 @@ template <class T> static inline T atomicMin(T *p, std::common_type_t<T> value) 
 #define EK_COPY_COMMIT() cuemu_copy_commit()
 #define EK_COPY_WAIT(groups) cuemu_copy_wait(groups)
 
+/* The host's C library has none. */
+static inline void sincospi(double x, double *sine, double *cosine) {
+  const double angle = 3.14159265358979323846 * remainder(x, 2.0);
+  *sine = sin(angle);
+  *cosine = cos(angle);
+}
+static inline void sincospif(float x, float *sine, float *cosine) {
+  double s, c;
+  sincospi(x, &s, &c);
+  *sine = (float)s;
+  *cosine = (float)c;
+}
+
 namespace cuemu {
 
 /* cvt.rna.tf32.f32: to 10 bits after the point, ties away from zero; a NaN stays one. */
