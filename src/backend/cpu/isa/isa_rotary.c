@@ -24,7 +24,7 @@ static inline void turn_head(value *a, value *b, const float *cosine, const floa
 void EK_ISA_NAME(rotary)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__rotary_args *args = raw;
   const int64_t pairs = args->head_width / 2;
-  float cosine[EK__MOST_PAIRS], sine[EK_ROTARY_MOST_PAIRS];
+  float cosine[EK__MOST_PAIRS], sine[EK__MOST_PAIRS];
   for (int64_t token = begin; token < end; token++) {
     for (int64_t i = 0; i < pairs; i++) {
       const double turns = (double)token * args->turns[i];
