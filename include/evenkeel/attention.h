@@ -2,12 +2,14 @@
  * attention.h - causal multi-head self-attention with its projections.
  *
  * Input and output [B, T, width]. Children: qkv, a linear width -> 3 width, and projection, a
- * linear width -> width. attend.h has the formula; no B x heads x T x T matrix is held.
+ * linear width -> width. attend.h has the formula; no B x heads x T x T matrix is held. With `rotary`
+ * the queries and keys of all heads are turned by their place before they meet (rotary.h).
  */
 #ifndef EVENKEEL_ATTENTION_H
 #define EVENKEEL_ATTENTION_H
 
 #include <evenkeel/module.h>
+#include <evenkeel/rotary.h>
 
 EK_BEGIN_DECLARATIONS
 
@@ -18,11 +20,12 @@ typedef struct ek_attention_options {
   bool no_decay; /* the weights have no weight decay either; biases never have */
   double deviation;            /* >= 0, of the normal initial weight of qkv; its bias begins as 0 */
   double projection_deviation; /* the same of the projection; GPT-2: 0.02 / sqrt(2 layers) */
+  const ek_rotary *rotary;     /* copied; NULL: no token has a place */
 } ek_attention_options;
 #define EK_ATTENTION_OPTIONS_INIT                                                                  \
   {                                                                                                \
     .size = sizeof(ek_attention_options), .bias = true, .frozen = false, .no_decay = false,        \
-    .deviation = 0.02, .projection_deviation = 0.02                                                \
+    .deviation = 0.02, .projection_deviation = 0.02, .rotary = NULL                                \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_attention_options_init(ek_attention_options *options, size_t size);
@@ -30,7 +33,8 @@ EK_API EK_CHECKED ek_status ek_attention_options_init(ek_attention_options *opti
 /* With the default options. `width` must be a multiple of `heads`. */
 EK_API EK_CHECKED ek_status ek_attention_create(ek_module **module, int64_t width, int heads);
 
-/* `options` NULL gives the defaults. */
+/* `options` NULL gives the defaults. With `rotary` the width of a head must be even, and at most
+ * 2 x EK_ROTARY_MOST_PAIRS. */
 EK_API EK_CHECKED ek_status ek_attention_create_with(ek_module **module, int64_t width, int heads,
                                                      const ek_attention_options *options);
 

@@ -1,5 +1,7 @@
 /*
  * attention.c - causal multi-head self-attention: a linear, the attention operation, a linear.
+ *
+ * Rotary positions turn the result of the first linear in place, and its gradient back in place.
  */
 #include <evenkeel/attention.h>
 
@@ -21,14 +23,24 @@ struct attention {
   struct ek__composite base;
   int64_t width;
   int heads;
+  bool rotary;
+  double speeds[EK_ROTARY_MOST_PAIRS];
 };
 
 /* What the backward of the attention operation reads, and the projection's input with it. */
 enum { SAVED_QKV, SAVED_OUT, SAVED_LSE, SAVED };
 
+/* The queries and the keys, which are the first two thirds of qkv. */
+static ek_status turn(const struct attention *m, ek_pass *pass, ek_tensor *qkv, bool back) {
+  if (!m->rotary) return EK_OK;
+  return ek_op_rotary(ek_pass_stream(pass), qkv, 2 * m->heads, m->width / m->heads, m->speeds,
+                      back);
+}
+
 static ek_status attend(const struct attention *m, ek_pass *pass, const ek_tensor *x,
                         ek_tensor *s) {
   EK_TRY(ek_pass_child_forward(&s[SAVED_QKV], pass, QKV, x));
+  EK_TRY(turn(m, pass, &s[SAVED_QKV], false));
   const int64_t lse_shape[] = {x->shape[0], m->heads, x->shape[1]};
   EK_TRY(ek__layer_result(&s[SAVED_OUT], pass, x));
   EK_TRY(ek_pass_output(&s[SAVED_LSE], pass, ek_type_of_sums(ek_pass_type(pass)), 3, lse_shape));
@@ -64,6 +76,7 @@ static ek_status attend_backward(const struct attention *m, ek_pass *pass, const
     status = ek_op_attention_backward(ek_pass_stream(pass), dqkv, dout, &s[SAVED_QKV],
                                       &s[SAVED_OUT], &s[SAVED_LSE], m->heads);
   }
+  if (status == EK_OK) status = turn(m, pass, dqkv, true);
   ek__free_all(s, SAVED);
   return status;
 }
@@ -113,7 +126,8 @@ ek_status ek_attention_create_with(ek_module **module, int64_t width, int heads,
   ek_attention_options o = EK_ATTENTION_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_attention_options"));
   EK_TRY(check_options(&o, width, heads));
-  struct attention made = {.width = width, .heads = heads};
+  struct attention made = {.width = width, .heads = heads, .rotary = o.rotary != NULL};
+  if (made.rotary) EK_TRY(ek_rotary_speeds(made.speeds, width / heads, o.rotary));
   struct ek__composite *m = &made.base;
   ek_status status = add_linear(m, "qkv", width, 3 * width, &o, o.deviation);
   if (status == EK_OK) {

@@ -11,6 +11,14 @@
 static ek_status create_two(ek_module **module) { return ek_attention_create(module, 6, 2); }
 static ek_status create_one(ek_module **module) { return ek_attention_create(module, 4, 1); }
 
+static ek_status create_rotary(ek_module **module) {
+  ek_rotary rotary = EK_ROTARY_INIT;
+  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
+  rotary.theta = 100;
+  options.rotary = &rotary;
+  return ek_attention_create_with(module, 8, 2, &options);
+}
+
 /* depth: two linears, the softmax and its sums, forward and backward; the softmax's backward is a
  * difference of numbers of its own size, which costs a few times more. */
 static const struct ck_module_case cases[] = {
@@ -33,6 +41,12 @@ static const struct ck_module_case cases[] = {
      .depth = 24,
      .saved = 58,
      .probes = 40},
+    {.name = "2 x 5 x 8, 2 heads, rotary positions",
+     .create = create_rotary,
+     .input = {{0, 3, {2, 5, 8}, -1, 1, 0}},
+     .longest = 24,
+     .depth = 30,
+     .saved = 7},
 };
 CK_MODULE_CASES(cases)
 
@@ -81,6 +95,37 @@ CK_TEST(formula) {
     want[4 + c] = p0 * x[c] + (1 - p0) * x[4 + c];
   }
   ck_assert_double_le(ck_rel_l2(y, want, 8), 1e-15);
+}
+
+/* With qkv as an identity q and k are x turned by t and t / 10, and v is x. */
+CK_TEST(rotary_formula) {
+  static const struct ck_module_case is = {
+      .name = "by hand", .create = create_rotary, .input = {{0, 3, {1, 2, 8}, -1, 1, 0}}};
+  struct ck_bed *bed = ck_bed_open(&is, EK_F64, test_devices("cpu:1"));
+  double qkv[192] = {0}, projection[64] = {0}, zeros[24] = {0}, y[16];
+  for (int i = 0; i < 24; i++) qkv[8 * i + i % 8] = 1;
+  for (int i = 0; i < 8; i++) projection[9 * i] = 1;
+  ck_bed_set(bed, "qkv.weight", qkv);
+  ck_bed_set(bed, "qkv.bias", zeros);
+  ck_bed_set(bed, "projection.weight", projection);
+  ck_bed_set(bed, "projection.bias", zeros);
+  const double x[16] = {1, 0, 2, -1, 0.5, 1, -1, 1, -2, 1, 0, 1, 1, -1, 2, 0.5};
+  ck_set(&bed->input[0], x);
+  get_output(y, bed);
+  for (int h = 0; h < 2; h++) {
+    const double *a = x + 4 * h, *b = x + 8 + 4 * h;
+    double near = 0, far = 0; /* b against itself, and turned by one token against a */
+    for (int i = 0; i < 2; i++) {
+      const double c = cos(i == 0 ? 1 : 0.1), s = sin(i == 0 ? 1 : 0.1);
+      near += (b[i] * b[i] + b[i + 2] * b[i + 2]) / 2;
+      far += ((b[i] * c - b[i + 2] * s) * a[i] + (b[i] * s + b[i + 2] * c) * a[i + 2]) / 2;
+    }
+    const double p = exp(far) / (exp(far) + exp(near));
+    for (int c = 0; c < 4; c++) {
+      ck_assert_double_le(fabs(y[4 * h + c] - a[c]), 1e-14);
+      ck_assert_double_le(fabs(y[8 + 4 * h + c] - (p * a[c] + (1 - p) * b[c])), 1e-14);
+    }
+  }
 }
 
 /* Without gradient qkv and lse are gone before the projection takes memory: the peak is that of the
@@ -137,6 +182,13 @@ CK_TEST(bad_input) {
   options = (ek_attention_options)EK_ATTENTION_OPTIONS_INIT;
   options.projection_deviation = (double)NAN;
   ck_fails(ek_attention_create_with(&module, 6, 2, &options), EK_ERR_INVALID_ARGUMENT, "deviation");
+  ek_rotary rotary = EK_ROTARY_INIT;
+  options = (ek_attention_options)EK_ATTENTION_OPTIONS_INIT;
+  options.rotary = &rotary;
+  ck_fails(ek_attention_create_with(&module, 6, 2, &options), EK_ERR_INVALID_ARGUMENT,
+           "rotary: head_width is 3, expected an even number");
+  rotary.theta = 0;
+  ck_fails(ek_attention_create_with(&module, 8, 2, &options), EK_ERR_INVALID_ARGUMENT, "theta");
   ck_assert_ptr_null(module);
   ck_host_failures(create_two);
 
