@@ -17,9 +17,14 @@ typedef struct ek_swiglu_options {
   bool bias;     /* of the three linears */
   bool frozen;   /* the three linears are (ek_parameter_options) */
   bool no_decay; /* the weights have no weight decay either; biases never have */
+  const ek_initializer *weight_start; /* of gate and up, as in ek_linear_options */
+  const ek_initializer *down_start;   /* of down */
 } ek_swiglu_options;
 #define EK_SWIGLU_OPTIONS_INIT                                                                     \
-  { .size = sizeof(ek_swiglu_options), .bias = true, .frozen = false, .no_decay = false }
+  {                                                                                                \
+    .size = sizeof(ek_swiglu_options), .bias = true, .frozen = false, .no_decay = false,           \
+    .weight_start = NULL, .down_start = NULL                                                       \
+  }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_swiglu_options_init(ek_swiglu_options *options, size_t size);
 

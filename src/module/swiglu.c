@@ -81,8 +81,10 @@ ek_status ek_swiglu_create_with(ek_module **module, int64_t width, int64_t hidde
   linear.frozen = o.frozen;
   linear.no_decay = o.no_decay;
   struct ek__composite made = {0};
+  linear.weight_start = o.weight_start;
   ek_status status = ek__composite_add_linear(&made, "gate", width, hidden, &linear);
   if (status == EK_OK) status = ek__composite_add_linear(&made, "up", width, hidden, &linear);
+  linear.weight_start = o.down_start;
   if (status == EK_OK) status = ek__composite_add_linear(&made, "down", hidden, width, &linear);
   return ek__composite_create(module, &made, sizeof made, &swiglu_ops, 1, 1, status);
 }

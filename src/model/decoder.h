@@ -1,0 +1,68 @@
+/*
+ * decoder.h - the one builder of decoders: tables of tokens, blocks, a last norm, and a head or a
+ * fused loss.
+ *
+ * A family (gpt.c, llama.c) is a form, which says what its blocks are made of and how their parts
+ * are called, and a translation of its public options to sizes.
+ */
+#ifndef EK_DECODER_H
+#define EK_DECODER_H
+
+#include <evenkeel/attention.h>
+#include <evenkeel/cross_entropy.h>
+#include <evenkeel/recompute.h>
+
+#include "module/composite.h"
+#include "module/layer_internal.h"
+
+/* What a family's blocks are:
+ *     s = x + attention(norm(x))    y = s + feed_forward(norm(s))
+ * with a dropout before each addition if there is one. */
+struct ek__decoder_form {
+  const ek_module_ops *ops, *block_ops; /* EK__DECODER(), EK__DECODER_BLOCK() */
+  const char *norms[2];                 /* names of a block's two norms */
+  bool rms;  /* norms are RMSNorm, else layer norms with a bias */
+  bool gate; /* the child "feed_forward" is a SwiGLU without biases; else there are the children
+                "expand", "gelu" and "contract" with biases */
+};
+
+/* The tables of a family's modules. */
+#define EK__DECODER(kind)                                                                          \
+  {                                                                                                \
+    EK__LAYER(kind, ek__decoder_forward, ek__decoder_backward, ek__composite_free),                \
+        .parameters = ek__decoder_parameters, .facts = ek__decoder_facts,                          \
+        .input_type = ek__composite_input_type                                                     \
+  }
+#define EK__DECODER_BLOCK(kind)                                                                    \
+  {                                                                                                \
+    EK__LAYER(kind, ek__composite_forward, ek__composite_backward, ek__composite_free),            \
+        .parameters = ek__composite_parameters                                                     \
+  }
+ek_status ek__decoder_parameters(const ek_module *self, ek_declaration *declaration);
+ek_status ek__decoder_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                              ek_tensor *outputs);
+ek_status ek__decoder_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                               ek_tensor *grad_inputs);
+const ek_fact *ek__decoder_facts(const ek_module *self, size_t *count);
+
+struct ek__decoder {
+  int64_t vocabulary, sequence, width, hidden;
+  int64_t positions; /* learned ones; 0: none */
+  int layers, heads;
+  double epsilon, dropout;
+  ek_attention_options attention; /* except its deviations */
+  bool untied;
+  ek_recompute recompute;
+  bool fused_loss;
+  const ek_cross_entropy_options *loss;
+  uint64_t logits_bytes;
+  int64_t logits_columns;
+};
+
+enum { EK__DECODER_FACTS = 16 };
+
+/* Checks the sizes and makes the model; the facts are copied. */
+ek_status ek__decoder_create(ek_module **module, const struct ek__decoder_form *form,
+                             const struct ek__decoder *sizes, const ek_fact *facts, size_t count);
+
+#endif /* EK_DECODER_H */
