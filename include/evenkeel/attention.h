@@ -15,7 +15,8 @@ EK_BEGIN_DECLARATIONS
 
 typedef struct ek_attention_options {
   size_t size;
-  bool bias;     /* of both linears */
+  bool bias;     /* of both linears, unless the next one is true */
+  bool no_projection_bias;
   bool frozen;   /* both linears are (ek_parameter_options) */
   bool no_decay; /* the weights have no weight decay either; biases never have */
   double deviation;            /* >= 0, of the normal initial weight of qkv; its bias begins as 0 */
@@ -24,8 +25,9 @@ typedef struct ek_attention_options {
 } ek_attention_options;
 #define EK_ATTENTION_OPTIONS_INIT                                                                  \
   {                                                                                                \
-    .size = sizeof(ek_attention_options), .bias = true, .frozen = false, .no_decay = false,        \
-    .deviation = 0.02, .projection_deviation = 0.02, .rotary = NULL                                \
+    .size = sizeof(ek_attention_options), .bias = true, .no_projection_bias = false,               \
+    .frozen = false, .no_decay = false, .deviation = 0.02, .projection_deviation = 0.02,           \
+    .rotary = NULL                                                                                 \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_attention_options_init(ek_attention_options *options, size_t size);

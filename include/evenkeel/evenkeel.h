@@ -60,6 +60,7 @@
  * Stock models and layers:
  *
  *     gpt.h                      a decoder of GPT-2's shape
+ *     llama.h                    a decoder of Llama's shape
  *     resnet.h                   ResNet
  *     fcn.h                      segmentation of pictures on a ResNet
  *     mlp.h                      linear layers with an activation between them
@@ -196,6 +197,7 @@
 #include <evenkeel/layers.h>
 #include <evenkeel/image_source.h>
 #include <evenkeel/linear_cross_entropy.h>
+#include <evenkeel/llama.h>
 #include <evenkeel/log.h>
 #include <evenkeel/loss_scale.h>
 #include <evenkeel/mean_squared_error.h>

@@ -214,7 +214,8 @@ static ek_status add_loss(ek_module **module, ek_module *body, const struct ek__
   return status;
 }
 
-static ek_status check(const char *kind, const struct ek__decoder *o) {
+ek_status ek__decoder_check(const struct ek__decoder_form *form, const struct ek__decoder *o) {
+  const char *kind = form->ops->kind;
   EK__FAIL_IF(o->vocabulary <= 0 || o->sequence <= 0 || o->width <= 0 || o->heads <= 0 ||
                   o->layers < 0,
               EK_ERR_INVALID_ARGUMENT,
@@ -234,7 +235,6 @@ static ek_status check(const char *kind, const struct ek__decoder *o) {
 
 ek_status ek__decoder_create(ek_module **module, const struct ek__decoder_form *form,
                              const struct ek__decoder *sizes, const ek_fact *facts, size_t count) {
-  EK_TRY(check(form->ops->kind, sizes));
   struct decoder made = {.sequence = sizes->sequence,
                          .tied = !sizes->untied && !sizes->fused_loss,
                          .fact_count = count};

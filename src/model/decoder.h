@@ -61,7 +61,10 @@ struct ek__decoder {
 
 enum { EK__DECODER_FACTS = 16 };
 
-/* Checks the sizes and makes the model; the facts are copied. */
+/* EK_ERR_INVALID_ARGUMENT for sizes that do not fit. */
+ek_status ek__decoder_check(const struct ek__decoder_form *form, const struct ek__decoder *sizes);
+
+/* Makes the model, of sizes that were checked; the facts are copied. */
 ek_status ek__decoder_create(ek_module **module, const struct ek__decoder_form *form,
                              const struct ek__decoder *sizes, const ek_fact *facts, size_t count);
 

@@ -58,6 +58,7 @@ ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options) {
                                     .loss = o.loss,
                                     .logits_bytes = o.logits_bytes,
                                     .logits_columns = o.logits_columns};
+  EK_TRY(ek__decoder_check(&form, &sizes));
   return create(module, &o, &sizes);
 }
 

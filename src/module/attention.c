@@ -111,10 +111,10 @@ static ek_status check_options(const ek_attention_options *o, int64_t width, int
 }
 
 static ek_status add_linear(struct ek__composite *m, const char *name, int64_t in, int64_t out,
-                            const ek_attention_options *o, double deviation) {
+                            const ek_attention_options *o, bool bias, double deviation) {
   const ek_initializer start = ek_initializer_normal(0.0, deviation);
   ek_linear_options linear = EK_LINEAR_OPTIONS_INIT;
-  linear.bias = o->bias;
+  linear.bias = bias;
   linear.frozen = o->frozen;
   linear.no_decay = o->no_decay;
   linear.weight_start = &start;
@@ -129,9 +129,10 @@ ek_status ek_attention_create_with(ek_module **module, int64_t width, int heads,
   struct attention made = {.width = width, .heads = heads, .rotary = o.rotary != NULL};
   if (made.rotary) EK_TRY(ek_rotary_speeds(made.speeds, width / heads, o.rotary));
   struct ek__composite *m = &made.base;
-  ek_status status = add_linear(m, "qkv", width, 3 * width, &o, o.deviation);
+  ek_status status = add_linear(m, "qkv", width, 3 * width, &o, o.bias, o.deviation);
   if (status == EK_OK) {
-    status = add_linear(m, "projection", width, width, &o, o.projection_deviation);
+    status = add_linear(m, "projection", width, width, &o, o.bias && !o.no_projection_bias,
+                        o.projection_deviation);
   }
   return ek__composite_create(module, m, sizeof made, &attention_ops, 1, 1, status);
 }

@@ -79,6 +79,7 @@ USE(ek_replica_options, ek_replica,
     ek_replica_open(&made, ek_group_device(b->group, 0), b->module, o))
 USE(ek_pass_options, ek_pass, ek_pass_open(&made, b->replicas[0], o))
 USE(ek_gpt_options, ek_module, ek_gpt_create(&made, o))
+USE(ek_llama_options, ek_module, ek_llama_create(&made, o))
 USE(ek_sequential_options, ek_module, ek_sequential_create_with(&made, &b->module, 1, o))
 USE(ek_linear_options, ek_module, ek_linear_create_with(&made, 2, 3, o))
 USE(ek_upsample_options, ek_module, ek_upsample_create(&made, o))
@@ -453,6 +454,7 @@ static ek_status use_ek_tokens_options(struct bench *b, void *o) {
   X(ek_child_options, EK_CHILD_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_parameter_options, EK_PARAMETER_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_gpt_options, EK_GPT_OPTIONS_INIT, sizeof(size_t))                                           \
+  X(ek_llama_options, EK_LLAMA_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_sequential_options, EK_SEQUENTIAL_OPTIONS_INIT, sizeof(size_t))                             \
   X(ek_chain, EK_CHAIN_INIT, sizeof(size_t))                                                       \
   X(ek_module_options, EK_MODULE_OPTIONS_INIT, sizeof(size_t))                                     \

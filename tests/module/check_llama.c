@@ -1,0 +1,256 @@
+/*
+ * check_llama.c - a decoder of Llama's shape, against its formulas in plain loops over doubles.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <evenkeel/llama.h>
+
+#include "ck_module.h"
+
+enum { VOCABULARY = 11, WIDTH = 8, HIDDEN = 12, HEADS = 2, HEAD = WIDTH / HEADS, LAYERS = 2 };
+#define THETA 50.0
+
+static ek_status create_with(ek_module **module, int layers, bool tied, bool bias, double dropout) {
+  ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
+  ek_rotary rotary = EK_ROTARY_INIT;
+  rotary.theta = THETA;
+  options.vocabulary = VOCABULARY;
+  options.sequence = 6;
+  options.width = WIDTH;
+  options.hidden = HIDDEN;
+  options.layers = layers;
+  options.heads = HEADS;
+  options.rotary = &rotary;
+  options.tied = tied;
+  options.qkv_bias = bias;
+  options.dropout = dropout;
+  return ek_llama_create(module, &options);
+}
+static ek_status create_plain(ek_module **m) { return create_with(m, LAYERS, false, false, 0); }
+static ek_status create_tied(ek_module **m) { return create_with(m, LAYERS, true, true, 0); }
+static ek_status create_dropout(ek_module **m) { return create_with(m, LAYERS, true, false, 0.2); }
+static ek_status create_flat(ek_module **m) { return create_with(m, 0, false, false, 0); }
+
+/* depth: fifteen operations a block, forward and backward, times a few for normalisations and
+ * softmaxes, whose backwards are differences. */
+#define TWO_BLOCKS 200
+
+static const struct ck_module_case cases[] = {
+    {.name = "2 layers",
+     .create = create_plain,
+     .input = {{EK_I32, 2, {3, 5}, 0, VOCABULARY - 1, 0}},
+     .longest = 24,
+     .depth = TWO_BLOCKS,
+     .saved = 61,
+     .probes = 24},
+    {.name = "2 layers, tied, biases, the whole sequence",
+     .create = create_tied,
+     .input = {{EK_I32, 2, {2, 6}, 0, VOCABULARY - 1, 0}},
+     .longest = 24,
+     .depth = TWO_BLOCKS,
+     .saved = 59,
+     .probes = 24},
+    {.name = "2 layers, dropout",
+     .create = create_dropout,
+     .input = {{EK_I32, 2, {3, 5}, 0, VOCABULARY - 1, 0}},
+     .longest = 24,
+     .depth = TWO_BLOCKS,
+     .saved = 61,
+     .probes = 24},
+    {.name = "no layers",
+     .create = create_flat,
+     .input = {{EK_I32, 2, {3, 1}, 0, VOCABULARY - 1, 0}},
+     .longest = 11,
+     .depth = 20,
+     .saved = 3},
+};
+CK_MODULE_CASES(cases)
+
+/* ---- the formulas once more, one sample at a time ---- */
+
+struct reference {
+  const ek_replica *replica;
+  int64_t tokens;
+  double x[6][WIDTH];
+};
+
+/* A parameter's values, which stay until the test is over; NULL: there is none. */
+static const double *parameter(const struct reference *r, const char *prefix, const char *name) {
+  char full[96];
+  ek_parameter_info info;
+  snprintf(full, sizeof full, "%s%s", prefix, name);
+  if (ek_replica_find(&info, r->replica, full) != EK_OK) return NULL;
+  double *values = ck_array((size_t)ek_tensor_count(&info.value), sizeof *values);
+  ck_get(values, &info.value);
+  return values;
+}
+
+static void rms_norm(double *y, const double *x, const double *weight) {
+  double squares = 0;
+  for (int c = 0; c < WIDTH; c++) squares += x[c] * x[c];
+  for (int c = 0; c < WIDTH; c++) y[c] = x[c] / sqrt(squares / WIDTH + 1e-5) * weight[c];
+}
+
+static void product(double *y, const double *x, const double *weight, const double *bias, int in,
+                    int out) {
+  for (int o = 0; o < out; o++) {
+    y[o] = bias == NULL ? 0 : bias[o];
+    for (int i = 0; i < in; i++) y[o] += weight[o * in + i] * x[i];
+  }
+}
+
+/* The complex number of a pair times e^(i angle). */
+static void turn(double *head, int64_t t) {
+  for (int i = 0; i < HEAD / 2; i++) {
+    const double angle = (double)t * pow(THETA, -2.0 * i / HEAD);
+    const double a = head[i], b = head[i + HEAD / 2];
+    head[i] = a * cos(angle) - b * sin(angle);
+    head[i + HEAD / 2] = b * cos(angle) + a * sin(angle);
+  }
+}
+
+static void attend(double *y, double qkv[][3 * WIDTH], int64_t t, int h) {
+  double weight[6], sum = 0;
+  for (int64_t s = 0; s <= t; s++) {
+    double score = 0;
+    for (int c = 0; c < HEAD; c++) score += qkv[t][h * HEAD + c] * qkv[s][WIDTH + h * HEAD + c];
+    weight[s] = exp(score / sqrt(HEAD));
+    sum += weight[s];
+  }
+  for (int c = 0; c < HEAD; c++) {
+    y[h * HEAD + c] = 0;
+    for (int64_t s = 0; s <= t; s++) {
+      y[h * HEAD + c] += weight[s] / sum * qkv[s][2 * WIDTH + h * HEAD + c];
+    }
+  }
+}
+
+static void attention(struct reference *r, const char *prefix) {
+  const double *norm = parameter(r, prefix, "attention_norm.weight");
+  const double *weight = parameter(r, prefix, "attention.qkv.weight");
+  const double *bias = parameter(r, prefix, "attention.qkv.bias");
+  const double *projection = parameter(r, prefix, "attention.projection.weight");
+  double normal[WIDTH], qkv[6][3 * WIDTH], out[WIDTH], branch[WIDTH];
+  for (int64_t t = 0; t < r->tokens; t++) {
+    rms_norm(normal, r->x[t], norm);
+    product(qkv[t], normal, weight, bias, WIDTH, 3 * WIDTH);
+    for (int h = 0; h < 2 * HEADS; h++) turn(qkv[t] + h * HEAD, t);
+  }
+  for (int64_t t = 0; t < r->tokens; t++) {
+    for (int h = 0; h < HEADS; h++) attend(out, qkv, t, h);
+    product(branch, out, projection, NULL, WIDTH, WIDTH);
+    for (int c = 0; c < WIDTH; c++) r->x[t][c] += branch[c];
+  }
+}
+
+static void feed_forward(struct reference *r, const char *prefix) {
+  const double *norm = parameter(r, prefix, "feed_forward_norm.weight");
+  const double *gate = parameter(r, prefix, "feed_forward.gate.weight");
+  const double *up = parameter(r, prefix, "feed_forward.up.weight");
+  const double *down = parameter(r, prefix, "feed_forward.down.weight");
+  for (int64_t t = 0; t < r->tokens; t++) {
+    double normal[WIDTH], g[HIDDEN], u[HIDDEN], branch[WIDTH];
+    rms_norm(normal, r->x[t], norm);
+    product(g, normal, gate, NULL, WIDTH, HIDDEN);
+    product(u, normal, up, NULL, WIDTH, HIDDEN);
+    for (int i = 0; i < HIDDEN; i++) u[i] *= g[i] / (1 + exp(-g[i]));
+    product(branch, u, down, NULL, HIDDEN, WIDTH);
+    for (int c = 0; c < WIDTH; c++) r->x[t][c] += branch[c];
+  }
+}
+
+static void forward(double *logits, const ek_replica *replica, int layers, const double *index,
+                    int64_t samples, int64_t tokens) {
+  struct reference r = {.replica = replica, .tokens = tokens};
+  const double *table = parameter(&r, "", "tokens.weight"), *norm = parameter(&r, "", "norm.weight");
+  const double *head = parameter(&r, "", "head.weight");
+  for (int64_t b = 0; b < samples; b++, index += tokens) {
+    for (int64_t i = 0; i < tokens * WIDTH; i++) {
+      r.x[i / WIDTH][i % WIDTH] = table[(int64_t)index[i / WIDTH] * WIDTH + i % WIDTH];
+    }
+    for (int n = 0; n < layers; n++) {
+      char prefix[32];
+      snprintf(prefix, sizeof prefix, "blocks.%d.", n);
+      attention(&r, prefix);
+      feed_forward(&r, prefix);
+    }
+    for (int64_t t = 0; t < tokens; t++, logits += VOCABULARY) {
+      double normal[WIDTH];
+      rms_norm(normal, r.x[t], norm);
+      product(logits, normal, head, NULL, WIDTH, VOCABULARY);
+    }
+  }
+}
+
+/* Sums run in another order: the bound is one for 32 terms and a chain of some thirty operations,
+ * that of the single-precision test in units of 2^-53. */
+CK_LOOP(formula, 3) {
+  static const int which[] = {0, 1, 3};
+  const struct ck_module_case *is = &cases[which[_i]];
+  struct ck_bed *bed = ck_bed_open(is, EK_F64, test_devices("cpu:1"));
+  struct ck_results *r = ck_bed_backward(bed, false);
+  double want[18 * VOCABULARY];
+  forward(want, bed->replica, _i == 2 ? 0 : LAYERS, bed->value[0], bed->input[0].shape[0],
+          bed->input[0].shape[1]);
+  ck_assert_double_le(ck_rel_l2(r->output[0], want, r->output_count[0]),
+                      30 * (32 * sqrt(32.0) + 8) * 0x1p-53);
+}
+
+CK_LOOP(names, 2) {
+  static const char *const block[] = {"attention_norm.weight",
+                                      "attention.qkv.weight",
+                                      "attention.projection.weight",
+                                      "feed_forward_norm.weight",
+                                      "feed_forward.gate.weight",
+                                      "feed_forward.up.weight",
+                                      "feed_forward.down.weight",
+                                      "attention.qkv.bias"};
+  struct ck_bed *bed = ck_bed_open(&cases[_i], EK_F32, test_devices("cpu:1"));
+  const size_t of_block = _i == 1 ? 8 : 7;
+  ek_parameter_info info, table;
+  ck_assert_uint_eq(ek_replica_parameter_count(bed->replica),
+                    2 + LAYERS * of_block + (_i == 0 ? 1 : 0));
+  for (size_t i = 0; i < LAYERS * of_block; i++) {
+    char name[80];
+    snprintf(name, sizeof name, "blocks.%zu.%s", i / of_block, block[i % of_block]);
+    ck_ok(ek_replica_find(&info, bed->replica, name));
+  }
+  ck_ok(ek_replica_find(&table, bed->replica, "tokens.weight"));
+  ck_ok(ek_replica_find(&info, bed->replica, "head.weight"));
+  ck_assert_int_eq(info.offset == table.offset, _i == 1);
+}
+
+CK_TEST(bad_input) {
+  ek_module *module = NULL;
+  ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
+  ck_fails(ek_llama_create(NULL, &options), EK_ERR_INVALID_ARGUMENT, "llama");
+  options.hidden = 0;
+  ck_fails(ek_llama_create(&module, &options), EK_ERR_INVALID_ARGUMENT,
+           "llama: hidden is 0, expected above 0");
+  options = (ek_llama_options)EK_LLAMA_OPTIONS_INIT;
+  options.heads = 0;
+  ck_fails(ek_llama_create(&module, &options), EK_ERR_INVALID_ARGUMENT, "llama: vocabulary 32000");
+  options.heads = 33;
+  ck_fails(ek_llama_create(&module, &options), EK_ERR_INVALID_ARGUMENT, "multiple of 33 heads");
+  options.heads = 4096;
+  ck_fails(ek_llama_create(&module, &options), EK_ERR_INVALID_ARGUMENT, "rotary: head_width is 1");
+  options = (ek_llama_options)EK_LLAMA_OPTIONS_INIT;
+  options.epsilon = 0;
+  ck_fails(ek_llama_create(&module, &options), EK_ERR_INVALID_ARGUMENT, "rms_norm: epsilon is 0");
+  const ek_rotary rotary = {.size = sizeof rotary};
+  options = (ek_llama_options)EK_LLAMA_OPTIONS_INIT;
+  options.rotary = &rotary;
+  ck_fails(ek_llama_create(&module, &options), EK_ERR_INVALID_ARGUMENT, "rotary: theta is 0");
+  ck_assert_ptr_null(module);
+  ck_host_failures(create_tied);
+
+  ck_ok(create_plain(&module));
+  ck_forward_fails(module, EK_ERR_SHAPE, "input has 7 tokens a sample, expected at most 6", EK_I32,
+                   CK_SHAPE(2, 7));
+  ck_forward_fails(module, EK_ERR_SHAPE, "input has rank 1, expected 2", EK_I32, CK_SHAPE(6));
+  ek_module_free(module);
+}
+
+CK_SUITE("llama")
