@@ -103,9 +103,9 @@ CALL(rotary) {
   const int64_t most = 2 * EK_ROTARY_MOST_PAIRS;
   return ek_op_rotary(s, t[0], 1, columns > most ? most : columns / 2 * 2, speeds, p->flag[0]);
 }
-CALL(attention_forward) { return ek_op_attention_forward(s, t[0], t[1], t[2], p->heads); }
+CALL(attention_forward) { return ek_op_attention_forward(s, t[0], t[1], t[2], p->heads, 0); }
 CALL(attention_backward) {
-  return ek_op_attention_backward(s, t[0], t[1], t[2], t[3], t[4], p->heads);
+  return ek_op_attention_backward(s, t[0], t[1], t[2], t[3], t[4], p->heads, 0);
 }
 
 /* ---- convolve.h: kernels of one pixel, which need no workspace ---- */

@@ -51,13 +51,13 @@ static ek_status call_gelu_linear_backward(struct bed *bed) {
 
 static ek_status call_attention_forward(struct bed *bed) {
   ek_tensor *o = bed->operands;
-  return ek_op_attention_forward(bed->stream, &o[OUT], &o[LSE], &o[QKV], HEADS);
+  return ek_op_attention_forward(bed->stream, &o[OUT], &o[LSE], &o[QKV], HEADS, 0);
 }
 
 static ek_status call_attention_backward(struct bed *bed) {
   ek_tensor *o = bed->operands;
   return ek_op_attention_backward(bed->stream, &o[DQKV], &o[DOUT], &o[QKV], &o[OUT], &o[LSE],
-                                  HEADS);
+                                  HEADS, 0);
 }
 
 static ek_status open_product(struct bed *bed) {

@@ -34,6 +34,7 @@ typedef struct ek_llama_options {
   int64_t hidden;     /* of the feed-forward layers */
   int layers;         /* >= 0 */
   int heads;
+  int kv_heads;            /* a divisor of heads; 0: as many */
   double epsilon;          /* of the norms */
   const ek_rotary *rotary; /* copied; NULL: its defaults */
   bool qkv_bias;           /* Qwen: the queries, keys and values have a bias */
@@ -49,8 +50,8 @@ typedef struct ek_llama_options {
 #define EK_LLAMA_OPTIONS_INIT                                                                      \
   {                                                                                                \
     .size = sizeof(ek_llama_options), .vocabulary = 32000, .sequence = 4096, .width = 4096,        \
-    .hidden = 11008, .layers = 32, .heads = 32, .epsilon = 1e-5, .rotary = NULL,                   \
-    .qkv_bias = false, .tied = false, .dropout = 0.0, .recompute = {EK_RECOMPUTE_NONE, 0, 0},      \
+    .hidden = 11008, .layers = 32, .heads = 32, .kv_heads = 0, .epsilon = 1e-5,                    \
+    .rotary = NULL, .qkv_bias = false, .tied = false, .dropout = 0.0, .recompute = {EK_RECOMPUTE_NONE, 0, 0},      \
     .fused_loss = false, .loss = NULL, .logits_bytes = 64u << 20, .logits_columns = 0              \
   }
 /* The same values, by a function: status.h. */

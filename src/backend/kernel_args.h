@@ -194,7 +194,7 @@ struct ek__attention_args {
   void *lse;  /* sums: the same */
   void *dqkv; /* backward writes */
   const void *qkv, *dout;
-  int64_t batch, tokens, heads, head_width;
+  int64_t batch, tokens, heads, kv_heads, head_width;
   struct ek__types types;
 };
 

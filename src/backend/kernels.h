@@ -56,7 +56,7 @@
   ROW(window_backward, window, OWN) /* of pixels of all images */                                  \
   ROW(rotary, rotary, OWN) /* of positions */                                                      \
   ROW(attention_forward, attention, OWN) /* of heads of all samples; args: attention_job */        \
-  ROW(attention_backward, attention, OWN) /* the same */                                           \
+  ROW(attention_backward, attention, OWN) /* of heads of keys; the same */                         \
   ROW(cross_entropy_forward, loss, OWN) /* of rows; args: loss_job */                              \
   ROW(cross_entropy_backward, loss, OWN) /* the same */                                            \
   ROW(cross_entropy_gradient, loss, OWN) /* the same: forward, then backward */                    \

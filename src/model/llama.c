@@ -30,7 +30,7 @@ static ek_status create(ek_module **module, const ek_llama_options *o, double th
       {"intermediate_size", EK_FACT_NUMBER, (double)o->hidden, NULL},
       {"num_hidden_layers", EK_FACT_NUMBER, o->layers, NULL},
       {"num_attention_heads", EK_FACT_NUMBER, o->heads, NULL},
-      {"num_key_value_heads", EK_FACT_NUMBER, o->heads, NULL},
+      {"num_key_value_heads", EK_FACT_NUMBER, o->kv_heads == 0 ? o->heads : o->kv_heads, NULL},
       {"head_dim", EK_FACT_NUMBER, (double)(o->width / o->heads), NULL},
       {"tie_word_embeddings", EK_FACT_BOOLEAN, o->tied, NULL},
       {"mlp_bias", EK_FACT_BOOLEAN, false, NULL},
@@ -60,6 +60,7 @@ ek_status ek_llama_create(ek_module **module, const ek_llama_options *options) {
                               .loss = o.loss,
                               .logits_bytes = o.logits_bytes,
                               .logits_columns = o.logits_columns};
+  sizes.attention.kv_heads = o.kv_heads;
   sizes.attention.bias = o.qkv_bias;
   sizes.attention.no_projection_bias = true;
   sizes.attention.rotary = &rotary;

@@ -22,7 +22,7 @@ enum { QKV, PROJECTION };
 struct attention {
   struct ek__composite base;
   int64_t width;
-  int heads;
+  int heads, kv_heads;
   bool rotary;
   double speeds[EK_ROTARY_MOST_PAIRS];
 };
@@ -30,11 +30,11 @@ struct attention {
 /* What the backward of the attention operation reads, and the projection's input with it. */
 enum { SAVED_QKV, SAVED_OUT, SAVED_LSE, SAVED };
 
-/* The queries and the keys, which are the first two thirds of qkv. */
+/* The queries and the keys, which come before the values. */
 static ek_status turn(const struct attention *m, ek_pass *pass, ek_tensor *qkv, bool back) {
   if (!m->rotary) return EK_OK;
-  return ek_op_rotary(ek_pass_stream(pass), qkv, 2 * m->heads, m->width / m->heads, m->speeds,
-                      back);
+  return ek_op_rotary(ek_pass_stream(pass), qkv, m->heads + m->kv_heads, m->width / m->heads,
+                      m->speeds, back);
 }
 
 static ek_status attend(const struct attention *m, ek_pass *pass, const ek_tensor *x,
@@ -45,7 +45,7 @@ static ek_status attend(const struct attention *m, ek_pass *pass, const ek_tenso
   EK_TRY(ek__layer_result(&s[SAVED_OUT], pass, x));
   EK_TRY(ek_pass_output(&s[SAVED_LSE], pass, ek_type_of_sums(ek_pass_type(pass)), 3, lse_shape));
   EK_TRY(ek_op_attention_forward(ek_pass_stream(pass), &s[SAVED_OUT], &s[SAVED_LSE], &s[SAVED_QKV],
-                                 m->heads));
+                                 m->heads, m->kv_heads));
   for (int i = 0; i < SAVED; i++) EK_TRY(ek_pass_save(pass, &s[i]));
   return EK_OK;
 }
@@ -74,7 +74,7 @@ static ek_status attend_backward(const struct attention *m, ek_pass *pass, const
   ek_status status = ek__layer_result(dqkv, pass, &s[SAVED_QKV]);
   if (status == EK_OK) {
     status = ek_op_attention_backward(ek_pass_stream(pass), dqkv, dout, &s[SAVED_QKV],
-                                      &s[SAVED_OUT], &s[SAVED_LSE], m->heads);
+                                      &s[SAVED_OUT], &s[SAVED_LSE], m->heads, m->kv_heads);
   }
   if (status == EK_OK) status = turn(m, pass, dqkv, true);
   ek__free_all(s, SAVED);
@@ -101,6 +101,10 @@ static const ek_module_ops attention_ops = {
 static ek_status check_options(const ek_attention_options *o, int64_t width, int heads) {
   EK__FAIL_IF(width <= 0 || heads <= 0 || width % heads != 0, EK_ERR_INVALID_ARGUMENT,
               "attention: width %" PRId64 " is not a multiple of %d heads", width, heads);
+  EK__FAIL_IF(o->kv_heads < 0 || (o->kv_heads > 0 && heads % o->kv_heads != 0),
+              EK_ERR_INVALID_ARGUMENT,
+              "attention: kv_heads is %d, expected a divisor of %d heads, or 0 for as many",
+              o->kv_heads, heads);
   EK__FAIL_IF(width > INT64_MAX / 3, EK_ERR_OVERFLOW, "attention: 3 x %" PRId64 " columns", width);
   EK__FAIL_IF(!(o->deviation >= 0) || !(o->projection_deviation >= 0) || isinf(o->deviation) ||
                   isinf(o->projection_deviation),
@@ -126,10 +130,14 @@ ek_status ek_attention_create_with(ek_module **module, int64_t width, int heads,
   ek_attention_options o = EK_ATTENTION_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_attention_options"));
   EK_TRY(check_options(&o, width, heads));
-  struct attention made = {.width = width, .heads = heads, .rotary = o.rotary != NULL};
+  struct attention made = {.width = width,
+                           .heads = heads,
+                           .kv_heads = o.kv_heads == 0 ? heads : o.kv_heads,
+                           .rotary = o.rotary != NULL};
   if (made.rotary) EK_TRY(ek_rotary_speeds(made.speeds, width / heads, o.rotary));
   struct ek__composite *m = &made.base;
-  ek_status status = add_linear(m, "qkv", width, 3 * width, &o, o.bias, o.deviation);
+  const int64_t shared = width / heads * made.kv_heads;
+  ek_status status = add_linear(m, "qkv", width, width + 2 * shared, &o, o.bias, o.deviation);
   if (status == EK_OK) {
     status = add_linear(m, "projection", width, width, &o, o.bias && !o.no_projection_bias,
                         o.projection_deviation);

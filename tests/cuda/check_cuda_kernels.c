@@ -22,7 +22,7 @@ CK_TEST(wrong_types) {
 CK_LOOP(too_wide, 2) {
   struct kr_rig *rig = kr_open(_i);
   const struct ek__attention_args args = {
-      .batch = 1, .tokens = 1, .heads = 1, .head_width = 257, .types = rig->types};
+      .batch = 1, .tokens = 1, .heads = 1, .kv_heads = 1, .head_width = 257, .types = rig->types};
   ck_assert_int_eq(ek__cuda_attention_forward(&rig->at, &args), cudaErrorInvalidValue);
   ck_assert_int_eq(ek__cuda_attention_backward(&rig->at, &args), cudaErrorInvalidValue);
   kr_close(rig);

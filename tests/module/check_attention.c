@@ -19,6 +19,15 @@ static ek_status create_rotary(ek_module **module) {
   return ek_attention_create_with(module, 8, 2, &options);
 }
 
+static ek_status create_shared(ek_module **module) {
+  ek_rotary rotary = EK_ROTARY_INIT;
+  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
+  options.rotary = &rotary;
+  options.kv_heads = 2;
+  options.no_projection_bias = true;
+  return ek_attention_create_with(module, 8, 4, &options);
+}
+
 /* depth: two linears, the softmax and its sums, forward and backward; the softmax's backward is a
  * difference of numbers of its own size, which costs a few times more. */
 static const struct ck_module_case cases[] = {
@@ -47,6 +56,12 @@ static const struct ck_module_case cases[] = {
      .longest = 24,
      .depth = 30,
      .saved = 7},
+    {.name = "2 x 5 x 8, 4 heads that share 2 of keys",
+     .create = create_shared,
+     .input = {{0, 3, {2, 5, 8}, -1, 1, 0}},
+     .longest = 16,
+     .depth = 30,
+     .saved = 6},
 };
 CK_MODULE_CASES(cases)
 
@@ -189,6 +204,13 @@ CK_TEST(bad_input) {
            "rotary: head_width is 3, expected an even number");
   rotary.theta = 0;
   ck_fails(ek_attention_create_with(&module, 8, 2, &options), EK_ERR_INVALID_ARGUMENT, "theta");
+  options = (ek_attention_options)EK_ATTENTION_OPTIONS_INIT;
+  options.kv_heads = 3;
+  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_INVALID_ARGUMENT,
+           "attention: kv_heads is 3, expected a divisor of 4 heads, or 0 for as many");
+  options.kv_heads = -1;
+  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_INVALID_ARGUMENT,
+           "kv_heads is -1");
   ck_assert_ptr_null(module);
   ck_host_failures(create_two);
 

@@ -367,9 +367,9 @@ CK_RIG_LOOP(other_empty_shapes, ck_variants()) {
     ek_tensor *qkv = ck_blank(rig, rig->type, CK_SHAPE(batch, tokens, 3 * width));
     ek_tensor *out = ck_blank(rig, rig->type, CK_SHAPE(batch, tokens, width));
     ek_tensor *lse = ck_blank(rig, rig->sum, CK_SHAPE(batch, 2, tokens));
-    ck_ok(ek_op_attention_forward(s, out, lse, qkv, 2));
+    ck_ok(ek_op_attention_forward(s, out, lse, qkv, 2, 0));
     ek_tensor *dqkv = ck_blank(rig, rig->type, CK_SHAPE(batch, tokens, 3 * width));
-    ck_ok(ek_op_attention_backward(s, dqkv, out, qkv, out, lse, 2));
+    ck_ok(ek_op_attention_backward(s, dqkv, out, qkv, out, lse, 2, 0));
   }
   ek_tensor *logits = ck_blank(rig, rig->type, CK_SHAPE(0, many));
   ek_tensor *losses = ck_blank(rig, rig->sum, CK_SHAPE(0)),

@@ -99,7 +99,8 @@ static ek_status attend(ek_stream *stream, const struct ek__attention_args *args
               (long long)args->head_width, EK__CPU_WIDEST_HALF_HEAD);
   atomic_int status = EK_OK;
   const struct ek__attention_job job = {args, ek__cpu_sgemm, &status};
-  ek__cpu_range_with_scratch(stream, function, &job, args->batch * args->heads);
+  const int64_t heads = backward ? args->kv_heads : args->heads;
+  ek__cpu_range_with_scratch(stream, function, &job, args->batch * heads);
   const ek_status result = (ek_status)atomic_load(&status);
   return result == EK_OK ? EK_OK : ek_error_set(result, "attention: a matrix product failed");
 }

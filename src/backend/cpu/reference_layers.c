@@ -159,24 +159,27 @@ struct head {
 };
 
 static struct head head_of(const struct ek__attention_args *args, int64_t index) {
-  const int64_t model = args->heads * args->head_width;
-  const int64_t column = index % args->heads * args->head_width;
-  const int64_t in = index / args->heads * args->tokens * 3 * model + column;
-  const int64_t at = index / args->heads * args->tokens * model + column;
+  const int64_t sample = index / args->heads, number = index % args->heads;
+  const int64_t model = args->heads * args->head_width, shared = args->kv_heads * args->head_width;
+  const int64_t kv = number / (args->heads / args->kv_heads);
+  const int64_t row = sample * args->tokens * (model + 2 * shared);
+  const int64_t in = row + number * args->head_width;
+  const int64_t in_k = row + model + kv * args->head_width;
+  const int64_t at = sample * args->tokens * model + number * args->head_width;
   struct head head = {.tokens = args->tokens,
                       .width = args->head_width,
-                      .step = 3 * model,
+                      .step = model + 2 * shared,
                       .out_step = model,
                       .scale = 1.0 / sqrt((double)args->head_width)};
   head.q = (const double *)args->qkv + in;
-  head.k = head.q + model;
-  head.v = head.k + model;
+  head.k = (const double *)args->qkv + in_k;
+  head.v = head.k + shared;
   head.out = (double *)args->out + at;
   head.lse = (double *)args->lse + index * args->tokens;
   if (args->dqkv) {
     head.dq = (double *)args->dqkv + in;
-    head.dk = head.dq + model;
-    head.dv = head.dk + model;
+    head.dk = (double *)args->dqkv + in_k;
+    head.dv = head.dk + shared;
     head.dout = (const double *)args->dout + at;
   }
   return head;
@@ -231,13 +234,16 @@ static void attend_token_backward(const struct head *head, int64_t i) {
   }
 }
 
+/* Of a range of the heads of keys: their gradients are added up over the queries' heads. */
 void ek__attention_backward_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__attention_job *job = raw;
-  for (int64_t index = begin; index < end; index++) {
+  const int64_t group = job->args->heads / job->args->kv_heads;
+  for (int64_t index = begin * group; index < end * group; index++) {
     const struct head head = head_of(job->args, index);
     const size_t bytes = (size_t)head.width * sizeof(double);
     for (int64_t i = 0; i < head.tokens; i++) {
       memset(head.dq + i * head.step, 0, bytes);
+      if (index % group != 0) continue;
       memset(head.dk + i * head.step, 0, bytes);
       memset(head.dv + i * head.step, 0, bytes);
     }

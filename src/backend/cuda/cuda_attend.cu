@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(t::THREADS) forward_kernel(attended<T> a) {
            *const scores = values + t::TILE;
   const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
   const int64_t query = (a.tiles - 1 - blockIdx.x / heads) * t::B; /* the longest rows first */
-  const T *const q = a.qkv + a.in_qkv(head), *const k = q + a.channels(),
-                 *const v = k + a.channels();
+  const T *const q = a.qkv + a.in_q(head), *const k = a.qkv + a.in_k(head),
+                 *const v = a.qkv + a.in_v(head);
   rows_so_far<t> rows;
   rows.clear();
   const auto fetch = [&](T *tile, const T *from, int64_t first) {

@@ -57,17 +57,24 @@ template <class T> struct attended {
   const T *qkv, *dout;
   T *out, *dqkv;
   S *lse;
-  int64_t tokens, heads, width;
+  int64_t tokens, heads, kv_heads, width;
   int64_t tiles; /* of a sequence */
   S scale;
   bool wide; /* 16-byte access to rows of a head */
 
   __device__ int64_t channels() const { return heads * width; }
-  __device__ int64_t stride() const { return 3 * channels(); }
-  /* Offsets of the first row of a head: in qkv (of q; then k, v), in out, in lse. */
-  __device__ int64_t in_qkv(int64_t head) const {
+  __device__ int64_t stride() const { return (heads + 2 * kv_heads) * width; }
+  /* Heads of queries that share keys and values, and the first of them for a head of keys. */
+  __device__ int64_t group() const { return heads / kv_heads; }
+  __device__ int64_t first_of(int64_t kv) const { return kv * group(); }
+  /* Offsets of the first row of a head of queries: in qkv of q, k, v, in out, in lse. */
+  __device__ int64_t in_q(int64_t head) const {
     return head / heads * tokens * stride() + head % heads * width;
   }
+  __device__ int64_t in_k(int64_t head) const {
+    return head / heads * tokens * stride() + (heads + head % heads / group()) * width;
+  }
+  __device__ int64_t in_v(int64_t head) const { return in_k(head) + kv_heads * width; }
   __device__ int64_t in_out(int64_t head) const {
     return head / heads * tokens * channels() + head % heads * width;
   }
@@ -77,7 +84,7 @@ template <class T> struct attended {
    * memory is needed. A head of one element of 16 bits has no room for it: it is a single product
    * there. */
   __device__ T *delta_place(int64_t head, int64_t query) const {
-    return dqkv + in_qkv(head) + query * stride();
+    return dqkv + in_q(head) + query * stride();
   }
   __device__ __forceinline__ S delta(int64_t head, int64_t query) const {
     if (has_room()) {
@@ -246,6 +253,7 @@ inline attended<T> attended_of(const struct ek__attention_args *args, int tokens
   a.dqkv = as<T>(args->dqkv);
   a.tokens = args->tokens;
   a.heads = args->heads;
+  a.kv_heads = args->kv_heads;
   a.width = args->head_width;
   a.tiles = (args->tokens + tokens_of_tile - 1) / tokens_of_tile;
   a.scale = (typename attended<T>::S)(1.0 / sqrt((double)args->head_width));

@@ -20,7 +20,7 @@ __device__ void fetch_terms(T *lse, T *delta, int64_t head, int64_t first, const
     const bool there = first + i < a.tokens;
     const int64_t row = there ? first + i : 0;
     copy_async<sizeof(T)>(lse + i, a.lse + a.in_lse(head) + row, there);
-    copy_async<sizeof(T)>(delta + i, a.dqkv + a.in_qkv(head) + row * a.stride(), there);
+    copy_async<sizeof(T)>(delta + i, a.dqkv + a.in_q(head) + row * a.stride(), there);
   }
 }
 
@@ -57,66 +57,68 @@ template <class t> struct places {
   }
 };
 
-/* Rows of scores are keys here, columns queries. */
+/* Rows of scores are keys here, columns queries: those of all heads that share the keys, one head
+ * after the other. */
 template <class t, class T = typename t::T>
 __global__ void __launch_bounds__(t::THREADS) keys_kernel(attended<T> a) {
   EK_DYNAMIC_SHARED(T, memory);
   const places<t> at(memory);
   T *const k = at.tile[0], *const v = at.tile[1], *const q = at.tile[2], *const dout = at.tile[3];
-  const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
+  const int64_t heads = gridDim.x / a.tiles, begin = a.first_of(blockIdx.x % heads);
   const int64_t key = blockIdx.x / heads * t::B; /* the first keys have most queries */
-  const T *const from = a.qkv + a.in_qkv(head), *const slopes = a.dout + a.in_out(head);
+  int64_t head = begin;
   share_of_tile<t> dk, dv;
   dk.clear();
   dv.clear();
   const auto fetch_dout = [&](int64_t query) {
-    if (query < a.tokens) fetch_tile<t>(dout, slopes, a.channels(), query, a);
+    if (query < a.tokens) fetch_tile<t>(dout, a.dout + a.in_out(head), a.channels(), query, a);
     copy_commit();
   };
   const auto fetch_queries = [&](int64_t query) {
     if (query < a.tokens) {
-      fetch_tile<t>(q, from, a.stride(), query, a);
+      fetch_tile<t>(q, a.qkv + a.in_q(head), a.stride(), query, a);
       fetch_terms<t>(at.lse, at.delta, head, query, a);
     }
     copy_commit();
   };
-  fetch_tile<t>(k, from + a.channels(), a.stride(), key, a);
-  fetch_tile<t>(v, from + 2 * a.channels(), a.stride(), key, a);
-  fetch_dout(key);
-  fetch_queries(key);
-  for (int64_t query = key; query < a.tokens; query += t::B) {
-    const bool masked = query == key || query + t::B > a.tokens;
-    part_of_scores<t> p, ds;
-    copy_wait<1>();
-    __syncthreads();
-    dot_rows<t>(ds, v, dout);
-    copy_wait<0>();
-    __syncthreads();
-    dot_rows<t>(p, k, q);
-    EK_UNROLL
-    for (int i = 0; i < t::M; i++) {
+  fetch_tile<t>(k, a.qkv + a.in_k(begin), a.stride(), key, a);
+  fetch_tile<t>(v, a.qkv + a.in_v(begin), a.stride(), key, a);
+  for (; head < begin + a.group(); head++) {
+    fetch_dout(key);
+    fetch_queries(key);
+    for (int64_t query = key; query < a.tokens; query += t::B) {
+      const bool masked = query == key || query + t::B > a.tokens;
+      part_of_scores<t> p, ds;
+      copy_wait<1>();
+      __syncthreads();
+      dot_rows<t>(ds, v, dout);
+      copy_wait<0>();
+      __syncthreads();
+      dot_rows<t>(p, k, q);
       EK_UNROLL
-      for (int j = 0; j < t::M; j++) {
-        const int column = (int)threadIdx.x + t::SIDE * j;
-        const int64_t row = key + threadIdx.y + t::SIDE * i;
-        const bool seen = !masked || (row <= query + column && query + column < a.tokens);
-        pair(&p[i][j], &ds[i][j], a.scale, at.lse[column], at.delta[column], seen);
+      for (int i = 0; i < t::M; i++) {
+        EK_UNROLL
+        for (int j = 0; j < t::M; j++) {
+          const int column = (int)threadIdx.x + t::SIDE * j;
+          const int64_t row = key + threadIdx.y + t::SIDE * i;
+          const bool seen = !masked || (row <= query + column && query + column < a.tokens);
+          pair(&p[i][j], &ds[i][j], a.scale, at.lse[column], at.delta[column], seen);
+        }
       }
+      put_scores<t>(at.scores, p);
+      __syncthreads();
+      dv.add_product(at.scores, dout);
+      __syncthreads();
+      fetch_dout(query + t::B);
+      put_scores<t>(at.scores, ds);
+      __syncthreads();
+      dk.add_product(at.scores, q);
+      __syncthreads();
+      fetch_queries(query + t::B);
     }
-    put_scores<t>(at.scores, p);
-    __syncthreads();
-    dv.add_product(at.scores, dout);
-    __syncthreads();
-    fetch_dout(query + t::B);
-    put_scores<t>(at.scores, ds);
-    __syncthreads();
-    dk.add_product(at.scores, q);
-    __syncthreads();
-    fetch_queries(query + t::B);
   }
-  T *const to = a.dqkv + a.in_qkv(head);
-  dk.put(to + a.channels(), a.stride(), key, a);
-  dv.put(to + 2 * a.channels(), a.stride(), key, a);
+  dk.put(a.dqkv + a.in_k(begin), a.stride(), key, a);
+  dv.put(a.dqkv + a.in_v(begin), a.stride(), key, a);
 }
 
 /* Rows of scores are queries, columns keys. */
@@ -127,18 +129,18 @@ __global__ void __launch_bounds__(t::THREADS) queries_kernel(attended<T> a) {
   T *const q = at.tile[0], *const dout = at.tile[1], *const k = at.tile[2], *const v = at.tile[3];
   const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
   const int64_t query = (a.tiles - 1 - blockIdx.x / heads) * t::B;
-  const T *const from = a.qkv + a.in_qkv(head);
+  const T *const k_from = a.qkv + a.in_k(head), *const v_from = a.qkv + a.in_v(head);
   share_of_tile<t> dq;
   dq.clear();
   const auto fetch = [&](T *tile, const T *first, int64_t key) {
     if (key <= query) fetch_tile<t>(tile, first, a.stride(), key, a);
     copy_commit();
   };
-  fetch_tile<t>(q, from, a.stride(), query, a);
+  fetch_tile<t>(q, a.qkv + a.in_q(head), a.stride(), query, a);
   fetch_tile<t>(dout, a.dout + a.in_out(head), a.channels(), query, a);
   fetch_terms<t>(at.lse, at.delta, head, query, a);
-  fetch(v, from + 2 * a.channels(), 0);
-  fetch(k, from + a.channels(), 0);
+  fetch(v, v_from, 0);
+  fetch(k, k_from, 0);
   for (int64_t key = 0; key <= query; key += t::B) {
     part_of_scores<t> p, ds;
     copy_wait<1>();
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(t::THREADS) queries_kernel(attended<T> a) {
     dot_rows<t>(ds, dout, v);
     copy_wait<0>();
     __syncthreads();
-    fetch(v, from + 2 * a.channels(), key + t::B);
+    fetch(v, v_from, key + t::B);
     dot_rows<t>(p, q, k);
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
@@ -162,24 +164,25 @@ __global__ void __launch_bounds__(t::THREADS) queries_kernel(attended<T> a) {
     __syncthreads();
     dq.add_product(at.scores, k);
     __syncthreads();
-    fetch(k, from + a.channels(), key + t::B);
+    fetch(k, k_from, key + t::B);
   }
-  dq.put(a.dqkv + a.in_qkv(head), a.stride(), query, a);
+  dq.put(a.dqkv + a.in_q(head), a.stride(), query, a);
 }
 
 template <class t>
 cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args) {
   using T = typename t::T;
   const attended<T> a = attended_of<T>(args, t::B);
-  const int64_t heads = args->batch * args->heads;
   constexpr int elements = places<t>::ELEMENTS;
   cudaError_t status = fits(elements * (int)sizeof(T)); /* before anything is queued */
   if (status != cudaSuccess) return status;
   status = launch_delta(stream, args, a);
   if (status != cudaSuccess) return status;
-  status = launch_tiles<t>(stream, keys_kernel<t>, a.tiles * heads, elements, a);
+  status = launch_tiles<t>(stream, keys_kernel<t>, a.tiles * args->batch * args->kv_heads, elements,
+                           a);
   if (status != cudaSuccess) return status;
-  return launch_tiles<t>(stream, queries_kernel<t>, a.tiles * heads, elements, a);
+  return launch_tiles<t>(stream, queries_kernel<t>, a.tiles * args->batch * args->heads, elements,
+                         a);
 }
 
 } // namespace

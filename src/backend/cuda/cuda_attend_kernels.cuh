@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(s::THREADS) warp_forward_kernel(attended<T> a)
   const int64_t first = (a.tiles - 1 - blockIdx.x / heads) * s::ROWS; /* the longest rows first */
   const int64_t end = first + s::ROWS < a.tokens ? first + s::ROWS : a.tokens;
   const int64_t low = first + at.row, high = low + 16 * s::STRIPS - 1; /* the warp's queries */
-  const T *const q = a.qkv + a.in_qkv(head), *const k = q + a.channels(),
-                 *const v = k + a.channels();
+  const T *const q = a.qkv + a.in_q(head), *const k = a.qkv + a.in_k(head),
+                 *const v = a.qkv + a.in_v(head);
   const float scale = a.scale * LOG2_E;
   warp_rows<s> rows;
   rows.begin();
@@ -276,30 +276,35 @@ __device__ __forceinline__ void hide_pairs(scores_of<s> &p, scores_of<s> &ds, in
   });
 }
 
-/* dv += p dout and dk += ds q, of `What` of them; or dq += ds k, over the deltas. `first` and
- * `other` are the tokens of the first row and column. */
+/* dv += p dout and dk += ds q, of `What` of them, over all heads that share the keys; or
+ * dq += ds k, over the deltas. `first` and `other` are the tokens of the first row and column. */
 template <class s, int What, class T = typename s::T>
 __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a) {
   constexpr bool Keys = What != DQ, Scores = What != DV; /* ds is needed, and so dout.v */
   EK_DYNAMIC_SHARED(unsigned, memory);
   const warp_places<s> tile(memory);
   const place_in_warp at(16 * s::STRIPS);
-  const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads, turn = blockIdx.x / heads;
+  const int64_t heads = gridDim.x / a.tiles, turn = blockIdx.x / heads;
+  const int64_t begin = Keys ? a.first_of(blockIdx.x % heads) : blockIdx.x % heads;
   const int64_t first = (Keys ? turn : a.tiles - 1 - turn) * s::ROWS;  /* the longest rows first */
   const int64_t low = first + at.row, high = low + 16 * s::STRIPS - 1; /* the warp's rows */
   const int64_t past = Keys || first + s::ROWS > a.tokens ? a.tokens : first + s::ROWS;
-  const T *const qkv = a.qkv + a.in_qkv(head);
-  const operand<T> q = {qkv, a.stride()}, k = {qkv + a.channels(), a.stride()};
-  const operand<T> v = {qkv + 2 * a.channels(), a.stride()};
-  const operand<T> dout = {a.dout + a.in_out(head), a.channels()};
-  const operand<T> own[2] = {Keys ? k : q, Keys ? v : dout};
-  const operand<T> walked[2] = {Keys ? q : k, Keys ? dout : v};
-  const float *const lse = a.lse + a.in_lse(head);
-  const T *const delta = a.delta_place(head, 0);
+  const auto queries_of = [&](int64_t head, int i) -> operand<T> {
+    if (i == 0) return {a.qkv + a.in_q(head), a.stride()};
+    return {a.dout + a.in_out(head), a.channels()};
+  };
+  const auto keys_of = [&](int i) -> operand<T> {
+    return {a.qkv + (i == 0 ? a.in_k(begin) : a.in_v(begin)), a.stride()};
+  };
+  int64_t head = begin;
   const auto fetch = [&](int i, int64_t other) {
     if (other < past) {
-      fetch_tile<s, s::COLUMNS>(tile.other[i], walked[i].from, walked[i].stride, other, a);
-      if (Keys && i == 0) fetch_queries_terms<s>(tile, lse, delta, head, other, a);
+      const operand<T> walked = Keys ? queries_of(head, i) : keys_of(i);
+      fetch_tile<s, s::COLUMNS>(tile.other[i], walked.from, walked.stride, other, a);
+      if (Keys && i == 0) {
+        fetch_queries_terms<s>(tile, a.lse + a.in_lse(head), a.delta_place(head, 0), head, other,
+                               a);
+      }
     }
     copy_commit();
   };
@@ -310,7 +315,7 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
     for (int h = 0; h < 2; h++) {
       const int64_t row = low + at.g + 16 * i + 8 * h;
       const bool there = row < a.tokens;
-      mine[i].lse[h] = there ? lse[row] * LOG2_E : 0.0f;
+      mine[i].lse[h] = there ? a.lse[a.in_lse(head) + row] * LOG2_E : 0.0f;
       mine[i].delta[h] = there ? a.delta(head, row) * a.scale : 0.0f;
     }
   }
@@ -320,57 +325,64 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
   for (int i = 0; i < SUMS; i++) clear<s>(sum[i]);
   EK_UNROLL
   for (int i = 0; i < (Scores ? 2 : 1); i++) {
-    fetch_tile<s, s::ROWS>(tile.own[i], own[i].from, own[i].stride, first, a);
+    const operand<T> own = Keys ? keys_of(i) : queries_of(begin, i);
+    fetch_tile<s, s::ROWS>(tile.own[i], own.from, own.stride, first, a);
   }
-  int64_t other = Keys ? first : 0;
-  fetch(1, other);
-  fetch(0, other);
-  copy_wait<1>();
-  EK_UNROLL
-  for (int i = 0; i < (Scores ? 2 : 1); i++) round_tile<s, s::ROWS>(tile.own[i]);
-  for (; other < past; other += s::COLUMNS) {
-    const bool sees = low < a.tokens && (Keys ? other + s::COLUMNS > low : other <= high);
-    const bool masked =
-        Keys ? other < high || other + s::COLUMNS > a.tokens : other + s::COLUMNS - 1 > low;
-    scores_of<s> p, ds = {};
-    copy_wait<1>();
-    round_tile<s, s::COLUMNS>(tile.other[1]);
-    __syncthreads();
-    if (Scores && sees) dot_tiles<s>(ds, tile.own[1], tile.other[1], at);
-    copy_wait<0>();
-    round_tile<s, s::COLUMNS>(tile.other[0]);
-    __syncthreads();
-    if (!Keys) fetch(1, other + s::COLUMNS);
-    if (sees) {
-      dot_tiles<s>(p, tile.own[0], tile.other[0], at);
-      make_pairs<s, Keys>(p, ds, mine, tile, at, a.scale);
-      if (masked)
-        hide_pairs<s, Keys>(p, ds, low + at.g - other - 2 * at.t, a.tokens - other - 2 * at.t);
+  for (; head < begin + (Keys ? a.group() : 1); head++) {
+    int64_t other = Keys ? first : 0;
+    fetch(1, other);
+    fetch(0, other);
+    if (head == begin) {
+      copy_wait<1>();
+      EK_UNROLL
+      for (int i = 0; i < (Scores ? 2 : 1); i++) round_tile<s, s::ROWS>(tile.own[i]);
     }
-    if constexpr (Keys) {
-      if ((What & DV) != 0 && sees) add_tile<s>(sum[SUMS - 1], p, tile.other[1], at);
+    for (; other < past; other += s::COLUMNS) {
+      const bool sees = low < a.tokens && (Keys ? other + s::COLUMNS > low : other <= high);
+      const bool masked =
+          Keys ? other < high || other + s::COLUMNS > a.tokens : other + s::COLUMNS - 1 > low;
+      scores_of<s> p, ds = {};
+      copy_wait<1>();
+      round_tile<s, s::COLUMNS>(tile.other[1]);
       __syncthreads();
-      fetch(1, other + s::COLUMNS);
+      if (Scores && sees) dot_tiles<s>(ds, tile.own[1], tile.other[1], at);
+      copy_wait<0>();
+      round_tile<s, s::COLUMNS>(tile.other[0]);
+      __syncthreads();
+      if (!Keys) fetch(1, other + s::COLUMNS);
+      if (sees) {
+        dot_tiles<s>(p, tile.own[0], tile.other[0], at);
+        make_pairs<s, Keys>(p, ds, mine, tile, at, a.scale);
+        if (masked)
+          hide_pairs<s, Keys>(p, ds, low + at.g - other - 2 * at.t, a.tokens - other - 2 * at.t);
+      }
+      if constexpr (Keys) {
+        if ((What & DV) != 0 && sees) add_tile<s>(sum[SUMS - 1], p, tile.other[1], at);
+        __syncthreads();
+        fetch(1, other + s::COLUMNS);
+      }
+      if (Scores && sees) add_tile<s>(sum[0], ds, tile.other[0], at);
+      __syncthreads();
+      fetch(0, other + s::COLUMNS);
     }
-    if (Scores && sees) add_tile<s>(sum[0], ds, tile.other[0], at);
-    __syncthreads();
-    fetch(0, other + s::COLUMNS);
   }
-  T *const to = a.dqkv + a.in_qkv(head);
-  if constexpr (What == DQ) put_tile<s>(to, a.stride(), first, sum[0], tile.own[0], at, a);
+  if constexpr (What == DQ) {
+    put_tile<s>(a.dqkv + a.in_q(begin), a.stride(), first, sum[0], tile.own[0], at, a);
+  }
   if constexpr ((What & DK) != 0) {
-    put_tile<s>(to + a.channels(), a.stride(), first, sum[0], tile.own[0], at, a);
+    put_tile<s>(a.dqkv + a.in_k(begin), a.stride(), first, sum[0], tile.own[0], at, a);
   }
   if constexpr ((What & DV) != 0) {
-    put_tile<s>(to + 2 * a.channels(), a.stride(), first, sum[SUMS - 1], tile.own[0], at, a);
+    put_tile<s>(a.dqkv + a.in_v(begin), a.stride(), first, sum[SUMS - 1], tile.own[0], at, a);
   }
 }
 
 template <class s, int What, class T = typename s::T>
 cudaError_t launch_gradient(cudaStream_t stream, const struct ek__attention_args *args) {
   const attended<T> a = attended_of<T>(args, s::ROWS);
-  return launch_blocks(stream, warp_backward_kernel<s, What>, a.tiles * args->batch * args->heads,
-                       s::THREADS, warp_places<s>::WORDS * (int)sizeof(unsigned), a);
+  const int64_t heads = args->batch * (What == DQ ? args->heads : args->kv_heads);
+  return launch_blocks(stream, warp_backward_kernel<s, What>, a.tiles * heads, s::THREADS,
+                       warp_places<s>::WORDS * (int)sizeof(unsigned), a);
 }
 
 /* keys, queries: the blocks of the kernels whose rows they are; Apart: dk and dv one after the

@@ -203,6 +203,7 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
                     .batch = 1,
                     .tokens = ROWS,
                     .heads = 1,
+                    .kv_heads = 1,
                     .head_width = 32,
                     .types = types},
       .loss = {.losses = part[0],

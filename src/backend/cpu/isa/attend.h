@@ -18,9 +18,9 @@ typedef float tile[ROWS][COLUMNS];
 
 /* One head of one sample. */
 struct head {
-  const value *q, *k, *v; /* tokens x width, a row every 3 C elements */
+  const value *q, *k, *v; /* tokens x width, a row every `step` elements */
   value *dq, *dk, *dv;    /* likewise */
-  const value *dout;      /* tokens x width, a row every C elements */
+  const value *dout;      /* tokens x width, a row every `out_step` elements */
   value *out;
   float *lse;
   int64_t tokens, width, step, out_step;
@@ -31,23 +31,25 @@ struct head {
 static struct head head_of(const struct ek__attention_job *job, int64_t index) {
   const struct ek__attention_args *args = job->args;
   const int64_t sample = index / args->heads, number = index % args->heads;
-  const int64_t model = args->heads * args->head_width;
-  const int64_t in = sample * args->tokens * 3 * model + number * args->head_width;
+  const int64_t model = args->heads * args->head_width, shared = args->kv_heads * args->head_width;
+  const int64_t row = sample * args->tokens * (model + 2 * shared);
+  const int64_t in = row + number * args->head_width;
+  const int64_t in_k = row + model + number / (args->heads / args->kv_heads) * args->head_width;
   const int64_t at = sample * args->tokens * model + number * args->head_width;
-  const value *qkv = (const value *)args->qkv + in;
-  value *dqkv = args->dqkv ? (value *)args->dqkv + in : NULL;
-  return (struct head){.q = qkv,
-                       .k = qkv + model,
-                       .v = qkv + 2 * model,
-                       .dq = dqkv,
-                       .dk = dqkv ? dqkv + model : NULL,
-                       .dv = dqkv ? dqkv + 2 * model : NULL,
+  const value *qkv = args->qkv;
+  value *dqkv = args->dqkv;
+  return (struct head){.q = qkv + in,
+                       .k = qkv + in_k,
+                       .v = qkv + in_k + shared,
+                       .dq = dqkv ? dqkv + in : NULL,
+                       .dk = dqkv ? dqkv + in_k : NULL,
+                       .dv = dqkv ? dqkv + in_k + shared : NULL,
                        .dout = args->dout ? (const value *)args->dout + at : NULL,
                        .out = (value *)args->out + at,
                        .lse = (float *)args->lse + index * args->tokens,
                        .tokens = args->tokens,
                        .width = args->head_width,
-                       .step = 3 * model,
+                       .step = model + 2 * shared,
                        .out_step = model,
                        .scale = 1.0 / sqrt((double)args->head_width),
                        .job = job};

@@ -325,23 +325,34 @@ static void clear(struct part part, int64_t rows, int64_t width) {
   }
 }
 
-/* dK and dV of a head are sums over the tiles of queries, so they begin as 0. */
-void EK_ISA_NAME(attention_backward)(const void *raw, int64_t begin, int64_t end) {
-  for (int64_t index = begin; index < end; index++) {
-    const struct head head = head_of(raw, index);
-    const int64_t most = keys_of(&head), width = head.width, step = head.step;
-    const bool at_once = most >= head.tokens;
-    for (int64_t first = 0; first < head.tokens; first += most) {
-      const int64_t last = head.tokens - first < most ? head.tokens : first + most;
-      value *dk = head.dk + first * step, *dv = head.dv + first * step;
-      const struct keys keys = {first, last, PLACE_OF(tiles_of_this_thread()->dk, dk, step, width),
-                                PLACE_OF(tiles_of_this_thread()->dv, dv, step, width)};
-      clear(keys.dk, last - first, width);
-      clear(keys.dv, last - first, width);
-      backward_from(&head, first, &keys, at_once);
-      narrowed(dk, step, keys.dk, last - first, width);
-      narrowed(dv, step, keys.dv, last - first, width);
+/* The heads from number `index` on, `group` of them, which share their keys. dK and dV are sums over
+ * these heads and their tiles of queries, so they begin as 0. */
+static void backward_group(const struct ek__attention_job *job, int64_t index, int64_t group) {
+  const struct head head = head_of(job, index);
+  const int64_t most = keys_of(&head), width = head.width, step = head.step;
+  const bool at_once = most >= head.tokens;
+  for (int64_t first = 0; first < head.tokens; first += most) {
+    const int64_t last = head.tokens - first < most ? head.tokens : first + most;
+    value *dk = head.dk + first * step, *dv = head.dv + first * step;
+    const struct keys keys = {first, last, PLACE_OF(tiles_of_this_thread()->dk, dk, step, width),
+                              PLACE_OF(tiles_of_this_thread()->dv, dv, step, width)};
+    clear(keys.dk, last - first, width);
+    clear(keys.dv, last - first, width);
+    for (int64_t i = index; i < index + group; i++) {
+      const struct head of_query = head_of(job, i);
+      backward_from(&of_query, first, &keys, at_once);
     }
-    if (!at_once) backward_from(&head, 0, &(struct keys){.last = head.tokens}, true);
+    narrowed(dk, step, keys.dk, last - first, width);
+    narrowed(dv, step, keys.dv, last - first, width);
   }
+  for (int64_t i = index; i < index + group && !at_once; i++) {
+    const struct head of_query = head_of(job, i);
+    backward_from(&of_query, 0, &(struct keys){.last = head.tokens}, true);
+  }
+}
+
+void EK_ISA_NAME(attention_backward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__attention_job *job = raw;
+  const int64_t group = job->args->heads / job->args->kv_heads;
+  for (int64_t kv = begin; kv < end; kv++) backward_group(job, kv * group, group);
 }
