@@ -50,6 +50,8 @@ template <class T_, int HEAD, bool Small = false> struct tiling {
 /* What a thread has of a tile of scores. */
 template <class t> using part_of_scores = typename t::T[t::M][t::M];
 
+template <class T> struct head_of_queries;
+
 /* One head of one sample: rows of q, k, v are `stride` apart, those of out and dout `out_stride`.
  */
 template <class T> struct attended {
@@ -86,16 +88,34 @@ template <class T> struct attended {
   __device__ T *delta_place(int64_t head, int64_t query) const {
     return dqkv + in_q(head) + query * stride();
   }
-  __device__ __forceinline__ S delta(int64_t head, int64_t query) const {
+  __device__ __forceinline__ S delta_of(const head_of_queries<T> &head, int64_t query) const {
     if (has_room()) {
       S value;
-      memcpy(&value, delta_place(head, query), sizeof value);
+      memcpy(&value, head.deltas(*this) + query * stride(), sizeof value);
       return value;
     }
-    const int64_t i = in_out(head) + query * channels();
-    return S(out[i]) * S(dout[i]);
+    const T *const slopes = head.dout + query * channels();
+    return S(out[slopes - dout]) * S(*slopes);
   }
   __device__ bool has_room() const { return width * (int64_t)sizeof(T) >= (int64_t)sizeof(S); }
+};
+
+/* Where the first query of a head has its numbers. The heads that share keys are of one sample:
+ * a step leads from one to the next, which takes fewer registers than their numbers do. */
+template <class T> struct head_of_queries {
+  const T *q, *dout;
+  const typename attended<T>::S *lse;
+
+  __device__ head_of_queries(const attended<T> &a, int64_t head)
+      : q(a.qkv + a.in_q(head)), dout(a.dout + a.in_out(head)), lse(a.lse + a.in_lse(head)) {}
+  __device__ __forceinline__ void next(const attended<T> &a) {
+    q += a.width;
+    dout += a.width;
+    lse += a.tokens;
+  }
+  __device__ __forceinline__ const T *deltas(const attended<T> &a) const {
+    return a.dqkv + (q - a.qkv);
+  }
 };
 
 /* Begins to copy rows first .. first + B - 1 of a head at `from`, zeros where there are none: they

@@ -15,12 +15,13 @@ namespace {
 
 /* Begins to copy lse and delta of B queries from `first` on; past the end 0. */
 template <class t, class T = typename t::T>
-__device__ void fetch_terms(T *lse, T *delta, int64_t head, int64_t first, const attended<T> &a) {
+__device__ void fetch_terms(T *lse, T *delta, const head_of_queries<T> &head, int64_t first,
+                            const attended<T> &a) {
   for (int i = (int)thread_in_block(); i < t::B; i += t::THREADS) {
     const bool there = first + i < a.tokens;
     const int64_t row = there ? first + i : 0;
-    copy_async<sizeof(T)>(lse + i, a.lse + a.in_lse(head) + row, there);
-    copy_async<sizeof(T)>(delta + i, a.dqkv + a.in_q(head) + row * a.stride(), there);
+    copy_async<sizeof(T)>(lse + i, head.lse + row, there);
+    copy_async<sizeof(T)>(delta + i, head.deltas(a) + row * a.stride(), there);
   }
 }
 
@@ -66,56 +67,60 @@ __global__ void __launch_bounds__(t::THREADS) keys_kernel(attended<T> a) {
   T *const k = at.tile[0], *const v = at.tile[1], *const q = at.tile[2], *const dout = at.tile[3];
   const int64_t heads = gridDim.x / a.tiles, begin = a.first_of(blockIdx.x % heads);
   const int64_t key = blockIdx.x / heads * t::B; /* the first keys have most queries */
-  int64_t head = begin;
+  head_of_queries<T> head(a, begin);
   share_of_tile<t> dk, dv;
   dk.clear();
   dv.clear();
   const auto fetch_dout = [&](int64_t query) {
-    if (query < a.tokens) fetch_tile<t>(dout, a.dout + a.in_out(head), a.channels(), query, a);
+    if (query < a.tokens) fetch_tile<t>(dout, head.dout, a.channels(), query, a);
     copy_commit();
   };
   const auto fetch_queries = [&](int64_t query) {
     if (query < a.tokens) {
-      fetch_tile<t>(q, a.qkv + a.in_q(head), a.stride(), query, a);
+      fetch_tile<t>(q, head.q, a.stride(), query, a);
       fetch_terms<t>(at.lse, at.delta, head, query, a);
     }
     copy_commit();
   };
   fetch_tile<t>(k, a.qkv + a.in_k(begin), a.stride(), key, a);
   fetch_tile<t>(v, a.qkv + a.in_v(begin), a.stride(), key, a);
-  for (; head < begin + a.group(); head++) {
-    fetch_dout(key);
-    fetch_queries(key);
-    for (int64_t query = key; query < a.tokens; query += t::B) {
-      const bool masked = query == key || query + t::B > a.tokens;
-      part_of_scores<t> p, ds;
-      copy_wait<1>();
-      __syncthreads();
-      dot_rows<t>(ds, v, dout);
-      copy_wait<0>();
-      __syncthreads();
-      dot_rows<t>(p, k, q);
+  fetch_dout(key);
+  fetch_queries(key);
+  int left = (int)a.group(); /* heads, with the one that is walked over */
+  for (int64_t query = key; left > 0;) {
+    const bool masked = query == key || query + t::B > a.tokens;
+    part_of_scores<t> p, ds;
+    copy_wait<1>();
+    __syncthreads();
+    dot_rows<t>(ds, v, dout);
+    copy_wait<0>();
+    __syncthreads();
+    dot_rows<t>(p, k, q);
+    EK_UNROLL
+    for (int i = 0; i < t::M; i++) {
       EK_UNROLL
-      for (int i = 0; i < t::M; i++) {
-        EK_UNROLL
-        for (int j = 0; j < t::M; j++) {
-          const int column = (int)threadIdx.x + t::SIDE * j;
-          const int64_t row = key + threadIdx.y + t::SIDE * i;
-          const bool seen = !masked || (row <= query + column && query + column < a.tokens);
-          pair(&p[i][j], &ds[i][j], a.scale, at.lse[column], at.delta[column], seen);
-        }
+      for (int j = 0; j < t::M; j++) {
+        const int column = (int)threadIdx.x + t::SIDE * j;
+        const int64_t row = key + threadIdx.y + t::SIDE * i;
+        const bool seen = !masked || (row <= query + column && query + column < a.tokens);
+        pair(&p[i][j], &ds[i][j], a.scale, at.lse[column], at.delta[column], seen);
       }
-      put_scores<t>(at.scores, p);
-      __syncthreads();
-      dv.add_product(at.scores, dout);
-      __syncthreads();
-      fetch_dout(query + t::B);
-      put_scores<t>(at.scores, ds);
-      __syncthreads();
-      dk.add_product(at.scores, q);
-      __syncthreads();
-      fetch_queries(query + t::B);
     }
+    put_scores<t>(at.scores, p);
+    __syncthreads();
+    dv.add_product(at.scores, dout);
+    __syncthreads();
+    query += t::B;
+    if (query >= a.tokens && --left > 0) {
+      query = key;
+      head.next(a);
+    }
+    fetch_dout(query);
+    put_scores<t>(at.scores, ds);
+    __syncthreads();
+    dk.add_product(at.scores, q);
+    __syncthreads();
+    fetch_queries(query);
   }
   dk.put(a.dqkv + a.in_k(begin), a.stride(), key, a);
   dv.put(a.dqkv + a.in_v(begin), a.stride(), key, a);
@@ -130,15 +135,16 @@ __global__ void __launch_bounds__(t::THREADS) queries_kernel(attended<T> a) {
   const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
   const int64_t query = (a.tiles - 1 - blockIdx.x / heads) * t::B;
   const T *const k_from = a.qkv + a.in_k(head), *const v_from = a.qkv + a.in_v(head);
+  const head_of_queries<T> own(a, head);
   share_of_tile<t> dq;
   dq.clear();
   const auto fetch = [&](T *tile, const T *first, int64_t key) {
     if (key <= query) fetch_tile<t>(tile, first, a.stride(), key, a);
     copy_commit();
   };
-  fetch_tile<t>(q, a.qkv + a.in_q(head), a.stride(), query, a);
-  fetch_tile<t>(dout, a.dout + a.in_out(head), a.channels(), query, a);
-  fetch_terms<t>(at.lse, at.delta, head, query, a);
+  fetch_tile<t>(q, own.q, a.stride(), query, a);
+  fetch_tile<t>(dout, own.dout, a.channels(), query, a);
+  fetch_terms<t>(at.lse, at.delta, own, query, a);
   fetch(v, v_from, 0);
   fetch(k, k_from, 0);
   for (int64_t key = 0; key <= query; key += t::B) {

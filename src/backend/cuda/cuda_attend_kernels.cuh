@@ -204,24 +204,23 @@ template <class s> struct warp_places {
   }
 };
 
-/* Begins to copy lse and delta of the queries from `first` on, which those of a head are at; zeros
- * beyond the last one. */
+/* Begins to copy lse and delta of the queries of a head from `first` on; zeros beyond the last. */
 template <class s, class T = typename s::T>
-__device__ __forceinline__ void fetch_queries_terms(const warp_places<s> &at, const float *lse,
-                                                    const T *delta, int64_t head, int64_t first,
+__device__ __forceinline__ void fetch_queries_terms(const warp_places<s> &at,
+                                                    const head_of_queries<T> &head, int64_t first,
                                                     const attended<T> &a) {
   static_assert(2 * s::COLUMNS <= s::THREADS, "a thread has one of them, or none");
   const int column = (int)threadIdx.x % s::COLUMNS;
   const int64_t row = first + column;
   const bool there = row < a.tokens;
   if ((int)threadIdx.x < s::COLUMNS) {
-    copy_async<4>(at.lse + column, lse + (there ? row : 0), there);
+    copy_async<4>(at.lse + column, head.lse + (there ? row : 0), there);
   } else if ((int)threadIdx.x >= 2 * s::COLUMNS) {
     return;
   } else if (sizeof(T) == sizeof(float) || a.wide) { /* aligned */
-    copy_async<4>(at.delta + column, delta + (there ? row : 0) * a.stride(), there);
+    copy_async<4>(at.delta + column, head.deltas(a) + (there ? row : 0) * a.stride(), there);
   } else {
-    at.delta[column] = there ? a.delta(head, row) : 0.0f;
+    at.delta[column] = there ? a.delta_of(head, row) : 0.0f;
   }
 }
 
@@ -289,22 +288,18 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
   const int64_t first = (Keys ? turn : a.tiles - 1 - turn) * s::ROWS;  /* the longest rows first */
   const int64_t low = first + at.row, high = low + 16 * s::STRIPS - 1; /* the warp's rows */
   const int64_t past = Keys || first + s::ROWS > a.tokens ? a.tokens : first + s::ROWS;
-  const auto queries_of = [&](int64_t head, int i) -> operand<T> {
-    if (i == 0) return {a.qkv + a.in_q(head), a.stride()};
-    return {a.dout + a.in_out(head), a.channels()};
+  head_of_queries<T> head(a, begin);
+  const auto queries_of = [&](int i) -> operand<T> {
+    if (i == 0) return {head.q, a.stride()};
+    return {head.dout, a.channels()};
   };
-  const auto keys_of = [&](int i) -> operand<T> {
-    return {a.qkv + (i == 0 ? a.in_k(begin) : a.in_v(begin)), a.stride()};
-  };
-  int64_t head = begin;
+  const T *const k = a.qkv + a.in_k(begin), *const v = a.qkv + a.in_v(begin);
+  const auto keys_of = [&](int i) -> operand<T> { return {i == 0 ? k : v, a.stride()}; };
   const auto fetch = [&](int i, int64_t other) {
     if (other < past) {
-      const operand<T> walked = Keys ? queries_of(head, i) : keys_of(i);
+      const operand<T> walked = Keys ? queries_of(i) : keys_of(i);
       fetch_tile<s, s::COLUMNS>(tile.other[i], walked.from, walked.stride, other, a);
-      if (Keys && i == 0) {
-        fetch_queries_terms<s>(tile, a.lse + a.in_lse(head), a.delta_place(head, 0), head, other,
-                               a);
-      }
+      if (Keys && i == 0) fetch_queries_terms<s>(tile, head, other, a);
     }
     copy_commit();
   };
@@ -315,8 +310,8 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
     for (int h = 0; h < 2; h++) {
       const int64_t row = low + at.g + 16 * i + 8 * h;
       const bool there = row < a.tokens;
-      mine[i].lse[h] = there ? a.lse[a.in_lse(head) + row] * LOG2_E : 0.0f;
-      mine[i].delta[h] = there ? a.delta(head, row) * a.scale : 0.0f;
+      mine[i].lse[h] = there ? head.lse[row] * LOG2_E : 0.0f;
+      mine[i].delta[h] = there ? a.delta_of(head, row) * a.scale : 0.0f;
     }
   }
   constexpr int SUMS = What == (DK | DV) ? 2 : 1;
@@ -325,46 +320,48 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
   for (int i = 0; i < SUMS; i++) clear<s>(sum[i]);
   EK_UNROLL
   for (int i = 0; i < (Scores ? 2 : 1); i++) {
-    const operand<T> own = Keys ? keys_of(i) : queries_of(begin, i);
+    const operand<T> own = Keys ? keys_of(i) : queries_of(i);
     fetch_tile<s, s::ROWS>(tile.own[i], own.from, own.stride, first, a);
   }
-  for (; head < begin + (Keys ? a.group() : 1); head++) {
-    int64_t other = Keys ? first : 0;
-    fetch(1, other);
+  int64_t other = Keys ? first : 0;
+  int left = Keys ? (int)a.group() : 1; /* heads, with the one that is walked over */
+  fetch(1, other);
+  fetch(0, other);
+  copy_wait<1>();
+  EK_UNROLL
+  for (int i = 0; i < (Scores ? 2 : 1); i++) round_tile<s, s::ROWS>(tile.own[i]);
+  while (other < past) {
+    const bool sees = low < a.tokens && (Keys ? other + s::COLUMNS > low : other <= high);
+    const bool masked =
+        Keys ? other < high || other + s::COLUMNS > a.tokens : other + s::COLUMNS - 1 > low;
+    scores_of<s> p, ds = {};
+    copy_wait<1>();
+    round_tile<s, s::COLUMNS>(tile.other[1]);
+    __syncthreads();
+    if (Scores && sees) dot_tiles<s>(ds, tile.own[1], tile.other[1], at);
+    copy_wait<0>();
+    round_tile<s, s::COLUMNS>(tile.other[0]);
+    __syncthreads();
+    if (!Keys) fetch(1, other + s::COLUMNS);
+    if (sees) {
+      dot_tiles<s>(p, tile.own[0], tile.other[0], at);
+      make_pairs<s, Keys>(p, ds, mine, tile, at, a.scale);
+      if (masked)
+        hide_pairs<s, Keys>(p, ds, low + at.g - other - 2 * at.t, a.tokens - other - 2 * at.t);
+    }
+    other += s::COLUMNS;
+    if constexpr (Keys) {
+      if ((What & DV) != 0 && sees) add_tile<s>(sum[SUMS - 1], p, tile.other[1], at);
+      __syncthreads();
+      if (other >= past && --left > 0) {
+        other = first;
+        head.next(a);
+      }
+      fetch(1, other);
+    }
+    if (Scores && sees) add_tile<s>(sum[0], ds, tile.other[0], at);
+    __syncthreads();
     fetch(0, other);
-    if (head == begin) {
-      copy_wait<1>();
-      EK_UNROLL
-      for (int i = 0; i < (Scores ? 2 : 1); i++) round_tile<s, s::ROWS>(tile.own[i]);
-    }
-    for (; other < past; other += s::COLUMNS) {
-      const bool sees = low < a.tokens && (Keys ? other + s::COLUMNS > low : other <= high);
-      const bool masked =
-          Keys ? other < high || other + s::COLUMNS > a.tokens : other + s::COLUMNS - 1 > low;
-      scores_of<s> p, ds = {};
-      copy_wait<1>();
-      round_tile<s, s::COLUMNS>(tile.other[1]);
-      __syncthreads();
-      if (Scores && sees) dot_tiles<s>(ds, tile.own[1], tile.other[1], at);
-      copy_wait<0>();
-      round_tile<s, s::COLUMNS>(tile.other[0]);
-      __syncthreads();
-      if (!Keys) fetch(1, other + s::COLUMNS);
-      if (sees) {
-        dot_tiles<s>(p, tile.own[0], tile.other[0], at);
-        make_pairs<s, Keys>(p, ds, mine, tile, at, a.scale);
-        if (masked)
-          hide_pairs<s, Keys>(p, ds, low + at.g - other - 2 * at.t, a.tokens - other - 2 * at.t);
-      }
-      if constexpr (Keys) {
-        if ((What & DV) != 0 && sees) add_tile<s>(sum[SUMS - 1], p, tile.other[1], at);
-        __syncthreads();
-        fetch(1, other + s::COLUMNS);
-      }
-      if (Scores && sees) add_tile<s>(sum[0], ds, tile.other[0], at);
-      __syncthreads();
-      fetch(0, other + s::COLUMNS);
-    }
   }
   if constexpr (What == DQ) {
     put_tile<s>(a.dqkv + a.in_q(begin), a.stride(), first, sum[0], tile.own[0], at, a);
