@@ -463,19 +463,26 @@ bool ek__state_is_away(const ek_data_parallel_model *model, const ek_state_info 
   return is_cut(model, info->kind);
 }
 
+/* The same for a range of its elements. */
+static ek_status entry_for_part(struct entry *entry, const char *who,
+                                const ek_data_parallel_model *model, const char *name,
+                                const ek_tensor *host, int64_t first) {
+  EK_TRY(entry_named(entry, model, name));
+  const ek_tensor like = like_for(entry, host);
+  EK__FAIL_IF(!ek_tensor_exists(host) || host->rank != 1 || first < 0 ||
+                  first > ek_tensor_count(&like) - ek_tensor_count(host),
+              EK_ERR_SHAPE, "%s: the range is outside the %lld elements of %s", who,
+              (long long)ek_tensor_count(&like), name);
+  const ek_tensor part = ek__flat_range(&like, 0, ek_tensor_count(host));
+  return check_host(who, name, &part, host);
+}
+
 ek_status ek__state_read_part(ek_tensor *host, const ek_data_parallel_model *model,
                               const char *name, int64_t first, bool to_all) {
   EK__NOT_NULL("ek_state_read_part", host, model, name);
   EK__MODEL_USE(model, "ek_state_read_part");
   struct entry entry;
-  EK_TRY(entry_named(&entry, model, name));
-  const ek_tensor like = like_for(&entry, host);
-  EK__FAIL_IF(!ek_tensor_exists(host) || host->rank != 1 || first < 0 ||
-                  first > ek_tensor_count(&like) - ek_tensor_count(host),
-              EK_ERR_SHAPE, "ek_state_read_part: the range is outside the %lld elements of %s",
-              (long long)ek_tensor_count(&like), name);
-  const ek_tensor part = ek__flat_range(&like, 0, ek_tensor_count(host));
-  EK_TRY(check_host("ek_state_read_part", name, &part, host));
+  EK_TRY(entry_for_part(&entry, "ek_state_read_part", model, name, host, first));
   return read_entry(model, &entry, first, host, to_all);
 }
 
@@ -493,21 +500,39 @@ ek_status ek__state_check_number(ek_state_kind kind, const void *value) {
                       numbers[number_of(kind)].name, number);
 }
 
+/* `whole`: with these elements all of the entry is written. */
+static ek_status write_entry(ek_data_parallel_model *model, const struct entry *entry,
+                             int64_t first, const ek_tensor *host, bool whole) {
+  EK_TRY(ek__state_check_number(entry->kind, host->data));
+  uint64_t tear = 0;
+  ek_tensor from = *host;
+  ek__model_write_begins(&tear, model);
+  EK_TRY(copy_entry(model, entry, first, &from, true));
+  uint64_t *written = entry->kind == EK_STATE_KIND_OPTIMIZER
+                          ? &model->update->written[entry->state * parameters_of(model)]
+                          : model->torn.written;
+  ek__model_write_ended(model, whole ? tear : 0, &written[entry->parameter],
+                        ek_state_count(model));
+  return EK_OK;
+}
+
 ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const ek_tensor *host) {
   EK__NOT_NULL("ek_state_write", model, name, host);
   EK__MODEL_ENTER(model, "ek_state_write");
   struct entry entry;
   EK_TRY(entry_for(&entry, "ek_state_write", model, name, host));
-  EK_TRY(ek__state_check_number(entry.kind, host->data));
-  uint64_t tear = 0;
-  ek_tensor from = *host;
-  ek__model_write_begins(&tear, model);
-  EK_TRY(copy_entry(model, &entry, 0, &from, true));
-  uint64_t *written = entry.kind == EK_STATE_KIND_OPTIMIZER
-                          ? &model->update->written[entry.state * parameters_of(model)]
-                          : model->torn.written;
-  ek__model_write_ended(model, tear, &written[entry.parameter], ek_state_count(model));
-  return EK_OK;
+  return write_entry(model, &entry, 0, host, true);
+}
+
+ek_status ek_state_write_part(ek_data_parallel_model *model, const char *name,
+                              const ek_tensor *host, int64_t first) {
+  EK__NOT_NULL("ek_state_write_part", model, name, host);
+  EK__MODEL_ENTER(model, "ek_state_write_part");
+  struct entry entry;
+  EK_TRY(entry_for_part(&entry, "ek_state_write_part", model, name, host, first));
+  const ek_tensor like = like_of(&entry);
+  const bool last = first + ek_tensor_count(host) == ek_tensor_count(&like);
+  return write_entry(model, &entry, first, host, last);
 }
 
 /* ---- gradients ---- */

@@ -1,15 +1,17 @@
 /*
  * weights.c - parameters and buffers in files, by names that a table turns.
  *
- * A list of what there is (the entries of state.h up to the optimizer's) is made with each entry's
- * name in the file and its place in one block of host memory. A load fills the block from the file
- * and then writes the model; a save fills it from the model and then writes the file. Matrices that
- * the file has transposed are turned in the block.
+ * A list of what there is (the entries of state.h up to the optimizer's) is made, with the tensors
+ * of the file that each is made of, its sources: most often one, or several rows of the table, which
+ * follow each other in dimension 0. All of them are compared with the file before anything is
+ * written. Then the numbers go through PIECE bytes of host memory, so that no second copy of the
+ * model is needed. A matrix that the file has transposed is in host memory whole, and is turned in
+ * blocks of rows.
  */
 #include <evenkeel/weights.h>
 
+#include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <evenkeel/safetensors.h>
@@ -19,28 +21,44 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "core/sizes.h"
+#include "model_config.h"
 #include "parallel/parallel_internal.h"
-#include "weights_config.h"
+#include "weight_files.h"
+#include "weights_internal.h"
 
 static const char memory_of[] = "a model's weights";
-enum { LONGEST_PREFIX = 600 };
+enum { LONGEST_PREFIX = 600, PIECE = 16 << 20 };
+
+/* One tensor of a file. */
+struct source {
+  char name[2 * EK_STATE_NAME_SIZE]; /* in the file, with the prefix */
+  bool bare;                         /* a file that is written has it without the prefix */
+  int64_t elements;
+  int64_t share;             /* of the rows, as the fact of the table's row says */
+  const ek_safetensors *file; /* of a load; NULL: a save */
+  const char *found;         /* its name there */
+};
 
 struct weight {
   ek_state_info info;
-  char name[2 * EK_STATE_NAME_SIZE]; /* in the file, with the prefix */
-  bool transposed, bare;             /* bare: a file that is written has it without the prefix */
-  size_t place, bytes; /* in the block */
+  bool transposed;
+  struct source *sources;
+  size_t count;
 };
 
 struct weights {
   struct weight *list;
-  size_t count, prefix; /* the length of the prefix of names in the file */
-  bool foreign;         /* names are those of another program */
-  char *block;
+  struct source *sources; /* of all of them */
+  size_t count;
+  size_t prefix; /* the length of the prefix of names in the file */
+  char *piece;   /* of PIECE bytes, or of a row of a transposed matrix */
+  char *whole;   /* of the largest transposed matrix; NULL: there is none */
 };
 
 static void close_weights(struct weights *w) {
-  ek__free(w->block);
+  ek__free(w->whole);
+  ek__free(w->piece);
+  ek__free(w->sources);
   ek__free(w->list);
 }
 
@@ -60,156 +78,367 @@ static bool matches(const char **number, size_t *length, const char *name, const
 }
 
 /* As it is written, or the other form, which a load takes too. */
-static const char *form_of(const struct weights *w, const struct weight *weight, bool written) {
-  return weight->name + (weight->bare == written ? w->prefix : 0);
+static const char *form_of(const struct weights *w, const struct source *source, bool written) {
+  return source->name + (source->bare == written ? w->prefix : 0);
 }
 
-static void name_in_file(struct weight *weight, const ek_weights_options *o) {
-  const char *prefix = o->prefix == NULL ? "" : o->prefix;
+static size_t count_sources(const char *name, const ek_weights_options *o) {
+  const char *number = NULL;
+  size_t length = 0, count = 0;
+  for (size_t i = 0; i < o->name_count; i++) {
+    count += matches(&number, &length, name, o->names[i].model);
+  }
+  return count == 0 ? 1 : count;
+}
+
+/* The number that a module of the model declares under this key. */
+static ek_status find_share(int64_t *share, const struct ek__layout *layout, const char *key) {
+  for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
+    size_t count = 0;
+    const ek_fact *facts = ek__config_facts(node->module, &count);
+    for (size_t i = 0; i < count; i++) {
+      if (strcmp(facts[i].key, key) != 0 || facts[i].kind != EK_FACT_NUMBER) continue;
+      EK__FAIL_IF(!(facts[i].number >= 1 && facts[i].number <= INT32_MAX), EK_ERR_INVALID_ARGUMENT,
+                  "a table of names divides rows by %s, which is %g, expected 1 or more", key,
+                  facts[i].number);
+      *share = (int64_t)facts[i].number;
+      return EK_OK;
+    }
+  }
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "a table of names divides rows by %s, but no module of the model declares it "
+                      "among its facts",
+                      key);
+}
+
+static void name_source(struct source *source, const ek_weight_name *row, const char *prefix,
+                        const char *number, size_t length) {
+  const char *hole = strstr(row->file, "%d");
+  const size_t before = hole == NULL ? strlen(row->file) : (size_t)(hole - row->file);
+  (void)snprintf(source->name, sizeof source->name, "%s%.*s%.*s%s", prefix, (int)before, row->file,
+                 (int)length, number, hole == NULL ? "" : hole + 2);
+  source->bare = row->bare;
+}
+
+/* The sources of a weight, by the rows of the table that have its name. */
+static ek_status name_sources(struct weight *weight, const struct ek__layout *layout,
+                              const ek_weights_options *o) {
+  const char *prefix = o->prefix == NULL ? "" : o->prefix, *name = weight->info.name;
+  size_t n = 0;
   for (size_t i = 0; i < o->name_count; i++) {
     const ek_weight_name *row = &o->names[i];
-    const char *number = "", *hole = strstr(row->file, "%d");
+    const char *number = "";
     size_t length = 0;
-    if (!matches(&number, &length, weight->info.name, row->model)) continue;
-    const size_t before = hole == NULL ? strlen(row->file) : (size_t)(hole - row->file);
-    (void)snprintf(weight->name, sizeof weight->name, "%s%.*s%.*s%s", prefix, (int)before,
-                   row->file, (int)length, number, hole == NULL ? "" : hole + 2);
+    if (!matches(&number, &length, name, row->model)) continue;
+    struct source *source = &weight->sources[n++];
+    name_source(source, row, prefix, number, length);
+    source->share = 1;
+    if (row->share != NULL) EK_TRY(find_share(&source->share, layout, row->share));
     weight->transposed = row->transposed && weight->info.like.rank == 2;
-    weight->bare = row->bare;
-    return;
+    EK__FAIL_IF(weight->transposed && weight->count > 1, EK_ERR_INVALID_ARGUMENT,
+                "a table of names makes %s of %zu tensors, of which one is transposed, expected "
+                "rows",
+                name, weight->count);
   }
-  (void)snprintf(weight->name, sizeof weight->name, "%s%s", prefix, weight->info.name);
+  if (n > 0) return EK_OK;
+  struct source *source = weight->sources;
+  source->share = 1;
+  (void)snprintf(source->name, sizeof source->name, "%s%s", prefix, name);
+  return EK_OK;
 }
 
-/* ---- the list and the block ---- */
+/* The rows of dimension 0, divided in proportion to the shares. */
+static ek_status divide(struct weight *weight) {
+  const ek_tensor *like = &weight->info.like;
+  const int64_t all = ek_tensor_count(like), rows = like->rank == 0 ? 1 : like->shape[0];
+  int64_t shares = 0;
+  for (size_t i = 0; i < weight->count; i++) shares += weight->sources[i].share;
+  EK__FAIL_IF(weight->count > 1 && (like->rank == 0 || rows % shares != 0), EK_ERR_MISMATCH,
+              "%s has %" PRId64 " rows, which %zu tensors of a file cannot divide into %" PRId64
+              " equal parts",
+              weight->info.name, rows, weight->count, shares);
+  for (size_t i = 0; i < weight->count; i++) {
+    weight->sources[i].elements =
+        weight->count == 1 ? all : all / shares * weight->sources[i].share;
+  }
+  return EK_OK;
+}
 
-static ek_status fill_list(struct weights *w, const ek_data_parallel_model *model,
-                           const ek_weights_options *o) {
+/* ---- the list and its memory ---- */
+
+static ek_status count_weights(struct weights *w, size_t *sources,
+                               const ek_data_parallel_model *model, const ek_weights_options *o) {
   const size_t entries = ek_state_count(model);
-  uint64_t total = 0;
   EK_TRY(ek__new(&w->list, entries, sizeof *w->list, memory_of));
   for (size_t i = 0; i < entries; i++) {
     struct weight *weight = &w->list[w->count];
     EK_TRY(ek_state_entry(&weight->info, model, i));
     if (weight->info.kind > EK_STATE_KIND_BUFFER) break;
-    weight->place = (size_t)total;
-    weight->bytes = ek_tensor_bytes(&weight->info.like);
-    EK__FAIL_IF(__builtin_add_overflow(total, weight->bytes, &total) ||
-                    !ek__round_up(&total, total, 16),
-                EK_ERR_OVERFLOW, "the weights are too large for one block of host memory");
-    name_in_file(weight, o);
+    weight->count = count_sources(weight->info.name, o);
+    *sources += weight->count;
     w->count++;
   }
-  return ek__new(&w->block, 1, (size_t)total, memory_of);
+  return EK_OK;
+}
+
+static ek_status fill_list(struct weights *w, const ek_data_parallel_model *model,
+                           const ek_weights_options *o) {
+  size_t sources = 0, piece = PIECE, whole = 0;
+  EK_TRY(count_weights(w, &sources, model, o));
+  EK_TRY(ek__new(&w->sources, sources, sizeof *w->sources, memory_of));
+  struct source *next = w->sources;
+  for (size_t i = 0; i < w->count; i++) {
+    struct weight *weight = &w->list[i];
+    const ek_tensor *like = &weight->info.like;
+    weight->sources = next;
+    next += weight->count;
+    EK_TRY(name_sources(weight, &model->run.ranks[0].replica->layout, o));
+    EK_TRY(divide(weight));
+    if (!weight->transposed) continue;
+    const size_t bytes = ek_tensor_bytes(like), size = ek_type_size(like->type);
+    const int64_t longer = like->shape[0] > like->shape[1] ? like->shape[0] : like->shape[1];
+    if (whole < bytes) whole = bytes;
+    if (piece < (size_t)longer * size) piece = (size_t)longer * size;
+  }
+  EK_TRY(ek__new(&w->piece, 1, piece, memory_of));
+  return whole == 0 ? EK_OK : ek__new(&w->whole, 1, whole, memory_of);
 }
 
 static ek_status open_weights(struct weights *w, const ek_data_parallel_model *model,
-                              const ek_weights_options *options) {
-  ek_weights_options o = EK_WEIGHTS_OPTIONS_INIT;
-  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_weights_options"));
-  EK__FAIL_IF(o.names == NULL && o.name_count > 0, EK_ERR_INVALID_ARGUMENT,
+                              const ek_weights_options *o) {
+  EK__FAIL_IF(o->names == NULL && o->name_count > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_weights_options: names is NULL");
   EK__FAIL_IF(ek_device_counts_only(ek_group_device(model->run.group, 0)), EK_ERR_UNSUPPORTED,
               "plan devices have no values, so there are no weights");
   EK_TRY(ek__model_check(model));
-  w->prefix = o.prefix == NULL ? 0 : strlen(o.prefix);
+  w->prefix = o->prefix == NULL ? 0 : strlen(o->prefix);
   EK__FAIL_IF(w->prefix > LONGEST_PREFIX, EK_ERR_INVALID_ARGUMENT,
               "ek_weights_options: the prefix has %zu bytes, expected at most %d", w->prefix,
               LONGEST_PREFIX);
-  w->foreign = o.name_count > 0;
-  const ek_status status = fill_list(w, model, &o);
+  const ek_status status = fill_list(w, model, o);
   if (status != EK_OK) close_weights(w);
   return status;
 }
 
-static ek_tensor host_of(const struct weights *w, const struct weight *weight) {
-  ek_tensor host = weight->info.like;
-  host.data = w->block + weight->place;
-  return host;
-}
-
 /* As the file has it. */
-static ek_tensor in_file(const struct weight *weight) {
+static ek_tensor in_file(const struct weight *weight, const struct source *source) {
   ek_tensor like = weight->info.like;
   if (weight->transposed) {
     like.shape[0] = weight->info.like.shape[1];
     like.shape[1] = weight->info.like.shape[0];
+  } else if (weight->count > 1) {
+    like.shape[0] = source->elements / (ek_tensor_count(&like) / like.shape[0]);
   }
   return like;
 }
 
-/* [rows, columns] becomes [columns, rows], through memory of the same size. */
-static ek_status transpose(char *data, int64_t rows, int64_t columns, size_t size) {
-  char *copy = NULL;
-  const size_t bytes = (size_t)(rows * columns) * size;
-  EK_TRY(ek__new_copy(&copy, data, bytes, memory_of));
-  for (int64_t r = 0; r < rows; r++) {
-    for (int64_t c = 0; c < columns; c++) {
-      memcpy(data + (size_t)(c * rows + r) * size, copy + (size_t)(r * columns + c) * size, size);
-    }
+/* ---- pieces ---- */
+
+/* Moves elements first, first + 1, ... of a weight between the piece and the model. */
+typedef ek_status (*move_piece)(void *context, const struct weight *weight,
+                                const struct source *source, ek_tensor *piece, int64_t first);
+
+/* A piece of `count` elements at `data`. */
+static ek_tensor flat(const struct weight *weight, char *data, int64_t count) {
+  ek_tensor piece = weight->info.like;
+  piece.rank = 1;
+  piece.shape[0] = count;
+  piece.data = data;
+  return piece;
+}
+
+/* Calls `move` for all pieces of a weight: an empty one has one piece. */
+static ek_status in_pieces(const struct weights *w, const struct weight *weight, move_piece move,
+                           void *context) {
+  const int64_t most = PIECE / (int64_t)ek_type_size(weight->info.like.type);
+  int64_t first = 0;
+  for (size_t i = 0; i < weight->count; i++) {
+    const struct source *source = &weight->sources[i];
+    int64_t left = source->elements;
+    do {
+      ek_tensor piece = flat(weight, w->piece, left < most ? left : most);
+      EK_TRY(move(context, weight, source, &piece, first));
+      first += piece.shape[0];
+      left -= piece.shape[0];
+    } while (left > 0);
   }
-  ek__free(copy);
   return EK_OK;
 }
 
-static ek_status turn(const struct weights *w, const struct weight *weight, const ek_tensor *from) {
-  if (!weight->transposed) return EK_OK;
-  return transpose(w->block + weight->place, from->shape[0], from->shape[1],
-                   ek_type_size(from->type));
+/* Rows `first` to first + n of the other matrix, which are columns of the one in w->whole, that has
+ * `rows` rows and `columns` columns, into the piece. */
+static void turn(const struct weights *w, int64_t rows, int64_t columns, int64_t first, int64_t n,
+                 size_t size) {
+  for (int64_t c = 0; c < n; c++) {
+    char *to = w->piece + (size_t)(c * rows) * size;
+    const char *from = w->whole + (size_t)(first + c) * size;
+    for (int64_t r = 0; r < rows; r++) {
+      memcpy(to + (size_t)r * size, from + (size_t)(r * columns) * size, size);
+    }
+  }
+}
+
+/* Calls `move` for the pieces of the matrix that w->whole is turned to. */
+static ek_status turned_pieces(const struct weights *w, const struct weight *weight, int64_t rows,
+                               int64_t columns, move_piece move, void *context) {
+  const size_t size = ek_type_size(weight->info.like.type);
+  int64_t most = rows == 0 ? columns : PIECE / ((int64_t)size * rows), first = 0;
+  if (most == 0) most = 1;
+  do {
+    const int64_t n = columns - first < most ? columns - first : most;
+    ek_tensor piece = flat(weight, w->piece, n * rows);
+    turn(w, rows, columns, first, n, size);
+    EK_TRY(move(context, weight, weight->sources, &piece, first * rows));
+    first += n;
+  } while (first < columns);
+  return EK_OK;
 }
 
 /* ---- reading ---- */
 
-/* A buffer that counts is an integer in files of PyTorch, and a number of the model's type here. */
-static ek_status read_count(ek_tensor *host, const ek_safetensors *file, const char *name) {
+struct load {
+  ek_data_parallel_model *model;
+  int64_t source_first; /* of the source that is being read, in the weight */
+  const struct source *reading;
+};
+
+/* Whether the numbers can become the model's; a buffer that counts is an integer in files of
+ * PyTorch. */
+static bool fits_type(const ek_tensor *like, const ek_tensor *host) {
+  if (like->type == EK_I64) return host->rank == 0;
+  return like->type == EK_F16 || like->type == EK_BF16 || like->type == EK_F32 ||
+         like->type == EK_F64;
+}
+
+static ek_status find_source(const struct weights *w, const struct weight *weight,
+                             struct source *source, const struct ek__weight_files *files) {
+  const ek_tensor host = in_file(weight, source);
+  source->found = form_of(w, source, true);
+  const ek_safetensors_entry *entry = ek__weight_files_find(files, source->found, &source->file);
+  if (entry == NULL) {
+    source->found = form_of(w, source, false);
+    entry = ek__weight_files_find(files, source->found, &source->file);
+  }
+  EK__FAIL_IF(entry == NULL, EK_ERR_MISMATCH, "%s has no %s, which the model calls %s", files->path,
+              form_of(w, source, true), weight->info.name);
+  EK__FAIL_IF(!ek__same_sizes(host.rank, host.shape, entry->like.rank, entry->like.shape),
+              EK_ERR_MISMATCH, "%s: %s has another shape than the model's %s", files->path,
+              source->found, weight->info.name);
+  EK__FAIL_IF(!fits_type(&entry->like, &host), EK_ERR_TYPE,
+              "%s: %s has %s numbers, expected f16, bf16, f32 or f64", files->path, source->found,
+              entry->like.type == 0 ? "unknown" : ek_type_name(entry->like.type));
+  return EK_OK;
+}
+
+static ek_status read_number(ek_tensor *host, const struct source *source, bool counts) {
   int64_t count = 0;
   ek_tensor integer;
+  if (!counts) return ek_safetensors_read_part(host, source->file, source->found, 0);
   EK_TRY(ek_tensor_host(&integer, &count, EK_I64, 0, NULL));
-  EK_TRY(ek_safetensors_read(&integer, file, name));
+  EK_TRY(ek_safetensors_read(&integer, source->file, source->found));
   if (host->type == EK_F64) *(double *)host->data = (double)count;
   if (host->type == EK_F32) *(float *)host->data = (float)count;
   return EK_OK;
 }
 
-static ek_status read_weight(const struct weights *w, const struct weight *weight,
-                             const ek_safetensors *file, const char *path) {
-  ek_tensor host = in_file(weight);
-  const char *name = form_of(w, weight, true);
-  const ek_safetensors_entry *entry = ek_safetensors_find(file, name);
-  if (entry == NULL) entry = ek_safetensors_find(file, name = form_of(w, weight, false));
-  EK__FAIL_IF(entry == NULL, EK_ERR_MISMATCH, "%s has no %s, which the model calls %s", path,
-              form_of(w, weight, true), weight->info.name);
-  EK__FAIL_IF(!ek__same_sizes(host.rank, host.shape, entry->like.rank, entry->like.shape),
-              EK_ERR_MISMATCH, "%s: %s has another shape than the model's %s", path, name,
-              weight->info.name);
-  host.data = w->block + weight->place;
-  if (entry->like.type == EK_I64 && host.rank == 0) return read_count(&host, file, name);
-  EK_TRY(ek_safetensors_read(&host, file, name));
-  return turn(w, weight, &host);
+static ek_status load_piece(void *context, const struct weight *weight,
+                            const struct source *source, ek_tensor *piece, int64_t first) {
+  struct load *load = context;
+  if (load->reading != source) load->source_first = first;
+  load->reading = source;
+  if (weight->info.like.rank == 0) {
+    const ek_safetensors_entry *entry = ek_safetensors_find(source->file, source->found);
+    EK_TRY(read_number(piece, source, entry->like.type == EK_I64));
+  } else {
+    EK_TRY(ek_safetensors_read_part(piece, source->file, source->found,
+                                    first - load->source_first));
+  }
+  return ek_state_write_part(load->model, weight->info.name, piece, first);
 }
 
-/* Each process of a world reads the file. None writes a parameter before all have read it. */
+static ek_status load_turned(void *context, const struct weight *weight,
+                             const struct source *source, ek_tensor *piece, int64_t first) {
+  struct load *load = context;
+  (void)source;
+  return ek_state_write_part(load->model, weight->info.name, piece, first);
+}
+
+static ek_status load_weights(const struct weights *w, struct load *load) {
+  for (size_t i = 0; i < w->count; i++) {
+    const struct weight *weight = &w->list[i];
+    if (!weight->transposed) {
+      EK_TRY(in_pieces(w, weight, load_piece, load));
+      continue;
+    }
+    const struct source *source = weight->sources;
+    const int64_t *shape = weight->info.like.shape;
+    ek_tensor whole = flat(weight, w->whole, source->elements);
+    EK_TRY(ek_safetensors_read_part(&whole, source->file, source->found, 0));
+    EK_TRY(turned_pieces(w, weight, shape[1], shape[0], load_turned, load));
+  }
+  return EK_OK;
+}
+
+static ek_status check_config(const ek_data_parallel_model *model, const char *path) {
+  struct ek__config config;
+  ek_status status = ek__config_open(&config, path);
+  if (status == EK_OK) {
+    status = ek__config_check(&config, &model->run.ranks[0].replica->layout);
+  }
+  ek__config_close(&config);
+  return status;
+}
+
+/* Compares all of the files with the model before anything is written. */
+static ek_status check_files(struct weights *w, const ek_data_parallel_model *model,
+                             struct ek__weight_files *files, const char *path, bool foreign) {
+  EK_TRY(ek__weight_files_open(files, path));
+  if (foreign) EK_TRY(check_config(model, files->path));
+  for (size_t i = 0; i < w->count; i++) {
+    for (size_t j = 0; j < w->list[i].count; j++) {
+      EK_TRY(find_source(w, &w->list[i], &w->list[i].sources[j], files));
+    }
+  }
+  return ek__weight_files_check(files);
+}
+
+void ek__weights_own_names(ek_weights_options *o, const ek_data_parallel_model *model) {
+  const struct ek__layout *layout = &model->run.ranks[0].replica->layout;
+  for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
+    if (EK__TABLE_SLOT(ek_module_table(node->module), weight_names) == NULL) continue;
+    const ek_weight_names *own = ek_module_table(node->module)->weight_names(node->module);
+    o->names = own->rows;
+    o->name_count = own->count;
+    if (o->prefix == NULL) o->prefix = own->prefix;
+    return;
+  }
+}
+
+/* Each process of a world reads the files. None writes a parameter before all have compared them.
+ * A file that fails after that leaves a model with weights of two models, which is torn. */
 static ek_status load(ek_data_parallel_model *model, const char *path,
                       const ek_weights_options *options) {
   struct weights w = {0};
-  ek_safetensors *file = NULL;
-  ek_world *world = ek__group_world(model->run.group);
+  struct ek__weight_files files = {0};
+  ek_weights_options o = EK_WEIGHTS_OPTIONS_INIT;
   EK__NOT_NULL("ek_weights_load", path);
   EK__MODEL_ENTER(model, "ek_weights_load");
-  EK_TRY(open_weights(&w, model, options));
-  ek_status status = ek_safetensors_open(&file, path);
-  if (status == EK_OK && w.foreign) {
-    status = ek__config_check(&model->run.ranks[0].replica->layout, path);
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_weights_options"));
+  if (o.names == NULL && o.name_count == 0 && ek__is_folder(path)) {
+    ek__weights_own_names(&o, model);
   }
-  for (size_t i = 0; i < w.count && status == EK_OK; i++) {
-    status = read_weight(&w, &w.list[i], file, path);
+  EK_TRY(open_weights(&w, model, &o));
+  ek_status status = check_files(&w, model, &files, path, o.name_count > 0);
+  if (status == EK_OK) {
+    status = ek__world_agree(ek__group_world(model->run.group), "loading weights",
+                             model->step.taken);
   }
-  if (status == EK_OK) status = ek__world_agree(world, "loading weights", model->step.taken);
-  for (size_t i = 0; i < w.count && status == EK_OK; i++) {
-    const ek_tensor host = host_of(&w, &w.list[i]);
-    status = ek_state_write(model, w.list[i].info.name, &host);
+  if (status == EK_OK) {
+    struct load context = {.model = model};
+    status = load_weights(&w, &context);
+    if (status != EK_OK) ek__model_update_begins(model);
   }
-  ek_safetensors_free(file);
+  ek__weight_files_close(&files);
   close_weights(&w);
   return status;
 }
@@ -224,41 +453,86 @@ ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
 
 /* ---- writing ---- */
 
-static ek_status write_all(const struct weights *w, const ek_data_parallel_model *model,
-                           ek_safetensors_writer *writer) {
+struct save {
+  const ek_data_parallel_model *model;
+  ek_safetensors_writer *writer; /* NULL: process 0 writes */
+  const struct source *sources;
+};
+
+static ek_status write_piece(const struct save *save, const struct source *source,
+                             const ek_tensor *piece) {
+  if (save->writer == NULL) return EK_OK;
+  return ek_safetensors_write(save->writer, (size_t)(source - save->sources), piece->data,
+                              ek_tensor_bytes(piece));
+}
+
+static ek_status save_piece(void *context, const struct weight *weight,
+                            const struct source *source, ek_tensor *piece, int64_t first) {
+  const struct save *save = context;
+  EK_TRY(ek_state_read_part(piece, save->model, weight->info.name, first));
+  return write_piece(save, source, piece);
+}
+
+static ek_status save_turned(void *context, const struct weight *weight,
+                             const struct source *source, ek_tensor *piece, int64_t first) {
+  (void)weight;
+  (void)first;
+  return write_piece(context, source, piece);
+}
+
+static ek_status save_weights(const struct weights *w, struct save *save) {
   for (size_t i = 0; i < w->count; i++) {
     const struct weight *weight = &w->list[i];
-    ek_tensor host = host_of(w, weight);
-    EK_TRY(ek_state_read(&host, model, weight->info.name));
-    if (writer == NULL) continue;
-    EK_TRY(turn(w, weight, &host));
-    EK_TRY(ek_safetensors_write(writer, i, host.data, weight->bytes));
+    if (!weight->transposed) {
+      EK_TRY(in_pieces(w, weight, save_piece, save));
+      continue;
+    }
+    const int64_t *shape = weight->info.like.shape;
+    ek_tensor whole = flat(weight, w->whole, ek_tensor_count(&weight->info.like));
+    EK_TRY(ek_state_read_part(&whole, save->model, weight->info.name, 0));
+    EK_TRY(turned_pieces(w, weight, shape[0], shape[1], save_turned, save));
   }
-  return writer == NULL ? EK_OK : ek_safetensors_finish(writer);
+  return save->writer == NULL ? EK_OK : ek_safetensors_finish(save->writer);
+}
+
+static ek_status create_file(ek_safetensors_writer **writer, const struct weights *w,
+                             const char *path) {
+  /* `format` is what the Python packages ask for. */
+  static const ek_safetensors_pair pairs[] = {{"format", "pt"}};
+  ek_safetensors_entry *entries = NULL;
+  size_t count = 0;
+  for (size_t i = 0; i < w->count; i++) count += w->list[i].count;
+  EK_TRY(ek__new(&entries, count, sizeof *entries, memory_of));
+  for (size_t i = 0, n = 0; i < w->count; i++) {
+    const struct weight *weight = &w->list[i];
+    for (size_t j = 0; j < weight->count; j++, n++) {
+      const struct source *source = &weight->sources[j];
+      entries[n] =
+          (ek_safetensors_entry){form_of(w, source, true), in_file(weight, source)};
+    }
+  }
+  const ek_status status = ek_safetensors_create(writer, path, entries, count, pairs, 1);
+  ek__free(entries);
+  return status;
 }
 
 /* Process 0 of a world writes the file; all read the weights, of which each may have parts. */
 static ek_status save(const ek_data_parallel_model *model, const char *path,
                       const ek_weights_options *options) {
-  /* `format` is what the Python packages ask for. */
-  static const ek_safetensors_pair pairs[] = {{"format", "pt"}};
   struct weights w = {0};
-  ek_safetensors_writer *writer = NULL;
-  ek_safetensors_entry *entries = NULL;
+  struct save context = {.model = model};
+  ek_weights_options o = EK_WEIGHTS_OPTIONS_INIT;
   EK__NOT_NULL("ek_weights_save", path);
   EK__MODEL_ENTER(model, "ek_weights_save");
-  EK_TRY(open_weights(&w, model, options));
-  ek_status status = ek__new(&entries, w.count, sizeof *entries, memory_of);
-  for (size_t i = 0; i < w.count && status == EK_OK; i++) {
-    entries[i] = (ek_safetensors_entry){form_of(&w, &w.list[i], true), in_file(&w.list[i])};
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_weights_options"));
+  EK_TRY(open_weights(&w, model, &o));
+  ek_status status = EK_OK;
+  context.sources = w.sources;
+  if (ek_world_process(ek__group_world(model->run.group)) == 0) {
+    status = create_file(&context.writer, &w, path);
   }
-  const bool writes = ek_world_process(ek__group_world(model->run.group)) == 0;
-  if (status == EK_OK && writes) {
-    status = ek_safetensors_create(&writer, path, entries, w.count, pairs, 1);
-  }
-  if (status == EK_OK) status = write_all(&w, model, writer);
-  ek_safetensors_writer_free(writer);
-  ek__free(entries);
+  if (status == EK_OK) status = save_weights(&w, &context);
+  ek_safetensors_writer_free(context.writer);
   close_weights(&w);
   return status;
 }

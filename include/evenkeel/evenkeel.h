@@ -108,6 +108,7 @@
  *
  *     checkpoint.h               the state of a run in files, to go on from
  *     weights.h                  a model's weights, to exchange with other programs
+ *     model_folder.h             a model in a folder of the package transformers, in and out
  *     weight_names.h             the names that other programs give the parameters
  *     safetensors.h              tensors in files that other programs read as well
  *     state.h                    all of the state of a run, by name
@@ -205,6 +206,7 @@
 #include <evenkeel/memory_snapshot.h>
 #include <evenkeel/metrics.h>
 #include <evenkeel/mlp.h>
+#include <evenkeel/model_folder.h>
 #include <evenkeel/module_check.h>
 #include <evenkeel/op.h>
 #include <evenkeel/parallel_apply.h>

@@ -23,6 +23,7 @@
 #include <evenkeel/cross_entropy.h>
 #include <evenkeel/recompute.h>
 #include <evenkeel/rotary.h>
+#include <evenkeel/weight_names.h>
 
 EK_BEGIN_DECLARATIONS
 
@@ -51,14 +52,23 @@ typedef struct ek_llama_options {
   {                                                                                                \
     .size = sizeof(ek_llama_options), .vocabulary = 32000, .sequence = 4096, .width = 4096,        \
     .hidden = 11008, .layers = 32, .heads = 32, .kv_heads = 0, .epsilon = 1e-5,                    \
-    .rotary = NULL, .qkv_bias = false, .tied = false, .dropout = 0.0, .recompute = {EK_RECOMPUTE_NONE, 0, 0},      \
-    .fused_loss = false, .loss = NULL, .logits_bytes = 64u << 20, .logits_columns = 0              \
+    .rotary = NULL, .qkv_bias = false, .tied = false, .dropout = 0.0,                              \
+    .recompute = {EK_RECOMPUTE_NONE, 0, 0}, .fused_loss = false, .loss = NULL,                     \
+    .logits_bytes = 64u << 20, .logits_columns = 0                                                 \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_llama_options_init(ek_llama_options *options, size_t size);
 
 /* EK_ERR_INVALID_ARGUMENT for sizes that do not fit, and for `loss` without a fused loss. */
 EK_API EK_CHECKED ek_status ek_llama_create(ek_module **module, const ek_llama_options *options);
+
+/*
+ * The names of its parameters in files of the package `transformers` (LlamaForCausalLM, and the
+ * classes of Mistral and Qwen2), which has queries, keys and values apart; a static table, for
+ * weights.h.
+ * Queries and keys are in that package's order: the pairs of rotary.h.
+ */
+EK_API const ek_weight_name *ek_llama_hugging_face(size_t *count);
 
 EK_END_DECLARATIONS
 

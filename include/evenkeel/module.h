@@ -39,6 +39,7 @@
 
 #include <evenkeel/activation_list.h>
 #include <evenkeel/tensor.h>
+#include <evenkeel/weight_names.h>
 
 EK_BEGIN_DECLARATIONS
 
@@ -73,10 +74,11 @@ typedef enum ek_fact_kind {
 
 /* What a configuration file beside a model's weights must say of it, if it says anything. */
 typedef struct ek_fact {
-  const char *key; /* in the file: "n_head" */
+  const char *key; /* in the file: "n_head", or "rope_scaling.factor" in an object */
   ek_fact_kind kind;
   double number;     /* or 0 and 1 for false and true; compared to six digits */
   const char *words; /* those that mean the same, with bars between them: "gelu_new|gelu_fast" */
+  bool only_written; /* in a file that is written; one that is read may say something else */
 } ek_fact;
 
 typedef struct ek_module_ops {
@@ -206,6 +208,13 @@ typedef struct ek_module_ops {
    * says so once through the log (log.h), because such a module then sees less.
    */
   bool mixes_samples;
+
+  /*
+   * (optional) fallback: no names. For a module that is a whole model: the names of its parameters
+   * in files of the program whose configuration the facts describe (weights.h, model_folder.h). The
+   * table lives as long as the module.
+   */
+  const ek_weight_names *(*weight_names)(const ek_module *self);
 } ek_module_ops;
 
 /*

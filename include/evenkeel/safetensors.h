@@ -92,6 +92,14 @@ EK_API bool ek_safetensors_has_checksums(const ek_safetensors *file);
 EK_API EK_CHECKED ek_status ek_safetensors_read(ek_tensor *host, const ek_safetensors *file,
                                                 const char *name);
 
+/*
+ * Elements first, first + 1, ... of a tensor, row after row, as many as a host tensor of rank 1
+ * has: a large tensor in pieces. The same conversions and errors, and EK_ERR_SHAPE for a range that
+ * the tensor does not have. No checksum is compared: ek_safetensors_check() does it for the file.
+ */
+EK_API EK_CHECKED ek_status ek_safetensors_read_part(ek_tensor *host, const ek_safetensors *file,
+                                                     const char *name, int64_t first);
+
 /* Reads all bytes of the file and compares the checksums that it carries. EK_ERR_CORRUPT. */
 EK_API EK_CHECKED ek_status ek_safetensors_check(const ek_safetensors *file);
 

@@ -107,6 +107,11 @@ EK_API EK_CHECKED ek_status ek_state_read_part(ek_tensor *host, const ek_data_pa
 /* The reverse of ek_state_read(), with the same errors. */
 EK_API EK_CHECKED ek_status ek_state_write(ek_data_parallel_model *model, const char *name,
                                            const ek_tensor *host);
+/* Elements first, first + 1, ... of an entry, as many as a host tensor of rank 1 has; the others
+ * stay. An entry of a torn model counts as written when its last element is. EK_ERR_SHAPE for a
+ * range that the entry does not have. */
+EK_API EK_CHECKED ek_status ek_state_write_part(ek_data_parallel_model *model, const char *name,
+                                                const ek_tensor *host, int64_t first);
 
 EK_END_DECLARATIONS
 

@@ -122,16 +122,18 @@ static ek_status check_host(const ek_tensor *host, const ek_safetensors *file,
   return ek__tensor_check_host(host, like, file->path, tensor->entry.name);
 }
 
-/* Piece after piece, through `buffer` if there is one; `host` NULL: for the checksum alone. */
+/* `all` bytes from byte `first` of the tensor on, piece after piece, through `buffer` if there is
+ * one; `host` NULL: for the checksum alone. */
 static ek_status read_pieces(ek_tensor *host, const ek_safetensors *file,
-                             const struct ek__file_tensor *tensor, struct ek__checksum *sum,
-                             char *buffer) {
+                             const struct ek__file_tensor *tensor, uint64_t first, uint64_t all,
+                             struct ek__checksum *sum, char *buffer) {
   const ek_type type = tensor->entry.like.type;
+  const uint64_t begin = file->begin + tensor->first + first;
   if (sum != NULL) ek__checksum_begin(sum);
-  for (uint64_t done = 0; done < tensor->bytes;) {
-    const size_t bytes = tensor->bytes - done < PIECE ? (size_t)(tensor->bytes - done) : PIECE;
+  for (uint64_t done = 0; done < all;) {
+    const size_t bytes = all - done < PIECE ? (size_t)(all - done) : PIECE;
     char *to = buffer == NULL ? (char *)host->data + done : buffer;
-    EK_TRY(ek__file_read(file->file, file->path, to, bytes, file->begin + tensor->first + done));
+    EK_TRY(ek__file_read(file->file, file->path, to, bytes, begin + done));
     if (sum != NULL) ek__checksum_add(sum, to, bytes);
     if (host != NULL && buffer != NULL) {
       const uint64_t size = ek_type_size(type);
@@ -166,8 +168,32 @@ ek_status ek_safetensors_read(ek_tensor *host, const ek_safetensors *file, const
   EK_TRY(check_host(host, file, tensor));
   EK_TRY(open_passage(&sum, &buffer, file, host->type != tensor->entry.like.type,
                       tensor->has_checksum));
-  const ek_status status = read_pieces(host, file, tensor, sum, buffer);
+  const ek_status status = read_pieces(host, file, tensor, 0, tensor->bytes, sum, buffer);
   ek__checksum_free(sum);
+  ek__free(buffer);
+  return status;
+}
+
+ek_status ek_safetensors_read_part(ek_tensor *host, const ek_safetensors *file, const char *name,
+                                   int64_t first) {
+  EK__NOT_NULL("ek_safetensors_read_part", host, file, name);
+  const struct ek__file_tensor *tensor = find(file, name);
+  struct ek__checksum *sum = NULL;
+  char *buffer = NULL;
+  EK__FAIL_IF(tensor == NULL, EK_ERR_NOT_FOUND, "%s: no tensor named %s", file->path, name);
+  const ek_tensor *like = &tensor->entry.like;
+  EK__FAIL_IF(!ek_tensor_exists(host) || host->rank != 1 || first < 0 ||
+                  first > ek_tensor_count(like) - ek_tensor_count(host),
+              EK_ERR_SHAPE, "%s: tensor %s: the range is outside its %lld elements", file->path,
+              name, (long long)ek_tensor_count(like));
+  struct ek__file_tensor part = *tensor;
+  part.entry.like.rank = 1;
+  part.entry.like.shape[0] = host->shape[0];
+  EK_TRY(check_host(host, file, &part));
+  EK_TRY(open_passage(&sum, &buffer, file, host->type != like->type, false));
+  const uint64_t size = ek_type_size(like->type);
+  const ek_status status = read_pieces(host, file, tensor, (uint64_t)first * size,
+                                       (uint64_t)host->shape[0] * size, NULL, buffer);
   ek__free(buffer);
   return status;
 }
@@ -180,7 +206,8 @@ ek_status ek_safetensors_check(const ek_safetensors *file) {
   ek_status status = EK_OK;
   for (size_t i = 0; i < file->header.count && status == EK_OK; i++) {
     const struct ek__file_tensor *tensor = &file->header.tensors[i];
-    status = read_pieces(NULL, file, tensor, tensor->has_checksum ? sum : NULL, buffer);
+    status = read_pieces(NULL, file, tensor, 0, tensor->bytes,
+                         tensor->has_checksum ? sum : NULL, buffer);
   }
   ek__checksum_free(sum);
   ek__free(buffer);

@@ -143,6 +143,7 @@ struct decoder {
   struct ek__composite base;
   int64_t sequence;
   bool tied; /* its head is its own, and has the table of tokens as its weight */
+  const ek_weight_names *names;
   ek_fact facts[EK__DECODER_FACTS];
   size_t fact_count;
 };
@@ -176,6 +177,10 @@ const ek_fact *ek__decoder_facts(const ek_module *self, size_t *count) {
   const struct decoder *m = (const struct decoder *)self;
   *count = m->fact_count;
   return m->facts;
+}
+
+const ek_weight_names *ek__decoder_names(const ek_module *self) {
+  return ((const struct decoder *)self)->names;
 }
 
 static ek_status fill(struct ek__composite *model, const struct ek__decoder_form *form,
@@ -237,6 +242,7 @@ ek_status ek__decoder_create(ek_module **module, const struct ek__decoder_form *
                              const struct ek__decoder *sizes, const ek_fact *facts, size_t count) {
   struct decoder made = {.sequence = sizes->sequence,
                          .tied = !sizes->untied && !sizes->fused_loss,
+                         .names = form->names,
                          .fact_count = count};
   ek_module *body = NULL;
   memcpy(made.facts, facts, count * sizeof *facts);

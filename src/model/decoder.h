@@ -21,6 +21,7 @@
 struct ek__decoder_form {
   const ek_module_ops *ops, *block_ops; /* EK__DECODER(), EK__DECODER_BLOCK() */
   const char *norms[2];                 /* names of a block's two norms */
+  const ek_weight_names *names;         /* of the parameters in folders of weights */
   bool rms;  /* norms are RMSNorm, else layer norms with a bias */
   bool gate; /* the child "feed_forward" is a SwiGLU without biases; else there are the children
                 "expand", "gelu" and "contract" with biases */
@@ -31,7 +32,7 @@ struct ek__decoder_form {
   {                                                                                                \
     EK__LAYER(kind, ek__decoder_forward, ek__decoder_backward, ek__composite_free),                \
         .parameters = ek__decoder_parameters, .facts = ek__decoder_facts,                          \
-        .input_type = ek__composite_input_type                                                     \
+        .input_type = ek__composite_input_type, .weight_names = ek__decoder_names                  \
   }
 #define EK__DECODER_BLOCK(kind)                                                                    \
   {                                                                                                \
@@ -44,6 +45,12 @@ ek_status ek__decoder_forward(const ek_module *self, ek_pass *pass, const ek_ten
 ek_status ek__decoder_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                                ek_tensor *grad_inputs);
 const ek_fact *ek__decoder_facts(const ek_module *self, size_t *count);
+const ek_weight_names *ek__decoder_names(const ek_module *self);
+
+#define EK__FACT_NUMBER(key, value) {(key), EK_FACT_NUMBER, (double)(value), NULL, false}
+#define EK__FACT_BOOLEAN(key, value) {(key), EK_FACT_BOOLEAN, (value), NULL, false}
+#define EK__FACT_WORD(key, words) {(key), EK_FACT_WORD, 0, (words), false}
+#define EK__FACT_WRITTEN(key, value) {(key), EK_FACT_NUMBER, (double)(value), NULL, true}
 
 struct ek__decoder {
   int64_t vocabulary, sequence, width, hidden;
@@ -59,7 +66,7 @@ struct ek__decoder {
   int64_t logits_columns;
 };
 
-enum { EK__DECODER_FACTS = 16 };
+enum { EK__DECODER_FACTS = 24 };
 
 /* EK_ERR_INVALID_ARGUMENT for sizes that do not fit. */
 ek_status ek__decoder_check(const struct ek__decoder_form *form, const struct ek__decoder *sizes);

@@ -11,10 +11,41 @@
 
 #define EPSILON 1e-5
 
+/* ---- names elsewhere ---- */
+
+/* Of GPT2LMHeadModel. */
+static const ek_weight_name rows[] = {
+    {"wte.weight", "tokens.weight", false, false, NULL},
+    {"wpe.weight", "tokens.positions", false, false, NULL},
+    {"h.%d.ln_1.weight", "blocks.%d.ln_1.weight", false, false, NULL},
+    {"h.%d.ln_1.bias", "blocks.%d.ln_1.bias", false, false, NULL},
+    {"h.%d.attn.c_attn.weight", "blocks.%d.attention.qkv.weight", true, false, NULL},
+    {"h.%d.attn.c_attn.bias", "blocks.%d.attention.qkv.bias", false, false, NULL},
+    {"h.%d.attn.c_proj.weight", "blocks.%d.attention.projection.weight", true, false, NULL},
+    {"h.%d.attn.c_proj.bias", "blocks.%d.attention.projection.bias", false, false, NULL},
+    {"h.%d.ln_2.weight", "blocks.%d.ln_2.weight", false, false, NULL},
+    {"h.%d.ln_2.bias", "blocks.%d.ln_2.bias", false, false, NULL},
+    {"h.%d.mlp.c_fc.weight", "blocks.%d.expand.weight", true, false, NULL},
+    {"h.%d.mlp.c_fc.bias", "blocks.%d.expand.bias", false, false, NULL},
+    {"h.%d.mlp.c_proj.weight", "blocks.%d.contract.weight", true, false, NULL},
+    {"h.%d.mlp.c_proj.bias", "blocks.%d.contract.bias", false, false, NULL},
+    {"ln_f.weight", "norm.weight", false, false, NULL},
+    {"ln_f.bias", "norm.bias", false, false, NULL},
+    {"lm_head.weight", "head.weight", false, true, NULL},
+};
+static const ek_weight_names names = {rows, sizeof rows / sizeof *rows, "transformer."};
+
+const ek_weight_name *ek_gpt_hugging_face(size_t *count) {
+  if (count != NULL) *count = names.count;
+  return rows;
+}
+
+/* ---- the model ---- */
+
 static const ek_module_ops gpt_ops = EK__DECODER("gpt");
 static const ek_module_ops block_ops = EK__DECODER_BLOCK("gpt_block");
 static const struct ek__decoder_form form = {
-    .ops = &gpt_ops, .block_ops = &block_ops, .norms = {"ln_1", "ln_2"}};
+    .ops = &gpt_ops, .block_ops = &block_ops, .norms = {"ln_1", "ln_2"}, .names = &names};
 
 /* What config.json of the package transformers says of such a model. The words are the names of one
  * activation there; GELU by the error function is "gelu". */
@@ -22,18 +53,18 @@ static ek_status create(ek_module **module, const ek_gpt_options *o,
                         const struct ek__decoder *sizes) {
   static const char gelu[] = "gelu_new|gelu_fast|gelu_accurate|gelu_pytorch_tanh";
   const ek_fact facts[] = {
-      {"model_type", EK_FACT_WORD, 0, "gpt2"},
-      {"activation_function", EK_FACT_WORD, 0, gelu},
-      {"layer_norm_epsilon", EK_FACT_NUMBER, EPSILON, NULL},
-      {"vocab_size", EK_FACT_NUMBER, (double)o->vocabulary, NULL},
-      {"n_positions", EK_FACT_NUMBER, (double)o->sequence, NULL},
-      {"n_embd", EK_FACT_NUMBER, (double)o->width, NULL},
-      {"n_inner", EK_FACT_NUMBER, 4.0 * (double)o->width, NULL},
-      {"n_layer", EK_FACT_NUMBER, o->layers, NULL},
-      {"n_head", EK_FACT_NUMBER, o->heads, NULL},
-      {"tie_word_embeddings", EK_FACT_BOOLEAN, !o->untied, NULL},
-      {"scale_attn_weights", EK_FACT_BOOLEAN, true, NULL},
-      {"scale_attn_by_inverse_layer_idx", EK_FACT_BOOLEAN, false, NULL},
+      EK__FACT_WORD("model_type", "gpt2"),
+      EK__FACT_WORD("activation_function", gelu),
+      EK__FACT_NUMBER("layer_norm_epsilon", EPSILON),
+      EK__FACT_NUMBER("vocab_size", o->vocabulary),
+      EK__FACT_NUMBER("n_positions", o->sequence),
+      EK__FACT_NUMBER("n_embd", o->width),
+      EK__FACT_NUMBER("n_inner", 4.0 * (double)o->width),
+      EK__FACT_NUMBER("n_layer", o->layers),
+      EK__FACT_NUMBER("n_head", o->heads),
+      EK__FACT_BOOLEAN("tie_word_embeddings", !o->untied),
+      EK__FACT_BOOLEAN("scale_attn_weights", true),
+      EK__FACT_BOOLEAN("scale_attn_by_inverse_layer_idx", false),
   };
   return ek__decoder_create(module, &form, sizes, facts, sizeof facts / sizeof *facts);
 }
@@ -60,32 +91,6 @@ ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options) {
                                     .logits_columns = o.logits_columns};
   EK_TRY(ek__decoder_check(&form, &sizes));
   return create(module, &o, &sizes);
-}
-
-/* ---- names elsewhere ---- */
-
-const ek_weight_name *ek_gpt_hugging_face(size_t *count) {
-  static const ek_weight_name names[] = {
-      {"wte.weight", "tokens.weight", false, false},
-      {"wpe.weight", "tokens.positions", false, false},
-      {"h.%d.ln_1.weight", "blocks.%d.ln_1.weight", false, false},
-      {"h.%d.ln_1.bias", "blocks.%d.ln_1.bias", false, false},
-      {"h.%d.attn.c_attn.weight", "blocks.%d.attention.qkv.weight", true, false},
-      {"h.%d.attn.c_attn.bias", "blocks.%d.attention.qkv.bias", false, false},
-      {"h.%d.attn.c_proj.weight", "blocks.%d.attention.projection.weight", true, false},
-      {"h.%d.attn.c_proj.bias", "blocks.%d.attention.projection.bias", false, false},
-      {"h.%d.ln_2.weight", "blocks.%d.ln_2.weight", false, false},
-      {"h.%d.ln_2.bias", "blocks.%d.ln_2.bias", false, false},
-      {"h.%d.mlp.c_fc.weight", "blocks.%d.expand.weight", true, false},
-      {"h.%d.mlp.c_fc.bias", "blocks.%d.expand.bias", false, false},
-      {"h.%d.mlp.c_proj.weight", "blocks.%d.contract.weight", true, false},
-      {"h.%d.mlp.c_proj.bias", "blocks.%d.contract.bias", false, false},
-      {"ln_f.weight", "norm.weight", false, false},
-      {"ln_f.bias", "norm.bias", false, false},
-      {"lm_head.weight", "head.weight", false, true},
-  };
-  if (count != NULL) *count = sizeof names / sizeof names[0];
-  return names;
 }
 
 EK__OPTIONS_INIT(ek_gpt_options, EK_GPT_OPTIONS_INIT)

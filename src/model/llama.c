@@ -1,5 +1,5 @@
 /*
- * llama.c - a decoder of Llama's shape: its form and its facts.
+ * llama.c - a decoder of Llama's shape: its form, its facts, its names in files.
  */
 #include <evenkeel/llama.h>
 
@@ -9,33 +9,97 @@
 #include "core/options.h"
 #include "model/decoder.h"
 
+/* ---- names elsewhere ---- */
+
+/* Of LlamaForCausalLM, MistralForCausalLM and Qwen2ForCausalLM. */
+static const char heads_of[] = "num_attention_heads", kv_heads_of[] = "num_key_value_heads";
+static const ek_weight_name rows[] = {
+    {"model.embed_tokens.weight", "tokens.weight", false, false, NULL},
+#define QKV(part)                                                                                  \
+  {"model.layers.%d.self_attn.q_proj." part, "blocks.%d.attention.qkv." part, false, false,        \
+   heads_of},                                                                                      \
+      {"model.layers.%d.self_attn.k_proj." part, "blocks.%d.attention.qkv." part, false, false,    \
+       kv_heads_of},                                                                               \
+  {                                                                                                \
+    "model.layers.%d.self_attn.v_proj." part, "blocks.%d.attention.qkv." part, false, false,       \
+        kv_heads_of                                                                                \
+  }
+    QKV("weight"),
+    QKV("bias"),
+#undef QKV
+    {"model.layers.%d.self_attn.o_proj.weight", "blocks.%d.attention.projection.weight", false,
+     false, NULL},
+    {"model.layers.%d.input_layernorm.weight", "blocks.%d.attention_norm.weight", false, false,
+     NULL},
+    {"model.layers.%d.post_attention_layernorm.weight", "blocks.%d.feed_forward_norm.weight", false,
+     false, NULL},
+    {"model.layers.%d.mlp.gate_proj.weight", "blocks.%d.feed_forward.gate.weight", false, false,
+     NULL},
+    {"model.layers.%d.mlp.up_proj.weight", "blocks.%d.feed_forward.up.weight", false, false, NULL},
+    {"model.layers.%d.mlp.down_proj.weight", "blocks.%d.feed_forward.down.weight", false, false,
+     NULL},
+    {"model.norm.weight", "norm.weight", false, false, NULL},
+    {"lm_head.weight", "head.weight", false, false, NULL},
+};
+static const ek_weight_names names = {rows, sizeof rows / sizeof *rows, NULL};
+
+const ek_weight_name *ek_llama_hugging_face(size_t *count) {
+  if (count != NULL) *count = names.count;
+  return rows;
+}
+
+/* ---- the model ---- */
+
 static const ek_module_ops llama_ops = EK__DECODER("llama");
 static const ek_module_ops block_ops = EK__DECODER_BLOCK("llama_block");
 static const struct ek__decoder_form form = {.ops = &llama_ops,
                                              .block_ops = &block_ops,
                                              .norms = {"attention_norm", "feed_forward_norm"},
+                                             .names = &names,
                                              .rms = true,
                                              .gate = true};
 
-/* What config.json of the package transformers says of such a model. */
-static ek_status create(ek_module **module, const ek_llama_options *o, double theta,
+enum { MOST_FACTS = EK__DECODER_FACTS };
+
+static size_t rotary_facts(ek_fact *facts, const ek_rotary *rotary) {
+  static const char *const types[] = {
+      [EK_ROTARY_PLAIN] = "default", [EK_ROTARY_LINEAR] = "linear", [EK_ROTARY_LLAMA3] = "llama3"};
+  size_t n = 0;
+  facts[n++] = (ek_fact)EK__FACT_NUMBER("rope_theta", rotary->theta);
+  facts[n++] = (ek_fact)EK__FACT_WORD("rope_scaling.rope_type", types[rotary->scaling]);
+  if (rotary->scaling == EK_ROTARY_PLAIN) return n;
+  facts[n++] = (ek_fact)EK__FACT_NUMBER("rope_scaling.factor", rotary->factor);
+  if (rotary->scaling == EK_ROTARY_LINEAR) return n;
+  facts[n++] = (ek_fact)EK__FACT_NUMBER("rope_scaling.low_freq_factor", rotary->low_factor);
+  facts[n++] = (ek_fact)EK__FACT_NUMBER("rope_scaling.high_freq_factor", rotary->high_factor);
+  facts[n++] = (ek_fact)EK__FACT_NUMBER("rope_scaling.original_max_position_embeddings",
+                                        rotary->original);
+  return n;
+}
+
+/* What config.json of the package transformers says of such a model. A bias of queries, keys and
+ * values alone is Qwen2's: in a Llama `attention_bias` gives the projection one, too. */
+static ek_status create(ek_module **module, const ek_llama_options *o, const ek_rotary *rotary,
                         const struct ek__decoder *sizes) {
-  const ek_fact facts[] = {
-      {"model_type", EK_FACT_WORD, 0, "llama|mistral|qwen2"},
-      {"hidden_act", EK_FACT_WORD, 0, "silu"},
-      {"rms_norm_eps", EK_FACT_NUMBER, o->epsilon, NULL},
-      {"rope_theta", EK_FACT_NUMBER, theta, NULL},
-      {"vocab_size", EK_FACT_NUMBER, (double)o->vocabulary, NULL},
-      {"hidden_size", EK_FACT_NUMBER, (double)o->width, NULL},
-      {"intermediate_size", EK_FACT_NUMBER, (double)o->hidden, NULL},
-      {"num_hidden_layers", EK_FACT_NUMBER, o->layers, NULL},
-      {"num_attention_heads", EK_FACT_NUMBER, o->heads, NULL},
-      {"num_key_value_heads", EK_FACT_NUMBER, o->kv_heads == 0 ? o->heads : o->kv_heads, NULL},
-      {"head_dim", EK_FACT_NUMBER, (double)(o->width / o->heads), NULL},
-      {"tie_word_embeddings", EK_FACT_BOOLEAN, o->tied, NULL},
-      {"mlp_bias", EK_FACT_BOOLEAN, false, NULL},
+  ek_fact facts[MOST_FACTS] = {
+      EK__FACT_WORD("model_type", o->qkv_bias ? "qwen2" : "llama|mistral"),
+      EK__FACT_WORD("hidden_act", "silu"),
+      EK__FACT_NUMBER("rms_norm_eps", o->epsilon),
+      EK__FACT_NUMBER("vocab_size", o->vocabulary),
+      EK__FACT_NUMBER("hidden_size", o->width),
+      EK__FACT_NUMBER("intermediate_size", o->hidden),
+      EK__FACT_NUMBER("num_hidden_layers", o->layers),
+      EK__FACT_NUMBER("num_attention_heads", o->heads),
+      EK__FACT_NUMBER("num_key_value_heads", o->kv_heads == 0 ? o->heads : o->kv_heads),
+      EK__FACT_NUMBER("head_dim", o->width / o->heads),
+      EK__FACT_WRITTEN("max_position_embeddings", o->sequence),
+      EK__FACT_BOOLEAN("tie_word_embeddings", o->tied),
+      EK__FACT_BOOLEAN("mlp_bias", false),
+      EK__FACT_BOOLEAN(o->qkv_bias ? "use_sliding_window" : "attention_bias", false),
   };
-  return ek__decoder_create(module, &form, sizes, facts, sizeof facts / sizeof *facts);
+  size_t count = 14;
+  count += rotary_facts(&facts[count], rotary);
+  return ek__decoder_create(module, &form, sizes, facts, count);
 }
 
 ek_status ek_llama_create(ek_module **module, const ek_llama_options *options) {
@@ -65,7 +129,7 @@ ek_status ek_llama_create(ek_module **module, const ek_llama_options *options) {
   sizes.attention.no_projection_bias = true;
   sizes.attention.rotary = &rotary;
   EK_TRY(ek__decoder_check(&form, &sizes));
-  return create(module, &o, rotary.theta, &sizes);
+  return create(module, &o, &rotary, &sizes);
 }
 
 EK__OPTIONS_INIT(ek_llama_options, EK_LLAMA_OPTIONS_INIT)

@@ -1,8 +1,8 @@
 /*
  * fuzz_safetensors.c - any bytes as a file of tensors: it is refused with a message that names it,
  * or every tensor of it is read into memory of its size. Bytes that begin as an object of JSON are
- * also config.json beside a GPT's weights: these are loaded, or refused with a message that names
- * that file.
+ * also config.json beside a GPT's weights, and alone: these are loaded, and a module is made of it,
+ * or both are refused with a message that names that file; and they are the index of a folder.
  */
 #define _GNU_SOURCE /* memfd_create */
 #include <stdint.h>
@@ -10,10 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <evenkeel/adamw.h>
 #include <evenkeel/gpt.h>
+#include <evenkeel/model_folder.h>
 #include <evenkeel/safetensors.h>
 #include <evenkeel/trainer.h>
 #include <evenkeel/weights.h>
@@ -46,7 +48,7 @@ static void read_all(const ek_safetensors *file, size_t size) {
 /* ---- a configuration ---- */
 
 static struct {
-  char folder[64], config[96], weights[96];
+  char folder[64], config[96], weights[96], parts[96], index[128];
   ek_trainer *trainer;
   ek_weights_options options;
   bool no_files;
@@ -55,6 +57,8 @@ static struct {
 static void close_bed(void) {
   ek_trainer_free(bed.trainer);
   (void)unlink(bed.config);
+  (void)unlink(bed.index);
+  (void)rmdir(bed.parts);
   (void)unlink(bed.weights);
   (void)rmdir(bed.folder);
 }
@@ -75,6 +79,9 @@ static void open_bed(void) {
   REQUIRE(mkdtemp(bed.folder) != NULL);
   (void)snprintf(bed.config, sizeof bed.config, "%s/config.json", bed.folder);
   (void)snprintf(bed.weights, sizeof bed.weights, "%s/model.safetensors", bed.folder);
+  (void)snprintf(bed.parts, sizeof bed.parts, "%s/parts", bed.folder);
+  (void)snprintf(bed.index, sizeof bed.index, "%s/model.safetensors.index.json", bed.parts);
+  REQUIRE(mkdir(bed.parts, 0700) == 0);
   REQUIRE(ek_gpt_create(&module, &gpt) == EK_OK && ek_adamw_create(&rule, NULL) == EK_OK);
   REQUIRE(ek_trainer_open(&bed.trainer, "cpu:1", module, NULL, rule, &options) == EK_OK);
   ek_optimizer_free(rule);
@@ -88,11 +95,35 @@ static void open_bed(void) {
   REQUIRE(atexit(close_bed) == 0);
 }
 
+static void write_file(const char *path, const uint8_t *data, size_t size) {
+  FILE *file = fopen(path, "wb");
+  REQUIRE(file != NULL && fwrite(data, 1, size, file) == size && fclose(file) == 0);
+}
+
+/* A module of it, or a message; modules of any size are only descriptions. */
+static void make_module(void) {
+  ek_module *module = NULL;
+  ek_error_clear();
+  const ek_status status = ek_model_from_folder(&module, bed.folder, NULL);
+  REQUIRE((status == EK_OK) == (module != NULL));
+  REQUIRE(status == EK_OK || ek_error_message()[0] != '\0');
+  ek_module_free(module);
+}
+
+/* No file that it may name is there. */
+static void load_indexed(const uint8_t *data, size_t size) {
+  write_file(bed.index, data, size);
+  ek_error_clear();
+  const ek_status status = ek_weights_load(ek_trainer_model(bed.trainer), bed.parts, NULL);
+  REQUIRE(status == EK_ERR_CORRUPT || status == EK_ERR_NOT_FOUND || status == EK_ERR_IO);
+}
+
 static void load_beside(const uint8_t *data, size_t size) {
   if (bed.trainer == NULL) open_bed();
   if (bed.no_files) return;
-  FILE *file = fopen(bed.config, "wb");
-  REQUIRE(file != NULL && fwrite(data, 1, size, file) == size && fclose(file) == 0);
+  write_file(bed.config, data, size);
+  make_module();
+  load_indexed(data, size);
   ek_error_clear();
   const ek_status status =
       ek_weights_load(ek_trainer_model(bed.trainer), bed.weights, &bed.options);

@@ -29,7 +29,7 @@ declare -A uses=(
   [criterion]="core device op module"
   [model]="core device op module criterion"
   [parallel]="core world device backend op module optim io criterion"
-  [training]="core world device op module optim io criterion parallel"
+  [training]="core world device op module optim io criterion model parallel"
   [check]="core device module" # a library of its own: of core and device only what headers hold
 )
 

@@ -557,6 +557,36 @@ CK_TEST(f64_becomes_the_nearest_f32) {
   ek_safetensors_free(file);
 }
 
+CK_TEST(a_part_is_read) {
+  static const char name[] = "blocks.0.weight";
+  ek_safetensors *file = NULL;
+  double wide[ELEMENTS];
+  if (no_files()) return;
+  ck_ok(write_all(false));
+  ck_ok(ek_safetensors_open(&file, path));
+  for (int first = 0; first <= ELEMENTS; first++) {
+    for (int count = 0; count <= ELEMENTS - first; count++) {
+      ek_tensor host = {.data = wide, .type = EK_F64, .rank = 1, .shape = {count}};
+      for (int i = 0; i < ELEMENTS; i++) wide[i] = -77;
+      ck_ok(ek_safetensors_read_part(&host, file, name, first));
+      for (int i = 0; i < ELEMENTS; i++) {
+        ck_assert(wide[i] == (i < count ? (double)f32[first + i] : -77));
+      }
+    }
+  }
+  ek_tensor host = {.data = wide, .type = EK_F64, .rank = 1, .shape = {2}};
+  ck_fails(ek_safetensors_read_part(&host, file, name, ELEMENTS - 1), EK_ERR_SHAPE,
+           "the range is outside its 6 elements");
+  ck_fails(ek_safetensors_read_part(&host, file, name, -1), EK_ERR_SHAPE, "outside");
+  ck_fails(ek_safetensors_read_part(&host, file, name, INT64_MAX), EK_ERR_SHAPE, "outside");
+  ck_fails(ek_safetensors_read_part(&host, file, "who", 0), EK_ERR_NOT_FOUND, "named who");
+  ck_fails(ek_safetensors_read_part(NULL, file, name, 0), EK_ERR_INVALID_ARGUMENT, "host is NULL");
+  ck_fails(ek_safetensors_read_part(&host, file, "long", 0), EK_ERR_TYPE, "long");
+  host = (ek_tensor){.data = wide, .type = EK_F64, .rank = 2, .shape = {2, 1}};
+  ck_fails(ek_safetensors_read_part(&host, file, name, 0), EK_ERR_SHAPE, "");
+  ek_safetensors_free(file);
+}
+
 /* ---- memory that is not there ---- */
 
 CK_TEST(every_allocation_fails_once) {

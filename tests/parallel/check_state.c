@@ -96,6 +96,37 @@ CK_LOOP(values_by_name, CK_PLACEMENTS) {
   ck_training_replicas_agree(&t);
 }
 
+/* A range of an entry, and the others stay; an empty one at the end is legal. */
+CK_LOOP(a_part_is_written, CK_PLACEMENTS) {
+  const struct ck_setup setup = setup_of("gpt", _i);
+  static const char *const names[] = {"tokens.weight", "adamw/v/tokens.weight"};
+  enum { COUNT = 13 * 8, FIRST = 50 };
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  for (size_t n = 0; n < 2; n++) {
+    double given[COUNT], got[COUNT];
+    ek_tensor whole, part;
+    for (int i = 0; i < COUNT; i++) given[i] = 1 + i;
+    ck_ok(ek_tensor_host(&whole, given, EK_F64, CK_SHAPE(13, 8)));
+    ck_ok(ek_state_write(t.model, names[n], &whole));
+    for (int i = FIRST; i < COUNT - 1; i++) given[i] += 0.5;
+    ck_ok(ek_tensor_host(&part, given + FIRST, EK_F64, CK_SHAPE(COUNT - 1 - FIRST)));
+    ck_ok(ek_state_write_part(t.model, names[n], &part, FIRST));
+    ck_ok(ek_tensor_host(&part, given, EK_F64, CK_SHAPE(0)));
+    ck_ok(ek_state_write_part(t.model, names[n], &part, COUNT));
+    ck_fails(ek_state_write_part(t.model, names[n], &part, COUNT + 1), EK_ERR_SHAPE,
+             "ek_state_write_part: the range is outside the 104 elements");
+    ck_fails(ek_state_write_part(t.model, names[n], &part, -1), EK_ERR_SHAPE, "outside");
+    ck_fails(ek_state_write_part(t.model, names[n], &whole, 0), EK_ERR_SHAPE, "outside");
+    ck_fails(ek_state_write_part(t.model, "who", &part, 0), EK_ERR_NOT_FOUND, "who");
+    ck_ok(ek_tensor_host(&whole, got, EK_F64, CK_SHAPE(13, 8)));
+    ck_ok(ek_state_read(&whole, t.model, names[n]));
+    for (int i = 0; i < COUNT; i++) ck_assert(got[i] == given[i]);
+  }
+  if (ck_precision() != 0) ck_training_copies_are_right(&t);
+  ck_training_replicas_agree(&t);
+}
+
 /* Values and states in f64, with bits that f32 does not have; and in 16 bits, and a part. */
 CK_LOOP(in_another_type, CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of("gpt", _i);

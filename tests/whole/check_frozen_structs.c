@@ -51,7 +51,7 @@ CK_TEST(sizes_and_offsets_are_frozen) {
   { S(ek_memory_holder, 176) M(name, 0) M(bytes, 160) M(blocks, 168) }
   { S(ek_formula, 40) M(kind, 0) M(activation, 4) M(weight, 8) M(bias, 16) M(has_bias, 24)
     M(epsilon, 32) }
-  { S(ek_fact, 32) M(key, 0) M(kind, 8) M(number, 16) M(words, 24) }
+  { S(ek_fact, 40) M(key, 0) M(kind, 8) M(number, 16) M(words, 24) M(only_written, 32) }
   { S(ek_promise, 24) M(totals, 0) M(overwrite_inputs, 8) M(gradient_now, 16) }
   { S(ek_initializer, 32) M(kind, 0) M(a, 8) M(b, 16) M(values, 24) }
   { S(ek_parameter_pattern, 32) M(pattern, 0) M(frozen, 8) M(no_decay, 9) M(rate_scale, 16)
@@ -91,7 +91,8 @@ CK_TEST(sizes_and_offsets_are_frozen) {
     M(nesterov, 32) M(first, 33) }
   { S(ek_adamw_terms, 56) M(learning_rate, 0) M(beta1, 8) M(beta2, 16) M(epsilon, 24)
     M(weight_decay, 32) M(decoupled, 40) M(step, 48) }
-  { S(ek_weight_name, 24) M(file, 0) M(model, 8) M(transposed, 16) M(bare, 17) }
+  { S(ek_weight_name, 32) M(file, 0) M(model, 8) M(transposed, 16) M(bare, 17) M(share, 24) }
+  { S(ek_weight_names, 24) M(rows, 0) M(count, 8) M(prefix, 16) }
   /* clang-format on */
 }
 

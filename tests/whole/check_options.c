@@ -202,6 +202,13 @@ static ek_status use_ek_weights_options(struct bench *b, void *o) {
   return status == EK_ERR_UNSUPPORTED || status == EK_ERR_NOT_FOUND ? EK_OK : status;
 }
 
+static ek_status use_ek_model_folder_options(struct bench *b, void *o) {
+  ek_module *made = NULL;
+  (void)b;
+  const ek_status status = ek_model_from_folder(&made, "/nobody/has/this", o);
+  return status == EK_ERR_NOT_FOUND ? EK_OK : status;
+}
+
 static ek_status use_ek_module_check_options(struct bench *b, void *o) {
   ek_check_input x = {.rank = b->input.rank, .low = -1, .high = 1};
   memcpy(x.shape, b->input.shape, sizeof x.shape);
@@ -443,6 +450,7 @@ static ek_status use_ek_tokens_options(struct bench *b, void *o) {
   X(ek_backward_options, EK_BACKWARD_OPTIONS_INIT, sizeof(size_t))                                 \
   X(ek_data_parallel_criterion_options, EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT, sizeof(size_t))   \
   X(ek_weights_options, EK_WEIGHTS_OPTIONS_INIT, sizeof(size_t))                                   \
+  X(ek_model_folder_options, EK_MODEL_FOLDER_OPTIONS_INIT, sizeof(size_t))                         \
   X(ek_checkpoint_options, EK_CHECKPOINT_OPTIONS_INIT, sizeof(size_t))                             \
   X(ek_criterion_backward_options, EK_CRITERION_BACKWARD_OPTIONS_INIT, sizeof(size_t))             \
   X(ek_data_parallel_optimizer_options, EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT, sizeof(size_t))   \

@@ -1,0 +1,458 @@
+/*
+ * check_model_folder.c - models in folders: what is written is read as the same model in every mode,
+ * from one file or many; what is damaged or says something else is refused and changes nothing.
+ */
+#include "ck_folder.h"
+#include "ck_gpt.h"
+#include "ck_locale.h"
+#include "ck_state.h"
+#include "ck_training.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <sys/stat.h>
+
+#include <evenkeel/gpt.h>
+#include <evenkeel/host_memory.h>
+#include <evenkeel/linear.h>
+#include <evenkeel/llama.h>
+#include <evenkeel/model_folder.h>
+#include <evenkeel/safetensors.h>
+#include <evenkeel/weights.h>
+
+enum { VOCABULARY = 7, SEQUENCE = 5, WIDTH = 16, LAYERS = 2, HEADS = 4, KV_HEADS = 2 };
+
+static char parent[CK_FOLDER_SIZE], folder[96];
+static const char *const files[] = {"config.json",       "model.safetensors", "a.safetensors",
+                                    "b.safetensors",     "model.safetensors.index.json"};
+
+static const char *in_folder(const char *name) {
+  static char path[160];
+  (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+  return path;
+}
+
+static void make_parent(void) {
+  ck_folder_make(parent);
+  (void)snprintf(folder, sizeof folder, "%s/model", parent);
+}
+
+static void remove_parent(void) {
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++) (void)unlink(in_folder(files[i]));
+  (void)rmdir(folder);
+  ck_folder_remove(parent);
+}
+
+static void write_file(const char *name, const char *text) {
+  FILE *file = fopen(in_folder(name), "wb");
+  ck_assert_ptr_nonnull(file);
+  ck_assert_uint_eq(fwrite(text, 1, strlen(text), file), strlen(text));
+  ck_assert_int_eq(fclose(file), 0);
+}
+
+/* ---- models ---- */
+
+static ek_status make_gpt(ek_module **module) {
+  ek_gpt_options options = ck_gpt_sizes(VOCABULARY, SEQUENCE, WIDTH, LAYERS, HEADS);
+  options.untied = true;
+  return ek_gpt_create(module, &options);
+}
+
+static ek_status make_llama_with(ek_module **module, const ek_rotary *rotary, bool bias,
+                                 bool tied) {
+  ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
+  options.vocabulary = VOCABULARY;
+  options.sequence = SEQUENCE;
+  options.width = WIDTH;
+  options.hidden = 24;
+  options.layers = LAYERS;
+  options.heads = HEADS;
+  options.kv_heads = KV_HEADS;
+  options.epsilon = 1e-6;
+  options.rotary = rotary;
+  options.qkv_bias = bias;
+  options.tied = tied;
+  return ek_llama_create(module, &options);
+}
+
+static ek_status make_llama(ek_module **module) {
+  ek_rotary rotary = EK_ROTARY_INIT;
+  rotary.scaling = EK_ROTARY_LLAMA3;
+  rotary.theta = 12345.678;
+  rotary.factor = 8;
+  rotary.original = 4;
+  return make_llama_with(module, &rotary, false, false);
+}
+
+static ek_status make_qwen(ek_module **module) {
+  ek_rotary rotary = EK_ROTARY_INIT;
+  rotary.scaling = EK_ROTARY_LINEAR;
+  rotary.factor = 2.5;
+  return make_llama_with(module, &rotary, true, true);
+}
+
+static ek_status make_read(ek_module **module) { return ek_model_from_folder(module, folder, NULL); }
+
+static ek_status make_fused(ek_module **module) {
+  ek_model_folder_options options = EK_MODEL_FOLDER_OPTIONS_INIT;
+  options.fused_loss = true;
+  options.recompute.kind = EK_RECOMPUTE_CHEAP;
+  return ek_model_from_folder(module, folder, &options);
+}
+
+typedef ek_status (*maker)(ek_module **module);
+static const maker makers[] = {make_gpt, make_llama, make_qwen};
+enum { MAKERS = sizeof makers / sizeof *makers };
+
+static void open_model(struct ck_training *t, maker make, const char *devices, int placement,
+                       uint64_t seed) {
+  struct ck_workload workload = *ck_workload("gpt");
+  workload.module = make;
+  struct ck_setup setup = ck_setup_mode(&workload, devices, EK_MODE_GATHER);
+  ck_setup_place(&setup, placement);
+  setup.options.seed = seed;
+  ck_training_open(t, &setup);
+}
+
+/* The parameters of both are the same to the bit. */
+static void compare(const struct ck_training *a, const struct ck_training *b) {
+  int64_t count = 0, other = 0;
+  double *got = ck_training_read(a, CK_VALUES, &count);
+  double *want = ck_training_read(b, CK_VALUES, &other);
+  ck_assert_int_eq(count, other);
+  ck_same_bits("weights", got, want, count);
+}
+
+/* ---- the way there and back ---- */
+
+CK_LOOP(models_travel, CK_PLACEMENTS *MAKERS) {
+  struct ck_training from, to;
+  const int placement = _i % CK_PLACEMENTS;
+  const bool comma = _i % 2 == 1 && ck_locale_comma();
+  open_model(&from, makers[_i / CK_PLACEMENTS], "cpu:3", placement, 1);
+  if (!ck_no_files(ek_model_to_folder(from.model, folder))) {
+    open_model(&to, make_read, "cpu:2", (placement + 2) % CK_PLACEMENTS, 2);
+    ck_ok(ek_weights_load(to.model, folder, NULL));
+    compare(&to, &from);
+    /* The folder of the model that was read is the same again. */
+    ck_ok(ek_model_to_folder(to.model, folder));
+    ck_ok(ek_weights_load(from.model, folder, NULL));
+    compare(&to, &from);
+  }
+  if (comma) ck_locale_end();
+}
+
+static ek_module *read_module(const ek_model_folder_options *options) {
+  ek_module *module = NULL;
+  ck_ok(ek_model_from_folder(&module, folder, options));
+  return module;
+}
+
+/* A module with its loss has the same parameters, and its folder is the model's. */
+CK_TEST(a_fused_loss_is_the_programs_choice) {
+  struct ck_training from;
+  open_model(&from, make_qwen, "cpu:2", 2, 1);
+  if (!ck_no_files(ek_model_to_folder(from.model, folder))) {
+    ek_module *module = NULL;
+    ek_data_parallel_model *model = NULL;
+    float there[VOCABULARY * WIDTH], back[VOCABULARY * WIDTH];
+    ek_tensor host;
+    ck_ok(make_fused(&module));
+    ck_assert_uint_eq(ek_module_targets(module), 1);
+    ck_ok(ek_data_parallel_model_open(&model, from.group, module, NULL));
+    ck_ok(ek_weights_load(model, folder, NULL));
+    ck_ok(ek_model_to_folder(model, folder));
+    ck_ok(ek_tensor_host(&host, back, EK_F32, CK_SHAPE(VOCABULARY, WIDTH)));
+    ck_ok(ek_state_read(&host, model, "tokens.weight"));
+    ck_ok(ek_tensor_host(&host, there, EK_F32, CK_SHAPE(VOCABULARY, WIDTH)));
+    ck_ok(ek_state_read(&host, from.model, "tokens.weight"));
+    ck_assert_int_eq(memcmp(there, back, sizeof there), 0);
+    ek_data_parallel_model_free(model);
+    ek_module_free(module);
+  }
+}
+
+/* ---- many files ---- */
+
+/* Every second tensor of model.safetensors into another file. */
+static void write_half(const ek_safetensors *from, const char *name, size_t first) {
+  enum { MOST = 64 };
+  ek_safetensors_entry entries[MOST];
+  ek_safetensors_writer *writer = NULL;
+  size_t count = 0;
+  for (size_t i = first; i < ek_safetensors_count(from); i += 2) {
+    ck_assert_uint_lt(count, MOST);
+    entries[count++] = *ek_safetensors_at(from, i);
+  }
+  ck_ok(ek_safetensors_create(&writer, in_folder(name), entries, count, NULL, 0));
+  for (size_t i = 0; i < count; i++) {
+    ek_tensor host = entries[i].like;
+    host.data = malloc(ek_tensor_bytes(&host));
+    ck_assert_ptr_nonnull(host.data);
+    ck_ok(ek_safetensors_read(&host, from, entries[i].name));
+    ck_ok(ek_safetensors_write(writer, i, host.data, ek_tensor_bytes(&host)));
+    free(host.data);
+  }
+  ck_ok(ek_safetensors_finish(writer));
+  ek_safetensors_writer_free(writer);
+}
+
+static const char two_files[] =
+    "{\"metadata\": {\"total_size\": 1},\n \"weight_map\": {\"x\": \"a.safetensors\",\n"
+    "  \"y\": \"b.safetensors\", \"z\": \"a.safetensors\"}}";
+
+static void split(void) {
+  ek_safetensors *file = NULL;
+  ck_ok(ek_safetensors_open(&file, in_folder("model.safetensors")));
+  write_half(file, "a.safetensors", 0);
+  write_half(file, "b.safetensors", 1);
+  ek_safetensors_free(file);
+  write_file("model.safetensors.index.json", two_files);
+  ck_assert_int_eq(unlink(in_folder("model.safetensors")), 0);
+}
+
+static const struct {
+  const char *text, *word;
+  ek_status status;
+} indexes[] = {
+    {"", "byte 0", EK_ERR_CORRUPT},
+    {"{\"weight_map\": {\"x\": \"a.safetensors\"}", "invalid JSON", EK_ERR_CORRUPT},
+    {"{\"weight_map\": {\"x\": \"a.safetensors\"}} 1", "invalid JSON", EK_ERR_CORRUPT},
+    {"{\"weight_map\": {\"x\": 1}}", "invalid JSON", EK_ERR_CORRUPT},
+    {"{\"weight_map\": [\"a.safetensors\"]}", "invalid JSON", EK_ERR_CORRUPT},
+    {"{\"weight_map\": {}}", "names no file", EK_ERR_CORRUPT},
+    {"{\"metadata\": {}}", "names no file", EK_ERR_CORRUPT},
+    {"{\"weight_map\": {\"x\": \"\"}}", "has \"\", expected the name", EK_ERR_CORRUPT},
+    {"{\"weight_map\": {\"x\": \"..\"}}", "has \"..\"", EK_ERR_CORRUPT},
+    {"{\"weight_map\": {\"x\": \"../a.safetensors\"}}", "../a.safetensors", EK_ERR_CORRUPT},
+    {"{\"weight_map\": {\"x\": \"/etc/passwd\"}}", "/etc/passwd", EK_ERR_CORRUPT},
+    {"{\"weight_map\": {\"x\": \"c.safetensors\"}}", "c.safetensors", EK_ERR_NOT_FOUND},
+    {"{\"weight_map\": {\"x\": \"config.json\"}}", "config.json", EK_ERR_CORRUPT},
+    {"{\"weight_map\": {\"x\": \"a.safetensors\"}}", "has no ", EK_ERR_MISMATCH},
+};
+
+CK_TEST(many_files_are_one) {
+  struct ck_training from, to;
+  open_model(&from, make_llama, "cpu:2", 3, 1);
+  open_model(&to, make_llama, "cpu:3", 1, 2);
+  if (!ck_no_files(ek_model_to_folder(from.model, folder))) {
+    split();
+    struct ck_state before = ck_state_take(to.model);
+    for (size_t i = 0; i < sizeof indexes / sizeof *indexes; i++) {
+      write_file("model.safetensors.index.json", indexes[i].text);
+      ck_fails(ek_weights_load(to.model, folder, NULL), indexes[i].status, indexes[i].word);
+    }
+    struct ck_state after = ck_state_take(to.model);
+    ck_state_same("after refused indexes", &after, &before);
+    ck_fails(ek_model_to_folder(to.model, folder), EK_ERR_STATE, "index.json of another model");
+    write_file("model.safetensors.index.json", two_files);
+    ck_ok(ek_weights_load(to.model, folder, NULL));
+    compare(&to, &from);
+  }
+}
+
+/* ---- configurations ---- */
+
+#define LLAMA(more)                                                                                \
+  "{\"model_type\": \"llama\", \"vocab_size\": 7, \"max_position_embeddings\": 5,"                 \
+  " \"hidden_size\": 16, \"intermediate_size\": 24, \"num_hidden_layers\": 2,"                     \
+  " \"num_attention_heads\": 4" more "}"
+
+static const struct {
+  const char *text, *word; /* of the message; NULL: it is a model */
+  ek_status status;
+} configs[] = {
+    {LLAMA(""), NULL, EK_OK},
+    {LLAMA(", \"num_key_value_heads\": null, \"rope_scaling\": null"), NULL, EK_OK},
+    {LLAMA(", \"head_dim\": 4, \"hidden_act\": \"silu\", \"attention_bias\": false"), NULL, EK_OK},
+    {LLAMA(", \"rope_parameters\": {\"rope_theta\": 5e5, \"rope_type\": \"default\"}"), NULL, EK_OK},
+    {LLAMA(", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}"), NULL, EK_OK},
+    {"{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_embd\": 8, \"n_head\": 2}", NULL, EK_OK},
+    {"", "byte 0", EK_ERR_CORRUPT},
+    {"{}", "model_type is missing, expected gpt2, llama, mistral or qwen2", EK_ERR_UNSUPPORTED},
+    {"{\"model_type\": \"bloom\"}", "model_type is \"bloom\"", EK_ERR_UNSUPPORTED},
+    {"{\"model_type\": 2}", "model_type is 2", EK_ERR_UNSUPPORTED},
+    {"{\"model_type\": \"llama\"}", "has no vocab_size, expected a number", EK_ERR_CORRUPT},
+    {"{\"model_type\": \"gpt2\", \"n_layer\": \"12\"}", "n_layer is \"12\"", EK_ERR_CORRUPT},
+    {"{\"model_type\": \"gpt2\", \"n_layer\": 0}", "n_layer is 0", EK_ERR_CORRUPT},
+    {"{\"model_type\": \"gpt2\", \"n_layer\": 1.5}", "expected a whole number", EK_ERR_CORRUPT},
+    {"{\"model_type\": \"gpt2\", \"n_layer\": 2e9}", "from 1 to 10000", EK_ERR_CORRUPT},
+    {"{\"model_type\": \"gpt2\", \"n_embd\": 1e300}", "from 1 to 2147483647", EK_ERR_CORRUPT},
+    {"{\"model_type\": \"gpt2\", \"n_head\": 7}", "not a multiple of 7", EK_ERR_INVALID_ARGUMENT},
+    {"{\"model_type\": \"gpt2\", \"n_inner\": 7}", "n_inner is 7", EK_ERR_INVALID_ARGUMENT},
+    {"{\"model_type\": \"gpt2\", \"tie_word_embeddings\": 1}", "expected true", EK_ERR_CORRUPT},
+    {LLAMA(", \"head_dim\": 8"), "head_dim is 8, but the model has 4", EK_ERR_INVALID_ARGUMENT},
+    {LLAMA(", \"mlp_bias\": true"), "mlp_bias is true", EK_ERR_INVALID_ARGUMENT},
+    {LLAMA(", \"num_key_value_heads\": 3"), "3", EK_ERR_INVALID_ARGUMENT},
+    {LLAMA(", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2}"),
+     "rope_type is \"yarn\", expected \"default\", \"linear\" or \"llama3\"", EK_ERR_UNSUPPORTED},
+    {LLAMA(", \"rope_scaling\": {\"factor\": 2}"), "has no rope_scaling.rope_type", EK_ERR_CORRUPT},
+    {LLAMA(", \"rope_scaling\": {\"rope_type\": \"linear\"}"), "has no rope_scaling.factor",
+     EK_ERR_CORRUPT},
+    {LLAMA(", \"rope_scaling\": {\"rope_type\": \"default\", \"rope_type\": \"linear\", "
+           "\"factor\": -2}"),
+     "factor is -2", EK_ERR_CORRUPT},
+};
+
+CK_TEST(configurations_are_models_or_refused) {
+  ck_assert_int_eq(mkdir(folder, 0700), 0);
+  ek_module *module = NULL;
+  ck_fails(ek_model_from_folder(NULL, folder, NULL), EK_ERR_INVALID_ARGUMENT, "module is NULL");
+  ck_fails(ek_model_from_folder(&module, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "folder is NULL");
+  ck_fails(ek_model_from_folder(&module, folder, NULL), EK_ERR_NOT_FOUND, "config.json");
+  for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
+    write_file("config.json", configs[i].text);
+    if (configs[i].status == EK_OK) {
+      ek_module_free(read_module(NULL));
+      continue;
+    }
+    ck_fails(ek_model_from_folder(&module, folder, NULL), configs[i].status, configs[i].word);
+    ck_assert_ptr_null(module);
+  }
+}
+
+static double fact_of(const ek_module *module, const char *key) {
+  size_t count = 0;
+  const ek_fact *facts = ek_module_table(module)->facts(module, &count);
+  for (size_t i = 0; i < count; i++) {
+    if (strcmp(facts[i].key, key) == 0) return facts[i].number;
+  }
+  return -1;
+}
+
+/* A window hides keys from rows that are longer than it, so there are no such rows. */
+CK_TEST(a_sliding_window_bounds_the_sequence) {
+  ck_assert_int_eq(mkdir(folder, 0700), 0);
+  for (int window = 3; window < 8; window += 4) {
+    char text[512];
+    (void)snprintf(text, sizeof text,
+                   "{\"model_type\": \"mistral\", \"vocab_size\": 7, \"hidden_size\": 16,"
+                   " \"max_position_embeddings\": 5, \"intermediate_size\": 24,"
+                   " \"num_hidden_layers\": 1, \"num_attention_heads\": 4,"
+                   " \"num_key_value_heads\": 2, \"sliding_window\": %d}",
+                   window);
+    write_file("config.json", text);
+    ek_module *module = read_module(NULL);
+    ck_assert(fact_of(module, "max_position_embeddings") == (window < 5 ? window : 5));
+    ek_module_free(module);
+  }
+}
+
+/* ---- models of a program's own ---- */
+
+CK_TEST(a_model_without_names_has_no_folder) {
+  struct ck_training t;
+  const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_REPLICATED);
+  ck_training_open(&t, &setup);
+  ck_fails(ek_model_to_folder(NULL, folder), EK_ERR_INVALID_ARGUMENT, "model is NULL");
+  ck_fails(ek_model_to_folder(t.model, NULL), EK_ERR_INVALID_ARGUMENT, "folder is NULL");
+  ck_fails(ek_model_to_folder(t.model, folder), EK_ERR_UNSUPPORTED, "weight_names");
+}
+
+static const ek_weight_name shared[] = {
+    {"up.%d", "blocks.%d.expand.weight", false, false, NULL},
+    {"down.%d", "blocks.%d.expand.weight", false, false, NULL},
+};
+static const ek_weight_name by_fact[] = {
+    {"q.%d", "blocks.%d.attention.qkv.weight", false, false, "n_head"},
+    {"kv.%d", "blocks.%d.attention.qkv.weight", false, false, "n_layer"},
+};
+static const ek_weight_name unknown[] = {
+    {"q.%d", "blocks.%d.attention.qkv.weight", false, false, "n_heads"},
+    {"kv.%d", "blocks.%d.attention.qkv.weight", false, false, NULL},
+};
+static const ek_weight_name uneven[] = {
+    {"a", "tokens.weight", false, false, NULL},
+    {"b", "tokens.weight", false, false, NULL},
+};
+static const ek_weight_name turned[] = {
+    {"a", "tokens.weight", true, false, NULL},
+    {"b", "tokens.weight", false, false, NULL},
+};
+
+/* Several tensors of a file are one of the model: 4 to 2 by heads and layers, and half and half. */
+CK_TEST(tensors_are_made_of_several) {
+  struct ck_training from, to;
+  ek_weights_options options = EK_WEIGHTS_OPTIONS_INIT;
+  ek_safetensors *file = NULL;
+  options.name_count = 2;
+  open_model(&from, make_gpt, "cpu:3", 4, 1);
+  open_model(&to, make_gpt, "cpu:1", 0, 2);
+  options.names = by_fact;
+  ck_assert_int_eq(mkdir(folder, 0700), 0);
+  const char *path = in_folder("a.safetensors");
+  if (!ck_no_files(ek_weights_save(from.model, path, &options))) {
+    ck_ok(ek_safetensors_open(&file, path));
+    const ek_safetensors_entry *q = ek_safetensors_find(file, "q.1");
+    const ek_safetensors_entry *kv = ek_safetensors_find(file, "kv.1");
+    ck_assert(q != NULL && q->like.shape[0] == 32 && q->like.shape[1] == WIDTH);
+    ck_assert(kv != NULL && kv->like.shape[0] == 16 && kv->like.shape[1] == WIDTH);
+    float rows[48 * WIDTH], part[16 * WIDTH];
+    ek_tensor host;
+    ck_ok(ek_tensor_host(&host, rows, EK_F32, CK_SHAPE(48, WIDTH)));
+    ck_ok(ek_state_read(&host, from.model, "blocks.1.attention.qkv.weight"));
+    ck_ok(ek_tensor_host(&host, part, EK_F32, CK_SHAPE(16, WIDTH)));
+    ck_ok(ek_safetensors_read(&host, file, "kv.1"));
+    ck_assert_int_eq(memcmp(part, rows + 32 * WIDTH, sizeof part), 0);
+    ek_safetensors_free(file);
+    ck_ok(ek_weights_load(to.model, path, &options));
+    compare(&to, &from);
+    options.names = shared;
+    ck_fails(ek_weights_load(to.model, path, &options), EK_ERR_MISMATCH, "has no blocks.0");
+    ck_ok(ek_weights_save(from.model, path, &options));
+    ck_ok(ek_weights_load(to.model, path, &options));
+    compare(&to, &from);
+  }
+  options.names = unknown;
+  ck_fails(ek_weights_save(from.model, path, &options), EK_ERR_INVALID_ARGUMENT, "by n_heads, but");
+  options.names = uneven;
+  ck_fails(ek_weights_save(from.model, path, &options), EK_ERR_MISMATCH, "tokens.weight has 7 rows");
+  options.names = turned;
+  ck_fails(ek_weights_save(from.model, path, &options), EK_ERR_INVALID_ARGUMENT, "is transposed");
+}
+
+/* ---- failures ---- */
+
+CK_LOOP(every_allocation_fails_once, 3) {
+  struct ck_training t;
+  open_model(&t, make_qwen, "cpu:2", 4, 1);
+  if (!ck_no_files(ek_model_to_folder(t.model, folder))) {
+    if (_i == 1) split();
+    struct ck_state before = ck_state_take(t.model);
+    for (uint64_t n = 1;; n++) {
+      ek_module *module = NULL;
+      ek_host_memory_fail_at(n);
+      const ek_status status = _i == 0   ? ek_model_from_folder(&module, folder, NULL)
+                               : _i == 1 ? ek_weights_load(t.model, folder, NULL)
+                                         : ek_model_to_folder(t.model, folder);
+      ek_host_memory_fail_at(0);
+      ek_module_free(module);
+      if (status == EK_OK) break;
+      ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+    }
+    ck_ok(ek_weights_load(t.model, folder, NULL));
+    struct ck_state after = ck_state_take(t.model);
+    ck_state_same("after failures", &after, &before);
+  }
+}
+
+/* A file in place of the folder, and one that has become shorter. */
+CK_TEST(folders_that_are_none) {
+  struct ck_training t;
+  open_model(&t, make_llama, "cpu:2", 2, 1);
+  if (!ck_no_files(ek_model_to_folder(t.model, folder))) {
+    struct ck_state before = ck_state_take(t.model);
+    ck_fails(ek_model_to_folder(t.model, in_folder("config.json")), EK_ERR_IO, "config.json");
+    ck_fails(ek_model_to_folder(t.model, in_folder("no/folder")), EK_ERR_NOT_FOUND, "no/folder");
+    ck_fails(ek_weights_load(t.model, in_folder("config.json"), NULL), EK_ERR_CORRUPT, "");
+    ck_assert_int_eq(truncate(in_folder("model.safetensors"), 4000), 0);
+    ck_fails(ek_weights_load(t.model, folder, NULL), EK_ERR_CORRUPT, "model.safetensors");
+    struct ck_state after = ck_state_take(t.model);
+    ck_state_same("after refused folders", &after, &before);
+  }
+}
+
+CK_SUITE_WITH("model folder", make_parent, remove_parent)
