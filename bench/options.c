@@ -24,6 +24,8 @@ enum key {
   KEY_STEPS,
   KEY_WARMUP,
   KEY_MICRO_BATCHES,
+  KEY_HIDDEN,
+  KEY_KV_HEADS,
   KEY_DEVICES,
   KEY_MODES,
   KEY_THREADS,
@@ -68,6 +70,8 @@ static const struct shape_flag {
     {"steps", offsetof(struct shape, steps), 1, 1000000},
     {"warmup", offsetof(struct shape, warmup), 0, 1000000},
     {"micro-batches", offsetof(struct shape, micro_batches), 1, INT32_MAX},
+    {"hidden", offsetof(struct shape, hidden), 0, 1 << 24},
+    {"kv-heads", offsetof(struct shape, kv_heads), 0, 1 << 24},
 };
 enum { SHAPE_FLAGS = sizeof shape_flags / sizeof shape_flags[0] };
 
@@ -81,7 +85,7 @@ struct reading {
 static const struct argp_option training_options[] = {
     {"preset", KEY_PRESET, "NAME", 0,
      "Model and batch to start from: quick (default), lm-40k, gpt2-124m, gpt2-355m, gpt2-774m, "
-     "gpt2-1.5b, llama-7b, gpt3-175b; flags override it",
+     "gpt2-1.5b, llama-7b, llama-160m, llama-1b, llama-8b, llama-70b, gpt3-175b; flags override it",
      0},
     {"devices", KEY_DEVICES, "SPEC", 0, "Devices, such as cpu:4, cpu:4@512MiB, plan:8@80GiB", 0},
     {"modes", KEY_MODES, "LIST", 0,
@@ -103,6 +107,10 @@ static const struct argp_option training_options[] = {
     {"layers", KEY_LAYERS, "N", 0, "Blocks of the model", 1},
     {"width", KEY_WIDTH, "N", 0, "Width of the model, a multiple of --heads", 1},
     {"heads", KEY_HEADS, "N", 0, "Attention heads", 1},
+    {"hidden", KEY_HIDDEN, "N", 0,
+     "Width of gated feed-forward layers: the model is a Llama; 0 (default): a GPT-2", 1},
+    {"kv-heads", KEY_KV_HEADS, "N", 0,
+     "Heads of keys and values of a Llama, a divisor of --heads; 0 (default): as many", 1},
     {"seq", KEY_SEQ, "N", 0, "Tokens in a sample", 1},
     {"vocab", KEY_VOCAB, "N", 0, "Size of the vocabulary", 1},
     {"batch", KEY_BATCH, "N", 0, "Samples in the global batch (not for max-batch)", 1},
@@ -347,6 +355,7 @@ static void apply_preset(struct reading *reading, const struct preset *preset) {
     memcpy((char *)&reading->options->shape + offset, (const char *)&shape + offset,
            sizeof(int64_t));
   }
+  reading->options->shape.untied = shape.untied;
   if (!reading->said_keep) {
     reading->options->shape.keep_outputs = shape.keep_outputs && !reading->options->fused_loss;
   }
@@ -424,6 +433,10 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
   if (shape->width % shape->heads != 0) {
     argp_error(state, "--width %lld is not a multiple of --heads %lld", (long long)shape->width,
                (long long)shape->heads);
+  }
+  if (shape->kv_heads > 0 && (shape->hidden == 0 || shape->heads % shape->kv_heads != 0)) {
+    argp_error(state, "--kv-heads %lld: expected a divisor of --heads %lld, with --hidden",
+               (long long)shape->kv_heads, (long long)shape->heads);
   }
   if (options->shape.micro_batches == 0) options->shape.micro_batches = 1;
   if (options->shape.micro_batches > 1 && options->scatter.kind == EK_SCATTER_SIZES) {

@@ -12,6 +12,14 @@
     .batch = 8, .steps = 1, .warmup = 1                                                            \
   }
 
+/* Models of Llama's shape, of which one sample of `seq_` tokens is a batch for each of 8 devices. */
+#define LLAMA(layers_, width_, hidden_, heads_, kv_heads_, seq_, vocab_, untied_)                  \
+  {                                                                                                \
+    .layers = (layers_), .width = (width_), .hidden = (hidden_), .heads = (heads_),                \
+    .kv_heads = (kv_heads_), .seq = (seq_), .vocab = (vocab_), .untied = (untied_), .batch = 8,    \
+    .steps = 1, .warmup = 1                                                                        \
+  }
+
 static const struct preset presets[] = {
     {"quick",
      "a small model that trains in seconds (the default)",
@@ -62,6 +70,13 @@ static const struct preset presets[] = {
       .batch = 8,
       .steps = 1,
       .warmup = 1}},
+    {"llama-160m", "a Llama with 162 million parameters",
+     LLAMA(12, 768, 3072, 12, 12, 2048, 32000, true)},
+    {"llama-1b", "Llama 3.2 1B", LLAMA(16, 2048, 8192, 32, 8, 8192, 128256, false)},
+    {"llama-8b", "Llama 3 8B, for plan:8@80GiB",
+     LLAMA(32, 4096, 14336, 32, 8, 8192, 128256, true)},
+    {"llama-70b", "Llama 3 70B, for plan:8@180GiB",
+     LLAMA(80, 8192, 28672, 64, 8, 8192, 128256, true)},
     {"gpt3-175b",
      "GPT-3's shape, for plan:8@80GiB",
      {.layers = 96,

@@ -10,9 +10,12 @@
 
 #include <evenkeel/recompute.h>
 
-/* What a run trains: a model, a batch and how often. */
+/* What a run trains: a model, a batch and how often. With `hidden` the model is ek_llama, else
+ * ek_gpt, whose head is always tied here. */
 struct shape {
   int64_t layers, width, heads, seq, vocab, batch;
+  int64_t hidden, kv_heads;
+  bool untied;
   int64_t steps, warmup;
   bool keep_outputs;
   int64_t micro_batches; /* of a step; 0 and 1: the whole batch at once */

@@ -70,6 +70,10 @@ static void put_shape(json_t *config, const struct options *options) {
   put(config, "layers", json_integer(shape->layers));
   put(config, "width", json_integer(shape->width));
   put(config, "heads", json_integer(shape->heads));
+  if (shape->hidden > 0) {
+    put(config, "hidden", json_integer(shape->hidden));
+    put(config, "kv_heads", json_integer(shape->kv_heads > 0 ? shape->kv_heads : shape->heads));
+  }
   put(config, "seq", json_integer(shape->seq));
   put(config, "vocab", json_integer(shape->vocab));
   if (options->command != COMMAND_MAX_BATCH) put(config, "batch", json_integer(shape->batch));

@@ -34,10 +34,10 @@ static enum precision bench_precision(const ek_settings *settings) {
 static ek_status build(void *context, const ek_settings *settings, ek_module **module,
                        ek_criterion **criterion) {
   const struct task *task = context;
-  ek_gpt_options gpt = training_gpt(task);
-  gpt.recompute = settings->recompute;
-  gpt.fused_loss = settings->fused_loss;
-  return training_model(module, criterion, gpt, bench_precision(settings));
+  struct shape shape = *task->shape;
+  shape.recompute = settings->recompute;
+  return training_model(module, criterion, &shape, settings->fused_loss,
+                        bench_precision(settings));
 }
 
 /* Of the global batch, what the first process has: no other one has more. */

@@ -8,19 +8,6 @@
 
 #include "statistics.h"
 
-ek_gpt_options training_gpt(const struct task *task) {
-  const struct shape *shape = task->shape;
-  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
-  gpt.vocabulary = shape->vocab;
-  gpt.sequence = shape->seq;
-  gpt.width = shape->width;
-  gpt.layers = (int)shape->layers;
-  gpt.heads = (int)shape->heads;
-  gpt.fused_loss = task->options->fused_loss;
-  gpt.recompute = shape->recompute;
-  return gpt;
-}
-
 ek_precision training_precision(enum precision precision) {
   static const ek_precision precisions[BENCH_PRECISIONS] = {EK_PRECISION_F32, EK_PRECISION_TF32,
                                                             EK_PRECISION_BF16, EK_PRECISION_F16};
@@ -31,19 +18,52 @@ ek_type training_type(enum precision precision) {
   return ek_precision_type(training_precision(precision));
 }
 
-ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options gpt,
-                         enum precision precision) {
+static ek_status make_gpt(ek_module **module, const struct shape *shape, bool fused_loss,
+                          int64_t columns) {
+  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+  gpt.vocabulary = shape->vocab;
+  gpt.sequence = shape->seq;
+  gpt.width = shape->width;
+  gpt.layers = (int)shape->layers;
+  gpt.heads = (int)shape->heads;
+  gpt.fused_loss = fused_loss;
+  gpt.recompute = shape->recompute;
+  gpt.logits_columns = columns;
+  return ek_gpt_create(module, &gpt);
+}
+
+static ek_status make_llama(ek_module **module, const struct shape *shape, bool fused_loss,
+                            int64_t columns) {
+  ek_llama_options llama = EK_LLAMA_OPTIONS_INIT;
+  llama.vocabulary = shape->vocab;
+  llama.sequence = shape->seq;
+  llama.width = shape->width;
+  llama.hidden = shape->hidden;
+  llama.layers = (int)shape->layers;
+  llama.heads = (int)shape->heads;
+  llama.kv_heads = (int)shape->kv_heads;
+  llama.tied = !shape->untied;
+  llama.fused_loss = fused_loss;
+  llama.recompute = shape->recompute;
+  llama.logits_columns = columns;
+  return ek_llama_create(module, &llama);
+}
+
+ek_status training_model(ek_module **module, ek_criterion **loss, const struct shape *shape,
+                         bool fused_loss, enum precision precision) {
   ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  if (gpt.fused_loss) return ek_gpt_create(module, &gpt);
-  gpt.logits_columns = ek_tensor_aligned_columns(gpt.vocabulary, training_type(precision));
-  options.classes = gpt.vocabulary;
-  EK_TRY(ek_gpt_create(module, &gpt));
+  const int64_t columns = ek_tensor_aligned_columns(shape->vocab, training_type(precision));
+  EK_TRY((shape->hidden > 0 ? make_llama : make_gpt)(module, shape, fused_loss,
+                                                     fused_loss ? 0 : columns));
+  if (fused_loss) return EK_OK;
+  options.classes = shape->vocab;
   return ek_cross_entropy_create(loss, &options);
 }
 
 static ek_status make_model(struct training *training) {
   const struct task *task = training->task;
-  EK_TRY(training_model(&training->module, &training->loss, training_gpt(task), task->precision));
+  EK_TRY(training_model(&training->module, &training->loss, task->shape, task->options->fused_loss,
+                        task->precision));
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.seed = task->options->seed;
   options.reproducible = task->options->reproducible;

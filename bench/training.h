@@ -65,9 +65,8 @@ void training_close(struct training *training);
 
 /* The model of a task, which goes with a loss unless it has one; its whole logits have rows of 16
  * bytes. All, and the rule of its updates, are the caller's. */
-ek_gpt_options training_gpt(const struct task *task);
-ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options gpt,
-                         enum precision precision);
+ek_status training_model(ek_module **module, ek_criterion **loss, const struct shape *shape,
+                         bool fused_loss, enum precision precision);
 /* That modules compute in. */
 ek_precision training_precision(enum precision precision);
 ek_type training_type(enum precision precision); /* of its tensors, or of gradients kept in it */

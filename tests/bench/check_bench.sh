@@ -256,6 +256,16 @@ group_memory() {
     same preset "$(value config.preset)" ${i%=*}
     same "bytes of ${i%=*}" "$(value runs.0.devices.0.categories_at_peak.parameters)" $((4 * ${i#*=}))
   done
+  for i in llama-160m=162417408 llama-1b=1235814400 llama-8b=8030261248 llama-70b=70553706496; do
+    expect 0 memory --preset ${i%=*} --devices plan:8@9TiB --modes sharded -o json
+    same "bytes of ${i%=*}" "$(value runs.0.devices.0.categories_at_peak.parameters)" $((4 * ${i#*=}))
+  done
+  # A Llama of flags; the plan is right to the byte, or the exit code is 1.
+  expect 0 memory "${small[@]}" --hidden 48 --kv-heads 1 --devices cpu:2 --modes balanced,fully-sharded -o json
+  same "heads of keys" "$(value config.kv_heads)" 1
+  holds "a Llama's loss" "$(value runs.1.losses.0) > 1"
+  expect 2 memory "${small[@]}" --kv-heads 1
+  says "expected a divisor of --heads"
   expect 5 memory --preset gpt3-175b --devices plan:8@80GiB -o json
   holds "GPT-3" "$(value runs.3.devices.7.planned_peak_bytes) > 80 * 1024 ^ 3"
   # plan: the same peaks and no losses.
@@ -590,7 +600,7 @@ group_usage() {
     silent
     says "$word"
   done <<'EOF'
-memory --preset gpt5|gpt2-1.5b, llama-7b, gpt3-175b
+memory --preset gpt5|llama-8b, llama-70b, gpt3-175b
 memory --preset gpt2-1.5|; did you mean gpt2-1.5b?
 memory --modes gather,shard|did you mean sharded?
 memory --modes gather,gather|"gather" is given twice

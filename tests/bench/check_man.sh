@@ -14,7 +14,8 @@ complain() {
 for command in memory max-batch step techniques fit plan devices; do
   grep -qx ".SH \"${command^^}\"" "$page" || complain "no section $command"
   while IFS= read -r option; do
-    sed -n "/^.SH \"${command^^}\"/,/^.SH /p" "$page" | sed 's,\\,,g' | grep -q -- "^\.B .*$option" ||
+    # Without -q: grep would end before sed has written all, and sed would fail.
+    sed -n "/^.SH \"${command^^}\"/,/^.SH /p" "$page" | sed 's,\\,,g' | grep -- "^\.B .*$option" >/dev/null ||
       complain "no $option in $command"
   done < <("$bench" $command --help | grep -oE -- '^ +(-[a-zA-Z?], )?--[a-z0-9-]+' | grep -oE -- '--.*')
 done
