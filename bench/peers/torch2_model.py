@@ -1,8 +1,8 @@
-"""The GPT of evenkeel-bench in PyTorch 2, the forms of its training step, and its weights from a file.
+"""The GPT and the Llama of evenkeel-bench in PyTorch 2, the forms of its training step, and its weights from a file.
 
 Imported by torch2_peer.py, which times it, and by torch2_train.py, which writes its losses. Model and rule are those of
 ek_gpt and ek_adamw: pre-norm blocks, GELU by tanh, a head tied to the table of tokens, no dropout, no weight decay on
-biases and norms. Everything is written as PyTorch's own guides write it today: scaled_dot_product_attention, autocast
+biases and norms; or those of ek_llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied. Everything is written as PyTorch's own guides write it today: scaled_dot_product_attention, autocast
 around forward and loss, AdamW(fused=True), zero_grad(set_to_none=True), torch.compile of the whole forward.
 """
 
@@ -58,6 +58,66 @@ class Gpt(torch.nn.Module):
         x = F.embedding(inputs, self.tokens) + self.positions
         for block in self.blocks:
             x = block(x)
+        logits = F.linear(self.norm(x), self.tokens)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+
+class LlamaBlock(torch.nn.Module):
+    def __init__(self, width, hidden, heads, kv_heads):
+        super().__init__()
+        self.heads, self.kv_heads, self.head = heads, kv_heads, width // heads
+        self.attention_norm = torch.nn.RMSNorm(width, eps=1e-5)
+        self.qkv = torch.nn.Linear(width, (heads + 2 * kv_heads) * self.head, bias=False)
+        self.projection = torch.nn.Linear(width, width, bias=False)
+        self.feed_forward_norm = torch.nn.RMSNorm(width, eps=1e-5)
+        self.gate = torch.nn.Linear(width, hidden, bias=False)
+        self.up = torch.nn.Linear(width, hidden, bias=False)
+        self.down = torch.nn.Linear(hidden, width, bias=False)
+
+    def attend(self, x, cosine, sine):
+        batch, seq, width = x.shape
+        q, k, v = self.qkv(x).view(batch, seq, -1, self.head).transpose(1, 2).split(
+            (self.heads, self.kv_heads, self.kv_heads), 1)
+        q, k = turn(q, cosine, sine), turn(k, cosine, sine)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads < self.heads)
+        return y.transpose(1, 2).reshape(batch, seq, width)
+
+    def forward(self, x, cosine, sine):
+        x = x + self.projection(self.attend(self.attention_norm(x), cosine, sine))
+        n = self.feed_forward_norm(x)
+        return x + self.down(F.silu(self.gate(n)) * self.up(n))
+
+
+def turn(x, cosine, sine):
+    """Rotary positions, as the package transformers computes them."""
+    first, second = x.chunk(2, -1)
+    return x * cosine + torch.cat((-second, first), -1) * sine
+
+
+class Llama(torch.nn.Module):
+    """Tokens and targets to the mean loss."""
+
+    def __init__(self, shape):
+        super().__init__()
+        width, heads = shape["width"], shape["heads"]
+        kv_heads = shape["kv_heads"] or heads
+        self.tokens = torch.nn.Parameter(torch.empty(shape["vocab"], width))
+        self.blocks = torch.nn.ModuleList(
+            LlamaBlock(width, shape["hidden"], heads, kv_heads) for _ in range(shape["layers"]))
+        self.norm = torch.nn.RMSNorm(width, eps=1e-5)
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                torch.nn.init.normal_(parameter, std=0.02)
+        head = width // heads
+        speeds = 10000.0 ** (-torch.arange(0, head, 2) / head)
+        angles = torch.outer(torch.arange(shape["seq"]), speeds).repeat(1, 2)
+        self.register_buffer("cosine", angles.cos())
+        self.register_buffer("sine", angles.sin())
+
+    def forward(self, inputs, targets):
+        x = F.embedding(inputs, self.tokens)
+        for block in self.blocks:
+            x = block(x, self.cosine, self.sine)
         logits = F.linear(self.norm(x), self.tokens)
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
 

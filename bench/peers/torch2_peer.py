@@ -75,6 +75,8 @@ def parse_arguments():
     parser.add_argument("--precision", choices=["f32", "bf16"], required=True)
     for name in SHAPE:
         parser.add_argument("--" + name, type=int, required=True)
+    parser.add_argument("--hidden", type=int, default=0, help="of a Llama; 0: a GPT-2")
+    parser.add_argument("--kv-heads", type=int, default=0)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--trial", type=int, required=True, help="measured steps after two of warm-up")
     return parser.parse_args()
@@ -90,8 +92,10 @@ def main():
     if arguments.form in ("lean", "replicas"):
         step = OldForm(arguments.form, shape, *batch, arguments.threads)
     else:
+        shape.update(hidden=arguments.hidden, kv_heads=arguments.kv_heads)
+        model = torch2_model.Llama(shape) if arguments.hidden else torch2_model.Gpt(shape)
         step = torch2_model.Step(
-            torch2_model.Gpt(shape), arguments.precision, torch_step.LEARNING_RATE, arguments.form == "compiled")
+            model, arguments.precision, torch_step.LEARNING_RATE, arguments.form == "compiled")
     timed(step, batch, 2)
     seconds, loss = timed(step, batch, arguments.trial)
     started = peak()

@@ -37,10 +37,15 @@ SHAPES = {  # and the measured steps of a turn
     "M": (dict(layers=12, width=768, heads=12, seq=128, vocab=50257, batch=4), 2),
     "T1024": (dict(layers=4, width=256, heads=4, seq=1024, vocab=8192, batch=4), 3),
     "lm-40k": (dict(layers=2, width=64, heads=4, seq=250, vocab=40000, batch=32), 3),
+    "llama-15m": (dict(layers=6, width=288, hidden=768, heads=6, seq=256, vocab=32000, batch=8), 4),
+    "llama-160m": (dict(layers=12, width=768, hidden=3072, heads=12, seq=256, vocab=32000, batch=2), 2),
+    "llama-160m-gqa": (
+        dict([("kv-heads", 4)], layers=12, width=768, hidden=3072, heads=12, seq=256, vocab=32000, batch=2), 2),
     "tiny": (dict(layers=1, width=16, heads=2, seq=8, vocab=300, batch=4), 2),
 }
 DEFAULT_SHAPES = ["S", "T1024", "lm-40k", "M"]
 LEAST_LIMIT = 60  # seconds that a turn may take, or more where a form may take more to be ready
+FORMS_OF_LLAMA = ["compiled", "eager"]
 FORMS = {"f32": ["compiled", "eager", "replicas", "lean"], "bf16": ["compiled", "eager"]}
 
 
@@ -150,7 +155,7 @@ class Shape:
         """The fastest form of each precision stays in self.best."""
         for precision in self.arguments.precisions:
             for form in self.arguments.forms or FORMS[precision]:
-                if form in FORMS[precision]:
+                if form in FORMS[precision] and ("hidden" not in self.shape or form in FORMS_OF_LLAMA):
                     self.try_form(precision, form)
 
     def try_form(self, precision, form):
