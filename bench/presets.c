@@ -12,7 +12,7 @@
     .batch = 8, .steps = 1, .warmup = 1                                                            \
   }
 
-/* Models of Llama's shape, of which one sample of `seq_` tokens is a batch for each of 8 devices. */
+/* Models of Llama's shape: one sample of `seq_` tokens for each of 8 devices. */
 #define LLAMA(layers_, width_, hidden_, heads_, kv_heads_, seq_, vocab_, untied_)                  \
   {                                                                                                \
     .layers = (layers_), .width = (width_), .hidden = (hidden_), .heads = (heads_),                \

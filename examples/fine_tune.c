@@ -43,7 +43,7 @@ static ek_status fine_tune(char **argv) {
   EK_TRY_GOTO(status, ek_weights_load(ek_trainer_model(trainer), argv[1], NULL), cleanup);
   EK_TRY_GOTO(status, ek_tokens_open(&text, argv[2], &reading), cleanup);
   EK_TRY_GOTO(status, ek_trainer_run(NULL, trainer, text, atoll(argv[7]), &run), cleanup);
-  status = ek_model_to_folder(ek_trainer_model(trainer), argv[3]);
+  status = ek_model_to_folder(ek_trainer_model(trainer), argv[3], NULL);
 cleanup:
   ek_source_free(text);
   ek_trainer_free(trainer);

@@ -170,7 +170,8 @@ static bool is_one_of(const char *word, const char *words) {
 static bool agrees(const ek_fact *fact, const struct ek__config_member *member) {
   if (member->kind == EK__CONFIG_NULL) return true;
   switch (fact->kind) {
-    case EK_FACT_WORD: return member->kind == EK__CONFIG_WORD && is_one_of(member->word, fact->words);
+    case EK_FACT_WORD:
+      return member->kind == EK__CONFIG_WORD && is_one_of(member->word, fact->words);
     case EK_FACT_BOOLEAN:
       return member->kind == EK__CONFIG_BOOLEAN && member->number == fact->number;
     case EK_FACT_NUMBER: break;

@@ -42,8 +42,8 @@ void ek__config_close(struct ek__config *config);
 const struct ek__config_member *ek__config_find(const struct ek__config *config, const char *name);
 
 /*
- * Compares the file with facts (ek_module_ops.facts), or with those of all modules of a layout. Keys
- * that no module declares, and null, are ignored. EK_ERR_INVALID_ARGUMENT for another value.
+ * Compares the file with facts (ek_module_ops.facts), or with those of all modules of a layout.
+ * Keys that no module declares, and null, are ignored. EK_ERR_INVALID_ARGUMENT for another value.
  */
 ek_status ek__config_agrees(const struct ek__config *config, const ek_fact *facts, size_t count);
 ek_status ek__config_check(const struct ek__config *config, const struct ek__layout *layout);

@@ -306,15 +306,17 @@ static ek_status find_facts(const ek_fact **facts, size_t *count,
                       "ek_module_ops.weight_names and facts");
 }
 
-static ek_status to_folder(const ek_data_parallel_model *model, const char *folder) {
+static ek_status to_folder(const ek_data_parallel_model *model, const char *folder,
+                           const ek_weights_options *options) {
   ek_weights_options o = EK_WEIGHTS_OPTIONS_INIT;
   const ek_fact *facts = NULL;
   size_t count = 0;
   char *path = NULL;
   EK__NOT_NULL("ek_model_to_folder", folder);
   EK__MODEL_ENTER(model, "ek_model_to_folder");
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_weights_options"));
   EK_TRY(find_facts(&facts, &count, model));
-  ek__weights_own_names(&o, model);
+  if (o.names == NULL) ek__weights_own_names(&o, model);
   if (ek_world_process(ek__group_world(model->run.group)) == 0) {
     EK_TRY(make_folder(folder));
     EK_TRY(write_config(folder, facts, count));
@@ -325,11 +327,12 @@ static ek_status to_folder(const ek_data_parallel_model *model, const char *fold
   return status;
 }
 
-ek_status ek_model_to_folder(const ek_data_parallel_model *model, const char *folder) {
+ek_status ek_model_to_folder(const ek_data_parallel_model *model, const char *folder,
+                             const ek_weights_options *options) {
   EK__NOT_NULL("ek_model_to_folder", model);
   ek_world *world = ek__group_world(model->run.group);
   const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, to_folder(model, folder));
+  return ek__world_end(world, began, to_folder(model, folder, options));
 }
 
 EK__OPTIONS_INIT(ek_model_folder_options, EK_MODEL_FOLDER_OPTIONS_INIT)

@@ -1,6 +1,6 @@
 /*
- * weight_files.c - see weight_files.h. The index says which file has which tensor; only the names of
- * the files are taken from it, because each file says itself what it has.
+ * weight_files.c - see weight_files.h. The index says which file has which tensor; only the names
+ * of the files are taken from it, because each file says itself what it has.
  */
 #include "weight_files.h"
 

@@ -21,8 +21,8 @@ bool ek__is_folder(const char *path);
 ek_status ek__path_in(char **path, const char *folder, const char *name);
 
 /*
- * Opens them all, with the errors of safetensors.h: close it in any case. An index that is not JSON,
- * has no weight_map, or names something outside its folder is EK_ERR_CORRUPT.
+ * Opens them all, with the errors of safetensors.h: close it in any case. An index that is not
+ * JSON, has no weight_map, or names something outside its folder is EK_ERR_CORRUPT.
  */
 ek_status ek__weight_files_open(struct ek__weight_files *set, const char *path);
 void ek__weight_files_close(struct ek__weight_files *set);

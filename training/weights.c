@@ -2,8 +2,8 @@
  * weights.c - parameters and buffers in files, by names that a table turns.
  *
  * A list of what there is (the entries of state.h up to the optimizer's) is made, with the tensors
- * of the file that each is made of, its sources: most often one, or several rows of the table, which
- * follow each other in dimension 0. All of them are compared with the file before anything is
+ * of the file that each is made of, its sources: most often one, or several rows of the table,
+ * which follow each other in dimension 0. All of them are compared with the file before anything is
  * written. Then the numbers go through PIECE bytes of host memory, so that no second copy of the
  * model is needed. A matrix that the file has transposed is in host memory whole, and is turned in
  * blocks of rows.
@@ -42,6 +42,7 @@ struct source {
 struct weight {
   ek_state_info info;
   bool transposed;
+  bool averaged; /* a save takes the average that the optimizer keeps */
   struct source *sources;
   size_t count;
 };
@@ -53,6 +54,7 @@ struct weights {
   size_t prefix; /* the length of the prefix of names in the file */
   char *piece;   /* of PIECE bytes, or of a row of a transposed matrix */
   char *whole;   /* of the largest transposed matrix; NULL: there is none */
+  char average[EK_STATE_NAME_SIZE]; /* of the averages, before the parameter: "adamw/average/" */
 };
 
 static void close_weights(struct weights *w) {
@@ -424,6 +426,8 @@ static ek_status load(ek_data_parallel_model *model, const char *path,
   EK__NOT_NULL("ek_weights_load", path);
   EK__MODEL_ENTER(model, "ek_weights_load");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_weights_options"));
+  EK__FAIL_IF(o.average, EK_ERR_INVALID_ARGUMENT,
+              "ek_weights_options: average is of saves, expected false for a load");
   if (o.names == NULL && o.name_count == 0 && ek__is_folder(path)) {
     ek__weights_own_names(&o, model);
   }
@@ -455,6 +459,7 @@ ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
 
 struct save {
   const ek_data_parallel_model *model;
+  const char *average; /* of the weights */
   ek_safetensors_writer *writer; /* NULL: process 0 writes */
   const struct source *sources;
 };
@@ -466,10 +471,43 @@ static ek_status write_piece(const struct save *save, const struct source *sourc
                               ek_tensor_bytes(piece));
 }
 
+/* Which weights have an average: its entries are in the order of the parameters. */
+static ek_status find_averages(struct weights *w, const ek_data_parallel_model *model) {
+  static const char state[] = "/average/";
+  const size_t entries = ek_state_count(model);
+  size_t next = 0, found = 0;
+  EK__FAIL_IF(model->step.taken == 0, EK_ERR_STATE,
+              "ek_weights_options.average: no step was taken, so there is no average");
+  for (size_t i = w->count; i < entries; i++) {
+    ek_state_info info;
+    EK_TRY(ek_state_entry(&info, model, i));
+    const char *at = strstr(info.name, state);
+    if (info.kind != EK_STATE_KIND_OPTIMIZER || at == NULL) continue;
+    const char *name = at + sizeof state - 1;
+    while (next < w->count && strcmp(w->list[next].info.name, name) != 0) next++;
+    if (next == w->count) break;
+    w->list[next].averaged = true;
+    (void)snprintf(w->average, sizeof w->average, "%.*s", (int)(name - info.name), info.name);
+    found++;
+  }
+  EK__FAIL_IF(found == 0, EK_ERR_STATE,
+              "ek_weights_options.average: the optimizer keeps no average, expected a rule of "
+              "ek_averaged_create()");
+  return EK_OK;
+}
+
+static ek_status read_weight(ek_tensor *host, const struct save *save, const struct weight *weight,
+                             int64_t first) {
+  char name[2 * EK_STATE_NAME_SIZE];
+  (void)snprintf(name, sizeof name, "%s%s", weight->averaged ? save->average : "",
+                 weight->info.name);
+  return ek_state_read_part(host, save->model, name, first);
+}
+
 static ek_status save_piece(void *context, const struct weight *weight,
                             const struct source *source, ek_tensor *piece, int64_t first) {
   const struct save *save = context;
-  EK_TRY(ek_state_read_part(piece, save->model, weight->info.name, first));
+  EK_TRY(read_weight(piece, save, weight, first));
   return write_piece(save, source, piece);
 }
 
@@ -489,7 +527,7 @@ static ek_status save_weights(const struct weights *w, struct save *save) {
     }
     const int64_t *shape = weight->info.like.shape;
     ek_tensor whole = flat(weight, w->whole, ek_tensor_count(&weight->info.like));
-    EK_TRY(ek_state_read_part(&whole, save->model, weight->info.name, 0));
+    EK_TRY(read_weight(&whole, save, weight, 0));
     EK_TRY(turned_pieces(w, weight, shape[0], shape[1], save_turned, save));
   }
   return save->writer == NULL ? EK_OK : ek_safetensors_finish(save->writer);
@@ -526,9 +564,10 @@ static ek_status save(const ek_data_parallel_model *model, const char *path,
   EK__MODEL_ENTER(model, "ek_weights_save");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_weights_options"));
   EK_TRY(open_weights(&w, model, &o));
-  ek_status status = EK_OK;
   context.sources = w.sources;
-  if (ek_world_process(ek__group_world(model->run.group)) == 0) {
+  context.average = w.average;
+  ek_status status = o.average ? find_averages(&w, model) : EK_OK;
+  if (status == EK_OK && ek_world_process(ek__group_world(model->run.group)) == 0) {
     status = create_file(&context.writer, &w, path);
   }
   if (status == EK_OK) status = save_weights(&w, &context);

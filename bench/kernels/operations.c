@@ -14,6 +14,7 @@ CALL(zero) { return (void)p, ek_op_zero(s, t[0]); }
 CALL(fill) { return ek_op_fill(s, t[0], p->real[0]); }
 CALL(copy) { return (void)p, ek_op_copy(s, t[0], t[1]); }
 CALL(add) { return (void)p, ek_op_add(s, t[0], t[1], t[2]); }
+CALL(lerp) { return ek_op_lerp(s, t[0], t[1], t[2], p->real[0]); }
 CALL(scale) { return ek_op_scale(s, t[0], t[1], p->real[0]); }
 CALL(add_bias) { return (void)p, ek_op_add_bias(s, t[0], t[1]); }
 CALL(column_sum) { return ek_op_column_sum(s, t[0], t[1], p->real[0]); }
@@ -242,6 +243,7 @@ const struct operation operations[] = {
     OP(fill, OUT("y", "RC", ANY_SHAPE)),
     OP(copy, OUT("y", "RC", .any_type = true), IN("x", "RC", .any_type = true)),
     OP(add, OUT("y", "RC", MAY_BE(1 << 1 | 1 << 2)), IN("a", "RC"), IN("b", "RC")),
+    OP(lerp, OUT("y", "RC", MAY_BE(1 << 1 | 1 << 2)), IN("a", "RC"), IN("b", "RC")),
     OP(scale, OUT("y", "RC", MAY_BE(1 << 1)), IN("x", "RC")),
     OP(add_bias, UPDATED("x", "RC"), IN("bias", "C")),
     OP(column_sum, OUT("y", "C", SUM), IN("x", "RC")),

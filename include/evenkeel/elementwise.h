@@ -29,6 +29,10 @@ EK_API EK_CHECKED ek_status ek_op_add(ek_stream *stream, ek_tensor *y, const ek_
 EK_API EK_CHECKED ek_status ek_op_scale(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
                                         double factor);
 
+/* y = a + weight * (b - a), from a to b (torch.lerp for weights below 1/2); y may be a or b. */
+EK_API EK_CHECKED ek_status ek_op_lerp(ek_stream *stream, ek_tensor *y, const ek_tensor *a,
+                                       const ek_tensor *b, double weight);
+
 typedef enum ek_binary {
   EK_BINARY_ADD = 0,
   EK_BINARY_SUBTRACT = 1,

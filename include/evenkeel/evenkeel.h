@@ -94,6 +94,7 @@
  *
  *     sgd.h                      gradient descent with momentum
  *     adamw.h                    AdamW and Adam
+ *     averaged.h                 any rule, with a running average of the weights
  *     schedule.h                 the learning rate as a function of the step
  *     loss_scale.h               for gradients in f16
  *
@@ -180,6 +181,7 @@
 
 #include <evenkeel/adamw.h>
 #include <evenkeel/advise.h>
+#include <evenkeel/averaged.h>
 #include <evenkeel/chain.h>
 #include <evenkeel/checkpoint.h>
 #include <evenkeel/communicator.h>

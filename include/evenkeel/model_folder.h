@@ -5,7 +5,7 @@
  *     EK_TRY(ek_model_from_folder(&module, "llama-3-8b", NULL));          // config.json
  *     EK_TRY(ek_trainer_open(&trainer, "cuda", module, loss, rule, NULL));
  *     EK_TRY(ek_weights_load(ek_trainer_model(trainer), "llama-3-8b", NULL));
- *     EK_TRY(ek_model_to_folder(ek_trainer_model(trainer), "fine-tuned"));
+ *     EK_TRY(ek_model_to_folder(ek_trainer_model(trainer), "fine-tuned", NULL));
  *
  * The devices, the mode and the number of processes may be any. The weights go through 16 MiB of
  * host memory (weights.h), so a model needs no second copy of itself there.
@@ -26,6 +26,7 @@
 #include <evenkeel/cross_entropy.h>
 #include <evenkeel/data_parallel_model.h>
 #include <evenkeel/recompute.h>
+#include <evenkeel/weights.h>
 
 EK_BEGIN_DECLARATIONS
 
@@ -63,14 +64,16 @@ EK_API EK_CHECKED ek_status ek_model_from_folder(ek_module **module, const char 
 /*
  * Writes config.json, of the facts that the model's module declares (ek_module_ops.facts), and
  * model.safetensors, with the names that it declares (ek_module_ops.weight_names), in the model's
- * type. Makes the folder if it is not there. In a world, process 0 writes. Each of the two files
+ * type. `options` may ask for averages (averaged.h) and for other names; NULL: neither. Makes the
+ * folder if it is not there. In a world, process 0 writes. Each of the two files
  * appears when it is complete, and replaces an old one.
  * EK_ERR_UNSUPPORTED  no module of the model declares names; or the model has no values (plan)
  * EK_ERR_STATE        the folder has model.safetensors.index.json: which weights are the model's
  *                     would be unclear
  */
 EK_API EK_CHECKED ek_status ek_model_to_folder(const ek_data_parallel_model *model,
-                                               const char *folder);
+                                               const char *folder,
+                                               const ek_weights_options *options);
 
 EK_END_DECLARATIONS
 

@@ -28,9 +28,15 @@ typedef struct ek_weights_options {
   /* Of the names in the file, except those that are `bare` in the table; at most 600 bytes. A load
    * takes names without it, too, and bare ones with it. NULL: "" */
   const char *prefix;
+  /* A save only: instead of each parameter that is trained, the average of it that the optimizer
+   * keeps (averaged.h). */
+  bool average;
 } ek_weights_options;
 #define EK_WEIGHTS_OPTIONS_INIT                                                                    \
-  { .size = sizeof(ek_weights_options), .names = NULL, .name_count = 0, .prefix = NULL }
+  {                                                                                                \
+    .size = sizeof(ek_weights_options), .names = NULL, .name_count = 0, .prefix = NULL,            \
+    .average = false                                                                               \
+  }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_weights_options_init(ek_weights_options *options, size_t size);
 
@@ -45,15 +51,19 @@ EK_API EK_CHECKED ek_status ek_weights_options_init(ek_weights_options *options,
  * the results would be wrong without an error.
  * EK_ERR_MISMATCH          the file lacks one, or has it in another shape: the message names it
  * EK_ERR_TYPE              the file has one in a type without fractions
- * EK_ERR_INVALID_ARGUMENT  config.json contradicts the model: the message names the key
+ * EK_ERR_INVALID_ARGUMENT  config.json contradicts the model: the message names the key; `average`
  * EK_ERR_CORRUPT           config.json or the index is not a JSON object as it should be
  * and the errors of safetensors.h
  */
 EK_API EK_CHECKED ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
                                             const ek_weights_options *options);
 
-/* Writes the parameters and buffers in the model's type; the file appears once it is complete. Tied
- * parameters are written once, under the name of their source. */
+/*
+ * Writes the parameters and buffers in the model's type; the file appears once it is complete. Tied
+ * parameters are written once, under the name of their source.
+ * EK_ERR_STATE  `average` without an optimizer that keeps one, or before its first step
+ * and the errors of state.h and safetensors.h
+ */
 EK_API EK_CHECKED ek_status ek_weights_save(const ek_data_parallel_model *model, const char *path,
                                             const ek_weights_options *options);
 

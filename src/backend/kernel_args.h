@@ -70,7 +70,7 @@ struct ek__elementwise_args { /* which of them are used depends on the kernel */
   void *y;
   const void *a, *b;
   int64_t count;
-  double value; /* fill, scale, column_sum's beta */
+  double value; /* fill, scale, lerp's weight, column_sum's beta */
   struct ek__types types;
 };
 

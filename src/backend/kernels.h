@@ -26,6 +26,7 @@
   ROW(fill, elementwise, COUNT)                                                                    \
   ROW(add, elementwise, COUNT)                                                                     \
   ROW(scale, elementwise, COUNT)                                                                   \
+  ROW(lerp, elementwise, COUNT)                                                                    \
   ROW(binary, binary, OWN) /* ranges of elements, with a spread of rows */                         \
   ROW(unary, unary, COUNT)                                                                         \
   ROW(row_sum, row, ROWS)                                                                          \

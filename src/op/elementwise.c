@@ -60,6 +60,20 @@ ek_status ek_op_scale(ek_stream *stream, ek_tensor *y, const ek_tensor *x, doubl
   return op.kernels == NULL ? EK_OK : op.kernels->scale(stream, &args);
 }
 
+ek_status ek_op_lerp(ek_stream *stream, ek_tensor *y, const ek_tensor *a, const ek_tensor *b,
+                     double weight) {
+  enum { Y, A, B, COUNT };
+  struct ek__op op;
+  struct ek__elementwise_args args = {.value = weight};
+  const struct ek__operand operands[] = {[Y] = EK__WRITE(y, VALUE, EK__IS(SAME, A), .to = &args.y,
+                                                         .may_be = EK__OPERAND(A) | EK__OPERAND(B)),
+                                         [A] = EK__READ(a, VALUE, .to = &args.a),
+                                         [B] = EK__READ(b, VALUE, EK__IS(SAME, A), .to = &args.b)};
+  EK_TRY(ek__op_begin(&op, "lerp", stream, operands, COUNT, &args.types));
+  args.count = ek__op_elements(&op, Y);
+  return op.kernels == NULL ? EK_OK : op.kernels->lerp(stream, &args);
+}
+
 /* ---- two operands, and one ---- */
 
 _Static_assert(EK__ADD == (int)EK_BINARY_ADD && EK__SUBTRACT == (int)EK_BINARY_SUBTRACT &&

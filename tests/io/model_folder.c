@@ -1,8 +1,8 @@
 /*
- * model_folder.c FOLDER OUT DEVICES MODE: for model_folder.py, which made the folder with the package
- * transformers, and compares what is left in OUT: the logits of FOLDER/tokens, a folder with the same
- * model, the losses of ten steps of AdamW and a folder after them, and a folder after one step of
- * gradient descent at rate 1, from which the gradients follow.
+ * model_folder.c FOLDER OUT DEVICES MODE: for model_folder.py, which made the folder with the
+ * package transformers, and compares what is left in OUT: the logits of FOLDER/tokens, a folder with
+ * the same model, the losses of ten steps of AdamW and a folder after them, and a folder after one
+ * step of gradient descent at rate 1, from which the gradients follow.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,7 +79,7 @@ static ek_status train(ek_trainer *trainer, int steps) {
 static ek_status put(ek_trainer *trainer, const char *name) {
   char path[PATH];
   (void)snprintf(path, sizeof path, "%s/%s", out, name);
-  return ek_model_to_folder(ek_trainer_model(trainer), path);
+  return ek_model_to_folder(ek_trainer_model(trainer), path, NULL);
 }
 
 static ek_status run(void) {

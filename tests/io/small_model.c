@@ -1,6 +1,6 @@
 /*
- * small_model.c FOLDER TOKENS: a folder with a small Llama, and a file of tokens with a rhythm that it
- * can learn, for check_fine_tune.sh.
+ * small_model.c FOLDER TOKENS: a folder with a small Llama, and a file of tokens with a rhythm that
+ * it can learn, for check_fine_tune.sh.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -25,7 +25,7 @@ static ek_status write_folder(const char *folder) {
   EK_TRY_GOTO(status, ek_llama_create(&module, &options), cleanup);
   EK_TRY_GOTO(status, ek_group_open(&group, "cpu:1", NULL), cleanup);
   EK_TRY_GOTO(status, ek_data_parallel_model_open(&model, group, module, NULL), cleanup);
-  status = ek_model_to_folder(model, folder);
+  status = ek_model_to_folder(model, folder, NULL);
 cleanup:
   ek_data_parallel_model_free(model);
   if (ek_group_close(group) != EK_OK && status == EK_OK) status = EK_ERR_STATE;

@@ -5,6 +5,8 @@
  *   zero fill copy relu   equal: nothing is rounded
  *   add add_bias          u |a + b|: one rounding
  *   scale                 2 u |f x|: the factor is rounded to the type, then the product
+ *   lerp                  u (3 w |b - a| + 2 |y|): the weight, the difference and the product, then
+ *                         the sum and the number that it is compared with
  *   column_sum            (R + 2) u (|beta y| + sum |x|) for R rows: any order of R additions;
  *                         equal for whole numbers
  *   gelu                  8 u |x|: t = tanh(z) has an absolute error of 2 u from tanh and of at
@@ -61,7 +63,11 @@ CK_RIG_CASES(add_and_scale, c, COUNTS) {
   double *a = ck_values(rig, n, -2, 2), *b = ck_values(rig, n, -2, 2);
   double *sum = ck_zeros(rig, n), *sum_bound = ck_zeros(rig, n);
   double *product = ck_zeros(rig, n), *product_bound = ck_zeros(rig, n);
+  double *between = ck_zeros(rig, n), *between_bound = ck_zeros(rig, n);
   for (int64_t i = 0; i < n; i++) {
+    between[i] = (double)(a[i] + 0.3L * ((long double)b[i] - a[i]));
+    /* The difference, its product, the weight's own rounding; the sum, and `between` itself. */
+    between_bound[i] = rig->unit * (3 * 0.3 * fabs(b[i] - a[i]) + 2 * fabs(between[i]));
     sum[i] = (double)((long double)a[i] + b[i]);
     sum_bound[i] = rig->unit * fabs(sum[i]);
     product[i] = (double)((long double)a[i] * 0.3);
@@ -74,6 +80,15 @@ CK_RIG_CASES(add_and_scale, c, COUNTS) {
   ck_set(y, NULL);
   ck_ok(ek_op_scale(rig->stream, y, ta, 0.3));
   ck_fits(rig, "scale", y, product, product_bound, n);
+
+  ck_ok(ek_op_lerp(rig->stream, y, ta, tb, 0.3));
+  ck_fits(rig, "lerp", y, between, between_bound, n);
+  ck_set(y, a);
+  ck_ok(ek_op_lerp(rig->stream, y, y, tb, 0.3));
+  ck_fits(rig, "lerp into a", y, between, between_bound, n);
+  ck_set(y, b);
+  ck_ok(ek_op_lerp(rig->stream, y, ta, y, 0.3));
+  ck_fits(rig, "lerp into b", y, between, between_bound, n);
 
   ck_ok(ek_op_add(rig->stream, tb, ta, tb));
   ck_fits(rig, "add into b", tb, sum, sum_bound, n);

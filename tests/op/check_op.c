@@ -42,6 +42,7 @@ struct test {
 static const struct test tests[] = {
     {"copy", .reach = {UNTRIED, ALL(1)}},
     {"add", .reach = {UNTRIED, ALL(1), ALL(1)}},
+    {"lerp", .real = {0.25}, .reach = {UNTRIED, ALL(1), ALL(1)}},
     {"scale", .real = {0}, .reach = {UNTRIED, ALL(1)}},
     {"add_bias", .reach = {ALL(1), ALL(R)}},
     {"column_sum", .real = {1}, .reach = {ALL(1), ALL(1)}},

@@ -486,6 +486,16 @@ static ek_status load_weights(ek_data_parallel_model *model) {
   return EK_OK;
 }
 
+static ek_status shown_average(struct scene *s) {
+  ek_optimizer *adamw = NULL, *rule = NULL;
+  ek_status status;
+  (void)s;
+#include "averaged_1.inc"
+  if (status == EK_OK) ck_assert_uint_eq(rule->states, 3);
+  ek_optimizer_free(rule);
+  return status;
+}
+
 /* The folder is not there, so the piece ends at its first line. */
 static ek_status read_folder(ek_criterion *loss, ek_optimizer *rule) {
   ek_module *module = NULL;
@@ -879,6 +889,7 @@ static const struct {
               {"state.h", shown_state, 0},
               {"safetensors.h", shown_files, 0},
               {"checkpoint.h", shown_checkpoint, 0},
+              {"averaged.h", shown_average, 0},
               {"trace.h", shown_trace, 0},
               {"memory_snapshot.h", shown_snapshot, 0},
               {"metrics.h", shown_metrics, 0},

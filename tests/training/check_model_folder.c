@@ -1,6 +1,6 @@
 /*
- * check_model_folder.c - models in folders: what is written is read as the same model in every mode,
- * from one file or many; what is damaged or says something else is refused and changes nothing.
+ * check_model_folder.c - models in folders: what is written is read as the same model in every
+ * mode, from one file or many; what is damaged or says something else is refused.
  */
 #include "ck_folder.h"
 #include "ck_gpt.h"
@@ -94,7 +94,9 @@ static ek_status make_qwen(ek_module **module) {
   return make_llama_with(module, &rotary, true, true);
 }
 
-static ek_status make_read(ek_module **module) { return ek_model_from_folder(module, folder, NULL); }
+static ek_status make_read(ek_module **module) {
+  return ek_model_from_folder(module, folder, NULL);
+}
 
 static ek_status make_fused(ek_module **module) {
   ek_model_folder_options options = EK_MODEL_FOLDER_OPTIONS_INIT;
@@ -133,12 +135,12 @@ CK_LOOP(models_travel, CK_PLACEMENTS *MAKERS) {
   const int placement = _i % CK_PLACEMENTS;
   const bool comma = _i % 2 == 1 && ck_locale_comma();
   open_model(&from, makers[_i / CK_PLACEMENTS], "cpu:3", placement, 1);
-  if (!ck_no_files(ek_model_to_folder(from.model, folder))) {
+  if (!ck_no_files(ek_model_to_folder(from.model, folder, NULL))) {
     open_model(&to, make_read, "cpu:2", (placement + 2) % CK_PLACEMENTS, 2);
     ck_ok(ek_weights_load(to.model, folder, NULL));
     compare(&to, &from);
     /* The folder of the model that was read is the same again. */
-    ck_ok(ek_model_to_folder(to.model, folder));
+    ck_ok(ek_model_to_folder(to.model, folder, NULL));
     ck_ok(ek_weights_load(from.model, folder, NULL));
     compare(&to, &from);
   }
@@ -155,7 +157,7 @@ static ek_module *read_module(const ek_model_folder_options *options) {
 CK_TEST(a_fused_loss_is_the_programs_choice) {
   struct ck_training from;
   open_model(&from, make_qwen, "cpu:2", 2, 1);
-  if (!ck_no_files(ek_model_to_folder(from.model, folder))) {
+  if (!ck_no_files(ek_model_to_folder(from.model, folder, NULL))) {
     ek_module *module = NULL;
     ek_data_parallel_model *model = NULL;
     float there[VOCABULARY * WIDTH], back[VOCABULARY * WIDTH];
@@ -164,7 +166,7 @@ CK_TEST(a_fused_loss_is_the_programs_choice) {
     ck_assert_uint_eq(ek_module_targets(module), 1);
     ck_ok(ek_data_parallel_model_open(&model, from.group, module, NULL));
     ck_ok(ek_weights_load(model, folder, NULL));
-    ck_ok(ek_model_to_folder(model, folder));
+    ck_ok(ek_model_to_folder(model, folder, NULL));
     ck_ok(ek_tensor_host(&host, back, EK_F32, CK_SHAPE(VOCABULARY, WIDTH)));
     ck_ok(ek_state_read(&host, model, "tokens.weight"));
     ck_ok(ek_tensor_host(&host, there, EK_F32, CK_SHAPE(VOCABULARY, WIDTH)));
@@ -238,7 +240,7 @@ CK_TEST(many_files_are_one) {
   struct ck_training from, to;
   open_model(&from, make_llama, "cpu:2", 3, 1);
   open_model(&to, make_llama, "cpu:3", 1, 2);
-  if (!ck_no_files(ek_model_to_folder(from.model, folder))) {
+  if (!ck_no_files(ek_model_to_folder(from.model, folder, NULL))) {
     split();
     struct ck_state before = ck_state_take(to.model);
     for (size_t i = 0; i < sizeof indexes / sizeof *indexes; i++) {
@@ -247,7 +249,8 @@ CK_TEST(many_files_are_one) {
     }
     struct ck_state after = ck_state_take(to.model);
     ck_state_same("after refused indexes", &after, &before);
-    ck_fails(ek_model_to_folder(to.model, folder), EK_ERR_STATE, "index.json of another model");
+    ck_fails(ek_model_to_folder(to.model, folder, NULL), EK_ERR_STATE,
+             "index.json of another model");
     write_file("model.safetensors.index.json", two_files);
     ck_ok(ek_weights_load(to.model, folder, NULL));
     compare(&to, &from);
@@ -268,7 +271,8 @@ static const struct {
     {LLAMA(""), NULL, EK_OK},
     {LLAMA(", \"num_key_value_heads\": null, \"rope_scaling\": null"), NULL, EK_OK},
     {LLAMA(", \"head_dim\": 4, \"hidden_act\": \"silu\", \"attention_bias\": false"), NULL, EK_OK},
-    {LLAMA(", \"rope_parameters\": {\"rope_theta\": 5e5, \"rope_type\": \"default\"}"), NULL, EK_OK},
+    {LLAMA(", \"rope_parameters\": {\"rope_theta\": 5e5, \"rope_type\": \"default\"}"), NULL,
+     EK_OK},
     {LLAMA(", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}"), NULL, EK_OK},
     {"{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_embd\": 8, \"n_head\": 2}", NULL, EK_OK},
     {"", "byte 0", EK_ERR_CORRUPT},
@@ -347,9 +351,9 @@ CK_TEST(a_model_without_names_has_no_folder) {
   struct ck_training t;
   const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_REPLICATED);
   ck_training_open(&t, &setup);
-  ck_fails(ek_model_to_folder(NULL, folder), EK_ERR_INVALID_ARGUMENT, "model is NULL");
-  ck_fails(ek_model_to_folder(t.model, NULL), EK_ERR_INVALID_ARGUMENT, "folder is NULL");
-  ck_fails(ek_model_to_folder(t.model, folder), EK_ERR_UNSUPPORTED, "weight_names");
+  ck_fails(ek_model_to_folder(NULL, folder, NULL), EK_ERR_INVALID_ARGUMENT, "model is NULL");
+  ck_fails(ek_model_to_folder(t.model, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "folder is NULL");
+  ck_fails(ek_model_to_folder(t.model, folder, NULL), EK_ERR_UNSUPPORTED, "weight_names");
 }
 
 static const ek_weight_name shared[] = {
@@ -409,7 +413,8 @@ CK_TEST(tensors_are_made_of_several) {
   options.names = unknown;
   ck_fails(ek_weights_save(from.model, path, &options), EK_ERR_INVALID_ARGUMENT, "by n_heads, but");
   options.names = uneven;
-  ck_fails(ek_weights_save(from.model, path, &options), EK_ERR_MISMATCH, "tokens.weight has 7 rows");
+  ck_fails(ek_weights_save(from.model, path, &options), EK_ERR_MISMATCH,
+           "tokens.weight has 7 rows");
   options.names = turned;
   ck_fails(ek_weights_save(from.model, path, &options), EK_ERR_INVALID_ARGUMENT, "is transposed");
 }
@@ -419,7 +424,7 @@ CK_TEST(tensors_are_made_of_several) {
 CK_LOOP(every_allocation_fails_once, 3) {
   struct ck_training t;
   open_model(&t, make_qwen, "cpu:2", 4, 1);
-  if (!ck_no_files(ek_model_to_folder(t.model, folder))) {
+  if (!ck_no_files(ek_model_to_folder(t.model, folder, NULL))) {
     if (_i == 1) split();
     struct ck_state before = ck_state_take(t.model);
     for (uint64_t n = 1;; n++) {
@@ -427,7 +432,7 @@ CK_LOOP(every_allocation_fails_once, 3) {
       ek_host_memory_fail_at(n);
       const ek_status status = _i == 0   ? ek_model_from_folder(&module, folder, NULL)
                                : _i == 1 ? ek_weights_load(t.model, folder, NULL)
-                                         : ek_model_to_folder(t.model, folder);
+                                         : ek_model_to_folder(t.model, folder, NULL);
       ek_host_memory_fail_at(0);
       ek_module_free(module);
       if (status == EK_OK) break;
@@ -443,10 +448,11 @@ CK_LOOP(every_allocation_fails_once, 3) {
 CK_TEST(folders_that_are_none) {
   struct ck_training t;
   open_model(&t, make_llama, "cpu:2", 2, 1);
-  if (!ck_no_files(ek_model_to_folder(t.model, folder))) {
+  if (!ck_no_files(ek_model_to_folder(t.model, folder, NULL))) {
     struct ck_state before = ck_state_take(t.model);
-    ck_fails(ek_model_to_folder(t.model, in_folder("config.json")), EK_ERR_IO, "config.json");
-    ck_fails(ek_model_to_folder(t.model, in_folder("no/folder")), EK_ERR_NOT_FOUND, "no/folder");
+    ck_fails(ek_model_to_folder(t.model, in_folder("config.json"), NULL), EK_ERR_IO, "config.json");
+    ck_fails(ek_model_to_folder(t.model, in_folder("no/folder"), NULL), EK_ERR_NOT_FOUND,
+             "no/folder");
     ck_fails(ek_weights_load(t.model, in_folder("config.json"), NULL), EK_ERR_CORRUPT, "");
     ck_assert_int_eq(truncate(in_folder("model.safetensors"), 4000), 0);
     ck_fails(ek_weights_load(t.model, folder, NULL), EK_ERR_CORRUPT, "model.safetensors");

@@ -142,7 +142,7 @@ CK_TEST(what_does_not_fit_changes_nothing) {
   ck_training_open(&other, &mlp);
   if (!no_files(&other)) {
     struct ck_state before = ck_state_take(t.model);
-    const ek_weights_options no_names = {sizeof no_names, NULL, 3, NULL};
+    const ek_weights_options no_names = {sizeof no_names, NULL, 3, NULL, false};
     ck_fails(ek_weights_load(t.model, path, NULL), EK_ERR_MISMATCH, "has no tokens.weight");
     ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_MISMATCH, "has no wte.weight, which");
     ck_fails(ek_weights_load(t.model, path, &no_names), EK_ERR_INVALID_ARGUMENT, "names is NULL");

@@ -37,6 +37,13 @@ void ek__add_f64(const void *raw, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) y[i] = a[i] + b[i];
 }
 
+void ek__lerp_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  const double *a = args->a, *b = args->b;
+  double *y = args->y;
+  for (int64_t i = begin; i < end; i++) y[i] = a[i] + args->value * (b[i] - a[i]);
+}
+
 void ek__scale_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__elementwise_args *args = raw;
   const double *x = args->a;

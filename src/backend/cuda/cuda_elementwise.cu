@@ -1,5 +1,5 @@
 /*
- * cuda_elementwise.cu - fill, add, scale, and the operations that programs build modules from.
+ * cuda_elementwise.cu - fill, add, scale, lerp, and what programs build modules from.
  *
  * All are bound by memory: f32 reads and writes 4 bytes each, so add moves 12 bytes an element, and
  * a binary operation with a spread 8. The operation is a number of the launch, the same in all
@@ -29,6 +29,12 @@ template <class S> struct times {
   __device__ S operator()(S a, S) const { return a * factor; }
 };
 
+template <class S> struct part_of_way {
+  static constexpr int inputs = 2;
+  S weight;
+  __device__ S operator()(S a, S b) const { return a + weight * (b - a); }
+};
+
 template <class T, class S>
 cudaError_t fill(const struct ek__cuda_place *at, const struct ek__elementwise_args *args) {
   return map<T, S>(at->stream, args->y, NULL, NULL, args->count, fill_with<S>{(S)args->value});
@@ -42,6 +48,12 @@ cudaError_t add(const struct ek__cuda_place *at, const struct ek__elementwise_ar
 template <class T, class S>
 cudaError_t scale(const struct ek__cuda_place *at, const struct ek__elementwise_args *args) {
   return map<T, S>(at->stream, args->y, args->a, NULL, args->count, times<S>{(S)args->value});
+}
+
+template <class T, class S>
+cudaError_t lerp(const struct ek__cuda_place *at, const struct ek__elementwise_args *args) {
+  return map<T, S>(at->stream, args->y, args->a, args->b, args->count,
+                   part_of_way<S>{(S)args->value});
 }
 
 template <class S> struct combined {
@@ -117,5 +129,6 @@ cudaError_t unary(const struct ek__cuda_place *at, const struct ek__unary_args *
 EK_CUDA_LAUNCHER(fill, elementwise)
 EK_CUDA_LAUNCHER(add, elementwise)
 EK_CUDA_LAUNCHER(scale, elementwise)
+EK_CUDA_LAUNCHER(lerp, elementwise)
 EK_CUDA_LAUNCHER(binary, binary)
 EK_CUDA_LAUNCHER(unary, unary)

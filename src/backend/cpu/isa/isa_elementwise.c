@@ -74,6 +74,19 @@ void EK_ISA_NAME(scale)(const void *raw, int64_t begin, int64_t end) {
   });
 }
 
+void EK_ISA_NAME(lerp)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  value *y = args->y;
+  const value *a = args->a, *b = args->b;
+  const float weight = (float)args->value;
+  X_PAIRS(begin, end, {
+    const struct pair to = x_get_pair(b + i, n);
+    struct pair v = x_get_pair(a + i, n);
+    X_BOTH(v.of[j] += weight * (to.of[j] - v.of[j]));
+    x_put_pair(y + i, x_quiet_pair(v), n);
+  });
+}
+
 /* v OP= operand, by kind; each loop is compiled for itself. */
 #define BINARY(args, LOOP)                                                                         \
   switch ((args)->kind) {                                                                          \

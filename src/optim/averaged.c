@@ -1,0 +1,87 @@
+/*
+ * averaged.c - a rule around another one: it has that rule's table, states and name, and one state
+ * more, which it updates after the rule.
+ */
+#include <evenkeel/averaged.h>
+
+#include <string.h>
+
+#include <evenkeel/elementwise.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "core/options.h"
+
+struct averaged {
+  ek_optimizer base;
+  ek_optimizer *rule;
+  double decay;
+  ek_optimizer_ops ops; /* of this rule: those of the other one, with the functions of this file */
+  const char *names[EK_MAX_OPTIMIZER_STATES];
+};
+
+static const char average_name[] = "average";
+
+static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
+                              const ek_update *update) {
+  const struct averaged *a = (const struct averaged *)self;
+  EK__FAIL_IF(update == NULL || update->states == NULL, EK_ERR_INVALID_ARGUMENT, "%s: %s is NULL",
+              self->ops->kind, update == NULL ? "update" : "update->states");
+  EK_TRY(a->rule->ops->update(a->rule, stream, update));
+  ek_tensor *average = &update->states[a->rule->states];
+  if (update->step == 1) return ek_op_copy(stream, average, update->parameters);
+  return ek_op_lerp(stream, average, average, update->parameters, 1 - a->decay);
+}
+
+static void release(ek_optimizer *self) {
+  ek_optimizer_free(((struct averaged *)self)->rule);
+  ek__free(self);
+}
+
+/* The names of the rule's states, or the numbers that stand for them, then "average". */
+static ek_status name_states(struct averaged *made) {
+  static const char *const numbers[EK_MAX_OPTIMIZER_STATES] = {"0", "1", "2", "3"};
+  const ek_optimizer_ops *own = made->rule->ops;
+  const bool named = EK__TABLE_SLOT(own, state_names) != NULL;
+  for (size_t i = 0; i < made->rule->states; i++) {
+    made->names[i] = named ? own->state_names[i] : numbers[i];
+    EK__FAIL_IF(strcmp(made->names[i], average_name) == 0, EK_ERR_INVALID_ARGUMENT,
+                "averaged: the rule %s has a state called average, expected a rule without one",
+                own->kind);
+  }
+  made->names[made->rule->states] = average_name;
+  return EK_OK;
+}
+
+ek_status ek_averaged_create(ek_optimizer **optimizer, ek_optimizer *rule, double decay) {
+  struct averaged *made = NULL;
+  EK__NOT_NULL("ek_averaged_create", optimizer, rule);
+  EK__FAIL_IF(!(decay >= 0.0 && decay < 1.0), EK_ERR_INVALID_ARGUMENT,
+              "averaged: decay is %g, expected 0 <= decay < 1", decay);
+  EK__FAIL_IF(rule->states >= EK_MAX_OPTIMIZER_STATES, EK_ERR_INVALID_ARGUMENT,
+              "averaged: the rule %s has %zu states, expected at most %d", rule->ops->kind,
+              rule->states, EK_MAX_OPTIMIZER_STATES - 1);
+  EK_TRY(ek__new(&made, 1, sizeof *made, "averaged"));
+  made->rule = rule;
+  made->decay = decay;
+  ek_status status = name_states(made);
+  made->ops = (ek_optimizer_ops){.size = sizeof made->ops,
+                                 .kind = rule->ops->kind,
+                                 .update = update_range,
+                                 .free = release,
+                                 .types = EK__TABLE_SLOT(rule->ops, types),
+                                 .state_names = made->names,
+                                 .writes_copy = EK__TABLE_SLOT(rule->ops, writes_copy),
+                                 .takes_decay = EK__TABLE_SLOT(rule->ops, takes_decay)};
+  if (status == EK_OK) {
+    status = ek_optimizer_init(&made->base, &made->ops, rule->states + 1, rule->learning_rate,
+                               rule->clip_norm);
+  }
+  if (status != EK_OK) {
+    ek__free(made);
+    return status;
+  }
+  (void)ek_optimizer_share(rule);
+  *optimizer = &made->base;
+  return EK_OK;
+}

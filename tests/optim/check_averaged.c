@@ -1,0 +1,157 @@
+/*
+ * check_averaged.c - the running average of weights: its formula step after step, over devices in
+ * every mode, through a saved state, and as the weights of a file.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <evenkeel/adamw.h>
+#include <evenkeel/averaged.h>
+#include <evenkeel/sgd.h>
+#include <evenkeel/state.h>
+#include <evenkeel/weights.h>
+
+#include "ck_folder.h"
+#include "ck_optimizer.h"
+#include "ck_state.h"
+#include "ck_training.h"
+
+#define DECAY 0.75
+
+static ek_optimizer *make_adamw(void) {
+  ek_optimizer *rule = NULL;
+  ck_ok(ek_adamw_create(&rule, NULL));
+  return rule;
+}
+
+static ek_optimizer *averaged(ek_optimizer *rule, double decay) {
+  ek_optimizer *made = NULL;
+  ck_ok(ek_averaged_create(&made, rule, decay));
+  ek_optimizer_free(rule);
+  return made;
+}
+
+/* Numbers with few bits, so that all is exact: gradient descent at rate 1/2, decay 3/4. */
+CK_RIG_LOOP(the_average_follows, CK_VARIANTS) {
+  ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
+  ek_optimizer *rule = NULL;
+  const double start[] = {1, -2, 3}, gradient[] = {4, 8, -16};
+  double p[3] = {0}, average[3] = {0};
+  sgd.learning_rate = 0.5;
+  ck_ok(ek_sgd_create(&rule, &sgd));
+  struct ck_range range = ck_range_open(rig, averaged(rule, DECAY), start, 3);
+  ck_assert_uint_eq(range.optimizer->states, 1);
+  for (int step = 0; step < 5; step++) {
+    ck_range_step(&range, gradient, NULL);
+    for (int i = 0; i < 3; i++) {
+      p[i] = (step == 0 ? start[i] : p[i]) - 0.5 * gradient[i];
+      average[i] = step == 0 ? p[i] : average[i] + (1 - DECAY) * (p[i] - average[i]);
+    }
+    ck_same_bits("parameters", ck_read(rig, range.parameters), p, 3);
+    ck_same_bits("average", ck_read(rig, &range.states[0]), average, 3);
+  }
+}
+
+CK_TEST(what_is_averaged_is_checked) {
+  ek_optimizer *made = NULL, *adamw = make_adamw(), *once = NULL, *twice = NULL;
+  ck_fails(ek_averaged_create(NULL, adamw, 0.5), EK_ERR_INVALID_ARGUMENT, "optimizer is NULL");
+  ck_fails(ek_averaged_create(&made, NULL, 0.5), EK_ERR_INVALID_ARGUMENT, "rule is NULL");
+  static const double decays[] = {-0.1, 1, 2, (double)NAN};
+  for (size_t i = 0; i < sizeof decays / sizeof *decays; i++) {
+    ck_fails(ek_averaged_create(&made, adamw, decays[i]), EK_ERR_INVALID_ARGUMENT,
+             "expected 0 <= decay < 1");
+  }
+  ck_ok(ek_averaged_create(&once, adamw, 0));
+  ck_assert_str_eq(once->ops->kind, "adamw");
+  ck_assert_str_eq(once->ops->state_names[2], "average");
+  ck_assert(once->learning_rate == adamw->learning_rate);
+  ck_fails(ek_averaged_create(&twice, once, 0.5), EK_ERR_INVALID_ARGUMENT, "called average");
+  ck_assert_ptr_null(made);
+  ck_assert_ptr_null(twice);
+  ek_optimizer_free(once);
+  ek_optimizer_free(adamw);
+}
+
+/* ---- over devices ---- */
+
+static ek_status make_rule(ek_optimizer **rule) {
+  ek_optimizer *adamw = make_adamw();
+  const ek_status status = ek_averaged_create(rule, adamw, DECAY);
+  ek_optimizer_free(adamw);
+  return status;
+}
+
+static void open_training(struct ck_training *t, int placement) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", EK_MODE_GATHER);
+  setup.optimizer = make_rule;
+  ck_setup_place(&setup, placement);
+  ck_training_open(t, &setup);
+}
+
+static void take_step(struct ck_training *t, int number) {
+  const struct ck_batch batch = ck_batch_make(ck_workload("gpt"), EK_F32, 7, 0, (uint64_t)number);
+  ck_ok(ck_training_step(t, &batch, NULL));
+}
+
+enum { COUNT = 13 * 8 };
+
+static void read_entry(double out[COUNT], const struct ck_training *t, const char *name) {
+  ek_tensor host;
+  ck_ok(ek_tensor_host(&host, out, EK_F64, CK_SHAPE(COUNT)));
+  ck_ok(ek_state_read(&host, t->model, name));
+}
+
+/* The state is the average of the weights that the steps have left, in every mode; a file gets it
+ * in place of the weights. */
+CK_LOOP(averages_of_a_model, CK_PLACEMENTS) {
+  static const char weight[] = "tokens.weight", state[] = "adamw/average/tokens.weight";
+  char folder[CK_FOLDER_SIZE], path[96];
+  struct ck_training t, other;
+  double p[COUNT], average[COUNT] = {0}, got[COUNT];
+  ek_weights_options options = EK_WEIGHTS_OPTIONS_INIT;
+  options.average = true;
+  open_training(&t, _i);
+  ck_folder_make(folder);
+  (void)snprintf(path, sizeof path, "%s/weights", folder);
+  ck_fails(ek_weights_save(t.model, path, &options), EK_ERR_STATE, "no step was taken");
+  ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_INVALID_ARGUMENT,
+           "average is of saves");
+  for (int step = 0; step < 4; step++) {
+    take_step(&t, step);
+    read_entry(p, &t, weight);
+    read_entry(got, &t, state);
+    for (int i = 0; i < COUNT; i++) {
+      const double before = average[i];
+      average[i] = step == 0 ? p[i] : before + (1 - DECAY) * (p[i] - before);
+      /* Three roundings to f32 a step, each damped by the decay: 3 / (1 - decay) of them. */
+      const double bound = 12 * 0x1p-24 * (fabs(p[i]) + fabs(average[i]) + fabs(before));
+      ck_assert_msg(fabs(got[i] - average[i]) <= (step == 0 ? 0 : bound), "%d: %g, not %g", i,
+                    got[i], average[i]);
+      average[i] = got[i];
+    }
+  }
+  if (!ck_no_files(ek_weights_save(t.model, path, &options))) {
+    open_training(&other, (_i + 1) % CK_PLACEMENTS);
+    ck_ok(ek_weights_load(other.model, path, NULL));
+    read_entry(p, &other, weight);
+    ck_same_bits("weights of the file", p, average, COUNT);
+    (void)unlink(path);
+  }
+  ck_folder_remove(folder);
+}
+
+/* A plain rule keeps none. */
+CK_TEST(a_rule_without_averages) {
+  struct ck_training t;
+  ek_weights_options options = EK_WEIGHTS_OPTIONS_INIT;
+  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_SHARDED);
+  setup.optimizer = ck_plain_adamw;
+  options.average = true;
+  ck_training_open(&t, &setup);
+  take_step(&t, 0);
+  ck_fails(ek_weights_save(t.model, "weights", &options), EK_ERR_STATE, "keeps no average");
+}
+
+CK_SUITE("averaged")
