@@ -27,7 +27,7 @@ struct choice {
 
 static enum precision bench_precision(const ek_settings *settings) {
   enum precision precision = PRECISION_F32;
-  while (training_precision(precision) != settings->precision) precision++;
+  while (precision_value(precision) != settings->precision) precision++;
   return precision;
 }
 
@@ -76,7 +76,7 @@ static ek_status plan(ek_advice *advice, size_t *count, const struct options *op
                                   .recompute = options->shape.recompute,
                                   .fused_loss = options->fused_loss,
                                   .micro_batches = options->shape.micro_batches,
-                                  .precision = training_precision(precision)};
+                                  .precision = precision_value(precision)};
     EK_TRY(plan_mode(advice, count, options, task, settings));
   }
   qsort(advice, *count, sizeof *advice, by_time);
@@ -104,7 +104,7 @@ static ek_status advise(ek_advice *advice, size_t *count, const struct options *
   task.trainer = &trainer;
   for (size_t i = 0; i < options->mode_count; i++) task.modes |= UINT64_C(1) << options->modes[i];
   for (size_t i = 0; i < options->precision_count; i++) {
-    task.precisions |= 1u << training_precision(options->precisions[i]);
+    task.precisions |= 1u << precision_value(options->precisions[i]);
   }
   task.processes = (size_t)options->processes;
   task.link_bytes = options->link_bytes;

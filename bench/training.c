@@ -8,14 +8,8 @@
 
 #include "statistics.h"
 
-ek_precision training_precision(enum precision precision) {
-  static const ek_precision precisions[BENCH_PRECISIONS] = {EK_PRECISION_F32, EK_PRECISION_TF32,
-                                                            EK_PRECISION_BF16, EK_PRECISION_F16};
-  return precisions[precision];
-}
-
 ek_type training_type(enum precision precision) {
-  return ek_precision_type(training_precision(precision));
+  return ek_precision_type(precision_value(precision));
 }
 
 static ek_status make_gpt(ek_module **module, const struct shape *shape, bool fused_loss,
@@ -67,7 +61,7 @@ static ek_status make_model(struct training *training) {
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.seed = task->options->seed;
   options.reproducible = task->options->reproducible;
-  options.precision = training_precision(task->precision);
+  options.precision = precision_value(task->precision);
   options.gradient_type = training_type(task->options->gradients);
   EK_TRY(ek_data_parallel_model_options_set_mode(&options, task->mode));
   return ek_data_parallel_model_open(&training->model, training->group, training->module, &options);

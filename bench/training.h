@@ -67,8 +67,6 @@ void training_close(struct training *training);
  * bytes. All, and the rule of its updates, are the caller's. */
 ek_status training_model(ek_module **module, ek_criterion **loss, const struct shape *shape,
                          bool fused_loss, enum precision precision);
-/* That modules compute in. */
-ek_precision training_precision(enum precision precision);
 ek_type training_type(enum precision precision); /* of its tensors, or of gradients kept in it */
 ek_status training_rule(ek_optimizer **rule, const struct options *options);
 

@@ -3,7 +3,7 @@
 # neither directly nor by way of others. An object needs another one if it uses a name that the other
 # defines. The folder isa is a part of cpu that is compiled once per instruction set. The list
 # has the library's objects, those of the CUDA module as the emulation compiles them, and the
-# benchmark's. tsort finds an order of them all, or names those that stand in its way.
+# programs'. tsort finds an order of them all, or names those that stand in its way.
 set -euo pipefail
 
 nm=$1
@@ -20,6 +20,7 @@ edges=$("$nm" -A -P -g "${objects[@]}" | awk '
     sub(/\.o(bj)?$/, "", $1)
     sub(/\.cpp$/, ".cu", $1) # the emulation copies each .cu to a .cpp
     sub(/.*\/bench\/CMakeFiles\/[^\/]*\.dir\//, "bench/", $1)
+    sub(/.*\/programs\/CMakeFiles\/[^\/]*\.dir\//, "programs/", $1)
     sub(/.*\.dir\/(__\/__\/|cuda_kernels_cuemu_cuemu\/)?/, "", $1)
     sub(/^backend\//, "src/backend/", $1)
   }

@@ -3,7 +3,7 @@
 #  1. every command of BUILD/compile_commands.json has each FLAG (cmake/EvenkeelHardening.cmake)
 #  2. every program and shared object in BUILD, and of what is installed from it: position
 #     independent, bound at start, read-only after relocation, no memory that can be written and run
-#  3. where they look for libraries: a full path or, in evenkeel-bench as it is installed, a path
+#  3. where they look for libraries: a full path or, in a program as it is installed, a path
 #     relative to the program's own folder; libevenkeel_check looks beside itself. What is installed names no folder of the build. An empty
 #     or relative entry is the working directory.
 #  4. the library and the programs that users run call the checks that the flags bring
@@ -57,7 +57,7 @@ paths() { # FILE INSTALLED
         complain "$file looks for libraries in its own folder" ;;
       /*) ((!installed)) || [[ $entry != "$build"* ]] ||
         complain "$file is installed and looks for libraries in '$entry'" ;;
-      '$ORIGIN/../'*) [[ ${file##*/} == evenkeel-bench ]] || complain "$file looks for libraries in '$entry'" ;;
+      '$ORIGIN/../'*) [[ ${file##*/} == evenkeel-@(bench|train) ]] || complain "$file looks for libraries in '$entry'" ;;
       *) complain "$file looks for libraries in '$entry'" ;;
     esac
   done < <(search_path "$file")

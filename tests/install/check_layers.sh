@@ -3,7 +3,8 @@
 #
 # A public header <evenkeel/X.h> belongs to the layer of X.c, by the rule "one name, three
 # paths", so an include of it counts as a use of that layer. Standard and third-party headers are
-# not looked at. bench/, examples/ and tests/ see <evenkeel/...> and their own headers only; tests/cuda
+# not looked at. programs/, bench/, examples/ and tests/ see <evenkeel/...> and their own headers only (bench/ also those
+# of programs/); tests/cuda
 # and tests/cuemu stand in for what is below the library and see its inside, and so do tests/mpi/wire.c,
 # programs of tests/world and tests/fuzz/fuzz_world.c.
 set -euo pipefail
@@ -121,13 +122,14 @@ while IFS= read -r file; do
         [[ $file == tests/* && $path == operations.h && -e bench/kernels/$path ]] && continue
         # What is shown: the build extracts it; an example is a part of it.
         [[ $file == tests/shown/* && ($path == *.inc || -e examples/$path) ]] && continue
+        [[ $top == bench && -e programs/$path ]] && continue # what the programs share
         [[ -e ${file%/*}/$path || -e $top/$path || ($top == tests && -e tests/support/$path) ]] ||
           complain "$file includes \"$path\", which is not its own"
         [[ $path != ../../* && $path != *src/* ]] || complain "$file includes $path"
         ;;
     esac
   done < <(includes_of "$file")
-done < <(find bench examples tests -name '*.[ch]' -not -path 'tests/cu*' -not -path tests/mpi/wire.c -not -path 'tests/world/*' \
+done < <(find programs bench examples tests -name '*.[ch]' -not -path 'tests/cu*' -not -path tests/mpi/wire.c -not -path 'tests/world/*' \
   -not -path tests/fuzz/fuzz_world.c 2>/dev/null | sort)
 
 # A stock layer uses what a program's own has: public headers, and helpers that are written so
@@ -151,7 +153,7 @@ while IFS= read -r file; do
     src/module/module.c | criterion/criterion.c) ;;
     *) complain "$file uses private_members of a module or a criterion" ;;
   esac
-done < <(grep -rlF private_members src parallel training criterion check bench examples docs/*.md \
+done < <(grep -rlF private_members src parallel training criterion check programs bench examples docs/*.md \
   README.md --include='*.[ch]' --include='*.md' 2>/dev/null || true)
 
 ((failed == 0)) && printf 'check_layers: includes go down only\n'

@@ -105,8 +105,8 @@ while IFS= read -r name; do
   complain "of the environment, $name is either read by the library or explained in device.h, and not both"
 done < <(comm -3 <(printf '%s\n' "$read_there") <(printf '%s\n' "$explained") | tr -d '\t')
 while IFS= read -r name; do
-  grep -q "\`$name\`" docs/benchmark.md || complain "docs/benchmark.md does not explain $name, which bench reads"
-done < <(variables bench)
+  grep -q "\`$name\`" docs/benchmark.md || complain "docs/benchmark.md does not explain $name, which a program reads"
+done < <(variables programs bench)
 
 # A free returns nothing (status.h).
 while IFS= read -r line; do

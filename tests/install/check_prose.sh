@@ -13,7 +13,7 @@ texts=$(mktemp)
 trap 'rm -f "$texts"' EXIT
 # shellcheck disable=SC2016 # $0 and the others are fields of awk
 grep -rlE --include='*.c' --include='*.h' --include='*.cu' --include='*.cuh' -- . \
-  include src parallel training criterion check bench examples tests | sort | xargs awk '
+  include src parallel training criterion check programs bench examples tests | sort | xargs awk '
   FNR == 1 { comment = 0 }
   {
     rest = $0

@@ -4,8 +4,8 @@
  * Standard output is for data only. Notes and the bar appear only if stderr is a terminal and
  * --quiet was not given; colours only if NO_COLOR is unset or empty and TERM is not "dumb".
  */
-#ifndef BENCH_TERMINAL_H
-#define BENCH_TERMINAL_H
+#ifndef PROGRAMS_TERMINAL_H
+#define PROGRAMS_TERMINAL_H
 
 #include <stdarg.h>
 #include <stdbool.h>
@@ -19,7 +19,7 @@
 #define BENCH_PRINTF(text, first)
 #endif
 
-/* What errors begin with: "evenkeel-bench", if the program does not set it before. */
+/* What errors begin with: "evenkeel-bench" unless the program sets it before. */
 extern const char *terminal_program;
 
 /* A file that is not whole yet, or NULL: a signal that ends the program removes it. */

@@ -196,6 +196,12 @@ const char *const precision_words[] = {"f32", "tf32", "bf16", "f16", NULL};
 
 const char *precision_text(enum precision precision) { return precision_words[precision]; }
 
+ek_precision precision_value(enum precision precision) {
+  static const ek_precision precisions[BENCH_PRECISIONS] = {EK_PRECISION_F32, EK_PRECISION_TF32,
+                                                            EK_PRECISION_BF16, EK_PRECISION_F16};
+  return precisions[precision];
+}
+
 bool parse_precisions(enum precision precisions[BENCH_PRECISIONS], size_t *count, const char *text,
                       char bad[64]) {
   bool seen[BENCH_PRECISIONS] = {false};

@@ -1,8 +1,8 @@
 /*
  * statistics.h - median, smallest and largest of a few measurements; the clocks.
  */
-#ifndef BENCH_STATISTICS_H
-#define BENCH_STATISTICS_H
+#ifndef PROGRAMS_STATISTICS_H
+#define PROGRAMS_STATISTICS_H
 
 #include <stddef.h>
 #include <time.h>

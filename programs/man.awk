@@ -1,4 +1,4 @@
-# man.awk -v NAME=PROGRAM -v VERSION=X: a man page from the --help of a program that uses argp, and of its commands: on
+# man.awk -v NAME=PROGRAM -v VERSION=X -v WHAT=LINE: a man page from the --help of a program that uses argp, and of its commands: on
 # standard input, each behind a line "@ COMMAND" ("@" alone: the program's own).
 #
 # Options become tagged paragraphs, headings (" Training:") subsections, everything else text.
@@ -8,7 +8,7 @@ function text_line(line) { sub(/^ +/, "", line); sub(/ +$/, "", line); if (line 
 
 BEGIN {
   printf ".TH %s 1 \"\" \"evenkeel %s\" \"User Commands\"\n", toupper(NAME), VERSION
-  printf ".SH NAME\n%s \\- what data\\-parallel training costs, device by device\n", clean(NAME)
+  printf ".SH NAME\n%s \\- %s\n", clean(NAME), clean(WHAT)
 }
 
 /^@/ { command = $2; begun = 0; option = 0; list = 0; next }

@@ -1,8 +1,8 @@
 /*
  * presets.h - named shapes of a training run.
  */
-#ifndef BENCH_PRESETS_H
-#define BENCH_PRESETS_H
+#ifndef PROGRAMS_PRESETS_H
+#define PROGRAMS_PRESETS_H
 
 #include <stdbool.h>
 #include <stddef.h>

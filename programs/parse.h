@@ -1,8 +1,8 @@
 /*
  * parse.h - the values of flags: whole numbers, ratios, lists. No output; false for bad text.
  */
-#ifndef BENCH_PARSE_H
-#define BENCH_PARSE_H
+#ifndef PROGRAMS_PARSE_H
+#define PROGRAMS_PARSE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,7 +44,8 @@ bool parse_modes(ek_mode modes[BENCH_MODES], size_t *count, const char *text, ch
 
 /* What numbers a run computes in; tf32 are f32 whose products are rounded more. */
 enum precision { PRECISION_F32, PRECISION_TF32, PRECISION_BF16, PRECISION_F16, BENCH_PRECISIONS };
-const char *precision_text(enum precision precision); /* "bf16" */
+const char *precision_text(enum precision precision);  /* "bf16" */
+ek_precision precision_value(enum precision precision); /* that modules compute in */
 extern const char *const precision_words[];           /* for unknown_word() */
 /* "f32,bf16". Each once. On failure `bad` gets the word that is wrong. */
 bool parse_precisions(enum precision precisions[BENCH_PRECISIONS], size_t *count, const char *text,
