@@ -1,6 +1,6 @@
 /*
- * chain.h - a module's children one after the other, with residual connections: what containers of
- * one path are made of.
+ * chain.h - a module's children one after the other, with residual connections and gates: what
+ * containers of one path are made of.
  *
  * A module with children describes such a path once, and runs it in its forward and its backward.
  * The block of a decoder, y = s + contract(gelu(expand(ln_2(s)))) with s = x + attention(ln_1(x)):
@@ -24,9 +24,12 @@
  * some neighbours run in one go, for less memory and less traffic:
  *
  *     forward    a linear and the GELU after it (ek_op_linear_gelu in products.h)
- *                an addition and the layer norm after it (ek_op_add_layer_norm_forward)
+ *                an activation and the product of its gate (ek_op_gate_forward in elementwise.h)
+ *                an addition and the layer norm or RMSNorm after it (ek_op_add_layer_norm_forward)
  *     backward   a linear, and the GELU between it and another linear (ek_op_gelu_linear_backward)
- *                a layer norm, and the sum with the gradient that reaches its input past it
+ *                the product of a gate and its activation (ek_op_gate_backward)
+ *                a layer norm or RMSNorm, and the sum with the gradient that reaches its input past
+ *                it (ek_op_layer_norm_backward)
  *
  * Neither function of a child that takes part is called. A result is freed as soon as the next step
  * has run, unless a child saved it or an addition needs it.
@@ -40,19 +43,33 @@
 
 EK_BEGIN_DECLARATIONS
 
-/* A step that adds the chain's input, or the sum that the last EK_CHAIN_ADD gave: a residual
- * connection around the steps between. Their result must be one tensor of the same type and shape,
- * else EK_ERR_SHAPE. */
+/* A step that is no child: this activation. Its result is kept with EK_RECOMPUTE_CHEAP, too. */
+#define EK_CHAIN_ACTIVATION(activation) (SIZE_MAX - SIZE_MAX / 4 + (size_t)(activation))
+
+/*
+ * Steps that end a branch. A branch begins with the chain, and after each of these; its input also
+ * flows past its steps, on the shortcut. With x the branch's input and s the result of its steps,
+ * which must be one tensor of the type and shape of what it meets (else EK_ERR_SHAPE), the step
+ * gives
+ *
+ *     EK_CHAIN_ADD                      s + x          a residual connection
+ *     EK_CHAIN_ADD_CHILD(child)         s + child(x)   one with a projection
+ *     EK_CHAIN_MULTIPLY_CHILD(child)    s * child(x)   a gate
+ *
+ * The child has one input and one output, and runs after the branch's steps.
+ */
 #define EK_CHAIN_ADD SIZE_MAX
+#define EK_CHAIN_ADD_CHILD(child) (SIZE_MAX / 2 + 1 + (child))
+#define EK_CHAIN_MULTIPLY_CHILD(child) (SIZE_MAX / 4 + 1 + (child))
 
 typedef struct ek_chain {
   size_t size;
-  /* Numbers of children of the running module, in the order of their declaration, or EK_CHAIN_ADD;
-   * NULL, with `count` 0: all children in that order. */
+  /* Numbers of children of the running module, in the order of their declaration, or one of the
+   * steps above; NULL, with `count` 0: all children in that order. */
   const size_t *steps;
   size_t count;
-  /* Where a backward follows. A segment begins at a child; with EK_CHAIN_ADD ahead, only after an
-   * EK_CHAIN_ADD. EK_RECOMPUTE_BYTES is EK_ERR_INVALID_ARGUMENT. */
+  /* Where a backward follows. A segment begins at a child, and not within a branch.
+   * EK_RECOMPUTE_BYTES is EK_ERR_INVALID_ARGUMENT. */
   ek_recompute recompute;
   bool unread; /* in forward: the outputs are not read (ek_child_options.unread) */
 } ek_chain;

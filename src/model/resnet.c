@@ -1,8 +1,7 @@
 /*
  * resnet.c - ResNet.
  *
- * A block without a projection is a chain. One with a projection runs its branch as a chain, then
- * the projection, the sum and the ReLU, and backward in reverse.
+ * A block is a chain, whose residual connection has the projection, if there is one.
  */
 #include "model/resnet_internal.h"
 
@@ -11,7 +10,6 @@
 
 #include <evenkeel/activation.h>
 #include <evenkeel/conv2d.h>
-#include <evenkeel/elementwise.h>
 #include <evenkeel/pool2d.h>
 
 #include "core/error.h"
@@ -96,70 +94,20 @@ ek_status ek__resnet_add_relu(struct ek__composite *m, const char *name) {
 
 /* Children: convolution, norm and ReLU in turns, without the last ReLU; the projection, if there is
  * one; the ReLU of the sum. */
-static const size_t plain_steps[] = {0, 1, 2, 3, 4, EK_CHAIN_ADD, 5};
-static const size_t bottleneck_steps[] = {0, 1, 2, 3, 4, 5, 6, 7, EK_CHAIN_ADD, 8};
-
-struct projected { /* a block with a projection */
-  struct ek__composite base;
-  size_t branch; /* children of the branch; the projection and the ReLU follow them */
-};
-
-static ek_chain branch_of(const struct projected *block) {
-  ek_chain chain = EK_CHAIN_INIT;
-  chain.steps = bottleneck_steps; /* begin with those of either branch */
-  chain.count = block->branch;
-  return chain;
-}
-
-static ek_status projected_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                   ek_tensor *outputs) {
-  const struct projected *block = (const struct projected *)self;
-  const ek_chain branch = branch_of(block);
-  ek_tensor sum = {0}, projection = {0};
-  ek_status status = EK_OK;
-  EK_TRY(ek_chain_forward(&sum, pass, inputs, &branch));
-  EK_TRY_GOTO(status, ek_pass_child_forward(&projection, pass, block->branch, inputs), cleanup);
-  EK_TRY_GOTO(status, ek_op_add(ek_pass_stream(pass), &sum, &sum, &projection), cleanup);
-  ek_tensor_free(&projection);
-  status = ek__last_child_forward(outputs, pass, block->branch + 1, &sum);
-cleanup:
-  ek_tensor_free(&projection);
-  ek_tensor_free(&sum);
-  return status;
-}
-
-static ek_status projected_backward(const ek_module *self, ek_pass *pass,
-                                    const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  const struct projected *block = (const struct projected *)self;
-  const ek_chain branch = branch_of(block);
-  const bool wanted = grad_inputs != NULL;
-  ek_tensor sum = {0}, own = {0}, other = {0};
-  ek_status status = EK_OK;
-  EK_TRY(ek_pass_child_backward(&sum, pass, block->branch + 1, grad_outputs));
-  EK_TRY_GOTO(status, ek_pass_child_backward(wanted ? &own : NULL, pass, block->branch, &sum),
-              cleanup);
-  EK_TRY_GOTO(status, ek_chain_backward(wanted ? &other : NULL, pass, &sum, &branch), cleanup);
-  if (wanted) EK_TRY_GOTO(status, ek_op_add(ek_pass_stream(pass), &own, &own, &other), cleanup);
-  if (wanted) *grad_inputs = own;
-  if (wanted) own = (ek_tensor){0};
-cleanup:
-  ek_tensor_free(&other);
-  ek_tensor_free(&own);
-  ek_tensor_free(&sum);
-  return status;
-}
-
-static ek_status block_parameters(const ek_module *self, ek_declaration *declaration) {
-  EK_TRY(ek_declare_unit(declaration));
-  return ek__composite_parameters(self, declaration);
-}
+static const size_t plain[] = {0, 1, 2, 3, 4, EK_CHAIN_ADD, 5};
+static const size_t plain_projected[] = {0, 1, 2, 3, 4, EK_CHAIN_ADD_CHILD(5), 6};
+static const size_t bottleneck[] = {0, 1, 2, 3, 4, 5, 6, 7, EK_CHAIN_ADD, 8};
+static const size_t bottleneck_projected[] = {0, 1, 2, 3, 4, 5, 6, 7, EK_CHAIN_ADD_CHILD(8), 9};
+#define STEPS(table) {table, sizeof table / sizeof *table}
+static const struct {
+  const size_t *steps;
+  size_t count;
+} chains[2][2] = {{STEPS(plain), STEPS(plain_projected)},
+                  {STEPS(bottleneck), STEPS(bottleneck_projected)}};
 
 static const ek_module_ops block_ops = {
     EK__LAYER("resnet_block", ek__composite_forward, ek__composite_backward, ek__composite_free),
-    .parameters = block_parameters};
-static const ek_module_ops projected_ops = {
-    EK__LAYER("resnet_block", projected_forward, projected_backward, ek__composite_free),
-    .parameters = block_parameters};
+    .parameters = ek__composite_parameters};
 
 struct place { /* of a block */
   int64_t in, middle, out, stride;
@@ -200,18 +148,14 @@ static ek_status add_projection(struct ek__composite *m, const struct place *at,
 static ek_status block_create(ek_module **module, const struct place *at,
                               const struct ek__resnet *resnet) {
   const bool projects = at->stride != 1 || at->in != at->out;
-  const bool bottleneck = kind_of(resnet->options.depth)->bottleneck;
-  struct projected made = {.branch = bottleneck ? 8 : 5};
-  struct ek__composite *m = &made.base;
-  if (!projects) {
-    m->steps = bottleneck ? bottleneck_steps : plain_steps;
-    m->step_count = made.branch + 2;
-  }
-  ek_status status = add_branch(m, at, resnet);
-  if (status == EK_OK && projects) status = add_projection(m, at, resnet);
-  if (status == EK_OK) status = ek__resnet_add_relu(m, "relu");
-  return ek__composite_create(module, m, sizeof made, projects ? &projected_ops : &block_ops, 1, 1,
-                              status);
+  const bool deep = kind_of(resnet->options.depth)->bottleneck;
+  struct ek__composite made = {.steps = chains[deep][projects].steps,
+                               .step_count = chains[deep][projects].count,
+                               .unit = true};
+  ek_status status = add_branch(&made, at, resnet);
+  if (status == EK_OK && projects) status = add_projection(&made, at, resnet);
+  if (status == EK_OK) status = ek__resnet_add_relu(&made, "relu");
+  return ek__composite_create(module, &made, sizeof made, &block_ops, 1, 1, status);
 }
 
 /* ---- stages ---- */

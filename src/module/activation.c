@@ -21,13 +21,18 @@ static void activation_formula(const ek_module *self, ek_formula *formula) {
   *formula = (ek_formula){.kind = EK_FORMULA_ACTIVATION, .activation = kind_of(self)};
 }
 
+ek_status ek__activation_forward(ek_pass *pass, ek_activation kind, const ek_tensor *x,
+                                 ek_tensor *y, bool save) {
+  EK_TRY(ek__layer_check(pass, x, -1));
+  ek_tensor loan = *x; /* without a bias the operation does not write it */
+  EK_TRY(ek__layer_result(y, pass, x));
+  EK_TRY(ek_op_activation_forward(ek_pass_stream(pass), y, &loan, NULL, kind));
+  return save ? ek_pass_save(pass, ek_activation_keeps_result(kind) ? y : x) : EK_OK;
+}
+
 static ek_status activation_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                     ek_tensor *outputs) {
-  EK_TRY(ek__layer_check(pass, &inputs[0], -1));
-  ek_tensor x = inputs[0]; /* a loan; without a bias the operation does not write it */
-  EK_TRY(ek__layer_result(&outputs[0], pass, &x));
-  EK_TRY(ek_op_activation_forward(ek_pass_stream(pass), &outputs[0], &x, NULL, kind_of(self)));
-  return ek_pass_save(pass, ek_activation_keeps_result(kind_of(self)) ? &outputs[0] : &x);
+  return ek__activation_forward(pass, kind_of(self), &inputs[0], &outputs[0], true);
 }
 
 ek_status ek__activation_backward(ek_pass *pass, ek_activation kind, const ek_tensor *dy,

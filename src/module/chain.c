@@ -97,7 +97,7 @@ static ek_status run_again(const struct ek__chain *chain, size_t begin, size_t e
                            ek_tensor *inputs) {
   ek_tensor outputs[EK_MAX_TENSORS] = {{0}};
   struct ek__chain again = *chain;
-  again.unread = ek__last_child(chain, begin, end);
+  again.unread = ek__last_result(chain, begin, end);
   const ek_status status = ek__steps_forward(&again, begin, end, inputs, outputs);
   ek__free_all(outputs, EK_MAX_TENSORS);
   ek__free_all(inputs, EK_MAX_TENSORS);
@@ -130,6 +130,23 @@ static ek_status backward_segments(const struct ek__chain *chain, size_t length,
 
 /* ---- the chain ---- */
 
+/* Its child exists; on a shortcut it has one input and one output. */
+static ek_status check_step(const struct ek__chain *chain, const char *who, size_t i) {
+  const size_t child = ek__step_child(chain, i);
+  if (child == SIZE_MAX) return EK_OK;
+  EK__FAIL_IF(child >= chain->node->child_count, EK_ERR_INVALID_ARGUMENT,
+              "%s: step %zu is child number %zu; the module has %zu children", who, i, child,
+              chain->node->child_count);
+  const ek_module *module = chain->node->children[child]->module;
+  if (!ek__ends_branch(chain, i)) return EK_OK;
+  EK__FAIL_IF(ek_module_inputs(module) != 1 || ek_module_outputs(module) != 1,
+              EK_ERR_INVALID_ARGUMENT,
+              "%s: step %zu has child number %zu on the shortcut, with %zu inputs and %zu outputs; "
+              "expected 1 and 1",
+              who, i, child, ek_module_inputs(module), ek_module_outputs(module));
+  return EK_OK;
+}
+
 /* Reads a program's description, and checks that each step takes the outputs of the one before. */
 static ek_status read_chain(struct ek__chain *chain, ek_chain *o, const char *who, ek_pass *pass,
                             const ek_chain *given) {
@@ -148,18 +165,15 @@ static ek_status read_chain(struct ek__chain *chain, ek_chain *o, const char *wh
                               .unread = SIZE_MAX,
                               .save = true};
   for (size_t i = 0, flow = 0; i < o->count; i++) {
-    EK__FAIL_IF(!ek__is_add(chain, i) && ek__step_child(chain, i) >= node->child_count,
-                EK_ERR_INVALID_ARGUMENT,
-                "%s: step %zu is child number %zu; the module has %zu children", who, i,
-                ek__step_child(chain, i), node->child_count);
+    EK_TRY(check_step(chain, who, i));
     const size_t inputs = ek__step_inputs(chain, i);
     EK__FAIL_IF(inputs > EK_MAX_TENSORS || (i > 0 && inputs != flow), EK_ERR_INVALID_ARGUMENT,
                 "%s: step %zu takes %zu tensors, and is given %zu", who, i, inputs,
                 i > 0 ? flow : (size_t)EK_MAX_TENSORS);
-    if (ek__is_add(chain, i)) chain->adds = i + 1;
+    if (ek__ends_branch(chain, i)) chain->branched = i + 1;
     flow = ek__step_outputs(chain, i);
   }
-  EK__FAIL_IF(chain->adds > 0 && ek__step_inputs(chain, 0) != 1, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(chain->branched > 0 && ek__step_inputs(chain, 0) != 1, EK_ERR_INVALID_ARGUMENT,
               "%s: a residual connection of %zu tensors, expected 1", who,
               ek__step_inputs(chain, 0));
   return EK_OK;
@@ -172,11 +186,11 @@ ek_status ek_chain_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor *i
   ek_chain o = EK_CHAIN_INIT;
   EK__NOT_NULL(who, outputs, pass, inputs);
   EK_TRY(read_chain(&c, &o, who, pass, chain));
-  if (c.adds > 0) EK_TRY(ek__layer_check(pass, inputs, -1));
+  if (c.branched > 0) EK_TRY(ek__layer_check(pass, inputs, -1));
   const bool again = ek_pass_wants_gradient(pass);
   const size_t length = again ? segment(&o.recompute, c.count) : 0;
   c.cheap = again && o.recompute.kind == EK_RECOMPUTE_CHEAP;
-  if (o.unread) c.unread = ek__last_child(&c, 0, c.count);
+  if (o.unread) c.unread = ek__last_result(&c, 0, c.count);
   if (length == 0) return ek__steps_forward(&c, 0, c.count, inputs, outputs);
   return forward_segments(&c, length, o.recompute.kind == EK_RECOMPUTE_ALL, inputs, outputs);
 }

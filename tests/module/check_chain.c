@@ -25,9 +25,22 @@ static ek_status hide(ek_module **child) {
   return status;
 }
 
+/* The step of a letter, whose child is the next. */
+static size_t step_of(char letter, size_t child) {
+  switch (letter) {
+  case '+': return EK_CHAIN_ADD;
+  case 'P': return EK_CHAIN_ADD_CHILD(child);
+  case 'M': return EK_CHAIN_MULTIPLY_CHILD(child);
+  case 'G': return hidden ? child : EK_CHAIN_ACTIVATION(EK_ACTIVATION_GELU);
+  case 'T': return hidden ? child : EK_CHAIN_ACTIVATION(EK_ACTIVATION_RELU);
+  default: return child;
+  }
+}
+
 /*
- * A chain by a letter for each step: l is a linear, g GELU, r ReLU, N a layer norm, D dropout, I
- * what only shares its input, + adds. With `recompute`.
+ * A chain by a letter for each step: l is a linear, g GELU, r ReLU, s SiLU, N a layer norm, D
+ * dropout, I what only shares its input; G and T are GELU and ReLU without a child; + adds, P adds a
+ * linear on the shortcut, M multiplies with one. With `recompute`.
  */
 static ek_status create_steps(ek_module **module, const char *letters, ek_recompute recompute) {
   ek_module *children[CK_CHAINED_CHILDREN + 1] = {NULL};
@@ -36,18 +49,22 @@ static ek_status create_steps(ek_module **module, const char *letters, ek_recomp
   ek_status status = EK_OK;
   no_bias.bias = false;
   for (; letters[i] != '\0' && status == EK_OK; i++) {
-    steps[i] = letters[i] == '+' ? EK_CHAIN_ADD : count;
+    steps[i] = step_of(letters[i], count);
+    if (strchr("+GT", letters[i]) != NULL && !(hidden && letters[i] != '+')) continue;
+    ek_module **child = &children[count++];
     switch (letters[i]) {
-    case 'l': status = ek_linear_create(&children[count++], WIDTH, WIDTH, true); break;
-    case 'g': status = ek_activation_create(&children[count++], EK_ACTIVATION_GELU); break;
-    case 'r': status = ek_activation_create(&children[count++], EK_ACTIVATION_RELU); break;
-    case 'N': status = ek_layer_norm_create(&children[count++], WIDTH, 1e-5); break;
-    case 'n': status = ek_layer_norm_create_with(&children[count++], WIDTH, &no_bias); break;
-    case 'D': status = ek_dropout_create(&children[count++], 0.3); break;
-    case 'I': status = ek_dropout_create(&children[count++], 0.0); break;
-    default: break;
+    case 'G':
+    case 'g': status = ek_activation_create(child, EK_ACTIVATION_GELU); break;
+    case 'T': status = ek_activation_create(child, EK_ACTIVATION_RELU); break;
+    case 'r': status = ek_activation_create(child, EK_ACTIVATION_RELU); break;
+    case 's': status = ek_activation_create(child, EK_ACTIVATION_SILU); break;
+    case 'N': status = ek_layer_norm_create(child, WIDTH, 1e-5); break;
+    case 'n': status = ek_layer_norm_create_with(child, WIDTH, &no_bias); break;
+    case 'D': status = ek_dropout_create(child, 0.3); break;
+    case 'I': status = ek_dropout_create(child, 0.0); break;
+    default: status = ek_linear_create(child, WIDTH, WIDTH, true); break;
     }
-    if (status == EK_OK && letters[i] != '+') status = hide(&children[count - 1]);
+    if (status == EK_OK) status = hide(child);
   }
   steps[i] = CK_CHAINED_END;
   if (status == EK_OK) return ck_chained_create(module, children, NULL, steps, recompute);
@@ -74,6 +91,17 @@ static ek_status create_steps(ek_module **module, const char *letters, ek_recomp
   X(norm_alone, "N+", NONE, 12, 2)                                                                 \
   X(decoder, "Nl+NlgD+", NONE, 44, 8)                                                              \
   X(after, "l+N", NONE, 16, 3)                                                                     \
+  X(childless, "lGlT", NONE, 12, 3)                                                                \
+  X(gated, "lsMl", NONE, 16, 3)                                                                    \
+  X(gated_with_gelu, "lGMl", NONE, 16, 3)                                                          \
+  X(multiplied, "lM", NONE, 12, 2)                                                                 \
+  X(multiplied_at_once, "M", NONE, 8, 1)                                                           \
+  X(activated_at_once, "TM", NONE, 8, 1)                                                           \
+  X(projected, "lrlP", NONE, 16, 1)                                                                \
+  X(projected_at_once, "Pr", NONE, 8, 1)                                                           \
+  X(projected_norm, "NlPNl", NONE, 32, 7)                                                          \
+  X(gates_by_one, "NlsMlP", EVERY(1), 40, 1)                                                       \
+  X(cheap_gate, "NlsMNl+", CHEAP, 44, 7)                                                           \
   X(twice, "l++l+", NONE, 12, 1)                                                                   \
   X(first, "+l+", NONE, 8, 1)                                                                      \
   X(shared, "I+r+", NONE, 8, 1)                                                                    \
@@ -100,7 +128,8 @@ CK_MODULE_CASES(cases)
 
 /* ---- bits ---- */
 
-static const char *const paths[] = {"Nl+NlgD+", "Nl+Nlgl+l", "l+Nr+lg", "l++l+", "+N+", "DN+gl"};
+static const char *const paths[] = {"Nl+NlgD+", "Nl+Nlgl+l", "l+Nr+lg", "l++l+", "+N+", "DN+gl",
+                                    "lsMlP",    "NGMl+",     "lgMNlP",  "lMTl+", "PNM", "s+P+lr"};
 static const ek_recompute policies[] = {CHEAP,    EVERY(1), EVERY(2),
                                         EVERY(3), ALL,      {EK_RECOMPUTE_SQRT, 0, 0}};
 enum { PATHS = sizeof paths / sizeof *paths, POLICIES = sizeof policies / sizeof *policies };
@@ -148,8 +177,8 @@ CK_LOOP(recomputed_to_the_same_bits, POLICIES) {
  * one, which add up in another order: 1e-10 is 10 operations of 4 terms each, a thousand times over
  * for norms of rows that are nearly constant.
  */
-CK_LOOP(random_paths, 60) {
-  static const char letters[] = "llgrNNI+++";
+CK_LOOP(random_paths, 120) {
+  static const char letters[] = "llgrNNI+++sGTMP";
   struct ck_random random = ck_random_start((uint64_t)_i + 1);
   char path[LETTERS + 1] = "";
   uint64_t held, before;
@@ -161,7 +190,7 @@ CK_LOOP(random_paths, 60) {
     children += path[i] != '+';
     path[i + 1] = '\0';
   }
-  if (strspn(path, "+") == strlen(path)) path[0] = 'l'; /* a module has children */
+  if (strspn(path, "+GT") == strlen(path)) path[0] = 'l'; /* a module has children */
   struct ck_results *want = run((ek_recompute)NONE, path, EK_F64, &before);
   struct ck_results *again = run(policies[_i % POLICIES], path, EK_F64, &held);
   same(again, want);
@@ -378,13 +407,22 @@ static ek_status bad_chain(const size_t *steps, size_t count, ek_recompute recom
 
 CK_TEST(bad_steps) {
   static const size_t unknown[] = {0, 2}, shrinks[] = {1, EK_CHAIN_ADD}, right[] = {0, 1},
-                      narrow[] = {1, 0};
+                      narrow[] = {1, 0}, no_shortcut[] = {0, EK_CHAIN_ADD_CHILD(2)},
+                      no_factor[] = {0, EK_CHAIN_MULTIPLY_CHILD(3)},
+                      adds_less[] = {0, EK_CHAIN_ADD_CHILD(1)},
+                      multiplies_less[] = {0, EK_CHAIN_MULTIPLY_CHILD(1)},
+                      no_activation[] = {0, EK_CHAIN_ACTIVATION(99)};
   const ek_recompute none = NONE, bytes = {EK_RECOMPUTE_BYTES, 0, 64},
                      negative = {EK_RECOMPUTE_EVERY, -1, 0};
   const ek_status bad = EK_ERR_INVALID_ARGUMENT;
   ck_ok(bad_chain(right, 2, none));
   ck_fails(bad_chain(unknown, 2, none), bad, "step 1 is child number 2; the module has 2 children");
-  ck_fails(bad_chain(shrinks, 2, none), EK_ERR_SHAPE, "residual connection goes around");
+  ck_fails(bad_chain(shrinks, 2, none), EK_ERR_SHAPE, "a residual connection adds two tensors of different shapes");
+  ck_fails(bad_chain(no_shortcut, 2, none), bad, "step 1 is child number 2");
+  ck_fails(bad_chain(no_factor, 2, none), bad, "step 1 is child number 3");
+  ck_fails(bad_chain(adds_less, 2, none), EK_ERR_SHAPE, "adds two tensors of different shapes");
+  ck_fails(bad_chain(multiplies_less, 2, none), EK_ERR_SHAPE, "binary");
+  ck_fails(bad_chain(no_activation, 2, none), bad, "activation");
   ck_fails(bad_chain(narrow, 2, none), EK_ERR_SHAPE, "input has 2 columns, expected 4");
   ck_fails(bad_chain(right, 2, bytes), bad, "ek_recompute_plan");
   ck_fails(bad_chain(right, 2, negative), bad, "expected 1 or more");
