@@ -39,8 +39,8 @@ void ek__free_all(ek_tensor *tensors, size_t count);
 /* Moves references: `from` becomes zeros. */
 void ek__move_all(ek_tensor *to, ek_tensor *from, size_t count);
 
-/* An activation, which saves one tensor if it is to, and the way back through it; dx may be NULL. In
- * activation.c. */
+/* An activation, which saves one tensor if `save` is true, and the way back through it, where dx
+ * may be NULL. In activation.c. */
 ek_status ek__activation_forward(ek_pass *pass, ek_activation kind, const ek_tensor *x,
                                  ek_tensor *y, bool save);
 ek_status ek__activation_backward(ek_pass *pass, ek_activation kind, const ek_tensor *dy,

@@ -433,8 +433,8 @@ static ek_tensor batch_of(int32_t tokens[SAMPLES * TOKENS]) {
   return batch;
 }
 
-static ek_trainer *open_gpt(const ek_gpt_options *o, ek_type type) {
-  ek_module *gpt = NULL;
+/* Takes the module over. */
+static ek_trainer *open_trainer(ek_module *module, bool fused_loss, ek_type type) {
   ek_criterion *loss = NULL;
   ek_optimizer *optimizer = NULL;
   ek_trainer *trainer = NULL;
@@ -443,15 +443,20 @@ static ek_trainer *open_gpt(const ek_gpt_options *o, ek_type type) {
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.model = &model_options;
   model_options.precision = (ek_precision)type;
-  ck_ok(ek_gpt_create(&gpt, o));
   entropy.classes = VOCABULARY;
-  if (!o->fused_loss) ck_ok(ek_cross_entropy_create(&loss, &entropy));
+  if (!fused_loss) ck_ok(ek_cross_entropy_create(&loss, &entropy));
   ck_ok(ek_sgd_create(&optimizer, NULL));
-  ck_ok(ek_trainer_open(&trainer, SPEC, gpt, loss, optimizer, &options));
+  ck_ok(ek_trainer_open(&trainer, SPEC, module, loss, optimizer, &options));
   ek_optimizer_free(optimizer);
   ek_criterion_free(loss);
-  ek_module_free(gpt);
+  ek_module_free(module);
   return trainer;
+}
+
+static ek_trainer *open_gpt(const ek_gpt_options *o, ek_type type) {
+  ek_module *gpt = NULL;
+  ck_ok(ek_gpt_create(&gpt, o));
+  return open_trainer(gpt, o->fused_loss, type);
 }
 
 /* How many products of a step, forward, backward and update, have rows beside 16 bytes. */
@@ -509,27 +514,48 @@ CK_LOOP(prepared_steps_time_nothing, 4) {
   ck_ok(ek_trainer_close(trainer));
 }
 
-/* A GPT from the public headers alone makes as many calls as the stock one, and has its memory. */
-static ek_gpt_options decoder(void) { return ck_gpt_sizes(13, 5, 8, 2, 2); }
-static ek_status create_stock(ek_module **module) {
-  const ek_gpt_options options = decoder();
-  return ek_gpt_create(module, &options);
-}
-static ek_status create_own(ek_module **module) {
-  const ek_gpt_options options = decoder();
-  return ck_chained_gpt_create(module, &options);
+/* ---- decoders from the public headers alone ---- */
+
+enum { GPT, LLAMA, FAMILIES };
+
+static ek_module *decoder_of(int family, bool own) {
+  const ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, TOKENS, WIDTH, 2, 2);
+  ek_llama_options llama = EK_LLAMA_OPTIONS_INIT;
+  ek_module *made = NULL;
+  llama.vocabulary = VOCABULARY;
+  llama.sequence = TOKENS;
+  llama.width = WIDTH;
+  llama.hidden = 24;
+  llama.layers = llama.heads = 2;
+  if (family == GPT) ck_ok(own ? ck_chained_gpt_create(&made, &gpt) : ek_gpt_create(&made, &gpt));
+  if (family == LLAMA) {
+    ck_ok(own ? ck_chained_llama_create(&made, &llama) : ek_llama_create(&made, &llama));
+  }
+  return made;
 }
 
-CK_TEST(a_decoder_of_ones_own) {
+/* They make as many calls of cuBLASLt and launches of kernels in a step as the stock ones. */
+CK_LOOP(decoders_of_ones_own, FAMILIES *FUSED_TYPES) {
   struct counts step[2];
   uint64_t peak[2];
+  int32_t tokens[SAMPLES * TOKENS];
+  const ek_tensor batch = batch_of(tokens);
+  const int family = _i % FAMILIES;
   for (int own = 0; own < 2; own++) {
-    const struct ck_module_case is = {.create = own ? create_own : create_stock,
-                                      .input = {{EK_I32, 2, {3, 5}, 0, 12, 0}}};
-    (void)run_of(&is, ~0u, &step[own], &peak[own]);
+    ek_trainer *trainer =
+        open_trainer(decoder_of(family, own), false, fused_types[_i / FAMILIES]);
+    ek_memory_usage usage;
+    ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1)); /* times algorithms */
+    const struct counts before = counts_now();
+    ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1));
+    const struct counts after = counts_now();
+    step[own] = (struct counts){after.products - before.products, after.launches - before.launches};
+    ck_ok(ek_memory_stats(&usage, ek_group_device(ek_trainer_group(trainer), 0)));
+    peak[own] = usage.peak_bytes;
+    ck_ok(ek_trainer_close(trainer));
   }
-  /* Per layer four products, forward and twice back; once the head's. */
-  ck_assert_uint_ge(step[0].products, 2 * 4 * 3 + 3);
+  /* Per layer four products or five, forward and twice back; once the head's. */
+  ck_assert_uint_ge(step[0].products, 2 * (family == GPT ? 4 : 5) * 3 + 3);
   ck_assert_uint_eq(step[1].products, step[0].products);
   ck_assert_uint_eq(step[1].launches, step[0].launches);
   ck_assert_uint_eq(peak[1], peak[0]);

@@ -8,9 +8,7 @@
 #include <evenkeel/layers.h>
 
 #include "ck_chained.h"
-#include "ck_gpt.h"
 #include "ck_module.h"
-#include "ck_training.h"
 
 enum { WIDTH = 4, LETTERS = 10 };
 
@@ -39,8 +37,8 @@ static size_t step_of(char letter, size_t child) {
 
 /*
  * A chain by a letter for each step: l is a linear, g GELU, r ReLU, s SiLU, N a layer norm, D
- * dropout, I what only shares its input; G and T are GELU and ReLU without a child; + adds, P adds a
- * linear on the shortcut, M multiplies with one. With `recompute`.
+ * dropout, I what only shares its input; G and T are GELU and ReLU without a child; + adds, P adds
+ * a linear on the shortcut, M multiplies with one. With `recompute`.
  */
 static ek_status create_steps(ek_module **module, const char *letters, ek_recompute recompute) {
   ek_module *children[CK_CHAINED_CHILDREN + 1] = {NULL};
@@ -294,56 +292,6 @@ CK_TEST(a_norm_is_known_by_its_formula) {
   }
 }
 
-/* ---- a decoder of a program's own ---- */
-
-static ek_gpt_options decoder;
-static ek_status create_stock(ek_module **module) { return ek_gpt_create(module, &decoder); }
-static ek_status create_own(ek_module **module) { return ck_chained_gpt_create(module, &decoder); }
-
-static void describe(int policy, double dropout) {
-  static const ek_recompute some[] = {NONE, CHEAP, EVERY(1)};
-  decoder = ck_gpt_sizes(13, 5, 8, 2, 2);
-  decoder.dropout = dropout;
-  decoder.recompute = some[policy];
-}
-enum { SOME = 3 };
-
-/* The stock decoder's names, bits and memory, from the public headers alone. */
-CK_LOOP(a_decoder_of_ones_own, 2 * SOME) {
-  uint64_t peak[2], held[2], allocations[2];
-  struct ck_results *results[2];
-  describe(_i % SOME, _i < SOME ? 0.0 : 0.25);
-  for (int own = 0; own < 2; own++) {
-    const struct ck_module_case is = {.create = own ? create_own : create_stock,
-                                      .input = {{EK_I32, 2, {3, 5}, 0, 12, 0}}};
-    struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
-    ek_parameter_info info;
-    ck_ok(ek_replica_find(&info, bed->replica, "blocks.1.attention.projection.bias"));
-    ek_memory_usage usage, start;
-    ck_ok(ck_memory_stats(&start, bed->device));
-    ck_ok(ek_memory_reset_peak(bed->device));
-    results[own] = ck_bed_backward(bed, false);
-    held[own] = ck_bed_held(bed);
-    ck_ok(ck_memory_stats(&usage, bed->device));
-    peak[own] = usage.peak_bytes;
-    allocations[own] = usage.allocations - start.allocations;
-    ck_bed_close(bed);
-  }
-  ck_assert_uint_eq(peak[1], peak[0]);
-  ck_assert_uint_eq(held[1], held[0]);
-  ck_assert_uint_eq(allocations[1], allocations[0]);
-  ck_assert_int_eq(results[1]->parameters, results[0]->parameters);
-  ck_same_bits("logits", results[1]->output[0], results[0]->output[0], results[0]->output_count[0]);
-  ck_same_bits("gradients", results[1]->gradient, results[0]->gradient, results[0]->parameters);
-}
-
-/* Also where parameters are cut over devices, and, with EVENKEEL_TEST_PRECISION, in 16 bits. */
-CK_LOOP(it_trains_alike, CK_PLACEMENTS *SOME) {
-  describe(_i % SOME, 0.25);
-  ck_trains_alike(ck_workload("gpt"), create_stock, create_own, test_devices("cpu:2"),
-                  _i % CK_PLACEMENTS);
-}
-
 /* ---- wrong use ---- */
 
 /* A container that hands on what a test says. */
@@ -417,7 +365,7 @@ CK_TEST(bad_steps) {
   const ek_status bad = EK_ERR_INVALID_ARGUMENT;
   ck_ok(bad_chain(right, 2, none));
   ck_fails(bad_chain(unknown, 2, none), bad, "step 1 is child number 2; the module has 2 children");
-  ck_fails(bad_chain(shrinks, 2, none), EK_ERR_SHAPE, "a residual connection adds two tensors of different shapes");
+  ck_fails(bad_chain(shrinks, 2, none), EK_ERR_SHAPE, "adds two tensors of different shapes");
   ck_fails(bad_chain(no_shortcut, 2, none), bad, "step 1 is child number 2");
   ck_fails(bad_chain(no_factor, 2, none), bad, "step 1 is child number 3");
   ck_fails(bad_chain(adds_less, 2, none), EK_ERR_SHAPE, "adds two tensors of different shapes");

@@ -1,5 +1,5 @@
 /*
- * ck_chained.c - containers of a program's own that run a chain, and a decoder of them.
+ * ck_chained.c - containers of a program's own that run a chain, and decoders of them.
  */
 #include "ck_chained.h"
 
@@ -94,7 +94,52 @@ ek_status ck_chained_create(ek_module **module, ek_module **children, const char
   return EK_OK;
 }
 
-/* ---- a decoder ---- */
+/* ---- decoders ---- */
+
+/* What both families are made of. */
+struct shape {
+  int64_t vocabulary, positions, width, hidden, logits_columns;
+  int layers, heads;
+  double epsilon, dropout;
+  ek_attention_options attention; /* except its deviations */
+  bool rms, gate, tied;
+  ek_recompute recompute;
+};
+
+/* Children as they are added, with their names; a failure ends them. */
+struct list {
+  ek_module *children[CK_CHAINED_CHILDREN + 1];
+  const char *names[CK_CHAINED_CHILDREN];
+  size_t steps[CK_CHAINED_STEPS], count, step_count;
+  ek_status status;
+};
+
+static ek_module **next(struct list *list, const char *name) {
+  list->steps[list->step_count++] = list->count;
+  list->names[list->count] = name;
+  return &list->children[list->count++];
+}
+
+/* One more child from an expression that makes *made. */
+#define ADD(list, name, create)                                                                    \
+  do {                                                                                             \
+    ek_module *made = NULL;                                                                        \
+    if ((list)->status == EK_OK) (list)->status = (create);                                        \
+    if ((list)->status == EK_OK) *next(list, name) = made;                                         \
+  } while (0)
+
+static void step(struct list *list, size_t code) { list->steps[list->step_count++] = code; }
+
+/* A chain of the list's steps, or of its children if `steps` is false. */
+static ek_status end(ek_module **module, struct list *list, bool steps, ek_recompute recompute) {
+  list->steps[list->step_count] = CK_CHAINED_END;
+  if (list->status == EK_OK) {
+    return ck_chained_create(module, list->children, list->names[0] == NULL ? NULL : list->names,
+                             steps ? list->steps : NULL, recompute);
+  }
+  for (size_t i = 0; i < list->count; i++) ek_module_free(list->children[i]);
+  return list->status;
+}
 
 static ek_status linear(ek_module **module, int64_t in, int64_t out, bool bias, double deviation,
                         int64_t columns) {
@@ -106,82 +151,108 @@ static ek_status linear(ek_module **module, int64_t in, int64_t out, bool bias, 
   return ek_linear_create_with(module, in, out, &options);
 }
 
-static ek_status end(ek_module **children, ek_status status) {
-  for (size_t i = 0; status != EK_OK && i < CK_CHAINED_CHILDREN; i++) ek_module_free(children[i]);
-  return status;
+static ek_status norm(ek_module **module, const struct shape *o) {
+  return o->rms ? ek_rms_norm_create(module, o->width, o->epsilon)
+                : ek_layer_norm_create(module, o->width, o->epsilon);
 }
 
-enum { LN_1, ATTENTION, DROPOUT_1, LN_2, EXPAND, GELU, CONTRACT, DROPOUT_2, CHILDREN };
+static ek_status attention(ek_module **module, const struct shape *o, double last) {
+  ek_attention_options options = o->attention;
+  options.deviation = 0.02;
+  options.projection_deviation = last;
+  return ek_attention_create_with(module, o->width, o->heads, &options);
+}
 
-static ek_status block_create(ek_module **module, const ek_gpt_options *o) {
-  static const char *const names[] = {"ln_1",   "attention", "dropout_1", "ln_2",
-                                      "expand", "gelu",      "contract",  "dropout_2"};
-  static const size_t order[] = {LN_1,   ATTENTION, DROPOUT_1, EK_CHAIN_ADD, LN_2,
-                                 EXPAND, GELU,      CONTRACT,  DROPOUT_2,    EK_CHAIN_ADD};
-  const double last = 0.02 / sqrt(2.0 * o->layers);
-  ek_module *all[CHILDREN] = {NULL}, *children[CHILDREN + 1] = {NULL};
-  const char *own_names[CHILDREN];
-  size_t steps[CK_CHAINED_STEPS], count = 0, step_count = 0;
-  ek_attention_options attention = EK_ATTENTION_OPTIONS_INIT;
-  attention.deviation = 0.02;
-  attention.projection_deviation = last;
-  ek_status status = ek_layer_norm_create(&all[LN_1], o->width, 1e-5);
-  if (status == EK_OK) {
-    status = ek_attention_create_with(&all[ATTENTION], o->width, o->heads, &attention);
-  }
-  if (status == EK_OK && o->dropout > 0) status = ek_dropout_create(&all[DROPOUT_1], o->dropout);
-  if (status == EK_OK) status = ek_layer_norm_create(&all[LN_2], o->width, 1e-5);
-  if (status == EK_OK) status = linear(&all[EXPAND], o->width, 4 * o->width, true, 0.02, 0);
-  if (status == EK_OK) status = ek_activation_create(&all[GELU], EK_ACTIVATION_GELU);
-  if (status == EK_OK) status = linear(&all[CONTRACT], 4 * o->width, o->width, true, last, 0);
-  if (status == EK_OK && o->dropout > 0) status = ek_dropout_create(&all[DROPOUT_2], o->dropout);
-  EK_TRY(end(all, status));
-  for (size_t i = 0; i < sizeof order / sizeof *order; i++) {
-    if (order[i] != EK_CHAIN_ADD && all[order[i]] == NULL) continue;
-    steps[step_count++] = order[i] == EK_CHAIN_ADD ? EK_CHAIN_ADD : count;
-    if (order[i] == EK_CHAIN_ADD) continue;
-    own_names[count] = names[order[i]];
-    children[count++] = all[order[i]];
-  }
-  steps[step_count] = CK_CHAINED_END;
+static ek_recompute cheap_or_none(const struct shape *o) {
   const bool cheap = o->recompute.kind == EK_RECOMPUTE_CHEAP;
-  EK_TRY(ck_chained_create(module, children, own_names, steps,
-                           cheap ? o->recompute : (ek_recompute){.kind = EK_RECOMPUTE_NONE}));
+  return cheap ? o->recompute : (ek_recompute){.kind = EK_RECOMPUTE_NONE};
+}
+
+/* down(silu(gate(x)) * up(x)) */
+static ek_status gated(ek_module **module, const struct shape *o, double last) {
+  struct list list = {.status = EK_OK};
+  ADD(&list, "gate", linear(&made, o->width, o->hidden, false, 0.02, 0));
+  step(&list, EK_CHAIN_ACTIVATION(EK_ACTIVATION_SILU));
+  ADD(&list, "up", linear(&made, o->width, o->hidden, false, 0.02, 0));
+  list.steps[2] = EK_CHAIN_MULTIPLY_CHILD(1);
+  ADD(&list, "down", linear(&made, o->hidden, o->width, false, last, 0));
+  return end(module, &list, true, (ek_recompute){.kind = EK_RECOMPUTE_NONE});
+}
+
+static ek_status block_create(ek_module **module, const struct shape *o) {
+  const double last = 0.02 / sqrt(2.0 * o->layers);
+  struct list list = {.status = EK_OK};
+  ADD(&list, o->rms ? "attention_norm" : "ln_1", norm(&made, o));
+  ADD(&list, "attention", attention(&made, o, last));
+  if (o->dropout > 0) ADD(&list, "dropout_1", ek_dropout_create(&made, o->dropout));
+  step(&list, EK_CHAIN_ADD);
+  ADD(&list, o->rms ? "feed_forward_norm" : "ln_2", norm(&made, o));
+  if (o->gate) {
+    ADD(&list, "feed_forward", gated(&made, o, last));
+  } else {
+    ADD(&list, "expand", linear(&made, o->width, o->hidden, true, 0.02, 0));
+    ADD(&list, "gelu", ek_activation_create(&made, EK_ACTIVATION_GELU));
+    ADD(&list, "contract", linear(&made, o->hidden, o->width, true, last, 0));
+  }
+  if (o->dropout > 0) ADD(&list, "dropout_2", ek_dropout_create(&made, o->dropout));
+  step(&list, EK_CHAIN_ADD);
+  EK_TRY(end(module, &list, true, cheap_or_none(o)));
   ((struct chained *)*module)->unit = true;
   return EK_OK;
 }
 
-static ek_status blocks_create(ek_module **module, const ek_gpt_options *o) {
-  ek_module *blocks[CK_CHAINED_CHILDREN + 1] = {NULL};
-  ek_status status = EK_OK;
-  for (int i = 0; i < o->layers && status == EK_OK; i++) status = block_create(&blocks[i], o);
-  EK_TRY(end(blocks, status));
-  return ck_chained_create(module, blocks, NULL, NULL, o->recompute);
+static ek_status blocks_create(ek_module **module, const struct shape *o) {
+  struct list list = {.status = EK_OK};
+  for (int i = 0; i < o->layers; i++) ADD(&list, NULL, block_create(&made, o));
+  return end(module, &list, false, o->recompute);
 }
 
-ek_status ck_chained_gpt_create(ek_module **module, const ek_gpt_options *options) {
-  const ek_gpt_options *o = options;
-  ek_module *all[CK_CHAINED_CHILDREN + 1] = {NULL};
-  const char *names[CK_CHAINED_CHILDREN];
-  size_t count = 0;
-  ek_status status = ek_embedding_create(&all[count], o->vocabulary, o->width, o->sequence);
-  names[count++] = "tokens";
-  if (status == EK_OK && o->dropout > 0) {
-    names[count] = "dropout";
-    status = ek_dropout_create(&all[count++], o->dropout);
-  }
-  names[count] = "blocks";
-  if (status == EK_OK) status = blocks_create(&all[count++], o);
-  names[count] = "norm";
-  if (status == EK_OK) status = ek_layer_norm_create(&all[count++], o->width, 1e-5);
-  names[count] = "head";
-  if (status == EK_OK) {
-    status = linear(&all[count], o->width, o->vocabulary, false, 0.02, o->logits_columns);
-  }
-  EK_TRY(end(all, status));
-  const bool cheap = o->recompute.kind == EK_RECOMPUTE_CHEAP;
-  EK_TRY(ck_chained_create(module, all, names, NULL,
-                           cheap ? o->recompute : (ek_recompute){.kind = EK_RECOMPUTE_NONE}));
-  ((struct chained *)*module)->tied = !o->untied;
+static ek_status decoder(ek_module **module, const struct shape *o) {
+  struct list list = {.status = EK_OK};
+  ADD(&list, "tokens", ek_embedding_create(&made, o->vocabulary, o->width, o->positions));
+  if (o->dropout > 0) ADD(&list, "dropout", ek_dropout_create(&made, o->dropout));
+  ADD(&list, "blocks", blocks_create(&made, o));
+  ADD(&list, "norm", norm(&made, o));
+  ADD(&list, "head", linear(&made, o->width, o->vocabulary, false, 0.02, o->logits_columns));
+  EK_TRY(end(module, &list, false, cheap_or_none(o)));
+  ((struct chained *)*module)->tied = o->tied;
   return EK_OK;
+}
+
+ek_status ck_chained_gpt_create(ek_module **module, const ek_gpt_options *o) {
+  const struct shape shape = {.vocabulary = o->vocabulary,
+                              .positions = o->sequence,
+                              .width = o->width,
+                              .hidden = 4 * o->width,
+                              .logits_columns = o->logits_columns,
+                              .layers = o->layers,
+                              .heads = o->heads,
+                              .epsilon = 1e-5,
+                              .dropout = o->dropout,
+                              .attention = EK_ATTENTION_OPTIONS_INIT,
+                              .tied = !o->untied,
+                              .recompute = o->recompute};
+  return decoder(module, &shape);
+}
+
+ek_status ck_chained_llama_create(ek_module **module, const ek_llama_options *o) {
+  const ek_rotary rotary = EK_ROTARY_INIT;
+  struct shape shape = {.vocabulary = o->vocabulary,
+                        .width = o->width,
+                        .hidden = o->hidden,
+                        .logits_columns = o->logits_columns,
+                        .layers = o->layers,
+                        .heads = o->heads,
+                        .epsilon = o->epsilon,
+                        .dropout = o->dropout,
+                        .attention = EK_ATTENTION_OPTIONS_INIT,
+                        .rms = true,
+                        .gate = true,
+                        .tied = o->tied,
+                        .recompute = o->recompute};
+  shape.attention.kv_heads = o->kv_heads;
+  shape.attention.bias = o->qkv_bias;
+  shape.attention.no_projection_bias = true;
+  shape.attention.rotary = o->rotary != NULL ? o->rotary : &rotary;
+  return decoder(module, &shape);
 }

@@ -1,12 +1,13 @@
 /*
- * ck_chained.h - containers of a program's own that run a chain (chain.h), and a decoder of them:
- * the shape and the names of gpt.h, from the public headers alone.
+ * ck_chained.h - containers of a program's own that run a chain (chain.h), and decoders of them:
+ * the shapes and the names of gpt.h and llama.h, from the public headers alone.
  */
 #ifndef CK_CHAINED_H
 #define CK_CHAINED_H
 
 #include <evenkeel/chain.h>
 #include <evenkeel/gpt.h>
+#include <evenkeel/llama.h>
 
 enum { CK_CHAINED_CHILDREN = 8, CK_CHAINED_STEPS = 12 };
 
@@ -17,7 +18,8 @@ enum { CK_CHAINED_CHILDREN = 8, CK_CHAINED_STEPS = 12 };
 ek_status ck_chained_create(ek_module **module, ek_module **children, const char *const *names,
                             const size_t *steps, ek_recompute recompute);
 
-/* ek_gpt_create() once more, for options without a fused loss. */
+/* ek_gpt_create() and ek_llama_create() once more, for options without a fused loss. */
 ek_status ck_chained_gpt_create(ek_module **module, const ek_gpt_options *options);
+ek_status ck_chained_llama_create(ek_module **module, const ek_llama_options *options);
 
 #endif /* CK_CHAINED_H */
