@@ -19,7 +19,8 @@
  *     ln_1.weight ln_1.bias attention.qkv.weight attention.qkv.bias attention.projection.weight
  *     attention.projection.bias ln_2.weight ln_2.bias expand.weight expand.bias contract.weight
  *     contract.bias
- * norm.weight, norm.bias; head.weight, another name of tokens.weight unless untied.
+ * norm.weight, norm.bias; head.weight, another name of tokens.weight unless untied. With `bias` false
+ * there are none whose names end with "bias".
  */
 #ifndef EVENKEEL_GPT_H
 #define EVENKEEL_GPT_H
@@ -45,6 +46,8 @@ typedef struct ek_gpt_options {
   const ek_cross_entropy_options *loss; /* of a fused loss; copied; NULL: its defaults */
   uint64_t logits_bytes;                /* of a fused loss: a block of logits is not larger */
   int64_t logits_columns;               /* of whole logits, see below; 0: vocabulary */
+  bool bias; /* of linears and layer norms; false: none have one, which no class of the package
+                transformers computes */
 } ek_gpt_options;
 /* GPT-2 124M without dropout. */
 #define EK_GPT_OPTIONS_INIT                                                                        \
@@ -52,7 +55,7 @@ typedef struct ek_gpt_options {
     .size = sizeof(ek_gpt_options), .vocabulary = 50257, .sequence = 1024, .width = 768,           \
     .layers = 12, .heads = 12, .dropout = 0.0, .untied = false,                                    \
     .recompute = {EK_RECOMPUTE_NONE, 0, 0}, .fused_loss = false, .loss = NULL,                     \
-    .logits_bytes = 64u << 20, .logits_columns = 0                                                 \
+    .logits_bytes = 64u << 20, .logits_columns = 0, .bias = true                                   \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_gpt_options_init(ek_gpt_options *options, size_t size);

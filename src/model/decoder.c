@@ -47,8 +47,11 @@ static ek_status add_linear(struct ek__composite *m, const char *name, int64_t i
 static ek_status add_norm(struct ek__composite *m, const char *name,
                           const struct ek__decoder_form *form, const struct ek__decoder *o) {
   ek_module *norm = NULL;
-  EK_TRY(form->rms ? ek_rms_norm_create(&norm, o->width, o->epsilon)
-                   : ek_layer_norm_create(&norm, o->width, o->epsilon));
+  ek_layer_norm_options options = EK_LAYER_NORM_OPTIONS_INIT;
+  options.epsilon = o->epsilon;
+  options.rms = form->rms;
+  options.bias = o->bias && !form->rms;
+  EK_TRY(ek_layer_norm_create_with(&norm, o->width, &options));
   return ek__composite_add(m, name, norm);
 }
 
@@ -96,10 +99,10 @@ static ek_status add_feed_forward(struct ek__composite *block, const struct ek__
     EK_TRY(ek_swiglu_create_with(&made, o->width, o->hidden, &options));
     return ek__composite_add(block, "feed_forward", made);
   }
-  EK_TRY(add_linear(block, "expand", o->width, o->hidden, true, DEVIATION, 0));
+  EK_TRY(add_linear(block, "expand", o->width, o->hidden, o->bias, DEVIATION, 0));
   EK_TRY(ek_activation_create(&made, EK_ACTIVATION_GELU));
   EK_TRY(ek__composite_add(block, "gelu", made));
-  return add_linear(block, "contract", o->hidden, o->width, true, last_deviation, 0);
+  return add_linear(block, "contract", o->hidden, o->width, o->bias, last_deviation, 0);
 }
 
 static ek_status fill_block(struct ek__composite *block, const struct ek__decoder_form *form,
@@ -245,7 +248,7 @@ ek_status ek__decoder_create(ek_module **module, const struct ek__decoder_form *
                          .names = form->names,
                          .fact_count = count};
   ek_module *body = NULL;
-  memcpy(made.facts, facts, count * sizeof *facts);
+  if (count > 0) memcpy(made.facts, facts, count * sizeof *facts);
   ek_status status = fill(&made.base, form, sizes);
   EK_TRY(ek__composite_create(sizes->fused_loss ? &body : module, &made.base, sizeof made,
                               form->ops, 1, 1, status));

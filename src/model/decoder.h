@@ -22,9 +22,9 @@ struct ek__decoder_form {
   const ek_module_ops *ops, *block_ops; /* EK__DECODER(), EK__DECODER_BLOCK() */
   const char *norms[2];                 /* names of a block's two norms */
   const ek_weight_names *names;         /* of the parameters in folders of weights */
-  bool rms;  /* norms are RMSNorm, else layer norms with a bias */
+  bool rms;  /* norms are RMSNorm without a bias, else layer norms */
   bool gate; /* the child "feed_forward" is a SwiGLU without biases; else there are the children
-                "expand", "gelu" and "contract" with biases */
+                "expand", "gelu" and "contract" */
 };
 
 /* The tables of a family's modules. */
@@ -33,6 +33,12 @@ struct ek__decoder_form {
     EK__LAYER(kind, ek__decoder_forward, ek__decoder_backward, ek__composite_free),                \
         .parameters = ek__decoder_parameters, .facts = ek__decoder_facts,                          \
         .input_type = ek__composite_input_type, .weight_names = ek__decoder_names                  \
+  }
+/* Of one that no other program's folder describes. */
+#define EK__DECODER_APART(kind)                                                                    \
+  {                                                                                                \
+    EK__LAYER(kind, ek__decoder_forward, ek__decoder_backward, ek__composite_free),                \
+        .parameters = ek__decoder_parameters, .input_type = ek__composite_input_type               \
   }
 #define EK__DECODER_BLOCK(kind)                                                                    \
   {                                                                                                \
@@ -58,6 +64,7 @@ struct ek__decoder {
   int layers, heads;
   double epsilon, dropout;
   ek_attention_options attention; /* except its deviations */
+  bool bias; /* of layer norms, "expand" and "contract" */
   bool untied;
   ek_recompute recompute;
   bool fused_loss;

@@ -47,6 +47,11 @@ static const ek_module_ops block_ops = EK__DECODER_BLOCK("gpt_block");
 static const struct ek__decoder_form form = {
     .ops = &gpt_ops, .block_ops = &block_ops, .norms = {"ln_1", "ln_2"}, .names = &names};
 
+/* Without biases it has neither names nor facts for a folder: every GPT2LMHeadModel has biases. */
+static const ek_module_ops unbiased_ops = EK__DECODER_APART("gpt");
+static const struct ek__decoder_form unbiased = {
+    .ops = &unbiased_ops, .block_ops = &block_ops, .norms = {"ln_1", "ln_2"}};
+
 /* What config.json of the package transformers says of such a model. The words are the names of one
  * activation there; GELU by the error function is "gelu". */
 static ek_status create(ek_module **module, const ek_gpt_options *o,
@@ -73,24 +78,27 @@ ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options) {
   ek_gpt_options o = EK_GPT_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_gpt_options"));
   EK__FAIL_IF(o.width > INT64_MAX / 4, EK_ERR_OVERFLOW, "gpt: 4 x %" PRId64 " columns", o.width);
-  const struct ek__decoder sizes = {.vocabulary = o.vocabulary,
-                                    .sequence = o.sequence,
-                                    .positions = o.sequence,
-                                    .width = o.width,
-                                    .hidden = 4 * o.width,
-                                    .layers = o.layers,
-                                    .heads = o.heads,
-                                    .epsilon = EPSILON,
-                                    .dropout = o.dropout,
-                                    .attention = EK_ATTENTION_OPTIONS_INIT,
-                                    .untied = o.untied,
-                                    .recompute = o.recompute,
-                                    .fused_loss = o.fused_loss,
-                                    .loss = o.loss,
-                                    .logits_bytes = o.logits_bytes,
-                                    .logits_columns = o.logits_columns};
+  struct ek__decoder sizes = {.vocabulary = o.vocabulary,
+                              .sequence = o.sequence,
+                              .positions = o.sequence,
+                              .width = o.width,
+                              .hidden = 4 * o.width,
+                              .layers = o.layers,
+                              .heads = o.heads,
+                              .epsilon = EPSILON,
+                              .dropout = o.dropout,
+                              .attention = EK_ATTENTION_OPTIONS_INIT,
+                              .bias = o.bias,
+                              .untied = o.untied,
+                              .recompute = o.recompute,
+                              .fused_loss = o.fused_loss,
+                              .loss = o.loss,
+                              .logits_bytes = o.logits_bytes,
+                              .logits_columns = o.logits_columns};
+  sizes.attention.bias = o.bias;
   EK_TRY(ek__decoder_check(&form, &sizes));
-  return create(module, &o, &sizes);
+  return o.bias ? create(module, &o, &sizes)
+                : ek__decoder_create(module, &unbiased, &sizes, NULL, 0);
 }
 
 EK__OPTIONS_INIT(ek_gpt_options, EK_GPT_OPTIONS_INIT)

@@ -38,6 +38,11 @@ static ek_status create_padded(ek_module **module) {
   options.logits_columns = 12;
   return ek_gpt_create(module, &options);
 }
+static ek_status create_unbiased(ek_module **module) {
+  ek_gpt_options options = small(2, 0.0, false);
+  options.bias = false;
+  return ek_gpt_create(module, &options);
+}
 static ek_status create_flat(ek_module **module) {
   const ek_gpt_options options = small(0, 0.0, false);
   return ek_gpt_create(module, &options);
@@ -75,6 +80,13 @@ static const struct ck_module_case cases[] = {
      .longest = 11,
      .depth = 20,
      .saved = 4},
+    {.name = "2 layers without biases",
+     .create = create_unbiased,
+     .input = {{EK_I32, 2, {3, 5}, 0, 10, 0}},
+     .longest = 32,
+     .depth = TWO_BLOCKS,
+     .saved = 80,
+     .probes = 24},
 };
 CK_MODULE_CASES(cases)
 
@@ -136,6 +148,30 @@ static void copy_parameters(struct ck_bed *to, struct ck_bed *from) {
     ck_ok(ek_replica_find(&here, from->replica, there.name));
     ck_set(&there.value, values + here.offset);
   }
+}
+
+/* With biases of zeros the outputs have the same bits. */
+CK_TEST(without_biases) {
+  struct ck_bed *unbiased = ck_bed_open(&cases[4], EK_F32, test_devices("cpu:1"));
+  struct ck_bed *plain = ck_bed_open(&cases[0], EK_F32, test_devices("cpu:1"));
+  const double *values = ck_bed_parameters(unbiased);
+  ck_assert_uint_eq(ek_replica_parameter_count(unbiased->replica), 2 + 12 + 1);
+  for (size_t i = 0; i < ek_replica_parameter_count(plain->replica); i++) {
+    ek_parameter_info there, here;
+    ck_ok(ek_replica_parameter(&there, plain->replica, i));
+    const double zeros[64] = {0}, *from = zeros;
+    if (ck_contains(there.name, ".bias")) {
+      ck_assert_int_le(ek_tensor_count(&there.value), 64);
+      ck_fails(ek_replica_find(&here, unbiased->replica, there.name), EK_ERR_NOT_FOUND, "bias");
+    } else {
+      ck_ok(ek_replica_find(&here, unbiased->replica, there.name));
+      from = values + here.offset;
+    }
+    ck_set(&there.value, from);
+  }
+  const struct ck_results *got = ck_bed_backward(unbiased, false);
+  const struct ck_results *want = ck_bed_backward(plain, false);
+  ck_same_bits("logits", got->output[0], want->output[0], want->output_count[0]);
 }
 
 /* With equal weights the two models are one function, and the tied gradient is the sum over both
