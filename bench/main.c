@@ -136,7 +136,7 @@ int main(int argc, char **argv) {
   options_parse(&options, choice.command, argc - choice.index, argv + choice.index);
   name_modes(&options);
   terminal_start(options.quiet);
-  ek_log_set(on_log, NULL, EK_LOG_WARNING);
+  ek_log_set(EK_LOG_WARNING, on_log, NULL);
   const enum exit_code code =
       enter_world(&options) ? commands[choice.command].run(&options) : EXIT_ERROR;
   ek_world_free(world);

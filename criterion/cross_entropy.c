@@ -44,8 +44,15 @@ static ek_status compute(ek_pass *pass, const ek_tensor *logits, const ek_tensor
     return ek_op_cross_entropy_forward(stream, losses, normalizer, totals, logits, targets, terms);
   }
   ek_tensor gradient = *logits;
-  return ek_op_cross_entropy_gradient(stream, &gradient, losses, normalizer, totals, logits,
-                                      targets, scale, terms);
+  return ek_op_cross_entropy_gradient(stream,
+                                      &(ek_cross_entropy_gradient_args){.gradient = &gradient,
+                                                                        .losses = losses,
+                                                                        .normalizer = normalizer,
+                                                                        .totals = totals,
+                                                                        .logits = logits,
+                                                                        .targets = targets,
+                                                                        .scale = scale,
+                                                                        .terms = terms});
 }
 
 static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,

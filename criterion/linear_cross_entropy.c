@@ -220,8 +220,15 @@ static ek_status forward_block(struct work *w, const struct results *r, const ek
                                        &b.targets, &w->terms));
   } else {
     ek_tensor gradient = b.logits;
-    EK_TRY(ek_op_cross_entropy_gradient(w->stream, &gradient, &loss, &normalizer, &totals,
-                                        &b.logits, &b.targets, *scale, &w->terms));
+    EK_TRY(ek_op_cross_entropy_gradient(w->stream,
+                                        &(ek_cross_entropy_gradient_args){.gradient = &gradient,
+                                                                          .losses = &loss,
+                                                                          .normalizer = &normalizer,
+                                                                          .totals = &totals,
+                                                                          .logits = &b.logits,
+                                                                          .targets = &b.targets,
+                                                                          .scale = *scale,
+                                                                          .terms = &w->terms}));
     EK_TRY(use_gradient(w, &b));
   }
   if (first == 0) return EK_OK;

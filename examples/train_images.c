@@ -154,7 +154,7 @@ static ek_status open_trainer(ek_trainer **trainer, const struct settings *s) {
   model.input_scaling = &pixels;
   model.input_scaling_count = 1;
   update.schedule = &schedule;
-  EK_TRY_GOTO(status, ek_image_scaling(&pixels, CHANNELS, mean, deviation), cleanup);
+  EK_TRY_GOTO(status, ek_image_scaling(&pixels, mean, deviation, CHANNELS), cleanup);
   EK_TRY_GOTO(status, ek_schedule_warmup_cosine(&schedule, 0.05, 0, s->steps / 10, s->steps),
               cleanup);
   EK_TRY_GOTO(status, create_model(&module, s), cleanup);

@@ -85,7 +85,7 @@ struct ek__sums {
 ek_status ek__sums_open(struct ek__sums *sums, const struct ek__buckets *cut);
 void ek__sums_close(struct ek__sums *sums);
 
-/* On the rank's worker: ek_reducer_start(), _complete() and _finish() of one device. */
+/* On the rank's worker: ek_reducer_begin(), _complete() and _finish() of one device. */
 void ek__sums_start(struct ek__sums *sums);
 ek_status ek__sums_complete(struct ek__sums *sums, size_t parameter);
 ek_status ek__sums_finish(struct ek__sums *sums);

@@ -35,7 +35,8 @@ static ek_status check_turn(const struct ek__loss *loss, const ek_data_parallel_
                            : "the model's last forward was without gradient");
   }
   for (size_t i = 0; i < loss->outputs; i++) {
-    if (loss->seen[i].forward != loss->forward || loss->seen[i].output != i) {
+    const struct ek__shards_private *origin = &loss->seen[i].private_members;
+    if (origin->forward != loss->forward || origin->output != i) {
       return out_of_turn("the outputs were freed or replaced after criterion forward");
     }
     EK_TRY(ek__shards_check("criterion backward: an output", &loss->seen[i]));
@@ -114,8 +115,8 @@ static ek_status lay_out_gradients(ek_shards *gradients, const struct ek__loss *
     ek_shards *gradient = &gradients[i], *output = &loss->seen[i];
     EK_TRY(ek_shards_create(gradient, output->group));
     ek__shards_cut_like(gradient, output);
-    gradient->forward = output->forward;
-    gradient->output = output->output;
+    gradient->private_members.forward = output->private_members.forward;
+    gradient->private_members.output = output->private_members.output;
     for (size_t k = 0; k < loss->count; k++) {
       if (ek__loss_has_rows(loss->seen, k)) continue;
       gradient->parts[k] = output->parts[k];
@@ -152,7 +153,7 @@ static ek_status backward(struct job *job, const ek_criterion_backward_options *
   struct ek__loss *loss = job->loss;
   if (ek__loss_keeps_terms(loss)) EK_TRY(ek__terms_begin(model, loss, options));
   for (size_t i = 0; i < loss->outputs && !loss->form->promises; i++) {
-    if (!loss->options.keep_outputs) loss->seen[i].overwritten = true;
+    if (!loss->options.keep_outputs) loss->seen[i].private_members.overwritten = true;
   }
   if (model->options.outputs == EK_OUTPUTS_GATHER) return backward_gathered(job);
   EK_TRY(ek__backward_check(model, loss->reduction == EK_REDUCTION_MEAN, loss->scaling.factor,

@@ -225,13 +225,14 @@ static ek_status check_outputs(const ek_data_parallel_model *model, const struct
  * program have the number 0. */
 static ek_status check_origin(const ek_shards *outputs, size_t count) {
   for (size_t i = 0; i < count; i++) {
-    EK__FAIL_IF(outputs[i].forward != outputs[0].forward ||
-                    (outputs[0].forward != 0 && outputs[i].output != i),
+    const struct ek__shards_private *origin = &outputs[i].private_members;
+    EK__FAIL_IF(origin->forward != outputs[0].private_members.forward ||
+                    (origin->forward != 0 && origin->output != i),
                 EK_ERR_INVALID_ARGUMENT,
                 "criterion forward: output number %zu is not output number %zu of the forward that "
                 "produced output number 0",
                 i, i);
-    EK__FAIL_IF(outputs[i].overwritten, EK_ERR_STATE,
+    EK__FAIL_IF(origin->overwritten, EK_ERR_STATE,
                 "criterion forward: output number %zu was overwritten by a criterion's gradient; "
                 "run a new forward",
                 i);
@@ -271,7 +272,7 @@ void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradi
   struct ek__loss *loss = job->loss;
   ek__loss_drop_forward(loss);
   loss->seen = outputs;
-  loss->forward = outputs[0].forward;
+  loss->forward = outputs[0].private_members.forward;
   loss->gradient = gradient;
   loss->scaling = (struct ek__scaling){1, 1};
   if (gradient) {
@@ -282,7 +283,9 @@ void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradi
   loss->with_gradient = gradient && loss->options.gradient_in_forward && !loss->form->promises &&
                         job->model->run.reduction->whole;
   loss->has_loss = false;
-  for (size_t i = 0; i < loss->outputs; i++) outputs[i].overwritten = loss->with_gradient;
+  for (size_t i = 0; i < loss->outputs; i++) {
+    outputs[i].private_members.overwritten = loss->with_gradient;
+  }
 }
 
 static ek_status forward_one(void *context, ek_device *device, size_t index) {
@@ -294,7 +297,8 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
 static ek_status run(struct ek__loss_forward *job, ek_shards *outputs) {
   ek_data_parallel_model *model = job->model;
   struct ek__loss *loss = job->loss;
-  const bool gradient = model->last.pending != 0 && outputs[0].forward == model->last.pending;
+  const uint64_t forward = outputs[0].private_members.forward;
+  const bool gradient = model->last.pending != 0 && forward == model->last.pending;
   ek__loss_begin(job, outputs, gradient);
   const ek_status status = ek_group_apply(model->run.group, forward_one, job);
   loss->has_forward = loss->has_loss = status == EK_OK;

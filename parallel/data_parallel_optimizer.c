@@ -70,22 +70,23 @@ static ek_status make_tables(ek_data_parallel_optimizer *self) {
 }
 
 static ek_status check_open(const ek_data_parallel_model *model, const ek_optimizer *optimizer) {
-  EK__FAIL_IF(optimizer->ops == NULL || optimizer->states > EK_MAX_OPTIMIZER_STATES,
+  const ek_optimizer_ops *ops = ek_optimizer_table(optimizer);
+  EK__FAIL_IF(ops == NULL || ek_optimizer_states(optimizer) > EK_MAX_OPTIMIZER_STATES,
               EK_ERR_INVALID_ARGUMENT,
               "ek_data_parallel_optimizer_open: the optimizer has %zu states, expected 0 to %d, or "
               "was changed since ek_optimizer_init()",
-              optimizer->states, EK_MAX_OPTIMIZER_STATES);
-  const unsigned types = EK__TABLE_TYPES(optimizer->ops);
-  EK_TRY(ek__types_check(types, model->options.type, optimizer->ops->kind));
-  EK_TRY(ek__types_check(types, model->options.gradient_type, optimizer->ops->kind));
+              ek_optimizer_states(optimizer), EK_MAX_OPTIMIZER_STATES);
+  const unsigned types = EK__TABLE_TYPES(ops);
+  EK_TRY(ek__types_check(types, model->options.type, ops->kind));
+  EK_TRY(ek__types_check(types, model->options.gradient_type, ops->kind));
   EK_TRY(ek__model_check(model));
-  const bool takes = EK__TABLE_SLOT(optimizer->ops, takes_decay);
+  const bool takes = EK__TABLE_SLOT(ops, takes_decay);
   const struct ek__layout *layout = &model->run.ranks[0].replica->layout;
   for (size_t i = 0; i < layout->group_count && !takes; i++) {
     EK__FAIL_IF(layout->groups[i].weight_decay > 0, EK_ERR_UNSUPPORTED,
                 "a pattern sets weight decay %g, but %s takes no weight decay from patterns "
                 "(takes_decay in optimizer.h)",
-                layout->groups[i].weight_decay, optimizer->ops->kind);
+                layout->groups[i].weight_decay, ops->kind);
   }
   if (model->update == NULL) return EK_OK;
   return ek_error_set(EK_ERR_STATE, "ek_data_parallel_optimizer_open: the model already has an "
@@ -95,7 +96,7 @@ static ek_status check_open(const ek_data_parallel_model *model, const ek_optimi
 /* `given` may have been filled by hand; NULL: the rate of the rule. */
 static ek_status read_schedule(ek_schedule *schedule, const ek_schedule *given,
                                const ek_optimizer *rule) {
-  if (given == NULL) return ek_schedule_constant(schedule, rule->learning_rate);
+  if (given == NULL) return ek_schedule_constant(schedule, ek_optimizer_learning_rate(rule));
   EK_TRY(ek_schedule_check(given));
   *schedule = *given;
   return EK_OK;
@@ -122,7 +123,7 @@ static ek_status open_optimizer(ek_data_parallel_optimizer **parallel,
   }
   if (o.loss_scale != NULL) update->loss_scale = *o.loss_scale;
   update->scaler = ek_loss_scale_begin(&update->loss_scale);
-  update->state_count = optimizer->states;
+  update->state_count = ek_optimizer_states(optimizer);
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, read_schedule(&update->schedule, o.schedule, optimizer), cleanup);
   EK_TRY_GOTO(status, make_tables(self), cleanup);
@@ -173,12 +174,13 @@ void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
  * modules see, NULL if they see the parameters. */
 static ek_status run_rule(const ek_optimizer *rule, ek_device *device, ek_update *update,
                           ek_tensor *copy) {
-  const bool writes = EK__TABLE_SLOT(rule->ops, writes_copy);
+  const ek_optimizer_ops *ops = ek_optimizer_table(rule);
+  const bool writes = EK__TABLE_SLOT(ops, writes_copy);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   const uint64_t errors = ek__error_number();
   update->scale.copy = writes ? copy : NULL;
-  const ek_status status = rule->ops->update(rule, stream, update);
-  if (status != EK_OK) ek__error_name(rule->ops->kind, status, errors);
+  const ek_status status = ops->update(rule, stream, update);
+  if (status != EK_OK) ek__error_name(ops->kind, status, errors);
   if (status != EK_OK || writes || copy == NULL) return status;
   return ek_op_convert(stream, copy, update->parameters);
 }
@@ -221,7 +223,7 @@ static ek_status update_range(const ek_data_parallel_model *model, const struct 
 }
 
 static ek_status update_ranges(ek_data_parallel_model *model, struct ek__rank *rank) {
-  const double clip = model->update->optimizer->clip_norm;
+  const double clip = ek_optimizer_clip_norm(model->update->optimizer);
   ek_update update = {.step = model->step.taken + 1,
                       .learning_rate = ek__update_rate(model->update, model)};
   if (model->step.divided || model->step.scaling.factor != 1) update.scale.totals = &rank->totals;
@@ -352,7 +354,7 @@ static ek_status reduce_rest(ek_data_parallel_model *model) {
 static ek_status step(ek_step_result *read, ek_data_parallel_model *model, bool wanted) {
   const struct ek__update *own = model->update;
   const bool checked = own->refuse || scales(own), reads = wanted || checked;
-  const bool norm = own->optimizer->clip_norm > 0 || checked || (wanted && own->norm);
+  const bool norm = ek_optimizer_clip_norm(own->optimizer) > 0 || checked || (wanted && own->norm);
   ek_world *world = ek__group_world(model->run.group);
   const bool before = reads || world != NULL; /* the norm, in a job of its own */
   EK_TRY(reduce_rest(model));

@@ -65,9 +65,9 @@ static ek_status check_gradients(const ek_data_parallel_model *model, const ek_s
   const bool gathered = model->options.outputs == EK_OUTPUTS_GATHER;
   for (size_t i = 0; i < count; i++) {
     const ek_shards *gradient = &gradients[i];
+    const struct ek__shards_private *origin = &gradient->private_members;
     EK__FAIL_IF(
-        gradient->forward != 0 &&
-            (gradient->forward != model->last.pending || gradient->output != i),
+        origin->forward != 0 && (origin->forward != model->last.pending || origin->output != i),
         EK_ERR_STATE,
         "backward: gradient number %zu is not of output number %zu of the model's last forward", i,
         i);

@@ -347,8 +347,8 @@ ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs) {
   for (size_t i = 0; i < job->output_count; i++) {
     EK_TRY(ek_shards_create(&outputs[i], model->run.group));
     memcpy(outputs[i].samples, lead->samples, (lead->count + 1) * sizeof *lead->samples);
-    outputs[i].forward = last->number;
-    outputs[i].output = i;
+    outputs[i].private_members.forward = last->number;
+    outputs[i].private_members.output = i;
   }
   return EK_OK;
 }
@@ -366,8 +366,8 @@ static ek_status run(struct ek__forward *job, ek_shards *made) {
   ek__forward_ran(job);
   EK_TRY(finish_outputs(job));
   for (size_t i = 0; i < job->output_count; i++) {
-    made[i].forward = model->last.number;
-    made[i].output = i;
+    made[i].private_members.forward = model->last.number;
+    made[i].private_members.output = i;
   }
   if (!job->options->gradient) ek__model_drop_forward(model);
   model->last.pending = job->options->gradient ? model->last.number : 0;

@@ -96,9 +96,9 @@ struct ek_reducer {
 };
 
 static ek_status check_open(ek_reducer **reducer, const ek_communicator *communicator,
-                            const ek_group *group, ek_replica *const *replicas,
-                            const ek_reducer_options *o) {
-  EK__NOT_NULL("ek_reducer_open", reducer, communicator, group, replicas);
+                            ek_replica *const *replicas, const ek_reducer_options *o) {
+  EK__NOT_NULL("ek_reducer_open", reducer, communicator, replicas);
+  const ek_group *group = ek_communicator_group(communicator);
   EK__FAIL_IF((unsigned)o->kind > EK_REDUCE_SCATTER || o->pieces > INT32_MAX,
               EK_ERR_INVALID_ARGUMENT, "ek_reducer_open: unknown kind %d, or %zu pieces",
               (int)o->kind, o->pieces);
@@ -116,8 +116,9 @@ static ek_status check_open(ek_reducer **reducer, const ek_communicator *communi
   return EK_OK;
 }
 
-static ek_status open_sums(ek_reducer *reducer, ek_communicator *communicator, ek_group *group,
+static ek_status open_sums(ek_reducer *reducer, ek_communicator *communicator,
                            ek_replica *const *replicas) {
+  const ek_group *group = ek_communicator_group(communicator);
   EK_TRY(ek__new(&reducer->sums, reducer->devices, sizeof *reducer->sums, memory_of));
   for (size_t k = 0; k < reducer->devices; k++) {
     struct ek__sums *sums = &reducer->sums[k];
@@ -131,22 +132,22 @@ static ek_status open_sums(ek_reducer *reducer, ek_communicator *communicator, e
   return EK_OK;
 }
 
-ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator, ek_group *group,
+ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator,
                           ek_replica *const *replicas, const ek_reducer_options *options) {
   ek_reducer_options o = EK_REDUCER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_reducer_options"));
-  EK_TRY(check_open(reducer, communicator, group, replicas, &o));
+  EK_TRY(check_open(reducer, communicator, replicas, &o));
   ek_reducer *result = NULL;
   EK_TRY(ek__new(&result, 1, sizeof *result, memory_of));
   result->kind = o.kind;
-  result->devices = ek_group_size(group);
+  result->devices = ek_group_size(ek_communicator_group(communicator));
   const size_t ranks = ek_communicator_world_size(communicator);
   ek_status status = EK_OK;
   EK_TRY_GOTO(status,
               ek__buckets_open(&result->buckets, replicas[0], ranks,
                                o.pieces == 0 ? ranks : o.pieces, o.bucket_bytes),
               cleanup);
-  EK_TRY_GOTO(status, open_sums(result, communicator, group, replicas), cleanup);
+  EK_TRY_GOTO(status, open_sums(result, communicator, replicas), cleanup);
   *reducer = result;
   return EK_OK;
 cleanup:
@@ -189,9 +190,9 @@ static ek_status sums_of(struct ek__sums **sums, const char *who, ek_reducer *re
   return EK_OK;
 }
 
-ek_status ek_reducer_start(ek_reducer *reducer, ek_device *device) {
+ek_status ek_reducer_begin(ek_reducer *reducer, ek_device *device) {
   struct ek__sums *sums = NULL;
-  EK_TRY(sums_of(&sums, "ek_reducer_start", reducer, device));
+  EK_TRY(sums_of(&sums, "ek_reducer_begin", reducer, device));
   ek__sums_start(sums);
   return EK_OK;
 }
@@ -202,9 +203,9 @@ ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device, size_t par
   return ek__sums_complete(sums, parameter);
 }
 
-ek_status ek_reducer_finish(ek_reducer *reducer, ek_device *device) {
+ek_status ek_reducer_end(ek_reducer *reducer, ek_device *device) {
   struct ek__sums *sums = NULL;
-  EK_TRY(sums_of(&sums, "ek_reducer_finish", reducer, device));
+  EK_TRY(sums_of(&sums, "ek_reducer_end", reducer, device));
   return ek__sums_finish(sums);
 }
 

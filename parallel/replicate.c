@@ -49,9 +49,9 @@ static ek_status replicate_one(void *context, ek_device *device, size_t index) {
   return ek__replicate_rank(job->communicator, device, job->replicas[index]);
 }
 
-ek_status ek_replicate(ek_communicator *communicator, ek_group *group,
-                       ek_replica *const *replicas) {
-  EK__NOT_NULL("ek_replicate", communicator, group, replicas);
+ek_status ek_replicate(ek_communicator *communicator, ek_replica *const *replicas) {
+  EK__NOT_NULL("ek_replicate", communicator, replicas);
+  ek_group *group = ek_communicator_group(communicator);
   for (size_t i = 0; i < ek_group_size(group); i++) {
     EK__FAIL_IF(replicas[i] == NULL || ek_replica_device(replicas[i]) != ek_group_device(group, i),
                 EK_ERR_DEVICE, "ek_replicate: replica number %zu is missing or not on %s", i,

@@ -104,9 +104,9 @@ ek_status ek__update_same(const ek_data_parallel_model *model, const struct ek__
   const ek_schedule *rate = &update->schedule;
   const ek_loss_scale *scale = &update->loss_scale;
   if (ek__group_world(model->run.group) == NULL) return EK_OK;
-  add(&lines, "optimizer = %s", update->optimizer->ops->kind);
+  add(&lines, "optimizer = %s", ek_optimizer_kind(update->optimizer));
   add(&lines, "states = %zu", update->state_count);
-  add(&lines, "clip norm = %.17g", update->optimizer->clip_norm);
+  add(&lines, "clip norm = %.17g", ek_optimizer_clip_norm(update->optimizer));
   add(&lines, "schedule = %d, %.17g, %.17g, %.17g, %.17g, %" PRId64 ", %" PRId64 ", %" PRId64,
       (int)rate->kind, rate->peak, rate->floor, rate->first, rate->factor, rate->warmup,
       rate->total, rate->decay);

@@ -191,13 +191,14 @@ static ek_status read_intake(struct ek__conversion *intake, const char *who,
 static ek_status make_copy(ek_tensor *part, const ek_shards *shards, const ek_tensor *source,
                            ek_memory_category category, const struct ek__conversion *intake,
                            ek_device *device, const ek_tensor *rows, int64_t first) {
+  const bool ahead = shards->private_members.ahead;
   if (intake == NULL || intake->to == rows->type) {
-    return ek_tensor_create_from(part, device, category, rows, shards->ahead);
+    return ek_tensor_create_from(part, device, category, rows, ahead);
   }
   struct ek__conversion own = *intake;
   own.per_row = ek_tensor_row_elements(source);
   own.first = first * own.per_row;
-  return ek__tensor_create_converted(part, device, category, rows, &own, shards->ahead);
+  return ek__tensor_create_converted(part, device, category, rows, &own, ahead);
 }
 
 ek_status ek__scatter_part(const ek_shards *shards, const ek_tensor *source,
@@ -284,7 +285,7 @@ ek_status ek__scatter_lay(ek_shards *shards, const char *who, ek_group *group,
   ek_shards made;
   EK_TRY(ek_shards_create(&made, group));
   made.broadcast = broadcast;
-  made.ahead = o.ahead && !broadcast;
+  made.private_members.ahead = o.ahead && !broadcast;
   ek_status status = EK_OK;
   if (!broadcast) status = ek_scatter_offsets(made.offsets, source->shape[0], made.count, &o);
   memcpy(made.samples, made.offsets, (made.count + 1) * sizeof *made.samples);
@@ -315,7 +316,7 @@ ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shar
               (long long)samples);
   ek_shards made;
   EK_TRY(ek_shards_create(&made, like->group));
-  made.ahead = like->ahead;
+  made.private_members.ahead = like->private_members.ahead;
   for (size_t i = 0; i <= made.count; i++) {
     made.samples[i] = like->samples[i];
     made.offsets[i] = like->samples[i] * per_sample;

@@ -27,7 +27,7 @@ ek_status ek_shards_create(ek_shards *shards, ek_group *group) {
                         .parts = (ek_tensor *)(void *)block,
                         .offsets = (int64_t *)(void *)(block + parts),
                         .samples = (int64_t *)(void *)(block + parts + numbers),
-                        .ticket = ticket};
+                        .private_members.ticket = ticket};
   return EK_OK;
 }
 
@@ -65,7 +65,8 @@ ek_status ek__shards_empty_part(ek_shards *shards, size_t index, const ek_tensor
 }
 
 static bool stale(const ek_shards *shards) {
-  return shards->parts == NULL || !ek__host_block_lent(shards->parts, shards->ticket);
+  return shards->parts == NULL ||
+         !ek__host_block_lent(shards->parts, shards->private_members.ticket);
 }
 
 void ek_shards_free(ek_shards *shards) {

@@ -71,9 +71,10 @@ size_t ek_state_count(const ek_data_parallel_model *model) {
 /* "adamw/m/": what stands before the parameter's name. */
 static void prefix_of(char prefix[EK_STATE_NAME_SIZE], const ek_optimizer *rule, size_t state) {
   static const char *const digits[EK_MAX_OPTIMIZER_STATES] = {"0", "1", "2", "3"};
-  const bool named = EK__TABLE_SLOT(rule->ops, state_names) != NULL;
-  (void)snprintf(prefix, EK_STATE_NAME_SIZE, "%.60s/%.60s/", rule->ops->kind,
-                 named ? rule->ops->state_names[state] : digits[state]);
+  const ek_optimizer_ops *ops = ek_optimizer_table(rule);
+  const bool named = EK__TABLE_SLOT(ops, state_names) != NULL;
+  (void)snprintf(prefix, EK_STATE_NAME_SIZE, "%.60s/%.60s/", ops->kind,
+                 named ? ops->state_names[state] : digits[state]);
 }
 
 /* A parameter, a buffer, or a state of it. */

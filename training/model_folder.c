@@ -195,7 +195,7 @@ static ek_status check_facts(const struct family *family, const struct ek__confi
 
 static ek_status from_config(ek_module **module, const struct ek__config *config,
                              const ek_model_folder_options *o) {
-  EK__FAIL_IF(config->text == NULL, EK_ERR_NOT_FOUND, "%s: there is no such file", config->path);
+  EK__FAIL_IF(config->text == NULL, EK_ERR_NOT_FOUND, "%s: no such file", config->path);
   const struct ek__config_member *type = ek__config_find(config, "model_type");
   for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
     if (!has_word(config, "model_type", families[i].type)) continue;

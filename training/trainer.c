@@ -569,17 +569,17 @@ ek_status ek_trainer_save(ek_trainer *trainer, const char *folder,
   return ek_checkpoint_save(trainer->model, folder, options);
 }
 
-ek_status ek_trainer_begin_save(ek_trainer *trainer, const char *folder,
+ek_status ek_trainer_save_begin(ek_trainer *trainer, const char *folder,
                                 const ek_checkpoint_options *options) {
-  EK_TRY(check_open_still("ek_trainer_begin_save", trainer));
-  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_begin_save", "the trainer");
+  EK_TRY(check_open_still("ek_trainer_save_begin", trainer));
+  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_save_begin", "the trainer");
   EK_TRY(end_save(trainer));
   return ek_checkpoint_begin(&trainer->write, trainer->model, folder, options);
 }
 
-ek_status ek_trainer_end_save(ek_trainer *trainer) {
-  EK_TRY(check_open_still("ek_trainer_end_save", trainer));
-  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_end_save", "the trainer");
+ek_status ek_trainer_save_end(ek_trainer *trainer) {
+  EK_TRY(check_open_still("ek_trainer_save_end", trainer));
+  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_save_end", "the trainer");
   return end_save(trainer);
 }
 

@@ -64,7 +64,7 @@ static ek_status save(struct run *run, const char *folder, size_t keep) {
   options.keep = keep;
   options.extras = &extra;
   options.extra_count = 1;
-  return ek_trainer_begin_save(run->trainer, folder, &options);
+  return ek_trainer_save_begin(run->trainer, folder, &options);
 }
 
 static ek_status save_state(struct run *run) {
@@ -219,13 +219,14 @@ static ek_status check(const ek_trainer_run_options *o, const ek_trainer *traine
   EK__FAIL_IF(ek_trainer_optimizer(trainer) == NULL, EK_ERR_STATE,
               "ek_trainer_run: the trainer has no optimizer");
   EK__FAIL_IF(steps < 0 || o->batch <= 0, EK_ERR_INVALID_ARGUMENT,
-              "ek_trainer_run: %" PRId64 " steps of %" PRId64 " rows, expected 0 or more, and a row",
+              "ek_trainer_run: %" PRId64 " steps of %" PRId64
+              " rows, expected 0 or more steps, and 1 row or more",
               steps, o->batch);
   EK__FAIL_IF(o->validation_every < 0 || o->validation_rows < 0 || o->validation_batch < 0 ||
                   o->patience < 0 || o->save_every < 0,
               EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_run: validation_every, validation_rows, validation_batch, patience and "
-              "save_every are 0 or more");
+              "save_every must be 0 or more");
   EK__FAIL_IF(o->validation == NULL && (o->patience > 0 || o->best_folder != NULL),
               EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_run: options.patience and options.best_folder need options.validation");
@@ -256,7 +257,7 @@ static ek_status run_all(struct run *run, ek_source *source) {
   if (run->options.folder != NULL) EK_TRY(go_on(run));
   EK_TRY(open_loaders(run, source));
   EK_TRY(take_steps(run));
-  return ek_trainer_end_save(run->trainer);
+  return ek_trainer_save_end(run->trainer);
 }
 
 ek_status ek_trainer_run(ek_run_result *result, ek_trainer *trainer, ek_source *source,

@@ -427,7 +427,7 @@ static ek_status load(ek_data_parallel_model *model, const char *path,
   EK__MODEL_ENTER(model, "ek_weights_load");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_weights_options"));
   EK__FAIL_IF(o.average, EK_ERR_INVALID_ARGUMENT,
-              "ek_weights_options: average is of saves, expected false for a load");
+              "ek_weights_options: average applies to saves, expected false for a load");
   if (o.names == NULL && o.name_count == 0 && ek__is_folder(path)) {
     ek__weights_own_names(&o, model);
   }

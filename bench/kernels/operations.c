@@ -88,12 +88,28 @@ CALL(layer_norm_forward) {
   return ek_op_layer_norm_forward(s, t[0], t[1], t[2], t[3], t[4], t[5], p->epsilon);
 }
 CALL(add_layer_norm_forward) {
-  return ek_op_add_layer_norm_forward(s, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7],
-                                      p->epsilon);
+  return ek_op_add_layer_norm_forward(s, &(ek_add_layer_norm_args){.y = t[0],
+                                                                   .sum = t[1],
+                                                                   .mean = t[2],
+                                                                   .rstd = t[3],
+                                                                   .x = t[4],
+                                                                   .residual = t[5],
+                                                                   .weight = t[6],
+                                                                   .bias = t[7],
+                                                                   .epsilon = p->epsilon});
 }
 CALL(layer_norm_backward) {
-  return ek_op_layer_norm_backward(s, t[0], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[1],
-                                   p->real[0], p->real[1]);
+  return ek_op_layer_norm_backward(s, &(ek_layer_norm_backward_args){.dx = t[0],
+                                                                     .dweight = t[2],
+                                                                     .dbias = t[3],
+                                                                     .dy = t[4],
+                                                                     .x = t[5],
+                                                                     .mean = t[6],
+                                                                     .rstd = t[7],
+                                                                     .weight = t[8],
+                                                                     .residual = t[1],
+                                                                     .weight_beta = p->real[0],
+                                                                     .bias_beta = p->real[1]});
 }
 CALL(lookup_forward) { return ek_op_lookup_forward(s, t[0], t[1], t[2], t[3], p->period); }
 CALL(lookup_backward) { return (void)p, ek_op_lookup_backward(s, t[0], t[1], t[2]); }
@@ -115,8 +131,15 @@ CALL(convolve_forward) {
   return (void)p, ek_op_convolve_forward(s, t[0], t[1], t[2], t[3], t[4], NULL);
 }
 CALL(convolve_backward) {
-  return ek_op_convolve_backward(s, t[0], t[1], t[2], t[3], t[4], t[5], t[6], p->real[0],
-                                 p->real[1], NULL);
+  return ek_op_convolve_backward(s, &(ek_convolve_backward_args){.dx = t[0],
+                                                                 .dweight = t[1],
+                                                                 .dbias = t[2],
+                                                                 .workspace = t[3],
+                                                                 .dy = t[4],
+                                                                 .x = t[5],
+                                                                 .weight = t[6],
+                                                                 .weight_beta = p->real[0],
+                                                                 .bias_beta = p->real[1]});
 }
 
 /* ---- pool.h: windows of one pixel ---- */
@@ -152,12 +175,28 @@ CALL(channel_norm_forward) {
 }
 CALL(channel_slopes) { return (void)p, ek_op_channel_slopes(s, t[0], t[1], t[2], t[3], t[4]); }
 CALL(channel_averages) {
-  return ek_op_channel_averages(s, t[0], t[1], t[2], t[3], t[4], t[5], t[6], 7, p->heads,
-                                p->real[0], p->real[1]);
+  return ek_op_channel_averages(s, &(ek_channel_averages_args){.average_g = t[0],
+                                                               .average_gn = t[1],
+                                                               .dweight = t[2],
+                                                               .dbias = t[3],
+                                                               .sums = t[4],
+                                                               .rows = t[5],
+                                                               .weight = t[6],
+                                                               .host_rows = 7,
+                                                               .groups = p->heads,
+                                                               .weight_beta = p->real[0],
+                                                               .bias_beta = p->real[1]});
 }
 CALL(channel_norm_backward) {
   return (void)p,
-         ek_op_channel_norm_backward(s, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]);
+         ek_op_channel_norm_backward(s, &(ek_channel_norm_backward_args){.dx = t[0],
+                                                                         .dy = t[1],
+                                                                         .x = t[2],
+                                                                         .mean = t[3],
+                                                                         .rstd = t[4],
+                                                                         .weight = t[5],
+                                                                         .average_g = t[6],
+                                                                         .average_gn = t[7]});
 }
 
 /* ---- losses.h ---- */
@@ -176,7 +215,14 @@ CALL(cross_entropy_backward) {
 }
 CALL(cross_entropy_gradient) {
   TERMS(t[6]);
-  return ek_op_cross_entropy_gradient(s, t[0], t[1], t[2], t[3], t[4], t[5], p->real[0], given);
+  return ek_op_cross_entropy_gradient(s, &(ek_cross_entropy_gradient_args){.gradient = t[0],
+                                                                           .losses = t[1],
+                                                                           .normalizer = t[2],
+                                                                           .totals = t[3],
+                                                                           .logits = t[4],
+                                                                           .targets = t[5],
+                                                                           .scale = p->real[0],
+                                                                           .terms = given});
 }
 CALL(squared_error_forward) {
   return (void)p, ek_op_squared_error_forward(s, t[0], t[1], t[2], t[3]);

@@ -13,8 +13,8 @@
  *           and several into room that was reserved, which is what the disk can do
  *   cache   the same through the page cache: written, and written and synced
  *   steps   STEPS of them while nothing else happens
- *   behind  ek_trainer_begin_save(), then STEPS steps while its thread writes, then
- *           ek_trainer_end_save()
+ *   behind  ek_trainer_save_begin(), then STEPS steps while its thread writes, then
+ *           ek_trainer_save_end()
  *
  * No round begins that would end after SECONDS (120), if it took as long as the one before; the
  * first always runs. Seconds are of the clock and of the processor: the latter are the same on a
@@ -175,11 +175,11 @@ static ek_status measure(struct round *round, const struct run *run) {
   EK_TRY(write_plain(&round->written, &round->synced, run, CACHE));
   EK_TRY(train(&round->steps, &round->first_step, run, STEPS));
   start = now();
-  EK_TRY(ek_trainer_begin_save(run->trainer, run->folder, &keep_one));
+  EK_TRY(ek_trainer_save_begin(run->trainer, run->folder, &keep_one));
   round->snapshot = since(start);
   EK_TRY(train(&round->behind, &round->first_behind, run, STEPS));
   start = now();
-  EK_TRY(ek_trainer_end_save(run->trainer));
+  EK_TRY(ek_trainer_save_end(run->trainer));
   round->wait = since(start);
   return EK_OK;
 }
@@ -279,13 +279,13 @@ static void print(const struct round *rounds, size_t count, const struct run *ru
   print_line("speed of a save over one direct write at a time", rounds, count, to_one, "");
   print_line("speed of a save over the page cache, synced", rounds, count, to_cache, "");
   print_line("a step", rounds, count, step, " s");
-  print_line("ek_trainer_begin_save(): the copy", rounds, count, snapshot, " s");
+  print_line("ek_trainer_save_begin(): the copy", rounds, count, snapshot, " s");
   print_line("processor time for it", rounds, count, snapshot_work, " s");
   print_line("first step during a save over first step alone", rounds, count, first, "");
   print_line("steps during a save over steps alone", rounds, count, slower, "");
   print_line("processor time for them and the writing, over alone", rounds, count, processor,
              "");
-  print_line("ek_trainer_end_save(): the time left to wait", rounds, count, wait_for_end, " s");
+  print_line("ek_trainer_save_end(): the time left to wait", rounds, count, wait_for_end, " s");
 }
 
 /* Token t of the batch, taken as one text; its target is the next one. */

@@ -74,31 +74,40 @@ EK_API EK_CHECKED ek_status ek_op_channel_slopes(ek_stream *stream, ek_tensor *s
                                                  const ek_tensor *dy, const ek_tensor *x,
                                                  const ek_tensor *mean, const ek_tensor *rstd);
 
+typedef struct ek_channel_averages_args {
+  ek_tensor *average_g, *average_gn, *dweight, *dbias; /* each may be NULL: not computed */
+  const ek_tensor *sums, *rows, *weight;
+  double host_rows;
+  int64_t groups;
+  double weight_beta, bias_beta;
+} ek_channel_averages_args;
+
 /*
  * From sums of slopes [samples, 2, channels], with groups, rows and the number n of values of a
  * group as in ek_op_channel_statistics():
  *     average_g  = sum of dy weight / n, over a group of a sample, for each of its channels;
  *                  [samples, channels]. Without rows 0, as
  *     average_gn = sum of dy n weight / n, the first n being (x - mean) * rstd
- *     dweight    = weight_scale * dweight + sum over samples of the sums of dy n
- *     dbias      = bias_scale * dbias + sum over samples of the sums of dy
- * weight NULL: ones. With a scale of 0 the old values are not read. Each result may be NULL.
+ *     dweight    = weight_beta * dweight + sum over samples of the sums of dy n
+ *     dbias      = bias_beta * dbias + sum over samples of the sums of dy
+ * weight NULL: ones. With a beta of 0 the old values are not read.
  */
-EK_API EK_CHECKED ek_status ek_op_channel_averages(ek_stream *stream, ek_tensor *average_g,
-                                                   ek_tensor *average_gn, ek_tensor *dweight,
-                                                   ek_tensor *dbias, const ek_tensor *sums,
-                                                   const ek_tensor *rows, const ek_tensor *weight,
-                                                   double host_rows, int64_t groups,
-                                                   double weight_scale, double bias_scale);
+EK_API EK_CHECKED ek_status ek_op_channel_averages(ek_stream *stream,
+                                                   const ek_channel_averages_args *args);
+
+typedef struct ek_channel_norm_backward_args {
+  ek_tensor *dx;
+  const ek_tensor *dy, *x, *mean, *rstd;
+  const ek_tensor *weight;                 /* NULL: ones */
+  const ek_tensor *average_g, *average_gn; /* NULL: zeros */
+} ek_channel_norm_backward_args;
 
 /*
- * dx = rstd * (dy * weight - average_g - n * average_gn). An average that is NULL is 0: both are if
- * mean and rstd do not depend on x. weight NULL: ones. dx may be dy.
+ * dx = rstd * (dy * weight - average_g - n * average_gn). Both averages are NULL if mean and rstd do
+ * not depend on x. dx may be dy.
  */
-EK_API EK_CHECKED ek_status ek_op_channel_norm_backward(
-    ek_stream *stream, ek_tensor *dx, const ek_tensor *dy, const ek_tensor *x,
-    const ek_tensor *mean, const ek_tensor *rstd, const ek_tensor *weight,
-    const ek_tensor *average_g, const ek_tensor *average_gn);
+EK_API EK_CHECKED ek_status ek_op_channel_norm_backward(ek_stream *stream,
+                                                        const ek_channel_norm_backward_args *args);
 
 EK_END_DECLARATIONS
 

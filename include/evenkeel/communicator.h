@@ -44,6 +44,8 @@ typedef struct ek_communicator ek_communicator;
  */
 EK_API EK_CHECKED ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group);
 EK_API void ek_communicator_free(ek_communicator *communicator);
+/* The group that it was opened for, a loan; NULL for NULL. */
+EK_API ek_group *ek_communicator_group(const ek_communicator *communicator);
 /* Its kind: "host", "nccl", "peer", or "count" for plan; "" for NULL. */
 EK_API const char *ek_communicator_name(const ek_communicator *communicator);
 EK_API size_t ek_communicator_first_rank(const ek_communicator *communicator); /* 0 for NULL */

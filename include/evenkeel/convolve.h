@@ -61,19 +61,23 @@ EK_API EK_CHECKED ek_status ek_op_convolve_forward(ek_stream *stream, ek_tensor 
                                                    const ek_tensor *weight, const ek_tensor *bias,
                                                    const ek_convolution *options);
 
+typedef struct ek_convolve_backward_args {
+  ek_tensor *dx, *dweight, *dbias; /* each may be NULL: not computed */
+  ek_tensor *workspace;
+  const ek_tensor *dy, *x, *weight;
+  double weight_beta, bias_beta;
+  const ek_convolution *options;
+} ek_convolve_backward_args;
+
 /*
  * dx becomes the gradient of x, and
- *     dweight = weight_scale * dweight + the gradient of weight
- *     dbias   = bias_scale * dbias + the gradient of bias
- * With a scale of 0 the old values are not read. Each of the three may be NULL: not computed. With
- * dx and without dweight x is not read, and may be NULL.
+ *     dweight = weight_beta * dweight + the gradient of weight
+ *     dbias   = bias_beta * dbias + the gradient of bias
+ * With a beta of 0 the old values are not read. With dx and without dweight, x is not read and may
+ * be NULL.
  */
-EK_API EK_CHECKED ek_status ek_op_convolve_backward(ek_stream *stream, ek_tensor *dx,
-                                                    ek_tensor *dweight, ek_tensor *dbias,
-                                                    ek_tensor *workspace, const ek_tensor *dy,
-                                                    const ek_tensor *x, const ek_tensor *weight,
-                                                    double weight_scale, double bias_scale,
-                                                    const ek_convolution *options);
+EK_API EK_CHECKED ek_status ek_op_convolve_backward(ek_stream *stream,
+                                                    const ek_convolve_backward_args *args);
 
 EK_END_DECLARATIONS
 

@@ -72,7 +72,7 @@ typedef enum ek_reduction {
  */
 typedef struct ek_criterion {
   ek_module base;
-  struct {
+  struct ek__criterion_private {
     ek_reduction reduction;
     const double *coefficients;
   } private_members;

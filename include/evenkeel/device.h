@@ -16,15 +16,15 @@
  *     cuda:0x2,1x2     two on each of two GPUs
  *
  * Without a cap a CPU device may fill the machine's memory. In a container with a memory limit
- * (Linux control groups) the devices of a group share what is free of that evenly, less a sixteenth
- * of it and 16 MiB for the rest of the process: a request that does not fit fails, and the
- * process is not killed.
+ * (Linux control groups) the devices of a group share the free part of that limit evenly, except
+ * for a sixteenth of it and 16 MiB, which are left to the rest of the process. A request that does
+ * not fit then fails, and the process is not killed.
  *
- * Without a cap a CUDA device takes an even part of what its GPU has free when the group is opened,
- * all at once; so a second group on the same GPU needs caps.
+ * Without a cap a CUDA device allocates an even share of its GPU's free memory when the group is
+ * opened. So a second group on the same GPU needs caps.
  *
- * Work is queued on a device's streams and ordered by events; the CPU backend runs it at once, so a
- * program that is written for the asynchronous rule is right on both. Unless a function says
+ * Work is queued on a device's streams and ordered by events. The CPU backend runs it at once, so a
+ * program that is correct on an asynchronous device is correct on both. Unless a function says
  * otherwise, what it writes on a device is valid for work queued later on the same device's compute
  * stream, and for the host after ek_group_synchronize().
  *
@@ -113,18 +113,20 @@ EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, siz
 /*
  * A device has an index in its group, and a rank in the world: the devices of all processes that
  * train one model, process by process. Collectives, ownership of parts of the state and numbers of
- * samples count over the world. A group whose world has other processes needs `world`; without it a
- * `plan` group that states world_size and first_rank counts what one process of that world takes.
+ * samples count over the world. A group that spans several processes needs `world`. Without it only
+ * a `plan` group may state world_size and first_rank: it counts what one process of such a world
+ * takes.
  *
  * All processes open their groups at the same time, and then make the same calls in the same order,
  * each with its own part of a batch. Sums are taken in the order of the ranks: on `cpu`, several
  * processes give the bits of one process with all devices. On `cuda` NCCL sums, and each device of
  * the world must be a GPU of its own.
  *
- * An error in one process becomes an error in all, in the same call, and the next call works; only an
- * update that has begun may fail in one process alone, and the next call finds that in all. After a
- * process has died, or has not come within the world's time limit, collectives of the group fail
- * with EK_ERR_UNAVAILABLE in all processes; calls that need no other process still work.
+ * An error in one process becomes an error of the same call in all processes, and the next call
+ * works. The exception is an update that has begun: it may fail in one process alone, and then the
+ * next call fails in all. After a process has died, or has not arrived within the world's time
+ * limit, collectives of the group fail with EK_ERR_UNAVAILABLE in all processes; calls that need no
+ * other process still work.
  */
 
 /*
@@ -138,15 +140,14 @@ EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, siz
  *
  * `debug_memory`: new tensors are filled with NaN (integers: 2147483647), so that a module which
  * reads memory that it has not written gives NaN, which ek_step_result.finite shows. Each tensor
- * is between two guards of EK_MEMORY_UNIT bytes; they are looked at when its memory is given back
- * and at ek_group_synchronize(). One that was overwritten is EK_ERR_OVERRUN: from
- * ek_group_synchronize() at once; an overwritten guard that is found by a free goes to the log
- * callback, and the next call of the group that has a status returns the error and does nothing
- * else. The message says category, size,
- * device and place; each tensor is reported once. Guards are charged with their tensor, on devices
- * that only count as well: peaks are larger than without the option, and planned peaks are the real
- * ones. Costs a fill of every new tensor; on cuda also two waits for every free, and batches do not
- * travel while a step computes.
+ * is between two guards of EK_MEMORY_UNIT bytes, which are checked when its memory is freed and by
+ * ek_group_synchronize(). An overwritten guard is EK_ERR_OVERRUN. ek_group_synchronize() returns it
+ * at once. If a free finds it, the log callback gets the message, and the group's next call with a
+ * status returns the error and does nothing else. The message names category, size, device and
+ * place, and each tensor is reported once. Guards are charged with their tensor, also on devices
+ * that only count: peaks are larger than without the option, and planned peaks still equal real
+ * ones. The option costs a fill of every new tensor; on cuda also two waits for every free, and
+ * batches are not copied while a step computes.
  */
 
 /*
@@ -209,10 +210,10 @@ EK_API int ek_device_threads(const ek_device *device);         /* threads that c
 EK_API bool ek_device_counts_only(const ek_device *device);
 /*
  * For a module that runs a loop of equal parts, such as blocks of rows: on a device that only
- * counts, one of the parts can stand for all. ek_device_mark_work() comes before that part.
- * ek_device_repeat_work() after it counts its work `times` more, and returns true: the module then
- * leaves out as many parts. On other devices, for NULL, and for times < 0 it returns false. On the
- * device's worker; a second mark replaces the first.
+ * counts, one part can stand for all. Call ek_device_mark_work() before that part, and
+ * ek_device_repeat_work() after it. If the latter returns true, it has counted the part's work
+ * `times` more, and the module skips as many parts. On other devices, for NULL, and for times < 0
+ * it returns false. Both are called on the device's worker; a second mark replaces the first.
  */
 EK_API void ek_device_mark_work(ek_device *device);
 EK_API bool ek_device_repeat_work(ek_device *device, int64_t times);
@@ -263,12 +264,12 @@ EK_API void *ek_stream_native(const ek_stream *stream);
  * Returns what was set before. A device that does not round so (ek_device_precisions()) computes in
  * f32.
  *
- * A stream begins without it. So does the device's compute stream at the beginning of each job of
- * its worker, and at the job's end what the job allowed is taken back. A module's function begins
- * with what its pass says: the option `precision` (replica.h), or what its parent asked for
- * (ek_child_options.precision). What the function sets itself ends with it: its children, and its
- * backward, begin with what the pass says again. A module with kernels of its own asks
- * ek_stream_allows_tf32() of ek_pass_stream(). Both are false for NULL.
+ * A new stream does not allow it, nor does the device's compute stream at the beginning of a job of
+ * its worker; what the job allows ends with the job. When a function of a module begins, its pass
+ * decides: by the option `precision` (replica.h), or by what the parent asked for
+ * (ek_child_options.precision). What the function sets itself ends with the function, and does not
+ * hold for its children and its backward. A module with kernels of its own calls
+ * ek_stream_allows_tf32() with ek_pass_stream(). Both functions return false for NULL.
  */
 EK_API bool ek_stream_allow_tf32(ek_stream *stream, bool allow);
 EK_API bool ek_stream_allows_tf32(const ek_stream *stream);
@@ -279,15 +280,14 @@ EK_API EK_CHECKED ek_status ek_stream_synchronize(ek_stream *stream);
 EK_API EK_CHECKED ek_status ek_event_create(ek_event **event, ek_device *device);
 /* Moves the point after all work that is queued on `stream` now. */
 EK_API EK_CHECKED ek_status ek_event_record(ek_event *event, ek_stream *stream);
-/* Work queued on `stream` from now on waits for the last recorded point (none: waits for nothing).
- */
+/* Work queued on `stream` from now on waits for the last recorded point, if there is one. */
 EK_API EK_CHECKED ek_status ek_stream_wait(ek_stream *stream, const ek_event *event);
 /* Waits on the host until the work before the last recorded point is done. */
 EK_API EK_CHECKED ek_status ek_event_synchronize(const ek_event *event);
 /* Frees an event. NULL is legal. */
 EK_API void ek_event_free(ek_event *event);
 
-/* ---- what there is ---- */
+/* ---- the devices of this machine ---- */
 
 typedef struct ek_device_description {
   char name[64];  /* "cpu", "cuda:0" */

@@ -1,8 +1,8 @@
 /*
  * evenkeel.h - trains neural networks over the devices of one machine with an even load.
  *
- * Includes everything except mpi.h. A whole program, in which a small network learns to multiply on four
- * devices:
+ * Includes everything except mpi.h. A whole program, in which a small network learns to multiply on
+ * four devices:
  *
  *     #include <evenkeel/evenkeel.h>
  *     #include <stdio.h>
@@ -197,8 +197,8 @@
 #include <evenkeel/gather.h>
 #include <evenkeel/gpt.h>
 #include <evenkeel/host_memory.h>
-#include <evenkeel/layers.h>
 #include <evenkeel/image_source.h>
+#include <evenkeel/layers.h>
 #include <evenkeel/linear_cross_entropy.h>
 #include <evenkeel/llama.h>
 #include <evenkeel/log.h>

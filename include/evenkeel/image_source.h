@@ -85,8 +85,8 @@ EK_API EK_CHECKED ek_status ek_image_source_open_arrays(ek_source **source,
 
 /* *scaling makes (u8 / 255 - mean) / deviation of each channel: 1 to EK_MAX_CHANNELS of them, with
  * deviations above 0. EK_ERR_INVALID_ARGUMENT. */
-EK_API EK_CHECKED ek_status ek_image_scaling(ek_input_scaling *scaling, int64_t channels,
-                                             const double *mean, const double *deviation);
+EK_API EK_CHECKED ek_status ek_image_scaling(ek_input_scaling *scaling, const double *mean,
+                                             const double *deviation, int64_t channels);
 
 EK_END_DECLARATIONS
 

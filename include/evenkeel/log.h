@@ -20,7 +20,7 @@ typedef void (*ek_log_callback)(void *context, ek_log_level level, const char *l
  * Sends lines of level `least` and above to `callback`, for the whole process; NULL stops them.
  * When it returns, the previous callback is not running and is not called again.
  */
-EK_API void ek_log_set(ek_log_callback callback, void *context, ek_log_level least);
+EK_API void ek_log_set(ek_log_level least, ek_log_callback callback, void *context);
 
 EK_END_DECLARATIONS
 

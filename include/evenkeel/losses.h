@@ -53,16 +53,20 @@ EK_API EK_CHECKED ek_status ek_op_cross_entropy_backward(
     const ek_tensor *targets, const ek_tensor *scale, const ek_tensor *row_scale,
     const ek_cross_entropy_terms *terms);
 
+typedef struct ek_cross_entropy_gradient_args {
+  ek_tensor *gradient, *losses, *normalizer, *totals;
+  const ek_tensor *logits, *targets;
+  double scale;
+  const ek_cross_entropy_terms *terms;
+} ek_cross_entropy_gradient_args;
+
 /*
  * ek_op_cross_entropy_forward() and ek_op_cross_entropy_backward() in one, which reads memory once:
  * a row is still in the cache when its gradient is computed. `scale` is a number of the host;
  * there is no row_scale. gradient may be the logits itself.
  */
-EK_API EK_CHECKED ek_status ek_op_cross_entropy_gradient(ek_stream *stream, ek_tensor *gradient,
-                                                         ek_tensor *losses, ek_tensor *normalizer,
-                                                         ek_tensor *totals, const ek_tensor *logits,
-                                                         const ek_tensor *targets, double scale,
-                                                         const ek_cross_entropy_terms *terms);
+EK_API EK_CHECKED ek_status
+ek_op_cross_entropy_gradient(ek_stream *stream, const ek_cross_entropy_gradient_args *args);
 
 /*
  * l = (y - t)^2 for every element; s = sum of l, d = their number. losses (same shape as y; NULL:

@@ -79,7 +79,7 @@ typedef struct ek_memory_outside {
 
 /*
  * Measures it, from any thread; takes some microseconds and waits for nothing. EK_ERR_UNAVAILABLE
- * if the GPU cannot say.
+ * if the driver does not report it.
  */
 EK_API EK_CHECKED ek_status ek_memory_measure_outside(ek_memory_outside *outside,
                                                       const ek_device *device);
@@ -88,7 +88,7 @@ EK_API EK_CHECKED ek_status ek_memory_measure_outside(ek_memory_outside *outside
  * process that opened the group (EK_ERR_STATE). */
 EK_API EK_CHECKED ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device);
 
-/* Starts a new peak from the current height. Fails like ek_memory_stats(). */
+/* The peak becomes the arena's current height. Fails like ek_memory_stats(). */
 EK_API EK_CHECKED ek_status ek_memory_reset_peak(ek_device *device);
 
 /*
@@ -113,7 +113,7 @@ typedef struct ek_memory_event {
 } ek_memory_event;
 
 /*
- * Keeps the first `capacity` events from now on; later ones are counted but dropped. Replaces an
+ * Records the first `capacity` events from now on; later ones are counted but dropped. Replaces an
  * earlier recording. EK_ERR_OUT_OF_MEMORY if the host has no memory for it.
  */
 EK_API EK_CHECKED ek_status ek_memory_record_start(ek_device *device, size_t capacity);

@@ -144,14 +144,14 @@ typedef struct ek_module_ops {
    * close takes it; two threads never use it at the same time. Memory that the function takes from
    * the device counts as held until close.
    */
-  ek_status (*open)(const ek_module *self, void **state, ek_device *device);
+  ek_status (*open)(const ek_module *self, ek_device *device, void **state);
 
   /*
    * (optional) fallback: nothing. Called for each open that succeeded, in the reverse order, when
    * the replica is freed, and when a later open fails: in the thread that does so, or on the
    * device's worker for a data-parallel model.
    */
-  void (*close)(const ek_module *self, void *state, ek_device *device);
+  void (*close)(const ek_module *self, ek_device *device, void *state);
 
   /*
    * (optional) fallback: false. Forward or backward call ek_pass_all_reduce(). A data-parallel

@@ -20,7 +20,7 @@ typedef struct ek_optimizer ek_optimizer;
 typedef struct ek_update {
   ek_tensor *parameters;
   const ek_tensor *gradients; /* of the parameters' type, or of 16 bits: `types` below */
-  ek_tensor *states;          /* optimizer->states of them; must not be read at step 1 */
+  ek_tensor *states;          /* ek_optimizer_states() of them; must not be read at step 1 */
   int64_t step;               /* 1 for the first */
   bool no_decay; /* no weight decay for these parameters (ek_parameter_options) */
   double learning_rate; /* of these parameters */
@@ -57,18 +57,32 @@ typedef struct ek_optimizer_ops {
   bool takes_decay;
 } ek_optimizer_ops;
 
+/*
+ * The first member of every rule's struct. ek_optimizer_init() fills it in and nothing writes it
+ * afterwards. Its members belong to the library: read them with the functions below.
+ */
 struct ek_optimizer {
-  const ek_optimizer_ops *ops;
-  size_t states;
-  double learning_rate; /* unless a schedule or another rate is given */
-  double clip_norm;     /* 0: gradients are not clipped */
-  int references;
+  struct ek__optimizer_private {
+    const ek_optimizer_ops *ops;
+    size_t states;
+    double learning_rate, clip_norm;
+    int references;
+  } private_members;
 };
+
+/* What ek_optimizer_init() was given; for NULL, NULL, "" and 0. */
+EK_API const ek_optimizer_ops *ek_optimizer_table(const ek_optimizer *optimizer);
+EK_API const char *ek_optimizer_kind(const ek_optimizer *optimizer); /* ops.kind */
+EK_API size_t ek_optimizer_states(const ek_optimizer *optimizer);
+EK_API double ek_optimizer_learning_rate(const ek_optimizer *optimizer);
+EK_API double ek_optimizer_clip_norm(const ek_optimizer *optimizer);
 
 /*
  * For a rule of your own: fills *optimizer, the first member of your struct, with one reference.
- * `states` must be at most EK_MAX_OPTIMIZER_STATES, and the two numbers finite and not below 0:
- * otherwise EK_ERR_INVALID_ARGUMENT.
+ * `ops` must stay valid for its life. `states` must be at most EK_MAX_OPTIMIZER_STATES, and the two
+ * numbers finite and not below 0: otherwise EK_ERR_INVALID_ARGUMENT. `learning_rate` applies unless
+ * the data-parallel optimizer has a schedule or another rate; with `clip_norm` 0 gradients are not
+ * clipped.
  */
 EK_API EK_CHECKED ek_status ek_optimizer_init(ek_optimizer *optimizer, const ek_optimizer_ops *ops,
                                               size_t states, double learning_rate,

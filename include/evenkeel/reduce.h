@@ -38,9 +38,10 @@ typedef struct ek_reducer_options {
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_reducer_options_init(ek_reducer_options *options, size_t size);
 
-/* One replica per device, in order; they must outlive the reducer. */
+/* `replicas` has one for each device of the communicator's group, in the order of the devices; they
+ * must outlive the reducer. */
 EK_API EK_CHECKED ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator,
-                                            ek_group *group, ek_replica *const *replicas,
+                                            ek_replica *const *replicas,
                                             const ek_reducer_options *options);
 EK_API void ek_reducer_free(ek_reducer *reducer);
 
@@ -51,13 +52,13 @@ EK_API EK_CHECKED ek_status ek_reducer_range(int64_t *first, int64_t *last,
                                              const ek_reducer *reducer, size_t bucket, size_t rank);
 
 /* On the device's worker: a new round begins. */
-EK_API EK_CHECKED ek_status ek_reducer_start(ek_reducer *reducer, ek_device *device);
+EK_API EK_CHECKED ek_status ek_reducer_begin(ek_reducer *reducer, ek_device *device);
 /* On the device's worker: this parameter's gradient is complete. A frozen one has none, and is
  * passed over. */
 EK_API EK_CHECKED ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device,
                                                 size_t parameter);
 /* On the device's worker: all are complete; queues what is left and waits (in stream order). */
-EK_API EK_CHECKED ek_status ek_reducer_finish(ek_reducer *reducer, ek_device *device);
+EK_API EK_CHECKED ek_status ek_reducer_end(ek_reducer *reducer, ek_device *device);
 
 /* How many buckets of the last round device number `device` had queued before finish was called. */
 EK_API size_t ek_reducer_overlapped(const ek_reducer *reducer, size_t device);

@@ -10,11 +10,13 @@
 EK_BEGIN_DECLARATIONS
 
 /*
- * Copies the flat parameters and buffers of replicas[0] to all others: one broadcast for each flat
- * buffer, however many parameters there are. One replica per device of the communicator's group, in
- * order, of the same module and type.
+ * Copies the parameters and buffers of rank 0 to all other ranks, with one broadcast for each flat
+ * buffer. `replicas` has one replica for each device of the communicator's group, in the order of
+ * the devices, all of one module and type.
+ * EK_ERR_DEVICE            a replica is missing, or on another device
+ * EK_ERR_INVALID_ARGUMENT  NULL, or replicas of different modules or types
  */
-EK_API EK_CHECKED ek_status ek_replicate(ek_communicator *communicator, ek_group *group,
+EK_API EK_CHECKED ek_status ek_replicate(ek_communicator *communicator,
                                          ek_replica *const *replicas);
 
 EK_END_DECLARATIONS

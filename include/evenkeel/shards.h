@@ -14,9 +14,9 @@
  * shards: changes made through one are seen through the other, and only one of the two is freed.
  * The other is then stale: freeing it is harmless, and any other use is EK_ERR_STATE.
  *
- * The outputs of a model's forward carry their origin, so that the gradient of other outputs is
- * never mistaken for theirs: `forward` is a number that no two forwards of a process share, and
- * `output` is the number of the module's output. Other tensors have 0 there.
+ * The outputs of a model's forward remember which forward and which output of the module they are,
+ * so that a backward refuses the gradients of other outputs. Shards that a program fills by hand
+ * have no such origin, and are taken as they are.
  */
 #ifndef EVENKEEL_SHARDS_H
 #define EVENKEEL_SHARDS_H
@@ -31,12 +31,12 @@ typedef struct ek_shards {
   ek_tensor *parts;
   int64_t *offsets;
   int64_t *samples;
-  uint64_t forward;
-  size_t output;
-  uint64_t ticket;  /* of the block; nothing to read or write */
-  bool broadcast;   /* every device has the whole */
-  bool ahead;       /* made with `ahead` */
-  bool overwritten; /* an output over which a criterion has written its gradient */
+  bool broadcast; /* every device has the whole */
+  struct ek__shards_private {
+    bool ahead, overwritten;
+    size_t output;
+    uint64_t forward, ticket;
+  } private_members; /* the library's: copied with the struct, and otherwise left alone */
 } ek_shards;
 
 /*

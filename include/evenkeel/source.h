@@ -72,7 +72,7 @@ EK_API EK_CHECKED ek_status ek_source_options_init(ek_source_options *options, s
 
 /* The first member of every source's struct; its members belong to the library. */
 struct ek_source {
-  struct ek__source_base {
+  struct ek__source_private {
     const ek_source_ops *ops;
     ek_source *of; /* a part's whole */
     int64_t samples, first;
@@ -81,7 +81,7 @@ struct ek_source {
     int references;
     bool in_order;
     ek_source_tensor tensors[EK_MAX_INPUTS];
-  } base_members;
+  } private_members;
 };
 
 /*

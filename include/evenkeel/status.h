@@ -15,33 +15,47 @@
  *
  * Arguments have one order: results first (what the function writes through a pointer; on failure
  * it is left as it was), then the object that the function belongs to, then inputs, then numbers
- * and choices, and options last. What belongs to one argument follows it: a count its array, the
- * capacity of an array of results that count, a flag its matrix; a shape is `rank, shape`. What a
- * function changes in place stands where an input would. Operations (ek_op_...) begin with the
- * stream on which they run.
+ * and choices, then a callback and its context, and options last. What belongs to one argument
+ * follows it: a count its array, the capacity of an array of results that count, a flag its matrix;
+ * a shape is `rank, shape`. An argument that a function changes in place stands where an input
+ * would.
+ *
+ * Two families begin otherwise. Operations (ek_op_...) begin with the stream on which they run. An
+ * operation with more than eight arguments takes them in a struct, ek_..._args, whose members are
+ * named; a member that is left out is 0 or NULL. Functions that a program writes for the library,
+ * such as those of ek_module_ops, begin with the object or the context for which they are called,
+ * then have inputs, and results last.
  *
  * Every ek_..._free() returns nothing and takes NULL. Where freeing may be refused, or finishes
- * work that may fail, a function beside it, ek_..._close() or ek_..._end(), does the same and
- * returns the status. The free is for clean-up: what the other one would return goes to the log
- * callback as a warning, and ek_error_message() stays what it was.
+ * work that may fail, a second function, ek_..._close() or ek_..._end(), does the same and returns
+ * the status. The free is for clean-up: it sends the error to the log callback as a warning, and
+ * leaves ek_error_message() as it was.
  *
- * Options, and the tables of functions of a module, criterion or optimizer of your own, are structs
- * whose first member is their `size`; EK_..._INIT (or sizeof) sets it. One rule holds for all of
- * them: a smaller size is an older program's, whose struct ended there, and what it lacks takes its
- * default. A size that is larger than the library's own struct, or smaller than the member `size`
- * itself (0: the struct was not initialised), is EK_ERR_INVALID_ARGUMENT.
+ * Verbs: _open makes what holds devices, files or threads, and _create makes descriptions and
+ * memory. _begin starts work that goes on after the call, and _end waits for it. Recorders _start
+ * and _stop. _share takes another reference, and the last _free of an object frees it.
  *
- * EK_..._INIT names every member, in order: C11, C++20, and older C++ by the extension that g++ and
- * clang++ have. Other languages, and other compilers of C++, call the function beside each macro,
- * such as ek_group_options_init(&options, sizeof options): it writes the same values, of a struct
- * of `size` bytes, and returns EK_ERR_INVALID_ARGUMENT for NULL or a wrong size.
+ * Options, and the tables of functions of a module, criterion, optimizer or source of your own, are
+ * structs whose first member is their `size`; EK_..._INIT (or sizeof) sets it. One rule holds for
+ * all of them. A smaller size is that of an older program, whose struct ended there: members that
+ * it lacks take their defaults. EK_ERR_INVALID_ARGUMENT for a size that is larger than the
+ * library's own struct, or smaller than the member `size` itself (0: the struct was not
+ * initialised).
+ *
+ * EK_..._INIT names every member, in order. That is C11 and C++20; g++ and clang++ accept it in
+ * older C++ as an extension. Other languages, and other compilers of C++, call the function beside
+ * each macro, such as ek_group_options_init(&options, sizeof options). It writes the same values
+ * into a struct of `size` bytes, and returns EK_ERR_INVALID_ARGUMENT for NULL or a wrong size.
  *
  * Structs without a `size` are frozen: results that a call fills (ek_step_result, ek_memory_usage,
- * ...), and small parts of options (ek_schedule, ek_loss_scale, ek_recompute, ...). Their members,
- * sizes and offsets stay what they are for as long as the library's major version, and so do the
- * numbers of elements of their arrays. What is added later gets a struct and a function of its own.
- * The bases of a program's own objects (ek_module, ek_criterion, ek_optimizer) are not results:
- * the table of functions that goes with them states its size.
+ * ...), small parts of options (ek_schedule, ek_loss_scale, ek_recompute, ...), and arguments of
+ * operations. Their members, sizes and offsets stay the same within a major version of the library,
+ * and so do the lengths of their arrays. Later additions get a struct and a function of their own.
+ *
+ * The first member of a program's own module, criterion, optimizer or source is a base (ek_module,
+ * ek_criterion, ek_optimizer, ek_source), which the matching ek_..._init() fills in. Its members
+ * are private to the library; functions return what a program may know of them. A base is not
+ * frozen: the table of functions that goes with it states its size.
  *
  * The library never prints and never exits.
  */
@@ -52,7 +66,7 @@
 
 EK_BEGIN_DECLARATIONS
 
-/* X(name, value, text) for every status there is. The values are part of the ABI. */
+/* X(name, value, text) for every status. The values are part of the ABI. */
 #define EK_STATUS_LIST(X)                                                                          \
   X(EK_OK, 0, "no error")                                                                          \
   X(EK_ERR_INVALID_ARGUMENT, 1, "an argument is not valid")                                        \

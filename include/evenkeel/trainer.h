@@ -180,19 +180,19 @@ EK_API EK_CHECKED ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_train
                                                     const ek_tensor *inputs, size_t input_count);
 
 /*
- * Save the state of the run in a folder, and load it (checkpoint.h). ek_trainer_begin_save() copies
- * the state and returns while a thread writes it. ek_trainer_begin_save() and ek_trainer_save()
+ * Save the state of the run in a folder, and load it (checkpoint.h). ek_trainer_save_begin() copies
+ * the state and returns while a thread writes it. ek_trainer_save_begin() and ek_trainer_save()
  * first wait for the save before; if that failed, they return its error and save nothing.
  * ek_trainer_load() waits for it too, then loads in any case, and leaves its error to the next of
- * these calls. ek_trainer_end_save() waits for the last save and returns its error; without a save
+ * these calls. ek_trainer_save_end() waits for the last save and returns its error; without a save
  * it returns EK_OK. ek_trainer_close() and ek_trainer_free() wait for the last save. A child of
  * fork() gets EK_ERR_STATE for the parent's save, which goes on.
  */
 EK_API EK_CHECKED ek_status ek_trainer_save(ek_trainer *trainer, const char *folder,
                                             const ek_checkpoint_options *options);
-EK_API EK_CHECKED ek_status ek_trainer_begin_save(ek_trainer *trainer, const char *folder,
+EK_API EK_CHECKED ek_status ek_trainer_save_begin(ek_trainer *trainer, const char *folder,
                                                   const ek_checkpoint_options *options);
-EK_API EK_CHECKED ek_status ek_trainer_end_save(ek_trainer *trainer);
+EK_API EK_CHECKED ek_status ek_trainer_save_end(ek_trainer *trainer);
 EK_API EK_CHECKED ek_status ek_trainer_load(ek_checkpoint_info *info, ek_trainer *trainer,
                                             const char *path);
 

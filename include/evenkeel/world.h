@@ -8,7 +8,8 @@
  * Each process gives the rows of a batch that it has, which may be none. All processes make the
  * same calls in the same order. A call that fails in one process fails in all of them, with the
  * same status and a message that names the process and its host, and changes nothing. After a
- * process has died, or has not come within the time limit, every call that needs the others fails.
+ * process has died, or has not arrived within the time limit, every call that needs the others
+ * fails.
  *
  * A program that opens no world opens no connection.
  */
@@ -26,7 +27,7 @@ EK_BEGIN_DECLARATIONS
 typedef struct ek_world ek_world;
 
 /*
- * Where the number of this process, the number of processes and a way to the others come from:
+ * From where a process takes its number, the number of processes, and a way to reach the others:
  *
  *   "auto"      one of the following four, by the environment. A program that none of them started
  *               is a world of one process. Sources that contradict each other are refused, and so
@@ -44,10 +45,10 @@ typedef struct ek_world ek_world;
 typedef struct ek_world_options {
   size_t size;        /* sizeof(ek_world_options) */
   const char *source; /* NULL: "auto" */
-  const char *address; /* that the others reach this process at: a name, an address or a network
-                          interface; NULL: EVENKEEL_WORLD_ADDRESS or, without it, the one that
-                          reaches the first process */
-  double open_limit;  /* seconds until all processes have come; 0: 120 */
+  const char *address; /* at which the others reach this process: a name, an address or a network
+                          interface; NULL: EVENKEEL_WORLD_ADDRESS or, without it, the address from
+                          which this process reaches the first one */
+  double open_limit;  /* seconds until all processes have arrived; 0: 120 */
   double time_limit;  /* seconds that one wait for another process may take; 0: 600 */
 } ek_world_options;
 #define EK_WORLD_OPTIONS_INIT                                                                      \
@@ -59,9 +60,9 @@ typedef struct ek_world_options {
 EK_API EK_CHECKED ek_status ek_world_options_init(ek_world_options *options, size_t size);
 
 /*
- * Opens the world that started the program. `options` may be NULL. Errors: EK_ERR_UNAVAILABLE if
- * not all processes came before the limit (the message names those that did not), or a module is
- * not there; EK_ERR_INVALID_ARGUMENT if the environment is incomplete or contradicts itself.
+ * Opens the world that started the program. `options` may be NULL. EK_ERR_UNAVAILABLE if some
+ * processes did not arrive within the limit (the message names them), or if a module is not
+ * installed; EK_ERR_INVALID_ARGUMENT if the environment is incomplete or contradicts itself.
  */
 EK_API EK_CHECKED ek_status ek_world_open(ek_world **world, const ek_world_options *options);
 
@@ -100,10 +101,10 @@ EK_API EK_CHECKED ek_status ek_world_open_communicator(ek_world **world, const c
 
 /*
  * Closes the connections, in each process for itself. EK_ERR_STATE while a group of the world is
- * open; then nothing is closed. ek_world_free() closes without a status. NULL is nothing.
+ * open; then nothing is closed. NULL is legal.
  */
 EK_API EK_CHECKED ek_status ek_world_close(ek_world *world);
-EK_API void ek_world_free(ek_world *world);
+EK_API void ek_world_free(ek_world *world); /* the same, as a free: status.h */
 
 /* This process's number, and how many there are. NULL: 0 of 1. */
 EK_API size_t ek_world_process(const ek_world *world);
@@ -133,7 +134,8 @@ EK_API uint64_t ek_world_received(const ek_world *world);
  * Seconds that the busiest device of a process has been at work in a group of the world, without
  * waiting for other devices: as of the last call that all processes made, such as a step. The
  * difference between two steps shows which process the others wait for. 0 for a process that is not
- * in the world, and in a world of one process. Of devices that queue their work (cuda) it is the time of the host.
+ * in the world, and in a world of one process. For devices that queue their work (cuda) it is the
+ * time of the host.
  */
 EK_API double ek_world_busy(const ek_world *world, size_t process);
 

@@ -18,7 +18,7 @@ static ek_log_callback log_callback; /* the three belong to log_mutex */
 static void *log_context;
 static ek_log_level log_least;
 
-void ek_log_set(ek_log_callback callback, void *context, ek_log_level least) {
+void ek_log_set(ek_log_level least, ek_log_callback callback, void *context) {
   pthread_mutex_lock(&log_mutex);
   log_callback = callback;
   log_context = context;

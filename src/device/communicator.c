@@ -127,6 +127,10 @@ const char *ek_communicator_name(const ek_communicator *communicator) {
   return communicator == NULL ? "" : communicator->table->name;
 }
 
+ek_group *ek_communicator_group(const ek_communicator *communicator) {
+  return communicator == NULL ? NULL : communicator->group;
+}
+
 size_t ek_communicator_first_rank(const ek_communicator *communicator) {
   if (communicator == NULL || communicator->reach != EK__REACH_WORLD) return 0;
   return ek__group_first_rank(communicator->group);

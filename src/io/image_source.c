@@ -219,7 +219,8 @@ static ek_status read_idx(const struct file *file, uint64_t size, int least, int
                           int64_t *sizes, int64_t *begin) {
   uint8_t header[4 + 4 * 4] = {0};
   int64_t elements = 1;
-  EK__FAIL_IF(size < 4, EK_ERR_CORRUPT, "%s: %" PRIu64 " bytes are no IDX file", file->path, size);
+  EK__FAIL_IF(size < 4, EK_ERR_CORRUPT, "%s: %" PRIu64 " bytes are too few for an IDX file",
+              file->path, size);
   EK_TRY(ek__file_read(file->file, file->path, header, 4, 0));
   const int rank = header[3];
   EK__FAIL_IF(header[0] != 0 || header[1] != 0 || header[2] != 8 || rank < least || rank > most,
@@ -286,7 +287,7 @@ static ek_status open_cifar(struct images *self, char *const *paths, size_t coun
     uint64_t size = 0;
     EK_TRY(add_file(self, paths[i], &size));
     EK__FAIL_IF(size == 0 || size % (uint64_t)self->stride != 0, EK_ERR_CORRUPT,
-                "%s: %" PRIu64 " bytes are no whole number of records of %" PRId64, paths[i], size,
+                "%s: %" PRIu64 " bytes are not a whole number of records of %" PRId64, paths[i], size,
                 self->stride);
     self->files[i].first = self->arrays.count;
     self->arrays.count += (int64_t)(size / (uint64_t)self->stride);
@@ -341,8 +342,8 @@ ek_status ek_image_source_open_arrays(ek_source **source, const ek_image_arrays 
   return finish(source, self, EK_OK);
 }
 
-ek_status ek_image_scaling(ek_input_scaling *scaling, int64_t channels, const double *mean,
-                           const double *deviation) {
+ek_status ek_image_scaling(ek_input_scaling *scaling, const double *mean, const double *deviation,
+                           int64_t channels) {
   EK__NOT_NULL("ek_image_scaling", scaling, mean, deviation);
   EK__FAIL_IF(channels < 1 || channels > EK_MAX_CHANNELS, EK_ERR_INVALID_ARGUMENT,
               "ek_image_scaling: %" PRId64 " channels, expected 1 to %d", channels,

@@ -84,7 +84,7 @@ ek_status ek_source_init(ek_source *source, const ek_source_ops *ops,
   EK__FAIL_IF(o.tensors == NULL, EK_ERR_INVALID_ARGUMENT,
               "source %s: options.tensors is NULL, expected %zu tensors", ops->kind,
               o.inputs + o.targets);
-  struct ek__source_base made = {.ops = ops,
+  struct ek__source_private made = {.ops = ops,
                                     .samples = o.samples,
                                     .seed = o.seed,
                                     .inputs = o.inputs,
@@ -95,18 +95,18 @@ ek_status ek_source_init(ek_source *source, const ek_source_ops *ops,
     EK_TRY(check_tensor(ops->kind, &o.tensors[i], i, o.samples));
     made.tensors[i] = o.tensors[i];
   }
-  source->base_members = made;
+  source->private_members = made;
   return EK_OK;
 }
 
 ek_source *ek_source_share(ek_source *source) {
-  if (source != NULL) __atomic_fetch_add(&source->base_members.references, 1, __ATOMIC_RELAXED);
+  if (source != NULL) __atomic_fetch_add(&source->private_members.references, 1, __ATOMIC_RELAXED);
   return source;
 }
 
 void ek_source_free(ek_source *source) {
   if (source == NULL) return;
-  struct ek__source_base *s = &source->base_members;
+  struct ek__source_private *s = &source->private_members;
   if (__atomic_sub_fetch(&s->references, 1, __ATOMIC_ACQ_REL) == 0) s->ops->free(source);
 }
 
@@ -114,16 +114,16 @@ void ek_source_free(ek_source *source) {
 
 static ek_status read_part(const ek_source *self, const ek_source_request *request,
                            ek_tensor *tensors) {
-  const struct ek__source_base *s = &self->base_members;
+  const struct ek__source_private *s = &self->private_members;
   ek_source_request moved = *request;
   int64_t samples[PIECE]; /* as many as a request of ek_source_read() has at most */
   for (int64_t i = 0; i < request->count; i++) samples[i] = s->first + request->samples[i];
   moved.samples = samples;
-  return s->of->base_members.ops->read(s->of, &moved, tensors);
+  return s->of->private_members.ops->read(s->of, &moved, tensors);
 }
 
 static void free_part(ek_source *self) {
-  ek_source_free(self->base_members.of);
+  ek_source_free(self->private_members.of);
   ek__free(self);
 }
 
@@ -133,7 +133,7 @@ ek_status ek_source_part_create(ek_source **part, ek_source *whole, int64_t firs
       .size = sizeof ops, .kind = "part", .read = read_part, .free = free_part};
   ek_source_options o = EK_SOURCE_OPTIONS_INIT;
   EK__NOT_NULL("ek_source_part_create", part, whole);
-  const struct ek__source_base *w = &whole->base_members;
+  const struct ek__source_private *w = &whole->private_members;
   o.seed = w->seed;
   o.in_order = w->in_order;
   if (options != NULL) EK_TRY(ek__options_read(&o, sizeof o, options, "ek_source_options"));
@@ -143,8 +143,8 @@ ek_status ek_source_part_create(ek_source **part, ek_source *whole, int64_t firs
               count, first, w->samples);
   ek_source *made = NULL;
   EK_TRY(ek__new(&made, 1, sizeof *made, "a source"));
-  made->base_members = *w;
-  struct ek__source_base *m = &made->base_members;
+  made->private_members = *w;
+  struct ek__source_private *m = &made->private_members;
   m->ops = &ops;
   m->of = ek_source_share(whole);
   m->samples = count;
@@ -159,29 +159,29 @@ ek_status ek_source_part_create(ek_source **part, ek_source *whole, int64_t firs
 /* ---- what it has ---- */
 
 const char *ek_source_kind(const ek_source *source) {
-  return source == NULL ? "" : source->base_members.ops->kind;
+  return source == NULL ? "" : source->private_members.ops->kind;
 }
 
 int64_t ek_source_samples(const ek_source *source) {
-  return source == NULL ? 0 : source->base_members.samples;
+  return source == NULL ? 0 : source->private_members.samples;
 }
 
 size_t ek_source_inputs(const ek_source *source) {
-  return source == NULL ? 0 : source->base_members.inputs;
+  return source == NULL ? 0 : source->private_members.inputs;
 }
 
 size_t ek_source_targets(const ek_source *source) {
-  return source == NULL ? 0 : source->base_members.targets;
+  return source == NULL ? 0 : source->private_members.targets;
 }
 
 const ek_source_tensor *ek_source_tensor_of(const ek_source *source, size_t index) {
   if (index >= ek_source_inputs(source) + ek_source_targets(source)) return NULL;
-  return &source->base_members.tensors[index];
+  return &source->private_members.tensors[index];
 }
 
 /* ---- reading ---- */
 
-static ek_status check_positions(const struct ek__source_base *s, int64_t first, int64_t count) {
+static ek_status check_positions(const struct ek__source_private *s, int64_t first, int64_t count) {
   int64_t end = 0;
   const bool good = first >= 0 && count >= 0 && ek__add(&end, first, count) &&
                     (end == 0 || (end - 1) / s->samples <= UINT32_MAX);
@@ -192,26 +192,26 @@ static ek_status check_positions(const struct ek__source_base *s, int64_t first,
   return EK_OK;
 }
 
-static ek_random_key key_of(const struct ek__source_base *s, int64_t position) {
+static ek_random_key key_of(const struct ek__source_private *s, int64_t position) {
   const ek_random_key key = {s->seed, (uint32_t)(position / s->samples), ORDER_STREAM};
   return key;
 }
 
-static int64_t sample_at(const struct ek__source_base *s, int64_t position) {
+static int64_t sample_at(const struct ek__source_private *s, int64_t position) {
   const int64_t index = position % s->samples;
   return s->in_order ? index : permute(key_of(s, position), index, s->samples);
 }
 
 ek_status ek_source_at(int64_t *sample, int64_t *epoch, const ek_source *source, int64_t position) {
   EK__NOT_NULL("ek_source_at", sample, source);
-  const struct ek__source_base *s = &source->base_members;
+  const struct ek__source_private *s = &source->private_members;
   EK_TRY(check_positions(s, position, 1));
   *sample = sample_at(s, position);
   if (epoch != NULL) *epoch = position / s->samples;
   return EK_OK;
 }
 
-static ek_status check_target(const struct ek__source_base *s, const ek_tensor *tensor, size_t i,
+static ek_status check_target(const struct ek__source_private *s, const ek_tensor *tensor, size_t i,
                               int64_t count) {
   const ek_source_tensor *want = &s->tensors[i];
   EK__FAIL_IF(tensor->device != NULL || !ek_tensor_exists(tensor), EK_ERR_INVALID_ARGUMENT,
@@ -229,7 +229,7 @@ static ek_status check_target(const struct ek__source_base *s, const ek_tensor *
 /* Rows done .. done + count - 1, of one epoch. */
 static ek_status read_piece(ek_tensor *tensors, const ek_source *source, int64_t first,
                             int64_t done, int64_t count) {
-  const struct ek__source_base *s = &source->base_members;
+  const struct ek__source_private *s = &source->private_members;
   int64_t samples[PIECE];
   ek_tensor rows[EK_MAX_INPUTS];
   for (size_t i = 0; i < s->inputs + s->targets; i++) {
@@ -249,7 +249,7 @@ static ek_status read_piece(ek_tensor *tensors, const ek_source *source, int64_t
 ek_status ek_source_read(ek_tensor *tensors, size_t count_of_tensors, const ek_source *source,
                          int64_t first, int64_t count) {
   EK__NOT_NULL("ek_source_read", tensors, source);
-  const struct ek__source_base *s = &source->base_members;
+  const struct ek__source_private *s = &source->private_members;
   EK__FAIL_IF(count_of_tensors != s->inputs + s->targets, EK_ERR_INVALID_ARGUMENT,
               "source %s: %zu tensors, expected %zu inputs and %zu targets", s->ops->kind,
               count_of_tensors, s->inputs, s->targets);

@@ -85,7 +85,7 @@ static ek_status open_file(struct file *file, const char *path, ek_type raw) {
     }
   }
   EK__FAIL_IF(size % ek_type_size(raw) != 0, EK_ERR_CORRUPT,
-              "%s: %" PRIu64 " bytes are no whole number of %s tokens", path, size,
+              "%s: %" PRIu64 " bytes are not a whole number of %s tokens", path, size,
               ek_type_name(raw));
   file->tokens = (int64_t)(size / ek_type_size(raw));
   file->type = raw;

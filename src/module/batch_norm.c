@@ -223,13 +223,17 @@ cleanup:
 
 static ek_status parameter_gradients(ek_pass *pass, const struct totals *totals) {
   ek_tensor dweight = {0}, dbias = {0};
-  double weight_scale = 0, bias_scale = 0;
+  double weight_beta = 0, bias_beta = 0;
   const bool weight = ek_pass_trains(pass, WEIGHT), bias = ek_pass_trains(pass, BIAS);
-  if (weight) EK_TRY(ek_pass_gradient(&dweight, &weight_scale, pass, WEIGHT));
-  if (bias) EK_TRY(ek_pass_gradient(&dbias, &bias_scale, pass, BIAS));
-  EK_TRY(ek_op_channel_averages(ek_pass_stream(pass), NULL, NULL, weight ? &dweight : NULL,
-                                bias ? &dbias : NULL, &totals->sums, NULL, NULL, 0, 1, weight_scale,
-                                bias_scale));
+  if (weight) EK_TRY(ek_pass_gradient(&dweight, &weight_beta, pass, WEIGHT));
+  if (bias) EK_TRY(ek_pass_gradient(&dbias, &bias_beta, pass, BIAS));
+  EK_TRY(ek_op_channel_averages(ek_pass_stream(pass),
+                                &(ek_channel_averages_args){.dweight = weight ? &dweight : NULL,
+                                                            .dbias = bias ? &dbias : NULL,
+                                                            .sums = &totals->sums,
+                                                            .groups = 1,
+                                                            .weight_beta = weight_beta,
+                                                            .bias_beta = bias_beta}));
   EK_TRY(ek_pass_gradient_complete(pass, WEIGHT));
   return ek_pass_gradient_complete(pass, BIAS);
 }
@@ -257,9 +261,14 @@ static ek_status average(const struct batch_norm *m, ek_pass *pass, struct taken
   EK_TRY(ek_tensor_rows(&t->average_g, &t->averages, 0, 1));
   EK_TRY(ek_tensor_rows(&t->average_gn, &t->averages, 1, 1));
   if (all) EK_TRY(ek_pass_all_reduce(pass, &totals->sums));
-  return ek_op_channel_averages(ek_pass_stream(pass), &t->average_g, &t->average_gn, NULL, NULL,
-                                &totals->sums, all ? &t->saved[SAVED_COUNT] : NULL, weight, rows,
-                                m->channels, 0, 0);
+  return ek_op_channel_averages(
+      ek_pass_stream(pass), &(ek_channel_averages_args){.average_g = &t->average_g,
+                                                        .average_gn = &t->average_gn,
+                                                        .sums = &totals->sums,
+                                                        .rows = all ? &t->saved[SAVED_COUNT] : NULL,
+                                                        .weight = weight,
+                                                        .host_rows = rows,
+                                                        .groups = m->channels});
 }
 
 static ek_status write_gradients(const struct batch_norm *m, ek_pass *pass, struct taken *t,
@@ -279,8 +288,16 @@ static ek_status write_gradients(const struct batch_norm *m, ek_pass *pass, stru
   if (dx == NULL) return EK_OK;
   if (batch) EK_TRY(average(m, pass, t, totals, factor));
   EK_TRY(ek__layer_result(dx, pass, x));
-  return ek_op_channel_norm_backward(ek_pass_stream(pass), dx, dy, x, &t->mean, &t->rstd, factor,
-                                     batch ? &t->average_g : NULL, batch ? &t->average_gn : NULL);
+  return ek_op_channel_norm_backward(
+      ek_pass_stream(pass),
+      &(ek_channel_norm_backward_args){.dx = dx,
+                                       .dy = dy,
+                                       .x = x,
+                                       .mean = &t->mean,
+                                       .rstd = &t->rstd,
+                                       .weight = factor,
+                                       .average_g = batch ? &t->average_g : NULL,
+                                       .average_gn = batch ? &t->average_gn : NULL});
 }
 
 static ek_status batch_norm_backward(const ek_module *self, ek_pass *pass,

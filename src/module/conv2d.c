@@ -98,16 +98,24 @@ static ek_status add_gradients(const struct conv2d *m, ek_pass *pass, const ek_t
                                const ek_tensor *x, ek_tensor *space) {
   ek_stream *stream = ek_pass_stream(pass);
   ek_tensor weight = {0}, dweight = {0}, dbias = {0};
-  double weight_scale = 0, bias_scale = 0;
+  double weight_beta = 0, bias_beta = 0;
   const bool with_bias = m->bias && ek_pass_trains(pass, BIAS);
-  if (with_bias) EK_TRY(ek_pass_gradient(&dbias, &bias_scale, pass, BIAS));
+  if (with_bias) EK_TRY(ek_pass_gradient(&dbias, &bias_beta, pass, BIAS));
   if (ek_pass_trains(pass, WEIGHT)) {
     EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));
-    EK_TRY(ek_pass_gradient(&dweight, &weight_scale, pass, WEIGHT));
-    EK_TRY(ek_op_convolve_backward(stream, NULL, &dweight, to_or_null(&dbias), to_or_null(space),
-                                   dy, x, &weight, weight_scale, bias_scale, &m->convolution));
+    EK_TRY(ek_pass_gradient(&dweight, &weight_beta, pass, WEIGHT));
+    EK_TRY(
+        ek_op_convolve_backward(stream, &(ek_convolve_backward_args){.dweight = &dweight,
+                                                                     .dbias = to_or_null(&dbias),
+                                                                     .workspace = to_or_null(space),
+                                                                     .dy = dy,
+                                                                     .x = x,
+                                                                     .weight = &weight,
+                                                                     .weight_beta = weight_beta,
+                                                                     .bias_beta = bias_beta,
+                                                                     .options = &m->convolution}));
   } else if (with_bias) {
-    EK_TRY(ek_op_column_sum(stream, &dbias, dy, bias_scale));
+    EK_TRY(ek_op_column_sum(stream, &dbias, dy, bias_beta));
   }
   EK_TRY(ek_pass_gradient_complete(pass, WEIGHT));
   return m->bias ? ek_pass_gradient_complete(pass, BIAS) : EK_OK;
@@ -124,8 +132,12 @@ static ek_status gradients(const struct conv2d *m, ek_pass *pass, const ek_tenso
   if (dx == NULL) return EK_OK;
   EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));
   EK_TRY(ek_pass_output(dx, pass, ek_pass_type(pass), 4, shape));
-  return ek_op_convolve_backward(ek_pass_stream(pass), dx, NULL, NULL, to_or_null(space), dy, NULL,
-                                 &weight, 0, 0, &m->convolution);
+  return ek_op_convolve_backward(ek_pass_stream(pass),
+                                 &(ek_convolve_backward_args){.dx = dx,
+                                                              .workspace = to_or_null(space),
+                                                              .dy = dy,
+                                                              .weight = &weight,
+                                                              .options = &m->convolution});
 }
 
 static ek_status conv2d_backward(const ek_module *self, ek_pass *pass,

@@ -137,16 +137,23 @@ struct slopes {
 static ek_status write_averages(const struct group_norm *m, ek_pass *pass, struct slopes *s,
                                 const ek_tensor *weight, bool with_averages) {
   ek_tensor dweight = {0}, dbias = {0};
-  double weight_scale = 0, bias_scale = 0;
+  double weight_beta = 0, bias_beta = 0;
   const bool trains[] = {m->affine && ek_pass_trains(pass, WEIGHT),
                          m->affine && ek_pass_trains(pass, BIAS)};
-  if (trains[0]) EK_TRY(ek_pass_gradient(&dweight, &weight_scale, pass, WEIGHT));
-  if (trains[1]) EK_TRY(ek_pass_gradient(&dbias, &bias_scale, pass, BIAS));
-  EK_TRY(ek_op_channel_averages(ek_pass_stream(pass), with_averages ? &s->averages.of[0] : NULL,
-                                with_averages ? &s->averages.of[1] : NULL,
-                                trains[0] ? &dweight : NULL, trains[1] ? &dbias : NULL, &s->sums,
-                                NULL, weight, pixels(m, s->x), m->groups, weight_scale,
-                                bias_scale));
+  if (trains[0]) EK_TRY(ek_pass_gradient(&dweight, &weight_beta, pass, WEIGHT));
+  if (trains[1]) EK_TRY(ek_pass_gradient(&dbias, &bias_beta, pass, BIAS));
+  EK_TRY(ek_op_channel_averages(
+      ek_pass_stream(pass),
+      &(ek_channel_averages_args){.average_g = with_averages ? &s->averages.of[0] : NULL,
+                                  .average_gn = with_averages ? &s->averages.of[1] : NULL,
+                                  .dweight = trains[0] ? &dweight : NULL,
+                                  .dbias = trains[1] ? &dbias : NULL,
+                                  .sums = &s->sums,
+                                  .weight = weight,
+                                  .host_rows = pixels(m, s->x),
+                                  .groups = m->groups,
+                                  .weight_beta = weight_beta,
+                                  .bias_beta = bias_beta}));
   if (m->affine) EK_TRY(ek_pass_gradient_complete(pass, WEIGHT));
   return m->affine ? ek_pass_gradient_complete(pass, BIAS) : EK_OK;
 }
@@ -169,8 +176,15 @@ static ek_status write_gradients(const struct group_norm *m, ek_pass *pass, stru
   EK_TRY(write_averages(m, pass, s, factor, dx != NULL));
   if (dx == NULL) return EK_OK;
   EK_TRY(ek__layer_result(dx, pass, s->x));
-  return ek_op_channel_norm_backward(stream, dx, s->dy, s->x, mean, rstd, factor,
-                                     &s->averages.of[0], &s->averages.of[1]);
+  return ek_op_channel_norm_backward(
+      stream, &(ek_channel_norm_backward_args){.dx = dx,
+                                               .dy = s->dy,
+                                               .x = s->x,
+                                               .mean = mean,
+                                               .rstd = rstd,
+                                               .weight = factor,
+                                               .average_g = &s->averages.of[0],
+                                               .average_gn = &s->averages.of[1]});
 }
 
 static ek_status group_norm_backward(const ek_module *self, ek_pass *pass,

@@ -64,10 +64,18 @@ static ek_status normalize(const ek_formula *norm, ek_pass *pass, const ek_tenso
   if (mean != NULL) EK_TRY_GOTO(status, ek_pass_output(mean, pass, sums, 1, rows), cleanup);
   EK_TRY_GOTO(status, ek_pass_output(&rstd, pass, sums, 1, rows), cleanup);
   EK_TRY_GOTO(status,
-              residual == NULL
-                  ? ek_op_layer_norm_forward(stream, y, mean, &rstd, x, &weight, beta, norm->epsilon)
-                  : ek_op_add_layer_norm_forward(stream, y, sum, mean, &rstd, x, residual, &weight,
-                                                 beta, norm->epsilon),
+              residual == NULL ? ek_op_layer_norm_forward(stream, y, mean, &rstd, x, &weight, beta,
+                                                          norm->epsilon)
+                               : ek_op_add_layer_norm_forward(
+                                     stream, &(ek_add_layer_norm_args){.y = y,
+                                                                       .sum = sum,
+                                                                       .mean = mean,
+                                                                       .rstd = &rstd,
+                                                                       .x = x,
+                                                                       .residual = residual,
+                                                                       .weight = &weight,
+                                                                       .bias = beta,
+                                                                       .epsilon = norm->epsilon}),
               cleanup);
   EK_TRY_GOTO(status, ek_pass_save(pass, residual == NULL ? x : sum), cleanup);
   EK_TRY_GOTO(status, ek_pass_save(pass, &rstd), cleanup);
@@ -104,17 +112,26 @@ enum { SAVED_X, SAVED_RSTD, SAVED_MEAN, SAVED };
 static ek_status gradients(const ek_formula *norm, ek_pass *pass, const ek_tensor *dy,
                            const ek_tensor *residual, const ek_tensor *saved, ek_tensor *dx) {
   ek_tensor weight = {0}, dweight = {0}, dbias = {0};
-  double weight_scale = 0, bias_scale = 0;
+  double weight_beta = 0, bias_beta = 0;
   EK_TRY(ek_pass_parameter(&weight, pass, norm->weight));
   const bool with_weight = ek_pass_trains(pass, norm->weight);
   const bool with_bias = norm->has_bias && ek_pass_trains(pass, norm->bias);
-  if (with_weight) EK_TRY(ek_pass_gradient(&dweight, &weight_scale, pass, norm->weight));
-  if (with_bias) EK_TRY(ek_pass_gradient(&dbias, &bias_scale, pass, norm->bias));
+  if (with_weight) EK_TRY(ek_pass_gradient(&dweight, &weight_beta, pass, norm->weight));
+  if (with_bias) EK_TRY(ek_pass_gradient(&dbias, &bias_beta, pass, norm->bias));
   if (dx != NULL) EK_TRY(ek__layer_result(dx, pass, &saved[SAVED_X]));
-  EK_TRY(ek_op_layer_norm_backward(ek_pass_stream(pass), dx, with_weight ? &dweight : NULL,
-                                   with_bias ? &dbias : NULL, dy, &saved[SAVED_X],
-                                   has_mean(norm) ? &saved[SAVED_MEAN] : NULL, &saved[SAVED_RSTD],
-                                   &weight, residual, weight_scale, bias_scale));
+  EK_TRY(ek_op_layer_norm_backward(
+      ek_pass_stream(pass),
+      &(ek_layer_norm_backward_args){.dx = dx,
+                                     .dweight = with_weight ? &dweight : NULL,
+                                     .dbias = with_bias ? &dbias : NULL,
+                                     .dy = dy,
+                                     .x = &saved[SAVED_X],
+                                     .mean = has_mean(norm) ? &saved[SAVED_MEAN] : NULL,
+                                     .rstd = &saved[SAVED_RSTD],
+                                     .weight = &weight,
+                                     .residual = residual,
+                                     .weight_beta = weight_beta,
+                                     .bias_beta = bias_beta}));
   EK_TRY(ek_pass_gradient_complete(pass, norm->weight));
   return norm->has_bias ? ek_pass_gradient_complete(pass, norm->bias) : EK_OK;
 }

@@ -62,7 +62,7 @@ static ek_status open_state(struct ek__layout *layout, struct ek__node *node, ek
   if (EK__TABLE_SLOT(ops, open) != NULL) {
     layout->stateful = true;
     const uint64_t errors = ek__error_number();
-    const ek_status status = ops->open(node->module, &node->state, device);
+    const ek_status status = ops->open(node->module, device, &node->state);
     if (status != EK_OK) {
       char path[EK__PATH_SIZE];
       return ek_error_set(status, "%s, open: %s", ek__node_path(path, node),
@@ -86,7 +86,7 @@ void ek__layout_close_states(struct ek__layout *layout, ek_device *device) {
   for (struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
     const ek_module_ops *ops = ek_module_table(node->module);
     if (node->opened && EK__TABLE_SLOT(ops, close) != NULL) {
-      ops->close(node->module, node->state, device);
+      ops->close(node->module, device, node->state);
     }
     node->opened = false;
   }

@@ -138,50 +138,49 @@ ek_status ek_op_channel_slopes(ek_stream *stream, ek_tensor *sums, const ek_tens
   return op.kernels == NULL ? EK_OK : op.kernels->channel_slopes(stream, &args);
 }
 
-ek_status ek_op_channel_averages(ek_stream *stream, ek_tensor *average_g, ek_tensor *average_gn,
-                                 ek_tensor *dweight, ek_tensor *dbias, const ek_tensor *sums,
-                                 const ek_tensor *rows, const ek_tensor *weight, double host_rows,
-                                 int64_t groups, double weight_scale, double bias_scale) {
+ek_status ek_op_channel_averages(ek_stream *stream, const ek_channel_averages_args *args) {
   enum { AVERAGE_G, AVERAGE_GN, DWEIGHT, DBIAS, SUMS, ROWS, WEIGHT, COUNT };
+  EK__NOT_NULL("channel_averages", args);
   struct ek__op op;
-  struct ek__channel_args args = {.weight_scale = weight_scale, .bias_scale = bias_scale};
+  struct ek__channel_args own = {.weight_scale = args->weight_beta, .bias_scale = args->bias_beta};
   const struct ek__operand operands[] = {
-      [AVERAGE_G] = EK__MAY_WRITE(average_g, SUM, .to = &args.average_g),
-      [AVERAGE_GN] = EK__MAY_WRITE(average_gn, SUM, .to = &args.average_gn),
-      [DWEIGHT] = EK__MAY_WRITE(dweight, SUM, EK__IS(ROW, SUMS), .to = &args.dweight),
-      [DBIAS] = EK__MAY_WRITE(dbias, SUM, EK__IS(ROW, SUMS), .to = &args.dbias),
-      [SUMS] = EK__READ(sums, F64, .to = &args.sums),
-      [ROWS] = EK__MAY_READ(rows, F64, EK__IS(EXACTLY, 1), .to = &args.count),
-      [WEIGHT] = EK__MAY_READ(weight, VALUE, EK__IS(ROW, SUMS), .to = &args.weight)};
-  EK_TRY(ek__op_begin(&op, "channel_averages", stream, operands, COUNT, &args.types));
-  EK_TRY(read_pieces(&args, &op, SUMS));
-  args.samples = args.pieces;
+      [AVERAGE_G] = EK__MAY_WRITE_OF(args, average_g, SUM, .to = &own.average_g),
+      [AVERAGE_GN] = EK__MAY_WRITE_OF(args, average_gn, SUM, .to = &own.average_gn),
+      [DWEIGHT] = EK__MAY_WRITE_OF(args, dweight, SUM, EK__IS(ROW, SUMS), .to = &own.dweight),
+      [DBIAS] = EK__MAY_WRITE_OF(args, dbias, SUM, EK__IS(ROW, SUMS), .to = &own.dbias),
+      [SUMS] = EK__READ_OF(args, sums, F64, .to = &own.sums),
+      [ROWS] = EK__MAY_READ_OF(args, rows, F64, EK__IS(EXACTLY, 1), .to = &own.count),
+      [WEIGHT] = EK__MAY_READ_OF(args, weight, VALUE, EK__IS(ROW, SUMS), .to = &own.weight)};
+  EK_TRY(ek__op_begin(&op, "channel_averages", stream, operands, COUNT, &own.types));
+  EK_TRY(read_pieces(&own, &op, SUMS));
+  own.samples = own.pieces;
   for (size_t i = AVERAGE_G; i <= AVERAGE_GN; i++) {
     if (operands[i].tensor == NULL) continue;
-    EK_TRY(ek__op_matrix(&op, i, args.samples, args.channels, "must be"));
+    EK_TRY(ek__op_matrix(&op, i, own.samples, own.channels, "must be"));
   }
-  EK_TRY(check_groups(&args, &op, host_rows, groups));
-  return op.kernels == NULL ? EK_OK : op.kernels->channel_averages(stream, &args);
+  EK_TRY(check_groups(&own, &op, args->host_rows, args->groups));
+  return op.kernels == NULL ? EK_OK : op.kernels->channel_averages(stream, &own);
 }
 
-ek_status ek_op_channel_norm_backward(ek_stream *stream, ek_tensor *dx, const ek_tensor *dy,
-                                      const ek_tensor *x, const ek_tensor *mean,
-                                      const ek_tensor *rstd, const ek_tensor *weight,
-                                      const ek_tensor *average_g, const ek_tensor *average_gn) {
+ek_status ek_op_channel_norm_backward(ek_stream *stream,
+                                      const ek_channel_norm_backward_args *args) {
   enum { DX, DY, X, MEAN, RSTD, WEIGHT, AVERAGE_G, AVERAGE_GN, COUNT };
+  EK__NOT_NULL("channel_norm_backward", args);
   struct ek__op op;
-  struct ek__channel_args args = {.rows = 0};
+  struct ek__channel_args own = {.rows = 0};
   const struct ek__operand operands[] = {
-      [DX] = EK__WRITE(dx, VALUE, EK__IS(SAME, X), .to = &args.y, .may_be = EK__OPERAND(DY)),
-      [DY] = EK__READ(dy, VALUE, EK__IS(SAME, X), .to = &args.dy),
-      [X] = EK__READ(x, VALUE, .to = &args.x),
-      [MEAN] = EK__READ(mean, SUM, .to = &args.mean),
-      [RSTD] = EK__READ(rstd, SUM, EK__IS(SAME, MEAN), .to = &args.rstd),
-      [WEIGHT] = EK__MAY_READ(weight, VALUE, EK__IS(ROW, X), .to = &args.weight),
-      [AVERAGE_G] = EK__MAY_READ(average_g, SUM, EK__IS(SAME, MEAN), .to = &args.average_g),
-      [AVERAGE_GN] = EK__MAY_READ(average_gn, SUM, EK__IS(SAME, MEAN), .to = &args.average_gn)};
-  EK_TRY(ek__op_begin(&op, "channel_norm_backward", stream, operands, COUNT, &args.types));
-  EK_TRY(read_samples(&args, &op, X, MEAN));
-  EK_TRY(ek__op_matrix(&op, MEAN, args.samples, args.channels, "must be"));
-  return op.kernels == NULL ? EK_OK : op.kernels->channel_norm_backward(stream, &args);
+      [DX] =
+          EK__WRITE_OF(args, dx, VALUE, EK__IS(SAME, X), .to = &own.y, .may_be = EK__OPERAND(DY)),
+      [DY] = EK__READ_OF(args, dy, VALUE, EK__IS(SAME, X), .to = &own.dy),
+      [X] = EK__READ_OF(args, x, VALUE, .to = &own.x),
+      [MEAN] = EK__READ_OF(args, mean, SUM, .to = &own.mean),
+      [RSTD] = EK__READ_OF(args, rstd, SUM, EK__IS(SAME, MEAN), .to = &own.rstd),
+      [WEIGHT] = EK__MAY_READ_OF(args, weight, VALUE, EK__IS(ROW, X), .to = &own.weight),
+      [AVERAGE_G] = EK__MAY_READ_OF(args, average_g, SUM, EK__IS(SAME, MEAN), .to = &own.average_g),
+      [AVERAGE_GN] =
+          EK__MAY_READ_OF(args, average_gn, SUM, EK__IS(SAME, MEAN), .to = &own.average_gn)};
+  EK_TRY(ek__op_begin(&op, "channel_norm_backward", stream, operands, COUNT, &own.types));
+  EK_TRY(read_samples(&own, &op, X, MEAN));
+  EK_TRY(ek__op_matrix(&op, MEAN, own.samples, own.channels, "must be"));
+  return op.kernels == NULL ? EK_OK : op.kernels->channel_norm_backward(stream, &own);
 }

@@ -228,7 +228,7 @@ ek_status ek_op_convolve_forward(ek_stream *stream, ek_tensor *y, ek_tensor *wor
 struct backward {
   struct ek__convolve_args args; /* what is common to all of them */
   void *dx, *dweight, *dbias;
-  double bias_scale;
+  double bias_beta;
 };
 
 static ek_status sum_bias(const struct ek__op *op, ek_stream *stream, const struct backward *b) {
@@ -239,7 +239,7 @@ static ek_status sum_bias(const struct ek__op *op, ek_stream *stream, const stru
                                           shape->images * shape->out_size[0] * shape->out_size[1],
                                       .columns = shape->out,
                                       .pitch = shape->out,
-                                      .value = b->bias_scale,
+                                      .value = b->bias_beta,
                                       .types = b->args.types};
   return op->kernels->column_sum(stream, &sum);
 }
@@ -265,32 +265,32 @@ static ek_status run_backward(const struct ek__op *op, ek_stream *stream, struct
   return op->kernels->fill(stream, &zeros);
 }
 
-ek_status ek_op_convolve_backward(ek_stream *stream, ek_tensor *dx, ek_tensor *dweight,
-                                  ek_tensor *dbias, ek_tensor *workspace, const ek_tensor *dy,
-                                  const ek_tensor *x, const ek_tensor *weight, double weight_scale,
-                                  double bias_scale, const ek_convolution *options) {
+ek_status ek_op_convolve_backward(ek_stream *stream, const ek_convolve_backward_args *args) {
   enum { DX, DWEIGHT, DBIAS, WORKSPACE, DY, X, WEIGHT, COUNT };
-  const struct places in = {x != NULL ? X : DX, DY, WEIGHT, DWEIGHT, DBIAS};
+  EK__NOT_NULL("convolve_backward", args);
+  const bool with_dx = args->dx != NULL, with_dweight = args->dweight != NULL;
+  const struct places in = {args->x != NULL ? X : DX, DY, WEIGHT, DWEIGHT, DBIAS};
   struct ek__op op;
   struct ek__convolution shape;
-  struct backward b = {.args = {.scale = weight_scale, .shape = &shape}, .bias_scale = bias_scale};
+  struct backward b = {.args = {.scale = args->weight_beta, .shape = &shape},
+                       .bias_beta = args->bias_beta};
   const struct ek__operand operands[] = {
-      [DX] = EK__MAY_WRITE(dx, VALUE, .to = &b.dx),
-      [DWEIGHT] = EK__MAY_WRITE(dweight, SUM, .to = &b.dweight),
-      [DBIAS] = EK__MAY_WRITE(dbias, SUM, .to = &b.dbias),
-      [WORKSPACE] = EK__MAY_WRITE(workspace, SUM, .to = &b.args.workspace),
-      [DY] = EK__READ(dy, VALUE, .to = &b.args.dy),
-      [X] = EK__READ(x, VALUE, .to = &b.args.x, .optional = dx != NULL && dweight == NULL),
-      [WEIGHT] = EK__READ(weight, VALUE, .to = &b.args.weight)};
+      [DX] = EK__MAY_WRITE_OF(args, dx, VALUE, .to = &b.dx),
+      [DWEIGHT] = EK__MAY_WRITE_OF(args, dweight, SUM, .to = &b.dweight),
+      [DBIAS] = EK__MAY_WRITE_OF(args, dbias, SUM, .to = &b.dbias),
+      [WORKSPACE] = EK__MAY_WRITE_OF(args, workspace, SUM, .to = &b.args.workspace),
+      [DY] = EK__READ_OF(args, dy, VALUE, .to = &b.args.dy),
+      [X] = EK__READ_OF(args, x, VALUE, .to = &b.args.x, .optional = with_dx && !with_dweight),
+      [WEIGHT] = EK__READ_OF(args, weight, VALUE, .to = &b.args.weight)};
   EK_TRY(ek__op_begin(&op, "convolve_backward", stream, operands, COUNT, &b.args.types));
-  EK_TRY(check_shapes(&shape, &op, &in, options));
-  if (x != NULL) EK_TRY(check_operand(&op, DX, 4, x->shape));
+  EK_TRY(check_shapes(&shape, &op, &in, args->options));
+  if (args->x != NULL) EK_TRY(check_operand(&op, DX, 4, args->x->shape));
   const unsigned results =
-      (dx != NULL ? 1u << EK__CONVOLVE_DX : 0) | (dweight != NULL ? 1u << EK__CONVOLVE_DWEIGHT : 0);
+      (with_dx ? 1u << EK__CONVOLVE_DX : 0) | (with_dweight ? 1u << EK__CONVOLVE_DWEIGHT : 0);
   EK_TRY(check_workspace(&b.args, &op, WORKSPACE, results));
-  count_products(&op, &shape, (dx != NULL ? 1u : 0) + (dweight != NULL ? 1u : 0));
+  count_products(&op, &shape, (with_dx ? 1u : 0) + (with_dweight ? 1u : 0));
   if (op.kernels == NULL) return EK_OK;
-  return run_backward(&op, stream, &b, dx != NULL && ek__op_elements(&op, DX) > 0);
+  return run_backward(&op, stream, &b, with_dx && ek__op_elements(&op, DX) > 0);
 }
 
 EK__OPTIONS_INIT(ek_convolution, EK_CONVOLUTION_INIT)

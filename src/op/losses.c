@@ -92,18 +92,17 @@ ek_status ek_op_cross_entropy_backward(ek_stream *stream, ek_tensor *gradient,
   return cross_entropy(stream, "cross_entropy_backward", BACKWARD, &of, terms);
 }
 
-ek_status ek_op_cross_entropy_gradient(ek_stream *stream, ek_tensor *gradient, ek_tensor *losses,
-                                       ek_tensor *normalizer, ek_tensor *totals,
-                                       const ek_tensor *logits, const ek_tensor *targets,
-                                       double scale, const ek_cross_entropy_terms *terms) {
-  const struct operands of = {.gradient = gradient,
-                              .losses = losses,
-                              .normalizer = normalizer,
-                              .totals = totals,
-                              .logits = logits,
-                              .targets = targets,
-                              .host_scale = scale};
-  return cross_entropy(stream, "cross_entropy_gradient", BOTH, &of, terms);
+ek_status ek_op_cross_entropy_gradient(ek_stream *stream,
+                                       const ek_cross_entropy_gradient_args *args) {
+  EK__NOT_NULL("cross_entropy_gradient", args);
+  const struct operands of = {.gradient = args->gradient,
+                              .losses = args->losses,
+                              .normalizer = args->normalizer,
+                              .totals = args->totals,
+                              .logits = args->logits,
+                              .targets = args->targets,
+                              .host_scale = args->scale};
+  return cross_entropy(stream, "cross_entropy_gradient", BOTH, &of, args->terms);
 }
 
 /* ---- losses of elements, and totals ---- */

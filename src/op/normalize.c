@@ -18,70 +18,69 @@ static ek_status check_width(const struct ek__op *op, size_t x) {
 }
 
 /* Without `adds` sum and residual are NULL, and it is the norm of x itself. */
-static ek_status forward(ek_stream *stream, const char *name, ek_tensor *y, ek_tensor *sum,
-                         ek_tensor *mean, ek_tensor *rstd, const ek_tensor *x,
-                         const ek_tensor *residual, const ek_tensor *gamma, const ek_tensor *beta,
-                         double epsilon, bool adds) {
-  enum { Y, SUM, MEAN, RSTD, X, RESIDUAL, GAMMA, BETA, COUNT };
+static ek_status forward(ek_stream *stream, const char *name, const ek_add_layer_norm_args *given,
+                         bool adds) {
+  enum { Y, SUM, MEAN, RSTD, X, RESIDUAL, WEIGHT, BIAS, COUNT };
   struct ek__op op;
-  struct ek__layer_norm_args args = {.epsilon = epsilon};
+  struct ek__layer_norm_args args = {.epsilon = given->epsilon};
   const struct ek__operand operands[] = {
-      [Y] =
-          EK__WRITE(y, VALUE, EK__IS(SAME, X), .to = &args.y, .may_be = adds ? 0 : EK__OPERAND(X)),
-      [SUM] = EK__WRITE(sum, VALUE, EK__IS(SAME, X), .to = &args.sum, .optional = !adds,
-                        .may_be = EK__OPERAND(X) | EK__OPERAND(RESIDUAL)),
-      [MEAN] = EK__MAY_WRITE(mean, SUM, EK__IS(COLUMN, X), .to = &args.mean),
-      [RSTD] = EK__WRITE(rstd, SUM, EK__IS(COLUMN, X), .to = &args.rstd),
-      [X] = EK__READ(x, VALUE, .to = &args.x),
-      [RESIDUAL] =
-          EK__READ(residual, VALUE, EK__IS(SAME, X), .to = &args.residual, .optional = !adds),
-      [GAMMA] = EK__READ(gamma, VALUE, EK__IS(ROW, X), .to = &args.gamma),
-      [BETA] = EK__MAY_READ(beta, VALUE, EK__IS(ROW, X), .to = &args.beta)};
+      [Y] = EK__WRITE_OF(given, y, VALUE, EK__IS(SAME, X), .to = &args.y,
+                         .may_be = adds ? 0 : EK__OPERAND(X)),
+      [SUM] = EK__WRITE_OF(given, sum, VALUE, EK__IS(SAME, X), .to = &args.sum, .optional = !adds,
+                           .may_be = EK__OPERAND(X) | EK__OPERAND(RESIDUAL)),
+      [MEAN] = EK__MAY_WRITE_OF(given, mean, SUM, EK__IS(COLUMN, X), .to = &args.mean),
+      [RSTD] = EK__WRITE_OF(given, rstd, SUM, EK__IS(COLUMN, X), .to = &args.rstd),
+      [X] = EK__READ_OF(given, x, VALUE, .to = &args.x),
+      [RESIDUAL] = EK__READ_OF(given, residual, VALUE, EK__IS(SAME, X), .to = &args.residual,
+                               .optional = !adds),
+      [WEIGHT] = EK__READ_OF(given, weight, VALUE, EK__IS(ROW, X), .to = &args.gamma),
+      [BIAS] = EK__MAY_READ_OF(given, bias, VALUE, EK__IS(ROW, X), .to = &args.beta)};
   EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &args.types));
   EK_TRY(check_width(&op, X));
-  EK_TRY(ek__op_between(name, "epsilon", epsilon, 0.0, HUGE_VAL));
+  EK_TRY(ek__op_between(name, "epsilon", given->epsilon, 0.0, HUGE_VAL));
   args.rows = op.rows[X];
   args.width = op.columns[X];
   return op.kernels == NULL ? EK_OK : op.kernels->layer_norm_forward(stream, &args);
 }
 
 ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tensor *y, ek_tensor *mean,
-                                   ek_tensor *rstd, const ek_tensor *x, const ek_tensor *gamma,
-                                   const ek_tensor *beta, double epsilon) {
-  return forward(stream, "layer_norm_forward", y, NULL, mean, rstd, x, NULL, gamma, beta, epsilon,
-                 false);
+                                   ek_tensor *rstd, const ek_tensor *x, const ek_tensor *weight,
+                                   const ek_tensor *bias, double epsilon) {
+  const ek_add_layer_norm_args plain = {.y = y,
+                                        .mean = mean,
+                                        .rstd = rstd,
+                                        .x = x,
+                                        .weight = weight,
+                                        .bias = bias,
+                                        .epsilon = epsilon};
+  return forward(stream, "layer_norm_forward", &plain, false);
 }
 
-ek_status ek_op_add_layer_norm_forward(ek_stream *stream, ek_tensor *y, ek_tensor *sum,
-                                       ek_tensor *mean, ek_tensor *rstd, const ek_tensor *x,
-                                       const ek_tensor *residual, const ek_tensor *gamma,
-                                       const ek_tensor *beta, double epsilon) {
-  return forward(stream, "add_layer_norm_forward", y, sum, mean, rstd, x, residual, gamma, beta,
-                 epsilon, true);
+ek_status ek_op_add_layer_norm_forward(ek_stream *stream, const ek_add_layer_norm_args *args) {
+  EK__NOT_NULL("add_layer_norm_forward", args);
+  return forward(stream, "add_layer_norm_forward", args, true);
 }
 
-ek_status ek_op_layer_norm_backward(ek_stream *stream, ek_tensor *dx, ek_tensor *dgamma,
-                                    ek_tensor *dbeta, const ek_tensor *dy, const ek_tensor *x,
-                                    const ek_tensor *mean, const ek_tensor *rstd,
-                                    const ek_tensor *gamma, const ek_tensor *residual,
-                                    double gamma_scale, double beta_scale) {
-  enum { DX, RESIDUAL, DGAMMA, DBETA, DY, X, MEAN, RSTD, GAMMA, COUNT };
+ek_status ek_op_layer_norm_backward(ek_stream *stream, const ek_layer_norm_backward_args *args) {
+  enum { DX, RESIDUAL, DWEIGHT, DBIAS, DY, X, MEAN, RSTD, WEIGHT, COUNT };
+  EK__NOT_NULL("layer_norm_backward", args);
   struct ek__op op;
-  struct ek__layer_norm_args args = {.gamma_scale = gamma_scale, .beta_scale = beta_scale};
+  struct ek__layer_norm_args own = {.gamma_scale = args->weight_beta,
+                                    .beta_scale = args->bias_beta};
   const struct ek__operand operands[] = {
-      [DX] = EK__MAY_WRITE(dx, VALUE, EK__IS(SAME, X), .to = &args.dx,
-                           .may_be = EK__OPERAND(DY) | EK__OPERAND(RESIDUAL)),
-      [RESIDUAL] = EK__MAY_READ(residual, VALUE, EK__IS(SAME, X), .to = &args.residual),
-      [DGAMMA] = EK__MAY_WRITE(dgamma, SUM, EK__IS(ROW, X), .to = &args.dgamma),
-      [DBETA] = EK__MAY_WRITE(dbeta, SUM, EK__IS(ROW, X), .to = &args.dbeta),
-      [DY] = EK__READ(dy, VALUE, EK__IS(SAME, X), .to = &args.dy),
-      [X] = EK__READ(x, VALUE, .to = &args.x),
-      [MEAN] = EK__MAY_READ(mean, SUM, EK__IS(COLUMN, X), .to = &args.mean),
-      [RSTD] = EK__READ(rstd, SUM, EK__IS(COLUMN, X), .to = &args.rstd),
-      [GAMMA] = EK__READ(gamma, VALUE, EK__IS(ROW, X), .to = &args.gamma)};
-  EK_TRY(ek__op_begin(&op, "layer_norm_backward", stream, operands, COUNT, &args.types));
+      [DX] = EK__MAY_WRITE_OF(args, dx, VALUE, EK__IS(SAME, X), .to = &own.dx,
+                              .may_be = EK__OPERAND(DY) | EK__OPERAND(RESIDUAL)),
+      [RESIDUAL] = EK__MAY_READ_OF(args, residual, VALUE, EK__IS(SAME, X), .to = &own.residual),
+      [DWEIGHT] = EK__MAY_WRITE_OF(args, dweight, SUM, EK__IS(ROW, X), .to = &own.dgamma),
+      [DBIAS] = EK__MAY_WRITE_OF(args, dbias, SUM, EK__IS(ROW, X), .to = &own.dbeta),
+      [DY] = EK__READ_OF(args, dy, VALUE, EK__IS(SAME, X), .to = &own.dy),
+      [X] = EK__READ_OF(args, x, VALUE, .to = &own.x),
+      [MEAN] = EK__MAY_READ_OF(args, mean, SUM, EK__IS(COLUMN, X), .to = &own.mean),
+      [RSTD] = EK__READ_OF(args, rstd, SUM, EK__IS(COLUMN, X), .to = &own.rstd),
+      [WEIGHT] = EK__READ_OF(args, weight, VALUE, EK__IS(ROW, X), .to = &own.gamma)};
+  EK_TRY(ek__op_begin(&op, "layer_norm_backward", stream, operands, COUNT, &own.types));
   EK_TRY(check_width(&op, X));
-  args.rows = op.rows[X];
-  args.width = op.columns[X];
-  return op.kernels == NULL ? EK_OK : op.kernels->layer_norm_backward(stream, &args);
+  own.rows = op.rows[X];
+  own.width = op.columns[X];
+  return op.kernels == NULL ? EK_OK : op.kernels->layer_norm_backward(stream, &own);
 }

@@ -63,6 +63,12 @@ struct ek__operand {
 #define EK__MAY_READ(x, ...) EK__READ(x, __VA_ARGS__, .optional = true)
 #define EK__WRITE(x, ...) EK__READ(x, __VA_ARGS__, .written = true)
 #define EK__MAY_WRITE(x, ...) EK__WRITE(x, __VA_ARGS__, .optional = true)
+/* The same of a member of a struct of arguments. */
+#define EK__READ_OF(given, x, ...)                                                                 \
+  { .name = #x, .tensor = (given)->x, .role = EK__##__VA_ARGS__ }
+#define EK__MAY_READ_OF(given, x, ...) EK__READ_OF(given, x, __VA_ARGS__, .optional = true)
+#define EK__WRITE_OF(given, x, ...) EK__READ_OF(given, x, __VA_ARGS__, .written = true)
+#define EK__MAY_WRITE_OF(given, x, ...) EK__WRITE_OF(given, x, __VA_ARGS__, .optional = true)
 /* The size of a row: EK__IS(SAME, X), EK__IS(EXACTLY, 2). */
 #define EK__IS(size_, of_) .size = EK__SIZE_##size_, .of = (of_)
 

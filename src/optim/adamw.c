@@ -19,7 +19,7 @@ static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
                               const ek_update *update) {
   const struct adamw *a = (const struct adamw *)self;
   EK__FAIL_IF(update == NULL || update->states == NULL, EK_ERR_INVALID_ARGUMENT, "%s: %s is NULL",
-              self->ops->kind, update == NULL ? "update" : "update->states");
+              ek_optimizer_kind(self), update == NULL ? "update" : "update->states");
   const ek_adamw_terms terms = {.learning_rate = update->learning_rate,
                                 .beta1 = a->beta1,
                                 .beta2 = a->beta2,

@@ -27,23 +27,44 @@ ek_status ek_optimizer_init(ek_optimizer *optimizer, const ek_optimizer_ops *ops
               EK_MAX_OPTIMIZER_STATES);
   EK_TRY(ek__check_number(ops->kind, "learning_rate", learning_rate));
   EK_TRY(ek__check_number(ops->kind, "clip_norm", clip_norm));
-  *optimizer = (ek_optimizer){.ops = ops,
-                              .states = states,
-                              .learning_rate = learning_rate,
-                              .clip_norm = clip_norm,
-                              .references = 1};
+  *optimizer = (ek_optimizer){{.ops = ops,
+                               .states = states,
+                               .learning_rate = learning_rate,
+                               .clip_norm = clip_norm,
+                               .references = 1}};
   return EK_OK;
 }
 
+const ek_optimizer_ops *ek_optimizer_table(const ek_optimizer *optimizer) {
+  return optimizer == NULL ? NULL : optimizer->private_members.ops;
+}
+
+const char *ek_optimizer_kind(const ek_optimizer *optimizer) {
+  const ek_optimizer_ops *ops = ek_optimizer_table(optimizer);
+  return ops == NULL ? "" : ops->kind;
+}
+
+size_t ek_optimizer_states(const ek_optimizer *optimizer) {
+  return optimizer == NULL ? 0 : optimizer->private_members.states;
+}
+
+double ek_optimizer_learning_rate(const ek_optimizer *optimizer) {
+  return optimizer == NULL ? 0 : optimizer->private_members.learning_rate;
+}
+
+double ek_optimizer_clip_norm(const ek_optimizer *optimizer) {
+  return optimizer == NULL ? 0 : optimizer->private_members.clip_norm;
+}
+
 ek_optimizer *ek_optimizer_share(ek_optimizer *optimizer) {
-  if (optimizer != NULL) __atomic_add_fetch(&optimizer->references, 1, __ATOMIC_RELAXED);
+  if (optimizer == NULL) return NULL;
+  (void)__atomic_add_fetch(&optimizer->private_members.references, 1, __ATOMIC_RELAXED);
   return optimizer;
 }
 
 void ek_optimizer_free(ek_optimizer *optimizer) {
   if (optimizer == NULL) return;
-  /* Whoever drops the last reference must see what the others did before they dropped theirs. */
-  if (__atomic_sub_fetch(&optimizer->references, 1, __ATOMIC_ACQ_REL) == 0) {
-    optimizer->ops->free(optimizer);
-  }
+  struct ek__optimizer_private *own = &optimizer->private_members;
+  /* The thread that drops the last reference must see what the others did before theirs. */
+  if (__atomic_sub_fetch(&own->references, 1, __ATOMIC_ACQ_REL) == 0) own->ops->free(optimizer);
 }

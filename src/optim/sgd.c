@@ -18,7 +18,7 @@ struct sgd {
 static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
                               const ek_update *update) {
   const struct sgd *s = (const struct sgd *)self;
-  EK__FAIL_IF(update == NULL || (self->states > 0 && update->states == NULL),
+  EK__FAIL_IF(update == NULL || (ek_optimizer_states(self) > 0 && update->states == NULL),
               EK_ERR_INVALID_ARGUMENT, "sgd: %s is NULL",
               update == NULL ? "update" : "update->states");
   const ek_sgd_terms terms = {.learning_rate = update->learning_rate,
@@ -27,7 +27,7 @@ static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
                               .weight_decay = ek_update_decay(update, s->weight_decay),
                               .nesterov = s->nesterov,
                               .first = update->step <= 1};
-  return ek_op_sgd(stream, update->parameters, self->states > 0 ? &update->states[0] : NULL,
+  return ek_op_sgd(stream, update->parameters, ek_optimizer_states(self) > 0 ? &update->states[0] : NULL,
                    update->gradients, &terms, &update->scale);
 }
 

@@ -178,12 +178,12 @@ ek_status ek__place_own(struct ek__place *place, const char *text, uint16_t fami
   freeifaddrs(list);
   if (place->family != 0) return EK_OK;
   EK__FAIL_IF(ek__places_find(&named, text, 0) != EK_OK, EK_ERR_INVALID_ARGUMENT,
-              "world: the address \"%s\" is no network interface of this machine, no name and no "
+              "world: the address \"%s\" is not a network interface of this machine, a name or an "
               "address",
               text);
   for (size_t i = 0; i < named.count; i++) prefer(place, &named.places[i], family);
   EK__FAIL_IF(place->family == 0, EK_ERR_INVALID_ARGUMENT,
-              "world: \"%s\" has no address of IPv4 or IPv6", text);
+              "world: \"%s\" has no IPv4 or IPv6 address", text);
   return EK_OK;
 }
 

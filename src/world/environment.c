@@ -207,7 +207,7 @@ static ek_status host_of_slurm(const char **host, char room[256]) {
   EK__FAIL_IF(value_of(getenv("SLURM_JOB_ID")) == NULL, EK_ERR_INVALID_ARGUMENT,
               "world: SLURM_JOB_ID is not set");
   EK__FAIL_IF(!ek__first_host(room, 256, list), EK_ERR_INVALID_ARGUMENT,
-              "world: \"%.100s\" is no list of nodes of Slurm", list);
+              "world: \"%.100s\" is not a Slurm node list", list);
   *host = room;
   return EK_OK;
 }

@@ -283,7 +283,7 @@ static ek_status wait_for_others(struct meet *self, bool watched) {
               "world: process %zu gave up while the connections were opened", left);
   write_missing(missing, sizeof missing, self);
   return ek_error_set(EK_ERR_UNAVAILABLE,
-                      "world: after %g seconds, of %zu processes, these have not come to process "
+                      "world: after %g seconds these of %zu processes have not reached process "
                       "%zu at %s: %s",
                       meeting->limit, meeting->processes, meeting->process,
                       ek__place_text(text, &self->place), missing);
@@ -459,14 +459,15 @@ static ek_status hear(struct meet *self) {
   struct outcome outcome = {.status = EK_OK};
   const double deadline = self->deadline + GRACE;
   EK__FAIL_IF(!receive_all(socket, &outcome, sizeof outcome, deadline), EK_ERR_UNAVAILABLE,
-              "world: process 0 did not say whether all have come: %s", strerror(errno));
+              "world: process 0 did not report whether all processes have arrived: %s",
+              strerror(errno));
   EK__FAIL_IF(memcmp(outcome.magic, answer_magic, sizeof outcome.magic) != 0 ||
                   outcome.order != ORDER,
-              EK_ERR_UNAVAILABLE, "world: process 0 sent something that is no message");
+              EK_ERR_UNAVAILABLE, "world: process 0 sent an invalid message");
   outcome.text[sizeof outcome.text - 1] = '\0';
   EK__FAIL_IF(outcome.status != EK_OK, EK_ERR_UNAVAILABLE, "%s", outcome.text);
   EK__FAIL_IF(!receive_all(socket, self->places, processes * sizeof *self->places, deadline),
-              EK_ERR_UNAVAILABLE, "world: process 0 did not say where all are: %s",
+              EK_ERR_UNAVAILABLE, "world: process 0 did not send the addresses of the others: %s",
               strerror(errno));
   return EK_OK;
 }

@@ -146,8 +146,8 @@ static ek_status open_watch(struct ek__world_parts *parts, const ek_world_option
     return EK_OK;
   }
   if (own) watch.table->close(watch.self);
-  ek__log(EK_LOG_WARNING, "world: without connections beside MPI a process that dies is seen at "
-                          "the time limit only");
+  ek__log(EK_LOG_WARNING, "world: without connections beside MPI, a process that dies is "
+                          "noticed only at the time limit");
   return status;
 }
 

@@ -248,7 +248,7 @@ static ek_status too_late(ek_world *world, struct ek__move *const *moves, size_t
   if (more > 0) (void)snprintf(names + used, sizeof names - used, " and %zu more", more);
   return ek__world_break(
       world, ek_error_set(EK_ERR_UNAVAILABLE,
-                          "%s: did not come within %g seconds to conversation %" PRIu64 ": %s%s",
+                          "%s: did not arrive within %g seconds at conversation %" PRIu64 ": %s%s",
                           names, world->limit, world->count, world->doing,
                           all ? "" : ", and gave no sign of life"));
 }

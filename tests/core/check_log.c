@@ -40,45 +40,45 @@ static void close_with(int64_t bytes) {
 
 CK_TEST(held_memory_is_reported) {
   struct listener listener = {0};
-  ek_log_set(listen, &listener, EK_LOG_DEBUG);
+  ek_log_set(EK_LOG_DEBUG, listen, &listener);
   close_with(3 << 20);
   ck_assert_int_eq(listener.lines, 1);
   ck_assert_int_eq(listener.level, EK_LOG_WARNING);
   ck_assert_msg(ck_contains(listener.last, "cpu:1"), "%s", listener.last);
   ck_assert_msg(ck_contains(listener.last, "3.00 MiB"), "%s", listener.last);
   ck_assert_ptr_null(strchr(listener.last, '\n'));
-  ek_log_set(NULL, NULL, EK_LOG_DEBUG);
+  ek_log_set(EK_LOG_DEBUG, NULL, NULL);
 }
 
 CK_TEST(a_clean_close_says_nothing) {
   struct listener listener = {0};
-  ek_log_set(listen, &listener, EK_LOG_WARNING);
+  ek_log_set(EK_LOG_WARNING, listen, &listener);
   close_with(0);
   ck_assert_int_eq(listener.lines, 0);
-  ek_log_set(NULL, NULL, EK_LOG_DEBUG);
+  ek_log_set(EK_LOG_DEBUG, NULL, NULL);
 }
 
 CK_TEST(lines_below_the_level_are_left_out) {
   struct listener listener = {0};
-  ek_log_set(listen, &listener, (ek_log_level)(EK_LOG_WARNING + 1));
+  ek_log_set((ek_log_level)(EK_LOG_WARNING + 1), listen, &listener);
   close_with(4096);
   ck_assert_int_eq(listener.lines, 0);
-  ek_log_set(listen, &listener, EK_LOG_WARNING);
+  ek_log_set(EK_LOG_WARNING, listen, &listener);
   close_with(4096);
   ck_assert_int_eq(listener.lines, 1);
-  ek_log_set(NULL, NULL, EK_LOG_DEBUG);
+  ek_log_set(EK_LOG_DEBUG, NULL, NULL);
 }
 
 CK_TEST(a_new_callback_replaces_the_old_one) {
   struct listener first = {0}, second = {0};
-  ek_log_set(listen, &first, EK_LOG_DEBUG);
+  ek_log_set(EK_LOG_DEBUG, listen, &first);
   close_with(4096);
-  ek_log_set(listen, &second, EK_LOG_DEBUG);
+  ek_log_set(EK_LOG_DEBUG, listen, &second);
   close_with(4096);
   close_with(4096);
   ck_assert_int_eq(first.lines, 1);
   ck_assert_int_eq(second.lines, 2);
-  ek_log_set(NULL, NULL, EK_LOG_DEBUG);
+  ek_log_set(EK_LOG_DEBUG, NULL, NULL);
   close_with(4096);
   ck_assert_int_eq(second.lines, 2);
 }
@@ -128,9 +128,9 @@ static void run_threads(atomic_bool *failed) {
 CK_TEST(calls_come_one_at_a_time) {
   static struct guarded guarded;
   static atomic_bool failed;
-  ek_log_set(watch, &guarded, EK_LOG_DEBUG);
+  ek_log_set(EK_LOG_DEBUG, watch, &guarded);
   run_threads(&failed);
-  ek_log_set(NULL, NULL, EK_LOG_DEBUG);
+  ek_log_set(EK_LOG_DEBUG, NULL, NULL);
   ck_assert(!atomic_load(&failed));
   ck_assert(!atomic_load(&guarded.overlapped));
   ck_assert_int_eq(guarded.lines, THREADS * ROUNDS);
@@ -144,10 +144,10 @@ CK_TEST(a_replaced_callback_is_not_called_again) {
     ck_assert_int_eq(pthread_create(&threads[i], NULL, leak_rounds, &failed), 0);
   }
   for (int i = 0; i < ROUNDS; i++) {
-    ek_log_set(watch, &guarded[i], EK_LOG_DEBUG);
+    ek_log_set(EK_LOG_DEBUG, watch, &guarded[i]);
     if (i > 0) atomic_store(&guarded[i - 1].retired, true);
   }
-  ek_log_set(NULL, NULL, EK_LOG_DEBUG);
+  ek_log_set(EK_LOG_DEBUG, NULL, NULL);
   atomic_store(&guarded[ROUNDS - 1].retired, true);
   for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
   ck_assert(!atomic_load(&failed));

@@ -360,7 +360,7 @@ CK_TEST(broken_peer_access_is_not_used) {
   ek_group *group = NULL;
   int warnings = 0;
   ck_emulate(broken_peer, true);
-  ek_log_set(count_warnings, &warnings, EK_LOG_WARNING);
+  ek_log_set(EK_LOG_WARNING, count_warnings, &warnings);
   const double numbers[] = {1, 2, 3};
   double back[3];
   ck_ok(ek_group_open(&group, "cuda:0-2@48MiB", NULL));
@@ -377,7 +377,7 @@ CK_TEST(broken_peer_access_is_not_used) {
   }
   ck_ok(ek_group_close(group));
   ck_fails(ek_group_open(&group, "cuda:0x2,1@48MiB", NULL), EK_ERR_UNAVAILABLE, "no peer access");
-  ek_log_set(NULL, NULL, EK_LOG_WARNING);
+  ek_log_set(EK_LOG_WARNING, NULL, NULL);
 }
 
 /* The environment of the program holds NCCL to one algorithm; the library sets none. */

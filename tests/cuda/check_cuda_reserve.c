@@ -189,7 +189,7 @@ CK_LOOP(a_default_capacity_that_is_refused_is_tried_smaller, 5) {
   const uint64_t whole = arenas_of(group, 0, 0), reserve = outside_of(group, 0, 0).reserve_bytes;
   ek_group_free(group);
   ck_emulate(refused_bytes, cases[_i].refused == 0 ? 0 : reserve + whole / 100 * cases[_i].refused);
-  ek_log_set(note_refusal, &refusals, EK_LOG_WARNING);
+  ek_log_set(EK_LOG_WARNING, note_refusal, &refusals);
   if (_i < 4) {
     group = ck_open("cuda:0", 0);
     const uint64_t less = whole - whole / 100 * cases[_i].less;
@@ -199,7 +199,7 @@ CK_LOOP(a_default_capacity_that_is_refused_is_tried_smaller, 5) {
     ck_fails(ek_group_open(&group, "cuda:0", NULL), EK_ERR_OUT_OF_MEMORY, "cuda:0");
   }
   ck_assert_int_eq(refusals, _i < 4 ? _i : 3);
-  ek_log_set(NULL, NULL, EK_LOG_WARNING);
+  ek_log_set(EK_LOG_WARNING, NULL, NULL);
   cuemu_set_settings(&ck_given);
 }
 

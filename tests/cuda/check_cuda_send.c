@@ -88,7 +88,7 @@ CK_TEST(a_batch_is_scattered_while_the_devices_compute) {
   wait_until_something_hangs();
   CK_OPENED(ek_shards, shards, ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
   CK_OPENED(ek_shards, like, ek_scatter_like(&like, &shards, &host, EK_MEMORY_INPUTS));
-  ck_assert(shards.ahead && like.ahead);
+  ck_assert(shards.private_members.ahead && like.private_members.ahead);
   ck_assert_uint_eq(cuemu_hanging(), 1);
   cuemu_release();
   ck_ok(ek_gather_host(&whole, &like));

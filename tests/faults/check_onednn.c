@@ -138,7 +138,7 @@ static ek_status play(struct outcome *outcome, const struct scene *scene) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.threads_per_device = 2;
   ek_status status = EK_OK;
-  ek_log_set(count_line, outcome, EK_LOG_WARNING);
+  ek_log_set(EK_LOG_WARNING, count_line, outcome);
   if (scene->own) (void)setenv("EVENKEEL_PRODUCTS", "own", 1);
   if (scene->no_code && !keep_memory_from_becoming_code()) _exit(77);
   sgemm.way = scene->way;
@@ -153,7 +153,7 @@ static ek_status play(struct outcome *outcome, const struct scene *scene) {
     if (status == EK_OK) status = closed;
   }
   outcome->calls[1] = atomic_load(&sgemm.calls);
-  ek_log_set(NULL, NULL, EK_LOG_WARNING);
+  ek_log_set(EK_LOG_WARNING, NULL, NULL);
   ck_batch_free(&batch);
   return status;
 }

@@ -141,7 +141,7 @@ static void live(struct outcome *outcome, const char *spec) {
   ek_group *group = NULL;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.threads_per_device = 1;
-  ek_log_set(take_line, outcome, EK_LOG_WARNING);
+  ek_log_set(EK_LOG_WARNING, take_line, outcome);
   outcome->status[0] = ek_group_open(&group, spec, &options);
   if (outcome->status[0] != EK_OK) { /* all other numbers are 0 */
     (void)snprintf(outcome->line, sizeof outcome->line, "%s", ek_error_message());

@@ -41,6 +41,9 @@ while IFS= read -r name; do
 done < <(comm -3 <(sed -nE '/\*\//q; s/^ \*     ([a-z0-9_]+\.h)  +[^ ].*/\1/p' include/evenkeel/evenkeel.h | sort) \
   <(find include/evenkeel -name '*.h' ! -name evenkeel.h -printf '%f\n' | sort) | tr -d '\t')
 
+grep '^#include <evenkeel/' include/evenkeel/evenkeel.h | LC_ALL=C sort -c 2>/dev/null ||
+  complain "the includes of evenkeel.h are not in the order of their names"
+
 for header in include/evenkeel/*.h; do
   name=$(basename "$header" .h)
   # The only one that needs another library's header.
@@ -130,13 +133,14 @@ done < <(declarations | awk '{
     this = argument[i]
     if (this ~ /\*\*/ && i > 1) wrong = 1
     if (this ~ /^const ek_[a-z_]*_options \*/ && i < count) wrong = 1
+    if (this ~ /^void \*context$/ && i < count && argument[count] !~ /_options \*/) wrong = 1
     if (name !~ /^ek_op_/) continue
     if (this ~ /^bool transpose/) continue # belongs to the matrix before it
     last = kind
     kind = this ~ /^ek_stream/ ? 1 : this ~ /^ek_tensor/ ? 2 : this ~ /^const ek_tensor/ ? 3 : 4
     if (kind < last || (i == 1 && kind != 1)) wrong = 1
   }
-  if (wrong) print name "(" arguments ")"
+  if (wrong || count > 8) print name "(" arguments ")"
   seen++
 } END { if (seen < 250) print "only " seen " functions were found" }')
 

@@ -138,7 +138,7 @@ CK_TEST(crops_follow_from_the_sample) {
 CK_TEST(a_scaling_of_mean_and_deviation) {
   ek_input_scaling scaling;
   const double mean[] = {0.5, 0.25}, deviation[] = {0.5, 2}, none[] = {1, 0};
-  ck_ok(ek_image_scaling(&scaling, 2, mean, deviation));
+  ck_ok(ek_image_scaling(&scaling, mean, deviation, 2));
   ck_assert(scaling.channels == 2);
   for (int c = 0; c < 2; c++) {
     for (int p = 0; p < 256; p += 51) {
@@ -146,9 +146,9 @@ CK_TEST(a_scaling_of_mean_and_deviation) {
                               (p / 255.0 - mean[c]) / deviation[c], 1e-15);
     }
   }
-  ck_fails(ek_image_scaling(&scaling, 2, mean, none), EK_ERR_INVALID_ARGUMENT, "channel 1");
-  ck_fails(ek_image_scaling(&scaling, 5, mean, mean), EK_ERR_INVALID_ARGUMENT, "5 channels");
-  ck_fails(ek_image_scaling(NULL, 1, mean, mean), EK_ERR_INVALID_ARGUMENT, "scaling is NULL");
+  ck_fails(ek_image_scaling(&scaling, mean, none, 2), EK_ERR_INVALID_ARGUMENT, "channel 1");
+  ck_fails(ek_image_scaling(&scaling, mean, mean, 5), EK_ERR_INVALID_ARGUMENT, "5 channels");
+  ck_fails(ek_image_scaling(NULL, mean, mean, 1), EK_ERR_INVALID_ARGUMENT, "scaling is NULL");
 }
 
 /* ---- files ---- */
@@ -190,7 +190,7 @@ CK_TEST(damaged_idx_files) {
   ck_assert(truncate(path, 9) == 0);
   idx_fails(EK_ERR_CORRUPT, "a.bin: 9 bytes");
   ck_assert(truncate(path, 3) == 0);
-  idx_fails(EK_ERR_CORRUPT, "a.bin: 3 bytes are no IDX file");
+  idx_fails(EK_ERR_CORRUPT, "a.bin: 3 bytes are too few for an IDX file");
   memcpy(bad, four, sizeof bad);
   bad[2] = 13;
   write_file(path, bad, sizeof bad, pictures, 24);
@@ -238,7 +238,7 @@ CK_LOOP(cifar, 2) {
   ck_assert(truncate(other, (off_t)record + 1) == 0);
   ek_source *none = NULL;
   ck_fails(ek_image_source_open_cifar(&none, pattern, _i == 1, NULL), EK_ERR_CORRUPT,
-           "are no whole number of records");
+           "are not a whole number of records");
   ck_fails(ek_image_source_open_cifar(&none, "/nobody/*", _i == 1, NULL), EK_ERR_NOT_FOUND,
            "/nobody/*: no such file");
 }

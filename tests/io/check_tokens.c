@@ -157,7 +157,7 @@ CK_TEST(damaged_files_are_named) {
   ck_assert(truncate(in_folder("a.bin"), 600) == 0);
   refused(&options, EK_ERR_CORRUPT, "a.bin: 600 bytes");
   ck_assert(truncate(in_folder("a.bin"), 11) == 0);
-  refused(&options, EK_ERR_CORRUPT, "a.bin: 11 bytes are no whole number of u16 tokens");
+  refused(&options, EK_ERR_CORRUPT, "a.bin: 11 bytes are not a whole number of u16 tokens");
   write_tokens("a.bin", 20240520, 1, EK_U16, 0, 20, 20);
   write_tokens("b.bin", 20240801, 7, EK_U32, 0, 20, 20);
   refused(&options, EK_ERR_TYPE, "b.bin has u32 tokens");

@@ -209,9 +209,25 @@ static void check_norm(struct ck_rig *rig, const struct norm *f) {
   ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(f->rows, C));
   ck_ok(ek_op_channel_norm_forward(rig->stream, y, x, mean, rstd, weight, bias));
   ck_fits(rig, "y", y, f->y, f->y_bound, n);
-  ck_ok(ek_op_channel_norm_backward(rig->stream, dx, dy, x, mean, rstd, weight, g, gn));
+  ck_ok(
+      ek_op_channel_norm_backward(rig->stream, &(ek_channel_norm_backward_args){.dx = dx,
+                                                                                .dy = dy,
+                                                                                .x = x,
+                                                                                .mean = mean,
+                                                                                .rstd = rstd,
+                                                                                .weight = weight,
+                                                                                .average_g = g,
+                                                                                .average_gn = gn}));
   ck_fits(rig, "dx", dx, f->dx, f->dx_bound, n);
-  ck_ok(ek_op_channel_norm_backward(rig->stream, dy, dy, x, mean, rstd, weight, g, gn));
+  ck_ok(
+      ek_op_channel_norm_backward(rig->stream, &(ek_channel_norm_backward_args){.dx = dy,
+                                                                                .dy = dy,
+                                                                                .x = x,
+                                                                                .mean = mean,
+                                                                                .rstd = rstd,
+                                                                                .weight = weight,
+                                                                                .average_g = g,
+                                                                                .average_gn = gn}));
   ck_same_bits("dx in place", ck_read(rig, dy), ck_read(rig, dx), n);
   ck_ok(ek_op_channel_norm_forward(rig->stream, x, x, mean, rstd, weight, bias));
   ck_same_bits("y in place", ck_read(rig, x), ck_read(rig, y), n);
@@ -272,13 +288,29 @@ CK_LOOP(averages, 2 * ck_variants()) {
   ek_tensor *in = ck_tensor_of(rig, EK_F64, sums, CK_SHAPE(S, 2, C));
   ek_tensor *rows = ck_tensor_of(rig, EK_F64, (const double[]){ROWS}, CK_SHAPE(1));
   if (alone) {
-    ck_ok(ek_op_channel_averages(rig->stream, out[0], out[1], NULL, NULL, in, NULL, NULL, ROWS, G,
-                                 0, 0));
-    ck_ok(ek_op_channel_averages(rig->stream, NULL, NULL, out[2], out[3], in, NULL, NULL, ROWS, G,
-                                 0.5, 0));
+    ck_ok(ek_op_channel_averages(rig->stream, &(ek_channel_averages_args){.average_g = out[0],
+                                                                          .average_gn = out[1],
+                                                                          .sums = in,
+                                                                          .host_rows = ROWS,
+                                                                          .groups = G}));
+    ck_ok(ek_op_channel_averages(rig->stream, &(ek_channel_averages_args){.dweight = out[2],
+                                                                          .dbias = out[3],
+                                                                          .sums = in,
+                                                                          .host_rows = ROWS,
+                                                                          .groups = G,
+                                                                          .weight_beta = 0.5}));
   } else {
-    ck_ok(ek_op_channel_averages(rig->stream, out[0], out[1], out[2], out[3], in, rows,
-                                 ck_tensor(rig, weight, CK_SHAPE(C)), 99, G, 0.5, 0));
+    ck_ok(ek_op_channel_averages(
+        rig->stream, &(ek_channel_averages_args){.average_g = out[0],
+                                                 .average_gn = out[1],
+                                                 .dweight = out[2],
+                                                 .dbias = out[3],
+                                                 .sums = in,
+                                                 .rows = rows,
+                                                 .weight = ck_tensor(rig, weight, CK_SHAPE(C)),
+                                                 .host_rows = 99,
+                                                 .groups = G,
+                                                 .weight_beta = 0.5}));
   }
   static const char *const names[] = {"average_g", "average_gn", "dweight", "dbias"};
   for (int k = 0; k < 4; k++) {
@@ -306,6 +338,8 @@ CK_TEST(bad_arguments) {
            "mean has 2 rows, expected one, or one for each of the 3 pieces");
   ck_fails(ek_op_channel_statistics(s, mean, rstd, sums, NULL, 2, 3, 0), EK_ERR_INVALID_ARGUMENT,
            "channel_statistics: groups is 3, expected a divisor of the 8 channels");
+  ck_fails(ek_op_channel_averages(s, NULL), EK_ERR_INVALID_ARGUMENT, "args is NULL");
+  ck_fails(ek_op_channel_norm_backward(s, NULL), EK_ERR_INVALID_ARGUMENT, "args is NULL");
   ck_fails(ek_op_channel_statistics(s, mean, rstd, sums, NULL, 2, 0, 0), EK_ERR_INVALID_ARGUMENT,
            "groups is 0");
   ck_fails(ek_op_channel_statistics(s, mean, rstd, sums, NULL, -1, 2, 0), EK_ERR_INVALID_ARGUMENT,

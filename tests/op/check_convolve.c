@@ -172,8 +172,15 @@ static void check_parameters(struct ck_rig *rig, const struct shape *s, const st
   bound_sums(rig, bias_size, s->out, z->y[0] * z->y[1] * z->y[2]);
   ek_tensor *dweight = ck_sums(rig, scale == 0 ? NULL : b->dweight, 4, z->weight);
   ek_tensor *dbias = ck_sums(rig, scale == 0 ? NULL : b->dbias, CK_SHAPE(s->out));
-  ck_ok(ek_op_convolve_backward(rig->stream, NULL, dweight, dbias, b->workspace, b->tdy, b->tx,
-                                b->tw, scale, scale, &s->is));
+  ck_ok(ek_op_convolve_backward(rig->stream, &(ek_convolve_backward_args){.dweight = dweight,
+                                                                          .dbias = dbias,
+                                                                          .workspace = b->workspace,
+                                                                          .dy = b->tdy,
+                                                                          .x = b->tx,
+                                                                          .weight = b->tw,
+                                                                          .weight_beta = scale,
+                                                                          .bias_beta = scale,
+                                                                          .options = &s->is}));
   const double *got = ck_read(rig, dweight);
   ck_within("dweight", got, want, size, z->weights);
   ck_within("dbias", ck_read(rig, dbias), want_bias, bias_size, s->out);
@@ -187,12 +194,19 @@ CK_RIG_CASES(backward, c, SHAPES) {
   add_products(&(struct sum_up){.y = b.dy, .weight = b.w, .to = want, .size = size}, s, &z, DX);
   bound_sums(rig, size, z.xs, s->out / s->is.groups * z.weight[2] * z.weight[3]);
   ek_tensor *dx = ck_poisoned(rig, 4, s->x);
-  ck_ok(ek_op_convolve_backward(rig->stream, dx, NULL, NULL, b.workspace, b.tdy, b.tx, b.tw, 0, 0,
-                                &s->is));
+  ck_ok(ek_op_convolve_backward(rig->stream, &(ek_convolve_backward_args){.dx = dx,
+                                                                          .workspace = b.workspace,
+                                                                          .dy = b.tdy,
+                                                                          .x = b.tx,
+                                                                          .weight = b.tw,
+                                                                          .options = &s->is}));
   ck_fits(rig, "dx", dx, want, size, z.xs);
   ek_tensor *without_x = ck_poisoned(rig, 4, s->x);
-  ck_ok(ek_op_convolve_backward(rig->stream, without_x, NULL, NULL, b.workspace, b.tdy, NULL, b.tw,
-                                0, 0, &s->is));
+  ck_ok(ek_op_convolve_backward(rig->stream, &(ek_convolve_backward_args){.dx = without_x,
+                                                                          .workspace = b.workspace,
+                                                                          .dy = b.tdy,
+                                                                          .weight = b.tw,
+                                                                          .options = &s->is}));
   ck_same_bits("dx without x", ck_read(rig, without_x), ck_read(rig, dx), z.xs);
   check_parameters(rig, s, &z, &b, 0);
   check_parameters(rig, s, &z, &b, 0.5);
@@ -223,8 +237,14 @@ CK_LOOP(finite_differences, 3) {
   const struct backward b = make_backward(rig, s, &z);
   ek_tensor *dx = ck_poisoned(rig, 4, s->x), *dweight = ck_poisoned(rig, 4, z.weight);
   ek_tensor *dbias = ck_poisoned(rig, CK_SHAPE(s->out));
-  ck_ok(ek_op_convolve_backward(rig->stream, dx, dweight, dbias, b.workspace, b.tdy, b.tx, b.tw, 0,
-                                0, &s->is));
+  ck_ok(ek_op_convolve_backward(rig->stream, &(ek_convolve_backward_args){.dx = dx,
+                                                                          .dweight = dweight,
+                                                                          .dbias = dbias,
+                                                                          .workspace = b.workspace,
+                                                                          .dy = b.tdy,
+                                                                          .x = b.tx,
+                                                                          .weight = b.tw,
+                                                                          .options = &s->is}));
   struct loss loss = {rig,
                       s,
                       ck_poisoned(rig, 4, z.y),
@@ -263,8 +283,13 @@ static void compute_all(double *to, ek_type type, int threads, const struct shap
   ek_tensor dweight = ck_upload(device, EK_F32, NULL, 4, z->weight);
   ek_tensor workspace = ck_upload(device, EK_F32, NULL, 1, &most);
   ck_ok(ek_op_convolve_forward(stream, &y, &workspace, &x, &weight, NULL, &s->is));
-  ck_ok(ek_op_convolve_backward(stream, &dx, &dweight, NULL, &workspace, &dy, &x, &weight, 0, 0,
-                                &s->is));
+  ck_ok(ek_op_convolve_backward(stream, &(ek_convolve_backward_args){.dx = &dx,
+                                                                     .dweight = &dweight,
+                                                                     .workspace = &workspace,
+                                                                     .dy = &dy,
+                                                                     .x = &x,
+                                                                     .weight = &weight,
+                                                                     .options = &s->is}));
   ck_get(to, &y);
   ck_get(to + z->ys, &dx);
   ck_get(to + z->ys + z->xs, &dweight);
@@ -301,10 +326,15 @@ CK_LOOP(without_host_memory, 3) {
     ek_error_clear();
     ek_host_memory_fail_at(n);
     const ek_status status =
-        _i == 0
-            ? ek_op_convolve_forward(rig->stream, result, workspace, b.tx, b.tw, NULL, &s->is)
-            : ek_op_convolve_backward(rig->stream, _i == 1 ? result : NULL, _i == 2 ? result : NULL,
-                                      NULL, b.workspace, b.tdy, b.tx, b.tw, 0, 0, &s->is);
+        _i == 0 ? ek_op_convolve_forward(rig->stream, result, workspace, b.tx, b.tw, NULL, &s->is)
+                : ek_op_convolve_backward(
+                      rig->stream, &(ek_convolve_backward_args){.dx = _i == 1 ? result : NULL,
+                                                                .dweight = _i == 2 ? result : NULL,
+                                                                .workspace = b.workspace,
+                                                                .dy = b.tdy,
+                                                                .x = b.tx,
+                                                                .weight = b.tw,
+                                                                .options = &s->is});
     ek_host_memory_fail_at(0);
     if (status != EK_OK) {
       ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
@@ -375,9 +405,11 @@ CK_TEST(workspace_too_small) {
   ck_fails(ek_op_convolve_forward(rig->stream, y, workspace_of(rig, z.forward - 1), b.tx, b.tw,
                                   NULL, &s->is),
            EK_ERR_SHAPE, "workspace");
-  ck_fails(
-      ek_op_convolve_backward(rig->stream, dx, NULL, NULL, NULL, b.tdy, b.tx, b.tw, 0, 0, &s->is),
-      EK_ERR_SHAPE, "convolve_backward: workspace has 0 elements");
+  ck_fails(ek_op_convolve_backward(
+               rig->stream,
+               &(ek_convolve_backward_args){
+                   .dx = dx, .dy = b.tdy, .x = b.tx, .weight = b.tw, .options = &s->is}),
+           EK_ERR_SHAPE, "convolve_backward: workspace has 0 elements");
 }
 
 static void shape_fails(ek_convolution is, ek_status wanted, const char *text) {
@@ -433,12 +465,20 @@ CK_TEST(bad_operands) {
   ck_fails(ek_op_convolve_forward(rig->stream, y, workspace, b.tx, b.tw, NULL, NULL), EK_ERR_SHAPE,
            "weight is 32 x 16 x 3 x 3, expected 32 x 16 x 1 x 1");
   ek_tensor *dw = ck_poisoned_sums(rig, 4, z.weight), *wide = workspace_of(rig, z.backward);
-  ck_fails(
-      ek_op_convolve_backward(rig->stream, NULL, dw, NULL, wide, b.tdy, NULL, b.tw, 0, 0, &s->is),
-      EK_ERR_INVALID_ARGUMENT, "convolve_backward: x is NULL");
-  ck_fails(
-      ek_op_convolve_backward(rig->stream, flat, NULL, NULL, wide, b.tdy, b.tx, b.tw, 0, 0, &s->is),
-      EK_ERR_SHAPE, "dx is 3072, expected 3 x 8 x 8 x 16");
+  ck_fails(ek_op_convolve_backward(rig->stream, &(ek_convolve_backward_args){.dweight = dw,
+                                                                             .workspace = wide,
+                                                                             .dy = b.tdy,
+                                                                             .weight = b.tw,
+                                                                             .options = &s->is}),
+           EK_ERR_INVALID_ARGUMENT, "convolve_backward: x is NULL");
+  ck_fails(ek_op_convolve_backward(rig->stream, NULL), EK_ERR_INVALID_ARGUMENT, "args is NULL");
+  ck_fails(ek_op_convolve_backward(rig->stream, &(ek_convolve_backward_args){.dx = flat,
+                                                                             .workspace = wide,
+                                                                             .dy = b.tdy,
+                                                                             .x = b.tx,
+                                                                             .weight = b.tw,
+                                                                             .options = &s->is}),
+           EK_ERR_SHAPE, "dx is 3072, expected 3 x 8 x 8 x 16");
   ek_tensor *low = ck_poisoned(rig, CK_SHAPE(3, 7, 8, 32));
   ck_fails(ek_op_convolve_forward(rig->stream, low, workspace, b.tx, b.tw, NULL, &s->is),
            EK_ERR_SHAPE, "y is 3 x 7 x 8 x 32, expected 3 x 8 x 8 x 32");

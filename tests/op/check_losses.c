@@ -59,8 +59,15 @@ static void check_gradient(struct ck_rig *rig, struct ck_loss *f) {
     ck_set(t.losses, NULL);
     ck_set(t.normalizer, NULL);
     ck_set(t.totals, NULL);
-    ck_ok(ek_op_cross_entropy_gradient(rig->stream, places[i], t.losses, t.normalizer, t.totals,
-                                       t.logits, t.targets, f->scale, &t.terms));
+    ck_ok(ek_op_cross_entropy_gradient(rig->stream,
+                                       &(ek_cross_entropy_gradient_args){.gradient = places[i],
+                                                                         .losses = t.losses,
+                                                                         .normalizer = t.normalizer,
+                                                                         .totals = t.totals,
+                                                                         .logits = t.logits,
+                                                                         .targets = t.targets,
+                                                                         .scale = f->scale,
+                                                                         .terms = &t.terms}));
     check_forward(rig, f, &t);
     gradients[i] = ck_read(rig, places[i]);
   }
@@ -123,9 +130,15 @@ static void check_padded(struct ck_rig *rig, struct ck_loss *f, int64_t columns,
         ck_ok(ek_op_cross_entropy_backward(rig->stream, it->gradient, it->logits, it->normalizer,
                                            it->targets, it->scale, it->row_scale, &it->terms));
       } else {
-        ck_ok(ek_op_cross_entropy_gradient(rig->stream, it->gradient, it->losses, it->normalizer,
-                                           it->totals, it->logits, it->targets, f->scale,
-                                           &it->terms));
+        ck_ok(ek_op_cross_entropy_gradient(
+            rig->stream, &(ek_cross_entropy_gradient_args){.gradient = it->gradient,
+                                                           .losses = it->losses,
+                                                           .normalizer = it->normalizer,
+                                                           .totals = it->totals,
+                                                           .logits = it->logits,
+                                                           .targets = it->targets,
+                                                           .scale = f->scale,
+                                                           .terms = &it->terms}));
       }
       check_forward(rig, f, it);
     }
@@ -203,8 +216,15 @@ CK_RIG_LOOP(all_targets_ignored, ck_variants()) {
   ck_fits(rig, "totals", t.totals, zero, NULL, 2);
   ck_fits(rig, "losses", t.losses, zero, NULL, 9);
   ck_fits(rig, "gradient", t.gradient, zero, NULL, 9 * 20);
-  ck_ok(ek_op_cross_entropy_gradient(rig->stream, t.logits, t.losses, t.normalizer, t.totals,
-                                     t.logits, t.targets, 2, &t.terms));
+  ck_ok(ek_op_cross_entropy_gradient(rig->stream,
+                                     &(ek_cross_entropy_gradient_args){.gradient = t.logits,
+                                                                       .losses = t.losses,
+                                                                       .normalizer = t.normalizer,
+                                                                       .totals = t.totals,
+                                                                       .logits = t.logits,
+                                                                       .targets = t.targets,
+                                                                       .scale = 2,
+                                                                       .terms = &t.terms}));
   ck_fits(rig, "totals", t.totals, zero, NULL, 2);
   ck_fits(rig, "losses", t.losses, zero, NULL, 9);
   ck_fits(rig, "gradient over the logits", t.logits, zero, NULL, 9 * 20);
@@ -317,8 +337,15 @@ CK_RIG_CASES(nan_is_not_hidden, how, 3 * 3 * 4) {
   ck_ok(ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.normalizer, t.targets, NULL, NULL,
                                      &t.terms));
   check_only_row_1_is_nan(rig, &t, t.gradient);
-  ck_ok(ek_op_cross_entropy_gradient(s, t.logits, t.losses, t.normalizer, t.totals, t.logits,
-                                     t.targets, 1, &t.terms));
+  ck_ok(
+      ek_op_cross_entropy_gradient(s, &(ek_cross_entropy_gradient_args){.gradient = t.logits,
+                                                                        .losses = t.losses,
+                                                                        .normalizer = t.normalizer,
+                                                                        .totals = t.totals,
+                                                                        .logits = t.logits,
+                                                                        .targets = t.targets,
+                                                                        .scale = 1,
+                                                                        .terms = &t.terms}));
   check_only_row_1_is_nan(rig, &t, t.logits);
 }
 
@@ -342,8 +369,15 @@ CK_LOOP(bad_target_is_named, ck_variants()) {
                                                     t.targets, NULL, NULL, &t.terms),
                        s),
              EK_ERR_INVALID_ARGUMENT, text);
-    ck_fails(ck_finish(ek_op_cross_entropy_gradient(s, t.gradient, t.losses, t.normalizer, t.totals,
-                                                    t.logits, t.targets, 1, &t.terms),
+    ck_fails(ck_finish(ek_op_cross_entropy_gradient(
+                           s, &(ek_cross_entropy_gradient_args){.gradient = t.gradient,
+                                                                .losses = t.losses,
+                                                                .normalizer = t.normalizer,
+                                                                .totals = t.totals,
+                                                                .logits = t.logits,
+                                                                .targets = t.targets,
+                                                                .scale = 1,
+                                                                .terms = &t.terms}),
                        s),
              EK_ERR_INVALID_ARGUMENT, text);
     ck_rig_close(rig);
@@ -457,13 +491,26 @@ CK_TEST(bad_terms_and_huge_sizes) {
   ek_tensor *totals = ck_ghost(rig, EK_F64, CK_SHAPE(2));
   ck_ok(ek_op_cross_entropy_forward(s, losses, normalizer, totals, logits, targets, &terms));
   ck_ok(ek_op_cross_entropy_backward(s, logits, logits, normalizer, targets, NULL, NULL, &terms));
-  ck_ok(ek_op_cross_entropy_gradient(s, logits, losses, normalizer, totals, logits, targets, 1,
-                                     &terms));
+  ck_ok(ek_op_cross_entropy_gradient(s, &(ek_cross_entropy_gradient_args){.gradient = logits,
+                                                                          .losses = losses,
+                                                                          .normalizer = normalizer,
+                                                                          .totals = totals,
+                                                                          .logits = logits,
+                                                                          .targets = targets,
+                                                                          .scale = 1,
+                                                                          .terms = &terms}));
   ck_fails(
-      ek_op_cross_entropy_gradient(s, logits, losses, normalizer, totals, logits, targets, 1, NULL),
+      ek_op_cross_entropy_gradient(s, &(ek_cross_entropy_gradient_args){.gradient = logits,
+                                                                        .losses = losses,
+                                                                        .normalizer = normalizer,
+                                                                        .totals = totals,
+                                                                        .logits = logits,
+                                                                        .targets = targets,
+                                                                        .scale = 1}),
       EK_ERR_INVALID_ARGUMENT, "cross_entropy_gradient: terms is NULL");
   ck_fails(ek_op_cross_entropy_forward(s, losses, normalizer, totals, logits, targets, NULL),
            EK_ERR_INVALID_ARGUMENT, "cross_entropy_forward: terms is NULL");
+  ck_fails(ek_op_cross_entropy_gradient(s, NULL), EK_ERR_INVALID_ARGUMENT, "args is NULL");
   ck_fails(ek_op_cross_entropy_backward(s, logits, logits, normalizer, targets, NULL, NULL, NULL),
            EK_ERR_INVALID_ARGUMENT, "cross_entropy_backward: terms is NULL");
   static const double wrong[] = {-0.01, 1.01, NAN};
@@ -474,16 +521,30 @@ CK_TEST(bad_terms_and_huge_sizes) {
     ck_fails(
         ek_op_cross_entropy_backward(s, logits, logits, normalizer, targets, NULL, NULL, &terms),
         EK_ERR_INVALID_ARGUMENT, "cross_entropy_backward: label_smoothing");
-    ck_fails(ek_op_cross_entropy_gradient(s, logits, losses, normalizer, totals, logits, targets, 1,
-                                          &terms),
-             EK_ERR_INVALID_ARGUMENT, "cross_entropy_gradient: label_smoothing");
+    ck_fails(
+        ek_op_cross_entropy_gradient(s, &(ek_cross_entropy_gradient_args){.gradient = logits,
+                                                                          .losses = losses,
+                                                                          .normalizer = normalizer,
+                                                                          .totals = totals,
+                                                                          .logits = logits,
+                                                                          .targets = targets,
+                                                                          .scale = 1,
+                                                                          .terms = &terms}),
+        EK_ERR_INVALID_ARGUMENT, "cross_entropy_gradient: label_smoothing");
   }
   terms.label_smoothing = 0;
   ek_tensor *none = ck_ghost(rig, EK_F32, CK_SHAPE(rows, 0));
   ck_fails(ek_op_cross_entropy_forward(s, losses, normalizer, totals, none, targets, &terms),
            EK_ERR_SHAPE, "cross_entropy_forward: logits is 17179869184 x 0");
   ck_fails(
-      ek_op_cross_entropy_gradient(s, none, losses, normalizer, totals, none, targets, 1, &terms),
+      ek_op_cross_entropy_gradient(s, &(ek_cross_entropy_gradient_args){.gradient = none,
+                                                                        .losses = losses,
+                                                                        .normalizer = normalizer,
+                                                                        .totals = totals,
+                                                                        .logits = none,
+                                                                        .targets = targets,
+                                                                        .scale = 1,
+                                                                        .terms = &terms}),
       EK_ERR_SHAPE, "cross_entropy_gradient: logits is 17179869184 x 0");
   ck_fails(ek_op_cross_entropy_forward(s, losses, normalizer, targets, logits, targets, &terms),
            EK_ERR_TYPE, "cross_entropy_forward: totals is i32 but must be f64");

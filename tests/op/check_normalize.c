@@ -157,8 +157,16 @@ CK_RIG_CASES(forward_of_a_sum, s, 2 * SIZES) {
     ck_set(tx, x);
     ck_set(tresidual, residual);
     ck_set(y, NULL);
-    ck_ok(ek_op_add_layer_norm_forward(rig->stream, y, sums[place], f.rms ? NULL : mean, rstd, tx,
-                                       tresidual, gamma, beta, f.epsilon));
+    ck_ok(ek_op_add_layer_norm_forward(rig->stream,
+                                       &(ek_add_layer_norm_args){.y = y,
+                                                                 .sum = sums[place],
+                                                                 .mean = f.rms ? NULL : mean,
+                                                                 .rstd = rstd,
+                                                                 .x = tx,
+                                                                 .residual = tresidual,
+                                                                 .weight = gamma,
+                                                                 .bias = beta,
+                                                                 .epsilon = f.epsilon}));
     ck_same_bits("sum", ck_read(rig, sums[place]), f.x, n);
     if (!f.rms) ck_fits(rig, "mean of a sum", mean, f.mean, f.mean_bound, f.rows);
     ck_fits(rig, "rstd of a sum", rstd, f.rstd, f.rstd_bound, f.rows);
@@ -184,7 +192,7 @@ CK_RIG_LOOP(constant_rows, ck_variants()) {
 struct slope {
   int64_t rows, width;
   bool rms;
-  double gamma_scale, beta_scale;
+  double weight_beta, bias_beta;
   const double *dy, *x, *mean, *rstd, *gamma;
   const double *residual; /* or NULL */
   const double *old_dgamma, *old_dbeta;
@@ -217,8 +225,8 @@ CK_UNWATCHED static void dx_reference(const struct ck_rig *rig, const struct slo
 
 CK_UNWATCHED static void column_reference(const struct ck_rig *rig, const struct slope *b) {
   for (int64_t i = 0; i < b->width; i++) {
-    long double gamma = b->gamma_scale == 0 ? 0 : (long double)b->gamma_scale * b->old_dgamma[i];
-    long double beta = b->beta_scale == 0 ? 0 : (long double)b->beta_scale * b->old_dbeta[i];
+    long double gamma = b->weight_beta == 0 ? 0 : (long double)b->weight_beta * b->old_dgamma[i];
+    long double beta = b->bias_beta == 0 ? 0 : (long double)b->bias_beta * b->old_dbeta[i];
     long double gamma_size = fabsl(gamma), beta_size = fabsl(beta);
     for (int64_t r = 0; r < b->rows; r++) {
       const int64_t at = r * b->width + i;
@@ -279,12 +287,21 @@ static void check_backward(struct ck_rig *rig, const struct slope *b, enum place
                   : place == IN_RESIDUAL ? residual
                   : place == IN_FRESH    ? ck_poisoned(rig, CK_SHAPE(b->rows, b->width))
                                          : dy;
-  ek_tensor *dgamma = ck_sums(rig, b->gamma_scale == 0 ? NULL : b->old_dgamma, CK_SHAPE(b->width));
-  ek_tensor *dbeta = ck_sums(rig, b->beta_scale == 0 ? NULL : b->old_dbeta, CK_SHAPE(b->width));
+  ek_tensor *dgamma = ck_sums(rig, b->weight_beta == 0 ? NULL : b->old_dgamma, CK_SHAPE(b->width));
+  ek_tensor *dbeta = ck_sums(rig, b->bias_beta == 0 ? NULL : b->old_dbeta, CK_SHAPE(b->width));
   ck_ok(ek_op_layer_norm_backward(
-      rig->stream, dx, dgamma, dbeta, dy, ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)),
-      b->rms ? NULL : ck_sums(rig, b->mean, CK_SHAPE(b->rows)),
-      ck_sums(rig, b->rstd, CK_SHAPE(b->rows)), ck_tensor(rig, b->gamma, CK_SHAPE(b->width)), residual, b->gamma_scale, b->beta_scale));
+      rig->stream, &(ek_layer_norm_backward_args){
+                       .dx = dx,
+                       .dweight = dgamma,
+                       .dbias = dbeta,
+                       .dy = dy,
+                       .x = ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)),
+                       .mean = b->rms ? NULL : ck_sums(rig, b->mean, CK_SHAPE(b->rows)),
+                       .rstd = ck_sums(rig, b->rstd, CK_SHAPE(b->rows)),
+                       .weight = ck_tensor(rig, b->gamma, CK_SHAPE(b->width)),
+                       .residual = residual,
+                       .weight_beta = b->weight_beta,
+                       .bias_beta = b->bias_beta}));
   if (dx != NULL) ck_fits(rig, "dx", dx, b->dx, b->dx_bound, n);
   ck_fits(rig, "dgamma", dgamma, b->dgamma, b->dgamma_bound, b->width);
   ck_fits(rig, "dbeta", dbeta, b->dbeta, b->dbeta_bound, b->width);
@@ -294,12 +311,12 @@ CK_RIG_CASES(backward, s, 2 * SIZES) {
   struct slope b = make_slope_of(rig, sizes[s / 2][0], sizes[s / 2][1], s % 2 == 1);
   check_backward(rig, &b, IN_FRESH);
   check_backward(rig, &b, IN_DY);
-  b.gamma_scale = 1, b.beta_scale = 0;
+  b.weight_beta = 1, b.bias_beta = 0;
   check_backward(rig, &b, NOWHERE);
-  b.gamma_scale = 0, b.beta_scale = 1;
+  b.weight_beta = 0, b.bias_beta = 1;
   check_backward(rig, &b, IN_DY);
   b.residual = ck_values(rig, b.rows * b.width, -1, 1);
-  b.gamma_scale = 0.5, b.beta_scale = -2;
+  b.weight_beta = 0.5, b.bias_beta = -2;
   check_backward(rig, &b, IN_FRESH);
   check_backward(rig, &b, IN_RESIDUAL);
   check_backward(rig, &b, IN_DY);
@@ -319,8 +336,14 @@ CK_RIG_LOOP(backward_repeats, ck_variants()) {
     ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(300, 65));
     ek_tensor *dgamma = ck_poisoned_sums(rig, CK_SHAPE(65)),
               *dbeta = ck_poisoned_sums(rig, CK_SHAPE(65));
-    ck_ok(ek_op_layer_norm_backward(rig->stream, dx, dgamma, dbeta, dy, x, mean, rstd, gamma, NULL,
-                                    0, 0));
+    ck_ok(ek_op_layer_norm_backward(rig->stream, &(ek_layer_norm_backward_args){.dx = dx,
+                                                                                .dweight = dgamma,
+                                                                                .dbias = dbeta,
+                                                                                .dy = dy,
+                                                                                .x = x,
+                                                                                .mean = mean,
+                                                                                .rstd = rstd,
+                                                                                .weight = gamma}));
     double *got[3] = {ck_read(rig, dx), ck_read(rig, dgamma), ck_read(rig, dbeta)};
     for (int k = 0; k < 3 && pass == 1; k++) {
       ck_same_bits("again", got[k], first[k], k == 0 ? 300 * 65 : 65);
@@ -335,9 +358,17 @@ static struct norm without(struct ck_rig *rig, const struct slope *b, ek_tensor 
                            ek_tensor *dgamma, ek_tensor *dbeta) {
   ek_tensor *dy = ck_tensor(rig, b->dy, CK_SHAPE(b->rows, b->width));
   ck_ok(ek_op_layer_norm_backward(
-      rig->stream, dx, dgamma, dbeta, dy, ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)),
-      ck_sums(rig, b->mean, CK_SHAPE(b->rows)), ck_sums(rig, b->rstd, CK_SHAPE(b->rows)),
-      ck_tensor(rig, b->gamma, CK_SHAPE(b->width)), NULL, 1, 1));
+      rig->stream,
+      &(ek_layer_norm_backward_args){.dx = dx,
+                                     .dweight = dgamma,
+                                     .dbias = dbeta,
+                                     .dy = dy,
+                                     .x = ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)),
+                                     .mean = ck_sums(rig, b->mean, CK_SHAPE(b->rows)),
+                                     .rstd = ck_sums(rig, b->rstd, CK_SHAPE(b->rows)),
+                                     .weight = ck_tensor(rig, b->gamma, CK_SHAPE(b->width)),
+                                     .weight_beta = 1,
+                                     .bias_beta = 1}));
   return (struct norm){.y = dx == NULL ? NULL : ck_read(rig, dx),
                        .gamma = dgamma == NULL ? NULL : ck_read(rig, dgamma),
                        .beta = dbeta == NULL ? NULL : ck_read(rig, dbeta)};
@@ -362,8 +393,16 @@ CK_LOOP(left_out, ck_variants()) {
       ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, width)), *beta = k == 0 ? zeros : NULL;
       ck_ok(ek_op_layer_norm_forward(rig->stream, y, mean, rstd, x, gamma, beta, 1e-5));
       plain[k] = ck_read(rig, y);
-      ck_ok(ek_op_add_layer_norm_forward(rig->stream, y, sum, mean, rstd, x, residual, gamma, beta,
-                                         1e-5));
+      ck_ok(
+          ek_op_add_layer_norm_forward(rig->stream, &(ek_add_layer_norm_args){.y = y,
+                                                                              .sum = sum,
+                                                                              .mean = mean,
+                                                                              .rstd = rstd,
+                                                                              .x = x,
+                                                                              .residual = residual,
+                                                                              .weight = gamma,
+                                                                              .bias = beta,
+                                                                              .epsilon = 1e-5}));
       added[k] = ck_read(rig, y);
     }
     ck_same_bits("y", plain[1], plain[0], n);
@@ -417,9 +456,15 @@ CK_LOOP(gradients_by_differences, 2) { /* of the second an RMSNorm */
   ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(rows, width));
   ek_tensor *dgamma = ck_poisoned(rig, CK_SHAPE(width)), *dbeta = ck_poisoned(rig, CK_SHAPE(width));
   ck_ok(ek_op_layer_norm_forward(rig->stream, f.y, f.mean, f.rstd, f.x, f.gamma, f.beta, 1e-5));
-  ck_ok(ek_op_layer_norm_backward(rig->stream, dx, dgamma, dbeta,
-                                  ck_tensor(rig, dy, CK_SHAPE(rows, width)), f.x, f.mean, f.rstd,
-                                  f.gamma, NULL, 0, 0));
+  ck_ok(ek_op_layer_norm_backward(
+      rig->stream, &(ek_layer_norm_backward_args){.dx = dx,
+                                                  .dweight = dgamma,
+                                                  .dbias = dbeta,
+                                                  .dy = ck_tensor(rig, dy, CK_SHAPE(rows, width)),
+                                                  .x = f.x,
+                                                  .mean = f.mean,
+                                                  .rstd = f.rstd,
+                                                  .weight = f.gamma}));
   f.varied = f.x;
   ck_gradient(rig, "layer norm dx", norm_function, &f, x, ck_read(rig, dx), rows * width, 99);
   ck_set(f.x, x);
@@ -442,16 +487,26 @@ CK_TEST(bad_epsilon_and_huge_sizes) {
   ek_tensor *gamma = ck_ghost(rig, EK_F32, CK_SHAPE(width));
   ck_ok(ek_op_layer_norm_forward(s, x, mean, rstd, x, gamma, gamma, 0));
   ck_fails(ek_op_layer_norm_forward(s, x, mean, rstd, x, mean, gamma, 0), EK_ERR_INVALID_ARGUMENT,
-           "layer_norm_forward: mean (4294967296) overlaps gamma");
+           "layer_norm_forward: mean (4294967296) overlaps weight");
   ek_tensor *other = ck_ghost(rig, EK_F32, CK_SHAPE(rows));
   ck_fails(ek_op_layer_norm_forward(s, x, mean, rstd, x, other, gamma, 0), EK_ERR_SHAPE,
-           "layer_norm_forward: gamma is 4294967296 but x is 4294967296 x 134217728");
+           "layer_norm_forward: weight is 4294967296 but x is 4294967296 x 134217728");
+  ck_fails(ek_op_add_layer_norm_forward(s, NULL), EK_ERR_INVALID_ARGUMENT, "args is NULL");
+  ck_fails(ek_op_layer_norm_backward(s, NULL), EK_ERR_INVALID_ARGUMENT, "args is NULL");
   ck_fails(ek_op_layer_norm_forward(s, x, mean, rstd, x, gamma, gamma, -1e-9),
            EK_ERR_INVALID_ARGUMENT, "layer_norm_forward: epsilon");
   ck_fails(ek_op_layer_norm_forward(s, x, mean, rstd, x, gamma, gamma, NAN),
            EK_ERR_INVALID_ARGUMENT, "layer_norm_forward: epsilon");
   ek_tensor *y = ck_ghost(rig, EK_F32, CK_SHAPE(rows, width));
-  ck_fails(ek_op_add_layer_norm_forward(s, y, x, mean, rstd, x, x, gamma, gamma, -1),
+  ck_fails(ek_op_add_layer_norm_forward(s, &(ek_add_layer_norm_args){.y = y,
+                                                                     .sum = x,
+                                                                     .mean = mean,
+                                                                     .rstd = rstd,
+                                                                     .x = x,
+                                                                     .residual = x,
+                                                                     .weight = gamma,
+                                                                     .bias = gamma,
+                                                                     .epsilon = -1}),
            EK_ERR_INVALID_ARGUMENT, "add_layer_norm_forward: epsilon");
 }
 

@@ -380,7 +380,14 @@ CK_RIG_LOOP(other_empty_shapes, ck_variants()) {
   ck_ok(ek_op_cross_entropy_forward(s, losses, pairs, totals, logits, none, &terms));
   ck_within("totals", ck_read(rig, totals), zero, NULL, 2);
   ck_ok(ek_op_cross_entropy_backward(s, logits, logits, pairs, none, NULL, NULL, &terms));
-  ck_ok(ek_op_cross_entropy_gradient(s, logits, losses, pairs, totals, logits, none, 1, &terms));
+  ck_ok(ek_op_cross_entropy_gradient(s, &(ek_cross_entropy_gradient_args){.gradient = logits,
+                                                                          .losses = losses,
+                                                                          .normalizer = pairs,
+                                                                          .totals = totals,
+                                                                          .logits = logits,
+                                                                          .targets = none,
+                                                                          .scale = 1,
+                                                                          .terms = &terms}));
   ek_tensor *table = ck_blank(rig, rig->type, CK_SHAPE(0, 3)),
             *index = ck_tensor_of(rig, EK_I32, zero, CK_SHAPE(2));
   ek_tensor *y = ck_blank(rig, rig->type, CK_SHAPE(2, 3));

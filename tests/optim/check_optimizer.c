@@ -65,9 +65,14 @@ CK_RIG_LOOP(a_rule_of_our_own, CK_VARIANTS) {
 CK_TEST(references) {
   int freed = 0;
   ek_optimizer *o = make(&freed);
-  ck_assert_int_eq(o->references, 1);
-  ck_assert_uint_eq(o->states, 1);
-  ck_assert(o->learning_rate == 0.5 && o->clip_norm == 2.0);
+  ck_assert_ptr_eq(ek_optimizer_table(o), &sign_ops);
+  ck_assert_str_eq(ek_optimizer_kind(o), sign_ops.kind);
+  ck_assert_uint_eq(ek_optimizer_states(o), 1);
+  ck_assert(ek_optimizer_learning_rate(o) == 0.5 && ek_optimizer_clip_norm(o) == 2.0);
+  ck_assert_ptr_null(ek_optimizer_table(NULL));
+  ck_assert_str_eq(ek_optimizer_kind(NULL), "");
+  ck_assert_uint_eq(ek_optimizer_states(NULL), 0);
+  ck_assert(ek_optimizer_learning_rate(NULL) == 0 && ek_optimizer_clip_norm(NULL) == 0);
   ck_assert_ptr_null(ek_optimizer_share(NULL));
   ek_optimizer_free(NULL);
   ck_assert_ptr_eq(ek_optimizer_share(o), o);

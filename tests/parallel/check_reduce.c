@@ -36,7 +36,7 @@ static void open_bench(struct bench *b, const char *spec, const char *workload, 
   ek_reducer_options options = EK_REDUCER_OPTIONS_INIT;
   options.kind = kind;
   options.bucket_bytes = bucket_bytes;
-  ck_ok(ek_reducer_open(&b->reducer, b->communicator, b->group, b->replicas, &options));
+  ck_ok(ek_reducer_open(&b->reducer, b->communicator, b->replicas, &options));
   b->count = ek_tensor_count(ek_replica_gradients(b->replicas[0]));
 }
 
@@ -128,7 +128,7 @@ CK_LOOP(ranges_count_over_the_world, SIZES) {
       ek_reducer_options cut = EK_REDUCER_OPTIONS_INIT;
       cut.kind = (ek_reduce_kind)kind;
       cut.bucket_bytes = bucket_sizes[_i];
-      ck_ok(ek_reducer_open(&reducer, communicator, group, replicas, &cut));
+      ck_ok(ek_reducer_open(&reducer, communicator, replicas, &cut));
       ck_assert_uint_eq(ek_reducer_bucket_count(reducer), buckets);
       for (size_t i = 0; i < buckets * 6; i++) {
         int64_t first = -1, last = -1, want_first = -2, want_last = -2;
@@ -171,14 +171,14 @@ struct round {
 static ek_status run_round(void *context, ek_device *device, size_t index) {
   const struct round *round = context;
   struct bench *b = round->bench;
-  EK_TRY(ek_reducer_start(b->reducer, device));
+  EK_TRY(ek_reducer_begin(b->reducer, device));
   for (size_t i = ek_replica_parameter_count(b->replicas[index]); round->complete && i-- > 0;) {
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, b->replicas[index], i));
     if (!info.buffer) EK_TRY(ek_reducer_complete(b->reducer, device, i));
     if (index == round->fails) return ek_error_set(EK_ERR_IO, "the test gives up");
   }
-  return ek_reducer_finish(b->reducer, device);
+  return ek_reducer_end(b->reducer, device);
 }
 
 static void has_sums(const struct bench *b, ek_reduce_kind kind) {
@@ -250,7 +250,7 @@ static ek_status train(void *context, ek_device *device, size_t index) {
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   options.complete = tell;
   options.context = b;
-  EK_TRY(ek_reducer_start(b->reducer, device));
+  EK_TRY(ek_reducer_begin(b->reducer, device));
   ek_status status = ek_pass_open(&pass, b->replicas[index], &options);
   if (status == EK_OK) {
     status = ek_tensor_create(&tokens, device, EK_MEMORY_INPUTS, EK_I32, 2, shape);
@@ -259,7 +259,7 @@ static ek_status train(void *context, ek_device *device, size_t index) {
   if (status == EK_OK) status = ek_pass_run_forward(&logits, pass, &tokens);
   if (status == EK_OK)
     status = ek_pass_run_backward(NULL, pass, &logits); /* any gradient will do */
-  if (status == EK_OK) status = ek_reducer_finish(b->reducer, device);
+  if (status == EK_OK) status = ek_reducer_end(b->reducer, device);
   ek_tensor_free(&logits);
   ek_tensor_free(&tokens);
   ek_pass_free(pass);
@@ -292,7 +292,7 @@ static ek_status misuse(void *context, ek_device *device, size_t index) {
   if (ek_reducer_complete(b->reducer, device, 3) != EK_ERR_INVALID_ARGUMENT) {
     return ek_error_set(EK_ERR_INTERNAL, "a parameter too many was complete");
   }
-  EK_TRY(ek_reducer_start(b->reducer, device));
+  EK_TRY(ek_reducer_begin(b->reducer, device));
   EK_TRY(ek_reducer_complete(b->reducer, device, 2));
   return ek_reducer_complete(b->reducer, device, 2); /* twice */
 }
@@ -309,12 +309,12 @@ CK_TEST(wrong_use_is_refused) {
   ck_assert_int_eq(ek_reducer_range(&first, &last, NULL, 0, 0), bad);
   ck_fails(ek_reducer_range(&first, &last, b.reducer, 2, 0), EK_ERR_INVALID_ARGUMENT, "bucket 2");
   ck_fails(ek_reducer_range(&first, &last, b.reducer, 0, 2), EK_ERR_INVALID_ARGUMENT, "rank 2");
-  ck_assert_int_eq(ek_reducer_start(NULL, device), bad);
-  ck_assert_int_eq(ek_reducer_start(b.reducer, NULL), bad);
+  ck_assert_int_eq(ek_reducer_begin(NULL, device), bad);
+  ck_assert_int_eq(ek_reducer_begin(b.reducer, NULL), bad);
   ck_assert_int_eq(ek_reducer_complete(NULL, device, 0), bad);
-  ck_assert_int_eq(ek_reducer_finish(b.reducer, NULL), bad);
+  ck_assert_int_eq(ek_reducer_end(b.reducer, NULL), bad);
   ek_group *other = ck_open("cpu:2", 1);
-  ck_fails(ek_reducer_start(b.reducer, ek_group_device(other, 0)), EK_ERR_INVALID_ARGUMENT,
+  ck_fails(ek_reducer_begin(b.reducer, ek_group_device(other, 0)), EK_ERR_INVALID_ARGUMENT,
            "not one of its");
   ek_group_free(other);
   ck_assert_uint_eq(ek_reducer_bucket_count(NULL), 0);
@@ -331,25 +331,24 @@ CK_TEST(wrong_openings_are_refused) {
   ek_reducer_options options = EK_REDUCER_OPTIONS_INIT;
   ek_replica *list[] = {b.replicas[0], NULL}, *bare[2] = {NULL, NULL};
   const ek_status bad = EK_ERR_INVALID_ARGUMENT;
-  ck_assert_int_eq(ek_reducer_open(NULL, b.communicator, b.group, b.replicas, NULL), bad);
-  ck_assert_int_eq(ek_reducer_open(&made, NULL, b.group, b.replicas, NULL), bad);
-  ck_assert_int_eq(ek_reducer_open(&made, b.communicator, NULL, b.replicas, NULL), bad);
-  ck_assert_int_eq(ek_reducer_open(&made, b.communicator, b.group, NULL, NULL), bad);
-  ck_fails(ek_reducer_open(&made, b.communicator, b.group, list, NULL), EK_ERR_DEVICE, "number 1");
+  ck_assert_int_eq(ek_reducer_open(NULL, b.communicator, b.replicas, NULL), bad);
+  ck_assert_int_eq(ek_reducer_open(&made, NULL, b.replicas, NULL), bad);
+  ck_assert_int_eq(ek_reducer_open(&made, b.communicator, NULL, NULL), bad);
+  ck_fails(ek_reducer_open(&made, b.communicator, list, NULL), EK_ERR_DEVICE, "number 1");
   list[1] = b.replicas[0];
-  ck_fails(ek_reducer_open(&made, b.communicator, b.group, list, NULL), EK_ERR_DEVICE, "number 1");
+  ck_fails(ek_reducer_open(&made, b.communicator, list, NULL), EK_ERR_DEVICE, "number 1");
   options.kind = (ek_reduce_kind)7;
-  ck_fails(ek_reducer_open(&made, b.communicator, b.group, b.replicas, &options),
+  ck_fails(ek_reducer_open(&made, b.communicator, b.replicas, &options),
            EK_ERR_INVALID_ARGUMENT, "kind");
   options.size = 1;
-  ck_fails(ek_reducer_open(&made, b.communicator, b.group, b.replicas, &options),
+  ck_fails(ek_reducer_open(&made, b.communicator, b.replicas, &options),
            EK_ERR_INVALID_ARGUMENT, "ek_reducer_options.size is 1");
   ek_replica_options without = EK_REPLICA_OPTIONS_INIT;
   without.gradients = false;
   for (size_t k = 0; k < 2; k++) {
     ck_ok(ek_replica_open(&bare[k], ek_group_device(b.group, k), b.module, &without));
   }
-  ck_fails(ek_reducer_open(&made, b.communicator, b.group, bare, NULL), EK_ERR_STATE,
+  ck_fails(ek_reducer_open(&made, b.communicator, bare, NULL), EK_ERR_STATE,
            "no gradients");
   for (size_t k = 0; k < 2; k++) ek_replica_free(bare[k]);
   ck_assert_ptr_null(made);

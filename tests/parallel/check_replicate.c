@@ -56,7 +56,7 @@ CK_LOOP(all_become_the_first, 2) {
   for (size_t k = 1; k < DEVICES; k++) {
     ck_assert(!equal(ek_replica_parameters(b.replicas[k]), ek_replica_parameters(b.replicas[0])));
   }
-  ck_ok(ek_replicate(b.communicator, b.group, b.replicas));
+  ck_ok(ek_replicate(b.communicator, b.replicas));
   for (size_t k = 1; k < DEVICES; k++) {
     ck_assert(equal(ek_replica_parameters(b.replicas[k]), ek_replica_parameters(b.replicas[0])));
     ck_assert(equal(ek_replica_buffers(b.replicas[k]), ek_replica_buffers(b.replicas[0])));
@@ -77,19 +77,23 @@ CK_TEST(wrong_replicas_are_refused) {
   options.type = EK_F64;
   ck_ok(ek_replica_open(&wide, ek_group_device(b.group, 2), b.module, &options));
   memcpy(list, b.replicas, sizeof list);
-  ck_fails(ek_replicate(NULL, b.group, list), EK_ERR_INVALID_ARGUMENT, "ek_replicate");
-  ck_fails(ek_replicate(b.communicator, NULL, list), EK_ERR_INVALID_ARGUMENT, "ek_replicate");
-  ck_fails(ek_replicate(b.communicator, b.group, NULL), EK_ERR_INVALID_ARGUMENT, "ek_replicate");
+  ck_fails(ek_replicate(NULL, list), EK_ERR_INVALID_ARGUMENT, "ek_replicate");
+  ck_fails(ek_replicate(b.communicator, NULL), EK_ERR_INVALID_ARGUMENT, "ek_replicate");
   list[2] = NULL;
-  ck_fails(ek_replicate(b.communicator, b.group, list), EK_ERR_DEVICE, "number 2");
+  ck_fails(ek_replicate(b.communicator, list), EK_ERR_DEVICE, "number 2");
   list[2] = b.replicas[1];
-  ck_fails(ek_replicate(b.communicator, b.group, list), EK_ERR_DEVICE, "number 2");
+  ck_fails(ek_replicate(b.communicator, list), EK_ERR_DEVICE, "number 2");
   list[2] = other;
-  ck_fails(ek_replicate(b.communicator, b.group, list), EK_ERR_INVALID_ARGUMENT, "number 2");
+  ck_fails(ek_replicate(b.communicator, list), EK_ERR_INVALID_ARGUMENT, "number 2");
   list[2] = wide;
-  ck_fails(ek_replicate(b.communicator, b.group, list), EK_ERR_INVALID_ARGUMENT, "number 2");
+  ck_fails(ek_replicate(b.communicator, list), EK_ERR_INVALID_ARGUMENT, "number 2");
   ek_group *elsewhere = ck_open("cpu:4", 1);
-  ck_fails(ek_replicate(b.communicator, elsewhere, b.replicas), EK_ERR_DEVICE, "number 0");
+  ek_communicator *other_group = NULL;
+  ck_ok(ek_communicator_open(&other_group, elsewhere));
+  ck_assert_ptr_eq(ek_communicator_group(other_group), elsewhere);
+  ck_assert_ptr_null(ek_communicator_group(NULL));
+  ck_fails(ek_replicate(other_group, b.replicas), EK_ERR_DEVICE, "number 0");
+  ek_communicator_free(other_group);
   ek_group_free(elsewhere);
   ek_replica_free(wide);
   ek_replica_free(other);

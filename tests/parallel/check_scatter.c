@@ -206,7 +206,7 @@ CK_TEST(from_the_host) {
     ck_assert_ptr_eq(shards.group, s.group);
     ck_assert_uint_eq(shards.count, DEVICES);
     ck_assert(!shards.broadcast);
-    ck_assert_int_eq(shards.ahead, options.ahead);
+    ck_assert_int_eq(shards.private_members.ahead, options.ahead);
     ck_ok(ek_shards_wait(&shards));
     for (size_t k = 0; k < DEVICES; k++) {
       holds_rows(&shards, s.values, k);
@@ -261,7 +261,7 @@ CK_TEST(like_another) {
   options.ahead = true;
   ck_ok(ek_scatter(&like, s.group, &samples, EK_MEMORY_INPUTS, &options));
   ck_ok(ek_scatter_like(&shards, &like, &s.host, EK_MEMORY_INPUTS));
-  ck_assert(shards.ahead);
+  ck_assert(shards.private_members.ahead);
   ck_ok(ek_shards_wait(&shards));
   for (size_t k = 0; k < DEVICES; k++) {
     ck_assert_int_eq(shards.offsets[k + 1], 3 * like.samples[k + 1]);

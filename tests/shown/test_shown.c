@@ -491,7 +491,7 @@ static ek_status shown_average(struct scene *s) {
   ek_status status;
   (void)s;
 #include "averaged_1.inc"
-  if (status == EK_OK) ck_assert_uint_eq(rule->states, 3);
+  if (status == EK_OK) ck_assert_uint_eq(ek_optimizer_states(rule), 3);
   ek_optimizer_free(rule);
   return status;
 }

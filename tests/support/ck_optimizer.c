@@ -12,7 +12,7 @@ struct ck_range ck_range_open(struct ck_rig *rig, ek_optimizer *optimizer, const
   range.gradients = ck_poisoned(rig, CK_SHAPE(count));
   range.totals = ck_tensor_of(rig, EK_F64, NULL, CK_SHAPE(2));
   range.square_norm = ck_tensor_of(rig, EK_F64, NULL, CK_SHAPE(1));
-  for (size_t i = 0; i < optimizer->states; i++) {
+  for (size_t i = 0; i < ek_optimizer_states(optimizer); i++) {
     range.states[i] = *ck_poisoned(rig, CK_SHAPE(count)); /* undefined memory at step 1 */
   }
   return range;
@@ -24,10 +24,10 @@ void ck_range_step(struct ck_range *range, const double *gradient, const ek_upda
                       .gradients = range->gradients,
                       .states = range->states,
                       .step = ++range->step,
-                      .learning_rate = o->learning_rate};
+                      .learning_rate = ek_optimizer_learning_rate(o)};
   if (scale != NULL) update.scale = *scale;
   ck_set(range->gradients, gradient);
-  ck_ok(o->ops->update(o, range->rig->stream, &update));
+  ck_ok(ek_optimizer_table(o)->update(o, range->rig->stream, &update));
 }
 
 void ck_range_step_divided(struct ck_range *range, const double *gradient, double weight) {
@@ -40,7 +40,7 @@ void ck_range_step_divided(struct ck_range *range, const double *gradient, doubl
   ck_ok(ek_op_square_norm(range->rig->stream, range->square_norm, range->gradients, 0.0));
   const ek_update_scale scale = {.totals = range->totals,
                                  .square_norm = range->square_norm,
-                                 .clip_norm = range->optimizer->clip_norm};
+                                 .clip_norm = ek_optimizer_clip_norm(range->optimizer)};
   ck_range_step(range, larger, &scale);
   free(larger);
 }

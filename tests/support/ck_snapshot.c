@@ -14,7 +14,7 @@ struct ck_snapshot ck_snapshot_take(const struct ck_training *training) {
   struct ck_snapshot shot = {.devices = ek_group_size(training->group)};
   ck_assert_uint_le(shot.devices, CK_SNAPSHOT_DEVICES);
   const bool stepped = ek_data_parallel_optimizer_steps(training->optimizer) > 0;
-  for (int i = 0; i < 2 && stepped && training->rule->states == 2; i++) {
+  for (int i = 0; i < 2 && stepped && ek_optimizer_states(training->rule) == 2; i++) {
     shot.states[i] =
         ck_training_read(training, i == 0 ? CK_STATE_0 : CK_STATE_1, &shot.state_count);
   }

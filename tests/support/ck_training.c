@@ -316,7 +316,7 @@ ek_tensor ck_like(const struct ck_training *training, const char *name) {
 
 const char *ck_state_name(const struct ck_training *training, const char *parameter, int state) {
   static char name[EK_STATE_NAME_SIZE];
-  const ek_optimizer_ops *ops = training->rule->ops;
+  const ek_optimizer_ops *ops = ek_optimizer_table(training->rule);
   (void)snprintf(name, sizeof name, "%s/%s/%s", ops->kind, ops->state_names[state], parameter);
   return name;
 }

@@ -701,11 +701,11 @@ CK_TEST(a_failed_save_does_not_keep_a_load_away) {
   if (!ck_no_files(status)) {
     ck_ok(step(&b, NULL));
     ck_assert_int_eq(mkdir(taken, 0700), 0);
-    ck_ok(ek_trainer_begin_save(b.trainer, folder, NULL));
+    ck_ok(ek_trainer_save_begin(b.trainer, folder, NULL));
     ck_ok(ek_trainer_load(&info, b.trainer, folder));
     ck_assert_int_eq(info.step, 1);
-    ck_fails(ek_trainer_begin_save(b.trainer, folder, NULL), EK_ERR_IO, "cannot be given this");
-    ck_ok(ek_trainer_end_save(b.trainer));
+    ck_fails(ek_trainer_save_begin(b.trainer, folder, NULL), EK_ERR_IO, "cannot be given this");
+    ck_ok(ek_trainer_save_end(b.trainer));
     ck_assert_int_eq(rmdir(taken), 0);
     ck_assert_int_eq(unlink(path), 0);
   }
@@ -733,10 +733,10 @@ CK_TEST(a_load_waits_for_a_save) {
   ck_ok(ek_trainer_step(NULL, trainer, &x, 1, &x, 1));
   if (!ck_no_files(ek_trainer_save(trainer, folder, NULL))) {
     ck_ok(ek_trainer_step(NULL, trainer, &x, 1, &x, 1));
-    ck_ok(ek_trainer_begin_save(trainer, folder, NULL));
+    ck_ok(ek_trainer_save_begin(trainer, folder, NULL));
     ck_ok(ek_trainer_load(&info, trainer, folder));
     ck_assert_int_eq(info.step, 2);
-    ck_ok(ek_trainer_end_save(trainer));
+    ck_ok(ek_trainer_save_end(trainer));
   }
   ck_ok(ek_trainer_close(trainer));
   ek_optimizer_free(rule);
@@ -759,9 +759,9 @@ CK_LOOP(saves_and_loads, CK_MODES) {
   ck_folder_make(folder);
   (void)snprintf(path, sizeof path, "%s/step-000000000001.safetensors", folder);
   open_bench(&b, "mlp", (ek_mode)_i);
-  ck_ok(ek_trainer_end_save(b.trainer));
+  ck_ok(ek_trainer_save_end(b.trainer));
   ck_ok(step(&b, NULL));
-  const ek_status status = ek_trainer_begin_save(b.trainer, folder, NULL);
+  const ek_status status = ek_trainer_save_begin(b.trainer, folder, NULL);
   if (!ck_no_files(status)) {
     ck_ok(step(&b, NULL));
     struct ck_state want = ck_state_take(ek_trainer_model(b.trainer));
@@ -772,11 +772,11 @@ CK_LOOP(saves_and_loads, CK_MODES) {
     struct ck_state got = ck_state_take(ek_trainer_model(b.trainer));
     ck_state_same("resumed", &got, &want);
     ck_fails(ek_trainer_save(b.trainer, path, NULL), EK_ERR_IO, "not a directory; states");
-    ck_fails(ek_trainer_begin_save(b.trainer, path, NULL), EK_ERR_IO, "not a directory; states");
-    ck_ok(ek_trainer_end_save(b.trainer));
+    ck_fails(ek_trainer_save_begin(b.trainer, path, NULL), EK_ERR_IO, "not a directory; states");
+    ck_ok(ek_trainer_save_end(b.trainer));
     ck_fails(ek_trainer_load(NULL, NULL, folder), EK_ERR_INVALID_ARGUMENT, "trainer is NULL");
     ck_assert_int_eq(unlink(path), 0);
-    ck_ok(ek_trainer_begin_save(b.trainer, folder, NULL)); /* free waits for it */
+    ck_ok(ek_trainer_save_begin(b.trainer, folder, NULL)); /* free waits for it */
     (void)snprintf(path, sizeof path, "%s/step-000000000002.safetensors", folder);
   }
   ck_ok(ek_trainer_close(b.trainer));
@@ -985,10 +985,10 @@ CK_LOOP(micro_batches_of_batch_norm, 4) {
   options.micro_batches = _i == 3 ? 1 : 2;
   ck_ok(ek_batch_norm_create_with(&module, 3, &norm));
   ck_ok(ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
-  ek_log_set(keep_warning, &warnings, EK_LOG_WARNING);
+  ek_log_set(EK_LOG_WARNING, keep_warning, &warnings);
   CK_OPENED(ek_trainer *, trainer,
             ek_trainer_open(&trainer, ck_spec("plan:2"), module, criterion, NULL, &options));
-  ek_log_set(NULL, NULL, EK_LOG_WARNING);
+  ek_log_set(EK_LOG_WARNING, NULL, NULL);
   ck_assert_int_eq(warnings.count, _i < 2 ? 1 : 0);
   if (_i < 2) ck_assert(ck_contains(warnings.last, "the statistics of batch_norm are of one"));
   ek_criterion_free(criterion);

@@ -344,14 +344,14 @@ CK_TEST(a_criterion_and_an_optimizer_know_the_type) {
 
   ek_optimizer *rule = NULL;
   ck_ok(ek_sgd_create(&rule, NULL));
-  ek_optimizer_ops rule_ops = *rule->ops;
-  const ek_optimizer_ops *stock = rule->ops;
+  ek_optimizer_ops rule_ops = *ek_optimizer_table(rule);
+  const ek_optimizer_ops *stock = ek_optimizer_table(rule);
   rule_ops.size = offsetof(ek_optimizer_ops, types);
-  rule->ops = &rule_ops;
+  rule->private_members.ops = &rule_ops;
   ek_data_parallel_optimizer *optimizer = NULL;
   ck_fails(ek_data_parallel_optimizer_open(&optimizer, model, rule, NULL), EK_ERR_UNSUPPORTED,
            "sgd computes in f32, not in f64");
-  rule->ops = stock;
+  rule->private_members.ops = stock;
   ck_ok(ek_data_parallel_optimizer_open(&optimizer, model, rule, NULL));
   ek_data_parallel_optimizer_free(optimizer);
 

@@ -117,11 +117,11 @@ CK_LOOP(a_write_beside_a_tensor_is_found_when_it_is_freed, 16) {
   ek_tensor tensor = {0};
   ck_ok(ek_tensor_create(&tensor, ek_group_device(group, 1), EK_MEMORY_OUTPUTS, EK_F16, 1, &count));
   write_beside(&tensor, place_of(_i % 4, 2 * count));
-  ek_log_set(keep_line, line, EK_LOG_DEBUG);
+  ek_log_set(EK_LOG_DEBUG, keep_line, line);
   ek_error_set(EK_ERR_SHAPE, "said before");
   ek_tensor_free(&tensor);
   ck_assert_str_eq(ek_error_message(), "said before");
-  ek_log_set(NULL, NULL, EK_LOG_DEBUG);
+  ek_log_set(EK_LOG_DEBUG, NULL, NULL);
   ck_assert_msg(ck_contains(line, words[_i % 4]) && ck_contains(line, "cpu:1"), "%s", line);
   if (_i / 4 % 2 == 0) {
     ck_fails(ek_group_synchronize(group), EK_ERR_OVERRUN, words[_i % 4]);

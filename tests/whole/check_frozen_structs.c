@@ -60,6 +60,19 @@ CK_TEST(sizes_and_offsets_are_frozen) {
     M(broadcast, 96) }
   { S(ek_update, 88) M(parameters, 0) M(gradients, 8) M(states, 16) M(step, 24) M(no_decay, 32)
     M(learning_rate, 40) M(scale, 48) M(weight_decay, 80) }
+  { S(ek_add_layer_norm_args, 72) M(y, 0) M(sum, 8) M(mean, 16) M(rstd, 24) M(x, 32)
+    M(residual, 40) M(weight, 48) M(bias, 56) M(epsilon, 64) }
+  { S(ek_layer_norm_backward_args, 88) M(dx, 0) M(dweight, 8) M(dbias, 16) M(dy, 24) M(x, 32)
+    M(mean, 40) M(rstd, 48) M(weight, 56) M(residual, 64) M(weight_beta, 72) M(bias_beta, 80) }
+  { S(ek_channel_averages_args, 88) M(average_g, 0) M(average_gn, 8) M(dweight, 16) M(dbias, 24)
+    M(sums, 32) M(rows, 40) M(weight, 48) M(host_rows, 56) M(groups, 64) M(weight_beta, 72)
+    M(bias_beta, 80) }
+  { S(ek_channel_norm_backward_args, 64) M(dx, 0) M(dy, 8) M(x, 16) M(mean, 24) M(rstd, 32)
+    M(weight, 40) M(average_g, 48) M(average_gn, 56) }
+  { S(ek_convolve_backward_args, 80) M(dx, 0) M(dweight, 8) M(dbias, 16) M(workspace, 24)
+    M(dy, 32) M(x, 40) M(weight, 48) M(weight_beta, 56) M(bias_beta, 64) M(options, 72) }
+  { S(ek_cross_entropy_gradient_args, 64) M(gradient, 0) M(losses, 8) M(normalizer, 16)
+    M(totals, 24) M(logits, 32) M(targets, 40) M(scale, 48) M(terms, 56) }
   { S(ek_random_key, 16) M(seed, 0) M(step, 8) M(stream, 12) }
   { S(ek_recompute, 24) M(kind, 0) M(every, 8) M(bytes, 16) }
   { S(ek_parameter_info, 232) M(name, 0) M(value, 8) M(gradient, 104) M(offset, 200)
@@ -69,8 +82,8 @@ CK_TEST(sizes_and_offsets_are_frozen) {
   { S(ek_safetensors_pair, 16) M(key, 0) M(value, 8) }
   { S(ek_schedule, 64) M(kind, 0) M(peak, 8) M(floor, 16) M(first, 24) M(factor, 32)
     M(warmup, 40) M(total, 48) M(decay, 56) }
-  { S(ek_shards, 72) M(group, 0) M(count, 8) M(parts, 16) M(offsets, 24) M(samples, 32)
-    M(forward, 40) M(output, 48) M(ticket, 56) M(broadcast, 64) M(ahead, 65) M(overwritten, 66) }
+  { S(ek_shards, 80) M(group, 0) M(count, 8) M(parts, 16) M(offsets, 24) M(samples, 32)
+    M(broadcast, 40) M(private_members, 48) }
   { S(ek_state_info, 744) M(name, 0) M(kind, 640) M(placement, 644) M(like, 648) }
   { S(ek_run_event, 72) M(result, 0) M(step, 8) M(steps, 16) M(position, 24) M(rows, 32)
     M(seconds, 40) M(rows_per_second, 48) M(validation, 56) M(best, 64) }

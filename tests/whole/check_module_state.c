@@ -33,7 +33,7 @@ struct keeper {
   struct state states[MOST];
 };
 
-static ek_status keeper_open(const ek_module *self, void **state, ek_device *device) {
+static ek_status keeper_open(const ek_module *self, ek_device *device, void **state) {
   struct keeper *m = (struct keeper *)self;
   pthread_mutex_lock(&m->mutex);
   const int number = m->opened;
@@ -48,7 +48,7 @@ static ek_status keeper_open(const ek_module *self, void **state, ek_device *dev
   return fails ? ek_error_set(EK_ERR_IO, "no handle number %d", number) : EK_OK;
 }
 
-static void keeper_close(const ek_module *self, void *state, ek_device *device) {
+static void keeper_close(const ek_module *self, ek_device *device, void *state) {
   struct keeper *m = (struct keeper *)self;
   const struct state *s = state;
   pthread_mutex_lock(&m->mutex);

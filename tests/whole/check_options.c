@@ -74,7 +74,7 @@ USE(ek_data_parallel_criterion_options, ek_data_parallel_criterion,
 USE(ek_data_parallel_optimizer_options, ek_data_parallel_optimizer,
     ek_data_parallel_optimizer_open(&made, b->model, b->rule, o))
 USE(ek_reducer_options, ek_reducer,
-    ek_reducer_open(&made, b->communicator, b->group, b->replicas, o))
+    ek_reducer_open(&made, b->communicator, b->replicas, o))
 USE(ek_replica_options, ek_replica,
     ek_replica_open(&made, ek_group_device(b->group, 0), b->module, o))
 USE(ek_pass_options, ek_pass, ek_pass_open(&made, b->replicas[0], o))
@@ -117,7 +117,7 @@ static ek_status use_ek_scatter_options(struct bench *b, void *o) {
   EK_TRY(ek_scatter_offsets(offsets, 4, 2, o));
   ck_assert_int_eq(offsets[1], 2);
   EK_TRY(ek_scatter(&shards, b->group, &b->input, EK_MEMORY_INPUTS, o));
-  ck_assert(!shards.ahead);
+  ck_assert(!shards.private_members.ahead);
   ek_shards_free(&shards);
   /* Through the options of a forward it is the same struct, and the same rule. */
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;

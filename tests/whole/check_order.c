@@ -160,7 +160,7 @@ CK_TEST(outputs_of_ones_own) {
   bed_open(&bed, "mlp", EK_MODE_REPLICATED);
   ck_ok(forward(&bed, 0, NULL));
   ek_shards *own = &bed.out[0][0];
-  own->forward = 0;
+  own->private_members.forward = 0;
   ck_ok(loss_forward(&bed, 0));
   ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, bed.t.loss));
   ck_fails(loss_backward(&bed), EK_ERR_STATE, "do not come from a forward");

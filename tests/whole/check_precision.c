@@ -272,7 +272,7 @@ CK_TEST(stock_rules_write_copies) {
   ck_ok(ek_sgd_create(&rules[0], NULL));
   ck_ok(ek_adamw_create(&rules[1], NULL));
   for (int i = 0; i < 2; i++) {
-    ck_assert(rules[i]->ops->writes_copy);
+    ck_assert(ek_optimizer_table(rules[i])->writes_copy);
     ek_optimizer_free(rules[i]);
   }
 }

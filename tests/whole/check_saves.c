@@ -344,18 +344,18 @@ CK_TEST(a_child_leaves_a_trainers_save_alone) {
   if (!files || CK_TSAN) return; /* it cannot follow threads of a child of fork() */
   ck_linears_open(&it, "cpu:2", CK_LINEARS_WIDTH, EK_MODE_SHARDED);
   ck_ok(ck_linears_step(&it));
-  ck_ok(ek_trainer_begin_save(it.trainer, folder, NULL));
+  ck_ok(ek_trainer_save_begin(it.trainer, folder, NULL));
   (void)fflush(NULL);
   const pid_t pid = fork();
   ck_assert_int_ge(pid, 0);
   if (pid == 0) {
     (void)alarm(PATIENCE);
-    if (ek_trainer_end_save(it.trainer) != EK_ERR_STATE) _exit(1);
+    if (ek_trainer_save_end(it.trainer) != EK_ERR_STATE) _exit(1);
     _exit(ek_trainer_close(it.trainer) == EK_OK ? 0 : 2);
   }
   ck_assert_int_eq(waitpid(pid, &state, 0), pid);
   ck_assert_msg(WIFEXITED(state) && WEXITSTATUS(state) == 0, "the child ended with %x", state);
-  ck_ok(ek_trainer_end_save(it.trainer));
+  ck_ok(ek_trainer_save_end(it.trainer));
   ck_ok(ek_trainer_load(&info, it.trainer, folder));
   ck_assert_int_eq(info.step, 1);
   ck_ok(ck_linears_step(&it));

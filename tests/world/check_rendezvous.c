@@ -222,7 +222,7 @@ CK_TEST(another_token_is_another_job) {
   start(&members[0]);
   start(&members[1]);
   join(members, 2);
-  failed(&members[0], EK_ERR_UNAVAILABLE, "have not come");
+  failed(&members[0], EK_ERR_UNAVAILABLE, "have not reached");
   failed(&members[1], EK_ERR_UNAVAILABLE, "it belongs to another job");
 }
 
@@ -401,7 +401,7 @@ CK_LOOP(a_file_and_what_an_earlier_job_left, 4) {
     old[0].meeting.withdraw = NULL;
     start(&old[0]);
     join(old, 1);
-    failed(&old[0], EK_ERR_UNAVAILABLE, "have not come");
+    failed(&old[0], EK_ERR_UNAVAILABLE, "have not reached");
     ck_assert_int_eq(access(path, F_OK), 0);
   }
   prepare_by_file(members, 3, path, 20);
@@ -430,7 +430,7 @@ CK_TEST(a_file_of_a_job_that_still_waits) {
   start(&members[0]);
   join(members, 2);
   join(old, 1);
-  failed(&old[0], EK_ERR_UNAVAILABLE, "have not come");
+  failed(&old[0], EK_ERR_UNAVAILABLE, "have not reached");
   all_are_well(members, 2);
   ck_folder_remove(folder);
 }
@@ -513,7 +513,7 @@ CK_TEST(a_function_that_fails) {
 CK_TEST(an_address_that_is_none) {
   struct member members[3];
   meet_by_gather(members, 3, 0, "no.such.interface.invalid");
-  failed(&members[0], EK_ERR_INVALID_ARGUMENT, "no network interface of this machine");
+  failed(&members[0], EK_ERR_INVALID_ARGUMENT, "not a network interface of this machine");
   failed(&members[1], EK_ERR_IO, "process 0 cannot listen");
   failed(&members[2], EK_ERR_IO, "process 0 cannot listen");
 }

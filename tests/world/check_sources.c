@@ -107,15 +107,15 @@ static const struct {
      "srun did not start this program: start it with \"srun PROGRAM\""},
     /* one inside the other: they go on to wait for the others, and none comes */
     {TORCH(4) ELASTIC SLURM(2), NULL, EK_ERR_UNAVAILABLE,
-     "have not come to process 0 at 127.0.0.1"},
-    {TORCH(4) SLURM(4), NULL, EK_ERR_UNAVAILABLE, "have not come to process 0 at 127.0.0.1"},
-    {TORCH(3), NULL, EK_ERR_UNAVAILABLE, "have not come to process 0 at 127.0.0.1:29500: 1, 2"},
+     "have not reached process 0 at 127.0.0.1"},
+    {TORCH(4) SLURM(4), NULL, EK_ERR_UNAVAILABLE, "have not reached process 0 at 127.0.0.1"},
+    {TORCH(3), NULL, EK_ERR_UNAVAILABLE, "have not reached process 0 at 127.0.0.1:29500: 1, 2"},
     {TORCH(3) "EVENKEEL_WORLD_PORT=29501", NULL, EK_ERR_UNAVAILABLE, "127.0.0.1:29501: 1, 2"},
     {TORCH(3) "EVENKEEL_WORLD_ADDRESS=lo", NULL, EK_ERR_UNAVAILABLE, "127.0.0.1:29500: 1, 2"},
     {TORCH(3) "EVENKEEL_WORLD_ADDRESS=nowhere.invalid", NULL, WRONG, "\"nowhere.invalid\" is no"},
     {"RANK=1 WORLD_SIZE=2 MASTER_ADDR=nowhere.invalid MASTER_PORT=1", NULL, EK_ERR_UNAVAILABLE,
      "the address of \"nowhere.invalid\" is not known"},
-    {NAMED(2) TORCH(2), NULL, EK_ERR_UNAVAILABLE, "have not come"},
+    {NAMED(2) TORCH(2), NULL, EK_ERR_UNAVAILABLE, "have not reached"},
 };
 
 CK_LOOP(the_environment, sizeof cases / sizeof cases[0]) {

@@ -133,7 +133,7 @@ CK_TEST(wrong_plans_are_refused) {
   ck_ok(ek_plan_step(&plan, "plan:2", &task, &settings));
   task.processes = 2;
   ck_fails(ek_plan_step(&plan, "plan:2", &task, &settings), EK_ERR_UNSUPPORTED,
-           "mode balanced keeps one master");
+           "mode balanced keeps the state on one device");
   settings.mode = EK_MODE_SHARDED;
   task.link_seconds = -1;
   ck_fails(ek_plan_step(&plan, "plan:2", &task, &settings), EK_ERR_INVALID_ARGUMENT,
