@@ -1,6 +1,7 @@
 /*
  * joins.h - the steps of a chain (chain.h), some of them in one go: what chain.c runs whole, or
- * segment by segment.
+ * segment by segment. joins.c has the table of joins; chain_forward.c and chain_backward.c run the
+ * steps.
  */
 #ifndef EK_JOINS_H
 #define EK_JOINS_H
@@ -65,5 +66,76 @@ ek_status ek__steps_forward(const struct ek__chain *chain, size_t begin, size_t 
 /* Runs back through steps end - 1 .. begin. */
 ek_status ek__steps_backward(const struct ek__chain *chain, size_t begin, size_t end,
                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
+
+/* A part of a join: what a step computes. GATE is an activation whose result is multiplied. */
+enum ek__part {
+  EK__PART_OTHER,
+  EK__PART_ADD,
+  EK__PART_MULTIPLY,
+  EK__PART_LINEAR,
+  EK__PART_GELU,
+  EK__PART_GATE,
+  EK__PART_NORM
+};
+
+/* The formula of a step that ends no branch, and which part it is; with EK__PART_ADD and
+ * EK__PART_MULTIPLY there is no formula. */
+void ek__step_formula(ek_formula *formula, const struct ek__chain *chain, size_t i);
+enum ek__part ek__part_of(ek_formula *formula, const struct ek__chain *chain, size_t i);
+bool ek__is_norm(const struct ek__chain *chain, size_t i);
+
+/* The tensors that flow in and out of one step, or of several joined ones, forward. */
+struct ek__forward {
+  const struct ek__chain *chain;
+  size_t i, last;                    /* the first step and the last */
+  size_t end;                        /* the one of them that ends a branch; else last + 1 */
+  const ek_tensor *given, *shortcut; /* loans */
+  ek_tensor *own;                    /* given, where its references may be taken over; NULL */
+  const struct ek__made *made;       /* what given[0] can be made from again; NULL: it is kept */
+  ek_tensor *results;
+  ek_tensor *inner; /* what went into the last of several, if anything may need it */
+  ek_tensor *sum;   /* the input of the next branch */
+};
+
+/* The same, backward. */
+struct ek__backward {
+  const struct ek__chain *chain;
+  size_t i;                  /* the last step of them */
+  const ek_tensor *given;    /* the gradient of its results */
+  ek_tensor *own;            /* given, where its references may be taken over; NULL */
+  const ek_tensor *residual; /* the gradient that reaches the input of a norm past it; NULL */
+  bool bias_done;            /* the gradient of the linear's bias has been computed */
+  ek_tensor *results;        /* NULL: not wanted */
+  ek_tensor *past;           /* the gradient on a shortcut with a child; NULL: not wanted */
+};
+
+/* A row of the table: neighbours that run in one go. */
+enum ek__joined {
+  EK__JOINED_LINEAR_GELU,
+  EK__JOINED_GATE,
+  EK__JOINED_ADD_NORM,
+  EK__JOINED_GELU_LINEAR,
+  EK__JOINED_NORM_ADD
+};
+enum { EK__JOIN_PARTS = 3 };
+struct ek__join {
+  enum ek__joined operation;
+  size_t count, before; /* parts, and how many of the first are only looked at */
+  enum ek__part parts[EK__JOIN_PARTS];
+  bool forward, backward; /* in this direction; in the other they run one by one */
+  bool branches;          /* only where a branch begins */
+  bool cut;               /* a segment may begin within: alone the parts have the same bits */
+};
+
+/* The join forward that begins at step i and is over at `end`; NULL: none does. */
+const struct ek__join *ek__join_forward(const struct ek__chain *chain, size_t i, size_t end);
+/* The join back that begins with step i. */
+const struct ek__join *ek__join_backward(const struct ek__chain *chain, size_t i);
+/* Whether step i is part of a join in any direction. */
+bool ek__is_joined(const struct ek__chain *chain, size_t i);
+
+/* sum += x, in place if the chain alone holds `sum`, else into a new tensor that replaces it: it
+ * may have been saved, or it may be x itself. In chain_forward.c. */
+ek_status ek__residual_add(ek_pass *pass, ek_tensor *sum, const ek_tensor *x);
 
 #endif /* EK_JOINS_H */

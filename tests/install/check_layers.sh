@@ -132,19 +132,23 @@ while IFS= read -r file; do
 done < <(find programs bench examples tests -name '*.[ch]' -not -path 'tests/cu*' -not -path tests/mpi/wire.c -not -path 'tests/world/*' \
   -not -path tests/fuzz/fuzz_world.c 2>/dev/null | sort)
 
-# A stock layer uses what a program's own has: public headers, and helpers that are written so
-# themselves.
+# Stock layers, criteria and models use what a program's own have: public headers, and helpers that
+# are written so themselves. What they have besides gives nothing that a program lacks: messages of
+# errors, reading of options, and host memory.
 while IFS= read -r file; do
   while IFS= read -r include; do
     case $include in
-      '<'* | '"core/'* | '"entropy_terms.h') ;;
+      '<'* | '"core/error.h' | '"core/options.h' | '"core/alloc.h' | '"core/sizes.h') ;;
       '"module/layer_internal.h' | '"module/composite.h' | '"module/product.h') ;;
-      '"model/resnet_internal.h') ;;
+      '"model/'*_internal.h | '"model/decoder.h' | '"entropy_terms.h') ;;
       *) complain "$file, a stock layer, includes ${include:1}" ;;
     esac
   done < <(includes_of "$file")
-done < <(grep -rlF 'EK__LAYER(' src criterion --include='*.c' && printf '%s\n' \
-  src/module/layer_internal.[ch] src/module/composite.[ch] src/module/product.[ch])
+done < <({
+  grep -rlF 'EK__LAYER(' src criterion --include='*.c'
+  printf '%s\n' src/model/*.[ch] criterion/entropy_terms.h src/module/mlp.c \
+    src/module/layer_internal.[ch] src/module/composite.[ch] src/module/product.[ch]
+} | sort -u)
 
 # The members of a module, a criterion, an optimizer and a source are for the file that fills them in,
 # and for tests of misuse; those of shards are for parallel/.

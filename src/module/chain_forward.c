@@ -1,0 +1,246 @@
+/*
+ * chain_forward.c - the steps of a chain, forward.
+ *
+ * A branch begins at its input, which flows on twice: through the steps, and past them on the
+ * shortcut to the step that ends the branch, where the two are added or multiplied. A tensor is
+ * freed when the step that needs it last has run.
+ */
+#include <evenkeel/elementwise.h>
+
+#include "core/error.h"
+#include "core/options.h"
+#include "module/joins.h"
+#include "module/layer_internal.h"
+#include "module/product.h"
+
+/* The result of a cheap child can be made again by that child from this tensor. */
+struct ek__made {
+  size_t by;
+  ek_tensor from; /* need not exist */
+};
+
+/* Between two steps. */
+struct flow {
+  ek_tensor values[EK_MAX_TENSORS]; /* what the last step gave; nothing before the first */
+  ek_tensor shortcut;               /* to the next end of a branch, if not the chain's input */
+  /* The norm before that end, which nothing needs: freed where the end comes. Freed earlier it
+   * would leave a hole for a result that outlives its neighbours: a higher arena. */
+  ek_tensor norm;
+  struct ek__made made;
+};
+
+static void flow_free(struct flow *flow) {
+  ek__free_all(flow->values, EK_MAX_TENSORS);
+  ek_tensor_free(&flow->shortcut);
+  ek_tensor_free(&flow->norm);
+  ek_tensor_free(&flow->made.from);
+}
+
+/* How child i runs, which may be the last of a join or not. */
+static ek_child_options options_of(const struct ek__forward *at, size_t last) {
+  ek_child_options options = EK_CHILD_OPTIONS_INIT;
+  options.save = at->chain->save;
+  options.unread = last == at->chain->unread;
+  if (at->made != NULL) {
+    options.made_by = at->made->by;
+    options.made_from = &at->made->from;
+  }
+  return options;
+}
+
+static ek_status linear_gelu(struct ek__forward *at) {
+  ek_pass *pass = at->chain->pass;
+  const ek_child_options options = options_of(at, at->i + 1);
+  ek_formula linear;
+  (void)ek__part_of(&linear, at->chain, at->i);
+  EK_TRY(ek_pass_child_enter_with(pass, ek__step_child(at->chain, at->i), at->given, &options));
+  EK_TRY(ek__product_gelu_forward(&linear, pass, at->given, at->inner, at->results));
+  return ek_pass_child_leave(pass);
+}
+
+ek_status ek__residual_add(ek_pass *pass, ek_tensor *sum, const ek_tensor *x) {
+  EK__FAIL_IF(!ek_tensor_same_shape(sum, x), EK_ERR_SHAPE,
+              "a residual connection adds two tensors of different shapes");
+  ek_stream *stream = ek_pass_stream(pass);
+  if (ek_tensor_holders(sum) == 1) return ek_op_add(stream, sum, sum, x);
+
+  ek_tensor fresh = {0};
+  EK_TRY(ek__layer_result(&fresh, pass, x));
+  const ek_status status = ek_op_add(stream, &fresh, sum, x);
+  ek_tensor_free(status == EK_OK ? sum : &fresh);
+  if (status == EK_OK) *sum = fresh;
+  return status;
+}
+
+/* A reference to the given tensor, owned by the caller. */
+static ek_status take_given(ek_tensor *tensor, const struct ek__forward *at) {
+  if (at->own == NULL) return ek_tensor_share(tensor, at->given);
+  ek__move_all(tensor, at->own, 1);
+  return EK_OK;
+}
+
+static ek_status add(struct ek__forward *at) {
+  EK_TRY(take_given(at->results, at));
+  if (at->i > at->chain->unread) return EK_OK;
+  EK_TRY(ek__residual_add(at->chain->pass, at->results, at->shortcut));
+  return ek_tensor_share(at->sum, at->results);
+}
+
+static ek_status add_norm(struct ek__forward *at) {
+  ek_pass *pass = at->chain->pass;
+  const ek_child_options options = options_of(at, at->i + 1);
+  ek_formula norm;
+  (void)ek__part_of(&norm, at->chain, at->i + 1);
+  EK_TRY(take_given(at->inner, at));
+  EK_TRY(ek_pass_child_enter_with(pass, ek__step_child(at->chain, at->i + 1), NULL, &options));
+  EK_TRY(ek__norm_forward(&norm, pass, at->inner, at->shortcut, at->results));
+  EK_TRY(ek_pass_child_leave(pass));
+  return ek_tensor_share(at->sum, at->inner);
+}
+
+/* One without a child. */
+static ek_status activation_forward(struct ek__forward *at) {
+  ek_formula formula;
+  ek__step_formula(&formula, at->chain, at->i);
+  return ek__activation_forward(at->chain->pass, formula.activation, at->given, at->results,
+                                at->chain->save);
+}
+
+/* The product with the shortcut's result, after an activation or not. Backward needs both. */
+static ek_status multiply(struct ek__forward *at) {
+  ek_pass *pass = at->chain->pass;
+  ek_stream *stream = ek_pass_stream(pass);
+  ek_formula gate;
+  EK_TRY(ek__layer_result(at->results, pass, at->given));
+  if (at->last != at->chain->unread) {
+    EK_TRY(ek__part_of(&gate, at->chain, at->i) == EK__PART_GATE
+               ? ek_op_gate_forward(stream, at->results, at->given, at->shortcut, gate.activation)
+               : ek_op_binary(stream, at->results, at->given, at->shortcut, EK_BINARY_MULTIPLY,
+                              EK_SPREAD_NONE));
+  }
+  if (at->chain->save) EK_TRY(ek_pass_save(pass, at->given));
+  if (at->chain->save) EK_TRY(ek_pass_save(pass, at->shortcut));
+  return ek_tensor_share(at->sum, at->results);
+}
+
+/* What a child makes of the shortcut's value. */
+static ek_status shortcut_forward(ek_tensor *made, const struct ek__forward *at) {
+  ek_child_options options = EK_CHILD_OPTIONS_INIT;
+  options.save = at->chain->save;
+  options.unread = at->last > at->chain->unread;
+  return ek_pass_child_forward_with(made, at->chain->pass, ek__step_child(at->chain, at->end),
+                                    at->shortcut, &options);
+}
+
+/* A child alone: its forward, or its formula if it is part of a join. */
+static ek_status child_forward(struct ek__forward *at) {
+  ek_pass *pass = at->chain->pass;
+  const ek_child_options options = options_of(at, at->i);
+  const size_t child = ek__step_child(at->chain, at->i);
+  ek_formula formula;
+  if (!ek__is_joined(at->chain, at->i)) {
+    return ek_pass_child_forward_with(at->results, pass, child, at->given, &options);
+  }
+  EK_TRY(ek_pass_child_enter_with(pass, child, at->given, &options));
+  if (ek__part_of(&formula, at->chain, at->i) == EK__PART_LINEAR) {
+    EK_TRY(ek__product_forward(&formula, pass, at->given, at->results, 0));
+  } else { /* a norm: GELU and the activation of a gate are never alone */
+    ek_tensor x = at->given[0];
+    EK_TRY(ek__norm_forward(&formula, pass, &x, NULL, at->results));
+  }
+  return ek_pass_child_leave(pass);
+}
+
+static bool is_cheap(const struct ek__chain *chain, size_t i) {
+  if (ek__step_kind(chain, i) != EK__STEP_CHILD) return false;
+  if (ek__step_inputs(chain, i) != 1 || ek__step_outputs(chain, i) != 1) return false;
+  const struct ek__node *child = chain->node->children[ek__step_child(chain, i)];
+  return EK__TABLE_SLOT(ek_module_table(child->module), cheap);
+}
+
+/*
+ * The next step may make its input again instead of keeping it, if that is the result of a cheap
+ * step i with the input *from. A step whose own input is made again keeps its result: it holds
+ * nothing else.
+ */
+static ek_status remember(struct ek__made *made, const struct ek__chain *chain, size_t i,
+                          bool remade, const ek_tensor *from) {
+  if (!chain->cheap || remade || !is_cheap(chain, i) || !ek_tensor_exists(from)) return EK_OK;
+  made->by = ek__step_child(chain, i);
+  return ek_tensor_share(&made->from, from);
+}
+
+static ek_status join_forward(struct ek__forward *at, const struct ek__join *join) {
+  switch (join->operation) {
+  case EK__JOINED_LINEAR_GELU: return linear_gelu(at);
+  case EK__JOINED_GATE: return multiply(at);
+  default: return add_norm(at);
+  }
+}
+
+static ek_status one_forward(struct ek__forward *at) {
+  switch (ek__step_kind(at->chain, at->i)) {
+  case EK__STEP_ACTIVATION: return activation_forward(at);
+  case EK__STEP_ADD: return add(at);
+  case EK__STEP_MULTIPLY: return multiply(at);
+  default: return child_forward(at);
+  }
+}
+
+/* Runs the step at->i, or the join that begins there, to at->last. */
+static ek_status step_forward(struct ek__forward *at, size_t end, struct flow *now,
+                              struct flow *next) {
+  const struct ek__chain *chain = at->chain;
+  const struct ek__join *join = ek__join_forward(chain, at->i, end);
+  ek_tensor inner = {0}, shortcut = {0};
+  ek_status status = EK_OK;
+  at->last = at->i + (join == NULL ? 1 : join->count) - 1;
+  at->inner = &inner;
+  for (at->end = at->i; at->end <= at->last && !ek__ends_branch(chain, at->end);) at->end++;
+  const bool ends = at->end <= at->last;
+  if (at->end > at->i && ek_tensor_exists(&now->made.from)) at->made = &now->made;
+  if (ends) ek_tensor_free(&now->norm);
+  if (ends && ek__step_child(chain, at->end) != SIZE_MAX) {
+    status = shortcut_forward(&shortcut, at);
+    at->shortcut = &shortcut;
+  }
+  if (status == EK_OK) status = join != NULL ? join_forward(at, join) : one_forward(at);
+  ek_tensor_free(&shortcut);
+  if (!ends) ek__move_all(&next->shortcut, &now->shortcut, 1);
+  ek__move_all(&next->norm, &now->norm, 1);
+  if (at->last + 1 >= chain->branched) ek_tensor_free(&next->shortcut); /* no branch begins */
+  if (status == EK_OK) {
+    const bool one = at->last == at->i;
+    status =
+        remember(&next->made, chain, at->last, one && at->made != NULL, one ? at->given : &inner);
+  }
+  ek_tensor_free(&inner);
+  if (status != EK_OK || at->last + 1 >= chain->branched || !ek__is_norm(chain, at->last)) {
+    return status;
+  }
+  ek_tensor_free(&next->norm);
+  return ek_tensor_share(&next->norm, next->values);
+}
+
+ek_status ek__steps_forward(const struct ek__chain *chain, size_t begin, size_t end,
+                            const ek_tensor *inputs, ek_tensor *outputs) {
+  struct flow now = {.values = {{0}}};
+  ek_status status = EK_OK;
+  for (size_t i = begin; i < end && status == EK_OK;) {
+    struct flow next = {.values = {{0}}};
+    struct ek__forward at = {.chain = chain,
+                             .i = i,
+                             .given = i == begin ? inputs : now.values,
+                             .own = i == begin ? NULL : now.values,
+                             .shortcut = ek_tensor_exists(&now.shortcut) ? &now.shortcut : inputs,
+                             .results = next.values,
+                             .sum = &next.shortcut};
+    status = step_forward(&at, end, &now, &next);
+    i = at.last + 1;
+    flow_free(&now);
+    now = next;
+  }
+  if (status == EK_OK) ek__move_all(outputs, now.values, ek__step_outputs(chain, end - 1));
+  flow_free(&now);
+  return status;
+}
