@@ -166,6 +166,21 @@ struct call {
   struct ek__span *span;  /* NULL where nothing is traced */
 };
 
+/* The frame of a child of the one on top, from which it inherits. */
+static struct ek__frame child_frame(const ek_pass *pass, const struct ek__node *node) {
+  struct ek__frame *caller = pass->frame;
+  return (struct ek__frame){.node = node,
+                            .below = caller,
+                            .precision = caller->precision,
+                            .children = caller->children,
+                            .saving = caller->saving,
+                            .backward = caller->backward,
+                            .floor = caller->floor,
+                            .records = pass->record_count,
+                            .recipe = EK__NO_RECIPE,
+                            .converted = pass->converted_count};
+}
+
 /* Puts the call's frame on top. From now on memory is charged to its module, and products round as
  * the frame says. */
 static void begin(struct call *call, ek_pass *pass, const char *function) {
@@ -236,13 +251,9 @@ static ek_status prepare(struct ek__frame *frame, size_t *record, ek_pass *pass,
                          const ek_child_options *options, bool predict) {
   const struct ek__node *node = frame->node;
   char path[EK__PATH_SIZE];
-  frame->below = pass->frame;
-  frame->saving = pass->frame->saving && options->save && !predict;
-  frame->backward = pass->frame->backward;
+  frame->saving = frame->saving && options->save && !predict;
   frame->unread = options->unread;
   frame->promise = options->promise;
-  frame->recipe = EK__NO_RECIPE;
-  frame->converted = pass->converted_count;
   *record = EK__NO_RECORD;
   EK__FAIL_IF(predict && node->predictions == 0, EK_ERR_UNSUPPORTED, "%s has no predictions",
               ek__node_path(path, node));
@@ -296,10 +307,10 @@ static ek_status run_in(ek_pass *pass, const struct ek__node *node, const ek_ten
   ek_tensor inside[EK_MAX_INPUTS], given[EK_MAX_TENSORS];
   struct call call;
   struct ek__cast *const cast = &call.frames->cast;
-  call.frames[0] = (struct ek__frame){.node = node,
-                                      .precision = ways->precision,
-                                      .children = ways->children,
-                                      .inputs = inside};
+  call.frames[0] = child_frame(pass, node);
+  call.frames->precision = ways->precision;
+  call.frames->children = ways->children;
+  call.frames->inputs = inside;
   ek__cast_plan(cast, pass, node, inputs, input_count, type, outer, predict);
   EK_TRY(ek__cast_tensors(inside, pass, inputs, input_count, cast->inputs, type));
   memset(given, 0, count * sizeof *given);
@@ -337,18 +348,9 @@ static ek_status run_maker(ek_pass *pass, const struct ek__recipe *recipe, ek_te
 /* The function itself, with gradients as they are in its type. */
 static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, size_t record,
                                   const ek_tensor *grad_outputs, ek_tensor *wanted) {
-  struct ek__frame *caller = pass->frame;
   struct call call;
-  call.frames[0] = (struct ek__frame){.node = node,
-                                      .below = caller,
-                                      .precision = caller->precision,
-                                      .children = caller->children,
-                                      .saving = true,
-                                      .backward = true,
-                                      .floor = caller->floor,
-                                      .records = pass->record_count,
-                                      .recipe = EK__NO_RECIPE,
-                                      .converted = pass->converted_count};
+  call.frames[0] = child_frame(pass, node);
+  call.frames->saving = call.frames->backward = true;
   if (record != EK__NO_RECORD) {
     const struct ek__record *of = &pass->records[record];
     call.frames->precision = of->precision;
