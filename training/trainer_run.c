@@ -275,8 +275,10 @@ ek_status ek_trainer_run(ek_run_result *result, ek_trainer *trainer, ek_source *
   const uint64_t began = ek__world_begin(run.world);
   ek_status status = run_all(&run, source);
   status = ek__world_end(run.world, began, status);
+  run.result.waited = ek_data_loader_waited(run.loader);
   ek_data_loader_free(run.held_out);
   ek_data_loader_free(run.loader);
+  run.result.seconds = seconds_now() - run.began;
   if (status != EK_OK) run.result.end = EK_RUN_FAILED;
   if (result != NULL) *result = run.result;
   return status;

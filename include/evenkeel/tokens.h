@@ -34,11 +34,13 @@ typedef struct ek_tokens_options {
   int64_t document_end;
   uint64_t seed; /* of the order */
   bool in_order; /* windows in the order of the files */
+  const char *const *more; /* further patterns, whose files follow; NULL if there are none */
+  size_t more_count;
 } ek_tokens_options;
 #define EK_TOKENS_OPTIONS_INIT                                                                     \
   {                                                                                                \
     .size = sizeof(ek_tokens_options), .sequence = 1024, .vocabulary = 0, .raw = EK_U16,           \
-    .document_end = -1, .seed = 0, .in_order = false                                               \
+    .document_end = -1, .seed = 0, .in_order = false, .more = NULL, .more_count = 0                \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_tokens_options_init(ek_tokens_options *options, size_t size);
@@ -46,7 +48,7 @@ EK_API EK_CHECKED ek_status ek_tokens_options_init(ek_tokens_options *options, s
 /*
  * Opens the files that a pattern of the shell matches ("train.bin", "shard-*.bin", "part[0-4].bin"),
  * in the order of their names. `options` NULL: the defaults.
- * EK_ERR_NOT_FOUND         no file matches, or one has gone
+ * EK_ERR_NOT_FOUND         no file matches a pattern, or one has gone
  * EK_ERR_CORRUPT           a file is shorter or longer than its header says, or has no whole tokens
  * EK_ERR_TYPE              files have tokens of different types
  * EK_ERR_INVALID_ARGUMENT  options that make no sense; files without room for a window

@@ -110,6 +110,8 @@ typedef struct ek_run_result {
   double validation;   /* the last; NaN without one */
   double best;         /* the least, and the step after which it was */
   int64_t best_step;
+  double seconds; /* that the call took, and those of it that steps waited for their batches */
+  double waited;
 } ek_run_result;
 
 /*

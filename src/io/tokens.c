@@ -235,24 +235,26 @@ static ek_status make(ek_source **source, const char *pattern, const ek_tokens_o
   return status;
 }
 
+/* The files that a pattern matches, after those that were found before. */
+static ek_status match(glob_t *found, const char *pattern) {
+  EK__NOT_NULL("ek_tokens_open", pattern);
+  const int failure = glob(pattern, GLOB_ERR | GLOB_APPEND, NULL, found);
+  EK__FAIL_IF(failure == GLOB_NOMATCH, EK_ERR_NOT_FOUND, "%s: no such file", pattern);
+  EK__FAIL_IF(failure == GLOB_NOSPACE, EK_ERR_OUT_OF_MEMORY, "no host memory for names of files");
+  EK__FAIL_IF(failure != 0, EK_ERR_IO, "%s: its folder cannot be read", pattern);
+  return EK_OK;
+}
+
 ek_status ek_tokens_open(ek_source **source, const char *pattern,
                          const ek_tokens_options *options) {
   ek_tokens_options o = EK_TOKENS_OPTIONS_INIT;
-  glob_t found = {0};
+  glob_t found = {0}; /* GLOB_APPEND adds to none */
   EK__NOT_NULL("ek_tokens_open", source, pattern);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_tokens_options"));
   EK_TRY(check_options(&o));
-  const int failure = glob(pattern, GLOB_ERR, NULL, &found);
-  ek_status status = EK_OK;
-  if (failure == GLOB_NOMATCH) {
-    status = ek_error_set(EK_ERR_NOT_FOUND, "%s: no such file", pattern);
-  } else if (failure == GLOB_NOSPACE) {
-    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for names of files");
-  } else if (failure != 0) {
-    status = ek_error_set(EK_ERR_IO, "%s: its folder cannot be read", pattern);
-  } else {
-    status = make(source, pattern, &o, found.gl_pathv, found.gl_pathc);
-  }
+  ek_status status = match(&found, pattern);
+  for (size_t i = 0; i < o.more_count && status == EK_OK; i++) status = match(&found, o.more[i]);
+  if (status == EK_OK) status = make(source, pattern, &o, found.gl_pathv, found.gl_pathc);
   globfree(&found);
   return status;
 }

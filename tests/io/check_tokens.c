@@ -115,6 +115,35 @@ CK_TEST(raw_files_may_have_32_bits) {
   ck_assert(ek_source_samples(source) == 2 && input[0] == 70004 && target[3] == 70008);
 }
 
+/* Patterns keep their order, whatever the names are. */
+CK_TEST(files_of_several_patterns_follow_each_other) {
+  write_tokens("a.bin", 0, 0, EK_U16, 100, 5, 0);
+  write_tokens("b1.bin", 0, 0, EK_U16, 200, 5, 0);
+  write_tokens("b2.bin", 0, 0, EK_U16, 300, 5, 0);
+  char first[sizeof path], second[sizeof path];
+  (void)snprintf(first, sizeof first, "%s/b?.bin", folder);
+  (void)snprintf(second, sizeof second, "%s/a.bin", folder);
+  const char *more[] = {second};
+  ek_tokens_options options = windows(4);
+  options.more = more;
+  options.more_count = 1;
+  CK_OPENED(ek_source *, source, ek_tokens_open(&source, first, &options));
+  ck_assert(ek_source_samples(source) == 3);
+  ck_ok(read_windows(source, 0, 3));
+  static const uint32_t starts[] = {200, 300, 100};
+  for (int64_t i = 0; i < 12; i++) {
+    ck_assert(at(input, i, EK_U16) == starts[i / 4] + (uint32_t)(i % 4));
+  }
+  ek_source *none = NULL;
+  more[0] = "/nowhere/at-all.bin";
+  ck_fails(ek_tokens_open(&none, first, &options), EK_ERR_NOT_FOUND, "/nowhere/at-all.bin");
+  more[0] = NULL;
+  ck_fails(ek_tokens_open(&none, first, &options), EK_ERR_INVALID_ARGUMENT, "pattern is NULL");
+  options.more = NULL;
+  ck_fails(ek_tokens_open(&none, first, &options), EK_ERR_INVALID_ARGUMENT, "options.more is NULL");
+  ck_assert_ptr_null(none);
+}
+
 CK_TEST(documents_are_numbered_in_each_window) {
   FILE *file = fopen(in_folder("a.bin"), "wb");
   static const uint16_t tokens[] = {5, 9, 9, 4, 3, 9, 2, 1, 8, 9, 7, 6, 6};

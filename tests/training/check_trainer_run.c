@@ -198,6 +198,7 @@ CK_TEST(validation_is_the_loss_over_the_rows_that_are_asked_for) {
   options.validation_batch = 4; /* 4, 4 and 3 */
   ck_ok(ek_trainer_run(&result, trainer, source, STEPS, &options));
   ck_assert(result.best == result.validation && result.best_step == STEPS);
+  ck_assert(result.seconds > 0 && result.waited >= 0 && result.waited <= result.seconds);
   float x[11][2], y[11];
   const int64_t x_shape[] = {11, 2}, y_shape[] = {11, 1};
   ek_tensor tensors[2];

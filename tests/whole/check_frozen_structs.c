@@ -87,8 +87,8 @@ CK_TEST(sizes_and_offsets_are_frozen) {
   { S(ek_state_info, 744) M(name, 0) M(kind, 640) M(placement, 644) M(like, 648) }
   { S(ek_run_event, 72) M(result, 0) M(step, 8) M(steps, 16) M(position, 24) M(rows, 32)
     M(seconds, 40) M(rows_per_second, 48) M(validation, 56) M(best, 64) }
-  { S(ek_run_result, 64) M(end, 0) M(first, 8) M(step, 16) M(position, 24) M(loss, 32)
-    M(validation, 40) M(best, 48) M(best_step, 56) }
+  { S(ek_run_result, 80) M(end, 0) M(first, 8) M(step, 16) M(position, 24) M(loss, 32)
+    M(validation, 40) M(best, 48) M(best_step, 56) M(seconds, 64) M(waited, 72) }
   { S(ek_element_loss, 24) M(kind, 0) M(width, 8) M(steepness, 16) }
   { S(ek_source_tensor, 72) M(type, 0) M(rank, 4) M(shape, 8) }
   { S(ek_source_request, 32) M(samples, 0) M(count, 8) M(key, 16) }
