@@ -209,23 +209,35 @@ static void list_sizes(char *text, const char *family, const char *word) {
   (void)unknown_word(text, "size", word, words);
 }
 
-bool recipe_model(struct settings *s, char *text) {
-  static const char *const families[] = {"gpt2", "llama"};
+static bool has_model(const char *folder) {
   char config[4096];
   struct stat status;
+  const int needed = snprintf(config, sizeof config, "%s/config.json", folder);
+  return needed > 0 && (size_t)needed < sizeof config && stat(config, &status) == 0;
+}
+
+bool recipe_model(struct settings *s, char *text) {
+  static const char *const families[] = {"gpt2", "llama"};
   for (size_t i = 0; i < sizeof families / sizeof families[0]; i++) {
     const size_t length = strlen(families[i]);
     if (strncmp(s->model, families[i], length) != 0) continue;
     if (s->model[length] != '\0' && s->model[length] != ':') continue;
     const char *size = s->model[length] == ':' ? s->model + length + 1 : NULL;
     const struct preset *preset = find_size(families[i], size);
+    if (has_model(s->model)) {
+      (void)snprintf(text, UNKNOWN_TEXT,
+                     "%.60s is a new model, and a folder here; expected ./%.60s for the folder, or a "
+                     "size such as %s:%s",
+                     s->model, s->model, families[i],
+                     find_size(families[i], NULL)->name + length + 1);
+      return false;
+    }
     if (preset == NULL) list_sizes(text, families[i], size);
     else s->shape = preset->shape;
     return preset != NULL;
   }
   s->from_folder = true;
-  const int needed = snprintf(config, sizeof config, "%s/config.json", s->model);
-  if (needed > 0 && (size_t)needed < sizeof config && stat(config, &status) == 0) return true;
+  if (has_model(s->model)) return true;
   (void)snprintf(text, UNKNOWN_TEXT,
                  "\"%.200s\" is no folder with config.json; expected one, gpt2, gpt2:SIZE, llama or "
                  "llama:SIZE",

@@ -68,7 +68,14 @@ static ek_status open_group(struct session *it) {
   options.threads_per_device = (int)s->threads;
   options.deterministic = s->reproducible > 0;
   options.world = it->world;
-  EK_TRY(ek_group_open(&it->group, s->devices != NULL ? s->devices : usual_devices(), &options));
+  const char *devices = s->devices != NULL ? s->devices : usual_devices();
+  const ek_status status = ek_group_open(&it->group, devices, &options);
+  if (status == EK_ERR_INVALID_ARGUMENT) { /* the message has the string, and shows where */
+    char message[1024];
+    (void)snprintf(message, sizeof message, "%s", ek_error_message());
+    return ek_error_set(status, "--devices: %s", message);
+  }
+  EK_TRY(status);
   it->counts_only = ek_device_counts_only(ek_group_device(it->group, 0));
   return EK_OK;
 }

@@ -169,7 +169,7 @@ struct reading {
 static char *text_with_words(const struct flag *flag) {
   char text[1024];
   const bool all_equal = flag->words == one_mode; /* no default among them */
-  size_t used = (size_t)snprintf(text, sizeof text, "%s%s", flag->text, all_equal ? "" : ":");
+  size_t used = (size_t)snprintf(text, sizeof text, "%s:", flag->text);
   for (size_t i = 0; flag->words[i] != NULL && used < sizeof text; i++) {
     used += (size_t)snprintf(text + used, sizeof text - used, "%s %s%s", i > 0 ? "," : "",
                              flag->words[i], i == 0 && !all_equal ? " (default)" : "");
