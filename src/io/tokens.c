@@ -197,6 +197,8 @@ static ek_status check_options(const ek_tokens_options *o) {
               o->vocabulary);
   EK__FAIL_IF(o->raw != EK_U16 && o->raw != EK_U32, EK_ERR_INVALID_ARGUMENT,
               "ek_tokens_open: options.raw is %s, expected u16 or u32", ek_type_name(o->raw));
+  EK__FAIL_IF(o->more == NULL && o->more_count > 0, EK_ERR_INVALID_ARGUMENT,
+              "ek_tokens_open: options.more is NULL, expected %zu patterns", o->more_count);
   EK__FAIL_IF(o->document_end < -1, EK_ERR_INVALID_ARGUMENT,
               "ek_tokens_open: options.document_end is %" PRId64 ", expected a token or -1",
               o->document_end);
