@@ -74,6 +74,7 @@ if [[ -x $bench ]]; then
   env -i "$bench" --version
   env -i "$bench" memory --devices plan:2 --steps 1 --warmup 0 >"$work/bench.log"
   finds_cuda_module "$bench" "$lib"
+  env -i "$prefix/bin/evenkeel-train" --model gpt2 --devices plan:2 --quiet
   # Once more from another place, by a relative path and through a link.
   mkdir "$work/again"
   mv "$prefix" "$work/again/moved"
