@@ -274,8 +274,8 @@ static void check_world_modes(const struct options *options, struct argp_state *
     const ek_mode mode = options->modes[i];
     if (options->processes < 2 || (mode != EK_MODE_GATHER && mode != EK_MODE_BALANCED)) continue;
     argp_error(state,
-               "--modes %s: one master of the state is within one process; with --world expected "
-               "replicated, sharded, sharded-gradients, fully-sharded",
+               "--modes %s works within one process only; with --world expected replicated, "
+               "sharded, sharded-gradients, fully-sharded",
                ek_mode_name(mode));
   }
 }

@@ -86,7 +86,7 @@ static const struct {
     {"SLURM_PROCID=0 SLURM_NTASKS=2", NULL, WRONG, "SLURM_JOB_NODELIST is set"},
     {"SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_NODELIST=n1", NULL, WRONG, "SLURM_JOB_ID is not set"},
     {"SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_NODELIST=n[1 SLURM_JOB_ID=1", NULL, WRONG,
-     "\"n[1\" is no list of nodes"},
+     "\"n[1\" is not a Slurm node list"},
     {"EVENKEEL_WORLD_FILE=/tmp/w", NULL, WRONG, "EVENKEEL_WORLD_PROCESS is set and"},
     {"EVENKEEL_WORLD_FILE=/tmp/w EVENKEEL_WORLD_PROCESSES=2", NULL, WRONG,
      "EVENKEEL_WORLD_PROCESSES is 2 and EVENKEEL_WORLD_PROCESS is not set"},
