@@ -55,7 +55,7 @@
 
 EK_BEGIN_DECLARATIONS
 
-/* What can be chosen without another result. */
+/* Settings that give the same training, to rounding. */
 typedef struct ek_settings {
   ek_mode mode;
   ek_recompute recompute; /* never BYTES */
@@ -74,7 +74,7 @@ typedef struct ek_settings {
 typedef ek_status (*ek_advise_build)(void *context, const ek_settings *settings, ek_module **module,
                                      ek_criterion **criterion);
 
-/* What is to be trained; a zero or NULL where not said otherwise is the default. */
+/* The training to be planned. 0 and NULL are the defaults unless a comment says otherwise. */
 typedef struct ek_advise_task {
   size_t size;
   ek_advise_build build;   /* required */
@@ -155,8 +155,8 @@ EK_API EK_CHECKED ek_status ek_advise(ek_advice *choices, size_t *count, size_t 
 /*
  * Plans a step with the given settings, as ek_advise() does with each of its choices; the
  * task's modes and precisions do not count. Of several processes it is the first one. A step that
- * does not fit is not an error: advice->fits is false. Errors as ek_advise(); EK_ERR_UNSUPPORTED for
- * a mode that is not possible between processes.
+ * does not fit is not an error: advice->fits is false. Errors as ek_advise(); EK_ERR_UNSUPPORTED
+ * for a mode that is not possible between processes.
  */
 EK_API EK_CHECKED ek_status ek_plan_step(ek_advice *advice, const char *devices,
                                          const ek_advise_task *task, const ek_settings *settings);

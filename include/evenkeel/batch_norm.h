@@ -1,5 +1,5 @@
 /*
- * batch_norm.h - batch normalisation (Ioffe, Szegedy 2015), with a word on what the batch is.
+ * batch_norm.h - batch normalisation (Ioffe, Szegedy 2015), over a device, all devices, or none.
  *
  * Input and output [..., channels]: [B, C], or images [B, H, W, C]. For each channel, over all rows
  * (pixels) of a batch:
@@ -7,8 +7,8 @@
  *     y = (x - mean) / sqrt(variance + epsilon) * weight + bias
  *
  * Parameters: weight [channels] (ones), bias [channels] (zeros), without weight decay. Buffers, by
- * PyTorch's names: running_mean (zeros), running_var (ones), num_batches_tracked (one number). As in
- * PyTorch the variance in y is divided by the number n of rows, that in running_var by n - 1. In
+ * PyTorch's names: running_mean (zeros), running_var (ones), num_batches_tracked (one number). As
+ * in PyTorch the variance in y is divided by the number n of rows, that in running_var by n - 1. In
  * evaluation the running ones are used.
  */
 #ifndef EVENKEEL_BATCH_NORM_H
@@ -19,8 +19,8 @@
 EK_BEGIN_DECLARATIONS
 
 /*
- * What the statistics of a training forward are of. With micro-batches all of them are of one
- * micro-batch, and the running ones change with each.
+ * The rows that the statistics of a training forward are taken over. With micro-batches all of them
+ * are of one micro-batch, and the running ones change with each.
  */
 typedef enum ek_batch_norm_over {
   /*
@@ -33,9 +33,10 @@ typedef enum ek_batch_norm_over {
   EK_BATCH_NORM_SHARD = 0,
   /*
    * The rows of all devices of the model, in all processes (synchronised batch norm). Sums and
-   * counts are added up in f64, so shards may be uneven, and a device may have no rows. One exchange of 2 channels + 1 numbers in forward, one of 2 channels in backward. The
-   * result is that of one device with the whole batch, to rounding. The module is collective, so a
-   * model with `reproducible` is EK_ERR_UNSUPPORTED with it (data_parallel_model.h).
+   * counts are added up in f64, so shards may be uneven, and a device may have no rows. One
+   * exchange of 2 channels + 1 numbers in forward, one of 2 channels in backward. The result is
+   * that of one device with the whole batch, to rounding. The module is collective, so a model with
+   * `reproducible` is EK_ERR_UNSUPPORTED with it (data_parallel_model.h).
    */
   EK_BATCH_NORM_ALL = 1,
   /* None: the running ones, in training too, and they do not change. */

@@ -103,8 +103,8 @@ typedef struct ek_channel_norm_backward_args {
 } ek_channel_norm_backward_args;
 
 /*
- * dx = rstd * (dy * weight - average_g - n * average_gn). Both averages are NULL if mean and rstd do
- * not depend on x. dx may be dy.
+ * dx = rstd * (dy * weight - average_g - n * average_gn). Both averages are NULL if mean and rstd
+ * do not depend on x. dx may be dy.
  */
 EK_API EK_CHECKED ek_status ek_op_channel_norm_backward(ek_stream *stream,
                                                         const ek_channel_norm_backward_args *args);

@@ -45,8 +45,8 @@ EK_BEGIN_DECLARATIONS
 #define EK_CHECKPOINT_PATH_SIZE 4096
 
 /*
- * What else a program wants to find again: the state of a sampler, the order of a shuffle. A tensor
- * in host memory, of any type, which is in the file as "user/NAME":
+ * A tensor that a program saves with the state, such as that of a sampler or of a shuffle. It is in
+ * host memory, of any type, and in the file as "user/NAME":
  *
  *     const int64_t four[] = {4};
  *     ek_checkpoint_extra sampler = {.name = "sampler"};
@@ -55,7 +55,7 @@ EK_BEGIN_DECLARATIONS
  *     options.extra_count = 1;
  *     EK_TRY(ek_checkpoint_save(model, "run", &options));
  *
- * A load passes it over, and the program reads it from the file that was loaded (safetensors.h):
+ * A load skips it, and the program reads it from the file that was loaded (safetensors.h):
  *
  *     EK_TRY(ek_safetensors_open(&file, info.path));
  *     const ek_status status = ek_safetensors_read(&sampler, file, "user/sampler");
@@ -90,9 +90,9 @@ typedef struct ek_checkpoint_info {
 
 /*
  * Writes all of the state. Makes the folder if it is not there. Call it between steps: what a step
- * has accumulated is no state. A save that fails leaves the folder's states and the model as they
- * were, and training may go on. With `keep`, or where a state of the step is there, the file is
- * read once more.
+ * has accumulated is not saved. A save that fails leaves the folder's states and the model as they
+ * were, and training may go on. With `keep`, or if the folder already has a state of this step, the
+ * new file is read back once.
  * EK_ERR_IO           the system refuses: a full disk, a path that is a file, a folder that cannot
  *                     be written; or the disk does not hold the bytes that were written to it
  * EK_ERR_OUT_OF_MEMORY  host memory or a thread was refused

@@ -6,9 +6,10 @@
  * devices and micro-batches of a step, happens once, in the optimizer; so the loss is exact for
  * uneven shards, ignored targets and a shorter last batch (never a mean of means).
  *
- * Stock criteria: cross_entropy.h, mean_squared_error.h, elementwise_loss.h, weighted_sum.h. with_criterion.h makes one
- * module of a model and its loss, which may then own parameters. A criterion of your own fills the
- * table of module.h and follows the rules for modules. For example, the absolute error:
+ * Stock criteria: cross_entropy.h, mean_squared_error.h, elementwise_loss.h, weighted_sum.h.
+ * with_criterion.h makes one module of a model and its loss, which may then have parameters. A
+ * criterion of your own fills the table of module.h and follows the rules for modules. For example,
+ * the absolute error:
  *
  *     static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
  *                              ek_tensor *outputs) {

@@ -25,8 +25,8 @@
  * In a world of several processes each loader reads the rows of its own process, in the order in
  * which the trainer wants them: options.batch counts the rows of all.
  *
- * Memory for `ahead` + 1 batches is taken when the loader opens; ek_data_loader_next() takes none. A
- * step sends from it, so nothing is copied between the source and the device's upload.
+ * Memory for `ahead` + 1 batches is taken when the loader opens; ek_data_loader_next() takes none.
+ * A step sends from it, so nothing is copied between the source and the device's upload.
  *
  * A loader belongs to one thread at a time: another gets EK_ERR_STATE. So does a child of fork(),
  * which has none of its threads.
@@ -53,13 +53,14 @@ typedef struct ek_data_loader_options {
   int64_t micro_batches; /* into which it cuts a batch; 0 and 1: one */
   size_t grains;         /* ek_data_parallel_model_options.reproducible */
 } ek_data_loader_options;
-#define EK_DATA_LOADER_OPTIONS_INIT                                                                     \
+#define EK_DATA_LOADER_OPTIONS_INIT                                                                \
   {                                                                                                \
-    .size = sizeof(ek_data_loader_options), .batch = 0, .position = 0, .end = 0, .ahead = 2,            \
+    .size = sizeof(ek_data_loader_options), .batch = 0, .position = 0, .end = 0, .ahead = 2,       \
     .threads = 1, .group = NULL, .micro_batches = 0, .grains = 0                                   \
   }
 /* The same values, by a function: status.h. */
-EK_API EK_CHECKED ek_status ek_data_loader_options_init(ek_data_loader_options *options, size_t size);
+EK_API EK_CHECKED ek_status ek_data_loader_options_init(ek_data_loader_options *options,
+                                                        size_t size);
 
 /* A batch in host memory: loans, good until the next call with this loader. */
 typedef struct ek_batch {
@@ -76,8 +77,8 @@ typedef struct ek_batch {
  * EK_ERR_OUT_OF_MEMORY.
  */
 EK_API EK_CHECKED ek_status ek_data_loader_open(ek_data_loader **loader, ek_source *source,
-                                           const ek_trainer *trainer,
-                                           const ek_data_loader_options *options);
+                                                const ek_trainer *trainer,
+                                                const ek_data_loader_options *options);
 
 /*
  * The next batch; waits for it if it is not read yet. After an error of the source the loader
@@ -88,8 +89,8 @@ EK_API EK_CHECKED ek_status ek_data_loader_next(ek_batch *batch, ek_data_loader 
 /* Goes on from another position, 0 or more; what was read ahead is dropped. */
 EK_API EK_CHECKED ek_status ek_data_loader_seek(ek_data_loader *loader, int64_t position);
 
-/* Seconds that ek_data_loader_next() has waited for batches since the loader was opened: how much slower
- * training is because of reading. 0 for NULL. */
+/* Seconds that ek_data_loader_next() has waited for batches since the loader was opened: how much
+ * slower training is because of reading. 0 for NULL. */
 EK_API double ek_data_loader_waited(const ek_data_loader *loader);
 
 /* Ends the threads and frees the batches. NULL is legal. */

@@ -1,5 +1,5 @@
 /*
- * data_parallel_criterion.h - the loss where the outputs are.
+ * data_parallel_criterion.h - the loss, computed on the devices that have the outputs.
  *
  * Cuts the targets at the sample boundaries of the outputs, runs the criterion on every device that
  * has rows, and sums {s, d} over the devices in their order. With the outputs of mode gather it
@@ -101,9 +101,10 @@ EK_API EK_CHECKED ek_status ek_data_parallel_criterion_forward_shards(
     const ek_shards *targets, size_t target_count);
 
 /*
- * The loss of the last forward over all devices: s / D for `mean` (0 if D is 0), s otherwise;
- * *weight (may be NULL) becomes D, 0 when every target was ignored. Waits for the devices. NaN on
- * `plan`. Of a step with several micro-batches ek_data_parallel_optimizer_step() gives the loss.
+ * The loss of the last forward over all devices: s / D for `mean` (0 if D is 0), s otherwise.
+ * *weight (may be NULL) becomes D, 0 if every target was ignored. Waits for the devices. NaN on
+ * `plan`. The loss of a step with several micro-batches is that of
+ * ek_data_parallel_optimizer_step().
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
                                                             ek_data_parallel_criterion *parallel);
@@ -127,9 +128,9 @@ typedef struct ek_criterion_backward_options {
    * of their class weights; for mean squared error the number of elements. The update compares
    * them with what the targets weighed: EK_ERR_INVALID_ARGUMENT, and nothing is updated.
    *
-   * NULL is right where each micro-batch weighs the terms in the same ratios. Where it does not,
-   * the gradients of micro-batches that are gone cannot be mended any more: EK_ERR_STATE.
-   * Criteria of one term need no weights.
+   * NULL is right if each micro-batch weighs the terms in the same ratios. If one does not, the
+   * gradients of the earlier micro-batches can no longer be corrected: EK_ERR_STATE. Criteria of
+   * one term need no weights.
    */
   const double *weights;
 } ek_criterion_backward_options;

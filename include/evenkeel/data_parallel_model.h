@@ -11,9 +11,9 @@
  *     fully-sharded                      all of it 1/N each: parameters are gathered for the unit
  *                                        of modules that runs (ZeRO-3, FSDP)
  *
- * The two columns are two independent options. All modes compute the same training, to rounding, as
- * one device would with the whole batch. Where gradients are sharded, each micro-batch is summed
- * over the devices by itself and added to each device's part of the step.
+ * The two columns are independent options. All modes compute the same training, to rounding, as one
+ * device would with the whole batch. Where gradients are sharded, each micro-batch is summed over
+ * the devices by itself and added to each device's part of the step.
  *
  * The units of fully-sharded are the modules that declare themselves units (ek_declare_unit(); each
  * block of a GPT). Other modules are joined with their neighbours into units of bucket_bytes or
@@ -60,7 +60,7 @@ typedef enum ek_state_placement {
   EK_STATE_FULLY_SHARDED = 4
 } ek_state_placement;
 
-/* Over which devices the sharded placements of state cut it, in a world of several processes. */
+/* The devices over which the sharded placements cut the state, in a world of several processes. */
 typedef enum ek_shard_over {
   EK_SHARD_WORLD = 0,  /* over the devices of all processes */
   EK_SHARD_PROCESS = 1 /* over those of each process: the processes have the same, and what is

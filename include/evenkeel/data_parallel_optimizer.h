@@ -1,8 +1,8 @@
 /*
- * data_parallel_optimizer.h - an optimizer whose state lives where the model's mode puts it.
+ * data_parallel_optimizer.h - an optimizer over all devices of a model.
  *
- * Mode gather and balanced: on device 0. Replicated: on every device. Sharded: 1/N on each, after
- * which the parameters are all-gathered.
+ * Its state is where the model's mode puts it: on device 0 in gather and balanced, on every device
+ * in replicated, and 1/N on each in the sharded modes, which gather the parameters after an update.
  */
 #ifndef EVENKEEL_DATA_PARALLEL_OPTIMIZER_H
 #define EVENKEEL_DATA_PARALLEL_OPTIMIZER_H
@@ -93,17 +93,17 @@ EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_step(ek_step_result *resu
                                                             ek_data_parallel_optimizer *parallel);
 
 /*
- * The rate of every step from the next one on, until a schedule is set. The schedule is kept
- * meanwhile, also in states that are saved (checkpoint.h): they do not have this rate. Without a
- * schedule, or with a constant one, it becomes the constant.
+ * Sets the rate of every step from the next one on, until a schedule is set. The schedule is kept
+ * meanwhile, also in saved states (checkpoint.h), which do not have this rate. Without a schedule,
+ * or with a constant one, the rate becomes that constant.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_set_learning_rate(
     ek_data_parallel_optimizer *parallel, double learning_rate);
 
 /*
- * The schedule from the next step on, copied, at the number of steps that the run has taken; it
- * ends a rate that was set. NULL goes back to the schedule that the optimizer has, as if no rate
- * had been set. EK_ERR_INVALID_ARGUMENT for one that no function of schedule.h would have made.
+ * Sets the schedule from the next step on, at the number of steps that the run has taken; it is
+ * copied, and ends a rate that was set. NULL goes back to the optimizer's schedule, as if no rate
+ * had been set. EK_ERR_INVALID_ARGUMENT for a schedule that no function of schedule.h makes.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_set_schedule(
     ek_data_parallel_optimizer *parallel, const ek_schedule *schedule);

@@ -3,9 +3,9 @@
  * ResNet, with the names and the values of torchvision's fcn_resnet50().
  *
  * Input pictures [B, H, W, channels]; output logits [B, H, W, classes] and, with `auxiliary`, a
- * second output of the same shape, made of the third stage. The last two stages of the backbone keep
- * the size of their pictures and have dilated convolutions instead, so features are of H / 8 x W / 8
- * pixels; a head makes classes of them (3 x 3 convolution, batch norm, ReLU, dropout, 1 x 1
+ * second output of the same shape, made of the third stage. The last two stages of the backbone
+ * keep the size of their pictures and have dilated convolutions instead, so features are of H / 8 x
+ * W / 8 pixels; a head makes classes of them (3 x 3 convolution, batch norm, ReLU, dropout, 1 x 1
  * convolution), which become H x W by bilinear means.
  *
  * The loss of both outputs is a weighted sum (weighted_sum.h): torchvision trains with 1 and 0.5.

@@ -19,8 +19,8 @@
  *     ln_1.weight ln_1.bias attention.qkv.weight attention.qkv.bias attention.projection.weight
  *     attention.projection.bias ln_2.weight ln_2.bias expand.weight expand.bias contract.weight
  *     contract.bias
- * norm.weight, norm.bias; head.weight, another name of tokens.weight unless untied. With `bias` false
- * there are none whose names end with "bias".
+ * norm.weight, norm.bias; head.weight, another name of tokens.weight unless untied. With `bias`
+ * false there are none whose names end with "bias".
  */
 #ifndef EVENKEEL_GPT_H
 #define EVENKEEL_GPT_H

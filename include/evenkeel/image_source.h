@@ -38,9 +38,9 @@ typedef struct ek_image_options {
 EK_API EK_CHECKED ek_status ek_image_options_init(ek_image_options *options, size_t size);
 
 /*
- * A file of pictures and one of their classes in the IDX format of MNIST: u8, with 3 or 4 dimensions
- * (number, height, width, channels) and with 1. Pictures of one channel are [height, width, 1].
- * Classes are u8. The files stay open, and a sample is read from its place.
+ * A file of pictures and one of their classes in the IDX format of MNIST: u8, with 3 or 4
+ * dimensions (number, height, width, channels) and with 1. Pictures of one channel are [height,
+ * width, 1]. Classes are u8. The files stay open, and a sample is read from its place.
  * EK_ERR_NOT_FOUND, EK_ERR_IO
  * EK_ERR_CORRUPT      no such file, or one whose length is not what its header says
  * EK_ERR_SHAPE        the files have different numbers of samples; a crop that does not fit
@@ -78,7 +78,8 @@ typedef struct ek_image_arrays {
 EK_API EK_CHECKED ek_status ek_image_arrays_init(ek_image_arrays *arrays, size_t size);
 
 /* The pictures of the arrays. EK_ERR_INVALID_ARGUMENT for sizes of 0 or less, and without pictures,
- * or unless classes or maps are given alone; EK_ERR_SHAPE for a crop that does not fit; EK_ERR_OVERFLOW. */
+ * or unless classes or maps are given alone; EK_ERR_SHAPE for a crop that does not fit;
+ * EK_ERR_OVERFLOW. */
 EK_API EK_CHECKED ek_status ek_image_source_open_arrays(ek_source **source,
                                                         const ek_image_arrays *arrays,
                                                         const ek_image_options *options);

@@ -1,9 +1,9 @@
 /*
- * layer_norm.h - layer normalisation over the last dimension, and RMSNorm, which is the same without
- * the mean (normalize.h has the formulas).
+ * layer_norm.h - layer normalisation over the last dimension, and RMSNorm, which is the same
+ * without the mean (normalize.h has the formulas).
  *
- * Input and output [..., width]. Parameters: weight [width] (ones), bias [width] (zeros; if there is
- * one).
+ * Input and output [..., width]. Parameters: weight [width] (ones), bias [width] (zeros; if there
+ * is one).
  */
 #ifndef EVENKEEL_LAYER_NORM_H
 #define EVENKEEL_LAYER_NORM_H

@@ -89,8 +89,8 @@ EK_API EK_CHECKED ek_status ek_op_squared_error_backward(ek_stream *stream, ek_t
  *     HUBER    steepness * (d^2 / (2 width) for abs(d) < width, else abs(d) - width / 2)
  *     BINARY   max(y, 0) - y t + log(1 + exp(-abs(y))): the cross-entropy of a logit y and the
  *              probability t (torch.nn.BCEWithLogitsLoss)
- * HUBER is torch.nn.SmoothL1Loss(beta) with width = beta and steepness 1, HuberLoss(delta) with both
- * delta, and L1Loss with width 0 and steepness 1. Both numbers are finite and 0 or more.
+ * HUBER is torch.nn.SmoothL1Loss(beta) with width = beta and steepness 1, HuberLoss(delta) with
+ * both delta, and L1Loss with width 0 and steepness 1. Both numbers are finite and 0 or more.
  */
 typedef enum ek_element_loss_kind {
   EK_ELEMENT_LOSS_SQUARED = 0,

@@ -9,10 +9,10 @@
  *     ek_metrics_free(metrics);
  *     return status;
  *
- * The first is for the textfile collector of node_exporter, which reads *.prom in a folder: it is
+ * The first is for the textfile collector of node_exporter, which reads *.prom in a folder. It is
  * written under another name and renamed, so that a reader finds the old file or the new one. The
  * second grows by a line for each step, in one write, so that it can be followed (tail -f) and is
- * complete when the program dies. Neither is synced to the disk: a power failure may take the last
+ * complete if the program dies. Neither is synced to the disk: a power failure may lose the last
  * steps. Numbers have a decimal point in every locale.
  */
 #ifndef EVENKEEL_METRICS_H
@@ -29,24 +29,24 @@ typedef struct ek_metrics ek_metrics;
 #define EK_METRICS_NAME_SIZE 40 /* with its terminating zero */
 
 /*
- * `prometheus` and `lines` are names of files, or NULL for none; `lines` is appended to, and made
- * if it is not there. A last line there that was cut off (by a full disk, say) is ended first, so
- * that it spoils no other. `lines` may be a pipe that a process reads: without a reader opening it
- * is EK_ERR_IO, and when the reader goes away a step's is; no signal is raised (SIGPIPE). The group
+ * `prometheus` and `lines` are names of files, or NULL for none. `lines` is appended to, and
+ * created if it does not exist. If its last line was cut off (by a full disk, say), that line is
+ * ended first. `lines` may be a pipe that a process reads: without a reader opening it is
+ * EK_ERR_IO, and when the reader goes away a step's is; no signal is raised (SIGPIPE). The group
  * outlives the metrics. In a world of several processes each has files of its own, whose names get
- * its number: "run.jsonl" becomes "run.2.jsonl"; a pipe keeps its name. EK_ERR_IO,
- * EK_ERR_NOT_FOUND (a folder).
+ * its number: "run.jsonl" becomes "run.2.jsonl"; a pipe keeps its name. EK_ERR_IO, EK_ERR_NOT_FOUND
+ * (a folder).
  */
 EK_API EK_CHECKED ek_status ek_metrics_open(ek_metrics **metrics, ek_group *group,
                                             const char *prometheus, const char *lines);
 
 /*
- * Records a step: its result, and the number of tokens (or samples, or whatever the program counts)
- * that it took. The time of a step is that since the call before, or since opening. `result` NULL:
- * the step was refused or dropped. That counts as skipped, as do results with `skipped`
- * (loss_scale.h) and steps whose targets were all ignored. The line is written at once; the other
- * file at most once a second, and by ek_metrics_close(). Reads the ledgers and waits for no device.
- * After an error the figures are kept, and the next call writes them.
+ * Records a step: its result, and its number of tokens (or samples, or whatever the program
+ * counts). The time of a step is that since the previous call, or since opening. `result` NULL: the
+ * step was refused or dropped. It counts as skipped, as do results with `skipped` (loss_scale.h)
+ * and steps whose targets were all ignored. The line is written at once; the other file at most
+ * once a second, and by ek_metrics_close(). Reads the ledgers and waits for no device. After an
+ * error the figures are kept, and the next call writes them.
  *
  * A line, with null for what is not finite or was not computed, and the program's own numbers after
  * "skipped_steps", in the order in which their names first came:
@@ -68,24 +68,24 @@ EK_API EK_CHECKED ek_status ek_metrics_step(ek_metrics *metrics, const ek_step_r
                                             double tokens);
 
 /*
- * Gives a number of the program's own (validation loss, accuracy, epoch, ...) the value that it has
- * from now on: each later step writes it, and so does ek_metrics_close(). NaN and infinities are
- * null in a line. A name is made of lower-case letters, digits and underscores, begins with a
- * letter, and differs from the names that a line has by itself.
- * EK_ERR_INVALID_ARGUMENT for another name, and for the 17th.
+ * Sets a number of the program's own (validation loss, accuracy, epoch, ...): each later step
+ * writes it, and so does ek_metrics_close(). NaN and infinities are null in a line. A name is made
+ * of lower-case letters, digits and underscores, begins with a letter, and differs from the names
+ * that a line has by itself. EK_ERR_INVALID_ARGUMENT for another name, and for the 17th.
  */
 EK_API EK_CHECKED ek_status ek_metrics_put(ek_metrics *metrics, const char *name, double value);
 
 /*
- * For a run that goes on from a saved state: tokens that it was trained on before, from which the
- * metrics count on. To call before the first step, with the number that belongs to the state (its
- * position times the tokens of a step, as a rule), and not with that of the last line, which may be
- * of a later step. EK_ERR_STATE after a step; EK_ERR_INVALID_ARGUMENT for a number below 0 or not
- * finite.
+ * For a run that goes on from a saved state: the number of tokens that it was trained on before,
+ * from which the metrics count. Call it before the first step, with the number that belongs to the
+ * state (usually its position times the tokens of a step), and not with that of the last line,
+ * which may be of a later step. EK_ERR_STATE after a step; EK_ERR_INVALID_ARGUMENT for a number
+ * below 0 or not finite.
  */
 EK_API EK_CHECKED ek_status ek_metrics_resume(ek_metrics *metrics, double tokens);
 
-/* Writes the last state and frees it in any case. The error is of that writing. NULL is legal. */
+/* Writes the last figures, and frees the metrics in any case. Returns the error of that write. NULL
+ * is legal. */
 EK_API EK_CHECKED ek_status ek_metrics_close(ek_metrics *metrics);
 EK_API void ek_metrics_free(ek_metrics *metrics); /* the same, as a free: status.h */
 

@@ -104,10 +104,11 @@ typedef struct ek_module_ops {
 
   /*
    * Required. Takes back what forward saved, in reverse order, with ek_pass_take(); adds into the
-   * gradients of its parameters; fills grad_inputs (NULL: none is wanted) with one new tensor per
-   * floating input that is no target, of its type and shape. Inputs of integers and targets keep
-   * their structs of zeros. grad_outputs are loans and must not be written. It takes back all that
-   * its forward saved and nothing else, and frees its workspace: this is checked when it returns.
+   * gradients of its parameters; fills grad_inputs (NULL: none is wanted) with one new tensor for
+   * each floating input that is not a target, of its type and shape. Inputs of integers and targets
+   * keep their structs of zeros. grad_outputs are loans and must not be written. It takes back all
+   * that its forward saved and nothing else, and frees its workspace: this is checked when it
+   * returns.
    */
   ek_status (*backward)(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                         ek_tensor *grad_inputs);
@@ -137,12 +138,12 @@ typedef struct ek_module_ops {
   unsigned types;
 
   /*
-   * (optional) fallback: no state. Makes what this module keeps on one device for other libraries
-   * that it calls: handles, graphs, caches. Called once for each use of the module in each replica,
-   * parents first, in the thread that opens the replica (for a data-parallel model, the device's
-   * worker). ek_pass_state() gives *state, NULL at first, to forward and backward of that use, and
-   * close takes it; two threads never use it at the same time. Memory that the function takes from
-   * the device counts as held until close.
+   * (optional) fallback: no state. Makes the state that this module keeps on one device for other
+   * libraries that it calls: handles, graphs, caches. Called once for each use of the module in
+   * each replica, parents first, in the thread that opens the replica (for a data-parallel model,
+   * the device's worker). *state is NULL at first; ek_pass_state() gives it to forward and backward
+   * of that use, and close frees it; two threads never use it at the same time. Memory that the
+   * function takes from the device counts as held until close.
    */
   ek_status (*open)(const ek_module *self, ek_device *device, void **state);
 
@@ -163,9 +164,9 @@ typedef struct ek_module_ops {
 
   /*
    * (optional) fallback: no formula. Fills a struct of zeros with the formula that this module
-   * computes, if it does nothing else. A chain (chain.h) may then do its work in one go with that
-   * of a neighbour, and call neither forward nor backward. A module that stands in for its child
-   * and adds nothing to it gives the child's formula, by ek_module_formula().
+   * computes, if it does nothing else. A chain (chain.h) may then do its work together with that of
+   * a neighbour, and call neither forward nor backward. A module that stands in for its child and
+   * adds nothing to it gives the child's formula, by ek_module_formula().
    */
   void (*formula)(const ek_module *self, ek_formula *formula);
 
@@ -203,9 +204,9 @@ typedef struct ek_module_ops {
   ek_type (*input_type)(const ek_module *self, size_t input);
 
   /*
-   * (optional) fallback: false. In training what forward computes of a sample depends on the others
-   * that it sees, as with statistics of a batch. A trainer that cuts batches into micro-batches
-   * says so once through the log (log.h), because such a module then sees less.
+   * (optional) fallback: false. In training the result of a sample depends on the other samples
+   * that forward sees, as with statistics of a batch. A trainer that cuts batches into
+   * micro-batches then logs one warning (log.h), because the module sees fewer samples.
    */
   bool mixes_samples;
 
@@ -315,8 +316,8 @@ static inline ek_initializer ek_initializer_uniform(double low, double high) {
   const ek_initializer initializer = {EK_INITIALIZER_UNIFORM, low, high, NULL};
   return initializer;
 }
-/* As many as the parameter has elements, row by row, converted to its type. A loan: the array must
- * live as long as the module. */
+/* One value for each element of the parameter, row by row, converted to its type. A loan: the array
+ * must live as long as the module. */
 static inline ek_initializer ek_initializer_values(const double *values) {
   const ek_initializer initializer = {EK_INITIALIZER_VALUES, 0, 0, values};
   return initializer;

@@ -9,9 +9,9 @@
  * The library duplicates the communicator, so that its messages and the program's do not mix, and
  * calls MPI only inside the program's own calls, in the same thread. Every level of
  * MPI_Init_thread() will do; below MPI_THREAD_SERIALIZED the world is opened and used by the thread
- * that called MPI_Init(). What MPI reports on the duplicate becomes an error of the call; MPICH gives
- * errors of messages to the handler of MPI_COMM_WORLD instead, which ends the program unless the
- * program sets another one. If the program calls MPI_Finalize() while the world is open, later
+ * that called MPI_Init(). What MPI reports on the duplicate becomes an error of the call; MPICH
+ * gives errors of messages to the handler of MPI_COMM_WORLD instead, which ends the program unless
+ * the program sets another one. If the program calls MPI_Finalize() while the world is open, later
  * calls that need other processes are errors.
  */
 #ifndef EVENKEEL_MPI_H

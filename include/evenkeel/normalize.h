@@ -17,8 +17,8 @@ EK_BEGIN_DECLARATIONS
  * and rstd, of the type of sums, get one number for each row, which the backward reads. y may be x
  * itself. EK_ERR_SHAPE for rows of no elements, here and below.
  *
- * mean NULL: the mean is taken as 0, so that y = x / sqrt(sum x^2 / width + epsilon) * weight + bias
- * (RMSNorm, Zhang and Sennrich 2019). The backward is then called with mean NULL as well.
+ * mean NULL: the mean is taken as 0, so that y = x / sqrt(sum x^2 / width + epsilon) * weight +
+ * bias (RMSNorm, Zhang and Sennrich 2019). The backward is then called with mean NULL as well.
  */
 EK_API EK_CHECKED ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tensor *y,
                                                      ek_tensor *mean, ek_tensor *rstd,

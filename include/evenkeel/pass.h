@@ -68,7 +68,8 @@ EK_API EK_CHECKED ek_status ek_pass_gradient_complete(ek_pass *pass, size_t inde
 EK_API EK_CHECKED ek_status ek_pass_output(ek_tensor *tensor, ek_pass *pass, ek_type type, int rank,
                                            const int64_t *shape);
 
-/* The same, charged to `workspace`: to be freed before the function returns, else EK_ERR_STATE. */
+/* The same, charged to `workspace`. It must be freed before the function returns: else
+ * EK_ERR_STATE. */
 EK_API EK_CHECKED ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, ek_type type,
                                               int rank, const int64_t *shape);
 
@@ -95,8 +96,8 @@ EK_API EK_CHECKED ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass 
 
 /* A tensor for the criterion's totals, f64 [terms, 2], with undefined values: a new one, or the one
  * that its runner or its parent has given. The criterion owns it, gives it as output 0 and does not
- * save it, because its receiver may sum it over the devices. EK_ERR_STATE for a module that is no
- * criterion. */
+ * save it, because its receiver may sum it over the devices. EK_ERR_STATE for a module that is not
+ * a criterion. */
 EK_API EK_CHECKED ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass);
 
 /*
@@ -160,17 +161,19 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * A forward within a backward is a recomputation: ek_pass_is_recomputing() is true, and random
  * numbers are those of the first time. It gives the same bits if nothing that it reads has changed.
  *
- * A child runs in what the module that calls was to run in: 16 bits also where that knows f32 alone
- * (module.h), with casts between the two. With `precision` the child and its children run in f32,
- * in f64 or in the replica's precision, whatever the module that calls runs in: its floating inputs
- * and the gradients of its outputs are to be of that type. In a model of TF32 products of a child
- * in EK_PRECISION_F32 are not rounded. EK_ERR_UNSUPPORTED for one that does not compute in it, or
- * that asks for a parameter in f64 of a replica of f32 or the reverse.
+ * A child runs in the precision that its caller was asked to run in. That is 16 bits even if the
+ * caller knows f32 alone (module.h); the library then casts between the two. With `precision` the
+ * child and its children run in f32, in f64 or in the replica's precision, whatever the caller runs
+ * in; the child's floating inputs and the gradients of its outputs must be of that type. In a model
+ * of TF32, products of a child in EK_PRECISION_F32 are not rounded. EK_ERR_UNSUPPORTED for a child
+ * that does not compute in the precision, and for one with parameters if the replica is f32 and the
+ * precision f64, or the reverse.
  *
- * With `made_from` the child's input is made again instead of being kept: it is the output of child
- * number `made_by` for this tensor. If the child, or a module in it, saves its input, the pass
- * keeps a reference to `made_from` instead, and runs child `made_by` again when the input is taken
- * back, in the type that it ran in last. Both children have one input and one output.
+ * With `made_from` the child's input, which is the output of child number `made_by` for the tensor
+ * `made_from`, is computed again instead of being kept. If the child, or a module in it, saves its
+ * input, the pass keeps a reference to `made_from` instead, and runs child `made_by` again when the
+ * input is taken back, in the type that it ran in last. Both children have one input and one
+ * output.
  *
  * With `unread` the caller frees the outputs without reading them, as recomputation does in
  * backward, so the child need not compute them (ek_pass_wants_outputs()). They have the right types
@@ -200,28 +203,28 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pa
                                                        const ek_child_options *options);
 
 /*
- * The child's backward; children must be called in the reverse order of their forwards, when what
- * was saved after the child's forward has been taken back: else EK_ERR_STATE, as when the child's
- * last forward ran without saving. grad_outputs have
- * types and shapes of the child's outputs; that of an output of integers is not looked at.
+ * The child's backward. Children are called in the reverse order of their forwards, each after
+ * everything that was saved after its forward has been taken back: else EK_ERR_STATE. EK_ERR_STATE
+ * too if the child's last forward ran without saving. grad_outputs have the types and shapes of the
+ * child's outputs; that of an output of integers is ignored.
  */
 EK_API EK_CHECKED ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass,
                                                    size_t child, const ek_tensor *grad_outputs);
 
 /*
- * What the child predicts (module.h): from its inputs that are no targets, without saving.
- * EK_ERR_UNSUPPORTED for a child that predicts nothing.
+ * Runs `predict` of the child (module.h) with its inputs that are not targets; nothing is saved.
+ * EK_ERR_UNSUPPORTED for a child without it.
  */
 EK_API EK_CHECKED ek_status ek_pass_child_predict(ek_tensor *outputs, ek_pass *pass, size_t child,
                                                   const ek_tensor *inputs);
 
 /*
- * For a module that does the work of its child number `child` itself, because two children are
- * cheaper in one go than one after the other (chain.h does so for some): until
- * ek_pass_child_leave() parameters, gradients, children and random numbers are the child's. The
- * caller saves and takes back what the child would, and says which of its gradients are complete.
- * One child at a time: EK_ERR_STATE for entering a second one, and for leaving without having
- * entered. A function that returns leaves its child.
+ * For a module that does the work of its child number `child` itself, because two children together
+ * are cheaper than one after the other (as in chain.h): until ek_pass_child_leave(), parameters,
+ * gradients, children and random numbers are those of the child. The caller saves and takes back
+ * what the child would, and reports which of its gradients are complete. Only one child can be
+ * entered at a time: EK_ERR_STATE for a second one, and for leaving without having entered. A
+ * function that returns leaves its child.
  */
 EK_API EK_CHECKED ek_status ek_pass_child_enter(ek_pass *pass, size_t child);
 
@@ -251,23 +254,24 @@ EK_API EK_CHECKED ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor)
 
 EK_API ek_device *ek_pass_device(const ek_pass *pass); /* where the replica is */
 EK_API ek_stream *ek_pass_stream(const ek_pass *pass); /* the compute stream */
-/* The type of activations and parameters of the function that runs: EK_F32 in a model of TF32, of
- * which ek_stream_allows_tf32() tells. */
+/* The type of activations and parameters of the function that runs. In a model of TF32 this is
+ * EK_F32; see ek_stream_allows_tf32(). */
 EK_API ek_type ek_pass_type(const ek_pass *pass);
 EK_API bool ek_pass_wants_gradient(const ek_pass *pass); /* false: no backward follows */
 EK_API bool ek_pass_is_training(const ek_pass *pass);    /* false: dropout is off */
-/* In a forward: it has run before, and a backward runs it again. Buffers that a training forward
- * changes (running statistics, counters) have been changed already: leave them alone. */
+/* True in a forward that has run before and that a backward runs again. Buffers that a training
+ * forward changes (running statistics, counters) have been changed already: leave them alone. */
 EK_API bool ek_pass_is_recomputing(const ek_pass *pass);
-/* In a forward that does not save, of a pass with gradient: a backward will run it again. A module
- * that computes differently if nothing is saved must not do so here: the bits could differ. */
+/* True in a forward that does not save, in a pass with gradient: a backward will run it again. A
+ * module that computes differently when nothing is saved must not do so here, because the bits
+ * could differ. */
 EK_API bool ek_pass_runs_again(const ek_pass *pass);
-/* In a forward: false if its caller only needs what the module saves, and frees the outputs unread.
- * The module may then leave them unwritten and so spare its last operation; it must do everything
- * else as usual. The answer is for this module alone: a child whose outputs become its own it may
- * run with ek_child_options.unread. */
+/* False in a forward whose caller only needs what the module saves, and frees the outputs unread.
+ * The module may then leave them unwritten and skip its last operation; it must do everything else
+ * as usual. The answer holds for this module alone. It may run a child whose outputs become its own
+ * with ek_child_options.unread. */
 EK_API bool ek_pass_wants_outputs(const ek_pass *pass);
-/* What the `open` of the running module has made for this replica; NULL if it has none. */
+/* The state that `open` of the running module has made for this replica; NULL without one. */
 EK_API void *ek_pass_state(const ek_pass *pass);
 /* The key of the running module in this step; every module has a stream of its own. */
 EK_API ek_random_key ek_pass_random(const ek_pass *pass);
@@ -276,7 +280,7 @@ EK_API int64_t ek_pass_first_sample(const ek_pass *pass);
 
 /* ---- for code that runs a module ---- */
 
-/* Told of each parameter of the replica whose gradient is complete. */
+/* Called for each parameter of the replica when its gradient is complete. */
 typedef ek_status (*ek_pass_complete_function)(void *context, ek_pass *pass, size_t parameter);
 
 typedef struct ek_pass_options {
@@ -311,20 +315,19 @@ EK_API EK_CHECKED ek_status ek_pass_open(ek_pass **pass, ek_replica *replica,
 /* The replica's module, a loan. */
 EK_API ek_module *ek_pass_module(const ek_pass *pass);
 
-/* A module of it declares `collective`, or parameters are gathered from all devices (mode
- * fully-sharded): it must run on every device at once, also without rows. */
+/* True if one of its modules declares `collective`, or if parameters are gathered from all devices
+ * (mode fully-sharded): the pass must then run on every device at once, also without rows. */
 EK_API bool ek_pass_is_collective(const ek_pass *pass);
 
 /* Runs the replica's module. `outputs` are overwritten with tensors that the caller owns; on
- * failure they stay as they were, and the pass is only good to be freed. In a pass of 16 bits
- * floating inputs may be f32, too: they are rounded, and their gradients are widened. */
+ * failure they stay as they were, and the pass can only be freed. In a pass of 16 bits floating
+ * inputs may also be f32: they are rounded, and their gradients are widened. */
 EK_API EK_CHECKED ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass,
                                                 const ek_tensor *inputs);
 
 /*
- * Instead of a forward, in a pass without gradient: what the replica's module predicts
- * (module.h), from its inputs that are no targets. EK_ERR_UNSUPPORTED for one that predicts
- * nothing.
+ * Runs `predict` of the replica's module (module.h) instead of its forward, in a pass without
+ * gradient, with the inputs that are not targets. EK_ERR_UNSUPPORTED for a module without it.
  */
 EK_API EK_CHECKED ek_status ek_pass_run_predict(ek_tensor *outputs, ek_pass *pass,
                                                 const ek_tensor *inputs);

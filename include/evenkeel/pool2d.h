@@ -12,8 +12,8 @@
 
 EK_BEGIN_DECLARATIONS
 
-/* The caller owns *module, which has one reference. `options` is copied; NULL: windows of 2 x 2 side
- * by side. EK_ERR_INVALID_ARGUMENT for options outside of their ranges. */
+/* The caller owns *module, which has one reference. `options` is copied; NULL: windows of 2 x 2
+ * side by side. EK_ERR_INVALID_ARGUMENT for options outside of their ranges. */
 EK_API EK_CHECKED ek_status ek_max_pool2d_create(ek_module **module, const ek_pooling *options);
 EK_API EK_CHECKED ek_status ek_average_pool2d_create(ek_module **module, const ek_pooling *options);
 

@@ -66,8 +66,9 @@ typedef ek_status (*ek_recompute_peak)(void *context, const ek_recompute *recomp
                                        uint64_t *peak);
 
 /*
- * The cheapest policy whose peak is not above `bytes`: none, cheap, then one more forward (every=1,
- * 2, 3, 4, sqrt: the first that fits), then all. *peak, which may be NULL, is its peak.
+ * Finds the cheapest policy whose peak is not above `bytes`: none, cheap, then one more forward
+ * (every=1, 2, 3, 4, sqrt: the first that fits), then all. *peak, which may be NULL, becomes its
+ * peak.
  * EK_ERR_OUT_OF_MEMORY  none fits; the message says which comes nearest, and its peak. *recompute
  *                       is that one then
  */

@@ -69,13 +69,12 @@ EK_API ek_type ek_replica_type(const ek_replica *replica);      /* of the master
 /* What modules compute in; ek_precision_type() of it is the type of their tensors. */
 EK_API ek_precision ek_replica_precision(const ek_replica *replica);
 
-/* Loans of the flat buffers, rank 1; a tensor without elements where there are none. Of a model of
- * which devices hold shares (data_parallel_model.h) they are this device's, end to end. */
+/* Loans of the flat buffers, of rank 1; a tensor without elements where there are none. If devices
+ * hold shares of a model (data_parallel_model.h), these are the device's own shares, end to end. */
 EK_API const ek_tensor *ek_replica_parameters(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_gradients(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_buffers(const ek_replica *replica);
-/* What modules see instead of the parameters; without elements if they see these
- * themselves. */
+/* The copies that modules see; without elements if modules see the parameters themselves. */
 EK_API const ek_tensor *ek_replica_copies(const ek_replica *replica);
 
 /* Queues the rounding of all parameters into the copies; does nothing without copies. EK_ERR_STATE
@@ -96,7 +95,7 @@ typedef struct ek_parameter_info {
   double weight_decay;   /* by a pattern; else 0 */
 } ek_parameter_info;
 
-/* The numbers (elements) in what a module declares. A tied parameter counts once. */
+/* Numbers of elements in the declarations of a module. A tied parameter counts once. */
 typedef struct ek_parameter_totals {
   int64_t parameters; /* elements of all parameters, the frozen ones included */
   int64_t trained;    /* elements of those that are not frozen */

@@ -8,9 +8,9 @@
  *         first halves the pictures, and has a convolution of one pixel instead of x
  *     the mean of all pixels, and a linear layer
  *
- * A branch of depths 18 and 34 has two convolutions of 3 x 3, one of depths 50, 101 and 152 three, of
- * 1 x 1, 3 x 3 with the stride, and 1 x 1 with four times the channels; each is followed by a batch
- * norm (batch_norm.h). Small pictures, such as CIFAR's, begin with a convolution of 3 x 3 and
+ * A branch of depths 18 and 34 has two convolutions of 3 x 3, one of depths 50, 101 and 152 three,
+ * of 1 x 1, 3 x 3 with the stride, and 1 x 1 with four times the channels; each is followed by a
+ * batch norm (batch_norm.h). Small pictures, such as CIFAR's, begin with a convolution of 3 x 3 and
  * neither stride nor pooling.
  *
  * Names of parameters and buffers are those of torchvision.models.resnet18() and its relatives
@@ -30,7 +30,7 @@ typedef struct ek_resnet_options {
   int depth;            /* 18, 34, 50, 101 or 152 */
   int64_t classes;      /* above 0 */
   int64_t channels;     /* of the pictures: above 0 */
-  int64_t width;        /* channels of the first stage, of which the others have multiples: above 0 */
+  int64_t width;        /* channels of the first stage; the others have multiples: above 0 */
   bool small_pictures;  /* the beginning for pictures of about 32 x 32 pixels */
   bool zero_branches;   /* the last norm of each branch begins at 0 (Goyal et al. 2017) */
   const ek_batch_norm_options *norm; /* of every batch norm; copied; NULL: its defaults */
@@ -39,7 +39,7 @@ typedef struct ek_resnet_options {
 #define EK_RESNET_OPTIONS_INIT                                                                     \
   {                                                                                                \
     .size = sizeof(ek_resnet_options), .depth = 18, .classes = 1000, .channels = 3,                \
-    .width = 64, .small_pictures = false, .zero_branches = false, .norm = NULL,                                 \
+    .width = 64, .small_pictures = false, .zero_branches = false, .norm = NULL,                    \
     .recompute = {EK_RECOMPUTE_NONE, 0, 0}                                                         \
   }
 /* The same values, by a function: status.h. */

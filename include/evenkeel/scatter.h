@@ -72,12 +72,12 @@ EK_API EK_CHECKED ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, s
                                                const ek_scatter_options *options);
 
 /*
- * Which rows of a batch that all processes of a world know belong to this process: *first to
- * *first + *count - 1, if the batch of `rows` rows is cut evenly over the devices of all processes.
+ * Computes which rows of a batch belong to this process, if all processes of a world know the batch
+ * and its `rows` rows are cut evenly over the devices of all: *first to *first + *count - 1.
  * grains: 0, or `reproducible` of the model that gets the batch, which needs exactly these rows.
- * Of a group without a world it is all rows. A trainer with micro-batches gets the process's rows
- * of the first micro-batch, then those of the second, and so on: cut the batch into micro-batches
- * first (evenly, larger ones first), and each of them by this function.
+ * Without a world these are all rows. A trainer with micro-batches gets the process's rows of the
+ * first micro-batch, then those of the second, and so on: cut the batch into micro-batches first
+ * (evenly, larger ones first), and then each of them with this function.
  */
 EK_API EK_CHECKED ek_status ek_world_rows(int64_t *first, int64_t *count, const ek_group *group,
                                           int64_t rows, size_t grains);

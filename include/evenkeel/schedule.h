@@ -40,10 +40,11 @@ EK_API EK_CHECKED ek_status ek_schedule_warmup_cosine(ek_schedule *schedule, dou
                                                       double floor, int64_t warmup, int64_t total);
 
 /*
- * As above during the warm-up, then peak until step total - decay, and from there a straight line to
- * floor at step `total`: warm-up, stable, decay (Hu et al. 2024). A run that is to be longer than
- * planned goes on from a state before the decay with a larger total. With decay = total - warmup it
- * is a linear schedule. 0 <= warmup, 1 <= total, 0 <= decay <= total - warmup, 0 <= floor <= peak.
+ * As above during the warm-up, then peak until step total - decay, and from there a straight line
+ * to floor at step `total`: warm-up, stable, decay (Hu et al. 2024). A run that is to be longer
+ * than planned goes on from a state before the decay with a larger total. With decay = total -
+ * warmup it is a linear schedule. 0 <= warmup, 1 <= total, 0 <= decay <= total - warmup, 0 <= floor
+ * <= peak.
  */
 EK_API EK_CHECKED ek_status ek_schedule_warmup_stable(ek_schedule *schedule, double peak,
                                                       double floor, int64_t warmup, int64_t decay,
@@ -55,8 +56,8 @@ EK_API EK_CHECKED ek_status ek_schedule_steps(ek_schedule *schedule, double peak
                                               int64_t period, double floor);
 
 /*
- * From `first` to peak in `warmup` steps and from there to floor at step total - 1, both along half a
- * cosine; floor afterwards (Smith 2017). torch's OneCycleLR(optimizer, max_lr, total_steps) with
+ * From `first` to peak in `warmup` steps and from there to floor at step total - 1, both along half
+ * a cosine; floor afterwards (Smith 2017). torch's OneCycleLR(optimizer, max_lr, total_steps) with
  * pct_start p is first = max_lr / 25, floor = first / 1e4, warmup = p * total. 1 <= warmup < total,
  * 0 <= first <= peak, 0 <= floor <= peak.
  */

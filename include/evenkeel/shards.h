@@ -10,9 +10,9 @@
  * it for the next shards when it comes back, so a step that runs again allocates nothing.
  *
  * Ownership: the shards own the block and one reference for each part. ek_shards_free() drops both,
- * and a group with shards cannot be closed. A copy of the struct (b = a) stands for the same
- * shards: changes made through one are seen through the other, and only one of the two is freed.
- * The other is then stale: freeing it is harmless, and any other use is EK_ERR_STATE.
+ * and a group cannot be closed while shards of it exist. A copy of the struct (b = a) stands for
+ * the same shards: changes made through one are seen through the other, and only one of the two is
+ * freed. The other is then stale: freeing it is harmless, and any other use is EK_ERR_STATE.
  *
  * The outputs of a model's forward remember which forward and which output of the module they are,
  * so that a backward refuses the gradients of other outputs. Shards that a program fills by hand

@@ -1,5 +1,5 @@
 /*
- * source.h - where batches come from: samples by number, in an order that needs no memory.
+ * source.h - samples by number, in an order that needs no memory: where batches come from.
  *
  * A source has a number of samples, each one row of every input and target. It gives any of them at
  * any time. What is trained on is a sequence of positions 0, 1, 2, ...: with N samples, positions
@@ -8,9 +8,9 @@
  * stored, and a run that goes on needs one number, its position. Positions do not depend on the
  * number of devices, of processes or of micro-batches, nor on the size of a batch.
  *
- * tokens.h opens files of tokens, image_source.h pictures. A source of a program's own is a struct that begins with an
- * ek_source, and a table with a function that fills rows. data_loader.h reads any source ahead of a
- * training step.
+ * tokens.h opens files of tokens, image_source.h pictures. A source of a program's own is a struct
+ * that begins with an ek_source, and a table with a function that fills rows. data_loader.h reads
+ * any source ahead of a training step.
  *
  * The permutation is a Feistel network of eight rounds over the least power of two that has room
  * for N, whose rounds are ek_random_bits(); a result of N or more is permuted again (Black and
@@ -98,10 +98,10 @@ EK_API ek_source *ek_source_share(ek_source *source);
 EK_API void ek_source_free(ek_source *source);
 
 /*
- * Samples first to first + count - 1 of a source as a source of its own, with an order of its own:
- * what is left out of training for validation, for one. `whole` is shared. Of `options` only seed
- * and in_order are read; NULL: the whole's. EK_ERR_INVALID_ARGUMENT for samples that the source
- * does not have, and for none.
+ * Samples first to first + count - 1 of a source as a source with an order of its own, such as
+ * those that are held out of training for validation. `whole` is shared. Of `options` only seed and
+ * in_order are read; NULL: the whole's. EK_ERR_INVALID_ARGUMENT for samples that the source does
+ * not have, and for none.
  */
 EK_API EK_CHECKED ek_status ek_source_part_create(ek_source **part, ek_source *whole, int64_t first,
                                                   int64_t count, const ek_source_options *options);

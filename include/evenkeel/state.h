@@ -1,5 +1,5 @@
 /*
- * state.h - everything that a training run has become, by name: read and written in host memory.
+ * state.h - the complete state of a training run, read and written by name in host memory.
  *
  * An entry is a piece of the state of a data-parallel model and of the optimizer that is open for
  * it. All modes, precisions and numbers of devices have the same entries with the same shapes, so
@@ -17,10 +17,10 @@
  *
  * Tied parameters are one entry, under the name of their source; the other name finds it too. Those
  * of `run` are numbers of the host, also for a model on `plan` devices; entries on such devices are
- * neither read nor written, and the host's memory stays as it is. The program must give again what
- * is not state: the module, the options (mode, type, schedule, the rule's constants, patterns) and
- * the data. A frozen parameter is an entry, but has no state of the optimizer: a run goes on with
- * the same parameters frozen.
+ * neither read nor written, and the host's memory stays as it is. The program must provide again
+ * what is not state: the module, the options (mode, type, schedule, the rule's constants, patterns)
+ * and the data. A frozen parameter is an entry, but has no state of the optimizer: a run goes on
+ * with the same parameters frozen.
  *
  * To copy the state of one run into the program's memory, and from there into another run:
  *
@@ -38,7 +38,7 @@
  *
  * Steps that are taken from there on equal those of a run that was never interrupted: bit for bit
  * with the same mode and devices, else to rounding (docs/numerics.md). Copy between steps: what a
- * step has accumulated is no state.
+ * step has accumulated is not part of the state.
  *
  * A torn model (EK_ERR_TORN) cannot be read. It can be written, and is whole again when every entry
  * that ek_state_count() counts has been written since it tore; gradients that its last step had

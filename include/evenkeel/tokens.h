@@ -46,8 +46,8 @@ typedef struct ek_tokens_options {
 EK_API EK_CHECKED ek_status ek_tokens_options_init(ek_tokens_options *options, size_t size);
 
 /*
- * Opens the files that a pattern of the shell matches ("train.bin", "shard-*.bin", "part[0-4].bin"),
- * in the order of their names. `options` NULL: the defaults.
+ * Opens the files that a pattern of the shell matches ("train.bin", "shard-*.bin",
+ * "part[0-4].bin"), in the order of their names. `options` NULL: the defaults.
  * EK_ERR_NOT_FOUND         no file matches a pattern, or one has gone
  * EK_ERR_CORRUPT           a file is shorter or longer than its header says, or has no whole tokens
  * EK_ERR_TYPE              files have tokens of different types

@@ -14,16 +14,16 @@
  * on the communication track collectives, each as long as this device worked on its own part; on
  * the track of transfers what moves between the host and devices, or between devices.
  *
- * When a span begins and ends: on devices that work at once (cpu, plan) the working thread reads
- * the clock. On cuda, which works later, a span of the compute or of the communication track begins
+ * On devices that work at once (cpu, plan) the working thread reads the clock when a span begins
+ * and ends. On cuda, which works later, a span of the compute or of the communication track begins
  * when the stream reaches the work that the span queued and ends when the stream has done it, by
  * CUDA events, to about a microsecond. Spans of its transfers are those of the call of the host; a
  * call that only queues (a copy between devices) ends before the copy does. Counters change when
- * memory is taken and given back, which on a cuda device is when work is queued, and so before it
- * is done: peaks are the ledger's, their moments are the host's.
+ * memory is allocated and freed. On a cuda device that is when work is queued, and so before it is
+ * done: peaks are those of the ledger, their times those of the host.
  *
  * A trace costs some tenths of a microsecond a span, and on cuda two events, each about a
- * microsecond of the host; and nothing is allocated while it records. Without one a span costs a
+ * microsecond of the host. It allocates nothing while it records. Without a trace a span costs a
  * call and a branch.
  *
  * Start, stop and write a trace while the group is at rest, as when it is closed: no other thread
@@ -38,15 +38,16 @@ EK_BEGIN_DECLARATIONS
 
 /*
  * From now on every device of the group keeps its first `spans` spans (0: 16,384) and four times as
- * many changes of its memory; what comes later is counted and left out. Takes the place of the
- * trace there was. EK_ERR_OUT_OF_MEMORY when the host has no room for it (about 200 bytes a span);
- * then nothing has changed.
+ * many changes of its memory; later ones are counted and dropped. Replaces an earlier trace.
+ * EK_ERR_OUT_OF_MEMORY if the host has no memory for it (about 200 bytes a span); then nothing has
+ * changed.
  */
 EK_API EK_CHECKED ek_status ek_trace_start(ek_group *group, size_t spans);
 
 /*
- * Waits for the devices, as ek_group_synchronize() does, and ends the recording, whatever they say.
- * The trace is kept until the next start or the closing of the group. EK_ERR_STATE if none runs.
+ * Waits for the devices, as ek_group_synchronize() does, and ends the recording, even if they
+ * report an error. The trace is kept until the next start or the closing of the group. EK_ERR_STATE
+ * if none runs.
  */
 EK_API EK_CHECKED ek_status ek_trace_stop(ek_group *group);
 
@@ -60,9 +61,9 @@ typedef struct ek_trace_summary {
  * the start, counters ("C"), names of processes and threads ("M"). Spans of one track nest: what
  * overlaps otherwise, because several threads of the program were at work, goes to a track of its
  * own. In a world of several processes each writes its own devices, by their ranks, and the file's
- * name gets the process's number: "trace.json" becomes "trace.2.json". The file is there whole or
- * not at all, and takes the place of an old one. *summary may be NULL. EK_ERR_STATE without a trace
- * or while it runs; EK_ERR_IO, EK_ERR_NOT_FOUND.
+ * name gets the process's number: "trace.json" becomes "trace.2.json". The file appears whole or
+ * not at all, and replaces an old one. *summary may be NULL. EK_ERR_STATE without a trace or while
+ * it runs; EK_ERR_IO, EK_ERR_NOT_FOUND.
  */
 EK_API EK_CHECKED ek_status ek_trace_write(ek_trace_summary *summary, const ek_group *group,
                                            const char *path);
@@ -73,8 +74,8 @@ typedef struct ek_trace_span {
 } ek_trace_span;
 
 /*
- * Begins one; `name` is copied, and cut after 79 bytes. What is begun and ended on one thread must
- * nest. Costs a branch where no trace runs; NULL for the device is legal and does nothing.
+ * Begins a span; `name` is copied, and cut after 79 bytes. Spans of one thread must nest. Costs a
+ * branch if no trace runs. `device` may be NULL: nothing happens.
  */
 EK_API ek_trace_span ek_trace_begin(ek_device *device, const char *name);
 /* Ends it, once; also when the trace was stopped in between (on cuda the trace has it if the device

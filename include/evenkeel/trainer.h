@@ -48,7 +48,7 @@
  * State is read and written by name with ek_trainer_model() (state.h), and saved in files
  * (checkpoint.h).
  *
- * A trainer and its parts belong to one thread at a time: another gets EK_ERR_STATE.
+ * A trainer and its parts belong to one thread at a time: another thread gets EK_ERR_STATE.
  */
 #ifndef EVENKEEL_TRAINER_H
 #define EVENKEEL_TRAINER_H
@@ -127,7 +127,8 @@ EK_API void ek_trainer_free(ek_trainer *trainer); /* the same, as a free: status
  * those of the whole batch (docs/numerics.md): the caller divides nothing. A module that computes
  * something of all the samples that it sees, such as the statistics of a batch normalisation, sees
  * one part; if its table says so (`mixes_samples`), ek_trainer_open() logs a warning. A criterion
- * of several `mean` terms needs parts that weigh its terms in the same ratios, else EK_ERR_STATE (data_parallel_criterion.h).
+ * of several `mean` terms needs parts that weigh its terms in the same ratios, else EK_ERR_STATE
+ * (data_parallel_criterion.h).
  */
 EK_API EK_CHECKED ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer,
                                             const ek_tensor *inputs, size_t input_count,

@@ -20,8 +20,8 @@
  *     ek_source_free(text);
  *     return status;
  *
- * The batch of step k, counted from 0, has the samples at positions k * batch to (k + 1) * batch - 1
- * of the source (source.h). A run that was interrupted and goes on, with any number of devices and
+ * The batch of step k, counted from 0, has the `batch` samples of the source from position
+ * k * batch on (source.h). A run that was interrupted and goes on, with any number of devices and
  * processes and in any mode, takes the steps that the whole run would have taken, on the samples
  * that it would have had; another batch size goes on at the same sample.
  */
@@ -119,14 +119,13 @@ typedef struct ek_run_result {
  * error as well. A run whose state has `steps` steps or more takes none. The loop takes no memory
  * once its sources, saves and validation have what they need.
  *
- * Handlers of signals call ek_world_request_stop() with the world, of one process where there are no
- * others; the run then ends after the step that is under way, with a saved state.
+ * A signal handler stops a run with ek_world_request_stop(). Its world may be one of a single
+ * process. The run then ends after the step that is under way, with a saved state.
  *
- * Fails as reading, a step, a validation, a save or a metric fails; the step that failed is not
- * made, and the state of the steps before it is in the trainer. In a world of several processes it
- * fails in all of them. A run that does not fail has waited for its saves.
- * EK_ERR_INVALID_ARGUMENT for options that make no sense; EK_ERR_STATE for `fresh` (above), and
- * without an optimizer.
+ * Returns the error of the reading, step, validation, save or metric that fails; the trainer then
+ * has the state of the steps before. In a world of several processes it fails in all of them. A run
+ * that does not fail has waited for its saves. EK_ERR_INVALID_ARGUMENT for options that make no
+ * sense; EK_ERR_STATE for `fresh` (above), and without an optimizer.
  */
 EK_API EK_CHECKED ek_status ek_trainer_run(ek_run_result *result, ek_trainer *trainer,
                                            ek_source *source, int64_t steps,
