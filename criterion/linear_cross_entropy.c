@@ -403,6 +403,7 @@ ek_status ek_linear_cross_entropy_create(ek_criterion **criterion, int64_t in, i
   EK_TRY(ek__affine_fill(&made.head, ops.kind, in, out, o.bias, o.weight));
   made.head.frozen = o.frozen;
   made.head.no_decay = o.no_decay;
+  made.head.elementwise = true; /* its rows are classes */
   ek_status status = fill(&made, &o);
   if (status == EK_OK) status = ek__new_copy(criterion, &made, sizeof made, "linear_cross_entropy");
   if (status != EK_OK) ek__entropy_close(&made.entropy);

@@ -3,24 +3,116 @@
  */
 #include "buckets.h"
 
+#include <string.h>
+
 #include "core/alloc.h"
+#include "core/options.h"
 #include "core/sizes.h"
 #include "module/replica_internal.h"
 
-static void add_bucket(struct ek__buckets *buckets, int64_t first, int64_t last,
-                       uint32_t parameters) {
+static const char memory_of[] = "the gradient buckets";
+
+/* ---- pieces ---- */
+
+/* The next piece of the bucket that is being made ends `end` elements after its beginning. */
+static ek_status add_piece(struct ek__buckets *buckets, int64_t end) {
+  EK_TRY(ek__grow(&buckets->pieces, &buckets->piece_capacity, buckets->piece_count + 1,
+                  sizeof *buckets->pieces, memory_of));
+  buckets->pieces[buckets->piece_count++] = end;
+  return EK_OK;
+}
+
+/* Elements first .. last - 1 of the bucket, in equal parts. */
+static ek_status add_parts(struct ek__buckets *buckets, int64_t first, int64_t last) {
+  for (size_t part = 1; part <= buckets->parts && first < last; part++) {
+    EK_TRY(add_piece(buckets, first + ek__part_begin(last - first, part, buckets->parts)));
+  }
+  return EK_OK;
+}
+
+/* Of the bucket, whose parameters are the first in `order`. */
+static ek_status add_pieces(struct ek__buckets *buckets, struct ek__bucket *bucket,
+                            const struct ek__layout *layout, const size_t *order) {
+  const int64_t size = bucket->last - bucket->first;
+  int64_t begin = 0;
+  bucket->piece = buckets->piece_count;
+  for (size_t i = 0; i < bucket->parameters; i++) {
+    if (!ek__buckets_whole(buckets, order[i])) continue;
+    const int64_t first = layout->parameters[order[i]].offset - bucket->first;
+    const int64_t end = i + 1 < bucket->parameters
+                            ? layout->parameters[order[i + 1]].offset - bucket->first
+                            : size;
+    EK_TRY(add_parts(buckets, begin, first));
+    EK_TRY(add_piece(buckets, end));
+    begin = end;
+  }
+  EK_TRY(add_parts(buckets, begin, size));
+  bucket->pieces = buckets->piece_count - bucket->piece;
+  return EK_OK;
+}
+
+/* ---- shares ---- */
+
+/* Fills the offsets of a bucket so that no rank has more than `most` elements of all buckets so far:
+ * each rank in turn takes as many pieces as it can. False if pieces are left. */
+static bool deal(const struct ek__buckets *buckets, const struct ek__bucket *bucket, int64_t most) {
+  const int64_t *ends = &buckets->pieces[bucket->piece];
+  int64_t begin = 0;
+  size_t next = 0;
+  bucket->offsets[0] = 0;
+  for (size_t r = 0; r < buckets->ranks; r++) {
+    while (next < bucket->pieces && buckets->loads[r] + ends[next] - begin <= most) next++;
+    if (next > 0) begin = ends[next - 1];
+    bucket->offsets[r + 1] = begin;
+  }
+  return next == bucket->pieces;
+}
+
+static void deal_whole(struct ek__buckets *buckets, const struct ek__bucket *bucket) {
+  int64_t low = -1, high = 0; /* too few, and enough */
+  for (size_t r = 0; r < buckets->ranks; r++) {
+    if (buckets->loads[r] > high) high = buckets->loads[r];
+  }
+  high += bucket->last - bucket->first;
+  while (low + 1 < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (deal(buckets, bucket, middle)) {
+      high = middle;
+    } else {
+      low = middle;
+    }
+  }
+  (void)deal(buckets, bucket, high);
+  for (size_t r = 0; r < buckets->ranks; r++) {
+    buckets->loads[r] += ek__bucket_share(bucket, r);
+  }
+}
+
+static void deal_evenly(struct ek__buckets *buckets, const struct ek__bucket *bucket) {
+  for (size_t r = 0; r <= buckets->ranks; r++) {
+    const size_t part = (size_t)ek__even_begin((int64_t)buckets->parts, r, buckets->ranks);
+    bucket->offsets[r] = ek__part_begin(bucket->last - bucket->first, part, buckets->parts);
+  }
+}
+
+/* ---- buckets ---- */
+
+/* Of the parameters that are the first in `order`. */
+static ek_status add_bucket(struct ek__buckets *buckets, const struct ek__layout *layout,
+                            const size_t *order, int64_t last, uint32_t parameters) {
   const size_t ranks = buckets->ranks, number = buckets->count++;
   struct ek__bucket *bucket = &buckets->list[number];
-  int64_t *offsets = &buckets->offsets[number * (ranks + 1)];
-  int64_t *places = &buckets->places[number * ranks];
-  *bucket = (struct ek__bucket){first, last, parameters, offsets, places};
-  for (size_t r = 0; r <= ranks; r++) {
-    const size_t piece = (size_t)ek__even_begin((int64_t)buckets->pieces, r, ranks);
-    offsets[r] = ek__part_begin(last - first, piece, buckets->pieces);
-  }
+  *bucket = (struct ek__bucket){.first = layout->parameters[order[0]].offset,
+                                .last = last,
+                                .parameters = parameters,
+                                .offsets = &buckets->offsets[number * (ranks + 1)],
+                                .places = &buckets->places[number * ranks]};
+  EK_TRY(add_pieces(buckets, bucket, layout, order));
+  (buckets->whole != NULL ? deal_whole : deal_evenly)(buckets, bucket);
   for (size_t r = 0; r < ranks && number > 0; r++) {
-    places[r] = bucket[-1].places[r] + ek__bucket_share(&bucket[-1], r);
+    bucket->places[r] = bucket[-1].places[r] + ek__bucket_share(&bucket[-1], r);
   }
+  return EK_OK;
 }
 
 /* Whether parameters number i - 1 and i of the order, the second at the beginning of a bucket so
@@ -33,7 +125,7 @@ static bool ends(const struct ek__layout *layout, size_t i, int64_t end, size_t 
 }
 
 /* Parameters number begin .. i - 1 of the order, which end at `end`. */
-static void cut(struct ek__buckets *buckets, const struct ek__layout *layout, size_t begin,
+static ek_status cut(struct ek__buckets *buckets, const struct ek__layout *layout, size_t begin,
                 size_t i, int64_t end, size_t bytes) {
   uint32_t members = 0;
   while (i-- > begin) {
@@ -41,30 +133,65 @@ static void cut(struct ek__buckets *buckets, const struct ek__layout *layout, si
     buckets->of[layout->order[i]] = buckets->count;
     members++;
     if (!ends(layout, i, end, bytes)) continue;
-    add_bucket(buckets, first, end, members);
+    EK_TRY(add_bucket(buckets, layout, &layout->order[i], end, members));
     end = first;
     members = 0;
   }
+  return EK_OK;
+}
+
+ek_optimizer_parameter ek__rule_parameter(const ek_replica *replica, size_t parameter) {
+  const struct ek__parameter *p = &replica->layout.parameters[parameter];
+  ek_optimizer_parameter made = {.name = p->name,
+                                 .rank = p->rank,
+                                 .no_decay = p->no_decay,
+                                 .elementwise = p->elementwise};
+  memcpy(made.shape, p->shape, sizeof made.shape);
+  return made;
+}
+
+bool ek__rule_takes(const ek_optimizer *rule, const ek_replica *replica, size_t parameter) {
+  const struct ek__parameter *p = &replica->layout.parameters[parameter];
+  if (p->buffer || p->frozen || EK__TABLE_SLOT(ek_optimizer_table(rule), takes_whole) == NULL) return false;
+  const ek_optimizer_parameter asked = ek__rule_parameter(replica, parameter);
+  return ek_optimizer_table(rule)->takes_whole(rule, &asked);
+}
+
+static ek_status find_whole(struct ek__buckets *buckets, const ek_replica *replica,
+                            const ek_optimizer *rule) {
+  bool any = false;
+  if (rule == NULL || EK__TABLE_SLOT(ek_optimizer_table(rule), takes_whole) == NULL) return EK_OK;
+  EK_TRY(ek__new(&buckets->whole, buckets->parameters, sizeof *buckets->whole, memory_of));
+  for (size_t i = 0; i < buckets->parameters; i++) {
+    buckets->whole[i] = ek__rule_takes(rule, replica, i);
+    any = any || buckets->whole[i];
+  }
+  if (any) return ek__new(&buckets->loads, buckets->ranks, sizeof *buckets->loads, memory_of);
+  ek__free(buckets->whole);
+  buckets->whole = NULL;
+  return EK_OK;
 }
 
 ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replica, size_t ranks,
-                           size_t pieces, size_t bytes) {
-  static const char memory_of[] = "the gradient buckets";
+                           size_t parts, size_t bytes, const ek_optimizer *rule) {
   const size_t parameters = replica->layout.parameter_count;
-  *buckets = (struct ek__buckets){.ranks = ranks, .pieces = pieces, .parameters = parameters};
+  *buckets = (struct ek__buckets){.ranks = ranks, .parts = parts, .parameters = parameters};
   EK_TRY(ek__new(&buckets->list, parameters, sizeof *buckets->list, memory_of));
   EK_TRY(ek__new(&buckets->offsets, parameters, (ranks + 1) * sizeof(int64_t), memory_of));
   EK_TRY(ek__new(&buckets->places, parameters, ranks * sizeof(int64_t), memory_of));
   EK_TRY(ek__new(&buckets->of, parameters, sizeof *buckets->of, memory_of));
   const struct ek__layout *layout = &replica->layout;
   for (size_t i = 0; i < parameters; i++) buckets->of[i] = SIZE_MAX;
-  cut(buckets, layout, 0, layout->order_trained, layout->trained_count, bytes);
+  EK_TRY(find_whole(buckets, replica, rule));
+  EK_TRY(cut(buckets, layout, 0, layout->order_trained, layout->trained_count, bytes));
   buckets->trained = buckets->count;
-  cut(buckets, layout, layout->order_trained, layout->order_count, layout->flat_count, bytes);
-  return EK_OK;
+  return cut(buckets, layout, layout->order_trained, layout->order_count, layout->flat_count, bytes);
 }
 
 void ek__buckets_close(struct ek__buckets *buckets) {
+  ek__free(buckets->pieces);
+  ek__free(buckets->loads);
+  ek__free(buckets->whole);
   ek__free(buckets->of);
   ek__free(buckets->places);
   ek__free(buckets->offsets);

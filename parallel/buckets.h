@@ -6,10 +6,15 @@
  * parameters that are cut as its shares of all buckets, end to end. It holds gradients that are cut
  * as its shares of the trained buckets, which come first (keeper.h). Frozen parameters have buckets
  * of their own.
+ *
+ * A bucket is a row of *pieces*, each of one rank, so that what is summed over a piece does not
+ * depend on the number of ranks. Pieces are equal parts of the bucket, or, for a rule that takes
+ * parameters whole (optimizer.h), such a parameter and equal parts of what is between two of them.
  */
 #ifndef EK_BUCKETS_H
 #define EK_BUCKETS_H
 
+#include <evenkeel/optimizer.h>
 #include <evenkeel/reduce.h>
 #include <evenkeel/replica.h>
 
@@ -18,23 +23,31 @@ struct ek__bucket {
   uint32_t parameters; /* how many complete it */
   int64_t *offsets;    /* rank r owns first + offsets[r] .. first + offsets[r + 1] - 1 */
   int64_t *places;     /* where its share begins if those of all buckets are end to end */
+  size_t piece, pieces; /* the number of its first piece among those of all buckets */
 };
 
 struct ek__buckets {
   struct ek__bucket *list;
   size_t count, trained; /* all; without those of frozen parameters, which are the last */
-  size_t ranks, pieces;
+  size_t ranks;
+  size_t parts;              /* equal ones, that what is not taken whole is cut into */
   size_t parameters;         /* of the replica, buffers as well */
   size_t *of;                /* per parameter of the replica; SIZE_MAX for a buffer */
   int64_t *offsets, *places; /* of all buckets */
+  bool *whole;               /* per parameter: the rule takes it whole; NULL: none */
+  int64_t *loads;            /* per rank, elements: if parameters are taken whole */
+  int64_t *pieces;           /* where each ends, from the beginning of its bucket on */
+  size_t piece_count, piece_capacity;
 };
 
 /* Takes whole parameters from the end of the trained ones to the beginning until a bucket has
  * `bytes`, then the frozen ones likewise; with a layout in units each unit is a bucket, in the same
- * order. After a failure close frees what was made. The `pieces` of a bucket are dealt out evenly:
- * the numbers of two ranks differ by at most one. */
+ * order. After a failure close frees what was made. Equal `parts` of a bucket are dealt out evenly:
+ * the numbers of two ranks differ by at most one. If `rule`, which may be NULL, takes parameters
+ * whole, pieces are dealt out so that the rank with the most elements of all buckets so far has as
+ * few as possible; a rank's pieces of a bucket are side by side in any case. */
 ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replica, size_t ranks,
-                           size_t pieces, size_t bytes);
+                           size_t parts, size_t bytes, const ek_optimizer *rule);
 void ek__buckets_close(struct ek__buckets *buckets);
 
 /* The bucket of a layout's unit. */
@@ -52,6 +65,14 @@ static inline int64_t ek__buckets_share(const struct ek__buckets *buckets, size_
   if (count == 0) return 0;
   const struct ek__bucket *last = &buckets->list[count - 1];
   return last->places[rank] + ek__bucket_share(last, rank);
+}
+
+/* A parameter, as rules get it, and whether one takes it whole; and whether the rule did that the
+ * buckets were cut for. */
+ek_optimizer_parameter ek__rule_parameter(const ek_replica *replica, size_t parameter);
+bool ek__rule_takes(const ek_optimizer *rule, const ek_replica *replica, size_t parameter);
+static inline bool ek__buckets_whole(const struct ek__buckets *buckets, size_t parameter) {
+  return buckets->whole != NULL && buckets->whole[parameter];
 }
 
 /* Elements first .. first + count - 1 of a flat buffer, a loan. */

@@ -106,14 +106,19 @@ static ek_status open_replica(void *context, ek_device *device, size_t index) {
 
 static const char memory_of[] = "a data-parallel model";
 
+/* Of what is not taken whole, for each rank: small ones make up for large matrices. Any number gives
+ * equal shares where nothing is taken whole. */
+enum { PARTS = 8 };
+
 /* Host memory, when the replicas are open. */
 static ek_status open_cut(ek_data_parallel_model *model) {
   struct ek__ranks *run = &model->run;
   const struct ek__placement *placement = ek__placement(model);
   const size_t ranks = ek_communicator_world_size(run->gathers);
-  const size_t pieces = run->reduction->grains == NULL ? ranks : run->reduction->grains(model);
-  EK_TRY(ek__buckets_open(&run->cut, run->ranks[0].replica, ranks, pieces,
-                          model->options.bucket_bytes));
+  const size_t parts =
+      run->reduction->grains == NULL ? PARTS * ranks : run->reduction->grains(model);
+  EK_TRY(ek__buckets_open(&run->cut, run->ranks[0].replica, ranks, parts,
+                          model->options.bucket_bytes, model->options.optimizer));
   const size_t most = run->reduction->most(model);
   for (size_t k = 0; k < run->count; k++) {
     struct ek__rank *rank = &run->ranks[k];
@@ -183,8 +188,8 @@ static ek_status open_parts(ek_data_parallel_model *model) {
   if (run->ranks[0].replica->layout.collective) {
     EK_TRY(ek_communicator_open(&run->inner, run->group));
   }
-  EK_TRY(ek__model_same(model));
   EK_TRY(open_cut(model));
+  EK_TRY(ek__model_same(model));
   EK_TRY(ek_group_apply(run->group, open_rank, model));
   return ek__world_agree(ek__group_world(run->group), "opening a model", 0);
 }
@@ -213,6 +218,7 @@ static ek_status open_model(ek_data_parallel_model **model, ek_group *group, ek_
   if (status == EK_OK) status = open_parts(result);
   result->options.patterns = NULL; /* the caller's */
   result->options.pattern_count = 0;
+  result->options.optimizer = NULL;
   if (status == EK_OK) {
     *model = result;
   } else {

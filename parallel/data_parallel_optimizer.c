@@ -12,6 +12,7 @@
 #include <evenkeel/data_parallel_optimizer.h>
 
 #include <math.h>
+#include <string.h>
 
 #include <evenkeel/convert.h>
 #include <evenkeel/elementwise.h>
@@ -27,6 +28,23 @@
 
 /* ---- opening and closing ---- */
 
+/* As much as the rule wants for any parameter that the rank updates. */
+static ek_status open_workspace(struct ek__rank *rank, const ek_optimizer *rule, ek_type type) {
+  struct ek__share *share = &rank->share;
+  int64_t most = 0;
+  for (size_t i = 0; i < share->updates.count; i++) {
+    const struct ek__range *range = &share->updates.list[i];
+    if (range->whole == EK__NO_PARAMETER || EK__TABLE_SLOT(ek_optimizer_table(rule), workspace) == NULL) continue;
+    const ek_optimizer_parameter whole = ek__rule_parameter(rank->replica, range->whole);
+    const int64_t wanted = ek_optimizer_table(rule)->workspace(rule, &whole);
+    EK__FAIL_IF(wanted < 0, EK_ERR_INVALID_ARGUMENT, "%s: a workspace of %lld elements for %s",
+                ek_optimizer_kind(rule), (long long)wanted, whole.name);
+    if (wanted > most) most = wanted;
+  }
+  if (most == 0) return EK_OK;
+  return ek_tensor_create(&share->workspace, rank->device, EK_MEMORY_WORKSPACE, type, 1, &most);
+}
+
 static ek_status open_one(void *context, ek_device *device, size_t index) {
   const ek_data_parallel_optimizer *self = context;
   const ek_data_parallel_model *model = self->model;
@@ -40,10 +58,10 @@ static ek_status open_one(void *context, ek_device *device, size_t index) {
   }
   for (size_t i = 0; i < self->update.state_count && share->owner == rank; i++) {
     EK_TRY(ek_tensor_create(&share->states[i], device, EK_MEMORY_OPTIMIZER, model->options.type, 1,
-                            &share->owned));
+                            &share->owned[i]));
     EK_TRY(ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &share->states[i]));
   }
-  return EK_OK;
+  return open_workspace(rank, self->update.optimizer, model->options.type);
 }
 
 static const char memory_of[] = "a data-parallel optimizer";
@@ -54,19 +72,36 @@ static ek_status make_tables(ek_data_parallel_optimizer *self) {
   struct ek__update *update = &self->update;
   const ek_replica *replica = model->run.ranks[0].replica;
   const size_t count = ek_replica_parameter_count(replica);
-  EK_TRY(ek__new(&update->parameters, count, sizeof *update->parameters, memory_of));
+  EK_TRY(ek__new(&update->kept, count, update->state_count * sizeof *update->kept, memory_of));
   EK_TRY(
       ek__new(&update->written, count, update->state_count * sizeof *update->written, memory_of));
-  for (size_t k = 0; k < model->run.count; k++) {
-    struct ek__share *share = &model->run.ranks[k].share;
-    EK_TRY(ek__new(&share->offsets, model->run.cut.ranks + 1, sizeof *share->offsets, memory_of));
+  for (size_t s = 0; s < update->state_count; s++) {
+    for (size_t i = 0; i < count; i++) {
+      const struct ek__parameter *p = &replica->layout.parameters[i];
+      const bool whole = ek__buckets_whole(&model->run.cut, i);
+      if (p->buffer || p->frozen || !ek__rule_keeps(update->optimizer, s, whole)) continue;
+      update->kept[update->kept_count++] = (struct ek__kept){s, i};
+    }
   }
-  for (size_t i = 0; i < count; i++) {
-    ek_parameter_info info;
-    EK_TRY(ek_replica_parameter(&info, replica, i));
-    if (!info.buffer && !info.frozen) update->parameters[update->parameter_count++] = i;
+  return ek__optimizer_cut(model, update->optimizer);
+}
+
+/* A rule takes no other parameters whole than when the model opened. */
+static ek_status check_whole(const ek_data_parallel_model *model, const ek_optimizer *rule) {
+  const ek_replica *replica = model->run.ranks[0].replica;
+  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
+    const char *name = replica->layout.parameters[i].name;
+    const bool cut = ek__buckets_whole(&model->run.cut, i);
+    const bool whole = ek__rule_takes(rule, replica, i);
+    EK__FAIL_IF(whole && !cut, EK_ERR_INVALID_ARGUMENT,
+                "%s takes %s whole, but the model was opened without this rule: give it in "
+                "ek_data_parallel_model_options.optimizer",
+                ek_optimizer_kind(rule), name);
+    EK__FAIL_IF(cut && !whole, EK_ERR_INVALID_ARGUMENT,
+                "the model was opened for a rule that takes %s whole, and %s does not", name,
+                ek_optimizer_kind(rule));
   }
-  return ek__optimizer_cut(model);
+  return EK_OK;
 }
 
 static ek_status check_open(const ek_data_parallel_model *model, const ek_optimizer *optimizer) {
@@ -80,6 +115,7 @@ static ek_status check_open(const ek_data_parallel_model *model, const ek_optimi
   EK_TRY(ek__types_check(types, model->options.type, ops->kind));
   EK_TRY(ek__types_check(types, model->options.gradient_type, ops->kind));
   EK_TRY(ek__model_check(model));
+  EK_TRY(check_whole(model, optimizer));
   const bool takes = EK__TABLE_SLOT(ops, takes_decay);
   const struct ek__layout *layout = &model->run.ranks[0].replica->layout;
   for (size_t i = 0; i < layout->group_count && !takes; i++) {
@@ -150,7 +186,7 @@ static void free_share(struct ek__share *share) {
   for (size_t i = 0; i < EK_MAX_OPTIMIZER_STATES; i++) ek_tensor_free(&share->states[i]);
   ek_tensor_free(&share->square_norm);
   ek_tensor_free(&share->leaves);
-  ek__free(share->offsets);
+  ek_tensor_free(&share->workspace);
 }
 
 void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
@@ -163,7 +199,7 @@ void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
     model->run.ranks[k].share = (struct ek__share){0};
   }
   ek__free(parallel->update.written);
-  ek__free(parallel->update.parameters);
+  ek__free(parallel->update.kept);
   ek_optimizer_free(parallel->update.optimizer);
   ek__free(parallel);
 }
@@ -185,6 +221,17 @@ static ek_status run_rule(const ek_optimizer *rule, ek_device *device, ek_update
   return ek_op_convert(stream, copy, update->parameters);
 }
 
+/* The elements of a range, from `first` on of a flat buffer; of a parameter that is taken whole in
+ * its shape. */
+static ek_tensor view(const ek_tensor *flat, int64_t first, int64_t count,
+                      const ek_optimizer_parameter *whole) {
+  ek_tensor tensor = ek__flat_range(flat, first, count);
+  if (whole == NULL) return tensor;
+  tensor.rank = whole->rank;
+  memcpy(tensor.shape, whole->shape, sizeof tensor.shape);
+  return tensor;
+}
+
 /* Range number `index` of those that the rank updates. */
 static ek_status update_range(const ek_data_parallel_model *model, const struct ek__rank *rank,
                               ek_update *update, size_t index) {
@@ -195,15 +242,21 @@ static ek_status update_range(const ek_data_parallel_model *model, const struct 
   const struct ek__group *group = &replica->layout.groups[range->group];
   const int64_t count = range->last - range->first;
   const double rate = update->learning_rate;
-  ek_tensor states[EK_MAX_OPTIMIZER_STATES], copy = {0};
+  ek_tensor states[EK_MAX_OPTIMIZER_STATES] = {{0}}, copy = {0}, workspace = rank->share.workspace;
+  ek_optimizer_parameter parameter;
+  const bool whole = range->whole != EK__NO_PARAMETER;
+  if (whole) parameter = ek__rule_parameter(replica, range->whole);
+  update->whole = whole ? &parameter : NULL;
+  update->workspace = whole && ek_tensor_exists(&workspace) ? &workspace : NULL;
   ek_tensor parameters =
-      ek__flat_range(ek_replica_parameters(replica),
-                     ek__model_shares_masters(model) ? range->place : range->first, count);
+      view(ek_replica_parameters(replica),
+           ek__model_shares_masters(model) ? range->place : range->first, count, update->whole);
   const ek_tensor gradients =
-      ek__flat_range(ek_replica_gradients(replica),
-                     placement->gradient_shares ? range->place : range->first, count);
+      view(ek_replica_gradients(replica), placement->gradient_shares ? range->place : range->first,
+           count, update->whole);
   for (size_t s = 0; s < model->update->state_count; s++) {
-    states[s] = ek__flat_range(&owner->states[s], range->state, count);
+    if (range->states[s] < 0) continue;
+    states[s] = view(&owner->states[s], range->states[s], count, update->whole);
   }
   update->no_decay = group->no_decay;
   update->learning_rate = rate * group->rate_scale;
@@ -213,8 +266,8 @@ static ek_status update_range(const ek_data_parallel_model *model, const struct 
   update->states = states;
   const bool mixed = ek__replica_is_mixed(replica);
   if (mixed) {
-    copy = ek__flat_range(ek_replica_copies(replica),
-                          placement->parameter_shares ? range->place : range->first, count);
+    copy = view(ek_replica_copies(replica),
+                placement->parameter_shares ? range->place : range->first, count, update->whole);
   }
   const ek_status status =
       run_rule(model->update->optimizer, rank->device, update, mixed ? &copy : NULL);

@@ -22,8 +22,12 @@ struct ek__update {
   ek_loss_scale_state scaler;          /* of the next step */
   bool norm, refuse;                   /* options: gradient_norm, refuse_not_finite */
   size_t state_count;                  /* of the rule, when it was opened */
-  size_t *parameters, parameter_count; /* those that it updates, not frozen: numbers in a replica */
-  uint64_t *written;                   /* per state and such parameter: model_step.c */
+  /* Of parameters that are not frozen, those that the rule keeps; state by state. */
+  struct ek__kept {
+    size_t state, parameter;
+  } * kept;
+  size_t kept_count;
+  uint64_t *written; /* per state and parameter: model_step.c */
 };
 
 struct ek_data_parallel_optimizer {
@@ -43,12 +47,15 @@ static inline bool ek__update_helps(const ek_data_parallel_model *model) {
 }
 
 /* Fills ranges, owners and counts of all ranks; after a failure free releases what was made. */
-ek_status ek__optimizer_cut(ek_data_parallel_model *model);
+ek_status ek__optimizer_cut(ek_data_parallel_model *model, const ek_optimizer *rule);
 void ek__optimizer_cut_free(ek_data_parallel_model *model);
 /* The ranges that a rank updates; or, with `norm`, those whose squares it sums in the order of the
  * reduction `sum`. */
 ek_status ek__ranges_make(struct ek__ranges *ranges, const ek_data_parallel_model *model,
                           const struct ek__rank *rank, bool norm);
+
+/* Whether a state exists for parameters that the rule takes whole, or for the others. */
+bool ek__rule_keeps(const ek_optimizer *rule, size_t state, bool whole);
 
 /* state.c: ek_state_read_part(), and if not `to_all`, process 0 alone gets the parts that other
  * processes have: `host` of the others is scratch. */

@@ -12,14 +12,29 @@
  * one piece for each group (two groups without patterns), and a model of hundreds of weights and
  * biases takes one launch more than a model without biases.
  *
- * The states of a device's pieces are end to end, in the same order, in flat buffers of their own.
- * All of this is computed when the optimizer is opened.
+ * A parameter that the rule takes whole (optimizer.h) is a range by itself, and buckets are cut so
+ * that it is in one share (buckets.h). Then workers that update parts of device 0's memory have
+ * their parts of the buckets, as in the sharded modes.
+ *
+ * The states of a device's pieces are end to end, in the same order, in flat buffers of their own;
+ * a rule may keep a state for some parameters alone. All of this is computed when the optimizer is
+ * opened.
  */
 #include "core/alloc.h"
+#include "core/options.h"
 #include "core/sizes.h"
 #include "module/replica_internal.h"
 #include "optimizer_internal.h"
 #include "reduction.h"
+
+static const char memory_of[] = "the ranges of an optimizer";
+
+/* Whether ranks have their parts of every bucket. */
+static bool cuts_buckets(const ek_data_parallel_model *model) {
+  const struct ek__placement *placement = ek__placement(model);
+  return placement->state_shares ||
+         (placement->master && model->run.cut.whole != NULL && ek__update_helps(model));
+}
 
 /* *share, empty so far, becomes range number `number` of those that a rank updates (or sums). */
 static void share_of(struct ek__range *share, const ek_data_parallel_model *model,
@@ -28,10 +43,10 @@ static void share_of(struct ek__range *share, const ek_data_parallel_model *mode
   const struct ek__placement *placement = ek__placement(model);
   const size_t ranks = model->run.cut.ranks;
   size_t part = 0, parts = 1;
-  if (placement->state_shares) {
+  if (cuts_buckets(model)) {
     const struct ek__bucket *bucket = &model->run.cut.list[number];
     share->place = bucket->places[rank->part];
-    ek__bucket_range(&share->first, &share->last, bucket, rank->sums.kind, rank->part);
+    ek__bucket_range(&share->first, &share->last, bucket, EK_REDUCE_SCATTER, rank->part);
     return;
   }
   if (placement->master) {
@@ -48,30 +63,48 @@ static void share_of(struct ek__range *share, const ek_data_parallel_model *mode
   share->last = ek__part_begin(end, part + 1, parts);
 }
 
-/* Adds the share's part of run number `run`, to the piece before it if that is alike. */
-static void append(struct ek__ranges *pieces, const struct ek__range *share,
-                   const struct ek__layout *layout, size_t run, bool norm) {
-  const struct ek__run *r = &layout->runs[run];
-  const int64_t end = run + 1 < layout->run_count ? r[1].first : layout->flat_count;
-  const int64_t first = r->first > share->first ? r->first : share->first;
-  const int64_t last = end < share->last ? end : share->last;
-  const size_t group = norm ? 0 : r->group;
-  if (first >= last) return;
-  struct ek__range *before = pieces->count == 0 ? NULL : &pieces->list[pieces->count - 1];
-  if (before != NULL && before->last == first && first > share->first && before->group == group) {
-    before->last = last;
-    return;
+/* Trained elements from `first` up to the next run's, which an update handles alike. */
+struct run {
+  int64_t first;
+  size_t group, whole; /* as in struct ek__range */
+};
+
+/* Their number; *list has room for one more than there are parameters, and ends with the end. */
+static size_t list_runs(struct run *list, const ek_data_parallel_model *model,
+                        const struct ek__layout *layout, bool norm) {
+  size_t count = 0;
+  for (size_t i = 0; i < layout->order_trained; i++) {
+    const size_t number = layout->order[i];
+    const struct ek__parameter *p = &layout->parameters[number];
+    const bool whole = !norm && ek__buckets_whole(&model->run.cut, number);
+    const struct run run = {p->offset, norm ? 0 : p->group, whole ? number : EK__NO_PARAMETER};
+    const struct run *before = count == 0 ? NULL : &list[count - 1];
+    if (before != NULL && before->group == run.group && before->whole == run.whole) continue;
+    list[count++] = run;
   }
-  pieces->list[pieces->count++] = (struct ek__range){
-      .first = first, .last = last, .place = share->place + first - share->first, .group = group};
+  list[count] = (struct run){layout->trained_count, 0, EK__NO_PARAMETER};
+  return count;
+}
+
+/* The share's part of a run, if there is one. */
+static void append(struct ek__ranges *pieces, const struct ek__range *share,
+                   const struct run *run) {
+  const int64_t first = run->first > share->first ? run->first : share->first;
+  const int64_t last = run[1].first < share->last ? run[1].first : share->last;
+  if (first >= last) return;
+  pieces->list[pieces->count++] = (struct ek__range){.first = first,
+                                                     .last = last,
+                                                     .place = share->place + first - share->first,
+                                                     .group = run->group,
+                                                     .whole = run->whole};
 }
 
 /* The run that has element `first`. */
-static size_t run_at(const struct ek__layout *layout, int64_t first) {
-  size_t low = 0, high = layout->run_count; /* it is between them */
+static size_t run_at(const struct run *runs, size_t count, int64_t first) {
+  size_t low = 0, high = count; /* it is between them */
   while (low + 1 < high) {
     const size_t middle = low + (high - low) / 2;
-    if (layout->runs[middle].first <= first) {
+    if (runs[middle].first <= first) {
       low = middle;
     } else {
       high = middle;
@@ -83,32 +116,47 @@ static size_t run_at(const struct ek__layout *layout, int64_t first) {
 ek_status ek__ranges_make(struct ek__ranges *ranges, const ek_data_parallel_model *model,
                           const struct ek__rank *rank, bool norm) {
   const struct ek__layout *layout = &rank->replica->layout;
-  const size_t shares = ek__placement(model)->state_shares ? model->run.cut.trained : 1;
-  EK_TRY(ek__new(&ranges->list, shares + layout->run_count, sizeof *ranges->list,
-                 "the ranges of an optimizer"));
-  for (size_t i = 0; i < shares; i++) {
+  const size_t shares = cuts_buckets(model) ? model->run.cut.trained : 1;
+  struct run *runs = NULL;
+  EK_TRY(ek__new(&runs, layout->order_trained + 1, sizeof *runs, memory_of));
+  const size_t count = list_runs(runs, model, layout, norm);
+  const ek_status status = ek__new(&ranges->list, shares + count, sizeof *ranges->list, memory_of);
+  for (size_t i = 0; i < shares && status == EK_OK; i++) {
     struct ek__range share = {0};
     share_of(&share, model, rank, i, norm);
-    for (size_t run = run_at(layout, share.first);
-         run < layout->run_count && layout->runs[run].first < share.last; run++) {
-      append(ranges, &share, layout, run, norm);
+    for (size_t run = run_at(runs, count, share.first);
+         run < count && runs[run].first < share.last; run++) {
+      append(ranges, &share, &runs[run]);
     }
   }
-  return EK_OK;
+  ek__free(runs);
+  return status;
 }
 
-ek_status ek__optimizer_cut(ek_data_parallel_model *model) {
+bool ek__rule_keeps(const ek_optimizer *rule, size_t state, bool whole) {
+  return EK__TABLE_SLOT(ek_optimizer_table(rule), keeps) == NULL || ek_optimizer_table(rule)->keeps(rule, state, whole);
+}
+
+/* Where the states of a range begin among those of its owner, which now has as many more. */
+static void place_states(struct ek__range *range, struct ek__share *owner,
+                         const ek_optimizer *rule) {
+  const int64_t count = range->last - range->first;
+  for (size_t s = 0; s < ek_optimizer_states(rule); s++) {
+    const bool keeps = ek__rule_keeps(rule, s, range->whole != EK__NO_PARAMETER);
+    range->states[s] = keeps ? owner->owned[s] : -1;
+    if (keeps) owner->owned[s] += count;
+  }
+}
+
+ek_status ek__optimizer_cut(ek_data_parallel_model *model, const ek_optimizer *rule) {
   for (size_t k = 0; k < model->run.count; k++) {
     struct ek__rank *rank = &model->run.ranks[k];
     struct ek__share *share = &rank->share;
     share->owner = ek__placement(model)->master ? &model->run.ranks[0] : rank;
     EK_TRY(ek__ranges_make(&share->updates, model, rank, false));
     EK_TRY(model->run.reduction->norm_ranges(share, model, rank));
-    int64_t *owned = &share->owner->share.owned;
     for (size_t i = 0; i < share->updates.count; i++) {
-      struct ek__range *range = &share->updates.list[i];
-      range->state = *owned;
-      *owned += range->last - range->first;
+      place_states(&share->updates.list[i], &share->owner->share, rule);
     }
   }
   return EK_OK;

@@ -54,9 +54,11 @@ enum { EK__RUN_NUMBERS = 4 };
 /* Elements first .. last - 1 of the flat parameters and gradients. */
 struct ek__range {
   int64_t first, last;
-  int64_t state; /* where their elements begin in the owner's state */
-  int64_t place; /* and in its gradients, if these are shares */
+  int64_t place; /* where they begin in the owner's gradients, if these are shares */
   size_t group;  /* of the layout's */
+  size_t whole;  /* the parameter, if the rule takes it whole; or EK__NO_PARAMETER */
+  size_t piece;  /* of norms of the reduction `tree`: the number of this piece (buckets.h) */
+  int64_t states[EK_MAX_OPTIMIZER_STATES]; /* where they begin in those of the owner; -1: not kept */
 };
 
 struct ek__ranges {
@@ -69,12 +71,12 @@ struct ek__share {
   struct ek__rank *owner;    /* whose memory the worker updates: its own rank, or the master's */
   struct ek__ranges updates; /* of that memory */
   struct ek__ranges norms;   /* whose squares it sums: every element is in those of one rank */
-  int64_t owned;             /* elements of the rank's state: of all ranges that it owns */
+  /* Elements of the rank's states: of all ranges that it owns and keeps them for. */
+  int64_t owned[EK_MAX_OPTIMIZER_STATES];
   ek_tensor states[EK_MAX_OPTIMIZER_STATES];
+  ek_tensor workspace;   /* of the rule, for any of its parameters that are taken whole */
   ek_tensor square_norm; /* f64, of the whole gradient */
-  ek_tensor leaves;      /* f64, of the reduction `tree`: every part of every bucket */
-  int64_t first_leaf;    /* number of norms.list[0] among them */
-  int64_t *offsets;      /* scratch of an all-gather: one more than there are ranks */
+  ek_tensor leaves;      /* f64, of the reduction `tree`: every piece of every bucket */
 };
 
 struct ek__rank {

@@ -145,7 +145,7 @@ ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator,
   ek_status status = EK_OK;
   EK_TRY_GOTO(status,
               ek__buckets_open(&result->buckets, replicas[0], ranks,
-                               o.pieces == 0 ? ranks : o.pieces, o.bucket_bytes),
+                               o.pieces == 0 ? ranks : o.pieces, o.bucket_bytes, NULL),
               cleanup);
   EK_TRY_GOTO(status, open_sums(result, communicator, replicas), cleanup);
   *reducer = result;

@@ -56,8 +56,9 @@ static void add_parameter(struct lines *lines, const struct ek__parameter *param
     used += (size_t)snprintf(shape + used, sizeof shape - used, "%s%" PRId64, d == 0 ? "" : ", ",
                              parameter->shape[d]);
   }
-  add(lines, "%s %s = [%s]%s%s", parameter->buffer ? "buffer" : "parameter", parameter->name, shape,
-      parameter->frozen ? ", frozen" : "", parameter->no_decay ? ", no decay" : "");
+  add(lines, "%s %s = [%s]%s%s%s", parameter->buffer ? "buffer" : "parameter", parameter->name, shape,
+      parameter->frozen ? ", frozen" : "", parameter->no_decay ? ", no decay" : "",
+      parameter->elementwise ? ", elementwise" : "");
 }
 
 static void add_options(struct lines *lines, const ek_data_parallel_model_options *o) {
@@ -79,7 +80,10 @@ ek_status ek__model_same(const ek_data_parallel_model *model) {
   const struct ek__layout *layout = &model->run.ranks[0].replica->layout;
   add(&lines, "module = %s", ek_module_kind(model->module));
   add_options(&lines, &model->options);
-  for (size_t i = 0; i < layout->parameter_count; i++) add_parameter(&lines, &layout->parameters[i]);
+  for (size_t i = 0; i < layout->parameter_count; i++) {
+    add_parameter(&lines, &layout->parameters[i]);
+    if (ek__buckets_whole(&model->run.cut, i)) add(&lines, "taken whole by the optimizer");
+  }
   for (size_t i = 0; i < layout->group_count; i++) {
     const struct ek__group *group = &layout->groups[i];
     add(&lines, "group %zu = rate %.17g, decay %.17g", i, group->rate_scale, group->weight_decay);

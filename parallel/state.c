@@ -62,10 +62,14 @@ static size_t states_of(const ek_data_parallel_model *model) {
   return model->update == NULL ? 0 : model->update->state_count;
 }
 
+/* States of parameters. */
+static size_t kept_of(const ek_data_parallel_model *model) {
+  return model->update == NULL ? 0 : model->update->kept_count;
+}
+
 size_t ek_state_count(const ek_data_parallel_model *model) {
   if (model == NULL) return 0;
-  const size_t updated = model->update == NULL ? 0 : model->update->parameter_count;
-  return parameters_of(model) + states_of(model) * updated + numbers_of(model);
+  return parameters_of(model) + kept_of(model) + numbers_of(model);
 }
 
 /* "adamw/m/": what stands before the parameter's name. */
@@ -93,16 +97,42 @@ static ek_status entry_at(struct entry *entry, const ek_data_parallel_model *mod
   *entry = (struct entry){.kind = EK_STATE_KIND_PARAMETER};
   if (index < parameters) return of_parameter(entry, model, index);
   size_t rest = index - parameters;
-  const size_t updated = model->update == NULL ? 0 : model->update->parameter_count;
-  if (rest < states_of(model) * updated) {
+  if (rest < kept_of(model)) {
     entry->kind = EK_STATE_KIND_OPTIMIZER;
-    entry->state = rest / updated;
-    return of_parameter(entry, model, model->update->parameters[rest % updated]);
+    entry->state = model->update->kept[rest].state;
+    return of_parameter(entry, model, model->update->kept[rest].parameter);
   }
-  rest -= states_of(model) * updated;
+  rest -= kept_of(model);
   entry->kind = numbers[rest].kind;
   entry->parameter = parameters + rest;
   return EK_OK;
+}
+
+/* The rest of `name` after the prefix of a state; NULL: it has another one. */
+static const char *after_prefix(const char *name, const ek_optimizer *rule, size_t state) {
+  char prefix[EK_STATE_NAME_SIZE];
+  prefix_of(prefix, rule, state);
+  const size_t length = strlen(prefix);
+  return strncmp(name, prefix, length) == 0 ? name + length : NULL;
+}
+
+/* Of an optimizer's state, whose prefix is before `parameter`. States that are not kept for the same
+ * parameters may have one name. */
+static ek_status state_named(struct entry *entry, const ek_data_parallel_model *model,
+                             const char *name, const char *parameter) {
+  const ek_optimizer *rule = model->update->optimizer;
+  const bool whole = ek__buckets_whole(&model->run.cut, entry->parameter);
+  EK__FAIL_IF(entry->info.buffer || entry->info.frozen, EK_ERR_NOT_FOUND,
+              "no state entry %s: %s is %s", name, parameter,
+              entry->info.buffer ? "a buffer" : "frozen");
+  for (size_t s = 0; s < states_of(model); s++) {
+    if (after_prefix(name, rule, s) != parameter || !ek__rule_keeps(rule, s, whole)) continue;
+    entry->state = s;
+    return EK_OK;
+  }
+  return ek_error_set(EK_ERR_NOT_FOUND,
+                      "no state entry %s: %s keeps it only for parameters that it %s", name,
+                      ek_optimizer_kind(rule), whole ? "does not take whole" : "takes whole");
 }
 
 static ek_status entry_named(struct entry *entry, const ek_data_parallel_model *model,
@@ -115,21 +145,16 @@ static ek_status entry_named(struct entry *entry, const ek_data_parallel_model *
     return entry_at(entry, model, entries - numbers_of(model) + i);
   }
   for (size_t s = 0; s < states_of(model); s++) {
-    char prefix[EK_STATE_NAME_SIZE];
-    prefix_of(prefix, model->update->optimizer, s);
-    if (strncmp(name, prefix, strlen(prefix)) != 0) continue;
+    const char *rest = after_prefix(name, model->update->optimizer, s);
+    if (rest == NULL) continue;
     entry->kind = EK_STATE_KIND_OPTIMIZER;
-    entry->state = s;
-    parameter = name + strlen(prefix);
+    parameter = rest;
   }
   size_t index = 0;
   EK_TRY(ek__layout_find(&index, &model->run.ranks[0].replica->layout, parameter));
   EK_TRY(of_parameter(entry, model, index));
-  if (entry->kind != EK_STATE_KIND_OPTIMIZER || !(entry->info.buffer || entry->info.frozen)) {
-    return EK_OK;
-  }
-  return ek_error_set(EK_ERR_NOT_FOUND, "no state entry %s: %s is %s", name, parameter,
-                      entry->info.buffer ? "a buffer" : "frozen");
+  return entry->kind == EK_STATE_KIND_OPTIMIZER ? state_named(entry, model, name, parameter)
+                                                : EK_OK;
 }
 
 static ek_tensor like_of(const struct entry *entry) {
@@ -286,8 +311,8 @@ static ek_status copy_state(const ek_data_parallel_model *model, const struct en
       const struct ek__range *range = &share->updates.list[i];
       int64_t from = 0, to = 0;
       if (!meet(&from, &to, offset, count, range->first, range->last)) continue;
-      EK_TRY(copy_range(flat, range->state + from - range->first, host, from - offset, to - from,
-                        write));
+      EK_TRY(copy_range(flat, range->states[entry->state] + from - range->first, host,
+                        from - offset, to - from, write));
     }
   }
   return EK_OK;

@@ -246,58 +246,43 @@ ek_status ek__tree_totals(const ek_data_parallel_model *model, const struct ek__
 
 /* ---- norms ---- */
 
-/* How many ranks sum squares, and the first leaf of one of them. */
-static size_t norm_workers(const ek_data_parallel_model *model) {
-  const bool alone = ek__placement(model)->master && !ek__update_helps(model);
-  return alone ? 1 : model->run.cut.ranks;
-}
-
-static int64_t first_norm_leaf(const ek_data_parallel_model *model, size_t rank) {
-  const int64_t grains = (int64_t)ek__grains_of_model(model);
-  const size_t workers = norm_workers(model);
-  const int64_t part = rank < workers ? ek__even_begin(grains, rank, workers) : grains;
-  return part * (int64_t)model->run.cut.trained;
-}
-
-/* Parts of buckets whose squares are summed by themselves: part 0 of all buckets, then part 1, ..
- * So their sums are the same for any number of ranks. */
+/* The pieces of trained buckets that the rank owns, or rank 0 alone if only its memory has the sums:
+ * their number and their squares do not depend on the number of ranks. */
 ek_status ek__tree_norm_ranges(struct ek__share *share, const ek_data_parallel_model *model,
                                const struct ek__rank *rank) {
   const struct ek__buckets *cut = &model->run.cut;
-  const size_t grains = ek__grains_of_model(model), buckets = cut->trained;
-  const size_t workers = norm_workers(model);
-  share->first_leaf = first_norm_leaf(model, rank->number);
-  if (rank->number >= workers) return EK_OK;
-  const size_t first = (size_t)ek__even_begin((int64_t)grains, rank->number, workers);
-  const size_t last = (size_t)ek__even_begin((int64_t)grains, rank->number + 1, workers);
-  EK_TRY(ek__new(&share->norms.list, (last - first) * buckets, sizeof *share->norms.list,
+  const bool alone = ek__placement(model)->master && !ek__update_helps(model);
+  if (alone && rank->number > 0) return EK_OK;
+  EK_TRY(ek__new(&share->norms.list, cut->piece_count, sizeof *share->norms.list,
                  "the ranges of an optimizer"));
-  share->norms.count = (last - first) * buckets;
-  for (size_t i = 0; i < buckets; i++) {
-    const struct ek__bucket *b = &cut->list[i];
-    for (size_t part = first; part < last; part++) {
-      struct ek__range *leaf = &share->norms.list[(part - first) * buckets + i];
-      leaf->first = b->first + ek__part_begin(b->last - b->first, part, grains);
-      leaf->last = b->first + ek__part_begin(b->last - b->first, part + 1, grains);
-      leaf->place = b->places[rank->number] + leaf->first - b->first - b->offsets[rank->number];
+  for (size_t b = 0; b < cut->trained; b++) {
+    const struct ek__bucket *bucket = &cut->list[b];
+    const int64_t *ends = &cut->pieces[bucket->piece];
+    const int64_t first = alone ? 0 : bucket->offsets[rank->number];
+    const int64_t last = alone ? bucket->last - bucket->first : bucket->offsets[rank->number + 1];
+    for (size_t i = 0; i < bucket->pieces; i++) {
+      const int64_t begin = i == 0 ? 0 : ends[i - 1];
+      if (begin < first || ends[i] > last || begin == ends[i]) continue;
+      share->norms.list[share->norms.count++] =
+          (struct ek__range){.first = bucket->first + begin,
+                             .last = bucket->first + ends[i],
+                             .place = bucket->places[rank->number] + begin - first,
+                             .piece = bucket->piece + i};
     }
   }
   return EK_OK;
 }
 
-/* The leaves of all ranks, halved until one is left: in an order that their number gives. */
+/* The leaves of all ranks, halved until one is left: in an order that their number gives. A leaf is
+ * a number of one rank, and 0 on all others, so their sum is exact. */
 static ek_status sum_leaves(const ek_data_parallel_model *model, struct ek__rank *rank) {
   struct ek__share *share = &rank->share;
-  ek_communicator *communicator = model->run.communicator;
   ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
   ek_tensor leaves = share->leaves, norm = share->square_norm;
   int64_t count = ek_tensor_count(&leaves);
-  const size_t ranks = model->run.cut.ranks;
-  for (size_t r = 0; r < ranks; r++) share->offsets[r] = first_norm_leaf(model, r);
-  share->offsets[ranks] = count;
   if (count == 0) return ek_op_zero(stream, &norm);
-  EK_TRY(ek_communicator_all_gather(communicator, rank->device, &leaves, share->offsets));
-  EK_TRY(ek_communicator_wait(communicator, rank->device));
+  EK_TRY(ek_communicator_all_reduce(model->run.communicator, rank->device, &leaves));
+  EK_TRY(ek_communicator_wait(model->run.communicator, rank->device));
   while (count > 1) {
     const int64_t kept = (count + 1) / 2;
     ek_tensor sums = ek__flat_range(&leaves, 0, count - kept);
@@ -314,11 +299,13 @@ ek_status ek__tree_norm(const ek_data_parallel_model *model, struct ek__rank *ra
   const ek_tensor *gradients = ek_replica_gradients(share->owner->replica);
   ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
   const bool shares = ek__placement(model)->gradient_shares;
+  ek_tensor leaves = share->leaves;
+  EK_TRY(ek_op_zero(stream, &leaves));
   for (size_t i = 0; i < share->norms.count; i++) {
     const struct ek__range *leaf = &share->norms.list[i];
     const ek_tensor part =
         ek__flat_range(gradients, shares ? leaf->place : leaf->first, leaf->last - leaf->first);
-    ek_tensor square = ek__flat_range(&share->leaves, share->first_leaf + (int64_t)i, 1);
+    ek_tensor square = ek__flat_range(&share->leaves, (int64_t)leaf->piece, 1);
     EK_TRY(ek_op_square_norm(stream, &square, &part, 0.0));
   }
   return sum_leaves(model, rank);

@@ -504,7 +504,10 @@ static size_t leaves_of(const ek_data_parallel_model *model) {
 }
 
 static int64_t norm_leaves(const ek_data_parallel_model *model) {
-  return (int64_t)(ek__grains_of_model(model) * model->run.cut.trained);
+  const struct ek__buckets *cut = &model->run.cut;
+  if (cut->trained == 0) return 0;
+  const struct ek__bucket *last = &cut->list[cut->trained - 1];
+  return (int64_t)(last->piece + last->pieces);
 }
 
 const struct ek__reduction ek__reduction_tree = {.grains = ek__grains_of_model,

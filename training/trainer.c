@@ -145,6 +145,7 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   if (criterion == NULL || ek_criterion_reduction(criterion) != EK_REDUCTION_NONE) {
     o->criterion.gradient_in_forward = !o->criterion.keep_outputs;
   }
+  if (o->model.optimizer == NULL) o->model.optimizer = optimizer;
   EK_TRY(optimizer == NULL
              ? open_frozen(self, module, &o->model)
              : ek_data_parallel_model_open(&self->model, self->group, module, &o->model));

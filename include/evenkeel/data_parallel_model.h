@@ -42,6 +42,7 @@
 #define EVENKEEL_DATA_PARALLEL_MODEL_H
 
 #include <evenkeel/module.h>
+#include <evenkeel/optimizer.h>
 #include <evenkeel/replica.h>
 #include <evenkeel/scatter.h>
 
@@ -172,6 +173,12 @@ typedef struct ek_data_parallel_model_options {
    * EK_ERR_UNSUPPORTED with `reproducible`, and for cuda devices of several processes.
    */
   ek_shard_over shard_over;
+  /*
+   * The rule that the optimizer of this model will have, a loan until the model is open: needed for
+   * a rule that takes parameters whole (muon.h), because what devices have shares of is then cut
+   * between these parameters. Other rules change nothing. ek_trainer_open() gives its own.
+   */
+  const ek_optimizer *optimizer;
 } ek_data_parallel_model_options;
 #define EK_DATA_PARALLEL_MODEL_OPTIONS_INIT                                                        \
   {                                                                                                \
@@ -180,7 +187,7 @@ typedef struct ek_data_parallel_model_options {
     .broadcast_inputs = 0, .bucket_bytes = 4u << 20, .reproducible = 0,                            \
     .precision = EK_PRECISION_DEFAULT, .gradient_type = (ek_type)0, .patterns = NULL,              \
     .pattern_count = 0, .input_scaling = NULL, .input_scaling_count = 0,                           \
-    .shard_over = EK_SHARD_WORLD                                                                   \
+    .shard_over = EK_SHARD_WORLD, .optimizer = NULL                                                \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status

@@ -94,6 +94,7 @@
  *
  *     sgd.h                      gradient descent with momentum
  *     adamw.h                    AdamW and Adam
+ *     muon.h                     Muon for matrices, beside another rule for the rest
  *     averaged.h                 any rule, with a running average of the weights
  *     schedule.h                 the learning rate as a function of the step
  *     loss_scale.h               for gradients in f16
@@ -210,6 +211,7 @@
 #include <evenkeel/mlp.h>
 #include <evenkeel/model_folder.h>
 #include <evenkeel/module_check.h>
+#include <evenkeel/muon.h>
 #include <evenkeel/op.h>
 #include <evenkeel/parallel_apply.h>
 #include <evenkeel/pass.h>

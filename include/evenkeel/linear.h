@@ -19,11 +19,12 @@ typedef struct ek_linear_options {
   const ek_initializer *weight_start; /* copied, except for values; NULL: uniform, +- 1/sqrt(in) */
   const ek_initializer *bias_start;   /* the same; NULL: as the weight if that is NULL, or zeros */
   int64_t columns;                    /* of the output, see below; 0: out */
+  bool elementwise; /* the weight is (ek_parameter_options): of an output layer */
 } ek_linear_options;
 #define EK_LINEAR_OPTIONS_INIT                                                                     \
   {                                                                                                \
     .size = sizeof(ek_linear_options), .bias = true, .frozen = false, .no_decay = false,           \
-    .weight_start = NULL, .bias_start = NULL, .columns = 0                                         \
+    .weight_start = NULL, .bias_start = NULL, .columns = 0, .elementwise = false                                         \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_linear_options_init(ek_linear_options *options, size_t size);

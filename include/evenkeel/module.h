@@ -339,9 +339,12 @@ typedef struct ek_parameter_options {
   size_t size;
   bool no_decay; /* weight decay leaves it alone: biases and weights of norms */
   bool frozen;   /* it has no gradient: no update changes it */
+  /* A rule that takes whole matrices (muon.h) updates it as it updates what is no matrix: tables of
+   * embeddings, and the weight of an output layer, whose rows belong to tokens or classes. */
+  bool elementwise;
 } ek_parameter_options;
 #define EK_PARAMETER_OPTIONS_INIT                                                                  \
-  { .size = sizeof(ek_parameter_options), .no_decay = false, .frozen = false }
+  { .size = sizeof(ek_parameter_options), .no_decay = false, .frozen = false, .elementwise = false }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_parameter_options_init(ek_parameter_options *options, size_t size);
 
@@ -366,6 +369,7 @@ typedef struct ek_parameter_pattern {
   const char *pattern;
   bool frozen;         /* as if the module had declared it: no gradient, no state, no update */
   bool no_decay;       /* as if the module had declared it */
+  bool elementwise;    /* the same */
   double rate_scale;   /* factor of the learning rate; 0: 1 */
   double weight_decay; /* replaces that of the optimizer's options; 0: that one */
 } ek_parameter_pattern;

@@ -2,7 +2,14 @@
  * optimizer.h - an update rule over flat ranges, as an immutable description.
  *
  * The state (momentum, moments) belongs to the ek_data_parallel_optimizer that runs the rule: flat
- * buffers of the ranges that a device owns. Stock rules: sgd.h, adamw.h.
+ * buffers of the ranges that a device owns. Stock rules: sgd.h, adamw.h, muon.h; and averaged.h
+ * around any of them.
+ *
+ * A rule may take some parameters *whole*, with their shapes, instead of in flat ranges that end
+ * anywhere: muon.h multiplies matrices. Then one device updates all of such a parameter, and where
+ * state is cut over devices they are cut between these parameters, so that each device has about as
+ * many elements. A model has to know such a rule when it opens
+ * (ek_data_parallel_model_options.optimizer).
  */
 #ifndef EVENKEEL_OPTIMIZER_H
 #define EVENKEEL_OPTIMIZER_H
@@ -16,16 +23,29 @@ typedef struct ek_optimizer ek_optimizer;
 /* The most state buffers of one rule. */
 #define EK_MAX_OPTIMIZER_STATES 4
 
-/* One range on one device: all tensors have rank 1 and the same length. */
+/* A parameter that a rule may take whole. */
+typedef struct ek_optimizer_parameter {
+  const char *name; /* full name, "blocks.0.attention.weight" */
+  int rank;
+  int64_t shape[EK_MAX_RANK];
+  bool no_decay, elementwise; /* ek_parameter_options, ek_parameter_pattern */
+} ek_optimizer_parameter;
+
+/* One range on one device, all tensors of rank 1 and the same length; or one parameter that the rule
+ * takes whole, all tensors of its shape. */
 typedef struct ek_update {
   ek_tensor *parameters;
   const ek_tensor *gradients; /* of the parameters' type, or of 16 bits: `types` below */
-  ek_tensor *states;          /* ek_optimizer_states() of them; must not be read at step 1 */
+  ek_tensor *states; /* ek_optimizer_states() of them; must not be read at step 1. A struct of zeros for
+                      * a state that the rule does not keep here (`keeps`) */
   int64_t step;               /* 1 for the first */
   bool no_decay; /* no weight decay for these parameters (ek_parameter_options) */
   double learning_rate; /* of these parameters */
   ek_update_scale scale;
   double weight_decay; /* replaces the rule's own (ek_parameter_pattern); 0: the rule's own */
+  const ek_optimizer_parameter *whole; /* the parameter; NULL: a range */
+  ek_tensor *workspace; /* for `whole`: rank 1, of the parameters' type, undefined elements; NULL if
+                         * the rule asks for none */
 } ek_update;
 
 /* The weight decay of an update by a rule whose own is `own`. */
@@ -55,6 +75,17 @@ typedef struct ek_optimizer_ops {
   /* (optional) fallback: false. `update` obeys ek_update.weight_decay (ek_update_decay() has the
    * rule). Without it a model whose patterns ask for a weight decay is EK_ERR_UNSUPPORTED. */
   bool takes_decay;
+  /* (optional) fallback: none, so that every update is of a flat range. Whether the rule takes this
+   * parameter whole. Asked when a model opens and when its optimizer does, from one thread; the
+   * answer must depend on nothing but the rule and the parameter. */
+  bool (*takes_whole)(const ek_optimizer *self, const ek_optimizer_parameter *parameter);
+  /* (optional) fallback: 0. Elements of workspace for a parameter that the rule takes whole. Each
+   * device takes the most of any of its parameters when the optimizer opens. */
+  int64_t (*workspace)(const ek_optimizer *self, const ek_optimizer_parameter *parameter);
+  /* (optional) fallback: true. Whether state number `state` exists for parameters that the rule
+   * takes whole (`whole`), or for all others. No memory is taken for a state that does not, and it
+   * is no entry in state.h. */
+  bool (*keeps)(const ek_optimizer *self, size_t state, bool whole);
 } ek_optimizer_ops;
 
 /*

@@ -93,6 +93,7 @@ typedef struct ek_parameter_info {
   bool no_decay, frozen; /* declared (ek_parameter_options), or by a pattern */
   double rate_scale;     /* by a pattern; else 1 */
   double weight_decay;   /* by a pattern; else 0 */
+  bool elementwise;      /* declared (ek_parameter_options), or by a pattern */
 } ek_parameter_info;
 
 /* Numbers of elements in the declarations of a module. A tied parameter counts once. */

@@ -35,12 +35,11 @@ static ek_status add_dropout(struct ek__composite *m, const char *name, double p
 }
 
 static ek_status add_linear(struct ek__composite *m, const char *name, int64_t in, int64_t out,
-                            bool bias, double deviation, int64_t columns) {
+                            bool bias, double deviation) {
   const ek_initializer start = ek_initializer_normal(0.0, deviation);
   ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
   options.bias = bias;
   options.weight_start = &start;
-  options.columns = columns;
   return ek__composite_add_linear(m, name, in, out, &options);
 }
 
@@ -99,10 +98,10 @@ static ek_status add_feed_forward(struct ek__composite *block, const struct ek__
     EK_TRY(ek_swiglu_create_with(&made, o->width, o->hidden, &options));
     return ek__composite_add(block, "feed_forward", made);
   }
-  EK_TRY(add_linear(block, "expand", o->width, o->hidden, o->bias, DEVIATION, 0));
+  EK_TRY(add_linear(block, "expand", o->width, o->hidden, o->bias, DEVIATION));
   EK_TRY(ek_activation_create(&made, EK_ACTIVATION_GELU));
   EK_TRY(ek__composite_add(block, "gelu", made));
-  return add_linear(block, "contract", o->hidden, o->width, o->bias, last_deviation, 0);
+  return add_linear(block, "contract", o->hidden, o->width, o->bias, last_deviation);
 }
 
 static ek_status fill_block(struct ek__composite *block, const struct ek__decoder_form *form,
@@ -186,6 +185,16 @@ const ek_weight_names *ek__decoder_names(const ek_module *self) {
   return ((const struct decoder *)self)->names;
 }
 
+static ek_status add_head(struct ek__composite *model, const struct ek__decoder *o) {
+  const ek_initializer start = ek_initializer_normal(0.0, DEVIATION);
+  ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
+  options.bias = false;
+  options.elementwise = true; /* its rows are tokens */
+  options.weight_start = &start;
+  options.columns = o->logits_columns;
+  return ek__composite_add_linear(model, "head", o->width, o->vocabulary, &options);
+}
+
 static ek_status fill(struct ek__composite *model, const struct ek__decoder_form *form,
                       const struct ek__decoder *o) {
   if (o->recompute.kind == EK_RECOMPUTE_CHEAP) model->recompute = o->recompute;
@@ -198,8 +207,7 @@ static ek_status fill(struct ek__composite *model, const struct ek__decoder_form
     EK_TRY(ek__composite_add(model, "blocks", blocks));
   }
   EK_TRY(add_norm(model, "norm", form, o));
-  if (o->fused_loss) return EK_OK;
-  return add_linear(model, "head", o->width, o->vocabulary, false, DEVIATION, o->logits_columns);
+  return o->fused_loss ? EK_OK : add_head(model, o);
 }
 
 /* Instead of the head and under its name: a criterion that is tied to the model without it. */

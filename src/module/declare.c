@@ -125,8 +125,10 @@ ek_status ek_declare_parameter_with(ek_declaration *declaration, const char *nam
   ek_parameter_options o = EK_PARAMETER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_parameter_options"));
   return declare(declaration, name, rank, shape,
-                 (struct ek__parameter){
-                     .initializer = initializer, .no_decay = o.no_decay, .frozen = o.frozen});
+                 (struct ek__parameter){.initializer = initializer,
+                                        .no_decay = o.no_decay,
+                                        .frozen = o.frozen,
+                                        .elementwise = o.elementwise});
 }
 
 ek_status ek_declare_parameter(ek_declaration *declaration, const char *name, int rank,

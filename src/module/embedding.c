@@ -129,7 +129,10 @@ ek_status ek_embedding_create_with(ek_module **module, int64_t entries, int64_t 
       .entries = entries,
       .width = width,
       .positions = o.positions,
-      .asked = {.size = sizeof made.asked, .frozen = o.frozen, .no_decay = o.no_decay},
+      .asked = {.size = sizeof made.asked,
+                .frozen = o.frozen,
+                .no_decay = o.no_decay,
+                .elementwise = true},
       .weight_start = o.weight_start == NULL ? start : *o.weight_start,
       .positions_start = o.positions_start == NULL ? start : *o.positions_start};
   return ek__layer_create(module, &made, sizeof made, &embedding_ops, 1, 1);

@@ -43,7 +43,6 @@ ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type 
 void ek__layout_close(struct ek__layout *layout) {
   ek__names_close(&layout->names);
   ek__free(layout->stops);
-  ek__free(layout->runs);
   ek__free(layout->groups);
   ek__free(layout->order);
   ek__free(layout->parameters);

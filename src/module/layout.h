@@ -45,7 +45,7 @@ struct ek__parameter {
   int64_t shape[EK_MAX_RANK];
   int64_t count, offset; /* elements; offset in the flat parameters or buffers */
   ek_initializer initializer;
-  bool buffer, no_decay, frozen;
+  bool buffer, no_decay, frozen, elementwise;
   bool held;    /* while building: frozen by this name (ek_declare_frozen) */
   size_t group; /* of layout->groups; of a frozen one their number */
   uint32_t users; /* nodes that say when the gradient is complete */
@@ -56,12 +56,6 @@ struct ek__parameter {
 
 /* No unit: of a node that is not marked, and of all in a layout that is not in units. */
 #define EK__NO_UNIT SIZE_MAX
-
-/* The beginning of a range of flat parameters of one group; the next one begins at its end. */
-struct ek__run {
-  int64_t first;
-  size_t group;
-};
 
 struct ek__node {
   ek_module *module;
@@ -92,8 +86,6 @@ struct ek__layout {
   size_t order_trained;       /* of these before the first frozen one */
   struct ek__group *groups;
   size_t group_count;
-  struct ek__run *runs;
-  size_t run_count;
   size_t unit_count; /* 0: it is not in units */
   size_t unit_trained; /* of these before the first of frozen parameters */
   /* Units in the order in which a walk through the nodes needs their parameters; no two neighbours

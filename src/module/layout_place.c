@@ -20,11 +20,6 @@ static ek_status place_at(struct ek__parameter *parameter, int64_t *end, uint64_
   return ek_error_set(EK_ERR_OVERFLOW, "the model's parameters do not fit in 63 bits");
 }
 
-static void add_run(struct ek__layout *layout, int64_t first, size_t group) {
-  if (layout->run_count > 0 && layout->runs[layout->run_count - 1].group == group) return;
-  layout->runs[layout->run_count++] = (struct ek__run){first, group};
-}
-
 /* Sorts parameters by unit, then by group, and keeps their order otherwise: `count` buckets of each
  * pass are filled in the order of `from`. */
 static ek_status sort_by(size_t *to, const size_t *from, const struct ek__layout *layout,
@@ -60,14 +55,12 @@ static ek_status sort(struct ek__layout *layout) {
 
 ek_status ek__layout_place(struct ek__layout *layout) {
   EK_TRY(ek__new(&layout->order, layout->parameter_count, sizeof *layout->order, memory_of));
-  EK_TRY(ek__new(&layout->runs, layout->parameter_count, sizeof *layout->runs, memory_of));
   EK_TRY(sort(layout));
   size_t unit = EK__NO_UNIT;
   for (size_t i = 0; i < layout->order_count; i++) {
     struct ek__parameter *p = &layout->parameters[layout->order[i]];
     const bool begins = layout->unit_count > 0 && p->unit != unit;
     EK_TRY(place_at(p, &layout->flat_count, begins ? EK__UNIT_ALIGNMENT : EK__FLAT_ALIGNMENT));
-    add_run(layout, p->offset, p->group);
     unit = p->unit;
     if (p->frozen) continue;
     layout->trained_count = layout->flat_count;

@@ -60,6 +60,7 @@ ek_status ek_linear_create_with(ek_module **module, int64_t in, int64_t out,
   EK_TRY(ek__affine_fill(&made.affine, linear_ops.kind, in, out, o.bias, o.weight_start));
   made.affine.frozen = o.frozen;
   made.affine.no_decay = o.no_decay;
+  made.affine.elementwise = o.elementwise;
   if (o.bias_start != NULL) made.affine.bias_start = *o.bias_start;
   return ek__layer_create(module, &made, sizeof made, &linear_ops, 1, 1);
 }

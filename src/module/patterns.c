@@ -148,6 +148,7 @@ static void apply(struct ek__layout *layout, struct ek__parameter *parameter,
   struct ek__group group = {parameter->no_decay, 1, 0};
   if (p != NULL) {
     parameter->frozen = parameter->frozen || p->frozen;
+    parameter->elementwise = parameter->elementwise || p->elementwise;
     parameter->no_decay = p->no_decay || (parameter->no_decay && p->weight_decay == 0);
     group = (struct ek__group){parameter->no_decay, p->rate_scale == 0 ? 1 : p->rate_scale,
                                p->weight_decay};

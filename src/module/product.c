@@ -30,6 +30,7 @@ ek_status ek__affine_declare(const struct ek__affine *affine, ek_declaration *de
   ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
   options.frozen = affine->frozen;
   options.no_decay = affine->no_decay;
+  options.elementwise = affine->elementwise;
   EK_TRY(ek_declare_parameter_with(declaration, "weight", 2, shape, affine->weight_start,
                                    &options));
   if (!affine->bias) return EK_OK;

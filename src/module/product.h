@@ -12,7 +12,7 @@
 struct ek__affine {
   int64_t in, out;
   bool bias, frozen;
-  bool no_decay; /* of W; b has none */
+  bool no_decay, elementwise; /* of W; b has no decay */
   ek_initializer weight_start, bias_start;
 };
 

@@ -272,7 +272,8 @@ ek_status ek_replica_parameter(ek_parameter_info *info, const ek_replica *replic
                               .buffer = parameter->buffer,
                               .no_decay = parameter->no_decay,
                               .frozen = parameter->frozen,
-                              .rate_scale = 1};
+                              .rate_scale = 1,
+                              .elementwise = parameter->elementwise};
   if (!parameter->buffer && !parameter->frozen) {
     info->rate_scale = replica->layout.groups[parameter->group].rate_scale;
     info->weight_decay = replica->layout.groups[parameter->group].weight_decay;

@@ -33,6 +33,24 @@ static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
   return ek_op_lerp(stream, average, average, update->parameters, 1 - a->decay);
 }
 
+/* ---- slots that the inner rule may have ---- */
+
+static const ek_optimizer *rule_of(const ek_optimizer *self) {
+  return ((const struct averaged *)self)->rule;
+}
+
+static bool takes_whole(const ek_optimizer *self, const ek_optimizer_parameter *parameter) {
+  return ek_optimizer_table(rule_of(self))->takes_whole(rule_of(self), parameter);
+}
+
+static int64_t workspace(const ek_optimizer *self, const ek_optimizer_parameter *parameter) {
+  return ek_optimizer_table(rule_of(self))->workspace(rule_of(self), parameter);
+}
+
+static bool keeps(const ek_optimizer *self, size_t state, bool whole) {
+  return state == ek_optimizer_states(rule_of(self)) || ek_optimizer_table(rule_of(self))->keeps(rule_of(self), state, whole);
+}
+
 static void release(ek_optimizer *self) {
   ek_optimizer_free(((struct averaged *)self)->rule);
   ek__free(self);
@@ -76,6 +94,9 @@ ek_status ek_averaged_create(ek_optimizer **optimizer, ek_optimizer *rule, doubl
                                  .state_names = made->names,
                                  .writes_copy = EK__TABLE_SLOT(own, writes_copy),
                                  .takes_decay = EK__TABLE_SLOT(own, takes_decay)};
+  if (EK__TABLE_SLOT(own, takes_whole) != NULL) made->ops.takes_whole = takes_whole;
+  if (EK__TABLE_SLOT(own, workspace) != NULL) made->ops.workspace = workspace;
+  if (EK__TABLE_SLOT(own, keeps) != NULL) made->ops.keeps = keeps;
   if (status == EK_OK) {
     status = ek_optimizer_init(&made->base, &made->ops, states + 1,
                                ek_optimizer_learning_rate(rule), ek_optimizer_clip_norm(rule));

@@ -496,6 +496,17 @@ static ek_status shown_average(struct scene *s) {
   return status;
 }
 
+static ek_status shown_muon(struct scene *s) {
+  const ek_adamw_options adamw_options = EK_ADAMW_OPTIONS_INIT;
+  ek_optimizer *adamw = NULL, *rule = NULL;
+  ek_status status;
+  (void)s;
+#include "muon_1.inc"
+  if (status == EK_OK) ck_assert_uint_eq(ek_optimizer_states(rule), 3);
+  ek_optimizer_free(rule);
+  return status;
+}
+
 /* The folder is not there, so the piece ends at its first line. */
 static ek_status read_folder(ek_criterion *loss, ek_optimizer *rule) {
   ek_module *module = NULL;
@@ -890,6 +901,7 @@ static const struct {
               {"safetensors.h", shown_files, 0},
               {"checkpoint.h", shown_checkpoint, 0},
               {"averaged.h", shown_average, 0},
+              {"muon.h", shown_muon, 0},
               {"trace.h", shown_trace, 0},
               {"memory_snapshot.h", shown_snapshot, 0},
               {"metrics.h", shown_metrics, 0},

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include <evenkeel/adamw.h>
+#include <evenkeel/muon.h>
 #include <evenkeel/sgd.h>
 #include <evenkeel/with_criterion.h>
 
@@ -87,6 +88,17 @@ ek_status ck_clipped_adamw(ek_optimizer **optimizer) {
   return ek_adamw_create(optimizer, &options);
 }
 
+ek_status ck_clipped_muon(ek_optimizer **optimizer) {
+  ek_muon_options options = EK_MUON_OPTIONS_INIT;
+  ek_optimizer *adamw = NULL;
+  options.learning_rate = 0.01;
+  options.clip_norm = 0.5;
+  EK_TRY(ek_adamw_create(&adamw, NULL));
+  const ek_status status = ek_muon_create(optimizer, adamw, &options);
+  ek_optimizer_free(adamw);
+  return status;
+}
+
 ek_status ck_plain_adamw(ek_optimizer **optimizer) { return ek_adamw_create(optimizer, NULL); }
 
 ek_status ck_plain_sgd(ek_optimizer **optimizer) { return ek_sgd_create(optimizer, NULL); }
@@ -137,8 +149,10 @@ static ek_status open_parts(struct ck_training *training) {
   loss.keep_outputs = setup->keep_outputs;
   loss.gradient_in_forward = setup->gradient_in_forward;
   EK_TRY(make_parts(training));
+  ek_data_parallel_model_options options = setup->options;
+  options.optimizer = training->rule;
   EK_TRY(ek_data_parallel_model_open(&training->model, training->group, training->module,
-                                     &setup->options));
+                                     &options));
   EK_TRY(ek_data_parallel_criterion_open(&training->loss, training->model, training->criterion,
                                          &loss));
   if (training->rule == NULL) return EK_OK;

@@ -62,6 +62,8 @@ void ck_setup_precision(struct ck_setup *setup);
 
 /* AdamW with decay and clipping: every part of a step takes part. */
 ek_status ck_clipped_adamw(ek_optimizer **optimizer);
+/* The same for matrices, and AdamW for the rest. */
+ek_status ck_clipped_muon(ek_optimizer **optimizer);
 /* With the defaults of the library. */
 ek_status ck_plain_adamw(ek_optimizer **optimizer);
 ek_status ck_plain_sgd(ek_optimizer **optimizer);

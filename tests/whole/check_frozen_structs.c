@@ -54,12 +54,10 @@ CK_TEST(sizes_and_offsets_are_frozen) {
   { S(ek_fact, 40) M(key, 0) M(kind, 8) M(number, 16) M(words, 24) M(only_written, 32) }
   { S(ek_promise, 24) M(totals, 0) M(overwrite_inputs, 8) M(gradient_now, 16) }
   { S(ek_initializer, 32) M(kind, 0) M(a, 8) M(b, 16) M(values, 24) }
-  { S(ek_parameter_pattern, 32) M(pattern, 0) M(frozen, 8) M(no_decay, 9) M(rate_scale, 16)
-    M(weight_decay, 24) }
+  { S(ek_parameter_pattern, 32) M(pattern, 0) M(frozen, 8) M(no_decay, 9) M(elementwise, 10)
+    M(rate_scale, 16) M(weight_decay, 24) }
   { S(ek_check_input, 104) M(type, 0) M(rank, 4) M(shape, 8) M(low, 72) M(high, 80) M(gap, 88)
     M(broadcast, 96) }
-  { S(ek_update, 88) M(parameters, 0) M(gradients, 8) M(states, 16) M(step, 24) M(no_decay, 32)
-    M(learning_rate, 40) M(scale, 48) M(weight_decay, 80) }
   { S(ek_add_layer_norm_args, 72) M(y, 0) M(sum, 8) M(mean, 16) M(rstd, 24) M(x, 32)
     M(residual, 40) M(weight, 48) M(bias, 56) M(epsilon, 64) }
   { S(ek_layer_norm_backward_args, 88) M(dx, 0) M(dweight, 8) M(dbias, 16) M(dy, 24) M(x, 32)
@@ -73,10 +71,15 @@ CK_TEST(sizes_and_offsets_are_frozen) {
     M(dy, 32) M(x, 40) M(weight, 48) M(weight_beta, 56) M(bias_beta, 64) M(options, 72) }
   { S(ek_cross_entropy_gradient_args, 64) M(gradient, 0) M(losses, 8) M(normalizer, 16)
     M(totals, 24) M(logits, 32) M(targets, 40) M(scale, 48) M(terms, 56) }
+  { S(ek_update, 104) M(parameters, 0) M(gradients, 8) M(states, 16) M(step, 24) M(no_decay, 32)
+    M(learning_rate, 40) M(scale, 48) M(weight_decay, 80) M(whole, 88) M(workspace, 96) }
+  { S(ek_optimizer_parameter, 88) M(name, 0) M(rank, 8) M(shape, 16) M(no_decay, 80)
+    M(elementwise, 81) }
   { S(ek_random_key, 16) M(seed, 0) M(step, 8) M(stream, 12) }
   { S(ek_recompute, 24) M(kind, 0) M(every, 8) M(bytes, 16) }
-  { S(ek_parameter_info, 232) M(name, 0) M(value, 8) M(gradient, 104) M(offset, 200)
-    M(buffer, 208) M(no_decay, 209) M(frozen, 210) M(rate_scale, 216) M(weight_decay, 224) }
+  { S(ek_parameter_info, 240) M(name, 0) M(value, 8) M(gradient, 104) M(offset, 200)
+    M(buffer, 208) M(no_decay, 209) M(frozen, 210) M(rate_scale, 216) M(weight_decay, 224)
+    M(elementwise, 232) }
   { S(ek_parameter_totals, 24) M(parameters, 0) M(trained, 8) M(buffers, 16) }
   { S(ek_safetensors_entry, 104) M(name, 0) M(like, 8) }
   { S(ek_safetensors_pair, 16) M(key, 0) M(value, 8) }

@@ -97,6 +97,7 @@ USE(ek_cross_entropy_options, ek_criterion, ek_cross_entropy_create(&made, o))
 USE(ek_linear_cross_entropy_options, ek_criterion, ek_linear_cross_entropy_create(&made, 3, 5, o))
 USE(ek_sgd_options, ek_optimizer, ek_sgd_create(&made, o))
 USE(ek_adamw_options, ek_optimizer, ek_adamw_create(&made, o))
+USE(ek_muon_options, ek_optimizer, ek_muon_create(&made, b->rule, o))
 
 static ek_status use_ek_rotary(struct bench *b, void *o) {
   double speeds[2];
@@ -487,7 +488,8 @@ static ek_status use_ek_tokens_options(struct bench *b, void *o) {
   X(ek_image_options, EK_IMAGE_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_with_criterion_options, EK_WITH_CRITERION_OPTIONS_INIT, sizeof(size_t))                     \
   X(ek_sgd_options, EK_SGD_OPTIONS_INIT, sizeof(size_t))                                           \
-  X(ek_adamw_options, EK_ADAMW_OPTIONS_INIT, sizeof(size_t))
+  X(ek_adamw_options, EK_ADAMW_OPTIONS_INIT, sizeof(size_t))                                       \
+  X(ek_muon_options, EK_MUON_OPTIONS_INIT, sizeof(size_t))
 #define STRUCTS(X)                                                                                 \
   OPTIONS(X)                                                                                       \
   X(ek_advise_task, ADVISE_TASK, OLDEST(ek_advise_task, input_count))                              \

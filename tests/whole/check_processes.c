@@ -228,6 +228,7 @@ static const struct training {
   bool gradient_in_forward;
   ek_shard_over shard_over;
   size_t reproducible;
+  bool muon;
 } trainings[] = {
     {.part = "gpt", .workload = "gpt", .mode = EK_MODE_REPLICATED},
     {.part = "mlp", .workload = "mlp", .mode = EK_MODE_REPLICATED, .gradient_in_forward = true},
@@ -262,7 +263,8 @@ static const struct training {
     {.part = "gpt fully-sharded inside",
      .workload = "gpt",
      .mode = EK_MODE_FULLY_SHARDED,
-     .shard_over = EK_SHARD_PROCESS},
+     .shard_over = EK_SHARD_PROCESS,
+     .muon = true},
     /* Whatever the processes and devices. */
     {.part = "any gpt", .workload = "gpt", .mode = EK_MODE_REPLICATED, .reproducible = 6},
     {.part = "any gpt sharded",
@@ -270,7 +272,8 @@ static const struct training {
      .mode = EK_MODE_SHARDED,
      .precision = EK_PRECISION_F16,
      .loss_scale = &restless,
-     .reproducible = 4},
+     .reproducible = 4,
+     .muon = true},
     {.part = "any mlp sharded-gradients",
      .workload = "mlp",
      .mode = EK_MODE_SHARDED_GRADIENTS,
@@ -280,7 +283,8 @@ static const struct training {
      .workload = "gpt",
      .mode = EK_MODE_FULLY_SHARDED,
      .gradient_in_forward = true,
-     .reproducible = 5}};
+     .reproducible = 5,
+     .muon = true}};
 
 enum { ALL = sizeof trainings / sizeof trainings[0], ANY = 4, INSIDE = 3 };
 enum { TRAININGS = ALL - INSIDE - ANY };
@@ -364,7 +368,7 @@ static void train(struct ck_outcome *outcome, const struct ck_process *process) 
   setup.options.bucket_bytes = 4096; /* several */
   setup.options.shard_over = it->shard_over;
   setup.options.reproducible = it->reproducible;
-  setup.optimizer = ck_clipped_adamw;
+  setup.optimizer = it->muon ? ck_clipped_muon : ck_clipped_adamw;
   setup.loss_scale = it->loss_scale;
   setup.gradient_in_forward = it->gradient_in_forward;
   if (!keep(outcome, ck_process_open(&group, process, 0))) return;
@@ -619,7 +623,7 @@ static void save_or_load(struct ck_outcome *outcome, const struct ck_process *pr
   ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   ek_checkpoint_write *write = NULL;
   const char *folder = getenv(FOLDER_VARIABLE);
-  setup.optimizer = ck_clipped_adamw;
+  setup.optimizer = ck_clipped_muon;
   setup.options.reproducible = 4;
   setup.options.bucket_bytes = 4096;
   setup.options.seed = saves ? 5 : 6;

@@ -60,6 +60,7 @@ struct run {
   ek_precision precision;
   ek_reduction reduction;
   size_t grains, bucket_bytes;
+  bool muon; /* matrices are updated whole */
   size_t parts[STEPS];
   struct part part[STEPS][MOST_PARTS];
 };
@@ -97,6 +98,7 @@ static struct ck_setup setup_of(const struct run *run, const struct place *place
   setup.options.reproducible = run->grains;
   setup.options.bucket_bytes = run->bucket_bytes;
   setup.reduction = run->reduction;
+  if (run->muon) setup.optimizer = ck_clipped_muon;
   setup.keep_outputs = place->keep_outputs;
   setup.gradient_in_forward = place->gradient_in_forward;
   return setup;
@@ -176,8 +178,9 @@ static struct outcome train(const struct run *run, const struct place places[STE
 
 static void describe(char *text, size_t size, const struct run *run,
                      const struct place places[STEPS]) {
-  int used = snprintf(text, size, "%s, precision %s, %zu grains, reduction %d, samples",
-                      run->workload->name, ek_precision_name(run->precision), run->grains,
+  int used = snprintf(text, size, "%s%s, precision %s, %zu grains, reduction %d, samples",
+                      run->workload->name, run->muon ? " with muon" : "",
+                      ek_precision_name(run->precision), run->grains,
                       (int)run->reduction);
   for (int step = 0; step < STEPS; step++) {
     for (size_t i = 0; i < run->parts[step]; i++) {
@@ -215,9 +218,10 @@ static struct run ragged_run(const struct ck_workload *workload) {
                       .part = {{{11, 0}, {5, 1}}, {{19, 2}}, {{8, 3}, {3, 4}, {1, 5}}}};
 }
 
-CK_LOOP(every_mode_and_number_of_devices, WORKLOADS * CK_PLACEMENTS) {
-  const struct run run = ragged_run(workload_at(_i % WORKLOADS));
-  const int placement = _i / WORKLOADS;
+CK_LOOP(every_mode_and_number_of_devices, 2 * WORKLOADS * CK_PLACEMENTS) {
+  struct run run = ragged_run(workload_at(_i % WORKLOADS));
+  const int placement = _i / WORKLOADS % CK_PLACEMENTS;
+  run.muon = _i >= WORKLOADS * CK_PLACEMENTS;
   if (!ck_part(_i)) return;
   for (size_t i = 0; i < COUNTS; i++) {
     const struct place place = {counts[i], placement, 1, false, i % 2 == 0, i % 3 == 1};
@@ -264,6 +268,7 @@ static void random_case(uint64_t number) {
   if (run.type == EK_F32 && ck_random_integer(&random, 0, 1) == 0) { /* f16 with its loss scale */
     run.precision = ck_random_integer(&random, 0, 1) == 0 ? EK_PRECISION_BF16 : EK_PRECISION_F16;
   }
+  run.muon = ck_random_integer(&random, 0, 2) == 0;
   const int64_t reduction = ck_random_integer(&random, 0, 5);
   const bool one_term =
       strcmp(run.workload->name, "mlp") == 0 || strcmp(run.workload->name, "gpt") == 0;
@@ -398,11 +403,12 @@ static void peaks(ek_memory_usage usage[8], const char *backend, const struct ru
   ek_group_free(group);
 }
 
-CK_LOOP(plan_knows_its_peak, WORKLOADS * CK_PLACEMENTS) {
-  const struct run run = ragged_run(workload_at(_i % WORKLOADS));
-  const struct place place = {3, _i / WORKLOADS, 1, _i % 2 == 0, false, false};
+CK_LOOP(plan_knows_its_peak, 2 * WORKLOADS * CK_PLACEMENTS) {
+  struct run run = ragged_run(workload_at(_i % WORKLOADS));
+  const struct place place = {3, _i / WORKLOADS % CK_PLACEMENTS, 1, _i % 2 == 0, false, false};
   ek_memory_usage planned[8], real[8];
   if (!ck_part(_i)) return;
+  run.muon = _i >= WORKLOADS * CK_PLACEMENTS;
   peaks(planned, "plan", &run, &place);
   peaks(real, "cpu", &run, &place);
   ck_same_peaks(run.workload->name, planned, real, place.devices);
