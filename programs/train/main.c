@@ -69,7 +69,7 @@ int main(int argc, char **argv) {
   terminal_program = "evenkeel-train";
   settings_parse(&settings, argc, argv);
   terminal_start(settings.quiet);
-  ek_log_set(on_log, NULL, EK_LOG_WARNING);
+  ek_log_set(EK_LOG_WARNING, on_log, NULL);
   const enum exit_code code = enter_world() ? session_run(&settings, world) : EXIT_ERROR;
   ek_world_free(world);
   settings_free(&settings);
