@@ -4,6 +4,8 @@
  * Where a branch ends the gradient goes both ways, and at the branch's input the two gradients are
  * added, by the norm there if the branch begins with one.
  */
+#include <string.h>
+
 #include <evenkeel/elementwise.h>
 #include <evenkeel/products.h>
 
@@ -122,11 +124,12 @@ static ek_status child_backward(const struct ek__backward *at) {
 
 /* Between two steps back. */
 struct gradients {
-  ek_tensor values[EK_MAX_TENSORS]; /* references; those of the chain's result are loans */
-  ek_tensor sum;                    /* the gradient of an addition, until its branch begins */
-  ek_tensor shortcut;               /* the gradient that a shortcut's child gave */
-  const ek_tensor *value;           /* where the gradients are */
-  const ek_tensor *past;            /* the gradient that flows past the steps, or NULL */
+  ek_tensor values[EK_MAX_TENSORS]; /* `count` references; those of the chain's result are loans */
+  size_t count;
+  ek_tensor sum;          /* the gradient of an addition, until its branch begins */
+  ek_tensor shortcut;     /* the gradient that a shortcut's child gave */
+  const ek_tensor *value; /* where the gradients are */
+  const ek_tensor *past;  /* the gradient that flows past the steps, or NULL */
   bool bias_done;
 };
 
@@ -184,12 +187,13 @@ static ek_status one_backward(struct gradients *now, const struct ek__backward *
  * steps. */
 static ek_status step_backward(struct gradients *now, const struct ek__chain *chain, size_t left,
                                size_t begin, ek_tensor *grad_inputs, size_t *ran) {
-  ek_tensor results[EK_MAX_TENSORS] = {{0}}, past = {0};
+  ek_tensor results[EK_MAX_TENSORS], past = {0};
   const size_t i = left - 1;
   const bool ends = ek__ends_branch(chain, i), adds = ek__step_kind(chain, i) == EK__STEP_ADD;
   const struct ek__join *join = ek__join_backward(chain, i);
   *ran = join == NULL ? 1 : join->count - join->before;
-  const size_t first = left - *ran;
+  const size_t first = left - *ran, count = ek__step_inputs(chain, first);
+  memset(results, 0, count * sizeof *results);
   const bool wanted = first > begin || grad_inputs != NULL;
   const bool begins = first == begin || ek__ends_branch(chain, first - 1);
   const bool merges = join != NULL && join->branches;
@@ -210,7 +214,8 @@ static ek_status step_backward(struct gradients *now, const struct ek__chain *ch
   now->bias_done = join != NULL && join->before > 0;
   if (status == EK_OK && begins && wanted && !merges) status = merge(now, chain, results);
   if (adds && !begins) return status; /* both go on from where they are */
-  ek__free_all(now->values, EK_MAX_TENSORS);
+  ek__free_all(now->values, now->count);
+  now->count = 0;
   if (begins) {
     ek_tensor_free(&now->shortcut);
     ek_tensor_free(&now->sum);
@@ -218,22 +223,22 @@ static ek_status step_backward(struct gradients *now, const struct ek__chain *ch
   }
   now->value = now->values;
   if (status == EK_OK && wanted) {
-    ek__move_all(first == begin ? grad_inputs : now->values, results,
-                 ek__step_inputs(chain, first));
+    now->count = first == begin ? 0 : count;
+    ek__move_all(first == begin ? grad_inputs : now->values, results, count);
   }
-  ek__free_all(results, EK_MAX_TENSORS);
+  ek__free_all(results, count);
   return status;
 }
 
 ek_status ek__steps_backward(const struct ek__chain *chain, size_t begin, size_t end,
                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  struct gradients now = {.value = grad_outputs};
+  struct gradients now = {.count = 0, .value = grad_outputs};
   ek_status status = EK_OK;
   size_t ran = 0;
   for (size_t left = end; left > begin && status == EK_OK; left -= ran) {
     status = step_backward(&now, chain, left, begin, grad_inputs, &ran);
   }
-  ek__free_all(now.values, EK_MAX_TENSORS);
+  ek__free_all(now.values, now.count);
   ek_tensor_free(&now.shortcut);
   ek_tensor_free(&now.sum);
   return status;

@@ -5,6 +5,8 @@
  * shortcut to the step that ends the branch, where the two are added or multiplied. A tensor is
  * freed when the step that needs it last has run.
  */
+#include <string.h>
+
 #include <evenkeel/elementwise.h>
 
 #include "core/error.h"
@@ -21,7 +23,8 @@ struct ek__made {
 
 /* Between two steps. */
 struct flow {
-  ek_tensor values[EK_MAX_TENSORS]; /* what the last step gave; nothing before the first */
+  ek_tensor values[EK_MAX_TENSORS]; /* the `count` tensors that the last step gave */
+  size_t count;                     /* 0 before the first */
   ek_tensor shortcut;               /* to the next end of a branch, if not the chain's input */
   /* The norm before that end, which nothing needs: freed where the end comes. Freed earlier it
    * would leave a hole for a result that outlives its neighbours: a higher arena. */
@@ -29,8 +32,14 @@ struct flow {
   struct ek__made made;
 };
 
+static void flow_begin(struct flow *flow, size_t count) {
+  memset(flow->values, 0, count * sizeof *flow->values);
+  flow->count = count;
+  flow->shortcut = flow->norm = flow->made.from = (ek_tensor){0};
+}
+
 static void flow_free(struct flow *flow) {
-  ek__free_all(flow->values, EK_MAX_TENSORS);
+  ek__free_all(flow->values, flow->count);
   ek_tensor_free(&flow->shortcut);
   ek_tensor_free(&flow->norm);
   ek_tensor_free(&flow->made.from);
@@ -196,6 +205,7 @@ static ek_status step_forward(struct ek__forward *at, size_t end, struct flow *n
   ek_status status = EK_OK;
   at->last = at->i + (join == NULL ? 1 : join->count) - 1;
   at->inner = &inner;
+  flow_begin(next, ek__step_outputs(chain, at->last));
   for (at->end = at->i; at->end <= at->last && !ek__ends_branch(chain, at->end);) at->end++;
   const bool ends = at->end <= at->last;
   if (at->end > at->i && ek_tensor_exists(&now->made.from)) at->made = &now->made;
@@ -224,23 +234,25 @@ static ek_status step_forward(struct ek__forward *at, size_t end, struct flow *n
 
 ek_status ek__steps_forward(const struct ek__chain *chain, size_t begin, size_t end,
                             const ek_tensor *inputs, ek_tensor *outputs) {
-  struct flow now = {.values = {{0}}};
+  struct flow flows[2], *now = flows, *next = flows + 1;
   ek_status status = EK_OK;
+  flow_begin(now, 0);
   for (size_t i = begin; i < end && status == EK_OK;) {
-    struct flow next = {.values = {{0}}};
     struct ek__forward at = {.chain = chain,
                              .i = i,
-                             .given = i == begin ? inputs : now.values,
-                             .own = i == begin ? NULL : now.values,
-                             .shortcut = ek_tensor_exists(&now.shortcut) ? &now.shortcut : inputs,
-                             .results = next.values,
-                             .sum = &next.shortcut};
-    status = step_forward(&at, end, &now, &next);
+                             .given = i == begin ? inputs : now->values,
+                             .own = i == begin ? NULL : now->values,
+                             .shortcut = ek_tensor_exists(&now->shortcut) ? &now->shortcut : inputs,
+                             .results = next->values,
+                             .sum = &next->shortcut};
+    status = step_forward(&at, end, now, next);
+    flow_free(now);
+    struct flow *const ran = next;
+    next = now;
+    now = ran;
     i = at.last + 1;
-    flow_free(&now);
-    now = next;
   }
-  if (status == EK_OK) ek__move_all(outputs, now.values, ek__step_outputs(chain, end - 1));
-  flow_free(&now);
+  if (status == EK_OK) ek__move_all(outputs, now->values, now->count);
+  flow_free(now);
   return status;
 }

@@ -85,23 +85,26 @@ static const struct ek__join joins[] = {
 };
 enum { JOINS = sizeof joins / sizeof joins[0] };
 
-/* The join's parts are the chain's steps from `first` on. */
-static bool matches(const struct ek__join *join, const struct ek__chain *chain, size_t first) {
+/* The join's parts are the chain's steps from `first` on, of which number `known` is `part`. */
+static bool matches(const struct ek__join *join, const struct ek__chain *chain, size_t first,
+                    size_t known, enum ek__part part) {
   ek_formula formula;
-  if (first + join->count > chain->count || (join->branches && !begins_branch(chain, first))) {
-    return false;
-  }
+  if (join->parts[known] != part || first + join->count > chain->count) return false;
+  if (join->branches && !begins_branch(chain, first)) return false;
   for (size_t k = 0; k < join->count; k++) {
-    if (ek__part_of(&formula, chain, first + k) != join->parts[k]) return false;
+    if (k != known && ek__part_of(&formula, chain, first + k) != join->parts[k]) return false;
   }
   return true;
 }
 
 /* Step i is part of a join that is not `cut`, and not the first; or of any join. */
 static bool joined(const struct ek__chain *chain, size_t i, bool any) {
+  ek_formula formula;
+  const enum ek__part part = ek__part_of(&formula, chain, i);
+  if (part == EK__PART_OTHER) return false;
   for (const struct ek__join *join = joins; join < joins + JOINS; join++) {
     for (size_t k = any ? 0 : 1; k < join->count && k <= i; k++) {
-      if ((any || !join->cut) && matches(join, chain, i - k)) return true;
+      if ((any || !join->cut) && matches(join, chain, i - k, k, part)) return true;
     }
   }
   return false;
@@ -114,17 +117,23 @@ bool ek__may_begin(const struct ek__chain *chain, size_t i) {
 }
 
 const struct ek__join *ek__join_forward(const struct ek__chain *chain, size_t i, size_t end) {
+  ek_formula formula;
+  const enum ek__part part = ek__part_of(&formula, chain, i);
+  if (part == EK__PART_OTHER) return NULL;
   for (const struct ek__join *join = joins; join < joins + JOINS; join++) {
-    if (join->forward && i + join->count <= end && matches(join, chain, i)) return join;
+    if (!join->forward || i + join->count > end) continue;
+    if (matches(join, chain, i, 0, part)) return join;
   }
   return NULL;
 }
 
 const struct ek__join *ek__join_backward(const struct ek__chain *chain, size_t i) {
+  ek_formula formula;
+  const enum ek__part part = ek__part_of(&formula, chain, i);
+  if (part == EK__PART_OTHER) return NULL;
   for (const struct ek__join *join = joins; join < joins + JOINS; join++) {
-    if (join->backward && i + 1 >= join->count && matches(join, chain, i + 1 - join->count)) {
-      return join;
-    }
+    const size_t last = join->count - 1;
+    if (join->backward && i >= last && matches(join, chain, i - last, last, part)) return join;
   }
   return NULL;
 }
