@@ -1,18 +1,17 @@
 /*
  * train_text.c - trains a small byte-level language model on a text file and continues the text.
  *
- *     train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] [--stop-at K]
- *                     [--resume FOLDER] [--exact] [--reproducible GRAINS] [--trace FILE]
- *                     [--metrics PREFIX] [--loss-scale FIRST] [--mode MODE]
- *                     [--precision f32|tf32|bf16|f16] [--gradient-type f32|bf16|f16]
- *                     [--rate PEAK] [--seed N]
+ *     train_text FILE [--devices SPEC] [--steps N] [--stop-at K] [--save FOLDER] [--exact]
+ *                     [--reproducible GRAINS] [--trace FILE] [--metrics PREFIX]
+ *                     [--loss-scale FIRST] [--mode MODE] [--precision f32|tf32|bf16|f16]
+ *                     [--gradient-type f32|bf16|f16] [--rate PEAK] [--seed N]
  *
  * A GPT of two blocks reads windows of 64 bytes, learns to predict the next byte over all devices
  * of the group (AdamW, warm-up and cosine, dropout), and then writes 240 bytes of its own.
  *
- *     --save FOLDER     the state of the run is saved there when it ends or stops
  *     --stop-at K       stop after step K of N
- *     --resume FOLDER   go on from the last state in that folder, to step N
+ *     --save FOLDER     the state of the run is saved there when it ends or stops, and a run that
+ *                       finds one there goes on from it
  *     --exact           every step's loss with 17 digits, as `step K loss L`
  *     --reproducible S  the same bits on 1 to S devices
  *     --trace FILE      what every device did in the last steps, for https://ui.perfetto.dev
@@ -29,12 +28,9 @@
  *
  * Started by mpirun, torchrun --no-python or srun, the processes train one model together: SPEC is
  * what each of them has, each takes its part of every batch, and the first one prints. A signal to
- * any of them stops all after the same step.
+ * any of them stops all after the same step. SIGINT and SIGTERM stop the run after the step that is
+ * under way. The program evenkeel-train does all this, and more, with files of tokens.
  *
- * On a terminal a line shows the step, the loss and the speed as the run goes on.
- *
- * SIGINT and SIGTERM stop the run after the step that is under way. If a file of --trace or
- * --metrics fails during the run, it is reported, and the run goes on to its end and to --save.
  * Devices that only count (plan) go through the steps, and give no text. Exit code 1 if something
  * failed or, in a run that was not interrupted, the loss did not fall; 2 for a wrong command line.
  */
@@ -44,7 +40,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <evenkeel/evenkeel.h>
@@ -52,15 +47,11 @@
 enum { BYTES = 256, WINDOW = 64, BATCH = 16, CONTINUATION = 240, PROMPT = 32, SEED = 7 };
 
 struct settings {
-  const char *path, *devices, *save, *resume, *trace, *metrics;
-  long steps, stop_at; /* stop_at 0: when all are done */
-  long seed; /* 0: not given */
-  double rate;
-  long reproducible; /* grains; 0: off */
-  ek_mode mode;
-  double loss_scale; /* 0: none */
-  ek_precision precision;
-  ek_type gradient_type;
+  const char *path, *devices, *save, *trace, *metrics, *mode, *precision, *gradients;
+  long steps, stop_at;     /* stop_at 0: when all are done */
+  long seed;               /* 0: not given */
+  long reproducible;       /* grains; 0: off */
+  double rate, loss_scale; /* loss_scale 0: none */
   int exact;
 };
 
@@ -71,11 +62,71 @@ static void ask_to_stop(int number) {
   ek_world_request_stop(world);
 }
 
+/* ---- the text as a source of windows ---- */
+
+/* Sample s is the window at byte s; the target of each byte is the next one. */
 struct text {
+  ek_source source; /* the first member */
   unsigned char *bytes;
   size_t length;
-  uint64_t seed; /* of the places where windows begin */
 };
+
+static ek_status read_windows(const ek_source *source, const ek_source_request *request,
+                              ek_tensor *tensors) {
+  const struct text *text = (const struct text *)source;
+  for (int64_t i = 0; i < request->count; i++) {
+    const unsigned char *window = text->bytes + request->samples[i];
+    memcpy((unsigned char *)tensors[0].data + i * WINDOW, window, WINDOW);
+    memcpy((unsigned char *)tensors[1].data + i * WINDOW, window + 1, WINDOW);
+  }
+  return EK_OK;
+}
+
+static void free_text(ek_source *source) { (void)source; /* main() has the text, and frees it */ }
+
+static ek_status open_windows(struct text *text, uint64_t seed) {
+  static const ek_source_ops ops = {
+      .size = sizeof ops, .kind = "text", .read = read_windows, .free = free_text};
+  static const ek_source_tensor tensors[] = {{EK_U8, 1, {WINDOW}}, {EK_U8, 1, {WINDOW}}};
+  ek_source_options options = EK_SOURCE_OPTIONS_INIT;
+  options.samples = (int64_t)(text->length - WINDOW);
+  options.tensors = tensors;
+  options.seed = seed;
+  return ek_source_init(&text->source, &ops, &options);
+}
+
+/* At most 16 MiB of the file; it must be longer than one window. */
+static int read_text(struct text *text, const char *path) {
+  enum { MOST = 16 << 20 };
+  FILE *file = fopen(path, "rb");
+  if (file == NULL) {
+    fprintf(stderr, "train_text: cannot open %s: %s\n", path, strerror(errno));
+    return 0;
+  }
+  text->bytes = malloc(MOST);
+  text->length = text->bytes == NULL ? 0 : fread(text->bytes, 1, MOST, file);
+  const int good = !ferror(file) && text->length > WINDOW;
+  if (!good) {
+    fprintf(stderr, "train_text: %s cannot be read, or has no more than %d bytes\n", path, WINDOW);
+  }
+  fclose(file);
+  return good;
+}
+
+/* ---- the trainer ---- */
+
+/* A precision by its name. */
+static ek_status find_precision(ek_precision *found, const char *flag, const char *name) {
+  static const ek_precision all[] = {EK_PRECISION_F32, EK_PRECISION_TF32, EK_PRECISION_BF16,
+                                     EK_PRECISION_F16};
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+    if (strcmp(ek_precision_name(all[i]), name) != 0) continue;
+    *found = all[i];
+    return EK_OK;
+  }
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s %s: expected f32, tf32, bf16 or f16", flag,
+                      name);
+}
 
 /* Opens a trainer, which keeps what it needs of the parts. */
 static ek_status open_trainer(ek_trainer **trainer, const struct settings *settings) {
@@ -83,6 +134,8 @@ static ek_status open_trainer(ek_trainer **trainer, const struct settings *setti
   ek_criterion *loss = NULL;
   ek_optimizer *rule = NULL;
   ek_schedule schedule;
+  ek_mode mode;
+  ek_precision gradients;
   ek_status status = EK_OK;
 
   ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
@@ -105,18 +158,18 @@ static ek_status open_trainer(ek_trainer **trainer, const struct settings *setti
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
-  ek_group_options group_options = EK_GROUP_OPTIONS_INIT;
-  group_options.world = world;
-  options.group_options = &group_options;
+  options.world = world;
   options.model = &model_options;
   options.optimizer = &optimizer_options;
   model_options.seed = (uint64_t)(settings->seed == 0 ? SEED : settings->seed);
   optimizer_options.schedule = &schedule;
-  EK_TRY_GOTO(status, ek_data_parallel_model_options_set_mode(&model_options, settings->mode),
-              cleanup);
   model_options.reproducible = (size_t)settings->reproducible;
-  model_options.precision = settings->precision;
-  model_options.gradient_type = settings->gradient_type;
+  EK_TRY_GOTO(status, ek_mode_parse(&mode, settings->mode), cleanup);
+  EK_TRY_GOTO(status, ek_data_parallel_model_options_set_mode(&model_options, mode), cleanup);
+  EK_TRY_GOTO(status, find_precision(&model_options.precision, "--precision", settings->precision),
+              cleanup);
+  EK_TRY_GOTO(status, find_precision(&gradients, "--gradient-type", settings->gradients), cleanup);
+  model_options.gradient_type = ek_precision_type(gradients);
   ek_loss_scale loss_scale = EK_LOSS_SCALE_INIT;
   loss_scale.scale = settings->loss_scale;
   if (settings->loss_scale != 0) optimizer_options.loss_scale = &loss_scale;
@@ -128,135 +181,86 @@ cleanup:
   return status;
 }
 
-/* Windows at random places; the target of each byte is the next one. */
-static void pick_batch(int32_t *inputs, int32_t *targets, const struct text *text, long step) {
-  const ek_random_key key = {text->seed, (uint32_t)step, 0};
-  for (uint32_t b = 0; b < BATCH; b++) {
-    uint32_t bits[4];
-    ek_random_bits(key, b, 0, bits);
-    const size_t start = bits[0] % (text->length - WINDOW);
-    for (size_t t = 0; t < WINDOW; t++) {
-      inputs[b * WINDOW + t] = text->bytes[start + t];
-      targets[b * WINDOW + t] = text->bytes[start + t + 1];
-    }
+/* The seed of the run, which a state has: its windows are those with which it began. */
+static ek_status read_seed(uint64_t *seed, ek_trainer *trainer, const struct settings *settings) {
+  const int64_t one[] = {1};
+  int64_t own = 0;
+  ek_tensor host;
+  ek_checkpoint_info info;
+  const ek_status loaded =
+      settings->save == NULL ? EK_ERR_NOT_FOUND : ek_trainer_load(&info, trainer, settings->save);
+  if (loaded != EK_ERR_NOT_FOUND) EK_TRY(loaded); /* else it is a new run */
+  EK_TRY(ek_tensor_host(&host, &own, EK_I64, 1, one));
+  EK_TRY(ek_state_read(&host, ek_trainer_model(trainer), "run/seed"));
+  if (settings->seed != 0 && settings->seed != own) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "--seed %ld: the run began with seed %lld; omit --seed, or start a new run",
+                        settings->seed, (long long)own);
   }
+  *seed = (uint64_t)own;
+  if (loaded == EK_OK) printf("from %s, seed %lld\n", info.path, (long long)own);
+  return EK_OK;
 }
 
-static ek_status train_step(ek_trainer *trainer, const struct text *text, long step,
-                            long grains, ek_step_result *result) {
-  int32_t input_ids[BATCH * WINDOW], target_ids[BATCH * WINDOW];
-  int64_t first = 0, count = 0;
-  pick_batch(input_ids, target_ids, text, step);
-  EK_TRY(ek_world_rows(&first, &count, ek_trainer_group(trainer), BATCH, (size_t)grains));
-  const int64_t shape[] = {count, WINDOW};
-  ek_tensor inputs, targets;
-  EK_TRY(ek_tensor_host(&inputs, input_ids + first * WINDOW, EK_I32, 2, shape));
-  EK_TRY(ek_tensor_host(&targets, target_ids + first * WINDOW, EK_I32, 2, shape));
-  return ek_trainer_step(result, trainer, &inputs, 1, &targets, 1);
-}
+/* ---- the run ---- */
 
 /* What a run has become. */
 struct progress {
-  long first, next;         /* the step that it began with, and the one that comes next */
+  const struct settings *settings;
+  ek_group *group;
   double mean, early, late; /* of the part under way, of the first and of the last one */
-  double began, shown; /* seconds: the run, and the line on the terminal when it was last drawn */
-  int terminal;
-  int complained; /* a file beside the run could not be written */
+  int terminal, tracing;
 };
 
-static double seconds_now(void) {
-  struct timespec time;
-  (void)timespec_get(&time, TIME_UTC);
-  return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
-
-/* A line that is drawn again and again, ten times a second at most; `loss` NaN takes it away. */
-static void show(struct progress *progress, const struct settings *settings, double loss) {
-  const double now = seconds_now();
-  if (!progress->terminal) return;
-  if (isnan(loss)) {
-    fprintf(stderr, "\r\33[K");
-  } else if (now - progress->shown > 0.1) {
-    const double steps = (double)(progress->next - progress->first);
-    fprintf(stderr, "\r\33[Kstep %ld of %ld, loss %.4f, %.0f bytes/s", progress->next,
-            settings->steps, loss, steps * BATCH * WINDOW / (now - progress->began));
-    progress->shown = now;
-  }
-  (void)fflush(stderr);
-}
-
-/* Ten lines for a whole run, or one for each step. */
-static void report(struct progress *progress, const struct settings *settings,
-                   const ek_step_result *result) {
-  const double loss = result->loss;
+/* Ten lines for a whole run, or one for each step; on a terminal a line that is drawn again. */
+static void tell(struct progress *progress, const ek_run_event *event) {
+  const struct settings *settings = progress->settings;
   const long part = settings->steps < 20 ? 1 : settings->steps / 10;
-  const long done = progress->next;
-  if (settings->exact || done % part == 0) show(progress, settings, NAN);
+  const double loss = event->result->loss;
+  const int due = event->step % part == 0;
+  char line[160];
+  if (progress->terminal && (due || settings->exact)) fprintf(stderr, "\r\33[K");
   if (settings->exact) {
-    printf("step %ld loss %.17g%s\n", done, loss, result->skipped ? " skipped" : "");
+    printf("step %lld loss %.17g%s\n", (long long)event->step, loss,
+           event->result->skipped ? " skipped" : "");
   }
   progress->mean += loss / (double)part;
-  if (done % part != 0) {
-    show(progress, settings, loss);
-    return;
+  if (due) {
+    if (!settings->exact) printf("step %5lld  loss %.4f\n", (long long)event->step, progress->mean);
+    if (event->step == part) progress->early = progress->mean;
+    progress->late = progress->mean;
+    progress->mean = 0;
+  } else if (progress->terminal) {
+    fprintf(stderr, "\r\33[K%s", ek_run_line(line, sizeof line, event));
   }
-  if (!settings->exact) printf("step %5ld  loss %.4f\n", done, progress->mean);
-  if (done == part) progress->early = progress->mean;
-  progress->late = progress->mean;
-  progress->mean = 0;
 }
 
-/* Of a file beside the run, which goes on. Each file is named once. */
-static void complain(struct progress *progress, const char *option, int *said) {
-  if (!*said) fprintf(stderr, "train_text: %s: %s\n", option, ek_error_message());
-  progress->complained = *said = 1;
+enum { TRACED = 10 };
+
+/* The last steps are in the trace. */
+static void start_trace(struct progress *progress, int64_t left) {
+  if (progress->settings->trace == NULL || progress->tracing || left > TRACED) return;
+  progress->tracing = ek_trace_start(progress->group, 0) == EK_OK;
 }
 
-/* The seed of a state is that of its windows, too. */
-static ek_status take_seed(struct text *text, ek_trainer *trainer,
-                           const struct settings *settings) {
-  const int64_t one[] = {1};
-  int64_t seed = 0;
-  ek_tensor host;
-  EK_TRY(ek_tensor_host(&host, &seed, EK_I64, 1, one));
-  EK_TRY(ek_state_read(&host, ek_trainer_model(trainer), "run/seed"));
-  if (settings->seed != 0 && settings->seed != seed) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "--seed %ld: the run began with seed %lld; omit --seed, or start a new run",
-                        settings->seed, (long long)seed);
-  }
-  text->seed = (uint64_t)seed;
-  return EK_OK;
+static bool report(void *context, const ek_run_event *event) {
+  struct progress *progress = context;
+  tell(progress, event);
+  start_trace(progress, event->steps - event->step);
+  return true;
 }
 
-/* Goes on from the last state of a folder. */
-static ek_status resume(ek_trainer *trainer, const struct settings *settings, struct text *text,
-                        struct progress *progress) {
-  ek_checkpoint_info info;
-  if (settings->resume == NULL) return EK_OK;
-  EK_TRY(ek_trainer_load(&info, trainer, settings->resume));
-  if (info.position > settings->steps) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s is a state of step %lld, past the last step "
-                                                 "of this run",
-                        info.path, (long long)info.position);
-  }
-  EK_TRY(take_seed(text, trainer, settings));
-  printf("from %s, seed %llu\n", info.path, (unsigned long long)text->seed);
-  progress->first = progress->next = (long)info.position;
-  return EK_OK;
-}
-
-static ek_status save(ek_trainer *trainer, const struct settings *settings, long position) {
-  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
-  if (settings->save == NULL) return EK_OK;
-  options.position = position;
-  options.keep = 2;
-  return ek_trainer_save(trainer, settings->save, &options);
+/* A trace of what there is, of nothing before the training: a name that cannot be written is seen
+ * then. */
+static ek_status write_trace(ek_group *group, const char *path, int tracing) {
+  if (path == NULL) return EK_OK;
+  if (!tracing) EK_TRY(ek_trace_start(group, 0));
+  EK_TRY(ek_trace_stop(group));
+  return ek_trace_write(NULL, group, path);
 }
 
 /* The files that --metrics names. */
-static ek_status open_metrics(ek_metrics **metrics, ek_trainer *trainer, const char *prefix,
-                              long first) {
+static ek_status open_metrics(ek_metrics **metrics, ek_group *group, const char *prefix) {
   char prometheus[512], lines[512];
   if (prefix == NULL) return EK_OK;
   const int length = snprintf(prometheus, sizeof prometheus, "%s.prom", prefix);
@@ -264,63 +268,36 @@ static ek_status open_metrics(ek_metrics **metrics, ek_trainer *trainer, const c
   if (length < 0 || (size_t)length + 1 >= sizeof prometheus) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "--metrics: the name is too long");
   }
-  EK_TRY(ek_metrics_open(metrics, ek_trainer_group(trainer), prometheus, lines));
-  return ek_metrics_resume(*metrics, (double)first * BATCH * WINDOW);
+  return ek_metrics_open(metrics, group, prometheus, lines);
 }
 
-/* A trace of nothing, so that a name that cannot be written is seen before the training. */
-static ek_status try_trace(ek_group *group, const char *path) {
-  if (path == NULL) return EK_OK;
-  EK_TRY(ek_trace_start(group, 0));
-  EK_TRY(ek_trace_stop(group));
-  return ek_trace_write(NULL, group, path);
-}
-
-/* Takes steps until the run ends, or is to stop; the last ones are in the trace. */
-static ek_status take_steps(ek_trainer *trainer, const struct settings *settings,
-                            const struct text *text, struct progress *progress,
-                            ek_metrics *metrics) {
-  enum { TRACED = 10 };
+static ek_status train(ek_run_result *result, ek_trainer *trainer, struct text *text,
+                       struct progress *progress) {
+  const struct settings *settings = progress->settings;
   const long last = settings->stop_at > 0 ? settings->stop_at : settings->steps;
-  ek_group *group = ek_trainer_group(trainer);
-  int tracing = 0, no_trace = settings->trace == NULL, no_metrics = 0;
-  while (progress->next < last && !ek_world_stop_requested(world)) {
-    ek_step_result result;
-    if (!tracing && !no_trace && progress->next + TRACED >= last) {
-      tracing = ek_trace_start(group, 0) == EK_OK;
-      if (!tracing) complain(progress, "--trace", &no_trace);
-    }
-    EK_TRY(train_step(trainer, text, progress->next, settings->reproducible, &result));
-    progress->next++;
-    if (metrics != NULL && ek_metrics_step(metrics, &result, BATCH * WINDOW) != EK_OK) {
-      complain(progress, "--metrics", &no_metrics);
-    }
-    report(progress, settings, &result);
-  }
-  if (tracing &&
-      (ek_trace_stop(group) != EK_OK || ek_trace_write(NULL, group, settings->trace) != EK_OK)) {
-    complain(progress, "--trace", &no_trace);
-  }
-  return EK_OK;
+  ek_trainer_run_options run = EK_TRAINER_RUN_OPTIONS_INIT;
+  EK_TRY(write_trace(progress->group, settings->trace, 0));
+  EK_TRY(open_metrics(&run.metrics, progress->group, settings->metrics));
+  run.batch = BATCH;
+  run.folder = settings->save;
+  run.tokens_per_row = WINDOW;
+  run.report = report;
+  run.context = progress;
+  run.world = world;
+  progress->terminal = isatty(STDERR_FILENO) && ek_world_process(world) == 0;
+  start_trace(progress, last);
+  ek_status status = ek_trainer_run(result, trainer, &text->source, last, &run);
+  const ek_status closed = ek_metrics_close(run.metrics);
+  if (progress->terminal) fprintf(stderr, "\r\33[K");
+  EK_TRY(status);
+  EK_TRY(closed);
+  if (result->step <= settings->steps) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "%s has a state of step %lld, past the last step of this run", settings->save,
+                      (long long)result->step);
 }
 
-static ek_status train(ek_trainer *trainer, const struct settings *settings,
-                       const struct text *text, struct progress *progress) {
-  ek_metrics *metrics = NULL;
-  int said = 0;
-  EK_TRY(try_trace(ek_trainer_group(trainer), settings->trace));
-  ek_status status = open_metrics(&metrics, trainer, settings->metrics, progress->first);
-  progress->began = seconds_now();
-  progress->terminal = isatty(STDERR_FILENO) && ek_world_process(world) == 0;
-  if (status == EK_OK) status = take_steps(trainer, settings, text, progress, metrics);
-  show(progress, settings, NAN);
-  if (status != EK_OK) {
-    ek_metrics_free(metrics);
-    return status;
-  }
-  if (ek_metrics_close(metrics) != EK_OK) complain(progress, "--metrics", &said);
-  return save(trainer, settings, progress->next);
-}
+/* ---- the text, and how the model goes on ---- */
 
 /* Draws a byte from softmax(logits / temperature). */
 static int32_t draw(const float *logits, uint32_t bits) {
@@ -339,39 +316,16 @@ static int32_t draw(const float *logits, uint32_t bits) {
   return BYTES - 1;
 }
 
-/* One sample's logits are whole on one device, in the type that the model computes in. */
-static ek_status read_logits(ek_tensor *logits, const ek_shards *outputs) {
-  for (size_t i = 0; i < outputs->count; i++) {
-    const ek_tensor *part = &outputs->parts[i];
-    if (!ek_tensor_exists(part) || ek_tensor_count(part) == 0) continue;
-    ek_tensor single = {0};
-    EK_TRY(ek_tensor_create(&single, part->device, EK_MEMORY_OUTPUTS, EK_F32, part->rank,
-                            part->shape));
-    ek_status status =
-        ek_op_convert(ek_device_stream(part->device, EK_STREAM_COMPUTE), &single, part);
-    if (status == EK_OK) status = ek_tensor_copy(logits, &single);
-    ek_tensor_free(&single);
-    return status;
-  }
-  return EK_ERR_INTERNAL;
-}
-
-/* The byte that the model writes after `window`; the first process computes it. */
+/* The byte that the model writes after `window`. Every process computes it from a row of its own. */
 static ek_status next_byte(ek_trainer *trainer, int32_t *window, ek_random_key key, uint32_t number,
                            int32_t *byte) {
   static float logits[WINDOW * BYTES];
-  const int first = ek_world_process(world) == 0;
-  const int64_t input_shape[] = {first, WINDOW}, output_shape[] = {1, WINDOW, BYTES};
-  ek_tensor input, whole;
-  EK_TRY(ek_tensor_host(&input, window, EK_I32, 2, input_shape));
-  EK_TRY(ek_tensor_host(&whole, logits, EK_F32, 3, output_shape));
-
-  ek_shards outputs = {0};
-  EK_TRY(ek_trainer_predict(&outputs, trainer, &input, 1));
-  const ek_status status = first ? read_logits(&whole, &outputs) : EK_OK;
-  ek_shards_free(&outputs);
-  EK_TRY(status);
+  const int64_t input_shape[] = {1, WINDOW}, output_shape[] = {1, WINDOW, BYTES};
+  ek_tensor input, output;
   uint32_t bits[4];
+  EK_TRY(ek_tensor_host(&input, window, EK_I32, 2, input_shape));
+  EK_TRY(ek_tensor_host(&output, logits, EK_F32, 3, output_shape));
+  EK_TRY(ek_trainer_predict_host(&output, trainer, &input, 1));
   ek_random_bits(key, number, 0, bits);
   *byte = draw(logits + (WINDOW - 1) * BYTES, bits[0]);
   return EK_OK;
@@ -383,8 +337,8 @@ static void print_byte(int32_t byte) {
 }
 
 /* Starts from the first bytes of the text, and lets the model write the rest. */
-static ek_status continue_text(ek_trainer *trainer, const struct text *text) {
-  const ek_random_key key = {text->seed, 0, 1};
+static ek_status continue_text(ek_trainer *trainer, const struct text *text, uint64_t seed) {
+  const ek_random_key key = {seed, 0, 1};
   int32_t window[WINDOW];
   if (ek_device_counts_only(ek_group_device(ek_trainer_group(trainer), 0))) {
     return ek_error_set(EK_ERR_UNSUPPORTED,
@@ -406,23 +360,7 @@ static ek_status continue_text(ek_trainer *trainer, const struct text *text) {
   return EK_OK;
 }
 
-/* At most 16 MiB of the file; it must be longer than one window. */
-static int read_text(struct text *text, const char *path) {
-  enum { MOST = 16 << 20 };
-  FILE *file = fopen(path, "rb");
-  if (file == NULL) {
-    fprintf(stderr, "train_text: cannot open %s: %s\n", path, strerror(errno));
-    return 0;
-  }
-  text->bytes = malloc(MOST);
-  text->length = text->bytes == NULL ? 0 : fread(text->bytes, 1, MOST, file);
-  const int good = !ferror(file) && text->length > WINDOW;
-  if (!good) {
-    fprintf(stderr, "train_text: %s cannot be read, or has no more than %d bytes\n", path, WINDOW);
-  }
-  fclose(file);
-  return good;
-}
+/* ---- the command line ---- */
 
 static int read_count(long *count, const char *text) {
   char *end = NULL;
@@ -436,122 +374,105 @@ static int read_number(double *number, const char *text) {
   return end != text && *end == '\0';
 }
 
-static int read_precision(ek_precision *precision, const char *text) {
-  static const ek_precision all[] = {EK_PRECISION_F32, EK_PRECISION_TF32, EK_PRECISION_BF16,
-                                     EK_PRECISION_F16};
-  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-    if (strcmp(text, ek_precision_name(all[i])) != 0) continue;
-    *precision = all[i];
-    return 1;
-  }
-  return 0;
-}
-
-static int read_type(ek_type *type, const char *text) {
-  static const ek_type types[] = {EK_F32, EK_BF16, EK_F16};
-  for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-    if (strcmp(text, ek_type_name(types[i])) != 0) continue;
-    *type = types[i];
-    return 1;
-  }
-  return 0;
-}
-
-static int read_arguments(struct settings *settings, int argc, char **argv) {
+static int read_arguments(struct settings *s, int argc, char **argv) {
+  const struct {
+    const char *name, **word;
+    long *count;
+    double *number;
+  } flags[] = {{"--devices", .word = &s->devices},
+               {"--save", .word = &s->save},
+               {"--trace", .word = &s->trace},
+               {"--metrics", .word = &s->metrics},
+               {"--mode", .word = &s->mode},
+               {"--precision", .word = &s->precision},
+               {"--gradient-type", .word = &s->gradients},
+               {"--steps", .count = &s->steps},
+               {"--stop-at", .count = &s->stop_at},
+               {"--seed", .count = &s->seed},
+               {"--reproducible", .count = &s->reproducible},
+               {"--rate", .number = &s->rate},
+               {"--loss-scale", .number = &s->loss_scale}};
+  enum { FLAGS = sizeof flags / sizeof flags[0] };
   for (int i = 1; i < argc; i++) {
-    const int more = i + 1 < argc;
-    if (strcmp(argv[i], "--devices") == 0 && more) {
-      settings->devices = argv[++i];
-    } else if (strcmp(argv[i], "--steps") == 0 && more) {
-      if (!read_count(&settings->steps, argv[++i])) return 0;
-    } else if (strcmp(argv[i], "--stop-at") == 0 && more) {
-      if (!read_count(&settings->stop_at, argv[++i])) return 0;
-    } else if (strcmp(argv[i], "--reproducible") == 0 && more) {
-      if (!read_count(&settings->reproducible, argv[++i])) return 0;
-    } else if (strcmp(argv[i], "--loss-scale") == 0 && more) {
-      if (!read_number(&settings->loss_scale, argv[++i])) return 0;
-    } else if (strcmp(argv[i], "--rate") == 0 && more) {
-      if (!read_number(&settings->rate, argv[++i])) return 0;
-    } else if (strcmp(argv[i], "--seed") == 0 && more) {
-      if (!read_count(&settings->seed, argv[++i])) return 0;
-    } else if (strcmp(argv[i], "--mode") == 0 && more) {
-      if (ek_mode_parse(&settings->mode, argv[++i]) != EK_OK) return 0;
-    } else if (strcmp(argv[i], "--precision") == 0 && more) {
-      if (!read_precision(&settings->precision, argv[++i])) return 0;
-    } else if (strcmp(argv[i], "--gradient-type") == 0 && more) {
-      if (!read_type(&settings->gradient_type, argv[++i])) return 0;
-    } else if (strcmp(argv[i], "--save") == 0 && more) {
-      settings->save = argv[++i];
-    } else if (strcmp(argv[i], "--resume") == 0 && more) {
-      settings->resume = argv[++i];
-    } else if (strcmp(argv[i], "--trace") == 0 && more) {
-      settings->trace = argv[++i];
-    } else if (strcmp(argv[i], "--metrics") == 0 && more) {
-      settings->metrics = argv[++i];
+    size_t f = 0;
+    while (f < FLAGS && strcmp(argv[i], flags[f].name) != 0) f++;
+    if (f < FLAGS) {
+      const char *value = ++i < argc ? argv[i] : "";
+      if (i == argc) return 0;
+      if (flags[f].word != NULL)
+        *flags[f].word = value;
+      else if (flags[f].count != NULL ? !read_count(flags[f].count, value)
+                                      : !read_number(flags[f].number, value))
+        return 0;
     } else if (strcmp(argv[i], "--exact") == 0) {
-      settings->exact = 1;
-    } else if (argv[i][0] != '-' && settings->path == NULL) {
-      settings->path = argv[i];
+      s->exact = 1;
+    } else if (argv[i][0] != '-' && s->path == NULL) {
+      s->path = argv[i];
     } else {
       return 0;
     }
   }
-  return settings->path != NULL && settings->stop_at <= settings->steps;
+  return s->path != NULL && s->stop_at <= s->steps;
 }
 
 /* The processes that were started with this one, of which the first prints. */
 static ek_status enter_world(void) {
   EK_TRY(ek_world_open(&world, NULL));
-  if (ek_world_process(world) == 0) return EK_OK;
-  return freopen("/dev/null", "w", stdout) != NULL ? EK_OK
-                                                   : ek_error_set(EK_ERR_IO, "/dev/null");
-}
-
-static void stop_on_signals(void) {
   (void)signal(SIGINT, ask_to_stop);
   (void)signal(SIGTERM, ask_to_stop);
+  if (ek_world_process(world) == 0) return EK_OK;
+  return freopen("/dev/null", "w", stdout) != NULL ? EK_OK : ek_error_set(EK_ERR_IO, "/dev/null");
 }
 
 int main(int argc, char **argv) {
   struct settings settings = {.devices = "cpu:2",
                               .steps = 300,
                               .rate = 4e-3,
-                              .mode = EK_MODE_REPLICATED,
-                              .precision = EK_PRECISION_F32};
+                              .mode = "replicated",
+                              .precision = "f32",
+                              .gradients = "f32"};
+  struct text text = {.bytes = NULL};
+  struct progress progress = {.settings = &settings};
+  ek_trainer *trainer = NULL;
+  ek_run_result result = {0};
+  uint64_t seed = 0;
+  int good = 1;
+  ek_status status;
   if (!read_arguments(&settings, argc, argv)) {
-    fprintf(stderr, "usage: train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] "
-                    "[--stop-at K] [--resume FOLDER] [--exact] [--reproducible GRAINS] "
-                    "[--trace FILE] [--metrics PREFIX] [--loss-scale FIRST] [--mode MODE] "
+    fprintf(stderr, "usage: train_text FILE [--devices SPEC] [--steps N] [--stop-at K] "
+                    "[--save FOLDER] [--exact] [--reproducible GRAINS] [--trace FILE] "
+                    "[--metrics PREFIX] [--loss-scale FIRST] [--mode MODE] "
                     "[--precision f32|tf32|bf16|f16] [--gradient-type f32|bf16|f16] "
                     "[--rate PEAK] [--seed N]\n");
     return 2;
   }
-  struct text text = {.seed = (uint64_t)(settings.seed == 0 ? SEED : settings.seed)};
-  struct progress progress = {0};
-  ek_trainer *trainer = NULL;
-  int good = 0;
-  ek_status status = EK_ERR_IO;
-  if (!read_text(&text, settings.path)) goto cleanup;
-  EK_TRY_GOTO(status, enter_world(), report);
-  stop_on_signals();
-  EK_TRY_GOTO(status, open_trainer(&trainer, &settings), report);
-  EK_TRY_GOTO(status, resume(trainer, &settings, &text, &progress), report);
-  EK_TRY_GOTO(status, train(trainer, &settings, &text, &progress), report);
-  good = !progress.complained;
-  if (progress.next < settings.steps) {
-    printf("stopped after step %ld of %ld\n", progress.next, settings.steps);
+  if (!read_text(&text, settings.path)) {
+    free(text.bytes);
+    return 1;
+  }
+  EK_TRY_GOTO(status, enter_world(), cleanup);
+  EK_TRY_GOTO(status, open_trainer(&trainer, &settings), cleanup);
+  progress.group = ek_trainer_group(trainer);
+  EK_TRY_GOTO(status, read_seed(&seed, trainer, &settings), cleanup);
+  EK_TRY_GOTO(status, open_windows(&text, seed), cleanup);
+  EK_TRY_GOTO(status, train(&result, trainer, &text, &progress), cleanup);
+  if (write_trace(progress.group, settings.trace, progress.tracing) != EK_OK) {
+    fprintf(stderr, "train_text: --trace: %s\n", ek_error_message());
+    good = 0;
+  }
+  if (result.step < settings.steps) {
+    printf("stopped after step %lld of %ld\n", (long long)result.step, settings.steps);
     goto cleanup;
   }
-  EK_TRY_GOTO(status, continue_text(trainer, &text), report);
-  if (progress.first == 0 && progress.late >= progress.early) {
+  EK_TRY_GOTO(status, continue_text(trainer, &text, seed), cleanup);
+  if (result.first == 0 && progress.late >= progress.early) {
     fprintf(stderr, "train_text: the loss did not fall\n");
     good = 0;
   }
-report:
+cleanup:
   if (status != EK_OK) {
     fprintf(stderr, "train_text: %s: %s\n", ek_status_name(status), ek_error_message());
   }
-cleanup:
   ek_trainer_free(trainer);
   ek_world_free(world);
   free(text.bytes);

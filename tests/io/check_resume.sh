@@ -29,7 +29,7 @@ fi
 run whole --steps 20
 # A loss scale, which is saved with the rest, changes nothing.
 run begun --steps 20 --loss-scale 65536 --save "$folder/run" --stop-at 10
-run resumed --steps 20 --loss-scale 1 --resume "$folder/run" --save "$folder/run"
+run resumed --steps 20 --loss-scale 1 --save "$folder/run"
 diff <(losses "$folder/whole") <(losses "$folder/begun" "$folder/resumed") ||
   fail "a run that was stopped after step 10 differs"
 [[ $(find "$folder/run" -type f | wc -l) == 2 ]] || fail "not two states are kept"
@@ -46,7 +46,7 @@ kill -TERM "$child"
 wait "$child" || fail "a run that was asked to stop ended with an error"
 stopped=$(losses "$folder/killed" | tail -n 1 | cut -d' ' -f2)
 grep -q "stopped after step $stopped of 4000" "$folder/killed" || fail "it did not say where it stopped"
-run further --steps 4000 --resume "$folder/signal" --stop-at "$((stopped + 3))"
+run further --steps 4000 --save "$folder/signal" --stop-at "$((stopped + 3))"
 run straight --steps 4000 --stop-at "$((stopped + 3))"
 diff <(losses "$folder/straight") <(losses "$folder/killed" "$folder/further") ||
   fail "a run that a signal stopped differs"
@@ -55,13 +55,13 @@ diff <(losses "$folder/straight") <(losses "$folder/killed" "$folder/further") |
 moving=(--steps 40 --reproducible 6)
 run alone "${moving[@]}" --devices cpu:1 --stop-at 8
 run leg0 "${moving[@]}" --devices cpu:6 --mode fully-sharded --save "$folder/moving" --stop-at 2
-run leg1 "${moving[@]}" --devices cpu:3 --mode sharded-gradients --resume "$folder/moving" --save "$folder/moving" --stop-at 4
-run leg2 "${moving[@]}" --devices cpu:5 --mode gather --resume "$folder/moving" --save "$folder/moving" --stop-at 6
-run leg3 "${moving[@]}" --devices cpu:4 --mode fully-sharded --resume "$folder/moving" --stop-at 8
+run leg1 "${moving[@]}" --devices cpu:3 --mode sharded-gradients --save "$folder/moving" --stop-at 4
+run leg2 "${moving[@]}" --devices cpu:5 --mode gather --save "$folder/moving" --stop-at 6
+run leg3 "${moving[@]}" --devices cpu:4 --mode fully-sharded --save "$folder/moving" --stop-at 8
 diff <(losses "$folder/alone") <(losses "$folder"/leg[0-3]) ||
   fail "a reproducible run that was moved to other devices and modes differs"
 
-if "$program" "$text" --steps 5 --resume "$folder/run" >/dev/null 2>"$folder/errors"; then
+if "$program" "$text" --steps 5 --save "$folder/run" >/dev/null 2>"$folder/errors"; then
   fail "a state past the last step was taken"
 fi
 grep -q 'past the last step' "$folder/errors" || fail "a state past the last step is not named"

@@ -33,10 +33,10 @@ grep -q 'peak -1' "$dir/err" || complain "the message does not name the rate: $(
 
 # A run that goes on counts its tokens on, has the seed that it began with, and says so.
 "$program" "$text" --steps 20 --seed 8 --stop-at 6 --save "$dir/state" --metrics "$dir/on" >/dev/null
-"$program" "$text" --steps 20 --seed 9 --resume "$dir/state" >/dev/null 2>"$dir/err" &&
+"$program" "$text" --steps 20 --seed 9 --save "$dir/state" >/dev/null 2>"$dir/err" &&
   complain "a run goes on with another seed"
 grep -q 'began with seed 8' "$dir/err" || complain "the message does not name the seed: $(cat "$dir/err")"
-"$program" "$text" --steps 20 --exact --resume "$dir/state" --metrics "$dir/on" >"$dir/on.out"
+"$program" "$text" --steps 20 --exact --save "$dir/state" --metrics "$dir/on" >"$dir/on.out"
 grep -q 'step-000000000006.safetensors, seed 8$' "$dir/on.out" || complain "it does not say its seed"
 "$program" "$text" --steps 20 --exact --seed 8 | grep '^step' | tail -n 14 |
   diff - <(grep '^step' "$dir/on.out") || complain "a run that goes on has other windows"
@@ -74,7 +74,7 @@ grep -q 'cannot continue the text' "$dir/err" || complain "the message does not 
 
 if command -v script >/dev/null; then
   script -qec "$(printf '%q ' "$program" "$text" --steps 20)" /dev/null </dev/null >"$dir/terminal"
-  grep -q 'step [0-9]* of 20, loss [0-9.]*, [0-9]* bytes/s' "$dir/terminal" ||
+  grep -q 'step [0-9]* of 20, loss [0-9.]*, [0-9]* rows/s' "$dir/terminal" ||
     complain "no progress on a terminal"
 fi
 exit "$failed"
