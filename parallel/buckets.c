@@ -197,14 +197,3 @@ void ek__buckets_close(struct ek__buckets *buckets) {
   ek__free(buckets->offsets);
   ek__free(buckets->list);
 }
-
-ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count) {
-  ek_tensor range = *flat;
-  range.memory = NULL;
-  range.rank = 1;
-  range.shape[0] = count;
-  if (range.data != NULL) {
-    range.data = (char *)range.data + (size_t)first * ek_type_size(range.type);
-  }
-  return range;
-}

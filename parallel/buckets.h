@@ -75,8 +75,22 @@ static inline bool ek__buckets_whole(const struct ek__buckets *buckets, size_t p
   return buckets->whole != NULL && buckets->whole[parameter];
 }
 
-/* Elements first .. first + count - 1 of a flat buffer, a loan. */
-ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);
+/* Elements first .. first + count - 1 of the flat buffers, of one rank; `place`: where they begin
+ * if the rank's shares of all buckets are end to end. */
+struct ek__part {
+  int64_t first, count, place;
+};
+
+/* A rank's share of a bucket; and what of a part is among elements begin .. end - 1. */
+static inline struct ek__part ek__bucket_part(const struct ek__bucket *bucket, size_t rank) {
+  return (struct ek__part){bucket->first + bucket->offsets[rank], ek__bucket_share(bucket, rank),
+                           bucket->places[rank]};
+}
+static inline struct ek__part ek__part_within(struct ek__part part, int64_t begin, int64_t end) {
+  const int64_t last = part.first + part.count < end ? part.first + part.count : end;
+  const int64_t first = part.first > begin ? part.first : begin;
+  return (struct ek__part){first, last > first ? last - first : 0, part.place + first - part.first};
+}
 
 /* ---- sums: reduce.c ---- */
 
@@ -111,8 +125,7 @@ void ek__sums_start(struct ek__sums *sums);
 ek_status ek__sums_complete(struct ek__sums *sums, size_t parameter);
 ek_status ek__sums_finish(struct ek__sums *sums);
 
-/* Elements first .. last - 1 of the flat buffer that a rank of the world owns of a bucket. */
-void ek__bucket_range(int64_t *first, int64_t *last, const struct ek__bucket *bucket,
-                      ek_reduce_kind kind, size_t rank);
+/* What a rank of the world has of the sum of a bucket. */
+struct ek__part ek__bucket_owned(const struct ek__bucket *bucket, ek_reduce_kind kind, size_t rank);
 
 #endif /* EK_BUCKETS_H */

@@ -88,22 +88,18 @@ ek_status ek__rank_backward_of_loss(const struct ek__backward *job, struct ek__l
   return status;
 }
 
-static ek_status backward_one(void *context, ek_device *device, size_t index) {
+static ek_status backward_one(void *context, struct ek__rank *rank) {
   const struct job *job = context;
-  (void)device;
-  return ek__rank_backward_of_loss(&job->backward, job->loss,
-                                   &job->backward.model->run.ranks[index], factors_of(job, index));
+  return ek__rank_backward_of_loss(&job->backward, job->loss, rank, factors_of(job, rank->place));
 }
 
-static ek_status outputs_backward(void *context, ek_device *device, size_t index) {
+static ek_status outputs_backward(void *context, struct ek__rank *rank) {
   const struct job *job = context;
-  const ek_data_parallel_model *model = job->backward.model;
   ek_tensor gradients[EK_MAX_TENSORS] = {{0}};
-  (void)device;
-  const ek_status status = ek__rank_loss_backward(gradients, model, job->loss,
-                                                  &model->run.ranks[index], factors_of(job, index));
+  const ek_status status = ek__rank_loss_backward(gradients, job->backward.model, job->loss, rank,
+                                                  factors_of(job, rank->place));
   for (size_t i = 0; i < job->loss->outputs; i++) {
-    if (ek_tensor_exists(&gradients[i])) job->gradients[i].parts[index] = gradients[i];
+    if (ek_tensor_exists(&gradients[i])) job->gradients[i].parts[rank->place] = gradients[i];
   }
   return status;
 }
@@ -139,7 +135,7 @@ static ek_status backward_gathered(struct job *job) {
   options.loss_scale = loss->scaling.factor;
   job->gradients = gradients;
   ek_status status = lay_out_gradients(gradients, loss);
-  if (status == EK_OK) status = ek_group_apply(model->run.group, outputs_backward, job);
+  if (status == EK_OK) status = ek__ranks_apply(&model->run, outputs_backward, job);
   if (status == EK_OK) {
     status = ek__model_backward(model, gradients, loss->outputs, &options, loss->scaling.unit);
   }
@@ -158,7 +154,7 @@ static ek_status backward(struct job *job, const ek_criterion_backward_options *
   if (model->options.outputs == EK_OUTPUTS_GATHER) return backward_gathered(job);
   EK_TRY(ek__backward_check(model, loss->reduction == EK_REDUCTION_MEAN, loss->scaling.factor,
                             job->backward.running));
-  EK_TRY(ek_group_apply(model->run.group, backward_one, job));
+  EK_TRY(ek__ranks_apply(&model->run, backward_one, job));
   ek__backward_ran(&job->backward, &loss->scaling, loss->reduction == EK_REDUCTION_MEAN);
   ek__model_drop_forward(model);
   return EK_OK;
@@ -185,7 +181,5 @@ static ek_status run_call(ek_data_parallel_criterion *parallel,
 ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parallel,
                                               const ek_criterion_backward_options *options) {
   EK__NOT_NULL("criterion backward", parallel);
-  ek_world *world = ek__group_world(parallel->model->run.group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, run_call(parallel, options));
+  EK__WORLD_CALL(ek__model_world(parallel->model), run_call(parallel, options));
 }

@@ -20,6 +20,7 @@ struct ek__loss_rank {
   ek_tensor losses;         /* reduction `none`: every single one of the last forward */
   ek_pass **passes;         /* of a forward whose backward may still come: one for each piece */
   size_t pass_count;
+  struct ek__pieces pieces; /* of the last forward */
   /* Several terms with reduction `mean`, else empty: the step so far, with this micro-batch. */
   ek_tensor step_totals; /* f64 [terms, 2]: {S, D} of every term */
   ek_tensor step_scales; /* scratch, f64 [terms, 2] */
@@ -29,11 +30,11 @@ struct ek__loss_rank {
  * gradients are those of the rank's outputs. */
 struct ek__loss;
 struct ek__loss_form {
+  /* NULL: nothing to open. */
   ek_status (*open)(const ek_data_parallel_model *model, const struct ek__loss *loss,
                     struct ek__loss_rank *own, const struct ek__rank *rank);
   ek_status (*forward)(const ek_data_parallel_model *model, struct ek__loss *loss,
-                       const struct ek__rank *rank, const ek_shards *targets,
-                       const struct ek__pieces *pieces);
+                       const struct ek__rank *rank, const ek_shards *targets);
   ek_status (*backward)(ek_tensor *gradients, const ek_data_parallel_model *model,
                         struct ek__loss *loss, const struct ek__rank *rank,
                         const ek_tensor *factors);
@@ -93,15 +94,14 @@ ek_status ek__loss_check_rows(const ek_shards *outputs, size_t count, size_t pla
 
 /* ---- data_parallel_criterion.c, in the model's thread ---- */
 
-/* A forward of a loss, laid out: forward.h. Targets are tensors that the ranks cut, or shards. */
+/* A forward of a loss, laid out: forward.h. */
 struct ek__loss_forward {
   ek_data_parallel_model *model;
   struct ek__loss *loss;
-  const ek_shards *targets;
-  const ek_tensor *sources; /* NULL for shards */
-  int64_t most;             /* that one of them has of targets, in all processes */
+  struct ek__given targets;
   struct ek__conversion intakes[EK_MAX_TENSORS];
   ek_shards parts[EK_MAX_TENSORS];
+  int64_t most; /* elements of the largest of them, in all processes */
 };
 /* Cuts targets at the samples of `like`; nothing is lost if it fails. */
 ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *model,
@@ -109,7 +109,6 @@ ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *mod
                        const ek_shards *cut, size_t count);
 /* From here on a failure drops the step. `gradient`: the model's backward may follow. */
 void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradient);
-void ek__loss_free(struct ek__loss_forward *job);
 
 /* The criterion takes as many outputs and targets, and is what it was when it was opened. */
 ek_status ek__loss_check_call(const ek_data_parallel_model *model, const struct ek__loss *loss,
@@ -130,7 +129,6 @@ double ek__criterion_loss_of(double *weight, const ek_data_parallel_criterion *s
 
 /* ---- rank_loss.c, on a rank's worker ---- */
 
-/* Parts of targets that it has cut are given back. */
 ek_status ek__rank_loss_forward(const struct ek__loss_forward *job, const struct ek__rank *rank);
 /* The gradients of the rank's outputs, to be freed; factors: of its single losses, or NULL. Terms
  * that are kept over the step are added up. */

@@ -42,7 +42,8 @@ static ek_status check_weights(const ek_data_parallel_model *model, const struct
   for (size_t j = 0; j < terms; j++) {
     EK__FAIL_IF(!(weights[j] >= 0 && isfinite(weights[j])), EK_ERR_INVALID_ARGUMENT,
                 "criterion backward: weight number %zu is %g, expected a finite number >= "
-                "0", j, weights[j]);
+                "0",
+                j, weights[j]);
   }
   if (model->step.stage == EK__STEP_EMPTY) return EK_OK;
   EK__FAIL_IF(!loss->weights_given || memcmp(weights, loss->weights, terms * sizeof *weights) != 0,

@@ -24,39 +24,44 @@
 
 static const char memory_of[] = "a data-parallel criterion";
 
-static ek_status open_terms(const struct ek__loss *loss, ek_device *device, size_t index) {
-  struct ek__loss_rank *own = &loss->ranks[index];
-  const int64_t totals[] = {(int64_t)loss->terms, 2}, combined[] = {2};
-  EK_TRY(ek_tensor_create(&own->step_totals, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
-  EK_TRY(
-      ek_tensor_create(&loss->step_combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
-  return ek_tensor_create(&own->step_scales, device, EK_MEMORY_LOSS, EK_F64, 2, totals);
+/* f64 numbers, with as many dimensions as the first sizes that are not 0. */
+static ek_status make(ek_tensor *numbers, const struct ek__rank *rank, int64_t a, int64_t b,
+                      int64_t c) {
+  const int64_t shape[] = {a, b, c};
+  return ek_tensor_create(numbers, rank->device, EK_MEMORY_LOSS, EK_F64,
+                          b == 0   ? 1
+                          : c == 0 ? 2
+                                   : 3,
+                          shape);
 }
 
-static ek_status open_one(void *context, ek_device *device, size_t index) {
+static ek_status open_one(void *context, struct ek__rank *rank) {
   const ek_data_parallel_criterion *self = context;
-  const ek_data_parallel_model *model = self->model;
   const struct ek__loss *loss = &self->loss;
-  struct ek__loss_rank *own = &loss->ranks[index];
-  const int64_t totals[] = {(int64_t)loss->terms, 2}, combined[] = {2};
-  const int64_t leaves[] = {(int64_t)model->run.reduction->leaves(model), totals[0], 2};
-  EK_TRY(ek_tensor_create(&own->totals.sum, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
-  EK_TRY(ek_tensor_create(&loss->combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
-  EK_TRY(ek_tensor_create(&own->scales, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
-  if (model->run.reduction->whole) {
+  const struct ek__reduction *reduction = self->model->run.reduction;
+  struct ek__loss_rank *own = &loss->ranks[rank->place];
+  const int64_t terms = (int64_t)loss->terms;
+  EK_TRY(make(&own->totals.sum, rank, terms, 2, 0));
+  EK_TRY(make(&loss->combined[rank->place], rank, 2, 0, 0));
+  EK_TRY(make(&own->scales, rank, terms, 2, 0));
+  if (reduction->whole) {
     own->totals.leaves = own->totals.sum;
     own->totals.leaves.memory = NULL;
   } else {
-    EK_TRY(ek_tensor_create(&own->totals.leaves, device, EK_MEMORY_LOSS, EK_F64, 3, leaves));
+    EK_TRY(make(&own->totals.leaves, rank, (int64_t)reduction->leaves(self->model), terms, 2));
   }
-  if (ek__loss_keeps_terms(loss)) EK_TRY(open_terms(loss, device, index));
-  return loss->form->open(model, loss, own, &model->run.ranks[index]);
+  if (ek__loss_keeps_terms(loss)) {
+    EK_TRY(make(&own->step_totals, rank, terms, 2, 0));
+    EK_TRY(make(&loss->step_combined[rank->place], rank, 2, 0, 0));
+    EK_TRY(make(&own->step_scales, rank, terms, 2, 0));
+  }
+  return loss->form->open == NULL ? EK_OK : loss->form->open(self->model, loss, own, rank);
 }
 
 static ek_status check_open(ek_data_parallel_criterion **parallel,
                             const ek_data_parallel_model *model, const ek_criterion *criterion,
                             const ek_data_parallel_criterion_options *options) {
-  EK__NOT_NULL("ek_data_parallel_criterion_open", parallel);
+  EK__NOT_NULL("ek_data_parallel_criterion_open", parallel, model);
   if (!ek_module_is_criterion(model->module))
     EK__NOT_NULL("ek_data_parallel_criterion_open", criterion);
   EK__FAIL_IF(
@@ -101,8 +106,6 @@ static ek_status allocate(struct ek__loss *loss, const ek_data_parallel_model *m
     struct ek__loss_rank *own = &loss->ranks[k];
     EK_TRY(ek__new(&own->passes, leaves, sizeof *own->passes, memory_of));
     own->pass_count = leaves;
-    EK_TRY(ek__new(&own->totals.offsets, model->run.cut.ranks + 1, sizeof *own->totals.offsets,
-                   memory_of));
   }
   return EK_OK;
 }
@@ -127,7 +130,7 @@ static ek_status open_criterion(ek_data_parallel_criterion **parallel,
   self->loss.options = o;
   self->loss.options.target_scaling = scalings;
   if (status == EK_OK) status = allocate(&self->loss, model);
-  if (status == EK_OK) status = ek_group_apply(model->run.group, open_one, self);
+  if (status == EK_OK) status = ek__ranks_apply(&model->run, open_one, self);
   if (status == EK_OK) status = ek__loss_same(model, &self->loss);
   if (status == EK_OK) {
     *parallel = self;
@@ -140,10 +143,7 @@ static ek_status open_criterion(ek_data_parallel_criterion **parallel,
 ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
                                           ek_data_parallel_model *model, ek_criterion *criterion,
                                           const ek_data_parallel_criterion_options *options) {
-  EK__NOT_NULL("ek_data_parallel_criterion_open", model);
-  ek_world *world = ek__group_world(model->run.group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, open_criterion(parallel, model, criterion, options));
+  EK__WORLD_CALL(ek__model_world(model), open_criterion(parallel, model, criterion, options));
 }
 
 void ek__loss_drop_forward(struct ek__loss *loss) {
@@ -158,7 +158,6 @@ void ek__loss_drop_forward(struct ek__loss *loss) {
 static void free_rank(struct ek__loss_rank *own) {
   ek_replica_free(own->replica);
   ek__free(own->passes);
-  ek__free(own->totals.offsets);
   ek_tensor_free(&own->totals.leaves);
   ek_tensor_free(&own->step_scales);
   ek_tensor_free(&own->step_totals);
@@ -217,8 +216,8 @@ static ek_status check_outputs(const ek_data_parallel_model *model, const struct
   const struct ek__reduction *reduction = model->run.reduction;
   return reduction->check_cut == NULL
              ? EK_OK
-             : reduction->check_cut("criterion forward", model, &outputs[0],
-                                    model->last.before, model->last.all);
+             : reduction->check_cut("criterion forward", model, &outputs[0], model->last.before,
+                                    model->last.all);
 }
 
 /* Checks that these are all outputs of one forward, in order, none overwritten. Tensors made by the
@@ -243,7 +242,10 @@ static ek_status check_origin(const ek_shards *outputs, size_t count) {
 ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *model,
                        struct ek__loss *loss, const ek_shards *like, const ek_tensor *sources,
                        const ek_shards *cut, size_t count) {
-  *job = (struct ek__loss_forward){.model = model, .loss = loss, .targets = cut};
+  struct ek__given *targets = &job->targets;
+  *job = (struct ek__loss_forward){.model = model, .loss = loss};
+  *targets = (struct ek__given){
+      .count = count, .shards = cut, .intakes = job->intakes, .parts = job->parts};
   const struct ek__intakes intakes = {&loss->criterion->base, loss->outputs,
                                       loss->options.target_scaling,
                                       loss->options.target_scaling_count, model->options.type};
@@ -251,21 +253,17 @@ ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *mod
     EK_TRY(ek__given_check("criterion forward: target", i, model, &cut[i], like));
   }
   if (cut == NULL) {
-    job->sources = sources;
-    job->targets = job->parts;
+    targets->sources = sources;
+    targets->shards = targets->parts;
   }
   for (size_t i = 0; i < count && cut == NULL; i++) {
     char who[64];
     (void)snprintf(who, sizeof who, "criterion forward: target number %zu", i);
-    EK_TRY(ek__scatter_lay_like(&job->parts[i], who, like, &sources[i]));
-    EK_TRY(ek__intake_of(&job->intakes[i], who, &intakes, i, &sources[i]));
+    EK_TRY(ek__scatter_lay_like(&targets->parts[i], who, like, &sources[i]));
+    EK_TRY(ek__intake_of(&targets->intakes[i], who, &intakes, i, &sources[i]));
   }
-  job->most = ek__targets_most(job->sources, job->targets, count, like->samples[like->count]);
-  return ek__world_sum(ek__group_world(model->run.group), model->step.taken, &job->most, 1, NULL);
-}
-
-void ek__loss_free(struct ek__loss_forward *job) {
-  for (size_t i = 0; i < EK_MAX_TENSORS; i++) ek_shards_free(&job->parts[i]);
+  job->most = ek__targets_most(sources, targets->shards, count, like->samples[like->count]);
+  return ek__world_sum(ek__model_world(model), model->step.taken, &job->most, 1, NULL);
 }
 
 void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradient) {
@@ -288,10 +286,8 @@ void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradi
   }
 }
 
-static ek_status forward_one(void *context, ek_device *device, size_t index) {
-  const struct ek__loss_forward *job = context;
-  (void)device;
-  return ek__rank_loss_forward(job, &job->model->run.ranks[index]);
+static ek_status forward_one(void *context, struct ek__rank *rank) {
+  return ek__rank_loss_forward(context, rank);
 }
 
 static ek_status run(struct ek__loss_forward *job, ek_shards *outputs) {
@@ -300,7 +296,7 @@ static ek_status run(struct ek__loss_forward *job, ek_shards *outputs) {
   const uint64_t forward = outputs[0].private_members.forward;
   const bool gradient = model->last.pending != 0 && forward == model->last.pending;
   ek__loss_begin(job, outputs, gradient);
-  const ek_status status = ek_group_apply(model->run.group, forward_one, job);
+  const ek_status status = ek__ranks_apply(&model->run, forward_one, job);
   loss->has_forward = loss->has_loss = status == EK_OK;
   if (status == EK_OK) return EK_OK;
   ek__loss_drop_forward(loss);
@@ -312,7 +308,7 @@ static ek_status run_call(ek_data_parallel_criterion *parallel, ek_shards *outpu
                           size_t output_count, const ek_tensor *tensors, const ek_shards *shards,
                           size_t target_count) {
   const void *targets = shards == NULL ? (const void *)tensors : shards;
-  EK__NOT_NULL("criterion forward", outputs);
+  EK__NOT_NULL("criterion forward", parallel, outputs);
   if (target_count > 0) EK__NOT_NULL("criterion forward", targets);
   ek_data_parallel_model *model = parallel->model;
   EK__MODEL_USE(model, "criterion forward");
@@ -322,32 +318,26 @@ static ek_status run_call(ek_data_parallel_criterion *parallel, ek_shards *outpu
   ek_status status =
       ek__loss_lay(&job, model, &parallel->loss, outputs, tensors, shards, target_count);
   if (status == EK_OK) status = run(&job, outputs);
-  ek__loss_free(&job);
+  ek__given_free(&job.targets);
   return status;
 }
 
-/* The same for all processes. */
-static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *outputs,
-                         size_t output_count, const ek_tensor *tensors, const ek_shards *shards,
-                         size_t target_count) {
-  EK__NOT_NULL("criterion forward", parallel);
-  ek_world *world = ek__group_world(parallel->model->run.group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began,
-                       run_call(parallel, outputs, output_count, tensors, shards,
-                                target_count));
+static ek_world *world_of(const ek_data_parallel_criterion *parallel) {
+  return parallel == NULL ? NULL : ek__model_world(parallel->model);
 }
 
 ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *parallel,
                                              ek_shards *model_outputs, size_t output_count,
                                              const ek_tensor *targets, size_t target_count) {
-  return forward(parallel, model_outputs, output_count, targets, NULL, target_count);
+  EK__WORLD_CALL(world_of(parallel),
+                 run_call(parallel, model_outputs, output_count, targets, NULL, target_count));
 }
 
 ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *parallel,
                                                     ek_shards *model_outputs, size_t output_count,
                                                     const ek_shards *targets, size_t target_count) {
-  return forward(parallel, model_outputs, output_count, NULL, targets, target_count);
+  EK__WORLD_CALL(world_of(parallel),
+                 run_call(parallel, model_outputs, output_count, NULL, targets, target_count));
 }
 
 /* ---- the loss ---- */
@@ -396,8 +386,7 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
   EK__NOT_NULL("criterion losses", losses, parallel);
   EK__MODEL_USE(parallel->model, "criterion losses");
   EK__FAIL_IF(!parallel->loss.has_forward || parallel->loss.reduction != EK_REDUCTION_NONE,
-              EK_ERR_STATE,
-              "criterion losses: no forward with reduction `none` has run before it");
+              EK_ERR_STATE, "criterion losses: no forward with reduction `none` has run before it");
   EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->loss.seen));
   ek_shards made;
   EK_TRY(ek_shards_create(&made, parallel->model->run.group));

@@ -30,10 +30,6 @@ static ek_status check_options(ek_data_parallel_model_options *options, const ek
               "ek_data_parallel_model_open: unknown shard_over %d; expected EK_SHARD_WORLD or "
               "EK_SHARD_PROCESS",
               (int)options->shard_over);
-  EK__FAIL_IF(options->shard_over != EK_SHARD_WORLD && options->reproducible > 0,
-              EK_ERR_UNSUPPORTED,
-              "ek_data_parallel_model_open: a reproducible model has one order of sums over the "
-              "world; shard_over must be EK_SHARD_WORLD");
   EK__FAIL_IF(options->output_device >= ek_group_size(group), EK_ERR_INVALID_ARGUMENT,
               "ek_data_parallel_model_open: no device number %zu", options->output_device);
   EK_TRY(ek__precision_read(&options->precision, options->type, ek_group_device(group, 0),
@@ -60,13 +56,17 @@ static ek_status check_options(ek_data_parallel_model_options *options, const ek
   return EK_OK;
 }
 
-/* The one place that asks whether a model is reproducible. */
-static ek_status choose_reduction(const struct ek__reduction **reduction,
-                                  const ek_data_parallel_model_options *options,
-                                  const ek_group *group) {
+const struct ek__reduction *ek__reduction_of(const ek_data_parallel_model_options *options) {
+  return options->reproducible > 0 ? &ek__reduction_tree : &ek__reduction_sum;
+}
+
+/* The order of sums is one over the world. */
+static ek_status check_grains(const ek_data_parallel_model_options *options,
+                              const ek_group *group) {
   const size_t grains = options->reproducible;
-  *reduction = grains > 0 ? &ek__reduction_tree : &ek__reduction_sum;
-  if (grains == 0) return EK_OK;
+  EK__FAIL_IF(options->shard_over != EK_SHARD_WORLD, EK_ERR_UNSUPPORTED,
+              "ek_data_parallel_model_open: a reproducible model has one order of sums over the "
+              "world; shard_over must be EK_SHARD_WORLD");
   EK__FAIL_IF(grains < ek__group_world_size(group) || grains > EK__MAX_GRAINS,
               EK_ERR_INVALID_ARGUMENT,
               "ek_data_parallel_model_open: reproducible is %zu, expected at least the %zu devices "
@@ -78,9 +78,8 @@ static ek_status choose_reduction(const struct ek__reduction **reduction,
                       "opened with ek_group_options.deterministic");
 }
 
-static ek_status open_replica(void *context, ek_device *device, size_t index) {
+static ek_status open_replica(void *context, struct ek__rank *rank) {
   ek_data_parallel_model *model = context;
-  struct ek__rank *rank = &model->run.ranks[index];
   const struct ek__placement *placement = ek__placement(model);
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   struct ek__replica_parts parts = {.masters = ek__model_masters(model)};
@@ -98,10 +97,10 @@ static ek_status open_replica(void *context, ek_device *device, size_t index) {
   if (parts.shared_values || !model->run.reduction->whole) {
     parts.unit_bytes = model->options.bucket_bytes == 0 ? 1 : model->options.bucket_bytes;
   }
-  EK_TRY(ek__replica_open_parts(&rank->replica, device, model->module, &options, &parts));
+  EK_TRY(ek__replica_open_parts(&rank->replica, rank->device, model->module, &options, &parts));
   const int64_t shape[] = {2};
-  EK_TRY(ek_tensor_create(&rank->totals, device, EK_MEMORY_LOSS, EK_F64, 1, shape));
-  return ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &rank->totals);
+  EK_TRY(ek_tensor_create(&rank->totals, rank->device, EK_MEMORY_LOSS, EK_F64, 1, shape));
+  return ek_op_zero(ek_device_stream(rank->device, EK_STREAM_COMPUTE), &rank->totals);
 }
 
 static const char memory_of[] = "a data-parallel model";
@@ -141,16 +140,15 @@ static ek_status open_cut(ek_data_parallel_model *model) {
 }
 
 /* The device memory of a rank besides its replica. */
-static ek_status open_rank(void *context, ek_device *device, size_t index) {
+static ek_status open_rank(void *context, struct ek__rank *rank) {
   ek_data_parallel_model *model = context;
-  struct ek__rank *rank = &model->run.ranks[index];
   if (rank->keeper != NULL) EK_TRY(ek__keeper_open(rank->keeper));
   if (ek__model_shares_masters(model)) {
     EK_TRY(ek__masters_open(model, rank));
     if (!ek__placement(model)->parameter_shares) EK_TRY(ek__masters_share(model, rank, true));
   }
   EK_TRY(model->run.reduction->open(model, rank));
-  return ek__replicate_rank(model->run.communicator, device, rank->replica);
+  return ek__replicate_rank(model->run.communicator, rank->device, rank->replica);
 }
 
 /* Whether state is cut over the devices of each process, and there are several. */
@@ -184,13 +182,13 @@ static ek_status open_parts(ek_data_parallel_model *model) {
   struct ek__ranks *run = &model->run;
   EK_TRY(open_ranks(model));
   ek__model_watch(model);
-  EK_TRY(ek_group_apply(run->group, open_replica, model));
+  EK_TRY(ek__ranks_apply(run, open_replica, model));
   if (run->ranks[0].replica->layout.collective) {
     EK_TRY(ek_communicator_open(&run->inner, run->group));
   }
   EK_TRY(open_cut(model));
   EK_TRY(ek__model_same(model));
-  EK_TRY(ek_group_apply(run->group, open_rank, model));
+  EK_TRY(ek__ranks_apply(run, open_rank, model));
   return ek__world_agree(ek__group_world(run->group), "opening a model", 0);
 }
 
@@ -202,8 +200,8 @@ static ek_status open_model(ek_data_parallel_model **model, ek_group *group, ek_
   EK_TRY(check_options(&o, group, module));
   if (ek_module_is_criterion(module))
     o.outputs = EK_OUTPUTS_STAY; /* totals have no rows to gather */
-  const struct ek__reduction *reduction = NULL;
-  EK_TRY(choose_reduction(&reduction, &o, group));
+  const struct ek__reduction *reduction = ek__reduction_of(&o);
+  if (reduction->grains != NULL) EK_TRY(check_grains(&o, group));
   ek_data_parallel_model *result = NULL;
   ek_input_scaling *scalings = NULL;
   EK_TRY(ek__new(&result, 1, sizeof *result, memory_of));
@@ -231,16 +229,13 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
                                       ek_module *module,
                                       const ek_data_parallel_model_options *options) {
   EK__NOT_NULL("ek_data_parallel_model_open", group);
-  ek_world *world = ek__group_world(group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, open_model(model, group, module, options));
+  EK__WORLD_CALL(ek__group_world(group), open_model(model, group, module, options));
 }
 
-static ek_status free_replica(void *context, ek_device *device, size_t index) {
-  const struct ek__ranks *run = context;
-  (void)device;
-  ek_replica_free(run->ranks[index].replica);
-  run->ranks[index].replica = NULL;
+static ek_status free_replica(void *context, struct ek__rank *rank) {
+  (void)context;
+  ek_replica_free(rank->replica);
+  rank->replica = NULL;
   return EK_OK;
 }
 
@@ -252,7 +247,7 @@ static void free_replicas(struct ek__ranks *run) {
     stateful = stateful || (replica != NULL && replica->layout.stateful);
   }
   /* Refused in a child of fork(), which has no workers. */
-  const ek_status status = stateful ? ek_group_apply(run->group, free_replica, run) : EK_OK;
+  const ek_status status = stateful ? ek__ranks_apply(run, free_replica, NULL) : EK_OK;
   (void)status;
   for (size_t k = 0; k < run->count; k++) ek_replica_free(run->ranks[k].replica);
 }

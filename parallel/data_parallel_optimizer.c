@@ -45,10 +45,10 @@ static ek_status open_workspace(struct ek__rank *rank, const ek_optimizer *rule,
   return ek_tensor_create(&share->workspace, rank->device, EK_MEMORY_WORKSPACE, type, 1, &most);
 }
 
-static ek_status open_one(void *context, ek_device *device, size_t index) {
+static ek_status open_one(void *context, struct ek__rank *rank) {
   const ek_data_parallel_optimizer *self = context;
   const ek_data_parallel_model *model = self->model;
-  struct ek__rank *rank = &model->run.ranks[index];
+  ek_device *device = rank->device;
   struct ek__share *share = &rank->share;
   const int64_t one = 1;
   EK_TRY(ek_tensor_create(&share->square_norm, device, EK_MEMORY_OPTIMIZER, EK_F64, 1, &one));
@@ -144,7 +144,7 @@ static ek_status open_optimizer(ek_data_parallel_optimizer **parallel,
   ek_data_parallel_optimizer_options o = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_optimizer_options"));
   if (o.loss_scale != NULL) EK_TRY(ek_loss_scale_check(o.loss_scale));
-  EK__NOT_NULL("ek_data_parallel_optimizer_open", parallel, optimizer);
+  EK__NOT_NULL("ek_data_parallel_optimizer_open", parallel, model, optimizer);
   EK__MODEL_ENTER(model, "optimizer open");
   EK_TRY(check_open(model, optimizer));
   ek_data_parallel_optimizer *self = NULL;
@@ -163,7 +163,7 @@ static ek_status open_optimizer(ek_data_parallel_optimizer **parallel,
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, read_schedule(&update->schedule, o.schedule, optimizer), cleanup);
   EK_TRY_GOTO(status, make_tables(self), cleanup);
-  EK_TRY_GOTO(status, ek_group_apply(model->run.group, open_one, self), cleanup);
+  EK_TRY_GOTO(status, ek__ranks_apply(&model->run, open_one, self), cleanup);
   EK_TRY_GOTO(status, ek__update_same(model, update), cleanup);
   model->update = update;
   *parallel = self;
@@ -176,10 +176,8 @@ cleanup:
 ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
                                           ek_data_parallel_model *model, ek_optimizer *optimizer,
                                           const ek_data_parallel_optimizer_options *options) {
-  EK__NOT_NULL("ek_data_parallel_optimizer_open", model);
-  ek_world *world = ek__group_world(model->run.group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, open_optimizer(parallel, model, optimizer, options));
+  EK__WORLD_CALL(ek__model_world(model),
+                 open_optimizer(parallel, model, optimizer, options));
 }
 
 static void free_share(struct ek__share *share) {
@@ -320,14 +318,13 @@ static bool gathers_away(const ek_data_parallel_model *model) {
   return shares_update(model) && model->run.cut.ranks > model->run.count;
 }
 
-static ek_status step_one(void *context, ek_device *device, size_t index) {
+static ek_status step_one(void *context, struct ek__rank *rank) {
   const struct step_job *job = context;
   ek_data_parallel_model *model = job->model;
-  struct ek__rank *rank = &model->run.ranks[index];
   if (job->norm) EK_TRY(model->run.reduction->norm(model, rank));
   if (!job->update) return EK_OK;
   EK_TRY(scale_totals(model, rank));
-  const ek_trace_span span = ek_trace_begin(device, "update");
+  const ek_trace_span span = ek_trace_begin(rank->device, "update");
   const ek_status status = update_ranges(model, rank);
   ek_trace_end(span);
   EK_TRY(status);
@@ -379,13 +376,12 @@ static ek_status check_read(const struct ek__update *update, const ek_step_resul
 
 static ek_status run(ek_data_parallel_model *model, bool norm, bool update) {
   struct step_job job = {model, norm, update};
-  return norm || update ? ek_group_apply(model->run.group, step_one, &job) : EK_OK;
+  return norm || update ? ek__ranks_apply(&model->run, step_one, &job) : EK_OK;
 }
 
-static ek_status rest_one(void *context, ek_device *device, size_t index) {
+static ek_status rest_one(void *context, struct ek__rank *rank) {
   ek_data_parallel_model *model = context;
-  (void)device;
-  return model->run.reduction->rest(model, &model->run.ranks[index]);
+  return model->run.reduction->rest(model, rank);
 }
 
 /* A job of its own: workers may read the sum in the memory of another rank. Where gradients are
@@ -393,7 +389,7 @@ static ek_status rest_one(void *context, ek_device *device, size_t index) {
 static ek_status reduce_rest(ek_data_parallel_model *model) {
   const bool shares = ek__placement(model)->gradient_shares;
   if (model->step.stage == EK__STEP_ACCUMULATED && !shares) {
-    EK_TRY(ek_group_apply(model->run.group, rest_one, model));
+    EK_TRY(ek__ranks_apply(&model->run, rest_one, model));
   }
   model->step.stage = EK__STEP_REDUCED;
   return EK_OK;
@@ -407,12 +403,12 @@ static ek_status reduce_rest(ek_data_parallel_model *model) {
 static ek_status step(ek_step_result *read, ek_data_parallel_model *model, bool wanted) {
   const struct ek__update *own = model->update;
   const bool checked = own->refuse || scales(own), reads = wanted || checked;
-  const bool norm = ek_optimizer_clip_norm(own->optimizer) > 0 || checked || (wanted && own->norm);
-  ek_world *world = ek__group_world(model->run.group);
+  const bool norm = ek__update_takes_norm(own, wanted), due = norm && !model->step.norm;
+  ek_world *world = ek__model_world(model);
   const bool before = reads || world != NULL; /* the norm, in a job of its own */
   EK_TRY(reduce_rest(model));
   EK_TRY(ek__terms_verify(model));
-  if (before) EK_TRY(run(model, norm, false));
+  if (before) EK_TRY(run(model, due, false));
   if (reads) {
     EK_TRY(read_result(read, model, norm));
     EK_TRY(check_read(own, read));
@@ -421,7 +417,7 @@ static ek_status step(ek_step_result *read, ek_data_parallel_model *model, bool 
   if (read->skipped) return EK_OK;
   /* From here on parameters are written; nothing below takes memory. */
   ek__world_part(world, gathers_away(model) ? model->run.cut.trained : 0);
-  const ek_status status = run(model, norm && !before, true);
+  const ek_status status = run(model, due && !before, true);
   ek__world_rejoin(world);
   if (status == EK_OK) ek__model_update_ended(model);
   return status;
@@ -447,9 +443,7 @@ static ek_status run_step(ek_step_result *result, ek_data_parallel_optimizer *pa
 ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
                                           ek_data_parallel_optimizer *parallel) {
   EK__NOT_NULL("optimizer step", parallel);
-  ek_world *world = ek__group_world(parallel->model->run.group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, run_step(result, parallel));
+  EK__WORLD_CALL(ek__group_world(parallel->model->run.group), run_step(result, parallel));
 }
 
 ek_status ek_data_parallel_optimizer_set_learning_rate(ek_data_parallel_optimizer *parallel,

@@ -16,22 +16,20 @@ struct ek__forward {
   ek_data_parallel_model *model;
   const ek_forward_options *options; /* the caller's, or `place` */
   ek_forward_options
-      place;       /* between processes: the same, and where the samples are in the batch */
+      place;           /* between processes: the same, and where the samples are in the batch */
   int64_t before, all; /* samples of this forward: in processes before this one, and in all */
-  int64_t targets; /* the most that an input has of them, in all processes */
-  bool predict;    /* what the module predicts, with its targets left out */
-  size_t input_count, output_count;
-  size_t lead;             /* the first input that is cut: its samples are those of the forward */
-  const ek_shards *inputs; /* the caller's, or `parts` */
-  /* For inputs that the ranks cut themselves; `sources` is NULL for shards of the caller's. */
-  const ek_tensor *sources;
+  int64_t targets;     /* the most that an input has of them, in all processes */
+  bool predict;        /* what the module predicts, with its targets left out */
+  struct ek__given inputs;
   struct ek__conversion intakes[EK_MAX_INPUTS];
   ek_shards parts[EK_MAX_INPUTS];
+  size_t output_count;
+  size_t lead;        /* the first input that is cut: its samples are those of the forward */
   ek_shards *outputs; /* made: the parts of a rank are there after its forward */
   bool replicate;     /* replicas are brought up to date before */
 };
 
-/* On a rank's worker. Parts of inputs that it has cut are given back. */
+/* On a rank's worker. */
 ek_status ek__rank_forward(const struct ek__forward *job, struct ek__rank *rank);
 /* Several pieces of a rank may write buffers: afterwards all ranks have those of the first. */
 bool ek__forward_keeps_buffers(const struct ek__forward *job);
@@ -46,7 +44,6 @@ ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs);
 /* After all ranks have run: checks their outputs. */
 void ek__forward_ran(const struct ek__forward *job);
 ek_status ek__forward_check(const struct ek__forward *job);
-void ek__forward_free(struct ek__forward *job);
 
 /* ---- backward ---- */
 

@@ -79,23 +79,6 @@ static ek_status check_target(const char *who, const ek_tensor *whole, const ek_
   return EK_OK;
 }
 
-ek_status ek_gather(ek_tensor *whole, const ek_shards *shards, size_t device,
-                    ek_memory_category category) {
-  ek_tensor like, result = {0};
-  EK_TRY(check_target("ek_gather", whole, shards, device));
-  EK_TRY(measure(&like, "ek_gather", shards));
-  EK_TRY(ek_tensor_create(&result, ek_group_device(shards->group, device), category, like.type,
-                          like.rank, like.shape));
-  struct gather_job job = {shards, &result};
-  const ek_status status = ek_group_apply(shards->group, copy_part, &job);
-  if (status != EK_OK) {
-    ek_tensor_free(&result);
-    return status;
-  }
-  *whole = result;
-  return EK_OK;
-}
-
 /*
  * Makes the target's own part longer if it begins the whole and has room after it. The memory then
  * belongs to the result; the part still refers to its rows, which need not be copied.
@@ -114,14 +97,16 @@ static ek_status try_in_place(ek_tensor *result, ek_shards *shards, size_t devic
   return ek_tensor_set_category(result, category);
 }
 
-ek_status ek_gather_move(ek_tensor *whole, ek_shards *shards, size_t device,
-                         ek_memory_category category) {
+static ek_status gather(ek_tensor *whole, const char *who, ek_shards *shards, size_t device,
+                        ek_memory_category category, bool move) {
   ek_tensor like, result = {0};
   ek_status status = EK_OK;
   struct gather_job job = {shards, &result};
-  EK_TRY_GOTO(status, check_target("ek_gather_move", whole, shards, device), cleanup);
-  EK_TRY_GOTO(status, measure(&like, "ek_gather_move", shards), cleanup);
-  EK_TRY_GOTO(status, try_in_place(&result, shards, device, like.shape[0], category), cleanup);
+  EK_TRY(check_target(who, whole, shards, device));
+  EK_TRY(measure(&like, who, shards));
+  if (move) {
+    EK_TRY_GOTO(status, try_in_place(&result, shards, device, like.shape[0], category), cleanup);
+  }
   if (!ek_tensor_exists(&result)) {
     EK_TRY_GOTO(status,
                 ek_tensor_create(&result, ek_group_device(shards->group, device), category,
@@ -130,9 +115,20 @@ ek_status ek_gather_move(ek_tensor *whole, ek_shards *shards, size_t device,
   }
   EK_TRY_GOTO(status, ek_group_apply(shards->group, copy_part, &job), cleanup);
   *whole = result;
-  memset(&result, 0, sizeof result);
+  return EK_OK;
 cleanup:
   ek_tensor_free(&result);
+  return status;
+}
+
+ek_status ek_gather(ek_tensor *whole, const ek_shards *shards, size_t device,
+                    ek_memory_category category) {
+  return gather(whole, "ek_gather", (ek_shards *)(uintptr_t)shards, device, category, false);
+}
+
+ek_status ek_gather_move(ek_tensor *whole, ek_shards *shards, size_t device,
+                         ek_memory_category category) {
+  const ek_status status = gather(whole, "ek_gather_move", shards, device, category, true);
   ek_shards_free(shards);
   return status;
 }

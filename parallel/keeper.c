@@ -17,42 +17,6 @@
 #include "device/communicator_internal.h"
 #include "module/replica_internal.h"
 
-static ek_status lend_gradient(ek_tensor *gradient, struct ek__lender *lender, size_t parameter);
-
-/* ---- opening and closing ---- */
-
-ek_status ek__keeper_create(struct ek__rank *rank, const struct ek__ranks *run, bool values) {
-  static const char memory_of[] = "a data-parallel model";
-  struct ek__keeper *self = NULL;
-  EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
-  rank->keeper = self;
-  self->lender.gradient = lend_gradient;
-  self->sums = run->sums;
-  self->gathers = run->gathers;
-  self->cut = &run->cut;
-  self->replica = rank->replica;
-  self->rank = rank->part;
-  self->current = self->ahead = run->cut.count;
-  EK_TRY(ek__new(&self->gradients, run->cut.parameters, sizeof *self->gradients, memory_of));
-  if (values) EK_TRY(ek__keeper_lend_values(self, run->cut.parameters));
-  self->device = rank->device;
-  return EK_OK;
-}
-
-void ek__keeper_free(struct ek__keeper *keeper) {
-  if (keeper == NULL) return;
-  ek__keeper_drop(keeper);
-  ek__free(keeper->values);
-  ek__free(keeper->gradients);
-  ek__free(keeper);
-}
-
-ek_status ek__keeper_open(struct ek__keeper *keeper) {
-  const struct ek__buckets *cut = keeper->cut;
-  return ek__replica_hold_gradients(keeper->replica,
-                                    ek__buckets_share(cut, cut->trained, keeper->rank));
-}
-
 /* ---- lending ---- */
 
 static ek_stream *stream_of(const struct ek__keeper *keeper) {
@@ -97,6 +61,40 @@ static ek_status lend_gradient(ek_tensor *gradient, struct ek__lender *lender, s
   return EK_OK;
 }
 
+/* ---- opening and closing ---- */
+
+ek_status ek__keeper_create(struct ek__rank *rank, const struct ek__ranks *run, bool values) {
+  static const char memory_of[] = "a data-parallel model";
+  struct ek__keeper *self = NULL;
+  EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
+  rank->keeper = self;
+  self->lender.gradient = lend_gradient;
+  self->sums = run->sums;
+  self->gathers = run->gathers;
+  self->cut = &run->cut;
+  self->replica = rank->replica;
+  self->rank = rank->part;
+  self->current = self->ahead = run->cut.count;
+  EK_TRY(ek__new(&self->gradients, run->cut.parameters, sizeof *self->gradients, memory_of));
+  if (values) EK_TRY(ek__keeper_lend_values(self, run->cut.parameters));
+  self->device = rank->device;
+  return EK_OK;
+}
+
+void ek__keeper_free(struct ek__keeper *keeper) {
+  if (keeper == NULL) return;
+  ek__keeper_drop(keeper);
+  ek__free(keeper->values);
+  ek__free(keeper->gradients);
+  ek__free(keeper);
+}
+
+ek_status ek__keeper_open(struct ek__keeper *keeper) {
+  const struct ek__buckets *cut = keeper->cut;
+  return ek__replica_hold_gradients(keeper->replica,
+                                    ek__buckets_share(cut, cut->trained, keeper->rank));
+}
+
 void ek__keeper_drop(struct ek__keeper *keeper) {
   if (keeper == NULL || keeper->device == NULL) return;
   for (size_t b = 0; b < keeper->cut->count; b++) {
@@ -129,10 +127,9 @@ ek_status ek__keeper_settle(struct ek__rank *rank, size_t end) {
   for (; keeper->settled < end; keeper->settled++) {
     const struct ek__bucket *bucket = &keeper->cut->list[keeper->settled];
     struct ek__lent *lent = &keeper->gradients[keeper->settled];
-    const int64_t count = ek__bucket_share(bucket, keeper->rank);
-    ek_tensor sum = ek__flat_range(&lent->whole, bucket->offsets[keeper->rank], count);
-    ek_tensor share =
-        ek__flat_range(ek_replica_gradients(keeper->replica), bucket->places[keeper->rank], count);
+    const struct ek__part part = ek__bucket_part(bucket, keeper->rank);
+    ek_tensor sum = ek__flat_range(&lent->whole, part.first - bucket->first, part.count);
+    ek_tensor share = ek__flat_range(ek_replica_gradients(keeper->replica), part.place, part.count);
     EK_TRY(ek__communicator_wait_for(keeper->sums, keeper->device, lent->sum));
     EK_TRY(keeper->more ? ek_op_add(stream_of(keeper), &share, &share, &sum)
                         : ek_op_copy(stream_of(keeper), &share, &sum));

@@ -18,41 +18,35 @@ static int64_t rows_before(const ek_data_parallel_model *model, size_t index, si
   int64_t rows = 0;
   for (size_t k = 0; k < count; k++) {
     const struct ek__rank *rank = &model->run.ranks[k];
-    if (rank->samples > 0)
+    if (rank->pieces.samples > 0)
       rows += rank->outputs[index].rank == 0 ? 1 : rank->outputs[index].shape[0];
   }
   return rows;
 }
 
-/* Gradients that were not gathered: each part is like the forward's, on its device. */
-static bool parts_fit(const ek_data_parallel_model *model, const ek_shards *gradient,
-                      size_t index) {
-  for (size_t k = 0; k < model->run.count; k++) {
-    const ek_tensor *part = &gradient->parts[k];
-    const struct ek__rank *rank = &model->run.ranks[k];
-    if (rank->samples > 0 &&
-        (part->device != rank->device || !ek_tensor_same_shape(part, &rank->outputs[index]))) {
-      return false;
-    }
-  }
-  return true;
-}
-
-/* All rows are on one device, each like the forward's; a row of scalars is a scalar. */
-static bool whole_fits(const ek_data_parallel_model *model, const ek_shards *gradient,
-                       size_t index) {
+/* Whether each part is like the forward's and on its device; of gathered outputs, where a row of
+ * scalars is a scalar, whether one device has all rows. */
+static bool is_laid_out(const ek_data_parallel_model *model, const ek_shards *gradient,
+                        size_t index) {
+  const bool gathered = model->options.outputs == EK_OUTPUTS_GATHER;
   const size_t target = model->options.output_device;
   const ek_tensor *whole = &gradient->parts[target];
-  if (!ek_tensor_exists(whole) || whole->device != model->run.ranks[target].device ||
-      whole->rank == 0 || whole->shape[0] != rows_before(model, index, model->run.count)) {
+  if (gathered &&
+      (!ek_tensor_exists(whole) || whole->device != model->run.ranks[target].device ||
+       whole->rank == 0 || whole->shape[0] != rows_before(model, index, model->run.count))) {
     return false;
   }
   for (size_t k = 0; k < model->run.count; k++) {
-    ek_tensor part = model->run.ranks[k].outputs[index];
-    if (model->run.ranks[k].samples == 0) continue;
-    if (part.rank == 0) part.rank = 1;
-    part.shape[0] = whole->shape[0];
-    if (!ek_tensor_same_shape(whole, &part)) return false;
+    const struct ek__rank *rank = &model->run.ranks[k];
+    ek_tensor like = rank->outputs[index];
+    if (rank->pieces.samples == 0) continue;
+    if (gathered) {
+      if (like.rank == 0) like.rank = 1;
+      like.shape[0] = whole->shape[0];
+    } else if (gradient->parts[k].device != rank->device) {
+      return false;
+    }
+    if (!ek_tensor_same_shape(gathered ? whole : &gradient->parts[k], &like)) return false;
   }
   return true;
 }
@@ -62,7 +56,6 @@ static ek_status check_gradients(const ek_data_parallel_model *model, const ek_s
   EK__FAIL_IF(count != ek_module_outputs(model->module), EK_ERR_INVALID_ARGUMENT,
               "backward: %s has %zu outputs, not %zu", ek_module_kind(model->module),
               ek_module_outputs(model->module), count);
-  const bool gathered = model->options.outputs == EK_OUTPUTS_GATHER;
   for (size_t i = 0; i < count; i++) {
     const ek_shards *gradient = &gradients[i];
     const struct ek__shards_private *origin = &gradient->private_members;
@@ -72,10 +65,10 @@ static ek_status check_gradients(const ek_data_parallel_model *model, const ek_s
         "backward: gradient number %zu is not of output number %zu of the model's last forward", i,
         i);
     if (gradient->group == model->run.group) EK_TRY(ek__shards_check("backward", gradient));
-    EK__FAIL_IF(gradient->group != model->run.group ||
-                    !(gathered ? whole_fits : parts_fit)(model, gradient, i),
-                EK_ERR_SHAPE, "backward: gradient number %zu is not laid out like the forward's "
-                              "output",
+    EK__FAIL_IF(gradient->group != model->run.group || !is_laid_out(model, gradient, i),
+                EK_ERR_SHAPE,
+                "backward: gradient number %zu is not laid out like the forward's "
+                "output",
                 i);
   }
   return EK_OK;
@@ -128,7 +121,7 @@ static ek_status scatter_gradients(ek_shards *parts, const ek_data_parallel_mode
     for (size_t k = 0; k < model->run.count; k++) {
       /* Scalars were gathered to a vector: each is a scalar again. */
       const struct ek__rank *rank = &model->run.ranks[k];
-      if (rank->samples > 0) parts[i].parts[k].rank = rank->outputs[i].rank;
+      if (rank->pieces.samples > 0) parts[i].parts[k].rank = rank->outputs[i].rank;
     }
   }
   return EK_OK;
@@ -137,7 +130,7 @@ static ek_status scatter_gradients(ek_shards *parts, const ek_data_parallel_mode
 static ek_status backward(ek_data_parallel_model *model, const ek_shards *gradients, size_t count,
                           const ek_backward_options *options) {
   ek_backward_options o = EK_BACKWARD_OPTIONS_INIT;
-  EK__NOT_NULL("backward", gradients);
+  EK__NOT_NULL("backward", model, gradients);
   EK__MODEL_ENTER(model, "backward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_backward_options"));
   if (o.loss_scale == 0) o.loss_scale = 1;
@@ -152,10 +145,7 @@ static ek_status backward(ek_data_parallel_model *model, const ek_shards *gradie
 
 ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
                                           size_t count, const ek_backward_options *options) {
-  EK__NOT_NULL("backward", model);
-  ek_world *world = ek__group_world(model->run.group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, backward(model, gradients, count, options));
+  EK__WORLD_CALL(ek__model_world(model), backward(model, gradients, count, options));
 }
 
 void ek__backward_ran(const struct ek__backward *job, const struct ek__scaling *scaling,
@@ -175,16 +165,14 @@ struct backward_job {
   const ek_tensor *totals; /* one per device, or NULL */
 };
 
-static ek_status backward_one(void *context, ek_device *device, size_t index) {
+static ek_status backward_one(void *context, struct ek__rank *rank) {
   const struct backward_job *job = context;
-  const ek_data_parallel_model *model = job->backward.model;
   ek_tensor gradients[EK_MAX_TENSORS];
-  (void)device;
-  for (size_t i = 0; i < ek_module_outputs(model->module); i++) {
-    gradients[i] = job->gradients[i].parts[index];
+  for (size_t i = 0; i < ek_module_outputs(job->backward.model->module); i++) {
+    gradients[i] = job->gradients[i].parts[rank->place];
   }
-  return ek__rank_backward(&job->backward, &model->run.ranks[index], gradients,
-                           job->totals == NULL ? NULL : &job->totals[index]);
+  return ek__rank_backward(&job->backward, rank, gradients,
+                           job->totals == NULL ? NULL : &job->totals[rank->place]);
 }
 
 ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
@@ -199,7 +187,7 @@ ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gra
     EK_TRY_GOTO(status, scatter_gradients(parts, model, gradients, count), cleanup);
     job.gradients = parts;
   }
-  EK_TRY_GOTO(status, ek_group_apply(model->run.group, backward_one, &job), cleanup);
+  EK_TRY_GOTO(status, ek__ranks_apply(&model->run, backward_one, &job), cleanup);
   ek__backward_ran(&job.backward, &scaling, options->totals != NULL && !options->sum);
 cleanup:
   for (size_t i = 0; i < count; i++) ek_shards_free(&parts[i]);

@@ -22,13 +22,13 @@ static _Atomic uint64_t forwards;
 /* The counts of inputs and outputs: of a forward, or of a prediction without targets. */
 static void read_call(struct ek__forward *job, size_t inputs) {
   const ek_module *module = job->model->module;
-  job->input_count = ek_module_inputs(module);
+  job->inputs.count = ek_module_inputs(module);
   job->output_count = ek_module_outputs(module);
   job->predict = ek_module_predictions(module) > 0 &&
                  inputs + ek_module_targets(module) == ek_module_inputs(module) &&
                  !job->options->gradient;
   if (!job->predict) return;
-  job->input_count = inputs;
+  job->inputs.count = inputs;
   job->output_count = ek_module_predictions(module);
 }
 
@@ -54,9 +54,9 @@ static ek_status check_call(const struct ek__forward *job, size_t count) {
   EK_TRY(ek__model_check(model));
   EK_TRY(ek__layout_check(
       &model->run.ranks[0].replica->layout)); /* arrays are laid out by its counts */
-  EK__FAIL_IF(count != job->input_count, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(count != job->inputs.count, EK_ERR_INVALID_ARGUMENT,
               "forward: %s takes %zu inputs, not %zu", ek_module_kind(model->module),
-              job->input_count, count);
+              job->inputs.count, count);
   EK__FAIL_IF(model->step.stage == EK__STEP_REDUCED && job->options->gradient, EK_ERR_STATE,
               "forward: the step's last backward has run; call the optimizer's step, or discard, "
               "first");
@@ -115,7 +115,7 @@ static ek_status check_cuts(size_t *lead, const ek_data_parallel_model *model,
 /* ---- outputs ---- */
 
 /* All rows on one device, none on the others. */
-static ek_status gather_output(ek_data_parallel_model *model, ek_shards *output) {
+static ek_status gather_output(ek_data_parallel_model *model, ek_shards *output, size_t index) {
   const size_t target = model->options.output_device;
   const int64_t samples = output->samples[output->count];
   ek_shards whole;
@@ -128,6 +128,8 @@ static ek_status gather_output(ek_data_parallel_model *model, ek_shards *output)
     whole.offsets[k + 1] = k < target ? 0 : made->shape[0];
     whole.samples[k + 1] = k < target ? 0 : samples;
   }
+  whole.private_members.forward = model->last.number;
+  whole.private_members.output = index;
   *output = whole;
   return EK_OK;
 cleanup:
@@ -165,7 +167,7 @@ static ek_status check_rows(const ek_data_parallel_model *model, size_t index,
 ek_status ek__forward_check(const struct ek__forward *job) {
   const bool totals = ek_module_is_criterion(job->model->module) && !job->predict;
   for (size_t i = 0; i < job->output_count && !totals; i++) {
-    EK_TRY(check_rows(job->model, i, &job->outputs[i], job->inputs[job->lead].samples));
+    EK_TRY(check_rows(job->model, i, &job->outputs[i], job->inputs.shards[job->lead].samples));
   }
   return EK_OK;
 }
@@ -174,12 +176,12 @@ ek_status ek__forward_check(const struct ek__forward *job) {
 static ek_status finish_outputs(const struct ek__forward *job) {
   ek_data_parallel_model *model = job->model;
   for (size_t i = 0; i < job->output_count; i++) {
-    EK_TRY(ek__parallel_apply_finish(&job->outputs[i], &job->inputs[job->lead]));
+    EK_TRY(ek__parallel_apply_finish(&job->outputs[i], &job->inputs.shards[job->lead]));
   }
   EK_TRY(ek__forward_check(job));
   const bool gather = model->options.outputs == EK_OUTPUTS_GATHER && !job->predict;
   for (size_t i = 0; i < job->output_count && gather; i++) {
-    EK_TRY(gather_output(model, &job->outputs[i]));
+    EK_TRY(gather_output(model, &job->outputs[i], i));
   }
   return EK_OK;
 }
@@ -191,8 +193,8 @@ static ek_status check_place(const ek_data_parallel_model *model, int64_t sample
   EK__FAIL_IF(all < samples || options->first_sample < 0 || options->first_sample > all - samples,
               EK_ERR_INVALID_ARGUMENT,
               "forward: %lld samples starting at number %lld do not fit in a batch of "
-              "%lld", (long long)samples,
-              (long long)options->first_sample, (long long)all);
+              "%lld",
+              (long long)samples, (long long)options->first_sample, (long long)all);
   if (all <= INT64_MAX - model->step.samples) return EK_OK;
   return ek_error_set(EK_ERR_OVERFLOW, "forward: the step's samples do not fit in 63 bits");
 }
@@ -201,12 +203,12 @@ static ek_status check_place(const ek_data_parallel_model *model, int64_t sample
  * says where they are. */
 static ek_status find_place(struct ek__forward *job) {
   const ek_data_parallel_model *model = job->model;
-  const size_t first = first_target(model), count = job->input_count - first;
-  const int64_t samples = job->inputs[job->lead].samples[model->run.count];
-  const ek_tensor *sources = job->sources == NULL ? NULL : job->sources + first;
-  ek_world *world = ek__group_world(model->run.group);
+  const size_t first = first_target(model), count = job->inputs.count - first;
+  const int64_t samples = job->inputs.shards[job->lead].samples[model->run.count];
+  const ek_tensor *sources = job->inputs.sources == NULL ? NULL : job->inputs.sources + first;
+  ek_world *world = ek__model_world(model);
   int64_t before = 0;
-  int64_t all[] = {samples, ek__targets_most(sources, job->inputs + first, count, samples)};
+  int64_t all[] = {samples, ek__targets_most(sources, job->inputs.shards + first, count, samples)};
   EK_TRY(ek__world_sum(world, model->step.taken, all, 2, &before));
   job->targets = all[1];
   job->before = before;
@@ -223,7 +225,7 @@ static ek_status find_place(struct ek__forward *job) {
 /* The samples of whole inputs; a flaw of them is found later. */
 static int64_t samples_of(const struct ek__forward *job, const ek_tensor *sources) {
   size_t lead = 0;
-  while (lead + 1 < job->input_count && is_broadcast(job->model, lead)) lead++;
+  while (lead + 1 < job->inputs.count && is_broadcast(job->model, lead)) lead++;
   return sources[lead].rank > 0 && sources[lead].shape[0] > 0 ? sources[lead].shape[0] : 0;
 }
 
@@ -232,7 +234,7 @@ static ek_status cut_grains(ek_scatter_options *scatter, struct ek__forward *job
                             const ek_tensor *sources) {
   const ek_data_parallel_model *model = job->model;
   const struct ek__reduction *reduction = model->run.reduction;
-  ek_world *world = ek__group_world(model->run.group);
+  ek_world *world = ek__model_world(model);
   scatter->kind = EK_SCATTER_GRAINS;
   scatter->grains = reduction->grains(model);
   if (world == NULL) return EK_OK;
@@ -261,20 +263,21 @@ static ek_status lay_inputs(struct ek__forward *job, const ek_tensor *sources) {
     EK_TRY(cut_grains(&grains, job, sources));
     scatter = &grains;
   }
-  for (size_t i = 0; i < job->input_count; i++) {
+  job->inputs.sources = sources;
+  job->inputs.shards = job->parts;
+  for (size_t i = 0; i < job->inputs.count; i++) {
     char who[48];
     (void)snprintf(who, sizeof who, "forward: input number %zu", i);
-    if (i >= first_target(model) && !job->parts[lead].broadcast) {
-      EK_TRY(ek__scatter_lay_like(&job->parts[i], who, &job->parts[lead], &sources[i]));
+    if (i >= first_target(model) && !job->inputs.parts[lead].broadcast) {
+      EK_TRY(
+          ek__scatter_lay_like(&job->inputs.parts[i], who, &job->inputs.parts[lead], &sources[i]));
     } else {
-      EK_TRY(ek__scatter_lay(&job->parts[i], who, model->run.group, &sources[i],
+      EK_TRY(ek__scatter_lay(&job->inputs.parts[i], who, model->run.group, &sources[i],
                              is_broadcast(model, i), scatter));
-      if (job->parts[lead].broadcast) lead = i;
+      if (job->inputs.parts[lead].broadcast) lead = i;
     }
-    EK_TRY(ek__intake_of(&job->intakes[i], who, &intakes, i, &sources[i]));
+    EK_TRY(ek__intake_of(&job->inputs.intakes[i], who, &intakes, i, &sources[i]));
   }
-  job->sources = sources;
-  job->inputs = job->parts;
   return EK_OK;
 }
 
@@ -291,7 +294,9 @@ static ek_status check_scatter(const ek_scatter_options *options) {
 ek_status ek__forward_lay(struct ek__forward *job, ek_data_parallel_model *model,
                           const ek_tensor *sources, const ek_shards *cut, size_t count,
                           const ek_forward_options *options) {
-  *job = (struct ek__forward){.model = model, .options = options, .inputs = cut};
+  *job = (struct ek__forward){.model = model, .options = options, .inputs.shards = cut};
+  job->inputs.intakes = job->intakes;
+  job->inputs.parts = job->parts;
   read_call(job, count);
   EK_TRY(check_call(job, count));
   EK__FAIL_IF(cut != NULL && options->scatter != NULL, EK_ERR_INVALID_ARGUMENT,
@@ -299,15 +304,11 @@ ek_status ek__forward_lay(struct ek__forward *job, ek_data_parallel_model *model
   EK_TRY(check_scatter(options->scatter));
   for (size_t i = 0; i < count && cut != NULL; i++) EK_TRY(check_cut(model, &cut[i], i));
   if (cut == NULL) EK_TRY(lay_inputs(job, sources));
-  EK_TRY(check_cuts(&job->lead, model, job->inputs, count));
-  const ek_shards *lead = &job->inputs[job->lead];
+  EK_TRY(check_cuts(&job->lead, model, job->inputs.shards, count));
+  const ek_shards *lead = &job->inputs.shards[job->lead];
   EK_TRY(find_place(job));
   if (model->run.reduction->check_cut == NULL) return EK_OK;
   return model->run.reduction->check_cut("forward", model, lead, job->before, job->all);
-}
-
-void ek__forward_free(struct ek__forward *job) {
-  for (size_t i = 0; i < EK_MAX_INPUTS; i++) ek_shards_free(&job->parts[i]);
 }
 
 /* ---- running it ---- */
@@ -327,7 +328,7 @@ void ek__forward_ran(const struct ek__forward *job) {
 
 ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs) {
   ek_data_parallel_model *model = job->model;
-  const ek_shards *lead = &job->inputs[job->lead];
+  const ek_shards *lead = &job->inputs.shards[job->lead];
   const ek_forward_options *options = job->options;
   ek__model_drop_forward(model);
   struct ek__last_forward *last = &model->last;
@@ -353,30 +354,23 @@ ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs) {
   return EK_OK;
 }
 
-static ek_status forward_one(void *context, ek_device *device, size_t index) {
-  const struct ek__forward *job = context;
-  (void)device;
-  return ek__rank_forward(job, &job->model->run.ranks[index]);
+static ek_status forward_one(void *context, struct ek__rank *rank) {
+  return ek__rank_forward(context, rank);
 }
 
 static ek_status run(struct ek__forward *job, ek_shards *made) {
   ek_data_parallel_model *model = job->model;
   EK_TRY(ek__forward_begin(job, made));
-  EK_TRY(ek_group_apply(model->run.group, forward_one, job));
+  EK_TRY(ek__ranks_apply(&model->run, forward_one, job));
   ek__forward_ran(job);
   EK_TRY(finish_outputs(job));
-  for (size_t i = 0; i < job->output_count; i++) {
-    made[i].private_members.forward = model->last.number;
-    made[i].private_members.output = i;
-  }
   if (!job->options->gradient) ek__model_drop_forward(model);
   model->last.pending = job->options->gradient ? model->last.number : 0;
   return EK_OK;
 }
 
-static ek_status run_call(ek_shards *outputs, ek_data_parallel_model *model,
-                          const ek_tensor *whole, const ek_shards *cut, size_t count,
-                          const ek_forward_options *options) {
+static ek_status run_call(ek_shards *outputs, ek_data_parallel_model *model, const ek_tensor *whole,
+                          const ek_shards *cut, size_t count, const ek_forward_options *options) {
   ek_forward_options o = EK_FORWARD_OPTIONS_INIT;
   const void *inputs = whole == NULL ? (const void *)cut : whole;
   struct ek__forward job = {0};
@@ -396,27 +390,20 @@ static ek_status run_call(ek_shards *outputs, ek_data_parallel_model *model,
       }
     }
   }
-  ek__forward_free(&job);
+  ek__given_free(&job.inputs);
   return status;
-}
-
-/* The same for all processes. */
-static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, const ek_tensor *whole,
-                         const ek_shards *cut, size_t count, const ek_forward_options *options) {
-  EK__NOT_NULL("forward", model);
-  ek_world *world = ek__group_world(model->run.group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, run_call(outputs, model, whole, cut, count, options));
 }
 
 ek_status ek_data_parallel_model_forward(ek_shards *outputs, ek_data_parallel_model *model,
                                          const ek_tensor *inputs, size_t input_count,
                                          const ek_forward_options *options) {
-  return forward(outputs, model, inputs, NULL, input_count, options);
+  EK__WORLD_CALL(ek__model_world(model),
+                 run_call(outputs, model, inputs, NULL, input_count, options));
 }
 
 ek_status ek_data_parallel_model_forward_shards(ek_shards *outputs, ek_data_parallel_model *model,
                                                 const ek_shards *inputs, size_t input_count,
                                                 const ek_forward_options *options) {
-  return forward(outputs, model, NULL, inputs, input_count, options);
+  EK__WORLD_CALL(ek__model_world(model),
+                 run_call(outputs, model, NULL, inputs, input_count, options));
 }

@@ -80,6 +80,7 @@ double ek__model_scale(const ek_data_parallel_model *model) {
 void ek__model_end_step(ek_data_parallel_model *model, bool taken) {
   ek__model_drop_forward(model);
   model->step.stage = EK__STEP_EMPTY;
+  model->step.norm = false;
   model->step.samples = 0;
   model->step.micro_batches = 0;
   for (struct ek__loss *it = model->losses; it != NULL; it = it->next) it->verify = false;
@@ -138,6 +139,7 @@ void ek__model_write_ended(ek_data_parallel_model *model, uint64_t tear, uint64_
 
 void ek__model_lose_update(ek_data_parallel_model *model) {
   model->update = NULL;
+  model->step.norm = false;
   model->step.taken = 0;
   if (is_torn(model))
     atomic_fetch_add(&model->torn.tears, 1); /* what is to be written has changed */

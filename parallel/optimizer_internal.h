@@ -41,6 +41,13 @@ static inline double ek__update_rate(const struct ek__update *update,
   return update->held ? update->held_rate : ek_schedule_rate(&update->schedule, model->step.taken);
 }
 
+/* Whether the next step needs the norm of its gradient before the update; `result`: the caller wants
+ * the result. */
+static inline bool ek__update_takes_norm(const struct ek__update *update, bool result) {
+  return ek_optimizer_clip_norm(update->optimizer) > 0 || update->refuse ||
+         update->loss_scale.kind != EK_LOSS_SCALE_NONE || (result && update->norm);
+}
+
 /* Whether every worker updates a part of rank 0's memory: all ranks are in one address space. */
 static inline bool ek__update_helps(const ek_data_parallel_model *model) {
   return ek__device_table(model->run.ranks[0].device)->shared_memory;

@@ -44,9 +44,9 @@ static void share_of(struct ek__range *share, const ek_data_parallel_model *mode
   const size_t ranks = model->run.cut.ranks;
   size_t part = 0, parts = 1;
   if (cuts_buckets(model)) {
-    const struct ek__bucket *bucket = &model->run.cut.list[number];
-    share->place = bucket->places[rank->part];
-    ek__bucket_range(&share->first, &share->last, bucket, EK_REDUCE_SCATTER, rank->part);
+    const struct ek__part own = ek__bucket_part(&model->run.cut.list[number], rank->part);
+    *share =
+        (struct ek__range){.first = own.first, .last = own.first + own.count, .place = own.place};
     return;
   }
   if (placement->master) {
@@ -154,7 +154,9 @@ ek_status ek__optimizer_cut(ek_data_parallel_model *model, const ek_optimizer *r
     struct ek__share *share = &rank->share;
     share->owner = ek__placement(model)->master ? &model->run.ranks[0] : rank;
     EK_TRY(ek__ranges_make(&share->updates, model, rank, false));
-    EK_TRY(model->run.reduction->norm_ranges(share, model, rank));
+    if (model->run.reduction->norm_leaves == NULL) {
+      EK_TRY(ek__ranges_make(&share->norms, model, rank, true));
+    }
     for (size_t i = 0; i < share->updates.count; i++) {
       place_states(&share->updates.list[i], &share->owner->share, rule);
     }

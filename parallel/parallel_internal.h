@@ -57,13 +57,27 @@ struct ek__range {
   int64_t place; /* where they begin in the owner's gradients, if these are shares */
   size_t group;  /* of the layout's */
   size_t whole;  /* the parameter, if the rule takes it whole; or EK__NO_PARAMETER */
-  size_t piece;  /* of norms of the reduction `tree`: the number of this piece (buckets.h) */
   int64_t states[EK_MAX_OPTIMIZER_STATES]; /* where they begin in those of the owner; -1: not kept */
 };
 
 struct ek__ranges {
   struct ek__range *list;
   size_t count;
+};
+
+/* The pieces of one rank, of a micro-batch with `all` samples in all processes: reduction.h. */
+struct ek__pieces {
+  size_t first, last;     /* numbers first .. last - 1, those with samples */
+  size_t rounds;          /* those that the rank runs: others have no samples */
+  int64_t begin, samples; /* of the rank: its first, and how many */
+  int64_t all;
+};
+
+/* Samples first .. first + count - 1 of a micro-batch. */
+struct ek__piece {
+  size_t number; /* among those of the micro-batch, or of no sample: SIZE_MAX */
+  int64_t first, count;
+  const struct ek__pieces *of;
 };
 
 /* A rank's part of the optimizer: optimizer_pieces.c. */
@@ -92,8 +106,8 @@ struct ek__rank {
   ek_pass **passes;          /* of a forward whose backward has not come: one for each piece */
   size_t pass_count;
   bool reducing; /* this backward is the step's last: sums begin as it runs */
-  /* Of the last forward: its samples, and its outputs without their memory. */
-  int64_t first_sample, samples;
+  /* Of the last forward; the outputs are without their memory. */
+  struct ek__pieces pieces;
   ek_tensor outputs[EK_MAX_TENSORS];
   struct ek__share share;
 };
@@ -113,6 +127,11 @@ struct ek__ranks {
   bool replicas_stale; /* state `master`: rank 0 is ahead of the others */
   bool buffers_stale;  /* a training forward has run: the buffers of rank 0 go to the others */
 };
+
+/* A job of the ranks of this process, each on its worker. Returns the error of the first that
+ * fails. In rank.c. */
+typedef ek_status ek__rank_job(void *context, struct ek__rank *rank);
+ek_status ek__ranks_apply(struct ek__ranks *run, ek__rank_job *job, void *context);
 
 /* ---- forwards and steps ---- */
 
@@ -150,6 +169,7 @@ struct ek__step {
   struct ek__scaling scaling; /* that they were multiplied with, and will be divided by */
   int64_t taken;              /* steps taken before it */
   bool running;               /* its totals come whole with each micro-batch */
+  bool norm;                  /* the ranks have the norm of its gradient */
   uint32_t micro_batches;     /* backwards so far */
   int64_t samples;            /* of its micro-batches so far, of all processes */
 };
@@ -177,6 +197,11 @@ struct ek_data_parallel_model {
   struct ek__update *update; /* of the optimizer that is open for it: optimizer_internal.h */
 };
 
+/* The world of the model's processes; NULL for one process, or no model. */
+static inline ek_world *ek__model_world(const ek_data_parallel_model *model) {
+  return model == NULL ? NULL : ek__group_world(model->run.group);
+}
+
 /* Used first in every public function for a model, its criteria and its optimizer: EK_ERR_STATE
  * while another thread is in one of them. */
 #define EK__MODEL_ENTER(model, who)                                                                \
@@ -188,8 +213,6 @@ struct ek_data_parallel_model {
 
 /* ---- same.c: what all processes must have alike; nothing where there is one ---- */
 
-struct ek__loss;
-struct ek__update;
 ek_status ek__model_same(const ek_data_parallel_model *model);
 ek_status ek__loss_same(const ek_data_parallel_model *model, const struct ek__loss *loss);
 ek_status ek__update_same(const ek_data_parallel_model *model, const struct ek__update *update);
@@ -281,6 +304,20 @@ struct ek__intakes {
 };
 ek_status ek__intake_of(struct ek__conversion *intake, const char *who,
                         const struct ek__intakes *intakes, size_t number, const ek_tensor *source);
+
+/* Tensors that a call was given: whole ones, which the ranks cut, or shards of the program's. */
+struct ek__given {
+  size_t count;
+  const ek_tensor *sources;       /* NULL for shards */
+  const ek_shards *shards;        /* the program's, or `parts` */
+  struct ek__conversion *intakes; /* loans, room for `count` of whole ones */
+  ek_shards *parts;
+};
+/* On a rank's worker: makes its parts; and frees those that it has made. */
+ek_status ek__given_cut(const struct ek__given *given, const struct ek__rank *rank);
+void ek__given_give_back(const struct ek__given *given, const struct ek__rank *rank);
+void ek__given_free(struct ek__given *given);
+
 /* A copy of a program's scalings, which were checked; ek__free() it. */
 ek_status ek__scalings_copy(ek_input_scaling **copy, const char *who,
                             const ek_input_scaling *scalings, size_t count, size_t most);
@@ -327,8 +364,5 @@ bool ek__target_fits(const ek_shards *target, const ek_shards *like);
  * if `like` is not NULL, a target that fits it. `what` and `number` begin messages. */
 ek_status ek__given_check(const char *what, size_t number, const ek_data_parallel_model *model,
                           const ek_shards *given, const ek_shards *like);
-
-/* state.c: copies a few f64 of a device to the host. */
-ek_status ek__read_numbers(double *numbers, int64_t count, const ek_tensor *tensor);
 
 #endif /* EK_PARALLEL_INTERNAL_H */

@@ -22,6 +22,23 @@
 #include "keeper.h"
 #include "module/pass_internal.h"
 
+struct work {
+  struct ek__ranks *run;
+  ek__rank_job *job;
+  void *context;
+};
+
+static ek_status do_work(void *context, ek_device *device, size_t index) {
+  const struct work *work = context;
+  (void)device;
+  return work->job(work->context, &work->run->ranks[index]);
+}
+
+ek_status ek__ranks_apply(struct ek__ranks *run, ek__rank_job *job, void *context) {
+  struct work work = {run, job, context};
+  return ek_group_apply(run->group, do_work, &work);
+}
+
 /* ---- rows of a piece ---- */
 
 /* Rows of `whole`, or a copy of them. */
@@ -56,15 +73,15 @@ static ek_status no_rows(ek_tensor *rows, const ek_tensor *like, ek_memory_categ
 }
 
 ek_status ek__piece_rows(ek_tensor *rows, const ek_data_parallel_model *model,
-                         const struct ek__pieces *pieces, const struct ek__piece *piece,
-                         const ek_tensor *part, ek_memory_category category) {
+                         const struct ek__piece *piece, const ek_tensor *part,
+                         ek_memory_category category) {
   if (model->run.reduction->whole) {
     *rows = *part;
     return EK_OK;
   }
   if (piece->count == 0) return no_rows(rows, part, category);
-  const int64_t per_sample = part->shape[0] / pieces->samples;
-  return take_rows(rows, part, per_sample * (piece->first - pieces->begin),
+  const int64_t per_sample = part->shape[0] / piece->of->samples;
+  return take_rows(rows, part, per_sample * (piece->first - piece->of->begin),
                    per_sample * piece->count, category);
 }
 
@@ -78,10 +95,20 @@ static bool fits(const ek_tensor *whole, const ek_tensor *part, int64_t rows) {
   return ek_tensor_same_shape(whole, &like);
 }
 
-ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_parallel_model *model,
-                           const struct ek__pieces *pieces, const struct ek__piece *piece,
-                           ek_memory_category category) {
+ek_status ek__piece_put(const ek_tensor *whole, const struct ek__piece *piece,
+                        const ek_tensor *part) {
   ek_tensor rows = {0};
+  const int64_t per_sample = whole->shape[0] / piece->of->samples;
+  EK_TRY(ek_tensor_rows(&rows, whole, per_sample * (piece->first - piece->of->begin),
+                        per_sample * piece->count));
+  ek_stream *stream = ek_device_stream(whole->device, EK_STREAM_COMPUTE);
+  const ek_status status = rows.data == part->data ? EK_OK : ek_op_copy(stream, &rows, part);
+  ek_tensor_free(&rows);
+  return status;
+}
+
+ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_parallel_model *model,
+                           const struct ek__piece *piece, ek_memory_category category) {
   if (model->run.reduction->whole) {
     *whole = *part;
     memset(part, 0, sizeof *part);
@@ -90,7 +117,7 @@ ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_para
   EK__FAIL_IF(part->rank == 0, EK_ERR_UNSUPPORTED,
               "a reproducible model cannot put together outputs that are one scalar for each "
               "grain");
-  const int64_t per_sample = part->shape[0] / piece->count, all = per_sample * pieces->samples;
+  const int64_t per_sample = part->shape[0] / piece->count, all = per_sample * piece->of->samples;
   if (!ek_tensor_exists(whole)) {
     bool grown = false;
     EK_TRY(ek_tensor_grow(&grown, part, all));
@@ -108,12 +135,9 @@ ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_para
               "a grain gives another type, other dimensions or another number of rows per sample "
               "(%lld) than the first grain of the device",
               (long long)per_sample);
-  EK_TRY(ek_tensor_rows(&rows, whole, per_sample * (piece->first - pieces->begin), part->shape[0]));
-  ek_stream *stream = ek_device_stream(whole->device, EK_STREAM_COMPUTE);
-  const ek_status status = ek_op_copy(stream, &rows, part);
-  ek_tensor_free(&rows);
+  EK_TRY(ek__piece_put(whole, piece, part));
   ek_tensor_free(part);
-  return status;
+  return EK_OK;
 }
 
 /* ---- buffers ---- */
@@ -198,28 +222,28 @@ static ek_status open_pass(ek_pass **pass, const struct ek__forward *job, struct
 
 /* The piece's rows of every input. */
 static ek_status take_inputs(ek_tensor *inputs, const struct ek__forward *job,
-                             const struct ek__rank *rank, const struct ek__pieces *pieces,
-                             const struct ek__piece *piece) {
-  for (size_t i = 0; i < job->input_count; i++) {
-    const ek_tensor *part = &job->inputs[i].parts[rank->place];
+                             const struct ek__rank *rank, const struct ek__piece *piece) {
+  for (size_t i = 0; i < job->inputs.count; i++) {
+    const ek_tensor *part = &job->inputs.shards[i].parts[rank->place];
     EK_TRY(ek_tensor_wait(part));
-    if (job->inputs[i].broadcast && !job->model->run.reduction->whole) {
+    if (job->inputs.shards[i].broadcast && !job->model->run.reduction->whole) {
       EK_TRY(ek_tensor_share(&inputs[i], part));
       continue;
     }
-    EK_TRY(ek__piece_rows(&inputs[i], job->model, pieces, piece, part, EK_MEMORY_INPUTS));
+    EK_TRY(ek__piece_rows(&inputs[i], job->model, piece, part, EK_MEMORY_INPUTS));
   }
   return EK_OK;
 }
 
 /* The totals of a model that computes its loss itself: [terms, 2] of pieces [piece, terms, 2]. */
-static ek_status append_totals(ek_tensor *whole, ek_tensor *part, size_t row, size_t rows) {
-  int64_t shape[3] = {(int64_t)rows, part->shape[0], part->shape[1]};
-  const int64_t count = ek_tensor_count(part);
+static ek_status append_totals(ek_tensor *whole, ek_tensor *part, const struct ek__piece *piece) {
+  const int64_t count = ek_tensor_count(part), row = (int64_t)(piece->number - piece->of->first);
+  const int64_t shape[3] = {(int64_t)(piece->of->last - piece->of->first), part->shape[0],
+                            part->shape[1]};
   if (!ek_tensor_exists(whole)) {
     EK_TRY(ek_tensor_create(whole, part->device, EK_MEMORY_OUTPUTS, part->type, 3, shape));
   }
-  ek_tensor to = ek__flat_range(whole, (int64_t)row * count, count);
+  ek_tensor to = ek__flat_range(whole, row * count, count);
   EK_TRY(ek_op_copy(ek_device_stream(part->device, EK_STREAM_COMPUTE), &to, part));
   ek_tensor_free(part);
   return EK_OK;
@@ -227,8 +251,7 @@ static ek_status append_totals(ek_tensor *whole, ek_tensor *part, size_t row, si
 
 /* A piece without samples leaves only its pass: a scalar would count as a row. */
 static ek_status keep_outputs(const struct ek__forward *job, struct ek__rank *rank,
-                              const struct ek__pieces *pieces, const struct ek__piece *piece,
-                              ek_tensor *outputs) {
+                              const struct ek__piece *piece, ek_tensor *outputs) {
   const bool totals = ek_module_is_criterion(job->model->module) && !job->predict;
   const bool whole = job->model->run.reduction->whole;
   for (size_t i = 0; i < job->output_count; i++) {
@@ -238,9 +261,8 @@ static ek_status keep_outputs(const struct ek__forward *job, struct ek__rank *ra
       if (whole && outputs[i].rank > 0) EK_TRY(ek_tensor_share(to, &outputs[i]));
     } else {
       EK_TRY(totals && !whole
-                 ? append_totals(to, &outputs[i], piece->number - pieces->first,
-                                 pieces->last - pieces->first)
-                 : ek__piece_append(to, &outputs[i], job->model, pieces, piece, EK_MEMORY_OUTPUTS));
+                 ? append_totals(to, &outputs[i], piece)
+                 : ek__piece_append(to, &outputs[i], job->model, piece, EK_MEMORY_OUTPUTS));
       *shape = *to;
     }
     shape->memory = NULL;
@@ -252,13 +274,12 @@ static ek_status keep_outputs(const struct ek__forward *job, struct ek__rank *ra
   return EK_OK;
 }
 
-static ek_status run_piece(const struct ek__forward *job, struct ek__rank *rank,
-                           const struct ek__pieces *pieces, size_t round,
+static ek_status run_piece(const struct ek__forward *job, struct ek__rank *rank, size_t round,
                            const struct ek__piece *piece) {
   ek_pass **pass = &rank->passes[round];
   ek_tensor inputs[EK_MAX_INPUTS] = {{0}}, outputs[EK_MAX_TENSORS] = {{0}};
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, take_inputs(inputs, job, rank, pieces, piece), cleanup);
+  EK_TRY_GOTO(status, take_inputs(inputs, job, rank, piece), cleanup);
   EK_TRY_GOTO(status, open_pass(pass, job, rank, piece), cleanup);
   EK_TRY_GOTO(status,
               (job->predict ? ek_pass_run_predict : ek_pass_run_forward)(outputs, *pass, inputs),
@@ -267,10 +288,10 @@ static ek_status run_piece(const struct ek__forward *job, struct ek__rank *rank,
     ek_pass_free(*pass);
     *pass = NULL;
   }
-  status = keep_outputs(job, rank, pieces, piece, outputs);
+  status = keep_outputs(job, rank, piece, outputs);
 cleanup:
   for (size_t i = 0; i < job->output_count; i++) ek_tensor_free(&outputs[i]);
-  for (size_t i = 0; i < job->input_count; i++) ek__piece_free(&inputs[i], job->model);
+  for (size_t i = 0; i < job->inputs.count; i++) ek__piece_free(&inputs[i], job->model);
   return status;
 }
 
@@ -279,14 +300,11 @@ static ek_status run_pieces(struct buffers *buffers, const struct ek__forward *j
                             struct ek__rank *rank) {
   const ek_data_parallel_model *model = job->model;
   const struct ek__reduction *reduction = model->run.reduction;
-  struct ek__pieces pieces;
-  reduction->pieces(&pieces, model, rank, job->inputs[job->lead].samples, true);
-  rank->first_sample = pieces.begin;
-  rank->samples = pieces.samples;
+  reduction->pieces(&rank->pieces, model, rank, job->inputs.shards[job->lead].samples, true);
   memset(rank->outputs, 0, sizeof rank->outputs);
-  for (size_t round = 0; round < pieces.rounds; round++) {
-    const struct ek__piece piece = reduction->piece(model, &pieces, round);
-    const ek_status status = run_piece(job, rank, &pieces, round, &piece);
+  for (size_t round = 0; round < rank->pieces.rounds; round++) {
+    const struct ek__piece piece = reduction->piece(model, &rank->pieces, round);
+    const ek_status status = run_piece(job, rank, round, &piece);
     const ek_status kept = after_piece(buffers, job, rank, piece.number);
     EK_TRY(status);
     EK_TRY(kept);
@@ -296,18 +314,10 @@ static ek_status run_pieces(struct buffers *buffers, const struct ek__forward *j
 
 /* ---- a rank ---- */
 
-static ek_status make_inputs(const struct ek__forward *job, const struct ek__rank *rank) {
-  for (size_t i = 0; i < job->input_count && job->sources != NULL; i++) {
-    EK_TRY(ek__scatter_part(&job->parts[i], &job->sources[i], EK_MEMORY_INPUTS, &job->intakes[i],
-                            rank->device, rank->place));
-  }
-  return EK_OK;
-}
-
 ek_status ek__rank_forward(const struct ek__forward *job, struct ek__rank *rank) {
   struct buffers buffers = {{0}, {0}};
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, make_inputs(job, rank), cleanup);
+  EK_TRY_GOTO(status, ek__given_cut(&job->inputs, rank), cleanup);
   if (job->replicate) {
     EK_TRY_GOTO(status,
                 ek__replicate_rank(job->model->run.communicator, rank->device, rank->replica),
@@ -321,9 +331,7 @@ ek_status ek__rank_forward(const struct ek__forward *job, struct ek__rank *rank)
 cleanup:
   ek_tensor_free(&buffers.before);
   ek_tensor_free(&buffers.first);
-  for (size_t i = 0; i < job->input_count && job->sources != NULL; i++) {
-    ek_tensor_free(&job->parts[i].parts[rank->place]);
-  }
+  ek__given_give_back(&job->inputs, rank);
   return status;
 }
 
@@ -342,8 +350,8 @@ static ek_status add_totals(const struct ek__backward *job, struct ek__rank *ran
 /* The piece's rows of every gradient. The totals of a model that computes its loss itself have the
  * same gradient for all pieces. */
 static ek_status take_gradients(ek_tensor *rows, bool *loans, const ek_data_parallel_model *model,
-                                const struct ek__rank *rank, const struct ek__pieces *pieces,
-                                const struct ek__piece *piece, const ek_tensor *gradients) {
+                                const struct ek__rank *rank, const struct ek__piece *piece,
+                                const ek_tensor *gradients) {
   const bool whole = model->run.reduction->whole;
   for (size_t i = 0; i < ek_module_outputs(model->module); i++) {
     const ek_tensor *output = &rank->outputs[i];
@@ -358,7 +366,7 @@ static ek_status take_gradients(ek_tensor *rows, bool *loans, const ek_data_para
       EK_TRY(ek_tensor_create(&rows[i], rank->device, EK_MEMORY_LOSS, output->type, 0, NULL));
       EK_TRY(ek_op_zero(ek_device_stream(rank->device, EK_STREAM_COMPUTE), &rows[i]));
     } else {
-      EK_TRY(ek__piece_rows(&rows[i], model, pieces, piece, &gradients[i], EK_MEMORY_LOSS));
+      EK_TRY(ek__piece_rows(&rows[i], model, piece, &gradients[i], EK_MEMORY_LOSS));
       loans[i] = whole;
     }
   }
@@ -366,11 +374,11 @@ static ek_status take_gradients(ek_tensor *rows, bool *loans, const ek_data_para
 }
 
 ek_status ek__rank_backward_piece(const ek_data_parallel_model *model, struct ek__rank *rank,
-                                  const struct ek__pieces *pieces, const struct ek__piece *piece,
                                   size_t round, const ek_tensor *gradients) {
+  const struct ek__piece piece = model->run.reduction->piece(model, &rank->pieces, round);
   ek_tensor rows[EK_MAX_TENSORS] = {{0}};
   bool loans[EK_MAX_TENSORS] = {false};
-  ek_status status = take_gradients(rows, loans, model, rank, pieces, piece, gradients);
+  ek_status status = take_gradients(rows, loans, model, rank, &piece, gradients);
   if (status == EK_OK) status = ek_pass_run_backward(NULL, rank->passes[round], rows);
   for (size_t i = 0; i < ek_module_outputs(model->module); i++) {
     if (!loans[i]) ek_tensor_free(&rows[i]);

@@ -38,18 +38,17 @@ static ek_status open_replica(const ek_data_parallel_model *model, const struct 
   EK_TRY(ek_replica_open(&own->replica, rank->device, &loss->criterion->base, &options));
   const bool collective = own->replica->layout.collective;
   if (!collective && ek_tensor_count(ek_replica_parameters(own->replica)) == 0) return EK_OK;
-  return ek_error_set(
-      EK_ERR_UNSUPPORTED,
-      "%s has %s: join it with the model by ek_with_criterion_create()",
-      ek_module_kind(module), collective ? "collectives of its own" : "parameters");
+  return ek_error_set(EK_ERR_UNSUPPORTED,
+                      "%s has %s: join it with the model by ek_with_criterion_create()",
+                      ek_module_kind(module), collective ? "collectives of its own" : "parameters");
 }
 
 /* Rows of a piece, of outputs and targets. Views of outputs are loans, because outputs live until
  * backward is done: so the passes of other pieces do not count as holders of them. */
 static ek_status take_rows(ek_tensor *rows, const ek_data_parallel_model *model,
-                           const struct ek__pieces *pieces, const struct ek__piece *piece,
-                           const ek_tensor *part, ek_memory_category category) {
-  EK_TRY(ek__piece_rows(rows, model, pieces, piece, part, category));
+                           const struct ek__piece *piece, const ek_tensor *part,
+                           ek_memory_category category) {
+  EK_TRY(ek__piece_rows(rows, model, piece, part, category));
   const bool view = category == EK_MEMORY_OUTPUTS && rows->memory == part->memory;
   if (model->run.reduction->whole || !view) return EK_OK;
   ek_tensor loan = *rows;
@@ -79,7 +78,7 @@ static ek_status open_pass(ek_pass **pass, const ek_data_parallel_model *model,
 
 static ek_status run_piece(const ek_data_parallel_model *model, struct ek__loss *loss,
                            const struct ek__rank *rank, const ek_shards *targets,
-                           const struct ek__pieces *pieces, const struct ek__piece *piece) {
+                           const struct ek__piece *piece) {
   struct ek__loss_rank *own = own_of(loss, rank);
   ek_pass **pass = &own->passes[piece->number];
   ek_tensor inputs[EK_MAX_INPUTS] = {{0}}, results[EK_MAX_TENSORS] = {{0}};
@@ -88,8 +87,9 @@ static ek_status run_piece(const ek_data_parallel_model *model, struct ek__loss 
   for (size_t i = 0; i < loss->outputs + loss->targets; i++) {
     const bool output = i < loss->outputs;
     const ek_shards *from = output ? &loss->seen[i] : &targets[i - loss->outputs];
+    EK_TRY_GOTO(status, ek_tensor_wait(&from->parts[rank->place]), cleanup);
     EK_TRY_GOTO(status,
-                take_rows(&inputs[i], model, pieces, piece, &from->parts[rank->place],
+                take_rows(&inputs[i], model, piece, &from->parts[rank->place],
                           output ? EK_MEMORY_OUTPUTS : EK_MEMORY_INPUTS),
                 cleanup);
   }
@@ -99,8 +99,7 @@ static ek_status run_piece(const ek_data_parallel_model *model, struct ek__loss 
     EK_TRY_GOTO(status, ek_op_copy(stream_of(rank), &leaf, &results[0]), cleanup);
   }
   if (loss->reduction == EK_REDUCTION_NONE) {
-    EK_TRY_GOTO(status,
-                ek__piece_append(&own->losses, &results[1], model, pieces, piece, EK_MEMORY_LOSS),
+    EK_TRY_GOTO(status, ek__piece_append(&own->losses, &results[1], model, piece, EK_MEMORY_LOSS),
                 cleanup);
   }
   if (loss->gradient) goto cleanup;
@@ -113,11 +112,11 @@ cleanup:
 }
 
 static ek_status run_pieces(const ek_data_parallel_model *model, struct ek__loss *loss,
-                            const struct ek__rank *rank, const ek_shards *targets,
-                            const struct ek__pieces *pieces) {
+                            const struct ek__rank *rank, const ek_shards *targets) {
+  const struct ek__pieces *pieces = &own_of(loss, rank)->pieces;
   for (size_t i = 0; i < pieces->rounds; i++) {
     const struct ek__piece piece = model->run.reduction->piece(model, pieces, i);
-    EK_TRY(run_piece(model, loss, rank, targets, pieces, &piece));
+    EK_TRY(run_piece(model, loss, rank, targets, &piece));
   }
   return EK_OK;
 }
@@ -131,28 +130,14 @@ static ek_status place_gradient(ek_tensor *gradient, const struct ek__loss *loss
                           output->shape);
 }
 
-static ek_status put_rows(const ek_tensor *gradient, const struct ek__pieces *pieces,
-                          const struct ek__piece *piece, const ek_tensor *made) {
-  ek_tensor to = {0};
-  const int64_t per_sample = gradient->shape[0] / pieces->samples;
-  EK_TRY(ek_tensor_rows(&to, gradient, per_sample * (piece->first - pieces->begin),
-                        per_sample * piece->count));
-  ek_stream *stream = ek_device_stream(gradient->device, EK_STREAM_COMPUTE);
-  const ek_status status = to.data == made->data ? EK_OK : ek_op_copy(stream, &to, made);
-  ek_tensor_free(&to);
-  return status;
-}
-
 static ek_status run_piece_backward(ek_tensor *gradients, const ek_data_parallel_model *model,
                                     struct ek__loss *loss, const struct ek__rank *rank,
-                                    const ek_tensor *factors, const struct ek__pieces *pieces,
-                                    const struct ek__piece *piece) {
+                                    const ek_tensor *factors, const struct ek__piece *piece) {
   struct ek__loss_rank *own = own_of(loss, rank);
   ek_tensor given[] = {own->scales, {0}}, results[EK_MAX_INPUTS] = {{0}};
   ek_status status = EK_OK;
   if (ek_tensor_exists(factors)) {
-    EK_TRY_GOTO(status, take_rows(&given[1], model, pieces, piece, factors, EK_MEMORY_LOSS),
-                cleanup);
+    EK_TRY_GOTO(status, take_rows(&given[1], model, piece, factors, EK_MEMORY_LOSS), cleanup);
   }
   EK_TRY_GOTO(status, ek_pass_run_backward(results, own->passes[piece->number], given), cleanup);
   for (size_t i = 0; i < loss->outputs; i++) {
@@ -160,7 +145,7 @@ static ek_status run_piece_backward(ek_tensor *gradients, const ek_data_parallel
       gradients[i] = results[i];
       memset(&results[i], 0, sizeof results[i]);
     } else {
-      EK_TRY_GOTO(status, put_rows(&gradients[i], pieces, piece, &results[i]), cleanup);
+      EK_TRY_GOTO(status, ek__piece_put(&gradients[i], piece, &results[i]), cleanup);
     }
   }
 cleanup:
@@ -173,14 +158,13 @@ static ek_status run_pieces_backward(ek_tensor *gradients, const ek_data_paralle
                                      struct ek__loss *loss, const struct ek__rank *rank,
                                      const ek_tensor *factors) {
   const struct ek__reduction *reduction = model->run.reduction;
-  struct ek__pieces pieces;
-  reduction->pieces(&pieces, model, rank, loss->seen[0].samples, false);
+  const struct ek__pieces *pieces = &own_of(loss, rank)->pieces;
   for (size_t i = 0; i < loss->outputs && !reduction->whole; i++) {
     EK_TRY(place_gradient(&gradients[i], loss, &loss->seen[i].parts[rank->place]));
   }
-  for (size_t i = 0; i < pieces.rounds; i++) {
-    const struct ek__piece piece = reduction->piece(model, &pieces, i);
-    EK_TRY(run_piece_backward(gradients, model, loss, rank, factors, &pieces, &piece));
+  for (size_t i = 0; i < pieces->rounds; i++) {
+    const struct ek__piece piece = reduction->piece(model, pieces, i);
+    EK_TRY(run_piece_backward(gradients, model, loss, rank, factors, &piece));
   }
   return EK_OK;
 }
@@ -190,17 +174,11 @@ const struct ek__loss_form ek__loss_of_criterion = {
 
 /* ---- the model's own ---- */
 
-static ek_status open_nothing(const ek_data_parallel_model *model, const struct ek__loss *loss,
-                              struct ek__loss_rank *own, const struct ek__rank *rank) {
-  (void)model, (void)loss, (void)own, (void)rank;
-  return EK_OK;
-}
-
 /* The totals of its pieces are one after the other. */
 static ek_status take_totals(const ek_data_parallel_model *model, struct ek__loss *loss,
-                             const struct ek__rank *rank, const ek_shards *targets,
-                             const struct ek__pieces *pieces) {
+                             const struct ek__rank *rank, const ek_shards *targets) {
   (void)targets, (void)model;
+  const struct ek__pieces *pieces = &own_of(loss, rank)->pieces;
   const struct ek__totals *totals = &own_of(loss, rank)->totals;
   const int64_t size = ek_tensor_count(&totals->sum);
   const int64_t count = (int64_t)(pieces->last - pieces->first) * size;
@@ -221,7 +199,7 @@ static ek_status give_scales(ek_tensor *gradients, const ek_data_parallel_model 
 }
 
 const struct ek__loss_form ek__loss_of_model = {
-    .open = open_nothing, .forward = take_totals, .backward = give_scales, .promises = true};
+    .forward = take_totals, .backward = give_scales, .promises = true};
 
 /* ---- forward ---- */
 
@@ -231,10 +209,9 @@ static ek_status add_totals(const struct ek__loss_forward *job, const struct ek_
   struct ek__loss *loss = job->loss;
   struct ek__loss_rank *own = own_of(loss, rank);
   const int64_t *samples = loss->seen[0].samples;
-  struct ek__pieces pieces;
-  reduction->pieces(&pieces, model, rank, samples, false);
+  reduction->pieces(&own->pieces, model, rank, samples, false);
   if (ek__loss_has_rows(loss->seen, rank->place)) {
-    EK_TRY(loss->form->forward(model, loss, rank, job->targets, &pieces));
+    EK_TRY(loss->form->forward(model, loss, rank, job->targets.shards));
   } else {
     EK_TRY(ek_op_zero(stream_of(rank), &own->totals.sum));
   }
@@ -256,26 +233,12 @@ ek_status ek__loss_check_rows(const ek_shards *outputs, size_t count, size_t pla
 }
 
 ek_status ek__rank_loss_forward(const struct ek__loss_forward *job, const struct ek__rank *rank) {
-  const size_t targets = job->loss->targets;
-  ek_status status = EK_OK;
-  for (size_t i = 0; i < targets; i++) {
-    if (job->sources == NULL) {
-      EK_TRY_GOTO(status, ek_tensor_wait(&job->targets[i].parts[rank->place]), cleanup);
-      continue;
-    }
-    ek_shards *part = (ek_shards *)(uintptr_t)&job->parts[i];
-    EK_TRY_GOTO(status,
-                ek__scatter_part(part, &job->sources[i], EK_MEMORY_INPUTS, &job->intakes[i],
-                                 rank->device, rank->place),
-                cleanup);
+  ek_status status = ek__given_cut(&job->targets, rank);
+  if (status == EK_OK) {
+    status = ek__loss_check_rows(job->loss->seen, job->loss->outputs, rank->place);
   }
-  EK_TRY_GOTO(status, ek__loss_check_rows(job->loss->seen, job->loss->outputs, rank->place),
-              cleanup);
-  status = add_totals(job, rank);
-cleanup:
-  for (size_t i = 0; i < targets && job->sources != NULL; i++) {
-    ek_tensor_free(&job->parts[i].parts[rank->place]);
-  }
+  if (status == EK_OK) status = add_totals(job, rank);
+  ek__given_give_back(&job->targets, rank);
   return status;
 }
 

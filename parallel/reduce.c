@@ -76,14 +76,11 @@ ek_status ek__sums_finish(struct ek__sums *sums) {
   return sums->settle == NULL ? EK_OK : sums->settle(sums->rank, sums->cut->trained);
 }
 
-void ek__bucket_range(int64_t *first, int64_t *last, const struct ek__bucket *bucket,
-                      ek_reduce_kind kind, size_t rank) {
-  *first = bucket->first;
-  *last = bucket->last;
-  if (kind == EK_REDUCE_TO_FIRST && rank > 0) *last = bucket->first;
-  if (kind != EK_REDUCE_SCATTER) return;
-  *first = bucket->first + bucket->offsets[rank];
-  *last = bucket->first + bucket->offsets[rank + 1];
+struct ek__part ek__bucket_owned(const struct ek__bucket *bucket, ek_reduce_kind kind,
+                                 size_t rank) {
+  if (kind == EK_REDUCE_SCATTER) return ek__bucket_part(bucket, rank);
+  const bool all = kind == EK_REDUCE_TO_ALL || rank == 0;
+  return (struct ek__part){.first = bucket->first, .count = all ? bucket->last - bucket->first : 0};
 }
 
 /* ---- a reducer ---- */
@@ -176,7 +173,9 @@ ek_status ek_reducer_range(int64_t *first, int64_t *last, const ek_reducer *redu
               EK_ERR_INVALID_ARGUMENT,
               "ek_reducer_range: an argument is NULL, or bucket %zu or rank %zu does not exist",
               bucket, rank);
-  ek__bucket_range(first, last, &reducer->buckets.list[bucket], reducer->kind, rank);
+  const struct ek__part own = ek__bucket_owned(&reducer->buckets.list[bucket], reducer->kind, rank);
+  *first = own.first;
+  *last = own.first + own.count;
   return EK_OK;
 }
 
@@ -184,8 +183,10 @@ static ek_status sums_of(struct ek__sums **sums, const char *who, ek_reducer *re
                          const ek_device *device) {
   EK__FAIL_IF(reducer == NULL || device == NULL || ek_device_index(device) >= reducer->devices ||
                   reducer->sums[ek_device_index(device)].device != device,
-              EK_ERR_INVALID_ARGUMENT, "%s: the reducer is NULL, or the device is not one of its "
-                                       "devices", who);
+              EK_ERR_INVALID_ARGUMENT,
+              "%s: the reducer is NULL, or the device is not one of its "
+              "devices",
+              who);
   *sums = &reducer->sums[ek_device_index(device)];
   return EK_OK;
 }

@@ -13,25 +13,10 @@
 
 #include "parallel_internal.h"
 
-/* Samples first .. first + count - 1 of a micro-batch. */
-struct ek__piece {
-  size_t number; /* among those of the micro-batch, or of no sample: SIZE_MAX */
-  int64_t first, count;
-};
-
-/* The pieces of one rank, of a micro-batch with `all` samples in all processes. */
-struct ek__pieces {
-  size_t first, last;     /* numbers first .. last - 1, those with samples */
-  size_t rounds;          /* those that the rank runs: others have no samples */
-  int64_t begin, samples; /* of the rank: its first, and how many */
-  int64_t all;
-};
-
 /* {s, d} for each term of a loss, on one device. */
 struct ek__totals {
   ek_tensor sum;    /* f64 [terms, 2]: of all ranks in the end */
   ek_tensor leaves; /* f64 [pieces, terms, 2]; of `sum` a view of `sum` */
-  int64_t *offsets; /* of `tree`: scratch of an all-gather */
 };
 
 /* What a backward is: written by the model's thread. */
@@ -76,14 +61,15 @@ struct ek__reduction {
   /* The sum over all ranks from the leaves of each; samples: of the outputs. */
   ek_status (*totals)(const ek_data_parallel_model *model, const struct ek__rank *rank,
                       struct ek__totals *totals, const int64_t *samples);
-  /* Whose squares a rank adds up (host memory), and their sum over all ranks. */
-  ek_status (*norm_ranges)(struct ek__share *share, const ek_data_parallel_model *model,
-                           const struct ek__rank *rank);
-  int64_t (*norm_leaves)(const ek_data_parallel_model *model); /* NULL: none */
+  /* The sum of the squares of all gradients. It has numbers of its own to add up, as many as this
+   * says, or (NULL) each rank adds up those of its ek__share.norms. */
+  int64_t (*norm_leaves)(const ek_data_parallel_model *model);
   ek_status (*norm)(const ek_data_parallel_model *model, struct ek__rank *rank);
 };
 
 extern const struct ek__reduction ek__reduction_sum, ek__reduction_tree;
+/* The one place that asks whether a model is reproducible: data_parallel_model.c. */
+const struct ek__reduction *ek__reduction_of(const ek_data_parallel_model_options *options);
 
 /* ---- rank.c: rows of a piece ---- */
 
@@ -94,17 +80,19 @@ extern const struct ek__reduction ek__reduction_sum, ek__reduction_tree;
  * depends on the number of ranks, and the result of a kernel may depend on an address.
  */
 ek_status ek__piece_rows(ek_tensor *rows, const ek_data_parallel_model *model,
-                         const struct ek__pieces *pieces, const struct ek__piece *piece,
-                         const ek_tensor *part, ek_memory_category category);
+                         const struct ek__piece *piece, const ek_tensor *part,
+                         ek_memory_category category);
 void ek__piece_free(ek_tensor *rows, const ek_data_parallel_model *model);
 
+/* Copies the result of a piece to its rows of the rank's, unless it is there. */
+ek_status ek__piece_put(const ek_tensor *whole, const struct ek__piece *piece,
+                        const ek_tensor *part);
 /*
  * Puts the result of a piece, *part, after the results of the rank's earlier pieces: *whole, zeros
  * at first, becomes large enough for all with the first. Takes *part.
  */
 ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_parallel_model *model,
-                           const struct ek__pieces *pieces, const struct ek__piece *piece,
-                           ek_memory_category category);
+                           const struct ek__piece *piece, ek_memory_category category);
 
 /* A pass of a piece, for the model or for a loss: `options` without what every pass of a run has,
  * and with the first sample within the step. */
@@ -114,7 +102,6 @@ ek_status ek__rank_open_pass(ek_pass **pass, const ek_data_parallel_model *model
 
 /* Backward of the pass number `round`, which goes with it. */
 ek_status ek__rank_backward_piece(const ek_data_parallel_model *model, struct ek__rank *rank,
-                                  const struct ek__pieces *pieces, const struct ek__piece *piece,
                                   size_t round, const ek_tensor *gradients);
 
 /* A view of [terms, 2], those of piece `number`, in numbers that are end to end. */

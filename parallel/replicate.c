@@ -73,20 +73,15 @@ static ek_status initialize(const ek_data_parallel_model *model, const struct ek
   const ek_replica *replica = own->replica;
   const struct ek__layout *layout = &replica->layout;
   const struct ek__buckets *cut = &model->run.cut;
-  const size_t rank = own->part;
   if (ek_device_counts_only(replica->device)) return EK_OK;
   for (size_t i = 0; i < layout->order_count; i++) {
     const size_t number = layout->order[i];
     const struct ek__parameter *p = &layout->parameters[number];
-    const struct ek__bucket *bucket = &cut->list[cut->of[number]];
-    const int64_t begin = bucket->first + bucket->offsets[rank];
-    const int64_t end = bucket->first + bucket->offsets[rank + 1];
-    const int64_t first = p->offset > begin ? p->offset : begin;
-    const int64_t last = p->offset + p->count < end ? p->offset + p->count : end;
-    if (first >= last) continue;
-    ek_tensor part = ek__flat_range(ek_replica_parameters(replica),
-                                    bucket->places[rank] + first - begin, last - first);
-    EK_TRY(ek__initial_values(&part, p, first - p->offset, model->options.seed));
+    const struct ek__part part = ek__part_within(
+        ek__bucket_part(&cut->list[cut->of[number]], own->part), p->offset, p->offset + p->count);
+    if (part.count == 0) continue;
+    ek_tensor values = ek__flat_range(ek_replica_parameters(replica), part.place, part.count);
+    EK_TRY(ek__initial_values(&values, p, part.first - p->offset, model->options.seed));
   }
   return EK_OK;
 }
@@ -95,14 +90,10 @@ static ek_status initialize(const ek_data_parallel_model *model, const struct ek
 static ek_status round_into_whole(const ek_data_parallel_model *model, const struct ek__rank *own) {
   const ek_replica *replica = own->replica;
   const struct ek__buckets *cut = &model->run.cut;
-  const size_t rank = own->part;
   for (size_t b = 0; b < cut->count; b++) {
-    const struct ek__bucket *bucket = &cut->list[b];
-    const int64_t count = ek__bucket_share(bucket, rank);
-    const ek_tensor master =
-        ek__flat_range(ek_replica_parameters(replica), bucket->places[rank], count);
-    ek_tensor copy =
-        ek__flat_range(ek_replica_copies(replica), bucket->first + bucket->offsets[rank], count);
+    const struct ek__part part = ek__bucket_part(&cut->list[b], own->part);
+    const ek_tensor master = ek__flat_range(ek_replica_parameters(replica), part.place, part.count);
+    ek_tensor copy = ek__flat_range(ek_replica_copies(replica), part.first, part.count);
     EK_TRY(ek_op_convert(ek_device_stream(own->device, EK_STREAM_COMPUTE), &copy, &master));
   }
   return EK_OK;
@@ -110,8 +101,7 @@ static ek_status round_into_whole(const ek_data_parallel_model *model, const str
 
 ek_status ek__masters_open(const ek_data_parallel_model *model, const struct ek__rank *own) {
   const struct ek__buckets *cut = &model->run.cut;
-  EK_TRY(
-      ek__replica_hold_parameters(own->replica, ek__buckets_share(cut, cut->count, own->part)));
+  EK_TRY(ek__replica_hold_parameters(own->replica, ek__buckets_share(cut, cut->count, own->part)));
   EK_TRY(initialize(model, own));
   return own->replica->whole_values ? round_into_whole(model, own)
                                     : ek_replica_refresh(own->replica);
@@ -124,8 +114,7 @@ ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek
   for (size_t b = 0; b < (frozen ? cut->count : cut->trained); b++) {
     const struct ek__bucket *bucket = &cut->list[b];
     ek_tensor range = ek__flat_range(values, bucket->first, bucket->last - bucket->first);
-    EK_TRY(
-        ek_communicator_all_gather(model->run.gathers, own->device, &range, bucket->offsets));
+    EK_TRY(ek_communicator_all_gather(model->run.gathers, own->device, &range, bucket->offsets));
   }
   return ek_communicator_wait(model->run.gathers, own->device);
 }

@@ -18,10 +18,6 @@
 
 /* ---- the cut ---- */
 
-static void cut_even(int64_t *offsets, int64_t rows, size_t count) {
-  for (size_t i = 0; i <= count; i++) offsets[i] = ek__even_begin(rows, i, count);
-}
-
 static void cut_chunks(int64_t *offsets, int64_t rows, int64_t count) {
   const int64_t chunk = rows / count + (rows % count != 0);
   for (int64_t i = 0; i <= count; i++) {
@@ -110,7 +106,7 @@ ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
               "scatter: %lld rows over %zu devices, expected 0 or more over 1 or more",
               (long long)rows, count);
   switch (o.kind) {
-  case EK_SCATTER_EVEN: cut_even(offsets, rows, count); return EK_OK;
+  case EK_SCATTER_EVEN: cut_grains(offsets, rows, count, count); return EK_OK;
   case EK_SCATTER_CHUNK: cut_chunks(offsets, rows, (int64_t)count); return EK_OK;
   case EK_SCATTER_SIZES:
     EK__FAIL_IF(o.sizes == NULL, EK_ERR_INVALID_ARGUMENT, "scatter: options.sizes is NULL");
@@ -223,6 +219,25 @@ ek_status ek__scatter_part(const ek_shards *shards, const ek_tensor *source,
   return status;
 }
 
+ek_status ek__given_cut(const struct ek__given *given, const struct ek__rank *rank) {
+  for (size_t i = 0; i < given->count && given->sources != NULL; i++) {
+    EK_TRY(ek__scatter_part(&given->parts[i], &given->sources[i], EK_MEMORY_INPUTS,
+                            &given->intakes[i], rank->device, rank->place));
+  }
+  return EK_OK;
+}
+
+void ek__given_give_back(const struct ek__given *given, const struct ek__rank *rank) {
+  for (size_t i = 0; i < given->count && given->sources != NULL; i++) {
+    ek_tensor_free(&given->parts[i].parts[rank->place]);
+  }
+}
+
+void ek__given_free(struct ek__given *given) {
+  if (given->shards != given->parts) return; /* the program's, or arguments that were refused */
+  for (size_t i = 0; i < given->count; i++) ek_shards_free(&given->parts[i]);
+}
+
 struct scatter_job {
   const ek_shards *shards;
   const ek_tensor *source;
@@ -239,20 +254,6 @@ ek_status ek__scatter_fill(const ek_shards *shards, const ek_tensor *source,
                            ek_memory_category category, const struct ek__conversion *intake) {
   struct scatter_job job = {shards, source, category, intake};
   return ek_group_apply(shards->group, make_part, &job);
-}
-
-/* The caller gets the shards that were laid out, if they can be filled. */
-static ek_status fill(ek_shards *shards, ek_shards *made, const char *who, const ek_tensor *source,
-                      ek_memory_category category, const ek_scatter_options *options) {
-  struct ek__conversion intake;
-  ek_status status = read_intake(&intake, who, source, options);
-  if (status == EK_OK) status = ek__scatter_fill(made, source, category, &intake);
-  if (status == EK_OK) {
-    *shards = *made;
-  } else {
-    ek_shards_free(made);
-  }
-  return status;
 }
 
 /* A struct that a caller filled by hand may hold anything. */
@@ -297,14 +298,6 @@ ek_status ek__scatter_lay(ek_shards *shards, const char *who, ek_group *group,
   return status;
 }
 
-ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source,
-                     ek_memory_category category, const ek_scatter_options *options) {
-  ek_shards made;
-  if (shards == NULL) return check_source("ek_scatter", shards, group, source);
-  EK_TRY(ek__scatter_lay(&made, "ek_scatter", group, source, false, options));
-  return fill(shards, &made, "ek_scatter", source, category, options);
-}
-
 ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shards *like,
                                const ek_tensor *source) {
   EK_TRY(check_source(who, shards, like->group, source));
@@ -325,21 +318,39 @@ ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shar
   return EK_OK;
 }
 
+/* like: NULL, or those whose samples it is cut at. */
+static ek_status scatter(ek_shards *shards, const char *who, ek_group *group, const ek_shards *like,
+                         const ek_tensor *source, ek_memory_category category, bool broadcast,
+                         const ek_scatter_options *options) {
+  ek_shards made;
+  struct ek__conversion intake;
+  if (shards == NULL) return check_source(who, shards, group, source);
+  EK_TRY(like != NULL ? ek__scatter_lay_like(&made, who, like, source)
+                      : ek__scatter_lay(&made, who, group, source, broadcast, options));
+  ek_status status = read_intake(&intake, who, source, options);
+  if (status == EK_OK) status = ek__scatter_fill(&made, source, category, &intake);
+  if (status == EK_OK) {
+    *shards = made;
+  } else {
+    ek_shards_free(&made);
+  }
+  return status;
+}
+
+ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source,
+                     ek_memory_category category, const ek_scatter_options *options) {
+  return scatter(shards, "ek_scatter", group, NULL, source, category, false, options);
+}
+
 ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like, const ek_tensor *source,
                           ek_memory_category category) {
-  ek_shards made;
   EK_TRY(ek__shards_check("ek_scatter_like: the shards to follow", like));
-  if (shards == NULL) return check_source("ek_scatter_like", shards, like->group, source);
-  EK_TRY(ek__scatter_lay_like(&made, "ek_scatter_like", like, source));
-  return fill(shards, &made, "ek_scatter_like", source, category, NULL);
+  return scatter(shards, "ek_scatter_like", like->group, like, source, category, false, NULL);
 }
 
 ek_status ek_scatter_broadcast(ek_shards *shards, ek_group *group, const ek_tensor *source,
                                ek_memory_category category) {
-  ek_shards made;
-  if (shards == NULL) return check_source("ek_scatter_broadcast", shards, group, source);
-  EK_TRY(ek__scatter_lay(&made, "ek_scatter_broadcast", group, source, true, NULL));
-  return fill(shards, &made, "ek_scatter_broadcast", source, category, NULL);
+  return scatter(shards, "ek_scatter_broadcast", group, NULL, source, category, true, NULL);
 }
 
 EK__OPTIONS_INIT(ek_scatter_options, EK_SCATTER_OPTIONS_INIT)

@@ -216,14 +216,6 @@ static ek_status copy_range(const ek_tensor *flat, int64_t first, ek_tensor *hos
                : ek__tensor_copy_converted(&part, &device);
 }
 
-/* The part of elements offset .. offset + count - 1 that is in first .. last - 1. */
-static bool meet(int64_t *from, int64_t *to, int64_t offset, int64_t count, int64_t first,
-                 int64_t last) {
-  *from = first > offset ? first : offset;
-  *to = last < offset + count ? last : offset + count;
-  return *from < *to;
-}
-
 /* Between elements from `offset` on of flat buffers that are cut, one per device, and the host's
  * tensor. `packed`: each device has its shares end to end; else they are in a whole buffer. */
 static ek_status copy_shares(const ek_data_parallel_model *model,
@@ -232,16 +224,13 @@ static ek_status copy_shares(const ek_data_parallel_model *model,
   const struct ek__buckets *buckets = &model->run.cut;
   const int64_t count = ek_tensor_count(host);
   for (size_t b = 0; b < buckets->count; b++) {
-    const struct ek__bucket *bucket = &buckets->list[b];
     for (size_t k = 0; k < model->run.count; k++) {
-      const size_t rank = model->run.ranks[k].part;
-      const int64_t first = bucket->first + bucket->offsets[rank];
-      const int64_t last = first + ek__bucket_share(bucket, rank);
-      int64_t from = 0, to = 0;
-      if (!meet(&from, &to, offset, count, first, last)) continue;
-      EK_TRY(copy_range(flat(model->run.ranks[k].replica),
-                        packed ? bucket->places[rank] + from - first : from, host, from - offset,
-                        to - from, write));
+      const struct ek__rank *rank = &model->run.ranks[k];
+      const struct ek__part part =
+          ek__part_within(ek__bucket_part(&buckets->list[b], rank->part), offset, offset + count);
+      if (part.count == 0) continue;
+      EK_TRY(copy_range(flat(rank->replica), packed ? part.place : part.first, host,
+                        part.first - offset, part.count, write));
     }
   }
   return EK_OK;
@@ -263,20 +252,17 @@ static ek_status write_values(const ek_data_parallel_model *model, int64_t first
 static ek_status write_copies(const ek_data_parallel_model *model, int64_t first,
                               const ek_tensor *host) {
   enum { CHUNK = 2048 };
-  uint16_t chunk[CHUNK];
   float masters[CHUNK];
-  const ek_type type = ek_precision_type(model->options.precision);
   const int64_t all = ek_tensor_count(host);
   if (!ek__replica_is_mixed(model->run.ranks[0].replica)) return EK_OK;
   if (ek_device_counts_only(ek_group_device(model->run.group, 0))) return EK_OK;
   for (int64_t begin = 0; begin < all; begin += CHUNK) {
     const int64_t count = all - begin < CHUNK ? all - begin : CHUNK;
-    ek_tensor rounded;
+    ek_tensor values;
     const ek_tensor given = ek__flat_range(host, begin, count);
     ek__floats_convert(masters, EK_F32, given.data, given.type, count);
-    ek__halves_round(chunk, masters, count, type);
-    EK_TRY(ek_tensor_host(&rounded, chunk, type, 1, &count));
-    EK_TRY(write_values(model, first + begin, &rounded));
+    EK_TRY(ek_tensor_host(&values, masters, EK_F32, 1, &count));
+    EK_TRY(write_values(model, first + begin, &values));
   }
   return EK_OK;
 }
@@ -309,10 +295,11 @@ static ek_status copy_state(const ek_data_parallel_model *model, const struct en
     const ek_tensor *flat = &share->owner->share.states[entry->state];
     for (size_t i = 0; i < share->updates.count; i++) {
       const struct ek__range *range = &share->updates.list[i];
-      int64_t from = 0, to = 0;
-      if (!meet(&from, &to, offset, count, range->first, range->last)) continue;
-      EK_TRY(copy_range(flat, range->states[entry->state] + from - range->first, host,
-                        from - offset, to - from, write));
+      const struct ek__part part =
+          ek__part_within((struct ek__part){range->first, range->last - range->first, range->states[entry->state]},
+                          offset, offset + count);
+      if (part.count == 0) continue;
+      EK_TRY(copy_range(flat, part.place, host, part.first - offset, part.count, write));
     }
   }
   return EK_OK;
@@ -342,12 +329,6 @@ static ek_status copy_entry(ek_data_parallel_model *model, const struct entry *e
 
 /* ---- reading and writing ---- */
 
-ek_status ek__read_numbers(double *values, int64_t count, const ek_tensor *tensor) {
-  ek_tensor host;
-  EK_TRY(ek_tensor_host(&host, values, EK_F64, 1, &count));
-  return ek_tensor_copy(&host, tensor);
-}
-
 /* Whether parts of shares are in other processes. */
 static bool is_away(const ek_data_parallel_model *model) {
   return model->run.cut.ranks > model->run.count;
@@ -362,19 +343,11 @@ static bool is_cut(const ek_data_parallel_model *model, ek_state_kind kind) {
 
 /* ---- parts that other processes have ---- */
 
-/* One rank's part of a bucket, among the elements of a host tensor that begins with element
- * `offset` of the flat buffers; false: none of them. */
-static bool part_of(int64_t *from, int64_t *to, const struct ek__bucket *bucket, size_t rank,
-                    int64_t offset, int64_t count) {
-  const int64_t first = bucket->first + bucket->offsets[rank];
-  return meet(from, to, offset, count, first, first + ek__bucket_share(bucket, rank));
-}
-
 /* Sends the process's own parts to another one, and receives that one's: in place, in the order of
  * the buckets. */
 static ek_status swap_parts(const ek_data_parallel_model *model, size_t peer, int64_t offset,
                             ek_tensor *host, bool sends, bool receives) {
-  ek_world *world = ek__group_world(model->run.group);
+  ek_world *world = ek__model_world(model);
   const struct ek__place *place = ek__group_place(model->run.group);
   const size_t own = ek_world_process(world), size = ek_type_size(host->type);
   /* First what the lower of the two has. */
@@ -384,12 +357,11 @@ static ek_status swap_parts(const ek_data_parallel_model *model, size_t peer, in
     if (mine ? !sends : !receives) continue;
     for (size_t b = 0; b < model->run.cut.count; b++) {
       for (size_t rank = ek__place_first_rank(place, owner); rank < last; rank++) {
-        int64_t from = 0, to = 0;
-        if (!part_of(&from, &to, &model->run.cut.list[b], rank, offset, ek_tensor_count(host))) {
-          continue;
-        }
-        char *data = (char *)host->data + (size_t)(from - offset) * size;
-        const size_t bytes = (size_t)(to - from) * size;
+        const struct ek__part part = ek__part_within(ek__bucket_part(&model->run.cut.list[b], rank),
+                                                     offset, offset + ek_tensor_count(host));
+        if (part.count == 0) continue;
+        char *data = (char *)host->data + (size_t)(part.first - offset) * size;
+        const size_t bytes = (size_t)part.count * size;
         EK_TRY(ek__world_swap(world, peer, data, mine ? bytes : 0, data, mine ? 0 : bytes));
       }
     }
@@ -401,12 +373,12 @@ static ek_status swap_parts(const ek_data_parallel_model *model, size_t peer, in
  * alone or in all. `key` is the same for the same entry. */
 static ek_status gather_parts(const ek_data_parallel_model *model, const char *doing, int64_t key,
                               int64_t offset, ek_tensor *host, bool to_all) {
-  ek_world *world = ek__group_world(model->run.group);
-  const struct ek__topic topic = {.kind = EK__TOPIC_AGREE,
-                                  .doing = doing,
-                                  .same = 5,
-                                  .words = {key, offset, ek_tensor_count(host), (int64_t)host->type,
-                                            to_all}};
+  ek_world *world = ek__model_world(model);
+  const struct ek__topic topic = {
+      .kind = EK__TOPIC_AGREE,
+      .doing = doing,
+      .same = 5,
+      .words = {key, offset, ek_tensor_count(host), (int64_t)host->type, to_all}};
   const size_t own = ek_world_process(world);
   ek__world_lock(world);
   ek_status status = ek__world_talk(world, &topic, NULL);
@@ -447,69 +419,62 @@ static ek_tensor like_for(const struct entry *entry, const ek_tensor *host) {
   return like;
 }
 
-/* Finds an entry, and checks that the host's tensor is like it. */
+/* Which elements of an entry a call is about. */
+struct range {
+  const char *name;
+  bool all;
+  int64_t first; /* else: from this one on, as many as the host's tensor has */
+};
+
+/* Finds an entry, and checks that the host's tensor is like these elements. */
 static ek_status entry_for(struct entry *entry, const char *who,
-                           const ek_data_parallel_model *model, const char *name,
+                           const ek_data_parallel_model *model, const struct range *range,
                            const ek_tensor *host) {
-  EK_TRY(entry_named(entry, model, name));
-  const ek_tensor like = like_for(entry, host);
-  return check_host(who, name, &like, host);
+  EK_TRY(entry_named(entry, model, range->name));
+  ek_tensor like = like_for(entry, host);
+  if (!range->all) {
+    EK__FAIL_IF(!ek_tensor_exists(host) || host->rank != 1 || range->first < 0 ||
+                    range->first > ek_tensor_count(&like) - ek_tensor_count(host),
+                EK_ERR_SHAPE, "%s: the range is outside the %lld elements of %s", who,
+                (long long)ek_tensor_count(&like), range->name);
+    like = ek__flat_range(&like, 0, ek_tensor_count(host));
+  }
+  return check_host(who, range->name, &like, host);
 }
 
-static ek_status read_named(ek_tensor *host, const ek_data_parallel_model *model,
-                            const char *name) {
-  EK__NOT_NULL("ek_state_read", host, name);
-  EK__MODEL_USE(model, "ek_state_read");
+static ek_status read_range(ek_tensor *host, const char *who, const ek_data_parallel_model *model,
+                            const struct range *range, bool to_all) {
+  const char *name = range->name;
+  EK__NOT_NULL(who, host, model, name);
+  EK__MODEL_USE(model, who);
   struct entry entry;
-  EK_TRY(entry_for(&entry, "ek_state_read", model, name, host));
-  return read_entry(model, &entry, 0, host, true);
+  EK_TRY(entry_for(&entry, who, model, range, host));
+  return read_entry(model, &entry, range->first, host, to_all);
 }
 
 /* Reading is a call of all processes where other ones have parts. */
 static ek_world *world_of_reading(const ek_data_parallel_model *model) {
-  return is_away(model) ? ek__group_world(model->run.group) : NULL;
+  return model != NULL && is_away(model) ? ek__model_world(model) : NULL;
 }
 
 ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model, const char *name) {
-  EK__NOT_NULL("ek_state_read", model);
-  ek_world *world = world_of_reading(model);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, read_named(host, model, name));
+  const struct range range = {.name = name, .all = true};
+  EK__WORLD_CALL(world_of_reading(model), read_range(host, "ek_state_read", model, &range, true));
 }
 
 ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *model, const char *name,
                              int64_t first) {
-  EK__NOT_NULL("ek_state_read_part", model);
-  ek_world *world = world_of_reading(model);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, ek__state_read_part(host, model, name, first, true));
-}
-
-bool ek__state_is_away(const ek_data_parallel_model *model, const ek_state_info *info) {
-  return is_cut(model, info->kind);
-}
-
-/* The same for a range of its elements. */
-static ek_status entry_for_part(struct entry *entry, const char *who,
-                                const ek_data_parallel_model *model, const char *name,
-                                const ek_tensor *host, int64_t first) {
-  EK_TRY(entry_named(entry, model, name));
-  const ek_tensor like = like_for(entry, host);
-  EK__FAIL_IF(!ek_tensor_exists(host) || host->rank != 1 || first < 0 ||
-                  first > ek_tensor_count(&like) - ek_tensor_count(host),
-              EK_ERR_SHAPE, "%s: the range is outside the %lld elements of %s", who,
-              (long long)ek_tensor_count(&like), name);
-  const ek_tensor part = ek__flat_range(&like, 0, ek_tensor_count(host));
-  return check_host(who, name, &part, host);
+  EK__WORLD_CALL(world_of_reading(model), ek__state_read_part(host, model, name, first, true));
 }
 
 ek_status ek__state_read_part(ek_tensor *host, const ek_data_parallel_model *model,
                               const char *name, int64_t first, bool to_all) {
-  EK__NOT_NULL("ek_state_read_part", host, model, name);
-  EK__MODEL_USE(model, "ek_state_read_part");
-  struct entry entry;
-  EK_TRY(entry_for_part(&entry, "ek_state_read_part", model, name, host, first));
-  return read_entry(model, &entry, first, host, to_all);
+  const struct range range = {.name = name, .first = first};
+  return read_range(host, "ek_state_read_part", model, &range, to_all);
+}
+
+bool ek__state_is_away(const ek_data_parallel_model *model, const ek_state_info *info) {
+  return is_cut(model, info->kind);
 }
 
 ek_status ek__state_check_number(ek_state_kind kind, const void *value) {
@@ -526,74 +491,51 @@ ek_status ek__state_check_number(ek_state_kind kind, const void *value) {
                       numbers[number_of(kind)].name, number);
 }
 
-/* `whole`: with these elements all of the entry is written. */
-static ek_status write_entry(ek_data_parallel_model *model, const struct entry *entry,
-                             int64_t first, const ek_tensor *host, bool whole) {
-  EK_TRY(ek__state_check_number(entry->kind, host->data));
+static ek_status write_range(ek_data_parallel_model *model, const char *who,
+                             const struct range *range, const ek_tensor *host) {
+  const char *name = range->name;
+  EK__NOT_NULL(who, model, name, host);
+  EK__MODEL_ENTER(model, who);
+  struct entry entry;
   uint64_t tear = 0;
+  EK_TRY(entry_for(&entry, who, model, range, host));
+  EK_TRY(ek__state_check_number(entry.kind, host->data));
   ek_tensor from = *host;
   ek__model_write_begins(&tear, model);
-  EK_TRY(copy_entry(model, entry, first, &from, true));
-  uint64_t *written = entry->kind == EK_STATE_KIND_OPTIMIZER
-                          ? &model->update->written[entry->state * parameters_of(model)]
+  EK_TRY(copy_entry(model, &entry, range->first, &from, true));
+  const ek_tensor like = like_of(&entry);
+  const bool whole = range->all || range->first + ek_tensor_count(host) == ek_tensor_count(&like);
+  uint64_t *written = entry.kind == EK_STATE_KIND_OPTIMIZER
+                          ? &model->update->written[entry.state * parameters_of(model)]
                           : model->torn.written;
-  ek__model_write_ended(model, whole ? tear : 0, &written[entry->parameter],
-                        ek_state_count(model));
+  ek__model_write_ended(model, whole ? tear : 0, &written[entry.parameter], ek_state_count(model));
   return EK_OK;
 }
 
 ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const ek_tensor *host) {
-  EK__NOT_NULL("ek_state_write", model, name, host);
-  EK__MODEL_ENTER(model, "ek_state_write");
-  struct entry entry;
-  EK_TRY(entry_for(&entry, "ek_state_write", model, name, host));
-  return write_entry(model, &entry, 0, host, true);
+  const struct range range = {.name = name, .all = true};
+  return write_range(model, "ek_state_write", &range, host);
 }
 
 ek_status ek_state_write_part(ek_data_parallel_model *model, const char *name,
                               const ek_tensor *host, int64_t first) {
-  EK__NOT_NULL("ek_state_write_part", model, name, host);
-  EK__MODEL_ENTER(model, "ek_state_write_part");
-  struct entry entry;
-  EK_TRY(entry_for_part(&entry, "ek_state_write_part", model, name, host, first));
-  const ek_tensor like = like_of(&entry);
-  const bool last = first + ek_tensor_count(host) == ek_tensor_count(&like);
-  return write_entry(model, &entry, first, host, last);
+  const struct range range = {.name = name, .first = first};
+  return write_range(model, "ek_state_write_part", &range, host);
 }
 
 /* ---- gradients ---- */
 
-/* Of sharded gradients each device has its part of every bucket, of others device 0 has all. */
-static ek_status read_kept_gradient(ek_tensor *host, const ek_data_parallel_model *model,
-                                    int64_t offset) {
-  const struct ek__placement *placement = ek__placement(model);
-  if (placement->state_shares) {
-    EK_TRY(copy_shares(model, ek_replica_gradients, placement->gradient_shares, offset, host,
-                       false));
-    return is_away(model) ? gather_parts(model, "reading a gradient", -1, offset, host, true)
-                          : EK_OK;
-  }
-  return copy_range(ek_replica_gradients(model->run.ranks[0].replica), offset, host, 0,
-                    ek_tensor_count(host), false);
-}
-
-/* In the type of the parameters, whatever gradients are kept in. */
+/* In the type of the host's tensor, whatever gradients are kept in. Of sharded gradients each device
+ * has its part of every bucket, of others device 0 has all. */
 static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *model,
                                int64_t offset) {
-  enum { CHUNK = 4096 };
-  uint16_t chunk[CHUNK];
-  const ek_type type = model->options.gradient_type;
-  const int64_t all = ek_tensor_count(host);
-  if (type == host->type) return read_kept_gradient(host, model, offset);
-  for (int64_t begin = 0; begin < all; begin += CHUNK) {
-    const int64_t count = all - begin < CHUNK ? all - begin : CHUNK;
-    ek_tensor kept;
-    EK_TRY(ek_tensor_host(&kept, chunk, type, 1, &count));
-    EK_TRY(read_kept_gradient(&kept, model, offset + begin));
-    if (ek_device_counts_only(ek_group_device(model->run.group, 0))) continue;
-    ek__halves_widen((float *)host->data + begin, chunk, count, type);
+  const struct ek__placement *placement = ek__placement(model);
+  if (!placement->state_shares) {
+    return copy_range(ek_replica_gradients(model->run.ranks[0].replica), offset, host, 0,
+                      ek_tensor_count(host), false);
   }
-  return EK_OK;
+  EK_TRY(copy_shares(model, ek_replica_gradients, placement->gradient_shares, offset, host, false));
+  return is_away(model) ? gather_parts(model, "reading a gradient", -1, offset, host, true) : EK_OK;
 }
 
 /* The factor that the optimizer would use: 1 / D, or 1, divided by the loss scale. */
@@ -633,7 +575,6 @@ static ek_status gradient(ek_tensor *host, const ek_data_parallel_model *model, 
 ek_status ek_data_parallel_model_gradient(ek_tensor *host, const ek_data_parallel_model *model,
                                           const char *name) {
   EK__NOT_NULL("gradient", model);
-  ek_world *world = ek__placement(model)->state_shares ? world_of_reading(model) : NULL;
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, gradient(host, model, name));
+  EK__WORLD_CALL(ek__placement(model)->state_shares ? world_of_reading(model) : NULL,
+                 gradient(host, model, name));
 }

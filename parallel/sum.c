@@ -36,7 +36,7 @@ static void pieces_of(struct ek__pieces *pieces, const ek_data_parallel_model *m
 static struct ek__piece piece_of(const ek_data_parallel_model *model,
                                  const struct ek__pieces *pieces, size_t round) {
   (void)model, (void)round;
-  return (struct ek__piece){0, pieces->begin, pieces->samples};
+  return (struct ek__piece){0, pieces->begin, pieces->samples, pieces};
 }
 
 /* ---- gradients ---- */
@@ -64,9 +64,7 @@ static ek_status backward(const struct ek__backward *job, struct ek__rank *rank,
   rank->reducing = !job->accumulate || shares;
   if (rank->reducing) EK_TRY(begin_sums(model, rank));
   if (rank->passes[0] != NULL) {
-    const struct ek__pieces pieces = {.begin = rank->first_sample, .samples = rank->samples};
-    const struct ek__piece piece = {0, rank->first_sample, rank->samples};
-    EK_TRY(ek__rank_backward_piece(model, rank, &pieces, &piece, 0, gradients));
+    EK_TRY(ek__rank_backward_piece(model, rank, 0, gradients));
   } else if (model->step.stage == EK__STEP_EMPTY && !shares) {
     ek_tensor flat = *ek_replica_gradients(rank->replica);
     EK_TRY(ek_op_zero(ek_device_stream(rank->device, EK_STREAM_COMPUTE), &flat));
@@ -86,11 +84,6 @@ static ek_status sum_totals(const ek_data_parallel_model *model, const struct ek
   (void)samples;
   EK_TRY(ek_communicator_all_reduce(model->run.communicator, rank->device, &totals->sum));
   return ek_communicator_wait(model->run.communicator, rank->device);
-}
-
-static ek_status norm_ranges(struct ek__share *share, const ek_data_parallel_model *model,
-                             const struct ek__rank *rank) {
-  return ek__ranges_make(&share->norms, model, rank, true);
 }
 
 static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank) {
@@ -120,5 +113,4 @@ const struct ek__reduction ek__reduction_sum = {.whole = true,
                                                 .backward = backward,
                                                 .rest = rest,
                                                 .totals = sum_totals,
-                                                .norm_ranges = norm_ranges,
                                                 .norm = norm};

@@ -11,8 +11,7 @@
  * (l - 1, 2 i + 1), or the first of them alone if the other has no leaves. The sum of all is the
  * block that has all leaves. For n leaves that is a cut at the largest power of two below n.
  *
- * tree.c has the cut, the tree, totals and norms; tree_sums.c the gradients, and the row of the
- * reduction.
+ * tree.c has the cut and the tree; tree_sums.c the sums, and the row of the reduction.
  */
 #ifndef EK_TREE_H
 #define EK_TREE_H
@@ -25,21 +24,27 @@ enum { EK__MAX_GRAINS = 256, EK__FOLD_DEPTH = 18 };
 
 /* ---- the cut ---- */
 
+/* Grains first .. last - 1 of a batch. Here and below a batch is that of all processes. */
+struct ek__grains {
+  size_t first, last;
+};
+
 /* Of a model, and most of a rank. */
 size_t ek__grains_of_model(const ek_data_parallel_model *model);
 size_t ek__grains_most(const ek_data_parallel_model *model);
-/* The number of grains of a batch that have samples, and those of rank `number`: first .. last - 1.
- * Here and below a batch is that of all processes. */
+/* Samples of all processes, where the ranks of this one have `samples`; the number of grains that
+ * have samples; and those of one rank of the world. */
+int64_t ek__grains_all(const ek_data_parallel_model *model, const int64_t *samples);
 size_t ek__grains_used(const ek_data_parallel_model *model, int64_t samples);
-void ek__grains_of(size_t *first, size_t *last, const ek_data_parallel_model *model, size_t number,
-                   size_t used);
+struct ek__grains ek__grains_of(const ek_data_parallel_model *model, size_t rank, size_t used);
+/* The grains of a rank whose results are leaves of a loss: the program may have put the outputs on
+ * other devices than those that computed them. */
+struct ek__grains ek__grains_of_loss(const ek_data_parallel_model *model, const int64_t *samples,
+                                     size_t rank, size_t used);
 /* The number of rounds of a batch: in each, every rank runs one of its grains. */
 size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used);
-/* The grains that begin among the samples of a device's part, of one process. */
-void ek__grains_here(size_t *first, size_t *last, const ek_data_parallel_model *model,
-                     const int64_t *samples, size_t place);
 
-/* struct ek__reduction.check_cut, .sizes, .pieces and .piece. */
+/* Slots of struct ek__reduction. */
 ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
                                const ek_shards *shards, int64_t before, int64_t all);
 ek_status ek__grains_sizes(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
@@ -67,9 +72,9 @@ struct ek__fold {
  * these sums.
  */
 size_t ek__fold_push(struct ek__fold *fold, struct ek__block block);
-/* The blocks that grains first .. last - 1 of `leaves` leave; *most, which may be NULL: that the
- * fold held at a time. */
-struct ek__fold ek__fold_of(size_t *most, size_t first, size_t last, size_t leaves);
+/* The blocks that these grains of `leaves` leave; *most, which may be NULL: that the fold held at a
+ * time. */
+struct ek__fold ek__fold_of(size_t *most, struct ek__grains grains, size_t leaves);
 
 /* A block's numbers, from element `first` on of a flat tensor. */
 struct ek__row {
@@ -82,13 +87,5 @@ struct ek__row {
  * row 0 becomes the sum, and the other rows are undefined afterwards. */
 ek_status ek__fold_rows(ek_stream *stream, const struct ek__row *rows, size_t count, int64_t width,
                         size_t leaves);
-
-/* ---- totals and norms: struct ek__reduction.totals, .norm_ranges and .norm ---- */
-
-ek_status ek__tree_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
-                          struct ek__totals *totals, const int64_t *samples);
-ek_status ek__tree_norm_ranges(struct ek__share *share, const ek_data_parallel_model *model,
-                               const struct ek__rank *rank);
-ek_status ek__tree_norm(const ek_data_parallel_model *model, struct ek__rank *rank);
 
 #endif /* EK_TREE_H */

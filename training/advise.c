@@ -21,8 +21,9 @@
 #include "core/options.h"
 #include "core/sizes.h"
 #include "device/device_internal.h"
-#include "parallel/micro_batches.h"
+#include "batches.h"
 #include "module/composite.h"
+#include "parallel/reduction.h"
 
 /* ---- devices ---- */
 
@@ -319,11 +320,12 @@ static ek_status search_mode(struct search *s, unsigned mode, ek_precision preci
 /* The last modes first: they hold least, and their results show which settings are hopeless. */
 static ek_status search_modes(struct search *s, ek_precision precision) {
   const bool several = s->place.world > s->place.count;
+  const struct ek__reduction *reduction = ek__reduction_of(s->task->trainer->model);
   for (unsigned mode = count_modes(); mode-- > 0;) {
     if (s->task->modes != 0 && (s->task->modes >> mode & 1) == 0) continue;
     if (several && has_master(mode)) continue;
     EK_TRY(search_mode(s, mode, precision, EK_SHARD_WORLD));
-    if (!several || mode == EK_MODE_REPLICATED || s->task->trainer->model->reproducible > 0) continue;
+    if (!several || mode == EK_MODE_REPLICATED || !reduction->whole) continue;
     EK_TRY(search_mode(s, mode, precision, EK_SHARD_PROCESS));
   }
   return EK_OK;

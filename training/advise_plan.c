@@ -18,7 +18,7 @@
 #include "core/error.h"
 #include "device/arena.h"
 #include "device/free_tree.h"
-#include "parallel/micro_batches.h"
+#include "batches.h"
 #include "parallel/parallel_internal.h"
 
 enum { PLANNED_STEPS = 2, PLANNED_PARTS = 3 };
@@ -93,7 +93,7 @@ static ek_status plan_part(struct planning *p, const struct ek__batch *batch, do
                            bool more) {
   const ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
   EK_TRY(ek__batch_run(ek_trainer_model(p->trainer), ek_trainer_criterion(p->trainer), batch,
-                       &options, more));
+                       &options, more, false));
   take_lap(p, times);
   return EK_OK;
 }

@@ -330,9 +330,7 @@ static ek_status to_folder(const ek_data_parallel_model *model, const char *fold
 ek_status ek_model_to_folder(const ek_data_parallel_model *model, const char *folder,
                              const ek_weights_options *options) {
   EK__NOT_NULL("ek_model_to_folder", model);
-  ek_world *world = ek__group_world(model->run.group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, to_folder(model, folder, options));
+  EK__WORLD_CALL(ek__group_world(model->run.group), to_folder(model, folder, options));
 }
 
 EK__OPTIONS_INIT(ek_model_folder_options, EK_MODEL_FOLDER_OPTIONS_INIT)

@@ -19,8 +19,9 @@
 #include "core/options.h"
 #include "core/owner.h"
 #include "parallel/criterion_internal.h"
+#include "parallel/optimizer_internal.h"
 #include "device/device_internal.h"
-#include "parallel/micro_batches.h"
+#include "batches.h"
 #include "trainer_internal.h"
 
 struct ek_trainer {
@@ -91,7 +92,7 @@ static ek_status open_group(ek_group **group, const char *devices,
                             const struct trainer_options *o) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   EK_TRY(ek__options_read(&options, sizeof options, o->own.group_options, "ek_group_options"));
-  if (o->model.reproducible > 0) options.deterministic = true;
+  if (ek__reduction_of(&o->model)->grains != NULL) options.deterministic = true;
   if (o->own.world != NULL) options.world = o->own.world;
   return ek_group_open(group, devices, &options);
 }
@@ -270,12 +271,13 @@ static ek_status drop_step(ek_trainer *self, ek_status status) {
   return ek_error_set(status, "%s", message);
 }
 
-/* Forward, loss and backward; `more`: of a part of the batch, and others follow. */
+/* Forward, loss and backward; `more`: of a part of the batch, and others follow; norm: after these
+ * others, the update needs the norm. */
 static ek_status add_gradients(ek_trainer *self, const struct ek__batch *batch, bool training,
-                               bool more) {
+                               bool more, bool norm) {
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   forward.training = training;
-  return ek__batch_run(self->model, self->criterion, batch, &forward, more);
+  return ek__batch_run(self->model, self->criterion, batch, &forward, more, norm && !more);
 }
 
 /* The number of parts that a batch is cut into; *samples is set if there are several. All processes
@@ -294,16 +296,17 @@ static ek_status count_parts(int64_t *count, int64_t *samples, const ek_trainer 
 }
 
 /* The same of a whole batch, in its parts. */
-static ek_status add_batch(ek_trainer *self, const struct ek__batch *batch, bool training) {
+static ek_status add_batch(ek_trainer *self, const struct ek__batch *batch, bool training,
+                           bool norm) {
   int64_t samples = 0, count = 0;
   struct ek__batch_cuts cuts;
   EK_TRY(count_parts(&count, &samples, self, batch));
-  if (count < 2) return add_gradients(self, batch, training, false);
+  if (count < 2) return add_gradients(self, batch, training, false, norm);
   EK_TRY(ek__batch_cuts_make(&cuts, self->model, samples, count));
   for (int64_t i = 0; i < count; i++) {
     struct ek__batch_part part;
     ek__batch_cut(&part, batch, &cuts, i);
-    EK_TRY(add_gradients(self, &part.batch, training, i + 1 < count));
+    EK_TRY(add_gradients(self, &part.batch, training, i + 1 < count, norm));
   }
   return EK_OK;
 }
@@ -324,7 +327,8 @@ static ek_status run_step(ek_step_result *result, ek_trainer *trainer, const ek_
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_step", "the trainer");
   ek_tensor all[EK_MAX_INPUTS];
   const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
-  ek_status status = add_batch(trainer, &batch, true);
+  const bool norm = ek__update_takes_norm(trainer->model->update, result != NULL);
+  ek_status status = add_batch(trainer, &batch, true, norm);
   if (status == EK_OK) status = ek_data_parallel_optimizer_step(result, trainer->optimizer);
   if (status != EK_OK) return drop_step(trainer, status);
   return EK_OK;
@@ -333,10 +337,8 @@ static ek_status run_step(ek_step_result *result, ek_trainer *trainer, const ek_
 ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_tensor *inputs,
                           size_t input_count, const ek_tensor *targets, size_t target_count) {
   EK__NOT_NULL("ek_trainer_step", trainer);
-  ek_world *world = ek__group_world(trainer->group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began,
-                       run_step(result, trainer, inputs, input_count, targets, target_count));
+  EK__WORLD_CALL(ek__group_world(trainer->group),
+                 run_step(result, trainer, inputs, input_count, targets, target_count));
 }
 
 /* With training off no module writes a buffer; masks and products' sizes do not depend on it. */
@@ -347,7 +349,7 @@ static ek_status run_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_prepare", "the trainer");
   ek_tensor all[EK_MAX_INPUTS];
   const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
-  ek_status status = add_batch(trainer, &batch, false);
+  ek_status status = add_batch(trainer, &batch, false, false);
   if (status == EK_OK) status = ek_group_synchronize(trainer->group);
   if (status != EK_OK) return drop_step(trainer, status);
   return ek_data_parallel_model_discard(trainer->model);
@@ -356,10 +358,8 @@ static ek_status run_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_
 ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_t input_count,
                              const ek_tensor *targets, size_t target_count) {
   EK__NOT_NULL("ek_trainer_prepare", trainer);
-  ek_world *world = ek__group_world(trainer->group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began,
-                       run_prepare(trainer, inputs, input_count, targets, target_count));
+  EK__WORLD_CALL(ek__group_world(trainer->group),
+                 run_prepare(trainer, inputs, input_count, targets, target_count));
 }
 
 /* part: NULL for a whole batch. */
@@ -384,7 +384,7 @@ static ek_status evaluate(ek_trainer *self, const struct ek__batch *batch,
                           const struct ek__batch_part *part, int64_t samples) {
   const ek_forward_options options = without_gradient(part, samples);
   return ek__batch_run(self->model, self->criterion, part == NULL ? batch : &part->batch, &options,
-                       false);
+                       false, false);
 }
 
 /* The sums of all parts, divided once. */
@@ -527,9 +527,8 @@ static ek_status run_predict(ek_shards *outputs, ek_trainer *trainer, const ek_t
 ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_tensor *inputs,
                              size_t input_count) {
   EK__NOT_NULL("ek_trainer_predict", trainer);
-  ek_world *world = ek__group_world(trainer->group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, run_predict(outputs, trainer, inputs, input_count));
+  EK__WORLD_CALL(ek__group_world(trainer->group),
+                 run_predict(outputs, trainer, inputs, input_count));
 }
 
 static ek_status run_predict_host(ek_tensor *outputs, ek_trainer *trainer, const ek_tensor *inputs,
@@ -555,9 +554,8 @@ static ek_status run_predict_host(ek_tensor *outputs, ek_trainer *trainer, const
 ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_trainer *trainer, const ek_tensor *inputs,
                                   size_t input_count) {
   EK__NOT_NULL("ek_trainer_predict_host", trainer);
-  ek_world *world = ek__group_world(trainer->group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, run_predict_host(outputs, trainer, inputs, input_count));
+  EK__WORLD_CALL(ek__group_world(trainer->group),
+                 run_predict_host(outputs, trainer, inputs, input_count));
 }
 
 /* ---- files ---- */

@@ -450,9 +450,7 @@ static ek_status load(ek_data_parallel_model *model, const char *path,
 ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
                           const ek_weights_options *options) {
   EK__NOT_NULL("ek_weights_load", model);
-  ek_world *world = ek__group_world(model->run.group);
-  const uint64_t began = ek__world_begin(world);
-  return ek__world_end(world, began, load(model, path, options));
+  EK__WORLD_CALL(ek__group_world(model->run.group), load(model, path, options));
 }
 
 /* ---- writing ---- */

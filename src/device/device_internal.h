@@ -84,6 +84,11 @@ void ek__device_count_event(ek_device *device, int change);
 void ek__tensor_cut_from(const ek_tensor *tensor, int64_t first);
 int64_t ek__tensor_first(const ek_tensor *tensor);
 
+/* tensor.c: elements first .. first + count - 1 of a tensor as a list, a loan. */
+ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);
+/* tensor.c: copies a few f64 of a device to the host. */
+ek_status ek__read_numbers(double *numbers, int64_t count, const ek_tensor *tensor);
+
 /* tensor.c: checks a shape and counts its bytes, without overflow. */
 ek_status ek__tensor_measure(int64_t *bytes, const char *who, ek_type type, int rank,
                              const int64_t *shape);

@@ -363,12 +363,18 @@ ek_status ek__tensor_create_converted(ek_tensor *tensor, ek_device *device,
 
 /* ---- copies of another type ---- */
 
-static ek_tensor range_of(const ek_tensor *tensor, int64_t first, int64_t count) {
-  ek_tensor range = {.device = tensor->device, .type = tensor->type, .rank = 1, .shape = {count}};
-  if (tensor->data != NULL) {
-    range.data = (char *)tensor->data + (size_t)first * ek_type_size(tensor->type);
+ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count) {
+  ek_tensor range = {.device = flat->device, .type = flat->type, .rank = 1, .shape = {count}};
+  if (flat->data != NULL) {
+    range.data = (char *)flat->data + (size_t)first * ek_type_size(flat->type);
   }
   return range;
+}
+
+ek_status ek__read_numbers(double *numbers, int64_t count, const ek_tensor *tensor) {
+  ek_tensor host;
+  EK_TRY(ek_tensor_host(&host, numbers, EK_F64, 1, &count));
+  return ek_tensor_copy(&host, tensor);
 }
 
 ek_status ek__tensor_copy_converted(ek_tensor *destination, const ek_tensor *source) {
@@ -380,8 +386,8 @@ ek_status ek__tensor_copy_converted(ek_tensor *destination, const ek_tensor *sou
   if (ek_device_counts_only(up ? destination->device : source->device)) return EK_OK;
   for (int64_t first = 0; first < all; first += PIECE) {
     const int64_t count = all - first < PIECE ? all - first : PIECE;
-    ek_tensor to = range_of(destination, first, count), through;
-    const ek_tensor from = range_of(source, first, count);
+    ek_tensor to = ek__flat_range(destination, first, count), through;
+    const ek_tensor from = ek__flat_range(source, first, count);
     EK_TRY(ek_tensor_host(&through, piece, up ? to.type : from.type, 1, &count));
     if (up) ek__floats_convert(piece, to.type, from.data, from.type, count);
     EK_TRY(up ? ek_tensor_copy(&to, &through) : ek_tensor_copy(&through, &from));

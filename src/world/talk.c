@@ -6,6 +6,7 @@
  * same messages, so all of them find the same end.
  */
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -364,5 +365,30 @@ ek_status ek__world_same(ek_world *world, const char *doing, const char *lines) 
                  : compare_lines(world, doing, lines, (size_t)shown);
   }
   ek__world_unlock(world);
+  return status;
+}
+
+void ek__lines_add(struct ek__lines *lines, const char *format, ...) {
+  char line[1024];
+  va_list arguments;
+  va_start(arguments, format);
+  (void)vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  if (lines->status != EK_OK) return;
+  const size_t length = strlen(line), wanted = lines->used + length + 2;
+  if (wanted > lines->room) {
+    lines->status = ek__grow(&lines->text, &lines->room, 2 * wanted, 1, "the options of a process");
+    if (lines->status != EK_OK) return;
+  }
+  memcpy(lines->text + lines->used, line, length);
+  lines->used += length;
+  lines->text[lines->used++] = '\n';
+  lines->text[lines->used] = '\0';
+}
+
+ek_status ek__lines_same(struct ek__lines *lines, ek_world *world, const char *doing) {
+  ek_status status = lines->status;
+  if (status == EK_OK) status = ek__world_same(world, doing, lines->text);
+  ek__free(lines->text);
   return status;
 }

@@ -90,6 +90,16 @@ ek_status ek__world_share(ek_world *world, void *bytes, size_t count);
  * the same in all of them and names the first line that differs from that of process 0. */
 ek_status ek__world_same(ek_world *world, const char *doing, const char *lines);
 
+/* Such lines while they are written; zeros at first. The second compares them, unless one could not
+ * be added, and frees them. */
+struct ek__lines {
+  char *text; /* ends with a NUL */
+  size_t used, room;
+  ek_status status;
+};
+void ek__lines_add(struct ek__lines *lines, const char *format, ...) EK_PRINTF(2, 3);
+ek_status ek__lines_same(struct ek__lines *lines, ek_world *world, const char *doing);
+
 /* All processes have come here, at the same step, without an error. */
 ek_status ek__world_agree(ek_world *world, const char *doing, int64_t step);
 
@@ -99,6 +109,13 @@ ek_status ek__world_agree(ek_world *world, const char *doing, int64_t step);
  */
 uint64_t ek__world_begin(ek_world *world);
 ek_status ek__world_end(ek_world *world, uint64_t began, ek_status status);
+/* Returns the status of such a call from the enclosing function. */
+#define EK__WORLD_CALL(world, call)                                                                \
+  do {                                                                                             \
+    ek_world *const ek_world_ = (world);                                                           \
+    const uint64_t ek_began_ = ek__world_begin(ek_world_);                                         \
+    return ek__world_end(ek_world_, ek_began_, call);                                              \
+  } while (0)
 /* Work that all processes have agreed on, and that needs the others for this number of conversations
  * more: an error after these is told to no other process, because the others have ended the call. */
 void ek__world_part(ek_world *world, size_t conversations);
