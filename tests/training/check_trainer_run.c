@@ -436,11 +436,11 @@ CK_TEST(options_that_make_no_sense) {
   bad.member = (value);                                                                            \
   ck_fails(ek_trainer_run(NULL, trainer, source, STEPS, &bad), EK_ERR_INVALID_ARGUMENT, text)
   BAD(batch, 0, "steps of 0 rows");
-  BAD(validation_every, -1, "are 0 or more");
-  BAD(validation_rows, -1, "are 0 or more");
-  BAD(validation_batch, -1, "are 0 or more");
-  BAD(patience, -1, "are 0 or more");
-  BAD(save_every, -1, "are 0 or more");
+  BAD(validation_every, -1, "must be 0 or more");
+  BAD(validation_rows, -1, "must be 0 or more");
+  BAD(validation_batch, -1, "must be 0 or more");
+  BAD(patience, -1, "must be 0 or more");
+  BAD(save_every, -1, "must be 0 or more");
   BAD(patience, 1, "need options.validation");
   BAD(best_folder, "x", "need options.validation");
   BAD(save_every, 1, "need options.folder");
