@@ -260,7 +260,7 @@ struct tensors {
   ek_pass *pass;
 };
 
-/* What this device has of an input: from the first row on. */
+/* This device's part of an input: from the first row on. */
 static const double *rows_of(const struct ek__bed *bed, size_t input, int64_t first,
                              ek_tensor *shape) {
   const ek_check_input *from = &bed->inputs[input];

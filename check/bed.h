@@ -22,7 +22,7 @@ struct ek__values {
   int64_t count;
 };
 
-/* What one run gave. */
+/* The results of one run. */
 union ek__results {
   struct {
     struct ek__values output[EK_MAX_TENSORS], grad_input[EK__CHECK_INPUTS];

@@ -29,7 +29,7 @@ extern const struct ek__trial ek__check_whole;
 /* Half the distance from 1 to the next number of the type. */
 double ek__check_unit(ek_type type);
 
-/* What rounding may do to a result, relative. */
+/* The relative error that rounding may cause in a result. */
 double ek__check_rounding(const struct ek__checker *c, ek_type type);
 
 /* The norm of got - want is at most `allowed` times that of want, plus `absolute`. The element with

@@ -54,7 +54,7 @@ ek_status ek__check_memory(struct ek__checker *c, struct ek__bed *bed, union ek_
 
 enum { MOST_EVENTS = 1 << 16 };
 
-/* What device 0 of a new group takes for one run. */
+/* The memory that device 0 of a new group takes for one run. */
 static ek_status record(struct ek__bed *bed, const ek_memory_event **events, size_t *count,
                         ek_memory_usage *usage, const struct ek__checker *c, const char *devices) {
   EK_TRY(ek__bed_open(bed, c->module, devices, c->type, c->inputs, &c->options));

@@ -51,7 +51,7 @@ static ek_status run_check(struct ek__checker *c, ek_check check) {
   return ek__bed_close(&bed, status);
 }
 
-/* What failed, in which check and module; an error of the module's own keeps its words. */
+/* Names the check and the module that failed; an error of the module's own keeps its words. */
 static ek_status name_check(const struct ek__checker *c, ek_check check, ek_status status) {
   return ek_error_set(status, "module check (%s) of %s: %s", ek_check_name(check),
                       ek_module_kind(c->module), ek_error_message());

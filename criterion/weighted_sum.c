@@ -138,7 +138,7 @@ static ek_status check_part(const ek_criterion *part, size_t index, ek_reduction
   return EK_OK;
 }
 
-/* What they have together; each sum stays small, because each part's own counts are. */
+/* Their counts together; each sum stays small, because the counts of each part are. */
 static ek_status check_sum(const char *what, size_t count, size_t most) {
   if (count <= most) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,

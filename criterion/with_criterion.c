@@ -26,7 +26,7 @@ struct with_criterion {
   char name[32], tied[160], source[128]; /* of the criterion; its parameter from here, or "" */
 };
 
-/* Where targets can be left out. */
+/* For a forward without targets. */
 static size_t predictions(const ek_module *model, const ek_criterion *criterion) {
   if (ek_module_targets(&criterion->base) == 0) return 0;
   return ek_module_predictions(&criterion->base) > 0 ? ek_module_predictions(&criterion->base)

@@ -27,7 +27,7 @@
 
 /* ---- devices ---- */
 
-/* For each thread of a CPU, and for a GPU. What decides between settings are the ratios: they are
+/* For each thread of a CPU, and for a GPU. The ratios decide between settings: they are
  * much the same on machines of one kind (docs/memory.md, which has where those of 16 bits are from:
  * without matrix units they are halves of memory that take a little more arithmetic). */
 static const struct ek__rates cpu_rates = {
@@ -60,7 +60,7 @@ static struct ek__rates rates_of(const ek_device *device) {
   return rates;
 }
 
-/* What comes before the part of a GPU: "cuda:0#1" and "cuda:0#2" are on one. */
+/* The name without the part of a GPU: "cuda:0#1" and "cuda:0#2" are on one. */
 static bool on_one_gpu(const ek_device *left, const ek_device *right) {
   const char *name = ek_device_name(left), *other = ek_device_name(right);
   const size_t length = strcspn(name, "#");
@@ -76,7 +76,7 @@ static double count_gpus(const ek_group *group) {
   return gpus;
 }
 
-/* What the devices of a CPU share. */
+/* The resources that the devices of a CPU share. */
 static ek_status read_machine(struct ek__advise_place *place) {
   ek_device_description machine[1];
   size_t count = 0;
@@ -87,7 +87,7 @@ static ek_status read_machine(struct ek__advise_place *place) {
   return EK_OK;
 }
 
-/* Which devices of how many are planned for, and what is between the processes. */
+/* The devices that are planned for, and the link between the processes. */
 static ek_status read_world(struct ek__advise_place *place, const ek_group *group,
                             const ek_advise_task *task) {
   place->world = ek__group_world_size(group);

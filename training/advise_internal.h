@@ -8,7 +8,7 @@
 
 #include "device/device_internal.h"
 
-/* What a device's work takes, per second; `call` is in seconds. */
+/* Rates of a device's work, per second; `call` is in seconds. */
 struct ek__rates {
   struct ek__arithmetic wide, tf32, half;
   double moved, call;

@@ -93,7 +93,7 @@ static ek_status end_filling(const ek_data_parallel_model *model) {
   return ek__world_share(world_of(model), &end, sizeof end);
 }
 
-/* The other processes give process 0 what it wants. What it asks for is checked by state.c. */
+/* The other processes give process 0 what it asks for; state.c checks that. */
 static ek_status help(const ek_data_parallel_model *model) {
   char *scratch = NULL;
   size_t room = 0;
@@ -382,7 +382,7 @@ static void *write_main(void *arg) {
   return NULL;
 }
 
-/* What a process without a file waits for in ek_checkpoint_end(). */
+/* A process without a file waits for this in ek_checkpoint_end(). */
 static ek_status create_empty(ek_checkpoint_write **write, const ek_data_parallel_model *model) {
   ek_checkpoint_write *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));

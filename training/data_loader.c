@@ -71,7 +71,7 @@ EK__OPTIONS_INIT(ek_data_loader_options, EK_DATA_LOADER_OPTIONS_INIT)
 
 /* ---- which rows ---- */
 
-/* Where a batch begins, and how many rows it has in all processes: 0 from `end` on. */
+/* The position of a batch, and its number of rows in all processes: 0 from `end` on. */
 static void place_batch(int64_t *position, int64_t *rows, const ek_data_loader *self, uint64_t number) {
   int64_t begin = 0;
   const bool fits = number <= INT64_MAX && ek__multiply(&begin, (int64_t)number, self->batch) &&
@@ -224,7 +224,7 @@ static ek_status check_options(const ek_data_loader_options *o, const ek_trainer
   return EK_OK;
 }
 
-/* Where each tensor is in the memory of a slot, and how much that is. */
+/* The place of each tensor in the memory of a slot, and the size of a slot. */
 static ek_status lay_out(ek_data_loader *self, int64_t *bytes) {
   *bytes = 0;
   for (size_t i = 0; i < self->tensor_count; i++) {

@@ -325,7 +325,7 @@ static ek_status write_prometheus(ek_metrics *self) {
 
 /* ---- a step ---- */
 
-/* What all processes said in the last step; the first of equal ones is the slowest. */
+/* The busy times of all processes in the last step; of equal ones the first is the slowest. */
 static void take_work(ek_metrics *self) {
   self->most_busy = -1;
   for (size_t p = 0; p < ek_world_processes(self->world); p++) {

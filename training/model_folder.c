@@ -92,7 +92,7 @@ static bool has_word(const struct ek__config *config, const char *key, const cha
 
 /* ---- families ---- */
 
-/* What is missing in config.json of a GPT-2 is as in the one of 124M parameters. */
+/* Keys that config.json of a GPT-2 lacks have the values of the one of 124M parameters. */
 static ek_status read_gpt(ek_module **module, const struct ek__config *config,
                           const ek_model_folder_options *o) {
   ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;

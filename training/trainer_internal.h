@@ -6,7 +6,7 @@
 
 #include <evenkeel/trainer.h>
 
-/* Which rows of a batch belong to this process: those of every micro-batch in turn. */
+/* The rows of a batch that belong to this process: those of every micro-batch in turn. */
 struct ek__trainer_cut {
   const ek_group *group; /* NULL: all rows belong to it */
   int64_t micro_batches; /* at least 1 */

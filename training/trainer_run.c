@@ -25,7 +25,7 @@
 #include "device/device_internal.h"
 #include "world/world_internal.h"
 
-/* What goes into a state, and comes out of it. Numbers that f64 holds exactly. */
+/* The run's own entry of a state. Numbers that f64 holds exactly. */
 enum { KEPT_STEP, KEPT_BEST, KEPT_BEST_STEP, KEPT_SINCE, KEPT };
 
 struct run {

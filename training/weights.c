@@ -469,7 +469,7 @@ static ek_status write_piece(const struct save *save, const struct source *sourc
                               ek_tensor_bytes(piece));
 }
 
-/* Which weights have an average: its entries are in the order of the parameters. */
+/* Finds the weights that have an average: its entries are in the order of the parameters. */
 static ek_status find_averages(struct weights *w, const ek_data_parallel_model *model) {
   static const char state[] = "/average/";
   const size_t entries = ek_state_count(model);

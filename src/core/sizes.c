@@ -76,7 +76,7 @@ const char *ek__size_read(uint64_t *bytes, const char **at) {
   }
   const char *const number_end = *at, *expected = read_unit(&unit, at);
   if (expected != NULL) return expected;
-  /* What is wrong after the number must not pass for a number that is too small. */
+  /* A mistake after the number must not be reported as a number that is too small. */
   if (**at != '\0') {
     return *at > number_end ? "the end" : "the end, or directly after the number " UNITS;
   }

@@ -75,7 +75,7 @@ static ek_status check_all(const struct ek__file_tensor *tensors, size_t count,
 
 /* ---- writing ---- */
 
-/* What is put is counted, and written where there is a `to`. */
+/* Counts the bytes that are put, and writes them if there is a `to`. */
 struct text {
   char *to;
   size_t length;

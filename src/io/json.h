@@ -8,8 +8,8 @@
  *       }
  *     }
  *
- * What is not JSON sets `bad`, which stays set; every later call then does nothing and gives false.
- * A value that nests more than EK__JSON_DEPTH levels deep is bad as well.
+ * Text that is not JSON sets `bad`, which stays set; every later call then does nothing and gives
+ * false. A value that nests more than EK__JSON_DEPTH levels deep is bad as well.
  */
 #ifndef EK_JSON_H
 #define EK_JSON_H

@@ -130,7 +130,7 @@ static bool has_grown(const struct ek__arena *arena) {
   return false;
 }
 
-/* What is held by blocks that were taken before request number `serial`, in that order. */
+/* The blocks that are held since before request number `serial`, in order of their requests. */
 static ek_status put_held(struct writing *it, uint64_t serial) {
   const struct ek_memory **held = NULL;
   size_t count = 0, used = 0;

@@ -148,7 +148,7 @@ static ek_status read_pieces(ek_tensor *host, const ek_safetensors *file,
                       file->path, tensor->entry.name);
 }
 
-/* What passes on the way: a buffer if one is wanted, and a checksum. */
+/* The buffer of a copy, if one is wanted, and its checksum. */
 static ek_status open_passage(struct ek__checksum **sum, char **buffer, const ek_safetensors *file,
                               bool buffered, bool summed) {
   *sum = NULL;

@@ -19,7 +19,7 @@
 
 enum { HEADER_NUMBERS = 256, HEADER = HEADER_NUMBERS * 4 };
 
-/* What llm.c's files begin with. */
+/* The first numbers of llm.c's files. */
 static const struct format {
   int32_t magic, version;
   ek_type type;

@@ -85,7 +85,7 @@ struct row {
   size_t depth;
 };
 
-/* What begins first; of those at once the longest, which contains the others. */
+/* The span that begins first; of several the longest, which contains the others. */
 static int by_begin(const void *left, const void *right) {
   const struct placed *a = left, *b = right;
   if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
@@ -263,7 +263,7 @@ static void look_at_spans(uint64_t *start, const struct ek__track *track) {
   }
 }
 
-/* The first track's start, or what is before it, and the most spans of one. */
+/* The earliest start of any span, and the largest number of spans of a track. */
 static ek_status look(uint64_t *start, size_t *spans, const ek_group *group) {
   *start = UINT64_MAX;
   for (size_t k = 0; k < ek_group_size(group); k++) {

@@ -21,7 +21,7 @@ static void put_little_endian(const struct ek__value_file *file, uint64_t number
   ek__text_bytes(file->file, little, bytes);
 }
 
-/* What stands between two values. */
+/* The separator of two values. */
 static void separate(struct ek__value_file *file) {
   if (file->depth == 0) return;
   struct ek__value_level *level = &file->levels[file->depth - 1];

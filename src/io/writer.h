@@ -7,7 +7,7 @@
 
 #include <evenkeel/safetensors.h>
 
-/* Where entry number `index` begins in the file, and how many entries are before it: they are end
+/* The place of entry number `index` in the file, and the number of entries before it: they are end
  * to end. From pages of memory that are alike (file.h) it is written fastest. */
 uint64_t ek__safetensors_place(const ek_safetensors_writer *writer, size_t index);
 size_t ek__safetensors_order(const ek_safetensors_writer *writer, size_t index);

@@ -15,7 +15,7 @@
 #include "module/composite.h"
 #include "module/layer_internal.h"
 
-/* What a family's blocks are:
+/* The blocks of a family:
  *     s = x + attention(norm(x))    y = s + feed_forward(norm(s))
  * with a dropout before each addition if there is one. */
 struct ek__decoder_form {

@@ -52,8 +52,8 @@ static const ek_module_ops unbiased_ops = EK__DECODER_APART("gpt");
 static const struct ek__decoder_form unbiased = {
     .ops = &unbiased_ops, .block_ops = &block_ops, .norms = {"ln_1", "ln_2"}};
 
-/* What config.json of the package transformers says of such a model. The words are the names of one
- * activation there; GELU by the error function is "gelu". */
+/* The facts that config.json of the package transformers has about such a model. The words are the
+ * names of one activation there; GELU by the error function is "gelu". */
 static ek_status create(ek_module **module, const ek_gpt_options *o,
                         const struct ek__decoder *sizes) {
   static const char gelu[] = "gelu_new|gelu_fast|gelu_accurate|gelu_pytorch_tanh";

@@ -77,8 +77,8 @@ static size_t rotary_facts(ek_fact *facts, const ek_rotary *rotary) {
   return n;
 }
 
-/* What config.json of the package transformers says of such a model. A bias of queries, keys and
- * values alone is Qwen2's: in a Llama `attention_bias` gives the projection one, too. */
+/* The facts that config.json of the package transformers has about such a model. A bias of queries,
+ * keys and values alone is Qwen2's: in a Llama `attention_bias` gives the projection one, too. */
 static ek_status create(ek_module **module, const ek_llama_options *o, const ek_rotary *rotary,
                         const struct ek__decoder *sizes) {
   ek_fact facts[MOST_FACTS] = {

@@ -150,7 +150,7 @@ static ek_status check_operand(const struct ek__op *op, size_t i, int rank, cons
                       ek__op_shape_text(is, tensor), ek__op_shape_text(expected, &wanted));
 }
 
-/* Where the operands are in a table. dweight, which may be absent, is as weight. */
+/* Places of the operands in a table. dweight, which may be absent, has the shape of weight. */
 struct places {
   size_t x, y, weight, dweight, bias;
 };

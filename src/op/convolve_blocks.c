@@ -111,7 +111,7 @@ int64_t ek__convolve_chunks(const struct ek__convolution *shape) {
   return chunks;
 }
 
-/* What a backend may need that has its own form. */
+/* The workspace that a backend with its own form may need. */
 static bool own_bytes(int64_t *bytes, enum ek__convolve result, const struct ek__convolution *shape,
                       const struct matrices *m) {
   int64_t sum = 0;

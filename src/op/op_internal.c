@@ -167,7 +167,7 @@ static ek_status check_overlap(const struct ek__op *op, size_t i) {
   return EK_OK;
 }
 
-/* A kernel would walk over the rows of 2^58 x 0 for nothing. What is empty but reduced into
+/* A kernel would walk over the rows of 2^58 x 0 for nothing. An empty operand that is reduced into
  * something, such as a bias gradient of no rows, has a destination with elements. */
 static bool nothing_to_write(const struct ek__op *op) {
   for (size_t i = 0; i < op->count; i++) {

@@ -22,7 +22,7 @@
 /* Fits "a x b x ..." of EK_MAX_RANK numbers of 19 digits. */
 #define EK__OP_SHAPE_TEXT 192
 
-/* What an operand is for, which says its type: struct ek__types in backend/kernel_args.h. */
+/* The role of an operand, which gives its type: struct ek__types in backend/kernel_args.h. */
 enum ek__operand_role {
   EK__VALUE = 0, /* activations, their gradients, parameters as layers see them: types.value */
   EK__SUM,       /* statistics, losses, gradients of parameters, optimizer's state: types.sum */

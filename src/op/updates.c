@@ -20,8 +20,8 @@ struct state {
   bool optional;
 };
 
-/* What both updates have: checks it and fills *args except for the terms of the rule. *kernels are
- * NULL if there is nothing to compute. */
+/* Checks what both updates have in common, and fills *args except for the terms of the rule.
+ * *kernels are NULL if there is nothing to compute. */
 static ek_status begin(const struct ek__kernels **kernels, struct ek__update_args *args,
                        const char *name, ek_stream *stream, ek_tensor *parameters,
                        const struct state state[2], const ek_tensor *gradients,
