@@ -4,9 +4,6 @@
  */
 #include "ek_check.h"
 
-#include <evenkeel/communicator.h>
-#include <evenkeel/host_memory.h>
-
 /* More allocations than any of the calls below makes. */
 enum { MANY = 1000 };
 
@@ -89,8 +86,7 @@ CK_LOOP(communicators_events_and_recorders, 2) {
 }
 
 CK_TEST(a_failed_restart_keeps_the_recording) {
-  ek_group *group = ck_open("plan:1", 1);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ck_device("plan:1");
   ck_ok(ek_memory_record_start(device, 10));
   ek_host_memory_fail_at(1);
   ck_fails(ek_memory_record_start(device, 10), EK_ERR_OUT_OF_MEMORY, "10 events");
@@ -105,8 +101,7 @@ CK_TEST(a_failed_restart_keeps_the_recording) {
 CK_TEST(many_tensors) {
   enum { TENSORS = 1200 };
   static ek_tensor tensors[TENSORS];
-  ek_group *group = ck_open("plan:1", 1);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ck_device("plan:1");
   int failed = 0;
   for (int i = 0; i < TENSORS; i++) {
     ek_host_memory_fail_at(1);
@@ -122,8 +117,7 @@ CK_TEST(many_tensors) {
   }
   ck_assert_int_ge(failed, 3);
   ck_assert_int_le(failed, 6);
-  ek_memory_usage usage;
-  ck_ok(ek_memory_stats(&usage, device));
+  CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, device));
   ck_assert_uint_eq(usage.current_bytes, 256u * TENSORS);
   ck_assert_uint_eq(usage.peak_bytes, 256u * TENSORS);
   for (int i = 0; i < TENSORS; i++) ek_tensor_free(&tensors[i]);

@@ -7,10 +7,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <evenkeel/log.h>
 
 struct listener {
   int lines;

@@ -4,11 +4,6 @@
  */
 #include "ek_check.h"
 
-#include <math.h>
-#include <string.h>
-
-#include <evenkeel/random.h>
-
 /*
  * Known answers for philox4x32-10 from the Random123 distribution. Counter words are block, sample,
  * stream, step; key words are the low and the high half of the seed.

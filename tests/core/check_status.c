@@ -4,10 +4,6 @@
 #include "ek_check.h"
 
 #include <pthread.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <evenkeel/status.h>
 
 enum { LONGEST = 4095 };
 
@@ -56,8 +52,7 @@ CK_TEST(no_format_gives_the_text_of_the_status) {
 
 CK_TEST(a_success_leaves_the_message) {
   ck_assert_int_eq(ek_error_set(EK_ERR_TYPE, "kept"), EK_ERR_TYPE);
-  ek_group *group = NULL;
-  ck_ok(ek_group_open(&group, "plan:1", NULL));
+  CK_GOT(ek_group *, group, ek_group_open(&group, "plan:1", NULL));
   ek_group_free(group);
   ck_assert_str_eq(ek_error_message(), "kept");
 }

@@ -1,10 +1,6 @@
 /*
  * check_version.c - the library at run time says which version it is.
  */
-#include <evenkeel/version.h>
-
-#include <stdio.h>
-
 #include "ek_check.h"
 
 /* The tests are built with the library, so the two versions are one. */

@@ -3,12 +3,6 @@
  * block, every mode; by its memory, with every allocation failing once, and what is refused. A head
  * alone, in a pass of its own: tests/whole/check_fused_head.c.
  */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ek_check.h"
 
 /* ---- a body, a head and a loss: apart, or the last two in one ---- */
@@ -54,9 +48,8 @@ static ek_criterion *fused(const struct setting *s) {
 
 static ek_module *together(ek_module *model, ek_criterion *criterion) {
   ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
-  ek_module *module = NULL;
   o.name = "head";
-  ck_ok(ek_with_criterion_create_with(&module, model, criterion, &o));
+  CK_GOT(ek_module *, module, ek_with_criterion_create_with(&module, model, criterion, &o));
   return ck_keep(module);
 }
 
@@ -71,19 +64,15 @@ static ek_status apart_declare(const ek_module *self, ek_declaration *declaratio
   EK_TRY(ek_declare_wrapped(declaration, a->body));
   return ek_declare_module(declaration, "head", a->head);
 }
-static ek_status apart_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
+CK_FORWARD(apart) {
   ek_tensor h = {0};
-  (void)self;
   EK_TRY(ek_pass_child_forward(&h, pass, 0, inputs));
   const ek_status status = ek_pass_child_forward(outputs, pass, 1, &h);
   ek_tensor_free(&h);
   return status;
 }
-static ek_status apart_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
+CK_BACKWARD(apart) {
   ek_tensor dh = {0};
-  (void)self;
   EK_TRY(ek_pass_child_backward(&dh, pass, 1, grad_outputs));
   const ek_status status = ek_pass_child_backward(grad_inputs, pass, 0, &dh);
   ek_tensor_free(&dh);
@@ -153,14 +142,11 @@ static void training_open(struct training *t, const struct setting *s, const cha
   model.seed = 11;
   how.gradient_in_forward = !s->whole_scale;
   ck_ok(ek_data_parallel_model_options_set_mode(&model, s->mode));
-  ck_ok(ek_data_parallel_model_open(&t->model, t->group, t->module, &model));
-  ck_keep(t->model);
-  ck_ok(ek_data_parallel_criterion_open(&t->loss, t->model, criterion, &how));
-  ck_keep(t->loss);
+  ck_kept(ek_data_parallel_model_open(&t->model, t->group, t->module, &model), t->model);
+  ck_kept(ek_data_parallel_criterion_open(&t->loss, t->model, criterion, &how), t->loss);
   ek_criterion_free(criterion);
   CK_OPENED(ek_optimizer *, rule, ek_sgd_create(&rule, NULL));
-  ck_ok(ek_data_parallel_optimizer_open(&t->optimizer, t->model, rule, NULL));
-  ck_keep(t->optimizer);
+  ck_kept(ek_data_parallel_optimizer_open(&t->optimizer, t->model, rule, NULL), t->optimizer);
 }
 
 static ek_status try_backward(struct training *t, const struct batch *b, bool accumulate) {
@@ -185,8 +171,7 @@ static int64_t read_gradients(double numbers[NUMBERS], const struct training *t)
   int64_t count = 0;
   for (int i = 0; i < (t->s->bias ? 4 : 3); i++) {
     float f[NUMBERS];
-    ek_state_info info;
-    ck_ok(ek_state_find(&info, t->model, names[i]));
+    CK_GOT(ek_state_info, info, ek_state_find(&info, t->model, names[i]));
     const int64_t own = ek_tensor_count(&info.like);
     ck_assert_int_le(count + own, NUMBERS);
     info.like.data = t->s->type == EK_F64 ? (void *)(numbers + count) : f;
@@ -200,13 +185,12 @@ static int64_t read_gradients(double numbers[NUMBERS], const struct training *t)
 /* A step of two micro-batches, one of them smaller than the group. */
 static double step(struct training *t, double gradients[NUMBERS], int64_t *count) {
   struct batch b;
-  ek_step_result result;
   batch_make(&b, t->s, MOST_SAMPLES - 2, 1);
   ck_ok(try_backward(t, &b, true));
   batch_make(&b, t->s, 2, 2);
   ck_ok(try_backward(t, &b, false));
   *count = read_gradients(gradients, t);
-  ck_ok(ek_data_parallel_optimizer_step(&result, t->optimizer));
+  CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, t->optimizer));
   return result.loss;
 }
 
@@ -310,8 +294,7 @@ CK_TEST(as_a_term) {
 
   ek_criterion *terms[2] = {fused(&s), NULL};
   const double coefficients[] = {0.5, 0};
-  ck_ok(ek_mean_squared_error_create(&terms[1], EK_REDUCTION_MEAN));
-  ck_keep(terms[1]);
+  ck_kept(ek_mean_squared_error_create(&terms[1], EK_REDUCTION_MEAN), terms[1]);
   CK_OPENED(ek_criterion *, sum, ek_weighted_sum_create(&sum, terms, coefficients, 1));
   ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_criterion_options how = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
@@ -327,13 +310,11 @@ CK_TEST(as_a_term) {
   struct training other;
   training_open(&other, &s, "cpu:2", true);
   static double values[NUMBERS];
-  ek_state_info info;
-  ck_ok(ek_state_find(&info, other.model, "head.weight"));
+  CK_GOT(ek_state_info, info, ek_state_find(&info, other.model, "head.weight"));
   info.like.data = values;
   ck_ok(ek_state_read(&info.like, other.model, "head.weight"));
   ck_ok(ek_state_write(model, "head.0.weight", &info.like));
-  ek_shards outputs = {0};
-  ck_ok(ek_data_parallel_model_forward(&outputs, model, b.x, 2, NULL));
+  CK_GOT(ek_shards, outputs, ek_data_parallel_model_forward(&outputs, model, b.x, 2, NULL));
   ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, NULL, 0));
   ck_ok(ek_data_parallel_criterion_backward(loss, NULL));
   ek_shards_free(&outputs);
@@ -378,7 +359,6 @@ CK_LOOP(planned_and_small, 8) {
 /* As many logits as the default allows, of a vocabulary of 40,000 and 2000 rows. */
 CK_TEST(at_most_64_mib) {
   ek_group *group = ck_open("plan:1@64GiB", 1);
-  ek_memory_usage usage;
   CK_OPENED(ek_criterion *, criterion, ek_linear_cross_entropy_create(&criterion, 64, 40000, NULL));
   CK_OPENED(ek_replica *, replica,
             ek_replica_open(&replica, ek_group_device(group, 0), &criterion->base, NULL));
@@ -394,7 +374,7 @@ CK_TEST(at_most_64_mib) {
   options.promise.gradient_now = 1;
   CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, replica, &options));
   CK_OPENED(ek_tensor, totals, ek_pass_run_forward(&totals, pass, inputs));
-  ck_ok(ck_memory_stats(&usage, ek_group_device(group, 0)));
+  CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, ek_group_device(group, 0)));
   ck_assert_uint_le(usage.at_peak[EK_MEMORY_OUTPUTS] + usage.at_peak[EK_MEMORY_LOSS], 64u << 20);
   ck_assert_uint_eq(usage.current[EK_MEMORY_LOSS], EK_MEMORY_UNIT); /* totals */
 }
@@ -443,9 +423,7 @@ CK_TEST(refused) {
   ck_fails(ek_linear_cross_entropy_create(NULL, 3, 5, NULL), bad, "NULL");
   ck_fails(create(0, 5, NULL), bad, "sizes are 0 -> 5");
   ck_fails(create(3, -1, NULL), bad, "sizes are 3 -> -1");
-  o.logits_bytes = 0;
-  ck_fails(create(3, 5, &o), bad, "logits_bytes is 0");
-  o.logits_bytes = 1;
+  ck_bad_with(bad, o, logits_bytes, 0, create(3, 5, &o), "logits_bytes is 0");
   o.loss = &loss;
   loss.label_smoothing = 2;
   ck_fails(create(3, 5, &o), bad, "linear_cross_entropy: label_smoothing is 2");
@@ -480,9 +458,9 @@ CK_TEST(inputs_that_do_not_fit) {
   training_open(&t, &s, "cpu:2", true);
   batch_make(&b, &s, 5, 4);
   b.t[10] = 7; /* row 1 of device 1, in its second block; a GPU says so when it is asked */
-  ck_fails(try_backward(&t, &b, false) == EK_OK ? ek_group_synchronize(t.group)
-                                                : EK_ERR_INVALID_ARGUMENT,
-           EK_ERR_INVALID_ARGUMENT, "target 7 at row 10 of the batch is outside");
+  ck_invalid(try_backward(&t, &b, false) == EK_OK ? ek_group_synchronize(t.group)
+                                                  : EK_ERR_INVALID_ARGUMENT,
+             "target 7 at row 10 of the batch is outside");
   ck_ok(ek_data_parallel_model_discard(t.model));
   b.t[10] = 0;
   const int64_t wide[] = {5, TOKENS, 5}, few[] = {5};
@@ -493,8 +471,8 @@ CK_TEST(inputs_that_do_not_fit) {
   ck_fails(try_backward(&t, &b, false), EK_ERR_SHAPE,
            "head (linear_cross_entropy), forward: 3 targets for 9 rows");
   batch_make(&b, &s, 5, 4);
-  ck_fails(ek_data_parallel_model_forward(&outputs, t.model, b.x, 1, NULL), EK_ERR_INVALID_ARGUMENT,
-           "takes 2 inputs, not 1");
+  ck_invalid(ek_data_parallel_model_forward(&outputs, t.model, b.x, 1, NULL),
+             "takes 2 inputs, not 1");
   ck_ok(try_backward(&t, &b, false));
   ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
 }

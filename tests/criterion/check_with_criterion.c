@@ -3,12 +3,6 @@
  * with parameters of its own over any number of devices, by its memory, and what is refused. What
  * is wrong with predictions and ties: tests/whole/check_joined_loss.c.
  */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_biased.h"
 #include "ck_own_criteria.h"
 #include "ek_check.h"
@@ -38,15 +32,12 @@ static struct training training_open_with(const char *spec, ek_mode mode, ek_mod
   options.type = EK_F64;
   options.seed = 5;
   ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
-  ck_ok(ek_data_parallel_model_open(&t.model, t.group, module, &options));
-  ck_keep(t.model);
+  ck_kept(ek_data_parallel_model_open(&t.model, t.group, module, &options), t.model);
   ek_data_parallel_criterion_options loss = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   loss.gradient_in_forward = in_forward;
-  ck_ok(ek_data_parallel_criterion_open(&t.loss, t.model, criterion, &loss));
-  ck_keep(t.loss);
+  ck_kept(ek_data_parallel_criterion_open(&t.loss, t.model, criterion, &loss), t.loss);
   CK_OPENED(ek_optimizer *, rule, ek_adamw_create(&rule, NULL));
-  ck_ok(ek_data_parallel_optimizer_open(&t.optimizer, t.model, rule, NULL));
-  ck_keep(t.optimizer);
+  ck_kept(ek_data_parallel_optimizer_open(&t.optimizer, t.model, rule, NULL), t.optimizer);
   return t;
 }
 
@@ -141,12 +132,11 @@ static double train(struct training *t, bool classes, bool cut, double numbers[N
 
 static ek_criterion *entropy(void) {
   static const double weights[OUT] = {1, 0.5, 2, 0.25};
-  ek_criterion *criterion = NULL;
   ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
   options.ignore_index = -1;
   options.class_weights = weights;
   options.classes = OUT;
-  ck_ok(ek_cross_entropy_create(&criterion, &options));
+  CK_GOT(ek_criterion *, criterion, ek_cross_entropy_create(&criterion, &options));
   return ck_keep(criterion);
 }
 
@@ -206,20 +196,18 @@ CK_LOOP(trains_the_same_over_any_devices, 8) {
 }
 
 static double loss_at(struct training *t, const struct batch *b, const double *bias) {
-  ek_shards outputs = {0};
   const ek_tensor inputs[] = {b->input, b->target};
   const int64_t shape[] = {OUT};
   ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
   double values[OUT], loss = 0;
-  ek_tensor host;
   memcpy(values, bias, sizeof values);
   options.gradient = options.training = false;
-  ck_ok(ek_tensor_host(&host, values, EK_F64, 1, shape));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, values, EK_F64, 1, shape));
   ck_ok(ek_state_write(t->model, "criterion.bias", &host));
-  ck_ok(ek_data_parallel_model_forward(&outputs, t->model, inputs, 2, &options));
+  CK_SCOPED(ek_shards, outputs,
+            ek_data_parallel_model_forward(&outputs, t->model, inputs, 2, &options));
   ck_ok(ek_data_parallel_criterion_forward(t->loss, &outputs, 1, NULL, 0));
   ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t->loss));
-  ek_shards_free(&outputs);
   return loss;
 }
 
@@ -248,7 +236,6 @@ CK_TEST(gradient_is_the_derivative) {
 /* A trainer takes such a model without a criterion; its targets are inputs. */
 CK_TEST(in_a_trainer) {
   ek_module *module = ck_together(linear(), ck_biased());
-  ek_trainer *trainer = NULL;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_step_result first, last;
@@ -261,7 +248,7 @@ CK_TEST(in_a_trainer) {
   batch_make(&b, 5, false, 6);
   const ek_tensor inputs[] = {b.input, b.target};
   CK_OPENED(ek_optimizer *, rule, ek_sgd_create(&rule, NULL));
-  ck_ok(ek_trainer_open(&trainer, NULL, module, NULL, rule, &options));
+  CK_GOT(ek_trainer *, trainer, ek_trainer_open(&trainer, NULL, module, NULL, rule, &options));
   ck_ok(ek_trainer_evaluate(&loss, &weight, trainer, inputs, 2, NULL, 0));
   ck_ok(ek_trainer_step(&first, trainer, inputs, 2, NULL, 0));
   ck_assert_double_eq_tol(first.loss, loss, 1e-12);
@@ -275,23 +262,19 @@ CK_TEST(in_a_trainer) {
   ck_assert(loss == other && weight == again);
   ck_ok(ek_trainer_step(&last, trainer, inputs, 1, &b.target, 1));
   ck_assert_double_eq_tol(last.loss, loss, 1e-12);
-  ck_fails(ek_trainer_step(&last, trainer, inputs, 1, NULL, 0), EK_ERR_INVALID_ARGUMENT,
-           "takes 2 inputs, not 1");
-  ck_fails(ek_trainer_step(&last, trainer, inputs, 2, &b.target, 1), EK_ERR_INVALID_ARGUMENT,
-           "targets, not 1 and 1");
-  ck_fails(ek_trainer_evaluate(&loss, NULL, trainer, inputs, 1, NULL, 0), EK_ERR_INVALID_ARGUMENT,
-           "takes 2 inputs and targets, not 1 and 0");
+  ck_invalid(ek_trainer_step(&last, trainer, inputs, 1, NULL, 0), "takes 2 inputs, not 1");
+  ck_invalid(ek_trainer_step(&last, trainer, inputs, 2, &b.target, 1), "targets, not 1 and 1");
+  ck_invalid(ek_trainer_evaluate(&loss, NULL, trainer, inputs, 1, NULL, 0),
+             "takes 2 inputs and targets, not 1 and 0");
   /* Without targets: what the model gives. */
-  ek_shards outputs = {0};
-  ck_ok(ek_trainer_predict(&outputs, trainer, inputs, 1));
+  CK_GOT(ek_shards, outputs, ek_trainer_predict(&outputs, trainer, inputs, 1));
   ck_assert_int_eq(outputs.offsets[3], 5);
   ck_assert_int_eq(outputs.parts[0].shape[2], OUT);
   ek_shards_free(&outputs);
   ck_ok(ek_trainer_close(trainer));
   trainer = NULL;
   ek_module *plain = linear();
-  ck_fails(ek_trainer_open(&trainer, NULL, plain, NULL, rule, &options), EK_ERR_INVALID_ARGUMENT,
-           "criterion is NULL");
+  ck_invalid(ek_trainer_open(&trainer, NULL, plain, NULL, rule, &options), "criterion is NULL");
 }
 
 /* ---- gradients in forward ---- */
@@ -372,15 +355,12 @@ CK_TEST(what_forward_has_added) {
 /* Logits are on the device once, as the pair has them, and the loss adds little. */
 CK_TEST(logits_lie_there_once) {
   ek_group *group = ck_open("plan:2@16GiB", 1);
-  ek_module *head = NULL;
-  ek_criterion *criterion = NULL;
-  ek_memory_usage usage;
   const int64_t in[] = {64, 8}, targets[] = {64};
   float x[64 * 8] = {0};
   int32_t y[64] = {0};
   ek_tensor inputs[2];
-  ck_ok(ek_linear_create(&head, 8, 1000000, false));
-  ck_ok(ek_cross_entropy_create(&criterion, NULL));
+  CK_GOT(ek_module *, head, ek_linear_create(&head, 8, 1000000, false));
+  CK_GOT(ek_criterion *, criterion, ek_cross_entropy_create(&criterion, NULL));
   ek_module *module = ck_together(head, criterion);
   CK_OPENED(ek_data_parallel_model *, model,
             ek_data_parallel_model_open(&model, group, module, NULL));
@@ -391,7 +371,7 @@ CK_TEST(logits_lie_there_once) {
   CK_OPENED(ek_shards, outputs, ek_data_parallel_model_forward(&outputs, model, inputs, 2, NULL));
   ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, NULL, 0));
   ck_ok(ek_data_parallel_criterion_backward(loss, NULL));
-  ck_ok(ck_memory_stats(&usage, ek_group_device(group, 0)));
+  CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, ek_group_device(group, 0)));
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_OUTPUTS], 32u * 1000000u * 4u);
   ck_assert_uint_le(usage.at_peak[EK_MEMORY_LOSS], 8 * EK_MEMORY_UNIT);
 }
@@ -404,20 +384,17 @@ CK_TEST(parts_that_do_not_fit) {
   const double weights[CK_ABSOLUTE_COLUMNS] = {1, 1, 1};
   ek_criterion *two = ck_keep(ck_pair(weights, weights, CK_NO_FAULT));
   CK_OPENED(ek_criterion *, single, ek_mean_squared_error_create(&single, EK_REDUCTION_NONE));
-  ck_fails(ek_with_criterion_create(NULL, model, criterion), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_with_criterion_create(&module, NULL, criterion), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_with_criterion_create(&module, model, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_with_criterion_create(&module, model, single), EK_ERR_INVALID_ARGUMENT,
-           "reduction none");
-  ck_fails(ek_with_criterion_create(&module, model, two), EK_ERR_INVALID_ARGUMENT,
-           "takes 2 outputs, but linear has 1");
+  ck_invalid(ek_with_criterion_create(NULL, model, criterion), "NULL");
+  ck_invalid(ek_with_criterion_create(&module, NULL, criterion), "NULL");
+  ck_invalid(ek_with_criterion_create(&module, model, NULL), "NULL");
+  ck_invalid(ek_with_criterion_create(&module, model, single), "reduction none");
+  ck_invalid(ek_with_criterion_create(&module, model, two), "takes 2 outputs, but linear has 1");
   ek_host_memory_fail_at(1);
   ck_fails(ek_with_criterion_create(&module, model, criterion), EK_ERR_OUT_OF_MEMORY, "memory");
   ek_host_memory_fail_at(0);
   ck_assert_int_eq(model->private_members.references, 1);
   CK_OPENED(ek_module *, whole, ek_with_criterion_create(&whole, model, criterion));
-  ck_fails(ek_with_criterion_create(&module, whole, criterion), EK_ERR_INVALID_ARGUMENT,
-           "already has targets or a loss");
+  ck_invalid(ek_with_criterion_create(&module, whole, criterion), "already has targets or a loss");
   ck_assert_ptr_null(module);
 
   ek_group *group = ck_open("cpu:2", 1);
@@ -428,8 +405,7 @@ CK_TEST(parts_that_do_not_fit) {
   criterion->base.private_members.terms = 1;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.broadcast_inputs = 2;
-  ck_fails(ek_data_parallel_model_open(&parallel, group, whole, &options), EK_ERR_INVALID_ARGUMENT,
-           "names a target");
+  ck_invalid(ek_data_parallel_model_open(&parallel, group, whole, &options), "names a target");
   ck_fails(ek_data_parallel_model_open(&parallel, group, &single->base, NULL), EK_ERR_UNSUPPORTED,
            "single losses");
   ck_assert_ptr_null(parallel);
@@ -444,10 +420,9 @@ CK_TEST(pairs_that_do_not_fit) {
   ek_data_parallel_criterion *loss = NULL;
   ck_fails(ek_data_parallel_criterion_open(&loss, t.model, learns, NULL), EK_ERR_UNSUPPORTED,
            "biased has parameters: join it with the model");
-  ck_fails(ek_data_parallel_criterion_open(&loss, t.model, NULL, NULL), EK_ERR_INVALID_ARGUMENT,
-           "criterion is NULL");
-  ck_fails(ek_data_parallel_criterion_open(&loss, whole.model, plain, NULL),
-           EK_ERR_INVALID_ARGUMENT, "computes its loss itself");
+  ck_invalid(ek_data_parallel_criterion_open(&loss, t.model, NULL, NULL), "criterion is NULL");
+  ck_invalid(ek_data_parallel_criterion_open(&loss, whole.model, plain, NULL),
+             "computes its loss itself");
   ck_assert_ptr_null(loss);
 }
 

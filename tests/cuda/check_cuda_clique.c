@@ -7,15 +7,9 @@
  */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <evenkeel/communicator.h>
-#include <evenkeel/elementwise.h>
-#include <evenkeel/products.h>
 
 #include "ck_emulated.h"
 #include "ck_processes.h"
@@ -43,8 +37,7 @@ static ek_group *open_group(double time_limit) {
 static void open_pair(struct pair *pair, double time_limit) {
   memset(pair, 0, sizeof *pair);
   pair->group = open_group(time_limit);
-  ck_ok(ek_communicator_open(&pair->communicator, pair->group));
-  ck_keep(pair->communicator);
+  ck_kept(ek_communicator_open(&pair->communicator, pair->group), pair->communicator);
   ck_assert_str_eq(ek_communicator_name(pair->communicator), "nccl");
   for (size_t k = 0; k < DEVICES; k++) {
     ek_device *device = ek_group_device(pair->group, k);
@@ -272,8 +265,7 @@ CK_LOOP_FROM(who_does_not_come_is_given_up, CROSSED, ONE_LEAVES + 1) {
   double sums[COUNT];
   const double limit = choose_limit();
   open_pair(&it.pair, limit);
-  ck_ok(ek_communicator_open(&it.second, it.pair.group));
-  ck_keep(it.second);
+  ck_kept(ek_communicator_open(&it.second, it.pair.group), it.second);
   for (size_t k = 0; k < DEVICES; k++) {
     ek_device *device = ek_group_device(it.pair.group, k);
     it.more[k] = ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));

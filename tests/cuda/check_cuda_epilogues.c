@@ -5,14 +5,6 @@
  * Values are the matter of check_products; here calls of cuBLASLt and launches of kernels are
  * counted, and products whose rows are not aligned. Runs on tests/cuemu: see CMakeLists.txt here.
  */
-#include <stdlib.h>
-
-#include <evenkeel/gpt.h>
-#include <evenkeel/mlp.h>
-#include <evenkeel/products.h>
-#include <evenkeel/sgd.h>
-#include <evenkeel/trainer.h>
-
 #include "ck_chained.h"
 #include "ck_emulated.h"
 #include "ck_gpt.h"
@@ -205,8 +197,8 @@ static unsigned long product(ek_device *device, int side, double beta, int *chos
   unsigned long before[4], calls = 0;
   double values[32 * 32], got[32 * 32];
   for (int i = 0; i < side * side; i++) values[i] = i % 5 - 2;
-  ek_tensor a = ck_upload(device, EK_F32, values, CK_SHAPE(side, side));
-  ek_tensor c = ck_upload(device, EK_F32, values, CK_SHAPE(side, side));
+  CK_HELD(ek_tensor, a, ck_upload(device, EK_F32, values, CK_SHAPE(side, side)));
+  CK_HELD(ek_tensor, c, ck_upload(device, EK_F32, values, CK_SHAPE(side, side)));
   for (int i = 0; i < 4; i++) before[i] = cuemu_algorithm_calls(i);
   ck_ok(ek_op_matmul(ek_device_stream(device, EK_STREAM_COMPUTE), &c, &a, false, &a, false, beta));
   *chosen = -1;
@@ -222,8 +214,6 @@ static unsigned long product(ek_device *device, int side, double beta, int *chos
       want += values[i / side * side + k] * values[k * side + i % side];
     ck_assert_double_eq(got[i], want);
   }
-  ek_tensor_free(&a);
-  ek_tensor_free(&c);
   return calls;
 }
 
@@ -237,9 +227,8 @@ CK_LOOP(the_fastest_algorithm, sizeof races / sizeof races[0]) {
   cuemu_set_algorithm_times(races[_i].times);
   cuemu_refuse(0, races[_i].refused);
   for (int again = 0; again < 2; again++) {
-    ek_group *group = NULL;
     int chosen = 0;
-    ck_ok(ek_group_open(&group, "cuda:0x2@48MiB", &options));
+    CK_SCOPED(ek_group *, group, ek_group_open(&group, "cuda:0x2@48MiB", &options));
     for (size_t k = 0; k < 2; k++) {
       ek_device *device = ek_group_device(group, k);
       const unsigned long calls = product(device, side, 0, &chosen);
@@ -250,7 +239,6 @@ CK_LOOP(the_fastest_algorithm, sizeof races / sizeof races[0]) {
         ck_assert_int_eq(chosen, races[_i].chosen);
       }
     }
-    ck_ok(ek_group_close(group));
   }
 }
 
@@ -427,17 +415,14 @@ enum { VOCABULARY = 37, WIDTH = 8, SAMPLES = 3, TOKENS = 5 };
 
 static ek_tensor batch_of(int32_t tokens[SAMPLES * TOKENS]) {
   const int64_t shape[] = {SAMPLES, TOKENS};
-  ek_tensor batch;
   for (int i = 0; i < SAMPLES * TOKENS; i++) tokens[i] = i % VOCABULARY;
-  ck_ok(ek_tensor_host(&batch, tokens, EK_I32, 2, shape));
+  CK_GOT(ek_tensor, batch, ek_tensor_host(&batch, tokens, EK_I32, 2, shape));
   return batch;
 }
 
 /* Takes the module over. */
 static ek_trainer *open_trainer(ek_module *module, bool fused_loss, ek_type type) {
   ek_criterion *loss = NULL;
-  ek_optimizer *optimizer = NULL;
-  ek_trainer *trainer = NULL;
   ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
@@ -445,8 +430,8 @@ static ek_trainer *open_trainer(ek_module *module, bool fused_loss, ek_type type
   model_options.precision = (ek_precision)type;
   entropy.classes = VOCABULARY;
   if (!fused_loss) ck_ok(ek_cross_entropy_create(&loss, &entropy));
-  ck_ok(ek_sgd_create(&optimizer, NULL));
-  ck_ok(ek_trainer_open(&trainer, SPEC, module, loss, optimizer, &options));
+  CK_GOT(ek_optimizer *, optimizer, ek_sgd_create(&optimizer, NULL));
+  CK_GOT(ek_trainer *, trainer, ek_trainer_open(&trainer, SPEC, module, loss, optimizer, &options));
   ek_optimizer_free(optimizer);
   ek_criterion_free(loss);
   ek_module_free(module);
@@ -454,8 +439,7 @@ static ek_trainer *open_trainer(ek_module *module, bool fused_loss, ek_type type
 }
 
 static ek_trainer *open_gpt(const ek_gpt_options *o, ek_type type) {
-  ek_module *gpt = NULL;
-  ck_ok(ek_gpt_create(&gpt, o));
+  CK_GOT(ek_module *, gpt, ek_gpt_create(&gpt, o));
   return open_trainer(gpt, o->fused_loss, type);
 }
 

@@ -11,11 +11,6 @@
  * backward, fails at every call in one of them, and their updates at calls of all kinds.
  * EVENKEEL_TEST_EVERY=1: each of them.
  */
-#include <inttypes.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "ck_emulated.h"
@@ -49,9 +44,8 @@ static double limit_for(bool hang) { return hang ? fmax(0.2, 10 * step_seconds) 
 
 static ek_group *open_group(const char *spec, bool hang) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  ek_group *group = NULL;
   options.time_limit = limit_for(hang);
-  ck_ok(ek_group_open(&group, spec, &options));
+  CK_GOT(ek_group *, group, ek_group_open(&group, spec, &options));
   return group;
 }
 

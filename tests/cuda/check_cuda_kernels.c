@@ -5,8 +5,6 @@
  * All others are tested where the CPU's are, in tests/op, on emulated devices in each order of
  * CUDA's threads and on GPUs.
  */
-#include <math.h>
-
 #include "kernel_rig.h"
 
 /* ---- what is refused: nothing is queued ---- */

@@ -4,10 +4,6 @@
  *
  * Runs on tests/cuemu: see CMakeLists.txt here.
  */
-#include <stdio.h>
-
-#include <evenkeel/attend.h>
-
 #include "ck_emulated.h"
 
 #define SPEC "cuda:0@64MiB"

@@ -3,14 +3,6 @@
  * contexts, code and communicators cost something: what is left alone for it, that training then
  * never runs out of it, and that what is reported explains what the GPU says, to the byte.
  */
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <evenkeel/communicator.h>
-#include <evenkeel/elementwise.h>
-#include <evenkeel/log.h>
-
 #include "ck_emulated.h"
 #include "ck_training.h"
 #include "cuda_runtime_api.h"
@@ -72,10 +64,8 @@ static ek_memory_outside outside_of(const ek_group *group, int number, int gpu) 
   ek_memory_outside sum = {0};
   for (size_t k = 0; k < groups[number].each; k++) {
     const ek_device *device = ek_group_device(group, (size_t)gpu * groups[number].each + k);
-    ek_memory_outside part;
-    ek_memory_usage usage;
-    ck_ok(ek_memory_measure_outside(&part, device));
-    ck_ok(ek_memory_stats(&usage, device));
+    CK_GOT(ek_memory_outside, part, ek_memory_measure_outside(&part, device));
+    CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, device));
     ck_assert_uint_eq(part.opening_bytes, usage.outside_bytes);
     sum.opening_bytes += part.opening_bytes;
     sum.now_bytes += part.now_bytes;
@@ -116,8 +106,7 @@ CK_LOOP(training_stays_within_the_reserve, GROUPS * 2 * CK_MODES) {
                                               groups[_i % GROUPS].spec, (ek_mode)(_i / GROUPS / 2));
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 0.2, 5);
   ek_group *group = ck_open(setup.spec, 0);
-  struct ck_training training;
-  ck_ok(ck_training_try(&training, &setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
   CK_OPENED(ek_communicator *, second, ek_communicator_open(&second, group));
   for (int step = 0; step < 2; step++) ck_ok(ck_training_step(&training, &batch, NULL));
   ck_ok(ek_group_synchronize(group));

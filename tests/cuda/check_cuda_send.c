@@ -2,16 +2,7 @@
  * check_cuda_send.c - memory that was just taken is filled while the device computes, and never
  * before who had the memory has done with it; on emulated GPUs.
  */
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <evenkeel/data_parallel_criterion.h>
-#include <evenkeel/elementwise.h>
-#include <evenkeel/gather.h>
-#include <evenkeel/linear.h>
-#include <evenkeel/mean_squared_error.h>
-#include <evenkeel/scatter.h>
 
 #include "ck_emulated.h"
 
@@ -28,8 +19,7 @@ static void wait_until_something_hangs(void) {
 static ek_tensor numbers_of(int64_t count, int salt) {
   float *numbers = ck_array((size_t)count, sizeof *numbers);
   for (int64_t i = 0; i < count; i++) numbers[i] = (float)((i + salt) % 8191);
-  ek_tensor host;
-  ck_ok(ek_tensor_host(&host, numbers, EK_F32, 1, &count));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, numbers, EK_F32, 1, &count));
   return host;
 }
 
@@ -95,8 +85,7 @@ CK_TEST(a_batch_is_scattered_while_the_devices_compute) {
   ck_assert_mem_eq(whole.data, host.data, ek_tensor_bytes(&host));
   ck_ok(ek_shards_wait(&shards));
   ck_ok(ek_op_scale(ek_device_stream(device, EK_STREAM_COMPUTE), &y, &shards.parts[2], 3));
-  ek_tensor last = {0};
-  ck_ok(ek_tensor_rows(&last, &host, shards.offsets[2], LARGE));
+  CK_GOT(ek_tensor, last, ek_tensor_rows(&last, &host, shards.offsets[2], LARGE));
   must_hold(&y, &last, 3);
 }
 
@@ -107,10 +96,9 @@ CK_TEST(what_is_gathered_has_arrived) {
   ek_device *device = ek_group_device(group, 0);
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   ek_tensor host = numbers_of(count, 7), y = on_device(device, count);
-  ek_shards shards = {0};
   options.ahead = true;
   cuemu_hang(0, CUEMU_COPY, 1);
-  ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
+  CK_GOT(ek_shards, shards, ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
   wait_until_something_hangs();
   CK_OPENED(ek_tensor, whole, ek_gather_move(&whole, &shards, 0, EK_MEMORY_INPUTS));
   ck_ok(ek_op_scale(ek_device_stream(device, EK_STREAM_COMPUTE), &y, &whole, 2));
@@ -125,7 +113,6 @@ CK_TEST(targets_have_arrived) {
   ek_group *group = ck_open("cuda:0@100MiB", 0);
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   ek_tensor host = numbers_of((int64_t)ROWS * SIZE, 7);
-  double got = 0, want = 0;
   host.rank = 2;
   host.shape[0] = ROWS;
   host.shape[1] = SIZE;
@@ -138,14 +125,14 @@ CK_TEST(targets_have_arrived) {
             ek_data_parallel_criterion_open(&loss, model, criterion, NULL));
   CK_OPENED(ek_shards, outputs, ek_data_parallel_model_forward(&outputs, model, &host, 1, NULL));
   ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, &host, 1));
-  ck_ok(ek_data_parallel_criterion_loss(&want, NULL, loss));
+  CK_GOT(double, want, ek_data_parallel_criterion_loss(&want, NULL, loss));
   cuemu_hang(0, CUEMU_COPY, 1);
   CK_OPENED(ek_shards, targets, ek_scatter(&targets, group, &host, EK_MEMORY_INPUTS, &options));
   wait_until_something_hangs();
   ck_ok(ek_data_parallel_criterion_forward_shards(loss, &outputs, 1, &targets, 1));
   sleep_ms(50);
   cuemu_release();
-  ck_ok(ek_data_parallel_criterion_loss(&got, NULL, loss));
+  CK_GOT(double, got, ek_data_parallel_criterion_loss(&got, NULL, loss));
   ck_assert_double_eq(got, want);
 }
 

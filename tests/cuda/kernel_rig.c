@@ -3,11 +3,6 @@
  */
 #include "kernel_rig.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 static size_t element(const struct kr_rig *rig) { return rig->type == EK_F32 ? 4 : 8; }
 
 int kr_run(const char *name) {

@@ -13,8 +13,6 @@
 #ifndef KERNEL_RIG_H
 #define KERNEL_RIG_H
 
-#include <check.h>
-
 #include "backend/cpu/reference.h"
 #include "backend/cuda/cuda_kernels.h"
 #include "ek_check.h"

@@ -8,12 +8,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <evenkeel/communicator.h>
 
 enum { DEVICES = 8 };
 
@@ -528,26 +523,26 @@ CK_LOOP(wrong_arguments, 2) {
   ints = ck_upload(device, EK_I32, NULL, CK_SHAPE(10));
   const int64_t offsets[] = {0, 4, 10}, late[] = {1, 4, 10}, short_[] = {0, 4, 9},
                 back[] = {0, 11, 10};
-  ck_fails(ek_communicator_open(NULL, bed.group), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_communicator_open(&c, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_communicator_all_reduce(NULL, device, t), EK_ERR_INVALID_ARGUMENT, "all_reduce");
-  ck_fails(ek_communicator_all_reduce(c, NULL, t), EK_ERR_INVALID_ARGUMENT, "all_reduce");
-  ck_fails(ek_communicator_all_reduce(c, device, NULL), EK_ERR_INVALID_ARGUMENT, "all_reduce");
-  ck_fails(ek_communicator_all_reduce(c, device, &none), EK_ERR_INVALID_ARGUMENT, "all_reduce");
+  ck_invalid(ek_communicator_open(NULL, bed.group), "NULL");
+  ck_invalid(ek_communicator_open(&c, NULL), "NULL");
+  ck_invalid(ek_communicator_all_reduce(NULL, device, t), "all_reduce");
+  ck_invalid(ek_communicator_all_reduce(c, NULL, t), "all_reduce");
+  ck_invalid(ek_communicator_all_reduce(c, device, NULL), "all_reduce");
+  ck_invalid(ek_communicator_all_reduce(c, device, &none), "all_reduce");
   ck_fails(ek_communicator_all_reduce(c, foreign, t), EK_ERR_DEVICE, "all_reduce");
   ck_fails(ek_communicator_all_reduce(c, device, &bed.tensors[1]), EK_ERR_DEVICE,
            ek_device_name(ek_group_device(bed.group, 1)));
   ck_fails(ek_communicator_all_reduce(c, device, &ints), EK_ERR_TYPE, "i32");
   ck_fails(ek_communicator_reduce(c, device, &ints, 0), EK_ERR_TYPE, "i32");
-  ck_fails(ek_communicator_reduce(c, device, t, 2), EK_ERR_INVALID_ARGUMENT, "no rank 2");
-  ck_fails(ek_communicator_broadcast(c, device, t, 2), EK_ERR_INVALID_ARGUMENT, "no rank 2");
+  ck_invalid(ek_communicator_reduce(c, device, t, 2), "no rank 2");
+  ck_invalid(ek_communicator_broadcast(c, device, t, 2), "no rank 2");
   ck_fails(ek_communicator_reduce_scatter(c, device, &ints, offsets), EK_ERR_TYPE, "i32");
-  ck_fails(ek_communicator_reduce_scatter(c, device, t, NULL), EK_ERR_INVALID_ARGUMENT, "offsets");
-  ck_fails(ek_communicator_all_gather(c, device, t, late), EK_ERR_INVALID_ARGUMENT, "offsets");
-  ck_fails(ek_communicator_all_gather(c, device, t, short_), EK_ERR_INVALID_ARGUMENT, "offsets");
-  ck_fails(ek_communicator_all_gather(c, device, t, back), EK_ERR_INVALID_ARGUMENT, "offsets");
-  ck_fails(ek_communicator_progress(NULL, device), EK_ERR_INVALID_ARGUMENT, "progress");
-  ck_fails(ek_communicator_wait(c, NULL), EK_ERR_INVALID_ARGUMENT, "wait");
+  ck_invalid(ek_communicator_reduce_scatter(c, device, t, NULL), "offsets");
+  ck_invalid(ek_communicator_all_gather(c, device, t, late), "offsets");
+  ck_invalid(ek_communicator_all_gather(c, device, t, short_), "offsets");
+  ck_invalid(ek_communicator_all_gather(c, device, t, back), "offsets");
+  ck_invalid(ek_communicator_progress(NULL, device), "progress");
+  ck_invalid(ek_communicator_wait(c, NULL), "wait");
   ck_fails(ek_communicator_wait(c, foreign), EK_ERR_DEVICE, "wait");
   ck_assert_str_eq(ek_communicator_name(NULL), "");
   ek_communicator_abort(NULL);

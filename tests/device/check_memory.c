@@ -4,15 +4,9 @@
  */
 #include "ck_arena.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 /* What the device keeps for itself, which the functions of the library count. */
 static uint64_t own_bytes(const ek_device *device) {
-  ek_memory_usage usage;
-  ck_ok(ek_memory_stats(&usage, device));
+  CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, device));
   return usage.fixed_bytes;
 }
 
@@ -26,7 +20,7 @@ struct trace {
 
 /* A sequence of requests from a seed; the first failure ends it. */
 static ek_status play(struct trace *trace, const char *spec, uint64_t seed) {
-  ek_group *group = ck_open(spec, 1);
+  CK_HELD(ek_group *, group, ck_open(spec, 1));
   ek_device *device = ek_group_device(group, 0);
   ek_tensor tensors[40] = {0};
   struct ck_random random = ck_random_start(seed);
@@ -44,10 +38,9 @@ static ek_status play(struct trace *trace, const char *spec, uint64_t seed) {
     if (base == NULL) base = tensor->data;
     if (status == EK_OK) trace->offsets[step] = (uint64_t)((char *)tensor->data - base);
   }
-  trace->peak = ck_usage_of(device).peak_bytes;
+  trace->peak = ck_usage(device).peak_bytes;
   for (int i = 0; i < 40; i++) ek_tensor_free(&tensors[i]);
   ck_no_memory_held(group);
-  ek_group_free(group);
   return status;
 }
 
@@ -102,8 +95,8 @@ CK_LOOP(out_of_memory_says_what_is_held, 2) {
                   ek_error_message());
   }
   ck_assert(!ek_tensor_exists(&c));
-  ck_assert_uint_eq(ck_usage_of(device).allocations, 2);
-  ck_assert_uint_eq(ck_usage_of(device).current_bytes, 15 << 19);
+  ck_assert_uint_eq(ck_usage(device).allocations, 2);
+  ck_assert_uint_eq(ck_usage(device).current_bytes, 15 << 19);
   ek_tensor_free(&a);
   ck_ok(ck_take(&c, device, EK_MEMORY_OPTIMIZER, 3 << 20));
   ek_tensor_free(&c);
@@ -111,8 +104,7 @@ CK_LOOP(out_of_memory_says_what_is_held, 2) {
 
 /* A request one unit larger than the largest free block: both are 1.19 MiB. */
 CK_TEST(out_of_memory_tells_sizes_apart) {
-  ek_group *group = ck_open_exactly("plan@1249792", 1);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(ck_open_exactly("plan@1249792", 1), 0);
   ek_tensor tensor = {0};
   ck_fails(ck_take(&tensor, device, EK_MEMORY_INPUTS, 1250048), EK_ERR_OUT_OF_MEMORY,
            "out of memory: 1.19 MiB (1250048 bytes) for inputs, largest free block 1.19 MiB "
@@ -132,67 +124,61 @@ CK_LOOP(huge_requests_fail_cleanly, 2) {
     ck_assert_int_eq(status, i < 2 ? EK_ERR_OUT_OF_MEMORY : EK_ERR_OVERFLOW);
     ck_assert(!ek_tensor_exists(&tensor));
   }
-  ck_assert_uint_eq(ck_usage_of(device).peak_bytes, 0);
-  ck_assert_uint_eq(ck_usage_of(device).allocations, 0);
+  ck_assert_uint_eq(ck_usage(device).peak_bytes, 0);
+  ck_assert_uint_eq(ck_usage(device).allocations, 0);
   ek_group_free(group);
 }
 
 /* ---- the peak ---- */
 
 CK_TEST(holes_are_unused_at_the_peak_and_charge_reaches_back) {
-  ek_group *group = ck_open("plan@1MiB", 1);
-  ek_device *device = ek_group_device(group, 0);
-  ek_tensor a = {0}, b = {0}, c = {0};
-  ck_ok(ck_take(&a, device, EK_MEMORY_INPUTS, 1000));
-  ck_ok(ck_take(&b, device, EK_MEMORY_ACTIVATIONS, 512));
+  ek_device *device = ck_device("plan@1MiB");
+  CK_GOT(ek_tensor, a, ck_take(&a, device, EK_MEMORY_INPUTS, 1000));
+  CK_GOT(ek_tensor, b, ck_take(&b, device, EK_MEMORY_ACTIVATIONS, 512));
   ek_tensor_free(&a);
-  ck_ok(ck_take(&c, device, EK_MEMORY_WORKSPACE, 2048));
-  ek_memory_usage usage = ck_usage_of(device);
+  CK_GOT(ek_tensor, c, ck_take(&c, device, EK_MEMORY_WORKSPACE, 2048));
+  ek_memory_usage usage = ck_usage(device);
   ck_assert_uint_eq(usage.peak_bytes, 1024 + 512 + 2048);
   ck_assert_uint_eq(usage.unused_at_peak, 1024);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_INPUTS], 0);
   ck_ok(ek_tensor_set_category(&c, EK_MEMORY_OUTPUTS));
-  usage = ck_usage_of(device);
+  usage = ck_usage(device);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_WORKSPACE], 0);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_OUTPUTS], 2048);
   ek_tensor_free(&c);
   ck_ok(ck_take(&c, device, EK_MEMORY_LOSS, 100)); /* younger than the peak */
   ck_ok(ek_tensor_set_category(&c, EK_MEMORY_INPUTS));
-  usage = ck_usage_of(device);
+  usage = ck_usage(device);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_OUTPUTS], 2048);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_INPUTS], 0);
   ck_assert_uint_eq(usage.current[EK_MEMORY_INPUTS], 256);
   ck_ok(ek_memory_reset_peak(device));
-  usage = ck_usage_of(device);
+  usage = ck_usage(device);
   ck_assert_uint_eq(usage.peak_bytes, 1024 + 512);
   ck_assert_uint_eq(usage.unused_at_peak, 768);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_INPUTS], 256);
   ek_tensor_free(&b);
   ek_tensor_free(&c);
   ck_ok(ek_memory_reset_peak(device));
-  ck_assert_uint_eq(ck_usage_of(device).peak_bytes, 0);
+  ck_assert_uint_eq(ck_usage(device).peak_bytes, 0);
 }
 
 CK_TEST(growing_twice_below_the_peak_keeps_its_record) {
-  ek_group *group = ck_open("plan@1MiB", 1);
-  ek_device *device = ek_group_device(group, 0);
-  ek_tensor a = {0}, b = {0};
-  ck_ok(ck_take(&a, device, EK_MEMORY_INPUTS, 256));
-  ck_ok(ck_take(&b, device, EK_MEMORY_LOSS, 4096));
+  ek_device *device = ck_device("plan@1MiB");
+  CK_OPENED(ek_tensor, a, ck_take(&a, device, EK_MEMORY_INPUTS, 256));
+  CK_GOT(ek_tensor, b, ck_take(&b, device, EK_MEMORY_LOSS, 4096));
   ek_tensor_free(&b);
   for (int64_t rows = 256; rows <= 1024; rows *= 2) {
-    bool grown = false;
-    ck_ok(ek_tensor_grow(&grown, &a, rows));
+    CK_GOT(bool, grown, ek_tensor_grow(&grown, &a, rows));
     ck_assert(grown);
   }
   ck_ok(ek_tensor_set_category(&a, EK_MEMORY_OUTPUTS));
-  const ek_memory_usage usage = ck_usage_of(device);
+  const ek_memory_usage usage = ck_usage(device);
   ck_assert_uint_eq(usage.peak_bytes, 256 + 4096);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_INPUTS], 0);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_OUTPUTS], 256);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_LOSS], 4096);
   ck_assert_uint_eq(usage.current[EK_MEMORY_OUTPUTS], 2048);
-  ek_tensor_free(&a);
 }
 
 /* ---- failures at will ---- */
@@ -209,7 +195,7 @@ CK_LOOP(the_nth_allocation_fails_once, 2) {
       ck_assert_int_eq(status, i == n ? EK_ERR_OUT_OF_MEMORY : EK_OK);
       if (i == n) ck_assert(ck_contains(ek_error_message(), "communication"));
     }
-    ck_assert_uint_eq(ck_usage_of(device).current_bytes, 5 * 1024);
+    ck_assert_uint_eq(ck_usage(device).current_bytes, 5 * 1024);
     for (int i = 0; i < 6; i++) ek_tensor_free(&tensors[i]);
     ek_tensor_free(&other);
   }
@@ -234,14 +220,12 @@ CK_LOOP(the_recorder_keeps_the_timeline, 2) {
   ck_fails(ek_memory_record_stop(&e, &count, &dropped, device), EK_ERR_STATE,
            ek_device_name(device));
   ck_assert_uint_eq(count, 99);
-  ek_tensor a = {0}, b = {0};
-  ck_ok(ck_take(&a, device, EK_MEMORY_INPUTS, 1000));
+  CK_GOT(ek_tensor, a, ck_take(&a, device, EK_MEMORY_INPUTS, 1000));
   ck_ok(ek_memory_record_start(device, 5));
-  ck_ok(ck_take(&b, device, EK_MEMORY_LOSS, 300));
+  CK_GOT(ek_tensor, b, ck_take(&b, device, EK_MEMORY_LOSS, 300));
   ck_ok(ek_tensor_set_category(&b, EK_MEMORY_OUTPUTS));
   ck_ok(ek_tensor_set_category(&b, EK_MEMORY_OUTPUTS)); /* no change, no event */
-  bool grown = false;
-  ck_ok(ek_tensor_grow(&grown, &b, 300));
+  CK_GOT(bool, grown, ek_tensor_grow(&grown, &b, 300));
   ek_tensor_free(&a);
   ek_tensor_free(&b);
   ck_ok(ck_take(&a, device, EK_MEMORY_INPUTS, 2));
@@ -331,7 +315,7 @@ CK_TEST(outside_is_measured) {
   uint64_t capacities = 0, now = 0, left = 0, total = 0;
   for (size_t k = 0; k < ek_group_size(group); k++) {
     const ek_device *device = ek_group_device(group, k);
-    const ek_memory_usage usage = ck_usage_of(device);
+    const ek_memory_usage usage = ck_usage(device);
     ek_memory_outside outside;
     memset(&outside, 0xFF, sizeof outside);
     ck_ok(ek_memory_measure_outside(&outside, device));
@@ -346,10 +330,9 @@ CK_TEST(outside_is_measured) {
   }
   if (total > 0) ck_assert_uint_eq(total, left + capacities + now);
   ek_memory_outside none;
-  ck_fails(ek_memory_measure_outside(NULL, ek_group_device(group, 0)), EK_ERR_INVALID_ARGUMENT,
-           "ek_memory_measure_outside");
-  ck_fails(ek_memory_measure_outside(&none, NULL), EK_ERR_INVALID_ARGUMENT,
-           "ek_memory_measure_outside");
+  ck_invalid(ek_memory_measure_outside(NULL, ek_group_device(group, 0)),
+             "ek_memory_measure_outside");
+  ck_invalid(ek_memory_measure_outside(&none, NULL), "ek_memory_measure_outside");
 }
 
 CK_TEST(wrong_arguments) {
@@ -359,16 +342,16 @@ CK_TEST(wrong_arguments) {
   const ek_memory_event *events = NULL;
   size_t count = 0;
   char text[8];
-  ck_fails(ek_memory_stats(NULL, device), EK_ERR_INVALID_ARGUMENT, "ek_memory_stats");
-  ck_fails(ck_memory_stats(&usage, NULL), EK_ERR_INVALID_ARGUMENT, "ek_memory_stats");
-  ck_fails(ek_memory_reset_peak(NULL), EK_ERR_INVALID_ARGUMENT, "reset_peak");
-  ck_fails(ek_memory_fail_at(NULL, 1), EK_ERR_INVALID_ARGUMENT, "fail_at");
-  ck_fails(ek_memory_format(text, NULL, 8, NULL), EK_ERR_INVALID_ARGUMENT, "format");
-  ck_fails(ek_memory_format(NULL, NULL, 8, group), EK_ERR_INVALID_ARGUMENT, "format");
-  ck_fails(ek_memory_record_start(NULL, 8), EK_ERR_INVALID_ARGUMENT, "record_start");
-  ck_fails(ek_memory_record_stop(&events, &count, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "stop");
-  ck_fails(ek_memory_record_stop(NULL, &count, NULL, device), EK_ERR_INVALID_ARGUMENT, "stop");
-  ck_fails(ek_memory_record_stop(&events, NULL, NULL, device), EK_ERR_INVALID_ARGUMENT, "stop");
+  ck_invalid(ek_memory_stats(NULL, device), "ek_memory_stats");
+  ck_invalid(ck_memory_stats(&usage, NULL), "ek_memory_stats");
+  ck_invalid(ek_memory_reset_peak(NULL), "reset_peak");
+  ck_invalid(ek_memory_fail_at(NULL, 1), "fail_at");
+  ck_invalid(ek_memory_format(text, NULL, 8, NULL), "format");
+  ck_invalid(ek_memory_format(NULL, NULL, 8, group), "format");
+  ck_invalid(ek_memory_record_start(NULL, 8), "record_start");
+  ck_invalid(ek_memory_record_stop(&events, &count, NULL, NULL), "stop");
+  ck_invalid(ek_memory_record_stop(NULL, &count, NULL, device), "stop");
+  ck_invalid(ek_memory_record_stop(&events, NULL, NULL, device), "stop");
   ck_assert_str_eq(ek_memory_category_name(EK_MEMORY_PARAMETERS), "parameters");
   ck_assert_str_eq(ek_memory_category_name(EK_MEMORY_WORKSPACE), "workspace");
   ck_assert_str_eq(ek_memory_category_name(EK_MEMORY_CATEGORIES), "unknown");

@@ -14,17 +14,9 @@
 
 #include <errno.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <evenkeel/checkpoint.h>
-#include <evenkeel/memory_snapshot.h>
-#include <evenkeel/mlp.h>
-#include <evenkeel/safetensors.h>
 
 #include "file_calls.h"
 
@@ -51,6 +43,11 @@ static struct ck_setup setup_of(void) {
   return ck_setup_mode(&large, "cpu:2", EK_MODE_SHARDED);
 }
 
+static struct ck_training opened(void) {
+  const struct ck_setup setup = setup_of();
+  return ck_training_opened(&setup);
+}
+
 /* In a process of its own: `body` gives its exit code. */
 static int apart(int (*body)(enum file_fault fault, int n), enum file_fault fault, int n) {
   int status = 0;
@@ -73,9 +70,7 @@ static ek_status save(const struct ck_training *t, bool background) {
 
 /* Saves the states of steps 1 and 2, then that of step 3 with the fault. */
 static int run(enum file_fault fault, int n) {
-  const struct ck_setup setup = setup_of();
-  struct ck_training t;
-  ck_training_open(&t, &setup);
+  struct ck_training t = opened();
   for (int step = 1; step < STEPS; step++) {
     go(&t, 1);
     const ek_status status = save(&t, false);
@@ -105,13 +100,10 @@ static int run(enum file_fault fault, int n) {
 
 /* What the last state of the folder is: step 2, 3 or 4, and as it must be. */
 static int look(enum file_fault fault, int n) {
-  const struct ck_setup setup = setup_of();
-  struct ck_training t, want;
-  ek_checkpoint_info info;
   (void)fault, (void)n;
-  ck_training_open(&t, &setup);
-  ck_training_open(&want, &setup);
-  ck_ok(ek_checkpoint_load(&info, t.model, folder));
+  struct ck_training t = opened();
+  struct ck_training want = opened();
+  CK_GOT(ek_checkpoint_info, info, ek_checkpoint_load(&info, t.model, folder));
   go(&want, (int)info.step);
   struct ck_state a = ck_state_take(t.model), b = ck_state_take(want.model);
   ck_state_same("the last state", &a, &b);
@@ -156,9 +148,7 @@ CK_LOOP(every_call_of_a_save, 6) {
 
 /* No rename before its bytes are synced, and the folder's sync after it. */
 CK_LOOP(what_lasts_comes_first, 2) {
-  const struct ck_setup setup = setup_of();
-  struct ck_training t;
-  ck_training_open(&t, &setup);
+  struct ck_training t = opened();
   file_calls_begin(FILE_NONE, 0);
   const ek_status status = save(&t, _i == 1);
   (void)file_calls_end();
@@ -172,16 +162,12 @@ CK_LOOP(what_lasts_comes_first, 2) {
     const char *kept = strchr(made, 'f'), *begun = strchr(made, 'a');
     ck_assert_msg(kept != NULL && begun != NULL && kept < begun, "%s", calls);
     ck_assert_msg(strchr(sync, 'w') == NULL, "%s: bytes are written after the sync", calls);
-    clear();
   }
-  ck_training_close(&t);
 }
 
 /* A folder whose parent cannot be synced is not made: the next save makes it again, and syncs. */
 CK_TEST(a_folder_is_made_for_good) {
-  const struct ck_setup setup = setup_of();
-  struct ck_training t;
-  ck_training_open(&t, &setup);
+  struct ck_training t = opened();
   file_calls_begin(FILE_NONE, 0);
   ek_status status = save(&t, false);
   (void)file_calls_end();
@@ -197,18 +183,14 @@ CK_TEST(a_folder_is_made_for_good) {
     ck_assert_int_eq(status, EK_ERR_IO);
     ck_assert_msg(access(folder, F_OK) != 0, "the folder that was not synced is there");
     ck_ok(save(&t, false));
-    clear();
   }
-  ck_training_close(&t);
 }
 
 /* A file system may not know writes past the page cache, and say so late: they are made again. */
 CK_LOOP(direct_writes_may_be_unknown, 2) {
-  const struct ck_setup setup = setup_of();
-  struct ck_training t;
   ek_checkpoint_info info;
   int calls = 1, good = 0;
-  ck_training_open(&t, &setup);
+  struct ck_training t = opened();
   for (int n = 0; n <= calls; n++) {
     go(&t, 1);
     file_calls_begin(n == 0 ? FILE_NONE : FILE_EINVAL, n);
@@ -223,8 +205,6 @@ CK_LOOP(direct_writes_may_be_unknown, 2) {
   }
   /* One without a fault, one whose open and three whose writes were refused, and closing. */
   if (calls > 1) ck_assert_int_ge(good, 5);
-  ck_training_close(&t);
-  clear();
 }
 
 /* A call that a signal interrupts is made again, and what was written or read by half goes on. */
@@ -232,10 +212,8 @@ CK_LOOP(interrupted_calls_are_continued, 4) {
   static const enum file_fault faults[] = {FILE_EINTR, FILE_SHORT};
   const enum file_fault fault = faults[_i % 2];
   const bool background = _i / 2 == 1;
-  const struct ck_setup setup = setup_of();
-  struct ck_training t;
   ek_checkpoint_info info;
-  ck_training_open(&t, &setup);
+  struct ck_training t = opened();
   go(&t, 1);
   for (int n = 1, calls = 1; n <= calls; n++) {
     file_calls_begin(fault, n);
@@ -251,18 +229,14 @@ CK_LOOP(interrupted_calls_are_continued, 4) {
                   file_fault_names[fault], n, file_calls_sequence(), ek_error_message());
     if (made > calls) calls = made;
   }
-  ck_training_close(&t);
-  clear();
 }
 
 /* A load that is refused anything says so: it never takes an older state, nor calls a whole one
  * damaged. */
 CK_LOOP(every_call_of_a_load, 2) {
-  const struct ck_setup setup = setup_of();
-  struct ck_training t;
   ek_checkpoint_info info;
   int calls = 1, refused = 0;
-  ck_training_open(&t, &setup);
+  struct ck_training t = opened();
   for (int step = 0; step < STEPS && calls > 0; step++) {
     go(&t, 1);
     const ek_status status = save(&t, false);
@@ -289,18 +263,14 @@ CK_LOOP(every_call_of_a_load, 2) {
     ck_ok(ek_checkpoint_load(&info, t.model, folder));
     ck_assert_int_eq(info.step, STEPS);
   }
-  ck_training_close(&t);
-  clear();
 }
 
 /* A state that another process removed after the folder was read: it has saved a later one, so the
  * folder is read again. */
 CK_TEST(a_state_is_removed_meanwhile) {
-  const struct ck_setup setup = setup_of();
-  struct ck_training t;
   ek_checkpoint_info info;
   int gone = 0;
-  ck_training_open(&t, &setup);
+  struct ck_training t = opened();
   go(&t, 1);
   ek_status status = save(&t, false);
   for (int n = 1, made = 1; status != EK_ERR_UNSUPPORTED && n <= made; n++) {
@@ -312,20 +282,16 @@ CK_TEST(a_state_is_removed_meanwhile) {
     gone += file_calls_sequence()[n - 1] == 'o';
   }
   ck_assert(status == EK_ERR_UNSUPPORTED || gone > 0);
-  ck_training_close(&t);
-  clear();
 }
 
 /* A disk that writes other bytes than it was given: the state before stays, and the save says so.
  * */
 CK_LOOP(what_is_written_wrong_removes_nothing, 2) {
-  const struct ck_setup setup = setup_of();
-  struct ck_training t;
   ek_checkpoint_info info;
   ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   int calls = 1, refused = 0;
   options.keep = _i == 0 ? 1 : 0; /* where the step is the same it replaces a state without it */
-  ck_training_open(&t, &setup);
+  struct ck_training t = opened();
   go(&t, 1);
   ek_status status = ek_checkpoint_save(t.model, folder, &options);
   if (status == EK_ERR_UNSUPPORTED) calls = 0;
@@ -354,15 +320,11 @@ CK_LOOP(what_is_written_wrong_removes_nothing, 2) {
     ck_ok(ek_checkpoint_latest(&info, folder));
   }
   if (calls > 0) ck_assert_int_gt(refused, 3);
-  ck_training_close(&t);
-  clear();
 }
 
 /* What a file system says only when a file is closed is an error of the save. */
 CK_LOOP(a_refused_close_is_an_error, 2) {
-  const struct ck_setup setup = setup_of();
-  struct ck_training t;
-  ck_training_open(&t, &setup);
+  struct ck_training t = opened();
   ek_status status = save(&t, _i == 1);
   if (status != EK_ERR_UNSUPPORTED) {
     ck_ok(status);
@@ -377,20 +339,16 @@ CK_LOOP(a_refused_close_is_an_error, 2) {
     ck_assert_int_eq(status, EK_ERR_IO);
     ck_assert_msg(ck_contains(ek_error_message(), "cannot be closed"), "%s", ek_error_message());
   }
-  ck_training_close(&t);
-  clear();
 }
 
 /* A text that is written in several pieces: the first that fails is an error, and the old file
  * stays. */
 CK_TEST(every_call_of_a_snapshot) {
-  const struct ck_setup setup = setup_of();
-  struct ck_training t;
   struct stat old, now;
   char path[96];
   int calls = 1, pieces = 0;
   (void)snprintf(path, sizeof path, "%s.json", folder);
-  ck_training_open(&t, &setup);
+  struct ck_training t = opened();
   ck_ok(ek_memory_record_start(ek_group_device(t.group, 0), 10000));
   go(&t, 10);
   ck_ok(ek_memory_snapshot(t.group, path));
@@ -409,7 +367,6 @@ CK_TEST(every_call_of_a_snapshot) {
   }
   ck_assert_int_gt(pieces, 1);
   ck_assert_int_eq(unlink(path), 0);
-  ck_training_close(&t);
 }
 
 static void choose_folder(void) {
@@ -418,4 +375,4 @@ static void choose_folder(void) {
                  (int)getpid());
 }
 
-CK_SUITE_WITH("file_calls", choose_folder, NULL)
+CK_SUITE_WITH("file_calls", choose_folder, clear)

@@ -14,17 +14,8 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <evenkeel/checkpoint.h>
-#include <evenkeel/memory_snapshot.h>
-#include <evenkeel/metrics.h>
-#include <evenkeel/trace.h>
-#include <evenkeel/weights.h>
 
 #include "host_calls.h"
 
@@ -267,7 +258,7 @@ static void open_all(void) {
   (void)snprintf(second, sizeof second, "%s/step-000000000002.safetensors", folder);
   (void)snprintf(other, sizeof other, "%s/other.json", folder);
   (void)snprintf(another, sizeof another, "%s/another", folder);
-  ck_training_open(&t, &setup);
+  t = ck_training_opened(&setup);
   go(1);
   (void)do_save();
   old_state = image_of(first);

@@ -8,9 +8,6 @@
  * is a status; nothing is left behind; and the next try gives the bits of an undisturbed one. And
  * the same with an address space that ends somewhere, from the first product of the process on.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>

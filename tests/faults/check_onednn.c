@@ -13,17 +13,12 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <evenkeel/log.h>
 #include <oneapi/dnnl/dnnl.h>
 
 #include "ck_training.h"

@@ -7,11 +7,6 @@
  * this one has used the library. It multiplies small whole numbers, in each kind of product that
  * layers have, and says what came of it. Numbers must be right whatever oneDNN does.
  */
-#include <evenkeel/log.h>
-#include <evenkeel/products.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -2,11 +2,6 @@
  * check_batch_norm.c - batch normalisation over the rows of one device: against plain sums in f64,
  * running statistics, evaluation, frozen statistics. Several devices: tests/whole.
  */
-#include <math.h>
-
-#include <evenkeel/batch_norm.h>
-#include <evenkeel/recompute.h>
-
 #include "ck_module.h"
 
 enum { C = 6, ROWS = 8 };
@@ -45,18 +40,8 @@ static ek_status create_recomputed(ek_module **module) {
 }
 
 static const struct ck_module_case cases[] = {
-    {.name = "8 x 6",
-     .create = create_shard,
-     .input = {{0, 2, {ROWS, C}, -2, 2, 0}},
-     .longest = 8,
-     .depth = 6,
-     .saved = 1},
-    {.name = "2 x 3 x 2 x 6, over all",
-     .create = create_all,
-     .input = {{0, 4, {2, 3, 2, C}, -2, 2, 0}},
-     .longest = 12,
-     .depth = 6,
-     .saved = 2},
+    CK_CASE("8 x 6", create_shard, 8, 6, 1, {0, 2, {ROWS, C}, -2, 2}),
+    CK_CASE("2 x 3 x 2 x 6, over all", create_all, 12, 6, 2, {0, 4, {2, 3, 2, C}, -2, 2}),
     {.name = "300 x 2 x 6, far from zero, in two pieces",
      .create = create_shard,
      .input = {{0, 3, {300, 2, C}, 3, 5, 0}},
@@ -64,18 +49,8 @@ static const struct ck_module_case cases[] = {
      .depth = 24, /* x is four times x - mean */
      .probes = 8,
      .saved = 1},
-    {.name = "8 x 6, frozen",
-     .create = create_frozen,
-     .input = {{0, 2, {ROWS, C}, -2, 2, 0}},
-     .longest = 8,
-     .depth = 6,
-     .saved = 1},
-    {.name = "8 x 6, x alone",
-     .create = create_plain,
-     .input = {{0, 2, {ROWS, C}, -2, 2, 0}},
-     .longest = 8,
-     .depth = 6,
-     .saved = 1},
+    CK_CASE("8 x 6, frozen", create_frozen, 8, 6, 1, {0, 2, {ROWS, C}, -2, 2}),
+    CK_CASE("8 x 6, x alone", create_plain, 8, 6, 1, {0, 2, {ROWS, C}, -2, 2}),
 };
 
 /* Statistics of a shard differ from those of the whole batch. */
@@ -108,8 +83,7 @@ static struct plain plain_of(const double *x) {
 }
 
 static void read_named(double *values, const struct ck_bed *bed, const char *name) {
-  ek_parameter_info info;
-  ck_ok(ek_replica_find(&info, bed->replica, name));
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, bed->replica, name));
   ck_get(values, &info.value);
 }
 
@@ -231,7 +205,7 @@ CK_LOOP(running_statistics, 3) {
 
 static void refused(ek_batch_norm_options options, const char *message) {
   ek_module *module = NULL;
-  ck_fails(ek_batch_norm_create_with(&module, C, &options), EK_ERR_INVALID_ARGUMENT, message);
+  ck_invalid(ek_batch_norm_create_with(&module, C, &options), message);
   ck_assert_ptr_null(module);
 }
 
@@ -239,8 +213,8 @@ CK_TEST(bad_input) {
   const ek_batch_norm_options good = EK_BATCH_NORM_OPTIONS_INIT;
   const ek_initializer ones = ek_initializer_ones();
   ek_module *module = NULL;
-  ck_fails(ek_batch_norm_create(NULL, C), EK_ERR_INVALID_ARGUMENT, "batch_norm");
-  ck_fails(ek_batch_norm_create(&module, 0), EK_ERR_INVALID_ARGUMENT, "channels is 0");
+  ck_invalid(ek_batch_norm_create(NULL, C), "batch_norm");
+  ck_invalid(ek_batch_norm_create(&module, 0), "channels is 0");
   ek_batch_norm_options o = good;
   o.epsilon = 0;
   refused(o, "epsilon is 0");

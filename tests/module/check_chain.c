@@ -1,12 +1,6 @@
 /*
  * check_chain.c - a module's children one after the other, with residual connections.
  */
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/chain.h>
-#include <evenkeel/layers.h>
-
 #include "ck_chained.h"
 #include "ck_module.h"
 
@@ -212,9 +206,8 @@ struct declared {
   ek_formula formula;
 };
 
-static ek_status declared_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(declared) {
   const int64_t shape[] = {WIDTH};
-  (void)self;
   EK_TRY(ek_declare_parameter(declaration, "bias", 1, shape, ek_initializer_zeros()));
   return ek_declare_parameter(declaration, "weight", 1, shape, ek_initializer_ones());
 }
@@ -272,8 +265,7 @@ CK_TEST(a_norm_is_known_by_its_formula) {
   is.create = create_declared;
   struct ck_bed *own = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
   for (int i = 0; i < 4; i++) {
-    ek_parameter_info info;
-    ck_ok(ek_replica_find(&info, stock->replica, names[i]));
+    CK_GOT(ek_parameter_info, info, ek_replica_find(&info, stock->replica, names[i]));
     ck_get(values, &info.value);
     ck_bed_set(own, names[i], values);
   }
@@ -300,19 +292,17 @@ struct raw {
   ek_chain forward, backward;
 };
 
-static ek_status raw_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(raw) {
   const struct raw *m = (const struct raw *)self;
   EK_TRY(ek_declare_module(declaration, "wide", m->children[0]));
   return ek_declare_module(declaration, "narrow", m->children[1]);
 }
 
-static ek_status raw_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                             ek_tensor *outputs) {
+CK_FORWARD(raw) {
   return ek_chain_forward(outputs, pass, inputs, &((const struct raw *)self)->forward);
 }
 
-static ek_status raw_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                              ek_tensor *grad_inputs) {
+CK_BACKWARD(raw) {
   return ek_chain_backward(grad_inputs, pass, grad_outputs, &((const struct raw *)self)->backward);
 }
 
@@ -326,13 +316,11 @@ static ek_status pass_with(const ek_chain *forward, const ek_chain *backward) {
   ck_ok(ek_linear_create(&m.children[0], WIDTH, WIDTH, true));
   ck_ok(ek_linear_create(&m.children[1], WIDTH, 2, true));
   ck_ok(ek_module_init(&m.base, &raw_ops, 1, 1));
-  ek_group *group = ck_open("cpu:1", 1);
+  CK_HELD(ek_group *, group, ck_open("cpu:1", 1));
   ek_device *device = ek_group_device(group, 0);
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
   ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(3, WIDTH)), y = {0};
-  ck_ok(ek_replica_open(&replica, device, &m.base, NULL));
-  ck_ok(ek_pass_open(&pass, replica, NULL));
+  CK_GOT(ek_replica *, replica, ek_replica_open(&replica, device, &m.base, NULL));
+  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
   ek_status status = ek_pass_run_forward(&y, pass, &x);
   if (status == EK_OK) status = ek_pass_run_backward(NULL, pass, &y);
   ek_tensor_free(&y);
@@ -341,7 +329,6 @@ static ek_status pass_with(const ek_chain *forward, const ek_chain *backward) {
   ek_replica_free(replica);
   ek_module_free(&m.base);
   for (int i = 0; i < 2; i++) ek_module_free(m.children[i]);
-  ek_group_free(group);
   return status;
 }
 

@@ -1,11 +1,6 @@
 /*
  * check_conv2d.c - convolution of pictures as a layer.
  */
-#include <math.h>
-#include <string.h>
-
-#include <evenkeel/conv2d.h>
-
 #include "ck_frozen.h"
 #include "ck_module.h"
 
@@ -28,26 +23,11 @@ static ek_status create_depthwise(ek_module **module) {
 static ek_status create_pixel(ek_module **module) { return ek_conv2d_create(module, 6, 3, 1); }
 
 static const struct ck_module_case cases[] = {
-    {.name = "3 -> 4, 3 x 3",
-     .create = create_plain,
-     .input = {{0, 4, {5, 5, 4, 3}, -1, 1, 0}},
-     .longest = 30,
-     .depth = 1},
-    {.name = "4 -> 6 in two groups, stride, padding, dilation",
-     .create = create_wide,
-     .input = {{0, 4, {3, 6, 5, 4}, -1, 1, 0}},
-     .longest = 45,
-     .depth = 1},
-    {.name = "depthwise",
-     .create = create_depthwise,
-     .input = {{0, 4, {4, 4, 4, 5}, -1, 1, 0}},
-     .longest = 64,
-     .depth = 1},
-    {.name = "6 -> 3, one pixel",
-     .create = create_pixel,
-     .input = {{0, 4, {4, 3, 2, 6}, -1, 1, 0}},
-     .longest = 24,
-     .depth = 1},
+    CK_CASE("3 -> 4, 3 x 3", create_plain, 30, 1, 0, {0, 4, {5, 5, 4, 3}, -1, 1}),
+    CK_CASE("4 -> 6 in two groups, stride, padding, dilation", create_wide, 45, 1, 0,
+            {0, 4, {3, 6, 5, 4}, -1, 1}),
+    CK_CASE("depthwise", create_depthwise, 64, 1, 0, {0, 4, {4, 4, 4, 5}, -1, 1}),
+    CK_CASE("6 -> 3, one pixel", create_pixel, 24, 1, 0, {0, 4, {4, 3, 2, 6}, -1, 1}),
 };
 CK_MODULE_CASES(cases)
 
@@ -109,13 +89,10 @@ CK_LOOP(frozen_parameters, 4) {
 
 /* torch's: uniform in +- 1 / sqrt(3 * 3 * 3). */
 CK_TEST(initial_values) {
-  ek_group *group = ck_open("cpu:1", 1);
-  ek_parameter_info info;
   double values[108], sum = 0, most = 0;
   CK_OPENED(ek_module *, module, create_plain(&module));
-  CK_OPENED(ek_replica *, replica,
-            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
-  ck_ok(ek_replica_find(&info, replica, "weight"));
+  CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), module, NULL));
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, replica, "weight"));
   ck_assert_int_eq(info.value.rank, 4);
   ck_get(values, &info.value);
   for (int i = 0; i < 108; i++) {
@@ -132,20 +109,19 @@ CK_TEST(initial_values) {
 
 CK_TEST(bad_input) {
   ek_module *module = NULL;
-  ck_fails(ek_conv2d_create(NULL, 3, 4, 3), EK_ERR_INVALID_ARGUMENT, "conv2d");
-  ck_fails(ek_conv2d_create(&module, 0, 4, 3), EK_ERR_INVALID_ARGUMENT, "sizes are 0 -> 4");
-  ck_fails(ek_conv2d_create(&module, 3, -1, 3), EK_ERR_INVALID_ARGUMENT, "sizes are 3 -> -1");
-  ck_fails(ek_conv2d_create(&module, 3, 4, 0), EK_ERR_INVALID_ARGUMENT, "kernel is 0 x 0");
-  ck_fails(create_of(&module, 3, 4, true, (ek_convolution){0, {1, 1}, {0, 1}, {0, 0}, {1, 1}, 1}),
-           EK_ERR_INVALID_ARGUMENT, "stride is 0 x 1");
+  ck_invalid(ek_conv2d_create(NULL, 3, 4, 3), "conv2d");
+  ck_invalid(ek_conv2d_create(&module, 0, 4, 3), "sizes are 0 -> 4");
+  ck_invalid(ek_conv2d_create(&module, 3, -1, 3), "sizes are 3 -> -1");
+  ck_invalid(ek_conv2d_create(&module, 3, 4, 0), "kernel is 0 x 0");
+  ck_invalid(create_of(&module, 3, 4, true, (ek_convolution){0, {1, 1}, {0, 1}, {0, 0}, {1, 1}, 1}),
+             "stride is 0 x 1");
   ck_fails(create_of(&module, 3, 4, true, (ek_convolution){0, {1, 1}, {1, 1}, {0, 0}, {1, 1}, 2}),
            EK_ERR_SHAPE, "2 groups do not divide 3 and 4 channels");
   ek_conv2d_options options = EK_CONV2D_OPTIONS_INIT;
   const ek_initializer start = ek_initializer_ones();
   options.bias = false;
-  options.bias_start = &start;
-  ck_fails(ek_conv2d_create_with(&module, 3, 4, &options), EK_ERR_INVALID_ARGUMENT,
-           "conv2d: bias_start is given, but bias is false");
+  ck_bad(options, bias_start, &start, ek_conv2d_create_with(&module, 3, 4, &options),
+         "conv2d: bias_start is given, but bias is false");
   ck_assert_ptr_null(module);
   ck_host_failures(create_plain);
 

@@ -1,11 +1,6 @@
 /*
  * check_embedding.c - rows of a learned table by index, plus a learned position.
  */
-#include <math.h>
-#include <string.h>
-
-#include <evenkeel/embedding.h>
-
 #include "ck_module.h"
 
 static ek_status create_plain(ek_module **module) { return ek_embedding_create(module, 5, 3, 0); }
@@ -13,31 +8,11 @@ static ek_status create_placed(ek_module **module) { return ek_embedding_create(
 
 /* Some tokens occur twice and some not at all; a table of positions is used whole and in part. */
 static const struct ck_module_case cases[] = {
-    {.name = "2 x 4 tokens",
-     .create = create_plain,
-     .input = {{EK_I32, 2, {2, 4}, 0, 3, 0}},
-     .longest = 8,
-     .depth = 1},
-    {.name = "6 tokens",
-     .create = create_plain,
-     .input = {{EK_I32, 1, {6}, 0, 4, 0}},
-     .longest = 6,
-     .depth = 1},
-    {.name = "3 x 4 tokens, 4 positions",
-     .create = create_placed,
-     .input = {{EK_I32, 2, {3, 4}, 0, 4, 0}},
-     .longest = 12,
-     .depth = 1},
-    {.name = "3 x 2 tokens, 4 positions",
-     .create = create_placed,
-     .input = {{EK_I32, 2, {3, 2}, 0, 4, 0}},
-     .longest = 6,
-     .depth = 1},
-    {.name = "3 samples of one token, 4 positions",
-     .create = create_placed,
-     .input = {{EK_I32, 1, {3}, 0, 4, 0}},
-     .longest = 3,
-     .depth = 1},
+    CK_CASE("2 x 4 tokens", create_plain, 8, 1, 0, {EK_I32, 2, {2, 4}, 0, 3}),
+    CK_CASE("6 tokens", create_plain, 6, 1, 0, {EK_I32, 1, {6}, 0, 4}),
+    CK_CASE("3 x 4 tokens, 4 positions", create_placed, 12, 1, 0, {EK_I32, 2, {3, 4}, 0, 4}),
+    CK_CASE("3 x 2 tokens, 4 positions", create_placed, 6, 1, 0, {EK_I32, 2, {3, 2}, 0, 4}),
+    CK_CASE("3 samples of one token, 4 positions", create_placed, 3, 1, 0, {EK_I32, 1, {3}, 0, 4}),
 };
 CK_MODULE_CASES(cases)
 
@@ -57,8 +32,7 @@ CK_TEST(whole_numbers) {
   ck_within("y", r->output[0],
             (const double[]){112, 213, 314, 400, 501, 602, 112, 213, 314, 403, 504, 605}, NULL, 12);
   ck_assert_ptr_null(r->grad_input[0]);
-  ek_parameter_info info;
-  ck_ok(ek_replica_find(&info, bed->replica, "weight"));
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, bed->replica, "weight"));
   ck_within("dweight", r->gradient + info.offset,
             (const double[]){4, 5, 6, 40, 50, 60, 0, 0, 0, 0, 0, 0, 11, 22, 33}, NULL, 15);
   ck_ok(ek_replica_find(&info, bed->replica, "positions"));
@@ -71,11 +45,9 @@ CK_TEST(whole_numbers) {
 CK_TEST(initial_values) {
   enum { COUNT = 200 * 50 };
   static double values[COUNT];
-  ek_group *group = ck_open("cpu:1", 1);
   ek_parameter_info info;
   CK_OPENED(ek_module *, module, ek_embedding_create(&module, 200, 50, 200));
-  CK_OPENED(ek_replica *, replica,
-            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), module, NULL));
   for (int k = 0; k < 2; k++) {
     ck_ok(ek_replica_find(&info, replica, k == 0 ? "weight" : "positions"));
     ck_get(values, &info.value);
@@ -91,15 +63,14 @@ CK_TEST(initial_values) {
 
 CK_TEST(bad_input) {
   ek_module *module = NULL;
-  ck_fails(ek_embedding_create(NULL, 5, 3, 0), EK_ERR_INVALID_ARGUMENT, "embedding");
-  ck_fails(ek_embedding_create(&module, 0, 3, 0), EK_ERR_INVALID_ARGUMENT, "embedding");
-  ck_fails(ek_embedding_create(&module, 5, -3, 0), EK_ERR_INVALID_ARGUMENT, "-3");
-  ck_fails(ek_embedding_create(&module, 5, 3, -1), EK_ERR_INVALID_ARGUMENT, "-1");
+  ck_invalid(ek_embedding_create(NULL, 5, 3, 0), "embedding");
+  ck_invalid(ek_embedding_create(&module, 0, 3, 0), "embedding");
+  ck_invalid(ek_embedding_create(&module, 5, -3, 0), "-3");
+  ck_invalid(ek_embedding_create(&module, 5, 3, -1), "-1");
   const ek_initializer zeros = ek_initializer_zeros();
   ek_embedding_options options = EK_EMBEDDING_OPTIONS_INIT;
-  options.positions_start = &zeros;
-  ck_fails(ek_embedding_create_with(&module, 5, 3, &options), EK_ERR_INVALID_ARGUMENT,
-           "positions_start is given, but positions is 0");
+  ck_bad(options, positions_start, &zeros, ek_embedding_create_with(&module, 5, 3, &options),
+         "positions_start is given, but positions is 0");
   ck_assert_ptr_null(module);
   ck_host_failures(create_placed);
 
@@ -128,13 +99,12 @@ CK_TEST(token_outside) {
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, "cpu:1");
   const uint64_t before = ck_bed_held(bed);
   for (int k = 0; k < 2; k++) {
-    ek_pass *pass = NULL;
     ek_tensor y = {0};
     ck_set(&bed->input[0], (const double[]){0, 1, outside[k], 2});
-    ck_ok(ek_pass_open(&pass, bed->replica, NULL));
-    ck_fails(ck_finish(ek_pass_run_forward(&y, pass, bed->input),
-                       ek_device_stream(bed->device, EK_STREAM_COMPUTE)),
-             EK_ERR_INVALID_ARGUMENT, "2");
+    CK_GOT(ek_pass *, pass, ek_pass_open(&pass, bed->replica, NULL));
+    ck_invalid(ck_finish(ek_pass_run_forward(&y, pass, bed->input),
+                         ek_device_stream(bed->device, EK_STREAM_COMPUTE)),
+               "2");
     const bool late = strcmp(ek_device_backend(bed->device), "cuda") == 0;
     ck_assert_int_eq(ek_tensor_exists(&y), late);
     ek_tensor_free(&y);

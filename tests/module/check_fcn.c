@@ -1,12 +1,6 @@
 /*
  * check_fcn.c - the fully convolutional network on a ResNet: gradients of both outputs, names.
  */
-#include <stdio.h>
-#include <string.h>
-
-#include <evenkeel/fcn.h>
-#include <evenkeel/replica.h>
-
 #include "ck_module.h"
 
 static ek_status create_fcn(ek_module **module, bool auxiliary) {
@@ -28,20 +22,10 @@ static ek_status create_one_output(ek_module **module) { return create_fcn(modul
 /* depth: three operations for each of 24 convolutions, forward and backward. Sizes with whose random
  * numbers no rounding to 16 bits crosses the edge of a ReLU, where gradients jump. */
 static const struct ck_module_case cases[] = {
-    {.name = "segmentation",
-     .create = create_segments,
-     .input = {{0, 4, {3, 5, 8, 2}, -1, 1, 0}},
-     .longest = 16 * 9,
-     .depth = 140,
-     .probes = 3,
-     .saved = UINT64_MAX},
-    {.name = "segmentation, one output",
-     .create = create_one_output,
-     .input = {{0, 4, {2, 8, 8, 2}, -1, 1, 0}},
-     .longest = 16 * 9,
-     .depth = 140,
-     .probes = 3,
-     .saved = UINT64_MAX},
+    CK_CASE_PROBED("segmentation", create_segments, 16 * 9, 140, UINT64_MAX, 3,
+                   {0, 4, {3, 5, 8, 2}, -1, 1}),
+    CK_CASE_PROBED("segmentation, one output", create_one_output, 16 * 9, 140, UINT64_MAX, 3,
+                   {0, 4, {2, 8, 8, 2}, -1, 1}),
 };
 CK_MODULE_CASES(cases)
 
@@ -86,18 +70,13 @@ CK_TEST(bad_options) {
   ek_resnet_options backbone = EK_RESNET_OPTIONS_INIT;
   ek_fcn_options bad = EK_FCN_OPTIONS_INIT;
   backbone.depth = 20;
-  bad.backbone = &backbone;
-  ck_fails(ek_fcn_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "depth is 20");
-  bad = (ek_fcn_options)EK_FCN_OPTIONS_INIT;
-  bad.classes = -1;
-  ck_fails(ek_fcn_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "-1 classes");
+  ck_bad(bad, backbone, &backbone, ek_fcn_create(&module, &bad), "depth is 20");
+  ck_bad(bad, classes, -1, ek_fcn_create(&module, &bad), "-1 classes");
   bad.classes = 2;
-  bad.dropout = 1;
-  ck_fails(ek_fcn_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "p is 1");
+  ck_bad(bad, dropout, 1, ek_fcn_create(&module, &bad), "p is 1");
   ck_assert_ptr_null(module);
   ck_host_failures(create_segments);
-  ck_ok(create_segments(&module));
-  ck_keep(module);
+  ck_kept(create_segments(&module), module);
   ck_forward_fails(module, EK_ERR_SHAPE, "input has rank 2, expected 4", EK_F32, CK_SHAPE(2, 2));
 }
 

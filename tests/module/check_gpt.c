@@ -1,16 +1,6 @@
 /*
  * check_gpt.c - a decoder of GPT-2's shape.
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/gather.h>
-#include <evenkeel/gpt.h>
-#include <evenkeel/sgd.h>
-#include <evenkeel/trainer.h>
-
 #include "ck_gpt.h"
 #include "ck_module.h"
 
@@ -53,40 +43,15 @@ static ek_status create_flat(ek_module **module) {
 #define TWO_BLOCKS 200
 
 static const struct ck_module_case cases[] = {
-    {.name = "2 layers, tied",
-     .create = create_tied,
-     .input = {{EK_I32, 2, {3, 5}, 0, 10, 0}},
-     .longest = 32,
-     .depth = TWO_BLOCKS,
-     .saved = 80,
-     .probes = 24},
-    {.name = "2 layers, untied, the whole sequence",
-     .create = create_untied,
-     .input = {{EK_I32, 2, {2, 6}, 0, 10, 0}},
-     .longest = 32,
-     .depth = TWO_BLOCKS,
-     .saved = 70,
-     .probes = 24},
-    {.name = "2 layers, dropout",
-     .create = create_dropout,
-     .input = {{EK_I32, 2, {3, 5}, 0, 10, 0}},
-     .longest = 32,
-     .depth = TWO_BLOCKS,
-     .saved = 80,
-     .probes = 24},
-    {.name = "no layers",
-     .create = create_flat,
-     .input = {{EK_I32, 2, {3, 1}, 0, 10, 0}},
-     .longest = 11,
-     .depth = 20,
-     .saved = 4},
-    {.name = "2 layers without biases",
-     .create = create_unbiased,
-     .input = {{EK_I32, 2, {3, 5}, 0, 10, 0}},
-     .longest = 32,
-     .depth = TWO_BLOCKS,
-     .saved = 80,
-     .probes = 24},
+    CK_CASE_PROBED("2 layers, tied", create_tied, 32, TWO_BLOCKS, 80, 24,
+                   {EK_I32, 2, {3, 5}, 0, 10}),
+    CK_CASE_PROBED("2 layers, untied, the whole sequence", create_untied, 32, TWO_BLOCKS, 70, 24,
+                   {EK_I32, 2, {2, 6}, 0, 10}),
+    CK_CASE_PROBED("2 layers, dropout", create_dropout, 32, TWO_BLOCKS, 80, 24,
+                   {EK_I32, 2, {3, 5}, 0, 10}),
+    CK_CASE("no layers", create_flat, 11, 20, 4, {EK_I32, 2, {3, 1}, 0, 10}),
+    CK_CASE_PROBED("2 layers without biases", create_unbiased, 32, TWO_BLOCKS, 80, 24,
+                   {EK_I32, 2, {3, 5}, 0, 10}),
 };
 CK_MODULE_CASES(cases)
 
@@ -104,9 +69,8 @@ CK_LOOP(names, 2) {
                                       "contract.weight",
                                       "contract.bias"};
   struct ck_bed *bed = ck_bed_open(&cases[2 * _i], EK_F32, test_devices("cpu:1"));
-  ek_parameter_info info;
   ck_assert_uint_eq(ek_replica_parameter_count(bed->replica), 2 + 24 + 2);
-  ck_ok(ek_replica_find(&info, bed->replica, "tokens.weight"));
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, bed->replica, "tokens.weight"));
   const int64_t table = info.offset;
   ck_ok(ek_replica_find(&info, bed->replica, "tokens.positions"));
   for (size_t i = 0; i < 24; i++) {
@@ -130,22 +94,19 @@ CK_LOOP(formula, 3) {
   const struct ck_module_case *is[] = {&cases[0], &cases[1], &cases[3]};
   struct ck_bed *bed = ck_bed_open(is[_i], EK_F64, test_devices("cpu:1"));
   struct ck_results *r = ck_bed_backward(bed, false);
-  double *want = calloc((size_t)r->output_count[0], sizeof *want);
-  ck_assert_ptr_nonnull(want);
+  double *want = ck_array((size_t)r->output_count[0], sizeof *want);
   ck_gpt_forward(want, bed->replica, &options[_i], bed->value[0], bed->input[0].shape[0],
                  bed->input[0].shape[1]);
   ck_assert_double_le(ck_rel_l2(r->output[0], want, r->output_count[0]),
                       30 * (32 * sqrt(32.0) + 8) * 0x1p-53);
-  free(want);
 }
 
 /* The values of every parameter of `from` go to the one of the same name in `to`. */
 static void copy_parameters(struct ck_bed *to, struct ck_bed *from) {
   double *values = ck_bed_parameters(from);
   for (size_t i = 0; i < ek_replica_parameter_count(to->replica); i++) {
-    ek_parameter_info there, here;
-    ck_ok(ek_replica_parameter(&there, to->replica, i));
-    ck_ok(ek_replica_find(&here, from->replica, there.name));
+    CK_GOT(ek_parameter_info, there, ek_replica_parameter(&there, to->replica, i));
+    CK_GOT(ek_parameter_info, here, ek_replica_find(&here, from->replica, there.name));
     ck_set(&there.value, values + here.offset);
   }
 }
@@ -205,17 +166,14 @@ static void run_rows(struct ck_bed *bed, int64_t first, int64_t count, bool accu
   ek_pass_options options = bed->options;
   options.first_sample += first;
   options.accumulate = accumulate;
-  ek_pass *pass = NULL;
-  ek_tensor tokens = {0}, gradient = {0}, logits = {0};
-  ck_ok(ek_tensor_rows(&tokens, &bed->input[0], first, count));
-  ck_ok(ek_tensor_rows(&gradient, &bed->grad_output[0], first, count));
-  ck_ok(ek_pass_open(&pass, bed->replica, &options));
-  ck_ok(ek_pass_run_forward(&logits, pass, &tokens));
+  CK_GOT(ek_tensor, tokens, ek_tensor_rows(&tokens, &bed->input[0], first, count));
+  CK_GOT(ek_tensor, gradient, ek_tensor_rows(&gradient, &bed->grad_output[0], first, count));
+  CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, bed->replica, &options));
+  CK_GOT(ek_tensor, logits, ek_pass_run_forward(&logits, pass, &tokens));
   ek_tensor_free(&logits);
   ck_ok(ek_pass_run_backward(NULL, pass, &gradient));
   ek_tensor_free(&tokens);
   ek_tensor_free(&gradient);
-  ek_pass_free(pass);
 }
 
 /* A batch in two parts has the same masks, and so the same gradient, as in one. */
@@ -224,24 +182,20 @@ CK_TEST(dropout_of_a_split_batch) {
   struct ck_results *whole = ck_bed_backward(bed, false);
   run_rows(bed, 0, 1, false);
   run_rows(bed, 1, 2, true);
-  double *parts = calloc((size_t)whole->parameters, sizeof *parts);
-  ck_assert_ptr_nonnull(parts);
+  double *parts = ck_array((size_t)whole->parameters, sizeof *parts);
   ck_get(parts, ek_replica_gradients(bed->replica));
   ck_assert_double_le(ck_rel_l2(parts, whole->gradient, whole->parameters), 1e-13);
-  free(parts);
 }
 
 /* GPT-2 has 124,439,808 parameters (Radford et al. 2019 print 117M; the released model has these).
  */
 CK_TEST(defaults) {
-  ek_group *group = ck_open("plan:1", 1);
   CK_OPENED(ek_module *, module, ek_gpt_create(&module, NULL));
-  CK_OPENED(ek_replica *, replica,
-            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  CK_SCOPED(ek_replica *, replica,
+            ek_replica_open(&replica, ck_device("plan:1"), module, NULL));
   int64_t count = 0;
   for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    ek_parameter_info info;
-    ck_ok(ek_replica_parameter(&info, replica, i));
+    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
     count += ek_tensor_count(&info.value);
   }
   ck_assert_int_eq(count, 124439808);
@@ -266,13 +220,11 @@ CK_TEST(initial_values) {
   options.vocabulary = 50;
   options.sequence = 40;
   static double values[4 * 32 * 32];
-  ek_group *group = ck_open("cpu:1", 1);
   CK_OPENED(ek_module *, module, ek_gpt_create(&module, &options));
-  CK_OPENED(ek_replica *, replica,
-            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  CK_SCOPED(ek_replica *, replica,
+            ek_replica_open(&replica, ck_device("cpu:1"), module, NULL));
   for (size_t k = 0; k < sizeof want / sizeof *want; k++) {
-    ek_parameter_info info;
-    ck_ok(ek_replica_find(&info, replica, want[k].name));
+    CK_GOT(ek_parameter_info, info, ek_replica_find(&info, replica, want[k].name));
     const int64_t count = ek_tensor_count(&info.value);
     ck_get(values, &info.value);
     double squares = 0;
@@ -299,39 +251,28 @@ static void train_with_rows(double *losses, float *logits, int64_t columns) {
   ek_gpt_options gpt = small(1, 0.0, false);
   ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
   ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
-  ek_module *module = NULL;
-  ek_criterion *loss = NULL;
-  ek_optimizer *optimizer = NULL;
-  ek_trainer *trainer = NULL;
-  ek_shards out = {0};
-  ek_tensor batch, host;
   float all[SAMPLES * LONG * 16];
   const int64_t wide = columns == 0 ? KINDS : columns, rows[] = {SAMPLES, LONG, wide};
   for (int i = 0; i < SAMPLES * LONG; i++) tokens[i] = i * i % KINDS;
   gpt.logits_columns = columns;
   entropy.classes = KINDS;
   sgd.learning_rate = 0.5;
-  ck_ok(ek_tensor_host(&batch, tokens, EK_I32, 2, shape));
-  ck_ok(ek_gpt_create(&module, &gpt));
-  ck_ok(ek_cross_entropy_create(&loss, &entropy));
-  ck_ok(ek_sgd_create(&optimizer, &sgd));
-  ck_ok(ek_trainer_open(&trainer, test_devices("cpu:2"), module, loss, optimizer, NULL));
+  CK_GOT(ek_tensor, batch, ek_tensor_host(&batch, tokens, EK_I32, 2, shape));
+  CK_SCOPED(ek_module *, module, ek_gpt_create(&module, &gpt));
+  CK_SCOPED(ek_criterion *, loss, ek_cross_entropy_create(&loss, &entropy));
+  CK_SCOPED(ek_optimizer *, optimizer, ek_sgd_create(&optimizer, &sgd));
+  CK_SCOPED(ek_trainer *, trainer,
+            ek_trainer_open(&trainer, test_devices("cpu:2"), module, loss, optimizer, NULL));
   for (int i = 0; i < STEPS; i++) {
-    ek_step_result result;
-    ck_ok(ek_trainer_step(&result, trainer, &batch, 1, &batch, 1));
+    CK_GOT(ek_step_result, result, ek_trainer_step(&result, trainer, &batch, 1, &batch, 1));
     losses[i] = result.loss;
   }
-  ck_ok(ek_trainer_predict(&out, trainer, &batch, 1));
-  ck_ok(ek_tensor_host(&host, all, EK_F32, 3, rows));
+  CK_SCOPED(ek_shards, out, ek_trainer_predict(&out, trainer, &batch, 1));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, all, EK_F32, 3, rows));
   ck_ok(ek_gather_host(&host, &out));
   for (int64_t i = 0; i < SAMPLES * LONG; i++) {
     memcpy(logits + i * KINDS, all + i * wide, KINDS * sizeof *all);
   }
-  ek_shards_free(&out);
-  ck_ok(ek_trainer_close(trainer));
-  ek_optimizer_free(optimizer);
-  ek_criterion_free(loss);
-  ek_module_free(module);
 }
 
 /* The products are the same numbers in the same order; a GPU may have others for other rows. */
@@ -349,7 +290,7 @@ CK_LOOP(longer_rows_of_logits, 2) {
 
 CK_TEST(bad_options) {
   const ek_gpt_options good = small(2, 0.0, false);
-  ck_fails(ek_gpt_create(NULL, &good), EK_ERR_INVALID_ARGUMENT, "gpt");
+  ck_invalid(ek_gpt_create(NULL, &good), "gpt");
   ek_gpt_options o = good;
   o.size = 0;
   wrong(o, EK_ERR_INVALID_ARGUMENT, "size");
@@ -383,8 +324,7 @@ CK_TEST(bad_options) {
 }
 
 CK_TEST(bad_input) {
-  ek_module *module = NULL;
-  ck_ok(create_tied(&module));
+  CK_GOT(ek_module *, module, create_tied(&module));
   ck_forward_fails(module, EK_ERR_SHAPE, "input has 7 tokens a sample, expected at most 6", EK_I32, CK_SHAPE(2, 7));
   ck_forward_fails(module, EK_ERR_SHAPE, "gpt, forward: input has rank 1, expected 2", EK_I32,
                    CK_SHAPE(4));

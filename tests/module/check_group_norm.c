@@ -1,10 +1,6 @@
 /*
  * check_group_norm.c - normalisation of groups of the channels of each sample.
  */
-#include <math.h>
-
-#include <evenkeel/group_norm.h>
-
 #include "ck_module.h"
 
 enum { C = 6, SAMPLES = 3, PIXELS = 4 };
@@ -23,24 +19,10 @@ static ek_status create_each(ek_module **module) {
 }
 
 static const struct ck_module_case cases[] = {
-    {.name = "3 x 2 x 2 x 6, in 3 groups",
-     .create = create_groups,
-     .input = {{0, 4, {SAMPLES, 2, 2, C}, -2, 2, 0}},
-     .longest = 12,
-     .depth = 6,
-     .saved = 1},
-    {.name = "4 x 6, one group, x alone",
-     .create = create_one,
-     .input = {{0, 2, {4, C}, -2, 2, 0}},
-     .longest = 6,
-     .depth = 6,
-     .saved = 1},
-    {.name = "2 x 5 x 6, a group for each channel",
-     .create = create_each,
-     .input = {{0, 3, {2, 5, C}, -2, 2, 0}},
-     .longest = 10,
-     .depth = 6,
-     .saved = 1},
+    CK_CASE("3 x 2 x 2 x 6, in 3 groups", create_groups, 12, 6, 1,
+            {0, 4, {SAMPLES, 2, 2, C}, -2, 2}),
+    CK_CASE("4 x 6, one group, x alone", create_one, 6, 6, 1, {0, 2, {4, C}, -2, 2}),
+    CK_CASE("2 x 5 x 6, a group for each channel", create_each, 10, 6, 1, {0, 3, {2, 5, C}, -2, 2}),
 };
 CK_MODULE_CASES(cases)
 
@@ -78,17 +60,16 @@ CK_TEST(bad_input) {
   ek_module *module = NULL;
   ek_group_norm_options options = EK_GROUP_NORM_OPTIONS_INIT;
   const ek_initializer ones = ek_initializer_ones();
-  ck_fails(ek_group_norm_create(NULL, C, 3), EK_ERR_INVALID_ARGUMENT, "group_norm");
-  ck_fails(ek_group_norm_create(&module, 0, 1), EK_ERR_INVALID_ARGUMENT, "channels is 0");
-  ck_fails(ek_group_norm_create(&module, C, 0), EK_ERR_INVALID_ARGUMENT, "groups is 0");
-  ck_fails(ek_group_norm_create(&module, C, 4), EK_ERR_INVALID_ARGUMENT,
-           "group_norm: groups is 4, expected a divisor of the 6 channels");
-  options.epsilon = (double)INFINITY;
-  ck_fails(ek_group_norm_create_with(&module, C, 3, &options), EK_ERR_INVALID_ARGUMENT, "epsilon");
-  options.epsilon = 1;
+  ck_invalid(ek_group_norm_create(NULL, C, 3), "group_norm");
+  ck_invalid(ek_group_norm_create(&module, 0, 1), "channels is 0");
+  ck_invalid(ek_group_norm_create(&module, C, 0), "groups is 0");
+  ck_invalid(ek_group_norm_create(&module, C, 4),
+             "group_norm: groups is 4, expected a divisor of the 6 channels");
+  ck_bad(options, epsilon, (double)INFINITY, ek_group_norm_create_with(&module, C, 3, &options),
+         "epsilon");
   options.affine = false;
   options.weight_start = &ones;
-  ck_fails(ek_group_norm_create_with(&module, C, 3, &options), EK_ERR_INVALID_ARGUMENT, "affine");
+  ck_invalid(ek_group_norm_create_with(&module, C, 3, &options), "affine");
   ck_assert_ptr_null(module);
   ck_host_failures(create_groups);
 

@@ -1,10 +1,6 @@
 /*
  * check_layer_norm.c - layer normalisation over the last dimension, and RMSNorm.
  */
-#include <math.h>
-
-#include <evenkeel/layer_norm.h>
-
 #include "ck_frozen.h"
 #include "ck_module.h"
 
@@ -24,12 +20,7 @@ static ek_status create_rms_with_bias(ek_module **module) {
 
 /* The last case of rows of two has rows of two: their x - mean are small numbers against epsilon now and then. */
 static const struct ck_module_case cases[] = {
-    {.name = "4 x 6",
-     .create = create_small,
-     .input = {{0, 2, {4, 6}, -2, 2, 0}},
-     .longest = 6,
-     .depth = 6,
-     .saved = 2},
+    CK_CASE("4 x 6", create_small, 6, 6, 2, {0, 2, {4, 6}, -2, 2}),
     {.name = "2 x 3 x 6, far from zero",
      .create = create_small,
      .input = {{0, 3, {2, 3, 6}, 3, 5, 0}},
@@ -42,24 +33,10 @@ static const struct ck_module_case cases[] = {
      .longest = 5,
      .depth = 6,
      .saved = 2},
-    {.name = "4 x 6, without bias",
-     .create = create_without_bias,
-     .input = {{0, 2, {4, 6}, -2, 2, 0}},
-     .longest = 6,
-     .depth = 6,
-     .saved = 2},
-    {.name = "RMSNorm, 4 x 6",
-     .create = create_rms,
-     .input = {{0, 2, {4, 6}, -2, 2, 0}},
-     .longest = 6,
-     .depth = 6,
-     .saved = 1},
-    {.name = "RMSNorm with bias, 2 x 3 x 6, far from zero",
-     .create = create_rms_with_bias,
-     .input = {{0, 3, {2, 3, 6}, 3, 5, 0}},
-     .longest = 6,
-     .depth = 6,
-     .saved = 1},
+    CK_CASE("4 x 6, without bias", create_without_bias, 6, 6, 2, {0, 2, {4, 6}, -2, 2}),
+    CK_CASE("RMSNorm, 4 x 6", create_rms, 6, 6, 1, {0, 2, {4, 6}, -2, 2}),
+    CK_CASE("RMSNorm with bias, 2 x 3 x 6, far from zero", create_rms_with_bias, 6, 6, 1,
+            {0, 3, {2, 3, 6}, 3, 5}),
 };
 CK_MODULE_CASES(cases)
 
@@ -168,13 +145,10 @@ CK_LOOP(frozen_parameters, 4) {
 }
 
 CK_TEST(initial_values) {
-  ek_group *group = ck_open("cpu:1", 1);
-  ek_parameter_info info;
   double values[6];
   CK_OPENED(ek_module *, module, create_small(&module));
-  CK_OPENED(ek_replica *, replica,
-            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
-  ck_ok(ek_replica_find(&info, replica, "weight"));
+  CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), module, NULL));
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, replica, "weight"));
   ck_get(values, &info.value);
   ck_within("weight", values, (const double[]){1, 1, 1, 1, 1, 1}, NULL, 6);
   ck_ok(ek_replica_find(&info, replica, "bias"));
@@ -184,23 +158,21 @@ CK_TEST(initial_values) {
 
 CK_TEST(bad_input) {
   ek_module *module = NULL;
-  ck_fails(ek_layer_norm_create(NULL, 6, 1e-5), EK_ERR_INVALID_ARGUMENT, "layer_norm");
-  ck_fails(ek_layer_norm_create(&module, 0, 1e-5), EK_ERR_INVALID_ARGUMENT, "width");
-  ck_fails(ek_layer_norm_create(&module, -6, 1e-5), EK_ERR_INVALID_ARGUMENT, "width");
-  ck_fails(ek_layer_norm_create(&module, 6, 0), EK_ERR_INVALID_ARGUMENT, "epsilon");
-  ck_fails(ek_layer_norm_create(&module, 6, -1e-5), EK_ERR_INVALID_ARGUMENT, "epsilon");
-  ck_fails(ek_layer_norm_create(&module, 6, (double)NAN), EK_ERR_INVALID_ARGUMENT, "epsilon");
-  ck_fails(ek_layer_norm_create(&module, 6, (double)INFINITY), EK_ERR_INVALID_ARGUMENT, "epsilon");
+  ck_invalid(ek_layer_norm_create(NULL, 6, 1e-5), "layer_norm");
+  ck_invalid(ek_layer_norm_create(&module, 0, 1e-5), "width");
+  ck_invalid(ek_layer_norm_create(&module, -6, 1e-5), "width");
+  ck_invalid(ek_layer_norm_create(&module, 6, 0), "epsilon");
+  ck_invalid(ek_layer_norm_create(&module, 6, -1e-5), "epsilon");
+  ck_invalid(ek_layer_norm_create(&module, 6, (double)NAN), "epsilon");
+  ck_invalid(ek_layer_norm_create(&module, 6, (double)INFINITY), "epsilon");
   ek_layer_norm_options options = EK_LAYER_NORM_OPTIONS_INIT;
   const ek_initializer start = ek_initializer_ones();
   options.bias = false;
-  options.bias_start = &start;
-  ck_fails(ek_layer_norm_create_with(&module, 6, &options), EK_ERR_INVALID_ARGUMENT,
-           "layer_norm: bias_start is given, but bias is false");
+  ck_bad(options, bias_start, &start, ek_layer_norm_create_with(&module, 6, &options),
+         "layer_norm: bias_start is given, but bias is false");
   ck_assert_ptr_null(module);
   ck_host_failures(create_small);
-  ck_fails(ek_rms_norm_create(&module, 0, 1e-5), EK_ERR_INVALID_ARGUMENT,
-           "rms_norm: width is 0, expected above 0");
+  ck_invalid(ek_rms_norm_create(&module, 0, 1e-5), "rms_norm: width is 0, expected above 0");
   ck_host_failures(create_rms);
 
   ck_ok(create_small(&module));

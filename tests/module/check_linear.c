@@ -1,11 +1,6 @@
 /*
  * check_linear.c - y = x W^T + b.
  */
-#include <math.h>
-#include <stdlib.h>
-
-#include <evenkeel/linear.h>
-
 #include "ck_module.h"
 
 static ek_status create_plain(ek_module **module) { return ek_linear_create(module, 3, 2, true); }
@@ -13,26 +8,11 @@ static ek_status create_deep(ek_module **module) { return ek_linear_create(modul
 static ek_status create_one(ek_module **module) { return ek_linear_create(module, 1, 1, true); }
 
 static const struct ck_module_case cases[] = {
-    {.name = "4 x 3 -> 2, bias",
-     .create = create_plain,
-     .input = {{0, 2, {4, 3}, -1, 1, 0}},
-     .longest = 4,
-     .depth = 2},
-    {.name = "2 x 3 x 5 -> 4, no bias",
-     .create = create_deep,
-     .input = {{0, 3, {2, 3, 5}, -1, 1, 0}},
-     .longest = 6,
-     .depth = 2},
-    {.name = "1 x 1 -> 1",
-     .create = create_one,
-     .input = {{0, 2, {1, 1}, -1, 1, 0}},
-     .longest = 1,
-     .depth = 2},
-    {.name = "3 -> 2, a single row without a row dimension",
-     .create = create_plain,
-     .input = {{0, 1, {3}, -1, 1, 0}},
-     .longest = 3,
-     .depth = 2},
+    CK_CASE("4 x 3 -> 2, bias", create_plain, 4, 2, 0, {0, 2, {4, 3}, -1, 1}),
+    CK_CASE("2 x 3 x 5 -> 4, no bias", create_deep, 6, 2, 0, {0, 3, {2, 3, 5}, -1, 1}),
+    CK_CASE("1 x 1 -> 1", create_one, 1, 2, 0, {0, 2, {1, 1}, -1, 1}),
+    CK_CASE("3 -> 2, a single row without a row dimension", create_plain, 3, 2, 0,
+            {0, 1, {3}, -1, 1}),
 };
 CK_MODULE_CASES(cases)
 
@@ -57,21 +37,17 @@ CK_LOOP(whole_numbers, 2) {
 }
 
 static void read_start(ek_module *module, const char *name, double *values) {
-  ek_group *group = ck_open("cpu:1", 1);
-  ek_replica *replica = NULL;
-  ek_parameter_info info;
-  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
-  ck_ok(ek_replica_find(&info, replica, name));
+  CK_HELD(ek_group *, group, ck_open("cpu:1", 1));
+  CK_SCOPED(ek_replica *, replica,
+            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, replica, name));
   ck_get(values, &info.value);
-  ek_replica_free(replica);
-  ek_group_free(group);
 }
 
 CK_TEST(initial_values) {
   enum { IN = 64, OUT = 50 };
   static double weight[IN * OUT], bias[OUT];
-  ek_module *module = NULL;
-  ck_ok(ek_linear_create(&module, IN, OUT, true));
+  CK_GOT(ek_module *, module, ek_linear_create(&module, IN, OUT, true));
   read_start(module, "weight", weight);
   read_start(module, "bias", bias);
   ek_module_free(module);
@@ -103,25 +79,20 @@ CK_TEST(initial_values) {
 
 CK_TEST(bad_input) {
   ek_module *module = NULL;
-  ck_fails(ek_linear_create(NULL, 3, 2, true), EK_ERR_INVALID_ARGUMENT, "linear");
+  ck_invalid(ek_linear_create(NULL, 3, 2, true), "linear");
   ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
   const ek_initializer zeros = ek_initializer_zeros();
-  ck_fails(ek_linear_create_with(NULL, 3, 2, NULL), EK_ERR_INVALID_ARGUMENT, "linear");
-  options.columns = 1;
-  ck_fails(ek_linear_create_with(&module, 3, 2, &options), EK_ERR_INVALID_ARGUMENT,
-           "rows of 1 columns do not hold 2");
-  options.columns = -2;
-  ck_fails(ek_linear_create_with(&module, 3, 2, &options), EK_ERR_INVALID_ARGUMENT, "-2 columns");
-  options.columns = 0;
+  ck_invalid(ek_linear_create_with(NULL, 3, 2, NULL), "linear");
+  ck_bad(options, columns, 1, ek_linear_create_with(&module, 3, 2, &options),
+         "rows of 1 columns do not hold 2");
+  ck_bad(options, columns, -2, ek_linear_create_with(&module, 3, 2, &options), "-2 columns");
   options.bias = false;
-  options.bias_start = &zeros;
-  ck_fails(ek_linear_create_with(&module, 3, 2, &options), EK_ERR_INVALID_ARGUMENT,
-           "bias_start is given, but bias is false");
-  ck_fails(ek_linear_create(&module, 0, 2, true), EK_ERR_INVALID_ARGUMENT, "0 -> 2");
-  ck_fails(ek_linear_create(&module, 3, 0, true), EK_ERR_INVALID_ARGUMENT, "3 -> 0");
-  ck_fails(ek_linear_create(&module, -1, 2, true), EK_ERR_INVALID_ARGUMENT, "-1");
-  ck_fails(ek_linear_create_with(&module, 3, INT64_MIN, NULL),
-           EK_ERR_INVALID_ARGUMENT, "linear");
+  ck_bad(options, bias_start, &zeros, ek_linear_create_with(&module, 3, 2, &options),
+         "bias_start is given, but bias is false");
+  ck_invalid(ek_linear_create(&module, 0, 2, true), "0 -> 2");
+  ck_invalid(ek_linear_create(&module, 3, 0, true), "3 -> 0");
+  ck_invalid(ek_linear_create(&module, -1, 2, true), "-1");
+  ck_invalid(ek_linear_create_with(&module, 3, INT64_MIN, NULL), "linear");
   ck_assert_ptr_null(module);
   ck_host_failures(create_plain);
 
@@ -154,9 +125,8 @@ struct seen {
 
 static ek_status on_complete(void *context, ek_pass *pass, size_t parameter) {
   struct seen *seen = context;
-  ek_memory_usage usage;
   (void)pass, (void)parameter;
-  ck_ok(ck_memory_stats(&usage, seen->device));
+  CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, seen->device));
   ck_assert_int_lt(seen->count, 2);
   seen->allocations[seen->count++] = usage.allocations;
   return EK_OK;
@@ -169,8 +139,7 @@ CK_TEST(gradients_come_early) {
   bed->options.complete = on_complete;
   bed->options.context = &seen;
   (void)ck_bed_backward(bed, true);
-  ek_memory_usage usage;
-  ck_ok(ck_memory_stats(&usage, bed->device));
+  CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, bed->device));
   ck_assert_int_eq(seen.count, 2);
   ck_assert_uint_eq(seen.allocations[0] + 1, usage.allocations);
   ck_assert_uint_eq(seen.allocations[1] + 1, usage.allocations);

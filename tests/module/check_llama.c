@@ -1,12 +1,6 @@
 /*
  * check_llama.c - a decoder of Llama's shape, against its formulas in plain loops over doubles.
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <evenkeel/llama.h>
-
 #include "ck_module.h"
 
 enum { VOCABULARY = 11, WIDTH = 8, HIDDEN = 12, HEADS = 4, HEAD = WIDTH / HEADS, LAYERS = 2 };
@@ -42,33 +36,13 @@ static ek_status create_flat(ek_module **m) { return create_with(m, 0, 0, false,
 #define TWO_BLOCKS 200
 
 static const struct ck_module_case cases[] = {
-    {.name = "2 layers",
-     .create = create_plain,
-     .input = {{EK_I32, 2, {3, 5}, 0, VOCABULARY - 1, 0}},
-     .longest = 24,
-     .depth = TWO_BLOCKS,
-     .saved = 61,
-     .probes = 24},
-    {.name = "2 layers, tied, biases, 2 heads of keys, the whole sequence",
-     .create = create_tied,
-     .input = {{EK_I32, 2, {2, 6}, 0, VOCABULARY - 1, 0}},
-     .longest = 24,
-     .depth = TWO_BLOCKS,
-     .saved = 55,
-     .probes = 24},
-    {.name = "2 layers, dropout, 1 head of keys",
-     .create = create_dropout,
-     .input = {{EK_I32, 2, {3, 5}, 0, VOCABULARY - 1, 0}},
-     .longest = 24,
-     .depth = TWO_BLOCKS,
-     .saved = 55,
-     .probes = 24},
-    {.name = "no layers",
-     .create = create_flat,
-     .input = {{EK_I32, 2, {3, 1}, 0, VOCABULARY - 1, 0}},
-     .longest = 11,
-     .depth = 20,
-     .saved = 3},
+    CK_CASE_PROBED("2 layers", create_plain, 24, TWO_BLOCKS, 61, 24,
+                   {EK_I32, 2, {3, 5}, 0, VOCABULARY - 1}),
+    CK_CASE_PROBED("2 layers, tied, biases, 2 heads of keys, the whole sequence",
+                   create_tied, 24, TWO_BLOCKS, 55, 24, {EK_I32, 2, {2, 6}, 0, VOCABULARY - 1}),
+    CK_CASE_PROBED("2 layers, dropout, 1 head of keys", create_dropout, 24, TWO_BLOCKS, 55, 24,
+                   {EK_I32, 2, {3, 5}, 0, VOCABULARY - 1}),
+    CK_CASE("no layers", create_flat, 11, 20, 3, {EK_I32, 2, {3, 1}, 0, VOCABULARY - 1}),
 };
 CK_MODULE_CASES(cases)
 
@@ -231,24 +205,16 @@ CK_LOOP(names, 2) {
 CK_TEST(bad_input) {
   ek_module *module = NULL;
   ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
-  ck_fails(ek_llama_create(NULL, &options), EK_ERR_INVALID_ARGUMENT, "llama");
-  options.hidden = 0;
-  ck_fails(ek_llama_create(&module, &options), EK_ERR_INVALID_ARGUMENT,
-           "llama: hidden is 0, expected above 0");
-  options = (ek_llama_options)EK_LLAMA_OPTIONS_INIT;
-  options.heads = 0;
-  ck_fails(ek_llama_create(&module, &options), EK_ERR_INVALID_ARGUMENT, "llama: vocabulary 32000");
-  options.heads = 33;
-  ck_fails(ek_llama_create(&module, &options), EK_ERR_INVALID_ARGUMENT, "multiple of 33 heads");
-  options.heads = 4096;
-  ck_fails(ek_llama_create(&module, &options), EK_ERR_INVALID_ARGUMENT, "rotary: head_width is 1");
-  options = (ek_llama_options)EK_LLAMA_OPTIONS_INIT;
-  options.epsilon = 0;
-  ck_fails(ek_llama_create(&module, &options), EK_ERR_INVALID_ARGUMENT, "rms_norm: epsilon is 0");
+  ck_invalid(ek_llama_create(NULL, &options), "llama");
+  ck_bad(options, hidden, 0, ek_llama_create(&module, &options),
+         "llama: hidden is 0, expected above 0");
+  ck_bad(options, heads, 0, ek_llama_create(&module, &options), "llama: vocabulary 32000");
+  ck_bad(options, heads, 33, ek_llama_create(&module, &options), "multiple of 33 heads");
+  ck_bad(options, heads, 4096, ek_llama_create(&module, &options), "rotary: head_width is 1");
+  ck_bad(options, epsilon, 0, ek_llama_create(&module, &options), "rms_norm: epsilon is 0");
   const ek_rotary rotary = {.size = sizeof rotary};
   options = (ek_llama_options)EK_LLAMA_OPTIONS_INIT;
-  options.rotary = &rotary;
-  ck_fails(ek_llama_create(&module, &options), EK_ERR_INVALID_ARGUMENT, "rotary: theta is 0");
+  ck_bad(options, rotary, &rotary, ek_llama_create(&module, &options), "rotary: theta is 0");
   ck_assert_ptr_null(module);
   ck_host_failures(create_tied);
 

@@ -1,11 +1,6 @@
 /*
  * check_mlp.c - linear layers with an activation between them.
  */
-#include <evenkeel/linear.h>
-#include <evenkeel/mlp.h>
-#include <evenkeel/activation.h>
-#include <evenkeel/sequential.h>
-
 #include "ck_module.h"
 
 static const int64_t sizes[] = {3, 5, 4, 2};
@@ -21,17 +16,8 @@ static ek_status create_single(ek_module **module) {
 }
 
 static const struct ck_module_case cases[] = {
-    {.name = "3 5 4 2, gelu",
-     .create = create_gelu,
-     .input = {{0, 2, {3, 3}, -1, 1, 0}},
-     .longest = 5,
-     .depth = 16,
-     .saved = 4},
-    {.name = "3 5, no activation",
-     .create = create_single,
-     .input = {{0, 2, {3, 3}, -1, 1, 0}},
-     .longest = 3,
-     .depth = 2},
+    CK_CASE("3 5 4 2, gelu", create_gelu, 5, 16, 4, {0, 2, {3, 3}, -1, 1}),
+    CK_CASE("3 5, no activation", create_single, 3, 2, 0, {0, 2, {3, 3}, -1, 1}),
 };
 CK_MODULE_CASES(cases)
 
@@ -62,8 +48,7 @@ CK_TEST(equals_layers_by_hand) {
     r[k] = ck_bed_backward(bed[k], true);
     ck_assert_uint_eq(ek_replica_parameter_count(bed[k]->replica), 4);
     for (size_t i = 0; i < 4; i++) {
-      ek_parameter_info info;
-      ck_ok(ek_replica_parameter(&info, bed[k]->replica, i));
+      CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, bed[k]->replica, i));
       ck_assert_str_eq(info.name, names[i]);
     }
   }
@@ -79,15 +64,12 @@ CK_TEST(equals_layers_by_hand) {
 CK_TEST(bad_input) {
   const int64_t zero[] = {3, 0, 2}, huge[] = {INT64_MAX, INT64_MAX};
   ek_module *module = NULL;
-  ck_fails(ek_mlp_create(NULL, sizes, 4, EK_ACTIVATION_RELU), EK_ERR_INVALID_ARGUMENT, "module");
-  ck_fails(ek_mlp_create(&module, NULL, 4, EK_ACTIVATION_RELU), EK_ERR_INVALID_ARGUMENT, "sizes");
-  ck_fails(ek_mlp_create(&module, sizes, 1, EK_ACTIVATION_RELU), EK_ERR_INVALID_ARGUMENT,
-           "1 sizes");
-  ck_fails(ek_mlp_create(&module, sizes, 0, EK_ACTIVATION_RELU), EK_ERR_INVALID_ARGUMENT,
-           "0 sizes");
-  ck_fails(ek_mlp_create(&module, zero, 3, EK_ACTIVATION_RELU), EK_ERR_INVALID_ARGUMENT, "3 -> 0");
-  ck_fails(ek_mlp_create(&module, sizes, 4, (ek_activation)7), EK_ERR_INVALID_ARGUMENT,
-           "activation 7");
+  ck_invalid(ek_mlp_create(NULL, sizes, 4, EK_ACTIVATION_RELU), "module");
+  ck_invalid(ek_mlp_create(&module, NULL, 4, EK_ACTIVATION_RELU), "sizes");
+  ck_invalid(ek_mlp_create(&module, sizes, 1, EK_ACTIVATION_RELU), "1 sizes");
+  ck_invalid(ek_mlp_create(&module, sizes, 0, EK_ACTIVATION_RELU), "0 sizes");
+  ck_invalid(ek_mlp_create(&module, zero, 3, EK_ACTIVATION_RELU), "3 -> 0");
+  ck_invalid(ek_mlp_create(&module, sizes, 4, (ek_activation)7), "activation 7");
   ck_assert_ptr_null(module);
   ck_host_failures(create_gelu);
   ck_ok(ek_mlp_create(&module, huge, 2, EK_ACTIVATION_GELU));

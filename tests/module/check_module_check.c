@@ -3,21 +3,7 @@
  *
  * The module is y = w x, element by element, with as many faults as there are checks.
  */
-#include <evenkeel/module_check.h>
-
-#include <math.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/activation.h>
-#include <evenkeel/cross_entropy.h>
-#include <evenkeel/elementwise.h>
-#include <evenkeel/host_memory.h>
-#include <evenkeel/layers.h>
-#include <evenkeel/memory.h>
-#include <evenkeel/pass.h>
-#include <evenkeel/sequential.h>
 
 #include "ck_batch_norm.h"
 #include "ck_mirror.h"
@@ -56,9 +42,8 @@ struct product {
 
 enum { WIDTH = 3, SAMPLES = 5 };
 
-static ek_status product_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(product) {
   const int64_t width = WIDTH;
-  (void)self;
   return ek_declare_parameter(declaration, "w", 1, &width, ek_initializer_normal(0, 1));
 }
 
@@ -108,8 +93,7 @@ static ek_status misbehave(const struct product *p, ek_pass *pass, const ek_tens
   }
 }
 
-static ek_status product_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                 ek_tensor *outputs) {
+CK_FORWARD(product) {
   const struct product *p = (const struct product *)self;
   ek_tensor w, x = inputs[0], y = {0};
   struct ck_mirrors m = {0};
@@ -138,8 +122,7 @@ static ek_status product_forward(const ek_module *self, ek_pass *pass, const ek_
   return status == EK_OK ? ek_pass_save(pass, &inputs[0]) : status;
 }
 
-static ek_status product_backward(const ek_module *self, ek_pass *pass,
-                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+CK_BACKWARD(product) {
   const struct product *p = (const struct product *)self;
   ek_tensor w, dw, x = {0}, dx = {0}, dy = grad_outputs[0];
   double beta = 0;
@@ -322,12 +305,10 @@ CK_TEST(what_forward_keeps_is_counted) {
 }
 
 /* y = x, as the first rows of a tensor that nothing else needs. */
-static ek_status wide_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                              ek_tensor *outputs) {
+CK_FORWARD(wide) {
   const ek_tensor *x = &inputs[0];
   const int64_t shape[] = {64 * x->shape[0], x->shape[1]};
   ek_tensor large = {0};
-  (void)self;
   EK_TRY(ek_pass_output(&large, pass, x->type, 2, shape));
   ek_status status = ek_tensor_rows(&outputs[0], &large, 0, x->shape[0]);
   ek_tensor_free(&large);
@@ -335,9 +316,7 @@ static ek_status wide_forward(const ek_module *self, ek_pass *pass, const ek_ten
   return status;
 }
 
-static ek_status shares_backward(const ek_module *self, ek_pass *pass,
-                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  (void)self, (void)pass;
+CK_BACKWARD(shares) {
   return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
 }
 
@@ -350,8 +329,7 @@ CK_TEST(an_output_holds_its_own_size) {
                                     .backward = shares_backward,
                                     .free = wide_free};
   ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
-  ek_module module;
-  ck_ok(ek_module_init(&module, &ops, 1, 1));
+  CK_GOT(ek_module, module, ek_module_init(&module, &ops, 1, 1));
   ck_ok(ek_module_check(&module, ck_spec("cpu:2"), &rows, 1, &options));
   options.saved = 0;
   ck_fails(ek_module_check(&module, ck_spec("cpu:2"), &rows, 1, &options), EK_ERR_MISMATCH,
@@ -388,18 +366,14 @@ CK_TEST(initial_values_are_of_the_seed) {
 /* ---- several inputs ---- */
 
 /* y = a + b, whose gradient of b is twice what it should be. */
-static ek_status sum_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                             ek_tensor *outputs) {
+CK_FORWARD(sum) {
   const ek_tensor *a = &inputs[0];
-  (void)self;
   EK_TRY(ek_pass_output(&outputs[0], pass, a->type, a->rank, a->shape));
   return ek_op_add(ek_pass_stream(pass), &outputs[0], a, &inputs[1]);
 }
 
-static ek_status sum_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                              ek_tensor *grad_inputs) {
+CK_BACKWARD(sum) {
   const ek_tensor *dy = &grad_outputs[0];
-  (void)self;
   for (int i = 0; i < 2 && grad_inputs != NULL; i++) {
     EK_TRY(ek_pass_output(&grad_inputs[i], pass, dy->type, dy->rank, dy->shape));
     EK_TRY(ek_op_scale(ek_pass_stream(pass), &grad_inputs[i], dy, i + 1));
@@ -434,10 +408,8 @@ CK_TEST(the_gradient_of_each_input_counts) {
 enum { LARGE = 1 << 16 };
 
 /* y = x - LARGE, which is exact. */
-static ek_status shifted_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                 ek_tensor *outputs) {
+CK_FORWARD(shifted) {
   const ek_tensor *x = &inputs[0];
-  (void)self;
   EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
   EK_TRY(ek_op_fill(ek_pass_stream(pass), &outputs[0], -LARGE));
   return ek_op_add(ek_pass_stream(pass), &outputs[0], &outputs[0], x);
@@ -473,15 +445,11 @@ static ek_status scaled(ek_pass *pass, const ek_tensor *x, ek_tensor *y) {
   return ek_op_scale(ek_pass_stream(pass), y, x, factor);
 }
 
-static ek_status scaled_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                ek_tensor *outputs) {
-  (void)self;
+CK_FORWARD(scaled) {
   return scaled(pass, &inputs[0], &outputs[0]);
 }
 
-static ek_status scaled_backward(const ek_module *self, ek_pass *pass,
-                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  (void)self;
+CK_BACKWARD(scaled) {
   return grad_inputs == NULL ? EK_OK : scaled(pass, &grad_outputs[0], &grad_inputs[0]);
 }
 
@@ -535,24 +503,15 @@ CK_TEST(wrong_arguments) {
   const char *devices = ck_spec("cpu:1");
   ek_check_input x = rows;
   ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
-  ck_fails(ek_module_check(NULL, devices, &x, 1, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_module_check(module, devices, NULL, 1, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_module_check(module, devices, &x, 2, NULL), EK_ERR_INVALID_ARGUMENT, "inputs");
-  ck_fails(ek_module_check(module, "gpu", &x, 1, NULL), EK_ERR_INVALID_ARGUMENT, "gpu");
-  x.shape[0] = 0;
-  ck_fails(ek_module_check(module, devices, &x, 1, NULL), EK_ERR_INVALID_ARGUMENT, "input 0");
-  x = rows;
-  x.rank = 9;
-  ck_fails(ek_module_check(module, devices, &x, 1, NULL), EK_ERR_INVALID_ARGUMENT, "rank");
-  x = rows;
-  x.low = 2;
-  ck_fails(ek_module_check(module, devices, &x, 1, NULL), EK_ERR_INVALID_ARGUMENT, "low");
-  x = rows;
-  x.type = EK_F16;
-  ck_fails(ek_module_check(module, devices, &x, 1, NULL), EK_ERR_INVALID_ARGUMENT, "type");
-  options.longest = 0;
-  ck_fails(ek_module_check(module, devices, &rows, 1, &options), EK_ERR_INVALID_ARGUMENT,
-           "longest is 0");
+  ck_invalid(ek_module_check(NULL, devices, &x, 1, NULL), "NULL");
+  ck_invalid(ek_module_check(module, devices, NULL, 1, NULL), "NULL");
+  ck_invalid(ek_module_check(module, devices, &x, 2, NULL), "inputs");
+  ck_invalid(ek_module_check(module, "gpu", &x, 1, NULL), "gpu");
+  ck_bad(x, shape[0], 0, ek_module_check(module, devices, &x, 1, NULL), "input 0");
+  ck_bad(x, rank, 9, ek_module_check(module, devices, &x, 1, NULL), "rank");
+  ck_bad(x, low, 2, ek_module_check(module, devices, &x, 1, NULL), "low");
+  ck_bad(x, type, EK_F16, ek_module_check(module, devices, &x, 1, NULL), "type");
+  ck_bad(options, longest, 0, ek_module_check(module, devices, &rows, 1, &options), "longest is 0");
   ck_assert_str_eq(ek_check_name(EK_CHECK_PLAN), "plan");
   ck_assert_str_eq(ek_check_name(EK_CHECKS), "unknown");
 }

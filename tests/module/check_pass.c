@@ -2,39 +2,18 @@
  * check_pass.c - one forward and its backward: what a pass promises to a module, and modules of a
  * program's own, with several inputs and outputs, that rely on it.
  */
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/linear.h>
-
 #include "ck_mixer.h"
 #include "ck_module.h"
 #include "ck_probe.h"
 #include "ck_visitor.h"
 
 static const struct ck_module_case cases[] = {
-    {.name = "a mixer in plain C",
-     .create = ck_mixer_create,
-     .input = {{0, 2, {5, CK_MIXER_WIDTH}, -1, 1, 0}, {EK_I32, 1, {5}, 0, CK_MIXER_KINDS - 1, 0}},
-     .longest = 10,
-     .depth = 2},
-    {.name = "two tied mixers",
-     .create = ck_mixer_twice_create,
-     .input = {{0, 2, {5, CK_MIXER_WIDTH}, -1, 1, 0}, {EK_I32, 1, {5}, 0, CK_MIXER_KINDS - 1, 0}},
-     .longest = 20,
-     .depth = 4,
-     .saved = 1},
-    {.name = "in the place of a child",
-     .create = ck_visitor_create,
-     .input = {{0, 2, {4, 3}, -1, 1, 0}},
-     .longest = 4,
-     .depth = 1},
-    {.name = "twice in the place of a child",
-     .create = ck_visitors_create,
-     .input = {{0, 2, {4, 3}, -1, 1, 0}},
-     .longest = 4,
-     .depth = 3,
-     .saved = 1},
+    CK_CASE("a mixer in plain C", ck_mixer_create, 10, 2, 0,
+            {0, 2, {5, CK_MIXER_WIDTH}, -1, 1}, {EK_I32, 1, {5}, 0, CK_MIXER_KINDS - 1}),
+    CK_CASE("two tied mixers", ck_mixer_twice_create, 20, 4, 1,
+            {0, 2, {5, CK_MIXER_WIDTH}, -1, 1}, {EK_I32, 1, {5}, 0, CK_MIXER_KINDS - 1}),
+    CK_CASE("in the place of a child", ck_visitor_create, 4, 1, 0, {0, 2, {4, 3}, -1, 1}),
+    CK_CASE("twice in the place of a child", ck_visitors_create, 4, 3, 1, {0, 2, {4, 3}, -1, 1}),
 };
 CK_MODULE_CASES(cases)
 
@@ -147,9 +126,8 @@ static void poison_gradients(struct ck_probe *s) {
 }
 
 static void expect_gradient(struct ck_probe *s, const char *name, double first, double second) {
-  ek_parameter_info info;
   double values[2];
-  ck_ok(ek_replica_find(&info, s->replica, name));
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, s->replica, name));
   ck_get(values, &info.gradient);
   ck_within(name, values, (const double[]){first, second}, NULL, 2);
 }
@@ -202,8 +180,7 @@ CK_TEST(accumulate) {
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.accumulate = true;
   ck_probe_pass(s, &options);
-  ek_parameter_info info;
-  ck_ok(ek_replica_find(&info, s->replica, "a"));
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, s->replica, "a"));
   ck_set(&info.gradient, (const double[]){8, 9});
   ck_ok(ek_replica_find(&info, s->replica, "b"));
   ck_set(&info.gradient, (const double[]){10, 11});
@@ -216,24 +193,24 @@ CK_TEST(accumulate) {
 
 static ek_status wrong_numbers(ek_pass *pass, const ek_tensor *dy) {
   ek_tensor t = {0}, out = {0};
-  ck_fails(ek_pass_parameter(&t, pass, 3), EK_ERR_INVALID_ARGUMENT, "no parameter number 3");
-  ck_fails(ek_pass_gradient(&t, NULL, pass, 3), EK_ERR_INVALID_ARGUMENT, "no parameter number 3");
-  ck_fails(ek_pass_gradient_complete(pass, SIZE_MAX), EK_ERR_INVALID_ARGUMENT, "no parameter");
-  ck_fails(ek_pass_gradient(&t, NULL, pass, 2), EK_ERR_INVALID_ARGUMENT, "c is a buffer");
-  ck_fails(ek_pass_child_backward(&out, pass, 0, dy), EK_ERR_INVALID_ARGUMENT, "no child");
-  ck_fails(ek_pass_child_forward(&out, pass, 0, dy), EK_ERR_INVALID_ARGUMENT, "no child");
-  ck_fails(ek_pass_gradient(NULL, NULL, pass, 0), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_parameter(NULL, pass, 0), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_take(NULL, pass), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_save(pass, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_save(pass, &t), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_output(NULL, pass, EK_F32, 0, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_output(&t, pass, EK_F32, 2, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_output(&t, pass, EK_F32, -1, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_invalid(ek_pass_parameter(&t, pass, 3), "no parameter number 3");
+  ck_invalid(ek_pass_gradient(&t, NULL, pass, 3), "no parameter number 3");
+  ck_invalid(ek_pass_gradient_complete(pass, SIZE_MAX), "no parameter");
+  ck_invalid(ek_pass_gradient(&t, NULL, pass, 2), "c is a buffer");
+  ck_invalid(ek_pass_child_backward(&out, pass, 0, dy), "no child");
+  ck_invalid(ek_pass_child_forward(&out, pass, 0, dy), "no child");
+  ck_invalid(ek_pass_gradient(NULL, NULL, pass, 0), "");
+  ck_invalid(ek_pass_parameter(NULL, pass, 0), "");
+  ck_invalid(ek_pass_take(NULL, pass), "");
+  ck_invalid(ek_pass_save(pass, NULL), "");
+  ck_invalid(ek_pass_save(pass, &t), "");
+  ck_invalid(ek_pass_output(NULL, pass, EK_F32, 0, NULL), "");
+  ck_invalid(ek_pass_output(&t, pass, EK_F32, 2, NULL), "");
+  ck_invalid(ek_pass_output(&t, pass, EK_F32, -1, NULL), "");
   const int64_t huge[] = {INT64_MAX, INT64_MAX};
   ck_fails(ek_pass_output(&t, pass, EK_F32, 2, huge), EK_ERR_OVERFLOW, "");
   ck_fails(ek_pass_workspace(&t, pass, EK_F32, 2, huge), EK_ERR_OVERFLOW, "");
-  ck_fails(ek_pass_workspace(NULL, pass, EK_F32, 0, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_invalid(ek_pass_workspace(NULL, pass, EK_F32, 0, NULL), "");
   ck_assert(!ek_tensor_exists(&t) && !ek_tensor_exists(&out));
   return EK_OK;
 }
@@ -335,31 +312,25 @@ CK_TEST(bad_input) {
   ek_pass *pass = NULL;
   ek_tensor none = {0};
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  ck_fails(ek_pass_open(NULL, s->replica, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_open(&pass, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  options.size = 1;
-  ck_fails(ek_pass_open(&pass, s->replica, &options), EK_ERR_INVALID_ARGUMENT, "");
-  options.size = sizeof options;
-  options.first_sample = -1;
-  ck_fails(ek_pass_open(&pass, s->replica, &options), EK_ERR_INVALID_ARGUMENT,
-           "first_sample is -1");
-  options.first_sample = 0;
-  options.samples = -2;
-  ck_fails(ek_pass_open(&pass, s->replica, &options), EK_ERR_INVALID_ARGUMENT, "samples -2");
+  ck_invalid(ek_pass_open(NULL, s->replica, NULL), "");
+  ck_invalid(ek_pass_open(&pass, NULL, NULL), "");
+  ck_bad(options, size, 1, ek_pass_open(&pass, s->replica, &options), "");
+  ck_bad(options, first_sample, -1, ek_pass_open(&pass, s->replica, &options),
+         "first_sample is -1");
+  ck_bad(options, samples, -2, ek_pass_open(&pass, s->replica, &options), "samples -2");
   ck_assert_ptr_null(pass);
 
   float data[2] = {0, 0};
-  ek_tensor host;
-  ck_ok(ek_tensor_host(&host, data, EK_F32, CK_SHAPE(1, 2)));
-  ck_fails(ek_pass_run_forward(&s->y, NULL, &s->x), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_forward(&s->y, s->pass, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_forward(NULL, s->pass, &s->x), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_forward(&s->y, s->pass, &none), EK_ERR_INVALID_ARGUMENT, "");
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, data, EK_F32, CK_SHAPE(1, 2)));
+  ck_invalid(ek_pass_run_forward(&s->y, NULL, &s->x), "");
+  ck_invalid(ek_pass_run_forward(&s->y, s->pass, NULL), "");
+  ck_invalid(ek_pass_run_forward(NULL, s->pass, &s->x), "");
+  ck_invalid(ek_pass_run_forward(&s->y, s->pass, &none), "");
   ck_fails(ek_pass_run_forward(&s->y, s->pass, &host), EK_ERR_DEVICE, "");
   ck_ok(ek_pass_run_forward(&s->y, s->pass, &s->x)); /* the pass is as good as new */
-  ck_fails(ek_pass_run_backward(NULL, NULL, &s->x), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_backward(NULL, s->pass, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_backward(NULL, s->pass, &none), EK_ERR_INVALID_ARGUMENT, "");
+  ck_invalid(ek_pass_run_backward(NULL, NULL, &s->x), "");
+  ck_invalid(ek_pass_run_backward(NULL, s->pass, NULL), "");
+  ck_invalid(ek_pass_run_backward(NULL, s->pass, &none), "");
   ck_fails(ek_pass_run_backward(NULL, s->pass, &host), EK_ERR_DEVICE, "");
   ek_tensor turned = ck_upload(s->device, EK_F32, NULL, CK_SHAPE(2, 1));
   ek_tensor wide = ck_upload(s->device, EK_F64, NULL, CK_SHAPE(1, 2));
@@ -373,19 +344,19 @@ CK_TEST(bad_input) {
 
 CK_TEST(null_pass) {
   ek_tensor t = {0};
-  ck_fails(ek_pass_parameter(&t, NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_gradient(&t, NULL, NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_gradient_complete(NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_output(&t, NULL, EK_F32, 0, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_workspace(&t, NULL, EK_F32, 0, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_save(NULL, &t), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_take(&t, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_child_forward(&t, NULL, 0, &t), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_child_forward_with(&t, NULL, 0, &t, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_child_backward(&t, NULL, 0, &t), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_child_enter(NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_child_leave(NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_all_reduce(NULL, &t), EK_ERR_INVALID_ARGUMENT, "");
+  ck_invalid(ek_pass_parameter(&t, NULL, 0), "");
+  ck_invalid(ek_pass_gradient(&t, NULL, NULL, 0), "");
+  ck_invalid(ek_pass_gradient_complete(NULL, 0), "");
+  ck_invalid(ek_pass_output(&t, NULL, EK_F32, 0, NULL), "");
+  ck_invalid(ek_pass_workspace(&t, NULL, EK_F32, 0, NULL), "");
+  ck_invalid(ek_pass_save(NULL, &t), "");
+  ck_invalid(ek_pass_take(&t, NULL), "");
+  ck_invalid(ek_pass_child_forward(&t, NULL, 0, &t), "");
+  ck_invalid(ek_pass_child_forward_with(&t, NULL, 0, &t, NULL), "");
+  ck_invalid(ek_pass_child_backward(&t, NULL, 0, &t), "");
+  ck_invalid(ek_pass_child_enter(NULL, 0), "");
+  ck_invalid(ek_pass_child_leave(NULL), "");
+  ck_invalid(ek_pass_all_reduce(NULL, &t), "");
   ck_assert(!ek_pass_is_collective(NULL));
   ck_assert_ptr_null(ek_pass_device(NULL));
   ck_assert_ptr_null(ek_pass_stream(NULL));
@@ -397,21 +368,16 @@ CK_TEST(null_pass) {
 }
 
 CK_TEST(no_gradients_in_the_replica) {
-  ek_group *group = ck_open("cpu:1", 1);
-  ek_module *module = NULL;
-  ek_replica *replica = NULL;
   ek_pass *pass = NULL;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   ek_pass_options forward_only = EK_PASS_OPTIONS_INIT;
   options.gradients = false;
   forward_only.gradient = false;
-  ck_ok(ek_linear_create(&module, 2, 2, true));
-  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, &options));
+  CK_SCOPED(ek_module *, module, ek_linear_create(&module, 2, 2, true));
+  CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), module, &options));
   ck_fails(ek_pass_open(&pass, replica, NULL), EK_ERR_STATE, "gradients");
   ck_ok(ek_pass_open(&pass, replica, &forward_only));
   ek_pass_free(pass);
-  ek_replica_free(replica);
-  ek_module_free(module);
 }
 
 CK_SUITE("pass")

@@ -1,8 +1,6 @@
 /*
  * check_pool2d.c - pooling of pictures as layers.
  */
-#include <evenkeel/pool2d.h>
-
 #include "ck_module.h"
 
 static const ek_pooling resnet = {sizeof(ek_pooling), {3, 3}, {2, 2}, {1, 1}, {1, 1}, true, false};
@@ -26,16 +24,8 @@ static const struct ck_module_case cases[] = {
      .longest = 1,
      .depth = 1,
      .saved = 1},
-    {.name = "average",
-     .create = create_mean,
-     .input = {{0, 4, {4, 5, 5, 3}, -1, 1, 0}},
-     .longest = 6,
-     .depth = 2},
-    {.name = "global average",
-     .create = ek_global_average_pool_create,
-     .input = {{0, 4, {5, 3, 4, 7}, -1, 1, 0}},
-     .longest = 12,
-     .depth = 2},
+    CK_CASE("average", create_mean, 6, 2, 0, {0, 4, {4, 5, 5, 3}, -1, 1}),
+    CK_CASE("global average", ek_global_average_pool_create, 12, 2, 0, {0, 4, {5, 3, 4, 7}, -1, 1}),
 };
 CK_MODULE_CASES(cases)
 
@@ -53,20 +43,16 @@ CK_TEST(a_global_mean_has_two_dimensions) {
 CK_TEST(bad_input) {
   ek_module *module = NULL;
   ek_pooling bad = EK_POOLING_INIT;
-  bad.stride[1] = 0;
-  ck_fails(ek_max_pool2d_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "stride is 2 x 0");
-  ck_fails(ek_average_pool2d_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "stride is 2 x 0");
-  bad = (ek_pooling)EK_POOLING_INIT;
-  bad.dilation[0] = 2;
-  ck_fails(ek_average_pool2d_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "dilation is 2 x 1");
-  ck_fails(ek_max_pool2d_create(NULL, NULL), EK_ERR_INVALID_ARGUMENT, "max_pool2d: module is NULL");
-  ck_fails(ek_average_pool2d_create(NULL, NULL), EK_ERR_INVALID_ARGUMENT, "module is NULL");
-  ck_fails(ek_global_average_pool_create(NULL), EK_ERR_INVALID_ARGUMENT, "module is NULL");
+  ck_bad(bad, stride[1], 0, ek_max_pool2d_create(&module, &bad), "stride is 2 x 0");
+  ck_bad(bad, stride[1], 0, ek_average_pool2d_create(&module, &bad), "stride is 2 x 0");
+  ck_bad(bad, dilation[0], 2, ek_average_pool2d_create(&module, &bad), "dilation is 2 x 1");
+  ck_invalid(ek_max_pool2d_create(NULL, NULL), "max_pool2d: module is NULL");
+  ck_invalid(ek_average_pool2d_create(NULL, NULL), "module is NULL");
+  ck_invalid(ek_global_average_pool_create(NULL), "module is NULL");
   ck_host_failures(create_max);
   ck_host_failures(create_mean);
   ck_host_failures(ek_global_average_pool_create);
-  ck_ok(create_max(&module));
-  ck_keep(module);
+  ck_kept(create_max(&module), module);
   ck_forward_fails(module, EK_ERR_TYPE, "max_pool2d, forward: input is i32, expected f32", EK_I32,
                    CK_SHAPE(2, 3, 3, 1));
   ck_forward_fails(module, EK_ERR_SHAPE, "input has rank 2, expected 4", EK_F32, CK_SHAPE(2, 3));

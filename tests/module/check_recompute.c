@@ -3,24 +3,6 @@
  * keeps its inputs alone; unread results are not computed again; a module of a program's own that
  * makes a norm again; what is refused. The policies of containers: check_policies.c.
  */
-#include <evenkeel/recompute.h>
-
-#include <math.h>
-#include <stdlib.h>
-
-#include <evenkeel/activation.h>
-#include <evenkeel/attention.h>
-#include <evenkeel/cross_entropy.h>
-#include <evenkeel/elementwise.h>
-#include <evenkeel/embedding.h>
-#include <evenkeel/fault.h>
-#include <evenkeel/layer_norm.h>
-#include <evenkeel/linear.h>
-#include <evenkeel/mlp.h>
-#include <evenkeel/residual.h>
-#include <evenkeel/sequential.h>
-#include <evenkeel/swiglu.h>
-
 #include "ck_mixer.h"
 #include "ck_module.h"
 #include "ck_training.h"
@@ -68,14 +50,13 @@ struct own {
   size_t made_by;
 };
 
-static ek_status own_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(own) {
   const struct own *m = (const struct own *)self;
   EK_TRY(ek_declare_module(declaration, "norm", m->child[0]));
   return ek_declare_module(declaration, "linear", m->child[1]);
 }
 
-static ek_status own_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                             ek_tensor *outputs) {
+CK_FORWARD(own) {
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   ek_tensor h = {0};
   options.made_by = ((const struct own *)self)->made_by;
@@ -86,10 +67,8 @@ static ek_status own_forward(const ek_module *self, ek_pass *pass, const ek_tens
   return status;
 }
 
-static ek_status own_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                              ek_tensor *grad_inputs) {
+CK_BACKWARD(own) {
   ek_tensor dh = {0};
-  (void)self;
   EK_TRY(ek_pass_child_backward(&dh, pass, 1, grad_outputs));
   const ek_status status = ek_pass_child_backward(grad_inputs, pass, 0, &dh);
   ek_tensor_free(&dh);
@@ -119,32 +98,12 @@ static ek_status own_create(ek_module **module, size_t made_by) {
 static ek_status create_own(ek_module **module) { return own_create(module, 0); }
 
 static const struct ck_module_case cases[] = {
-    {.name = "a norm made again",
-     .create = create_own,
-     .input = {{0, 2, {4, 3}, -1, 1, 0}},
-     .longest = 4,
-     .depth = 12,
-     .saved = 2},
-    {.name = "mlp",
-     .create = create_mlp,
-     .input = {{0, 2, {4, 3}, -1, 1, 0}},
-     .longest = 6,
-     .depth = 4},
-    {.name = "attention, twice",
-     .create = create_twice,
-     .input = {{0, 3, {2, 3, 4}, -1, 1, 0}},
-     .longest = 12,
-     .depth = 8},
-    {.name = "two inputs, three outputs",
-     .create = create_mixer,
-     .input = {{0, 2, {5, CK_MIXER_WIDTH}, -1, 1, 0}, {EK_I32, 1, {5}, 0, CK_MIXER_KINDS - 1, 0}},
-     .longest = 5,
-     .depth = 3},
-    {.name = "integers",
-     .create = create_embedding,
-     .input = {{EK_I32, 2, {2, 4}, 0, 6, 0}},
-     .longest = 8,
-     .depth = 1},
+    CK_CASE("a norm made again", create_own, 4, 12, 2, {0, 2, {4, 3}, -1, 1}),
+    CK_CASE("mlp", create_mlp, 6, 4, 0, {0, 2, {4, 3}, -1, 1}),
+    CK_CASE("attention, twice", create_twice, 12, 8, 0, {0, 3, {2, 3, 4}, -1, 1}),
+    CK_CASE("two inputs, three outputs", create_mixer, 5, 3, 0,
+            {0, 2, {5, CK_MIXER_WIDTH}, -1, 1}, {EK_I32, 1, {5}, 0, CK_MIXER_KINDS - 1}),
+    CK_CASE("integers", create_embedding, 8, 1, 0, {EK_I32, 2, {2, 4}, 0, 6}),
 };
 CK_MODULE_CASES(cases)
 
@@ -170,9 +129,7 @@ enum { DEEP = 6, ROWS = 64 };
 /* What a recomputed module of 4 x DEEP layers keeps is its input. */
 CK_TEST(keeps_its_inputs) {
   ek_module *parts[DEEP], *inner = NULL;
-  ek_group *group = ck_open("cpu:1", 1);
-  ek_device *device = ek_group_device(group, 0);
-  ek_memory_usage usage;
+  ek_device *device = ck_device("cpu:1");
   for (int i = 0; i < DEEP; i++) ck_ok(ek_activation_create(&parts[i], EK_ACTIVATION_RELU));
   ck_ok(ek_sequential_create(&inner, parts, DEEP));
   for (int i = 0; i < DEEP; i++) ek_module_free(parts[i]);
@@ -181,7 +138,7 @@ CK_TEST(keeps_its_inputs) {
   CK_OPENED(ek_tensor, x,
             ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, (const int64_t[]){ROWS, 64}));
   ck_set(&x, (const double[ROWS * 64]){0});
-  ck_ok(ck_memory_stats(&usage, device));
+  CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, device));
   const uint64_t before = usage.current_bytes, unit = sizeof(float) * ROWS * 64;
   CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
   CK_OPENED(ek_tensor, y, ek_pass_run_forward(&y, pass, &x));
@@ -196,9 +153,7 @@ CK_TEST(keeps_its_inputs) {
 
 /* ---- results that are not read ---- */
 
-static ek_status fragile_backward(const ek_module *self, ek_pass *pass,
-                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  (void)self, (void)pass;
+CK_BACKWARD(fragile) {
   return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
 }
 static void fragile_free(ek_module *self) { self->private_members.ops = NULL; }
@@ -210,8 +165,7 @@ struct asked {
   bool wanted[2];
 };
 
-static ek_status asked_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
+CK_FORWARD(asked) {
   struct asked *m = (struct asked *)(uintptr_t)self;
   const bool wanted = m->wanted[m->forwards++ & 1] = ek_pass_wants_outputs(pass);
   EK_TRY(ek_pass_output(&outputs[0], pass, EK_F32, inputs[0].rank, inputs[0].shape));
@@ -250,15 +204,13 @@ static ek_status run_once(ek_replica *replica, const ek_tensor *x, ek_tensor *dx
 /* The last one's result is dropped when it runs again; that of the one before it is read. */
 CK_TEST(outputs_that_nobody_reads) {
   static struct asked asked[3]; /* freed after the test */
-  ek_module *residual = NULL;
-  ek_group *group = ck_open("cpu:1", 1);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ck_device("cpu:1");
   ek_tensor x = ck_upload(device, EK_F32, (const double[]){1, 2}, CK_SHAPE(2)), dx = {0};
   double got[2];
   memset(asked, 0, sizeof asked);
   for (int i = 0; i < 3; i++) ck_ok(ek_module_init(&asked[i].base, &asked_ops, 1, 1));
   ek_module *inner = in_sequence(&asked[1].base, &asked[2].base);
-  ck_ok(ek_residual_create(&residual, inner));
+  CK_GOT(ek_module *, residual, ek_residual_create(&residual, inner));
   ek_module_free(inner);
   CK_OPENED(ek_module *, module, recomputed(&module, in_sequence(&asked[0].base, residual)));
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
@@ -278,8 +230,7 @@ CK_TEST(outputs_of_segments) {
   enum { MODULES = 4 };
   static struct asked asked[MODULES];
   ek_module *all[MODULES];
-  ek_group *group = ck_open("cpu:1", 1);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ck_device("cpu:1");
   ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
   ek_tensor x = ck_upload(device, EK_F32, (const double[]){1, 2}, CK_SHAPE(2)), dx = {0};
   options.recompute = (ek_recompute){.kind = EK_RECOMPUTE_EVERY, .every = 2};
@@ -328,9 +279,8 @@ enum { SPARED = sizeof spared / sizeof spared[0] };
 
 /* Pieces of work of a forward and its backward: the first that need not fail is after them. */
 static uint64_t pieces(ek_device *device, ek_module *module) {
-  ek_replica *replica = NULL;
   ek_tensor x = ck_upload(device, EK_F32, (const double[24]){1, 2}, CK_SHAPE(2, 3, 4));
-  ck_ok(ek_replica_open(&replica, device, module, NULL));
+  CK_GOT(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
   for (uint64_t n = 1;; n++) {
     ek_tensor dx = {0};
     ck_ok(ek_fault_at(device, n, EK_ERR_UNAVAILABLE));
@@ -354,20 +304,16 @@ CK_LOOP(last_products_are_spared, SPARED) {
 /* ---- what is made again, between types ---- */
 
 /* y = x / 2, in f32 alone; saves x, which in 16 bits is a copy of what the norm before it gave. */
-static ek_status halves_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                ek_tensor *outputs) {
+CK_FORWARD(halves) {
   const ek_tensor *x = &inputs[0];
-  (void)self;
   EK_TRY(ek_pass_save(pass, x));
   EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
   return ek_op_scale(ek_pass_stream(pass), &outputs[0], x, 0.5);
 }
 
-static ek_status halves_backward(const ek_module *self, ek_pass *pass,
-                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+CK_BACKWARD(halves) {
   const ek_tensor *dy = &grad_outputs[0];
   ek_tensor x = {0};
-  (void)self;
   EK_TRY(ek_pass_take(&x, pass));
   const ek_type type = x.type;
   ek_tensor_free(&x);
@@ -406,10 +352,9 @@ CK_LOOP(what_is_converted_is_kept, ck_if_halves(1)) {
   for (int i = 0; i < 2; i++) {
     struct ck_setup setup = ck_setup_mode(&workload, "cpu:2", EK_MODE_REPLICATED);
     struct ck_batch batch = ck_batch_make(&workload, EK_F32, 5, 0.2, 7);
-    struct ck_training t;
     with = i == 0 ? EK_RECOMPUTE_NONE : EK_RECOMPUTE_CHEAP;
     setup.options.precision = EK_PRECISION_BF16;
-    ck_training_open(&t, &setup);
+    struct ck_training t = ck_training_opened(&setup);
     ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
     values[i] = ck_training_read(&t, CK_GRADIENTS, &count);
     ck_training_close(&t);
@@ -423,9 +368,7 @@ CK_LOOP(what_is_converted_is_kept, ck_if_halves(1)) {
 enum { IN = 7, WIDTH = 16, CLASSES = 5 }; /* those of the workload "mlp" */
 
 /* y = x; fails when it runs again. */
-static ek_status fragile_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                 ek_tensor *outputs) {
-  (void)self;
+CK_FORWARD(fragile) {
   if (ek_pass_is_recomputing(pass)) return ek_error_set(EK_ERR_UNSUPPORTED, "once is enough");
   return ek_tensor_share(&outputs[0], &inputs[0]);
 }
@@ -447,18 +390,15 @@ static ek_status create_fragile(ek_module **module) {
 }
 
 /* y = x; looks at a target, which must be the same the second time. */
-static ek_status looks_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
+CK_FORWARD(looks) {
   ck_assert_uint_eq(ek_module_targets(self), 1);
   ck_assert_int_eq(inputs[1].type, EK_I32);
   EK_TRY(ek_pass_save(pass, &inputs[1]));
   return ek_tensor_share(&outputs[0], &inputs[0]);
 }
-static ek_status looks_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
+CK_BACKWARD(looks) {
   ek_tensor target = {0};
   double got[2];
-  (void)self;
   EK_TRY(ek_pass_take(&target, pass));
   ck_get(got, &target);
   ek_tensor_free(&target);
@@ -472,23 +412,19 @@ static const ek_module_ops looks_ops = {.size = sizeof(ek_module_ops),
                                         .free = fragile_free};
 
 CK_TEST(targets) {
-  ek_module looks, *module = NULL;
-  ek_group *group = ck_open("cpu:1", 1);
-  ek_device *device = ek_group_device(group, 0);
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
+  ek_device *device = ck_device("cpu:1");
   ek_tensor in[2] = {ck_upload(device, EK_F32, (const double[]){1, 2}, CK_SHAPE(2)),
                      ck_upload(device, EK_I32, (const double[]){3, 5}, CK_SHAPE(2))};
   ek_tensor y = {0}, gradient[2] = {{0}};
   ek_module_options options = EK_MODULE_OPTIONS_INIT;
   options.targets = 1;
-  ck_ok(ek_module_init_with(&looks, &looks_ops, &options));
-  ck_ok(ek_recompute_create(&module, &looks));
+  CK_GOT(ek_module, looks, ek_module_init_with(&looks, &looks_ops, &options));
+  CK_SCOPED(ek_module *, module, ek_recompute_create(&module, &looks));
   ek_module_free(&looks);
   ck_assert_uint_eq(ek_module_inputs(module), 2);
   ck_assert_uint_eq(ek_module_targets(module), 1);
-  ck_ok(ek_replica_open(&replica, device, module, NULL));
-  ck_ok(ek_pass_open(&pass, replica, NULL));
+  CK_GOT(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
+  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
   ck_ok(ek_pass_run_forward(&y, pass, in));
   ek_tensor_free(&in[1]);
   ck_ok(ek_pass_run_backward(gradient, pass, &y));
@@ -504,10 +440,9 @@ CK_TEST(targets) {
 
 CK_TEST(errors_of_the_second_forward) {
   struct ck_workload mlp = *ck_workload("mlp");
-  struct ck_training training;
   mlp.module = create_fragile;
   const struct ck_setup setup = ck_setup_mode(&mlp, "cpu:2", EK_MODE_REPLICATED);
-  ck_training_open(&training, &setup);
+  struct ck_training training = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(&mlp, EK_F32, 4, 0, 1);
   ck_fails(ck_training_backward(&training, &batch, NULL, false, NULL), EK_ERR_UNSUPPORTED,
            "1.0 (fragile), forward again: once is enough");
@@ -517,14 +452,13 @@ CK_TEST(bad_input) {
   ek_module *module = NULL, two = {0};
   CK_OPENED(ek_module *, relu, ek_activation_create(&relu, EK_ACTIVATION_RELU));
   CK_OPENED(ek_criterion *, loss, ek_cross_entropy_create(&loss, NULL));
-  ck_fails(ek_recompute_create(NULL, relu), EK_ERR_INVALID_ARGUMENT, "recompute");
-  ck_fails(ek_recompute_create(&module, NULL), EK_ERR_INVALID_ARGUMENT, "inner module is NULL");
-  ck_fails(ek_recompute_create(&module, &two), EK_ERR_INVALID_ARGUMENT, "or not initialised");
-  ck_fails(ek_recompute_create(&module, &loss->base), EK_ERR_INVALID_ARGUMENT,
-           "recompute: cross_entropy is a criterion");
+  ck_invalid(ek_recompute_create(NULL, relu), "recompute");
+  ck_invalid(ek_recompute_create(&module, NULL), "inner module is NULL");
+  ck_invalid(ek_recompute_create(&module, &two), "or not initialised");
+  ck_invalid(ek_recompute_create(&module, &loss->base), "recompute: cross_entropy is a criterion");
   ck_ok(ek_module_init(&two, &fragile_ops, 1, 1));
   two.private_members.inputs = 0;
-  ck_fails(ek_recompute_create(&module, &two), EK_ERR_INVALID_ARGUMENT, "fragile has 0 inputs");
+  ck_invalid(ek_recompute_create(&module, &two), "fragile has 0 inputs");
   ck_assert_ptr_null(module);
   ck_host_failures(create_mlp);
 }
@@ -535,8 +469,7 @@ CK_TEST(bad_maker) {
                    EK_F32, CK_SHAPE(4, 3));
   /* Another shape comes out when it is made again. */
   CK_OPENED(ek_module *, module, own_create(&module, 1));
-  ek_group *group = ck_open("cpu:1", 1);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ck_device("cpu:1");
   ek_tensor x = ck_upload(device, EK_F32, (const double[12]){1, 2, 3}, CK_SHAPE(4, 3));
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
   CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));

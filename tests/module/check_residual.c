@@ -1,11 +1,6 @@
 /*
  * check_residual.c - y = x + inner(x).
  */
-#include <evenkeel/dropout.h>
-#include <evenkeel/linear.h>
-#include <evenkeel/activation.h>
-#include <evenkeel/residual.h>
-
 #include "ck_module.h"
 
 static ek_status wrap(ek_module **module, ek_module *inner) {
@@ -46,32 +41,11 @@ static ek_status create_twice(ek_module **module) {
 
 /* An inner result without another holder, one that is saved for backward, one that is x itself. */
 static const struct ck_module_case cases[] = {
-    {.name = "of a linear",
-     .create = create_linear,
-     .input = {{0, 2, {4, 3}, -1, 1, 0}},
-     .longest = 4,
-     .depth = 3},
-    {.name = "of a relu, which saves its output",
-     .create = create_relu,
-     .input = {{0, 2, {4, 3}, -1, 1, 0.01}},
-     .longest = 2,
-     .depth = 2,
-     .saved = 1},
-    {.name = "of a dropout",
-     .create = create_dropout,
-     .input = {{0, 2, {4, 3}, -1, 1, 0}},
-     .longest = 2,
-     .depth = 2},
-    {.name = "of nothing, which shares its input",
-     .create = create_identity,
-     .input = {{0, 2, {4, 3}, -1, 1, 0}},
-     .longest = 2,
-     .depth = 1},
-    {.name = "of a residual",
-     .create = create_twice,
-     .input = {{0, 2, {4, 3}, -1, 1, 0}},
-     .longest = 4,
-     .depth = 4},
+    CK_CASE("of a linear", create_linear, 4, 3, 0, {0, 2, {4, 3}, -1, 1}),
+    CK_CASE("of a relu, which saves its output", create_relu, 2, 2, 1, {0, 2, {4, 3}, -1, 1, 0.01}),
+    CK_CASE("of a dropout", create_dropout, 2, 2, 0, {0, 2, {4, 3}, -1, 1}),
+    CK_CASE("of nothing, which shares its input", create_identity, 2, 1, 0, {0, 2, {4, 3}, -1, 1}),
+    CK_CASE("of a residual", create_twice, 4, 4, 0, {0, 2, {4, 3}, -1, 1}),
 };
 CK_MODULE_CASES(cases)
 
@@ -96,21 +70,17 @@ CK_TEST(adds_in_place) {
   const uint64_t before = ck_bed_held(bed);
   ck_ok(ek_memory_reset_peak(bed->device));
   ck_bed_forward(bed);
-  ek_memory_usage usage;
-  ck_ok(ck_memory_stats(&usage, bed->device));
-  ck_assert_uint_eq(usage.peak_bytes - before, EK_MEMORY_UNIT);
-  ek_parameter_info info;
-  ck_ok(ek_replica_find(&info, bed->replica, "inner.weight"));
+  ck_assert_uint_eq(ck_usage(bed->device).peak_bytes - before, EK_MEMORY_UNIT);
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, bed->replica, "inner.weight"));
 }
 
 CK_TEST(bad_input) {
-  ek_module *module = NULL, *inner = NULL;
-  ck_ok(ek_linear_create(&inner, 3, 2, true));
-  ck_fails(ek_residual_create(NULL, inner), EK_ERR_INVALID_ARGUMENT, "residual");
-  ck_fails(ek_residual_create(&module, NULL), EK_ERR_INVALID_ARGUMENT, "residual");
+  ek_module *module = NULL;
+  CK_SCOPED(ek_module *, inner, ek_linear_create(&inner, 3, 2, true));
+  ck_invalid(ek_residual_create(NULL, inner), "residual");
+  ck_invalid(ek_residual_create(&module, NULL), "residual");
   ck_assert_ptr_null(module);
   ck_ok(ek_residual_create(&module, inner));
-  ek_module_free(inner);
   ck_forward_fails(module, EK_ERR_SHAPE, "residual, forward: a residual connection adds",
                    EK_F32, CK_SHAPE(2, 3));
   ck_forward_fails(module, EK_ERR_TYPE, "residual, forward: input is i32", EK_I32, CK_SHAPE(2, 3));

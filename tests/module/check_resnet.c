@@ -4,12 +4,6 @@
  * With frozen statistics a sample's results do not depend on the others, as every check of a module
  * wants; check_batch_norm.c has the statistics of a batch.
  */
-#include <stdio.h>
-#include <string.h>
-
-#include <evenkeel/replica.h>
-#include <evenkeel/resnet.h>
-
 #include "ck_module.h"
 
 static ek_resnet_options small(int depth, const ek_batch_norm_options *norm) {
@@ -46,20 +40,10 @@ static ek_status create_bottleneck(ek_module **module) {
 /* depth: three operations for each of 20 or 53 convolutions, forward and backward. Sizes with whose
  * random numbers no rounding to 16 bits crosses the edge of a ReLU, where gradients jump. */
 static const struct ck_module_case cases[] = {
-    {.name = "18, small pictures",
-     .create = create_plain,
-     .input = {{0, 4, {3, 4, 3, 2}, -1, 1, 0}},
-     .longest = 16 * 9,
-     .depth = 120,
-     .probes = 3,
-     .saved = UINT64_MAX},
-    {.name = "50, recomputed",
-     .create = create_bottleneck,
-     .input = {{0, 4, {2, 7, 5, 2}, -1, 1, 0}},
-     .longest = 64 * 9,
-     .depth = 320,
-     .probes = 2,
-     .saved = UINT64_MAX},
+    CK_CASE_PROBED("18, small pictures", create_plain, 16 * 9, 120, UINT64_MAX, 3,
+                   {0, 4, {3, 4, 3, 2}, -1, 1}),
+    CK_CASE_PROBED("50, recomputed", create_bottleneck, 64 * 9, 320, UINT64_MAX, 2,
+                   {0, 4, {2, 7, 5, 2}, -1, 1}),
 };
 CK_MODULE_CASES(cases)
 
@@ -102,8 +86,7 @@ CK_LOOP(names_and_numbers_of_torchvision, 5) {
   ek_replica *replica = counted(module);
   int64_t count = 0;
   for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    ek_parameter_info info;
-    ck_ok(ek_replica_parameter(&info, replica, i));
+    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
     if (!info.buffer) count += ek_tensor_count(&info.value);
   }
   ck_assert_int_eq(count, trained[_i]);
@@ -120,14 +103,10 @@ CK_LOOP(names_and_numbers_of_torchvision, 5) {
 CK_TEST(bad_options) {
   ek_module *module = NULL;
   ek_resnet_options bad = EK_RESNET_OPTIONS_INIT;
-  bad.depth = 20;
-  ck_fails(ek_resnet_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "depth is 20, expected 18");
-  bad = (ek_resnet_options)EK_RESNET_OPTIONS_INIT;
-  bad.classes = 0;
-  ck_fails(ek_resnet_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "0 classes");
+  ck_bad(bad, depth, 20, ek_resnet_create(&module, &bad), "depth is 20, expected 18");
+  ck_bad(bad, classes, 0, ek_resnet_create(&module, &bad), "0 classes");
   bad.classes = 2;
-  bad.width = 0;
-  ck_fails(ek_resnet_create(&module, &bad), EK_ERR_INVALID_ARGUMENT, "width 0");
+  ck_bad(bad, width, 0, ek_resnet_create(&module, &bad), "width 0");
   ck_assert_ptr_null(module);
   ck_host_failures(create_plain);
 }

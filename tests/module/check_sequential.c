@@ -1,15 +1,6 @@
 /*
  * check_sequential.c - modules one after the other.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/activation.h>
-#include <evenkeel/data_parallel_model.h>
-#include <evenkeel/linear.h>
-#include <evenkeel/sequential.h>
-
 #include "ck_module.h"
 
 /* Makes a sequential and gives the references of its modules to it alone. */
@@ -71,23 +62,9 @@ static ek_status create_nested(ek_module **module) {
   .input = {{0, 2, {4, 3}, -1, 1, 0}}, .longest = 4, .depth = terms, .saved = kept
 
 static const struct ck_module_case cases[] = {
-    {.name = "linear, gelu, linear",
-     .create = create_three,
-     .input = {{0, 2, {3, 3}, -1, 1, 0}},
-     .longest = 4,
-     .depth = 10,
-     .saved = 2},
-    {.name = "a single module",
-     .create = create_single,
-     .input = {{0, 2, {3, 3}, -1, 1, 0}},
-     .longest = 3,
-     .depth = 2},
-    {.name = "nested, one module twice",
-     .create = create_nested,
-     .input = {{0, 2, {2, 3}, -1, 1, 0}},
-     .longest = 4,
-     .depth = 14,
-     .saved = 4},
+    CK_CASE("linear, gelu, linear", create_three, 4, 10, 2, {0, 2, {3, 3}, -1, 1}),
+    CK_CASE("a single module", create_single, 3, 2, 0, {0, 2, {3, 3}, -1, 1}),
+    CK_CASE("nested, one module twice", create_nested, 4, 14, 4, {0, 2, {2, 3}, -1, 1}),
     {.name = "GELU between three linears", .create = create_lglgl, LAYERS(16, 4)},
     {.name = "GELU between two without a bias", .create = create_ngn, LAYERS(10, 2)},
     {.name = "GELU first, and twice", .create = create_glgg, LAYERS(14, 3)},
@@ -101,8 +78,7 @@ CK_TEST(names) {
   struct ck_bed *bed = ck_bed_open(&cases[2], EK_F32, test_devices("cpu:1"));
   ck_assert_uint_eq(ek_replica_parameter_count(bed->replica), 7);
   for (size_t i = 0; i < 7; i++) {
-    ek_parameter_info info;
-    ck_ok(ek_replica_parameter(&info, bed->replica, i));
+    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, bed->replica, i));
     ck_assert_str_eq(info.name, want[i]);
   }
 }
@@ -111,16 +87,13 @@ CK_TEST(names) {
 CK_TEST(results_are_freed_early) {
   ek_module *relu[8], *module = NULL;
   for (int i = 0; i < 8; i++) ck_ok(ek_activation_create(&relu[i], EK_ACTIVATION_RELU));
-  ck_ok(wrap(&module, relu, 8, EK_OK));
-  ck_keep(module);
-  ek_group *group = ck_open("cpu:1", 1);
-  ek_device *device = ek_group_device(group, 0);
-  ek_memory_usage usage;
+  ck_kept(wrap(&module, relu, 8, EK_OK), module);
+  ek_device *device = ck_device("cpu:1");
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.gradient = false;
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
   ek_tensor x = ck_upload(device, EK_F32, (const double[640]){0}, CK_SHAPE(10, 64));
-  ck_ok(ck_memory_stats(&usage, device));
+  CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, device));
   const uint64_t before = usage.current_bytes;
   ck_ok(ek_memory_reset_peak(device));
   CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, replica, &options));
@@ -156,12 +129,10 @@ static struct ck_results *measure(ek_status (*create)(ek_module **module), uint6
   struct ck_results *results = NULL;
   const uint64_t before = ck_bed_held(bed), unit = ck_units(&bed->input[0]);
   for (int i = 0; i < 2; i++) {
-    ek_memory_usage usage;
     ck_ok(ek_memory_reset_peak(bed->device));
     if (i == 0) ck_bed_forward(bed);
     if (i == 1) results = ck_bed_backward(bed, true);
-    ck_ok(ck_memory_stats(&usage, bed->device));
-    peaks[i] = (usage.peak_bytes - before) / unit;
+    peaks[i] = (ck_usage(bed->device).peak_bytes - before) / unit;
   }
   ck_bed_close(bed);
   return results;
@@ -188,14 +159,10 @@ CK_TEST(joined_equals_one_by_one) {
 }
 
 /* Modules that are never run. */
-static ek_status never_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
-  (void)self, (void)pass, (void)inputs, (void)outputs;
+CK_FORWARD(never) {
   return ek_error_set(EK_ERR_INTERNAL, "never: was run");
 }
-static ek_status never_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
-  (void)self, (void)pass, (void)grad_outputs, (void)grad_inputs;
+CK_BACKWARD(never) {
   return ek_error_set(EK_ERR_INTERNAL, "never: was run");
 }
 static void never_free(ek_module *self) { self->private_members.ops = NULL; }
@@ -211,14 +178,14 @@ struct declared {
   ek_module *child;
 };
 
-static ek_status declared_parameters(const ek_module *self, ek_declaration *d) {
+CK_PARAMETERS(declared) {
   const struct declared *m = (const struct declared *)self;
   const int64_t weight[] = {m->out, m->in};
   const ek_initializer start = ek_initializer_zeros();
-  if (m->child != NULL) return ek_declare_wrapped(d, m->child);
+  if (m->child != NULL) return ek_declare_wrapped(declaration, m->child);
   if (m->formula.kind != EK_FORMULA_LINEAR) return EK_OK;
-  EK_TRY(ek_declare_parameter(d, "bias", 1, weight, start));
-  return ek_declare_parameter(d, "weight", 2, weight, start);
+  EK_TRY(ek_declare_parameter(declaration, "bias", 1, weight, start));
+  return ek_declare_parameter(declaration, "weight", 2, weight, start);
 }
 
 static void declared_formula(const ek_module *self, ek_formula *formula) {
@@ -278,18 +245,16 @@ static struct ck_results *run_with(const struct ck_bed *stock, ek_status (*creat
   is.create = create;
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
   for (size_t i = 0; i < ek_replica_parameter_count(stock->replica); i++) {
-    ek_parameter_info info;
     double values[NARROW * WIDE];
-    ck_ok(ek_replica_parameter(&info, stock->replica, i));
+    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, stock->replica, i));
     ck_get(values, &info.value);
     ck_bed_set(bed, info.name, values);
   }
   struct ck_results *results = ck_bed_backward(bed, true);
   for (size_t i = 0; i < ek_replica_parameter_count(stock->replica); i++) {
-    ek_parameter_info info, mine;
     double want[NARROW * WIDE], got[NARROW * WIDE];
-    ck_ok(ek_replica_parameter(&info, stock->replica, i));
-    ck_ok(ek_replica_find(&mine, bed->replica, info.name));
+    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, stock->replica, i));
+    CK_GOT(ek_parameter_info, mine, ek_replica_find(&mine, bed->replica, info.name));
     ck_get(want, &info.gradient);
     ck_get(got, &mine.gradient);
     ck_same_bits(info.name, got, want, ek_tensor_count(&info.gradient));
@@ -329,19 +294,18 @@ CK_LOOP(wrong_formula, 3) {
 }
 
 CK_TEST(bad_input) {
-  ek_module *module = NULL, *relu = NULL, two;
-  ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
+  ek_module *module = NULL, two;
+  CK_SCOPED(ek_module *, relu, ek_activation_create(&relu, EK_ACTIVATION_RELU));
   ck_ok(ek_module_init(&two, &never_ops, 2, 2));
   ek_module *with_null[] = {relu, NULL};
   ek_module *not_fitting[] = {relu, &two};
   ek_module *fitting[] = {&two, &two};
-  ck_fails(ek_sequential_create(NULL, &relu, 1), EK_ERR_INVALID_ARGUMENT, "sequential");
-  ck_fails(ek_sequential_create(&module, NULL, 1), EK_ERR_INVALID_ARGUMENT, "sequential");
-  ck_fails(ek_sequential_create(&module, &relu, 0), EK_ERR_INVALID_ARGUMENT, "no module");
-  ck_fails(ek_sequential_create(&module, with_null, 2), EK_ERR_INVALID_ARGUMENT,
-           "module 1 is NULL");
-  ck_fails(ek_sequential_create(&module, not_fitting, 2), EK_ERR_INVALID_ARGUMENT,
-           "module 0 (relu) has 1 outputs, module 1 (never) takes 2");
+  ck_invalid(ek_sequential_create(NULL, &relu, 1), "sequential");
+  ck_invalid(ek_sequential_create(&module, NULL, 1), "sequential");
+  ck_invalid(ek_sequential_create(&module, &relu, 0), "no module");
+  ck_invalid(ek_sequential_create(&module, with_null, 2), "module 1 is NULL");
+  ck_invalid(ek_sequential_create(&module, not_fitting, 2),
+             "module 0 (relu) has 1 outputs, module 1 (never) takes 2");
   ck_assert_ptr_null(module);
   ck_ok(ek_sequential_create(&module, fitting, 2));
   ck_assert_uint_eq(ek_module_inputs(module), 2);
@@ -349,7 +313,6 @@ CK_TEST(bad_input) {
   ek_module_free(module);
   ek_module_free(&two);
   ck_assert_ptr_null(ek_module_table(&two)); /* the sequential had references and gave them back */
-  ek_module_free(relu);
   ck_host_failures(create_three);
 
   ck_ok(create_three(&module));
@@ -377,8 +340,7 @@ static ek_status open_named(char found[3][64], const char *const *given) {
   ek_module *module = with_options(&options, 4);
   const ek_status status = ek_replica_open(&replica, ek_group_device(group, 0), module, NULL);
   for (size_t i = 0; i < 3 && status == EK_OK; i++) {
-    ek_parameter_info info;
-    ck_ok(ek_replica_parameter(&info, replica, i));
+    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
     (void)snprintf(found[i], sizeof found[i], "%s", info.name);
   }
   ck_keep(replica);
@@ -399,16 +361,15 @@ CK_TEST(children_have_the_names_that_are_given) {
   ck_ok(open_named(found, one));
   ck_assert_str_eq(found[0], "0.weight");
   ck_assert_str_eq(found[2], "head.weight");
-  ck_fails(open_named(found, twice), EK_ERR_INVALID_ARGUMENT, "a");
-  ck_fails(open_named(found, number), EK_ERR_INVALID_ARGUMENT, "2");
-  ck_fails(open_named(found, dotted), EK_ERR_INVALID_ARGUMENT, "a.b");
-  ck_fails(open_named(found, empty), EK_ERR_INVALID_ARGUMENT, "");
+  ck_invalid(open_named(found, twice), "a");
+  ck_invalid(open_named(found, number), "2");
+  ck_invalid(open_named(found, dotted), "a.b");
+  ck_invalid(open_named(found, empty), "");
   options.names = three;
   ek_module *module = with_options(&options, 4);
   memset(first, 'x', sizeof first - 1);
-  ek_parameter_totals totals;
   static const ek_parameter_pattern frozen = {.pattern = "encoder.*", .frozen = true};
-  ck_ok(ek_parameter_count(&totals, module, &frozen, 1));
+  CK_GOT(ek_parameter_totals, totals, ek_parameter_count(&totals, module, &frozen, 1));
   ck_assert_int_eq(totals.trained, 16);
 }
 
@@ -427,13 +388,11 @@ static uint64_t gathered_bytes(bool unit) {
   CK_OPENED(ek_data_parallel_model *, model,
             ek_data_parallel_model_open(&model, group, whole, &options));
   static float numbers[SAMPLES * WIDTH];
-  ek_tensor batch;
-  ek_memory_usage usage;
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   forward.gradient = false;
-  ck_ok(ek_tensor_host(&batch, numbers, EK_F32, CK_SHAPE(SAMPLES, WIDTH)));
+  CK_GOT(ek_tensor, batch, ek_tensor_host(&batch, numbers, EK_F32, CK_SHAPE(SAMPLES, WIDTH)));
   CK_OPENED(ek_shards, output, ek_data_parallel_model_forward(&output, model, &batch, 1, &forward));
-  ck_ok(ek_memory_stats(&usage, ek_group_device(group, 1)));
+  CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, ek_group_device(group, 1)));
   return usage.peak_bytes;
 }
 

@@ -1,12 +1,6 @@
 /*
  * check_swiglu.c - a feed-forward layer with a gate.
  */
-#include <math.h>
-#include <stdlib.h>
-
-#include <evenkeel/mean_squared_error.h>
-#include <evenkeel/swiglu.h>
-
 #include "ck_module.h"
 #include "ck_training.h"
 
@@ -19,18 +13,8 @@ static ek_status without_bias(ek_module **module) { return ek_swiglu_create(modu
 
 /* depth: two linears and SiLU, forward and backward. */
 static const struct ck_module_case cases[] = {
-    {.name = "7 x 6, with bias",
-     .create = with_bias,
-     .input = {{0, 2, {7, WIDTH}, -1, 1, 0}},
-     .longest = HIDDEN,
-     .depth = 20,
-     .saved = 6},
-    {.name = "2 x 3 x 3, without bias",
-     .create = without_bias,
-     .input = {{0, 3, {2, 3, 3}, -1, 1, 0}},
-     .longest = 6,
-     .depth = 20,
-     .saved = 3},
+    CK_CASE("7 x 6, with bias", with_bias, HIDDEN, 20, 6, {0, 2, {7, WIDTH}, -1, 1}),
+    CK_CASE("2 x 3 x 3, without bias", without_bias, 6, 20, 3, {0, 3, {2, 3, 3}, -1, 1}),
 };
 CK_MODULE_CASES(cases)
 
@@ -63,17 +47,13 @@ CK_TEST(formula) {
 
 /* ---- several devices ---- */
 
-static ek_status error_of(ek_criterion **criterion, ek_reduction reduction) {
-  return ek_mean_squared_error_create(criterion, reduction);
-}
-
 static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
   batch->inputs = batch->targets = 1;
   batch->input[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, WIDTH}};
   batch->target[0] = batch->input[0];
 }
 
-static const struct ck_workload workload = {"swiglu", with_bias, error_of, shapes, 1, false, 0};
+static const struct ck_workload workload = {"swiglu", with_bias, ek_mean_squared_error_create, shapes, 1, false, 0};
 
 static double *gradients(struct ck_training *training, const char *spec, ek_mode mode) {
   struct ck_setup setup = ck_setup_mode(&workload, spec, mode);
@@ -95,9 +75,9 @@ CK_LOOP_FROM(devices_agree, EK_MODE_GATHER, EK_MODE_SHARDED + 1) {
 
 CK_TEST(bad_input) {
   ek_module *module = NULL;
-  ck_fails(ek_swiglu_create(NULL, 2, 3, true), EK_ERR_INVALID_ARGUMENT, "swiglu: module is NULL");
-  ck_fails(ek_swiglu_create(&module, 0, 3, true), EK_ERR_INVALID_ARGUMENT, "linear");
-  ck_fails(ek_swiglu_create(&module, 2, -1, true), EK_ERR_INVALID_ARGUMENT, "linear");
+  ck_invalid(ek_swiglu_create(NULL, 2, 3, true), "swiglu: module is NULL");
+  ck_invalid(ek_swiglu_create(&module, 0, 3, true), "linear");
+  ck_invalid(ek_swiglu_create(&module, 2, -1, true), "linear");
   ck_assert_ptr_null(module);
   ck_host_failures(with_bias);
   ck_ok(with_bias(&module));

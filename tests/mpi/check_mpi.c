@@ -9,12 +9,6 @@
  */
 #include <evenkeel/mpi.h>
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_training.h"
 
 #ifdef OPEN_MPI

@@ -4,11 +4,6 @@
  * All of it is exact: ck_round_to() rounds by arithmetic and not by bits. Numbers travel as bits,
  * so that NaN, its sign and both zeros are seen.
  */
-#include <evenkeel/convert.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ek_check.h"
 
 enum { ALL = 1 << 16 };
@@ -41,7 +36,7 @@ CK_LOOP(all_numbers_there_and_back, 4) {
   const ek_type type = halves[_i % 2];
   struct ck_rig *rig = ck_rig_variant(_i / 2 * 2);
   uint16_t *all = malloc(ALL * sizeof *all), *back = malloc(ALL * sizeof *back);
-  float *wide = malloc(ALL * sizeof *wide);
+  float *wide = ck_array(ALL, sizeof *wide);
   ck_assert(all != NULL && back != NULL && wide != NULL);
   for (int i = 0; i < ALL; i++) all[i] = (uint16_t)i;
   convert(rig, EK_F32, wide, type, all, ALL);
@@ -61,13 +56,11 @@ CK_LOOP(all_numbers_there_and_back, 4) {
   }
   free(all);
   free(back);
-  free(wide);
 }
 
 /* Numbers of f32 to 16 bits, each as its definition says. */
 static void check_narrowed(struct ck_rig *rig, ek_type type, const float *x, int64_t count) {
-  uint16_t *y = malloc((size_t)count * sizeof *y);
-  ck_assert_ptr_nonnull(y);
+  CK_HELD(uint16_t *, y, ck_array((size_t)count, sizeof *y));
   convert(rig, type, y, EK_F32, x, count);
   for (int64_t i = 0; i < count; i++) {
     const double want = ck_round_to(type, (double)x[i]), got = value_of(type, y[i]);
@@ -75,7 +68,6 @@ static void check_narrowed(struct ck_rig *rig, ek_type type, const float *x, int
         isnan(want) ? isnan(got) : got == want && (signbit(got) != 0) == (signbit(want) != 0),
         "%a is %a (%04x) in %s, not %a", (double)x[i], got, y[i], ek_type_name(type), want);
   }
-  free(y);
 }
 
 /* Between each two neighbours: the tie, and the next numbers of f32 on both sides of it. The last
@@ -84,8 +76,7 @@ CK_LOOP(ties_go_to_the_even_one, 4) {
   enum { EACH = 3, FINITE = ALL / 2 };
   const ek_type type = halves[_i % 2];
   struct ck_rig *rig = ck_rig_variant(_i / 2 * 2);
-  float *x = malloc(2 * EACH * FINITE * sizeof *x);
-  ck_assert_ptr_nonnull(x);
+  float *x = ck_array(2 * EACH * FINITE, sizeof *x);
   int64_t n = 0;
   for (int i = 0; isfinite(value_of(type, (uint16_t)i)); i++) {
     const double low = value_of(type, (uint16_t)i), before = value_of(type, (uint16_t)(i - 1));
@@ -98,7 +89,6 @@ CK_LOOP(ties_go_to_the_even_one, 4) {
     }
   }
   check_narrowed(rig, type, x, n);
-  free(x);
 }
 
 CK_LOOP(any_bits, 8) {
@@ -106,14 +96,12 @@ CK_LOOP(any_bits, 8) {
   const ek_type type = halves[_i % 2];
   if (!ck_part(_i / 2)) return;
   struct ck_rig *rig = ck_rig_variant(_i / 2 % 2 * 2);
-  float *x = malloc(COUNT / PARTS * sizeof *x);
-  ck_assert_ptr_nonnull(x);
+  float *x = ck_array(COUNT / PARTS, sizeof *x);
   for (int64_t i = 0; i < COUNT / PARTS; i++) {
     const uint32_t bits = (uint32_t)ck_random_next(&rig->random);
     memcpy(&x[i], &bits, sizeof bits);
   }
   check_narrowed(rig, type, x, COUNT / PARTS);
-  free(x);
 }
 
 /* All pairs over all lengths up to some vectors, so that every remainder of a loop is met. */

@@ -6,11 +6,6 @@
  * doubled for the terms of second order; n counts the zeros of the padding and, for dx, those that
  * a stride puts between the pixels of dy.
  */
-#include <evenkeel/convolve.h>
-#include <evenkeel/host_memory.h>
-#include <math.h>
-#include <string.h>
-
 #include "ek_check.h"
 
 struct shape {
@@ -444,7 +439,7 @@ CK_TEST(bad_options) {
   bad = good, bad.padding[1] = INT64_MAX / 2;
   shape_fails(bad, EK_ERR_OVERFLOW, "63 bits");
   int64_t y[4], forward, backward;
-  ck_fails(ek_convolution_shape(y, NULL, 4, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_invalid(ek_convolution_shape(y, NULL, 4, NULL), "NULL");
   ck_fails(ek_convolution_shape(y, (const int64_t[]){1, 2, 2, -1}, 4, NULL), EK_ERR_SHAPE,
            "sizes from 0 up");
   ck_fails(
@@ -465,13 +460,13 @@ CK_TEST(bad_operands) {
   ck_fails(ek_op_convolve_forward(rig->stream, y, workspace, b.tx, b.tw, NULL, NULL), EK_ERR_SHAPE,
            "weight is 32 x 16 x 3 x 3, expected 32 x 16 x 1 x 1");
   ek_tensor *dw = ck_poisoned_sums(rig, 4, z.weight), *wide = workspace_of(rig, z.backward);
-  ck_fails(ek_op_convolve_backward(rig->stream, &(ek_convolve_backward_args){.dweight = dw,
-                                                                             .workspace = wide,
-                                                                             .dy = b.tdy,
-                                                                             .weight = b.tw,
-                                                                             .options = &s->is}),
-           EK_ERR_INVALID_ARGUMENT, "convolve_backward: x is NULL");
-  ck_fails(ek_op_convolve_backward(rig->stream, NULL), EK_ERR_INVALID_ARGUMENT, "args is NULL");
+  ck_invalid(ek_op_convolve_backward(rig->stream, &(ek_convolve_backward_args){.dweight = dw,
+                                                                               .workspace = wide,
+                                                                               .dy = b.tdy,
+                                                                               .weight = b.tw,
+                                                                               .options = &s->is}),
+             "convolve_backward: x is NULL");
+  ck_invalid(ek_op_convolve_backward(rig->stream, NULL), "args is NULL");
   ck_fails(ek_op_convolve_backward(rig->stream, &(ek_convolve_backward_args){.dx = flat,
                                                                              .workspace = wide,
                                                                              .dy = b.tdy,

@@ -7,10 +7,6 @@
  *                        itself gives the same bits
  *   positions_backward   (n / period + 2) u (|beta old| + sum |dy|): additions in any order
  */
-#include <evenkeel/lookup.h>
-#include <math.h>
-#include <stdio.h>
-
 #include "ek_check.h"
 
 /* entries, width, rows, period */
@@ -104,10 +100,9 @@ CK_RIG_LOOP(lowest_bad_index_is_named, ck_variants()) {
             *dtable = ck_poisoned_sums(rig, CK_SHAPE(2, 5));
   ek_tensor *tindex = ck_tensor_of(rig, EK_I32, index, CK_SHAPE(ROWS));
   const char *text = "index -5 at position 333 of the batch";
-  ck_fails(ck_finish(ek_op_lookup_forward(rig->stream, y, table, tindex, NULL, 0), rig->stream),
-           EK_ERR_INVALID_ARGUMENT, text);
-  ck_fails(ck_finish(ek_op_lookup_backward(rig->stream, dtable, y, tindex), rig->stream),
-           EK_ERR_INVALID_ARGUMENT, text);
+  ck_invalid(ck_finish(ek_op_lookup_forward(rig->stream, y, table, tindex, NULL, 0), rig->stream),
+             text);
+  ck_invalid(ck_finish(ek_op_lookup_backward(rig->stream, dtable, y, tindex), rig->stream), text);
 }
 
 /* <y(table), dy> is linear in table, and lookup_backward is its slope. */
@@ -160,10 +155,9 @@ CK_LOOP(bad_index_is_named, ck_variants()) {
     char text[80];
     (void)snprintf(text, sizeof text, "lookup: index %.0f at position 3 of the batch is outside",
                    wrong[w]);
-    ck_fails(ck_finish(ek_op_lookup_forward(rig->stream, y, table, tindex, NULL, 0), rig->stream),
-             EK_ERR_INVALID_ARGUMENT, text);
-    ck_fails(ck_finish(ek_op_lookup_backward(rig->stream, dtable, y, tindex), rig->stream),
-             EK_ERR_INVALID_ARGUMENT, text);
+    ck_invalid(ck_finish(ek_op_lookup_forward(rig->stream, y, table, tindex, NULL, 0), rig->stream),
+               text);
+    ck_invalid(ck_finish(ek_op_lookup_backward(rig->stream, dtable, y, tindex), rig->stream), text);
     ck_rig_close(rig);
   }
 }
@@ -177,14 +171,12 @@ CK_TEST(bad_periods) {
   ek_tensor *y = ck_poisoned(rig, CK_SHAPE(6, 3)), *table = ck_poisoned(rig, CK_SHAPE(5, 3));
   ek_tensor *index = ck_tensor_of(rig, EK_I32, zero, CK_SHAPE(6));
   ek_tensor *positions = ck_poisoned(rig, CK_SHAPE(2, 3));
-  ck_fails(ek_op_lookup_forward(s, y, table, index, positions, 0), EK_ERR_INVALID_ARGUMENT,
-           "lookup_forward: period is 0");
+  ck_invalid(ek_op_lookup_forward(s, y, table, index, positions, 0), "lookup_forward: period is 0");
   ck_fails(ek_op_lookup_forward(s, y, table, index, positions, 4), EK_ERR_SHAPE,
            "lookup_forward: period 4 does not divide 6 rows");
   ck_fails(ek_op_lookup_forward(s, y, table, index, positions, 3), EK_ERR_SHAPE,
            "lookup_forward: positions is 2 x 3 but must be at least 3 x 3");
-  ck_fails(ek_op_positions_backward(s, positions, y, -1, 0), EK_ERR_INVALID_ARGUMENT,
-           "positions_backward: period is -1");
+  ck_invalid(ek_op_positions_backward(s, positions, y, -1, 0), "positions_backward: period is -1");
   ck_fails(ek_op_positions_backward(s, positions, y, 6, 0), EK_ERR_SHAPE,
            "positions_backward: dpositions is 2 x 3 but must be at least 6 x 3");
 }

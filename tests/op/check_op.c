@@ -7,11 +7,6 @@
  * (ReLU, a beta of 0) or divides by infinity may be finite; the table shows where. Cross-entropy
  * has a test of its own in check_losses.c.
  */
-#include <math.h>
-#include <string.h>
-
-#include <evenkeel/op.h>
-
 #include "ck_bad_inputs.h"
 #include "ek_check.h"
 

@@ -5,11 +5,6 @@
  * weight rounds once, each product and each addition once, so 2 (n + 3) u sum |weight x|, doubled
  * for the terms of second order (docs/numerics.md).
  */
-#include <math.h>
-#include <string.h>
-
-#include <evenkeel/pool.h>
-
 #include "ek_check.h"
 
 struct shape {
@@ -341,8 +336,7 @@ CK_TEST(bad_options) {
            "pictures of at least one pixel");
   ck_fails(ek_pooling_shape(y, (const int64_t[]){1, INT64_MAX, 2, 1}, NULL), EK_ERR_OVERFLOW,
            "63 bits");
-  ck_fails(ek_pooling_shape(NULL, (const int64_t[]){1, 2, 2, 1}, NULL), EK_ERR_INVALID_ARGUMENT,
-           "y_shape is NULL");
+  ck_invalid(ek_pooling_shape(NULL, (const int64_t[]){1, 2, 2, 1}, NULL), "y_shape is NULL");
 }
 
 CK_TEST(shapes_that_do_not_fit) {
@@ -361,8 +355,8 @@ CK_TEST(shapes_that_do_not_fit) {
            "x is 8 x 3, expected 4 dimensions");
   ck_fails(ek_op_max_pool_backward(rig->stream, x, one, places, NULL), EK_ERR_SHAPE, "dy is");
   ck_fails(ek_op_average_pool_forward(rig->stream, one, x, NULL), EK_ERR_SHAPE, "y is");
-  ck_fails(ek_op_average_pool_forward(rig->stream, y, x, &dilated), EK_ERR_INVALID_ARGUMENT,
-           "dilation is 2 x 1, expected 1 x 1");
+  ck_invalid(ek_op_average_pool_forward(rig->stream, y, x, &dilated),
+             "dilation is 2 x 1, expected 1 x 1");
   ck_fails(ek_op_average_pool_backward(rig->stream, x, one, NULL), EK_ERR_SHAPE, "dy is");
   ck_fails(ek_op_resample_forward(rig->stream, flat, x, false), EK_ERR_SHAPE, "expected 4 each");
   ck_fails(ek_op_resample_forward(rig->stream, y, empty, false), EK_ERR_SHAPE,

@@ -13,12 +13,6 @@
  * Of 16 bits u is that of f32, and what is stored between is rounded once: e and dpre's bound grow
  * by ck_rounding().
  */
-#include <evenkeel/elementwise.h>
-#include <evenkeel/products.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ck_product.h"
 
 /* The last four: rows that are 2 KiB of f32 or twice that, or only so where they are padded; large
@@ -469,8 +463,8 @@ CK_TEST(messages_show_both_shapes) {
   ck_fails(ek_op_linear(s, c, a, b, NULL), EK_ERR_SHAPE, "linear: x is 3 x 2 but w is 2 x 5");
   ck_fails(ek_op_linear_gelu(s, c, NULL, a, b, NULL), EK_ERR_SHAPE,
            "linear_gelu: x is 3 x 2 but w is 2 x 5");
-  ck_fails(ek_op_gelu_linear_backward(s, c, NULL, a, b, c, 0), EK_ERR_INVALID_ARGUMENT,
-           "gelu_linear_backward: dpre (3 x 4) overlaps pre (3 x 4)");
+  ck_invalid(ek_op_gelu_linear_backward(s, c, NULL, a, b, c, 0),
+             "gelu_linear_backward: dpre (3 x 4) overlaps pre (3 x 4)");
   ck_fails(ek_op_gelu_linear_backward(s, ck_poisoned(rig, CK_SHAPE(3, 4)), NULL, a, b, c, 0),
            EK_ERR_SHAPE, "gelu_linear_backward: pre is 3 x 4 but dy w is 3 x 5");
   ck_fails(ek_op_linear_gradients(s, c, NULL, a, b, 0, 0), EK_ERR_SHAPE,
@@ -486,8 +480,7 @@ CK_TEST(messages_show_both_shapes) {
            "linear_gradients: dw is 5 x 2 but dy^T x is 4 x 2");
   ck_fails(ek_op_linear_gradients(s, NULL, ck_poisoned(rig, CK_SHAPE(5)), c, NULL, 0, 0),
            EK_ERR_SHAPE, "linear_gradients: dbias is 5 but dy is 3 x 4, which takes 4 elements");
-  ck_fails(ek_op_linear_gradients(s, NULL, NULL, c, a, 0, 0), EK_ERR_INVALID_ARGUMENT,
-           "linear_gradients: dbias is NULL");
+  ck_invalid(ek_op_linear_gradients(s, NULL, NULL, c, a, 0, 0), "linear_gradients: dbias is NULL");
 }
 
 /* Rows and columns of 2^31 and more, and a result that comes close to 2^63 bytes. */

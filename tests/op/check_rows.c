@@ -11,9 +11,6 @@
  *                      order
  *   softmax backward   |y| ((C + 3) u sum |dy y| + 3 u (|dy| + |sum|))
  */
-#include <evenkeel/rows.h>
-#include <math.h>
-
 #include "ek_check.h"
 
 /* Below and above what a warp has on a GPU, and what a vector has. */
@@ -172,8 +169,7 @@ CK_TEST(gradient_by_differences) {
 CK_TEST(bad_numbers) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_tensor *x = ck_poisoned(rig, CK_SHAPE(3, 4)), *y = ck_poisoned(rig, CK_SHAPE(3));
-  ck_fails(ek_op_row_reduce(rig->stream, y, x, NULL, (ek_row_reduction)2), EK_ERR_INVALID_ARGUMENT,
-           "unknown reduction 2");
+  ck_invalid(ek_op_row_reduce(rig->stream, y, x, NULL, (ek_row_reduction)2), "unknown reduction 2");
   ck_fails(ek_op_row_reduce(rig->stream, ck_poisoned(rig, CK_SHAPE(4)), x, NULL, EK_ROW_SUM),
            EK_ERR_SHAPE, "row_sum: y is 4");
 }

@@ -1,19 +1,12 @@
 /*
  * check_adamw.c - AdamW and Adam against torch.optim written out, and against its numbers.
  */
-#include <math.h>
-#include <string.h>
-
-#include <evenkeel/adamw.h>
-#include <evenkeel/host_memory.h>
-
 #include "ck_optimizer.h"
 
 enum { COUNT = 203, STEPS = 20 };
 
 static ek_optimizer *make(const ek_adamw_options *options) {
-  ek_optimizer *optimizer = NULL;
-  ck_ok(ek_adamw_create(&optimizer, options));
+  CK_GOT(ek_optimizer *, optimizer, ek_adamw_create(&optimizer, options));
   ck_assert_ptr_nonnull(optimizer);
   return optimizer;
 }
@@ -148,10 +141,10 @@ CK_RIG_LOOP(clipping_and_dividing, CK_VARIANTS) {
 CK_TEST(refused) {
   ek_optimizer *optimizer = NULL;
   const double bad[] = {-0.1, (double)NAN, (double)INFINITY, 1.0, 0.0};
-  ck_fails(ek_adamw_create(NULL, NULL), EK_ERR_INVALID_ARGUMENT, "optimizer is NULL");
+  ck_invalid(ek_adamw_create(NULL, NULL), "optimizer is NULL");
   ek_adamw_options o = EK_ADAMW_OPTIONS_INIT;
   o.size = 1000;
-  ck_fails(ek_adamw_create(&optimizer, &o), EK_ERR_INVALID_ARGUMENT, "ek_adamw_options.size");
+  ck_invalid(ek_adamw_create(&optimizer, &o), "ek_adamw_options.size");
   const struct {
     const char *name;
     size_t offset;
@@ -168,7 +161,7 @@ CK_TEST(refused) {
       const ek_adamw_options start = EK_ADAMW_OPTIONS_INIT;
       o = start;
       memcpy((char *)&o + fields[f].offset, &bad[i], sizeof bad[i]);
-      ck_fails(ek_adamw_create(&optimizer, &o), EK_ERR_INVALID_ARGUMENT, fields[f].name);
+      ck_invalid(ek_adamw_create(&optimizer, &o), fields[f].name);
     }
   }
   ek_host_memory_fail_at(1);
@@ -180,17 +173,15 @@ CK_TEST(refused) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   const double start[] = {1, 2};
   ek_update update = {.step = 1};
-  ck_fails(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, NULL), EK_ERR_INVALID_ARGUMENT,
-           "adamw: update is NULL");
-  ck_fails(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, &update), EK_ERR_INVALID_ARGUMENT,
-           "states");
+  ck_invalid(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, NULL),
+             "adamw: update is NULL");
+  ck_invalid(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, &update), "states");
   struct ck_range range = ck_range_open(rig, optimizer, start, 2);
   update = (ek_update){.parameters = range.parameters,
                        .gradients = range.gradients,
                        .states = range.states,
                        .step = 0};
-  ck_fails(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, &update), EK_ERR_INVALID_ARGUMENT,
-           "step is 0");
+  ck_invalid(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, &update), "step is 0");
   update.step = 1;
   update.gradients = ck_poisoned(rig, CK_SHAPE(3));
   ck_fails(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, &update), EK_ERR_SHAPE, "gradients");

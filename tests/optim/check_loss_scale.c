@@ -3,10 +3,6 @@
  */
 #include "ek_check.h"
 
-#include <math.h>
-
-#include <evenkeel/loss_scale.h>
-
 static const ek_loss_scale defaults = EK_LOSS_SCALE_INIT;
 
 static void follows(const ek_loss_scale *rule, ek_loss_scale_state *state, bool overflow,
@@ -71,31 +67,21 @@ CK_TEST(a_scale_that_stays) {
 
 CK_TEST(what_is_refused) {
   const double bad[] = {0, -2, 3, 65535, (double)NAN, (double)INFINITY, 0x1p65, 0x1p-65};
-  ck_fails(ek_loss_scale_check(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_invalid(ek_loss_scale_check(NULL), "NULL");
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     ek_loss_scale rule = defaults;
-    rule.scale = bad[i];
-    ck_fails(ek_loss_scale_check(&rule), EK_ERR_INVALID_ARGUMENT, "scale is");
+    ck_bad(rule, scale, bad[i], ek_loss_scale_check(&rule), "scale is");
     rule.kind = EK_LOSS_SCALE_STATIC;
-    ck_fails(ek_loss_scale_check(&rule), EK_ERR_INVALID_ARGUMENT, "power of two");
+    ck_bad(rule, scale, bad[i], ek_loss_scale_check(&rule), "power of two");
     rule = defaults;
-    rule.growth = bad[i];
-    ck_fails(ek_loss_scale_check(&rule), EK_ERR_INVALID_ARGUMENT, "growth is");
-    rule = defaults;
-    rule.backoff = bad[i];
-    ck_fails(ek_loss_scale_check(&rule), EK_ERR_INVALID_ARGUMENT, "backoff is");
+    ck_bad(rule, growth, bad[i], ek_loss_scale_check(&rule), "growth is");
+    ck_bad(rule, backoff, bad[i], ek_loss_scale_check(&rule), "backoff is");
   }
   ek_loss_scale rule = defaults;
-  rule.growth = 0.5;
-  ck_fails(ek_loss_scale_check(&rule), EK_ERR_INVALID_ARGUMENT, "growth is 0.5");
-  rule = defaults;
-  rule.backoff = 2;
-  ck_fails(ek_loss_scale_check(&rule), EK_ERR_INVALID_ARGUMENT, "backoff is 2");
-  rule = defaults;
-  rule.interval = 0;
-  ck_fails(ek_loss_scale_check(&rule), EK_ERR_INVALID_ARGUMENT, "interval is 0");
-  rule.kind = (ek_loss_scale_kind)3;
-  ck_fails(ek_loss_scale_check(&rule), EK_ERR_INVALID_ARGUMENT, "kind 3");
+  ck_bad(rule, growth, 0.5, ek_loss_scale_check(&rule), "growth is 0.5");
+  ck_bad(rule, backoff, 2, ek_loss_scale_check(&rule), "backoff is 2");
+  ck_bad(rule, interval, 0, ek_loss_scale_check(&rule), "interval is 0");
+  ck_bad(rule, kind, (ek_loss_scale_kind)3, ek_loss_scale_check(&rule), "kind 3");
 }
 
 CK_SUITE("loss scale")

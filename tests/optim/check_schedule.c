@@ -1,15 +1,10 @@
 /*
  * check_schedule.c - learning rates at the corners, between them, and for bad arguments.
  */
-#include <math.h>
-
-#include <evenkeel/schedule.h>
-
 #include "ek_check.h"
 
 CK_TEST(constant) {
-  ek_schedule s;
-  ck_ok(ek_schedule_constant(&s, 0.25));
+  CK_GOT(ek_schedule, s, ek_schedule_constant(&s, 0.25));
   const int64_t steps[] = {INT64_MIN, -1, 0, 1, 1000000, INT64_MAX};
   for (size_t i = 0; i < 6; i++) ck_assert(ek_schedule_rate(&s, steps[i]) == 0.25);
   ck_ok(ek_schedule_constant(&s, 0.0));
@@ -17,8 +12,7 @@ CK_TEST(constant) {
 }
 
 CK_TEST(corners) {
-  ek_schedule s;
-  ck_ok(ek_schedule_warmup_cosine(&s, 8.0, 2.0, 4, 12));
+  CK_GOT(ek_schedule, s, ek_schedule_warmup_cosine(&s, 8.0, 2.0, 4, 12));
   ck_assert(ek_schedule_rate(&s, -5) == 2.0); /* counts as step 0 */
   const double warmup[] = {2.0, 4.0, 6.0, 8.0};
   for (int i = 0; i < 4; i++) ck_assert(ek_schedule_rate(&s, i) == warmup[i]);
@@ -43,8 +37,7 @@ CK_TEST(corners) {
 /* A short run ends while its rate rises, and the floor comes after it. */
 CK_TEST(shorter_than_its_warmup) {
   for (int64_t total = 1; total <= 8; total++) {
-    ek_schedule s;
-    ck_ok(ek_schedule_warmup_cosine(&s, 4.0, 0.25, 8, total));
+    CK_GOT(ek_schedule, s, ek_schedule_warmup_cosine(&s, 4.0, 0.25, 8, total));
     for (int64_t step = 0; step < total; step++) {
       ck_assert(ek_schedule_rate(&s, step) == 0.5 * (double)(step + 1));
     }
@@ -60,8 +53,7 @@ CK_TEST(formula_and_order) {
     const int64_t total = warmup + ck_random_integer(&random, 1, 200);
     const double floor = ck_random_uniform(&random, 0, 1);
     const double peak = floor + ck_random_uniform(&random, 0, 2);
-    ek_schedule s;
-    ck_ok(ek_schedule_warmup_cosine(&s, peak, floor, warmup, total));
+    CK_GOT(ek_schedule, s, ek_schedule_warmup_cosine(&s, peak, floor, warmup, total));
     double before = -1.0;
     for (int64_t step = 0; step < total + 3; step++) {
       const double rate = ek_schedule_rate(&s, step);
@@ -82,8 +74,7 @@ CK_TEST(formula_and_order) {
 
 CK_TEST(stable_then_down) {
   static const double want[] = {2, 4, 6, 8, 8, 8, 8, 6.5, 5, 3.5, 2, 2};
-  ek_schedule s;
-  ck_ok(ek_schedule_warmup_stable(&s, 8, 2, 4, 4, 10));
+  CK_GOT(ek_schedule, s, ek_schedule_warmup_stable(&s, 8, 2, 4, 4, 10));
   for (int i = 0; i < 12; i++) ck_assert(ek_schedule_rate(&s, i) == want[i]);
   ck_ok(ek_schedule_warmup_stable(&s, 8, 0, 2, 8, 10)); /* linear from the end of the warm-up */
   for (int i = 2; i < 11; i++) ck_assert(ek_schedule_rate(&s, i) == (double)(10 - i));
@@ -94,8 +85,7 @@ CK_TEST(stable_then_down) {
 }
 
 CK_TEST(down_by_steps) {
-  ek_schedule s;
-  ck_ok(ek_schedule_steps(&s, 16, 0.5, 3, 3));
+  CK_GOT(ek_schedule, s, ek_schedule_steps(&s, 16, 0.5, 3, 3));
   static const double want[] = {16, 16, 16, 8, 8, 8, 4, 4, 4, 3, 3};
   for (int i = 0; i < 11; i++) ck_assert(ek_schedule_rate(&s, i) == want[i]);
   ck_assert(ek_schedule_rate(&s, INT64_MAX) == 3);
@@ -108,8 +98,7 @@ CK_TEST(one_cycle_of_torch) {
                                0.9504846320134737, 0.8117456539497631, 0.6112620219362893,
                                0.38874197806371075, 0.18825834605023697, 0.049519367986526286,
                                4e-06};
-  ek_schedule s;
-  ck_ok(ek_schedule_one_cycle(&s, 0.04, 1, 0.04 / 1e4, 3, 10));
+  CK_GOT(ek_schedule, s, ek_schedule_one_cycle(&s, 0.04, 1, 0.04 / 1e4, 3, 10));
   for (int i = 0; i < 10; i++) {
     ck_assert_msg(fabs(ek_schedule_rate(&s, i) - want[i]) <= 4e-16, "step %d: %.17g, not %.17g", i,
                   ek_schedule_rate(&s, i), want[i]);
@@ -121,34 +110,34 @@ CK_TEST(one_cycle_of_torch) {
 
 CK_TEST(others_are_refused) {
   ek_schedule s = {.peak = 3.5}, unknown = {.kind = (ek_schedule_kind)9};
-  ck_fails(ek_schedule_warmup_stable(&s, 1, 0, 4, 7, 10), EK_ERR_INVALID_ARGUMENT,
-           "decay is 7, expected 0 to total - warmup = 6");
-  ck_fails(ek_schedule_warmup_stable(&s, 1, 0, 4, -1, 10), EK_ERR_INVALID_ARGUMENT, "decay is -1");
-  ck_fails(ek_schedule_warmup_stable(&s, 1, 2, 4, 1, 10), EK_ERR_INVALID_ARGUMENT, "floor is 2");
-  ck_fails(ek_schedule_steps(&s, 1, 0.5, 0, 0), EK_ERR_INVALID_ARGUMENT, "period is 0");
-  ck_fails(ek_schedule_steps(&s, 1, 1.5, 1, 0), EK_ERR_INVALID_ARGUMENT, "factor 1.5");
-  ck_fails(ek_schedule_steps(&s, 1, (double)NAN, 1, 0), EK_ERR_INVALID_ARGUMENT, "factor");
-  ck_fails(ek_schedule_one_cycle(&s, 2, 1, 0, 3, 10), EK_ERR_INVALID_ARGUMENT, "first is 2");
-  ck_fails(ek_schedule_one_cycle(&s, 0, 1, 0, 0, 10), EK_ERR_INVALID_ARGUMENT, "warmup is 0");
-  ck_fails(ek_schedule_one_cycle(&s, 0, 1, 0, 10, 10), EK_ERR_INVALID_ARGUMENT, "warmup is 10");
-  ck_fails(ek_schedule_check(&unknown), EK_ERR_INVALID_ARGUMENT, "unknown kind 9");
-  ck_fails(ek_schedule_check(NULL), EK_ERR_INVALID_ARGUMENT, "schedule is NULL");
+  ck_invalid(ek_schedule_warmup_stable(&s, 1, 0, 4, 7, 10),
+             "decay is 7, expected 0 to total - warmup = 6");
+  ck_invalid(ek_schedule_warmup_stable(&s, 1, 0, 4, -1, 10), "decay is -1");
+  ck_invalid(ek_schedule_warmup_stable(&s, 1, 2, 4, 1, 10), "floor is 2");
+  ck_invalid(ek_schedule_steps(&s, 1, 0.5, 0, 0), "period is 0");
+  ck_invalid(ek_schedule_steps(&s, 1, 1.5, 1, 0), "factor 1.5");
+  ck_invalid(ek_schedule_steps(&s, 1, (double)NAN, 1, 0), "factor");
+  ck_invalid(ek_schedule_one_cycle(&s, 2, 1, 0, 3, 10), "first is 2");
+  ck_invalid(ek_schedule_one_cycle(&s, 0, 1, 0, 0, 10), "warmup is 0");
+  ck_invalid(ek_schedule_one_cycle(&s, 0, 1, 0, 10, 10), "warmup is 10");
+  ck_invalid(ek_schedule_check(&unknown), "unknown kind 9");
+  ck_invalid(ek_schedule_check(NULL), "schedule is NULL");
   ck_assert(s.peak == 3.5);
 }
 
 CK_TEST(refused) {
   const double bad[] = {-1e-9, (double)NAN, (double)INFINITY};
   ek_schedule s = {.peak = 3.5};
-  ck_fails(ek_schedule_constant(NULL, 1), EK_ERR_INVALID_ARGUMENT, "schedule is NULL");
-  ck_fails(ek_schedule_warmup_cosine(NULL, 1, 0, 1, 2), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_invalid(ek_schedule_constant(NULL, 1), "schedule is NULL");
+  ck_invalid(ek_schedule_warmup_cosine(NULL, 1, 0, 1, 2), "NULL");
   for (size_t i = 0; i < 3; i++) {
-    ck_fails(ek_schedule_constant(&s, bad[i]), EK_ERR_INVALID_ARGUMENT, "rate is");
-    ck_fails(ek_schedule_warmup_cosine(&s, bad[i], 0, 1, 2), EK_ERR_INVALID_ARGUMENT, "peak");
-    ck_fails(ek_schedule_warmup_cosine(&s, 1, bad[i], 1, 2), EK_ERR_INVALID_ARGUMENT, "floor");
+    ck_invalid(ek_schedule_constant(&s, bad[i]), "rate is");
+    ck_invalid(ek_schedule_warmup_cosine(&s, bad[i], 0, 1, 2), "peak");
+    ck_invalid(ek_schedule_warmup_cosine(&s, 1, bad[i], 1, 2), "floor");
   }
-  ck_fails(ek_schedule_warmup_cosine(&s, 1, 1.5, 1, 2), EK_ERR_INVALID_ARGUMENT, "floor <= peak");
-  ck_fails(ek_schedule_warmup_cosine(&s, 1, 0, -1, 2), EK_ERR_INVALID_ARGUMENT, "warmup is -1");
-  ck_fails(ek_schedule_warmup_cosine(&s, 1, 0, 0, 0), EK_ERR_INVALID_ARGUMENT, "total 0");
+  ck_invalid(ek_schedule_warmup_cosine(&s, 1, 1.5, 1, 2), "floor <= peak");
+  ck_invalid(ek_schedule_warmup_cosine(&s, 1, 0, -1, 2), "warmup is -1");
+  ck_invalid(ek_schedule_warmup_cosine(&s, 1, 0, 0, 0), "total 0");
   ck_assert(s.peak == 3.5); /* left as it was */
   ck_assert(ek_schedule_rate(NULL, 1) == 0.0);
 }

@@ -4,13 +4,6 @@
  * That mean losses and their gradients are right for every cut is in tests/whole/check_equality.c;
  * here are the other reductions, what happens to the outputs, and wrong use.
  */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/gather.h>
-#include <evenkeel/memory.h>
-
 #include "ck_training.h"
 
 enum { DEVICES = 3, SAMPLES = 8, CASES = CK_WORKLOADS * CK_PLACEMENTS };
@@ -37,12 +30,11 @@ CK_LOOP(a_sum_is_not_divided, CASES) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i, EK_F64, "cpu:3"), alone = setup_of(_i, EK_F64, "cpu:1");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.3, 1);
-  struct ck_training one, many;
   double want_loss = 0, loss = 0, weight = 0;
   setup.reduction = alone.reduction = EK_REDUCTION_SUM;
   setup.optimizer = ck_clipped_adamw;
-  ck_training_open(&one, &alone);
-  ck_training_open(&many, &setup);
+  struct ck_training one = ck_training_opened(&alone);
+  struct ck_training many = ck_training_opened(&setup);
   ck_ok(ck_training_backward(&one, &batch, NULL, false, &want_loss));
   ck_ok(ck_training_backward(&many, &batch, NULL, false, &loss));
   ck_ok(ek_data_parallel_criterion_loss(&loss, &weight, many.loss));
@@ -50,8 +42,7 @@ CK_LOOP(a_sum_is_not_divided, CASES) {
   ck_assert_double_gt(weight, 1);
   ck_runs_agree(&many, &one, CK_GRADIENTS, 1e-12);
   ck_ok(ek_data_parallel_model_discard(one.model));
-  ek_step_result result;
-  ck_ok(ek_data_parallel_optimizer_step(&result, many.optimizer));
+  CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, many.optimizer));
   ck_assert_double_eq(result.loss, loss);
   ck_assert_double_eq(result.weight, 0);
   ck_assert(!result.empty);
@@ -78,7 +69,6 @@ CK_LOOP(single_losses_and_factors, 2 * CK_PLACEMENTS) {
   struct ck_setup setup = setup_of(_i, EK_F64, "cpu:3");
   const int64_t rows = _i / CK_PLACEMENTS == 1 ? SAMPLES * 5 : SAMPLES;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.3, 2);
-  struct ck_training t;
   struct forwarded f;
   double numbers[SAMPLES * 5], loss = 0, sum = 0;
   double *gradients[2];
@@ -86,7 +76,7 @@ CK_LOOP(single_losses_and_factors, 2 * CK_PLACEMENTS) {
   ek_shards losses = {0}, factors = {0};
   ek_tensor host;
   setup.reduction = EK_REDUCTION_NONE;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   for (int doubled = 0; doubled < 2; doubled++) {
     ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
     forward(&f, &t, &batch);
@@ -130,7 +120,7 @@ CK_LOOP(outputs_are_kept_or_not, CASES) {
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 3);
     struct forwarded f;
     setup.keep_outputs = keep == 1;
-    ck_training_open(&t, &setup);
+    t = ck_training_opened(&setup);
     forward(&f, &t, &batch);
     const ek_tensor *part = &f.outputs[0].parts[0];
     const int64_t size = ek_tensor_count(part);
@@ -155,13 +145,11 @@ CK_LOOP(outputs_are_kept_or_not, CASES) {
 CK_TEST(outputs_that_others_hold) {
   const struct ck_setup setup = setup_of(2, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);
-  struct ck_training t;
   struct forwarded f;
   double before[3 * 5], after[3 * 5];
-  ek_tensor held = {0};
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   forward(&f, &t, &batch);
-  ck_ok(ek_tensor_share(&held, &f.outputs[0].parts[0]));
+  CK_GOT(ek_tensor, held, ek_tensor_share(&held, &f.outputs[0].parts[0]));
   ck_get(before, &held);
   ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
   ck_get(after, &held);
@@ -193,7 +181,7 @@ CK_LOOP(the_gradient_in_forward, CASES) {
   for (int early = 0; early < 2; early++) {
     struct ck_setup setup = setup_of(_i, EK_F64, "cpu:3");
     setup.gradient_in_forward = early == 1;
-    ck_training_open(&t, &setup);
+    t = ck_training_opened(&setup);
     for (int micro = 0; micro < 2; micro++) { /* the second one leaves a device without rows */
       struct ck_batch batch =
           ck_batch_make(setup.workload, EK_F64, micro == 0 ? 7 : 2, 0.3, (uint64_t)(11 + micro));
@@ -214,12 +202,11 @@ CK_LOOP(when_forward_overwrites, CASES) {
   struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 9);
   const bool writes = setup.workload->ignores; /* cross-entropy */
-  struct ck_training t;
   struct forwarded f;
   ek_forward_options evaluation = EK_FORWARD_OPTIONS_INIT;
   evaluation.gradient = evaluation.training = false;
   setup.gradient_in_forward = true;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   for (int trains = 0; trains < 2; trains++) {
     int64_t size = 0;
     memset(&f, 0, sizeof f);
@@ -245,11 +232,10 @@ CK_LOOP(a_failure_with_the_gradient_in_forward, 2 * CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 10);
-  struct ck_training t;
   int64_t count = 0;
   setup.gradient_in_forward = true;
   setup.optimizer = ck_clipped_adamw;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   ck_ok(ck_training_step(&t, &batch, NULL));
   bool failed = true;
   for (uint64_t n = 1; failed; n++) {
@@ -273,10 +259,9 @@ CK_LOOP(totals_are_everywhere, CASES) {
   if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 5);
-  struct ck_training t;
   struct forwarded f;
   double loss = 0, weight = 0;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   forward(&f, &t, &batch);
   ck_ok(ek_data_parallel_criterion_loss(&loss, &weight, t.loss));
   const ek_tensor *totals = ek_data_parallel_criterion_totals(t.loss);
@@ -295,11 +280,10 @@ CK_LOOP(totals_are_everywhere, CASES) {
 CK_LOOP(calls_out_of_order, CASES) {
   const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 6);
-  struct ck_training t;
   struct forwarded f, g;
   double loss = 0;
   ek_shards losses = {0};
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   ck_fails(ek_data_parallel_criterion_loss(&loss, NULL, t.loss), EK_ERR_STATE, "no forward");
   ck_fails(ek_data_parallel_criterion_losses(&losses, t.loss), EK_ERR_STATE, "none");
   ck_fails(ek_data_parallel_criterion_backward(t.loss, NULL), EK_ERR_STATE,
@@ -324,13 +308,12 @@ CK_LOOP(mean_and_sum_do_not_mix, CASES) {
   if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 7);
-  struct ck_training t;
   struct ck_training other; /* the same model with another criterion */
   ek_criterion *sum = NULL;
   struct forwarded f;
   int64_t count = 0;
   double *gradients[2];
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   other = t;
   ck_ok(setup.workload->criterion(&sum, EK_REDUCTION_SUM));
   ck_ok(ek_data_parallel_criterion_open(&other.loss, t.model, sum, NULL));
@@ -354,14 +337,12 @@ CK_LOOP(mean_and_sum_do_not_mix, CASES) {
 CK_TEST(wrong_targets) {
   const struct ck_setup setup = setup_of(2, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 8);
-  struct ck_training t;
   ek_shards outputs[1] = {{0}}, none[1] = {{0}};
-  ek_group *elsewhere = ck_open("cpu:1", 1);
   ek_tensor absent = {0}, few = batch.target[0], scalar = batch.target[0];
-  ek_tensor foreign = ck_upload(ek_group_device(elsewhere, 0), EK_I32, NULL, CK_SHAPE(SAMPLES));
+  ek_tensor foreign = ck_upload(ck_device("cpu:1"), EK_I32, NULL, CK_SHAPE(SAMPLES));
   few.shape[0] = SAMPLES - 1;
   scalar.rank = 0;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
   ck_ok(ek_data_parallel_model_forward(outputs, t.model, batch.input, 1, NULL));
   const struct {
@@ -376,14 +357,13 @@ CK_TEST(wrong_targets) {
                      cases[i].status);
   }
   const ek_tensor *good = &batch.target[0];
-  ck_fails(ek_data_parallel_criterion_forward(t.loss, outputs, 2, good, 1), EK_ERR_INVALID_ARGUMENT,
-           "1 outputs and 1 targets, not 2 and 1");
+  ck_invalid(ek_data_parallel_criterion_forward(t.loss, outputs, 2, good, 1),
+             "1 outputs and 1 targets, not 2 and 1");
   ck_fails(ek_data_parallel_criterion_forward(t.loss, none, 1, good, 1), EK_ERR_DEVICE, "group");
   ck_ok(ek_data_parallel_criterion_forward(t.loss, outputs, 1, good, 1));
   ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
   (void)ck_training_read(&t, CK_GRADIENTS, NULL); /* the step was not dropped */
   ek_shards_free(&outputs[0]);
-  ek_tensor_free(&foreign);
 }
 
 CK_TEST(kept_and_overwritten) {
@@ -391,8 +371,7 @@ CK_TEST(kept_and_overwritten) {
   struct ck_training t;
   ek_group *group = ck_open("cpu:3", 1);
   setup.keep_outputs = setup.gradient_in_forward = true;
-  ck_fails(ck_training_try(&t, &setup, group), EK_ERR_INVALID_ARGUMENT,
-           "keep_outputs and gradient_in_forward");
+  ck_invalid(ck_training_try(&t, &setup, group), "keep_outputs and gradient_in_forward");
 }
 
 CK_SUITE("data-parallel criterion")

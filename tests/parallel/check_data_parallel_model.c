@@ -3,12 +3,6 @@
  *
  * That the numbers are right for every cut is in tests/whole/check_equality.c.
  */
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/gather.h>
-#include <evenkeel/activation.h>
-
 #include "ck_blend.h"
 #include "ck_training.h"
 
@@ -23,13 +17,12 @@ static struct ck_setup setup_of(const char *workload, int placement) {
 
 /* What a forward gives, of any layout, as doubles; the caller frees it. */
 static double *whole(const ek_shards *output) {
-  ek_tensor host = {0};
   int64_t count = 0;
   for (size_t k = 0; k < output->count; k++) count += ek_tensor_count(&output->parts[k]);
   float *numbers = ck_array((size_t)count + 1, sizeof *numbers);
   double *values = ck_array((size_t)count + 1, sizeof *values);
   ck_assert(numbers != NULL && values != NULL);
-  ck_ok(ek_tensor_host(&host, numbers, EK_F32, 1, &count));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, numbers, EK_F32, 1, &count));
   ck_ok(ek_gather_host(&host, output));
   for (int64_t i = 0; i < count; i++) values[i] = (double)numbers[i];
   return values;
@@ -52,12 +45,11 @@ CK_TEST(modes_have_names) {
   }
   ck_assert_str_eq(ek_mode_name((ek_mode)CK_MODES), "unknown");
   ck_assert_str_eq(ek_mode_name((ek_mode)-1), "unknown");
-  ck_fails(ek_mode_parse(&mode, "zigzag"), EK_ERR_INVALID_ARGUMENT, "zigzag");
-  ck_fails(ek_mode_parse(NULL, "gather"), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_mode_parse(&mode, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_data_parallel_model_options_set_mode(NULL, mode), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_data_parallel_model_options_set_mode(&options, (ek_mode)CK_MODES),
-           EK_ERR_INVALID_ARGUMENT, "is unknown");
+  ck_invalid(ek_mode_parse(&mode, "zigzag"), "zigzag");
+  ck_invalid(ek_mode_parse(NULL, "gather"), "NULL");
+  ck_invalid(ek_mode_parse(&mode, NULL), "NULL");
+  ck_invalid(ek_data_parallel_model_options_set_mode(NULL, mode), "NULL");
+  ck_invalid(ek_data_parallel_model_options_set_mode(&options, (ek_mode)CK_MODES), "is unknown");
 }
 
 /* ---- the devices of outputs ---- */
@@ -82,7 +74,6 @@ CK_LOOP(outputs_lie_where_they_should, (CK_WORKLOADS * CK_PLACEMENTS)) {
   const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
   struct ck_setup setup = setup_of(workload->name, _i % CK_PLACEMENTS), alone = setup;
   struct ck_batch batch = ck_batch_make(workload, EK_F32, SAMPLES, 0, 1);
-  struct ck_training one, many;
   ek_shards want[CK_BATCH_TENSORS] = {{0}}, got[CK_BATCH_TENSORS] = {{0}};
   ek_scatter_options scatter = EK_SCATTER_OPTIONS_INIT;
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
@@ -90,8 +81,8 @@ CK_LOOP(outputs_lie_where_they_should, (CK_WORKLOADS * CK_PLACEMENTS)) {
   setup.options.output_device = 2;
   scatter.kind = EK_SCATTER_SIZES;
   scatter.sizes = uneven;
-  ck_training_open(&one, &alone);
-  ck_training_open(&many, &setup);
+  struct ck_training one = ck_training_opened(&alone);
+  struct ck_training many = ck_training_opened(&setup);
   ck_ok(ek_data_parallel_model_forward(want, one.model, batch.input, batch.inputs, NULL));
   for (int cut = 0; cut < 2; cut++) {
     forward.scatter = cut == 0 ? NULL : &scatter;
@@ -110,21 +101,18 @@ CK_LOOP(outputs_lie_where_they_should, (CK_WORKLOADS * CK_PLACEMENTS)) {
 CK_TEST(inputs_on_a_device) {
   struct ck_setup setup = setup_of("mlp", 2);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 2);
-  struct ck_training t;
   ek_shards host[1] = {{0}}, device[1] = {{0}};
   ek_tensor input = {0};
-  ek_memory_usage usage;
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   forward.gradient = false;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   ek_device *home = ek_group_device(t.group, 1);
   ck_ok(ek_data_parallel_model_forward(host, t.model, batch.input, 1, &forward));
   ck_ok(ek_tensor_create(&input, home, EK_MEMORY_WORKSPACE, EK_F32, 2, batch.input[0].shape));
   ck_ok(ek_tensor_copy(&input, &batch.input[0]));
   ck_ok(ek_memory_reset_peak(home));
   ck_ok(ek_data_parallel_model_forward(device, t.model, &input, 1, &forward));
-  ck_ok(ck_memory_stats(&usage, home));
-  ck_assert_uint_eq(usage.at_peak[EK_MEMORY_INPUTS], 0);
+  ck_assert_uint_eq(ck_usage(home).at_peak[EK_MEMORY_INPUTS], 0);
   double *a = whole(&host[0]), *b = whole(&device[0]);
   ck_same_bits("output", a, b, host[0].offsets[DEVICES]);
   ek_shards_free(&host[0]);
@@ -137,11 +125,10 @@ CK_TEST(inputs_on_a_device) {
 CK_LOOP(no_gradient_forward, CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of("gpt", _i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 3);
-  struct ck_training t;
   ek_shards output[1] = {{0}};
   double *values[3];
   ek_memory_usage before[DEVICES], after;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   for (size_t k = 0; k < DEVICES; k++) {
     ck_ok(ck_memory_stats(&before[k], ek_group_device(t.group, k)));
   }
@@ -179,12 +166,11 @@ CK_LOOP(a_loss_of_ones_own, (CK_WORKLOADS * CK_PLACEMENTS)) {
   const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
   struct ck_setup setup = setup_of(workload->name, _i % CK_PLACEMENTS), alone = setup;
   struct ck_batch batch = ck_batch_make(workload, EK_F64, SAMPLES, 0, 4);
-  struct ck_training one, many;
   int64_t count = 0;
   alone.spec = "cpu:1";
   alone.options.type = setup.options.type = EK_F64;
-  ck_training_open(&one, &alone);
-  ck_training_open(&many, &setup);
+  struct ck_training one = ck_training_opened(&alone);
+  struct ck_training many = ck_training_opened(&setup);
   double *want = own_backward(&one, &batch, &count), *got = own_backward(&many, &batch, NULL);
   ck_training_compare("own loss", &many, got, want, 1e-12, NULL);
 }
@@ -194,8 +180,6 @@ CK_LOOP(no_parameters, CK_MODES) {
   ek_group *group = ck_open("cpu:3", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   float numbers[4] = {-1, 2, -3, 4};
-  ek_tensor input;
-  ek_shards output = {0};
   ck_ok(ek_data_parallel_model_options_set_mode(&options, (ek_mode)_i));
   CK_OPENED(ek_module *, relu, ek_activation_create(&relu, EK_ACTIVATION_RELU));
   CK_OPENED(ek_data_parallel_model *, model,
@@ -204,12 +188,11 @@ CK_LOOP(no_parameters, CK_MODES) {
   ck_assert_ptr_eq(ek_data_parallel_model_group(model), group);
   ck_assert_ptr_nonnull(ek_data_parallel_model_replica(model, 2));
   ck_assert_ptr_null(ek_data_parallel_model_replica(model, 3));
-  ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(4, 1)));
-  ck_ok(ek_data_parallel_model_forward(&output, model, &input, 1, NULL));
+  CK_GOT(ek_tensor, input, ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(4, 1)));
+  CK_OPENED(ek_shards, output, ek_data_parallel_model_forward(&output, model, &input, 1, NULL));
   double *values = whole(&output);
   for (int i = 0; i < 4; i++) ck_assert_double_eq(values[i], i % 2 == 0 ? 0 : i + 1);
   ck_ok(ek_data_parallel_model_backward(model, &output, 1, NULL));
-  ek_shards_free(&output);
 }
 
 CK_SUITE("data-parallel model")

@@ -11,13 +11,6 @@
  * decay in the gradient it is multiplied by 1 - rate * decay / epsilon in each step, which must not
  * be below -1, or it is thrown about: rate * decay / epsilon is 0.1 here.
  */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/adamw.h>
-#include <evenkeel/sgd.h>
-
 #include "ck_snapshot.h"
 
 enum { STEPS = 20, FEW_STEPS = 6, SAMPLES = 9 };
@@ -144,15 +137,13 @@ CK_LOOP(clipping_by_the_whole_gradient, CK_PLACEMENTS) {
   setup.options.type = EK_F64;
   setup.optimizer = simple_clipped;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.2, 4);
-  struct ck_training t;
-  ek_step_result result;
   int64_t count = 0;
   double square = 0;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   double *want = ck_training_read(&t, CK_VALUES, &count);
   ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
   double *gradients = ck_training_read(&t, CK_GRADIENTS, NULL);
-  ck_ok(ek_data_parallel_optimizer_step(&result, t.optimizer));
+  CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, t.optimizer));
   for (int64_t i = 0; i < count; i++) square += gradients[i] * gradients[i];
   const double norm = sqrt(square), clip = 0.01 / (norm + 1e-6);
   ck_assert_double_lt(clip, 1);
@@ -166,23 +157,19 @@ CK_LOOP(schedules, CK_MODES) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
-  struct ck_training t;
-  ek_schedule schedule;
-  ek_optimizer *rule = NULL;
   ek_data_parallel_optimizer *optimizer = NULL;
   ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   setup.optimizer = NULL;
-  ck_training_open(&t, &setup);
-  ck_ok(plain(&rule));
-  ck_ok(ek_schedule_warmup_cosine(&schedule, 0.2, 0.01, 2, 6));
+  struct ck_training t = ck_training_opened(&setup);
+  CK_SCOPED(ek_optimizer *, rule, plain(&rule));
+  CK_GOT(ek_schedule, schedule, ek_schedule_warmup_cosine(&schedule, 0.2, 0.01, 2, 6));
   options.schedule = &schedule;
   ck_ok(ek_data_parallel_optimizer_open(&optimizer, t.model, rule, &options));
   ek_schedule other, none = schedule;
   ck_ok(ek_schedule_warmup_cosine(&other, 0.5, 0.25, 9, 7)); /* it ends within its warm-up */
   for (int step = 0; step < 8; step++) {
-    ek_step_result result;
     ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
-    ck_ok(ek_data_parallel_optimizer_step(&result, optimizer));
+    CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, optimizer));
     const bool held = step == 1 || step == 2 || step == 7; /* set after the step before */
     const ek_schedule *now = step == 5 || step == 6 ? &other : &schedule;
     ck_assert_double_eq(result.learning_rate, held ? 0.125 : ek_schedule_rate(now, step));
@@ -192,17 +179,12 @@ CK_LOOP(schedules, CK_MODES) {
     if (step == 6) ck_ok(ek_data_parallel_optimizer_set_learning_rate(optimizer, 0.125));
   }
   none.kind = (ek_schedule_kind)7;
-  ck_fails(ek_data_parallel_optimizer_set_schedule(optimizer, &none), EK_ERR_INVALID_ARGUMENT,
-           "unknown kind 7");
+  ck_invalid(ek_data_parallel_optimizer_set_schedule(optimizer, &none), "unknown kind 7");
   none.kind = EK_SCHEDULE_WARMUP_COSINE;
-  none.total = -1;
-  ck_fails(ek_data_parallel_optimizer_set_schedule(optimizer, &none), EK_ERR_INVALID_ARGUMENT,
-           "total -1");
-  ck_fails(ek_data_parallel_optimizer_set_schedule(NULL, &other), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_data_parallel_optimizer_set_learning_rate(optimizer, -1), EK_ERR_INVALID_ARGUMENT,
-           "rate");
+  ck_bad(none, total, -1, ek_data_parallel_optimizer_set_schedule(optimizer, &none), "total -1");
+  ck_invalid(ek_data_parallel_optimizer_set_schedule(NULL, &other), "NULL");
+  ck_invalid(ek_data_parallel_optimizer_set_learning_rate(optimizer, -1), "rate");
   ek_data_parallel_optimizer_free(optimizer);
-  ek_optimizer_free(rule);
 }
 
 /* A step without result waits for no device and does the same; a rate of 0 changes nothing. */
@@ -210,10 +192,9 @@ CK_LOOP(steps_without_result, CK_MODES) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 2);
-  struct ck_training a, b;
   ek_step_result result;
-  ck_training_open(&a, &setup);
-  ck_training_open(&b, &setup);
+  struct ck_training a = ck_training_opened(&setup);
+  struct ck_training b = ck_training_opened(&setup);
   for (int step = 0; step < 3; step++) {
     ck_ok(ck_training_step(&a, &batch, NULL));
     ck_ok(ck_training_step(&b, &batch, &result));
@@ -243,9 +224,8 @@ CK_LOOP(not_finite_is_said, 2 * CK_MODES) {
   if (_i % 2 == 0) setup.optimizer = plain_sgd;
   const double values[] = {NAN, INFINITY, 1};
   for (int i = 0; i < 3; i++) {
-    struct ck_training t;
     ek_step_result result;
-    ck_training_open(&t, &setup);
+    struct ck_training t = ck_training_opened(&setup);
     ck_ok(step_with(&t, &batch, values[i], &result));
     ck_assert_int_eq(result.finite, i == 2);
     ck_assert_int_eq(isfinite(result.gradient_norm) && result.gradient_norm >= 0, i == 2);
@@ -257,9 +237,8 @@ CK_LOOP(not_finite_is_said, 2 * CK_MODES) {
 CK_LOOP(not_finite_in_an_empty_step_is_said, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 1, 4);
-  struct ck_training t;
   ek_step_result result;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   ck_ok(ck_training_step(&t, &batch, &result));
   ck_assert(result.empty && result.finite && result.loss == 0 && result.gradient_norm == 0);
   ck_ok(step_with(&t, &batch, NAN, &result));
@@ -270,11 +249,10 @@ CK_LOOP(not_finite_in_an_empty_step_is_said, CK_MODES) {
 CK_LOOP(not_finite_is_refused, CK_MODES) {
   const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);
-  struct ck_training t, other;
   ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   options.refuse_not_finite = true;
-  ck_training_open(&t, &setup);
-  ck_training_open(&other, &setup);
+  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training other = ck_training_opened(&setup);
   ck_training_update_with(&t, &options);
   for (int step = 0; step < 4; step++) {
     ek_step_result result = {.step = -1};
@@ -292,12 +270,11 @@ CK_LOOP(not_finite_is_refused, CK_MODES) {
 CK_LOOP(a_norm_that_is_not_computed, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);
-  struct ck_training t;
   ek_step_result result;
   ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   options.gradient_norm = false;
   setup.optimizer = plain_sgd;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   ck_training_update_with(&t, &options);
   ck_ok(ck_training_step(&t, &batch, &result));
   ck_assert_double_eq(result.gradient_norm, -1);
@@ -309,11 +286,10 @@ CK_LOOP(a_norm_that_is_not_computed, CK_MODES) {
 CK_LOOP(calls_out_of_order, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 3);
-  struct ck_training t;
   ek_shards output[1] = {{0}};
   float numbers[7 * 19];
   ek_data_parallel_optimizer *another = NULL;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   ek_tensor host = ck_like(&t, "0.weight");
   host.data = numbers;
   ck_fails(ek_data_parallel_optimizer_step(NULL, t.optimizer), EK_ERR_STATE, "no backward has run");

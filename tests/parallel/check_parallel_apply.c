@@ -1,11 +1,6 @@
 /*
  * check_parallel_apply.c - the same forward on every device at once.
  */
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/parallel_apply.h>
-
 #include "ck_blend.h"
 #include "ek_check.h"
 
@@ -54,9 +49,8 @@ static void close_bench(struct bench *b) {
 }
 
 static double parameter(const struct bench *b, const char *name, int64_t i) {
-  ek_parameter_info info;
   double values[N];
-  ck_ok(ek_replica_find(&info, b->replicas[0], name));
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, b->replicas[0], name));
   ck_get(values, &info.value);
   return values[i];
 }
@@ -121,18 +115,13 @@ CK_TEST(wrong_arguments_are_refused) {
   ck_assert_int_eq(ek_parallel_apply(NULL, 2, b.passes, b.inputs, 2), bad);
   ck_assert_int_eq(ek_parallel_apply(b.outputs, 2, NULL, b.inputs, 2), bad);
   ck_assert_int_eq(ek_parallel_apply(b.outputs, 2, b.passes, NULL, 2), bad);
-  ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, b.inputs, 0), EK_ERR_INVALID_ARGUMENT,
-           "0 inputs");
-  ck_fails(ek_parallel_apply(b.outputs, 99, b.passes, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
-           "99 outputs");
-  ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, none, 2), EK_ERR_INVALID_ARGUMENT,
-           "the shards are NULL or empty");
-  ck_fails(ek_parallel_apply(b.outputs, 1, b.passes, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
-           "2 outputs");
-  ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, b.inputs, 1), EK_ERR_INVALID_ARGUMENT,
-           "2 inputs");
-  ck_fails(ek_parallel_apply(b.outputs, 2, missing, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
-           "replica 1 on cpu:1: ek_parallel_apply: a pass is NULL");
+  ck_invalid(ek_parallel_apply(b.outputs, 2, b.passes, b.inputs, 0), "0 inputs");
+  ck_invalid(ek_parallel_apply(b.outputs, 99, b.passes, b.inputs, 2), "99 outputs");
+  ck_invalid(ek_parallel_apply(b.outputs, 2, b.passes, none, 2), "the shards are NULL or empty");
+  ck_invalid(ek_parallel_apply(b.outputs, 1, b.passes, b.inputs, 2), "2 outputs");
+  ck_invalid(ek_parallel_apply(b.outputs, 2, b.passes, b.inputs, 1), "2 inputs");
+  ck_invalid(ek_parallel_apply(b.outputs, 2, missing, b.inputs, 2),
+             "replica 1 on cpu:1: ek_parallel_apply: a pass is NULL");
   close_bench(&b);
 }
 

@@ -8,12 +8,6 @@
 
 enum { CK_UNIT = EK_MEMORY_UNIT };
 
-static inline ek_memory_usage ck_usage_of(const ek_device *device) {
-  ek_memory_usage usage;
-  ck_ok(ck_memory_stats(&usage, device));
-  return usage;
-}
-
 /* `bytes` of category `category`; any number, also one that is no multiple of the unit. */
 static inline ek_status ck_take(ek_tensor *tensor, ek_device *device, ek_memory_category category,
                                 uint64_t bytes) {

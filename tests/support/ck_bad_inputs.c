@@ -3,11 +3,6 @@
  */
 #include "ck_bad_inputs.h"
 
-#include <evenkeel/memory.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ek_check.h"
 
 /* Few of one value, so that no operand fits where another one belongs. */

@@ -3,9 +3,6 @@
  */
 #include "ck_batch_norm.h"
 
-#include <math.h>
-#include <stdlib.h>
-
 #include "ck_mirror.h"
 
 enum { WEIGHT, BIAS, MEAN, VARIANCE, BATCHES };
@@ -22,13 +19,13 @@ static int64_t channels_of(const ek_module *self) {
   return ((const struct batch_norm *)self)->channels;
 }
 
-static ek_status batch_norm_parameters(const ek_module *self, ek_declaration *d) {
+CK_PARAMETERS(batch_norm) {
   const int64_t shape[] = {channels_of(self)}, one[] = {1};
-  EK_TRY(ek_declare_parameter(d, "weight", 1, shape, ek_initializer_ones()));
-  EK_TRY(ek_declare_parameter(d, "bias", 1, shape, ek_initializer_zeros()));
-  EK_TRY(ek_declare_buffer(d, "mean", 1, shape, ek_initializer_zeros()));
-  EK_TRY(ek_declare_buffer(d, "variance", 1, shape, ek_initializer_ones()));
-  return ek_declare_buffer(d, "batches", 1, one, ek_initializer_zeros());
+  EK_TRY(ek_declare_parameter(declaration, "weight", 1, shape, ek_initializer_ones()));
+  EK_TRY(ek_declare_parameter(declaration, "bias", 1, shape, ek_initializer_zeros()));
+  EK_TRY(ek_declare_buffer(declaration, "mean", 1, shape, ek_initializer_zeros()));
+  EK_TRY(ek_declare_buffer(declaration, "variance", 1, shape, ek_initializer_ones()));
+  return ek_declare_buffer(declaration, "batches", 1, one, ek_initializer_zeros());
 }
 
 /* ---- forward ---- */
@@ -103,8 +100,7 @@ static ek_status normalize(ek_pass *pass, const ek_tensor *x, const ek_tensor *s
   return ck_mirrors_close(&m, status);
 }
 
-static ek_status batch_norm_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                    ek_tensor *outputs) {
+CK_FORWARD(batch_norm) {
   const int64_t channels = channels_of(self), size[] = {2 * channels + 1};
   const ek_tensor *x = &inputs[0];
   ek_tensor sums = {0};
@@ -175,8 +171,7 @@ static ek_status input_gradient(ek_tensor *dx, ek_pass *pass, const ek_tensor *d
   return ck_mirrors_close(&m, status);
 }
 
-static ek_status batch_norm_backward(const ek_module *self, ek_pass *pass,
-                                     const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+CK_BACKWARD(batch_norm) {
   const int64_t channels = channels_of(self), size[] = {2 * channels};
   ek_tensor x = {0}, sums = {0}, slopes = {0};
   ek_status status = EK_OK;
@@ -227,11 +222,9 @@ ek_status ck_batch_norm_create_undeclared(ek_module **module, int64_t channels) 
 
 /* ---- spread ---- */
 
-static ek_status spread_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                ek_tensor *outputs) {
+CK_FORWARD(spread) {
   ek_tensor both = {0}, x = inputs[0];
   struct ck_mirrors m;
-  (void)self;
   EK_TRY(ek_pass_output(&outputs[0], pass, x.type, 0, NULL));
   EK_TRY(ek_pass_workspace(&both, pass, EK_F64, 1, (const int64_t[]){2}));
   ek_status status = ck_mirrors_open(&m, 1, (ek_tensor *[]){&both, &x}, 2);
@@ -251,12 +244,10 @@ static ek_status spread_forward(const ek_module *self, ek_pass *pass, const ek_t
 }
 
 /* dx = dy - the mean of dy over the devices, in each element. */
-static ek_status spread_backward(const ek_module *self, ek_pass *pass,
-                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+CK_BACKWARD(spread) {
   ek_tensor both = {0}, x = {0}, dy = grad_outputs[0];
   struct ck_mirrors m = {0};
   double slope = 0;
-  (void)self;
   EK_TRY(ek_pass_take(&x, pass));
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, ek_pass_workspace(&both, pass, EK_F64, 1, (const int64_t[]){2}), cleanup);

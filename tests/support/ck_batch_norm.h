@@ -12,7 +12,7 @@
 #ifndef CK_BATCH_NORM_H
 #define CK_BATCH_NORM_H
 
-#include <evenkeel/pass.h>
+#include "ek_check.h"
 
 ek_status ck_batch_norm_create(ek_module **module, int64_t channels);
 

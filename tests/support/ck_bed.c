@@ -1,12 +1,6 @@
 /*
  * ck_bed.c - a module on one device with inputs and gradients of its outputs: see ck_module.h.
  */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/host_memory.h>
-
 #include "ck_module.h"
 
 static double *zeros(int64_t count) { return ck_array((size_t)count, sizeof(double)); }

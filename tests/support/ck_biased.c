@@ -3,10 +3,6 @@
  */
 #include "ck_biased.h"
 
-#include <stdlib.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ek_check.h"
 
 struct biased {
@@ -33,8 +29,7 @@ static ek_status biased_gradients(ek_pass *pass, ek_tensor *z, const ek_tensor *
   return ek_pass_gradient_complete(pass, 0);
 }
 
-static ek_status biased_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                ek_tensor *outputs) {
+CK_FORWARD(biased) {
   const ek_tensor *y = &inputs[0], *target = &inputs[1];
   ek_stream *stream = ek_pass_stream(pass);
   ek_tensor bias = {0}, z = {0};
@@ -58,8 +53,7 @@ cleanup:
   return status;
 }
 
-static ek_status biased_backward(const ek_module *self, ek_pass *pass,
-                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+CK_BACKWARD(biased) {
   const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
   ek_stream *stream = ek_pass_stream(pass);
   ek_tensor z = {0}, target = {0}, bias = {0};

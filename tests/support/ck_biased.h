@@ -4,7 +4,7 @@
 #ifndef CK_BIASED_H
 #define CK_BIASED_H
 
-#include <evenkeel/criterion.h>
+#include "ek_check.h"
 
 enum { CK_BIASED_COLUMNS = 4 };
 

@@ -3,26 +3,21 @@
  */
 #include "ck_blend.h"
 
-#include <stdlib.h>
-
 #include "ck_mirror.h"
 #include "ek_check.h"
 
 enum { N = CK_BLEND_WIDTH, A = 0, C = 1, B = 2 };
 
-static ek_status blend_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(blend) {
   static const int64_t shape[] = {N};
-  (void)self;
   EK_TRY(ek_declare_parameter(declaration, "a", 1, shape, ek_initializer_normal(0, 1)));
   EK_TRY(ek_declare_buffer(declaration, "c", 1, shape, ek_initializer_constant(0.5)));
   return ek_declare_parameter(declaration, "b", 1, shape, ek_initializer_uniform(-1, 1));
 }
 
-static ek_status blend_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
+CK_FORWARD(blend) {
   const ek_tensor *w = &inputs[0], *x = &inputs[1];
   ek_tensor a, b, c, loans[2] = {inputs[0], inputs[1]};
-  (void)self;
   if (w->rank != 1 || w->shape[0] != N || x->rank != 2 || x->shape[1] != N ||
       x->type != ek_pass_type(pass) || w->type != x->type) {
     return ek_error_set(EK_ERR_SHAPE, "blend: expected [%d] and [B, %d]", N, N);
@@ -69,10 +64,8 @@ static ek_status gradients(ek_pass *pass, ek_tensor *w, ek_tensor *x, const ek_t
 }
 
 /* As the root of a model it is never asked for the gradients of its inputs. */
-static ek_status blend_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
+CK_BACKWARD(blend) {
   ek_tensor w = {0}, x = {0};
-  (void)self;
   if (grad_inputs != NULL) return ek_error_set(EK_ERR_UNSUPPORTED, "blend: no gradient of inputs");
   ek_status status = ek_pass_take(&x, pass);
   if (status == EK_OK) status = ek_pass_take(&w, pass);

@@ -8,7 +8,7 @@
 #ifndef CK_BLEND_H
 #define CK_BLEND_H
 
-#include <evenkeel/pass.h>
+#include "ek_check.h"
 
 enum { CK_BLEND_WIDTH = 6 };
 

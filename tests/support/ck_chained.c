@@ -3,13 +3,6 @@
  */
 #include "ck_chained.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <evenkeel/layers.h>
-#include <evenkeel/pass.h>
-
 #include "ek_check.h"
 
 /* ---- a container ---- */
@@ -32,20 +25,18 @@ static ek_chain chain_of(const ek_module *self) {
   return chain;
 }
 
-static ek_status chained_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                 ek_tensor *outputs) {
+CK_FORWARD(chained) {
   ek_chain chain = chain_of(self);
   chain.unread = !ek_pass_wants_outputs(pass);
   return ek_chain_forward(outputs, pass, inputs, &chain);
 }
 
-static ek_status chained_backward(const ek_module *self, ek_pass *pass,
-                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+CK_BACKWARD(chained) {
   const ek_chain chain = chain_of(self);
   return ek_chain_backward(grad_inputs, pass, grad_outputs, &chain);
 }
 
-static ek_status chained_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(chained) {
   const struct chained *m = (const struct chained *)self;
   if (m->unit) EK_TRY(ek_declare_unit(declaration));
   for (size_t i = 0; i < m->child_count; i++) {

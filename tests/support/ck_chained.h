@@ -5,9 +5,7 @@
 #ifndef CK_CHAINED_H
 #define CK_CHAINED_H
 
-#include <evenkeel/chain.h>
-#include <evenkeel/gpt.h>
-#include <evenkeel/llama.h>
+#include "ek_check.h"
 
 enum { CK_CHAINED_CHILDREN = 8, CK_CHAINED_STEPS = 12 };
 

@@ -3,12 +3,6 @@
  */
 #include "ck_criterion.h"
 
-#include <stdlib.h>
-
-#include <evenkeel/elementwise.h>
-#include <evenkeel/host_memory.h>
-#include <evenkeel/memory.h>
-
 static ek_tensor terms_tensor(const struct ck_rig *rig, const ek_criterion *criterion) {
   const int64_t shape[] = {(int64_t)ek_module_terms(&criterion->base), 2};
   ek_tensor tensor = {0};

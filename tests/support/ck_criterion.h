@@ -4,8 +4,6 @@
 #ifndef CK_CRITERION_H
 #define CK_CRITERION_H
 
-#include <evenkeel/criterion.h>
-
 #include "ek_check.h"
 
 enum { CK_LOSS_OUTPUTS = 4 };

@@ -3,8 +3,6 @@
  */
 #include "ck_entropy.h"
 
-#include <math.h>
-
 /*
  * Bounds. With u the unit roundoff, T the distance from a row's largest logit to its smallest, K
  * classes and W the largest weight: the sum of K exponentials, each good to 8 u or so, is good to

@@ -5,8 +5,6 @@
 #ifndef CK_ENTROPY_H
 #define CK_ENTROPY_H
 
-#include <evenkeel/cross_entropy.h>
-
 #include "ek_check.h"
 
 struct ck_entropy {

@@ -3,8 +3,6 @@
  */
 #include "ck_folder.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "ek_check.h"

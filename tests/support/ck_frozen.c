@@ -3,13 +3,6 @@
  */
 #include "ck_frozen.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/pass.h>
-#include <evenkeel/state.h>
-
 #include "ek_check.h"
 
 struct frozen {

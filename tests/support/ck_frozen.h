@@ -7,7 +7,7 @@
 #ifndef CK_FROZEN_H
 #define CK_FROZEN_H
 
-#include <evenkeel/module.h>
+#include "ek_check.h"
 
 enum { CK_MOST_FROZEN = 16 };
 

@@ -3,11 +3,6 @@
  */
 #include "ck_gpt.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ek_check.h"
 
 struct reference {

@@ -5,8 +5,7 @@
 #ifndef CK_GPT_H
 #define CK_GPT_H
 
-#include <evenkeel/gpt.h>
-#include <evenkeel/replica.h>
+#include "ek_check.h"
 
 /*
  * logits [samples, tokens, vocabulary] of an f64 replica of a gpt without dropout; `index` holds

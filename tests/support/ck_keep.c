@@ -6,8 +6,6 @@
  * child has only the thread that forked, and must not find the lock held by another one.
  */
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define CK_REAL_FREES
 #include "ek_check.h"
@@ -15,11 +13,13 @@
 struct kept {
   const void *thing; /* the handle, the tensor's memory or the shards' parts */
   void (*release)(void *copy);
-  void *copy; /* what `release` gets: the handle itself, or a copy of a struct */
+  void *copy;      /* what `release` gets: the handle itself, or a copy of a struct */
+  uint64_t number; /* of all that was ever kept */
 };
 
 static struct kept *list;
 static size_t count, room;
+static uint64_t ever;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void take_lock(void) { (void)pthread_mutex_lock(&lock); }
@@ -38,8 +38,14 @@ static void keep(const void *thing, void *copy, void (*release)(void *copy)) {
     if (larger == NULL) abort();
     list = larger;
   }
-  list[count++] = (struct kept){thing, release, copy};
+  list[count++] = (struct kept){thing, release, copy, ever++};
   drop_lock();
+}
+
+static struct kept take_at(size_t i) {
+  const struct kept taken = list[i];
+  memmove(&list[i], &list[i + 1], (--count - i) * sizeof *list);
+  return taken;
 }
 
 /* Takes the newest entry of `thing` with this release (NULL: any) out; its copy, or NULL. */
@@ -48,8 +54,7 @@ static void *take_out(const void *thing, void (*release)(void *copy)) {
   take_lock();
   for (size_t i = count; i-- > 0;) {
     if (list[i].thing != thing || (release != NULL && list[i].release != release)) continue;
-    copy = list[i].copy;
-    memmove(&list[i], &list[i + 1], (--count - i) * sizeof *list);
+    copy = take_at(i).copy;
     break;
   }
   drop_lock();
@@ -66,6 +71,28 @@ void ck_release(size_t mark) {
   while (count > mark) {
     const struct kept last = list[--count];
     last.release(last.copy);
+  }
+}
+
+uint64_t ck_kept_ever(void) {
+  take_lock();
+  const uint64_t number = ever;
+  drop_lock();
+  return number;
+}
+
+void ck_scope_end(const struct ck_scope *scope) {
+  for (bool found = true; found;) {
+    struct kept taken;
+    found = false;
+    take_lock();
+    for (size_t i = count; i-- > 0 && list[i].number >= scope->first && !found;) {
+      if (list[i].number >= scope->end) continue;
+      taken = take_at(i);
+      found = true;
+    }
+    drop_lock();
+    if (found) taken.release(taken.copy);
   }
 }
 

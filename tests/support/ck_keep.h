@@ -14,28 +14,16 @@
  *     const size_t mark = ck_mark();
  *     ...
  *     ck_release(mark);
+ *
+ * and what is opened by CK_SCOPED() and CK_HELD() goes at the end of its block.
  */
 #ifndef CK_KEEP_H
 #define CK_KEEP_H
 
 #include <stddef.h>
+#include <stdint.h>
 
-#include <evenkeel/communicator.h>
-#include <evenkeel/criterion.h>
-#include <evenkeel/data_parallel_criterion.h>
-#include <evenkeel/data_parallel_model.h>
-#include <evenkeel/data_parallel_optimizer.h>
-#include <evenkeel/data_loader.h>
-#include <evenkeel/metrics.h>
-#include <evenkeel/module.h>
-#include <evenkeel/optimizer.h>
-#include <evenkeel/pass.h>
-#include <evenkeel/reduce.h>
-#include <evenkeel/replica.h>
-#include <evenkeel/safetensors.h>
-#include <evenkeel/shards.h>
-#include <evenkeel/source.h>
-#include <evenkeel/trainer.h>
+#include <evenkeel/evenkeel.h>
 
 /* All handles, and those that are also closed, with a status. */
 #define CK_HANDLES(X)                                                                              \
@@ -80,11 +68,42 @@ void ck_free_shards(ek_shards *shards);
                ek_tensor: ck_keep_tensor,                                                          \
            ek_shards: ck_keep_shards)(thing)
 
-/* Declares a variable, opens it with a call that must succeed, and keeps it. */
-#define CK_OPENED(type, name, call)                                                                \
+/* Declares a variable that a call, which must succeed, fills. */
+#define CK_GOT(type, name, call)                                                                   \
   type name = {0};                                                                                 \
-  ck_ok(call);                                                                                     \
+  ck_ok(call)
+
+/* The same with what the call opened, which is kept. */
+#define CK_OPENED(type, name, call)                                                                \
+  CK_GOT(type, name, call);                                                                        \
   ck_keep(name)
+
+/* The same, freed at the end of the block: for helpers and in loops. */
+#define CK_SCOPED(type, name, call)                                                                \
+  struct ck_scope name##_scope CK_AT_THE_END = {ck_kept_ever(), 0};                                \
+  CK_OPENED(type, name, call);                                                                     \
+  name##_scope.end = ck_kept_ever()
+
+/* The same with what an expression gives, such as ck_open(), ck_upload() and ck_array(). */
+#define CK_HELD(type, name, expression)                                                            \
+  struct ck_scope name##_scope CK_AT_THE_END = {ck_kept_ever(), 0};                                \
+  type name = expression;                                                                          \
+  name##_scope.end = ck_kept_ever()
+
+/* A call that must succeed, and what it opened, such as a member of a struct, which is kept. */
+#define ck_kept(call, thing)                                                                       \
+  do {                                                                                             \
+    ck_ok(call);                                                                                   \
+    ck_keep(thing);                                                                                \
+  } while (0)
+
+/* Of all that is ever kept, in its order, numbers `first` .. `end` - 1. */
+struct ck_scope {
+  uint64_t first, end;
+};
+#define CK_AT_THE_END __attribute__((cleanup(ck_scope_end)))
+uint64_t ck_kept_ever(void);
+void ck_scope_end(const struct ck_scope *scope);
 
 /* Zeroed memory that is kept; never NULL. ck_drop() frees it early. */
 void *ck_array(size_t count, size_t size);

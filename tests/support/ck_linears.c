@@ -3,11 +3,6 @@
  */
 #include "ck_linears.h"
 
-#include <evenkeel/linear.h>
-#include <evenkeel/mean_squared_error.h>
-#include <evenkeel/sequential.h>
-#include <evenkeel/sgd.h>
-
 #include "ek_check.h"
 
 void ck_linears_open(struct ck_linears *it, const char *spec, int64_t width, ek_mode mode) {

@@ -6,7 +6,7 @@
 #ifndef CK_LINEARS_H
 #define CK_LINEARS_H
 
-#include <evenkeel/trainer.h>
+#include "ek_check.h"
 
 enum { CK_LINEARS_SAMPLES = 6, CK_LINEARS_WIDTH = 64 /* at most */ };
 

@@ -4,8 +4,6 @@
 #include "ck_locale.h"
 
 #include <locale.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include "ek_check.h"
 

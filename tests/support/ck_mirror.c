@@ -3,8 +3,6 @@
  */
 #include "ck_mirror.h"
 
-#include <stdlib.h>
-
 static ek_status open_one(struct ck_mirrors *mirrors, ek_tensor *tensor) {
   ek_tensor *host = &mirrors->host[mirrors->count];
   void *data = calloc(1, ek_tensor_bytes(tensor) + 1);

@@ -11,7 +11,7 @@
 #ifndef CK_MIRROR_H
 #define CK_MIRROR_H
 
-#include <evenkeel/tensor.h>
+#include "ek_check.h"
 
 enum { CK_MIRRORS = 12 };
 

@@ -3,8 +3,6 @@
  */
 #include "ck_mixer.h"
 
-#include <stdlib.h>
-
 #include "ck_mirror.h"
 #include "ek_check.h"
 
@@ -12,17 +10,14 @@
 
 enum { N = CK_MIXER_WIDTH, KINDS = CK_MIXER_KINDS };
 
-static ek_status mixer_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(mixer) {
   static const int64_t shape[] = {KINDS, N};
-  (void)self;
   return ek_declare_parameter(declaration, "table", 2, shape, ek_initializer_normal(0, 1));
 }
 
-static ek_status mixer_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
+CK_FORWARD(mixer) {
   const ek_tensor *x = &inputs[0], *kind = &inputs[1];
   ek_tensor table, loans[2] = {inputs[0], inputs[1]};
-  (void)self;
   if (x->rank != 2 || x->shape[1] != N || kind->rank != 1 || kind->shape[0] != x->shape[0]) {
     return ek_error_set(EK_ERR_SHAPE, "expected [B, %d] and [B]", N);
   }
@@ -72,10 +67,8 @@ static ek_status mixer_gradients(ek_pass *pass, ek_tensor *x, ek_tensor *kind,
   return ek_pass_gradient_complete(pass, 0);
 }
 
-static ek_status mixer_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
+CK_BACKWARD(mixer) {
   ek_tensor x = {0}, kind = {0};
-  (void)self;
   ek_status status = ek_pass_take(&kind, pass);
   if (status == EK_OK) status = ek_pass_take(&x, pass);
   if (status == EK_OK) status = mixer_gradients(pass, &x, &kind, grad_outputs, grad_inputs);
@@ -108,15 +101,13 @@ struct twice {
   ek_module *mixer;
 };
 
-static ek_status twice_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(twice) {
   EK_TRY(ek_declare_module(declaration, "first", ((const struct twice *)self)->mixer));
   EK_TRY(ek_declare_module(declaration, "second", ((const struct twice *)self)->mixer));
   return ek_declare_tie(declaration, "second.table", "first.table");
 }
 
-static ek_status twice_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
-  (void)self;
+CK_FORWARD(twice) {
   ek_tensor middle[2] = {{0}};
   EK_TRY(ek_pass_child_forward(middle, pass, 0, inputs));
   outputs[2] = middle[1];
@@ -126,9 +117,7 @@ static ek_status twice_forward(const ek_module *self, ek_pass *pass, const ek_te
   return status;
 }
 
-static ek_status twice_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
-  (void)self;
+CK_BACKWARD(twice) {
   ek_tensor middle[2] = {{0}};
   EK_TRY(ek_pass_child_backward(middle, pass, 1, grad_outputs));
   const ek_tensor first[2] = {middle[0], grad_outputs[2]};

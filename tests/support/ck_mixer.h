@@ -4,7 +4,7 @@
 #ifndef CK_MIXER_H
 #define CK_MIXER_H
 
-#include <evenkeel/pass.h>
+#include "ek_check.h"
 
 enum { CK_MIXER_WIDTH = 3, CK_MIXER_KINDS = 4 };
 

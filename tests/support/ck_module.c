@@ -3,11 +3,6 @@
  */
 #include "ck_module.h"
 
-#include <string.h>
-
-#include <evenkeel/memory.h>
-#include <evenkeel/module_check.h>
-
 enum { PROBES_IN_PARTS = 8 };
 
 /* ---- what the library checks ---- */

@@ -4,16 +4,12 @@
  * A check program describes its modules as cases and gets the same tests for each of them:
  *
  *     static const struct ck_module_case cases[] = {
- *       {.name = "3 -> 2", .create = create_small, .input = {{0, 2, {4, 3}, -1, 1}}, .longest = 4,
- *        .depth = 1},
+ *         CK_CASE("3 -> 2", create_small, 4, 1, 0, {0, 2, {4, 3}, -1, 1}),
  *     };
  *     CK_MODULE_CASES(cases)
  */
 #ifndef CK_MODULE_H
 #define CK_MODULE_H
-
-#include <evenkeel/module_check.h>
-#include <evenkeel/pass.h>
 
 #include "ek_check.h"
 
@@ -37,6 +33,15 @@ struct ck_module_case {
   int64_t probes;  /* places per tensor at which gradients are compared; 0: all */
   uint64_t saved;  /* EK_MEMORY_UNITs that forward keeps for backward in f32, beside the inputs */
 };
+
+/* A row of cases; its inputs come last. */
+#define CK_CASE(name_, create_, longest_, depth_, saved_, ...)                                     \
+  CK_CASE_PROBED(name_, create_, longest_, depth_, saved_, 0, __VA_ARGS__)
+#define CK_CASE_PROBED(name_, create_, longest_, depth_, saved_, probes_, ...)                     \
+  {                                                                                                \
+    .name = name_, .create = create_, .input = {__VA_ARGS__}, .longest = longest_,                 \
+    .depth = depth_, .probes = probes_, .saved = saved_                                            \
+  }
 
 /* How many inputs the case describes; `module` must have as many. */
 size_t ck_module_case_inputs(const struct ck_module_case *module_case, const ek_module *module);

@@ -3,9 +3,6 @@
  */
 #include "ck_op_loss.h"
 
-#include <math.h>
-#include <string.h>
-
 CK_UNWATCHED static long double weight_of(const struct ck_loss *f, int64_t c) {
   return f->weights == NULL ? 1 : f->weights[c];
 }

@@ -5,8 +5,6 @@
 #ifndef CK_OP_LOSS_H
 #define CK_OP_LOSS_H
 
-#include <evenkeel/losses.h>
-
 #include "ek_check.h"
 
 enum { CK_IGNORED = -100 };

@@ -3,8 +3,6 @@
  */
 #include "ck_optimizer.h"
 
-#include <stdlib.h>
-
 struct ck_range ck_range_open(struct ck_rig *rig, ek_optimizer *optimizer, const double *parameters,
                               int64_t count) {
   struct ck_range range = {.rig = rig, .optimizer = ck_keep(optimizer), .count = count};

@@ -4,8 +4,6 @@
 #ifndef CK_OPTIMIZER_H
 #define CK_OPTIMIZER_H
 
-#include <evenkeel/optimizer.h>
-
 #include "ek_check.h"
 
 struct ck_range {

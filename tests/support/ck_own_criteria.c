@@ -3,9 +3,6 @@
  */
 #include "ck_own_criteria.h"
 
-#include <math.h>
-#include <stdlib.h>
-
 #include "ek_check.h"
 
 /* ---- a criterion of our own: s = sum of w[c] |y - t|, d = sum of w[c] ---- */
@@ -50,8 +47,7 @@ static ek_status absolute_declare(const ek_module *self, ek_declaration *declara
   return ek_declare_buffer(declaration, "weights", 1, shape, ek_initializer_values(a->weights));
 }
 
-static ek_status absolute_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                  ek_tensor *outputs) {
+CK_FORWARD(absolute) {
   const struct ck_absolute_error *a = (const struct ck_absolute_error *)self;
   const int64_t count = ek_tensor_count(&inputs[0]), pair[] = {1, 2};
   ek_tensor weights = {0};
@@ -77,8 +73,7 @@ static ek_status absolute_forward(const ek_module *self, ek_pass *pass, const ek
   return a->fault == CK_FAILS_FORWARD ? ek_error_set(EK_ERR_UNSUPPORTED, "absolute: no") : EK_OK;
 }
 
-static ek_status absolute_backward(const ek_module *self, ek_pass *pass,
-                                   const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+CK_BACKWARD(absolute) {
   const struct ck_absolute_error *a = (const struct ck_absolute_error *)self;
   if (a->fault == CK_NO_GRADIENT) return EK_OK;
   if (a->fault == CK_WRONG_GRADIENT) {
@@ -147,9 +142,7 @@ static ek_status pair_declare(const ek_module *self, ek_declaration *declaration
   return ek_declare_module(declaration, "second", &p->children[1]->base);
 }
 
-static ek_status pair_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                              ek_tensor *outputs) {
-  (void)self;
+CK_FORWARD(pair) {
   EK_TRY(ek_pass_totals(&outputs[0], pass));
   for (size_t i = 0; i < 2; i++) {
     const ek_tensor own[] = {inputs[i], inputs[2 + i]};
@@ -168,9 +161,7 @@ static ek_status pair_forward(const ek_module *self, ek_pass *pass, const ek_ten
   return EK_OK;
 }
 
-static ek_status pair_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                               ek_tensor *grad_inputs) {
-  (void)self;
+CK_BACKWARD(pair) {
   for (size_t i = 2; i-- > 0;) {
     ek_tensor rows = {0}, own[2] = {{0}};
     EK_TRY(ek_tensor_rows(&rows, &grad_outputs[0], (int64_t)i, 1));

@@ -4,7 +4,7 @@
 #ifndef CK_OWN_CRITERIA_H
 #define CK_OWN_CRITERIA_H
 
-#include <evenkeel/criterion.h>
+#include "ek_check.h"
 
 enum { CK_ABSOLUTE_COLUMNS = 3, CK_ABSOLUTE_DROPPED = 4096 };
 

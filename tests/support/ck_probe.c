@@ -3,29 +3,24 @@
  */
 #include "ck_probe.h"
 
-#include <stdlib.h>
-
 #include "ek_check.h"
 
 /* ---- the module ---- */
 
-static ek_status probe_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(probe) {
   static const int64_t shape[] = {2};
-  (void)self;
   EK_TRY(ek_declare_parameter(declaration, "a", 1, shape, ek_initializer_ones()));
   EK_TRY(ek_declare_parameter(declaration, "b", 1, shape, ek_initializer_ones()));
   return ek_declare_buffer(declaration, "c", 1, shape, ek_initializer_constant(7));
 }
 
-static ek_status probe_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
+CK_FORWARD(probe) {
   const struct ck_probe_module *m = (const struct ck_probe_module *)self;
   EK_TRY(ek_tensor_share(&outputs[0], &inputs[0]));
   return m->forward == NULL ? EK_OK : m->forward(pass, &inputs[0]);
 }
 
-static ek_status probe_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
+CK_BACKWARD(probe) {
   const struct ck_probe_module *m = (const struct ck_probe_module *)self;
   if (grad_inputs != NULL) EK_TRY(ek_tensor_share(&grad_inputs[0], &grad_outputs[0]));
   return m->backward == NULL ? EK_OK : m->backward(pass, &grad_outputs[0]);

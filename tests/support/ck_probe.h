@@ -7,8 +7,6 @@
 #ifndef CK_PROBE_H
 #define CK_PROBE_H
 
-#include <evenkeel/pass.h>
-
 #include "ek_check.h"
 
 struct ck_probe_module {

@@ -7,9 +7,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -21,7 +18,7 @@ extern char **environ;
 
 enum { SECONDS = 60 * (1 + 4 * CK_TSAN) };
 
-static double now(void) {
+double ck_now(void) {
   struct timespec time;
   clock_gettime(CLOCK_MONOTONIC, &time);
   return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
@@ -34,6 +31,13 @@ void ck_outcome_add(struct ck_outcome *outcome, double number) {
     outcome->status = EK_ERR_INTERNAL;
     (void)snprintf(outcome->message, sizeof outcome->message, "too many numbers");
   }
+}
+
+bool ck_went(struct ck_outcome *outcome, ek_status status) {
+  if (status == EK_OK || outcome->status != EK_OK) return status == EK_OK;
+  outcome->status = status;
+  (void)snprintf(outcome->message, sizeof outcome->message, "%s", ek_error_message());
+  return false;
 }
 
 /* ---- the world ---- */
@@ -143,8 +147,8 @@ static void start(struct child *child, const char *part, const size_t *devices, 
 
 /* Reads the outcomes of all children until their ends are closed, or time is up. */
 static void collect(struct child *children, struct ck_outcome *outcomes, size_t count) {
-  const double until = now() + SECONDS;
-  for (size_t open = count; open > 0 && now() < until;) {
+  const double until = ck_now() + SECONDS;
+  for (size_t open = count; open > 0 && ck_now() < until;) {
     struct pollfd waits[CK_PROCESSES];
     for (size_t i = 0; i < count; i++) {
       waits[i] = (struct pollfd){.fd = children[i].pipe, .events = POLLIN};
@@ -250,6 +254,20 @@ void ck_processes_run(struct ck_outcome *outcomes, const char *part, const size_
   }
 }
 
+struct ck_outcome *ck_processes_outcomes(const char *part, const size_t *devices, size_t count) {
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES + 1, sizeof *outcomes);
+  ck_processes_run(outcomes, part, devices, count);
+  return outcomes;
+}
+
+void ck_processes_well(const struct ck_outcome *outcomes, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    ck_assert_msg(outcomes[i].whole && outcomes[i].exit == 0, "process %zu ended with %d", i,
+                  outcomes[i].exit);
+    ck_assert_msg(outcomes[i].status == EK_OK, "process %zu: %s", i, outcomes[i].message);
+  }
+}
+
 /* ---- the child ---- */
 
 static bool write_all(int file, const void *from, size_t bytes) {
@@ -294,7 +312,7 @@ static int run_mpi_part(char **argv, const struct ck_part *parts) {
   for (size_t i = 0; i < process.count; i++) process.devices[i] = strtoul(argv[6 + i], NULL, 10);
   set_place(&process);
   while (parts->name != NULL && strcmp(parts->name, process.part) != 0) parts++;
-  if (parts->name == NULL) return 2;
+  if (parts->run == NULL) return 2;
   parts->run(outcome, &process);
   ek_world_free(shared_world);
   ek_world_free(process.mpi);
@@ -317,11 +335,11 @@ static int run_part(char **argv, const struct ck_part *parts) {
   set_place(&process);
   close_others(&process, file);
   while (parts->name != NULL && strcmp(parts->name, argv[2]) != 0) parts++;
-  if (outcome == NULL || parts->name == NULL) return 2;
-  const double begin = now();
+  if (outcome == NULL || parts->run == NULL) return 2;
+  const double begin = ck_now();
   parts->run(outcome, &process);
   ek_world_free(shared_world);
-  outcome->seconds = now() - begin;
+  outcome->seconds = ck_now() - begin;
   const bool wrote = write_all(file, outcome, sizeof *outcome);
   free(outcome);
   return wrote ? 0 : 3;

@@ -38,12 +38,15 @@ struct ck_outcome {
 };
 
 struct ck_part {
-  const char *name;
+  const char *name; /* in the last row NULL: all other parts, if `run` is one */
   void (*run)(struct ck_outcome *outcome, const struct ck_process *process);
 };
 
 /* Adds a number to an outcome; those that have no room are an error of the part. */
 void ck_outcome_add(struct ck_outcome *outcome, double number);
+
+/* Keeps the first failure of a part; whether the call went well. */
+bool ck_went(struct ck_outcome *outcome, ek_status status);
 
 /* The only process of a world, for the same function in the test itself. */
 struct ck_process ck_process_alone(const char *part, size_t devices);
@@ -66,6 +69,15 @@ ek_status ck_process_open(ek_group **group, const struct ck_process *process, do
  */
 void ck_processes_run(struct ck_outcome *outcomes, const char *part, const size_t *devices,
                       size_t count);
+
+/* The same with outcomes for CK_PROCESSES, and one more for a process alone, which are kept (ck_keep.h). */
+struct ck_outcome *ck_processes_outcomes(const char *part, const size_t *devices, size_t count);
+
+/* All of them came back without an error of their own or of a sanitizer. */
+void ck_processes_well(const struct ck_outcome *outcomes, size_t count);
+
+/* Seconds of a clock that only goes forward. */
+double ck_now(void);
 
 int ck_processes_main(int argc, char **argv, const struct ck_part *parts,
                       Suite *(*make_suite)(void));

@@ -5,9 +5,6 @@
 #include "ck_product.h"
 
 #include <dlfcn.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* In double, which is exact for whole numbers and far finer than f32, or finer than that. */
 CK_UNWATCHED static void multiply_one(struct ck_inner *inner, const double *a, int64_t a_step,

@@ -3,8 +3,6 @@
  */
 #include "ck_rerun.h"
 
-#include <stdlib.h>
-
 #include "ck_mirror.h"
 #include "ek_check.h"
 
@@ -14,7 +12,7 @@ struct wrapper {
   enum ck_rerun_flaw flaw;
 };
 
-static ek_status wrapper_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(wrapper) {
   return ek_declare_wrapped(declaration, ((const struct wrapper *)self)->child);
 }
 
@@ -45,8 +43,7 @@ static void free_all(ek_tensor *tensors, size_t count) {
 
 /* ---- rerun ---- */
 
-static ek_status rerun_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
+CK_FORWARD(rerun) {
   const enum ck_rerun_flaw flaw = ((const struct wrapper *)self)->flaw;
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   options.save = false;
@@ -69,8 +66,7 @@ static ek_status run_again(const ek_module *self, ek_pass *pass, const ek_tensor
   return EK_OK;
 }
 
-static ek_status rerun_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
+CK_BACKWARD(rerun) {
   ek_tensor inputs[EK_MAX_TENSORS] = {{0}};
   ek_status status = EK_OK;
   for (size_t i = ek_module_inputs(self); i-- > 0 && status == EK_OK;) {
@@ -114,12 +110,10 @@ static ek_status convert(ek_tensor *y, ek_pass *pass, ek_type type, const ek_ten
   return ck_mirrors_close(&m, status);
 }
 
-static ek_status widen_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
+CK_FORWARD(widen) {
   ek_tensor x = {0}, y = {0};
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   options.precision = EK_PRECISION_F64;
-  (void)self;
   ek_status status = convert(&x, pass, EK_F64, &inputs[0]);
   if (status == EK_OK) status = ek_pass_child_forward_with(&y, pass, 0, &x, &options);
   ek_tensor_free(&x);
@@ -128,10 +122,8 @@ static ek_status widen_forward(const ek_module *self, ek_pass *pass, const ek_te
   return status;
 }
 
-static ek_status widen_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
+CK_BACKWARD(widen) {
   ek_tensor dy = {0}, dx = {0};
-  (void)self;
   ek_status status = convert(&dy, pass, EK_F64, &grad_outputs[0]);
   if (status == EK_OK) {
     status = ek_pass_child_backward(grad_inputs == NULL ? NULL : &dx, pass, 0, &dy);
@@ -158,17 +150,14 @@ ek_status ck_widen_create(ek_module **module, ek_module *child) {
 
 /* ---- counter ---- */
 
-static ek_status counter_parameters(const ek_module *self, ek_declaration *declaration) {
-  (void)self;
+CK_PARAMETERS(counter) {
   return ek_declare_buffer(declaration, "count", 1, (const int64_t[]){3}, ek_initializer_zeros());
 }
 
-static ek_status counter_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                 ek_tensor *outputs) {
+CK_FORWARD(counter) {
   const int place = ek_pass_is_recomputing(pass) ? 2 : ek_pass_wants_gradient(pass) ? 0 : 1;
   ek_tensor count = {0};
   struct ck_mirrors m;
-  (void)self;
   EK_TRY(ek_tensor_share(&outputs[0], &inputs[0]));
   EK_TRY(ek_pass_parameter(&count, pass, 0));
   const ek_status status = ck_mirrors_open(&m, 1, (ek_tensor *[]){&count}, 1);
@@ -176,9 +165,7 @@ static ek_status counter_forward(const ek_module *self, ek_pass *pass, const ek_
   return ck_mirrors_close(&m, status);
 }
 
-static ek_status counter_backward(const ek_module *self, ek_pass *pass,
-                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  (void)self, (void)pass;
+CK_BACKWARD(counter) {
   return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
 }
 

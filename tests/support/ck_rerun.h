@@ -4,7 +4,7 @@
 #ifndef CK_RERUN_H
 #define CK_RERUN_H
 
-#include <evenkeel/pass.h>
+#include "ek_check.h"
 
 /*
  * Runs its child without saving, saves its inputs, and in backward runs it again: recomputation. It

@@ -1,11 +1,6 @@
 /*
  * ck_rig.c - one device and all that a test makes on it; finite differences: see ek_check.h.
  */
-#include <evenkeel/products.h>
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ek_check.h"
 
 /* ---- memory after a tensor ---- */

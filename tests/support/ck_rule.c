@@ -3,8 +3,6 @@
  */
 #include "ck_rule.h"
 
-#include <stdlib.h>
-
 struct rule {
   ek_optimizer base;
   ek_optimizer_ops ops;

@@ -4,7 +4,7 @@
 #ifndef CK_RULE_H
 #define CK_RULE_H
 
-#include <evenkeel/optimizer.h>
+#include "ek_check.h"
 
 /* Without states, with the rate 0.5 and no clipping, for f32: it says nothing of types. */
 ek_status ck_rule_create(ek_optimizer **optimizer, const char *kind,

@@ -3,25 +3,22 @@
  */
 #include "ck_running.h"
 
-#include <stdlib.h>
-
 #include "ck_mirror.h"
 #include "ek_check.h"
 
 enum { SCALE, SHIFT, OFFSET, MEAN, BATCHES, WIDTH = CK_RUNNING_WIDTH };
 
-static ek_status running_parameters(const ek_module *self, ek_declaration *d) {
+CK_PARAMETERS(running) {
   const int64_t shape[] = {WIDTH}, one[] = {1};
   const ek_initializer about_1 = ek_initializer_uniform(0.5, 1.5);
   ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
-  (void)self;
-  EK_TRY(ek_declare_parameter(d, "scale", 1, shape, about_1));
+  EK_TRY(ek_declare_parameter(declaration, "scale", 1, shape, about_1));
   options.no_decay = true;
-  EK_TRY(ek_declare_parameter_with(d, "shift", 1, shape, about_1, &options));
+  EK_TRY(ek_declare_parameter_with(declaration, "shift", 1, shape, about_1, &options));
   options.frozen = true;
-  EK_TRY(ek_declare_parameter_with(d, "offset", 1, shape, about_1, &options));
-  EK_TRY(ek_declare_buffer(d, "mean", 1, shape, ek_initializer_zeros()));
-  return ek_declare_buffer(d, "batches", 1, one, ek_initializer_zeros());
+  EK_TRY(ek_declare_parameter_with(declaration, "offset", 1, shape, about_1, &options));
+  EK_TRY(ek_declare_buffer(declaration, "mean", 1, shape, ek_initializer_zeros()));
+  return ek_declare_buffer(declaration, "batches", 1, one, ek_initializer_zeros());
 }
 
 static ek_status follow(ek_pass *pass, const ek_tensor *x) {
@@ -42,11 +39,9 @@ static ek_status follow(ek_pass *pass, const ek_tensor *x) {
   return ck_mirrors_close(&m, status);
 }
 
-static ek_status running_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                 ek_tensor *outputs) {
+CK_FORWARD(running) {
   ek_tensor p[3], x = inputs[0];
   struct ck_mirrors m;
-  (void)self;
   if (ek_pass_is_training(pass) && !ek_pass_is_recomputing(pass)) EK_TRY(follow(pass, &x));
   for (size_t i = 0; i < 3; i++) EK_TRY(ek_pass_parameter(&p[i], pass, i));
   EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), 2, x.shape));
@@ -62,12 +57,10 @@ static ek_status running_forward(const ek_module *self, ek_pass *pass, const ek_
   return ek_pass_save(pass, &inputs[0]);
 }
 
-static ek_status running_backward(const ek_module *self, ek_pass *pass,
-                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+CK_BACKWARD(running) {
   ek_tensor g[3], x = {0}, scale, dy = grad_outputs[0];
   struct ck_mirrors m;
   ek_status status = EK_OK;
-  (void)self;
   EK_TRY(ek_pass_take(&x, pass));
   for (size_t i = 0; i < 3; i++)
     EK_TRY_GOTO(status, ek_pass_gradient(&g[i], NULL, pass, i), cleanup);

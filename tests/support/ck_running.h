@@ -8,7 +8,7 @@
 #ifndef CK_RUNNING_H
 #define CK_RUNNING_H
 
-#include <evenkeel/pass.h>
+#include "ek_check.h"
 
 enum { CK_RUNNING_WIDTH = 37 };
 

@@ -3,8 +3,6 @@
  */
 #include "ck_scaling.h"
 
-#include <math.h>
-
 struct ck_setup ck_scaling_setup(const struct ck_workload *workload, int placement,
                                  const ek_loss_scale *loss_scale) {
   struct ck_setup setup = ck_setup_mode(workload, "cpu:3", EK_MODE_GATHER);

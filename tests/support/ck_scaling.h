@@ -4,7 +4,7 @@
  *     const struct ck_workload mlp = ck_spiked("mlp");
  *     const ek_loss_scale rule = ck_scaling_dynamic(1024, 2000);
  *     const struct ck_setup setup = ck_scaling_setup(&mlp, placement, &rule);
- *     ck_training_open(&training, &setup);
+ *     struct ck_training training = ck_training_opened(&setup);
  *     ck_scaling_overflow(&training, device, number, false, true);
  */
 #ifndef CK_SCALING_H

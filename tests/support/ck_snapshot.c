@@ -3,9 +3,6 @@
  */
 #include "ck_snapshot.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static bool has_master(const struct ck_training *training) {
   return training->setup.options.state == EK_STATE_MASTER;
 }

@@ -3,11 +3,6 @@
  */
 #include "ek_check.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 enum { MOST_GPUS = 64, SPEC_BYTES = 512, SPECS = 8 };
 
 /* What EVENKEEL_TEST_DEVICES says; NULL if it says nothing about GPUs. */

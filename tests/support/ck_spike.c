@@ -3,11 +3,6 @@
  */
 #include "ck_spike.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ek_check.h"
 
 struct spike {
@@ -29,18 +24,15 @@ void ck_spike_at(size_t device, double factor) {
 
 void ck_spike_nowhere(void) { place.on = false; }
 
-static ek_status spike_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(spike) {
   return ek_declare_wrapped(declaration, ((const struct spike *)self)->inner);
 }
 
-static ek_status spike_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
-  (void)self;
+CK_FORWARD(spike) {
   return ek_pass_child_forward(outputs, pass, 0, inputs);
 }
 
-static ek_status spike_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
+CK_BACKWARD(spike) {
   ek_tensor given[EK_MAX_TENSORS] = {{0}}, made = {0};
   const ek_tensor *first = &grad_outputs[0];
   if (!place.on || ek_device_index(ek_pass_device(pass)) != place.device) {

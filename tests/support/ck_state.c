@@ -3,9 +3,6 @@
  */
 #include "ck_state.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 /* ck_ok() for inner loops: Check writes to a file for every assertion, true ones too. */
 static void must(ek_status status) {
   if (status != EK_OK) ck_abort_msg("%s: %s", ek_status_name(status), ek_error_message());

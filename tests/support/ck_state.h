@@ -8,8 +8,6 @@
 #ifndef CK_STATE_H
 #define CK_STATE_H
 
-#include <evenkeel/state.h>
-
 #include "ek_check.h"
 
 struct ck_state {

@@ -3,16 +3,6 @@
  */
 #include "ck_training.h"
 
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/adamw.h>
-#include <evenkeel/muon.h>
-#include <evenkeel/sgd.h>
-#include <evenkeel/with_criterion.h>
-
 /* ---- set-ups ---- */
 
 struct ck_setup ck_setup_mode(const struct ck_workload *workload, const char *spec, ek_mode mode) {
@@ -213,13 +203,19 @@ void ck_training_open(struct ck_training *training, const struct ck_setup *setup
   training->owns_group = true;
 }
 
+struct ck_training ck_training_opened(const struct ck_setup *setup) {
+  struct ck_training training;
+  ck_training_open(&training, setup);
+  return training;
+}
+
 void ck_training_update_with(struct ck_training *training,
                              const ek_data_parallel_optimizer_options *options) {
   ek_data_parallel_optimizer_free(training->optimizer);
   training->optimizer = NULL;
-  ck_ok(ek_data_parallel_optimizer_open(&training->optimizer, training->model, training->rule,
-                                        options));
-  ck_keep(training->optimizer);
+  ck_kept(ek_data_parallel_optimizer_open(&training->optimizer, training->model, training->rule,
+                                          options),
+          training->optimizer);
 }
 
 void ck_training_close(struct ck_training *training) {
@@ -295,10 +291,9 @@ void ck_same_peaks(const char *what, const ek_memory_usage *planned, const ek_me
 
 void ck_measure(ek_memory_usage *usages, const struct ck_setup *setup, const char *spec,
                 const struct ck_batch *batch, int micro_batches) {
-  struct ck_training training;
   struct ck_setup there = *setup;
   there.spec = spec;
-  ck_training_open(&training, &there);
+  struct ck_training training = ck_training_opened(&there);
   for (int step = 0; step < 2; step++) {
     for (int i = 1; i < micro_batches; i++) {
       ck_ok(ck_training_backward(&training, batch, NULL, true, NULL));
@@ -470,17 +465,14 @@ static void same_as_state(const double *copies, const struct ck_training *traini
     const ek_parameter_info info = info_of(training, i);
     if (info.buffer) continue;
     const int64_t count = ek_tensor_count(&info.value);
-    float *master = calloc((size_t)count + 1, sizeof *master);
-    ek_tensor host;
-    ck_assert_ptr_nonnull(master);
-    ck_ok(ek_tensor_host(&host, master, EK_F32, 1, &count));
+    CK_HELD(float *, master, ck_array((size_t)count + 1, sizeof *master));
+    CK_GOT(ek_tensor, host, ek_tensor_host(&host, master, EK_F32, 1, &count));
     ck_ok(ek_state_read(&host, training->model, info.name));
     for (int64_t j = 0; j < count; j++) {
       const double want =
           ck_round_to(ek_precision_type(training->setup.options.precision), (double)master[j]);
       if (copies[info.offset + j] != want) ck_assert_double_eq(copies[info.offset + j], want);
     }
-    free(master);
   }
 }
 
@@ -536,11 +528,10 @@ double *ck_values_after(const struct ck_setup *setup, ek_group *group, int steps
 double *ck_trained(const struct ck_workload *workload, ek_status (*create)(ek_module **module),
                    const char *spec, int placement, int64_t *count) {
   struct ck_workload other = *workload;
-  struct ck_training training;
   if (create != NULL) other.module = create;
   struct ck_setup setup = ck_setup_mode(&other, spec, EK_MODE_REPLICATED);
   ck_setup_place(&setup, placement);
-  ck_training_open(&training, &setup);
+  struct ck_training training = ck_training_opened(&setup);
   for (uint64_t step = 0; step < 3; step++) {
     struct ck_batch first = ck_batch_make(&other, EK_F32, 7, 0.1, 2 * step);
     struct ck_batch second = ck_batch_make(&other, EK_F32, 2, 0.1, 2 * step + 1);

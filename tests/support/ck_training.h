@@ -2,20 +2,13 @@
  * ck_training.h - a model, its loss and its optimizer over the devices of a group.
  *
  *     struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_SHARDED);
- *     struct ck_training training;
- *     ck_training_open(&training, &setup);
+ *     struct ck_training training = ck_training_opened(&setup);
  *     ck_ok(ck_training_step(&training, &batch, &result));
  *
  * All of it is kept (ck_keep.h): freed when the test ends, unless the test closes it before.
  */
 #ifndef CK_TRAINING_H
 #define CK_TRAINING_H
-
-#include <evenkeel/data_parallel_criterion.h>
-#include <evenkeel/data_parallel_optimizer.h>
-#include <evenkeel/gpt.h>
-#include <evenkeel/state.h>
-#include <evenkeel/trainer.h>
 
 #include "ck_workload.h"
 
@@ -81,6 +74,7 @@ struct ck_training {
 };
 
 /* Opens a group and all the rest. */
+struct ck_training ck_training_opened(const struct ck_setup *setup);
 void ck_training_open(struct ck_training *training, const struct ck_setup *setup);
 /* The same on a group that stays the caller's; a failure leaves nothing to close. */
 ek_status ck_training_try(struct ck_training *training, const struct ck_setup *setup,

@@ -3,10 +3,6 @@
  */
 #include "ck_viewer.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ek_check.h"
 
 /* ---- values ---- */

@@ -3,12 +3,6 @@
  */
 #include "ck_visitor.h"
 
-#include <stdlib.h>
-
-#include <evenkeel/linear.h>
-#include <evenkeel/products.h>
-#include <evenkeel/sequential.h>
-
 #include "ek_check.h"
 
 struct visitor {
@@ -16,14 +10,12 @@ struct visitor {
   ek_module *child;
 };
 
-static ek_status visitor_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(visitor) {
   EK_TRY(ek_declare_parameter(declaration, "own", 1, (const int64_t[]){5}, ek_initializer_ones()));
   return ek_declare_module(declaration, "child", ((const struct visitor *)self)->child);
 }
 
-static ek_status visitor_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                 ek_tensor *outputs) {
-  (void)self;
+CK_FORWARD(visitor) {
   ek_tensor t = {0};
   const uint32_t own_stream = ek_pass_random(pass).stream;
   ck_fails(ek_pass_child_leave(pass), EK_ERR_STATE, "the module has not entered a child");
@@ -49,9 +41,7 @@ static ek_status visitor_forward(const ek_module *self, ek_pass *pass, const ek_
 }
 
 /* Returns without leaving, which must not matter to whoever called. */
-static ek_status visitor_backward(const ek_module *self, ek_pass *pass,
-                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  (void)self;
+CK_BACKWARD(visitor) {
   ek_tensor x = {0}, t = {0};
   double beta = 0;
   EK_TRY(ek_pass_child_enter(pass, 0));

@@ -4,7 +4,7 @@
 #ifndef CK_VISITOR_H
 #define CK_VISITOR_H
 
-#include <evenkeel/pass.h>
+#include "ek_check.h"
 
 /*
  * x W^T for x [B, 3], where W is the weight of its child, a linear that never runs. A parameter of

@@ -3,15 +3,6 @@
  */
 #include "ck_workload.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/cross_entropy.h>
-#include <evenkeel/gpt.h>
-#include <evenkeel/mean_squared_error.h>
-#include <evenkeel/mlp.h>
-#include <evenkeel/weighted_sum.h>
-
 #include "ck_blend.h"
 #include "ck_gpt.h"
 #include "ck_mixer.h"

@@ -9,9 +9,6 @@
 #ifndef CK_WORKLOAD_H
 #define CK_WORKLOAD_H
 
-#include <evenkeel/criterion.h>
-#include <evenkeel/module.h>
-
 #include "ek_check.h"
 
 enum { CK_WORKLOADS = 4, CK_BATCH_TENSORS = 4 };

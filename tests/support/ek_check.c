@@ -3,12 +3,7 @@
  */
 #include "ek_check.h"
 
-#include <inttypes.h>
 #include <malloc.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- a program ---- */
 
@@ -22,6 +17,7 @@ static void keep_pages(void) {
 }
 
 int ck_run(Suite *suite) {
+  if (getenv("EVENKEEL_TEST_LIST") != NULL) return EXIT_SUCCESS; /* ck_add_cases() has written it */
   keep_pages();
   printf("EVENKEEL_TEST_SEED=%" PRIu64 "\n", ck_seed());
   fflush(stdout);
@@ -59,6 +55,7 @@ uint64_t ck_every(uint64_t usual) {
  * that a share does not meet the same two of six modes in every loop. */
 void ck_add_cases(TCase *tcase, const TTest *test, int first, int end) {
   static int number;
+  if (getenv("EVENKEEL_TEST_LIST") != NULL) printf("%s %d\n", test->name, end - first);
   for (int i = first; i < end; i++) {
     if (is_asked_for("EVENKEEL_TEST_SHARE", number++, true)) {
       _tcase_add_test(tcase, test, 0, 0, i, i + 1);
@@ -154,6 +151,8 @@ ek_group *ck_open_exactly(const char *spec, int threads) {
 
 ek_group *ck_open(const char *spec, int threads) { return ck_open_exactly(ck_spec(spec), threads); }
 
+ek_device *ck_device(const char *spec) { return ek_group_device(ck_open(spec, 1), 0); }
+
 bool ck_has_halves(void) {
   static unsigned types; /* they all have f32 */
   if (types == 0) {
@@ -166,10 +165,14 @@ bool ck_has_halves(void) {
 
 int ck_if_halves(int cases) { return ck_has_halves() ? cases : 0; }
 
+ek_memory_usage ck_usage(const ek_device *device) {
+  CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, device));
+  return usage;
+}
+
 void ck_no_memory_held(const ek_group *group) {
   for (size_t i = 0; i < ek_group_size(group); i++) {
-    ek_memory_usage usage;
-    ck_ok(ck_memory_stats(&usage, ek_group_device(group, i)));
+    const ek_memory_usage usage = ck_usage(ek_group_device(group, i));
     ck_assert_msg(usage.current_bytes == 0, "%s still holds %" PRIu64 " bytes",
                   ek_device_name(ek_group_device(group, i)), usage.current_bytes);
   }

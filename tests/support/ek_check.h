@@ -11,6 +11,8 @@
  *     }
  *     CK_SUITE("add")
  *
+ * It includes the whole library and what most tests need of C's own headers, for all of them.
+ *
  * Environment:
  *   EVENKEEL_TEST_SEED     the seed of all generators; it is printed when a program starts
  *   EVENKEEL_TEST_DEVICES  the device string to test with instead of the default
@@ -18,18 +20,22 @@
  *   EVENKEEL_TEST_PART     "1/3": of long loops every third case, beginning with number 1
  *   EVENKEEL_TEST_SHARE    "1/3": every third of all tests and cases; the three shares together are all of them
  *   EVENKEEL_TEST_EVERY    1: if only one call in several fails, each of them does
+ *   EVENKEEL_TEST_LIST     set: each test and its number of cases is printed, and nothing runs
  *   EVENKEEL_TEST_PRECISION  bf16 or f16: what models of f32 compute in where a test does not say it (ck_training.h)
  */
 #ifndef EK_CHECK_H
 #define EK_CHECK_H
 
 #include <check.h>
+#include <inttypes.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
-#include <evenkeel/device.h>
-#include <evenkeel/memory.h>
-#include <evenkeel/tensor.h>
+#include <evenkeel/evenkeel.h>
 
 #include "ck_keep.h"
 
@@ -75,6 +81,20 @@
  *     CK_SUITE("add")                         main()
  */
 #define CK_TEST(name) CK_LOOP(name, 1)
+
+/* What a module of the test's own has under these names: static ek_status noun_forward(...) {...} */
+#define CK_PARAMETERS(noun)                                                                        \
+  static ek_status noun##_parameters(const ek_module *self CK_ATTRIBUTE_UNUSED,                    \
+                                     ek_declaration *declaration CK_ATTRIBUTE_UNUSED)
+#define CK_FORWARD(noun)                                                                           \
+  static ek_status noun##_forward(                                                                 \
+      const ek_module *self CK_ATTRIBUTE_UNUSED, ek_pass *pass CK_ATTRIBUTE_UNUSED,                \
+      const ek_tensor *inputs CK_ATTRIBUTE_UNUSED, ek_tensor *outputs CK_ATTRIBUTE_UNUSED)
+#define CK_BACKWARD(noun)                                                                          \
+  static ek_status noun##_backward(                                                                \
+      const ek_module *self CK_ATTRIBUTE_UNUSED, ek_pass *pass CK_ATTRIBUTE_UNUSED,                \
+      const ek_tensor *grad_outputs CK_ATTRIBUTE_UNUSED,                                           \
+      ek_tensor *grad_inputs CK_ATTRIBUTE_UNUSED)
 
 /* The table `noun`_ops of a module of the test's own, whose functions are noun_forward(),
  * noun_backward() and noun_free(). The second form sets further members. */
@@ -154,6 +174,20 @@ TCase *ck_case(Suite *suite, const char *name);
                   #expression, ek_error_message(), (text));                                        \
   } while (0)
 
+/* The usual case: a wrong argument. */
+#define ck_invalid(expression, text) ck_fails(expression, EK_ERR_INVALID_ARGUMENT, text)
+
+/* The call must fail like that while a member of a struct, which is good otherwise, is `value`. */
+#define ck_bad(good, member, value, expression, text)                                              \
+  ck_bad_with(EK_ERR_INVALID_ARGUMENT, good, member, value, expression, text)
+#define ck_bad_with(status, good, member, value, expression, text)                                 \
+  do {                                                                                             \
+    const __typeof__(good) ck_good_ = (good);                                                      \
+    (good).member = (value);                                                                       \
+    ck_fails(expression, status, text);                                                            \
+    (good) = ck_good_;                                                                             \
+  } while (0)
+
 /* Whether `part` occurs in `text`. While GPUs are under test, its "cpu:1" or "plan:1" is any GPU.
  */
 bool ck_contains(const char *text, const char *part);
@@ -195,6 +229,8 @@ const char *ck_spec(const char *spec);
 ek_group *ck_open(const char *spec, int threads);
 /* Opens `spec` whatever is under test. */
 ek_group *ck_open_exactly(const char *spec, int threads);
+/* Device 0 of a group that is opened for it, with one thread. */
+ek_device *ck_device(const char *spec);
 /* The `time_limit` of the groups that these open. */
 double ck_time_limit(void);
 
@@ -209,6 +245,9 @@ int ck_if_halves(int cases);
 
 /* The usage of a device without what a GPU keeps for itself, as if that did not exist. */
 ek_status ck_memory_stats(ek_memory_usage *usage, const ek_device *device);
+
+/* The same, of a call that must succeed. */
+ek_memory_usage ck_usage(const ek_device *device);
 
 /* No device of the group holds a byte. */
 void ck_no_memory_held(const ek_group *group);

@@ -2,21 +2,7 @@
  * check_advise.c - what is advised runs, with the peak that was predicted; nothing is advised that
  * does not fit; and what is said when nothing fits.
  */
-#include <evenkeel/advise.h>
-
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <evenkeel/adamw.h>
-#include <evenkeel/cross_entropy.h>
-#include <evenkeel/gpt.h>
-#include <evenkeel/host_memory.h>
-#include <evenkeel/mean_squared_error.h>
-#include <evenkeel/mlp.h>
-#include <evenkeel/sgd.h>
 
 #include "ek_check.h"
 
@@ -62,8 +48,7 @@ static void subject_open(struct subject *s, int layers, int width, int64_t sampl
   ck_assert_int_le(samples * sequence, MOST_TOKENS);
   for (int64_t i = 0; i < samples * sequence; i++) s->ids[i] = (int32_t)(i * 7 % vocabulary);
   ck_ok(ek_tensor_host(&s->tokens, s->ids, EK_I32, 2, shape));
-  ck_ok(ek_adamw_create(&s->rule, NULL));
-  ck_keep(s->rule);
+  ck_kept(ek_adamw_create(&s->rule, NULL), s->rule);
   s->group = (ek_group_options)EK_GROUP_OPTIONS_INIT;
   s->group.threads_per_device = 1;
   s->trainer = (ek_trainer_options)EK_TRAINER_OPTIONS_INIT;
@@ -128,10 +113,9 @@ static void describe(char what[160], const struct subject *s, const char *device
 /* The peak of the fastest choice of mode sharded without a cap. */
 static uint64_t peak_without_cap(const struct subject *s, const char *devices) {
   ek_advise_task task = s->task;
-  ek_advice best;
   size_t count = 0;
   task.modes = UINT64_C(1) << EK_MODE_SHARDED;
-  ck_ok(ek_advise(&best, &count, 1, devices, &task));
+  CK_GOT(ek_advice, best, ek_advise(&best, &count, 1, devices, &task));
   ck_assert_uint_gt(count, 1);
   return best.peak_bytes;
 }
@@ -219,8 +203,7 @@ CK_TEST(plenty_of_memory_gives_up_no_speed) {
     ck_assert(mode == EK_MODE_SHARDED || mode == EK_MODE_GATHER);
   }
   /* How many there are, and the first of them. */
-  ek_advice first;
-  ck_ok(ek_advise(&first, &count, 1, "plan:2@1GiB", &s.task));
+  CK_GOT(ek_advice, first, ek_advise(&first, &count, 1, "plan:2@1GiB", &s.task));
   ck_assert_uint_eq(count, 4);
   ck_assert_uint_eq(first.peak_bytes, choices[0].peak_bytes);
   ck_ok(ek_advise(NULL, &count, 0, "plan:2@1GiB", &s.task));
@@ -229,11 +212,10 @@ CK_TEST(plenty_of_memory_gives_up_no_speed) {
 
 static double fastest(const struct subject *s, const char *devices, ek_precision precision) {
   ek_advise_task task = s->task;
-  ek_advice best;
   size_t count = 0;
   task.modes = UINT64_C(1) << EK_MODE_SHARDED;
   task.precisions = 1u << precision;
-  ck_ok(ek_advise(&best, &count, 1, devices, &task));
+  CK_GOT(ek_advice, best, ek_advise(&best, &count, 1, devices, &task));
   ck_assert_int_eq(best.settings.precision, precision);
   return best.seconds;
 }
@@ -361,12 +343,11 @@ CK_TEST(own_models) {
   float numbers[9 * 3] = {0};
   const int64_t x[] = {9, 3}, y[] = {9, 2};
   struct own own = {0, EK_OK};
-  ek_tensor input, target;
   ek_advice choices[MOST];
   size_t count = 7;
   ek_advise_task task = EK_ADVISE_TASK_INIT;
-  ck_ok(ek_tensor_host(&input, numbers, EK_F32, 2, x));
-  ck_ok(ek_tensor_host(&target, numbers, EK_F32, 2, y));
+  CK_GOT(ek_tensor, input, ek_tensor_host(&input, numbers, EK_F32, 2, x));
+  CK_GOT(ek_tensor, target, ek_tensor_host(&target, numbers, EK_F32, 2, y));
   CK_OPENED(ek_optimizer *, sgd, ek_sgd_create(&sgd, NULL));
   task.build = build_own;
   task.context = &own;
@@ -488,13 +469,12 @@ CK_TEST(cuts_are_those_of_a_search_row_by_row) {
  * second on an idle processor; one that looked at the samples would take minutes for the first. */
 CK_TEST(a_batch_may_have_any_size) {
   struct subject s;
-  ek_advice best;
   size_t count = 0;
   subject_open(&s, 1, 4, 4, 4, 11);
   s.task.modes = UINT64_C(1) << EK_MODE_SHARDED | UINT64_C(1) << EK_MODE_GATHER;
   const clock_t start = clock();
   s.tokens.shape[0] = (INT64_C(1) << 28) + 1;
-  ck_ok(ek_advise(&best, &count, 1, "plan:4@1MiB", &s.task));
+  CK_GOT(ek_advice, best, ek_advise(&best, &count, 1, "plan:4@1MiB", &s.task));
   ck_assert_int_gt(best.settings.micro_batches, 1 << 14);
   s.tokens.shape[0] = (INT64_C(1) << 40) + 1;
   ck_ok(ek_advise(&best, &count, 1, "plan:4@1MiB", &s.task));
@@ -551,30 +531,21 @@ CK_TEST(bad_calls) {
   subject_open(&s, 1, 4, 4, 4, 11);
   const ek_advise_task good = s.task;
   const ek_tensor tokens = s.tokens;
-  ck_fails(ek_advise(choices, NULL, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT,
-           "count is NULL");
-  ck_fails(ek_advise(choices, &count, 2, "plan:2", NULL), EK_ERR_INVALID_ARGUMENT, "task is NULL");
-  ck_fails(ek_advise(NULL, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT,
-           "choices is NULL");
-  ck_fails(ek_advise(choices, &count, 2, NULL, &s.task), EK_ERR_INVALID_ARGUMENT,
-           "either a string");
-  ck_fails(ek_advise(choices, &count, 2, "plan:0", &s.task), EK_ERR_INVALID_ARGUMENT, "plan:0");
-  s.task.build = NULL;
-  ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT, "is missing");
-  s.task = good;
-  s.task.optimizer = NULL;
-  ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT, "is missing");
+  ck_invalid(ek_advise(choices, NULL, 2, "plan:2", &s.task), "count is NULL");
+  ck_invalid(ek_advise(choices, &count, 2, "plan:2", NULL), "task is NULL");
+  ck_invalid(ek_advise(NULL, &count, 2, "plan:2", &s.task), "choices is NULL");
+  ck_invalid(ek_advise(choices, &count, 2, NULL, &s.task), "either a string");
+  ck_invalid(ek_advise(choices, &count, 2, "plan:0", &s.task), "plan:0");
+  ck_bad(s, task.build, NULL, ek_advise(choices, &count, 2, "plan:2", &s.task), "is missing");
+  ck_bad(s, task.optimizer, NULL, ek_advise(choices, &count, 2, "plan:2", &s.task), "is missing");
   s.task = good;
   s.task.targets = NULL;
-  ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT,
-           "targets is NULL");
+  ck_invalid(ek_advise(choices, &count, 2, "plan:2", &s.task), "targets is NULL");
   s.task = good;
   s.task.build = build_nothing;
-  ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT,
-           "without a module");
+  ck_invalid(ek_advise(choices, &count, 2, "plan:2", &s.task), "without a module");
   s.task = good;
-  s.tokens.shape[0] = 0;
-  ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT, "is empty");
+  ck_bad(s, tokens.shape[0], 0, ek_advise(choices, &count, 2, "plan:2", &s.task), "is empty");
   s.tokens = tokens;
   s.tokens.type = EK_F32;
   ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_TYPE, "");

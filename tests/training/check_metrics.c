@@ -5,17 +5,11 @@
 #include "ek_check.h"
 
 #include <fcntl.h>
-#include <math.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <evenkeel/evenkeel.h>
 
 #include "ck_locale.h"
 
@@ -67,14 +61,12 @@ static const ek_step_result good = {.loss = 2.5,
 
 CK_TEST(a_step_is_told) {
   ek_group *group = ck_open("cpu:2", 1);
-  ek_metrics *metrics = NULL;
-  ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
+  CK_GOT(ek_metrics *, metrics, ek_metrics_open(&metrics, group, prometheus, lines));
   ck_assert(access(prometheus, F_OK) != 0); /* nothing is known yet */
   struct timespec before, after;
   ck_assert(clock_gettime(CLOCK_MONOTONIC, &before) == 0);
   ck_ok(ek_metrics_step(metrics, &good, 1000));
-  ek_memory_usage usage;
-  ck_ok(ek_memory_stats(&usage, ek_group_device(group, 1)));
+  CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, ek_group_device(group, 1)));
   char wanted[256];
   (void)snprintf(wanted, sizeof wanted, "evenkeel_device_peak_bytes{device=\"%s\"} %llu\n",
                  ek_device_name(ek_group_device(group, 1)), (unsigned long long)usage.peak_bytes);
@@ -126,8 +118,7 @@ CK_TEST(a_step_is_told) {
 /* Each line of the file is a comment, or a name, perhaps a label, and a number. */
 CK_TEST(the_file_follows_the_format) {
   ek_group *group = ck_open("cpu:2", 1);
-  ek_metrics *metrics = NULL;
-  ck_ok(ek_metrics_open(&metrics, group, prometheus, NULL));
+  CK_GOT(ek_metrics *, metrics, ek_metrics_open(&metrics, group, prometheus, NULL));
   ck_ok(ek_metrics_step(metrics, NULL, 5)); /* nothing but a refused step */
   ck_ok(ek_metrics_close(metrics));
   ck_assert_ptr_nonnull(read_file(prometheus));
@@ -153,14 +144,13 @@ CK_TEST(the_file_follows_the_format) {
 
 CK_TEST(numbers_of_the_program) {
   ek_group *group = ck_open("cpu:2", 1);
-  ek_metrics *metrics = NULL;
-  ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
+  CK_GOT(ek_metrics *, metrics, ek_metrics_open(&metrics, group, prometheus, lines));
   for (int i = 0; i < EK_METRICS_NUMBERS; i++) {
     char name[EK_METRICS_NAME_SIZE]; /* the longest that there may be */
     (void)snprintf(name, sizeof name, "number_%032d", i);
     ck_ok(ek_metrics_put(metrics, name, -1e-300));
   }
-  ck_fails(ek_metrics_put(metrics, "accuracy", 1), EK_ERR_INVALID_ARGUMENT, "at most 16");
+  ck_invalid(ek_metrics_put(metrics, "accuracy", 1), "at most 16");
   ck_ok(ek_metrics_put(metrics, "number_00000000000000000000000000000003", 0.5));
   ck_ok(ek_metrics_put(metrics, "number_00000000000000000000000000000004", (double)NAN));
   ck_ok(ek_metrics_put(metrics, "number_00000000000000000000000000000005", (double)INFINITY));
@@ -179,21 +169,20 @@ CK_TEST(numbers_of_the_program) {
   static const char *const taken[] = {"loss", "tokens_total", "devices", "device_held_bytes"};
   ck_ok(ek_metrics_open(&metrics, group, NULL, NULL));
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    ck_fails(ek_metrics_put(metrics, wrong[i], 1), EK_ERR_INVALID_ARGUMENT, "not a valid name");
+    ck_invalid(ek_metrics_put(metrics, wrong[i], 1), "not a valid name");
   }
   for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++) {
-    ck_fails(ek_metrics_put(metrics, taken[i], 1), EK_ERR_INVALID_ARGUMENT, "the library uses");
+    ck_invalid(ek_metrics_put(metrics, taken[i], 1), "the library uses");
   }
-  ck_fails(ek_metrics_put(metrics, NULL, 1), EK_ERR_INVALID_ARGUMENT, "name is NULL");
+  ck_invalid(ek_metrics_put(metrics, NULL, 1), "name is NULL");
   ck_ok(ek_metrics_close(metrics));
 }
 
 CK_TEST(a_resumed_run_counts_on) {
   ek_group *group = ck_open("cpu:1", 1);
-  ek_metrics *metrics = NULL;
-  ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
-  ck_fails(ek_metrics_resume(metrics, -1), EK_ERR_INVALID_ARGUMENT, "-1 tokens");
-  ck_fails(ek_metrics_resume(metrics, (double)NAN), EK_ERR_INVALID_ARGUMENT, "tokens");
+  CK_GOT(ek_metrics *, metrics, ek_metrics_open(&metrics, group, prometheus, lines));
+  ck_invalid(ek_metrics_resume(metrics, -1), "-1 tokens");
+  ck_invalid(ek_metrics_resume(metrics, (double)NAN), "tokens");
   ck_ok(ek_metrics_resume(metrics, 7000));
   ck_ok(ek_metrics_step(metrics, &good, 1000));
   says(lines, "\"tokens\": 8000, ");
@@ -208,8 +197,7 @@ CK_TEST(a_resumed_run_counts_on) {
 CK_TEST(a_locale_with_a_comma) {
   if (!ck_locale_comma()) return;
   ek_group *group = ck_open("cpu:1", 1);
-  ek_metrics *metrics = NULL;
-  ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
+  CK_GOT(ek_metrics *, metrics, ek_metrics_open(&metrics, group, prometheus, lines));
   ck_ok(ek_metrics_put(metrics, "accuracy", 0.75));
   ck_ok(ek_metrics_step(metrics, &good, 1.5));
   char text_now[8];
@@ -268,9 +256,8 @@ CK_TEST(a_line_that_was_cut) {
 CK_TEST(a_line_that_is_cut) {
   enum { FITS = 20 };
   ek_group *group = ck_open("cpu:1", 1);
-  ek_metrics *metrics = NULL;
   struct rlimit limit;
-  ck_ok(ek_metrics_open(&metrics, group, NULL, lines));
+  CK_GOT(ek_metrics *, metrics, ek_metrics_open(&metrics, group, NULL, lines));
   ck_ok(ek_metrics_step(metrics, &good, 1000));
   ck_assert(signal(SIGXFSZ, SIG_IGN) != SIG_ERR && getrlimit(RLIMIT_FSIZE, &limit) == 0);
   const struct rlimit before = limit;
@@ -292,18 +279,18 @@ CK_TEST(a_line_that_is_cut) {
 CK_TEST(misuse_and_failures) {
   ek_group *group = ck_open("cpu:2", 1);
   ek_metrics *metrics = NULL;
-  ck_fails(ek_metrics_open(NULL, group, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_metrics_open(&metrics, NULL, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_invalid(ek_metrics_open(NULL, group, NULL, NULL), "NULL");
+  ck_invalid(ek_metrics_open(&metrics, NULL, NULL, NULL), "NULL");
   ck_fails(ek_metrics_open(&metrics, group, "/nowhere/at/all", NULL), EK_ERR_NOT_FOUND, "/nowhere");
   ck_fails(ek_metrics_open(&metrics, group, NULL, "/nowhere/at/all"), EK_ERR_NOT_FOUND, "/nowhere");
   ck_fails(ek_metrics_open(&metrics, group, folder, NULL), EK_ERR_IO, "not a regular file");
   ck_fails(ek_metrics_open(&metrics, group, NULL, folder), EK_ERR_IO, folder);
   ck_assert_ptr_null(metrics);
   ck_ok(ek_metrics_close(NULL));
-  ck_fails(ek_metrics_step(NULL, &good, 1), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_invalid(ek_metrics_step(NULL, &good, 1), "NULL");
   ck_ok(ek_metrics_open(&metrics, group, NULL, NULL)); /* without a listener */
-  ck_fails(ek_metrics_step(metrics, &good, -1), EK_ERR_INVALID_ARGUMENT, "-1 tokens");
-  ck_fails(ek_metrics_step(metrics, &good, (double)NAN), EK_ERR_INVALID_ARGUMENT, "tokens");
+  ck_invalid(ek_metrics_step(metrics, &good, -1), "-1 tokens");
+  ck_invalid(ek_metrics_step(metrics, &good, (double)NAN), "tokens");
   ck_ok(ek_metrics_step(metrics, &good, 1));
   ck_ok(ek_metrics_close(metrics));
   /* The old file stays where the new one cannot be made; what was told then comes later. */

@@ -348,9 +348,8 @@ CK_TEST(a_sliding_window_bounds_the_sequence) {
 /* ---- models of a program's own ---- */
 
 CK_TEST(a_model_without_names_has_no_folder) {
-  struct ck_training t;
   const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_REPLICATED);
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   ck_fails(ek_model_to_folder(NULL, folder, NULL), EK_ERR_INVALID_ARGUMENT, "model is NULL");
   ck_fails(ek_model_to_folder(t.model, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "folder is NULL");
   ck_fails(ek_model_to_folder(t.model, folder, NULL), EK_ERR_UNSUPPORTED, "weight_names");

@@ -5,26 +5,10 @@
  * Long, because a header has one check (tests/install/check_layout.sh) and all of it is on one
  * bench.
  */
-#include <math.h>
 #include <pthread.h>
 #include <semaphore.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <evenkeel/adamw.h>
-#include <evenkeel/batch_norm.h>
-#include <evenkeel/fault.h>
-#include <evenkeel/gather.h>
-#include <evenkeel/gpt.h>
-#include <evenkeel/host_memory.h>
-#include <evenkeel/linear.h>
-#include <evenkeel/log.h>
-#include <evenkeel/mean_squared_error.h>
-#include <evenkeel/sgd.h>
-#include <evenkeel/trainer.h>
 
 #include "ck_folder.h"
 #include "ck_gpt.h"
@@ -104,8 +88,7 @@ static uint64_t held(const struct bench *b) {
   uint64_t bytes = 0;
   const ek_group *group = ek_trainer_group(b->trainer);
   for (size_t k = 0; k < ek_group_size(group); k++) {
-    ek_memory_usage usage;
-    ck_ok(ek_memory_stats(&usage, ek_group_device(group, k)));
+    CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, ek_group_device(group, k)));
     bytes += usage.current_bytes;
   }
   return bytes;
@@ -116,9 +99,8 @@ static uint64_t held(const struct bench *b) {
 CK_LOOP(equals_the_calls_of_its_parts, CK_WORKLOADS * CK_MODES) {
   if (!ck_part(_i)) return;
   struct bench b;
-  struct ck_training t;
   open_bench(&b, ck_workloads[_i / CK_MODES].name, (ek_mode)(_i % CK_MODES));
-  ck_training_open(&t, &b.setup);
+  struct ck_training t = ck_training_opened(&b.setup);
   for (int i = 0; i < STEPS; i++) {
     ek_step_result got, want;
     double loss = 0, weight = 0;
@@ -177,9 +159,8 @@ CK_LOOP(preparing_writes_no_buffer, CK_MODES) {
   float values[SAMPLES * CK_RUNNING_WIDTH];
   const int64_t shape[] = {SAMPLES, CK_RUNNING_WIDTH};
   struct bench b = {.mode = (ek_mode)_i};
-  ek_tensor batch;
   for (int i = 0; i < SAMPLES * CK_RUNNING_WIDTH; i++) values[i] = (float)(i % 7);
-  ck_ok(ek_tensor_host(&batch, values, EK_F32, 2, shape));
+  CK_GOT(ek_tensor, batch, ek_tensor_host(&batch, values, EK_F32, 2, shape));
   ck_ok(ck_running_create(&b.module));
   ck_ok(ek_mean_squared_error_create(&b.criterion, EK_REDUCTION_MEAN));
   ck_ok(ek_sgd_create(&b.rule, NULL));
@@ -213,12 +194,11 @@ CK_LOOP(micro_batches, CUTS * CK_WORKLOADS * CK_MODES) {
   const struct ck_workload *workload = &ck_workloads[_i / CK_MODES % CK_WORKLOADS];
   const int cut = _i / CK_MODES / CK_WORKLOADS;
   struct bench b;
-  struct ck_training parts, whole;
   make_parts(&b, workload->name, (ek_mode)(_i % CK_MODES));
   b.micro_batches = cuts[cut].micro_batches;
   ck_ok(open_on(&b, ck_spec("cpu:3"), NULL));
-  ck_training_open(&parts, &b.setup);
-  ck_training_open(&whole, &b.setup);
+  struct ck_training parts = ck_training_opened(&b.setup);
+  struct ck_training whole = ck_training_opened(&b.setup);
   for (int i = 0; i < 2; i++) {
     ek_step_result got, want, large;
     int64_t first = 0;
@@ -245,7 +225,7 @@ CK_TEST(wrong_micro_batches) {
   struct bench b;
   make_parts(&b, "gpt", EK_MODE_REPLICATED);
   b.micro_batches = -1;
-  ck_fails(open_on(&b, ck_spec("cpu:2"), NULL), EK_ERR_INVALID_ARGUMENT, "micro_batches is -1");
+  ck_invalid(open_on(&b, ck_spec("cpu:2"), NULL), "micro_batches is -1");
   b.micro_batches = 3;
   ck_ok(open_on(&b, ck_spec("cpu:2"), NULL));
   const ek_tensor *x = b.batch.input, *y = b.batch.target;
@@ -257,12 +237,9 @@ CK_TEST(wrong_micro_batches) {
   ck_fails(ek_trainer_step(NULL, b.trainer, &scalar, 1, y, 1), EK_ERR_SHAPE, "has no rows");
   ck_fails(ek_trainer_step(NULL, b.trainer, x, 1, &fewer, 1), EK_ERR_SHAPE,
            "target number 0: 34 rows are not a multiple of 7 samples");
-  ck_fails(ek_trainer_step(NULL, b.trainer, many, EK_MAX_INPUTS + 1, y, 1), EK_ERR_INVALID_ARGUMENT,
-           "33 inputs");
-  ck_fails(ek_trainer_step(NULL, b.trainer, x, 0, y, 1), EK_ERR_INVALID_ARGUMENT,
-           "one must be cut");
-  ck_fails(ek_trainer_step(NULL, b.trainer, many, 2, y, 1), EK_ERR_INVALID_ARGUMENT,
-           "takes 1 inputs");
+  ck_invalid(ek_trainer_step(NULL, b.trainer, many, EK_MAX_INPUTS + 1, y, 1), "33 inputs");
+  ck_invalid(ek_trainer_step(NULL, b.trainer, x, 0, y, 1), "one must be cut");
+  ck_invalid(ek_trainer_step(NULL, b.trainer, many, 2, y, 1), "takes 1 inputs");
   ck_assert_uint_eq(held(&b), bytes);
   ck_ok(step(&b, NULL));
 }
@@ -287,8 +264,7 @@ CK_LOOP(evaluation_and_prediction, CK_MODES) {
   ck_assert_double_eq(all, weight);
   ck_assert_double_eq_tol(sum / all, loss, 1e-6 * loss); /* f32, about 50 terms: 50 u */
 
-  ek_shards outputs = {0};
-  ck_ok(ek_trainer_predict(&outputs, b.trainer, b.batch.input, 1));
+  CK_GOT(ek_shards, outputs, ek_trainer_predict(&outputs, b.trainer, b.batch.input, 1));
   ek_data_parallel_criterion *criterion = ek_trainer_criterion(b.trainer);
   ck_ok(ek_data_parallel_criterion_forward(criterion, &outputs, 1, b.batch.target, 1));
   ck_ok(ek_data_parallel_criterion_loss(&again, NULL, criterion));
@@ -306,8 +282,7 @@ static float *rows_of(const ek_shards *shards, int64_t *count) {
   *count = 0;
   for (size_t k = 0; k < shards->count; k++) *count += ek_tensor_count(&shards->parts[k]);
   float *rows = ck_array((size_t)*count + 1, sizeof *rows);
-  ek_tensor host;
-  ck_ok(ek_tensor_host(&host, rows, EK_F32, 1, count));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, rows, EK_F32, 1, count));
   ck_ok(ek_gather_host(&host, shards));
   return rows;
 }
@@ -393,8 +368,7 @@ CK_LOOP(its_own_loss_in_parts, CK_MODES) {
     ek_module_free(both[i]->module);
     ek_criterion_free(both[i]->criterion);
     both[i]->criterion = NULL;
-    ck_ok(ek_gpt_create(&both[i]->module, &options));
-    ck_keep(both[i]->module);
+    ck_kept(ek_gpt_create(&both[i]->module, &options), both[i]->module);
     both[i]->micro_batches = i * 4;
     ck_ok(open_on(both[i], ck_spec("cpu:3"), NULL));
   }
@@ -414,8 +388,7 @@ static uint64_t peak_of(struct bench *b, uint64_t peaks[4]) {
   const ek_group *group = ek_trainer_group(b->trainer);
   uint64_t most = 0;
   for (size_t k = 0; k < ek_group_size(group); k++) {
-    ek_memory_usage usage;
-    ck_ok(ck_memory_stats(&usage, ek_group_device(group, k)));
+    CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, ek_group_device(group, k)));
     ck_ok(ek_memory_reset_peak(ek_group_device(group, k)));
     peaks[k] = usage.peak_bytes;
     if (usage.peak_bytes > most) most = usage.peak_bytes;
@@ -432,7 +405,6 @@ static uint64_t run_for_peaks(struct peaks *peaks, struct bench *b, const char *
   ek_shards outputs[4] = {{0}};
   float *rows = ck_array(LARGE * 5 * 13, sizeof *rows);
   const int64_t shape[] = {LARGE * 5, 13}; /* of the workload "gpt" */
-  ek_tensor host;
   double loss = 0;
   b->micro_batches = LARGE_PARTS;
   ck_ok(open_on(b, spec, NULL));
@@ -442,7 +414,7 @@ static uint64_t run_for_peaks(struct peaks *peaks, struct bench *b, const char *
   const uint64_t most = peak_of(b, peaks->step);
   ck_ok(evaluate(b, &loss, NULL));
   (void)peak_of(b, peaks->evaluate);
-  ck_ok(ek_tensor_host(&host, rows, EK_F32, 2, shape));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, rows, EK_F32, 2, shape));
   ck_ok(ek_trainer_predict_host(&host, b->trainer, b->batch.input, 1));
   (void)peak_of(b, peaks->host);
   if (!capped) {
@@ -486,8 +458,7 @@ CK_LOOP(every_loss_for_itself, CK_MODES) {
   double loss = 0;
   make_parts(&b, "mlp", (ek_mode)_i);
   ek_criterion_free(b.criterion);
-  ck_ok(b.setup.workload->criterion(&b.criterion, EK_REDUCTION_NONE));
-  ck_keep(b.criterion);
+  ck_kept(b.setup.workload->criterion(&b.criterion, EK_REDUCTION_NONE), b.criterion);
   ck_ok(open_on(&b, ck_spec("cpu:3"), NULL));
   ck_ok(step(&b, &result));
   ck_assert(result.finite && result.loss > 0);
@@ -568,8 +539,7 @@ CK_TEST(patterns_without_an_optimizer) {
   static const ek_parameter_pattern wrong = {.pattern = "0.wait", .frozen = true};
   o.model = &model_options;
   model_options.pattern_count = 1;
-  ck_fails(ek_trainer_open(&trainer, ck_spec("cpu:1"), b.module, NULL, NULL, &o),
-           EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_invalid(ek_trainer_open(&trainer, ck_spec("cpu:1"), b.module, NULL, NULL, &o), "NULL");
   model_options.patterns = &wrong;
   ck_fails(ek_trainer_open(&trainer, ck_spec("cpu:1"), b.module, NULL, NULL, &o), EK_ERR_NOT_FOUND,
            "0.weight");
@@ -590,7 +560,6 @@ CK_TEST(a_group_of_the_programs) {
 /* The description may go when the trainer is open, and outputs outlive the parts. */
 CK_TEST(who_goes_first) {
   struct bench b;
-  ek_shards outputs = {0};
   open_bench(&b, "mlp", EK_MODE_BALANCED);
   ek_module_free(b.module);
   ek_criterion_free(b.criterion);
@@ -599,7 +568,7 @@ CK_TEST(who_goes_first) {
   b.criterion = NULL;
   b.rule = NULL;
   ck_ok(step(&b, NULL));
-  ck_ok(ek_trainer_predict(&outputs, b.trainer, b.batch.input, 1));
+  CK_GOT(ek_shards, outputs, ek_trainer_predict(&outputs, b.trainer, b.batch.input, 1));
   ck_fails(ek_trainer_close(b.trainer), EK_ERR_STATE, "");
   ek_error_set(EK_ERR_SHAPE, "before");
   ek_trainer_free(b.trainer); /* refused as well, and called again below */
@@ -718,17 +687,13 @@ CK_TEST(a_load_waits_for_a_save) {
   enum { WIDTH = 1024 };
   char folder[CK_FOLDER_SIZE];
   static float numbers[2 * WIDTH];
-  ek_tensor x;
-  ek_module *module = NULL;
-  ek_criterion *criterion = NULL;
-  ek_optimizer *rule = NULL;
   ek_trainer *trainer = NULL;
   ek_checkpoint_info info = {0};
   ck_folder_make(folder);
-  ck_ok(ek_tensor_host(&x, numbers, EK_F32, CK_SHAPE(2, WIDTH)));
-  ck_ok(ek_linear_create(&module, WIDTH, WIDTH, true));
-  ck_ok(ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
-  ck_ok(ek_adamw_create(&rule, NULL));
+  CK_GOT(ek_tensor, x, ek_tensor_host(&x, numbers, EK_F32, CK_SHAPE(2, WIDTH)));
+  CK_SCOPED(ek_module *, module, ek_linear_create(&module, WIDTH, WIDTH, true));
+  CK_SCOPED(ek_criterion *, criterion, ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
+  CK_SCOPED(ek_optimizer *, rule, ek_adamw_create(&rule, NULL));
   ck_ok(ek_trainer_open(&trainer, ck_spec("cpu:2"), module, criterion, rule, NULL));
   ck_ok(ek_trainer_step(NULL, trainer, &x, 1, &x, 1));
   if (!ck_no_files(ek_trainer_save(trainer, folder, NULL))) {
@@ -739,9 +704,6 @@ CK_TEST(a_load_waits_for_a_save) {
     ck_ok(ek_trainer_save_end(trainer));
   }
   ck_ok(ek_trainer_close(trainer));
-  ek_optimizer_free(rule);
-  ek_criterion_free(criterion);
-  ek_module_free(module);
   for (int step = 1; step < 3; step++) {
     char path[128];
     (void)snprintf(path, sizeof path, "%s/step-%012d.safetensors", folder, step);
@@ -774,7 +736,7 @@ CK_LOOP(saves_and_loads, CK_MODES) {
     ck_fails(ek_trainer_save(b.trainer, path, NULL), EK_ERR_IO, "not a directory; states");
     ck_fails(ek_trainer_save_begin(b.trainer, path, NULL), EK_ERR_IO, "not a directory; states");
     ck_ok(ek_trainer_save_end(b.trainer));
-    ck_fails(ek_trainer_load(NULL, NULL, folder), EK_ERR_INVALID_ARGUMENT, "trainer is NULL");
+    ck_invalid(ek_trainer_load(NULL, NULL, folder), "trainer is NULL");
     ck_assert_int_eq(unlink(path), 0);
     ck_ok(ek_trainer_save_begin(b.trainer, folder, NULL)); /* free waits for it */
     (void)snprintf(path, sizeof path, "%s/step-000000000002.safetensors", folder);
@@ -879,9 +841,8 @@ static ek_status arm(const struct bench *b, int what, uint64_t n) {
 /* Every stride-th call of a step, or of what comes before one, fails, in turn; the parts were made,
  * and b is closed. */
 static void fail_at_each(struct bench *b, int what, uint64_t stride, bool before_a_step) {
-  struct ck_training other;
   ck_ok(open_on(b, ck_spec("cpu:3"), NULL));
-  ck_training_open(&other, &b->setup);
+  struct ck_training other = ck_training_opened(&b->setup);
   ck_ok(step(b, NULL));
   ck_ok(ck_training_step(&other, &b->batch, NULL));
   const uint64_t bytes = held(b);
@@ -938,8 +899,7 @@ CK_LOOP(each_call_of_recomputation_fails_once,
   gpt.module = recomputed_gpt;
   make_parts(&b, "gpt", EK_MODE_SHARDED);
   ek_module_free(b.module);
-  ck_ok(recomputed_gpt(&b.module));
-  ck_keep(b.module);
+  ck_kept(recomputed_gpt(&b.module), b.module);
   b.setup.workload = &gpt;
   fail_at_each(&b, _i % FAILURES, stride_of(_i % FAILURES, 3), false);
 }
@@ -979,20 +939,16 @@ CK_LOOP(micro_batches_of_batch_norm, 4) {
   struct warnings warnings = {0};
   ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  ek_module *module = NULL;
-  ek_criterion *criterion = NULL;
   norm.over = over[_i];
   options.micro_batches = _i == 3 ? 1 : 2;
-  ck_ok(ek_batch_norm_create_with(&module, 3, &norm));
-  ck_ok(ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
+  CK_SCOPED(ek_module *, module, ek_batch_norm_create_with(&module, 3, &norm));
+  CK_SCOPED(ek_criterion *, criterion, ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
   ek_log_set(EK_LOG_WARNING, keep_warning, &warnings);
   CK_OPENED(ek_trainer *, trainer,
             ek_trainer_open(&trainer, ck_spec("plan:2"), module, criterion, NULL, &options));
   ek_log_set(EK_LOG_WARNING, NULL, NULL);
   ck_assert_int_eq(warnings.count, _i < 2 ? 1 : 0);
   if (_i < 2) ck_assert(ck_contains(warnings.last, "the statistics of batch_norm are of one"));
-  ek_criterion_free(criterion);
-  ek_module_free(module);
 }
 
 CK_SUITE("trainer")

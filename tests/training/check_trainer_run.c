@@ -4,13 +4,7 @@
  */
 #include "ck_processes.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <evenkeel/evenkeel.h>
 
 #include "ck_folder.h"
 
@@ -156,8 +150,7 @@ CK_TEST(an_interrupted_run_takes_the_steps_of_the_whole_run) {
   static const int64_t ends[] = {6, 7, 13, STEPS};
   struct story whole = {0}, pieces = {0};
   ek_source *source = open_products(), *held_out = NULL;
-  ck_ok(ek_source_part_create(&held_out, source, 5, 9, NULL));
-  ck_keep(held_out);
+  ck_kept(ek_source_part_create(&held_out, source, 5, 9, NULL), held_out);
   ek_trainer_run_options options = options_of(&whole);
   options.validation = held_out;
   options.validation_every = 4;
@@ -192,11 +185,10 @@ CK_TEST(validation_is_the_loss_over_the_rows_that_are_asked_for) {
   ek_source *source = open_products();
   ek_trainer *trainer = open_trainer("cpu:3", 0.05);
   ek_trainer_run_options options = options_of(&story);
-  ek_run_result result;
   options.validation = source;
   options.validation_rows = 11;
   options.validation_batch = 4; /* 4, 4 and 3 */
-  ck_ok(ek_trainer_run(&result, trainer, source, STEPS, &options));
+  CK_GOT(ek_run_result, result, ek_trainer_run(&result, trainer, source, STEPS, &options));
   ck_assert(result.best == result.validation && result.best_step == STEPS);
   ck_assert(result.seconds > 0 && result.waited >= 0 && result.waited <= result.seconds);
   float x[11][2], y[11];
@@ -205,8 +197,7 @@ CK_TEST(validation_is_the_loss_over_the_rows_that_are_asked_for) {
   ck_ok(ek_tensor_host(&tensors[0], x, EK_F32, 2, x_shape));
   ck_ok(ek_tensor_host(&tensors[1], y, EK_F32, 2, y_shape));
   ck_ok(ek_source_read(tensors, 2, source, 0, 11));
-  double loss = 0;
-  ck_ok(ek_trainer_evaluate(&loss, NULL, trainer, &tensors[0], 1, &tensors[1], 1));
+  CK_GOT(double, loss, ek_trainer_evaluate(&loss, NULL, trainer, &tensors[0], 1, &tensors[1], 1));
   /* Sums of 11 squares in f32, in another order: 11 roundings of each. */
   ck_assert_double_le(fabs(loss - result.validation), 22 * ldexp(loss, -24));
 }
@@ -230,9 +221,8 @@ CK_TEST(patience_ends_a_run_and_the_best_state_stays) {
   for (int64_t i = 1; i < 4; i++) ck_assert(story.validations[result.best_step + i] >= result.best);
   ck_assert(story.count == result.step);
 
-  ek_checkpoint_info info;
   ek_trainer *evaluates = open_trainer("cpu:1", 0);
-  ck_ok(ek_trainer_load(&info, evaluates, best));
+  CK_GOT(ek_checkpoint_info, info, ek_trainer_load(&info, evaluates, best));
   ck_assert(info.step == result.best_step && info.position == BATCH * result.best_step);
 
   /* What a run knows of its best survives it: the next validation that is no better ends it. */
@@ -271,9 +261,8 @@ CK_TEST(a_source_that_fails_ends_the_run_and_loses_no_step) {
 CK_TEST(a_signal_stops_a_run) {
   struct story story = {0};
   ek_world_options none = EK_WORLD_OPTIONS_INIT;
-  ek_world *world = NULL;
   none.source = "none";
-  ck_ok(ek_world_open(&world, &none));
+  CK_GOT(ek_world *, world, ek_world_open(&world, &none));
   ek_trainer_run_options options = options_of(&story);
   ek_run_result result;
   options.world = world;
@@ -308,8 +297,8 @@ CK_TEST(metrics_have_the_validation_loss) {
   ek_trainer *trainer = open_trainer("cpu:2", 0.05);
   ek_trainer_run_options options = options_of(&story);
   (void)snprintf(path, sizeof path, "%s/run.jsonl", folder);
-  ck_ok(ek_metrics_open(&options.metrics, ek_trainer_group(trainer), NULL, path));
-  ck_keep(options.metrics);
+  ck_kept(ek_metrics_open(&options.metrics, ek_trainer_group(trainer), NULL, path),
+          options.metrics);
   options.validation = source;
   options.validation_every = 10;
   options.tokens_per_row = 3;
@@ -393,7 +382,6 @@ static void run_in_process(struct ck_outcome *outcome, const struct ck_process *
   ek_group_free(group);
 }
 
-
 CK_LOOP(processes_take_the_steps_of_one, 2) {
   static const size_t devices[2][3] = {{1, 1, 0}, {1, 2, 1}};
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
@@ -434,7 +422,7 @@ CK_TEST(options_that_make_no_sense) {
 #define BAD(member, value, text)                                                                   \
   bad = good;                                                                                      \
   bad.member = (value);                                                                            \
-  ck_fails(ek_trainer_run(NULL, trainer, source, STEPS, &bad), EK_ERR_INVALID_ARGUMENT, text)
+  ck_invalid(ek_trainer_run(NULL, trainer, source, STEPS, &bad), text)
   BAD(batch, 0, "steps of 0 rows");
   BAD(validation_every, -1, "must be 0 or more");
   BAD(validation_rows, -1, "must be 0 or more");
@@ -451,18 +439,12 @@ CK_TEST(options_that_make_no_sense) {
   good.folder = "same";
   BAD(best_folder, "same", "are the same");
 #undef BAD
-  ck_fails(ek_trainer_run(NULL, trainer, source, -1, &good), EK_ERR_INVALID_ARGUMENT, "-1 steps");
-  ck_fails(ek_trainer_run(NULL, NULL, source, 1, &good), EK_ERR_INVALID_ARGUMENT,
-           "trainer is NULL");
-  ck_fails(ek_trainer_run(NULL, trainer, NULL, 1, &good), EK_ERR_INVALID_ARGUMENT,
-           "source is NULL");
-  ck_fails(ek_trainer_run(NULL, trainer, source, 1, NULL), EK_ERR_INVALID_ARGUMENT,
-           "options is NULL");
-  ek_module *mlp = NULL;
-  ck_ok(ek_linear_create(&mlp, 2, 1, true));
-  ck_keep(mlp);
-  ck_ok(ek_trainer_open(&predicts, "cpu:1", mlp, NULL, NULL, NULL));
-  ck_keep(predicts);
+  ck_invalid(ek_trainer_run(NULL, trainer, source, -1, &good), "-1 steps");
+  ck_invalid(ek_trainer_run(NULL, NULL, source, 1, &good), "trainer is NULL");
+  ck_invalid(ek_trainer_run(NULL, trainer, NULL, 1, &good), "source is NULL");
+  ck_invalid(ek_trainer_run(NULL, trainer, source, 1, NULL), "options is NULL");
+  CK_SCOPED(ek_module *, mlp, ek_linear_create(&mlp, 2, 1, true));
+  ck_kept(ek_trainer_open(&predicts, "cpu:1", mlp, NULL, NULL, NULL), predicts);
   ck_fails(ek_trainer_run(NULL, predicts, source, 1, &good), EK_ERR_STATE, "has no optimizer");
   ck_assert_int_eq(story.count, 0);
 }

@@ -8,15 +8,6 @@
  * sums in f32, in another order: 42 terms, 42 * 2^-24 of the magnitudes in a step of 1/16, in three
  * steps below 1e-6 of the parameters; in f64 below 1e-12.
  */
-#include <string.h>
-
-#include <evenkeel/batch_norm.h>
-#include <evenkeel/linear.h>
-#include <evenkeel/mean_squared_error.h>
-#include <evenkeel/recompute.h>
-#include <evenkeel/sequential.h>
-#include <evenkeel/sgd.h>
-
 #include "ck_training.h"
 
 enum { IN = 4, WIDTH = 6, OUT = 2, HEIGHT = 3, BREADTH = 2 };
@@ -52,10 +43,6 @@ static ek_status over_all(ek_module **module) { return make(module, EK_BATCH_NOR
 static ek_status recomputed(ek_module **module) { return make(module, EK_BATCH_NORM_ALL, true); }
 static ek_status over_shard(ek_module **module) { return make(module, EK_BATCH_NORM_SHARD, false); }
 
-static ek_status squared_error(ek_criterion **criterion, ek_reduction reduction) {
-  return ek_mean_squared_error_create(criterion, reduction);
-}
-
 static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
   batch->inputs = batch->targets = 1;
   batch->input[0] = (ek_tensor){.type = type, .rank = 4, .shape = {samples, HEIGHT, BREADTH, IN}};
@@ -70,9 +57,9 @@ static ek_status sgd(ek_optimizer **optimizer) {
 
 enum { ALL, AGAIN, SHARD };
 static const struct ck_workload workloads[] = {
-    {"over all devices", over_all, squared_error, shapes, 0, false, 0},
-    {"over all devices, recomputed", recomputed, squared_error, shapes, 0, false, 0},
-    {"over a shard", over_shard, squared_error, shapes, 0, false, 0}};
+    {"over all devices", over_all, ek_mean_squared_error_create, shapes, 0, false, 0},
+    {"over all devices, recomputed", recomputed, ek_mean_squared_error_create, shapes, 0, false, 0},
+    {"over a shard", over_shard, ek_mean_squared_error_create, shapes, 0, false, 0}};
 
 static struct ck_setup setup_of(int workload, const char *spec, int placement, ek_type type) {
   struct ck_setup setup = ck_setup_mode(&workloads[workload], spec, EK_MODE_REPLICATED);
@@ -117,8 +104,7 @@ static double *trained(struct ck_training *training, int64_t *count) {
 }
 
 static double *trained_on(const struct ck_setup *setup, int64_t *count) {
-  struct ck_training training;
-  ck_training_open(&training, setup);
+  struct ck_training training = ck_training_opened(setup);
   return trained(&training, count);
 }
 
@@ -157,8 +143,7 @@ CK_LOOP(plan, 3) {
   for (int i = 0; i < 2; i++) {
     const struct ck_setup setup =
         setup_of(_i, i == 0 ? "cpu:3" : "plan:3", EK_MODE_SHARDED, EK_F32);
-    struct ck_training training;
-    ck_training_open(&training, &setup);
+    struct ck_training training = ck_training_opened(&setup);
     ck_ok(step(&training, 0));
     ck_usages(usage[i], training.group);
   }
@@ -183,19 +168,17 @@ CK_LOOP(recomputed_chains, 4) {
 }
 
 static ek_group *open_deterministic(const char *spec) {
-  ek_group *group = NULL;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.deterministic = true;
-  ck_ok(ek_group_open(&group, spec, &options));
+  CK_GOT(ek_group *, group, ek_group_open(&group, spec, &options));
   return group;
 }
 
 static double *trained_reproducibly(const char *spec, int placement, int64_t *count) {
   struct ck_setup setup = setup_of(SHARD, spec, placement, EK_F32);
-  struct ck_training training;
   setup.options.reproducible = 5;
   ek_group *group = open_deterministic(spec);
-  ck_ok(ck_training_try(&training, &setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
   double *values = trained(&training, count);
   ck_training_free(&training);
   ek_group_free(group);

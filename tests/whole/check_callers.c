@@ -7,11 +7,6 @@
  */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
 
 #include "ck_training.h"
 
@@ -194,10 +189,9 @@ static void *load(void *argument) {
 }
 
 static double *train(const struct ck_setup *setup, void *(*beside)(void *), int64_t *count) {
-  struct ck_training training;
   struct ck_batch batch = ck_batch_make(setup->workload, setup->options.type, SAMPLES, 0.2, 1);
   ek_group *group = ck_open(setup->spec, 2);
-  ck_ok(ck_training_try(&training, setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, setup, group));
   static struct neighbour neighbour;
   neighbour = (struct neighbour){.setup = setup, .batch = batch, .group = group};
   pthread_t thread;

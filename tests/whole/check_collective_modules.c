@@ -7,17 +7,6 @@
  * another order on another number of devices: 64 * 2^-53 of the sum of magnitudes, which three
  * layers and three steps amplify by less than 100; 1e-12 is allowed.
  */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/linear.h>
-#include <evenkeel/mean_squared_error.h>
-#include <evenkeel/recompute.h>
-#include <evenkeel/sequential.h>
-#include <evenkeel/sgd.h>
-#include <evenkeel/with_criterion.h>
-
 #include "ck_batch_norm.h"
 #include "ck_module.h"
 #include "ck_rerun.h"
@@ -48,10 +37,6 @@ static ek_status model(ek_module **module, bool again) {
 static ek_status normalized(ek_module **module) { return model(module, false); }
 static ek_status recomputed(ek_module **module) { return model(module, true); }
 
-static ek_status squared_error(ek_criterion **criterion, ek_reduction reduction) {
-  return ek_mean_squared_error_create(criterion, reduction);
-}
-
 static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
   batch->inputs = batch->targets = 1;
   batch->input[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, IN}};
@@ -65,8 +50,8 @@ static ek_status sgd(ek_optimizer **optimizer) {
 }
 
 static const struct ck_workload workloads[] = {
-    {"batch norm", normalized, squared_error, shapes, 0, false, 0},
-    {"batch norm, recomputed", recomputed, squared_error, shapes, 0, false, 0}};
+    {"batch norm", normalized, ek_mean_squared_error_create, shapes, 0, false, 0},
+    {"batch norm, recomputed", recomputed, ek_mean_squared_error_create, shapes, 0, false, 0}};
 
 static struct ck_setup setup_of(const struct ck_workload *workload, const char *spec,
                                 int placement) {
@@ -107,8 +92,7 @@ static double *numbers_of(const struct ck_training *training, int64_t *count) {
   double *values = ck_array((size_t)(*count + BUFFERS), sizeof *values);
   memcpy(values, parameters, (size_t)*count * sizeof *values);
   for (int i = 0; i < 6; i++) {
-    ek_tensor host;
-    ck_ok(ek_tensor_host(&host, values + *count, EK_F64, 1, &buffers[i].count));
+    CK_GOT(ek_tensor, host, ek_tensor_host(&host, values + *count, EK_F64, 1, &buffers[i].count));
     ck_ok(ek_state_read(&host, training->model, buffers[i].name));
     *count += buffers[i].count;
   }
@@ -116,8 +100,7 @@ static double *numbers_of(const struct ck_training *training, int64_t *count) {
 }
 
 static double *trained(const struct ck_setup *setup, int64_t *count) {
-  struct ck_training training;
-  ck_training_open(&training, setup);
+  struct ck_training training = ck_training_opened(setup);
   for (uint64_t s = 0; s < 3; s++) ck_ok(step(&training, s));
   return numbers_of(&training, count);
 }
@@ -157,8 +140,7 @@ CK_LOOP(with_the_loss_inside, 2) {
 /* Evaluation uses what training has left, without collectives. */
 CK_TEST(evaluation) {
   const struct ck_setup setup = setup_of(&workloads[0], "cpu:3", EK_MODE_SHARDED);
-  struct ck_training training;
-  ck_training_open(&training, &setup);
+  struct ck_training training = ck_training_opened(&setup);
   ck_ok(step(&training, 0));
   double before[BUFFERS] = {0};
   int64_t count = 0;
@@ -182,8 +164,7 @@ CK_LOOP(plan, 2) {
   for (int i = 0; i < 2; i++) {
     const struct ck_setup setup =
         setup_of(&workloads[_i], i == 0 ? "cpu:3" : "plan:3", EK_MODE_SHARDED);
-    struct ck_training training;
-    ck_training_open(&training, &setup);
+    struct ck_training training = ck_training_opened(&setup);
     ck_ok(step(&training, 0));
     ck_usages(usage[i], training.group);
   }
@@ -194,8 +175,7 @@ CK_LOOP(plan, 2) {
  * no device waits, and the next step goes on. */
 CK_LOOP(failures, 6) {
   const struct ck_setup setup = setup_of(&workloads[_i / 3], "cpu:3", EK_MODE_REPLICATED);
-  struct ck_training training;
-  ck_training_open(&training, &setup);
+  struct ck_training training = ck_training_opened(&setup);
   ek_device *device = ek_group_device(training.group, (size_t)(_i % 3));
   uint64_t n = 1;
   for (;; n++) {
@@ -211,29 +191,24 @@ CK_LOOP(failures, 6) {
 }
 
 CK_TEST(undeclared) {
-  ek_module *module = NULL;
-  ck_ok(ck_batch_norm_create_undeclared(&module, 3));
+  CK_SCOPED(ek_module *, module, ck_batch_norm_create_undeclared(&module, 3));
   ck_forward_fails(module, EK_ERR_STATE,
                    "undeclared, forward: ek_pass_all_reduce: the module's table does not declare "
                    "`collective`",
                    EK_F32, CK_SHAPE(4, 3));
-  ek_module_free(module);
 }
 
 /* The part of a device without rows is none of the output's. */
 CK_TEST(scalars) {
   static const double x[3] = {2, 4, 9};
   ek_group *group = ck_open("cpu:5", 1);
-  ek_module *module = NULL;
-  ek_shards y = {0};
-  ek_tensor input;
   float values[3];
   for (int i = 0; i < 3; i++) values[i] = (float)x[i];
-  ck_ok(ck_spread_create(&module));
+  CK_SCOPED(ek_module *, module, ck_spread_create(&module));
   CK_OPENED(ek_data_parallel_model *, trained_model,
             ek_data_parallel_model_open(&trained_model, group, module, NULL));
-  ck_ok(ek_tensor_host(&input, values, EK_F32, 2, (const int64_t[]){3, 1}));
-  ck_ok(ek_data_parallel_model_forward(&y, trained_model, &input, 1, NULL));
+  CK_GOT(ek_tensor, input, ek_tensor_host(&input, values, EK_F32, 2, (const int64_t[]){3, 1}));
+  CK_OPENED(ek_shards, y, ek_data_parallel_model_forward(&y, trained_model, &input, 1, NULL));
   ck_assert_int_eq(y.offsets[5], 3);
   for (size_t k = 0; k < 3; k++) {
     double got = 0;
@@ -241,8 +216,6 @@ CK_TEST(scalars) {
     ck_assert_double_eq(got, x[k] - 3);
   }
   ck_ok(ek_data_parallel_model_backward(trained_model, &y, 1, NULL));
-  ek_shards_free(&y);
-  ek_module_free(module);
 }
 
 static ek_status norm_alone(ek_module **module) { return ck_batch_norm_create(module, 3); }

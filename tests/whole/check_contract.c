@@ -5,10 +5,6 @@
  * is not opened in a type that one of its parts does not know. Nothing is lost by either: the same
  * training goes on when the mistake is taken back.
  */
-#include <stdio.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_own_criteria.h"
 #include "ck_training.h"
 
@@ -24,7 +20,7 @@ struct bench {
 
 static void bench_open(struct bench *b, const char *workload, ek_mode mode) {
   struct ck_setup setup = ck_setup_mode(ck_workload(workload), "cpu:2", mode);
-  ck_training_open(&b->t, &setup);
+  b->t = ck_training_opened(&setup);
   b->batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
   ck_ok(ck_training_step(&b->t, &b->batch, NULL));
 }
@@ -66,10 +62,9 @@ CK_TEST(a_criterion_is_not_made_with_counts_out_of_bounds) {
   ek_criterion c;
   const ek_module_ops *ops = ek_module_table(&made->base);
   const size_t out = EK_MAX_TENSORS + 1;
-  ck_fails(ek_criterion_init(&c, ops, out, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
-           "1 to 16 outputs of a model, not 17");
-  ck_fails(ek_criterion_init(&c, ops, 1, out, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
-           "0 to 16 targets, not 17");
+  ck_invalid(ek_criterion_init(&c, ops, out, 1, EK_REDUCTION_MEAN),
+             "1 to 16 outputs of a model, not 17");
+  ck_invalid(ek_criterion_init(&c, ops, 1, out, EK_REDUCTION_MEAN), "0 to 16 targets, not 17");
   ck_ok(ek_criterion_init(&c, ops, EK_MAX_TENSORS, EK_MAX_TENSORS, EK_REDUCTION_MEAN));
   ek_criterion_free(made);
 }
@@ -80,11 +75,10 @@ CK_LOOP(a_criterion_is_not_opened_with_counts_out_of_bounds, COUNTS) {
   ek_criterion *c = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
   ek_data_parallel_criterion *loss = NULL;
   *member(c, &counts[_i]) = counts[_i].value;
-  ck_fails(ek_data_parallel_criterion_open(&loss, b.t.model, c, NULL), EK_ERR_INVALID_ARGUMENT,
-           counts[_i].text);
+  ck_invalid(ek_data_parallel_criterion_open(&loss, b.t.model, c, NULL), counts[_i].text);
   ek_criterion *sum = NULL;
   const double one = 1;
-  ck_fails(ek_weighted_sum_create(&sum, &c, &one, 1), EK_ERR_INVALID_ARGUMENT, counts[_i].text);
+  ck_invalid(ek_weighted_sum_create(&sum, &c, &one, 1), counts[_i].text);
   ek_criterion_free(c);
   bench_close(&b);
 }
@@ -122,10 +116,9 @@ CK_LOOP(a_criterion_whose_counts_change_is_refused, COUNTS * CK_MODES) {
 /* A part of a weighted sum changes; the sum's own counts do not. */
 CK_TEST(a_part_whose_counts_change_is_refused) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
-  ek_criterion *part = NULL, *sum = NULL;
   const double one = 1;
-  ck_ok(ek_mean_squared_error_create(&part, EK_REDUCTION_MEAN));
-  ck_ok(ek_weighted_sum_create(&sum, &part, &one, 1));
+  CK_SCOPED(ek_criterion *, part, ek_mean_squared_error_create(&part, EK_REDUCTION_MEAN));
+  CK_SCOPED(ek_criterion *, sum, ek_weighted_sum_create(&sum, &part, &one, 1));
   ek_replica *replica = NULL;
   ek_pass *pass = NULL;
   ek_tensor y = *ck_tensor(rig, ck_zeros(rig, 4), CK_SHAPE(2, 2)), totals = {0};
@@ -157,33 +150,29 @@ CK_TEST(a_part_whose_counts_change_is_refused) {
   ek_tensor_free(&totals);
   ek_pass_free(pass);
   ek_replica_free(replica);
-  ek_criterion_free(sum);
-  ek_criterion_free(part);
 }
 
 static const size_t module_counts[] = {0, EK_MAX_TENSORS + 1, SIZE_MAX};
 
 CK_LOOP(a_module_is_not_opened_with_counts_out_of_bounds, 6) {
   ek_group *group = ck_open("cpu:2", 1);
-  ek_module *inner = NULL;
-  ck_ok(ek_linear_create(&inner, 3, 3, true));
+  CK_SCOPED(ek_module *, inner, ek_linear_create(&inner, 3, 3, true));
   CK_OPENED(ek_module *, module, ek_sequential_create(&module, &inner, 1));
   size_t *changed = _i % 2 == 0 ? &inner->private_members.inputs : &inner->private_members.outputs;
   *changed = module_counts[_i / 2];
   ek_data_parallel_model *model = NULL;
-  ck_fails(ek_data_parallel_model_open(&model, group, module, NULL), EK_ERR_INVALID_ARGUMENT,
-           _i % 2 == 0 ? "1 to 16 inputs" : "1 to 16 outputs");
-  ck_fails(ek_data_parallel_model_open(&model, group, inner, NULL), EK_ERR_INVALID_ARGUMENT,
-           _i % 2 == 0 ? "1 to 16 inputs" : "1 to 16 outputs");
+  ck_invalid(ek_data_parallel_model_open(&model, group, module, NULL),
+             _i % 2 == 0 ? "1 to 16 inputs" : "1 to 16 outputs");
+  ck_invalid(ek_data_parallel_model_open(&model, group, inner, NULL),
+             _i % 2 == 0 ? "1 to 16 inputs" : "1 to 16 outputs");
   *changed = 1;
   const ek_module_ops *ops = ek_module_table(inner);
   inner->private_members.ops = NULL;
-  ck_fails(ek_data_parallel_model_open(&model, group, module, NULL), EK_ERR_INVALID_ARGUMENT,
-           "call ek_module_init() first");
+  ck_invalid(ek_data_parallel_model_open(&model, group, module, NULL),
+             "call ek_module_init() first");
   inner->private_members.ops = ops;
   ck_ok(ek_data_parallel_model_open(&model, group, module, NULL));
   ek_data_parallel_model_free(model);
-  ek_module_free(inner);
 }
 
 CK_LOOP(a_module_whose_counts_change_is_refused, 6 * CK_MODES) {
@@ -241,25 +230,20 @@ static const ek_module_ops tables[] = {
 enum { TABLES = sizeof tables / sizeof tables[0] };
 
 static ek_status open_with(ek_group *group, ek_module *own, ek_type type) {
-  ek_module *linear = NULL, *inner = NULL, *outer = NULL;
   ek_data_parallel_model *model = NULL;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.type = type;
-  ck_ok(ek_linear_create(&linear, 3, 3, true));
-  ck_ok(ek_sequential_create(&inner, (ek_module *[]){linear, own}, 2));
-  ck_ok(ek_residual_create(&outer, inner));
+  CK_SCOPED(ek_module *, linear, ek_linear_create(&linear, 3, 3, true));
+  CK_SCOPED(ek_module *, inner, ek_sequential_create(&inner, (ek_module *[]){linear, own}, 2));
+  CK_SCOPED(ek_module *, outer, ek_residual_create(&outer, inner));
   const ek_status status = ek_data_parallel_model_open(&model, group, outer, &options);
   ek_data_parallel_model_free(model);
-  ek_module_free(outer);
-  ek_module_free(inner);
-  ek_module_free(linear);
   return status;
 }
 
 CK_LOOP(a_model_is_opened_in_a_type_that_its_modules_know, TABLES) {
   ek_group *group = ck_open("cpu:2", 1);
-  ek_module own;
-  ck_ok(ek_module_init(&own, &tables[_i], 1, 1));
+  CK_GOT(ek_module, own, ek_module_init(&own, &tables[_i], 1, 1));
   static const bool knows[TABLES][2] = {{true, false}, {true, false},  {true, false},
                                         {false, true}, {false, false}, {true, true}};
   const char *kind = tables[_i].kind;
@@ -293,16 +277,14 @@ CK_LOOP(a_module_is_handed_the_type_that_it_runs_in, TYPES * TYPES) {
   static double zeros[2];
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_tensor x;
   options.type = half ? EK_F32 : precision;
   options.precision = (ek_precision)precision;
-  ck_ok(ek_tensor_host(&x, zeros, given, CK_SHAPE(2, 1)));
+  CK_GOT(ek_tensor, x, ek_tensor_host(&x, zeros, given, CK_SHAPE(2, 1)));
   for (size_t i = 0; i < 2 && (ck_has_halves() || !half); i++) {
-    ek_data_parallel_model *model = NULL;
     ek_shards y = {0};
-    ek_module own;
-    ck_ok(ek_module_init(&own, &readers[i], 1, 1));
-    ck_ok(ek_data_parallel_model_open(&model, group, &own, &options));
+    CK_GOT(ek_module, own, ek_module_init(&own, &readers[i], 1, 1));
+    CK_SCOPED(ek_data_parallel_model *, model,
+              ek_data_parallel_model_open(&model, group, &own, &options));
     if (given == precision || (half && given == EK_F32)) {
       ck_ok(ek_data_parallel_model_forward(&y, model, &x, 1, NULL));
       ck_assert_int_eq(y.parts[0].type, precision);
@@ -314,17 +296,15 @@ CK_LOOP(a_module_is_handed_the_type_that_it_runs_in, TYPES * TYPES) {
       ck_fails(ek_data_parallel_model_forward(&y, model, &x, 1, NULL), EK_ERR_TYPE, text);
     }
     ek_shards_free(&y);
-    ek_data_parallel_model_free(model);
   }
 }
 
 CK_TEST(a_criterion_and_an_optimizer_know_the_type) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
-  ek_module *module = NULL;
   ek_data_parallel_model *model = NULL;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.type = EK_F64;
-  ck_ok(ek_linear_create(&module, 3, 3, true));
+  CK_SCOPED(ek_module *, module, ek_linear_create(&module, 3, 3, true));
   ck_ok(ek_data_parallel_model_open(&model, rig->group, module, &options));
 
   ek_criterion *loss = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
@@ -336,14 +316,12 @@ CK_TEST(a_criterion_and_an_optimizer_know_the_type) {
            "absolute computes in f32, not in f64");
 
   /* As the child of one that knows both it is found, too. */
-  ek_criterion *sum = NULL;
   const double one = 1;
-  ck_ok(ek_weighted_sum_create(&sum, &loss, &one, 1));
+  CK_SCOPED(ek_criterion *, sum, ek_weighted_sum_create(&sum, &loss, &one, 1));
   ck_fails(ek_data_parallel_criterion_open(&criterion, model, sum, NULL), EK_ERR_UNSUPPORTED,
            "0 (absolute) computes in f32, not in f64");
 
-  ek_optimizer *rule = NULL;
-  ck_ok(ek_sgd_create(&rule, NULL));
+  CK_SCOPED(ek_optimizer *, rule, ek_sgd_create(&rule, NULL));
   ek_optimizer_ops rule_ops = *ek_optimizer_table(rule);
   const ek_optimizer_ops *stock = ek_optimizer_table(rule);
   rule_ops.size = offsetof(ek_optimizer_ops, types);
@@ -355,11 +333,8 @@ CK_TEST(a_criterion_and_an_optimizer_know_the_type) {
   ck_ok(ek_data_parallel_optimizer_open(&optimizer, model, rule, NULL));
   ek_data_parallel_optimizer_free(optimizer);
 
-  ek_optimizer_free(rule);
-  ek_criterion_free(sum);
   ek_criterion_free(loss);
   ek_data_parallel_model_free(model);
-  ek_module_free(module);
   ck_rig_close(rig);
 }
 

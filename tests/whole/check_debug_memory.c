@@ -2,26 +2,17 @@
  * check_debug_memory.c - groups with `debug_memory`: new tensors are NaN, what is written beside
  * one is found, and training is what it is without, with planned peaks.
  */
-#include <math.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/log.h>
-#include <evenkeel/mean_squared_error.h>
-#include <evenkeel/pass.h>
 
 #include "ck_arena.h"
 #include "ck_mirror.h"
 #include "ck_training.h"
 
 static ek_group *open_debug(const char *spec) {
-  ek_group *group = NULL;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.threads_per_device = 1;
   options.debug_memory = true;
-  ck_ok(ek_group_open(&group, ck_spec(spec), &options));
+  CK_GOT(ek_group *, group, ek_group_open(&group, ck_spec(spec), &options));
   return ck_keep(group);
 }
 
@@ -32,16 +23,15 @@ CK_TEST(new_tensors_are_nan) {
   ek_group *group = open_debug("cpu:1");
   for (int64_t count = 1; count < 200; count += 66) {
     for (size_t t = 0; t < 3; t++) {
-      ek_tensor tensor = {0};
       double values[200] = {0};
-      ck_ok(ek_tensor_create(&tensor, ek_group_device(group, 0), EK_MEMORY_OUTPUTS, types[t], 1,
-                             &count));
+      CK_SCOPED(ek_tensor, tensor,
+                ek_tensor_create(&tensor, ek_group_device(group, 0), EK_MEMORY_OUTPUTS, types[t], 1,
+                                 &count));
       ck_assert_uint_eq((uintptr_t)tensor.data % EK_MEMORY_UNIT, 0);
       ck_get(values, &tensor);
       for (int64_t i = 0; i < count; i++) {
         ck_assert(types[t] == EK_I32 ? values[i] == 2147483647.0 : isnan(values[i]));
       }
-      ek_tensor_free(&tensor);
     }
   }
   ck_ok(ek_group_synchronize(group));
@@ -53,7 +43,6 @@ CK_TEST(old_memory_is_nan_again_and_growth_keeps) {
   const int64_t rows = 65, more = 300;
   double values[300];
   for (int round = 0; round < 2; round++) {
-    bool grown = false;
     ek_tensor tensor = {0};
     ck_ok(
         ek_tensor_create(&tensor, ek_group_device(group, 0), EK_MEMORY_OUTPUTS, EK_F32, 1, &rows));
@@ -61,7 +50,7 @@ CK_TEST(old_memory_is_nan_again_and_growth_keeps) {
     for (int64_t i = 0; i < rows; i++) ck_assert(isnan(values[i]));
     for (int64_t i = 0; i < rows; i++) values[i] = (double)i;
     ck_set(&tensor, values);
-    ck_ok(ek_tensor_grow(&grown, &tensor, more));
+    CK_GOT(bool, grown, ek_tensor_grow(&grown, &tensor, more));
     ck_assert(grown);
     ck_get(values, &tensor);
     for (int64_t i = 0; i < more; i++)
@@ -186,9 +175,8 @@ CK_LOOP(peaks_are_the_planned_ones, CK_MODES) {
   ek_memory_usage usage[2][3];
   for (int k = 0; k < 2; k++) {
     ek_group *group = open_debug(k == 0 ? "cpu:3" : "plan:3");
-    struct ck_training training;
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 0, 1);
-    ck_ok(ck_training_try(&training, &setup, group));
+    CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
     ck_ok(ck_training_step(&training, &batch, NULL));
     ck_usages(usage[k], group);
   }
@@ -197,12 +185,10 @@ CK_LOOP(peaks_are_the_planned_ones, CK_MODES) {
 
 /* ---- a module that reads what it has not written ---- */
 
-static ek_status forgetful_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                   ek_tensor *outputs) {
+CK_FORWARD(forgetful) {
   ek_tensor sums = {0}, out = {0};
   const int64_t one = 1;
   struct ck_mirrors m = {0};
-  (void)self;
   EK_TRY(ek_pass_output(&out, pass, EK_F32, inputs->rank, inputs->shape));
   outputs[0] = out;
   EK_TRY(ek_pass_workspace(&sums, pass, EK_F32, 1, &one));
@@ -215,15 +201,12 @@ static ek_status forgetful_forward(const ek_module *self, ek_pass *pass, const e
   return status;
 }
 
-static ek_status forgetful_backward(const ek_module *self, ek_pass *pass,
-                                    const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  (void)self, (void)pass;
+CK_BACKWARD(forgetful) {
   return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
 }
 
-static ek_status forgetful_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(forgetful) {
   const int64_t one = 1;
-  (void)self;
   return ek_declare_parameter(declaration, "w", 1, &one, ek_initializer_ones());
 }
 
@@ -241,22 +224,17 @@ static ek_status create_forgetful(ek_module **module) {
   return ek_module_init(*module, &ops, 1, 1);
 }
 
-static ek_status squared_error(ek_criterion **criterion, ek_reduction reduction) {
-  return ek_mean_squared_error_create(criterion, reduction);
-}
-
 CK_TEST(undefined_memory_shows_in_the_step_result) {
   static const struct ck_workload workload = {
-      .name = "forgetful", .module = create_forgetful, .criterion = squared_error};
+      .name = "forgetful", .module = create_forgetful, .criterion = ek_mean_squared_error_create};
   struct ck_setup setup = ck_setup_mode(&workload, "cpu:2", EK_MODE_REPLICATED);
-  struct ck_training training;
   ek_group *group = open_debug("cpu:2");
   float numbers[8] = {0};
   struct ck_batch batch = {.samples = 4, .inputs = 1, .targets = 1};
   ck_ok(ek_tensor_host(&batch.input[0], numbers, EK_F32, CK_SHAPE(4, 2)));
   batch.target[0] = batch.input[0];
   ek_step_result result;
-  ck_ok(ck_training_try(&training, &setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
   ck_ok(ck_training_step(&training, &batch, &result));
   ck_assert(!result.finite);
   ck_assert(isnan(result.loss));

@@ -7,8 +7,6 @@
  */
 #include <time.h>
 
-#include <evenkeel/evenkeel.h>
-
 #include "ck_training.h"
 
 #if CK_ASAN || CK_TSAN
@@ -25,12 +23,11 @@ static double seconds(void) {
 }
 
 static ek_module *stack_of(size_t layers) {
-  ek_module *module = NULL;
   ek_module **children = ck_array(layers, sizeof *children);
   for (size_t i = 0; i < layers; i++) {
     ck_ok(ek_linear_create(&children[i], WIDTH, WIDTH, true));
   }
-  ck_ok(ek_sequential_create(&module, children, layers));
+  CK_GOT(ek_module *, module, ek_sequential_create(&module, children, layers));
   for (size_t i = 0; i < layers; i++) ek_module_free(children[i]);
   ck_drop(children);
   return module;
@@ -39,19 +36,16 @@ static ek_module *stack_of(size_t layers) {
 /* The peak of device 0 over two steps. */
 static uint64_t plan(size_t layers, ek_mode mode) {
   ek_group *group = ck_open_exactly("plan:2", 1);
-  ek_criterion *loss = NULL;
-  struct ck_training t;
   struct ck_batch batch = {.samples = ROWS, .inputs = 1, .targets = 1};
   float zeros[ROWS * WIDTH] = {0};
-  ek_memory_usage usage;
-  ck_ok(ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
+  CK_GOT(ek_criterion *, loss, ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
   struct ck_setup setup = ck_setup_own(stack_of(layers), loss, NULL, mode);
   setup.options.bucket_bytes = 256;
   ck_ok(ek_tensor_host(&batch.input[0], zeros, EK_F32, 2, (const int64_t[]){ROWS, WIDTH}));
   batch.target[0] = batch.input[0];
-  ck_ok(ck_training_try(&t, &setup, group));
+  CK_GOT(struct ck_training, t, ck_training_try(&t, &setup, group));
   for (int i = 0; i < 2; i++) ck_ok(ck_training_step(&t, &batch, NULL));
-  ck_ok(ek_memory_stats(&usage, ek_group_device(group, 0)));
+  CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, ek_group_device(group, 0)));
   ck_training_close(&t);
   return usage.peak_bytes;
 }

@@ -15,13 +15,6 @@
  * network of depth d hands that on: loss and gradient agree to 2 d v, with d at most 8 in these
  * workloads ("Numbers of 16 bits").
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/cross_entropy.h>
-
 #include "ck_training.h"
 
 #if CK_ASAN || CK_TSAN
@@ -97,7 +90,7 @@ static void reference_open(struct reference *reference, int variant) {
   const struct ck_setup setup = setup_of(variant, "cpu:1", 2, 0);
   const struct ck_setup fine = setup_of(variant % WIDE_VARIANTS | 1, "cpu:1", 2, 0);
   memset(reference, 0, sizeof *reference);
-  ck_training_open(&reference->one, &setup);
+  reference->one = ck_training_opened(&setup);
   ck_ok(ck_training_try(&reference->fine, &fine, ck_open_exactly("cpu:1", 1)));
   reference->fine.owns_group = true;
 }
@@ -180,8 +173,7 @@ static void all_batches(int variant, size_t devices, int placement, struct refer
   /* Outputs are gathered on each device in turn. */
   const size_t output_device = (size_t)(placement + variant) % devices;
   const struct ck_setup setup = setup_of(variant, spec, placement, output_device);
-  struct ck_training many;
-  ck_training_open(&many, &setup);
+  struct ck_training many = ck_training_opened(&setup);
   const int64_t stride = batch_stride(variant), first = (placement + variant) % stride;
   for (int64_t samples = first; samples <= 4 * (int64_t)devices + 1; samples += stride) {
     /* The batch of 13 has only targets that are ignored. */
@@ -217,7 +209,7 @@ CK_LOOP(accumulation_equals_one_batch, VARIANTS) {
   for (int placement = 0; placement < CK_PLACEMENTS; placement++) {
     if (!ck_part(placement + _i)) continue;
     const struct ck_setup other = setup_of(_i, "cpu:3", placement, 1);
-    ck_training_open(&many, &other);
+    many = ck_training_opened(&other);
     for (int64_t size = 2; size <= SAMPLES; size += 3) {
       double sum = 0, weights = 0;
       for (int64_t first = 0; first < SAMPLES; first += size) {
@@ -241,8 +233,7 @@ CK_LOOP(all_ignored_is_empty, CK_MODES) {
   for (size_t w = 0; w < 2; w++) {
     struct ck_setup setup = ck_setup_mode(&ck_workloads[w], "cpu:3", (ek_mode)_i);
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 1.0, 5);
-    struct ck_training training;
-    ck_training_open(&training, &setup);
+    struct ck_training training = ck_training_opened(&setup);
     double loss = NAN, weight = NAN;
     int64_t count = 0;
     ck_ok(ck_training_backward(&training, &batch, NULL, false, &loss));
@@ -251,8 +242,7 @@ CK_LOOP(all_ignored_is_empty, CK_MODES) {
     ck_assert_double_eq(weight, 0);
     double *gradients = ck_training_read(&training, CK_GRADIENTS, &count);
     for (int64_t i = 0; i < count; i++) ck_assert_double_eq(gradients[i], 0);
-    ek_step_result result;
-    ck_ok(ek_data_parallel_optimizer_step(&result, training.optimizer));
+    CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, training.optimizer));
     ck_assert(result.empty && result.loss == 0 && result.weight == 0 && result.step == 1);
     ck_assert_double_eq(result.gradient_norm, 0);
     double *values = ck_training_read(&training, CK_VALUES, &count);
@@ -305,15 +295,14 @@ CK_LOOP(targets_without_weight, CK_MODES) {
       const bool weightless = how % 2 == 0 ? i < SAMPLES / 2 : i >= SAMPLES / 2;
       targets[i] = weightless ? i % 2 * 4 : 1 + i % 3;
     }
-    struct ck_training one, many;
     ek_step_result want, got;
     int64_t count = 0;
-    ck_training_open(&one, &alone);
-    ck_training_open(&many, &setup);
+    struct ck_training one = ck_training_opened(&alone);
+    struct ck_training many = ck_training_opened(&setup);
     double *whole = weightless_step(&one, &batch, SAMPLES, SAMPLES, &want, &count);
     for (int64_t size = 2; size <= SAMPLES; size *= size == 2 ? 3 : 2) {
       ck_training_close(&many); /* parameters as they were */
-      ck_training_open(&many, &setup);
+      many = ck_training_opened(&setup);
       double *parts = weightless_step(&many, &batch, SAMPLES, size, &got, &count);
       ck_assert_double_eq_tol(got.loss, want.loss, 1e-12 * want.loss);
       ck_assert_double_eq_tol(got.weight, want.weight, 1e-12 * want.weight);

@@ -6,13 +6,7 @@
  * that is tried again equals an undisturbed one. The same for the memory of the host, from the
  * opening of the group on.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <evenkeel/host_memory.h>
-#include <evenkeel/memory.h>
 
 #include "ck_snapshot.h"
 
@@ -99,9 +93,8 @@ CK_LOOP(device_allocations, (CK_WORKLOADS * CK_PLACEMENTS)) {
   ck_setup_place(&setup, _i % CK_PLACEMENTS);
   setup.keep_outputs = _i % 2 == 1;
   struct ck_batch batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 8);
-  struct ck_training disturbed, other;
-  ck_training_open(&disturbed, &setup);
-  ck_training_open(&other, &setup);
+  struct ck_training disturbed = ck_training_opened(&setup);
+  struct ck_training other = ck_training_opened(&setup);
   ck_ok(step(&disturbed, &batch));
   ck_ok(step(&other, &batch));
   for (size_t device = 0; device < DEVICES; device++) {
@@ -188,8 +181,7 @@ CK_LOOP(steady_steps_take_no_host_memory, (CK_WORKLOADS * CK_PLACEMENTS)) {
   struct ck_setup setup = ck_setup_mode(workload, "cpu:3", EK_MODE_GATHER);
   ck_setup_place(&setup, _i % CK_PLACEMENTS);
   struct ck_batch batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 10);
-  struct ck_training training;
-  ck_training_open(&training, &setup);
+  struct ck_training training = ck_training_opened(&setup);
   ck_ok(ck_training_step(&training, &batch, NULL));
   for (int i = 0; i < 2; i++) {
     ek_host_memory_fail_at(1);

@@ -2,9 +2,6 @@
  * check_first_fit.c - where the arena puts its blocks, and what its ledger says of them: against
  * naive models that search as the header says, over and over.
  */
-#include <inttypes.h>
-#include <string.h>
-
 #include "ck_arena.h"
 
 /* ---- the model: a row of intervals that is searched as the header says, and no faster ---- */
@@ -112,7 +109,7 @@ static void model_charge(struct model *model, struct model_block *block,
 }
 
 static void model_compare(const struct model *model) {
-  const ek_memory_usage usage = ck_usage_of(model->device);
+  const ek_memory_usage usage = ck_usage(model->device);
   uint64_t current[EK_MEMORY_CATEGORIES] = {0}, total = 0, counted = usage.unused_at_peak;
   for (int i = 0; i < BLOCKS; i++) {
     if (!model->blocks[i].used) continue;
@@ -175,10 +172,8 @@ CK_LOOP(the_arena_is_the_model, 4) {
   }
   ck_no_memory_held(group);
   /* All has merged again: the whole capacity is one block. */
-  ek_tensor all = {0};
-  ck_ok(ck_take(&all, model.device, EK_MEMORY_INPUTS, model.capacity));
+  CK_OPENED(ek_tensor, all, ck_take(&all, model.device, EK_MEMORY_INPUTS, model.capacity));
   ck_assert_ptr_eq(all.data, model.base);
-  ek_tensor_free(&all);
 }
 
 /*

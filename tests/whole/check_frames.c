@@ -6,16 +6,6 @@
  * operations run on the same numbers, and random masks are functions of names and samples. In a
  * model of 16 bits a module that knows f32 alone runs between casts, and its children as they know.
  */
-#include <stdlib.h>
-
-#include <evenkeel/attention.h>
-#include <evenkeel/dropout.h>
-#include <evenkeel/elementwise.h>
-#include <evenkeel/activation.h>
-#include <evenkeel/linear.h>
-#include <evenkeel/mlp.h>
-#include <evenkeel/sequential.h>
-
 #include "ck_module.h"
 #include "ck_probe.h"
 #include "ck_rerun.h"
@@ -92,28 +82,14 @@ static ek_status widen(ek_module **module, ek_module *child) {
 }
 
 static ek_status wide_gelu(ek_module **module) {
-  ek_module *gelu = NULL;
-  ck_ok(ek_activation_create(&gelu, EK_ACTIVATION_GELU));
+  CK_GOT(ek_module *, gelu, ek_activation_create(&gelu, EK_ACTIVATION_GELU));
   return widen(module, gelu);
 }
 
 static const struct ck_module_case cases[] = {
-    {.name = "mlp, recomputed",
-     .create = rerun_mlp,
-     .input = {{0, 2, {4, 3}, -1, 1, 0}},
-     .longest = 6,
-     .depth = 4},
-    {.name = "attention, recomputed twice",
-     .create = rerun_attention,
-     .input = {{0, 3, {2, 3, 4}, -1, 1, 0}},
-     .longest = 12,
-     .depth = 8},
-    {.name = "GELU in f64",
-     .create = wide_gelu,
-     .input = {{0, 2, {4, 3}, -2, 2, 0}},
-     .longest = 1,
-     .depth = 8,
-     .saved = 1},
+    CK_CASE("mlp, recomputed", rerun_mlp, 6, 4, 0, {0, 2, {4, 3}, -1, 1}),
+    CK_CASE("attention, recomputed twice", rerun_attention, 12, 8, 0, {0, 3, {2, 3, 4}, -1, 1}),
+    CK_CASE("GELU in f64", wide_gelu, 1, 8, 1, {0, 2, {4, 3}, -2, 2}),
 };
 CK_MODULE_CASES(cases)
 
@@ -149,8 +125,7 @@ static double *trained(struct ck_training *training, ek_status (*create)(ek_modu
 /* How often the counter ran in the three ways on device 0, which has rows of each micro-batch. */
 static void check_counts(const struct ck_training *training, const double *expected) {
   float got[3];
-  ek_tensor host;
-  ck_ok(ek_tensor_host(&host, got, EK_F32, 1, (const int64_t[]){3}));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, got, EK_F32, 1, (const int64_t[]){3}));
   ck_ok(ek_state_read(&host, training->model, "1.3.count"));
   for (int i = 0; i < 3; i++) ck_assert_msg(got[i] == expected[i], "count %d: %g", i, got[i]);
 }
@@ -186,8 +161,7 @@ enum { UNIT = 256 };
 static struct held at_rest; /* of see_forward's device, before the pass */
 
 static struct held held_on(const ek_device *device) {
-  ek_memory_usage usage;
-  ck_ok(ck_memory_stats(&usage, device));
+  CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, device));
   return (struct held){usage.current[EK_MEMORY_ACTIVATIONS], usage.current[EK_MEMORY_COPIES]};
 }
 
@@ -276,7 +250,7 @@ struct container {
   ek_precision asked; /* ek_child_options.precision for `first` */
 };
 
-static ek_status container_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(container) {
   const struct container *it = (const struct container *)self;
   EK_TRY(ek_declare_module(declaration, "first", it->first));
   return it->second == NULL ? EK_OK : ek_declare_module(declaration, "second", it->second);
@@ -289,8 +263,7 @@ static ek_status sees(ek_pass *pass, const ek_tensor *tensor, ek_type wanted) {
                       ek_type_name(ek_pass_type(pass)), ek_type_name(tensor->type));
 }
 
-static ek_status container_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                   ek_tensor *outputs) {
+CK_FORWARD(container) {
   const struct container *it = (const struct container *)self;
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   ek_tensor middle = {0};
@@ -309,8 +282,7 @@ static ek_status container_forward(const ek_module *self, ek_pass *pass, const e
   return status;
 }
 
-static ek_status container_backward(const ek_module *self, ek_pass *pass,
-                                    const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+CK_BACKWARD(container) {
   ek_tensor middle = {0};
   if (((const struct container *)self)->second == NULL) {
     return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
@@ -407,16 +379,13 @@ CK_TEST(a_container_asks_for_f32) {
       module = container_of(&container_ops, gelu, ek_module_share(&p->probe->base),
                             asked ? EK_PRECISION_F32 : EK_PRECISION_DEFAULT);
       ck_ok(ek_replica_open(&replica, p->device, module, &options));
-      ek_tensor y = {0}, dx = {0};
-      ek_tensor x = ck_upload(p->device, EK_F32, (const double[]){third, 1}, CK_SHAPE(1, 2));
+      CK_HELD(ek_tensor, x,
+              ck_upload(p->device, EK_F32, (const double[]){third, 1}, CK_SHAPE(1, 2)));
       ck_ok(ek_pass_open(&pass, replica, NULL));
-      ck_ok(ek_pass_run_forward(&y, pass, &x));
-      ck_ok(ek_pass_run_backward(&dx, pass, &y));
+      CK_SCOPED(ek_tensor, y, ek_pass_run_forward(&y, pass, &x));
+      CK_SCOPED(ek_tensor, dx, ek_pass_run_backward(&dx, pass, &y));
       const bool rounded = kept[1] == ck_round_to(EK_BF16, kept[1]); /* GELU(1) = 0.8411 */
       ck_assert_int_eq(rounded, asked == 0);
-      ek_tensor_free(&x);
-      ek_tensor_free(&y);
-      ek_tensor_free(&dx);
     }
     ek_pass_free(pass);
     ek_replica_free(replica);
@@ -428,13 +397,11 @@ CK_TEST(a_container_asks_for_f32) {
 
 /* Forward and backward of a module on 4 rows of 3, which it takes over; the first failure. */
 static ek_status run_alone(ek_module *module) {
-  ek_group *group = ck_open("cpu:1", 1);
+  CK_HELD(ek_group *, group, ck_open("cpu:1", 1));
   ek_device *device = ek_group_device(group, 0);
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
   ek_tensor x = ck_upload(device, EK_F32, (const double[12]){1, 2, 3}, CK_SHAPE(4, 3)), y = {0};
-  ck_ok(ek_replica_open(&replica, device, module, NULL));
-  ck_ok(ek_pass_open(&pass, replica, NULL));
+  CK_GOT(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
+  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
   ek_status status = ek_pass_run_forward(&y, pass, &x);
   if (status == EK_OK) status = ek_pass_run_backward(NULL, pass, &y);
   ek_tensor_free(&x);
@@ -443,7 +410,6 @@ static ek_status run_alone(ek_module *module) {
   ek_replica_free(replica);
   ek_module_free(module);
   ck_no_memory_held(group);
-  ek_group_free(group);
   return status;
 }
 
@@ -461,18 +427,15 @@ CK_LOOP(misuse, 6) {
       {CK_RERUN_IN_BF16, EK_ERR_UNSUPPORTED, "a child runs in f32 or f64, not in bf16"},
       {CK_RERUN_IN_F64, EK_ERR_TYPE, "input number 0 is f32, but the module runs in f64"},
   };
-  ek_module *mlp = NULL, *module = NULL;
-  ck_ok(create_mlp(&mlp));
-  ck_ok(ck_rerun_create_wrong(&module, mlp, wrong[_i].flaw));
-  ek_module_free(mlp);
+  CK_SCOPED(ek_module *, mlp, create_mlp(&mlp));
+  CK_GOT(ek_module *, module, ck_rerun_create_wrong(&module, mlp, wrong[_i].flaw));
   ck_fails(run_alone(module), wrong[_i].status, wrong[_i].text);
 }
 
 /* A parameter has one type, and so has a module that computes in one alone. */
 CK_TEST(type_of_a_child) {
-  ek_module *child = NULL, *module = NULL;
-  ck_ok(ek_linear_create(&child, 3, 3, true));
-  ck_ok(widen(&module, child));
+  CK_GOT(ek_module *, child, ek_linear_create(&child, 3, 3, true));
+  CK_GOT(ek_module *, module, widen(&module, child));
   ck_fails(run_alone(module), EK_ERR_UNSUPPORTED, "weight is f32, but the module runs in f64");
   ck_ok(ek_activation_create(&child, EK_ACTIVATION_GELU));
   ek_module_ops single = *ek_module_table(child);

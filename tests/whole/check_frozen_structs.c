@@ -6,11 +6,6 @@
  * of 64-bit systems on which double and int64_t have an alignment of 8. Until the first release a
  * struct may change, and its line with it; afterwards what is new gets a struct of its own.
  */
-#include <stddef.h>
-#include <stdio.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ek_check.h"
 
 static void same(const char *name, const char *what, size_t got, size_t want) {

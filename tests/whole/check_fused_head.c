@@ -2,10 +2,6 @@
  * check_fused_head.c - a head and its loss in one (linear_cross_entropy.h), alone in a pass: exact
  * gradients of small whole numbers, wherever they are computed, and single losses.
  */
-#include <math.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ek_check.h"
 
 struct head {
@@ -30,14 +26,12 @@ static void head_close(struct head *h) {
 }
 
 static void set_parameter(const struct head *h, const char *name, const double *values) {
-  ek_parameter_info info;
-  ck_ok(ek_replica_find(&info, h->replica, name));
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, h->replica, name));
   ck_set(&info.value, values);
 }
 
 static void get_gradient(double *values, const struct head *h, const char *name) {
-  ek_parameter_info info;
-  ck_ok(ek_replica_find(&info, h->replica, name));
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, h->replica, name));
   ck_get(values, &info.gradient);
 }
 
@@ -78,11 +72,10 @@ CK_LOOP(small_whole_numbers, WAYS * CK_VARIANTS) {
     ek_tensor inputs[2] = {ck_upload(rig->device, rig->type, h, CK_SHAPE(ROWS, WIDTH)),
                            ck_upload(rig->device, EK_I32, t, CK_SHAPE(ROWS))};
     ek_tensor totals = {0}, gradients[2] = {{0}};
-    ek_pass *pass = NULL;
     ek_pass_options options = EK_PASS_OPTIONS_INIT;
     options.promise.gradient_now = way == BACKWARD ? 0 : 0.5;
     options.promise.overwrite_inputs = way == OVER;
-    ck_ok(ek_pass_open(&pass, head.replica, &options));
+    CK_GOT(ek_pass *, pass, ek_pass_open(&pass, head.replica, &options));
     ck_ok(ek_pass_run_forward(&totals, pass, inputs));
     ck_ok(ek_pass_run_backward(gradients, pass, &head.scales));
     double got[2], dw[COLUMNS * WIDTH], zeros[ROWS * WIDTH] = {0};
@@ -110,25 +103,23 @@ CK_LOOP(single_losses, CK_VARIANTS) {
   struct ck_rig *rig = ck_rig_variant(_i);
   ek_cross_entropy_options loss = EK_CROSS_ENTROPY_OPTIONS_INIT;
   ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
-  ek_criterion *criterion = NULL, *plain = NULL;
   loss.reduction = EK_REDUCTION_NONE;
   loss.label_smoothing = 0.25;
   o.loss = &loss;
   o.bias = true;
   o.logits_bytes = 3 * CLASSES * ek_type_size(rig->type);
-  ck_ok(ek_linear_cross_entropy_create(&criterion, WIDTH, CLASSES, &o));
-  ck_ok(ek_cross_entropy_create(&plain, &loss));
+  CK_GOT(ek_criterion *, criterion, ek_linear_cross_entropy_create(&criterion, WIDTH, CLASSES, &o));
+  CK_GOT(ek_criterion *, plain, ek_cross_entropy_create(&plain, &loss));
   struct head head = head_open(rig, criterion);
   const double *h = ck_values(rig, ROWS * WIDTH, -1, 1),
                *t = ck_integers(rig, ROWS, 0, CLASSES - 1);
   ek_tensor inputs[2] = {*ck_tensor(rig, h, CK_SHAPE(2, 4, WIDTH)),
                          *ck_tensor_of(rig, EK_I32, t, CK_SHAPE(2, 4))};
   const ek_tensor factors = *ck_tensor(rig, ck_values(rig, ROWS, -1, 1), CK_SHAPE(2, 4));
-  ek_pass *pass = NULL;
   ek_tensor logits[2] = {{0}}, results[2] = {{0}}, gradients[2] = {{0}};
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.promise.gradient_now = 3; /* not for single losses */
-  ck_ok(ek_pass_open(&pass, head.replica, &options));
+  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, head.replica, &options));
   ck_ok(ek_pass_run_forward(results, pass, inputs));
   ck_assert_int_eq(results[1].rank, 2);
   const ek_tensor given[] = {head.scales, factors};
@@ -143,10 +134,9 @@ CK_LOOP(single_losses, CK_VARIANTS) {
   ek_pass_free(pass);
 
   /* The same, apart. */
-  ek_replica *other = NULL;
   ek_replica_options how = EK_REPLICA_OPTIONS_INIT;
   how.type = rig->type;
-  ck_ok(ek_replica_open(&other, rig->device, &plain->base, &how));
+  CK_GOT(ek_replica *, other, ek_replica_open(&other, rig->device, &plain->base, &how));
   ek_tensor apart_inputs[2] = {logits[0], inputs[1]}, losses[2] = {{0}}, dlogits[2] = {{0}};
   ck_ok(ek_pass_open(&pass, other, NULL));
   ck_ok(ek_pass_run_forward(losses, pass, apart_inputs));

@@ -2,12 +2,6 @@
  * check_fused_loss.c - a GPT with a fused loss against one without: the same training, the same
  * names, the same logits, and a part of the memory. In a trainer it is one option and no criterion.
  */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_gpt.h"
 #include "ck_training.h"
 
@@ -79,8 +73,7 @@ static void batch_make(struct batch *b, int64_t samples, uint64_t number) {
 }
 
 static int64_t read_parameter(double *values, const struct run *r, const char *name) {
-  ek_state_info info;
-  ck_ok(ek_state_find(&info, ek_trainer_model(r->trainer), name));
+  CK_GOT(ek_state_info, info, ek_state_find(&info, ek_trainer_model(r->trainer), name));
   info.like.data = values;
   ck_ok(ek_state_read(&info.like, ek_trainer_model(r->trainer), name));
   return ek_tensor_count(&info.like);
@@ -131,15 +124,12 @@ CK_LOOP(the_same_logits, SETTINGS) {
   batch_make(&b, 7, 9);
   for (int fused = 0; fused < 2; fused++) {
     struct run r;
-    ek_shards outputs = {0};
-    ek_tensor host;
     const int64_t shape[] = {7, SEQUENCE, VOCABULARY};
     open_run(&r, s, "cpu:3", EK_MODE_REPLICATED, fused == 1);
-    ck_ok(ek_trainer_predict(&outputs, r.trainer, &b.input, 1));
-    ck_ok(ek_tensor_host(&host, logits[fused], EK_F64, 3, shape));
+    CK_GOT(ek_shards, outputs, ek_trainer_predict(&outputs, r.trainer, &b.input, 1));
+    CK_GOT(ek_tensor, host, ek_tensor_host(&host, logits[fused], EK_F64, 3, shape));
     ck_ok(ek_gather_host(&host, &outputs));
-    ek_memory_usage usage;
-    ck_ok(ck_memory_stats(&usage, ek_group_device(r.group, 0)));
+    CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, ek_group_device(r.group, 0)));
     ck_assert_uint_ge(usage.current[EK_MEMORY_OUTPUTS], 3 * SEQUENCE * VOCABULARY * 8);
     ek_shards_free(&outputs);
     close_run(&r);
@@ -227,13 +217,12 @@ CK_LOOP(the_same_names, SETTINGS) {
   const ek_replica *b = ek_data_parallel_model_replica(ek_trainer_model(r[1].trainer), 0);
   size_t buffers = 0;
   for (size_t i = 0; i < ek_replica_parameter_count(b); i++) {
-    ek_parameter_info one, other;
-    ck_ok(ek_replica_parameter(&one, b, i));
+    CK_GOT(ek_parameter_info, one, ek_replica_parameter(&one, b, i));
     if (one.buffer) {
       buffers++;
       continue;
     }
-    ck_ok(ek_replica_find(&other, a, one.name));
+    CK_GOT(ek_parameter_info, other, ek_replica_find(&other, a, one.name));
     ck_assert_int_eq(one.offset, other.offset);
     ck_assert(one.no_decay == other.no_decay);
   }
@@ -248,19 +237,16 @@ CK_TEST(refused) {
   ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
   ek_module *module = NULL;
   gpt.vocabulary = VOCABULARY;
-  gpt.loss = &loss;
-  ck_fails(ek_gpt_create(&module, &gpt), EK_ERR_INVALID_ARGUMENT, "the loss is not fused");
+  ck_bad(gpt, loss, &loss, ek_gpt_create(&module, &gpt), "the loss is not fused");
   gpt.fused_loss = true;
-  gpt.logits_bytes = 0;
-  ck_fails(ek_gpt_create(&module, &gpt), EK_ERR_INVALID_ARGUMENT, "logits_bytes is 0");
-  gpt.logits_bytes = 1;
+  ck_bad(gpt, logits_bytes, 0, ek_gpt_create(&module, &gpt), "logits_bytes is 0");
   gpt.loss = &bad;
   bad.reduction = EK_REDUCTION_NONE;
-  ck_fails(ek_gpt_create(&module, &gpt), EK_ERR_INVALID_ARGUMENT, "reduction none");
+  ck_invalid(ek_gpt_create(&module, &gpt), "reduction none");
   bad = loss;
   bad.class_weights = &nan_weight;
   bad.classes = 1;
-  ck_fails(ek_gpt_create(&module, &gpt), EK_ERR_INVALID_ARGUMENT, "class_weights[0]");
+  ck_invalid(ek_gpt_create(&module, &gpt), "class_weights[0]");
   ck_assert_ptr_null(module);
   gpt.loss = &loss;
   ek_status status = EK_ERR_OUT_OF_MEMORY;
@@ -279,8 +265,8 @@ CK_TEST(refused) {
   open_run(&r, &settings[0], "plan:1", EK_MODE_REPLICATED, true);
   CK_OPENED(ek_criterion *, criterion, ek_cross_entropy_create(&criterion, NULL));
   CK_OPENED(ek_optimizer *, rule, ek_adamw_create(&rule, NULL));
-  ck_fails(ek_trainer_open(&trainer, "plan:1", r.setup.module, criterion, rule, NULL),
-           EK_ERR_INVALID_ARGUMENT, "computes its loss itself");
+  ck_invalid(ek_trainer_open(&trainer, "plan:1", r.setup.module, criterion, rule, NULL),
+             "computes its loss itself");
 }
 
 CK_SUITE("fused_loss")

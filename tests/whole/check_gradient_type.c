@@ -5,12 +5,6 @@
  * docs/numerics.md derives, and modules see f32. That placements agree and plans are exact is in
  * check_precision.c.
  */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_probe.h"
 #include "ck_rule.h"
 #include "ck_training.h"
@@ -45,9 +39,8 @@ static struct ck_setup setup_of(int number, const char *workload, const char *sp
  * one. */
 static double *gradients_of(const struct ck_setup *setup, int64_t first, int64_t middle,
                             int64_t last, int64_t *count) {
-  struct ck_training t;
   struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 5);
-  ck_training_open(&t, setup);
+  struct ck_training t = ck_training_opened(setup);
   if (middle > first) {
     const struct ck_batch before = ck_batch_samples(&batch, first, middle - first);
     ck_ok(ck_training_backward(&t, &before, NULL, true, NULL));
@@ -143,13 +136,11 @@ CK_LOOP(micro_batches_add_up, ck_if_halves(CASES)) {
 /* ---- training ---- */
 
 static double *trained(const struct ck_setup *setup, int64_t *count) {
-  struct ck_training t;
-  ek_group *group = NULL;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.threads_per_device = 1;
   options.deterministic = true;
-  ck_ok(ek_group_open(&group, ck_spec(setup->spec), &options));
-  ck_ok(ck_training_try(&t, setup, ck_keep(group)));
+  CK_GOT(ek_group *, group, ek_group_open(&group, ck_spec(setup->spec), &options));
+  CK_GOT(struct ck_training, t, ck_training_try(&t, setup, ck_keep(group)));
   for (uint64_t step = 0; step < 2; step++) {
     struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 20 + step);
     ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
@@ -229,30 +220,24 @@ static ek_status give_up(ek_pass *pass, const ek_tensor *dy) {
 
 static ek_status run_probe(struct ck_probe *p, ek_replica *replica, bool accumulate) {
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  ek_pass *pass = NULL;
-  ek_tensor y = {0};
   options.accumulate = accumulate;
-  ck_ok(ek_pass_open(&pass, replica, &options));
-  ck_ok(ek_pass_run_forward(&y, pass, &p->x));
+  CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, replica, &options));
+  CK_SCOPED(ek_tensor, y, ek_pass_run_forward(&y, pass, &p->x));
   const ek_status status = ek_pass_run_backward(NULL, pass, &y);
-  ek_tensor_free(&y);
-  ek_pass_free(pass);
   return status;
 }
 
 CK_LOOP(modules_see_f32, ck_if_halves(1)) {
   struct ck_probe *p = ck_probe_open(NULL, add_often);
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  ek_replica *replica = NULL;
   ek_parameter_info a, b;
-  ek_memory_usage before, after;
   double got[2];
   options.gradient_type = EK_BF16;
-  ck_ok(ek_replica_open(&replica, p->device, &p->probe->base, &options));
+  CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, p->device, &p->probe->base, &options));
   ck_ok(ek_replica_find(&a, replica, "a"));
   ck_ok(ek_replica_find(&b, replica, "b"));
   ck_assert_int_eq(a.gradient.type, EK_BF16);
-  ck_ok(ek_memory_stats(&before, p->device));
+  CK_GOT(ek_memory_usage, before, ek_memory_stats(&before, p->device));
   ck_ok(run_probe(p, replica, false));
   ck_get(got, &a.gradient);
   ck_same_bits("a", got, (const double[]){1 + 0x1p-6, 1 + 0x1p-6}, 2);
@@ -264,9 +249,8 @@ CK_LOOP(modules_see_f32, ck_if_halves(1)) {
   ck_same_bits("a", got, (const double[]){1 + 0x1p-6, 1 + 0x3p-7}, 2);
   p->probe->backward = give_up;
   ck_fails(run_probe(p, replica, true), EK_ERR_STATE, "enough");
-  ck_ok(ek_memory_stats(&after, p->device));
+  CK_GOT(ek_memory_usage, after, ek_memory_stats(&after, p->device));
   ck_assert_uint_eq(after.current[EK_MEMORY_GRADIENTS], before.current[EK_MEMORY_GRADIENTS]);
-  ek_replica_free(replica);
 }
 
 /* ---- f16 wants a loss scale ---- */
@@ -275,7 +259,6 @@ CK_LOOP(modules_see_f32, ck_if_halves(1)) {
  * devices. */
 CK_LOOP(an_overflow_of_the_rounding_is_found, ck_if_halves(CK_PLACEMENTS)) {
   struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
-  struct ck_training t;
   ek_step_result result;
   setup.options.precision = EK_PRECISION_F32;
   setup.options.gradient_type = EK_F16;
@@ -285,7 +268,7 @@ CK_LOOP(an_overflow_of_the_rounding_is_found, ck_if_halves(CK_PLACEMENTS)) {
                                             .backoff = 0.5,
                                             .interval = 2000};
   int64_t count = 0;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, 5);
   double *before = ck_training_read(&t, CK_VALUES, &count);
   ck_ok(ck_training_step(&t, &batch, &result));
@@ -304,7 +287,7 @@ CK_LOOP(f16_has_a_loss_scale_by_default, ck_if_halves(1)) {
     setup.options.precision = pairs[i].precision;
     setup.options.gradient_type = pairs[i].gradients;
     setup.optimizer = ck_clipped_adamw;
-    ck_training_open(&t, &setup);
+    t = ck_training_opened(&setup);
     const double scale = ek_data_parallel_optimizer_loss_scale(t.optimizer);
     ck_assert_double_eq(scale, pairs[i].gradients == EK_F16 ? 0x1p16 : 1);
     ck_training_close(&t);
@@ -342,15 +325,14 @@ CK_TEST(what_makes_no_sense_is_refused) {
     setup.options.type = rows[i].type;
     setup.options.precision = (ek_precision)rows[i].precision;
     setup.options.gradient_type = rows[i].gradients;
-    ck_fails(ck_training_try(&t, &setup, group), EK_ERR_INVALID_ARGUMENT, rows[i].words);
+    ck_invalid(ck_training_try(&t, &setup, group), rows[i].words);
     ck_no_memory_held(group);
   }
   setup.options.type = EK_F32;
   setup.options.precision = EK_PRECISION_F32;
   setup.options.gradient_type = EK_BF16;
-  setup.optimizer = narrow;
-  ck_fails(ck_training_try(&t, &setup, group), EK_ERR_UNSUPPORTED,
-           (types & EK_TYPES_BF16) != 0 ? "narrow computes in f32, not in bf16" : "not in bf16");
+  ck_bad_with(EK_ERR_UNSUPPORTED, setup, optimizer, narrow, ck_training_try(&t, &setup, group),
+              (types & EK_TYPES_BF16) != 0 ? "narrow computes in f32, not in bf16" : "not in bf16");
 }
 
 CK_SUITE("gradient_type")

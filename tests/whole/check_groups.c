@@ -8,15 +8,7 @@
  * steps docs/numerics.md bounds the difference by t u (4 P + 88 lr / g): with t = 4, P = 2, lr =
  * 0.01 and gradients of 1e-3 and more it is 4e-13, and 1e-12 is asked for.
  */
-#include <math.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/adamw.h>
-#include <evenkeel/mean_squared_error.h>
-#include <evenkeel/pass.h>
-#include <evenkeel/sgd.h>
 
 #include "ck_mirror.h"
 #include "ck_rule.h"
@@ -45,7 +37,7 @@ struct stripes {
 
 static int next_all = -1; /* of the modules that are made */
 
-static ek_status stripes_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(stripes) {
   const int all = ((const struct stripes *)self)->all;
   for (int k = 0; k < STRIPES; k++) {
     ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
@@ -83,11 +75,9 @@ static ek_status factors(ek_pass *pass, double factor[N], const double *slope) {
   return EK_OK;
 }
 
-static ek_status stripes_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                 ek_tensor *outputs) {
+CK_FORWARD(stripes) {
   double factor[N] = {0};
   ek_tensor x = inputs[0];
-  (void)self;
   EK_TRY(factors(pass, factor, NULL));
   EK_TRY(ek_pass_output(&outputs[0], pass, x.type, 2, x.shape));
   struct ck_mirrors m;
@@ -99,11 +89,9 @@ static ek_status stripes_forward(const ek_module *self, ek_pass *pass, const ek_
   return ek_pass_save(pass, &inputs[0]);
 }
 
-static ek_status stripes_backward(const ek_module *self, ek_pass *pass,
-                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+CK_BACKWARD(stripes) {
   ek_tensor x = {0}, dy = grad_outputs[0];
   double slope[N] = {0}, factor[N] = {0};
-  (void)self;
   if (grad_inputs != NULL) return ek_error_set(EK_ERR_UNSUPPORTED, "stripes: only as the root");
   EK_TRY(ek_pass_take(&x, pass));
   struct ck_mirrors m;
@@ -188,8 +176,7 @@ static int64_t elements(struct element *of, const struct ck_training *t) {
   const ek_replica *replica = ek_data_parallel_model_replica(t->model, 0);
   int64_t count = 0;
   for (size_t k = 0; k < ek_replica_parameter_count(replica); k++) {
-    ek_parameter_info info;
-    ck_ok(ek_replica_parameter(&info, replica, k));
+    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, k));
     for (int64_t i = 0; i < ek_tensor_count(&info.value); i++) {
       ck_assert_int_lt(count, ELEMENTS);
       of[count++] = (struct element){info.no_decay, info.frozen};
@@ -225,8 +212,7 @@ static void one_step(struct ck_training *t, double m[ELEMENTS], double v[ELEMENT
     const double decay = of[i].no_decay ? 0 : chosen.decay;
     want[i] = updated(want[i], g[i] * fmin(clip, 1), decay, &m[i], &v[i], step);
   }
-  ek_step_result result;
-  ck_ok(ek_data_parallel_optimizer_step(&result, t->optimizer));
+  CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, t->optimizer));
   ck_assert_double_eq_tol(result.gradient_norm, norm, 1e-13 * norm);
   double *got = ck_training_read(t, CK_VALUES, NULL);
   for (int64_t i = 0; i < count; i++) {
@@ -246,9 +232,8 @@ static struct ck_setup setup_of(int placement, ek_type type) {
 CK_LOOP(updates_follow_the_groups, RULES * CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of(_i / RULES, EK_F64);
   double m[ELEMENTS] = {0}, v[ELEMENTS] = {0};
-  struct ck_training t;
   chosen = rules[_i % RULES];
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   for (int step = 1; step <= STEPS; step++) one_step(&t, m, v, step);
   if (setup.options.state != EK_STATE_MASTER) ck_training_replicas_agree(&t);
   /* Frozen parameters have no state: a, b, d and e are updated. */
@@ -268,9 +253,8 @@ CK_LOOP(without_decay_nothing_changes, 2 * CK_PLACEMENTS) {
   chosen = (struct rule){_i % 2 == 0, false, 0, 0};
   for (int k = 0; k < 2; k++) {
     const struct ck_setup setup = setup_of(_i / 2, EK_F32);
-    struct ck_training t;
     next_all = k == 0 ? PLAIN : NO_DECAY;
-    ck_training_open(&t, &setup);
+    struct ck_training t = ck_training_opened(&setup);
     next_all = -1;
     for (int step = 0; step < STEPS; step++) {
       struct ck_batch batch = ck_batch_make(&workload, EK_F32, SAMPLES, 0, (uint64_t)step);
@@ -284,11 +268,10 @@ CK_LOOP(without_decay_nothing_changes, 2 * CK_PLACEMENTS) {
 
 CK_LOOP(everything_frozen, CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of(_i, EK_F32);
-  struct ck_training t;
   ek_step_result result;
   chosen = rules[1];
   next_all = FROZEN;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   next_all = -1;
   struct ck_batch batch = ck_batch_make(&workload, EK_F32, SAMPLES, 0, 1);
   double *before = ck_training_read(&t, CK_VALUES, NULL);
@@ -311,23 +294,21 @@ CK_LOOP(frozen_in_16_bits, ck_if_halves(2 * CK_PLACEMENTS)) {
   struct ck_setup setup = setup_of(_i / 2, EK_F32);
   const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE};
   struct element of[ELEMENTS];
-  struct ck_training t;
   if (!ck_part(_i)) return;
   chosen = rules[1];
   setup.options.gradient_type = _i % 2 == 0 ? EK_BF16 : EK_F16;
   setup.options.precision = (ek_precision)setup.options.gradient_type;
   setup.loss_scale = &none;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   const int64_t count = elements(of, &t);
   double *before = ck_training_read(&t, CK_VALUES, NULL);
   for (int step = 1; step <= STEPS; step++) {
-    ek_step_result result;
     double square = 0;
     struct ck_batch batch = ck_batch_make(&workload, EK_F32, SAMPLES, 0, (uint64_t)step);
     ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
     double *g = ck_training_read(&t, CK_GRADIENTS, NULL);
     for (int64_t i = 0; i < count; i++) square += of[i].frozen ? 0 : g[i] * g[i];
-    ck_ok(ek_data_parallel_optimizer_step(&result, t.optimizer));
+    CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, t.optimizer));
     ck_assert_double_eq_tol(result.gradient_norm, sqrt(square), 0x1p-22 * sqrt(square));
     ck_training_copies_are_right(&t);
   }
@@ -358,8 +339,7 @@ CK_LOOP(few_calls, CK_PLACEMENTS) {
   ck_setup_place(&setup, _i);
   setup.options.bucket_bytes = 2048;
   setup.optimizer = count_create;
-  struct ck_training t;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
   atomic_store(&calls, 0);
   atomic_store(&without, 0);

@@ -7,12 +7,6 @@
  * the model predicts, and is near that of f32 with the same parameters; longer rows change no bit
  * (docs/numerics.md has the bounds).
  */
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_gpt.h"
 #include "ck_product.h"
 #include "ck_state.h"
@@ -81,8 +75,7 @@ static void take_steps(ek_trainer *trainer, int count) {
 
 /* The first VOCABULARY columns of what a batch gives, rows in the order of the batch. */
 static void predict(double *logits, ek_trainer *trainer, const struct batch *b) {
-  ek_shards out = {0};
-  ck_ok(ek_trainer_predict(&out, trainer, &b->input, 1));
+  CK_SCOPED(ek_shards, out, ek_trainer_predict(&out, trainer, &b->input, 1));
   for (size_t k = 0; k < out.count; k++) {
     const ek_tensor *part = &out.parts[k];
     if (!ek_tensor_exists(part) || ek_tensor_count(part) == 0) continue;
@@ -94,12 +87,10 @@ static void predict(double *logits, ek_trainer *trainer, const struct batch *b) 
       memcpy(logits, all + r * columns, VOCABULARY * sizeof *all);
     }
   }
-  ek_shards_free(&out);
 }
 
 static double evaluate(ek_trainer *trainer, const struct batch *b, double *weight) {
-  double loss = 0;
-  ck_ok(ek_trainer_evaluate(&loss, weight, trainer, &b->input, 1, &b->target, 1));
+  CK_GOT(double, loss, ek_trainer_evaluate(&loss, weight, trainer, &b->input, 1, &b->target, 1));
   return loss;
 }
 
@@ -153,7 +144,6 @@ CK_LOOP(an_evaluation_is_the_loss_of_a_step, ck_if_halves(CASES)) {
   for (int i = 0; i < 2; i++) {
     static double logits[LOGITS];
     struct batch b;
-    ek_step_result result;
     double weight = 0, bound = 0;
     const int64_t count = samples[i] * SEQUENCE * VOCABULARY;
     batch_make(&b, samples[i], 10);
@@ -165,7 +155,7 @@ CK_LOOP(an_evaluation_is_the_loss_of_a_step, ck_if_halves(CASES)) {
       bound += 4 * rounding_of(half_of(_i)) * largest(logits, count);
     }
     ck_assert_msg(fabs(loss - want) <= bound, "%.9g, expected %.9g +- %.3g", loss, want, bound);
-    ck_ok(ek_trainer_step(&result, trainer, &b.input, 1, &b.target, 1));
+    CK_GOT(ek_step_result, result, ek_trainer_step(&result, trainer, &b.input, 1, &b.target, 1));
     /* A GPU has another GELU for a pass without backward. */
     const double allowed =
         on_cpu() ? 0 : sqrt(2 / weight) * logits_bound(half_of(_i)) * distance(logits, NULL, count);
@@ -184,7 +174,6 @@ CK_LOOP(an_evaluation_is_near_that_of_f32, ck_if_halves(CASES)) {
   ek_trainer *wide = open_trainer(mode_of(_i), EK_F32, head_of(_i), 3);
   static double logits[LOGITS], exact[LOGITS];
   struct batch b;
-  ek_step_result result;
   double weight = 0, again = 0, bound = 0;
   take_steps(half, 2);
   struct ck_state state = ck_state_take(ek_trainer_model(half));
@@ -200,7 +189,7 @@ CK_LOOP(an_evaluation_is_near_that_of_f32, ck_if_halves(CASES)) {
   ck_assert_msg(fabs(got - want) <= bound, "%.9g, f32 has %.9g +- %.3g", got, want, bound);
   ck_assert_msg(got != want, "nothing was rounded");
   /* A step takes the batch in parts, whose products have other rows: off as much again. */
-  ck_ok(ek_trainer_step(&result, half, &b.input, 1, &b.target, 1));
+  CK_GOT(ek_step_result, result, ek_trainer_step(&result, half, &b.input, 1, &b.target, 1));
   ck_assert_msg(fabs(result.loss - got) <= 2 * bound, "%.9g in parts, else %.9g", result.loss, got);
   ck_assert_double_eq(result.weight, weight);
 }

@@ -4,13 +4,7 @@
  *
  * Everything here is exact: an undisturbed run has the same scale and makes the same steps.
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <evenkeel/evenkeel.h>
 
 #include "ck_folder.h"
 #include "ck_snapshot.h"
@@ -68,9 +62,8 @@ CK_LOOP(any_micro_batch_skips_the_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
   if (!ck_part(_i)) return;
   const struct ck_workload gpt = ck_spiked("gpt");
   const struct ck_setup setup = setup_of(&gpt, _i / HALVES, halves[_i % HALVES]);
-  struct ck_training disturbed, other;
-  ck_training_open(&disturbed, &setup);
-  ck_training_open(&other, &setup);
+  struct ck_training disturbed = ck_training_opened(&setup);
+  struct ck_training other = ck_training_opened(&setup);
   for (uint64_t s = 0; s < PARTS; s++) {
     ek_step_result result, want;
     /* Device 0 has rows of every micro-batch. */
@@ -106,9 +99,8 @@ CK_LOOP(state_in_the_middle_of_a_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(ck_workload("gpt"), _i / HALVES, halves[_i % HALVES]);
   setup.options.gradient_type = ek_precision_type(setup.options.precision);
-  struct ck_training disturbed, other, third;
-  ck_training_open(&disturbed, &setup);
-  ck_training_open(&other, &setup);
+  struct ck_training disturbed = ck_training_opened(&setup);
+  struct ck_training other = ck_training_opened(&setup);
   for (uint64_t s = 0; s < 2; s++) {
     go_back(&disturbed, 30 + s, true);
     touch_state(&disturbed);
@@ -128,7 +120,7 @@ CK_LOOP(state_in_the_middle_of_a_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
     same_copies(&disturbed, &other);
   }
   setup.options.seed++; /* which the state has, too */
-  ck_training_open(&third, &setup);
+  struct ck_training third = ck_training_opened(&setup);
   struct ck_state state = ck_state_take(disturbed.model);
   ck_ok(ck_state_put(third.model, &state));
   struct ck_training *both[] = {&third, &other};
@@ -150,7 +142,7 @@ CK_LOOP(a_refused_step_leaves_all, ck_if_halves(CK_MODES * HALVES)) {
   options.refuse_not_finite = true;
   options.loss_scale = &none;
   for (int k = 0; k < 2; k++) {
-    ck_training_open(&t[k], &setup);
+    t[k] = ck_training_opened(&setup);
     ck_training_update_with(&t[k], &options);
   }
   for (uint64_t s = 0; s < 2; s++) {
@@ -180,8 +172,7 @@ static void *retype(struct ck_batch *batch, ek_type type, const ek_device *devic
                              batch->input[0].shape);
   void *bytes = malloc(ek_tensor_bytes(&made) + 1);
   ck_assert_ptr_nonnull(bytes);
-  ek_tensor host;
-  ck_ok(ek_tensor_host(&host, bytes, type, made.rank, made.shape));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, bytes, type, made.rank, made.shape));
   ck_ok(ek_tensor_copy(&host, &made));
   ek_tensor_free(&made);
   batch->input[0].type = type;
@@ -196,9 +187,8 @@ CK_LOOP(inputs_of_every_type, ck_if_halves(CK_MODES * 3)) {
   if (!ck_part(_i)) return;
   const ek_type precision = _i % 3 == 2 ? EK_F32 : halves[_i % 3];
   const struct ck_setup setup = setup_of(ck_workload("mlp"), _i / 3, precision);
-  struct ck_training t, other;
-  ck_training_open(&t, &setup);
-  ck_training_open(&other, &setup);
+  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training other = ck_training_opened(&setup);
   for (int k = 0; k < 4; k++) {
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, 3), same = batch;
     void *kept = retype(&batch, types[k], ek_group_device(t.group, 0));
@@ -275,20 +265,18 @@ CK_LOOP(weights_in_halves, ck_if_halves(CK_MODES * HALVES)) {
   const ek_type type = halves[_i % HALVES];
   const struct ck_setup setup = setup_of(ck_workload("gpt"), _i / HALVES, halves[_i / 2 % HALVES]);
   struct ck_setup from = setup;
-  struct ck_training source, t;
   int64_t count = 0;
   from.options.precision = EK_PRECISION_F32;
   from.options.seed = 99;
-  ck_training_open(&source, &from);
-  ck_training_open(&t, &setup);
+  struct ck_training source = ck_training_opened(&from);
+  struct ck_training t = ck_training_opened(&setup);
   if (!ck_no_files(write_halves(&source, type))) {
     ck_ok(ek_weights_load(t.model, path, NULL));
     double *got = ck_training_read(&t, CK_VALUES, &count);
     double *want = ck_training_read(&source, CK_VALUES, &count);
     for (int64_t i = 0; i < count; i++) want[i] = ck_round_to(type, want[i]);
     ck_same_bits("masters", got, want, count);
-    struct ck_training other;
-    ck_training_open(&other, &setup);
+    struct ck_training other = ck_training_opened(&setup);
     struct ck_state state = ck_state_take(t.model);
     ck_ok(ck_state_put(other.model, &state));
     same_copies(&t, &other);

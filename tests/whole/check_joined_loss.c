@@ -2,10 +2,6 @@
  * check_joined_loss.c - a model and its loss as one module (with_criterion.h): predictions and ties
  * that do not fit.
  */
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_biased.h"
 #include "ck_workload.h"
 #include "ek_check.h"
@@ -13,8 +9,7 @@
 enum { IN = 3, OUT = CK_BIASED_COLUMNS };
 
 static ek_module *linear(void) {
-  ek_module *module = NULL;
-  ck_ok(ek_linear_create(&module, IN, OUT, true));
+  CK_GOT(ek_module *, module, ek_linear_create(&module, IN, OUT, true));
   return module;
 }
 
@@ -34,16 +29,15 @@ CK_TEST(predictions_that_do_not_fit) {
   ek_module *whole = ck_together(linear(), silent), *plain = ck_together(linear(), ck_biased());
   ek_group *group = ck_open("cpu:1", 1);
   ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
   ek_tensor y = {0}, x = ck_upload(ek_group_device(group, 0), EK_F32, NULL, CK_SHAPE(2, IN));
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   criterion->base.private_members.predictions = 1; /* without the slot */
-  ck_fails(ek_replica_open(&replica, ek_group_device(group, 0), &criterion->base, NULL),
-           EK_ERR_INVALID_ARGUMENT, "0 to 0 predictions, not 1");
+  ck_invalid(ek_replica_open(&replica, ek_group_device(group, 0), &criterion->base, NULL),
+             "0 to 0 predictions, not 1");
   criterion->base.private_members.predictions = 0;
   ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), &criterion->base, NULL));
   options.gradient = false;
-  ck_ok(ek_pass_open(&pass, replica, &options));
+  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, &options));
   ck_fails(ek_pass_run_predict(&y, pass, &x), EK_ERR_UNSUPPORTED, "biased has no predictions");
   ek_pass_free(pass);
   ek_replica_free(replica);
@@ -79,18 +73,13 @@ CK_TEST(ties_that_do_not_fit) {
   ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
   ek_group *group = ck_open("plan:1", 1);
   ek_replica *replica = NULL;
-  ek_parameter_info one, other;
   memset(longer, 'x', sizeof longer - 1);
-  o.source = "bias";
-  ck_fails(ek_with_criterion_create_with(&module, model, criterion, &o), EK_ERR_INVALID_ARGUMENT,
-           "both options");
-  o.source = NULL;
+  ck_bad(o, source, "bias", ek_with_criterion_create_with(&module, model, criterion, &o),
+         "both options");
   o.tied = "bias";
-  ck_fails(ek_with_criterion_create_with(&module, model, criterion, &o), EK_ERR_INVALID_ARGUMENT,
-           "both options");
+  ck_invalid(ek_with_criterion_create_with(&module, model, criterion, &o), "both options");
   o.source = longer;
-  ck_fails(ek_with_criterion_create_with(&module, model, criterion, &o), EK_ERR_INVALID_ARGUMENT,
-           "is too long");
+  ck_invalid(ek_with_criterion_create_with(&module, model, criterion, &o), "is too long");
   o.source = "nobody";
   ck_ok(ek_with_criterion_create_with(&module, model, criterion, &o));
   ck_fails(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL), EK_ERR_NOT_FOUND,
@@ -103,8 +92,8 @@ CK_TEST(ties_that_do_not_fit) {
   memset(name, 0, sizeof name);
   memset(source, 0, sizeof source);
   ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
-  ck_ok(ek_replica_find(&one, replica, "bias"));
-  ck_ok(ek_replica_find(&other, replica, "loss.bias"));
+  CK_GOT(ek_parameter_info, one, ek_replica_find(&one, replica, "bias"));
+  CK_GOT(ek_parameter_info, other, ek_replica_find(&other, replica, "loss.bias"));
   ck_assert_int_eq(one.offset, other.offset);
   ek_replica_free(replica);
   ek_module_free(module);

@@ -2,8 +2,6 @@
  * check_keep.c - the list of what a test keeps (ck_keep.h): the order in which it is freed, and what
  * a test frees itself.
  */
-#include <evenkeel/linear.h>
-
 #include "ek_check.h"
 
 static int order[8], released;

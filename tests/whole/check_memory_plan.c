@@ -4,12 +4,6 @@
  * For each workload and placement: the peak of `plan` is the peak of `cpu`, in total and by
  * category; a run passes with a capacity equal to its peak and fails with 256 bytes less.
  */
-#include <inttypes.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_training.h"
 
 enum { DEVICES = 3, STEPS = 2, CASES = CK_WORKLOADS * CK_PLACEMENTS };
@@ -79,14 +73,13 @@ CK_LOOP(capacity_is_exact, CASES) {
         char spec[64];
         snprintf(spec, sizeof spec, "%s:3@%" PRIu64 "B", backends[backend],
                  peak - (less == 0 ? 0 : EK_MEMORY_UNIT));
-        ek_group *group = ck_open(spec, 1);
+        CK_HELD(ek_group *, group, ck_open(spec, 1));
         if (less == 0) {
           ck_ok(train(&setup, group, &batch));
         } else {
           ck_fails(train(&setup, group, &batch), EK_ERR_OUT_OF_MEMORY, "replica ");
         }
         ck_no_memory_held(group);
-        ek_group_free(group);
       }
     }
   }
@@ -97,8 +90,7 @@ CK_LOOP(peak_is_reached_at_once, CASES) {
   if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of(_i, false, EK_F32);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 8, 0.2, 6);
-  struct ck_training training;
-  ck_training_open(&training, &setup);
+  struct ck_training training = ck_training_opened(&setup);
   ek_memory_usage early[DEVICES], late[DEVICES];
   for (int step = 0; step < 6; step++) {
     ck_ok(ck_training_step(&training, &batch, NULL));
@@ -115,8 +107,7 @@ CK_LOOP(peak_is_reached_at_once, CASES) {
 CK_TEST(sharded_state_is_even) {
   struct ck_setup setup = setup_of(CK_PLACEMENTS + 3, false, EK_F32); /* gpt, sharded */
   setup.options.bucket_bytes = 1 << 20;
-  struct ck_training training;
-  ck_training_open(&training, &setup);
+  struct ck_training training = ck_training_opened(&setup);
   uint64_t least = UINT64_MAX, most = 0;
   ek_memory_usage usage[DEVICES];
   ck_usages(usage, training.group);

@@ -5,10 +5,6 @@
  * The minimum is computed here from the shapes alone, and compared with the peaks of `plan`
  * devices, which other tests hold equal to real ones.
  */
-#include <check.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_gpt.h"
 #include "ck_training.h"
 
@@ -59,14 +55,13 @@ static void run_step(ek_group *group, const struct shape *s, ek_mode mode) {
   const ek_gpt_options gpt =
       ck_gpt_sizes(s->vocabulary, s->sequence, s->width, s->layers, s->heads);
   struct ck_setup setup = ck_setup_gpt(&gpt, NULL, NULL, mode);
-  struct ck_training t;
   struct ck_batch batch = {.samples = s->batch, .inputs = 1, .targets = 1};
   const int64_t shape[] = {s->batch, s->sequence};
   static int32_t nothing[1]; /* `plan` reads no memory */
   setup.keep_outputs = s->keep_outputs;
   ck_ok(ek_tensor_host(&batch.input[0], nothing, EK_I32, 2, shape));
   batch.target[0] = batch.input[0];
-  ck_ok(ck_training_try(&t, &setup, group));
+  CK_GOT(struct ck_training, t, ck_training_try(&t, &setup, group));
   for (int step = 0; step < 2; step++) ck_ok(ck_training_step(&t, &batch, NULL));
 }
 
@@ -77,8 +72,7 @@ CK_LOOP(test_peak_is_near_the_minimum, 4 * sizeof shapes / sizeof shapes[0]) {
   run_step(group, s, mode);
   double most = 0, sum = 0;
   for (size_t k = 0; k < DEVICES; k++) {
-    ek_memory_usage usage;
-    ck_ok(ck_memory_stats(&usage, ek_group_device(group, k)));
+    CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, ek_group_device(group, k)));
     const double peak = (double)usage.peak_bytes, minimum = minimum_of(s, mode, k);
     ck_assert_msg(peak >= minimum, "%s device %zu: peak %.0f is below the minimum %.0f",
                   ek_mode_name(mode), k, peak, minimum);

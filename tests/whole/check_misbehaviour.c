@@ -5,12 +5,6 @@
  * the message names the module by path and kind, once. The step that met it is lost and nothing
  * else: afterwards training goes on as if it had never been.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_training.h"
 
 enum { SAMPLES = 5, WIDTH = 4 }; /* 3 and 2 samples on two devices */
@@ -85,8 +79,7 @@ static ek_status leak(ek_pass *pass) {
   return ek_pass_workspace(&leaked[ek_device_index(ek_pass_device(pass))], pass, EK_F32, 1, shape);
 }
 
-static ek_status fiend_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
+CK_FORWARD(fiend) {
   const ek_tensor *x = &inputs[0];
   ek_tensor taken = {0};
   const int64_t fewer[] = {x->shape[0] - 1, WIDTH}, none[] = {0, WIDTH};
@@ -142,8 +135,7 @@ static ek_status fiend_forward(const ek_module *self, ek_pass *pass, const ek_te
   return ek_tensor_share(&outputs[0], x);
 }
 
-static ek_status fiend_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
+CK_BACKWARD(fiend) {
   const ek_tensor *dy = &grad_outputs[0];
   const enum fault fault = fault_of(self, pass);
   const int takes = fault == TAKES_TOO_LITTLE ? 1 : fault == TAKES_TOO_MUCH ? 3 : 2;
@@ -199,19 +191,14 @@ struct bench {
 
 /* linear, {fiend}, linear: the fiend is "1.0". Or nothing but the fiend. */
 static ek_module *surround(ek_module *fiend) {
-  ek_module *first = NULL, *inner = NULL, *last = NULL, *whole = NULL;
-  ck_ok(ek_linear_create(&first, WIDTH, WIDTH, true));
-  ck_ok(ek_linear_create(&last, WIDTH, WIDTH, true));
-  ck_ok(ek_sequential_create(&inner, &fiend, 1));
-  ck_ok(ek_sequential_create(&whole, (ek_module *[]){first, inner, last}, 3));
-  ek_module_free(first);
-  ek_module_free(inner);
-  ek_module_free(last);
+  CK_SCOPED(ek_module *, first, ek_linear_create(&first, WIDTH, WIDTH, true));
+  CK_SCOPED(ek_module *, last, ek_linear_create(&last, WIDTH, WIDTH, true));
+  CK_SCOPED(ek_module *, inner, ek_sequential_create(&inner, &fiend, 1));
+  CK_GOT(ek_module *, whole, ek_sequential_create(&whole, (ek_module *[]){first, inner, last}, 3));
   return whole;
 }
 
 static void bench_open(struct bench *b, ek_mode mode, bool surrounded) {
-  ek_criterion *loss = NULL;
   struct ck_random random = ck_random_start(1);
   for (int i = 0; i < SAMPLES * WIDTH; i++) {
     b->x[i] = (float)ck_random_integer(&random, -3, 3);
@@ -219,11 +206,11 @@ static void bench_open(struct bench *b, ek_mode mode, bool surrounded) {
   }
   b->fiend = fiend_create();
   ck_keep(&b->fiend->base);
-  ck_ok(ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
+  CK_GOT(ek_criterion *, loss, ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
   const struct ck_setup setup =
       ck_setup_own(surrounded ? surround(&b->fiend->base) : ek_module_share(&b->fiend->base), loss,
                    "cpu:2", mode);
-  ck_training_open(&b->training, &setup);
+  b->training = ck_training_opened(&setup);
 }
 
 static ek_status step(struct bench *b, double *loss) {
@@ -359,15 +346,14 @@ CK_TEST(a_root_without_gradient_may_give_integers) {
   bench_open(&b, EK_MODE_REPLICATED, false);
   const int64_t shape[] = {SAMPLES, WIDTH};
   ek_tensor x;
-  ek_shards outputs = {0};
   ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
   options.gradient = false;
   b.fiend->fault = INTEGERS;
   b.fiend->device = SIZE_MAX;
   ck_ok(ek_tensor_host(&x, b.x, EK_F32, 2, shape));
-  ck_ok(ek_data_parallel_model_forward(&outputs, b.training.model, &x, 1, &options));
+  CK_OPENED(ek_shards, outputs,
+            ek_data_parallel_model_forward(&outputs, b.training.model, &x, 1, &options));
   ck_assert_int_eq(outputs.parts[1].type, EK_I32);
-  ek_shards_free(&outputs);
 }
 
 /* The device is full within a module: its path is named, and the device once. */
@@ -415,12 +401,11 @@ struct parent {
   struct fiend *child;
 };
 
-static ek_status parent_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(parent) {
   return ek_declare_module(declaration, "child", &((const struct parent *)self)->child->base);
 }
 
-static ek_status parent_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                ek_tensor *outputs) {
+CK_FORWARD(parent) {
   const struct parent *p = (const struct parent *)self;
   ek_tensor other = {0};
   if (p->fault == PARENT_HOST_INPUT) {
@@ -437,8 +422,7 @@ static ek_status parent_forward(const ek_module *self, ek_pass *pass, const ek_t
   return p->fault == PARENT_SAVES_AFTER ? ek_pass_save(pass, &outputs[0]) : EK_OK;
 }
 
-static ek_status parent_backward(const ek_module *self, ek_pass *pass,
-                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+CK_BACKWARD(parent) {
   const struct parent *p = (const struct parent *)self;
   ek_tensor other = {0}, taken = {0};
   if (p->fault == PARENT_SKIPS_CHILD) return ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
@@ -462,11 +446,9 @@ CK_MODULE_OPS_WITH(parent, .parameters = parent_parameters, .types = EK_TYPES_F3
 /* A forward and a backward by hand of {parent {child}}; what the one that fails says. */
 static ek_status run_parent(struct parent *p, ek_device *device) {
   ek_module *root = NULL, *module = &p->base;
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
   ck_ok(ek_sequential_create(&root, &module, 1));
-  ck_ok(ek_replica_open(&replica, device, root, NULL));
-  ck_ok(ek_pass_open(&pass, replica, NULL));
+  CK_GOT(ek_replica *, replica, ek_replica_open(&replica, device, root, NULL));
+  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
   ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(3, WIDTH)), y = {0}, dx = {0};
   ek_status status = ek_pass_run_forward(&y, pass, &x);
   if (status == EK_OK) status = ek_pass_run_backward(&dx, pass, &x);

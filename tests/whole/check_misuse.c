@@ -5,11 +5,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
-
-#include <evenkeel/evenkeel.h>
 
 #include "ck_training.h"
 
@@ -30,17 +26,15 @@ CK_LOOP(a_group_is_closed_last, 2) {
   const char *name = _i == 0 ? "cpu:1" : "plan:1";
   const int64_t count = 1000;
   ek_tensor tensor = {0}, empty = {0};
-  ek_event *event = NULL;
-  ek_communicator *communicator = NULL;
   ck_ok(ek_tensor_create(&tensor, device, EK_MEMORY_INPUTS, EK_F32, 1, &count));
   ck_ok(ek_tensor_create(&empty, device, EK_MEMORY_INPUTS, EK_F32, 1, &(int64_t){0}));
   refuses(group, name);
   refuses(group, "inputs 4.00 KiB");
   ek_tensor_free(&tensor);
-  ck_ok(ek_event_create(&event, device));
+  CK_GOT(ek_event *, event, ek_event_create(&event, device));
   refuses(group, "event");
   ek_event_free(event);
-  ck_ok(ek_communicator_open(&communicator, group));
+  CK_GOT(ek_communicator *, communicator, ek_communicator_open(&communicator, group));
   refuses(group, "communicator");
   ek_communicator_free(communicator);
   ck_ok(ek_group_close(group));
@@ -48,11 +42,10 @@ CK_LOOP(a_group_is_closed_last, 2) {
 }
 
 CK_LOOP(a_model_keeps_its_group, CK_MODES) {
-  struct ck_training training;
   const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", (ek_mode)_i);
   ek_group *group = ck_open(setup.spec, 1);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0.2, 1);
-  ck_ok(ck_training_try(&training, &setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
   ck_ok(ck_training_step(&training, &batch, NULL));
   refuses(group, "ek_group_close: ");
   ck_ok(ck_training_step(&training, &batch, NULL));
@@ -140,12 +133,11 @@ static void *intrude(void *argument) {
 CK_TEST(a_model_belongs_to_one_thread) {
   const struct timespec moment = {.tv_nsec = 1000000};
   const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
-  struct ck_training training;
   atomic_bool stop = false;
   atomic_int refused = 0;
   ek_group *group = ck_open(setup.spec, 1);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0.2, 1);
-  ck_ok(ck_training_try(&training, &setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
   struct intruder intruder = {&training, &batch, &stop, &refused};
   pthread_t threads[2];
   int started = 0;

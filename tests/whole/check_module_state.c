@@ -3,12 +3,6 @@
  * which order, and given to the right use of it.
  */
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/data_parallel_model.h>
-#include <evenkeel/pass.h>
-#include <evenkeel/sequential.h>
 
 #include "ek_check.h"
 
@@ -57,10 +51,8 @@ static void keeper_close(const ek_module *self, ek_device *device, void *state) 
   pthread_mutex_unlock(&m->mutex);
 }
 
-static ek_status keeper_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                ek_tensor *outputs) {
+CK_FORWARD(keeper) {
   struct state *s = ek_pass_state(pass);
-  (void)self;
   if (s->device != ek_pass_device(pass) || !pthread_equal(s->thread, pthread_self())) {
     return ek_error_set(EK_ERR_INTERNAL, "the state of another device");
   }
@@ -68,10 +60,8 @@ static ek_status keeper_forward(const ek_module *self, ek_pass *pass, const ek_t
   return ek_tensor_share(&outputs[0], &inputs[0]);
 }
 
-static ek_status keeper_backward(const ek_module *self, ek_pass *pass,
-                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+CK_BACKWARD(keeper) {
   struct state *s = ek_pass_state(pass);
-  (void)self;
   if (s->device != ek_pass_device(pass)) return EK_ERR_INTERNAL;
   s->backwards++;
   return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
@@ -92,10 +82,9 @@ static void keeper_init(struct keeper *m) {
 
 /* It three times, the last one deeper. */
 static ek_module *three_uses(struct keeper *m) {
-  ek_module *module = NULL, *inner = NULL;
-  ck_ok(ek_sequential_create(&inner, (ek_module *[]){&m->base}, 1));
+  ek_module *module = NULL;
+  CK_SCOPED(ek_module *, inner, ek_sequential_create(&inner, (ek_module *[]){&m->base}, 1));
   ck_ok(ek_sequential_create(&module, (ek_module *[]){&m->base, &m->base, inner}, 3));
-  ek_module_free(inner);
   return module;
 }
 
@@ -119,8 +108,7 @@ CK_TEST(each_use_has_a_state) {
   for (int r = 0; r < 2; r++) ck_ok(ek_replica_open(&replicas[r], device, module, NULL));
   ck_assert_int_eq(m.opened, 6);
   ek_tensor x = ck_upload(device, EK_F32, (const double[]){1, 2}, CK_SHAPE(1, 2)), y = {0};
-  ek_pass *pass = NULL;
-  ck_ok(ek_pass_open(&pass, replicas[1], NULL));
+  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replicas[1], NULL));
   ck_assert_ptr_null(ek_pass_state(pass)); /* of the sequential */
   ck_assert_ptr_null(ek_pass_state(NULL));
   ck_ok(ek_pass_run_forward(&y, pass, &x));
@@ -161,12 +149,9 @@ CK_LOOP(open_fails, 3) {
 
 static void forward_and_backward(ek_data_parallel_model *model) {
   float values[14] = {1, 2, 3};
-  ek_tensor x;
-  ek_shards y = {0};
-  ck_ok(ek_tensor_host(&x, values, EK_F32, 2, (const int64_t[]){7, 2}));
-  ck_ok(ek_data_parallel_model_forward(&y, model, &x, 1, NULL));
+  CK_GOT(ek_tensor, x, ek_tensor_host(&x, values, EK_F32, 2, (const int64_t[]){7, 2}));
+  CK_SCOPED(ek_shards, y, ek_data_parallel_model_forward(&y, model, &x, 1, NULL));
   ck_ok(ek_data_parallel_model_backward(model, &y, 1, NULL));
-  ek_shards_free(&y);
 }
 
 CK_TEST(on_the_workers) {
@@ -174,8 +159,7 @@ CK_TEST(on_the_workers) {
   keeper_init(&m);
   ek_module *module = three_uses(&m);
   ek_group *group = ck_open("cpu:3", 1);
-  ek_data_parallel_model *model = NULL;
-  ck_ok(ek_data_parallel_model_open(&model, group, module, NULL));
+  CK_GOT(ek_data_parallel_model *, model, ek_data_parallel_model_open(&model, group, module, NULL));
   ck_assert_int_eq(m.opened, 9);
   forward_and_backward(model);
   for (int i = 0; i < 9; i++) {

@@ -5,12 +5,7 @@
  * given to its function with its own size, with every size that is refused, and with every size
  * that an older program could have: then the bytes past that size are 0xFF, and must not be read.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <evenkeel/evenkeel.h>
 
 #include "ck_folder.h"
 #include "ek_check.h"
@@ -33,21 +28,15 @@ static void bench_open(struct bench *b) {
   const int64_t shape[] = {4, 2};
   memset(b, 0, sizeof *b);
   b->group = ck_open_exactly("plan:2", 1);
-  ck_ok(ek_linear_create(&b->module, 2, 2, true));
-  ck_keep(b->module);
-  ck_ok(ek_mean_squared_error_create(&b->loss, EK_REDUCTION_MEAN));
-  ck_keep(b->loss);
-  ck_ok(ek_sgd_create(&b->rule, NULL));
-  ck_keep(b->rule);
-  ck_ok(ek_data_parallel_model_open(&b->model, b->group, b->module, NULL));
-  ck_keep(b->model);
-  ck_ok(ek_data_parallel_criterion_open(&b->criterion, b->model, b->loss, NULL));
-  ck_keep(b->criterion);
-  ck_ok(ek_communicator_open(&b->communicator, b->group));
-  ck_keep(b->communicator);
+  ck_kept(ek_linear_create(&b->module, 2, 2, true), b->module);
+  ck_kept(ek_mean_squared_error_create(&b->loss, EK_REDUCTION_MEAN), b->loss);
+  ck_kept(ek_sgd_create(&b->rule, NULL), b->rule);
+  ck_kept(ek_data_parallel_model_open(&b->model, b->group, b->module, NULL), b->model);
+  ck_kept(ek_data_parallel_criterion_open(&b->criterion, b->model, b->loss, NULL), b->criterion);
+  ck_kept(ek_communicator_open(&b->communicator, b->group), b->communicator);
   for (size_t k = 0; k < 2; k++) {
-    ck_ok(ek_replica_open(&b->replicas[k], ek_group_device(b->group, k), b->module, NULL));
-    ck_keep(b->replicas[k]);
+    ck_kept(ek_replica_open(&b->replicas[k], ek_group_device(b->group, k), b->module, NULL),
+            b->replicas[k]);
   }
   ck_ok(ek_tensor_host(&b->input, b->x, EK_F32, 2, shape));
   ck_ok(ek_tensor_host(&b->target, b->y, EK_F32, 2, shape));
@@ -224,23 +213,20 @@ struct caller {
   ek_chain *chain; /* instead of the child alone */
 };
 
-static ek_status caller_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(caller) {
   const struct caller *m = (const struct caller *)self;
   EK_TRY(ek_declare_wrapped(declaration, m->child));
   return ek_declare_parameter_with(declaration, "unused", 0, NULL, ek_initializer_zeros(),
                                    m->parameter_options);
 }
 
-static ek_status caller_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                ek_tensor *outputs) {
+CK_FORWARD(caller) {
   const struct caller *m = (const struct caller *)self;
   if (m->chain != NULL) return ek_chain_forward(outputs, pass, inputs, m->chain);
   return ek_pass_child_forward_with(outputs, pass, 0, inputs, m->child_options);
 }
 
-static ek_status caller_backward(const ek_module *self, ek_pass *pass,
-                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  (void)self;
+CK_BACKWARD(caller) {
   return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
 }
 
@@ -282,9 +268,7 @@ static ek_status use_ek_parameter_options(struct bench *b, void *o) {
 }
 
 /* These are never called. */
-static ek_status no_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                            ek_tensor *outputs) {
-  (void)self, (void)pass, (void)inputs, (void)outputs;
+CK_FORWARD(no) {
   return EK_ERR_INTERNAL;
 }
 static void no_free(ek_module *self) { (void)self; }
@@ -320,15 +304,12 @@ static ek_status use_ek_criterion_options(struct bench *b, void *o) {
 }
 
 static ek_status use_ek_with_criterion_options(struct bench *b, void *o) {
-  ek_module *model = NULL, *module = NULL;
-  ek_criterion *criterion = NULL;
+  ek_module *module = NULL;
   (void)b;
-  ck_ok(ek_linear_create(&model, 3, 5, true));
-  ck_ok(ek_cross_entropy_create(&criterion, NULL));
+  CK_SCOPED(ek_module *, model, ek_linear_create(&model, 3, 5, true));
+  CK_SCOPED(ek_criterion *, criterion, ek_cross_entropy_create(&criterion, NULL));
   const ek_status status = ek_with_criterion_create_with(&module, model, criterion, o);
   ek_module_free(module);
-  ek_module_free(model);
-  ek_criterion_free(criterion);
   return status;
 }
 
@@ -380,10 +361,9 @@ static ek_status use_ek_source_options(struct bench *b, void *o) {
 static ek_status use_ek_data_loader_options(struct bench *b, void *o) {
   static const ek_source_ops ops = SOURCE_OPS;
   static const ek_source_options options = SOURCE_OPTIONS;
-  ek_source source;
   ek_data_loader *loader = NULL;
   (void)b;
-  ck_ok(ek_source_init(&source, &ops, &options));
+  CK_GOT(ek_source, source, ek_source_init(&source, &ops, &options));
   const ek_status status = ek_data_loader_open(&loader, &source, NULL, o);
   ek_data_loader_free(loader);
   return status;
@@ -418,12 +398,10 @@ static ek_status use_ek_image_arrays(struct bench *b, void *o) {
 static ek_status use_ek_trainer_run_options(struct bench *b, void *o) {
   static const ek_source_ops ops = SOURCE_OPS;
   static const ek_source_options options = SOURCE_OPTIONS;
-  ek_source source;
-  ek_trainer *trainer = NULL;
-  ck_ok(ek_source_init(&source, &ops, &options));
-  ck_ok(ek_trainer_open(&trainer, "plan:2", b->module, b->loss, b->rule, NULL));
+  CK_GOT(ek_source, source, ek_source_init(&source, &ops, &options));
+  CK_SCOPED(ek_trainer *, trainer,
+            ek_trainer_open(&trainer, "plan:2", b->module, b->loss, b->rule, NULL));
   const ek_status status = ek_trainer_run(NULL, trainer, &source, 0, o);
-  ck_ok(ek_trainer_close(trainer));
   return status;
 }
 
@@ -569,9 +547,9 @@ CK_LOOP(functions_give_what_the_macros_give, INITIAL_COUNT) {
   memcpy(want, got, it->size + 1);
   const size_t wrong[] = {0, sizeof(size_t) - 1, it->size + 1, SIZE_MAX};
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    ck_fails(it->init(got, wrong[i]), EK_ERR_INVALID_ARGUMENT, it->name);
+    ck_invalid(it->init(got, wrong[i]), it->name);
   }
-  ck_fails(it->init(NULL, it->size), EK_ERR_INVALID_ARGUMENT, "options is NULL");
+  ck_invalid(it->init(NULL, it->size), "options is NULL");
   ck_assert_mem_eq(got, want, it->size + 1);
   free(got);
   free(want);
@@ -618,7 +596,7 @@ CK_LOOP(other_sizes_are_refused, ROWS) {
     snprintf(text, sizeof text, "%s.size is %zu, expected %zu", row->name, sizes[i], row->size);
     void *o = made(row, row->size);
     memcpy(o, &sizes[i], sizeof sizes[i]);
-    ck_fails(row->use(&b, o), EK_ERR_INVALID_ARGUMENT, text);
+    ck_invalid(row->use(&b, o), text);
     free(o);
   }
 }
@@ -630,7 +608,7 @@ CK_LOOP(a_struct_without_what_it_must_have_is_refused, ROWS) {
   for (size_t size = sizeof(size_t); size < row->oldest; size += sizeof(void *)) {
     void *o = made(row, size);
     const char *text = strstr(row->name, "_ops") == NULL && row->use != use_ek_advise_task ? "expected" : "is missing";
-    ck_fails(row->use(&b, o), EK_ERR_INVALID_ARGUMENT, text);
+    ck_invalid(row->use(&b, o), text);
     free(o);
   }
 }
@@ -645,8 +623,8 @@ CK_TEST(a_mode_is_set_by_the_same_rule) {
   const size_t refused[] = {0, own + 1, offsetof(ek_data_parallel_model_options, state)};
   for (size_t i = 0; i < 3; i++) {
     o.size = refused[i];
-    ck_fails(ek_data_parallel_model_options_set_mode(&o, EK_MODE_SHARDED), EK_ERR_INVALID_ARGUMENT,
-             "ek_data_parallel_model_options.size");
+    ck_invalid(ek_data_parallel_model_options_set_mode(&o, EK_MODE_SHARDED),
+               "ek_data_parallel_model_options.size");
     ck_assert_int_eq(o.state, EK_STATE_MASTER);
   }
 }

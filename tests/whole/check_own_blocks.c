@@ -3,9 +3,6 @@
  * the stock ones: the same bits, the same memory, planned and measured, and as many pieces of work
  * on the device.
  */
-#include <string.h>
-
-#include <evenkeel/fault.h>
 
 #include "ck_chained.h"
 #include "ck_gpt.h"

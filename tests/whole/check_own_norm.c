@@ -6,8 +6,6 @@
  * root and what is multiplied 8 u more; the gradient of the weight adds R rows, and dx has a second
  * mean. Twice (W + R + 16) u is above all of it.
  */
-#include <math.h>
-
 #include "ck_module.h"
 #include "shown/rms_norm.h"
 
@@ -17,25 +15,9 @@ static ek_status create_six(ek_module **module) { return rms_norm_create(module,
 static ek_status create_wide(ek_module **module) { return rms_norm_create(module, 72, EPSILON); }
 
 static const struct ck_module_case cases[] = {
-    {.name = "4 x 6",
-     .create = create_six,
-     .input = {{0, 2, {4, 6}, -2, 2, 0}},
-     .longest = 6,
-     .depth = 8,
-     .saved = 2},
-    {.name = "2 x 3 x 6",
-     .create = create_six,
-     .input = {{0, 3, {2, 3, 6}, 1, 3, 0}},
-     .longest = 6,
-     .depth = 8,
-     .saved = 2},
-    {.name = "5 x 72",
-     .create = create_wide,
-     .input = {{0, 2, {5, 72}, -1, 1, 0}},
-     .longest = 72,
-     .depth = 8,
-     .probes = 60,
-     .saved = 7},
+    CK_CASE("4 x 6", create_six, 6, 8, 2, {0, 2, {4, 6}, -2, 2}),
+    CK_CASE("2 x 3 x 6", create_six, 6, 8, 2, {0, 3, {2, 3, 6}, 1, 3}),
+    CK_CASE_PROBED("5 x 72", create_wide, 72, 8, 7, 60, {0, 2, {5, 72}, -1, 1}),
 };
 CK_MODULE_CASES(cases)
 enum { CASES = sizeof cases / sizeof *cases, MOST = 5 * 72 };

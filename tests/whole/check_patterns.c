@@ -4,13 +4,7 @@
  * mode and after a resume. Rates and decays of single parameters give what the formula of a plain
  * update gives. Wrong patterns are refused.
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <evenkeel/evenkeel.h>
 
 #include "ck_blend.h"
 #include "ck_folder.h"
@@ -74,17 +68,15 @@ static ek_module *freeze(ek_module *inner, const char *const *list, size_t count
 
 /* A model that computes its loss, with a head whose weight is the table. */
 static ek_module *make_fused(const struct variant *v, unsigned mask, enum how how) {
-  ek_module *body = NULL, *whole = NULL;
-  ek_criterion *head = NULL;
   ek_linear_cross_entropy_options fused = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
   ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
-  ck_ok(make_body(&body, v->recompute));
+  CK_GOT(ek_module *, body, make_body(&body, v->recompute));
   body = freeze(body, fused_names, FUSED, mask & ((1u << FUSED) - 1), how);
   fused.bias = true;
-  ck_ok(ek_linear_cross_entropy_create(&head, 8, 13, &fused));
+  CK_GOT(ek_criterion *, head, ek_linear_cross_entropy_create(&head, 8, 13, &fused));
   o.tied = "weight";
   o.source = "own0";
-  ck_ok(ek_with_criterion_create_with(&whole, body, head, &o));
+  CK_GOT(ek_module *, whole, ek_with_criterion_create_with(&whole, body, head, &o));
   ek_criterion_free(head);
   ek_module_free(body);
   return whole;
@@ -92,11 +84,10 @@ static ek_module *make_fused(const struct variant *v, unsigned mask, enum how ho
 
 static ek_module *make_model(const struct variant *v, unsigned mask, enum how how) {
   if (v->fused) return make_fused(v, mask, how);
-  ek_module *inner = NULL;
   ek_gpt_options options = ck_gpt_sizes(13, 5, 8, 2, 2); /* of the workload "gpt" */
   options.dropout = 0.25;
   options.recompute.kind = v->recompute;
-  ck_ok(ek_gpt_create(&inner, &options));
+  CK_GOT(ek_module *, inner, ek_gpt_create(&inner, &options));
   return freeze(inner, names, NAMES, mask, how);
 }
 
@@ -143,9 +134,8 @@ static void take_step(ek_trainer *trainer, int number) {
 
 static void same_memory(ek_trainer *a, ek_trainer *b) {
   for (size_t k = 0; k < 3; k++) {
-    ek_memory_usage got, want;
-    ck_ok(ck_memory_stats(&got, ek_group_device(ek_trainer_group(a), k)));
-    ck_ok(ck_memory_stats(&want, ek_group_device(ek_trainer_group(b), k)));
+    CK_GOT(ek_memory_usage, got, ck_memory_stats(&got, ek_group_device(ek_trainer_group(a), k)));
+    CK_GOT(ek_memory_usage, want, ck_memory_stats(&want, ek_group_device(ek_trainer_group(b), k)));
     ck_assert_uint_eq(got.peak_bytes, want.peak_bytes);
     ck_assert_mem_eq(got.at_peak, want.at_peak, sizeof want.at_peak);
   }
@@ -258,16 +248,15 @@ CK_LOOP(rates_and_decays_are_of_the_formula, 2 * CK_PLACEMENTS) {
   static double before[4][MOST], plain[MOST], got[MOST];
   const bool adamw = _i >= CK_PLACEMENTS;
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_REPLICATED);
-  struct ck_training one, other;
   ck_setup_place(&setup, _i % CK_PLACEMENTS);
   setup.options.type = EK_F64;
   setup.options.bucket_bytes = 512;
   setup.optimizer = adamw ? plain_adamw : plain_sgd;
-  ck_training_open(&one, &setup);
+  struct ck_training one = ck_training_opened(&setup);
   setup.optimizer = adamw ? decayed_adamw : decayed_sgd;
   setup.options.patterns = wishes;
   setup.options.pattern_count = WISHES;
-  ck_training_open(&other, &setup);
+  struct ck_training other = ck_training_opened(&setup);
   for (int i = 0; i < 4; i++) read_values(before[i], &one, wanted[i].name);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, 7, 0, 5);
   ck_ok(ck_training_step(&one, &batch, NULL));
@@ -296,11 +285,10 @@ CK_LOOP(rates_and_decays_are_of_the_formula, 2 * CK_PLACEMENTS) {
 CK_LOOP(all_may_be_frozen, CK_MODES) {
   static const ek_parameter_pattern all = {.pattern = "*", .frozen = true};
   struct ck_setup setup = ck_setup_mode(ck_workload("blend"), "cpu:3", (ek_mode)_i);
-  struct ck_training t;
   setup.options.patterns = &all;
   setup.options.pattern_count = 1;
   setup.optimizer = ck_clipped_adamw;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   int64_t count = 0;
   double *before = ck_training_read(&t, CK_VALUES, &count);
   struct ck_batch batch = ck_batch_make(setup.workload, setup.options.type, 7, 0, 5);
@@ -316,19 +304,16 @@ CK_LOOP(all_may_be_frozen, CK_MODES) {
 static const int64_t mlp_sizes[] = {3, 4, 2};
 
 static ek_status open_with(const ek_parameter_pattern *patterns, size_t count) {
-  ek_group *group = ck_open_exactly("plan:2", 1);
-  ek_module *mlp = NULL;
+  CK_HELD(ek_group *, group, ck_open_exactly("plan:2", 1));
   ek_data_parallel_model *model = NULL;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ck_ok(ek_mlp_create(&mlp, mlp_sizes, 3, EK_ACTIVATION_RELU));
+  CK_SCOPED(ek_module *, mlp, ek_mlp_create(&mlp, mlp_sizes, 3, EK_ACTIVATION_RELU));
   options.patterns = patterns;
   options.pattern_count = count;
   const ek_status status = ek_data_parallel_model_open(&model, group, mlp, &options);
   ck_assert((status == EK_OK) == (model != NULL));
   ek_data_parallel_model_free(model);
-  ek_module_free(mlp);
   ck_no_memory_held(group);
-  ck_ok(ek_group_close(group));
   return status;
 }
 
@@ -401,8 +386,8 @@ CK_TEST(numbers_of_a_model) {
   ek_parameter_totals totals = {-1, -1, -1};
   ek_module *blend = NULL;
   CK_OPENED(ek_module *, gpt, ek_gpt_create(&gpt, &sizes));
-  ck_fails(ek_parameter_count(NULL, gpt, NULL, 0), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_parameter_count(&totals, NULL, NULL, 0), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_invalid(ek_parameter_count(NULL, gpt, NULL, 0), "NULL");
+  ck_invalid(ek_parameter_count(&totals, NULL, NULL, 0), "NULL");
   ck_fails(ek_parameter_count(&totals, gpt, &wrong, 1), EK_ERR_NOT_FOUND, "tokens.");
   ck_assert_int_eq(totals.parameters, -1);
   ck_ok(ek_parameter_count(&totals, gpt, NULL, 0));

@@ -3,18 +3,6 @@
  * modules and in every mode; the bytes that docs/memory.md says; texts, planning, and what is
  * refused.
  */
-#include <math.h>
-#include <string.h>
-
-#include <evenkeel/activation.h>
-#include <evenkeel/dropout.h>
-#include <evenkeel/gpt.h>
-#include <evenkeel/layer_norm.h>
-#include <evenkeel/linear.h>
-#include <evenkeel/recompute.h>
-#include <evenkeel/residual.h>
-#include <evenkeel/sequential.h>
-
 #include "ck_gpt.h"
 #include "ck_module.h"
 #include "ck_training.h"
@@ -22,8 +10,7 @@
 /* ---- policies ---- */
 
 static ek_recompute policy_of(const char *text) {
-  ek_recompute policy;
-  ck_ok(ek_recompute_parse(&policy, text));
+  CK_GOT(ek_recompute, policy, ek_recompute_parse(&policy, text));
   return policy;
 }
 
@@ -80,10 +67,10 @@ CK_TEST(texts) {
     ck_assert_uint_eq(got.bytes, good[i].is.bytes);
   }
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-    ck_fails(ek_recompute_parse(&got, bad[i]), EK_ERR_INVALID_ARGUMENT, bad[i]);
+    ck_invalid(ek_recompute_parse(&got, bad[i]), bad[i]);
   }
-  ck_fails(ek_recompute_parse(NULL, "all"), EK_ERR_INVALID_ARGUMENT, "recompute is NULL");
-  ck_fails(ek_recompute_parse(&got, NULL), EK_ERR_INVALID_ARGUMENT, "text is NULL");
+  ck_invalid(ek_recompute_parse(NULL, "all"), "recompute is NULL");
+  ck_invalid(ek_recompute_parse(&got, NULL), "text is NULL");
 }
 
 CK_TEST(bad_policies) {
@@ -93,17 +80,15 @@ CK_TEST(bad_policies) {
   } bad[] = {{{EK_RECOMPUTE_EVERY, 0, 0}, "every 0 modules"},
              {{EK_RECOMPUTE_BYTES, 0, 4096}, "must first be planned"},
              {{(ek_recompute_kind)17, 0, 0}, "unknown recomputation 17"}};
-  ek_module *relu = NULL, *module = NULL;
-  ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
+  ek_module *module = NULL;
+  CK_SCOPED(ek_module *, relu, ek_activation_create(&relu, EK_ACTIVATION_RELU));
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     ek_sequential_options sequential = EK_SEQUENTIAL_OPTIONS_INIT;
     ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
     sequential.recompute = gpt.recompute = bad[i].is;
-    ck_fails(ek_sequential_create_with(&module, &relu, 1, &sequential), EK_ERR_INVALID_ARGUMENT,
-             bad[i].text);
-    ck_fails(ek_gpt_create(&module, &gpt), EK_ERR_INVALID_ARGUMENT, bad[i].text);
+    ck_invalid(ek_sequential_create_with(&module, &relu, 1, &sequential), bad[i].text);
+    ck_invalid(ek_gpt_create(&module, &gpt), bad[i].text);
   }
-  ek_module_free(relu);
 }
 
 /* Peaks as one might count them: none, cheap, every=1, 2, 3, 4, sqrt, all. 0: out of memory, 1: an
@@ -164,8 +149,8 @@ CK_TEST(planning) {
     ck_assert_int_eq(c.calls, rows[i].calls);
   }
   ek_recompute got;
-  ck_fails(ek_recompute_plan(NULL, NULL, 9, count_peak, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_recompute_plan(&got, NULL, 9, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "plan is NULL");
+  ck_invalid(ek_recompute_plan(NULL, NULL, 9, count_peak, NULL), "NULL");
+  ck_invalid(ek_recompute_plan(&got, NULL, 9, NULL, NULL), "plan is NULL");
 }
 
 /* ---- every check of a module ---- */
@@ -257,8 +242,7 @@ static ek_module *draw(struct tree *tree, int depth) {
                      : kind < 5 ? draw_residual(tree, depth)
                                 : draw_leaf(tree);
   if (!wrap) return inner;
-  ek_module *module = NULL;
-  ck_ok(ek_recompute_create(&module, inner));
+  CK_GOT(ek_module *, module, ek_recompute_create(&module, inner));
   ek_module_free(inner);
   return module;
 }
@@ -299,24 +283,19 @@ enum { TOKENS = 128, C = 64, HEADS = 4, VOCABULARY = 16 };
 #define BLOCK (16 * KEPT + 4 * SMALL + HEADS * SMALL) /* docs/memory.md */
 
 static struct bytes measure(int layers, const char *policy) {
-  ek_group *group = NULL;
-  ek_module *module = NULL;
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
   ek_tensor x = {0}, y = {0};
-  ek_memory_usage usage;
   struct bytes bytes;
   ek_gpt_options options = ck_gpt_sizes(VOCABULARY, TOKENS, C, layers, HEADS);
   options.recompute = policy_of(policy);
-  ck_ok(ek_gpt_create(&module, &options));
-  ck_ok(ek_group_open(&group, "plan:1", NULL));
+  CK_SCOPED(ek_module *, module, ek_gpt_create(&module, &options));
+  CK_SCOPED(ek_group *, group, ek_group_open(&group, "plan:1", NULL));
   ek_device *device = ek_group_device(group, 0);
-  ck_ok(ek_replica_open(&replica, device, module, NULL));
+  CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
   ck_ok(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_I32, 2, (const int64_t[]){1, TOKENS}));
-  ck_ok(ck_memory_stats(&usage, device));
+  CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, device));
   const uint64_t before = usage.current_bytes;
   ck_ok(ek_memory_reset_peak(device));
-  ck_ok(ek_pass_open(&pass, replica, NULL));
+  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
   ck_ok(ek_pass_run_forward(&y, pass, &x));
   ck_ok(ck_memory_stats(&usage, device));
   bytes.between = usage.current[EK_MEMORY_ACTIVATIONS];
@@ -327,9 +306,6 @@ static struct bytes measure(int layers, const char *policy) {
   ek_pass_free(pass);
   ek_tensor_free(&x);
   ek_tensor_free(&y);
-  ek_replica_free(replica);
-  ek_module_free(module);
-  ek_group_free(group);
   return bytes;
 }
 

@@ -5,13 +5,6 @@
  * plans are exact; state goes from one precision to another. Modules that run in another type than
  * their caller: check_frames.c.
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_gpt.h"
 #include "ck_rule.h"
 #include "ck_state.h"
@@ -41,8 +34,7 @@ static struct ck_setup setup_of(int number, const char *workload, const char *sp
 }
 
 static double *trained(const struct ck_setup *setup, int64_t *count) {
-  struct ck_training t;
-  ck_training_open(&t, setup);
+  struct ck_training t = ck_training_opened(setup);
   ck_training_copies_are_right(&t);
   for (uint64_t step = 0; step < STEPS; step++) {
     struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 20 + step);
@@ -85,10 +77,9 @@ struct numbers {
 
 static struct numbers numbers_of(const struct ck_setup *setup) {
   struct numbers it;
-  struct ck_training t;
   struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 20);
   struct ck_batch other = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 21);
-  ck_training_open(&t, setup);
+  struct ck_training t = ck_training_opened(setup);
   ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
   it.gradients = ck_training_read(&t, CK_GRADIENTS, &it.count);
   ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
@@ -169,8 +160,7 @@ CK_LOOP(devices_agree_with_one, ck_if_halves(CASES)) {
     struct ck_setup many = setup_of(_i, ck_workloads[w].name, "cpu:3"), one = many, start = many;
     one.spec = "cpu:1";
     start.optimizer = NULL;
-    struct ck_training t;
-    ck_training_open(&t, &start);
+    struct ck_training t = ck_training_opened(&start);
     double *before = ck_training_read(&t, CK_VALUES, &count);
     ck_training_close(&t);
     double *got = trained(&many, &count), *want = trained(&one, &count);
@@ -236,12 +226,10 @@ CK_TEST(state_takes_what_is_documented) {
   const ek_gpt_options m = EK_GPT_OPTIONS_INIT;
   const double count = 124439808;
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-    ek_memory_usage usage;
-    struct ck_training t;
     struct ck_setup setup = ck_setup_gpt(&m, NULL, "", rows[i].mode);
     setup.options.precision = EK_PRECISION_BF16;
-    ck_ok(ck_training_try(&t, &setup, ck_open_exactly("plan:4", 1)));
-    ck_ok(ek_memory_stats(&usage, ek_group_device(t.group, 1)));
+    CK_GOT(struct ck_training, t, ck_training_try(&t, &setup, ck_open_exactly("plan:4", 1)));
+    CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, ek_group_device(t.group, 1)));
     const double want[] = {rows[i].parameters, rows[i].copies, rows[i].gradients,
                            rows[i].optimizer};
     const ek_memory_category category[] = {EK_MEMORY_PARAMETERS, EK_MEMORY_COPIES,
@@ -314,12 +302,11 @@ CK_LOOP(state_goes_from_one_precision_to_another, ck_if_halves(CASES)) {
   struct ck_setup first = setup_of(_i, "gpt", "cpu:3"), second = first, third = first;
   second.options.precision = EK_PRECISION_F32;
   ck_setup_place(&third, (_i + 3) % CK_PLACEMENTS);
-  struct ck_training from, middle, to;
   first.optimizer = second.optimizer = third.optimizer = ck_clipped_adamw;
-  ck_training_open(&from, &first);
-  ck_training_open(&middle, &second);
+  struct ck_training from = ck_training_opened(&first);
+  struct ck_training middle = ck_training_opened(&second);
   third.options.seed++; /* which the state has, too */
-  ck_training_open(&to, &third);
+  struct ck_training to = ck_training_opened(&third);
   step(&from, 0);
   copy_state(&from, &middle);
   copy_state(&middle, &to);
@@ -340,12 +327,11 @@ CK_LOOP(copies_of_large_parameters, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
   struct ck_workload wide = *ck_workload("mlp");
   struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
-  struct ck_training from, to;
   wide.module = wide_mlp;
   setup.workload = &wide;
-  ck_training_open(&from, &setup);
+  struct ck_training from = ck_training_opened(&setup);
   setup.options.seed++;
-  ck_training_open(&to, &setup);
+  struct ck_training to = ck_training_opened(&setup);
   copy_state(&from, &to);
   ck_training_copies_are_right(&to);
 }
@@ -371,10 +357,9 @@ CK_LOOP(recomputed_bits_are_the_same, ck_if_halves(HALVES)) {
   workload.module = small_gpt;
   for (int i = 0; i < 4; i++) {
     struct ck_setup setup = setup_of(_i * CK_PLACEMENTS + 3, "gpt", "cpu:2");
-    struct ck_training t;
     policy = (ek_recompute){.kind = kinds[i], .every = 1};
     setup.workload = &workload;
-    ck_training_open(&t, &setup);
+    struct ck_training t = ck_training_opened(&setup);
     for (uint64_t n = 0; n < 2; n++) {
       struct ck_batch batch = ck_batch_make(&workload, EK_F32, SAMPLES, 0.1, 60 + n);
       ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));

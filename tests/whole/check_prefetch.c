@@ -2,9 +2,6 @@
  * check_prefetch.c - training whose next batch is sent ahead is the training that scatters inside
  * forward, bit for bit, in every placement; and shards that do not fit are refused without harm.
  */
-#include <stdlib.h>
-#include <string.h>
-
 #include "ck_training.h"
 
 enum { STEPS = 3, SAMPLES = 11 };
@@ -98,9 +95,8 @@ static bool on_host(void) { return strncmp(test_devices("cpu:3"), "cpu", 3) == 0
 
 CK_LOOP(the_same_training, (on_host() ? CK_WORKLOADS : 2) * CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of(_i);
-  struct ck_training plain, early;
-  ck_training_open(&plain, &setup);
-  ck_ok(ck_training_try(&early, &setup, plain.group));
+  struct ck_training plain = ck_training_opened(&setup);
+  CK_GOT(struct ck_training, early, ck_training_try(&early, &setup, plain.group));
   ek_step_result want[STEPS], got[STEPS];
   struct ck_batch batch[STEPS];
   for (int step = 0; step < STEPS; step++) {
@@ -133,9 +129,8 @@ CK_LOOP(plan_has_the_same_peak, on_host() ? CK_WORKLOADS * CK_PLACEMENTS : 0) {
   struct ck_setup setup = setup_of(_i);
   ek_memory_usage usage[2];
   for (int planned = 0; planned < 2; planned++) {
-    struct ck_training training;
     if (planned == 1) setup.spec = "plan:3";
-    ck_training_open(&training, &setup);
+    struct ck_training training = ck_training_opened(&setup);
     struct ck_batch batch = batch_of(&setup, 0);
     struct sent now, next;
     ck_ok(send_batch(&now, &training, &batch, true));
@@ -156,11 +151,9 @@ CK_LOOP(plan_has_the_same_peak, on_host() ? CK_WORKLOADS * CK_PLACEMENTS : 0) {
 CK_TEST(wrong_inputs_are_refused) {
   const struct ck_setup setup =
       ck_setup_mode(ck_workload("mixer"), test_devices("cpu:3"), EK_MODE_REPLICATED);
-  struct ck_training training;
-  ck_training_open(&training, &setup);
+  struct ck_training training = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 5);
-  struct sent sent;
-  ck_ok(send_batch(&sent, &training, &batch, true));
+  CK_GOT(struct sent, sent, send_batch(&sent, &training, &batch, true));
   ek_data_parallel_model *model = training.model;
   ek_shards outputs[CK_BATCH_TENSORS] = {{0}}, inputs[2] = {sent.inputs[0], sent.inputs[1]};
   ek_scatter_options cut = EK_SCATTER_OPTIONS_INIT;
@@ -173,12 +166,10 @@ CK_TEST(wrong_inputs_are_refused) {
   options.size++;
   REFUSED(EK_ERR_INVALID_ARGUMENT, "ek_forward_options.size");
   options.size--;
-  ck_fails(ek_data_parallel_model_forward_shards(outputs, NULL, inputs, 2, NULL),
-           EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_data_parallel_model_forward_shards(outputs, model, NULL, 2, NULL),
-           EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_data_parallel_model_forward_shards(outputs, model, inputs, 1, NULL),
-           EK_ERR_INVALID_ARGUMENT, "takes 2 inputs");
+  ck_invalid(ek_data_parallel_model_forward_shards(outputs, NULL, inputs, 2, NULL), "NULL");
+  ck_invalid(ek_data_parallel_model_forward_shards(outputs, model, NULL, 2, NULL), "NULL");
+  ck_invalid(ek_data_parallel_model_forward_shards(outputs, model, inputs, 1, NULL),
+             "takes 2 inputs");
   inputs[1].group = NULL;
   REFUSED(EK_ERR_DEVICE, "input number 1");
   inputs[1] = sent.inputs[1];
@@ -195,8 +186,7 @@ CK_TEST(wrong_inputs_are_refused) {
   inputs[1].samples[1]--;
   REFUSED(EK_ERR_SHAPE, "cut differently");
   inputs[1].samples[1]++;
-  ek_shards freed;
-  ck_ok(ek_shards_create(&freed, training.group));
+  CK_GOT(ek_shards, freed, ek_shards_create(&freed, training.group));
   inputs[1] = freed;
   ek_shards_free(&freed);
   REFUSED(EK_ERR_STATE, "freed through a copy");
@@ -213,20 +203,18 @@ CK_TEST(wrong_inputs_are_refused) {
 CK_TEST(wrong_targets_are_refused) {
   const struct ck_setup setup =
       ck_setup_mode(ck_workload("gpt"), test_devices("cpu:3"), EK_MODE_REPLICATED);
-  struct ck_training training;
-  ck_training_open(&training, &setup);
+  struct ck_training training = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 5);
-  struct sent sent;
-  ck_ok(send_batch(&sent, &training, &batch, true));
+  CK_GOT(struct sent, sent, send_batch(&sent, &training, &batch, true));
   ek_shards outputs = {0}, target = sent.targets[0];
   ck_ok(ek_data_parallel_model_forward_shards(&outputs, training.model, sent.inputs, 1, NULL));
 #define REFUSED(wanted, text)                                                                      \
   ck_fails(ek_data_parallel_criterion_forward_shards(training.loss, &outputs, 1, &target, 1),      \
            wanted, text)
-  ck_fails(ek_data_parallel_criterion_forward_shards(training.loss, &outputs, 1, NULL, 1),
-           EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_data_parallel_criterion_forward_shards(training.loss, &outputs, 1, &target, 2),
-           EK_ERR_INVALID_ARGUMENT, "targets");
+  ck_invalid(ek_data_parallel_criterion_forward_shards(training.loss, &outputs, 1, NULL, 1),
+             "NULL");
+  ck_invalid(ek_data_parallel_criterion_forward_shards(training.loss, &outputs, 1, &target, 2),
+             "targets");
   target.group = NULL;
   REFUSED(EK_ERR_DEVICE, "target number 0");
   target = sent.targets[0];
@@ -252,8 +240,7 @@ CK_TEST(wrong_targets_are_refused) {
  * taken again. Steps of emulated GPUs are slow: every ninth there. */
 CK_LOOP(out_of_memory_at_every_allocation, CK_PLACEMENTS) {
   struct ck_setup setup = setup_of(CK_PLACEMENTS + _i);
-  struct ck_training training;
-  ck_training_open(&training, &setup);
+  struct ck_training training = ck_training_opened(&setup);
   struct ck_batch batch = batch_of(&setup, 0);
   ek_device *device = ek_group_device(training.group, 0);
   const uint64_t stride = strcmp(ek_device_backend(device), "cuda") == 0 ? 9 : 1;

@@ -4,16 +4,9 @@
  *
  * Each test runs a part in processes of their own (ck_processes.h), which record and do not assert.
  */
-#include <math.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <evenkeel/communicator.h>
-#include <evenkeel/evenkeel.h>
 
 #include "ck_folder.h"
 #include "ck_processes.h"
@@ -25,23 +18,6 @@
 /* NCCL has memory of its own, which no plan counts; shares inside processes are for the CPU alone; and a
  * process that is late, or in another collective, is seen by NCCL, at the time limit of the group. */
 static bool on_gpus(void) { return getenv("EVENKEEL_TEST_PROCESSES") != NULL; }
-
-/* Keeps the first failure of a part. */
-static bool keep(struct ck_outcome *outcome, ek_status status) {
-  if (status == EK_OK || outcome->status != EK_OK) return status == EK_OK;
-  outcome->status = status;
-  (void)snprintf(outcome->message, sizeof outcome->message, "%s", ek_error_message());
-  return false;
-}
-
-/* All of them came back without an error of their own or of a sanitizer. */
-static void all_are_well(const struct ck_outcome *outcomes, size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    ck_assert_msg(outcomes[i].whole && outcomes[i].exit == 0, "process %zu ended with %d", i,
-                  outcomes[i].exit);
-    ck_assert_msg(outcomes[i].status == EK_OK, "process %zu: %s", i, outcomes[i].message);
-  }
-}
 
 static void fails_with(const struct ck_outcome *outcome, ek_status status, const char *words) {
   ck_assert_msg(outcome->whole && outcome->exit == 0, "ended with %d", outcome->exit);
@@ -147,8 +123,8 @@ static void all_collectives(struct ck_outcome *outcome, const struct ck_process 
   ek_group *group = NULL;
   struct collective c = {0};
   int64_t offsets[RANKS + 1];
-  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
-  if (keep(outcome, ek_communicator_open(&c.communicator, group))) {
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  if (ck_went(outcome, ek_communicator_open(&c.communicator, group))) {
     for (int i = 0; i < KINDS * TYPES * COUNTS && outcome->status == EK_OK; i++) {
       const ek_type type = types[i / KINDS % TYPES];
       const int64_t count = counts[i / KINDS / TYPES];
@@ -157,11 +133,11 @@ static void all_collectives(struct ck_outcome *outcome, const struct ck_process 
       c.offsets = offsets;
       cut(offsets, count, process->world);
       if (type == EK_I32 && c.kind > 0 && c.kind < 4) continue; /* sums of floats alone */
-      (void)keep(outcome, collective_case(outcome, process, group, &c, type, count));
+      ck_went(outcome, collective_case(outcome, process, group, &c, type, count));
     }
   }
   ek_communicator_free(c.communicator);
-  (void)keep(outcome, ek_group_close(group));
+  ck_went(outcome, ek_group_close(group));
 }
 
 /* What the ranks of all processes have, against those of one process. Each outcome has `blocks`
@@ -197,16 +173,15 @@ static size_t world_of(int place) {
 static void agrees_with_one_process(const char *part,
                                     void (*run)(struct ck_outcome *, const struct ck_process *),
                                     int place) {
-  struct ck_outcome *outcomes = calloc(CK_PROCESSES + 1, sizeof *outcomes);
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES + 1, sizeof *outcomes);
   struct ck_outcome *want = &outcomes[CK_PROCESSES];
   const size_t world = world_of(place), count = places[place].count;
   const struct ck_process alone = ck_process_alone(part, world);
   run(want, &alone);
   ck_assert_msg(want->status == EK_OK, "%s", want->message);
   ck_processes_run(outcomes, part, places[place].devices, count);
-  all_are_well(outcomes, count);
+  ck_processes_well(outcomes, count);
   ranks_agree(outcomes, places[place].devices, count, want, world);
-  free(outcomes);
 }
 
 CK_LOOP(collectives_have_the_bits_of_one_process, PLACES) {
@@ -230,61 +205,30 @@ static const struct training {
   size_t reproducible;
   bool muon;
 } trainings[] = {
-    {.part = "gpt", .workload = "gpt", .mode = EK_MODE_REPLICATED},
-    {.part = "mlp", .workload = "mlp", .mode = EK_MODE_REPLICATED, .gradient_in_forward = true},
-    {.part = "mixer", .workload = "mixer", .mode = EK_MODE_REPLICATED},
-    {.part = "gpt bf16",
-     .workload = "gpt",
-     .mode = EK_MODE_REPLICATED,
-     .precision = EK_PRECISION_BF16},
-    {.part = "gpt f16",
-     .workload = "gpt",
-     .mode = EK_MODE_REPLICATED,
-     .precision = EK_PRECISION_F16,
-     .loss_scale = &restless,
-     .gradient_in_forward = true},
-    {.part = "gpt sharded", .workload = "gpt", .mode = EK_MODE_SHARDED},
-    {.part = "mlp sharded-gradients",
-     .workload = "mlp",
-     .mode = EK_MODE_SHARDED_GRADIENTS,
-     .precision = EK_PRECISION_BF16},
-    {.part = "gpt fully-sharded", .workload = "gpt", .mode = EK_MODE_FULLY_SHARDED},
+#define TRAIN(part_, workload_, mode_, ...)                                                        \
+  {.part = part_, .workload = workload_, .mode = EK_MODE_##mode_, __VA_ARGS__}
+#define IN(type) .precision = EK_PRECISION_##type
+#define INSIDE_ONE .shard_over = EK_SHARD_PROCESS
+    TRAIN("gpt", "gpt", REPLICATED, IN(DEFAULT)),
+    TRAIN("mlp", "mlp", REPLICATED, .gradient_in_forward = true),
+    TRAIN("mixer", "mixer", REPLICATED, IN(DEFAULT)),
+    TRAIN("gpt bf16", "gpt", REPLICATED, IN(BF16)),
+    TRAIN("gpt f16", "gpt", REPLICATED, IN(F16), .loss_scale = &restless,
+          .gradient_in_forward = true),
+    TRAIN("gpt sharded", "gpt", SHARDED, IN(DEFAULT)),
+    TRAIN("mlp sharded-gradients", "mlp", SHARDED_GRADIENTS, IN(BF16)),
+    TRAIN("gpt fully-sharded", "gpt", FULLY_SHARDED, IN(DEFAULT)),
     /* Shares within each process: other sums if it has several devices. */
-    {.part = "gpt sharded inside",
-     .workload = "gpt",
-     .mode = EK_MODE_SHARDED,
-     .gradient_in_forward = true,
-     .shard_over = EK_SHARD_PROCESS},
-    {.part = "mlp sharded-gradients inside",
-     .workload = "mlp",
-     .mode = EK_MODE_SHARDED_GRADIENTS,
-     .precision = EK_PRECISION_BF16,
-     .shard_over = EK_SHARD_PROCESS},
-    {.part = "gpt fully-sharded inside",
-     .workload = "gpt",
-     .mode = EK_MODE_FULLY_SHARDED,
-     .shard_over = EK_SHARD_PROCESS,
-     .muon = true},
+    TRAIN("gpt sharded inside", "gpt", SHARDED, INSIDE_ONE, .gradient_in_forward = true),
+    TRAIN("mlp sharded-gradients inside", "mlp", SHARDED_GRADIENTS, INSIDE_ONE, IN(BF16)),
+    TRAIN("gpt fully-sharded inside", "gpt", FULLY_SHARDED, INSIDE_ONE, .muon = true),
     /* Whatever the processes and devices. */
-    {.part = "any gpt", .workload = "gpt", .mode = EK_MODE_REPLICATED, .reproducible = 6},
-    {.part = "any gpt sharded",
-     .workload = "gpt",
-     .mode = EK_MODE_SHARDED,
-     .precision = EK_PRECISION_F16,
-     .loss_scale = &restless,
-     .reproducible = 4,
-     .muon = true},
-    {.part = "any mlp sharded-gradients",
-     .workload = "mlp",
-     .mode = EK_MODE_SHARDED_GRADIENTS,
-     .precision = EK_PRECISION_BF16,
-     .reproducible = 8},
-    {.part = "any gpt fully-sharded",
-     .workload = "gpt",
-     .mode = EK_MODE_FULLY_SHARDED,
-     .gradient_in_forward = true,
-     .reproducible = 5,
-     .muon = true}};
+    TRAIN("any gpt", "gpt", REPLICATED, .reproducible = 6),
+    TRAIN("any gpt sharded", "gpt", SHARDED, IN(F16), .loss_scale = &restless,
+          .reproducible = 4, .muon = true),
+    TRAIN("any mlp sharded-gradients", "mlp", SHARDED_GRADIENTS, IN(BF16), .reproducible = 8),
+    TRAIN("any gpt fully-sharded", "gpt", FULLY_SHARDED, .gradient_in_forward = true,
+          .reproducible = 5, .muon = true)};
 
 enum { ALL = sizeof trainings / sizeof trainings[0], ANY = 4, INSIDE = 3 };
 enum { TRAININGS = ALL - INSIDE - ANY };
@@ -371,12 +315,12 @@ static void train(struct ck_outcome *outcome, const struct ck_process *process) 
   setup.optimizer = it->muon ? ck_clipped_muon : ck_clipped_adamw;
   setup.loss_scale = it->loss_scale;
   setup.gradient_in_forward = it->gradient_in_forward;
-  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
-  if (keep(outcome, ck_training_try(&training, &setup, group))) {
-    (void)keep(outcome, train_steps(outcome, &training, process));
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  if (ck_went(outcome, ck_training_try(&training, &setup, group))) {
+    ck_went(outcome, train_steps(outcome, &training, process));
     ck_training_free(&training);
   }
-  (void)keep(outcome, ek_group_close(group));
+  ck_went(outcome, ek_group_close(group));
 }
 
 /* The first in all places, the others in two of them. */
@@ -399,33 +343,32 @@ static void count_memory(struct ck_outcome *outcome, const struct ck_process *pr
   (void)snprintf(spec, sizeof spec, "plan:%zu", process->devices[process->number]);
   options.first_rank = process->first_rank;
   options.world_size = process->world;
-  if (!keep(outcome, ck_process_open(&groups[0], process, 0))) return;
-  (void)keep(outcome, ek_group_open(&groups[1], spec, &options));
+  if (!ck_went(outcome, ck_process_open(&groups[0], process, 0))) return;
+  ck_went(outcome, ek_group_open(&groups[1], spec, &options));
   for (int i = 0; i < 2 && outcome->status == EK_OK; i++) {
     const struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "", EK_MODE_SHARDED);
     const int64_t samples = (int64_t)process->devices[process->number];
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, samples, 0, 1);
     struct ck_training training;
-    if (!keep(outcome, ck_training_try(&training, &setup, groups[i]))) break;
-    (void)keep(outcome, ck_training_step(&training, &batch, NULL));
+    if (!ck_went(outcome, ck_training_try(&training, &setup, groups[i]))) break;
+    ck_went(outcome, ck_training_step(&training, &batch, NULL));
     for (size_t k = 0; k < ek_group_size(groups[i]); k++) {
       ek_memory_usage usage = {0};
-      (void)keep(outcome, ek_memory_stats(&usage, ek_group_device(groups[i], k)));
+      ck_went(outcome, ek_memory_stats(&usage, ek_group_device(groups[i], k)));
       ck_outcome_add(outcome, (double)usage.peak_bytes);
       ck_outcome_add(outcome, (double)usage.at_peak[EK_MEMORY_COMMUNICATION]);
     }
     ck_training_free(&training);
   }
-  (void)keep(outcome, ek_group_close(groups[1]));
-  (void)keep(outcome, ek_group_close(groups[0]));
+  ck_went(outcome, ek_group_close(groups[1]));
+  ck_went(outcome, ek_group_close(groups[0]));
 }
 
 CK_TEST(memory_is_what_plan_counts) {
   if (on_gpus()) return;
   const size_t devices[] = {1, 2};
-  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
-  ck_processes_run(outcomes, "memory", devices, 2);
-  all_are_well(outcomes, 2);
+  struct ck_outcome *outcomes = ck_processes_outcomes("memory", devices, 2);
+  ck_processes_well(outcomes, 2);
   for (size_t i = 0; i < 2; i++) {
     ck_assert_uint_eq(outcomes[i].count, 4 * devices[i]);
     for (size_t k = 0; k < 2 * devices[i]; k++) {
@@ -433,7 +376,6 @@ CK_TEST(memory_is_what_plan_counts) {
       ck_assert_double_gt(outcomes[i].numbers[k], 0);
     }
   }
-  free(outcomes);
 }
 
 /* Only the order of sums differs: numbers of the steps are close (each is a sum of thousands of
@@ -443,13 +385,13 @@ CK_LOOP(shares_inside_processes, 2 * INSIDE) {
   const struct training *it = &trainings[TRAININGS + _i / 2];
   const size_t count = _i % 2 == 0 ? 4 : 2, each = 4 / count, even[] = {each, each, each, each};
   const double tolerance = it->precision == EK_PRECISION_BF16 ? 0.05 : 1e-4;
-  struct ck_outcome *outcomes = calloc(CK_PROCESSES + 1, sizeof *outcomes);
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES + 1, sizeof *outcomes);
   struct ck_outcome *want = &outcomes[CK_PROCESSES];
   const struct ck_process alone = ck_process_alone(it->part, 4);
   train(want, &alone);
   ck_assert_msg(want->status == EK_OK, "%s", want->message);
   ck_processes_run(outcomes, it->part, even, count);
-  all_are_well(outcomes, count);
+  ck_processes_well(outcomes, count);
   ck_assert_uint_eq(outcomes[0].count, want->count / count);
   for (size_t i = 0; i + each < outcomes[0].count; i++) { /* without the hashes of parameters */
     const double own = outcomes[0].numbers[i], other = want->numbers[i / each * 4];
@@ -460,7 +402,6 @@ CK_LOOP(shares_inside_processes, 2 * INSIDE) {
     ck_assert_msg(fabs(own - other) <= tolerance * fmax(1, fabs(other)),
                   "number %zu: %.9g, not %.9g", i, own, other);
   }
-  free(outcomes);
 }
 
 /* Losses, norms and parameters of one device, of four, and of processes that have them in any way.
@@ -469,13 +410,13 @@ CK_LOOP(reproducible_over_any_processes, ANY * PLACES) {
   const struct training *it = &trainings[TRAININGS + INSIDE + _i / PLACES];
   const int place = _i % PLACES;
   const size_t *devices = places[place].devices, count = places[place].count;
-  struct ck_outcome *outcomes = calloc(CK_PROCESSES + 1, sizeof *outcomes);
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES + 1, sizeof *outcomes);
   struct ck_outcome *want = &outcomes[CK_PROCESSES];
   const struct ck_process alone = ck_process_alone(it->part, 1);
   train(want, &alone);
   ck_assert_msg(want->status == EK_OK, "%s", want->message);
   ck_processes_run(outcomes, it->part, devices, count);
-  all_are_well(outcomes, count);
+  ck_processes_well(outcomes, count);
   for (size_t p = 0; p < count; p++) {
     ck_assert_uint_eq(outcomes[p].count, want->count * devices[p]);
     for (size_t i = 0; i < outcomes[p].count; i++) {
@@ -487,7 +428,6 @@ CK_LOOP(reproducible_over_any_processes, ANY * PLACES) {
                     "process %zu, number %zu: %.17g, not %.17g", p, i, own, other);
     }
   }
-  free(outcomes);
 }
 
 /* A process with rows of another one's grains. */
@@ -499,15 +439,15 @@ static void wrong_rows(struct ck_outcome *outcome, const struct ck_process *proc
   int64_t first = 0, count = 0;
   setup.options.reproducible = 4;
   setup.optimizer = ck_clipped_adamw;
-  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
-  if (keep(outcome, ck_training_try(&training, &setup, group)) &&
-      keep(outcome, ek_world_rows(&first, &count, group, 6, 4))) {
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  if (ck_went(outcome, ck_training_try(&training, &setup, group)) &&
+      ck_went(outcome, ek_world_rows(&first, &count, group, 6, 4))) {
     const struct ck_batch other = ck_batch_samples(&whole, 0, process->number == 0 ? 2 : 4);
     const struct ck_batch batch = ck_batch_samples(&whole, first, count);
     const ek_status status = ck_training_backward(&training, &other, NULL, false, NULL);
     ck_outcome_add(outcome, (double)status);
     ck_outcome_add(outcome, strstr(ek_error_message(), "ek_world_rows") != NULL);
-    (void)keep(outcome, ck_training_backward(&training, &batch, NULL, false, NULL));
+    ck_went(outcome, ck_training_backward(&training, &batch, NULL, false, NULL));
     ck_training_free(&training);
   }
   ek_group_free(group);
@@ -515,15 +455,13 @@ static void wrong_rows(struct ck_outcome *outcome, const struct ck_process *proc
 
 CK_TEST(rows_of_other_grains_are_refused) {
   const size_t devices[] = {1, 1};
-  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
-  ck_processes_run(outcomes, "wrong rows", devices, 2);
-  all_are_well(outcomes, 2);
+  struct ck_outcome *outcomes = ck_processes_outcomes("wrong rows", devices, 2);
+  ck_processes_well(outcomes, 2);
   for (size_t p = 0; p < 2; p++) {
     ck_assert_uint_eq(outcomes[p].count, 2);
     ck_assert_int_eq((ek_status)outcomes[p].numbers[0], EK_ERR_SHAPE);
     ck_assert_double_eq(outcomes[p].numbers[1], 1);
   }
-  free(outcomes);
 }
 
 static void differ_in_devices(struct ck_outcome *outcome, const struct ck_process *process) {
@@ -531,20 +469,18 @@ static void differ_in_devices(struct ck_outcome *outcome, const struct ck_proces
   struct ck_training training;
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", EK_MODE_SHARDED);
   setup.options.shard_over = EK_SHARD_PROCESS;
-  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
-  (void)keep(outcome, ck_training_try(&training, &setup, group));
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  ck_went(outcome, ck_training_try(&training, &setup, group));
   ek_group_free(group);
 }
 
 CK_TEST(shares_inside_need_as_many_devices_everywhere) {
   if (on_gpus()) return;
   const size_t devices[] = {1, 2};
-  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
-  ck_processes_run(outcomes, "differ in devices", devices, 2);
+  struct ck_outcome *outcomes = ck_processes_outcomes("differ in devices", devices, 2);
   for (size_t i = 0; i < 2; i++) {
     fails_with(&outcomes[i], EK_ERR_INVALID_ARGUMENT, "the same number of devices");
   }
-  free(outcomes);
 }
 
 /* ---- state ---- */
@@ -554,14 +490,14 @@ static void read_entry(struct ck_outcome *outcome, const struct ck_process *proc
                        const struct ck_training *training, const char *name) {
   static float values[4096], part[7];
   ek_state_info info;
-  if (!keep(outcome, ek_state_find(&info, training->model, name))) return;
+  if (!ck_went(outcome, ek_state_find(&info, training->model, name))) return;
   ek_tensor host = info.like;
   host.data = values;
-  if (!keep(outcome, ek_state_read(&host, training->model, name))) return;
+  if (!ck_went(outcome, ek_state_read(&host, training->model, name))) return;
   add_everywhere(outcome, process, hash_of(host.data, (size_t)ek_tensor_bytes(&host)));
   host = (ek_tensor){.data = part, .type = EK_F32, .rank = 1, .shape = {7}};
-  if (!keep(outcome, ek_state_read_part(&host, training->model, name, 3))) return;
-  if (memcmp(part, values + 3, sizeof part) != 0) keep(outcome, EK_ERR_INTERNAL);
+  if (!ck_went(outcome, ek_state_read_part(&host, training->model, name, 3))) return;
+  if (memcmp(part, values + 3, sizeof part) != 0) ck_went(outcome, EK_ERR_INTERNAL);
 }
 
 /* A parameter, its state, and its gradient between backward and update. */
@@ -580,13 +516,13 @@ static void read_state(struct ck_outcome *outcome, const struct ck_process *proc
   setup.optimizer = ck_clipped_adamw;
   setup.options.precision = precision;
   setup.options.bucket_bytes = 1024;
-  if (!keep(outcome, ck_training_try(&training, &setup, group))) return;
-  if (keep(outcome, ck_training_step(&training, &batch, &result)) &&
-      keep(outcome, ck_training_backward(&training, &batch, NULL, false, NULL)) &&
-      keep(outcome, ek_state_entry(&info, training.model, 0))) {
+  if (!ck_went(outcome, ck_training_try(&training, &setup, group))) return;
+  if (ck_went(outcome, ck_training_step(&training, &batch, &result)) &&
+      ck_went(outcome, ck_training_backward(&training, &batch, NULL, false, NULL)) &&
+      ck_went(outcome, ek_state_entry(&info, training.model, 0))) {
     ek_tensor host = info.like;
     host.data = values;
-    (void)keep(outcome, ek_data_parallel_model_gradient(&host, training.model, info.name));
+    ck_went(outcome, ek_data_parallel_model_gradient(&host, training.model, info.name));
     add_everywhere(outcome, process, hash_of(host.data, (size_t)ek_tensor_bytes(&host)));
     read_entry(outcome, process, &training, info.name);
     read_entry(outcome, process, &training, ck_state_name(&training, info.name, 0));
@@ -596,12 +532,12 @@ static void read_state(struct ck_outcome *outcome, const struct ck_process *proc
 
 static void read_states(struct ck_outcome *outcome, const struct ck_process *process) {
   ek_group *group = NULL;
-  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
   read_state(outcome, process, group, EK_MODE_REPLICATED, EK_PRECISION_DEFAULT);
   read_state(outcome, process, group, EK_MODE_SHARDED, EK_PRECISION_BF16);
   read_state(outcome, process, group, EK_MODE_SHARDED_GRADIENTS, EK_PRECISION_DEFAULT);
   read_state(outcome, process, group, EK_MODE_FULLY_SHARDED, EK_PRECISION_DEFAULT);
-  (void)keep(outcome, ek_group_close(group));
+  ck_went(outcome, ek_group_close(group));
 }
 
 CK_LOOP(state_and_gradients_are_whole, PLACES) {
@@ -614,8 +550,10 @@ CK_LOOP(state_and_gradients_are_whole, PLACES) {
 
 /* Two steps and a save, by `begin` and `end` or at once; or a load of the last one, two steps and
  * the parameters that they make. Reproducible: any processes go on where others stopped. */
-static void save_or_load(struct ck_outcome *outcome, const struct ck_process *process, ek_mode mode,
-                         bool saves) {
+static void save_or_load(struct ck_outcome *outcome, const struct ck_process *process) {
+  const bool saves = strncmp(process->part, "save ", 5) == 0;
+  ek_mode mode = EK_MODE_GATHER;
+  while (strcmp(ek_mode_name(mode), process->part + 5) != 0) mode++;
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "", mode);
   struct ck_training training;
   ek_group *group = NULL;
@@ -629,41 +567,28 @@ static void save_or_load(struct ck_outcome *outcome, const struct ck_process *pr
   setup.options.seed = saves ? 5 : 6;
   options.position = 77;
   options.keep = 1;
-  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
-  if (!keep(outcome, ck_training_try(&training, &setup, group))) return;
-  if (!saves) (void)keep(outcome, ek_checkpoint_load(&info, training.model, folder));
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  if (!ck_went(outcome, ck_training_try(&training, &setup, group))) return;
+  if (!saves) ck_went(outcome, ek_checkpoint_load(&info, training.model, folder));
   for (int step = 0; step < 2 && outcome->status == EK_OK; step++) {
     int64_t first = 0, count = 0;
     ek_step_result result = {0};
     struct ck_batch whole =
         ck_batch_make(setup.workload, EK_F32, 8, 0.2, (uint64_t)(info.position + step));
-    (void)keep(outcome, ek_world_rows(&first, &count, group, 8, 4));
+    ck_went(outcome, ek_world_rows(&first, &count, group, 8, 4));
     const struct ck_batch batch = ck_batch_samples(&whole, first, count);
-    (void)keep(outcome, ck_training_step(&training, &batch, &result));
+    ck_went(outcome, ck_training_step(&training, &batch, &result));
     ck_outcome_add(outcome, result.loss);
     if (saves && step == 0) {
-      (void)(keep(outcome, ek_checkpoint_begin(&write, training.model, folder, &options)) &&
-             keep(outcome, ek_checkpoint_end(write)));
+      (void)(ck_went(outcome, ek_checkpoint_begin(&write, training.model, folder, &options)) &&
+             ck_went(outcome, ek_checkpoint_end(write)));
     }
   }
-  if (saves) (void)keep(outcome, ek_checkpoint_save(training.model, folder, &options));
+  if (saves) ck_went(outcome, ek_checkpoint_save(training.model, folder, &options));
   ck_outcome_add(outcome, (double)info.position);
   ck_outcome_add(outcome, (double)info.step);
   ck_training_free(&training);
-  (void)keep(outcome, ek_group_close(group));
-}
-
-static void save_sharded(struct ck_outcome *o, const struct ck_process *p) {
-  save_or_load(o, p, EK_MODE_SHARDED, true);
-}
-static void save_fully(struct ck_outcome *o, const struct ck_process *p) {
-  save_or_load(o, p, EK_MODE_FULLY_SHARDED, true);
-}
-static void load_replicated(struct ck_outcome *o, const struct ck_process *p) {
-  save_or_load(o, p, EK_MODE_REPLICATED, false);
-}
-static void load_gradients(struct ck_outcome *o, const struct ck_process *p) {
-  save_or_load(o, p, EK_MODE_SHARDED_GRADIENTS, false);
+  ck_went(outcome, ek_group_close(group));
 }
 
 CK_LOOP(a_run_goes_on_in_other_processes, PLACES) {
@@ -671,19 +596,19 @@ CK_LOOP(a_run_goes_on_in_other_processes, PLACES) {
   static const char *const loaders[] = {"load replicated", "load sharded-gradients"};
   const int next = (_i + 1) % PLACES;
   char folder[CK_FOLDER_SIZE];
-  struct ck_outcome *outcomes = calloc(CK_PROCESSES + 1, sizeof *outcomes);
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES + 1, sizeof *outcomes);
   struct ck_outcome *want = &outcomes[CK_PROCESSES];
   const struct ck_process alone = ck_process_alone("load replicated", 1);
   ck_folder_make(folder);
   ck_assert_int_eq(setenv(FOLDER_VARIABLE, folder, 1), 0);
   ck_processes_run(outcomes, savers[_i % 2], places[_i].devices, places[_i].count);
-  all_are_well(outcomes, places[_i].count);
-  load_replicated(want, &alone);
+  ck_processes_well(outcomes, places[_i].count);
+  save_or_load(want, &alone);
   ck_assert_msg(want->status == EK_OK, "%s", want->message);
   ck_assert_double_eq(want->numbers[2], 77);
   ck_assert_double_eq(want->numbers[3], 2);
   ck_processes_run(outcomes, loaders[_i % 2], places[next].devices, places[next].count);
-  all_are_well(outcomes, places[next].count);
+  ck_processes_well(outcomes, places[next].count);
   for (size_t p = 0; p < places[next].count; p++) {
     ck_assert_uint_eq(outcomes[p].count, want->count);
     for (size_t i = 0; i < want->count; i++) {
@@ -695,7 +620,6 @@ CK_LOOP(a_run_goes_on_in_other_processes, PLACES) {
   (void)snprintf(path, sizeof path, "%s/step-000000000002.safetensors", folder);
   ck_assert_int_eq(unlink(path), 0);
   ck_folder_remove(folder);
-  free(outcomes);
 }
 
 /* ---- what is refused ---- */
@@ -709,21 +633,20 @@ static void record(struct ck_outcome *outcome, ek_status status, const char *wor
 static void refusals(struct ck_outcome *outcome, const struct ck_process *process) {
   ek_group *group = NULL;
   struct ck_training training;
-  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
   for (int mode = 0; mode < 2; mode++) {
     struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", (ek_mode)mode);
     record(outcome, ck_training_try(&training, &setup, group), "process");
   }
-  (void)keep(outcome, ek_group_close(group));
+  ck_went(outcome, ek_group_close(group));
 }
 
 CK_TEST(what_needs_one_process_is_refused) {
   const ek_status no = EK_ERR_UNSUPPORTED;
   const ek_status want[] = {no, no}; /* gather, balanced */
   const size_t devices[] = {1, 2}, count = sizeof want / sizeof want[0];
-  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
-  ck_processes_run(outcomes, "refusals", devices, 2);
-  all_are_well(outcomes, 2);
+  struct ck_outcome *outcomes = ck_processes_outcomes("refusals", devices, 2);
+  ck_processes_well(outcomes, 2);
   for (size_t i = 0; i < 2 * count; i++) {
     const struct ck_outcome *outcome = &outcomes[i / count];
     ck_assert_uint_eq(outcome->count, 2 * count);
@@ -732,7 +655,6 @@ CK_TEST(what_needs_one_process_is_refused) {
                   "number %zu in process %zu: %s", i % count, i / count,
                   ek_status_name((ek_status)outcome->numbers[2 * (i % count)]));
   }
-  free(outcomes);
 }
 
 /* ---- failures ---- */
@@ -783,23 +705,24 @@ static void look_after(struct ck_outcome *outcome, ek_group *group, struct faili
   ck_outcome_add(outcome, again == EK_OK || strstr(ek_error_message(), why) != NULL);
 }
 
-static void disaster(struct ck_outcome *outcome, const struct ck_process *process,
-                     enum disaster kind) {
+static void disaster(struct ck_outcome *outcome, const struct ck_process *process) {
+  enum disaster kind = DIES;
+  while (strcmp(disasters[kind], process->part) != 0) kind++;
   ek_group *group = NULL;
   ek_tensor tensors[RANKS] = {{0}};
   const int64_t count = 100000;
   struct failing_job job = {.process = process, .disaster = kind};
   job.collective = (struct collective){.tensors = tensors, .kind = 2};
-  if (!keep(outcome, ck_process_open(&group, process, SHORT_LIMIT))) return;
-  bool well = keep(outcome, ek_communicator_open(&job.collective.communicator, group));
+  if (!ck_went(outcome, ck_process_open(&group, process, SHORT_LIMIT))) return;
+  bool well = ck_went(outcome, ek_communicator_open(&job.collective.communicator, group));
   for (size_t k = 0; k < process->devices[process->number] && well; k++) {
-    well = keep(outcome, ek_tensor_create(&tensors[k], ek_group_device(group, k), EK_MEMORY_INPUTS,
+    well = ck_went(outcome, ek_tensor_create(&tensors[k], ek_group_device(group, k), EK_MEMORY_INPUTS,
                                           EK_F32, 1, &count));
     if (well) memset(tensors[k].data, 0, (size_t)count * sizeof(float));
   }
-  well = well && keep(outcome, run_job(group, meet_disaster, &job));
+  well = well && ck_went(outcome, run_job(group, meet_disaster, &job));
   job.second = true;
-  if (well && keep(outcome, run_job(group, meet_disaster, &job))) {
+  if (well && ck_went(outcome, run_job(group, meet_disaster, &job))) {
     outcome->status = EK_ERR_INTERNAL;
     (void)snprintf(outcome->message, sizeof outcome->message, "nothing failed");
   }
@@ -809,14 +732,6 @@ static void disaster(struct ck_outcome *outcome, const struct ck_process *proces
   const ek_status freed = ek_group_close(group);
   ck_outcome_add(outcome, (double)freed);
 }
-
-static void dies(struct ck_outcome *o, const struct ck_process *p) { disaster(o, p, DIES); }
-static void hangs(struct ck_outcome *o, const struct ck_process *p) { disaster(o, p, HANGS); }
-static void fails(struct ck_outcome *o, const struct ck_process *p) { disaster(o, p, FAILS); }
-static void differs(struct ck_outcome *o, const struct ck_process *p) {
-  disaster(o, p, OTHER_COLLECTIVE);
-}
-static void stops(struct ck_outcome *o, const struct ck_process *p) { disaster(o, p, STOPS); }
 
 /* It has failed as it should, in time, has gone on if no process is lost, and could be freed. */
 static void has_ended(const struct ck_outcome *outcome, ek_status status, const char *words,
@@ -848,8 +763,7 @@ CK_LOOP(an_error_in_one_process_is_one_in_all, 2 * DISASTERS) {
   const size_t devices[] = {2, 2, 1}, count = 2 + (size_t)_i % 2;
   if (waits && count == 2) return;
   if (on_gpus() && kind != DIES && kind != FAILS) return;
-  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
-  ck_processes_run(outcomes, disasters[kind], devices, count);
+  struct ck_outcome *outcomes = ck_processes_outcomes(disasters[kind], devices, count);
   for (size_t i = 0; i < count; i++) {
     if (i != 1) {
       has_ended(&outcomes[i], expected[kind].others, expected[kind].heard,
@@ -860,7 +774,6 @@ CK_LOOP(an_error_in_one_process_is_one_in_all, 2 * DISASTERS) {
       has_ended(&outcomes[i], expected[kind].own, expected[kind].said, expected[kind].next);
     }
   }
-  free(outcomes);
 }
 
 /* ---- a trainer, and a model that computes its loss itself ---- */
@@ -942,12 +855,12 @@ static ek_status trainer_steps(struct ck_outcome *outcome, ek_trainer *trainer,
 static void use_trainer(struct ck_outcome *outcome, const struct ck_process *process) {
   ek_trainer *trainer = NULL;
   ek_group *group = NULL;
-  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
-  if (keep(outcome, open_trainer(&trainer, group))) {
-    (void)keep(outcome, trainer_steps(outcome, trainer, process));
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  if (ck_went(outcome, open_trainer(&trainer, group))) {
+    ck_went(outcome, trainer_steps(outcome, trainer, process));
   }
-  (void)keep(outcome, ek_trainer_close(trainer));
-  (void)keep(outcome, ek_group_close(group));
+  ck_went(outcome, ek_trainer_close(trainer));
+  ck_went(outcome, ek_group_close(group));
 }
 
 CK_LOOP(a_trainer_has_the_bits_of_one_process, PLACES) {
@@ -955,37 +868,22 @@ CK_LOOP(a_trainer_has_the_bits_of_one_process, PLACES) {
 }
 
 static const struct ck_part parts[] = {{"collectives", all_collectives},
-                                       {"gpt", train},
-                                       {"mlp", train},
-                                       {"mixer", train},
-                                       {"gpt bf16", train},
-                                       {"gpt f16", train},
-                                       {"gpt sharded", train},
-                                       {"mlp sharded-gradients", train},
-                                       {"gpt fully-sharded", train},
-                                       {"gpt sharded inside", train},
-                                       {"mlp sharded-gradients inside", train},
-                                       {"gpt fully-sharded inside", train},
-                                       {"any gpt", train},
-                                       {"any gpt sharded", train},
-                                       {"any mlp sharded-gradients", train},
-                                       {"any gpt fully-sharded", train},
                                        {"wrong rows", wrong_rows},
                                        {"differ in devices", differ_in_devices},
                                        {"trainer", use_trainer},
                                        {"memory", count_memory},
                                        {"read states", read_states},
-                                       {"save sharded", save_sharded},
-                                       {"save fully-sharded", save_fully},
-                                       {"load replicated", load_replicated},
-                                       {"load sharded-gradients", load_gradients},
+                                       {"save sharded", save_or_load},
+                                       {"save fully-sharded", save_or_load},
+                                       {"load replicated", save_or_load},
+                                       {"load sharded-gradients", save_or_load},
                                        {"refusals", refusals},
-                                       {"dies", dies},
-                                       {"hangs", hangs},
-                                       {"fails", fails},
-                                       {"other collective", differs},
-                                       {"stops", stops},
-                                       {NULL, NULL}};
+                                       {"dies", disaster},
+                                       {"hangs", disaster},
+                                       {"fails", disaster},
+                                       {"other collective", disaster},
+                                       {"stops", disaster},
+                                       {NULL, train}};
 
 static Suite *make_suite(void) { return ck_suite("processes", NULL, NULL); }
 

@@ -4,13 +4,7 @@
  * The module has LAYERS parameters p0, p1, ... [N] and a buffer b [N]: y = x * p0 * p1 * ... + b.
  * What goes wrong is set by the test before the call and only read by the workers.
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <time.h>
-
-#include <evenkeel/mean_squared_error.h>
-#include <evenkeel/pass.h>
 
 #include "ck_mirror.h"
 #include "ck_training.h"
@@ -32,9 +26,8 @@ static void no_trouble(void) {
 
 /* ---- the module ---- */
 
-static ek_status product_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(product) {
   static const int64_t shape[] = {N};
-  (void)self;
   for (int i = 0; i < LAYERS; i++) {
     char name[16];
     snprintf(name, sizeof name, "p%d", i);
@@ -43,11 +36,9 @@ static ek_status product_parameters(const ek_module *self, ek_declaration *decla
   return ek_declare_buffer(declaration, "b", 1, shape, ek_initializer_zeros());
 }
 
-static ek_status product_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                 ek_tensor *outputs) {
+CK_FORWARD(product) {
   const size_t device = ek_device_index(ek_pass_device(pass));
   ek_tensor buffer, p[LAYERS], x = inputs[0];
-  (void)self;
   if (device == trouble.forward) return ek_error_set(EK_ERR_IO, "the test gives up");
   EK_TRY(ek_pass_parameter(&buffer, pass, LAYERS));
   for (int i = 0; i < LAYERS; i++) EK_TRY(ek_pass_parameter(&p[i], pass, (size_t)i));
@@ -86,11 +77,9 @@ static ek_status layer_backward(ek_pass *pass, int layer, ek_tensor *x, ek_tenso
   return ek_pass_gradient_complete(pass, (size_t)layer);
 }
 
-static ek_status product_backward(const ek_module *self, ek_pass *pass,
-                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+CK_BACKWARD(product) {
   const bool fails = ek_device_index(ek_pass_device(pass)) == trouble.backward;
   ek_tensor x = {0};
-  (void)self, (void)grad_inputs;
   ek_status status = ek_pass_take(&x, pass);
   for (int i = LAYERS; status == EK_OK && i-- > 0;) {
     if (fails && LAYERS - 1 - i == trouble.after) {
@@ -143,8 +132,8 @@ static void open_bench(struct bench *b, int placement) {
   ck_setup_place(&b->setup, placement);
   b->setup.options.bucket_bytes = 1; /* a bucket per parameter */
   b->batch = ck_batch_make(&product, EK_F32, SAMPLES, 0, 1);
-  ck_training_open(&b->training, &b->setup);
-  ck_training_open(&b->other, &b->setup);
+  b->training = ck_training_opened(&b->setup);
+  b->other = ck_training_opened(&b->setup);
 }
 
 /* The step failed as it was meant to; the next one is that of the other training. */
@@ -230,8 +219,7 @@ CK_LOOP(buffers_come_from_the_first_device, CK_PLACEMENTS) {
   ck_ok(ck_training_step(&b.training, &b.batch, NULL));
   forward_shows(&b.training, &zeros, false, 4);
   float numbers[N];
-  ek_tensor host;
-  ck_ok(ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(N)));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(N)));
   ck_ok(ek_state_read(&host, b.training.model, "b"));
   for (int i = 0; i < N; i++) ck_assert_float_eq(numbers[i], 4);
 }

@@ -8,13 +8,6 @@
  *
  *     EVENKEEL_TEST_CASES=1000 tests/check_reproducible    # random cases instead of 30
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_batch_norm.h"
 #include "ck_gpt.h"
 #include "ck_running.h"
@@ -25,10 +18,6 @@
 enum { STEPS = 3, MOST_PARTS = 3, NUMBERS = STEPS * (MOST_PARTS + 3) + 2, MOST_GRAINS = 9 };
 
 /* ---- workloads: the usual ones, and one that writes buffers ---- */
-
-static ek_status mean_squared_error(ek_criterion **criterion, ek_reduction reduction) {
-  return ek_mean_squared_error_create(criterion, reduction);
-}
 
 static void running_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
   batch->inputs = batch->targets = 1;
@@ -41,7 +30,7 @@ enum { WORKLOADS = CK_WORKLOADS + 1 };
 static const struct ck_workload *workload_at(int64_t number) {
   static const struct ck_workload running = {.name = "running",
                                              .module = ck_running_create,
-                                             .criterion = mean_squared_error,
+                                             .criterion = ek_mean_squared_error_create,
                                              .shapes = running_shapes};
   return number < CK_WORKLOADS ? &ck_workloads[number] : &running;
 }
@@ -81,12 +70,11 @@ struct outcome {
 
 static ek_group *open_group(const char *backend, size_t devices, int threads) {
   char spec[32];
-  ek_group *group = NULL;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.deterministic = true;
   options.threads_per_device = threads;
   (void)snprintf(spec, sizeof spec, "%s:%zu", backend, devices);
-  ck_ok(ek_group_open(&group, ck_spec(spec), &options));
+  CK_GOT(ek_group *, group, ek_group_open(&group, ck_spec(spec), &options));
   return ck_keep(group);
 }
 
@@ -309,21 +297,17 @@ CK_TEST(random_cases) {
 
 /* What the model says of a batch; rows are in the order of the batch on any number of devices. */
 static void predict(struct outcome *outcome, ek_trainer *trainer, const struct ck_batch *batch) {
-  ek_shards outputs = {0};
   ek_tensor host = {0};
   double sum = 0;
-  ck_ok(ek_trainer_predict(&outputs, trainer, batch->input, 1));
+  CK_SCOPED(ek_shards, outputs, ek_trainer_predict(&outputs, trainer, batch->input, 1));
   host = outputs.parts[0];
   host.shape[0] = outputs.offsets[outputs.count];
   const size_t bytes = ek_tensor_bytes(&host);
-  unsigned char *logits = malloc(bytes + 1);
-  ck_assert_ptr_nonnull(logits);
+  CK_HELD(unsigned char *, logits, ck_array(bytes + 1, 1));
   ck_ok(ek_tensor_host(&host, logits, host.type, host.rank, host.shape));
   ck_ok(ek_gather_host(&host, &outputs));
   for (size_t i = 0; i < bytes; i++) sum = fmod(31 * sum + logits[i], 65521);
   record(outcome, sum);
-  free(logits);
-  ek_shards_free(&outputs);
 }
 
 static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int64_t samples) {
@@ -420,11 +404,10 @@ CK_LOOP(plan_knows_its_peak, 2 * WORKLOADS * CK_PLACEMENTS) {
 CK_LOOP(a_step_is_a_transaction, CK_WORKLOADS * CK_PLACEMENTS) {
   const struct run run = ragged_run(&ck_workloads[_i % CK_WORKLOADS]);
   const struct place place = {3, _i / CK_WORKLOADS, 1, false, false, false};
-  struct ck_training training;
   if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of(&run, &place);
   ek_group *group = open_group("cpu", 3, 1);
-  ck_ok(ck_training_try(&training, &setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
   struct ck_batch batch = ck_batch_make(run.workload, run.type, 11, 0.1, 3);
   uint64_t failures = 0;
   /* The first second micro-batch takes memory for good. */
@@ -469,9 +452,8 @@ CK_TEST(what_is_refused) {
   run.grains = 8;
   ek_data_parallel_model *model = NULL;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_module *norm = NULL;
   options.reproducible = 8;
-  ck_ok(ck_batch_norm_create(&norm, 4));
+  CK_GOT(ek_module *, norm, ck_batch_norm_create(&norm, 4));
   ck_fails(ek_data_parallel_model_open(&model, group, norm, &options), EK_ERR_UNSUPPORTED,
            "collectives of its own");
   ek_module_free(norm);
@@ -483,9 +465,8 @@ CK_TEST(wrong_tokens_are_counted_over_the_batch) {
   const struct run run = ragged_run(ck_workload("gpt"));
   const struct place place = {3, EK_MODE_REPLICATED, 1, false, false, false};
   const struct ck_setup setup = setup_of(&run, &place);
-  struct ck_training training;
   ek_group *group = open_group("cpu", 3, 1);
-  ck_ok(ck_training_try(&training, &setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
   struct ck_batch batch = ck_batch_make(run.workload, run.type, 20, 0, 3);
   const int64_t tokens = ek_tensor_count(&batch.input[0]);
   char words[64];
@@ -495,8 +476,7 @@ CK_TEST(wrong_tokens_are_counted_over_the_batch) {
     *token = 99;
     (void)snprintf(words, sizeof words, "index 99 at position %lld of the batch", (long long)i);
     double loss = 0; /* a GPU finds it before this is read */
-    ck_fails(ck_training_backward(&training, &batch, NULL, true, &loss), EK_ERR_INVALID_ARGUMENT,
-             words);
+    ck_invalid(ck_training_backward(&training, &batch, NULL, true, &loss), words);
     ck_ok(ek_data_parallel_model_discard(training.model));
     *token = right;
   }
@@ -507,9 +487,8 @@ CK_TEST(shards_are_cut_between_grains) {
   const struct run run = ragged_run(ck_workload("mlp"));
   const struct place place = {3, EK_MODE_REPLICATED, 1, false, false, false};
   const struct ck_setup setup = setup_of(&run, &place);
-  struct ck_training training;
   ek_group *group = open_group("cpu", 3, 1);
-  ck_ok(ck_training_try(&training, &setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
   struct ck_batch batch = ck_batch_make(run.workload, run.type, 20, 0, 3);
   ek_shards input = {0}, outputs = {0};
   ek_scatter_options scatter = EK_SCATTER_OPTIONS_INIT;
@@ -519,11 +498,10 @@ CK_TEST(shards_are_cut_between_grains) {
            EK_ERR_SHAPE, "device number 1 begins with sample 7 of 20");
   ek_shards_free(&input);
   forward.scatter = &scatter;
-  ck_fails(ek_data_parallel_model_forward(&outputs, training.model, batch.input, 1, &forward),
-           EK_ERR_INVALID_ARGUMENT, "options.scatter");
+  ck_invalid(ek_data_parallel_model_forward(&outputs, training.model, batch.input, 1, &forward),
+             "options.scatter");
   scatter.kind = EK_SCATTER_GRAINS;
-  ck_fails(ek_scatter(&input, group, batch.input, EK_MEMORY_INPUTS, &scatter),
-           EK_ERR_INVALID_ARGUMENT, "grains");
+  ck_invalid(ek_scatter(&input, group, batch.input, EK_MEMORY_INPUTS, &scatter), "grains");
   scatter.grains = run.grains;
   ck_ok(ek_scatter(&input, group, batch.input, EK_MEMORY_INPUTS, &scatter)); /* 3 3 3, 3 2 2, 2 2 */
   ck_assert_int_eq(input.offsets[1], 9);
@@ -536,17 +514,13 @@ CK_TEST(shards_are_cut_between_grains) {
 /* ---- outputs with several rows for each sample ---- */
 
 /* Each sample of 4 numbers as 2 rows of 2. */
-static ek_status halves_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                ek_tensor *outputs) {
+CK_FORWARD(halves) {
   const int64_t shape[] = {2 * inputs[0].shape[0], 2};
-  (void)self;
   EK_TRY(ek_pass_output(&outputs[0], pass, inputs[0].type, 2, shape));
   return ek_op_copy(ek_pass_stream(pass), &outputs[0], &inputs[0]);
 }
 
-static ek_status halves_backward(const ek_module *self, ek_pass *pass,
-                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  (void)self, (void)pass, (void)grad_outputs, (void)grad_inputs;
+CK_BACKWARD(halves) {
   return ek_error_set(EK_ERR_UNSUPPORTED, "halves: no backward");
 }
 
@@ -561,21 +535,17 @@ CK_LOOP(several_rows_for_each_sample, 3) {
                                     .free = halves_free};
   ek_group *group = open_group("cpu", (size_t)_i + 1, 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_module module;
-  ek_tensor input, output;
-  ek_shards outputs = {0};
   float x[SAMPLES * 4], y[SAMPLES * 4] = {0};
   for (int i = 0; i < SAMPLES * 4; i++) x[i] = (float)i;
   options.reproducible = 8;
-  ck_ok(ek_module_init(&module, &ops, 1, 1));
-  ck_ok(ek_tensor_host(&input, x, EK_F32, CK_SHAPE(SAMPLES, 4)));
-  ck_ok(ek_tensor_host(&output, y, EK_F32, CK_SHAPE(2 * SAMPLES, 2)));
+  CK_GOT(ek_module, module, ek_module_init(&module, &ops, 1, 1));
+  CK_GOT(ek_tensor, input, ek_tensor_host(&input, x, EK_F32, CK_SHAPE(SAMPLES, 4)));
+  CK_GOT(ek_tensor, output, ek_tensor_host(&output, y, EK_F32, CK_SHAPE(2 * SAMPLES, 2)));
   CK_OPENED(ek_data_parallel_model *, model,
             ek_data_parallel_model_open(&model, group, &module, &options));
-  ck_ok(ek_data_parallel_model_forward(&outputs, model, &input, 1, NULL));
+  CK_SCOPED(ek_shards, outputs, ek_data_parallel_model_forward(&outputs, model, &input, 1, NULL));
   ck_ok(ek_gather_host(&output, &outputs));
   ck_assert_mem_eq(x, y, sizeof x);
-  ek_shards_free(&outputs);
 }
 
 CK_SUITE("reproducible")

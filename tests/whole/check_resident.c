@@ -6,11 +6,7 @@
  */
 #include "ek_check.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <unistd.h>
-
-#include <evenkeel/elementwise.h>
 
 #define MIB ((int64_t)1 << 20)
 enum { DEVICES = 2, TENSORS = 37 }; /* of 1 GiB / 74: no multiple of a page */
@@ -56,8 +52,7 @@ static ek_status fill_all(void *context, ek_device *device, size_t index) {
 static int64_t on_ledgers(const ek_group *group) {
   int64_t total = 0;
   for (size_t i = 0; i < DEVICES; i++) {
-    ek_memory_usage usage;
-    ck_ok(ck_memory_stats(&usage, ek_group_device(group, i)));
+    CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, ek_group_device(group, i)));
     ck_assert_uint_eq(usage.current_bytes, usage.peak_bytes);
     total += (int64_t)usage.current_bytes;
   }

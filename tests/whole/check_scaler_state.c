@@ -4,14 +4,9 @@
  *
  * Scales are powers of two, so everything here is exact.
  */
-#include <math.h>
 #include <signal.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <evenkeel/evenkeel.h>
 
 #include "ck_folder.h"
 #include "ck_scaling.h"
@@ -24,14 +19,13 @@ CK_LOOP(the_scaler_is_state, CK_MODES) {
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 3), constant = ck_scaling_fixed(8);
   const struct ck_setup setup = ck_scaling_setup(&mlp, _i, &rule),
                         plain = ck_scaling_setup(&mlp, _i, &constant);
-  struct ck_training a, b, without;
   ek_state_info info;
   ek_step_result result;
   double bad[] = {3, 0, -1, (double)NAN, 0x1p65};
   int64_t less = -1, two = 2;
-  ck_training_open(&a, &setup);
-  ck_training_open(&b, &setup);
-  ck_training_open(&without, &plain);
+  struct ck_training a = ck_training_opened(&setup);
+  struct ck_training b = ck_training_opened(&setup);
+  struct ck_training without = ck_training_opened(&plain);
   ck_assert_uint_eq(ek_state_count(a.model), ek_state_count(without.model) + 2);
   ck_fails(ek_state_find(&info, without.model, "run/loss_scale"), EK_ERR_NOT_FOUND, "loss_scale");
   ck_ok(ek_state_find(&info, a.model, "run/loss_scale"));
@@ -40,10 +34,9 @@ CK_LOOP(the_scaler_is_state, CK_MODES) {
   ck_assert_str_eq(info.name, "run/good_steps");
   ck_assert(info.kind == EK_STATE_KIND_GOOD_STEPS && info.like.type == EK_I64);
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-    ck_fails(ck_scaling_write(&a, "run/loss_scale", EK_F64, &bad[i]), EK_ERR_INVALID_ARGUMENT,
-             "power of two");
+    ck_invalid(ck_scaling_write(&a, "run/loss_scale", EK_F64, &bad[i]), "power of two");
   }
-  ck_fails(ck_scaling_write(&a, "run/good_steps", EK_I64, &less), EK_ERR_INVALID_ARGUMENT, "-1");
+  ck_invalid(ck_scaling_write(&a, "run/good_steps", EK_I64, &less), "-1");
   ck_fails(ck_scaling_write(&a, "run/good_steps", EK_F64, &bad[0]), EK_ERR_TYPE, "i64");
   /* A run that was carried over goes on with its scale. */
   ck_ok(ck_scaling_step(&a, 0, false, NULL));
@@ -112,14 +105,12 @@ CK_LOOP(a_run_that_was_killed, (ck_has_halves() ? 2 : 1) * CK_MODES) {
   const struct ck_workload gpt = ck_spiked("gpt");
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p10, 2);
   struct ck_setup setup = ck_scaling_setup(&gpt, _i % CK_MODES, &rule);
-  struct ck_training whole, resumed;
-  ek_checkpoint_info info;
   int ended = 0;
   if (_i >= CK_MODES) {
     setup.options.precision = EK_PRECISION_F16;
     setup.options.gradient_type = EK_F16;
   }
-  ck_training_open(&whole, &setup);
+  struct ck_training whole = ck_training_opened(&setup);
   if (ck_no_files(ek_checkpoint_save(whole.model, folder, NULL))) {
     ck_training_close(&whole);
     return;
@@ -128,16 +119,15 @@ CK_LOOP(a_run_that_was_killed, (ck_has_halves() ? 2 : 1) * CK_MODES) {
   const pid_t child = fork();
   ck_assert_int_ge(child, 0);
   if (child == 0) {
-    struct ck_training begun;
-    ck_training_open(&begun, &setup);
+    struct ck_training begun = ck_training_opened(&setup);
     course(&begun, 0, KILLED_AT, true);
     (void)raise(SIGKILL);
   }
   ck_assert_int_eq(waitpid(child, &ended, 0), child);
   ck_assert(WIFSIGNALED(ended) && WTERMSIG(ended) == SIGKILL);
   course(&whole, 0, POSITIONS, false);
-  ck_training_open(&resumed, &setup);
-  ck_ok(ek_checkpoint_load(&info, resumed.model, folder));
+  struct ck_training resumed = ck_training_opened(&setup);
+  CK_GOT(ek_checkpoint_info, info, ek_checkpoint_load(&info, resumed.model, folder));
   ck_assert_int_eq(info.step, KILLED_AT - 2);
   ck_assert_int_eq(info.position, KILLED_AT);
   course(&resumed, info.position, POSITIONS, false);
@@ -152,9 +142,8 @@ CK_LOOP(with_and_without, CK_MODES) {
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 3), constant = ck_scaling_fixed(8);
   const struct ck_setup setup = ck_scaling_setup(ck_workload("mlp"), _i, &rule);
   const struct ck_setup plain = ck_scaling_setup(ck_workload("mlp"), _i, &constant);
-  struct ck_training scaled, without;
-  ck_training_open(&scaled, &setup);
-  ck_training_open(&without, &plain);
+  struct ck_training scaled = ck_training_opened(&setup);
+  struct ck_training without = ck_training_opened(&plain);
   course(&without, 0, 1, false);
   if (!ck_no_files(ek_checkpoint_save(without.model, folder, NULL))) {
     course(&scaled, 0, 3, false);

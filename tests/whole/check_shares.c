@@ -3,11 +3,6 @@
  * as little memory as it says.
  */
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
 
 #include "ck_gpt.h"
 #include "ck_mirror.h"
@@ -22,17 +17,14 @@ static struct ck_setup setup_of(const char *workload, const char *spec, ek_mode 
 }
 
 static uint64_t held(const struct ck_training *t, size_t device, ek_memory_category category) {
-  ek_memory_usage usage;
-  ck_ok(ck_memory_stats(&usage, ek_group_device(t->group, device)));
-  return usage.current[category];
+  return ck_usage(ek_group_device(t->group, device)).current[category];
 }
 
 static int64_t flat_elements(const struct ck_training *t) {
   const ek_replica *replica = ek_data_parallel_model_replica(t->model, 0);
   int64_t end = 0;
   for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    ek_parameter_info info;
-    ck_ok(ek_replica_parameter(&info, replica, i));
+    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
     const int64_t last = info.offset + ((ek_tensor_count(&info.value) + 15) & ~(int64_t)15);
     if (!info.buffer && last > end) end = last;
   }
@@ -67,8 +59,7 @@ CK_LOOP(as_sharded_bit_for_bit, CASES) {
 /* Between steps, and between micro-batches, a device holds its shares and no more. */
 CK_LOOP(shares_at_rest, KINDS) {
   struct ck_setup setup = setup_of("gpt", "cpu:3", kinds[_i]);
-  struct ck_training t;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0, 1);
   const uint64_t most = (uint64_t)flat_elements(&t) * sizeof(float);
   for (int when = 0; when < 4; when++) {
@@ -103,40 +94,34 @@ CK_LOOP(buckets_are_given_back, KINDS) {
   struct ck_workload deep = *ck_workload("gpt");
   deep.module = deep_gpt;
   struct ck_setup setup = ck_setup_mode(&deep, "plan:8", kinds[_i]);
-  struct ck_training t;
   setup.options.bucket_bytes = 1;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(&deep, EK_F32, 8, 0, 1);
   const uint64_t block = (12 * WIDTH * WIDTH + 13 * WIDTH) * sizeof(float);
   const uint64_t before = held(&t, 0, EK_MEMORY_GRADIENTS);
   ck_assert_uint_lt(before, (LAYERS + 1) * block / 8);
   ck_ok(ck_training_step(&t, &batch, NULL));
   ck_assert_uint_eq(held(&t, 0, EK_MEMORY_GRADIENTS), before);
-  ek_memory_usage usage;
-  ck_ok(ck_memory_stats(&usage, ek_group_device(t.group, 0)));
-  ck_assert_uint_lt(usage.at_peak[EK_MEMORY_GRADIENTS],
+  ck_assert_uint_lt(ck_usage(ek_group_device(t.group, 0)).at_peak[EK_MEMORY_GRADIENTS],
                     before + 2 * block + block / 16); /* and the tied table */
 }
 
 /* A forward that has added to gradients and is dropped leaves nothing behind. */
 CK_LOOP(a_dropped_forward_gives_back, KINDS) {
   struct ck_setup setup = setup_of("gpt", "cpu:3", kinds[_i]);
-  struct ck_training t;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0, 1);
   const uint64_t before = held(&t, 0, EK_MEMORY_GRADIENTS);
-  ek_shards outputs = {0};
-  ck_ok(ek_data_parallel_model_forward(&outputs, t.model, batch.input, batch.inputs, NULL));
+  CK_OPENED(ek_shards, outputs,
+            ek_data_parallel_model_forward(&outputs, t.model, batch.input, batch.inputs, NULL));
   ck_ok(ek_data_parallel_model_discard(t.model));
   ck_assert_uint_eq(held(&t, 0, EK_MEMORY_GRADIENTS), before);
-  ek_shards_free(&outputs);
 }
 
 /* A replica that holds shares is no place for a pass of one's own. */
 CK_LOOP(a_pass_of_ones_own_is_refused, KINDS) {
   const struct ck_setup setup = setup_of("mlp", "cpu:2", kinds[_i]);
-  struct ck_training t;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   ek_pass *pass = NULL;
   ck_fails(ek_pass_open(&pass, ek_data_parallel_model_replica(t.model, 0), NULL), EK_ERR_STATE,
            "whole");
@@ -152,25 +137,21 @@ struct wrapper {
   ek_module *inner;
 };
 
-static ek_status unit_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(unit) {
   EK_TRY(ek_declare_unit(declaration));
   return ek_declare_wrapped(declaration, ((const struct wrapper *)self)->inner);
 }
 
-static ek_status unit_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                              ek_tensor *outputs) {
+CK_FORWARD(unit) {
   ek_tensor weight;
-  (void)self;
   EK_TRY(ek_pass_parameter(&weight, pass, 0));
   EK_TRY(ek_pass_save(pass, &weight));
   return ek_pass_child_forward(outputs, pass, 0, inputs);
 }
 
-static ek_status unit_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                               ek_tensor *grad_inputs) {
+CK_BACKWARD(unit) {
   struct ck_mirrors m = {0};
   ek_tensor now, kept = {0};
-  (void)self;
   EK_TRY(ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs));
   EK_TRY(ek_pass_parameter(&now, pass, 0));
   EK_TRY(ek_pass_take(&kept, pass));
@@ -234,25 +215,21 @@ struct moody {
   ek_module *inner;
 };
 
-static ek_status moody_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(moody) {
   EK_TRY(ek_declare_module(declaration, "a", ((const struct moody *)self)->inner));
   return ek_declare_module(declaration, "b", ((const struct moody *)self)->inner);
 }
 
-static ek_status moody_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                               ek_tensor *outputs) {
+CK_FORWARD(moody) {
   const size_t first = ek_device_index(ek_pass_device(pass)) % 2;
   ek_tensor between = {0};
-  (void)self;
   EK_TRY(ek_pass_child_forward(&between, pass, first, inputs));
   const ek_status status = ek_pass_child_forward(outputs, pass, 1 - first, &between);
   ek_tensor_free(&between);
   return status;
 }
 
-static ek_status moody_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                                ek_tensor *grad_inputs) {
-  (void)self, (void)pass, (void)grad_outputs, (void)grad_inputs;
+CK_BACKWARD(moody) {
   return EK_OK;
 }
 
@@ -274,29 +251,27 @@ CK_TEST(devices_that_disagree_are_told) {
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   float numbers[12] = {0};
-  ek_tensor input;
   ek_shards output = {0};
   forward.gradient = false;
-  ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(4, 3)));
+  CK_GOT(ek_tensor, input, ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(4, 3)));
   for (ek_mode mode = EK_MODE_SHARDED_GRADIENTS; mode <= EK_MODE_FULLY_SHARDED; mode++) {
-    ek_data_parallel_model *model = NULL;
     ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
-    ck_ok(ek_data_parallel_model_open(&model, group, &m->base, &options));
+    CK_SCOPED(ek_data_parallel_model *, model,
+              ek_data_parallel_model_open(&model, group, &m->base, &options));
     const ek_status status = ek_data_parallel_model_forward(&output, model, &input, 1, &forward);
     ck_assert_int_eq(status, mode == EK_MODE_FULLY_SHARDED ? EK_ERR_SHAPE : EK_OK);
     ek_shards_free(&output);
-    ek_data_parallel_model_free(model);
   }
   ck_no_memory_held(group);
   ek_module_free(&m->base);
 }
 
-static ek_status late_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(late) {
   EK_TRY(ek_declare_wrapped(declaration, ((const struct wrapper *)self)->inner));
   return ek_declare_unit(declaration);
 }
 
-static ek_status twice_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(twice) {
   EK_TRY(ek_declare_unit(declaration));
   return unit_parameters(self, declaration);
 }
@@ -310,9 +285,9 @@ CK_LOOP(a_unit_is_declared_first_and_once, 2) {
   ck_ok(ek_module_init(&m->base, &ops, 1, 1));
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model *model = NULL;
-  ck_fails(ek_data_parallel_model_open(&model, group, &m->base, NULL), EK_ERR_INVALID_ARGUMENT,
-           "a unit must be declared once, before anything else");
-  ck_fails(ek_declare_unit(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_invalid(ek_data_parallel_model_open(&model, group, &m->base, NULL),
+             "a unit must be declared once, before anything else");
+  ck_invalid(ek_declare_unit(NULL), "NULL");
   ek_module_free(&m->base);
 }
 
@@ -356,9 +331,8 @@ CK_LOOP(units_come_and_go, 4) {
   struct ck_workload deep = *ck_workload("gpt");
   deep.module = _i < 3 ? deep_gpt : deep_gpt_again;
   struct ck_setup setup = ck_setup_mode(&deep, "plan:8", EK_MODE_FULLY_SHARDED);
-  struct ck_training t;
   setup.options.bucket_bytes = 1;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(&deep, EK_F32, _i == 0 ? 8 : 3, 0, 1);
   ek_device *device = ek_group_device(t.group, _i == 2 ? 7 : 0); /* one without rows */
   const uint64_t block = (12 * WIDTH * WIDTH + 13 * WIDTH) * sizeof(float);
@@ -401,10 +375,9 @@ CK_TEST(modules_share_units) {
   struct ck_workload stack = *ck_workload("mlp");
   stack.module = stack_of_linears;
   struct ck_setup setup = ck_setup_mode(&stack, "plan:2", EK_MODE_FULLY_SHARDED);
-  struct ck_training t;
   const uint64_t pair = 2 * LAYER * sizeof(float);
   setup.options.bucket_bytes = pair;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(&stack, EK_F32, 8, 0, 1);
   ek_device *device = ek_group_device(t.group, 0);
   ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
@@ -418,7 +391,7 @@ CK_TEST(modules_share_units) {
   ck_training_close(&t);
 
   setup.options.bucket_bytes = 1;
-  ck_training_open(&t, &setup);
+  t = ck_training_opened(&setup);
   const ek_replica *replica = ek_data_parallel_model_replica(t.model, 0);
   for (int i = 0; i < STACK; i++) {
     char name[16];
@@ -437,8 +410,7 @@ CK_TEST(state_is_an_eighth) {
   struct ck_workload deep = *ck_workload("gpt");
   deep.module = deep_gpt;
   struct ck_setup setup = ck_setup_mode(&deep, "plan:8", EK_MODE_FULLY_SHARDED);
-  struct ck_training t;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(&deep, EK_F32, 8, 0, 1);
   static const ek_memory_category state[] = {EK_MEMORY_PARAMETERS, EK_MEMORY_GRADIENTS,
                                              EK_MEMORY_OPTIMIZER};
@@ -447,9 +419,8 @@ CK_TEST(state_is_an_eighth) {
   ck_ok(ck_training_step(&t, &batch, NULL));
   double most = 0, sum = 0;
   for (size_t k = 0; k < 8; k++) {
-    ek_memory_usage usage;
     double at_rest = 0, at_peak = 0;
-    ck_ok(ck_memory_stats(&usage, ek_group_device(t.group, k)));
+    CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, ek_group_device(t.group, k)));
     for (size_t c = 0; c < 3; c++) at_rest += (double)usage.current[state[c]];
     for (size_t c = 0; c < 3; c++) at_peak += (double)usage.at_peak[state[c]];
     ck_assert_double_le(at_rest, 1.02 * eighth);

@@ -11,15 +11,10 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <unistd.h>
-
-#include <evenkeel/gpt.h>
-#include <evenkeel/products.h>
 
 #include "ck_gpt.h"
 #include "ck_training.h"
@@ -267,9 +262,6 @@ CK_LOOP(a_product_of_the_programs_thread_has_the_same_bits, THREADS) {
   for (int signal = 1; signal <= SIGRTMAX && !CK_TSAN; signal++) { /* see begin_storm() */
     ck_assert_int_eq(sigismember(&mask, signal), sigismember(&now, signal));
   }
-  ek_tensor_free(&a);
-  ek_tensor_free(&b);
-  ek_tensor_free(&c);
 }
 
 CK_SUITE("signals")

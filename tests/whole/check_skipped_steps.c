@@ -5,11 +5,6 @@
  * Scales are powers of two, so everything here is exact: the undisturbed run that a run with
  * skipped steps is compared with may have another scale, or none.
  */
-#include <math.h>
-#include <stdlib.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_scaling.h"
 
 /* On one device, in one step; dropout, AdamW, clipping, uneven shards, micro-batches. */
@@ -20,9 +15,8 @@ CK_LOOP(one_step_is_skipped_on_all, CK_PLACEMENTS * CK_SCALING_DEVICES) {
   const size_t device = (size_t)_i % CK_SCALING_DEVICES;
   struct ck_setup setup = ck_scaling_setup(&gpt, _i / CK_SCALING_DEVICES, &rule);
   struct ck_setup plain = ck_scaling_setup(ck_workload("gpt"), _i / CK_SCALING_DEVICES, NULL);
-  struct ck_training disturbed, other;
-  ck_training_open(&disturbed, &setup);
-  ck_training_open(&other, &plain);
+  struct ck_training disturbed = ck_training_opened(&setup);
+  struct ck_training other = ck_training_opened(&plain);
   for (uint64_t i = 0; i < 4; i++) {
     const bool two = i % 2 == 1;
     ek_step_result got, want;
@@ -48,11 +42,10 @@ CK_LOOP(a_scale_that_is_too_large, CK_MODES) {
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p64, 2000), none = ck_scaling_fixed(1);
   struct ck_setup setup = ck_scaling_setup(&mlp, _i, &rule),
                   plain = ck_scaling_setup(&mlp, _i, &none);
-  struct ck_training t, other;
   ek_step_result got = {.skipped = true}, want;
   setup.optimizer = plain.optimizer = plain_sgd;
-  ck_training_open(&t, &setup);
-  ck_training_open(&other, &plain);
+  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training other = ck_training_opened(&plain);
   ck_spike_at(1, 0x1p70);
   ck_ok(ck_scaling_step(&other, 0, true, &want));
   int skipped = 0;
@@ -79,8 +72,7 @@ CK_LOOP(growth_and_backoff, CK_MODES) {
     int64_t good_steps;
   } course[] = {{false, 256, 1}, {false, 256, 2}, {false, 512, 0}, {false, 512, 1}, {true, 256, 0},
                 {true, 128, 0},  {false, 128, 1}, {false, 128, 2}, {false, 256, 0}};
-  struct ck_training t;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   double scale = rule.scale;
   int64_t steps = 0;
   for (size_t i = 0; i < sizeof course / sizeof *course; i++) {
@@ -105,12 +97,11 @@ CK_LOOP(beside_refusing, CK_MODES) {
   const struct ck_workload mlp = ck_spiked("mlp");
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 2000);
   struct ck_setup setup = ck_scaling_setup(&mlp, _i, NULL);
-  struct ck_training t;
   ek_step_result result = {.step = -1};
   ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   options.refuse_not_finite = true;
   options.loss_scale = &rule;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   ck_training_update_with(&t, &options);
   ck_scaling_overflow(&t, 1, 1, true, true);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, CK_SCALING_SAMPLES, 0, 4);
@@ -131,15 +122,14 @@ CK_LOOP(f16_scales_by_itself, CK_MODES) {
   if (!ck_has_halves()) return;
   const struct ck_workload gpt = ck_spiked("gpt");
   struct ck_setup setup = ck_scaling_setup(&gpt, _i, NULL);
-  struct ck_training t, other;
   ek_step_result result, want;
   setup.options.precision = EK_PRECISION_BF16;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   ck_assert_double_eq(ek_data_parallel_optimizer_loss_scale(t.optimizer), 1);
   ck_training_close(&t);
   setup.options.precision = EK_PRECISION_F16;
-  ck_training_open(&t, &setup);
-  ck_training_open(&other, &setup);
+  t = ck_training_opened(&setup);
+  struct ck_training other = ck_training_opened(&setup);
   ck_assert_double_eq(ck_scaling_scale(&t), 65536);
   ck_ok(ck_scaling_step(&t, 0, true,
                         &result)); /* 2^16 times the gradient of the mean is within f16 */
@@ -172,8 +162,7 @@ CK_LOOP(the_same_bits_with_grains, CK_MODES) {
   for (int i = 0; i < 2; i++) {
     struct ck_setup setup = ck_scaling_setup(&gpt, _i, &rule);
     setup.options.reproducible = 5;
-    ek_group *group = NULL;
-    ck_ok(ek_group_open(&group, ck_spec(i == 0 ? "cpu:1" : "cpu:3"), &options));
+    CK_GOT(ek_group *, group, ek_group_open(&group, ck_spec(i == 0 ? "cpu:1" : "cpu:3"), &options));
     ck_ok(ck_training_try(&t[i], &setup, group));
     t[i].owns_group = true;
     for (uint64_t s = 0; s < 4; s++) {
@@ -222,10 +211,9 @@ CK_LOOP(a_rule_of_a_program, CK_MODES) {
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p10, 1);
   struct ck_setup setup = ck_scaling_setup(&mlp, _i, &rule),
                   plain = ck_scaling_setup(&mlp, _i, NULL);
-  struct ck_training t, other;
   setup.optimizer = plain.optimizer = counting_create;
-  ck_training_open(&t, &setup);
-  ck_training_open(&other, &plain);
+  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training other = ck_training_opened(&plain);
   for (uint64_t i = 0; i < 3; i++) {
     ck_ok(ck_scaling_step(&t, i, true, NULL));
     ck_ok(ck_scaling_step(&other, i, true, NULL));

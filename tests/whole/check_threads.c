@@ -6,11 +6,6 @@
  * And a training step must not depend on how many threads a device has, except for rounding; in a
  * deterministic group not at all.
  */
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_training.h"
 
 enum { DEVICES = 4, THREADS = 4, ROWS = 64, WIDTH = 16384, ROUNDS = 20 };
@@ -19,27 +14,19 @@ CK_TEST(many_workers_copy_to_one_device) {
   ek_group *group = ck_open("cpu:4", THREADS);
   const int64_t shape[] = {ROWS, WIDTH};
   const size_t count = (size_t)ROWS * WIDTH;
-  float *source = malloc(count * sizeof *source), *back = malloc(count * sizeof *back);
-  ck_assert(source != NULL && back != NULL);
+  float *source = ck_array(count, sizeof *source), *back = ck_array(count, sizeof *back);
   for (size_t i = 0; i < count; i++) source[i] = (float)(i % 16777213u);
-  ek_tensor host = {0}, host_back = {0};
-  ck_ok(ek_tensor_host(&host, source, EK_F32, 2, shape));
-  ck_ok(ek_tensor_host(&host_back, back, EK_F32, 2, shape));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, source, EK_F32, 2, shape));
+  CK_GOT(ek_tensor, host_back, ek_tensor_host(&host_back, back, EK_F32, 2, shape));
   for (int round = 0; round < ROUNDS; round++) {
-    ek_shards shards = {0}, again = {0};
-    ek_tensor whole = {0};
-    ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, NULL));
-    ck_ok(ek_gather(&whole, &shards, (size_t)round % DEVICES, EK_MEMORY_OUTPUTS));
-    ck_ok(ek_scatter(&again, group, &whole, EK_MEMORY_INPUTS, NULL));
+    CK_SCOPED(ek_shards, shards, ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, NULL));
+    CK_SCOPED(ek_tensor, whole,
+              ek_gather(&whole, &shards, (size_t)round % DEVICES, EK_MEMORY_OUTPUTS));
+    CK_SCOPED(ek_shards, again, ek_scatter(&again, group, &whole, EK_MEMORY_INPUTS, NULL));
     memset(back, 0xFF, count * sizeof *back);
     ck_ok(ek_gather_host(&host_back, &again));
     ck_assert_int_eq(memcmp(source, back, count * sizeof *back), 0);
-    ek_shards_free(&again);
-    ek_tensor_free(&whole);
-    ek_shards_free(&shards);
   }
-  free(back);
-  free(source);
 }
 
 enum { STEPS = 3, SAMPLES = 11 };
@@ -66,8 +53,7 @@ static double *product(int64_t m, int64_t n, int64_t k, bool turned, int threads
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.threads_per_device = threads;
   options.deterministic = true;
-  ek_group *group = NULL;
-  ck_ok(ek_group_open(&group, ck_spec("cpu:1"), &options));
+  CK_SCOPED(ek_group *, group, ek_group_open(&group, ck_spec("cpu:1"), &options));
   ek_device *device = ek_group_device(group, 0);
   struct ck_random random = ck_random_start(11);
   double *values = malloc((size_t)(m * n + m * k + n * k) * sizeof *values);
@@ -75,16 +61,11 @@ static double *product(int64_t m, int64_t n, int64_t k, bool turned, int threads
   for (int64_t i = 0; i < m * k + n * k; i++) values[i] = ck_random_uniform(&random, -1, 1);
   const int64_t a_shape[] = {turned ? k : m, turned ? m : k}, b_shape[] = {n, k},
                 c_shape[] = {m, n};
-  ek_tensor a = ck_upload(device, EK_F32, values, 2, a_shape);
-  ek_tensor b = ck_upload(device, EK_F32, values + m * k, 2, b_shape);
-  ek_tensor c = {0};
-  ck_ok(ek_tensor_create(&c, device, EK_MEMORY_WORKSPACE, EK_F32, 2, c_shape));
+  CK_HELD(ek_tensor, a, ck_upload(device, EK_F32, values, 2, a_shape));
+  CK_HELD(ek_tensor, b, ck_upload(device, EK_F32, values + m * k, 2, b_shape));
+  CK_SCOPED(ek_tensor, c, ek_tensor_create(&c, device, EK_MEMORY_WORKSPACE, EK_F32, 2, c_shape));
   ck_ok(ek_op_matmul(ek_device_stream(device, EK_STREAM_COMPUTE), &c, &a, turned, &b, true, 0));
   ck_get(values, &c);
-  ek_tensor_free(&a);
-  ek_tensor_free(&b);
-  ek_tensor_free(&c);
-  ek_group_free(group);
   return values;
 }
 

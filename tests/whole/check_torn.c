@@ -7,12 +7,6 @@
  *
  * tests/cuda/check_cuda_faults.c does the same with the failures of emulated GPUs.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/fault.h>
-
 #include "ck_snapshot.h"
 #include "ck_state.h"
 
@@ -74,9 +68,8 @@ static void mend(struct ck_training *t, const struct ck_state *state) {
 /* `disturbed` is mended when it is torn; `other` is never disturbed. */
 static void every_piece(const struct ck_setup *setup, const struct ck_batch *batch, size_t device,
                         struct count *count) {
-  struct ck_training disturbed, other;
-  ck_training_open(&disturbed, setup);
-  ck_training_open(&other, setup);
+  struct ck_training disturbed = ck_training_opened(setup);
+  struct ck_training other = ck_training_opened(setup);
   ck_ok(ck_training_step(&disturbed, batch, NULL));
   ck_ok(ck_training_step(&other, batch, NULL));
   bool failed = true;
@@ -154,8 +147,7 @@ CK_LOOP(a_rule_that_fails, CK_MODES * DEVICES * 2) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", mode);
   setup.optimizer = moody_create;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.2, 32);
-  struct ck_training t;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   ck_ok(ck_training_step(&t, &batch, NULL));
   /* With a master on GPUs device 0 alone updates. */
   const ek_status status = ck_training_step(&t, &batch, NULL);
@@ -168,7 +160,7 @@ CK_LOOP(a_rule_that_fails, CK_MODES * DEVICES * 2) {
     ck_assert(ck_training_is_torn(&t));
   }
   ck_training_close(&t);
-  ck_training_open(&t, &setup);
+  t = ck_training_opened(&setup);
   ck_ok(ck_training_step(&t, &batch, NULL));
 }
 
@@ -197,9 +189,8 @@ static void mend_in_part(struct ck_training *t, const struct ck_state *state) {
 /* The copy to device 1 fails when device 0 has it: torn. A wrong call changes nothing. */
 CK_TEST(set_fails_halfway) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_REPLICATED);
-  struct ck_training t;
   float numbers[7 * 19] = {1};
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   struct ck_state state = ck_state_take(t.model);
   ek_tensor host = ck_like(&t, "0.weight");
   host.data = numbers;
@@ -214,9 +205,8 @@ CK_TEST(set_fails_halfway) {
 /* What was written of an optimizer does not count when it has been freed. */
 CK_TEST(the_optimizer_is_freed) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_REPLICATED);
-  struct ck_training t;
   setup.optimizer = ck_clipped_adamw;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   struct ck_state state = ck_state_take(t.model);
   ck_ok(ek_fault_at(ek_group_device(t.group, 1), 1, EK_ERR_UNAVAILABLE));
   ck_fails(ek_state_write(t.model, state.info[0].name, &state.host[0]), EK_ERR_UNAVAILABLE, "copy");
@@ -244,9 +234,8 @@ static ek_status refuse(void *context, ek_device *device, size_t index) {
 CK_LOOP(a_foreign_failure, CK_MODES) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.2, 33);
-  struct ck_training t, other;
-  ck_training_open(&t, &setup);
-  ck_training_open(&other, &setup);
+  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training other = ck_training_opened(&setup);
   for (int step = 0; step < 3; step++) {
     ck_ok(ck_training_step(&t, &batch, NULL));
     ck_fails(ek_group_apply(t.group, refuse, NULL), EK_ERR_IO, "not this one");

@@ -5,15 +5,6 @@
  * step: their gradients differ by rounding, 1e-6, and training of a well-conditioned start
  * amplifies it slowly; 1e-4 is allowed (docs/numerics.md, "Data parallelism").
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/adamw.h>
-#include <evenkeel/cross_entropy.h>
-#include <evenkeel/gpt.h>
-
 #include "ck_gpt.h"
 #include "ck_training.h"
 
@@ -78,13 +69,12 @@ static void train(double *losses, int order, ek_type precision) {
   static const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE}; /* every step is taken */
   struct ck_setup setup =
       ck_setup_mode(&bytes, order == CK_PLACEMENTS ? "cpu:1" : "cpu:3", EK_MODE_REPLICATED);
-  struct ck_training t;
   if (order < CK_PLACEMENTS) ck_setup_place(&setup, order);
   setup.options.bucket_bytes = 4096;
   setup.options.precision = (ek_precision)precision;
   setup.optimizer = adamw;
   if (precision == EK_F16) setup.loss_scale = &none;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   for (int step = 0; step < step_count(); step++) {
     struct ck_batch batch = windows(step);
     ek_step_result result;

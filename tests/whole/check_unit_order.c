@@ -9,10 +9,6 @@
  * devices' order.
  */
 #include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
 
 #include "ck_frozen.h"
 #include "ck_gpt.h"
@@ -159,7 +155,7 @@ struct uneven {
   enum way way;
 };
 
-static ek_status uneven_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(uneven) {
   const struct uneven *m = (const struct uneven *)self;
   if (m->way == ONE_UNIT) EK_TRY(ek_declare_unit(declaration));
   EK_TRY(ek_declare_module(declaration, "a", m->inner[0]));
@@ -173,8 +169,7 @@ static ek_status run_once(ek_pass *pass, size_t child, const ek_tensor *inputs) 
   return EK_OK;
 }
 
-static ek_status uneven_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                ek_tensor *outputs) {
+CK_FORWARD(uneven) {
   const struct uneven *m = (const struct uneven *)self;
   const bool rows = inputs[0].shape[0] > 0;
   if (m->way != MORE_AT_THE_END && m->way != LEAVES_OUT && !rows) EK_TRY(run_once(pass, 0, inputs));
@@ -187,9 +182,7 @@ static ek_status uneven_forward(const ek_module *self, ek_pass *pass, const ek_t
   return ek_tensor_share(&outputs[0], &inputs[0]);
 }
 
-static ek_status uneven_backward(const ek_module *self, ek_pass *pass,
-                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  (void)self, (void)pass, (void)grad_outputs, (void)grad_inputs;
+CK_BACKWARD(uneven) {
   return ek_error_set(EK_ERR_INTERNAL, "this module has no backward");
 }
 
@@ -226,9 +219,8 @@ CK_LOOP(devices_that_go_other_ways_are_told, WAYS) {
             ek_data_parallel_model_open(&model, group, module, &options));
   for (int64_t rows = 2; rows-- > 0;) {
     for (int again = 0; again < 2; again++) {
-      ek_tensor input;
       ek_shards output = {0};
-      ck_ok(ek_tensor_host(&input, numbers, EK_F64, CK_SHAPE(rows + 1, 3)));
+      CK_GOT(ek_tensor, input, ek_tensor_host(&input, numbers, EK_F64, CK_SHAPE(rows + 1, 3)));
       const ek_status status = ek_data_parallel_model_forward(&output, model, &input, 1, &forward);
 #ifdef NDEBUG
       const bool seen = rows == 0 && _i != ONE_UNIT;
@@ -269,8 +261,7 @@ CK_TEST(what_is_gathered_ahead_has_arrived) {
   ck_ok(ek_data_parallel_model_options_set_mode(&options, EK_MODE_FULLY_SHARDED));
   ck_ok(ek_data_parallel_model_open(&model, group, &m->base, &options));
   for (int again = 0; again < 2; again++) {
-    ek_shards output = {0};
-    ck_ok(ek_data_parallel_model_forward(&output, model, &input, 1, &forward));
+    CK_GOT(ek_shards, output, ek_data_parallel_model_forward(&output, model, &input, 1, &forward));
     ek_shards_free(&output);
     for (int d = 0; d < 2; d++) {
       for (int i = 0; i < NUMBERS; i++) pattern[i] = d + 1;
@@ -300,7 +291,7 @@ struct skipping {
   ek_module *children[4];
 };
 
-static ek_status skipping_parameters(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(skipping) {
   static const char *const names[] = {"a", "b", "c", "d"};
   const struct skipping *m = (const struct skipping *)self;
   for (int i = 0; i < 4; i++) EK_TRY(ek_declare_module(declaration, names[i], m->children[i]));
@@ -308,10 +299,8 @@ static ek_status skipping_parameters(const ek_module *self, ek_declaration *decl
   return ek_declare_tie(declaration, "c.bias", "a.bias");
 }
 
-static ek_status skipping_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                  ek_tensor *outputs) {
+CK_FORWARD(skipping) {
   ek_tensor first = {0}, second = {0};
-  (void)self;
   ek_status status = ek_pass_child_forward(&first, pass, 0, inputs);
   if (status == EK_OK) status = ek_pass_child_forward(&second, pass, 2, &first);
   if (status == EK_OK) status = ek_pass_child_forward(outputs, pass, 3, &second);
@@ -348,19 +337,16 @@ CK_TEST(what_was_not_needed_has_arrived) {
   forward.gradient = false;
   for (int i = 0; i < 2; i++) {
     ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-    ek_data_parallel_model *model = NULL;
-    ek_tensor input, host;
-    ek_shards output = {0};
     options.bucket_bytes = 1;
-    ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(ROWS, 3)));
-    ck_ok(ek_tensor_host(&host, results[i], EK_F32, CK_SHAPE(ROWS, OUT)));
+    CK_GOT(ek_tensor, input, ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(ROWS, 3)));
+    CK_GOT(ek_tensor, host, ek_tensor_host(&host, results[i], EK_F32, CK_SHAPE(ROWS, OUT)));
     ck_ok(ek_data_parallel_model_options_set_mode(&options, i == 0 ? EK_MODE_REPLICATED
                                                                    : EK_MODE_FULLY_SHARDED));
-    ck_ok(ek_data_parallel_model_open(&model, group, &m->base, &options));
-    ck_ok(ek_data_parallel_model_forward(&output, model, &input, 1, &forward));
+    CK_SCOPED(ek_data_parallel_model *, model,
+              ek_data_parallel_model_open(&model, group, &m->base, &options));
+    CK_SCOPED(ek_shards, output,
+              ek_data_parallel_model_forward(&output, model, &input, 1, &forward));
     ck_ok(ek_gather_host(&host, &output));
-    ek_shards_free(&output);
-    ek_data_parallel_model_free(model);
   }
   ck_assert_mem_eq(results[0], results[1], sizeof results[0]);
   ck_no_memory_held(group);
@@ -373,11 +359,9 @@ CK_TEST(what_was_not_needed_has_arrived) {
 static atomic_int wrong, seen_empty;
 
 /* What a running module makes has holders, and is unlike any other tensor. */
-static ek_status look_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                              ek_tensor *outputs) {
+CK_FORWARD(look) {
   const ek_tensor *like = &inputs[0];
   ek_tensor other = {0}, shared = {0};
-  (void)self;
   EK_TRY(ek_pass_output(&outputs[0], pass, like->type, like->rank, like->shape));
   EK_TRY(ek_pass_output(&other, pass, like->type, like->rank, like->shape));
   if (ek_tensor_holders(&other) != 1 || other.memory == outputs[0].memory) wrong++;
@@ -407,13 +391,11 @@ CK_TEST(tensors_without_elements_have_holders) {
   ek_data_parallel_model *model = NULL;
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   float numbers[2] = {1, 2};
-  ek_tensor input;
-  ek_shards output = {0};
   forward.gradient = false;
-  ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(1, 2)));
+  CK_GOT(ek_tensor, input, ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(1, 2)));
   ck_ok(ek_data_parallel_model_options_set_mode(&options, EK_MODE_FULLY_SHARDED));
   ck_ok(ek_data_parallel_model_open(&model, group, module, &options));
-  ck_ok(ek_data_parallel_model_forward(&output, model, &input, 1, &forward));
+  CK_GOT(ek_shards, output, ek_data_parallel_model_forward(&output, model, &input, 1, &forward));
   ck_assert_int_eq(atomic_load(&wrong), 0);
   ck_assert_int_eq(atomic_load(&seen_empty), 1);
   ck_assert_int_eq(ek_tensor_count(&output.parts[1]), 0);

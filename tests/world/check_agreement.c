@@ -5,13 +5,6 @@
  * The processes of a test talk past the library (tell_all), so that a part knows what the others got
  * from a call, and all of them try the same number of failures.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_processes.h"
 #include "ck_training.h"
 
@@ -20,24 +13,11 @@ enum { COUNT = 3, VICTIM = 1, SAMPLES = 2, WAYS = 4, MOST = 4000 };
 /* Seconds in which all processes have the error of one. */
 #define SOON (1.0 * (1 + 9 * (CK_TSAN || CK_ASAN)))
 
-static bool keep(struct ck_outcome *outcome, ek_status status) {
-  if (status == EK_OK || outcome->status != EK_OK) return status == EK_OK;
-  outcome->status = status;
-  (void)snprintf(outcome->message, sizeof outcome->message, "%s", ek_error_message());
-  return false;
-}
-
 static void complain(struct ck_outcome *outcome, const char *words, uint64_t n) {
   if (outcome->status != EK_OK) return;
   outcome->status = EK_ERR_INTERNAL;
   (void)snprintf(outcome->message, sizeof outcome->message, "%s (failure number %llu): %s", words,
                  (unsigned long long)n, ek_error_message());
-}
-
-static double now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
 static uint64_t hash_of(const void *bytes, size_t count) {
@@ -100,11 +80,11 @@ static ek_status one_step(struct trial *trial) {
 static bool reopen(struct trial *trial) {
   if (trial->training.model != NULL) ck_training_free(&trial->training);
   memset(&trial->training, 0, sizeof trial->training);
-  if (!keep(trial->outcome, ck_training_try(&trial->training, &trial->setup, trial->group))) {
+  if (!ck_went(trial->outcome, ck_training_try(&trial->training, &trial->setup, trial->group))) {
     return false;
   }
   /* When the arenas are warm, a step makes fewer requests. */
-  if (trial->warm && !keep(trial->outcome, one_step(trial))) return false;
+  if (trial->warm && !ck_went(trial->outcome, one_step(trial))) return false;
   trial->fresh = state_of(&trial->training);
   return true;
 }
@@ -137,10 +117,10 @@ static bool try_one(struct trial *trial, int way, uint64_t n, uint64_t *torn) {
   const struct ck_process *process = trial->process;
   struct ck_outcome *outcome = trial->outcome;
   char words[2048];
-  if (!keep(outcome, arm(trial, way, n))) return true;
-  const double begun = now();
+  if (!ck_went(outcome, arm(trial, way, n))) return true;
+  const double begun = ck_now();
   const ek_status status = one_step(trial);
-  const double seconds = now() - begun;
+  const double seconds = ck_now() - begun;
   (void)snprintf(words, sizeof words, "%s", status == EK_OK ? "" : ek_error_message());
   (void)arm(trial, way, 0);
   uint64_t all[COUNT];
@@ -166,7 +146,7 @@ static void fail_everywhere(struct ck_outcome *outcome, const struct ck_process 
   trial.setup = ck_setup_mode(workload, "", mode);
   trial.setup.optimizer = ck_clipped_adamw;
   trial.setup.options.bucket_bytes = 4096;
-  if (!keep(outcome, ck_process_open(&trial.group, process, 0))) return;
+  if (!ck_went(outcome, ck_process_open(&trial.group, process, 0))) return;
   trial.batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 7 + process->number);
   for (int way = 0; way < WAYS && outcome->status == EK_OK; way++) {
     trial.warm = way > 0;
@@ -178,7 +158,7 @@ static void fail_everywhere(struct ck_outcome *outcome, const struct ck_process 
   ck_outcome_add(outcome, (double)torn);
   ck_outcome_add(outcome, trial.longest);
   ck_training_free(&trial.training);
-  (void)keep(outcome, ek_group_close(trial.group));
+  ck_went(outcome, ek_group_close(trial.group));
 }
 
 static void fail_replicated(struct ck_outcome *o, const struct ck_process *p) {
@@ -197,35 +177,26 @@ static void none_fails(struct ck_outcome *outcome, const struct ck_process *proc
   trial.setup = ck_setup_mode(workload, "", EK_MODE_REPLICATED);
   trial.setup.optimizer = ck_clipped_adamw;
   trial.setup.options.bucket_bytes = 4096;
-  if (!keep(outcome, ck_process_open(&trial.group, process, 0))) return;
+  if (!ck_went(outcome, ck_process_open(&trial.group, process, 0))) return;
   trial.batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 7 + process->number);
   if (reopen(&trial)) {
-    for (int step = 0; step < 2 && keep(outcome, one_step(&trial)); step++) {
+    for (int step = 0; step < 2 && ck_went(outcome, one_step(&trial)); step++) {
       ck_outcome_add(outcome, (double)(state_of(&trial.training) >> 12));
     }
     ck_training_free(&trial.training);
   }
-  (void)keep(outcome, ek_group_close(trial.group));
+  ck_went(outcome, ek_group_close(trial.group));
 }
 
 static const size_t devices[COUNT] = {1, 2, 1};
 
-static void all_are_well(const struct ck_outcome *outcomes) {
-  for (size_t i = 0; i < COUNT; i++) {
-    ck_assert_msg(outcomes[i].whole && outcomes[i].exit == 0, "process %zu ended with %d", i,
-                  outcomes[i].exit);
-    ck_assert_msg(outcomes[i].status == EK_OK, "process %zu: %s", i, outcomes[i].message);
-  }
-}
-
 CK_LOOP(each_failure_is_one_in_all, 3) {
   static const char *const parts[] = {"fail replicated", "fail sharded", "fail fully-sharded"};
-  struct ck_outcome *outcomes = calloc(2 * COUNT, sizeof *outcomes), *well = outcomes + COUNT;
+  struct ck_outcome *well = ck_processes_outcomes("none fails", devices, COUNT);
   double longest = 0;
-  ck_processes_run(well, "none fails", devices, COUNT);
-  all_are_well(well);
-  ck_processes_run(outcomes, parts[_i], devices, COUNT);
-  all_are_well(outcomes);
+  ck_processes_well(well, COUNT);
+  struct ck_outcome *outcomes = ck_processes_outcomes(parts[_i], devices, COUNT);
+  ck_processes_well(outcomes, COUNT);
   for (size_t i = 0; i < COUNT; i++) {
     const double *got = outcomes[i].numbers;
     ck_assert_uint_eq(outcomes[i].count, WAYS + 3);
@@ -239,7 +210,6 @@ CK_LOOP(each_failure_is_one_in_all, 3) {
   }
   printf("%s: %.0f failures, one answer after at most %.3f s\n", parts[_i],
          outcomes->numbers[WAYS], longest);
-  free(outcomes);
 }
 
 /* ---- calls that one process makes wrongly ---- */
@@ -262,7 +232,7 @@ static void wrong_calls(struct ck_outcome *outcome, const struct ck_process *pro
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 3);
   ek_trainer *trainer = NULL;
   setup.optimizer = ck_clipped_adamw;
-  if (!keep(outcome, ck_process_open(&setup.group, process, 0))) return;
+  if (!ck_went(outcome, ck_process_open(&setup.group, process, 0))) return;
   trainer = ck_trainer_open(&setup);
   for (int which = 0; which < 4; which++) {
     const ek_status status = wrong_call(trainer, &batch, which, process->number == VICTIM);
@@ -270,17 +240,15 @@ static void wrong_calls(struct ck_outcome *outcome, const struct ck_process *pro
     if (status == EK_OK || !all_same(process, hash_of(words, strlen(words)))) {
       complain(outcome, "a call that one process makes wrongly", (uint64_t)which);
     }
-    if (!keep(outcome, wrong_call(trainer, &batch, which, false))) break;
+    if (!ck_went(outcome, wrong_call(trainer, &batch, which, false))) break;
   }
   ek_trainer_free(trainer);
-  (void)keep(outcome, ek_group_close(setup.group));
+  ck_went(outcome, ek_group_close(setup.group));
 }
 
 CK_TEST(a_call_that_one_process_makes_wrongly) {
-  struct ck_outcome *outcomes = calloc(COUNT, sizeof *outcomes);
-  ck_processes_run(outcomes, "wrong calls", devices, COUNT);
-  all_are_well(outcomes);
-  free(outcomes);
+  struct ck_outcome *outcomes = ck_processes_outcomes("wrong calls", devices, COUNT);
+  ck_processes_well(outcomes, COUNT);
 }
 
 /* ---- what must be the same ---- */
@@ -340,7 +308,7 @@ cleanup:
 
 static void differ(struct ck_outcome *outcome, const struct ck_process *process) {
   ek_group *group = NULL;
-  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
   for (int which = 0; which < DIFFERENCES; which++) {
     const ek_status status = open_differently(group, which, process->number == VICTIM);
     const char *words = ek_error_message();
@@ -349,16 +317,14 @@ static void differ(struct ck_outcome *outcome, const struct ck_process *process)
         !all_same(process, hash_of(words, strlen(words)))) {
       complain(outcome, differences[which], (uint64_t)which);
     }
-    if (!keep(outcome, open_differently(group, which, false))) break;
+    if (!ck_went(outcome, open_differently(group, which, false))) break;
   }
-  (void)keep(outcome, ek_group_close(group));
+  ck_went(outcome, ek_group_close(group));
 }
 
 CK_TEST(what_differs_is_named_in_all) {
-  struct ck_outcome *outcomes = calloc(COUNT, sizeof *outcomes);
-  ck_processes_run(outcomes, "differ", devices, COUNT);
-  all_are_well(outcomes);
-  free(outcomes);
+  struct ck_outcome *outcomes = ck_processes_outcomes("differ", devices, COUNT);
+  ck_processes_well(outcomes, COUNT);
 }
 
 static const struct ck_part parts[] = {{"fail replicated", fail_replicated},

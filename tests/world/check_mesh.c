@@ -9,8 +9,6 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -46,8 +44,10 @@ static bool connect_two(int pair[2], int family) {
   return works;
 }
 
-/* Wires of processes 0 and 1 of two. */
-static bool open_two(struct ek__wire wires[2], int family) {
+/* Wires of processes 0 and 1 of two, which are closed after a test. */
+static struct ek__wire wires[2];
+
+static bool open_two(int family) {
   int pair[2];
   if (!connect_two(pair, family)) return false;
   for (size_t i = 0; i < 2; i++) {
@@ -57,7 +57,10 @@ static bool open_two(struct ek__wire wires[2], int family) {
   return true;
 }
 
-static void close_wire(struct ek__wire *wire) { wire->table->close(wire->self); }
+static void close_wire(struct ek__wire *wire) {
+  wire->table->close(wire->self);
+  wire->table = NULL;
+}
 
 enum { PERIOD = 251 * 256 }; /* of byte_of() */
 
@@ -70,6 +73,7 @@ struct traffic {
   struct ek__move moves[2][EK__MOVES];
   size_t count;
 };
+static struct traffic with;
 
 static void *bytes_of(size_t from, size_t number, size_t count) {
   unsigned char *bytes = malloc(count + 1);
@@ -80,10 +84,10 @@ static void *bytes_of(size_t from, size_t number, size_t count) {
   return bytes;
 }
 
-static void add_move(struct traffic *with, size_t from_0, size_t from_1) {
-  const size_t sizes[2] = {from_0, from_1}, i = with->count++;
+static void add_move(size_t from_0, size_t from_1) {
+  const size_t sizes[2] = {from_0, from_1}, i = with.count++;
   for (size_t p = 0; p < 2; p++) {
-    with->moves[p][i] = (struct ek__move){.peer = 1 - p,
+    with.moves[p][i] = (struct ek__move){.peer = 1 - p,
                                           .out = bytes_of(p, i, sizes[p]),
                                           .out_bytes = sizes[p],
                                           .in = calloc(1, sizes[1 - p] + 1),
@@ -91,36 +95,36 @@ static void add_move(struct traffic *with, size_t from_0, size_t from_1) {
   }
 }
 
-static void begin_moves(struct ek__wire *wire, struct traffic *with, size_t p) {
-  for (size_t i = 0; i < with->count; i++) {
-    ck_ok(wire->table->begin(wire->self, &with->moves[p][i]));
+static void begin_moves(size_t p) {
+  for (size_t i = 0; i < with.count; i++) {
+    ck_ok(wires[p].table->begin(wires[p].self, &with.moves[p][i]));
   }
 }
 
 /* Tests all moves of a process, the last one first; whether all are done. */
-static ek_status test_moves(bool *all, struct ek__wire *wire, struct traffic *with, size_t p) {
+static ek_status test_moves(bool *all, struct ek__wire *wire, size_t p) {
   *all = true;
-  for (size_t i = with->count; i-- > 0;) {
-    EK_TRY(wire->table->test(wire->self, &with->moves[p][i]));
-    *all = *all && with->moves[p][i].done;
+  for (size_t i = with.count; i-- > 0;) {
+    EK_TRY(wire->table->test(wire->self, &with.moves[p][i]));
+    *all = *all && with.moves[p][i].done;
   }
   return EK_OK;
 }
 
-static ek_status finish(struct ek__wire wires[2], struct traffic *with) {
+static ek_status finish(void) {
   bool all[2] = {false, false};
   for (int round = 0; !all[0] || !all[1]; round++) {
-    for (size_t p = 0; p < 2; p++) EK_TRY(test_moves(&all[p], &wires[p], with, p));
+    for (size_t p = 0; p < 2; p++) EK_TRY(test_moves(&all[p], &wires[p], p));
     if (round > ROUNDS) return ek_error_set(EK_ERR_ABORTED, "it hangs");
     if (round % 16 == 15) wires[0].table->wait(wires[0].self, 0.001);
   }
   return EK_OK;
 }
 
-static void check_bytes(const struct traffic *with) {
+static void check_bytes(void) {
   for (size_t p = 0; p < 2; p++) {
-    for (size_t i = 0; i < with->count; i++) {
-      const struct ek__move *move = &with->moves[p][i];
+    for (size_t i = 0; i < with.count; i++) {
+      const struct ek__move *move = &with.moves[p][i];
       const unsigned char *in = move->in;
       void *right = bytes_of(1 - p, i, move->in_bytes);
       const bool same = memcmp(in, right, move->in_bytes) == 0;
@@ -131,13 +135,20 @@ static void check_bytes(const struct traffic *with) {
   }
 }
 
-static void drop_moves(struct traffic *with) {
-  for (size_t i = 0; i < 2 * with->count; i++) {
-    struct ek__move *move = &with->moves[i % 2][i / 2];
+static void drop_moves(void) {
+  for (size_t i = 0; i < 2 * with.count; i++) {
+    struct ek__move *move = &with.moves[i % 2][i / 2];
     free((void *)(uintptr_t)move->out);
     free(move->in);
   }
-  *with = (struct traffic){.count = 0};
+  with.count = 0;
+}
+
+static void close_two(void) {
+  for (size_t p = 0; p < 2; p++) {
+    if (wires[p].table != NULL) close_wire(&wires[p]);
+  }
+  drop_moves();
 }
 
 /* ---- moves ---- */
@@ -147,47 +158,36 @@ static const size_t sizes[] = {
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
 CK_LOOP(bytes_arrive_in_order, KINDS) {
-  struct ek__wire wires[2];
-  struct traffic with = {.count = 0};
-  if (!open_two(wires, families[_i])) return;
+  if (!open_two(families[_i])) return;
   for (size_t first = 0; first < SIZES; first++) {
     for (size_t i = 0; i < EK__MOVES; i++) {
-      add_move(&with, sizes[(first + i) % SIZES], sizes[(first + 3 * i + 1) % SIZES]);
+      add_move(sizes[(first + i) % SIZES], sizes[(first + 3 * i + 1) % SIZES]);
     }
-    begin_moves(&wires[first % 2], &with, first % 2);
-    begin_moves(&wires[1 - first % 2], &with, 1 - first % 2);
-    ck_ok(finish(wires, &with));
-    check_bytes(&with);
-    drop_moves(&with);
+    begin_moves(first % 2);
+    begin_moves(1 - first % 2);
+    ck_ok(finish());
+    check_bytes();
+    drop_moves();
   }
-  close_wire(&wires[0]);
-  close_wire(&wires[1]);
 }
 
 CK_TEST(a_large_move) {
-  struct ek__wire wires[2];
-  struct traffic with = {.count = 0};
-  ck_assert(open_two(wires, AF_INET));
-  add_move(&with, (size_t)64 << 20, (size_t)64 << 20);
-  begin_moves(&wires[0], &with, 0);
-  begin_moves(&wires[1], &with, 1);
-  ck_ok(finish(wires, &with));
-  check_bytes(&with);
-  drop_moves(&with);
-  close_wire(&wires[0]);
-  close_wire(&wires[1]);
+  ck_assert(open_two(AF_INET));
+  add_move((size_t)64 << 20, (size_t)64 << 20);
+  begin_moves(0);
+  begin_moves(1);
+  ck_ok(finish());
+  check_bytes();
 }
 
 /* wait() alone advances moves. After a move has become complete it comes back at once, because the
  * caller may have tested that one before; after that it sleeps, also while a move that is complete
  * has not been tested. */
 CK_TEST(waiting_advances_all) {
-  struct ek__wire wires[2];
-  struct traffic with = {.count = 0};
-  ck_assert(open_two(wires, AF_INET));
-  add_move(&with, 100, 200);
-  begin_moves(&wires[0], &with, 0);
-  begin_moves(&wires[1], &with, 1);
+  ck_assert(open_two(AF_INET));
+  add_move(100, 200);
+  begin_moves(0);
+  begin_moves(1);
   const double begun = now();
   while (with.moves[0][0].used[1] < 200) wires[0].table->wait(wires[0].self, 30);
   wires[0].table->wait(wires[0].self, 30);
@@ -195,57 +195,44 @@ CK_TEST(waiting_advances_all) {
   const double complete = now();
   wires[0].table->wait(wires[0].self, 0.05);
   ck_assert_double_ge(now() - complete, 0.049);
-  ck_ok(finish(wires, &with));
+  ck_ok(finish());
   const double idle = now();
   wires[0].table->wait(wires[0].self, 0.05); /* and nothing to wait for takes that long */
   ck_assert_double_ge(now() - idle, 0.049);
-  drop_moves(&with);
-  close_wire(&wires[0]);
-  close_wire(&wires[1]);
 }
 
 CK_TEST(too_many_moves_are_refused) {
-  struct ek__wire wires[2];
-  struct traffic with = {.count = 0};
   char byte = 0;
-  ck_assert(open_two(wires, AF_INET));
-  for (int i = 0; i < EK__MOVES; i++) add_move(&with, 1, 1);
-  begin_moves(&wires[0], &with, 0);
+  ck_assert(open_two(AF_INET));
+  for (int i = 0; i < EK__MOVES; i++) add_move(1, 1);
+  begin_moves(0);
   struct ek__move more = {.peer = 1, .in = &byte, .in_bytes = 1};
   ck_fails(wires[0].table->begin(wires[0].self, &more), EK_ERR_INTERNAL, "more than 4");
-  begin_moves(&wires[1], &with, 1);
-  ck_ok(finish(wires, &with));
-  check_bytes(&with);
-  drop_moves(&with);
-  close_wire(&wires[0]);
-  close_wire(&wires[1]);
+  begin_moves(1);
+  ck_ok(finish());
+  check_bytes();
 }
 
 static const size_t unlike[][2] = {{1, 2}, {2, 1}, {100, 99}, {1000000, 1000001}};
 
 CK_LOOP(sizes_that_differ_are_an_error_of_both, 4) {
-  struct ek__wire wires[2];
-  struct traffic with = {.count = 0};
   bool all = false;
-  ck_assert(open_two(wires, AF_INET));
-  add_move(&with, unlike[_i][0], 0);
+  ck_assert(open_two(AF_INET));
+  add_move(unlike[_i][0], 0);
   with.moves[1][0].in_bytes = unlike[_i][1];
   free(with.moves[1][0].in);
   with.moves[1][0].in = calloc(1, unlike[_i][1]);
-  begin_moves(&wires[0], &with, 0);
-  begin_moves(&wires[1], &with, 1);
+  begin_moves(0);
+  begin_moves(1);
   ek_status status = EK_OK;
   for (int i = 0; i < ROUNDS && status == EK_OK; i++) {
-    (void)test_moves(&all, &wires[0], &with, 0);
-    status = test_moves(&all, &wires[1], &with, 1);
+    (void)test_moves(&all, &wires[0], 0);
+    status = test_moves(&all, &wires[1], 1);
   }
   ck_assert_int_eq(status, EK_ERR_IO);
   ck_assert_ptr_nonnull(strstr(ek_error_message(), "instead of one of"));
   ck_fails(wires[1].table->begin(wires[1].self, &with.moves[1][0]), EK_ERR_IO, "instead of one of");
   while (!wires[0].table->gone(wires[0].self, 1)) continue; /* the other one learns it */
-  close_wire(&wires[0]);
-  close_wire(&wires[1]);
-  drop_moves(&with);
 }
 
 /* ---- notices ---- */
@@ -266,37 +253,31 @@ static void give(struct ek__wire *wire, size_t to, unsigned char first) {
 }
 
 CK_LOOP(notices_pass_between_moves, KINDS) {
-  struct ek__wire wires[2];
-  struct traffic with = {.count = 0};
   char text[EK__NOTICE];
-  if (!open_two(wires, families[_i])) return;
-  add_move(&with, 70000, 50000);
-  add_move(&with, 3000000, 1);
+  if (!open_two(families[_i])) return;
+  add_move(70000, 50000);
+  add_move(3000000, 1);
   give(&wires[0], 1, 1);
-  begin_moves(&wires[0], &with, 0); /* more than the system takes at once */
+  begin_moves(0); /* more than the system takes at once */
   give(&wires[0], 1, 2);
   give(&wires[1], 0, 3);
-  begin_moves(&wires[1], &with, 1);
+  begin_moves(1);
   give(&wires[1], 0, 4);
-  ck_ok(finish(wires, &with));
-  check_bytes(&with);
+  ck_ok(finish());
+  check_bytes();
   ck_assert(take(&wires[1], 0, 1));
   ck_assert(take(&wires[1], 0, 2));
   ck_assert(take(&wires[0], 1, 3));
   ck_assert(take(&wires[0], 1, 4));
   ck_assert(!wires[0].table->noticed(wires[0].self, 1, text));
-  drop_moves(&with);
-  close_wire(&wires[0]);
-  close_wire(&wires[1]);
 }
 
 /* A process that reads none does not hold up the one that sends: that is refused at some point,
  * and no notice is lost or out of order. */
 CK_TEST(notices_that_are_not_taken) {
-  struct ek__wire wires[2];
   unsigned char text[EK__NOTICE] = {0};
   int sent = 0;
-  ck_assert(open_two(wires, AF_INET));
+  ck_assert(open_two(AF_INET));
   for (; sent < 1000000; sent++) {
     memcpy(text, &sent, sizeof sent);
     if (!wires[0].table->notify(wires[0].self, 1, text)) break;
@@ -310,39 +291,32 @@ CK_TEST(notices_that_are_not_taken) {
     memcpy(&number, text, sizeof number);
     ck_assert_int_eq(number, i);
   }
-  close_wire(&wires[0]);
-  close_wire(&wires[1]);
 }
 
 /* What was sent before a process closes its wire arrives: the last notice, and bytes of moves. */
 CK_LOOP(the_last_words_arrive, KINDS) {
-  struct ek__wire wires[2];
-  struct traffic with = {.count = 0};
-  bool all = false;
-  if (!open_two(wires, families[_i])) return;
-  add_move(&with, 50000, 0);
-  begin_moves(&wires[0], &with, 0);
-  ck_ok(test_moves(&all, &wires[0], &with, 0));
+  if (!open_two(families[_i])) return;
+  add_move(50000, 0);
+  begin_moves(0);
+  CK_GOT(bool, all, test_moves(&all, &wires[0], 0));
   ck_assert(all);
   give(&wires[1], 0, 8); /* not read by the one that closes */
   give(&wires[0], 1, 9);
   close_wire(&wires[0]);
-  begin_moves(&wires[1], &with, 1);
+  begin_moves(1);
   for (int i = 0; i < ROUNDS && !with.moves[1][0].done; i++) {
-    ck_ok(test_moves(&all, &wires[1], &with, 1));
+    ck_ok(test_moves(&all, &wires[1], 1));
   }
   ck_assert(all);
   ck_assert(take(&wires[1], 0, 9));
   ck_assert(wires[1].table->gone(wires[1].self, 0));
   ck_assert_mem_eq(with.moves[1][0].in, with.moves[0][0].out, 50000);
-  drop_moves(&with);
-  close_wire(&wires[1]);
 }
 
 /* ---- peers that end or stop ---- */
 
 /* Process 1 in a child, which begins a move of 64 MiB each way and goes on until it is killed. */
-static pid_t start_child(struct ek__wire *wire, struct traffic *with) {
+static pid_t start_child(struct ek__wire *wire) {
   int pair[2];
   bool all = false;
   ck_assert(connect_two(pair, AF_INET));
@@ -353,9 +327,9 @@ static pid_t start_child(struct ek__wire *wire, struct traffic *with) {
   (void)close(pair[1 - p]);
   if (ek__mesh_make(wire, p, 2, sockets) != EK_OK) abort();
   if (child > 0) return child;
-  if (wire->table->begin(wire->self, &with->moves[1][0]) != EK_OK) _exit(1);
+  if (wire->table->begin(wire->self, &with.moves[1][0]) != EK_OK) _exit(1);
   for (;;) {
-    if (test_moves(&all, wire, with, 1) != EK_OK) _exit(2);
+    if (test_moves(&all, wire, 1) != EK_OK) _exit(2);
     wire->table->wait(wire->self, 0.01);
   }
 }
@@ -376,9 +350,8 @@ static void receive(struct ek__wire *wire, struct ek__move *move, size_t bytes) 
 /* In the midst of a move, after part `_i` of it. */
 CK_LOOP(a_peer_that_is_killed, 4) {
   struct ek__wire wire;
-  struct traffic with = {.count = 0};
-  add_move(&with, (size_t)64 << 20, (size_t)64 << 20);
-  const pid_t child = start_child(&wire, &with);
+  add_move((size_t)64 << 20, (size_t)64 << 20);
+  const pid_t child = start_child(&wire);
   struct ek__move *move = &with.moves[0][0];
   ck_ok(wire.table->begin(wire.self, move));
   receive(&wire, move, (size_t)_i * 5000000);
@@ -399,14 +372,12 @@ CK_LOOP(a_peer_that_is_killed, 4) {
   wire.table->wait(wire.self, 0.02); /* a connection that has ended wakes nothing up again */
   ck_assert_double_ge(now() - idle, 0.019);
   close_wire(&wire);
-  drop_moves(&with);
 }
 
 CK_TEST(a_peer_that_is_stopped) {
   struct ek__wire wire;
-  struct traffic with = {.count = 0};
-  add_move(&with, (size_t)64 << 20, (size_t)64 << 20);
-  const pid_t child = start_child(&wire, &with);
+  add_move((size_t)64 << 20, (size_t)64 << 20);
+  const pid_t child = start_child(&wire);
   struct ek__move *move = &with.moves[0][0];
   ck_ok(wire.table->begin(wire.self, move));
   receive(&wire, move, 1000000);
@@ -426,7 +397,6 @@ CK_TEST(a_peer_that_is_stopped) {
   stop_child(child, SIGKILL);
   ck_assert_mem_eq(move->in, with.moves[1][0].out, move->in_bytes);
   close_wire(&wire);
-  drop_moves(&with);
 }
 
 /* ---- hostile peers ---- */
@@ -445,10 +415,9 @@ static const struct header wrong[] = {
 CK_LOOP(headers_that_are_wrong, 9) {
   int pair[2];
   char in[8] = {0};
-  struct ek__wire wire;
   struct ek__move move = {.peer = 1, .in = in, .in_bytes = sizeof in};
   ck_assert(connect_two(pair, AF_INET));
-  ck_ok(ek__mesh_make(&wire, 0, 2, (const int[]){-1, pair[0]}));
+  CK_GOT(struct ek__wire, wire, ek__mesh_make(&wire, 0, 2, (const int[]){-1, pair[0]}));
   ck_ok(wire.table->begin(wire.self, &move));
   for (size_t k = 0; k < sizeof(struct header); k++) {
     ck_assert_int_eq(send(pair[1], (const char *)&wrong[_i] + k, 1, MSG_NOSIGNAL), 1);
@@ -467,13 +436,12 @@ CK_LOOP(headers_that_are_wrong, 9) {
 CK_LOOP(messages_that_are_cut, 24) {
   int pair[2];
   char in[8] = {0};
-  struct ek__wire wire;
   struct ek__move move = {.peer = 1, .in = in, .in_bytes = sizeof in};
   const struct header right = {0x656b6d31, 1, 8};
   char frame[24] = "";
   memcpy(frame, &right, sizeof right);
   ck_assert(connect_two(pair, AF_INET));
-  ck_ok(ek__mesh_make(&wire, 0, 2, (const int[]){-1, pair[0]}));
+  CK_GOT(struct ek__wire, wire, ek__mesh_make(&wire, 0, 2, (const int[]){-1, pair[0]}));
   ck_ok(wire.table->begin(wire.self, &move));
   ck_assert_int_eq(send(pair[1], frame, (size_t)_i, MSG_NOSIGNAL), _i);
   (void)close(pair[1]);
@@ -486,8 +454,6 @@ CK_LOOP(messages_that_are_cut, 24) {
 /* ---- the system ---- */
 
 static ek_status try_traffic(const int pair[2]) {
-  struct ek__wire wires[2];
-  struct traffic with = {.count = 0};
   unsigned char text[EK__NOTICE] = {7};
   ek_status status = ek__mesh_make(&wires[0], 0, 2, (const int[]){-1, pair[0]});
   if (status != EK_OK) (void)close(pair[1]);
@@ -495,20 +461,18 @@ static ek_status try_traffic(const int pair[2]) {
   status = ek__mesh_make(&wires[1], 1, 2, (const int[]){pair[1], -1});
   if (status != EK_OK) close_wire(&wires[0]);
   EK_TRY(status);
-  add_move(&with, 100000, 33);
-  add_move(&with, 1, 5000000);
+  add_move(100000, 33);
+  add_move(1, 5000000);
   (void)wires[0].table->notify(wires[0].self, 1, text);
-  begin_moves(&wires[0], &with, 0);
+  begin_moves(0);
   for (size_t i = 0; i < 2 && status == EK_OK; i++) {
     status = wires[1].table->begin(wires[1].self, &with.moves[1][i]);
   }
-  if (status == EK_OK) status = finish(wires, &with);
-  if (status == EK_OK) check_bytes(&with);
+  if (status == EK_OK) status = finish();
+  if (status == EK_OK) check_bytes();
   if (status == EK_OK) (void)wires[1].table->noticed(wires[1].self, 0, text);
   (void)wires[0].table->gone(wires[0].self, 1);
-  close_wire(&wires[0]);
-  close_wire(&wires[1]);
-  drop_moves(&with);
+  close_two();
   return status;
 }
 
@@ -530,23 +494,18 @@ CK_LOOP_FROM(each_call_of_the_system_fails_once, NET_RESET, NET_FAULTS) {
 }
 
 CK_TEST(bytes_one_by_one) {
-  struct ek__wire wires[2];
-  struct traffic with = {.count = 0};
-  ck_assert(open_two(wires, AF_INET));
-  add_move(&with, 300, 77);
-  add_move(&with, 1, 0);
+  ck_assert(open_two(AF_INET));
+  add_move(300, 77);
+  add_move(1, 0);
   net_calls_begin(NET_SHORT, -1);
-  begin_moves(&wires[0], &with, 0);
+  begin_moves(0);
   give(&wires[0], 1, 5);
-  begin_moves(&wires[1], &with, 1);
-  const ek_status status = finish(wires, &with);
+  begin_moves(1);
+  const ek_status status = finish();
   (void)net_calls_end();
   ck_ok(status);
-  check_bytes(&with);
+  check_bytes();
   ck_assert(take(&wires[1], 0, 5));
-  drop_moves(&with);
-  close_wire(&wires[0]);
-  close_wire(&wires[1]);
 }
 
-CK_SUITE("mesh")
+CK_SUITE_WITH("mesh", NULL, close_two)

@@ -9,13 +9,8 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <evenkeel/host_memory.h>
 
 #include "ck_folder.h"
 #include "ek_check.h"
@@ -61,8 +56,7 @@ static struct ek__meeting meeting_of(size_t process, size_t processes, double li
 /* A port that is free now. */
 static uint16_t free_port(void) {
   struct ek__place place = {.family = 4, .address = {127, 0, 0, 1}};
-  int socket = -1;
-  ck_ok(ek__listen(&socket, &place));
+  CK_GOT(int, socket, ek__listen(&socket, &place));
   (void)close(socket);
   return place.port;
 }
@@ -176,8 +170,7 @@ CK_TEST(process_0_does_not_come) {
 CK_TEST(a_port_that_another_program_has) {
   struct member members[3];
   struct ek__place place = {.family = 4, .address = {127, 0, 0, 1}};
-  int other = -1;
-  ck_ok(ek__listen(&other, &place));
+  CK_GOT(int, other, ek__listen(&other, &place));
   prepare_by_name(members, 3, "127.0.0.1", 20);
   for (size_t p = 0; p < 3; p++) {
     members[p].name.ports[1] = members[p].name.ports[0];
@@ -200,10 +193,9 @@ CK_TEST(a_port_that_another_program_has) {
 CK_TEST(no_port_is_free) {
   struct member members[1];
   struct ek__place place = {.family = 4, .address = {127, 0, 0, 1}};
-  int other = -1;
   prepare_by_name(members, 1, "127.0.0.1", 0.3);
   place.port = members[0].name.ports[0];
-  ck_ok(ek__listen(&other, &place));
+  CK_GOT(int, other, ek__listen(&other, &place));
   members[0].meeting.address = members[0].name.address = "127.0.0.1";
   members[0].meeting.processes = 2;
   start(&members[0]);

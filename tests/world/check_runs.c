@@ -5,13 +5,6 @@
  *
  * EVENKEEL_TEST_CASES is the number of runs (8 without it), EVENKEEL_TEST_SEED the first one.
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/evenkeel.h>
-
 #include "ck_folder.h"
 #include "ck_processes.h"
 #include "ck_training.h"
@@ -20,13 +13,6 @@ enum { RANKS = 4, STEPS = 2, MOST_PARTS = 3, MOST_ROWS = 14, VALUES = 1 << 16 };
 
 #define SEED_VARIABLE "CK_RUNS_SEED"
 #define FOLDER_VARIABLE "CK_RUNS_FOLDER"
-
-static bool keep(struct ck_outcome *outcome, ek_status status) {
-  if (status == EK_OK || outcome->status != EK_OK) return status == EK_OK;
-  outcome->status = status;
-  (void)snprintf(outcome->message, sizeof outcome->message, "%s", ek_error_message());
-  return false;
-}
 
 /* ---- a run, by its number ---- */
 
@@ -152,22 +138,21 @@ static void train(struct ck_outcome *outcome, ek_group *group, int half, ek_mode
   setup.options.bucket_bytes = 4096;
   setup.options.seed = half == 0 ? 5 : 6;
   setup.micro_batches = run.parts;
-  ek_trainer *trainer = ck_trainer_open(&setup);
-  if (half == 1) (void)keep(outcome, ek_trainer_load(NULL, trainer, folder));
-  if (outcome->status == EK_OK) (void)keep(outcome, steps(outcome, trainer, &run, half * STEPS));
-  if (outcome->status == EK_OK) (void)keep(outcome, read_all(outcome, ek_trainer_model(trainer)));
+  CK_HELD(ek_trainer *, trainer, ck_trainer_open(&setup));
+  if (half == 1) ck_went(outcome, ek_trainer_load(NULL, trainer, folder));
+  if (outcome->status == EK_OK) ck_went(outcome, steps(outcome, trainer, &run, half * STEPS));
+  if (outcome->status == EK_OK) ck_went(outcome, read_all(outcome, ek_trainer_model(trainer)));
   if (outcome->status == EK_OK && half == 0) {
-    (void)keep(outcome, ek_trainer_save(trainer, folder, NULL));
+    ck_went(outcome, ek_trainer_save(trainer, folder, NULL));
   }
-  ek_trainer_free(trainer);
 }
 
 static void in_process(struct ck_outcome *outcome, const struct ck_process *process, int half) {
   const struct run run = run_of(strtoull(getenv(SEED_VARIABLE), NULL, 10));
   ek_group *group = NULL;
-  if (!keep(outcome, ck_process_open(&group, process, 0))) return;
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
   train(outcome, group, half, run.modes[half]);
-  (void)keep(outcome, ek_group_close(group));
+  ck_went(outcome, ek_group_close(group));
 }
 
 static void first_half(struct ck_outcome *o, const struct ck_process *p) { in_process(o, p, 0); }
@@ -193,7 +178,7 @@ static void same_as(const struct ck_outcome *outcomes, const struct ck_outcome *
 
 static void one_run(uint64_t seed) {
   static const char *const halves[] = {"first half", "second half"};
-  struct ck_outcome *outcomes = calloc(CK_PROCESSES + 1, sizeof *outcomes);
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES + 1, sizeof *outcomes);
   struct ck_outcome *want = &outcomes[CK_PROCESSES];
   const struct run run = run_of(seed);
   char folder[CK_FOLDER_SIZE], text[32], path[CK_FOLDER_SIZE + 64];
@@ -215,7 +200,6 @@ static void one_run(uint64_t seed) {
     (void)remove(path);
   }
   ck_folder_remove(folder);
-  free(outcomes);
 }
 
 CK_TEST(any_processes_have_the_bits_of_one) {

@@ -3,12 +3,7 @@
  * other or are wrong, and worlds of several processes, of which one ends.
  */
 #define _GNU_SOURCE /* setenv(), kill() beside C11 */
-#include <evenkeel/evenkeel.h>
-
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "ck_folder.h"
@@ -140,25 +135,19 @@ CK_TEST(options) {
   ek_world_options o = EK_WORLD_OPTIONS_INIT;
   ek_world_gather gather = EK_WORLD_GATHER_INIT;
   set_environment("");
-  ck_fails(ek_world_open(NULL, NULL), EK_ERR_INVALID_ARGUMENT, "world is NULL");
-  o.open_limit = -1;
-  ck_fails(ek_world_open(&world, &o), EK_ERR_INVALID_ARGUMENT, "options.open_limit is -1");
+  ck_invalid(ek_world_open(NULL, NULL), "world is NULL");
+  ck_bad(o, open_limit, -1, ek_world_open(&world, &o), "options.open_limit is -1");
+  ck_bad(o, time_limit, -1, ek_world_open(&world, &o), "options.time_limit is -1");
   o = (ek_world_options)EK_WORLD_OPTIONS_INIT;
-  o.time_limit = -1;
-  ck_fails(ek_world_open(&world, &o), EK_ERR_INVALID_ARGUMENT, "options.time_limit is -1");
-  o = (ek_world_options)EK_WORLD_OPTIONS_INIT;
-  ck_fails(ek_world_open_gather(&world, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "gather is NULL");
+  ck_invalid(ek_world_open_gather(&world, NULL, NULL), "gather is NULL");
   gather.processes = 2;
-  ck_fails(ek_world_open_gather(&world, &gather, NULL), EK_ERR_INVALID_ARGUMENT,
-           "gather.gather is NULL");
+  ck_invalid(ek_world_open_gather(&world, &gather, NULL), "gather.gather is NULL");
   gather.process = 2;
-  ck_fails(ek_world_open_gather(&world, &gather, NULL), EK_ERR_INVALID_ARGUMENT,
-           "process is 2 and processes is 2");
+  ck_invalid(ek_world_open_gather(&world, &gather, NULL), "process is 2 and processes is 2");
   gather.process = gather.processes = 0;
-  ck_fails(ek_world_open_gather(&world, &gather, NULL), EK_ERR_INVALID_ARGUMENT, "processes is 0");
+  ck_invalid(ek_world_open_gather(&world, &gather, NULL), "processes is 0");
   o.source = "slurm";
-  ck_fails(ek_world_open_gather(&world, &gather, &o), EK_ERR_INVALID_ARGUMENT,
-           "options.source is \"slurm\"");
+  ck_invalid(ek_world_open_gather(&world, &gather, &o), "options.source is \"slurm\"");
   ck_assert_ptr_null(world);
   gather = (ek_world_gather)EK_WORLD_GATHER_INIT;
   ck_ok(ek_world_open_gather(&world, &gather, NULL)); /* one process needs no function */
@@ -172,12 +161,6 @@ static char folder[CK_FOLDER_SIZE];
 
 static void set_up(void) { ck_folder_make(folder); }
 static void tear_down(void) { ck_folder_remove(folder); }
-
-static void record(struct ck_outcome *outcome, ek_status status) {
-  if (status == EK_OK || outcome->status != EK_OK) return;
-  outcome->status = status;
-  (void)snprintf(outcome->message, sizeof outcome->message, "%s", ek_error_message());
-}
 
 static ek_status open_group(ek_group **group, ek_world *world) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
@@ -204,7 +187,7 @@ static void launched(struct ck_outcome *outcome, const struct ck_process *proces
   ek_status status = ek_world_open(&world, &options);
   if (status == EK_OK) status = open_group(&group, world);
   if (status == EK_OK) check_place(outcome, process, world);
-  record(outcome, status);
+  ck_went(outcome, status);
   ek_group_free(group);
   ek_world_free(world);
 }
@@ -249,10 +232,10 @@ static void one_is_killed(struct ck_outcome *outcome, const struct ck_process *p
   file_words(words, process);
   options.open_limit = 40;
   set_environment(words);
-  record(outcome, ek_world_open(&world, &options));
+  ck_went(outcome, ek_world_open(&world, &options));
   if (outcome->status != EK_OK) return;
   if (process->number == 1) (void)raise(SIGKILL);
-  record(outcome, open_group(&group, world));
+  ck_went(outcome, open_group(&group, world));
   ek_group_free(group);
   ek_world_free(world);
 }

@@ -3,12 +3,7 @@
  * the table in docs/memory.md and, to the byte, those of a real step. And which process it is that
  * the others wait for.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-
-#include <evenkeel/evenkeel.h>
 
 #include "ck_processes.h"
 #include "ck_training.h"
@@ -105,12 +100,11 @@ CK_LOOP(bytes_are_those_of_the_table, CASES) {
   static float values[10 * WIDTH];
   ek_optimizer *rule = NULL;
   ek_tensor batch;
-  ek_advice plan;
   ek_advise_task task = make_task(&rule, &batch, values);
   const ek_settings settings = settings_of(cases[_i].mode, cases[_i].over, cases[_i].micro_batches);
   task.processes = cases[_i].processes;
   task.link_bytes = 1e6;
-  ck_ok(ek_plan_step(&plan, cases[_i].devices, &task, &settings));
+  CK_GOT(ek_advice, plan, ek_plan_step(&plan, cases[_i].devices, &task, &settings));
   ck_assert_double_eq((double)plan.sent_bytes, cases[_i].layers * LAYER + losses_of(_i));
   ck_assert(plan.fits && plan.peak_bytes > 0);
   ck_assert_double_eq_tol(plan.exchange_seconds, (double)plan.sent_bytes / 1e6, 1e-12);
@@ -126,27 +120,21 @@ CK_TEST(wrong_plans_are_refused) {
   const ek_advise_task good = make_task(&rule, &batch, values);
   ek_advise_task task = good;
   ek_settings settings = settings_of(EK_MODE_REPLICATED, EK_SHARD_WORLD, 11);
-  ck_fails(ek_plan_step(&plan, "plan:2", &task, NULL), EK_ERR_INVALID_ARGUMENT, "settings is NULL");
-  ck_fails(ek_plan_step(&plan, "plan:2", &task, &settings), EK_ERR_INVALID_ARGUMENT,
-           "11 micro-batches of 10 samples");
+  ck_invalid(ek_plan_step(&plan, "plan:2", &task, NULL), "settings is NULL");
+  ck_invalid(ek_plan_step(&plan, "plan:2", &task, &settings), "11 micro-batches of 10 samples");
   settings = settings_of(EK_MODE_BALANCED, EK_SHARD_WORLD, 1);
   ck_ok(ek_plan_step(&plan, "plan:2", &task, &settings));
-  task.processes = 2;
-  ck_fails(ek_plan_step(&plan, "plan:2", &task, &settings), EK_ERR_UNSUPPORTED,
-           "mode balanced keeps the state on one device");
+  ck_bad_with(EK_ERR_UNSUPPORTED, task, processes, 2,
+              ek_plan_step(&plan, "plan:2", &task, &settings), "mode balanced keeps the state on one device");
   settings.mode = EK_MODE_SHARDED;
-  task.link_seconds = -1;
-  ck_fails(ek_plan_step(&plan, "plan:2", &task, &settings), EK_ERR_INVALID_ARGUMENT,
-           "task.link_seconds");
-  task = good;
-  task.processes = SIZE_MAX;
-  ck_fails(ek_plan_step(&plan, "plan:2", &task, &settings), EK_ERR_OVERFLOW, "too many");
+  ck_bad(task, link_seconds, -1, ek_plan_step(&plan, "plan:2", &task, &settings),
+         "task.link_seconds");
+  ck_bad_with(EK_ERR_OVERFLOW, task, processes, SIZE_MAX,
+              ek_plan_step(&plan, "plan:2", &task, &settings), "too many");
   place.world_size = 4;
   trainer.group_options = &place;
-  task.processes = 2;
-  ck_fails(ek_plan_step(&plan, "plan:2", &task, &settings), EK_ERR_INVALID_ARGUMENT,
-           "among 4 devices; task.processes is 2, expected 0");
-  task.processes = 0;
+  ck_bad(task, processes, 2, ek_plan_step(&plan, "plan:2", &task, &settings),
+         "among 4 devices; task.processes is 2, expected 0");
   ck_ok(ek_plan_step(&plan, "plan:2", &task, &settings));
   ck_assert_uint_gt(plan.sent_bytes, 0);
 }
@@ -278,15 +266,12 @@ static void count_bytes(struct ck_outcome *outcome, const struct ck_process *pro
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   char spec[32];
   (void)snprintf(spec, sizeof spec, "cpu:%zu", process->devices[process->number]);
-  outcome->status = ck_process_world(&world, process, 0);
+  ck_went(outcome, ck_process_world(&world, process, 0));
   options.world = world;
   options.threads_per_device = 1;
-  if (outcome->status == EK_OK) outcome->status = ek_group_open(&group, spec, &options);
+  if (outcome->status == EK_OK) ck_went(outcome, ek_group_open(&group, spec, &options));
   for (size_t i = 0; i < REAL && outcome->status == EK_OK; i++) {
-    outcome->status = compare(outcome, process, world, group, i);
-  }
-  if (outcome->status != EK_OK) {
-    (void)snprintf(outcome->message, sizeof outcome->message, "%s", ek_error_message());
+    ck_went(outcome, compare(outcome, process, world, group, i));
   }
   ek_group_free(group);
   ek_world_free(world);
@@ -295,8 +280,7 @@ static void count_bytes(struct ck_outcome *outcome, const struct ck_process *pro
 CK_LOOP(bytes_are_those_of_a_plan, 2) {
   static const size_t devices[2][3] = {{1, 1, 1}, {2, 2, 0}};
   const size_t count = _i == 0 ? 3 : 2;
-  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
-  ck_processes_run(outcomes, "bytes", devices[_i], count);
+  struct ck_outcome *outcomes = ck_processes_outcomes("bytes", devices[_i], count);
   for (size_t p = 0; p < count; p++) {
     const double *got = outcomes[p].numbers;
     ck_assert_msg(outcomes[p].whole && outcomes[p].status == EK_OK, "process %zu: %s", p,
@@ -308,7 +292,6 @@ CK_LOOP(bytes_are_those_of_a_plan, 2) {
                     got[2 * i + 1]);
     }
   }
-  free(outcomes);
 }
 
 /* ---- work without waiting ---- */
@@ -352,14 +335,11 @@ static void show_work(struct ck_outcome *outcome, const struct ck_process *proce
   ek_world *world = NULL;
   ek_group *group = NULL;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  outcome->status = ck_process_world(&world, process, 0);
+  ck_went(outcome, ck_process_world(&world, process, 0));
   options.world = world;
   options.threads_per_device = 1;
-  if (outcome->status == EK_OK) outcome->status = ek_group_open(&group, "cpu:1", &options);
-  if (outcome->status == EK_OK) outcome->status = be_slow(outcome, group, world);
-  if (outcome->status != EK_OK) {
-    (void)snprintf(outcome->message, sizeof outcome->message, "%s", ek_error_message());
-  }
+  if (outcome->status == EK_OK) ck_went(outcome, ek_group_open(&group, "cpu:1", &options));
+  if (outcome->status == EK_OK) ck_went(outcome, be_slow(outcome, group, world));
   ek_group_free(group);
   ek_world_free(world);
 }
@@ -367,8 +347,7 @@ static void show_work(struct ck_outcome *outcome, const struct ck_process *proce
 /* The others wait for it all that time, and say so. */
 CK_TEST(the_slowest_process_is_known) {
   const size_t devices[] = {1, 1, 1};
-  struct ck_outcome *outcomes = calloc(CK_PROCESSES, sizeof *outcomes);
-  ck_processes_run(outcomes, "work", devices, 3);
+  struct ck_outcome *outcomes = ck_processes_outcomes("work", devices, 3);
   for (size_t p = 0; p < 3; p++) {
     const double *busy = outcomes[p].numbers;
     ck_assert_msg(outcomes[p].whole && outcomes[p].status == EK_OK, "process %zu: %s", p,
@@ -379,7 +358,6 @@ CK_TEST(the_slowest_process_is_known) {
     ck_assert_double_eq(busy[3], 0);
     ck_assert_mem_eq(busy, outcomes[0].numbers, 4 * sizeof *busy);
   }
-  free(outcomes);
 }
 
 static const struct ck_part parts[] = {

@@ -4,28 +4,20 @@
  * There is one process here. What several would do is asked of groups that state their place in a
  * world (`plan`), and of models that each take a part of one batch.
  */
-#include <string.h>
-
-#include <evenkeel/communicator.h>
-#include <evenkeel/dropout.h>
-#include <evenkeel/gather.h>
-
 #include "ck_training.h"
 
 static ek_group *open_place(const char *spec, size_t first_rank, size_t world_size) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  ek_group *group = NULL;
   options.first_rank = first_rank;
   options.world_size = world_size;
-  ck_ok(ek_group_open(&group, spec, &options));
+  CK_GOT(ek_group *, group, ek_group_open(&group, spec, &options));
   return ck_keep(group);
 }
 
 /* ---- ranks ---- */
 
 static void has_ranks(ek_group *group, size_t first_rank, size_t world_size) {
-  ek_communicator *communicator = NULL;
-  ck_ok(ek_communicator_open(&communicator, group));
+  CK_GOT(ek_communicator *, communicator, ek_communicator_open(&communicator, group));
   ck_assert_uint_eq(ek_communicator_first_rank(communicator), first_rank);
   ck_assert_uint_eq(ek_communicator_world_size(communicator), world_size);
   ek_communicator_free(communicator);
@@ -43,19 +35,15 @@ CK_TEST(places_in_a_world) {
   ck_assert_uint_eq(ek_communicator_first_rank(NULL), 0);
   ck_assert_uint_eq(ek_communicator_world_size(NULL), 0);
   options.world_size = 4;
-  ck_fails(ek_group_open(&group, "cpu:2", &options), EK_ERR_INVALID_ARGUMENT,
-           "a world of 4 devices, of which this process has 2, needs options.world");
-  options.first_rank = 3;
-  ck_fails(ek_group_open(&group, "plan:2", &options), EK_ERR_INVALID_ARGUMENT,
-           "2 devices from rank 3 on in a world of 4");
-  options.first_rank = SIZE_MAX;
-  ck_fails(ek_group_open(&group, "plan:2", &options), EK_ERR_INVALID_ARGUMENT, "world of 4");
+  ck_invalid(ek_group_open(&group, "cpu:2", &options),
+             "a world of 4 devices, of which this process has 2, needs options.world");
+  ck_bad(options, first_rank, 3, ek_group_open(&group, "plan:2", &options),
+         "2 devices from rank 3 on in a world of 4");
+  ck_bad(options, first_rank, SIZE_MAX, ek_group_open(&group, "plan:2", &options), "world of 4");
   options.world_size = 1;
-  options.first_rank = 0;
-  ck_fails(ek_group_open(&group, "plan:2", &options), EK_ERR_INVALID_ARGUMENT, "world of 1");
+  ck_bad(options, first_rank, 0, ek_group_open(&group, "plan:2", &options), "world of 1");
   options.world_size = 0;
-  options.first_rank = 1;
-  ck_fails(ek_group_open(&group, "cpu:2", &options), EK_ERR_INVALID_ARGUMENT, "world of 2");
+  ck_bad(options, first_rank, 1, ek_group_open(&group, "cpu:2", &options), "world of 2");
   ck_assert_ptr_null(group);
 }
 
@@ -68,11 +56,10 @@ CK_TEST(collectives_count_ranks) {
   CK_OPENED(ek_communicator *, c, ek_communicator_open(&c, group));
   ck_ok(ek_communicator_broadcast(c, device, &tensor, 5));
   ck_ok(ek_communicator_reduce(c, device, &tensor, 0));
-  ck_fails(ek_communicator_reduce(c, device, &tensor, 6), EK_ERR_INVALID_ARGUMENT, "no rank 6");
+  ck_invalid(ek_communicator_reduce(c, device, &tensor, 6), "no rank 6");
   ck_ok(ek_communicator_reduce_scatter(c, device, &tensor, offsets));
   ck_ok(ek_communicator_all_gather(c, device, &tensor, offsets));
-  ck_fails(ek_communicator_all_gather(c, device, &tensor, few), EK_ERR_INVALID_ARGUMENT, "12");
-  ek_tensor_free(&tensor);
+  ck_invalid(ek_communicator_all_gather(c, device, &tensor, few), "12");
 }
 
 /* ---- samples ---- */
@@ -89,28 +76,25 @@ static struct dropper open_dropper(const char *spec, ek_module *module) {
   struct dropper it = {.group = ck_open(spec, 1)};
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.seed = 77;
-  ck_ok(ek_data_parallel_model_open(&it.model, it.group, module, &options));
-  ck_keep(it.model);
+  ck_kept(ek_data_parallel_model_open(&it.model, it.group, module, &options), it.model);
   return it;
 }
 
 /* One micro-batch of ones: samples first .. first + samples - 1 of `all`. */
 static void drop(struct dropper *it, float *out, int64_t first, int64_t samples, int64_t all) {
   float ones[MOST * WIDTH];
-  ek_tensor x, y;
-  ek_shards outputs = {0};
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   ek_backward_options backward = EK_BACKWARD_OPTIONS_INIT;
   for (int i = 0; i < MOST * WIDTH; i++) ones[i] = 1;
-  ck_ok(ek_tensor_host(&x, ones, EK_F32, CK_SHAPE(samples, WIDTH)));
-  ck_ok(ek_tensor_host(&y, out, EK_F32, CK_SHAPE(samples, WIDTH)));
+  CK_GOT(ek_tensor, x, ek_tensor_host(&x, ones, EK_F32, CK_SHAPE(samples, WIDTH)));
+  CK_GOT(ek_tensor, y, ek_tensor_host(&y, out, EK_F32, CK_SHAPE(samples, WIDTH)));
   forward.first_sample = first;
   forward.batch_samples = all;
   backward.accumulate = true;
-  ck_ok(ek_data_parallel_model_forward(&outputs, it->model, &x, 1, &forward));
+  CK_SCOPED(ek_shards, outputs,
+            ek_data_parallel_model_forward(&outputs, it->model, &x, 1, &forward));
   ck_ok(ek_gather_host(&y, &outputs));
   ck_ok(ek_data_parallel_model_backward(it->model, &outputs, 1, &backward));
-  ek_shards_free(&outputs);
 }
 
 /* Two models that take a part of each micro-batch have the masks of one that takes them whole. */
@@ -143,12 +127,11 @@ CK_TEST(wrong_places_are_refused) {
                {0, -5, EK_ERR_INVALID_ARGUMENT}, {INT64_MAX, 9, EK_ERR_INVALID_ARGUMENT},
                {0, INT64_MAX, EK_ERR_OVERFLOW}};
   float ones[3 * WIDTH] = {0};
-  ek_tensor x;
   ek_shards outputs = {0};
   CK_OPENED(ek_module *, module, ek_dropout_create(&module, 0.5));
   struct dropper it = open_dropper("cpu:2", module);
   drop(&it, ones, 0, 3, 0); /* the step has samples before these */
-  ck_ok(ek_tensor_host(&x, ones, EK_F32, CK_SHAPE(3, WIDTH)));
+  CK_GOT(ek_tensor, x, ek_tensor_host(&x, ones, EK_F32, CK_SHAPE(3, WIDTH)));
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
     options.first_sample = wrong[i].first;
@@ -164,12 +147,8 @@ CK_TEST(wrong_places_are_refused) {
 
 /* Bytes on each device for what goes to other processes and comes from them. */
 static uint64_t buffers_of(ek_group *group) {
-  ek_memory_usage usage;
-  ek_communicator *communicator = NULL;
-  ck_ok(ek_communicator_open(&communicator, group));
-  ck_ok(ck_memory_stats(&usage, ek_group_device(group, 0)));
-  ek_communicator_free(communicator);
-  return usage.current[EK_MEMORY_COMMUNICATION];
+  CK_SCOPED(ek_communicator *, communicator, ek_communicator_open(&communicator, group));
+  return ck_usage(ek_group_device(group, 0)).current[EK_MEMORY_COMMUNICATION];
 }
 
 /* What one process of four takes is what its devices take where one process has them all, and the
@@ -196,9 +175,8 @@ CK_LOOP(memory_of_one_process, 6) {
       ck_ok(ck_training_step(&part, &few, NULL));
     }
     for (size_t k = 0; k < DEVICES; k++) {
-      ek_memory_usage want, got;
-      ck_ok(ck_memory_stats(&want, ek_group_device(all, first + k)));
-      ck_ok(ck_memory_stats(&got, ek_group_device(group, k)));
+      CK_GOT(ek_memory_usage, want, ck_memory_stats(&want, ek_group_device(all, first + k)));
+      CK_GOT(ek_memory_usage, got, ck_memory_stats(&got, ek_group_device(group, k)));
       want.peak_bytes += buffers;
       want.at_peak[EK_MEMORY_COMMUNICATION] += buffers;
       want.current[EK_MEMORY_COMMUNICATION] += buffers;
