@@ -1,12 +1,7 @@
 /*
  * test_parts.c - the parts of evenkeel-bench that can be checked by themselves.
  */
-#include <check.h>
 #include <fcntl.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include <commands.h>
@@ -17,7 +12,9 @@
 #include <tokenizer.h>
 #include <verdict.h>
 
-START_TEST(summary_of_values) {
+#include "ek_check.h"
+
+CK_TEST(summary_of_values) {
   const double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2};
   struct summary s = summarize(odd, 3);
   ck_assert(s.median == 2 && s.min == 1 && s.max == 3);
@@ -26,9 +23,8 @@ START_TEST(summary_of_values) {
   s = summarize(odd, 0);
   ck_assert(isnan(s.median) && isnan(s.min) && isnan(s.max));
 }
-END_TEST
 
-START_TEST(whole_numbers) {
+CK_TEST(whole_numbers) {
   int64_t n = 0;
   ck_assert(parse_whole(&n, "12", 1, 20) && n == 12);
   ck_assert(parse_whole(&n, "-3", -5, 5) && n == -3);
@@ -46,9 +42,8 @@ START_TEST(whole_numbers) {
   ck_assert(!parse_real(&r, "nan", 0, 2) && !parse_real(&r, "inf", 0, 1e308));
   ck_assert(!parse_real(&r, "3", 0, 2) && !parse_real(&r, "1x", 0, 2));
 }
-END_TEST
 
-START_TEST(lists_of_modes) {
+CK_TEST(lists_of_modes) {
   ek_mode modes[BENCH_MODES];
   size_t count = 0;
   char bad[64];
@@ -61,9 +56,8 @@ START_TEST(lists_of_modes) {
     ck_assert_msg(!parse_modes(modes, &count, wrong[i], bad), "\"%s\" was taken", wrong[i]);
   }
 }
-END_TEST
 
-START_TEST(worlds_and_links) {
+CK_TEST(worlds_and_links) {
   int64_t processes, devices;
   double bytes, seconds;
   ck_assert(parse_world(&processes, &devices, "16x8") && processes == 16 && devices == 8);
@@ -85,9 +79,8 @@ START_TEST(worlds_and_links) {
     ck_assert_msg(!parse_link(&bytes, &seconds, links[i]), "\"%s\" was taken", links[i]);
   }
 }
-END_TEST
 
-START_TEST(scatters) {
+CK_TEST(scatters) {
   struct scatter s;
   ck_assert(parse_scatter(&s, "even") && s.kind == EK_SCATTER_EVEN && s.count == 0);
   ck_assert(parse_scatter(&s, "chunk") && s.kind == EK_SCATTER_CHUNK);
@@ -100,7 +93,6 @@ START_TEST(scatters) {
     ck_assert_msg(!parse_scatter(&s, wrong[i]), "\"%s\" was taken", wrong[i]);
   }
 }
-END_TEST
 
 static const char sample[] =
     "the cat and the dog and the 1991 cat  --- two  blanks\n\n\xC3\xA9t\xC3\xA9 x1y the end ";
@@ -130,15 +122,14 @@ static void check_round_trip(int64_t vocab) {
   tokenizer_free(tokenizer);
 }
 
-START_TEST(tokens_turn_back_into_text) {
+CK_TEST(tokens_turn_back_into_text) {
   static const int64_t vocabularies[] = {64, 255, 256, 257, 258, 260, 300, 50257, INT32_MAX};
   for (size_t i = 0; i < sizeof vocabularies / sizeof vocabularies[0]; i++) {
     check_round_trip(vocabularies[i]);
   }
 }
-END_TEST
 
-START_TEST(frequent_words_come_first) {
+CK_TEST(frequent_words_come_first) {
   const unsigned char *bytes = (const unsigned char *)sample;
   struct tokenizer *tokenizer = tokenizer_learn(bytes, sizeof sample - 1, 1000);
   size_t size = 0;
@@ -148,9 +139,8 @@ START_TEST(frequent_words_come_first) {
   ck_assert_ptr_null(tokenizer_decode(tokenizer, -1, &size));
   tokenizer_free(tokenizer);
 }
-END_TEST
 
-START_TEST(too_small_a_vocabulary) {
+CK_TEST(too_small_a_vocabulary) {
   const unsigned char bytes[] = {'a', 'b', 'a', 'c', 'b', 'a'};
   for (int64_t vocab = 1; vocab <= 3; vocab++) {
     struct tokenizer *tokenizer = tokenizer_learn(bytes, sizeof bytes, vocab);
@@ -165,9 +155,8 @@ START_TEST(too_small_a_vocabulary) {
     tokenizer_free(tokenizer);
   }
 }
-END_TEST
 
-START_TEST(batches_repeat_and_wrap) {
+CK_TEST(batches_repeat_and_wrap) {
   int32_t tokens[] = {0, 1, 2, 3, 4};
   const struct text text = {.tokens = tokens, .token_count = 5};
   enum { BATCH = 3, SEQ = 12 };
@@ -180,9 +169,8 @@ START_TEST(batches_repeat_and_wrap) {
   text_batch(&text, again, out, BATCH, SEQ, 9, 4);
   ck_assert(memcmp(in, again, sizeof in) == 0);
 }
-END_TEST
 
-START_TEST(tolerance_of_losses) {
+CK_TEST(tolerance_of_losses) {
   /* sqrt(4 * 64) * (6 * 2 + 2) * 2^-24, or 2^-17 */
   const struct accuracy precision = {64, 2, PRECISION_F32}, tf32 = {64, 2, PRECISION_TF32};
   const struct accuracy bf16 = {64, 2, PRECISION_BF16}, f16 = {64, 2, PRECISION_F16};
@@ -203,10 +191,9 @@ START_TEST(tolerance_of_losses) {
   right[1] = (double)NAN;
   ck_assert(!losses_agree(&where, left, right, 3, &precision, 0));
 }
-END_TEST
 
 /* The verdict that the program's exit code 3 comes from. */
-START_TEST(runs_that_disagree) {
+CK_TEST(runs_that_disagree) {
   double left[] = {8, 7}, right[] = {8, 7.01};
   const struct options options = {.shape = {.layers = 2, .width = 64, .warmup = 1, .steps = 2}};
   struct run runs[2] = {{.mode = EK_MODE_GATHER, .spec = "cpu:2", .losses = left, .steps = 2},
@@ -220,18 +207,16 @@ START_TEST(runs_that_disagree) {
   runs[0].kind.counts_only = runs[1].kind.counts_only = true;
   ck_assert_int_eq(compare_losses(runs, 2, &options), EXIT_GOOD);
 }
-END_TEST
 
-START_TEST(order_of_exit_codes) {
+CK_TEST(order_of_exit_codes) {
   ck_assert_int_eq(worse(EXIT_GOOD, EXIT_GOOD), EXIT_GOOD);
   ck_assert_int_eq(worse(EXIT_UNEVEN, EXIT_GOOD), EXIT_UNEVEN);
   ck_assert_int_eq(worse(EXIT_UNEVEN, EXIT_DISAGREE), EXIT_DISAGREE);
   ck_assert_int_eq(worse(EXIT_DISAGREE, EXIT_OUT_OF_MEMORY), EXIT_OUT_OF_MEMORY);
   ck_assert_int_eq(worse(EXIT_ERROR, EXIT_OUT_OF_MEMORY), EXIT_ERROR);
 }
-END_TEST
 
-START_TEST(words_that_are_near) {
+CK_TEST(words_that_are_near) {
   static const char *const words[] = {"gather", "fully-sharded", "sharded", "f32", NULL};
   static const struct {
     const char *word, *meant;
@@ -251,9 +236,8 @@ START_TEST(words_that_are_near) {
   endless[sizeof endless - 1] = '\0';
   ck_assert_ptr_null(strstr(unknown_word(text, "mode", endless, words), "mean"));
 }
-END_TEST
 
-START_TEST(units_and_times) {
+CK_TEST(units_and_times) {
   char text[BYTES_TEXT], times[PROGRESS_TEXT];
   ck_assert_str_eq(bytes_text(text, 0), "0 bytes");
   ck_assert_str_eq(bytes_text(text, 1023), "1023 bytes");
@@ -266,7 +250,6 @@ START_TEST(units_and_times) {
   ck_assert_str_eq(progress_times(times, 0.5, 3600), "1:00:00, 1:00:00 left");
   ck_assert_str_eq(progress_times(times, 1, 10), "0:10, 0:00 left");
 }
-END_TEST
 
 static size_t table_width;
 
@@ -286,7 +269,7 @@ static void expect_text(const struct grid *grid, void (*write)(const struct grid
   free(text);
 }
 
-START_TEST(grids) {
+CK_TEST(grids) {
   struct grid *grid = grid_create("Title");
   grid_column(grid, "name", true);
   grid_column(grid, "n", false);
@@ -300,10 +283,9 @@ START_TEST(grids) {
   expect_text(grid, grid_write_csv, "name,n\n\"a,\"\"b\"\"\",1.2\nx|y,-\n");
   grid_free(grid);
 }
-END_TEST
 
 /* At each width no line is longer, and what is left out goes in the order that was asked for. */
-START_TEST(narrow_grids) {
+CK_TEST(narrow_grids) {
   struct grid *grid = grid_create("A title of some words");
   grid_column(grid, "mode", true);
   grid_column(grid, "alike", true);
@@ -354,10 +336,9 @@ START_TEST(narrow_grids) {
   table_width = 0;
   grid_free(grid);
 }
-END_TEST
 
 /* COLUMNS counts where it makes sense. */
-START_TEST(widths) {
+CK_TEST(widths) {
   const int null = open("/dev/null", O_WRONLY);
   ck_assert_int_ge(null, 0);
   static const struct {
@@ -371,32 +352,5 @@ START_TEST(widths) {
   }
   close(null);
 }
-END_TEST
 
-int main(void) {
-  TCase *tests = tcase_create("parts");
-  tcase_add_test(tests, summary_of_values);
-  tcase_add_test(tests, whole_numbers);
-  tcase_add_test(tests, lists_of_modes);
-  tcase_add_test(tests, worlds_and_links);
-  tcase_add_test(tests, scatters);
-  tcase_add_test(tests, tokens_turn_back_into_text);
-  tcase_add_test(tests, frequent_words_come_first);
-  tcase_add_test(tests, too_small_a_vocabulary);
-  tcase_add_test(tests, batches_repeat_and_wrap);
-  tcase_add_test(tests, tolerance_of_losses);
-  tcase_add_test(tests, runs_that_disagree);
-  tcase_add_test(tests, order_of_exit_codes);
-  tcase_add_test(tests, words_that_are_near);
-  tcase_add_test(tests, units_and_times);
-  tcase_add_test(tests, grids);
-  tcase_add_test(tests, narrow_grids);
-  tcase_add_test(tests, widths);
-  Suite *suite = suite_create("bench");
-  suite_add_tcase(suite, tests);
-  SRunner *runner = srunner_create(suite);
-  srunner_run_all(runner, CK_NORMAL);
-  const int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  return failed != 0;
-}
+CK_SUITE("bench")

@@ -3,11 +3,6 @@
  * with exit code 1 and nothing is. Every allocation of making and writing fails once. And the text
  * of a page: what is in it from outside stays text.
  */
-#include <check.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +10,8 @@
 #include <html.h>
 #include <report.h>
 #include <terminal.h>
+
+#include "ek_check.h"
 
 enum { RECORDS = 12 }; /* of a report: enough for arrays and objects to grow */
 
@@ -136,7 +133,7 @@ static bool is_page(const char *path) {
   return whole;
 }
 
-START_TEST(a_report_is_whole_or_not_there) {
+CK_LOOP(a_report_is_whole_or_not_there, 3) {
   char folder[] = "/tmp/evenkeel-report.XXXXXX", out[64], file[64];
   ck_assert(mkdtemp(folder) != NULL);
   (void)snprintf(out, sizeof out, "%s/out", folder);
@@ -161,7 +158,6 @@ START_TEST(a_report_is_whole_or_not_there) {
   (void)unlink(out);
   ck_assert_msg(rmdir(folder) == 0, "something is left in %s", folder);
 }
-END_TEST
 
 /* What html_text() makes of it. */
 static void check_text(const char *text, const char *wanted) {
@@ -175,7 +171,7 @@ static void check_text(const char *text, const char *wanted) {
   free(made);
 }
 
-START_TEST(text_from_outside_is_text) {
+CK_TEST(text_from_outside_is_text) {
 #define NO "\xef\xbf\xbd"
   check_text("", "");
   check_text("cpu:4@512MiB", "cpu:4@512MiB");
@@ -191,9 +187,8 @@ START_TEST(text_from_outside_is_text) {
   check_text("\xf0\x9f\x98", NO NO NO);
 #undef NO
 }
-END_TEST
 
-START_TEST(sizes_as_text) {
+CK_TEST(sizes_as_text) {
   static const struct {
     enum chart_unit unit;
     double value;
@@ -213,10 +208,9 @@ START_TEST(sizes_as_text) {
     ck_assert_str_eq(chart_text(text, cases[i].unit, cases[i].value), cases[i].text);
   }
 }
-END_TEST
 
 /* A page has a colour for each category that the library has. */
-START_TEST(every_category_has_a_colour) {
+CK_TEST(every_category_has_a_colour) {
   FILE *file = tmpfile();
   ck_assert(file != NULL);
   html_begin(file, "colours");
@@ -233,11 +227,10 @@ START_TEST(every_category_has_a_colour) {
   }
   free(text);
 }
-END_TEST
 
 /* Numbers of points do not overlap, however narrow the plot is and wherever the points are: as on
  * a busy machine, where one technique is much slower than all others, which are in one place. */
-START_TEST(numbers_do_not_overlap) {
+CK_LOOP(numbers_do_not_overlap, 2) {
   enum { POINTS = 24 };
   struct chart_point points[POINTS];
   for (size_t i = 0; i < POINTS; i++) {
@@ -275,20 +268,5 @@ START_TEST(numbers_do_not_overlap) {
   }
   free(text);
 }
-END_TEST
 
-int main(void) {
-  Suite *suite = suite_create("report");
-  TCase *tests = tcase_create("memory");
-  tcase_add_loop_test(tests, a_report_is_whole_or_not_there, 0, 3);
-  tcase_add_test(tests, text_from_outside_is_text);
-  tcase_add_test(tests, sizes_as_text);
-  tcase_add_test(tests, every_category_has_a_colour);
-  tcase_add_loop_test(tests, numbers_do_not_overlap, 0, 2);
-  suite_add_tcase(suite, tests);
-  SRunner *runner = srunner_create(suite);
-  srunner_run_all(runner, CK_NORMAL);
-  const int failed = srunner_ntests_failed(runner);
-  srunner_free(runner);
-  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
-}
+CK_SUITE("report")

@@ -31,36 +31,16 @@ CK_MODULE_CASES(cases)
 
 /* ---- names, as torchvision has them ---- */
 
-static const ek_parameter_info *find(ek_parameter_info *info, ek_replica *replica,
-                                     const char *name) {
-  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    ck_ok(ek_replica_parameter(info, replica, i));
-    if (strcmp(info->name, name) == 0) return info;
-  }
-  ck_abort_msg("no parameter %s", name);
-}
-
-static void has(ek_replica *replica, const char *name, const char *shape) {
-  ek_parameter_info info;
-  char text[64] = "";
-  const ek_parameter_info *it = find(&info, replica, name);
-  for (int d = 0; d < it->value.rank; d++) {
-    (void)snprintf(text + strlen(text), sizeof text - strlen(text), d == 0 ? "%lld" : " %lld",
-                   (long long)it->value.shape[d]);
-  }
-  ck_assert_msg(strcmp(text, shape) == 0, "%s is %s, not %s", name, text, shape);
-}
-
 CK_TEST(names_of_a_segmentation) {
   CK_OPENED(ek_module *, module, ek_fcn_create(&module, NULL));
   ek_group *group = ck_open_exactly("plan:1", 1);
   CK_OPENED(ek_replica *, replica,
             ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
-  has(replica, "backbone.layer3.5.conv2.weight", "256 256 3 3");
-  has(replica, "classifier.0.weight", "512 2048 3 3");
-  has(replica, "classifier.1.running_mean", "512");
-  has(replica, "classifier.4.bias", "21");
-  has(replica, "aux_classifier.4.weight", "21 256 1 1");
+  ck_has_parameter(replica, "backbone.layer3.5.conv2.weight", "256 256 3 3");
+  ck_has_parameter(replica, "classifier.0.weight", "512 2048 3 3");
+  ck_has_parameter(replica, "classifier.1.running_mean", "512");
+  ck_has_parameter(replica, "classifier.4.bias", "21");
+  ck_has_parameter(replica, "aux_classifier.4.weight", "21 256 1 1");
 }
 
 /* ---- what is refused ---- */

@@ -19,13 +19,9 @@ CK_PARAMETERS(declarer) {
   return m->declare == NULL ? EK_OK : m->declare(declaration, m->child);
 }
 
-CK_FORWARD(declarer) {
-  return ek_error_set(EK_ERR_INTERNAL, "declarer: was run");
-}
+CK_FORWARD(declarer) { return ek_error_set(EK_ERR_INTERNAL, "declarer: was run"); }
 
-CK_BACKWARD(declarer) {
-  return ek_error_set(EK_ERR_INTERNAL, "declarer: was run");
-}
+CK_BACKWARD(declarer) { return ek_error_set(EK_ERR_INTERNAL, "declarer: was run"); }
 
 /* The struct is the test's own: only counted. */
 static void declarer_free(ek_module *self) { ((struct declarer *)self)->freed++; }

@@ -445,9 +445,7 @@ static ek_status scaled(ek_pass *pass, const ek_tensor *x, ek_tensor *y) {
   return ek_op_scale(ek_pass_stream(pass), y, x, factor);
 }
 
-CK_FORWARD(scaled) {
-  return scaled(pass, &inputs[0], &outputs[0]);
-}
+CK_FORWARD(scaled) { return scaled(pass, &inputs[0], &outputs[0]); }
 
 CK_BACKWARD(scaled) {
   return grad_inputs == NULL ? EK_OK : scaled(pass, &grad_outputs[0], &grad_inputs[0]);

@@ -158,9 +158,7 @@ static ek_status declare_all(const ek_module *self, ek_declaration *d) {
   return ek_declare_buffer(d, "buffer", 1, size, ek_initializer_values(many));
 }
 
-CK_FORWARD(no) {
-  return EK_ERR_INTERNAL;
-}
+CK_FORWARD(no) { return EK_ERR_INTERNAL; }
 
 static void no_free(ek_module *self) { (void)self; }
 

@@ -49,26 +49,6 @@ CK_MODULE_CASES(cases)
 
 /* ---- names and numbers, as torchvision has them ---- */
 
-static const ek_parameter_info *find(ek_parameter_info *info, ek_replica *replica,
-                                     const char *name) {
-  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    ck_ok(ek_replica_parameter(info, replica, i));
-    if (strcmp(info->name, name) == 0) return info;
-  }
-  ck_abort_msg("no parameter %s", name);
-}
-
-static void has(ek_replica *replica, const char *name, const char *shape) {
-  ek_parameter_info info;
-  char text[64] = "";
-  const ek_parameter_info *it = find(&info, replica, name);
-  for (int d = 0; d < it->value.rank; d++) {
-    (void)snprintf(text + strlen(text), sizeof text - strlen(text), d == 0 ? "%lld" : " %lld",
-                   (long long)it->value.shape[d]);
-  }
-  ck_assert_msg(strcmp(text, shape) == 0, "%s is %s, not %s", name, text, shape);
-}
-
 static ek_replica *counted(ek_module *module) {
   ek_group *group = ck_open_exactly("plan:1", 1);
   CK_OPENED(ek_replica *, replica,
@@ -90,12 +70,12 @@ CK_LOOP(names_and_numbers_of_torchvision, 5) {
     if (!info.buffer) count += ek_tensor_count(&info.value);
   }
   ck_assert_int_eq(count, trained[_i]);
-  has(replica, "conv1.weight", "64 3 7 7");
-  has(replica, "bn1.running_var", "64");
-  has(replica, "layer2.0.downsample.1.bias", depths[_i] < 50 ? "128" : "512");
-  has(replica, "layer4.1.conv2.weight", "512 512 3 3");
-  if (depths[_i] >= 50) has(replica, "layer1.0.downsample.0.weight", "256 64 1 1");
-  has(replica, "fc.weight", depths[_i] < 50 ? "1000 512" : "1000 2048");
+  ck_has_parameter(replica, "conv1.weight", "64 3 7 7");
+  ck_has_parameter(replica, "bn1.running_var", "64");
+  ck_has_parameter(replica, "layer2.0.downsample.1.bias", depths[_i] < 50 ? "128" : "512");
+  ck_has_parameter(replica, "layer4.1.conv2.weight", "512 512 3 3");
+  if (depths[_i] >= 50) ck_has_parameter(replica, "layer1.0.downsample.0.weight", "256 64 1 1");
+  ck_has_parameter(replica, "fc.weight", depths[_i] < 50 ? "1000 512" : "1000 2048");
 }
 
 /* ---- what is refused ---- */

@@ -159,12 +159,8 @@ CK_TEST(joined_equals_one_by_one) {
 }
 
 /* Modules that are never run. */
-CK_FORWARD(never) {
-  return ek_error_set(EK_ERR_INTERNAL, "never: was run");
-}
-CK_BACKWARD(never) {
-  return ek_error_set(EK_ERR_INTERNAL, "never: was run");
-}
+CK_FORWARD(never) { return ek_error_set(EK_ERR_INTERNAL, "never: was run"); }
+CK_BACKWARD(never) { return ek_error_set(EK_ERR_INTERNAL, "never: was run"); }
 static void never_free(ek_module *self) { self->private_members.ops = NULL; }
 CK_MODULE_OPS(never);
 

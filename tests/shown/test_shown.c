@@ -820,7 +820,7 @@ enum { LAST_DEVICE = 4, VICTIMS = 1 };
 enum { LAST_DEVICE = 3, VICTIMS = 3 };
 #endif
 
-START_TEST(programs_end_with_nothing_held) {
+CK_LOOP(programs_end_with_nothing_held, PROGRAMS) {
   uint64_t n = 1;
   ck_ok(run_program(_i, "nothing", 0));
   for (opened.device = 0; opened.device < 4; opened.device += LAST_DEVICE) {
@@ -840,7 +840,6 @@ START_TEST(programs_end_with_nothing_held) {
   }
   ck_assert_uint_gt(n, 10);
 }
-END_TEST
 
 /* ---- failures on what is open already ---- */
 
@@ -938,7 +937,7 @@ static bool fails_well(struct scene *s, int piece, const char *what, uint64_t n,
   return true;
 }
 
-START_TEST(pieces_leave_nothing_behind) {
+CK_LOOP(pieces_leave_nothing_behind, PIECES) {
   static struct scene s;
   scene_open(&s);
   ck_ok(pieces[_i].run(&s));
@@ -963,9 +962,8 @@ START_TEST(pieces_leave_nothing_behind) {
   }
   scene_close(&s);
 }
-END_TEST
 
-START_TEST(the_rest) {
+CK_TEST(the_rest) {
   ck_fails(shown_message(3), EK_ERR_SHAPE, "mixer: expected 3 columns");
   lines = 0;
   ck_ok(run_readme());
@@ -982,15 +980,5 @@ START_TEST(the_rest) {
   ek_group *group = ck_open_exactly("cpu:1", 0);
   ck_ok(shown_fault(ek_group_device(group, 0)));
 }
-END_TEST
 
-static Suite *make_suite(void) {
-  Suite *suite = suite_create("shown");
-  TCase *tests = ck_case(suite, "shown");
-  tcase_add_loop_test(tests, programs_end_with_nothing_held, 0, PROGRAMS);
-  tcase_add_loop_test(tests, pieces_leave_nothing_behind, 0, PIECES);
-  tcase_add_test(tests, the_rest);
-  return suite;
-}
-
-CK_MAIN(make_suite)
+CK_SUITE("shown")

@@ -18,7 +18,7 @@ struct frozen {
   } own[CK_MOST_FROZEN];
 };
 
-static ek_status declare(const ek_module *self, ek_declaration *declaration) {
+CK_PARAMETERS(frozen) {
   const struct frozen *m = (const struct frozen *)self;
   char name[EK_STATE_NAME_SIZE], own[32];
   for (size_t i = 0; i < m->count; i++) {
@@ -40,31 +40,17 @@ static ek_status declare(const ek_module *self, ek_declaration *declaration) {
   return EK_OK;
 }
 
-static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                         ek_tensor *outputs) {
-  (void)self;
-  return ek_pass_child_forward(outputs, pass, 0, inputs);
-}
+CK_FORWARD(frozen) { return ek_pass_child_forward(outputs, pass, 0, inputs); }
 
-static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
-                          ek_tensor *grad_inputs) {
-  (void)self;
-  return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
-}
+CK_BACKWARD(frozen) { return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs); }
 
-static void release(ek_module *self) {
+static void frozen_free(ek_module *self) {
   ek_module_free(((struct frozen *)self)->child);
   free(self);
 }
 
-static const ek_module_ops frozen_ops = {.size = sizeof(ek_module_ops),
-                                         .kind = "frozen",
-                                         .parameters = declare,
-                                         .forward = forward,
-                                         .backward = backward,
-                                         .free = release,
-                                         .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 |
-                                                  EK_TYPES_F16};
+CK_MODULE_OPS_WITH(frozen, .parameters = frozen_parameters,
+                   .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16);
 
 /* Their shapes, from a replica that only counts. */
 static void find_shapes(struct frozen *m) {

@@ -42,3 +42,13 @@ void ck_module_case_check(const struct ck_module_case *is, ek_check check) {
   const ek_status status = ek_module_check(module, ck_spec("cpu:2"), inputs, count, &options);
   ck_assert_msg(status == EK_OK, "%s: %s", is->name, ek_error_message());
 }
+
+void ck_has_parameter(const ek_replica *replica, const char *name, const char *shape) {
+  char text[64] = "";
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, replica, name));
+  for (int d = 0; d < info.value.rank; d++) {
+    (void)snprintf(text + strlen(text), sizeof text - strlen(text), d == 0 ? "%lld" : " %lld",
+                   (long long)info.value.shape[d]);
+  }
+  ck_assert_msg(strcmp(text, shape) == 0, "%s is %s, not %s", name, text, shape);
+}

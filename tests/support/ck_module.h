@@ -99,6 +99,9 @@ void ck_bed_set(struct ck_bed *bed, const char *name, const double *values);
 double *ck_bed_parameters(struct ck_bed *bed);
 void ck_bed_set_parameters(struct ck_bed *bed, const double *values);
 
+/* The replica has this parameter, with the shape "3 2". */
+void ck_has_parameter(const ek_replica *replica, const char *name, const char *shape);
+
 /* ---- wrong use ---- */
 
 /* A forward of `module`, alone and in f32, with one input of zeros must fail. */

@@ -28,9 +28,7 @@ CK_PARAMETERS(spike) {
   return ek_declare_wrapped(declaration, ((const struct spike *)self)->inner);
 }
 
-CK_FORWARD(spike) {
-  return ek_pass_child_forward(outputs, pass, 0, inputs);
-}
+CK_FORWARD(spike) { return ek_pass_child_forward(outputs, pass, 0, inputs); }
 
 CK_BACKWARD(spike) {
   ek_tensor given[EK_MAX_TENSORS] = {{0}}, made = {0};

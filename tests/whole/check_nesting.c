@@ -52,13 +52,9 @@ static ek_status nest_declare(const ek_module *self, ek_declaration *declaration
   return ek_declare_module(declaration, "0", &((const struct nest *)self)->inner->base);
 }
 
-CK_FORWARD(nest) {
-  return ek_pass_child_forward(outputs, pass, 0, inputs);
-}
+CK_FORWARD(nest) { return ek_pass_child_forward(outputs, pass, 0, inputs); }
 
-CK_BACKWARD(nest) {
-  return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
-}
+CK_BACKWARD(nest) { return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs); }
 
 static void nest_free(ek_module *self) {
   struct nest *n = (struct nest *)self;

@@ -226,9 +226,7 @@ CK_FORWARD(caller) {
   return ek_pass_child_forward_with(outputs, pass, 0, inputs, m->child_options);
 }
 
-CK_BACKWARD(caller) {
-  return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
-}
+CK_BACKWARD(caller) { return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs); }
 
 static void caller_free(ek_module *self) { (void)self; }
 
@@ -268,9 +266,7 @@ static ek_status use_ek_parameter_options(struct bench *b, void *o) {
 }
 
 /* These are never called. */
-CK_FORWARD(no) {
-  return EK_ERR_INTERNAL;
-}
+CK_FORWARD(no) { return EK_ERR_INTERNAL; }
 static void no_free(ek_module *self) { (void)self; }
 static ek_status no_update(const ek_optimizer *self, ek_stream *stream, const ek_update *update) {
   (void)self, (void)stream, (void)update;

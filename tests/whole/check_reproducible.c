@@ -520,9 +520,7 @@ CK_FORWARD(halves) {
   return ek_op_copy(ek_pass_stream(pass), &outputs[0], &inputs[0]);
 }
 
-CK_BACKWARD(halves) {
-  return ek_error_set(EK_ERR_UNSUPPORTED, "halves: no backward");
-}
+CK_BACKWARD(halves) { return ek_error_set(EK_ERR_UNSUPPORTED, "halves: no backward"); }
 
 static void halves_free(ek_module *self) { (void)self; }
 

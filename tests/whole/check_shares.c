@@ -229,9 +229,7 @@ CK_FORWARD(moody) {
   return status;
 }
 
-CK_BACKWARD(moody) {
-  return EK_OK;
-}
+CK_BACKWARD(moody) { return EK_OK; }
 
 static const ek_module_ops moody_ops = {.size = sizeof(ek_module_ops),
                                         .kind = "moody",

@@ -182,9 +182,7 @@ CK_FORWARD(uneven) {
   return ek_tensor_share(&outputs[0], &inputs[0]);
 }
 
-CK_BACKWARD(uneven) {
-  return ek_error_set(EK_ERR_INTERNAL, "this module has no backward");
-}
+CK_BACKWARD(uneven) { return ek_error_set(EK_ERR_INTERNAL, "this module has no backward"); }
 
 static void uneven_free(ek_module *self) {
   struct uneven *m = (struct uneven *)self;
