@@ -53,7 +53,8 @@ static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
   batch->target[0] = batch->input[0];
 }
 
-static const struct ck_workload workload = {"swiglu", with_bias, ek_mean_squared_error_create, shapes, 1, false, 0};
+static const struct ck_workload workload = {
+    "swiglu", with_bias, ek_mean_squared_error_create, shapes, 1, false, 0};
 
 static double *gradients(struct ck_training *training, const char *spec, ek_mode mode) {
   struct ck_setup setup = ck_setup_mode(&workload, spec, mode);

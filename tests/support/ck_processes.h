@@ -70,7 +70,7 @@ ek_status ck_process_open(ek_group **group, const struct ck_process *process, do
 void ck_processes_run(struct ck_outcome *outcomes, const char *part, const size_t *devices,
                       size_t count);
 
-/* The same with outcomes for CK_PROCESSES, and one more for a process alone, which are kept (ck_keep.h). */
+/* The same with outcomes for CK_PROCESSES, and one more for a process alone, which are kept. */
 struct ck_outcome *ck_processes_outcomes(const char *part, const size_t *devices, size_t count);
 
 /* All of them came back without an error of their own or of a sanitizer. */

@@ -82,7 +82,7 @@
  */
 #define CK_TEST(name) CK_LOOP(name, 1)
 
-/* What a module of the test's own has under these names: static ek_status noun_forward(...) {...} */
+/* Functions of a module of the test's own: noun_parameters(), noun_forward(), noun_backward(). */
 #define CK_PARAMETERS(noun)                                                                        \
   static ek_status noun##_parameters(const ek_module *self CK_ATTRIBUTE_UNUSED,                    \
                                      ek_declaration *declaration CK_ATTRIBUTE_UNUSED)

@@ -716,8 +716,9 @@ static void disaster(struct ck_outcome *outcome, const struct ck_process *proces
   if (!ck_went(outcome, ck_process_open(&group, process, SHORT_LIMIT))) return;
   bool well = ck_went(outcome, ek_communicator_open(&job.collective.communicator, group));
   for (size_t k = 0; k < process->devices[process->number] && well; k++) {
-    well = ck_went(outcome, ek_tensor_create(&tensors[k], ek_group_device(group, k), EK_MEMORY_INPUTS,
-                                          EK_F32, 1, &count));
+    well = ck_went(outcome,
+                   ek_tensor_create(&tensors[k], ek_group_device(group, k), EK_MEMORY_INPUTS,
+                                    EK_F32, 1, &count));
     if (well) memset(tensors[k].data, 0, (size_t)count * sizeof(float));
   }
   well = well && ck_went(outcome, run_job(group, meet_disaster, &job));

@@ -125,7 +125,8 @@ CK_TEST(wrong_plans_are_refused) {
   settings = settings_of(EK_MODE_BALANCED, EK_SHARD_WORLD, 1);
   ck_ok(ek_plan_step(&plan, "plan:2", &task, &settings));
   ck_bad_with(EK_ERR_UNSUPPORTED, task, processes, 2,
-              ek_plan_step(&plan, "plan:2", &task, &settings), "mode balanced keeps the state on one device");
+              ek_plan_step(&plan, "plan:2", &task, &settings),
+              "mode balanced keeps the state on one device");
   settings.mode = EK_MODE_SHARDED;
   ck_bad(task, link_seconds, -1, ek_plan_step(&plan, "plan:2", &task, &settings),
          "task.link_seconds");
