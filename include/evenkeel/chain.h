@@ -19,9 +19,14 @@
  *       return ek_chain_forward(outputs, pass, inputs, &chain);
  *     }
  *
- * and backward likewise, with ek_chain_backward(). Names, parameters, gradients and bits are as if
- * the children ran one by one. What children compute they declare (ek_formula in module.h), and
- * some neighbours run in one go, for less memory and less traffic:
+ * and backward likewise, with ek_chain_backward(). A feed-forward layer with a gate, y =
+ * down(silu(gate(x)) * up(x)), is the path
+ *
+ *     {GATE, EK_CHAIN_ACTIVATION(EK_ACTIVATION_SILU), EK_CHAIN_MULTIPLY_CHILD(UP), DOWN}
+ *
+ * Names, parameters, gradients and bits are as if the children ran one by one. What children
+ * compute they declare (ek_formula in module.h), and some neighbours run in one go, for less memory
+ * and less traffic:
  *
  *     forward    a linear and the GELU after it (ek_op_linear_gelu in products.h)
  *                an activation and the product of its gate (ek_op_gate_forward in elementwise.h)

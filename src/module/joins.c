@@ -6,8 +6,8 @@
  * called: in the other direction, where it runs alone, the chain computes its formula. The chain
  * alone decides what is saved, and when.
  *
- * A row's operation is defined as its parts one after the other (op.h), and how it is computed is
- * the backend's affair: one that has no kernel for it, or none for these sizes, runs the parts.
+ * A row's operation is defined as its parts one after the other. A backend may decline a product
+ * with GELU (matmul_fused in kernels.h), and then the operation runs the parts.
  */
 #include "module/joins.h"
 

@@ -89,6 +89,9 @@ static ek_status create_steps(ek_module **module, const char *letters, ek_recomp
   X(multiplied, "lM", NONE, 12, 2)                                                                 \
   X(multiplied_at_once, "M", NONE, 8, 1)                                                           \
   X(activated_at_once, "TM", NONE, 8, 1)                                                           \
+  X(gate_after_a_pair, "lglsM", NONE, 24, 4)                                                       \
+  X(shared_gradient, "lMI", NONE, 12, 2)                                                           \
+  X(second_projection, "lPNlP", NONE, 32, 4)                                                       \
   X(projected, "lrlP", NONE, 16, 1)                                                                \
   X(projected_at_once, "Pr", NONE, 8, 1)                                                           \
   X(projected_norm, "NlPNl", NONE, 32, 7)                                                          \

@@ -168,20 +168,23 @@ static void measure(struct cost *cost, const struct bed *bed) {
   ek_tensor_free(&logits);
 }
 
-/* Both on a device; *planned becomes the stock one's peak. */
-static void compare(const char *spec, ek_precision precision, ek_memory_usage *usage) {
+/* Both on a device; *usage becomes the stock one's. With `count` their work is counted, in some
+ * twenty passes. */
+static void compare(const char *spec, ek_precision precision, bool count, ek_memory_usage *usage) {
   struct cost stock = {.work = 0}, own = {.work = 0};
   struct bed bed;
   open_bed(&bed, false, precision, spec);
   measure(&stock, &bed);
-  stock.work = count_work(&bed);
+  if (count) stock.work = count_work(&bed);
+  if (count) ck_assert_uint_gt(stock.work, LAYERS * 3 * 4); /* its products alone */
   close_bed(&bed);
-  ck_assert_uint_gt(stock.work, LAYERS * 3 * 4); /* its products alone */
   open_bed(&bed, true, precision, spec);
   measure(&own, &bed);
-  ck_assert_msg(takes_more(&bed, stock.work - 1) && !takes_more(&bed, stock.work),
-                "%s on %s: not the stock one's %d pieces of work", families[now.family], spec,
-                (int)stock.work);
+  if (count) {
+    ck_assert_msg(takes_more(&bed, stock.work - 1) && !takes_more(&bed, stock.work),
+                  "%s on %s: not the stock one's %d pieces of work", families[now.family], spec,
+                  (int)stock.work);
+  }
   close_bed(&bed);
   ck_same_peaks(families[now.family], &stock.usage, &own.usage, 1);
   ck_assert_uint_eq(own.usage.current_bytes, stock.usage.current_bytes);
@@ -206,8 +209,8 @@ CK_LOOP(the_same_as_stock, FAMILIES *PRECISIONS) {
     ek_memory_usage planned, measured;
     now.recompute = policies[policy];
     now.dropout = policy % 2 == 0 ? 0.25 : 0;
-    compare("plan:1@1GiB", precision, &planned);
-    compare(spec, precision, &measured);
+    compare("plan:1@1GiB", precision, true, &planned);
+    compare(spec, precision, planned_there || policy == _i % POLICIES, &measured);
     if (planned_there) ck_same_peaks(families[now.family], &planned, &measured, 1);
   }
 }
