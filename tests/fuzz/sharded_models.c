@@ -6,89 +6,16 @@
  */
 #include "sharded_models.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tied_module.h"
 
 enum { WIDTH = 4, MOST_LAYERS = 4, MOST_FROZEN = 8 };
 
-/* ---- a wrapper that freezes ---- */
-
-struct frozen {
-  ek_module base;
-  ek_module *child;
-  unsigned mask;
-  size_t count;
-  struct {
-    char name[64];
-    int rank;
-    int64_t shape[EK_MAX_RANK];
-  } own[MOST_FROZEN];
-};
-
-static ek_status frozen_declare(const ek_module *self, ek_declaration *declaration) {
-  const struct frozen *m = (const struct frozen *)self;
-  char own[32], name[80];
-  for (size_t i = 0; i < m->count; i++) {
-    ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
-    options.frozen = (m->mask >> i & 1u) != 0;
-    (void)snprintf(own, sizeof own, "own%zu", i);
-    EK_TRY(ek_declare_parameter_with(declaration, own, m->own[i].rank, m->own[i].shape,
-                                     ek_initializer_uniform(-0.5, 0.5), &options));
-  }
-  EK_TRY(ek_declare_module(declaration, "inner", m->child));
-  for (size_t i = 0; i < m->count; i++) {
-    (void)snprintf(own, sizeof own, "own%zu", i);
-    (void)snprintf(name, sizeof name, "inner.%s", m->own[i].name);
-    EK_TRY(ek_declare_tie(declaration, name, own));
-  }
-  return EK_OK;
-}
-
-static ek_status frozen_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                ek_tensor *outputs) {
-  (void)self;
-  return ek_pass_child_forward(outputs, pass, 0, inputs);
-}
-
-static ek_status frozen_backward(const ek_module *self, ek_pass *pass,
-                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  (void)self;
-  return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
-}
-
-static void frozen_free(ek_module *self) {
-  ek_module_free(((struct frozen *)self)->child);
-  free(self);
-}
-
-static const ek_module_ops frozen_ops = {.size = sizeof(ek_module_ops),
-                                         .kind = "frozen",
-                                         .parameters = frozen_declare,
-                                         .forward = frozen_forward,
-                                         .backward = frozen_backward,
-                                         .free = frozen_free,
-                                         .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 |
-                                                  EK_TYPES_F16};
-
 /* Takes over the child. */
 static ek_module *freeze(ek_module *child, unsigned mask) {
-  struct frozen *m = calloc(1, sizeof *m);
-  ek_replica *replica = NULL;
-  FUZZ_EXPECT(m != NULL, "the harness has no memory");
-  m->child = child;
-  m->mask = mask;
-  FUZZ_OK(ek_replica_open(&replica, ek_group_device(fuzz_group("plan:1", 1), 0), child, NULL));
-  for (size_t i = 0; i < ek_replica_parameter_count(replica) && m->count < MOST_FROZEN; i++) {
-    ek_parameter_info info;
-    FUZZ_OK(ek_replica_parameter(&info, replica, i));
-    (void)snprintf(m->own[m->count].name, sizeof m->own[i].name, "%s", info.name);
-    m->own[m->count].rank = info.value.rank;
-    memcpy(m->own[m->count++].shape, info.value.shape, sizeof info.value.shape);
-  }
-  ek_replica_free(replica);
-  FUZZ_OK(ek_module_init(&m->base, &frozen_ops, ek_module_inputs(child), ek_module_outputs(child)));
-  return &m->base;
+  const struct tied_parameters all = {NULL, MOST_FROZEN, mask, false};
+  ek_module *module = NULL;
+  FUZZ_OK(tied_module_create(&module, child, &all, ek_group_device(fuzz_group("plan:1", 1), 0)));
+  return module;
 }
 
 /* ---- bodies ---- */

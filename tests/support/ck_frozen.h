@@ -9,8 +9,6 @@
 
 #include "ek_check.h"
 
-enum { CK_MOST_FROZEN = 16 };
-
 /* Takes over the child, whose names begin with "inner." from now on. Bit i of `mask`: number i of
  * the `count` names is frozen; the others are trained, from the same values. */
 ek_module *ck_frozen_create(ek_module *child, const char *const *names, size_t count,
