@@ -3,12 +3,14 @@
  * program.
  *
  *     evenkeel-losses LAYERS,WIDTH,HEADS,SEQUENCE,BATCH WEIGHTS
- *     evenkeel-losses LAYERS,WIDTH,HEADS,SEQUENCE,BATCH WEIGHTS TOKENS PRECISION [DEVICES [RATE]]
+ *     evenkeel-losses LAYERS,WIDTH,HEADS,SEQUENCE,BATCH WEIGHTS TOKENS PRECISION \
+ *       [DEVICES [RATE [WARMUP]]]
  *
  * The first writes initial weights as a safetensors file with Hugging Face's names of GPT-2. The
  * second begins with those of that file, in the other program's hands meanwhile or not, and trains
- * in mode sharded (on cpu:2): AdamW with a constant rate (1e-3), no dropout. TOKENS has 32-bit
- * integers [steps][BATCH][SEQUENCE + 1], ids below 256. Prints `step K loss L`, as train_text
+ * in mode sharded (on cpu:2): AdamW with a constant rate (1e-3), no dropout. With WARMUP it is the
+ * recipe of llm.c: that many steps to the rate and a cosine to 0, betas 0.9 and 0.95, decay 0.1, the
+ * gradient clipped to 1. TOKENS has 32-bit integers [steps][BATCH][SEQUENCE + 1], ids below 256. Prints `step K loss L`, as train_text
  * --exact does, with ` skipped` after it for a step that overflowed in f16.
  *
  * Exit code 1 if something failed, 2 for a wrong command line.
@@ -31,6 +33,7 @@ struct task {
   const char *weights, *tokens, *devices;
   ek_precision precision;
   double rate;
+  int64_t warmup, steps; /* warmup -1: a constant rate */
 };
 
 static ek_status open_trainer(ek_trainer **trainer, const struct task *task) {
@@ -45,12 +48,25 @@ static ek_status open_trainer(ek_trainer **trainer, const struct task *task) {
   gpt.layers = (int)task->layers;
   gpt.heads = (int)task->heads;
   ek_adamw_options adamw = EK_ADAMW_OPTIONS_INIT;
+  ek_schedule schedule;
   adamw.learning_rate = task->rate;
+  EK_TRY_GOTO(status, ek_schedule_constant(&schedule, task->rate), cleanup);
+  if (task->warmup >= 0) {
+    adamw.beta2 = 0.95;
+    adamw.weight_decay = 0.1;
+    adamw.clip_norm = 1;
+    EK_TRY_GOTO(status,
+                ek_schedule_warmup_cosine(&schedule, task->rate, 0, task->warmup, task->steps),
+                cleanup);
+  }
   EK_TRY_GOTO(status, ek_gpt_create(&module, &gpt), cleanup);
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_adamw_create(&rule, &adamw), cleanup);
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_optimizer_options update = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  update.schedule = &schedule;
+  options.optimizer = &update;
   options.model = &model_options;
   model_options.state = EK_STATE_SHARDED;
   model_options.seed = SEED;
@@ -103,6 +119,17 @@ static ek_status train_on(ek_trainer *trainer, const struct task *task, FILE *fi
   free(inputs);
   free(targets);
   return status;
+}
+
+/* How many steps the file of tokens has; 1 where that is not known. */
+static int64_t count_steps(const struct task *task) {
+  FILE *file = task->tokens == NULL ? NULL : fopen(task->tokens, "rb");
+  const int64_t step = task->batch * (task->sequence + 1) * (int64_t)sizeof(int32_t);
+  int64_t steps = 1;
+  if (file == NULL) return steps;
+  if (fseek(file, 0, SEEK_END) == 0 && ftell(file) >= step) steps = ftell(file) / step;
+  (void)fclose(file);
+  return steps;
 }
 
 static ek_status run(const struct task *task) {
@@ -158,20 +185,23 @@ static bool read_precision(struct task *task, const char *text) {
 }
 
 int main(int argc, char **argv) {
-  struct task task = {.devices = "cpu:2", .precision = EK_PRECISION_F32, .rate = 1e-3};
+  struct task task = {
+      .devices = "cpu:2", .precision = EK_PRECISION_F32, .rate = 1e-3, .warmup = -1};
   terminal_program = "evenkeel-losses";
   terminal_start(false);
-  const bool good = (argc == 3 || (argc >= 5 && argc <= 7)) && read_sizes(&task, argv[1]) &&
+  const bool good = (argc == 3 || (argc >= 5 && argc <= 8)) && read_sizes(&task, argv[1]) &&
                     (argc < 5 || read_precision(&task, argv[4])) &&
-                    (argc < 7 || parse_real(&task.rate, argv[6], 0, 1));
+                    (argc < 7 || parse_real(&task.rate, argv[6], 0, 1)) &&
+                    (argc < 8 || parse_whole(&task.warmup, argv[7], 0, INT32_MAX));
   if (!good) {
     say_error("usage: evenkeel-losses LAYERS,WIDTH,HEADS,SEQUENCE,BATCH WEIGHTS "
-              "[TOKENS f32|bf16|f16 [DEVICES [RATE]]]");
+              "[TOKENS f32|bf16|f16 [DEVICES [RATE [WARMUP]]]]");
     return 2;
   }
   task.weights = argv[2];
   if (argc > 3) task.tokens = argv[3];
   if (argc > 5) task.devices = argv[5];
+  task.steps = count_steps(&task);
   if (run(&task) == EK_OK && fflush(stdout) == 0) return 0;
   say_error("%s", ek_error_message());
   return 1;

@@ -125,16 +125,21 @@ class Llama(torch.nn.Module):
 class Step:
     """One training step, eager or compiled, in one precision; f16 with PyTorch's own dynamic loss scale."""
 
-    def __init__(self, model, precision, rate, compiled):
+    def __init__(self, model, precision, rate, compiled, decay=0.01, betas=(0.9, 0.999), clip=None):
         kinds = {True: [], False: []}
         for parameter in model.parameters():
             kinds[parameter.dim() == 2].append(parameter)
         self.optimizer = torch.optim.AdamW(
-            [{"params": kinds[True], "weight_decay": 0.01}, {"params": kinds[False], "weight_decay": 0.0}],
-            lr=rate, betas=(0.9, 0.999), eps=1e-8, fused=True)
+            [{"params": kinds[True], "weight_decay": decay}, {"params": kinds[False], "weight_decay": 0.0}],
+            lr=rate, betas=betas, eps=1e-8, fused=True)
+        self.clip = clip
         self.forward = torch.compile(model, fullgraph=True, dynamic=False) if compiled else model
         self.precision = precision
         self.scaler = torch.amp.GradScaler("cpu") if precision == "f16" else None
+
+    def set_rate(self, rate):
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
 
     def take(self, inputs, targets):
         """The loss, as a tensor."""
@@ -146,6 +151,9 @@ class Step:
             loss = self.forward(inputs, targets)
         if self.scaler is None:
             loss.backward()
+            if self.clip is not None:
+                torch.nn.utils.clip_grad_norm_(self.optimizer.param_groups[0]["params"] + self.optimizer.param_groups[1]["params"],
+                                               self.clip)
             self.optimizer.step()
         else:
             self.scaler.scale(loss).backward()

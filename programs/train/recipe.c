@@ -36,9 +36,27 @@ static ek_status create_sgd(ek_optimizer **rule, const struct settings *s) {
   return ek_sgd_create(rule, &options);
 }
 
+/* With AdamW's rate and decay, and AdamW for what are no hidden matrices. */
+static ek_status create_muon(ek_optimizer **rule, const struct settings *s) {
+  ek_muon_options options = EK_MUON_OPTIONS_INIT;
+  struct settings rest = *s;
+  ek_optimizer *adamw = NULL;
+  rest.clip = 0; /* muon clips the whole gradient */
+  options.learning_rate = recipe_rate(s);
+  options.momentum = s->momentum >= 0 ? s->momentum : 0.95;
+  options.weight_decay = s->weight_decay >= 0 ? s->weight_decay : 0.1;
+  options.factor = EK_MUON_MATCH_RMS_ADAMW;
+  options.clip_norm = s->clip;
+  EK_TRY(create_adamw(&adamw, &rest));
+  const ek_status status = ek_muon_create(rule, adamw, &options);
+  ek_optimizer_free(adamw);
+  return status;
+}
+
 static const struct rule rules[] = {
     {"adamw", " beta1 beta2 epsilon ", 6e-4, 5e-5, create_adamw},
     {"sgd", " momentum nesterov ", 0.1, 0.01, create_sgd},
+    {"muon", " beta1 beta2 epsilon momentum ", 6e-4, 5e-5, create_muon},
 };
 
 const struct rule *rule_at(size_t index) {

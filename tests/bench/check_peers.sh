@@ -55,6 +55,8 @@ expect 2 "$run" --torch 2 --losses --steps 10
 says err '--window'
 expect 2 "$run" --torch 2 --losses --seed -1
 says err '0 or more'
+expect 2 "$run" --torch 2 --losses --recipe --seeds 1
+says err 'at least 2'
 expect 0 "$run" --torch 2 --help
 says out '--prepare'
 expect 0 "$run" --torch 2 --losses --help
@@ -133,6 +135,11 @@ if [[ $losses != - ]]; then
     [[ $precision != f32 || ! -e $dir/first ]] || cmp -s "$dir/first" "$dir/out" || fail "two runs differ"
     cp "$dir/losses-f32" "$dir/first"
   done
+  # A warm-up makes it the recipe of llm.c: its first step is smaller, its last one next to nothing.
+  expect 0 "$losses" 1,16,2,8,4 "$dir/weights" "$dir/tokens" f32 cpu:2 1e-2 6
+  ! cmp -s "$dir/out" "$dir/first" || fail "a warm-up changes nothing"
+  [[ $(head -n 1 "$dir/out") == $(head -n 1 "$dir/first") ]] || fail "the recipe begins elsewhere"
+  expect 2 "$losses" 1,16,2,8,4 "$dir/weights" "$dir/tokens" f32 cpu:2 1e-2 -1
   ! cmp -s "$dir/first" "$dir/losses-bf16" || fail "bf16 is f32"
   expect 1 "$losses" 1,32,2,8,4 "$dir/weights" "$dir/tokens" f32
   says err 'shape'

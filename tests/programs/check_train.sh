@@ -120,7 +120,7 @@ group_rules() {
   [[ $(rates wsd | awk '{ printf "%g ", $1 }') == "0.2 0.4 0.4 0.4 0.4 0.3 " ]] || complain "stable: $(rates wsd)"
   # Each of these is a training of its own.
   local more count=0
-  for more in "" "--optimizer sgd" "--optimizer sgd --nesterov" "--optimizer sgd --momentum 0.5" "--beta1 0.8" "--beta2 0.9" \
+  for more in "" "--optimizer sgd" "--optimizer sgd --nesterov" "--optimizer sgd --momentum 0.5" "--optimizer muon" "--optimizer muon --momentum 0.8" "--beta1 0.8" "--beta2 0.9" \
     "--weight-decay 0.5" "--clip 0.01" "--seed 3" "--dropout 0.2" "--epsilon 1e-3"; do
     # shellcheck disable=SC2086
     expect 0 "${small[@]}" --data tokens.bin --steps 8 --warmup 0 --metrics "rule$count" $more
@@ -314,7 +314,7 @@ group_usage() {
 2|not a multiple of 3 heads|--model gpt2 --layers 1 --width 16 --heads 3 --vocab 32 --sequence 8 --data tokens.bin
 2|--layers must be a whole number|--model gpt2 --layers two
 2|--rate must be a number|--model gpt2 --rate fast
-2|--optimizer: unknown name "adam"; expected adamw, sgd; did you mean adamw?|--model gpt2 --optimizer adam
+2|--optimizer: unknown name "adam"; expected adamw, sgd, muon; did you mean adamw?|--model gpt2 --optimizer adam
 2|--schedule: unknown name "cosin"|--model gpt2 --schedule cosin
 2|--mode: unknown name "shard"|--model gpt2 --mode shard
 2|--precision: unknown name "fp16"|--model gpt2 --precision fp16
