@@ -39,9 +39,8 @@ static ek_status add_pieces(struct ek__buckets *buckets, struct ek__bucket *buck
   for (size_t i = 0; i < bucket->parameters; i++) {
     if (!ek__buckets_whole(buckets, order[i])) continue;
     const int64_t first = layout->parameters[order[i]].offset - bucket->first;
-    const int64_t end = i + 1 < bucket->parameters
-                            ? layout->parameters[order[i + 1]].offset - bucket->first
-                            : size;
+    const int64_t end =
+        i + 1 < bucket->parameters ? layout->parameters[order[i + 1]].offset - bucket->first : size;
     EK_TRY(add_parts(buckets, begin, first));
     EK_TRY(add_piece(buckets, end));
     begin = end;
@@ -53,8 +52,8 @@ static ek_status add_pieces(struct ek__buckets *buckets, struct ek__bucket *buck
 
 /* ---- shares ---- */
 
-/* Fills the offsets of a bucket so that no rank has more than `most` elements of all buckets so far:
- * each rank in turn takes as many pieces as it can. False if pieces are left. */
+/* Fills the offsets of a bucket so that no rank has more than `most` elements of all buckets so
+ * far: each rank in turn takes as many pieces as it can. False if pieces are left. */
 static bool deal(const struct ek__buckets *buckets, const struct ek__bucket *bucket, int64_t most) {
   const int64_t *ends = &buckets->pieces[bucket->piece];
   int64_t begin = 0;
@@ -126,7 +125,7 @@ static bool ends(const struct ek__layout *layout, size_t i, int64_t end, size_t 
 
 /* Parameters number begin .. i - 1 of the order, which end at `end`. */
 static ek_status cut(struct ek__buckets *buckets, const struct ek__layout *layout, size_t begin,
-                size_t i, int64_t end, size_t bytes) {
+                     size_t i, int64_t end, size_t bytes) {
   uint32_t members = 0;
   while (i-- > begin) {
     const int64_t first = layout->parameters[layout->order[i]].offset;
@@ -142,19 +141,18 @@ static ek_status cut(struct ek__buckets *buckets, const struct ek__layout *layou
 
 ek_optimizer_parameter ek__rule_parameter(const ek_replica *replica, size_t parameter) {
   const struct ek__parameter *p = &replica->layout.parameters[parameter];
-  ek_optimizer_parameter made = {.name = p->name,
-                                 .rank = p->rank,
-                                 .no_decay = p->no_decay,
-                                 .elementwise = p->elementwise};
+  ek_optimizer_parameter made = {
+      .name = p->name, .rank = p->rank, .no_decay = p->no_decay, .elementwise = p->elementwise};
   memcpy(made.shape, p->shape, sizeof made.shape);
   return made;
 }
 
 bool ek__rule_takes(const ek_optimizer *rule, const ek_replica *replica, size_t parameter) {
   const struct ek__parameter *p = &replica->layout.parameters[parameter];
-  if (p->buffer || p->frozen || EK__TABLE_SLOT(ek_optimizer_table(rule), takes_whole) == NULL) return false;
+  const ek_optimizer_ops *ops = ek_optimizer_table(rule);
+  if (p->buffer || p->frozen || EK__TABLE_SLOT(ops, takes_whole) == NULL) return false;
   const ek_optimizer_parameter asked = ek__rule_parameter(replica, parameter);
-  return ek_optimizer_table(rule)->takes_whole(rule, &asked);
+  return ops->takes_whole(rule, &asked);
 }
 
 static ek_status find_whole(struct ek__buckets *buckets, const ek_replica *replica,
@@ -185,7 +183,8 @@ ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replic
   EK_TRY(find_whole(buckets, replica, rule));
   EK_TRY(cut(buckets, layout, 0, layout->order_trained, layout->trained_count, bytes));
   buckets->trained = buckets->count;
-  return cut(buckets, layout, layout->order_trained, layout->order_count, layout->flat_count, bytes);
+  return cut(buckets, layout, layout->order_trained, layout->order_count, layout->flat_count,
+             bytes);
 }
 
 void ek__buckets_close(struct ek__buckets *buckets) {

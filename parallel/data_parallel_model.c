@@ -105,8 +105,8 @@ static ek_status open_replica(void *context, struct ek__rank *rank) {
 
 static const char memory_of[] = "a data-parallel model";
 
-/* Of what is not taken whole, for each rank: small ones make up for large matrices. Any number gives
- * equal shares where nothing is taken whole. */
+/* Of what is not taken whole, for each rank: small ones make up for large matrices. Any number
+ * gives equal shares where nothing is taken whole. */
 enum { PARTS = 8 };
 
 /* Host memory, when the replicas are open. */

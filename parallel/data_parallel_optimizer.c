@@ -31,12 +31,13 @@
 /* As much as the rule wants for any parameter that the rank updates. */
 static ek_status open_workspace(struct ek__rank *rank, const ek_optimizer *rule, ek_type type) {
   struct ek__share *share = &rank->share;
+  const ek_optimizer_ops *ops = ek_optimizer_table(rule);
   int64_t most = 0;
   for (size_t i = 0; i < share->updates.count; i++) {
     const struct ek__range *range = &share->updates.list[i];
-    if (range->whole == EK__NO_PARAMETER || EK__TABLE_SLOT(ek_optimizer_table(rule), workspace) == NULL) continue;
+    if (range->whole == EK__NO_PARAMETER || EK__TABLE_SLOT(ops, workspace) == NULL) continue;
     const ek_optimizer_parameter whole = ek__rule_parameter(rank->replica, range->whole);
-    const int64_t wanted = ek_optimizer_table(rule)->workspace(rule, &whole);
+    const int64_t wanted = ops->workspace(rule, &whole);
     EK__FAIL_IF(wanted < 0, EK_ERR_INVALID_ARGUMENT, "%s: a workspace of %lld elements for %s",
                 ek_optimizer_kind(rule), (long long)wanted, whole.name);
     if (wanted > most) most = wanted;

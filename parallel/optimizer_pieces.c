@@ -124,8 +124,8 @@ ek_status ek__ranges_make(struct ek__ranges *ranges, const ek_data_parallel_mode
   for (size_t i = 0; i < shares && status == EK_OK; i++) {
     struct ek__range share = {0};
     share_of(&share, model, rank, i, norm);
-    for (size_t run = run_at(runs, count, share.first);
-         run < count && runs[run].first < share.last; run++) {
+    for (size_t run = run_at(runs, count, share.first); run < count && runs[run].first < share.last;
+         run++) {
       append(ranges, &share, &runs[run]);
     }
   }
@@ -134,7 +134,8 @@ ek_status ek__ranges_make(struct ek__ranges *ranges, const ek_data_parallel_mode
 }
 
 bool ek__rule_keeps(const ek_optimizer *rule, size_t state, bool whole) {
-  return EK__TABLE_SLOT(ek_optimizer_table(rule), keeps) == NULL || ek_optimizer_table(rule)->keeps(rule, state, whole);
+  const ek_optimizer_ops *ops = ek_optimizer_table(rule);
+  return EK__TABLE_SLOT(ops, keeps) == NULL || ops->keeps(rule, state, whole);
 }
 
 /* Where the states of a range begin among those of its owner, which now has as many more. */

@@ -23,14 +23,14 @@
  * (ek_parameter_options): the stock embeddings, heads of the stock models and
  * ek_linear_cross_entropy are so declared, any other parameter by a pattern (ek_parameter_pattern,
  * `.elementwise = true`), such as the last layer of a classifier. The other rule updates all the
- * rest. A schedule is that of Muon's rate; that of the other rule is
- * always `elementwise->learning_rate / options.learning_rate` times as large. A fused matrix is one
- * matrix, as it is for torch: query, key and value of ek_attention are made orthogonal together; the
- * three linears of ek_swiglu are matrices of their own.
+ * rest. A schedule is that of Muon's rate; the rate of the other rule follows it in the proportion
+ * of the two rules' own rates. A fused matrix is one matrix, as it is for torch: query, key and
+ * value of ek_attention are made orthogonal together; the three linears of ek_swiglu are matrices
+ * of their own.
  *
- * One device updates the whole of a matrix (optimizer.h). The modes that shard cut between matrices:
- * the largest matrix bounds what one device can have more than another, and a model with fewer
- * matrices than devices leaves some without any. In mode replicated every device makes all
+ * One device updates the whole of a matrix (optimizer.h). The modes that shard cut between
+ * matrices: the largest matrix bounds what one device can have more than another, and a model with
+ * fewer matrices than devices leaves some without any. In mode replicated every device makes all
  * matrices orthogonal.
  *
  * States: "muon/momentum/NAME" for matrices, "muon/STATE/NAME" for the other rule's states. Each
@@ -73,9 +73,9 @@ EK_API EK_CHECKED ek_status ek_muon_options_init(ek_muon_options *options, size_
 
 /*
  * `elementwise`: the rule for the rest, which is shared; `options` NULL gives the defaults.
- * EK_ERR_INVALID_ARGUMENT for values outside the ranges, and for another rule that clips, that takes
- * parameters whole itself, or that has EK_MAX_OPTIMIZER_STATES states. To average the weights, put
- * ek_averaged_create() around Muon, not around the other rule.
+ * EK_ERR_INVALID_ARGUMENT for values outside the ranges, and for another rule that clips, that
+ * takes parameters whole itself, or that has EK_MAX_OPTIMIZER_STATES states. To average the
+ * weights, put ek_averaged_create() around Muon, not around the other rule.
  */
 EK_API EK_CHECKED ek_status ek_muon_create(ek_optimizer **optimizer, ek_optimizer *elementwise,
                                            const ek_muon_options *options);

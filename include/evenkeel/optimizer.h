@@ -31,13 +31,13 @@ typedef struct ek_optimizer_parameter {
   bool no_decay, elementwise; /* ek_parameter_options, ek_parameter_pattern */
 } ek_optimizer_parameter;
 
-/* One range on one device, all tensors of rank 1 and the same length; or one parameter that the rule
- * takes whole, all tensors of its shape. */
+/* One range on one device, all tensors of rank 1 and the same length; or one parameter that the
+ * rule takes whole, all tensors of its shape. */
 typedef struct ek_update {
   ek_tensor *parameters;
   const ek_tensor *gradients; /* of the parameters' type, or of 16 bits: `types` below */
-  ek_tensor *states; /* ek_optimizer_states() of them; must not be read at step 1. A struct of zeros for
-                      * a state that the rule does not keep here (`keeps`) */
+  ek_tensor *states; /* ek_optimizer_states() of them; must not be read at step 1. A struct of
+                      * zeros for a state that the rule does not keep here (`keeps`) */
   int64_t step;               /* 1 for the first */
   bool no_decay; /* no weight decay for these parameters (ek_parameter_options) */
   double learning_rate; /* of these parameters */

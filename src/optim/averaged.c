@@ -48,7 +48,8 @@ static int64_t workspace(const ek_optimizer *self, const ek_optimizer_parameter 
 }
 
 static bool keeps(const ek_optimizer *self, size_t state, bool whole) {
-  return state == ek_optimizer_states(rule_of(self)) || ek_optimizer_table(rule_of(self))->keeps(rule_of(self), state, whole);
+  return state == ek_optimizer_states(rule_of(self)) ||
+         ek_optimizer_table(rule_of(self))->keeps(rule_of(self), state, whole);
 }
 
 static void release(ek_optimizer *self) {
@@ -80,8 +81,8 @@ ek_status ek_averaged_create(ek_optimizer **optimizer, ek_optimizer *rule, doubl
   const ek_optimizer_ops *own = ek_optimizer_table(rule);
   const size_t states = ek_optimizer_states(rule);
   EK__FAIL_IF(states >= EK_MAX_OPTIMIZER_STATES, EK_ERR_INVALID_ARGUMENT,
-              "averaged: the rule %s has %zu states, expected at most %d", own->kind,
-              states, EK_MAX_OPTIMIZER_STATES - 1);
+              "averaged: the rule %s has %zu states, expected at most %d", own->kind, states,
+              EK_MAX_OPTIMIZER_STATES - 1);
   EK_TRY(ek__new(&made, 1, sizeof *made, "averaged"));
   made->rule = rule;
   made->decay = decay;

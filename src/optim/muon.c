@@ -2,8 +2,8 @@
  * muon.c - Muon for matrices, beside another rule for everything else.
  *
  * State 0 is Muon's momentum, which matrices have alone; the others are those of the other rule,
- * which matrices have not. Everything is made of public operations on one workspace, whose parts have
- * the same places in it wherever the matrix is: so a matrix gets the same bits on any device.
+ * which matrices have not. Everything is made of public operations on one workspace, whose parts
+ * have the same places in it wherever the matrix is: so a matrix gets the same bits on any device.
  */
 #include <evenkeel/muon.h>
 
@@ -160,9 +160,9 @@ static ek_status update_matrix(const struct muon *m, ek_stream *stream, const ek
   for (int i = 0; i < m->options.iterations; i++) {
     EK_TRY(iterate(stream, &work, m->options.coefficients));
   }
-  const ek_sgd_terms terms = {
-      .learning_rate = update->learning_rate * factor,
-      .weight_decay = ek_update_decay(update, m->options.weight_decay) / factor};
+  const ek_sgd_terms terms = {.learning_rate = update->learning_rate * factor,
+                              .weight_decay =
+                                  ek_update_decay(update, m->options.weight_decay) / factor};
   const ek_update_scale scale = {.copy = update->scale.copy};
   return ek_op_sgd(stream, update->parameters, NULL, &work.x, &terms, &scale);
 }
@@ -188,8 +188,8 @@ static bool takes_whole(const ek_optimizer *self, const ek_optimizer_parameter *
 static bool keeps(const ek_optimizer *self, size_t state, bool whole) {
   const ek_optimizer *other = ((const struct muon *)self)->other;
   if (whole || state == MOMENTUM) return whole && state == MOMENTUM;
-  return EK__TABLE_SLOT(ek_optimizer_table(other), keeps) == NULL ||
-         ek_optimizer_table(other)->keeps(other, state - OTHERS, false);
+  const ek_optimizer_ops *ops = ek_optimizer_table(other);
+  return EK__TABLE_SLOT(ops, keeps) == NULL || ops->keeps(other, state - OTHERS, false);
 }
 
 static void release(ek_optimizer *self) {
@@ -219,16 +219,16 @@ static ek_status check_options(const ek_muon_options *o) {
 }
 
 static ek_status check_other(const ek_optimizer *other) {
-  EK__FAIL_IF(ek_optimizer_states(other) > EK_MAX_OPTIMIZER_STATES - OTHERS, EK_ERR_INVALID_ARGUMENT,
-              "muon: the rule %s has %zu states, expected at most %d", ek_optimizer_kind(other),
-              ek_optimizer_states(other), EK_MAX_OPTIMIZER_STATES - OTHERS);
-  EK__FAIL_IF(EK__TABLE_SLOT(ek_optimizer_table(other), takes_whole) != NULL, EK_ERR_INVALID_ARGUMENT,
-              "muon: the rule %s takes parameters whole, expected one that does not",
-              ek_optimizer_kind(other));
+  const ek_optimizer_ops *ops = ek_optimizer_table(other);
+  EK__FAIL_IF(ek_optimizer_states(other) > EK_MAX_OPTIMIZER_STATES - OTHERS,
+              EK_ERR_INVALID_ARGUMENT, "muon: the rule %s has %zu states, expected at most %d",
+              ops->kind, ek_optimizer_states(other), EK_MAX_OPTIMIZER_STATES - OTHERS);
+  EK__FAIL_IF(EK__TABLE_SLOT(ops, takes_whole) != NULL, EK_ERR_INVALID_ARGUMENT,
+              "muon: the rule %s takes parameters whole, expected one that does not", ops->kind);
   EK__FAIL_IF(ek_optimizer_clip_norm(other) > 0, EK_ERR_INVALID_ARGUMENT,
               "muon: the rule %s has clip_norm %g; the whole gradient is clipped by "
               "ek_muon_options.clip_norm",
-              ek_optimizer_kind(other), ek_optimizer_clip_norm(other));
+              ops->kind, ek_optimizer_clip_norm(other));
   return EK_OK;
 }
 
@@ -256,21 +256,22 @@ ek_status ek_muon_create(ek_optimizer **optimizer, ek_optimizer *elementwise,
   made->options = o;
   made->other_rate = ek_optimizer_learning_rate(elementwise) / o.learning_rate;
   const ek_optimizer_ops *other = ek_optimizer_table(elementwise);
-  made->ops = (ek_optimizer_ops){
-      .size = sizeof made->ops,
-      .kind = "muon",
-      .update = update_any,
-      .free = release,
-      .types = EK__TABLE_TYPES(other), /* no operation here knows fewer */
-      .state_names = made->names,
-      .writes_copy = EK__TABLE_SLOT(other, writes_copy),
-      .takes_decay = EK__TABLE_SLOT(other, takes_decay),
-      .takes_whole = takes_whole,
-      .workspace = workspace_of,
-      .keeps = keeps};
+  made->ops =
+      (ek_optimizer_ops){.size = sizeof made->ops,
+                         .kind = "muon",
+                         .update = update_any,
+                         .free = release,
+                         .types = EK__TABLE_TYPES(other), /* no operation here knows fewer */
+                         .state_names = made->names,
+                         .writes_copy = EK__TABLE_SLOT(other, writes_copy),
+                         .takes_decay = EK__TABLE_SLOT(other, takes_decay),
+                         .takes_whole = takes_whole,
+                         .workspace = workspace_of,
+                         .keeps = keeps};
   name_states(made);
-  const ek_status status = ek_optimizer_init(
-      &made->base, &made->ops, OTHERS + ek_optimizer_states(elementwise), o.learning_rate, o.clip_norm);
+  const ek_status status =
+      ek_optimizer_init(&made->base, &made->ops, OTHERS + ek_optimizer_states(elementwise),
+                        o.learning_rate, o.clip_norm);
   if (status != EK_OK) {
     ek__free(made);
     return status;

@@ -1,8 +1,8 @@
 /*
  * torch_muon.c TYPE ROWS COLUMNS STEPS FACTOR NESTEROV FILE: for torch_muon.py, which compares Muon
  * with torch.optim.Muon. FILE has a matrix and then a gradient for each step; after it the program
- * writes the matrix and the momentum that the steps leave. TYPE is f32 or f64, of the numbers and of
- * the arithmetic; FACTOR the number of an ek_muon_factor.
+ * writes the matrix and the momentum that the steps leave. TYPE is f32 or f64, of the numbers and
+ * of the arithmetic; FACTOR the number of an ek_muon_factor.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,10 +1,11 @@
 """torch_muon.py PROGRAM [SIZES]: torch_muon.c makes the weights and the momentum that
 torch.optim.Muon makes of the same weights and gradients.
 
-torch.optim.Muon iterates in bfloat16 whatever its parameters are. So the function that does is taken
-from its source with `torch.bfloat16` replaced by the type of the gradient, and torch.optim.Muon runs
-with it, in f32 and in f64. The distance to torch as it is is printed, and not tested. SIZES, such as
-"768x3072 2304x768", are more matrices. Exits with 77 (skipped) where torch has no Muon."""
+torch.optim.Muon iterates in bfloat16 whatever its parameters are. So the function that does is
+taken from its source with `torch.bfloat16` replaced by the type of the gradient, and
+torch.optim.Muon runs with it, in f32 and in f64. The distance to torch as it is is printed, and
+not tested. SIZES, such as "768x3072 2304x768", are more matrices. Exits with 77 (skipped) where
+torch has no Muon."""
 import inspect
 import os
 import subprocess

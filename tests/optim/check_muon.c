@@ -152,13 +152,13 @@ CK_RIG_LOOP(exact_numbers, CK_VARIANTS) {
 }
 
 /*
- * An iteration maps singular values by f(v) = a v + b v^3 + c v^5, and with the default coefficients
- * values in 0 .. 1.21 to such values, |f'| < 4 there: so an error grows at most 4 times, 4^5 = 1024
- * in five. In an iteration the terms are at most 3.5 x, 4.8 * 1.21^2 x and 2.1 * 1.21^4 x, 15 |x|
- * together, |x| <= 1.21 sqrt(least); sums have `rows + columns` terms at most and are rounded as
- * often, products of them 8 times more. All five iterations: (1 + 4 + .. + 4^4) = 341 of that, and
- * the normalised direction has 1024 times its own error, 16 roundings of each element. The momentum
- * keeps 1 / (1 - momentum) errors.
+ * An iteration maps singular values by f(v) = a v + b v^3 + c v^5, and with the default
+ * coefficients values in 0 .. 1.21 to such values, |f'| < 4 there: so an error grows at most 4
+ * times, 4^5 = 1024 in five. In an iteration the terms are at most 3.5 x, 4.8 * 1.21^2 x and 2.1 *
+ * 1.21^4 x, 15 |x| together, |x| <= 1.21 sqrt(least); sums have `rows + columns` terms at most and
+ * are rounded as often, products of them 8 times more. All five iterations: (1 + 4 + .. + 4^4) =
+ * 341 of that, and the normalised direction has 1024 times its own error, 16 roundings of each
+ * element. The momentum keeps 1 / (1 - momentum) errors.
  */
 static double bound_of(const struct ck_rig *rig, const ek_muon_options *o, int64_t rows,
                        int64_t columns) {
@@ -293,8 +293,8 @@ static void follow_step(struct ck_training *t, const ek_muon_options *o, int ste
     read_entry(after, &host, t, "", names[i]);
     const int64_t count = ek_tensor_count(&host);
     for (int64_t k = 0; k < count; k++) {
-      ck_assert_msg(fabs(after[k] - p[i][k]) <= 1e-9, "%s, element %lld: %.17g, not %.17g", names[i],
-                    (long long)k, after[k], p[i][k]);
+      ck_assert_msg(fabs(after[k] - p[i][k]) <= 1e-9, "%s, element %lld: %.17g, not %.17g",
+                    names[i], (long long)k, after[k], p[i][k]);
     }
     read_entry(after, &host, t, "muon/momentum/", names[i]);
     for (int64_t k = 0; k < count; k++) ck_assert(fabs(after[k] - m[i][k]) <= 1e-15);
@@ -340,7 +340,8 @@ CK_LOOP(states_by_name, CK_PLACEMENTS) {
     ck_ok(ek_replica_parameter(&parameter, replica, i));
     matrices += parameter.value.rank == 2 && !parameter.elementwise;
   }
-  ck_assert_uint_eq(ek_state_count(t.model), parameters + matrices + 2 * (parameters - matrices) + 2);
+  ck_assert_uint_eq(ek_state_count(t.model),
+                    parameters + matrices + 2 * (parameters - matrices) + 2);
 }
 
 /* The other rule gets its own rate, in proportion to the schedule of Muon's. */
@@ -517,8 +518,8 @@ static ek_status own_update(const ek_optimizer *self, ek_stream *stream, const e
     own->whole++;
     own->wrong += p->rank != whole->rank || w == NULL ||
                   ek_tensor_count(w) < 10 + ek_tensor_count(p) || w->type != p->type ||
-                  ek_tensor_exists(&update->states[0]) ||
-                  update->states[1].rank != p->rank || update->gradients->rank != p->rank;
+                  ek_tensor_exists(&update->states[0]) || update->states[1].rank != p->rank ||
+                  update->gradients->rank != p->rank;
     for (int d = 0; d < p->rank; d++) own->wrong += p->shape[d] != whole->shape[d];
   }
   return ek_op_scale(stream, update->parameters, update->parameters, whole == NULL ? 0.5 : 2);
@@ -632,8 +633,8 @@ CK_TEST(a_workspace_below_zero) {
 
 /* By a pattern, any parameter is left to the other rule. */
 CK_TEST(patterns_of_elementwise) {
-  static const ek_parameter_pattern patterns[] = {{.pattern = "*.expand.weight",
-                                                   .elementwise = true}};
+  static const ek_parameter_pattern patterns[] = {
+      {.pattern = "*.expand.weight", .elementwise = true}};
   static double values[MOST];
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_SHARDED);
   struct ck_training t;

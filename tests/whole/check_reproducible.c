@@ -402,9 +402,10 @@ CK_LOOP(plan_knows_its_peak, 2 * WORKLOADS * CK_PLACEMENTS) {
 
 /* A step of two micro-batches that fails leaves everything as it was. */
 CK_LOOP(a_step_is_a_transaction, CK_WORKLOADS * CK_PLACEMENTS) {
-  const struct run run = ragged_run(&ck_workloads[_i % CK_WORKLOADS]);
+  struct run run = ragged_run(&ck_workloads[_i % CK_WORKLOADS]);
   const struct place place = {3, _i / CK_WORKLOADS, 1, false, false, false};
   if (!ck_part(_i)) return;
+  run.muon = _i % 3 == 0;
   const struct ck_setup setup = setup_of(&run, &place);
   ek_group *group = open_group("cpu", 3, 1);
   CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
