@@ -116,8 +116,8 @@ static const char *after_prefix(const char *name, const ek_optimizer *rule, size
   return strncmp(name, prefix, length) == 0 ? name + length : NULL;
 }
 
-/* Of an optimizer's state, whose prefix is before `parameter`. States that are not kept for the same
- * parameters may have one name. */
+/* Of an optimizer's state, whose prefix is before `parameter`. States that are not kept for the
+ * same parameters may have one name. */
 static ek_status state_named(struct entry *entry, const ek_data_parallel_model *model,
                              const char *name, const char *parameter) {
   const ek_optimizer *rule = model->update->optimizer;
@@ -295,9 +295,9 @@ static ek_status copy_state(const ek_data_parallel_model *model, const struct en
     const ek_tensor *flat = &share->owner->share.states[entry->state];
     for (size_t i = 0; i < share->updates.count; i++) {
       const struct ek__range *range = &share->updates.list[i];
-      const struct ek__part part =
-          ek__part_within((struct ek__part){range->first, range->last - range->first, range->states[entry->state]},
-                          offset, offset + count);
+      const struct ek__part all = {range->first, range->last - range->first,
+                                   range->states[entry->state]};
+      const struct ek__part part = ek__part_within(all, offset, offset + count);
       if (part.count == 0) continue;
       EK_TRY(copy_range(flat, part.place, host, part.first - offset, part.count, write));
     }
