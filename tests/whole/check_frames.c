@@ -427,8 +427,9 @@ CK_LOOP(misuse, 6) {
       {CK_RERUN_IN_BF16, EK_ERR_UNSUPPORTED, "a child runs in f32 or f64, not in bf16"},
       {CK_RERUN_IN_F64, EK_ERR_TYPE, "input number 0 is f32, but the module runs in f64"},
   };
-  CK_SCOPED(ek_module *, mlp, create_mlp(&mlp));
+  CK_GOT(ek_module *, mlp, create_mlp(&mlp));
   CK_GOT(ek_module *, module, ck_rerun_create_wrong(&module, mlp, wrong[_i].flaw));
+  ek_module_free(mlp);
   ck_fails(run_alone(module), wrong[_i].status, wrong[_i].text);
 }
 
