@@ -1,7 +1,8 @@
 /*
- * cross_entropy.c - cross-entropy of logits against class indices.
+ * cross_entropy.c - cross-entropy of logits against class indices or probabilities.
  *
- * Forward keeps two numbers per row: the largest logit and the sum of exponentials relative to it.
+ * Forward keeps two numbers per row: the largest logit and the sum of exponentials relative to it,
+ * and of soft targets their sum.
  * Backward computes the probabilities again from these and the logits and writes the gradient over
  * the logits, so the loss needs no second array of the logits' size. If forward may write the
  * gradient already, it does both in one operation.
@@ -19,6 +20,7 @@
 struct cross_entropy {
   ek_criterion base;
   struct ek__entropy entropy;
+  bool soft; /* targets */
 };
 
 static ek_status declare(const ek_module *self, ek_declaration *declaration) {
@@ -58,18 +60,26 @@ static ek_status compute(ek_pass *pass, const ek_tensor *logits, const ek_tensor
 static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                          ek_tensor *outputs) {
   const ek_tensor *logits = &inputs[0], *targets = &inputs[1];
+  const bool soft = ((const struct cross_entropy *)self)->soft;
   ek_cross_entropy_terms terms;
   ek_tensor weights = {0}, losses = {0}, normalizer = {0};
   EK_TRY(get_terms(&terms, &weights, (const struct cross_entropy *)self, pass, logits));
+  const ek_type expected = soft ? logits->type : EK_I32;
+  EK__FAIL_IF(targets->type != expected, EK_ERR_TYPE,
+              "the targets are %s, expected %s%s", ek_type_name(targets->type),
+              ek_type_name(expected), soft ? "" : "; probabilities need option soft_targets");
+  EK__FAIL_IF(soft && !ek_tensor_same_shape(targets, logits), EK_ERR_SHAPE,
+              "the soft targets' shape differs from the logits' (ranks %d and %d)", targets->rank,
+              logits->rank);
   EK_TRY(ek_pass_totals(&outputs[0], pass));
 
   bool written = false;
   ek_status status = EK_OK;
   const ek_type sums = ek_type_of_sums(logits->type);
-  int64_t pairs[EK_MAX_RANK];
-  memcpy(pairs, logits->shape, sizeof pairs);
-  pairs[logits->rank - 1] = 2;
-  EK_TRY_GOTO(status, ek_pass_output(&normalizer, pass, sums, logits->rank, pairs), cleanup);
+  int64_t kept[EK_MAX_RANK];
+  memcpy(kept, logits->shape, sizeof kept);
+  kept[logits->rank - 1] = soft ? 3 : 2;
+  EK_TRY_GOTO(status, ek_pass_output(&normalizer, pass, sums, logits->rank, kept), cleanup);
   EK_TRY_GOTO(status, ek_pass_output(&losses, pass, sums, logits->rank - 1, logits->shape),
               cleanup);
   EK_TRY_GOTO(status,
@@ -118,6 +128,7 @@ static void release(ek_module *self) {
 
 /* Of the targets. */
 static ek_type input_type(const ek_module *self, size_t input) {
+  if (((const struct cross_entropy *)self)->soft) return (ek_type)0;
   return input + ek_module_targets(self) >= ek_module_inputs(self) ? EK_I32 : (ek_type)0;
 }
 
@@ -129,7 +140,7 @@ ek_status ek_cross_entropy_create(ek_criterion **criterion,
   struct cross_entropy made = {0};
   ek_reduction reduction = EK_REDUCTION_MEAN;
   EK__NOT_NULL("cross_entropy", criterion);
-  EK_TRY(ek__entropy_open(&made.entropy, &reduction, ops.kind, options));
+  EK_TRY(ek__entropy_open(&made.entropy, &reduction, &made.soft, ops.kind, options));
   ek_status status = ek_criterion_init(&made.base, &ops, 1, 1, reduction);
   if (status == EK_OK) status = ek__new_copy(criterion, &made, sizeof made, "cross_entropy");
   if (status != EK_OK) ek__entropy_close(&made.entropy);

@@ -31,11 +31,14 @@ static ek_status check_options(const char *kind, const ek_cross_entropy_options 
   return check_weights(kind, o);
 }
 
-ek_status ek__entropy_open(struct ek__entropy *entropy, ek_reduction *reduction, const char *kind,
-                           const ek_cross_entropy_options *options) {
+ek_status ek__entropy_open(struct ek__entropy *entropy, ek_reduction *reduction, bool *soft,
+                           const char *kind, const ek_cross_entropy_options *options) {
   ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_cross_entropy_options"));
   EK_TRY(check_options(kind, &o));
+  EK__FAIL_IF(soft == NULL && o.soft_targets, EK_ERR_INVALID_ARGUMENT,
+              "%s: soft_targets is set, expected class indices", kind);
+  if (soft != NULL) *soft = o.soft_targets;
   *entropy = (struct ek__entropy){
       .ignore_index = o.ignore_index, .label_smoothing = o.label_smoothing, .classes = o.classes};
   if (o.class_weights != NULL) {

@@ -19,10 +19,10 @@ struct ek__entropy {
 
 /*
  * Reads and checks `options` (NULL: defaults) and copies the weights. On failure nothing is held.
- * `kind` begins messages.
+ * `kind` begins messages. `soft` NULL: soft targets are refused.
  */
-ek_status ek__entropy_open(struct ek__entropy *entropy, ek_reduction *reduction, const char *kind,
-                           const ek_cross_entropy_options *options);
+ek_status ek__entropy_open(struct ek__entropy *entropy, ek_reduction *reduction, bool *soft,
+                           const char *kind, const ek_cross_entropy_options *options);
 void ek__entropy_close(struct ek__entropy *entropy);
 
 /* Declares the class weights, if there are any, as the module's next buffer. */

@@ -386,7 +386,7 @@ static ek_status check(int64_t out, const ek_linear_cross_entropy_options *o,
 
 static ek_status fill(struct linear_cross_entropy *m, const ek_linear_cross_entropy_options *o) {
   ek_criterion_options base = EK_CRITERION_OPTIONS_INIT;
-  EK_TRY(ek__entropy_open(&m->entropy, &base.reduction, ops.kind, o->loss));
+  EK_TRY(ek__entropy_open(&m->entropy, &base.reduction, NULL, ops.kind, o->loss));
   EK_TRY(check(m->head.out, o, &m->entropy));
   base.predictions = 1;
   EK_TRY(ek_criterion_init_with(&m->base, &ops, &base));

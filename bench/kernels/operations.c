@@ -230,13 +230,13 @@ CALL(squared_error_forward) {
 CALL(squared_error_backward) {
   return (void)p, ek_op_squared_error_backward(s, t[0], t[1], t[2], t[3], t[4]);
 }
-static const ek_element_loss binary = {EK_ELEMENT_LOSS_BINARY, 0, 0};
+static const ek_element_loss binary = {EK_ELEMENT_LOSS_BINARY, 0, 1};
 
 CALL(element_loss_forward) {
-  return (void)p, ek_op_element_loss_forward(s, t[0], t[1], t[2], t[3], &binary);
+  return (void)p, ek_op_element_loss_forward(s, t[0], t[1], t[2], t[3], t[4], &binary, 1);
 }
 CALL(element_loss_backward) {
-  return (void)p, ek_op_element_loss_backward(s, t[0], t[1], t[2], t[3], t[4], &binary);
+  return (void)p, ek_op_element_loss_backward(s, t[0], t[1], t[2], t[3], t[4], t[5], &binary);
 }
 CALL(combine_totals) {
   return ek_op_combine_totals(s, t[0], t[1], t[2], p->without_terms ? NULL : p->coefficients,
@@ -384,9 +384,9 @@ const struct operation operations[] = {
        IN("target", "RC"), IN("scale", "1", F64, OPTIONAL),
        IN("element_scale", "RC", SUM, OPTIONAL)),
     OP(element_loss_forward, OUT("losses", "RC", SUM, OPTIONAL), OUT("totals", "2", F64),
-       IN("y", "RC"), IN("target", "RC")),
+       IN("y", "RC"), IN("target", "RC"), IN("weights", "RC", OPTIONAL)),
     OP(element_loss_backward, OUT("gradient", "RC", MAY_BE(1 << 1)), IN("y", "RC"),
-       IN("target", "RC"), IN("scale", "1", F64, OPTIONAL),
+       IN("target", "RC"), IN("weights", "RC", OPTIONAL), IN("scale", "1", F64, OPTIONAL),
        IN("element_scale", "RC", SUM, OPTIONAL)),
     OP(combine_totals, OUT("combined", "2", F64), OUT("scales", "J2", F64),
        IN("totals", "J2", F64, NOT_NEGATIVE)),

@@ -36,6 +36,12 @@ typedef struct ek_cross_entropy_terms {
  * costs no digits. One pass over the logits' memory. A logit of -infinity has probability 0; a row
  * with NaN or +infinity, or with nothing but -infinity, has loss NaN. A target that is neither
  * ignored nor in 0 .. classes - 1: as a bad index in lookup.h.
+ *
+ * Targets of the logits' type and shape are soft, a probability t[c] for each class:
+ *     q[c] = w[c] ((1 - e) t[c] + e / classes), l = - sum over c of q[c] log p[c]
+ *     s = sum of l, d = number of rows that are not ignored
+ * A row whose targets are all 0, or whose W = sum of q[c] is 0, is ignored. normalizer is then rows x
+ * 3, {m, z, W} of every row. The other functions take soft targets too.
  */
 EK_API EK_CHECKED ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_tensor *losses,
                                                         ek_tensor *normalizer, ek_tensor *totals,
@@ -87,32 +93,45 @@ EK_API EK_CHECKED ek_status ek_op_squared_error_backward(ek_stream *stream, ek_t
  * Other losses of elements, with d = y - t:
  *     SQUARED  d^2
  *     HUBER    steepness * (d^2 / (2 width) for abs(d) < width, else abs(d) - width / 2)
- *     BINARY   max(y, 0) - y t + log(1 + exp(-abs(y))): the cross-entropy of a logit y and the
- *              probability t (torch.nn.BCEWithLogitsLoss)
+ *     BINARY   max(y, 0) - y t + b + (steepness - 1) t (b + max(-y, 0)), b = log(1 + exp(-abs(y))):
+ *              the cross-entropy of a logit y and the probability t, where what t contributes is
+ *              multiplied with steepness (torch.nn.BCEWithLogitsLoss, pos_weight)
+ *     DIVERGENCE      t (log t - y), 0 for t = 0: of a logarithm y of a probability
+ *                     (torch.nn.KLDivLoss)
+ *     LOG_DIVERGENCE  e^t (t - y), 0 for e^t = 0: the same of a logarithm t (log_target)
  * HUBER is torch.nn.SmoothL1Loss(beta) with width = beta and steepness 1, HuberLoss(delta) with
  * both delta, and L1Loss with width 0 and steepness 1. Both numbers are finite and 0 or more.
  */
 typedef enum ek_element_loss_kind {
   EK_ELEMENT_LOSS_SQUARED = 0,
   EK_ELEMENT_LOSS_HUBER = 1,
-  EK_ELEMENT_LOSS_BINARY = 2
+  EK_ELEMENT_LOSS_BINARY = 2,
+  EK_ELEMENT_LOSS_DIVERGENCE = 3,
+  EK_ELEMENT_LOSS_LOG_DIVERGENCE = 4
 } ek_element_loss_kind;
 
 typedef struct ek_element_loss {
   ek_element_loss_kind kind;
-  double width, steepness; /* of HUBER */
+  double width, steepness; /* of HUBER; BINARY has the second */
 } ek_element_loss;
 
-/* As ek_op_squared_error_forward(), of this loss; NULL: SQUARED. */
+/*
+ * As ek_op_squared_error_forward(), of this loss (NULL: SQUARED), with weights w of y's shape (NULL:
+ * 1): losses get w l, s = sum of w l, d = sum of w / unit. An element of weight 0 is ignored,
+ * whatever y and t are, NaN too. `unit` is how many elements count as one in d, 1 or more: the width
+ * of a row for the mean over rows.
+ */
 EK_API EK_CHECKED ek_status ek_op_element_loss_forward(ek_stream *stream, ek_tensor *losses,
                                                        ek_tensor *totals, const ek_tensor *y,
                                                        const ek_tensor *target,
-                                                       const ek_element_loss *loss);
+                                                       const ek_tensor *weights,
+                                                       const ek_element_loss *loss, int64_t unit);
 
-/* As ek_op_squared_error_backward(): gradient = scale * element_scale * the slope of the loss by y,
- * which is 0 where abs(d) is not differentiable. */
+/* As ek_op_squared_error_backward(): gradient = scale * element_scale * w * the slope of the loss by
+ * y, which is 0 where abs(d) is not differentiable, and where the weight is 0. */
 EK_API EK_CHECKED ek_status ek_op_element_loss_backward(ek_stream *stream, ek_tensor *gradient,
                                                         const ek_tensor *y, const ek_tensor *target,
+                                                        const ek_tensor *weights,
                                                         const ek_tensor *scale,
                                                         const ek_tensor *element_scale,
                                                         const ek_element_loss *loss);

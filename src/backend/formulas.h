@@ -20,7 +20,13 @@ EK_INLINE double ek__weigh(double weight, double term) {
 EK_INLINE double ek__element_loss(const struct ek__loss_args *args, double y, double t) {
   const double d = y - t, size = fabs(d);
   if (args->kind == EK__LOSS_SQUARED) return d * d;
-  if (args->kind == EK__LOSS_BINARY) return (y > 0.0 ? y : 0.0) - y * t + log1p(exp(-fabs(y)));
+  if (args->kind == EK__LOSS_DIVERGENCE) return t == 0.0 ? 0.0 : t * (log(t) - y);
+  if (args->kind == EK__LOSS_LOG_DIVERGENCE) return ek__weigh(exp(t), t - y);
+  if (args->kind == EK__LOSS_BINARY) {
+    const double both = log1p(exp(-fabs(y))), loss = (y > 0.0 ? y : 0.0) - y * t + both;
+    if (args->steepness == 1.0) return loss;
+    return loss + (args->steepness - 1.0) * t * (both + (y < 0.0 ? -y : 0.0));
+  }
   if (size >= args->width) return args->steepness * (size - 0.5 * args->width);
   return args->steepness * (0.5 * d * d / args->width);
 }
@@ -28,7 +34,11 @@ EK_INLINE double ek__element_loss(const struct ek__loss_args *args, double y, do
 EK_INLINE double ek__element_slope(const struct ek__loss_args *args, double y, double t) {
   const double d = y - t;
   if (args->kind == EK__LOSS_SQUARED) return 2.0 * d;
-  if (args->kind == EK__LOSS_BINARY) return 1.0 / (1.0 + exp(-y)) - t;
+  if (args->kind == EK__LOSS_DIVERGENCE) return -t;
+  if (args->kind == EK__LOSS_LOG_DIVERGENCE) return -exp(t);
+  if (args->kind == EK__LOSS_BINARY) {
+    return 1.0 / (1.0 + exp(-y)) - t - (args->steepness - 1.0) * t / (1.0 + exp(y));
+  }
   if (fabs(d) < args->width) return args->steepness * (d / args->width);
   return args->steepness * (d > 0.0 ? 1.0 : d < 0.0 ? -1.0 : d);
 }

@@ -267,23 +267,32 @@ struct ek__window_args { /* backward: y is dx, x is dy */
 };
 
 /* Losses of an output and a target, element by element, by the numbers of losses.h. */
-enum ek__element_loss { EK__LOSS_SQUARED, EK__LOSS_HUBER, EK__LOSS_BINARY };
+enum ek__element_loss {
+  EK__LOSS_SQUARED,
+  EK__LOSS_HUBER,
+  EK__LOSS_BINARY,
+  EK__LOSS_DIVERGENCE,
+  EK__LOSS_LOG_DIVERGENCE
+};
 
 struct ek__loss_args {
   enum ek__element_loss kind; /* of element_loss */
-  double width, steepness;    /* of HUBER */
+  double width, steepness;    /* of HUBER; BINARY has the second */
   void *losses; /* sums. cross-entropy: rows; element by element: count, or NULL */
-  void *normalizer; /* sums. cross-entropy only: rows x {m, z} */
+  void *normalizer; /* sums. cross-entropy only: rows x {m, z}, or with soft {m, z, W} */
   double *totals;   /* {s, d}, overwritten */
   void *gradient;   /* backward; may alias outputs */
   const void *outputs;
-  const void *targets; /* cross-entropy: int32_t; element by element: the type of outputs */
+  const void *targets; /* cross-entropy: int32_t; else, and if soft: the type of outputs */
+  bool soft;           /* cross-entropy: targets are rows x columns */
   const void *class_weights; /* sums, or NULL */
+  const void *weights;       /* of element_loss: the type of outputs, or NULL */
   const double *scale;       /* on the device, or NULL */
   double host_scale;         /* cross_entropy_gradient only, in place of scale and row_scale */
   const void *row_scale;     /* sums, or NULL */
-  int64_t rows, classes; /* element by element: rows = count, and these are 1 */
-  int64_t columns;   /* of outputs and gradient; those after `classes` are ignored */
+  int64_t rows, classes; /* element by element: rows = count */
+  int64_t columns;   /* of outputs and gradient; those after `classes` are ignored. Element by
+                        element: those that count as one in d */
   int64_t first_row; /* in the batch, of the first target: for messages */
   int32_t ignore_index;
   double label_smoothing;

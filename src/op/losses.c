@@ -25,7 +25,11 @@ static ek_status cross_entropy(ek_stream *stream, const char *name, enum directi
   struct ek__op op;
   EK__FAIL_IF(terms == NULL, EK_ERR_INVALID_ARGUMENT, "%s: terms is NULL", name);
   const bool forward = (direction & FORWARD) != 0, backward = (direction & BACKWARD) != 0;
+  const bool soft = of->logits != NULL && of->logits->rank >= 0 &&
+                    of->logits->rank <= EK_MAX_RANK && /* else a struct that is damaged */
+                    ek_tensor_same_shape(of->targets, of->logits);
   struct ek__loss_args args = {.host_scale = of->host_scale,
+                               .soft = soft,
                                .ignore_index = terms->ignore_index,
                                .label_smoothing = terms->label_smoothing};
 #define ROW(x, role_, to_, ...)                                                                    \
@@ -39,7 +43,12 @@ static ek_status cross_entropy(ek_stream *stream, const char *name, enum directi
       [TOTALS] =
           ROW(totals, F64, totals, EK__IS(EXACTLY, 2), .written = true, .optional = !forward),
       [LOGITS] = ROW(logits, VALUE, outputs, .written = false),
-      [TARGETS] = ROW(targets, I32, targets, EK__IS(COLUMN, LOGITS)),
+      [TARGETS] = {.name = "targets",
+                   .tensor = of->targets,
+                   .role = soft ? EK__VALUE : EK__I32,
+                   .size = soft ? EK__SIZE_SAME : EK__SIZE_COLUMN,
+                   .of = LOGITS,
+                   .to = &args.targets},
       [WEIGHTS] = {.name = "class_weights",
                    .tensor = terms->class_weights,
                    .role = EK__SUM,
@@ -59,7 +68,7 @@ static ek_status cross_entropy(ek_stream *stream, const char *name, enum directi
               "%s: logits is %" PRId64 " x 0, which has no classes", name, args.rows);
   EK_TRY(ek__op_fits(&op, WEIGHTS, args.classes, LOGITS));
   EK_TRY(ek__op_between(name, "label_smoothing", terms->label_smoothing, 0.0, 1.0));
-  EK_TRY(ek__op_matrix(&op, NORMALIZER, args.rows, 2, "must be"));
+  EK_TRY(ek__op_matrix(&op, NORMALIZER, args.rows, soft ? 3 : 2, "must be"));
   if (op.kernels == NULL) return EK_OK;
   if (direction == BOTH) return op.kernels->cross_entropy_gradient(stream, &args);
   return forward ? op.kernels->cross_entropy_forward(stream, &args)
@@ -111,7 +120,7 @@ static ek_status read_loss(struct ek__loss_args *args, const char *name,
                            const ek_element_loss *loss) {
   static const ek_element_loss squared = {EK_ELEMENT_LOSS_SQUARED, 0, 0};
   if (loss == NULL) loss = &squared;
-  EK__FAIL_IF((unsigned)loss->kind > EK_ELEMENT_LOSS_BINARY, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF((unsigned)loss->kind > EK_ELEMENT_LOSS_LOG_DIVERGENCE, EK_ERR_INVALID_ARGUMENT,
               "%s: unknown loss %d", name, (int)loss->kind);
   EK_TRY(ek__op_between(name, "width", loss->width, 0.0, HUGE_VAL));
   EK_TRY(ek__op_between(name, "steepness", loss->steepness, 0.0, HUGE_VAL));
@@ -123,26 +132,30 @@ static ek_status read_loss(struct ek__loss_args *args, const char *name,
 
 static ek_status element_forward(ek_stream *stream, const char *name, ek_tensor *losses,
                                  ek_tensor *totals, const ek_tensor *y, const ek_tensor *target,
-                                 const ek_element_loss *loss) {
-  enum { LOSSES, TOTALS, Y, TARGET, COUNT };
+                                 const ek_tensor *weights, const ek_element_loss *loss,
+                                 int64_t unit) {
+  enum { LOSSES, TOTALS, Y, TARGET, WEIGHTS, COUNT };
   struct ek__op op;
-  struct ek__loss_args args = {.classes = 1, .columns = 1};
+  struct ek__loss_args args = {.classes = 1, .columns = unit};
   const struct ek__operand operands[] = {
       [LOSSES] = EK__MAY_WRITE(losses, SUM, EK__IS(SAME, Y), .to = &args.losses),
       [TOTALS] = EK__WRITE(totals, F64, EK__IS(EXACTLY, 2), .to = &args.totals),
       [Y] = EK__READ(y, VALUE, .to = &args.outputs),
-      [TARGET] = EK__READ(target, VALUE, EK__IS(SAME, Y), .to = &args.targets)};
+      [TARGET] = EK__READ(target, VALUE, EK__IS(SAME, Y), .to = &args.targets),
+      [WEIGHTS] = EK__MAY_READ(weights, VALUE, EK__IS(SAME, Y), .to = &args.weights)};
   EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &args.types));
   EK_TRY(read_loss(&args, name, loss));
+  EK__FAIL_IF(unit < 1, EK_ERR_INVALID_ARGUMENT, "%s: unit is %" PRId64 ", expected 1 or more",
+              name, unit);
   args.rows = ek__op_elements(&op, Y);
   return op.kernels == NULL ? EK_OK : op.kernels->element_loss_forward(stream, &args);
 }
 
 static ek_status element_backward(ek_stream *stream, const char *name, ek_tensor *gradient,
                                   const ek_tensor *y, const ek_tensor *target,
-                                  const ek_tensor *scale, const ek_tensor *element_scale,
-                                  const ek_element_loss *loss) {
-  enum { GRADIENT, Y, TARGET, SCALE, ELEMENT_SCALE, COUNT };
+                                  const ek_tensor *weights, const ek_tensor *scale,
+                                  const ek_tensor *element_scale, const ek_element_loss *loss) {
+  enum { GRADIENT, Y, TARGET, WEIGHTS, SCALE, ELEMENT_SCALE, COUNT };
   struct ek__op op;
   struct ek__loss_args args = {.classes = 1, .columns = 1};
   const struct ek__operand operands[] = {
@@ -150,6 +163,7 @@ static ek_status element_backward(ek_stream *stream, const char *name, ek_tensor
                              .may_be = EK__OPERAND(Y)),
       [Y] = EK__READ(y, VALUE, .to = &args.outputs),
       [TARGET] = EK__READ(target, VALUE, EK__IS(SAME, Y), .to = &args.targets),
+      [WEIGHTS] = EK__MAY_READ(weights, VALUE, EK__IS(SAME, Y), .to = &args.weights),
       [SCALE] = EK__MAY_READ(scale, F64, EK__IS(EXACTLY, 1), .to = &args.scale),
       [ELEMENT_SCALE] = EK__MAY_READ(element_scale, SUM, EK__IS(SAME, Y), .to = &args.row_scale)};
   EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &args.types));
@@ -160,26 +174,29 @@ static ek_status element_backward(ek_stream *stream, const char *name, ek_tensor
 
 ek_status ek_op_element_loss_forward(ek_stream *stream, ek_tensor *losses, ek_tensor *totals,
                                      const ek_tensor *y, const ek_tensor *target,
-                                     const ek_element_loss *loss) {
-  return element_forward(stream, "element_loss_forward", losses, totals, y, target, loss);
+                                     const ek_tensor *weights, const ek_element_loss *loss,
+                                     int64_t unit) {
+  return element_forward(stream, "element_loss_forward", losses, totals, y, target, weights, loss,
+                         unit);
 }
 
 ek_status ek_op_element_loss_backward(ek_stream *stream, ek_tensor *gradient, const ek_tensor *y,
-                                      const ek_tensor *target, const ek_tensor *scale,
-                                      const ek_tensor *element_scale, const ek_element_loss *loss) {
-  return element_backward(stream, "element_loss_backward", gradient, y, target, scale,
+                                      const ek_tensor *target, const ek_tensor *weights,
+                                      const ek_tensor *scale, const ek_tensor *element_scale,
+                                      const ek_element_loss *loss) {
+  return element_backward(stream, "element_loss_backward", gradient, y, target, weights, scale,
                           element_scale, loss);
 }
 
 ek_status ek_op_squared_error_forward(ek_stream *stream, ek_tensor *losses, ek_tensor *totals,
                                       const ek_tensor *y, const ek_tensor *target) {
-  return element_forward(stream, "squared_error_forward", losses, totals, y, target, NULL);
+  return element_forward(stream, "squared_error_forward", losses, totals, y, target, NULL, NULL, 1);
 }
 
 ek_status ek_op_squared_error_backward(ek_stream *stream, ek_tensor *gradient, const ek_tensor *y,
                                        const ek_tensor *target, const ek_tensor *scale,
                                        const ek_tensor *element_scale) {
-  return element_backward(stream, "squared_error_backward", gradient, y, target, scale,
+  return element_backward(stream, "squared_error_backward", gradient, y, target, NULL, scale,
                           element_scale, NULL);
 }
 

@@ -358,6 +358,167 @@ CK_RIG_LOOP(out_of_memory, CK_VARIANTS) {
   }
 }
 
+/* ---- soft targets ---- */
+
+/* Rows of probabilities; with `ignore` the second row and the last are zeros. */
+static double *soft_targets(struct ck_rig *rig, int64_t rows, int64_t classes, bool ignore) {
+  double *t = ck_values(rig, rows * classes, 0.0, 1.0);
+  for (int64_t row = 0; row < rows; row++) {
+    double sum = ignore && (row == 1 || row == rows - 1) ? (double)INFINITY : 0;
+    for (int64_t c = 0; c < classes; c++) sum += t[row * classes + c];
+    for (int64_t c = 0; c < classes; c++) {
+      t[row * classes + c] = ck_round(rig, c % 5 == 2 ? 0 : t[row * classes + c] / sum);
+    }
+  }
+  return t;
+}
+
+/* The formula of losses.h; bounds as those of ck_entropy.c, whose rows have weights of W at most. */
+static struct ck_entropy soft_entropy(struct ck_rig *rig, const double *x, const double *t,
+                                      int64_t rows, int64_t classes,
+                                      const ek_cross_entropy_options *o) {
+  struct ck_entropy r = {.losses = ck_zeros(rig, rows),
+                         .gradient = ck_zeros(rig, rows * classes),
+                         .gradient_bound = ck_zeros(rig, rows * classes)};
+  for (int64_t row = 0; row < rows; row++, x += classes, t += classes) {
+    long double z = 0, mass = 0, weight = 0, loss = 0, q[64];
+    for (int64_t c = 0; c < classes; c++) z += expl(x[c]);
+    for (int64_t c = 0; c < classes; c++) {
+      const double w = o->class_weights == NULL ? 1.0 : ck_round(rig, o->class_weights[c]);
+      q[c] = w * ((1 - (long double)o->label_smoothing) * t[c] +
+                  (long double)o->label_smoothing / (long double)classes);
+      mass += t[c];
+      weight += q[c];
+      loss += q[c] * (logl(z) - x[c]);
+    }
+    if (mass == 0) continue;
+    const double bound = 4 * rig->unit * (double)(classes + 16) * (11 + log((double)classes)) * 3;
+    r.losses[row] = (double)loss;
+    r.s += (double)loss;
+    r.d += 1;
+    r.s_bound += bound + (double)rows * rig->unit * (double)loss;
+    for (int64_t c = 0; c < classes; c++) {
+      r.gradient[row * classes + c] = (double)(weight * expl(x[c]) / z - q[c]);
+      r.gradient_bound[row * classes + c] = bound;
+    }
+  }
+  return r;
+}
+
+CK_LOOP(soft_targets_equal_the_formula, 2 * SETTINGS * CK_VARIANTS) {
+  struct ck_rig *rig = ck_rig_variant(_i / (2 * SETTINGS));
+  const bool in_forward = _i / SETTINGS % 2 == 1;
+  const int64_t rows = 24, classes = 37;
+  double *x = ck_values(rig, rows * classes, -5.0, 5.0);
+  double *t = soft_targets(rig, rows, classes, settings[_i % SETTINGS].ignore);
+  ek_cross_entropy_options o = options_of(rig, &settings[_i % SETTINGS], classes);
+  o.soft_targets = true;
+  struct ck_entropy want = soft_entropy(rig, x, t, rows, classes, &o);
+  struct ck_loss *loss = ck_loss_open(rig, make(&o), false);
+  const ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(6, 4, classes));
+  const ek_tensor *ty = ck_tensor(rig, t, CK_SHAPE(6, 4, classes));
+  double totals[2];
+  run_loss(loss, in_forward, tx, ty, totals);
+  ck_within("s", &totals[0], &want.s, &want.s_bound, 1);
+  ck_assert(totals[1] == want.d);
+  ck_within("gradient", ck_read(rig, &loss->gradients[0]), want.gradient, want.gradient_bound,
+            rows * classes);
+}
+
+/* One probability of 1 is a class; columns after the classes count for nothing in both. */
+CK_RIG_LOOP(soft_targets_of_one_class, CK_VARIANTS) {
+  enum { ROWS = 24, WIDE = 40, CLASSES = 36 };
+  double *x = ck_values(rig, ROWS * WIDE, -5.0, 5.0), *t = ck_zeros(rig, ROWS * WIDE);
+  double *classes = ck_integers(rig, ROWS, 0, CLASSES - 1), hard[2], soft[2];
+  double *bound = ck_zeros(rig, ROWS * WIDE);
+  for (int i = 0; i < ROWS * WIDE; i++) {
+    bound[i] = 64 * rig->unit;
+    t[i] = i % WIDE >= CLASSES ? (double)NAN : i % WIDE == (int)classes[i / WIDE] ? 1 : 0;
+  }
+  const ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(ROWS, WIDE));
+  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  o.classes = CLASSES;
+  struct ck_loss *of_classes = ck_loss_open(rig, make(&o), true);
+  o.soft_targets = true;
+  struct ck_loss *of_soft = ck_loss_open(rig, make(&o), true);
+  run_loss(of_classes, false, tx, ck_tensor_of(rig, EK_I32, classes, CK_SHAPE(ROWS)), hard);
+  run_loss(of_soft, false, tx, ck_tensor(rig, t, CK_SHAPE(ROWS, WIDE)), soft);
+  const double s_bound = 64 * rig->unit * hard[0];
+  ck_within("s", soft, hard, &s_bound, 1);
+  ck_assert(soft[1] == hard[1]);
+  ck_within("gradient", ck_read(rig, &of_soft->gradients[0]),
+            ck_read(rig, &of_classes->gradients[0]), bound, ROWS * WIDE);
+}
+
+/*
+ * PyTorch 2.15, float64:
+ *
+ *   i = torch.arange(12); x = ((i * 7 % 11 - 5) / 4.0).reshape(3, 4).requires_grad_()
+ *   t = (i * 5 % 8 / 8.0).reshape(3, 4); w = torch.tensor([0.5, 1.0, 2.0, 0.25])
+ *   loss = F.cross_entropy(x, t, weight=w, label_smoothing=0.1); loss.backward(); loss, x.grad
+ *   t = t / t.sum(1, keepdim=True); F.cross_entropy(x, t)
+ */
+CK_TEST(soft_targets_equal_pytorch) {
+  static const double weights[] = {0.5, 1.0, 2.0, 0.25}, means[] = {1.8257362332140907, 1.326171096633659};
+  static const double gradients[][4] = {
+      {0.016464710074518055, -0.07710795752882936, -0.12299004176283626, 0.18363328921714764},
+      {0.015832231551988273, -0.027939416991404967, -0.014102213160472731, 0.026209398599889466}};
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+  const double bound[] = {2.8e-14, 2.8e-14, 2.8e-14, 2.8e-14};
+  for (int plain = 0; plain < 2; plain++) {
+    double x[12], t[12], totals[2];
+    for (int i = 0; i < 12; i++) {
+      x[i] = (i * 7 % 11 - 5) / 4.0;
+      t[i] = i * 5 % 8 / 8.0;
+    }
+    for (int i = 0; i < 12 && plain == 1; i += 4) {
+      const double sum = t[i] + t[i + 1] + t[i + 2] + t[i + 3];
+      for (int c = 0; c < 4; c++) t[i + c] /= sum;
+    }
+    ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
+    o.soft_targets = true;
+    if (plain == 0) {
+      o.class_weights = weights;
+      o.classes = 4;
+      o.label_smoothing = 0.1;
+    }
+    struct ck_loss *loss = ck_loss_open(rig, make(&o), false);
+    ck_loss_forward(loss, ck_tensor(rig, x, CK_SHAPE(3, 4)), ck_tensor(rig, t, CK_SHAPE(3, 4)), totals);
+    const double mean = totals[0] / totals[1], third = 1.0 / 3;
+    ck_within("mean", &mean, &means[plain], bound, 1);
+    ck_loss_backward(loss, &third, NULL);
+    ck_within("gradient", ck_read(rig, &loss->gradients[0]), gradients[plain], bound, 4);
+  }
+}
+
+CK_LOOP(soft_gradient_is_the_derivative, SETTINGS) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+  double *x = ck_values(rig, 12 * 9, -5.0, 5.0);
+  ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(12, 9));
+  const ek_tensor *ty =
+      ck_tensor(rig, soft_targets(rig, 12, 9, settings[_i].ignore), CK_SHAPE(12, 9));
+  ek_cross_entropy_options o = options_of(rig, &settings[_i], 9);
+  o.soft_targets = true;
+  struct ck_loss *loss = ck_loss_open(rig, make(&o), true);
+  run_loss(loss, false, tx, ty, NULL);
+  struct ck_loss_function f = {.loss = loss, .outputs = tx, .targets = ty};
+  ck_gradient(rig, "soft", ck_loss_of, &f, x, ck_read(rig, &loss->gradients[0]), 12 * 9, 60);
+}
+
+/* Class 0 is impossible, by its logit and by the targets. */
+CK_RIG_LOOP(soft_targets_and_an_impossible_class, CK_VARIANTS) {
+  const double x[] = {-(double)INFINITY, 1, 1, 0, 0, 0}, t[] = {0, 0.5, 0.5, 0, 0, 0};
+  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  o.soft_targets = true;
+  struct ck_loss *loss = ck_loss_open(rig, make(&o), false);
+  double totals[2];
+  run_loss(loss, false, ck_tensor(rig, x, CK_SHAPE(2, 3)), ck_tensor(rig, t, CK_SHAPE(2, 3)), totals);
+  const double want[] = {log(2), 1}, bound[] = {8 * rig->unit, 0}, zeros[6] = {0};
+  const double tiny[] = {0, 8 * rig->unit, 8 * rig->unit, 0, 0, 0};
+  ck_within("totals", totals, want, bound, 2);
+  ck_within("gradient", ck_read(rig, &loss->gradients[0]), zeros, tiny, 6);
+}
+
 /* ---- what is refused ---- */
 
 CK_TEST(bad_options) {
@@ -420,6 +581,11 @@ CK_TEST(bad_batches) {
     b.targets[4] = 1;
     ck_set(b.y, b.targets);
   }
+  o = (ek_cross_entropy_options)EK_CROSS_ENTROPY_OPTIONS_INIT;
+  o.soft_targets = true;
+  struct ck_loss *soft = ck_loss_open(rig, make(&o), false);
+  ck_fails(ck_loss_try_forward(soft, b.x, b.y, false), EK_ERR_TYPE, "targets are i32, expected f32");
+  ck_fails(ck_loss_try_forward(soft, b.x, floating, false), EK_ERR_SHAPE, "soft targets' shape");
   ck_assert_uint_eq(ck_loss_bytes(rig), 0);
   ck_loss_forward(plain, b.x, b.y, NULL); /* and it can go on */
 }

@@ -117,8 +117,8 @@ static const struct test tests[] = {
     {"resample_backward", .reach = {UNTRIED, ALL(1)}},
     {"squared_error_forward", .reach = {UNTRIED, UNTRIED, ALL(2), ALL(2)}},
     {"squared_error_backward", .reach = {UNTRIED, ALL(1), ALL(1), ALL(R *C), ALL(1)}},
-    {"element_loss_forward", .reach = {UNTRIED, UNTRIED, ALL(2), ALL(2)}},
-    {"element_loss_backward", .reach = {UNTRIED, {{1, 0, 0}}, ALL(1), ALL(R *C), ALL(1)}},
+    {"element_loss_forward", .reach = {UNTRIED, UNTRIED, ALL(2), ALL(2), ALL(3)}},
+    {"element_loss_backward", .reach = {UNTRIED, {{1, 0, 0}}, ALL(1), ALL(1), ALL(R *C), ALL(1)}},
     /* A weight; of an infinite one all other ratios are infinite, and its own is 1. */
     {"combine_totals", .flag = {true}, .reach = {UNTRIED, UNTRIED, {{J + 2, J + 1, 0}}}},
     {"square_norm", .real = {1}, .reach = {ALL(1), ALL(1)}},

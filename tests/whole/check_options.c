@@ -83,6 +83,9 @@ USE(ek_embedding_options, ek_module, ek_embedding_create_with(&made, 2, 3, o))
 USE(ek_attention_options, ek_module, ek_attention_create_with(&made, 4, 2, o))
 USE(ek_swiglu_options, ek_module, ek_swiglu_create_with(&made, 2, 3, o))
 USE(ek_cross_entropy_options, ek_criterion, ek_cross_entropy_create(&made, o))
+static const ek_element_loss absolute = {EK_ELEMENT_LOSS_HUBER, 0, 1};
+USE(ek_elementwise_loss_options, ek_criterion,
+    ek_elementwise_loss_create_with(&made, &absolute, o))
 USE(ek_linear_cross_entropy_options, ek_criterion, ek_linear_cross_entropy_create(&made, 3, 5, o))
 USE(ek_sgd_options, ek_optimizer, ek_sgd_create(&made, o))
 USE(ek_adamw_options, ek_optimizer, ek_adamw_create(&made, o))
@@ -457,6 +460,7 @@ static ek_status use_ek_tokens_options(struct bench *b, void *o) {
   X(ek_attention_options, EK_ATTENTION_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_swiglu_options, EK_SWIGLU_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_cross_entropy_options, EK_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))                       \
+  X(ek_elementwise_loss_options, EK_ELEMENTWISE_LOSS_OPTIONS_INIT, sizeof(size_t))                 \
   X(ek_linear_cross_entropy_options, EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))         \
   X(ek_tokens_options, EK_TOKENS_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_image_options, EK_IMAGE_OPTIONS_INIT, sizeof(size_t))                                       \

@@ -59,7 +59,7 @@ struct ek__loss_job {
   const struct ek__loss_args *args;
   double factor;       /* the scale, or 1 */
   double class_weight; /* sum of all class weights */
-  double *partials;    /* squared error: one sum per chunk of `chunk` elements */
+  double *partials;    /* element by element: {s, sum of weights} of each `chunk` elements */
   int64_t chunk;
 };
 

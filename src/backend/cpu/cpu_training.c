@@ -15,7 +15,7 @@ static double element(const void *p, int64_t i, ek_type type) {
 
 static ek_status check_targets(const struct ek__loss_args *args) {
   const int32_t *targets = args->targets;
-  for (int64_t i = 0; i < args->rows; i++) {
+  for (int64_t i = 0; i < args->rows && !args->soft; i++) {
     if (targets[i] == args->ignore_index) continue;
     EK__FAIL_IF(targets[i] < 0 || targets[i] >= args->classes, EK_ERR_INVALID_ARGUMENT,
                 "cross_entropy: target %d at row %lld of the batch is outside 0..%lld", targets[i],
@@ -38,14 +38,19 @@ static struct ek__loss_job loss_job(const struct ek__loss_args *args, double fac
   return job;
 }
 
+/* What a row counts in d. */
+static double row_weight(const struct ek__loss_args *args, int64_t row) {
+  if (args->soft) return element(args->normalizer, 3 * row + 2, args->types.sum) == 0.0 ? 0.0 : 1.0;
+  const int32_t target = ((const int32_t *)args->targets)[row];
+  if (target == args->ignore_index) return 0.0;
+  return args->class_weights ? element(args->class_weights, target, args->types.sum) : 1.0;
+}
+
 static void total_losses(const struct ek__loss_args *args) {
-  const int32_t *targets = args->targets;
   double sum = 0.0, weight = 0.0;
-  for (int64_t row = 0; row < args->rows; row++) {
-    if (targets[row] == args->ignore_index) continue;
+  for (int64_t row = 0; row < args->rows; row++) { /* the loss of one that is ignored is 0 */
     sum += element(args->losses, row, args->types.sum);
-    weight +=
-        args->class_weights ? element(args->class_weights, targets[row], args->types.sum) : 1.0;
+    weight += row_weight(args, row);
   }
   args->totals[0] = sum;
   args->totals[1] = weight;
@@ -66,22 +71,22 @@ EK__CPU_RUN(cross_entropy_gradient, loss, cross_entropy, args->host_scale, true)
 
 /* ---- losses of elements ---- */
 
-static double sum_of(const double *partials, int64_t count, int64_t chunk) {
+static double sum_of(const double *partials, int64_t count, int64_t chunk, int64_t step) {
   double sum = 0.0;
-  for (int64_t i = 0; i * chunk < count; i++) sum += partials[i];
+  for (int64_t i = 0; i * chunk < count; i++) sum += partials[i * step];
   return sum;
 }
 
 static int64_t chunks_of(int64_t count, int64_t chunk) { return (count + chunk - 1) / chunk; }
 
 ek_status ek__cpu_element_loss_forward(ek_stream *stream, const struct ek__loss_args *args) {
-  double partials[EK__MAX_CHUNKS];
+  double partials[2 * EK__MAX_CHUNKS];
   const struct ek__loss_job job = {
       .args = args, .partials = partials, .chunk = ek__cpu_chunk(args->rows)};
   ek__cpu_range(stream, ek__cpu_functions(args->types)->element_loss_forward, &job,
                 chunks_of(args->rows, job.chunk), ek__cpu_least_rows(job.chunk));
-  args->totals[0] = sum_of(partials, args->rows, job.chunk);
-  args->totals[1] = (double)args->rows;
+  args->totals[0] = sum_of(partials, args->rows, job.chunk, 2);
+  args->totals[1] = sum_of(partials + 1, args->rows, job.chunk, 2) / (double)args->columns;
   return EK_OK;
 }
 
@@ -121,7 +126,7 @@ ek_status ek__cpu_square_norm(ek_stream *stream, const struct ek__elementwise_ar
                                    .partials = partials};
   ek__cpu_range(stream, ek__cpu_functions(args->types)->square_norm, &job,
                 chunks_of(args->count, job.chunk), ek__cpu_least_rows(job.chunk));
-  const double sum = sum_of(partials, args->count, job.chunk);
+  const double sum = sum_of(partials, args->count, job.chunk, 1);
   *result = args->value == 0.0 ? sum : args->value * *result + sum;
   return EK_OK;
 }

@@ -25,16 +25,45 @@ static double weight_of(const struct ek__loss_args *args, int64_t c) {
   return args->class_weights ? ((const double *)args->class_weights)[c] : 1.0;
 }
 
+/* The weight of class c in a row of soft targets. */
+static double soft_weight(const struct ek__loss_args *args, const double *t, int64_t c) {
+  const double smoothing = args->label_smoothing;
+  return weight_of(args, c) * ((1.0 - smoothing) * t[c] + smoothing / (double)args->classes);
+}
+
+/* The loss of a row of logits with soft targets; *weight: the sum of all weights, or 0. */
+static double soft_loss(const struct ek__loss_args *args, const double *x, const double *t,
+                        struct normalizer all, double *weight) {
+  double loss = 0.0;
+  bool counts = false;
+  *weight = 0.0;
+  for (int64_t c = 0; c < args->classes; c++) {
+    const double q = soft_weight(args, t, c);
+    counts |= t[c] != 0.0;
+    *weight += q;
+    loss += ek__weigh(q, log(all.z) - (x[c] - all.m));
+  }
+  if (!counts) *weight = 0.0;
+  return *weight == 0.0 ? 0.0 : loss;
+}
+
 void ek__cross_entropy_forward_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__loss_args *args = ((const struct ek__loss_job *)raw)->args;
   const int32_t *targets = args->targets;
   const double smoothing = args->label_smoothing, share = smoothing / (double)args->classes;
   double *losses = args->losses;
-  struct normalizer *normalizers = args->normalizer;
   for (int64_t row = begin; row < end; row++) {
     const double *x = (const double *)args->outputs + row * args->columns;
-    const struct normalizer all = normalizers[row] = normalize_row(x, args->classes);
+    const struct normalizer all = normalize_row(x, args->classes);
+    double *kept = (double *)args->normalizer + row * (args->soft ? 3 : 2);
+    kept[0] = all.m;
+    kept[1] = all.z;
     losses[row] = 0.0;
+    if (args->soft) {
+      const double *t = (const double *)args->targets + row * args->columns;
+      losses[row] = soft_loss(args, x, t, all, &kept[2]);
+      continue;
+    }
     if (targets[row] == args->ignore_index) continue;
     const double log_z = log(all.z), weight = (1.0 - smoothing) * weight_of(args, targets[row]);
     double loss = ek__weigh(weight, log_z - (x[targets[row]] - all.m));
@@ -42,6 +71,19 @@ void ek__cross_entropy_forward_f64(const void *raw, int64_t begin, int64_t end) 
       loss += ek__weigh(share * weight_of(args, c), log_z - (x[c] - all.m));
     }
     losses[row] = loss;
+  }
+}
+
+static void soft_gradient(const struct ek__loss_job *job, int64_t row, double scale) {
+  const struct ek__loss_args *args = job->args;
+  const double *x = (const double *)args->outputs + row * args->columns;
+  const double *t = (const double *)args->targets + row * args->columns;
+  const double *kept = (const double *)args->normalizer + 3 * row;
+  double *gradient = (double *)args->gradient + row * args->columns;
+  for (int64_t c = 0; c < args->columns; c++) {
+    const bool counts = kept[2] != 0.0 && c < args->classes;
+    const double p = counts ? exp(x[c] - kept[0]) / kept[1] : 0.0;
+    gradient[c] = counts ? scale * (p * kept[2] - soft_weight(args, t, c)) : 0.0;
   }
 }
 
@@ -53,11 +95,15 @@ void ek__cross_entropy_backward_f64(const void *raw, int64_t begin, int64_t end)
   const double *row_scale = args->row_scale;
   const double smoothing = args->label_smoothing, share = smoothing / (double)args->classes;
   for (int64_t row = begin; row < end; row++) {
+    const double scale = job->factor * (row_scale ? row_scale[row] : 1.0);
+    if (args->soft) {
+      soft_gradient(job, row, scale);
+      continue;
+    }
     const double *x = (const double *)args->outputs + row * args->columns;
     double *gradient = (double *)args->gradient + row * args->columns;
     const struct normalizer all = normalizers[row];
     const bool ignored = targets[row] == args->ignore_index;
-    const double scale = job->factor * (row_scale ? row_scale[row] : 1.0);
     const double own = ignored ? 0.0 : (1.0 - smoothing) * weight_of(args, targets[row]);
     for (int64_t c = 0; c < args->columns; c++) {
       const bool counts = !ignored && c < args->classes;
@@ -80,27 +126,31 @@ void ek__cross_entropy_gradient_f64(const void *raw, int64_t begin, int64_t end)
 
 void ek__element_loss_forward_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__loss_job *job = raw;
-  const double *y = job->args->outputs, *target = job->args->targets;
+  const double *y = job->args->outputs, *target = job->args->targets, *weights = job->args->weights;
   double *losses = job->args->losses;
   for (int64_t index = begin; index < end; index++) {
-    double sum = 0.0;
+    double sum = 0.0, weight = 0.0;
     for (int64_t i = index * job->chunk; i < (index + 1) * job->chunk && i < job->args->rows; i++) {
-      const double l = ek__element_loss(job->args, y[i], target[i]);
+      const double w = weights ? weights[i] : 1.0;
+      const double l = w == 0.0 ? 0.0 : w * ek__element_loss(job->args, y[i], target[i]);
       if (losses) losses[i] = l;
       sum += l;
+      weight += w;
     }
-    job->partials[index] = sum;
+    job->partials[2 * index] = sum;
+    job->partials[2 * index + 1] = weight;
   }
 }
 
 void ek__element_loss_backward_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__loss_job *job = raw;
-  const double *y = job->args->outputs, *target = job->args->targets;
+  const double *y = job->args->outputs, *target = job->args->targets, *weights = job->args->weights;
   const double *element_scale = job->args->row_scale;
   double *gradient = job->args->gradient;
   for (int64_t i = begin; i < end; i++) {
-    const double scale = job->factor * (element_scale ? element_scale[i] : 1.0);
-    gradient[i] = scale * ek__element_slope(job->args, y[i], target[i]);
+    const double w = weights ? weights[i] : 1.0;
+    const double scale = job->factor * (element_scale ? element_scale[i] : 1.0) * w;
+    gradient[i] = w == 0.0 ? 0.0 : scale * ek__element_slope(job->args, y[i], target[i]);
   }
 }
 

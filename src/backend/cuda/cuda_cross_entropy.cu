@@ -17,15 +17,27 @@ using namespace ek__cuda;
 
 namespace {
 
-/* sum = the sum of e^(x - largest): kept of a row for its gradient. */
+/* sum = the sum of e^(x - largest): kept of a row for its gradient, with the sum of its weights if
+ * targets are soft. */
 template <class S> struct normalizer { S largest, sum; };
+
+/* The weights of classes in a row: those of all classes or, with `row`, soft targets. */
+template <class T, class S> struct class_weights {
+  const S *weights; /* or NULL: 1 */
+  const T *row;     /* or NULL */
+  S keep, share;
+  __device__ S operator()(int64_t c) const {
+    const S w = weights ? weights[c] : S(1);
+    return row ? w * (keep * S(row[c]) + share) : w;
+  }
+};
 
 template <class T, class S> struct loss {
   S *losses;
   T *gradient;
-  normalizer<S> *normalizers;
-  const T *logits;
-  const int32_t *targets;
+  S *normalizers;
+  const T *logits, *soft; /* soft: targets, or NULL */
+  const int32_t *targets; /* NULL if they are soft */
   const S *weights;
   const double *scale, *all_weights; /* all_weights: their sum, on the device, or NULL */
   const S *row_scale;
@@ -39,6 +51,12 @@ template <class T, class S> struct loss {
   }
   __device__ bool wrong(int32_t target) const { return target != ignore_index && !counts(target); }
   __device__ S weight(int64_t c) const { return weights ? weights[c] : S(1); }
+  __device__ bool uneven() const { return soft || smoothing != 0.0; } /* more than one class */
+  __device__ class_weights<T, S> weights_in(int64_t row) const {
+    return {weights, soft ? soft + row * columns : nullptr, S(1.0 - smoothing),
+            S(smoothing / (double)classes)};
+  }
+  __device__ S *kept(int64_t row) const { return normalizers + row * (soft ? 3 : 2); }
 };
 
 /* ---- a row, 16 bytes at a time, by the threads of a block ---- */
@@ -78,11 +96,11 @@ template <class S> struct running : normalizer<S> {
 };
 
 /* One thread's part of a row; depth, the sum of w (base - x), and weight, that of w, in f64 and
- * only when labels are smoothed. */
+ * only when several classes of a row have a weight; mass, that of soft targets' sizes. */
 template <class T, class S> struct row_terms {
   running<S> soft;
-  double depth, weight;
-  const S *weights;
+  double depth, weight, mass;
+  class_weights<T, S> weights;
   bool smooth;
 
   __device__ void deepen(S from, S to) { depth += weight * ((double)to - (double)from); }
@@ -94,7 +112,8 @@ template <class T, class S> struct row_terms {
     return value;
   }
   __device__ void smoothed(S x, int64_t c, S base) {
-    const double w = weights ? (double)weights[c] : 1.0;
+    const double w = (double)weights(c);
+    if (weights.row) mass += fabs((double)S(weights.row[c]));
     if (w == 0.0) return; /* a class without weight may have an infinite logit */
     depth += w * ((double)base - (double)x);
     weight += w;
@@ -147,8 +166,15 @@ template <class S> struct row_sums {
 template <class T, class S>
 __device__ void put_loss(const loss<T, S> &a, int64_t row, const T *x, const row_sums<S> &all) {
   const double log_sum = (double)log(all.soft.sum);
+  S *kept = a.kept(row);
+  kept[0] = all.soft.largest;
+  kept[1] = all.soft.sum;
+  if (a.soft) {
+    kept[2] = (S)all.weight;
+    a.losses[row] = all.weight == 0.0 ? S(0) : (S)(all.weight * log_sum + all.depth);
+    return;
+  }
   const int32_t target = a.targets[row];
-  a.normalizers[row] = all.soft;
   if (a.wrong(target)) report_bad(a.bad, a.first_row + row, target);
   double value = 0.0;
   if (a.counts(target)) {
@@ -162,15 +188,16 @@ __device__ void put_loss(const loss<T, S> &a, int64_t row, const T *x, const row
 }
 
 template <class T, class S>
-__device__ __forceinline__ row_sums<S> sum_row(const loss<T, S> &a, const T *x, running<S> *scratch,
-                                               double *sums) {
-  row_terms<T, S> terms = {{{-S(INFINITY), S(0)}}, 0.0, 0.0, a.weights, a.smoothing != 0.0};
+__device__ __forceinline__ row_sums<S> sum_row(const loss<T, S> &a, int64_t row, const T *x,
+                                               running<S> *scratch, double *sums) {
+  row_terms<T, S> terms = {{{-S(INFINITY), S(0)}}, 0.0, 0.0, 0.0, a.weights_in(row), a.uneven()};
   each_class(x, a.classes, terms);
   row_sums<S> all = {block_merge(terms.soft, scratch), 0.0, 0.0};
-  if (a.smoothing != 0.0) {
+  if (a.uneven()) {
     terms.deepen(running<S>::base(terms.soft.largest), all.soft.largest);
     all.depth = block_sum(terms.depth, sums);
     all.weight = block_sum(terms.weight, sums);
+    if (a.soft && block_sum(terms.mass, sums) == 0.0) all.weight = 0.0;
   }
   return all;
 }
@@ -180,7 +207,7 @@ template <class T, class S> __global__ void __launch_bounds__(512) forward_kerne
   __shared__ double sums[WARP];
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T *x = a.logits + row * a.columns;
-    const row_sums<S> all = sum_row(a, x, scratch, sums);
+    const row_sums<S> all = sum_row(a, row, x, scratch, sums);
     if (threadIdx.x == 0) put_loss(a, row, x, all);
   }
 }
@@ -190,6 +217,11 @@ template <class T, class S> struct totals_of {
   double *totals;
   loss<T, S> a;
   __device__ void add(double sum[], int64_t row) const {
+    if (a.soft) {
+      sum[0] += (double)a.losses[row];
+      sum[1] += a.kept(row)[2] == S(0) ? 0.0 : 1.0;
+      return;
+    }
     const int32_t target = a.targets[row];
     if (!a.counts(target)) return;
     sum[0] += (double)a.losses[row];
@@ -205,14 +237,14 @@ template <class T, class S> struct totals_of {
 
 template <class T, class S> struct row_gradient {
   T *to;
-  const S *weights;
+  class_weights<T, S> weights;
   S largest, own, share, whole, scale; /* whole: what e^(x - largest) is multiplied with */
   int64_t target;
   bool ignored, wide;
 
   __device__ T value(T x, int64_t c) const {
     if (ignored) return T(S(0));
-    const S taken = share * (weights ? weights[c] : S(1)) + (c == target ? own : S(0));
+    const S taken = share * weights(c) + (c == target ? own : S(0));
     return T(scale * (exp(S(x) - largest) * whole - taken));
   }
   __device__ void one(T x, int64_t c) { to[c] = value(x, c); }
@@ -228,19 +260,19 @@ template <class T, class S> struct row_gradient {
   }
 };
 
-/* all_weights: the sum of all class weights where labels are smoothed. */
+/* all_weights: the sum of all class weights where labels are smoothed, or of the row's own. */
 template <class T, class S>
 __device__ __forceinline__ void put_gradient(const loss<T, S> &a, int64_t row,
                                              const normalizer<S> &soft, double all_weights,
                                              double scale) {
   const T *x = a.logits + row * a.columns;
-  const int32_t target = a.targets[row];
-  const bool counts = a.counts(target);
-  const double own = counts ? (1.0 - a.smoothing) * (double)a.weight(target) : 0.0;
-  const double share = a.smoothing / (double)a.classes;
+  const int32_t target = a.soft ? -1 : a.targets[row];
+  const bool counts = a.soft ? all_weights != 0.0 : a.counts(target);
+  const double own = counts && !a.soft ? (1.0 - a.smoothing) * (double)a.weight(target) : 0.0;
+  const double share = a.soft ? 1.0 : a.smoothing / (double)a.classes;
   row_gradient<T, S> g;
   g.to = a.gradient + row * a.columns;
-  g.weights = a.weights;
+  g.weights = a.weights_in(row);
   g.largest = soft.largest;
   g.own = (S)own;
   g.share = (S)share;
@@ -257,10 +289,12 @@ template <class T, class S> __global__ void __launch_bounds__(512) backward_kern
   const double factor = a.scale ? *a.scale : 1.0;
   const double all_weights = a.all_weights ? *a.all_weights : (double)a.classes;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const int32_t target = a.targets[row];
-    if (a.wrong(target) && threadIdx.x == 0) report_bad(a.bad, a.first_row + row, target);
+    const S *kept = a.kept(row);
+    if (!a.soft && a.wrong(a.targets[row]) && threadIdx.x == 0) {
+      report_bad(a.bad, a.first_row + row, a.targets[row]);
+    }
     const double scale = factor * (a.row_scale ? (double)a.row_scale[row] : 1.0);
-    put_gradient(a, row, a.normalizers[row], all_weights, scale);
+    put_gradient(a, row, {kept[0], kept[1]}, a.soft ? (double)kept[2] : all_weights, scale);
   }
 }
 
@@ -275,7 +309,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS) gradient_kernel(loss<T, S> a
   __shared__ double sums[WARP];
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T *x = a.logits + row * a.columns;
-    const row_sums<S> all = sum_row(a, x, scratch, sums);
+    const row_sums<S> all = sum_row(a, row, x, scratch, sums);
     if (threadIdx.x == 0) put_loss(a, row, x, all);
     __syncthreads();
     put_gradient(a, row, all.soft, all.weight, scale);
@@ -296,10 +330,11 @@ template <class T, class S>
 loss<T, S> loss_of(const struct ek__cuda_place *at, const struct ek__loss_args *args) {
   loss<T, S> a = {};
   a.losses = as<S>(args->losses);
-  a.normalizers = static_cast<normalizer<S> *>(args->normalizer);
+  a.normalizers = as<S>(args->normalizer);
   a.gradient = as<T>(args->gradient);
   a.logits = as<T>(args->outputs);
-  a.targets = as<int32_t>(args->targets);
+  a.soft = args->soft ? as<T>(args->targets) : nullptr;
+  a.targets = args->soft ? nullptr : as<int32_t>(args->targets);
   a.weights = as<S>(args->class_weights);
   a.scale = args->scale;
   a.row_scale = as<S>(args->row_scale);
@@ -353,7 +388,7 @@ cudaError_t cross_entropy_backward(const struct ek__cuda_place *at,
                                    const struct ek__loss_args *args) {
   loss<T, S> a = loss_of<T, S>(at, args);
   if (a.rows <= 0 || a.classes <= 0) return cudaSuccess;
-  if (a.weights && a.smoothing != 0.0) { /* after the partial sums of sum_up() */
+  if (a.weights && a.smoothing != 0.0 && !a.soft) { /* after the partial sums of sum_up() */
     double *all = static_cast<double *>(at->workspace) + MOST_PARTIALS;
     a.all_weights = all;
     const cudaError_t status =

@@ -91,6 +91,52 @@ static double weighted_depth(const value *x, const float *w, int64_t classes, fl
   return total * 0x1p12;
 }
 
+/* A row of soft targets: class c has the weight w[c] (t[c] keep + share). */
+struct soft {
+  const value *t;
+  const float *w; /* or NULL: 1 */
+  float keep, share;
+};
+
+static struct soft soft_row(const struct ek__loss_args *args, int64_t row) {
+  const double smoothing = args->label_smoothing;
+  return (struct soft){(const value *)args->targets + row * args->columns, args->class_weights,
+                       (float)(1.0 - smoothing), (float)(smoothing / (double)args->classes)};
+}
+
+static inline vec soft_weights(const struct soft *s, int64_t i, int64_t n) {
+  vec q = x_get(s->t + i, n) * s->keep + s->share;
+  if (s->w) q *= v_get(s->w + i, n);
+  return n == W ? q : v_first(n, q, v_set(0.0f));
+}
+
+static bool any_target(const struct soft *s, int64_t classes) {
+  for (int64_t c = 0; c < classes; c++) {
+    if (x_one(s->t + c) != 0.0f) return true;
+  }
+  return false;
+}
+
+/* The loss of a row; as weighted_depth(), of which *weight gets the sum of the weights. */
+static double soft_loss(const struct soft *s, const value *x, int64_t classes,
+                        struct normalizer all, float *weight) {
+  double depth = 0.0, weights = 0.0;
+  for (int64_t first = 0; first < classes; first += BLOCK) {
+    const int64_t last = classes - first < BLOCK ? classes : first + BLOCK;
+    vec sum = {0}, sum_weights = {0};
+    for (int64_t i = first; i < last; i += W) {
+      const int64_t n = last - i < W ? last - i : W;
+      const vec q = soft_weights(s, i, n), below = n == W ? x_load(x + i) : x_load_some(x + i, n, all.m);
+      sum += v_choose(q == 0.0f, (vec){0}, (all.m * 0x1p-12f - below * 0x1p-12f) * q);
+      sum_weights += q;
+    }
+    depth += (double)v_sum(sum);
+    weights += (double)v_sum(sum_weights);
+  }
+  *weight = any_target(s, classes) ? (float)weights : 0.0f;
+  return *weight == 0.0f ? 0.0 : weights * (double)logf(all.z) + depth * 0x1p12;
+}
+
 void EK_ISA_NAME(cross_entropy_forward)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__loss_job *job = raw;
   const struct ek__loss_args *args = job->args;
@@ -99,11 +145,18 @@ void EK_ISA_NAME(cross_entropy_forward)(const void *raw, int64_t begin, int64_t 
   const float *weights = args->class_weights;
   const double smoothing = args->label_smoothing, share = smoothing / (double)classes;
   float *losses = args->losses;
-  struct normalizer *normalizers = args->normalizer;
   for (int64_t row = begin; row < end; row++) {
     const value *x = (const value *)args->outputs + row * columns;
-    const struct normalizer all = normalizers[row] = normalize_row(x, classes);
+    const struct normalizer all = normalize_row(x, classes);
+    float *kept = (float *)args->normalizer + row * (args->soft ? 3 : 2);
+    kept[0] = all.m;
+    kept[1] = all.z;
     losses[row] = 0.0f;
+    if (args->soft) {
+      const struct soft soft = soft_row(args, row);
+      losses[row] = (float)soft_loss(&soft, x, classes, all, &kept[2]);
+      continue;
+    }
     if (targets[row] == args->ignore_index) continue;
     const double log_z = (double)logf(all.z), own = (double)x_one(x + targets[row]) - (double)all.m;
     const double weight = (weights ? (double)weights[targets[row]] : 1.0) * (1.0 - smoothing);
@@ -163,6 +216,20 @@ static void row_gradient(value *gradient, const value *x, int64_t classes,
   x_set(gradient + target, at_target);
 }
 
+static void soft_gradient(const struct ek__loss_args *args, int64_t row, double scale) {
+  const value *x = (const value *)args->outputs + row * args->columns;
+  value *gradient = (value *)args->gradient + row * args->columns;
+  const float *kept = (const float *)args->normalizer + 3 * row, m = kept[0];
+  const int64_t classes = kept[2] == 0.0f ? 0 : args->classes; /* 0: it is ignored */
+  const struct soft soft = soft_row(args, row);
+  const struct exp_times times = x_exp_times((float)(scale * (double)kept[2] / (double)kept[1]));
+  V_EACH(0, classes, {
+    const vec q = soft_weights(&soft, i, n) * (float)scale;
+    x_put(gradient + i, x_exp_below_times(x_get(x + i, n) - m, &times) - q, n);
+  });
+  memset(gradient + classes, 0, (size_t)(args->columns - classes) * sizeof *gradient);
+}
+
 void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__loss_job *job = raw;
   const struct ek__loss_args *args = job->args;
@@ -172,11 +239,15 @@ void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t
   for (int64_t row = begin; row < end; row++) {
     const value *x = (const value *)args->outputs + row * columns;
     value *gradient = (value *)args->gradient + row * columns;
+    const double scale = job->factor * (row_scale ? (double)row_scale[row] : 1.0);
+    if (args->soft) {
+      soft_gradient(args, row, scale);
+      continue;
+    }
     if (targets[row] == args->ignore_index) {
       memset(gradient, 0, (size_t)columns * sizeof *gradient);
       continue;
     }
-    const double scale = job->factor * (row_scale ? (double)row_scale[row] : 1.0);
     const double own =
         (weights ? (double)weights[targets[row]] : 1.0) * (1.0 - args->label_smoothing) * scale;
     const double share = args->label_smoothing / (double)classes * scale;
@@ -201,23 +272,36 @@ void EK_ISA_NAME(cross_entropy_gradient)(const void *raw, int64_t begin, int64_t
   }
 }
 
-/* Each lane by the C library: exponential and logarithm cost more than the loop. */
-static inline vec binary_loss(vec y, vec t) {
-  float loss[W], logit[W];
-  v_store(logit, y);
-  for (int j = 0; j < W; j++) {
-    loss[j] = (logit[j] > 0.0f ? logit[j] : 0.0f) + log1pf(expf(-fabsf(logit[j])));
-  }
-  return v_load(loss) - y * t;
+/* log(1 + e^-abs(y)). Each lane by the C library: it costs more than the loop. */
+static inline vec softness(vec y) {
+  float x[W];
+  v_store(x, y);
+  for (int j = 0; j < W; j++) x[j] = log1pf(expf(-fabsf(x[j])));
+  return v_load(x);
+}
+
+static inline vec logarithm(vec t) {
+  float x[W];
+  v_store(x, t);
+  for (int j = 0; j < W; j++) x[j] = logf(x[j]);
+  return v_load(x);
 }
 
 /* `kind` is a constant where this is inlined. A NaN stays one: v_min() and v_max() give the second. */
 static inline vec loss_of(const struct ek__loss_args *args, enum ek__element_loss kind, vec y,
                           vec t) {
-  const vec d = y - t;
-  if (kind == EK__LOSS_SQUARED) return d * d;
-  if (kind == EK__LOSS_BINARY) return binary_loss(y, t);
+  const vec d = y - t, none = {0};
   const float width = (float)args->width, steepness = (float)args->steepness;
+  if (kind == EK__LOSS_SQUARED) return d * d;
+  if (kind == EK__LOSS_DIVERGENCE) return v_choose(t == 0.0f, none, t * (logarithm(t) - y));
+  if (kind == EK__LOSS_LOG_DIVERGENCE) {
+    const vec p = x_exp(t);
+    return v_choose(p == 0.0f, none, p * -d);
+  }
+  if (kind == EK__LOSS_BINARY) {
+    const vec both = softness(y), loss = v_max(none, y) - y * t + both;
+    return steepness == 1.0f ? loss : loss + (steepness - 1.0f) * t * (both + v_max(none, -y));
+  }
   const vec size = v_max(d, -d);
   if (width == 0.0f) return steepness * size;
   const vec inner = v_min(size, v_set(width));
@@ -227,50 +311,67 @@ static inline vec loss_of(const struct ek__loss_args *args, enum ek__element_los
 static inline vec slope_of(const struct ek__loss_args *args, enum ek__element_loss kind, vec y,
                            vec t) {
   const vec d = y - t;
-  if (kind == EK__LOSS_SQUARED) return 2.0f * d;
-  if (kind == EK__LOSS_BINARY) return 1.0f / (1.0f + x_exp(-y)) - t;
   const float width = (float)args->width, steepness = (float)args->steepness;
+  if (kind == EK__LOSS_SQUARED) return 2.0f * d;
+  if (kind == EK__LOSS_DIVERGENCE) return -t;
+  if (kind == EK__LOSS_LOG_DIVERGENCE) return -x_exp(t);
+  if (kind == EK__LOSS_BINARY) {
+    const vec slope = 1.0f / (1.0f + x_exp(-y)) - t;
+    return steepness == 1.0f ? slope : slope - (steepness - 1.0f) * t / (1.0f + x_exp(y));
+  }
   const vec sign = v_choose(d > 0.0f, v_set(1.0f), v_choose(d < 0.0f, v_set(-1.0f), d));
   if (width == 0.0f) return steepness * sign;
   const vec small = v_max(v_set(-1.0f), v_min(v_set(1.0f), d / width));
   return steepness * small;
 }
 
+/* w x, and 0 where w is: such an element does not count, whatever it is. */
+static inline vec weighted(vec w, vec x) { return v_choose(w == 0.0f, (vec){0}, w * x); }
+
 static inline __attribute__((always_inline)) void
 sum_chunks(const struct ek__loss_job *job, enum ek__element_loss kind, int64_t begin, int64_t end) {
-  const value *y = job->args->outputs, *target = job->args->targets;
+  const value *y = job->args->outputs, *target = job->args->targets, *weights = job->args->weights;
   float *losses = job->args->losses;
   const int64_t count = job->args->rows;
   for (int64_t index = begin; index < end; index++) {
     const int64_t first = index * job->chunk;
     const int64_t last = count - first < job->chunk ? count : first + job->chunk;
-    double sum = 0.0;
+    double sum = 0.0, weight = weights ? 0.0 : (double)(last - first);
     for (int64_t i = first; i < last;) { /* f32 sums of at most BLOCK elements */
       const int64_t stop = last - i < BLOCK ? last : i + BLOCK;
-      vec part = {0};
+      vec part = {0}, part_weight = {0};
       for (; i < stop; i += W) {
         const int64_t n = stop - i < W ? stop - i : W;
         vec l = loss_of(job->args, kind, x_get(y + i, n), x_get(target + i, n));
-        if (kind == EK__LOSS_BINARY) l = v_first(n, l, v_set(0.0f)); /* of zeros it is not 0 */
+        if (weights) {
+          const vec w = x_get(weights + i, n);
+          l = weighted(w, l);
+          part_weight += w;
+        } else if (kind == EK__LOSS_BINARY || kind == EK__LOSS_LOG_DIVERGENCE) {
+          l = v_first(n, l, v_set(0.0f)); /* of zeros it is not 0 */
+        }
         part += l;
         if (losses) v_put(losses + i, l, n);
       }
       i = stop;
       sum += (double)v_sum(part);
+      weight += (double)v_sum(part_weight);
     }
-    job->partials[index] = sum;
+    job->partials[2 * index] = sum;
+    job->partials[2 * index + 1] = weight;
   }
 }
 
 static inline __attribute__((always_inline)) void write_slopes(const struct ek__loss_job *job,
                                                                enum ek__element_loss kind,
                                                                int64_t begin, int64_t end) {
-  const value *y = job->args->outputs, *target = job->args->targets;
+  const value *y = job->args->outputs, *target = job->args->targets, *weights = job->args->weights;
   const float *element_scale = job->args->row_scale;
   const float factor = (float)job->factor;
   value *gradient = job->args->gradient;
   V_EACH(begin, end, {
-    const vec slope = slope_of(job->args, kind, x_get(y + i, n), x_get(target + i, n)) * factor;
+    vec slope = slope_of(job->args, kind, x_get(y + i, n), x_get(target + i, n)) * factor;
+    if (weights) slope = weighted(x_get(weights + i, n), slope);
     x_put(gradient + i, element_scale ? slope * v_get(element_scale + i, n) : slope, n);
   });
 }
@@ -281,6 +382,8 @@ static inline __attribute__((always_inline)) void write_slopes(const struct ek__
   case EK__LOSS_SQUARED: function(job, EK__LOSS_SQUARED, begin, end); break;                       \
   case EK__LOSS_HUBER: function(job, EK__LOSS_HUBER, begin, end); break;                           \
   case EK__LOSS_BINARY: function(job, EK__LOSS_BINARY, begin, end); break;                         \
+  case EK__LOSS_DIVERGENCE: function(job, EK__LOSS_DIVERGENCE, begin, end); break;                 \
+  case EK__LOSS_LOG_DIVERGENCE: function(job, EK__LOSS_LOG_DIVERGENCE, begin, end); break;         \
   }
 
 void EK_ISA_NAME(element_loss_forward)(const void *raw, int64_t begin, int64_t end) {

@@ -1,0 +1,177 @@
+/*
+ * check_loss_devices.c - losses with ignored elements, soft targets and several outputs over uneven
+ * shards and devices without rows: the training is that of one device.
+ *
+ * All in f64, where two cuts differ by the order of sums: losses and parameters agree to 1e-12,
+ * relative, after three steps.
+ */
+#include <math.h>
+
+#include <evenkeel/cross_entropy.h>
+#include <evenkeel/elementwise_loss.h>
+#include <evenkeel/fcn.h>
+#include <evenkeel/linear.h>
+#include <evenkeel/weighted_sum.h>
+
+#include "ck_training.h"
+
+enum { IN = 5, OUT = 6, SIDE = 8, COLOURS = 3, CLASSES = 4 };
+
+/* ---- losses of a linear layer ---- */
+
+static ek_status linear(ek_module **module) { return ek_linear_create(module, IN, OUT, true); }
+
+static ek_status element_loss(ek_criterion **criterion, ek_element_loss loss,
+                              ek_reduction reduction, bool weighted) {
+  ek_elementwise_loss_options options = EK_ELEMENTWISE_LOSS_OPTIONS_INIT;
+  options.reduction = reduction;
+  options.weighted = weighted;
+  options.by_sample = !weighted;
+  return ek_elementwise_loss_create_with(criterion, &loss, &options);
+}
+
+static ek_status masked(ek_criterion **criterion, ek_reduction reduction) {
+  return element_loss(criterion, ek_smooth_absolute_error(0.5), reduction, true);
+}
+static ek_status masked_binary(ek_criterion **criterion, ek_reduction reduction) {
+  return element_loss(criterion, ek_binary_cross_entropy_with(2), reduction, true);
+}
+static ek_status divergence(ek_criterion **criterion, ek_reduction reduction) {
+  return element_loss(criterion, ek_divergence(false), reduction, false);
+}
+static ek_status soft(ek_criterion **criterion, ek_reduction reduction) {
+  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  options.reduction = reduction;
+  options.soft_targets = true;
+  options.label_smoothing = 0.125;
+  return ek_cross_entropy_create(criterion, &options);
+}
+
+static void rows(struct ck_batch *batch, ek_type type, int64_t samples, size_t targets) {
+  batch->inputs = 1;
+  batch->targets = targets;
+  batch->input[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, IN}};
+  for (size_t i = 0; i < targets; i++) {
+    batch->target[i] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, OUT}};
+  }
+}
+static void one_target(struct ck_batch *batch, ek_type type, int64_t samples) {
+  rows(batch, type, samples, 1);
+}
+static void with_weights(struct ck_batch *batch, ek_type type, int64_t samples) {
+  rows(batch, type, samples, 2);
+}
+
+/* ---- segmentation: two outputs, one map for both ---- */
+
+static ek_status fcn(ek_module **module) {
+  ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
+  ek_resnet_options backbone = EK_RESNET_OPTIONS_INIT;
+  ek_fcn_options options = EK_FCN_OPTIONS_INIT;
+  norm.over = EK_BATCH_NORM_ALL;
+  backbone.norm = &norm;
+  backbone.width = 2;
+  backbone.small_pictures = true;
+  options.backbone = &backbone;
+  options.classes = CLASSES;
+  options.dropout = 0;
+  return ek_fcn_create(module, &options);
+}
+
+static ek_status pixels(ek_criterion **criterion, ek_reduction reduction) {
+  static const double weights[CLASSES] = {0.5, 1, 2, 0.25}, coefficients[] = {1, 0.5};
+  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_criterion *terms[2] = {NULL, NULL};
+  options.reduction = reduction;
+  options.ignore_index = 255;
+  options.class_weights = weights;
+  options.classes = CLASSES;
+  ek_status status = ek_cross_entropy_create(&terms[0], &options);
+  if (status == EK_OK) status = ek_cross_entropy_create(&terms[1], &options);
+  if (status == EK_OK) status = ek_weighted_sum_create(criterion, terms, coefficients, 2);
+  for (int i = 0; i < 2; i++) ek_criterion_free(terms[i]);
+  return status;
+}
+
+static void maps(struct ck_batch *batch, ek_type type, int64_t samples) {
+  batch->inputs = 1;
+  batch->targets = 2;
+  batch->input[0] = (ek_tensor){.type = type, .rank = 4, .shape = {samples, SIDE, SIDE, COLOURS}};
+  for (int i = 0; i < 2; i++) {
+    batch->target[i] = (ek_tensor){.type = EK_I32, .rank = 3, .shape = {samples, SIDE, SIDE}};
+  }
+}
+
+/* ---- training ---- */
+
+static const struct ck_workload workloads[] = {
+    {"smooth L1 with weights", linear, masked, with_weights, 0, false, 0},
+    {"binary cross-entropy with weights", linear, masked_binary, with_weights, 0, false, 0},
+    {"divergence by sample", linear, divergence, one_target, 0, false, 0},
+    {"soft targets", linear, soft, one_target, 0, false, 0},
+    {"pixels of two outputs", fcn, pixels, maps, CLASSES, false, 0}};
+enum { WORKLOADS = sizeof workloads / sizeof workloads[0], STEPS = 3 };
+
+/* Targets become probabilities, with a row of zeros; weights become 0 (of a NaN), 1 or 2; of the
+ * second sample's pixels all are ignored, and of the others some. */
+static struct ck_batch make_batch(const struct ck_workload *workload, int64_t samples, int number) {
+  struct ck_batch batch = ck_batch_make(workload, EK_F64, samples, 0, (uint64_t)number);
+  double *t = batch.target[0].data, *w = batch.target[1].data;
+  for (int64_t i = 0; workload->module == linear && i < samples * OUT; i++) {
+    t[i] = i / OUT == 1 ? 0 : fmin(fabs(t[i]), 1);
+    if (batch.targets < 2) continue;
+    w[i] = i / OUT == 1 ? 0 : fmod(floor(fabs(w[i]) * 100), 3);
+    if (w[i] == 0) t[i] = (double)NAN;
+  }
+  for (int64_t i = 0; workload->module == fcn && i < samples * SIDE * SIDE; i++) {
+    int32_t *map = batch.target[0].data, *other = batch.target[1].data;
+    if (i / SIDE / SIDE == 1 || i % 7 == 3) map[i] = 255;
+    other[i] = map[i];
+  }
+  return batch;
+}
+
+/* The losses of three steps, of 7, 2 and 9 samples in two micro-batches each. */
+static void train(struct ck_training *training, const struct ck_workload *workload,
+                  const char *spec, ek_mode mode, ek_reduction reduction, double *losses) {
+  static const int64_t sizes[2 * STEPS] = {4, 3, 1, 1, 8, 1};
+  struct ck_setup setup = ck_setup_mode(workload, spec, mode);
+  setup.options.type = EK_F64;
+  setup.optimizer = ck_plain_sgd;
+  setup.reduction = reduction;
+  ck_training_open(training, &setup);
+  for (int i = 0; i < STEPS; i++) {
+    struct ck_batch first = make_batch(workload, sizes[2 * i], 2 * i);
+    struct ck_batch second = make_batch(workload, sizes[2 * i + 1], 2 * i + 1);
+    ek_step_result result = {0};
+    ck_ok(ck_training_backward(training, &first, NULL, true, NULL));
+    ck_ok(ck_training_step(training, &second, &result));
+    losses[i] = result.loss;
+    ck_assert_msg(isfinite(result.loss), "%s on %s: loss %g", workload->name, spec, result.loss);
+  }
+}
+
+CK_LOOP(any_number_of_devices, 2 * 3 * WORKLOADS) {
+  static const char *const specs[] = {"cpu:2", "cpu:3", "cpu:5"};
+  static const ek_mode modes[] = {EK_MODE_GATHER, EK_MODE_REPLICATED, EK_MODE_FULLY_SHARDED};
+  const struct ck_workload *workload = &workloads[_i % WORKLOADS];
+  const int place = _i / WORKLOADS % 3;
+  const ek_reduction reduction = _i / WORKLOADS / 3 == 0 ? EK_REDUCTION_MEAN : EK_REDUCTION_SUM;
+  struct ck_training alone, many;
+  double want[STEPS], got[STEPS];
+  train(&alone, workload, "cpu:1", EK_MODE_REPLICATED, reduction, want);
+  train(&many, workload, specs[place], modes[place], reduction, got);
+  for (int i = 0; i < STEPS; i++) {
+    const double apart = fabs(got[i] - want[i]) / fabs(want[i]);
+    ck_assert_msg(apart <= 1e-12, "%s on %s: the loss of step %d is off by %.3g", workload->name,
+                  specs[place], i, apart);
+  }
+  int64_t count = 0, others = 0;
+  const double *parameters = ck_training_read(&alone, CK_VALUES, &count);
+  const double error = ck_rel_l2(ck_training_read(&many, CK_VALUES, &others), parameters, count);
+  ck_assert_int_eq(count, others);
+  ck_assert_msg(error <= 1e-12, "%s on %s: parameters are off by %.3g", workload->name,
+                specs[place], error);
+}
+
+CK_SUITE("loss_devices")
