@@ -60,10 +60,53 @@ static void has_samples(const ek_batch *batch, const ek_source *source) {
   }
 }
 
+/* Pictures of 6 x 5, cropped and mirrored at random, with their number as the class. */
+enum { PICTURES = 977, PIXELS = 6 * 5 };
+
+static ek_source *open_pictures(void) {
+  static uint8_t pictures[PICTURES * PIXELS];
+  static int32_t classes[PICTURES];
+  ek_image_arrays arrays = EK_IMAGE_ARRAYS_INIT;
+  ek_image_options options = EK_IMAGE_OPTIONS_INIT;
+  for (int32_t i = 0; i < PICTURES; i++) classes[i] = i;
+  for (int i = 0; i < PICTURES * PIXELS; i++) pictures[i] = (uint8_t)(i * 7 % 251);
+  arrays.count = PICTURES;
+  arrays.height = 6;
+  arrays.width = 5;
+  arrays.channels = 1;
+  arrays.pictures = pictures;
+  arrays.classes = classes;
+  options.padding = 1;
+  options.crop[0] = 6;
+  options.crop[1] = 5;
+  options.augment = true;
+  options.seed = 9;
+  CK_OPENED(ek_source *, source, ek_image_source_open_arrays(&source, &arrays, &options));
+  return source;
+}
+
+/* The rows of a batch are the pictures from its position on, cropped and mirrored as when they are
+ * read alone: by the sample's number and the epoch. */
+static void has_pictures(const ek_batch *batch, const ek_source *source) {
+  for (int64_t i = 0; i < batch->rows; i++) {
+    static const int64_t shape[] = {1, 6, 5, 1};
+    uint8_t pixels[PIXELS];
+    int32_t class = -1;
+    int64_t sample = -1;
+    ek_tensor alone[2];
+    ck_ok(ek_tensor_host(&alone[0], pixels, EK_U8, 4, shape));
+    ck_ok(ek_tensor_host(&alone[1], &class, EK_I32, 1, shape));
+    ck_ok(ek_source_at(&sample, NULL, source, batch->position + i));
+    ck_ok(ek_source_read(alone, 2, source, batch->position + i, 1));
+    ck_assert(class == sample && ((const int32_t *)batch->targets[0].data)[i] == sample);
+    ck_assert(memcmp(pixels, (const uint8_t *)batch->inputs[0].data + i * PIXELS, PIXELS) == 0);
+  }
+}
+
 /* 1,000 runs in pieces: each goes on from the position of the one before, with another batch, other
  * threads and other batches ahead. No sample is left out or comes twice. */
-CK_TEST(a_run_in_pieces_has_every_sample_in_order) {
-  ek_source *source = open_numbers(977);
+CK_LOOP(a_run_in_pieces_has_every_sample_in_order, 2) {
+  ek_source *source = _i == 0 ? open_numbers(977) : open_pictures();
   const ek_random_key key = {20261124, 0, 1};
   int64_t position = 0;
   for (uint32_t run = 0; run < 1000; run++) {
@@ -79,7 +122,7 @@ CK_TEST(a_run_in_pieces_has_every_sample_in_order) {
     for (uint32_t step = bits[3] % 5; step > 0; step--) {
       CK_GOT(ek_batch, batch, ek_data_loader_next(&batch, loader));
       ck_assert(batch.position == position && batch.next == position + options.batch);
-      has_samples(&batch, source);
+      (_i == 0 ? has_samples : has_pictures)(&batch, source);
       position = batch.next;
     }
     ck_release(mark);
