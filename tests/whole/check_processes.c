@@ -194,6 +194,40 @@ CK_LOOP(collectives_have_the_bits_of_one_process, PLACES) {
 static const ek_loss_scale restless = {
     .kind = EK_LOSS_SCALE_DYNAMIC, .scale = 1 << 14, .growth = 64, .backoff = 0.5, .interval = 1};
 
+/* Batch norm with the statistics of all devices of all processes, on pictures. */
+enum { SIDE = 8, KINDS_OF_PICTURES = 3, IMAGE_WIDTH = 4 };
+
+static ek_status resnet(ek_module **module) {
+  ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
+  ek_resnet_options options = EK_RESNET_OPTIONS_INIT;
+  norm.over = EK_BATCH_NORM_ALL;
+  options.norm = &norm;
+  options.width = IMAGE_WIDTH;
+  options.classes = KINDS_OF_PICTURES;
+  options.small_pictures = true;
+  return ek_resnet_create(module, &options);
+}
+
+static ek_status cross_entropy(ek_criterion **criterion, ek_reduction reduction) {
+  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  options.reduction = reduction;
+  return ek_cross_entropy_create(criterion, &options);
+}
+
+static void picture_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
+  batch->inputs = batch->targets = 1;
+  batch->input[0] = (ek_tensor){.type = type, .rank = 4, .shape = {samples, SIDE, SIDE, 3}};
+  batch->target[0] = (ek_tensor){.type = EK_I32, .rank = 1, .shape = {samples}};
+}
+
+static const struct ck_workload pictures = {"pictures",     resnet,            cross_entropy,
+                                            picture_shapes, KINDS_OF_PICTURES, false,
+                                            0};
+
+static const struct ck_workload *workload_of(const char *name) {
+  return strcmp(name, pictures.name) == 0 ? &pictures : ck_workload(name);
+}
+
 /* Runs of training, by the names of their parts. */
 static const struct training {
   const char *part, *workload;
@@ -218,6 +252,8 @@ static const struct training {
     TRAIN("gpt sharded", "gpt", SHARDED, IN(DEFAULT)),
     TRAIN("mlp sharded-gradients", "mlp", SHARDED_GRADIENTS, IN(BF16)),
     TRAIN("gpt fully-sharded", "gpt", FULLY_SHARDED, IN(DEFAULT)),
+    TRAIN("pictures", "pictures", REPLICATED, IN(DEFAULT)),
+    TRAIN("pictures sharded", "pictures", SHARDED, IN(DEFAULT)),
     /* Shares within each process: other sums if it has several devices. */
     TRAIN("gpt sharded inside", "gpt", SHARDED, INSIDE_ONE, .gradient_in_forward = true),
     TRAIN("mlp sharded-gradients inside", "mlp", SHARDED_GRADIENTS, INSIDE_ONE, IN(BF16)),
@@ -275,6 +311,21 @@ static ek_status add_micro_batch(struct ck_outcome *outcome, struct ck_training 
   return status;
 }
 
+/* Running statistics of a model of pictures: its first norm's, and its last one's. */
+static ek_status add_buffers(struct ck_outcome *outcome, const struct ck_training *training,
+                             const struct ck_process *process) {
+  static const char *const names[] = {"bn1.running_var", "layer4.1.bn2.running_mean"};
+  static const int64_t widths[] = {IMAGE_WIDTH, 8 * IMAGE_WIDTH};
+  for (int i = 0; i < 2; i++) {
+    float numbers[8 * IMAGE_WIDTH];
+    ek_tensor host;
+    EK_TRY(ek_tensor_host(&host, numbers, EK_F32, 1, &widths[i]));
+    EK_TRY(ek_state_read(&host, training->model, names[i]));
+    for (int64_t k = 0; k < widths[i]; k++) add_everywhere(outcome, process, (double)numbers[k]);
+  }
+  return EK_OK;
+}
+
 static ek_status train_steps(struct ck_outcome *outcome, struct ck_training *training,
                              const struct ck_process *process) {
   for (int step = 0; step < STEPS; step++) {
@@ -288,6 +339,7 @@ static ek_status train_steps(struct ck_outcome *outcome, struct ck_training *tra
                               (double)result.step, result.skipped, result.loss_scale};
     for (size_t i = 0; i < 6; i++) add_everywhere(outcome, process, numbers[i]);
   }
+  if (training->setup.workload == &pictures) EK_TRY(add_buffers(outcome, training, process));
   EK_TRY(ek_group_synchronize(training->group));
   for (size_t k = 0; k < process->devices[process->number]; k++) {
     const ek_replica *replica = ek_data_parallel_model_replica(training->model, k);
@@ -305,7 +357,7 @@ static void train(struct ck_outcome *outcome, const struct ck_process *process) 
   /* One process has whole copies too, to compare with. */
   const bool inside = it->shard_over == EK_SHARD_PROCESS;
   struct ck_setup setup =
-      ck_setup_mode(ck_workload(it->workload), "",
+      ck_setup_mode(workload_of(it->workload), "",
                     inside && process->count == 1 ? EK_MODE_REPLICATED : it->mode);
   setup.options.seed = 5;
   setup.options.precision = it->precision;
