@@ -26,6 +26,7 @@ enum key {
   KEY_MICRO_BATCHES,
   KEY_HIDDEN,
   KEY_KV_HEADS,
+  KEY_IMAGE,
   KEY_DEVICES,
   KEY_MODES,
   KEY_THREADS,
@@ -72,6 +73,7 @@ static const struct shape_flag {
     {"micro-batches", offsetof(struct shape, micro_batches), 1, INT32_MAX},
     {"hidden", offsetof(struct shape, hidden), 0, 1 << 24},
     {"kv-heads", offsetof(struct shape, kv_heads), 0, 1 << 24},
+    {"image", offsetof(struct shape, image), 0, 1 << 16},
 };
 enum { SHAPE_FLAGS = sizeof shape_flags / sizeof shape_flags[0] };
 
@@ -85,7 +87,8 @@ struct reading {
 static const struct argp_option training_options[] = {
     {"preset", KEY_PRESET, "NAME", 0,
      "Model and batch to start from: quick (default), lm-40k, gpt2-124m, gpt2-355m, gpt2-774m, "
-     "gpt2-1.5b, llama-7b, llama-160m, llama-1b, llama-8b, llama-70b, gpt3-175b; flags override it",
+     "gpt2-1.5b, llama-7b, llama-160m, llama-1b, llama-8b, llama-70b, resnet18, resnet50, fcn50, "
+     "gpt3-175b; flags override it",
      0},
     {"devices", KEY_DEVICES, "SPEC", 0, "Devices, such as cpu:4, cpu:4@512MiB, plan:8@80GiB", 0},
     {"modes", KEY_MODES, "LIST", 0,
@@ -111,6 +114,10 @@ static const struct argp_option training_options[] = {
      "Width of gated feed-forward layers: the model is a Llama; 0 (default): a GPT-2", 1},
     {"kv-heads", KEY_KV_HEADS, "N", 0,
      "Heads of keys and values of a Llama, a divisor of --heads; 0 (default): as many", 1},
+    {"image", KEY_IMAGE, "N", 0,
+     "Pixels of a side of pictures: the model is a ResNet of depth --layers (18, 34, 50, 101, 152), "
+     "with --width channels in its first stage and --vocab classes; 0 (default): a language model",
+     1},
     {"seq", KEY_SEQ, "N", 0, "Tokens in a sample", 1},
     {"vocab", KEY_VOCAB, "N", 0, "Size of the vocabulary", 1},
     {"batch", KEY_BATCH, "N", 0, "Samples in the global batch (not for max-batch)", 1},
@@ -132,7 +139,7 @@ static const struct argp_option training_options[] = {
     {"keep-outputs", KEY_KEEP_OUTPUTS, NULL, 0,
      "Keep the outputs: the gradient of the loss gets its own memory", 1},
     {"no-keep-outputs", KEY_NO_KEEP_OUTPUTS, NULL, 0,
-     "Let the gradient of the loss overwrite the outputs, as all presets except lm-40k do", 1},
+     "Let the gradient of the loss overwrite the outputs, as all presets except lm-40k and fcn50 do", 1},
     {"trace", KEY_TRACE, "FILE", 0,
      "Write what every device did in the measured steps, for Perfetto; memory and step, with one "
      "of --modes and one of --devices",
@@ -356,6 +363,7 @@ static void apply_preset(struct reading *reading, const struct preset *preset) {
            sizeof(int64_t));
   }
   reading->options->shape.untied = shape.untied;
+  reading->options->shape.segments = shape.segments;
   if (!reading->said_keep) {
     reading->options->shape.keep_outputs = shape.keep_outputs && !reading->options->fused_loss;
   }
@@ -417,6 +425,17 @@ static void refuse_preset(struct argp_state *state, const char *name) {
   refuse_word(state, "--preset", "preset", name, words);
 }
 
+static void check_images(const struct options *options, struct argp_state *state) {
+  const struct shape *shape = &options->shape;
+  if (shape->image == 0 && shape->segments) argp_error(state, "--image 0: expected 1 or more");
+  if (shape->image == 0) return;
+  if (shape->seq != 1 || shape->heads != 1 || shape->hidden != 0) {
+    argp_error(state, "--image %lld: pictures have no --seq, --heads or --hidden",
+               (long long)shape->image);
+  }
+  if (options->fused_loss) argp_error(state, "--loss fused: only language models have it");
+}
+
 /* Applies the preset, and looks at how the values fit together. */
 static void finish_training(struct reading *reading, struct argp_state *state) {
   struct options *options = reading->options;
@@ -438,6 +457,7 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
     argp_error(state, "--kv-heads %lld: expected a divisor of --heads %lld, with --hidden",
                (long long)shape->kv_heads, (long long)shape->heads);
   }
+  check_images(options, state);
   if (options->shape.micro_batches == 0) options->shape.micro_batches = 1;
   if (options->shape.micro_batches > 1 && options->scatter.kind == EK_SCATTER_SIZES) {
     argp_error(state, "--scatter sizes=... describes whole batches and cannot be combined with "

@@ -74,6 +74,10 @@ static void put_shape(json_t *config, const struct options *options) {
     put(config, "hidden", json_integer(shape->hidden));
     put(config, "kv_heads", json_integer(shape->kv_heads > 0 ? shape->kv_heads : shape->heads));
   }
+  if (shape->image > 0) {
+    put(config, "image", json_integer(shape->image));
+    put(config, "segments", json_boolean(shape->segments));
+  }
   put(config, "seq", json_integer(shape->seq));
   put(config, "vocab", json_integer(shape->vocab));
   if (options->command != COMMAND_MAX_BATCH) put(config, "batch", json_integer(shape->batch));

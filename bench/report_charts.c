@@ -380,8 +380,9 @@ static struct rows step_rows(const json_t *root, const json_t *runs, const char 
     row->mark = chart_number(root, "runs.%zu.step_seconds.median", r);
     const double speed = chart_number(root, "runs.%zu.tokens_per_second", r).value;
     if (isfinite(speed)) {
-      (void)snprintf(row->note, sizeof row->note, "%s, %.0f tokens/s",
-                     chart_text(text, CHART_SECONDS, row->mark.value), speed);
+      const char *unit = chart_number(root, "config.image").value > 0 ? "pictures/s" : "tokens/s";
+      (void)snprintf(row->note, sizeof row->note, "%s, %.0f %s",
+                     chart_text(text, CHART_SECONDS, row->mark.value), speed, unit);
     } else {
       const bool full = json_is_true(json_object_get(run, "out_of_memory"));
       (void)snprintf(row->note, sizeof row->note, full ? "out of memory" : "not timed");

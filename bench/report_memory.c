@@ -366,7 +366,7 @@ static struct grid *modes_table(const struct options *options, const struct memo
   grid_expendable(grid, 2);
   grid_column(grid, "last loss", false);
   grid_expendable(grid, 3);
-  grid_column(grid, "tokens/s", false);
+  grid_column(grid, speed_text(&options->shape), false);
   grid_column(grid, "step s (min .. max)", false);
   grid_expendable(grid, 1);
   for (size_t i = 0; i < count; i++) {
@@ -392,8 +392,8 @@ static struct grid *modes_table(const struct options *options, const struct memo
 /* What --reproducible costs; NULL without it. */
 static struct grid *cost_table(const struct options *options, const struct memory_result *results,
                                size_t count) {
-  static const char *const headings[] = {"largest peak MiB", "without", "ratio",
-                                         "tokens/s",         "without", "ratio"};
+  const char *const headings[] = {"largest peak MiB",           "without", "ratio",
+                                  speed_text(&options->shape), "without", "ratio"};
   if (options->reproducible == 0) return NULL;
   char title[96];
   (void)snprintf(title, sizeof title, "The same bits on 1 to %zu devices: what that costs",

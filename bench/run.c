@@ -253,6 +253,21 @@ struct summary run_seconds(const struct run *run) {
   return summarize(run->seconds, run->kind.counts_only || run->status != EK_OK ? 0 : run->steps);
 }
 
+const char *batch_text(const struct shape *shape) {
+  static char text[80];
+  const long long batch = (long long)shape->batch, side = (long long)shape->image;
+  if (side > 0) {
+    (void)snprintf(text, sizeof text, "batch %lld x %lld x %lld pixels", batch, side, side);
+  } else {
+    (void)snprintf(text, sizeof text, "batch %lld x %lld tokens", batch, (long long)shape->seq);
+  }
+  return text;
+}
+
+const char *speed_text(const struct shape *shape) {
+  return shape->image > 0 ? "pictures/s" : "tokens/s";
+}
+
 double run_tokens_per_second(const struct run *run, const struct shape *shape) {
   return (double)shape->batch * (double)shape->seq / run_seconds(run).median;
 }

@@ -94,6 +94,10 @@ const char *mode_name(ek_mode mode, enum precision precision);
 
 struct summary run_seconds(const struct run *run);
 /* Of the median step; NaN for a run that only counts or that did not end. */
+/* "batch 8 x 1024 tokens", "batch 16 x 224 x 224 pixels": of this many rows or pictures. Until the
+ * next call. */
+const char *batch_text(const struct shape *shape);
+const char *speed_text(const struct shape *shape); /* what a second is full of: "tokens/s" */
 double run_tokens_per_second(const struct run *run, const struct shape *shape);
 
 /* How even the peaks are. A ratio that makes no sense is NaN. */

@@ -36,7 +36,7 @@ static ek_status build(void *context, const ek_settings *settings, ek_module **m
   const struct task *task = context;
   struct shape shape = *task->shape;
   shape.recompute = settings->recompute;
-  return training_model(module, criterion, &shape, settings->fused_loss,
+  return training_model(module, criterion, &shape, task->options, settings->fused_loss,
                         bench_precision(settings));
 }
 
@@ -85,21 +85,21 @@ static ek_status plan(ek_advice *advice, size_t *count, const struct options *op
 
 static ek_status advise(ek_advice *advice, size_t *count, const struct options *options) {
   const struct shape *shape = &options->shape;
-  const int64_t sizes[] = {own_batch(options), shape->seq};
   struct task model = {.options = options, .shape = shape};
   const ek_group_options group = group_options(options, options->threads);
   ek_trainer_options trainer = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_advise_task task = EK_ADVISE_TASK_INIT;
-  ek_tensor tokens;
+  ek_tensor inputs, targets;
   int32_t none[1] = {0}; /* of a batch only type and shape are read */
-  EK_TRY(ek_tensor_host(&tokens, none, EK_I32, 2, sizes));
+  EK_TRY(training_batch(&inputs, &targets, shape, none, none, 0, own_batch(options)));
   trainer.group_options = &group;
   trainer.model = &model_options;
   model_options.gradient_type = training_type(options->gradients);
   task.build = build;
   task.context = &model;
-  task.inputs = task.targets = &tokens;
+  task.inputs = &inputs;
+  task.targets = &targets;
   task.input_count = task.target_count = 1;
   task.trainer = &trainer;
   for (size_t i = 0; i < options->mode_count; i++) task.modes |= UINT64_C(1) << options->modes[i];
@@ -273,10 +273,11 @@ static void add_row(struct grid *grid, const struct choice *choices, size_t rank
 }
 
 /* measured: some choices have been trained. */
-static void add_columns(struct grid *table, struct grid *csv, bool measured) {
+static void add_columns(struct grid *table, struct grid *csv, bool measured,
+                        const struct shape *shape) {
   static const char *const words[] = {"fits", "mode", "precision", "recompute", "loss"};
-  static const char *const shown[] = {"micro-batches", "planned MiB",  "missing",
-                                      "cost",          "measured MiB", "tokens/s"};
+  const char *const shown[] = {"micro-batches", "planned MiB",  "missing",
+                               "cost",          "measured MiB", speed_text(shape)};
   static const char *const names[] = {"micro_batches",  "planned_peak_bytes",  "missing_bytes",
                                       "predicted_cost", "measured_peak_bytes", "tokens_per_second"};
   /* Which stay longest where a line is short. */
@@ -324,13 +325,12 @@ static struct report report_choices(const struct options *options, const struct 
                      : fits                           ? "What fits"
                                                       : "The settings nearest to fitting";
   char title[400], place[160];
-  snprintf(title, sizeof title, "%s %s%s: %s, %s%s, batch %lld x %lld tokens%s", what,
+  snprintf(title, sizeof title, "%s %s%s: %s, %s%s, %s%s", what,
            place_text(place, options), fits ? ", the fastest first" : "", options->preset,
-           rule_name(options->rule), precision_name(options), (long long)options->shape.batch,
-           (long long)options->shape.seq,
+           rule_name(options->rule), precision_name(options), batch_text(&options->shape),
            options->processes > 0 ? "; times are those of a model, not measured" : "");
   report.tables[0] = grid_create(title);
-  add_columns(report.tables[0], report.csv, options->measure > 0);
+  add_columns(report.tables[0], report.csv, options->measure > 0, &options->shape);
   add_world_columns(report.tables[0], report.csv, options);
   json_t *array = json_array();
   for (size_t i = 0; i < count; i++) {

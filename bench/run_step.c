@@ -79,10 +79,10 @@ static void csv_row(struct grid *grid, const struct run *run, const struct shape
   grid_cell(grid, "%s", precision_text(run->precision));
 }
 
-static void table_head(struct grid *grid) {
+static void table_head(struct grid *grid, const struct shape *shape) {
   grid_column(grid, "mode", true);
   grid_column(grid, "devices", true);
-  static const char *const numbers[] = {"threads", "tokens/s", "step ms", "min", "max"};
+  const char *const numbers[] = {"threads", speed_text(shape), "step ms", "min", "max"};
   static const int order[] = {1, 4, 0, 3, 2}; /* which stay longest where a line is short */
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
     grid_column(grid, numbers[i], false);
@@ -111,12 +111,11 @@ static struct report report_runs(const struct options *options, const struct tex
   struct report report = {.json = report_start(options, text), .csv = grid_create(NULL)};
   char title[160];
   snprintf(title, sizeof title,
-           "Milliseconds of a training step and of its parts: %s, %s%s, batch %lld x %lld tokens",
-           options->preset, rule_name(options->rule), precision_name(options),
-           (long long)options->shape.batch, (long long)options->shape.seq);
+           "Milliseconds of a training step and of its parts: %s, %s%s, %s", options->preset,
+           rule_name(options->rule), precision_name(options), batch_text(&options->shape));
   report.tables[0] = grid_create(title);
   csv_head(report.csv);
-  table_head(report.tables[0]);
+  table_head(report.tables[0], &options->shape);
   json_t *array = json_array();
   for (size_t i = 0; i < count; i++) {
     append(array, run_json(&runs[i], &options->shape));

@@ -36,6 +36,17 @@ static const struct technique {
 };
 enum { TECHNIQUES = sizeof techniques / sizeof techniques[0] };
 
+/* Of those that a model has: only language models have a fused loss. *count, in every mode. */
+static const struct technique *technique_at(size_t index, size_t *count, const struct shape *shape) {
+  const struct technique *found = NULL;
+  *count = 0;
+  for (size_t i = 0; i < TECHNIQUES; i++) {
+    if (shape->image > 0 && techniques[i].fused_loss) continue;
+    if ((*count)++ == index) found = &techniques[i];
+  }
+  return found;
+}
+
 /* A technique in a mode. */
 struct row {
   const struct technique *technique;
@@ -173,11 +184,11 @@ static void table_row(struct grid *grid, const struct row *row, const struct row
   grid_number(grid, loss_of(row), 6);
 }
 
-static void heads(struct grid *table, struct grid *csv) {
+static void heads(struct grid *table, struct grid *csv, const struct shape *shape) {
   static const char *const words[] = {"technique", "mode", "fits"};
-  static const char *const numbers[] = {"peak MiB",       "state",    "activations",
-                                        "outputs + loss", "tokens/s", "memory",
-                                        "above state",    "speed",    "loss"};
+  const char *const numbers[] = {"peak MiB",       "state",           "activations",
+                                 "outputs + loss", speed_text(shape), "memory",
+                                 "above state",    "speed",           "loss"};
   static const char *const first[] = {"technique", "mode", "peak_bytes", "planned_peak_bytes",
                                       "state_bytes"};
   static const char *const last[] = {
@@ -206,14 +217,16 @@ static struct report report_rows(const struct options *options, const struct tex
   struct report report = {.json = report_start(options, text), .csv = grid_create(NULL)};
   char title[200];
   snprintf(title, sizeof title,
-           "The fullest device, and ratios to plain, on %s: %s, %s%s, batch %lld x %lld tokens",
-           options->specs[0], options->preset, rule_name(options->rule), precision_name(options),
-           (long long)options->shape.batch, (long long)options->shape.seq);
+           "The fullest device, and ratios to plain, on %s: %s, %s%s, %s", options->specs[0],
+           options->preset, rule_name(options->rule), precision_name(options),
+           batch_text(&options->shape));
   report.tables[0] = grid_create(title);
-  heads(report.tables[0], report.csv);
+  heads(report.tables[0], report.csv, &options->shape);
   json_t *runs = json_array();
+  size_t each;
+  (void)technique_at(0, &each, &options->shape);
   for (size_t i = 0; i < count; i++) {
-    const struct row *plain = &rows[i - i % TECHNIQUES]; /* of the same mode and precision */
+    const struct row *plain = &rows[i - i % each]; /* of the same mode and precision */
     append(runs, row_json(&rows[i], plain, rounds));
     csv_row(report.csv, &rows[i], plain, rounds);
     table_row(report.tables[0], &rows[i], plain, rounds);
@@ -280,7 +293,11 @@ static enum exit_code run_rounds(struct row *rows, size_t count, const struct op
 
 static enum exit_code compare(const struct row *rows, size_t count, const struct options *options) {
   struct run *runs = need_memory(count, sizeof *runs);
-  for (size_t i = 0; i < count; i++) runs[i] = rows[i].first; /* loans */
+  for (size_t i = 0; i < count; i++) {
+    runs[i] = rows[i].first; /* loans */
+    /* Batch norm has the statistics of a micro-batch: another training. */
+    if (rows[i].shape.image > 0 && rows[i].shape.micro_batches > 1) runs[i].steps = 0;
+  }
   const enum exit_code code = compare_losses(runs, count, options);
   free(runs);
   return code;
@@ -290,15 +307,17 @@ enum exit_code run_techniques(const struct options *options) {
   struct text text;
   enum exit_code code = prepare(&text, options);
   if (code != EXIT_GOOD) return code;
-  const size_t modes = options->mode_count, count = modes * options->precision_count * TECHNIQUES;
+  size_t each;
+  (void)technique_at(0, &each, &options->shape);
+  const size_t modes = options->mode_count, count = modes * options->precision_count * each;
   struct row *rows = need_memory(count, sizeof *rows);
   for (size_t i = 0; i < count; i++) {
     struct row *row = &rows[i];
-    *row = (struct row){.technique = &techniques[i % TECHNIQUES],
-                        .mode = techniques[i % TECHNIQUES].fully_sharded
-                                    ? EK_MODE_FULLY_SHARDED
-                                    : options->modes[i / TECHNIQUES % modes],
-                        .precision = options->precisions[i / TECHNIQUES / modes],
+    const struct technique *technique = technique_at(i % each, &each, &options->shape);
+    *row = (struct row){.technique = technique,
+                        .mode = technique->fully_sharded ? EK_MODE_FULLY_SHARDED
+                                                         : options->modes[i / each % modes],
+                        .precision = options->precisions[i / each / modes],
                         .shape = options->shape,
                         .seconds = need_memory((size_t)options->shape.steps, sizeof(double))};
     row->shape.steps = 1;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pictures.h"
 #include "statistics.h"
 
 ek_type training_type(enum precision precision) {
@@ -43,9 +44,33 @@ static ek_status make_llama(ek_module **module, const struct shape *shape, bool 
   return ek_llama_create(module, &llama);
 }
 
+/* Statistics are those of the whole batch, so that the losses of all modes agree; grains have their
+ * own. Pictures that are small have the smaller beginning. */
+static ek_status make_images(ek_module **module, const struct shape *shape, bool reproducible) {
+  ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
+  ek_resnet_options resnet = EK_RESNET_OPTIONS_INIT;
+  ek_fcn_options fcn = EK_FCN_OPTIONS_INIT;
+  norm.over = reproducible ? EK_BATCH_NORM_SHARD : EK_BATCH_NORM_ALL;
+  resnet.depth = (int)shape->layers;
+  resnet.classes = fcn.classes = shape->vocab;
+  resnet.width = shape->width;
+  resnet.small_pictures = shape->image < 64;
+  resnet.norm = &norm;
+  resnet.recompute = shape->recompute;
+  fcn.auxiliary = false;
+  fcn.dropout = 0;
+  fcn.backbone = &resnet;
+  return shape->segments ? ek_fcn_create(module, &fcn) : ek_resnet_create(module, &resnet);
+}
+
 ek_status training_model(ek_module **module, ek_criterion **loss, const struct shape *shape,
-                         bool fused_loss, enum precision precision) {
+                         const struct options *own, bool fused_loss, enum precision precision) {
   ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  if (shape->image > 0) {
+    if (fused_loss) return ek_error_set(EK_ERR_UNSUPPORTED, "images have no fused loss");
+    EK_TRY(make_images(module, shape, own->reproducible > 0));
+    return ek_cross_entropy_create(loss, &options);
+  }
   const int64_t columns = ek_tensor_aligned_columns(shape->vocab, training_type(precision));
   EK_TRY((shape->hidden > 0 ? make_llama : make_gpt)(module, shape, fused_loss,
                                                      fused_loss ? 0 : columns));
@@ -56,8 +81,8 @@ ek_status training_model(ek_module **module, ek_criterion **loss, const struct s
 
 static ek_status make_model(struct training *training) {
   const struct task *task = training->task;
-  EK_TRY(training_model(&training->module, &training->loss, task->shape, task->options->fused_loss,
-                        task->precision));
+  EK_TRY(training_model(&training->module, &training->loss, task->shape, task->options,
+                        task->options->fused_loss, task->precision));
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.seed = task->options->seed;
   options.reproducible = task->options->reproducible;
@@ -96,6 +121,28 @@ static ek_status make_optimizer(struct training *training) {
                                          &options);
 }
 
+/* Elements of a sample: of what the model gets, and of targets. */
+static size_t input_elements(const struct shape *shape) {
+  return (size_t)(shape->image > 0 ? shape->image * shape->image * PICTURE_COLOURS : shape->seq);
+}
+static size_t target_elements(const struct shape *shape) {
+  return (size_t)(shape->segments ? shape->image * shape->image : shape->seq);
+}
+
+ek_status training_batch(ek_tensor *inputs, ek_tensor *targets, const struct shape *shape,
+                         void *input_values, int32_t *target_values, int64_t first,
+                         int64_t samples) {
+  const int64_t side = shape->image, tokens[] = {samples, shape->seq};
+  const int64_t pictures[] = {samples, side, side, PICTURE_COLOURS};
+  const bool images = side > 0;
+  float *floats = input_values;
+  void *at = floats + (size_t)first * input_elements(shape); /* tokens have that size too */
+  EK_TRY(ek_tensor_host(inputs, at, images ? EK_F32 : EK_I32, images ? 4 : 2,
+                        images ? pictures : tokens));
+  return ek_tensor_host(targets, target_values + (size_t)first * target_elements(shape), EK_I32,
+                        shape->segments ? 3 : images ? 1 : 2, images ? pictures : tokens);
+}
+
 /*
  * calloc() and not malloc(): the batch of a run that only counts is never touched, and costs no
  * memory however large it is.
@@ -103,12 +150,11 @@ static ek_status make_optimizer(struct training *training) {
 static ek_status make_batch(struct training *training) {
   const struct shape *shape = training->task->shape;
   const size_t samples = (size_t)shape->batch;
-  const size_t bytes = (size_t)shape->seq * sizeof(int32_t);
-  training->inputs = calloc(samples, bytes);
-  training->targets = calloc(samples, bytes);
+  training->inputs = calloc(samples, input_elements(shape) * sizeof(int32_t));
+  training->targets = calloc(samples, target_elements(shape) * sizeof(int32_t));
   if (training->inputs != NULL && training->targets != NULL) return EK_OK;
-  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "out of host memory for a batch of %lld x %lld",
-                      (long long)shape->batch, (long long)shape->seq);
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "out of host memory for a batch of %lld samples",
+                      (long long)shape->batch);
 }
 
 ek_status training_open_group(struct training *training, const struct task *task) {
@@ -142,7 +188,10 @@ void training_close(struct training *training) {
 
 void training_prepare(struct training *training) {
   const struct task *task = training->task;
-  if (task->text != NULL) {
+  if (task->text != NULL && task->shape->image > 0) {
+    pictures_batch(training->inputs, training->targets, task->shape, task->options->seed,
+                   training->next_step);
+  } else if (task->text != NULL) {
     text_batch(task->text, training->inputs, training->targets, task->shape->batch,
                task->shape->seq, task->options->seed, training->next_step);
   }
@@ -179,11 +228,10 @@ static ek_status compute_part(struct training *training, int64_t first, int64_t 
   EK_TRY(ek_world_rows(&skipped, &own, training->group, samples,
                        task->options->reproducible));
   training->rows += own;
-  const int64_t shape[] = {own, task->shape->seq}, place = (first + skipped) * task->shape->seq;
   const size_t targets = task->options->fused_loss ? 0 : 1; /* else they are inputs */
   ek_tensor batch[2];
-  EK_TRY(ek_tensor_host(&batch[0], training->inputs + place, EK_I32, 2, shape));
-  EK_TRY(ek_tensor_host(&batch[1], training->targets + place, EK_I32, 2, shape));
+  EK_TRY(training_batch(&batch[0], &batch[1], task->shape, training->inputs, training->targets,
+                        first + skipped, own));
   double since = clock_seconds();
   ek_shards outputs = {0};
   ek_status status = EK_OK;

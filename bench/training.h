@@ -1,5 +1,5 @@
 /*
- * training.h - one training run: a GPT on a group of devices in one mode, step by step.
+ * training.h - one training run: a model on a group of devices in one mode, step by step.
  *
  * Every figure of the benchmark comes out of the same step, which is the one that a user would
  * write: forward, criterion, backward, outputs freed, optimizer.
@@ -14,7 +14,7 @@
 struct task {
   const struct options *options;
   const struct shape *shape;
-  const struct text *text; /* NULL: token 0 everywhere (devices that only count read none) */
+  const struct text *text; /* NULL: zeros everywhere (devices that only count read nothing) */
   const char *spec;
   int threads; /* of each device; 0: the library divides the cores */
   ek_mode mode;
@@ -30,7 +30,8 @@ struct training {
   ek_data_parallel_criterion *criterion;
   ek_optimizer *rule;
   ek_data_parallel_optimizer *optimizer;
-  int32_t *inputs, *targets; /* the batch of the next step, in host memory */
+  void *inputs;     /* the batch of the next step, in host memory: tokens, or floats of pictures */
+  int32_t *targets;
   int64_t next_step;
   int64_t rows;          /* of the last step, in this process */
   int64_t skipped_steps; /* of them, by the loss scale */
@@ -66,7 +67,11 @@ void training_close(struct training *training);
 /* The model of a task, which goes with a loss unless it has one; its whole logits have rows of 16
  * bytes. All, and the rule of its updates, are the caller's. */
 ek_status training_model(ek_module **module, ek_criterion **loss, const struct shape *shape,
-                         bool fused_loss, enum precision precision);
+                         const struct options *options, bool fused_loss, enum precision precision);
+/* Samples first .. first + samples - 1 of a batch, as tensors of the host over its memory. */
+ek_status training_batch(ek_tensor *inputs, ek_tensor *targets, const struct shape *shape,
+                         void *input_values, int32_t *target_values, int64_t first,
+                         int64_t samples);
 ek_type training_type(enum precision precision); /* of its tensors, or of gradients kept in it */
 ek_status training_rule(ek_optimizer **rule, const struct options *options);
 
