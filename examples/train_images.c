@@ -2,7 +2,7 @@
  * train_images.c - trains a small ResNet on pictures, or a segmentation of them.
  *
  *     train_images [--devices SPEC] [--steps N] [--segment] [--cifar PATTERN] [--save FOLDER]
- *                  [--over shard|all] [--batch ROWS]
+ *                  [--over shard|all] [--batch ROWS] [--report FILE]
  *
  * Without files it draws its pictures: a circle, a square or a triangle of some colour on noise, of
  * 32 x 32 pixels. It learns which it is or, with --segment, which pixels belong to it. Then it
@@ -12,6 +12,7 @@
  *     --cifar PATTERN   files of CIFAR-10's binary version instead, such as 'data_batch_*.bin'
  *     --save FOLDER     states of the run; a run that finds one there goes on from it
  *     --over WHAT       batch norm's statistics are of each device's rows, or of all (the default)
+ *     --report FILE     an HTML page with the confusion matrix and some pictures with their answers
  *
  * Started by mpirun, torchrun --no-python or srun, the processes train one model together, and the
  * first one prints. SIGINT and SIGTERM stop the run after a step, with a saved state.
@@ -30,7 +31,7 @@ enum { SIDE = 32, CHANNELS = 3, COUNT = 800, HELD_OUT = 160, KINDS = 3, MOST_CLA
 enum { SEED = 7 };
 
 struct settings {
-  const char *devices, *cifar, *save;
+  const char *devices, *cifar, *save, *report;
   long steps, batch;
   int segment;
   ek_batch_norm_over over;
@@ -172,14 +173,30 @@ cleanup:
 
 static int64_t confusion[MOST_CLASSES][MOST_CLASSES]; /* by class and answer */
 
+/* The first pictures, for the report: with a class and an answer, or one for each pixel. */
+enum { EXAMPLES = 8 };
+static uint8_t shown[EXAMPLES][SIDE * SIDE * CHANNELS];
+static uint8_t truths[EXAMPLES * SIDE * SIDE], answers[EXAMPLES * SIDE * SIDE];
+static int64_t shown_count, answer_count; /* of pictures, of numbers for them */
+
 static void count_answers(const float *logits, const uint8_t *bytes, const int32_t *numbers,
-                          int64_t count, int64_t classes) {
+                          int64_t count, int64_t classes, int64_t most_shown) {
   for (int64_t i = 0; i < count; i++) {
     const float *row = logits + i * classes;
     const int64_t right = bytes != NULL ? bytes[i] : numbers[i];
     int64_t best = 0;
     for (int64_t c = 1; c < classes; c++) best = row[c] > row[best] ? c : best;
     if (right < classes) confusion[right][best]++;
+    if (answer_count == most_shown) continue;
+    truths[answer_count] = (uint8_t)right;
+    answers[answer_count++] = (uint8_t)best;
+  }
+}
+
+static void keep_pictures(const ek_tensor *batch) {
+  const uint8_t *bytes = batch->data;
+  for (int64_t i = 0; i < batch->shape[0] && shown_count < EXAMPLES; i++) {
+    memcpy(shown[shown_count++], bytes + (size_t)i * sizeof shown[0], sizeof shown[0]);
   }
 }
 
@@ -207,8 +224,9 @@ static ek_status answer(ek_trainer *trainer, ek_source *held_out, const struct s
     EK_TRY_GOTO(status, ek_tensor_host(&output, logits, EK_F32, rank, shape), cleanup);
     EK_TRY_GOTO(status, ek_trainer_predict_host(&output, trainer, batch.inputs, 1), cleanup);
     const int is_bytes = targets->type == EK_U8;
+    keep_pictures(&batch.inputs[0]);
     count_answers(logits, is_bytes ? targets->data : NULL, is_bytes ? NULL : targets->data,
-                  rows * pixels, classes);
+                  rows * pixels, classes, EXAMPLES * pixels);
   }
 cleanup:
   ek_data_loader_free(loader);
@@ -242,6 +260,106 @@ static double judge(const struct settings *s) {
   if (s->segment) printf("mean intersection over union %.3f, pixels right %.3f\n", mean, part);
   else printf("right %.3f\n", part);
   return s->segment ? mean : part;
+}
+
+/* ---- the report ---- */
+
+/* Bytes as base64. */
+static void put_bytes(FILE *file, const uint8_t *bytes, size_t count) {
+  static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  for (size_t i = 0; i < count; i += 3) {
+    const size_t left = count - i;
+    const uint32_t word = (uint32_t)bytes[i] << 16 | (left > 1 ? (uint32_t)bytes[i + 1] << 8 : 0) |
+                          (left > 2 ? bytes[i + 2] : 0);
+    fprintf(file, "%c%c%c%c", digits[word >> 18], digits[word >> 12 & 63],
+            left > 1 ? digits[word >> 6 & 63] : '=', left > 2 ? digits[word & 63] : '=');
+  }
+}
+
+/* A picture within the page, as a BMP: a head and then the rows, the last one first, blue first. */
+static void put_picture(FILE *file, const uint8_t *rgb, const char *name) {
+  enum { HEAD = 54, BODY = SIDE * SIDE * 3 };
+  static uint8_t bmp[HEAD + BODY] = {'B', 'M'};
+  bmp[2] = sizeof bmp & 255;
+  bmp[3] = sizeof bmp >> 8;
+  bmp[10] = HEAD;
+  bmp[14] = 40; /* bytes of the second half of the head */
+  bmp[18] = bmp[22] = SIDE;
+  bmp[26] = 1;  /* plane */
+  bmp[28] = 24; /* bits of a pixel */
+  for (int i = 0; i < SIDE * SIDE; i++) {
+    const uint8_t *from = rgb + ((SIDE - 1 - i / SIDE) * SIDE + i % SIDE) * CHANNELS;
+    for (int c = 0; c < CHANNELS; c++) bmp[HEAD + 3 * i + c] = from[CHANNELS - 1 - c];
+  }
+  fprintf(file, "<img alt=\"%s\" src=\"data:image/bmp;base64,", name);
+  put_bytes(file, bmp, sizeof bmp);
+  fprintf(file, "\">");
+}
+
+/* A colour for each class; beyond the classes, where nothing is counted, grey. */
+static void put_map(FILE *file, const uint8_t *classes, const char *name) {
+  static const uint8_t colours[][CHANNELS] = {
+      {24, 24, 32}, {240, 90, 60}, {70, 150, 240}, {250, 210, 70}};
+  static const uint8_t grey[CHANNELS] = {128, 128, 128};
+  uint8_t rgb[SIDE * SIDE * CHANNELS];
+  for (int i = 0; i < SIDE * SIDE; i++) {
+    memcpy(rgb + i * CHANNELS, classes[i] <= KINDS ? colours[classes[i]] : grey, CHANNELS);
+  }
+  put_picture(file, rgb, name);
+}
+
+static void put_matrix(FILE *file, int64_t classes) {
+  fprintf(file, "<table><caption>Rows are classes, columns are answers</caption><tr><th></th>");
+  for (int64_t c = 0; c < classes; c++) fprintf(file, "<th scope=col>%d</th>", (int)c);
+  for (int64_t c = 0; c < classes; c++) {
+    int64_t own = 0;
+    for (int64_t other = 0; other < classes; other++) own += confusion[c][other];
+    fprintf(file, "</tr>\n<tr><th scope=row>%d</th>", (int)c);
+    for (int64_t other = 0; other < classes; other++) {
+      const double part = own == 0 ? 0 : (double)confusion[c][other] / (double)own;
+      fprintf(file, "<td style=\"background:rgb(47 111 196 / %.0f%%)\">%lld</td>", 70 * part,
+              (long long)confusion[c][other]);
+    }
+  }
+  fprintf(file, "</tr></table>\n");
+}
+
+static void put_examples(FILE *file, const struct settings *s) {
+  for (int64_t i = 0; i < shown_count; i++) {
+    fprintf(file, "<figure>");
+    put_picture(file, shown[i], "picture");
+    if (s->segment) {
+      put_map(file, truths + i * SIDE * SIDE, "classes");
+      put_map(file, answers + i * SIDE * SIDE, "answers");
+      fprintf(file, "<figcaption>picture, classes, answers</figcaption></figure>\n");
+    } else {
+      fprintf(file, "<figcaption>class %d, answer %d</figcaption></figure>\n", truths[i],
+              answers[i]);
+    }
+  }
+}
+
+static ek_status write_report(const struct settings *s, double right) {
+  FILE *file = fopen(s->report, "w");
+  if (file == NULL) return ek_error_set(EK_ERR_IO, "cannot write %s", s->report);
+  fprintf(file, "<!DOCTYPE html>\n<html lang=en><meta charset=utf-8>\n<title>train_images</title>\n"
+                "<meta name=viewport content=\"width=device-width\">\n<style>\n"
+                ":root { color-scheme: light dark; } body { font: 15px/1.5 system-ui, sans-serif; "
+                "max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }\n"
+                "td, th { padding: .2rem .6rem; text-align: right; } caption { text-align: left; }\n"
+                "div { display: flex; flex-wrap: wrap; gap: 1.5rem; } figure { margin: 0; }\n"
+                "img { width: 96px; image-rendering: pixelated; margin-right: 4px; }\n"
+                "</style>\n<h1>train_images</h1>\n<p>%s %.3f after %ld steps on %s.</p>\n",
+          s->segment ? "Mean intersection over union" : "Right answers", right, s->steps,
+          s->cifar != NULL ? "CIFAR-10" : "drawn pictures");
+  fprintf(file, "<h2>Confusion matrix</h2>\n");
+  put_matrix(file, classes_of(s));
+  fprintf(file, "<h2>Pictures that were held out</h2>\n<div>\n");
+  put_examples(file, s);
+  fprintf(file, "</div></html>\n");
+  const int bad = ferror(file);
+  if (fclose(file) == 0 && !bad) return EK_OK;
+  return ek_error_set(EK_ERR_IO, "cannot write %s", s->report);
 }
 
 /* ---- a run ---- */
@@ -284,6 +402,8 @@ static int read_arguments(struct settings *s, int argc, char **argv) {
       s->cifar = argv[++i];
     } else if (strcmp(argv[i], "--save") == 0 && more) {
       s->save = argv[++i];
+    } else if (strcmp(argv[i], "--report") == 0 && more) {
+      s->report = argv[++i];
     } else if (strcmp(argv[i], "--steps") == 0 && more) {
       if (!read_count(&s->steps, argv[++i])) return 0;
     } else if (strcmp(argv[i], "--batch") == 0 && more) {
@@ -319,7 +439,8 @@ int main(int argc, char **argv) {
   int good = 1;
   if (!read_arguments(&settings, argc, argv)) {
     fprintf(stderr, "usage: train_images [--devices SPEC] [--steps N] [--segment] "
-                    "[--cifar PATTERN] [--save FOLDER] [--over shard|all] [--batch ROWS]\n");
+                    "[--cifar PATTERN] [--save FOLDER] [--over shard|all] [--batch ROWS] "
+                    "[--report FILE]\n");
     return 2;
   }
   const long enough = settings.segment ? 240 : 60;
@@ -336,6 +457,9 @@ int main(int argc, char **argv) {
   }
   EK_TRY_GOTO(status, answer(trainer, held_out, &settings), cleanup);
   right = judge(&settings);
+  if (settings.report != NULL && ek_world_process(world) == 0) {
+    EK_TRY_GOTO(status, write_report(&settings, right), cleanup);
+  }
   good = settings.cifar != NULL || settings.steps < enough || right > 0.5;
   if (!good) fprintf(stderr, "train_images: half of the answers or more are wrong\n");
 cleanup:
