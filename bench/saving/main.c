@@ -334,8 +334,8 @@ int main(int argc, char **argv) {
   const struct preset *preset = preset_find(argc > 3 ? argv[3] : "gpt2-124m");
   const long count = argc > 4 ? strtol(argv[4], NULL, 10) : 3;
   const double seconds = argc > 5 ? strtod(argv[5], NULL) : 120;
-  if (argc < 2 || argc > 6 || preset == NULL || count < 1 || count > MOST_ROUNDS ||
-      !(seconds > 0)) {
+  if (argc < 2 || argc > 6 || preset == NULL || preset->shape.image > 0 || count < 1 ||
+      count > MOST_ROUNDS || !(seconds > 0)) {
     fprintf(stderr, "usage: evenkeel-saving FOLDER [DEVICES [PRESET [ROUNDS [SECONDS]]]]\n");
     return 2;
   }
