@@ -87,8 +87,8 @@ struct reading {
 static const struct argp_option training_options[] = {
     {"preset", KEY_PRESET, "NAME", 0,
      "Model and batch to start from: quick (default), lm-40k, gpt2-124m, gpt2-355m, gpt2-774m, "
-     "gpt2-1.5b, llama-7b, llama-160m, llama-1b, llama-8b, llama-70b, resnet18, resnet50, fcn50, "
-     "gpt3-175b; flags override it",
+     "gpt2-1.5b, llama-7b, llama-160m, llama-1b, llama-8b, llama-70b, gpt3-175b, resnet18, "
+     "resnet50, fcn50; flags override it",
      0},
     {"devices", KEY_DEVICES, "SPEC", 0, "Devices, such as cpu:4, cpu:4@512MiB, plan:8@80GiB", 0},
     {"modes", KEY_MODES, "LIST", 0,

@@ -84,13 +84,6 @@ static const struct preset presets[] = {
      LLAMA(32, 4096, 14336, 32, 8, 8192, 128256, true)},
     {"llama-70b", "Llama 3 70B, for plan:8@180GiB",
      LLAMA(80, 8192, 28672, 64, 8, 8192, 128256, true)},
-    {"resnet18", "ResNet-18 on 32 x 32 pictures of 10 classes, as CIFAR-10",
-     IMAGES(18, 32, 10, 128, .steps = 3)},
-    {"resnet50", "ResNet-50 on 224 x 224 pictures of 1,000 classes, as ImageNet",
-     IMAGES(50, 224, 1000, 16, .steps = 1)},
-    /* The output of one step is 16 x 480 x 480 x 150 x 4 B = 2.2 GB. */
-    {"fcn50", "segmentation of 480 x 480 pictures into 150 classes, 2.2 GB of outputs, kept",
-     IMAGES(50, 480, 150, 16, .steps = 1, .segments = true, .keep_outputs = true)},
     {"gpt3-175b",
      "GPT-3's shape, for plan:8@80GiB",
      {.layers = 96,
@@ -101,6 +94,13 @@ static const struct preset presets[] = {
       .batch = 8,
       .steps = 1,
       .warmup = 1}},
+    {"resnet18", "ResNet-18 on 32 x 32 pictures of 10 classes, as CIFAR-10",
+     IMAGES(18, 32, 10, 128, .steps = 3)},
+    {"resnet50", "ResNet-50 on 224 x 224 pictures of 1,000 classes, as ImageNet",
+     IMAGES(50, 224, 1000, 16, .steps = 1)},
+    /* The output of one step is 16 x 480 x 480 x 150 x 4 B = 2.2 GB. */
+    {"fcn50", "segmentation of 480 x 480 pictures into 150 classes, 2.2 GB of outputs, kept",
+     IMAGES(50, 480, 150, 16, .steps = 1, .segments = true, .keep_outputs = true)},
 };
 
 const struct preset *preset_at(size_t index) {

@@ -266,6 +266,21 @@ group_memory() {
   holds "a Llama's loss" "$(value runs.1.losses.0) > 1"
   expect 2 memory "${small[@]}" --kv-heads 1
   says "expected a divisor of --heads"
+  # Images: 11,183,582 and 25,610,205 parameters and running statistics, and what aligns them;
+  # 16 x 480 x 480 x 150 numbers of outputs on device 0.
+  for i in resnet18=11183936 resnet50=25611072; do
+    expect 0 memory --preset ${i%=*} --devices plan:2 --modes sharded -o json
+    same "bytes of ${i%=*}" "$(value runs.0.devices.0.categories_at_peak.parameters)" $((4 * ${i#*=}))
+  done
+  expect 0 memory --preset fcn50 --devices plan:4 --modes gather,balanced -o json
+  same "gathered outputs" "$(value runs.0.devices.0.categories_at_peak.outputs)" 2211840000
+  same "outputs that stay" "$(value runs.1.devices.0.categories_at_peak.outputs)" 552960000
+  expect 0 memory --preset resnet18 --image 8 --width 8 --batch 4 --devices cpu:2 --modes gather,sharded -o json
+  holds "a ResNet's loss" "$(value runs.1.losses.0) > 0"
+  expect 2 memory --preset resnet18 --seq 8
+  says "pictures have no --seq, --heads or --hidden"
+  expect 2 memory --preset resnet18 --loss fused
+  says "only language models have it"
   expect 5 memory --preset gpt3-175b --devices plan:8@80GiB -o json
   holds "GPT-3" "$(value runs.3.devices.7.planned_peak_bytes) > 80 * 1024 ^ 3"
   # plan: the same peaks and no losses.
@@ -600,7 +615,7 @@ group_usage() {
     silent
     says "$word"
   done <<'EOF'
-memory --preset gpt5|llama-8b, llama-70b, gpt3-175b
+memory --preset gpt5|llama-70b, gpt3-175b, resnet18, resnet50
 memory --preset gpt2-1.5|; did you mean gpt2-1.5b?
 memory --modes gather,shard|did you mean sharded?
 memory --modes gather,gather|"gather" is given twice
