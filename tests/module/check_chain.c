@@ -201,6 +201,42 @@ CK_LOOP(random_paths, 120) {
                 "%s", path);
 }
 
+/* ---- failures ---- */
+
+static ek_status there_and_back(const struct ck_bed *bed) {
+  ek_tensor y = {0}, dx = {0};
+  ek_pass *pass = NULL;
+  ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
+  ek_status status = ek_pass_run_forward(&y, pass, bed->input);
+  if (status == EK_OK) status = ek_pass_run_backward(&dx, pass, bed->grad_output);
+  ek_tensor_free(&y);
+  ek_tensor_free(&dx);
+  ek_pass_free(pass);
+  return status;
+}
+
+/* Each piece of work fails once, and nothing is held afterwards. */
+CK_LOOP(failures_leave_nothing, POLICIES) {
+  static const struct ck_module_case is = {
+      .create = create_chosen, .input = {{0, 2, {5, WIDTH}, -1, 1, 0}}};
+  ek_status status = EK_ERR_UNAVAILABLE;
+  uint64_t failed = 0;
+  chosen = "NGMlPN+lsM";
+  how = policies[_i];
+  struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  const uint64_t held = ck_bed_held(bed);
+  for (uint64_t n = 1; status != EK_OK; n++) {
+    ck_ok(ek_fault_at(bed->device, n, EK_ERR_UNAVAILABLE));
+    status = there_and_back(bed);
+    ck_ok(ek_fault_at(bed->device, 0, EK_OK));
+    if (status != EK_OK) ck_assert_int_eq(status, EK_ERR_UNAVAILABLE);
+    failed += status != EK_OK;
+    ck_assert_uint_eq(ck_bed_held(bed), held);
+  }
+  ck_assert_uint_gt(failed, 20);
+  ck_bed_close(bed);
+}
+
 /* ---- modules of a program's own that declare formulas ---- */
 
 /* A layer norm by its formula, whose functions must not be called. */
