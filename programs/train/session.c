@@ -184,6 +184,26 @@ static ek_status open_trainer(struct session *it) {
              : EK_OK;
 }
 
+/* A run that goes on has the order of samples that it began with. The state is loaded to look at its
+ * seed; ek_trainer_run() loads it again. */
+static ek_status check_seed(const struct session *it) {
+  const struct settings *s = it->settings;
+  const int64_t one[] = {1};
+  int64_t seed = 0;
+  ek_tensor host;
+  if (s->save == NULL || s->fresh) return EK_OK;
+  const ek_status loaded = ek_trainer_load(NULL, it->trainer, s->save);
+  if (loaded == EK_ERR_NOT_FOUND) return EK_OK; /* a new run */
+  EK_TRY(loaded);
+  EK_TRY(ek_tensor_host(&host, &seed, EK_I64, 1, one));
+  EK_TRY(ek_state_read(&host, ek_trainer_model(it->trainer), "run/seed"));
+  if (seed == s->seed) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "--seed %" PRId64 ": the run in %s began with seed %" PRId64
+                      "; expected --seed %" PRId64 ", or another --save folder",
+                      s->seed, s->save, seed, seed);
+}
+
 /* ---- the run ---- */
 
 /* Of --metrics, once. */
@@ -330,6 +350,7 @@ static ek_status prepare(struct session *it) {
   say_begin(it);
   if (it->counts_only) return say_plan(it);
   EK_TRY(open_trainer(it));
+  EK_TRY(check_seed(it));
   if (s->metrics != NULL) EK_TRY(folders_open_metrics(&it->metrics, it->group, s->metrics));
   return EK_OK;
 }

@@ -152,6 +152,7 @@ group_resume() {
   prints "steps in"
   expect 0 "${run[@]}" --schedule constant --reproducible 6 --save state --best best --mode sharded
   prints "state has all 24 steps already"
+  refused 2 "--seed 5: the run in state began with seed 0; expected --seed 0" "${run[@]}" --save state --seed 5 --mode sharded
   refused 1 "has a state" "${run[@]}" --save state --fresh --mode sharded
   grep -q validation_loss parts.jsonl || complain "no validation loss in the metrics"
   [[ $(grep -o '"tokens": [0-9]*' parts.jsonl | tail -n 1) == "\"tokens\": $((24 * 6 * 16))" ]] || complain "tokens"
