@@ -85,6 +85,21 @@ static ek_status read_flag(bool *flag, const struct ek__config *config, const ch
   return EK_OK;
 }
 
+/* The option, or where it is -1 the file's number. */
+static ek_status read_dropout(double *p, const struct ek__config *config, const char *key,
+                              const ek_model_folder_options *o) {
+  const struct ek__config_member *member = ek__config_find(config, key);
+  *p = o->attention_dropout;
+  if (*p != -1) return EK_OK;
+  *p = 0;
+  if (member == NULL) return EK_OK;
+  if (member->kind != EK__CONFIG_NUMBER || !(member->number >= 0 && member->number < 1)) {
+    return expected(config, key, "a number from 0 to below 1");
+  }
+  *p = member->number;
+  return EK_OK;
+}
+
 static bool has_word(const struct ek__config *config, const char *key, const char *word) {
   const struct ek__config_member *member = ek__config_find(config, key);
   return member != NULL && member->kind == EK__CONFIG_WORD && strcmp(member->word, word) == 0;
@@ -103,6 +118,8 @@ static ek_status read_gpt(ek_module **module, const struct ek__config *config,
   EK_TRY(read_count(&gpt.layers, config, "n_layer", gpt.layers));
   EK_TRY(read_count(&gpt.heads, config, "n_head", gpt.heads));
   EK_TRY(read_flag(&tied, config, "tie_word_embeddings", tied));
+  EK_TRY(read_dropout(&gpt.attention_dropout, config, "attn_pdrop", o));
+  gpt.segments = o->segments;
   gpt.untied = !tied;
   gpt.dropout = o->dropout;
   gpt.recompute = o->recompute;
@@ -151,6 +168,7 @@ static ek_status read_llama(ek_module **module, const struct ek__config *config,
   ek_llama_options llama = EK_LLAMA_OPTIONS_INIT;
   ek_rotary rotary = EK_ROTARY_INIT;
   const bool plain = has_word(config, "model_type", "llama");
+  const bool qwen3 = has_word(config, "model_type", "qwen3");
   EK_TRY(read_size(&llama.vocabulary, config, "vocab_size", 0));
   EK_TRY(read_sequence(&llama.sequence, config));
   EK_TRY(read_size(&llama.width, config, "hidden_size", 0));
@@ -161,6 +179,12 @@ static ek_status read_llama(ek_module **module, const struct ek__config *config,
   EK_TRY(read_number(&llama.epsilon, config, "rms_norm_eps", 1e-6));
   EK_TRY(read_flag(&llama.tied, config, "tie_word_embeddings", false));
   EK_TRY(read_rotary(&rotary, config));
+  EK_TRY(read_dropout(&llama.attention_dropout, config, "attention_dropout", o));
+  if (qwen3 || ek__config_find(config, "head_dim") != NULL) {
+    EK_TRY(read_size(&llama.head_width, config, "head_dim", 128));
+  }
+  llama.qk_norm = qwen3 ? EK_QK_NORM_RMS : EK_QK_NORM_NONE;
+  llama.segments = o->segments;
   llama.qkv_bias = has_word(config, "model_type", "qwen2");
   llama.rotary = &rotary;
   llama.dropout = o->dropout;
@@ -177,7 +201,8 @@ static const struct family {
   ek_status (*read)(ek_module **module, const struct ek__config *config,
                     const ek_model_folder_options *o);
 } families[] = {
-    {"gpt2", read_gpt}, {"llama", read_llama}, {"mistral", read_llama}, {"qwen2", read_llama}};
+    {"gpt2", read_gpt}, {"llama", read_llama}, {"mistral", read_llama}, {"qwen2", read_llama},
+    {"qwen3", read_llama}};
 
 /* ---- reading ---- */
 
@@ -203,7 +228,8 @@ static ek_status from_config(ek_module **module, const struct ek__config *config
     return families[i].read(module, config, o);
   }
   return ek_error_set(EK_ERR_UNSUPPORTED,
-                      "%s: model_type is %s, expected gpt2, llama, mistral or qwen2", config->path,
+                      "%s: model_type is %s, expected gpt2, llama, mistral, qwen2 or "
+                      "qwen3", config->path,
                       type == NULL ? "missing" : type->shown);
 }
 

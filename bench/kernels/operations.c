@@ -118,11 +118,23 @@ CALL(rotary) {
   static const double speeds[EK_ROTARY_MOST_PAIRS] = {1, 0.5, 0.25};
   const int64_t columns = t[0] == NULL ? 0 : t[0]->shape[2];
   const int64_t most = 2 * EK_ROTARY_MOST_PAIRS;
-  return ek_op_rotary(s, t[0], 1, columns > most ? most : columns / 2 * 2, speeds, p->flag[0]);
+  const int64_t width = columns > most ? most : columns / 2 * 2;
+  return ek_op_rotary(s, t[0], t[1], 1, width, speeds, p->flag[0]);
 }
-CALL(attention_forward) { return ek_op_attention_forward(s, t[0], t[1], t[2], p->heads, 0); }
+static ek_attend_options attend_options(const struct parameters *p) {
+  ek_attend_options options = EK_ATTEND_OPTIONS_INIT;
+  options.heads = p->heads;
+  options.causal = !p->flag[0];
+  return options;
+}
+CALL(attention_forward) {
+  const ek_attend_options options = attend_options(p);
+  return ek_op_attention_forward(s, t[0], t[1], t[2], &options);
+}
 CALL(attention_backward) {
-  return ek_op_attention_backward(s, t[0], t[1], t[2], t[3], t[4], p->heads, 0);
+  const ek_attend_options options = attend_options(p);
+  return ek_op_attention_backward(s, t[0], t[1], t[2], t[3], t[4],
+                                  &options);
 }
 
 /* ---- convolve.h: kernels of one pixel, which need no workspace ---- */
@@ -352,9 +364,9 @@ const struct operation operations[] = {
        IN("positions", "PC", OPTIONAL)),
     OP(lookup_backward, OUT("dtable", "EC", SUM), IN("dy", "RC"), IN("index", "R", I32_BELOW('E'))),
     OP(positions_backward, OUT("dpositions", "PC", SUM), IN("dy", "RC")),
-    OP(rotary, UPDATED("x", "BTC", ANY_SHAPE)),
-    OP(attention_forward, OUT("out", "BTC"), OUT("lse", "BHT", SUM), IN("qkv", "BTQ")),
-    OP(attention_backward, OUT("dqkv", "BTQ"), IN("dout", "BTC"), IN("qkv", "BTQ"),
+    OP(rotary, UPDATED("x", "BTC", ANY_SHAPE), IN("positions", "BT", I32_BELOW('T'), OPTIONAL)),
+    OP(attention_forward, OUT("out", "BTC"), OUT("lse", "BHT", SUM), IN("q", "BTQ")),
+    OP(attention_backward, OUT("dq", "BTQ"), IN("dout", "BTC"), IN("q", "BTQ"),
        IN("out", "BTC"), IN("lse", "BHT", SUM)),
     OP(convolve_forward, OUT("y", "R11K"), OUT("workspace", "J", SUM, OPTIONAL, ANY_SHAPE),
        IN("x", "R11C"), IN("weight", "KC11"), IN("bias", "K", OPTIONAL)),

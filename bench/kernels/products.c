@@ -49,15 +49,18 @@ static ek_status call_gelu_linear_backward(struct bed *bed) {
   return status;
 }
 
+static const ek_attend_options attended = {
+    .size = sizeof attended, .heads = HEADS, .causal = true};
+
 static ek_status call_attention_forward(struct bed *bed) {
   ek_tensor *o = bed->operands;
-  return ek_op_attention_forward(bed->stream, &o[OUT], &o[LSE], &o[QKV], HEADS, 0);
+  return ek_op_attention_forward(bed->stream, &o[OUT], &o[LSE], &o[QKV], &attended);
 }
 
 static ek_status call_attention_backward(struct bed *bed) {
   ek_tensor *o = bed->operands;
-  return ek_op_attention_backward(bed->stream, &o[DQKV], &o[DOUT], &o[QKV], &o[OUT], &o[LSE],
-                                  HEADS, 0);
+  return ek_op_attention_backward(bed->stream, &o[DQKV], &o[DOUT], &o[QKV],
+                                  &o[OUT], &o[LSE], &attended);
 }
 
 static ek_status open_product(struct bed *bed) {

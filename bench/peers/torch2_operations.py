@@ -28,6 +28,15 @@ class CrossEntropyTerms(ctypes.Structure):
                 ("class_weights", ctypes.c_void_p), ("classes", ctypes.c_int64)]
 
 
+class AttendOptions(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("heads", ctypes.c_int), ("kv_heads", ctypes.c_int),
+                ("causal", ctypes.c_bool), ("k", ctypes.c_void_p), ("v", ctypes.c_void_p),
+                ("dk", ctypes.c_void_p), ("dv", ctypes.c_void_p), ("q_column", ctypes.c_int64), ("k_column", ctypes.c_int64),
+                ("v_column", ctypes.c_int64), ("ranges", ctypes.POINTER(Tensor)),
+                ("dropout", ctypes.c_double), ("seed", ctypes.c_uint64), ("step", ctypes.c_uint32),
+                ("stream", ctypes.c_uint32), ("first_sample", ctypes.c_int64)]
+
+
 class AdamwTerms(ctypes.Structure):
     _fields_ = [(name, ctypes.c_double) for name in ("rate", "beta1", "beta2", "epsilon", "decay")]
     _fields_ += [("decoupled", ctypes.c_bool), ("step", ctypes.c_int64)]
@@ -133,18 +142,32 @@ def gelu(ek):
 
 
 def attention(ek):
-    samples, tokens, heads, width = number(1, 4), number(2, 300), number(1, 8), 8 * number(2, 12)
-    qkv = normal(samples, tokens, 3 * heads * width)
+    """Causal or not, with shared keys, rows of one document or several."""
+    samples, tokens, width = number(1, 4), number(2, 300), 8 * number(2, 12)
+    kv_heads, causal = number(1, 4), random.random() < 0.5
+    heads = kv_heads * number(1, 4)
+    qkv = normal(samples, tokens, (heads + 2 * kv_heads) * width)
+    segments = (torch.rand(samples, tokens) < random.choice((0, 0.02, 0.2))).cumsum(1).int()
+    seen = segments[:, None, :, None] == segments[:, None, None, :]
+    if causal:
+        seen = seen & torch.ones(tokens, tokens, dtype=torch.bool).tril()
 
-    def causal(qkv):
-        q, k, v = (t.view(samples, tokens, heads, width).transpose(1, 2) for t in qkv.chunk(3, dim=-1))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    def attend(qkv):
+        q, k, v = (t.unflatten(-1, (-1, width)).transpose(1, 2)
+                   for t in qkv.split([heads * width, kv_heads * width, kv_heads * width], dim=-1))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
         return out.transpose(1, 2).reshape(samples, tokens, heads * width)
 
-    dout, torchs, want = both(causal, qkv)
+    dout, torchs, want = both(attend, qkv)
+    ranges = ek.put(torch.empty(samples, tokens, 2, dtype=torch.int32))
+    ek("document_ranges", [], ctypes.byref(ranges), None, segments)
+    options = AttendOptions(ctypes.sizeof(AttendOptions), heads, kv_heads, causal,
+                            ranges=ctypes.pointer(ranges))
+    how = ctypes.byref(options)
     out, lse = ek("attention_forward", [0, 1], torch.empty_like(dout),
-                  torch.empty(samples, heads, tokens), qkv, heads)
-    (dqkv,) = ek("attention_backward", [0], torch.empty_like(qkv), dout, qkv, out, lse, heads)
+                  torch.empty(samples, heads, tokens), qkv, how)
+    (dqkv,) = ek("attention_backward", [0], torch.empty_like(qkv), dout, qkv, out, lse, how)
+    ek.library.ek_tensor_free(ctypes.byref(ranges))
     return ("attention", "attention, dqkv"), (out, dqkv), torchs, want
 
 

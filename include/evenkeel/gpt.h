@@ -6,6 +6,8 @@
  * whole logits are never in memory. Such a model is trained without a criterion (trainer.h), and
  * gives logits if the targets are left out. `fused_loss` does not change parameters, initial values
  * or random masks.
+ * With `segments` rows may hold several documents, which do not see each other, and padding: an
+ * input i32 [B, T] after the tokens, as in attention.h; positions begin again with each document.
  * Pre-norm blocks:
  *     x = tokens.weight[token] + tokens.positions[t], dropout
  *     x = x + dropout(attention(layer norm(x)))
@@ -48,6 +50,8 @@ typedef struct ek_gpt_options {
   int64_t logits_columns;               /* of whole logits, see below; 0: vocabulary */
   bool bias; /* of linears and layer norms; false: none have one, which no class of the package
                 transformers computes */
+  double attention_dropout;             /* of probabilities (attention.h); 0: none */
+  bool segments;                        /* there is an input after the tokens */
 } ek_gpt_options;
 /* GPT-2 124M without dropout. */
 #define EK_GPT_OPTIONS_INIT                                                                        \
@@ -55,7 +59,8 @@ typedef struct ek_gpt_options {
     .size = sizeof(ek_gpt_options), .vocabulary = 50257, .sequence = 1024, .width = 768,           \
     .layers = 12, .heads = 12, .dropout = 0.0, .untied = false,                                    \
     .recompute = {EK_RECOMPUTE_NONE, 0, 0}, .fused_loss = false, .loss = NULL,                     \
-    .logits_bytes = 64u << 20, .logits_columns = 0, .bias = true                                   \
+    .logits_bytes = 64u << 20, .logits_columns = 0, .bias = true,                                  \
+    .attention_dropout = 0.0, .segments = false                                                    \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_gpt_options_init(ek_gpt_options *options, size_t size);

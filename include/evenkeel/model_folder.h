@@ -14,11 +14,13 @@
  *
  * `model_type` says what a model is, and becomes
  *     gpt2                    ek_gpt (gpt.h)
- *     llama, mistral, qwen2   ek_llama (llama.h); qwen2 with a bias of queries, keys and values;
- *                             with a sliding window, `sequence` is at most the window
+ *     llama, mistral, qwen2,  ek_llama (llama.h); qwen2 with a bias of queries, keys and values,
+ *     qwen3                   qwen3 with a norm of queries and keys; with a sliding window, `sequence`
+ *                             is at most the window
  * Options that these modules do not have, such as another activation, a bias of the feed-forward
  * layers, or a scaling of positions other than linear and llama3, are refused: nothing is passed
- * over that would change a result. Dropout is the program's choice: those of the file are ignored.
+ * over that would change a result. Dropout is the program's choice: what the file says is ignored,
+ * unless attention_dropout is -1.
  */
 #ifndef EVENKEEL_MODEL_FOLDER_H
 #define EVENKEEL_MODEL_FOLDER_H
@@ -39,12 +41,15 @@ typedef struct ek_model_folder_options {
   const ek_cross_entropy_options *loss;
   uint64_t logits_bytes;
   int64_t logits_columns;
+  double attention_dropout; /* -1: that of the file (attention_dropout, attn_pdrop) */
+  bool segments;
 } ek_model_folder_options;
 #define EK_MODEL_FOLDER_OPTIONS_INIT                                                               \
   {                                                                                                \
     .size = sizeof(ek_model_folder_options), .dropout = 0.0,                                       \
     .recompute = {EK_RECOMPUTE_NONE, 0, 0}, .fused_loss = false, .loss = NULL,                     \
-    .logits_bytes = 64u << 20, .logits_columns = 0                                                 \
+    .logits_bytes = 64u << 20, .logits_columns = 0, .attention_dropout = 0.0,                      \
+    .segments = false                                                                              \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_model_folder_options_init(ek_model_folder_options *options,

@@ -169,10 +169,10 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * that does not compute in the precision, and for one with parameters if the replica is f32 and the
  * precision f64, or the reverse.
  *
- * With `made_from` the child's input, which is the output of child number `made_by` for the tensor
- * `made_from`, is computed again instead of being kept. If the child, or a module in it, saves its
- * input, the pass keeps a reference to `made_from` instead, and runs child `made_by` again when the
- * input is taken back, in the type that it ran in last. Both children have one input and one
+ * With `made_from` the child's first input, which is the output of child number `made_by` for the
+ * tensor `made_from`, is computed again instead of being kept. If the child, or a module in it, saves
+ * that input, the pass keeps a reference to `made_from` instead, and runs child `made_by` again when
+ * the input is taken back, in the type that it ran in last. Child `made_by` has one input and one
  * output.
  *
  * With `unread` the caller frees the outputs without reading them, as recomputation does in

@@ -15,17 +15,20 @@ EK_BEGIN_DECLARATIONS
 
 /*
  * Turns the first heads x head_width columns of x, in place; columns after them stay as they are.
- *   x       B x T x C; row t of each sample is the token at position t
- *   speeds  head_width / 2 numbers in host memory, in radians per token; copied
+ *   x          B x T x C
+ *   positions  i32 B x T, of the tokens; NULL: row t of each sample is at position t
+ *   speeds     head_width / 2 numbers in host memory, in radians per token; copied
  * Elements i and i + head_width / 2 of a head are a pair, as in the package `transformers`:
- *     (a, b) -> (a cos(angle) - b sin(angle), a sin(angle) + b cos(angle)), angle = t * speeds[i]
+ *     (a, b) -> (a cos(angle) - b sin(angle), a sin(angle) + b cos(angle))
+ * with angle = position * speeds[i].
  * With `back` all angles are negative: the inverse, which is also the gradient.
- * EK_ERR_SHAPE for a rank that is not 3 and for fewer than heads x head_width columns;
- * EK_ERR_INVALID_ARGUMENT for negative heads, for a head_width that is odd, negative, or larger
- * than 2 x EK_ROTARY_MOST_PAIRS, and for speeds that are not finite.
+ * EK_ERR_SHAPE for a rank that is not 3, for positions that are not B x T, and for fewer than heads x
+ * head_width columns; EK_ERR_INVALID_ARGUMENT for negative heads, for a head_width that is odd,
+ * negative, or larger than 2 x EK_ROTARY_MOST_PAIRS, and for speeds that are not finite.
  */
-EK_API EK_CHECKED ek_status ek_op_rotary(ek_stream *stream, ek_tensor *x, int heads,
-                                         int64_t head_width, const double *speeds, bool back);
+EK_API EK_CHECKED ek_status ek_op_rotary(ek_stream *stream, ek_tensor *x,
+                                         const ek_tensor *positions, int heads, int64_t head_width,
+                                         const double *speeds, bool back);
 
 typedef enum ek_rotary_scaling {
   EK_ROTARY_PLAIN = 0,

@@ -185,17 +185,32 @@ enum { EK__MOST_PAIRS = 128 }; /* EK_ROTARY_MOST_PAIRS */
 struct ek__rotary_args {
   void *x;
   int64_t samples, tokens, columns, heads, head_width;
+  const int32_t *positions;     /* samples x tokens; NULL: a token's number in its sample */
   double turns[EK__MOST_PAIRS]; /* of a pair, per token */
   struct ek__types types;
 };
 
+/* q, k, v point to the first element of the first head; rows are q_step .. v_step elements apart, in
+ * dq, dk, dv too. */
 struct ek__attention_args {
-  void *out;  /* forward writes; backward reads */
-  void *lse;  /* sums: the same */
-  void *dqkv; /* backward writes */
-  const void *qkv, *dout;
+  void *out; /* forward writes; backward reads */
+  void *lse; /* sums: the same */
+  void *dq, *dk, *dv; /* backward writes */
+  const void *q, *k, *v, *dout;
+  const int32_t *ranges; /* batch x tokens x 2, or NULL */
+  int64_t q_step, k_step, v_step;
   int64_t batch, tokens, heads, kv_heads, head_width;
+  bool causal;
+  double dropout;
+  ek_random_key key;
+  int64_t first_sample;
   struct ek__types types;
+};
+
+struct ek__documents_args { /* attend.h, ek_op_document_ranges() */
+  int32_t *ranges, *positions; /* each may be NULL */
+  const int32_t *segments;
+  int64_t samples, tokens;
 };
 
 /* Sizes of a convolution that has been checked. Pairs are of height and width. */

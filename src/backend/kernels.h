@@ -71,6 +71,7 @@
 #define EK__KERNEL_LIST(ROW)                                                                       \
   ROW(convert, convert, OWN)                                                                       \
   ROW(combine_totals, combine, OWN)                                                                \
+  ROW(document_ranges, documents, OWN)                                                             \
   EK__RANGE_LIST(ROW)
 
 /*

@@ -121,15 +121,18 @@ static ek_status block_create(ek_module **module, const struct ek__decoder_form 
   const bool dropout = o->dropout != 0.0;
   struct ek__composite made = {.steps = chains[form->gate][dropout].steps,
                                .step_count = chains[form->gate][dropout].count,
-                               .unit = true};
+                               .unit = true,
+                               .shared = o->attention.segments ? 1 : 0};
   if (o->recompute.kind == EK_RECOMPUTE_CHEAP) made.recompute = o->recompute;
   const ek_status status = fill_block(&made, form, o);
-  return ek__composite_create(module, &made, sizeof made, form->block_ops, 1, 1, status);
+  return ek__composite_create(module, &made, sizeof made, form->block_ops, 1 + made.shared, 1,
+                              status);
 }
 
 static ek_status blocks_create(ek_module **module, const struct ek__decoder_form *form,
                                const struct ek__decoder *o) {
-  struct ek__composite made = {.recompute = o->recompute};
+  struct ek__composite made = {.recompute = o->recompute,
+                               .shared = o->attention.segments ? 1 : 0};
   ek_status status = EK_OK;
   for (int i = 0; i < o->layers && status == EK_OK; i++) {
     ek_module *block = NULL;
@@ -178,7 +181,7 @@ ek_status ek__decoder_backward(const ek_module *self, ek_pass *pass, const ek_te
 const ek_fact *ek__decoder_facts(const ek_module *self, size_t *count) {
   const struct decoder *m = (const struct decoder *)self;
   *count = m->fact_count;
-  return m->facts;
+  return m->fact_count > 0 ? m->facts : NULL;
 }
 
 const ek_weight_names *ek__decoder_names(const ek_module *self) {
@@ -199,7 +202,10 @@ static ek_status fill(struct ek__composite *model, const struct ek__decoder_form
                       const struct ek__decoder *o) {
   if (o->recompute.kind == EK_RECOMPUTE_CHEAP) model->recompute = o->recompute;
   ek_module *tokens = NULL, *blocks = NULL;
-  EK_TRY(ek_embedding_create(&tokens, o->vocabulary, o->width, o->positions));
+  ek_embedding_options embedding = EK_EMBEDDING_OPTIONS_INIT;
+  embedding.positions = o->positions;
+  embedding.segments = o->positions > 0 && o->attention.segments;
+  EK_TRY(ek_embedding_create_with(&tokens, o->vocabulary, o->width, &embedding));
   EK_TRY(ek__composite_add(model, "tokens", tokens));
   EK_TRY(add_dropout(model, "dropout", o->dropout));
   if (o->layers > 0) {
@@ -238,7 +244,7 @@ ek_status ek__decoder_check(const struct ek__decoder_form *form, const struct ek
               "%s: vocabulary %" PRId64 ", sequence %" PRId64 ", width %" PRId64
               ", %d layers, %d heads: sizes must be above 0",
               kind, o->vocabulary, o->sequence, o->width, o->layers, o->heads);
-  EK__FAIL_IF(o->width % o->heads != 0, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(o->attention.head_width == 0 && o->width % o->heads != 0, EK_ERR_INVALID_ARGUMENT,
               "%s: width %" PRId64 " is not a multiple of %d heads", kind, o->width, o->heads);
   EK__FAIL_IF(!(o->dropout >= 0.0 && o->dropout < 1.0), EK_ERR_INVALID_ARGUMENT,
               "%s: dropout is %g, expected 0 <= p < 1", kind, o->dropout);
@@ -251,7 +257,9 @@ ek_status ek__decoder_check(const struct ek__decoder_form *form, const struct ek
 
 ek_status ek__decoder_create(ek_module **module, const struct ek__decoder_form *form,
                              const struct ek__decoder *sizes, const ek_fact *facts, size_t count) {
-  struct decoder made = {.sequence = sizes->sequence,
+  const size_t inputs = sizes->attention.segments ? 2 : 1;
+  struct decoder made = {.base = {.shared = inputs - 1},
+                         .sequence = sizes->sequence,
                          .tied = !sizes->untied && !sizes->fused_loss,
                          .names = form->names,
                          .fact_count = count};
@@ -259,7 +267,7 @@ ek_status ek__decoder_create(ek_module **module, const struct ek__decoder_form *
   if (count > 0) memcpy(made.facts, facts, count * sizeof *facts);
   ek_status status = fill(&made.base, form, sizes);
   EK_TRY(ek__composite_create(sizes->fused_loss ? &body : module, &made.base, sizeof made,
-                              form->ops, 1, 1, status));
+                              form->ops, inputs, 1, status));
   if (!sizes->fused_loss) return EK_OK;
   status = add_loss(module, body, sizes);
   ek_module_free(body);

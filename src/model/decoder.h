@@ -43,7 +43,7 @@ struct ek__decoder_form {
 #define EK__DECODER_BLOCK(kind)                                                                    \
   {                                                                                                \
     EK__LAYER(kind, ek__composite_forward, ek__composite_backward, ek__composite_free),            \
-        .parameters = ek__composite_parameters                                                     \
+        .parameters = ek__composite_parameters, .input_type = ek__composite_input_type             \
   }
 ek_status ek__decoder_parameters(const ek_module *self, ek_declaration *declaration);
 ek_status ek__decoder_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
@@ -63,7 +63,7 @@ struct ek__decoder {
   int64_t positions; /* learned ones; 0: none */
   int layers, heads;
   double epsilon, dropout;
-  ek_attention_options attention; /* except its deviations */
+  ek_attention_options attention; /* except its deviations; segments: an input of the model */
   bool bias; /* of layer norms, "expand" and "contract" */
   bool untied;
   ek_recompute recompute;

@@ -96,6 +96,8 @@ ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options) {
                               .logits_bytes = o.logits_bytes,
                               .logits_columns = o.logits_columns};
   sizes.attention.bias = o.bias;
+  sizes.attention.dropout = o.attention_dropout;
+  sizes.attention.segments = o.segments;
   EK_TRY(ek__decoder_check(&form, &sizes));
   return o.bias ? create(module, &o, &sizes)
                 : ek__decoder_create(module, &unbiased, &sizes, NULL, 0);

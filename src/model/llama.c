@@ -11,7 +11,7 @@
 
 /* ---- names elsewhere ---- */
 
-/* Of LlamaForCausalLM, MistralForCausalLM and Qwen2ForCausalLM. */
+/* Of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM. */
 static const char heads_of[] = "num_attention_heads", kv_heads_of[] = "num_key_value_heads";
 static const ek_weight_name rows[] = {
     {"model.embed_tokens.weight", "tokens.weight", false, false, NULL},
@@ -27,6 +27,21 @@ static const ek_weight_name rows[] = {
     QKV("weight"),
     QKV("bias"),
 #undef QKV
+#define APART(part)                                                                                \
+  {"model.layers.%d.self_attn." part "_proj.weight", "blocks.%d.attention." part ".weight", false,  \
+   false, NULL},                                                                                   \
+  {                                                                                                \
+    "model.layers.%d.self_attn." part "_proj.bias", "blocks.%d.attention." part ".bias", false,     \
+        false, NULL                                                                                \
+  }
+    APART("q"),
+    APART("k"),
+    APART("v"),
+#undef APART
+    {"model.layers.%d.self_attn.q_norm.weight", "blocks.%d.attention.q_norm.weight", false, false,
+     NULL},
+    {"model.layers.%d.self_attn.k_norm.weight", "blocks.%d.attention.k_norm.weight", false, false,
+     NULL},
     {"model.layers.%d.self_attn.o_proj.weight", "blocks.%d.attention.projection.weight", false,
      false, NULL},
     {"model.layers.%d.input_layernorm.weight", "blocks.%d.attention_norm.weight", false, false,
@@ -78,11 +93,15 @@ static size_t rotary_facts(ek_fact *facts, const ek_rotary *rotary) {
 }
 
 /* The facts that config.json of the package transformers has about such a model. A bias of queries,
- * keys and values alone is Qwen2's: in a Llama `attention_bias` gives the projection one, too. */
+ * keys and values alone is Qwen2's: in a Llama, and a Qwen3, `attention_bias` gives the projection
+ * one, too. No class of it normalises as LAYER does, or has both: such a model has no facts. */
 static ek_status create(ek_module **module, const ek_llama_options *o, const ek_rotary *rotary,
                         const struct ek__decoder *sizes) {
+  const bool norm = o->qk_norm == EK_QK_NORM_RMS, qwen = norm || o->qkv_bias;
   ek_fact facts[MOST_FACTS] = {
-      EK__FACT_WORD("model_type", o->qkv_bias ? "qwen2" : "llama|mistral"),
+      EK__FACT_WORD("model_type", norm          ? "qwen3"
+                                  : o->qkv_bias ? "qwen2"
+                                                : "llama|mistral"),
       EK__FACT_WORD("hidden_act", "silu"),
       EK__FACT_NUMBER("rms_norm_eps", o->epsilon),
       EK__FACT_NUMBER("vocab_size", o->vocabulary),
@@ -91,13 +110,18 @@ static ek_status create(ek_module **module, const ek_llama_options *o, const ek_
       EK__FACT_NUMBER("num_hidden_layers", o->layers),
       EK__FACT_NUMBER("num_attention_heads", o->heads),
       EK__FACT_NUMBER("num_key_value_heads", o->kv_heads == 0 ? o->heads : o->kv_heads),
-      EK__FACT_NUMBER("head_dim", o->width / o->heads),
+      EK__FACT_NUMBER("head_dim", o->head_width > 0 ? o->head_width : o->width / o->heads),
       EK__FACT_WRITTEN("max_position_embeddings", o->sequence),
       EK__FACT_BOOLEAN("tie_word_embeddings", o->tied),
       EK__FACT_BOOLEAN("mlp_bias", false),
-      EK__FACT_BOOLEAN(o->qkv_bias ? "use_sliding_window" : "attention_bias", false),
+      EK__FACT_WRITTEN("attention_dropout", o->attention_dropout),
+      EK__FACT_BOOLEAN(qwen ? "use_sliding_window" : "attention_bias", false),
+      EK__FACT_BOOLEAN("attention_bias", false),
   };
-  size_t count = 14;
+  size_t count = norm ? 16 : 15;
+  if (o->qk_norm == EK_QK_NORM_LAYER || (norm && o->qkv_bias)) {
+    return ek__decoder_create(module, &form, sizes, NULL, 0);
+  }
   count += rotary_facts(&facts[count], rotary);
   return ek__decoder_create(module, &form, sizes, facts, count);
 }
@@ -128,6 +152,11 @@ ek_status ek_llama_create(ek_module **module, const ek_llama_options *options) {
   sizes.attention.bias = o.qkv_bias;
   sizes.attention.no_projection_bias = true;
   sizes.attention.rotary = &rotary;
+  sizes.attention.head_width = o.head_width;
+  sizes.attention.qk_norm = o.qk_norm;
+  sizes.attention.qk_epsilon = o.epsilon;
+  sizes.attention.dropout = o.attention_dropout;
+  sizes.attention.segments = o.segments;
   EK_TRY(ek__decoder_check(&form, &sizes));
   return create(module, &o, &rotary, &sizes);
 }

@@ -72,6 +72,9 @@ static ek_status forward_segments(const struct ek__chain *chain, size_t length, 
     ek__free_all(held, EK_MAX_TENSORS);
     ek__move_all(held, results, EK_MAX_TENSORS);
   }
+  for (size_t i = 0; i < chain->shared && status == EK_OK; i++) { /* backward takes them first */
+    status = ek_pass_save(chain->pass, &chain->shared_inputs[i]);
+  }
   if (status == EK_OK) ek__move_all(outputs, held, ek__step_outputs(chain, chain->count - 1));
   ek__free_all(held, EK_MAX_TENSORS);
   return status;
@@ -104,9 +107,12 @@ static ek_status run_again(const struct ek__chain *chain, size_t begin, size_t e
   return status;
 }
 
-static ek_status backward_segments(const struct ek__chain *chain, size_t length, bool all,
+static ek_status backward_segments(struct ek__chain *chain, size_t length, bool all,
                                    const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   ek_tensor first[EK_MAX_TENSORS] = {{0}}, held[EK_MAX_TENSORS] = {{0}};
+  ek_tensor shared[EK_MAX_TENSORS] = {{0}};
+  EK_TRY(ek__layer_take(shared, chain->pass, chain->shared));
+  chain->shared_inputs = shared;
   ek_status status = all ? take_inputs(chain, 0, first) : EK_OK;
   for (size_t end = chain->count, begin = 0; end > 0 && status == EK_OK; end = begin) {
     ek_tensor inputs[EK_MAX_TENSORS] = {{0}}, results[EK_MAX_TENSORS] = {{0}};
@@ -125,6 +131,7 @@ static ek_status backward_segments(const struct ek__chain *chain, size_t length,
     ek__move_all(grad_inputs, held, ek__step_inputs(chain, 0));
   ek__free_all(held, EK_MAX_TENSORS);
   ek__free_all(first, EK_MAX_TENSORS);
+  ek__free_all(shared, EK_MAX_TENSORS);
   return status;
 }
 
@@ -163,19 +170,39 @@ static ek_status read_chain(struct ek__chain *chain, ek_chain *o, const char *wh
                               .steps = o->steps,
                               .count = o->count,
                               .unread = SIZE_MAX,
+                              .shared = o->shared,
                               .save = true};
+  const size_t all = ek_module_inputs(node->module);
+  EK__FAIL_IF(o->shared > 0 && (o->shared >= all || o->shared >= EK_MAX_TENSORS),
+              EK_ERR_INVALID_ARGUMENT,
+              "%s: %zu shared inputs of a module that takes %zu, expected fewer", who, o->shared,
+              all);
   for (size_t i = 0, flow = 0; i < o->count; i++) {
     EK_TRY(check_step(chain, who, i));
     const size_t inputs = ek__step_inputs(chain, i);
-    EK__FAIL_IF(inputs > EK_MAX_TENSORS || (i > 0 && inputs != flow), EK_ERR_INVALID_ARGUMENT,
+    const bool known = i > 0 || o->shared > 0;
+    if (i == 0 && known) flow = 1;
+    EK__FAIL_IF(inputs > EK_MAX_TENSORS || (known && inputs != flow), EK_ERR_INVALID_ARGUMENT,
                 "%s: step %zu takes %zu tensors, and is given %zu", who, i, inputs,
-                i > 0 ? flow : (size_t)EK_MAX_TENSORS);
+                known ? flow : (size_t)EK_MAX_TENSORS);
     if (ek__ends_branch(chain, i)) chain->branched = i + 1;
     flow = ek__step_outputs(chain, i);
   }
   EK__FAIL_IF(chain->branched > 0 && ek__step_inputs(chain, 0) != 1, EK_ERR_INVALID_ARGUMENT,
               "%s: a residual connection of %zu tensors, expected 1", who,
               ek__step_inputs(chain, 0));
+  return EK_OK;
+}
+
+/* The shared inputs of the running module: those after the one that flows. */
+static ek_status set_shared(struct ek__chain *chain, const char *who, const ek_tensor *inputs) {
+  chain->shared_inputs = chain->shared > 0 ? inputs + 1 : NULL;
+  for (size_t i = 0; i < chain->shared; i++) {
+    const ek_type type = chain->shared_inputs[i].type;
+    EK__FAIL_IF(ek_tensor_exists(&chain->shared_inputs[i]) && type != EK_I32 && type != EK_I64,
+                EK_ERR_TYPE, "%s: shared input %zu is %s, expected i32 or i64, without a gradient",
+                who, i, ek_type_name(type));
+  }
   return EK_OK;
 }
 
@@ -187,6 +214,7 @@ ek_status ek_chain_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor *i
   EK__NOT_NULL(who, outputs, pass, inputs);
   EK_TRY(read_chain(&c, &o, who, pass, chain));
   if (c.branched > 0) EK_TRY(ek__layer_check(pass, inputs, -1));
+  EK_TRY(set_shared(&c, who, inputs));
   const bool again = ek_pass_wants_gradient(pass);
   const size_t length = again ? segment(&o.recompute, c.count) : 0;
   c.cheap = again && o.recompute.kind == EK_RECOMPUTE_CHEAP;

@@ -147,6 +147,11 @@ static ek_status child_forward(struct ek__forward *at) {
   const ek_child_options options = options_of(at, at->i);
   const size_t child = ek__step_child(at->chain, at->i);
   ek_formula formula;
+  if (ek__takes_shared(at->chain, at->i)) {
+    ek_tensor inputs[EK_MAX_TENSORS] = {at->given[0]};
+    memcpy(inputs + 1, at->chain->shared_inputs, at->chain->shared * sizeof *inputs);
+    return ek_pass_child_forward_with(at->results, pass, child, inputs, &options);
+  }
   if (!ek__is_joined(at->chain, at->i)) {
     return ek_pass_child_forward_with(at->results, pass, child, at->given, &options);
   }
@@ -161,7 +166,7 @@ static ek_status child_forward(struct ek__forward *at) {
 }
 
 static bool is_cheap(const struct ek__chain *chain, size_t i) {
-  if (ek__step_kind(chain, i) != EK__STEP_CHILD) return false;
+  if (ek__step_kind(chain, i) != EK__STEP_CHILD || ek__takes_shared(chain, i)) return false;
   if (ek__step_inputs(chain, i) != 1 || ek__step_outputs(chain, i) != 1) return false;
   const struct ek__node *child = chain->node->children[ek__step_child(chain, i)];
   return EK__TABLE_SLOT(ek_module_table(child->module), cheap);

@@ -52,6 +52,7 @@ static ek_chain chain_of(const ek_module *self, bool unread) {
   chain.steps = m->steps;
   chain.count = m->step_count;
   chain.recompute = m->recompute;
+  chain.shared = m->shared;
   chain.unread = unread;
   return chain;
 }
@@ -76,6 +77,7 @@ static void free_children(struct ek__composite *m) {
 
 ek_type ek__composite_input_type(const ek_module *self, size_t input) {
   const struct ek__composite *m = (const struct ek__composite *)self;
+  if (input > 0 && m->shared > 0) return EK_I32;
   return m->count == 0 ? (ek_type)0 : ek_module_input_type(m->children[0].module, input);
 }
 

@@ -20,6 +20,7 @@ struct ek__composite {
   const size_t *steps;
   size_t step_count;
   ek_recompute recompute; /* of its chain */
+  size_t shared;          /* the same: inputs that do not flow, i32 */
   char *names;            /* of children, where they are not constants */
   bool unit;              /* of mode fully-sharded */
 };
@@ -34,7 +35,7 @@ ek_status ek__composite_add_linear(struct ek__composite *m, const char *name, in
 /* Slots of its table. */
 ek_status ek__composite_parameters(const ek_module *self, ek_declaration *declaration);
 void ek__composite_free(ek_module *self);
-/* The declaration of the first child. */
+/* The declaration of the first child; shared inputs are i32. */
 ek_type ek__composite_input_type(const ek_module *self, size_t input);
 
 /* ek__layer_create() of a description whose children were added, or freed if `status` is a failure.

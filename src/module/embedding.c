@@ -5,6 +5,8 @@
 
 #include <inttypes.h>
 
+#include <evenkeel/attend.h>
+#include <evenkeel/elementwise.h>
 #include <evenkeel/lookup.h>
 
 #include "core/error.h"
@@ -19,6 +21,7 @@ enum { WEIGHT, POSITIONS };
 struct embedding {
   ek_module base;
   int64_t entries, width, positions;
+  bool segments;
   ek_parameter_options asked;
   ek_initializer weight_start, positions_start;
 };
@@ -48,11 +51,44 @@ static ek_status check_index(const struct embedding *m, const ek_tensor *index) 
   return EK_OK;
 }
 
+/* The places of tokens in their documents, for as long as a function runs. */
+static ek_status places_of(ek_tensor *places, ek_pass *pass, const ek_tensor *segments) {
+  EK_TRY(ek_pass_workspace(places, pass, EK_I32, 2, segments->shape));
+  const ek_status status = ek_op_document_ranges(ek_pass_stream(pass), NULL, places, segments);
+  if (status != EK_OK) ek_tensor_free(places);
+  return status;
+}
+
+/* y += the positions of tokens in their documents. */
+static ek_status add_positions(ek_pass *pass, ek_tensor *y, const ek_tensor *positions,
+                               const ek_tensor *segments) {
+  ek_tensor places = {0}, rows = {0};
+  EK_TRY(places_of(&places, pass, segments));
+  ek_status status = ek_pass_workspace(&rows, pass, y->type, y->rank, y->shape);
+  if (status == EK_OK) {
+    status = ek_op_lookup_forward(ek_pass_stream(pass), &rows, positions, &places, NULL, 1);
+  }
+  if (status == EK_OK) status = ek_op_add(ek_pass_stream(pass), y, y, &rows);
+  ek_tensor_free(&rows);
+  ek_tensor_free(&places);
+  return status;
+}
+
+static ek_status check_segments(const ek_tensor *segments, const ek_tensor *index) {
+  EK__FAIL_IF(!ek_tensor_exists(segments), EK_ERR_INVALID_ARGUMENT, "the segments are missing");
+  EK__FAIL_IF(segments->type != EK_I32, EK_ERR_TYPE, "segments are %s, expected i32",
+              ek_type_name(segments->type));
+  EK__FAIL_IF(index->rank != 2 || !ek_tensor_same_shape(segments, index), EK_ERR_SHAPE,
+              "segments have rank %d, expected the shape of the tokens, rank 2", segments->rank);
+  return EK_OK;
+}
+
 static ek_status embedding_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                    ek_tensor *outputs) {
   const struct embedding *m = (const struct embedding *)self;
   const ek_tensor *index = &inputs[0];
   EK_TRY(check_index(m, index));
+  if (m->segments) EK_TRY(check_segments(&inputs[1], index));
 
   ek_tensor weight = {0}, positions = {0};
   EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));
@@ -61,9 +97,14 @@ static ek_status embedding_forward(const ek_module *self, ek_pass *pass, const e
   const int64_t tokens = tokens_of(index);
   int64_t shape[3] = {index->shape[0], m->width, m->width};
   if (index->rank == 2) shape[1] = tokens;
+  const bool in_rows = m->positions > 0 && !m->segments;
   EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), index->rank + 1, shape));
   EK_TRY(ek_op_lookup_forward(ek_pass_stream(pass), &outputs[0], &weight, index,
-                              m->positions > 0 ? &positions : NULL, tokens > 0 ? tokens : 1));
+                              in_rows ? &positions : NULL, tokens > 0 ? tokens : 1));
+  if (m->segments) {
+    EK_TRY(add_positions(pass, &outputs[0], &positions, &inputs[1]));
+    EK_TRY(ek_pass_save(pass, &inputs[1]));
+  }
   return ek_pass_save(pass, index);
 }
 
@@ -90,18 +131,35 @@ static ek_status positions_gradient(const struct embedding *m, ek_pass *pass, co
   return ek_pass_gradient_complete(pass, POSITIONS);
 }
 
+/* Of places in documents any row of the table may be used any number of times. */
+static ek_status places_gradient(ek_pass *pass, const ek_tensor *dy, const ek_tensor *segments) {
+  ek_tensor gradient = {0}, places = {0};
+  if (ek_pass_trains(pass, POSITIONS)) {
+    EK_TRY(ek_pass_gradient(&gradient, NULL, pass, POSITIONS));
+    EK_TRY(places_of(&places, pass, segments));
+    const ek_status status =
+        ek_op_lookup_backward(ek_pass_stream(pass), &gradient, dy, &places);
+    ek_tensor_free(&places);
+    EK_TRY(status);
+  }
+  return ek_pass_gradient_complete(pass, POSITIONS);
+}
+
 static ek_status embedding_backward(const ek_module *self, ek_pass *pass,
                                     const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   (void)grad_inputs; /* indices have no gradient */
   const struct embedding *m = (const struct embedding *)self;
-  ek_tensor index = {0};
+  ek_tensor index = {0}, segments = {0};
   EK_TRY(ek_pass_take(&index, pass));
   const int64_t tokens = tokens_of(&index);
   ek_status status = weight_gradient(pass, &grad_outputs[0], &index);
   ek_tensor_free(&index);
+  if (status == EK_OK && m->segments) status = ek_pass_take(&segments, pass);
   if (status == EK_OK && m->positions > 0) {
-    status = positions_gradient(m, pass, &grad_outputs[0], tokens);
+    status = m->segments ? places_gradient(pass, &grad_outputs[0], &segments)
+                         : positions_gradient(m, pass, &grad_outputs[0], tokens);
   }
+  ek_tensor_free(&segments);
   return status;
 }
 
@@ -122,20 +180,22 @@ ek_status ek_embedding_create_with(ek_module **module, int64_t entries, int64_t 
               "embedding: %" PRId64 " entries of width %" PRId64 " and %" PRId64
               " positions, expected sizes above 0",
               entries, width, o.positions);
-  EK__FAIL_IF(o.positions_start != NULL && o.positions == 0, EK_ERR_INVALID_ARGUMENT,
-              "embedding: positions_start is given, but positions is 0");
+  EK__FAIL_IF((o.positions_start != NULL || o.segments) && o.positions == 0,
+              EK_ERR_INVALID_ARGUMENT, "embedding: %s, but positions is 0",
+              o.segments ? "there are segments" : "positions_start is given");
   const ek_initializer start = ek_initializer_normal(0.0, DEVIATION);
   const struct embedding made = {
       .entries = entries,
       .width = width,
       .positions = o.positions,
+      .segments = o.segments,
       .asked = {.size = sizeof made.asked,
                 .frozen = o.frozen,
                 .no_decay = o.no_decay,
                 .elementwise = true},
       .weight_start = o.weight_start == NULL ? start : *o.weight_start,
       .positions_start = o.positions_start == NULL ? start : *o.positions_start};
-  return ek__layer_create(module, &made, sizeof made, &embedding_ops, 1, 1);
+  return ek__layer_create(module, &made, sizeof made, &embedding_ops, o.segments ? 2 : 1, 1);
 }
 
 ek_status ek_embedding_create(ek_module **module, int64_t entries, int64_t width,

@@ -18,9 +18,14 @@ static const ek_module *module_of(const struct ek__chain *chain, size_t i) {
   return chain->node->children[ek__step_child(chain, i)]->module;
 }
 
+bool ek__takes_shared(const struct ek__chain *chain, size_t i) {
+  const ek_module *module = module_of(chain, i);
+  return chain->shared > 0 && module != NULL && ek_module_inputs(module) == 1 + chain->shared;
+}
+
 size_t ek__step_inputs(const struct ek__chain *chain, size_t i) {
   const ek_module *module = module_of(chain, i);
-  return module == NULL ? 1 : ek_module_inputs(module);
+  return module == NULL || ek__takes_shared(chain, i) ? 1 : ek_module_inputs(module);
 }
 
 size_t ek__step_outputs(const struct ek__chain *chain, size_t i) {

@@ -17,6 +17,8 @@ struct ek__chain {
   size_t count;
   size_t branched; /* steps up to the last that ends a branch, that one included */
   size_t unread;   /* the results of this step, and of the additions after it, are not read */
+  size_t shared;   /* inputs that children take besides the one that flows */
+  const ek_tensor *shared_inputs; /* loans; NULL in backward where nothing runs again */
   bool save;       /* false: what runs now runs again in backward */
   bool cheap;      /* cheap results are made again */
 };
@@ -47,7 +49,10 @@ static inline bool ek__ends_branch(const struct ek__chain *chain, size_t i) {
   return ek__step_kind(chain, i) >= EK__STEP_ADD;
 }
 
-/* The numbers of inputs and outputs of step i. */
+/* Whether step i is a child that takes the shared inputs. */
+bool ek__takes_shared(const struct ek__chain *chain, size_t i);
+
+/* The numbers of tensors that flow into step i and out of it. */
 size_t ek__step_inputs(const struct ek__chain *chain, size_t i);
 size_t ek__step_outputs(const struct ek__chain *chain, size_t i);
 

@@ -123,9 +123,9 @@ static ek_status open_recipe(size_t *recipe, ek_pass *pass, bool saving, size_t 
               "made_by: no child number %zu", options->made_by);
   const struct ek__node *maker = pass->frame->node->children[options->made_by];
   char path[EK__PATH_SIZE];
-  EK__FAIL_IF(inputs != 1 || maker->inputs != 1 || maker->outputs != 1, EK_ERR_INVALID_ARGUMENT,
-              "made_by: %s has %zu inputs and %zu outputs, and its output is one of %zu inputs; "
-              "expected 1, 1 and 1",
+  EK__FAIL_IF(inputs == 0 || maker->inputs != 1 || maker->outputs != 1, EK_ERR_INVALID_ARGUMENT,
+              "made_by: %s has %zu inputs and %zu outputs, and its output is the first of %zu "
+              "inputs; expected 1, 1 and 1 or more",
               ek__node_path(path, maker), maker->inputs, maker->outputs, inputs);
   EK_TRY(ek__check_tensors("made_from", pass, options->made_from, 1));
   if (!saving) return EK_OK;

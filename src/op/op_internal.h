@@ -17,7 +17,7 @@
 #include "core/error.h"
 #include "device/device_internal.h"
 
-#define EK__OP_MAX_OPERANDS 9
+#define EK__OP_MAX_OPERANDS 10
 
 /* Fits "a x b x ..." of EK_MAX_RANK numbers of 19 digits. */
 #define EK__OP_SHAPE_TEXT 192

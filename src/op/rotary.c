@@ -24,15 +24,20 @@ static ek_status check_head_width(const char *name, int64_t head_width) {
   return EK_OK;
 }
 
-ek_status ek_op_rotary(ek_stream *stream, ek_tensor *x, int heads, int64_t head_width,
-                       const double *speeds, bool back) {
-  enum { X, COUNT };
+ek_status ek_op_rotary(ek_stream *stream, ek_tensor *x, const ek_tensor *positions, int heads,
+                       int64_t head_width, const double *speeds, bool back) {
+  enum { X, POSITIONS, COUNT };
   struct ek__op op;
   struct ek__rotary_args args = {.heads = heads, .head_width = head_width};
-  const struct ek__operand operands[] = {[X] = EK__WRITE(x, VALUE, .to = &args.x)};
+  const struct ek__operand operands[] = {
+      [X] = EK__WRITE(x, VALUE, .to = &args.x),
+      [POSITIONS] = EK__MAY_READ(positions, I32, .to = &args.positions)};
   EK_TRY(ek__op_begin(&op, "rotary", stream, operands, COUNT, &args.types));
   EK__FAIL_IF(x->rank != 3, EK_ERR_SHAPE,
               "rotary: x has rank %d, expected 3 (samples, tokens, columns)", x->rank);
+  if (positions != NULL) {
+    EK_TRY(ek__op_matrix(&op, POSITIONS, x->shape[0], x->shape[1], "samples x tokens"));
+  }
   EK__FAIL_IF(heads < 0, EK_ERR_INVALID_ARGUMENT, "rotary: %d heads, expected 0 or more", heads);
   EK_TRY(check_head_width("rotary", head_width));
   args.samples = x->shape[0];

@@ -18,8 +18,8 @@ static ek_status attend(struct ck_rig *rig, int64_t width) {
   ek_tensor *out = ck_poisoned(rig, CK_SHAPE(1, TOKENS, width));
   ek_tensor *lse = ck_poisoned_sums(rig, CK_SHAPE(1, 1, TOKENS));
   ek_tensor *dqkv = ck_poisoned(rig, CK_SHAPE(1, TOKENS, 3 * width));
-  EK_TRY(ek_op_attention_forward(rig->stream, out, lse, qkv, 1, 0));
-  EK_TRY(ek_op_attention_backward(rig->stream, dqkv, dout, qkv, out, lse, 1, 0));
+  EK_TRY(ek_op_attention_forward(rig->stream, out, lse, qkv, NULL));
+  EK_TRY(ek_op_attention_backward(rig->stream, dqkv, dout, qkv, out, lse, NULL));
   return ek_stream_synchronize(rig->stream);
 }
 

@@ -14,7 +14,7 @@ try:
     import transformers
     from safetensors.torch import load_file, save_file
     from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig,
-                              Qwen2Config)
+                              Qwen2Config, Qwen3Config)
 except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
@@ -60,14 +60,20 @@ models = {
     "Mistral-like": llama(MistralConfig, sliding_window=None),
     "Qwen2-like": llama(Qwen2Config, use_sliding_window=False, num_key_value_heads=1,
                         rope=dict(rope_theta=1e6, rope_type="default")),
+    "Qwen3-like": llama(Qwen3Config, use_sliding_window=False, head_dim=12),
+    "Qwen3-like, wide heads, tied": llama(Qwen3Config, use_sliding_window=False, head_dim=16,
+                                          tie_word_embeddings=True,
+                                          rope=dict(rope_theta=1e6, rope_type="default")),
 }
 
 
 def make(config):
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config).eval().float()
-    for parameter in model.parameters():
-        parameter.data.mul_(3)  # logits of some size
+    for name, parameter in model.named_parameters():
+        # Logits of some size. Of a norm of queries and keys it would be scores of 30 and more, whose
+        # softmax is one token: then ten steps of PyTorch alone in f32 and f64 are 3e-3 apart.
+        parameter.data.mul_(1 if "q_norm" in name or "k_norm" in name else 3)
         if parameter.dim() == 1:  # biases that are not 0
             parameter.data.add_(torch.randn(parameter.shape) * 0.1)
     return model
@@ -177,11 +183,12 @@ check_refused("lm_head", gpt2(), tie_word_embeddings=False)
 check_refused("attention_bias", llama(), attention_bias=True)
 check_refused("mlp_bias", llama(), mlp_bias=True)
 check_refused("hidden_act", llama(), hidden_act="gelu")
-check_refused("head_dim", llama(), head_dim=24)
+check_refused("another shape", llama(), head_dim=24)
+check_refused("attention_bias", llama(Qwen3Config, head_dim=12), attention_bias=True)
 check_refused("yarn", llama(), rope_scaling={"rope_type": "yarn", "factor": 2.0},
               rope_parameters=None)
 check_refused("another shape", llama(), num_key_value_heads=1)
 check_refused("use_sliding_window", llama(Qwen2Config), use_sliding_window=True)
 check_refused("model_type", gpt2(), model_type="bloom")
-print(f"transformers {transformers.__version__}, torch {torch.__version__}: {len(models)} models; 13 folders "
+print(f"transformers {transformers.__version__}, torch {torch.__version__}: {len(models)} models; 14 folders "
       "that say something else are refused")

@@ -1,5 +1,5 @@
 /*
- * check_attention.c - causal multi-head self-attention with its projections.
+ * check_attention.c - multi-head self-attention with its projections.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -26,6 +26,51 @@ static ek_status create_shared(ek_module **module) {
   options.kv_heads = 2;
   options.no_projection_bias = true;
   return ek_attention_create_with(module, 8, 4, &options);
+}
+
+static ek_status create_everywhere(ek_module **module) {
+  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
+  options.causal = false;
+  return ek_attention_create_with(module, 6, 2, &options);
+}
+
+static ek_status create_documents(ek_module **module) {
+  ek_rotary rotary = EK_ROTARY_INIT;
+  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
+  options.rotary = &rotary;
+  options.segments = true;
+  return ek_attention_create_with(module, 8, 2, &options);
+}
+
+static ek_status create_dropping(ek_module **module) {
+  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
+  options.kv_heads = 1;
+  options.causal = false;
+  options.segments = true;
+  options.dropout = 0.3;
+  return ek_attention_create_with(module, 6, 2, &options);
+}
+
+/* Heads wider than width / heads, as Qwen3 has them. */
+static ek_status create_rms(ek_module **module) {
+  ek_rotary rotary = EK_ROTARY_INIT;
+  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
+  options.bias = false;
+  options.rotary = &rotary;
+  options.kv_heads = 1;
+  options.head_width = 6;
+  options.qk_norm = EK_QK_NORM_RMS;
+  options.segments = true;
+  return ek_attention_create_with(module, 8, 2, &options);
+}
+
+static ek_status create_normal(ek_module **module) {
+  ek_rotary rotary = EK_ROTARY_INIT;
+  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
+  options.qk_norm = EK_QK_NORM_LAYER;
+  options.rotary = &rotary; /* without it k_norm.bias has no effect: the softmax takes it away */
+  options.dropout = 0.2;
+  return ek_attention_create_with(module, 8, 2, &options);
 }
 
 /* depth: two linears, the softmax and its sums, forward and backward; the softmax's backward is a
@@ -62,6 +107,36 @@ static const struct ck_module_case cases[] = {
      .longest = 16,
      .depth = 30,
      .saved = 6},
+    {.name = "2 x 5 x 6, 2 heads, not causal",
+     .create = create_everywhere,
+     .input = {{0, 3, {2, 5, 6}, -1, 1, 0}},
+     .longest = 18,
+     .depth = 24,
+     .saved = 5},
+    {.name = "2 x 7 x 8, 2 heads, rotary positions, documents and padding",
+     .create = create_documents,
+     .input = {{0, 3, {2, 7, 8}, -1, 1, 0}, {EK_I32, 2, {2, 7}, -1, 1, 0}},
+     .longest = 24,
+     .depth = 30,
+     .saved = 9},
+    {.name = "2 x 7 x 6, 2 heads that share keys, not causal, documents, dropout",
+     .create = create_dropping,
+     .input = {{0, 3, {2, 7, 6}, -1, 1, 0}, {EK_I32, 2, {2, 7}, -1, 1, 0}},
+     .longest = 18,
+     .depth = 30,
+     .saved = 6},
+    {.name = "2 x 7 x 8, 2 heads of 6, RMSNorm of queries and keys, documents",
+     .create = create_rms,
+     .input = {{0, 3, {2, 7, 8}, -1, 1, 0}, {EK_I32, 2, {2, 7}, -1, 1, 0}},
+     .longest = 24,
+     .depth = 60,
+     .saved = 18},
+    {.name = "2 x 5 x 8, 2 heads, layer norm of queries and keys, dropout",
+     .create = create_normal,
+     .input = {{0, 3, {2, 5, 8}, -1, 1, 0}},
+     .longest = 24,
+     .depth = 60,
+     .saved = 17},
 };
 CK_MODULE_CASES(cases)
 
@@ -211,8 +286,26 @@ CK_TEST(bad_input) {
   options.kv_heads = -1;
   ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_INVALID_ARGUMENT,
            "kv_heads is -1");
+  options = (ek_attention_options)EK_ATTENTION_OPTIONS_INIT;
+  options.dropout = 1;
+  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_INVALID_ARGUMENT,
+           "attention: dropout is 1, expected 0 <= p < 1");
+  options.dropout = 0;
+  options.qk_norm = (ek_qk_norm)3;
+  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_INVALID_ARGUMENT,
+           "attention: qk_norm is 3, expected 0 to 2");
+  options.qk_norm = EK_QK_NORM_RMS;
+  options.qk_epsilon = 0;
+  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_INVALID_ARGUMENT, "epsilon");
+  options.qk_norm = EK_QK_NORM_NONE;
+  options.head_width = -2;
+  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_INVALID_ARGUMENT,
+           "attention: head_width is -2");
+  options.head_width = INT64_MAX / 4;
+  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_OVERFLOW, "attention");
   ck_assert_ptr_null(module);
   ck_host_failures(create_two);
+  ck_host_failures(create_rms);
 
   ck_ok(create_two(&module));
   ck_forward_fails(module, EK_ERR_SHAPE, "attention, forward: input has 5 columns, expected 6",

@@ -1,6 +1,8 @@
 /*
  * check_llama.c - a decoder of Llama's shape, against its formulas in plain loops over doubles.
  */
+#include <evenkeel/gpt.h>
+
 #include "ck_module.h"
 
 enum { VOCABULARY = 11, WIDTH = 8, HIDDEN = 12, HEADS = 4, HEAD = WIDTH / HEADS, LAYERS = 2 };
@@ -24,6 +26,48 @@ static ek_status create_with(ek_module **module, int layers, int kv_heads, bool 
   options.dropout = dropout;
   return ek_llama_create(module, &options);
 }
+/* As Qwen3: norms of queries and keys, heads wider than width / heads; documents, and dropout of
+ * probabilities. */
+static ek_status create_qwen(ek_module **module, ek_recompute recompute) {
+  ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
+  options.vocabulary = VOCABULARY;
+  options.sequence = 6;
+  options.width = WIDTH;
+  options.hidden = HIDDEN;
+  options.layers = 3;
+  options.heads = HEADS;
+  options.kv_heads = 2;
+  options.head_width = 4;
+  options.qk_norm = EK_QK_NORM_RMS;
+  options.attention_dropout = 0.2;
+  options.segments = true;
+  options.recompute = recompute;
+  return ek_llama_create(module, &options);
+}
+static ek_status create_documents(ek_module **m) {
+  return create_qwen(m, (ek_recompute){EK_RECOMPUTE_NONE, 0, 0});
+}
+static ek_status create_every(ek_module **m) {
+  return create_qwen(m, (ek_recompute){EK_RECOMPUTE_EVERY, 2, 0});
+}
+static ek_status create_all(ek_module **m) {
+  return create_qwen(m, (ek_recompute){EK_RECOMPUTE_ALL, 0, 0});
+}
+static ek_status create_cheap(ek_module **m) {
+  return create_qwen(m, (ek_recompute){EK_RECOMPUTE_CHEAP, 0, 0});
+}
+static ek_status create_gpt(ek_module **module) {
+  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
+  options.vocabulary = VOCABULARY;
+  options.sequence = 6;
+  options.width = WIDTH;
+  options.layers = LAYERS;
+  options.heads = 2;
+  options.attention_dropout = 0.2;
+  options.segments = true;
+  return ek_gpt_create(module, &options);
+}
+
 static ek_status create_plain(ek_module **m) { return create_with(m, LAYERS, 0, false, false, 0); }
 static ek_status create_tied(ek_module **m) { return create_with(m, LAYERS, 2, true, true, 0); }
 static ek_status create_dropout(ek_module **m) {
@@ -34,6 +78,8 @@ static ek_status create_flat(ek_module **m) { return create_with(m, 0, 0, false,
 /* depth: fifteen operations a block, forward and backward, times a few for normalisations and
  * softmaxes, whose backwards are differences. */
 #define TWO_BLOCKS 200
+/* Tokens, and numbers of documents. */
+#define TWO_INPUTS {EK_I32, 2, {3, 6}, 0, VOCABULARY - 1}, {EK_I32, 2, {3, 6}, -1, 1}
 
 static const struct ck_module_case cases[] = {
     CK_CASE_PROBED("2 layers", create_plain, 24, TWO_BLOCKS, 61, 24,
@@ -42,9 +88,45 @@ static const struct ck_module_case cases[] = {
                    create_tied, 24, TWO_BLOCKS, 55, 24, {EK_I32, 2, {2, 6}, 0, VOCABULARY - 1}),
     CK_CASE_PROBED("2 layers, dropout, 1 head of keys", create_dropout, 24, TWO_BLOCKS, 55, 24,
                    {EK_I32, 2, {3, 5}, 0, VOCABULARY - 1}),
+    CK_CASE_PROBED("3 layers, norms of queries and keys, documents, dropout of probabilities",
+                   create_documents, 24, 2 * TWO_BLOCKS, 172, 24, TWO_INPUTS),
+    CK_CASE_PROBED("the same, recomputed", create_every, 24, 2 * TWO_BLOCKS, 13, 24, TWO_INPUTS),
+    CK_CASE_PROBED("GPT-2 with documents, dropout of probabilities", create_gpt, 24, TWO_BLOCKS, 98,
+                   24, TWO_INPUTS),
     CK_CASE("no layers", create_flat, 11, 20, 3, {EK_I32, 2, {3, 1}, 0, VOCABULARY - 1}),
 };
+enum { DOCUMENTS = 3, GPT = 5, FLAT = 6 };
 CK_MODULE_CASES(cases)
+
+/* What is made again has the same bits, masks and documents included. */
+CK_TEST(recomputed_documents) {
+  static ek_status (*const creates[])(ek_module **) = {create_documents, create_every, create_all,
+                                                       create_cheap};
+  struct ck_results *results[4];
+  for (int i = 0; i < 4; i++) {
+    struct ck_module_case is = cases[DOCUMENTS];
+    is.create = creates[i];
+    results[i] = ck_bed_backward(ck_bed_open(&is, EK_F32, test_devices("cpu:1")), false);
+    ck_same_bits("output", results[i]->output[0], results[0]->output[0],
+                 results[0]->output_count[0]);
+    ck_same_bits("gradient", results[i]->gradient, results[0]->gradient, results[0]->parameters);
+  }
+}
+
+/* Two documents in a row give the logits that each has in a row of its own: positions begin again,
+ * and neither sees the other. */
+CK_LOOP(packed_is_apart, 2) {
+  static const double tokens[18] = {1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 0, 0, 5, 6, 0, 0, 0, 0};
+  static const double segments[18] = {0, 0, 0, 0, 1, 1, 0, 0, 0, 0, -1, -1, 0, 0, -1, -1, -1, -1};
+  struct ck_bed *bed = ck_bed_open(&cases[_i == 0 ? DOCUMENTS : GPT], EK_F64, test_devices("cpu:1"));
+  bed->options.training = false;
+  ck_set(&bed->input[0], tokens);
+  ck_set(&bed->input[1], segments);
+  const double *y = ck_bed_backward(bed, false)->output[0];
+  const double bound = 30 * (32 * sqrt(32.0) + 8) * 0x1p-53; /* as below */
+  ck_assert_double_le(ck_rel_l2(y, y + 6 * VOCABULARY, 4 * VOCABULARY), bound);
+  ck_assert_double_le(ck_rel_l2(y + 4 * VOCABULARY, y + 12 * VOCABULARY, 2 * VOCABULARY), bound);
+}
 
 /* ---- the formulas once more, one sample at a time ---- */
 
@@ -167,7 +249,7 @@ static void forward(double *logits, const ek_replica *replica, int layers, int k
 /* Sums run in another order: the bound is one for 32 terms and a chain of some thirty operations,
  * that of the single-precision test in units of 2^-53. */
 CK_LOOP(formula, 3) {
-  static const int which[] = {0, 1, 3};
+  static const int which[] = {0, 1, FLAT};
   const struct ck_module_case *is = &cases[which[_i]];
   struct ck_bed *bed = ck_bed_open(is, EK_F64, test_devices("cpu:1"));
   struct ck_results *r = ck_bed_backward(bed, false);

@@ -1,5 +1,5 @@
 /*
- * check_attend.c - causal self-attention against the formula, written out in long double.
+ * check_attend.c - self-attention against the formula, written out in long double.
  *
  * Bounds, with u the unit roundoff, d the head width, T the tokens; c = 1 / sqrt(d):
  *   s_ij = c q_i k_j          e_s = (d + 3) u c sum|q||k|, the largest of the row
@@ -12,6 +12,7 @@
  *   ds = p (dp - D)           p (e_p |dp - D| + (d + 4) u (sum|dout||v| + sum|dout||out|))
  *   dv                        sum_i |dout| p (e_p + (T + 3) u)
  *   dq, dk                    c sum (|k| or |q|) (error of ds + (T + 4) u |ds|)
+ * Dropout multiplies p in out and dv, and dp, with 0 or a factor that is rounded: 2 u more in each.
  * Where g heads share keys, dv and dk are sums of g T terms instead of T.
  * Where products multiply in TF32, each of their operands has a relative error r = 2^-11 more: 2 r
  * in s and dp, in p as it is multiplied, and in v; and a tensor core's additions may cut, so that u
@@ -39,8 +40,19 @@ static const int64_t sizes[][5] = {
     {1, 67, 2, 100, 1}, {1, 40, 2, 256, 1}};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
+/* What a query sees, and what is dropped. */
+struct mask {
+  bool everything; /* not causal */
+  int lengths[6];  /* of documents, over and over; negative: padding; none: a row is one document */
+  double dropout;
+};
+static const ek_random_key key = {0x123456789ABCDEF, 7, 3};
+enum { FIRST_SAMPLE = 5 };
+
 struct attention {
   int64_t batch, tokens, heads, width, kv_heads; /* width of a head */
+  struct mask mask;
+  double *segments; /* batch x tokens, or NULL */
   const double *qkv, *dout;
   double *given; /* out as the type holds it: what backward gets */
   double *out, *out_bound, *lse, *lse_bound, *dqkv, *dqkv_bound;
@@ -67,24 +79,52 @@ CK_UNWATCHED static long double dot(const double *a, const double *b, int64_t n,
   return sum;
 }
 
+/* The keys that query i of a sample sees begin with this one, and end before the other. */
+static int64_t first_seen(const struct attention *a, int64_t sample, int64_t i) {
+  const double *segments = a->segments == NULL ? NULL : a->segments + sample * a->tokens;
+  while (segments != NULL && i > 0 && segments[i - 1] == segments[i]) i--;
+  return segments == NULL ? 0 : i;
+}
+static int64_t end_seen(const struct attention *a, int64_t sample, int64_t i) {
+  const double *segments = a->segments == NULL ? NULL : a->segments + sample * a->tokens;
+  if (segments != NULL && segments[i] < 0) return 0;
+  if (!a->mask.everything) return i + 1;
+  if (segments == NULL) return a->tokens;
+  const double own = segments[i];
+  while (i < a->tokens && segments[i] == own) i++;
+  return i;
+}
+
+static double kept(const struct attention *a, int64_t sample, int64_t head, int64_t i, int64_t j) {
+  uint32_t bits[4];
+  if (a->mask.dropout == 0) return 1;
+  const int64_t blocks = (a->tokens + 3) / 4;
+  ek_random_bits(key, (uint32_t)(FIRST_SAMPLE + sample),
+                 (uint32_t)((head * a->tokens + i) * blocks + j / 4), bits);
+  return ek_random_unit(bits[j % 4]) >= a->mask.dropout ? 1 / (1 - a->mask.dropout) : 0;
+}
+
 /* Row i of p with its relative error, and lse. */
 CK_UNWATCHED static void softmax_row(struct head *h, int64_t i, double *lse, double *lse_bound) {
   const struct attention *a = h->a;
   const long double c = 1 / sqrtl((long double)a->width), u = h->u;
   long double *p = h->p + i * a->tokens;
+  const int64_t first = first_seen(a, h->sample, i), end = end_seen(a, h->sample, i);
   long double most = 0, largest = -HUGE_VALL, e_s = 0, sum = 0;
-  for (int64_t j = 0; j <= i; j++) {
+  *lse = *lse_bound = 0;
+  if (first >= end) return;
+  for (int64_t j = first; j < end; j++) {
     long double size = 0;
     p[j] = c * dot(h->q + i * h->stride, h->k + j * h->stride, a->width, &size);
     e_s = fmaxl(e_s, ((long double)(a->width + 3) * u + 2 * (long double)h->r) * c * size);
     most = fmaxl(most, fabsl(p[j]));
     largest = fmaxl(largest, p[j]);
   }
-  for (int64_t j = 0; j <= i; j++) sum += expl(p[j] - largest);
+  for (int64_t j = first; j < end; j++) sum += expl(p[j] - largest);
   const long double exact = largest + logl(sum);
-  for (int64_t j = 0; j <= i; j++) p[j] = expl(p[j] - exact);
+  for (int64_t j = first; j < end; j++) p[j] = expl(p[j] - exact);
   const long double t = (long double)a->tokens;
-  h->p_error[i] = 2 * e_s + (t + 16 + 4 * most) * u;
+  h->p_error[i] = 2 * e_s + (t + 16 + 4 * most + (a->mask.dropout > 0 ? 2 : 0)) * u;
   *lse = (double)exact;
   *lse_bound = (double)(2 * (e_s + (t + 16 + 2 * most + fabsl(exact)) * u));
 }
@@ -97,9 +137,10 @@ CK_UNWATCHED static void head_forward(struct head *h) {
     softmax_row(h, i, &a->lse[at], &a->lse_bound[at]);
     for (int64_t e = 0; e < a->width; e++) {
       long double sum = 0, size = 0, lost = 0;
-      for (int64_t j = 0; j <= i; j++) {
-        sum += h->p[i * t + j] * h->v[j * h->stride + e];
-        size += h->p[i * t + j] * fabs(h->v[j * h->stride + e]);
+      for (int64_t j = first_seen(a, h->sample, i); j < end_seen(a, h->sample, i); j++) {
+        const long double p = h->p[i * t + j] * kept(a, h->sample, h->number, i, j);
+        sum += p * h->v[j * h->stride + e];
+        size += p * fabs(h->v[j * h->stride + e]);
         lost += h->tiny * fabs(h->v[j * h->stride + e]);
       }
       const int64_t to = (h->sample * t + i) * channels + h->number * a->width + e;
@@ -122,10 +163,11 @@ CK_UNWATCHED static void row_backward(const struct head *h, int64_t i) {
   double *d = a->dqkv, *bound = a->dqkv_bound;
   long double d_size = 0;
   const long double total = dot(a->dout + row, a->given + row, n, &d_size);
-  for (int64_t j = 0; j <= i; j++) {
-    const long double p = h->p[i * t + j];
+  for (int64_t j = first_seen(a, h->sample, i); j < end_seen(a, h->sample, i); j++) {
+    const long double p = h->p[i * t + j], keep = kept(a, h->sample, h->number, i, j);
     long double size = 0;
-    const long double dp = dot(a->dout + row, h->v + j * h->stride, n, &size);
+    const long double dp = keep * dot(a->dout + row, h->v + j * h->stride, n, &size);
+    size *= keep;
     const long double ds = p * (dp - total);
     const long double error =
         h->tiny * (1 + fabsl(dp - total)) +
@@ -134,7 +176,7 @@ CK_UNWATCHED static void row_backward(const struct head *h, int64_t i) {
         ((terms + 4) * u + r_score) * fabsl(ds);
     for (int64_t e = 0; e < n; e++) {
       const int64_t qi = i * h->stride + e, kj = j * h->stride + e;
-      const long double dv = p * a->dout[row + e];
+      const long double dv = keep * p * a->dout[row + e];
       d[q0 + qi] += (double)(c * ds * h->k[kj]);
       bound[q0 + qi] += (double)(2 * c * error * fabs(h->k[kj]));
       d[k0 + kj] += (double)(c * ds * h->q[qi]);
@@ -142,7 +184,7 @@ CK_UNWATCHED static void row_backward(const struct head *h, int64_t i) {
       d[v0 + kj] += (double)dv;
       bound[v0 + kj] +=
           (double)(2 * fabsl(dv) * (h->p_error[i] + (terms + 3) * u + r_score)) +
-          h->tiny * fabs(a->dout[row + e]);
+          (double)fmaxl(keep, 1) * h->tiny * fabs(a->dout[row + e]);
     }
   }
 }
@@ -200,14 +242,48 @@ static struct attention make(struct ck_rig *rig, const int64_t *size, double ran
   return a;
 }
 
+/* Documents of the mask's lengths; each sample begins with another one. */
+static void set_mask(struct ck_rig *rig, struct attention *a, const struct mask *mask) {
+  a->mask = *mask;
+  if (mask->lengths[0] == 0) return;
+  a->segments = ck_zeros(rig, a->batch * a->tokens);
+  for (int64_t b = 0; b < a->batch; b++) {
+    int number = (int)b, left = 0, length = 0;
+    for (int64_t i = 0; i < a->tokens; i++, left--) {
+      if (left == 0) {
+        do length = mask->lengths[number++ % 6];
+        while (length == 0);
+        left = abs(length);
+      }
+      a->segments[b * a->tokens + i] = length < 0 ? -1 : number;
+    }
+  }
+}
+
 /* The tensors of one call, on the device. */
 struct tensors {
   ek_tensor *qkv, *out, *lse, *dout, *dqkv;
   int64_t in, result, rows; /* numbers of elements */
-  int heads, kv_heads;
+  ek_attend_options options;
 };
 
+static const ek_tensor *upload_ranges(struct ck_rig *rig, const struct attention *a) {
+  if (a->segments == NULL) return NULL;
+  ek_tensor *segments = ck_tensor_of(rig, EK_I32, a->segments, CK_SHAPE(a->batch, a->tokens));
+  ek_tensor *ranges = ck_blank(rig, EK_I32, CK_SHAPE(a->batch, a->tokens, 2));
+  ck_ok(ek_op_document_ranges(rig->stream, ranges, NULL, segments));
+  return ranges;
+}
+
 static struct tensors upload(struct ck_rig *rig, const struct attention *a) {
+  const ek_attend_options options = {.size = sizeof options,
+                                     .heads = (int)a->heads,
+                                     .kv_heads = (int)a->kv_heads,
+                                     .causal = !a->mask.everything,
+                                     .ranges = upload_ranges(rig, a),
+                                     .dropout = a->mask.dropout,
+                                     .key = key,
+                                     .first_sample = FIRST_SAMPLE};
   const int64_t b = a->batch, t = a->tokens, c = a->heads * a->width;
   const int64_t all = c + 2 * a->kv_heads * a->width;
   return (struct tensors){.qkv = ck_tensor(rig, a->qkv, CK_SHAPE(b, t, all)),
@@ -218,20 +294,28 @@ static struct tensors upload(struct ck_rig *rig, const struct attention *a) {
                           .in = b * t * all,
                           .result = b * t * c,
                           .rows = b * a->heads * t,
-                          .heads = (int)a->heads,
-                          .kv_heads = (int)a->kv_heads};
+                          .options = options};
+}
+
+static ek_status forward(struct ck_rig *rig, const struct tensors *t) {
+  return ek_op_attention_forward(rig->stream, t->out, t->lse, t->qkv, &t->options);
+}
+
+static ek_status backward(struct ck_rig *rig, const struct tensors *t) {
+  return ek_op_attention_backward(rig->stream, t->dqkv, t->dout, t->qkv,
+                                  t->out, t->lse, &t->options);
 }
 
 static void check_forward(struct ck_rig *rig, const struct attention *a) {
   const struct tensors t = upload(rig, a);
-  ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, t.heads, t.kv_heads));
+  ck_ok(forward(rig, &t));
   const double *out = ck_read(rig, t.out), *lse = ck_read(rig, t.lse);
   ck_fits(rig, "out", t.out, a->out, a->out_bound, t.result);
   ck_fits(rig, "lse", t.lse, a->lse, a->lse_bound, t.rows);
   if (CK_TSAN) return; /* the same again has the same races */
   ck_set(t.out, NULL);
   ck_set(t.lse, NULL);
-  ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, t.heads, t.kv_heads));
+  ck_ok(forward(rig, &t));
   ck_same_bits("out again", ck_read(rig, t.out), out, t.result);
   ck_same_bits("lse again", ck_read(rig, t.lse), lse, t.rows);
 }
@@ -240,14 +324,12 @@ static void check_backward(struct ck_rig *rig, const struct attention *a) {
   const struct tensors t = upload(rig, a);
   ck_set(t.out, a->given);
   ck_set(t.lse, a->lse);
-  ck_ok(ek_op_attention_backward(rig->stream, t.dqkv, t.dout, t.qkv, t.out, t.lse, t.heads,
-                                 t.kv_heads));
+  ck_ok(backward(rig, &t));
   const double *dqkv = ck_read(rig, t.dqkv);
   ck_fits(rig, "dqkv", t.dqkv, a->dqkv, a->dqkv_bound, t.in);
   if (CK_TSAN) return;
   ck_set(t.dqkv, NULL);
-  ck_ok(ek_op_attention_backward(rig->stream, t.dqkv, t.dout, t.qkv, t.out, t.lse, t.heads,
-                                 t.kv_heads));
+  ck_ok(backward(rig, &t));
   ck_same_bits("dqkv again", ck_read(rig, t.dqkv), dqkv, t.in);
 }
 
@@ -266,6 +348,36 @@ CK_LOOP(forward_and_backward, VARIANTS) {
     struct ck_rig *rig = open_variant(_i);
     if (rig == NULL) return;
     const struct attention a = make(rig, sizes[s], 1);
+    check_forward(rig, &a);
+    check_backward(rig, &a);
+    ck_rig_close(rig);
+  }
+}
+
+static const struct {
+  int64_t size[5];
+  struct mask mask;
+} masked[] = {
+    {{1, 129, 3, 8}, {true, {0}, 0}},
+    {{1, 70, 2, 128}, {true, {0}, 0}},
+    {{2, 150, 2, 16}, {false, {17, 1, 70, -3, 40, 9}, 0}},
+    {{2, 150, 4, 32, 2}, {true, {17, 1, 70, -3, 40, 9}, 0}},
+    {{2, 170, 2, 64, 1}, {false, {5, 100, 30, 64}, 0.3}},
+    {{1, 67, 1, 256}, {false, {-20, 7, 40}, 0}},
+    {{2, 40, 2, 100, 1}, {true, {0}, 0.5}},
+    {{1, 75, 2, 33}, {true, {-70, 3}, 0.1}},
+    {{2, 33, 2, 5}, {false, {-33, 33}, 0}},
+};
+enum { MASKED = sizeof masked / sizeof masked[0] };
+
+CK_LOOP(masks_and_dropout, VARIANTS) {
+  for (int s = 0; s < MASKED; s++) {
+    if (_i < ck_variants() ? !ck_turn(_i, s) : !ck_part(s)) continue;
+    struct ck_rig *rig = open_variant(_i);
+    if (rig == NULL) return;
+    struct attention a = numbers(rig, masked[s].size, 1);
+    set_mask(rig, &a, &masked[s].mask);
+    reference(rig, &a);
     check_forward(rig, &a);
     check_backward(rig, &a);
     ck_rig_close(rig);
@@ -293,14 +405,14 @@ CK_LOOP(causality, VARIANTS) {
   const struct attention a = numbers(rig, size, 1);
   const struct tensors t = upload(rig, &a);
   const int64_t channels = 32;
-  ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, 2, 0));
+  ck_ok(forward(rig, &t));
   const double *out = ck_read(rig, t.out), *lse = ck_read(rig, t.lse);
   for (size_t c = 0; c < sizeof cuts / sizeof cuts[0]; c++) {
     double *changed = ck_values(rig, t.in, -1, 1);
     memcpy(changed, a.qkv, (size_t)(cuts[c] * 3 * channels) * sizeof *changed);
     if (c % 2 == 1) changed[cuts[c] * 3 * channels + channels] = NAN;
     ck_set(t.qkv, changed);
-    ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, 2, 0));
+    ck_ok(forward(rig, &t));
     ck_same_bits("earlier outputs", ck_read(rig, t.out), out, cuts[c] * channels);
     const double *got = ck_read(rig, t.lse);
     for (int h = 0; h < 2; h++) ck_same_bits("earlier lse", got + h * 300, lse + h * 300, cuts[c]);
@@ -322,7 +434,7 @@ CK_LOOP_FROM(wide_heads_of_16_bits, CK_VARIANTS, ck_variants()) {
   ek_tensor *qkv = ck_poisoned(rig, CK_SHAPE(1, 1, 3 * too_wide));
   snprintf(text, sizeof text, "heads are %d wide", (int)too_wide);
   ck_fails(ek_op_attention_forward(rig->stream, ck_poisoned(rig, CK_SHAPE(1, 1, too_wide)),
-                                   ck_poisoned_sums(rig, CK_SHAPE(1, 1, 1)), qkv, 1, 0),
+                                   ck_poisoned_sums(rig, CK_SHAPE(1, 1, 1)), qkv, NULL),
            EK_ERR_UNSUPPORTED, text);
 }
 
@@ -331,7 +443,7 @@ CK_RIG_LOOP(one_token, ck_variants()) {
   static const int64_t size[5] = {3, 1, 2, 4};
   const struct attention a = make(rig, size, 1);
   const struct tensors t = upload(rig, &a);
-  ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, 2, 0));
+  ck_ok(forward(rig, &t));
   const double *out = ck_read(rig, t.out);
   for (int64_t b = 0; b < 3; b++) {
     ck_within("v", out + b * 8, a.qkv + b * 24 + 16, NULL, 8);
@@ -349,25 +461,27 @@ struct attention_context {
 static double attention_function(void *context, const double *qkv) {
   const struct attention_context *f = context;
   ck_set(f->t->qkv, qkv);
-  ck_ok(ek_op_attention_forward(f->rig->stream, f->t->out, f->t->lse, f->t->qkv, f->t->heads,
-                                f->t->kv_heads));
+  ck_ok(forward(f->rig, f->t));
   return ck_weighed(f->t->out, f->dout);
 }
 
 CK_TEST(gradient_by_differences) {
   if (CK_TSAN) return; /* one forward after the other, alone on the device */
   static const int64_t shapes[][5] = {{2, 5, 2, 3}, {1, 130, 1, 4}, {2, 5, 4, 2, 2}};
-  for (int s = 0; s < 3; s++) {
+  static const struct mask masks[] = {{false, {0}, 0}, {false, {0}, 0}, {false, {0}, 0},
+                                      {true, {0}, 0},  {false, {2, 1, -1, 3}, 0.25},
+                                      {true, {3, -1, 2}, 0.25}};
+  for (int s = 0; s < 6; s++) {
     if (!ck_part(s + 1)) continue;
     struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
-    const struct attention a = numbers(rig, shapes[s], 1);
+    struct attention a = numbers(rig, shapes[s < 3 ? s : 2], 1);
+    set_mask(rig, &a, &masks[s]);
     const struct tensors t = upload(rig, &a);
     struct attention_context f = {rig, &t, a.dout};
     double *qkv = ck_zeros(rig, t.in);
     memcpy(qkv, a.qkv, (size_t)t.in * sizeof *qkv);
-    ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, t.heads, t.kv_heads));
-    ck_ok(ek_op_attention_backward(rig->stream, t.dqkv, t.dout, t.qkv, t.out, t.lse, t.heads,
-                                   t.kv_heads));
+    ck_ok(forward(rig, &t));
+    ck_ok(backward(rig, &t));
     ck_gradient(rig, "attention", attention_function, &f, qkv, ck_read(rig, t.dqkv), t.in, 200);
     ck_rig_close(rig);
   }
@@ -382,23 +496,136 @@ CK_TEST(bad_heads_and_huge_sizes) {
   ek_tensor *qkv = ck_ghost(rig, EK_F32, CK_SHAPE(b, tokens, 3 * c));
   ek_tensor *out = ck_ghost(rig, EK_F32, CK_SHAPE(b, tokens, c));
   ek_tensor *lse = ck_ghost(rig, EK_F32, CK_SHAPE(b, 16, tokens));
-  ck_ok(ek_op_attention_forward(s, out, lse, qkv, 16, 0));
-  ck_fails(ek_op_attention_forward(s, out, lse, qkv, 0, 0), EK_ERR_INVALID_ARGUMENT,
-           "attention_forward: heads is 0");
-  ck_fails(ek_op_attention_forward(s, out, lse, qkv, -16, 0), EK_ERR_INVALID_ARGUMENT,
-           "heads is -16");
-  ck_fails(ek_op_attention_forward(s, out, lse, qkv, 3, 0), EK_ERR_SHAPE,
-           "attention_forward: qkv is 32 x 8589934592 x 3145728 but must be B x T x a multiple of "
-           "3 + 2 x 3 heads");
-  ck_fails(ek_op_attention_forward(s, out, lse, qkv, 16, 3), EK_ERR_INVALID_ARGUMENT,
+  ek_attend_options o = EK_ATTEND_OPTIONS_INIT;
+#define FORWARD(heads_, kv_heads_)                                                                 \
+  (o.heads = (heads_), o.kv_heads = (kv_heads_),                                                   \
+   ek_op_attention_forward(s, out, lse, qkv, &o))
+  ck_ok(FORWARD(16, 0));
+  ck_fails(FORWARD(0, 0), EK_ERR_INVALID_ARGUMENT, "attention_forward: heads is 0");
+  ck_fails(FORWARD(-16, 0), EK_ERR_INVALID_ARGUMENT, "heads is -16");
+  ck_fails(FORWARD(3, 0), EK_ERR_SHAPE,
+           "attention_forward: out is 32 x 8589934592 x 1048576 but must be B x T x a multiple of "
+           "3 heads");
+  ck_fails(FORWARD(16, 3), EK_ERR_INVALID_ARGUMENT,
            "attention_forward: 16 heads are not a multiple of 3 kv_heads");
-  ck_fails(ek_op_attention_forward(s, out, lse, qkv, 16, -1), EK_ERR_INVALID_ARGUMENT,
+  ck_fails(FORWARD(16, -1), EK_ERR_INVALID_ARGUMENT,
            "16 heads are not a multiple of -1 kv_heads");
-  ck_fails(ek_op_attention_forward(s, out, lse, qkv, 8, 0), EK_ERR_SHAPE,
-           "attention_forward: lse is 32 x 16 x 8589934592 but qkv is");
+  ck_fails(FORWARD(8, 0), EK_ERR_SHAPE,
+           "attention_forward: lse is 32 x 16 x 8589934592 but out is");
+  ck_fails(FORWARD(16, 8), EK_ERR_SHAPE,
+           "attention_forward: q is 32 x 8589934592 x 3145728 but out is");
+  o.dropout = 0.5;
+  ck_fails(FORWARD(16, 0), EK_ERR_UNSUPPORTED, "probabilities, which are more than 2^34");
+  o.dropout = 1;
+  ck_fails(FORWARD(16, 0), EK_ERR_INVALID_ARGUMENT, "dropout is 1, which is outside 0 <= p < 1");
+  o.dropout = 0;
+  o.k = qkv;
+  ck_fails(FORWARD(16, 0), EK_ERR_INVALID_ARGUMENT, "attention_forward: v is NULL");
+  o.k = NULL;
+  o.k_column = 1;
+  ck_fails(FORWARD(16, 0), EK_ERR_INVALID_ARGUMENT, "columns are given, but k and v are NULL");
+  o.k_column = 2 * c + 1;
+  o.k = o.v = qkv;
+  ck_fails(FORWARD(16, 0), EK_ERR_SHAPE,
+           "k is 32 x 8589934592 x 3145728, expected at least 1048576 columns from column 2097153");
+  o.k_column = c, o.v_column = 2 * c;
+  ck_ok(FORWARD(16, 0));
+  ek_tensor *dqkv = ck_ghost(rig, EK_F32, CK_SHAPE(b, tokens, 3 * c));
+  ek_tensor *dout = ck_ghost(rig, EK_F32, CK_SHAPE(b, tokens, c));
+  o.dk = o.dv = dqkv;
+  ck_ok(ek_op_attention_backward(s, dqkv, dout, qkv, out, lse, &o));
+  o.v_column = c + 1;
+  ck_fails(ek_op_attention_backward(s, dqkv, dout, qkv, out, lse, &o),
+           EK_ERR_INVALID_ARGUMENT, "the columns of dv and dk overlap in one tensor");
+  o.k_column = o.v_column = 0;
+  o.k = o.v = NULL, o.dv = NULL;
+  ck_fails(ek_op_attention_backward(s, dqkv, dout, qkv, out, lse, &o), EK_ERR_INVALID_ARGUMENT,
+           "dk is given, but k and v are NULL");
   ek_tensor *none = ck_ghost(rig, EK_F32, CK_SHAPE(b, tokens, 0));
-  ck_fails(ek_op_attention_forward(s, none, lse, none, 16, 0), EK_ERR_SHAPE,
-           "attention_forward: qkv is 32 x 8589934592 x 0, which has no channels");
+  ck_fails(ek_op_attention_forward(s, none, lse, none, &o), EK_ERR_SHAPE,
+           "attention_forward: out is 32 x 8589934592 x 0, which has no channels");
+}
+
+/* ---- documents ---- */
+
+CK_RIG_LOOP(document_ranges, 1) {
+  enum { SAMPLES = 2, TOKENS = 7 };
+  static const double numbers_of[SAMPLES * TOKENS] = {4, 4, 0, -1, -1, 4, 4, 7, 7, 7, 7, 7, 7, 7};
+  static const double want[2 * SAMPLES * TOKENS] = {0, 2, 0, 2, 2, 3, 3, 3, 4, 4, 5, 7, 5, 7,
+                                                     0, 7, 0, 7, 0, 7, 0, 7, 0, 7, 0, 7, 0, 7};
+  static const double places[SAMPLES * TOKENS] = {0, 1, 0, 0, 0, 0, 1, 0, 1, 2, 3, 4, 5, 6};
+  ek_tensor *segments = ck_tensor_of(rig, EK_I32, numbers_of, CK_SHAPE(SAMPLES, TOKENS));
+  ek_tensor *ranges = ck_blank(rig, EK_I32, CK_SHAPE(SAMPLES, TOKENS, 2));
+  ek_tensor *positions = ck_blank(rig, EK_I32, CK_SHAPE(SAMPLES, TOKENS));
+  ck_ok(ek_op_document_ranges(rig->stream, ranges, positions, segments));
+  ck_same_bits("ranges", ck_read(rig, ranges), want, 2 * SAMPLES * TOKENS);
+  ck_same_bits("positions", ck_read(rig, positions), places, SAMPLES * TOKENS);
+  ck_fails(ek_op_document_ranges(rig->stream, positions, NULL, segments), EK_ERR_SHAPE,
+           "document_ranges: ranges is 2 x 7 but segments is 2 x 7, which takes 2 x 7 x 2");
+  ck_ok(ek_op_document_ranges(rig->stream, NULL, NULL, segments));
+}
+
+/* Documents in one row give what each gives in a row of its own: the same bits where a document
+ * begins with a tile, as on the CPU each does; gradients of keys too. */
+CK_LOOP(packed_is_apart, VARIANTS) {
+  static const int64_t size[5] = {1, 128 + 60, 4, 16, 2};
+  static const struct mask two = {.lengths = {128, 60}};
+  struct ck_rig *rig = open_variant(_i);
+  if (rig == NULL) return;
+  struct attention a = numbers(rig, size, 1);
+  set_mask(rig, &a, &two);
+  const struct tensors t = upload(rig, &a);
+  ck_ok(forward(rig, &t));
+  ck_ok(backward(rig, &t));
+  const double *out = ck_read(rig, t.out), *dqkv = ck_read(rig, t.dqkv);
+  for (int64_t part = 0, first = 0; part < 2; first += two.lengths[part++]) {
+    struct attention one = a;
+    one.tokens = two.lengths[part];
+    one.segments = NULL;
+    one.qkv += first * 8 * 16, one.dout += first * 4 * 16;
+    const struct tensors alone = upload(rig, &one);
+    ck_ok(forward(rig, &alone));
+    ck_ok(backward(rig, &alone));
+    ck_same_bits("out", out + first * 4 * 16, ck_read(rig, alone.out), alone.result);
+    ck_same_bits("dqkv", dqkv + first * 8 * 16, ck_read(rig, alone.dqkv), alone.in);
+  }
+}
+
+/* Queries, keys and values in tensors of their own, in the midst of others' columns. */
+CK_LOOP(views, VARIANTS) {
+  static const int64_t size[5] = {2, 70, 4, 8, 2};
+  enum { ROWS = 2 * 70, IN = 64, OUT = 32, SHARED = 16, WIDE = 40 };
+  struct ck_rig *rig = open_variant(_i);
+  if (rig == NULL) return;
+  const struct attention a = numbers(rig, size, 1);
+  const struct tensors t = upload(rig, &a);
+  ck_ok(forward(rig, &t));
+  ck_ok(backward(rig, &t));
+  const double *out = ck_read(rig, t.out), *dqkv = ck_read(rig, t.dqkv);
+  double *q = ck_zeros(rig, ROWS * WIDE), *kv = ck_zeros(rig, ROWS * WIDE);
+  for (int64_t i = 0; i < ROWS; i++) {
+    memcpy(q + i * WIDE + 8, a.qkv + i * IN, OUT * sizeof *q);
+    memcpy(kv + i * WIDE, a.qkv + i * IN + OUT + SHARED, SHARED * sizeof *kv); /* v first */
+    memcpy(kv + i * WIDE + 24, a.qkv + i * IN + OUT, SHARED * sizeof *kv);
+  }
+  ek_attend_options o = t.options;
+  o.q_column = 8, o.k_column = 24, o.v_column = 0;
+  ek_tensor *at_q = ck_tensor(rig, q, CK_SHAPE(2, 70, WIDE));
+  ek_tensor *at_kv = ck_tensor(rig, kv, CK_SHAPE(2, 70, WIDE));
+  ek_tensor *dq = ck_poisoned(rig, CK_SHAPE(2, 70, WIDE));
+  ek_tensor *dkv = ck_poisoned(rig, CK_SHAPE(2, 70, WIDE));
+  ck_set(t.out, NULL);
+  o.k = o.v = at_kv, o.dk = o.dv = dkv;
+  ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, at_q, &o));
+  ck_same_bits("out of views", ck_read(rig, t.out), out, t.result);
+  ck_ok(ek_op_attention_backward(rig->stream, dq, t.dout, at_q, t.out, t.lse, &o));
+  const double *got_q = ck_read(rig, dq), *got_kv = ck_read(rig, dkv);
+  for (int64_t i = 0; i < ROWS; i++) {
+    const double *want = dqkv + i * IN;
+    ck_same_bits("dq", got_q + i * WIDE + 8, want, OUT);
+    ck_same_bits("dk", got_kv + i * WIDE + 24, want + OUT, SHARED);
+    ck_same_bits("dv", got_kv + i * WIDE, want + OUT + SHARED, SHARED);
+  }
 }
 
 CK_SUITE("attend")

@@ -37,7 +37,7 @@ CK_RIG_CASES(both_ways, s, 2 * SIZES) {
   double *x = ck_values(rig, n, -3, 3), *bound = ck_zeros(rig, n);
   ek_tensor *y = ck_tensor(rig, x, CK_SHAPE(size[0], size[1], size[4]));
   turn(rig, size, speeds, x, bound, back ? -1 : 1);
-  ck_ok(ek_op_rotary(rig->stream, y, (int)size[2], size[3], speeds, back));
+  ck_ok(ek_op_rotary(rig->stream, y, NULL, (int)size[2], size[3], speeds, back));
   for (int64_t i = 0; i < n && size[1] > 0; i++) {
     if (i / size[4] % size[1] == 0) bound[i] = 0;
   }
@@ -52,7 +52,7 @@ CK_RIG_LOOP(far_positions, ck_variants()) {
   double *x = ck_values(rig, TOKENS * 4, -1, 1), *bound = ck_zeros(rig, TOKENS * 4);
   ek_tensor *y = ck_tensor(rig, x, CK_SHAPE(1, TOKENS, 4));
   turn(rig, size, speeds, x, bound, 1);
-  ck_ok(ek_op_rotary(rig->stream, y, 1, 4, speeds, false));
+  ck_ok(ek_op_rotary(rig->stream, y, NULL, 1, 4, speeds, false));
   ck_fits(rig, "x", y, x, bound, TOKENS * 4);
 }
 
@@ -66,7 +66,7 @@ CK_TEST(products_see_distances) {
   ck_ok(ek_rotary_speeds(speeds, WIDTH, &rotary));
   for (int i = 0; i < TOKENS * WIDTH; i++) all[i] = i % WIDTH + 1;
   ek_tensor *x = ck_tensor(rig, all, CK_SHAPE(1, TOKENS, WIDTH));
-  ck_ok(ek_op_rotary(rig->stream, x, 1, WIDTH, speeds, false));
+  ck_ok(ek_op_rotary(rig->stream, x, NULL, 1, WIDTH, speeds, false));
   const double *y = ck_read(rig, x);
   for (int t = 0; t + 7 < TOKENS; t++) {
     double product = 0, first = 0;
@@ -123,15 +123,15 @@ CK_TEST(bad_arguments) {
   ek_stream *s = rig->stream;
   ek_tensor *x = ck_poisoned(rig, CK_SHAPE(2, 3, 8)), *flat = ck_poisoned(rig, CK_SHAPE(6, 8));
   const double speeds[] = {1, 1, 1, NAN};
-  ck_fails(ek_op_rotary(s, flat, 1, 2, speeds, false), EK_ERR_SHAPE, "rotary: x has rank 2");
-  ck_invalid(ek_op_rotary(s, x, -1, 2, speeds, false), "rotary: -1 heads");
-  ck_invalid(ek_op_rotary(s, x, 1, 3, speeds, false),
+  ck_fails(ek_op_rotary(s, flat, NULL, 1, 2, speeds, false), EK_ERR_SHAPE, "rotary: x has rank 2");
+  ck_invalid(ek_op_rotary(s, x, NULL, -1, 2, speeds, false), "rotary: -1 heads");
+  ck_invalid(ek_op_rotary(s, x, NULL, 1, 3, speeds, false),
              "rotary: head_width is 3, expected an even number from 0 to 256");
-  ck_invalid(ek_op_rotary(s, x, 1, 258, speeds, false), "rotary: head_width is 258");
-  ck_fails(ek_op_rotary(s, x, 3, 4, speeds, false), EK_ERR_SHAPE,
+  ck_invalid(ek_op_rotary(s, x, NULL, 1, 258, speeds, false), "rotary: head_width is 258");
+  ck_fails(ek_op_rotary(s, x, NULL, 3, 4, speeds, false), EK_ERR_SHAPE,
            "rotary: x has 8 columns, expected at least 3 heads x 4");
-  ck_invalid(ek_op_rotary(s, x, 1, 4, NULL, false), "rotary: speeds is NULL");
-  ck_invalid(ek_op_rotary(s, x, 1, 8, speeds, false),
+  ck_invalid(ek_op_rotary(s, x, NULL, 1, 4, NULL, false), "rotary: speeds is NULL");
+  ck_invalid(ek_op_rotary(s, x, NULL, 1, 8, speeds, false),
              "rotary: speeds[3] is nan, expected a finite number");
 }
 
@@ -162,7 +162,7 @@ CK_TEST(bad_speeds) {
 CK_TEST(huge_sizes) {
   struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
   const double speeds[] = {1};
-  ck_ok(ek_op_rotary(rig->stream, ck_ghost(rig, EK_F32, CK_SHAPE(1 << 20, 1 << 16, 4)), 2, 2,
+  ck_ok(ek_op_rotary(rig->stream, ck_ghost(rig, EK_F32, CK_SHAPE(1 << 20, 1 << 16, 4)), NULL, 2, 2,
                      speeds, false));
 }
 

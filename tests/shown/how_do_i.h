@@ -24,11 +24,29 @@ static ek_status answer_validation(struct scene *s) {
   return EK_OK;
 }
 
+static ek_status make_packed(ek_source **made, ek_module **to) {
+  ek_source *source = NULL;
+  ek_module *module = NULL;
+#include "how_do_i_4.inc"
+  *made = source;
+  *to = module;
+  return EK_OK;
+}
+
+/* There are no such files. */
+static ek_status answer_packed(struct scene *s) {
+  ek_source *source = NULL;
+  ek_module *module = NULL;
+  (void)s;
+  const ek_status status = make_packed(&source, &module);
+  return status == EK_ERR_NOT_FOUND ? EK_OK : status;
+}
+
 static ek_status answer_rate(struct scene *s) {
   ek_trainer *trainer = s->trainer;
   const int64_t step = 0;
   ek_step_result result;
-#include "how_do_i_5.inc"
+#include "how_do_i_6.inc"
   EK_TRY(ek_trainer_step(&result, trainer, &s->inputs[0], 1, &s->targets[0], 1));
   ck_assert_double_eq(result.learning_rate, 0.1);
   return EK_OK;
@@ -42,7 +60,7 @@ static ek_status answer_parts(struct scene *s) {
   const int parts = STEPS_SHOWN;
   ek_step_result result = {.weight = -1};
   ek_status status = EK_OK;
-#include "how_do_i_8.inc"
+#include "how_do_i_9.inc"
   if (status == EK_OK) {
     ck_assert_double_eq(result.weight, STEPS_SHOWN * SAMPLES_SHOWN * WIDTH);
   }
@@ -53,14 +71,14 @@ static ek_status answer_losses(struct scene *s) {
   ek_criterion *loss = NULL;
   ek_status status;
   (void)s;
-#include "how_do_i_10.inc"
+#include "how_do_i_11.inc"
   ek_criterion_free(loss);
   return status;
 }
 
 static ek_status make_averaged(ek_optimizer **made, ek_optimizer *adamw) {
   ek_optimizer *rule = NULL;
-#include "how_do_i_12.inc"
+#include "how_do_i_13.inc"
   *made = rule;
   return EK_OK;
 }
@@ -76,7 +94,7 @@ static ek_status answer_average(struct scene *s) {
 }
 
 static ek_status answer_prediction(ek_tensor answers, ek_module *module, const ek_tensor inputs) {
-#include "how_do_i_15.inc"
+#include "how_do_i_16.inc"
   return status;
 }
 
@@ -91,19 +109,19 @@ static ek_status answer_predict(struct scene *s) {
 
 static ek_status answer_count(struct scene *s) {
   ek_module *module = s->module;
-#include "how_do_i_16.inc"
+#include "how_do_i_17.inc"
   ck_assert_int_eq(totals.parameters, WIDTH);
   return EK_OK;
 }
 
 static ek_status save_position(ek_trainer *trainer, int64_t position) {
-#include "how_do_i_18.inc"
+#include "how_do_i_19.inc"
   return EK_OK;
 }
 
 static ek_status load_position(ek_trainer *trainer, int64_t *where) {
   int64_t position = -1;
-#include "how_do_i_19.inc"
+#include "how_do_i_20.inc"
   *where = position;
   return EK_OK;
 }
@@ -123,12 +141,12 @@ static ek_status answer_resume(struct scene *s) {
 static ek_status open_folder(ek_criterion *loss, ek_optimizer *rule) {
   ek_module *module = NULL;
   ek_trainer *trainer = NULL;
-#include "how_do_i_20.inc"
+#include "how_do_i_21.inc"
   return EK_OK;
 }
 
 static ek_status save_folder(ek_trainer *trainer) {
-#include "how_do_i_21.inc"
+#include "how_do_i_22.inc"
   return EK_OK;
 }
 
@@ -147,7 +165,7 @@ static ek_status answer_weights(struct scene *s) {
 static ek_status answer_trace(struct scene *s) {
   ek_trainer *trainer = s->trainer;
   const ek_tensor inputs = s->inputs[0], targets = s->targets[0];
-#include "how_do_i_22.inc"
+#include "how_do_i_23.inc"
   (void)remove("step.json");
   return EK_OK;
 }
@@ -155,7 +173,7 @@ static ek_status answer_trace(struct scene *s) {
 static ek_status tell_metrics(ek_metrics *metrics) {
   const ek_step_result result = {.step = 1};
   const double tokens = 24, loss = 0.5;
-#include "how_do_i_23.inc"
+#include "how_do_i_24.inc"
   return EK_OK;
 }
 
@@ -185,12 +203,12 @@ static ek_status answer_options(const ek_tensor *tokens, const ek_tensor *target
   ek_status status;
   options.model = &model_options;
   options.optimizer = &optimizer_options;
-#include "how_do_i_6.inc"
-#include "how_do_i_4.inc"
 #include "how_do_i_7.inc"
-#include "how_do_i_9.inc"
-#include "how_do_i_13.inc"
-#include "how_do_i_11.inc" /* patterns for its parameters */
+#include "how_do_i_5.inc"
+#include "how_do_i_8.inc"
+#include "how_do_i_10.inc"
+#include "how_do_i_14.inc"
+#include "how_do_i_12.inc" /* patterns for its parameters */
   EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:4", gpt, loss, adamw, &options), cleanup);
@@ -217,7 +235,7 @@ static ek_status answer_plan(const ek_tensor *tokens, const ek_tensor *targets, 
   EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);
-#include "how_do_i_17.inc"
+#include "how_do_i_18.inc"
   ck_assert_uint_gt(usage.peak_bytes, 0);
 cleanup:
   ek_trainer_free(trainer);
@@ -264,7 +282,7 @@ cleanup:
   return status;
 }
 
-#include "how_do_i_14.inc"
+#include "how_do_i_15.inc"
 
 /* Factors of a scale_module move from 1 by the rate, up or down, and decay by a tenth of it. */
 static ek_status answer_optimizer(void) {

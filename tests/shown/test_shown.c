@@ -911,6 +911,7 @@ static const struct {
               {"tensor.h", shown_tensors, 1},
               {"how-do-i.md, own data", answer_own_data, 3},
               {"how-do-i.md, validation", answer_validation, 3},
+              {"how-do-i.md, documents", answer_packed, 0},
               {"how-do-i.md, rate", answer_rate, 3},
               {"how-do-i.md, parts", answer_parts, 9},
               {"how-do-i.md, losses", answer_losses, 0},

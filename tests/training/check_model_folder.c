@@ -94,6 +94,21 @@ static ek_status make_qwen(ek_module **module) {
   return make_llama_with(module, &rotary, true, true);
 }
 
+static ek_status make_qwen3(ek_module **module) {
+  ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
+  options.vocabulary = VOCABULARY;
+  options.sequence = SEQUENCE;
+  options.width = WIDTH;
+  options.hidden = 24;
+  options.layers = LAYERS;
+  options.heads = HEADS;
+  options.kv_heads = KV_HEADS;
+  options.head_width = 6;
+  options.epsilon = 1e-6;
+  options.qk_norm = EK_QK_NORM_RMS;
+  return ek_llama_create(module, &options);
+}
+
 static ek_status make_read(ek_module **module) {
   return ek_model_from_folder(module, folder, NULL);
 }
@@ -106,7 +121,7 @@ static ek_status make_fused(ek_module **module) {
 }
 
 typedef ek_status (*maker)(ek_module **module);
-static const maker makers[] = {make_gpt, make_llama, make_qwen};
+static const maker makers[] = {make_gpt, make_llama, make_qwen, make_qwen3};
 enum { MAKERS = sizeof makers / sizeof *makers };
 
 static void open_model(struct ck_training *t, maker make, const char *devices, int placement,
@@ -276,7 +291,7 @@ static const struct {
     {LLAMA(", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}"), NULL, EK_OK},
     {"{\"model_type\": \"gpt2\", \"n_layer\": 1, \"n_embd\": 8, \"n_head\": 2}", NULL, EK_OK},
     {"", "byte 0", EK_ERR_CORRUPT},
-    {"{}", "model_type is missing, expected gpt2, llama, mistral or qwen2", EK_ERR_UNSUPPORTED},
+    {"{}", "model_type is missing, expected gpt2, llama, mistral, qwen2 or qwen3", EK_ERR_UNSUPPORTED},
     {"{\"model_type\": \"bloom\"}", "model_type is \"bloom\"", EK_ERR_UNSUPPORTED},
     {"{\"model_type\": 2}", "model_type is 2", EK_ERR_UNSUPPORTED},
     {"{\"model_type\": \"llama\"}", "has no vocab_size, expected a number", EK_ERR_CORRUPT},
@@ -288,7 +303,8 @@ static const struct {
     {"{\"model_type\": \"gpt2\", \"n_head\": 7}", "not a multiple of 7", EK_ERR_INVALID_ARGUMENT},
     {"{\"model_type\": \"gpt2\", \"n_inner\": 7}", "n_inner is 7", EK_ERR_INVALID_ARGUMENT},
     {"{\"model_type\": \"gpt2\", \"tie_word_embeddings\": 1}", "expected true", EK_ERR_CORRUPT},
-    {LLAMA(", \"head_dim\": 8"), "head_dim is 8, but the model has 4", EK_ERR_INVALID_ARGUMENT},
+    {LLAMA(", \"head_dim\": 8"), NULL, EK_OK},
+    {LLAMA(", \"head_dim\": 7"), "head_width is 7, expected an even", EK_ERR_INVALID_ARGUMENT},
     {LLAMA(", \"mlp_bias\": true"), "mlp_bias is true", EK_ERR_INVALID_ARGUMENT},
     {LLAMA(", \"num_key_value_heads\": 3"), "3", EK_ERR_INVALID_ARGUMENT},
     {LLAMA(", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 2}"),

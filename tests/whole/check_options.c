@@ -97,6 +97,20 @@ static ek_status use_ek_rotary(struct bench *b, void *o) {
   return ek_rotary_speeds(speeds, 4, o);
 }
 
+static ek_status use_ek_attend_options(struct bench *b, void *o) {
+  static const int64_t shape[3][3] = {{1, 2, 2}, {1, 1, 2}, {1, 2, 6}}; /* out, lse, qkv */
+  ek_device *device = ek_group_device(b->group, 0);
+  ek_tensor t[3] = {{0}};
+  for (int i = 0; i < 3; i++) {
+    ck_ok(ek_tensor_create(&t[i], device, EK_MEMORY_WORKSPACE, EK_F32, 3, shape[i]));
+    ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &t[i], 1));
+  }
+  const ek_status status = ek_op_attention_forward(ek_device_stream(device, EK_STREAM_COMPUTE),
+                                                   &t[0], &t[1], &t[2], o);
+  for (int i = 0; i < 3; i++) ek_tensor_free(&t[i]);
+  return status;
+}
+
 static ek_status use_ek_convolution(struct bench *b, void *o) {
   const int64_t x[] = {1, 2, 3, 4};
   int64_t y[4];
@@ -458,6 +472,7 @@ static ek_status use_ek_tokens_options(struct bench *b, void *o) {
   X(ek_conv2d_options, EK_CONV2D_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_embedding_options, EK_EMBEDDING_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_attention_options, EK_ATTENTION_OPTIONS_INIT, sizeof(size_t))                               \
+  X(ek_attend_options, EK_ATTEND_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_swiglu_options, EK_SWIGLU_OPTIONS_INIT, sizeof(size_t))                                     \
   X(ek_cross_entropy_options, EK_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))                       \
   X(ek_elementwise_loss_options, EK_ELEMENTWISE_LOSS_OPTIONS_INIT, sizeof(size_t))                 \

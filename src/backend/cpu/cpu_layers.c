@@ -89,6 +89,23 @@ EK__CPU_RANGE(positions_backward, lookup, EK_OK, args->period,
 EK__CPU_RANGE(rotary, rotary, EK_OK, args->tokens,
               ek__cpu_least_rows(args->samples *args->heads *args->head_width))
 
+/* What ek_op_document_ranges() writes: a wrong one would lead outside of the row. */
+static ek_status check_ranges(const struct ek__attention_args *args) {
+  for (int64_t i = 0; args->ranges != NULL && i < args->batch * args->tokens; i++) {
+    const int64_t token = i % args->tokens, begin = args->ranges[2 * i];
+    const int64_t end = args->ranges[2 * i + 1];
+    const bool padding = begin == token && end == token;
+    const bool opens = begin == token && end > token && end <= args->tokens;
+    const bool goes_on = token > 0 && begin < token && begin == args->ranges[2 * i - 2] &&
+                         end == args->ranges[2 * i - 1] && end > token;
+    EK__FAIL_IF(!padding && !opens && !goes_on, EK_ERR_INVALID_ARGUMENT,
+                "attention: the document of token %lld of sample %lld has the range %lld to %lld, "
+                "which is not what ek_op_document_ranges() gives",
+                (long long)token, (long long)(i / args->tokens), (long long)begin, (long long)end);
+  }
+  return EK_OK;
+}
+
 static ek_status attend(ek_stream *stream, const struct ek__attention_args *args, bool backward) {
   const struct ek__cpu_functions *own = ek__cpu_functions(args->types);
   ek__range_function *function = backward ? own->attention_backward : own->attention_forward;
@@ -97,6 +114,7 @@ static ek_status attend(ek_stream *stream, const struct ek__attention_args *args
               EK_ERR_UNSUPPORTED,
               "attention: heads are %lld wide; 16-bit attention on the CPU supports at most %d",
               (long long)args->head_width, EK__CPU_WIDEST_HALF_HEAD);
+  EK_TRY(check_ranges(args));
   atomic_int status = EK_OK;
   const struct ek__attention_job job = {args, ek__cpu_sgemm, &status};
   const int64_t heads = backward ? args->kv_heads : args->heads;
@@ -111,4 +129,24 @@ ek_status ek__cpu_attention_forward(ek_stream *stream, const struct ek__attentio
 
 ek_status ek__cpu_attention_backward(ek_stream *stream, const struct ek__attention_args *args) {
   return attend(stream, args, true);
+}
+
+ek_status ek__cpu_document_ranges(ek_stream *stream, const struct ek__documents_args *args) {
+  const int64_t tokens = args->tokens;
+  (void)stream;
+  for (int64_t sample = 0; sample < args->samples; sample++) {
+    const int32_t *segments = args->segments + sample * tokens;
+    int32_t *ranges = args->ranges ? args->ranges + 2 * sample * tokens : NULL;
+    int32_t *positions = args->positions ? args->positions + sample * tokens : NULL;
+    for (int64_t begin = 0, end = 0; begin < tokens; begin = end) {
+      for (end = begin + 1; end < tokens && segments[end] == segments[begin];) end++;
+      const bool padding = segments[begin] < 0;
+      for (int64_t i = begin; i < end; i++) {
+        if (ranges) ranges[2 * i] = (int32_t)(padding ? i : begin);
+        if (ranges) ranges[2 * i + 1] = (int32_t)(padding ? i : end);
+        if (positions) positions[i] = (int32_t)(padding ? 0 : i - begin);
+      }
+    }
+  }
+  return EK_OK;
 }

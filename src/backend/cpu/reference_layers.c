@@ -134,10 +134,11 @@ void ek__rotary_f64(const void *raw, int64_t begin, int64_t end) {
   const int64_t pairs = args->head_width / 2;
   for (int64_t row = 0; row < args->samples * args->tokens; row++) {
     const int64_t token = row % args->tokens;
+    const int64_t position = args->positions != NULL ? args->positions[row] : token;
     if (token < begin || token >= end) continue;
     double *x = (double *)args->x + row * args->columns;
     for (int64_t i = 0; i < pairs; i++) {
-      const double turns = (double)token * args->turns[i];
+      const double turns = (double)position * args->turns[i];
       const double angle = 6.283185307179586476925286766559 * (turns - rint(turns));
       for (int64_t head = 0; head < args->heads; head++) {
         double *a = x + head * args->head_width + i, *b = a + pairs;
@@ -154,35 +155,59 @@ void ek__rotary_f64(const void *raw, int64_t begin, int64_t end) {
 struct head {
   const double *q, *k, *v, *dout;
   double *dq, *dk, *dv, *out, *lse;
-  int64_t tokens, width, step, out_step;
+  int64_t sample, number, out_step;
   double scale;
+  const struct ek__attention_args *args;
 };
 
 static struct head head_of(const struct ek__attention_args *args, int64_t index) {
   const int64_t sample = index / args->heads, number = index % args->heads;
-  const int64_t model = args->heads * args->head_width, shared = args->kv_heads * args->head_width;
-  const int64_t kv = number / (args->heads / args->kv_heads);
-  const int64_t row = sample * args->tokens * (model + 2 * shared);
-  const int64_t in = row + number * args->head_width;
-  const int64_t in_k = row + model + kv * args->head_width;
-  const int64_t at = sample * args->tokens * model + number * args->head_width;
-  struct head head = {.tokens = args->tokens,
-                      .width = args->head_width,
-                      .step = model + 2 * shared,
-                      .out_step = model,
-                      .scale = 1.0 / sqrt((double)args->head_width)};
-  head.q = (const double *)args->qkv + in;
-  head.k = (const double *)args->qkv + in_k;
-  head.v = head.k + shared;
+  const int64_t width = args->head_width, row = sample * args->tokens;
+  const int64_t kv = number / (args->heads / args->kv_heads) * width;
+  const int64_t out_step = args->heads * width, at = row * out_step + number * width;
+  const int64_t q = row * args->q_step + number * width;
+  const int64_t k = row * args->k_step + kv, v = row * args->v_step + kv;
+  struct head head = {.sample = sample, .number = number, .out_step = out_step, .args = args};
+  head.scale = 1.0 / sqrt((double)width);
+  head.q = (const double *)args->q + q;
+  head.k = (const double *)args->k + k;
+  head.v = (const double *)args->v + v;
   head.out = (double *)args->out + at;
   head.lse = (double *)args->lse + index * args->tokens;
-  if (args->dqkv) {
-    head.dq = (double *)args->dqkv + in;
-    head.dk = (double *)args->dqkv + in_k;
-    head.dv = head.dk + shared;
+  if (args->dq) {
+    head.dq = (double *)args->dq + q;
+    head.dk = (double *)args->dk + k;
+    head.dv = (double *)args->dv + v;
     head.dout = (const double *)args->dout + at;
   }
   return head;
+}
+
+/* The keys that query i sees: those from first on before last. */
+struct span {
+  int64_t first, last;
+};
+
+static struct span seen_by(const struct head *head, int64_t i) {
+  const struct ek__attention_args *args = head->args;
+  struct span span = {0, args->tokens};
+  if (args->ranges) {
+    const int32_t *range = args->ranges + 2 * (head->sample * args->tokens + i);
+    span = (struct span){range[0], range[1]};
+  }
+  if (args->causal && span.last > i + 1) span.last = i + 1;
+  return span;
+}
+
+/* What dropout makes of probability i, j: 0 or 1 / (1 - p). */
+static double kept(const struct head *head, int64_t i, int64_t j) {
+  const struct ek__attention_args *args = head->args;
+  uint32_t bits[4];
+  if (args->dropout == 0) return 1;
+  const int64_t row = head->number * args->tokens + i;
+  ek_random_bits(args->key, (uint32_t)(args->first_sample + head->sample),
+                 (uint32_t)(row * ((args->tokens + 3) / 4) + j / 4), bits);
+  return (double)ek_random_unit(bits[j % 4]) >= args->dropout ? 1 / (1 - args->dropout) : 0;
 }
 
 static double dot(const double *a, const double *b, int64_t n) {
@@ -196,20 +221,25 @@ static void add_times(double *y, double factor, const double *x, int64_t n) {
 }
 
 static double score(const struct head *head, int64_t i, int64_t j) {
-  return head->scale * dot(head->q + i * head->step, head->k + j * head->step, head->width);
+  const struct ek__attention_args *args = head->args;
+  return head->scale * dot(head->q + i * args->q_step, head->k + j * args->k_step, args->head_width);
 }
 
 static void attend_token(const struct head *head, int64_t i) {
+  const int64_t width = head->args->head_width;
+  const struct span span = seen_by(head, i);
   double largest = -INFINITY, sum = 0.0;
-  for (int64_t j = 0; j <= i; j++) largest = fmax(largest, score(head, i, j));
+  for (int64_t j = span.first; j < span.last; j++) largest = fmax(largest, score(head, i, j));
   double *out = head->out + i * head->out_step;
-  memset(out, 0, (size_t)head->width * sizeof *out);
-  for (int64_t j = 0; j <= i; j++) {
+  memset(out, 0, (size_t)width * sizeof *out);
+  head->lse[i] = 0;
+  if (span.first >= span.last) return;
+  for (int64_t j = span.first; j < span.last; j++) {
     const double e = exp(score(head, i, j) - largest);
     sum += e;
-    add_times(out, e, head->v + j * head->step, head->width);
+    add_times(out, e * kept(head, i, j), head->v + j * head->args->v_step, width);
   }
-  for (int64_t c = 0; c < head->width; c++) out[c] /= sum;
+  for (int64_t c = 0; c < width; c++) out[c] /= sum;
   head->lse[i] = largest + log(sum);
 }
 
@@ -217,37 +247,41 @@ void ek__attention_forward_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__attention_job *job = raw;
   for (int64_t index = begin; index < end; index++) {
     const struct head head = head_of(job->args, index);
-    for (int64_t i = 0; i < head.tokens; i++) attend_token(&head, i);
+    for (int64_t i = 0; i < job->args->tokens; i++) attend_token(&head, i);
   }
 }
 
 static void attend_token_backward(const struct head *head, int64_t i) {
+  const struct ek__attention_args *args = head->args;
+  const int64_t width = args->head_width;
   const double *dout = head->dout + i * head->out_step;
-  const double delta = dot(dout, head->out + i * head->out_step, head->width);
-  for (int64_t j = 0; j <= i; j++) {
-    const double p = exp(score(head, i, j) - head->lse[i]);
-    const double dp = dot(dout, head->v + j * head->step, head->width);
+  const double delta = dot(dout, head->out + i * head->out_step, width);
+  const struct span span = seen_by(head, i);
+  for (int64_t j = span.first; j < span.last; j++) {
+    const double p = exp(score(head, i, j) - head->lse[i]), keep = kept(head, i, j);
+    const double dp = keep * dot(dout, head->v + j * args->v_step, width);
     const double ds = p * (dp - delta) * head->scale;
-    add_times(head->dv + j * head->step, p, dout, head->width);
-    add_times(head->dk + j * head->step, ds, head->q + i * head->step, head->width);
-    add_times(head->dq + i * head->step, ds, head->k + j * head->step, head->width);
+    add_times(head->dv + j * args->v_step, p * keep, dout, width);
+    add_times(head->dk + j * args->k_step, ds, head->q + i * args->q_step, width);
+    add_times(head->dq + i * args->q_step, ds, head->k + j * args->k_step, width);
   }
 }
 
 /* Of a range of the heads of keys: their gradients are added up over the queries' heads. */
 void ek__attention_backward_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__attention_job *job = raw;
-  const int64_t group = job->args->heads / job->args->kv_heads;
+  const struct ek__attention_args *args = job->args;
+  const int64_t group = args->heads / args->kv_heads;
+  const size_t bytes = (size_t)args->head_width * sizeof(double);
   for (int64_t index = begin * group; index < end * group; index++) {
-    const struct head head = head_of(job->args, index);
-    const size_t bytes = (size_t)head.width * sizeof(double);
-    for (int64_t i = 0; i < head.tokens; i++) {
-      memset(head.dq + i * head.step, 0, bytes);
+    const struct head head = head_of(args, index);
+    for (int64_t i = 0; i < args->tokens; i++) {
+      memset(head.dq + i * args->q_step, 0, bytes);
       if (index % group != 0) continue;
-      memset(head.dk + i * head.step, 0, bytes);
-      memset(head.dv + i * head.step, 0, bytes);
+      memset(head.dk + i * args->k_step, 0, bytes);
+      memset(head.dv + i * args->v_step, 0, bytes);
     }
-    for (int64_t i = 0; i < head.tokens; i++) attend_token_backward(&head, i);
+    for (int64_t i = 0; i < args->tokens; i++) attend_token_backward(&head, i);
   }
 }
 

@@ -1,8 +1,8 @@
 /*
- * cuda_attend.cu - causal attention forward, tiled, with an online softmax (Milakov and Gimelshein
+ * cuda_attend.cu - attention forward, tiled, with an online softmax (Milakov and Gimelshein
  * 2018; Dao et al. 2022).
  *
- * A block has one tile of queries of one head and walks over the tiles of keys up to its own. Each
+ * A block has one tile of queries of one head and walks over the tiles of keys that it sees. Each
  * thread keeps the largest score and the sum of exponentials of its rows; the threads of a row hold
  * the same values.
  */
@@ -44,13 +44,27 @@ template <class t> struct rows_so_far {
     out.clear();
   }
 
-  /* On the diagonal: a key after its query counts for nothing. */
-  __device__ __forceinline__ static void mask(part_of_scores<t> &score) {
+  /* A key that its query does not see counts for nothing. */
+  __device__ __forceinline__ static void mask(part_of_scores<t> &score, const attended<T> &a,
+                                              int64_t head, int64_t query, int64_t key) {
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
+      const span seen = a.template seen<false>(head, query + threadIdx.y + t::SIDE * i);
       EK_UNROLL
       for (int j = 0; j < t::M; j++) {
-        if (threadIdx.x + t::SIDE * j > threadIdx.y + t::SIDE * i) score[i][j] = -T(INFINITY);
+        const int64_t column = key + threadIdx.x + t::SIDE * j;
+        if (column < seen.low || column >= seen.high) score[i][j] = -T(INFINITY);
+      }
+    }
+  }
+
+  /* Drops from this thread's exponentials in shared memory. */
+  __device__ static void drop(T *shared, const attended<T> &a, int64_t head, int64_t query,
+                              int64_t key) {
+    for (int i = 0; i < t::M; i++) {
+      for (int j = 0; j < t::M; j++) {
+        const int row = (int)threadIdx.y + t::SIDE * i, column = (int)threadIdx.x + t::SIDE * j;
+        shared[row * t::SCORE_STRIDE + column] *= a.kept(head, query + row, key + column);
       }
     }
   }
@@ -88,37 +102,44 @@ __global__ void __launch_bounds__(t::THREADS) forward_kernel(attended<T> a) {
            *const scores = values + t::TILE;
   const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
   const int64_t query = (a.tiles - 1 - blockIdx.x / heads) * t::B; /* the longest rows first */
-  const T *const q = a.qkv + a.in_q(head), *const k = a.qkv + a.in_k(head),
-                 *const v = a.qkv + a.in_v(head);
+  const T *const q = a.q + a.in_q(head), *const k = a.k + a.in_k(head),
+                 *const v = a.v + a.in_v(head);
+  const int64_t last = (query + t::B < a.tokens ? query + t::B : a.tokens) - 1;
+  const span top = a.template seen<false>(head, query);
+  const span bottom = a.template seen<false>(head, last);
+  const int64_t first = top.low / t::B * t::B, end = bottom.high;
   rows_so_far<t> rows;
   rows.clear();
-  const auto fetch = [&](T *tile, const T *from, int64_t first) {
-    if (first <= query) fetch_tile<t>(tile, from, a.stride(), first, a);
+  const auto fetch = [&](T *tile, const T *from, int64_t step, int64_t key) {
+    if (key < end) fetch_tile<t>(tile, from, step, key, a);
     copy_commit();
   };
-  fetch_tile<t>(queries, q, a.stride(), query, a);
-  fetch(keys, k, 0);
-  fetch(values, v, 0);
-  for (int64_t key = 0; key <= query; key += t::B) {
+  fetch_tile<t>(queries, q, a.q_step, query, a);
+  fetch(keys, k, a.k_step, first);
+  fetch(values, v, a.v_step, first);
+  for (int64_t key = first; key < end; key += t::B) {
     part_of_scores<t> score;
     copy_wait<1>();
     __syncthreads();
     dot_rows<t>(score, queries, keys);
-    if (key == query) rows.mask(score);
+    if (key < bottom.low || key + t::B > top.high) rows.mask(score, a, head, query, key);
     rows.take(score, scores, a.scale);
+    if (a.threshold != 0) rows.drop(scores, a, head, query, key);
     copy_wait<0>();
     __syncthreads();
-    fetch(keys, k, key + t::B);
+    fetch(keys, k, a.k_step, key + t::B);
     rows.out.add_product(scores, values);
     __syncthreads();
-    fetch(values, v, key + t::B);
+    fetch(values, v, a.v_step, key + t::B);
   }
   EK_UNROLL
   for (int i = 0; i < t::M; i++) {
     const int64_t row = query + threadIdx.y + t::SIDE * i;
-    rows.out.times(i, T(1) / rows.sum[i]);
+    const span seen = a.template seen<false>(head, row);
+    const bool sees = seen.low < seen.high;
+    rows.out.times(i, sees ? T(1) / rows.sum[i] : T(0));
     if (threadIdx.x == 0 && row < a.tokens) {
-      a.lse[a.in_lse(head) + row] = rows.largest[i] + log(rows.sum[i]);
+      a.lse[a.in_lse(head) + row] = sees ? rows.largest[i] + log(rows.sum[i]) : T(0);
     }
   }
   rows.out.put(a.out + a.in_out(head), a.channels(), query, a);

@@ -1,5 +1,5 @@
 /*
- * cuda_attend.cuh - tiles of causal attention, shared by forward and backward.
+ * cuda_attend.cuh - tiles of attention, shared by forward and backward.
  *
  * A block of SIDE x SIDE threads works on square tiles of B = SIDE M tokens. Products of tiles are
  * done in registers: a thread (tx, ty) has the rows ty + SIDE i (i < M) and, of a tile of scores,
@@ -18,7 +18,12 @@
  *
  * After a tile has been read, its place is filled with the next one at once, by copies that arrive
  * during the product of another tile: each tile has one place, and nothing waits for copies as long
- * as products take longer. Only tiles on the diagonal, and the last ones, are masked.
+ * as products take longer.
+ *
+ * What is seen is one rule: a row sees the columns of a span (attended.seen()), whose ends grow with
+ * the row. So of a tile of rows the first and the last say which tiles of columns are walked over, and
+ * which of these need a mask: those on the diagonal, at an end of a document, and the last ones. A
+ * document that begins with a tile has the bits that it has alone.
  */
 #ifndef EK_CUDA_ATTEND_CUH
 #define EK_CUDA_ATTEND_CUH
@@ -52,31 +57,40 @@ template <class t> using part_of_scores = typename t::T[t::M][t::M];
 
 template <class T> struct head_of_queries;
 
-/* One head of one sample: rows of q, k, v are `stride` apart, those of out and dout `out_stride`.
- */
+/* Of a row: columns low .. high - 1. */
+struct span {
+  int64_t low, high;
+};
+
 template <class T> struct attended {
   using S = std::conditional_t<sizeof(T) == 8, double, float>; /* of sums */
-  const T *qkv, *dout;
-  T *out, *dqkv;
+  const T *q, *k, *v, *dout;
+  T *out, *dq, *dk, *dv;
   S *lse;
-  int64_t tokens, heads, kv_heads, width;
+  const int32_t *ranges; /* of documents, or NULL */
+  int64_t tokens, heads, kv_heads, width, q_step, k_step, v_step;
   int64_t tiles; /* of a sequence */
   S scale;
   bool wide; /* 16-byte access to rows of a head */
+  bool causal;
+  ek_random_key key; /* of dropout */
+  uint32_t first_sample, threshold; /* 0: nothing is dropped; see cuda_dropout.cu */
+  S factor;
 
   __device__ int64_t channels() const { return heads * width; }
-  __device__ int64_t stride() const { return (heads + 2 * kv_heads) * width; }
   /* Heads of queries that share keys and values, and the first of them for a head of keys. */
   __device__ int64_t group() const { return heads / kv_heads; }
   __device__ int64_t first_of(int64_t kv) const { return kv * group(); }
-  /* Offsets of the first row of a head of queries: in qkv of q, k, v, in out, in lse. */
+  /* Offsets of the first row of a head of queries: in q, k, v, out, and lse. */
   __device__ int64_t in_q(int64_t head) const {
-    return head / heads * tokens * stride() + head % heads * width;
+    return head / heads * tokens * q_step + head % heads * width;
   }
   __device__ int64_t in_k(int64_t head) const {
-    return head / heads * tokens * stride() + (heads + head % heads / group()) * width;
+    return head / heads * tokens * k_step + head % heads / group() * width;
   }
-  __device__ int64_t in_v(int64_t head) const { return in_k(head) + kv_heads * width; }
+  __device__ int64_t in_v(int64_t head) const {
+    return head / heads * tokens * v_step + head % heads / group() * width;
+  }
   __device__ int64_t in_out(int64_t head) const {
     return head / heads * tokens * channels() + head % heads * width;
   }
@@ -86,18 +100,43 @@ template <class T> struct attended {
    * memory is needed. A head of one element of 16 bits has no room for it: it is a single product
    * there. */
   __device__ T *delta_place(int64_t head, int64_t query) const {
-    return dqkv + in_q(head) + query * stride();
+    return dq + in_q(head) + query * q_step;
   }
   __device__ __forceinline__ S delta_of(const head_of_queries<T> &head, int64_t query) const {
     if (has_room()) {
       S value;
-      memcpy(&value, head.deltas(*this) + query * stride(), sizeof value);
+      memcpy(&value, head.deltas(*this) + query * q_step, sizeof value);
       return value;
     }
     const T *const slopes = head.dout + query * channels();
     return S(out[slopes - dout]) * S(*slopes);
   }
   __device__ bool has_room() const { return width * (int64_t)sizeof(T) >= (int64_t)sizeof(S); }
+
+  /* The keys that query `row` of a head's sample sees, or with Keys the queries that see key `row`.
+   * Rows past the end are like the last one, or see nothing. */
+  template <bool Keys> __device__ __forceinline__ span seen(int64_t head, int64_t row) const {
+    span s = {0, tokens};
+    if (ranges) {
+      const int64_t token = row < tokens ? row : tokens - 1;
+      const int32_t *const range = ranges + 2 * (head / heads * tokens + token);
+      s.low = range[0] > 0 ? range[0] : 0;
+      s.high = range[1] < tokens ? range[1] : tokens;
+    }
+    if (causal && Keys && s.low < row) s.low = row;
+    if (causal && !Keys && s.high > row + 1) s.high = row + 1;
+    return s;
+  }
+
+  /* What dropout makes of the probability of a query and a key: 0 or 1 / (1 - p). */
+  __device__ __forceinline__ S kept(int64_t head, int64_t query, int64_t key_token) const {
+    uint32_t bits[4];
+    const int64_t row = head % heads * tokens + query;
+    ek_random_bits(key, first_sample + (uint32_t)(head / heads),
+                   (uint32_t)(row * ((tokens + 3) / 4) + key_token / 4), bits);
+    const uint32_t two = key_token & 1 ? bits[1] : bits[0], more = key_token & 1 ? bits[3] : bits[2];
+    return (key_token & 2 ? more : two) >> 8 >= threshold ? factor : S(0);
+  }
 };
 
 /* Where the first query of a head has its numbers. The heads that share keys are of one sample:
@@ -107,14 +146,14 @@ template <class T> struct head_of_queries {
   const typename attended<T>::S *lse;
 
   __device__ head_of_queries(const attended<T> &a, int64_t head)
-      : q(a.qkv + a.in_q(head)), dout(a.dout + a.in_out(head)), lse(a.lse + a.in_lse(head)) {}
+      : q(a.q + a.in_q(head)), dout(a.dout + a.in_out(head)), lse(a.lse + a.in_lse(head)) {}
   __device__ __forceinline__ void next(const attended<T> &a) {
     q += a.width;
     dout += a.width;
     lse += a.tokens;
   }
   __device__ __forceinline__ const T *deltas(const attended<T> &a) const {
-    return a.dqkv + (q - a.qkv);
+    return a.dq + (q - a.q);
   }
 };
 
@@ -266,18 +305,33 @@ template <class F> inline cudaError_t with_tiling(const struct ek__attention_arg
 template <class T>
 inline attended<T> attended_of(const struct ek__attention_args *args, int tokens_of_tile) {
   attended<T> a = {};
-  a.qkv = as<T>(args->qkv);
+  a.q = as<T>(args->q);
+  a.k = as<T>(args->k);
+  a.v = as<T>(args->v);
   a.dout = as<T>(args->dout);
   a.out = as<T>(args->out);
   a.lse = as<typename attended<T>::S>(args->lse);
-  a.dqkv = as<T>(args->dqkv);
+  a.dq = as<T>(args->dq);
+  a.dk = as<T>(args->dk);
+  a.dv = as<T>(args->dv);
+  a.ranges = args->ranges;
+  a.q_step = args->q_step;
+  a.k_step = args->k_step;
+  a.v_step = args->v_step;
+  a.causal = args->causal;
+  a.key = args->key;
+  a.first_sample = (uint32_t)args->first_sample;
+  a.threshold = (uint32_t)ceil(args->dropout * 16777216.0);
+  a.factor = (typename attended<T>::S)(1.0 / (1.0 - args->dropout));
   a.tokens = args->tokens;
   a.heads = args->heads;
   a.kv_heads = args->kv_heads;
   a.width = args->head_width;
   a.tiles = (args->tokens + tokens_of_tile - 1) / tokens_of_tile;
   a.scale = (typename attended<T>::S)(1.0 / sqrt((double)args->head_width));
-  a.wide = args->head_width % PACK<T> == 0 && aligned(a.qkv, a.dout, a.out, a.dqkv);
+  a.wide = args->head_width % PACK<T> == 0 && a.q_step % PACK<T> == 0 && a.k_step % PACK<T> == 0 &&
+           a.v_step % PACK<T> == 0 &&
+           aligned(a.q, a.k, a.v, a.dout, a.out, a.dq, a.dk, a.dv);
   return a;
 }
 
@@ -339,7 +393,7 @@ __global__ void __launch_bounds__(BLOCK) delta_kernel(attended<T> a, int64_t row
       for (int j = 0; j < N; j++) sum += S(left.at[j]) * S(right.at[j]);
     }
     sum = warp_sum(sum);
-    if (lane == 0) memcpy(a.dqkv + row * a.stride() + column, &sum, sizeof sum);
+    if (lane == 0) memcpy(a.dq + row * a.q_step + column, &sum, sizeof sum);
   }
 }
 

@@ -1,10 +1,10 @@
 /*
- * cuda_attend_backward.cu - causal attention backward; scores are computed again from qkv and lse.
+ * cuda_attend_backward.cu - attention backward; scores are computed again from q, k and lse.
  *
  * Three kernels, one after the other on the stream:
  *   1. delta (cuda_attend.cuh), which is where dq will be;
- *   2. a block has a tile of keys and walks over the tiles of queries from its own on: dk, dv;
- *   3. a block has a tile of queries and walks over the keys up to its own: dq, over the deltas.
+ *   2. a block has a tile of keys and walks over the tiles of queries that see them: dk, dv;
+ *   3. a block has a tile of queries and walks over the keys that they see: dq, over the deltas.
  * Each sum is one thread's, in the order of the tiles: nothing is added atomically.
  */
 #include "backend/cuda/cuda_attend.cuh"
@@ -21,16 +21,17 @@ __device__ void fetch_terms(T *lse, T *delta, const head_of_queries<T> &head, in
     const bool there = first + i < a.tokens;
     const int64_t row = there ? first + i : 0;
     copy_async<sizeof(T)>(lse + i, head.lse + row, there);
-    copy_async<sizeof(T)>(delta + i, head.deltas(a) + row * a.stride(), there);
+    copy_async<sizeof(T)>(delta + i, head.deltas(a) + row * a.q_step, there);
   }
 }
 
-/* p and ds of one pair of tokens from q.k and dout.v; both 0 unless the query sees the key. */
+/* p and ds of one pair of tokens from q.k and dout.v; both 0 unless the query sees the key. What
+ * dropout keeps has the factor `kept`. */
 template <class T>
-__device__ __forceinline__ void pair(T *p, T *ds, T scale, T lse, T delta, bool seen) {
+__device__ __forceinline__ void pair(T *p, T *ds, T scale, T lse, T delta, bool seen, T kept) {
   const T probability = seen ? exp(*p * scale - lse) : T(0);
-  *ds = seen ? probability * (*ds - delta) * scale : T(0);
-  *p = probability;
+  *ds = seen ? probability * (*ds * kept - delta) * scale : T(0);
+  *p = probability * kept;
 }
 
 template <class t, class T = typename t::T>
@@ -67,28 +68,32 @@ __global__ void __launch_bounds__(t::THREADS) keys_kernel(attended<T> a) {
   T *const k = at.tile[0], *const v = at.tile[1], *const q = at.tile[2], *const dout = at.tile[3];
   const int64_t heads = gridDim.x / a.tiles, begin = a.first_of(blockIdx.x % heads);
   const int64_t key = blockIdx.x / heads * t::B; /* the first keys have most queries */
+  const int64_t last = (key + t::B < a.tokens ? key + t::B : a.tokens) - 1;
+  const span top = a.template seen<true>(begin, key), bottom = a.template seen<true>(begin, last);
+  const int64_t first = top.low / t::B * t::B, end = bottom.high; /* of queries */
   head_of_queries<T> head(a, begin);
   share_of_tile<t> dk, dv;
   dk.clear();
   dv.clear();
   const auto fetch_dout = [&](int64_t query) {
-    if (query < a.tokens) fetch_tile<t>(dout, head.dout, a.channels(), query, a);
+    if (query < end) fetch_tile<t>(dout, head.dout, a.channels(), query, a);
     copy_commit();
   };
   const auto fetch_queries = [&](int64_t query) {
-    if (query < a.tokens) {
-      fetch_tile<t>(q, head.q, a.stride(), query, a);
+    if (query < end) {
+      fetch_tile<t>(q, head.q, a.q_step, query, a);
       fetch_terms<t>(at.lse, at.delta, head, query, a);
     }
     copy_commit();
   };
-  fetch_tile<t>(k, a.qkv + a.in_k(begin), a.stride(), key, a);
-  fetch_tile<t>(v, a.qkv + a.in_v(begin), a.stride(), key, a);
-  fetch_dout(key);
-  fetch_queries(key);
-  int left = (int)a.group(); /* heads, with the one that is walked over */
-  for (int64_t query = key; left > 0;) {
-    const bool masked = query == key || query + t::B > a.tokens;
+  fetch_tile<t>(k, a.k + a.in_k(begin), a.k_step, key, a);
+  fetch_tile<t>(v, a.v + a.in_v(begin), a.v_step, key, a);
+  fetch_dout(first);
+  fetch_queries(first);
+  int left = first < end ? (int)a.group() : 0; /* heads, with the one that is walked over */
+  for (int64_t query = first; left > 0;) {
+    const int64_t number = begin + a.group() - left; /* of the head */
+    const bool masked = query < bottom.low || query + t::B > top.high;
     part_of_scores<t> p, ds;
     copy_wait<1>();
     __syncthreads();
@@ -98,12 +103,15 @@ __global__ void __launch_bounds__(t::THREADS) keys_kernel(attended<T> a) {
     dot_rows<t>(p, k, q);
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
+      const int64_t row = key + threadIdx.y + t::SIDE * i;
+      span by = {0, a.tokens};
+      if (masked) by = a.template seen<true>(begin, row);
       EK_UNROLL
       for (int j = 0; j < t::M; j++) {
         const int column = (int)threadIdx.x + t::SIDE * j;
-        const int64_t row = key + threadIdx.y + t::SIDE * i;
-        const bool seen = !masked || (row <= query + column && query + column < a.tokens);
-        pair(&p[i][j], &ds[i][j], a.scale, at.lse[column], at.delta[column], seen);
+        const bool seen = !masked || (query + column >= by.low && query + column < by.high);
+        const T kept = a.threshold == 0 ? T(1) : a.kept(number, query + column, row);
+        pair(&p[i][j], &ds[i][j], a.scale, at.lse[column], at.delta[column], seen, kept);
       }
     }
     put_scores<t>(at.scores, p);
@@ -111,8 +119,8 @@ __global__ void __launch_bounds__(t::THREADS) keys_kernel(attended<T> a) {
     dv.add_product(at.scores, dout);
     __syncthreads();
     query += t::B;
-    if (query >= a.tokens && --left > 0) {
-      query = key;
+    if (query >= end && --left > 0) {
+      query = first;
       head.next(a);
     }
     fetch_dout(query);
@@ -122,8 +130,8 @@ __global__ void __launch_bounds__(t::THREADS) keys_kernel(attended<T> a) {
     __syncthreads();
     fetch_queries(query);
   }
-  dk.put(a.dqkv + a.in_k(begin), a.stride(), key, a);
-  dv.put(a.dqkv + a.in_v(begin), a.stride(), key, a);
+  dk.put(a.dk + a.in_k(begin), a.k_step, key, a);
+  dv.put(a.dv + a.in_v(begin), a.v_step, key, a);
 }
 
 /* Rows of scores are queries, columns keys. */
@@ -134,45 +142,53 @@ __global__ void __launch_bounds__(t::THREADS) queries_kernel(attended<T> a) {
   T *const q = at.tile[0], *const dout = at.tile[1], *const k = at.tile[2], *const v = at.tile[3];
   const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
   const int64_t query = (a.tiles - 1 - blockIdx.x / heads) * t::B;
-  const T *const k_from = a.qkv + a.in_k(head), *const v_from = a.qkv + a.in_v(head);
+  const T *const k_from = a.k + a.in_k(head), *const v_from = a.v + a.in_v(head);
+  const int64_t last = (query + t::B < a.tokens ? query + t::B : a.tokens) - 1;
+  const span top = a.template seen<false>(head, query);
+  const span bottom = a.template seen<false>(head, last);
+  const int64_t begin = top.low / t::B * t::B, end = bottom.high; /* of keys */
   const head_of_queries<T> own(a, head);
   share_of_tile<t> dq;
   dq.clear();
-  const auto fetch = [&](T *tile, const T *first, int64_t key) {
-    if (key <= query) fetch_tile<t>(tile, first, a.stride(), key, a);
+  const auto fetch = [&](T *tile, const T *first, int64_t step, int64_t key) {
+    if (key < end) fetch_tile<t>(tile, first, step, key, a);
     copy_commit();
   };
-  fetch_tile<t>(q, own.q, a.stride(), query, a);
+  fetch_tile<t>(q, own.q, a.q_step, query, a);
   fetch_tile<t>(dout, own.dout, a.channels(), query, a);
   fetch_terms<t>(at.lse, at.delta, own, query, a);
-  fetch(v, v_from, 0);
-  fetch(k, k_from, 0);
-  for (int64_t key = 0; key <= query; key += t::B) {
+  fetch(v, v_from, a.v_step, begin);
+  fetch(k, k_from, a.k_step, begin);
+  for (int64_t key = begin; key < end; key += t::B) {
+    const bool masked = key < bottom.low || key + t::B > top.high;
     part_of_scores<t> p, ds;
     copy_wait<1>();
     __syncthreads();
     dot_rows<t>(ds, dout, v);
     copy_wait<0>();
     __syncthreads();
-    fetch(v, v_from, key + t::B);
+    fetch(v, v_from, a.v_step, key + t::B);
     dot_rows<t>(p, q, k);
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
       const int row = (int)threadIdx.y + t::SIDE * i;
+      span of = {0, a.tokens};
+      if (masked) of = a.template seen<false>(head, query + row);
       EK_UNROLL
       for (int j = 0; j < t::M; j++) {
         const int64_t column = key + threadIdx.x + t::SIDE * j;
-        const bool seen = key < query || column <= query + row;
-        pair(&p[i][j], &ds[i][j], a.scale, at.lse[row], at.delta[row], seen);
+        const bool seen = !masked || (column >= of.low && column < of.high);
+        const T kept = a.threshold == 0 ? T(1) : a.kept(head, query + row, column);
+        pair(&p[i][j], &ds[i][j], a.scale, at.lse[row], at.delta[row], seen, kept);
       }
     }
     put_scores<t>(at.scores, ds);
     __syncthreads();
     dq.add_product(at.scores, k);
     __syncthreads();
-    fetch(k, k_from, key + t::B);
+    fetch(k, k_from, a.k_step, key + t::B);
   }
-  dq.put(a.dqkv + a.in_q(head), a.stride(), query, a);
+  dq.put(a.dq + a.in_q(head), a.q_step, query, a);
 }
 
 template <class t>

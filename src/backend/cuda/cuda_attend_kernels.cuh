@@ -1,13 +1,12 @@
 /*
- * cuda_attend_kernels.cuh - causal attention on tensor cores, over the tiles of
+ * cuda_attend_kernels.cuh - attention on tensor cores, over the tiles of
  * cuda_attend_warp.cuh: sums, exponentials and statistics are f32, and the operands of products are
  * of their precision.
  *
  * The forward is that of cuda_attend.cu, and the backward that of cuda_attend_backward.cu: one
  * kernel over the keys for dk and dv, one over the queries for dq, each sum in the order of the
  * tiles. Each product of an iteration except one hides a copy: a tile that it does not read is
- * being copied. A warp skips a tile of which its rows see nothing, and only tiles on the diagonal,
- * and the last ones, are masked.
+ * being copied. A warp skips a tile of which its rows see nothing.
  *
  * For a head of 256 the sums of 16 rows take 128 registers of a lane, and those of both dk and dv
  * 256, one more than a lane has: then the kernel over the keys runs twice, once for each, with 5
@@ -46,6 +45,67 @@ template <class s, class F> __device__ __forceinline__ void each_score(F f) {
       for (int e = 0; e < 4; e++) f(16 * i + e / 2 * 8, 8 * n + e % 2, i, n, e);
     }
   }
+}
+
+/* What a warp's rows see: the tiles of columns between the first of its first row and the last of its
+ * last one, without a mask those that all rows see whole. */
+template <class s> struct warp_view {
+  span top, bottom;
+
+  template <bool Keys, class T>
+  __device__ __forceinline__ static warp_view of(const attended<T> &a, int64_t head, int64_t low) {
+    const int64_t high = low + 16 * s::STRIPS - 1;
+    return {a.template seen<Keys>(head, low),
+            a.template seen<Keys>(head, high < a.tokens ? high : a.tokens - 1)};
+  }
+  __device__ __forceinline__ bool sees(int64_t column) const {
+    return column < bottom.high && column + s::COLUMNS > top.low;
+  }
+  __device__ __forceinline__ bool masks(int64_t column) const {
+    return column < bottom.low || column + s::COLUMNS > top.high;
+  }
+};
+
+/* Calls f(i, n, e) for a lane's scores that are not seen; row and column are those of its first. */
+template <class s, bool Keys, class T, class F>
+__device__ __forceinline__ void each_hidden(const attended<T> &a, int64_t head, int64_t row,
+                                            int64_t column, F f) {
+  EK_UNROLL
+  for (int i = 0; i < s::STRIPS; i++) {
+    EK_UNROLL
+    for (int h = 0; h < 2; h++) {
+      const span seen = a.template seen<Keys>(head, row + 16 * i + 8 * h);
+      const int64_t low = seen.low - column, high = seen.high - column;
+      EK_UNROLL
+      for (int n = 0; n < s::COLUMNS / 8; n++) {
+        EK_UNROLL
+        for (int e = 0; e < 2; e++) {
+          if (8 * n + e < low || 8 * n + e >= high) f(i, n, 2 * h + e);
+        }
+      }
+    }
+  }
+}
+
+/* What dropout keeps of a lane's scores, a bit each, in the order of each_score(). */
+template <class s, bool Keys, class T>
+__device__ __forceinline__ uint64_t kept_of(const attended<T> &a, int64_t head, int64_t row,
+                                            int64_t column) {
+  static_assert(s::STRIPS * s::COLUMNS / 2 <= 64, "a bit each");
+  uint64_t kept = 0;
+  for (int i = 0; i < s::STRIPS * s::COLUMNS / 2; i++) {
+    const int strip = i / (s::COLUMNS / 2), n = i / 4 % (s::COLUMNS / 8), e = i % 4;
+    const int64_t r = row + 16 * strip + e / 2 * 8, c = column + 8 * n + e % 2;
+    if ((Keys ? a.kept(head, c, r) : a.kept(head, r, c)) != 0) kept |= (uint64_t)1 << i;
+  }
+  return kept;
+}
+
+template <class s>
+__device__ __forceinline__ void drop(scores_of<s> &score, uint64_t kept, float factor) {
+  each_score<s>([&](int, int, int i, int n, int e) {
+    score[i][n][e] *= kept >> (i * (s::COLUMNS / 2) + 4 * n + e) & 1 ? factor : 0.0f;
+  });
 }
 
 /* What is known of a warp's rows so far; powers of two. */
@@ -102,14 +162,19 @@ template <class s> struct warp_rows {
   }
 
   /* Divides, and writes lse of the rows from `query` on, the lane's first. */
-  __device__ __forceinline__ void finish(float *lse, int64_t query, bool writes, int64_t tokens) {
+  template <class T>
+  __device__ __forceinline__ void finish(const attended<T> &a, int64_t head, int64_t query,
+                                         bool writes) {
     EK_UNROLL
     for (int i = 0; i < s::STRIPS; i++) {
       EK_UNROLL
       for (int h = 0; h < 2; h++) {
         const int64_t row = query + 16 * i + 8 * h;
-        times(i, h, 1.0f / sum[i][h]);
-        if (writes && row < tokens) lse[row] = largest[i][h] * LN_2 + logf(sum[i][h]);
+        const span seen = a.template seen<false>(head, row);
+        const bool sees = seen.low < seen.high;
+        times(i, h, sees ? 1.0f / sum[i][h] : 0.0f);
+        if (!writes || row >= a.tokens) continue;
+        a.lse[a.in_lse(head) + row] = sees ? largest[i][h] * LN_2 + logf(sum[i][h]) : 0.0f;
       }
     }
   }
@@ -123,22 +188,25 @@ __global__ void __launch_bounds__(s::THREADS) warp_forward_kernel(attended<T> a)
   const place_in_warp at(16 * s::STRIPS);
   const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
   const int64_t first = (a.tiles - 1 - blockIdx.x / heads) * s::ROWS; /* the longest rows first */
-  const int64_t end = first + s::ROWS < a.tokens ? first + s::ROWS : a.tokens;
-  const int64_t low = first + at.row, high = low + 16 * s::STRIPS - 1; /* the warp's queries */
-  const T *const q = a.qkv + a.in_q(head), *const k = a.qkv + a.in_k(head),
-                 *const v = a.qkv + a.in_v(head);
+  const int64_t last = (first + s::ROWS < a.tokens ? first + s::ROWS : a.tokens) - 1;
+  const int64_t begin = a.template seen<false>(head, first).low / s::COLUMNS * s::COLUMNS;
+  const int64_t end = a.template seen<false>(head, last).high;
+  const int64_t low = first + at.row; /* of the warp's queries */
+  const auto view = warp_view<s>::template of<false>(a, head, low);
+  const T *const q = a.q + a.in_q(head), *const k = a.k + a.in_k(head),
+                 *const v = a.v + a.in_v(head);
   const float scale = a.scale * LOG2_E;
   warp_rows<s> rows;
   rows.begin();
-  fetch_tile<s, s::ROWS>(queries, q, a.stride(), first, a);
-  fetch_tile<s, s::COLUMNS>(keys, k, a.stride(), 0, a);
+  fetch_tile<s, s::ROWS>(queries, q, a.q_step, first, a);
+  fetch_tile<s, s::COLUMNS>(keys, k, a.k_step, begin, a);
   copy_commit();
-  fetch_tile<s, s::COLUMNS>(values, v, a.stride(), 0, a);
+  fetch_tile<s, s::COLUMNS>(values, v, a.v_step, begin, a);
   copy_commit();
   copy_wait<1>();
   round_tile<s, s::ROWS>(queries);
-  for (int64_t key = 0; key < end; key += s::COLUMNS) {
-    const bool sees = key <= high && low < a.tokens;
+  for (int64_t key = begin; key < end; key += s::COLUMNS) {
+    const bool sees = low < a.tokens && view.sees(key);
     scores_of<s> score;
     copy_wait<1>();
     round_tile<s, s::COLUMNS>(keys);
@@ -146,27 +214,30 @@ __global__ void __launch_bounds__(s::THREADS) warp_forward_kernel(attended<T> a)
     if (sees) dot_tiles<s>(score, queries, keys, at);
     __syncthreads();
     if (key + s::COLUMNS < end) {
-      fetch_tile<s, s::COLUMNS>(keys, k, a.stride(), key + s::COLUMNS, a);
+      fetch_tile<s, s::COLUMNS>(keys, k, a.k_step, key + s::COLUMNS, a);
     }
     copy_commit();
-    if (sees && key + s::COLUMNS - 1 > low) { /* a key after its query counts for nothing */
-      const int ahead = (int)(key + 2 * at.t - low - at.g);
-      each_score<s>([&](int row, int column, int i, int n, int e) {
-        if (ahead + column > row) score[i][n][e] = -INFINITY;
-      });
+    if (sees && view.masks(key)) { /* a key that its query does not see counts for nothing */
+      each_hidden<s, false>(a, head, low + at.g, key + 2 * at.t,
+                            [&](int i, int n, int e) { score[i][n][e] = -INFINITY; });
     }
     if (sees) rows.take(score, scale);
+    if (sees && a.threshold != 0) {
+      drop<s>(score, kept_of<s, false>(a, head, low + at.g, key + 2 * at.t), a.factor);
+    }
     copy_wait<1>();
     round_tile<s, s::COLUMNS>(values);
     __syncthreads();
     if (sees) add_tile<s>(rows.out, score, values, at);
     __syncthreads();
     if (key + s::COLUMNS < end) {
-      fetch_tile<s, s::COLUMNS>(values, v, a.stride(), key + s::COLUMNS, a);
+      fetch_tile<s, s::COLUMNS>(values, v, a.v_step, key + s::COLUMNS, a);
     }
     copy_commit();
   }
-  rows.finish(a.lse + a.in_lse(head), low + at.g, at.t == 0, a.tokens);
+  copy_wait<0>(); /* also where no tile was walked over: put_tile() writes over the queries */
+  __syncthreads();
+  rows.finish(a, head, low + at.g, at.t == 0);
   put_tile<s>(a.out + a.in_out(head), a.channels(), first, rows.out, queries, at, a);
 }
 
@@ -180,8 +251,8 @@ cudaError_t warp_forward(cudaStream_t stream, const struct ek__attention_args *a
 
 /* ---- backward ---- */
 
-/* What a kernel sums up: dq, whose rows are queries and which walks over the keys up to their own;
- * or dk, dv or both, whose rows are keys and which walks over the queries from their own on. */
+/* What a kernel sums up: dq, whose rows are queries and which walks over the keys that they see; or
+ * dk, dv or both, whose rows are keys and which walks over the queries that see them. */
 enum gradient { DQ = 1, DK = 2, DV = 4 };
 
 /* One of the two operands of a kernel: a tile of its own, or those that it walks over. */
@@ -218,7 +289,7 @@ __device__ __forceinline__ void fetch_queries_terms(const warp_places<s> &at,
   } else if ((int)threadIdx.x >= 2 * s::COLUMNS) {
     return;
   } else if (sizeof(T) == sizeof(float) || a.wide) { /* aligned */
-    copy_async<4>(at.delta + column, head.deltas(a) + (there ? row : 0) * a.stride(), there);
+    copy_async<4>(at.delta + column, head.deltas(a) + (there ? row : 0) * a.q_step, there);
   } else {
     at.delta[column] = there ? a.delta_of(head, row) : 0.0f;
   }
@@ -260,21 +331,6 @@ __device__ __forceinline__ void make_pairs(scores_of<s> &p, scores_of<s> &ds,
   }
 }
 
-/* What a query does not see is 0, whatever its numbers are. The lane's first row is `after` its
- * first column, from which on `left` tokens are left. */
-template <class s, bool Keys>
-__device__ __forceinline__ void hide_pairs(scores_of<s> &p, scores_of<s> &ds, int64_t after,
-                                           int64_t left) {
-  const int64_t hidden = Keys ? after : -after;
-  const int ahead = hidden < -s::ROWS ? -s::ROWS : (int)hidden; /* what is further sees all */
-  const int there = left < s::COLUMNS ? (int)left : s::COLUMNS;
-  each_score<s>([&](int row, int column, int i, int n, int e) {
-    if (Keys ? ahead + row > column || column >= there : ahead + column > row) {
-      p[i][n][e] = ds[i][n][e] = 0;
-    }
-  });
-}
-
 /* dv += p dout and dk += ds q, of `What` of them, over all heads that share the keys; or
  * dq += ds k, over the deltas. `first` and `other` are the tokens of the first row and column. */
 template <class s, int What, class T = typename s::T>
@@ -286,15 +342,20 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
   const int64_t heads = gridDim.x / a.tiles, turn = blockIdx.x / heads;
   const int64_t begin = Keys ? a.first_of(blockIdx.x % heads) : blockIdx.x % heads;
   const int64_t first = (Keys ? turn : a.tiles - 1 - turn) * s::ROWS;  /* the longest rows first */
-  const int64_t low = first + at.row, high = low + 16 * s::STRIPS - 1; /* the warp's rows */
-  const int64_t past = Keys || first + s::ROWS > a.tokens ? a.tokens : first + s::ROWS;
+  const int64_t last = (first + s::ROWS < a.tokens ? first + s::ROWS : a.tokens) - 1;
+  const int64_t from = a.template seen<Keys>(begin, first).low / s::COLUMNS * s::COLUMNS;
+  const int64_t past = a.template seen<Keys>(begin, last).high;
+  const int64_t low = first + at.row; /* of the warp's rows */
+  const auto view = warp_view<s>::template of<Keys>(a, begin, low);
   head_of_queries<T> head(a, begin);
   const auto queries_of = [&](int i) -> operand<T> {
-    if (i == 0) return {head.q, a.stride()};
+    if (i == 0) return {head.q, a.q_step};
     return {head.dout, a.channels()};
   };
-  const T *const k = a.qkv + a.in_k(begin), *const v = a.qkv + a.in_v(begin);
-  const auto keys_of = [&](int i) -> operand<T> { return {i == 0 ? k : v, a.stride()}; };
+  const T *const k = a.k + a.in_k(begin), *const v = a.v + a.in_v(begin);
+  const auto keys_of = [&](int i) -> operand<T> {
+    return {i == 0 ? k : v, i == 0 ? a.k_step : a.v_step};
+  };
   const auto fetch = [&](int i, int64_t other) {
     if (other < past) {
       const operand<T> walked = Keys ? queries_of(i) : keys_of(i);
@@ -323,7 +384,7 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
     const operand<T> own = Keys ? keys_of(i) : queries_of(i);
     fetch_tile<s, s::ROWS>(tile.own[i], own.from, own.stride, first, a);
   }
-  int64_t other = Keys ? first : 0;
+  int64_t other = from;
   int left = Keys ? (int)a.group() : 1; /* heads, with the one that is walked over */
   fetch(1, other);
   fetch(0, other);
@@ -331,9 +392,7 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
   EK_UNROLL
   for (int i = 0; i < (Scores ? 2 : 1); i++) round_tile<s, s::ROWS>(tile.own[i]);
   while (other < past) {
-    const bool sees = low < a.tokens && (Keys ? other + s::COLUMNS > low : other <= high);
-    const bool masked =
-        Keys ? other < high || other + s::COLUMNS > a.tokens : other + s::COLUMNS - 1 > low;
+    const bool sees = low < a.tokens && view.sees(other);
     scores_of<s> p, ds = {};
     copy_wait<1>();
     round_tile<s, s::COLUMNS>(tile.other[1]);
@@ -345,16 +404,25 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
     if (!Keys) fetch(1, other + s::COLUMNS);
     if (sees) {
       dot_tiles<s>(p, tile.own[0], tile.other[0], at);
+      uint64_t kept = 0;
+      if (a.threshold != 0) {
+        const int64_t number = Keys ? begin + a.group() - left : begin; /* of the head */
+        kept = kept_of<s, Keys>(a, number, low + at.g, other + 2 * at.t);
+        drop<s>(ds, kept, a.factor);
+      }
       make_pairs<s, Keys>(p, ds, mine, tile, at, a.scale);
-      if (masked)
-        hide_pairs<s, Keys>(p, ds, low + at.g - other - 2 * at.t, a.tokens - other - 2 * at.t);
+      if (a.threshold != 0) drop<s>(p, kept, a.factor);
+      if (view.masks(other)) { /* what a query does not see is 0, whatever its numbers are */
+        each_hidden<s, Keys>(a, begin, low + at.g, other + 2 * at.t,
+                             [&](int i, int n, int e) { p[i][n][e] = ds[i][n][e] = 0; });
+      }
     }
     other += s::COLUMNS;
     if constexpr (Keys) {
       if ((What & DV) != 0 && sees) add_tile<s>(sum[SUMS - 1], p, tile.other[1], at);
       __syncthreads();
       if (other >= past && --left > 0) {
-        other = first;
+        other = from;
         head.next(a);
       }
       fetch(1, other);
@@ -363,14 +431,16 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
     __syncthreads();
     fetch(0, other);
   }
+  copy_wait<0>(); /* also where no tile was walked over: put_tile() writes over the block's own */
+  __syncthreads();
   if constexpr (What == DQ) {
-    put_tile<s>(a.dqkv + a.in_q(begin), a.stride(), first, sum[0], tile.own[0], at, a);
+    put_tile<s>(a.dq + a.in_q(begin), a.q_step, first, sum[0], tile.own[0], at, a);
   }
   if constexpr ((What & DK) != 0) {
-    put_tile<s>(a.dqkv + a.in_k(begin), a.stride(), first, sum[0], tile.own[0], at, a);
+    put_tile<s>(a.dk + a.in_k(begin), a.k_step, first, sum[0], tile.own[0], at, a);
   }
   if constexpr ((What & DV) != 0) {
-    put_tile<s>(a.dqkv + a.in_v(begin), a.stride(), first, sum[SUMS - 1], tile.own[0], at, a);
+    put_tile<s>(a.dv + a.in_v(begin), a.v_step, first, sum[SUMS - 1], tile.own[0], at, a);
   }
 }
 

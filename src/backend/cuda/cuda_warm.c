@@ -69,6 +69,7 @@ struct samples {
   struct ek__window_args window;
   struct ek__rotary_args rotary;
   struct ek__attention_args attention;
+  struct ek__documents_args documents;
   struct ek__loss_args loss;
   struct ek__combine_args combine;
   struct ek__update_args update;
@@ -197,9 +198,16 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
                  .types = types},
       .attention = {.out = part[0],
                     .lse = part[1],
-                    .dqkv = part[2],
-                    .qkv = part[3],
+                    .dq = part[2],
+                    .dk = part[5],
+                    .dv = part[6],
+                    .q = part[3],
+                    .k = part[3],
+                    .v = part[3],
                     .dout = part[4],
+                    .q_step = 32,
+                    .k_step = 32,
+                    .v_step = 32,
                     .batch = 1,
                     .tokens = ROWS,
                     .heads = 1,
@@ -217,6 +225,7 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
                .columns = WIDTH,
                .ignore_index = -1,
                .types = types},
+      .documents = {.segments = part[7], .samples = 1, .tokens = ROWS},
       .combine = {part[0], part[1], part[2], {1}, 1, true},
       .update = {.p = part[0],
                  .state0 = part[1],
@@ -273,8 +282,9 @@ static cudaError_t warm_attention(const struct ek__cuda_place *at, struct sample
   cudaError_t error = cudaSuccess;
   for (int tf32 = 0; tf32 <= (of->attention.types.value == EK_F32 ? 1 : 0); tf32++) {
     of->attention.types.tf32 = tf32 == 1;
-    for (of->attention.head_width = 32; of->attention.head_width <= EK__CUDA_MAX_HEAD_WIDTH;
-         of->attention.head_width *= 2) {
+    for (int64_t width = 32; width <= EK__CUDA_MAX_HEAD_WIDTH; width *= 2) {
+      of->attention.head_width = width;
+      of->attention.q_step = of->attention.k_step = of->attention.v_step = width;
       WARM(attention_forward, attention)
       WARM(attention_backward, attention)
     }

@@ -1,9 +1,12 @@
 /*
- * isa_attend.c - causal self-attention, one head of one sample at a time.
+ * isa_attend.c - self-attention, one head of one sample at a time.
  *
- * Scores live in a tile of ROWS queries by COLUMNS keys, in scratch and never in memory. Tiles
- * above the diagonal are not computed. In f32 the products of tiles read straight from qkv and
- * write straight to the results, by their leading dimensions, so nothing is copied.
+ * A row of several documents is as many heads with fewer tokens, one after the other: no tile is
+ * cut, nothing between documents is computed, and the bits are those of each document apart.
+ *
+ * Scores live in a tile of ROWS queries by COLUMNS keys, in scratch and never in memory. With a
+ * causal mask, tiles above the diagonal are not computed. In f32 the products of tiles read straight
+ * from q, k, v and write straight to the results, by their leading dimensions, so nothing is copied.
  *   forward   per tile of queries: over the tiles of keys, an online softmax
  *             (Milakov and Gimelshein 2018; Dao et al. 2022)
  *   backward  the same tiles from lse: P = e^(S - lse), dP = dO V^T, dS = P (dP - delta),
@@ -176,9 +179,12 @@ static float exp_row(float *x, float shift, int64_t n, int64_t columns) {
 static void softmax_tile(const struct head *head, tile t, struct online *online, struct part out,
                          int64_t query, int64_t rows, int64_t key, int64_t columns) {
   for (int64_t r = 0; r < rows; r++) {
-    const int64_t n = seen(query + r, key, columns);
+    const int64_t n = seen(head, query + r, key, columns);
     meet_tile(online, r, largest_of(t[r], n), out, key == 0, head->width);
     online->sum[r] += exp_row(t[r], shift_of(online, r), n, columns);
+    if (!head->drops) continue;
+    float room[ROOM];
+    multiply_row(t[r], factors_of(room, head, query + r, key, n), n);
   }
 }
 
@@ -191,21 +197,23 @@ static struct view kept_from(struct view rows, int64_t key) {
 static void forward_rows(const struct head *head, int64_t query, int64_t rows,
                          const struct view *all_k, const struct view *all_v) {
   struct tiles *tiles = tiles_of_this_thread();
-  const int64_t width = head->width, step = head->step, most = columns_of(head);
+  const int64_t width = head->width, most = columns_of(head);
   struct online online;
   begin_rows(&online, rows);
   value *result = head->out + query * head->out_step;
   const struct part out = PLACE_OF(tiles->mine, result, head->out_step, width);
-  const struct view q = WIDENED(tiles->q, head->q + query * step, step, rows, width);
-  const int64_t keys = query + rows;
+  const struct view q = WIDENED(tiles->q, head->q + query * head->q_step, head->q_step, rows, width);
+  const int64_t keys = keys_end(head, query + rows);
   for (int64_t key = 0; key < keys; key += most) {
     const int64_t columns = keys - key < most ? keys - key : most;
-    const struct view k = all_k != NULL
-                              ? kept_from(*all_k, key)
-                              : WIDENED(tiles->k, head->k + key * step, step, columns, width);
-    const struct view v = all_v != NULL
-                              ? kept_from(*all_v, key)
-                              : WIDENED(tiles->v, head->v + key * step, step, columns, width);
+    const struct view k =
+        all_k != NULL
+            ? kept_from(*all_k, key)
+            : WIDENED(tiles->k, head->k + key * head->k_step, head->k_step, columns, width);
+    const struct view v =
+        all_v != NULL
+            ? kept_from(*all_v, key)
+            : WIDENED(tiles->v, head->v + key * head->v_step, head->v_step, columns, width);
     tile_scores(head, tiles->p, head->scale, q, rows, k, columns);
     softmax_tile(head, tiles->p, &online, out, query, rows, key, columns);
     tile_times(head, out, key > 0 ? 1.0 : 0.0, tiles->p, rows, columns, v);
@@ -214,19 +222,32 @@ static void forward_rows(const struct head *head, int64_t query, int64_t rows,
   narrowed(result, head->out_step, out, rows, width);
 }
 
+static void forward_document(const struct head *head) {
+  const int64_t most = rows_of(head), width = head->width;
+  struct view k = {0}, v = {0};
+  const bool kept = keeps(head);
+  if (kept) {
+    k = WIDENED(tiles_of_this_thread()->dk, head->k, head->k_step, head->tokens, width);
+    v = WIDENED(tiles_of_this_thread()->dv, head->v, head->v_step, head->tokens, width);
+  }
+  for (int64_t query = 0; query < head->tokens; query += most) {
+    const int64_t rows = head->tokens - query < most ? head->tokens - query : most;
+    forward_rows(head, query, rows, kept ? &k : NULL, kept ? &v : NULL);
+  }
+}
+
 void EK_ISA_NAME(attention_forward)(const void *raw, int64_t begin, int64_t end) {
   for (int64_t index = begin; index < end; index++) {
-    const struct head head = head_of(raw, index);
-    const int64_t most = rows_of(&head), width = head.width, step = head.step;
-    struct view k = {0}, v = {0};
-    const bool kept = keeps(&head);
-    if (kept) {
-      k = WIDENED(tiles_of_this_thread()->dk, head.k, step, head.tokens, width);
-      v = WIDENED(tiles_of_this_thread()->dv, head.v, step, head.tokens, width);
-    }
-    for (int64_t query = 0; query < head.tokens; query += most) {
-      const int64_t rows = head.tokens - query < most ? head.tokens - query : most;
-      forward_rows(&head, query, rows, kept ? &k : NULL, kept ? &v : NULL);
+    const struct head whole = head_of(raw, index);
+    for (int64_t first = 0; first < whole.tokens;) {
+      const struct head head = document_at(&whole, first);
+      first += head.tokens;
+      if (!head.padding) {
+        forward_document(&head);
+        continue;
+      }
+      clear_value(head.out, head.width);
+      head.lse[0] = 0;
     }
   }
 }
@@ -274,28 +295,35 @@ struct keys {
 static void backward_rows(const struct head *head, int64_t query, int64_t rows,
                           const struct keys *keys, bool wants_dq) {
   struct tiles *tiles = tiles_of_this_thread();
-  const int64_t width = head->width, step = head->step, most = columns_of(head);
-  const int64_t out_step = head->out_step;
+  const int64_t width = head->width, most = columns_of(head);
+  const int64_t out_step = head->out_step, q_step = head->q_step;
   float delta[ROWS];
-  const struct view q = WIDENED(tiles->q, head->q + query * step, step, rows, width);
+  const struct view q = WIDENED(tiles->q, head->q + query * q_step, q_step, rows, width);
   const struct view dout =
       WIDENED(tiles->dout, head->dout + query * out_step, out_step, rows, width);
   const struct view out = WIDENED(tiles->mine, head->out + query * out_step, out_step, rows, width);
   for (int64_t r = 0; r < rows; r++) {
     delta[r] = dot(dout.at + r * dout.step, out.at + r * out.step, width);
   }
-  const struct part dq = PLACE_OF(tiles->mine, head->dq + query * step, step, width);
-  const int64_t last = query + rows < keys->last ? query + rows : keys->last;
+  const struct part dq = PLACE_OF(tiles->mine, head->dq + query * q_step, q_step, width);
+  const int64_t last = at_most(keys_end(head, query + rows), keys->last);
   for (int64_t key = keys->first; key < last; key += most) {
     const int64_t columns = last - key < most ? last - key : most;
-    const struct view k = WIDENED(tiles->k, head->k + key * step, step, columns, width);
-    const struct view v = WIDENED(tiles->v, head->v + key * step, step, columns, width);
+    const struct view k =
+        WIDENED(tiles->k, head->k + key * head->k_step, head->k_step, columns, width);
+    const struct view v =
+        WIDENED(tiles->v, head->v + key * head->v_step, head->v_step, columns, width);
     tile_scores(head, tiles->p, head->scale, q, rows, k, columns);
     tile_scores(head, tiles->dp, 1.0, dout, rows, v, columns);
     for (int64_t r = 0; r < rows; r++) {
-      const int64_t n = seen(query + r, key, columns);
+      const int64_t n = seen(head, query + r, key, columns);
+      float room[ROOM];
+      const float *factors =
+          head->drops ? factors_of(room, head, query + r, key, n) : NULL;
+      if (factors != NULL) multiply_row(tiles->dp[r], factors, n);
       slope_row(tiles->dp[r], tiles->p[r], head->lse[query + r], delta[r], (float)head->scale, n,
                 columns);
+      if (factors != NULL) multiply_row(tiles->p[r], factors, n);
     }
     if (keys->dk.at != NULL) {
       const int64_t at = key - keys->first;
@@ -307,13 +335,13 @@ static void backward_rows(const struct head *head, int64_t query, int64_t rows,
     }
     if (wants_dq) tile_times(head, dq, key > 0 ? 1.0 : 0.0, tiles->dp, rows, columns, k);
   }
-  if (wants_dq) narrowed(head->dq + query * step, step, dq, rows, width);
+  if (wants_dq) narrowed(head->dq + query * q_step, q_step, dq, rows, width);
 }
 
-static void backward_from(const struct head *head, int64_t query, const struct keys *keys,
-                          bool wants_dq) {
+/* Of all queries that see any of the keys. */
+static void backward_queries(const struct head *head, const struct keys *keys, bool wants_dq) {
   const int64_t most = rows_of(head);
-  for (; query < head->tokens; query += most) {
+  for (int64_t query = head->causal ? keys->first : 0; query < head->tokens; query += most) {
     const int64_t rows = head->tokens - query < most ? head->tokens - query : most;
     backward_rows(head, query, rows, keys, wants_dq);
   }
@@ -325,34 +353,53 @@ static void clear(struct part part, int64_t rows, int64_t width) {
   }
 }
 
-/* The heads from number `index` on, `group` of them, which share their keys. dK and dV are sums over
- * these heads and their tiles of queries, so they begin as 0. */
-static void backward_group(const struct ek__attention_job *job, int64_t index, int64_t group) {
-  const struct head head = head_of(job, index);
-  const int64_t most = keys_of(&head), width = head.width, step = head.step;
-  const bool at_once = most >= head.tokens;
-  for (int64_t first = 0; first < head.tokens; first += most) {
-    const int64_t last = head.tokens - first < most ? head.tokens : first + most;
-    value *dk = head.dk + first * step, *dv = head.dv + first * step;
-    const struct keys keys = {first, last, PLACE_OF(tiles_of_this_thread()->dk, dk, step, width),
-                              PLACE_OF(tiles_of_this_thread()->dv, dv, step, width)};
+/* The document that begins with token `first`, of the heads from number `index` on, `group` of them,
+ * which share their keys. dK and dV are sums over these heads and their tiles of queries, so they
+ * begin as 0. */
+static void backward_document(const struct head *shared, int64_t index, int64_t group) {
+  const int64_t most = keys_of(shared), width = shared->width, tokens = shared->tokens;
+  const int64_t k_step = shared->k_step, v_step = shared->v_step;
+  const bool at_once = most >= tokens;
+  for (int64_t first = 0; first < tokens; first += most) {
+    const int64_t last = tokens - first < most ? tokens : first + most;
+    value *dk = shared->dk + first * k_step, *dv = shared->dv + first * v_step;
+    const struct keys keys = {first, last,
+                              PLACE_OF(tiles_of_this_thread()->dk, dk, k_step, width),
+                              PLACE_OF(tiles_of_this_thread()->dv, dv, v_step, width)};
     clear(keys.dk, last - first, width);
     clear(keys.dv, last - first, width);
     for (int64_t i = index; i < index + group; i++) {
-      const struct head of_query = head_of(job, i);
-      backward_from(&of_query, first, &keys, at_once);
+      const struct head whole = head_of(shared->job, i), head = document_at(&whole, shared->first);
+      backward_queries(&head, &keys, at_once);
     }
-    narrowed(dk, step, keys.dk, last - first, width);
-    narrowed(dv, step, keys.dv, last - first, width);
+    narrowed(dk, k_step, keys.dk, last - first, width);
+    narrowed(dv, v_step, keys.dv, last - first, width);
   }
   for (int64_t i = index; i < index + group && !at_once; i++) {
-    const struct head of_query = head_of(job, i);
-    backward_from(&of_query, 0, &(struct keys){.last = head.tokens}, true);
+    const struct head whole = head_of(shared->job, i), head = document_at(&whole, shared->first);
+    backward_queries(&head, &(struct keys){.last = tokens}, true);
   }
+}
+
+/* Nothing sees the token, and it sees nothing. */
+static void clear_padding(const struct head *shared, int64_t group) {
+  for (int64_t i = 0; i < group; i++) {
+    clear_value(shared->dq + i * shared->width, shared->width);
+  }
+  clear_value(shared->dk, shared->width);
+  clear_value(shared->dv, shared->width);
 }
 
 void EK_ISA_NAME(attention_backward)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__attention_job *job = raw;
   const int64_t group = job->args->heads / job->args->kv_heads;
-  for (int64_t kv = begin; kv < end; kv++) backward_group(job, kv * group, group);
+  for (int64_t kv = begin; kv < end; kv++) {
+    const struct head whole = head_of(job, kv * group);
+    for (int64_t first = 0; first < whole.tokens;) {
+      const struct head head = document_at(&whole, first);
+      first += head.tokens;
+      if (head.padding) clear_padding(&head, group);
+      else backward_document(&head, kv * group, group);
+    }
+  }
 }
