@@ -46,9 +46,16 @@ if ((${#launcher[@]} > 0)) && ! command -v "${launcher[0]}" >/dev/null; then
   exit 77
 fi
 
+# On one processor each device has one thread, alone and in a process of its own: oneDNN's products may have
+# other bits with another number of threads.
+pin=()
+if command -v taskset >/dev/null; then
+  pin=(taskset -c "$(taskset -pc $$ | sed 's/.*: *//; s/[-,].*//')")
+fi
 small=(--steps 12 --exact)
-"$train_text" "$text" --devices cpu:2 "${small[@]}" >"$dir/alone"
-both "$train_text" "$text" --devices cpu:1 "${small[@]}" || complain "train_text: $(cat "$dir/err")"
+${pin[@]+"${pin[@]}"} "$train_text" "$text" --devices cpu:2 "${small[@]}" >"$dir/alone"
+both ${pin[@]+"${pin[@]}"} "$train_text" "$text" --devices cpu:1 "${small[@]}" ||
+  complain "train_text: $(cat "$dir/err")"
 cmp "$dir/alone" "$dir/out" || complain "two processes of train_text are not one"
 
 # Each process has files of its own, and all name the same one as the slowest.
