@@ -27,6 +27,7 @@
  *   CUEMU_WARM               1        0: what is launched while cuemu_warming() is loaded and does not run
  *   CUEMU_LATE               0        a kernel that is first used on a device with this many bytes
  *                                     allocated ends the program; 0: it may
+ *   CUEMU_NVTX               0        1: a tool listens to NVTX
  *   CUEMU_FAULT                       "fail kind device n [error]" or "hang kind device n",
  *                                     separated by commas; kinds as below in lower case:
  *                                     memory copy ...
@@ -124,6 +125,9 @@ unsigned long cuemu_algorithm_calls(int algorithm);
  * product then refuses. */
 void cuemu_refuse(unsigned by_heuristic, unsigned by_product);
 
+/* Descriptions of products and matrices that were made since the last reset. */
+unsigned long cuemu_descriptions(void);
+
 /* The heuristic answers CUBLAS_STATUS_INVALID_VALUE for a product with an epilogue one of whose
  * sizes is 1. */
 void cuemu_call_ones_invalid(bool invalid);
@@ -132,6 +136,11 @@ void cuemu_call_ones_invalid(bool invalid);
  * (columns, to
    it) that do not begin at multiples of 16 bytes, since the last reset. */
 unsigned long cuemu_unaligned_products(void);
+
+/* What the tool of NVTX has heard, "evenkeel: name name ..."; nothing without CUEMU_NVTX. Returns its
+ * length. And how many ranges the calling thread is in. */
+size_t cuemu_heard(char *text, size_t size);
+int cuemu_range_depth(void);
 
 /* Forgets faults, counts and sticky errors, and releases what hangs. Memory and streams stay. */
 void cuemu_reset(void);

@@ -81,6 +81,7 @@ const char *cublasLtGetStatusString(cublasStatus_t status) {
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
                                         cudaDataType_t scale_type) {
+  cuemu_add_description();
   *desc = cuemu_new(sizeof(**desc));
   (*desc)->compute = compute;
   (*desc)->scale_type = scale_type;
@@ -122,6 +123,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
                                           uint64_t rows, uint64_t cols, int64_t ld) {
+  cuemu_add_description();
   *layout = cuemu_new(sizeof(**layout));
   **layout = (struct cuemu_lt_layout){type, rows, cols, ld};
   return CUBLAS_STATUS_SUCCESS;

@@ -152,6 +152,7 @@ void cuemu_faults_from_environment(void);
 void cuemu_add_overlap(void);
 void cuemu_add_staged(void);
 void cuemu_add_unaligned(void);
+void cuemu_add_description(void);
 void cuemu_add_algorithm(int algorithm);
 void cuemu_add_hanging(int change); /* for hangs that another file waits out */
 

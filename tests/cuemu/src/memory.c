@@ -238,6 +238,22 @@ void cuemu_free_device_memory(int device) {
   cuemu_unlock();
 }
 
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
+  CUEMU_TRY(cuemu_enter());
+  static const cudaMemoryType types[] = {[CUEMU_PAGEABLE] = cudaMemoryTypeUnregistered,
+                                         [CUEMU_PINNED] = cudaMemoryTypeHost,
+                                         [CUEMU_ON_DEVICE] = cudaMemoryTypeDevice};
+  bool whole;
+  int device;
+  const enum cuemu_place place = cuemu_find(pointer, 1, &device, &whole);
+  *attributes = (cudaPointerAttributes){
+      .type = types[place],
+      .device = place == CUEMU_PINNED ? cuemu_current_device() : device,
+      .devicePointer = place == CUEMU_PAGEABLE ? NULL : (void *)(uintptr_t)pointer,
+      .hostPointer = place == CUEMU_ON_DEVICE ? NULL : (void *)(uintptr_t)pointer};
+  return cuemu_result(cudaSuccess);
+}
+
 /* ---- pinned host memory ---- */
 
 cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
