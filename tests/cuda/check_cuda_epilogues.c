@@ -472,12 +472,13 @@ CK_TEST(rows_of_logits_are_aligned) {
 
 /* ---- before the first step ---- */
 
-/* A step that was prepared for times nothing: it has the products of every later one. */
+/* A step that was prepared for times nothing: it has the products of every later one. A step that
+ * repeats describes nothing to cuBLASLt. */
 CK_LOOP(prepared_steps_time_nothing, 4) {
   enum { STEPS = 3 };
   int32_t tokens[SAMPLES * TOKENS];
   const ek_tensor batch = batch_of(tokens);
-  unsigned long products[STEPS];
+  unsigned long products[STEPS], described[STEPS];
   const int width = 16 * (_i + 1); /* shapes that the process has not seen */
   ek_gpt_options o = ck_gpt_sizes(VOCABULARY, TOKENS, width, 2, 2);
   o.dropout = 0.25;
@@ -486,11 +487,14 @@ CK_LOOP(prepared_steps_time_nothing, 4) {
   ek_trainer *trainer = open_gpt(&o, EK_F32);
   if (_i % 2 == 1) ck_ok(ek_trainer_prepare(trainer, &batch, 1, &batch, 1));
   for (int i = 0; i < STEPS; i++) {
-    const unsigned long before = counts_now().products;
+    const unsigned long before = counts_now().products, known = cuemu_descriptions();
     ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1));
     products[i] = counts_now().products - before;
+    described[i] = cuemu_descriptions() - known;
   }
   ck_assert_uint_eq(products[1], products[2]);
+  ck_assert_uint_eq(described[1] + described[2] + (_i % 2 == 1 ? described[0] : 0), 0);
+  if (_i % 2 == 0) ck_assert_uint_gt(described[0], 0);
   if (_i % 2 == 1)
     ck_assert_uint_eq(products[0], products[1]);
   else

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { DEVICES = 8 };
 
@@ -552,6 +553,45 @@ CK_LOOP(wrong_arguments, 2) {
   ck_ok(ek_group_apply(bed.group, once, &bed)); /* none of them was queued */
   close_bed(&bed);
   close_bed(&other);
+}
+
+/* ---- one device ---- */
+
+static ek_status every_kind(void *context, ek_device *device, size_t index) {
+  ek_communicator *alone = context;
+  const int64_t offsets[] = {0, 3};
+  const float values[] = {3, -0.0f, 5};
+  float got[3];
+  ek_tensor x = {0}, host;
+  (void)index;
+  EK_TRY(ek_tensor_host(&host, (void *)(uintptr_t)values, EK_F32, CK_SHAPE(3)));
+  EK_TRY(ek_tensor_create_from(&x, device, EK_MEMORY_INPUTS, &host, false));
+  ek_status status = ek_communicator_all_reduce(alone, device, &x);
+  if (status == EK_OK) status = ek_communicator_reduce_scatter(alone, device, &x, offsets);
+  if (status == EK_OK) status = ek_communicator_all_gather(alone, device, &x, offsets);
+  if (status == EK_OK) status = ek_communicator_reduce(alone, device, &x, 0);
+  if (status == EK_OK) status = ek_communicator_broadcast(alone, device, &x, 0);
+  if (status == EK_OK) status = ek_communicator_wait(alone, device);
+  if (status == EK_OK) status = ek_tensor_host(&host, got, EK_F32, CK_SHAPE(3));
+  if (status == EK_OK) status = ek_tensor_copy(&host, &x);
+  ek_tensor_free(&x);
+  if (status == EK_OK && memcmp(got, values, sizeof got) != 0) status = EK_ERR_INTERNAL;
+  return status;
+}
+
+/* Collectives of the only rank change no bit and do no work: a trace has none of them. */
+CK_TEST(one_device_has_nothing_to_exchange) {
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_trace_summary summary;
+  CK_OPENED(ek_communicator *, alone, ek_communicator_open(&alone, group));
+  ck_ok(ek_trace_start(group, 0));
+  ck_ok(ek_group_apply(group, every_kind, alone));
+  ck_ok(ek_trace_stop(group));
+  char path[64];
+  (void)snprintf(path, sizeof path, "alone-%ld.json", (long)getpid());
+  ck_ok(ek_trace_write(&summary, group, path));
+  (void)remove(path);
+  ck_assert_uint_eq(summary.spans, 2); /* the two copies */
 }
 
 CK_SUITE("communicator")

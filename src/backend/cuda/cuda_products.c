@@ -5,8 +5,9 @@
  * (a b)^T = b^T a^T: the operands are swapped and nothing is moved. A bias for each column of c is
  * then one for each row of what cuBLASLt computes, which is what its epilogue adds.
  *
- * The heuristic is asked for the algorithms of a shape once, and they are kept: asking takes longer
- * than a small product, and the same algorithm gives the same bits. Then the fastest of them is
+ * cuBLASLt's description of a shape is made once and kept: a product that repeats only sets the
+ * addresses of its epilogue. The heuristic is asked for the algorithms of a shape once, and they are
+ * kept: asking takes longer than a small product, and the same algorithm gives the same bits. Then the fastest of them is
  * measured (cuda_choice.c). The heuristic may be wrong: an algorithm that the product refuses is
  * given up for good, and the next one is tried. A plain product that has none left goes to cuBLASLt
  * without an algorithm, and then to a kernel of ours (cuda_multiply.cu); other epilogues are
@@ -26,9 +27,16 @@
  * of it at once, although the heuristic was given its address. */
 enum { PLANS = 512, PROBES = 8, CANDIDATES = 8, VECTOR_BYTES = 16 };
 
+/* What cuBLASLt wants to know of a product: of its shape, and the addresses of the epilogue. */
+struct description {
+  cublasLtMatmulDesc_t product;
+  cublasLtMatrixLayout_t first, second, result; /* b, a and c by columns */
+};
+
 struct plan {
   bool known;
   struct ek__cuda_shape shape;
+  struct description made; /* of the shape, or of the one that gave way */
   int count, next; /* the candidates, the one to take first; those before `next` were refused */
   cublasLtMatmulAlgo_t candidate[CANDIDATES];
   bool automatic; /* all were: cuBLASLt chooses by itself, if it can */
@@ -46,7 +54,16 @@ ek_status ek__cuda_products_open(struct ek__cuda_device *device) {
   return ek__cuda_check_blas(device, cublasLtCreate(&device->products), "cublasLtCreate");
 }
 
+static void forget(struct description *made) {
+  if (made->result != NULL) (void)cublasLtMatrixLayoutDestroy(made->result);
+  if (made->second != NULL) (void)cublasLtMatrixLayoutDestroy(made->second);
+  if (made->first != NULL) (void)cublasLtMatrixLayoutDestroy(made->first);
+  if (made->product != NULL) (void)cublasLtMatmulDescDestroy(made->product);
+  *made = (struct description){0};
+}
+
 void ek__cuda_products_close(struct ek__cuda_device *device) {
+  for (size_t i = 0; i < PLANS && device->plans != NULL; i++) forget(&device->plans->plan[i].made);
   if (device->products != NULL) (void)cublasLtDestroy(device->products);
   if (device->end != NULL) (void)cudaEventDestroy(device->end);
   if (device->begin != NULL) (void)cudaEventDestroy(device->begin);
@@ -58,8 +75,7 @@ void ek__cuda_products_close(struct ek__cuda_device *device) {
 struct product {
   const struct ek__cuda_device *device;
   struct ek__cuda_shape shape;
-  cublasLtMatmulDesc_t description;
-  cublasLtMatrixLayout_t first, second, result; /* b, a and c by columns */
+  struct description *made; /* its plan's */
 };
 
 /* The largest power of two up to 256 that divides an address; NULL has them all. */
@@ -93,7 +109,8 @@ static struct ek__cuda_shape shape_of(const struct ek__cuda_product *what) {
 static ek_status set(const struct product *product, cublasLtMatmulDescAttributes_t attribute,
                      const void *value, size_t size) {
   return ek__cuda_check_blas(
-      product->device, cublasLtMatmulDescSetAttribute(product->description, attribute, value, size),
+      product->device,
+      cublasLtMatmulDescSetAttribute(product->made->product, attribute, value, size),
       "matmul: cublasLtMatmulDescSetAttribute");
 }
 
@@ -110,20 +127,26 @@ static ek_status layout(const struct product *product, cublasLtMatrixLayout_t *r
       "matmul: cublasLtMatrixLayoutCreate");
 }
 
-/* Also what the heuristic needs to know of pointers: it looks at their alignment. */
-static ek_status describe_epilogue(const struct product *product,
-                                   const struct ek__cuda_product *what) {
-  EK_TRY(set(product, CUBLASLT_MATMUL_DESC_EPILOGUE, &what->epilogue, sizeof what->epilogue));
+/* The addresses, which another product of the shape has elsewhere. The heuristic looks at their
+ * alignment. */
+static ek_status point(const struct product *product, const struct ek__cuda_product *what) {
   if (what->vector != NULL) {
     EK_TRY(set(product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &what->vector, sizeof what->vector));
   }
   if (what->aux == NULL) return EK_OK;
-  EK_TRY(set(product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &what->aux, sizeof what->aux));
+  return set(product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &what->aux, sizeof what->aux);
+}
+
+static ek_status describe_epilogue(const struct product *product,
+                                   const struct ek__cuda_product *what) {
+  EK_TRY(set(product, CUBLASLT_MATMUL_DESC_EPILOGUE, &what->epilogue, sizeof what->epilogue));
+  if (what->aux == NULL) return EK_OK;
   return set(product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &what->args->n, sizeof what->args->n);
 }
 
-static ek_status describe(struct product *product, const struct ek__cuda_product *what) {
+static ek_status describe(const struct product *product, const struct ek__cuda_product *what) {
   const struct ek__matmul_args *args = what->args;
+  struct description *made = product->made;
   const bool wide = args->types.value == EK_F64;
   const uint16_t type = (uint16_t)args->types.value;
   const cublasComputeType_t compute = wide               ? CUBLAS_COMPUTE_64F
@@ -133,23 +156,16 @@ static ek_status describe(struct product *product, const struct ek__cuda_product
   const cublasOperation_t second = args->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
   EK_TRY(ek__cuda_check_blas(
       product->device,
-      cublasLtMatmulDescCreate(&product->description, compute, wide ? CUDA_R_64F : CUDA_R_32F),
+      cublasLtMatmulDescCreate(&made->product, compute, wide ? CUDA_R_64F : CUDA_R_32F),
       "matmul: cublasLtMatmulDescCreate"));
   EK_TRY(set(product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
   EK_TRY(set(product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
   EK_TRY(describe_epilogue(product, what));
-  EK_TRY(args->transpose_b ? layout(product, &product->first, type, args->n, args->k, args->ldb)
-                           : layout(product, &product->first, type, args->k, args->n, args->ldb));
-  EK_TRY(args->transpose_a ? layout(product, &product->second, type, args->k, args->m, args->lda)
-                           : layout(product, &product->second, type, args->m, args->k, args->lda));
-  return layout(product, &product->result, product->shape.result, args->m, args->n, args->ldc);
-}
-
-static void forget(struct product *product) {
-  if (product->result != NULL) (void)cublasLtMatrixLayoutDestroy(product->result);
-  if (product->second != NULL) (void)cublasLtMatrixLayoutDestroy(product->second);
-  if (product->first != NULL) (void)cublasLtMatrixLayoutDestroy(product->first);
-  if (product->description != NULL) (void)cublasLtMatmulDescDestroy(product->description);
+  EK_TRY(args->transpose_b ? layout(product, &made->first, type, args->n, args->k, args->ldb)
+                           : layout(product, &made->first, type, args->k, args->n, args->ldb));
+  EK_TRY(args->transpose_a ? layout(product, &made->second, type, args->k, args->m, args->lda)
+                           : layout(product, &made->second, type, args->m, args->k, args->lda));
+  return layout(product, &made->result, product->shape.result, args->m, args->n, args->ldc);
 }
 
 /* ---- the algorithm ---- */
@@ -215,9 +231,10 @@ static ek_status ask(struct plan *plan, const struct product *product) {
   cublasStatus_t status = cublasLtMatmulPreferenceCreate(&preference);
   if (status == CUBLAS_STATUS_SUCCESS) status = prefer(preference, &product->shape);
   if (status == CUBLAS_STATUS_SUCCESS) {
-    status = cublasLtMatmulAlgoGetHeuristic(product->device->products, product->description,
-                                            product->first, product->second, product->result,
-                                            product->result, preference, CANDIDATES, found, &count);
+    const struct description *made = product->made;
+    status = cublasLtMatmulAlgoGetHeuristic(product->device->products, made->product, made->first,
+                                            made->second, made->result, made->result, preference,
+                                            CANDIDATES, found, &count);
   }
   if (preference != NULL) (void)cublasLtMatmulPreferenceDestroy(preference);
   if (is_refusal(status)) {
@@ -244,17 +261,18 @@ static ek_status let_collectives_end(const struct ek__cuda_device *device) {
 }
 
 /* The shape's plan; for a new shape one that is not known yet. */
-static struct plan *plan_for(const struct product *product) {
+static struct plan *plan_for(const struct ek__cuda_device *device,
+                             const struct ek__cuda_shape *shape) {
   uint64_t hash = UINT64_C(1469598103934665603); /* FNV-1a */
-  const unsigned char *bytes = (const unsigned char *)&product->shape;
-  for (size_t i = 0; i < sizeof product->shape; i++) {
+  const unsigned char *bytes = (const unsigned char *)shape;
+  for (size_t i = 0; i < sizeof *shape; i++) {
     hash = (hash ^ bytes[i]) * UINT64_C(1099511628211);
   }
   hash ^= hash >> 32;
-  struct plan *plans = product->device->plans->plan, *at = NULL;
+  struct plan *plans = device->plans->plan, *at = NULL;
   for (size_t i = 0; i < PROBES; i++) {
     at = &plans[(hash + i) % PLANS];
-    if (!at->known || memcmp(&at->shape, &product->shape, sizeof at->shape) == 0) return at;
+    if (!at->known || memcmp(&at->shape, shape, sizeof at->shape) == 0) return at;
   }
   at->known = false; /* gives way */
   return at;
@@ -266,11 +284,11 @@ static cublasStatus_t multiply(const struct product *product, const struct ek__m
   const double one = 1, beta = args->beta;
   const float one_f = 1, beta_f = (float)beta;
   const bool wide = args->types.value == EK_F64;
-  return cublasLtMatmul(product->device->products, product->description,
-                        wide ? (const void *)&one : &one_f, args->b, product->first, args->a,
-                        product->second, wide ? (const void *)&beta : &beta_f, args->c,
-                        product->result, args->c, product->result, algorithm,
-                        product->device->workspace, EK__CUDA_PRODUCT_BYTES, stream);
+  const struct description *made = product->made;
+  return cublasLtMatmul(product->device->products, made->product,
+                        wide ? (const void *)&one : &one_f, args->b, made->first, args->a,
+                        made->second, wide ? (const void *)&beta : &beta_f, args->c, made->result,
+                        args->c, made->result, algorithm, product->device->workspace, EK__CUDA_PRODUCT_BYTES, stream);
 }
 
 /* Whether the plan says that there is nothing. */
@@ -332,19 +350,20 @@ static ek_status product_of_shape(bool *done, const struct ek__cuda_stream *stre
                                   const struct ek__cuda_product *what) {
   if ((uintptr_t)what->vector % VECTOR_BYTES != 0) return EK_OK;
   struct product product = {.device = stream->device, .shape = shape_of(what)};
-  struct plan *plan = plan_for(&product);
-  ek_status status = EK_OK;
+  struct plan *plan = plan_for(stream->device, &product.shape);
+  product.made = &plan->made;
   if (is_refused(plan)) return EK_OK;
-  if (!plan->known) EK_TRY(let_collectives_end(stream->device));
-  EK_TRY_GOTO(status, describe(&product, what), cleanup);
-  if (!plan->known) {
-    EK_TRY_GOTO(status, ask(plan, &product), cleanup);
-    EK_TRY_GOTO(status, choose(plan, stream, &product, what), cleanup);
+  if (plan->known) {
+    EK_TRY(point(&product, what));
+  } else {
+    EK_TRY(let_collectives_end(stream->device));
+    forget(&plan->made);
+    EK_TRY(describe(&product, what));
+    EK_TRY(point(&product, what));
+    EK_TRY(ask(plan, &product));
+    EK_TRY(choose(plan, stream, &product, what));
   }
-  EK_TRY_GOTO(status, try_candidates(done, plan, &product, what->args, stream->handle), cleanup);
-cleanup:
-  forget(&product);
-  return status;
+  return try_candidates(done, plan, &product, what->args, stream->handle);
 }
 
 ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
