@@ -91,6 +91,28 @@ EK_BEGIN_DECLARATIONS
 typedef struct ek_stream ek_stream;
 typedef struct ek_event ek_event;
 
+/*
+ * What a program gives to one device of a group, instead of what the library would make. It stays
+ * the program's, must outlive the group, and is used from ek_group_open() until the group is closed.
+ */
+typedef struct ek_device_resources {
+  /*
+   * cuda: a cudaStream_t of the device's GPU, which becomes the device's compute stream, so that the
+   * program's own kernels on it and the library's run in the order in which they are queued, without
+   * an event. Two devices may not share one. Closing the group waits for it. cudaStreamPerThread is
+   * another stream in each worker and is refused; so is a stream on `cpu` and `plan`. NULL: a stream
+   * of the library's.
+   */
+  void *stream;
+  /*
+   * The memory of the device's tensors, at a multiple of EK_MEMORY_UNIT: its arena. All devices of a
+   * group have it or none has. A cap in the device string must not be larger. On devices that only
+   * count it is never touched. NULL: memory of the library's.
+   */
+  void *memory;
+  uint64_t bytes; /* of `memory` */
+} ek_device_resources;
+
 typedef struct ek_group_options {
   size_t size;            /* sizeof(ek_group_options) */
   int threads_per_device; /* 0: the cores the process may use, divided evenly, at least 1 */
@@ -101,11 +123,14 @@ typedef struct ek_group_options {
   size_t first_rank;      /* of them, the number of the group's device 0 */
   ek_world *world; /* the processes that open this group together (world.h), which must outlive it;
                       world_size, first_rank and time_limit follow from it; NULL: this one alone */
+  const ek_device_resources *resources; /* one for each device; NULL: none */
+  size_t resource_count;                /* the number of devices; 0 without `resources` */
 } ek_group_options;
 #define EK_GROUP_OPTIONS_INIT                                                                      \
   {                                                                                                \
     .size = sizeof(ek_group_options), .threads_per_device = 0, .deterministic = false,             \
-    .time_limit = 0, .debug_memory = false, .world_size = 0, .first_rank = 0, .world = NULL        \
+    .time_limit = 0, .debug_memory = false, .world_size = 0, .first_rank = 0, .world = NULL,       \
+    .resources = NULL, .resource_count = 0                                                         \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, size_t size);
@@ -273,6 +298,14 @@ EK_API void *ek_stream_native(const ek_stream *stream);
  */
 EK_API bool ek_stream_allow_tf32(ek_stream *stream, bool allow);
 EK_API bool ek_stream_allows_tf32(const ek_stream *stream);
+/*
+ * Order between a stream and one of the program's own: work that is queued on the first from now on
+ * waits for the work that the second holds now. `native` is a cudaStream_t of the stream's GPU, or
+ * NULL for CUDA's default stream. The host does not wait. On `cpu` and `plan`, where work is done
+ * when it was queued, the calls do nothing. From any thread.
+ */
+EK_API EK_CHECKED ek_status ek_stream_wait_native(ek_stream *stream, void *native);
+EK_API EK_CHECKED ek_status ek_stream_native_wait(void *native, ek_stream *stream);
 /* Waits until the work queued on the stream is done. */
 EK_API EK_CHECKED ek_status ek_stream_synchronize(ek_stream *stream);
 

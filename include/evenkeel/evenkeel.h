@@ -138,6 +138,7 @@
  *     parallel_apply.h           one forward on every device
  *     reduce.h                   sums gradients while backward runs
  *     communicator.h             collectives between devices
+ *     dlpack.h                   tensors of PyTorch, NumPy and others, and tensors for them
  *
  * Your own modules, losses and optimizers:
  *
@@ -192,6 +193,7 @@
 #include <evenkeel/data_parallel_model.h>
 #include <evenkeel/data_parallel_optimizer.h>
 #include <evenkeel/device.h>
+#include <evenkeel/dlpack.h>
 #include <evenkeel/elementwise_loss.h>
 #include <evenkeel/fault.h>
 #include <evenkeel/fcn.h>

@@ -17,6 +17,8 @@
  *     ek_tensor_free(&x);
  *     return status;
  *
+ * A tensor over memory that another library allocated on a device is made by ek_tensor_wrap().
+ *
  * A struct of zeros is "no tensor": ek_tensor_exists() is false. A tensor may have no elements (a
  * shard without rows): it exists and holds no bytes. Its data is then an address without memory on
  * a device, and may be NULL on the host. A tensor that a module makes while it runs has holders
@@ -124,6 +126,28 @@ EK_API int64_t ek_tensor_aligned_columns(int64_t columns, ek_type type);
 EK_API EK_CHECKED ek_status ek_tensor_create(ek_tensor *tensor, ek_device *device,
                                              ek_memory_category category, ek_type type, int rank,
                                              const int64_t *shape);
+
+/*
+ * A tensor on `device` over memory of the program's or of another library: on `cuda` memory of its
+ * GPU, managed memory, or pinned memory of the host; on `cpu` any memory. On devices that only
+ * count the memory is never touched. It is not charged to the ledger, and no content is copied.
+ *
+ * The first reference is the caller's. `release` (NULL: nothing is to do) is called with `context`
+ * once, when the last reference to the tensor and its views is dropped, by the thread that drops
+ * it. Work that uses the memory may then still be queued on the device's compute stream: free the
+ * memory in the order of that stream, as cudaFreeAsync() does with ek_stream_native(), or wait for
+ * the stream first. After an error `release` is not called.
+ *
+ * The memory must be filled by work that the device's compute stream has waited for
+ * (ek_stream_wait_native() in device.h), or by the host.
+ * EK_ERR_INVALID_ARGUMENT  NULL; as ek_tensor_create(); an address that is not a multiple of the
+ *                          size of an element, or that the device cannot use
+ * EK_ERR_TYPE, EK_ERR_OVERFLOW  as ek_tensor_create()
+ * EK_ERR_OUT_OF_MEMORY     the host has no memory for the record
+ */
+EK_API EK_CHECKED ek_status ek_tensor_wrap(ek_tensor *tensor, ek_device *device, void *data,
+                                           ek_type type, int rank, const int64_t *shape,
+                                           void (*release)(void *context), void *context);
 
 /* Describes an array of the caller's as a tensor in host memory. `data` NULL only if empty. */
 EK_API EK_CHECKED ek_status ek_tensor_host(ek_tensor *tensor, void *data, ek_type type, int rank,

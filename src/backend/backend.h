@@ -108,6 +108,11 @@ struct ek__backend {
    * run a kernel over any device's memory. */
   bool shared_memory;
 
+  /* (optional: tensors are not exchanged) what DLPack calls memory of the backend's devices; and
+   * (optional: 0) the number by which programs of this backend know a device's hardware. */
+  int dlpack_type;
+  int (*number)(const ek_device *device);
+
   /* Required: describes what there is; never fails for a missing device, says so in `text`. */
   ek_status (*describe)(ek_device_description *descriptions, size_t capacity, size_t *count);
 
@@ -131,6 +136,10 @@ struct ek__backend {
   /* Required. */
   void (*memory_release)(void *base, uint64_t bytes);
 
+  /* (optional: any address will do) EK_ERR_INVALID_ARGUMENT for memory of a program's that kernels
+   * of the device cannot use. From any thread. */
+  ek_status (*memory_check)(const ek_device *device, const void *address);
+
   /* (optional: 0) bytes of its arena that a device needs for itself as long as it is open, charged
    * as workspace before anything else; `workspace_give` gets them before the streams open. */
   uint64_t workspace_bytes;
@@ -148,6 +157,11 @@ struct ek__backend {
   void (*stream_close)(void *native);
   /* (optional: NULL) what programs of this backend call a stream. */
   void *(*stream_handle)(void *native);
+  /* (optional: false) group_open uses the streams of ek_device_resources. */
+  bool takes_stream;
+  /* (optional: work is done when it was queued) lets `stream` wait for what the program's stream
+   * `native` holds, or with `reverse` the other way round. From any thread. */
+  ek_status (*stream_join)(ek_stream *stream, void *native, bool reverse);
   /* (optional: work is done when it was queued) */
   ek_status (*stream_synchronize)(ek_stream *stream);
   ek_status (*event_open)(void **native, ek_device *device);
@@ -197,6 +211,12 @@ struct ek__backend {
   void (*marks_close)(void *marks);
   void (*mark)(void *marks, size_t index, ek_stream *stream);
   bool (*mark_time)(uint64_t *nanoseconds, void *marks, size_t index);
+
+  /* (optional, all three: no tool listens) whether a tool listens to named ranges of the host (NVTX),
+   * asked when a device opens; and such a range, on the calling thread, where they nest. */
+  bool (*listens)(void);
+  void (*range_begin)(const char *name);
+  void (*range_end)(void);
 
   /* (optional: nothing to do) the first that a device's worker does. */
   void (*worker_begins)(ek_device *device);

@@ -56,7 +56,7 @@ static struct ek_memory *take_record(struct ek__arena *arena) {
 }
 
 ek_status ek__arena_open(struct ek__arena *arena, ek_device *device,
-                         const struct ek__backend *backend, uint64_t capacity) {
+                         const struct ek__backend *backend, uint64_t capacity, void *lent) {
   memset(arena, 0, sizeof *arena);
   arena->process = ek__process_this();
   arena->device = device;
@@ -69,7 +69,9 @@ ek_status ek__arena_open(struct ek__arena *arena, ek_device *device,
   ek_status status = EK_OK;
   if (!locks) status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: a mutex could not be "
                                                           "created", ek_device_name(device));
-  if (status == EK_OK && arena->capacity > 0) {
+  arena->base = lent;
+  arena->lent = lent != NULL;
+  if (status == EK_OK && arena->capacity > 0 && !arena->lent) {
     status = backend->memory_reserve(&arena->base, arena->capacity, device);
   }
   if (status != EK_OK) {
@@ -86,7 +88,9 @@ ek_status ek__arena_open(struct ek__arena *arena, ek_device *device,
 
 void ek__arena_close(struct ek__arena *arena) {
   if (arena->slabs == NULL) return;
-  if (arena->capacity > 0) arena->backend->memory_release(arena->base, arena->capacity);
+  if (arena->capacity > 0 && !arena->lent) {
+    arena->backend->memory_release(arena->base, arena->capacity);
+  }
   while (arena->slabs != NULL) {
     struct ek__slab *slab = arena->slabs;
     arena->slabs = slab->next;
@@ -154,7 +158,7 @@ static uint64_t bytes_in_peak(const struct ek__arena *arena, const struct ek_mem
 }
 
 static ek_status commit(struct ek__arena *arena, uint64_t end) {
-  if (end <= arena->committed || arena->backend->memory_commit == NULL) return EK_OK;
+  if (end <= arena->committed || arena->backend->memory_commit == NULL || arena->lent) return EK_OK;
   uint64_t wanted = 0;
   if (!ek__round_up(&wanted, end, COMMIT_STEP) || wanted > arena->capacity) {
     wanted = arena->capacity;
@@ -342,6 +346,25 @@ ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
   return said_if_full(status, arena, category, rounded);
 }
 
+static ek_status take_apart(struct ek_memory **memory, struct ek__arena *arena, void *address,
+                            uint64_t bytes, void (*release)(void *context), void *context) {
+  pthread_mutex_lock(&arena->mutex);
+  const ek_status status = reserve_record(arena);
+  if (status == EK_OK) {
+    struct ek_memory *record = take_record(arena);
+    record->address = address;
+    record->wanted = bytes;
+    record->release = release;
+    record->context = context;
+    record->used = true;
+    atomic_store_explicit(&record->references, 1, memory_order_relaxed);
+    arena->apart++;
+    *memory = record;
+  }
+  pthread_mutex_unlock(&arena->mutex);
+  return status;
+}
+
 ek_status ek__arena_take_none(struct ek_memory **memory, struct ek__arena *arena) {
   const struct ek__place *here = ek__place_here();
   if (here->device != arena->device || here->holder == NULL) {
@@ -349,34 +372,32 @@ ek_status ek__arena_take_none(struct ek_memory **memory, struct ek__arena *arena
     return EK_OK;
   }
   EK_TRY(ek__process_check(&arena->process, "ek_tensor_create"));
-  pthread_mutex_lock(&arena->mutex);
-  const ek_status status = reserve_record(arena);
-  if (status == EK_OK) {
-    struct ek_memory *record = take_record(arena);
-    record->address = arena->base;
-    record->used = true;
-    atomic_store_explicit(&record->references, 1, memory_order_relaxed);
-    arena->without_bytes++;
-    *memory = record;
-  }
-  pthread_mutex_unlock(&arena->mutex);
-  return status;
+  return take_apart(memory, arena, arena->base, 0, NULL, NULL);
 }
 
-uint64_t ek__arena_without_bytes(struct ek__arena *arena) {
+ek_status ek__arena_take_foreign(struct ek_memory **memory, struct ek__arena *arena, void *address,
+                                 uint64_t bytes, void (*release)(void *context), void *context) {
+  EK_TRY(ek__process_check(&arena->process, "ek_tensor_wrap"));
+  return take_apart(memory, arena, address, bytes, release, context);
+}
+
+uint64_t ek__arena_apart(struct ek__arena *arena) {
   pthread_mutex_lock(&arena->mutex);
-  const uint64_t count = arena->without_bytes;
+  const uint64_t count = arena->apart;
   pthread_mutex_unlock(&arena->mutex);
   return count;
 }
 
-static void give_back_none(struct ek_memory *record) {
+static void give_back_apart(struct ek_memory *record) {
   struct ek__arena *arena = record->arena;
+  void (*const release)(void *context) = record->release;
+  void *const context = record->context;
   pthread_mutex_lock(&arena->mutex);
   record->next = arena->spare;
   arena->spare = record;
-  arena->without_bytes--;
+  arena->apart--;
   pthread_mutex_unlock(&arena->mutex);
+  if (release != NULL) release(context);
 }
 
 static ek_status extend_locked(bool *extended, struct ek_memory *memory, uint64_t bytes) {
@@ -437,7 +458,7 @@ void ek__arena_drop(struct ek_memory *memory) {
   if (atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1) return;
   if (ek__process_is_child(&memory->arena->process)) return;
   if (memory->bytes == 0) {
-    give_back_none(memory);
+    give_back_apart(memory);
     return;
   }
   if (memory->guard > 0) ek__guard_close(memory);

@@ -47,9 +47,11 @@ struct ek_memory {
   uint64_t ticket;       /* backend.h: of the previous holder; 0: none */
   uint64_t arrival;      /* of content that was sent into it; 0: none */
   uint64_t guard;        /* guard.h: bytes of the block before `address`, and at its end; 0: none */
-  uint64_t wanted;       /* of a guarded block: bytes of the tensor */
+  uint64_t wanted;       /* of a guarded block, and of memory that is not the arena's: the tensor's */
   bool watched, reported;
   uintptr_t whole; /* where the tensor that it was cut from would begin; 0: it was not cut */
+  void (*release)(void *context); /* of memory that is not the arena's, or NULL */
+  void *context;
   ek_memory_category category;
   const struct ek__holder *holder; /* of a used block: the module that took it, or NULL; and in */
   const char *function;            /* which of its functions, a literal, or NULL */
@@ -76,6 +78,7 @@ struct ek__arena {
   const struct ek__backend *backend;
   struct ek__process process; /* that opened it */
   void *base;
+  bool lent; /* `base` is the program's: ek_device_resources */
   uint64_t capacity, committed;
   uint64_t fixed, outside; /* of the device itself: in the arena, and beside it */
   pthread_mutex_t mutex;
@@ -88,7 +91,7 @@ struct ek__arena {
   uint64_t serial, peak_serial; /* requests so far, those that failed included */
   uint64_t made;                /* requests that succeeded */
   uint64_t fail_at;             /* fail the allocation with this serial; 0: none */
-  uint64_t without_bytes;       /* records of tensors without elements: ek__arena_take_none() */
+  uint64_t apart;               /* records without a block: ek__arena_take_none(), _foreign() */
   uint64_t guard;               /* of new blocks; fixed before the first tensor */
   ek_status noted;              /* guard.h: what a free has found */
   char noted_words[512];
@@ -102,9 +105,10 @@ struct ek__arena {
   bool owns_when_full;             /* one arena of a group does, and frees it */
 };
 
-/* `capacity` is rounded down to whole units. */
+/* `capacity` is rounded down to whole units. `lent` is the program's memory of as many bytes, or
+ * NULL. */
 ek_status ek__arena_open(struct ek__arena *arena, ek_device *device,
-                         const struct ek__backend *backend, uint64_t capacity);
+                         const struct ek__backend *backend, uint64_t capacity, void *lent);
 /* A zeroed arena is legal. */
 void ek__arena_close(struct ek__arena *arena);
 
@@ -118,8 +122,15 @@ ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
  * holders of a tensor, remake.c for its identity.
  */
 ek_status ek__arena_take_none(struct ek_memory **memory, struct ek__arena *arena);
-/* How many of these records are held. */
-uint64_t ek__arena_without_bytes(struct ek__arena *arena);
+/*
+ * A record for memory that is not the arena's: it has holders, no bytes in the ledger and no place
+ * in the row. `release`, which may be NULL, is called when the last reference is dropped, on the
+ * thread that drops it and with nothing locked.
+ */
+ek_status ek__arena_take_foreign(struct ek_memory **memory, struct ek__arena *arena, void *address,
+                                 uint64_t bytes, void (*release)(void *context), void *context);
+/* How many records of these two kinds are held. */
+uint64_t ek__arena_apart(struct ek__arena *arena);
 /* Lengthens a block in place if there is room after it. */
 ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t bytes);
 void ek__arena_charge(struct ek_memory *memory, ek_memory_category category);
@@ -128,7 +139,7 @@ void ek__arena_drop(struct ek_memory *memory);
 
 /* The bytes of a block for its tensor, from `address` on. */
 static inline uint64_t ek__arena_room(const struct ek_memory *memory) {
-  return memory->bytes - 2 * memory->guard;
+  return memory->bytes == 0 ? memory->wanted : memory->bytes - 2 * memory->guard;
 }
 
 /* Of a device: device.c. */

@@ -34,24 +34,28 @@ static ek_status take_workspace(ek_device *device) {
 
 ek_status ek__device_open(ek_device **device, ek_group *group, void *group_native,
                           const struct ek__backend *backend, const struct ek__device_spec *spec,
-                          size_t index, int threads, bool deterministic) {
+                          size_t index, int threads, const ek_group_options *options) {
   ek_device *result = NULL;
   EK_TRY(ek__new(&result, 1, sizeof *result, "a device"));
   result->group = group;
   result->backend = backend;
   result->index = index;
   result->threads = threads;
-  result->head.deterministic = deterministic;
+  result->head.deterministic = options->deterministic;
+  if (backend->listens != NULL && backend->listens()) result->heard.listener = backend;
   pthread_mutex_init(&result->used_mutex, NULL);
   set_name(result, spec);
   ek_status status = EK_OK;
-  uint64_t capacity = spec->capacity;
+  const ek_device_resources given =
+      options->resources == NULL ? (ek_device_resources){0} : options->resources[index];
+  uint64_t capacity = spec->capacity == 0 ? given.bytes : spec->capacity;
   if (backend->device_open != NULL) {
     EK_TRY_GOTO(status, backend->device_open(&result->head.native, group_native, index), cleanup);
   }
   if (capacity == 0)
     EK_TRY_GOTO(status, backend->memory_size(&capacity, result, spec->count), cleanup);
-  EK_TRY_GOTO(status, ek__arena_open(&result->arena, result, backend, capacity), cleanup);
+  EK_TRY_GOTO(status, ek__arena_open(&result->arena, result, backend, capacity, given.memory),
+              cleanup);
   ek_memory_outside outside = {0};
   if (backend->memory_outside != NULL) {
     EK_TRY_GOTO(status, backend->memory_outside(&outside, result), cleanup);
@@ -92,8 +96,9 @@ ek_status ek__device_check_unused(const ek_device *device, const char *who) {
     ek__ledger_describe(held, sizeof held, usage.current);
     return ek_error_set(EK_ERR_STATE, "%s: tensors remain on %s: %s", who, device->name, held);
   }
-  if (ek__arena_without_bytes(ek__device_arena(device)) > 0) {
-    return ek_error_set(EK_ERR_STATE, "%s: a tensor without elements remains on %s", who,
+  if (ek__arena_apart(ek__device_arena(device)) > 0) {
+    return ek_error_set(EK_ERR_STATE,
+                        "%s: a tensor of wrapped memory or without elements remains on %s", who,
                         device->name);
   }
   if (atomic_load(&device->events) == 0) return EK_OK;

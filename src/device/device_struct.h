@@ -13,6 +13,7 @@
 #include "device/arena.h"
 #include "device/device_internal.h"
 #include "device/fault_internal.h"
+#include "device/track.h"
 
 struct ek_device {
   struct ek__device_head head; /* first: what the backend made of it */
@@ -33,6 +34,7 @@ struct ek_device {
   ek_communicator *used; /* of its worker's last collective: a loan until that is freed */
   _Atomic(struct ek__track *) track; /* that records, or NULL */
   struct ek__track *kept_track;      /* the same, or one that has ended, or NULL */
+  struct ek__span heard;             /* of a tool's: track.h */
   struct ek__arena arena;
 };
 

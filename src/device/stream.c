@@ -52,6 +52,22 @@ void *ek_stream_native(const ek_stream *stream) {
   return backend->stream_handle == NULL ? NULL : backend->stream_handle(stream->head.native);
 }
 
+static ek_status join(ek_stream *stream, void *native, bool reverse) {
+  const struct ek__backend *backend = ek__device_table(stream->device);
+  EK_TRY(ek__fault_point(stream->device, "event"));
+  return backend->stream_join == NULL ? EK_OK : backend->stream_join(stream, native, reverse);
+}
+
+ek_status ek_stream_wait_native(ek_stream *stream, void *native) {
+  EK__NOT_NULL("ek_stream_wait_native", stream);
+  return join(stream, native, false);
+}
+
+ek_status ek_stream_native_wait(void *native, ek_stream *stream) {
+  EK__NOT_NULL("ek_stream_native_wait", stream);
+  return join(stream, native, true);
+}
+
 bool ek_stream_allow_tf32(ek_stream *stream, bool allow) {
   if (stream == NULL) return false;
   const bool before = ek_stream_allows_tf32(stream);

@@ -41,6 +41,12 @@ static void set_shape(ek_tensor *tensor, int rank, const int64_t *shape) {
   if (rank > 0) memcpy(tensor->shape, shape, (size_t)rank * sizeof *shape);
 }
 
+static ek_status check_device_type(const char *who, ek_type type) {
+  EK__FAIL_IF(ek__type_is_unsigned(type), EK_ERR_TYPE,
+              "%s: tensors of type %s exist only in host memory", who, ek_type_name(type));
+  return EK_OK;
+}
+
 ek_status ek_tensor_create(ek_tensor *tensor, ek_device *device, ek_memory_category category,
                            ek_type type, int rank, const int64_t *shape) {
   EK__FAIL_IF(tensor == NULL || device == NULL || (unsigned)category >= EK_MEMORY_CATEGORIES,
@@ -48,8 +54,7 @@ ek_status ek_tensor_create(ek_tensor *tensor, ek_device *device, ek_memory_categ
               "ek_tensor_create: tensor or device is NULL, or the category is unknown");
   int64_t bytes = 0;
   EK_TRY(ek__tensor_measure(&bytes, "ek_tensor_create", type, rank, shape));
-  EK__FAIL_IF(ek__type_is_unsigned(type), EK_ERR_TYPE,
-              "ek_tensor_create: tensors of type %s exist only in host memory", ek_type_name(type));
+  EK_TRY(check_device_type("ek_tensor_create", type));
   ek_tensor result = {.device = device, .type = type};
   set_shape(&result, rank, shape);
   struct ek__arena *arena = ek__device_arena(device);
@@ -75,6 +80,34 @@ ek_status ek_tensor_host(ek_tensor *tensor, void *data, ek_type type, int rank,
               "ek_tensor_host: data may not be NULL");
   ek_tensor result = {.data = data, .type = type};
   set_shape(&result, rank, shape);
+  *tensor = result;
+  return EK_OK;
+}
+
+/* An address that no element of the type begins at would be a fault on some processors and GPUs. */
+static ek_status check_address(const ek_device *device, const void *data, size_t bytes,
+                               ek_type type) {
+  if (bytes == 0) return EK_OK;
+  EK__FAIL_IF(data == NULL, EK_ERR_INVALID_ARGUMENT, "ek_tensor_wrap: data may not be NULL");
+  EK__FAIL_IF((uintptr_t)data % ek_type_size(type) != 0, EK_ERR_INVALID_ARGUMENT,
+              "ek_tensor_wrap: %p is not a multiple of %zu bytes, the size of an element of type %s",
+              data, ek_type_size(type), ek_type_name(type));
+  const struct ek__backend *backend = ek__device_table(device);
+  return backend->memory_check == NULL ? EK_OK : backend->memory_check(device, data);
+}
+
+ek_status ek_tensor_wrap(ek_tensor *tensor, ek_device *device, void *data, ek_type type, int rank,
+                         const int64_t *shape, void (*release)(void *context), void *context) {
+  EK__NOT_NULL("ek_tensor_wrap", tensor, device);
+  int64_t bytes = 0;
+  EK_TRY(ek__tensor_measure(&bytes, "ek_tensor_wrap", type, rank, shape));
+  EK_TRY(check_device_type("ek_tensor_wrap", type));
+  EK_TRY(check_address(device, data, (size_t)bytes, type));
+  struct ek__arena *arena = ek__device_arena(device);
+  ek_tensor result = {.data = data != NULL ? data : arena->base, .device = device, .type = type};
+  set_shape(&result, rank, shape);
+  EK_TRY(ek__arena_take_foreign(&result.memory, arena, result.data, (uint64_t)bytes, release,
+                                context));
   *tensor = result;
   return EK_OK;
 }

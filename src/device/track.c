@@ -96,14 +96,20 @@ static void set_mark(const struct ek__track *track, const struct ek__span *span,
              ek_device_stream(track->device, kind));
 }
 
+static struct ek__span *heard(const ek_device *device) {
+  if (device == NULL || device->heard.listener == NULL) return NULL;
+  return (struct ek__span *)(uintptr_t)&device->heard; /* nothing writes to it */
+}
+
 struct ek__span *ek__span_begin(const ek_device *device, enum ek__lane lane, const char *category,
                                 uint64_t bytes) {
   struct ek__track *track = recording_on(device);
-  if (track == NULL) return NULL;
+  if (track == NULL) return heard(device);
   const size_t place = atomic_fetch_add_explicit(&track->begun, 1, memory_order_relaxed);
-  if (place >= track->capacity) return NULL;
+  if (place >= track->capacity) return heard(device);
   struct ek__span *span = &track->spans[place];
   span->track = track;
+  span->listener = device->heard.listener;
   span->lane = lane;
   span->category = category;
   span->bytes = bytes;
@@ -114,6 +120,8 @@ struct ek__span *ek__span_begin(const ek_device *device, enum ek__lane lane, con
 }
 
 void ek__span_name(struct ek__span *span, const char *name) {
+  if (span->listener != NULL) span->listener->range_begin(name);
+  if (span->track == NULL) return;
   const size_t length = strlen(name);
   const size_t cut = length < EK__SPAN_NAME ? 0 : length - (EK__SPAN_NAME - 1);
   memcpy(span->name, name + cut, length - cut + 1);
@@ -121,6 +129,8 @@ void ek__span_name(struct ek__span *span, const char *name) {
 
 void ek__span_end(struct ek__span *span) {
   if (span == NULL) return;
+  if (span->listener != NULL) span->listener->range_end();
+  if (span->track == NULL) return;
   set_mark(span->track, span, 1);
   atomic_store_explicit(&span->end, ek__track_now(), memory_order_release);
 }

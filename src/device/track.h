@@ -10,6 +10,10 @@
  *
  * If the backend has marks, the times of spans are those of a stream: span i begins at mark 2 i and
  * ends at mark 2 i + 1.
+ *
+ * If a tool listens to the backend's ranges (NVTX), each span is a range as well, from its name to
+ * its end. Where nothing is recorded, or the track is full, the span is then the device's `heard`,
+ * which all threads share and none writes.
  */
 #ifndef EK_TRACK_H
 #define EK_TRACK_H
@@ -25,7 +29,8 @@ enum ek__lane { EK__LANE_COMPUTE, EK__LANE_COMMUNICATION, EK__LANE_TRANSFERS, EK
 enum { EK__SPAN_NAME = 80 };
 
 struct ek__span {
-  struct ek__track *track;
+  struct ek__track *track; /* NULL: only a tool hears of it */
+  const struct ek__backend *listener; /* whose tool hears of it: backend.h; or NULL */
   uint64_t begin;            /* CLOCK_MONOTONIC, nanoseconds, until a mark says better */
   atomic_uint_least64_t end; /* 0: it has not ended */
   uint64_t bytes;            /* that it moves; 0: nothing to say */
@@ -67,7 +72,8 @@ bool ek__span_times(uint64_t *begin, uint64_t *end, const struct ek__track *trac
 
 /* ---- recording ---- */
 
-/* NULL where nothing is recorded: the device may be NULL too. The name is "" at first. */
+/* NULL where nothing is recorded and no tool listens: the device may be NULL too. Otherwise
+ * ek__span_name() comes next. */
 struct ek__span *ek__span_begin(const ek_device *device, enum ek__lane lane, const char *category,
                                 uint64_t bytes);
 /* The end of a name that is too long is what tells. */

@@ -478,4 +478,79 @@ CK_TEST(many_groups_at_once) {
   for (int i = 0; i < GROUPS; i++) ek_group_free(groups[(i * 5) % GROUPS]);
 }
 
+/* ---- what a program gives ---- */
+
+enum { GIVEN = 64 << 10 };
+static _Alignas(EK_MEMORY_UNIT) unsigned char given_memory[2][GIVEN];
+
+static ek_group_options with_resources(const ek_device_resources *resources, size_t count) {
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.resources = resources;
+  options.resource_count = count;
+  return options;
+}
+
+/* Tensors use it up to its last byte, and the group does not free it. */
+CK_LOOP(tensors_in_memory_of_the_program, 2) {
+  const ek_device_resources resources[] = {{NULL, given_memory[0], GIVEN},
+                                           {NULL, given_memory[1], GIVEN}};
+  const ek_group_options options = with_resources(resources, 2);
+  const int64_t whole[] = {GIVEN}, more[] = {GIVEN / 4 + 1};
+  ek_group *group = NULL;
+  ek_tensor x = {0}, y = {0};
+  ek_memory_usage usage;
+  ck_ok(ek_group_open(&group, _i == 0 ? "cpu:2" : "plan:2", &options));
+  ck_ok(ek_memory_stats(&usage, ek_group_device(group, 1)));
+  ck_assert_uint_eq(usage.capacity_bytes, GIVEN);
+  ck_ok(ek_tensor_create(&x, ek_group_device(group, 1), EK_MEMORY_INPUTS, EK_F32, 1,
+                         (const int64_t[]){whole[0] / 4}));
+  ck_assert_ptr_eq(x.data, given_memory[1]);
+  ck_fails(ek_tensor_create(&y, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_F32, 1, more),
+           EK_ERR_OUT_OF_MEMORY, "0");
+  if (_i == 0) memset(x.data, 7, GIVEN);
+  ek_tensor_free(&x);
+  ck_ok(ek_group_close(group));
+  if (_i == 0) ck_assert_int_eq(given_memory[1][GIVEN - 1], 7);
+}
+
+static const struct {
+  const char *spec;
+  ek_device_resources of[2];
+  size_t count;
+  ek_status status;
+  const char *text;
+} bad_resources[] = {
+    {"cpu:2", {{NULL, given_memory[0], GIVEN}}, 1, EK_ERR_INVALID_ARGUMENT, "is 1, expected 2"},
+    {"cpu:2", {{NULL, given_memory[0], GIVEN}}, 2, EK_ERR_INVALID_ARGUMENT, "all or none"},
+    {"cpu:1", {{NULL, given_memory[0], 0}}, 1, EK_ERR_INVALID_ARGUMENT, "or neither"},
+    {"cpu:1", {{NULL, NULL, GIVEN}}, 1, EK_ERR_INVALID_ARGUMENT, "or neither"},
+    {"cpu:1", {{NULL, given_memory[0] + 64, 512}}, 1, EK_ERR_INVALID_ARGUMENT, "multiple of 256"},
+    {"cpu:1", {{NULL, given_memory[0], 255}}, 1, EK_ERR_INVALID_ARGUMENT, "at least 256"},
+    {"cpu:1@1MiB", {{NULL, given_memory[0], GIVEN}}, 1, EK_ERR_INVALID_ARGUMENT, "larger than"},
+    {"cpu:1", {{given_memory, NULL, 0}}, 1, EK_ERR_UNSUPPORTED, "have no streams"},
+    {"plan:1", {{given_memory, NULL, 0}}, 1, EK_ERR_UNSUPPORTED, "have no streams"}};
+
+CK_LOOP(resources_that_are_refused, sizeof bad_resources / sizeof bad_resources[0]) {
+  const ek_group_options options = with_resources(bad_resources[_i].of, bad_resources[_i].count);
+  ek_group *group = NULL;
+  ck_fails(ek_group_open(&group, bad_resources[_i].spec, &options), bad_resources[_i].status,
+           bad_resources[_i].text);
+  ck_assert_ptr_null(group);
+}
+
+CK_TEST(resources_without_an_array) {
+  const ek_group_options options = with_resources(NULL, 1);
+  ek_group *group = NULL;
+  ck_fails(ek_group_open(&group, "cpu:1", &options), EK_ERR_INVALID_ARGUMENT, "is 1, expected 0");
+}
+
+CK_TEST(streams_of_the_program_where_work_is_done_at_once) {
+  ek_stream *stream = ek_device_stream(ek_group_device(ck_open_exactly("cpu:1", 1), 0),
+                                       EK_STREAM_COMPUTE);
+  ck_ok(ek_stream_wait_native(stream, NULL));
+  ck_ok(ek_stream_native_wait(NULL, stream));
+  ck_fails(ek_stream_wait_native(NULL, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_stream_native_wait(NULL, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+}
+
 CK_SUITE("device")

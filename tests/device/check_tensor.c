@@ -474,4 +474,83 @@ CK_LOOP(wrong_copies, 2) {
   ck_fails(ek_tensor_copy(&t, &foreign), EK_ERR_DEVICE, "different groups");
 }
 
+/* ---- memory that is not the library's ---- */
+
+static int releases;
+static void note_release(void *context) { releases += *(const int *)context; }
+
+/* On every backend: memory of another tensor stands for the program's. */
+CK_LOOP(a_wrapped_tensor_is_no_copy, 2) {
+  static const int one = 1;
+  ek_group *group = open_one_of(_i);
+  ek_device *device = ek_group_device(group, 0);
+  const double values[] = {1, 2, 3, 4, 5, 6};
+  double got[2] = {5, 6};
+  CK_OPENED(ek_tensor, owner,
+            ek_tensor_create(&owner, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(3, 2)));
+  ck_set(&owner, values);
+  const uint64_t before = held(device);
+  ek_tensor x = {0}, view = {0};
+  bool grown = true;
+  releases = 0;
+  ck_ok(ek_tensor_wrap(&x, device, owner.data, EK_F32, CK_SHAPE(3, 2), note_release,
+                       (void *)(uintptr_t)&one));
+  ck_assert_uint_eq(held(device), before);
+  ck_assert_int_eq(ek_tensor_holders(&x), 1);
+  ck_ok(ek_tensor_set_category(&x, EK_MEMORY_OUTPUTS));
+  ck_assert_uint_eq(held(device), before);
+  ck_ok(ek_tensor_grow(&grown, &x, 4));
+  ck_assert(!grown);
+  ck_ok(ek_tensor_rows(&view, &x, 2, 1));
+  ek_tensor_free(&x);
+  if (!ek_device_counts_only(device)) ck_get(got, &view);
+  ck_assert_double_eq(got[0] * 10 + got[1], 56);
+  ck_assert_int_eq(releases, 0);
+  ck_fails(ek_group_close(group), EK_ERR_STATE, "remain");
+  ek_tensor_free(&view);
+  ck_assert_int_eq(releases, 1);
+}
+
+CK_TEST(a_wrapped_tensor_that_is_refused) {
+  static const int one = 1;
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_device *device = ek_group_device(group, 0);
+  CK_OPENED(ek_tensor, owner,
+            ek_tensor_create(&owner, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4)));
+  char *data = owner.data;
+  void *context = (void *)(uintptr_t)&one;
+  const int64_t shape[] = {2}, negative[] = {-1}, large[] = {INT64_MAX};
+  ek_tensor x = {0};
+  releases = 0;
+#define REFUSED(tensor, device, data, type, rank, shape, status, text)                             \
+  ck_fails(ek_tensor_wrap(tensor, device, data, type, rank, shape, note_release, context), status, \
+           text)
+  REFUSED(NULL, device, data, EK_F32, 1, shape, EK_ERR_INVALID_ARGUMENT, "NULL");
+  REFUSED(&x, NULL, data, EK_F32, 1, shape, EK_ERR_INVALID_ARGUMENT, "NULL");
+  REFUSED(&x, device, NULL, EK_F32, 1, shape, EK_ERR_INVALID_ARGUMENT, "data may not be NULL");
+  REFUSED(&x, device, data + 2, EK_F32, 1, shape, EK_ERR_INVALID_ARGUMENT, "multiple of 4 bytes");
+  REFUSED(&x, device, data, (ek_type)77, 1, shape, EK_ERR_INVALID_ARGUMENT, "element type 77");
+  REFUSED(&x, device, data, EK_F32, 9, shape, EK_ERR_INVALID_ARGUMENT, "rank 9");
+  REFUSED(&x, device, data, EK_F32, 1, negative, EK_ERR_INVALID_ARGUMENT, "negative");
+  REFUSED(&x, device, data, EK_F32, 1, large, EK_ERR_OVERFLOW, "63 bits");
+  REFUSED(&x, device, data, EK_U8, 1, shape, EK_ERR_TYPE, "only in host memory");
+#undef REFUSED
+  ck_assert(!ek_tensor_exists(&x));
+  ck_assert_int_eq(releases, 0);
+}
+
+CK_TEST(a_wrapped_tensor_without_elements_is_released_as_well) {
+  static const int one = 1;
+  ek_device *device = ek_group_device(ck_open("cpu:1", 1), 0);
+  ek_tensor x = {0};
+  releases = 0;
+  ck_ok(ek_tensor_wrap(&x, device, NULL, EK_F32, CK_SHAPE(0, 3), note_release,
+                       (void *)(uintptr_t)&one));
+  ck_assert_ptr_nonnull(x.data);
+  ek_tensor_free(&x);
+  ck_assert_int_eq(releases, 1);
+  ck_ok(ek_tensor_wrap(&x, device, NULL, EK_F32, CK_SHAPE(0, 3), NULL, NULL));
+  ek_tensor_free(&x);
+}
+
 CK_SUITE("tensor")

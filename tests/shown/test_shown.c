@@ -739,6 +739,24 @@ static ek_status shown_tensors(struct scene *s) {
   return shown_tensor(ek_group_device(s->group, 0));
 }
 
+static void note_theirs(ek_dlpack *theirs) { theirs->flags = EK_DLPACK_COPIED; }
+
+static ek_status import_theirs(ek_device *device, ek_dlpack *theirs) {
+#include "dlpack_1.inc"
+}
+
+static ek_status shown_dlpack(struct scene *s) {
+  static float numbers[2];
+  int64_t shape[] = {2};
+  ek_dlpack theirs = {.major = 1,
+                      .deleter = note_theirs,
+                      .tensor = {.data = numbers, .device_type = EK_DLPACK_CPU, .rank = 1,
+                                 .code = EK_DLPACK_FLOAT, .bits = 32, .lanes = 1, .shape = shape}};
+  const ek_status status = import_theirs(ek_group_device(s->group, 0), &theirs);
+  ck_assert((theirs.flags == EK_DLPACK_COPIED) == (status == EK_OK));
+  return status;
+}
+
 #include "how_do_i.h"
 
 #undef ek_group_open
@@ -909,6 +927,7 @@ static const struct {
               {"trainer_run.h", shown_run, 0},
               {"with_criterion.h, criterion.h", shown_whole, 10},
               {"tensor.h", shown_tensors, 1},
+              {"dlpack.h", shown_dlpack, 0},
               {"how-do-i.md, own data", answer_own_data, 3},
               {"how-do-i.md, validation", answer_validation, 3},
               {"how-do-i.md, documents", answer_packed, 0},

@@ -32,6 +32,9 @@ CK_TEST(sizes_and_offsets_are_frozen) {
     M(step, 32) M(empty, 40) M(finite, 41) M(skipped, 42) M(loss_scale, 48) }
   { S(ek_device_description, 336) M(name, 0) M(text, 64) M(available, 320) M(cores, 324)
     M(memory_bytes, 328) }
+  { S(ek_device_resources, 24) M(stream, 0) M(memory, 8) M(bytes, 16) }
+  { S(ek_dlpack, 80) M(major, 0) M(minor, 4) M(manager, 8) M(deleter, 16) M(flags, 24)
+    M(tensor, 32) }
   { S(ek_loss_scale, 40) M(kind, 0) M(scale, 8) M(growth, 16) M(backoff, 24) M(interval, 32) }
   { S(ek_loss_scale_state, 16) M(scale, 0) M(good_steps, 8) }
   { S(ek_cross_entropy_terms, 32) M(ignore_index, 0) M(label_smoothing, 8) M(class_weights, 16)

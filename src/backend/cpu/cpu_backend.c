@@ -8,6 +8,8 @@
  */
 #include "backend/cpu/cpu_internal.h"
 
+#include <evenkeel/dlpack.h>
+
 #include <stdio.h>
 #include <string.h>
 
@@ -106,6 +108,7 @@ const struct ek__backend ek__cpu_backend = {
     .kernels = &kernels,
     .values = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16,
     .shared_memory = true,
+    .dlpack_type = EK_DLPACK_CPU,
     .memory_commit = ek__cpu_memory_commit,
     .parallel_for = ek__cpu_parallel_for,
     .upload = upload,

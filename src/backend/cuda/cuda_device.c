@@ -7,14 +7,41 @@ static ek_status open_event(const struct ek__cuda_device *device, cudaEvent_t *e
   return EK__CUDA(device, cudaEventCreateWithFlags, event, cudaEventDisableTiming);
 }
 
+/* The program's stream as the compute stream; an event of this GPU cannot be recorded on another's. */
+static ek_status take_stream(struct ek__cuda_device *device, cudaStream_t given) {
+  if (given == cudaStreamPerThread) {
+    return ek__cuda_host->error_set(EK_ERR_INVALID_ARGUMENT,
+                                    "%s: cudaStreamPerThread is another stream in each thread; "
+                                    "expected a stream that cudaStreamCreate() made",
+                                    device->name);
+  }
+  const cudaError_t error = cudaEventRecord(device->ready, given);
+  if (error == cudaErrorInvalidResourceHandle) {
+    (void)cudaGetLastError();
+    return ek__cuda_host->error_set(EK_ERR_INVALID_ARGUMENT,
+                                    "%s: options.resources[%zu].stream is not a stream of GPU %d",
+                                    device->name, device->index, device->gpu->physical);
+  }
+  EK_TRY(ek__cuda_check(device, error, "cudaEventRecord"));
+  device->streams[EK_STREAM_COMPUTE].handle = given;
+  device->streams[EK_STREAM_COMPUTE].lent = true;
+  return EK_OK;
+}
+
 /* Streams that do not wait for the default stream; communication goes first, as others wait for it.
  */
 static ek_status open_streams(struct ek__cuda_device *device) {
+  const ek_device_resources *resources = device->group->options.resources;
+  void *given = resources == NULL ? NULL : resources[device->index].stream;
   int least = 0, greatest = 0;
   EK_TRY(EK__CUDA(device, cudaDeviceGetStreamPriorityRange, &least, &greatest));
   for (int kind = 0; kind < EK__CUDA_STREAMS; kind++) {
     const int priority = kind == EK_STREAM_COMMUNICATION ? greatest : least;
     device->streams[kind].device = device;
+    if (kind == EK_STREAM_COMPUTE && given != NULL) {
+      EK_TRY(take_stream(device, given));
+      continue;
+    }
     EK_TRY(EK__CUDA(device, cudaStreamCreateWithPriority, &device->streams[kind].handle,
                     cudaStreamNonBlocking, priority));
   }
@@ -75,8 +102,8 @@ ek_status ek__cuda_device_prepare(struct ek__cuda_device *device) {
   }
   device->send_mutex_open = true;
   EK_TRY(ek__cuda_enter(device));
-  EK_TRY(open_streams(device));
   EK_TRY(open_event(device, &device->ready));
+  EK_TRY(open_streams(device));
   EK_TRY(open_event(device, &device->passed));
   EK_TRY(open_marks(device, &device->used));
   EK_TRY(open_marks(device, &device->arrived));
@@ -94,7 +121,8 @@ void ek__cuda_device_discard(struct ek__cuda_device *device) {
   if (device->passed != NULL) (void)cudaEventDestroy(device->passed);
   if (device->ready != NULL) (void)cudaEventDestroy(device->ready);
   for (int kind = 0; kind < EK__CUDA_STREAMS; kind++) {
-    if (device->streams[kind].handle != NULL) (void)cudaStreamDestroy(device->streams[kind].handle);
+    const struct ek__cuda_stream *stream = &device->streams[kind];
+    if (stream->handle != NULL && !stream->lent) (void)cudaStreamDestroy(stream->handle);
   }
   if (device->send_mutex_open) pthread_mutex_destroy(&device->send_mutex);
   if (device->mutex_open) pthread_mutex_destroy(&device->mutex);

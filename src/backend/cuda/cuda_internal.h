@@ -51,6 +51,7 @@ struct ek__cuda_gpu {
 struct ek__cuda_stream {
   struct ek__cuda_device *device;
   cudaStream_t handle;
+  bool lent; /* the program's: ek_device_resources */
 };
 
 /* Beside those of ek_stream_kind: cuda_send.c. */
@@ -272,6 +273,9 @@ ek_status ek__cuda_give_up(struct ek__cuda_group *group, const char *reason);
 ek_status ek__cuda_check_stuck(struct ek__cuda_group *group);
 /* An error if a GPU of the group has died: what it computed last may have reached the others. */
 ek_status ek__cuda_check_gpus(const struct ek__cuda_group *group);
+/* The slots stream_join and memory_check. */
+ek_status ek__cuda_stream_join(ek_stream *stream, void *native, bool reverse);
+ek_status ek__cuda_memory_check(const ek_device *device, const void *address);
 ek_status ek__cuda_stream_open(void **native, ek_device *device, ek_stream_kind kind, int threads);
 void ek__cuda_stream_close(void *native);
 void *ek__cuda_stream_handle(void *native);
@@ -354,6 +358,12 @@ ek_status ek__cuda_products_open(struct ek__cuda_device *device);
 void ek__cuda_products_close(struct ek__cuda_device *device);
 /* Queues a product of each kind there is, on numbers at `memory`, which need no certain value. */
 ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *memory);
+
+/* ---- cuda_ranges.c: NVTX; the slots listens, range_begin, range_end ---- */
+
+bool ek__cuda_listens(void);
+void ek__cuda_range_begin(const char *name);
+void ek__cuda_range_end(void);
 
 /* ---- cuda_watch.c ---- */
 

@@ -2,12 +2,15 @@
  * cuda_memory.c - the memory of a GPU: taken in one piece when a group is opened, one part per
  * device.
  *
- * The library allocates and frees nothing on a GPU while a group is open, so peaks and capacities
+ * Or it is the program's (ek_device_resources). The library allocates and frees nothing on a GPU
+ * while a group is open, so peaks and capacities
  * are exact. All other memory in use on the GPU (CUDA's context, the code of the libraries, NCCL's
  * buffers, other programs) belongs to no tensor: it is measured as the memory that is neither free
  * nor ours, and is reported on a line of its own. The reserve (cuda_warm.c) leaves room for its
  * growth; an explicit cap may use the reserve.
  */
+#include <stdio.h>
+
 #include "backend/cuda/cuda_internal.h"
 
 static uint64_t whole_units(uint64_t bytes) { return bytes & ~(uint64_t)(EK_MEMORY_UNIT - 1); }
@@ -62,10 +65,52 @@ static cudaError_t take(struct ek__cuda_gpu *gpu, uint64_t *stride, uint64_t *ca
   return error;
 }
 
+static ek_status check_address(const struct ek__cuda_device *it, const void *address) {
+  struct cudaPointerAttributes attributes;
+  EK_TRY(ek__cuda_enter(it));
+  EK_TRY(EK__CUDA(it, cudaPointerGetAttributes, &attributes, address));
+  const bool here = attributes.device == it->gpu->physical;
+  if (attributes.type == cudaMemoryTypeHost || attributes.type == cudaMemoryTypeManaged ||
+      (attributes.type == cudaMemoryTypeDevice && here)) {
+    return EK_OK;
+  }
+  char what[48] = "no memory that CUDA knows";
+  if (attributes.type == cudaMemoryTypeDevice) {
+    (void)snprintf(what, sizeof what, "memory of GPU %d", attributes.device);
+  }
+  return ek__cuda_host->error_set(EK_ERR_INVALID_ARGUMENT,
+                                  "%s: %p is %s; expected memory of GPU %d, managed or pinned",
+                                  it->name, address, what, it->gpu->physical);
+}
+
+ek_status ek__cuda_memory_check(const ek_device *device, const void *address) {
+  return check_address(ek__cuda_device_of(device), address);
+}
+
+/* The program's memory for all devices of a GPU. */
+static ek_status use_given(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu, uint64_t cap) {
+  size_t free_bytes = 0, total = 0;
+  gpu->reserve = 0;
+  for (size_t i = 0; i < gpu->count; i++) {
+    struct ek__cuda_device *device = &group->devices[gpu->first + i];
+    const ek_device_resources *given = &group->options.resources[device->index];
+    EK_TRY(check_address(device, given->memory));
+    EK_TRY(check_address(device, (const char *)given->memory + given->bytes - 1));
+    device->capacity = cap == 0 ? given->bytes : cap;
+    gpu->bytes += given->bytes;
+  }
+  EK_TRY(EK__CUDA_GPU(gpu->physical, cudaMemGetInfo, &free_bytes, &total));
+  gpu->outside = beside(gpu, free_bytes, total);
+  report(gpu, total);
+  return EK_OK;
+}
+
 ek_status ek__cuda_memory_open(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu,
                                uint64_t capacity) {
   size_t before = 0, after = 0, total = 0;
+  const ek_device_resources *given = group->options.resources;
   EK_TRY(EK__CUDA_GPU(gpu->physical, cudaSetDevice, gpu->physical));
+  if (given != NULL && given[0].memory != NULL) return use_given(group, gpu, capacity);
   EK_TRY(EK__CUDA_GPU(gpu->physical, cudaMemGetInfo, &before, &total));
   const bool is_default = capacity == 0;
   if (is_default) {

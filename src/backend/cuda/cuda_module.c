@@ -3,6 +3,7 @@
  */
 #include <string.h>
 
+#include <evenkeel/dlpack.h>
 #include <evenkeel/version.h>
 
 #include "backend/cuda/cuda_internal.h"
@@ -37,6 +38,8 @@ static void memory_release(void *base, uint64_t bytes) {
   (void)bytes;
 }
 
+static int number(const ek_device *device) { return ek__cuda_device_of(device)->gpu->physical; }
+
 static void workspace_give(ek_device *device, void *address) {
   ek__cuda_device_of(device)->workspace = address;
 }
@@ -58,6 +61,8 @@ VISIT(group_open,
        const struct ek__members *members),
       (native, spec, options, members))
 VISIT(memory_outside, (ek_memory_outside * outside, const ek_device *device), (outside, device))
+VISIT(memory_check, (const ek_device *device, const void *address), (device, address))
+VISIT(stream_join, (ek_stream * stream, void *native, bool reverse), (stream, native, reverse))
 VISIT(stream_synchronize, (ek_stream * stream), (stream))
 VISIT(event_open, (void **native, ek_device *device), (native, device))
 VISIT(event_record, (void *event, ek_stream *stream), (event, stream))
@@ -106,6 +111,8 @@ static const struct ek__backend table = {
     .values = EK__CUDA_VALUES,
     .planner = "plan-cuda",
     .tf32 = true,
+    .dlpack_type = EK_DLPACK_CUDA,
+    .number = number,
     .resolve = ek__cuda_resolve,
     .group_open = group_open,
     .group_close = group_close,
@@ -113,8 +120,11 @@ static const struct ek__backend table = {
     .device_close = device_close,
     .workspace_bytes = EK__CUDA_DEVICE_BYTES,
     .workspace_give = workspace_give,
+    .memory_check = memory_check,
     .memory_outside = memory_outside,
     .stream_handle = ek__cuda_stream_handle,
+    .takes_stream = true,
+    .stream_join = stream_join,
     .stream_synchronize = stream_synchronize,
     .event_open = event_open,
     .event_close = ek__cuda_event_close,
@@ -133,6 +143,9 @@ static const struct ek__backend table = {
     .mark = mark,
     .mark_time = mark_time,
     .watch = ek__cuda_watch,
+    .listens = ek__cuda_listens,
+    .range_begin = ek__cuda_range_begin,
+    .range_end = ek__cuda_range_end,
     .worker_begins = ek__cuda_worker_begins,
 };
 

@@ -48,6 +48,19 @@ ek_status ek__cuda_stream_wait(ek_stream *stream, void *event) {
   return EK__CUDA(it->device, cudaStreamWaitEvent, it->handle, event, 0);
 }
 
+ek_status ek__cuda_stream_join(ek_stream *stream, void *native, bool reverse) {
+  const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
+  const cudaStream_t first = reverse ? it->handle : native, second = reverse ? native : it->handle;
+  cudaEvent_t event = NULL;
+  EK_TRY(ek__cuda_enter(it->device));
+  if (first == second) return EK_OK;
+  EK_TRY(EK__CUDA(it->device, cudaEventCreateWithFlags, &event, cudaEventDisableTiming));
+  ek_status status = EK__CUDA(it->device, cudaEventRecord, event, first);
+  if (status == EK_OK) status = EK__CUDA(it->device, cudaStreamWaitEvent, second, event, 0);
+  (void)cudaEventDestroy(event); /* CUDA keeps it until it has been reached */
+  return status;
+}
+
 /* ---- what a wait asks ---- */
 
 double ek__cuda_now(void) {

@@ -1,0 +1,246 @@
+/*
+ * check_cuda_borrowed.c - streams and memory of the program's on emulated GPUs: what runs in their
+ * order, what is refused, what stays when the group is gone; and ranges for a tool.
+ */
+#include <time.h>
+
+#include "ck_emulated.h"
+#include "cuda_runtime_api.h"
+
+#define MIB ((uint64_t)1 << 20)
+enum { COUNT = 8 };
+
+/* The group keeps some MiB of a device for itself. */
+#define ARENA (128 * MIB)
+
+static ek_group *open_with(const char *spec, const ek_device_resources *resources, size_t count) {
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  ek_group *group = NULL;
+  options.resources = resources;
+  options.resource_count = count;
+  ck_ok(ek_group_open(&group, spec, &options));
+  return ck_keep(group);
+}
+
+static ek_status try_with(const char *spec, const ek_device_resources *resources, size_t count) {
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  ek_group *group = NULL;
+  options.resources = resources;
+  options.resource_count = count;
+  const ek_status status = ek_group_open(&group, spec, &options);
+  ck_assert_ptr_null(group);
+  return status;
+}
+
+static cudaStream_t new_stream(int gpu) {
+  cudaStream_t stream = NULL;
+  ck_assert_int_eq(cudaSetDevice(gpu), cudaSuccess);
+  ck_assert_int_eq(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  return stream;
+}
+
+static void *new_memory(int gpu, size_t bytes) {
+  void *memory = NULL;
+  ck_assert_int_eq(cudaSetDevice(gpu), cudaSuccess);
+  ck_assert_int_eq(cudaMalloc(&memory, bytes), cudaSuccess);
+  return memory;
+}
+
+/* A step of the program's own that takes its time. */
+static void be_slow(void *ignored) {
+  (void)ignored;
+  const struct timespec moment = {.tv_nsec = 20000000};
+  (void)nanosleep(&moment, NULL);
+}
+
+/* The program's slow copies before and after an operation, on its own stream and nothing else. */
+CK_TEST(the_compute_stream_is_the_programs) {
+  const cudaStream_t streams[] = {new_stream(0), new_stream(1)};
+  const ek_device_resources resources[] = {{streams[0], NULL, 0}, {streams[1], NULL, 0}};
+  ek_group *group = open_with("cuda:0-1@64MiB", resources, 2);
+  for (int i = 0; i < 2; i++) {
+    ek_device *device = ek_group_device(group, (size_t)i);
+    ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+    ck_assert_ptr_eq(ek_stream_native(stream), streams[i]);
+    ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));
+    float first[COUNT] = {1, 2, 3, 4, 5, 6, 7, 8}, last[COUNT] = {0};
+    ck_assert_int_eq(cudaSetDevice(i), cudaSuccess);
+    ck_assert_int_eq(cudaLaunchHostFunc(streams[i], be_slow, NULL), cudaSuccess);
+    ck_assert_int_eq(cudaMemcpyAsync(x.data, first, sizeof first, cudaMemcpyDefault, streams[i]),
+                     cudaSuccess);
+    ck_ok(ek_op_scale(stream, &x, &x, 3));
+    ck_assert_int_eq(cudaMemcpyAsync(last, x.data, sizeof last, cudaMemcpyDefault, streams[i]),
+                     cudaSuccess);
+    ck_assert_int_eq(cudaStreamSynchronize(streams[i]), cudaSuccess);
+    for (int k = 0; k < COUNT; k++) ck_assert_float_eq(last[k], 3 * first[k]);
+  }
+  ck_release_all();
+  for (int i = 0; i < 2; i++) { /* they are still there */
+    ck_assert_int_eq(cudaStreamQuery(streams[i]), cudaSuccess);
+    ck_assert_int_eq(cudaStreamDestroy(streams[i]), cudaSuccess);
+  }
+}
+
+/* Another stream of the program's fills, and reads, what the library's stream works on. */
+CK_TEST(streams_wait_for_each_other) {
+  ek_group *group = ck_open("cuda:0@64MiB", 0);
+  ek_device *device = ek_group_device(group, 0);
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  const cudaStream_t theirs = new_stream(0), elsewhere = new_stream(1);
+  float first[COUNT] = {1, 2, 3, 4, 5, 6, 7, 8}, last[COUNT] = {0};
+  ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));
+  ck_ok(ek_stream_synchronize(stream));
+  ck_assert_int_eq(cudaLaunchHostFunc(theirs, be_slow, NULL), cudaSuccess);
+  ck_assert_int_eq(cudaMemcpyAsync(x.data, first, sizeof first, cudaMemcpyDefault, theirs),
+                   cudaSuccess);
+  ck_ok(ek_stream_wait_native(stream, theirs));
+  ck_ok(ek_op_scale(stream, &x, &x, 5));
+  ck_ok(ek_stream_native_wait(theirs, stream));
+  ck_assert_int_eq(cudaMemcpyAsync(last, x.data, sizeof last, cudaMemcpyDefault, theirs),
+                   cudaSuccess);
+  ck_assert_int_eq(cudaStreamSynchronize(theirs), cudaSuccess);
+  for (int k = 0; k < COUNT; k++) ck_assert_float_eq(last[k], 5 * first[k]);
+  ck_fails(ek_stream_wait_native(stream, elsewhere), EK_ERR_INTERNAL, "cudaEventRecord");
+  ck_assert_int_eq(cudaStreamDestroy(theirs), cudaSuccess);
+  ck_assert_int_eq(cudaStreamDestroy(elsewhere), cudaSuccess);
+}
+
+CK_TEST(streams_that_are_refused) {
+  const cudaStream_t stream = new_stream(1);
+  const ek_device_resources per_thread[] = {{cudaStreamPerThread, NULL, 0}};
+  const ek_device_resources elsewhere[] = {{stream, NULL, 0}};
+  const ek_device_resources twice[] = {{stream, NULL, 0}, {stream, NULL, 0}};
+  ck_fails(try_with("cuda:0@64MiB", per_thread, 1), EK_ERR_INVALID_ARGUMENT, "cudaStreamPerThread");
+  ck_fails(try_with("cuda:0@64MiB", elsewhere, 1), EK_ERR_INVALID_ARGUMENT, "not a stream of GPU 0");
+  ck_fails(try_with("cuda:1x2@64MiB", twice, 2), EK_ERR_INVALID_ARGUMENT, "have one stream");
+  ck_assert_int_eq(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+/* Two logical devices of one GPU, each in a piece of the program's memory; it is not freed. */
+CK_TEST(tensors_lie_in_memory_of_the_program) {
+  char *memory = new_memory(0, 2 * ARENA);
+  const ek_device_resources resources[] = {{NULL, memory, ARENA}, {NULL, memory + ARENA, ARENA}};
+  ek_group *group = open_with("cuda:0x2", resources, 2);
+  double got[COUNT];
+  const double values[COUNT] = {8, 7, 6, 5, 4, 3, 2, 1};
+  for (int i = 0; i < 2; i++) {
+    ek_device *device = ek_group_device(group, (size_t)i);
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, device));
+    ck_assert_uint_eq(usage.capacity_bytes, ARENA);
+    const ek_tensor x = ck_upload(device, EK_F32, values, CK_SHAPE(COUNT));
+    ck_assert((char *)x.data >= memory + (uint64_t)i * ARENA &&
+              (char *)x.data < memory + (uint64_t)(i + 1) * ARENA);
+    ck_get(got, &x);
+    ck_same_bits("values", got, values, COUNT);
+  }
+  ck_release_all();
+  ck_assert_int_eq(cudaSetDevice(0), cudaSuccess);
+  ck_assert_int_eq(cudaFree(memory), cudaSuccess);
+}
+
+CK_TEST(memory_that_is_refused) {
+  static _Alignas(EK_MEMORY_UNIT) char host[4096];
+  char *memory = new_memory(1, ARENA);
+  const ek_device_resources pageable[] = {{NULL, host, sizeof host}};
+  const ek_device_resources elsewhere[] = {{NULL, memory, ARENA}};
+  const ek_device_resources beyond[] = {{NULL, memory, 2 * ARENA}};
+  ck_fails(try_with("cuda:0", pageable, 1), EK_ERR_INVALID_ARGUMENT, "no memory that CUDA knows");
+  ck_fails(try_with("cuda:0", elsewhere, 1), EK_ERR_INVALID_ARGUMENT, "memory of GPU 1; expected");
+  ck_fails(try_with("cuda:1", beyond, 1), EK_ERR_INVALID_ARGUMENT, "no memory that CUDA knows");
+  ck_assert_int_eq(cudaSetDevice(1), cudaSuccess);
+  ck_assert_int_eq(cudaFree(memory), cudaSuccess);
+}
+
+static int freed;
+static void free_memory(void *memory) {
+  freed++;
+  ck_assert_int_eq(cudaFree(memory), cudaSuccess);
+}
+
+/* Memory of cudaMalloc() and pinned memory, as tensors. */
+CK_TEST(foreign_memory_as_a_tensor) {
+  static char pageable[64];
+  ek_group *group = ck_open("cuda:0@64MiB", 0);
+  ek_device *device = ek_group_device(group, 0);
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  void *memory = new_memory(0, COUNT * sizeof(float)), *pinned = NULL;
+  void *elsewhere = new_memory(1, COUNT * sizeof(float));
+  double got[COUNT];
+  ek_tensor x = {0}, y = {0};
+  freed = 0;
+  ck_assert_int_eq(cudaSetDevice(0), cudaSuccess);
+  ck_assert_int_eq(cudaHostAlloc(&pinned, COUNT * sizeof(float), cudaHostAllocMapped), cudaSuccess);
+  for (int k = 0; k < COUNT; k++) ((float *)pinned)[k] = (float)k;
+  ck_ok(ek_tensor_wrap(&x, device, memory, EK_F32, CK_SHAPE(COUNT), free_memory, memory));
+  ck_ok(ek_tensor_wrap(&y, device, pinned, EK_F32, CK_SHAPE(COUNT), NULL, NULL));
+  ck_ok(ek_op_scale(stream, &x, &y, 2));
+  ck_get(got, &x);
+  for (int k = 0; k < COUNT; k++) ck_assert_double_eq(got[k], 2 * k);
+  ek_tensor_free(&x);
+  ek_tensor_free(&y);
+  ck_assert_int_eq(freed, 1);
+  ck_fails(ek_tensor_wrap(&x, device, pageable, EK_F32, CK_SHAPE(COUNT), free_memory, pageable),
+           EK_ERR_INVALID_ARGUMENT, "no memory that CUDA knows");
+  ck_fails(ek_tensor_wrap(&x, device, elsewhere, EK_F32, CK_SHAPE(COUNT), free_memory, elsewhere),
+           EK_ERR_INVALID_ARGUMENT, "memory of GPU 1; expected memory of GPU 0");
+  ck_assert_int_eq(freed, 1);
+  ck_assert_int_eq(cudaFreeHost(pinned), cudaSuccess);
+  ck_assert_int_eq(cudaSetDevice(1), cudaSuccess);
+  ck_assert_int_eq(cudaFree(elsewhere), cudaSuccess);
+}
+
+/* Their stream fills the memory while it is imported; the deleter waits for our work. */
+static float *their_memory;
+static float after[COUNT];
+static void delete_theirs(ek_dlpack *self) {
+  (void)self;
+  ck_assert_int_eq(cudaMemcpy(after, their_memory, sizeof after, cudaMemcpyDefault), cudaSuccess);
+}
+
+CK_TEST(an_import_waits_for_their_stream_and_a_deletion_for_ours) {
+  ek_group *group = ck_open("cuda:1@64MiB", 0);
+  ek_device *device = ek_group_device(group, 0);
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  const cudaStream_t theirs = new_stream(1);
+  float first[COUNT] = {1, 2, 3, 4, 5, 6, 7, 8};
+  int64_t shape[] = {COUNT};
+  their_memory = new_memory(1, sizeof first);
+  ek_dlpack head = {.major = 1,
+                    .deleter = delete_theirs,
+                    .tensor = {.data = their_memory, .device_type = EK_DLPACK_CUDA,
+                               .device_id = 1, .rank = 1, .code = EK_DLPACK_FLOAT, .bits = 32,
+                               .lanes = 1, .shape = shape}};
+  ek_tensor x = {0};
+  ck_assert_int_eq(cudaLaunchHostFunc(theirs, be_slow, NULL), cudaSuccess);
+  ck_assert_int_eq(cudaMemcpyAsync(their_memory, first, sizeof first, cudaMemcpyDefault, theirs),
+                   cudaSuccess);
+  ck_ok(ek_dlpack_import(&x, device, &head, theirs));
+  ck_ok(ek_op_scale(stream, &x, &x, 7));
+  ek_tensor_free(&x);
+  for (int k = 0; k < COUNT; k++) ck_assert_float_eq(after[k], 7 * first[k]);
+  ck_assert_int_eq(cudaFree(their_memory), cudaSuccess);
+  ck_assert_int_eq(cudaStreamDestroy(theirs), cudaSuccess);
+}
+
+/* A tool hears of modules, copies and what the program marks, and a trace changes nothing of it. */
+CK_LOOP(a_tool_hears_ranges, 2) {
+  static char text[4096];
+  ek_group *group = ck_open("cuda:0@64MiB", 0);
+  ek_device *device = ek_group_device(group, 0);
+  const size_t before = cuemu_heard(text, sizeof text);
+  ck_assert(before >= strlen("evenkeel:") && strncmp(text, "evenkeel:", 9) == 0);
+  if (_i == 1) ck_ok(ek_trace_start(group, 1)); /* with room for one span */
+  const ek_trace_span outer = ek_trace_begin(device, "outer"), inner = ek_trace_begin(device, "in");
+  ck_assert_int_eq(cuemu_range_depth(), 2);
+  (void)ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));
+  ck_assert_int_eq(cuemu_range_depth(), 2);
+  ek_trace_end(inner);
+  ek_trace_end(outer);
+  ck_assert_int_eq(cuemu_range_depth(), 0);
+  if (_i == 1) ck_ok(ek_trace_stop(group));
+  (void)cuemu_heard(text, sizeof text);
+  ck_assert_str_eq(text + before, " outer in host to device");
+}
+
+CK_EMULATED_SUITE("cuda borrowed")
