@@ -30,7 +30,7 @@ endforeach()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs" DESTINATION "${CMAKE_INSTALL_DOCDIR}"
         FILES_MATCHING PATTERN "*.md" PATTERN "*.png" PATTERN "*.svg")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/examples" DESTINATION "${CMAKE_INSTALL_DOCDIR}"
-        FILES_MATCHING PATTERN "*.c")
+        FILES_MATCHING PATTERN "*.c" PATTERN "*.cu")
 # Pages point to headers by include/evenkeel/X.h: a link leads to where the headers are.
 set(evenkeel_include_link "${CMAKE_INSTALL_FULL_INCLUDEDIR}")
 if(NOT IS_ABSOLUTE "${CMAKE_INSTALL_DOCDIR}" AND NOT IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
