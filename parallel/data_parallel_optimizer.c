@@ -277,7 +277,7 @@ static ek_status update_range(const ek_data_parallel_model *model, const struct 
 static ek_status update_ranges(ek_data_parallel_model *model, struct ek__rank *rank) {
   const double clip = ek_optimizer_clip_norm(model->update->optimizer);
   ek_update update = {.step = model->step.taken + 1,
-                      .learning_rate = ek__update_rate(model->update, model)};
+                      .learning_rate = model->update->rate};
   if (model->step.divided || model->step.scaling.factor != 1) update.scale.totals = &rank->totals;
   update.scale.clip_norm = clip;
   if (clip > 0) update.scale.square_norm = &rank->share.square_norm;
@@ -360,9 +360,21 @@ static ek_status read_result(ek_step_result *result, const ek_data_parallel_mode
   const bool overflow = norm && !counts && !isfinite(square_norm);
   result->finite = counts || (isfinite(result->loss) && !overflow);
   result->skipped = overflow && scales(model->update);
-  result->learning_rate = ek__update_rate(model->update, model);
+  result->learning_rate = model->update->rate;
   result->loss_scale = step->scaling.factor * step->scaling.unit;
   result->step = step->taken + !result->skipped;
+  return EK_OK;
+}
+
+/* Asks for the rate once, because a function of the program's may give it. */
+static ek_status find_rate(struct ek__update *update, int64_t taken) {
+  const double rate =
+      update->held ? update->held_rate : ek_schedule_rate(&update->schedule, taken);
+  EK__FAIL_IF(!(rate >= 0 && isfinite(rate)), EK_ERR_INVALID_ARGUMENT,
+              "optimizer step: the schedule's function gives %g for step %lld; expected a finite "
+              "number of at least 0",
+              rate, (long long)taken);
+  update->rate = rate;
   return EK_OK;
 }
 
@@ -407,6 +419,7 @@ static ek_status step(ek_step_result *read, ek_data_parallel_model *model, bool 
   const bool norm = ek__update_takes_norm(own, wanted), due = norm && !model->step.norm;
   ek_world *world = ek__model_world(model);
   const bool before = reads || world != NULL; /* the norm, in a job of its own */
+  EK_TRY(find_rate(model->update, model->step.taken));
   EK_TRY(reduce_rest(model));
   EK_TRY(ek__terms_verify(model));
   if (before) EK_TRY(run(model, due, false));

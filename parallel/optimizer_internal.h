@@ -17,6 +17,7 @@ struct ek__update {
   ek_optimizer *optimizer;
   ek_schedule schedule;
   bool held; /* ek_data_parallel_optimizer_set_learning_rate(): this rate instead of a schedule's */
+  double rate; /* of the step that is being taken */
   double held_rate;
   ek_loss_scale loss_scale;
   ek_loss_scale_state scaler;          /* of the next step */
@@ -34,12 +35,6 @@ struct ek_data_parallel_optimizer {
   ek_data_parallel_model *model;
   struct ek__update update;
 };
-
-/* Of the step that comes next. */
-static inline double ek__update_rate(const struct ek__update *update,
-                                     const ek_data_parallel_model *model) {
-  return update->held ? update->held_rate : ek_schedule_rate(&update->schedule, model->step.taken);
-}
 
 /* Whether the next step needs the norm of its gradient before the update; `result`: the caller wants
  * the result. */

@@ -154,7 +154,7 @@ static ek_status open_file(ek_checkpoint_write *self, const ek_data_parallel_mod
                                   {EK__CHECKPOINT_POSITION_KEY, number}};
   size_t count = 3;
   (void)snprintf(number, sizeof number, "%lld", (long long)position);
-  if (model->update != NULL) {
+  if (model->update != NULL && model->update->schedule.kind != EK_SCHEDULE_FUNCTION) {
     const ek_schedule *s = &model->update->schedule;
     const locale_t before = ek__c_locale_begin();
     (void)snprintf(schedule, sizeof schedule, "%d %a %a %lld %lld %lld %a %a", (int)s->kind, s->peak,

@@ -84,7 +84,9 @@ EK_API EK_CHECKED ek_status ek_checkpoint_options_init(ek_checkpoint_options *op
 typedef struct ek_checkpoint_info {
   char path[EK_CHECKPOINT_PATH_SIZE];
   int64_t step, position;
-  bool has_schedule; /* an optimizer was open: its schedule, to compare with or to go on with */
+  /* An optimizer was open, with a schedule that is no function of the program's: to compare with or
+   * to go on with. */
+  bool has_schedule;
   ek_schedule schedule;
 } ek_checkpoint_info;
 

@@ -17,7 +17,8 @@ typedef enum ek_schedule_kind {
   EK_SCHEDULE_WARMUP_COSINE = 1,
   EK_SCHEDULE_WARMUP_STABLE = 2,
   EK_SCHEDULE_STEPS = 3,
-  EK_SCHEDULE_ONE_CYCLE = 4
+  EK_SCHEDULE_ONE_CYCLE = 4,
+  EK_SCHEDULE_FUNCTION = 5
 } ek_schedule_kind;
 
 /* The arguments of the function that made it; 0 where it has none of that name. */
@@ -25,6 +26,8 @@ typedef struct ek_schedule {
   ek_schedule_kind kind;
   double peak, floor, first, factor;
   int64_t warmup, total, decay;
+  double (*function)(int64_t step, void *context);
+  void *context;
 } ek_schedule;
 
 /* Always `rate` (>= 0, finite). */
@@ -63,6 +66,17 @@ EK_API EK_CHECKED ek_status ek_schedule_steps(ek_schedule *schedule, double peak
  */
 EK_API EK_CHECKED ek_status ek_schedule_one_cycle(ek_schedule *schedule, double first, double peak,
                                                   double floor, int64_t warmup, int64_t total);
+
+/*
+ * function(step, context), a function of the program's: for one step always the same number, the
+ * same in all processes. An optimizer calls it once for each step, on the thread that takes the
+ * step, before anything is updated. A number below 0 or not finite makes that step fail with
+ * EK_ERR_INVALID_ARGUMENT; nothing is updated then. Saved states do not have the function: a run
+ * that goes on is given it again.
+ */
+EK_API EK_CHECKED ek_status ek_schedule_function(ek_schedule *schedule,
+                                                 double (*function)(int64_t step, void *context),
+                                                 void *context);
 
 /* EK_ERR_INVALID_ARGUMENT for a schedule that none of these functions makes. */
 EK_API EK_CHECKED ek_status ek_schedule_check(const ek_schedule *schedule);

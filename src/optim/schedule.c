@@ -66,6 +66,7 @@ ek_status ek_schedule_check(const ek_schedule *schedule) {
   case EK_SCHEDULE_WARMUP_STABLE: return check_stable(schedule);
   case EK_SCHEDULE_STEPS: return check_steps(schedule);
   case EK_SCHEDULE_ONE_CYCLE: return check_cycle(schedule);
+  case EK_SCHEDULE_FUNCTION: EK__NOT_NULL("schedule", schedule->function); return EK_OK;
   }
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "schedule: unknown kind %d", (int)schedule->kind);
 }
@@ -126,6 +127,13 @@ ek_status ek_schedule_one_cycle(ek_schedule *schedule, double first, double peak
   return make(schedule, &made);
 }
 
+ek_status ek_schedule_function(ek_schedule *schedule,
+                               double (*function)(int64_t step, void *context), void *context) {
+  const ek_schedule made = {
+      .kind = EK_SCHEDULE_FUNCTION, .function = function, .context = context};
+  return make(schedule, &made);
+}
+
 /* ---- rates ---- */
 
 /* From a to b along half a cosine; `done` is 0 to 1. */
@@ -170,6 +178,7 @@ double ek_schedule_rate(const ek_schedule *schedule, int64_t step) {
     return fmax(schedule->floor,
                 schedule->peak * pow(schedule->factor, (double)(step / schedule->decay)));
   case EK_SCHEDULE_ONE_CYCLE: return cycle_rate(schedule, step);
+  case EK_SCHEDULE_FUNCTION: return schedule->function(step, schedule->context);
   }
   return 0.0;
 }

@@ -3,6 +3,8 @@
  */
 #include "ek_check.h"
 
+#include <unistd.h>
+
 CK_TEST(constant) {
   CK_GOT(ek_schedule, s, ek_schedule_constant(&s, 0.25));
   const int64_t steps[] = {INT64_MIN, -1, 0, 1, 1000000, INT64_MAX};
@@ -122,6 +124,7 @@ CK_TEST(others_are_refused) {
   ck_invalid(ek_schedule_one_cycle(&s, 0, 1, 0, 10, 10), "warmup is 10");
   ck_invalid(ek_schedule_check(&unknown), "unknown kind 9");
   ck_invalid(ek_schedule_check(NULL), "schedule is NULL");
+  ck_invalid(ek_schedule_function(&s, NULL, NULL), "function");
   ck_assert(s.peak == 3.5);
 }
 
@@ -140,6 +143,64 @@ CK_TEST(refused) {
   ck_invalid(ek_schedule_warmup_cosine(&s, 1, 0, 0, 0), "total 0");
   ck_assert(s.peak == 3.5); /* left as it was */
   ck_assert(ek_schedule_rate(NULL, 1) == 0.0);
+}
+
+/* ---- a function of the program's ---- */
+
+struct asked {
+  int64_t calls, last;
+  double bad; /* given for step 2 until it is 0 */
+};
+
+static double falling(int64_t step, void *context) {
+  struct asked *asked = context;
+  asked->calls++;
+  asked->last = step;
+  if (step == 2 && asked->bad != 0) return asked->bad;
+  return 0.5 / (double)(step + 1);
+}
+
+/* Asked once for each step; a bad answer fails the step and changes nothing; no state has it. */
+CK_LOOP(a_function_gives_rates, 3) {
+  static const double bad[] = {(double)NAN, -1.0, (double)INFINITY};
+  struct asked asked = {.bad = bad[_i]};
+  const float x[4] = {1, 2, 3, 4}, y[4] = {2, 4, 6, 8};
+  const int64_t shape[] = {4, 1}, sizes[] = {1, 1};
+  ek_tensor inputs, targets;
+  ek_step_result result;
+  ek_checkpoint_info info;
+  ek_schedule schedule;
+  char folder[64];
+  ck_ok(ek_schedule_function(&schedule, falling, &asked));
+  ck_assert(ek_schedule_rate(&schedule, 4) == 0.1 && asked.calls == 1);
+  ck_ok(ek_tensor_host(&inputs, (void *)(uintptr_t)x, EK_F32, 2, shape));
+  ck_ok(ek_tensor_host(&targets, (void *)(uintptr_t)y, EK_F32, 2, shape));
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_optimizer_options update = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  update.schedule = &schedule;
+  options.optimizer = &update;
+  CK_OPENED(ek_module *, line, ek_mlp_create(&line, sizes, 2, EK_ACTIVATION_GELU));
+  CK_OPENED(ek_criterion *, loss, ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
+  CK_OPENED(ek_optimizer *, adamw, ek_adamw_create(&adamw, NULL));
+  CK_OPENED(ek_trainer *, trainer,
+            ek_trainer_open(&trainer, ck_spec("cpu:2"), line, loss, adamw, &options));
+  for (int64_t i = 0; i < 2; i++) {
+    ck_ok(ek_trainer_step(&result, trainer, &inputs, 1, &targets, 1));
+    ck_assert(result.learning_rate == 0.5 / (double)(i + 1));
+    ck_assert(asked.calls == 2 + i && asked.last == i);
+  }
+  ck_invalid(ek_trainer_step(&result, trainer, &inputs, 1, &targets, 1), "gives");
+  asked.bad = 0;
+  ck_ok(ek_trainer_step(&result, trainer, &inputs, 1, &targets, 1));
+  ck_assert(result.step == 3 && result.learning_rate == 0.5 / 3);
+  (void)snprintf(folder, sizeof folder, "schedule-%d-%ld", _i, (long)getpid());
+  const ek_status saved = ek_trainer_save(trainer, folder, NULL);
+  if (saved == EK_ERR_UNSUPPORTED) return; /* built without files */
+  ck_ok(saved);
+  ck_ok(ek_checkpoint_latest(&info, folder));
+  ck_assert(!info.has_schedule);
+  (void)remove(info.path);
+  (void)remove(folder);
 }
 
 CK_SUITE("schedule")

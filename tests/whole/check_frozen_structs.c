@@ -26,7 +26,7 @@ CK_TEST(sizes_and_offsets_are_frozen) {
   { S(ek_advice, 112) M(settings, 0) M(fits, 56) M(peak_bytes, 64) M(fullest, 72)
     M(missing_bytes, 80) M(seconds, 88) M(sent_bytes, 96) M(exchange_seconds, 104) }
   { S(ek_checkpoint_extra, 104) M(name, 0) M(value, 8) }
-  { S(ek_checkpoint_info, 4184) M(path, 0) M(step, 4096) M(position, 4104) M(has_schedule, 4112)
+  { S(ek_checkpoint_info, 4200) M(path, 0) M(step, 4096) M(position, 4104) M(has_schedule, 4112)
     M(schedule, 4120) }
   { S(ek_step_result, 56) M(loss, 0) M(weight, 8) M(gradient_norm, 16) M(learning_rate, 24)
     M(step, 32) M(empty, 40) M(finite, 41) M(skipped, 42) M(loss_scale, 48) }
@@ -81,8 +81,9 @@ CK_TEST(sizes_and_offsets_are_frozen) {
   { S(ek_parameter_totals, 24) M(parameters, 0) M(trained, 8) M(buffers, 16) }
   { S(ek_safetensors_entry, 104) M(name, 0) M(like, 8) }
   { S(ek_safetensors_pair, 16) M(key, 0) M(value, 8) }
-  { S(ek_schedule, 64) M(kind, 0) M(peak, 8) M(floor, 16) M(first, 24) M(factor, 32)
-    M(warmup, 40) M(total, 48) M(decay, 56) }
+  { S(ek_schedule, 80) M(kind, 0) M(peak, 8) M(floor, 16) M(first, 24) M(factor, 32)
+    M(warmup, 40) M(total, 48) M(decay, 56)
+    M(function, 64) M(context, 72) }
   { S(ek_shards, 80) M(group, 0) M(count, 8) M(parts, 16) M(offsets, 24) M(samples, 32)
     M(broadcast, 40) M(private_members, 48) }
   { S(ek_state_info, 744) M(name, 0) M(kind, 640) M(placement, 644) M(like, 648) }
