@@ -1,12 +1,13 @@
 /*
- * own_cuda.cu - a module with CUDA kernels of its own, trained on streams and memory of the program's.
+ * own_cuda.cu - a module with CUDA kernels of its own, trained on streams and memory of the
+ * program's.
  *
  *     own_cuda [GPUS]     on the first GPUS of the machine (1)
  *
- * y = x w + b for each column is learned. The program has a stream for each GPU, which it gives to the
- * group: its own kernels and the library's run there in the order in which they are queued. Batches
- * are made by a kernel of the program's, in memory of cudaMalloc(), and never pass through the host.
- * docs/own-streams.md has the rules. Without a GPU the program says so and exits with 1.
+ * y = x w + b for each column is learned. The program has a stream for each GPU, which it gives to
+ * the group: its own kernels and the library's run there in the order in which they are queued.
+ * Batches are made by a kernel of the program's, in memory of cudaMalloc(), and never pass through
+ * the host. docs/own-streams.md has the rules. Without a GPU the program says so and exits with 1.
  */
 #include <cstdio>
 #include <cstdlib>
@@ -62,8 +63,8 @@ static cudaStream_t stream_of(ek_pass *pass) {
 
 static ek_status launched(void) {
   const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? EK_OK
-                              : ek_error_set(EK_ERR_INTERNAL, "affine: %s", cudaGetErrorString(error));
+  if (error == cudaSuccess) return EK_OK;
+  return ek_error_set(EK_ERR_INTERNAL, "affine: %s", cudaGetErrorString(error));
 }
 
 static ek_status affine_declare(const ek_module *, ek_declaration *declaration) {
@@ -167,7 +168,9 @@ static ek_status open_streams(struct program *p) {
     EK_TRY(check(cudaStreamCreateWithFlags(&p->streams[i], cudaStreamNonBlocking)));
   }
   EK_TRY(check(cudaSetDevice(0)));
-  for (int i = 0; i < 2; i++) EK_TRY(check(cudaMalloc(&p->memory[i], ROWS * COLUMNS * sizeof(float))));
+  for (int i = 0; i < 2; i++) {
+    EK_TRY(check(cudaMalloc(&p->memory[i], ROWS * COLUMNS * sizeof(float))));
+  }
   return EK_OK;
 }
 

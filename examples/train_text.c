@@ -316,7 +316,8 @@ static int32_t draw(const float *logits, uint32_t bits) {
   return BYTES - 1;
 }
 
-/* The byte that the model writes after `window`. Every process computes it from a row of its own. */
+/* The byte that the model writes after `window`. Every process computes it from a row of its
+ * own. */
 static ek_status next_byte(ek_trainer *trainer, int32_t *window, ek_random_key key, uint32_t number,
                            int32_t *byte) {
   static float logits[WINDOW * BYTES];

@@ -36,8 +36,8 @@ struct ek_data_parallel_optimizer {
   struct ek__update update;
 };
 
-/* Whether the next step needs the norm of its gradient before the update; `result`: the caller wants
- * the result. */
+/* Whether the next step needs the norm of its gradient before the update; `result`: the caller
+ * wants the result. */
 static inline bool ek__update_takes_norm(const struct ek__update *update, bool result) {
   return ek_optimizer_clip_norm(update->optimizer) > 0 || update->refuse ||
          update->loss_scale.kind != EK_LOSS_SCALE_NONE || (result && update->norm);

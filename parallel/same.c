@@ -18,9 +18,10 @@ static void add_parameter(struct ek__lines *lines, const struct ek__parameter *p
     used += (size_t)snprintf(shape + used, sizeof shape - used, "%s%" PRId64, d == 0 ? "" : ", ",
                              parameter->shape[d]);
   }
-  ek__lines_add(lines, "%s %s = [%s]%s%s%s", parameter->buffer ? "buffer" : "parameter", parameter->name, shape,
-      parameter->frozen ? ", frozen" : "", parameter->no_decay ? ", no decay" : "",
-      parameter->elementwise ? ", elementwise" : "");
+  ek__lines_add(lines, "%s %s = [%s]%s%s%s", parameter->buffer ? "buffer" : "parameter",
+                parameter->name, shape, parameter->frozen ? ", frozen" : "",
+                parameter->no_decay ? ", no decay" : "",
+                parameter->elementwise ? ", elementwise" : "");
 }
 
 static void add_options(struct ek__lines *lines, const ek_data_parallel_model_options *o) {
@@ -44,7 +45,9 @@ ek_status ek__model_same(const ek_data_parallel_model *model) {
   add_options(&lines, &model->options);
   for (size_t i = 0; i < layout->parameter_count; i++) {
     add_parameter(&lines, &layout->parameters[i]);
-    if (ek__buckets_whole(&model->run.cut, i)) ek__lines_add(&lines, "taken whole by the optimizer");
+    if (ek__buckets_whole(&model->run.cut, i)) {
+      ek__lines_add(&lines, "taken whole by the optimizer");
+    }
   }
   for (size_t i = 0; i < layout->group_count; i++) {
     const struct ek__group *group = &layout->groups[i];
@@ -74,11 +77,12 @@ ek_status ek__update_same(const ek_data_parallel_model *model, const struct ek__
   ek__lines_add(&lines, "optimizer = %s", ek_optimizer_kind(update->optimizer));
   ek__lines_add(&lines, "states = %zu", update->state_count);
   ek__lines_add(&lines, "clip norm = %.17g", ek_optimizer_clip_norm(update->optimizer));
-  ek__lines_add(&lines, "schedule = %d, %.17g, %.17g, %.17g, %.17g, %" PRId64 ", %" PRId64 ", %" PRId64,
-      (int)rate->kind, rate->peak, rate->floor, rate->first, rate->factor, rate->warmup,
-      rate->total, rate->decay);
-  ek__lines_add(&lines, "loss scale = %d, %.17g, %.17g, %.17g, %" PRId64, (int)scale->kind, scale->scale,
-      scale->growth, scale->backoff, (int64_t)scale->interval);
+  ek__lines_add(&lines,
+                "schedule = %d, %.17g, %.17g, %.17g, %.17g, %" PRId64 ", %" PRId64 ", %" PRId64,
+                (int)rate->kind, rate->peak, rate->floor, rate->first, rate->factor, rate->warmup,
+                rate->total, rate->decay);
+  ek__lines_add(&lines, "loss scale = %d, %.17g, %.17g, %.17g, %" PRId64, (int)scale->kind,
+                scale->scale, scale->growth, scale->backoff, (int64_t)scale->interval);
   ek__lines_add(&lines, "refuse not finite = %d", update->refuse);
   ek__lines_add(&lines, "gradient norm = %d", update->norm);
   return ek__lines_same(&lines, ek__model_world(model), "opening an optimizer");

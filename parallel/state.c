@@ -525,8 +525,8 @@ ek_status ek_state_write_part(ek_data_parallel_model *model, const char *name,
 
 /* ---- gradients ---- */
 
-/* In the type of the host's tensor, whatever gradients are kept in. Of sharded gradients each device
- * has its part of every bucket, of others device 0 has all. */
+/* In the type of the host's tensor, whatever gradients are kept in. Of sharded gradients each
+ * device has its part of every bucket, of others device 0 has all. */
 static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *model,
                                int64_t offset) {
   const struct ek__placement *placement = ek__placement(model);

@@ -7,9 +7,9 @@
  * replica's. After its last grain a rank has a few blocks. The sums of the communicator cannot be
  * used, because it adds in the order of ranks, or in an order of its own. Instead the blocks of all
  * ranks are gathered, a chunk of the flat gradients at a time, and the rank that owns a part of the
- * sum adds them up in the order of the tree. Gathering changes no bit on any communicator, but moves
- * the gradients once for each block instead of twice. Each micro-batch is summed over the ranks and
- * then added to the earlier ones of its step.
+ * sum adds them up in the order of the tree. Gathering changes no bit on any communicator, but
+ * moves the gradients once for each block instead of twice. Each micro-batch is summed over the
+ * ranks and then added to the earlier ones of its step.
  *
  * Shares of gradients. No rank has memory for all gradients of a grain. All ranks run their grains
  * in rounds, so the leaves of a bucket in a round are complete on all ranks at the same time. They
@@ -19,8 +19,8 @@
  * log2(g) whole gradients. In the last round the blocks of all ranks are complete and are added up
  * at once; the leaves of that round are not stored, so with one grain per rank nothing is stored.
  *
- * The totals of a loss have a leaf for each grain, and the squares of a norm one for each piece of a
- * bucket. Every rank gets the leaves of all ranks and adds them all up.
+ * The totals of a loss have a leaf for each grain, and the squares of a norm one for each piece of
+ * a bucket. Every rank gets the leaves of all ranks and adds them all up.
  *
  * All memory is taken when the model opens, except for the sum of earlier micro-batches.
  */

@@ -1,8 +1,8 @@
 /*
  * trainer_run.c - the loop of a training run over a source.
  *
- * What a state keeps for the run besides the trainer's own is one extra, "run": the steps, the least
- * validation loss, its step, and the validations since.
+ * What a state keeps for the run besides the trainer's own is one extra, "run": the steps, the
+ * least validation loss, its step, and the validations since.
  *
  * It uses public functions, except for two things in a world of several processes: process 0 shares
  * what it has read of a state, and a failure in one process, such as that of its source, ends the

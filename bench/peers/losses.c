@@ -9,9 +9,10 @@
  * The first writes initial weights as a safetensors file with Hugging Face's names of GPT-2. The
  * second begins with those of that file, in the other program's hands meanwhile or not, and trains
  * in mode sharded (on cpu:2): AdamW with a constant rate (1e-3), no dropout. With WARMUP it is the
- * recipe of llm.c: that many steps to the rate and a cosine to 0, betas 0.9 and 0.95, decay 0.1, the
- * gradient clipped to 1. TOKENS has 32-bit integers [steps][BATCH][SEQUENCE + 1], ids below 256. Prints `step K loss L`, as train_text
- * --exact does, with ` skipped` after it for a step that overflowed in f16.
+ * recipe of llm.c: that many steps to the rate and a cosine to 0, betas 0.9 and 0.95, decay 0.1,
+ * the gradient clipped to 1. TOKENS has 32-bit integers [steps][BATCH][SEQUENCE + 1], ids below
+ * 256. Prints `step K loss L`, as train_text --exact does, with ` skipped` after it for a step that
+ * overflowed in f16.
  *
  * Exit code 1 if something failed, 2 for a wrong command line.
  */

@@ -18,7 +18,8 @@ typedef struct ek_attend_options {
   bool causal;  /* a query sees no later key */
   const ek_tensor *k, *v; /* keys and values, in tensors of their own; NULL, both: in q */
   ek_tensor *dk, *dv;     /* of a backward, their gradients; NULL where k and v are */
-  /* The columns of their tensors at which queries, keys and values begin, where k and v are given. */
+  /* The columns of their tensors at which queries, keys and values begin, where k and v are
+   * given. */
   int64_t q_column, k_column, v_column;
   const ek_tensor *ranges; /* of documents: ek_op_document_ranges(); NULL: a row is one document */
   /* Of probabilities: 0 <= dropout < 1, with the bits of (key, first_sample + sample): random.h. */
@@ -47,10 +48,10 @@ EK_API EK_CHECKED ek_status ek_attend_options_init(ek_attend_options *options, s
  * (Ainslie et al. 2023). A query sees the keys of its document, with `causal` up to its own; a
  * token outside of all documents sees nothing and is seen by none: its out and lse are 0.
  * Probability (head h, query i, key j) of a sample is kept if the random number (random.h) with the
- * index (h T + i) x 4 ceil(T / 4) + j is not below `dropout`, and divided by 1 - dropout; lse is that
- * of all. The B x heads x T x T matrix is never held: scores live in tiles of fixed size with an
- * online softmax (Milakov and Gimelshein 2018; Dao et al. 2022), and tiles in which nothing is seen
- * are not computed.
+ * index (h T + i) x 4 ceil(T / 4) + j is not below `dropout`, and divided by 1 - dropout; lse is
+ * that of all. The B x heads x T x T matrix is never held: scores live in tiles of fixed size with
+ * an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022), and tiles in which nothing is
+ * seen are not computed.
  * EK_ERR_UNSUPPORTED for a dropout with heads x T x ceil(T / 4) above 2^32.
  */
 EK_API EK_CHECKED ek_status ek_op_attention_forward(ek_stream *stream, ek_tensor *out,
@@ -60,9 +61,9 @@ EK_API EK_CHECKED ek_status ek_op_attention_forward(ek_stream *stream, ek_tensor
 /*
  * dq, dk, dv (overwritten in the columns that belong to queries, keys and values) from dout; the
  * tiles are computed again from q, k, v, out and lse, and the same probabilities dropped. Each of
- * dq, dk, dv has the shape of its operand, and dk and dv are NULL where k and v are. Any of them may
- * be one tensor where their columns are apart. Gradients of shared keys and values are added up over
- * their heads in order; those of tokens outside of all documents are 0.
+ * dq, dk, dv has the shape of its operand, and dk and dv are NULL where k and v are. Any of them
+ * may be one tensor where their columns are apart. Gradients of shared keys and values are added up
+ * over their heads in order; those of tokens outside of all documents are 0.
  */
 EK_API EK_CHECKED ek_status ek_op_attention_backward(ek_stream *stream, ek_tensor *dq,
                                                      const ek_tensor *dout, const ek_tensor *q,
@@ -71,8 +72,8 @@ EK_API EK_CHECKED ek_status ek_op_attention_backward(ek_stream *stream, ek_tenso
 
 /*
  * The places of documents in rows of tokens. Neighbours with the same number are a document; a
- * negative number is padding, outside of all documents. So two runs of one number are two documents,
- * and any numbers are legal.
+ * negative number is padding, outside of all documents. So two runs of one number are two
+ * documents, and any numbers are legal.
  *   segments   i32 B x T
  *   ranges     i32 B x T x 2: the first token of a token's document, and the one after its last,
  *              counted in the row; both are the token's own number where it is padding

@@ -2,16 +2,17 @@
  * attention.h - multi-head self-attention with its projections.
  *
  * Input and output [B, T, width]. Children: qkv, a linear width -> (heads + 2 kv_heads) D whose
- * columns are the queries, keys and values of heads that are D wide, width / heads unless the options
- * say otherwise, and projection, a linear heads D -> width. attend.h has the formula; no B x heads x T x T matrix is held. With `rotary`
- * the queries and keys of all heads are turned by their place before they meet (rotary.h).
+ * columns are the queries, keys and values of heads that are D wide, width / heads unless the
+ * options say otherwise, and projection, a linear heads D -> width. attend.h has the formula; no B
+ * x heads x T x T matrix is held. With `rotary` the queries and keys of all heads are turned by
+ * their place before they meet (rotary.h).
  *
  * With `qk_norm` each head of queries and each head of keys is normalised before it is turned, as
- * Qwen3 does. The children are then q, k and v, linears of their own instead of qkv, q_norm and k_norm,
- * whose parameters are as wide as a head, and projection.
+ * Qwen3 does. The children are then q, k and v, linears of their own instead of qkv, q_norm and
+ * k_norm, whose parameters are as wide as a head, and projection.
  *
- * With `segments` there is a second input, i32 [B, T]: rows may hold several documents, which do not
- * see each other, and padding. Neighbouring tokens with the same number are a document, and a
+ * With `segments` there is a second input, i32 [B, T]: rows may hold several documents, which do
+ * not see each other, and padding. Neighbouring tokens with the same number are a document, and a
  * negative number is padding (attend.h). Places are counted from each document's first token.
  */
 #ifndef EVENKEEL_ATTENTION_H
@@ -40,8 +41,8 @@ typedef struct ek_attention_options {
   int kv_heads; /* of keys and values; a divisor of heads; 0: as many as heads (attend.h) */
   int64_t head_width; /* 0: width / heads */
   bool causal;  /* a token does not see later ones */
-  /* Of probabilities in training, 0 <= p < 1. As in dropout.h the mask is a function of (seed, step,
-   * layer, global sample) and of head, query and key; it is not stored. */
+  /* Of probabilities in training, 0 <= p < 1. As in dropout.h the mask is a function of (seed,
+   * step, layer, global sample) and of head, query and key; it is not stored. */
   double dropout;
   ek_qk_norm qk_norm;
   double qk_epsilon; /* of that norm; > 0 */

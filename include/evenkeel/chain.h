@@ -77,9 +77,9 @@ typedef struct ek_chain {
    * EK_RECOMPUTE_BYTES is EK_ERR_INVALID_ARGUMENT. */
   ek_recompute recompute;
   bool unread; /* in forward: the outputs are not read (ek_child_options.unread) */
-  /* Of the module's inputs the last ones, which do not flow: each child that takes 1 + shared inputs
-   * gets them after the tensor that flows, which then is one everywhere. They are of integer types,
-   * and have no gradient. */
+  /* Of the module's inputs the last ones, which do not flow: each child that takes 1 + shared
+   * inputs gets them after the tensor that flows, which then is one everywhere. They are of integer
+   * types, and have no gradient. */
   size_t shared;
 } ek_chain;
 #define EK_CHAIN_INIT                                                                              \
@@ -92,10 +92,10 @@ EK_API EK_CHECKED ek_status ek_chain_init(ek_chain *chain, size_t size);
 
 /*
  * In a module's forward: runs the steps; `chain` NULL gives the defaults. `inputs` are those of the
- * first child, followed by the shared ones if it does not take them; `outputs` those of the last, which become the caller's; on failure they stay as they
- * were. Each child has the number of inputs that the step before gives, EK_MAX_TENSORS at most:
- * else EK_ERR_INVALID_ARGUMENT, as for a child that does not exist. A shared input that is not of
- * an integer type is EK_ERR_TYPE.
+ * first child, followed by the shared ones if it does not take them; `outputs` those of the last,
+ * which become the caller's; on failure they stay as they were. Each child has the number of inputs
+ * that the step before gives, EK_MAX_TENSORS at most: else EK_ERR_INVALID_ARGUMENT, as for a child
+ * that does not exist. A shared input that is not of an integer type is EK_ERR_TYPE.
  */
 EK_API EK_CHECKED ek_status ek_chain_forward(ek_tensor *outputs, ek_pass *pass,
                                              const ek_tensor *inputs, const ek_chain *chain);

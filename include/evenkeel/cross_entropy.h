@@ -2,9 +2,9 @@
  * cross_entropy.h - cross-entropy of logits against class indices, or against probabilities.
  *
  * Output: logits [..., classes]. Target: i32, one per row; with soft_targets probabilities of the
- * logits' shape and type. losses.h has the formulas. The weight d is the sum of the class weights of
- * the targets that are not ignored or, of soft targets, the number of rows that are not all zeros:
- * the mean of torch.nn.CrossEntropyLoss in both cases.
+ * logits' shape and type. losses.h has the formulas. The weight d is the sum of the class weights
+ * of the targets that are not ignored or, of soft targets, the number of rows that are not all
+ * zeros: the mean of torch.nn.CrossEntropyLoss in both cases.
  */
 #ifndef EVENKEEL_CROSS_ENTROPY_H
 #define EVENKEEL_CROSS_ENTROPY_H

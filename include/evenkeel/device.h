@@ -71,8 +71,8 @@
  *                         any text that is the same in all processes of a job: a process with
  *                         another one is refused. Without it the job's own variables are taken.
  *
- * Libraries that it calls (CUDA, NCCL, oneDNN, MPI) read variables of their own, CUDA_VISIBLE_DEVICES
- * among them. The variables of evenkeel-bench are in docs/benchmark.md.
+ * Libraries that it calls (CUDA, NCCL, oneDNN, MPI) read variables of their own,
+ * CUDA_VISIBLE_DEVICES among them. The variables of evenkeel-bench are in docs/benchmark.md.
  */
 #ifndef EVENKEEL_DEVICE_H
 #define EVENKEEL_DEVICE_H
@@ -93,21 +93,22 @@ typedef struct ek_event ek_event;
 
 /*
  * What a program gives to one device of a group, instead of what the library would make. It stays
- * the program's, must outlive the group, and is used from ek_group_open() until the group is closed.
+ * the program's, must outlive the group, and is used from ek_group_open() until the group is
+ * closed.
  */
 typedef struct ek_device_resources {
   /*
-   * cuda: a cudaStream_t of the device's GPU, which becomes the device's compute stream, so that the
-   * program's own kernels on it and the library's run in the order in which they are queued, without
-   * an event. Two devices may not share one. Closing the group waits for it. cudaStreamPerThread is
-   * another stream in each worker and is refused; so is a stream on `cpu` and `plan`. NULL: a stream
-   * of the library's.
+   * cuda: a cudaStream_t of the device's GPU, which becomes the device's compute stream, so that
+   * the program's own kernels on it and the library's run in the order in which they are queued,
+   * without an event. Two devices may not share one. Closing the group waits for it.
+   * cudaStreamPerThread is another stream in each worker and is refused; so is a stream on `cpu`
+   * and `plan`. NULL: a stream of the library's.
    */
   void *stream;
   /*
-   * The memory of the device's tensors, at a multiple of EK_MEMORY_UNIT: its arena. All devices of a
-   * group have it or none has. A cap in the device string must not be larger. On devices that only
-   * count it is never touched. NULL: memory of the library's.
+   * The memory of the device's tensors, at a multiple of EK_MEMORY_UNIT: its arena. All devices of
+   * a group have it or none has. A cap in the device string must not be larger. On devices that
+   * only count it is never touched. NULL: memory of the library's.
    */
   void *memory;
   uint64_t bytes; /* of `memory` */

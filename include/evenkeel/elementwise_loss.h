@@ -72,8 +72,8 @@ EK_API EK_CHECKED ek_status
 ek_elementwise_loss_options_init(ek_elementwise_loss_options *options, size_t size);
 
 /*
- * One output, and one target or two; the caller frees *criterion with ek_criterion_free(). `options`
- * NULL gives the defaults.
+ * One output, and one target or two; the caller frees *criterion with ek_criterion_free().
+ * `options` NULL gives the defaults.
  * EK_ERR_INVALID_ARGUMENT for NULL, an unknown kind, and numbers that are not finite or below 0.
  */
 EK_API EK_CHECKED ek_status

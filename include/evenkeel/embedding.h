@@ -4,7 +4,8 @@
  * Input i32 [B, T] (or [B]), output [B, T, width]. Parameters: weight [entries, width] and, if
  * positions > 0, positions [positions, width], whose row t is added to token t of each sample; then
  * T <= positions. With `segments` there is a second input, i32 [B, T], and the rows of positions
- * begin again with each document, as in attention.h. Initial values are normal with standard deviation 0.02 (GPT-2).
+ * begin again with each document, as in attention.h. Initial values are normal with standard
+ * deviation 0.02 (GPT-2).
  */
 #ifndef EVENKEEL_EMBEDDING_H
 #define EVENKEEL_EMBEDDING_H

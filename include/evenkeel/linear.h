@@ -24,7 +24,7 @@ typedef struct ek_linear_options {
 #define EK_LINEAR_OPTIONS_INIT                                                                     \
   {                                                                                                \
     .size = sizeof(ek_linear_options), .bias = true, .frozen = false, .no_decay = false,           \
-    .weight_start = NULL, .bias_start = NULL, .columns = 0, .elementwise = false                                         \
+    .weight_start = NULL, .bias_start = NULL, .columns = 0, .elementwise = false                   \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_linear_options_init(ek_linear_options *options, size_t size);

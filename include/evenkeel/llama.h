@@ -15,8 +15,8 @@
  *     feed_forward_norm.weight feed_forward.gate.weight feed_forward.up.weight
  *     feed_forward.down.weight
  * and attention.qkv.bias with `qkv_bias`; with `qk_norm` (Qwen3) instead of qkv the three
- * attention.q, .k and .v, and attention.q_norm.weight and .k_norm.weight; norm.weight; head.weight, which with `tied` is another
- * name of tokens.weight.
+ * attention.q, .k and .v, and attention.q_norm.weight and .k_norm.weight; norm.weight; head.weight,
+ * which with `tied` is another name of tokens.weight.
  */
 #ifndef EVENKEEL_LLAMA_H
 #define EVENKEEL_LLAMA_H
@@ -71,8 +71,8 @@ EK_API EK_CHECKED ek_status ek_llama_create(ek_module **module, const ek_llama_o
 
 /*
  * The names of its parameters in files of the package `transformers` (LlamaForCausalLM, and the
- * classes of Mistral, Qwen2 and Qwen3), which has queries, keys and values apart; a static table, for
- * weights.h.
+ * classes of Mistral, Qwen2 and Qwen3), which has queries, keys and values apart; a static table,
+ * for weights.h.
  * Queries and keys are in that package's order: the pairs of rotary.h.
  */
 EK_API const ek_weight_name *ek_llama_hugging_face(size_t *count);

@@ -40,8 +40,8 @@ typedef struct ek_cross_entropy_terms {
  * Targets of the logits' type and shape are soft, a probability t[c] for each class:
  *     q[c] = w[c] ((1 - e) t[c] + e / classes), l = - sum over c of q[c] log p[c]
  *     s = sum of l, d = number of rows that are not ignored
- * A row whose targets are all 0, or whose W = sum of q[c] is 0, is ignored. normalizer is then rows x
- * 3, {m, z, W} of every row. The other functions take soft targets too.
+ * A row whose targets are all 0, or whose W = sum of q[c] is 0, is ignored. normalizer is then rows
+ * x 3, {m, z, W} of every row. The other functions take soft targets too.
  */
 EK_API EK_CHECKED ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_tensor *losses,
                                                         ek_tensor *normalizer, ek_tensor *totals,
@@ -116,10 +116,10 @@ typedef struct ek_element_loss {
 } ek_element_loss;
 
 /*
- * As ek_op_squared_error_forward(), of this loss (NULL: SQUARED), with weights w of y's shape (NULL:
- * 1): losses get w l, s = sum of w l, d = sum of w / unit. An element of weight 0 is ignored,
- * whatever y and t are, NaN too. `unit` is how many elements count as one in d, 1 or more: the width
- * of a row for the mean over rows.
+ * As ek_op_squared_error_forward(), of this loss (NULL: SQUARED), with weights w of y's shape
+ * (NULL: 1): losses get w l, s = sum of w l, d = sum of w / unit. An element of weight 0 is
+ * ignored, whatever y and t are, NaN too. `unit` is how many elements count as one in d, 1 or more:
+ * the width of a row for the mean over rows.
  */
 EK_API EK_CHECKED ek_status ek_op_element_loss_forward(ek_stream *stream, ek_tensor *losses,
                                                        ek_tensor *totals, const ek_tensor *y,
@@ -127,8 +127,8 @@ EK_API EK_CHECKED ek_status ek_op_element_loss_forward(ek_stream *stream, ek_ten
                                                        const ek_tensor *weights,
                                                        const ek_element_loss *loss, int64_t unit);
 
-/* As ek_op_squared_error_backward(): gradient = scale * element_scale * w * the slope of the loss by
- * y, which is 0 where abs(d) is not differentiable, and where the weight is 0. */
+/* As ek_op_squared_error_backward(): gradient = scale * element_scale * w * the slope of the loss
+ * by y, which is 0 where abs(d) is not differentiable, and where the weight is 0. */
 EK_API EK_CHECKED ek_status ek_op_element_loss_backward(ek_stream *stream, ek_tensor *gradient,
                                                         const ek_tensor *y, const ek_tensor *target,
                                                         const ek_tensor *weights,

@@ -15,8 +15,8 @@
  * `model_type` says what a model is, and becomes
  *     gpt2                    ek_gpt (gpt.h)
  *     llama, mistral, qwen2,  ek_llama (llama.h); qwen2 with a bias of queries, keys and values,
- *     qwen3                   qwen3 with a norm of queries and keys; with a sliding window, `sequence`
- *                             is at most the window
+ *     qwen3                   qwen3 with a norm of queries and keys; with a sliding window,
+ *                             `sequence` is at most the window
  * Options that these modules do not have, such as another activation, a bias of the feed-forward
  * layers, or a scaling of positions other than linear and llama3, are refused: nothing is passed
  * over that would change a result. Dropout is the program's choice: what the file says is ignored,

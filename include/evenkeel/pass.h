@@ -170,10 +170,10 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * precision f64, or the reverse.
  *
  * With `made_from` the child's first input, which is the output of child number `made_by` for the
- * tensor `made_from`, is computed again instead of being kept. If the child, or a module in it, saves
- * that input, the pass keeps a reference to `made_from` instead, and runs child `made_by` again when
- * the input is taken back, in the type that it ran in last. Child `made_by` has one input and one
- * output.
+ * tensor `made_from`, is computed again instead of being kept. If the child, or a module in it,
+ * saves that input, the pass keeps a reference to `made_from` instead, and runs child `made_by`
+ * again when the input is taken back, in the type that it ran in last. Child `made_by` has one
+ * input and one output.
  *
  * With `unread` the caller frees the outputs without reading them, as recomputation does in
  * backward, so the child need not compute them (ek_pass_wants_outputs()). They have the right types

@@ -22,8 +22,8 @@ EK_BEGIN_DECLARATIONS
  *     (a, b) -> (a cos(angle) - b sin(angle), a sin(angle) + b cos(angle))
  * with angle = position * speeds[i].
  * With `back` all angles are negative: the inverse, which is also the gradient.
- * EK_ERR_SHAPE for a rank that is not 3, for positions that are not B x T, and for fewer than heads x
- * head_width columns; EK_ERR_INVALID_ARGUMENT for negative heads, for a head_width that is odd,
+ * EK_ERR_SHAPE for a rank that is not 3, for positions that are not B x T, and for fewer than heads
+ * x head_width columns; EK_ERR_INVALID_ARGUMENT for negative heads, for a head_width that is odd,
  * negative, or larger than 2 x EK_ROTARY_MOST_PAIRS, and for speeds that are not finite.
  */
 EK_API EK_CHECKED ek_status ek_op_rotary(ek_stream *stream, ek_tensor *x,

@@ -27,8 +27,8 @@
  * call and a branch.
  *
  * Tools that listen to NVTX (nsys, ncu --nvtx --nvtx-include, compute-sanitizer) see the same spans
- * of cuda devices as ranges of the domain "evenkeel", whether a trace is recorded or not. A range is
- * the time in which the host queues the work.
+ * of cuda devices as ranges of the domain "evenkeel", whether a trace is recorded or not. A range
+ * is the time in which the host queues the work.
  *
  * Start, stop and write a trace while the group is at rest, as when it is closed: no other thread
  * may be in a call on its devices.

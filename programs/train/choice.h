@@ -1,6 +1,6 @@
 /*
- * choice.h - how a run is laid over its devices: what --mode and the flags beside it say, or, without
- * a mode, what ek_advise() finds the fastest that fits.
+ * choice.h - how a run is laid over its devices: what --mode and the flags beside it say, or,
+ * without a mode, what ek_advise() finds the fastest that fits.
  */
 #ifndef TRAIN_CHOICE_H
 #define TRAIN_CHOICE_H

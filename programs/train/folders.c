@@ -66,7 +66,8 @@ static ek_status copy_file(const char *to, const char *from) {
   char block[1 << 14];
   ek_status status = EK_OK;
   FILE *in = fopen(from, "rb");
-  if (in == NULL) return errno == ENOENT ? EK_OK : ek_error_set(EK_ERR_IO, "%s: %s", from, strerror(errno));
+  if (in == NULL && errno == ENOENT) return EK_OK;
+  if (in == NULL) return ek_error_set(EK_ERR_IO, "%s: %s", from, strerror(errno));
   FILE *out = fopen(to, "wbx");
   if (out == NULL && errno != EEXIST) {
     status = ek_error_set(EK_ERR_IO, "%s: %s", to, strerror(errno));

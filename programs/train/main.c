@@ -5,8 +5,9 @@
  *     evenkeel-train --model llama-3.2-1b --data 'notes-*.bin' --save run --out tuned
  *
  * main.c opens the world and takes signals; settings.c reads the flags; recipe.c has the rules,
- * schedules and models by name; choice.c asks for a mode that fits; session.c trains; folders.c looks
- * after what is left on the disk. Everything that it does, a program can do with public functions.
+ * schedules and models by name; choice.c asks for a mode that fits; session.c trains; folders.c
+ * looks after what is left on the disk. Everything that it does, a program can do with public
+ * functions.
  */
 #include <argp.h>
 #include <signal.h>

@@ -35,8 +35,8 @@ double recipe_rate(const struct settings *settings);
 
 /*
  * Reads --model: a folder with config.json, "gpt2", "gpt2:SIZE", "llama" or "llama:SIZE", with the
- * sizes of the presets. Of a model that is to be made it fills settings->shape. False with a message
- * in `text`, which has room for UNKNOWN_TEXT.
+ * sizes of the presets. Of a model that is to be made it fills settings->shape. False with a
+ * message in `text`, which has room for UNKNOWN_TEXT.
  */
 bool recipe_model(struct settings *settings, char *text);
 

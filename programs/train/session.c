@@ -184,8 +184,8 @@ static ek_status open_trainer(struct session *it) {
              : EK_OK;
 }
 
-/* A run that goes on has the order of samples that it began with. The state is loaded to look at its
- * seed; ek_trainer_run() loads it again. */
+/* A run that goes on has the order of samples that it began with. The state is loaded to look at
+ * its seed; ek_trainer_run() loads it again. */
 static ek_status check_seed(const struct session *it) {
   const struct settings *s = it->settings;
   const int64_t one[] = {1};
@@ -267,8 +267,8 @@ static ek_status take_steps(ek_run_result *result, struct session *it) {
   options.world = it->world;
   it->begun = true;
   progress_run(0, 1);
-  const ek_status status = ek_trainer_run(result, it->trainer, it->train != NULL ? it->train : it->text,
-                                          it->steps, &options);
+  ek_source *samples = it->train != NULL ? it->train : it->text;
+  const ek_status status = ek_trainer_run(result, it->trainer, samples, it->steps, &options);
   progress_clear();
   return status;
 }
@@ -280,8 +280,8 @@ static ek_status write_out(struct session *it, const ek_run_result *result) {
   if (s->best != NULL && !isnan(result->best)) EK_TRY(ek_trainer_load(NULL, it->trainer, s->best));
   options.average = s->ema >= 0;
   EK_TRY(ek_model_to_folder(ek_trainer_model(it->trainer), s->out, &options));
-  return ek_world_process(it->world) == 0 && s->from_folder ? folders_copy_tokenizer(s->out, s->model)
-                                                           : EK_OK;
+  if (ek_world_process(it->world) != 0 || !s->from_folder) return EK_OK;
+  return folders_copy_tokenizer(s->out, s->model);
 }
 
 static void say_end(const struct session *it, const ek_run_result *result) {
@@ -317,8 +317,8 @@ static void say_begin(const struct session *it) {
     printf("planned peak of the fullest device: %s\n", bytes_text(peak, it->advice.peak_bytes));
   }
   if (it->text == NULL) return;
-  printf("%" PRId64 " samples of %" PRId64 " tokens", ek_source_samples(it->train != NULL ? it->train : it->text),
-         it->sequence);
+  printf("%" PRId64 " samples of %" PRId64 " tokens",
+         ek_source_samples(it->train != NULL ? it->train : it->text), it->sequence);
   if (it->held_out != NULL) printf(", %" PRId64 " to evaluate on", ek_source_samples(it->held_out));
   printf("; %" PRId64 " steps of %" PRId64 "; %s, %s, rate %g\n", it->steps, s->batch,
          rule_at((size_t)s->rule)->name, schedule_at((size_t)s->schedule)->name, recipe_rate(s));
@@ -333,7 +333,8 @@ static ek_status say_plan(const struct session *it) {
     if (!it->settings->quiet) printf("it fits\n");
     return EK_OK;
   }
-  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "it does not fit: the fullest device needs %s, %s too many",
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY,
+                      "it does not fit: the fullest device needs %s, %s too many",
                       bytes_text(peak, advice->peak_bytes),
                       bytes_text(missing, advice->missing_bytes));
 }

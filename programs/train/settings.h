@@ -56,7 +56,8 @@ struct settings {
   ek_recompute recompute;
 };
 
-/* Reads the arguments. Prints help or a usage error and ends the program where that is called for. */
+/* Reads the arguments. Prints help or a usage error and ends the program where that is called
+ * for. */
 void settings_parse(struct settings *settings, int argc, char **argv);
 void settings_free(struct settings *settings);
 

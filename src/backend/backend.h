@@ -199,7 +199,8 @@ struct ek__backend {
   /* (optional: workers return by themselves) called again and again by the thread that waits for
    * the workers of a group, never by a worker: an error if one is stuck. Its stuck call has been
    * ended, so that it returns; the job has failed. With `ended`, an error that this thread has just
-   * got from other processes, all that may wait for them is ended likewise, and the error returned. */
+   * got from other processes, all that may wait for them is ended likewise, and the error
+   * returned. */
   ek_status (*watch)(void *group, ek_status ended);
   /*
    * (optional, all four: work is done when it was queued, so the host's clock will do) marks of
@@ -212,8 +213,8 @@ struct ek__backend {
   void (*mark)(void *marks, size_t index, ek_stream *stream);
   bool (*mark_time)(uint64_t *nanoseconds, void *marks, size_t index);
 
-  /* (optional, all three: no tool listens) whether a tool listens to named ranges of the host (NVTX),
-   * asked when a device opens; and such a range, on the calling thread, where they nest. */
+  /* (optional, all three: no tool listens) whether a tool listens to named ranges of the host
+   * (NVTX), asked when a device opens; and such a range, on the calling thread, where they nest. */
   bool (*listens)(void);
   void (*range_begin)(const char *name);
   void (*range_end)(void);

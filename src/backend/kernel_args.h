@@ -190,8 +190,8 @@ struct ek__rotary_args {
   struct ek__types types;
 };
 
-/* q, k, v point to the first element of the first head; rows are q_step .. v_step elements apart, in
- * dq, dk, dv too. */
+/* q, k, v point to the first element of the first head; rows are q_step .. v_step elements apart,
+ * in dq, dk, dv too. */
 struct ek__attention_args {
   void *out; /* forward writes; backward reads */
   void *lse; /* sums: the same */
@@ -252,7 +252,8 @@ struct ek__unfold_args {
   struct ek__types types;
 };
 
-/* y, dense with four dimensions: y[i] = value y[i] + x[sum of i step]. Without value y is not read. */
+/* y, dense with four dimensions: y[i] = value y[i] + x[sum of i step]. Without value y is not
+ * read. */
 struct ek__permute_args {
   void *y;
   const void *x;
@@ -261,7 +262,8 @@ struct ek__permute_args {
   struct ek__types types;
 };
 
-/* What a window makes of its pixels: the largest, their mean, or a mean of the four around a place. */
+/* What a window makes of its pixels: the largest, their mean, or a mean of the four around a
+ * place. */
 enum ek__window { EK__WINDOW_MAX, EK__WINDOW_AVERAGE, EK__WINDOW_BILINEAR };
 
 struct ek__window_side { /* of pictures and windows, in one direction: windows.h */

@@ -47,7 +47,7 @@ struct ek_memory {
   uint64_t ticket;       /* backend.h: of the previous holder; 0: none */
   uint64_t arrival;      /* of content that was sent into it; 0: none */
   uint64_t guard;        /* guard.h: bytes of the block before `address`, and at its end; 0: none */
-  uint64_t wanted;       /* of a guarded block, and of memory that is not the arena's: the tensor's */
+  uint64_t wanted;       /* of a guarded block, and of foreign memory: bytes of the tensor */
   bool watched, reported;
   uintptr_t whole; /* where the tensor that it was cut from would begin; 0: it was not cut */
   void (*release)(void *context); /* of memory that is not the arena's, or NULL */

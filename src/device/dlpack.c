@@ -1,9 +1,9 @@
 /*
  * dlpack.c - tensors of other libraries, and tensors for them: see dlpack.h.
  *
- * An imported tensor is a wrapped one whose release gives the struct back. The other library may use
- * the memory for something else as soon as it has it back, on a stream that is not ordered with ours,
- * so the release waits for the compute stream first.
+ * An imported tensor is a wrapped one whose release gives the struct back. The other library may
+ * use the memory for something else as soon as it has it back, on a stream that is not ordered with
+ * ours, so the release waits for the compute stream first.
  *
  * An exported struct is the head of a record that has a tensor with its own reference, and the
  * arrays that the struct points to.

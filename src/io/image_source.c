@@ -2,8 +2,8 @@
  * image_source.c - pictures as a source.
  *
  * A store knows where the pictures are: in memory, or in records of files. A record is read whole,
- * into a buffer on the stack, and a sample is put together from it: rows that are cropped, mirrored,
- * padded, and of planes that are interleaved.
+ * into a buffer on the stack, and a sample is put together from it: rows that are cropped,
+ * mirrored, padded, and of planes that are interleaved.
  */
 #include <evenkeel/image_source.h>
 
@@ -31,8 +31,9 @@ struct images {
   ek_image_options options;
   ek_image_arrays arrays; /* what there is; pictures NULL: in files */
   bool planes;            /* a record has plane after plane */
-  /* A record: of `stride` bytes from `begin` on, with the class at class_at and pixels at pixels_at.
-   * With class_begin above 0 classes are in the last file, one byte each from there on. */
+  /* A record: of `stride` bytes from `begin` on, with the class at class_at and pixels at
+   * pixels_at. With class_begin above 0 classes are in the last file, one byte each from there
+   * on. */
   int64_t begin, stride, class_at, pixels_at, class_begin;
   size_t count;
   struct file files[]; /* flexible */

@@ -16,7 +16,8 @@ size_t ek__safetensors_order(const ek_safetensors_writer *writer, size_t index);
 ek_status ek__safetensors_sum(ek_safetensors_writer *writer, size_t index, const void *data,
                               size_t bytes);
 
-/* Writes bytes of any entries to their place in the file. Thread-safe; the first failure is kept. */
+/* Writes bytes of any entries to their place in the file. Thread-safe; the first failure is
+ * kept. */
 ek_status ek__safetensors_put(ek_safetensors_writer *writer, const void *data, size_t bytes,
                               uint64_t place);
 

@@ -10,7 +10,8 @@
 
 enum { DQ, DK, DV, DOUT, Q, K, V, OUT, LSE, RANGES, COUNT };
 
-/* The sizes, of out and of options; nothing overflows: each product is checked as a tensor's size. */
+/* The sizes, of out and of options; nothing overflows: each product is checked as a tensor's
+ * size. */
 static ek_status read_sizes(struct ek__attention_args *args, const struct ek__op *op,
                             const ek_attend_options *o) {
   const ek_tensor *out = op->operand[OUT].tensor;
@@ -32,7 +33,8 @@ static ek_status read_sizes(struct ek__attention_args *args, const struct ek__op
   return EK_OK;
 }
 
-/* EK_ERR_SHAPE unless operand i, if there is one, is exactly d0 x d1 x d2, as operand j requires. */
+/* EK_ERR_SHAPE unless operand i, if there is one, is exactly d0 x d1 x d2, as operand j
+ * requires. */
 static ek_status check_cube(const struct ek__op *op, size_t i, size_t j, int64_t d0, int64_t d1,
                             int64_t d2) {
   const ek_tensor *t = op->operand[i].tensor;

@@ -27,8 +27,9 @@ static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
                               .weight_decay = ek_update_decay(update, s->weight_decay),
                               .nesterov = s->nesterov,
                               .first = update->step <= 1};
-  return ek_op_sgd(stream, update->parameters, ek_optimizer_states(self) > 0 ? &update->states[0] : NULL,
-                   update->gradients, &terms, &update->scale);
+  ek_tensor *momentum = ek_optimizer_states(self) > 0 ? &update->states[0] : NULL;
+  return ek_op_sgd(stream, update->parameters, momentum, update->gradients, &terms,
+                   &update->scale);
 }
 
 static void release(ek_optimizer *self) { ek__free(self); }

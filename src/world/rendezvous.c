@@ -257,8 +257,8 @@ static void write_missing(char *text, size_t size, const struct meet *self) {
   }
 }
 
-/* Forgets connections whose other end has gone; whether all have come and stayed. A process that comes
- * again replaces its connections one after another, so each counts for itself. */
+/* Forgets connections whose other end has gone; whether all have come and stayed. A process that
+ * comes again replaces its connections one after another, so each counts for itself. */
 static bool have_stayed(struct meet *self) {
   for (size_t p = 1; p < self->meeting->processes; p++) {
     for (size_t c = 0; c < self->meeting->wires; c++) {

@@ -9,8 +9,8 @@
  * without an answer are the ones that are stopped, or busy outside of the library; if all answer,
  * those that were waited for are named.
  *
- * The process whose wait ends first breaks the world for all, by a notice with its message: all have
- * the same error.
+ * The process whose wait ends first breaks the world for all, by a notice with its message: all
+ * have the same error.
  */
 #include <inttypes.h>
 #include <sched.h>

@@ -116,8 +116,9 @@ ek_status ek__world_end(ek_world *world, uint64_t began, ek_status status);
     const uint64_t ek_began_ = ek__world_begin(ek_world_);                                         \
     return ek__world_end(ek_world_, ek_began_, call);                                              \
   } while (0)
-/* Work that all processes have agreed on, and that needs the others for this number of conversations
- * more: an error after these is told to no other process, because the others have ended the call. */
+/* Work that all processes have agreed on, and that needs the others for this number of
+ * conversations more: an error after these is told to no other process, because the others have
+ * ended the call. */
 void ek__world_part(ek_world *world, size_t conversations);
 void ek__world_rejoin(ek_world *world);
 

@@ -373,7 +373,8 @@ static double *soft_targets(struct ck_rig *rig, int64_t rows, int64_t classes, b
   return t;
 }
 
-/* The formula of losses.h; bounds as those of ck_entropy.c, whose rows have weights of W at most. */
+/* The formula of losses.h; bounds as those of ck_entropy.c, whose rows have weights of W at
+ * most. */
 static struct ck_entropy soft_entropy(struct ck_rig *rig, const double *x, const double *t,
                                       int64_t rows, int64_t classes,
                                       const ek_cross_entropy_options *o) {

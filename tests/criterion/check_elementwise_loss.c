@@ -1,7 +1,7 @@
 /*
- * check_elementwise_loss.c - L1, smooth L1, Huber, binary cross-entropy and divergence: their values
- * against the formulas in long double and against PyTorch's, and slopes against differences. What all element-wise criteria share is
- * in check_mean_squared_error.c.
+ * check_elementwise_loss.c - L1, smooth L1, Huber, binary cross-entropy and divergence: their
+ * values against the formulas in long double and against PyTorch's, and slopes against differences.
+ * What all element-wise criteria share is in check_mean_squared_error.c.
  *
  * Bounds, u the unit roundoff of the type of sums: docs/numerics.md.
  */

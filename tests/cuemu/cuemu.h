@@ -137,8 +137,8 @@ void cuemu_call_ones_invalid(bool invalid);
    it) that do not begin at multiples of 16 bytes, since the last reset. */
 unsigned long cuemu_unaligned_products(void);
 
-/* What the tool of NVTX has heard, "evenkeel: name name ..."; nothing without CUEMU_NVTX. Returns its
- * length. And how many ranges the calling thread is in. */
+/* What the tool of NVTX has heard, "evenkeel: name name ..."; nothing without CUEMU_NVTX. Returns
+ * its length. And how many ranges the calling thread is in. */
 size_t cuemu_heard(char *text, size_t size);
 int cuemu_range_depth(void);
 

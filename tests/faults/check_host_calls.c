@@ -126,9 +126,9 @@ static int child_with(struct run *run, uint64_t room) {
   return WIFEXITED(state) ? WEXITSTATUS(state) : 1000 + WTERMSIG(state);
 }
 
-/* The first case of this program. More room is not always enough where less was: for each thread the
- * C library reserves a heap of 64 MiB, out of 128 MiB, if the room allows it, and does without if
- * it does not. Where maps begin, which is random, decides too. So the room grows until enough
+/* The first case of this program. More room is not always enough where less was: for each thread
+ * the C library reserves a heap of 64 MiB, out of 128 MiB, if the room allows it, and does without
+ * if it does not. Where maps begin, which is random, decides too. So the room grows until enough
  * children had enough. */
 CK_TEST(an_address_space_that_ends) {
   struct ck_setup setup = setup_of(EK_MODE_SHARDED);

@@ -19,8 +19,8 @@ static ek_status create_fcn(ek_module **module, bool auxiliary) {
 static ek_status create_segments(ek_module **module) { return create_fcn(module, true); }
 static ek_status create_one_output(ek_module **module) { return create_fcn(module, false); }
 
-/* depth: three operations for each of 24 convolutions, forward and backward. Sizes with whose random
- * numbers no rounding to 16 bits crosses the edge of a ReLU, where gradients jump. */
+/* depth: three operations for each of 24 convolutions, forward and backward. Sizes with whose
+ * random numbers no rounding to 16 bits crosses the edge of a ReLU, where gradients jump. */
 static const struct ck_module_case cases[] = {
     CK_CASE_PROBED("segmentation", create_segments, 16 * 9, 140, UINT64_MAX, 3,
                    {0, 4, {3, 5, 8, 2}, -1, 1}),

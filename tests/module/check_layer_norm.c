@@ -18,7 +18,8 @@ static ek_status create_rms_with_bias(ek_module **module) {
   return ek_layer_norm_create_with(module, 6, &options);
 }
 
-/* The last case of rows of two has rows of two: their x - mean are small numbers against epsilon now and then. */
+/* The last case of rows of two has rows of two: their x - mean are small numbers against epsilon
+ * now and then. */
 static const struct ck_module_case cases[] = {
     CK_CASE("4 x 6", create_small, 6, 6, 2, {0, 2, {4, 6}, -2, 2}),
     {.name = "2 x 3 x 6, far from zero",
@@ -57,7 +58,8 @@ CK_TEST(rows_are_normal) {
   }
 }
 
-/* With weight 1 the average of y^2 is, except for epsilon, 1, and a common factor of a row does not change it. */
+/* With weight 1 the average of y^2 is, except for epsilon, 1, and a common factor of a row does not
+ * change it. */
 CK_TEST(rows_have_a_root_mean_square_of_one) {
   struct ck_bed *bed = ck_bed_open(&cases[4], EK_F64, test_devices("cpu:1"));
   ck_bed_set(bed, "weight", (const double[]){1, 1, 1, 1, 1, 1});

@@ -10,7 +10,8 @@ static ek_status create_max(ek_module **module) { return ek_max_pool2d_create(mo
 static ek_status create_plain(ek_module **module) { return ek_max_pool2d_create(module, NULL); }
 static ek_status create_mean(ek_module **module) { return ek_average_pool2d_create(module, &uneven); }
 
-/* Random inputs are apart by more than a step of a finite difference, except with a chance of 1e-4. */
+/* Random inputs are apart by more than a step of a finite difference, except with a chance of
+ * 1e-4. */
 static const struct ck_module_case cases[] = {
     {.name = "max, 3 x 3",
      .create = create_max,

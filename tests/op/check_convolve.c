@@ -18,8 +18,8 @@ struct shape {
   { sizeof(ek_convolution), __VA_ARGS__ }
 
 /* Kernels of one pixel, dense and with a stride; odd sizes; images that do not divide evenly;
- * groups; depthwise; more than a picture is wide; without images, pixels, results; two that do not fit in one block, of x and of dy;
- * without channels. */
+ * groups; depthwise; more than a picture is wide; without images, pixels, results; two that do not
+ * fit in one block, of x and of dy; without channels. */
 static const struct shape shapes[] = {
     {{2, 5, 4, 3}, 7, IS({1, 1}, {1, 1}, {0, 0}, {1, 1}, 1)},
     {{2, 5, 4, 6}, 4, IS({1, 1}, {1, 1}, {0, 0}, {1, 1}, 2)},

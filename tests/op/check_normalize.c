@@ -8,8 +8,8 @@
  *   rstd   relative e4 = e3 / (var + epsilon) / 2 + 4 u (to first order; sum, root, inverse)
  *   y      |gamma| (e2 rstd + |n| (e4 + u)) + 3 u (|gamma n| + |beta|)
  * The bound doubles the whole of it for the terms of second order. A kernel that took the variance
- * as a difference of two sums would fail the rows that are far from zero. Of an RMSNorm e1 is 0: nothing
- * is subtracted, and "var" is the average of x^2.
+ * as a difference of two sums would fail the rows that are far from zero. Of an RMSNorm e1 is 0:
+ * nothing is subtracted, and "var" is the average of x^2.
  *
  * Backward, with mean and rstd given, so that n has a relative error of 2 u:
  *   dx     rstd (4 u |g| + (W + 4) u avg|g| + |n| (W + 8) u avg|g n|) + 4 u |residual|

@@ -5,9 +5,9 @@
  *     ek_tensor x = ck_keep(made_by_another_function());
  *     double *values = ck_array(count, sizeof *values);
  *
- * Kept things are freed in reverse order after the test, whether it passed or failed, and a group is
- * checked to hold no memory first. The helpers' groups, batches, trainings and rigs are kept from the
- * start. A test may free a kept thing itself at any time: in tests the names of the
+ * Kept things are freed in reverse order after the test, whether it passed or failed, and a group
+ * is checked to hold no memory first. The helpers' groups, batches, trainings and rigs are kept
+ * from the start. A test may free a kept thing itself at any time: in tests the names of the
  * library's frees stand for functions that also take the thing out of the list. A loop that opens
  * much in each pass, and a helper that is called often, release what they opened:
  *

@@ -19,7 +19,8 @@ struct ck_range {
 struct ck_range ck_range_open(struct ck_rig *rig, ek_optimizer *optimizer, const double *parameters,
                               int64_t count);
 
-/* Checks the parameters after the five steps of a script that was run with PyTorch, on a rig of f64:
+/* Checks the parameters after the five steps of a script that was run with PyTorch, on a rig of
+ * f64:
  *   p = torch.nn.Parameter((torch.arange(6) - 2.5) / 2)
  *   for t in range(5): p.grad = ((torch.arange(6) * 3 + t * 5) % 7 - 3) / 8; o.step()
  * Gradients are given `weight` times too large (see below); `bound` is that of a step. */

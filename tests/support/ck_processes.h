@@ -58,8 +58,8 @@ ek_status ck_process_gather(const struct ck_process *process, const void *mine, 
 /* A world that the processes find over the sockets. time_limit 0: the library's own. */
 ek_status ck_process_world(ek_world **world, const struct ck_process *process, double time_limit);
 
-/* "cpu:N", or GPUs 0 to N - 1 of each process if EVENKEEL_TEST_PROCESSES is "cuda", in a world that is
- * opened with the first group, with this time limit, and freed when the part ends. */
+/* "cpu:N", or GPUs 0 to N - 1 of each process if EVENKEEL_TEST_PROCESSES is "cuda", in a world that
+ * is opened with the first group, with this time limit, and freed when the part ends. */
 ek_status ck_process_open(ek_group **group, const struct ck_process *process, double time_limit);
 
 /*

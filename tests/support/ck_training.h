@@ -110,8 +110,8 @@ ek_tensor ck_like(const struct ck_training *training, const char *name);
 /* The name of a parameter's state. */
 const char *ck_state_name(const struct ck_training *training, const char *parameter, int state);
 
-/* Numbers of all parameters, one after the other; 0 for what frozen ones have not. The array is kept
- * (ck_keep.h), as are those of the functions below. */
+/* Numbers of all parameters, one after the other; 0 for what frozen ones have not. The array is
+ * kept (ck_keep.h), as are those of the functions below. */
 enum ck_numbers { CK_VALUES, CK_GRADIENTS, CK_STATE_0, CK_STATE_1 };
 double *ck_training_read(const struct ck_training *training, enum ck_numbers numbers,
                          int64_t *count);
@@ -125,8 +125,8 @@ size_t ck_training_errors(double errors[CK_MOST_PARAMETERS], const struct ck_tra
 void ck_training_compare(const char *what, const struct ck_training *training, const double *got,
                          const double *want, double tolerance, const double *tolerances);
 
-/* Two runs of the same module have the same numbers: each parameter's within `tolerance`, and with 0
- * all of them bit for bit. */
+/* Two runs of the same module have the same numbers: each parameter's within `tolerance`, and with
+ * 0 all of them bit for bit. */
 void ck_runs_agree(const struct ck_training *got, const struct ck_training *want,
                    enum ck_numbers what, double tolerance);
 

@@ -1,6 +1,6 @@
 /*
- * check_trainer_run.c - the loop of a run: interrupted anywhere it takes the steps of the whole run;
- * validation, the best state, patience; several processes; and what goes wrong on the way.
+ * check_trainer_run.c - the loop of a run: interrupted anywhere it takes the steps of the whole
+ * run; validation, the best state, patience; several processes; and what goes wrong on the way.
  */
 #include "ck_processes.h"
 
@@ -348,8 +348,8 @@ static bool hear_loss(void *context, const ek_run_event *event) {
   return true;
 }
 
-/* Part "damaged": process 1 cannot read one of its rows of the fourth batch, whose micro-batches have
- * 3 and 2 rows: it has the third row. */
+/* Part "damaged": process 1 cannot read one of its rows of the fourth batch, whose micro-batches
+ * have 3 and 2 rows: it has the third row. */
 static ek_status run_part(struct ck_outcome *outcome, const struct ck_process *process,
                           ek_trainer *trainer) {
   ek_source *source = NULL;

@@ -4,9 +4,9 @@
  * reproducible model has the same bits on any number of devices.
  *
  * Tolerances: statistics are f64 sums, so two numbers of devices give means and variances that
- * differ by some 2^-53, which after rounding to f32 is rarely a bit. What is left are the gradients'
- * sums in f32, in another order: 42 terms, 42 * 2^-24 of the magnitudes in a step of 1/16, in three
- * steps below 1e-6 of the parameters; in f64 below 1e-12.
+ * differ by some 2^-53, which after rounding to f32 is rarely a bit. What is left are the
+ * gradients' sums in f32, in another order: 42 terms, 42 * 2^-24 of the magnitudes in a step of
+ * 1/16, in three steps below 1e-6 of the parameters; in f64 below 1e-12.
  */
 #include "ck_training.h"
 

@@ -97,7 +97,8 @@ static ek_status zero_linear(ek_module **module, int64_t in, int64_t out, int64_
 }
 
 /* A linear whose rows may be longer, a table with positions, a head with its loss that shares the
- * weight of a linear, and by their options a norm and a head: what is left to compute is right, and all else that modules must keep. */
+ * weight of a linear, and by their options a norm and a head: what is left to compute is right, and
+ * all else that modules must keep. */
 static ek_module *frozen_layer(int which) {
   static const char *const linear[] = {"weight", "bias"}, *const table[] = {"weight", "positions"};
   ek_module *inner = NULL, *whole = NULL;

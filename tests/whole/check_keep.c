@@ -1,6 +1,6 @@
 /*
- * check_keep.c - the list of what a test keeps (ck_keep.h): the order in which it is freed, and what
- * a test frees itself.
+ * check_keep.c - the list of what a test keeps (ck_keep.h): the order in which it is freed, and
+ * what a test frees itself.
  */
 #include "ek_check.h"
 

@@ -520,8 +520,8 @@ static void *made(const struct row *row, size_t stated) {
   return o;
 }
 
-/* Each EK_..._INIT has a function that writes the same bytes, of a struct of any size that is legal,
- * and nothing after them. */
+/* Each EK_..._INIT has a function that writes the same bytes, of a struct of any size that is
+ * legal, and nothing after them. */
 #define INITIALS(X)                                                                                \
   OPTIONS(X)                                                                                       \
   X(ek_advise_task, EK_ADVISE_TASK_INIT, 0)                                                        \

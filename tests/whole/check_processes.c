@@ -15,8 +15,9 @@
 /* Of the parts that end by a time limit, in seconds. */
 #define SHORT_LIMIT (1.0 * (1 + CK_TSAN))
 
-/* NCCL has memory of its own, which no plan counts; shares inside processes are for the CPU alone; and a
- * process that is late, or in another collective, is seen by NCCL, at the time limit of the group. */
+/* NCCL has memory of its own, which no plan counts; shares inside processes are for the CPU alone;
+ * and a process that is late, or in another collective, is seen by NCCL, at the time limit of the
+ * group. */
 static bool on_gpus(void) { return getenv("EVENKEEL_TEST_PROCESSES") != NULL; }
 
 static void fails_with(const struct ck_outcome *outcome, ek_status status, const char *words) {

@@ -2,8 +2,8 @@
  * check_agreement.c - what fails in one process fails in all of them in the same call, with the
  * same words, leaves the state as it was, and the next step has the bits that it would have had.
  *
- * The processes of a test talk past the library (tell_all), so that a part knows what the others got
- * from a call, and all of them try the same number of failures.
+ * The processes of a test talk past the library (tell_all), so that a part knows what the others
+ * got from a call, and all of them try the same number of failures.
  */
 #include "ck_processes.h"
 #include "ck_training.h"

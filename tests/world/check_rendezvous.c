@@ -1,6 +1,6 @@
 /*
- * check_rendezvous.c - processes that find each other, which are threads here: each calls ek__meet()
- * and records what came of it. Strangers connect, and the system's calls fail.
+ * check_rendezvous.c - processes that find each other, which are threads here: each calls
+ * ek__meet() and records what came of it. Strangers connect, and the system's calls fail.
  */
 #define _GNU_SOURCE /* threads and sockets beside C11 */
 #include "world/meetings.h"
@@ -166,7 +166,8 @@ CK_TEST(process_0_does_not_come) {
   ck_assert_double_lt(members[1].seconds, 5);
 }
 
-/* The others try the ports of the job in turn; a program that has the first one says nothing useful. */
+/* The others try the ports of the job in turn; a program that has the first one says nothing
+ * useful. */
 CK_TEST(a_port_that_another_program_has) {
   struct member members[3];
   struct ek__place place = {.family = 4, .address = {127, 0, 0, 1}};

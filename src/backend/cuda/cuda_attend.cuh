@@ -20,10 +20,10 @@
  * during the product of another tile: each tile has one place, and nothing waits for copies as long
  * as products take longer.
  *
- * What is seen is one rule: a row sees the columns of a span (attended.seen()), whose ends grow with
- * the row. So of a tile of rows the first and the last say which tiles of columns are walked over, and
- * which of these need a mask: those on the diagonal, at an end of a document, and the last ones. A
- * document that begins with a tile has the bits that it has alone.
+ * What is seen is one rule: a row sees the columns of a span (attended.seen()), whose ends grow
+ * with the row. So of a tile of rows the first and the last say which tiles of columns are walked
+ * over, and which of these need a mask: those on the diagonal, at an end of a document, and the
+ * last ones. A document that begins with a tile has the bits that it has alone.
  */
 #ifndef EK_CUDA_ATTEND_CUH
 #define EK_CUDA_ATTEND_CUH

@@ -47,8 +47,8 @@ template <class s, class F> __device__ __forceinline__ void each_score(F f) {
   }
 }
 
-/* What a warp's rows see: the tiles of columns between the first of its first row and the last of its
- * last one, without a mask those that all rows see whole. */
+/* What a warp's rows see: the tiles of columns between the first of its first row and the last of
+ * its last one, without a mask those that all rows see whole. */
 template <class s> struct warp_view {
   span top, bottom;
 

@@ -7,7 +7,8 @@ static ek_status open_event(const struct ek__cuda_device *device, cudaEvent_t *e
   return EK__CUDA(device, cudaEventCreateWithFlags, event, cudaEventDisableTiming);
 }
 
-/* The program's stream as the compute stream; an event of this GPU cannot be recorded on another's. */
+/* The program's stream as the compute stream; an event of this GPU cannot be recorded on
+ * another's. */
 static ek_status take_stream(struct ek__cuda_device *device, cudaStream_t given) {
   if (given == cudaStreamPerThread) {
     return ek__cuda_host->error_set(EK_ERR_INVALID_ARGUMENT,

@@ -6,12 +6,12 @@
  * then one for each row of what cuBLASLt computes, which is what its epilogue adds.
  *
  * cuBLASLt's description of a shape is made once and kept: a product that repeats only sets the
- * addresses of its epilogue. The heuristic is asked for the algorithms of a shape once, and they are
- * kept: asking takes longer than a small product, and the same algorithm gives the same bits. Then the fastest of them is
- * measured (cuda_choice.c). The heuristic may be wrong: an algorithm that the product refuses is
- * given up for good, and the next one is tried. A plain product that has none left goes to cuBLASLt
- * without an algorithm, and then to a kernel of ours (cuda_multiply.cu); other epilogues are
- * computed by kernels of ours.
+ * addresses of its epilogue. The heuristic is asked for the algorithms of a shape once, and they
+ * are kept: asking takes longer than a small product, and the same algorithm gives the same bits.
+ * Then the fastest of them is measured (cuda_choice.c). The heuristic may be wrong: an algorithm
+ * that the product refuses is given up for good, and the next one is tried. A plain product that
+ * has none left goes to cuBLASLt without an algorithm, and then to a kernel of ours
+ * (cuda_multiply.cu); other epilogues are computed by kernels of ours.
  *
  * Operands of 16 bits are multiplied with f32 sums; c is of their type, or f32 if it is the
  * gradient of a weight. Parts of a sum over k that are computed apart are added up in f32: cuBLASLt
@@ -288,7 +288,8 @@ static cublasStatus_t multiply(const struct product *product, const struct ek__m
   return cublasLtMatmul(product->device->products, made->product,
                         wide ? (const void *)&one : &one_f, args->b, made->first, args->a,
                         made->second, wide ? (const void *)&beta : &beta_f, args->c, made->result,
-                        args->c, made->result, algorithm, product->device->workspace, EK__CUDA_PRODUCT_BYTES, stream);
+                        args->c, made->result, algorithm, product->device->workspace,
+                        EK__CUDA_PRODUCT_BYTES, stream);
 }
 
 /* Whether the plan says that there is nothing. */

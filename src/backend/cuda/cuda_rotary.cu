@@ -60,10 +60,10 @@ EK_CUDA_LAUNCHER(rotary, rotary)
 namespace {
 
 /*
- * A block has one row of tokens, a thread a run of them. Where the document of the run's first token
- * begins, and where that of its last ends, is looked for outside of the run only if it goes on there:
- * each thread says where in its run the last document begins and the first one ends, and reads what
- * the threads before and after it said.
+ * A block has one row of tokens, a thread a run of them. Where the document of the run's first
+ * token begins, and where that of its last ends, is looked for outside of the run only if it goes
+ * on there: each thread says where in its run the last document begins and the first one ends, and
+ * reads what the threads before and after it said.
  */
 __global__ void __launch_bounds__(BLOCK) documents_kernel(const struct ek__documents_args args) {
   __shared__ int64_t begins[BLOCK], ends[BLOCK]; /* -1: the document goes through the whole run */

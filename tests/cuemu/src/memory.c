@@ -85,8 +85,8 @@ bool cuemu_reaches(int device, int other) {
   return enabled;
 }
 
-/* A small number with what the stack had in the gap after it, as of an enum in a struct, looks like an
- * address of which the lower half is small. Tensors begin at multiples of 256. */
+/* A small number with what the stack had in the gap after it, as of an enum in a struct, looks like
+ * an address of which the lower half is small. Tensors begin at multiples of 256. */
 static bool is_number(const char *p) {
   const uint32_t low = (uint32_t)(uintptr_t)p;
   return low > 0 && low < 256;

@@ -5,8 +5,9 @@
  * cut, nothing between documents is computed, and the bits are those of each document apart.
  *
  * Scores live in a tile of ROWS queries by COLUMNS keys, in scratch and never in memory. With a
- * causal mask, tiles above the diagonal are not computed. In f32 the products of tiles read straight
- * from q, k, v and write straight to the results, by their leading dimensions, so nothing is copied.
+ * causal mask, tiles above the diagonal are not computed. In f32 the products of tiles read
+ * straight from q, k, v and write straight to the results, by their leading dimensions, so nothing
+ * is copied.
  *   forward   per tile of queries: over the tiles of keys, an online softmax
  *             (Milakov and Gimelshein 2018; Dao et al. 2022)
  *   backward  the same tiles from lse: P = e^(S - lse), dP = dO V^T, dS = P (dP - delta),
@@ -353,9 +354,9 @@ static void clear(struct part part, int64_t rows, int64_t width) {
   }
 }
 
-/* The document that begins with token `first`, of the heads from number `index` on, `group` of them,
- * which share their keys. dK and dV are sums over these heads and their tiles of queries, so they
- * begin as 0. */
+/* The document that begins with token `first`, of the heads from number `index` on, `group` of
+ * them, which share their keys. dK and dV are sums over these heads and their tiles of queries, so
+ * they begin as 0. */
 static void backward_document(const struct head *shared, int64_t index, int64_t group) {
   const int64_t most = keys_of(shared), width = shared->width, tokens = shared->tokens;
   const int64_t k_step = shared->k_step, v_step = shared->v_step;

@@ -287,7 +287,8 @@ static inline vec logarithm(vec t) {
   return v_load(x);
 }
 
-/* `kind` is a constant where this is inlined. A NaN stays one: v_min() and v_max() give the second. */
+/* `kind` is a constant where this is inlined. A NaN stays one: v_min() and v_max() give the
+ * second. */
 static inline vec loss_of(const struct ek__loss_args *args, enum ek__element_loss kind, vec y,
                           vec t) {
   const vec d = y - t, none = {0};

@@ -1,5 +1,6 @@
 /*
- * random_bits.h - the random bits of evenkeel/random.h, for W / 2 blocks of four elements at a time.
+ * random_bits.h - the random bits of evenkeel/random.h, for W / 2 blocks of four elements at a
+ * time.
  *
  * The state lives in 64-bit words whose upper halves are undefined: the widening product reads the
  * lower halves only. unit(bits) >= p is (bits >> 8) >= ceil(2^24 p), exactly, in integers.

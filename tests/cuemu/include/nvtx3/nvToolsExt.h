@@ -1,7 +1,7 @@
 /*
  * nvToolsExt.h - the part of NVTX that cuemu offers, for C and C++. cuemu itself is the tool: it
- * listens if the environment has CUEMU_NVTX=1 when the first domain is made, and keeps what it hears
- * (cuemu_heard() in cuemu.h).
+ * listens if the environment has CUEMU_NVTX=1 when the first domain is made, and keeps what it
+ * hears (cuemu_heard() in cuemu.h).
  */
 #ifndef CUEMU_NVTOOLSEXT_H
 #define CUEMU_NVTOOLSEXT_H
