@@ -58,6 +58,12 @@ static ek_status check_cycle(const ek_schedule *s) {
   return EK_OK;
 }
 
+static ek_status check_function(const ek_schedule *s) {
+  EK__FAIL_IF(s->function == NULL, EK_ERR_INVALID_ARGUMENT,
+              "schedule: function is NULL, expected one that gives the rate of a step");
+  return EK_OK;
+}
+
 ek_status ek_schedule_check(const ek_schedule *schedule) {
   EK__NOT_NULL("schedule", schedule);
   switch (schedule->kind) {
@@ -66,7 +72,7 @@ ek_status ek_schedule_check(const ek_schedule *schedule) {
   case EK_SCHEDULE_WARMUP_STABLE: return check_stable(schedule);
   case EK_SCHEDULE_STEPS: return check_steps(schedule);
   case EK_SCHEDULE_ONE_CYCLE: return check_cycle(schedule);
-  case EK_SCHEDULE_FUNCTION: EK__NOT_NULL("schedule", schedule->function); return EK_OK;
+  case EK_SCHEDULE_FUNCTION: return check_function(schedule);
   }
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "schedule: unknown kind %d", (int)schedule->kind);
 }
