@@ -49,6 +49,7 @@ awk '
     if (continued || line ~ /^[ \t]*#/) { continued = (line ~ /\\$/); next }
     line = clean(line)
     sub(/extern[ \t]+"C"[ \t]*\{?/, "", line)
+    sub(/EK_(BEGIN|END)_DECLARATIONS/, "", line)
     count = split(line, c, "")
     for (i = 1; i <= count; i++) {
       if (c[i] == "{") depth++
