@@ -205,6 +205,13 @@ static ek_status change_to(ek_communicator *communicator, ek_device *device) {
   return status;
 }
 
+/* Whether there is one device, which has all there is: nothing moves, and nothing is waited for. */
+static bool is_alone(const ek_communicator *communicator) {
+  const bool here = communicator->reach == EK__REACH_PROCESS;
+  return (here ? ek_group_size(communicator->group)
+               : ek__group_world_size(communicator->group)) == 1;
+}
+
 static ek_status start(ek_communicator *communicator, ek_device *device,
                        enum ek__collective_kind kind, const ek_tensor *tensor, size_t root,
                        const int64_t *offsets, uint64_t about) {
@@ -214,8 +221,7 @@ static ek_status start(ek_communicator *communicator, ek_device *device,
   EK__FAIL_IF(root >= ek_communicator_world_size(communicator), EK_ERR_INVALID_ARGUMENT,
               "%s: no rank %zu", who, root);
   if (kinds[kind].parts) EK_TRY(check_offsets(who, communicator, tensor, offsets));
-  /* The only rank has all there is: nothing moves, and nothing is waited for. */
-  if (ek_communicator_world_size(communicator) == 1) return EK_OK;
+  if (is_alone(communicator)) return EK_OK;
   const struct ek__collective collective = {.kind = kind,
                                             .data = tensor->data,
                                             .count = ek_tensor_count(tensor),
