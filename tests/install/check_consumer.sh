@@ -135,6 +135,7 @@ run_examples() { # FOLDER CMAKE-OPTION...
     case $name in
       train_text) run_example "$folder/$name" "$source" --steps 5 ;;
       train_images) run_example "$folder/$name" --steps 2 ;;
+      fine_tune) ;; # needs files: tests/io/check_fine_tune.sh runs it
       *) run_example "$folder/$name" ;;
     esac
     printf '%s/%s: runs\n' "${folder##*/}" "$name"
