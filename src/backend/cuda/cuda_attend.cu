@@ -45,8 +45,9 @@ template <class t> struct rows_so_far {
   }
 
   /* A key that its query does not see counts for nothing. */
-  __device__ __forceinline__ static void mask(part_of_scores<t> &score, const attended<T> &a,
-                                              int64_t head, int64_t query, int64_t key) {
+  template <class A>
+  __device__ __forceinline__ static void mask(part_of_scores<t> &score, const A &a, int64_t head,
+                                               int64_t query, int64_t key) {
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
       const span seen = a.template seen<false>(head, query + threadIdx.y + t::SIDE * i);
@@ -95,8 +96,8 @@ template <class t> struct rows_so_far {
   }
 };
 
-template <class t, class T = typename t::T>
-__global__ void __launch_bounds__(t::THREADS) forward_kernel(attended<T> a) {
+template <class t, class A, class T = typename t::T>
+__global__ void __launch_bounds__(t::THREADS) forward_kernel(A a) {
   EK_DYNAMIC_SHARED(T, memory);
   T *const queries = memory, *const keys = queries + t::TILE, *const values = keys + t::TILE,
            *const scores = values + t::TILE;
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(t::THREADS) forward_kernel(attended<T> a) {
     dot_rows<t>(score, queries, keys);
     if (key < bottom.low || key + t::B > top.high) rows.mask(score, a, head, query, key);
     rows.take(score, scores, a.scale);
-    if (a.threshold != 0) rows.drop(scores, a, head, query, key);
+    if (a.drops()) rows.drop(scores, a, head, query, key);
     copy_wait<0>();
     __syncthreads();
     fetch(keys, k, a.k_step, key + t::B);
@@ -147,8 +148,10 @@ __global__ void __launch_bounds__(t::THREADS) forward_kernel(attended<T> a) {
 
 template <class t> cudaError_t forward(cudaStream_t stream, const struct ek__attention_args *args) {
   const auto a = attended_of<typename t::T>(args, t::B);
-  return launch_tiles<t>(stream, forward_kernel<t>, a.tiles * args->batch * args->heads,
-                         3 * t::TILE + t::SCORES, a);
+  return as_seen(a, [&](auto seen) {
+    return launch_tiles<t>(stream, forward_kernel<t, decltype(seen)>,
+                           a.tiles * args->batch * args->heads, 3 * t::TILE + t::SCORES, seen);
+  });
 }
 
 } // namespace

@@ -62,6 +62,12 @@ struct span {
   int64_t low, high;
 };
 
+/* A distance between tokens, of which only what is near counts. */
+__device__ __forceinline__ int ahead(int64_t distance) {
+  constexpr int64_t FAR = 1 << 20;
+  return (int)(distance < -FAR ? -FAR : distance > FAR ? FAR : distance);
+}
+
 template <class T> struct attended {
   using S = std::conditional_t<sizeof(T) == 8, double, float>; /* of sums */
   const T *q, *k, *v, *dout;
@@ -128,6 +134,10 @@ template <class T> struct attended {
     return s;
   }
 
+  /* Whether spans may begin after the first column of a tile that is seen. */
+  template <bool Keys> static constexpr bool BEGINS = true;
+  __device__ bool drops() const { return threshold != 0; }
+
   /* What dropout makes of the probability of a query and a key: 0 or 1 / (1 - p). */
   __device__ __forceinline__ S kept(int64_t head, int64_t query, int64_t key_token) const {
     uint32_t bits[4];
@@ -137,6 +147,18 @@ template <class T> struct attended {
     const uint32_t two = key_token & 1 ? bits[1] : bits[0], more = key_token & 1 ? bits[3] : bits[2];
     return (key_token & 2 ? more : two) >> 8 >= threshold ? factor : S(0);
   }
+};
+
+/*
+ * The same where a query sees all tokens up to its own and nothing is dropped, as in most models: a
+ * type of its own, because the general rule takes registers that the tensor cores' kernels lack.
+ */
+template <class T> struct attended_causally : attended<T> {
+  template <bool Keys> __device__ __forceinline__ span seen(int64_t, int64_t row) const {
+    return Keys ? span{row, this->tokens} : span{0, row + 1};
+  }
+  template <bool Keys> static constexpr bool BEGINS = Keys;
+  __device__ static constexpr bool drops() { return false; }
 };
 
 /* Where the first query of a head has its numbers. The heads that share keys are of one sample:
@@ -346,9 +368,9 @@ inline cudaError_t fits(int bytes) {
 }
 
 /* Blocks with more than 48 KiB of shared memory, which must be asked for. */
-template <class T>
-inline cudaError_t launch_blocks(cudaStream_t stream, void (*kernel)(attended<T>), int64_t blocks,
-                                 dim3 threads, int shared_bytes, const attended<T> &a) {
+template <class A>
+inline cudaError_t launch_blocks(cudaStream_t stream, void (*kernel)(A), int64_t blocks,
+                                 dim3 threads, int shared_bytes, const A &a) {
   cudaError_t status = fits(shared_bytes);
   if (status != cudaSuccess) return status;
   status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
@@ -359,11 +381,17 @@ inline cudaError_t launch_blocks(cudaStream_t stream, void (*kernel)(attended<T>
 }
 
 /* A block of a tiling, with its elements of shared memory. */
-template <class t, class T = typename t::T>
-inline cudaError_t launch_tiles(cudaStream_t stream, void (*kernel)(attended<T>), int64_t blocks,
-                                int shared_elements, const attended<T> &a) {
+template <class t, class A>
+inline cudaError_t launch_tiles(cudaStream_t stream, void (*kernel)(A), int64_t blocks,
+                                int shared_elements, const A &a) {
   return launch_blocks(stream, kernel, blocks, dim3(t::SIDE, t::SIDE),
-                       shared_elements * (int)sizeof(T), a);
+                       shared_elements * (int)sizeof(typename t::T), a);
+}
+
+/* Calls f with what is attended, as the type that says most of it. */
+template <class T, class F> inline cudaError_t as_seen(const attended<T> &a, F f) {
+  if (a.causal && !a.ranges && !a.drops()) return f(attended_causally<T>{a});
+  return f(a);
 }
 
 /* Calls f with the tiling, or with its small form where a block may not have enough memory. */

@@ -60,9 +60,9 @@ template <class t> struct places {
 };
 
 /* Rows of scores are keys here, columns queries: those of all heads that share the keys, one head
- * after the other. */
-template <class t, class T = typename t::T>
-__global__ void __launch_bounds__(t::THREADS) keys_kernel(attended<T> a) {
+ * after the other. One block on a multiprocessor will do: for two ptxas spills. */
+template <class t, class A, class T = typename t::T>
+__global__ void __launch_bounds__(t::THREADS, 1) keys_kernel(A a) {
   EK_DYNAMIC_SHARED(T, memory);
   const places<t> at(memory);
   T *const k = at.tile[0], *const v = at.tile[1], *const q = at.tile[2], *const dout = at.tile[3];
@@ -104,13 +104,13 @@ __global__ void __launch_bounds__(t::THREADS) keys_kernel(attended<T> a) {
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
       const int64_t row = key + threadIdx.y + t::SIDE * i;
-      span by = {0, a.tokens};
-      if (masked) by = a.template seen<true>(begin, row);
+      const span by = a.template seen<true>(begin, row);
+      const int low = ahead(by.low - query), high = ahead(by.high - query);
       EK_UNROLL
       for (int j = 0; j < t::M; j++) {
         const int column = (int)threadIdx.x + t::SIDE * j;
-        const bool seen = !masked || (query + column >= by.low && query + column < by.high);
-        const T kept = a.threshold == 0 ? T(1) : a.kept(number, query + column, row);
+        const bool seen = !masked || (column >= low && column < high);
+        const T kept = !a.drops() ? T(1) : a.kept(number, query + column, row);
         pair(&p[i][j], &ds[i][j], a.scale, at.lse[column], at.delta[column], seen, kept);
       }
     }
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(t::THREADS) keys_kernel(attended<T> a) {
 }
 
 /* Rows of scores are queries, columns keys. */
-template <class t, class T = typename t::T>
-__global__ void __launch_bounds__(t::THREADS) queries_kernel(attended<T> a) {
+template <class t, class A, class T = typename t::T>
+__global__ void __launch_bounds__(t::THREADS) queries_kernel(A a) {
   EK_DYNAMIC_SHARED(T, memory);
   const places<t> at(memory);
   T *const q = at.tile[0], *const dout = at.tile[1], *const k = at.tile[2], *const v = at.tile[3];
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(t::THREADS) queries_kernel(attended<T> a) {
       for (int j = 0; j < t::M; j++) {
         const int64_t column = key + threadIdx.x + t::SIDE * j;
         const bool seen = !masked || (column >= of.low && column < of.high);
-        const T kept = a.threshold == 0 ? T(1) : a.kept(head, query + row, column);
+        const T kept = !a.drops() ? T(1) : a.kept(head, query + row, column);
         pair(&p[i][j], &ds[i][j], a.scale, at.lse[row], at.delta[row], seen, kept);
       }
     }
@@ -200,11 +200,14 @@ cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args)
   if (status != cudaSuccess) return status;
   status = launch_delta(stream, args, a);
   if (status != cudaSuccess) return status;
-  status = launch_tiles<t>(stream, keys_kernel<t>, a.tiles * args->batch * args->kv_heads, elements,
-                           a);
-  if (status != cudaSuccess) return status;
-  return launch_tiles<t>(stream, queries_kernel<t>, a.tiles * args->batch * args->heads, elements,
-                         a);
+  return as_seen(a, [&](auto seen) {
+    using A = decltype(seen);
+    const int64_t tiles = a.tiles * args->batch;
+    const cudaError_t first =
+        launch_tiles<t>(stream, keys_kernel<t, A>, tiles * args->kv_heads, elements, seen);
+    if (first != cudaSuccess) return first;
+    return launch_tiles<t>(stream, queries_kernel<t, A>, tiles * args->heads, elements, seen);
+  });
 }
 
 } // namespace

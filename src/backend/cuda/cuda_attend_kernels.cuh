@@ -52,8 +52,8 @@ template <class s, class F> __device__ __forceinline__ void each_score(F f) {
 template <class s> struct warp_view {
   span top, bottom;
 
-  template <bool Keys, class T>
-  __device__ __forceinline__ static warp_view of(const attended<T> &a, int64_t head, int64_t low) {
+  template <bool Keys, class A>
+  __device__ __forceinline__ static warp_view of(const A &a, int64_t head, int64_t low) {
     const int64_t high = low + 16 * s::STRIPS - 1;
     return {a.template seen<Keys>(head, low),
             a.template seen<Keys>(head, high < a.tokens ? high : a.tokens - 1)};
@@ -67,20 +67,21 @@ template <class s> struct warp_view {
 };
 
 /* Calls f(i, n, e) for a lane's scores that are not seen; row and column are those of its first. */
-template <class s, bool Keys, class T, class F>
-__device__ __forceinline__ void each_hidden(const attended<T> &a, int64_t head, int64_t row,
-                                            int64_t column, F f) {
+template <class s, bool Keys, class A, class F>
+__device__ __forceinline__ void each_hidden(const A &a, int64_t head, int64_t row, int64_t column,
+                                            F f) {
   EK_UNROLL
   for (int i = 0; i < s::STRIPS; i++) {
     EK_UNROLL
     for (int h = 0; h < 2; h++) {
       const span seen = a.template seen<Keys>(head, row + 16 * i + 8 * h);
-      const int64_t low = seen.low - column, high = seen.high - column;
+      const int low = ahead(seen.low - column), high = ahead(seen.high - column);
       EK_UNROLL
       for (int n = 0; n < s::COLUMNS / 8; n++) {
         EK_UNROLL
         for (int e = 0; e < 2; e++) {
-          if (8 * n + e < low || 8 * n + e >= high) f(i, n, 2 * h + e);
+          const bool early = A::template BEGINS<Keys> && 8 * n + e < low;
+          if (early || 8 * n + e >= high) f(i, n, 2 * h + e);
         }
       }
     }
@@ -162,9 +163,8 @@ template <class s> struct warp_rows {
   }
 
   /* Divides, and writes lse of the rows from `query` on, the lane's first. */
-  template <class T>
-  __device__ __forceinline__ void finish(const attended<T> &a, int64_t head, int64_t query,
-                                         bool writes) {
+  template <class A>
+  __device__ __forceinline__ void finish(const A &a, int64_t head, int64_t query, bool writes) {
     EK_UNROLL
     for (int i = 0; i < s::STRIPS; i++) {
       EK_UNROLL
@@ -180,8 +180,8 @@ template <class s> struct warp_rows {
   }
 };
 
-template <class s, class T = typename s::T>
-__global__ void __launch_bounds__(s::THREADS) warp_forward_kernel(attended<T> a) {
+template <class s, class A, class T = typename s::T>
+__global__ void __launch_bounds__(s::THREADS) warp_forward_kernel(A a) {
   EK_DYNAMIC_SHARED(unsigned, memory);
   unsigned *const queries = memory, *const keys = queries + s::ROW_TILE,
                   *const values = keys + s::COLUMN_TILE;
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(s::THREADS) warp_forward_kernel(attended<T> a)
                             [&](int i, int n, int e) { score[i][n][e] = -INFINITY; });
     }
     if (sees) rows.take(score, scale);
-    if (sees && a.threshold != 0) {
+    if (sees && a.drops()) {
       drop<s>(score, kept_of<s, false>(a, head, low + at.g, key + 2 * at.t), a.factor);
     }
     copy_wait<1>();
@@ -245,8 +245,10 @@ template <class s>
 cudaError_t warp_forward(cudaStream_t stream, const struct ek__attention_args *args) {
   const auto a = attended_of<typename s::T>(args, s::ROWS);
   constexpr int bytes = (s::ROW_TILE + 2 * s::COLUMN_TILE) * (int)sizeof(unsigned);
-  return launch_blocks(stream, warp_forward_kernel<s>, a.tiles * args->batch * args->heads,
-                       s::THREADS, bytes, a);
+  return as_seen(a, [&](auto seen) {
+    return launch_blocks(stream, warp_forward_kernel<s, decltype(seen)>,
+                         a.tiles * args->batch * args->heads, s::THREADS, bytes, seen);
+  });
 }
 
 /* ---- backward ---- */
@@ -333,8 +335,8 @@ __device__ __forceinline__ void make_pairs(scores_of<s> &p, scores_of<s> &ds,
 
 /* dv += p dout and dk += ds q, of `What` of them, over all heads that share the keys; or
  * dq += ds k, over the deltas. `first` and `other` are the tokens of the first row and column. */
-template <class s, int What, class T = typename s::T>
-__global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a) {
+template <class s, int What, class A, class T = typename s::T>
+__global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(A a) {
   constexpr bool Keys = What != DQ, Scores = What != DV; /* ds is needed, and so dout.v */
   EK_DYNAMIC_SHARED(unsigned, memory);
   const warp_places<s> tile(memory);
@@ -405,13 +407,13 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
     if (sees) {
       dot_tiles<s>(p, tile.own[0], tile.other[0], at);
       uint64_t kept = 0;
-      if (a.threshold != 0) {
+      if (a.drops()) {
         const int64_t number = Keys ? begin + a.group() - left : begin; /* of the head */
         kept = kept_of<s, Keys>(a, number, low + at.g, other + 2 * at.t);
         drop<s>(ds, kept, a.factor);
       }
       make_pairs<s, Keys>(p, ds, mine, tile, at, a.scale);
-      if (a.threshold != 0) drop<s>(p, kept, a.factor);
+      if (a.drops()) drop<s>(p, kept, a.factor);
       if (view.masks(other)) { /* what a query does not see is 0, whatever its numbers are */
         each_hidden<s, Keys>(a, begin, low + at.g, other + 2 * at.t,
                              [&](int i, int n, int e) { p[i][n][e] = ds[i][n][e] = 0; });
@@ -448,8 +450,10 @@ template <class s, int What, class T = typename s::T>
 cudaError_t launch_gradient(cudaStream_t stream, const struct ek__attention_args *args) {
   const attended<T> a = attended_of<T>(args, s::ROWS);
   const int64_t heads = args->batch * (What == DQ ? args->heads : args->kv_heads);
-  return launch_blocks(stream, warp_backward_kernel<s, What>, a.tiles * heads, s::THREADS,
-                       warp_places<s>::WORDS * (int)sizeof(unsigned), a);
+  return as_seen(a, [&](auto seen) {
+    return launch_blocks(stream, warp_backward_kernel<s, What, decltype(seen)>, a.tiles * heads,
+                         s::THREADS, warp_places<s>::WORDS * (int)sizeof(unsigned), seen);
+  });
 }
 
 /* keys, queries: the blocks of the kernels whose rows they are; Apart: dk and dv one after the

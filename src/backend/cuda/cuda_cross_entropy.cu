@@ -18,26 +18,30 @@ using namespace ek__cuda;
 namespace {
 
 /* sum = the sum of e^(x - largest): kept of a row for its gradient, with the sum of its weights if
- * targets are soft. */
+ * targets are soft, a weight for each class of a row (SOFT). */
 template <class S> struct normalizer { S largest, sum; };
+template <class S> struct soft_normalizer : normalizer<S> { S weight; };
 
-/* The weights of classes in a row: those of all classes or, with `row`, soft targets. */
-template <class T, class S> struct class_weights {
+/* The weights of classes in a row, as a W: those of all classes, or these times soft targets. */
+template <class T, class S, bool SOFT> struct class_weights {
   const S *weights; /* or NULL: 1 */
-  const T *row;     /* or NULL */
+  template <class W> __device__ W at(int64_t c) const { return weights ? W(weights[c]) : W(1); }
+};
+template <class T, class S> struct class_weights<T, S, true> {
+  class_weights<T, S, false> all;
+  const T *row;
   S keep, share;
-  __device__ S operator()(int64_t c) const {
-    const S w = weights ? weights[c] : S(1);
-    return row ? w * (keep * S(row[c]) + share) : w;
+  template <class W> __device__ W at(int64_t c) const {
+    return W(all.template at<S>(c) * (keep * S(row[c]) + share));
   }
 };
 
-template <class T, class S> struct loss {
+template <class T, class S, bool SOFT> struct loss {
   S *losses;
   T *gradient;
-  S *normalizers;
-  const T *logits, *soft; /* soft: targets, or NULL */
-  const int32_t *targets; /* NULL if they are soft */
+  std::conditional_t<SOFT, soft_normalizer<S>, normalizer<S>> *normalizers;
+  const T *logits;
+  const std::conditional_t<SOFT, T, int32_t> *targets;
   const S *weights;
   const double *scale, *all_weights; /* all_weights: their sum, on the device, or NULL */
   const S *row_scale;
@@ -51,12 +55,22 @@ template <class T, class S> struct loss {
   }
   __device__ bool wrong(int32_t target) const { return target != ignore_index && !counts(target); }
   __device__ S weight(int64_t c) const { return weights ? weights[c] : S(1); }
-  __device__ bool uneven() const { return soft || smoothing != 0.0; } /* more than one class */
-  __device__ class_weights<T, S> weights_in(int64_t row) const {
-    return {weights, soft ? soft + row * columns : nullptr, S(1.0 - smoothing),
-            S(smoothing / (double)classes)};
+  __device__ bool uneven() const { return SOFT || smoothing != 0.0; } /* more than one class */
+  __device__ int32_t target(int64_t row) const {
+    if constexpr (SOFT) {
+      return -1;
+    } else {
+      return targets[row];
+    }
   }
-  __device__ S *kept(int64_t row) const { return normalizers + row * (soft ? 3 : 2); }
+  __device__ class_weights<T, S, SOFT> weights_in(int64_t row) const {
+    if constexpr (SOFT) {
+      return {
+          {weights}, targets + row * columns, S(1.0 - smoothing), S(smoothing / (double)classes)};
+    } else {
+      return {weights};
+    }
+  }
 };
 
 /* ---- a row, 16 bytes at a time, by the threads of a block ---- */
@@ -97,10 +111,10 @@ template <class S> struct running : normalizer<S> {
 
 /* One thread's part of a row; depth, the sum of w (base - x), and weight, that of w, in f64 and
  * only when several classes of a row have a weight; mass, that of soft targets' sizes. */
-template <class T, class S> struct row_terms {
+template <class T, class S, bool SOFT> struct row_terms {
   running<S> soft;
   double depth, weight, mass;
-  class_weights<T, S> weights;
+  class_weights<T, S, SOFT> weights;
   bool smooth;
 
   __device__ void deepen(S from, S to) { depth += weight * ((double)to - (double)from); }
@@ -112,8 +126,8 @@ template <class T, class S> struct row_terms {
     return value;
   }
   __device__ void smoothed(S x, int64_t c, S base) {
-    const double w = (double)weights(c);
-    if (weights.row) mass += fabs((double)S(weights.row[c]));
+    const double w = weights.template at<double>(c);
+    if constexpr (SOFT) mass += fabs((double)S(weights.row[c]));
     if (w == 0.0) return; /* a class without weight may have an infinite logit */
     depth += w * ((double)base - (double)x);
     weight += w;
@@ -164,17 +178,19 @@ template <class S> struct row_sums {
 };
 
 template <class T, class S>
-__device__ void put_loss(const loss<T, S> &a, int64_t row, const T *x, const row_sums<S> &all) {
+__device__ void put_loss(const loss<T, S, true> &a, int64_t row, const T *,
+                         const row_sums<S> &all) {
   const double log_sum = (double)log(all.soft.sum);
-  S *kept = a.kept(row);
-  kept[0] = all.soft.largest;
-  kept[1] = all.soft.sum;
-  if (a.soft) {
-    kept[2] = (S)all.weight;
-    a.losses[row] = all.weight == 0.0 ? S(0) : (S)(all.weight * log_sum + all.depth);
-    return;
-  }
+  a.normalizers[row] = {all.soft, (S)all.weight};
+  a.losses[row] = all.weight == 0.0 ? S(0) : (S)(all.weight * log_sum + all.depth);
+}
+
+template <class T, class S>
+__device__ void put_loss(const loss<T, S, false> &a, int64_t row, const T *x,
+                         const row_sums<S> &all) {
+  const double log_sum = (double)log(all.soft.sum);
   const int32_t target = a.targets[row];
+  a.normalizers[row] = all.soft;
   if (a.wrong(target)) report_bad(a.bad, a.first_row + row, target);
   double value = 0.0;
   if (a.counts(target)) {
@@ -187,22 +203,24 @@ __device__ void put_loss(const loss<T, S> &a, int64_t row, const T *x, const row
   a.losses[row] = (S)value;
 }
 
-template <class T, class S>
-__device__ __forceinline__ row_sums<S> sum_row(const loss<T, S> &a, int64_t row, const T *x,
+template <class T, class S, bool SOFT>
+__device__ __forceinline__ row_sums<S> sum_row(const loss<T, S, SOFT> &a, int64_t row, const T *x,
                                                running<S> *scratch, double *sums) {
-  row_terms<T, S> terms = {{{-S(INFINITY), S(0)}}, 0.0, 0.0, 0.0, a.weights_in(row), a.uneven()};
+  row_terms<T, S, SOFT> terms = {{{-S(INFINITY), S(0)}}, 0.0,       0.0, 0.0,
+                                 a.weights_in(row),      a.uneven()};
   each_class(x, a.classes, terms);
   row_sums<S> all = {block_merge(terms.soft, scratch), 0.0, 0.0};
   if (a.uneven()) {
     terms.deepen(running<S>::base(terms.soft.largest), all.soft.largest);
     all.depth = block_sum(terms.depth, sums);
     all.weight = block_sum(terms.weight, sums);
-    if (a.soft && block_sum(terms.mass, sums) == 0.0) all.weight = 0.0;
+    if (SOFT && block_sum(terms.mass, sums) == 0.0) all.weight = 0.0;
   }
   return all;
 }
 
-template <class T, class S> __global__ void __launch_bounds__(512) forward_kernel(loss<T, S> a) {
+template <class T, class S, bool SOFT>
+__global__ void __launch_bounds__(512) forward_kernel(loss<T, S, SOFT> a) {
   __shared__ running<S> scratch[WARP];
   __shared__ double sums[WARP];
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
@@ -212,20 +230,20 @@ template <class T, class S> __global__ void __launch_bounds__(512) forward_kerne
   }
 }
 
-template <class T, class S> struct totals_of {
+template <class T, class S, bool SOFT> struct totals_of {
   static constexpr int sums = 2;
   double *totals;
-  loss<T, S> a;
+  loss<T, S, SOFT> a;
   __device__ void add(double sum[], int64_t row) const {
-    if (a.soft) {
+    if constexpr (SOFT) {
       sum[0] += (double)a.losses[row];
-      sum[1] += a.kept(row)[2] == S(0) ? 0.0 : 1.0;
-      return;
+      sum[1] += a.normalizers[row].weight == S(0) ? 0.0 : 1.0;
+    } else {
+      const int32_t target = a.targets[row];
+      if (!a.counts(target)) return;
+      sum[0] += (double)a.losses[row];
+      sum[1] += (double)a.weight(target);
     }
-    const int32_t target = a.targets[row];
-    if (!a.counts(target)) return;
-    sum[0] += (double)a.losses[row];
-    sum[1] += (double)a.weight(target);
   }
   __device__ void finish(const double sum[]) const {
     totals[0] = sum[0];
@@ -235,16 +253,16 @@ template <class T, class S> struct totals_of {
 
 /* ---- backward ---- */
 
-template <class T, class S> struct row_gradient {
+template <class T, class S, bool SOFT> struct row_gradient {
   T *to;
-  class_weights<T, S> weights;
+  class_weights<T, S, SOFT> weights;
   S largest, own, share, whole, scale; /* whole: what e^(x - largest) is multiplied with */
   int64_t target;
   bool ignored, wide;
 
   __device__ T value(T x, int64_t c) const {
     if (ignored) return T(S(0));
-    const S taken = share * weights(c) + (c == target ? own : S(0));
+    const S taken = share * weights.template at<S>(c) + (c == target ? own : S(0));
     return T(scale * (exp(S(x) - largest) * whole - taken));
   }
   __device__ void one(T x, int64_t c) { to[c] = value(x, c); }
@@ -261,16 +279,16 @@ template <class T, class S> struct row_gradient {
 };
 
 /* all_weights: the sum of all class weights where labels are smoothed, or of the row's own. */
-template <class T, class S>
-__device__ __forceinline__ void put_gradient(const loss<T, S> &a, int64_t row,
+template <class T, class S, bool SOFT>
+__device__ __forceinline__ void put_gradient(const loss<T, S, SOFT> &a, int64_t row,
                                              const normalizer<S> &soft, double all_weights,
                                              double scale) {
   const T *x = a.logits + row * a.columns;
-  const int32_t target = a.soft ? -1 : a.targets[row];
-  const bool counts = a.soft ? all_weights != 0.0 : a.counts(target);
-  const double own = counts && !a.soft ? (1.0 - a.smoothing) * (double)a.weight(target) : 0.0;
-  const double share = a.soft ? 1.0 : a.smoothing / (double)a.classes;
-  row_gradient<T, S> g;
+  const int32_t target = a.target(row);
+  const bool counts = SOFT ? all_weights != 0.0 : a.counts(target);
+  const double own = counts && !SOFT ? (1.0 - a.smoothing) * (double)a.weight(target) : 0.0;
+  const double share = SOFT ? 1.0 : a.smoothing / (double)a.classes;
+  row_gradient<T, S, SOFT> g;
   g.to = a.gradient + row * a.columns;
   g.weights = a.weights_in(row);
   g.largest = soft.largest;
@@ -285,16 +303,16 @@ __device__ __forceinline__ void put_gradient(const loss<T, S> &a, int64_t row,
   for (int64_t c = a.classes + threadIdx.x; c < a.columns; c += blockDim.x) g.to[c] = T(S(0));
 }
 
-template <class T, class S> __global__ void __launch_bounds__(512) backward_kernel(loss<T, S> a) {
+template <class T, class S, bool SOFT>
+__global__ void __launch_bounds__(512) backward_kernel(loss<T, S, SOFT> a) {
   const double factor = a.scale ? *a.scale : 1.0;
-  const double all_weights = a.all_weights ? *a.all_weights : (double)a.classes;
+  double all_weights = a.all_weights ? *a.all_weights : (double)a.classes;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const S *kept = a.kept(row);
-    if (!a.soft && a.wrong(a.targets[row]) && threadIdx.x == 0) {
-      report_bad(a.bad, a.first_row + row, a.targets[row]);
-    }
+    const int32_t target = a.target(row);
+    if (!SOFT && a.wrong(target) && threadIdx.x == 0) report_bad(a.bad, a.first_row + row, target);
     const double scale = factor * (a.row_scale ? (double)a.row_scale[row] : 1.0);
-    put_gradient(a, row, {kept[0], kept[1]}, a.soft ? (double)kept[2] : all_weights, scale);
+    if constexpr (SOFT) all_weights = (double)a.normalizers[row].weight;
+    put_gradient(a, row, a.normalizers[row], all_weights, scale);
   }
 }
 
@@ -303,8 +321,9 @@ template <class T, class S> __global__ void __launch_bounds__(512) backward_kern
 constexpr int GRADIENT_THREADS = 1024;
 
 /* Thread 0 has read the target's logit before any thread writes over it. */
-template <class T, class S>
-__global__ void __launch_bounds__(GRADIENT_THREADS) gradient_kernel(loss<T, S> a, double scale) {
+template <class T, class S, bool SOFT>
+__global__ void __launch_bounds__(GRADIENT_THREADS)
+    gradient_kernel(loss<T, S, SOFT> a, double scale) {
   __shared__ running<S> scratch[WARP];
   __shared__ double sums[WARP];
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
@@ -326,15 +345,14 @@ template <class S> struct weights_of {
 
 /* ---- launching ---- */
 
-template <class T, class S>
-loss<T, S> loss_of(const struct ek__cuda_place *at, const struct ek__loss_args *args) {
-  loss<T, S> a = {};
+template <class T, class S, bool SOFT>
+loss<T, S, SOFT> loss_of(const struct ek__cuda_place *at, const struct ek__loss_args *args) {
+  loss<T, S, SOFT> a = {};
   a.losses = as<S>(args->losses);
-  a.normalizers = as<S>(args->normalizer);
+  a.normalizers = static_cast<decltype(a.normalizers)>(args->normalizer);
   a.gradient = as<T>(args->gradient);
   a.logits = as<T>(args->outputs);
-  a.soft = args->soft ? as<T>(args->targets) : nullptr;
-  a.targets = args->soft ? nullptr : as<int32_t>(args->targets);
+  a.targets = static_cast<decltype(a.targets)>(args->targets);
   a.weights = as<S>(args->class_weights);
   a.scale = args->scale;
   a.row_scale = as<S>(args->row_scale);
@@ -346,6 +364,12 @@ loss<T, S> loss_of(const struct ek__cuda_place *at, const struct ek__loss_args *
   a.smoothing = args->label_smoothing;
   a.bad = &at->bad->target;
   return a;
+}
+
+/* f(a) for the loss of soft targets, or of hard ones. */
+template <class T, class S, class F>
+cudaError_t with_loss(const struct ek__cuda_place *at, const struct ek__loss_args *args, F f) {
+  return args->soft ? f(loss_of<T, S, true>(at, args)) : f(loss_of<T, S, false>(at, args));
 }
 
 /* Enough threads for two packs each, in whole warps. */
@@ -365,50 +389,64 @@ unsigned gradient_blocks(int64_t rows, int64_t row_bytes) {
   return blocks_of(rows < blocks ? rows : blocks);
 }
 
-template <class T, class S>
-cudaError_t add_totals(const struct ek__cuda_place *at, const loss<T, S> &a, double *totals) {
+template <class T, class S, bool SOFT>
+cudaError_t add_totals(const struct ek__cuda_place *at, const loss<T, S, SOFT> &a, double *totals) {
   const cudaError_t status = cudaGetLastError();
   if (status != cudaSuccess) return status;
-  return sum_up(at->stream, a.rows, totals_of<T, S>{totals, a}, at->workspace);
+  return sum_up(at->stream, a.rows, totals_of<T, S, SOFT>{totals, a}, at->workspace);
 }
 
-template <class T, class S>
-cudaError_t cross_entropy_forward(const struct ek__cuda_place *at,
-                                  const struct ek__loss_args *args) {
-  const loss<T, S> a = loss_of<T, S>(at, args);
+template <class T, class S, bool SOFT>
+cudaError_t forward(const struct ek__cuda_place *at, const struct ek__loss_args *args,
+                    const loss<T, S, SOFT> &a) {
   if (a.rows > 0) {
-    EK_LAUNCH((forward_kernel<T, S>), blocks_of(a.rows), threads_for(a.classes, PACK<T>), 0,
+    EK_LAUNCH((forward_kernel<T, S, SOFT>), blocks_of(a.rows), threads_for(a.classes, PACK<T>), 0,
               at->stream, a);
   }
   return add_totals(at, a, args->totals);
 }
 
-template <class T, class S>
-cudaError_t cross_entropy_backward(const struct ek__cuda_place *at,
-                                   const struct ek__loss_args *args) {
-  loss<T, S> a = loss_of<T, S>(at, args);
+template <class T, class S, bool SOFT>
+cudaError_t backward(const struct ek__cuda_place *at, loss<T, S, SOFT> a) {
   if (a.rows <= 0 || a.classes <= 0) return cudaSuccess;
-  if (a.weights && a.smoothing != 0.0 && !a.soft) { /* after the partial sums of sum_up() */
+  if (!SOFT && a.weights && a.smoothing != 0.0) { /* after the partial sums of sum_up() */
     double *all = static_cast<double *>(at->workspace) + MOST_PARTIALS;
     a.all_weights = all;
     const cudaError_t status =
         sum_up(at->stream, a.classes, weights_of<S>{all, a.weights}, at->workspace);
     if (status != cudaSuccess) return status;
   }
-  return launch(backward_kernel<T, S>, blocks_of(a.rows), threads_for(a.classes, PACK<T>),
+  return launch(backward_kernel<T, S, SOFT>, blocks_of(a.rows), threads_for(a.classes, PACK<T>),
                 at->stream, a);
+}
+
+template <class T, class S, bool SOFT>
+cudaError_t gradient(const struct ek__cuda_place *at, const struct ek__loss_args *args,
+                     const loss<T, S, SOFT> &a) {
+  if (a.rows > 0) {
+    EK_LAUNCH(
+        (gradient_kernel<T, S, SOFT>), gradient_blocks(a.rows, a.columns * (int64_t)sizeof(T)),
+        threads_for(a.classes, PACK<T>, GRADIENT_THREADS), 0, at->stream, a, args->host_scale);
+  }
+  return add_totals(at, a, args->totals);
+}
+
+template <class T, class S>
+cudaError_t cross_entropy_forward(const struct ek__cuda_place *at,
+                                  const struct ek__loss_args *args) {
+  return with_loss<T, S>(at, args, [&](const auto &a) { return forward(at, args, a); });
+}
+
+template <class T, class S>
+cudaError_t cross_entropy_backward(const struct ek__cuda_place *at,
+                                   const struct ek__loss_args *args) {
+  return with_loss<T, S>(at, args, [&](const auto &a) { return backward(at, a); });
 }
 
 template <class T, class S>
 cudaError_t cross_entropy_gradient(const struct ek__cuda_place *at,
                                    const struct ek__loss_args *args) {
-  const loss<T, S> a = loss_of<T, S>(at, args);
-  if (a.rows > 0) {
-    EK_LAUNCH((gradient_kernel<T, S>), gradient_blocks(a.rows, a.columns * (int64_t)sizeof(T)),
-              threads_for(a.classes, PACK<T>, GRADIENT_THREADS), 0, at->stream, a,
-              args->host_scale);
-  }
-  return add_totals(at, a, args->totals);
+  return with_loss<T, S>(at, args, [&](const auto &a) { return gradient(at, args, a); });
 }
 
 } // namespace

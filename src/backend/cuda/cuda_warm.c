@@ -277,11 +277,13 @@ static cudaError_t warm_products(const struct ek__cuda_place *at, struct samples
   return error;
 }
 
-/* Every width, of f32 also in TF32. */
+/* Every width, causal alone and by the general rule, of f32 also in TF32. */
 static cudaError_t warm_attention(const struct ek__cuda_place *at, struct samples *of) {
   cudaError_t error = cudaSuccess;
-  for (int tf32 = 0; tf32 <= (of->attention.types.value == EK_F32 ? 1 : 0); tf32++) {
-    of->attention.types.tf32 = tf32 == 1;
+  const int forms = of->attention.types.value == EK_F32 ? 4 : 2;
+  for (int form = 0; form < forms; form++) {
+    of->attention.causal = form % 2 == 1;
+    of->attention.types.tf32 = form / 2 == 1;
     for (int64_t width = 32; width <= EK__CUDA_MAX_HEAD_WIDTH; width *= 2) {
       of->attention.head_width = width;
       of->attention.q_step = of->attention.k_step = of->attention.v_step = width;
@@ -318,6 +320,11 @@ static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples 
   of->layer_norm.residual = part[7];
   WARM(layer_norm_forward, layer_norm)
   WARM(layer_norm_backward, layer_norm)
+  of->loss.soft = true;
+  WARM(cross_entropy_forward, loss)
+  WARM(cross_entropy_gradient, loss)
+  WARM(cross_entropy_backward, loss)
+  of->loss.soft = false;
   of->window.kind = EK__WINDOW_MAX;
   WARM(window_forward, window)
   WARM(window_backward, window)
