@@ -68,8 +68,8 @@ typedef struct ek_dlpack {
  * The device's compute stream waits for it. `cpu` does not look at it.
  *
  * EK_ERR_INVALID_ARGUMENT  NULL; another major version than 1; memory of another device, or
- *                          read-only memory; strides of another layout than dense and row-major; as
- *                          ek_tensor_wrap()
+ *                          read-only memory; strides of another layout than dense and row-major;
+ *                          an address that cannot be wrapped (tensor.h)
  * EK_ERR_TYPE              a type of elements that tensors on devices do not have
  * EK_ERR_UNSUPPORTED       a device that only counts
  */

@@ -345,7 +345,7 @@ group_usage() {
 2|--out is empty|--model gpt2 --out=
 2|unrecognized option|--model gpt2 --learning-rate 3
 1|nothing.bin: no such file|--model gpt2 --layers 1 --width 8 --heads 1 --vocab 32 --data nothing.bin
-1|CUDA|--model gpt2 --layers 1 --width 8 --heads 1 --vocab 32 --data tokens.bin --devices cuda:7
+1|cuda:|--model gpt2 --layers 1 --width 8 --heads 1 --vocab 32 --data tokens.bin --devices cuda:7
 2|--devices|--model gpt2 --layers 1 --width 8 --heads 1 --vocab 32 --data tokens.bin --devices gpu
 END
   expect 0 --help

@@ -632,10 +632,20 @@ static ek_status make_loss(ek_criterion **made) {
   return EK_OK;
 }
 
+static ek_status make_weighted_loss(ek_criterion **made) {
+  ek_criterion *criterion = NULL;
+  const ek_element_loss loss = ek_huber(1.0);
+#include "elementwise_loss_2.inc"
+  *made = criterion;
+  return EK_OK;
+}
+
 static ek_status shown_huber(struct scene *s) {
   ek_criterion *criterion = NULL;
   (void)s;
   EK_TRY(make_loss(&criterion));
+  ek_criterion_free(criterion);
+  EK_TRY(make_weighted_loss(&criterion));
   ek_criterion_free(criterion);
   return EK_OK;
 }
