@@ -44,8 +44,8 @@ typedef struct ek_update {
   ek_update_scale scale;
   double weight_decay; /* replaces the rule's own (ek_parameter_pattern); 0: the rule's own */
   const ek_optimizer_parameter *whole; /* the parameter; NULL: a range */
-  ek_tensor *workspace; /* for `whole`: rank 1, of the parameters' type, undefined elements; NULL if
-                         * the rule asks for none */
+  ek_tensor *workspace; /* for `whole`: rank 1, of the parameters' type, undefined elements, from a
+                         * multiple of EK_MEMORY_UNIT on; NULL if the rule asks for none */
 } ek_update;
 
 /* The weight decay of an update by a rule whose own is `own`. */

@@ -99,8 +99,12 @@ static struct matrix open_matrix(struct ck_rig *rig, const ek_muon_options *opti
   it.parameters = ck_tensor(rig, p, CK_SHAPE(rows, columns));
   it.gradients = ck_poisoned(rig, CK_SHAPE(rows, columns));
   it.states[0] = *ck_poisoned(rig, CK_SHAPE(rows, columns));
-  it.workspace = ck_poisoned(rig, CK_SHAPE(ops->workspace(it.rule, &it.info)));
-  /* Parts are counted from the beginning, which the library aligns. */
+  /* The library aligns a workspace as it does any memory; the tensors of a rig may begin beside. */
+  const int64_t needs = ops->workspace(it.rule, &it.info);
+  it.workspace = ck_poisoned(rig, CK_SHAPE(needs + EK_MEMORY_UNIT));
+  it.workspace->data = (char *)it.workspace->data +
+                       (0 - (uintptr_t)it.workspace->data) % EK_MEMORY_UNIT;
+  it.workspace->shape[0] = needs;
   return it;
 }
 
