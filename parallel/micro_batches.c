@@ -109,6 +109,7 @@ static ek_status run_in_calls(ek_data_parallel_model *model, ek_data_parallel_cr
   if (status == EK_OK && options->gradient) {
     status = ek_data_parallel_criterion_backward(criterion, &backward);
   }
+  ek__loss_drop_forward(&criterion->loss); /* it looks at the outputs, which end here */
   for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
   return status;
 }

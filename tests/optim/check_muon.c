@@ -99,23 +99,28 @@ static struct matrix open_matrix(struct ck_rig *rig, const ek_muon_options *opti
   it.parameters = ck_tensor(rig, p, CK_SHAPE(rows, columns));
   it.gradients = ck_poisoned(rig, CK_SHAPE(rows, columns));
   it.states[0] = *ck_poisoned(rig, CK_SHAPE(rows, columns));
-  /* The library aligns a workspace as it does any memory; the tensors of a rig may begin beside. */
-  const int64_t needs = ops->workspace(it.rule, &it.info);
-  it.workspace = ck_poisoned(rig, CK_SHAPE(needs + EK_MEMORY_UNIT));
-  it.workspace->data = (char *)it.workspace->data +
-                       (0 - (uintptr_t)it.workspace->data) % EK_MEMORY_UNIT;
-  it.workspace->shape[0] = needs;
+  it.workspace =
+      ck_poisoned(rig, CK_SHAPE(ops->workspace(it.rule, &it.info) + EK_MEMORY_UNIT));
   return it;
 }
 
+/* The library aligns a workspace as it does any memory; a tensor of a rig may begin beside. */
+static ek_tensor aligned(const ek_tensor *room) {
+  ek_tensor tensor = *room;
+  tensor.data = (char *)tensor.data + (0 - (uintptr_t)tensor.data) % EK_MEMORY_UNIT;
+  tensor.shape[0] -= EK_MEMORY_UNIT;
+  return tensor;
+}
+
 static void step_matrix(struct matrix *it, const double *gradient, double rate) {
+  ek_tensor workspace = aligned(it->workspace);
   ek_update update = {.parameters = it->parameters,
                       .gradients = it->gradients,
                       .states = it->states,
                       .step = ++it->step,
                       .learning_rate = rate,
                       .whole = &it->info,
-                      .workspace = it->workspace};
+                      .workspace = &workspace};
   ck_set(it->gradients, gradient);
   ck_ok(ek_optimizer_table(it->rule)->update(it->rule, it->rig->stream, &update));
 }

@@ -16,6 +16,7 @@ static void close_behind(struct ck_rig *rig, size_t number) {
   if (ek_device_counts_only(rig->device)) return;
   const int64_t elements = EK_MEMORY_UNIT / sizeof(double);
   ck_ok(ek_tensor_create(gap, rig->device, EK_MEMORY_WORKSPACE, EK_F64, 1, &elements));
+  ck_ok(ek_stream_synchronize(rig->stream)); /* a kernel that is queued may read what was freed */
   ASAN_POISON_MEMORY_REGION(gap->data, EK_MEMORY_UNIT);
   const size_t rest = (size_t)EK_MEMORY_UNIT - ((uintptr_t)tensor->data + bytes) % EK_MEMORY_UNIT;
   if (tensor->data != NULL && rest < EK_MEMORY_UNIT) {
