@@ -13,37 +13,6 @@ ek_type training_type(enum precision precision) {
   return ek_precision_type(precision_value(precision));
 }
 
-static ek_status make_gpt(ek_module **module, const struct shape *shape, bool fused_loss,
-                          int64_t columns) {
-  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
-  gpt.vocabulary = shape->vocab;
-  gpt.sequence = shape->seq;
-  gpt.width = shape->width;
-  gpt.layers = (int)shape->layers;
-  gpt.heads = (int)shape->heads;
-  gpt.fused_loss = fused_loss;
-  gpt.recompute = shape->recompute;
-  gpt.logits_columns = columns;
-  return ek_gpt_create(module, &gpt);
-}
-
-static ek_status make_llama(ek_module **module, const struct shape *shape, bool fused_loss,
-                            int64_t columns) {
-  ek_llama_options llama = EK_LLAMA_OPTIONS_INIT;
-  llama.vocabulary = shape->vocab;
-  llama.sequence = shape->seq;
-  llama.width = shape->width;
-  llama.hidden = shape->hidden;
-  llama.layers = (int)shape->layers;
-  llama.heads = (int)shape->heads;
-  llama.kv_heads = (int)shape->kv_heads;
-  llama.tied = !shape->untied;
-  llama.fused_loss = fused_loss;
-  llama.recompute = shape->recompute;
-  llama.logits_columns = columns;
-  return ek_llama_create(module, &llama);
-}
-
 /* Statistics are those of the whole batch, so that the losses of all modes agree; grains have their
  * own. Pictures that are small have the smaller beginning. */
 static ek_status make_images(ek_module **module, const struct shape *shape, bool reproducible) {
@@ -72,8 +41,7 @@ ek_status training_model(ek_module **module, ek_criterion **loss, const struct s
     return ek_cross_entropy_create(loss, &options);
   }
   const int64_t columns = ek_tensor_aligned_columns(shape->vocab, training_type(precision));
-  EK_TRY((shape->hidden > 0 ? make_llama : make_gpt)(module, shape, fused_loss,
-                                                     fused_loss ? 0 : columns));
+  EK_TRY(shape_language_model(module, shape, 0, fused_loss, fused_loss ? 0 : columns));
   if (fused_loss) return EK_OK;
   options.classes = shape->vocab;
   return ek_cross_entropy_create(loss, &options);

@@ -1,9 +1,12 @@
 /*
- * presets.c - the table of presets.
+ * presets.c - the table of presets, and the models of their shapes.
  */
 #include "presets.h"
 
 #include <string.h>
+
+#include <evenkeel/gpt.h>
+#include <evenkeel/llama.h>
 
 /* One of the larger models of GPT-2, with its context and vocabulary. */
 #define GPT2(layers_, width_, heads_)                                                              \
@@ -112,4 +115,44 @@ const struct preset *preset_find(const char *name) {
     if (strcmp(presets[i].name, name) == 0) return &presets[i];
   }
   return NULL;
+}
+
+/* ---- models ---- */
+
+static ek_status make_gpt(ek_module **module, const struct shape *shape, double dropout,
+                          bool fused_loss, int64_t columns) {
+  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+  gpt.vocabulary = shape->vocab;
+  gpt.sequence = shape->seq;
+  gpt.width = shape->width;
+  gpt.layers = (int)shape->layers;
+  gpt.heads = (int)shape->heads;
+  gpt.dropout = dropout;
+  gpt.fused_loss = fused_loss;
+  gpt.recompute = shape->recompute;
+  gpt.logits_columns = columns;
+  return ek_gpt_create(module, &gpt);
+}
+
+static ek_status make_llama(ek_module **module, const struct shape *shape, double dropout,
+                            bool fused_loss, int64_t columns) {
+  ek_llama_options llama = EK_LLAMA_OPTIONS_INIT;
+  llama.vocabulary = shape->vocab;
+  llama.sequence = shape->seq;
+  llama.width = shape->width;
+  llama.hidden = shape->hidden;
+  llama.layers = (int)shape->layers;
+  llama.heads = (int)shape->heads;
+  llama.kv_heads = (int)shape->kv_heads;
+  llama.tied = !shape->untied;
+  llama.dropout = dropout;
+  llama.fused_loss = fused_loss;
+  llama.recompute = shape->recompute;
+  llama.logits_columns = columns;
+  return ek_llama_create(module, &llama);
+}
+
+ek_status shape_language_model(ek_module **module, const struct shape *shape, double dropout,
+                               bool fused_loss, int64_t columns) {
+  return (shape->hidden > 0 ? make_llama : make_gpt)(module, shape, dropout, fused_loss, columns);
 }

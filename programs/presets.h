@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <evenkeel/module.h>
 #include <evenkeel/recompute.h>
 
 /* What a run trains: a model, a batch and how often. With `hidden` the model is ek_llama, else
@@ -29,6 +30,10 @@ struct preset {
   const char *text; /* one line for --help */
   struct shape shape;
 };
+
+/* The language model of a shape without pictures. `columns`: logits_columns of its options. */
+ek_status shape_language_model(ek_module **module, const struct shape *shape, double dropout,
+                               bool fused_loss, int64_t columns);
 
 /* NULL: no preset has that name. The first of preset_at() is the default. */
 const struct preset *preset_find(const char *name);

@@ -137,35 +137,11 @@ ek_status recipe_schedule(ek_schedule *schedule, const struct settings *s, int64
 
 /* ---- models ---- */
 
-static ek_status make_gpt(ek_module **module, const struct settings *s, const ek_recompute *again,
+static ek_status make_new(ek_module **module, const struct settings *s, const ek_recompute *again,
                           bool fused) {
-  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
-  options.vocabulary = s->shape.vocab;
-  options.sequence = s->shape.seq;
-  options.width = s->shape.width;
-  options.layers = (int)s->shape.layers;
-  options.heads = (int)s->shape.heads;
-  options.dropout = s->dropout;
-  options.recompute = *again;
-  options.fused_loss = fused;
-  return ek_gpt_create(module, &options);
-}
-
-static ek_status make_llama(ek_module **module, const struct settings *s, const ek_recompute *again,
-                            bool fused) {
-  ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
-  options.vocabulary = s->shape.vocab;
-  options.sequence = s->shape.seq;
-  options.width = s->shape.width;
-  options.hidden = s->shape.hidden;
-  options.layers = (int)s->shape.layers;
-  options.heads = (int)s->shape.heads;
-  options.kv_heads = (int)s->shape.kv_heads;
-  options.tied = !s->shape.untied;
-  options.dropout = s->dropout;
-  options.recompute = *again;
-  options.fused_loss = fused;
-  return ek_llama_create(module, &options);
+  struct shape shape = s->shape;
+  shape.recompute = *again;
+  return shape_language_model(module, &shape, s->dropout, fused, 0);
 }
 
 static ek_status open_folder(ek_module **module, const struct settings *s,
@@ -179,9 +155,7 @@ static ek_status open_folder(ek_module **module, const struct settings *s,
 
 ek_status recipe_module(ek_module **module, ek_criterion **criterion,
                         const struct settings *s, const ek_recompute *recompute, bool fused) {
-  EK_TRY((s->from_folder        ? open_folder
-          : s->shape.hidden > 0 ? make_llama
-                                : make_gpt)(module, s, recompute, fused));
+  EK_TRY((s->from_folder ? open_folder : make_new)(module, s, recompute, fused));
   return fused ? EK_OK : ek_cross_entropy_create(criterion, NULL);
 }
 
