@@ -65,6 +65,11 @@ ek_device *ek__group_worker_device(const ek_group *group);
  * that job calls it, the other's work in the job has happened before. */
 bool ek__group_worker_ended(const ek_group *group, size_t index);
 
+/* Whether what a program gives suits the devices that a string named. */
+ek_status ek__device_check_resources(const ek_group_options *options,
+                                     const struct ek__backend *backend,
+                                     const struct ek__device_spec *spec);
+
 /* Opens device number `index` of what a string named. */
 void *ek__group_native(const ek_group *group); /* what the backend made of it, or NULL */
 double ek__group_time_limit(const ek_group *group);

@@ -1,9 +1,11 @@
 /*
- * device_open.c - opens and closes a device: its name, its arena and its two streams.
+ * device_open.c - opens and closes a device: its name, its arena and its two streams; and checks
+ * those that a program gives.
  */
 #include <stdio.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "device/device_struct.h"
 #include "device/ledger.h"
 #include "device/track.h"
@@ -20,6 +22,59 @@ static void set_name(ek_device *device, const struct ek__device_spec *spec) {
     snprintf(device->name, sizeof device->name, "%s:%d#%d", backend, place->physical, place->part);
   }
 }
+
+/* ---- what a program gives ---- */
+
+/* Memory of a device: `first` tells whether those before it have some. */
+static ek_status check_memory(const ek_device_resources *given, size_t index, bool first,
+                              uint64_t cap) {
+  EK__FAIL_IF((given->memory != NULL) != first, EK_ERR_INVALID_ARGUMENT,
+              "ek_group_open: options.resources: device 0 has %s memory, and device %zu has %s; "
+              "expected all or none",
+              first ? "some" : "no", index, first ? "none" : "some");
+  EK__FAIL_IF((given->memory == NULL) != (given->bytes == 0), EK_ERR_INVALID_ARGUMENT,
+              "ek_group_open: options.resources[%zu]: %llu bytes at %p; expected an address and its "
+              "bytes, or neither",
+              index, (unsigned long long)given->bytes, given->memory);
+  if (given->memory == NULL) return EK_OK;
+  EK__FAIL_IF((uintptr_t)given->memory % EK_MEMORY_UNIT != 0 || given->bytes < EK_MEMORY_UNIT,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_group_open: options.resources[%zu]: %llu bytes at %p; expected at least %d at a "
+              "multiple of %d",
+              index, (unsigned long long)given->bytes, given->memory, EK_MEMORY_UNIT,
+              EK_MEMORY_UNIT);
+  EK__FAIL_IF(cap > given->bytes, EK_ERR_INVALID_ARGUMENT,
+              "ek_group_open: the cap of %llu bytes is larger than options.resources[%zu], which "
+              "has %llu",
+              (unsigned long long)cap, index, (unsigned long long)given->bytes);
+  return EK_OK;
+}
+
+ek_status ek__device_check_resources(const ek_group_options *options,
+                                     const struct ek__backend *backend,
+                                     const struct ek__device_spec *spec) {
+  const ek_device_resources *given = options->resources;
+  EK__FAIL_IF(options->resource_count != (given == NULL ? 0 : spec->count), EK_ERR_INVALID_ARGUMENT,
+              "ek_group_open: options.resource_count is %zu, expected %zu: one for each device",
+              options->resource_count, given == NULL ? 0 : spec->count);
+  for (size_t i = 0; i < options->resource_count; i++) {
+    EK__FAIL_IF(given[i].stream != NULL && !backend->takes_stream, EK_ERR_UNSUPPORTED,
+                "ek_group_open: options.resources[%zu].stream: devices of %s have no streams that "
+                "a program can give; expected NULL",
+                i, backend->name);
+    for (size_t k = 0; k < i; k++) {
+      EK__FAIL_IF(given[i].stream != NULL && given[i].stream == given[k].stream,
+                  EK_ERR_INVALID_ARGUMENT,
+                  "ek_group_open: options.resources[%zu] and [%zu] have one stream; expected one "
+                  "for each device",
+                  k, i);
+    }
+    EK_TRY(check_memory(&given[i], i, given[0].memory != NULL, spec->capacity));
+  }
+  return EK_OK;
+}
+
+/* ---- opening and closing ---- */
 
 /* The part of the arena that the backend needs, before everything else. */
 static ek_status take_workspace(ek_device *device) {

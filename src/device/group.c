@@ -249,54 +249,6 @@ static ek_status read_options(ek_group_options *o, const ek_group_options *optio
   return EK_OK;
 }
 
-/* Memory of a device: `first` tells whether those before it have some. */
-static ek_status check_memory(const ek_device_resources *given, size_t index, bool first,
-                              uint64_t cap) {
-  EK__FAIL_IF((given->memory != NULL) != first, EK_ERR_INVALID_ARGUMENT,
-              "ek_group_open: options.resources: device 0 has %s memory, and device %zu has %s; "
-              "expected all or none",
-              first ? "" : "no", index, first ? "none" : "some");
-  EK__FAIL_IF((given->memory == NULL) != (given->bytes == 0), EK_ERR_INVALID_ARGUMENT,
-              "ek_group_open: options.resources[%zu]: %llu bytes at %p; expected an address and its "
-              "bytes, or neither",
-              index, (unsigned long long)given->bytes, given->memory);
-  if (given->memory == NULL) return EK_OK;
-  EK__FAIL_IF((uintptr_t)given->memory % EK_MEMORY_UNIT != 0 || given->bytes < EK_MEMORY_UNIT,
-              EK_ERR_INVALID_ARGUMENT,
-              "ek_group_open: options.resources[%zu]: %llu bytes at %p; expected at least %d at a "
-              "multiple of %d",
-              index, (unsigned long long)given->bytes, given->memory, EK_MEMORY_UNIT,
-              EK_MEMORY_UNIT);
-  EK__FAIL_IF(cap > given->bytes, EK_ERR_INVALID_ARGUMENT,
-              "ek_group_open: the cap of %llu bytes is larger than options.resources[%zu], which "
-              "has %llu",
-              (unsigned long long)cap, index, (unsigned long long)given->bytes);
-  return EK_OK;
-}
-
-static ek_status check_resources(const ek_group_options *options, const struct ek__backend *backend,
-                                 const struct ek__device_spec *spec) {
-  const ek_device_resources *given = options->resources;
-  EK__FAIL_IF(options->resource_count != (given == NULL ? 0 : spec->count), EK_ERR_INVALID_ARGUMENT,
-              "ek_group_open: options.resource_count is %zu, expected %zu: one for each device",
-              options->resource_count, given == NULL ? 0 : spec->count);
-  for (size_t i = 0; i < options->resource_count; i++) {
-    EK__FAIL_IF(given[i].stream != NULL && !backend->takes_stream, EK_ERR_UNSUPPORTED,
-                "ek_group_open: options.resources[%zu].stream: devices of %s have no streams that "
-                "a program can give; expected NULL",
-                i, backend->name);
-    for (size_t k = 0; k < i; k++) {
-      EK__FAIL_IF(given[i].stream != NULL && given[i].stream == given[k].stream,
-                  EK_ERR_INVALID_ARGUMENT,
-                  "ek_group_open: options.resources[%zu] and [%zu] have one stream; expected one "
-                  "for each device",
-                  k, i);
-    }
-    EK_TRY(check_memory(&given[i], i, given[0].memory != NULL, spec->capacity));
-  }
-  return EK_OK;
-}
-
 static void wake_workers(ek_group *group) {
   for (size_t i = 0; i < group->count; i++) (void)sem_post(&group->workers[i].work);
 }
@@ -369,7 +321,7 @@ static ek_status open_named(ek_group **group, const char *text, struct ek__devic
   const struct ek__backend *backend = NULL;
   EK_TRY(ek__backend_load(&backend, spec->backend));
   if (backend->resolve != NULL) EK_TRY(backend->resolve(spec));
-  EK_TRY(check_resources(options, backend, spec));
+  EK_TRY(ek__device_check_resources(options, backend, spec));
   EK_TRY(ek__process_watch());
   ek_group *result = NULL;
   EK_TRY(ek__new(&result, 1, sizeof *result, "a group"));
