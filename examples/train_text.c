@@ -416,7 +416,7 @@ static int read_arguments(struct settings *s, int argc, char **argv) {
   return s->path != NULL && s->stop_at <= s->steps;
 }
 
-/* The processes that were started with this one, of which the first prints. */
+/* Joins the processes that were started with this one. Only the first of them prints. */
 static ek_status enter_world(void) {
   EK_TRY(ek_world_open(&world, NULL));
   (void)signal(SIGINT, ask_to_stop);

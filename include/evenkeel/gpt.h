@@ -22,7 +22,7 @@
  *     attention.projection.bias ln_2.weight ln_2.bias expand.weight expand.bias contract.weight
  *     contract.bias
  * norm.weight, norm.bias; head.weight, another name of tokens.weight unless untied. With `bias`
- * false there are none whose names end with "bias".
+ * false the model has no parameter whose name ends with "bias".
  */
 #ifndef EVENKEEL_GPT_H
 #define EVENKEEL_GPT_H

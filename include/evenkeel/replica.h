@@ -69,8 +69,9 @@ EK_API ek_type ek_replica_type(const ek_replica *replica);      /* of the master
 /* What modules compute in; ek_precision_type() of it is the type of their tensors. */
 EK_API ek_precision ek_replica_precision(const ek_replica *replica);
 
-/* Loans of the flat buffers, of rank 1; a tensor without elements where there are none. If devices
- * hold shares of a model (data_parallel_model.h), these are the device's own shares, end to end. */
+/* Loans of the flat buffers, of rank 1; of a module without such numbers a tensor without elements.
+ * If devices hold shares of a model (data_parallel_model.h), these are the device's own shares, end
+ * to end. */
 EK_API const ek_tensor *ek_replica_parameters(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_gradients(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_buffers(const ek_replica *replica);

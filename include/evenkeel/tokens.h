@@ -34,7 +34,7 @@ typedef struct ek_tokens_options {
   int64_t document_end;
   uint64_t seed; /* of the order */
   bool in_order; /* windows in the order of the files */
-  const char *const *more; /* further patterns, whose files follow; NULL if there are none */
+  const char *const *more; /* more patterns, in order; NULL: only the first pattern */
   size_t more_count;
 } ek_tokens_options;
 #define EK_TOKENS_OPTIONS_INIT                                                                     \

@@ -300,7 +300,7 @@ static void say_end(const struct session *it, const ek_run_result *result) {
     printf("least validation loss %.4f, after step %" PRId64 "\n", result->best, result->best_step);
   }
   if (result->step > result->first) {
-    printf("%" PRId64 " steps in %.1f s, of which %.3f s waiting for data\n",
+    printf("%" PRId64 " steps in %.1f s, including %.3f s of waiting for data\n",
            result->step - result->first, result->seconds, result->waited);
   }
 }

@@ -62,7 +62,7 @@ struct span {
   int64_t low, high;
 };
 
-/* A distance between tokens, of which only what is near counts. */
+/* A distance between tokens as an int. A far one is cut: only near tokens share a tile. */
 __device__ __forceinline__ int ahead(int64_t distance) {
   constexpr int64_t FAR = 1 << 20;
   return (int)(distance < -FAR ? -FAR : distance > FAR ? FAR : distance);

@@ -117,7 +117,7 @@ static bool any_target(const struct soft *s, int64_t classes) {
   return false;
 }
 
-/* The loss of a row; as weighted_depth(), of which *weight gets the sum of the weights. */
+/* The loss of a row, as weighted_depth() has it. *weight becomes the sum of the row's weights. */
 static double soft_loss(const struct soft *s, const value *x, int64_t classes,
                         struct normalizer all, float *weight) {
   double depth = 0.0, weights = 0.0;
