@@ -81,7 +81,8 @@ static ek_status turn(const struct attention *m, ek_pass *pass, ek_tensor *qkv,
   ek_stream *stream = ek_pass_stream(pass);
   if (!m->rotary) return EK_OK;
   if (!m->norm) {
-    return ek_op_rotary(stream, &qkv[Q], positions, m->heads + m->kv_heads, m->head, m->speeds, back);
+    return ek_op_rotary(stream, &qkv[Q], positions, m->heads + m->kv_heads, m->head, m->speeds,
+                        back);
   }
   EK_TRY(ek_op_rotary(stream, &qkv[Q], positions, m->heads, m->head, m->speeds, back));
   return ek_op_rotary(stream, &qkv[K], positions, m->kv_heads, m->head, m->speeds, back);
@@ -117,13 +118,15 @@ static ek_status as_rows(ek_tensor *y, const ek_tensor *x) {
   return ek_tensor_reshape(y, x, 3, shape);
 }
 
-/* Of a child that normalises heads: *x, B x T x C, becomes the result. */
-static ek_status norm_forward(ek_tensor *x, const struct attention *m, ek_pass *pass,
-                              size_t child) {
+/* Through a child that normalises heads, forward or back: *x, B x T x C, becomes the result. */
+typedef ek_status child_function(ek_tensor *results, ek_pass *pass, size_t child,
+                                 const ek_tensor *given);
+static ek_status through_norm(ek_tensor *x, const struct attention *m, ek_pass *pass, size_t child,
+                              child_function *run) {
   ek_tensor heads = {0}, result = {0};
   ek_status status = as_heads(&heads, x, m->head);
   ek_tensor_free(x);
-  if (status == EK_OK) status = ek_pass_child_forward(&result, pass, child, &heads);
+  if (status == EK_OK) status = run(&result, pass, child, &heads);
   ek_tensor_free(&heads);
   if (status == EK_OK) status = as_rows(x, &result);
   ek_tensor_free(&result);
@@ -134,8 +137,8 @@ static ek_status project(ek_tensor *qkv, const struct attention *m, ek_pass *pas
                          const ek_tensor *x) {
   if (!m->norm) return ek_pass_child_forward(&qkv[Q], pass, QKV, x);
   for (size_t i = 0; i < 3; i++) EK_TRY(ek_pass_child_forward(&qkv[Q + i], pass, N_Q + i, x));
-  EK_TRY(norm_forward(&qkv[Q], m, pass, N_Q_NORM));
-  return norm_forward(&qkv[K], m, pass, N_K_NORM);
+  EK_TRY(through_norm(&qkv[Q], m, pass, N_Q_NORM, ek_pass_child_forward));
+  return through_norm(&qkv[K], m, pass, N_K_NORM, ek_pass_child_forward);
 }
 
 static ek_status attend(const struct attention *m, ek_pass *pass, const ek_tensor *x,
@@ -154,17 +157,6 @@ static ek_status attend(const struct attention *m, ek_pass *pass, const ek_tenso
   return EK_OK;
 }
 
-static ek_status check_segments(const ek_tensor *segments, const ek_tensor *x) {
-  EK__FAIL_IF(!ek_tensor_exists(segments), EK_ERR_INVALID_ARGUMENT, "the segments are missing");
-  EK__FAIL_IF(segments->type != EK_I32, EK_ERR_TYPE, "segments are %s, expected i32",
-              ek_type_name(segments->type));
-  EK__FAIL_IF(segments->rank != 2 || segments->shape[0] != x->shape[0] ||
-                  segments->shape[1] != x->shape[1],
-              EK_ERR_SHAPE, "segments have rank %d, expected %" PRId64 " x %" PRId64 " as the input",
-              segments->rank, x->shape[0], x->shape[1]);
-  return EK_OK;
-}
-
 static ek_status attention_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                    ek_tensor *outputs) {
   const struct attention *m = (const struct attention *)self;
@@ -174,7 +166,7 @@ static ek_status attention_forward(const ek_module *self, ek_pass *pass, const e
   ek_tensor s[SAVED] = {{0}};
   struct documents documents = {.ranges = {0}};
   if (m->segments) {
-    EK_TRY(check_segments(&inputs[1], &inputs[0]));
+    EK_TRY(ek__layer_check_segments(&inputs[1], &inputs[0]));
     EK_TRY(ek_tensor_share(&s[SEGMENTS], &inputs[1]));
   }
   ek_status status = find_documents(&documents, m, pass, &s[SEGMENTS]);
@@ -222,24 +214,12 @@ static ek_status attend_backward(const struct attention *m, ek_pass *pass, const
   return status;
 }
 
-static ek_status norm_backward(ek_tensor *dx, const struct attention *m, ek_pass *pass,
-                               size_t child) {
-  ek_tensor heads = {0}, result = {0};
-  ek_status status = as_heads(&heads, dx, m->head);
-  ek_tensor_free(dx);
-  if (status == EK_OK) status = ek_pass_child_backward(&result, pass, child, &heads);
-  ek_tensor_free(&heads);
-  if (status == EK_OK) status = as_rows(dx, &result);
-  ek_tensor_free(&result);
-  return status;
-}
-
 /* The gradient of the input, NULL: not wanted, from those of queries, keys and values. */
 static ek_status project_backward(ek_tensor *dx, const struct attention *m, ek_pass *pass,
                                   ek_tensor *dqkv) {
   if (!m->norm) return ek_pass_child_backward(dx, pass, QKV, &dqkv[Q]);
-  EK_TRY(norm_backward(&dqkv[K], m, pass, N_K_NORM));
-  EK_TRY(norm_backward(&dqkv[Q], m, pass, N_Q_NORM));
+  EK_TRY(through_norm(&dqkv[K], m, pass, N_K_NORM, ek_pass_child_backward));
+  EK_TRY(through_norm(&dqkv[Q], m, pass, N_Q_NORM, ek_pass_child_backward));
   for (size_t i = 3; i-- > 0;) {
     ek_tensor part = {0};
     EK_TRY(ek_pass_child_backward(dx == NULL ? NULL : &part, pass, N_Q + i, &dqkv[Q + i]));

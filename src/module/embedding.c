@@ -74,21 +74,12 @@ static ek_status add_positions(ek_pass *pass, ek_tensor *y, const ek_tensor *pos
   return status;
 }
 
-static ek_status check_segments(const ek_tensor *segments, const ek_tensor *index) {
-  EK__FAIL_IF(!ek_tensor_exists(segments), EK_ERR_INVALID_ARGUMENT, "the segments are missing");
-  EK__FAIL_IF(segments->type != EK_I32, EK_ERR_TYPE, "segments are %s, expected i32",
-              ek_type_name(segments->type));
-  EK__FAIL_IF(index->rank != 2 || !ek_tensor_same_shape(segments, index), EK_ERR_SHAPE,
-              "segments have rank %d, expected the shape of the tokens, rank 2", segments->rank);
-  return EK_OK;
-}
-
 static ek_status embedding_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                    ek_tensor *outputs) {
   const struct embedding *m = (const struct embedding *)self;
   const ek_tensor *index = &inputs[0];
   EK_TRY(check_index(m, index));
-  if (m->segments) EK_TRY(check_segments(&inputs[1], index));
+  if (m->segments) EK_TRY(ek__layer_check_segments(&inputs[1], index));
 
   ek_tensor weight = {0}, positions = {0};
   EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));

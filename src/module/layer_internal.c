@@ -36,6 +36,22 @@ ek_status ek__layer_check(const ek_pass *pass, const ek_tensor *input, int64_t c
   return EK_OK;
 }
 
+ek_status ek__layer_check_segments(const ek_tensor *segments, const ek_tensor *x) {
+  EK__FAIL_IF(!ek_tensor_exists(segments), EK_ERR_INVALID_ARGUMENT, "the segments are missing");
+  EK__FAIL_IF(segments->type != EK_I32, EK_ERR_TYPE, "segments are %s, expected i32",
+              ek_type_name(segments->type));
+  EK__FAIL_IF(x->rank < 2, EK_ERR_SHAPE,
+              "input has rank %d, expected samples and tokens, as there are segments", x->rank);
+  EK__FAIL_IF(segments->rank != 2, EK_ERR_SHAPE,
+              "segments have rank %d, expected 2 (samples, tokens)", segments->rank);
+  const int64_t *has = segments->shape;
+  EK__FAIL_IF(has[0] != x->shape[0] || has[1] != x->shape[1], EK_ERR_SHAPE,
+              "segments are %" PRId64 " x %" PRId64 ", expected %" PRId64 " x %" PRId64
+              ", as the input",
+              has[0], has[1], x->shape[0], x->shape[1]);
+  return EK_OK;
+}
+
 ek_status ek__layer_take(ek_tensor *tensors, ek_pass *pass, size_t count) {
   ek_status status = EK_OK;
   memset(tensors, 0, count * sizeof *tensors);

@@ -32,6 +32,10 @@ void ek__layer_free(ek_module *self);
  */
 ek_status ek__layer_check(const ek_pass *pass, const ek_tensor *input, int64_t columns);
 
+/* EK_ERR_TYPE unless `segments` are i32, EK_ERR_SHAPE unless they have the samples and tokens of x,
+ * its first two dimensions. */
+ek_status ek__layer_check_segments(const ek_tensor *segments, const ek_tensor *x);
+
 /* Takes the tensors that forward saved, the last first; the array is in the order of saving. The
  * caller frees all of them. A failure leaves none. */
 ek_status ek__layer_take(ek_tensor *tensors, ek_pass *pass, size_t count);

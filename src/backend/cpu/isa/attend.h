@@ -107,9 +107,9 @@ static int64_t keys_end(const struct head *head, int64_t query) {
   return head->causal ? query : head->tokens;
 }
 
-/* What dropout makes of probabilities of query `query` and `columns` keys from `key` on: 0 or 1 /
- * (1
- * - p). They are in `room`, which begins where a block of random bits does. */
+/* The factors of dropout, each 0 or 1 / (1 - p), for the probabilities of query `query` and
+ * `columns` keys from `key` on. They are in `room`, which begins where a block of random bits
+ * does. */
 #define ROOM (COLUMNS + 4 + 2 * W)
 static const float *factors_of(float room[ROOM], const struct head *head, int64_t query,
                                int64_t key, int64_t columns) {
