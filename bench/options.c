@@ -115,8 +115,9 @@ static const struct argp_option training_options[] = {
     {"kv-heads", KEY_KV_HEADS, "N", 0,
      "Heads of keys and values of a Llama, a divisor of --heads; 0 (default): as many", 1},
     {"image", KEY_IMAGE, "N", 0,
-     "Pixels of a side of pictures: the model is a ResNet of depth --layers (18, 34, 50, 101, 152), "
-     "with --width channels in its first stage and --vocab classes; 0 (default): a language model",
+     "Pixels of a side of pictures: the model is a ResNet of depth --layers (18, 34, 50, 101, "
+     "152), with --width channels in its first stage and --vocab classes; 0 (default): a language "
+     "model",
      1},
     {"seq", KEY_SEQ, "N", 0, "Tokens in a sample", 1},
     {"vocab", KEY_VOCAB, "N", 0, "Size of the vocabulary", 1},
@@ -139,7 +140,9 @@ static const struct argp_option training_options[] = {
     {"keep-outputs", KEY_KEEP_OUTPUTS, NULL, 0,
      "Keep the outputs: the gradient of the loss gets its own memory", 1},
     {"no-keep-outputs", KEY_NO_KEEP_OUTPUTS, NULL, 0,
-     "Let the gradient of the loss overwrite the outputs, as all presets except lm-40k and fcn50 do", 1},
+     "Let the gradient of the loss overwrite the outputs, as all presets except lm-40k and fcn50 "
+     "do",
+     1},
     {"trace", KEY_TRACE, "FILE", 0,
      "Write what every device did in the measured steps, for Perfetto; memory and step, with one "
      "of --modes and one of --devices",

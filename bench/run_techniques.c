@@ -37,7 +37,8 @@ static const struct technique {
 enum { TECHNIQUES = sizeof techniques / sizeof techniques[0] };
 
 /* Of those that a model has: only language models have a fused loss. *count, in every mode. */
-static const struct technique *technique_at(size_t index, size_t *count, const struct shape *shape) {
+static const struct technique *technique_at(size_t index, size_t *count,
+                                            const struct shape *shape) {
   const struct technique *found = NULL;
   *count = 0;
   for (size_t i = 0; i < TECHNIQUES; i++) {

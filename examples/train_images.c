@@ -346,7 +346,8 @@ static ek_status write_report(const struct settings *s, double right) {
                 "<meta name=viewport content=\"width=device-width\">\n<style>\n"
                 ":root { color-scheme: light dark; } body { font: 15px/1.5 system-ui, sans-serif; "
                 "max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }\n"
-                "td, th { padding: .2rem .6rem; text-align: right; } caption { text-align: left; }\n"
+                "td, th { padding: .2rem .6rem; text-align: right; }\n"
+                "caption { text-align: left; }\n"
                 "div { display: flex; flex-wrap: wrap; gap: 1.5rem; } figure { margin: 0; }\n"
                 "img { width: 96px; image-rendering: pixelated; margin-right: 4px; }\n"
                 "</style>\n<h1>train_images</h1>\n<p>%s %.3f after %ld steps on %s.</p>\n",

@@ -57,7 +57,8 @@ struct ek__range {
   int64_t place; /* where they begin in the owner's gradients, if these are shares */
   size_t group;  /* of the layout's */
   size_t whole;  /* the parameter, if the rule takes it whole; or EK__NO_PARAMETER */
-  int64_t states[EK_MAX_OPTIMIZER_STATES]; /* where they begin in those of the owner; -1: not kept */
+  /* where they begin in those of the owner; -1: not kept */
+  int64_t states[EK_MAX_OPTIMIZER_STATES];
 };
 
 struct ek__ranges {

@@ -12,9 +12,9 @@
 #include <evenkeel/recompute.h>
 
 /* What a run trains: a model, a batch and how often. With `hidden` the model is ek_llama, else
- * ek_gpt, whose head is always tied here. With `image` samples are pictures of image x image pixels,
- * and the model is ek_resnet or, if it segments, ek_fcn: `layers` is then the depth, `width` the
- * channels of the first stage, `vocab` the number of classes, and `seq` is 1. */
+ * ek_gpt, whose head is always tied here. With `image` samples are pictures of image x image
+ * pixels, and the model is ek_resnet or, if it segments, ek_fcn: `layers` is then the depth,
+ * `width` the channels of the first stage, `vocab` the number of classes, and `seq` is 1. */
 struct shape {
   int64_t layers, width, heads, seq, vocab, batch;
   int64_t hidden, kv_heads, image;

@@ -469,8 +469,8 @@ static ek_status check_settings(const struct ek__advise_place *place, const ek_s
               "ek_plan_step: %lld micro-batches of %lld samples; expected 1 to as many as samples",
               (long long)settings->micro_batches, (long long)place->samples);
   EK__FAIL_IF(place->world > place->count && has_master(settings->mode), EK_ERR_UNSUPPORTED,
-              "ek_plan_step: mode %s keeps the state on one device, which works within one process; "
-              "expected replicated or a sharded mode",
+              "ek_plan_step: mode %s keeps the state on one device, which works within one "
+              "process; expected replicated or a sharded mode",
               ek_mode_name(settings->mode));
   return EK_OK;
 }

@@ -28,7 +28,8 @@ static ek_status check_folder(const char *flag, const char *folder) {
   }
   const bool there = stat(folder, &status) == 0;
   if (there && !S_ISDIR(status.st_mode)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s %s is a file, expected a folder", flag, folder);
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s %s is a file, expected a folder", flag,
+                        folder);
   }
   const char *where = there ? folder : dirname(copy);
   if (access(where, W_OK | X_OK) == 0) return EK_OK;
@@ -38,7 +39,8 @@ static ek_status check_folder(const char *flag, const char *folder) {
 
 static bool same_folder(const char *left, const char *right) {
   struct stat a, b;
-  return stat(left, &a) == 0 && stat(right, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+  return stat(left, &a) == 0 && stat(right, &b) == 0 && a.st_dev == b.st_dev &&
+         a.st_ino == b.st_ino;
 }
 
 ek_status folders_check(const struct settings *s) {
@@ -53,7 +55,8 @@ ek_status folders_check(const struct settings *s) {
   if (s->out == NULL) return EK_OK;
   if (s->from_folder && same_folder(s->out, s->model)) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "--out %s is the folder of --model, which a run does not overwrite", s->out);
+                        "--out %s is the folder of --model, which a run does not overwrite",
+                        s->out);
   }
   EK_TRY(join(path, s->out, "model.safetensors.index.json"));
   if (access(path, F_OK) != 0) return EK_OK;

@@ -218,8 +218,8 @@ bool recipe_model(struct settings *s, char *text) {
     const struct preset *preset = find_size(families[i], size);
     if (has_model(s->model)) {
       (void)snprintf(text, UNKNOWN_TEXT,
-                     "%.60s is a new model, and a folder here; expected ./%.60s for the folder, or a "
-                     "size such as %s:%s",
+                     "%.60s is a new model, and a folder here; expected ./%.60s for the folder, or "
+                     "a size such as %s:%s",
                      s->model, s->model, families[i],
                      find_size(families[i], NULL)->name + length + 1);
       return false;
@@ -231,8 +231,8 @@ bool recipe_model(struct settings *s, char *text) {
   s->from_folder = true;
   if (has_model(s->model)) return true;
   (void)snprintf(text, UNKNOWN_TEXT,
-                 "\"%.200s\" is no folder with config.json; expected one, gpt2, gpt2:SIZE, llama or "
-                 "llama:SIZE",
+                 "\"%.200s\" is no folder with config.json; expected one, gpt2, gpt2:SIZE, llama "
+                 "or llama:SIZE",
                  s->model);
   return false;
 }

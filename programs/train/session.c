@@ -80,8 +80,8 @@ static ek_status open_group(struct session *it) {
   return EK_OK;
 }
 
-static ek_status open_tokens(ek_source **source, const struct session *it, const struct files *files,
-                             bool in_order) {
+static ek_status open_tokens(ek_source **source, const struct session *it,
+                             const struct files *files, bool in_order) {
   ek_tokens_options options = EK_TOKENS_OPTIONS_INIT;
   options.sequence = it->sequence;
   options.vocabulary = it->vocabulary;
@@ -155,7 +155,8 @@ static ek_status choose(struct session *it) {
                             .rule = it->rule,
                             .processes = ek_world_processes(it->world),
                             .sequence = it->sequence,
-                            .tokens = it->text == NULL ? EK_U16 : ek_source_tensor_of(it->text, 0)->type,
+                            .tokens = it->text == NULL ? EK_U16
+                                                       : ek_source_tensor_of(it->text, 0)->type,
                             .model = &parts.model,
                             .optimizer = &parts.optimizer};
   return choice_make(&it->advice, &plan);

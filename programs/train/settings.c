@@ -58,9 +58,9 @@ enum { LARGE = 1 << 24 };
 static const struct flag flags[] = {
     HEADING_("Model:"),
     TEXT_("model", "MODEL", model,
-          "A folder with config.json and model.safetensors, which is trained further; or a new model: "
-          "gpt2, gpt2:SIZE, llama or llama:SIZE, with the sizes of evenkeel-bench's presets (124m, "
-          "355m, 774m, 1.5b; 160m, 1b, 8b, 70b)"),
+          "A folder with config.json and model.safetensors, which is trained further; or a new "
+          "model: gpt2, gpt2:SIZE, llama or llama:SIZE, with the sizes of evenkeel-bench's presets "
+          "(124m, 355m, 774m, 1.5b; 160m, 1b, 8b, 70b)"),
     WHOLE_("layers", shape.layers, 0, 100000, "Blocks of a new model"),
     WHOLE_("width", shape.width, 1, LARGE, "Width of a new model, a multiple of --heads"),
     WHOLE_("heads", shape.heads, 1, LARGE, "Attention heads of a new model"),
@@ -81,8 +81,8 @@ static const struct flag flags[] = {
     WHOLE_("validation-rows", validation_rows, 1, INT32_MAX,
            "Samples of an evaluation; default: all"),
     WHOLE_("sequence", sequence, 1, LARGE,
-           "Tokens of a sample; default: 1024, or fewer if the model takes no more; a new model takes "
-           "as many as this"),
+           "Tokens of a sample; default: 1024, or fewer if the model takes no more; a new model "
+           "takes as many as this"),
     WHOLE_("batch", batch, 1, INT32_MAX,
            "Samples of a step, over all devices and processes; default 8"),
     WORD_("raw", raw, raw_words, "Tokens of files without a header"),
@@ -139,11 +139,11 @@ static const struct flag flags[] = {
 
     HEADING_("Devices:"),
     TEXT_("devices", "SPEC", devices,
-          "Devices of each process, such as cuda, cuda:0-3, cpu:4; default: all GPUs, else cpu:1. With "
-          "plan:8@80GiB the program only says whether the run fits"),
+          "Devices of each process, such as cuda, cuda:0-3, cpu:4; default: all GPUs, else cpu:1. "
+          "With plan:8@80GiB the program only says whether the run fits"),
     WORD_("mode", mode, one_mode,
-          "Where state and outputs are; default: what `evenkeel-bench fit` finds the fastest, with a "
-          "recomputation, a loss and a number of micro-batches where they are not given; one of"),
+          "Where state and outputs are; default: what `evenkeel-bench fit` finds the fastest, with "
+          "a recomputation, a loss and a number of micro-batches where they are not given; one of"),
     WORD_("precision", precision, precision_words, "What the model computes in"),
     WORD_("gradient-type", gradient_type, type_words, "What gradients are kept and summed in"),
     WHOLE_("micro-batches", micro_batches, 1, INT32_MAX,
@@ -399,9 +399,9 @@ void settings_parse(struct settings *settings, int argc, char **argv) {
   static const char text[] =
       "Trains a language model on files of tokens, over all devices and processes.\vStarted by "
       "mpirun, torchrun --no-python or srun, the processes train one model together: --devices are "
-      "those of each, and the first one prints.\n\nSIGINT and SIGTERM stop the run after the step that "
-      "is under way, with a state in --save; the same command goes on from it.\n\nExit codes: 0 done, "
-      "1 run-time error, 2 usage, 3 stopped by a signal, 5 the devices do not hold it.";
+      "those of each, and the first one prints.\n\nSIGINT and SIGTERM stop the run after the step "
+      "that is under way, with a state in --save; the same command goes on from it.\n\nExit codes: "
+      "0 done, 1 run-time error, 2 usage, 3 stopped by a signal, 5 the devices do not hold it.";
   *settings = (struct settings){.validation_split = -1, .sequence = -1, .batch = 8,
                                 .validation_every = -1, .validation_rows = 0, .steps = -1,
                                 .epochs = -1, .save_every = -1, .keep = 2, .log_every = -1,

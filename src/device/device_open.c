@@ -33,8 +33,8 @@ static ek_status check_memory(const ek_device_resources *given, size_t index, bo
               "expected all or none",
               first ? "some" : "no", index, first ? "none" : "some");
   EK__FAIL_IF((given->memory == NULL) != (given->bytes == 0), EK_ERR_INVALID_ARGUMENT,
-              "ek_group_open: options.resources[%zu]: %llu bytes at %p; expected an address and its "
-              "bytes, or neither",
+              "ek_group_open: options.resources[%zu]: %llu bytes at %p; expected an address and "
+              "its bytes, or neither",
               index, (unsigned long long)given->bytes, given->memory);
   if (given->memory == NULL) return EK_OK;
   EK__FAIL_IF((uintptr_t)given->memory % EK_MEMORY_UNIT != 0 || given->bytes < EK_MEMORY_UNIT,

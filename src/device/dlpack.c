@@ -56,8 +56,8 @@ static ek_status check_head(const ek_dlpack *imported) {
               "ek_dlpack_import: version %u.%u of DLPack; expected %d", (unsigned)imported->major,
               (unsigned)imported->minor, MAJOR);
   EK__FAIL_IF((imported->flags & EK_DLPACK_READ_ONLY) != 0, EK_ERR_INVALID_ARGUMENT,
-              "ek_dlpack_import: the memory is read-only; expected memory that may be written, such "
-              "as a copy of it");
+              "ek_dlpack_import: the memory is read-only; expected memory that may be written, "
+              "such as a copy of it");
   EK__FAIL_IF(imported->tensor.rank < 0 || imported->tensor.rank > EK_MAX_RANK ||
                   (imported->tensor.rank > 0 && imported->tensor.shape == NULL),
               EK_ERR_INVALID_ARGUMENT,
@@ -88,8 +88,8 @@ static ek_status find_type(ek_type *type, const ek_dlpack *imported) {
     return EK_OK;
   }
   return ek_error_set(EK_ERR_TYPE,
-                      "ek_dlpack_import: elements of code %u with %u bits and %u lanes have no type "
-                      "here; expected those of f32, f64, bf16, f16, i32, i64",
+                      "ek_dlpack_import: elements of code %u with %u bits and %u lanes have no "
+                      "type here; expected those of f32, f64, bf16, f16, i32, i64",
                       code, bits, (unsigned)imported->tensor.lanes);
 }
 
@@ -102,8 +102,8 @@ static ek_status check_strides(const ek_dlpack *imported) {
   }
   for (int i = imported->tensor.rank - 1; i >= 0 && strides != NULL; i--) {
     EK__FAIL_IF(shape[i] != 1 && strides[i] != dense, EK_ERR_INVALID_ARGUMENT,
-                "ek_dlpack_import: the stride of dimension %d is %lld; expected %lld, that of dense "
-                "rows",
+                "ek_dlpack_import: the stride of dimension %d is %lld; expected %lld, that of "
+                "dense rows",
                 i, (long long)strides[i], (long long)dense);
     dense *= shape[i];
   }

@@ -90,7 +90,8 @@ static ek_status check_address(const ek_device *device, const void *data, size_t
   if (bytes == 0) return EK_OK;
   EK__FAIL_IF(data == NULL, EK_ERR_INVALID_ARGUMENT, "ek_tensor_wrap: data may not be NULL");
   EK__FAIL_IF((uintptr_t)data % ek_type_size(type) != 0, EK_ERR_INVALID_ARGUMENT,
-              "ek_tensor_wrap: %p is not a multiple of %zu bytes, the size of an element of type %s",
+              "ek_tensor_wrap: %p is not a multiple of %zu bytes, the size of an element of type "
+              "%s",
               data, ek_type_size(type), ek_type_name(type));
   const struct ek__backend *backend = ek__device_table(device);
   return backend->memory_check == NULL ? EK_OK : backend->memory_check(device, data);

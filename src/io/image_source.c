@@ -288,8 +288,8 @@ static ek_status open_cifar(struct images *self, char *const *paths, size_t coun
     uint64_t size = 0;
     EK_TRY(add_file(self, paths[i], &size));
     EK__FAIL_IF(size == 0 || size % (uint64_t)self->stride != 0, EK_ERR_CORRUPT,
-                "%s: %" PRIu64 " bytes are not a whole number of records of %" PRId64, paths[i], size,
-                self->stride);
+                "%s: %" PRIu64 " bytes are not a whole number of records of %" PRId64, paths[i],
+                size, self->stride);
     self->files[i].first = self->arrays.count;
     self->arrays.count += (int64_t)(size / (uint64_t)self->stride);
   }

@@ -28,11 +28,11 @@ static const ek_weight_name rows[] = {
     QKV("bias"),
 #undef QKV
 #define APART(part)                                                                                \
-  {"model.layers.%d.self_attn." part "_proj.weight", "blocks.%d.attention." part ".weight", false,  \
-   false, NULL},                                                                                   \
+  {"model.layers.%d.self_attn." part "_proj.weight", "blocks.%d.attention." part ".weight",        \
+   false, false, NULL},                                                                            \
   {                                                                                                \
-    "model.layers.%d.self_attn." part "_proj.bias", "blocks.%d.attention." part ".bias", false,     \
-        false, NULL                                                                                \
+    "model.layers.%d.self_attn." part "_proj.bias", "blocks.%d.attention." part ".bias",           \
+        false, false, NULL                                                                         \
   }
     APART("q"),
     APART("k"),

@@ -102,7 +102,8 @@ static ek_status read_columns(struct ek__attention_args *args, const struct ek__
                 "%s: columns are given, but k and v are NULL: q has all three", op->name);
     EK_TRY(check_cube(op, Q, OUT, args->batch, args->tokens, width + 2 * shared));
   }
-  const size_t k = packed ? 0 : 1, v = packed ? 0 : 2; /* after Q and DQ: whose tensors they are in */
+  /* Places after Q and DQ: whose tensors k and v are in. */
+  const size_t k = packed ? 0 : 1, v = packed ? 0 : 2;
   EK_TRY(check_columns(&at[0], op, args, Q, DQ));
   EK_TRY(check_columns(&at[1], op, args, Q + k, DQ + k));
   EK_TRY(check_columns(&at[2], op, args, Q + v, DQ + v));
@@ -227,7 +228,8 @@ ek_status ek_op_document_ranges(ek_stream *stream, ek_tensor *ranges, ek_tensor 
   struct ek__documents_args args = {0};
   const struct ek__operand operands[] = {
       [D_RANGES] = EK__MAY_WRITE(ranges, I32, .to = &args.ranges),
-      [D_POSITIONS] = EK__MAY_WRITE(positions, I32, EK__IS(SAME, D_SEGMENTS), .to = &args.positions),
+      [D_POSITIONS] =
+          EK__MAY_WRITE(positions, I32, EK__IS(SAME, D_SEGMENTS), .to = &args.positions),
       [D_SEGMENTS] = EK__READ(segments, I32, .to = &args.segments)};
   EK_TRY(ek__op_begin(&op, "document_ranges", stream, operands, D_COUNT, NULL));
   EK__FAIL_IF(segments->rank != 2 || segments->shape[1] > INT32_MAX, EK_ERR_SHAPE,

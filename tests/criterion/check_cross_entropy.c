@@ -460,7 +460,8 @@ CK_RIG_LOOP(soft_targets_of_one_class, CK_VARIANTS) {
  *   t = t / t.sum(1, keepdim=True); F.cross_entropy(x, t)
  */
 CK_TEST(soft_targets_equal_pytorch) {
-  static const double weights[] = {0.5, 1.0, 2.0, 0.25}, means[] = {1.8257362332140907, 1.326171096633659};
+  static const double weights[] = {0.5, 1.0, 2.0, 0.25},
+                      means[] = {1.8257362332140907, 1.326171096633659};
   static const double gradients[][4] = {
       {0.016464710074518055, -0.07710795752882936, -0.12299004176283626, 0.18363328921714764},
       {0.015832231551988273, -0.027939416991404967, -0.014102213160472731, 0.026209398599889466}};
@@ -484,7 +485,8 @@ CK_TEST(soft_targets_equal_pytorch) {
       o.label_smoothing = 0.1;
     }
     struct ck_loss *loss = ck_loss_open(rig, make(&o), false);
-    ck_loss_forward(loss, ck_tensor(rig, x, CK_SHAPE(3, 4)), ck_tensor(rig, t, CK_SHAPE(3, 4)), totals);
+    ck_loss_forward(loss, ck_tensor(rig, x, CK_SHAPE(3, 4)), ck_tensor(rig, t, CK_SHAPE(3, 4)),
+                    totals);
     const double mean = totals[0] / totals[1], third = 1.0 / 3;
     ck_within("mean", &mean, &means[plain], bound, 1);
     ck_loss_backward(loss, &third, NULL);
@@ -513,7 +515,8 @@ CK_RIG_LOOP(soft_targets_and_an_impossible_class, CK_VARIANTS) {
   o.soft_targets = true;
   struct ck_loss *loss = ck_loss_open(rig, make(&o), false);
   double totals[2];
-  run_loss(loss, false, ck_tensor(rig, x, CK_SHAPE(2, 3)), ck_tensor(rig, t, CK_SHAPE(2, 3)), totals);
+  run_loss(loss, false, ck_tensor(rig, x, CK_SHAPE(2, 3)), ck_tensor(rig, t, CK_SHAPE(2, 3)),
+           totals);
   const double want[] = {log(2), 1}, bound[] = {8 * rig->unit, 0}, zeros[6] = {0};
   const double tiny[] = {0, 8 * rig->unit, 8 * rig->unit, 0, 0, 0};
   ck_within("totals", totals, want, bound, 2);
@@ -585,7 +588,8 @@ CK_TEST(bad_batches) {
   o = (ek_cross_entropy_options)EK_CROSS_ENTROPY_OPTIONS_INIT;
   o.soft_targets = true;
   struct ck_loss *soft = ck_loss_open(rig, make(&o), false);
-  ck_fails(ck_loss_try_forward(soft, b.x, b.y, false), EK_ERR_TYPE, "targets are i32, expected f32");
+  ck_fails(ck_loss_try_forward(soft, b.x, b.y, false), EK_ERR_TYPE,
+           "targets are i32, expected f32");
   ck_fails(ck_loss_try_forward(soft, b.x, floating, false), EK_ERR_SHAPE, "soft targets' shape");
   ck_assert_uint_eq(ck_loss_bytes(rig), 0);
   ck_loss_forward(plain, b.x, b.y, NULL); /* and it can go on */

@@ -75,8 +75,10 @@ static long double formula(int number, long double y, long double t, long double
 static double bound_of(const struct ck_rig *rig, int number, double y, double t) {
   const double size = fabs(y) + fabs(t);
   if (number >= DIVERGENCE) return 8 * rig->unit * (1 + size);
-  if (number >= BINARY) return (number == BINARY ? 8 : 20) * rig->unit * (1 + fabs(y) * (1 + fabs(t)));
-  return 12 * rig->unit * (number == HUBER ? 1.5 : 1.0) * size * (1 + (number == SMOOTH_L1 ? size : 0));
+  if (number >= BINARY)
+    return (number == BINARY ? 8 : 20) * rig->unit * (1 + fabs(y) * (1 + fabs(t)));
+  return 12 * rig->unit * (number == HUBER ? 1.5 : 1.0) * size *
+         (1 + (number == SMOOTH_L1 ? size : 0));
 }
 
 static double slope_bound(const struct ck_rig *rig, int number, double y, double t) {
@@ -235,7 +237,8 @@ CK_LOOP(equals_pytorch, sizeof torch / sizeof torch[0]) {
   ek_criterion *criterion = make_with(torch[_i].number, EK_REDUCTION_MEAN, torch[_i].weighted,
                                       torch[_i].by_sample);
   struct ck_loss *loss = ck_loss_open(rig, criterion, true);
-  const ek_tensor targets[] = {*ck_tensor(rig, t, CK_SHAPE(3, 4)), *ck_tensor(rig, w, CK_SHAPE(3, 4))};
+  const ek_tensor targets[] = {*ck_tensor(rig, t, CK_SHAPE(3, 4)),
+                               *ck_tensor(rig, w, CK_SHAPE(3, 4))};
   double totals[2];
   ck_loss_forward(loss, ck_tensor(rig, y, CK_SHAPE(3, 4)), targets, totals);
   const double got = totals[0] / totals[1], bound = 1e-14, scale = 1 / totals[1];

@@ -111,7 +111,8 @@ CK_TEST(streams_that_are_refused) {
   const ek_device_resources elsewhere[] = {{stream, NULL, 0}};
   const ek_device_resources twice[] = {{stream, NULL, 0}, {stream, NULL, 0}};
   ck_fails(try_with("cuda:0@64MiB", per_thread, 1), EK_ERR_INVALID_ARGUMENT, "cudaStreamPerThread");
-  ck_fails(try_with("cuda:0@64MiB", elsewhere, 1), EK_ERR_INVALID_ARGUMENT, "not a stream of GPU 0");
+  ck_fails(try_with("cuda:0@64MiB", elsewhere, 1), EK_ERR_INVALID_ARGUMENT,
+           "not a stream of GPU 0");
   ck_fails(try_with("cuda:1x2@64MiB", twice, 2), EK_ERR_INVALID_ARGUMENT, "have one stream");
   ck_assert_int_eq(cudaStreamDestroy(stream), cudaSuccess);
 }

@@ -162,7 +162,8 @@ CK_LOOP(an_exported_tensor_comes_back, sizeof types / sizeof types[0]) {
   ck_ok(ek_tensor_create(&x, device, EK_MEMORY_OUTPUTS, types[_i].type, CK_SHAPE(2, 3, 5)));
   ck_ok(ek_dlpack_export(&out, &x, NULL));
   ck_assert_int_eq(out->major * 10 + out->minor, 10);
-  ck_assert_int_eq(out->tensor.code * 100 + out->tensor.bits, types[_i].code * 100 + types[_i].bits);
+  ck_assert_int_eq(out->tensor.code * 100 + out->tensor.bits,
+                   types[_i].code * 100 + types[_i].bits);
   ck_assert_int_eq(out->tensor.rank, 3);
   ck_assert_int_eq(out->tensor.strides[0] * 100 + out->tensor.strides[1] * 10 +
                        out->tensor.strides[2], 1551);

@@ -118,7 +118,8 @@ CK_TEST(recomputed_documents) {
 CK_LOOP(packed_is_apart, 2) {
   static const double tokens[18] = {1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 0, 0, 5, 6, 0, 0, 0, 0};
   static const double segments[18] = {0, 0, 0, 0, 1, 1, 0, 0, 0, 0, -1, -1, 0, 0, -1, -1, -1, -1};
-  struct ck_bed *bed = ck_bed_open(&cases[_i == 0 ? DOCUMENTS : GPT], EK_F64, test_devices("cpu:1"));
+  struct ck_bed *bed =
+      ck_bed_open(&cases[_i == 0 ? DOCUMENTS : GPT], EK_F64, test_devices("cpu:1"));
   bed->options.training = false;
   ck_set(&bed->input[0], tokens);
   ck_set(&bed->input[1], segments);

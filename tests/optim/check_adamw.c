@@ -169,7 +169,8 @@ CK_TEST(refused) {
   ck_assert_ptr_null(optimizer);
 
   ck_ok(ek_adamw_create(&optimizer, NULL));
-  ck_assert(ek_optimizer_learning_rate(optimizer) == 1e-3 && ek_optimizer_clip_norm(optimizer) == 0.0);
+  ck_assert(ek_optimizer_learning_rate(optimizer) == 1e-3 &&
+            ek_optimizer_clip_norm(optimizer) == 0.0);
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   const double start[] = {1, 2};
   ek_update update = {.step = 1};
@@ -184,7 +185,8 @@ CK_TEST(refused) {
   ck_invalid(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, &update), "step is 0");
   update.step = 1;
   update.gradients = ck_poisoned(rig, CK_SHAPE(3));
-  ck_fails(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, &update), EK_ERR_SHAPE, "gradients");
+  ck_fails(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, &update), EK_ERR_SHAPE,
+           "gradients");
   ck_within("parameters", ck_read(rig, range.parameters), start, NULL, 2);
 }
 

@@ -21,7 +21,8 @@ CK_TEST(filled_by_hand) {
     ck_ok(ek_shards_create(&shards, group));
     ck_assert_ptr_eq(shards.group, group);
     ck_assert_uint_eq(shards.count, DEVICES);
-    ck_assert(!shards.broadcast && !shards.private_members.ahead && !shards.private_members.overwritten);
+    ck_assert(!shards.broadcast && !shards.private_members.ahead &&
+              !shards.private_members.overwritten);
     ck_assert_uint_eq(shards.private_members.forward, 0);
     for (size_t k = 0; k <= DEVICES; k++) {
       if (k < DEVICES) ck_assert(!ek_tensor_exists(&shards.parts[k]));

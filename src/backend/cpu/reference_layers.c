@@ -222,7 +222,8 @@ static void add_times(double *y, double factor, const double *x, int64_t n) {
 
 static double score(const struct head *head, int64_t i, int64_t j) {
   const struct ek__attention_args *args = head->args;
-  return head->scale * dot(head->q + i * args->q_step, head->k + j * args->k_step, args->head_width);
+  return head->scale *
+         dot(head->q + i * args->q_step, head->k + j * args->k_step, args->head_width);
 }
 
 static void attend_token(const struct head *head, int64_t i) {

@@ -238,7 +238,8 @@ void cuemu_free_device_memory(int device) {
   cuemu_unlock();
 }
 
-cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer) {
+cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes,
+                                     const void *pointer) {
   CUEMU_TRY(cuemu_enter());
   static const cudaMemoryType types[] = {[CUEMU_PAGEABLE] = cudaMemoryTypeUnregistered,
                                          [CUEMU_PINNED] = cudaMemoryTypeHost,

@@ -203,7 +203,8 @@ static void forward_rows(const struct head *head, int64_t query, int64_t rows,
   begin_rows(&online, rows);
   value *result = head->out + query * head->out_step;
   const struct part out = PLACE_OF(tiles->mine, result, head->out_step, width);
-  const struct view q = WIDENED(tiles->q, head->q + query * head->q_step, head->q_step, rows, width);
+  const struct view q =
+      WIDENED(tiles->q, head->q + query * head->q_step, head->q_step, rows, width);
   const int64_t keys = keys_end(head, query + rows);
   for (int64_t key = 0; key < keys; key += most) {
     const int64_t columns = keys - key < most ? keys - key : most;

@@ -126,7 +126,8 @@ static double soft_loss(const struct soft *s, const value *x, int64_t classes,
     vec sum = {0}, sum_weights = {0};
     for (int64_t i = first; i < last; i += W) {
       const int64_t n = last - i < W ? last - i : W;
-      const vec q = soft_weights(s, i, n), below = n == W ? x_load(x + i) : x_load_some(x + i, n, all.m);
+      const vec q = soft_weights(s, i, n),
+                below = n == W ? x_load(x + i) : x_load_some(x + i, n, all.m);
       sum += v_choose(q == 0.0f, (vec){0}, (all.m * 0x1p-12f - below * 0x1p-12f) * q);
       sum_weights += q;
     }
