@@ -32,6 +32,10 @@ typedef struct ek_tokens_options {
    * its document. A model can keep documents apart by it.
    */
   int64_t document_end;
+  /* With document_end: the target of an ending token, which is the first token of the next
+   * document, is -100 instead, which ek_cross_entropy_create() ignores. Targets are i32 then, and a
+   * token above INT32_MAX is EK_ERR_CORRUPT. */
+  bool ignore_after_end;
   uint64_t seed; /* of the order */
   bool in_order; /* windows in the order of the files */
   const char *const *more; /* more patterns, in order; NULL: only the first pattern */
@@ -40,7 +44,8 @@ typedef struct ek_tokens_options {
 #define EK_TOKENS_OPTIONS_INIT                                                                     \
   {                                                                                                \
     .size = sizeof(ek_tokens_options), .sequence = 1024, .vocabulary = 0, .raw = EK_U16,           \
-    .document_end = -1, .seed = 0, .in_order = false, .more = NULL, .more_count = 0                \
+    .document_end = -1, .ignore_after_end = false, .seed = 0, .in_order = false, .more = NULL,     \
+    .more_count = 0                                                                                \
   }
 /* The same values, by a function: status.h. */
 EK_API EK_CHECKED ek_status ek_tokens_options_init(ek_tokens_options *options, size_t size);

@@ -18,6 +18,7 @@
 #include "io/file.h"
 
 enum { HEADER_NUMBERS = 256, HEADER = HEADER_NUMBERS * 4 };
+enum { IGNORED = -100 }; /* a target: ek_cross_entropy_options.ignore_index by default */
 
 /* The first numbers of llm.c's files. */
 static const struct format {
@@ -131,7 +132,11 @@ static const struct file *file_of(const struct tokens *self, int64_t sample) {
 }
 
 static int64_t token_at(const void *row, int64_t i, ek_type type) {
-  return type == EK_U16 ? ((const uint16_t *)row)[i] : ((const uint32_t *)row)[i];
+  uint16_t narrow = 0;
+  uint32_t wide = 0;
+  if (type == EK_U16) memcpy(&narrow, (const char *)row + (size_t)i * sizeof narrow, sizeof narrow);
+  else memcpy(&wide, (const char *)row + (size_t)i * sizeof wide, sizeof wide);
+  return type == EK_U16 ? (int64_t)narrow : (int64_t)wide;
 }
 
 /* Reads tokens of a file into a row, and looks at them. */
@@ -160,6 +165,10 @@ static ek_status read_row(void *row, const struct tokens *self, const struct fil
   }
 }
 
+static ek_type target_type(const struct tokens *self) {
+  return self->options.ignore_after_end ? EK_I32 : self->type;
+}
+
 static void number_documents(int32_t *documents, const void *row, const struct tokens *self) {
   int32_t document = 0;
   for (int64_t i = 0; i < self->options.sequence; i++) {
@@ -168,20 +177,31 @@ static void number_documents(int32_t *documents, const void *row, const struct t
   }
 }
 
+/* Makes targets i32 in their place, from the last to the first, because they may become wider. */
+static void ignore_after_end(char *targets, const char *inputs, const struct tokens *self) {
+  for (int64_t i = self->options.sequence; i-- > 0;) {
+    const bool ends = token_at(inputs, i, self->type) == self->options.document_end;
+    const int32_t target = ends ? IGNORED : (int32_t)token_at(targets, i, self->type);
+    memcpy(targets + (size_t)i * sizeof target, &target, sizeof target);
+  }
+}
+
 static ek_status read_tokens(const ek_source *source, const ek_source_request *request,
                              ek_tensor *tensors) {
   const struct tokens *self = (const struct tokens *)source;
   const int64_t length = self->options.sequence;
   const size_t bytes = (size_t)length * ek_type_size(self->type);
+  const size_t target_bytes = (size_t)length * ek_type_size(target_type(self));
   const bool documents = self->options.document_end >= 0;
   for (int64_t i = 0; i < request->count; i++) {
     const struct file *file = file_of(self, request->samples[i]);
     const int64_t first = (request->samples[i] - file->first) * length;
     char *input = (char *)tensors[0].data + (size_t)i * bytes;
-    char *target = (char *)tensors[documents ? 2 : 1].data + (size_t)i * bytes;
+    char *target = (char *)tensors[documents ? 2 : 1].data + (size_t)i * target_bytes;
     EK_TRY(read_row(input, self, file, first));
     EK_TRY(read_row(target, self, file, first + 1));
     if (documents) number_documents((int32_t *)tensors[1].data + i * length, input, self);
+    if (self->options.ignore_after_end) ignore_after_end(target, input, self);
   }
   return EK_OK;
 }
@@ -202,6 +222,8 @@ static ek_status check_options(const ek_tokens_options *o) {
   EK__FAIL_IF(o->document_end < -1, EK_ERR_INVALID_ARGUMENT,
               "ek_tokens_open: options.document_end is %" PRId64 ", expected a token or -1",
               o->document_end);
+  EK__FAIL_IF(o->ignore_after_end && o->document_end < 0, EK_ERR_INVALID_ARGUMENT,
+              "ek_tokens_open: options.ignore_after_end needs options.document_end");
   return EK_OK;
 }
 
@@ -211,7 +233,8 @@ static ek_status init(struct tokens *self, const char *pattern, int64_t samples)
   const ek_source_tensor row = {self->type, 1, {self->options.sequence}};
   const ek_source_tensor numbers = {EK_I32, 1, {self->options.sequence}};
   const bool documents = self->options.document_end >= 0;
-  const ek_source_tensor tensors[] = {row, documents ? numbers : row, row};
+  const ek_source_tensor targets = {target_type(self), 1, {self->options.sequence}};
+  const ek_source_tensor tensors[] = {row, documents ? numbers : targets, targets};
   ek_source_options options = EK_SOURCE_OPTIONS_INIT;
   EK__FAIL_IF(samples == 0, EK_ERR_INVALID_ARGUMENT,
               "%s: no file has the %" PRId64 " tokens that a window and its targets take", pattern,
@@ -230,6 +253,9 @@ static ek_status make(ek_source **source, const char *pattern, const ek_tokens_o
   int64_t samples = 0;
   EK_TRY(ek__new(&self, 1, sizeof *self + count * sizeof self->files[0], "files of tokens"));
   self->options = *options;
+  if (options->ignore_after_end && (options->vocabulary == 0 || options->vocabulary > INT32_MAX)) {
+    self->options.vocabulary = (int64_t)INT32_MAX + 1;
+  }
   ek_status status = open_files(self, paths, count, &samples);
   if (status == EK_OK) status = init(self, pattern, samples);
   if (status == EK_OK) *source = &self->base;

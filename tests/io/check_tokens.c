@@ -70,7 +70,8 @@ static ek_status read_windows(const ek_source *source, int64_t first, int64_t co
   const ek_source_tensor *row = ek_source_tensor_of(source, 0);
   const int64_t shape[] = {count, row->shape[0]};
   ck_ok(ek_tensor_host(&tensors[0], input, row->type, 2, shape));
-  ck_ok(ek_tensor_host(&tensors[tensor_count - 1], target, row->type, 2, shape));
+  ck_ok(ek_tensor_host(&tensors[tensor_count - 1], target,
+                       ek_source_tensor_of(source, tensor_count - 1)->type, 2, shape));
   if (tensor_count == 3) ck_ok(ek_tensor_host(&tensors[1], document, EK_I32, 2, shape));
   return ek_source_read(tensors, tensor_count, source, first, count);
 }
@@ -152,6 +153,41 @@ CK_TEST(documents_are_numbered_in_each_window) {
   ck_assert_mem_eq(document, wanted, sizeof wanted);
 }
 
+/* The targets after 9 are ignored, the rest are the tokens that follow; in 16 and 32 bits. */
+CK_LOOP(targets_after_an_ending_token_are_ignored, 2) {
+  static const int32_t tokens[] = {5, 9, 9, 4, 3, 9, 2, 1, 8, 9, 7, 6, 6};
+  static const int32_t wanted[] = {9, -100, -100, 3, 9, -100, 1, 8, 9, -100, 6, 6};
+  uint16_t narrow[13];
+  for (size_t i = 0; i < 13; i++) narrow[i] = (uint16_t)tokens[i];
+  FILE *file = fopen(in_folder("a.bin"), "wb");
+  ck_assert_ptr_nonnull(file);
+  if (_i == 0) ck_assert(fwrite(narrow, sizeof narrow, 1, file) == 1);
+  else ck_assert(fwrite(tokens, sizeof tokens, 1, file) == 1);
+  ck_assert(fclose(file) == 0);
+  ek_tokens_options options = windows(6);
+  options.raw = _i == 0 ? EK_U16 : EK_U32;
+  options.document_end = 9;
+  options.ignore_after_end = true;
+  ek_source *source = open_tokens(&options);
+  ck_assert(ek_source_tensor_of(source, 2)->type == EK_I32);
+  ck_ok(read_windows(source, 0, 2));
+  ck_assert_mem_eq(target, wanted, sizeof wanted);
+  ck_assert(at(input, 5, options.raw) == 9 && at(input, 11, options.raw) == 6);
+}
+
+CK_TEST(a_token_that_a_target_cannot_hold_is_refused) {
+  write_tokens("a.bin", 0, 0, EK_U32, INT32_MAX - 4u, 9, 0);
+  ek_tokens_options options = windows(4);
+  options.raw = EK_U32;
+  options.document_end = 9;
+  ck_ok(read_windows(open_tokens(&options), 1, 1));
+  options.ignore_after_end = true;
+  ek_source *source = open_tokens(&options);
+  ck_ok(read_windows(source, 0, 1));
+  ck_fails(read_windows(source, 1, 1), EK_ERR_CORRUPT,
+           "token 2147483648 at place 5 is outside of 0..2147483647");
+}
+
 /* ---- what is refused ---- */
 
 static void refused(const ek_tokens_options *options, ek_status status, const char *text) {
@@ -215,6 +251,7 @@ CK_TEST(options_that_make_no_sense) {
   BAD(vocabulary, -1, "vocabulary is -1");
   BAD(raw, EK_I32, "raw is i32, expected u16 or u32");
   BAD(document_end, -2, "document_end is -2");
+  BAD(ignore_after_end, true, "ignore_after_end needs options.document_end");
 #undef BAD
   ck_invalid(ek_tokens_open(NULL, "a", NULL), "source is NULL");
   ck_invalid(ek_tokens_open(&source, NULL, NULL), "pattern is NULL");
