@@ -131,6 +131,7 @@ static ek_status make_gpt(ek_module **module, const struct shape *shape, double 
   gpt.fused_loss = fused_loss;
   gpt.recompute = shape->recompute;
   gpt.logits_columns = columns;
+  gpt.segments = shape->documents;
   return ek_gpt_create(module, &gpt);
 }
 
@@ -149,6 +150,7 @@ static ek_status make_llama(ek_module **module, const struct shape *shape, doubl
   llama.fused_loss = fused_loss;
   llama.recompute = shape->recompute;
   llama.logits_columns = columns;
+  llama.segments = shape->documents;
   return ek_llama_create(module, &llama);
 }
 

@@ -19,6 +19,7 @@ struct shape {
   int64_t layers, width, heads, seq, vocab, batch;
   int64_t hidden, kv_heads, image;
   bool untied, segments;
+  bool documents; /* a language model: a second input numbers the documents of a row */
   int64_t steps, warmup;
   bool keep_outputs;
   int64_t micro_batches; /* of a step; 0 and 1: the whole batch at once */

@@ -41,16 +41,22 @@ ek_status choice_make(ek_advice *advice, const struct plan *plan) {
   const uint32_t none[1] = {0}; /* of a batch only type and shape are read */
   ek_trainer_options trainer = EK_TRAINER_OPTIONS_INIT;
   ek_advise_task task = EK_ADVISE_TASK_INIT;
-  ek_tensor tokens;
-  EK_TRY(ek_tensor_host(&tokens, (void *)(uintptr_t)none, plan->tokens, 2, shape));
+  ek_tensor inputs[2], target; /* with documents: their numbers, and targets that may be ignored */
+  const bool documents = s->document_end >= 0;
+  void *at = (void *)(uintptr_t)none;
+  EK_TRY(ek_tensor_host(&inputs[0], at, plan->tokens, 2, shape));
+  EK_TRY(ek_tensor_host(&inputs[1], at, EK_I32, 2, shape));
+  EK_TRY(ek_tensor_host(&target, at, documents ? EK_I32 : plan->tokens, 2, shape));
   trainer.group = plan->group;
   trainer.model = plan->model;
   trainer.optimizer = plan->optimizer;
   task.build = build;
   task.context = (void *)(uintptr_t)s;
   task.optimizer = plan->rule;
-  task.inputs = task.targets = &tokens;
-  task.input_count = task.target_count = 1;
+  task.inputs = inputs;
+  task.targets = &target;
+  task.input_count = documents ? 2 : 1;
+  task.target_count = 1;
   task.trainer = &trainer;
   if (s->mode >= 0) return ek_plan_step(advice, NULL, &task, &advice->settings);
   size_t count = 0;

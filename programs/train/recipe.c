@@ -141,6 +141,7 @@ static ek_status make_new(ek_module **module, const struct settings *s, const ek
                           bool fused) {
   struct shape shape = s->shape;
   shape.recompute = *again;
+  shape.documents = s->document_end >= 0;
   return shape_language_model(module, &shape, s->dropout, fused, 0);
 }
 
@@ -150,6 +151,7 @@ static ek_status open_folder(ek_module **module, const struct settings *s,
   options.dropout = s->dropout;
   options.recompute = *again;
   options.fused_loss = fused;
+  options.segments = s->document_end >= 0;
   return ek_model_from_folder(module, s->model, &options);
 }
 

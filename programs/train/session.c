@@ -46,6 +46,11 @@ static ek_status look_at_model(struct session *it) {
   ek_criterion_free(loss);
   ek_module_free(module);
   it->sequence = s->sequence > 0 ? s->sequence : longest > 0 && longest < 1024 ? longest : 1024;
+  if (it->vocabulary > 0 && s->document_end >= it->vocabulary) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "--document-end %" PRId64 ": the tokens of %s are 0 to %" PRId64,
+                        s->document_end, s->model, it->vocabulary - 1);
+  }
   if (longest == 0 || it->sequence <= longest) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "--sequence %" PRId64 ": %s takes at most %" PRId64,
                       it->sequence, s->model, longest);
@@ -86,6 +91,8 @@ static ek_status open_tokens(ek_source **source, const struct session *it,
   options.sequence = it->sequence;
   options.vocabulary = it->vocabulary;
   options.raw = it->settings->raw == 1 ? EK_U32 : EK_U16;
+  options.document_end = it->settings->document_end;
+  options.ignore_after_end = options.document_end >= 0;
   options.seed = (uint64_t)it->settings->seed;
   options.in_order = in_order;
   options.more = files->paths + 1;

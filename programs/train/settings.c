@@ -86,6 +86,9 @@ static const struct flag flags[] = {
     WHOLE_("batch", batch, 1, INT32_MAX,
            "Samples of a step, over all devices and processes; default 8"),
     WORD_("raw", raw, raw_words, "Tokens of files without a header"),
+    WHOLE_("document-end", document_end, 0, UINT32_MAX,
+           "The token that ends a document, such as 50256 of GPT-2: tokens see those of their own "
+           "document alone, and no document's first token is predicted from the one before it"),
 
     HEADING_("Run:"),
     WHOLE_("steps", steps, 1, 1000000000, "Steps of the whole run; default: those of --epochs"),
@@ -402,7 +405,8 @@ void settings_parse(struct settings *settings, int argc, char **argv) {
       "those of each, and the first one prints.\n\nSIGINT and SIGTERM stop the run after the step "
       "that is under way, with a state in --save; the same command goes on from it.\n\nExit codes: "
       "0 done, 1 run-time error, 2 usage, 3 stopped by a signal, 5 the devices do not hold it.";
-  *settings = (struct settings){.validation_split = -1, .sequence = -1, .batch = 8,
+  *settings = (struct settings){.validation_split = -1, .document_end = -1,
+                                .sequence = -1, .batch = 8,
                                 .validation_every = -1, .validation_rows = 0, .steps = -1,
                                 .epochs = -1, .save_every = -1, .keep = 2, .log_every = -1,
                                 .rate = -1, .floor = -1, .weight_decay = -1, .clip = 1, .ema = -1,

@@ -35,6 +35,7 @@ struct settings {
   struct files data, validation;
   double validation_split;
   int64_t raw; /* of files without a header: 0 u16, 1 u32 */
+  int64_t document_end; /* a token, or -1 */
   int64_t sequence, batch, validation_every, validation_rows;
   /* the run */
   int64_t steps, seed;

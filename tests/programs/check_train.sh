@@ -106,6 +106,32 @@ group_modes() {
   [[ $planned == "$used" ]] || complain "planned $planned bytes, used $used"
 }
 
+# Two documents of 8 tokens in a row of 16 train as two rows do, and what follows an end is not predicted.
+group_documents() {
+  local kind
+  awk 'BEGIN { for (i = 0; i < 16 * 24 + 1; i++) printf "\\x%02x\\x00", i % 8 == 7 ? 31 : (i * i + int(i / 8)) % 31 }' >bytes
+  printf '%b' "$(cat bytes)" >packed.bin
+  for kind in small llama; do
+    local -n shape=$kind
+    # Every step has all rows, so that their order is no difference.
+    local run=("${shape[@]}" --data packed.bin --steps 6 --devices cpu:2 --schedule constant --document-end 31)
+    expect 0 "${run[@]}" --sequence 16 --batch 24 --metrics "$kind.packed"
+    [[ $kind != llama ]] || expect 0 "${run[@]}" --sequence 8 --batch 48 --metrics "$kind.apart"
+    expect 0 "${shape[@]}" --data packed.bin --steps 6 --devices cpu:2 --schedule constant --sequence 16 --batch 24 --metrics "$kind.mixed"
+    ! agree 1e-4 6 "$kind.packed" "$kind.mixed" || complain "$kind: --document-end changes nothing"
+    expect 0 "${run[@]}" --sequence 16 --batch 24 --micro-batches 2 --mode fully-sharded --loss fused --validation packed.bin --metrics "$kind.fused"
+    agree 2e-5 6 "$kind.packed" "$kind.fused" || complain "$kind: the mode changes the training"
+  done
+  # GPT-2's table of positions has other initial values where it has other rows.
+  agree 2e-5 6 llama.packed llama.apart || complain "packed rows are another training"
+  need_files
+  expect 0 "${small[@]}" --data packed.bin --steps 3 --out model
+  expect 0 --model model --data packed.bin --steps 3 --document-end 31 --metrics folder
+  expect 0 --model model --data packed.bin --steps 3 --metrics whole
+  ! agree 1e-4 3 folder whole || complain "a folder's model does not keep documents apart"
+  refused 2 "--document-end 32: the tokens of model are 0 to 31" --model model --data packed.bin --document-end 32
+}
+
 rates() { grep -o '"learning_rate": [^,]*' "$1.jsonl" | cut -d' ' -f2; }
 
 group_rules() {
@@ -225,6 +251,8 @@ group_plan() {
   prints "it fits"
   expect 0 --model llama:8b --devices plan:8@80GiB --mode fully-sharded --recompute every=1 --loss fused --precision bf16
   prints "recompute every=1, fused loss"
+  expect 0 "${llama[@]}" --devices plan:2@1GiB --document-end 0 --mode sharded --loss fused
+  prints "it fits"
   expect 5 --model llama:70b --devices plan:2@80GiB
   says "nothing fits"
   expect 5 "${small[@]}" --devices plan:2@100KiB --mode replicated
@@ -316,6 +344,7 @@ group_usage() {
 2|unknown size "7b"|--model llama:7b --data tokens.bin
 2|"gtp2" is no folder with config.json|--model gtp2 --data tokens.bin
 2|--data is needed|--model gpt2 --layers 1 --width 8 --heads 1 --vocab 32
+2|--document-end must be a whole number from 0 to 4294967295|--model gpt2 --document-end -1
 2|unexpected argument "tokens.bin"|--model gpt2 tokens.bin
 2|--hidden needs --model llama|--model gpt2 --hidden 8
 2|not a multiple of 3 heads|--model gpt2 --layers 1 --width 16 --heads 3 --vocab 32 --sequence 8 --data tokens.bin
