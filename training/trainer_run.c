@@ -89,29 +89,25 @@ static ek_status read_kept(struct run *run, const char *path) {
   return status;
 }
 
-static ek_status go_on(struct run *run) {
-  ek_checkpoint_info info;
-  const ek_status loaded = ek_trainer_load(&info, run->trainer, run->options.folder);
-  if (loaded == EK_ERR_NOT_FOUND) return EK_OK; /* a new run */
-  EK_TRY(loaded);
+static ek_status go_on(struct run *run, const ek_checkpoint_info *info) {
   EK__FAIL_IF(run->options.fresh, EK_ERR_STATE,
               "ek_trainer_run: %s has a state, and options.fresh asks for a new run",
               run->options.folder);
-  run->kept[KEPT_STEP] = (double)info.step;
+  run->kept[KEPT_STEP] = (double)info->step;
   run->kept[KEPT_BEST] = NAN;
-  if (ek_world_process(run->world) == 0) EK_TRY(read_kept(run, info.path));
+  if (ek_world_process(run->world) == 0) EK_TRY(read_kept(run, info->path));
   if (ek_world_processes(run->world) > 1) {
     EK_TRY(ek__world_share(run->world, run->kept, sizeof run->kept));
   }
   run->result.first = run->result.step = (int64_t)run->kept[KEPT_STEP];
-  run->result.position = info.position;
+  run->result.position = info->position;
   run->result.best = run->kept[KEPT_BEST];
   run->result.best_step = (int64_t)run->kept[KEPT_BEST_STEP];
   run->since = (int64_t)run->kept[KEPT_SINCE];
   run->saved = run->result.step;
   if (run->options.metrics == NULL) return EK_OK;
   return ek_metrics_resume(run->options.metrics,
-                           (double)info.position * run->options.tokens_per_row);
+                           (double)info->position * run->options.tokens_per_row);
 }
 
 /* ---- validation ---- */
@@ -253,11 +249,36 @@ static ek_status open_loaders(struct run *run, ek_source *source) {
   return ek_data_loader_open(&run->held_out, o->validation, run->trainer, &options);
 }
 
-static ek_status run_all(struct run *run, ek_source *source) {
-  if (run->options.folder != NULL) EK_TRY(go_on(run));
+/* A run that has failed, in all processes, keeps the steps that it has taken. The error is that of
+ * the run, also if this fails. */
+static void save_after_failure(struct run *run) {
+  char kept[EK__MESSAGE_SIZE];
+  if (run->options.folder == NULL || run->result.step == run->result.first) return;
+  ek__error_keep(kept);
+  ek_status saved = save_state(run);
+  if (saved == EK_OK) saved = ek_trainer_save_end(run->trainer);
+  ek__error_restore(kept, saved);
+}
+
+static ek_status run_from(struct run *run, ek_source *source, const ek_checkpoint_info *info) {
+  if (info != NULL) EK_TRY(go_on(run, info));
   EK_TRY(open_loaders(run, source));
   EK_TRY(take_steps(run));
   return ek_trainer_save_end(run->trainer);
+}
+
+/* Without a state, a load is an error that all processes have, and drop: the calls whose errors
+ * they tell each other begin after it. */
+static ek_status run_all(struct run *run, ek_source *source) {
+  const char *folder = run->options.folder;
+  ek_checkpoint_info info;
+  ek_status status = folder == NULL ? EK_ERR_NOT_FOUND : ek_trainer_load(&info, run->trainer, folder);
+  if (status != EK_OK && status != EK_ERR_NOT_FOUND) return status;
+  const uint64_t began = ek__world_begin(run->world);
+  status = run_from(run, source, status == EK_OK ? &info : NULL);
+  status = ek__world_end(run->world, began, status);
+  if (status != EK_OK) save_after_failure(run);
+  return status;
 }
 
 ek_status ek_trainer_run(ek_run_result *result, ek_trainer *trainer, ek_source *source,
@@ -272,9 +293,7 @@ ek_status ek_trainer_run(ek_run_result *result, ek_trainer *trainer, ek_source *
   run.world = ek__group_world(ek_trainer_group(trainer));
   run.stops = run.options.world != NULL ? run.options.world : run.world;
   run.began = seconds_now();
-  const uint64_t began = ek__world_begin(run.world);
-  ek_status status = run_all(&run, source);
-  status = ek__world_end(run.world, began, status);
+  const ek_status status = run_all(&run, source);
   run.result.waited = ek_data_loader_waited(run.loader);
   ek_data_loader_free(run.held_out);
   ek_data_loader_free(run.loader);

@@ -62,8 +62,8 @@ typedef struct ek_trainer_run_options {
   int64_t patience; /* stop after this many validations without a new least loss; 0: never */
   /*
    * States (checkpoint.h). `folder` gets one every `save_every` steps (0: none on the way), written
-   * in the background, and one when the run ends or is stopped; the last `keep` of them stay (0:
-   * all). A run goes on from the last state that it finds there, unless `fresh` is true: then a
+   * in the background, and one when the run ends, is stopped or fails; the last `keep` of them stay
+   * (0: all). A run goes on from the last state that it finds there, unless `fresh` is true: then a
    * folder with a state is EK_ERR_STATE. `best_folder` gets the state of the least validation loss,
    * and holds one state. NULL: none.
    */
@@ -123,8 +123,9 @@ typedef struct ek_run_result {
  * process. The run then ends after the step that is under way, with a saved state.
  *
  * Returns the error of the reading, step, validation, save or metric that fails; the trainer then
- * has the state of the steps before. In a world of several processes it fails in all of them. A run
- * that does not fail has waited for its saves. EK_ERR_INVALID_ARGUMENT for options that make no
+ * has the state of the steps before, and so has `folder`, unless this save fails too, which goes to
+ * the log. In a world of several processes it fails in all of them. A run that does not fail has
+ * waited for its saves. EK_ERR_INVALID_ARGUMENT for options that make no
  * sense; EK_ERR_STATE for `fresh` (above), and without an optimizer.
  */
 EK_API EK_CHECKED ek_status ek_trainer_run(ek_run_result *result, ek_trainer *trainer,

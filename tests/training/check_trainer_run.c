@@ -247,12 +247,14 @@ CK_TEST(a_source_that_fails_ends_the_run_and_loses_no_step) {
   ck_assert(result.end == EK_RUN_FAILED && result.step == 3 && result.position == 3 * BATCH);
   ck_assert(story.count == 3 && story.losses[3] == whole.losses[3]);
 
-  /* With a folder, the next call goes on after a save of the program's. */
-  ek_checkpoint_options checkpoint = EK_CHECKPOINT_OPTIONS_INIT;
-  checkpoint.position = result.position;
-  if (no_files(ek_trainer_save(trainer, states, &checkpoint))) return;
-  __atomic_store_n(&products->fails_at, -1, __ATOMIC_RELAXED);
+  /* With a folder, its steps are saved, also those after the last state; the next call goes on. */
+  ek_trainer *other = open_trainer("cpu:1", 0.05);
   options.folder = states;
+  options.save_every = 2;
+  if (no_files(ek_trainer_save(trainer, best, NULL))) return;
+  ck_fails(ek_trainer_run(&result, other, source, STEPS, &options), EK_ERR_IO, "products: sample");
+  ck_assert(result.end == EK_RUN_FAILED && result.step == 3);
+  __atomic_store_n(&products->fails_at, -1, __ATOMIC_RELAXED);
   ck_ok(ek_trainer_run(&result, trainer, source, STEPS, &options));
   ck_assert(result.first == 3 && result.end == EK_RUN_DONE);
   ck_assert(story.losses[STEPS] == whole.losses[STEPS]);
@@ -348,20 +350,25 @@ static bool hear_loss(void *context, const ek_run_event *event) {
   return true;
 }
 
-/* Part "damaged": process 1 cannot read one of its rows of the fourth batch, whose micro-batches
- * have 3 and 2 rows: it has the third row. */
+/* Part "damaged FOLDER": process 1 cannot read one of its rows of the fourth batch, whose
+ * micro-batches have 3 and 2 rows: it has the third row. States are saved in the folder. */
+static const char damaged_part[] = "damaged ";
+
 static ek_status run_part(struct ck_outcome *outcome, const struct ck_process *process,
                           ek_trainer *trainer) {
   ek_source *source = NULL;
   ek_run_result result;
   ek_trainer_run_options options = EK_TRAINER_RUN_OPTIONS_INIT;
-  const bool damaged = strcmp(process->part, "damaged") == 0 && process->number == 1;
+  const size_t length = sizeof damaged_part - 1;
+  const bool saves = strncmp(process->part, damaged_part, length) == 0;
+  const bool damaged = saves && process->number == 1;
   ek_status status = make_products(&source);
   options.batch = BATCH;
   options.validation = source;
   options.validation_every = 7;
   options.report = hear_loss;
   options.context = outcome;
+  if (saves) options.folder = process->part + length;
   if (status == EK_OK && damaged) {
     status = ek_source_at(&((struct products *)source)->fails_at, NULL, source, 3 * BATCH + 2);
   }
@@ -403,13 +410,26 @@ CK_LOOP(processes_take_the_steps_of_one, 2) {
 CK_TEST(a_source_that_fails_in_one_process_ends_the_run_in_all) {
   static const size_t devices[] = {1, 1};
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  ck_processes_run(outcomes, "damaged", devices, 2);
+  char part[sizeof damaged_part + sizeof states];
+  (void)snprintf(part, sizeof part, "%s%s", damaged_part, states);
+  ck_processes_run(outcomes, part, devices, 2);
   for (size_t p = 0; p < 2; p++) {
-    ck_assert(outcomes[p].whole && outcomes[p].status == EK_ERR_IO);
+    ck_assert_msg(outcomes[p].whole && outcomes[p].status == EK_ERR_IO, "%s", outcomes[p].message);
     ck_assert_msg(strstr(outcomes[p].message, "products: sample") != NULL, "%s",
                   outcomes[p].message);
     ck_assert_uint_eq(outcomes[p].count, 3);
   }
+  /* Both have saved their steps: one process goes on. */
+  struct story whole = {0}, story = {0};
+  ek_trainer_run_options options = options_of(&story);
+  ek_run_result result;
+  run_whole(&whole, &options);
+  options.folder = states;
+  const ek_status status =
+      ek_trainer_run(&result, open_trainer("cpu:3", 0.05), open_products(), STEPS, &options);
+  if (no_files(status)) return;
+  ck_assert(result.first == 3 && result.end == EK_RUN_DONE);
+  ck_assert(story.losses[4] == whole.losses[4] && story.losses[STEPS] == whole.losses[STEPS]);
 }
 
 /* ---- what is refused ---- */
@@ -466,8 +486,7 @@ CK_TEST(lines_for_people) {
   ck_assert_ptr_null(ek_run_line(NULL, 0, &event));
 }
 
-static const struct ck_part parts[] = {
-    {"run", run_in_process}, {"damaged", run_in_process}, {NULL, NULL}};
+static const struct ck_part parts[] = {{"run", run_in_process}, {NULL, run_in_process}};
 
 static Suite *make_suite(void) { return ck_suite("trainer_run", make, clear); }
 
