@@ -59,12 +59,21 @@ ek_status ek__ranges_make(struct ek__ranges *ranges, const ek_data_parallel_mode
 /* Whether a state exists for parameters that the rule takes whole, or for the others. */
 bool ek__rule_keeps(const ek_optimizer *rule, size_t state, bool whole);
 
-/* state.c: ek_state_read_part(), and if not `to_all`, process 0 alone gets the parts that other
- * processes have: `host` of the others is scratch. */
-ek_status ek__state_read_part(ek_tensor *host, const ek_data_parallel_model *model,
-                              const char *name, int64_t first, bool to_all);
-/* state.c: whether other processes have parts of an entry. */
-bool ek__state_is_away(const ek_data_parallel_model *model, const ek_state_info *info);
+/* state.c: elements first, first + 1, ... of entry number `index` that the devices of this process
+ * have; the others' places in `host` stay as they are. Talks to no other process. */
+ek_status ek__state_read_own(ek_tensor *host, const ek_data_parallel_model *model, size_t index,
+                             int64_t first);
+/* state.c: whether processes have parts of an entry; else each has all of it. */
+bool ek__state_is_cut(const ek_data_parallel_model *model, const ek_state_info *info);
+/* The parts that one process has of elements first .. first + count - 1 of an entry that is cut, in
+ * one order. */
+struct ek__state_parts {
+  const ek_data_parallel_model *model;
+  size_t process, index;
+  int64_t first, count;
+  size_t number; /* 0 at first */
+};
+bool ek__state_next_part(int64_t *first, int64_t *count, struct ek__state_parts *parts);
 /* state.c: whether this is the name of an entry that a model has with a dynamic loss scale
  * alone. */
 bool ek__state_is_scaler(const char *name);

@@ -343,64 +343,72 @@ static bool is_cut(const ek_data_parallel_model *model, ek_state_kind kind) {
 
 /* ---- parts that other processes have ---- */
 
-/* Sends the process's own parts to another one, and receives that one's: in place, in the order of
- * the buckets. */
-static ek_status swap_parts(const ek_data_parallel_model *model, size_t peer, int64_t offset,
-                            ek_tensor *host, bool sends, bool receives) {
-  ek_world *world = ek__model_world(model);
+/* The next part that a process has of elements offset .. end - 1 of the flat buffers, in the order
+ * of the buckets; *number is 0 at first. False: there are no more. */
+static bool next_part(struct ek__part *part, size_t *number, const ek_data_parallel_model *model,
+                      size_t process, int64_t offset, int64_t end) {
   const struct ek__place *place = ek__group_place(model->run.group);
+  const size_t first = ek__place_first_rank(place, process);
+  const size_t ranks = ek__place_first_rank(place, process + 1) - first;
+  while (*number < model->run.cut.count * ranks) {
+    const struct ek__bucket *bucket = &model->run.cut.list[*number / ranks];
+    const size_t rank = first + (*number)++ % ranks;
+    *part = ek__part_within(ek__bucket_part(bucket, rank), offset, end);
+    if (part->count > 0) return true;
+  }
+  return false;
+}
+
+/* Sends the process's own parts to another one, and receives that one's: in place. */
+static ek_status swap_parts(const ek_data_parallel_model *model, size_t peer, int64_t offset,
+                            ek_tensor *host) {
+  ek_world *world = ek__model_world(model);
   const size_t own = ek_world_process(world), size = ek_type_size(host->type);
   /* First what the lower of the two has. */
   for (size_t turn = 0; turn < 2; turn++) {
     const bool mine = (turn == 0) == (own < peer);
-    const size_t owner = mine ? own : peer, last = ek__place_first_rank(place, owner + 1);
-    if (mine ? !sends : !receives) continue;
-    for (size_t b = 0; b < model->run.cut.count; b++) {
-      for (size_t rank = ek__place_first_rank(place, owner); rank < last; rank++) {
-        const struct ek__part part = ek__part_within(ek__bucket_part(&model->run.cut.list[b], rank),
-                                                     offset, offset + ek_tensor_count(host));
-        if (part.count == 0) continue;
-        char *data = (char *)host->data + (size_t)(part.first - offset) * size;
-        const size_t bytes = (size_t)part.count * size;
-        EK_TRY(ek__world_swap(world, peer, data, mine ? bytes : 0, data, mine ? 0 : bytes));
-      }
+    struct ek__part part;
+    size_t number = 0;
+    while (next_part(&part, &number, model, mine ? own : peer, offset,
+                     offset + ek_tensor_count(host))) {
+      char *data = (char *)host->data + (size_t)(part.first - offset) * size;
+      const size_t bytes = (size_t)part.count * size;
+      EK_TRY(ek__world_swap(world, peer, data, mine ? bytes : 0, data, mine ? 0 : bytes));
     }
   }
   return EK_OK;
 }
 
-/* The host tensor of each process has its own parts and gets those of the others, in process 0
- * alone or in all. `key` is the same for the same entry. */
+/* The host tensor of each process has its own parts and gets those of the others. `key` is the same
+ * for the same entry. */
 static ek_status gather_parts(const ek_data_parallel_model *model, const char *doing, int64_t key,
-                              int64_t offset, ek_tensor *host, bool to_all) {
+                              int64_t offset, ek_tensor *host) {
   ek_world *world = ek__model_world(model);
   const struct ek__topic topic = {
       .kind = EK__TOPIC_AGREE,
       .doing = doing,
-      .same = 5,
-      .words = {key, offset, ek_tensor_count(host), (int64_t)host->type, to_all}};
+      .same = 4,
+      .words = {key, offset, ek_tensor_count(host), (int64_t)host->type}};
   const size_t own = ek_world_process(world);
   ek__world_lock(world);
   ek_status status = ek__world_talk(world, &topic, NULL);
   for (size_t round = 0; round < ek_world_processes(world) && status == EK_OK; round++) {
     const size_t peer = ek__world_peer(world, round);
-    if (peer == own) continue;
-    status = swap_parts(model, peer, offset, host, to_all || peer == 0, to_all || own == 0);
+    if (peer != own) status = swap_parts(model, peer, offset, host);
   }
   ek__world_unlock(world);
   return status;
 }
 
-/* Elements of an entry, of which other processes may have parts: then all processes call this.
- * to_all: all get all of them, else process 0. */
+/* Elements of an entry, of which other processes may have parts: then all processes call this. */
 static ek_status read_entry(const ek_data_parallel_model *model, const struct entry *entry,
-                            int64_t first, ek_tensor *host, bool to_all) {
+                            int64_t first, ek_tensor *host) {
   ek_data_parallel_model *own = (ek_data_parallel_model *)(uintptr_t)model;
   EK_TRY(copy_entry(own, entry, first, host, false));
   if (!is_cut(model, entry->kind)) return EK_OK;
   const int64_t key = (int64_t)(entry->parameter * EK_MAX_OPTIMIZER_STATES + entry->state) * 16 +
                       (int64_t)entry->kind;
-  return gather_parts(model, "reading a state", key, entry->info.offset + first, host, to_all);
+  return gather_parts(model, "reading a state", key, entry->info.offset + first, host);
 }
 
 static ek_status check_host(const char *who, const char *name, const ek_tensor *like,
@@ -443,13 +451,13 @@ static ek_status entry_for(struct entry *entry, const char *who,
 }
 
 static ek_status read_range(ek_tensor *host, const char *who, const ek_data_parallel_model *model,
-                            const struct range *range, bool to_all) {
+                            const struct range *range) {
   const char *name = range->name;
   EK__NOT_NULL(who, host, model, name);
   EK__MODEL_USE(model, who);
   struct entry entry;
   EK_TRY(entry_for(&entry, who, model, range, host));
-  return read_entry(model, &entry, range->first, host, to_all);
+  return read_entry(model, &entry, range->first, host);
 }
 
 /* Reading is a call of all processes where other ones have parts. */
@@ -459,22 +467,39 @@ static ek_world *world_of_reading(const ek_data_parallel_model *model) {
 
 ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model, const char *name) {
   const struct range range = {.name = name, .all = true};
-  EK__WORLD_CALL(world_of_reading(model), read_range(host, "ek_state_read", model, &range, true));
+  EK__WORLD_CALL(world_of_reading(model), read_range(host, "ek_state_read", model, &range));
 }
 
 ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *model, const char *name,
                              int64_t first) {
-  EK__WORLD_CALL(world_of_reading(model), ek__state_read_part(host, model, name, first, true));
-}
-
-ek_status ek__state_read_part(ek_tensor *host, const ek_data_parallel_model *model,
-                              const char *name, int64_t first, bool to_all) {
   const struct range range = {.name = name, .first = first};
-  return read_range(host, "ek_state_read_part", model, &range, to_all);
+  EK__WORLD_CALL(world_of_reading(model), read_range(host, "ek_state_read_part", model, &range));
 }
 
-bool ek__state_is_away(const ek_data_parallel_model *model, const ek_state_info *info) {
+/* ---- without a conversation: what a save needs ---- */
+
+ek_status ek__state_read_own(ek_tensor *host, const ek_data_parallel_model *model, size_t index,
+                             int64_t first) {
+  struct entry entry;
+  EK_TRY(entry_at(&entry, model, index));
+  return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, first, host, false);
+}
+
+bool ek__state_is_cut(const ek_data_parallel_model *model, const ek_state_info *info) {
   return is_cut(model, info->kind);
+}
+
+bool ek__state_next_part(int64_t *first, int64_t *count, struct ek__state_parts *parts) {
+  struct entry entry;
+  struct ek__part part;
+  if (entry_at(&entry, parts->model, parts->index) != EK_OK) return false;
+  const int64_t offset = entry.info.offset, begin = offset + parts->first;
+  if (!next_part(&part, &parts->number, parts->model, parts->process, begin, begin + parts->count)) {
+    return false;
+  }
+  *first = part.first - offset;
+  *count = part.count;
+  return true;
 }
 
 ek_status ek__state_check_number(ek_state_kind kind, const void *value) {
@@ -535,7 +560,7 @@ static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *mo
                       ek_tensor_count(host), false);
   }
   EK_TRY(copy_shares(model, ek_replica_gradients, placement->gradient_shares, offset, host, false));
-  return is_away(model) ? gather_parts(model, "reading a gradient", -1, offset, host, true) : EK_OK;
+  return is_away(model) ? gather_parts(model, "reading a gradient", -1, offset, host) : EK_OK;
 }
 
 /* The factor that the optimizer would use: 1 / D, or 1, divided by the loss scale. */

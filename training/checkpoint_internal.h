@@ -18,6 +18,9 @@
 /* The prefix of the names of a program's extras: names of parameters have no slash. */
 #define EK__CHECKPOINT_EXTRA "user/"
 
+/* Room for the name of a state's file in its folder while it is written. */
+enum { EK__CHECKPOINT_NAME_SIZE = 80 };
+
 /* "FOLDER/step-NUMBER.safetensors", for a step >= 0. EK_ERR_INVALID_ARGUMENT if it is too long. */
 ek_status ek__checkpoint_path(char path[EK_CHECKPOINT_PATH_SIZE], const char *folder, int64_t step);
 
@@ -38,7 +41,13 @@ bool ek__checkpoint_replaces(const char *folder, int64_t step, size_t keep);
 void ek__checkpoint_prune(const char *folder, int64_t step, size_t keep);
 
 /* Waits until a save in the background has ended, and frees its memory; ek_checkpoint_end() still
- * returns its status. NULL is legal. */
-void ek__checkpoint_wait(ek_checkpoint_write *write);
+ * returns the error of the save. In a world a call of all processes, and the status is that of
+ * another call, in which one of them has failed. NULL is legal. */
+ek_status ek__checkpoint_wait(ek_checkpoint_write *write);
+
+/* If all processes have written their parts of such a save, process 0 begins to end the file; waits
+ * for no disk. Called at the beginning of a call that all processes make; the status is that of
+ * ek__checkpoint_wait(). NULL is legal. */
+ek_status ek__checkpoint_go_on(ek_checkpoint_write *write);
 
 #endif /* EK_CHECKPOINT_INTERNAL_H */

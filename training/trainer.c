@@ -325,6 +325,7 @@ static ek_status run_step(ek_step_result *result, ek_trainer *trainer, const ek_
   EK_TRY(check_parts("ek_trainer_step", trainer, true));
   EK_TRY(check_call("ek_trainer_step", trainer, inputs, targets, target_count));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_step", "the trainer");
+  EK_TRY(ek__checkpoint_go_on(trainer->write));
   ek_tensor all[EK_MAX_INPUTS];
   const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
   const bool norm = ek__update_takes_norm(trainer->model->update, result != NULL);
@@ -585,7 +586,7 @@ ek_status ek_trainer_save_end(ek_trainer *trainer) {
 ek_status ek_trainer_load(ek_checkpoint_info *info, ek_trainer *trainer, const char *path) {
   EK_TRY(check_open_still("ek_trainer_load", trainer));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_load", "the trainer");
-  ek__checkpoint_wait(trainer->write); /* its error is of the next save */
+  EK_TRY(ek__checkpoint_wait(trainer->write)); /* its error is of the next save */
   return ek_checkpoint_load(info, trainer->model, path);
 }
 

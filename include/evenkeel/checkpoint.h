@@ -25,11 +25,14 @@
  * without a leading zero. FOLDER/step-NUMBER.safetensors.tmp and .safetensors.K.tmp are files of
  * saves that are under way; the next save removes those of processes that were killed.
  *
- * In a world of several processes (world.h) all processes make these calls. Process 0 writes and
- * reads the files and has the extras; the others send it their parts of the state, and get what it
- * reads. So `folder` and `path` are those of process 0 and need not be on a file system that the
- * processes share, and any number of processes reads what any other has written. The world must
- * outlive a save in the background.
+ * In a world of several processes (world.h) all processes make these calls. Process 0 creates the
+ * file in its `folder`, has the extras, removes older states and reads. Every process that finds the
+ * file in its own `folder` writes a region of it, all at the same time; a process that does not, for
+ * example because its disk is another machine's, sends its part to those that do. The file is that
+ * of one process, byte for byte, so any number of processes reads what any other has written. It
+ * gets its name after all regions are on the disk: whichever process is killed, and whenever, the
+ * folder has whole states. `path` of a load is that of process 0, which shares what it reads. The
+ * world must outlive a save in the background.
  *
  * state.h says when a run goes on bit for bit as if uninterrupted, and when only to rounding.
  */
@@ -109,10 +112,12 @@ EK_API EK_CHECKED ek_status ek_checkpoint_save(const ek_data_parallel_model *mod
                                                const ek_checkpoint_options *options);
 
 /*
- * The same in the background: copies the state into host memory (as many bytes as the file has) and
- * returns; a thread of its own writes the file. The model may go on, or be freed meanwhile.
- * ek_checkpoint_end() waits until the file is written, returns the result, and frees *write; NULL
- * is legal.
+ * The same in the background: copies the state into host memory (as many bytes as the file has, or
+ * in a world as this process's region of it) and returns; a thread of its own writes the file. The
+ * model may go on, or be freed meanwhile. ek_checkpoint_end() waits until the file is written,
+ * returns the result, and frees *write; NULL is legal. In a world of several processes the file gets
+ * its name in ek_checkpoint_end(), a call of all of them; a trainer's also after the first step for
+ * which all processes have written their regions.
  * In a child of fork() it returns EK_ERR_STATE and frees the child's copy; the parent's save goes
  * on.
  */

@@ -73,6 +73,14 @@ ek_status ek__file_open(int *file, uint64_t *size, const char *path) {
   return EK_OK;
 }
 
+int ek__file_open_again(const char *path) {
+  int file = -1;
+  do {
+    file = open(path, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  } while (file < 0 && errno == EINTR);
+  return file;
+}
+
 /* ---- a file beside another ---- */
 
 /* False, and errno, where another has the lock or there are no locks. */
@@ -193,6 +201,10 @@ static ek_status sync_file(int file, const char *path, const char *what) {
   return failed == 0 ? EK_OK : ek__file_refused(path, what);
 }
 
+ek_status ek__file_sync(int file, const char *path) {
+  return sync_file(file, path, "cannot be synced");
+}
+
 ek_status ek__file_sync_folder(const char *path) {
   int folder = -1;
   EK_TRY(open_folder(&folder, path));
@@ -214,7 +226,7 @@ static ek_status rename_file(bool *renamed, int folder, const char *from, const 
 ek_status ek__file_replace(int file, const char *from, const char *to, bool sync) {
   int folder = -1;
   bool renamed = false;
-  ek_status status = sync ? sync_file(file, from, "cannot be synced") : EK_OK;
+  ek_status status = sync ? ek__file_sync(file, from) : EK_OK;
   /* Keeps its lock until it has its name. */
   const int held = fcntl(file, F_DUPFD_CLOEXEC, 0);
   if (held < 0 && status == EK_OK) status = ek__file_refused(from, "cannot be kept open");

@@ -40,6 +40,11 @@ bool ek__file_remove_stale(const char *path);
  */
 ek_status ek__file_of_process(char **name, const char *path, const ek_world *world);
 
+/* A second descriptor for writing of a file that there is, by its name; -1 and errno. Follows no
+ * link. */
+int ek__file_open_again(const char *path);
+/* What was written is on the disk. EK_ERR_IO. */
+ek_status ek__file_sync(int file, const char *path);
 /* Syncs the folder that has the entry `path`. EK_ERR_IO. */
 ek_status ek__file_sync_folder(const char *path);
 

@@ -8,12 +8,19 @@
  *
  * Durability order: the bytes are synced before the rename, and the folder before finish returns. A
  * child of fork() closes its descriptors and leaves the file to its parent.
+ *
+ * Several processes may write one file. One of them creates it and ends it; the others join it under
+ * its temporary name, where a token that the first has written tells them that it is the same file
+ * and not one of that name on another disk. Each puts its own bytes and syncs them; checksums go to
+ * the first. Only that one gives the file its name or removes it, so a killed process leaves what
+ * any killed save leaves.
  */
 #include <evenkeel/safetensors.h>
 
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
@@ -29,11 +36,13 @@ struct part {
   size_t tensor; /* its number in the order of the file */
   uint64_t given;
   struct ek__checksum *sum;
+  uint64_t result; /* the checksum, where another process has summed: then `sum` is NULL */
 };
 
 struct ek_safetensors_writer {
   char *path, *temporary;
   int file;                        /* -1: not open */
+  bool joined;                     /* another process has created the file, and ends it */
   int direct;                      /* a second descriptor (file.h), or -1 */
   atomic_bool usable;              /* it is */
   struct ek__process process;      /* which writes */
@@ -119,7 +128,7 @@ static ek_status copy_all(ek_safetensors_writer *self, const ek_safetensors_entr
   return lay_out(self);
 }
 
-enum { PREFIX = 8 }; /* bytes, of the length of the header's text */
+enum { PREFIX = 8, READ_PIECE = 1 << 18 }; /* bytes: of the length of the header's text; of a read */
 
 static ek_status make_header(ek_safetensors_writer *self) {
   size_t length = 0;
@@ -178,6 +187,10 @@ ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path
 
 /* ---- tensors ---- */
 
+static uint64_t sum_of(const struct part *part) {
+  return part->sum == NULL ? part->result : ek__checksum_end(part->sum);
+}
+
 static ek_status check_open(const ek_safetensors_writer *self) {
   EK__FAIL_IF(ek__process_is_child(&self->process), EK_ERR_STATE,
               "%s: it is written by process %ld; a child made by fork() cannot use "
@@ -227,6 +240,131 @@ ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index, cons
   return ek__safetensors_put(writer, data, bytes, place);
 }
 
+/* ---- one file of several processes ---- */
+
+enum { TOKEN_PLACE = PREFIX }; /* where the header's text will be: a length of 0 stays before it */
+
+const char *ek__safetensors_temporary(const ek_safetensors_writer *writer) {
+  return writer->temporary;
+}
+
+uint64_t ek__safetensors_begin(const ek_safetensors_writer *writer) { return writer->begin; }
+
+ek_status ek__safetensors_offer(const ek_safetensors_writer *writer, const void *token) {
+  EK_TRY(ek__file_write(writer->file, writer->temporary, token, EK__WRITER_TOKEN, TOKEN_PLACE));
+  return ek__file_sync(writer->file, writer->temporary);
+}
+
+/* Opens the file for writing, if it is the one with the token. */
+static bool join_file(ek_safetensors_writer *self, const void *token) {
+  char found[EK__WRITER_TOKEN];
+  struct stat read, written;
+  uint64_t size = 0;
+  int file = -1;
+  if (ek__file_open(&file, &size, self->temporary) != EK_OK) return false;
+  bool same = size >= TOKEN_PLACE + sizeof found &&
+              ek__file_read(file, self->temporary, found, sizeof found, TOKEN_PLACE) == EK_OK &&
+              memcmp(found, token, sizeof found) == 0;
+  if (same) self->file = ek__file_open_again(self->temporary);
+  same = same && self->file >= 0 && fstat(file, &read) == 0 && fstat(self->file, &written) == 0 &&
+         read.st_dev == written.st_dev && read.st_ino == written.st_ino;
+  ek__file_close(file);
+  return same;
+}
+
+static ek_status prepare_joined(ek_safetensors_writer *self, const struct ek__writer_offer *offer,
+                                const ek_safetensors_entry *entries) {
+  EK_TRY(ek__process_watch());
+  self->process = ek__process_this();
+  const size_t length = strlen(offer->temporary) + 1;
+  EK_TRY(ek__new_copy(&self->path, offer->temporary, length, memory_of));
+  EK_TRY(ek__new_copy(&self->temporary, offer->temporary, length, memory_of));
+  EK_TRY(ek__new(&self->tensors, self->count, sizeof *self->tensors, memory_of));
+  EK_TRY(ek__new(&self->parts, self->count, sizeof *self->parts, memory_of));
+  self->begin = offer->begin;
+  return copy_all(self, entries, NULL);
+}
+
+ek_status ek__safetensors_join(ek_safetensors_writer **writer, bool *joined,
+                               const struct ek__writer_offer *offer,
+                               const ek_safetensors_entry *entries, size_t count) {
+  ek_safetensors_writer *self = NULL;
+  EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
+  self->file = self->direct = -1;
+  self->joined = true;
+  self->count = count;
+  const ek_status status = prepare_joined(self, offer, entries);
+  if (status != EK_OK) {
+    ek_safetensors_writer_free(self);
+    return status;
+  }
+  *joined = join_file(self, offer->token);
+  if (*joined) self->direct = ek__file_open_direct(self->temporary);
+  atomic_store(&self->usable, self->direct >= 0);
+  *writer = self;
+  return EK_OK;
+}
+
+uint64_t ek__safetensors_sum_of(const ek_safetensors_writer *writer, size_t index) {
+  return sum_of(&writer->parts[index]);
+}
+
+void ek__safetensors_set_sum(ek_safetensors_writer *writer, size_t index, uint64_t sum) {
+  struct part *part = &writer->parts[index];
+  ek__checksum_free(part->sum);
+  part->sum = NULL;
+  part->result = sum;
+  part->given = writer->tensors[part->tensor].bytes;
+}
+
+ek_status ek__safetensors_sync(ek_safetensors_writer *writer) {
+  EK_TRY(check_open(writer));
+  const ek_status status = ek__file_sync(writer->file, writer->temporary);
+  if (status != EK_OK) atomic_store(&writer->failed, true);
+  return status;
+}
+
+static ek_status compare_sum(const ek_safetensors_writer *self, int file, size_t index,
+                             struct ek__checksum *sum, char *buffer) {
+  const struct part *part = &self->parts[index];
+  const struct ek__file_tensor *tensor = &self->tensors[part->tensor];
+  ek__checksum_begin(sum);
+  for (uint64_t done = 0; done < tensor->bytes;) {
+    const uint64_t left = tensor->bytes - done;
+    const size_t bytes = left < READ_PIECE ? (size_t)left : READ_PIECE;
+    EK_TRY(ek__file_read(file, self->temporary, buffer, bytes, self->begin + tensor->first + done));
+    ek__checksum_add(sum, buffer, bytes);
+    done += bytes;
+  }
+  if (ek__checksum_end(sum) == sum_of(part)) return EK_OK;
+  return ek_error_set(EK_ERR_IO,
+                      "reading the file back gives other bytes than were written: %s: tensor %s",
+                      self->temporary, tensor->entry.name);
+}
+
+ek_status ek__safetensors_compare(const ek_safetensors_writer *writer, const size_t *indices,
+                                  size_t count) {
+  uint64_t size = 0;
+  int file = -1;
+  char *buffer = NULL;
+  struct ek__checksum *sum = NULL;
+  ek_status status = EK_OK;
+  EK_TRY(ek__file_open(&file, &size, writer->temporary));
+  EK_TRY_GOTO(status, ek__new(&buffer, 1, READ_PIECE, "a piece of a file"), cleanup);
+  sum = ek__checksum_new();
+  if (sum == NULL) {
+    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "out of host memory to read %s", writer->temporary);
+  }
+  for (size_t i = 0; i < count && status == EK_OK; i++) {
+    status = compare_sum(writer, file, indices[i], sum, buffer);
+  }
+cleanup:
+  ek__checksum_free(sum);
+  ek__free(buffer);
+  ek__file_close(file);
+  return status;
+}
+
 /* ---- ending ---- */
 
 static ek_status complete(ek_safetensors_writer *self) {
@@ -235,29 +373,31 @@ static ek_status complete(ek_safetensors_writer *self) {
     struct ek__file_tensor *tensor = &self->tensors[self->parts[i].tensor];
     EK__FAIL_IF(self->parts[i].given < tensor->bytes, EK_ERR_STATE, "%s: tensor %s is not complete",
                 self->path, tensor->entry.name);
-    tensor->checksum = ek__checksum_end(self->parts[i].sum);
+    tensor->checksum = sum_of(&self->parts[i]);
   }
   return EK_OK;
 }
 
-/* The reader takes it as it stands on the disk, with all of its checksums. */
-static ek_status read_again(const ek_safetensors_writer *self) {
+/* The reader takes it as it stands on the disk, with all of its checksums; or its header alone. */
+static ek_status read_again(const ek_safetensors_writer *self, bool all) {
   ek_safetensors *file = NULL;
   ek_status status = ek_safetensors_open(&file, self->temporary);
   if (status == EK_OK && !ek_safetensors_has_checksums(file)) {
     status = ek_error_set(EK_ERR_CORRUPT, "%s: checksums are missing", self->temporary);
   }
-  if (status == EK_OK) status = ek_safetensors_check(file);
+  if (status == EK_OK && all) status = ek_safetensors_check(file);
   ek_safetensors_free(file);
   if (status != EK_ERR_CORRUPT) return status;
   return ek_error_set(EK_ERR_IO, "reading the file back gives other bytes than were written: %s",
                       ek_error_message());
 }
 
-ek_status ek__safetensors_finish(ek_safetensors_writer *writer, bool read_back) {
+ek_status ek__safetensors_finish(ek_safetensors_writer *writer, enum ek__read_back back) {
   EK_TRY(complete(writer));
   ek_status status = write_header(writer);
-  if (status == EK_OK && read_back) status = read_again(writer);
+  if (status == EK_OK && back != EK__READ_BACK_NOTHING) {
+    status = read_again(writer, back == EK__READ_BACK_ALL);
+  }
   if (status != EK_OK) {
     atomic_store(&writer->failed, true);
     return status;
@@ -271,14 +411,14 @@ ek_status ek__safetensors_finish(ek_safetensors_writer *writer, bool read_back) 
 
 ek_status ek_safetensors_finish(ek_safetensors_writer *writer) {
   EK__NOT_NULL("ek_safetensors_finish", writer);
-  return ek__safetensors_finish(writer, false);
+  return ek__safetensors_finish(writer, EK__READ_BACK_NOTHING);
 }
 
 void ek_safetensors_writer_free(ek_safetensors_writer *writer) {
   if (writer == NULL) return;
   ek__file_close(writer->direct);
   if (writer->file >= 0) {
-    if (!ek__process_is_child(&writer->process)) (void)unlink(writer->temporary);
+    if (!writer->joined && !ek__process_is_child(&writer->process)) (void)unlink(writer->temporary);
     ek__file_close(writer->file); /* and its lock */
   }
   for (size_t i = 0; i < writer->count; i++) {

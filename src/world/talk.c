@@ -17,7 +17,7 @@
 /* All processes have the same: "evenkeel" in the byte order of the machine, and a version. */
 #define MAGIC (UINT64_C(0x6c65656b6e657665) + 2)
 
-enum { STOP = 1 };
+enum { STOP = 1, WRITING = 2 };
 
 /* Lines that are compared are cut here. */
 enum { LONGEST_LINES = 1 << 20 };
@@ -49,7 +49,8 @@ static ek_status swap_messages(ek_world *world, const struct ek__topic *topic) {
   world->own = (struct ek__message){.magic = MAGIC,
                                     .number = world->count,
                                     .kind = (uint32_t)topic->kind,
-                                    .flags = world->stop_asked ? STOP : 0,
+                                    .flags = (world->stop_asked ? STOP : 0) |
+                                             (atomic_load(&world->writing_here) > 0 ? WRITING : 0),
                                     .busy = atomic_load(&world->busy)};
   memcpy(world->own.words, topic->words, sizeof world->own.words);
   world->heard[world->process] = world->own;
@@ -75,6 +76,7 @@ static ek_status swap_messages(ek_world *world, const struct ek__topic *topic) {
 /* Whether what came is of this protocol. If it is not, nothing after it can be. */
 static ek_status check_messages(ek_world *world) {
   char name[160];
+  bool writing = false;
   for (size_t p = 0; p < world->processes; p++) {
     const struct ek__message *heard = &world->heard[p];
     if (heard->magic != MAGIC) {
@@ -92,7 +94,9 @@ static ek_status check_messages(ek_world *world) {
                                                  heard->number, world->count - 1));
     }
     if ((heard->flags & STOP) != 0) atomic_store(&world->stop, true);
+    if ((heard->flags & WRITING) != 0) writing = true;
   }
+  world->writing = writing;
   return EK_OK;
 }
 

@@ -60,6 +60,18 @@ void ek__world_count_group(ek_world *world, int more) {
   if (world != NULL) atomic_fetch_add(&world->groups, (size_t)more);
 }
 
+void ek__world_count_writing(ek_world *world, int more) {
+  if (world != NULL) atomic_fetch_add(&world->writing_here, (size_t)more);
+}
+
+bool ek__world_writing(ek_world *world) {
+  if (world == NULL) return false;
+  ek__world_lock(world);
+  const bool writing = world->writing;
+  ek__world_unlock(world);
+  return writing;
+}
+
 /* ---- opening ---- */
 
 enum { HOST_WORDS = 4 }; /* a host's name, and what follows it, in words of a topic */

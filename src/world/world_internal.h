@@ -146,6 +146,11 @@ ek_status ek__world_look(ek_world *world);
 /* EK_OK, or the error that broke the world. */
 ek_status ek__world_check(ek_world *world);
 
+/* A thread of this process begins (+1) or ends (-1) writing for a save in the background. */
+void ek__world_count_writing(ek_world *world, int more);
+/* Whether such a thread was at work in any process in the last conversation: the same in all. */
+bool ek__world_writing(ek_world *world);
+
 /* How long this process has been at work, in nanoseconds; NULL is legal. */
 void ek__world_set_busy(ek_world *world, uint64_t nanoseconds);
 

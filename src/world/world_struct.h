@@ -59,13 +59,14 @@ struct ek_world {
   struct ek__move **list;     /* those of `moves` that are under way */
   struct ek__deed diary[EK__DIARY];
   const char *doing; /* what is waited for */
+  bool writing;      /* by the last conversation: ek__world_writing() */
 
   pthread_mutex_t mutex; /* guards the rest; no function is called while it is held */
   ek_status broken;      /* EK_OK: it is whole */
   char why[EK__MESSAGE_SIZE];
 
   /* Set without a lock. */
-  _Atomic size_t groups;
+  _Atomic size_t groups, writing_here;
   volatile sig_atomic_t stop_asked; /* here; set by signal handlers too */
   atomic_bool stop;                 /* everywhere */
   _Atomic uint64_t busy;            /* of this process, in nanoseconds */

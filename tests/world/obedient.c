@@ -4,9 +4,11 @@
  *
  *     obedient SECONDS FOLDER
  *
- * SECONDS is the time limit of the world. SIGTERM in any process stops all after the same step; they
- * save a state in FOLDER and print "stopped after STEP". Evaluations and saves go on between steps,
- * so that signals meet these too. An error is printed, with the seconds since the last good step.
+ * SECONDS is the time limit of the world. It goes on from the last state in FOLDER, if there is one,
+ * and prints "training from STEP" after its first step. SIGTERM in any process stops all after the
+ * same step; they save a state in FOLDER and print "stopped after STEP". Evaluations and saves, at
+ * once and in the background, go on between steps, so that signals meet these too. An error is
+ * printed, with the seconds since the last good step.
  */
 #include <signal.h>
 #include <stdio.h>
@@ -63,15 +65,18 @@ static ek_status train(ek_trainer *trainer, const char *folder, double *last) {
   ek_tensor batch;
   ek_step_result result = {.step = 0};
   ek_checkpoint_options saving = EK_CHECKPOINT_OPTIONS_INIT;
+  ek_checkpoint_info info = {.step = 0};
   double loss = 0, weight = 0;
   saving.keep = 2;
+  const ek_status loaded = ek_trainer_load(&info, trainer, folder);
+  if (loaded != EK_OK && loaded != EK_ERR_NOT_FOUND) return loaded;
   for (int i = 0; i < ROWS * WIDTH; i++) numbers[i] = (float)(i % 17) / 17;
   EK_TRY(ek_tensor_host(&batch, numbers, EK_F32, 2, shape));
   while (!ek_world_stop_requested(world)) {
     EK_TRY(ek_trainer_step(&result, trainer, &batch, 1, &batch, 1));
     *last = now();
-    if (result.step == 1) {
-      printf("training\n");
+    if (result.step == info.step + 1) {
+      printf("training from %lld\n", (long long)info.step);
       (void)fflush(stdout);
     }
     if (result.step % 16 == 0 && !ek_world_stop_requested(world)) {
@@ -79,6 +84,9 @@ static ek_status train(ek_trainer *trainer, const char *folder, double *last) {
     }
     if (result.step % 64 == 0 && !ek_world_stop_requested(world)) {
       EK_TRY(ek_trainer_save(trainer, folder, &saving));
+    }
+    if (result.step % 64 == 32 && !ek_world_stop_requested(world)) {
+      EK_TRY(ek_trainer_save_begin(trainer, folder, &saving));
     }
   }
   EK_TRY(ek_trainer_save(trainer, folder, &saving));

@@ -2,7 +2,7 @@
 # signals.sh OBEDIENT TRIALS: starts three processes of a world that train, and sends one of them a
 # signal at some moment: SIGKILL (the others name it within five seconds), SIGSTOP (they name it at
 # the time limit and a second) and SIGTERM (all stop after the same step and save it). TRIALS of each.
-# Prints the longest times.
+# After a SIGKILL one process alone goes on from what the folder has. Prints the longest times.
 set -euo pipefail
 
 program=$1 trials=$2
@@ -57,6 +57,30 @@ survivors_name() {
   done
 }
 
+# The folder has whole states alone, and the next run removes what the killed one has begun.
+goes_on() {
+  local states=() out=$folder/out.alone
+  for file in "$folder"/run/step-*.safetensors; do
+    [[ -f $file ]] && states+=("$(basename "$file" .safetensors)")
+  done
+  EVENKEEL_WORLD_FILE=$folder/alone EVENKEEL_WORLD_PROCESS=0 EVENKEEL_WORLD_PROCESSES=1 \
+    "$program" "$limit" "$folder/run" >"$out" 2>&1 &
+  started+=($!)
+  local pid=$!
+  disown "$pid"
+  for ((i = 0; i < 600; i++)); do
+    grep -qs training "$out" && break
+    sleep 0.05
+  done
+  local last=0
+  ((${#states[@]})) && last=$((10#${states[-1]#step-}))
+  grep -q "training from $last\$" "$out" || complain "no state of step $last: $(cat "$out")"
+  kill -TERM "$pid"
+  ends "$pid" 10 || complain 'a process alone goes on'
+  compgen -G "$folder/run/*.tmp" >/dev/null && complain 'a file of the killed save is left'
+  return 0
+}
+
 for signal in KILL STOP TERM; do
   : >"$folder.$signal"
   for ((trial = 0; trial < trials && !failed; trial++)); do
@@ -65,7 +89,10 @@ for signal in KILL STOP TERM; do
     ((failed)) && break
     kill "-$signal" "${started[victim]}" || complain "process $victim has ended before"
     case $signal in
-      KILL) survivors_name 5 ;;
+      KILL)
+        survivors_name 5
+        goes_on
+        ;;
       STOP) survivors_name $((limit + 5)) ;;
       TERM)
         for process in 0 1 2; do
