@@ -59,8 +59,8 @@ static ek_status describe_extra(ek_state_info *info, const ek_checkpoint_extra *
   return EK_OK;
 }
 
-ek_status ek__checkpoint_list_entries(ek_checkpoint_write *self,
-                                      const ek_data_parallel_model *model) {
+/* Those of the model, and the extras where they are. */
+static ek_status list_entries(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
   self->own = ek_state_count(model);
   EK__FAIL_IF(self->extra_count > SIZE_MAX - self->own, EK_ERR_OVERFLOW, "too many extras");
   self->count = self->own + self->extra_count;
@@ -131,7 +131,7 @@ static ek_status describe(ek_checkpoint_write *self, const ek_data_parallel_mode
   self->extras = o.extras;
   self->extra_count = o.extra_count;
   EK_TRY(ek__new_copy(&self->folder, folder, strlen(folder) + 1, memory_of));
-  EK_TRY(ek__checkpoint_list_entries(self, model));
+  EK_TRY(list_entries(self, model));
   EK_TRY(ek__checkpoint_make_folder(folder));
   if (self->several > 0) self->read_back = ek__checkpoint_replaces(folder, self->step, self->keep);
   return open_file(self, model, o.position);
@@ -147,6 +147,8 @@ static ek_status create(ek_checkpoint_write **write, const ek_data_parallel_mode
   self->me = ek_world_process(self->world);
   if (ek_world_processes(self->world) > 1) self->several = ek_world_processes(self->world);
   if (self->me == 0) status = describe(self, model, folder, options);
+  if (status == EK_OK) status = ek__regions_meet(self);
+  if (status == EK_OK && self->me != 0) status = list_entries(self, model);
   if (status == EK_OK) status = ek__regions_open(self, model, folder);
   if (status == EK_OK) {
     *write = self;

@@ -42,17 +42,7 @@ static const char memory_of[] = "a state to save", doing[] = "saving a state";
 
 /* ---- finding the file ---- */
 
-/* What process 0 tells the others. */
-struct offer {
-  char name[EK__CHECKPOINT_NAME_SIZE]; /* in the folder */
-  unsigned char token[EK__WRITER_TOKEN];
-  uint64_t begin;
-  int64_t step;
-  uint64_t extras;
-  bool read_back;
-};
-
-static ek_status make_offer(struct offer *offer, const ek_checkpoint_write *self) {
+static ek_status make_offer(struct ek__region_offer *offer, const ek_checkpoint_write *self) {
   const char *path = ek__safetensors_temporary(self->file), *slash = strrchr(path, '/');
   const char *name = slash == NULL ? path : slash + 1;
   EK__FAIL_IF(strlen(name) >= sizeof offer->name, EK_ERR_INVALID_ARGUMENT,
@@ -68,8 +58,20 @@ static ek_status make_offer(struct offer *offer, const ek_checkpoint_write *self
   return ek__safetensors_offer(self->file, offer->token);
 }
 
-static ek_status join(ek_checkpoint_write *self, bool *sees, const struct offer *offer,
-                      const char *folder) {
+ek_status ek__regions_meet(ek_checkpoint_write *self) {
+  if (self->several == 0) return EK_OK;
+  if (self->me == 0) EK_TRY(make_offer(&self->offer, self));
+  EK_TRY(ek__world_share(self->world, &self->offer, sizeof self->offer));
+  if (self->me == 0) return EK_OK;
+  self->offer.name[sizeof self->offer.name - 1] = '\0';
+  self->step = self->offer.step;
+  self->read_back = self->offer.read_back;
+  self->extra_count = (size_t)self->offer.extras;
+  return EK_OK;
+}
+
+static ek_status join(ek_checkpoint_write *self, bool *sees, const char *folder) {
+  const struct ek__region_offer *offer = &self->offer;
   char *path = NULL;
   const size_t length = strlen(folder), name = strlen(offer->name) + 1;
   EK_TRY(ek__new(&path, length + 1 + name, 1, memory_of));
@@ -98,28 +100,15 @@ static ek_status tell_sight(bool *all, const ek_checkpoint_write *self, bool see
   return status;
 }
 
-/* Process 0 describes the file, and the others open it. */
-static ek_status meet(bool *all, ek_checkpoint_write *self, const ek_data_parallel_model *model,
-                      const char *folder) {
-  struct offer offer = {.step = 0};
+/* The others know the extras, and open the file. */
+static ek_status find(bool *all, ek_checkpoint_write *self, const char *folder) {
   bool sees = true;
-  if (self->me == 0) EK_TRY(make_offer(&offer, self));
-  EK_TRY(ek__world_share(self->world, &offer, sizeof offer));
-  if (self->me != 0) {
-    offer.name[sizeof offer.name - 1] = '\0';
-    self->step = offer.step;
-    self->read_back = offer.read_back;
-    self->extra_count = (size_t)offer.extras;
-    EK_TRY(ek__checkpoint_list_entries(self, model));
-  }
   if (self->extra_count > 0) {
     EK_TRY(ek__world_share(self->world, self->infos + self->own,
                            self->extra_count * sizeof *self->infos));
   }
-  if (self->me != 0) {
-    for (size_t i = self->own; i < self->count; i++) self->entries[i].like = self->infos[i].like;
-    EK_TRY(join(self, &sees, &offer, folder));
-  }
+  for (size_t i = self->own; i < self->count; i++) self->entries[i].like = self->infos[i].like;
+  if (self->me != 0) EK_TRY(join(self, &sees, folder));
   return tell_sight(all, self, sees);
 }
 
@@ -211,7 +200,7 @@ ek_status ek__regions_open(ek_checkpoint_write *self, const ek_data_parallel_mod
   ek_status status = EK_OK;
   EK_TRY(ek__new(&sees, processes, sizeof *sees, memory_of));
   sees[0] = true;
-  if (self->several > 0) EK_TRY_GOTO(status, meet(sees, self, model, folder), cleanup);
+  if (self->several > 0) EK_TRY_GOTO(status, find(sees, self, folder), cleanup);
   EK_TRY_GOTO(status, ek__new(&self->order, self->count, sizeof *self->order, memory_of), cleanup);
   EK_TRY_GOTO(status, ek__new(&self->regions, processes, sizeof *self->regions, memory_of),
               cleanup);

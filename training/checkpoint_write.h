@@ -13,6 +13,7 @@
 #include "checkpoint_internal.h"
 #include "core/error.h"
 #include "core/process.h"
+#include "io/writer.h"
 
 /* What one process writes: whole entries, end to end in the file. */
 struct ek__region {
@@ -27,6 +28,16 @@ struct ek__stretch {
   uint64_t page, from, to;
 };
 
+/* What process 0 tells the others of its file. */
+struct ek__region_offer {
+  char name[EK__CHECKPOINT_NAME_SIZE]; /* in the folder */
+  unsigned char token[EK__WRITER_TOKEN];
+  uint64_t begin; /* of the tensors */
+  int64_t step;
+  uint64_t extras;
+  bool read_back;
+};
+
 struct ek_checkpoint_write {
   ek_world *world;    /* NULL: there is one process */
   size_t me, several; /* the number of this process; how many there are, 0 for one */
@@ -34,6 +45,7 @@ struct ek_checkpoint_write {
   size_t keep;
   bool read_back; /* each process reads its region again */
   int64_t step;
+  struct ek__region_offer offer;
   size_t own, count;    /* entries of the model; with the program's extras, which follow them */
   ek_state_info *infos; /* of all */
   const ek_checkpoint_extra *extras; /* of process 0, else NULL; a loan, while the caller is here */
@@ -57,14 +69,12 @@ struct ek_checkpoint_write {
   char message[EK__MESSAGE_SIZE];
 };
 
-/* Lists the entries of the model, and of the extras where they are; `extra_count` is known. */
-ek_status ek__checkpoint_list_entries(ek_checkpoint_write *self,
-                                      const ek_data_parallel_model *model);
+/* Process 0, which has created the file, tells the others of it: they know then how many extras to
+ * list. A call of all processes. */
+ek_status ek__regions_meet(ek_checkpoint_write *self);
 
-/*
- * Cuts the file, which process 0 has created, into the regions of the processes that see it; the
- * others open it. A call of all processes. `folder`: where this process looks for the file.
- */
+/* After the entries are listed: cuts the file into the regions of the processes that see it. A call
+ * of all processes. `folder`: where this process looks for the file. */
 ek_status ek__regions_open(ek_checkpoint_write *self, const ek_data_parallel_model *model,
                            const char *folder);
 void ek__regions_close(ek_checkpoint_write *self);

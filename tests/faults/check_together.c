@@ -304,8 +304,9 @@ static void fail_each(struct ck_outcome *outcome, const struct ck_process *proce
   struct side side;
   struct word all[CK_PROCESSES] = {{0}};
   int failed = 0, late = 0, rounds = 0;
-  const int every = (int)ck_every(16);
   take_job();
+  const int often = job.fault == FILE_FLIP ? 5 : 16; /* few calls write */
+  const int every = (int)ck_every((uint64_t)often);
   if (!open_side(&side, outcome, process, job.mode)) return;
   if (!ck_went(outcome, step(&side)) || !ck_went(outcome, save(&side, 1))) return;
   for (int n = 1 + job.call % every, quiet = 0; n < 400 && quiet < 8; n += every) {
