@@ -327,6 +327,7 @@ static ek_status swap_with(size_t peer, ek_checkpoint_write *self,
   if (out_bytes > 0 && *status == EK_OK) *status = exchange(&out, PACK, &used);
   if (out_bytes + in_bytes > 0) {
     EK_TRY(ek__world_swap(self->world, peer, out.packed, out_bytes, in.packed, in_bytes));
+    ek__world_count(self->world, out_bytes, in_bytes);
   }
   return exchange(&in, UNPACK, &used);
 }

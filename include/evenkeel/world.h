@@ -126,7 +126,7 @@ EK_API void ek_world_request_stop(ek_world *world);
 EK_API bool ek_world_stop_requested(const ek_world *world);
 
 /* Bytes that this process has sent to others since the world was opened, and received from them:
- * data of collectives alone, without headers. */
+ * data of collectives and of states that are saved, without headers. */
 EK_API uint64_t ek_world_sent(const ek_world *world);
 EK_API uint64_t ek_world_received(const ek_world *world);
 
