@@ -31,6 +31,7 @@
 #include "world/world_internal.h"
 
 struct ek__keeper;
+struct ek__lockstep;
 struct ek__loss;
 struct ek__reduction;
 struct ek__tree;
@@ -103,6 +104,7 @@ struct ek__rank {
   struct ek__keeper *keeper; /* NULL where the replica holds everything whole */
   struct ek__sums sums;      /* of its gradients with those of the other ranks: reduce.c */
   struct ek__tree *tree;     /* memory of the reduction `tree`: tree.h */
+  struct ek__lockstep *lockstep; /* of its pieces; NULL: they run one after the other */
   ek_tensor totals;          /* f64 {s, D} of the step, the same on every rank */
   ek_pass **passes;          /* of a forward whose backward has not come: one for each piece */
   size_t pass_count;

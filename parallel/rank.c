@@ -20,6 +20,7 @@
 #include "core/error.h"
 #include "forward.h"
 #include "keeper.h"
+#include "lockstep.h"
 #include "module/pass_internal.h"
 
 struct work {
@@ -142,7 +143,8 @@ ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_para
 
 /* ---- buffers ---- */
 
-/* Copies of a rank's buffers; structs of zeros if nothing may write them. */
+/* Copies of a rank's buffers; structs of zeros if nothing may write them, or in lockstep, where each
+ * piece has its own. */
 struct buffers {
   ek_tensor before, first;
 };
@@ -166,9 +168,8 @@ bool ek__forward_keeps_buffers(const struct ek__forward *job) {
          ek_tensor_count(ek_replica_buffers(job->model->run.ranks[0].replica)) > 0;
 }
 
-static ek_status after_piece(struct buffers *buffers, const struct ek__forward *job,
-                             const struct ek__rank *rank, size_t number) {
-  if (!ek__forward_keeps_buffers(job)) return EK_OK;
+static ek_status after_piece(struct buffers *buffers, const struct ek__rank *rank, size_t number) {
+  if (!ek_tensor_exists(&buffers->before)) return EK_OK;
   const ek_tensor *flat = ek_replica_buffers(rank->replica);
   if (number == 0) EK_TRY(keep(&buffers->first, flat));
   return put_back(flat, &buffers->before);
@@ -217,7 +218,9 @@ static ek_status open_pass(ek_pass **pass, const struct ek__forward *job, struct
   o.context = rank;
   o.communicator = model->run.inner;
   o.promise.gradient_now = model->last.scale;
-  return ek__rank_open_pass(pass, model, rank->replica, rank, &o);
+  EK_TRY(ek__rank_open_pass(pass, model, rank->replica, rank, &o));
+  (*pass)->exchange = ek__lockstep_exchange(rank);
+  return EK_OK;
 }
 
 /* The piece's rows of every input. */
@@ -274,9 +277,8 @@ static ek_status keep_outputs(const struct ek__forward *job, struct ek__rank *ra
   return EK_OK;
 }
 
-static ek_status run_piece(const struct ek__forward *job, struct ek__rank *rank, size_t round,
+static ek_status run_piece(const struct ek__forward *job, struct ek__rank *rank, ek_pass **pass,
                            const struct ek__piece *piece) {
-  ek_pass **pass = &rank->passes[round];
   ek_tensor inputs[EK_MAX_INPUTS] = {{0}}, outputs[EK_MAX_TENSORS] = {{0}};
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, take_inputs(inputs, job, rank, piece), cleanup);
@@ -295,27 +297,43 @@ cleanup:
   return status;
 }
 
+struct forward_of {
+  const struct ek__forward *job;
+  struct ek__rank *rank;
+  struct buffers buffers;
+};
+
+static ek_status run_round(void *context, size_t round) {
+  struct forward_of *own = context;
+  struct ek__rank *rank = own->rank;
+  const ek_data_parallel_model *model = own->job->model;
+  const struct ek__piece piece = model->run.reduction->piece(model, &rank->pieces, round);
+  const ek_status status = run_piece(own->job, rank, &rank->passes[round], &piece);
+  const ek_status kept = after_piece(&own->buffers, rank, piece.number);
+  EK_TRY(status);
+  return kept;
+}
+
 /* Pieces without samples are run for their collectives alone. */
-static ek_status run_pieces(struct buffers *buffers, const struct ek__forward *job,
-                            struct ek__rank *rank) {
-  const ek_data_parallel_model *model = job->model;
-  const struct ek__reduction *reduction = model->run.reduction;
-  reduction->pieces(&rank->pieces, model, rank, job->inputs.shards[job->lead].samples, true);
+static ek_status run_pieces(struct forward_of *own) {
+  const struct ek__forward *job = own->job;
+  struct ek__rank *rank = own->rank;
+  const bool lockstep = rank->lockstep != NULL;
+  job->model->run.reduction->pieces(&rank->pieces, job->model, rank,
+                                    job->inputs.shards[job->lead].samples, true);
   memset(rank->outputs, 0, sizeof rank->outputs);
-  for (size_t round = 0; round < rank->pieces.rounds; round++) {
-    const struct ek__piece piece = reduction->piece(model, &rank->pieces, round);
-    const ek_status status = run_piece(job, rank, round, &piece);
-    const ek_status kept = after_piece(buffers, job, rank, piece.number);
-    EK_TRY(status);
-    EK_TRY(kept);
+  if (ek__forward_keeps_buffers(job)) {
+    EK_TRY(lockstep ? ek__lockstep_copy_buffers(rank, rank->pieces.rounds)
+                    : keep(&own->buffers.before, ek_replica_buffers(rank->replica)));
   }
-  return EK_OK;
+  return ek__rounds_run(rank, rank->pieces.rounds, lockstep ? ek__lockstep_buffers : NULL,
+                        run_round, own);
 }
 
 /* ---- a rank ---- */
 
 ek_status ek__rank_forward(const struct ek__forward *job, struct ek__rank *rank) {
-  struct buffers buffers = {{0}, {0}};
+  struct forward_of own = {.job = job, .rank = rank};
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, ek__given_cut(&job->inputs, rank), cleanup);
   if (job->replicate) {
@@ -323,14 +341,13 @@ ek_status ek__rank_forward(const struct ek__forward *job, struct ek__rank *rank)
                 ek__replicate_rank(job->model->run.communicator, rank->device, rank->replica),
                 cleanup);
   }
-  if (ek__forward_keeps_buffers(job)) {
-    EK_TRY_GOTO(status, keep(&buffers.before, ek_replica_buffers(rank->replica)), cleanup);
-  }
-  EK_TRY_GOTO(status, run_pieces(&buffers, job, rank), cleanup);
-  EK_TRY_GOTO(status, share_buffers(&buffers, job, rank), cleanup);
+  EK_TRY_GOTO(status, run_pieces(&own), cleanup);
+  ek__lockstep_free_buffers(rank);
+  status = share_buffers(&own.buffers, job, rank);
 cleanup:
-  ek_tensor_free(&buffers.before);
-  ek_tensor_free(&buffers.first);
+  ek__lockstep_free_buffers(rank);
+  ek_tensor_free(&own.buffers.before);
+  ek_tensor_free(&own.buffers.first);
   ek__given_give_back(&job->inputs, rank);
   return status;
 }

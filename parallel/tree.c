@@ -124,15 +124,16 @@ struct ek__grains ek__grains_of_loss(const ek_data_parallel_model *model, const 
   return is_alone(model) ? grains_here(model, samples, rank) : ek__grains_of(model, rank, used);
 }
 
-/* If parameters are shares, every rank runs in every round of a forward, a rank without a grain
- * with no rows, because it meets the others in collectives. */
+/* If parameters are shares, or modules have collectives, every rank runs in every round of a
+ * forward, a rank without a grain with no rows, because it meets the others in collectives. */
 void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,
                        const struct ek__rank *rank, const int64_t *samples, bool forward) {
   const int64_t all = ek__grains_all(model, samples), begin = samples[rank->place];
   const size_t used = ek__grains_used(model, all);
   const struct ek__grains own = forward ? ek__grains_of(model, rank->number, used)
                                         : ek__grains_of_loss(model, samples, rank->number, used);
-  const bool everywhere = forward && ek__placement(model)->parameter_shares;
+  const bool everywhere =
+      forward && (model->run.inner != NULL || ek__placement(model)->parameter_shares);
   *pieces = (struct ek__pieces){.first = own.first,
                                 .last = own.last,
                                 .rounds = everywhere ? ek__grains_rounds(model, used)

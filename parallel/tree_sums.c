@@ -3,8 +3,8 @@
  * loss, squares of a norm; and the row of the reduction.
  *
  * Whole gradients. Each grain writes its gradients to the first flat buffer that holds no block of
- * the tree. Buffer number 0 is the replica's own; while a grain uses another one, that replaces the
- * replica's. After its last grain a rank has a few blocks. The sums of the communicator cannot be
+ * the tree; in lockstep each has a buffer to the end. Buffer number 0 is the replica's own; while a
+ * grain uses another one, that replaces the replica's. After its last grain a rank has a few blocks. The sums of the communicator cannot be
  * used, because it adds in the order of ranks, or in an order of its own. Instead the blocks of all
  * ranks are gathered, a chunk of the flat gradients at a time, and the rank that owns a part of the
  * sum adds them up in the order of the tree. Gathering changes no bit on any communicator, but
@@ -30,14 +30,16 @@
 #include "core/error.h"
 #include "device/communicator_internal.h"
 #include "keeper.h"
+#include "lockstep.h"
 #include "optimizer_internal.h"
 #include "tree.h"
 
 /* The memory of a rank. */
 struct ek__tree {
-  struct ek__fold fold;             /* of the blocks that the last backward has left */
-  ek_tensor blocks[EK__FOLD_DEPTH]; /* flat gradients; number 0, which is the replica's, is empty */
-  ek_tensor earlier;                /* of the step's earlier micro-batches, once there are any */
+  struct ek__fold fold; /* of the blocks that the last backward has left */
+  ek_tensor *blocks;    /* flat gradients; number 0 is a loan of the replica's while grains run */
+  size_t block_count;
+  ek_tensor earlier;  /* of the step's earlier micro-batches, once there are any */
   ek_tensor exchange; /* the rows of all ranks, `chunk` elements of each; one rank: none */
   int64_t chunk;
   int64_t *offsets; /* scratch of an all-gather: one more than there are ranks */
@@ -51,6 +53,15 @@ struct ek__tree {
   ek_tensor slots;            /* as long as the share each */
   size_t round, rounds;
   bool more; /* the shares have sums of earlier micro-batches */
+
+  /* In lockstep the rounds are in backward at the same time. What the rank has of each while
+   * another one runs: its part in the reduction of buckets, and those that it is lent. */
+  struct round {
+    struct ek__sums sums;
+    struct ek__lent *gradients;
+    size_t settled;
+  } * beside;      /* per round; NULL: not in lockstep */
+  size_t rounds_beside;
 };
 
 static ek_stream *stream_of(const struct ek__rank *rank) {
@@ -112,39 +123,76 @@ static size_t most_slots(const ek_data_parallel_model *model, size_t number) {
 
 static void close_tree(struct ek__rank *rank) {
   struct ek__tree *own = rank->tree;
+  ek__lockstep_close(rank);
   if (own == NULL) return;
-  for (size_t i = 0; i < EK__FOLD_DEPTH; i++) ek_tensor_free(&own->blocks[i]);
+  for (size_t i = 1; i < own->block_count; i++) ek_tensor_free(&own->blocks[i]);
+  for (size_t i = 1; i < own->rounds_beside; i++) { /* number 0 is the rank's own */
+    ek__sums_close(&own->beside[i].sums);
+    ek__free(own->beside[i].gradients);
+  }
   ek_tensor_free(&own->earlier);
   ek_tensor_free(&own->exchange);
   ek_tensor_free(&own->slots);
+  ek__free(own->beside);
+  ek__free(own->blocks);
   ek__free(own->runs);
   ek__free(own->offsets);
   ek__free(own);
   rank->tree = NULL;
 }
 
+/* A backward, for its rounds. */
+struct run {
+  const ek_data_parallel_model *model;
+  struct ek__rank *rank;
+  const ek_tensor *gradients;
+};
+
 /* ---- whole gradients: a rank's own grains ---- */
 
-static ek_status run_grains(const ek_data_parallel_model *model, struct ek__rank *rank,
-                            const ek_tensor *gradients) {
-  struct ek__tree *own = rank->tree;
-  ek_replica *replica = rank->replica;
-  const ek_tensor first_block = replica->gradients;
-  const size_t used = ek__grains_used(model, model->last.all);
-  const struct ek__grains grains = ek__grains_of(model, rank->number, used);
+static void use_block(struct ek__rank *rank, size_t number) {
+  rank->replica->gradients = rank->tree->blocks[number];
+}
+
+static ek_status run_grain(void *context, size_t round) {
+  const struct run *run = context;
+  return ek__rank_backward_piece(run->model, run->rank, round, run->gradients);
+}
+
+/* Makes block number `top` of the grain's gradients: by its backward, or in lockstep, which has run
+ * already, by changing places. */
+static ek_status make_block(struct run *run, size_t round, size_t top) {
+  ek_tensor *blocks = run->rank->tree->blocks;
+  if (run->rank->lockstep == NULL) {
+    use_block(run->rank, top);
+    return run_grain(run, round);
+  }
+  const ek_tensor block = blocks[round];
+  blocks[round] = blocks[top];
+  blocks[top] = block;
+  return EK_OK;
+}
+
+static ek_status run_grains(struct run *run) {
+  struct ek__tree *own = run->rank->tree;
+  ek_replica *replica = run->rank->replica;
+  const struct ek__pieces *pieces = &run->rank->pieces;
+  ek_tensor *blocks = own->blocks;
   ek_status status = EK_OK;
-  own->fold = (struct ek__fold){.leaves = used};
-  for (size_t i = grains.first; i < grains.last && status == EK_OK; i++) {
+  own->fold = (struct ek__fold){.leaves = ek__grains_used(run->model, run->model->last.all)};
+  blocks[0] = replica->gradients;
+  if (run->rank->lockstep != NULL) {
+    status = ek__rounds_run(run->rank, pieces->rounds, use_block, run_grain, run);
+  }
+  for (size_t i = pieces->first; i < pieces->last && status == EK_OK; i++) {
     size_t top = own->fold.depth;
-    if (top > 0) replica->gradients = own->blocks[top];
-    status = ek__rank_backward_piece(model, rank, i - grains.first, gradients);
-    replica->gradients = first_block;
+    status = make_block(run, i - pieces->first, top);
     size_t sums = ek__fold_push(&own->fold, (struct ek__block){0, i});
     for (; sums > 0 && status == EK_OK; sums--, top--) {
-      ek_tensor sum = top > 1 ? own->blocks[top - 1] : first_block;
-      status = ek_op_add(stream_of(rank), &sum, &sum, &own->blocks[top]);
+      status = ek_op_add(stream_of(run->rank), &blocks[top - 1], &blocks[top - 1], &blocks[top]);
     }
   }
+  replica->gradients = blocks[0];
   return status;
 }
 
@@ -397,46 +445,79 @@ static ek_status begin_rounds(const ek_data_parallel_model *model, const struct 
   return ek_op_zero(stream_of(rank), &shares);
 }
 
-static void end_round(struct ek__tree *own, size_t ranks) {
-  for (size_t r = 0; r < ranks; r++) {
-    struct grain_run *run = &own->runs[r];
-    if (!has_leaf(own, run)) continue;
-    (void)ek__fold_push(&run->fold, (struct ek__block){0, run->grains.first + own->round});
+/* The next calls of passes and of take_bucket() are of this round. */
+static void enter_round(struct ek__rank *rank, size_t round) {
+  struct ek__tree *own = rank->tree;
+  for (size_t r = 0; r < rank->sums.cut->ranks; r++) {
+    struct ek__grains over = own->runs[r].grains;
+    if (over.last > over.first + round) over.last = over.first + round;
+    own->runs[r].fold = ek__fold_of(NULL, over, own->runs[r].fold.leaves);
   }
-  own->round++;
+  if (own->beside != NULL && own->round != round) {
+    struct round *left = &own->beside[own->round], *entered = &own->beside[round];
+    *left = (struct round){rank->sums, rank->keeper->gradients, rank->keeper->settled};
+    rank->sums = entered->sums;
+    rank->keeper->gradients = entered->gradients;
+    rank->keeper->settled = entered->settled;
+  }
+  own->round = round;
+}
+
+static ek_status run_round(void *context, size_t round) {
+  const struct run *run = context;
+  struct ek__rank *rank = run->rank;
+  ek__sums_start(&rank->sums);
+  ek__keeper_start(rank->keeper, false);
+  if (rank->passes[round] != NULL) EK_TRY(run_grain(context, round));
+  return ek__sums_finish(&rank->sums);
 }
 
 /* Each grain's gradients go to all ranks while its backward runs. */
-static ek_status run_rounds(const ek_data_parallel_model *model, struct ek__rank *rank,
-                            const ek_tensor *gradients) {
-  struct ek__tree *own = rank->tree;
-  EK_TRY(begin_rounds(model, rank));
-  while (own->round < own->rounds) {
-    ek__sums_start(&rank->sums);
-    ek__keeper_start(rank->keeper, false);
-    if (rank->passes[own->round] != NULL) {
-      EK_TRY(ek__rank_backward_piece(model, rank, own->round, gradients));
+static ek_status run_rounds(struct run *run) {
+  struct ek__rank *rank = run->rank;
+  const struct ek__tree *own = rank->tree;
+  EK_TRY(begin_rounds(run->model, rank));
+  const ek_status status = ek__rounds_run(rank, own->rounds, enter_round, run_round, run);
+  if (own->beside == NULL) return status;
+  enter_round(rank, 0);
+  for (size_t i = 1; i < own->rounds_beside && status != EK_OK; i++) {
+    for (size_t b = 0; b < rank->sums.cut->count; b++) {
+      ek_tensor_free(&own->beside[i].gradients[b].whole);
     }
-    EK_TRY(ek__sums_finish(&rank->sums));
-    end_round(own, model->run.cut.ranks);
   }
-  return EK_OK;
+  return status;
 }
 
 static ek_status backward(const struct ek__backward *job, struct ek__rank *rank,
                           const ek_tensor *gradients) {
   const ek_data_parallel_model *model = job->model;
+  struct run run = {model, rank, gradients};
   rank->reducing = ek__placement(model)->gradient_shares;
-  if (rank->reducing) return run_rounds(model, rank, gradients);
+  if (rank->reducing) return run_rounds(&run);
   if (job->accumulate && !ek_tensor_exists(&rank->tree->earlier)) {
     EK_TRY(make_zeros(&rank->tree->earlier, rank,
                       ek_tensor_count(ek_replica_gradients(rank->replica)), EK_MEMORY_GRADIENTS));
   }
-  EK_TRY(run_grains(model, rank, gradients));
+  EK_TRY(run_grains(&run));
   return reduce(model, rank, job->accumulate);
 }
 
 /* ---- opening ---- */
+
+static ek_status open_beside(const ek_data_parallel_model *model, struct ek__rank *rank) {
+  struct ek__tree *own = rank->tree;
+  const size_t most = ek__grains_most(model), buckets = model->run.cut.parameters;
+  EK_TRY(ek__new(&own->beside, most, sizeof *own->beside, memory_of));
+  own->rounds_beside = most;
+  for (size_t i = 1; i < most; i++) {
+    struct round *beside = &own->beside[i];
+    beside->sums = rank->sums;
+    beside->sums.waiting = NULL;
+    EK_TRY(ek__sums_open(&beside->sums, &model->run.cut));
+    EK_TRY(ek__new(&beside->gradients, buckets, sizeof *beside->gradients, memory_of));
+  }
+  return EK_OK;
+}
 
 static ek_status open_shares(const ek_data_parallel_model *model, struct ek__rank *rank) {
   struct ek__tree *own = rank->tree;
@@ -455,26 +536,33 @@ static ek_status open_shares(const ek_data_parallel_model *model, struct ek__ran
     if (count > longest) longest = count;
   }
   EK_TRY(make_zeros(&own->slots, rank, (int64_t)slots * share, EK_MEMORY_GRADIENTS));
+  if (rank->lockstep != NULL) EK_TRY(open_beside(model, rank));
   return open_exchange(model, rank, cut->ranks, longest);
 }
 
-static ek_status open_tree(ek_data_parallel_model *model, struct ek__rank *rank) {
+static ek_status open_blocks(const ek_data_parallel_model *model, struct ek__rank *rank) {
+  struct ek__tree *own = rank->tree;
   const size_t grains = model->options.reproducible;
-  EK__FAIL_IF(rank->replica->layout.collective, EK_ERR_UNSUPPORTED,
-              "ek_data_parallel_model_open: %s has collectives of its own, which need the whole "
-              "batch at once; a reproducible model computes it in grains, one after the other",
-              ek_module_kind(model->module));
+  const int64_t count = ek_tensor_count(ek_replica_gradients(rank->replica));
+  size_t most = ek__grains_most(model);
+  if (rank->lockstep == NULL) {
+    (void)ek__fold_of(&most, ek__grains_of(model, rank->number, grains), grains);
+  }
+  EK_TRY(ek__new(&own->blocks, most, sizeof *own->blocks, memory_of));
+  own->block_count = most;
+  for (size_t i = 1; i < most; i++) {
+    EK_TRY(make_zeros(&own->blocks[i], rank, count, EK_MEMORY_GRADIENTS));
+  }
+  return open_exchange(model, rank, most_blocks(model), count);
+}
+
+static ek_status open_tree(ek_data_parallel_model *model, struct ek__rank *rank) {
   EK_TRY(ek__new(&rank->tree, 1, sizeof *rank->tree, memory_of));
   EK_TRY(ek__new(&rank->tree->offsets, model->run.cut.ranks + 1, sizeof *rank->tree->offsets,
                  memory_of));
-  if (ek__placement(model)->gradient_shares) return open_shares(model, rank);
-  const int64_t count = ek_tensor_count(ek_replica_gradients(rank->replica));
-  size_t most = 0;
-  (void)ek__fold_of(&most, ek__grains_of(model, rank->number, grains), grains);
-  for (size_t i = 1; i < most; i++) {
-    EK_TRY(make_zeros(&rank->tree->blocks[i], rank, count, EK_MEMORY_GRADIENTS));
-  }
-  return open_exchange(model, rank, most_blocks(model), count);
+  if (model->run.inner != NULL) EK_TRY(ek__lockstep_open(model, rank));
+  return ek__placement(model)->gradient_shares ? open_shares(model, rank)
+                                               : open_blocks(model, rank);
 }
 
 /* ---- totals of a loss ---- */

@@ -154,7 +154,8 @@ static ek_status lend_value(ek_tensor *value, struct ek__lender *lender, size_t 
   return EK_OK;
 }
 
-/* Gives back the units that are not needed any more, once their gathers have ended. */
+/* Gives back the units that are not needed any more, once their gathers have ended. Other passes
+ * may be within nodes (lockstep.h): they pin theirs. */
 static ek_status rest(struct ek__lender *lender, bool last) {
   struct ek__keeper *keeper = (struct ek__keeper *)lender;
   const size_t none = keeper->cut->count;
@@ -165,7 +166,8 @@ static ek_status rest(struct ek__lender *lender, bool last) {
     keeper->ahead = none;
   }
   if (last && keeper->current != none) {
-    ek_tensor_free(&keeper->values[keeper->current].whole);
+    struct ek__gathered *values = &keeper->values[keeper->current];
+    if (values->pins == 0) ek_tensor_free(&values->whole);
     keeper->current = none;
   }
   return EK_OK;

@@ -60,6 +60,9 @@ struct ek__host_blocks *ek__group_blocks(ek_group *group);
 
 /* The device whose worker is calling; NULL on any other thread. */
 ek_device *ek__group_worker_device(const ek_group *group);
+/* From now on the calling thread, which is the library's, counts as the device's worker: it runs
+ * parts of the worker's jobs, while that waits for it (core/turns.h). */
+void ek__group_stand_in(ek_device *device);
 
 /* Whether the worker of device number `index` has ended its part of the running job. If a worker of
  * that job calls it, the other's work in the job has happened before. */

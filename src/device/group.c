@@ -97,6 +97,13 @@ ek_device *ek__group_worker_device(const ek_group *group) {
   return ek_device_group(device_of_this_worker) == group ? device_of_this_worker : NULL;
 }
 
+void ek__group_stand_in(ek_device *device) {
+  const struct ek__backend *backend = ek_device_group(device)->backend;
+  device_of_this_worker = device;
+  ek__thread_stays_deaf();
+  if (backend->worker_begins != NULL) backend->worker_begins(device);
+}
+
 bool ek__group_of_parent(const ek_group *group) { return ek__process_is_child(&group->process); }
 
 ek_status ek__group_check(const ek_group *group, const char *who) {
@@ -158,9 +165,7 @@ static void wait_for(sem_t *semaphore) {
 static void *worker_main(void *argument) {
   struct worker *worker = argument;
   ek_group *group = worker->group;
-  device_of_this_worker = worker->device;
-  ek__thread_stays_deaf();
-  if (group->backend->worker_begins != NULL) group->backend->worker_begins(worker->device);
+  ek__group_stand_in(worker->device);
   for (;;) {
     wait_for(&worker->work);
     if (group->stopping) return NULL;

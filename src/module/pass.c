@@ -84,6 +84,7 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
   }
   result->options = o;
   result->lender = lender;
+  result->exchange = NULL;
   result->outermost[0] = (struct ek__frame){.node = replica->layout.root,
                                             .precision = replica->precision,
                                             .children = replica->precision,
@@ -264,6 +265,20 @@ ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass) {
 
 /* ---- the other devices ---- */
 
+/* The device's other passes go on meanwhile. What they take and give back of workspace is no
+ * doing of the functions that run in this one. */
+static ek_status exchange(ek_pass *pass, ek_tensor *tensor) {
+  ek_memory_usage before, after;
+  EK_TRY(ek_memory_stats(&before, pass->replica->device));
+  const ek_status status = pass->exchange->all_reduce(pass->exchange, tensor);
+  EK_TRY(ek_memory_stats(&after, pass->replica->device));
+  for (struct ek__frame *frame = pass->frame; frame != NULL; frame = frame->below) {
+    frame->workspace.before +=
+        after.current[EK_MEMORY_WORKSPACE] - before.current[EK_MEMORY_WORKSPACE];
+  }
+  return status;
+}
+
 ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor) {
   static const char *const who = "ek_pass_all_reduce";
   EK__NOT_NULL(who, pass, tensor);
@@ -272,6 +287,7 @@ ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor) {
   EK_TRY(ek__check_tensors(who, pass, tensor, 1));
   EK_TRY(ek__communicator_can_sum(who, pass->replica->device, tensor->type));
   ek_communicator *communicator = pass->options.communicator;
+  if (pass->exchange != NULL) return exchange(pass, tensor);
   if (communicator == NULL) return EK_OK;
   EK_TRY(ek_communicator_all_reduce(communicator, pass->replica->device, tensor));
   return ek_communicator_wait(communicator, pass->replica->device);

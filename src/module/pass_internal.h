@@ -81,10 +81,17 @@ struct ek__recipe {
   bool open;               /* the module whose input it is runs forward */
 };
 
+/* What makes the sums of modules if no communicator does: the passes of a device whose batch is
+ * cut finer than by devices (parallel/lockstep.h). */
+struct ek__exchange {
+  ek_status (*all_reduce)(struct ek__exchange *self, ek_tensor *tensor);
+};
+
 struct ek_pass {
   struct ek__spare spare; /* once it was freed; the replica keeps it, tables included */
   ek_replica *replica;
-  struct ek__lender *lender; /* NULL: the replica holds everything whole */
+  struct ek__lender *lender;     /* NULL: the replica holds everything whole */
+  struct ek__exchange *exchange; /* a loan, which who opens the pass may set; NULL: none */
   ek_pass_options options;
   enum ek__pass_stage stage;
   struct ek__frame outermost[2], *frame; /* the top; those below are on the C stack */

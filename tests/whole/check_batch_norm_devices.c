@@ -174,9 +174,10 @@ static ek_group *open_deterministic(const char *spec) {
   return group;
 }
 
-static double *trained_reproducibly(const char *spec, int placement, int64_t *count) {
-  struct ck_setup setup = setup_of(SHARD, spec, placement, EK_F32);
-  setup.options.reproducible = 5;
+static double *trained_reproducibly(int workload, const char *spec, int placement, int64_t *count) {
+  struct ck_setup setup = setup_of(workload, spec, placement, EK_F32);
+  setup.options.reproducible = 8;
+  setup.options.bucket_bytes = 64;
   ek_group *group = open_deterministic(spec);
   CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
   double *values = trained(&training, count);
@@ -185,23 +186,16 @@ static double *trained_reproducibly(const char *spec, int placement, int64_t *co
   return values;
 }
 
-CK_LOOP(reproducible, 2 * SPECS) {
-  const int placement = _i / SPECS == 0 ? EK_MODE_REPLICATED : EK_MODE_FULLY_SHARDED;
+CK_LOOP(reproducible, 3 * CK_PLACEMENTS) {
+  static const char *const counts[] = {"cpu:1", "cpu:2", "cpu:3", "cpu:5", "cpu:8"};
+  const int workload = _i / CK_PLACEMENTS, placement = _i % CK_PLACEMENTS;
   int64_t count = 0, others = 0;
-  const double *want = trained_reproducibly("cpu:1", EK_MODE_REPLICATED, &count);
-  const double *got = trained_reproducibly(specs[_i % SPECS], placement, &others);
-  ck_assert_int_eq(count, others);
-  ck_same_bits(specs[_i % SPECS], got, want, count);
-}
-
-CK_TEST(reproducible_over_all_is_refused) {
-  struct ck_setup setup = setup_of(ALL, "cpu:2", EK_MODE_REPLICATED, EK_F32);
-  struct ck_training training;
-  setup.options.reproducible = 5;
-  ek_group *group = open_deterministic("cpu:2");
-  ck_fails(ck_training_try(&training, &setup, group), EK_ERR_UNSUPPORTED,
-           "has collectives of its own");
-  ek_group_free(group);
+  const double *want = trained_reproducibly(workload, "cpu:1", EK_MODE_REPLICATED, &count);
+  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+    const double *got = trained_reproducibly(workload, counts[i], placement, &others);
+    ck_assert_int_eq(count, others);
+    ck_same_bits(counts[i], got, want, count);
+  }
 }
 
 CK_SUITE("batch_norm_devices")

@@ -1,0 +1,188 @@
+/*
+ * lockstep.c - see lockstep.h.
+ */
+#include "lockstep.h"
+
+#include <evenkeel/elementwise.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "core/turns.h"
+#include "module/pass_internal.h"
+#include "tree.h"
+
+struct ek__lockstep {
+  struct ek__exchange exchange; /* for passes: the first member */
+  const ek_data_parallel_model *model;
+  struct ek__rank *rank;
+  struct ek__turns *turns;
+  /* Of a run: */
+  ek__round_enter *enter;
+  ek__round_job *job;
+  void *context;
+  size_t rounds, arrived;
+  uint64_t sums;                     /* that were made */
+  ek_tensor *given[EK__MAX_GRAINS];  /* loans of the rounds that have arrived */
+  ek_tensor buffers[EK__MAX_GRAINS]; /* of rounds, while a forward may write them */
+};
+
+/* ---- sums ---- */
+
+static ek_status check_given(const struct ek__lockstep *self) {
+  const ek_tensor *first = self->given[0];
+  for (size_t i = 1; i < self->rounds; i++) {
+    EK__FAIL_IF(self->given[i]->type != first->type ||
+                    ek_tensor_count(self->given[i]) != ek_tensor_count(first),
+                EK_ERR_SHAPE,
+                "ek_pass_all_reduce: one grain adds %lld %s and another one of the same device "
+                "%lld %s",
+                (long long)ek_tensor_count(first), ek_type_name(first->type),
+                (long long)ek_tensor_count(self->given[i]), ek_type_name(self->given[i]->type));
+  }
+  return EK_OK;
+}
+
+/* `leaves` has room for one of each grain of the batch; number 0 becomes their sum. */
+static ek_status add_leaves(const struct ek__lockstep *self, ek_tensor *leaves, size_t used) {
+  const struct ek__ranks *run = &self->model->run;
+  const struct ek__pieces *pieces = &self->rank->pieces;
+  const int64_t size = ek_tensor_count(self->given[0]);
+  ek_stream *stream = ek_device_stream(leaves->device, EK_STREAM_COMPUTE);
+  struct ek__row rows[EK__MAX_GRAINS];
+  int64_t offsets[EK__MAX_GRAINS + 1] = {0};
+  for (size_t i = pieces->first; i < pieces->last; i++) {
+    ek_tensor to = ek__flat_range(leaves, (int64_t)i * size, size);
+    EK_TRY(ek_op_copy(stream, &to, self->given[i - pieces->first]));
+  }
+  for (size_t r = 0; r < run->cut.ranks; r++) {
+    offsets[r + 1] = (int64_t)ek__grains_of(self->model, r, used).last * size;
+  }
+  if (run->cut.ranks > 1) {
+    EK_TRY(ek_communicator_all_gather(run->inner, self->rank->device, leaves, offsets));
+    EK_TRY(ek_communicator_wait(run->inner, self->rank->device));
+  }
+  for (size_t i = 0; i < used; i++) {
+    rows[i] = (struct ek__row){{0, i}, leaves, (int64_t)i * size};
+  }
+  return ek__fold_rows(stream, rows, used, size, used);
+}
+
+static ek_status add_up(const struct ek__lockstep *self) {
+  const size_t used = ek__grains_used(self->model, self->rank->pieces.all);
+  const int64_t size = ek_tensor_count(self->given[0]), all = (int64_t)used * size;
+  ek_device *device = self->rank->device;
+  ek_tensor leaves = {0};
+  EK_TRY(check_given(self));
+  EK_TRY(ek_tensor_create(&leaves, device, EK_MEMORY_COMMUNICATION, self->given[0]->type, 1, &all));
+  ek_status status = add_leaves(self, &leaves, used);
+  const ek_tensor sum = ek__flat_range(&leaves, 0, size);
+  for (size_t i = 0; i < self->rounds && status == EK_OK; i++) {
+    status = ek_op_copy(ek_device_stream(device, EK_STREAM_COMPUTE), self->given[i], &sum);
+  }
+  ek_tensor_free(&leaves);
+  return status;
+}
+
+/* Whoever goes on meanwhile begins with products that do not round. */
+static ek_status pass_turn(struct ek__lockstep *self) {
+  ek_stream *stream = ek_device_stream(self->rank->device, EK_STREAM_COMPUTE);
+  const size_t round = ek__turns_number(self->turns);
+  const bool tf32 = ek_stream_allow_tf32(stream, false);
+  const ek_status status = ek__turns_pass(self->turns);
+  (void)ek_stream_allow_tf32(stream, tf32);
+  if (self->enter != NULL) self->enter(self->rank, round);
+  return status;
+}
+
+static ek_status all_reduce(struct ek__exchange *exchange, ek_tensor *tensor) {
+  struct ek__lockstep *self = (struct ek__lockstep *)exchange;
+  const uint64_t sums = self->sums;
+  self->given[ek__turns_number(self->turns)] = tensor;
+  if (++self->arrived == self->rounds) {
+    EK_TRY(add_up(self));
+    self->arrived = 0;
+    self->sums++;
+  }
+  EK_TRY(pass_turn(self));
+  EK__FAIL_IF(self->sums == sums, EK_ERR_SHAPE,
+              "ek_pass_all_reduce: of %zu grains of this device only %zu came to a collective",
+              self->rounds, self->arrived);
+  return EK_OK;
+}
+
+/* ---- rounds ---- */
+
+static ek_status run_turn(void *context, size_t round) {
+  struct ek__lockstep *self = context;
+  if (self->enter != NULL) self->enter(self->rank, round);
+  return self->job(self->context, round);
+}
+
+ek_status ek__rounds_run(struct ek__rank *rank, size_t rounds, ek__round_enter *enter,
+                         ek__round_job *job, void *context) {
+  struct ek__lockstep *self = rank->lockstep;
+  if (self != NULL) {
+    self->enter = enter;
+    self->job = job;
+    self->context = context;
+    self->rounds = rounds;
+    self->arrived = 0;
+    return ek__turns_run(self->turns, rounds, run_turn, self);
+  }
+  for (size_t round = 0; round < rounds; round++) {
+    if (enter != NULL) enter(rank, round);
+    EK_TRY(job(context, round));
+  }
+  return EK_OK;
+}
+
+struct ek__exchange *ek__lockstep_exchange(const struct ek__rank *rank) {
+  return rank->lockstep == NULL ? NULL : &rank->lockstep->exchange;
+}
+
+/* ---- buffers ---- */
+
+void ek__lockstep_buffers(struct ek__rank *rank, size_t round) {
+  const ek_tensor *own = &rank->lockstep->buffers[round];
+  if (ek_tensor_exists(own)) rank->replica->buffers = *own;
+}
+
+ek_status ek__lockstep_copy_buffers(struct ek__rank *rank, size_t rounds) {
+  ek_tensor *buffers = rank->lockstep->buffers;
+  ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
+  const ek_tensor *flat = &rank->replica->buffers;
+  buffers[0] = *flat;
+  for (size_t i = 1; i < rounds; i++) {
+    EK_TRY(ek_tensor_create(&buffers[i], rank->device, EK_MEMORY_WORKSPACE, flat->type, flat->rank,
+                            flat->shape));
+    EK_TRY(ek_op_copy(stream, &buffers[i], flat));
+  }
+  return EK_OK;
+}
+
+void ek__lockstep_free_buffers(struct ek__rank *rank) {
+  struct ek__lockstep *self = rank->lockstep;
+  if (self == NULL) return;
+  ek__lockstep_buffers(rank, 0);
+  memset(&self->buffers[0], 0, sizeof self->buffers[0]);
+  for (size_t i = 1; i < EK__MAX_GRAINS; i++) ek_tensor_free(&self->buffers[i]);
+}
+
+/* ---- opening ---- */
+
+static void stand_in(void *device) { ek__group_stand_in(device); }
+
+ek_status ek__lockstep_open(const ek_data_parallel_model *model, struct ek__rank *rank) {
+  static const char memory_of[] = "a reproducible model";
+  EK_TRY(ek__new(&rank->lockstep, 1, sizeof *rank->lockstep, memory_of));
+  *rank->lockstep = (struct ek__lockstep){
+      .exchange = {all_reduce}, .model = model, .rank = rank};
+  return ek__turns_open(&rank->lockstep->turns, ek__grains_most(model), stand_in, rank->device);
+}
+
+void ek__lockstep_close(struct ek__rank *rank) {
+  if (rank->lockstep == NULL) return;
+  ek__turns_close(rank->lockstep->turns);
+  ek__free(rank->lockstep);
+  rank->lockstep = NULL;
+}
