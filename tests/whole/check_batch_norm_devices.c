@@ -174,8 +174,9 @@ static ek_group *open_deterministic(const char *spec) {
   return group;
 }
 
-static double *trained_reproducibly(int workload, const char *spec, int placement, int64_t *count) {
-  struct ck_setup setup = setup_of(workload, spec, placement, EK_F32);
+static double *trained_reproducibly(int workload, const char *spec, int placement, ek_type type,
+                                    int64_t *count) {
+  struct ck_setup setup = setup_of(workload, spec, placement, type);
   setup.options.reproducible = 8;
   setup.options.bucket_bytes = 64;
   ek_group *group = open_deterministic(spec);
@@ -190,12 +191,25 @@ CK_LOOP(reproducible, 3 * CK_PLACEMENTS) {
   static const char *const counts[] = {"cpu:1", "cpu:2", "cpu:3", "cpu:5", "cpu:8"};
   const int workload = _i / CK_PLACEMENTS, placement = _i % CK_PLACEMENTS;
   int64_t count = 0, others = 0;
-  const double *want = trained_reproducibly(workload, "cpu:1", EK_MODE_REPLICATED, &count);
+  const double *want = trained_reproducibly(workload, "cpu:1", EK_MODE_REPLICATED, EK_F32, &count);
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-    const double *got = trained_reproducibly(workload, counts[i], placement, &others);
+    const double *got =
+        trained_reproducibly(workload, counts[i], placement, EK_F32, &others);
     ck_assert_int_eq(count, others);
     ck_same_bits(counts[i], got, want, count);
   }
+}
+
+/* In grains that meet, statistics are those of one device with the whole batch: the tolerances
+ * above. */
+CK_LOOP(reproducible_over_all_is_one_device, 2 * CK_PLACEMENTS) {
+  const ek_type type = _i % 2 == 0 ? EK_F32 : EK_F64;
+  const struct ck_setup alone = setup_of(ALL, "cpu:1", EK_MODE_REPLICATED, EK_F64);
+  int64_t count = 0, others = 0;
+  const double *want = trained_on(&alone, &count);
+  const double *got = trained_reproducibly(ALL, "cpu:3", _i / 2, type, &others);
+  ck_assert_int_eq(count, others);
+  ck_assert_double_le(ck_rel_l2(got, want, count), type == EK_F32 ? 1e-6 : 1e-12);
 }
 
 CK_SUITE("batch_norm_devices")

@@ -265,9 +265,11 @@ static const struct training {
           .reproducible = 4, .muon = true),
     TRAIN("any mlp sharded-gradients", "mlp", SHARDED_GRADIENTS, IN(BF16), .reproducible = 8),
     TRAIN("any gpt fully-sharded", "gpt", FULLY_SHARDED, .gradient_in_forward = true,
-          .reproducible = 5, .muon = true)};
+          .reproducible = 5, .muon = true),
+    TRAIN("any pictures", "pictures", REPLICATED, .reproducible = 6),
+    TRAIN("any pictures fully-sharded", "pictures", FULLY_SHARDED, .reproducible = 4)};
 
-enum { ALL = sizeof trainings / sizeof trainings[0], ANY = 4, INSIDE = 3 };
+enum { ALL = sizeof trainings / sizeof trainings[0], ANY = 6, INSIDE = 3 };
 enum { TRAININGS = ALL - INSIDE - ANY };
 enum { STEPS = 4, MICRO_BATCHES = 2 };
 

@@ -17,7 +17,7 @@
 
 enum { STEPS = 3, MOST_PARTS = 3, NUMBERS = STEPS * (MOST_PARTS + 3) + 2, MOST_GRAINS = 9 };
 
-/* ---- workloads: the usual ones, and one that writes buffers ---- */
+/* ---- workloads: the usual ones, one that writes buffers, and one that has collectives ---- */
 
 static void running_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
   batch->inputs = batch->targets = 1;
@@ -25,14 +25,42 @@ static void running_shapes(struct ck_batch *batch, ek_type type, int64_t samples
   batch->target[0] = batch->input[0];
 }
 
-enum { WORKLOADS = CK_WORKLOADS + 1 };
+/* Batch norms over all devices: the stock's with and without running statistics, the second
+ * recomputed, and a program's own. Grains meet in all of them. */
+static ek_status make_norms(ek_module **module, bool buffers) {
+  enum { WIDTH = CK_RUNNING_WIDTH, PARTS = 6 };
+  ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
+  ek_module *p[PARTS] = {NULL}, *inner = NULL;
+  norm.over = EK_BATCH_NORM_ALL;
+  norm.track = buffers;
+  ck_ok(ek_batch_norm_create_with(&p[0], WIDTH, &norm));
+  ck_ok(ek_linear_create(&p[1], WIDTH, WIDTH, true));
+  norm.momentum = 0;
+  ck_ok(ek_batch_norm_create_with(&inner, WIDTH, &norm));
+  ck_ok(ek_recompute_create(&p[2], inner));
+  ck_ok(ek_activation_create(&p[3], EK_ACTIVATION_GELU));
+  ck_ok(buffers ? ck_batch_norm_create(&p[4], WIDTH) : ek_linear_create(&p[4], WIDTH, WIDTH, true));
+  ck_ok(buffers ? ck_running_create(&p[5]) : ek_linear_create(&p[5], WIDTH, WIDTH, false));
+  const ek_status status = ek_sequential_create(module, p, PARTS);
+  for (int i = 0; i < PARTS; i++) ek_module_free(p[i]);
+  ek_module_free(inner);
+  return status;
+}
+
+static ek_status norms(ek_module **module) { return make_norms(module, true); }
+static ek_status bare_norms(ek_module **module) { return make_norms(module, false); }
+
+enum { WORKLOADS = CK_WORKLOADS + 2 };
+
+#define ON_ROWS(name_, module_)                                                                    \
+  {.name = name_, .module = module_, .criterion = ek_mean_squared_error_create,                    \
+   .shapes = running_shapes}
+static const struct ck_workload with_buffers[] = {ON_ROWS("running", ck_running_create),
+                                                  ON_ROWS("norms", norms)},
+                                without_buffers = ON_ROWS("bare norms", bare_norms);
 
 static const struct ck_workload *workload_at(int64_t number) {
-  static const struct ck_workload running = {.name = "running",
-                                             .module = ck_running_create,
-                                             .criterion = ek_mean_squared_error_create,
-                                             .shapes = running_shapes};
-  return number < CK_WORKLOADS ? &ck_workloads[number] : &running;
+  return number < CK_WORKLOADS ? &ck_workloads[number] : &with_buffers[number - CK_WORKLOADS];
 }
 
 /* ---- a run ---- */
@@ -400,10 +428,14 @@ CK_LOOP(plan_knows_its_peak, 2 * WORKLOADS * CK_PLACEMENTS) {
 
 /* ---- faults ---- */
 
-/* A step of two micro-batches that fails leaves everything as it was. */
-CK_LOOP(a_step_is_a_transaction, CK_WORKLOADS * CK_PLACEMENTS) {
-  struct run run = ragged_run(&ck_workloads[_i % CK_WORKLOADS]);
-  const struct place place = {3, _i / CK_WORKLOADS, 1, false, false, false};
+/* A step of two micro-batches that fails leaves everything as it was. (Buffers may have been
+ * written.) In lockstep each allocation fails once. */
+CK_LOOP(a_step_is_a_transaction, (CK_WORKLOADS + 1) * CK_PLACEMENTS) {
+  const int workload = _i % (CK_WORKLOADS + 1);
+  const bool lockstep = workload == CK_WORKLOADS;
+  const uint64_t stride = lockstep ? 1 : 7;
+  struct run run = ragged_run(lockstep ? &without_buffers : &ck_workloads[workload]);
+  const struct place place = {3, _i / (CK_WORKLOADS + 1), 1, false, false, false};
   if (!ck_part(_i)) return;
   run.muon = _i % 3 == 0;
   const struct ck_setup setup = setup_of(&run, &place);
@@ -414,8 +446,8 @@ CK_LOOP(a_step_is_a_transaction, CK_WORKLOADS * CK_PLACEMENTS) {
   /* The first second micro-batch takes memory for good. */
   ck_ok(ck_training_backward(&training, &batch, NULL, true, NULL));
   ck_ok(ck_training_step(&training, &batch, NULL));
-  for (uint64_t n = 1 + (uint64_t)_i % 7;; n += 7) {
-    ek_device *victim = ek_group_device(group, (n / 7) % 3);
+  for (uint64_t n = 1 + (uint64_t)_i % stride;; n += stride) {
+    ek_device *victim = ek_group_device(group, (n / stride) % 3);
     struct ck_snapshot before = ck_snapshot_take(&training);
     ck_ok(ek_memory_fail_at(victim, n));
     ek_status status = ck_training_backward(&training, &batch, NULL, true, NULL);
@@ -450,15 +482,60 @@ CK_TEST(what_is_refused) {
   refuses(&run, &place, group, EK_ERR_INVALID_ARGUMENT, "at least the 3 devices");
   run.grains = 257;
   refuses(&run, &place, group, EK_ERR_INVALID_ARGUMENT, "at most 256");
-  run.grains = 8;
-  ek_data_parallel_model *model = NULL;
-  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  options.reproducible = 8;
-  CK_GOT(ek_module *, norm, ck_batch_norm_create(&norm, 4));
-  ck_fails(ek_data_parallel_model_open(&model, group, norm, &options), EK_ERR_UNSUPPORTED,
-           "collectives of its own");
-  ek_module_free(norm);
   ek_group_free(other);
+}
+
+/* A module that comes to a collective with its first sample alone, or with another number of
+ * elements than in the other grains. */
+struct fickle {
+  ek_module base;
+  bool size;
+};
+
+CK_FORWARD(fickle) {
+  const bool first = ek_pass_first_sample(pass) == 0, size = ((const struct fickle *)self)->size;
+  const int64_t count = size && first ? 2 : 1;
+  ek_tensor sums = {0};
+  EK_TRY(ek_tensor_share(&outputs[0], &inputs[0]));
+  EK_TRY(ek_pass_workspace(&sums, pass, EK_F64, 1, &count));
+  ek_status status = ek_op_zero(ek_pass_stream(pass), &sums);
+  if (status == EK_OK && (first || size)) status = ek_pass_all_reduce(pass, &sums);
+  ek_tensor_free(&sums);
+  return status;
+}
+
+CK_BACKWARD(fickle) {
+  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+}
+
+static void fickle_free(ek_module *self) { free(self); }
+
+CK_LOOP(grains_come_to_the_same_collectives, 2) {
+  static const char *const texts[] = {"of 4 grains of this device only 1 came to a collective",
+                                      "one grain adds 2 f64 and another one of the same device 1"};
+  static const ek_module_ops ops = {.size = sizeof ops,
+                                    .kind = "fickle",
+                                    .forward = fickle_forward,
+                                    .backward = fickle_backward,
+                                    .free = fickle_free,
+                                    .types = EK_TYPES_F32,
+                                    .collective = true};
+  CK_HELD(float *, values, ck_array(9, sizeof *values));
+  struct fickle *made = calloc(1, sizeof *made);
+  ck_assert_ptr_nonnull(made);
+  made->size = _i == 1;
+  ck_ok(ek_module_init(&made->base, &ops, 1, 1));
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_shards y = {0};
+  options.reproducible = 4;
+  ek_group *group = open_group("cpu", 1, 1);
+  CK_OPENED(ek_data_parallel_model *, model,
+            ek_data_parallel_model_open(&model, group, &made->base, &options));
+  ek_module_free(&made->base);
+  CK_GOT(ek_tensor, x, ek_tensor_host(&x, values, EK_F32, 2, (const int64_t[]){9, 1}));
+  for (int again = 0; again < 2; again++) {
+    ck_fails(ek_data_parallel_model_forward(&y, model, &x, 1, NULL), EK_ERR_SHAPE, texts[_i]);
+  }
 }
 
 /* Rows of a grain that are copied are still counted over the batch. */
