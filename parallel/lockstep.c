@@ -42,43 +42,28 @@ static ek_status check_given(const struct ek__lockstep *self) {
   return EK_OK;
 }
 
-/* `leaves` has room for one of each grain of the batch; number 0 becomes their sum. */
-static ek_status add_leaves(const struct ek__lockstep *self, ek_tensor *leaves, size_t used) {
-  const struct ek__ranks *run = &self->model->run;
+static ek_status add_leaves(const struct ek__lockstep *self, ek_tensor *leaves, size_t count) {
   const struct ek__pieces *pieces = &self->rank->pieces;
   const int64_t size = ek_tensor_count(self->given[0]);
   ek_stream *stream = ek_device_stream(leaves->device, EK_STREAM_COMPUTE);
-  struct ek__row rows[EK__MAX_GRAINS];
-  int64_t offsets[EK__MAX_GRAINS + 1] = {0};
   for (size_t i = pieces->first; i < pieces->last; i++) {
-    ek_tensor to = ek__flat_range(leaves, (int64_t)i * size, size);
-    EK_TRY(ek_op_copy(stream, &to, self->given[i - pieces->first]));
+    ek_tensor own = ek__flat_range(leaves, (int64_t)i * size, size);
+    EK_TRY(ek_op_copy(stream, &own, self->given[i - pieces->first]));
   }
-  for (size_t r = 0; r < run->cut.ranks; r++) {
-    offsets[r + 1] = (int64_t)ek__grains_of(self->model, r, used).last * size;
-  }
-  if (run->cut.ranks > 1) {
-    EK_TRY(ek_communicator_all_gather(run->inner, self->rank->device, leaves, offsets));
-    EK_TRY(ek_communicator_wait(run->inner, self->rank->device));
-  }
-  for (size_t i = 0; i < used; i++) {
-    rows[i] = (struct ek__row){{0, i}, leaves, (int64_t)i * size};
-  }
-  return ek__fold_rows(stream, rows, used, size, used);
+  EK_TRY(ek__leaves_add(self->model, self->rank, self->model->run.inner, leaves, count, NULL));
+  const ek_tensor sum = ek__flat_range(leaves, 0, size);
+  for (size_t i = 0; i < self->rounds; i++) EK_TRY(ek_op_copy(stream, self->given[i], &sum));
+  return EK_OK;
 }
 
 static ek_status add_up(const struct ek__lockstep *self) {
-  const size_t used = ek__grains_used(self->model, self->rank->pieces.all);
-  const int64_t size = ek_tensor_count(self->given[0]), all = (int64_t)used * size;
-  ek_device *device = self->rank->device;
+  const size_t count = ek__grains_used(self->model, self->rank->pieces.all);
+  const ek_tensor *first = self->given[0];
+  const int64_t all = (int64_t)count * ek_tensor_count(first);
   ek_tensor leaves = {0};
   EK_TRY(check_given(self));
-  EK_TRY(ek_tensor_create(&leaves, device, EK_MEMORY_COMMUNICATION, self->given[0]->type, 1, &all));
-  ek_status status = add_leaves(self, &leaves, used);
-  const ek_tensor sum = ek__flat_range(&leaves, 0, size);
-  for (size_t i = 0; i < self->rounds && status == EK_OK; i++) {
-    status = ek_op_copy(ek_device_stream(device, EK_STREAM_COMPUTE), self->given[i], &sum);
-  }
+  EK_TRY(ek_tensor_create(&leaves, first->device, EK_MEMORY_COMMUNICATION, first->type, 1, &all));
+  const ek_status status = add_leaves(self, &leaves, count);
   ek_tensor_free(&leaves);
   return status;
 }

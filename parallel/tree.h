@@ -88,4 +88,11 @@ struct ek__row {
 ek_status ek__fold_rows(ek_stream *stream, const struct ek__row *rows, size_t count, int64_t width,
                         size_t leaves);
 
+/* Adds up leaves of `count` grains, end to end; a rank's own are there: number 0 becomes the sum of
+ * all, on every rank. samples: of a loss (ek__grains_of_loss), NULL for what a forward or backward
+ * computes. */
+ek_status ek__leaves_add(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                         ek_communicator *communicator, ek_tensor *leaves, size_t count,
+                         const int64_t *samples);
+
 #endif /* EK_TREE_H */

@@ -567,35 +567,40 @@ static ek_status open_tree(ek_data_parallel_model *model, struct ek__rank *rank)
 
 /* ---- totals of a loss ---- */
 
-/* The leaves of all ranks to all ranks. */
-static ek_status gather_leaves(const ek_data_parallel_model *model, const struct ek__rank *rank,
-                               struct ek__totals *totals, const int64_t *samples, size_t used) {
+ek_status ek__leaves_add(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                         ek_communicator *communicator, ek_tensor *leaves, size_t count,
+                         const int64_t *samples) {
+  const size_t ranks = model->run.cut.ranks;
+  const int64_t size = ek_tensor_count(leaves) / (int64_t)count;
   int64_t *offsets = rank->tree->offsets;
-  const int64_t size = ek_tensor_count(&totals->sum);
+  struct ek__row rows[EK__MAX_GRAINS];
   offsets[0] = 0;
-  for (size_t r = 0; r < model->run.cut.ranks; r++) {
-    offsets[r + 1] = (int64_t)ek__grains_of_loss(model, samples, r, used).last * size;
+  for (size_t r = 0; r + 1 < ranks; r++) {
+    const struct ek__grains grains = samples == NULL
+                                         ? ek__grains_of(model, r, count)
+                                         : ek__grains_of_loss(model, samples, r, count);
+    offsets[r + 1] = (int64_t)grains.last * size;
   }
-  offsets[model->run.cut.ranks] = (int64_t)used * size;
-  ek_tensor leaves = ek__flat_range(&totals->leaves, 0, (int64_t)used * size);
-  EK_TRY(ek_communicator_all_gather(model->run.communicator, rank->device, &leaves, offsets));
-  return ek_communicator_wait(model->run.communicator, rank->device);
+  offsets[ranks] = (int64_t)count * size;
+  if (ranks > 1) {
+    EK_TRY(ek_communicator_all_gather(communicator, rank->device, leaves, offsets));
+    EK_TRY(ek_communicator_wait(communicator, rank->device));
+  }
+  for (size_t i = 0; i < count; i++) {
+    rows[i] = (struct ek__row){{0, i}, leaves, (int64_t)i * size};
+  }
+  return ek__fold_rows(stream_of(rank), rows, count, size, count);
 }
 
 static ek_status sum_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
                             struct ek__totals *totals, const int64_t *samples) {
-  ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
   const size_t used = ek__grains_used(model, ek__grains_all(model, samples));
-  const int64_t size = ek_tensor_count(&totals->sum);
-  struct ek__row rows[EK__MAX_GRAINS];
-  if (used == 0) return ek_op_zero(stream, &totals->sum);
-  if (model->run.cut.ranks > 1) EK_TRY(gather_leaves(model, rank, totals, samples, used));
-  for (size_t i = 0; i < used; i++) {
-    rows[i] = (struct ek__row){{0, i}, &totals->leaves, (int64_t)i * size};
-  }
-  EK_TRY(ek__fold_rows(stream, rows, used, size, used));
+  if (used == 0) return ek_op_zero(stream_of(rank), &totals->sum);
+  ek_tensor leaves =
+      ek__flat_range(&totals->leaves, 0, (int64_t)used * ek_tensor_count(&totals->sum));
+  EK_TRY(ek__leaves_add(model, rank, model->run.communicator, &leaves, used, samples));
   const ek_tensor sum = ek__totals_leaf(totals, 0);
-  return ek_op_copy(stream, &totals->sum, &sum);
+  return ek_op_copy(stream_of(rank), &totals->sum, &sum);
 }
 
 /* ---- norms ---- */
