@@ -165,7 +165,7 @@ static ek_status put_back(const ek_tensor *flat, const ek_tensor *copy) {
 
 bool ek__forward_keeps_buffers(const struct ek__forward *job) {
   return !job->model->run.reduction->whole && job->options->training && !job->predict &&
-         ek_tensor_count(ek_replica_buffers(job->model->run.ranks[0].replica)) > 0;
+         job->model->run.ranks[0].replica->layout.buffer_count > 0;
 }
 
 static ek_status after_piece(struct buffers *buffers, const struct ek__rank *rank, size_t number) {
