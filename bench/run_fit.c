@@ -36,8 +36,7 @@ static ek_status build(void *context, const ek_settings *settings, ek_module **m
   const struct task *task = context;
   struct shape shape = *task->shape;
   shape.recompute = settings->recompute;
-  return training_model(module, criterion, &shape, task->options, settings->fused_loss,
-                        bench_precision(settings));
+  return training_model(module, criterion, &shape, settings->fused_loss, bench_precision(settings));
 }
 
 /* Of the global batch, what the first process has: no other one has more. */

@@ -13,13 +13,13 @@ ek_type training_type(enum precision precision) {
   return ek_precision_type(precision_value(precision));
 }
 
-/* Statistics are those of the whole batch, so that the losses of all modes agree; grains have their
- * own. Pictures that are small have the smaller beginning. */
-static ek_status make_images(ek_module **module, const struct shape *shape, bool reproducible) {
+/* Statistics are those of the whole batch, so that the losses of all modes agree. Pictures that are
+ * small have the smaller beginning. */
+static ek_status make_images(ek_module **module, const struct shape *shape) {
   ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
   ek_resnet_options resnet = EK_RESNET_OPTIONS_INIT;
   ek_fcn_options fcn = EK_FCN_OPTIONS_INIT;
-  norm.over = reproducible ? EK_BATCH_NORM_SHARD : EK_BATCH_NORM_ALL;
+  norm.over = EK_BATCH_NORM_ALL;
   resnet.depth = (int)shape->layers;
   resnet.classes = fcn.classes = shape->vocab;
   resnet.width = shape->width;
@@ -33,11 +33,11 @@ static ek_status make_images(ek_module **module, const struct shape *shape, bool
 }
 
 ek_status training_model(ek_module **module, ek_criterion **loss, const struct shape *shape,
-                         const struct options *own, bool fused_loss, enum precision precision) {
+                         bool fused_loss, enum precision precision) {
   ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
   if (shape->image > 0) {
     if (fused_loss) return ek_error_set(EK_ERR_UNSUPPORTED, "images have no fused loss");
-    EK_TRY(make_images(module, shape, own->reproducible > 0));
+    EK_TRY(make_images(module, shape));
     return ek_cross_entropy_create(loss, &options);
   }
   const int64_t columns = ek_tensor_aligned_columns(shape->vocab, training_type(precision));
@@ -49,8 +49,8 @@ ek_status training_model(ek_module **module, ek_criterion **loss, const struct s
 
 static ek_status make_model(struct training *training) {
   const struct task *task = training->task;
-  EK_TRY(training_model(&training->module, &training->loss, task->shape, task->options,
-                        task->options->fused_loss, task->precision));
+  EK_TRY(training_model(&training->module, &training->loss, task->shape, task->options->fused_loss,
+                        task->precision));
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.seed = task->options->seed;
   options.reproducible = task->options->reproducible;

@@ -67,7 +67,7 @@ void training_close(struct training *training);
 /* The model of a task, which goes with a loss unless it has one; its whole logits have rows of 16
  * bytes. All, and the rule of its updates, are the caller's. */
 ek_status training_model(ek_module **module, ek_criterion **loss, const struct shape *shape,
-                         const struct options *options, bool fused_loss, enum precision precision);
+                         bool fused_loss, enum precision precision);
 /* Samples first .. first + samples - 1 of a batch, as tensors of the host over its memory. */
 ek_status training_batch(ek_tensor *inputs, ek_tensor *targets, const struct shape *shape,
                          void *input_values, int32_t *target_values, int64_t first,

@@ -11,7 +11,9 @@
  * (l - 1, 2 i + 1), or the first of them alone if the other has no leaves. The sum of all is the
  * block that has all leaves. For n leaves that is a cut at the largest power of two below n.
  *
- * tree.c has the cut and the tree; tree_sums.c the sums, and the row of the reduction.
+ * tree.c has the cut and the tree; tree_sums.c the sums of gradients, and the row of the reduction;
+ * tree_leaves.c all other sums. Where modules have collectives, the grains of a rank advance
+ * together: lockstep.h.
  */
 #ifndef EK_TREE_H
 #define EK_TREE_H
@@ -94,5 +96,11 @@ ek_status ek__fold_rows(ek_stream *stream, const struct ek__row *rows, size_t co
 ek_status ek__leaves_add(const ek_data_parallel_model *model, const struct ek__rank *rank,
                          ek_communicator *communicator, ek_tensor *leaves, size_t count,
                          const int64_t *samples);
+
+/* Slots of struct ek__reduction. */
+ek_status ek__tree_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                          struct ek__totals *totals, const int64_t *samples);
+int64_t ek__tree_norm_leaves(const ek_data_parallel_model *model);
+ek_status ek__tree_norm(const ek_data_parallel_model *model, struct ek__rank *rank);
 
 #endif /* EK_TREE_H */

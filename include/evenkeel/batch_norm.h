@@ -35,8 +35,8 @@ typedef enum ek_batch_norm_over {
    * The rows of all devices of the model, in all processes (synchronised batch norm). Sums and
    * counts are added up in f64, so shards may be uneven, and a device may have no rows. One
    * exchange of 2 channels + 1 numbers in forward, one of 2 channels in backward. The result is
-   * that of one device with the whole batch, to rounding. The module is collective, so a model with
-   * `reproducible` is EK_ERR_UNSUPPORTED with it (data_parallel_model.h).
+   * that of one device with the whole batch, to rounding. In a model with `reproducible` sums and
+   * counts are those of all grains, so it has the same bits on any number of devices.
    */
   EK_BATCH_NORM_ALL = 1,
   /* None: the running ones, in training too, and they do not change. */

@@ -100,12 +100,13 @@ typedef struct ek_data_parallel_model_options {
    * for partial sums (docs/memory.md) and speed.
    *
    * Leave scattering to forward, or cut shards with EK_SCATTER_GRAINS. A module sees the rows of
-   * one grain at a time, so statistics over its rows (batch normalisation) are those of a grain;
-   * buffers that it writes are those of grain 0. Gradients are not computed in a forward.
-   * EK_ERR_UNSUPPORTED for modules with collectives: grains run one after the other, so a sum over
-   * all devices does not exist yet when the first grain needs it. In a world the devices are those
-   * of all processes, and a batch is that of all of them: each process gives the rows of its
-   * devices' grains, ek_world_rows(), and has EK_ERR_SHAPE for others.
+   * one grain at a time, so statistics over its rows (batch normalisation) are those of a grain,
+   * unless it adds them up by ek_pass_all_reduce(); buffers that it writes are those of grain 0.
+   * Gradients are not computed in a forward. If modules have collectives, the grains of a device
+   * advance together from one to the next, each on a thread of its own, one of which runs at a
+   * time (ek_module_ops.collective); the device then holds the gradients of all its grains. In a
+   * world the devices are those of all processes, and a batch is that of all of them: each process
+   * gives the rows of its devices' grains, ek_world_rows(), and has EK_ERR_SHAPE for others.
    */
   size_t reproducible;
   /*

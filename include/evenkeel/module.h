@@ -159,6 +159,11 @@ typedef struct ek_module_ops {
    * model with such a module runs on every device. On a device without rows its inputs have no
    * rows: forward and backward must call the same collectives there, outputs have no rows (a scalar
    * is dropped), and nothing is added to gradients.
+   *
+   * If the model is `reproducible`, a device has several passes at the same time. Each runs on a
+   * thread of its own, for the device's worker, and one of them at a time: while one is in
+   * ek_pass_all_reduce(), the others run up to the same call. What a module keeps outside of its
+   * pass (its state, variables of a thread) is then not what it was before the call.
    */
   bool collective;
 

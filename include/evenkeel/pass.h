@@ -246,7 +246,9 @@ EK_API EK_CHECKED ek_status ek_pass_child_leave(ek_pass *pass);
  * of the model, in their order; what is queued on the compute stream afterwards sees the sum. Every
  * device must make the same calls in the same order. For a module whose table declares
  * `collective`, else EK_ERR_STATE. In a pass without a communicator the sum is that over one
- * device.
+ * device. In a model with `reproducible` it is that over all grains, along their tree, each block
+ * rounded to the tensor's type; a pass without samples adds nothing. EK_ERR_SHAPE if the grains of
+ * a device make different calls.
  */
 EK_API EK_CHECKED ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor);
 
