@@ -22,6 +22,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "device/device_internal.h"
+#include "device/place.h"
 #include "device/types.h"
 #include "criterion_internal.h"
 #include "optimizer_internal.h"
@@ -338,13 +339,23 @@ static bool scales(const struct ek__update *update) {
   return update->loss_scale.kind != EK_LOSS_SCALE_NONE;
 }
 
-static ek_status read_result(ek_step_result *result, const ek_data_parallel_model *model,
-                             bool norm) {
+/* What is read from a device before the processes agree. */
+struct numbers {
+  double totals[2], square_norm;
+};
+
+static ek_status read_numbers(struct numbers *numbers, const ek_data_parallel_model *model,
+                              bool norm) {
+  const struct ek__rank *rank = &model->run.ranks[0];
+  EK_TRY(ek__read_numbers(numbers->totals, 2, &rank->totals));
+  return norm ? ek__read_numbers(&numbers->square_norm, 1, &rank->share.square_norm) : EK_OK;
+}
+
+static void make_result(ek_step_result *result, const ek_data_parallel_model *model, bool norm,
+                        const struct numbers *numbers) {
   const struct ek__step *step = &model->step;
   const struct ek__rank *rank = &model->run.ranks[0];
-  double totals[2] = {NAN, NAN}, square_norm = NAN;
-  EK_TRY(ek__read_numbers(totals, 2, &rank->totals));
-  if (norm) EK_TRY(ek__read_numbers(&square_norm, 1, &rank->share.square_norm));
+  const double *totals = numbers->totals, square_norm = numbers->square_norm;
   const double weight = step->divided ? totals[1] : 0;
   result->empty = step->divided && totals[1] == 0;
   result->weight = weight;
@@ -363,7 +374,6 @@ static ek_status read_result(ek_step_result *result, const ek_data_parallel_mode
   result->learning_rate = model->update->rate;
   result->loss_scale = step->scaling.factor * step->scaling.unit;
   result->step = step->taken + !result->skipped;
-  return EK_OK;
 }
 
 /* Asks for the rate once, because a function of the program's may give it. */
@@ -408,6 +418,41 @@ static ek_status reduce_rest(ek_data_parallel_model *model) {
   return EK_OK;
 }
 
+/* No process has failed. If `norm`, the same words have the square norms of the ranks: they are added
+ * up in the order of the ranks, as a collective would, and every device gets the sum. Nothing here
+ * fails in one process alone. */
+static ek_status agree(ek_data_parallel_model *model, bool norm, double *square_norm) {
+  ek_world *world = ek__model_world(model);
+  const struct ek__place *place = ek__group_place(model->run.group);
+  struct ek__topic topic = {.kind = EK__TOPIC_AGREE,
+                            .doing = "in an optimizer step",
+                            .same = 1,
+                            .words = {model->step.taken}};
+  const int64_t *heard = NULL;
+  double sum = 0;
+  if (!norm) return ek__world_agree(world, topic.doing, model->step.taken);
+  for (size_t k = 0; k < model->run.count; k++) {
+    memcpy(&topic.words[1 + k], model->run.ranks[k].share.square_norm.data, sizeof sum);
+  }
+  ek__world_lock(world);
+  const ek_status status = ek__world_talk(world, &topic, &heard);
+  for (size_t p = 0; p < ek_world_processes(world) && status == EK_OK; p++) {
+    const size_t ranks = ek__place_first_rank(place, p + 1) - ek__place_first_rank(place, p);
+    for (size_t k = 0; k < ranks; k++) {
+      double term = 0;
+      memcpy(&term, &heard[p * EK__TOPIC_WORDS + 1 + k], sizeof term);
+      sum = p + k == 0 ? term : sum + term;
+    }
+  }
+  ek__world_unlock(world);
+  EK_TRY(status);
+  for (size_t k = 0; k < model->run.count; k++) {
+    memcpy(model->run.ranks[k].share.square_norm.data, &sum, sizeof sum);
+  }
+  *square_norm = sum;
+  return EK_OK;
+}
+
 /*
  * The results of the step are read before the update, between two jobs: they may decide whether
  * there is an update at all, and errors of a device so far are found before anything is written.
@@ -419,15 +464,17 @@ static ek_status step(ek_step_result *read, ek_data_parallel_model *model, bool 
   const bool norm = ek__update_takes_norm(own, wanted), due = norm && !model->step.norm;
   ek_world *world = ek__model_world(model);
   const bool before = reads || world != NULL; /* the norm, in a job of its own */
+  struct numbers numbers = {{NAN, NAN}, NAN};
   EK_TRY(find_rate(model->update, model->step.taken));
   EK_TRY(reduce_rest(model));
   EK_TRY(ek__terms_verify(model));
   if (before) EK_TRY(run(model, due, false));
+  if (reads) EK_TRY(read_numbers(&numbers, model, norm));
+  if (world != NULL) EK_TRY(agree(model, norm && model->run.norms_ride, &numbers.square_norm));
   if (reads) {
-    EK_TRY(read_result(read, model, norm));
-    EK_TRY(check_read(own, read));
+    make_result(read, model, norm, &numbers);
+    EK_TRY(check_read(own, read)); /* the same in all processes */
   }
-  EK_TRY(ek__world_agree(world, "in an optimizer step", model->step.taken));
   if (read->skipped) return EK_OK;
   /* From here on parameters are written; nothing below takes memory. */
   ek__world_part(world, gathers_away(model) ? model->run.cut.trained : 0);

@@ -121,6 +121,9 @@ struct ek__ranks {
   /* Of shares: sums of gradients, and gathers and norms of what was summed. Both are `communicator`
    * where shares are over the world. */
   ek_communicator *sums, *gathers;
+  /* The squares of ranks' gradients are added up in the message in which the processes agree on an
+   * update (data_parallel_optimizer.c), and not by a collective. */
+  bool norms_ride;
   ek_communicator *inner; /* for collectives of modules; NULL if none of them declares any */
   const struct ek__reduction *reduction;
   struct ek__buckets cut; /* of the flat gradients, over the ranks of the world */

@@ -3,6 +3,10 @@
  * the table in docs/memory.md and, to the byte, those of a real step. And which process it is that
  * the others wait for.
  */
+#define _GNU_SOURCE /* RTLD_NEXT */
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
 #include <time.h>
 
 #include "ck_processes.h"
@@ -361,8 +365,65 @@ CK_TEST(the_slowest_process_is_known) {
   }
 }
 
-static const struct ck_part parts[] = {
-    {"bytes", count_bytes}, {"work", show_work}, {NULL, NULL}};
+/* ---- messages ---- */
+
+static atomic_int messages;
+
+/* Stands in front of the C library's: a wire of sockets calls it once for a message. */
+ssize_t sendmsg(int socket, const struct msghdr *message, int flags) {
+  static ssize_t (*next)(int, const struct msghdr *, int);
+  if (next == NULL) *(void **)(void *)&next = dlsym(RTLD_NEXT, "sendmsg");
+  atomic_fetch_add(&messages, 1);
+  return next(socket, message, flags);
+}
+
+enum { COUNTED = 10 };
+
+/* Steps whose result has the norm of the gradient, and steps without one. */
+static void count_messages(struct ck_outcome *outcome, const struct ck_process *process) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", EK_MODE_SHARDED);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 3, 0, 7 + process->number);
+  struct ck_training training;
+  ek_group *group = NULL;
+  ek_step_result result = {0};
+  ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  setup.optimizer = ck_plain_adamw;
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  if (!ck_went(outcome, ck_training_try(&training, &setup, group))) return;
+  for (int with = 0; with < 2 && outcome->status == EK_OK; with++) {
+    options.gradient_norm = with == 1;
+    ck_training_update_with(&training, &options);
+    const int before = atomic_load(&messages);
+    for (int i = 0; i < COUNTED; i++) {
+      ck_went(outcome, ck_training_step(&training, &batch, &result));
+    }
+    ck_outcome_add(outcome, atomic_load(&messages) - before);
+    ck_outcome_add(outcome, result.gradient_norm);
+  }
+  ck_training_free(&training);
+  ck_went(outcome, ek_group_close(group));
+}
+
+/* The norm is in the message in which the processes agree on the update, so one of the two costs
+ * none. */
+CK_TEST(the_norm_and_the_agreement_are_one_message) {
+  const size_t devices[] = {1, 2, 1};
+  struct ck_outcome *outcomes = ck_processes_outcomes("messages", devices, 3);
+  ck_processes_well(outcomes, 3);
+  for (size_t p = 0; p < 3; p++) {
+    const double *got = outcomes[p].numbers;
+    ck_assert_double_gt(got[0], 0);
+    ck_assert_msg(got[0] == got[2], "%g messages without a norm, %g with one", got[0], got[2]);
+    ck_assert_double_lt(got[1], 0);
+    ck_assert_double_gt(got[3], 0);
+    ck_assert_double_eq(got[3], outcomes[0].numbers[3]);
+  }
+}
+
+static const struct ck_part parts[] = {{"bytes", count_bytes},
+                                       {"work", show_work},
+                                       {"messages", count_messages},
+                                       {NULL, NULL}};
 
 static Suite *make_suite(void) { return ck_suite("traffic", NULL, NULL); }
 
