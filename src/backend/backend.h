@@ -219,6 +219,11 @@ struct ek__backend {
   void (*range_begin)(const char *name);
   void (*range_end)(void);
 
+  /* (optional, both: no tool looks) a block of the arena begins to be a tensor's, with `bytes` that
+   * may be used, and ceases to be. From any thread. */
+  void (*block_taken)(const ek_device *device, const void *address, uint64_t bytes);
+  void (*block_given)(const ek_device *device, const void *address);
+
   /* (optional: nothing to do) the first that a device's worker does. */
   void (*worker_begins)(ek_device *device);
 };

@@ -282,8 +282,24 @@ static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
   return EK_OK;
 }
 
+/* A tool may learn what of the arena is a tensor's, or with its guards: these are read too. */
+static void tell_taken(const struct ek_memory *block, uint64_t bytes) {
+  const struct ek__arena *arena = block->arena;
+  if (arena->backend->block_taken == NULL || bytes == 0) return;
+  const bool guarded = block->guard > 0;
+  arena->backend->block_taken(arena->device, (char *)block->address - block->guard,
+                              guarded ? block->bytes : bytes);
+}
+
+static void tell_given(const struct ek_memory *block) {
+  const struct ek__arena *arena = block->arena;
+  if (arena->backend->block_given == NULL) return;
+  arena->backend->block_given(arena->device, (char *)block->address - block->guard);
+}
+
 static void give_back(struct ek_memory *memory) {
   struct ek__arena *arena = memory->arena;
+  tell_given(memory);
   pthread_mutex_lock(&arena->mutex);
   const ek_memory_category category = memory->category;
   const struct ek__event_place place = place_of(memory);
@@ -337,6 +353,7 @@ ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
   pthread_mutex_lock(&arena->mutex);
   ek_status status = take_locked(&block, arena, category, rounded);
   pthread_mutex_unlock(&arena->mutex);
+  if (status == EK_OK) tell_taken(block, bytes);
   if (status == EK_OK && block->guard > 0) {
     block->wanted = bytes;
     status = ek__guard_paint(block, 0);
@@ -430,6 +447,10 @@ ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t by
   const ek_status status = extend_locked(extended, memory, rounded);
   if (*extended) memory->watched = false; /* its end is elsewhere */
   pthread_mutex_unlock(&arena->mutex);
+  if (status == EK_OK && *extended) {
+    tell_given(memory);
+    tell_taken(memory, bytes);
+  }
   if (status != EK_OK || !*extended || memory->guard == 0) {
     return said_if_full(status, arena, memory->category, rounded);
   }

@@ -244,4 +244,40 @@ CK_LOOP(a_tool_hears_ranges, 2) {
   ck_assert_str_eq(text + before, " outer in host to device");
 }
 
+/* ---- blocks of the arena as regions for a tool ---- */
+
+static void stop_asking(void *unused) {
+  (void)unused;
+  (void)unsetenv("EVENKEEL_CUDA_REGIONS");
+}
+
+/* Each tensor is a region of the bytes that it asked for: the stand-in refuses one that is in
+ * another or beyond its heap, and the end of one that is not there. */
+CK_LOOP(a_tool_learns_of_tensors, 2) {
+  static char anything;
+  struct cuemu_regions before, now;
+  ck_assert_int_eq(setenv("EVENKEEL_CUDA_REGIONS", _i == 1 ? "1" : "0", 1), 0);
+  ck_keep_by(&anything, stop_asking);
+  cuemu_regions(&before);
+  ek_group *group = ck_open("cuda:0x2@64MiB", 0);
+  ek_device *device = ek_group_device(group, 1);
+  cuemu_regions(&now);
+  ck_assert_uint_eq(now.heaps, _i == 1 ? 2 : 0);
+  const unsigned long own = now.regions; /* the workspace of each device */
+  ck_assert_uint_eq(own, now.heaps);
+  const int64_t count = 33, more = 5000;
+  CK_OPENED(ek_tensor, x, ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 1, &count));
+  CK_OPENED(ek_tensor, y, ek_tensor_create(&y, device, EK_MEMORY_INPUTS, EK_F32, 1, &count));
+  ek_tensor_free(&x);
+  CK_OPENED(ek_tensor, z, ek_tensor_create(&z, device, EK_MEMORY_INPUTS, EK_F32, 1, &more));
+  cuemu_regions(&now);
+  ck_assert_uint_eq(now.regions, own + (_i == 1 ? 2 : 0));
+  ck_assert_uint_eq(now.registered - before.registered, _i == 1 ? own + 3 : 0);
+  ek_tensor_free(&z);
+  ek_tensor_free(&y);
+  ek_group_free(group);
+  cuemu_regions(&now);
+  ck_assert_uint_eq(now.heaps + now.regions, 0);
+}
+
 CK_EMULATED_SUITE("cuda borrowed")

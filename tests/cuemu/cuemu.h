@@ -23,11 +23,15 @@
  *   CUEMU_NCCL_CALL_US       0        what a call for a communicator takes at least
  *   CUEMU_LOAD_DRAINS        0        1: what is loaded at its first use (a kernel, a product of a
  *                                     shape) waits until the device is idle, one after the other
+ *   CUEMU_FREE_BLOCKS        0        1: while memory is freed, which waits for all devices, no call
+ *                                     of NCCL begins
  *   CUEMU_ALGORITHMS         1        offered by cuBLASLt's heuristic for a product, 1 to 4
  *   CUEMU_WARM               1        0: what is launched while cuemu_warming() is loaded and does not run
  *   CUEMU_LATE               0        a kernel that is first used on a device with this many bytes
  *                                     allocated ends the program; 0: it may
  *   CUEMU_NVTX               0        1: a tool listens to NVTX
+ *   CUEMU_LAUNCHES                    a file that gets a line for each kernel ("kernel FILE PLACE", of
+ *                                     its symbol), product and region of NVTX, as they are queued
  *   CUEMU_FAULT                       "fail kind device n [error]" or "hang kind device n",
  *                                     separated by commas; kinds as below in lower case:
  *                                     memory copy ...
@@ -59,7 +63,7 @@ struct cuemu_settings {
   unsigned jitter_us;
   int nccl_version;
   unsigned nccl_polls, nccl_call_us;
-  bool load_drains, warm;
+  bool load_drains, free_blocks, warm;
   size_t late_bytes;
   int algorithms;
 };
@@ -141,6 +145,12 @@ unsigned long cuemu_unaligned_products(void);
  * its length. And how many ranges the calling thread is in. */
 size_t cuemu_heard(char *text, size_t size);
 int cuemu_range_depth(void);
+
+/* Heaps and regions of memory that NVTX's tool knows now, and regions that it was ever told. */
+struct cuemu_regions {
+  unsigned long heaps, regions, registered;
+};
+void cuemu_regions(struct cuemu_regions *now);
 
 /* Forgets faults, counts and sticky errors, and releases what hangs. Memory and streams stay. */
 void cuemu_reset(void);

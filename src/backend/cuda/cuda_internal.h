@@ -94,6 +94,7 @@ struct ek__cuda_device {
   struct ek__cuda_products *plans; /* cuda_products.c */
   cudaEvent_t begin, end;          /* cuda_timing.c */
   char *workspace;                 /* EK__CUDA_DEVICE_BYTES: products, then kernels */
+  struct nvtxMemHeap_v1 *heap;     /* its arena as a tool knows it: cuda_regions.c; mostly NULL */
 
   pthread_mutex_t mutex;
   bool mutex_open;
@@ -364,6 +365,23 @@ ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *mem
 bool ek__cuda_listens(void);
 void ek__cuda_range_begin(const char *name);
 void ek__cuda_range_end(void);
+/* NVTX's domain of this library, an nvtxDomainHandle_t; NULL if no tool listens. */
+struct nvtxDomainRegistration_st *ek__cuda_domain(void);
+
+/* ---- cuda_regions.c: NVTX's regions of memory; the slots block_taken, block_given ---- */
+
+/* Of a device's own arena; nothing happens where no tool asks for it. */
+void ek__cuda_heap_open(struct ek__cuda_device *device, const void *base, uint64_t bytes);
+void ek__cuda_heap_close(struct ek__cuda_device *device);
+void ek__cuda_block_taken(const ek_device *device, const void *address, uint64_t bytes);
+void ek__cuda_block_given(const ek_device *device, const void *address);
+
+/* ---- cuda_gate.c ---- */
+
+/* Around calls that may wait for all GPUs: in between no rank of NCCL in this process has a part of
+ * a collective on its GPU that others have not, unless that takes longer than the limit. */
+void ek__cuda_gate_close(double time_limit);
+void ek__cuda_gate_open(void);
 
 /* ---- cuda_watch.c ---- */
 

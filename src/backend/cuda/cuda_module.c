@@ -24,12 +24,13 @@ static ek_status memory_size(uint64_t *bytes, const ek_device *device, size_t de
 }
 
 static ek_status memory_reserve(void **base, uint64_t bytes, const ek_device *device) {
-  const struct ek__cuda_device *it = ek__cuda_device_of(device);
+  struct ek__cuda_device *it = ek__cuda_device_of(device);
   if (bytes > it->capacity) {
     return ek__cuda_host->error_set(EK_ERR_INTERNAL, "%s: the arena is larger than its memory",
                                     it->name);
   }
   *base = (char *)it->gpu->memory + it->offset;
+  ek__cuda_heap_open(it, *base, bytes);
   return EK_OK;
 }
 
@@ -146,6 +147,8 @@ static const struct ek__backend table = {
     .listens = ek__cuda_listens,
     .range_begin = ek__cuda_range_begin,
     .range_end = ek__cuda_range_end,
+    .block_taken = ek__cuda_block_taken,
+    .block_given = ek__cuda_block_given,
     .worker_begins = ek__cuda_worker_begins,
 };
 

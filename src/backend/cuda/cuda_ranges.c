@@ -19,6 +19,10 @@ bool ek__cuda_listens(void) {
   return domain != NULL;
 }
 
+struct nvtxDomainRegistration_st *ek__cuda_domain(void) {
+  return ek__cuda_listens() ? domain : NULL;
+}
+
 void ek__cuda_range_begin(const char *name) {
   nvtxEventAttributes_t attributes = {.version = NVTX_VERSION,
                                       .size = NVTX_EVENT_ATTRIB_STRUCT_SIZE,

@@ -388,6 +388,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   if (status == CUBLAS_STATUS_SUCCESS) status = add_epilogue(&p, desc, d_layout);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   if (!alpha || !beta || !a || !b || !d) return CUBLAS_STATUS_INVALID_VALUE;
+  cuemu_note(NULL, "product");
   const void *const at[MATRICES] = {a, b, c, d};
   size_t wanted = algorithm ? (size_t)algorithm->data[1] : 0;
   if (algorithm) status = check_algorithm(algorithm, at, workspace, workspace_bytes);

@@ -65,7 +65,14 @@ void cuemu_clear_sticky(void);
 void cuemu_count(unsigned long *counter, int change); /* takes the lock */
 void *cuemu_new(size_t bytes); /* zeroed; ends the program when out of memory */
 
+/* ---- launch.c ---- */
+
+/* A line of CUEMU_LAUNCHES: a kernel, by its file and place there, or a word for something else. */
+void cuemu_note(const void *kernel, const char *other);
+
 /* ---- memory.c ---- */
+
+void cuemu_pass_context(void); /* waits while another thread frees */
 
 enum cuemu_place { CUEMU_PAGEABLE, CUEMU_PINNED, CUEMU_ON_DEVICE };
 

@@ -8,6 +8,8 @@
  */
 #include "internal.h"
 
+#include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -96,6 +98,29 @@ static cudaError_t check_addresses(const char *name, const void *arguments, size
   return cudaErrorIllegalAddress;
 }
 
+/* ---- CUEMU_LAUNCHES ---- */
+
+static FILE *launches;
+static pthread_once_t launches_once = PTHREAD_ONCE_INIT;
+
+static void open_launches(void) {
+  const char *path = getenv("CUEMU_LAUNCHES");
+  if (path && *path) launches = fopen(path, "w");
+  if (launches) setlinebuf(launches);
+}
+
+void cuemu_note(const void *kernel, const char *other) {
+  Dl_info where;
+  pthread_once(&launches_once, open_launches);
+  if (!launches) return;
+  if (!kernel) {
+    fprintf(launches, "%s\n", other);
+  } else if (dladdr(kernel, &where)) {
+    fprintf(launches, "kernel %s %zx\n", where.dli_fname,
+            (size_t)((const char *)kernel - (const char *)where.dli_fbase));
+  }
+}
+
 static cudaError_t run_kernel(cudaStream_t stream, void *argument) {
   struct kernel *k = argument;
   int fault = cuemu_call(stream->device, CUEMU_KERNEL);
@@ -139,6 +164,7 @@ cudaError_t cuemu_launch(const char *name, const void *kernel, bool bounded, voi
     release(closure);
     return cuemu_result(error);
   }
+  cuemu_note(kernel, NULL);
   if (cuemu_settings.broken_peer) {
     cuemu_break_peers(cuemu_current_device(), closure, closure_bytes);
   }
