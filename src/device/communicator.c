@@ -207,6 +207,7 @@ static ek_status change_to(ek_communicator *communicator, ek_device *device) {
 
 /* Whether there is one device, which has all there is: nothing moves, and nothing is waited for. */
 static bool is_alone(const ek_communicator *communicator) {
+  if (communicator->table->runs_alone) return false;
   const bool here = communicator->reach == EK__REACH_PROCESS;
   return (here ? ek_group_size(communicator->group)
                : ek__group_world_size(communicator->group)) == 1;

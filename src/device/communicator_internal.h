@@ -13,6 +13,8 @@
 
 struct ek__communicator_table {
   const char *name;
+  /* (optional: false) collectives run even where one rank is the whole world. */
+  bool runs_alone;
   /* Required: queues the collective for device number `rank`, on its worker thread. */
   ek_status (*start)(ek_communicator *self, ek_device *device,
                      const struct ek__collective *collective);

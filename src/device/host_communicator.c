@@ -556,6 +556,7 @@ static ek_status open_queue(struct host_communicator *self) {
   self->table.name = self->link == NULL ? "peer" : self->link->name;
   /* A link's parts wait for each other on the devices: two in another order would wait for ever. */
   if (self->link != NULL) self->table.settle = host_settle;
+  self->table.runs_alone = self->link != NULL; /* one rank has a link only where it was asked for */
   for (size_t i = 0; i < self->ranks; i++) {
     ek_device *device = ek_group_device(group, i);
     for (size_t k = 0; k < RING; k++) {

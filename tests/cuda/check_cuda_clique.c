@@ -289,6 +289,86 @@ CK_LOOP_FROM(who_does_not_come_is_given_up, CROSSED, ONE_LEAVES + 1) {
   }
 }
 
+/* ---- one GPU, by EVENKEEL_CUDA_LINK ---- */
+
+static void unset_link(void *unused) {
+  (void)unused;
+  (void)unsetenv("EVENKEEL_CUDA_LINK");
+}
+
+static void set_link(const char *name) {
+  static char anything;
+  ck_assert_int_eq(setenv("EVENKEEL_CUDA_LINK", name, 1), 0);
+  ck_forget(&anything);
+  ck_keep_by(&anything, unset_link);
+}
+
+struct single {
+  ek_communicator *communicator;
+  ek_tensor tensor;
+};
+
+/* All five collectives, of the only rank. */
+static ek_status all_kinds(void *context, ek_device *device, size_t index) {
+  static const int64_t whole[] = {0, COUNT};
+  struct single *it = context;
+  (void)index;
+  EK_TRY(ek_communicator_broadcast(it->communicator, device, &it->tensor, 0));
+  EK_TRY(ek_communicator_reduce(it->communicator, device, &it->tensor, 0));
+  EK_TRY(ek_communicator_all_reduce(it->communicator, device, &it->tensor));
+  EK_TRY(ek_communicator_reduce_scatter(it->communicator, device, &it->tensor, whole));
+  EK_TRY(ek_communicator_all_gather(it->communicator, device, &it->tensor, whole));
+  return ek_communicator_wait(it->communicator, device);
+}
+
+static ek_status all_kinds_to_the_end(void *context, ek_device *device, size_t index) {
+  EK_TRY(all_kinds(context, device, index));
+  return ek_stream_synchronize(ek_device_stream(device, EK_STREAM_COMPUTE));
+}
+
+/* They are NCCL's, and leave what was there; after one that hangs there is a new communicator.
+ * Without the variable NCCL is not called. */
+CK_LOOP(one_rank_by_nccl, 2) {
+  struct single it = {0};
+  double values[COUNT];
+  if (_i == 1) set_link("nccl");
+  ek_group *group = NULL;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.time_limit = 0.5;
+  ck_kept(ek_group_open(&group, "cuda:0@48MiB", &options), group);
+  ck_kept(ek_communicator_open(&it.communicator, group), it.communicator);
+  ck_assert_str_eq(ek_communicator_name(it.communicator), _i == 1 ? "nccl" : "peer");
+  ek_device *device = ek_group_device(group, 0);
+  it.tensor = ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));
+  ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &it.tensor, 7));
+  const unsigned long before = cuemu_calls(0, CUEMU_NCCL);
+  ck_ok(ek_group_apply(group, all_kinds, &it));
+  ck_ok(ek_group_synchronize(group));
+  ck_assert_uint_eq(cuemu_calls(0, CUEMU_NCCL) - before, _i == 1 ? 5 : 0);
+  if (_i == 1) {
+    cuemu_hang(0, CUEMU_NCCL, 2);
+    ck_fails(ek_group_apply(group, all_kinds_to_the_end, &it), EK_ERR_UNAVAILABLE, "cuda:0");
+    ck_ok(ek_group_apply(group, all_kinds, &it));
+    ck_ok(ek_group_synchronize(group));
+  }
+  ck_get(values, &it.tensor);
+  for (int i = 0; i < COUNT; i++) ck_assert_double_eq(values[i], 7);
+}
+
+CK_TEST(a_link_that_cannot_be) {
+  ek_group *group = NULL;
+  set_link("ncll");
+  ck_fails(ek_group_open(&group, "cuda:0@48MiB", NULL), EK_ERR_INVALID_ARGUMENT,
+           "unknown link \"ncll\"; expected nccl");
+  set_link("nccl");
+  ck_fails(ek_group_open(&group, "cuda:0x2@48MiB", NULL), EK_ERR_UNAVAILABLE,
+           "EVENKEEL_CUDA_LINK=nccl: NCCL accepts each GPU only once");
+  ck_emulate(nccl_version, 22203);
+  ck_fails(ek_group_open(&group, "cuda:0@48MiB", NULL), EK_ERR_UNAVAILABLE, "NCCL 2.22.3");
+  set_link("");
+  ck_kept(ek_group_open(&group, "cuda:0@48MiB", NULL), group);
+}
+
 /* ---- a group for each of two processes ---- */
 
 /* The emulated NCCL is one process's, so each "process" is a thread. It records, and does not

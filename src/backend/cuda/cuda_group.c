@@ -87,10 +87,30 @@ static ek_status choose_between_processes(struct ek__cuda_group *group) {
   return group->options.deterministic ? check_fixed_nccl() : EK_OK;
 }
 
+/* EVENKEEL_CUDA_LINK=nccl: NCCL even for one GPU, where nothing has to be exchanged. So all calls
+ * of NCCL run, and can be tested, on a machine with one GPU. */
+static ek_status choose_by_name(struct ek__cuda_group *group, const char *name) {
+  if (strcmp(name, "nccl") != 0) {
+    return ek__cuda_host->error_set(EK_ERR_INVALID_ARGUMENT,
+                                    "cuda: EVENKEEL_CUDA_LINK: unknown link \"%s\"; expected nccl",
+                                    name);
+  }
+  const bool distinct = group->gpu_count == group->count;
+  const char *missing = distinct ? ek__cuda_nccl_missing() : "NCCL accepts each GPU only once";
+  if (missing != NULL) {
+    return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "cuda: EVENKEEL_CUDA_LINK=nccl: %s",
+                                    missing);
+  }
+  group->nccl = true;
+  return group->options.deterministic && group->count > 1 ? check_fixed_nccl() : EK_OK;
+}
+
 /* NCCL takes a GPU once; else, and for a fixed order of sums, the devices read each other's memory.
  */
 static ek_status choose_communicator(struct ek__cuda_group *group) {
   if (group->members.share != NULL) return choose_between_processes(group);
+  const char *name = getenv("EVENKEEL_CUDA_LINK");
+  if (name != NULL && *name != '\0') return choose_by_name(group, name);
   if (group->gpu_count == 1) return EK_OK;
   bool peers = false;
   EK_TRY(ek__cuda_peers_check(&peers, group));
