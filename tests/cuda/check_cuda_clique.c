@@ -289,6 +289,55 @@ CK_LOOP_FROM(who_does_not_come_is_given_up, CROSSED, ONE_LEAVES + 1) {
   }
 }
 
+/* ---- another group opens and closes meanwhile ---- */
+
+struct training {
+  struct pair pair;
+  atomic_bool stop;
+  ek_status status;
+  char message[512];
+};
+
+/* Device 1 is late at each collective, so that its part is missing for a while. */
+static ek_status one_behind(void *context, ek_device *device, size_t index) {
+  struct training *it = context;
+  for (int i = 0; i < 5; i++) {
+    EK_TRY(add_up(&it->pair, device, index));
+    if (index == 1) usleep(1000);
+    EK_TRY(ek_communicator_progress(it->pair.communicator, device));
+  }
+  return ek_communicator_wait(it->pair.communicator, device);
+}
+
+static void *train(void *raw) {
+  struct training *it = raw;
+  while (!atomic_load(&it->stop) && it->status == EK_OK) {
+    it->status = ek_group_apply(it->pair.group, one_behind, it);
+  }
+  if (it->status != EK_OK) {
+    (void)snprintf(it->message, sizeof it->message, "%s", ek_error_message());
+  }
+  return NULL;
+}
+
+/* Freeing waits for all GPUs, and keeps NCCL's calls out: with a part missing that waits for ever. */
+CK_TEST(groups_open_and_close_beside_collectives) {
+  struct training it = {.status = EK_OK};
+  pthread_t thread;
+  ck_emulate(free_blocks, true);
+  open_pair(&it.pair, CK_TSAN ? 60 : 10);
+  ck_assert_int_eq(pthread_create(&thread, NULL, train, &it), 0);
+  for (int i = 0; i < (CK_TSAN ? 2 : 5); i++) {
+    ek_group *other = open_group(60);
+    CK_OPENED(ek_communicator *, communicator, ek_communicator_open(&communicator, other));
+    ek_communicator_free(communicator);
+    ek_group_free(other);
+  }
+  atomic_store(&it.stop, true);
+  pthread_join(thread, NULL);
+  ck_assert_msg(it.status == EK_OK, "%s", it.message);
+}
+
 /* ---- one GPU, by EVENKEEL_CUDA_LINK ---- */
 
 static void unset_link(void *unused) {

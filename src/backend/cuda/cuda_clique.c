@@ -260,6 +260,7 @@ static ek_status join_all(struct ek__cuda_clique *clique) {
   atomic_store(&clique->aborted, false);
   atomic_store(&clique->failed, false);
   for (size_t i = 0; i < clique->group->count; i++) atomic_store(&clique->members[i].queued, 0);
+  ek__cuda_gate_forget(clique);
   EK_TRY(make_id(&id, &clique->group->members));
   const ek_status status = ek__cuda_on_all_ranks(clique, join_rank, &id);
   if (status != EK_OK) {
@@ -287,6 +288,7 @@ static void detach(struct ek__cuda_clique *clique) {
 }
 
 static void discard(struct ek__cuda_clique *clique, size_t members) {
+  ek__cuda_gate_forget(clique);
   for (size_t i = 0; i < members; i++) pthread_mutex_destroy(&clique->members[i].mutex);
   ek__cuda_host->free(clique);
 }

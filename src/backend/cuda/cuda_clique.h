@@ -21,6 +21,7 @@ struct ek__cuda_member {
   pthread_mutex_t mutex;
   ncclComm_t communicator; /* NULL: not open, or aborted */
   _Atomic uint64_t queued; /* collectives, written by the rank's worker */
+  uint64_t begun, launched; /* collectives, as the gate counts them: under its mutex */
 };
 
 struct ek__cuda_clique {
@@ -29,6 +30,7 @@ struct ek__cuda_clique {
   atomic_bool aborted;
   atomic_bool failed; /* a call of a rank failed: it is not known what it queued */
   bool broken;        /* the last renewal failed */
+  bool uneven;        /* cuda_gate.c: some ranks are ahead; under its mutex */
   uint64_t seen;      /* cuda_watch.c: collectives queued when it looked last, and since when */
   double since;
   struct ek__cuda_member members[]; /* by device: of the group's first rank, and so on */
@@ -60,5 +62,11 @@ ek_status ek__cuda_clique_settle(struct ek__cuda_clique *clique, size_t rank, nc
  * what it waits in, with ": " after it. */
 void ek__cuda_clique_say_late(char *text, size_t size, const struct ek__cuda_clique *clique,
                               size_t rank, const char *call);
+
+/* ---- cuda_gate.c: around a rank's launch of a collective; and all launches are forgotten ---- */
+
+void ek__cuda_gate_begin(struct ek__cuda_clique *clique, size_t rank);
+void ek__cuda_gate_end(struct ek__cuda_clique *clique, size_t rank);
+void ek__cuda_gate_forget(struct ek__cuda_clique *clique);
 
 #endif /* EK_CUDA_CLIQUE_H */

@@ -140,6 +140,21 @@ static ek_status read_model(struct ek__cuda_gpu *gpu) {
   return EK_OK;
 }
 
+static ek_status prepare_here(struct ek__cuda_group *group) {
+  for (size_t i = 0; i < group->count; i++) EK_TRY(ek__cuda_device_prepare(&group->devices[i]));
+  EK_TRY(ek__cuda_peers_open(group));
+  EK_TRY(ek__cuda_warm(group));
+  return choose_communicator(group);
+}
+
+static ek_status prepare_link(struct ek__cuda_group *group, uint64_t capacity) {
+  EK_TRY(ek__cuda_warm_link(group));
+  for (size_t i = 0; i < group->gpu_count; i++) {
+    EK_TRY(ek__cuda_memory_open(group, &group->gpus[i], capacity));
+  }
+  return EK_OK;
+}
+
 static ek_status prepare(struct ek__cuda_group *group, uint64_t capacity) {
   for (size_t i = 0; i < group->gpu_count; i++) {
     struct ek__cuda_gpu *gpu = &group->gpus[i];
@@ -147,15 +162,16 @@ static ek_status prepare(struct ek__cuda_group *group, uint64_t capacity) {
                         cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu->physical));
     EK_TRY(read_model(gpu));
   }
-  for (size_t i = 0; i < group->count; i++) EK_TRY(ek__cuda_device_prepare(&group->devices[i]));
-  EK_TRY(ek__cuda_peers_open(group));
-  EK_TRY(ek__cuda_warm(group));
-  EK_TRY(choose_communicator(group));
-  EK_TRY(ek__cuda_warm_link(group));
-  for (size_t i = 0; i < group->gpu_count; i++) {
-    EK_TRY(ek__cuda_memory_open(group, &group->gpus[i], capacity));
-  }
-  return EK_OK;
+  ek__cuda_gate_close(group->time_limit);
+  const ek_status status = prepare_here(group);
+  ek__cuda_gate_open();
+  EK_TRY(status);
+  /* Other processes are not waited for with the gate closed. */
+  const bool gated = group->members.share == NULL;
+  if (gated) ek__cuda_gate_close(group->time_limit);
+  const ek_status linked = prepare_link(group, capacity);
+  if (gated) ek__cuda_gate_open();
+  return linked;
 }
 
 ek_status ek__cuda_group_open(void **native, const struct ek__device_spec *spec,
@@ -228,9 +244,14 @@ static void close_gpu(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu) {
 
 void ek__cuda_group_close(void *native) {
   struct ek__cuda_group *group = native;
+  const bool gated = group->members.share == NULL;
+  if (gated) ek__cuda_gate_close(group->time_limit);
   ek__cuda_nccl_end(group);
+  if (gated) ek__cuda_gate_open();
   if (settle(group)) {
+    ek__cuda_gate_close(group->time_limit);
     for (size_t i = 0; i < group->gpu_count; i++) close_gpu(group, &group->gpus[i]);
+    ek__cuda_gate_open();
     pthread_mutex_destroy(&group->failure_mutex);
     ek__cuda_host->free(group);
     return;

@@ -142,7 +142,9 @@ static ek_status clique_run(void *self, ek_device *raw, const struct ek__collect
   if (clique->broken) return not_renewed(device);
   if (collective->count == 0) return EK_OK;
   EK_TRY(ek__cuda_enter(device));
+  ek__cuda_gate_begin(clique, rank);
   const ek_status status = queue(clique, rank, collective, names[collective->kind]);
+  ek__cuda_gate_end(clique, rank);
   if (status != EK_OK) atomic_store(&clique->failed, true);
   return status;
 }
@@ -216,7 +218,11 @@ static ek_status clique_open(void **self, void *raw) {
   group->spare = NULL;
   pthread_mutex_unlock(&group->failure_mutex);
   const int before = ek__cuda_current();
+  /* NCCL allocates. Other processes are not waited for with the gate closed. */
+  const bool gated = clique == NULL && group->members.share == NULL;
+  if (gated) ek__cuda_gate_close(group->time_limit);
   const ek_status status = clique == NULL ? ek__cuda_clique_open(&clique, group) : EK_OK;
+  if (gated) ek__cuda_gate_open();
   if (status == EK_OK) *self = clique;
   return ek__cuda_leave(before, status);
 }
@@ -232,8 +238,12 @@ static void clique_renew(void *self) {
 }
 
 static void clique_close(void *self) {
+  const struct ek__cuda_group *group = ((struct ek__cuda_clique *)self)->group;
   const int before = ek__cuda_current();
+  const bool gated = group->members.share == NULL;
+  if (gated) ek__cuda_gate_close(group->time_limit);
   ek__cuda_clique_close(self);
+  if (gated) ek__cuda_gate_open();
   (void)ek__cuda_leave(before, EK_OK);
 }
 

@@ -118,6 +118,7 @@ static bool good_buffers(const struct ncclComm *comm, const struct part *p) {
 
 static ncclResult_t check(ncclComm_t comm, const struct part *part, cudaStream_t stream) {
   if (!comm) return ncclInvalidArgument;
+  cuemu_pass_context();
   int fault = cuemu_call(comm->device, CUEMU_NCCL);
   if (fault) return (ncclResult_t)fault;
   struct clique *clique = comm->clique;

@@ -79,6 +79,7 @@ static void read_environment(void) {
       .nccl_polls = (unsigned)number("CUEMU_NCCL_POLLS", 1),
       .nccl_call_us = (unsigned)number("CUEMU_NCCL_CALL_US", 0),
       .load_drains = number("CUEMU_LOAD_DRAINS", 0) != 0,
+      .free_blocks = number("CUEMU_FREE_BLOCKS", 0) != 0,
       .warm = number("CUEMU_WARM", 1) != 0,
       .algorithms = (int)number("CUEMU_ALGORITHMS", 1),
       .late_bytes = bytes("CUEMU_LATE", 0),

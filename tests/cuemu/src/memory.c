@@ -207,6 +207,25 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
   return cudaSuccess;
 }
 
+/* CUDA frees with the context to itself, when the device and its peers are idle. */
+static pthread_rwlock_t context = PTHREAD_RWLOCK_INITIALIZER;
+
+void cuemu_pass_context(void) {
+  if (!cuemu_settings.free_blocks) return;
+  pthread_rwlock_rdlock(&context);
+  pthread_rwlock_unlock(&context);
+}
+
+static void drain_all(int device) {
+  if (!cuemu_settings.free_blocks) {
+    if (device >= 0) cuemu_drain_device(device);
+    return;
+  }
+  pthread_rwlock_wrlock(&context);
+  for (int i = 0; i < cuemu_settings.devices; i++) cuemu_drain_device(i);
+  pthread_rwlock_unlock(&context);
+}
+
 cudaError_t cudaFree(void *pointer) {
   cudaError_t error = cuemu_enter();
   if (!pointer) return cuemu_result(error);
@@ -215,7 +234,7 @@ cudaError_t cudaFree(void *pointer) {
   if (cuemu_find(pointer, 0, &device, &whole) != CUEMU_ON_DEVICE) {
     return cuemu_result(error != cudaSuccess ? error : cudaErrorInvalidValue);
   }
-  cuemu_drain_device(device); /* cudaFree waits for the device */
+  drain_all(device);
   struct allocation *a = take(pointer, false);
   if (!a) return cuemu_result(error != cudaSuccess ? error : cudaErrorInvalidValue);
   give_host_memory(a);
@@ -276,6 +295,7 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
 cudaError_t cudaFreeHost(void *pointer) {
   cudaError_t error = cuemu_enter();
   if (!pointer) return cuemu_result(error);
+  drain_all(-1);
   struct allocation *a = take(pointer, true);
   if (!a) return cuemu_result(error != cudaSuccess ? error : cudaErrorInvalidValue);
   free(a->memory);
