@@ -63,18 +63,23 @@ find_path(EVENKEEL_NCCL_INCLUDE_DIR NAMES nccl.h HINTS ${CUDAToolkit_INCLUDE_DIR
 find_library(EVENKEEL_NCCL_LIBRARY NAMES nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
 mark_as_advanced(EVENKEEL_NCCL_INCLUDE_DIR EVENKEEL_NCCL_LIBRARY)
 
-# The toolkit's folder goes into the module, because CMake takes it for one that the system knows.
+# Where the module looks for CUDA's libraries: the toolkit's folder, because CMake takes it for one
+# that the system knows; that of cuBLASLt, which may be another one; and the usual one, for a build
+# that was carried to another machine.
 # Two languages, two sets of flags: the C part has the library's, the kernels nvcc's.
 add_library(evenkeel_cuda_host OBJECT ${EVENKEEL_CUDA_C_SOURCES})
 evenkeel_strict(evenkeel_cuda_host)
 set_target_properties(evenkeel_cuda_host PROPERTIES POSITION_INDEPENDENT_CODE ON
                                                     C_VISIBILITY_PRESET hidden)
 add_library(evenkeel_cuda MODULE ${EVENKEEL_CUDA_CU_SOURCES} $<TARGET_OBJECTS:evenkeel_cuda_host>)
-set(evenkeel_cuda_rpath "${CUDAToolkit_LIBRARY_DIR}")
+get_target_property(cublas_library CUDA::cublasLt IMPORTED_LOCATION)
+cmake_path(GET cublas_library PARENT_PATH cublas_folder)
+set(evenkeel_cuda_rpath "${CUDAToolkit_LIBRARY_DIR}" "${cublas_folder}" /usr/local/cuda/lib64)
 if(EVENKEEL_NCCL_LIBRARY) # opened at run time: cuda_nccl_library.c
   cmake_path(GET EVENKEEL_NCCL_LIBRARY PARENT_PATH nccl_folder)
   list(APPEND evenkeel_cuda_rpath "${nccl_folder}")
 endif()
+list(REMOVE_DUPLICATES evenkeel_cuda_rpath)
 set(evenkeel_cuda_map "${evenkeel_cuda_dir}/module.map")
 set_target_properties(
   evenkeel_cuda
