@@ -201,8 +201,8 @@ def parse_arguments():
     parser.add_argument("--tf32", action="store_true", help="products in TF32, with --devices cuda:N")
     parser.add_argument("--bf16", action="store_true", help="both in bf16, with --devices cuda:N")
     parser.add_argument("--mode", choices=["gather", "balanced", "replicated", "sharded", "sharded-gradients", "fully-sharded"], default="sharded", help="evenkeel's mode")
-    parser.add_argument("--form", choices=["replicas", "lean", "stock"],
-                        help="how PyTorch does it (default replicas; on cuda there is only stock)")
+    parser.add_argument("--form", choices=["replicas", "lean", "stock", "compiled"],
+                        help="how PyTorch does it (default replicas; on cuda stock, or compiled)")
     parser.add_argument("--torch-only", action="store_true", help="leave evenkeel out")
     parser.add_argument("--timeout", type=positive, default=600, help="seconds a process may take (default 600)")
     parser.add_argument("--export-json", metavar="FILE", help="write everything that was measured to FILE")
@@ -216,7 +216,7 @@ def parse_arguments():
         parser.error("--bf16 is for a GPU, and without --tf32: --devices cuda:0")
     arguments.configurations = arguments.configurations or (["gpt2"] if arguments.devices else ["S", "M"])
     arguments.form = arguments.form or ("stock" if arguments.devices else "replicas")
-    if arguments.devices and arguments.form != "stock":
+    if arguments.devices and arguments.form not in ("stock", "compiled"):
         parser.error(f"--form {arguments.form} is for the CPU")
     arguments.devices = arguments.devices or f"cpu:{arguments.threads}"
     for name in arguments.configurations:

@@ -3,8 +3,9 @@
 The model is the pre-norm GPT-2 block stack with a head tied to the token embedding, and AdamW in f32. Everything
 here is PyTorch's own operators called from Python, arranged the quickest way that was found; README.md says what was
 tried. Start it through `run --torch-only`, which sets the environment that the libraries read when they load.
-On a GPU (`--device cuda`) there is one form, the stock one, with what PyTorch has for it: fused attention where
-there is scaled_dot_product_attention, fused AdamW, TF32 or autocast to bf16 if asked for. Prints one line of JSON.
+On a GPU (`--device cuda`) there is the stock form, and the same compiled by torch.compile, with what PyTorch has for
+it: fused attention where there is scaled_dot_product_attention, fused AdamW, TF32 or autocast to bf16 if asked for.
+Prints one line of JSON.
 """
 
 import argparse
@@ -120,6 +121,28 @@ class StockForm:
         self.optimizer.step()
 
 
+class CompiledForm(StockForm):
+    """The same step with forward, loss and backward compiled by torch.compile."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        model = self.model
+
+        def loss_of(inputs, targets):
+            logits = F.linear(model(F.embedding(inputs, model.tokens)), model.tokens)
+            return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+        self.loss_of = torch.compile(loss_of)
+
+    def gradients(self):
+        inputs, targets = self.inputs.to(self.device), self.targets.to(self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16, enabled=self.bf16):
+            loss = self.loss_of(inputs, targets)
+        loss.backward()
+        return loss.detach()
+
+
 class Replica:
     """The stock step's mathematics on some rows of the batch, with fewer passes over the large tensors.
 
@@ -221,9 +244,13 @@ class LeanForm:
             weight.mul_(1 - LEARNING_RATE * WEIGHT_DECAY).addcdiv_(first, root, value=rate)
 
 
+WHOLE = ("stock", "compiled")  # forms with torch.optim.AdamW, on any device
+
+
 def make_form(arguments, model, inputs, targets):
-    if arguments.form == "stock":
-        return StockForm(model, inputs, targets, arguments.threads, arguments.device, arguments.bf16)
+    if arguments.form in WHOLE:
+        form = StockForm if arguments.form == "stock" else CompiledForm
+        return form(model, inputs, targets, arguments.threads, arguments.device, arguments.bf16)
     replicas = arguments.threads if arguments.form == "replicas" else 1
     return LeanForm(model, inputs, targets, arguments.threads, replicas, arguments.chunk)
 
@@ -248,9 +275,10 @@ def parse_arguments():
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
     parser.add_argument("--tf32", action="store_true", help="products on cuda in TF32")
     parser.add_argument("--bf16", action="store_true", help="autocast to bf16, in the stock form")
-    parser.add_argument("--form", choices=["replicas", "lean", "stock"], default=None,
-                        help="one replica a thread (default on cpu), one replica with all threads, or the tutorial's "
-                        "step (the only one on cuda)")
+    parser.add_argument("--form", choices=["replicas", "lean", "stock", "compiled"], default=None,
+                        help="one replica a thread (default on cpu), one replica with all threads, the tutorial's "
+                        "step (default on cuda), or that step compiled by torch.compile")
+    parser.add_argument("--json", metavar="FILE", help="write the line of JSON to FILE, too")
     parser.add_argument("--chunk", type=positive, default=1 << 19, help="elements AdamW takes at a time")
     arguments = parser.parse_args()
     shape = dict(CONFIGURATIONS[arguments.config])
@@ -261,9 +289,9 @@ def parse_arguments():
         parser.error("--width must be a multiple of --heads")
     if arguments.form is None:
         arguments.form = "replicas" if arguments.device == "cpu" else "stock"
-    if arguments.device != "cpu" and arguments.form != "stock":
+    if arguments.device != "cpu" and arguments.form not in WHOLE:
         parser.error(f"--form {arguments.form} is for the CPU")
-    if arguments.bf16 and arguments.form != "stock":
+    if arguments.bf16 and arguments.form not in WHOLE:
         parser.error(f"--form {arguments.form} computes in f32")
     if arguments.text and shape["vocab"] < 256:
         parser.error("--text needs --vocab 256 or more")
@@ -310,7 +338,7 @@ def main():
 
     median = statistics.median(seconds)
     name = arguments.config if shape == CONFIGURATIONS[arguments.config] else "custom"
-    print(json.dumps({
+    line = json.dumps({
         "peer": "torch",
         "version": torch.__version__,
         "config": dict(name=name, **shape),
@@ -330,7 +358,11 @@ def main():
         "tokens_per_second": shape["batch"] * shape["seq"] / median,
         "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "losses": losses,
-    }))
+    })
+    print(line)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            file.write(line + "\n")
 
 
 if __name__ == "__main__":
