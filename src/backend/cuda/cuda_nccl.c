@@ -241,6 +241,7 @@ static void clique_close(void *self) {
   const struct ek__cuda_group *group = ((struct ek__cuda_clique *)self)->group;
   const int before = ek__cuda_current();
   const bool gated = group->members.share == NULL;
+  ek__cuda_gate_forget(self); /* no worker runs: ranks that a failure left behind do not come */
   if (gated) ek__cuda_gate_close(group->time_limit);
   ek__cuda_clique_close(self);
   if (gated) ek__cuda_gate_open();
