@@ -212,4 +212,27 @@ CK_LOOP(reproducible_over_all_is_one_device, 2 * CK_PLACEMENTS) {
   ck_assert_double_le(ck_rel_l2(got, want, count), type == EK_F32 ? 1e-6 : 1e-12);
 }
 
+/* Each request for memory or a thread fails once while a model opens whose grains meet. */
+CK_LOOP(opening_fails_at_every_call, 2) {
+  const ek_mode mode = _i == 0 ? EK_MODE_REPLICATED : EK_MODE_FULLY_SHARDED;
+  const struct ck_setup setup = setup_of(ALL, "cpu:2", (int)mode, EK_F32);
+  ek_data_parallel_model_options options = setup.options;
+  ek_data_parallel_model *model = NULL;
+  ek_group *group = open_deterministic("cpu:2");
+  CK_GOT(ek_module *, module, over_all(&module));
+  uint64_t n = 1;
+  options.reproducible = 6;
+  for (;; n++) {
+    ek_host_memory_fail_at(n);
+    const ek_status status = ek_data_parallel_model_open(&model, group, module, &options);
+    ek_host_memory_fail_at(0);
+    if (status == EK_OK) break;
+    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+  }
+  ck_assert_uint_gt(n, 20);
+  ek_data_parallel_model_free(model);
+  ek_module_free(module);
+  ck_ok(ek_group_close(group));
+}
+
 CK_SUITE("batch_norm_devices")
