@@ -1,7 +1,7 @@
 /*
  * check_batch_norm_devices.c - batch norm over several devices: with statistics of all of them the
- * training is that of one device, on shards that are uneven or empty; with those of a shard a
- * reproducible model has the same bits on any number of devices.
+ * training is that of one device, on shards that are uneven or empty; a reproducible model has the
+ * same bits on any number of devices, with those of all of them and with those of a shard.
  *
  * Tolerances: statistics are f64 sums, so two numbers of devices give means and variances that
  * differ by some 2^-53, which after rounding to f32 is rarely a bit. What is left are the
