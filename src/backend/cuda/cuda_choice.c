@@ -58,10 +58,22 @@ static struct choice *find(const struct choice *like) {
   return NULL;
 }
 
+static void log_choice(const struct ek__cuda_stream *stream, const struct choice *it, int count,
+                       double first, double best) {
+  const struct ek__cuda_shape *shape = &it->shape;
+  ek__cuda_host->log(EK_LOG_DEBUG,
+                     "%s: product %lld x %lld x %lld, epilogue %u: algorithm %d of %d, %.1f us; "
+                     "the first %.1f us",
+                     stream->device->name, (long long)shape->m, (long long)shape->n,
+                     (long long)shape->k, (unsigned)shape->epilogue, it->number + 1, count,
+                     1000 * best / ROUNDS, 1000 * first / ROUNDS);
+}
+
 /* The fastest of them, if it is clearly faster than the first that does it at all. */
-static ek_status fastest(int *number, const struct ek__cuda_stream *stream, int count,
+static ek_status fastest(struct choice *own, const struct ek__cuda_stream *stream, int count,
                          ek__cuda_timed *run, struct ek__cuda_candidate *candidate) {
   float first = 0, best = 0;
+  int *number = &own->number;
   *number = -1;
   for (int i = 0; i < count; i++) {
     float time = 0;
@@ -76,6 +88,7 @@ static ek_status fastest(int *number, const struct ek__cuda_stream *stream, int 
     }
   }
   if (*number < 0) *number = 0; /* none works: whoever tries them finds out */
+  log_choice(stream, own, count, first, best);
   return EK_OK;
 }
 
@@ -94,7 +107,7 @@ ek_status ek__cuda_choose(int *number, const struct ek__cuda_stream *stream,
     *number = known->number < count ? known->number : 0;
   } else if (!shape->has_beta && choice_count < CHOICES) {
     const int few = count < EK__CUDA_TIMED_CANDIDATES ? count : EK__CUDA_TIMED_CANDIDATES;
-    status = fastest(&own.number, stream, few, run, candidate);
+    status = fastest(&own, stream, few, run, candidate);
     if (status == EK_OK) choices[choice_count++] = own;
     *number = own.number;
   }

@@ -114,9 +114,10 @@ static ek_status one_by_one(bool *done, void *raw) {
 }
 
 static ek_status time_precision(unsigned *fused, struct ek__cuda_device *device, void *memory,
-                                ek_precision precision) {
+                                ek_precision precision, const char *name) {
   static const enum ek__epilogue epilogues[] = {EK__EPILOGUE_GELU, EK__EPILOGUE_GELU_BACKWARD,
                                                 EK__EPILOGUE_SUMS};
+  static const char *const texts[] = {"GELU", "GELU's gradient", "bias gradients"};
   const struct ek__cuda_stream *stream = &device->streams[EK_STREAM_COMPUTE];
   *fused = 0;
   for (size_t i = 0; i < sizeof epilogues / sizeof epilogues[0]; i++) {
@@ -126,7 +127,10 @@ static ek_status time_precision(unsigned *fused, struct ek__cuda_device *device,
     EK_TRY(ek__cuda_take_time(&with, &one, stream, with_epilogue, &sample));
     if (!one) continue;
     EK_TRY(ek__cuda_take_time(&without, &other, stream, one_by_one, &sample));
-    if (other && with < EK__CUDA_CLEARLY * without) *fused |= 1U << epilogues[i];
+    const bool taken = other && with < EK__CUDA_CLEARLY * without;
+    if (taken) *fused |= 1U << epilogues[i];
+    ek__cuda_host->log(EK_LOG_DEBUG, "%s: %s in %s: the epilogue takes %.2f of the kernels' time",
+                       device->name, texts[i], name, (double)(with / without));
   }
   return EK_OK;
 }
@@ -136,11 +140,12 @@ ek_status ek__cuda_time_epilogues(struct ek__cuda_fused *fused, struct ek__cuda_
                                   void *memory) {
   static const ek_precision precisions[] = {EK_PRECISION_F32, EK_PRECISION_TF32, EK_PRECISION_BF16,
                                             EK_PRECISION_F16};
+  static const char *const names[] = {"f32", "tf32", "bf16", "f16"};
   EK_TRY(EK__CUDA(device, cudaMemsetAsync, memory, 0, EK__CUDA_TIMED_BYTES,
                   device->streams[EK_STREAM_COMPUTE].handle));
   for (size_t i = 0; i < sizeof precisions / sizeof precisions[0]; i++) {
     const ek_precision precision = precisions[i];
-    EK_TRY(time_precision(&fused->of[precision], device, memory, precision));
+    EK_TRY(time_precision(&fused->of[precision], device, memory, precision, names[i]));
   }
   return EK_OK;
 }
