@@ -24,7 +24,7 @@ write_report() {
   [[ ! -s $name/counters.md ]] || { printf '\n## One step by kernel\n\n' && cat "$name/counters.md"; }
   for log in "$logs"/*.log; do
     case $log in
-      */smoke.log | */nccl.log | */kernels-*.log | */memory-*.log | */sanitizer-*.log) ;;
+      */smoke.log | */nccl.log | */products.log | */kernels-*.log | */memory-*.log | */sanitizer-*.log) ;;
       *) continue ;;
     esac
     # shellcheck disable=SC2016

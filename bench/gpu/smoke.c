@@ -7,6 +7,9 @@
  *   training    a GPT of two blocks makes STEPS steps in f32, TF32, bf16 and f16 on DEVICE and on
  *               cpu:1; of each the relative L2 of the losses, of the gradients of the first step
  *               and of the change of all parameters, and whether these are within the tolerance
+ *   products    those of GPT-2 124M with 8,192 tokens in bf16, the head with 50,257, 50,264 and
+ *               50,304 rows: what cuBLASLt's algorithms and epilogues take, from the library's
+ *               log; products:N with N tokens, and as many times fewer rows
  *   operations  each operation of the library once in each type, on small shapes: for a tool that
  *               looks at each access (compute-sanitizer); their values are compared by tests/op
  *
@@ -24,6 +27,7 @@
 #include <string.h>
 
 #include "../kernels/kernels.h"
+#include "parse.h"
 #include "statistics.h"
 
 /* Heads of 32, as tensor cores take them. */
@@ -32,18 +36,18 @@ enum { RESULTS = 72, LONGEST = 4 * WIDTH, SAFETY = 2 };
 /* f16 needs it for small gradients, and it overflows nowhere here. */
 #define LOSS_SCALE 1024.0
 
-struct precision {
+struct arithmetic {
   const char *name;
   ek_precision precision;
   double unit; /* roundoff of a result */
 };
-static const struct precision precisions[] = {{"f32", EK_PRECISION_F32, 0x1p-24},
+static const struct arithmetic precisions[] = {{"f32", EK_PRECISION_F32, 0x1p-24},
                                               {"tf32", EK_PRECISION_TF32, 0x1p-11},
                                               {"bf16", EK_PRECISION_BF16, 0x1p-9},
                                               {"f16", EK_PRECISION_F16, 0x1p-11}};
 enum { PRECISIONS = sizeof precisions / sizeof precisions[0] };
 
-static double tolerance_of(const struct precision *of) {
+static double tolerance_of(const struct arithmetic *of) {
   const double sums = of->precision == EK_PRECISION_F32 ? sqrt(LONGEST) : 1;
   return SAFETY * of->unit * sqrt(RESULTS) * sums;
 }
@@ -106,7 +110,7 @@ static ek_status read_parameters(float **values, size_t *count, const ek_trainer
 }
 
 static ek_status open_trainer(ek_trainer **trainer, ek_group *group,
-                              const struct precision *precision) {
+                              const struct arithmetic *precision) {
   const ek_loss_scale scale = {.kind = EK_LOSS_SCALE_STATIC, .scale = LOSS_SCALE};
   ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
   ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
@@ -172,7 +176,7 @@ static ek_status train(struct run *run, ek_trainer *trainer) {
   return read_parameters(&run->end, &count, trainer);
 }
 
-static ek_status run_on(struct run *run, ek_group *group, const struct precision *precision) {
+static ek_status run_on(struct run *run, ek_group *group, const struct arithmetic *precision) {
   ek_trainer *trainer = NULL;
   EK_TRY(open_trainer(&trainer, group, precision));
   const ek_status status = train(run, trainer);
@@ -200,7 +204,7 @@ static double loss_difference(const double *a, const double *b) {
   return sqrt(square / size);
 }
 
-static bool show(const struct precision *precision, const struct run *run, const struct run *cpu,
+static bool show(const struct arithmetic *precision, const struct run *run, const struct run *cpu,
                  double factor) {
   const double most = tolerance_of(precision) * factor;
   const double loss = loss_difference(run->losses, cpu->losses);
@@ -226,8 +230,9 @@ static ek_status compare(bool *good, ek_group *group, ek_group *cpu, double fact
     if (status == EK_OK) *good = show(&precisions[i], &run, &other, factor) && *good;
     free_run(&run);
     free_run(&other);
-    if (status != EK_OK) return ek_error_set(status, "training %s: %s", precisions[i].name,
-                                             ek_error_message());
+    if (status != EK_OK) {
+      return ek_error_set(status, "training %s: %s", precisions[i].name, ek_error_message());
+    }
     (void)fflush(stdout);
   }
   return EK_OK;
@@ -273,17 +278,64 @@ static ek_status call_all(ek_group *group) {
   return EK_OK;
 }
 
+/* ---- products ---- */
+
+enum { TOKENS_OF_STEP = 8192 };
+
+static void show_line(void *context, ek_log_level level, const char *line) {
+  (void)context, (void)level;
+  printf("%s\n", line);
+}
+
+static ek_status multiply(ek_device *device, int64_t tokens, int64_t rows) {
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  const int64_t of_x[] = {tokens, 768}, of_weight[] = {rows, 768}, of_y[] = {tokens, rows};
+  ek_tensor x = {0}, weight = {0}, y = {0};
+  ek_status status = ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_BF16, 2, of_x);
+  if (status == EK_OK) {
+    status = ek_tensor_create(&weight, device, EK_MEMORY_INPUTS, EK_BF16, 2, of_weight);
+  }
+  if (status == EK_OK) status = ek_tensor_create(&y, device, EK_MEMORY_INPUTS, EK_BF16, 2, of_y);
+  if (status == EK_OK) status = ek_op_fill(stream, &x, 0.5);
+  if (status == EK_OK) status = ek_op_fill(stream, &weight, 0.25);
+  if (status == EK_OK) status = ek_op_matmul(stream, &y, &x, false, &weight, true, 0);
+  if (status == EK_OK) status = ek_stream_synchronize(stream);
+  ek_tensor_free(&y);
+  ek_tensor_free(&weight);
+  ek_tensor_free(&x);
+  return status;
+}
+
+static ek_status show_products(ek_group *group, int64_t tokens) {
+  static const int64_t rows[] = {768, 2304, 3072, 50257, 50264, 50304};
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    EK_TRY(multiply(ek_group_device(group, 0), tokens, rows[i] * tokens / TOKENS_OF_STEP));
+  }
+  return EK_OK;
+}
+
 /* ---- the program ---- */
+
+static bool is_products(int64_t *tokens, const char *what) {
+  *tokens = TOKENS_OF_STEP;
+  if (strcmp(what, "products") == 0) return true;
+  return strncmp(what, "products:", 9) == 0 && parse_whole(tokens, what + 9, 11, TOKENS_OF_STEP);
+}
 
 static ek_status run(bool *good, const char *devices, double factor, char **what, int count) {
   ek_group *group = NULL, *cpu = NULL;
   ek_status status = EK_OK;
+  int64_t tokens = 0;
+  for (int i = 0; i < count; i++) {
+    if (is_products(&tokens, what[i])) ek_log_set(EK_LOG_DEBUG, show_line, NULL);
+  }
   const double start = clock_seconds();
   EK_TRY(ek_group_open(&group, devices, NULL));
   const double seconds = clock_seconds() - start;
   for (int i = 0; i < count && status == EK_OK; i++) {
     if (strcmp(what[i], "memory") == 0) status = show_memory(ek_group_device(group, 0), seconds);
     if (strcmp(what[i], "operations") == 0) status = call_all(group);
+    if (is_products(&tokens, what[i])) status = show_products(group, tokens);
     if (strcmp(what[i], "training") != 0) continue;
     if (status == EK_OK) status = ek_group_open(&cpu, "cpu:1", NULL);
     if (status == EK_OK) status = compare(good, group, cpu, factor);
@@ -295,8 +347,9 @@ static ek_status run(bool *good, const char *devices, double factor, char **what
 }
 
 static bool is_known(const char *what) {
-  return strcmp(what, "memory") == 0 || strcmp(what, "training") == 0 ||
-         strcmp(what, "operations") == 0;
+  int64_t tokens = 0;
+  return is_products(&tokens, what) || strcmp(what, "memory") == 0 ||
+         strcmp(what, "training") == 0 || strcmp(what, "operations") == 0;
 }
 
 int main(int argc, char **argv) {
@@ -309,7 +362,8 @@ int main(int argc, char **argv) {
   for (int i = 0; i < count; i++) good = good && is_known(what[i]);
   if (!good) {
     fprintf(stderr,
-            "usage: evenkeel-smoke [DEVICE [TOLERANCES [memory|training|operations]...]]\n");
+            "usage: evenkeel-smoke [DEVICE [TOLERANCES "
+            "[memory|training|products|operations]...]]\n");
     return 2;
   }
   const ek_status status = run(&good, argc > 1 ? argv[1] : "cuda:0", factor, what, count);

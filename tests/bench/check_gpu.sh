@@ -113,11 +113,12 @@ call --build "$build" -o "$folder/try"
 ((code == 0)) || fail "exit code $code"
 [[ $(grep -c '^smoke	' "$folder/try/verdicts") == 1 ]] || fail 'smoke ran twice'
 for step in smoke 'checks check_convert' 'checks check_rows' nccl 'step '{bf16:4,f32:4} \
-  'peers bf16:4 '{stock,compiled} counters 'counters by kernel' 'kernels f32' 'core check_scatter' \
+  'peers bf16:4 '{stock,compiled} counters 'counters by kernel' products 'kernels f32' 'core check_scatter' \
   'memory '{cuda,plan-cuda} timeline 'memory over time' 'sanitizer '{memcheck:operations,racecheck:training}; do
   has try "$step" ran
 done
 grep -q '^training f16 .*: ok$' "$folder/try/logs/smoke.log" || fail 'smoke says nothing of f16'
+grep -q 'product 16 x 98 x 768.*: algorithm [1-4] of [1-4]' "$folder/try/logs/products.log" || fail 'no choice of a product'
 for json in step-bf16-4 memory-cuda memory-plan-cuda peers-bf16-4-compiled; do
   [[ $("$read_json" "$folder/try/$json.json" schema) == 1 ]] || fail "no JSON of $json"
 done
