@@ -471,6 +471,77 @@ CK_LOOP(killed_processes_leave_whole_states, 4) {
   ck_assert_int_ge(points, 1);
 }
 
+/* ---- in the background ---- */
+
+static bool is_there(int number) {
+  char path[CK_FOLDER_SIZE + 64];
+  (void)snprintf(path, sizeof path, "%s/step-%012d.safetensors", job.folder, number);
+  return access(path, F_OK) == 0;
+}
+
+/* Whether process 0 sees it, in all processes. */
+static bool all_see(struct ck_outcome *outcome, const struct ck_process *process, int number) {
+  const bool mine = is_there(number);
+  bool all[CK_PROCESSES] = {false};
+  return ck_went(outcome, ck_process_gather(process, &mine, sizeof mine, all)) && all[0];
+}
+
+/* Two saves at once, ended in the other order; then one of a trainer, which steps end. */
+static void save_behind(struct ck_outcome *outcome, const struct ck_process *process) {
+  struct side side;
+  ek_checkpoint_write *first = NULL, *second = NULL;
+  ek_step_result result;
+  take_job();
+  if (!open_side(&side, outcome, process, job.mode)) return;
+  ck_went(outcome, step(&side));
+  ck_went(outcome, ek_checkpoint_begin(&first, side.training.model, job.folder, NULL));
+  ck_went(outcome, step(&side));
+  ck_went(outcome, ek_checkpoint_begin(&second, side.training.model, job.folder, NULL));
+  ck_went(outcome, step(&side));
+  ck_went(outcome, ek_checkpoint_end(second));
+  ck_outcome_add(outcome, all_see(outcome, process, 2) && !all_see(outcome, process, 1));
+  ck_went(outcome, ek_checkpoint_end(first));
+  ck_outcome_add(outcome, all_see(outcome, process, 1));
+  ck_training_free(&side.training);
+  side.setup.group = side.group;
+  ek_trainer *trainer = ck_trainer_open(&side.setup);
+  const struct ck_batch whole = ck_batch_make(side.setup.workload, EK_F32, ROWS, 0, 9);
+  int64_t from = 0, count = 0;
+  bool there = false;
+  ck_went(outcome, ek_world_rows(&from, &count, side.group, ROWS, GRAINS));
+  const struct ck_batch batch = ck_batch_samples(&whole, from, count);
+  ck_went(outcome, ek_trainer_save_begin(trainer, job.folder, NULL));
+  for (int i = 0; i < 500 && !there && outcome->status == EK_OK; i++) {
+    ck_went(outcome, ek_trainer_step(&result, trainer, batch.input, batch.inputs, batch.target,
+                                     batch.targets));
+    there = all_see(outcome, process, 0);
+  }
+  ck_outcome_add(outcome, there);
+  ck_went(outcome, ek_trainer_save_end(trainer));
+  ek_trainer_free(trainer);
+  ck_went(outcome, ek_group_close(side.group));
+}
+
+CK_TEST(saves_in_the_background_end_in_calls_of_all) {
+  char folder[CK_FOLDER_SIZE];
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
+  size_t size = 0;
+  ck_folder_make(folder);
+  job.folder = folder;
+  job.other = NULL;
+  job.workload = LARGE;
+  job.mode = EK_MODE_SHARDED;
+  give_job();
+  ck_processes_run(outcomes, "save behind", three, 3);
+  if (strstr(outcomes[0].message, "without xxHash") != NULL) return;
+  ck_processes_well(outcomes, 3);
+  for (size_t p = 0; p < 3; p++) {
+    for (size_t i = 0; i < 3; i++) ck_assert_double_eq(outcomes[p].numbers[i], 1);
+  }
+  for (int number = 0; number < 3; number++) (void)bytes_of(folder, number, &size);
+  ck_folder_remove(folder);
+}
+
 /* ---- the memory of a save ---- */
 
 /* The most that the process has held since the last call, in KiB, above what it holds now. */
@@ -544,7 +615,8 @@ CK_TEST(memory_is_that_of_a_region) {
 
 static const struct ck_part parts[] = {{"save once", save_once}, {"fail each", fail_each},
                                        {"die at", die_at},       {"go on", go_on},
-                                       {"measure", measure},     {NULL, NULL}};
+                                       {"measure", measure},     {"save behind", save_behind},
+                                       {NULL, NULL}};
 
 static Suite *make_suite(void) { return ck_suite("together", NULL, NULL); }
 
