@@ -2,7 +2,7 @@
  * check_data_loader.c - batches that are read ahead: which samples they have, errors, seeks, and a
  * loader that is misused.
  */
-#include "ek_check.h"
+#include "ck_processes.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,18 +30,23 @@ static ek_status read_numbers(const ek_source *self, const ek_source_request *re
 
 static void free_numbers(ek_source *self) { free(self); }
 
-static ek_source *open_numbers(int64_t samples) {
+static ek_status make_numbers(ek_source **source, int64_t samples) {
   static const ek_source_ops ops = {
       .size = sizeof ops, .kind = "numbers", .read = read_numbers, .free = free_numbers};
   static const ek_source_tensor tensors[] = {{EK_I64, 0, {0}}, {EK_I32, 1, {3}}};
   struct numbers *made = calloc(1, sizeof *made);
   ek_source_options options = EK_SOURCE_OPTIONS_INIT;
-  ck_assert_ptr_nonnull(made);
+  if (made == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory");
   options.samples = samples;
   options.tensors = tensors;
   options.seed = 9;
-  ck_ok(ek_source_init(&made->base, &ops, &options));
-  return ck_keep(&made->base);
+  *source = &made->base;
+  return ek_source_init(*source, &ops, &options);
+}
+
+static ek_source *open_numbers(int64_t samples) {
+  CK_OPENED(ek_source *, source, make_numbers(&source, samples));
+  return source;
 }
 
 static ek_data_loader *open_loader(ek_source *source, const ek_data_loader_options *options) {
@@ -128,6 +133,120 @@ CK_LOOP(a_run_in_pieces_has_every_sample_in_order, 2) {
     ck_release(mark);
   }
   ck_assert_int_gt(position, 20000);
+}
+
+/* ---- 1,000 runs in pieces, in other processes and on other devices each 100 ---- */
+
+enum { RUNS = 1000, RUNS_OF_A_WORLD = 100, RUN_SAMPLES = 389 };
+
+/* How run `run` reads; returns its number of batches. All processes draw the same. */
+static uint32_t draw_run(ek_data_loader_options *options, uint32_t run) {
+  uint32_t bits[4];
+  ek_random_bits((ek_random_key){20261125, 0, 1}, run, 0, bits);
+  *options = (ek_data_loader_options)EK_DATA_LOADER_OPTIONS_INIT;
+  options->batch = 1 + bits[0] % 40;
+  options->ahead = bits[1] % 4;
+  options->threads = 1 + bits[2] % 2;
+  options->micro_batches = 1 + bits[2] / 2 % 4;
+  return bits[3] % 4;
+}
+
+static int64_t position_of(uint32_t run) {
+  int64_t position = 0;
+  for (uint32_t i = 0; i < run; i++) {
+    ek_data_loader_options options;
+    const int64_t steps = draw_run(&options, i);
+    position += steps * options.batch;
+  }
+  return position;
+}
+
+/* Of many samples, a sum that tells which they are; sums of 40 bits are exact in f64. */
+static double mark_of(int64_t sample, int64_t batch) {
+  uint32_t bits[4];
+  ek_random_bits((ek_random_key){77, (uint32_t)batch, 2}, (uint32_t)sample, 0, bits);
+  return (double)((uint64_t)bits[0] << 8 | bits[1] >> 24);
+}
+
+/* Marks of this process's samples in one batch. */
+static ek_status read_batch(struct ck_outcome *outcome, ek_data_loader *loader, int64_t position) {
+  ek_batch batch;
+  double sum = 0;
+  EK_TRY(ek_data_loader_next(&batch, loader));
+  if (batch.position != position) return ek_error_set(EK_ERR_STATE, "a batch is at another place");
+  for (int64_t i = 0; i < batch.inputs[0].shape[0]; i++) {
+    sum += mark_of(((const int64_t *)batch.inputs[0].data)[i], position);
+  }
+  ck_outcome_add(outcome, sum);
+  return EK_OK;
+}
+
+/* Runs first to first + RUNS_OF_A_WORLD - 1; the part's name is the number of the first. */
+static ek_status read_runs(struct ck_outcome *outcome, const struct ck_process *process,
+                           ek_group *group, ek_source *source) {
+  const uint32_t first = (uint32_t)strtoul(process->part, NULL, 10);
+  int64_t position = position_of(first);
+  for (uint32_t run = first; run < first + RUNS_OF_A_WORLD; run++) {
+    ek_data_loader_options options;
+    ek_data_loader *loader = NULL;
+    uint32_t steps = draw_run(&options, run);
+    options.position = position;
+    options.group = group;
+    EK_TRY(ek_data_loader_open(&loader, source, NULL, &options));
+    ek_status status = EK_OK;
+    for (; steps > 0 && status == EK_OK; steps--, position += options.batch) {
+      status = read_batch(outcome, loader, position);
+    }
+    ek_data_loader_free(loader);
+    EK_TRY(status);
+  }
+  return EK_OK;
+}
+
+static void run_in_process(struct ck_outcome *outcome, const struct ck_process *process) {
+  ek_group *group = NULL;
+  ek_source *source = NULL;
+  ek_status status = ck_process_open(&group, process, 0);
+  if (status == EK_OK) status = make_numbers(&source, RUN_SAMPLES);
+  if (status == EK_OK) status = read_runs(outcome, process, group, source);
+  (void)ck_went(outcome, status);
+  ek_source_free(source);
+  ek_group_free(group);
+}
+
+/* The processes together have the samples of each batch, each once. */
+static void has_all(const struct ck_outcome *outcomes, size_t processes, uint32_t first) {
+  ek_source *source = open_numbers(RUN_SAMPLES);
+  int64_t position = position_of(first);
+  size_t batch = 0;
+  for (uint32_t run = first; run < first + RUNS_OF_A_WORLD; run++) {
+    ek_data_loader_options options;
+    for (uint32_t steps = draw_run(&options, run); steps > 0; steps--, batch++) {
+      double wanted = 0, got = 0;
+      for (int64_t i = 0; i < options.batch; i++) {
+        CK_GOT(int64_t, sample, ek_source_at(&sample, NULL, source, position + i));
+        wanted += mark_of(sample, position);
+      }
+      for (size_t p = 0; p < processes; p++) got += outcomes[p].numbers[batch];
+      ck_assert_msg(got == wanted, "run %u: the batch at %lld", run, (long long)position);
+      position += options.batch;
+    }
+  }
+  for (size_t p = 0; p < processes; p++) ck_assert_uint_eq(outcomes[p].count, batch);
+}
+
+CK_LOOP(runs_in_other_processes_have_every_sample, RUNS / RUNS_OF_A_WORLD) {
+  static const size_t devices[][CK_PROCESSES] = {{1}, {2, 1}, {1, 1, 1}, {1, 3}, {1, 1, 2, 1}};
+  static const size_t processes[] = {1, 2, 3, 2, 4};
+  const size_t count = processes[_i % 5];
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
+  char part[16];
+  (void)snprintf(part, sizeof part, "%d", _i * RUNS_OF_A_WORLD);
+  ck_processes_run(outcomes, part, devices[_i % 5], count);
+  for (size_t p = 0; p < count; p++) {
+    ck_assert_msg(outcomes[p].whole && outcomes[p].status == EK_OK, "%s", outcomes[p].message);
+  }
+  has_all(outcomes, count, (uint32_t)(_i * RUNS_OF_A_WORLD));
 }
 
 CK_LOOP(the_end_makes_the_last_batch_smaller, 3) {
@@ -303,4 +422,8 @@ CK_TEST(a_child_of_fork_is_refused) {
   ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-CK_SUITE("data_loader")
+static const struct ck_part parts[] = {{NULL, run_in_process}};
+
+static Suite *make_suite(void) { return ck_suite("data_loader", NULL, NULL); }
+
+int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
