@@ -6,8 +6,8 @@
 `exact`: steps of SGD with momentum, 3 in f64 and 10 in f32 on one device and on uneven ones. Prints how far the losses are,
 relatively, from those of PyTorch in f64, and the parameters and buffers after the steps (the difference over the largest change
 of the tensor); and the same of PyTorch in f32.
-`time`: f32, in turns, evenkeel on cpu:2 with batch norm over both devices, PyTorch eager with channels_last on two
-threads; the median of the steps after two, and the ratio inside a round.
+`time`: f32, in turns, evenkeel on cpu:2 with batch norm over both devices, PyTorch with channels_last on two threads, eager
+and compiled; the median of the steps after two, and the ratios inside a round.
 """
 
 import os
@@ -59,6 +59,7 @@ class Task:
         torch.manual_seed(7)
         self.model = model_of(name, classes).train()
         self.pictures = torch.randn(batch, 3, size, size)
+        self.compiled = None  # for timing: compiling takes minutes, so it is kept from round to round
         self.targets = torch.randint(classes, (batch, size, size) if name == "fcn50" else (batch,))
         safetensors.torch.save_file(weights_of(self.model), self.path("weights"))
         numpy.ascontiguousarray(self.pictures.permute(0, 2, 3, 1).numpy()).tofile(self.path("pictures"))
@@ -75,21 +76,25 @@ class Task:
         rows = [line.split() for line in text.splitlines()]
         return [float(row[3]) for row in rows], [float(row[5]) for row in rows], self.path("out")
 
-    def peer(self, steps, precision, last=False):
+    def peer(self, steps, precision, last=False, compiled=False):
         model = model_of(self.name, self.shape[2]).train()
         model.load_state_dict(self.model.state_dict())
+        run = model
         pictures = self.pictures
         if precision == "f64":
             model, pictures = model.double(), pictures.double()
         if last:
             model = model.to(memory_format=torch.channels_last)
             pictures = pictures.to(memory_format=torch.channels_last)
+        if compiled:
+            self.compiled = self.compiled or (model, torch.compile(model))
+            model, run = self.compiled
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
         losses, seconds = [], []
         for _ in range(steps):
             begin = time.perf_counter()
             optimizer.zero_grad()
-            loss = loss_of(self.name, model(pictures), self.targets)
+            loss = loss_of(self.name, run(pictures), self.targets)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -137,18 +142,18 @@ def times(program, rounds, names):
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             task = Task(name, SHAPES[name][1], folder)
-            ratios, own, peer = [], [], []
+            got = {"own": [], "eager": [], "compiled": []}
             for number in range(rounds):
-                got = {}
-                for who in (("own", "peer") if number % 2 == 0 else ("peer", "own")):
-                    seconds = (task.own(program, 6, "f32", "cpu:2") if who == "own" else task.peer(6, "f32", True))[1]
-                    got[who] = statistics.median(seconds[2:])
-                own.append(got["own"])
-                peer.append(got["peer"])
-                ratios.append(got["own"] / got["peer"])
-            print(f"{name} {SHAPES[name][1]}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}), "
-                  f"{1e3 * statistics.median(own):.0f} and {1e3 * statistics.median(peer):.0f} ms, "
-                  f"load {os.getloadavg()[0]:.1f}", flush=True)
+                for who in list(got)[:: 1 if number % 2 == 0 else -1]:
+                    seconds = (task.own(program, 6, "f32", "cpu:2") if who == "own" else
+                               task.peer(6, "f32", True, who == "compiled"))[1]
+                    got[who].append(statistics.median(seconds[2:]))
+            print(f"{name} {SHAPES[name][1]}: {1e3 * statistics.median(got['own']):.0f} ms", end="")
+            for who in ("eager", "compiled"):
+                ratios = [a / b for a, b in zip(got["own"], got[who])]
+                print(f"; {who} {1e3 * statistics.median(got[who]):.0f} ms, ratio {statistics.median(ratios):.3f} "
+                      f"({min(ratios):.3f} to {max(ratios):.3f})", end="")
+            print(f"; load {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def main():
