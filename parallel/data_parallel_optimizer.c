@@ -424,18 +424,17 @@ static ek_status reduce_rest(ek_data_parallel_model *model) {
 static ek_status agree(ek_data_parallel_model *model, bool norm, double *square_norm) {
   ek_world *world = ek__model_world(model);
   const struct ek__place *place = ek__group_place(model->run.group);
-  struct ek__topic topic = {.kind = EK__TOPIC_AGREE,
-                            .doing = "in an optimizer step",
-                            .same = 1,
-                            .words = {model->step.taken}};
+  static const char doing[] = "in an optimizer step";
+  int64_t terms[EK__TOPIC_WORDS - 1];
   const int64_t *heard = NULL;
   double sum = 0;
-  if (!norm) return ek__world_agree(world, topic.doing, model->step.taken);
+  if (!norm) return ek__world_agree(world, doing, model->step.taken);
   for (size_t k = 0; k < model->run.count; k++) {
-    memcpy(&topic.words[1 + k], model->run.ranks[k].share.square_norm.data, sizeof sum);
+    memcpy(&terms[k], model->run.ranks[k].share.square_norm.data, sizeof sum);
   }
   ek__world_lock(world);
-  const ek_status status = ek__world_talk(world, &topic, &heard);
+  const ek_status status =
+      ek__world_agree_on(world, doing, model->step.taken, terms, model->run.count, &heard);
   for (size_t p = 0; p < ek_world_processes(world) && status == EK_OK; p++) {
     const size_t ranks = ek__place_first_rank(place, p + 1) - ek__place_first_rank(place, p);
     for (size_t k = 0; k < ranks; k++) {

@@ -88,11 +88,9 @@ static ek_status join(ek_checkpoint_write *self, bool *sees, const char *folder)
 
 /* Which processes see the file; `all` of them are told. */
 static ek_status tell_sight(bool *all, const ek_checkpoint_write *self, bool sees) {
-  const struct ek__topic topic = {
-      .kind = EK__TOPIC_AGREE, .doing = doing, .same = 1, .words = {self->step, sees}};
-  const int64_t *heard = NULL;
+  const int64_t *heard = NULL, own = sees;
   ek__world_lock(self->world);
-  const ek_status status = ek__world_talk(self->world, &topic, &heard);
+  const ek_status status = ek__world_agree_on(self->world, doing, self->step, &own, 1, &heard);
   for (size_t p = 0; p < self->several && status == EK_OK; p++) {
     all[p] = p == 0 || heard[p * EK__TOPIC_WORDS + 1] != 0;
   }

@@ -254,9 +254,15 @@ ek_status ek__world_share(ek_world *world, void *bytes, size_t count) {
 
 ek_status ek__world_agree(ek_world *world, const char *doing, int64_t step) {
   if (world == NULL || world->processes == 1) return EK_OK;
-  const struct ek__topic topic = {
+  return ek__world_agree_on(world, doing, step, NULL, 0, NULL);
+}
+
+ek_status ek__world_agree_on(ek_world *world, const char *doing, int64_t step,
+                             const int64_t *numbers, size_t count, const int64_t **heard) {
+  struct ek__topic topic = {
       .kind = EK__TOPIC_AGREE, .doing = doing, .say = say_step, .same = 1, .words = {step}};
-  return ek__world_talk(world, &topic, NULL);
+  if (count > 0) memcpy(topic.words + 1, numbers, count * sizeof *numbers);
+  return ek__world_talk(world, &topic, heard);
 }
 
 /* Spends a conversation on the thread's last error. */

@@ -102,6 +102,11 @@ ek_status ek__lines_same(struct ek__lines *lines, ek_world *world, const char *d
 
 /* All processes have come here, at the same step, without an error. */
 ek_status ek__world_agree(ek_world *world, const char *doing, int64_t step);
+/* The same in a world of several processes, which tell each other `count` numbers with it,
+ * EK__TOPIC_WORDS - 1 at most: those of process p are heard[p * EK__TOPIC_WORDS + 1] and the next,
+ * valid as ek__world_talk() says. */
+ek_status ek__world_agree_on(ek_world *world, const char *doing, int64_t step,
+                             const int64_t *numbers, size_t count, const int64_t **heard);
 
 /*
  * Around a call that all processes make: an error that no conversation of the call has told the
