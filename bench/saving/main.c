@@ -206,28 +206,22 @@ static ek_status warm_up(struct run *run) {
 
 static ek_status open_trainer(ek_trainer **trainer, const char *devices,
                               const struct shape *shape) {
-  ek_module *gpt = NULL;
+  ek_module *module = NULL;
   ek_criterion *loss = NULL;
   ek_optimizer *adamw = NULL;
-  ek_gpt_options model = EK_GPT_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_status status;
-  model.vocabulary = shape->vocab;
-  model.sequence = shape->seq;
-  model.width = shape->width;
-  model.layers = (int)shape->layers;
-  model.heads = (int)shape->heads;
   options.model = &model_options;
   model_options.state = EK_STATE_SHARDED;
-  EK_TRY_GOTO(status, ek_gpt_create(&gpt, &model), cleanup);
+  EK_TRY_GOTO(status, shape_language_model(&module, shape, 0, false, 0), cleanup);
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_trainer_open(trainer, devices, gpt, loss, adamw, &options), cleanup);
+  EK_TRY_GOTO(status, ek_trainer_open(trainer, devices, module, loss, adamw, &options), cleanup);
 cleanup:
   ek_optimizer_free(adamw);
   ek_criterion_free(loss);
-  ek_module_free(gpt);
+  ek_module_free(module);
   return status;
 }
 

@@ -65,32 +65,26 @@ ssize_t pwrite(int file, const void *data, size_t bytes, off_t place) {
 /* ---- training ---- */
 
 static ek_status open_trainer(ek_trainer **trainer, ek_world *world, const struct shape *shape) {
-  ek_module *gpt = NULL;
+  ek_module *module = NULL;
   ek_criterion *loss = NULL;
   ek_optimizer *adamw = NULL;
-  ek_gpt_options model = EK_GPT_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_group_options group = EK_GROUP_OPTIONS_INIT;
   ek_status status = EK_OK;
-  model.vocabulary = shape->vocab;
-  model.sequence = shape->seq;
-  model.width = shape->width;
-  model.layers = (int)shape->layers;
-  model.heads = (int)shape->heads;
   group.threads_per_device = 1;
   model_options.state = EK_STATE_SHARDED;
   options.model = &model_options;
   options.group_options = &group;
   options.world = world;
-  EK_TRY_GOTO(status, ek_gpt_create(&gpt, &model), cleanup);
+  EK_TRY_GOTO(status, shape_language_model(&module, shape, 0, false, 0), cleanup);
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_trainer_open(trainer, "cpu:1", gpt, loss, adamw, &options), cleanup);
+  EK_TRY_GOTO(status, ek_trainer_open(trainer, "cpu:1", module, loss, adamw, &options), cleanup);
 cleanup:
   ek_optimizer_free(adamw);
   ek_criterion_free(loss);
-  ek_module_free(gpt);
+  ek_module_free(module);
   return status;
 }
 
