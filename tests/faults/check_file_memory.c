@@ -12,7 +12,6 @@
 #include "ck_training.h"
 
 #include <ctype.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -85,15 +84,6 @@ static bool has_shape(const char *path, struct image want) {
   return same;
 }
 
-static int entries(void) {
-  int count = -2; /* . and .. */
-  DIR *list = opendir(folder);
-  ck_assert_ptr_nonnull(list);
-  while (readdir(list) != NULL) count++;
-  (void)closedir(list);
-  return count;
-}
-
 /* ---- what is done, and what it leaves ---- */
 
 static struct image old_state, new_state, good, good_too;
@@ -131,7 +121,7 @@ static ek_status do_background(void) {
 }
 
 static bool look_save(bool done) {
-  const int count = entries();
+  const int count = ck_folder_entries(folder);
   if (!done) return count == 1 && is_file(first, old_state);
   /* What cannot be removed for want of memory stays, as it was. */
   return is_file(second, new_state) && (count == 1 || (count == 2 && is_file(first, old_state)));
@@ -167,7 +157,7 @@ static ek_status do_weights(void) {
 static bool look_weights(bool done) {
   struct image none = image_of(other);
   const bool whole = none.bytes == NULL || good.bytes == NULL || is_file(other, good);
-  const int count = entries();
+  const int count = ck_folder_entries(folder);
   free(none.bytes);
   if (done && good.bytes == NULL) good = image_of(other);
   return whole && count <= 1 && look_load(false);
@@ -202,7 +192,7 @@ static bool look_metrics(bool done) {
     whole = whole && memcmp(lines.bytes, good_too.bytes, lines.size) == 0;
   }
   free(lines.bytes);
-  return whole && entries() <= 2;
+  return whole && ck_folder_entries(folder) <= 2;
 }
 
 static ek_status do_trace(void) {
@@ -225,7 +215,8 @@ static bool look_text(bool done) {
   free(text.bytes);
   const ek_status ended = ek_trace_stop(t.group); /* where it was refused before it came to that */
   ck_assert(ended == EK_OK || ended == EK_ERR_STATE);
-  return there == done && (!done || has_shape(other, good)) && entries() == (done ? 1 : 0);
+  return there == done && (!done || has_shape(other, good)) &&
+         ck_folder_entries(folder) == (done ? 1 : 0);
 }
 
 static const struct {

@@ -6,7 +6,6 @@
  *
  * EVENKEEL_TEST_EVERY=1 takes every call; without it one in several.
  */
-#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -323,6 +322,14 @@ static void fail_each(struct ck_outcome *outcome, const struct ck_process *proce
   close_side(&side);
 }
 
+/* All processes save a large state into one folder. */
+static void choose_job(const char *folder, ek_mode mode) {
+  job.folder = folder;
+  job.other = NULL;
+  job.workload = LARGE;
+  job.mode = (int)mode;
+}
+
 static const size_t three[] = {1, 2, 1};
 
 /* EIO, no space, a flipped bit and no memory; in process 0 and in another one; now and behind. */
@@ -333,10 +340,7 @@ CK_LOOP(each_failure_is_one_in_all, 16) {
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   size_t size = 0;
   ck_folder_make(folder);
-  job.folder = folder;
-  job.other = NULL;
-  job.workload = LARGE;
-  job.mode = (int)modes[_i % 3];
+  choose_job(folder, modes[_i % 3]);
   job.fault = faults[_i % 4];
   job.victim = _i / 4 % 2;
   job.background = _i / 8;
@@ -398,15 +402,6 @@ static double want_after(int steps) {
   return hashes[steps];
 }
 
-static int entries(const char *folder) {
-  int count = -2; /* . and .. */
-  DIR *list = opendir(folder);
-  ck_assert_ptr_nonnull(list);
-  while (readdir(list) != NULL) count++;
-  (void)closedir(list);
-  return count;
-}
-
 static const struct reader {
   ek_mode mode;
   size_t count, devices[CK_PROCESSES];
@@ -445,7 +440,7 @@ static int kill_at(int call) {
   for (size_t p = 0; p < reader->count; p++) {
     ck_assert_msg(outcomes[p].numbers[1] == want_after(at), "killed at call %d: other bits", call);
   }
-  ck_assert_int_eq(entries(folder), 1); /* nothing is left of the save that was killed */
+  ck_assert_int_eq(ck_folder_entries(folder), 1); /* nothing is left of the save that was killed */
   (void)bytes_of(folder, at + 1, &size);
   ck_folder_remove(folder);
   return killed;
@@ -527,10 +522,7 @@ CK_TEST(saves_in_the_background_end_in_calls_of_all) {
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   size_t size = 0;
   ck_folder_make(folder);
-  job.folder = folder;
-  job.other = NULL;
-  job.workload = LARGE;
-  job.mode = EK_MODE_SHARDED;
+  choose_job(folder, EK_MODE_SHARDED);
   give_job();
   ck_processes_run(outcomes, "save behind", three, 3);
   if (strstr(outcomes[0].message, "without xxHash") != NULL) return;

@@ -3,6 +3,7 @@
  */
 #include "ck_folder.h"
 
+#include <dirent.h>
 #include <unistd.h>
 
 #include "ek_check.h"
@@ -15,6 +16,15 @@ void ck_folder_make(char folder[CK_FOLDER_SIZE]) {
 
 void ck_folder_remove(const char *folder) {
   ck_assert_msg(rmdir(folder) == 0, "%s is not empty: a file was left behind", folder);
+}
+
+int ck_folder_entries(const char *folder) {
+  int count = -2; /* . and .. */
+  DIR *list = opendir(folder);
+  ck_assert_ptr_nonnull(list);
+  while (readdir(list) != NULL) count++;
+  (void)closedir(list);
+  return count;
 }
 
 bool ck_no_files(ek_status status) {

@@ -16,6 +16,9 @@ void ck_folder_make(char folder[CK_FOLDER_SIZE]);
 /* Removes it; the test fails if a file was left behind. */
 void ck_folder_remove(const char *folder);
 
+/* How many files and folders are in it. */
+int ck_folder_entries(const char *folder);
+
 /* True, and said, where the library was built without files; else `status` must be EK_OK. */
 bool ck_no_files(ek_status status);
 

@@ -8,7 +8,6 @@
 #include "ck_state.h"
 #include "ck_training.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/file.h>
@@ -76,16 +75,6 @@ static void last_is(int64_t step) {
   ck_assert_int_eq(info.step, step);
 }
 
-/* How many entries the folder has. */
-static int entries(void) {
-  int count = -2; /* . and .. */
-  DIR *list = opendir(folder);
-  ck_assert_ptr_nonnull(list);
-  while (readdir(list) != NULL) count++;
-  (void)closedir(list);
-  return count;
-}
-
 /* ---- what is no state ---- */
 
 CK_TEST(what_is_no_state_counts_for_nothing) {
@@ -115,7 +104,7 @@ CK_TEST(what_is_no_state_counts_for_nothing) {
   ck_ok(save(2)); /* of states, and all else stays */
   ck_assert(!exists("step-000000000001.safetensors") && exists("step-000000000002.safetensors"));
   ck_assert(exists("step-000000000003.safetensors") && exists("step-1.safetensors"));
-  ck_assert_int_eq(entries(), 11);
+  ck_assert_int_eq(ck_folder_entries(folder), 11);
   /* A link to a state is one. */
   path_of(path, "step-000000000009.safetensors");
   ck_assert_int_eq(symlink("step-000000000002.safetensors", path), 0);
@@ -157,7 +146,7 @@ CK_TEST(leftovers_are_removed) {
   ck_assert(!exists("step-000000000001.safetensors.tmp"));
   ck_assert(!exists("step-000000000007.safetensors.tmp"));
   ck_assert(!exists("step-000000000008.safetensors.12.tmp"));
-  ck_assert_int_eq(entries(), 3 + 6);
+  ck_assert_int_eq(ck_folder_entries(folder), 3 + 6);
   struct stat about;
   ck_assert_int_eq(stat(victim, &about), 0);
   ck_assert_int_eq(about.st_size, (off_t)strlen("what was there"));
@@ -272,10 +261,10 @@ CK_LOOP(saves_overlap, 2) {
     for (int i = 0; i < 2; i++) ck_ok(ek_checkpoint_end(writes[i]));
     last_is(_i == 0 ? 3 * (round + 1) : 0);
     ck_ok(ek_checkpoint_load(NULL, t.model, folder));
-    ck_assert_int_le(entries(), _i == 0 ? 5 : 1);
+    ck_assert_int_le(ck_folder_entries(folder), _i == 0 ? 5 : 1);
   }
   ck_ok(save(3));
-  ck_assert_int_eq(entries(), _i == 0 ? 3 : 1); /* no file beside them is left */
+  ck_assert_int_eq(ck_folder_entries(folder), _i == 0 ? 3 : 1); /* no file beside them is left */
 }
 
 static int child_of(ek_checkpoint_write *write, ek_safetensors_writer *writer) {
