@@ -24,7 +24,12 @@ int ck_run(Suite *suite) {
   SRunner *runner = srunner_create(suite);
   srunner_set_fork_status(runner, getenv("CK_FORK") == NULL ? CK_NOFORK : CK_FORK_GETENV);
   srunner_run_all(runner, CK_ENV);
-  const int failed = srunner_ntests_failed(runner);
+  int failed = srunner_ntests_failed(runner);
+  const char *wanted = getenv("CK_RUN_CASE"); /* read by Check, which takes any name */
+  if (wanted != NULL && srunner_ntests_run(runner) == 0) {
+    (void)fprintf(stderr, "CK_RUN_CASE: there is no test \"%s\"\n", wanted);
+    failed++;
+  }
   srunner_free(runner);
   return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
