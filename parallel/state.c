@@ -400,7 +400,7 @@ static ek_status gather_parts(const ek_data_parallel_model *model, const char *d
   return status;
 }
 
-/* Elements of an entry, of which other processes may have parts: then all processes call this. */
+/* Elements of an entry. If other processes have parts of it, all processes call this. */
 static ek_status read_entry(const ek_data_parallel_model *model, const struct entry *entry,
                             int64_t first, ek_tensor *host) {
   ek_data_parallel_model *own = (ek_data_parallel_model *)(uintptr_t)model;

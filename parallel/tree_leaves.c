@@ -1,7 +1,7 @@
 /*
- * tree_leaves.c - the sums of a reproducible model of which every rank has all leaves: totals of a
- * loss and what modules add up, a leaf for each grain; and the squares of a norm, one for each
- * piece of a bucket. Every rank gets the leaves of all ranks and adds them all up.
+ * tree_leaves.c - the small sums of a reproducible model: totals of a loss and what modules add up,
+ * with a leaf for each grain, and the squares of a norm, with a leaf for each piece of a bucket.
+ * Every rank gets the leaves of all ranks and adds them all up.
  */
 #include <evenkeel/elementwise.h>
 

@@ -4,12 +4,12 @@
  *
  * Whole gradients. Each grain writes its gradients to the first flat buffer that holds no block of
  * the tree; in lockstep each has a buffer to the end. Buffer number 0 is the replica's own; while a
- * grain uses another one, that replaces the replica's. After its last grain a rank has a few blocks. The sums of the communicator cannot be
- * used, because it adds in the order of ranks, or in an order of its own. Instead the blocks of all
- * ranks are gathered, a chunk of the flat gradients at a time, and the rank that owns a part of the
- * sum adds them up in the order of the tree. Gathering changes no bit on any communicator, but
- * moves the gradients once for each block instead of twice. Each micro-batch is summed over the
- * ranks and then added to the earlier ones of its step.
+ * grain uses another one, that replaces the replica's. After its last grain a rank has a few blocks.
+ * The sums of the communicator cannot be used, because it adds in the order of ranks, or in an
+ * order of its own. Instead the blocks of all ranks are gathered, a chunk of the flat gradients at
+ * a time, and the rank that owns a part of the sum adds them up in the order of the tree. Gathering
+ * changes no bit on any communicator, but moves the gradients once for each block instead of twice.
+ * Each micro-batch is summed over the ranks and then added to the earlier ones of its step.
  *
  * Shares of gradients. No rank has memory for all gradients of a grain. All ranks run their grains
  * in rounds, so the leaves of a bucket in a round are complete on all ranks at the same time. They

@@ -102,11 +102,12 @@ typedef struct ek_data_parallel_model_options {
    * Leave scattering to forward, or cut shards with EK_SCATTER_GRAINS. A module sees the rows of
    * one grain at a time, so statistics over its rows (batch normalisation) are those of a grain,
    * unless it adds them up by ek_pass_all_reduce(); buffers that it writes are those of grain 0.
-   * Gradients are not computed in a forward. If modules have collectives, the grains of a device
-   * advance together from one to the next, each on a thread of its own, one of which runs at a
-   * time (ek_module_ops.collective); the device then holds the gradients of all its grains. In a
-   * world the devices are those of all processes, and a batch is that of all of them: each process
-   * gives the rows of its devices' grains, ek_world_rows(), and has EK_ERR_SHAPE for others.
+   * Gradients are not computed in a forward. If modules have collectives
+   * (ek_module_ops.collective), the grains of a device advance together from one collective to the
+   * next: each has a thread, and one thread runs at a time. The device then holds the gradients of
+   * all its grains. In a world the devices are those of all processes, and a batch is that of all
+   * of them: each process gives the rows of its devices' grains, ek_world_rows(), and has
+   * EK_ERR_SHAPE for others.
    */
   size_t reproducible;
   /*

@@ -91,7 +91,7 @@ struct ek_pass {
   struct ek__spare spare; /* once it was freed; the replica keeps it, tables included */
   ek_replica *replica;
   struct ek__lender *lender;     /* NULL: the replica holds everything whole */
-  struct ek__exchange *exchange; /* a loan, which who opens the pass may set; NULL: none */
+  struct ek__exchange *exchange; /* a loan, set after the pass is opened; NULL: none */
   ek_pass_options options;
   enum ek__pass_stage stage;
   struct ek__frame outermost[2], *frame; /* the top; those below are on the C stack */
