@@ -260,23 +260,23 @@ static void save_after_failure(struct run *run) {
   ek__error_restore(kept, saved);
 }
 
-static ek_status run_from(struct run *run, ek_source *source, const ek_checkpoint_info *info) {
-  if (info != NULL) EK_TRY(go_on(run, info));
+static ek_status find_state(struct run *run) {
+  ek_checkpoint_info info;
+  const ek_status status = ek_trainer_load(&info, run->trainer, run->options.folder);
+  if (status == EK_ERR_NOT_FOUND) return EK_OK;
+  return status == EK_OK ? go_on(run, &info) : status;
+}
+
+static ek_status run_from(struct run *run, ek_source *source) {
+  if (run->options.folder != NULL) EK_TRY(find_state(run));
   EK_TRY(open_loaders(run, source));
   EK_TRY(take_steps(run));
   return ek_trainer_save_end(run->trainer);
 }
 
-/* Without a state, a load is an error that all processes have, and drop: the calls whose errors
- * they tell each other begin after it. */
 static ek_status run_all(struct run *run, ek_source *source) {
-  const char *folder = run->options.folder;
-  ek_checkpoint_info info;
-  ek_status status = folder == NULL ? EK_ERR_NOT_FOUND : ek_trainer_load(&info, run->trainer, folder);
-  if (status != EK_OK && status != EK_ERR_NOT_FOUND) return status;
   const uint64_t began = ek__world_begin(run->world);
-  status = run_from(run, source, status == EK_OK ? &info : NULL);
-  status = ek__world_end(run->world, began, status);
+  const ek_status status = ek__world_end(run->world, began, run_from(run, source));
   if (status != EK_OK) save_after_failure(run);
   return status;
 }

@@ -546,7 +546,7 @@ static ek_status error_of_job(const ek_group *group, const struct worker *failed
 static ek_status agree_on_error(ek_group *group, uint64_t began, ek_status status) {
   if (group->place == NULL) return status;
   pthread_mutex_unlock(&group->mutex);
-  status = ek__world_end(ek__group_world(group), began, status);
+  status = ek__world_end_job(ek__group_world(group), began, status);
   ek__place_forget(group->place);
   pthread_mutex_lock(&group->mutex);
   return status;

@@ -30,10 +30,20 @@ void ek__world_unlock(ek_world *world) {
   if (world != NULL) pthread_mutex_unlock(&world->talking);
 }
 
-/* The last conversation has failed in all processes. */
+/* The last conversation has failed in all processes, with the thread's last error. */
 static ek_status failed(ek_world *world, ek_status status) {
   world->failed = world->count;
+  world->failure = status;
+  ek__error_keep(world->told);
   return status;
+}
+
+/* Whether the thread's last error is that one, or says it in other words around it: these may have
+ * cut off its end. */
+static bool is_told(const ek_world *world) {
+  char words[EK__MESSAGE_SIZE / 2];
+  (void)snprintf(words, sizeof words, "%.*s", (int)sizeof words - 1, world->told);
+  return strstr(ek_error_message(), words) != NULL;
 }
 
 static ek_status valid(int64_t status) {
@@ -293,11 +303,21 @@ ek_status ek__world_end(ek_world *world, uint64_t began, ek_status status) {
   ek__error_keep(kept);
   ek__world_lock(world);
   const bool parted = world->count >= world->parted;
-  if (parted) world->failed = world->count; /* for the calls around this one */
-  const bool told = parted || world->failed > began;
+  const bool told = parted || (world->failed > began && is_told(world));
+  if (parted) (void)failed(world, status); /* for the calls around this one */
   ek__world_unlock(world);
   if (told || ek__world_check(world) != EK_OK) return ek_error_set(status, "%s", kept);
   return tell(world, status);
+}
+
+ek_status ek__world_end_job(ek_world *world, uint64_t began, ek_status status) {
+  if (world == NULL || status == EK_OK) return status;
+  ek__world_lock(world);
+  if (world->failed > began && world->count < world->parted) {
+    status = ek_error_set(world->failure, "%s", world->told);
+  }
+  ek__world_unlock(world);
+  return ek__world_end(world, began, status);
 }
 
 void ek__world_part(ek_world *world, size_t conversations) {

@@ -111,9 +111,15 @@ ek_status ek__world_agree_on(ek_world *world, const char *doing, int64_t step,
 /*
  * Around a call that all processes make: an error that no conversation of the call has told the
  * others is told, and the status and message become those that all processes have. Calls may nest.
+ * A call may drop an error that all processes have, and go on: an error of one process after it is
+ * told, because it has other words. So an error that was told is forwarded with its words; others
+ * may stand before it.
  */
 uint64_t ek__world_begin(ek_world *world);
 ek_status ek__world_end(ek_world *world, uint64_t began, ek_status status);
+/* The same after a job of workers, which ends at the first error that all processes have: whatever
+ * else a worker has met, the error is that one. */
+ek_status ek__world_end_job(ek_world *world, uint64_t began, ek_status status);
 /* Returns the status of such a call from the enclosing function. */
 #define EK__WORLD_CALL(world, call)                                                                \
   do {                                                                                             \

@@ -50,6 +50,8 @@ struct ek_world {
   pthread_mutex_t talking;
   uint64_t count;             /* conversations so far */
   uint64_t failed;            /* number of the last that ended in an error of all, from 1; 0: none */
+  ek_status failure;          /* its status, */
+  char told[EK__MESSAGE_SIZE]; /* and its words */
   uint64_t parted;            /* ek__world_part(): from this conversation on; UINT64_MAX: never */
   uint64_t failing;           /* a process spends this conversation, from 1, on its error */
   struct ek__message *heard;  /* of the last conversation, from each process */

@@ -354,6 +354,19 @@ static bool hear_loss(void *context, const ek_run_event *event) {
  * micro-batches have 3 and 2 rows: it has the third row. States are saved in the folder. */
 static const char damaged_part[] = "damaged ";
 
+/* What a program's function is given, in a run that fails. */
+struct listener {
+  struct ck_outcome *outcome;
+  ek_trainer *trainer;
+};
+
+/* Looks for a state that is not there, and goes on: an error that all processes have, and drop. */
+static bool hear_and_look(void *context, const ek_run_event *event) {
+  const struct listener *listener = context;
+  const ek_status status = ek_trainer_load(NULL, listener->trainer, "no/such/folder");
+  return hear_loss(listener->outcome, event) && status == EK_ERR_NOT_FOUND;
+}
+
 static ek_status run_part(struct ck_outcome *outcome, const struct ck_process *process,
                           ek_trainer *trainer) {
   ek_source *source = NULL;
@@ -368,7 +381,12 @@ static ek_status run_part(struct ck_outcome *outcome, const struct ck_process *p
   options.validation_every = 7;
   options.report = hear_loss;
   options.context = outcome;
-  if (saves) options.folder = process->part + length;
+  struct listener listener = {outcome, trainer};
+  if (saves) {
+    options.folder = process->part + length;
+    options.report = hear_and_look;
+    options.context = &listener;
+  }
   if (status == EK_OK && damaged) {
     status = ek_source_at(&((struct products *)source)->fails_at, NULL, source, 3 * BATCH + 2);
   }
