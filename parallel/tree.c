@@ -1,5 +1,8 @@
 /*
- * tree.c - the cut of a batch into grains, and the tree of sums.
+ * tree.c - the cut of a batch into grains, the tree of sums, and all sums but those of gradients:
+ * totals of a loss and what modules add up, with a leaf for each grain, and the squares of a norm,
+ * with a leaf for each piece of a bucket. Every rank gets the leaves of all ranks and adds them all
+ * up.
  *
  * The fold is a binary counter: blocks of the tree come from left to right, and each is added to
  * its left neighbour as soon as both halves of their parent exist. So a rank holds at most two
@@ -10,20 +13,22 @@
 #include <evenkeel/elementwise.h>
 
 #include "core/error.h"
+#include "core/sizes.h"
+#include "optimizer_internal.h"
 
 /* ---- the cut ---- */
 
-size_t ek__grains_of_model(const ek_data_parallel_model *model) {
+static size_t grains_of_model(const ek_data_parallel_model *model) {
   return model->options.reproducible;
 }
 
 size_t ek__grains_used(const ek_data_parallel_model *model, int64_t samples) {
-  const size_t grains = ek__grains_of_model(model);
+  const size_t grains = grains_of_model(model);
   return samples < (int64_t)grains ? (size_t)samples : grains;
 }
 
 struct ek__grains ek__grains_of(const ek_data_parallel_model *model, size_t rank, size_t used) {
-  const int64_t grains = (int64_t)ek__grains_of_model(model);
+  const int64_t grains = (int64_t)grains_of_model(model);
   size_t first = (size_t)ek__even_begin(grains, rank, model->run.cut.ranks);
   size_t last = (size_t)ek__even_begin(grains, rank + 1, model->run.cut.ranks);
   if (last > used) last = used;
@@ -32,7 +37,7 @@ struct ek__grains ek__grains_of(const ek_data_parallel_model *model, size_t rank
 }
 
 size_t ek__grains_most(const ek_data_parallel_model *model) {
-  return (ek__grains_of_model(model) + model->run.cut.ranks - 1) / model->run.cut.ranks;
+  return (grains_of_model(model) + model->run.cut.ranks - 1) / model->run.cut.ranks;
 }
 
 size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used) {
@@ -42,20 +47,20 @@ size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used) {
 
 /* The first sample of grain `number` of a batch. */
 static int64_t begin_of(const ek_data_parallel_model *model, size_t number, int64_t samples) {
-  return ek__even_begin(samples, number, ek__grains_of_model(model));
+  return ek__even_begin(samples, number, grains_of_model(model));
 }
 
 static bool is_alone(const ek_data_parallel_model *model) {
   return model->run.cut.ranks == model->run.count;
 }
 
-int64_t ek__grains_all(const ek_data_parallel_model *model, const int64_t *samples) {
+static int64_t samples_of_all(const ek_data_parallel_model *model, const int64_t *samples) {
   return samples[model->run.count] + model->last.all - model->last.samples;
 }
 
-ek_status ek__grains_sizes(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
+static ek_status sizes_of(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
                            int64_t before, int64_t all) {
-  const size_t grains = ek__grains_of_model(model), ranks = model->run.cut.ranks;
+  const size_t grains = grains_of_model(model), ranks = model->run.cut.ranks;
   const size_t rank = model->run.ranks[0].number;
   const int64_t begins = ek__grains_begin(all, grains, rank, ranks);
   int64_t end = begins;
@@ -71,15 +76,15 @@ ek_status ek__grains_sizes(int64_t *sizes, const ek_data_parallel_model *model, 
                       "%zu grains of a reproducible model it computes %lld samples from number "
                       "%lld on (ek_world_rows)",
                       (long long)samples, (long long)before, (long long)all,
-                      ek__grains_of_model(model), (long long)count, (long long)begins);
+                      grains_of_model(model), (long long)count, (long long)begins);
 }
 
-/* Between processes: the parts that ek__grains_sizes() gives. */
+/* Between processes: the parts that sizes_of() gives. */
 static ek_status check_parts(const ek_data_parallel_model *model, const ek_shards *shards,
                              int64_t before, int64_t all) {
   int64_t *sizes = model->run.sizes;
   const int64_t *samples = shards->samples;
-  EK_TRY(ek__grains_sizes(sizes, model, samples[shards->count], before, all));
+  EK_TRY(sizes_of(sizes, model, samples[shards->count], before, all));
   for (size_t k = 0; k < shards->count; k++) {
     EK__FAIL_IF(samples[k + 1] - samples[k] != sizes[k], EK_ERR_SHAPE,
                 "forward: device number %zu has %lld samples; its grains of a reproducible model "
@@ -89,7 +94,7 @@ static ek_status check_parts(const ek_data_parallel_model *model, const ek_shard
   return EK_OK;
 }
 
-ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
+static ek_status check_cut(const char *who, const ek_data_parallel_model *model,
                                const ek_shards *shards, int64_t before, int64_t all) {
   const int64_t samples = shards->samples[shards->count];
   const size_t used = ek__grains_used(model, samples);
@@ -102,7 +107,7 @@ ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *mo
     return ek_error_set(EK_ERR_SHAPE,
                         "%s: device number %zu begins with sample %lld of %lld, in the middle of "
                         "one of the %zu grains of a reproducible model (EK_SCATTER_GRAINS)",
-                        who, k, (long long)wanted, (long long)samples, ek__grains_of_model(model));
+                        who, k, (long long)wanted, (long long)samples, grains_of_model(model));
   }
   return EK_OK;
 }
@@ -119,19 +124,19 @@ static struct ek__grains grains_here(const ek_data_parallel_model *model, const 
   return here;
 }
 
-struct ek__grains ek__grains_of_loss(const ek_data_parallel_model *model, const int64_t *samples,
+static struct ek__grains grains_of_loss(const ek_data_parallel_model *model, const int64_t *samples,
                                      size_t rank, size_t used) {
   return is_alone(model) ? grains_here(model, samples, rank) : ek__grains_of(model, rank, used);
 }
 
 /* If parameters are shares, or modules have collectives, every rank runs in every round of a
  * forward, a rank without a grain with no rows, because it meets the others in collectives. */
-void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,
+static void pieces_of(struct ek__pieces *pieces, const ek_data_parallel_model *model,
                        const struct ek__rank *rank, const int64_t *samples, bool forward) {
-  const int64_t all = ek__grains_all(model, samples), begin = samples[rank->place];
+  const int64_t all = samples_of_all(model, samples), begin = samples[rank->place];
   const size_t used = ek__grains_used(model, all);
   const struct ek__grains own = forward ? ek__grains_of(model, rank->number, used)
-                                        : ek__grains_of_loss(model, samples, rank->number, used);
+                                        : grains_of_loss(model, samples, rank->number, used);
   const bool everywhere =
       forward && (model->run.inner != NULL || ek__placement(model)->parameter_shares);
   *pieces = (struct ek__pieces){.first = own.first,
@@ -143,7 +148,7 @@ void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *
                                 .all = all};
 }
 
-struct ek__piece ek__grains_piece(const ek_data_parallel_model *model,
+static struct ek__piece piece_of(const ek_data_parallel_model *model,
                                   const struct ek__pieces *pieces, size_t round) {
   const size_t number = pieces->first + round;
   if (number >= pieces->last) return (struct ek__piece){SIZE_MAX, pieces->begin, 0, pieces};
@@ -188,19 +193,149 @@ struct ek__fold ek__fold_of(size_t *most, struct ek__grains grains, size_t leave
   return fold;
 }
 
-ek_status ek__fold_rows(ek_stream *stream, const struct ek__row *rows, size_t count, int64_t width,
-                        size_t leaves) {
+ek_status ek__fold_add(struct ek__fold *fold, struct ek__row *rows, struct ek__row row,
+                       int64_t width) {
+  ek_stream *stream = ek_device_stream(row.flat->device, EK_STREAM_COMPUTE);
+  size_t top = fold->depth, sums = ek__fold_push(fold, row.block);
+  rows[top] = row;
+  for (; sums > 0; sums--, top--) {
+    ek_tensor sum = ek__row_range(&rows[top - 1], width);
+    const ek_tensor added = ek__row_range(&rows[top], width);
+    EK_TRY(ek_op_add(stream, &sum, &sum, &added));
+  }
+  rows[top].block = fold->blocks[top];
+  return EK_OK;
+}
+
+ek_status ek__fold_rows(struct ek__row *rows, size_t count, int64_t width, size_t leaves) {
   struct ek__fold fold = {.leaves = leaves};
-  const struct ek__row *held[EK__FOLD_DEPTH];
+  for (size_t i = 0; i < count; i++) EK_TRY(ek__fold_add(&fold, rows, rows[i], width));
+  return EK_OK;
+}
+
+/* ---- a leaf for each grain ---- */
+
+static ek_stream *stream_of(const struct ek__rank *rank) {
+  return ek_device_stream(rank->device, EK_STREAM_COMPUTE);
+}
+
+ek_status ek__leaves_add(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                         ek_communicator *communicator, ek_tensor *leaves, size_t count,
+                         const int64_t *samples) {
+  const size_t ranks = model->run.cut.ranks;
+  const int64_t size = ek_tensor_count(leaves) / (int64_t)count;
+  int64_t offsets[EK__MAX_GRAINS + 1] = {0};
+  struct ek__row rows[EK__MAX_GRAINS];
+  for (size_t r = 0; r + 1 < ranks; r++) {
+    const struct ek__grains grains = samples == NULL
+                                         ? ek__grains_of(model, r, count)
+                                         : grains_of_loss(model, samples, r, count);
+    offsets[r + 1] = (int64_t)grains.last * size;
+  }
+  offsets[ranks] = (int64_t)count * size;
+  if (ranks > 1) {
+    EK_TRY(ek_communicator_all_gather(communicator, rank->device, leaves, offsets));
+    EK_TRY(ek_communicator_wait(communicator, rank->device));
+  }
   for (size_t i = 0; i < count; i++) {
-    size_t top = fold.depth;
-    size_t sums = ek__fold_push(&fold, rows[i].block);
-    held[top] = &rows[i];
-    for (; sums > 0; sums--, top--) {
-      ek_tensor sum = ek__flat_range(held[top - 1]->flat, held[top - 1]->first, width);
-      const ek_tensor added = ek__flat_range(held[top]->flat, held[top]->first, width);
-      EK_TRY(ek_op_add(stream, &sum, &sum, &added));
-    }
+    rows[i] = (struct ek__row){{0, i}, leaves, (int64_t)i * size};
+  }
+  return ek__fold_rows(rows, count, size, count);
+}
+
+static ek_status sum_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                          struct ek__totals *totals, const int64_t *samples) {
+  const size_t used = ek__grains_used(model, samples_of_all(model, samples));
+  if (used == 0) return ek_op_zero(stream_of(rank), &totals->sum);
+  ek_tensor leaves =
+      ek__flat_range(&totals->leaves, 0, (int64_t)used * ek_tensor_count(&totals->sum));
+  EK_TRY(ek__leaves_add(model, rank, model->run.communicator, &leaves, used, samples));
+  const ek_tensor sum = ek__totals_leaf(totals, 0);
+  return ek_op_copy(stream_of(rank), &totals->sum, &sum);
+}
+
+/* ---- norms ---- */
+
+static int64_t norm_leaves(const ek_data_parallel_model *model) {
+  const struct ek__buckets *cut = &model->run.cut;
+  if (cut->trained == 0) return 0;
+  const struct ek__bucket *last = &cut->list[cut->trained - 1];
+  return (int64_t)(last->piece + last->pieces);
+}
+
+/* The leaves of all ranks, halved until one is left: in an order that their number gives. A leaf is
+ * a number of one rank, and 0 on all others, so their sum is exact. */
+static ek_status sum_leaves(const ek_data_parallel_model *model, struct ek__rank *rank) {
+  struct ek__share *share = &rank->share;
+  ek_stream *stream = stream_of(rank);
+  ek_tensor leaves = share->leaves, norm = share->square_norm;
+  int64_t count = ek_tensor_count(&leaves);
+  if (count == 0) return ek_op_zero(stream, &norm);
+  EK_TRY(ek_communicator_all_reduce(model->run.communicator, rank->device, &leaves));
+  EK_TRY(ek_communicator_wait(model->run.communicator, rank->device));
+  while (count > 1) {
+    const int64_t kept = (count + 1) / 2;
+    ek_tensor sums = ek__flat_range(&leaves, 0, count - kept);
+    const ek_tensor added = ek__flat_range(&leaves, kept, count - kept);
+    EK_TRY(ek_op_add(stream, &sums, &sums, &added));
+    count = kept;
+  }
+  const ek_tensor sum = ek__flat_range(&leaves, 0, 1);
+  return ek_op_copy(stream, &norm, &sum);
+}
+
+/* The squares of the pieces of a trained bucket that are within `own`: the number of pieces and
+ * their squares do not depend on the number of ranks. */
+static ek_status square_pieces(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                               const struct ek__bucket *bucket, struct ek__part own) {
+  const ek_tensor *gradients = ek_replica_gradients(rank->share.owner->replica);
+  const bool shares = ek__placement(model)->gradient_shares;
+  int64_t begin = bucket->first;
+  for (size_t i = bucket->piece; i < bucket->piece + bucket->pieces; i++) {
+    const int64_t end = bucket->first + model->run.cut.pieces[i];
+    const struct ek__part piece = ek__part_within(own, begin, end);
+    begin = end;
+    if (piece.count == 0) continue;
+    const ek_tensor part =
+        ek__flat_range(gradients, shares ? piece.place : piece.first, piece.count);
+    ek_tensor square = ek__flat_range(&rank->share.leaves, (int64_t)i, 1);
+    EK_TRY(ek_op_square_norm(stream_of(rank), &square, &part, 0.0));
   }
   return EK_OK;
 }
+
+/* Rank 0 alone if only its memory has the sums and the others cannot reach it. */
+static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank) {
+  const struct ek__buckets *cut = &model->run.cut;
+  const bool alone = ek__placement(model)->master && !ek__update_helps(model);
+  ek_tensor leaves = rank->share.leaves;
+  EK_TRY(ek_op_zero(stream_of(rank), &leaves));
+  for (size_t b = 0; b < cut->trained; b++) {
+    const struct ek__bucket *bucket = &cut->list[b];
+    const struct ek__part own = alone ? ek__bucket_owned(bucket, EK_REDUCE_TO_FIRST, rank->number)
+                                      : ek__bucket_part(bucket, rank->number);
+    EK_TRY(square_pieces(model, rank, bucket, own));
+  }
+  return sum_leaves(model, rank);
+}
+
+/* ---- the reduction ---- */
+
+static size_t leaves_of(const ek_data_parallel_model *model) {
+  return ek__grains_most(model) * model->run.cut.ranks;
+}
+
+const struct ek__reduction ek__reduction_tree = {.grains = grains_of_model,
+                                                 .check_cut = check_cut,
+                                                 .sizes = sizes_of,
+                                                 .most = ek__grains_most,
+                                                 .leaves = leaves_of,
+                                                 .pieces = pieces_of,
+                                                 .piece = piece_of,
+                                                 .open = ek__tree_open,
+                                                 .close = ek__tree_close,
+                                                 .backward = ek__tree_backward,
+                                                 .rest = ek__tree_rest,
+                                                 .totals = sum_totals,
+                                                 .norm_leaves = norm_leaves,
+                                                 .norm = norm};

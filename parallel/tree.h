@@ -11,9 +11,8 @@
  * (l - 1, 2 i + 1), or the first of them alone if the other has no leaves. The sum of all is the
  * block that has all leaves. For n leaves that is a cut at the largest power of two below n.
  *
- * tree.c has the cut and the tree; tree_sums.c the sums of gradients, and the row of the reduction;
- * tree_leaves.c all other sums. Where modules have collectives, the grains of a rank advance
- * together: lockstep.h.
+ * tree_sums.c has the sums of gradients, tree.c everything else. Where modules have collectives, the
+ * grains of a rank advance together: lockstep.h.
  */
 #ifndef EK_TREE_H
 #define EK_TREE_H
@@ -31,30 +30,12 @@ struct ek__grains {
   size_t first, last;
 };
 
-/* Of a model, and most of a rank. */
-size_t ek__grains_of_model(const ek_data_parallel_model *model);
+/* Most of a rank; of a batch, those that have samples, and which of them one rank of the world has. */
 size_t ek__grains_most(const ek_data_parallel_model *model);
-/* Samples of all processes, where the ranks of this one have `samples`; the number of grains that
- * have samples; and those of one rank of the world. */
-int64_t ek__grains_all(const ek_data_parallel_model *model, const int64_t *samples);
 size_t ek__grains_used(const ek_data_parallel_model *model, int64_t samples);
 struct ek__grains ek__grains_of(const ek_data_parallel_model *model, size_t rank, size_t used);
-/* The grains of a rank whose results are leaves of a loss: the program may have put the outputs on
- * other devices than those that computed them. */
-struct ek__grains ek__grains_of_loss(const ek_data_parallel_model *model, const int64_t *samples,
-                                     size_t rank, size_t used);
 /* The number of rounds of a batch: in each, every rank runs one of its grains. */
 size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used);
-
-/* Slots of struct ek__reduction. */
-ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
-                               const ek_shards *shards, int64_t before, int64_t all);
-ek_status ek__grains_sizes(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
-                           int64_t before, int64_t all);
-void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,
-                       const struct ek__rank *rank, const int64_t *samples, bool forward);
-struct ek__piece ek__grains_piece(const ek_data_parallel_model *model,
-                                  const struct ek__pieces *pieces, size_t round);
 
 /* ---- the tree ---- */
 
@@ -85,22 +66,30 @@ struct ek__row {
   int64_t first;
 };
 
-/* Adds up `count` rows of `width` numbers, blocks of the tree with `leaves` leaves side by side:
- * row 0 becomes the sum, and the other rows are undefined afterwards. */
-ek_status ek__fold_rows(ek_stream *stream, const struct ek__row *rows, size_t count, int64_t width,
-                        size_t leaves);
+static inline ek_tensor ek__row_range(const struct ek__row *row, int64_t width) {
+  return ek__flat_range(row->flat, row->first, width);
+}
+
+/* Puts a row right of those of a fold, and makes the sums that are due: rows[0 .. depth - 1] are
+ * the blocks of the fold, with `width` numbers each. */
+ek_status ek__fold_add(struct ek__fold *fold, struct ek__row *rows, struct ek__row row,
+                       int64_t width);
+/* Adds up rows, blocks of the tree with `leaves` leaves side by side: row 0 becomes the sum, and
+ * the other rows are undefined afterwards. */
+ek_status ek__fold_rows(struct ek__row *rows, size_t count, int64_t width, size_t leaves);
 
 /* Adds up leaves of `count` grains, end to end; a rank's own are there: number 0 becomes the sum of
- * all, on every rank. samples: of a loss (ek__grains_of_loss), NULL for what a forward or backward
- * computes. */
+ * all, on every rank. samples: of a loss, NULL for what a forward or backward computes. */
 ek_status ek__leaves_add(const ek_data_parallel_model *model, const struct ek__rank *rank,
                          ek_communicator *communicator, ek_tensor *leaves, size_t count,
                          const int64_t *samples);
 
-/* Slots of struct ek__reduction. */
-ek_status ek__tree_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
-                          struct ek__totals *totals, const int64_t *samples);
-int64_t ek__tree_norm_leaves(const ek_data_parallel_model *model);
-ek_status ek__tree_norm(const ek_data_parallel_model *model, struct ek__rank *rank);
+/* ---- tree_sums.c: slots of struct ek__reduction ---- */
+
+ek_status ek__tree_open(ek_data_parallel_model *model, struct ek__rank *rank);
+void ek__tree_close(struct ek__rank *rank);
+ek_status ek__tree_backward(const struct ek__backward *job, struct ek__rank *rank,
+                            const ek_tensor *gradients);
+ek_status ek__tree_rest(ek_data_parallel_model *model, struct ek__rank *rank);
 
 #endif /* EK_TREE_H */

@@ -1,6 +1,5 @@
 /*
- * tree_sums.c - the sums of a reproducible model's gradients along the tree (tree.h); and the row
- * of the reduction.
+ * tree_sums.c - the sums of a reproducible model's gradients along the tree (tree.h).
  *
  * Whole gradients. Each grain writes its gradients to the first flat buffer that holds no block of
  * the tree; in lockstep each has a buffer to the end. Buffer number 0 is the replica's own; while a
@@ -32,23 +31,23 @@
 
 /* The memory of a rank. */
 struct ek__tree {
-  struct ek__fold fold; /* of the blocks that the last backward has left */
-  ek_tensor *blocks;    /* flat gradients; number 0 is a loan of the replica's while grains run */
+  ek_tensor *blocks; /* flat gradients; number 0 is a loan of the replica's while grains run */
   size_t block_count;
   ek_tensor earlier;  /* of the step's earlier micro-batches, once there are any */
   ek_tensor exchange; /* the rows of all ranks, `chunk` elements of each; one rank: none */
   int64_t chunk;
   int64_t *offsets; /* scratch of an all-gather: one more than there are ranks */
 
-  /* Where gradients are shares, the rank's share of the blocks of every rank: */
+  /* Of a backward, in rounds where gradients are shares, else in one: */
+  size_t round, rounds;
   struct grain_run {
     struct ek__grains grains; /* of that rank in this backward */
-    struct ek__fold fold;     /* of those whose rounds are over */
-    size_t begin;             /* its first slot */
+    struct ek__fold kept;     /* blocks of the rounds that are over */
+    struct ek__fold brought;  /* of this round */
+    size_t slot;              /* where those that are kept begin in `slots` */
   } * runs;                   /* per rank of the world */
-  ek_tensor slots;            /* as long as the share each */
-  size_t round, rounds;
-  bool more; /* the shares have sums of earlier micro-batches */
+  ek_tensor slots;            /* as long as the rank's share each */
+  ek_tensor sum, before; /* loans: the sum becomes that of the step so far, `before` (if any) and it */
 
   /* In lockstep the rounds are in backward at the same time. What the rank has of each while
    * another one runs: its part in the reduction of buckets, and those that it is lent. */
@@ -117,7 +116,7 @@ static size_t most_slots(const ek_data_parallel_model *model, size_t number) {
   return most;
 }
 
-static void close_tree(struct ek__rank *rank) {
+void ek__tree_close(struct ek__rank *rank) {
   struct ek__tree *own = rank->tree;
   ek__lockstep_close(rank);
   if (own == NULL) return;
@@ -170,23 +169,20 @@ static ek_status make_block(struct run *run, size_t round, size_t top) {
 }
 
 static ek_status run_grains(struct run *run) {
-  struct ek__tree *own = run->rank->tree;
   ek_replica *replica = run->rank->replica;
   const struct ek__pieces *pieces = &run->rank->pieces;
-  ek_tensor *blocks = own->blocks;
+  ek_tensor *blocks = run->rank->tree->blocks;
+  struct ek__row rows[EK__FOLD_DEPTH];
+  struct ek__fold fold = {.leaves = ek__grains_used(run->model, run->model->last.all)};
   ek_status status = EK_OK;
-  own->fold = (struct ek__fold){.leaves = ek__grains_used(run->model, run->model->last.all)};
   blocks[0] = replica->gradients;
   if (run->rank->lockstep != NULL) {
     status = ek__rounds_run(run->rank, pieces->rounds, use_block, run_grain, run);
   }
   for (size_t i = pieces->first; i < pieces->last && status == EK_OK; i++) {
-    size_t top = own->fold.depth;
-    status = make_block(run, i - pieces->first, top);
-    size_t sums = ek__fold_push(&own->fold, (struct ek__block){0, i});
-    for (; sums > 0 && status == EK_OK; sums--, top--) {
-      status = ek_op_add(stream_of(run->rank), &blocks[top - 1], &blocks[top - 1], &blocks[top]);
-    }
+    const struct ek__row row = {{0, i}, &blocks[fold.depth], 0};
+    status = make_block(run, i - pieces->first, fold.depth);
+    if (status == EK_OK) status = ek__fold_add(&fold, rows, row, ek_tensor_count(row.flat));
   }
   replica->gradients = blocks[0];
   return status;
@@ -194,39 +190,39 @@ static ek_status run_grains(struct run *run) {
 
 /* ---- over the ranks ---- */
 
-/* Rows side by side, `length` elements each; and the elements of them that the rank owns, which
- * begin with number `skip` of every row. */
+/* The sum of a bucket: the rank's own blocks of it, which are as long as the bucket each. */
+struct sum {
+  struct ek__rank *rank;
+  const struct ek__bucket *bucket;
+  ek_tensor rows[EK__FOLD_DEPTH];
+};
+
+/* What all ranks bring, row by row in their order, `length` elements each; and the elements of them
+ * that the rank owns, which begin with number `skip` of every row. */
 struct chunk {
   const ek_tensor *rows;
   int64_t length, skip;
   struct ek__part own;
 };
 
-/*
- * The sum of a bucket. Each rank has some rows of it, which are gathered a chunk at a time, all in
- * the order of the ranks: those of rank r from begins[r] on. `add` gets the rows of a chunk.
- */
-struct sum {
-  struct ek__rank *rank;
-  const struct ek__bucket *bucket;
-  ek_tensor rows[EK__FOLD_DEPTH]; /* the rank's own, as long as the bucket each */
-  size_t begins[EK__MAX_GRAINS + 1];
-  const struct blocks *blocks; /* of whole gradients */
-  ek_status (*add)(const struct sum *sum, const struct chunk *chunk);
-};
-
-static struct ek__row row_of(const struct chunk *chunk, struct ek__block block, size_t number) {
-  return (struct ek__row){block, chunk->rows, (int64_t)number * chunk->length + chunk->skip};
+/* *to becomes what was added up, plus `before` if that exists. */
+static ek_status put(const struct ek__rank *rank, const ek_tensor *to, const ek_tensor *before,
+                     const ek_tensor *added) {
+  ek_tensor sum = *to;
+  if (ek_tensor_exists(before)) return ek_op_add(stream_of(rank), &sum, before, added);
+  return to->data == added->data ? EK_OK : ek_op_copy(stream_of(rank), &sum, added);
 }
 
 static ek_status gather(const struct sum *sum, int64_t begin, int64_t count) {
   const struct ek__sums *sums = &sum->rank->sums;
   const struct ek__tree *own = sum->rank->tree;
-  const size_t first = sum->begins[sum->rank->number], ranks = sums->cut->ranks;
-  for (size_t r = 0; r <= ranks; r++) own->offsets[r] = (int64_t)sum->begins[r] * count;
-  for (size_t i = first; i < sum->begins[sum->rank->number + 1]; i++) {
-    ek_tensor to = ek__flat_range(&own->exchange, (int64_t)i * count, count);
-    const ek_tensor from = ek__flat_range(&sum->rows[i - first], begin, count);
+  const size_t ranks = sums->cut->ranks, rank = sum->rank->number;
+  for (size_t r = 0; r < ranks; r++) {
+    own->offsets[r + 1] = own->offsets[r] + (int64_t)own->runs[r].brought.depth * count;
+  }
+  for (size_t i = 0; i < own->runs[rank].brought.depth; i++) {
+    ek_tensor to = ek__flat_range(&own->exchange, own->offsets[rank] + (int64_t)i * count, count);
+    const ek_tensor from = ek__flat_range(&sum->rows[i], begin, count);
     EK_TRY(ek_op_copy(stream_of(sum->rank), &to, &from));
   }
   ek_tensor rows = ek__flat_range(&own->exchange, 0, own->offsets[ranks]);
@@ -235,88 +231,100 @@ static ek_status gather(const struct sum *sum, int64_t begin, int64_t count) {
                                    ek__communicator_started(sums->communicator, sums->device));
 }
 
+/* The chunk's elements of the block of a rank that is, or will be, in its slot number `index`. */
+static struct ek__row slot_of(const struct ek__rank *rank, const struct grain_run *run, size_t index,
+                              struct ek__block block, const struct chunk *chunk) {
+  const int64_t share = ek_tensor_count(ek_replica_gradients(rank->replica));
+  return (struct ek__row){block, &rank->tree->slots,
+                          (int64_t)(run->slot + index) * share + chunk->own.place};
+}
+
+/* Adds what the ranks bring to the blocks that are kept of each. In the last round these are added
+ * up and become the sum; in any other the slots keep them. */
+static ek_status add_chunk(const struct sum *sum, const struct chunk *chunk) {
+  const struct ek__rank *rank = sum->rank;
+  const struct ek__tree *own = rank->tree;
+  const int64_t width = chunk->own.count;
+  struct ek__row rows[EK__MAX_GRAINS];
+  size_t count = 0, row = 0;
+  for (size_t r = 0; r < rank->sums.cut->ranks; r++) {
+    const struct grain_run *run = &own->runs[r];
+    struct ek__fold fold = run->kept;
+    struct ek__row *blocks = rows + count;
+    for (size_t i = 0; i < fold.depth; i++) {
+      blocks[i] = slot_of(rank, run, i, fold.blocks[i], chunk);
+    }
+    for (size_t i = 0; i < run->brought.depth; i++, row++) {
+      const struct ek__row next = {run->brought.blocks[i], chunk->rows,
+                                   (int64_t)row * chunk->length + chunk->skip};
+      EK_TRY(ek__fold_add(&fold, blocks, next, width));
+    }
+    if (own->round + 1 == own->rounds) {
+      count += fold.depth;
+    } else if (run->brought.depth > 0) {
+      const size_t top = fold.depth - 1;
+      const struct ek__row kept = slot_of(rank, run, top, fold.blocks[top], chunk);
+      const ek_tensor slot = ek__row_range(&kept, width), last = ek__row_range(&blocks[top], width);
+      EK_TRY(put(rank, &slot, NULL, &last));
+    }
+  }
+  if (count == 0) return EK_OK;
+  EK_TRY(ek__fold_rows(rows, count, width, own->runs[0].kept.leaves));
+  const int64_t first = rank->keeper != NULL ? chunk->own.place : chunk->own.first;
+  const ek_tensor to = ek__flat_range(&own->sum, first, width);
+  const ek_tensor before = ek__flat_range(&own->before, first, width);
+  const ek_tensor added = ek__row_range(&rows[0], width);
+  return put(rank, &to, ek_tensor_exists(&own->before) ? &before : NULL, &added);
+}
+
 static ek_status sum_bucket(const struct sum *sum) {
   const struct ek__bucket *bucket = sum->bucket;
   const struct ek__sums *sums = &sum->rank->sums;
   const struct ek__tree *tree = sum->rank->tree;
   const struct ek__part own = ek__bucket_owned(bucket, sums->kind, sum->rank->number);
-  if (sums->cut->ranks == 1) {
-    return sum->add(sum, &(struct chunk){&sum->rows[0], own.count, 0, own});
-  }
+  if (sums->cut->ranks == 1) return add_chunk(sum, &(struct chunk){&sum->rows[0], own.count, 0, own});
   for (int64_t begin = bucket->first; begin < bucket->last; begin += tree->chunk) {
     const int64_t rest = bucket->last - begin, count = rest < tree->chunk ? rest : tree->chunk;
     struct chunk chunk = {&tree->exchange, count, 0, ek__part_within(own, begin, begin + count)};
     EK_TRY(gather(sum, begin - bucket->first, count));
     if (chunk.own.count == 0) continue;
     chunk.skip = chunk.own.first - begin;
-    EK_TRY(sum->add(sum, &chunk));
+    EK_TRY(add_chunk(sum, &chunk));
   }
   return EK_OK;
 }
 
-/* *to becomes what was added up, plus `before` unless that is NULL. */
-static ek_status put(const struct ek__rank *rank, ek_tensor *to, const ek_tensor *before,
-                     const ek_tensor *added) {
-  if (before != NULL) return ek_op_add(stream_of(rank), to, before, added);
-  return to->data == added->data ? EK_OK : ek_op_copy(stream_of(rank), to, added);
-}
-
-/* ---- whole gradients: the blocks of all ranks ---- */
-
-struct blocks {
-  size_t leaves, count;
-  struct ek__block list[EK__MAX_GRAINS];
-  ek_tensor gradients; /* the replica's */
-  bool more, earlier;  /* micro-batches of the step after this one, before it */
-};
-
-static void list_blocks(struct blocks *all, size_t *begins, const ek_data_parallel_model *model) {
-  all->leaves = ek__grains_used(model, model->last.all);
+/* Of a micro-batch of the step; `more` follow. */
+static void begin(const ek_data_parallel_model *model, const struct ek__rank *rank, bool more) {
+  struct ek__tree *own = rank->tree;
+  const size_t used = ek__grains_used(model, model->last.all);
+  const bool shares = rank->keeper != NULL, begun = model->step.stage != EK__STEP_EMPTY;
+  own->round = 0;
+  own->rounds = shares ? ek__grains_rounds(model, used) : 1;
+  own->sum = more && !shares ? own->earlier : rank->replica->gradients;
+  own->before = !begun ? (ek_tensor){0} : shares ? own->sum : own->earlier;
   for (size_t r = 0; r < model->run.cut.ranks; r++) {
-    const struct ek__grains grains = ek__grains_of(model, r, all->leaves);
-    const struct ek__fold fold = ek__fold_of(NULL, grains, all->leaves);
-    begins[r] = all->count;
-    for (size_t i = 0; i < fold.depth; i++) all->list[all->count++] = fold.blocks[i];
+    struct grain_run *run = &own->runs[r];
+    run->grains = ek__grains_of(model, r, used);
+    run->kept = (struct ek__fold){.leaves = used};
+    run->brought = ek__fold_of(NULL, run->grains, used);
   }
-  begins[model->run.cut.ranks] = all->count;
 }
 
-/* Elements of the flat buffers from `first` on become those of the step so far, from those of this
- * micro-batch. */
-static ek_status add_up(const struct sum *sum, const ek_tensor *added, int64_t first) {
-  const struct blocks *blocks = sum->blocks;
-  const ek_tensor *earlier = &sum->rank->tree->earlier;
-  const int64_t count = ek_tensor_count(added);
-  ek_tensor to = ek__flat_range(blocks->more ? earlier : &blocks->gradients, first, count);
-  const ek_tensor before = ek__flat_range(earlier, first, count);
-  return put(sum->rank, &to, blocks->earlier ? &before : NULL, added);
-}
+/* ---- whole gradients: all buckets ---- */
 
-static ek_status add_blocks(const struct sum *sum, const struct chunk *chunk) {
-  const struct blocks *blocks = sum->blocks;
-  struct ek__row rows[EK__MAX_GRAINS];
-  for (size_t i = 0; i < blocks->count; i++) rows[i] = row_of(chunk, blocks->list[i], i);
-  EK_TRY(
-      ek__fold_rows(stream_of(sum->rank), rows, blocks->count, chunk->own.count, blocks->leaves));
-  const ek_tensor row = ek__flat_range(chunk->rows, chunk->skip, chunk->own.count);
-  return add_up(sum, &row, chunk->own.first);
-}
-
-static ek_status reduce(const ek_data_parallel_model *model, struct ek__rank *rank, bool more) {
-  struct blocks blocks = {.gradients = *ek_replica_gradients(rank->replica),
-                          .more = more,
-                          .earlier = model->step.stage != EK__STEP_EMPTY};
-  struct sum sum = {.rank = rank, .blocks = &blocks, .add = add_blocks};
-  list_blocks(&blocks, sum.begins, model);
-  if (blocks.count == 0) { /* a batch of no samples */
-    EK_TRY(ek_op_zero(stream_of(rank), &blocks.gradients));
-  }
-  if (blocks.count == 0 || model->run.cut.ranks == 1) return add_up(&sum, &blocks.gradients, 0);
+/* A single rank has the sum; so have all if there are no samples, whose sum is 0. */
+static ek_status reduce(const ek_data_parallel_model *model, struct ek__rank *rank) {
+  const struct ek__tree *own = rank->tree;
+  ek_tensor gradients = rank->replica->gradients;
+  const bool none = own->runs[0].kept.leaves == 0;
+  if (none) EK_TRY(ek_op_zero(stream_of(rank), &gradients));
+  if (none || model->run.cut.ranks == 1) return put(rank, &own->sum, &own->before, &gradients);
   for (size_t b = 0; b < model->run.cut.trained; b++) {
-    sum.bucket = &model->run.cut.list[b];
+    struct sum sum = {.rank = rank, .bucket = &model->run.cut.list[b]};
     const int64_t count = sum.bucket->last - sum.bucket->first;
-    for (size_t i = 0; i < rank->tree->fold.depth; i++) {
-      const ek_tensor *block = i == 0 ? &blocks.gradients : &rank->tree->blocks[i];
+    for (size_t i = 0; i < own->runs[rank->number].brought.depth; i++) {
+      const ek_tensor *block = i == 0 ? &gradients : &own->blocks[i];
       sum.rows[i] = ek__flat_range(block, sum.bucket->first, count);
     }
     EK_TRY(sum_bucket(&sum));
@@ -324,7 +332,7 @@ static ek_status reduce(const ek_data_parallel_model *model, struct ek__rank *ra
   return EK_OK;
 }
 
-static ek_status rest(ek_data_parallel_model *model, struct ek__rank *rank) {
+ek_status ek__tree_rest(ek_data_parallel_model *model, struct ek__rank *rank) {
   (void)model;
   const ek_tensor gradients = rank->replica->gradients;
   rank->replica->gradients = rank->tree->earlier;
@@ -334,90 +342,11 @@ static ek_status rest(ek_data_parallel_model *model, struct ek__rank *rank) {
 
 /* ---- shares of gradients: a bucket of a round ---- */
 
-static bool has_leaf(const struct ek__tree *own, const struct grain_run *run) {
-  return own->round < run->grains.last - run->grains.first;
-}
-
-/* The chunk's elements of a slot. */
-static struct ek__row slot_of(const struct sum *sum, struct ek__block block, size_t slot,
-                              const struct chunk *chunk) {
-  const int64_t share = ek_tensor_count(ek_replica_gradients(sum->rank->replica));
-  return (struct ek__row){block, &sum->rank->tree->slots, (int64_t)slot * share + chunk->own.place};
-}
-
-static ek_tensor range_of(const struct ek__row *row, const struct chunk *chunk) {
-  return ek__flat_range(row->flat, row->first, chunk->own.count);
-}
-
-/* Adds *block, a leaf of a rank, to that rank's blocks as far as possible, and keeps the result. */
-static ek_status add_leaf(struct ek__row *block, const struct sum *sum, const struct grain_run *run,
-                          const struct chunk *chunk) {
-  const struct ek__tree *own = sum->rank->tree;
-  struct ek__fold fold = run->fold;
-  size_t depth = fold.depth;
-  const size_t all = ek__fold_push(&fold, block->block);
-  block->block = fold.blocks[fold.depth - 1];
-  for (size_t i = 0; i < all; i++) {
-    const struct ek__row below = slot_of(sum, block->block, run->begin + --depth, chunk);
-    const ek_tensor added = range_of(block, chunk);
-    ek_tensor to = range_of(&below, chunk);
-    EK_TRY(ek_op_add(stream_of(sum->rank), &to, &to, &added));
-    *block = below;
-  }
-  if (own->round + 1 == own->rounds || all > 0) return EK_OK;
-  const struct ek__row kept = slot_of(sum, block->block, run->begin + depth, chunk);
-  const ek_tensor leaf = range_of(block, chunk);
-  ek_tensor slot = range_of(&kept, chunk);
-  return ek_op_copy(stream_of(sum->rank), &slot, &leaf);
-}
-
-/* Adds the leaves of this round to the blocks of their ranks; in the last round *rows becomes all
- * blocks. */
-static ek_status add_leaves(struct ek__row *rows, size_t *row_count, const struct sum *sum,
-                            const struct chunk *chunk) {
-  const struct ek__tree *own = sum->rank->tree;
-  *row_count = 0;
-  for (size_t k = 0; k < sum->rank->sums.cut->ranks; k++) {
-    const struct grain_run *run = &own->runs[k];
-    struct ek__row top =
-        row_of(chunk, (struct ek__block){0, run->grains.first + own->round}, sum->begins[k]);
-    if (has_leaf(own, run)) EK_TRY(add_leaf(&top, sum, run, chunk));
-    if (own->round + 1 < own->rounds) continue;
-    /* What it had before, except for what is in the leaf's block now. */
-    for (size_t i = 0; i < run->fold.depth; i++) {
-      const struct ek__block block = run->fold.blocks[i];
-      if (has_leaf(own, run) && block.index << block.level >= top.block.index << top.block.level) {
-        break;
-      }
-      rows[(*row_count)++] = slot_of(sum, block, run->begin + i, chunk);
-    }
-    if (has_leaf(own, run)) rows[(*row_count)++] = top;
-  }
-  return EK_OK;
-}
-
-static ek_status add_share(const struct sum *sum, const struct chunk *chunk) {
-  const struct ek__tree *own = sum->rank->tree;
-  struct ek__row rows[EK__MAX_GRAINS];
-  size_t count = 0;
-  EK_TRY(add_leaves(rows, &count, sum, chunk));
-  if (count == 0) return EK_OK;
-  EK_TRY(
-      ek__fold_rows(stream_of(sum->rank), rows, count, chunk->own.count, own->runs[0].fold.leaves));
-  ek_tensor share =
-      ek__flat_range(ek_replica_gradients(sum->rank->replica), chunk->own.place, chunk->own.count);
-  const ek_tensor added = range_of(&rows[0], chunk);
-  return put(sum->rank, &share, own->more ? &share : NULL, &added);
-}
-
 static ek_status take_bucket(struct ek__rank *rank, size_t bucket) {
   struct ek__lent *lent = &rank->keeper->gradients[bucket];
-  const struct ek__buckets *cut = rank->sums.cut;
-  struct sum sum = {.rank = rank, .bucket = &cut->list[bucket], .add = add_share};
-  sum.rows[0] = lent->whole;
-  for (size_t r = 0; r < cut->ranks; r++) {
-    sum.begins[r + 1] = sum.begins[r] + has_leaf(rank->tree, &rank->tree->runs[r]);
-  }
+  const struct sum sum = {.rank = rank,
+                          .bucket = &rank->sums.cut->list[bucket],
+                          .rows = {lent->whole}};
   rank->keeper->settled = bucket + 1;
   EK_TRY(sum_bucket(&sum));
   ek_tensor_free(&lent->whole);
@@ -426,28 +355,17 @@ static ek_status take_bucket(struct ek__rank *rank, size_t bucket) {
 
 /* ---- shares of gradients: rounds ---- */
 
-static ek_status begin_rounds(const ek_data_parallel_model *model, const struct ek__rank *rank) {
-  struct ek__tree *own = rank->tree;
-  const size_t used = ek__grains_used(model, model->last.all);
-  own->round = 0;
-  own->rounds = ek__grains_rounds(model, used);
-  own->more = model->step.stage != EK__STEP_EMPTY;
-  for (size_t r = 0; r < model->run.cut.ranks; r++) {
-    own->runs[r].grains = ek__grains_of(model, r, used);
-    own->runs[r].fold = (struct ek__fold){.leaves = used};
-  }
-  if (own->rounds > 0 || own->more) return EK_OK;
-  ek_tensor shares = *ek_replica_gradients(rank->replica);
-  return ek_op_zero(stream_of(rank), &shares);
-}
-
 /* The next calls of passes and of take_bucket() are of this round. */
 static void enter_round(struct ek__rank *rank, size_t round) {
   struct ek__tree *own = rank->tree;
   for (size_t r = 0; r < rank->sums.cut->ranks; r++) {
-    struct ek__grains over = own->runs[r].grains;
+    struct grain_run *run = &own->runs[r];
+    struct ek__grains over = run->grains, next = run->grains;
     if (over.last > over.first + round) over.last = over.first + round;
-    own->runs[r].fold = ek__fold_of(NULL, over, own->runs[r].fold.leaves);
+    next.first = over.last;
+    if (next.last > next.first) next.last = next.first + 1;
+    run->kept = ek__fold_of(NULL, over, run->kept.leaves);
+    run->brought = ek__fold_of(NULL, next, run->kept.leaves);
   }
   if (own->beside != NULL && own->round != round) {
     struct round *left = &own->beside[own->round], *entered = &own->beside[round];
@@ -472,7 +390,10 @@ static ek_status run_round(void *context, size_t round) {
 static ek_status run_rounds(struct run *run) {
   struct ek__rank *rank = run->rank;
   const struct ek__tree *own = rank->tree;
-  EK_TRY(begin_rounds(run->model, rank));
+  if (own->rounds == 0 && !ek_tensor_exists(&own->before)) { /* no samples */
+    ek_tensor shares = own->sum;
+    return ek_op_zero(stream_of(rank), &shares);
+  }
   const ek_status status = ek__rounds_run(rank, own->rounds, enter_round, run_round, run);
   if (own->beside == NULL) return status;
   enter_round(rank, 0);
@@ -484,18 +405,18 @@ static ek_status run_rounds(struct run *run) {
   return status;
 }
 
-static ek_status backward(const struct ek__backward *job, struct ek__rank *rank,
-                          const ek_tensor *gradients) {
+ek_status ek__tree_backward(const struct ek__backward *job, struct ek__rank *rank,
+                            const ek_tensor *gradients) {
   const ek_data_parallel_model *model = job->model;
   struct run run = {model, rank, gradients};
-  rank->reducing = ek__placement(model)->gradient_shares;
-  if (rank->reducing) return run_rounds(&run);
-  if (job->accumulate && !ek_tensor_exists(&rank->tree->earlier)) {
+  rank->reducing = rank->keeper != NULL;
+  if (!rank->reducing && job->accumulate && !ek_tensor_exists(&rank->tree->earlier)) {
     EK_TRY(make_zeros(&rank->tree->earlier, rank,
                       ek_tensor_count(ek_replica_gradients(rank->replica)), EK_MEMORY_GRADIENTS));
   }
-  EK_TRY(run_grains(&run));
-  return reduce(model, rank, job->accumulate);
+  if (!rank->reducing) EK_TRY(run_grains(&run));
+  begin(model, rank, job->accumulate);
+  return rank->reducing ? run_rounds(&run) : reduce(model, rank);
 }
 
 /* ---- opening ---- */
@@ -522,9 +443,8 @@ static ek_status open_shares(const ek_data_parallel_model *model, struct ek__ran
   int64_t longest = 0;
   size_t slots = 0;
   rank->sums.queue = take_bucket;
-  EK_TRY(ek__new(&own->runs, cut->ranks, sizeof *own->runs, memory_of));
   for (size_t r = 0; r < cut->ranks; r++) {
-    own->runs[r].begin = slots;
+    own->runs[r].slot = slots;
     slots += most_slots(model, r);
   }
   for (size_t b = 0; b < cut->trained; b++) {
@@ -552,32 +472,12 @@ static ek_status open_blocks(const ek_data_parallel_model *model, struct ek__ran
   return open_exchange(model, rank, most_blocks(model), count);
 }
 
-static ek_status open_tree(ek_data_parallel_model *model, struct ek__rank *rank) {
+ek_status ek__tree_open(ek_data_parallel_model *model, struct ek__rank *rank) {
   EK_TRY(ek__new(&rank->tree, 1, sizeof *rank->tree, memory_of));
-  EK_TRY(ek__new(&rank->tree->offsets, model->run.cut.ranks + 1, sizeof *rank->tree->offsets,
-                 memory_of));
+  const size_t ranks = model->run.cut.ranks;
+  EK_TRY(ek__new(&rank->tree->offsets, ranks + 1, sizeof *rank->tree->offsets, memory_of));
+  EK_TRY(ek__new(&rank->tree->runs, ranks, sizeof *rank->tree->runs, memory_of));
   if (model->run.inner != NULL) EK_TRY(ek__lockstep_open(model, rank));
   return ek__placement(model)->gradient_shares ? open_shares(model, rank)
                                                : open_blocks(model, rank);
 }
-
-/* ---- the reduction ---- */
-
-static size_t leaves_of(const ek_data_parallel_model *model) {
-  return ek__grains_most(model) * model->run.cut.ranks;
-}
-
-const struct ek__reduction ek__reduction_tree = {.grains = ek__grains_of_model,
-                                                 .check_cut = ek__grains_check_cut,
-                                                 .sizes = ek__grains_sizes,
-                                                 .most = ek__grains_most,
-                                                 .leaves = leaves_of,
-                                                 .pieces = ek__grains_pieces,
-                                                 .piece = ek__grains_piece,
-                                                 .open = open_tree,
-                                                 .close = close_tree,
-                                                 .backward = backward,
-                                                 .rest = rest,
-                                                 .totals = ek__tree_totals,
-                                                 .norm_leaves = ek__tree_norm_leaves,
-                                                 .norm = ek__tree_norm};
