@@ -96,34 +96,41 @@ static inline struct ek__part ek__part_within(struct ek__part part, int64_t begi
 
 struct ek__rank;
 
-/* The sums of one device: a reducer has one for each of its devices, a model one for each rank. */
+/* The sums of one device: a reducer has one for each of its devices, a rank of a model one for each
+ * backward that may run at the same time. */
 struct ek__sums {
   ek_communicator *communicator; /* loans, as are the next three */
   const struct ek__buckets *cut;
   ek_device *device;
   ek_replica *replica;
   ek_reduce_kind kind;
-  /* If a model's replicas do not hold whole gradients (keeper.h): `queue` sums a bucket of the
-   * rank's, instead of a collective over the replica's buffer, and `settle` takes the sums of
-   * all buckets. NULL for a public reducer. */
+  /* If a model's replicas do not hold whole gradients (keeper.h): `queue` sums a bucket that the
+   * rank was lent, instead of a collective over the replica's buffer, and `settle`, which may be
+   * NULL, takes the sums of all buckets below `end`. NULL for a public reducer. */
   ek_status (*queue)(struct ek__rank *rank, size_t bucket);
   ek_status (*settle)(struct ek__rank *rank, size_t end);
-  struct ek__rank *rank;
   /* The round: */
   uint32_t *waiting; /* per bucket: parameters that are not complete */
   size_t queued;     /* buckets queued so far */
   size_t overlapped; /* of those, before the end of the round */
+  bool more;         /* the rank's shares have sums of the step already: add to them */
+  struct ek__lent {
+    ek_tensor whole; /* exists while it is lent */
+    uint64_t sum;    /* number of the collective that sums it; 0: none */
+  } * lent;          /* per bucket; NULL without `queue` */
+  size_t settled;    /* buckets whose sums are in the shares */
 };
 
-/* Host memory; after a failure the second function frees what was made. The caller sets the
- * loans. */
-ek_status ek__sums_open(struct ek__sums *sums, const struct ek__buckets *cut);
+/* Host memory; after a failure the second function frees what was made. The caller sets what is
+ * above the round. */
+ek_status ek__sums_open(struct ek__sums *sums);
 void ek__sums_close(struct ek__sums *sums);
 
-/* On the rank's worker: ek_reducer_begin(), _complete() and _finish() of one device. */
-void ek__sums_start(struct ek__sums *sums);
-ek_status ek__sums_complete(struct ek__sums *sums, size_t parameter);
-ek_status ek__sums_finish(struct ek__sums *sums);
+/* On the worker: ek_reducer_begin(), _complete() and _finish() of one device. rank: whose current
+ * sums these are; NULL for a reducer. */
+void ek__sums_start(struct ek__sums *sums, bool more);
+ek_status ek__sums_complete(struct ek__sums *sums, struct ek__rank *rank, size_t parameter);
+ek_status ek__sums_finish(struct ek__sums *sums, struct ek__rank *rank);
 
 /* What a rank of the world has of the sum of a bucket. */
 struct ek__part ek__bucket_owned(const struct ek__bucket *bucket, ek_reduce_kind kind, size_t rank);

@@ -151,7 +151,7 @@ ek_status ek__terms_begin(const ek_data_parallel_model *model, struct ek__loss *
 
 ek_status ek__terms_add(const struct ek__loss *loss, const struct ek__rank *rank) {
   struct ek__loss_rank *own = &loss->ranks[rank->place];
-  ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
+  ek_stream *stream = ek__rank_stream(rank);
   ek_tensor *step = &own->step_totals, *combined = &loss->step_combined[rank->place];
   const ek_tensor *totals = &own->totals.sum;
   EK_TRY(loss->micro_batches == 0 ? ek_op_copy(stream, step, totals)

@@ -12,7 +12,6 @@
 #include <evenkeel/data_parallel_criterion.h>
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -246,21 +245,19 @@ ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *mod
   *job = (struct ek__loss_forward){.model = model, .loss = loss};
   *targets = (struct ek__given){
       .count = count, .shards = cut, .intakes = job->intakes, .parts = job->parts};
-  const struct ek__intakes intakes = {&loss->criterion->base, loss->outputs,
+  const struct ek__intakes intakes = {"criterion forward: target",
+                                      &loss->criterion->base,
+                                      loss->outputs,
                                       loss->options.target_scaling,
-                                      loss->options.target_scaling_count, model->options.type};
-  for (size_t i = 0; i < count && cut != NULL; i++) {
-    EK_TRY(ek__given_check("criterion forward: target", i, model, &cut[i], like));
-  }
+                                      loss->options.target_scaling_count,
+                                      model->options.type};
   if (cut == NULL) {
     targets->sources = sources;
     targets->shards = targets->parts;
   }
-  for (size_t i = 0; i < count && cut == NULL; i++) {
-    char who[64];
-    (void)snprintf(who, sizeof who, "criterion forward: target number %zu", i);
-    EK_TRY(ek__scatter_lay_like(&targets->parts[i], who, like, &sources[i]));
-    EK_TRY(ek__intake_of(&targets->intakes[i], who, &intakes, i, &sources[i]));
+  for (size_t i = 0; i < count; i++) {
+    EK_TRY(cut != NULL ? ek__given_check("criterion forward: target", i, model, &cut[i], like)
+                       : ek__given_lay(targets, i, &intakes, model->run.group, like, false, NULL));
   }
   job->most = ek__targets_most(sources, targets->shards, count, like->samples[like->count]);
   return ek__world_sum(ek__model_world(model), model->step.taken, &job->most, 1, NULL);

@@ -16,7 +16,6 @@
 #include "device/communicator_internal.h"
 #include "device/place.h"
 #include "forward.h"
-#include "keeper.h"
 #include "tree.h"
 
 /* ---- opening and closing ---- */
@@ -102,7 +101,7 @@ static ek_status open_replica(void *context, struct ek__rank *rank) {
   EK_TRY(ek__replica_open_parts(&rank->replica, rank->device, model->module, &options, &parts));
   const int64_t shape[] = {2};
   EK_TRY(ek_tensor_create(&rank->totals, rank->device, EK_MEMORY_LOSS, EK_F64, 1, shape));
-  return ek_op_zero(ek_device_stream(rank->device, EK_STREAM_COMPUTE), &rank->totals);
+  return ek_op_zero(ek__rank_stream(rank), &rank->totals);
 }
 
 static const char memory_of[] = "a data-parallel model";
@@ -110,6 +109,28 @@ static const char memory_of[] = "a data-parallel model";
 /* Of what is not taken whole, for each rank: small ones make up for large matrices. Any number
  * gives equal shares where nothing is taken whole. */
 enum { PARTS = 8 };
+
+static ek_status open_sums(const ek_data_parallel_model *model, struct ek__rank *rank,
+                           size_t count) {
+  const struct ek__ranks *run = &model->run;
+  const struct ek__placement *placement = ek__placement(model);
+  EK_TRY(ek__new(&rank->rounds, count, sizeof *rank->rounds, memory_of));
+  rank->sums = rank->rounds;
+  rank->round_count = count;
+  for (size_t i = 0; i < count; i++) {
+    rank->rounds[i] = (struct ek__sums){.communicator = run->sums,
+                                        .cut = &run->cut,
+                                        .device = rank->device,
+                                        .replica = rank->replica,
+                                        .kind = placement->reduce};
+    if (placement->gradient_shares) {
+      rank->rounds[i].queue = run->reduction->queue;
+      rank->rounds[i].settle = run->reduction->settle;
+    }
+    EK_TRY(ek__sums_open(&rank->rounds[i]));
+  }
+  return EK_OK;
+}
 
 /* Host memory, when the replicas are open. */
 static ek_status open_cut(ek_data_parallel_model *model) {
@@ -123,15 +144,9 @@ static ek_status open_cut(ek_data_parallel_model *model) {
   const size_t most = run->reduction->most(model);
   for (size_t k = 0; k < run->count; k++) {
     struct ek__rank *rank = &run->ranks[k];
-    rank->sums = (struct ek__sums){.communicator = run->sums,
-                                   .cut = &run->cut,
-                                   .device = rank->device,
-                                   .replica = rank->replica,
-                                   .kind = placement->reduce,
-                                   .rank = rank};
-    EK_TRY(ek__sums_open(&rank->sums, &run->cut));
+    EK_TRY(open_sums(model, rank, run->inner != NULL ? most : 1));
     if (placement->gradient_shares) {
-      EK_TRY(ek__keeper_create(rank, run, placement->parameter_shares));
+      EK_TRY(ek__keeper_open(rank, run->gathers, placement->parameter_shares));
     }
     EK_TRY(ek__new(&rank->passes, most, sizeof *rank->passes, memory_of));
     rank->pass_count = most;
@@ -144,12 +159,16 @@ static ek_status open_cut(ek_data_parallel_model *model) {
 /* The device memory of a rank besides its replica. */
 static ek_status open_rank(void *context, struct ek__rank *rank) {
   ek_data_parallel_model *model = context;
-  if (rank->keeper != NULL) EK_TRY(ek__keeper_open(rank->keeper));
+  if (ek__placement(model)->gradient_shares) {
+    const struct ek__buckets *cut = &model->run.cut;
+    EK_TRY(ek__replica_hold_gradients(rank->replica,
+                                      ek__buckets_share(cut, cut->trained, rank->part)));
+  }
   if (ek__model_shares_masters(model)) {
     EK_TRY(ek__masters_open(model, rank));
     if (!ek__placement(model)->parameter_shares) EK_TRY(ek__masters_share(model, rank, true));
   }
-  EK_TRY(model->run.reduction->open(model, rank));
+  if (model->run.reduction->open != NULL) EK_TRY(model->run.reduction->open(model, rank));
   return ek__replicate_rank(model->run.communicator, rank->device, rank->replica);
 }
 
@@ -283,9 +302,10 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   ek__model_drop_forward(model);
   for (size_t k = 0; k < run->count; k++) {
     struct ek__rank *rank = &run->ranks[k];
-    run->reduction->close(rank);
-    ek__keeper_free(rank->keeper);
-    ek__sums_close(&rank->sums);
+    if (run->reduction->close != NULL) run->reduction->close(rank);
+    ek__keeper_close(rank);
+    for (size_t i = 0; i < rank->round_count; i++) ek__sums_close(&rank->rounds[i]);
+    ek__free(rank->rounds);
     ek_tensor_free(&rank->totals);
     ek__free(rank->passes);
   }

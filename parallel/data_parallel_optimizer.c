@@ -183,21 +183,19 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
 }
 
 static void free_share(struct ek__share *share) {
+  ek__free(share->updates.list);
   for (size_t i = 0; i < EK_MAX_OPTIMIZER_STATES; i++) ek_tensor_free(&share->states[i]);
   ek_tensor_free(&share->square_norm);
   ek_tensor_free(&share->leaves);
   ek_tensor_free(&share->workspace);
+  *share = (struct ek__share){0};
 }
 
 void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
   if (parallel == NULL) return;
   ek_data_parallel_model *model = parallel->model;
   if (model->update == &parallel->update) ek__model_lose_update(model);
-  ek__optimizer_cut_free(model);
-  for (size_t k = 0; k < model->run.count; k++) {
-    free_share(&model->run.ranks[k].share);
-    model->run.ranks[k].share = (struct ek__share){0};
-  }
+  for (size_t k = 0; k < model->run.count; k++) free_share(&model->run.ranks[k].share);
   ek__free(parallel->update.written);
   ek__free(parallel->update.kept);
   ek_optimizer_free(parallel->update.optimizer);
@@ -296,7 +294,7 @@ static ek_status update_ranges(ek_data_parallel_model *model, struct ek__rank *r
  * totals.
  */
 static ek_status scale_totals(const ek_data_parallel_model *model, struct ek__rank *rank) {
-  ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
+  ek_stream *stream = ek__rank_stream(rank);
   const double factor = model->step.scaling.factor;
   if (factor == 1) return EK_OK;
   if (model->step.divided) return ek_op_scale(stream, &rank->totals, &rank->totals, factor);
@@ -418,9 +416,9 @@ static ek_status reduce_rest(ek_data_parallel_model *model) {
   return EK_OK;
 }
 
-/* No process has failed. If `norm`, the same words have the square norms of the ranks: they are added
- * up in the order of the ranks, as a collective would, and every device gets the sum. Nothing here
- * fails in one process alone. */
+/* No process has failed. If `norm`, the same words have the square norms of the ranks: they are
+ * added up in the order of the ranks, as a collective would, and every device gets the sum. Nothing
+ * here fails in one process alone. */
 static ek_status agree(ek_data_parallel_model *model, bool norm, double *square_norm) {
   ek_world *world = ek__model_world(model);
   const struct ek__place *place = ek__group_place(model->run.group);

@@ -14,11 +14,9 @@
 
 struct ek__forward {
   ek_data_parallel_model *model;
-  const ek_forward_options *options; /* the caller's, or `place` */
-  ek_forward_options
-      place;           /* between processes: the same, and where the samples are in the batch */
-  int64_t before, all; /* samples of this forward: in processes before this one, and in all */
-  int64_t targets;     /* the most that an input has of them, in all processes */
+  const ek_forward_options *options; /* the caller's */
+  struct ek__last_forward next; /* what the model's last forward is from ek__forward_begin() on */
+  int64_t targets;              /* the most that an input has of them, in all processes */
   bool predict;        /* what the module predicts, with its targets left out */
   struct ek__given inputs;
   struct ek__conversion intakes[EK_MAX_INPUTS];
@@ -60,5 +58,28 @@ ek_status ek__backward_check(const ek_data_parallel_model *model, bool divided, 
                              bool running);
 void ek__backward_ran(const struct ek__backward *job, const struct ek__scaling *scaling,
                       bool divided);
+
+/* ---- micro_batches.c: one micro-batch, for a trainer ---- */
+
+/* A batch: loans. Bit i of `broadcast`: input i is not cut. */
+struct ek__batch {
+  const ek_tensor *inputs, *targets;
+  size_t input_count, target_count;
+  uint64_t broadcast;
+};
+
+/* The first module of the model whose results of a sample depend on the others of its micro-batch
+ * (`mixes_samples` of its table), or NULL. */
+const ek_module *ek__model_mixer(const ek_data_parallel_model *model);
+
+/*
+ * Forward and loss of a batch, or of a part of one as `module` takes it; with gradient also their
+ * backward, `accumulate` if others of the step follow. norm: the update follows and needs the norm
+ * of the gradient. This is one job of the workers unless a rank needs more from another in between
+ * than the sum of {s, D}. On failure the step is dropped, unless the arguments were wrong.
+ */
+ek_status ek__batch_run(ek_data_parallel_model *model, ek_data_parallel_criterion *criterion,
+                        const struct ek__batch *batch, const ek_forward_options *options,
+                        bool accumulate, bool norm);
 
 #endif /* EK_FORWARD_H */

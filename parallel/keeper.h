@@ -10,27 +10,18 @@
  * Parameters may be cut alike (mode fully-sharded): a bucket is then a *unit*, and the whole of it
  * is gathered for the nodes that need it.
  *
- * All functions but open, close and drop run on the device's worker.
+ * All functions except open, close and drop run on the device's worker.
  */
 #ifndef EK_KEEPER_H
 #define EK_KEEPER_H
 
+#include "buckets.h"
 #include "module/lender.h"
-#include "parallel_internal.h"
 
+/* Of a rank, of which it is the first member. */
 struct ek__keeper {
-  struct ek__lender lender;      /* for passes: the first member */
-  ek_communicator *sums, *gathers; /* loans, as are the next three */
-  const struct ek__buckets *cut;
-  ek_device *device;
-  ek_replica *replica;
-  size_t rank; /* among those that state is cut over */
-  struct ek__lent {
-    ek_tensor whole; /* exists while it is lent */
-    uint64_t sum;    /* number of the collective that sums it; 0: none */
-  } * gradients;     /* per bucket */
-  size_t settled;    /* buckets of this round whose sums are in the shares */
-  bool more;         /* the shares have sums of the step already: add to them */
+  struct ek__lender lender; /* for passes: the first member; no functions where nothing is cut */
+  ek_communicator *gathers; /* a loan */
   struct ek__gathered {
     ek_tensor whole; /* exists from the start of its gather until it is given back */
     uint64_t gather; /* number of the collective, until the compute stream waits for it; else 0 */
@@ -41,15 +32,11 @@ struct ek__keeper {
   uint64_t trail;    /* of what its passes have asked for: ek__keeper_note() */
 };
 
-/* For a rank whose replica and sums exist. After a failure ek__keeper_free() frees what was
- * made. */
-ek_status ek__keeper_create(struct ek__rank *rank, const struct ek__ranks *run, bool values);
-void ek__keeper_free(struct ek__keeper *keeper);
-/* On the worker: the replica gets its shares of gradients. */
-ek_status ek__keeper_open(struct ek__keeper *keeper);
+/* For a rank whose replica and sums exist; values: are cut, and gathered by `gathers`. After a
+ * failure the second function frees what was made. */
+ek_status ek__keeper_open(struct ek__rank *rank, ek_communicator *gathers, bool values);
+void ek__keeper_close(struct ek__rank *rank);
 
-/* A round of sums begins; `more`: they are added to those of earlier rounds. */
-void ek__keeper_start(struct ek__keeper *keeper, bool more);
 /* struct ek__sums.queue and .settle of the reduction `sum`: queue the sum of a bucket, zeros if
  * nothing has used it; and add the sums of all buckets below `end` to the rank's shares and free
  * these buckets. */
@@ -76,12 +63,12 @@ static inline void ek__keeper_note(struct ek__keeper *keeper, unsigned step, siz
 #endif
 }
 
-/* Frees the lent buckets. No worker runs. */
-void ek__keeper_drop(struct ek__keeper *keeper);
+/* Frees what is lent. No worker runs. */
+void ek__keeper_drop(struct ek__rank *rank);
 
 /* ---- units.c: the values ---- */
 
-ek_status ek__keeper_lend_values(struct ek__keeper *keeper, size_t parameters);
-void ek__keeper_drop_values(struct ek__keeper *keeper);
+ek_status ek__keeper_lend_values(struct ek__rank *rank);
+void ek__keeper_drop_values(struct ek__rank *rank);
 
 #endif /* EK_KEEPER_H */

@@ -1,8 +1,7 @@
 /*
- * lockstep.c - see lockstep.h.
+ * lockstep.c - the grains of a rank, advancing together to the collectives of its modules
+ * (reduction.h).
  */
-#include "lockstep.h"
-
 #include <evenkeel/elementwise.h>
 
 #include "core/alloc.h"
@@ -13,10 +12,10 @@
 
 struct ek__lockstep {
   struct ek__exchange exchange; /* for passes: the first member */
-  const ek_data_parallel_model *model;
-  struct ek__rank *rank;
   struct ek__turns *turns;
   /* Of a run: */
+  const ek_data_parallel_model *model; /* loans of the caller's, as is the next */
+  struct ek__rank *rank;
   ek__round_enter *enter;
   ek__round_job *job;
   void *context;
@@ -70,7 +69,7 @@ static ek_status add_up(const struct ek__lockstep *self) {
 
 /* Whoever goes on meanwhile begins with products that do not round. */
 static ek_status pass_turn(struct ek__lockstep *self) {
-  ek_stream *stream = ek_device_stream(self->rank->device, EK_STREAM_COMPUTE);
+  ek_stream *stream = ek__rank_stream(self->rank);
   const size_t round = ek__turns_number(self->turns);
   const bool tf32 = ek_stream_allow_tf32(stream, false);
   const ek_status status = ek__turns_pass(self->turns);
@@ -103,10 +102,12 @@ static ek_status run_turn(void *context, size_t round) {
   return self->job(self->context, round);
 }
 
-ek_status ek__rounds_run(struct ek__rank *rank, size_t rounds, ek__round_enter *enter,
-                         ek__round_job *job, void *context) {
+ek_status ek__rounds_run(const ek_data_parallel_model *model, struct ek__rank *rank, size_t rounds,
+                         ek__round_enter *enter, ek__round_job *job, void *context) {
   struct ek__lockstep *self = rank->lockstep;
   if (self != NULL) {
+    self->model = model;
+    self->rank = rank;
     self->enter = enter;
     self->job = job;
     self->context = context;
@@ -134,7 +135,7 @@ void ek__lockstep_buffers(struct ek__rank *rank, size_t round) {
 
 ek_status ek__lockstep_copy_buffers(struct ek__rank *rank, size_t rounds) {
   ek_tensor *buffers = rank->lockstep->buffers;
-  ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
+  ek_stream *stream = ek__rank_stream(rank);
   const ek_tensor *flat = &rank->replica->buffers;
   buffers[0] = *flat;
   for (size_t i = 1; i < rounds; i++) {
@@ -160,8 +161,7 @@ static void stand_in(void *device) { ek__group_stand_in(device); }
 ek_status ek__lockstep_open(const ek_data_parallel_model *model, struct ek__rank *rank) {
   static const char memory_of[] = "a reproducible model";
   EK_TRY(ek__new(&rank->lockstep, 1, sizeof *rank->lockstep, memory_of));
-  *rank->lockstep = (struct ek__lockstep){
-      .exchange = {all_reduce}, .model = model, .rank = rank};
+  rank->lockstep->exchange.all_reduce = all_reduce;
   return ek__turns_open(&rank->lockstep->turns, ek__grains_most(model), stand_in, rank->device);
 }
 

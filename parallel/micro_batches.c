@@ -8,8 +8,6 @@
  * instead: outputs that are gathered on one device (mode gather), and a loss of several terms over
  * several micro-batches, whose weights the host compares (criterion_terms.c).
  */
-#include "micro_batches.h"
-
 #include "forward.h"
 
 const ek_module *ek__model_mixer(const ek_data_parallel_model *model) {

@@ -6,7 +6,6 @@
  * anything is lost; later failures drop the step.
  */
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 
 #include <evenkeel/gather.h>
@@ -186,40 +185,34 @@ static ek_status finish_outputs(const struct ek__forward *job) {
   return EK_OK;
 }
 
-/* This call's samples among those of the batch, and of the step. */
-static ek_status check_place(const ek_data_parallel_model *model, int64_t samples,
-                             const ek_forward_options *options) {
-  const int64_t all = options->batch_samples == 0 ? samples : options->batch_samples;
-  EK__FAIL_IF(all < samples || options->first_sample < 0 || options->first_sample > all - samples,
-              EK_ERR_INVALID_ARGUMENT,
-              "forward: %lld samples starting at number %lld do not fit in a batch of "
-              "%lld",
-              (long long)samples, (long long)options->first_sample, (long long)all);
-  if (all <= INT64_MAX - model->step.samples) return EK_OK;
-  return ek_error_set(EK_ERR_OVERFLOW, "forward: the step's samples do not fit in 63 bits");
-}
-
-/* The samples of several processes are one batch, in the order of their ranks, unless the program
- * says where they are. */
+/* This call's samples among those of the batch, and of the step. The samples of several processes
+ * are one batch, in the order of their ranks, unless the program says where they are. */
 static ek_status find_place(struct ek__forward *job) {
   const ek_data_parallel_model *model = job->model;
-  const size_t first = first_target(model), count = job->inputs.count - first;
+  const size_t cut = first_target(model), count = job->inputs.count - cut;
   const int64_t samples = job->inputs.shards[job->lead].samples[model->run.count];
-  const ek_tensor *sources = job->inputs.sources == NULL ? NULL : job->inputs.sources + first;
+  const ek_tensor *sources = job->inputs.sources == NULL ? NULL : job->inputs.sources + cut;
+  const bool given = job->options->batch_samples != 0;
   ek_world *world = ek__model_world(model);
   int64_t before = 0;
-  int64_t all[] = {samples, ek__targets_most(sources, job->inputs.shards + first, count, samples)};
+  int64_t all[] = {samples, ek__targets_most(sources, job->inputs.shards + cut, count, samples)};
   EK_TRY(ek__world_sum(world, model->step.taken, all, 2, &before));
   job->targets = all[1];
-  job->before = before;
-  job->all = all[0];
-  if (world != NULL && job->options->batch_samples == 0) {
-    job->place = *job->options;
-    job->place.batch_samples = all[0];
-    job->place.first_sample = before;
-    job->options = &job->place;
-  }
-  return check_place(model, samples, job->options);
+  const int64_t batch = given ? job->options->batch_samples : all[0];
+  const int64_t first = given || world == NULL ? job->options->first_sample : before;
+  EK__FAIL_IF(batch < samples || first < 0 || first > batch - samples, EK_ERR_INVALID_ARGUMENT,
+              "forward: %lld samples starting at number %lld do not fit in a batch of "
+              "%lld",
+              (long long)samples, (long long)first, (long long)batch);
+  EK__FAIL_IF(batch > INT64_MAX - model->step.samples, EK_ERR_OVERFLOW,
+              "forward: the step's samples do not fit in 63 bits");
+  job->next = (struct ek__last_forward){.gradient = job->options->gradient,
+                                        .samples = samples,
+                                        .first_sample = model->step.samples + first,
+                                        .batch_samples = batch,
+                                        .before = before,
+                                        .all = all[0]};
+  return EK_OK;
 }
 
 /* The samples of whole inputs; a flaw of them is found later. */
@@ -252,8 +245,12 @@ static ek_status lay_inputs(struct ek__forward *job, const ek_tensor *sources) {
   const ek_data_parallel_model *model = job->model;
   const struct ek__reduction *reduction = model->run.reduction;
   size_t lead = 0; /* targets are cut at its samples */
-  const struct ek__intakes intakes = {model->module, 0, model->options.input_scaling,
-                                      model->options.input_scaling_count, model->options.type};
+  const struct ek__intakes intakes = {"forward: input",
+                                      model->module,
+                                      0,
+                                      model->options.input_scaling,
+                                      model->options.input_scaling_count,
+                                      model->options.type};
   ek_scatter_options grains = EK_SCATTER_OPTIONS_INIT;
   const ek_scatter_options *scatter = job->options->scatter;
   if (reduction->grains != NULL) {
@@ -266,17 +263,11 @@ static ek_status lay_inputs(struct ek__forward *job, const ek_tensor *sources) {
   job->inputs.sources = sources;
   job->inputs.shards = job->parts;
   for (size_t i = 0; i < job->inputs.count; i++) {
-    char who[48];
-    (void)snprintf(who, sizeof who, "forward: input number %zu", i);
-    if (i >= first_target(model) && !job->inputs.parts[lead].broadcast) {
-      EK_TRY(
-          ek__scatter_lay_like(&job->inputs.parts[i], who, &job->inputs.parts[lead], &sources[i]));
-    } else {
-      EK_TRY(ek__scatter_lay(&job->inputs.parts[i], who, model->run.group, &sources[i],
-                             is_broadcast(model, i), scatter));
-      if (job->inputs.parts[lead].broadcast) lead = i;
-    }
-    EK_TRY(ek__intake_of(&job->inputs.intakes[i], who, &intakes, i, &sources[i]));
+    const ek_shards *first = &job->parts[lead];
+    const ek_shards *like = i >= first_target(model) && !first->broadcast ? first : NULL;
+    EK_TRY(ek__given_lay(&job->inputs, i, &intakes, model->run.group, like, is_broadcast(model, i),
+                         scatter));
+    if (like == NULL && job->parts[lead].broadcast) lead = i;
   }
   return EK_OK;
 }
@@ -308,7 +299,7 @@ ek_status ek__forward_lay(struct ek__forward *job, ek_data_parallel_model *model
   const ek_shards *lead = &job->inputs.shards[job->lead];
   EK_TRY(find_place(job));
   if (model->run.reduction->check_cut == NULL) return EK_OK;
-  return model->run.reduction->check_cut("forward", model, lead, job->before, job->all);
+  return model->run.reduction->check_cut("forward", model, lead, job->next.before, job->next.all);
 }
 
 /* ---- running it ---- */
@@ -331,16 +322,10 @@ ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs) {
   const ek_shards *lead = &job->inputs.shards[job->lead];
   const ek_forward_options *options = job->options;
   ek__model_drop_forward(model);
-  struct ek__last_forward *last = &model->last;
-  last->scaling = ek__model_own_scaling(model, job->targets);
-  last->number = atomic_fetch_add(&forwards, 1) + 1;
-  last->gradient = options->gradient;
-  last->scale = options->gradient ? ek__model_scale(model) : 0;
-  last->samples = lead->samples[model->run.count];
-  last->before = job->before;
-  last->all = job->all;
-  last->first_sample = model->step.samples + options->first_sample;
-  last->batch_samples = options->batch_samples == 0 ? last->samples : options->batch_samples;
+  model->last = job->next;
+  model->last.number = atomic_fetch_add(&forwards, 1) + 1;
+  model->last.scaling = ek__model_own_scaling(model, job->targets);
+  model->last.scale = options->gradient ? ek__model_scale(model) : 0;
   job->replicate = model->run.replicas_stale || model->run.buffers_stale;
   if (options->training && has_buffers(model)) model->run.buffers_stale = true;
   job->outputs = outputs;
@@ -348,7 +333,7 @@ ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs) {
   for (size_t i = 0; i < job->output_count; i++) {
     EK_TRY(ek_shards_create(&outputs[i], model->run.group));
     memcpy(outputs[i].samples, lead->samples, (lead->count + 1) * sizeof *lead->samples);
-    outputs[i].private_members.forward = last->number;
+    outputs[i].private_members.forward = model->last.number;
     outputs[i].private_members.output = i;
   }
   return EK_OK;

@@ -16,7 +16,6 @@
  * state is being written is not mistaken for the one that the writing repairs.
  */
 #include "criterion_internal.h"
-#include "keeper.h"
 #include "optimizer_internal.h"
 
 static void drop_passes(ek_pass **passes, size_t count) {
@@ -36,9 +35,9 @@ void ek__model_drop_forward(ek_data_parallel_model *model) {
   for (size_t k = 0; k < model->run.count; k++) {
     struct ek__rank *rank = &model->run.ranks[k];
     drop_passes(rank->passes, rank->pass_count);
+    ek__keeper_drop(rank);
   }
   for (struct ek__loss *it = model->losses; it != NULL; it = it->next) ek__loss_drop_passes(it);
-  for (size_t k = 0; k < model->run.count; k++) ek__keeper_drop(model->run.ranks[k].keeper);
   model->last.pending = 0;
 }
 

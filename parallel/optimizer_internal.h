@@ -48,13 +48,12 @@ static inline bool ek__update_helps(const ek_data_parallel_model *model) {
   return ek__device_table(model->run.ranks[0].device)->shared_memory;
 }
 
-/* Fills ranges, owners and counts of all ranks; after a failure free releases what was made. */
+/* Fills ranges, owners and counts of all ranks, which belong to the ranks. */
 ek_status ek__optimizer_cut(ek_data_parallel_model *model, const ek_optimizer *rule);
-void ek__optimizer_cut_free(ek_data_parallel_model *model);
-/* The ranges that a rank updates; or, with `norm`, those whose squares it sums in the order of the
- * reduction `sum`. */
-ek_status ek__ranges_make(struct ek__ranges *ranges, const ek_data_parallel_model *model,
-                          const struct ek__rank *rank, bool norm);
+/* Part number 0, 1, ... of what a rank updates; or, with `norm`, of that whose squares it sums in
+ * the order of the reduction `sum`: every element is in a part of one rank. False: no such part. */
+bool ek__update_part(struct ek__part *part, const ek_data_parallel_model *model,
+                     const struct ek__rank *rank, size_t number, bool norm);
 
 /* Whether a state exists for parameters that the rule takes whole, or for the others. */
 bool ek__rule_keeps(const ek_optimizer *rule, size_t state, bool whole);

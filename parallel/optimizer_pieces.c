@@ -25,7 +25,6 @@
 #include "core/sizes.h"
 #include "module/replica_internal.h"
 #include "optimizer_internal.h"
-#include "reduction.h"
 
 static const char memory_of[] = "the ranges of an optimizer";
 
@@ -36,31 +35,30 @@ static bool cuts_buckets(const ek_data_parallel_model *model) {
          (placement->master && model->run.cut.whole != NULL && ek__update_helps(model));
 }
 
-/* *share, empty so far, becomes range number `number` of those that a rank updates (or sums). */
-static void share_of(struct ek__range *share, const ek_data_parallel_model *model,
+bool ek__update_part(struct ek__part *part, const ek_data_parallel_model *model,
                      const struct ek__rank *rank, size_t number, bool norm) {
   const int64_t end = rank->replica->layout.trained_count;
   const struct ek__placement *placement = ek__placement(model);
-  const size_t ranks = model->run.cut.ranks;
-  size_t part = 0, parts = 1;
+  const bool helps = ek__update_helps(model);
+  size_t index = 0, parts = 1;
+  *part = (struct ek__part){0};
   if (cuts_buckets(model)) {
-    const struct ek__part own = ek__bucket_part(&model->run.cut.list[number], rank->part);
-    *share =
-        (struct ek__range){.first = own.first, .last = own.first + own.count, .place = own.place};
-    return;
+    if (number == model->run.cut.trained) return false;
+    *part = ek__bucket_part(&model->run.cut.list[number], rank->part);
+    return true;
   }
   if (placement->master) {
     /* The ranks of rank 0's process can reach its memory. */
-    const bool helps = ek__update_helps(model);
-    if (model->run.ranks[0].number > 0 || (rank->place > 0 && !helps)) return;
-    part = rank->place;
+    if (model->run.ranks[0].number > 0 || (rank->place > 0 && !helps)) return false;
+    index = rank->place;
     parts = helps ? model->run.count : 1;
   } else if (norm) {
-    part = rank->part;
-    parts = ranks;
+    index = rank->part;
+    parts = model->run.cut.ranks;
   }
-  share->first = ek__part_begin(end, part, parts);
-  share->last = ek__part_begin(end, part + 1, parts);
+  part->first = ek__part_begin(end, index, parts);
+  part->count = ek__part_begin(end, index + 1, parts) - part->first;
+  return number == 0;
 }
 
 /* Trained elements from `first` up to the next run's, which an update handles alike. */
@@ -71,13 +69,13 @@ struct run {
 
 /* Their number; *list has room for one more than there are parameters, and ends with the end. */
 static size_t list_runs(struct run *list, const ek_data_parallel_model *model,
-                        const struct ek__layout *layout, bool norm) {
+                        const struct ek__layout *layout) {
   size_t count = 0;
   for (size_t i = 0; i < layout->order_trained; i++) {
     const size_t number = layout->order[i];
     const struct ek__parameter *p = &layout->parameters[number];
-    const bool whole = !norm && ek__buckets_whole(&model->run.cut, number);
-    const struct run run = {p->offset, norm ? 0 : p->group, whole ? number : EK__NO_PARAMETER};
+    const bool whole = ek__buckets_whole(&model->run.cut, number);
+    const struct run run = {p->offset, p->group, whole ? number : EK__NO_PARAMETER};
     const struct run *before = count == 0 ? NULL : &list[count - 1];
     if (before != NULL && before->group == run.group && before->whole == run.whole) continue;
     list[count++] = run;
@@ -86,15 +84,13 @@ static size_t list_runs(struct run *list, const ek_data_parallel_model *model,
   return count;
 }
 
-/* The share's part of a run, if there is one. */
-static void append(struct ek__ranges *pieces, const struct ek__range *share,
-                   const struct run *run) {
-  const int64_t first = run->first > share->first ? run->first : share->first;
-  const int64_t last = run[1].first < share->last ? run[1].first : share->last;
-  if (first >= last) return;
-  pieces->list[pieces->count++] = (struct ek__range){.first = first,
-                                                     .last = last,
-                                                     .place = share->place + first - share->first,
+/* What a run has of a rank's part, if it has anything. */
+static void append(struct ek__ranges *ranges, const struct ek__part *part, const struct run *run) {
+  const struct ek__part own = ek__part_within(*part, run[0].first, run[1].first);
+  if (own.count == 0) return;
+  ranges->list[ranges->count++] = (struct ek__range){.first = own.first,
+                                                     .last = own.first + own.count,
+                                                     .place = own.place,
                                                      .group = run->group,
                                                      .whole = run->whole};
 }
@@ -113,20 +109,20 @@ static size_t run_at(const struct run *runs, size_t count, int64_t first) {
   return low;
 }
 
-ek_status ek__ranges_make(struct ek__ranges *ranges, const ek_data_parallel_model *model,
-                          const struct ek__rank *rank, bool norm) {
+static ek_status make_ranges(struct ek__ranges *ranges, const ek_data_parallel_model *model,
+                             const struct ek__rank *rank) {
   const struct ek__layout *layout = &rank->replica->layout;
-  const size_t shares = cuts_buckets(model) ? model->run.cut.trained : 1;
+  const size_t parts = cuts_buckets(model) ? model->run.cut.trained : 1;
+  struct ek__part part;
   struct run *runs = NULL;
   EK_TRY(ek__new(&runs, layout->order_trained + 1, sizeof *runs, memory_of));
-  const size_t count = list_runs(runs, model, layout, norm);
-  const ek_status status = ek__new(&ranges->list, shares + count, sizeof *ranges->list, memory_of);
-  for (size_t i = 0; i < shares && status == EK_OK; i++) {
-    struct ek__range share = {0};
-    share_of(&share, model, rank, i, norm);
-    for (size_t run = run_at(runs, count, share.first); run < count && runs[run].first < share.last;
+  const size_t count = list_runs(runs, model, layout);
+  const ek_status status = ek__new(&ranges->list, parts + count, sizeof *ranges->list, memory_of);
+  for (size_t i = 0; status == EK_OK && ek__update_part(&part, model, rank, i, false); i++) {
+    const int64_t last = part.first + part.count;
+    for (size_t run = run_at(runs, count, part.first); run < count && runs[run].first < last;
          run++) {
-      append(ranges, &share, &runs[run]);
+      append(ranges, &part, &runs[run]);
     }
   }
   ek__free(runs);
@@ -154,20 +150,10 @@ ek_status ek__optimizer_cut(ek_data_parallel_model *model, const ek_optimizer *r
     struct ek__rank *rank = &model->run.ranks[k];
     struct ek__share *share = &rank->share;
     share->owner = ek__placement(model)->master ? &model->run.ranks[0] : rank;
-    EK_TRY(ek__ranges_make(&share->updates, model, rank, false));
-    if (model->run.reduction->norm_leaves == NULL) {
-      EK_TRY(ek__ranges_make(&share->norms, model, rank, true));
-    }
+    EK_TRY(make_ranges(&share->updates, model, rank));
     for (size_t i = 0; i < share->updates.count; i++) {
       place_states(&share->updates.list[i], &share->owner->share, rule);
     }
   }
   return EK_OK;
-}
-
-void ek__optimizer_cut_free(ek_data_parallel_model *model) {
-  for (size_t k = 0; k < model->run.count; k++) {
-    ek__free(model->run.ranks[k].share.updates.list);
-    ek__free(model->run.ranks[k].share.norms.list);
-  }
 }

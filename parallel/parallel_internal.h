@@ -23,14 +23,13 @@
 #include <evenkeel/pass.h>
 #include <evenkeel/reduce.h>
 
-#include "buckets.h"
 #include "core/owner.h"
 #include "device/conversion.h"
 #include "device/device_internal.h"
+#include "keeper.h"
 #include "module/replica_internal.h"
 #include "world/world_internal.h"
 
-struct ek__keeper;
 struct ek__lockstep;
 struct ek__loss;
 struct ek__reduction;
@@ -86,7 +85,6 @@ struct ek__piece {
 struct ek__share {
   struct ek__rank *owner;    /* whose memory the worker updates: its own rank, or the master's */
   struct ek__ranges updates; /* of that memory */
-  struct ek__ranges norms;   /* whose squares it sums: every element is in those of one rank */
   /* Elements of the rank's states: of all ranges that it owns and keeps them for. */
   int64_t owned[EK_MAX_OPTIMIZER_STATES];
   ek_tensor states[EK_MAX_OPTIMIZER_STATES];
@@ -96,13 +94,16 @@ struct ek__share {
 };
 
 struct ek__rank {
+  struct ek__keeper keeper; /* the first member */
   ek_device *device;
   size_t number; /* among all ranks of the world */
   size_t part;   /* among those that state is cut over: `number`, or the place in the process */
   size_t place;  /* of its parts in the shards of this process */
   ek_replica *replica;
-  struct ek__keeper *keeper; /* NULL where the replica holds everything whole */
-  struct ek__sums sums;      /* of its gradients with those of the other ranks: reduce.c */
+  /* Of its gradients with those of the other ranks: of the backward that runs now, one of `rounds`,
+   * of which in lockstep there is one for each piece, else one. */
+  struct ek__sums *sums, *rounds;
+  size_t round_count;
   struct ek__tree *tree;     /* memory of the reduction `tree`: tree.h */
   struct ek__lockstep *lockstep; /* of its pieces; NULL: they run one after the other */
   ek_tensor totals;          /* f64 {s, D} of the step, the same on every rank */
@@ -114,6 +115,10 @@ struct ek__rank {
   ek_tensor outputs[EK_MAX_TENSORS];
   struct ek__share share;
 };
+
+static inline ek_stream *ek__rank_stream(const struct ek__rank *rank) {
+  return ek_device_stream(rank->device, EK_STREAM_COMPUTE);
+}
 
 struct ek__ranks {
   ek_group *group;
@@ -279,37 +284,12 @@ ek_status ek__shards_empty_part(ek_shards *shards, size_t index, const ek_tensor
 /* Copies offsets and samples, of shards of the same group. */
 void ek__shards_cut_like(ek_shards *shards, const ek_shards *like);
 
-/* ---- scatter.c: ek_scatter() in two steps ---- */
+/* ---- scatter.c ---- */
 
-/* Checks everything and cuts; the parts do not exist yet. `who` begins the messages. */
-ek_status ek__scatter_lay(ek_shards *shards, const char *who, ek_group *group,
-                          const ek_tensor *source, bool broadcast,
-                          const ek_scatter_options *options);
-/* The same at the samples of `like`. */
-ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shards *like,
-                               const ek_tensor *source);
-/* Makes the parts at the offsets of the shards, which stay as they are if it fails. */
-/* `intake`: the conversion of integers in host memory; NULL: none. */
+/* Makes the parts at the offsets of the shards, which stay as they are if it fails. `intake`: the
+ * conversion of integers in host memory; NULL: none. */
 ek_status ek__scatter_fill(const ek_shards *shards, const ek_tensor *source,
                            ek_memory_category category, const struct ek__conversion *intake);
-/* The same of one device, on its worker. */
-ek_status ek__scatter_part(const ek_shards *shards, const ek_tensor *source,
-                           ek_memory_category category, const struct ek__conversion *intake,
-                           ek_device *device, size_t index);
-/*
- * ek__conversion_choose() for inputs of a model and targets of a criterion: by the input's scaling,
- * which makes it `floating`, or by the type that the module declares (ek_module_input_type()).
- * `scalings`: one for each of the first `count`.
- */
-struct ek__intakes {
-  const ek_module *module;
-  size_t first; /* the number, among the module's inputs, of what is number 0 here */
-  const ek_input_scaling *scalings;
-  size_t count;
-  ek_type floating;
-};
-ek_status ek__intake_of(struct ek__conversion *intake, const char *who,
-                        const struct ek__intakes *intakes, size_t number, const ek_tensor *source);
 
 /* Tensors that a call was given: whole ones, which the ranks cut, or shards of the program's. */
 struct ek__given {
@@ -319,6 +299,24 @@ struct ek__given {
   struct ek__conversion *intakes; /* loans, room for `count` of whole ones */
   ek_shards *parts;
 };
+/*
+ * ek__conversion_choose() for inputs of a model and targets of a criterion: by the input's scaling,
+ * which makes it `floating`, or by the type that the module declares (ek_module_input_type()).
+ * `scalings`: one for each of the first `count`.
+ */
+struct ek__intakes {
+  const char *what; /* begins messages */
+  const ek_module *module;
+  size_t first; /* the number, among the module's inputs, of what is number 0 here */
+  const ek_input_scaling *scalings;
+  size_t count;
+  ek_type floating;
+};
+/* Checks a whole tensor and decides how it is cut, at the samples of `like` unless that is NULL,
+ * and converted. */
+ek_status ek__given_lay(const struct ek__given *given, size_t number,
+                        const struct ek__intakes *intakes, ek_group *group, const ek_shards *like,
+                        bool broadcast, const ek_scatter_options *options);
 /* On a rank's worker: makes its parts; and frees those that it has made. */
 ek_status ek__given_cut(const struct ek__given *given, const struct ek__rank *rank);
 void ek__given_give_back(const struct ek__given *given, const struct ek__rank *rank);

@@ -19,8 +19,6 @@
 
 #include "core/error.h"
 #include "forward.h"
-#include "keeper.h"
-#include "lockstep.h"
 #include "module/pass_internal.h"
 
 struct work {
@@ -143,8 +141,8 @@ ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_para
 
 /* ---- buffers ---- */
 
-/* Copies of a rank's buffers; structs of zeros if nothing may write them, or in lockstep, where each
- * piece has its own. */
+/* Copies of a rank's buffers; structs of zeros if nothing may write them, or in lockstep, where
+ * each piece has its own. */
 struct buffers {
   ek_tensor before, first;
 };
@@ -190,16 +188,16 @@ static ek_status share_buffers(const struct buffers *buffers, const struct ek__f
 static ek_status tell_sums(void *context, ek_pass *pass, size_t parameter) {
   struct ek__rank *rank = context;
   (void)pass;
-  return rank->reducing ? ek__sums_complete(&rank->sums, parameter) : EK_OK;
+  return rank->reducing ? ek__sums_complete(rank->sums, rank, parameter) : EK_OK;
 }
 
 ek_status ek__rank_open_pass(ek_pass **pass, const ek_data_parallel_model *model,
-                             ek_replica *replica, const struct ek__rank *lends,
+                             ek_replica *replica, struct ek__rank *lends,
                              ek_pass_options *options) {
   options->seed = model->options.seed;
   options->step = (uint32_t)model->step.taken;
-  return ek__pass_open(pass, replica, options,
-                       lends == NULL || lends->keeper == NULL ? NULL : &lends->keeper->lender);
+  const bool lent = lends != NULL && lends->keeper.lender.gradient != NULL;
+  return ek__pass_open(pass, replica, options, lent ? &lends->keeper.lender : NULL);
 }
 
 static ek_status open_pass(ek_pass **pass, const struct ek__forward *job, struct ek__rank *rank,
@@ -212,7 +210,7 @@ static ek_status open_pass(ek_pass **pass, const struct ek__forward *job, struct
   o.training = job->options->training;
   /* Gradients of which the ranks keep shares begin anew with each micro-batch. */
   o.accumulate = whole && model->step.stage != EK__STEP_EMPTY && !shares;
-  o.first_sample = model->step.samples + job->options->first_sample + piece->first;
+  o.first_sample = model->last.first_sample + piece->first;
   o.samples = piece->count;
   o.complete = whole || shares ? tell_sums : NULL;
   o.context = rank;
@@ -326,8 +324,8 @@ static ek_status run_pieces(struct forward_of *own) {
     EK_TRY(lockstep ? ek__lockstep_copy_buffers(rank, rank->pieces.rounds)
                     : keep(&own->buffers.before, ek_replica_buffers(rank->replica)));
   }
-  return ek__rounds_run(rank, rank->pieces.rounds, lockstep ? ek__lockstep_buffers : NULL,
-                        run_round, own);
+  return ek__rounds_run(job->model, rank, rank->pieces.rounds,
+                        lockstep ? ek__lockstep_buffers : NULL, run_round, own);
 }
 
 /* ---- a rank ---- */
@@ -356,7 +354,7 @@ cleanup:
 
 static ek_status add_totals(const struct ek__backward *job, struct ek__rank *rank,
                             const ek_tensor *more) {
-  ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
+  ek_stream *stream = ek__rank_stream(rank);
   ek_tensor *totals = &rank->totals;
   if (job->model->step.stage == EK__STEP_EMPTY || job->running) {
     return more == NULL ? ek_op_zero(stream, totals) : ek_op_copy(stream, totals, more);
@@ -381,7 +379,7 @@ static ek_status take_gradients(ek_tensor *rows, bool *loans, const ek_data_para
       loans[i] = true;
     } else if (piece->count == 0) {
       EK_TRY(ek_tensor_create(&rows[i], rank->device, EK_MEMORY_LOSS, output->type, 0, NULL));
-      EK_TRY(ek_op_zero(ek_device_stream(rank->device, EK_STREAM_COMPUTE), &rows[i]));
+      EK_TRY(ek_op_zero(ek__rank_stream(rank), &rows[i]));
     } else {
       EK_TRY(ek__piece_rows(&rows[i], model, piece, &gradients[i], EK_MEMORY_LOSS));
       loans[i] = whole;

@@ -18,10 +18,6 @@
 #include "core/error.h"
 #include "criterion_internal.h"
 
-static ek_stream *stream_of(const struct ek__rank *rank) {
-  return ek_device_stream(rank->device, EK_STREAM_COMPUTE);
-}
-
 static struct ek__loss_rank *own_of(const struct ek__loss *loss, const struct ek__rank *rank) {
   return &loss->ranks[rank->place];
 }
@@ -96,7 +92,7 @@ static ek_status run_piece(const ek_data_parallel_model *model, struct ek__loss 
   EK_TRY_GOTO(status, open_pass(pass, model, loss, own, piece), cleanup);
   EK_TRY_GOTO(status, ek_pass_run_forward(results, *pass, inputs), cleanup);
   if (!model->run.reduction->whole) { /* else the pass has them there */
-    EK_TRY_GOTO(status, ek_op_copy(stream_of(rank), &leaf, &results[0]), cleanup);
+    EK_TRY_GOTO(status, ek_op_copy(ek__rank_stream(rank), &leaf, &results[0]), cleanup);
   }
   if (loss->reduction == EK_REDUCTION_NONE) {
     EK_TRY_GOTO(status, ek__piece_append(&own->losses, &results[1], model, piece, EK_MEMORY_LOSS),
@@ -188,7 +184,7 @@ static ek_status take_totals(const ek_data_parallel_model *model, struct ek__los
               "criterion forward: %lld numbers are not the totals of %zu pieces",
               (long long)ek_tensor_count(part), pieces->last - pieces->first);
   ek_tensor to = ek__flat_range(&totals->leaves, (int64_t)pieces->first * size, count);
-  return ek_op_copy(stream_of(rank), &to, part);
+  return ek_op_copy(ek__rank_stream(rank), &to, part);
 }
 
 static ek_status give_scales(ek_tensor *gradients, const ek_data_parallel_model *model,
@@ -213,14 +209,15 @@ static ek_status add_totals(const struct ek__loss_forward *job, const struct ek_
   if (ek__loss_has_rows(loss->seen, rank->place)) {
     EK_TRY(loss->form->forward(model, loss, rank, job->targets.shards));
   } else {
-    EK_TRY(ek_op_zero(stream_of(rank), &own->totals.sum));
+    EK_TRY(ek_op_zero(ek__rank_stream(rank), &own->totals.sum));
   }
   EK_TRY(reduction->totals(model, rank, &own->totals, samples));
-  EK_TRY(ek_op_combine_totals(stream_of(rank), &loss->combined[rank->place], &own->scales,
+  EK_TRY(ek_op_combine_totals(ek__rank_stream(rank), &loss->combined[rank->place], &own->scales,
                               &own->totals.sum, loss->coefficients,
                               loss->reduction == EK_REDUCTION_MEAN));
   const double factor = loss->scaling.factor;
-  return factor == 1 ? EK_OK : ek_op_scale(stream_of(rank), &own->scales, &own->scales, factor);
+  return factor == 1 ? EK_OK
+                     : ek_op_scale(ek__rank_stream(rank), &own->scales, &own->scales, factor);
 }
 
 ek_status ek__loss_check_rows(const ek_shards *outputs, size_t count, size_t place) {
@@ -263,8 +260,8 @@ static ek_status make_factors(ek_tensor *made, const struct ek__loss *loss,
   ek_status status = ek_tensor_create(made, rank->device, EK_MEMORY_LOSS, losses->type,
                                       losses->rank, losses->shape);
   if (status == EK_OK) {
-    status = factors == NULL ? ek_op_fill(stream_of(rank), made, coefficient)
-                             : ek_op_scale(stream_of(rank), made, &given, coefficient);
+    status = factors == NULL ? ek_op_fill(ek__rank_stream(rank), made, coefficient)
+                             : ek_op_scale(ek__rank_stream(rank), made, &given, coefficient);
   }
   ek_tensor_free(&given);
   return status;

@@ -11,28 +11,34 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "core/sizes.h"
-#include "keeper.h"
+#include "parallel_internal.h"
 
 static const char memory_of[] = "the gradient buckets";
 
 /* ---- the sums of one rank, on its worker ---- */
 
-ek_status ek__sums_open(struct ek__sums *sums, const struct ek__buckets *cut) {
-  return ek__new(&sums->waiting, cut->parameters, sizeof *sums->waiting, memory_of);
+ek_status ek__sums_open(struct ek__sums *sums) {
+  const size_t most = sums->cut->parameters;
+  EK_TRY(ek__new(&sums->waiting, most, sizeof *sums->waiting, memory_of));
+  return sums->queue == NULL ? EK_OK : ek__new(&sums->lent, most, sizeof *sums->lent, memory_of);
 }
 
-void ek__sums_close(struct ek__sums *sums) { ek__free(sums->waiting); }
+void ek__sums_close(struct ek__sums *sums) {
+  ek__free(sums->lent);
+  ek__free(sums->waiting);
+}
 
-void ek__sums_start(struct ek__sums *sums) {
+void ek__sums_start(struct ek__sums *sums, bool more) {
   for (size_t i = 0; i < sums->cut->trained; i++) {
     sums->waiting[i] = sums->cut->list[i].parameters;
   }
-  sums->queued = sums->overlapped = 0;
+  sums->queued = sums->overlapped = sums->settled = 0;
+  sums->more = more;
 }
 
-static ek_status queue_bucket(struct ek__sums *sums, size_t number) {
-  const struct ek__bucket *bucket = &sums->cut->list[number];
-  if (sums->queue != NULL) return sums->queue(sums->rank, number);
+static ek_status queue_bucket(struct ek__sums *sums, struct ek__rank *rank) {
+  const struct ek__bucket *bucket = &sums->cut->list[sums->queued];
+  if (sums->queue != NULL) return sums->queue(rank, sums->queued);
   const ek_tensor *flat = ek_replica_gradients(sums->replica);
   ek_tensor range = ek__flat_range(flat, bucket->first, bucket->last - bucket->first);
   switch (sums->kind) {
@@ -47,7 +53,7 @@ static ek_status queue_bucket(struct ek__sums *sums, size_t number) {
   return EK_OK;
 }
 
-ek_status ek__sums_complete(struct ek__sums *sums, size_t parameter) {
+ek_status ek__sums_complete(struct ek__sums *sums, struct ek__rank *rank, size_t parameter) {
   EK__FAIL_IF(parameter >= sums->cut->parameters, EK_ERR_INVALID_ARGUMENT,
               "ek_reducer_complete: no parameter number %zu", parameter);
   const size_t of = sums->cut->of[parameter];
@@ -57,23 +63,19 @@ ek_status ek__sums_complete(struct ek__sums *sums, size_t parameter) {
   EK__FAIL_IF(sums->waiting[of] == 0, EK_ERR_STATE,
               "ek_reducer_complete: bucket %zu is already complete", of);
   sums->waiting[of]--;
-  if (sums->rank != NULL && sums->rank->keeper != NULL) {
-    ek__keeper_note(sums->rank->keeper, EK__TRAIL_COMPLETE, parameter);
-  }
+  if (rank != NULL) ek__keeper_note(&rank->keeper, EK__TRAIL_COMPLETE, parameter);
   while (sums->queued < sums->cut->trained && sums->waiting[sums->queued] == 0) {
-    EK_TRY(queue_bucket(sums, sums->queued));
+    EK_TRY(queue_bucket(sums, rank));
     sums->queued++;
     sums->overlapped++;
   }
   return ek_communicator_progress(sums->communicator, sums->device);
 }
 
-ek_status ek__sums_finish(struct ek__sums *sums) {
-  for (; sums->queued < sums->cut->trained; sums->queued++) {
-    EK_TRY(queue_bucket(sums, sums->queued));
-  }
+ek_status ek__sums_finish(struct ek__sums *sums, struct ek__rank *rank) {
+  for (; sums->queued < sums->cut->trained; sums->queued++) EK_TRY(queue_bucket(sums, rank));
   EK_TRY(ek_communicator_wait(sums->communicator, sums->device));
-  return sums->settle == NULL ? EK_OK : sums->settle(sums->rank, sums->cut->trained);
+  return sums->settle == NULL ? EK_OK : sums->settle(rank, sums->cut->trained);
 }
 
 struct ek__part ek__bucket_owned(const struct ek__bucket *bucket, ek_reduce_kind kind,
@@ -124,7 +126,7 @@ static ek_status open_sums(ek_reducer *reducer, ek_communicator *communicator,
                               .device = ek_group_device(group, k),
                               .replica = replicas[k],
                               .kind = reducer->kind};
-    EK_TRY(ek__sums_open(sums, &reducer->buckets));
+    EK_TRY(ek__sums_open(sums));
   }
   return EK_OK;
 }
@@ -194,20 +196,20 @@ static ek_status sums_of(struct ek__sums **sums, const char *who, ek_reducer *re
 ek_status ek_reducer_begin(ek_reducer *reducer, ek_device *device) {
   struct ek__sums *sums = NULL;
   EK_TRY(sums_of(&sums, "ek_reducer_begin", reducer, device));
-  ek__sums_start(sums);
+  ek__sums_start(sums, false);
   return EK_OK;
 }
 
 ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device, size_t parameter) {
   struct ek__sums *sums = NULL;
   EK_TRY(sums_of(&sums, "ek_reducer_complete", reducer, device));
-  return ek__sums_complete(sums, parameter);
+  return ek__sums_complete(sums, NULL, parameter);
 }
 
 ek_status ek_reducer_end(ek_reducer *reducer, ek_device *device) {
   struct ek__sums *sums = NULL;
   EK_TRY(sums_of(&sums, "ek_reducer_end", reducer, device));
-  return ek__sums_finish(sums);
+  return ek__sums_finish(sums, NULL);
 }
 
 size_t ek_reducer_overlapped(const ek_reducer *reducer, size_t device) {

@@ -49,9 +49,13 @@ struct ek__reduction {
   struct ek__piece (*piece)(const ek_data_parallel_model *model, const struct ek__pieces *pieces,
                             size_t round);
 
-  /* On a rank's worker from here on. What sums take, when all else of the model is open. */
+  /* On a rank's worker from here on. What sums take, when all else of the model is open; both may
+   * be NULL. */
   ek_status (*open)(ek_data_parallel_model *model, struct ek__rank *rank);
   void (*close)(struct ek__rank *rank);
+  /* Of struct ek__sums, where gradients are shares. */
+  ek_status (*queue)(struct ek__rank *rank, size_t bucket);
+  ek_status (*settle)(struct ek__rank *rank, size_t end);
   /* Runs the pieces back, from the gradients of the rank's outputs, and adds up those of the
    * parameters: ek__rank_backward_piece() for each. */
   ek_status (*backward)(const struct ek__backward *job, struct ek__rank *rank,
@@ -62,7 +66,7 @@ struct ek__reduction {
   ek_status (*totals)(const ek_data_parallel_model *model, const struct ek__rank *rank,
                       struct ek__totals *totals, const int64_t *samples);
   /* The sum of the squares of all gradients. It has numbers of its own to add up, as many as this
-   * says, or (NULL) each rank adds up those of its ek__share.norms. */
+   * says, or (NULL) each rank adds up those of its parts (ek__update_part()). */
   int64_t (*norm_leaves)(const ek_data_parallel_model *model);
   ek_status (*norm)(const ek_data_parallel_model *model, struct ek__rank *rank);
 };
@@ -97,7 +101,7 @@ ek_status ek__piece_append(ek_tensor *whole, ek_tensor *part, const ek_data_para
 /* A pass of a piece, for the model or for a loss: `options` without what every pass of a run has,
  * and with the first sample within the step. */
 ek_status ek__rank_open_pass(ek_pass **pass, const ek_data_parallel_model *model,
-                             ek_replica *replica, const struct ek__rank *lends,
+                             ek_replica *replica, struct ek__rank *lends,
                              ek_pass_options *options);
 
 /* Backward of the pass number `round`, which goes with it. */
@@ -112,5 +116,40 @@ static inline ek_tensor ek__totals_leaf(const struct ek__totals *totals, size_t 
   memcpy(leaf.shape, totals->sum.shape, sizeof leaf.shape);
   return leaf;
 }
+
+/*
+ * ---- lockstep.c: rounds ----
+ *
+ * A rank runs its pieces in rounds, one after the other. But a grain that comes to
+ * ek_pass_all_reduce() needs what all other grains of the batch add, those of its own rank
+ * included. So if a reproducible model has collectives, the pieces of a rank are in *lockstep*:
+ * each runs on a stack of its own, in turns (core/turns.h); the collective passes the turn, and the
+ * piece that comes to it last adds up. The sum goes along the tree of grains (tree.h), so it has
+ * the same bits on any number of devices, and pieces without samples add nothing. All ranks run the
+ * same number of pieces, because every rank must come to the same collectives.
+ */
+struct ek__exchange;
+
+ek_status ek__lockstep_open(const ek_data_parallel_model *model, struct ek__rank *rank);
+void ek__lockstep_close(struct ek__rank *rank);
+
+/*
+ * Runs job(context, round) for the rounds 0 to rounds - 1 of a rank: one after the other, or in
+ * lockstep. `enter`, which may be NULL, is called whenever a round begins or goes on after another,
+ * to put what is the round's where modules find it.
+ */
+typedef ek_status ek__round_job(void *context, size_t round);
+typedef void ek__round_enter(struct ek__rank *rank, size_t round);
+ek_status ek__rounds_run(const ek_data_parallel_model *model, struct ek__rank *rank, size_t rounds,
+                         ek__round_enter *enter, ek__round_job *job, void *context);
+
+/* What the passes of a rank get; NULL for a rank without a lockstep. */
+struct ek__exchange *ek__lockstep_exchange(const struct ek__rank *rank);
+
+/* Each round of a forward gets buffers like those of now: number 0 the replica's, the others copies
+ * until the end, and ek__lockstep_buffers() puts them in place. */
+ek_status ek__lockstep_copy_buffers(struct ek__rank *rank, size_t rounds);
+ek__round_enter ek__lockstep_buffers;
+void ek__lockstep_free_buffers(struct ek__rank *rank);
 
 #endif /* EK_REDUCTION_H */

@@ -94,7 +94,7 @@ static ek_status round_into_whole(const ek_data_parallel_model *model, const str
     const struct ek__part part = ek__bucket_part(&cut->list[b], own->part);
     const ek_tensor master = ek__flat_range(ek_replica_parameters(replica), part.place, part.count);
     ek_tensor copy = ek__flat_range(ek_replica_copies(replica), part.first, part.count);
-    EK_TRY(ek_op_convert(ek_device_stream(own->device, EK_STREAM_COMPUTE), &copy, &master));
+    EK_TRY(ek_op_convert(ek__rank_stream(own), &copy, &master));
   }
   return EK_OK;
 }

@@ -144,8 +144,9 @@ ek_status ek_world_rows(int64_t *first, int64_t *count, const ek_group *group, i
 
 /* ---- conversion of integers ---- */
 
-ek_status ek__intake_of(struct ek__conversion *intake, const char *who,
-                        const struct ek__intakes *intakes, size_t number, const ek_tensor *source) {
+static ek_status choose_intake(struct ek__conversion *intake, const char *who,
+                               const struct ek__intakes *intakes, size_t number,
+                               const ek_tensor *source) {
   const bool scaled = number < intakes->count && intakes->scalings[number].channels != 0;
   const ek_input_scaling *scaling = scaled ? &intakes->scalings[number] : NULL;
   const ek_type type = scaling != NULL
@@ -197,7 +198,8 @@ static ek_status make_copy(ek_tensor *part, const ek_shards *shards, const ek_te
   return ek__tensor_create_converted(part, device, category, rows, &own, ahead);
 }
 
-ek_status ek__scatter_part(const ek_shards *shards, const ek_tensor *source,
+/* On the device's worker. */
+static ek_status make_part(const ek_shards *shards, const ek_tensor *source,
                            ek_memory_category category, const struct ek__conversion *intake,
                            ek_device *device, size_t index) {
   ek_tensor rows = {0}, *part = &shards->parts[index];
@@ -221,8 +223,8 @@ ek_status ek__scatter_part(const ek_shards *shards, const ek_tensor *source,
 
 ek_status ek__given_cut(const struct ek__given *given, const struct ek__rank *rank) {
   for (size_t i = 0; i < given->count && given->sources != NULL; i++) {
-    EK_TRY(ek__scatter_part(&given->parts[i], &given->sources[i], EK_MEMORY_INPUTS,
-                            &given->intakes[i], rank->device, rank->place));
+    EK_TRY(make_part(&given->parts[i], &given->sources[i], EK_MEMORY_INPUTS, &given->intakes[i],
+                     rank->device, rank->place));
   }
   return EK_OK;
 }
@@ -245,15 +247,15 @@ struct scatter_job {
   const struct ek__conversion *intake;
 };
 
-static ek_status make_part(void *context, ek_device *device, size_t index) {
+static ek_status scatter_one(void *context, ek_device *device, size_t index) {
   const struct scatter_job *job = context;
-  return ek__scatter_part(job->shards, job->source, job->category, job->intake, device, index);
+  return make_part(job->shards, job->source, job->category, job->intake, device, index);
 }
 
 ek_status ek__scatter_fill(const ek_shards *shards, const ek_tensor *source,
                            ek_memory_category category, const struct ek__conversion *intake) {
   struct scatter_job job = {shards, source, category, intake};
-  return ek_group_apply(shards->group, make_part, &job);
+  return ek_group_apply(shards->group, scatter_one, &job);
 }
 
 /* A struct that a caller filled by hand may hold anything. */
@@ -271,25 +273,40 @@ static ek_status check_source(const char *who, const ek_shards *shards, const ek
   return EK_OK;
 }
 
-static ek_status check_rows(const char *who, const ek_tensor *source) {
-  if (source->rank > 0) return EK_OK;
-  return ek_error_set(EK_ERR_SHAPE, "%s: a scalar cannot be cut", who);
+/* At the samples of `like`, whole ones each. */
+static ek_status cut_like(ek_shards *made, const char *who, const ek_shards *like, int64_t rows) {
+  const int64_t samples = like->samples[like->count];
+  const int64_t per_sample = samples == 0 ? 0 : rows / samples;
+  EK__FAIL_IF(per_sample * samples != rows, EK_ERR_SHAPE,
+              "%s: %lld rows are not a multiple of %lld samples", who, (long long)rows,
+              (long long)samples);
+  made->private_members.ahead = like->private_members.ahead;
+  for (size_t i = 0; i <= made->count; i++) {
+    made->samples[i] = like->samples[i];
+    made->offsets[i] = like->samples[i] * per_sample;
+  }
+  return EK_OK;
 }
 
-ek_status ek__scatter_lay(ek_shards *shards, const char *who, ek_group *group,
-                          const ek_tensor *source, bool broadcast,
-                          const ek_scatter_options *options) {
+/* Checks everything and cuts; the parts do not exist yet. like: NULL, or those whose samples it is
+ * cut at. */
+static ek_status lay(ek_shards *shards, const char *who, ek_group *group, const ek_shards *like,
+                     const ek_tensor *source, bool broadcast, const ek_scatter_options *options) {
   ek_scatter_options o = EK_SCATTER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_scatter_options"));
   EK_TRY(check_source(who, shards, group, source));
-  if (!broadcast) EK_TRY(check_rows(who, source));
+  EK__FAIL_IF(!broadcast && source->rank == 0, EK_ERR_SHAPE, "%s: a scalar cannot be cut", who);
   ek_shards made;
   EK_TRY(ek_shards_create(&made, group));
+  ek_status status = EK_OK;
   made.broadcast = broadcast;
   made.private_members.ahead = o.ahead && !broadcast;
-  ek_status status = EK_OK;
-  if (!broadcast) status = ek_scatter_offsets(made.offsets, source->shape[0], made.count, &o);
-  memcpy(made.samples, made.offsets, (made.count + 1) * sizeof *made.samples);
+  if (like != NULL) {
+    status = cut_like(&made, who, like, source->shape[0]);
+  } else if (!broadcast) {
+    status = ek_scatter_offsets(made.offsets, source->shape[0], made.count, &o);
+    memcpy(made.samples, made.offsets, (made.count + 1) * sizeof *made.samples);
+  }
   if (status == EK_OK) {
     *shards = made;
   } else {
@@ -298,35 +315,23 @@ ek_status ek__scatter_lay(ek_shards *shards, const char *who, ek_group *group,
   return status;
 }
 
-ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shards *like,
-                               const ek_tensor *source) {
-  EK_TRY(check_source(who, shards, like->group, source));
-  EK_TRY(check_rows(who, source));
-  const int64_t rows = source->shape[0], samples = like->samples[like->count];
-  const int64_t per_sample = samples == 0 ? 0 : rows / samples;
-  EK__FAIL_IF(per_sample * samples != rows, EK_ERR_SHAPE,
-              "%s: %lld rows are not a multiple of %lld samples", who, (long long)rows,
-              (long long)samples);
-  ek_shards made;
-  EK_TRY(ek_shards_create(&made, like->group));
-  made.private_members.ahead = like->private_members.ahead;
-  for (size_t i = 0; i <= made.count; i++) {
-    made.samples[i] = like->samples[i];
-    made.offsets[i] = like->samples[i] * per_sample;
-  }
-  *shards = made;
-  return EK_OK;
+ek_status ek__given_lay(const struct ek__given *given, size_t number,
+                        const struct ek__intakes *intakes, ek_group *group, const ek_shards *like,
+                        bool broadcast, const ek_scatter_options *options) {
+  const ek_tensor *source = &given->sources[number];
+  char who[64];
+  (void)snprintf(who, sizeof who, "%s number %zu", intakes->what, number);
+  EK_TRY(lay(&given->parts[number], who, group, like, source, broadcast, options));
+  return choose_intake(&given->intakes[number], who, intakes, number, source);
 }
 
-/* like: NULL, or those whose samples it is cut at. */
 static ek_status scatter(ek_shards *shards, const char *who, ek_group *group, const ek_shards *like,
                          const ek_tensor *source, ek_memory_category category, bool broadcast,
                          const ek_scatter_options *options) {
   ek_shards made;
   struct ek__conversion intake;
   if (shards == NULL) return check_source(who, shards, group, source);
-  EK_TRY(like != NULL ? ek__scatter_lay_like(&made, who, like, source)
-                      : ek__scatter_lay(&made, who, group, source, broadcast, options));
+  EK_TRY(lay(&made, who, group, like, source, broadcast, options));
   ek_status status = read_intake(&intake, who, source, options);
   if (status == EK_OK) status = ek__scatter_fill(&made, source, category, &intake);
   if (status == EK_OK) {

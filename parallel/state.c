@@ -494,9 +494,8 @@ bool ek__state_next_part(int64_t *first, int64_t *count, struct ek__state_parts 
   struct ek__part part;
   if (entry_at(&entry, parts->model, parts->index) != EK_OK) return false;
   const int64_t offset = entry.info.offset, begin = offset + parts->first;
-  if (!next_part(&part, &parts->number, parts->model, parts->process, begin, begin + parts->count)) {
-    return false;
-  }
+  const int64_t end = begin + parts->count;
+  if (!next_part(&part, &parts->number, parts->model, parts->process, begin, end)) return false;
   *first = part.first - offset;
   *count = part.count;
   return true;

@@ -8,7 +8,6 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/sizes.h"
-#include "keeper.h"
 #include "optimizer_internal.h"
 #include "reduction.h"
 
@@ -41,40 +40,24 @@ static struct ek__piece piece_of(const ek_data_parallel_model *model,
 
 /* ---- gradients ---- */
 
-static ek_status open_sums(ek_data_parallel_model *model, struct ek__rank *rank) {
-  (void)model;
-  if (rank->keeper == NULL) return EK_OK;
-  rank->sums.queue = ek__keeper_reduce;
-  rank->sums.settle = ek__keeper_settle;
-  return EK_OK;
-}
-
-static void close_sums(struct ek__rank *rank) { (void)rank; }
-
-static ek_status begin_sums(const ek_data_parallel_model *model, struct ek__rank *rank) {
-  ek__sums_start(&rank->sums);
-  if (rank->keeper != NULL) ek__keeper_start(rank->keeper, model->step.stage != EK__STEP_EMPTY);
-  return EK_OK;
-}
-
 static ek_status backward(const struct ek__backward *job, struct ek__rank *rank,
                           const ek_tensor *gradients) {
   const ek_data_parallel_model *model = job->model;
   const bool shares = ek__placement(model)->gradient_shares;
   rank->reducing = !job->accumulate || shares;
-  if (rank->reducing) EK_TRY(begin_sums(model, rank));
+  if (rank->reducing) ek__sums_start(rank->sums, model->step.stage != EK__STEP_EMPTY);
   if (rank->passes[0] != NULL) {
     EK_TRY(ek__rank_backward_piece(model, rank, 0, gradients));
   } else if (model->step.stage == EK__STEP_EMPTY && !shares) {
     ek_tensor flat = *ek_replica_gradients(rank->replica);
-    EK_TRY(ek_op_zero(ek_device_stream(rank->device, EK_STREAM_COMPUTE), &flat));
+    EK_TRY(ek_op_zero(ek__rank_stream(rank), &flat));
   }
-  return rank->reducing ? ek__sums_finish(&rank->sums) : EK_OK;
+  return rank->reducing ? ek__sums_finish(rank->sums, rank) : EK_OK;
 }
 
 static ek_status rest(ek_data_parallel_model *model, struct ek__rank *rank) {
-  EK_TRY(begin_sums(model, rank));
-  return ek__sums_finish(&rank->sums);
+  ek__sums_start(rank->sums, model->step.stage != EK__STEP_EMPTY);
+  return ek__sums_finish(rank->sums, rank);
 }
 
 /* ---- totals and norms ---- */
@@ -89,14 +72,14 @@ static ek_status sum_totals(const ek_data_parallel_model *model, const struct ek
 static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank) {
   const struct ek__share *share = &rank->share;
   const ek_tensor *gradients = ek_replica_gradients(share->owner->replica);
-  ek_stream *stream = ek_device_stream(rank->device, EK_STREAM_COMPUTE);
+  ek_stream *stream = ek__rank_stream(rank);
   ek_tensor sum = share->square_norm;
+  struct ek__part own;
   const bool shares = ek__placement(model)->gradient_shares;
   EK_TRY(ek_op_zero(stream, &sum));
-  for (size_t i = 0; i < share->norms.count; i++) {
-    const struct ek__range *range = &share->norms.list[i];
-    const ek_tensor part =
-        ek__flat_range(gradients, shares ? range->place : range->first, range->last - range->first);
+  for (size_t i = 0; ek__update_part(&own, model, rank, i, true); i++) {
+    if (own.count == 0) continue;
+    const ek_tensor part = ek__flat_range(gradients, shares ? own.place : own.first, own.count);
     EK_TRY(ek_op_square_norm(stream, &sum, &part, 1.0));
   }
   if (model->run.norms_ride) return EK_OK; /* added up where the processes agree on the update */
@@ -109,8 +92,8 @@ const struct ek__reduction ek__reduction_sum = {.whole = true,
                                                 .leaves = one,
                                                 .pieces = pieces_of,
                                                 .piece = piece_of,
-                                                .open = open_sums,
-                                                .close = close_sums,
+                                                .queue = ek__keeper_reduce,
+                                                .settle = ek__keeper_settle,
                                                 .backward = backward,
                                                 .rest = rest,
                                                 .totals = sum_totals,

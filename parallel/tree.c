@@ -59,7 +59,7 @@ static int64_t samples_of_all(const ek_data_parallel_model *model, const int64_t
 }
 
 static ek_status sizes_of(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
-                           int64_t before, int64_t all) {
+                          int64_t before, int64_t all) {
   const size_t grains = grains_of_model(model), ranks = model->run.cut.ranks;
   const size_t rank = model->run.ranks[0].number;
   const int64_t begins = ek__grains_begin(all, grains, rank, ranks);
@@ -75,8 +75,8 @@ static ek_status sizes_of(int64_t *sizes, const ek_data_parallel_model *model, i
                       "forward: this process has %lld samples from number %lld on, of %lld; of the "
                       "%zu grains of a reproducible model it computes %lld samples from number "
                       "%lld on (ek_world_rows)",
-                      (long long)samples, (long long)before, (long long)all,
-                      grains_of_model(model), (long long)count, (long long)begins);
+                      (long long)samples, (long long)before, (long long)all, grains_of_model(model),
+                      (long long)count, (long long)begins);
 }
 
 /* Between processes: the parts that sizes_of() gives. */
@@ -95,7 +95,7 @@ static ek_status check_parts(const ek_data_parallel_model *model, const ek_shard
 }
 
 static ek_status check_cut(const char *who, const ek_data_parallel_model *model,
-                               const ek_shards *shards, int64_t before, int64_t all) {
+                           const ek_shards *shards, int64_t before, int64_t all) {
   const int64_t samples = shards->samples[shards->count];
   const size_t used = ek__grains_used(model, samples);
   size_t grain = 0;
@@ -125,14 +125,14 @@ static struct ek__grains grains_here(const ek_data_parallel_model *model, const 
 }
 
 static struct ek__grains grains_of_loss(const ek_data_parallel_model *model, const int64_t *samples,
-                                     size_t rank, size_t used) {
+                                        size_t rank, size_t used) {
   return is_alone(model) ? grains_here(model, samples, rank) : ek__grains_of(model, rank, used);
 }
 
 /* If parameters are shares, or modules have collectives, every rank runs in every round of a
  * forward, a rank without a grain with no rows, because it meets the others in collectives. */
 static void pieces_of(struct ek__pieces *pieces, const ek_data_parallel_model *model,
-                       const struct ek__rank *rank, const int64_t *samples, bool forward) {
+                      const struct ek__rank *rank, const int64_t *samples, bool forward) {
   const int64_t all = samples_of_all(model, samples), begin = samples[rank->place];
   const size_t used = ek__grains_used(model, all);
   const struct ek__grains own = forward ? ek__grains_of(model, rank->number, used)
@@ -149,7 +149,7 @@ static void pieces_of(struct ek__pieces *pieces, const ek_data_parallel_model *m
 }
 
 static struct ek__piece piece_of(const ek_data_parallel_model *model,
-                                  const struct ek__pieces *pieces, size_t round) {
+                                 const struct ek__pieces *pieces, size_t round) {
   const size_t number = pieces->first + round;
   if (number >= pieces->last) return (struct ek__piece){SIZE_MAX, pieces->begin, 0, pieces};
   const int64_t first = begin_of(model, number, pieces->all);
@@ -215,10 +215,6 @@ ek_status ek__fold_rows(struct ek__row *rows, size_t count, int64_t width, size_
 
 /* ---- a leaf for each grain ---- */
 
-static ek_stream *stream_of(const struct ek__rank *rank) {
-  return ek_device_stream(rank->device, EK_STREAM_COMPUTE);
-}
-
 ek_status ek__leaves_add(const ek_data_parallel_model *model, const struct ek__rank *rank,
                          ek_communicator *communicator, ek_tensor *leaves, size_t count,
                          const int64_t *samples) {
@@ -227,9 +223,8 @@ ek_status ek__leaves_add(const ek_data_parallel_model *model, const struct ek__r
   int64_t offsets[EK__MAX_GRAINS + 1] = {0};
   struct ek__row rows[EK__MAX_GRAINS];
   for (size_t r = 0; r + 1 < ranks; r++) {
-    const struct ek__grains grains = samples == NULL
-                                         ? ek__grains_of(model, r, count)
-                                         : grains_of_loss(model, samples, r, count);
+    const struct ek__grains grains =
+        samples == NULL ? ek__grains_of(model, r, count) : grains_of_loss(model, samples, r, count);
     offsets[r + 1] = (int64_t)grains.last * size;
   }
   offsets[ranks] = (int64_t)count * size;
@@ -244,14 +239,14 @@ ek_status ek__leaves_add(const ek_data_parallel_model *model, const struct ek__r
 }
 
 static ek_status sum_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
-                          struct ek__totals *totals, const int64_t *samples) {
+                            struct ek__totals *totals, const int64_t *samples) {
   const size_t used = ek__grains_used(model, samples_of_all(model, samples));
-  if (used == 0) return ek_op_zero(stream_of(rank), &totals->sum);
+  if (used == 0) return ek_op_zero(ek__rank_stream(rank), &totals->sum);
   ek_tensor leaves =
       ek__flat_range(&totals->leaves, 0, (int64_t)used * ek_tensor_count(&totals->sum));
   EK_TRY(ek__leaves_add(model, rank, model->run.communicator, &leaves, used, samples));
   const ek_tensor sum = ek__totals_leaf(totals, 0);
-  return ek_op_copy(stream_of(rank), &totals->sum, &sum);
+  return ek_op_copy(ek__rank_stream(rank), &totals->sum, &sum);
 }
 
 /* ---- norms ---- */
@@ -267,7 +262,7 @@ static int64_t norm_leaves(const ek_data_parallel_model *model) {
  * a number of one rank, and 0 on all others, so their sum is exact. */
 static ek_status sum_leaves(const ek_data_parallel_model *model, struct ek__rank *rank) {
   struct ek__share *share = &rank->share;
-  ek_stream *stream = stream_of(rank);
+  ek_stream *stream = ek__rank_stream(rank);
   ek_tensor leaves = share->leaves, norm = share->square_norm;
   int64_t count = ek_tensor_count(&leaves);
   if (count == 0) return ek_op_zero(stream, &norm);
@@ -299,7 +294,7 @@ static ek_status square_pieces(const ek_data_parallel_model *model, const struct
     const ek_tensor part =
         ek__flat_range(gradients, shares ? piece.place : piece.first, piece.count);
     ek_tensor square = ek__flat_range(&rank->share.leaves, (int64_t)i, 1);
-    EK_TRY(ek_op_square_norm(stream_of(rank), &square, &part, 0.0));
+    EK_TRY(ek_op_square_norm(ek__rank_stream(rank), &square, &part, 0.0));
   }
   return EK_OK;
 }
@@ -309,7 +304,7 @@ static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank
   const struct ek__buckets *cut = &model->run.cut;
   const bool alone = ek__placement(model)->master && !ek__update_helps(model);
   ek_tensor leaves = rank->share.leaves;
-  EK_TRY(ek_op_zero(stream_of(rank), &leaves));
+  EK_TRY(ek_op_zero(ek__rank_stream(rank), &leaves));
   for (size_t b = 0; b < cut->trained; b++) {
     const struct ek__bucket *bucket = &cut->list[b];
     const struct ek__part own = alone ? ek__bucket_owned(bucket, EK_REDUCE_TO_FIRST, rank->number)
@@ -334,6 +329,7 @@ const struct ek__reduction ek__reduction_tree = {.grains = grains_of_model,
                                                  .piece = piece_of,
                                                  .open = ek__tree_open,
                                                  .close = ek__tree_close,
+                                                 .queue = ek__tree_take,
                                                  .backward = ek__tree_backward,
                                                  .rest = ek__tree_rest,
                                                  .totals = sum_totals,

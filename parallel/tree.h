@@ -11,8 +11,8 @@
  * (l - 1, 2 i + 1), or the first of them alone if the other has no leaves. The sum of all is the
  * block that has all leaves. For n leaves that is a cut at the largest power of two below n.
  *
- * tree_sums.c has the sums of gradients, tree.c everything else. Where modules have collectives, the
- * grains of a rank advance together: lockstep.h.
+ * tree_sums.c has the sums of gradients, tree.c everything else. Where modules have collectives,
+ * the grains of a rank advance together: reduction.h.
  */
 #ifndef EK_TREE_H
 #define EK_TREE_H
@@ -30,7 +30,8 @@ struct ek__grains {
   size_t first, last;
 };
 
-/* Most of a rank; of a batch, those that have samples, and which of them one rank of the world has. */
+/* Most of a rank; of a batch, those that have samples, and which of them one rank of the world
+ * has. */
 size_t ek__grains_most(const ek_data_parallel_model *model);
 size_t ek__grains_used(const ek_data_parallel_model *model, int64_t samples);
 struct ek__grains ek__grains_of(const ek_data_parallel_model *model, size_t rank, size_t used);
@@ -90,6 +91,7 @@ ek_status ek__tree_open(ek_data_parallel_model *model, struct ek__rank *rank);
 void ek__tree_close(struct ek__rank *rank);
 ek_status ek__tree_backward(const struct ek__backward *job, struct ek__rank *rank,
                             const ek_tensor *gradients);
+ek_status ek__tree_take(struct ek__rank *rank, size_t bucket);
 ek_status ek__tree_rest(ek_data_parallel_model *model, struct ek__rank *rank);
 
 #endif /* EK_TREE_H */

@@ -3,7 +3,7 @@
  *
  * Whole gradients. Each grain writes its gradients to the first flat buffer that holds no block of
  * the tree; in lockstep each has a buffer to the end. Buffer number 0 is the replica's own; while a
- * grain uses another one, that replaces the replica's. After its last grain a rank has a few blocks.
+ * grain uses another one, that replaces the replica's. After its last grain a rank has some blocks.
  * The sums of the communicator cannot be used, because it adds in the order of ranks, or in an
  * order of its own. Instead the blocks of all ranks are gathered, a chunk of the flat gradients at
  * a time, and the rank that owns a part of the sum adds them up in the order of the tree. Gathering
@@ -25,8 +25,6 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "device/communicator_internal.h"
-#include "keeper.h"
-#include "lockstep.h"
 #include "tree.h"
 
 /* The memory of a rank. */
@@ -47,21 +45,8 @@ struct ek__tree {
     size_t slot;              /* where those that are kept begin in `slots` */
   } * runs;                   /* per rank of the world */
   ek_tensor slots;            /* as long as the rank's share each */
-  ek_tensor sum, before; /* loans: the sum becomes that of the step so far, `before` (if any) and it */
-
-  /* In lockstep the rounds are in backward at the same time. What the rank has of each while
-   * another one runs: its part in the reduction of buckets, and those that it is lent. */
-  struct round {
-    struct ek__sums sums;
-    struct ek__lent *gradients;
-    size_t settled;
-  } * beside;      /* per round; NULL: not in lockstep */
-  size_t rounds_beside;
+  ek_tensor sum, before; /* loans: where it is put, added to what was `before` it in the step */
 };
-
-static ek_stream *stream_of(const struct ek__rank *rank) {
-  return ek_device_stream(rank->device, EK_STREAM_COMPUTE);
-}
 
 /* ---- memory ---- */
 
@@ -70,7 +55,7 @@ static const char memory_of[] = "a reproducible model";
 static ek_status make_zeros(ek_tensor *flat, const struct ek__rank *rank, int64_t count,
                             ek_memory_category category) {
   EK_TRY(ek_tensor_create(flat, rank->device, category, rank->replica->gradient_type, 1, &count));
-  return ek_op_zero(stream_of(rank), flat);
+  return ek_op_zero(ek__rank_stream(rank), flat);
 }
 
 /* Blocks that the ranks together may be left with. */
@@ -121,14 +106,9 @@ void ek__tree_close(struct ek__rank *rank) {
   ek__lockstep_close(rank);
   if (own == NULL) return;
   for (size_t i = 1; i < own->block_count; i++) ek_tensor_free(&own->blocks[i]);
-  for (size_t i = 1; i < own->rounds_beside; i++) { /* number 0 is the rank's own */
-    ek__sums_close(&own->beside[i].sums);
-    ek__free(own->beside[i].gradients);
-  }
   ek_tensor_free(&own->earlier);
   ek_tensor_free(&own->exchange);
   ek_tensor_free(&own->slots);
-  ek__free(own->beside);
   ek__free(own->blocks);
   ek__free(own->runs);
   ek__free(own->offsets);
@@ -177,7 +157,7 @@ static ek_status run_grains(struct run *run) {
   ek_status status = EK_OK;
   blocks[0] = replica->gradients;
   if (run->rank->lockstep != NULL) {
-    status = ek__rounds_run(run->rank, pieces->rounds, use_block, run_grain, run);
+    status = ek__rounds_run(run->model, run->rank, pieces->rounds, use_block, run_grain, run);
   }
   for (size_t i = pieces->first; i < pieces->last && status == EK_OK; i++) {
     const struct ek__row row = {{0, i}, &blocks[fold.depth], 0};
@@ -189,13 +169,6 @@ static ek_status run_grains(struct run *run) {
 }
 
 /* ---- over the ranks ---- */
-
-/* The sum of a bucket: the rank's own blocks of it, which are as long as the bucket each. */
-struct sum {
-  struct ek__rank *rank;
-  const struct ek__bucket *bucket;
-  ek_tensor rows[EK__FOLD_DEPTH];
-};
 
 /* What all ranks bring, row by row in their order, `length` elements each; and the elements of them
  * that the rank owns, which begin with number `skip` of every row. */
@@ -209,21 +182,23 @@ struct chunk {
 static ek_status put(const struct ek__rank *rank, const ek_tensor *to, const ek_tensor *before,
                      const ek_tensor *added) {
   ek_tensor sum = *to;
-  if (ek_tensor_exists(before)) return ek_op_add(stream_of(rank), &sum, before, added);
-  return to->data == added->data ? EK_OK : ek_op_copy(stream_of(rank), &sum, added);
+  if (ek_tensor_exists(before)) return ek_op_add(ek__rank_stream(rank), &sum, before, added);
+  return to->data == added->data ? EK_OK : ek_op_copy(ek__rank_stream(rank), &sum, added);
 }
 
-static ek_status gather(const struct sum *sum, int64_t begin, int64_t count) {
-  const struct ek__sums *sums = &sum->rank->sums;
-  const struct ek__tree *own = sum->rank->tree;
-  const size_t ranks = sums->cut->ranks, rank = sum->rank->number;
+static ek_status gather(const struct ek__rank *rank, const ek_tensor *blocks, int64_t begin,
+                        int64_t count) {
+  const struct ek__sums *sums = rank->sums;
+  const struct ek__tree *own = rank->tree;
+  const size_t ranks = sums->cut->ranks;
   for (size_t r = 0; r < ranks; r++) {
     own->offsets[r + 1] = own->offsets[r] + (int64_t)own->runs[r].brought.depth * count;
   }
-  for (size_t i = 0; i < own->runs[rank].brought.depth; i++) {
-    ek_tensor to = ek__flat_range(&own->exchange, own->offsets[rank] + (int64_t)i * count, count);
-    const ek_tensor from = ek__flat_range(&sum->rows[i], begin, count);
-    EK_TRY(ek_op_copy(stream_of(sum->rank), &to, &from));
+  for (size_t i = 0; i < own->runs[rank->number].brought.depth; i++) {
+    const int64_t row = own->offsets[rank->number] + (int64_t)i * count;
+    ek_tensor to = ek__flat_range(&own->exchange, row, count);
+    const ek_tensor from = ek__flat_range(&blocks[i], begin, count);
+    EK_TRY(ek_op_copy(ek__rank_stream(rank), &to, &from));
   }
   ek_tensor rows = ek__flat_range(&own->exchange, 0, own->offsets[ranks]);
   EK_TRY(ek_communicator_all_gather(sums->communicator, sums->device, &rows, own->offsets));
@@ -232,8 +207,8 @@ static ek_status gather(const struct sum *sum, int64_t begin, int64_t count) {
 }
 
 /* The chunk's elements of the block of a rank that is, or will be, in its slot number `index`. */
-static struct ek__row slot_of(const struct ek__rank *rank, const struct grain_run *run, size_t index,
-                              struct ek__block block, const struct chunk *chunk) {
+static struct ek__row slot_of(const struct ek__rank *rank, const struct grain_run *run,
+                              size_t index, struct ek__block block, const struct chunk *chunk) {
   const int64_t share = ek_tensor_count(ek_replica_gradients(rank->replica));
   return (struct ek__row){block, &rank->tree->slots,
                           (int64_t)(run->slot + index) * share + chunk->own.place};
@@ -241,13 +216,12 @@ static struct ek__row slot_of(const struct ek__rank *rank, const struct grain_ru
 
 /* Adds what the ranks bring to the blocks that are kept of each. In the last round these are added
  * up and become the sum; in any other the slots keep them. */
-static ek_status add_chunk(const struct sum *sum, const struct chunk *chunk) {
-  const struct ek__rank *rank = sum->rank;
+static ek_status add_chunk(const struct ek__rank *rank, const struct chunk *chunk) {
   const struct ek__tree *own = rank->tree;
   const int64_t width = chunk->own.count;
   struct ek__row rows[EK__MAX_GRAINS];
   size_t count = 0, row = 0;
-  for (size_t r = 0; r < rank->sums.cut->ranks; r++) {
+  for (size_t r = 0; r < rank->sums->cut->ranks; r++) {
     const struct grain_run *run = &own->runs[r];
     struct ek__fold fold = run->kept;
     struct ek__row *blocks = rows + count;
@@ -270,26 +244,27 @@ static ek_status add_chunk(const struct sum *sum, const struct chunk *chunk) {
   }
   if (count == 0) return EK_OK;
   EK_TRY(ek__fold_rows(rows, count, width, own->runs[0].kept.leaves));
-  const int64_t first = rank->keeper != NULL ? chunk->own.place : chunk->own.first;
+  const int64_t first = rank->reducing ? chunk->own.place : chunk->own.first;
   const ek_tensor to = ek__flat_range(&own->sum, first, width);
   const ek_tensor before = ek__flat_range(&own->before, first, width);
   const ek_tensor added = ek__row_range(&rows[0], width);
   return put(rank, &to, ek_tensor_exists(&own->before) ? &before : NULL, &added);
 }
 
-static ek_status sum_bucket(const struct sum *sum) {
-  const struct ek__bucket *bucket = sum->bucket;
-  const struct ek__sums *sums = &sum->rank->sums;
-  const struct ek__tree *tree = sum->rank->tree;
-  const struct ek__part own = ek__bucket_owned(bucket, sums->kind, sum->rank->number);
-  if (sums->cut->ranks == 1) return add_chunk(sum, &(struct chunk){&sum->rows[0], own.count, 0, own});
+/* blocks: the rank's own of the bucket, as long as the bucket each. */
+static ek_status sum_bucket(const struct ek__rank *rank, size_t number, const ek_tensor *blocks) {
+  const struct ek__tree *tree = rank->tree;
+  const struct ek__bucket *bucket = &rank->sums->cut->list[number];
+  const struct ek__part own = ek__bucket_owned(bucket, rank->sums->kind, rank->number);
+  const struct chunk all = {blocks, own.count, 0, own};
+  if (rank->sums->cut->ranks == 1) return add_chunk(rank, &all);
   for (int64_t begin = bucket->first; begin < bucket->last; begin += tree->chunk) {
     const int64_t rest = bucket->last - begin, count = rest < tree->chunk ? rest : tree->chunk;
     struct chunk chunk = {&tree->exchange, count, 0, ek__part_within(own, begin, begin + count)};
-    EK_TRY(gather(sum, begin - bucket->first, count));
+    EK_TRY(gather(rank, blocks, begin - bucket->first, count));
     if (chunk.own.count == 0) continue;
     chunk.skip = chunk.own.first - begin;
-    EK_TRY(add_chunk(sum, &chunk));
+    EK_TRY(add_chunk(rank, &chunk));
   }
   return EK_OK;
 }
@@ -298,7 +273,7 @@ static ek_status sum_bucket(const struct sum *sum) {
 static void begin(const ek_data_parallel_model *model, const struct ek__rank *rank, bool more) {
   struct ek__tree *own = rank->tree;
   const size_t used = ek__grains_used(model, model->last.all);
-  const bool shares = rank->keeper != NULL, begun = model->step.stage != EK__STEP_EMPTY;
+  const bool shares = rank->reducing, begun = model->step.stage != EK__STEP_EMPTY;
   own->round = 0;
   own->rounds = shares ? ek__grains_rounds(model, used) : 1;
   own->sum = more && !shares ? own->earlier : rank->replica->gradients;
@@ -318,16 +293,15 @@ static ek_status reduce(const ek_data_parallel_model *model, struct ek__rank *ra
   const struct ek__tree *own = rank->tree;
   ek_tensor gradients = rank->replica->gradients;
   const bool none = own->runs[0].kept.leaves == 0;
-  if (none) EK_TRY(ek_op_zero(stream_of(rank), &gradients));
+  if (none) EK_TRY(ek_op_zero(ek__rank_stream(rank), &gradients));
   if (none || model->run.cut.ranks == 1) return put(rank, &own->sum, &own->before, &gradients);
   for (size_t b = 0; b < model->run.cut.trained; b++) {
-    struct sum sum = {.rank = rank, .bucket = &model->run.cut.list[b]};
-    const int64_t count = sum.bucket->last - sum.bucket->first;
+    const struct ek__bucket *bucket = &model->run.cut.list[b];
+    ek_tensor blocks[EK__FOLD_DEPTH];
     for (size_t i = 0; i < own->runs[rank->number].brought.depth; i++) {
-      const ek_tensor *block = i == 0 ? &gradients : &own->blocks[i];
-      sum.rows[i] = ek__flat_range(block, sum.bucket->first, count);
+      blocks[i] = ek__flat_range(&own->blocks[i], bucket->first, bucket->last - bucket->first);
     }
-    EK_TRY(sum_bucket(&sum));
+    EK_TRY(sum_bucket(rank, b, blocks));
   }
   return EK_OK;
 }
@@ -340,25 +314,20 @@ ek_status ek__tree_rest(ek_data_parallel_model *model, struct ek__rank *rank) {
   return EK_OK;
 }
 
-/* ---- shares of gradients: a bucket of a round ---- */
+/* ---- shares of gradients: rounds ---- */
 
-static ek_status take_bucket(struct ek__rank *rank, size_t bucket) {
-  struct ek__lent *lent = &rank->keeper->gradients[bucket];
-  const struct sum sum = {.rank = rank,
-                          .bucket = &rank->sums.cut->list[bucket],
-                          .rows = {lent->whole}};
-  rank->keeper->settled = bucket + 1;
-  EK_TRY(sum_bucket(&sum));
-  ek_tensor_free(&lent->whole);
+/* A bucket of the round. */
+ek_status ek__tree_take(struct ek__rank *rank, size_t bucket) {
+  ek_tensor *whole = &rank->sums->lent[bucket].whole;
+  EK_TRY(sum_bucket(rank, bucket, whole));
+  ek_tensor_free(whole);
   return EK_OK;
 }
 
-/* ---- shares of gradients: rounds ---- */
-
-/* The next calls of passes and of take_bucket() are of this round. */
+/* The next calls of passes and of ek__tree_take() are of this round. */
 static void enter_round(struct ek__rank *rank, size_t round) {
   struct ek__tree *own = rank->tree;
-  for (size_t r = 0; r < rank->sums.cut->ranks; r++) {
+  for (size_t r = 0; r < rank->sums->cut->ranks; r++) {
     struct grain_run *run = &own->runs[r];
     struct ek__grains over = run->grains, next = run->grains;
     if (over.last > over.first + round) over.last = over.first + round;
@@ -367,23 +336,16 @@ static void enter_round(struct ek__rank *rank, size_t round) {
     run->kept = ek__fold_of(NULL, over, run->kept.leaves);
     run->brought = ek__fold_of(NULL, next, run->kept.leaves);
   }
-  if (own->beside != NULL && own->round != round) {
-    struct round *left = &own->beside[own->round], *entered = &own->beside[round];
-    *left = (struct round){rank->sums, rank->keeper->gradients, rank->keeper->settled};
-    rank->sums = entered->sums;
-    rank->keeper->gradients = entered->gradients;
-    rank->keeper->settled = entered->settled;
-  }
+  if (rank->lockstep != NULL) rank->sums = &rank->rounds[round];
   own->round = round;
 }
 
 static ek_status run_round(void *context, size_t round) {
   const struct run *run = context;
   struct ek__rank *rank = run->rank;
-  ek__sums_start(&rank->sums);
-  ek__keeper_start(rank->keeper, false);
+  ek__sums_start(rank->sums, false);
   if (rank->passes[round] != NULL) EK_TRY(run_grain(context, round));
-  return ek__sums_finish(&rank->sums);
+  return ek__sums_finish(rank->sums, rank);
 }
 
 /* Each grain's gradients go to all ranks while its backward runs. */
@@ -392,16 +354,11 @@ static ek_status run_rounds(struct run *run) {
   const struct ek__tree *own = rank->tree;
   if (own->rounds == 0 && !ek_tensor_exists(&own->before)) { /* no samples */
     ek_tensor shares = own->sum;
-    return ek_op_zero(stream_of(rank), &shares);
+    return ek_op_zero(ek__rank_stream(rank), &shares);
   }
-  const ek_status status = ek__rounds_run(rank, own->rounds, enter_round, run_round, run);
-  if (own->beside == NULL) return status;
-  enter_round(rank, 0);
-  for (size_t i = 1; i < own->rounds_beside && status != EK_OK; i++) {
-    for (size_t b = 0; b < rank->sums.cut->count; b++) {
-      ek_tensor_free(&own->beside[i].gradients[b].whole);
-    }
-  }
+  const ek_status status =
+      ek__rounds_run(run->model, rank, own->rounds, enter_round, run_round, run);
+  rank->sums = rank->rounds;
   return status;
 }
 
@@ -409,7 +366,7 @@ ek_status ek__tree_backward(const struct ek__backward *job, struct ek__rank *ran
                             const ek_tensor *gradients) {
   const ek_data_parallel_model *model = job->model;
   struct run run = {model, rank, gradients};
-  rank->reducing = rank->keeper != NULL;
+  rank->reducing = ek__placement(model)->gradient_shares;
   if (!rank->reducing && job->accumulate && !ek_tensor_exists(&rank->tree->earlier)) {
     EK_TRY(make_zeros(&rank->tree->earlier, rank,
                       ek_tensor_count(ek_replica_gradients(rank->replica)), EK_MEMORY_GRADIENTS));
@@ -421,28 +378,12 @@ ek_status ek__tree_backward(const struct ek__backward *job, struct ek__rank *ran
 
 /* ---- opening ---- */
 
-static ek_status open_beside(const ek_data_parallel_model *model, struct ek__rank *rank) {
-  struct ek__tree *own = rank->tree;
-  const size_t most = ek__grains_most(model), buckets = model->run.cut.parameters;
-  EK_TRY(ek__new(&own->beside, most, sizeof *own->beside, memory_of));
-  own->rounds_beside = most;
-  for (size_t i = 1; i < most; i++) {
-    struct round *beside = &own->beside[i];
-    beside->sums = rank->sums;
-    beside->sums.waiting = NULL;
-    EK_TRY(ek__sums_open(&beside->sums, &model->run.cut));
-    EK_TRY(ek__new(&beside->gradients, buckets, sizeof *beside->gradients, memory_of));
-  }
-  return EK_OK;
-}
-
 static ek_status open_shares(const ek_data_parallel_model *model, struct ek__rank *rank) {
   struct ek__tree *own = rank->tree;
   const struct ek__buckets *cut = &model->run.cut;
   const int64_t share = ek__buckets_share(cut, cut->trained, rank->number);
   int64_t longest = 0;
   size_t slots = 0;
-  rank->sums.queue = take_bucket;
   for (size_t r = 0; r < cut->ranks; r++) {
     own->runs[r].slot = slots;
     slots += most_slots(model, r);
@@ -452,7 +393,6 @@ static ek_status open_shares(const ek_data_parallel_model *model, struct ek__ran
     if (count > longest) longest = count;
   }
   EK_TRY(make_zeros(&own->slots, rank, (int64_t)slots * share, EK_MEMORY_GRADIENTS));
-  if (rank->lockstep != NULL) EK_TRY(open_beside(model, rank));
   return open_exchange(model, rank, cut->ranks, longest);
 }
 

@@ -20,148 +20,155 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "device/communicator_internal.h"
-#include "keeper.h"
-#include "module/replica_internal.h"
+#include "parallel_internal.h"
 
 /* ---- units ---- */
 
-static ek_status gather(struct ek__keeper *keeper, size_t unit) {
-  const struct ek__bucket *bucket = &keeper->cut->list[unit];
+static ek_status gather(struct ek__rank *rank, size_t unit) {
+  struct ek__keeper *keeper = &rank->keeper;
+  const struct ek__bucket *bucket = &rank->sums->cut->list[unit];
   struct ek__gathered *values = &keeper->values[unit];
   ek_communicator *communicator = keeper->gathers;
   const int64_t count = bucket->last - bucket->first;
-  const int64_t share = ek__bucket_share(bucket, keeper->rank);
-  const ek_tensor *shares = ek__replica_values(keeper->replica);
-  const ek_tensor from = ek__flat_range(shares, bucket->places[keeper->rank], share);
-  EK_TRY(ek_tensor_create(&values->whole, keeper->device,
-                          ek__replica_is_mixed(keeper->replica) ? EK_MEMORY_COPIES
-                                                                : EK_MEMORY_PARAMETERS,
+  const int64_t share = ek__bucket_share(bucket, rank->part);
+  const ek_tensor *shares = ek__replica_values(rank->replica);
+  const ek_tensor from = ek__flat_range(shares, bucket->places[rank->part], share);
+  EK_TRY(ek_tensor_create(&values->whole, rank->device,
+                          ek__replica_is_mixed(rank->replica) ? EK_MEMORY_COPIES
+                                                              : EK_MEMORY_PARAMETERS,
                           shares->type, 1, &count));
-  ek_tensor to = ek__flat_range(&values->whole, bucket->offsets[keeper->rank], share);
-  EK_TRY(ek_op_copy(ek_device_stream(keeper->device, EK_STREAM_COMPUTE), &to, &from));
-  EK_TRY(ek__communicator_all_gather(communicator, keeper->device, &values->whole, bucket->offsets,
+  ek_tensor to = ek__flat_range(&values->whole, bucket->offsets[rank->part], share);
+  EK_TRY(ek_op_copy(ek__rank_stream(rank), &to, &from));
+  EK_TRY(ek__communicator_all_gather(communicator, rank->device, &values->whole, bucket->offsets,
                                      ek__keeper_about(keeper, unit)));
-  values->gather = ek__communicator_started(communicator, keeper->device);
+  values->gather = ek__communicator_started(communicator, rank->device);
   return EK_OK;
 }
 
-static ek_status wait_for(struct ek__keeper *keeper, size_t unit) {
+static ek_status wait_for(struct ek__rank *rank, size_t unit) {
+  struct ek__keeper *keeper = &rank->keeper;
   struct ek__gathered *values = &keeper->values[unit];
   if (values->gather == 0) return EK_OK;
-  EK_TRY(ek__communicator_wait_for(keeper->gathers, keeper->device, values->gather));
+  EK_TRY(ek__communicator_wait_for(keeper->gathers, rank->device, values->gather));
   values->gather = 0;
   return EK_OK;
 }
 
 /* Makes the unit the current one; the one before is freed, unless a node needs it. */
-static ek_status make_current(struct ek__keeper *keeper, size_t unit) {
-  const size_t none = keeper->cut->count, before = keeper->current;
+static ek_status make_current(struct ek__rank *rank, size_t unit) {
+  struct ek__keeper *keeper = &rank->keeper;
+  const size_t none = rank->sums->cut->count, before = keeper->current;
   if (before != none && before != unit && keeper->values[before].pins == 0) {
     ek_tensor_free(&keeper->values[before].whole);
   }
   keeper->current = unit;
   if (keeper->ahead == unit) keeper->ahead = none;
-  if (!ek_tensor_exists(&keeper->values[unit].whole)) EK_TRY(gather(keeper, unit));
-  return wait_for(keeper, unit);
+  if (!ek_tensor_exists(&keeper->values[unit].whole)) EK_TRY(gather(rank, unit));
+  return wait_for(rank, unit);
 }
 
 /* Begins to gather the unit that is expected next, unless it is resident. */
-static ek_status look_ahead(struct ek__keeper *keeper, size_t unit) {
-  const size_t none = keeper->cut->count, before = keeper->ahead;
+static ek_status look_ahead(struct ek__rank *rank, size_t unit) {
+  struct ek__keeper *keeper = &rank->keeper;
+  const size_t none = rank->sums->cut->count, before = keeper->ahead;
   if (ek_tensor_exists(&keeper->values[unit].whole)) return EK_OK;
   if (before != none) {
-    EK_TRY(wait_for(keeper, before)); /* it was not needed */
+    EK_TRY(wait_for(rank, before)); /* it was not needed */
     ek_tensor_free(&keeper->values[before].whole);
   }
   keeper->ahead = unit;
-  return gather(keeper, unit);
+  return gather(rank, unit);
 }
 
-static ek_status expect(struct ek__keeper *keeper, const struct ek__node *node, enum ek__way way) {
-  const struct ek__layout *layout = &keeper->replica->layout;
+static ek_status expect(struct ek__rank *rank, const struct ek__node *node, enum ek__way way) {
+  const struct ek__layout *layout = &rank->replica->layout;
   size_t stop = node->stop;
   if (way == EK__WAY_AGAIN || stop == EK__NO_UNIT) return EK_OK;
   if (way == EK__WAY_BACKWARD ? stop-- == 0 : ++stop == layout->stop_count) return EK_OK;
-  return look_ahead(keeper, ek__bucket_of_unit(keeper->cut, layout->stops[stop]));
+  return look_ahead(rank, ek__bucket_of_unit(rank->sums->cut, layout->stops[stop]));
 }
 
 /* ---- requests of a pass ---- */
 
-static void unpin(struct ek__keeper *keeper, size_t unit) {
+static void unpin(struct ek__rank *rank, size_t unit) {
+  struct ek__keeper *keeper = &rank->keeper;
   struct ek__gathered *values = &keeper->values[unit];
   if (--values->pins == 0 && unit != keeper->current) ek_tensor_free(&values->whole);
 }
 
 /* The units of a node are those of its own parameters and the one that it has marked; some may be
  * the same. Returns number `i` of them; for a buffer, or without a unit, the number of buckets. */
-static size_t unit_of(const struct ek__keeper *keeper, const struct ek__node *node, size_t i) {
+static size_t unit_of(const struct ek__rank *rank, const struct ek__node *node, size_t i) {
   if (i > 0) {
-    const size_t bucket = keeper->cut->of[node->parameters[i - 1]];
-    return bucket == SIZE_MAX ? keeper->cut->count : bucket;
+    const size_t bucket = rank->sums->cut->of[node->parameters[i - 1]];
+    return bucket == SIZE_MAX ? rank->sums->cut->count : bucket;
   }
-  return node->unit == EK__NO_UNIT ? keeper->cut->count
-                                   : ek__bucket_of_unit(keeper->cut, node->unit);
+  return node->unit == EK__NO_UNIT ? rank->sums->cut->count
+                                   : ek__bucket_of_unit(rank->sums->cut, node->unit);
 }
 
-static void leave_some(struct ek__keeper *keeper, const struct ek__node *node, size_t count) {
+static void leave_some(struct ek__rank *rank, const struct ek__node *node, size_t count) {
   for (size_t i = count; i-- > 0;) {
-    const size_t unit = unit_of(keeper, node, i);
-    if (unit != keeper->cut->count) unpin(keeper, unit);
+    const size_t unit = unit_of(rank, node, i);
+    if (unit != rank->sums->cut->count) unpin(rank, unit);
   }
 }
 
 static void leave(struct ek__lender *lender, const struct ek__node *node) {
-  struct ek__keeper *keeper = (struct ek__keeper *)lender;
-  ek__keeper_note(keeper, EK__TRAIL_LEFT, node->number);
-  leave_some(keeper, node, node->parameter_count + 1);
+  struct ek__rank *rank = (struct ek__rank *)lender;
+  ek__keeper_note(&rank->keeper, EK__TRAIL_LEFT, node->number);
+  leave_some(rank, node, node->parameter_count + 1);
 }
 
 /* Whether a unit is resident; true for the number that stands for no unit. */
-static bool is_there(const struct ek__keeper *keeper, size_t unit) {
-  return unit == keeper->cut->count || ek_tensor_exists(&keeper->values[unit].whole);
+static bool is_there(const struct ek__rank *rank, size_t unit) {
+  return unit == rank->sums->cut->count || ek_tensor_exists(&rank->keeper.values[unit].whole);
 }
 
 static ek_status enter(struct ek__lender *lender, const struct ek__node *node, enum ek__way way) {
-  struct ek__keeper *keeper = (struct ek__keeper *)lender;
+  struct ek__rank *rank = (struct ek__rank *)lender;
+  struct ek__keeper *keeper = &rank->keeper;
   bool new = false;
-  EK__FAIL_IF(!is_there(keeper, keeper->current) || !is_there(keeper, keeper->ahead),
-              EK_ERR_INTERNAL, "unit %zu or %zu does not exist", keeper->current, keeper->ahead);
+  EK__FAIL_IF(!is_there(rank, keeper->current) || !is_there(rank, keeper->ahead), EK_ERR_INTERNAL,
+              "unit %zu or %zu does not exist", keeper->current, keeper->ahead);
   ek__keeper_note(keeper, way, node->number);
   for (size_t i = 0; i <= node->parameter_count; i++) {
-    const size_t unit = unit_of(keeper, node, i);
-    if (unit == keeper->cut->count) continue;
+    const size_t unit = unit_of(rank, node, i);
+    if (unit == rank->sums->cut->count) continue;
     if (keeper->values[unit].pins == 0) {
-      const ek_status status = make_current(keeper, unit);
-      if (status != EK_OK) leave_some(keeper, node, i);
+      const ek_status status = make_current(rank, unit);
+      if (status != EK_OK) leave_some(rank, node, i);
       EK_TRY(status);
       new = true;
     }
     keeper->values[unit].pins++;
   }
-  const ek_status status = new ? expect(keeper, node, way) : EK_OK;
+  const ek_status status = new ? expect(rank, node, way) : EK_OK;
   if (status != EK_OK) leave(lender, node);
   return status;
 }
 
 static ek_status lend_value(ek_tensor *value, struct ek__lender *lender, size_t parameter) {
-  const struct ek__keeper *keeper = (const struct ek__keeper *)lender;
-  const size_t unit = keeper->cut->of[parameter];
+  const struct ek__rank *rank = (const struct ek__rank *)lender;
+  const struct ek__keeper *keeper = &rank->keeper;
+  const size_t unit = rank->sums->cut->of[parameter];
   const ek_tensor *whole = &keeper->values[unit].whole;
   EK__FAIL_IF(keeper->values[unit].pins == 0, EK_ERR_INTERNAL, "%s was not gathered",
-              keeper->replica->layout.parameters[parameter].name);
-  *value = ek__replica_view(whole, keeper->replica, parameter, keeper->cut->list[unit].first);
+              rank->replica->layout.parameters[parameter].name);
+  *value = ek__replica_view(whole, rank->replica, parameter, rank->sums->cut->list[unit].first);
   value->memory = whole->memory;
   return EK_OK;
 }
 
 /* Gives back the units that are not needed any more, once their gathers have ended. Other passes
- * may be within nodes (lockstep.h): they pin theirs. */
+ * may be within nodes (reduction.h): they pin theirs. */
 static ek_status rest(struct ek__lender *lender, bool last) {
-  struct ek__keeper *keeper = (struct ek__keeper *)lender;
-  const size_t none = keeper->cut->count;
+  struct ek__rank *rank = (struct ek__rank *)lender;
+  struct ek__keeper *keeper = &rank->keeper;
+  const size_t none = rank->sums->cut->count;
   ek__keeper_note(keeper, EK__TRAIL_ENDED, last);
   if (keeper->ahead != none) {
-    EK_TRY(wait_for(keeper, keeper->ahead));
+    EK_TRY(wait_for(rank, keeper->ahead));
     ek_tensor_free(&keeper->values[keeper->ahead].whole);
     keeper->ahead = none;
   }
@@ -173,18 +180,21 @@ static ek_status rest(struct ek__lender *lender, bool last) {
   return EK_OK;
 }
 
-ek_status ek__keeper_lend_values(struct ek__keeper *keeper, size_t parameters) {
+ek_status ek__keeper_lend_values(struct ek__rank *rank) {
+  struct ek__keeper *keeper = &rank->keeper;
   keeper->lender.enter = enter;
   keeper->lender.leave = leave;
   keeper->lender.value = lend_value;
   keeper->lender.rest = rest;
-  return ek__new(&keeper->values, parameters, sizeof *keeper->values, "a data-parallel model");
+  return ek__new(&keeper->values, rank->sums->cut->parameters, sizeof *keeper->values,
+                 "a data-parallel model");
 }
 
-void ek__keeper_drop_values(struct ek__keeper *keeper) {
-  for (size_t u = 0; u < keeper->cut->count; u++) {
+void ek__keeper_drop_values(struct ek__rank *rank) {
+  struct ek__keeper *keeper = &rank->keeper;
+  for (size_t u = 0; u < rank->sums->cut->count; u++) {
     ek_tensor_free(&keeper->values[u].whole);
     keeper->values[u] = (struct ek__gathered){0};
   }
-  keeper->current = keeper->ahead = keeper->cut->count;
+  keeper->current = keeper->ahead = rank->sums->cut->count;
 }

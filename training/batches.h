@@ -5,7 +5,7 @@
 #ifndef EK_BATCHES_H
 #define EK_BATCHES_H
 
-#include "parallel/micro_batches.h"
+#include "parallel/forward.h"
 
 /* The batch as `module` takes it. For a module that computes its loss itself, the targets follow
  * the other inputs: `all` gets both. */

@@ -2,7 +2,7 @@
  * trainer.c - a model, its loss and its optimizer in one object.
  *
  * It uses public functions, except for two things: a micro-batch is one job of the workers
- * (micro_batches.h), and the sums of a loss over the parts of a batch are read from the criterion
+ * (micro_batches.c), and the sums of a loss over the parts of a batch are read from the criterion
  * (criterion_internal.h).
  *
  * A step that fails drops what it has begun, so that no activations are held until the next one.

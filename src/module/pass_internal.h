@@ -82,7 +82,7 @@ struct ek__recipe {
 };
 
 /* What makes the sums of modules if no communicator does: the passes of a device whose batch is
- * cut finer than by devices (parallel/lockstep.h). */
+ * cut finer than by devices (parallel/lockstep.c). */
 struct ek__exchange {
   ek_status (*all_reduce)(struct ek__exchange *self, ek_tensor *tensor);
 };
