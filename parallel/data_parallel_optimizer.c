@@ -3,7 +3,7 @@
  *
  * All memory is taken at opening. A step does everything that may fail before it writes anything,
  * so such a failure leaves parameters and state as they were. A failure inside the update itself
- * leaves the model torn (model_step.c).
+ * leaves the model torn (model_step.c). When the host reads the result: optimizer_result.c.
  *
  * A model has one optimizer at a time, and one counter of steps, which masks, schedule and bias
  * corrections all follow. The counter belongs to the model and starts again when the optimizer is
@@ -166,6 +166,9 @@ static ek_status open_optimizer(ek_data_parallel_optimizer **parallel,
   EK_TRY_GOTO(status, read_schedule(&update->schedule, o.schedule, optimizer), cleanup);
   EK_TRY_GOTO(status, make_tables(self), cleanup);
   EK_TRY_GOTO(status, ek__ranks_apply(&model->run, open_one, self), cleanup);
+  ek_device *device = model->run.ranks[0].device;
+  EK_TRY_GOTO(status, ek__note_open(&update->forward, device), cleanup);
+  EK_TRY_GOTO(status, ek__note_open(&update->square_norm, device), cleanup);
   EK_TRY_GOTO(status, ek__update_same(model, update), cleanup);
   model->update = update;
   *parallel = self;
@@ -196,6 +199,8 @@ void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
   ek_data_parallel_model *model = parallel->model;
   if (model->update == &parallel->update) ek__model_lose_update(model);
   for (size_t k = 0; k < model->run.count; k++) free_share(&model->run.ranks[k].share);
+  ek__note_close(parallel->update.square_norm);
+  ek__note_close(parallel->update.forward);
   ek__free(parallel->update.written);
   ek__free(parallel->update.kept);
   ek_optimizer_free(parallel->update.optimizer);
@@ -305,6 +310,7 @@ static ek_status scale_totals(const ek_data_parallel_model *model, struct ek__ra
 struct step_job {
   ek_data_parallel_model *model;
   bool norm, update;
+  struct ek__note *note; /* that gets the norm before the update; or NULL */
 };
 
 /* Whether the ranks give each other what they have updated. */
@@ -322,6 +328,9 @@ static ek_status step_one(void *context, struct ek__rank *rank) {
   const struct step_job *job = context;
   ek_data_parallel_model *model = job->model;
   if (job->norm) EK_TRY(model->run.reduction->norm(model, rank));
+  if (job->note != NULL && rank->place == 0) {
+    EK_TRY(ek__note_write(job->note, &rank->share.square_norm));
+  }
   if (!job->update) return EK_OK;
   EK_TRY(scale_totals(model, rank));
   const ek_trace_span span = ek_trace_begin(rank->device, "update");
@@ -333,10 +342,6 @@ static ek_status step_one(void *context, struct ek__rank *rank) {
 
 /* ---- the step, for the caller ---- */
 
-static bool scales(const struct ek__update *update) {
-  return update->loss_scale.kind != EK_LOSS_SCALE_NONE;
-}
-
 /* What is read from a device before the processes agree. */
 struct numbers {
   double totals[2], square_norm;
@@ -347,31 +352,6 @@ static ek_status read_numbers(struct numbers *numbers, const ek_data_parallel_mo
   const struct ek__rank *rank = &model->run.ranks[0];
   EK_TRY(ek__read_numbers(numbers->totals, 2, &rank->totals));
   return norm ? ek__read_numbers(&numbers->square_norm, 1, &rank->share.square_norm) : EK_OK;
-}
-
-static void make_result(ek_step_result *result, const ek_data_parallel_model *model, bool norm,
-                        const struct numbers *numbers) {
-  const struct ek__step *step = &model->step;
-  const struct ek__rank *rank = &model->run.ranks[0];
-  const double *totals = numbers->totals, square_norm = numbers->square_norm;
-  const double weight = step->divided ? totals[1] : 0;
-  result->empty = step->divided && totals[1] == 0;
-  result->weight = weight;
-  result->loss = !step->divided ? totals[0] : result->empty ? 0 : totals[0] / weight;
-  result->gradient_norm = -1;
-  if (norm) {
-    result->gradient_norm = sqrt(square_norm) / step->scaling.factor;
-    if (step->divided) result->gradient_norm /= weight;
-    if (result->empty && isfinite(square_norm)) result->gradient_norm = 0;
-  }
-  /* On a `plan` device nothing is computed, so nothing is wrong. */
-  const bool counts = ek_device_counts_only(rank->device);
-  const bool overflow = norm && !counts && !isfinite(square_norm);
-  result->finite = counts || (isfinite(result->loss) && !overflow);
-  result->skipped = overflow && scales(model->update);
-  result->learning_rate = model->update->rate;
-  result->loss_scale = step->scaling.factor * step->scaling.unit;
-  result->step = step->taken + !result->skipped;
 }
 
 /* Asks for the rate once, because a function of the program's may give it. */
@@ -395,9 +375,10 @@ static ek_status check_read(const struct ek__update *update, const ek_step_resul
                       read->loss, read->gradient_norm);
 }
 
-static ek_status run(ek_data_parallel_model *model, bool norm, bool update) {
-  struct step_job job = {model, norm, update};
-  return norm || update ? ek__ranks_apply(&model->run, step_one, &job) : EK_OK;
+static ek_status run(ek_data_parallel_model *model, const struct step_job *job) {
+  struct step_job own = *job;
+  own.model = model;
+  return own.norm || own.update ? ek__ranks_apply(&model->run, step_one, &own) : EK_OK;
 }
 
 static ek_status rest_one(void *context, struct ek__rank *rank) {
@@ -450,58 +431,132 @@ static ek_status agree(ek_data_parallel_model *model, bool norm, double *square_
   return EK_OK;
 }
 
-/*
- * The results of the step are read before the update, between two jobs: they may decide whether
- * there is an update at all, and errors of a device so far are found before anything is written.
- * Several processes agree there that none has failed; what follows needs no memory.
- */
-static ek_status step(ek_step_result *read, ek_data_parallel_model *model, bool wanted) {
+/* The result of a step that its caller wants. */
+enum wanted { NO_RESULT, NOW, LATER };
+
+/* When the result of a step is read, if something depends on it, or if the caller wants it. */
+enum reading {
+  NO_READING,
+  BEFORE_UPDATE, /* all of it: it decides whether there is an update, or the gradient's sum over the
+                  * ranks may yet fail */
+  BESIDE_UPDATE  /* the totals when forward has ended, the norm after the update was queued */
+};
+
+static enum reading reading_for(const ek_data_parallel_model *model, enum wanted wanted) {
   const struct ek__update *own = model->update;
-  const bool checked = own->refuse || scales(own), reads = wanted || checked;
-  const bool norm = ek__update_takes_norm(own, wanted), due = norm && !model->step.norm;
+  const bool alone = model->run.count == 1 && ek__model_world(model) == NULL;
+  if (own->refuse || ek__update_scales(own)) return BEFORE_UPDATE;
+  if (wanted == NO_RESULT) return NO_READING;
+  if (!ek__note_written(own->forward)) return BEFORE_UPDATE; /* the optimizer came after backward */
+  return wanted == LATER || alone ? BESIDE_UPDATE : BEFORE_UPDATE;
+}
+
+/* What can be known of the step before its update. */
+static ek_status read_before(struct ek__reading *reading, ek_data_parallel_model *model,
+                             enum reading how, bool norm) {
+  const bool rides = norm && model->run.norms_ride;
   ek_world *world = ek__model_world(model);
-  const bool before = reads || world != NULL; /* the norm, in a job of its own */
   struct numbers numbers = {{NAN, NAN}, NAN};
+  if (how == BEFORE_UPDATE) EK_TRY(read_numbers(&numbers, model, norm));
+  if (how == BESIDE_UPDATE) EK_TRY(ek__reading_forward(model, numbers.totals));
+  if (world != NULL) EK_TRY(agree(model, rides, &numbers.square_norm));
+  if (how == NO_READING) return EK_OK;
+  ek__reading_totals(reading, model, norm, numbers.totals);
+  if (how == BEFORE_UPDATE) ek__reading_norm(reading, model, numbers.square_norm);
+  return how == BEFORE_UPDATE ? check_read(model->update, &reading->result) : EK_OK;
+}
+
+/*
+ * Whatever decides whether there is an update is read before it, and errors of a device that can be
+ * known are found before anything is written. Several processes agree there that none has failed;
+ * what follows needs no memory. *late: the norm of the reading is to come.
+ */
+static ek_status step(struct ek__reading *reading, bool *late, ek_data_parallel_model *model,
+                      enum wanted wanted) {
+  const struct ek__update *own = model->update;
+  const enum reading how = reading_for(model, wanted);
+  ek_world *world = ek__model_world(model);
+  const bool norm = ek__update_takes_norm(own, wanted != NO_RESULT);
+  const bool due = norm && !model->step.norm;
+  const bool before = how == BEFORE_UPDATE || world != NULL; /* the norm, in a job of its own */
+  *late = how == BESIDE_UPDATE && norm;
   EK_TRY(find_rate(model->update, model->step.taken));
   EK_TRY(reduce_rest(model));
   EK_TRY(ek__terms_verify(model));
-  if (before) EK_TRY(run(model, due, false));
-  if (reads) EK_TRY(read_numbers(&numbers, model, norm));
-  if (world != NULL) EK_TRY(agree(model, norm && model->run.norms_ride, &numbers.square_norm));
-  if (reads) {
-    make_result(read, model, norm, &numbers);
-    EK_TRY(check_read(own, read)); /* the same in all processes */
-  }
-  if (read->skipped) return EK_OK;
+  if (before) EK_TRY(run(model, &(struct step_job){.norm = due}));
+  EK_TRY(read_before(reading, model, how, norm));
+  if (how != NO_READING) EK_TRY(ek__begun_complete(model)); /* the note is needed again */
+  if (reading->result.skipped) return EK_OK;
   /* From here on parameters are written; nothing below takes memory. */
   ek__world_part(world, gathers_away(model) ? model->run.cut.trained : 0);
-  const ek_status status = run(model, due && !before, true);
+  const ek_status status = run(model, &(struct step_job){.norm = due && !before,
+                                                         .update = true,
+                                                         .note = *late ? own->square_norm : NULL});
   ek__world_rejoin(world);
   if (status == EK_OK) ek__model_update_ended(model);
   return status;
 }
 
-static ek_status run_step(ek_step_result *result, ek_data_parallel_optimizer *parallel) {
+static ek_status take_step(ek_step_result *result, ek_data_parallel_model *model,
+                           enum wanted wanted) {
+  struct ek__update *update = model->update;
+  struct ek__reading reading = {.result = {.step = 0}};
+  bool late = false;
+  const ek_status status = step(&reading, &late, model, wanted);
+  const bool skipped = reading.result.skipped;
+  if (status == EK_OK) {
+    update->scaler = ek_loss_scale_next(&update->loss_scale, update->scaler, skipped);
+  }
+  ek__model_end_step(model, status == EK_OK && !skipped);
+  if (status != EK_OK || wanted == NO_RESULT) return status;
+  if (wanted == LATER) {
+    ek__begun_add(update, &reading, late);
+    return EK_OK;
+  }
+  if (late) EK_TRY(ek__reading_late(&reading, model));
+  *result = reading.result;
+  return EK_OK;
+}
+
+ek_status ek__optimizer_check_room(const ek_data_parallel_optimizer *parallel) {
+  EK__FAIL_IF(parallel->update.begun_count == EK_MAX_STEPS_BEGUN, EK_ERR_STATE,
+              "step_begin: the results of %d steps that were begun were not taken; call step_end",
+              EK_MAX_STEPS_BEGUN);
+  return EK_OK;
+}
+
+static ek_status run_step(ek_step_result *result, ek_data_parallel_optimizer *parallel,
+                          enum wanted wanted) {
   ek_data_parallel_model *model = parallel->model;
-  struct ek__update *update = &parallel->update;
   EK__MODEL_ENTER(model, "optimizer step");
-  ek_step_result read = {0};
   EK_TRY(ek__model_check(model));
   EK__FAIL_IF(model->step.stage == EK__STEP_EMPTY, EK_ERR_STATE,
               "no gradient: no backward has run since the last step");
-  const ek_status status = step(&read, model, result != NULL);
-  if (status == EK_OK) {
-    update->scaler = ek_loss_scale_next(&update->loss_scale, update->scaler, read.skipped);
-    if (result != NULL) *result = read;
-  }
-  ek__model_end_step(model, status == EK_OK && !read.skipped);
-  return status;
+  if (wanted == LATER) EK_TRY(ek__optimizer_check_room(parallel));
+  return take_step(result, model, wanted);
 }
 
 ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
                                           ek_data_parallel_optimizer *parallel) {
   EK__NOT_NULL("optimizer step", parallel);
-  EK__WORLD_CALL(ek__group_world(parallel->model->run.group), run_step(result, parallel));
+  EK__WORLD_CALL(ek__group_world(parallel->model->run.group),
+                 run_step(result, parallel, result == NULL ? NO_RESULT : NOW));
+}
+
+ek_status ek_data_parallel_optimizer_step_begin(ek_data_parallel_optimizer *parallel) {
+  EK__NOT_NULL("optimizer step_begin", parallel);
+  EK__WORLD_CALL(ek__group_world(parallel->model->run.group), run_step(NULL, parallel, LATER));
+}
+
+static ek_status end_step(ek_step_result *result, ek_data_parallel_optimizer *parallel) {
+  EK__MODEL_ENTER(parallel->model, "optimizer step_end");
+  return ek__begun_take(result, parallel->model);
+}
+
+ek_status ek_data_parallel_optimizer_step_end(ek_step_result *result,
+                                              ek_data_parallel_optimizer *parallel) {
+  EK__NOT_NULL("optimizer step_end", parallel, result);
+  return end_step(result, parallel);
 }
 
 ek_status ek_data_parallel_optimizer_set_learning_rate(ek_data_parallel_optimizer *parallel,

@@ -9,7 +9,16 @@
 #include <evenkeel/data_parallel_optimizer.h>
 #include <evenkeel/state.h>
 
+#include "device/note.h"
 #include "parallel_internal.h"
+
+/* The result of a step, with what its norm is still to be made of. */
+struct ek__reading {
+  ek_step_result result;
+  double factor; /* of its gradients in memory */
+  bool divided;
+  bool norm; /* it has one, or is going to */
+};
 
 /* The state of an optimizer, which the model has while it is open; the parts of the ranks are in
  * their ek__rank.share. */
@@ -29,6 +38,13 @@ struct ek__update {
   } * kept;
   size_t kept_count;
   uint64_t *written; /* per state and parameter: model_step.c */
+  /* Of rank 0: the step's totals as the last backward began, when all forwards of the step had
+   * ended; and the norm of a step that was begun, before its update. */
+  struct ek__note *forward, *square_norm;
+  /* Steps that were begun and not ended, the oldest first. */
+  struct ek__reading begun[EK_MAX_STEPS_BEGUN];
+  size_t begun_count;
+  bool late; /* the last one lacks its norm, which `square_norm` is going to have */
 };
 
 struct ek_data_parallel_optimizer {
@@ -36,11 +52,46 @@ struct ek_data_parallel_optimizer {
   struct ek__update update;
 };
 
+/* Whether a step whose gradient is not finite is skipped. */
+static inline bool ek__update_scales(const struct ek__update *update) {
+  return update->loss_scale.kind != EK_LOSS_SCALE_NONE;
+}
+
+/* ---- optimizer_result.c ---- */
+
+/* All of a result except what its norm says; `norm`: it has one, or is going to. And the norm. */
+void ek__reading_totals(struct ek__reading *reading, const ek_data_parallel_model *model, bool norm,
+                        const double totals[2]);
+void ek__reading_norm(struct ek__reading *reading, const ek_data_parallel_model *model,
+                      double square_norm);
+/*
+ * Waits until all devices have ended forward, while they have backward to do, so that what forward
+ * finds wrong is known before anything is written. No rank has the totals before all have computed
+ * theirs.
+ */
+ek_status ek__reading_forward(ek_data_parallel_model *model, double totals[2]);
+/* Reads the norm after the update was queued. An error is of work before that update, which may
+ * have run all the same: the model is torn. The same for the last step that was begun. */
+ek_status ek__reading_late(struct ek__reading *reading, ek_data_parallel_model *model);
+ek_status ek__begun_complete(ek_data_parallel_model *model);
+/* Appends a result to those that were begun, where there is room; `late`: without its norm. And
+ * takes the oldest: EK_ERR_STATE if there is none. */
+void ek__begun_add(struct ek__update *update, const struct ek__reading *reading, bool late);
+ek_status ek__begun_take(ek_step_result *result, ek_data_parallel_model *model);
+
+/* EK_ERR_STATE if another step cannot be begun. */
+ek_status ek__optimizer_check_room(const ek_data_parallel_optimizer *parallel);
+
 /* Whether the next step needs the norm of its gradient before the update; `result`: the caller
  * wants the result. */
 static inline bool ek__update_takes_norm(const struct ek__update *update, bool result) {
   return ek_optimizer_clip_norm(update->optimizer) > 0 || update->refuse ||
          update->loss_scale.kind != EK_LOSS_SCALE_NONE || (result && update->norm);
+}
+
+/* On rank 0's worker, when it has the totals of the step so far. */
+static inline ek_status ek__update_note(const struct ek__update *update, const ek_tensor *totals) {
+  return update == NULL ? EK_OK : ek__note_write(update->forward, totals);
 }
 
 /* Whether every worker updates a part of rank 0's memory: all ranks are in one address space. */

@@ -20,6 +20,7 @@
 #include "core/error.h"
 #include "forward.h"
 #include "module/pass_internal.h"
+#include "optimizer_internal.h"
 
 struct work {
   struct ek__ranks *run;
@@ -407,5 +408,6 @@ ek_status ek__rank_backward_piece(const ek_data_parallel_model *model, struct ek
 ek_status ek__rank_backward(const struct ek__backward *job, struct ek__rank *rank,
                             const ek_tensor *gradients, const ek_tensor *totals) {
   EK_TRY(add_totals(job, rank, totals));
+  if (rank->place == 0) EK_TRY(ek__update_note(job->model->update, &rank->totals));
   return job->model->run.reduction->backward(job, rank, gradients);
 }

@@ -320,17 +320,25 @@ static struct ek__batch batch_of(ek_tensor all[EK_MAX_INPUTS], const ek_trainer 
       &(struct ek__batch){inputs, targets, input_count, target_count, self->broadcast_inputs});
 }
 
+/* What a step does with its result. */
+enum result { DROPPED, READ, KEPT };
+
 static ek_status run_step(ek_step_result *result, ek_trainer *trainer, const ek_tensor *inputs,
-                          size_t input_count, const ek_tensor *targets, size_t target_count) {
+                          size_t input_count, const ek_tensor *targets, size_t target_count,
+                          enum result use) {
   EK_TRY(check_parts("ek_trainer_step", trainer, true));
   EK_TRY(check_call("ek_trainer_step", trainer, inputs, targets, target_count));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_step", "the trainer");
   EK_TRY(ek__checkpoint_go_on(trainer->write));
+  if (use == KEPT) EK_TRY(ek__optimizer_check_room(trainer->optimizer));
   ek_tensor all[EK_MAX_INPUTS];
   const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
-  const bool norm = ek__update_takes_norm(trainer->model->update, result != NULL);
+  const bool norm = ek__update_takes_norm(trainer->model->update, use != DROPPED);
   ek_status status = add_batch(trainer, &batch, true, norm);
-  if (status == EK_OK) status = ek_data_parallel_optimizer_step(result, trainer->optimizer);
+  if (status == EK_OK) {
+    status = use == KEPT ? ek_data_parallel_optimizer_step_begin(trainer->optimizer)
+                         : ek_data_parallel_optimizer_step(result, trainer->optimizer);
+  }
   if (status != EK_OK) return drop_step(trainer, status);
   return EK_OK;
 }
@@ -339,7 +347,22 @@ ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_
                           size_t input_count, const ek_tensor *targets, size_t target_count) {
   EK__NOT_NULL("ek_trainer_step", trainer);
   EK__WORLD_CALL(ek__group_world(trainer->group),
-                 run_step(result, trainer, inputs, input_count, targets, target_count));
+                 run_step(result, trainer, inputs, input_count, targets, target_count,
+                          result == NULL ? DROPPED : READ));
+}
+
+ek_status ek_trainer_step_begin(ek_trainer *trainer, const ek_tensor *inputs, size_t input_count,
+                                const ek_tensor *targets, size_t target_count) {
+  EK__NOT_NULL("ek_trainer_step_begin", trainer);
+  EK__WORLD_CALL(ek__group_world(trainer->group),
+                 run_step(NULL, trainer, inputs, input_count, targets, target_count, KEPT));
+}
+
+ek_status ek_trainer_step_end(ek_step_result *result, ek_trainer *trainer) {
+  EK__NOT_NULL("ek_trainer_step_end", result);
+  EK_TRY(check_parts("ek_trainer_step_end", trainer, true));
+  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_step_end", "the trainer");
+  return ek_data_parallel_optimizer_step_end(result, trainer->optimizer);
 }
 
 /* With training off no module writes a buffer; masks and products' sizes do not depend on it. */

@@ -92,6 +92,36 @@ typedef struct ek_step_result {
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
                                                             ek_data_parallel_optimizer *parallel);
 
+/* The most steps that are begun and not ended. */
+#define EK_MAX_STEPS_BEGUN 16
+
+/*
+ * The same step in two calls, so that the host need not wait for one step before it queues the next
+ * on a GPU:
+ *
+ *     begin step 1; begin step 2, end step 1; begin step 3, end step 2; ...
+ *
+ * ek_data_parallel_optimizer_step_begin() queues the update and returns while the devices compute.
+ * It waits until they have ended the forwards of the step, so that what these find (an index
+ * outside of its table) is its error, before anything is written, and so that the host is never
+ * ahead by more than a step. With a loss scale or `refuse_not_finite` the update depends on the
+ * gradient, and the call waits for that.
+ *
+ * ek_data_parallel_optimizer_step_end() gives the results in the order of the steps, each once; on
+ * a GPU it waits for the gradient of that step and for nothing queued later. EK_ERR_STATE if there
+ * is none, and of a begin when the results of EK_MAX_STEPS_BEGUN steps were not taken. All other
+ * calls are legal in between; a plain step gives its own result and leaves the others.
+ *
+ * ek_data_parallel_optimizer_step() with a result on one device likewise reads the norm after it
+ * has queued the update. On several devices it waits for the sum of the gradients first: if a GPU
+ * or a collective fails then, nothing was written. With begin and end such a failure is found after
+ * the update was queued: the model is then torn (EK_ERR_TORN), and its state has to be loaded.
+ */
+EK_API EK_CHECKED ek_status
+ek_data_parallel_optimizer_step_begin(ek_data_parallel_optimizer *parallel);
+EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_step_end(
+    ek_step_result *result, ek_data_parallel_optimizer *parallel);
+
 /*
  * Sets the rate of every step from the next one on, until a schedule is set. The schedule is kept
  * meanwhile, also in saved states (checkpoint.h), which do not have this rate. Without a schedule,

@@ -135,6 +135,24 @@ EK_API EK_CHECKED ek_status ek_trainer_step(ek_step_result *result, ek_trainer *
                                             const ek_tensor *targets, size_t target_count);
 
 /*
+ * The same step in two calls, as ek_data_parallel_optimizer_step_begin() describes: the devices
+ * compute step n + 1 while the program reads the result of step n.
+ *
+ *     for (int i = 0; i < steps; i++) {
+ *       EK_TRY(ek_trainer_step_begin(trainer, &tokens[i], 1, &targets[i], 1));
+ *       if (i > 0) EK_TRY(ek_trainer_step_end(&result, trainer));   // of step i - 1
+ *     }
+ *     EK_TRY(ek_trainer_step_end(&result, trainer));
+ *
+ * Losses and parameters are those of ek_trainer_step(), bit for bit. The batch may be overwritten
+ * when begin returns.
+ */
+EK_API EK_CHECKED ek_status ek_trainer_step_begin(ek_trainer *trainer, const ek_tensor *inputs,
+                                                  size_t input_count, const ek_tensor *targets,
+                                                  size_t target_count);
+EK_API EK_CHECKED ek_status ek_trainer_step_end(ek_step_result *result, ek_trainer *trainer);
+
+/*
  * Does ahead of time what the first step of a batch size does once: a GPU loads code and times the
  * algorithms of each product (docs/notes/cuda.md), a processor compiles code for its products and
  * touches memory. The call is optional, since a step with a new size prepares itself; call it once

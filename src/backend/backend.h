@@ -180,6 +180,15 @@ struct ek__backend {
   ek_status (*between)(ek_stream *stream, void *to, ek_device *source, const void *from,
                        size_t bytes);
 
+  /* (optional, all three: a download is done when it returns) host memory for a few f64, and a copy
+   * into it that is queued: device/note.h. From any thread, except `note_write`. */
+  ek_status (*note_open)(void **memory, ek_device *device);
+  void (*note_close)(void *memory, ek_device *device);
+  ek_status (*note_write)(ek_stream *stream, void *memory, const void *from, size_t bytes);
+  /* (optional: nothing is found late) an error that devices of the group have found so far, which is
+   * forgotten then. Waits for nothing. From any thread. */
+  ek_status (*check_found)(ek_device *device);
+
   /*
    * (optional, all three: else `upload`) fills memory that was just taken, beside what the compute
    * stream holds. `ticket`, asked when memory is given back, is where its users end; `send` gets it

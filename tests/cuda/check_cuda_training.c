@@ -9,6 +9,9 @@
  * sum is another neighbour of its value, 2 v of it, and a network of depth d hands that on: 2 d v,
  * d at most 8 (docs/numerics.md, "Numbers of 16 bits").
  */
+#include <pthread.h>
+#include <time.h>
+
 #include "ck_emulated.h"
 #include "ck_training.h"
 
@@ -214,6 +217,132 @@ CK_LOOP(a_bad_target_is_found_before_the_update, SPECS) {
   ck_same_bits("parameter", after, before, count);
   ((int32_t *)batch.target[0].data)[SAMPLES - 1] = 1;
   ck_ok(ck_training_step(&training, &batch, &result));
+}
+
+static ek_status begin(struct ck_training *training, const struct ck_batch *batch) {
+  EK_TRY(ck_training_backward(training, batch, NULL, false, NULL));
+  return ek_data_parallel_optimizer_step_begin(training->optimizer);
+}
+
+/* An index that is wrong in a step that is begun: the step before it has its result. */
+CK_LOOP(a_bad_target_of_a_step_that_is_begun, SPECS + 1) {
+  const struct ck_setup setup = setup_of(0, _i < SPECS ? specs[_i] : "cuda:0");
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 40);
+  struct ck_training training = ck_training_opened(&setup);
+  ek_step_result want, result;
+  ck_ok(ck_training_step(&training, &batch, &want));
+  ck_training_close(&training);
+  training = ck_training_opened(&setup);
+  ck_ok(begin(&training, &batch));
+  int64_t count = 0;
+  double *before = ck_training_read(&training, CK_VALUES, &count);
+  ((int32_t *)batch.target[0].data)[SAMPLES - 1] = 1000;
+  ck_invalid(begin(&training, &batch), "target");
+  double *after = ck_training_read(&training, CK_VALUES, &count);
+  ck_same_bits("parameter", after, before, count);
+  ((int32_t *)batch.target[0].data)[SAMPLES - 1] = 1;
+  ck_ok(begin(&training, &batch));
+  ck_ok(ek_data_parallel_optimizer_step_end(&result, training.optimizer));
+  ck_assert(result.loss == want.loss && result.gradient_norm == want.gradient_norm);
+  ck_ok(ek_data_parallel_optimizer_step_end(&result, training.optimizer));
+  ck_assert_int_eq(result.step, 2);
+}
+
+/* ---- the host is ahead of the GPU ---- */
+
+/* Launches of a step on GPU 0; those up to the end of its backward, of which the last one hangs. */
+struct ahead {
+  unsigned long step, backward, whole;
+};
+
+static struct ahead count_launches(struct ck_training *training, const struct ck_batch *batch) {
+  struct ahead ahead;
+  ck_ok(ck_training_step(training, batch, NULL)); /* plans products */
+  ck_ok(ek_group_synchronize(training->group));
+  const unsigned long before = cuemu_calls(0, CUEMU_KERNEL);
+  ck_ok(ck_training_backward(training, batch, NULL, false, NULL));
+  ck_ok(ek_group_synchronize(training->group));
+  ahead.backward = cuemu_calls(0, CUEMU_KERNEL) - before;
+  CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, training->optimizer));
+  ck_ok(ek_group_synchronize(training->group));
+  ahead.step = cuemu_calls(0, CUEMU_KERNEL) - before;
+  ck_assert_uint_gt(ahead.step, ahead.backward);
+  ahead.whole = cuemu_calls(0, CUEMU_LAUNCH) + ahead.step;
+  return ahead;
+}
+
+/* Lets the GPU go on when the update has been launched; in another thread. */
+static void *release_after_the_update(void *context) {
+  const struct ahead *ahead = context;
+  static const struct timespec moment = {.tv_nsec = 1000000};
+  bool launched = false;
+  for (int i = 0; i < 20000 && !launched; i++) {
+    launched = cuemu_calls(0, CUEMU_LAUNCH) >= ahead->whole;
+    (void)nanosleep(&moment, NULL);
+  }
+  cuemu_reset();
+  return launched ? context : NULL;
+}
+
+/* Of one device, the update is on its way before the norm is known. */
+CK_TEST(a_step_reads_its_norm_after_the_update) {
+  const struct ck_setup setup = setup_of(2 * SPECS * WORKLOADS, "cuda:0");
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 40);
+  struct ck_training training = ck_training_opened(&setup);
+  struct ahead ahead = count_launches(&training, &batch);
+  pthread_t thread;
+  void *seen = NULL;
+  cuemu_hang(0, CUEMU_KERNEL, ahead.backward);
+  ck_assert_int_eq(pthread_create(&thread, NULL, release_after_the_update, &ahead), 0);
+  ek_step_result result;
+  const ek_status status = ck_training_step(&training, &batch, &result);
+  ck_assert_int_eq(pthread_join(thread, &seen), 0);
+  ck_ok(status);
+  ck_assert_ptr_nonnull(seen);
+  ck_assert(isfinite(result.gradient_norm) && result.gradient_norm > 0);
+}
+
+/* The next step is begun while the GPU has not ended the backward of this one; in all modes, and
+ * over peer access. */
+CK_LOOP(a_begun_step_does_not_wait_for_backward, 2 * CK_MODES) {
+  const int mode = _i / 2;
+  const struct ck_setup setup =
+      setup_of(mode * SPECS * WORKLOADS, _i % 2 == 0 ? "cuda:0" : "cuda:0x2");
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 40);
+  struct ck_training training = ck_training_opened(&setup);
+  const struct ahead ahead = count_launches(&training, &batch);
+  cuemu_hang(0, CUEMU_KERNEL, ahead.backward);
+  ck_ok(begin(&training, &batch));
+  const bool launched = cuemu_calls(0, CUEMU_LAUNCH) >= ahead.whole;
+  cuemu_reset(); /* it may not have come to the kernel that was to hang */
+  CK_GOT(ek_step_result, result,
+         ek_data_parallel_optimizer_step_end(&result, training.optimizer));
+  ck_assert(launched && isfinite(result.gradient_norm));
+}
+
+/* What a step waits for, in the emulation's count of waits that ended. Pinned memory of two steps
+ * before is used again for input and target. */
+CK_TEST(waits_of_a_step) {
+  enum { UPLOADS = 2 };
+  const struct ck_setup setup = setup_of(2 * SPECS * WORKLOADS, "cuda:0");
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 40);
+  struct ck_training training = ck_training_opened(&setup);
+  ek_step_result result;
+  for (int i = 0; i < 2; i++) ck_ok(ck_training_step(&training, &batch, &result));
+  ck_ok(ek_group_synchronize(training.group));
+  unsigned long before = cuemu_event_waits();
+  ck_ok(ck_training_step(&training, &batch, &result));
+  ck_assert_uint_eq(cuemu_event_waits() - before, UPLOADS + 2);
+  ck_ok(begin(&training, &batch));
+  for (int i = 0; i < 3; i++) {
+    before = cuemu_event_waits();
+    ck_ok(begin(&training, &batch));
+    /* Its own forward, which keeps the host within a step of the GPU; and the norm of the step
+     * before, which is there by then. */
+    ck_assert_uint_eq(cuemu_event_waits() - before, UPLOADS + 2);
+    ck_ok(ek_data_parallel_optimizer_step_end(&result, training.optimizer));
+    ck_assert_uint_eq(cuemu_event_waits() - before, UPLOADS + 2);
+  }
 }
 
 CK_EMULATED_SUITE("cuda training")

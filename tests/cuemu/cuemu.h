@@ -129,6 +129,10 @@ unsigned long cuemu_algorithm_calls(int algorithm);
  * product then refuses. */
 void cuemu_refuse(unsigned by_heuristic, unsigned by_product);
 
+/* Waits of the host for events that have ended: queries that were answered with cudaSuccess, since
+ * the last reset. */
+unsigned long cuemu_event_waits(void);
+
 /* Descriptions of products and matrices that were made since the last reset. */
 unsigned long cuemu_descriptions(void);
 

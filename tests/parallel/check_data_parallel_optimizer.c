@@ -202,6 +202,79 @@ CK_LOOP(steps_without_result, CK_MODES) {
   ck_runs_agree(&a, &b, CK_VALUES, 0);
 }
 
+/* ---- steps that are begun and ended ---- */
+
+static bool same(double a, double b) { return a == b || (isnan(a) && isnan(b)); }
+
+static void same_result(const ek_step_result *got, const ek_step_result *want) {
+  ck_assert(same(got->loss, want->loss) && got->weight == want->weight);
+  ck_assert(same(got->gradient_norm, want->gradient_norm) && got->finite == want->finite);
+  ck_assert(got->learning_rate == want->learning_rate && got->loss_scale == want->loss_scale);
+  ck_assert(got->step == want->step && got->skipped == want->skipped && got->empty == want->empty);
+}
+
+static ek_status begin(struct ck_training *t, const struct ck_batch *batch) {
+  EK_TRY(ck_training_backward(t, batch, NULL, false, NULL));
+  return ek_data_parallel_optimizer_step_begin(t->optimizer);
+}
+
+/* Results are those of plain steps, in order, however late they are taken; with a loss scale too,
+ * under which one of the steps is skipped. */
+CK_LOOP(steps_begun_and_ended, 3 * CK_MODES) {
+  static const ek_loss_scale grows = {EK_LOSS_SCALE_DYNAMIC, 1024, 2, 0.5, 1};
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)(_i / 3));
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 2);
+  enum { BEGUN = 5 };
+  const int behind = _i % 3; /* how many steps later a result is taken */
+  ek_step_result want[BEGUN], got;
+  if (behind == 1) setup.loss_scale = &grows;
+  struct ck_training a = ck_training_opened(&setup);
+  struct ck_training b = ck_training_opened(&setup);
+  for (int i = 0; i < BEGUN; i++) {
+    float *x = batch.input[0].data, kept = x[3];
+    if (behind == 1 && i == 2) x[3] = INFINITY;
+    ck_ok(ck_training_step(&a, &batch, &want[i]));
+    ck_ok(begin(&b, &batch));
+    x[3] = kept;
+    if (i < behind) continue;
+    ck_ok(ek_data_parallel_optimizer_step_end(&got, b.optimizer));
+    same_result(&got, &want[i - behind]);
+  }
+  for (int i = BEGUN - behind; i < BEGUN; i++) {
+    ck_ok(ek_data_parallel_optimizer_step_end(&got, b.optimizer));
+    same_result(&got, &want[i]);
+  }
+  ck_assert_int_eq(want[2].skipped, behind == 1);
+  ck_runs_agree(&a, &b, CK_VALUES, 0);
+}
+
+CK_LOOP(results_out_of_order, CK_MODES) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", (ek_mode)_i);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 2);
+  ek_step_result result = {.step = -1};
+  struct ck_training t = ck_training_opened(&setup);
+  ck_fails(ek_data_parallel_optimizer_step_end(&result, t.optimizer), EK_ERR_STATE,
+           "no step was begun");
+  ck_fails(ek_data_parallel_optimizer_step_begin(t.optimizer), EK_ERR_STATE, "no backward");
+  ck_invalid(ek_data_parallel_optimizer_step_end(NULL, t.optimizer), "NULL");
+  ck_invalid(ek_data_parallel_optimizer_step_begin(NULL), "NULL");
+  ck_ok(begin(&t, &batch));
+  ck_ok(ck_training_step(&t, &batch, &result)); /* its own; that of the first is still to come */
+  ck_assert_int_eq(result.step, 2);
+  ck_ok(ck_training_step(&t, &batch, NULL));
+  ck_ok(ek_data_parallel_optimizer_step_end(&result, t.optimizer));
+  ck_assert_int_eq(result.step, 1);
+  ck_assert(result.gradient_norm > 0);
+  for (int i = 0; i < EK_MAX_STEPS_BEGUN; i++) ck_ok(begin(&t, &batch));
+  ck_fails(begin(&t, &batch), EK_ERR_STATE, "call step_end");
+  for (int i = 0; i < EK_MAX_STEPS_BEGUN / 2; i++) {
+    ck_ok(ek_data_parallel_optimizer_step_end(&result, t.optimizer));
+    ck_assert_int_eq(result.step, 4 + i);
+  }
+  ck_ok(ek_data_parallel_optimizer_step_begin(t.optimizer)); /* the one that was refused */
+  ck_assert_int_eq(ek_data_parallel_optimizer_steps(t.optimizer), 4 + EK_MAX_STEPS_BEGUN);
+} /* the results of the others are lost */
+
 /* ---- numbers that are not finite ---- */
 
 /* The model's first input becomes `value` in one element of one sample. */

@@ -15,6 +15,19 @@ static ek_status answer_own_data(struct scene *s) {
   return EK_OK;
 }
 
+/* trainer.h, "The same step in two calls" */
+static ek_status answer_two_calls(struct scene *s) {
+  ek_trainer *trainer = s->trainer;
+  const ek_tensor *tokens = s->inputs, *targets = s->targets;
+  const int steps = STEPS_SHOWN;
+  ek_step_result result;
+  while (ek_trainer_step_end(&result, trainer) == EK_OK) { /* of an attempt that failed */
+  }
+#include "trainer_2.inc"
+  ck_assert(isfinite(result.loss));
+  return EK_OK;
+}
+
 static ek_status answer_validation(struct scene *s) {
   ek_trainer *trainer = s->trainer;
   const ek_tensor *inputs = s->inputs, *targets = s->targets;

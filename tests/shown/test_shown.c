@@ -939,6 +939,7 @@ static const struct {
               {"tensor.h", shown_tensors, 1},
               {"dlpack.h", shown_dlpack, 0},
               {"how-do-i.md, own data", answer_own_data, 3},
+              {"trainer.h, a step in two calls", answer_two_calls, 3},
               {"how-do-i.md, validation", answer_validation, 3},
               {"how-do-i.md, documents", answer_packed, 0},
               {"how-do-i.md, rate", answer_rate, 3},

@@ -117,6 +117,31 @@ CK_LOOP(equals_the_calls_of_its_parts, CK_WORKLOADS * CK_MODES) {
   ck_state_same("trainer", &got, &want);
 }
 
+static ek_status begin(struct bench *b) {
+  return ek_trainer_step_begin(b->trainer, b->batch.input, b->batch.inputs, b->batch.target,
+                               b->batch.targets);
+}
+
+/* In two calls, with the results a step later. */
+CK_LOOP(steps_in_two_calls, CK_WORKLOADS * CK_MODES) {
+  if (!ck_part(_i)) return;
+  struct bench b;
+  open_bench(&b, ck_workloads[_i / CK_MODES].name, (ek_mode)(_i % CK_MODES));
+  struct ck_training t = ck_training_opened(&b.setup);
+  for (int i = 0; i < STEPS; i++) {
+    ek_step_result got, want;
+    ck_ok(begin(&b));
+    if (i == 0) continue;
+    ck_ok(ek_trainer_step_end(&got, b.trainer));
+    ck_ok(ck_training_step(&t, &b.batch, &want));
+    ck_assert(got.loss == want.loss && got.weight == want.weight && got.step == want.step);
+    ck_assert(got.gradient_norm == want.gradient_norm && got.finite);
+  }
+  ck_ok(ck_training_step(&t, &b.batch, NULL));
+  struct ck_state got = ck_state_take(ek_trainer_model(b.trainer)), want = ck_state_take(t.model);
+  ck_state_same("trainer", &got, &want);
+} /* the last result was not taken */
+
 /* ---- before the first step ---- */
 
 static ek_status prepare(struct bench *b) {
@@ -629,6 +654,8 @@ CK_LOOP(misuse, CK_MODES) {
   ck_fails(ek_trainer_step(NULL, NULL, x, 1, y, 1), bad, "NULL");
   ck_fails(ek_trainer_step(NULL, b.trainer, NULL, 1, y, 1), bad, "NULL");
   ck_fails(ek_trainer_step(NULL, b.trainer, x, 1, NULL, 1), bad, "NULL");
+  ck_fails(ek_trainer_step_begin(NULL, x, 1, y, 1), bad, "NULL");
+  ck_fails(ek_trainer_step_end(NULL, b.trainer), bad, "NULL");
   ck_fails(ek_trainer_prepare(NULL, x, 1, y, 1), bad, "NULL");
   ck_fails(ek_trainer_prepare(b.trainer, x, 1, NULL, 1), bad, "NULL");
   ck_fails(ek_trainer_evaluate(NULL, NULL, b.trainer, x, 1, y, 1), bad, "NULL");
@@ -838,9 +865,20 @@ static ek_status arm(const struct bench *b, int what, uint64_t n) {
   return EK_OK;
 }
 
+/* What fails. */
+enum call { STEP, PREPARING, TWO_CALLS };
+
+static ek_status run_call(struct bench *b, enum call call) {
+  ek_step_result result;
+  if (call == STEP) return step(b, NULL);
+  if (call == PREPARING) return prepare(b);
+  EK_TRY(begin(b));
+  return ek_trainer_step_end(&result, b->trainer);
+}
+
 /* Every stride-th call of a step, or of what comes before one, fails, in turn; the parts were made,
  * and b is closed. */
-static void fail_at_each(struct bench *b, int what, uint64_t stride, bool before_a_step) {
+static void fail_at_each(struct bench *b, int what, uint64_t stride, enum call call) {
   ck_ok(open_on(b, ck_spec("cpu:3"), NULL));
   struct ck_training other = ck_training_opened(&b->setup);
   ck_ok(step(b, NULL));
@@ -850,9 +888,9 @@ static void fail_at_each(struct bench *b, int what, uint64_t stride, bool before
   for (uint64_t n = 1; failed; n += stride) {
     struct ck_state before = ck_state_take(ek_trainer_model(b->trainer));
     ck_ok(arm(b, what, n));
-    const ek_status status = before_a_step ? prepare(b) : step(b, NULL);
+    const ek_status status = run_call(b, call);
     ck_ok(arm(b, what, 0));
-    if (before_a_step && status == EK_OK) ck_ok(step(b, NULL));
+    if (call == PREPARING && status == EK_OK) ck_ok(step(b, NULL));
     failed = fails_well(b, &other, status, bytes, &before);
   }
   ck_training_close(&other);
@@ -869,13 +907,13 @@ CK_LOOP(each_call_fails_once, CK_MODES * FAILURES) {
   const int what = _i % FAILURES;
   struct bench b;
   make_parts(&b, "mlp", (ek_mode)(_i / FAILURES));
-  fail_at_each(&b, what, stride_of(what, 1), false);
+  fail_at_each(&b, what, stride_of(what, 1), _i % 2 == 0 ? STEP : TWO_CALLS);
 }
 
 CK_LOOP(each_call_of_preparing_fails_once, FAILURES) {
   struct bench b;
   make_parts(&b, "mlp", EK_MODE_SHARDED_GRADIENTS);
-  fail_at_each(&b, _i, stride_of(_i, 3), true);
+  fail_at_each(&b, _i, stride_of(_i, 3), PREPARING);
 }
 
 /* A second forward that fails in the middle of a backward is a step that has failed. */
@@ -901,7 +939,7 @@ CK_LOOP(each_call_of_recomputation_fails_once,
   ek_module_free(b.module);
   ck_kept(recomputed_gpt(&b.module), b.module);
   b.setup.workload = &gpt;
-  fail_at_each(&b, _i % FAILURES, stride_of(_i % FAILURES, 3), false);
+  fail_at_each(&b, _i % FAILURES, stride_of(_i % FAILURES, 3), STEP);
 }
 
 CK_TEST(opening_fails_at_each_allocation) {

@@ -100,6 +100,42 @@ ek_status ek__cuda_download(ek_stream *stream, void *host, const void *from, siz
   return ek__cuda_check_group(it->device->group);
 }
 
+/* ---- a few numbers, read later ---- */
+
+ek_status ek__cuda_note_open(void **memory, ek_device *raw) {
+  struct ek__cuda_device *device = ek__cuda_device_of(raw);
+  *memory = NULL;
+  pthread_mutex_lock(&device->mutex);
+  for (size_t i = 0; i < EK__CUDA_NOTES && *memory == NULL; i++) {
+    if (device->noted[i]) continue;
+    device->noted[i] = true;
+    *memory = device->pinned->notes[i];
+  }
+  pthread_mutex_unlock(&device->mutex);
+  if (*memory != NULL) return EK_OK;
+  return ek__cuda_host->error_set(EK_ERR_UNSUPPORTED,
+                                  "%s: %d optimizers are open, expected one less at most",
+                                  device->name, EK__CUDA_NOTES / 2);
+}
+
+void ek__cuda_note_close(void *memory, ek_device *raw) {
+  struct ek__cuda_device *device = ek__cuda_device_of(raw);
+  double(*note)[2] = memory;
+  pthread_mutex_lock(&device->mutex);
+  device->noted[note - device->pinned->notes] = false;
+  pthread_mutex_unlock(&device->mutex);
+}
+
+ek_status ek__cuda_note_write(ek_stream *stream, void *memory, const void *from, size_t bytes) {
+  const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
+  EK_TRY(ek__cuda_enter(it->device));
+  ek__cuda_call_begins(it->device);
+  const cudaError_t error =
+      cudaMemcpyAsync(memory, from, bytes, cudaMemcpyDeviceToHost, it->handle);
+  return ek__cuda_call_ends(it->device,
+                            ek__cuda_check(it->device, error, "a note: cudaMemcpyAsync"));
+}
+
 /* ---- device to device ---- */
 
 /* `stream` waits for what `other`, of another device, holds now. `event` is of the other device; a

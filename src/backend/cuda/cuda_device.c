@@ -84,8 +84,9 @@ static void close_marks(struct ek__cuda_marks *marks) {
 
 static ek_status open_pinned(struct ek__cuda_device *device) {
   void *memory = NULL;
-  EK_TRY(pinned(device, &memory, sizeof *device->bad));
-  device->bad = memory;
+  EK_TRY(pinned(device, &memory, sizeof *device->pinned));
+  device->pinned = memory;
+  device->bad = &device->pinned->bad;
   *device->bad = (struct ek__cuda_bad){EK__CUDA_NOTHING_BAD, EK__CUDA_NOTHING_BAD};
   EK_TRY(open_ring(device, &device->ring));
   return open_ring(device, &device->sending);
@@ -117,7 +118,7 @@ void ek__cuda_device_discard(struct ek__cuda_device *device) {
   ek__cuda_products_close(device);
   close_ring(&device->sending);
   close_ring(&device->ring);
-  if (device->bad != NULL) (void)cudaFreeHost(device->bad);
+  if (device->pinned != NULL) (void)cudaFreeHost(device->pinned);
   close_marks(&device->arrived);
   close_marks(&device->used);
   if (device->passed != NULL) (void)cudaEventDestroy(device->passed);

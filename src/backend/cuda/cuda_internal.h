@@ -78,6 +78,13 @@ struct ek__cuda_marks {
   uint64_t numbers[EK__CUDA_MARKS]; /* 0: not recorded */
 };
 
+/* Pinned: what kernels find wrong, and numbers that the host reads later (device/note.h). */
+enum { EK__CUDA_NOTES = 254 };
+struct ek__cuda_pinned {
+  struct ek__cuda_bad bad;
+  double notes[EK__CUDA_NOTES][2];
+};
+
 struct ek__cuda_device {
   struct ek__cuda_group *group;
   struct ek__cuda_gpu *gpu;
@@ -89,7 +96,8 @@ struct ek__cuda_device {
   _Atomic uint64_t calls_begun, calls_ended, beats;
   uint64_t changes_seen;
   double unchanged_since;
-  struct ek__cuda_bad *bad; /* pinned: kernels report bad indices here */
+  struct ek__cuda_pinned *pinned;
+  struct ek__cuda_bad *bad; /* pinned->bad: kernels report bad indices here */
   cublasLtHandle_t products;
   struct ek__cuda_products *plans; /* cuda_products.c */
   cudaEvent_t begin, end;          /* cuda_timing.c */
@@ -100,6 +108,7 @@ struct ek__cuda_device {
   bool mutex_open;
   cudaEvent_t ready, passed; /* of copies between devices: cuda_copy.c */
   struct ek__cuda_ring ring; /* of copies on the compute stream */
+  bool noted[EK__CUDA_NOTES]; /* those of pinned->notes that are in use */
 
   pthread_mutex_t send_mutex; /* the rest of this struct: cuda_send.c */
   bool send_mutex_open;
@@ -303,6 +312,8 @@ ek_status ek__cuda_finish_collectives(const struct ek__cuda_device *device, cons
  * devices has reported a bad index, which is then forgotten. */
 ek_status ek__cuda_check_group(struct ek__cuda_group *group);
 ek_status ek__cuda_event_synchronize(void *event, ek_device *device);
+/* The slot check_found. */
+ek_status ek__cuda_check_found(ek_device *device);
 ek_status ek__cuda_stream_synchronize(ek_stream *stream);
 
 /* ---- cuda_copy.c ---- */
@@ -310,6 +321,10 @@ ek_status ek__cuda_stream_synchronize(ek_stream *stream);
 ek_status ek__cuda_upload(ek_stream *stream, void *to, const struct ek__host_bytes *host,
                           size_t bytes);
 ek_status ek__cuda_download(ek_stream *stream, void *host, const void *from, size_t bytes);
+/* The slots note_open, note_close and note_write. */
+ek_status ek__cuda_note_open(void **memory, ek_device *device);
+void ek__cuda_note_close(void *memory, ek_device *device);
+ek_status ek__cuda_note_write(ek_stream *stream, void *memory, const void *from, size_t bytes);
 /* The host's bytes to the device, through the stages of a ring that belongs to the stream. Their
  * mutex is held. */
 ek_status ek__cuda_upload_pieces(const struct ek__cuda_stream *stream, struct ek__cuda_ring *ring,

@@ -73,6 +73,9 @@ VISIT(upload, (ek_stream * stream, void *to, const struct ek__host_bytes *host, 
       (stream, to, host, bytes))
 VISIT(download, (ek_stream * stream, void *host, const void *from, size_t bytes),
       (stream, host, from, bytes))
+VISIT(note_write, (ek_stream * stream, void *memory, const void *from, size_t bytes),
+      (stream, memory, from, bytes))
+VISIT(check_found, (ek_device * device), (device))
 VISIT(between, (ek_stream * stream, void *to, ek_device *source, const void *from, size_t bytes),
       (stream, to, source, from, bytes))
 VISIT(send,
@@ -134,6 +137,10 @@ static const struct ek__backend table = {
     .stream_wait = stream_wait,
     .upload = upload,
     .download = download,
+    .note_open = ek__cuda_note_open,
+    .note_close = ek__cuda_note_close,
+    .note_write = note_write,
+    .check_found = check_found,
     .between = between,
     .ticket = ek__cuda_ticket,
     .send = send,

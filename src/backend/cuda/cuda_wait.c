@@ -122,6 +122,10 @@ ek_status ek__cuda_check_group(struct ek__cuda_group *group) {
   return check_indices(group);
 }
 
+ek_status ek__cuda_check_found(ek_device *device) {
+  return ek__cuda_check_group(ek__cuda_device_of(device)->group);
+}
+
 ek_status ek__cuda_event_synchronize(void *event, ek_device *device) {
   return ek__cuda_finish_event(ek__cuda_device_of(device), event, "waiting for an event");
 }

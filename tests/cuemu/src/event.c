@@ -182,6 +182,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   pthread_mutex_unlock(&event->mutex);
   want(event, number);
   cudaError_t error = cuemu_sticky(event->device);
+  if (!pending) cuemu_add_event_wait();
   return cuemu_result(error != cudaSuccess ? error : pending ? cudaErrorNotReady : cudaSuccess);
 }
 

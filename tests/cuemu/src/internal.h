@@ -160,6 +160,7 @@ void cuemu_add_overlap(void);
 void cuemu_add_staged(void);
 void cuemu_add_unaligned(void);
 void cuemu_add_description(void);
+void cuemu_add_event_wait(void);
 void cuemu_add_algorithm(int algorithm);
 void cuemu_add_hanging(int change); /* for hangs that another file waits out */
 
