@@ -31,8 +31,10 @@
  *     forward    a linear and the GELU after it (ek_op_linear_gelu in products.h)
  *                an activation and the product of its gate (ek_op_gate_forward in elementwise.h)
  *                an addition and the layer norm or RMSNorm after it (ek_op_add_layer_norm_forward)
+ *                ReLU and others whose backward needs their result, over what the step before gave
  *     backward   a linear, and the GELU between it and another linear (ek_op_gelu_linear_backward)
  *                the product of a gate and its activation (ek_op_gate_backward)
+ *                ReLU and the others, over the gradient of their result
  *                a layer norm or RMSNorm, and the sum with the gradient that reaches its input past
  *                it (ek_op_layer_norm_backward)
  *
@@ -48,7 +50,8 @@
 
 EK_BEGIN_DECLARATIONS
 
-/* A step that is no child: this activation. Its result is kept with EK_RECOMPUTE_CHEAP, too. */
+/* A step that is no child: this activation. Its result is kept with EK_RECOMPUTE_CHEAP, too, except
+ * that of one whose backward needs its result (ek_activation_keeps_result()) after a cheap child. */
 #define EK_CHAIN_ACTIVATION(activation) (SIZE_MAX - SIZE_MAX / 4 + (size_t)(activation))
 
 /*

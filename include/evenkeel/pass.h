@@ -264,6 +264,13 @@ EK_API bool ek_pass_is_training(const ek_pass *pass);    /* false: dropout is of
 /* True in a forward that has run before and that a backward runs again. Buffers that a training
  * forward changes (running statistics, counters) have been changed already: leave them alone. */
 EK_API bool ek_pass_is_recomputing(const ek_pass *pass);
+/*
+ * In a forward that makes a result again for `made_from` (above): a loan of tensor number `index`,
+ * from 0, of those that the module's first forward saved, so that it need not compute it again: the
+ * statistics of batch norm, for which all devices would have to meet. False: there is none, as in
+ * every other forward.
+ */
+EK_API bool ek_pass_kept(ek_tensor *loan, const ek_pass *pass, size_t index);
 /* True in a forward that does not save, in a pass with gradient: a backward will run it again. A
  * module that computes differently when nothing is saved must not do so here, because the bits
  * could differ. */

@@ -29,8 +29,9 @@ EK_BEGIN_DECLARATIONS
  *   SQRT   sqrt      as every=ceil(sqrt(n))            each module once
  *   ALL    all       the inputs of the first module    module i n - i times: quadratic work, memory
  *                                                      that does not grow with n
- *   CHEAP  cheap     all but results of norms and      these, without a product
- *                    activations that need no product
+ *   CHEAP  cheap     all but results of norms, of      these, without a product or a collective
+ *                    activations that need no product,
+ *                    and of a ReLU after a norm
  *   BYTES  64MiB     what a plan finds: ek_recompute_plan()
  *
  * A segment of EVERY, SQRT and ALL holds all that its modules save while its own backward runs.

@@ -34,7 +34,7 @@ typedef struct ek_resnet_options {
   bool small_pictures;  /* the beginning for pictures of about 32 x 32 pixels */
   bool zero_branches;   /* the last norm of each branch begins at 0 (Goyal et al. 2017) */
   const ek_batch_norm_options *norm; /* of every batch norm; copied; NULL: its defaults */
-  ek_recompute recompute; /* of the blocks of each stage */
+  ek_recompute recompute; /* of the blocks of each stage; with `cheap` of what is in all blocks */
 } ek_resnet_options;
 #define EK_RESNET_OPTIONS_INIT                                                                     \
   {                                                                                                \

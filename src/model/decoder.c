@@ -123,7 +123,7 @@ static ek_status block_create(ek_module **module, const struct ek__decoder_form 
                                .step_count = chains[form->gate][dropout].count,
                                .unit = true,
                                .shared = o->attention.segments ? 1 : 0};
-  if (o->recompute.kind == EK_RECOMPUTE_CHEAP) made.recompute = o->recompute;
+  made.recompute = ek__recompute_within(&o->recompute);
   const ek_status status = fill_block(&made, form, o);
   return ek__composite_create(module, &made, sizeof made, form->block_ops, 1 + made.shared, 1,
                               status);
@@ -200,7 +200,7 @@ static ek_status add_head(struct ek__composite *model, const struct ek__decoder 
 
 static ek_status fill(struct ek__composite *model, const struct ek__decoder_form *form,
                       const struct ek__decoder *o) {
-  if (o->recompute.kind == EK_RECOMPUTE_CHEAP) model->recompute = o->recompute;
+  model->recompute = ek__recompute_within(&o->recompute);
   ek_module *tokens = NULL, *blocks = NULL;
   ek_embedding_options embedding = EK_EMBEDDING_OPTIONS_INIT;
   embedding.positions = o->positions;

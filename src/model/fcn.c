@@ -27,9 +27,11 @@ enum { LAST, THIRD, FEATURES };
 /* All stages except the last. */
 static ek_chain first_stages(const ek_module *self) {
   static const size_t steps[] = {0, 1, 2, 3, 4, 5, 6, 7};
+  const struct ek__composite *m = (const struct ek__composite *)self;
   ek_chain chain = EK_CHAIN_INIT;
   chain.steps = steps;
-  chain.count = ((const struct ek__composite *)self)->count - 1;
+  chain.count = m->count - 1;
+  chain.recompute = m->recompute;
   return chain;
 }
 
@@ -63,7 +65,7 @@ static const ek_module_ops plain_backbone_ops = {
 
 static ek_status add_backbone(struct ek__composite *m, const struct ek__resnet *resnet,
                               bool auxiliary) {
-  struct ek__composite made = {.children = NULL};
+  struct ek__composite made = {.recompute = ek__recompute_within(&resnet->options.recompute)};
   ek_module *backbone = NULL;
   EK_TRY(ek__composite_create(&backbone, &made, sizeof made,
                               auxiliary ? &backbone_ops : &plain_backbone_ops, 1,
@@ -85,7 +87,7 @@ static ek_status fill_head(struct ek__composite *m, int64_t in, const struct ek_
 
 static ek_status add_head(struct ek__composite *m, const char *name, int64_t in,
                           const struct ek__resnet *resnet, const ek_fcn_options *o) {
-  struct ek__composite made = {.children = NULL};
+  struct ek__composite made = {.recompute = ek__recompute_within(&resnet->options.recompute)};
   ek_module *head = NULL;
   EK_TRY(ek__sequential_of(&head, &made, fill_head(&made, in, resnet, o)));
   return ek__composite_add(m, name, head);

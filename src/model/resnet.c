@@ -151,6 +151,7 @@ static ek_status block_create(ek_module **module, const struct place *at,
   const bool deep = kind_of(resnet->options.depth)->bottleneck;
   struct ek__composite made = {.steps = chains[deep][projects].steps,
                                .step_count = chains[deep][projects].count,
+                               .recompute = ek__recompute_within(&resnet->options.recompute),
                                .unit = true};
   ek_status status = add_branch(&made, at, resnet);
   if (status == EK_OK && projects) status = add_projection(&made, at, resnet);
@@ -223,7 +224,7 @@ static ek_status fill(struct ek__composite *m, const struct ek__resnet *resnet) 
 
 ek_status ek_resnet_create(ek_module **module, const ek_resnet_options *options) {
   struct ek__resnet resnet;
-  struct ek__composite made = {.children = NULL};
   EK_TRY(ek__resnet_read(&resnet, options));
+  struct ek__composite made = {.recompute = ek__recompute_within(&resnet.options.recompute)};
   return ek__composite_create(module, &made, sizeof made, &resnet_ops, 1, 1, fill(&made, &resnet));
 }

@@ -52,6 +52,18 @@ static ek_status activation_backward(const ek_module *self, ek_pass *pass,
   return ek__activation_backward(pass, kind_of(self), grad_outputs, grad_inputs);
 }
 
+ek_status ek__activate(ek_pass *pass, ek_activation kind, ek_tensor *x) {
+  ek_stream *stream = ek_pass_stream(pass);
+  if (ek_tensor_holders(x) == 1) return ek_op_activation_forward(stream, x, x, NULL, kind);
+
+  ek_tensor fresh = {0};
+  EK_TRY(ek_pass_output(&fresh, pass, x->type, x->rank, x->shape));
+  const ek_status status = ek_op_activation_forward(stream, &fresh, x, NULL, kind);
+  ek_tensor_free(status == EK_OK ? x : &fresh);
+  if (status == EK_OK) *x = fresh;
+  return status;
+}
+
 enum { CHEAP_INPUT = true, CHEAP_RESULT = false }; /* by what is kept */
 
 static const ek_module_ops activation_ops[] = {

@@ -6,6 +6,9 @@
  * the gradients of bias and weight, an exchange for ALL, dx. With running statistics mean and rstd
  * do not depend on x, and dx needs no sums.
  *
+ * A result that is made again (`cheap` in recompute.h) has the statistics that are kept, without
+ * another exchange.
+ *
  * A device without rows adds zeros to the exchanges. The last number of the totals is that of rows.
  */
 #include <evenkeel/batch_norm.h>
@@ -188,14 +191,29 @@ static ek_status write_output(const struct batch_norm *m, ek_pass *pass, const e
                                     m->affine ? &weight : NULL, m->affine ? &bias : NULL);
 }
 
+/* Again, with the statistics of the first time. */
+static ek_status output_again(const struct batch_norm *m, ek_pass *pass, const ek_tensor *x,
+                              const ek_tensor *statistics, ek_tensor *y) {
+  ek_tensor mean = {0}, rstd = {0};
+  EK_TRY(ek_tensor_rows(&mean, statistics, 0, 1));
+  ek_status status = ek_tensor_rows(&rstd, statistics, 1, 1);
+  if (status == EK_OK) status = write_output(m, pass, x, &mean, &rstd, y);
+  ek_tensor_free(&rstd);
+  ek_tensor_free(&mean);
+  return status;
+}
+
 static ek_status batch_norm_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                     ek_tensor *outputs) {
   const struct batch_norm *m = norm_of(self);
   const ek_tensor *x = &inputs[0];
-  ek_tensor statistics = {0}, mean = {0}, rstd = {0};
+  ek_tensor kept, statistics = {0}, mean = {0}, rstd = {0};
   struct totals totals = {.all = {0}};
   const bool batch = uses_batch(m, pass);
   EK_TRY(ek__layer_check(pass, x, m->channels));
+  if (ek_pass_kept(&kept, pass, SAVED_STATISTICS)) {
+    return output_again(m, pass, x, &kept, &outputs[0]);
+  }
   EK_TRY(ek_pass_output(&statistics, pass, ek_type_of_sums(ek_pass_type(pass)), 2,
                         (int64_t[]){2, m->channels}));
   ek_status status = EK_OK;
@@ -325,10 +343,9 @@ static const ek_module_ops frozen_ops = {
 static const ek_module_ops shard_ops = {
     EK__LAYER("batch_norm", batch_norm_forward, batch_norm_backward, ek__layer_free),
     .parameters = batch_norm_parameters, .cheap = true, .mixes_samples = true};
-/* Not cheap over all devices: another forward is another exchange. */
 static const ek_module_ops all_ops = {
     EK__LAYER("batch_norm", batch_norm_forward, batch_norm_backward, ek__layer_free),
-    .parameters = batch_norm_parameters, .collective = true, .mixes_samples = true};
+    .parameters = batch_norm_parameters, .cheap = true, .collective = true, .mixes_samples = true};
 
 static ek_status check_options(int64_t channels, const ek_batch_norm_options *o) {
   EK__FAIL_IF(channels <= 0, EK_ERR_INVALID_ARGUMENT,

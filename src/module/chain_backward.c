@@ -77,6 +77,26 @@ static ek_status overwrite(ek_tensor *dx, const struct ek__backward *at) {
   return EK_OK;
 }
 
+/* Through an activation that has kept its result. */
+static ek_status result_backward(const struct ek__backward *at) {
+  ek_pass *pass = at->chain->pass;
+  const size_t child = ek__step_child(at->chain, at->i);
+  const ek_tensor dy = *at->given;
+  ek_tensor kept = {0};
+  ek_formula formula;
+  ek__step_formula(&formula, at->chain, at->i);
+  if (child != SIZE_MAX) EK_TRY(enter(at->chain, at->i));
+  EK_TRY(ek_pass_take(&kept, pass));
+  ek_status status = at->results == NULL ? EK_OK : overwrite(at->results, at);
+  if (at->results != NULL && status == EK_OK) {
+    status = ek_op_activation_backward(ek_pass_stream(pass), at->results, &dy, &kept,
+                                       formula.activation);
+  }
+  ek_tensor_free(&kept);
+  if (status != EK_OK || child == SIZE_MAX) return status;
+  return ek_pass_child_leave(pass);
+}
+
 static ek_status shortcut_backward(const struct ek__backward *at, const ek_tensor *given) {
   return ek_pass_child_backward(at->past, at->chain->pass, ek__step_child(at->chain, at->i), given);
 }
@@ -167,6 +187,7 @@ static ek_status join_backward(const struct ek__backward *at, const struct ek__j
   switch (join->operation) {
   case EK__JOINED_GELU_LINEAR: return gelu_linear(at);
   case EK__JOINED_GATE: return multiply_backward(at);
+  case EK__JOINED_RESULT: return result_backward(at);
   default: return norm_backward(at);
   }
 }

@@ -30,15 +30,18 @@ struct flow {
    * would leave a hole for a result that outlives its neighbours: a higher arena. */
   ek_tensor norm;
   struct ek__made made;
+  size_t recipe; /* for the value, if it is an activation of what can be made again */
 };
 
 static void flow_begin(struct flow *flow, size_t count) {
   memset(flow->values, 0, count * sizeof *flow->values);
   flow->count = count;
   flow->shortcut = flow->norm = flow->made.from = (ek_tensor){0};
+  flow->recipe = EK__NO_RECIPE;
 }
 
-static void flow_free(struct flow *flow) {
+static void flow_free(ek_pass *pass, struct flow *flow) {
+  ek__recipe_close(pass, flow->recipe);
   ek__free_all(flow->values, flow->count);
   ek_tensor_free(&flow->shortcut);
   ek_tensor_free(&flow->norm);
@@ -115,6 +118,30 @@ static ek_status activation_forward(struct ek__forward *at) {
                                 at->chain->save);
 }
 
+/*
+ * An activation whose backward needs its result, which is written over its input where nothing else
+ * holds that. Where the input can be made again so can the result, by the same module: as long as
+ * the next step runs, and here, it is a recipe that is saved. The last step's result is its
+ * caller's, who may save it.
+ */
+static ek_status result_forward(struct ek__forward *at) {
+  ek_pass *pass = at->chain->pass;
+  const size_t child = ek__step_child(at->chain, at->i);
+  ek_formula formula;
+  ek__step_formula(&formula, at->chain, at->i);
+  if (child != SIZE_MAX) EK_TRY(ek_pass_child_enter(pass, child));
+  EK_TRY(ek__layer_check(pass, at->given, -1));
+  EK_TRY(take_given(at->results, at));
+  EK_TRY(ek__activate(pass, formula.activation, at->results));
+  if (child != SIZE_MAX) EK_TRY(ek_pass_child_leave(pass));
+  if (!at->chain->save) return EK_OK;
+  if (at->made != NULL && at->i + 1 < at->chain->count) {
+    EK_TRY(ek__recipe_open_activated(at->recipe, pass, at->made->by, &at->made->from,
+                                     formula.activation, at->results));
+  }
+  return ek_pass_save(pass, at->results);
+}
+
 /* The product with the shortcut's result, after an activation or not. Backward needs both. */
 static ek_status multiply(struct ek__forward *at) {
   ek_pass *pass = at->chain->pass;
@@ -158,7 +185,7 @@ static ek_status child_forward(struct ek__forward *at) {
   EK_TRY(ek_pass_child_enter_with(pass, child, at->given, &options));
   if (ek__part_of(&formula, at->chain, at->i) == EK__PART_LINEAR) {
     EK_TRY(ek__product_forward(&formula, pass, at->given, at->results, 0));
-  } else { /* a norm: GELU and the activation of a gate are never alone */
+  } else { /* a norm: GELU and the activation of a gate are never alone, others are a join */
     ek_tensor x = at->given[0];
     EK_TRY(ek__norm_forward(&formula, pass, &x, NULL, at->results));
   }
@@ -188,6 +215,7 @@ static ek_status join_forward(struct ek__forward *at, const struct ek__join *joi
   switch (join->operation) {
   case EK__JOINED_LINEAR_GELU: return linear_gelu(at);
   case EK__JOINED_GATE: return multiply(at);
+  case EK__JOINED_RESULT: return result_forward(at);
   default: return add_norm(at);
   }
 }
@@ -249,15 +277,16 @@ ek_status ek__steps_forward(const struct ek__chain *chain, size_t begin, size_t 
                              .own = i == begin ? NULL : now->values,
                              .shortcut = ek_tensor_exists(&now->shortcut) ? &now->shortcut : inputs,
                              .results = next->values,
-                             .sum = &next->shortcut};
+                             .sum = &next->shortcut,
+                             .recipe = &next->recipe};
     status = step_forward(&at, end, now, next);
-    flow_free(now);
+    flow_free(chain->pass, now);
     struct flow *const ran = next;
     next = now;
     now = ran;
     i = at.last + 1;
   }
   if (status == EK_OK) ek__move_all(outputs, now->values, now->count);
-  flow_free(now);
+  flow_free(chain->pass, now);
   return status;
 }

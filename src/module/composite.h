@@ -50,6 +50,10 @@ ek_status ek__sequential_of(ek_module **module, struct ek__composite *m, ek_stat
 /* EK_ERR_INVALID_ARGUMENT for a policy that a container cannot have. In recompute.c. */
 ek_status ek__recompute_check(const char *who, const ek_recompute *recompute);
 
+/* What is left of a policy within the modules that it is about: `cheap`, or nothing. In
+ * recompute.c. */
+ek_recompute ek__recompute_within(const ek_recompute *recompute);
+
 /* Number `index` of the policies that a search tries, the cheapest first; NULL after the last. In
  * recompute.c. */
 const ek_recompute *ek__recompute_by_cost(size_t index);

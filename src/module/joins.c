@@ -11,6 +11,8 @@
  */
 #include "module/joins.h"
 
+#include <evenkeel/elementwise.h>
+
 /* ---- steps ---- */
 
 static const ek_module *module_of(const struct ek__chain *chain, size_t i) {
@@ -54,6 +56,7 @@ enum ek__part ek__part_of(ek_formula *formula, const struct ek__chain *chain, si
     if (i + 1 < chain->count && ek__step_kind(chain, i + 1) == EK__STEP_MULTIPLY) {
       return EK__PART_GATE;
     }
+    if (ek_activation_keeps_result(formula->activation)) return EK__PART_RESULT;
     return formula->activation == EK_ACTIVATION_GELU ? EK__PART_GELU : EK__PART_OTHER;
   default: return EK__PART_OTHER;
   }
@@ -85,6 +88,8 @@ static const struct ek__join joins[] = {
      .count = 2, .parts = {PART(ADD), PART(NORM)}, .cut = true, .forward = true},
     {EK__JOINED_GELU_LINEAR, /* ek_op_gelu_linear_backward() */
      .count = 3, .before = 1, .parts = {PART(LINEAR), PART(GELU), PART(LINEAR)}, .backward = true},
+    {EK__JOINED_RESULT, /* over its input, and back over the gradient, where nothing holds these */
+     .count = 1, .parts = {PART(RESULT)}, .cut = true, .forward = true, .backward = true},
     {EK__JOINED_NORM_ADD, /* ek_op_layer_norm_backward(), with the gradient past the norm */
      .count = 1, .parts = {PART(NORM)}, .branches = true, .cut = true, .backward = true},
 };

@@ -72,7 +72,8 @@ ek_status ek__steps_forward(const struct ek__chain *chain, size_t begin, size_t 
 ek_status ek__steps_backward(const struct ek__chain *chain, size_t begin, size_t end,
                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
 
-/* A part of a join: what a step computes. GATE is an activation whose result is multiplied. */
+/* A part of a join: what a step computes. GATE is an activation whose result is multiplied, RESULT
+ * another one whose backward needs its result, such as ReLU. */
 enum ek__part {
   EK__PART_OTHER,
   EK__PART_ADD,
@@ -80,6 +81,7 @@ enum ek__part {
   EK__PART_LINEAR,
   EK__PART_GELU,
   EK__PART_GATE,
+  EK__PART_RESULT,
   EK__PART_NORM
 };
 
@@ -100,6 +102,7 @@ struct ek__forward {
   ek_tensor *results;
   ek_tensor *inner; /* what went into the last of several, if anything may need it */
   ek_tensor *sum;   /* the input of the next branch */
+  size_t *recipe;   /* of the result, open until the next step has run; EK__NO_RECIPE */
 };
 
 /* The same, backward. */
@@ -120,6 +123,7 @@ enum ek__joined {
   EK__JOINED_GATE,
   EK__JOINED_ADD_NORM,
   EK__JOINED_GELU_LINEAR,
+  EK__JOINED_RESULT,
   EK__JOINED_NORM_ADD
 };
 enum { EK__JOIN_PARTS = 3 };

@@ -49,6 +49,8 @@ ek_status ek__activation_forward(ek_pass *pass, ek_activation kind, const ek_ten
                                  ek_tensor *y, bool save);
 ek_status ek__activation_backward(ek_pass *pass, ek_activation kind, const ek_tensor *dy,
                                   ek_tensor *dx);
+/* x becomes its activation: in place if the caller alone holds it, else a new tensor. */
+ek_status ek__activate(ek_pass *pass, ek_activation kind, ek_tensor *x);
 
 /*
  * As a layer norm of this formula, which the caller is or has entered. With a residual (not NULL)

@@ -45,6 +45,7 @@ struct ek__frame {
   size_t floor;            /* saved tensors below are not its own */
   size_t records;          /* records below are not its children's */
   size_t recipe;           /* for its input; EK__NO_RECIPE: that is not made again */
+  size_t kept;             /* of a maker: 1 + the record of its first forward; 0: there is none */
   size_t converted;        /* parameters below were not converted for it: cast.c */
   struct ek__cast cast;    /* of a forward */
   struct ek__workspace {
@@ -74,6 +75,9 @@ struct ek__recipe {
   ek__run_maker run;
   const struct ek__node *maker;
   ek_precision outer, children; /* of what it is given, and what its children are to run in */
+  size_t record;           /* of the maker's forward; EK__NO_RECORD */
+  bool activated;          /* the tensor is this activation of what the maker gives */
+  ek_activation activation;
   ek_tensor from;          /* what it runs on */
   ek_tensor like;          /* the tensor, without a reference: it is known by its place */
   ek_tensor made;          /* once it was, until it is not needed any more */
@@ -191,6 +195,11 @@ ek_status ek__pass_complete_rest(ek_pass *pass);
 /* Opens a recipe: `how`, and from what. *recipe is its number. */
 ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, const struct ek__recipe *how,
                           const ek_tensor *from);
+/* Opens one for a result of the frame on top: an activation of what child `maker` gives for
+ * `from`. EK__NO_RECIPE where nothing is saved. In run.c. */
+ek_status ek__recipe_open_activated(size_t *recipe, ek_pass *pass, size_t maker,
+                                    const ek_tensor *from, ek_activation activation,
+                                    const ek_tensor *result);
 /* The module whose input it is has returned. Does nothing for EK__NO_RECIPE. */
 void ek__recipe_close(ek_pass *pass, size_t recipe);
 /* The number of an open recipe for this tensor, or EK__NO_RECIPE. */

@@ -76,6 +76,11 @@ ek_status ek__recompute_check(const char *who, const ek_recompute *recompute) {
                       (long long)recompute->every);
 }
 
+ek_recompute ek__recompute_within(const ek_recompute *recompute) {
+  const bool cheap = recompute->kind == EK_RECOMPUTE_CHEAP;
+  return cheap ? *recompute : (ek_recompute){.kind = EK_RECOMPUTE_NONE};
+}
+
 const char *ek_recompute_format(char text[EK_RECOMPUTE_TEXT], const ek_recompute *recompute) {
   (void)snprintf(text, EK_RECOMPUTE_TEXT, "unknown");
   for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {

@@ -7,7 +7,9 @@
  * loans, which must not be written, and the caller holds them, so the address identifies the tensor
  * of an open recipe.
  *
- * The first entry that is taken back runs the maker, and the last one frees the result. Recipes are
+ * The first entry that is taken back runs the maker, and an activation after it where the tensor is
+ * that; the last one frees the result. What the maker saved in its first forward it may use
+ * (ek_pass_kept()): its record is still there, because its backward comes later. Recipes are
  * a stack, like the entries that refer to them: those that are not needed leave it from the top.
  */
 #include <evenkeel/pass.h>
@@ -120,4 +122,16 @@ ek_status ek__saved_take(ek_tensor *tensor, ek_pass *pass) {
   pass->saved_count--;
   release(pass, recipe);
   return EK_OK;
+}
+
+bool ek_pass_kept(ek_tensor *loan, const ek_pass *pass, size_t index) {
+  if (loan == NULL || pass == NULL || pass->frame->kept == 0) return false;
+  const size_t record = pass->frame->kept - 1;
+  if (record >= pass->record_count) return false;
+  const struct ek__record *of = &pass->records[record];
+  const bool there = of->node == pass->frame->node && of->saved && of->above <= pass->saved_count &&
+                     index < of->above - of->below;
+  if (!there || !ek_tensor_exists(&pass->saved[of->below + index])) return false;
+  *loan = pass->saved[of->below + index];
+  return true;
 }

@@ -113,6 +113,18 @@ static struct ways ways_of_last(const ek_pass *pass, const struct ek__node *node
 
 static ek_status run_maker(ek_pass *pass, const struct ek__recipe *recipe, ek_tensor *made);
 
+/* As the maker, a child of the frame on top, ran last. */
+static struct ek__recipe recipe_of(const ek_pass *pass, const struct ek__node *maker,
+                                   const ek_tensor *like) {
+  const struct ways ways = ways_of_last(pass, maker);
+  return (struct ek__recipe){.run = run_maker,
+                             .maker = maker,
+                             .outer = ways.outer,
+                             .children = ways.children,
+                             .record = ek__record_find(pass, maker),
+                             .like = *like};
+}
+
 /* Opens a recipe for the input of a child of the frame on top that is to be made again: remake.c.
  * *recipe becomes EK__NO_RECIPE if nothing is saved, or nothing made again. */
 static ek_status open_recipe(size_t *recipe, ek_pass *pass, bool saving, size_t inputs,
@@ -129,13 +141,19 @@ static ek_status open_recipe(size_t *recipe, ek_pass *pass, bool saving, size_t 
               ek__node_path(path, maker), maker->inputs, maker->outputs, inputs);
   EK_TRY(ek__check_tensors("made_from", pass, options->made_from, 1));
   if (!saving) return EK_OK;
-  const struct ways ways = ways_of_last(pass, maker);
-  const struct ek__recipe how = {.run = run_maker,
-                                 .maker = maker,
-                                 .outer = ways.outer,
-                                 .children = ways.children,
-                                 .like = *input};
+  const struct ek__recipe how = recipe_of(pass, maker, input);
   return ek__recipe_open(recipe, pass, &how, options->made_from);
+}
+
+ek_status ek__recipe_open_activated(size_t *recipe, ek_pass *pass, size_t maker,
+                                    const ek_tensor *from, ek_activation activation,
+                                    const ek_tensor *result) {
+  *recipe = EK__NO_RECIPE;
+  if (!pass->frame->saving) return EK_OK;
+  struct ek__recipe how = recipe_of(pass, pass->frame->node->children[maker], result);
+  how.activated = true;
+  how.activation = activation;
+  return ek__recipe_open(recipe, pass, &how, from);
 }
 
 /* ---- values that are lent (lender.h) ---- */
@@ -300,7 +318,7 @@ static ek_status forward_in_type(struct call *call, ek_pass *pass, ek_tensor *gi
  * them have been checked: until then they are here. */
 static ek_status run_in(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                         ek_tensor *outputs, const struct ways *ways,
-                        const ek_child_options *options, bool predict) {
+                        const ek_child_options *options, bool predict, size_t kept) {
   const ek_type type = ek_precision_type(ways->precision), outer = ek_precision_type(ways->outer);
   const size_t input_count = inputs_of(node, predict);
   const size_t count = predict ? node->predictions : node->outputs;
@@ -311,6 +329,7 @@ static ek_status run_in(ek_pass *pass, const struct ek__node *node, const ek_ten
   call.frames->precision = ways->precision;
   call.frames->children = ways->children;
   call.frames->inputs = inside;
+  call.frames->kept = kept;
   ek__cast_plan(cast, pass, node, inputs, input_count, type, outer, predict);
   EK_TRY(ek__cast_tensors(inside, pass, inputs, input_count, cast->inputs, type));
   memset(given, 0, count * sizeof *given);
@@ -335,14 +354,19 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   const struct ways ways = options->precision != EK_PRECISION_DEFAULT
                                ? ways_of(node, options->precision, options->precision)
                                : ways_of(node, caller->precision, caller->children);
-  return run_in(pass, node, inputs, outputs, &ways, options, predict);
+  return run_in(pass, node, inputs, outputs, &ways, options, predict, 0);
 }
 
 static ek_status run_maker(ek_pass *pass, const struct ek__recipe *recipe, ek_tensor *made) {
   const struct ways ways = ways_of(recipe->maker, recipe->outer, recipe->children);
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   options.save = false;
-  return run_in(pass, recipe->maker, &recipe->from, made, &ways, &options, false);
+  const size_t kept = recipe->record == EK__NO_RECORD ? 0 : recipe->record + 1;
+  EK_TRY(run_in(pass, recipe->maker, &recipe->from, made, &ways, &options, false, kept));
+  if (!recipe->activated) return EK_OK;
+  const ek_status status = ek__activate(pass, recipe->activation, made);
+  if (status != EK_OK) ek_tensor_free(made);
+  return status;
 }
 
 /* The function itself, with gradients as they are in its type. */
@@ -474,6 +498,7 @@ ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child, const ek_tensor 
   entered->entered = true;
   entered->saving = caller->saving && o.save;
   entered->unread = o.unread;
+  entered->kept = 0;
   entered->converted = pass->converted_count;
   const size_t inputs = input == NULL ? 0 : 1;
   EK_TRY(open_recipe(&entered->recipe, pass, entered->saving, inputs, input, &o));

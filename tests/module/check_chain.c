@@ -103,6 +103,9 @@ static ek_status create_steps(ek_module **module, const char *letters, ek_recomp
   X(by_one, "Nl+Nlgl+l", EVERY(1), 52, 2)                                                          \
   X(by_three, "Nl+Nlgl+l", EVERY(3), 52, 2)                                                        \
   X(from_the_first, "l+Nr+lg", ALL, 40, 0)                                                         \
+  X(cheap_result, "Nrl", CHEAP, 20, 2)                                                             \
+  X(cheap_result_at_the_end, "lNr", CHEAP, 20, 4)                                                  \
+  X(cheap_results, "NrlNrlNr+", CHEAP, 60, 8)                                                      \
   X(cheap, "Nl+NlgD+", CHEAP, 44, 6)
 
 #define CREATE(name, steps, policy, depth, kept)                                                   \
@@ -124,7 +127,8 @@ CK_MODULE_CASES(cases)
 /* ---- bits ---- */
 
 static const char *const paths[] = {"Nl+NlgD+", "Nl+Nlgl+l", "l+Nr+lg", "l++l+", "+N+", "DN+gl",
-                                    "lsMlP",    "NGMl+",     "lgMNlP",  "lMTl+", "PNM", "s+P+lr"};
+                                    "lsMlP",    "NGMl+",     "lgMNlP",  "lMTl+", "PNM", "s+P+lr",
+                                    "NrlNrlNr+", "NrDl", "Nr+lrl"};
 static const ek_recompute policies[] = {CHEAP,    EVERY(1), EVERY(2),
                                         EVERY(3), ALL,      {EK_RECOMPUTE_SQRT, 0, 0}};
 enum { PATHS = sizeof paths / sizeof *paths, POLICIES = sizeof policies / sizeof *policies };

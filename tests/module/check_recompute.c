@@ -363,6 +363,69 @@ CK_LOOP(what_is_converted_is_kept, ck_if_halves(1)) {
   ck_same_bits("gradients", values[1], values[0], count);
 }
 
+/* ---- what a maker has kept ---- */
+
+static int counted, read_again;
+
+/* y = x + 1, of which it saves the 1. Made again it reads that. */
+CK_FORWARD(counts) {
+  ek_tensor one = {0}, kept = {0};
+  ck_assert(!ek_pass_kept(NULL, pass, 0) && !ek_pass_kept(&kept, NULL, 0));
+  if (ek_pass_kept(&kept, pass, 0)) {
+    ck_assert(ek_pass_is_recomputing(pass) && !ek_pass_kept(&one, pass, 1));
+    read_again++;
+    EK_TRY(ek_tensor_share(&one, &kept));
+  } else {
+    ck_assert(!ek_pass_is_recomputing(pass));
+    counted++;
+    EK_TRY(ek_pass_output(&one, pass, ek_pass_type(pass), inputs[0].rank, inputs[0].shape));
+    EK_TRY(ek_op_fill(ek_pass_stream(pass), &one, 1));
+  }
+  EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), inputs[0].rank, inputs[0].shape));
+  EK_TRY(ek_op_add(ek_pass_stream(pass), &outputs[0], &inputs[0], &one));
+  EK_TRY(ek_pass_save(pass, &one));
+  ek_tensor_free(&one);
+  return EK_OK;
+}
+CK_BACKWARD(counts) {
+  ek_tensor one = {0}, kept;
+  ck_assert(!ek_pass_kept(&kept, pass, 0));
+  EK_TRY(ek_pass_take(&one, pass));
+  ek_tensor_free(&one);
+  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+}
+static void counts_free(ek_module *self) { (void)self; }
+static const ek_module_ops counts_ops = {.size = sizeof(ek_module_ops),
+                                         .kind = "counts",
+                                         .forward = counts_forward,
+                                         .backward = counts_backward,
+                                         .free = counts_free,
+                                         .cheap = true};
+
+/* The linear and the ReLU read a result that is made again once, from what was kept. */
+CK_TEST(makers_read_what_they_kept) {
+  static ek_module counts;
+  ek_module *parts[4] = {NULL, &counts, NULL, NULL}, *module = NULL;
+  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
+  options.recompute.kind = EK_RECOMPUTE_CHEAP;
+  ck_ok(ek_module_init(&counts, &counts_ops, 1, 1));
+  ck_ok(ek_linear_create(&parts[0], 2, 2, true));
+  ck_ok(ek_activation_create(&parts[2], EK_ACTIVATION_RELU));
+  ck_ok(ek_linear_create(&parts[3], 2, 2, true));
+  ck_ok(ek_sequential_create_with(&module, parts, 4, &options));
+  for (int i = 0; i < 4; i++) ek_module_free(parts[i]);
+  ek_device *device = ck_device("cpu:1");
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
+  ek_tensor x = ck_upload(device, EK_F32, (const double[]){1, 2, 3, 4}, CK_SHAPE(2, 2));
+  CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
+  CK_OPENED(ek_tensor, y, ek_pass_run_forward(&y, pass, &x));
+  ck_assert_int_eq(read_again, 0);
+  ck_ok(ek_pass_run_backward(NULL, pass, &y));
+  ck_assert_int_eq(counted, 1);
+  ck_assert_int_eq(read_again, 1);
+  ek_module_free(module);
+}
+
 /* ---- misuse ---- */
 
 enum { IN = 7, WIDTH = 16, CLASSES = 5 }; /* those of the workload "mlp" */

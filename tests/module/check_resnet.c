@@ -37,10 +37,20 @@ static ek_status create_bottleneck(ek_module **module) {
   return ek_resnet_create(module, &options);
 }
 
+static ek_status create_cheap(ek_module **module) {
+  const ek_batch_norm_options norm = frozen_norm();
+  ek_resnet_options options = small(18, &norm);
+  options.small_pictures = true;
+  options.recompute.kind = EK_RECOMPUTE_CHEAP;
+  return ek_resnet_create(module, &options);
+}
+
 /* depth: three operations for each of 20 or 53 convolutions, forward and backward. Sizes with whose
  * random numbers no rounding to 16 bits crosses the edge of a ReLU, where gradients jump. */
 static const struct ck_module_case cases[] = {
     CK_CASE_PROBED("18, small pictures", create_plain, 16 * 9, 120, UINT64_MAX, 3,
+                   {0, 4, {3, 4, 3, 2}, -1, 1}),
+    CK_CASE_PROBED("18, cheap", create_cheap, 16 * 9, 120, UINT64_MAX, 3,
                    {0, 4, {3, 4, 3, 2}, -1, 1}),
     CK_CASE_PROBED("50, recomputed", create_bottleneck, 64 * 9, 320, UINT64_MAX, 2,
                    {0, 4, {2, 7, 5, 2}, -1, 1}),
@@ -76,6 +86,45 @@ CK_LOOP(names_and_numbers_of_torchvision, 5) {
   ck_has_parameter(replica, "layer4.1.conv2.weight", "512 512 3 3");
   if (depths[_i] >= 50) ck_has_parameter(replica, "layer1.0.downsample.0.weight", "256 64 1 1");
   ck_has_parameter(replica, "fc.weight", depths[_i] < 50 ? "1000 512" : "1000 2048");
+}
+
+/* ---- memory ---- */
+
+/* What is held between forward and backward on a device that only counts. */
+static uint64_t kept_by(int depth, ek_recompute_kind kind) {
+  ek_tensor x = {0}, y = {0};
+  ek_resnet_options options = small(depth, NULL);
+  options.width = 8;
+  options.small_pictures = true;
+  options.recompute.kind = kind;
+  CK_SCOPED(ek_module *, module, ek_resnet_create(&module, &options));
+  CK_SCOPED(ek_group *, group, ek_group_open(&group, "plan:1", NULL));
+  ek_device *device = ek_group_device(group, 0);
+  CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
+  ck_ok(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 4, (const int64_t[]){3, 16, 16, 2}));
+  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
+  ck_ok(ek_pass_run_forward(&y, pass, &x));
+  CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, device));
+  ek_pass_free(pass);
+  ek_tensor_free(&x);
+  ek_tensor_free(&y);
+  return usage.current[EK_MEMORY_ACTIVATIONS];
+}
+
+/* Of a ReLU after a batch norm only the convolution's result is kept: to the byte, as all sizes are
+ * whole units of the arena. */
+CK_LOOP(cheap_keeps_one_of_two, 2) {
+  static const uint64_t blocks[2][4] = {{2, 2, 2, 2}, {3, 4, 6, 3}};
+  const int depth = _i == 0 ? 18 : 50;
+  uint64_t results = 4ull * 3 * 16 * 16 * 8; /* of the beginning */
+  for (int stage = 0; stage < 4; stage++) {
+    const uint64_t size = 16 >> stage, one = 4ull * 3 * size * size * (8u << stage);
+    results += blocks[_i][stage] * (depth == 18 ? 1 : 2) * one;
+    /* The first convolution of a block of three has not made the pictures smaller yet. */
+    if (depth == 50 && stage > 0) results += 3 * one;
+  }
+  ck_assert_uint_eq(kept_by(depth, EK_RECOMPUTE_NONE) - kept_by(depth, EK_RECOMPUTE_CHEAP),
+                    results);
 }
 
 /* ---- what is refused ---- */

@@ -12,21 +12,22 @@
 
 enum { IN = 4, WIDTH = 6, OUT = 2, HEIGHT = 3, BREADTH = 2 };
 
-/* ---- the model: norm, linear, norm, linear on images ---- */
+/* ---- the model: norm, linear, norm, ReLU, linear on images ---- */
 
-/* Of the chain; of a batch norm over all devices another forward is another exchange. */
+/* Of the chain. */
 static ek_recompute policy = {EK_RECOMPUTE_NONE, 0, 0};
 
 static ek_status make(ek_module **module, ek_batch_norm_over over, bool again) {
   ek_batch_norm_options options = EK_BATCH_NORM_OPTIONS_INIT;
-  ek_module *p[4] = {NULL};
+  ek_module *p[5] = {NULL};
   options.over = over;
   options.momentum = 0.25;
   ck_ok(ek_batch_norm_create_with(&p[0], IN, &options));
   ck_ok(ek_linear_create(&p[1], IN, WIDTH, false));
   options.momentum = 0;
   ck_ok(ek_batch_norm_create_with(&p[2], WIDTH, &options));
-  ck_ok(ek_linear_create(&p[3], WIDTH, OUT, true));
+  ck_ok(ek_activation_create(&p[3], EK_ACTIVATION_RELU));
+  ck_ok(ek_linear_create(&p[4], WIDTH, OUT, true));
   if (again) {
     ek_module *inner = p[2];
     ck_ok(ek_recompute_create(&p[2], inner));
@@ -34,8 +35,8 @@ static ek_status make(ek_module **module, ek_batch_norm_over over, bool again) {
   }
   ek_sequential_options chain = EK_SEQUENTIAL_OPTIONS_INIT;
   chain.recompute = policy;
-  const ek_status status = ek_sequential_create_with(module, p, 4, &chain);
-  for (int i = 0; i < 4; i++) ek_module_free(p[i]);
+  const ek_status status = ek_sequential_create_with(module, p, 5, &chain);
+  for (int i = 0; i < 5; i++) ek_module_free(p[i]);
   return status;
 }
 
