@@ -81,7 +81,8 @@ static ek_status initialize(const ek_data_parallel_model *model, const struct ek
         ek__bucket_part(&cut->list[cut->of[number]], own->part), p->offset, p->offset + p->count);
     if (part.count == 0) continue;
     ek_tensor values = ek__flat_range(ek_replica_parameters(replica), part.place, part.count);
-    EK_TRY(ek__initial_values(&values, p, part.first - p->offset, model->options.seed));
+    EK_TRY(ek__initial_values(&values, p, part.first - p->offset, model->options.seed,
+                              model->run.count));
   }
   return EK_OK;
 }

@@ -97,6 +97,12 @@ ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);
 /* tensor.c: copies a few f64 of a device to the host. */
 ek_status ek__read_numbers(double *numbers, int64_t count, const ek_tensor *tensor);
 
+/* host_values.c: fills a tensor with what host->make() computes, which gets multiples of 64 KiB
+ * except at the end, on several threads; `sharers`: how many callers do so at the same time. On the
+ * device's worker. A failure of host->make() has no message from other threads. */
+ek_status ek__tensor_fill_from(ek_tensor *tensor, const struct ek__host_bytes *host,
+                               size_t sharers);
+
 /* tensor.c: checks a shape and counts its bytes, without overflow. */
 ek_status ek__tensor_measure(int64_t *bytes, const char *who, ek_type type, int rank,
                              const int64_t *shape);

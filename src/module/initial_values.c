@@ -1,17 +1,16 @@
 /*
  * initial_values.c - what a parameter starts with.
  *
- * Random values are computed on the host, in the order of the elements, from (seed, name): they are
- * the same on every backend and for every number of devices.
+ * Random values are computed on the host, from (seed, name) and the number of the element: they are
+ * the same on every backend and for every number of devices and threads.
  */
 #include <math.h>
 
 #include <evenkeel/elementwise.h>
 #include <evenkeel/random.h>
 
+#include "device/device_internal.h"
 #include "module/replica_internal.h"
-
-enum { CHUNK = 1024 }; /* elements computed at a time; a multiple of 4 */
 
 /* 32 bits that depend on a name: FNV-1a (Fowler, Noll, Vo). */
 static uint32_t hash_name(const char *name) {
@@ -45,47 +44,47 @@ static void four_values(double values[4], const ek_initializer *initializer, ek_
   for (int i = 0; i < 4; i++) values[i] = initializer->a + initializer->b * values[i];
 }
 
-/* Elements first .. first + count - 1, in the parameter's type. */
-static void compute_chunk(void *chunk, ek_type type, int64_t first, int64_t count,
-                          const ek_initializer *initializer, ek_random_key key) {
+struct values {
+  const ek_initializer *initializer;
+  ek_random_key key;
+  ek_type type;
+  int64_t begin; /* the number of the first element, a multiple of 4 */
+};
+
+/* Bytes first .. first + bytes - 1; `first` is of an element whose number is a multiple of 4. */
+static ek_status compute(const void *context, void *to, size_t first, size_t bytes) {
+  const struct values *it = context;
+  const size_t size = ek_type_size(it->type);
+  const int64_t begin = it->begin + (int64_t)(first / size), count = (int64_t)(bytes / size);
   for (int64_t i = 0; i < count; i += 4) {
     double random[4];
     const double *values = random;
-    if (initializer->kind == EK_INITIALIZER_VALUES) {
-      values = initializer->values + first + i;
+    if (it->initializer->kind == EK_INITIALIZER_VALUES) {
+      values = it->initializer->values + begin + i;
     } else {
-      four_values(random, initializer, key, (first + i) / 4);
+      four_values(random, it->initializer, it->key, (begin + i) / 4);
     }
     for (int64_t j = 0; j < 4 && i + j < count; j++) {
-      if (type == EK_F32) {
-        ((float *)chunk)[i + j] = (float)values[j];
+      if (it->type == EK_F32) {
+        ((float *)to)[i + j] = (float)values[j];
       } else {
-        ((double *)chunk)[i + j] = values[j];
+        ((double *)to)[i + j] = values[j];
       }
     }
   }
+  return EK_OK;
 }
 
 ek_status ek__initial_values(ek_tensor *value, const struct ek__parameter *parameter, int64_t begin,
-                             uint64_t seed) {
+                             uint64_t seed, size_t sharers) {
   const ek_initializer *initializer = &parameter->initializer;
   if (initializer->kind == EK_INITIALIZER_CONSTANT) {
     return ek_op_fill(ek_device_stream(value->device, EK_STREAM_COMPUTE), value, initializer->a);
   }
-  double chunk[CHUNK];
-  const ek_random_key key = {seed, UINT32_MAX, hash_name(parameter->name)};
-  ek_tensor part = *value;
-  part.rank = 1;
-  const int64_t all = ek_tensor_count(value);
-  for (int64_t first = 0; first < all; first += CHUNK) {
-    const int64_t left = all - first;
-    const int64_t count = left < CHUNK ? left : CHUNK;
-    compute_chunk(chunk, value->type, begin + first, count, initializer, key);
-    ek_tensor host;
-    EK_TRY(ek_tensor_host(&host, chunk, value->type, 1, &count));
-    part.shape[0] = count;
-    part.data = (char *)value->data + (size_t)first * ek_type_size(value->type);
-    EK_TRY(ek_tensor_copy(&part, &host));
-  }
-  return EK_OK;
+  const struct values values = {initializer,
+                                {seed, UINT32_MAX, hash_name(parameter->name)},
+                                value->type,
+                                begin};
+  const struct ek__host_bytes host = {NULL, compute, &values};
+  return ek__tensor_fill_from(value, &host, sharers);
 }

@@ -51,7 +51,7 @@ static ek_status initialize(ek_replica *replica, uint64_t seed) {
   for (size_t i = 0; i < replica->layout.parameter_count; i++) {
     ek_tensor value = master_view(replica, i);
     if (!replica->whole_parameters && !replica->layout.parameters[i].buffer) continue;
-    EK_TRY(ek__initial_values(&value, &replica->layout.parameters[i], 0, seed));
+    EK_TRY(ek__initial_values(&value, &replica->layout.parameters[i], 0, seed, 1));
   }
   return EK_OK;
 }

@@ -100,9 +100,9 @@ static inline bool ek__replica_has_gradients(const ek_replica *replica) {
   return replica->whole_gradients || replica->layout.trained_count == 0;
 }
 
-/* Fills elements from number `first`, a multiple of 4, on of a parameter or a buffer:
- * initial_values.c. */
+/* Fills elements from number `first`, a multiple of 4, on of a parameter or a buffer, while
+ * `sharers` devices do so: initial_values.c. */
 ek_status ek__initial_values(ek_tensor *values, const struct ek__parameter *parameter,
-                             int64_t first, uint64_t seed);
+                             int64_t first, uint64_t seed, size_t sharers);
 
 #endif /* EK_REPLICA_INTERNAL_H */

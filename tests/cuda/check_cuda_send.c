@@ -89,6 +89,20 @@ CK_TEST(a_batch_is_scattered_while_the_devices_compute) {
   must_hold(&y, &last, 3);
 }
 
+/* Initial values go to a GPU in the pieces of pinned memory, with a copy for each, after zeros. */
+CK_TEST(initial_values_in_large_pieces) {
+  enum { ENTRIES = 1031, WIDTH = 1024 }; /* 4 MiB and 28 KiB */
+  ek_group *cpu = ck_open("cpu:1", 0), *cuda = ck_open("cuda:0@100MiB", 0);
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  options.gradients = false;
+  CK_OPENED(ek_module *, module, ek_embedding_create(&module, ENTRIES, WIDTH, 0));
+  CK_OPENED(ek_replica *, want, ek_replica_open(&want, ek_group_device(cpu, 0), module, &options));
+  const unsigned long before = cuemu_calls(0, CUEMU_COPY);
+  CK_OPENED(ek_replica *, got, ek_replica_open(&got, ek_group_device(cuda, 0), module, &options));
+  ck_assert_uint_eq(cuemu_calls(0, CUEMU_COPY) - before, 4);
+  must_hold(ek_replica_parameters(got), ek_replica_parameters(want), 1);
+}
+
 /* A part that was sent ahead and becomes the whole: what reads the whole waits for the arrival. */
 CK_TEST(what_is_gathered_has_arrived) {
   const int64_t count = 3000;

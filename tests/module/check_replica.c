@@ -112,6 +112,35 @@ CK_TEST(seeds) {
   for (int i = 0; i < 42; i++) ck_assert_double_le(fabs(wide[i] - first[i]), 0x1p-23);
 }
 
+/* Box and Muller from counters: element number k of the parameter, as the numbers are defined. */
+static double normal_value(uint64_t seed, const char *name, int64_t k) {
+  uint32_t hash = 2166136261u, bits[4];
+  for (; *name != '\0'; name++) hash = (hash ^ (unsigned char)*name) * 16777619u;
+  const ek_random_key key = {seed, UINT32_MAX, hash};
+  ek_random_bits(key, (uint32_t)(k / 4 >> 32), (uint32_t)(k / 4), bits);
+  const double a = bits[k % 4 / 2 * 2], b = bits[k % 4 / 2 * 2 + 1];
+  const double radius = sqrt(-2.0 * log((a + 1.0) / 4294967296.0));
+  const double angle = 6.283185307179586 * (b / 4294967296.0);
+  return radius * (k % 2 == 0 ? cos(angle) : sin(angle));
+}
+
+/* More than a piece, which no number of threads divides; in f32 the rounded number. */
+CK_LOOP(values_of_a_large_table, 2) {
+  enum { ENTRIES = 1031, WIDTH = 611 };
+  const ek_type type = _i == 0 ? EK_F32 : EK_F64;
+  const ek_initializer start = ek_initializer_normal(0.5, 0.125);
+  ek_embedding_options options = EK_EMBEDDING_OPTIONS_INIT;
+  options.weight_start = &start;
+  CK_OPENED(ek_module *, module, ek_embedding_create_with(&module, ENTRIES, WIDTH, &options));
+  struct bench bench = bench_open("cpu:1", module);
+  double *values = start_values(&bench, module, 9, type);
+  for (int64_t k = 0; k < (int64_t)ENTRIES * WIDTH; k++) {
+    double want = 0.5 + 0.125 * normal_value(9, "weight", k);
+    if (type == EK_F32) want = (float)want;
+    if (values[k] != want) ck_abort_msg("element %lld: %.17g", (long long)k, values[k]);
+  }
+}
+
 /* Values depend on the full name: what else is in the model, and in which order, does not matter.
  */
 CK_TEST(values_depend_on_names) {
