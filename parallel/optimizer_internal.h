@@ -115,6 +115,8 @@ ek_status ek__state_read_own(ek_tensor *host, const ek_data_parallel_model *mode
                              int64_t first);
 /* state.c: whether processes have parts of an entry; else each has all of it. */
 bool ek__state_is_cut(const ek_data_parallel_model *model, const ek_state_info *info);
+/* Whether a process writes into the model only those parts of an entry that are cut for it. */
+bool ek__state_needs_parts(const ek_data_parallel_model *model, const ek_state_info *info);
 /* The parts that one process has of elements first .. first + count - 1 of an entry that is cut, in
  * one order. */
 struct ek__state_parts {

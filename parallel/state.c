@@ -489,6 +489,14 @@ bool ek__state_is_cut(const ek_data_parallel_model *model, const ek_state_info *
   return is_cut(model, info->kind);
 }
 
+/* Copies that modules see are whole on every device where parameters are not cut. */
+bool ek__state_needs_parts(const ek_data_parallel_model *model, const ek_state_info *info) {
+  const bool copies = info->kind == EK_STATE_KIND_PARAMETER &&
+                      ek__replica_is_mixed(model->run.ranks[0].replica) &&
+                      !ek__placement(model)->parameter_shares;
+  return is_cut(model, info->kind) && !copies;
+}
+
 bool ek__state_next_part(int64_t *first, int64_t *count, struct ek__state_parts *parts) {
   struct entry entry;
   struct ek__part part;

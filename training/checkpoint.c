@@ -11,11 +11,12 @@
  * Pieces and the block are images of the file: whole pages of one are whole pages of the other, so
  * that they are written past the page cache (io/file.h).
  *
- * The processes of a world write one file at the same time, each a region of it
- * (checkpoint_regions.c). Process 0 describes it, and gives it its name after it has heard from all
- * that their regions are on the disk. So a save is whole or absent whichever of them is killed.
+ * The processes of a world that see one folder write one file at the same time, each a region of it
+ * (checkpoint_regions.c). The leader of each file gives it its name after it has heard that all
+ * regions are on the disk. So a save is whole or absent whichever process is killed.
  * Threads do not talk to other processes: a save in the background ends in a call that all
  * processes make, ek_checkpoint_end() or, in a trainer, the first step after all have written.
+ * Where there are several files, all meet once more when the leaders have ended them.
  *
  * The public functions of state.h and safetensors.h do the work; only the schedule is looked up in
  * the optimizer, and in the writer where entries are.
@@ -24,6 +25,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <evenkeel/version.h>
 
@@ -38,7 +40,7 @@
 #include "io/writer.h"
 #include "parallel/optimizer_internal.h"
 
-enum { NUMBER_SIZE = 32, SCHEDULE_SIZE = 256 };
+enum { NUMBER_SIZE = 32, SCHEDULE_SIZE = 256, PART_SIZE = 64 };
 
 static const char memory_of[] = "a state to save";
 
@@ -62,8 +64,8 @@ static ek_status describe_extra(ek_state_info *info, const ek_checkpoint_extra *
 /* Those of the model, and the extras where they are. */
 static ek_status list_entries(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
   self->own = ek_state_count(model);
-  EK__FAIL_IF(self->extra_count > SIZE_MAX - self->own, EK_ERR_OVERFLOW, "too many extras");
-  self->count = self->own + self->extra_count;
+  EK__FAIL_IF(self->plan.extras > SIZE_MAX - self->own, EK_ERR_OVERFLOW, "too many extras");
+  self->count = self->own + (size_t)self->plan.extras;
   EK_TRY(ek__new(&self->infos, self->count, sizeof *self->infos, memory_of));
   EK_TRY(ek__new(&self->entries, self->count, sizeof *self->entries, memory_of));
   for (size_t i = 0; i < self->count; i++) {
@@ -77,25 +79,75 @@ static ek_status list_entries(ek_checkpoint_write *self, const ek_data_parallel_
   return EK_OK;
 }
 
-static ek_status open_file(ek_checkpoint_write *self, const ek_data_parallel_model *model,
-                           int64_t position) {
-  char path[EK_CHECKPOINT_PATH_SIZE], number[NUMBER_SIZE], schedule[SCHEDULE_SIZE];
-  ek_safetensors_pair pairs[4] = {{EK__CHECKPOINT_FORMAT_KEY, EK__CHECKPOINT_FORMAT},
-                                  {EK__CHECKPOINT_VERSION_KEY, ek_version_string()},
-                                  {EK__CHECKPOINT_POSITION_KEY, number}};
-  size_t count = 3;
-  (void)snprintf(number, sizeof number, "%lld", (long long)position);
-  if (model->update != NULL && model->update->schedule.kind != EK_SCHEDULE_FUNCTION) {
-    const ek_schedule *s = &model->update->schedule;
-    const locale_t before = ek__c_locale_begin();
-    (void)snprintf(schedule, sizeof schedule, "%d %a %a %lld %lld %lld %a %a", (int)s->kind, s->peak,
-                   s->floor, (long long)s->warmup, (long long)s->total, (long long)s->decay,
-                   s->first, s->factor);
-    ek__c_locale_end(before);
-    pairs[count++] = (ek_safetensors_pair){EK__CHECKPOINT_SCHEDULE_KEY, schedule};
+/* What the header of a file says besides its entries. */
+struct pairs {
+  ek_safetensors_pair *list;
+  size_t count;
+  char number[NUMBER_SIZE], schedule[SCHEDULE_SIZE], part[PART_SIZE];
+  char *texts; /* of parts: a key and a value for each */
+};
+
+static void add_pair(struct pairs *pairs, const char *key, const char *value) {
+  pairs->list[pairs->count++] = (ek_safetensors_pair){key, value};
+}
+
+/* Which process has written each part, for a reader that misses one. */
+static ek_status describe_parts(struct pairs *pairs, const ek_checkpoint_write *self) {
+  char *text = NULL;
+  EK_TRY(ek__new(&pairs->texts, self->part_count, (size_t)2 * EK__CHECKPOINT_WRITER_SIZE, memory_of));
+  (void)snprintf(pairs->part, sizeof pairs->part, EK__CHECKPOINT_PART_FORMAT, self->name.part,
+                 self->name.parts, self->name.save);
+  add_pair(pairs, EK__CHECKPOINT_PART_KEY, pairs->part);
+  for (size_t i = 0; i < self->part_count; i++) {
+    const size_t leader = self->parts[i].leader;
+    text = pairs->texts + i * 2 * EK__CHECKPOINT_WRITER_SIZE;
+    char *value = text + EK__CHECKPOINT_WRITER_SIZE;
+    (void)snprintf(text, EK__CHECKPOINT_WRITER_SIZE, EK__CHECKPOINT_PART_KEY "/%zu", i + 1);
+    (void)snprintf(value, EK__CHECKPOINT_WRITER_SIZE, "process %zu on %s", leader,
+                   ek_world_host(self->world, leader));
+    add_pair(pairs, text, value);
   }
-  EK_TRY(ek__checkpoint_path(path, self->folder, model->step.taken));
-  return ek_safetensors_create(&self->file, path, self->entries, self->count, pairs, count);
+  return EK_OK;
+}
+
+static void describe_schedule(struct pairs *pairs, const ek_schedule *s) {
+  const locale_t before = ek__c_locale_begin();
+  (void)snprintf(pairs->schedule, sizeof pairs->schedule, "%d %a %a %lld %lld %lld %a %a",
+                 (int)s->kind, s->peak, s->floor, (long long)s->warmup, (long long)s->total,
+                 (long long)s->decay, s->first, s->factor);
+  ek__c_locale_end(before);
+  add_pair(pairs, EK__CHECKPOINT_SCHEDULE_KEY, pairs->schedule);
+}
+
+static ek_status describe_file(struct pairs *pairs, const ek_checkpoint_write *self) {
+  const struct ek__update *update = self->model->update;
+  EK_TRY(ek__new(&pairs->list, self->part_count + 5, sizeof *pairs->list, memory_of));
+  (void)snprintf(pairs->number, sizeof pairs->number, "%lld", (long long)self->plan.position);
+  add_pair(pairs, EK__CHECKPOINT_FORMAT_KEY, EK__CHECKPOINT_FORMAT);
+  add_pair(pairs, EK__CHECKPOINT_VERSION_KEY, ek_version_string());
+  add_pair(pairs, EK__CHECKPOINT_POSITION_KEY, pairs->number);
+  if (update != NULL && update->schedule.kind != EK_SCHEDULE_FUNCTION) {
+    describe_schedule(pairs, &update->schedule);
+  }
+  return self->apart ? describe_parts(pairs, self) : EK_OK;
+}
+
+ek_status ek__region_begin_file(ek_checkpoint_write *self, const ek_safetensors_entry *entries) {
+  const struct ek__state_part *part = &self->parts[self->part_of[self->me]];
+  char path[EK_CHECKPOINT_PATH_SIZE];
+  struct pairs pairs = {0};
+  if (!ek__region_leads(self)) {
+    return ek__safetensors_join(&self->file, &self->made, part->begin, entries, part->count);
+  }
+  ek_status status = ek__checkpoint_path(path, self->folder, &self->name);
+  if (status == EK_OK) status = describe_file(&pairs, self);
+  if (status == EK_OK) {
+    status = ek__safetensors_create(&self->file, &self->made, path, entries, part->count,
+                                    pairs.list, pairs.count);
+  }
+  ek__free(pairs.texts);
+  ek__free(pairs.list);
+  return status;
 }
 
 /* Frees what only the writing needs. */
@@ -106,9 +158,25 @@ static void drop_file(ek_checkpoint_write *self) {
   self->memory = NULL;
 }
 
+/* A part that waits goes if all processes know that the save has failed. Where they may not, because
+ * one has died, others may count on it. */
+static void drop_part(ek_checkpoint_write *self) {
+  char path[EK_CHECKPOINT_PATH_SIZE], kept[EK__MESSAGE_SIZE];
+  if (!self->waits || (self->process.id != 0 && ek__process_is_child(&self->process))) return;
+  ek__error_keep(kept);
+  if (ek__world_check(self->world) == EK_OK &&
+      ek__checkpoint_path(path, self->folder, &self->name) == EK_OK) {
+    (void)unlink(path);
+  } else {
+    (void)ek_error_set(EK_ERR_UNAVAILABLE, "%s", kept);
+  }
+}
+
 static void destroy(ek_checkpoint_write *self) {
   if (self == NULL) return;
+  drop_part(self);
   drop_file(self);
+  ek__writer_file_close(&self->made, ek__region_leads(self));
   ek__regions_close(self);
   ek__free(self->entries);
   ek__free(self->infos);
@@ -116,8 +184,8 @@ static void destroy(ek_checkpoint_write *self) {
   ek__free(self);
 }
 
-static ek_status describe(ek_checkpoint_write *self, const ek_data_parallel_model *model,
-                          const char *folder, const ek_checkpoint_options *options) {
+static ek_status describe(ek_checkpoint_write *self, const ek_checkpoint_options *options) {
+  const ek_data_parallel_model *model = self->model;
   ek_checkpoint_options o = EK_CHECKPOINT_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_checkpoint_options"));
   EK__FAIL_IF(ek_device_counts_only(ek_group_device(model->run.group, 0)), EK_ERR_UNSUPPORTED,
@@ -126,30 +194,30 @@ static ek_status describe(ek_checkpoint_write *self, const ek_data_parallel_mode
               "ek_checkpoint_options.extras is NULL");
   /* A step that every load would refuse. */
   EK_TRY(ek__state_check_number(EK_STATE_KIND_STEP, &model->step.taken));
-  self->step = model->step.taken;
-  self->keep = o.keep;
+  self->plan = (struct ek__save_plan){.step = model->step.taken,
+                                      .position = o.position,
+                                      .keep = o.keep,
+                                      .extras = o.extra_count};
   self->extras = o.extras;
-  self->extra_count = o.extra_count;
-  EK_TRY(ek__new_copy(&self->folder, folder, strlen(folder) + 1, memory_of));
-  EK_TRY(list_entries(self, model));
-  EK_TRY(ek__checkpoint_make_folder(folder));
-  if (self->several > 0) self->read_back = ek__checkpoint_replaces(folder, self->step, self->keep);
-  return open_file(self, model, o.position);
+  return list_entries(self, model);
 }
 
 static ek_status create(ek_checkpoint_write **write, const ek_data_parallel_model *model,
                         const char *folder, const ek_checkpoint_options *options) {
   ek_checkpoint_write *self = NULL;
-  ek_status status = EK_OK;
   EK_TRY(ek__model_check(model));
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
+  self->made.file = -1;
+  self->model = model;
   self->world = ek__model_world(model);
   self->me = ek_world_process(self->world);
   if (ek_world_processes(self->world) > 1) self->several = ek_world_processes(self->world);
-  if (self->me == 0) status = describe(self, model, folder, options);
+  ek_status status = ek__new_copy(&self->folder, folder, strlen(folder) + 1, memory_of);
+  if (status == EK_OK && self->me == 0) status = describe(self, options);
   if (status == EK_OK) status = ek__regions_meet(self);
   if (status == EK_OK && self->me != 0) status = list_entries(self, model);
-  if (status == EK_OK) status = ek__regions_open(self, model, folder);
+  self->name = (struct ek__state_name){.step = self->plan.step, .part = 1, .parts = 1};
+  if (status == EK_OK) status = ek__regions_open(self, model);
   if (status == EK_OK) {
     *write = self;
   } else {
@@ -160,13 +228,15 @@ static ek_status create(ek_checkpoint_write **write, const ek_data_parallel_mode
 
 /* ---- the end of the file ---- */
 
-/* Process 0, when the regions of all are on the disk. Before an older state is removed, the new one
- * is read again: from the disk, because most of it was written past the page cache. */
+/* A leader, when the regions of its file are on the disk. Before an older state is removed, the new
+ * one is read again: from the disk, because most of it was written past the page cache. */
 static ek_status end_file(ek_checkpoint_write *self) {
-  const bool replaces = ek__checkpoint_replaces(self->folder, self->step, self->keep);
+  const size_t keep = (size_t)self->plan.keep;
+  const bool replaces = ek__checkpoint_replaces(self->folder, &self->name, keep);
   const enum ek__read_back rest = self->read_back ? EK__READ_BACK_HEADER : EK__READ_BACK_ALL;
   EK_TRY(ek__safetensors_finish(self->file, replaces ? rest : EK__READ_BACK_NOTHING));
-  ek__checkpoint_prune(self->folder, self->step, self->keep);
+  self->waits = self->apart;
+  if (self->part_count == 1) ek__checkpoint_prune(self->folder, &self->name, keep, NULL, 0);
   return EK_OK;
 }
 
@@ -201,7 +271,8 @@ static ek_status save(const ek_data_parallel_model *model, const char *folder,
   ek_status status = write_entries(self, model);
   if (status == EK_OK) status = ek__region_settle(self);
   if (status == EK_OK) status = ek__regions_collect(self, EK_OK);
-  if (status == EK_OK && self->me == 0) status = end_file(self);
+  if (status == EK_OK && ek__region_leads(self)) status = end_file(self);
+  if (status == EK_OK && self->part_count > 1) status = ek__regions_end(self);
   destroy(self);
   return status;
 }
@@ -256,6 +327,7 @@ static void *write_main(void *arg) {
 static void *end_main(void *arg) {
   ek_checkpoint_write *self = arg;
   keep_status(self, end_file(self));
+  if (self->part_count > 1) ek__world_count_writing(self->world, -1);
   return NULL;
 }
 
@@ -273,6 +345,7 @@ static ek_status begin(ek_checkpoint_write **write, const ek_data_parallel_model
   EK_TRY(create(&self, model, folder, options));
   ek_status status = copy_all(self, model);
   self->extras = NULL;
+  self->model = NULL;
   self->process = ek__process_this();
   if (self->several > 0) ek__world_count_writing(self->world, 1);
   if (status == EK_OK) status = start(self, write_main);
@@ -311,32 +384,67 @@ ek_status ek_checkpoint_begin(ek_checkpoint_write **write, const ek_data_paralle
   return status;
 }
 
-/* The thread has written the region of this process, and those of the others are at the same point:
- * process 0 gets the checksums, and its thread ends the file. An error of the save is kept, the same
- * in all processes. The status that is returned is another one's: a process has come here with an
- * error of something else, and the save is as it was. */
-static ek_status collect(ek_checkpoint_write *self) {
-  if (self->several == 0 || self->collected) return EK_OK;
+/* All processes meet: an error of the save is kept, the same in all of them. The status that is
+ * returned is another one's: a process has come here with an error of something else, and the save
+ * is as it was. */
+static ek_status meet(ek_checkpoint_write *self, ek_status (*what)(ek_checkpoint_write *self),
+                      const bool *met) {
   join(self);
   const uint64_t began = ek__world_begin(self->world);
-  ek_status status = self->status;
-  if (status != EK_OK) (void)ek_error_set(status, "%s", self->message);
-  status = ek__world_end(self->world, began, ek__regions_collect(self, status));
-  if (!self->collected) return status;
+  if (self->status != EK_OK) (void)ek_error_set(self->status, "%s", self->message);
+  const ek_status status = ek__world_end(self->world, began, what(self));
+  if (!*met) return status;
   self->status = EK_OK; /* the words that all have */
   keep_status(self, status);
-  if (status == EK_OK && self->me == 0 && start(self, end_main) != EK_OK) (void)end_main(self);
+  return EK_OK;
+}
+
+static ek_status collect(ek_checkpoint_write *self) {
+  return ek__regions_collect(self, self->status);
+}
+
+static ek_status end_parts(ek_checkpoint_write *self) {
+  const int64_t *heard = NULL, failed = self->status != EK_OK;
+  ek__world_lock(self->world);
+  ek_status status = ek__world_agree_on(self->world, "at the end of a save", self->plan.step,
+                                        &failed, 1, &heard);
+  self->ended = status == EK_OK;
+  bool any = false;
+  for (size_t p = 0; p < self->several && status == EK_OK; p++) {
+    any = any || heard[p * EK__TOPIC_WORDS + 1] != 0;
+  }
+  ek__world_unlock(self->world);
+  if (status != EK_OK) return status;
+  if (failed) return ek_error_set(self->status, "%s", self->message);
+  /* Here the others' error is heard. */
+  return any ? ek__world_agree(self->world, "at the end of a save", self->plan.step)
+             : ek__regions_end(self);
+}
+
+/* The threads have written the regions of all processes: the leaders get the checksums, and their
+ * threads end the files. */
+static ek_status begin_end(ek_checkpoint_write *self) {
+  EK_TRY(meet(self, collect, &self->collected));
+  self->ended = self->collected && (self->status != EK_OK || self->part_count == 1);
+  if (!self->collected || self->status != EK_OK || !ek__region_leads(self)) return EK_OK;
+  if (self->part_count > 1) ek__world_count_writing(self->world, 1);
+  if (start(self, end_main) != EK_OK) (void)end_main(self);
   return EK_OK;
 }
 
 ek_status ek__checkpoint_go_on(ek_checkpoint_write *write) {
   if (write == NULL || write->several == 0 || ek__process_is_child(&write->process)) return EK_OK;
-  return ek__world_writing(write->world) ? EK_OK : collect(write);
+  if (write->ended || ek__world_writing(write->world)) return EK_OK;
+  return write->collected ? meet(write, end_parts, &write->ended) : begin_end(write);
 }
 
 ek_status ek__checkpoint_wait(ek_checkpoint_write *write) {
   if (write == NULL || ek__process_is_child(&write->process)) return EK_OK;
-  const ek_status status = collect(write);
+  ek_status status = EK_OK;
+  if (write->several > 0 && !write->collected) status = begin_end(write);
+  if (status == EK_OK && write->several > 0 && !write->ended) {
+    status = meet(write, end_parts, &write->ended);
+  }
   join(write);
   drop_file(write);
   return status;

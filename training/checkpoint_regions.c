@@ -1,13 +1,21 @@
 /*
- * checkpoint_regions.c - which process writes which part of a state's file, and how the values get
- * there.
+ * checkpoint_regions.c - which process writes which part of a state, and how the values get there.
  *
- * The file of several processes is that of one process, byte for byte. Process 0 creates it, and
- * the others look for it under its temporary name. The processes that see it, by a token in it,
- * each write a region at the same time: whole entries, end to end, cut so that regions are as equal
- * as the largest entry permits. Whole, because the checksum of an entry is over its bytes in order.
- * Where no file system is shared, process 0 writes everything, and where some processes share one
- * with process 0, these do.
+ * Which processes see one folder is found out by looking: process 0 creates its file with a random
+ * token in it, and the others look for it in their own folders. The first process that does not see
+ * it creates one, those that are left look for that, and so on: one round where all share a folder,
+ * and one for each machine where disks are local. The processes that see a file write it together.
+ *
+ * If there is one file, it is that of one process, byte for byte. If there are several, and each
+ * process has all of the state (mode replicated, or shares inside processes), each is that file too:
+ * any of them is the whole state, whatever happens to the other disks. Otherwise each is a part of
+ * the state, in proportion to the processes that write it: whole entries, and the program's extras
+ * in each.
+ *
+ * The processes that see a file each write a region at the same time: whole entries, end to end, cut
+ * so that regions are as equal as the largest entry permits. Whole, because the checksum of an entry
+ * is over its bytes in order. Entries that are cut are cut over all processes, so that another choice
+ * of entries for a part would save no traffic.
  *
  * A region is filled in rounds, a piece in each. In a round every process reads from its own devices
  * what it can of its piece; where entries are cut over the processes, every two processes swap the
@@ -19,10 +27,13 @@
  * its error. Within a round a process that cannot read a value goes on to the end, so that the bytes
  * on the wire stay in step, and fails after it.
  *
- * Process 0 alone gives the file its name, after all regions are on the disk.
+ * The leader of each file alone gives it its name, after its regions are on the disk. A part gets
+ * the name of one that waits, and loses that word after all parts have theirs: so a part that does
+ * not wait says that there are all of them, or were. Older states are removed after that.
  */
 #define _GNU_SOURCE /* getrandom() */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -40,91 +51,237 @@ enum { LEAST_PIECE = 256 << 10, MOST_PIECE = 8 << 20 };
 
 static const char memory_of[] = "a state to save", doing[] = "saving a state";
 
-/* ---- finding the file ---- */
+/* ---- finding the files ---- */
 
-static ek_status make_offer(struct ek__region_offer *offer, const ek_checkpoint_write *self) {
-  const char *path = ek__safetensors_temporary(self->file), *slash = strrchr(path, '/');
-  const char *name = slash == NULL ? path : slash + 1;
-  EK__FAIL_IF(strlen(name) >= sizeof offer->name, EK_ERR_INVALID_ARGUMENT,
-              "%s: the name is too long", path);
-  memcpy(offer->name, name, strlen(name) + 1);
-  offer->begin = ek__safetensors_begin(self->file);
-  offer->step = self->step;
-  offer->extras = self->extra_count;
-  offer->read_back = self->read_back;
-  if (getrandom(offer->token, sizeof offer->token, 0) != (ssize_t)sizeof offer->token) {
-    return ek__file_refused(path, "no random bytes");
-  }
-  return ek__safetensors_offer(self->file, offer->token);
+static const size_t nowhere = SIZE_MAX; /* a process that has not seen a file yet */
+
+bool ek__region_leads(const ek_checkpoint_write *self) {
+  const size_t part = self->part_of == NULL ? nowhere : self->part_of[self->me];
+  return part < self->part_count && self->parts[part].leader == self->me;
 }
 
 ek_status ek__regions_meet(ek_checkpoint_write *self) {
   if (self->several == 0) return EK_OK;
-  if (self->me == 0) EK_TRY(make_offer(&self->offer, self));
-  EK_TRY(ek__world_share(self->world, &self->offer, sizeof self->offer));
-  if (self->me == 0) return EK_OK;
-  self->offer.name[sizeof self->offer.name - 1] = '\0';
-  self->step = self->offer.step;
-  self->read_back = self->offer.read_back;
-  self->extra_count = (size_t)self->offer.extras;
+  while (self->me == 0 && self->plan.save == 0) {
+    if (getrandom(&self->plan.save, sizeof self->plan.save, 0) != (ssize_t)sizeof self->plan.save) {
+      return ek__file_refused(self->folder, "no random bytes");
+    }
+  }
+  return ek__world_share(self->world, &self->plan, sizeof self->plan);
+}
+
+/* What a process tells the others of the file that it has created. */
+struct offer {
+  char name[EK__CHECKPOINT_NAME_SIZE]; /* in the folder */
+  unsigned char token[EK__WRITER_TOKEN];
+};
+
+static ek_status make_file(struct offer *offer, ek_checkpoint_write *self) {
+  char path[EK_CHECKPOINT_PATH_SIZE];
+  EK_TRY(ek__checkpoint_make_folder(self->folder));
+  if (self->several > 0) {
+    self->read_back = ek__checkpoint_replaces(self->folder, &self->name, (size_t)self->plan.keep);
+  }
+  EK_TRY(ek__checkpoint_path(path, self->folder, &self->name));
+  EK_TRY(ek__new(&self->made.path, strlen(path) + EK__FILE_BESIDE_SIZE, 1, memory_of));
+  EK_TRY(ek__file_create_beside(&self->made.file, self->made.path, path));
+  if (self->several == 0) return EK_OK;
+  const char *slash = strrchr(self->made.path, '/');
+  (void)snprintf(offer->name, sizeof offer->name, "%s", slash + 1);
+  if (getrandom(offer->token, sizeof offer->token, 0) != (ssize_t)sizeof offer->token) {
+    return ek__file_refused(path, "no random bytes");
+  }
+  return ek__writer_file_offer(&self->made, offer->token);
+}
+
+static ek_status look(int64_t *sight, ek_checkpoint_write *self, struct offer *offer) {
+  offer->name[sizeof offer->name - 1] = '\0';
+  const size_t length = strlen(self->folder), name = strlen(offer->name) + 1;
+  EK_TRY(ek__new(&self->made.path, length + 1 + name, 1, memory_of));
+  memcpy(self->made.path, self->folder, length);
+  self->made.path[length] = '/';
+  memcpy(self->made.path + length + 1, offer->name, name);
+  *sight = (int64_t)ek__writer_file_look(&self->made, offer->token);
+  if (*sight == EK__SIGHT_NONE) ek__writer_file_close(&self->made, false);
   return EK_OK;
 }
 
-static ek_status join(ek_checkpoint_write *self, bool *sees, const char *folder) {
-  const struct ek__region_offer *offer = &self->offer;
-  char *path = NULL;
-  const size_t length = strlen(folder), name = strlen(offer->name) + 1;
-  EK_TRY(ek__new(&path, length + 1 + name, 1, memory_of));
-  memcpy(path, folder, length);
-  path[length] = '/';
-  memcpy(path + length + 1, offer->name, name);
-  struct ek__writer_offer there = {.temporary = path, .begin = offer->begin};
-  memcpy(there.token, offer->token, sizeof there.token);
-  const ek_status status =
-      ek__safetensors_join(&self->file, sees, &there, self->entries, self->count);
-  ek__free(path);
+/* A process creates a file, and those that have seen none look for it. The lock is held. */
+static ek_status find_one(ek_checkpoint_write *self, size_t leader) {
+  const size_t part = self->part_count;
+  struct offer offer = {0};
+  int64_t own[2] = {EK__SIGHT_NONE, 0};
+  const int64_t *heard = NULL;
+  self->parts[part].leader = leader;
+  self->part_of[leader] = part;
+  self->writes[leader] = true;
+  self->part_count++;
+  if (self->me == leader) {
+    EK_TRY(make_file(&offer, self));
+    own[1] = self->read_back;
+  }
+  if (self->several == 0) return EK_OK;
+  EK_TRY(ek__world_share_from(self->world, leader, &offer, sizeof offer));
+  if (self->part_of[self->me] == nowhere) EK_TRY(look(&own[0], self, &offer));
+  EK_TRY(ek__world_agree_on(self->world, doing, self->plan.step, own, 2, &heard));
+  if (heard[leader * EK__TOPIC_WORDS + 2] != 0) self->read_back = true;
+  for (size_t p = 0; p < self->several; p++) {
+    const int64_t sight = heard[p * EK__TOPIC_WORDS + 1];
+    if (self->part_of[p] != nowhere || sight == EK__SIGHT_NONE) continue;
+    self->part_of[p] = part;
+    self->writes[p] = sight == EK__SIGHT_WRITE;
+  }
+  return EK_OK;
+}
+
+static ek_status find_all(ek_checkpoint_write *self) {
+  const size_t processes = self->several == 0 ? 1 : self->several;
+  ek_status status = EK_OK;
+  EK_TRY(ek__new(&self->parts, processes, sizeof *self->parts, memory_of));
+  EK_TRY(ek__new(&self->part_of, processes, sizeof *self->part_of, memory_of));
+  EK_TRY(ek__new(&self->writes, processes, sizeof *self->writes, memory_of));
+  for (size_t p = 0; p < processes; p++) self->part_of[p] = nowhere;
+  for (size_t p = 0; p < processes && status == EK_OK; p++) {
+    if (self->part_of[p] != nowhere) continue;
+    ek__world_lock(self->world);
+    status = find_one(self, p);
+    ek__world_unlock(self->world);
+  }
+  for (size_t p = 0; p < processes && status == EK_OK; p++) {
+    self->parts[self->part_of[p]].writers += self->writes[p];
+  }
   return status;
 }
 
-/* Which processes see the file; `all` of them are told. */
-static ek_status tell_sight(bool *all, const ek_checkpoint_write *self, bool sees) {
-  const int64_t *heard = NULL, own = sees;
-  ek__world_lock(self->world);
-  const ek_status status = ek__world_agree_on(self->world, doing, self->step, &own, 1, &heard);
-  for (size_t p = 0; p < self->several && status == EK_OK; p++) {
-    all[p] = p == 0 || heard[p * EK__TOPIC_WORDS + 1] != 0;
-  }
-  ek__world_unlock(self->world);
-  return status;
-}
-
-/* The others know the extras, and open the file. */
-static ek_status find(bool *all, ek_checkpoint_write *self, const char *folder) {
-  bool sees = true;
-  if (self->extra_count > 0) {
-    EK_TRY(ek__world_share(self->world, self->infos + self->own,
-                           self->extra_count * sizeof *self->infos));
-  }
+/* The others learn what the program's extras are. */
+static ek_status share_extras(ek_checkpoint_write *self) {
+  if (self->several == 0 || self->plan.extras == 0) return EK_OK;
+  EK_TRY(ek__world_share(self->world, self->infos + self->own,
+                         (size_t)self->plan.extras * sizeof *self->infos));
   for (size_t i = self->own; i < self->count; i++) self->entries[i].like = self->infos[i].like;
-  if (self->me != 0) EK_TRY(join(self, &sees, folder));
-  return tell_sight(all, self, sees);
+  return EK_OK;
 }
 
-/* ---- cutting it ---- */
-
-static uint64_t place_of(const ek_checkpoint_write *self, size_t index) {
-  return ek__safetensors_place(self->file, index);
-}
+/* ---- cutting the state into parts ---- */
 
 static uint64_t bytes_of(const ek_checkpoint_write *self, size_t index) {
   return ek_tensor_bytes(&self->infos[index].like);
 }
 
+/* Of a share of `left` bytes for `mine` of `all` processes: whether it is complete without an entry
+ * that more than half would be too much of. */
+static bool is_enough(uint64_t taken, uint64_t bytes, uint64_t left, size_t mine, size_t all) {
+  return all > mine && (double)taken + (double)bytes / 2 > (double)left * (double)mine / (double)all;
+}
+
+static ek_status set_places(struct ek__state_part *part, const ek_checkpoint_write *self) {
+  uint64_t place = 0;
+  EK_TRY(ek__new(&part->place, part->count, sizeof *part->place, memory_of));
+  for (size_t i = 0; i < part->count; i++) {
+    part->place[i] = place;
+    place += bytes_of(self, part->order[i]);
+  }
+  return EK_OK;
+}
+
+/* The entries of the model that a part takes, from *next of all on, and every extra. */
+static ek_status take_entries(struct ek__state_part *part, ek_checkpoint_write *self, size_t *next,
+                              uint64_t *left, size_t *writers) {
+  const size_t first = *next;
+  uint64_t taken = 0;
+  for (; *next < self->count; ++*next) {
+    const size_t index = self->order[*next];
+    if (index >= self->own) continue;
+    const uint64_t bytes = bytes_of(self, index);
+    if (is_enough(taken, bytes, *left, part->writers, *writers)) break;
+    taken += bytes;
+  }
+  *left -= taken;
+  *writers -= part->writers;
+  EK_TRY(ek__new(&part->order, self->count, sizeof *part->order, memory_of));
+  for (size_t i = 0; i < self->count; i++) {
+    const bool mine = (i >= first && i < *next) || self->order[i] >= self->own;
+    if (mine) part->order[part->count++] = self->order[i];
+  }
+  return set_places(part, self);
+}
+
+static ek_status cut_apart(ek_checkpoint_write *self) {
+  uint64_t left = 0;
+  size_t next = 0, writers = 0;
+  for (size_t i = 0; i < self->own; i++) left += bytes_of(self, i);
+  for (size_t i = 0; i < self->part_count; i++) writers += self->parts[i].writers;
+  for (size_t i = 0; i < self->part_count; i++) {
+    EK_TRY(take_entries(&self->parts[i], self, &next, &left, &writers));
+  }
+  return EK_OK;
+}
+
+/* Each file has all entries. */
+static ek_status copy_parts(ek_checkpoint_write *self) {
+  struct ek__state_part *first = &self->parts[0];
+  EK_TRY(ek__new_copy(&first->order, self->order, self->count * sizeof *self->order, memory_of));
+  first->count = self->count;
+  EK_TRY(set_places(first, self));
+  for (size_t i = 1; i < self->part_count; i++) {
+    struct ek__state_part *part = &self->parts[i];
+    part->count = first->count;
+    part->order = first->order;
+    part->place = first->place;
+  }
+  return EK_OK;
+}
+
+static ek_status make_parts(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
+  EK_TRY(ek__new(&self->order, self->count, sizeof *self->order, memory_of));
+  ek__safetensors_order(self->order, self->entries, self->count);
+  for (size_t i = 0; i < self->own && self->part_count > 1; i++) {
+    self->apart = self->apart || ek__state_is_cut(model, &self->infos[i]);
+  }
+  if (!self->apart) return copy_parts(self);
+  self->name.save = self->plan.save;
+  self->name.part = (uint32_t)self->part_of[self->me] + 1;
+  self->name.parts = (uint32_t)self->part_count;
+  self->name.waits = 1;
+  return cut_apart(self);
+}
+
+/* The leader of each part begins its file; then all know where its entries are; then the others
+ * join it. */
+static ek_status begin_files(ek_checkpoint_write *self) {
+  const size_t me = self->me;
+  struct ek__state_part *part = &self->parts[self->part_of[me]];
+  ek_safetensors_entry *entries = NULL;
+  const int64_t *heard = NULL;
+  EK_TRY(ek__new(&entries, part->count, sizeof *entries, memory_of));
+  for (size_t i = 0; i < part->count; i++) entries[i] = self->entries[part->order[i]];
+  ek_status status = ek__region_leads(self) ? ek__region_begin_file(self, entries) : EK_OK;
+  if (status == EK_OK && self->file != NULL) part->begin = ek__safetensors_begin(self->file);
+  const int64_t begin = (int64_t)part->begin;
+  ek__world_lock(self->world);
+  if (status == EK_OK && self->several > 0) {
+    status = ek__world_agree_on(self->world, doing, self->plan.step, &begin, 1, &heard);
+  }
+  for (size_t i = 0; i < self->part_count && status == EK_OK && heard != NULL; i++) {
+    const size_t leader = self->parts[i].leader;
+    self->parts[i].begin = (uint64_t)heard[leader * EK__TOPIC_WORDS + 1];
+  }
+  ek__world_unlock(self->world);
+  if (status == EK_OK && !ek__region_leads(self) && self->writes[me]) {
+    status = ek__region_begin_file(self, entries);
+  }
+  ek__free(entries);
+  return status;
+}
+
+/* ---- cutting a part into regions ---- */
+
 static void measure(struct ek__region *region, const ek_checkpoint_write *self) {
+  const struct ek__state_part *part = region->part;
   if (region->first == region->last) return;
-  const size_t last = self->order[region->last - 1];
-  region->begin = place_of(self, self->order[region->first]);
-  region->end = place_of(self, last) + bytes_of(self, last);
+  region->begin = part->begin + part->place[region->first];
+  region->end = part->begin + part->place[region->last - 1] +
+                bytes_of(self, part->order[region->last - 1]);
   region->page = region->begin - region->begin % EK__FILE_PAGE;
   const uint64_t eighth = (region->end - region->page) / 8;
   region->piece = eighth < LEAST_PIECE  ? LEAST_PIECE
@@ -132,24 +289,26 @@ static void measure(struct ek__region *region, const ek_checkpoint_write *self) 
                                         : (size_t)(eighth - eighth % EK__FILE_PAGE);
 }
 
-/* Each process that sees the file takes entries until it has its part of what is left. */
-static void cut(ek_checkpoint_write *self, const bool *sees, size_t processes) {
-  uint64_t left = 0, writers = 0;
-  size_t next = 0;
-  for (size_t i = 0; i < self->count; i++) left += bytes_of(self, i);
-  for (size_t p = 0; p < processes; p++) writers += sees[p];
+/* Each process that writes a part takes entries until it has its share of what is left. */
+static void cut(ek_checkpoint_write *self, size_t number) {
+  const struct ek__state_part *part = &self->parts[number];
+  const size_t processes = self->several == 0 ? 1 : self->several;
+  uint64_t left = 0;
+  size_t next = 0, writers = part->writers;
+  for (size_t i = 0; i < part->count; i++) left += bytes_of(self, part->order[i]);
   for (size_t p = 0; p < processes; p++) {
     struct ek__region *region = &self->regions[p];
     uint64_t taken = 0;
+    if (self->part_of[p] != number || !self->writes[p]) continue;
+    region->part = part;
     region->first = region->next = next;
-    while (sees[p] && next < self->count) {
-      const uint64_t bytes = bytes_of(self, self->order[next]);
-      if (writers > 1 && taken + bytes / 2 > left / writers) break;
+    for (; next < part->count; next++) {
+      const uint64_t bytes = bytes_of(self, part->order[next]);
+      if (is_enough(taken, bytes, left, 1, writers)) break;
       taken += bytes;
-      next++;
     }
     region->last = next;
-    writers -= sees[p];
+    writers--;
     left -= taken;
     measure(region, self);
   }
@@ -184,43 +343,42 @@ static ek_status prepare_exchange(ek_checkpoint_write *self, const ek_data_paral
     const struct ek__region *region = &self->regions[p];
     if (region->piece > self->packed_bytes) self->packed_bytes = region->piece;
     for (size_t i = region->first; i < region->last; i++) {
-      if (source_of(self, model, self->order[i], p) != HERE) self->exchanges = true;
+      if (source_of(self, model, region->part->order[i], p) != HERE) self->exchanges = true;
     }
   }
   EK_TRY(ek__new(&self->sums, self->count, sizeof *self->sums, memory_of));
   return self->exchanges ? ek__new(&self->packed, 2, self->packed_bytes, memory_of) : EK_OK;
 }
 
-ek_status ek__regions_open(ek_checkpoint_write *self, const ek_data_parallel_model *model,
-                           const char *folder) {
+ek_status ek__regions_open(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
   const size_t processes = self->several == 0 ? 1 : self->several;
-  bool *sees = NULL;
-  ek_status status = EK_OK;
-  EK_TRY(ek__new(&sees, processes, sizeof *sees, memory_of));
-  sees[0] = true;
-  if (self->several > 0) EK_TRY_GOTO(status, find(sees, self, folder), cleanup);
-  EK_TRY_GOTO(status, ek__new(&self->order, self->count, sizeof *self->order, memory_of), cleanup);
-  EK_TRY_GOTO(status, ek__new(&self->regions, processes, sizeof *self->regions, memory_of),
-              cleanup);
-  for (size_t i = 0; i < self->count; i++) {
-    self->order[ek__safetensors_order(self->file, i)] = i;
-  }
-  cut(self, sees, processes);
+  EK_TRY(share_extras(self));
+  EK_TRY(find_all(self));
+  EK_TRY(make_parts(self, model));
+  EK_TRY(begin_files(self));
+  EK_TRY(ek__new(&self->regions, processes, sizeof *self->regions, memory_of));
+  for (size_t i = 0; i < self->part_count; i++) cut(self, i);
   for (size_t p = 0; p < processes; p++) {
     struct ek__stretch piece;
     while (ek__region_piece(&piece, &self->regions[p], self->rounds)) self->rounds++;
   }
-  if (self->several > 0) EK_TRY_GOTO(status, prepare_exchange(self, model), cleanup);
-cleanup:
-  ek__free(sees);
-  return status;
+  return self->several > 0 ? prepare_exchange(self, model) : EK_OK;
 }
 
 void ek__regions_close(ek_checkpoint_write *self) {
+  const size_t *shared = self->parts == NULL ? NULL : self->parts[0].order;
+  for (size_t i = 0; i < self->part_count; i++) {
+    if (i > 0 && self->parts[i].order == shared) continue;
+    ek__free(self->parts[i].order);
+    ek__free(self->parts[i].place);
+  }
   ek__free(self->sums);
   ek__free(self->packed);
   ek__free(self->regions);
   ek__free(self->order);
+  ek__free(self->writes);
+  ek__free(self->part_of);
+  ek__free(self->parts);
 }
 
 /* ---- filling ---- */
@@ -228,7 +386,7 @@ void ek__regions_close(ek_checkpoint_write *self) {
 /* Elements of one entry within a piece; they are at `place` in the file. Elements are not cut: they
  * are at multiples of their size, as pages are. */
 struct run {
-  size_t index, size; /* of the entry; bytes of an element */
+  size_t index, at, size; /* of the entry; its number in the part; bytes of an element */
   int64_t first, count;
   uint64_t place;
 };
@@ -237,15 +395,16 @@ struct run {
 static bool next_run(struct run *run, size_t *at, const ek_checkpoint_write *self,
                      const struct ek__region *region, const struct ek__stretch *piece) {
   while (*at < region->last) {
-    const size_t index = self->order[*at];
-    const uint64_t place = place_of(self, index), end = place + bytes_of(self, index);
+    const size_t index = region->part->order[*at], number = *at;
+    const uint64_t place = region->part->begin + region->part->place[*at];
+    const uint64_t end = place + bytes_of(self, index);
     if (place >= piece->to) break;
     (*at)++;
     const uint64_t first = place > piece->from ? place : piece->from;
     const uint64_t last = end < piece->to ? end : piece->to;
     if (first >= last) continue;
     const size_t size = ek_type_size(self->infos[index].like.type);
-    *run = (struct run){index, size, (int64_t)((first - place) / size),
+    *run = (struct run){index, number, size, (int64_t)((first - place) / size),
                         (int64_t)((last - first) / size), first};
     return true;
   }
@@ -335,7 +494,7 @@ static ek_status swap_all(ek_checkpoint_write *self, const ek_data_parallel_mode
   const struct ek__topic topic = {.kind = EK__TOPIC_AGREE,
                                   .doing = doing,
                                   .same = 2,
-                                  .words = {self->step, (int64_t)round}};
+                                  .words = {self->plan.step, (int64_t)round}};
   ek_status failed = EK_OK;
   ek__world_lock(self->world);
   ek_status status = ek__world_talk(self->world, &topic, NULL);
@@ -361,7 +520,7 @@ static ek_status fill_own(ek_checkpoint_write *self, const ek_data_parallel_mode
       EK_TRY(read_here(data, self, model, run.index, run.first, run.count));
     }
     if (come == (source != HERE)) {
-      EK_TRY(ek__safetensors_sum(self->file, run.index, data, (size_t)run.count * run.size));
+      EK_TRY(ek__safetensors_sum(self->file, run.at, data, (size_t)run.count * run.size));
     }
   }
   return EK_OK;
@@ -374,8 +533,9 @@ static void advance(ek_checkpoint_write *self, size_t round) {
     struct ek__stretch piece;
     if (!ek__region_piece(&piece, region, round)) continue;
     while (region->next < region->last) {
-      const size_t index = self->order[region->next];
-      if (place_of(self, index) + bytes_of(self, index) > piece.to) break;
+      const struct ek__state_part *part = region->part;
+      const uint64_t place = part->begin + part->place[region->next];
+      if (place + bytes_of(self, part->order[region->next]) > piece.to) break;
       region->next++;
     }
   }
@@ -399,23 +559,22 @@ ek_status ek__regions_fill(ek_checkpoint_write *self, const ek_data_parallel_mod
 ek_status ek__region_settle(ek_checkpoint_write *self) {
   const struct ek__region *region = &self->regions[self->me];
   if (self->several == 0 || region->first == region->last) return EK_OK;
-  if (self->me != 0) EK_TRY(ek__safetensors_sync(self->file));
+  if (!ek__region_leads(self)) EK_TRY(ek__safetensors_sync(self->file));
   if (!self->read_back) return EK_OK;
-  return ek__safetensors_compare(self->file, self->order + region->first,
-                                 region->last - region->first);
+  return ek__safetensors_compare(self->file, region->first, region->last);
 }
 
-/* The lock is held. */
+/* Of each part, to its leader. The lock is held. */
 static ek_status swap_sums(ek_checkpoint_write *self) {
   for (size_t i = 0; i < self->several; i++) {
     const size_t peer = ek__world_peer(self->world, i);
-    const size_t writer = self->me == 0 ? peer : self->me;
-    const struct ek__region *region = &self->regions[writer];
+    const bool leads = ek__region_leads(self);
+    if (peer == self->me || self->part_of[peer] != self->part_of[self->me]) continue;
+    if (!leads && self->parts[self->part_of[peer]].leader != peer) continue;
+    const struct ek__region *region = &self->regions[leads ? peer : self->me];
     const size_t bytes = (region->last - region->first) * sizeof *self->sums;
     uint64_t *sums = self->sums + region->first;
-    if (peer == self->me || (peer != 0 && self->me != 0) || bytes == 0) continue;
-    EK_TRY(ek__world_swap(self->world, peer, sums, self->me == 0 ? 0 : bytes, sums,
-                          self->me == 0 ? bytes : 0));
+    EK_TRY(ek__world_swap(self->world, peer, sums, leads ? 0 : bytes, sums, leads ? bytes : 0));
   }
   return EK_OK;
 }
@@ -425,7 +584,7 @@ static ek_status meet_again(ek_checkpoint_write *self, ek_status own) {
   const struct ek__topic topic = {.kind = EK__TOPIC_AGREE,
                                   .doing = doing,
                                   .same = 2,
-                                  .words = {self->step, -1, own != EK_OK}};
+                                  .words = {self->plan.step, -1, own != EK_OK}};
   const int64_t *heard = NULL;
   bool failed = false;
   ek__world_lock(self->world);
@@ -438,7 +597,7 @@ static ek_status meet_again(ek_checkpoint_write *self, ek_status own) {
   ek__world_unlock(self->world);
   if (status != EK_OK || !failed || own != EK_OK) return status;
   /* Here the others' error is heard. */
-  return ek__world_agree(self->world, doing, self->step);
+  return ek__world_agree(self->world, doing, self->plan.step);
 }
 
 ek_status ek__regions_collect(ek_checkpoint_write *self, ek_status status) {
@@ -447,12 +606,51 @@ ek_status ek__regions_collect(ek_checkpoint_write *self, ek_status status) {
   if (self->several == 0) return status;
   ek__error_keep(before);
   for (size_t i = mine->first; i < mine->last && status == EK_OK; i++) {
-    self->sums[i] = ek__safetensors_sum_of(self->file, self->order[i]);
+    self->sums[i] = ek__safetensors_sum_of(self->file, i);
   }
   EK_TRY(meet_again(self, status));
   if (status != EK_OK) return ek_error_set(status, "%s", before);
-  for (size_t i = mine->last; self->me == 0 && i < self->count; i++) {
-    ek__safetensors_set_sum(self->file, self->order[i], self->sums[i]);
+  for (size_t i = mine->last; ek__region_leads(self) && i < mine->part->count; i++) {
+    ek__safetensors_set_sum(self->file, i, self->sums[i]);
   }
   return EK_OK;
+}
+
+/* What there is in the folders of all leaders, sorted. One that cannot be read counts as empty: then
+ * more states stay. */
+static ek_status list_all(struct ek__state_name **all, size_t *count, ek_checkpoint_write *self) {
+  struct ek__state_name *own = NULL;
+  size_t own_count = 0, *ends = NULL;
+  if (ek__region_leads(self) && ek__checkpoint_list(&own, &own_count, self->folder) != EK_OK) {
+    own_count = 0;
+  }
+  ek_status status = ek__new(&ends, self->several, sizeof *ends, memory_of);
+  if (status == EK_OK) {
+    status = ek__world_gather(all, ends, self->world, doing, own, own_count * sizeof *own);
+  }
+  if (status == EK_OK) {
+    *count = ends[self->several - 1] / sizeof *own;
+    ek__checkpoint_sort(*all, *count);
+  }
+  ek__free(ends);
+  ek__free(own);
+  return status;
+}
+
+/* All parts are on the disks when the first conversation is over: no part is removed any more, since
+ * with a part that does not wait the state is whole, and older states may go. */
+ek_status ek__regions_end(ek_checkpoint_write *self) {
+  struct ek__state_name *all = NULL;
+  size_t count = 0;
+  EK_TRY(list_all(&all, &count, self));
+  ek_status status = EK_OK;
+  if (self->apart && ek__region_leads(self)) {
+    self->waits = false;
+    status = ek__checkpoint_commit(self->folder, &self->name);
+  }
+  if (status == EK_OK && ek__region_leads(self)) {
+    ek__checkpoint_prune(self->folder, &self->name, (size_t)self->plan.keep, all, count);
+  }
+  ek__free(all);
+  return status;
 }

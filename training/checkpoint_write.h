@@ -15,9 +15,20 @@
 #include "core/process.h"
 #include "io/writer.h"
 
+/* A file of the state, written by the processes that see one folder: all of the state, or a part. */
+struct ek__state_part {
+  size_t leader; /* the first of these processes: it creates the file and gives it its name */
+  size_t writers;
+  size_t count;    /* of entries; */
+  size_t *order;   /* which, as they are in the file, */
+  uint64_t *place; /* and where, from `begin` on */
+  uint64_t begin;
+};
+
 /* What one process writes: whole entries, end to end in the file. */
 struct ek__region {
-  size_t first, last;        /* entries order[first] .. order[last - 1] */
+  const struct ek__state_part *part; /* NULL: it writes nothing */
+  size_t first, last;        /* entries order[first] .. order[last - 1] of the part */
   size_t next;               /* the first of them that is not filled to its end */
   uint64_t page, begin, end; /* of the file: the entries are from `begin` on, which is in this page */
   size_t piece;              /* bytes that are filled and written at a time; whole pages */
@@ -28,56 +39,65 @@ struct ek__stretch {
   uint64_t page, from, to;
 };
 
-/* What process 0 tells the others of its file. */
-struct ek__region_offer {
-  char name[EK__CHECKPOINT_NAME_SIZE]; /* in the folder */
-  unsigned char token[EK__WRITER_TOKEN];
-  uint64_t begin; /* of the tensors */
-  int64_t step;
-  uint64_t extras;
-  bool read_back;
+/* What process 0 tells the others of the save. */
+struct ek__save_plan {
+  int64_t step, position;
+  uint64_t save; /* random, not 0 */
+  uint64_t keep, extras;
 };
 
 struct ek_checkpoint_write {
   ek_world *world;    /* NULL: there is one process */
   size_t me, several; /* the number of this process; how many there are, 0 for one */
-  char *folder;       /* of process 0, as all that follows to `keep` */
-  size_t keep;
-  bool read_back; /* each process reads its region again */
-  int64_t step;
-  struct ek__region_offer offer;
+  char *folder;
+  const ek_data_parallel_model *model; /* a loan, while the caller is here */
+  struct ek__save_plan plan;
+  bool read_back;       /* each process reads its region again */
   size_t own, count;    /* entries of the model; with the program's extras, which follow them */
   ek_state_info *infos; /* of all */
   const ek_checkpoint_extra *extras; /* of process 0, else NULL; a loan, while the caller is here */
-  size_t extra_count;
   ek_safetensors_entry *entries; /* their names are those of infos */
-  ek_safetensors_writer *file;
-  size_t *order;              /* entries as they are in the file */
-  struct ek__region *regions; /* of each process; without entries if it does not see the file */
+  struct ek__writer_file made;   /* this process's, until it has a writer */
+  ek_safetensors_writer *file;   /* its entries are in the order of the part; or NULL */
+  size_t *order;                 /* all entries, as in a file of all */
+  size_t part_count;
+  struct ek__state_part *parts;
+  size_t *part_of;            /* of each process, the number of the part that it sees */
+  bool *writes;               /* and may write */
+  bool apart;                 /* the parts have different entries; else each has all */
+  struct ek__state_name name; /* of the file of this process */
+  struct ek__region *regions; /* of each process */
   size_t rounds;              /* as many as the region with the most pieces has */
   bool exchanges;             /* a process needs values that others have */
   char *packed;               /* twice `packed_bytes`: what is sent, what is received */
   size_t packed_bytes;
-  uint64_t *sums;             /* as in `order`: of regions, on the way to process 0 */
+  uint64_t *sums;             /* as in the part: of regions, on the way to the leader */
   char *memory;               /* in the background: for the region from its page on, */
   char *image;                /* it begins here, at a page */
   struct ek__process process; /* which has the thread */
   pthread_t thread;
-  bool running;   /* `thread` is there */
-  bool collected; /* process 0 has all checksums and ends the file, or all have an error */
+  bool running;     /* `thread` is there */
+  bool collected;   /* the leaders have all checksums and end the files, or all have an error */
+  bool ended;       /* all have met after that, or need not */
+  bool waits;       /* the file of this process has its name, and may be alone */
   ek_status status; /* the first failure, with its message */
   char message[EK__MESSAGE_SIZE];
 };
 
-/* Process 0, which has created the file, tells the others of it: they know then how many extras to
- * list. A call of all processes. */
+/* Whether this process creates a file, and gives it its name. */
+bool ek__region_leads(const ek_checkpoint_write *self);
+
+/* Process 0, which has described the save, tells the others of it: they know then how many extras
+ * to list. A call of all processes. */
 ek_status ek__regions_meet(ek_checkpoint_write *self);
 
-/* After the entries are listed: cuts the file into the regions of the processes that see it. A call
- * of all processes. `folder`: where this process looks for the file. */
-ek_status ek__regions_open(ek_checkpoint_write *self, const ek_data_parallel_model *model,
-                           const char *folder);
+/* After the entries are listed: finds out which processes see one folder, begins their files, and
+ * cuts them into the regions of these processes. A call of all processes. */
+ek_status ek__regions_open(ek_checkpoint_write *self, const ek_data_parallel_model *model);
 void ek__regions_close(ek_checkpoint_write *self);
+
+/* Begins the file of this process's part, or joins it. */
+ek_status ek__region_begin_file(ek_checkpoint_write *self, const ek_safetensors_entry *entries);
 
 /* Piece number `round` of a region; false: it has fewer. */
 bool ek__region_piece(struct ek__stretch *piece, const struct ek__region *region, size_t round);
@@ -91,8 +111,13 @@ ek_status ek__regions_fill(ek_checkpoint_write *self, const ek_data_parallel_mod
 /* What this process has written is on the disk and, if wanted, was found there. */
 ek_status ek__region_settle(ek_checkpoint_write *self);
 
-/* Process 0 gets the checksums of all regions. A call of all processes; `status` is that of this
- * process's region, and a failure is returned in all. `collected` says that they have met. */
+/* The leaders get the checksums of their parts' regions. A call of all processes; `status` is that
+ * of this process's region, and a failure is returned in all. `collected` says that they have
+ * met. */
 ek_status ek__regions_collect(ek_checkpoint_write *self, ek_status status);
+
+/* After the leaders have ended their files: parts wait no longer, and older states are removed. A
+ * call of all processes, if there is more than one file. */
+ek_status ek__regions_end(ek_checkpoint_write *self);
 
 #endif /* EK_CHECKPOINT_WRITE_H */

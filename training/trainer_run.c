@@ -4,8 +4,8 @@
  * What a state keeps for the run besides the trainer's own is one extra, "run": the steps, the
  * least validation loss, its step, and the validations since.
  *
- * It uses public functions, except for two things in a world of several processes: process 0 shares
- * what it has read of a state, and a failure in one process, such as that of its source, ends the
+ * It uses public functions, except for two things in a world of several processes: one of them
+ * shares what it has read of a state, and a failure in one process, such as that of its source, ends the
  * run in all. Results of steps and evaluations are equal in all processes, so all make the same
  * decisions; a process whose `report` wants to stop asks the world to.
  */
@@ -74,19 +74,29 @@ static ek_status save_state(struct run *run) {
   return EK_OK;
 }
 
-/* The extra of a state, which process 0 reads; one that another program saved has none. */
+/* The extra of a state, which the first process reads that sees one of its files; a state that
+ * another program saved has none. */
 static ek_status read_kept(struct run *run, const char *path) {
   const int64_t shape[] = {KEPT};
+  const size_t processes = ek_world_processes(run->world);
   ek_safetensors *file = NULL;
   ek_tensor host;
   EK_TRY(ek_tensor_host(&host, run->kept, EK_F64, 1, shape));
-  EK_TRY(ek_safetensors_open(&file, path));
-  ek_status status = EK_OK;
-  if (ek_safetensors_find(file, "user/run") != NULL) {
+  ek_status status = ek_safetensors_open(&file, path);
+  if (status == EK_OK && ek_safetensors_find(file, "user/run") != NULL) {
     status = ek_safetensors_read(&host, file, "user/run");
   }
   ek_safetensors_free(file);
-  return status;
+  if (processes == 1 || (status != EK_OK && status != EK_ERR_NOT_FOUND)) return status;
+  const int64_t *heard = NULL, own = status == EK_OK;
+  size_t first = 0;
+  ek__world_lock(run->world);
+  status = ek__world_agree_on(run->world, "going on with a run", 0, &own, 1, &heard);
+  while (status == EK_OK && first < processes && heard[first * EK__TOPIC_WORDS + 1] == 0) first++;
+  ek__world_unlock(run->world);
+  EK_TRY(status);
+  EK__FAIL_IF(first == processes, EK_ERR_NOT_FOUND, "%s: no process finds this file any more", path);
+  return ek__world_share_from(run->world, first, run->kept, sizeof run->kept);
 }
 
 static ek_status go_on(struct run *run, const ek_checkpoint_info *info) {
@@ -95,10 +105,7 @@ static ek_status go_on(struct run *run, const ek_checkpoint_info *info) {
               run->options.folder);
   run->kept[KEPT_STEP] = (double)info->step;
   run->kept[KEPT_BEST] = NAN;
-  if (ek_world_process(run->world) == 0) EK_TRY(read_kept(run, info->path));
-  if (ek_world_processes(run->world) > 1) {
-    EK_TRY(ek__world_share(run->world, run->kept, sizeof run->kept));
-  }
+  EK_TRY(read_kept(run, info->path));
   run->result.first = run->result.step = (int64_t)run->kept[KEPT_STEP];
   run->result.position = info->position;
   run->result.best = run->kept[KEPT_BEST];

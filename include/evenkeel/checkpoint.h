@@ -25,14 +25,29 @@
  * without a leading zero. FOLDER/step-NUMBER.safetensors.tmp and .safetensors.K.tmp are files of
  * saves that are under way; the next save removes those of processes that were killed.
  *
- * In a world of several processes (world.h) all processes make these calls. Process 0 creates the
- * file in its `folder`, has the extras, removes older states and reads. Every process that finds the
- * file in its own `folder` writes a region of it, all at the same time; a process that does not, for
- * example because its disk is another machine's, sends its part to those that do. The file is that
- * of one process, byte for byte, so any number of processes reads what any other has written. It
- * gets its name after all regions are on the disk: whichever process is killed, and whenever, the
- * folder has whole states. `path` of a load is that of process 0, which shares what it reads. The
- * world must outlive a save in the background.
+ * In a world of several processes (world.h) all processes make these calls, each with its own path
+ * of the folder. Process 0 says what is saved: position, `keep` and extras are its own.
+ *
+ * Processes that share a folder write one file in it, each a region, all at the same time. If all
+ * do, the file is that of one process, byte for byte. If folders are on disks of several machines,
+ * each of them gets a file. Where each process has all of the state (mode replicated, or shares
+ * inside processes), that is the whole state on each disk. In other modes it is a part, whole
+ * entries and all extras, with the name
+ *
+ *     step-000000000012-00001-of-00002-RANDOM.safetensors     RANDOM: 16 digits, those of the save
+ *
+ * and a load needs all parts, each seen by some process, or copied into one folder. A part that ends
+ * in ".waiting" is whole as well; the save that wrote it was killed before all parts were there, or
+ * just after. A process that cannot write into a folder that it shares leaves that to the others.
+ *
+ * A load takes the last whole state in the folder of process 0, or, if it has none, of the next
+ * process that has one. Each process reads the files that it sees; what it does not see, another one
+ * sends. Any number of processes, in any mode, reads what any other number has written. Files of one
+ * name that are not of one save are EK_ERR_MISMATCH. A part that is missing is EK_ERR_IO, also if
+ * there are older states: the message says which process wrote it, on which host.
+ *
+ * A file gets its name after all regions are on the disk: whichever process is killed, and
+ * whenever, there are whole states. The world must outlive a save in the background.
  *
  * state.h says when a run goes on bit for bit as if uninterrupted, and when only to rounding.
  */
@@ -85,6 +100,8 @@ typedef struct ek_checkpoint_options {
 EK_API EK_CHECKED ek_status ek_checkpoint_options_init(ek_checkpoint_options *options, size_t size);
 
 typedef struct ek_checkpoint_info {
+  /* The file, or the first part that this process sees; if it sees none, as another process has
+   * it. */
   char path[EK_CHECKPOINT_PATH_SIZE];
   int64_t step, position;
   /* An optimizer was open, with a schedule that is no function of the program's: to compare with or
@@ -132,15 +149,16 @@ EK_API EK_CHECKED ek_status ek_checkpoint_end(ek_checkpoint_write *write);
  * Finds the last state in a folder whose bytes are those that were written. States with wrong bytes
  * are skipped; a state that cannot be read is an error, even if there are older ones.
  * EK_ERR_NOT_FOUND  no folder, or no state in it that is whole
- * EK_ERR_IO         the folder or a state cannot be read: move that file away to go on from the
- *                   state before it
+ * EK_ERR_IO         the folder or a state cannot be read, or the last state lacks a part: move its
+ *                   files away to go on from the state before it
  * EK_ERR_OUT_OF_MEMORY
  */
 EK_API EK_CHECKED ek_status ek_checkpoint_latest(ek_checkpoint_info *info, const char *folder);
 
 /*
  * Reads a state into a model and its optimizer: `path` is a file, or a folder, of which it takes
- * the last state. The file may come from other devices, another mode, another type (f32, f64).
+ * the last state; of a part the others in its folder count as well. The file may come from other
+ * devices, another mode, another type (f32, f64).
  * Without an optimizer the model takes what it has and passes over the rest. A dynamic loss scale
  * that the file does not have begins anew; one that the model does not have is passed over. *info
  * may be NULL. Everything is looked at before anything is written; a failure after that leaves the
@@ -149,7 +167,8 @@ EK_API EK_CHECKED ek_status ek_checkpoint_latest(ek_checkpoint_info *info, const
  * EK_ERR_CORRUPT    a damaged file
  * EK_ERR_IO, EK_ERR_OUT_OF_MEMORY  as for ek_checkpoint_latest()
  * EK_ERR_MISMATCH   a state of another model or rule, or of a run with other parameters frozen; the
- *                   message names the first difference
+ *                   message names the first difference. Or processes see different states under one
+ *                   name
  * EK_ERR_UNSUPPORTED  a state of a newer library
  */
 EK_API EK_CHECKED ek_status ek_checkpoint_load(ek_checkpoint_info *info,

@@ -9,6 +9,7 @@
 #include <evenkeel/safetensors.h>
 
 #include <string.h>
+#include <sys/stat.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
@@ -16,6 +17,8 @@
 #include "device/types.h"
 #include "io/file.h"
 #include "io/header.h"
+#include "io/header_text.h"
+#include "io/reader.h"
 
 enum { PIECE = 1 << 18 }; /* bytes; a multiple of every type's size */
 
@@ -198,13 +201,12 @@ ek_status ek_safetensors_read_part(ek_tensor *host, const ek_safetensors *file, 
   return status;
 }
 
-ek_status ek_safetensors_check(const ek_safetensors *file) {
+ek_status ek__safetensors_check_some(const ek_safetensors *file, size_t index, size_t of) {
   struct ek__checksum *sum = NULL;
   char *buffer = NULL;
-  EK__NOT_NULL("ek_safetensors_check", file);
   EK_TRY(open_passage(&sum, &buffer, file, true, true));
   ek_status status = EK_OK;
-  for (size_t i = 0; i < file->header.count && status == EK_OK; i++) {
+  for (size_t i = index; i < file->header.count && status == EK_OK; i += of) {
     const struct ek__file_tensor *tensor = &file->header.tensors[i];
     status = read_pieces(NULL, file, tensor, 0, tensor->bytes,
                          tensor->has_checksum ? sum : NULL, buffer);
@@ -212,4 +214,29 @@ ek_status ek_safetensors_check(const ek_safetensors *file) {
   ek__checksum_free(sum);
   ek__free(buffer);
   return status;
+}
+
+ek_status ek_safetensors_check(const ek_safetensors *file) {
+  EK__NOT_NULL("ek_safetensors_check", file);
+  return ek__safetensors_check_some(file, 0, 1);
+}
+
+static uint64_t hash_of(const void *bytes, size_t count) {
+  uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
+  for (size_t i = 0; i < count; i++) {
+    hash = (hash ^ ((const unsigned char *)bytes)[i]) * UINT64_C(0x100000001b3);
+  }
+  return hash;
+}
+
+ek_status ek__safetensors_identify(uint64_t *header, uint64_t *place, const ek_safetensors *file) {
+  struct stat about;
+  const char *digits = ek_safetensors_value(file, EK__HEADER_SUM);
+  *header = digits == NULL ? 0 : hash_of(digits, strlen(digits));
+  if (fstat(file->file, &about) != 0) return ek__file_refused(file->path, "cannot be examined");
+  const uint64_t numbers[] = {(uint64_t)about.st_dev, (uint64_t)about.st_ino,
+                              (uint64_t)about.st_size, (uint64_t)about.st_ctim.tv_sec,
+                              (uint64_t)about.st_ctim.tv_nsec};
+  *place = hash_of(numbers, sizeof numbers);
+  return EK_OK;
 }

@@ -9,11 +9,11 @@
  * Durability order: the bytes are synced before the rename, and the folder before finish returns. A
  * child of fork() closes its descriptors and leaves the file to its parent.
  *
- * Several processes may write one file. One of them creates it and ends it; the others join it under
- * its temporary name, where a token that the first has written tells them that it is the same file
- * and not one of that name on another disk. Each puts its own bytes and syncs them; checksums go to
- * the first. Only that one gives the file its name or removes it, so a killed process leaves what
- * any killed save leaves.
+ * Several processes may write one file. One of them creates it and ends it; the others look for it
+ * under its temporary name, where a token that the first has written tells them that it is the same
+ * file and not one of that name on another disk, and join it. Each puts its own bytes and syncs
+ * them; checksums go to the first. Only that one gives the file its name or removes it, so a killed
+ * process leaves what any killed save leaves.
  */
 #include <evenkeel/safetensors.h>
 
@@ -97,6 +97,16 @@ static int by_size_of_type(const void *left, const void *right) {
   return a->first < b->first ? -1 : 1;
 }
 
+/* The order that the comparison gives. */
+void ek__safetensors_order(size_t *order, const ek_safetensors_entry *entries, size_t count) {
+  size_t next = 0;
+  for (size_t size = 17; size-- > 0;) {
+    for (size_t i = 0; i < count; i++) {
+      if (ek_type_size(entries[i].like.type) == size) order[next++] = i;
+    }
+  }
+}
+
 static ek_status lay_out(ek_safetensors_writer *self) {
   int64_t end = 0;
   if (self->count > 0) {
@@ -145,19 +155,26 @@ static ek_status write_header(ek_safetensors_writer *self) {
   return ek__file_write(self->file, self->temporary, self->header, (size_t)self->begin, 0);
 }
 
-static ek_status prepare(ek_safetensors_writer *self, const char *path,
-                         const ek_safetensors_entry *entries, const ek_safetensors_pair *pairs) {
+static ek_status prepare(ek_safetensors_writer *self, struct ek__writer_file *made,
+                         const char *path, const ek_safetensors_entry *entries,
+                         const ek_safetensors_pair *pairs) {
   const size_t length = strlen(path);
   EK_TRY(ek__process_watch());
   self->process = ek__process_this();
   EK_TRY(ek__new_copy(&self->path, path, length + 1, memory_of));
-  EK_TRY(ek__new(&self->temporary, 1, length + EK__FILE_BESIDE_SIZE, memory_of));
   EK_TRY(ek__new(&self->tensors, self->count, sizeof *self->tensors, memory_of));
   EK_TRY(ek__new(&self->parts, self->count, sizeof *self->parts, memory_of));
   EK_TRY(ek__new(&self->pairs, self->pair_count, sizeof *self->pairs, memory_of));
   EK_TRY(copy_all(self, entries, pairs));
   EK_TRY(make_header(self));
-  EK_TRY(ek__file_create_beside(&self->file, self->temporary, path));
+  if (made == NULL) {
+    EK_TRY(ek__new(&self->temporary, 1, length + EK__FILE_BESIDE_SIZE, memory_of));
+    EK_TRY(ek__file_create_beside(&self->file, self->temporary, path));
+  } else {
+    EK_TRY(ek__new_copy(&self->temporary, made->path, strlen(made->path) + 1, memory_of));
+    self->file = made->file;
+    made->file = -1;
+  }
   self->direct = ek__file_open_direct(self->temporary);
   atomic_store(&self->usable, self->direct >= 0);
   return self->direct < 0
@@ -165,9 +182,10 @@ static ek_status prepare(ek_safetensors_writer *self, const char *path,
              : ek__file_reserve(self->file, self->temporary, self->begin + self->bytes);
 }
 
-ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path,
-                                const ek_safetensors_entry *entries, size_t count,
-                                const ek_safetensors_pair *pairs, size_t pair_count) {
+ek_status ek__safetensors_create(ek_safetensors_writer **writer, struct ek__writer_file *made,
+                                 const char *path, const ek_safetensors_entry *entries,
+                                 size_t count, const ek_safetensors_pair *pairs,
+                                 size_t pair_count) {
   EK__NOT_NULL("ek_safetensors_create", writer, path);
   EK__FAIL_IF((entries == NULL && count > 0) || (pairs == NULL && pair_count > 0),
               EK_ERR_INVALID_ARGUMENT, "ek_safetensors_create: entries or pairs are NULL");
@@ -176,13 +194,19 @@ ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path
   self->file = self->direct = -1;
   self->count = count;
   self->pair_count = pair_count;
-  const ek_status status = prepare(self, path, entries, pairs);
+  const ek_status status = prepare(self, made, path, entries, pairs);
   if (status == EK_OK) {
     *writer = self;
   } else {
     ek_safetensors_writer_free(self);
   }
   return status;
+}
+
+ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path,
+                                const ek_safetensors_entry *entries, size_t count,
+                                const ek_safetensors_pair *pairs, size_t pair_count) {
+  return ek__safetensors_create(writer, NULL, path, entries, count, pairs, pair_count);
 }
 
 /* ---- tensors ---- */
@@ -221,21 +245,14 @@ ek_status ek__safetensors_put(ek_safetensors_writer *writer, const void *data, s
   return status;
 }
 
-uint64_t ek__safetensors_place(const ek_safetensors_writer *writer, size_t index) {
-  return writer->begin + writer->tensors[writer->parts[index].tensor].first;
-}
-
-size_t ek__safetensors_order(const ek_safetensors_writer *writer, size_t index) {
-  return writer->parts[index].tensor;
-}
-
 ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index, const void *data,
                                size_t bytes) {
   EK__NOT_NULL("ek_safetensors_write", writer);
   EK__FAIL_IF(index >= writer->count || (data == NULL && bytes > 0), EK_ERR_INVALID_ARGUMENT,
               "ek_safetensors_write: no tensor number %zu, or data is NULL", index);
   EK_TRY(check_open(writer));
-  const uint64_t place = ek__safetensors_place(writer, index) + writer->parts[index].given;
+  const struct part *part = &writer->parts[index];
+  const uint64_t place = writer->begin + writer->tensors[part->tensor].first + part->given;
   EK_TRY(ek__safetensors_sum(writer, index, data, bytes));
   return ek__safetensors_put(writer, data, bytes, place);
 }
@@ -244,62 +261,71 @@ ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index, cons
 
 enum { TOKEN_PLACE = PREFIX }; /* where the header's text will be: a length of 0 stays before it */
 
-const char *ek__safetensors_temporary(const ek_safetensors_writer *writer) {
-  return writer->temporary;
-}
-
 uint64_t ek__safetensors_begin(const ek_safetensors_writer *writer) { return writer->begin; }
 
-ek_status ek__safetensors_offer(const ek_safetensors_writer *writer, const void *token) {
-  EK_TRY(ek__file_write(writer->file, writer->temporary, token, EK__WRITER_TOKEN, TOKEN_PLACE));
-  return ek__file_sync(writer->file, writer->temporary);
+ek_status ek__writer_file_offer(const struct ek__writer_file *made, const void *token) {
+  EK_TRY(ek__file_write(made->file, made->path, token, EK__WRITER_TOKEN, TOKEN_PLACE));
+  return ek__file_sync(made->file, made->path);
 }
 
-/* Opens the file for writing, if it is the one with the token. */
-static bool join_file(ek_safetensors_writer *self, const void *token) {
+enum ek__writer_sight ek__writer_file_look(struct ek__writer_file *there, const void *token) {
   char found[EK__WRITER_TOKEN];
   struct stat read, written;
   uint64_t size = 0;
   int file = -1;
-  if (ek__file_open(&file, &size, self->temporary) != EK_OK) return false;
-  bool same = size >= TOKEN_PLACE + sizeof found &&
-              ek__file_read(file, self->temporary, found, sizeof found, TOKEN_PLACE) == EK_OK &&
-              memcmp(found, token, sizeof found) == 0;
-  if (same) self->file = ek__file_open_again(self->temporary);
-  same = same && self->file >= 0 && fstat(file, &read) == 0 && fstat(self->file, &written) == 0 &&
-         read.st_dev == written.st_dev && read.st_ino == written.st_ino;
+  enum ek__writer_sight sight = EK__SIGHT_READ;
+  const ek_status opened = ek__file_open(&file, &size, there->path);
+  if (opened != EK_OK) return opened == EK_ERR_NOT_FOUND ? EK__SIGHT_NONE : EK__SIGHT_READ;
+  if (size < TOKEN_PLACE + sizeof found) {
+    sight = EK__SIGHT_NONE;
+  } else if (ek__file_read(file, there->path, found, sizeof found, TOKEN_PLACE) == EK_OK) {
+    if (memcmp(found, token, sizeof found) != 0) sight = EK__SIGHT_NONE;
+    if (sight != EK__SIGHT_NONE) there->file = ek__file_open_again(there->path);
+  }
+  if (there->file >= 0 && fstat(file, &read) == 0 && fstat(there->file, &written) == 0 &&
+      read.st_dev == written.st_dev && read.st_ino == written.st_ino) {
+    sight = EK__SIGHT_WRITE;
+  }
   ek__file_close(file);
-  return same;
+  return sight;
 }
 
-static ek_status prepare_joined(ek_safetensors_writer *self, const struct ek__writer_offer *offer,
+void ek__writer_file_close(struct ek__writer_file *made, bool remove) {
+  if (made->file >= 0 && remove) (void)unlink(made->path);
+  if (made->file >= 0) ek__file_close(made->file); /* and its lock */
+  made->file = -1;
+  ek__free(made->path);
+  made->path = NULL;
+}
+
+static ek_status prepare_joined(ek_safetensors_writer *self, const char *path,
                                 const ek_safetensors_entry *entries) {
   EK_TRY(ek__process_watch());
   self->process = ek__process_this();
-  const size_t length = strlen(offer->temporary) + 1;
-  EK_TRY(ek__new_copy(&self->path, offer->temporary, length, memory_of));
-  EK_TRY(ek__new_copy(&self->temporary, offer->temporary, length, memory_of));
+  const size_t length = strlen(path) + 1;
+  EK_TRY(ek__new_copy(&self->path, path, length, memory_of));
+  EK_TRY(ek__new_copy(&self->temporary, path, length, memory_of));
   EK_TRY(ek__new(&self->tensors, self->count, sizeof *self->tensors, memory_of));
   EK_TRY(ek__new(&self->parts, self->count, sizeof *self->parts, memory_of));
-  self->begin = offer->begin;
   return copy_all(self, entries, NULL);
 }
 
-ek_status ek__safetensors_join(ek_safetensors_writer **writer, bool *joined,
-                               const struct ek__writer_offer *offer,
-                               const ek_safetensors_entry *entries, size_t count) {
+ek_status ek__safetensors_join(ek_safetensors_writer **writer, struct ek__writer_file *there,
+                               uint64_t begin, const ek_safetensors_entry *entries, size_t count) {
   ek_safetensors_writer *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
   self->file = self->direct = -1;
   self->joined = true;
   self->count = count;
-  const ek_status status = prepare_joined(self, offer, entries);
+  self->begin = begin;
+  const ek_status status = prepare_joined(self, there->path, entries);
   if (status != EK_OK) {
     ek_safetensors_writer_free(self);
     return status;
   }
-  *joined = join_file(self, offer->token);
-  if (*joined) self->direct = ek__file_open_direct(self->temporary);
+  self->file = there->file;
+  there->file = -1;
+  self->direct = ek__file_open_direct(self->temporary);
   atomic_store(&self->usable, self->direct >= 0);
   *writer = self;
   return EK_OK;
@@ -342,8 +368,7 @@ static ek_status compare_sum(const ek_safetensors_writer *self, int file, size_t
                       self->temporary, tensor->entry.name);
 }
 
-ek_status ek__safetensors_compare(const ek_safetensors_writer *writer, const size_t *indices,
-                                  size_t count) {
+ek_status ek__safetensors_compare(const ek_safetensors_writer *writer, size_t first, size_t last) {
   uint64_t size = 0;
   int file = -1;
   char *buffer = NULL;
@@ -355,8 +380,8 @@ ek_status ek__safetensors_compare(const ek_safetensors_writer *writer, const siz
   if (sum == NULL) {
     status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "out of host memory to read %s", writer->temporary);
   }
-  for (size_t i = 0; i < count && status == EK_OK; i++) {
-    status = compare_sum(writer, file, indices[i], sum, buffer);
+  for (size_t i = first; i < last && status == EK_OK; i++) {
+    status = compare_sum(writer, file, i, sum, buffer);
   }
 cleanup:
   ek__checksum_free(sum);

@@ -19,8 +19,8 @@
 
 enum { STOP = 1, WRITING = 2 };
 
-/* Lines that are compared are cut here. */
-enum { LONGEST_LINES = 1 << 20 };
+/* Lines that are compared are cut here; lists of one process are refused from here on. */
+enum { LONGEST_LINES = 1 << 20, LONGEST_LIST = 1 << 26 };
 
 void ek__world_lock(ek_world *world) {
   if (world != NULL) pthread_mutex_lock(&world->talking);
@@ -238,27 +238,84 @@ ek_status ek__world_sum(ek_world *world, int64_t step, int64_t *numbers, size_t 
   return status;
 }
 
-/* The bytes of process 0 to all others; the lock is held. */
-static ek_status from_first(ek_world *world, void *bytes, size_t count) {
+/* The bytes of one process to all others; the lock is held. */
+static ek_status from_one(ek_world *world, size_t from, void *bytes, size_t count) {
+  const bool mine = world->process == from;
   for (size_t round = 0; round < world->processes; round++) {
     const size_t peer = ek__world_peer(world, round);
-    if (peer == world->process || (peer != 0 && world->process != 0)) continue;
-    EK_TRY(ek__world_swap(world, peer, bytes, world->process == 0 ? count : 0, bytes,
-                          world->process == 0 ? 0 : count));
+    if (peer == world->process || (peer != from && !mine)) continue;
+    EK_TRY(ek__world_swap(world, peer, bytes, mine ? count : 0, bytes, mine ? 0 : count));
   }
   return EK_OK;
 }
 
-ek_status ek__world_share(ek_world *world, void *bytes, size_t count) {
+ek_status ek__world_share_from(ek_world *world, size_t from, void *bytes, size_t count) {
   const struct ek__topic topic = {.kind = EK__TOPIC_SHARE,
                                   .doing = "opening a communicator",
-                                  .same = 1,
-                                  .words = {(int64_t)count}};
+                                  .same = 2,
+                                  .words = {(int64_t)count, (int64_t)from}};
   if (world == NULL) return EK_OK;
   ek__world_lock(world);
   ek_status status = talk(world, &topic, NULL);
-  if (status == EK_OK) status = from_first(world, bytes, count);
+  if (status == EK_OK) status = from_one(world, from, bytes, count);
   ek__world_unlock(world);
+  return status;
+}
+
+ek_status ek__world_share(ek_world *world, void *bytes, size_t count) {
+  return ek__world_share_from(world, 0, bytes, count);
+}
+
+/* How many bytes each process has; the lock is held. */
+static ek_status count_all(ek_world *world, const char *doing, size_t bytes, size_t *ends) {
+  const struct ek__topic topic = {
+      .kind = EK__TOPIC_AGREE, .doing = doing, .words = {(int64_t)bytes}};
+  int64_t end = 0;
+  EK_TRY(talk(world, &topic, NULL));
+  for (size_t p = 0; p < world->processes; p++) {
+    const int64_t count = world->words[p * EK__TOPIC_WORDS];
+    if (count < 0 || count > LONGEST_LIST || !ek__add(&end, end, count)) {
+      return ek__world_break(world, ek_error_set(EK_ERR_UNAVAILABLE,
+                                                 "process %zu sent no valid message", p));
+    }
+    ends[p] = (size_t)end;
+  }
+  return EK_OK;
+}
+
+/* Each process has its own bytes in their place in `all`; the lock is held. */
+static ek_status from_each(ek_world *world, char *all, const size_t *ends) {
+  const size_t own = world->process, begin = own == 0 ? 0 : ends[own - 1];
+  for (size_t round = 0; round < world->processes; round++) {
+    const size_t peer = ek__world_peer(world, round), first = peer == 0 ? 0 : ends[peer - 1];
+    if (peer == own) continue;
+    EK_TRY(ek__world_swap(world, peer, all + begin, ends[own] - begin, all + first,
+                          ends[peer] - first));
+  }
+  return EK_OK;
+}
+
+ek_status ek__world_gather(void *all, size_t *ends, ek_world *world, const char *doing,
+                           const void *own, size_t bytes) {
+  const size_t me = ek_world_process(world), processes = ek_world_processes(world);
+  char *made = NULL;
+  EK__FAIL_IF(bytes > LONGEST_LIST, EK_ERR_OVERFLOW, "%s: too much to compare", doing);
+  ek__world_lock(world);
+  ek_status status = EK_OK;
+  ends[0] = bytes;
+  if (processes > 1) status = count_all(world, doing, bytes, ends);
+  if (status == EK_OK) status = ek__new(&made, ends[processes - 1], 1, "what the processes have");
+  if (status == EK_OK && bytes > 0) memcpy(made + ends[me] - bytes, own, bytes);
+  if (status == EK_OK && ends[processes - 1] > 0) {
+    status = ek__world_agree(world, doing, 0); /* there is memory in all */
+    if (status == EK_OK && processes > 1) status = from_each(world, made, ends);
+  }
+  ek__world_unlock(world);
+  if (status == EK_OK) {
+    memcpy(all, &made, sizeof made);
+  } else {
+    ek__free(made);
+  }
   return status;
 }
 
@@ -362,7 +419,7 @@ static ek_status compare_lines(ek_world *world, const char *doing, const char *l
   /* A process without memory for them takes part all the same: nothing may stay in the wire. */
   if (status != EK_OK) return ek__world_break(world, status);
   if (world->process == 0) memcpy(theirs, lines, length);
-  status = from_first(world, theirs, length);
+  status = from_one(world, 0, theirs, length);
   if (status == EK_OK && world->process != 0 && strcmp(lines, theirs) != 0) {
     status = first_difference(doing, lines, theirs);
     ek__free(theirs);

@@ -83,8 +83,14 @@ ek_status ek__world_talk(ek_world *world, const struct ek__topic *topic, const i
 ek_status ek__world_sum(ek_world *world, int64_t step, int64_t *numbers, size_t count,
                         int64_t *before);
 
-/* All processes get the bytes of process 0. */
+/* All processes get the bytes of process 0, or of another one. */
 ek_status ek__world_share(ek_world *world, void *bytes, size_t count);
+ek_status ek__world_share_from(ek_world *world, size_t from, void *bytes, size_t count);
+
+/* All processes get the bytes of each, end to end: those of process p end before ends[p], of which
+ * there are as many as processes. *all, a pointer to anything, goes to ek__free(). */
+ek_status ek__world_gather(void *all, size_t *ends, ek_world *world, const char *doing,
+                           const void *own, size_t bytes);
 
 /* All processes must have the same lines of text, each of which is "name = value". The error is
  * the same in all of them and names the first line that differs from that of process 0. */

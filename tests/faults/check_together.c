@@ -1,8 +1,9 @@
 /*
  * check_together.c - a state that all processes of a world write at once: the file is that of one
- * process, byte for byte; whatever call of one process fails, all have the same error and the older
- * state is whole; whichever process is killed in front of whichever call, whole states alone are
- * left, and other processes in another mode go on from them.
+ * process, byte for byte, or, where folders are not shared, one such file or one part in each;
+ * whatever call of one process fails, all have the same error and the older state is whole;
+ * whichever process is killed in front of whichever call, whole states alone are left, and other
+ * processes in another mode go on from them.
  *
  * EVENKEEL_TEST_EVERY=1 takes every call; without it one in several.
  */
@@ -21,7 +22,8 @@ enum { ROWS = 8, GRAINS = 4 };
 
 /* What a test asks of the processes that it starts: by the environment, which they inherit. */
 static struct {
-  const char *folder, *other; /* `other`: of processes after the first */
+  const char *folder; /* of all; with `disks` the one that has theirs, */
+  const char *disks;  /* and here is the name of each process's, a letter; or NULL */
   int workload, mode, background, fault, victim, call;
 } job;
 
@@ -38,7 +40,7 @@ static int given(const char *name) {
 
 static void give_job(void) {
   ck_assert_int_eq(setenv("CK_FOLDER", job.folder, 1), 0);
-  ck_assert_int_eq(setenv("CK_OTHER", job.other == NULL ? job.folder : job.other, 1), 0);
+  ck_assert_int_eq(setenv("CK_DISKS", job.disks == NULL ? "" : job.disks, 1), 0);
   give("CK_WORKLOAD", job.workload);
   give("CK_MODE", job.mode);
   give("CK_BACKGROUND", job.background);
@@ -49,13 +51,21 @@ static void give_job(void) {
 
 static void take_job(void) {
   job.folder = getenv("CK_FOLDER");
-  job.other = getenv("CK_OTHER");
+  job.disks = getenv("CK_DISKS");
   job.workload = given("CK_WORKLOAD");
   job.mode = given("CK_MODE");
   job.background = given("CK_BACKGROUND");
   job.fault = given("CK_FAULT");
   job.victim = given("CK_VICTIM");
   job.call = given("CK_CALL");
+}
+
+/* The folder of a process; a static array. */
+static const char *disk_of(size_t process) {
+  static char path[CK_FOLDER_SIZE + 8];
+  const bool own = job.disks != NULL && process < strlen(job.disks);
+  (void)snprintf(path, sizeof path, own ? "%s/%c" : "%s", job.folder, own ? job.disks[process] : 0);
+  return path;
 }
 
 /* ---- a training ---- */
@@ -115,7 +125,7 @@ static ek_status save(struct side *side, size_t keep) {
   ek_checkpoint_extra extra = {.name = "sampler"};
   ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   ek_checkpoint_write *write = NULL;
-  const char *folder = side->process->number == 0 ? job.folder : job.other;
+  const char *folder = disk_of(side->process->number);
   EK_TRY(ek_tensor_host(&extra.value, (void *)(uintptr_t)numbers, EK_I64, 1, three));
   options.keep = keep;
   options.position = 77;
@@ -189,55 +199,185 @@ static const struct place {
 
 enum { PLACES = sizeof places / sizeof places[0] };
 
-static void same_bytes(const char *other) {
-  char alone_folder[CK_FOLDER_SIZE], folder[CK_FOLDER_SIZE];
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES + 1, sizeof *outcomes);
-  for (int i = 0; i < PLACES; i++) {
-    const struct place *place = &places[i];
-    size_t size = 0, alone_size = 0;
-    const struct ck_process alone = ck_process_alone("save once", 2);
-    ck_folder_make(folder);
-    ck_folder_make(alone_folder);
-    job.workload = place->workload;
-    job.mode = (int)place->mode;
-    job.folder = alone_folder;
-    job.other = NULL;
-    memset(&outcomes[CK_PROCESSES], 0, sizeof outcomes[CK_PROCESSES]);
-    save_once(&outcomes[CK_PROCESSES], &alone);
-    if (strstr(outcomes[CK_PROCESSES].message, "without xxHash") != NULL) return;
-    ck_assert_msg(outcomes[CK_PROCESSES].status == EK_OK, "%s", outcomes[CK_PROCESSES].message);
-    job.folder = folder;
-    job.other = other;
-    give_job();
-    ck_processes_run(outcomes, "save once", place->devices, place->count);
-    ck_processes_well(outcomes, place->count);
-    const char *want = bytes_of(alone_folder, 2, &alone_size), *got = bytes_of(folder, 2, &size);
-    ck_assert_msg(size == alone_size && memcmp(got, want, size) == 0, "place %d: other bytes", i);
-    ck_folder_remove(folder);
-    ck_folder_remove(alone_folder);
-  }
+/* The file that one process writes. */
+static char *bytes_alone(const struct place *place, size_t *size) {
+  char folder[CK_FOLDER_SIZE];
+  struct ck_outcome *outcome = ck_array(1, sizeof *outcome);
+  const struct ck_process alone = ck_process_alone("save once", 2);
+  ck_folder_make(folder);
+  job.workload = place->workload;
+  job.mode = (int)place->mode;
+  job.folder = folder;
+  job.disks = NULL;
+  save_once(outcome, &alone);
+  if (strstr(outcome->message, "without xxHash") != NULL) return NULL;
+  ck_assert_msg(outcome->status == EK_OK, "%s", outcome->message);
+  char *bytes = bytes_of(folder, 2, size);
+  ck_folder_remove(folder);
+  return bytes;
 }
 
 CK_LOOP(the_bytes_of_one_process, 2) {
+  char folder[CK_FOLDER_SIZE];
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   job.background = _i;
-  same_bytes(NULL);
+  for (int i = 0; i < PLACES; i++) {
+    const struct place *place = &places[i];
+    size_t size = 0, alone_size = 0;
+    const char *want = bytes_alone(place, &alone_size);
+    if (want == NULL) return;
+    ck_folder_make(folder);
+    job.folder = folder;
+    give_job();
+    ck_processes_run(outcomes, "save once", place->devices, place->count);
+    ck_processes_well(outcomes, place->count);
+    const char *got = bytes_of(folder, 2, &size);
+    ck_assert_msg(size == alone_size && memcmp(got, want, size) == 0, "place %d: other bytes", i);
+    ck_folder_remove(folder);
+  }
 }
 
-/* A process that does not see the file, or sees another one of its name, sends what it has. */
-CK_LOOP(without_a_shared_file_system, 2) {
-  char other[CK_FOLDER_SIZE], path[CK_FOLDER_SIZE + 64];
-  struct stat about;
-  ck_folder_make(other);
-  (void)snprintf(path, sizeof path, "%s/step-%012d.safetensors.tmp", other, 2);
+/* ---- disks that are not shared ---- */
+
+static void remove_disks(const char *folder) {
+  char command[CK_FOLDER_SIZE + 32];
+  (void)snprintf(command, sizeof command, "rm -r %s", folder);
+  ck_assert_int_eq(system(command), 0);
+}
+
+/* Where each process has all of the state, each disk gets all of it. Another one's file of that name
+ * is on one of them. */
+CK_LOOP(a_whole_state_on_each_disk, 2) {
+  static const size_t devices[] = {1, 2, 1};
+  char folder[CK_FOLDER_SIZE], path[CK_FOLDER_SIZE + 64];
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
+  size_t alone_size = 0, size = 0;
+  job.background = _i;
+  const char *want = bytes_alone(&places[0], &alone_size);
+  if (want == NULL) return;
+  ck_folder_make(folder);
+  (void)snprintf(path, sizeof path, "%s/1", folder);
+  ck_assert_int_eq(mkdir(path, 0700), 0);
+  (void)snprintf(path, sizeof path, "%s/1/step-%012d.safetensors.tmp", folder, 2);
   const int file = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
   ck_assert_int_eq(write(file, path, sizeof path), (ssize_t)sizeof path);
   ck_assert_int_eq(close(file), 0);
-  job.background = _i;
-  same_bytes(other);
-  ck_assert_int_eq(stat(path, &about), 0);
-  ck_assert_int_eq(about.st_size, (off_t)sizeof path);
-  ck_assert_int_eq(unlink(path), 0);
-  ck_folder_remove(other);
+  job.folder = folder;
+  job.disks = "010";
+  give_job();
+  ck_processes_run(outcomes, "save once", devices, 3);
+  ck_processes_well(outcomes, 3);
+  for (size_t p = 0; p < 2; p++) {
+    ck_assert_int_eq(ck_folder_entries(disk_of(p)), 1);
+    const char *got = bytes_of(disk_of(p), 2, &size);
+    ck_assert_msg(size == alone_size && memcmp(got, want, size) == 0, "disk %zu: other bytes", p);
+  }
+  remove_disks(folder);
+}
+
+/* Loads from the process's disk; says the step, the state, and whether the extra was found. */
+static void load_once(struct ck_outcome *outcome, const struct ck_process *process) {
+  struct side side;
+  ek_checkpoint_info info = {.step = -1};
+  int64_t numbers[3] = {0};
+  const int64_t three[] = {3};
+  ek_safetensors *file = NULL;
+  ek_tensor extra;
+  if (process->count > 1) take_job();
+  if (!open_side(&side, outcome, process, job.mode)) return;
+  const ek_world *world = ck_process_opened(process);
+  const uint64_t sent = ek_world_sent(world);
+  const char *path = job.disks == NULL && job.call > 0 ? getenv("CK_PATH") : disk_of(process->number);
+  if (ck_went(outcome, ek_checkpoint_load(&info, side.training.model, path))) {
+    ck_went(outcome, ek_tensor_host(&extra, numbers, EK_I64, 1, three));
+    const bool sees = ek_safetensors_open(&file, info.path) == EK_OK;
+    if (sees) ck_went(outcome, ek_safetensors_read(&extra, file, "user/sampler"));
+    ek_safetensors_free(file);
+    ck_outcome_add(outcome, (double)info.step);
+    ck_outcome_add(outcome, (double)(ek_world_sent(world) - sent));
+    ck_outcome_add(outcome, (double)hash_state(&side));
+    ck_outcome_add(outcome, info.position == 77 && (!sees || numbers[2] == 4));
+  }
+  close_side(&side);
+}
+
+static const struct parting {
+  ek_mode mode;
+  size_t count, devices[CK_PROCESSES];
+  const char *disks;
+} partings[] = {{EK_MODE_SHARDED, 3, {1, 2, 1}, "010"},
+                {EK_MODE_FULLY_SHARDED, 4, {1, 1, 1, 1}, "0123"},
+                {EK_MODE_SHARDED_GRADIENTS, 3, {1, 2, 1}, "011"}},
+  receivers[] = {{EK_MODE_REPLICATED, 4, {1, 1, 1, 1}, "3210"},
+                 {EK_MODE_SHARDED, 4, {1, 1, 1, 1}, "3012"},
+                 {EK_MODE_FULLY_SHARDED, 3, {2, 1, 1}, "103"}};
+
+/* All parts into the first folder; the path of one. */
+static void move_parts(const char *folder, char *path, size_t size) {
+  char command[3 * CK_FOLDER_SIZE + 64];
+  (void)snprintf(command, sizeof command, "for d in 1 2 3; do mv %s/$d/* %s/0/; done 2> /dev/null; "
+                 "exit 0", folder, folder);
+  ck_assert_int_eq(system(command), 0);
+  (void)snprintf(command, sizeof command, "ls %s/0/* | tail -n 1", folder);
+  FILE *list = popen(command, "r");
+  ck_assert(list != NULL && fgets(path, (int)size, list) != NULL && pclose(list) == 0);
+  path[strcspn(path, "\n")] = '\0';
+}
+
+/* A process alone sees a folder. */
+static struct ck_outcome *load_alone(const char *folder, const char *path) {
+  struct ck_outcome *outcome = ck_array(1, sizeof *outcome);
+  const struct ck_process alone = ck_process_alone("load once", 2);
+  ck_assert_int_eq(setenv("CK_PATH", path, 1), 0);
+  job.mode = EK_MODE_REPLICATED;
+  job.folder = folder;
+  job.disks = NULL;
+  job.call = 1;
+  load_once(outcome, &alone);
+  return outcome;
+}
+
+static void is_state(const struct ck_outcome *outcome, double step, double hash) {
+  ck_assert_msg(outcome->status == EK_OK, "%s", outcome->message);
+  ck_assert_double_eq(outcome->numbers[0], step);
+  ck_assert_double_eq(outcome->numbers[2], hash);
+  ck_assert_double_eq(outcome->numbers[3], 1);
+}
+
+CK_LOOP(parts_on_disks_are_read_by_any_processes, 3) {
+  const struct parting *parting = &partings[_i], *receiver = &receivers[_i];
+  char folder[CK_FOLDER_SIZE], path[EK_CHECKPOINT_PATH_SIZE];
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
+  ck_folder_make(folder);
+  job.folder = folder;
+  job.workload = LARGE;
+  job.background = _i == 1;
+  job.mode = (int)parting->mode;
+  job.disks = parting->disks;
+  job.call = 0;
+  give_job();
+  ck_processes_run(outcomes, "save once", parting->devices, parting->count);
+  if (strstr(outcomes[0].message, "without xxHash") != NULL) return;
+  ck_processes_well(outcomes, parting->count);
+  const double hash = outcomes[0].numbers[0];
+  job.mode = (int)receiver->mode;
+  job.disks = receiver->disks;
+  give_job();
+  ck_processes_run(outcomes, "load once", receiver->devices, receiver->count);
+  ck_processes_well(outcomes, receiver->count);
+  for (size_t p = 0; p < receiver->count; p++) is_state(&outcomes[p], 2, hash);
+  /* One machine's part alone is not enough; all in one folder are, and each of them names all. */
+  (void)snprintf(path, sizeof path, "%s/0", folder);
+  const struct ck_outcome *alone = load_alone(folder, path);
+  ck_assert_int_eq(alone->status, EK_ERR_IO);
+  ck_assert_msg(strstr(alone->message, "part 2 of ") != NULL &&
+                    strstr(alone->message, "step 2 is missing; process 1 on ") != NULL &&
+                    strstr(alone->message, "-00002-of-0000") != NULL, "%s", alone->message);
+  move_parts(folder, path, sizeof path);
+  is_state(load_alone(folder, path), 2, hash);
+  (void)snprintf(path, sizeof path, "%s/0", folder);
+  is_state(load_alone(folder, path), 2, hash);
+  remove_disks(folder);
 }
 
 /* ---- one call fails in one process ---- */
@@ -256,6 +396,20 @@ static int end_fault(int fault) {
   if (fault != MEMORY) return file_calls_end();
   ek_host_memory_fail_at(0);
   return 0;
+}
+
+/* What a load finds now: in folders that are not shared all processes look, with another model. */
+static bool find_latest(struct side *side, struct ck_training *reader, int64_t *step) {
+  ek_checkpoint_info info = {.step = 0};
+  if (job.disks != NULL) {
+    const char *disk = disk_of(side->process->number);
+    if (!ck_went(side->outcome, ek_checkpoint_load(&info, reader->model, disk))) return false;
+  } else if (side->process->number == 0 &&
+             !ck_went(side->outcome, ek_checkpoint_latest(&info, job.folder))) {
+    return false;
+  }
+  *step = info.step;
+  return true;
 }
 
 struct word {
@@ -282,35 +436,35 @@ static bool compare_words(struct side *side, const struct word *mine, int n, int
 }
 
 /* A step, a save with the fault, and what is in the folder then; a save without one follows. */
-static bool try_call(struct side *side, int n, int64_t now, struct word *all) {
+static bool try_call(struct side *side, struct ck_training *reader, int n, int64_t now,
+                     struct word *all) {
   const bool victim = (size_t)job.victim == side->process->number;
-  ek_checkpoint_info info = {.step = 0};
   struct word mine = {0};
   if (!ck_went(side->outcome, step(side))) return false;
   if (victim) begin_fault(job.fault, n);
   mine.status = save(side, 1);
   mine.message = hash_of(1, ek_error_message(), mine.status == EK_OK ? 0 : strlen(ek_error_message()));
   if (victim) mine.calls = end_fault(job.fault);
-  if (side->process->number == 0) {
-    if (!ck_went(side->outcome, ek_checkpoint_latest(&info, job.folder))) return false;
-    mine.latest = info.step;
-  }
+  if (!find_latest(side, reader, &mine.latest)) return false;
   if (!compare_words(side, &mine, n, now, all)) return false;
   return ck_went(side->outcome, step(side)) && ck_went(side->outcome, save(side, 1));
 }
 
 static void fail_each(struct ck_outcome *outcome, const struct ck_process *process) {
   struct side side;
+  struct ck_training reader = {0};
   struct word all[CK_PROCESSES] = {{0}};
   int failed = 0, late = 0, rounds = 0;
   take_job();
-  const int often = job.fault == FILE_FLIP ? 5 : 16; /* few calls write */
+  const int coarse = *job.disks == '\0' ? 1 : 2;
+  const int often = coarse * (job.fault == FILE_FLIP ? 5 : 16); /* few calls write */
   const int every = (int)ck_every((uint64_t)often);
   if (!open_side(&side, outcome, process, job.mode)) return;
+  if (!ck_went(outcome, ck_training_try(&reader, &side.setup, side.group))) return;
   if (!ck_went(outcome, step(&side)) || !ck_went(outcome, save(&side, 1))) return;
   for (int n = 1 + job.call % every, quiet = 0; n < 400 && quiet < 8; n += every) {
     rounds++;
-    if (!try_call(&side, n, 2 * (int64_t)rounds, all)) break;
+    if (!try_call(&side, &reader, n, 2 * (int64_t)rounds, all)) break;
     if (all[0].status != EK_OK) failed++;
     if (all[0].status != EK_OK && all[0].latest == 2 * rounds) late++;
     const bool more = job.fault == MEMORY ? all[0].status != EK_OK : all[job.victim].calls >= n;
@@ -319,32 +473,30 @@ static void fail_each(struct ck_outcome *outcome, const struct ck_process *proce
   ck_outcome_add(outcome, failed);
   ck_outcome_add(outcome, rounds);
   ck_outcome_add(outcome, late);
+  ck_training_free(&reader);
   close_side(&side);
 }
 
 /* All processes save a large state into one folder. */
 static void choose_job(const char *folder, ek_mode mode) {
   job.folder = folder;
-  job.other = NULL;
+  job.disks = NULL;
   job.workload = LARGE;
   job.mode = (int)mode;
 }
 
 static const size_t three[] = {1, 2, 1};
 
-/* EIO, no space, a flipped bit and no memory; in process 0 and in another one; now and behind. */
-CK_LOOP(each_failure_is_one_in_all, 16) {
+static void fail_everywhere(struct ck_outcome *outcomes, char *folder, const char *disks, int i) {
   static const int faults[] = {FILE_EIO, FILE_ENOSPC, FILE_FLIP, MEMORY};
   static const ek_mode modes[] = {EK_MODE_SHARDED, EK_MODE_REPLICATED, EK_MODE_FULLY_SHARDED};
-  char folder[CK_FOLDER_SIZE];
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  size_t size = 0;
   ck_folder_make(folder);
-  choose_job(folder, modes[_i % 3]);
-  job.fault = faults[_i % 4];
-  job.victim = _i / 4 % 2;
-  job.background = _i / 8;
-  job.call = _i;
+  choose_job(folder, modes[i % 3]);
+  job.disks = disks;
+  job.fault = faults[i % 4];
+  job.victim = i / 4 % 2;
+  job.background = i / 8;
+  job.call = i;
   give_job();
   ck_processes_run(outcomes, "fail each", three, 3);
   if (strstr(outcomes[0].message, "without xxHash") != NULL) return;
@@ -352,12 +504,89 @@ CK_LOOP(each_failure_is_one_in_all, 16) {
   printf("%s in process %d: %.0f of %.0f failed\n",
          job.fault == MEMORY ? "no memory" : file_fault_names[job.fault], job.victim,
          outcomes[0].numbers[0], outcomes[0].numbers[1]);
-  ck_assert_double_ge(outcomes[0].numbers[0], 1);
+  if (disks == NULL) ck_assert_double_ge(outcomes[0].numbers[0], 1);
   ck_assert_double_le(outcomes[0].numbers[2], 2); /* the folder's sync, after the new name */
+}
+
+/* EIO, no space, a flipped bit and no memory; in process 0 and in another one; now and behind. */
+CK_LOOP(each_failure_is_one_in_all, 16) {
+  char folder[CK_FOLDER_SIZE];
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
+  size_t size = 0;
+  fail_everywhere(outcomes, folder, NULL, _i);
+  if (outcomes[0].status != EK_OK) return;
   /* The last one alone is left, and nothing that was begun. */
   const int last = 2 * (int)outcomes[0].numbers[1] + 1;
   (void)bytes_of(folder, last, &size);
   ck_folder_remove(folder);
+}
+
+/* The same on disks of their own: each has one file in the end. */
+CK_LOOP(each_failure_is_one_in_all_disks, 8) {
+  char folder[CK_FOLDER_SIZE];
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
+  fail_everywhere(outcomes, folder, "010", _i + 8 * (_i % 3 == 0));
+  if (outcomes[0].status != EK_OK) return;
+  job.folder = folder;
+  for (size_t p = 0; p < 2; p++) ck_assert_int_eq(ck_folder_entries(disk_of(p)), 1);
+  remove_disks(folder);
+}
+
+/* ---- a load fails ---- */
+
+/* Each call of one process's load fails: all have the same, and the next load is whole. */
+static void fail_load(struct ck_outcome *outcome, const struct ck_process *process) {
+  struct side side;
+  struct ck_training reader = {0};
+  struct word mine = {0}, all[CK_PROCESSES] = {{0}};
+  int failed = 0, rounds = 0;
+  take_job();
+  const bool victim = (size_t)job.victim == process->number;
+  const int every = (int)ck_every(17);
+  if (!open_side(&side, outcome, process, job.mode)) return;
+  if (!ck_went(outcome, ck_training_try(&reader, &side.setup, side.group))) return;
+  if (!ck_went(outcome, step(&side)) || !ck_went(outcome, save(&side, 1))) return;
+  const double want = (double)hash_state(&side);
+  ck_training_free(&side.training);
+  side.training = reader;
+  for (int n = 1 + job.call % every, quiet = 0; n < 400 && quiet < 8; n += every, rounds++) {
+    if (victim) begin_fault(job.fault, n);
+    mine.status = ek_checkpoint_load(NULL, reader.model, disk_of(process->number));
+    mine.message = hash_of(1, ek_error_message(), mine.status == EK_OK ? 0 : strlen(ek_error_message()));
+    mine.latest = 1;
+    if (victim) mine.calls = end_fault(job.fault);
+    if (!compare_words(&side, &mine, n, 1 + (mine.status != EK_OK), all)) break;
+    failed += mine.status != EK_OK;
+    quiet = (job.fault == MEMORY ? mine.status != EK_OK : all[job.victim].calls >= n) ? 0
+                                                                                      : quiet + every;
+    if (!ck_went(outcome, ek_checkpoint_load(NULL, reader.model, disk_of(process->number)))) break;
+    if ((double)hash_state(&side) != want) ck_went(outcome, EK_ERR_INTERNAL);
+  }
+  ck_outcome_add(outcome, failed);
+  ck_outcome_add(outcome, rounds);
+  close_side(&side);
+}
+
+CK_LOOP(each_failure_of_a_load_is_one_in_all, 8) {
+  static const int faults[] = {FILE_EIO, MEMORY};
+  char folder[CK_FOLDER_SIZE];
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
+  ck_folder_make(folder);
+  choose_job(folder, _i % 3 == 0 ? EK_MODE_REPLICATED : EK_MODE_SHARDED);
+  job.disks = _i < 4 ? NULL : "010";
+  job.fault = faults[_i % 2];
+  job.victim = _i / 2 % 2;
+  job.background = 0;
+  job.call = _i;
+  give_job();
+  ck_processes_run(outcomes, "fail load", three, 3);
+  if (strstr(outcomes[0].message, "without xxHash") != NULL) return;
+  ck_processes_well(outcomes, 3);
+  printf("load: %s in process %d: %.0f of %.0f failed\n",
+         job.fault == MEMORY ? "no memory" : file_fault_names[job.fault], job.victim,
+         outcomes[0].numbers[0], outcomes[0].numbers[1]);
+  ck_assert_double_ge(outcomes[0].numbers[0], 1);
+  remove_disks(folder);
 }
 
 /* ---- killed ---- */
@@ -380,7 +609,8 @@ static void go_on(struct ck_outcome *outcome, const struct ck_process *process) 
   ek_checkpoint_info info = {.step = 0};
   if (process->count > 1) take_job();
   if (!open_side(&side, outcome, process, job.mode)) return;
-  ck_went(outcome, ek_checkpoint_load(&info, side.training.model, job.folder));
+  const char *disk = disk_of(process->number);
+  ck_went(outcome, ek_checkpoint_load(&info, side.training.model, disk));
   ck_outcome_add(outcome, (double)info.step);
   ck_outcome_add(outcome, (double)hash_state(&side));
   ck_went(outcome, step(&side));
@@ -410,13 +640,14 @@ static const struct reader {
                {EK_MODE_SHARDED_GRADIENTS, 4, {1, 1, 1, 1}},
                {EK_MODE_SHARDED, 2, {3, 1}}};
 
-static int kill_at(int call) {
+static int kill_at(int call, const char *disks) {
   char folder[CK_FOLDER_SIZE];
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  const struct reader *reader = &readers[call % 4];
+  const struct reader *reader = &readers[disks == NULL ? call % 4 : call % 2 * 2];
   size_t size = 0;
   ck_folder_make(folder);
   job.folder = folder;
+  job.disks = disks;
   job.mode = call % 2 == 0 ? EK_MODE_SHARDED : EK_MODE_FULLY_SHARDED;
   job.call = call;
   give_job();
@@ -425,6 +656,7 @@ static int kill_at(int call) {
   const bool killed = WIFSIGNALED(victim->exit) && WTERMSIG(victim->exit) == SIGKILL;
   ck_assert_msg(killed || (victim->whole && victim->status == EK_OK), "%s", victim->message);
   job.mode = (int)reader->mode;
+  job.disks = disks == NULL ? NULL : "1010"; /* the others sit there */
   give_job();
   if (reader->count > 1) {
     ck_processes_run(outcomes, "go on", reader->devices, reader->count);
@@ -440,22 +672,26 @@ static int kill_at(int call) {
   for (size_t p = 0; p < reader->count; p++) {
     ck_assert_msg(outcomes[p].numbers[1] == want_after(at), "killed at call %d: other bits", call);
   }
-  ck_assert_int_eq(ck_folder_entries(folder), 1); /* nothing is left of the save that was killed */
-  (void)bytes_of(folder, at + 1, &size);
-  ck_folder_remove(folder);
+  /* Nothing is left of the save that was killed. */
+  for (size_t p = 0; p < 2; p++) ck_assert_int_eq(ck_folder_entries(disk_of(p)), 1);
+  if (disks == NULL) {
+    (void)bytes_of(folder, at + 1, &size);
+    ck_folder_remove(folder);
+  } else {
+    remove_disks(folder);
+  }
   return killed;
 }
 
-CK_LOOP(killed_processes_leave_whole_states, 4) {
+CK_LOOP(killed_processes_leave_whole_states, 8) {
   int points = 0;
-  const int every = (int)ck_every(18);
-  job.other = NULL;
+  const int every = (int)ck_every(_i < 4 ? 18 : 54);
   job.workload = LARGE;
   job.fault = FILE_KILL;
   job.victim = _i % 2;
-  job.background = _i / 2;
+  job.background = _i / 2 % 2;
   for (int call = 1 + _i % every, alive = 0; alive < 2 && call < 400; call += every) {
-    if (kill_at(call)) {
+    if (kill_at(call, _i < 4 ? NULL : "010")) {
       points++;
       alive = 0;
     } else {
@@ -587,7 +823,7 @@ CK_TEST(memory_is_that_of_a_region) {
   size_t size = 0;
   ck_folder_make(folder);
   job.folder = folder;
-  job.other = NULL;
+  job.disks = NULL;
   job.mode = EK_MODE_SHARDED;
   give_job();
   ck_processes_run(outcomes, "measure", (const size_t[]){1, 1, 1, 1}, 4);
@@ -608,6 +844,7 @@ CK_TEST(memory_is_that_of_a_region) {
 static const struct ck_part parts[] = {{"save once", save_once}, {"fail each", fail_each},
                                        {"die at", die_at},       {"go on", go_on},
                                        {"measure", measure},     {"save behind", save_behind},
+                                       {"load once", load_once}, {"fail load", fail_load},
                                        {NULL, NULL}};
 
 static Suite *make_suite(void) { return ck_suite("together", NULL, NULL); }

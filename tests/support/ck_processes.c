@@ -106,6 +106,10 @@ ek_status ck_process_open(ek_group **group, const struct ck_process *process, do
   return ek_group_open(group, spec, &options);
 }
 
+ek_world *ck_process_opened(const struct ck_process *process) {
+  return process->mpi != NULL ? process->mpi : shared_world;
+}
+
 /* ---- the parent ---- */
 
 struct child {

@@ -62,6 +62,9 @@ ek_status ck_process_world(ek_world **world, const struct ck_process *process, d
  * is opened with the first group, with this time limit, and freed when the part ends. */
 ek_status ck_process_open(ek_group **group, const struct ck_process *process, double time_limit);
 
+/* That world; NULL for a process alone. */
+ek_world *ck_process_opened(const struct ck_process *process);
+
 /*
  * Runs a part in `count` processes at the same time and waits for all of them, a minute at most.
  * EVENKEEL_TEST_MPIRUN, a command with its arguments apart from the number of processes, starts
