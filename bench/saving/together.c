@@ -1,5 +1,5 @@
 /*
- * together.c - what saving costs where several processes write one file: evenkeel-saving-together.
+ * together.c - what saving and loading cost several processes: evenkeel-saving-together.
  *
  *     mpirun -n P evenkeel-saving-together FOLDER [PRESET [ROUNDS [MB]]]
  *
@@ -7,18 +7,22 @@
  * has one device in each process, mode sharded. Each round (3) takes turns:
  *
  *   together  all processes save into FOLDER
- *   first     all but process 0 name another folder, so that they do not see the file: process 0
- *             writes all of it
+ *   apart     process N saves into FOLDER.N, as if each had a disk of its own
+ *   first     all but process 0 name a folder in which nothing can be made: process 0 writes all of
+ *             it
+ *
+ * and each saved state is loaded again by the same processes from the same folders.
  *
  * With MB, each process writes at most MB megabytes in a second, as if it had a link of its own
  * to the file system; without, all of them share the disk of one machine. The file is removed before
  * each save. Each process prints the seconds of its saves, the bytes that
- * the system counts as written by it, and the bytes that it has sent and received. FOLDER is made or
- * is empty, and so is FOLDER.other.
+ * the system counts as written by it, the bytes that it has sent and received, and the seconds of
+ * its loads and what it has sent for them. FOLDER and FOLDER.N are made or are empty, and one state
+ * stays in each.
  */
 #define _GNU_SOURCE /* RTLD_NEXT */
+#include <dirent.h>
 #include <dlfcn.h>
-#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,8 +37,8 @@
 enum { MOST_ROUNDS = 100, PATH_SIZE = 4096 };
 
 struct figures {
-  double seconds[MOST_ROUNDS], processor[MOST_ROUNDS];
-  double written, sent, received; /* of the last round, in MB */
+  double seconds[MOST_ROUNDS], processor[MOST_ROUNDS], load[MOST_ROUNDS];
+  double written, sent, received, load_sent; /* of the last round, in MB */
 };
 
 /* ---- a link of its own ---- */
@@ -100,25 +104,34 @@ static double written(void) {
   return bytes;
 }
 
-static ek_status remove_state(const char *folder) {
-  char path[PATH_SIZE];
-  (void)snprintf(path, sizeof path, "%s/step-%012d.safetensors", folder, 0);
-  if (unlink(path) == 0 || errno == ENOENT) return EK_OK;
-  return ek_error_set(EK_ERR_IO, "%s: %s", path, strerror(errno));
+/* Removes states and parts of states. */
+static void remove_states(const char *folder) {
+  DIR *entries = opendir(folder);
+  for (struct dirent *entry; entries != NULL && (entry = readdir(entries)) != NULL;) {
+    if (strncmp(entry->d_name, "step-", 5) == 0) (void)unlinkat(dirfd(entries), entry->d_name, 0);
+  }
+  if (entries != NULL) (void)closedir(entries);
 }
 
 static ek_status save(struct figures *figures, size_t round, ek_trainer *trainer, ek_world *world,
-                      const char *folder, const char *own) {
+                      const char *folder) {
   const double bytes = written();
-  const double sent = (double)ek_world_sent(world), received = (double)ek_world_received(world);
-  if (ek_world_process(world) == 0) EK_TRY(remove_state(folder));
-  const double start = clock_seconds(), work = processor_seconds();
-  EK_TRY(ek_trainer_save(trainer, own, NULL));
+  double sent = (double)ek_world_sent(world);
+  const double received = (double)ek_world_received(world);
+  remove_states(folder);
+  double start = clock_seconds();
+  const double work = processor_seconds();
+  EK_TRY(ek_trainer_save(trainer, folder, NULL));
   figures->seconds[round] = clock_seconds() - start;
   figures->processor[round] = processor_seconds() - work;
   figures->written = (written() - bytes) * 1e-6;
   figures->sent = ((double)ek_world_sent(world) - sent) * 1e-6;
   figures->received = ((double)ek_world_received(world) - received) * 1e-6;
+  sent = (double)ek_world_sent(world);
+  start = clock_seconds();
+  EK_TRY(ek_trainer_load(NULL, trainer, folder));
+  figures->load[round] = clock_seconds() - start;
+  figures->load_sent = ((double)ek_world_sent(world) - sent) * 1e-6;
   return EK_OK;
 }
 
@@ -126,29 +139,30 @@ static void print(const char *what, const struct figures *figures, size_t rounds
   const struct summary clock = summarize(figures->seconds, rounds);
   const struct summary work = summarize(figures->processor, rounds);
   printf("process %zu, %s: %.3f s (%.3f .. %.3f), processor %.3f s, written %.1f MB, sent %.1f MB, "
-         "received %.1f MB\n",
+         "received %.1f MB; load %.3f s, sent %.1f MB\n",
          process, what, clock.median, clock.min, clock.max, work.median, figures->written,
-         figures->sent, figures->received);
+         figures->sent, figures->received, summarize(figures->load, rounds).median,
+         figures->load_sent);
 }
 
 static ek_status measure(ek_world *world, const char *folder, const struct shape *shape,
                          size_t rounds) {
-  static struct figures together, first;
-  char other[PATH_SIZE];
+  static struct figures together, apart, first;
+  char own[PATH_SIZE];
   const size_t process = ek_world_process(world);
+  const char *alone = process == 0 ? folder : "/dev/null";
   ek_trainer *trainer = NULL;
   ek_status status = EK_OK;
-  (void)snprintf(other, sizeof other, "%s.other", folder);
+  (void)snprintf(own, sizeof own, "%s.%zu", folder, process);
   EK_TRY(open_trainer(&trainer, world, shape));
   for (size_t i = 0; i < rounds && status == EK_OK; i++) {
-    status = save(&together, i, trainer, world, folder, folder);
-    if (status == EK_OK) {
-      status = save(&first, i, trainer, world, folder, process == 0 ? folder : other);
-    }
+    status = save(&together, i, trainer, world, folder);
+    if (status == EK_OK) status = save(&apart, i, trainer, world, own);
+    if (status == EK_OK) status = save(&first, i, trainer, world, alone);
   }
-  if (status == EK_OK && process == 0) status = remove_state(folder);
   if (status == EK_OK) {
     print("together", &together, rounds, process);
+    print("apart", &apart, rounds, process);
     print("process 0 alone", &first, rounds, process);
   }
   ek_trainer_free(trainer);
