@@ -456,8 +456,8 @@ static void fail_each(struct ck_outcome *outcome, const struct ck_process *proce
   struct word all[CK_PROCESSES] = {{0}};
   int failed = 0, late = 0, rounds = 0;
   take_job();
-  const int coarse = *job.disks == '\0' ? 1 : 2;
-  const int often = coarse * (job.fault == FILE_FLIP ? 5 : 16); /* few calls write */
+  const int coarse = *job.disks == '\0' ? 1 : 3;
+  const int often = coarse * (job.fault == FILE_FLIP ? 5 : 17); /* few calls write */
   const int every = (int)ck_every((uint64_t)often);
   if (!open_side(&side, outcome, process, job.mode)) return;
   if (!ck_went(outcome, ck_training_try(&reader, &side.setup, side.group))) return;
@@ -567,15 +567,15 @@ static void fail_load(struct ck_outcome *outcome, const struct ck_process *proce
   close_side(&side);
 }
 
-CK_LOOP(each_failure_of_a_load_is_one_in_all, 8) {
+CK_LOOP(each_failure_of_a_load_is_one_in_all, 4) {
   static const int faults[] = {FILE_EIO, MEMORY};
   char folder[CK_FOLDER_SIZE];
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   ck_folder_make(folder);
   choose_job(folder, _i % 3 == 0 ? EK_MODE_REPLICATED : EK_MODE_SHARDED);
-  job.disks = _i < 4 ? NULL : "010";
+  job.disks = _i < 2 ? NULL : "010";
   job.fault = faults[_i % 2];
-  job.victim = _i / 2 % 2;
+  job.victim = _i == 1 || _i == 2;
   job.background = 0;
   job.call = _i;
   give_job();
@@ -683,13 +683,13 @@ static int kill_at(int call, const char *disks) {
   return killed;
 }
 
-CK_LOOP(killed_processes_leave_whole_states, 8) {
+CK_LOOP(killed_processes_leave_whole_states, 6) {
   int points = 0;
   const int every = (int)ck_every(_i < 4 ? 18 : 54);
   job.workload = LARGE;
   job.fault = FILE_KILL;
   job.victim = _i % 2;
-  job.background = _i / 2 % 2;
+  job.background = _i < 4 ? _i / 2 : _i % 2;
   for (int call = 1 + _i % every, alive = 0; alive < 2 && call < 400; call += every) {
     if (kill_at(call, _i < 4 ? NULL : "010")) {
       points++;
