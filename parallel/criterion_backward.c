@@ -49,11 +49,8 @@ static ek_status check_backward(const ek_data_parallel_model *model, const struc
   EK_TRY(ek__loss_unchanged(model, loss));
   EK_TRY(ek__model_check(model));
   EK_TRY(check_turn(loss, model));
-  const bool divided = loss->reduction == EK_REDUCTION_MEAN;
-  if (model->step.stage != EK__STEP_EMPTY && model->step.divided != divided) {
-    return out_of_turn("losses with reduction `mean` and with other reductions cannot be "
-                       "accumulated in one step");
-  }
+  EK_TRY(ek__backward_check(model, loss->reduction == EK_REDUCTION_MEAN, loss->scaling.factor,
+                            ek__loss_keeps_terms(loss)));
   EK__FAIL_IF(options->factors != NULL && (loss->reduction != EK_REDUCTION_NONE ||
                                            options->factors->group != model->run.group),
               EK_ERR_INVALID_ARGUMENT,
@@ -147,13 +144,11 @@ static ek_status backward_gathered(struct job *job) {
 static ek_status backward(struct job *job, const ek_criterion_backward_options *options) {
   ek_data_parallel_model *model = job->backward.model;
   struct ek__loss *loss = job->loss;
-  if (ek__loss_keeps_terms(loss)) EK_TRY(ek__terms_begin(model, loss, options));
+  EK_TRY(ek__terms_begin(model, loss, options));
   for (size_t i = 0; i < loss->outputs && !loss->form->promises; i++) {
     if (!loss->options.keep_outputs) loss->seen[i].private_members.overwritten = true;
   }
   if (model->options.outputs == EK_OUTPUTS_GATHER) return backward_gathered(job);
-  EK_TRY(ek__backward_check(model, loss->reduction == EK_REDUCTION_MEAN, loss->scaling.factor,
-                            job->backward.running));
   EK_TRY(ek__ranks_apply(&model->run, backward_one, job));
   ek__backward_ran(&job->backward, &loss->scaling, loss->reduction == EK_REDUCTION_MEAN);
   ek__model_drop_forward(model);

@@ -132,6 +132,7 @@ ek_status ek__terms_check_weights(const ek_data_parallel_model *model, const str
 ek_status ek__terms_begin(const ek_data_parallel_model *model, struct ek__loss *loss,
                           const ek_criterion_backward_options *options) {
   const bool begun = model->step.stage != EK__STEP_EMPTY;
+  if (!ek__loss_keeps_terms(loss)) return EK_OK;
   if (!begun) {
     loss->micro_batches = 0;
     loss->weights_given = options->weights != NULL;

@@ -216,7 +216,7 @@ static ek_status check_outputs(const ek_data_parallel_model *model, const struct
   return reduction->check_cut == NULL
              ? EK_OK
              : reduction->check_cut("criterion forward", model, &outputs[0], model->last.before,
-                                    model->last.all);
+                                    model->last.all, false);
 }
 
 /* Checks that these are all outputs of one forward, in order, none overwritten. Tensors made by the
@@ -387,23 +387,22 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
   EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->loss.seen));
   ek_shards made;
   EK_TRY(ek_shards_create(&made, parallel->model->run.group));
-  for (size_t k = 0; k < parallel->loss.count; k++) {
-    ek_tensor part = {
-        .device = ek_group_device(made.group, k), .type = parallel->model->options.type, .rank = 1};
-    made.parts[k] = part;
-    if (ek__loss_has_rows(parallel->loss.seen, k)) {
-      const ek_status status = ek_tensor_share(&made.parts[k], &parallel->loss.ranks[k].losses);
-      if (status != EK_OK) {
-        ek_shards_free(&made);
-        return status;
-      }
-    }
-    const int64_t rows = made.parts[k].rank == 0 ? 1 : made.parts[k].shape[0];
-    made.offsets[k + 1] = made.offsets[k] + rows;
+  const ek_tensor none = {.type = parallel->model->options.type, .rank = 1};
+  ek_status status = EK_OK;
+  for (size_t k = 0; k < parallel->loss.count && status == EK_OK; k++) {
+    ek_tensor *part = &made.parts[k];
+    status = ek__loss_has_rows(parallel->loss.seen, k)
+                 ? ek_tensor_share(part, &parallel->loss.ranks[k].losses)
+                 : ek__shards_empty_part(&made, k, &none);
+    made.offsets[k + 1] = made.offsets[k] + (part->rank == 0 ? 1 : part->shape[0]);
   }
   memcpy(made.samples, parallel->loss.seen[0].samples, (made.count + 1) * sizeof *made.samples);
-  *losses = made;
-  return EK_OK;
+  if (status == EK_OK) {
+    *losses = made;
+  } else {
+    ek_shards_free(&made);
+  }
+  return status;
 }
 
 const ek_tensor *ek_data_parallel_criterion_totals(const ek_data_parallel_criterion *parallel) {

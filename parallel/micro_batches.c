@@ -51,7 +51,7 @@ static ek_status begin(struct job *job, ek_shards *outputs) {
   EK_TRY(ek__backward_check(model, loss->reduction == EK_REDUCTION_MEAN, loss->scaling.factor,
                             job->backward.running));
   EK_TRY(ek__terms_check_weights(model, loss, &options));
-  return ek__loss_keeps_terms(loss) ? ek__terms_begin(model, loss, &options) : EK_OK;
+  return ek__terms_begin(model, loss, &options);
 }
 
 static ek_status run(struct job *job, ek_shards *outputs) {

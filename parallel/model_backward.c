@@ -79,9 +79,10 @@ ek_status ek__backward_check(const ek_data_parallel_model *model, bool divided, 
   const struct ek__step *step = &model->step;
   const bool begun = step->stage != EK__STEP_EMPTY;
   EK_TRY(ek__layout_check(&model->run.ranks[0].replica->layout)); /* its counts size arrays */
-  EK__FAIL_IF(begun && step->divided != divided, EK_ERR_STATE,
-              "backward: gradients to be divided by a weight and gradients not to be divided "
-              "cannot be accumulated in one step");
+  EK__FAIL_IF(
+      begun && step->divided != divided, EK_ERR_STATE,
+      "backward: gradients to be divided by a weight (reduction `mean`) and gradients not to "
+      "be divided cannot be accumulated in one step");
   EK__FAIL_IF(begun && step->scaling.factor != factor, EK_ERR_STATE,
               "backward: gradients with loss scales %g and %g cannot be accumulated in one step",
               step->scaling.factor, factor);

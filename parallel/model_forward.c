@@ -299,7 +299,8 @@ ek_status ek__forward_lay(struct ek__forward *job, ek_data_parallel_model *model
   const ek_shards *lead = &job->inputs.shards[job->lead];
   EK_TRY(find_place(job));
   if (model->run.reduction->check_cut == NULL) return EK_OK;
-  return model->run.reduction->check_cut("forward", model, lead, job->next.before, job->next.all);
+  return model->run.reduction->check_cut("forward", model, lead, job->next.before, job->next.all,
+                                         true);
 }
 
 /* ---- running it ---- */

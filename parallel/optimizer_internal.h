@@ -113,10 +113,10 @@ bool ek__rule_keeps(const ek_optimizer *rule, size_t state, bool whole);
  * have; the others' places in `host` stay as they are. Talks to no other process. */
 ek_status ek__state_read_own(ek_tensor *host, const ek_data_parallel_model *model, size_t index,
                              int64_t first);
-/* state.c: whether processes have parts of an entry; else each has all of it. */
-bool ek__state_is_cut(const ek_data_parallel_model *model, const ek_state_info *info);
+/* state.c: whether processes have parts of an entry of this kind; else each has all of it. */
+bool ek__state_is_cut(const ek_data_parallel_model *model, ek_state_kind kind);
 /* Whether a process writes into the model only those parts of an entry that are cut for it. */
-bool ek__state_needs_parts(const ek_data_parallel_model *model, const ek_state_info *info);
+bool ek__state_needs_parts(const ek_data_parallel_model *model, ek_state_kind kind);
 /* The parts that one process has of elements first .. first + count - 1 of an entry that is cut, in
  * one order. */
 struct ek__state_parts {

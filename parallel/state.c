@@ -216,44 +216,37 @@ static ek_status copy_range(const ek_tensor *flat, int64_t first, ek_tensor *hos
                : ek__tensor_copy_converted(&part, &device);
 }
 
-/* Between elements from `offset` on of flat buffers that are cut, one per device, and the host's
- * tensor. `packed`: each device has its shares end to end; else they are in a whole buffer. */
-static ek_status copy_shares(const ek_data_parallel_model *model,
-                             const ek_tensor *(*flat)(const ek_replica *replica), bool packed,
-                             int64_t offset, ek_tensor *host, bool write) {
+/* Between elements from `offset` on of the ranks' flat buffers and the host's tensor. If the buffers
+ * are `cut`, each rank has its share of every bucket, at the place where a whole buffer has it or
+ * (packed) end to end; else rank 0 is read, and all are written that have elements. */
+static ek_status copy_flat(const ek_data_parallel_model *model,
+                           const ek_tensor *(*flat)(const ek_replica *replica), bool cut,
+                           bool packed, int64_t offset, ek_tensor *host, bool write) {
   const struct ek__buckets *buckets = &model->run.cut;
   const int64_t count = ek_tensor_count(host);
-  for (size_t b = 0; b < buckets->count; b++) {
-    for (size_t k = 0; k < model->run.count; k++) {
+  for (size_t b = 0; b < (cut ? buckets->count : 1); b++) {
+    for (size_t k = 0; k < (cut || write ? model->run.count : 1); k++) {
       const struct ek__rank *rank = &model->run.ranks[k];
-      const struct ek__part part =
-          ek__part_within(ek__bucket_part(&buckets->list[b], rank->part), offset, offset + count);
+      const ek_tensor *own = flat(rank->replica);
+      const struct ek__part all = cut ? ek__bucket_part(&buckets->list[b], rank->part)
+                                      : (struct ek__part){.count = ek_tensor_count(own)};
+      const struct ek__part part = ek__part_within(all, offset, offset + count);
       if (part.count == 0) continue;
-      EK_TRY(copy_range(flat(rank->replica), packed ? part.place : part.first, host,
-                        part.first - offset, part.count, write));
+      EK_TRY(copy_range(own, packed ? part.place : part.first, host, part.first - offset,
+                        part.count, write));
     }
   }
   return EK_OK;
 }
 
-/* Of elements first, first + 1, ... of the flat copies, on every device. */
-static ek_status write_values(const ek_data_parallel_model *model, int64_t first, ek_tensor *host) {
-  if (ek__placement(model)->parameter_shares) {
-    return copy_shares(model, ek_replica_copies, true, first, host, true);
-  }
-  for (size_t k = 0; k < model->run.count; k++) {
-    EK_TRY(copy_range(ek_replica_copies(model->run.ranks[k].replica), first, host, 0,
-                      ek_tensor_count(host), true));
-  }
-  return EK_OK;
-}
-
-/* The same of a host tensor of masters, rounded; without copies nothing is done. */
+/* Of elements first, first + 1, ... of the flat copies: rounds a host tensor of masters; without
+ * copies nothing is done. */
 static ek_status write_copies(const ek_data_parallel_model *model, int64_t first,
                               const ek_tensor *host) {
   enum { CHUNK = 2048 };
   float masters[CHUNK];
   const int64_t all = ek_tensor_count(host);
+  const bool shares = ek__placement(model)->parameter_shares;
   if (!ek__replica_is_mixed(model->run.ranks[0].replica)) return EK_OK;
   if (ek_device_counts_only(ek_group_device(model->run.group, 0))) return EK_OK;
   for (int64_t begin = 0; begin < all; begin += CHUNK) {
@@ -262,28 +255,21 @@ static ek_status write_copies(const ek_data_parallel_model *model, int64_t first
     const ek_tensor given = ek__flat_range(host, begin, count);
     ek__floats_convert(masters, EK_F32, given.data, given.type, count);
     EK_TRY(ek_tensor_host(&values, masters, EK_F32, 1, &count));
-    EK_TRY(write_values(model, first + begin, &values));
+    EK_TRY(copy_flat(model, ek_replica_copies, shares, shares, first + begin, &values, true));
   }
   return EK_OK;
 }
 
-/* Reads from device 0, or for parts from their owners; writes to all devices that have it. A write
- * of a parameter also writes the copies that modules see. */
+/* A write of a parameter also writes the copies that modules see. */
 static ek_status copy_value(const ek_data_parallel_model *model, const struct entry *entry,
                             int64_t first, ek_tensor *host, bool write) {
-  const bool buffer = entry->info.buffer;
+  const bool shares = ek__model_shares_masters(model);
   const int64_t begin = entry->info.offset + first;
-  if (write && !buffer) EK_TRY(write_copies(model, begin, host));
-  if (ek__model_shares_masters(model) && !buffer) {
-    return copy_shares(model, ek_replica_parameters, true, begin, host, write);
+  if (entry->info.buffer) {
+    return copy_flat(model, ek_replica_buffers, false, false, begin, host, write);
   }
-  for (size_t k = 0; k < (write ? model->run.count : 1); k++) {
-    const ek_replica *replica = model->run.ranks[k].replica;
-    if (!buffer && !replica->whole_parameters) continue;
-    EK_TRY(copy_range(buffer ? ek_replica_buffers(replica) : ek_replica_parameters(replica), begin,
-                      host, 0, ek_tensor_count(host), write));
-  }
-  return EK_OK;
+  if (write) EK_TRY(write_copies(model, begin, host));
+  return copy_flat(model, ek_replica_parameters, shares, shares, begin, host, write);
 }
 
 static ek_status copy_state(const ek_data_parallel_model *model, const struct entry *entry,
@@ -334,8 +320,7 @@ static bool is_away(const ek_data_parallel_model *model) {
   return model->run.cut.ranks > model->run.count;
 }
 
-/* Whether other processes have parts of an entry. */
-static bool is_cut(const ek_data_parallel_model *model, ek_state_kind kind) {
+bool ek__state_is_cut(const ek_data_parallel_model *model, ek_state_kind kind) {
   if (!is_away(model) || is_number(kind) || kind == EK_STATE_KIND_BUFFER) return false;
   return kind == EK_STATE_KIND_OPTIMIZER ? ek__placement(model)->state_shares
                                          : ek__model_shares_masters(model);
@@ -405,7 +390,7 @@ static ek_status read_entry(const ek_data_parallel_model *model, const struct en
                             int64_t first, ek_tensor *host) {
   ek_data_parallel_model *own = (ek_data_parallel_model *)(uintptr_t)model;
   EK_TRY(copy_entry(own, entry, first, host, false));
-  if (!is_cut(model, entry->kind)) return EK_OK;
+  if (!ek__state_is_cut(model, entry->kind)) return EK_OK;
   const int64_t key = (int64_t)(entry->parameter * EK_MAX_OPTIMIZER_STATES + entry->state) * 16 +
                       (int64_t)entry->kind;
   return gather_parts(model, "reading a state", key, entry->info.offset + first, host);
@@ -485,16 +470,12 @@ ek_status ek__state_read_own(ek_tensor *host, const ek_data_parallel_model *mode
   return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, first, host, false);
 }
 
-bool ek__state_is_cut(const ek_data_parallel_model *model, const ek_state_info *info) {
-  return is_cut(model, info->kind);
-}
-
 /* Copies that modules see are whole on every device where parameters are not cut. */
-bool ek__state_needs_parts(const ek_data_parallel_model *model, const ek_state_info *info) {
-  const bool copies = info->kind == EK_STATE_KIND_PARAMETER &&
+bool ek__state_needs_parts(const ek_data_parallel_model *model, ek_state_kind kind) {
+  const bool copies = kind == EK_STATE_KIND_PARAMETER &&
                       ek__replica_is_mixed(model->run.ranks[0].replica) &&
                       !ek__placement(model)->parameter_shares;
-  return is_cut(model, info->kind) && !copies;
+  return ek__state_is_cut(model, kind) && !copies;
 }
 
 bool ek__state_next_part(int64_t *first, int64_t *count, struct ek__state_parts *parts) {
@@ -562,12 +543,10 @@ ek_status ek_state_write_part(ek_data_parallel_model *model, const char *name,
 static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *model,
                                int64_t offset) {
   const struct ek__placement *placement = ek__placement(model);
-  if (!placement->state_shares) {
-    return copy_range(ek_replica_gradients(model->run.ranks[0].replica), offset, host, 0,
-                      ek_tensor_count(host), false);
-  }
-  EK_TRY(copy_shares(model, ek_replica_gradients, placement->gradient_shares, offset, host, false));
-  return is_away(model) ? gather_parts(model, "reading a gradient", -1, offset, host) : EK_OK;
+  EK_TRY(copy_flat(model, ek_replica_gradients, placement->state_shares, placement->gradient_shares,
+                   offset, host, false));
+  if (!placement->state_shares || !is_away(model)) return EK_OK;
+  return gather_parts(model, "reading a gradient", -1, offset, host);
 }
 
 /* The factor that the optimizer would use: 1 / D, or 1, divided by the loss scale. */

@@ -79,35 +79,27 @@ static ek_status sizes_of(int64_t *sizes, const ek_data_parallel_model *model, i
                       (long long)count, (long long)begins);
 }
 
-/* Between processes: the parts that sizes_of() gives. */
-static ek_status check_parts(const ek_data_parallel_model *model, const ek_shards *shards,
-                             int64_t before, int64_t all) {
-  int64_t *sizes = model->run.sizes;
-  const int64_t *samples = shards->samples;
-  EK_TRY(sizes_of(sizes, model, samples[shards->count], before, all));
-  for (size_t k = 0; k < shards->count; k++) {
-    EK__FAIL_IF(samples[k + 1] - samples[k] != sizes[k], EK_ERR_SHAPE,
-                "forward: device number %zu has %lld samples; its grains of a reproducible model "
-                "have %lld",
-                k, (long long)(samples[k + 1] - samples[k]), (long long)sizes[k]);
-  }
-  return EK_OK;
-}
-
+/* A forward needs each rank's own grains. A loss may be computed on other devices than its outputs
+ * were, with any grains that this process has. */
 static ek_status check_cut(const char *who, const ek_data_parallel_model *model,
-                           const ek_shards *shards, int64_t before, int64_t all) {
-  const int64_t samples = shards->samples[shards->count];
-  const size_t used = ek__grains_used(model, samples);
+                           const ek_shards *shards, int64_t before, int64_t all, bool forward) {
+  const int64_t *samples = shards->samples, own = samples[shards->count];
+  int64_t *sizes = model->run.sizes;
   size_t grain = 0;
-  if (!is_alone(model)) return check_parts(model, shards, before, all);
-  for (size_t k = 0; k <= shards->count; k++) {
-    const int64_t wanted = shards->samples[k];
-    while (grain < used && begin_of(model, grain, samples) < wanted) grain++;
-    if (wanted == samples || begin_of(model, grain, samples) == wanted) continue;
-    return ek_error_set(EK_ERR_SHAPE,
-                        "%s: device number %zu begins with sample %lld of %lld, in the middle of "
-                        "one of the %zu grains of a reproducible model (EK_SCATTER_GRAINS)",
-                        who, k, (long long)wanted, (long long)samples, grains_of_model(model));
+  const bool any = !forward && is_alone(model);
+  if (!any) EK_TRY(sizes_of(sizes, model, own, before, all));
+  for (size_t k = 0; k < shards->count && !any; k++) {
+    EK__FAIL_IF(samples[k + 1] - samples[k] != sizes[k], EK_ERR_SHAPE,
+                "%s: device number %zu has %lld samples; its grains of a reproducible model have "
+                "%lld (EK_SCATTER_GRAINS)",
+                who, k, (long long)(samples[k + 1] - samples[k]), (long long)sizes[k]);
+  }
+  for (size_t k = 0; k <= shards->count && any; k++) {
+    while (grain < ek__grains_used(model, own) && begin_of(model, grain, own) < samples[k]) grain++;
+    EK__FAIL_IF(samples[k] != own && begin_of(model, grain, own) != samples[k], EK_ERR_SHAPE,
+                "%s: device number %zu begins with sample %lld of %lld, in the middle of one of "
+                "the %zu grains of a reproducible model (EK_SCATTER_GRAINS)",
+                who, k, (long long)samples[k], (long long)own, grains_of_model(model));
   }
   return EK_OK;
 }

@@ -214,7 +214,7 @@ static struct needed begin_needed(const struct load *self, const ek_state_info *
                                   size_t process) {
   const int64_t count = ek_tensor_count(&info->like);
   return (struct needed){.parts = {self->model, process, index, 0, count, 0},
-                         .whole = !ek__state_needs_parts(self->model, info)};
+                         .whole = !ek__state_needs_parts(self->model, info->kind)};
 }
 
 static bool next_needed(int64_t *first, int64_t *count, struct needed *needed) {

@@ -236,7 +236,7 @@ static ek_status make_parts(ek_checkpoint_write *self, const ek_data_parallel_mo
   EK_TRY(ek__new(&self->order, self->count, sizeof *self->order, memory_of));
   ek__safetensors_order(self->order, self->entries, self->count);
   for (size_t i = 0; i < self->own && self->part_count > 1; i++) {
-    self->apart = self->apart || ek__state_is_cut(model, &self->infos[i]);
+    self->apart = self->apart || ek__state_is_cut(model, self->infos[i].kind);
   }
   if (!self->apart) return copy_parts(self);
   self->name.save = self->plan.save;
@@ -335,7 +335,7 @@ static enum source source_of(const ek_checkpoint_write *self, const ek_data_para
   if (index >= self->own || self->infos[index].kind == EK_STATE_KIND_BUFFER) {
     return writer == 0 ? HERE : FIRST;
   }
-  return ek__state_is_cut(model, &self->infos[index]) ? PARTS : HERE;
+  return ek__state_is_cut(model, self->infos[index].kind) ? PARTS : HERE;
 }
 
 static ek_status prepare_exchange(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
