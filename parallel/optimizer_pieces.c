@@ -61,72 +61,48 @@ bool ek__update_part(struct ek__part *part, const ek_data_parallel_model *model,
   return number == 0;
 }
 
-/* Trained elements from `first` up to the next run's, which an update handles alike. */
-struct run {
-  int64_t first;
-  size_t group, whole; /* as in struct ek__range */
-};
-
-/* Their number; *list has room for one more than there are parameters, and ends with the end. */
-static size_t list_runs(struct run *list, const ek_data_parallel_model *model,
-                        const struct ek__layout *layout) {
-  size_t count = 0;
-  for (size_t i = 0; i < layout->order_trained; i++) {
-    const size_t number = layout->order[i];
-    const struct ek__parameter *p = &layout->parameters[number];
-    const bool whole = ek__buckets_whole(&model->run.cut, number);
-    const struct run run = {p->offset, p->group, whole ? number : EK__NO_PARAMETER};
-    const struct run *before = count == 0 ? NULL : &list[count - 1];
-    if (before != NULL && before->group == run.group && before->whole == run.whole) continue;
-    list[count++] = run;
+/* What a rank has of a parameter: it goes on in the last range, number `first` or a later one, if
+ * an update handles both alike. */
+static ek_status append(struct ek__ranges *ranges, size_t first, struct ek__part own, size_t group,
+                        size_t whole) {
+  struct ek__range *last = ranges->count == first ? NULL : &ranges->list[ranges->count - 1];
+  if (own.count == 0) return EK_OK;
+  if (last != NULL && last->group == group && last->whole == whole) {
+    last->last += own.count;
+    return EK_OK;
   }
-  list[count] = (struct run){layout->trained_count, 0, EK__NO_PARAMETER};
-  return count;
-}
-
-/* What a run has of a rank's part, if it has anything. */
-static void append(struct ek__ranges *ranges, const struct ek__part *part, const struct run *run) {
-  const struct ek__part own = ek__part_within(*part, run[0].first, run[1].first);
-  if (own.count == 0) return;
+  EK_TRY(ek__grow(&ranges->list, &ranges->capacity, ranges->count + 1, sizeof *ranges->list,
+                  memory_of));
   ranges->list[ranges->count++] = (struct ek__range){.first = own.first,
                                                      .last = own.first + own.count,
                                                      .place = own.place,
-                                                     .group = run->group,
-                                                     .whole = run->whole};
+                                                     .group = group,
+                                                     .whole = whole};
+  return EK_OK;
 }
 
-/* The run that has element `first`. */
-static size_t run_at(const struct run *runs, size_t count, int64_t first) {
-  size_t low = 0, high = count; /* it is between them */
-  while (low + 1 < high) {
-    const size_t middle = low + (high - low) / 2;
-    if (runs[middle].first <= first) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
+/* The buckets have the trained parameters from the last to the first. */
 static ek_status make_ranges(struct ek__ranges *ranges, const ek_data_parallel_model *model,
                              const struct ek__rank *rank) {
   const struct ek__layout *layout = &rank->replica->layout;
-  const size_t parts = cuts_buckets(model) ? model->run.cut.trained : 1;
+  const struct ek__buckets *cut = &model->run.cut;
+  size_t end = layout->order_trained;
   struct ek__part part;
-  struct run *runs = NULL;
-  EK_TRY(ek__new(&runs, layout->order_trained + 1, sizeof *runs, memory_of));
-  const size_t count = list_runs(runs, model, layout);
-  const ek_status status = ek__new(&ranges->list, parts + count, sizeof *ranges->list, memory_of);
-  for (size_t i = 0; status == EK_OK && ek__update_part(&part, model, rank, i, false); i++) {
-    const int64_t last = part.first + part.count;
-    for (size_t run = run_at(runs, count, part.first); run < count && runs[run].first < last;
-         run++) {
-      append(ranges, &part, &runs[run]);
+  for (size_t i = 0; ek__update_part(&part, model, rank, i, false); i++) {
+    const size_t first = ranges->count;
+    const size_t begin = cuts_buckets(model) ? end - cut->list[i].parameters : 0;
+    for (size_t j = begin; j < end; j++) {
+      const struct ek__parameter *p = &layout->parameters[layout->order[j]];
+      const int64_t next = j + 1 < layout->order_trained
+                               ? layout->parameters[layout->order[j + 1]].offset
+                               : layout->trained_count;
+      const bool whole = ek__buckets_whole(cut, layout->order[j]);
+      EK_TRY(append(ranges, first, ek__part_within(part, p->offset, next), p->group,
+                    whole ? layout->order[j] : EK__NO_PARAMETER));
     }
+    end = begin;
   }
-  ek__free(runs);
-  return status;
+  return EK_OK;
 }
 
 bool ek__rule_keeps(const ek_optimizer *rule, size_t state, bool whole) {

@@ -63,7 +63,7 @@ struct ek__range {
 
 struct ek__ranges {
   struct ek__range *list;
-  size_t count;
+  size_t count, capacity;
 };
 
 /* The pieces of one rank, of a micro-batch with `all` samples in all processes: reduction.h. */
