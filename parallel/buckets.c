@@ -22,10 +22,10 @@ static ek_status add_piece(struct ek__buckets *buckets, int64_t end) {
   return EK_OK;
 }
 
-/* Elements first .. last - 1 of the bucket, in equal parts. */
-static ek_status add_parts(struct ek__buckets *buckets, int64_t first, int64_t last) {
-  for (size_t part = 1; part <= buckets->parts && first < last; part++) {
-    EK_TRY(add_piece(buckets, first + ek__part_begin(last - first, part, buckets->parts)));
+/* Elements first .. last - 1 of the bucket, in equal pieces. */
+static ek_status add_equal(struct ek__buckets *buckets, int64_t first, int64_t last) {
+  for (size_t i = 1; i <= buckets->equal_pieces && first < last; i++) {
+    EK_TRY(add_piece(buckets, first + ek__part_begin(last - first, i, buckets->equal_pieces)));
   }
   return EK_OK;
 }
@@ -41,11 +41,11 @@ static ek_status add_pieces(struct ek__buckets *buckets, struct ek__bucket *buck
     const int64_t first = layout->parameters[order[i]].offset - bucket->first;
     const int64_t end =
         i + 1 < bucket->parameters ? layout->parameters[order[i + 1]].offset - bucket->first : size;
-    EK_TRY(add_parts(buckets, begin, first));
+    EK_TRY(add_equal(buckets, begin, first));
     EK_TRY(add_piece(buckets, end));
     begin = end;
   }
-  EK_TRY(add_parts(buckets, begin, size));
+  EK_TRY(add_equal(buckets, begin, size));
   bucket->pieces = buckets->piece_count - bucket->piece;
   return EK_OK;
 }
@@ -89,8 +89,8 @@ static void deal_whole(struct ek__buckets *buckets, const struct ek__bucket *buc
 
 static void deal_evenly(struct ek__buckets *buckets, const struct ek__bucket *bucket) {
   for (size_t r = 0; r <= buckets->ranks; r++) {
-    const size_t part = (size_t)ek__even_begin((int64_t)buckets->parts, r, buckets->ranks);
-    bucket->offsets[r] = ek__part_begin(bucket->last - bucket->first, part, buckets->parts);
+    const size_t piece = (size_t)ek__even_begin((int64_t)buckets->equal_pieces, r, buckets->ranks);
+    bucket->offsets[r] = ek__part_begin(bucket->last - bucket->first, piece, buckets->equal_pieces);
   }
 }
 
@@ -171,9 +171,9 @@ static ek_status find_whole(struct ek__buckets *buckets, const ek_replica *repli
 }
 
 ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replica, size_t ranks,
-                           size_t parts, size_t bytes, const ek_optimizer *rule) {
+                           size_t pieces, size_t bytes, const ek_optimizer *rule) {
   const size_t parameters = replica->layout.parameter_count;
-  *buckets = (struct ek__buckets){.ranks = ranks, .parts = parts, .parameters = parameters};
+  *buckets = (struct ek__buckets){.ranks = ranks, .equal_pieces = pieces, .parameters = parameters};
   EK_TRY(ek__new(&buckets->list, parameters, sizeof *buckets->list, memory_of));
   EK_TRY(ek__new(&buckets->offsets, parameters, (ranks + 1) * sizeof(int64_t), memory_of));
   EK_TRY(ek__new(&buckets->places, parameters, ranks * sizeof(int64_t), memory_of));

@@ -2,14 +2,14 @@
  * buckets.h - how the flat parameters and gradients of a model are cut over the devices, and the
  * sums of one rank's gradients with those of the other ranks, bucket by bucket.
  *
- * A bucket is a range of whole parameters; a share is a rank's part of a bucket. A device holds
+ * A bucket is a range of whole parameters; a share is what a rank owns of a bucket. A device holds
  * parameters that are cut as its shares of all buckets, end to end. It holds gradients that are cut
  * as its shares of the trained buckets, which come first (keeper.h). Frozen parameters have buckets
  * of their own.
  *
  * A bucket is a row of *pieces*, each of one rank, so that what is summed over a piece does not
- * depend on the number of ranks. Pieces are equal parts of the bucket, or, for a rule that takes
- * parameters whole (optimizer.h), such a parameter and equal parts of what is between two of them.
+ * depend on the number of ranks. Pieces are an equal cut of the bucket, or, for a rule that takes
+ * parameters whole (optimizer.h), such a parameter and an equal cut of what is between two of them.
  */
 #ifndef EK_BUCKETS_H
 #define EK_BUCKETS_H
@@ -30,7 +30,7 @@ struct ek__buckets {
   struct ek__bucket *list;
   size_t count, trained; /* all; without those of frozen parameters, which are the last */
   size_t ranks;
-  size_t parts;              /* equal ones, that what is not taken whole is cut into */
+  size_t equal_pieces;       /* that what is not taken whole is cut into */
   size_t parameters;         /* of the replica, buffers as well */
   size_t *of;                /* per parameter of the replica; SIZE_MAX for a buffer */
   int64_t *offsets, *places; /* of all buckets */
@@ -42,12 +42,12 @@ struct ek__buckets {
 
 /* Takes whole parameters from the end of the trained ones to the beginning until a bucket has
  * `bytes`, then the frozen ones likewise; with a layout in units each unit is a bucket, in the same
- * order. After a failure close frees what was made. Equal `parts` of a bucket are dealt out evenly:
+ * order. After a failure close frees what was made. Equal pieces of a bucket are dealt out evenly:
  * the numbers of two ranks differ by at most one. If `rule`, which may be NULL, takes parameters
  * whole, pieces are dealt out so that the rank with the most elements of all buckets so far has as
  * few as possible; a rank's pieces of a bucket are side by side in any case. */
 ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replica, size_t ranks,
-                           size_t parts, size_t bytes, const ek_optimizer *rule);
+                           size_t pieces, size_t bytes, const ek_optimizer *rule);
 void ek__buckets_close(struct ek__buckets *buckets);
 
 /* The bucket of a layout's unit. */
@@ -77,19 +77,19 @@ static inline bool ek__buckets_whole(const struct ek__buckets *buckets, size_t p
 
 /* Elements first .. first + count - 1 of the flat buffers, of one rank; `place`: where they begin
  * if the rank's shares of all buckets are end to end. */
-struct ek__part {
+struct ek__span {
   int64_t first, count, place;
 };
 
-/* A rank's share of a bucket; and what of a part is among elements begin .. end - 1. */
-static inline struct ek__part ek__bucket_part(const struct ek__bucket *bucket, size_t rank) {
-  return (struct ek__part){bucket->first + bucket->offsets[rank], ek__bucket_share(bucket, rank),
+/* A rank's share of a bucket; and what of a span is among elements begin .. end - 1. */
+static inline struct ek__span ek__bucket_span(const struct ek__bucket *bucket, size_t rank) {
+  return (struct ek__span){bucket->first + bucket->offsets[rank], ek__bucket_share(bucket, rank),
                            bucket->places[rank]};
 }
-static inline struct ek__part ek__part_within(struct ek__part part, int64_t begin, int64_t end) {
-  const int64_t last = part.first + part.count < end ? part.first + part.count : end;
-  const int64_t first = part.first > begin ? part.first : begin;
-  return (struct ek__part){first, last > first ? last - first : 0, part.place + first - part.first};
+static inline struct ek__span ek__span_within(struct ek__span span, int64_t begin, int64_t end) {
+  const int64_t last = span.first + span.count < end ? span.first + span.count : end;
+  const int64_t first = span.first > begin ? span.first : begin;
+  return (struct ek__span){first, last > first ? last - first : 0, span.place + first - span.first};
 }
 
 /* ---- sums: reduce.c ---- */
@@ -133,6 +133,6 @@ ek_status ek__sums_complete(struct ek__sums *sums, struct ek__rank *rank, size_t
 ek_status ek__sums_finish(struct ek__sums *sums, struct ek__rank *rank);
 
 /* What a rank of the world has of the sum of a bucket. */
-struct ek__part ek__bucket_owned(const struct ek__bucket *bucket, ek_reduce_kind kind, size_t rank);
+struct ek__span ek__bucket_owned(const struct ek__bucket *bucket, ek_reduce_kind kind, size_t rank);
 
 #endif /* EK_BUCKETS_H */

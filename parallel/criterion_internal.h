@@ -100,7 +100,7 @@ struct ek__loss_forward {
   struct ek__loss *loss;
   struct ek__given targets;
   struct ek__conversion intakes[EK_MAX_TENSORS];
-  ek_shards parts[EK_MAX_TENSORS];
+  ek_shards laid[EK_MAX_TENSORS];
   int64_t most; /* elements of the largest of them, in all processes */
 };
 /* Cuts targets at the samples of `like`; nothing is lost if it fails. */

@@ -244,7 +244,7 @@ ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *mod
   struct ek__given *targets = &job->targets;
   *job = (struct ek__loss_forward){.model = model, .loss = loss};
   *targets = (struct ek__given){
-      .count = count, .shards = cut, .intakes = job->intakes, .parts = job->parts};
+      .count = count, .shards = cut, .intakes = job->intakes, .laid = job->laid};
   const struct ek__intakes intakes = {"criterion forward: target",
                                       &loss->criterion->base,
                                       loss->outputs,
@@ -253,7 +253,7 @@ ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *mod
                                       model->options.type};
   if (cut == NULL) {
     targets->sources = sources;
-    targets->shards = targets->parts;
+    targets->shards = targets->laid;
   }
   for (size_t i = 0; i < count; i++) {
     EK_TRY(cut != NULL ? ek__given_check("criterion forward: target", i, model, &cut[i], like)

@@ -108,7 +108,7 @@ static const char memory_of[] = "a data-parallel model";
 
 /* Of what is not taken whole, for each rank: small ones make up for large matrices. Any number
  * gives equal shares where nothing is taken whole. */
-enum { PARTS = 8 };
+enum { PIECES = 8 };
 
 static ek_status open_sums(const ek_data_parallel_model *model, struct ek__rank *rank,
                            size_t count) {
@@ -137,9 +137,9 @@ static ek_status open_cut(ek_data_parallel_model *model) {
   struct ek__ranks *run = &model->run;
   const struct ek__placement *placement = ek__placement(model);
   const size_t ranks = ek_communicator_world_size(run->gathers);
-  const size_t parts =
-      run->reduction->grains == NULL ? PARTS * ranks : run->reduction->grains(model);
-  EK_TRY(ek__buckets_open(&run->cut, run->ranks[0].replica, ranks, parts,
+  const size_t pieces =
+      run->reduction->grains == NULL ? PIECES * ranks : run->reduction->grains(model);
+  EK_TRY(ek__buckets_open(&run->cut, run->ranks[0].replica, ranks, pieces,
                           model->options.bucket_bytes, model->options.optimizer));
   const size_t most = run->reduction->most(model);
   for (size_t k = 0; k < run->count; k++) {
@@ -162,7 +162,7 @@ static ek_status open_rank(void *context, struct ek__rank *rank) {
   if (ek__placement(model)->gradient_shares) {
     const struct ek__buckets *cut = &model->run.cut;
     EK_TRY(ek__replica_hold_gradients(rank->replica,
-                                      ek__buckets_share(cut, cut->trained, rank->part)));
+                                      ek__buckets_share(cut, cut->trained, rank->share_number)));
   }
   if (ek__model_shares_masters(model)) {
     EK_TRY(ek__masters_open(model, rank));
@@ -215,7 +215,7 @@ static ek_status open_ranks(ek_data_parallel_model *model) {
     struct ek__rank *rank = &run->ranks[k];
     rank->device = ek_group_device(run->group, k);
     rank->number = ek_communicator_first_rank(run->communicator) + k;
-    rank->part = ek_communicator_first_rank(run->gathers) + k;
+    rank->share_number = ek_communicator_first_rank(run->gathers) + k;
     rank->place = k;
   }
   return EK_OK;

@@ -20,7 +20,7 @@ struct ek__forward {
   bool predict;        /* what the module predicts, with its targets left out */
   struct ek__given inputs;
   struct ek__conversion intakes[EK_MAX_INPUTS];
-  ek_shards parts[EK_MAX_INPUTS];
+  ek_shards laid[EK_MAX_INPUTS];
   size_t output_count;
   size_t lead;        /* the first input that is cut: its samples are those of the forward */
   ek_shards *outputs; /* made: the parts of a rank are there after its forward */
@@ -73,7 +73,7 @@ struct ek__batch {
 const ek_module *ek__model_mixer(const ek_data_parallel_model *model);
 
 /*
- * Forward and loss of a batch, or of a part of one as `module` takes it; with gradient also their
+ * Forward and loss of a batch or micro-batch as `module` takes it; with gradient also their
  * backward, `accumulate` if others of the step follow. norm: the update follows and needs the norm
  * of the gradient. This is one job of the workers unless a rank needs more from another in between
  * than the sum of {s, D}. On failure the step is dropped, unless the arguments were wrong.

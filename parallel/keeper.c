@@ -98,9 +98,9 @@ ek_status ek__keeper_settle(struct ek__rank *rank, size_t end) {
   for (; sums->settled < end; sums->settled++) {
     const struct ek__bucket *bucket = &sums->cut->list[sums->settled];
     struct ek__lent *lent = &sums->lent[sums->settled];
-    const struct ek__part part = ek__bucket_part(bucket, rank->part);
-    ek_tensor sum = ek__flat_range(&lent->whole, part.first - bucket->first, part.count);
-    ek_tensor share = ek__flat_range(ek_replica_gradients(rank->replica), part.place, part.count);
+    const struct ek__span own = ek__bucket_span(bucket, rank->share_number);
+    ek_tensor sum = ek__flat_range(&lent->whole, own.first - bucket->first, own.count);
+    ek_tensor share = ek__flat_range(ek_replica_gradients(rank->replica), own.place, own.count);
     EK_TRY(ek__communicator_wait_for(sums->communicator, rank->device, lent->sum));
     EK_TRY(sums->more ? ek_op_add(ek__rank_stream(rank), &share, &share, &sum)
                       : ek_op_copy(ek__rank_stream(rank), &share, &sum));

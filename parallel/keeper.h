@@ -1,5 +1,5 @@
 /*
- * keeper.h - the part of a model that one device holds if state is cut over the devices.
+ * keeper.h - the shares of a model that one device holds if state is cut over the devices.
  *
  * The flat gradients are cut into the buckets of the reducer, and each bucket into one share per
  * rank. A device holds its shares, end to end, for good. A whole bucket exists from the first use

@@ -261,13 +261,13 @@ static ek_status lay_inputs(struct ek__forward *job, const ek_tensor *sources) {
     scatter = &grains;
   }
   job->inputs.sources = sources;
-  job->inputs.shards = job->parts;
+  job->inputs.shards = job->laid;
   for (size_t i = 0; i < job->inputs.count; i++) {
-    const ek_shards *first = &job->parts[lead];
+    const ek_shards *first = &job->laid[lead];
     const ek_shards *like = i >= first_target(model) && !first->broadcast ? first : NULL;
     EK_TRY(ek__given_lay(&job->inputs, i, &intakes, model->run.group, like, is_broadcast(model, i),
                          scatter));
-    if (like == NULL && job->parts[lead].broadcast) lead = i;
+    if (like == NULL && job->laid[lead].broadcast) lead = i;
   }
   return EK_OK;
 }
@@ -287,7 +287,7 @@ ek_status ek__forward_lay(struct ek__forward *job, ek_data_parallel_model *model
                           const ek_forward_options *options) {
   *job = (struct ek__forward){.model = model, .options = options, .inputs.shards = cut};
   job->inputs.intakes = job->intakes;
-  job->inputs.parts = job->parts;
+  job->inputs.laid = job->laid;
   read_call(job, count);
   EK_TRY(check_call(job, count));
   EK__FAIL_IF(cut != NULL && options->scatter != NULL, EK_ERR_INVALID_ARGUMENT,

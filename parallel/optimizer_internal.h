@@ -20,7 +20,7 @@ struct ek__reading {
   bool norm; /* it has one, or is going to */
 };
 
-/* The state of an optimizer, which the model has while it is open; the parts of the ranks are in
+/* The state of an optimizer, which the model has while it is open; what the ranks have is in
  * their ek__rank.share. */
 struct ek__update {
   ek_optimizer *optimizer;
@@ -94,16 +94,16 @@ static inline ek_status ek__update_note(const struct ek__update *update, const e
   return update == NULL ? EK_OK : ek__note_write(update->forward, totals);
 }
 
-/* Whether every worker updates a part of rank 0's memory: all ranks are in one address space. */
+/* Whether every worker updates a piece of rank 0's memory: all ranks are in one address space. */
 static inline bool ek__update_helps(const ek_data_parallel_model *model) {
   return ek__device_table(model->run.ranks[0].device)->shared_memory;
 }
 
 /* Fills ranges, owners and counts of all ranks, which belong to the ranks. */
 ek_status ek__optimizer_cut(ek_data_parallel_model *model, const ek_optimizer *rule);
-/* Part number 0, 1, ... of what a rank updates; or, with `norm`, of that whose squares it sums in
- * the order of the reduction `sum`: every element is in a part of one rank. False: no such part. */
-bool ek__update_part(struct ek__part *part, const ek_data_parallel_model *model,
+/* Number 0, 1, ... of the spans that a rank updates; or, with `norm`, whose squares it sums in the
+ * order of the reduction `sum`: every element is in a span of one rank. False: no such span. */
+bool ek__update_span(struct ek__span *span, const ek_data_parallel_model *model,
                      const struct ek__rank *rank, size_t number, bool norm);
 
 /* Whether a state exists for parameters that the rule takes whole, or for the others. */
@@ -113,19 +113,19 @@ bool ek__rule_keeps(const ek_optimizer *rule, size_t state, bool whole);
  * have; the others' places in `host` stay as they are. Talks to no other process. */
 ek_status ek__state_read_own(ek_tensor *host, const ek_data_parallel_model *model, size_t index,
                              int64_t first);
-/* state.c: whether processes have parts of an entry of this kind; else each has all of it. */
+/* state.c: whether processes have shares of an entry of this kind; else each has all of it. */
 bool ek__state_is_cut(const ek_data_parallel_model *model, ek_state_kind kind);
-/* Whether a process writes into the model only those parts of an entry that are cut for it. */
-bool ek__state_needs_parts(const ek_data_parallel_model *model, ek_state_kind kind);
-/* The parts that one process has of elements first .. first + count - 1 of an entry that is cut, in
+/* Whether a process writes into the model only those spans of an entry that are cut for it. */
+bool ek__state_needs_spans(const ek_data_parallel_model *model, ek_state_kind kind);
+/* The spans that one process has of elements first .. first + count - 1 of an entry that is cut, in
  * one order. */
-struct ek__state_parts {
+struct ek__state_spans {
   const ek_data_parallel_model *model;
   size_t process, index;
   int64_t first, count;
   size_t number; /* 0 at first */
 };
-bool ek__state_next_part(int64_t *first, int64_t *count, struct ek__state_parts *parts);
+bool ek__state_next_span(int64_t *first, int64_t *count, struct ek__state_spans *spans);
 /* state.c: whether this is the name of an entry that a model has with a dynamic loss scale
  * alone. */
 bool ek__state_is_scaler(const char *name);

@@ -2,9 +2,9 @@
  * optimizer_pieces.c - which rank updates what.
  *
  * What a device updates is a list of ranges of the flat buffers: everything on device 0 (master),
- * everything on every device (replicated), or its part of each bucket (sharded in any way). Where
- * all devices are in one address space, the master's ranges are cut into one part per device and
- * every worker updates its part of device 0's memory, so that no worker idles.
+ * everything on every device (replicated), or its share of each bucket (sharded in any way). Where
+ * all devices are in one address space, the master's ranges are cut into one piece per device and
+ * every worker updates its piece of device 0's memory, so that no worker idles.
  *
  * Flat buffers hold parameters in groups of equal options (module/layout.h), of the whole model or
  * of each unit: those without decay, the others, those with a rate or decay of their own (one group
@@ -13,8 +13,8 @@
  * biases takes one launch more than a model without biases.
  *
  * A parameter that the rule takes whole (optimizer.h) is a range by itself, and buckets are cut so
- * that it is in one share (buckets.h). Then workers that update parts of device 0's memory have
- * their parts of the buckets, as in the sharded modes.
+ * that it is in one share (buckets.h). Then workers that update pieces of device 0's memory have
+ * their shares of the buckets, as in the sharded modes.
  *
  * The states of a device's pieces are end to end, in the same order, in flat buffers of their own;
  * a rule may keep a state for some parameters alone. All of this is computed when the optimizer is
@@ -28,42 +28,42 @@
 
 static const char memory_of[] = "the ranges of an optimizer";
 
-/* Whether ranks have their parts of every bucket. */
+/* Whether ranks have their shares of every bucket. */
 static bool cuts_buckets(const ek_data_parallel_model *model) {
   const struct ek__placement *placement = ek__placement(model);
   return placement->state_shares ||
          (placement->master && model->run.cut.whole != NULL && ek__update_helps(model));
 }
 
-bool ek__update_part(struct ek__part *part, const ek_data_parallel_model *model,
+bool ek__update_span(struct ek__span *span, const ek_data_parallel_model *model,
                      const struct ek__rank *rank, size_t number, bool norm) {
   const int64_t end = rank->replica->layout.trained_count;
   const struct ek__placement *placement = ek__placement(model);
   const bool helps = ek__update_helps(model);
-  size_t index = 0, parts = 1;
-  *part = (struct ek__part){0};
+  size_t index = 0, pieces = 1;
+  *span = (struct ek__span){0};
   if (cuts_buckets(model)) {
     if (number == model->run.cut.trained) return false;
-    *part = ek__bucket_part(&model->run.cut.list[number], rank->part);
+    *span = ek__bucket_span(&model->run.cut.list[number], rank->share_number);
     return true;
   }
   if (placement->master) {
     /* The ranks of rank 0's process can reach its memory. */
     if (model->run.ranks[0].number > 0 || (rank->place > 0 && !helps)) return false;
     index = rank->place;
-    parts = helps ? model->run.count : 1;
+    pieces = helps ? model->run.count : 1;
   } else if (norm) {
-    index = rank->part;
-    parts = model->run.cut.ranks;
+    index = rank->share_number;
+    pieces = model->run.cut.ranks;
   }
-  part->first = ek__part_begin(end, index, parts);
-  part->count = ek__part_begin(end, index + 1, parts) - part->first;
+  span->first = ek__part_begin(end, index, pieces);
+  span->count = ek__part_begin(end, index + 1, pieces) - span->first;
   return number == 0;
 }
 
 /* What a rank has of a parameter: it goes on in the last range, number `first` or a later one, if
  * an update handles both alike. */
-static ek_status append(struct ek__ranges *ranges, size_t first, struct ek__part own, size_t group,
+static ek_status append(struct ek__ranges *ranges, size_t first, struct ek__span own, size_t group,
                         size_t whole) {
   struct ek__range *last = ranges->count == first ? NULL : &ranges->list[ranges->count - 1];
   if (own.count == 0) return EK_OK;
@@ -87,8 +87,8 @@ static ek_status make_ranges(struct ek__ranges *ranges, const ek_data_parallel_m
   const struct ek__layout *layout = &rank->replica->layout;
   const struct ek__buckets *cut = &model->run.cut;
   size_t end = layout->order_trained;
-  struct ek__part part;
-  for (size_t i = 0; ek__update_part(&part, model, rank, i, false); i++) {
+  struct ek__span span;
+  for (size_t i = 0; ek__update_span(&span, model, rank, i, false); i++) {
     const size_t first = ranges->count;
     const size_t begin = cuts_buckets(model) ? end - cut->list[i].parameters : 0;
     for (size_t j = begin; j < end; j++) {
@@ -97,7 +97,7 @@ static ek_status make_ranges(struct ek__ranges *ranges, const ek_data_parallel_m
                                ? layout->parameters[layout->order[j + 1]].offset
                                : layout->trained_count;
       const bool whole = ek__buckets_whole(cut, layout->order[j]);
-      EK_TRY(append(ranges, first, ek__part_within(part, p->offset, next), p->group,
+      EK_TRY(append(ranges, first, ek__span_within(span, p->offset, next), p->group,
                     whole ? layout->order[j] : EK__NO_PARAMETER));
     }
     end = begin;

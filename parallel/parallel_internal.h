@@ -1,7 +1,7 @@
 /*
  * parallel_internal.h - a data-parallel model from the inside.
  *
- * A *rank* is one device's part of a run, and a worker's job gets its rank. The ranks of this
+ * A *rank* is what one device has of a run, and a worker's job gets its rank. The ranks of this
  * process are one array. ek__rank.number is the rank in the world; ek__rank.place is only the index
  * of the device's parts in ek_shards.
  *
@@ -40,7 +40,7 @@ struct ek__update;
 struct ek__placement {
   ek_reduce_kind reduce;
   bool master;           /* rank 0 has the state, and the others get parameters from it */
-  bool state_shares;     /* each device has the optimizer's state of its part of every bucket */
+  bool state_shares;     /* each device has the optimizer's state of its share of every bucket */
   bool gradient_shares;  /* the same of the gradients: keeper.h */
   bool parameter_shares; /* and of the parameters; buckets are units then */
 };
@@ -81,7 +81,7 @@ struct ek__piece {
   const struct ek__pieces *of;
 };
 
-/* A rank's part of the optimizer: optimizer_pieces.c. */
+/* What a rank has of the optimizer: optimizer_pieces.c. */
 struct ek__share {
   struct ek__rank *owner;    /* whose memory the worker updates: its own rank, or the master's */
   struct ek__ranges updates; /* of that memory */
@@ -96,9 +96,9 @@ struct ek__share {
 struct ek__rank {
   struct ek__keeper keeper; /* the first member */
   ek_device *device;
-  size_t number; /* among all ranks of the world */
-  size_t part;   /* among those that state is cut over: `number`, or the place in the process */
-  size_t place;  /* of its parts in the shards of this process */
+  size_t number;       /* among all ranks of the world */
+  size_t share_number; /* among those that state is cut over: `number`, or in the process */
+  size_t place;        /* of its parts in the shards of this process */
   ek_replica *replica;
   /* Of its gradients with those of the other ranks: of the backward that runs now, one of `rounds`,
    * of which in lockstep there is one for each piece, else one. */
@@ -167,7 +167,7 @@ struct ek__last_forward {
   uint64_t pending;           /* the same while its backward may still come, else 0 */
   bool gradient;              /* it was with gradient */
   double scale;               /* that it was promised for its totals; 0: none */
-  struct ek__scaling scaling; /* part of `scale`, if the model computes its loss itself */
+  struct ek__scaling scaling; /* a factor of `scale`, if the model computes its loss itself */
   int64_t samples;            /* here */
   int64_t first_sample;       /* of them, among the step's of all processes */
   int64_t batch_samples;      /* of all processes */
@@ -249,7 +249,7 @@ ek_status ek__replicate_rank(ek_communicator *communicator, ek_device *device, e
 
 /* On a rank's worker: a replica whose masters are shared gets its own. */
 ek_status ek__masters_open(const ek_data_parallel_model *model, const struct ek__rank *own);
-/* On a rank's worker: gathers each bucket of the values that modules see from the parts of all
+/* On a rank's worker: gathers each bucket of the values that modules see from the shares of all
  * ranks; with `frozen` the buckets of frozen parameters as well. */
 ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek__rank *own,
                             bool frozen);
@@ -295,9 +295,9 @@ ek_status ek__scatter_fill(const ek_shards *shards, const ek_tensor *source,
 struct ek__given {
   size_t count;
   const ek_tensor *sources;       /* NULL for shards */
-  const ek_shards *shards;        /* the program's, or `parts` */
+  const ek_shards *shards;        /* the program's, or `laid` */
   struct ek__conversion *intakes; /* loans, room for `count` of whole ones */
-  ek_shards *parts;
+  ek_shards *laid;                /* loans too; their parts are made by the ranks */
 };
 /*
  * ek__conversion_choose() for inputs of a model and targets of a criterion: by the input's scaling,

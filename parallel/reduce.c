@@ -78,11 +78,11 @@ ek_status ek__sums_finish(struct ek__sums *sums, struct ek__rank *rank) {
   return sums->settle == NULL ? EK_OK : sums->settle(rank, sums->cut->trained);
 }
 
-struct ek__part ek__bucket_owned(const struct ek__bucket *bucket, ek_reduce_kind kind,
+struct ek__span ek__bucket_owned(const struct ek__bucket *bucket, ek_reduce_kind kind,
                                  size_t rank) {
-  if (kind == EK_REDUCE_SCATTER) return ek__bucket_part(bucket, rank);
+  if (kind == EK_REDUCE_SCATTER) return ek__bucket_span(bucket, rank);
   const bool all = kind == EK_REDUCE_TO_ALL || rank == 0;
-  return (struct ek__part){.first = bucket->first, .count = all ? bucket->last - bucket->first : 0};
+  return (struct ek__span){.first = bucket->first, .count = all ? bucket->last - bucket->first : 0};
 }
 
 /* ---- a reducer ---- */
@@ -175,7 +175,7 @@ ek_status ek_reducer_range(int64_t *first, int64_t *last, const ek_reducer *redu
               EK_ERR_INVALID_ARGUMENT,
               "ek_reducer_range: an argument is NULL, or bucket %zu or rank %zu does not exist",
               bucket, rank);
-  const struct ek__part own = ek__bucket_owned(&reducer->buckets.list[bucket], reducer->kind, rank);
+  const struct ek__span own = ek__bucket_owned(&reducer->buckets.list[bucket], reducer->kind, rank);
   *first = own.first;
   *last = own.first + own.count;
   return EK_OK;

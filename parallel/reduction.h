@@ -27,11 +27,11 @@ struct ek__backward {
 };
 
 struct ek__reduction {
-  /* A piece is a rank's whole part of a micro-batch: its passes add to the gradients of the step
+  /* A piece is all that a rank has of a micro-batch: its passes add to the gradients of the step
    * and may overwrite the outputs. */
   bool whole;
-  /* NULL, or how batches are cut: into `grains` of EK_SCATTER_GRAINS; whether shards are cut so, the
-   * inputs of a `forward` or the outputs that a loss is given; and how many of this process's
+  /* NULL, or how batches are cut: into `grains` of EK_SCATTER_GRAINS; whether shards are cut so,
+   * the inputs of a `forward` or the outputs that a loss is given; and how many of this process's
    * samples each of its ranks gets, of `all`, and `before` in the processes before it. */
   size_t (*grains)(const ek_data_parallel_model *model);
   ek_status (*check_cut)(const char *who, const ek_data_parallel_model *model,
@@ -66,7 +66,7 @@ struct ek__reduction {
   ek_status (*totals)(const ek_data_parallel_model *model, const struct ek__rank *rank,
                       struct ek__totals *totals, const int64_t *samples);
   /* The sum of the squares of all gradients. It has numbers of its own to add up, as many as this
-   * says, or (NULL) each rank adds up those of its parts (ek__update_part()). */
+   * says, or (NULL) each rank adds up those of its spans (ek__update_span()). */
   int64_t (*norm_leaves)(const ek_data_parallel_model *model);
   ek_status (*norm)(const ek_data_parallel_model *model, struct ek__rank *rank);
 };

@@ -4,7 +4,7 @@
  * ek_replicate() makes replicas equal to that of rank 0, with one broadcast for each flat buffer.
  *
  * Masters are parameters that are shared between devices, or of which modules see copies of 16
- * bits. Of shared masters a device has its part of every bucket, end to end, as of the optimizer's
+ * bits. Of shared masters a device has its share of every bucket, end to end, as of the optimizer's
  * state. The copies are in a whole flat buffer or, if values are shared too, in a buffer of shares
  * at the same places. Copies are always the rounded masters: the update writes both
  * (data_parallel_optimizer.c), and state.c, which writes masters by name, rounds them on the host
@@ -68,7 +68,7 @@ ek_status ek_replicate(ek_communicator *communicator, ek_replica *const *replica
 
 /* ---- masters ---- */
 
-/* Each device computes its own part of every parameter: no device holds all of one. */
+/* Each device computes its own share of every parameter: no device holds all of one. */
 static ek_status initialize(const ek_data_parallel_model *model, const struct ek__rank *own) {
   const ek_replica *replica = own->replica;
   const struct ek__layout *layout = &replica->layout;
@@ -77,24 +77,25 @@ static ek_status initialize(const ek_data_parallel_model *model, const struct ek
   for (size_t i = 0; i < layout->order_count; i++) {
     const size_t number = layout->order[i];
     const struct ek__parameter *p = &layout->parameters[number];
-    const struct ek__part part = ek__part_within(
-        ek__bucket_part(&cut->list[cut->of[number]], own->part), p->offset, p->offset + p->count);
-    if (part.count == 0) continue;
-    ek_tensor values = ek__flat_range(ek_replica_parameters(replica), part.place, part.count);
-    EK_TRY(ek__initial_values(&values, p, part.first - p->offset, model->options.seed,
+    const struct ek__span span =
+        ek__span_within(ek__bucket_span(&cut->list[cut->of[number]], own->share_number), p->offset,
+                        p->offset + p->count);
+    if (span.count == 0) continue;
+    ek_tensor values = ek__flat_range(ek_replica_parameters(replica), span.place, span.count);
+    EK_TRY(ek__initial_values(&values, p, span.first - p->offset, model->options.seed,
                               model->run.count));
   }
   return EK_OK;
 }
 
-/* The device's own part of every bucket, in a whole buffer. */
+/* The device's own share of every bucket, in a whole buffer. */
 static ek_status round_into_whole(const ek_data_parallel_model *model, const struct ek__rank *own) {
   const ek_replica *replica = own->replica;
   const struct ek__buckets *cut = &model->run.cut;
   for (size_t b = 0; b < cut->count; b++) {
-    const struct ek__part part = ek__bucket_part(&cut->list[b], own->part);
-    const ek_tensor master = ek__flat_range(ek_replica_parameters(replica), part.place, part.count);
-    ek_tensor copy = ek__flat_range(ek_replica_copies(replica), part.first, part.count);
+    const struct ek__span span = ek__bucket_span(&cut->list[b], own->share_number);
+    const ek_tensor master = ek__flat_range(ek_replica_parameters(replica), span.place, span.count);
+    ek_tensor copy = ek__flat_range(ek_replica_copies(replica), span.first, span.count);
     EK_TRY(ek_op_convert(ek__rank_stream(own), &copy, &master));
   }
   return EK_OK;
@@ -102,7 +103,8 @@ static ek_status round_into_whole(const ek_data_parallel_model *model, const str
 
 ek_status ek__masters_open(const ek_data_parallel_model *model, const struct ek__rank *own) {
   const struct ek__buckets *cut = &model->run.cut;
-  EK_TRY(ek__replica_hold_parameters(own->replica, ek__buckets_share(cut, cut->count, own->part)));
+  EK_TRY(ek__replica_hold_parameters(own->replica,
+                                     ek__buckets_share(cut, cut->count, own->share_number)));
   EK_TRY(initialize(model, own));
   return own->replica->whole_values ? round_into_whole(model, own)
                                     : ek_replica_refresh(own->replica);

@@ -223,7 +223,7 @@ static ek_status make_part(const ek_shards *shards, const ek_tensor *source,
 
 ek_status ek__given_cut(const struct ek__given *given, const struct ek__rank *rank) {
   for (size_t i = 0; i < given->count && given->sources != NULL; i++) {
-    EK_TRY(make_part(&given->parts[i], &given->sources[i], EK_MEMORY_INPUTS, &given->intakes[i],
+    EK_TRY(make_part(&given->laid[i], &given->sources[i], EK_MEMORY_INPUTS, &given->intakes[i],
                      rank->device, rank->place));
   }
   return EK_OK;
@@ -231,13 +231,13 @@ ek_status ek__given_cut(const struct ek__given *given, const struct ek__rank *ra
 
 void ek__given_give_back(const struct ek__given *given, const struct ek__rank *rank) {
   for (size_t i = 0; i < given->count && given->sources != NULL; i++) {
-    ek_tensor_free(&given->parts[i].parts[rank->place]);
+    ek_tensor_free(&given->laid[i].parts[rank->place]);
   }
 }
 
 void ek__given_free(struct ek__given *given) {
-  if (given->shards != given->parts) return; /* the program's, or arguments that were refused */
-  for (size_t i = 0; i < given->count; i++) ek_shards_free(&given->parts[i]);
+  if (given->shards != given->laid) return; /* the program's, or arguments that were refused */
+  for (size_t i = 0; i < given->count; i++) ek_shards_free(&given->laid[i]);
 }
 
 struct scatter_job {
@@ -321,7 +321,7 @@ ek_status ek__given_lay(const struct ek__given *given, size_t number,
   const ek_tensor *source = &given->sources[number];
   char who[64];
   (void)snprintf(who, sizeof who, "%s number %zu", intakes->what, number);
-  EK_TRY(lay(&given->parts[number], who, group, like, source, broadcast, options));
+  EK_TRY(lay(&given->laid[number], who, group, like, source, broadcast, options));
   return choose_intake(&given->intakes[number], who, intakes, number, source);
 }
 

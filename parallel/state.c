@@ -211,14 +211,14 @@ ek_status ek_state_find(ek_state_info *info, const ek_data_parallel_model *model
 static ek_status copy_range(const ek_tensor *flat, int64_t first, ek_tensor *host,
                             int64_t host_first, int64_t count, bool write) {
   ek_tensor device = ek__flat_range(flat, first, count);
-  ek_tensor part = ek__flat_range(host, host_first, count);
-  return write ? ek__tensor_copy_converted(&device, &part)
-               : ek__tensor_copy_converted(&part, &device);
+  ek_tensor own = ek__flat_range(host, host_first, count);
+  return write ? ek__tensor_copy_converted(&device, &own)
+               : ek__tensor_copy_converted(&own, &device);
 }
 
-/* Between elements from `offset` on of the ranks' flat buffers and the host's tensor. If the buffers
- * are `cut`, each rank has its share of every bucket, at the place where a whole buffer has it or
- * (packed) end to end; else rank 0 is read, and all are written that have elements. */
+/* Between elements from `offset` on of the ranks' flat buffers and the host's tensor. If the
+ * buffers are `cut`, each rank has its share of every bucket, at the place where a whole buffer has
+ * it or (packed) end to end; else rank 0 is read, and all are written that have elements. */
 static ek_status copy_flat(const ek_data_parallel_model *model,
                            const ek_tensor *(*flat)(const ek_replica *replica), bool cut,
                            bool packed, int64_t offset, ek_tensor *host, bool write) {
@@ -228,12 +228,12 @@ static ek_status copy_flat(const ek_data_parallel_model *model,
     for (size_t k = 0; k < (cut || write ? model->run.count : 1); k++) {
       const struct ek__rank *rank = &model->run.ranks[k];
       const ek_tensor *own = flat(rank->replica);
-      const struct ek__part all = cut ? ek__bucket_part(&buckets->list[b], rank->part)
-                                      : (struct ek__part){.count = ek_tensor_count(own)};
-      const struct ek__part part = ek__part_within(all, offset, offset + count);
-      if (part.count == 0) continue;
-      EK_TRY(copy_range(own, packed ? part.place : part.first, host, part.first - offset,
-                        part.count, write));
+      const struct ek__span all = cut ? ek__bucket_span(&buckets->list[b], rank->share_number)
+                                      : (struct ek__span){.count = ek_tensor_count(own)};
+      const struct ek__span span = ek__span_within(all, offset, offset + count);
+      if (span.count == 0) continue;
+      EK_TRY(copy_range(own, packed ? span.place : span.first, host, span.first - offset,
+                        span.count, write));
     }
   }
   return EK_OK;
@@ -281,11 +281,11 @@ static ek_status copy_state(const ek_data_parallel_model *model, const struct en
     const ek_tensor *flat = &share->owner->share.states[entry->state];
     for (size_t i = 0; i < share->updates.count; i++) {
       const struct ek__range *range = &share->updates.list[i];
-      const struct ek__part all = {range->first, range->last - range->first,
+      const struct ek__span all = {range->first, range->last - range->first,
                                    range->states[entry->state]};
-      const struct ek__part part = ek__part_within(all, offset, offset + count);
-      if (part.count == 0) continue;
-      EK_TRY(copy_range(flat, part.place, host, part.first - offset, part.count, write));
+      const struct ek__span span = ek__span_within(all, offset, offset + count);
+      if (span.count == 0) continue;
+      EK_TRY(copy_range(flat, span.place, host, span.first - offset, span.count, write));
     }
   }
   return EK_OK;
@@ -315,7 +315,7 @@ static ek_status copy_entry(ek_data_parallel_model *model, const struct entry *e
 
 /* ---- reading and writing ---- */
 
-/* Whether parts of shares are in other processes. */
+/* Whether other processes have shares of the model. */
 static bool is_away(const ek_data_parallel_model *model) {
   return model->run.cut.ranks > model->run.count;
 }
@@ -326,11 +326,11 @@ bool ek__state_is_cut(const ek_data_parallel_model *model, ek_state_kind kind) {
                                          : ek__model_shares_masters(model);
 }
 
-/* ---- parts that other processes have ---- */
+/* ---- shares of other processes ---- */
 
-/* The next part that a process has of elements offset .. end - 1 of the flat buffers, in the order
+/* The next span that a process has of elements offset .. end - 1 of the flat buffers, in the order
  * of the buckets; *number is 0 at first. False: there are no more. */
-static bool next_part(struct ek__part *part, size_t *number, const ek_data_parallel_model *model,
+static bool next_span(struct ek__span *span, size_t *number, const ek_data_parallel_model *model,
                       size_t process, int64_t offset, int64_t end) {
   const struct ek__place *place = ek__group_place(model->run.group);
   const size_t first = ek__place_first_rank(place, process);
@@ -338,35 +338,35 @@ static bool next_part(struct ek__part *part, size_t *number, const ek_data_paral
   while (*number < model->run.cut.count * ranks) {
     const struct ek__bucket *bucket = &model->run.cut.list[*number / ranks];
     const size_t rank = first + (*number)++ % ranks;
-    *part = ek__part_within(ek__bucket_part(bucket, rank), offset, end);
-    if (part->count > 0) return true;
+    *span = ek__span_within(ek__bucket_span(bucket, rank), offset, end);
+    if (span->count > 0) return true;
   }
   return false;
 }
 
-/* Sends the process's own parts to another one, and receives that one's: in place. */
-static ek_status swap_parts(const ek_data_parallel_model *model, size_t peer, int64_t offset,
+/* Sends the process's own spans to another one, and receives that one's: in place. */
+static ek_status swap_spans(const ek_data_parallel_model *model, size_t peer, int64_t offset,
                             ek_tensor *host) {
   ek_world *world = ek__model_world(model);
   const size_t own = ek_world_process(world), size = ek_type_size(host->type);
   /* First what the lower of the two has. */
   for (size_t turn = 0; turn < 2; turn++) {
     const bool mine = (turn == 0) == (own < peer);
-    struct ek__part part;
+    struct ek__span span;
     size_t number = 0;
-    while (next_part(&part, &number, model, mine ? own : peer, offset,
+    while (next_span(&span, &number, model, mine ? own : peer, offset,
                      offset + ek_tensor_count(host))) {
-      char *data = (char *)host->data + (size_t)(part.first - offset) * size;
-      const size_t bytes = (size_t)part.count * size;
+      char *data = (char *)host->data + (size_t)(span.first - offset) * size;
+      const size_t bytes = (size_t)span.count * size;
       EK_TRY(ek__world_swap(world, peer, data, mine ? bytes : 0, data, mine ? 0 : bytes));
     }
   }
   return EK_OK;
 }
 
-/* The host tensor of each process has its own parts and gets those of the others. `key` is the same
+/* The host tensor of each process has its own spans and gets those of the others. `key` is the same
  * for the same entry. */
-static ek_status gather_parts(const ek_data_parallel_model *model, const char *doing, int64_t key,
+static ek_status gather_spans(const ek_data_parallel_model *model, const char *doing, int64_t key,
                               int64_t offset, ek_tensor *host) {
   ek_world *world = ek__model_world(model);
   const struct ek__topic topic = {
@@ -379,13 +379,13 @@ static ek_status gather_parts(const ek_data_parallel_model *model, const char *d
   ek_status status = ek__world_talk(world, &topic, NULL);
   for (size_t round = 0; round < ek_world_processes(world) && status == EK_OK; round++) {
     const size_t peer = ek__world_peer(world, round);
-    if (peer != own) status = swap_parts(model, peer, offset, host);
+    if (peer != own) status = swap_spans(model, peer, offset, host);
   }
   ek__world_unlock(world);
   return status;
 }
 
-/* Elements of an entry. If other processes have parts of it, all processes call this. */
+/* Elements of an entry. If other processes have shares of it, all processes call this. */
 static ek_status read_entry(const ek_data_parallel_model *model, const struct entry *entry,
                             int64_t first, ek_tensor *host) {
   ek_data_parallel_model *own = (ek_data_parallel_model *)(uintptr_t)model;
@@ -393,7 +393,7 @@ static ek_status read_entry(const ek_data_parallel_model *model, const struct en
   if (!ek__state_is_cut(model, entry->kind)) return EK_OK;
   const int64_t key = (int64_t)(entry->parameter * EK_MAX_OPTIMIZER_STATES + entry->state) * 16 +
                       (int64_t)entry->kind;
-  return gather_parts(model, "reading a state", key, entry->info.offset + first, host);
+  return gather_spans(model, "reading a state", key, entry->info.offset + first, host);
 }
 
 static ek_status check_host(const char *who, const char *name, const ek_tensor *like,
@@ -445,7 +445,7 @@ static ek_status read_range(ek_tensor *host, const char *who, const ek_data_para
   return read_entry(model, &entry, range->first, host);
 }
 
-/* Reading is a call of all processes where other ones have parts. */
+/* Reading is a call of all processes where other ones have shares. */
 static ek_world *world_of_reading(const ek_data_parallel_model *model) {
   return model != NULL && is_away(model) ? ek__model_world(model) : NULL;
 }
@@ -455,10 +455,10 @@ ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model, co
   EK__WORLD_CALL(world_of_reading(model), read_range(host, "ek_state_read", model, &range));
 }
 
-ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *model, const char *name,
-                             int64_t first) {
+ek_status ek_state_read_range(ek_tensor *host, const ek_data_parallel_model *model,
+                              const char *name, int64_t first) {
   const struct range range = {.name = name, .first = first};
-  EK__WORLD_CALL(world_of_reading(model), read_range(host, "ek_state_read_part", model, &range));
+  EK__WORLD_CALL(world_of_reading(model), read_range(host, "ek_state_read_range", model, &range));
 }
 
 /* ---- without a conversation: what a save needs ---- */
@@ -471,22 +471,22 @@ ek_status ek__state_read_own(ek_tensor *host, const ek_data_parallel_model *mode
 }
 
 /* Copies that modules see are whole on every device where parameters are not cut. */
-bool ek__state_needs_parts(const ek_data_parallel_model *model, ek_state_kind kind) {
+bool ek__state_needs_spans(const ek_data_parallel_model *model, ek_state_kind kind) {
   const bool copies = kind == EK_STATE_KIND_PARAMETER &&
                       ek__replica_is_mixed(model->run.ranks[0].replica) &&
                       !ek__placement(model)->parameter_shares;
   return ek__state_is_cut(model, kind) && !copies;
 }
 
-bool ek__state_next_part(int64_t *first, int64_t *count, struct ek__state_parts *parts) {
+bool ek__state_next_span(int64_t *first, int64_t *count, struct ek__state_spans *spans) {
   struct entry entry;
-  struct ek__part part;
-  if (entry_at(&entry, parts->model, parts->index) != EK_OK) return false;
-  const int64_t offset = entry.info.offset, begin = offset + parts->first;
-  const int64_t end = begin + parts->count;
-  if (!next_part(&part, &parts->number, parts->model, parts->process, begin, end)) return false;
-  *first = part.first - offset;
-  *count = part.count;
+  struct ek__span span;
+  if (entry_at(&entry, spans->model, spans->index) != EK_OK) return false;
+  const int64_t offset = entry.info.offset, begin = offset + spans->first;
+  const int64_t end = begin + spans->count;
+  if (!next_span(&span, &spans->number, spans->model, spans->process, begin, end)) return false;
+  *first = span.first - offset;
+  *count = span.count;
   return true;
 }
 
@@ -530,23 +530,23 @@ ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const 
   return write_range(model, "ek_state_write", &range, host);
 }
 
-ek_status ek_state_write_part(ek_data_parallel_model *model, const char *name,
-                              const ek_tensor *host, int64_t first) {
+ek_status ek_state_write_range(ek_data_parallel_model *model, const char *name,
+                               const ek_tensor *host, int64_t first) {
   const struct range range = {.name = name, .first = first};
-  return write_range(model, "ek_state_write_part", &range, host);
+  return write_range(model, "ek_state_write_range", &range, host);
 }
 
 /* ---- gradients ---- */
 
 /* In the type of the host's tensor, whatever gradients are kept in. Of sharded gradients each
- * device has its part of every bucket, of others device 0 has all. */
+ * device has its share of every bucket, of others device 0 has all. */
 static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *model,
                                int64_t offset) {
   const struct ek__placement *placement = ek__placement(model);
   EK_TRY(copy_flat(model, ek_replica_gradients, placement->state_shares, placement->gradient_shares,
                    offset, host, false));
   if (!placement->state_shares || !is_away(model)) return EK_OK;
-  return gather_parts(model, "reading a gradient", -1, offset, host);
+  return gather_spans(model, "reading a gradient", -1, offset, host);
 }
 
 /* The factor that the optimizer would use: 1 / D, or 1, divided by the loss scale. */

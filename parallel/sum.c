@@ -74,13 +74,13 @@ static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank
   const ek_tensor *gradients = ek_replica_gradients(share->owner->replica);
   ek_stream *stream = ek__rank_stream(rank);
   ek_tensor sum = share->square_norm;
-  struct ek__part own;
+  struct ek__span own;
   const bool shares = ek__placement(model)->gradient_shares;
   EK_TRY(ek_op_zero(stream, &sum));
-  for (size_t i = 0; ek__update_part(&own, model, rank, i, true); i++) {
+  for (size_t i = 0; ek__update_span(&own, model, rank, i, true); i++) {
     if (own.count == 0) continue;
-    const ek_tensor part = ek__flat_range(gradients, shares ? own.place : own.first, own.count);
-    EK_TRY(ek_op_square_norm(stream, &sum, &part, 1.0));
+    const ek_tensor values = ek__flat_range(gradients, shares ? own.place : own.first, own.count);
+    EK_TRY(ek_op_square_norm(stream, &sum, &values, 1.0));
   }
   if (model->run.norms_ride) return EK_OK; /* added up where the processes agree on the update */
   EK_TRY(ek_communicator_all_reduce(model->run.gathers, rank->device, &sum));

@@ -104,7 +104,7 @@ static ek_status check_cut(const char *who, const ek_data_parallel_model *model,
   return EK_OK;
 }
 
-/* Grains that begin among the samples of a rank's part. */
+/* Grains that begin among the samples of a rank. */
 static struct ek__grains grains_here(const ek_data_parallel_model *model, const int64_t *samples,
                                      size_t place) {
   const int64_t all = samples[model->run.count];
@@ -274,19 +274,19 @@ static ek_status sum_leaves(const ek_data_parallel_model *model, struct ek__rank
 /* The squares of the pieces of a trained bucket that are within `own`: the number of pieces and
  * their squares do not depend on the number of ranks. */
 static ek_status square_pieces(const ek_data_parallel_model *model, const struct ek__rank *rank,
-                               const struct ek__bucket *bucket, struct ek__part own) {
+                               const struct ek__bucket *bucket, struct ek__span own) {
   const ek_tensor *gradients = ek_replica_gradients(rank->share.owner->replica);
   const bool shares = ek__placement(model)->gradient_shares;
   int64_t begin = bucket->first;
   for (size_t i = bucket->piece; i < bucket->piece + bucket->pieces; i++) {
     const int64_t end = bucket->first + model->run.cut.pieces[i];
-    const struct ek__part piece = ek__part_within(own, begin, end);
+    const struct ek__span piece = ek__span_within(own, begin, end);
     begin = end;
     if (piece.count == 0) continue;
-    const ek_tensor part =
+    const ek_tensor values =
         ek__flat_range(gradients, shares ? piece.place : piece.first, piece.count);
     ek_tensor square = ek__flat_range(&rank->share.leaves, (int64_t)i, 1);
-    EK_TRY(ek_op_square_norm(ek__rank_stream(rank), &square, &part, 0.0));
+    EK_TRY(ek_op_square_norm(ek__rank_stream(rank), &square, &values, 0.0));
   }
   return EK_OK;
 }
@@ -299,8 +299,8 @@ static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank
   EK_TRY(ek_op_zero(ek__rank_stream(rank), &leaves));
   for (size_t b = 0; b < cut->trained; b++) {
     const struct ek__bucket *bucket = &cut->list[b];
-    const struct ek__part own = alone ? ek__bucket_owned(bucket, EK_REDUCE_TO_FIRST, rank->number)
-                                      : ek__bucket_part(bucket, rank->number);
+    const struct ek__span own = alone ? ek__bucket_owned(bucket, EK_REDUCE_TO_FIRST, rank->number)
+                                      : ek__bucket_span(bucket, rank->number);
     EK_TRY(square_pieces(model, rank, bucket, own));
   }
   return sum_leaves(model, rank);

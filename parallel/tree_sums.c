@@ -6,14 +6,14 @@
  * grain uses another one, that replaces the replica's. After its last grain a rank has some blocks.
  * The sums of the communicator cannot be used, because it adds in the order of ranks, or in an
  * order of its own. Instead the blocks of all ranks are gathered, a chunk of the flat gradients at
- * a time, and the rank that owns a part of the sum adds them up in the order of the tree. Gathering
+ * a time, and the rank that owns a range of the sum adds them up in the order of the tree. That
  * changes no bit on any communicator, but moves the gradients once for each block instead of twice.
  * Each micro-batch is summed over the ranks and then added to the earlier ones of its step.
  *
  * Shares of gradients. No rank has memory for all gradients of a grain. All ranks run their grains
  * in rounds, so the leaves of a bucket in a round are complete on all ranks at the same time. They
  * are gathered, a chunk at a time. Each rank adds its own share of each leaf to the blocks of the
- * rank that the leaf comes from: it runs one binary counter for each rank, on a part of the
+ * rank that the leaf comes from: it runs one binary counter for each rank, on its share of the
  * elements. With N ranks of g grains each that takes shares of at most N log2(g) blocks, as much as
  * log2(g) whole gradients. In the last round the blocks of all ranks are complete and are added up
  * at once; the leaves of that round are not stored, so with one grain per rank nothing is stored.
@@ -175,7 +175,7 @@ static ek_status run_grains(struct run *run) {
 struct chunk {
   const ek_tensor *rows;
   int64_t length, skip;
-  struct ek__part own;
+  struct ek__span own;
 };
 
 /* *to becomes what was added up, plus `before` if that exists. */
@@ -255,12 +255,12 @@ static ek_status add_chunk(const struct ek__rank *rank, const struct chunk *chun
 static ek_status sum_bucket(const struct ek__rank *rank, size_t number, const ek_tensor *blocks) {
   const struct ek__tree *tree = rank->tree;
   const struct ek__bucket *bucket = &rank->sums->cut->list[number];
-  const struct ek__part own = ek__bucket_owned(bucket, rank->sums->kind, rank->number);
+  const struct ek__span own = ek__bucket_owned(bucket, rank->sums->kind, rank->number);
   const struct chunk all = {blocks, own.count, 0, own};
   if (rank->sums->cut->ranks == 1) return add_chunk(rank, &all);
   for (int64_t begin = bucket->first; begin < bucket->last; begin += tree->chunk) {
     const int64_t rest = bucket->last - begin, count = rest < tree->chunk ? rest : tree->chunk;
-    struct chunk chunk = {&tree->exchange, count, 0, ek__part_within(own, begin, begin + count)};
+    struct chunk chunk = {&tree->exchange, count, 0, ek__span_within(own, begin, begin + count)};
     EK_TRY(gather(rank, blocks, begin - bucket->first, count));
     if (chunk.own.count == 0) continue;
     chunk.skip = chunk.own.first - begin;

@@ -30,14 +30,14 @@ static ek_status gather(struct ek__rank *rank, size_t unit) {
   struct ek__gathered *values = &keeper->values[unit];
   ek_communicator *communicator = keeper->gathers;
   const int64_t count = bucket->last - bucket->first;
-  const int64_t share = ek__bucket_share(bucket, rank->part);
+  const int64_t share = ek__bucket_share(bucket, rank->share_number);
   const ek_tensor *shares = ek__replica_values(rank->replica);
-  const ek_tensor from = ek__flat_range(shares, bucket->places[rank->part], share);
+  const ek_tensor from = ek__flat_range(shares, bucket->places[rank->share_number], share);
   EK_TRY(ek_tensor_create(&values->whole, rank->device,
                           ek__replica_is_mixed(rank->replica) ? EK_MEMORY_COPIES
                                                               : EK_MEMORY_PARAMETERS,
                           shares->type, 1, &count));
-  ek_tensor to = ek__flat_range(&values->whole, bucket->offsets[rank->part], share);
+  ek_tensor to = ek__flat_range(&values->whole, bucket->offsets[rank->share_number], share);
   EK_TRY(ek_op_copy(ek__rank_stream(rank), &to, &from));
   EK_TRY(ek__communicator_all_gather(communicator, rank->device, &values->whole, bucket->offsets,
                                      ek__keeper_about(keeper, unit)));

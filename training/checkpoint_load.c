@@ -204,23 +204,23 @@ cleanup:
 
 /* ---- into the model ---- */
 
-/* The next part of an entry that a process needs; all of it where it is not cut. */
+/* The next span of an entry that a process needs; all of it where it is not cut. */
 struct needed {
-  struct ek__state_parts parts;
+  struct ek__state_spans spans;
   bool whole, done;
 };
 
 static struct needed begin_needed(const struct load *self, const ek_state_info *info, size_t index,
                                   size_t process) {
   const int64_t count = ek_tensor_count(&info->like);
-  return (struct needed){.parts = {self->model, process, index, 0, count, 0},
-                         .whole = !ek__state_needs_parts(self->model, info->kind)};
+  return (struct needed){.spans = {self->model, process, index, 0, count, 0},
+                         .whole = !ek__state_needs_spans(self->model, info->kind)};
 }
 
 static bool next_needed(int64_t *first, int64_t *count, struct needed *needed) {
-  if (!needed->whole) return ek__state_next_part(first, count, &needed->parts);
+  if (!needed->whole) return ek__state_next_span(first, count, &needed->spans);
   *first = 0;
-  *count = needed->parts.count;
+  *count = needed->spans.count;
   const bool more = !needed->done;
   needed->done = true;
   return more && *count > 0;

@@ -458,12 +458,12 @@ static ek_status exchange(const struct exchange *x, enum deed deed, size_t *used
   if (!ek__region_piece(&piece, region, x->round)) return EK_OK;
   for (size_t at = region->next; next_run(&run, &at, x->self, region, &piece);) {
     const enum source source = source_of(x->self, x->model, run.index, x->writer);
-    struct ek__state_parts parts = {x->model, x->owner, run.index, run.first, run.count, 0};
+    struct ek__state_spans parts = {x->model, x->owner, run.index, run.first, run.count, 0};
     int64_t first = 0, count = 0;
     if (source == FIRST && x->owner == 0) {
       EK_TRY(handle(x, deed, &run, run.first, run.count, used));
     }
-    while (source == PARTS && ek__state_next_part(&first, &count, &parts)) {
+    while (source == PARTS && ek__state_next_span(&first, &count, &parts)) {
       EK_TRY(handle(x, deed, &run, first, count, used));
     }
   }

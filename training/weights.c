@@ -355,14 +355,14 @@ static ek_status load_piece(void *context, const struct weight *weight,
     EK_TRY(ek_safetensors_read_part(piece, source->file, source->found,
                                     first - load->source_first));
   }
-  return ek_state_write_part(load->model, weight->info.name, piece, first);
+  return ek_state_write_range(load->model, weight->info.name, piece, first);
 }
 
 static ek_status load_turned(void *context, const struct weight *weight,
                              const struct source *source, ek_tensor *piece, int64_t first) {
   struct load *load = context;
   (void)source;
-  return ek_state_write_part(load->model, weight->info.name, piece, first);
+  return ek_state_write_range(load->model, weight->info.name, piece, first);
 }
 
 static ek_status load_weights(const struct weights *w, struct load *load) {
@@ -499,7 +499,7 @@ static ek_status read_weight(ek_tensor *host, const struct save *save, const str
   char name[2 * EK_STATE_NAME_SIZE];
   (void)snprintf(name, sizeof name, "%s%s", weight->averaged ? save->average : "",
                  weight->info.name);
-  return ek_state_read_part(host, save->model, name, first);
+  return ek_state_read_range(host, save->model, name, first);
 }
 
 static ek_status save_piece(void *context, const struct weight *weight,

@@ -13,7 +13,7 @@
  *
  * The two columns are independent options. All modes compute the same training, to rounding, as one
  * device would with the whole batch. Where gradients are sharded, each micro-batch is summed over
- * the devices by itself and added to each device's part of the step.
+ * the devices by itself and added to each device's share of the step.
  *
  * The units of fully-sharded are the modules that declare themselves units (ek_declare_unit(); each
  * block of a GPT). Other modules are joined with their neighbours into units of bucket_bytes or
@@ -220,8 +220,8 @@ typedef struct ek_forward_options {
   bool gradient;                     /* a backward follows */
   bool training;                     /* dropout is on */
   /*
-   * Where several models take parts of one batch: its number of samples (0: this call's are all)
-   * and which of them is the first here. Random masks are those of the whole. With 0 the batch of
+   * Where several models share one batch: its number of samples (0: this call's are all) and which
+   * of them is the first here. Random masks are those of the whole. With 0 the batch of
    * several processes is theirs together, in the order of their ranks: they all call forward.
    */
   int64_t batch_samples, first_sample;

@@ -150,13 +150,13 @@ EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, siz
 
 /*
  * A device has an index in its group, and a rank in the world: the devices of all processes that
- * train one model, process by process. Collectives, ownership of parts of the state and numbers of
+ * train one model, process by process. Collectives, the shares of the state and the numbers of
  * samples count over the world. A group that spans several processes needs `world`. Without it only
  * a `plan` group may state world_size and first_rank: it counts what one process of such a world
  * takes.
  *
  * All processes open their groups at the same time, and then make the same calls in the same order,
- * each with its own part of a batch. Sums are taken in the order of the ranks: on `cpu`, several
+ * each with its own samples of a batch. Sums are taken in the order of the ranks: on `cpu`, several
  * processes give the bits of one process with all devices. On `cuda` NCCL sums, and each device of
  * the world must be a GPU of its own.
  *

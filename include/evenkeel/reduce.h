@@ -19,15 +19,15 @@ typedef struct ek_reducer ek_reducer;
 typedef enum ek_reduce_kind {
   EK_REDUCE_TO_FIRST = 0, /* rank 0 has the sum */
   EK_REDUCE_TO_ALL = 1,   /* every device has it */
-  EK_REDUCE_SCATTER = 2   /* rank r has its part of every bucket: ek_reducer_range() */
+  EK_REDUCE_SCATTER = 2   /* rank r has its share of every bucket: ek_reducer_range() */
 } ek_reduce_kind;
 
 typedef struct ek_reducer_options {
   size_t size;
   ek_reduce_kind kind;
   size_t bucket_bytes; /* at least this many per bucket, the last may be smaller */
-  /* Parts of a bucket, dealt out to the ranks evenly; 0: one for each rank. With a fixed number of
-   * parts, the ends of a rank's elements are ends of parts for any number of ranks. */
+  /* Of a bucket, dealt out to the ranks evenly; 0: one for each rank. If the number is fixed, the
+   * ends of a rank's share are ends of pieces for any number of ranks. */
   size_t pieces;
 } ek_reducer_options;
 #define EK_REDUCER_OPTIONS_INIT                                                                    \

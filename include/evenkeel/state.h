@@ -69,7 +69,7 @@ typedef struct ek_state_info {
   ek_state_kind kind;
   /*
    * Master: on device 0. Replicated: a copy on every device (or, of those of `run`, on the host).
-   * Sharded: every device has a part.
+   * Sharded: every device has a share.
    */
   ek_state_placement placement;
   ek_tensor like; /* its type and shape, as a host tensor without data */
@@ -102,16 +102,17 @@ EK_API EK_CHECKED ek_status ek_state_read(ek_tensor *host, const ek_data_paralle
                                           const char *name);
 /* Elements first, first + 1, ... of an entry, row after row, as many as a host tensor of rank 1
  * has: a large entry in pieces. EK_ERR_SHAPE if it has fewer. */
-EK_API EK_CHECKED ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *model,
-                                               const char *name, int64_t first);
+EK_API EK_CHECKED ek_status ek_state_read_range(ek_tensor *host,
+                                                const ek_data_parallel_model *model,
+                                                const char *name, int64_t first);
 /* The reverse of ek_state_read(), with the same errors. */
 EK_API EK_CHECKED ek_status ek_state_write(ek_data_parallel_model *model, const char *name,
                                            const ek_tensor *host);
 /* Elements first, first + 1, ... of an entry, as many as a host tensor of rank 1 has; the others
  * stay. An entry of a torn model counts as written when its last element is. EK_ERR_SHAPE for a
  * range that the entry does not have. */
-EK_API EK_CHECKED ek_status ek_state_write_part(ek_data_parallel_model *model, const char *name,
-                                                const ek_tensor *host, int64_t first);
+EK_API EK_CHECKED ek_status ek_state_write_range(ek_data_parallel_model *model, const char *name,
+                                                 const ek_tensor *host, int64_t first);
 
 EK_END_DECLARATIONS
 

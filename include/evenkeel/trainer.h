@@ -41,7 +41,7 @@
  * their way to the devices (scatter.h). The devices string names what to train on: "cpu:4", "cuda",
  * "cuda:0-3", "plan:8@80GiB" (device.h).
  *
- * A trainer is made of public parts: an ek_data_parallel_model, an ek_data_parallel_criterion and
+ * A trainer is made of public objects: an ek_data_parallel_model, an ek_data_parallel_criterion and
  * an ek_data_parallel_optimizer. A program that needs more control opens these itself, or takes
  * them from a trainer: to copy batches while a step computes, to look at the outputs before
  * backward, or to take micro-batches one by one (data_parallel_criterion.h, data_parallel_model.h).
@@ -65,10 +65,10 @@ typedef struct ek_trainer ek_trainer;
 typedef struct ek_trainer_options {
   size_t size;
   /*
-   * The options of the three parts, read when the trainer opens; NULL gives the defaults. The mode,
-   * the seed, precisions, the bucket size, patterns of parameters and scalings of inputs are the
-   * model's; the schedule and the loss scale are the optimizer's. With model->reproducible a group
-   * that the trainer opens is deterministic. The trainer sets criterion->gradient_in_forward
+   * The options of the three objects, read when the trainer opens; NULL gives the defaults. The
+   * mode, the seed, precisions, the bucket size, patterns of parameters and scalings of inputs are
+   * the model's; the schedule and the loss scale are the optimizer's. With model->reproducible a
+   * group that the trainer opens is deterministic. The trainer sets criterion->gradient_in_forward
    * itself, unless keep_outputs or the reduction `none` forbids it. For a model that computes its
    * loss itself, criterion->target_scaling has the scalings of the targets. Options for a criterion
    * or an optimizer that the trainer does not have are EK_ERR_INVALID_ARGUMENT.
@@ -78,7 +78,7 @@ typedef struct ek_trainer_options {
   const ek_data_parallel_optimizer_options *optimizer;
   ek_group *group; /* the program's, which must outlive the trainer; `devices` is NULL then */
   const ek_group_options *group_options; /* to open `devices` with (threads); NULL: the defaults */
-  int64_t micro_batches; /* parts of a batch, computed one after the other; 0 and 1: one */
+  int64_t micro_batches; /* of a batch, computed one after the other; 0 and 1: one */
   ek_world *world; /* to open `devices` in all its processes (world.h); NULL: in this one alone */
 } ek_trainer_options;
 #define EK_TRAINER_OPTIONS_INIT                                                                    \
@@ -90,16 +90,16 @@ typedef struct ek_trainer_options {
 EK_API EK_CHECKED ek_status ek_trainer_options_init(ek_trainer_options *options, size_t size);
 
 /*
- * Opens the group and the three parts on it. Module, criterion and optimizer stay the program's; it
- * may free them at once. The gradient is computed in the criterion's forward and overwrites the
+ * Opens the group and the three objects on it. Module, criterion and optimizer stay the program's;
+ * it may free them at once. The gradient is computed in the criterion's forward and overwrites the
  * outputs, unless the reduction is `none`. `criterion` is NULL for a model that computes its loss
  * itself (with_criterion.h, the fused loss of gpt.h); steps of such a model take inputs and targets
  * as usual, or all of them as inputs. `options` NULL gives the defaults (mode replicated).
  *
  * With `optimizer` NULL the trainer evaluates and predicts, and cannot take a step: all parameters
  * are frozen, and devices hold no gradients and no state of an optimizer. `criterion` may then be
- * NULL too; such a trainer only predicts. It loads saved states without the optimizer's part. A
- * call that needs a missing part returns EK_ERR_STATE.
+ * NULL too; such a trainer only predicts. It loads saved states without that of an optimizer. A
+ * call that needs a missing object returns EK_ERR_STATE.
  */
 EK_API EK_CHECKED ek_status ek_trainer_open(ek_trainer **trainer, const char *devices,
                                             ek_module *module, ek_criterion *criterion,
@@ -107,9 +107,9 @@ EK_API EK_CHECKED ek_status ek_trainer_open(ek_trainer **trainer, const char *de
                                             const ek_trainer_options *options);
 
 /*
- * Frees the parts, and the group if the trainer opened it. NULL is legal.
+ * Frees the three objects, and the group if the trainer opened it. NULL is legal.
  * EK_ERR_STATE  the group is still needed (ek_group_close()): outputs of ek_trainer_predict() were
- *               not freed, for one. The parts are gone; free what is left and call it again
+ *               not freed, for one. The objects are gone; free what is left and call it again
  */
 EK_API EK_CHECKED ek_status ek_trainer_close(ek_trainer *trainer);
 EK_API void ek_trainer_free(ek_trainer *trainer); /* the same, as a free: status.h */
@@ -117,18 +117,18 @@ EK_API void ek_trainer_free(ek_trainer *trainer); /* the same, as a free: status
 /*
  * One step: forward, loss, backward, update. With `result` NULL the call does not wait for the
  * devices. A step that fails leaves parameters, state and masks as they were, holds no memory, and
- * may be tried again; gradients that a program had accumulated through the parts are dropped. After
- * EK_ERR_TORN see state.h. With a loss scale, a step that overflows is skipped, and its result says
- * so.
+ * may be tried again; gradients that a program had accumulated with ek_trainer_model() are dropped.
+ * After EK_ERR_TORN see state.h. With a loss scale, a step that overflows is skipped, and its
+ * result says so.
  *
- * With micro_batches = K a step cuts its batch into K parts of whole samples, whose sizes differ by
- * at most one, and cuts each part over the devices; it holds the activations of one part at a time.
- * A batch of fewer than K samples has one part for each sample. Loss, gradient and random masks are
- * those of the whole batch (docs/numerics.md): the caller divides nothing. A module that computes
- * something of all the samples that it sees, such as the statistics of a batch normalisation, sees
- * one part; if its table says so (`mixes_samples`), ek_trainer_open() logs a warning. A criterion
- * of several `mean` terms needs parts that weigh its terms in the same ratios, else EK_ERR_STATE
- * (data_parallel_criterion.h).
+ * With micro_batches = K a step cuts its batch into K micro-batches of whole samples, whose sizes
+ * differ by at most one, and cuts each over the devices; it holds the activations of one at a time.
+ * A batch of fewer than K samples has a micro-batch for each sample. Loss, gradient and random
+ * masks are those of the whole batch (docs/numerics.md): the caller divides nothing. A module that
+ * computes something of all the samples that it sees, such as the statistics of a batch
+ * normalisation, sees one micro-batch; if its table says so (`mixes_samples`), ek_trainer_open()
+ * logs a warning. A criterion of several `mean` terms needs micro-batches that weigh its terms in
+ * the same ratios, else EK_ERR_STATE (data_parallel_criterion.h).
  */
 EK_API EK_CHECKED ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer,
                                             const ek_tensor *inputs, size_t input_count,
@@ -160,7 +160,7 @@ EK_API EK_CHECKED ek_status ek_trainer_step_end(ek_step_result *result, ek_train
  * batch with training off, and drops the gradient. Parameters, buffers, masks, the loss scale and
  * the number of the step stay as they were, and later steps have the same bits as without this
  * call, if the same algorithms are chosen. Waits for the devices; fails as a step does, and drops
- * gradients that were accumulated through the parts.
+ * gradients that were accumulated with ek_trainer_model().
  */
 EK_API EK_CHECKED ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs,
                                                size_t input_count, const ek_tensor *targets,
@@ -182,8 +182,8 @@ EK_API EK_CHECKED ek_status ek_trainer_evaluate(double *loss, double *weight, ek
  * module, or per prediction of a model that computes its loss itself (module.h). The caller owns
  * them, as after ek_data_parallel_model_forward(); ek_gather_host() (gather.h) copies the rows of
  * one into host memory. With micro_batches the batch is cut as a step cuts it, and the rows of all
- * parts are put together, in order, on the devices that hold those of a whole batch. A batch whose
- * outputs have no rows (scalars, totals) is not cut.
+ * micro-batches are put together, in order, on the devices that hold those of a whole batch. A
+ * batch whose outputs have no rows (scalars, totals) is not cut.
  */
 EK_API EK_CHECKED ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer,
                                                const ek_tensor *inputs, size_t input_count);
@@ -191,8 +191,8 @@ EK_API EK_CHECKED ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *t
 /*
  * The same into tensors in host memory, one per output, in the order of the batch. Each has the
  * number of elements of the output, and its type or, if that is floating, any floating type
- * (ek_gather_host()). With micro_batches the devices hold the outputs of one part at a time, so a
- * batch that fits a step can be predicted too. Waits for the devices; after a failure the tensors
+ * (ek_gather_host()). With micro_batches the devices hold the outputs of one at a time, so a batch
+ * that fits a step can be predicted too. Waits for the devices; after a failure the tensors
  * may hold some of the outputs. EK_ERR_SHAPE for an output without rows.
  */
 EK_API EK_CHECKED ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_trainer *trainer,
@@ -215,7 +215,7 @@ EK_API EK_CHECKED ek_status ek_trainer_save_end(ek_trainer *trainer);
 EK_API EK_CHECKED ek_status ek_trainer_load(ek_checkpoint_info *info, ek_trainer *trainer,
                                             const char *path);
 
-/* The parts, loans. NULL for NULL. */
+/* What a trainer is made of, as loans. NULL for NULL. */
 EK_API ek_group *ek_trainer_group(const ek_trainer *trainer);
 EK_API ek_data_parallel_model *ek_trainer_model(const ek_trainer *trainer);
 EK_API ek_data_parallel_criterion *ek_trainer_criterion(const ek_trainer *trainer);

@@ -2,8 +2,8 @@
  * world.h - the processes that train together, on one machine or on several.
  *
  * A world is opened once in each of its processes, all at the same time. Groups that are opened
- * with it (ek_group_options.world) are parts of one group that spans all processes: their devices
- * have ranks that follow each other, process by process.
+ * with it (ek_group_options.world) make up one group that spans all processes: their devices have
+ * ranks that follow each other, process by process.
  *
  * Each process gives the rows of a batch that it has, which may be none. All processes make the
  * same calls in the same order. A call that fails in one process fails in all of them, with the

@@ -98,14 +98,14 @@ CK_LOOP(a_part_is_written, CK_PLACEMENTS) {
     ck_ok(ek_state_write(t.model, names[n], &whole));
     for (int i = FIRST; i < COUNT - 1; i++) given[i] += 0.5;
     ck_ok(ek_tensor_host(&part, given + FIRST, EK_F64, CK_SHAPE(COUNT - 1 - FIRST)));
-    ck_ok(ek_state_write_part(t.model, names[n], &part, FIRST));
+    ck_ok(ek_state_write_range(t.model, names[n], &part, FIRST));
     ck_ok(ek_tensor_host(&part, given, EK_F64, CK_SHAPE(0)));
-    ck_ok(ek_state_write_part(t.model, names[n], &part, COUNT));
-    ck_fails(ek_state_write_part(t.model, names[n], &part, COUNT + 1), EK_ERR_SHAPE,
-             "ek_state_write_part: the range is outside the 104 elements");
-    ck_fails(ek_state_write_part(t.model, names[n], &part, -1), EK_ERR_SHAPE, "outside");
-    ck_fails(ek_state_write_part(t.model, names[n], &whole, 0), EK_ERR_SHAPE, "outside");
-    ck_fails(ek_state_write_part(t.model, "who", &part, 0), EK_ERR_NOT_FOUND, "who");
+    ck_ok(ek_state_write_range(t.model, names[n], &part, COUNT));
+    ck_fails(ek_state_write_range(t.model, names[n], &part, COUNT + 1), EK_ERR_SHAPE,
+             "ek_state_write_range: the range is outside the 104 elements");
+    ck_fails(ek_state_write_range(t.model, names[n], &part, -1), EK_ERR_SHAPE, "outside");
+    ck_fails(ek_state_write_range(t.model, names[n], &whole, 0), EK_ERR_SHAPE, "outside");
+    ck_fails(ek_state_write_range(t.model, "who", &part, 0), EK_ERR_NOT_FOUND, "who");
     ck_ok(ek_tensor_host(&whole, got, EK_F64, CK_SHAPE(13, 8)));
     ck_ok(ek_state_read(&whole, t.model, names[n]));
     for (int i = 0; i < COUNT; i++) ck_assert(got[i] == given[i]);
@@ -132,7 +132,7 @@ CK_LOOP(in_another_type, CK_PLACEMENTS) {
     ck_ok(ek_tensor_host(&host, doubles, EK_F64, CK_SHAPE(COUNT)));
     ck_ok(ek_state_read(&host, t.model, names[n]));
     ck_ok(ek_tensor_host(&host, halves, EK_BF16, CK_SHAPE(COUNT - 5)));
-    ck_ok(ek_state_read_part(&host, t.model, names[n], 5));
+    ck_ok(ek_state_read_range(&host, t.model, names[n], 5));
     for (int i = 0; i < COUNT; i++) {
       ck_assert(singles[i] == (float)(1 + i % 64) && doubles[i] == (double)singles[i]);
       uint32_t bits = 0;

@@ -551,7 +551,7 @@ static void read_entry(struct ck_outcome *outcome, const struct ck_process *proc
   if (!ck_went(outcome, ek_state_read(&host, training->model, name))) return;
   add_everywhere(outcome, process, hash_of(host.data, (size_t)ek_tensor_bytes(&host)));
   host = (ek_tensor){.data = part, .type = EK_F32, .rank = 1, .shape = {7}};
-  if (!ck_went(outcome, ek_state_read_part(&host, training->model, name, 3))) return;
+  if (!ck_went(outcome, ek_state_read_range(&host, training->model, name, 3))) return;
   if (memcmp(part, values + 3, sizeof part) != 0) ck_went(outcome, EK_ERR_INTERNAL);
 }
 
