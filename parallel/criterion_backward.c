@@ -47,6 +47,9 @@ static ek_status check_turn(const struct ek__loss *loss, const ek_data_parallel_
 static ek_status check_backward(const ek_data_parallel_model *model, const struct ek__loss *loss,
                                 const ek_criterion_backward_options *options) {
   EK_TRY(ek__loss_unchanged(model, loss));
+  if (model->options.outputs != EK_OUTPUTS_GATHER) { /* else ek__model_backward() checks it */
+    EK_TRY(ek__layout_check(&model->run.ranks[0].replica->layout));
+  }
   EK_TRY(ek__model_check(model));
   EK_TRY(check_turn(loss, model));
   EK_TRY(ek__backward_check(model, loss->reduction == EK_REDUCTION_MEAN, loss->scaling.factor,

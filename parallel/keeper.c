@@ -70,6 +70,7 @@ void ek__keeper_close(struct ek__rank *rank) {
 }
 
 void ek__keeper_drop(struct ek__rank *rank) {
+  if (rank->keeper.lender.gradient == NULL) return;
   for (size_t i = 0; i < rank->round_count; i++) {
     const struct ek__sums *sums = &rank->rounds[i];
     for (size_t b = 0; sums->lent != NULL && b < sums->cut->count; b++) {

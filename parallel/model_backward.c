@@ -78,7 +78,6 @@ ek_status ek__backward_check(const ek_data_parallel_model *model, bool divided, 
                              bool running) {
   const struct ek__step *step = &model->step;
   const bool begun = step->stage != EK__STEP_EMPTY;
-  EK_TRY(ek__layout_check(&model->run.ranks[0].replica->layout)); /* its counts size arrays */
   EK__FAIL_IF(
       begun && step->divided != divided, EK_ERR_STATE,
       "backward: gradients to be divided by a weight (reduction `mean`) and gradients not to "
@@ -95,6 +94,7 @@ ek_status ek__backward_check(const ek_data_parallel_model *model, bool divided, 
 static ek_status check_backward(const ek_data_parallel_model *model, const ek_shards *gradients,
                                 size_t count, const ek_backward_options *options) {
   EK_TRY(ek__model_check(model));
+  EK_TRY(ek__layout_check(&model->run.ranks[0].replica->layout)); /* its counts size arrays */
   EK__FAIL_IF(model->last.pending == 0, EK_ERR_STATE,
               "backward: no forward with gradient has run before it");
   EK__FAIL_IF(options->running && options->totals == NULL, EK_ERR_INVALID_ARGUMENT,
