@@ -473,12 +473,12 @@ CK_TEST(rows_of_logits_are_aligned) {
 /* ---- before the first step ---- */
 
 /* A step that was prepared for times nothing: it has the products of every later one. A step that
- * repeats describes nothing to cuBLASLt. */
+ * repeats describes nothing to cuBLASLt, and no step asks for shared memory that a kernel has. */
 CK_LOOP(prepared_steps_time_nothing, 4) {
   enum { STEPS = 3 };
   int32_t tokens[SAMPLES * TOKENS];
   const ek_tensor batch = batch_of(tokens);
-  unsigned long products[STEPS], described[STEPS];
+  unsigned long products[STEPS], described[STEPS], asked = 0;
   const int width = 16 * (_i + 1); /* shapes that the process has not seen */
   ek_gpt_options o = ck_gpt_sizes(VOCABULARY, TOKENS, width, 2, 2);
   o.dropout = 0.25;
@@ -488,11 +488,14 @@ CK_LOOP(prepared_steps_time_nothing, 4) {
   if (_i % 2 == 1) ck_ok(ek_trainer_prepare(trainer, &batch, 1, &batch, 1));
   for (int i = 0; i < STEPS; i++) {
     const unsigned long before = counts_now().products, known = cuemu_descriptions();
+    const unsigned long attributes = cuemu_attribute_calls();
     ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1));
+    asked += cuemu_attribute_calls() - attributes;
     products[i] = counts_now().products - before;
     described[i] = cuemu_descriptions() - known;
   }
   ck_assert_uint_eq(products[1], products[2]);
+  ck_assert_uint_eq(asked, 0);
   ck_assert_uint_eq(described[1] + described[2] + (_i % 2 == 1 ? described[0] : 0), 0);
   if (_i % 2 == 0) ck_assert_uint_gt(described[0], 0);
   if (_i % 2 == 1)

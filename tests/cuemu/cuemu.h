@@ -129,6 +129,9 @@ unsigned long cuemu_algorithm_calls(int algorithm);
  * product then refuses. */
 void cuemu_refuse(unsigned by_heuristic, unsigned by_product);
 
+/* cudaFuncSetAttribute() and cudaDeviceGetAttribute() since the last reset. */
+unsigned long cuemu_attribute_calls(void);
+
 /* Waits of the host for events that have ended: queries that were answered with cudaSuccess, since
  * the last reset. */
 unsigned long cuemu_event_waits(void);

@@ -146,10 +146,11 @@ __global__ void __launch_bounds__(t::THREADS) forward_kernel(A a) {
   rows.out.put(a.out + a.in_out(head), a.channels(), query, a);
 }
 
-template <class t> cudaError_t forward(cudaStream_t stream, const struct ek__attention_args *args) {
+template <class t>
+cudaError_t forward(const struct ek__cuda_place *at, const struct ek__attention_args *args) {
   const auto a = attended_of<typename t::T>(args, t::B);
   return as_seen(a, [&](auto seen) {
-    return launch_tiles<t>(stream, forward_kernel<t, decltype(seen)>,
+    return launch_tiles<t>(at, forward_kernel<t, decltype(seen)>,
                            a.tiles * args->batch * args->heads, 3 * t::TILE + t::SCORES, seen);
   });
 }
@@ -160,10 +161,17 @@ extern "C" cudaError_t ek__cuda_attention_forward(const struct ek__cuda_place *a
                                                   const struct ek__attention_args *args) {
   if (args->batch * args->heads * args->tokens * args->head_width <= 0) return cudaSuccess;
   if (const struct tensor_cores *cores = cores_for(args)) {
-    const cudaError_t status = cores->forward(at->stream, args);
+    const cudaError_t status = cores->forward(at, args);
     if (status != cudaErrorNotSupported) return status;
   }
   return with_tiling(args, [&](auto t) {
-    return that_fits(t, [&](auto t) { return forward<decltype(t)>(at->stream, args); });
+    return that_fits(t, [&](auto t) { return forward<decltype(t)>(at, args); });
   });
+}
+
+/* After the GPU was reset. */
+extern "C" void ek__cuda_attention_forget(int gpu) {
+  for (struct grant &it : grants) {
+    if (gpu < (int)GRANTED_GPUS) it.gpus.fetch_and(~(UINT64_C(1) << gpu));
+  }
 }

@@ -28,6 +28,8 @@
 #ifndef EK_CUDA_ATTEND_CUH
 #define EK_CUDA_ATTEND_CUH
 
+#include <atomic>
+#include <cstdint>
 #include <type_traits>
 
 #include "backend/cuda/cuda_inline.cuh"
@@ -357,34 +359,63 @@ inline attended<T> attended_of(const struct ek__attention_args *args, int tokens
   return a;
 }
 
-/* cudaErrorNotSupported if a block of the current device may not have so much shared memory. */
-inline cudaError_t fits(int bytes) {
-  int device = 0, most = 0;
-  cudaError_t status = cudaGetDevice(&device);
-  if (status != cudaSuccess) return status;
-  status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (status != cudaSuccess) return status;
-  return bytes <= most ? cudaSuccess : cudaErrorNotSupported;
+/* cudaErrorNotSupported if a block of the GPU may not have so much shared memory. */
+inline cudaError_t fits(const struct ek__cuda_place *at, int bytes) {
+  return bytes <= at->shared_bytes ? cudaSuccess : cudaErrorNotSupported;
+}
+
+/*
+ * Kernels that have been granted their shared memory, and on which GPUs, a bit for each: CUDA is
+ * asked once for each of them, because asking takes about as long as a launch. A kernel always has
+ * the same number of bytes. What finds no room is asked for again.
+ */
+constexpr unsigned GRANTS = 512, GRANTED_GPUS = 64;
+struct grant {
+  std::atomic<const void *> kernel;
+  std::atomic<uint64_t> gpus;
+};
+inline struct grant grants[GRANTS];
+
+/* The kernel's place, or NULL; made by the first that looks for it. */
+inline struct grant *grant_of(const void *kernel) {
+  const unsigned first = (unsigned)((uintptr_t)kernel >> 4) * 2654435761u;
+  for (unsigned i = 0; i < GRANTS; i++) {
+    struct grant *it = &grants[(first + i) % GRANTS];
+    const void *found = it->kernel.load();
+    if (found == nullptr && it->kernel.compare_exchange_strong(found, kernel)) return it;
+    if (found == kernel) return it;
+  }
+  return nullptr;
+}
+
+inline cudaError_t ask_for(const struct ek__cuda_place *at, const void *kernel, int bytes) {
+  struct grant *it = (unsigned)at->gpu < GRANTED_GPUS ? grant_of(kernel) : nullptr;
+  const uint64_t bit = UINT64_C(1) << ((unsigned)at->gpu % GRANTED_GPUS);
+  if (it != nullptr && (it->gpus.load() & bit) != 0) return cudaSuccess;
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (status == cudaSuccess && it != nullptr) it->gpus.fetch_or(bit);
+  return status;
 }
 
 /* Blocks with more than 48 KiB of shared memory, which must be asked for. */
 template <class A>
-inline cudaError_t launch_blocks(cudaStream_t stream, void (*kernel)(A), int64_t blocks,
-                                 dim3 threads, int shared_bytes, const A &a) {
-  cudaError_t status = fits(shared_bytes);
+inline cudaError_t launch_blocks(const struct ek__cuda_place *at, void (*kernel)(A),
+                                 int64_t blocks, dim3 threads, int shared_bytes, const A &a) {
+  cudaError_t status = fits(at, shared_bytes);
   if (status != cudaSuccess) return status;
-  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  status = ask_for(at, reinterpret_cast<const void *>(kernel), shared_bytes);
   if (status != cudaSuccess) return status;
   if (blocks > 0x7FFFFFFF) return cudaErrorInvalidValue;
-  EK_LAUNCH(kernel, (unsigned)blocks, threads, (size_t)shared_bytes, stream, a);
+  EK_LAUNCH(kernel, (unsigned)blocks, threads, (size_t)shared_bytes, at->stream, a);
   return cudaGetLastError();
 }
 
 /* A block of a tiling, with its elements of shared memory. */
 template <class t, class A>
-inline cudaError_t launch_tiles(cudaStream_t stream, void (*kernel)(A), int64_t blocks,
+inline cudaError_t launch_tiles(const struct ek__cuda_place *at, void (*kernel)(A), int64_t blocks,
                                 int shared_elements, const A &a) {
-  return launch_blocks(stream, kernel, blocks, dim3(t::SIDE, t::SIDE),
+  return launch_blocks(at, kernel, blocks, dim3(t::SIDE, t::SIDE),
                        shared_elements * (int)sizeof(typename t::T), a);
 }
 
@@ -437,8 +468,8 @@ inline cudaError_t launch_delta(cudaStream_t stream, const struct ek__attention_
 
 /* Either may lack the shared memory: then cudaErrorNotSupported, and nothing is queued. */
 struct tensor_cores {
-  cudaError_t (*forward)(cudaStream_t stream, const struct ek__attention_args *args);
-  cudaError_t (*backward)(cudaStream_t stream, const struct ek__attention_args *args);
+  cudaError_t (*forward)(const struct ek__cuda_place *at, const struct ek__attention_args *args);
+  cudaError_t (*backward)(const struct ek__cuda_place *at, const struct ek__attention_args *args);
 };
 extern const struct tensor_cores attend_tf32, attend_bf16, attend_f16;
 

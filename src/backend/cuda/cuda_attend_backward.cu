@@ -192,21 +192,21 @@ __global__ void __launch_bounds__(t::THREADS) queries_kernel(A a) {
 }
 
 template <class t>
-cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args) {
+cudaError_t backward(const struct ek__cuda_place *at, const struct ek__attention_args *args) {
   using T = typename t::T;
   const attended<T> a = attended_of<T>(args, t::B);
   constexpr int elements = places<t>::ELEMENTS;
-  cudaError_t status = fits(elements * (int)sizeof(T)); /* before anything is queued */
+  cudaError_t status = fits(at, elements * (int)sizeof(T)); /* before anything is queued */
   if (status != cudaSuccess) return status;
-  status = launch_delta(stream, args, a);
+  status = launch_delta(at->stream, args, a);
   if (status != cudaSuccess) return status;
   return as_seen(a, [&](auto seen) {
     using A = decltype(seen);
     const int64_t tiles = a.tiles * args->batch;
     const cudaError_t first =
-        launch_tiles<t>(stream, keys_kernel<t, A>, tiles * args->kv_heads, elements, seen);
+        launch_tiles<t>(at, keys_kernel<t, A>, tiles * args->kv_heads, elements, seen);
     if (first != cudaSuccess) return first;
-    return launch_tiles<t>(stream, queries_kernel<t, A>, tiles * args->heads, elements, seen);
+    return launch_tiles<t>(at, queries_kernel<t, A>, tiles * args->heads, elements, seen);
   });
 }
 
@@ -216,10 +216,10 @@ extern "C" cudaError_t ek__cuda_attention_backward(const struct ek__cuda_place *
                                                    const struct ek__attention_args *args) {
   if (args->batch * args->heads * args->tokens * args->head_width <= 0) return cudaSuccess;
   if (const struct tensor_cores *cores = cores_for(args)) {
-    const cudaError_t status = cores->backward(at->stream, args);
+    const cudaError_t status = cores->backward(at, args);
     if (status != cudaErrorNotSupported) return status;
   }
   return with_tiling(args, [&](auto t) {
-    return that_fits(t, [&](auto t) { return backward<decltype(t)>(at->stream, args); });
+    return that_fits(t, [&](auto t) { return backward<decltype(t)>(at, args); });
   });
 }

@@ -242,11 +242,11 @@ __global__ void __launch_bounds__(s::THREADS) warp_forward_kernel(A a) {
 }
 
 template <class s>
-cudaError_t warp_forward(cudaStream_t stream, const struct ek__attention_args *args) {
+cudaError_t warp_forward(const struct ek__cuda_place *at, const struct ek__attention_args *args) {
   const auto a = attended_of<typename s::T>(args, s::ROWS);
   constexpr int bytes = (s::ROW_TILE + 2 * s::COLUMN_TILE) * (int)sizeof(unsigned);
   return as_seen(a, [&](auto seen) {
-    return launch_blocks(stream, warp_forward_kernel<s, decltype(seen)>,
+    return launch_blocks(at, warp_forward_kernel<s, decltype(seen)>,
                          a.tiles * args->batch * args->heads, s::THREADS, bytes, seen);
   });
 }
@@ -447,11 +447,12 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(A a) {
 }
 
 template <class s, int What, class T = typename s::T>
-cudaError_t launch_gradient(cudaStream_t stream, const struct ek__attention_args *args) {
+cudaError_t launch_gradient(const struct ek__cuda_place *at,
+                            const struct ek__attention_args *args) {
   const attended<T> a = attended_of<T>(args, s::ROWS);
   const int64_t heads = args->batch * (What == DQ ? args->heads : args->kv_heads);
   return as_seen(a, [&](auto seen) {
-    return launch_blocks(stream, warp_backward_kernel<s, What, decltype(seen)>, a.tiles * heads,
+    return launch_blocks(at, warp_backward_kernel<s, What, decltype(seen)>, a.tiles * heads,
                          s::THREADS, warp_places<s>::WORDS * (int)sizeof(unsigned), seen);
   });
 }
@@ -459,21 +460,21 @@ cudaError_t launch_gradient(cudaStream_t stream, const struct ek__attention_args
 /* keys, queries: the blocks of the kernels whose rows they are; Apart: dk and dv one after the
  * other. */
 template <class keys, class queries = keys, bool Apart = false>
-cudaError_t warp_backward(cudaStream_t stream, const struct ek__attention_args *args) {
+cudaError_t warp_backward(const struct ek__cuda_place *at, const struct ek__attention_args *args) {
   constexpr int words = warp_places<keys>::WORDS > warp_places<queries>::WORDS
                             ? warp_places<keys>::WORDS
                             : warp_places<queries>::WORDS;
-  cudaError_t status = fits(words * (int)sizeof(unsigned)); /* before anything is queued */
+  cudaError_t status = fits(at, words * (int)sizeof(unsigned)); /* before anything is queued */
   if (status == cudaSuccess) {
-    status = launch_delta(stream, args, attended_of<typename keys::T>(args, keys::ROWS));
+    status = launch_delta(at->stream, args, attended_of<typename keys::T>(args, keys::ROWS));
   }
   if constexpr (Apart) {
-    if (status == cudaSuccess) status = launch_gradient<keys, DV>(stream, args);
-    if (status == cudaSuccess) status = launch_gradient<keys, DK>(stream, args);
+    if (status == cudaSuccess) status = launch_gradient<keys, DV>(at, args);
+    if (status == cudaSuccess) status = launch_gradient<keys, DK>(at, args);
   } else {
-    if (status == cudaSuccess) status = launch_gradient<keys, DK | DV>(stream, args);
+    if (status == cudaSuccess) status = launch_gradient<keys, DK | DV>(at, args);
   }
-  return status == cudaSuccess ? launch_gradient<queries, DQ>(stream, args) : status;
+  return status == cudaSuccess ? launch_gradient<queries, DQ>(at, args) : status;
 }
 
 /* ---- what a type has ---- */
@@ -484,24 +485,24 @@ cudaError_t warp_backward(cudaStream_t stream, const struct ek__attention_args *
  * their tiles leave room for two blocks in 99 KiB.
  */
 template <class Half>
-cudaError_t half_forward(cudaStream_t stream, const struct ek__attention_args *args) {
+cudaError_t half_forward(const struct ek__cuda_place *at, const struct ek__attention_args *args) {
   using p = half_precision<Half>;
-  if (args->head_width <= 32) return warp_forward<block_of<p, 32, 2, 64>>(stream, args);
-  if (args->head_width <= 64) return warp_forward<block_of<p, 64, 2, 64>>(stream, args);
-  if (args->head_width <= 128) return warp_forward<block_of<p, 128, 2, 32>>(stream, args);
-  return warp_forward<block_of<p, 256, 1, 32>>(stream, args);
+  if (args->head_width <= 32) return warp_forward<block_of<p, 32, 2, 64>>(at, args);
+  if (args->head_width <= 64) return warp_forward<block_of<p, 64, 2, 64>>(at, args);
+  if (args->head_width <= 128) return warp_forward<block_of<p, 128, 2, 32>>(at, args);
+  return warp_forward<block_of<p, 256, 1, 32>>(at, args);
 }
 
 template <class Half>
-cudaError_t half_backward(cudaStream_t stream, const struct ek__attention_args *args) {
+cudaError_t half_backward(const struct ek__cuda_place *at, const struct ek__attention_args *args) {
   using p = half_precision<Half>;
-  if (args->head_width <= 32) return warp_backward<block_of<p, 32, 2, 32>>(stream, args);
+  if (args->head_width <= 32) return warp_backward<block_of<p, 32, 2, 32>>(at, args);
   if (args->head_width <= 64) {
-    return warp_backward<block_of<p, 64, 2, 16>, block_of<p, 64, 2, 32>>(stream, args);
+    return warp_backward<block_of<p, 64, 2, 16>, block_of<p, 64, 2, 32>>(at, args);
   }
-  if (args->head_width <= 128) return warp_backward<block_of<p, 128, 1, 32>>(stream, args);
+  if (args->head_width <= 128) return warp_backward<block_of<p, 128, 1, 32>>(at, args);
   using widest = block_of<p, 256, 1, 16>;
-  return warp_backward<widest, widest, true>(stream, args);
+  return warp_backward<widest, widest, true>(at, args);
 }
 
 } // namespace ek__cuda

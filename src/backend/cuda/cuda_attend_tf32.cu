@@ -6,16 +6,17 @@
 
 namespace ek__cuda {
 
-static cudaError_t forward(cudaStream_t stream, const struct ek__attention_args *args) {
-  if (args->head_width <= 32) return warp_forward<block_of<tf32, 32, 2, 32>>(stream, args);
-  if (args->head_width <= 64) return warp_forward<block_of<tf32, 64, 2, 32>>(stream, args);
-  return warp_forward<block_of<tf32, 128, 1, 32>>(stream, args);
+static cudaError_t forward(const struct ek__cuda_place *at, const struct ek__attention_args *args) {
+  if (args->head_width <= 32) return warp_forward<block_of<tf32, 32, 2, 32>>(at, args);
+  if (args->head_width <= 64) return warp_forward<block_of<tf32, 64, 2, 32>>(at, args);
+  return warp_forward<block_of<tf32, 128, 1, 32>>(at, args);
 }
 
-static cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args) {
-  if (args->head_width <= 32) return warp_backward<block_of<tf32, 32, 1, 32>>(stream, args);
-  if (args->head_width <= 64) return warp_backward<block_of<tf32, 64, 1, 32>>(stream, args);
-  return warp_backward<block_of<tf32, 128, 1, 16>>(stream, args);
+static cudaError_t backward(const struct ek__cuda_place *at,
+                            const struct ek__attention_args *args) {
+  if (args->head_width <= 32) return warp_backward<block_of<tf32, 32, 1, 32>>(at, args);
+  if (args->head_width <= 64) return warp_backward<block_of<tf32, 64, 1, 32>>(at, args);
+  return warp_backward<block_of<tf32, 128, 1, 16>>(at, args);
 }
 
 const struct tensor_cores attend_tf32 = {forward, backward};

@@ -445,6 +445,13 @@ static inline void *ek__cuda_kernel_workspace(const struct ek__cuda_device *devi
   return device->workspace + EK__CUDA_PRODUCT_BYTES;
 }
 
+/* Where a kernel works that is queued on a stream of a device. */
+static inline struct ek__cuda_place ek__cuda_place_on(const struct ek__cuda_stream *stream) {
+  const struct ek__cuda_device *device = stream->device;
+  return (struct ek__cuda_place){stream->handle, ek__cuda_kernel_workspace(device), device->bad,
+                                 device->gpu->physical, device->gpu->shared_bytes};
+}
+
 /* A product whose rows are as long as its sizes say. */
 static inline struct ek__matmul_args ek__cuda_dense(struct ek__matmul_args args) {
   args.lda = args.transpose_a ? args.m : args.k;

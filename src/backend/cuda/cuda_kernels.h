@@ -50,11 +50,15 @@ struct ek__cuda_place {
   cudaStream_t stream;
   void *workspace;
   struct ek__cuda_bad *bad;
+  int gpu, shared_bytes; /* for attention: the current GPU, and what a block of it may have */
 };
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Kernels have to be granted their shared memory again on a GPU that was reset. */
+void ek__cuda_attention_forget(int gpu);
 
 /* One for each row, in the .cu file of its family. Pointers of reduce may be of other devices of
  * the process, with peer access. */

@@ -54,7 +54,7 @@ static ek_status check_left(const struct ek__cuda_device *device, const char *na
   ek_status ek__cuda_slot_##name EK__ARGS(kind) {                                                  \
     const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);                                 \
     struct ek__cuda_device *device = it->device;                                                   \
-    const struct ek__cuda_place at = {it->handle, ek__cuda_kernel_workspace(device), device->bad}; \
+    const struct ek__cuda_place at = ek__cuda_place_on(it);                                        \
     EK_TRY(CHECK(args)(device, args));                                                             \
     const int before = ek__cuda_current();                                                         \
     EK_TRY(check_left(device, #name));                                                             \

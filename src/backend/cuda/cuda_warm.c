@@ -386,7 +386,9 @@ static ek_status run_all(struct ek__cuda_gpu *gpu, struct ek__cuda_device *devic
   char *scratch = gpu->scratch;
   const struct ek__cuda_place at = {.stream = device->streams[EK_STREAM_COMPUTE].handle,
                                     .workspace = scratch + EK__CUDA_PRODUCT_BYTES,
-                                    .bad = device->bad};
+                                    .bad = device->bad,
+                                    .gpu = gpu->physical,
+                                    .shared_bytes = gpu->shared_bytes};
   EK_TRY(warm_kernels(device, &at, scratch));
   device->workspace = scratch; /* products work here, on numbers in the kernels' part */
   const ek_status status =

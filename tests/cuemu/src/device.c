@@ -207,6 +207,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
+  cuemu_add_attribute_call();
   CUEMU_TRY(check_device(device));
   switch (attribute) {
   case cudaDevAttrMultiProcessorCount: *value = PROCESSORS; return cudaSuccess;

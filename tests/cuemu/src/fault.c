@@ -23,7 +23,8 @@ struct counter {
 
 static struct counter counters[CUEMU_MAX_DEVICES][CUEMU_KINDS];
 static unsigned hanging;
-static _Atomic unsigned long overlaps, staged, unaligned, descriptions, event_waits, algorithms[4];
+static _Atomic unsigned long overlaps, staged, unaligned, descriptions, event_waits, attributes,
+    algorithms[4];
 static bool hangs_armed;       /* since the last reset; atomic */
 static unsigned long releases; /* how often cuemu_release() was called */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -110,6 +111,8 @@ void cuemu_add_unaligned(void) { unaligned++; }
 unsigned long cuemu_unaligned_products(void) { return unaligned; }
 
 void cuemu_add_description(void) { descriptions++; }
+void cuemu_add_attribute_call(void) { attributes++; }
+unsigned long cuemu_attribute_calls(void) { return attributes; }
 void cuemu_add_event_wait(void) { event_waits++; }
 unsigned long cuemu_event_waits(void) { return event_waits; }
 unsigned long cuemu_descriptions(void) { return descriptions; }
@@ -144,7 +147,7 @@ void cuemu_reset(void) {
   cuemu_release();
   pthread_mutex_lock(&mutex);
   memset(counters, 0, sizeof(counters));
-  overlaps = staged = unaligned = descriptions = event_waits = 0;
+  overlaps = staged = unaligned = descriptions = event_waits = attributes = 0;
   for (int i = 0; i < 4; i++) algorithms[i] = 0;
   __atomic_store_n(&hangs_armed, false, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&mutex);

@@ -161,6 +161,7 @@ void cuemu_add_staged(void);
 void cuemu_add_unaligned(void);
 void cuemu_add_description(void);
 void cuemu_add_event_wait(void);
+void cuemu_add_attribute_call(void);
 void cuemu_add_algorithm(int algorithm);
 void cuemu_add_hanging(int change); /* for hangs that another file waits out */
 

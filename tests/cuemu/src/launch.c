@@ -50,6 +50,7 @@ static size_t shared_limit(const void *kernel, int device) {
 }
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value) {
+  cuemu_add_attribute_call();
   CUEMU_TRY(cuemu_enter());
   if (!kernel) return cuemu_result(cudaErrorInvalidDeviceFunction);
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
