@@ -8,9 +8,13 @@
 #include "core/alloc.h"
 #include "core/options.h"
 #include "core/sizes.h"
+#include "device/device_internal.h"
 #include "module/replica_internal.h"
 
 static const char memory_of[] = "the gradient buckets";
+
+/* Bytes: of more than the first, some buckets end at the second. */
+enum { LARGE_BUCKET = 4 << 20, EARLY_BUCKET = 1 << 20 };
 
 /* ---- pieces ---- */
 
@@ -115,12 +119,19 @@ static ek_status add_bucket(struct ek__buckets *buckets, const struct ek__layout
 }
 
 /* Whether parameters number i - 1 and i of the order, the second at the beginning of a bucket so
- * far up to `end`, go into different ones. */
-static bool ends(const struct ek__layout *layout, size_t i, int64_t end, size_t bytes) {
-  const struct ek__parameter *p = &layout->parameters[layout->order[i]];
+ * far up to `end`, go into different ones. first: it is the first bucket, whose sum may begin
+ * early. */
+static bool ends(const struct ek__layout *layout, size_t i, int64_t end, bool first,
+                 size_t bytes) {
   if (i == 0 || i == layout->order_trained) return true;
-  if (layout->unit_count > 0) return p->unit != layout->parameters[layout->order[i - 1]].unit;
-  return (uint64_t)(end - p->offset) * ek_type_size(layout->type) >= bytes;
+  const struct ek__parameter *p = &layout->parameters[layout->order[i]];
+  const struct ek__parameter *before = &layout->parameters[layout->order[i - 1]];
+  if (layout->unit_count > 0) return p->unit != before->unit;
+  const size_t size = ek_type_size(layout->type);
+  const uint64_t has = (uint64_t)(end - p->offset) * size;
+  const bool alone = (uint64_t)before->count * size >= bytes;
+  const bool early = bytes > LARGE_BUCKET && (first || alone);
+  return has >= (early ? EARLY_BUCKET : bytes);
 }
 
 /* Parameters number begin .. i - 1 of the order, which end at `end`. */
@@ -131,7 +142,7 @@ static ek_status cut(struct ek__buckets *buckets, const struct ek__layout *layou
     const int64_t first = layout->parameters[layout->order[i]].offset;
     buckets->of[layout->order[i]] = buckets->count;
     members++;
-    if (!ends(layout, i, end, bytes)) continue;
+    if (!ends(layout, i, end, buckets->count == 0, bytes)) continue;
     EK_TRY(add_bucket(buckets, layout, &layout->order[i], end, members));
     end = first;
     members = 0;
@@ -153,6 +164,11 @@ bool ek__rule_takes(const ek_optimizer *rule, const ek_replica *replica, size_t 
   if (p->buffer || p->frozen || EK__TABLE_SLOT(ops, takes_whole) == NULL) return false;
   const ek_optimizer_parameter asked = ek__rule_parameter(replica, parameter);
   return ops->takes_whole(rule, &asked);
+}
+
+size_t ek__bucket_bytes(size_t given, const ek_device *device) {
+  const size_t own = ek__device_table(device)->bucket_bytes;
+  return given > 0 ? given : own > 0 ? own : (size_t)4 << 20;
 }
 
 static ek_status find_whole(struct ek__buckets *buckets, const ek_replica *replica,

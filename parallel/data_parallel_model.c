@@ -96,7 +96,7 @@ static ek_status open_replica(void *context, struct ek__rank *rank) {
   parts.shared_values = placement->parameter_shares;
   /* If sums are the same for any number of ranks, so are the buckets in every mode. */
   if (parts.shared_values || !model->run.reduction->whole) {
-    parts.unit_bytes = model->options.bucket_bytes == 0 ? 1 : model->options.bucket_bytes;
+    parts.unit_bytes = model->options.bucket_bytes;
   }
   EK_TRY(ek__replica_open_parts(&rank->replica, rank->device, model->module, &options, &parts));
   const int64_t shape[] = {2};
@@ -243,6 +243,7 @@ static ek_status open_model(ek_data_parallel_model **model, ek_group *group, ek_
   EK_TRY(check_options(&o, group, module));
   if (ek_module_is_criterion(module))
     o.outputs = EK_OUTPUTS_STAY; /* totals have no rows to gather */
+  o.bucket_bytes = ek__bucket_bytes(o.bucket_bytes, ek_group_device(group, 0));
   const struct ek__reduction *reduction = ek__reduction_of(&o);
   if (reduction->grains != NULL) EK_TRY(check_grains(&o, group));
   ek_data_parallel_model *result = NULL;

@@ -89,7 +89,9 @@ typedef struct ek_data_parallel_model_options {
   ek_type type;              /* of parameters: EK_F32, or EK_F64 for checks */
   uint64_t seed;             /* initial values and random masks */
   uint64_t broadcast_inputs; /* bit i: input i goes whole to every device */
-  size_t bucket_bytes;       /* of the gradient reduction, and of units that are not marked */
+  /* Of the gradient reduction, and of units that are not marked; 0: 25 MiB on CUDA devices, on
+   * others 4 MiB. See ek_reducer_options. */
+  size_t bucket_bytes;
   /*
    * Not 0: the same bits for any number of devices from 1 to this many (256 at most), in every
    * mode. The batch of every forward is cut into this number of *grains*, whose sizes differ by at
@@ -186,7 +188,7 @@ typedef struct ek_data_parallel_model_options {
   {                                                                                                \
     .size = sizeof(ek_data_parallel_model_options), .outputs = EK_OUTPUTS_STAY,                    \
     .state = EK_STATE_REPLICATED, .output_device = 0, .type = EK_F32, .seed = 0,                   \
-    .broadcast_inputs = 0, .bucket_bytes = 4u << 20, .reproducible = 0,                            \
+    .broadcast_inputs = 0, .bucket_bytes = 0, .reproducible = 0,                                   \
     .precision = EK_PRECISION_DEFAULT, .gradient_type = (ek_type)0, .patterns = NULL,              \
     .pattern_count = 0, .input_scaling = NULL, .input_scaling_count = 0,                           \
     .shard_over = EK_SHARD_WORLD, .optimizer = NULL                                                \

@@ -25,14 +25,17 @@ typedef enum ek_reduce_kind {
 typedef struct ek_reducer_options {
   size_t size;
   ek_reduce_kind kind;
-  size_t bucket_bytes; /* at least this many per bucket, the last may be smaller */
+  /* At least this many per bucket, the last may be smaller; 0: 25 MiB on CUDA devices, on others
+   * 4 MiB. Of more than 4 MiB, the first bucket is filled to 1 MiB, and one with 1 MiB ends before a
+   * parameter that is a bucket by itself. */
+  size_t bucket_bytes;
   /* Of a bucket, dealt out to the ranks evenly; 0: one for each rank. If the number is fixed, the
    * ends of a rank's share are ends of pieces for any number of ranks. */
   size_t pieces;
 } ek_reducer_options;
 #define EK_REDUCER_OPTIONS_INIT                                                                    \
   {                                                                                                \
-    .size = sizeof(ek_reducer_options), .kind = EK_REDUCE_TO_ALL, .bucket_bytes = 4u << 20,        \
+    .size = sizeof(ek_reducer_options), .kind = EK_REDUCE_TO_ALL, .bucket_bytes = 0,               \
     .pieces = 0                                                                                    \
   }
 /* The same values, by a function: status.h. */

@@ -201,6 +201,9 @@ struct ek__backend {
                     const struct ek__host_bytes *host, size_t bytes, uint64_t ticket);
   ek_status (*arrive)(ek_device *device, uint64_t arrival);
 
+  /* (optional: 4 MiB, which caches hold) bytes of a bucket of gradients, unless a program says. */
+  size_t bucket_bytes;
+
   /* (optional: NULL) the group's own collectives; NULL is said to use those of
    * src/device/host_communicator.c, which queue `reduce` and `copy` on every device. */
   const struct ek__link *(*link_for)(void *group);

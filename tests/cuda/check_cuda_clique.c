@@ -39,6 +39,7 @@ static void open_pair(struct pair *pair, double time_limit) {
   pair->group = open_group(time_limit);
   ck_kept(ek_communicator_open(&pair->communicator, pair->group), pair->communicator);
   ck_assert_str_eq(ek_communicator_name(pair->communicator), "nccl");
+  ck_assert_int_eq(cuemu_nccl_most_ctas(), 16);
   for (size_t k = 0; k < DEVICES; k++) {
     ek_device *device = ek_group_device(pair->group, k);
     pair->ones[k] = ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));

@@ -103,6 +103,9 @@ void cuemu_stall(int device, enum cuemu_kind kind, unsigned long nth);
 /* Copies between devices without peer access, which go through the host, since the last reset. */
 unsigned long cuemu_staged_copies(void);
 
+/* The config.maxCTAs of the communicator that was made last; INT_MIN: it was left undefined. */
+int cuemu_nccl_most_ctas(void);
+
 /* How often two threads were in NCCL for one communicator at the same time since the last reset. */
 unsigned long cuemu_nccl_overlaps(void);
 unsigned cuemu_hanging(void); /* streams that hang now */

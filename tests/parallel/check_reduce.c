@@ -91,11 +91,67 @@ CK_LOOP(buckets_go_backwards, SIZES) {
     end = first;
   }
   ck_assert_int_eq(end, 0);
-  if (bucket_sizes[_i] >= (1 << 20)) ck_assert_uint_eq(buckets, 1);
-  if (bucket_sizes[_i] <= 1) {
+  const bool large = bucket_sizes[_i] == 0 || bucket_sizes[_i] >= 1 << 20;
+  if (large) ck_assert_uint_eq(buckets, 1);
+  if (bucket_sizes[_i] == 1) {
     ck_assert_uint_eq(buckets, ek_replica_parameter_count(b.replicas[0]));
   }
   close_bench(&b);
+}
+
+/* Twenty parameters of 1 MiB each. */
+CK_TEST(sizes_of_buckets) {
+  enum { LAYERS = 20, SIDE = 512 };
+  static const struct {
+    const char *spec;
+    size_t bytes, first, second, count;
+  } cases[] = {{"plan:2", 0, 4, 4, 5},       {"plan-cuda:2", 0, 1, 19, 2},
+               {"plan:2", 8 << 20, 1, 8, 4}, {"plan-cuda:2", 4 << 20, 4, 4, 5},
+               {"plan:2", 1, 1, 1, 20}};
+  ek_module *layers[LAYERS];
+  for (int i = 0; i < LAYERS; i++) {
+    ck_kept(ek_linear_create(&layers[i], SIDE, SIDE, false), layers[i]);
+  }
+  CK_OPENED(ek_module *, module, ek_sequential_create(&module, layers, LAYERS));
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    ek_group *group = ck_open(cases[i].spec, 1);
+    ek_replica *replicas[2] = {NULL, NULL};
+    ek_reducer_options options = EK_REDUCER_OPTIONS_INIT;
+    options.bucket_bytes = cases[i].bytes;
+    CK_OPENED(ek_communicator *, communicator, ek_communicator_open(&communicator, group));
+    for (size_t k = 0; k < 2; k++) {
+      ck_kept(ek_replica_open(&replicas[k], ek_group_device(group, k), module, NULL), replicas[k]);
+    }
+    CK_OPENED(ek_reducer *, reducer, ek_reducer_open(&reducer, communicator, replicas, &options));
+    ck_assert_uint_eq(ek_reducer_bucket_count(reducer), cases[i].count);
+    for (size_t b = 0; b < 2; b++) {
+      int64_t first = 0, last = 0;
+      ck_ok(ek_reducer_range(&first, &last, reducer, b, 0));
+      ck_assert_int_eq(last - first,
+                       (int64_t)(b == 0 ? cases[i].first : cases[i].second) * SIDE * SIDE);
+    }
+  }
+}
+
+/* A table of 32 MiB that is complete last, and five parameters of 1 MiB: the sum of four of them does
+ * not wait for the table. */
+CK_TEST(a_large_parameter_has_a_bucket_of_its_own) {
+  ek_module *layers[6];
+  ek_replica *replica = NULL;
+  ck_kept(ek_linear_create(&layers[0], 512, 16384, false), layers[0]);
+  for (int i = 1; i < 6; i++) ck_kept(ek_linear_create(&layers[i], 512, 512, false), layers[i]);
+  CK_OPENED(ek_module *, module, ek_sequential_create(&module, layers, 6));
+  ek_group *group = ck_open("plan-cuda:1", 1);
+  CK_OPENED(ek_communicator *, communicator, ek_communicator_open(&communicator, group));
+  ck_kept(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL), replica);
+  CK_OPENED(ek_reducer *, reducer, ek_reducer_open(&reducer, communicator, &replica, NULL));
+  ck_assert_uint_eq(ek_reducer_bucket_count(reducer), 3);
+  static const int64_t mebibytes[] = {1, 4, 32};
+  for (size_t b = 0; b < 3; b++) {
+    int64_t first = 0, last = 0;
+    ck_ok(ek_reducer_range(&first, &last, reducer, b, 0));
+    ck_assert_int_eq(last - first, mebibytes[b] << 18);
+  }
 }
 
 /* Ownership counts ranks: each of three processes of two devices has the cut of one with six. */

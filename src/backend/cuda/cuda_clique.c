@@ -20,6 +20,10 @@
 #include "backend/cuda/cuda_clique.h"
 #include "core/thread.h"
 
+/* Blocks of a collective on a GPU, at most. Sums run beside backward, which lacks the
+ * multiprocessors that they take. NCCL_MAX_CTAS overrides it. */
+enum { MOST_CTAS = 16 };
+
 /* ---- errors ---- */
 
 static ek_status report(struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
@@ -182,6 +186,7 @@ static ek_status join_rank(struct ek__cuda_clique *clique, size_t rank, const vo
   struct ek__cuda_member *member = &clique->members[rank];
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  config.maxCTAs = MOST_CTAS;
   ncclUniqueId id;
   memcpy(&id, context, sizeof id);
   pthread_mutex_lock(&member->mutex);

@@ -141,6 +141,7 @@ static const struct ek__backend table = {
     .note_close = ek__cuda_note_close,
     .note_write = note_write,
     .check_found = check_found,
+    .bucket_bytes = EK__CUDA_BUCKET_BYTES,
     .between = between,
     .ticket = ek__cuda_ticket,
     .send = send,

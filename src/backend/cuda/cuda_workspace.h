@@ -1,6 +1,6 @@
 /*
- * cuda_workspace.h - what a plan has to know of CUDA devices: the types that they compute in, and
- * the part of its arena that each keeps for itself.
+ * cuda_workspace.h - what a plan has to know of CUDA devices: the types that they compute in, the
+ * part of its arena that each keeps for itself, and the size of buckets.
  *
  * Fixed, and not what a GPU would like best, so that a machine without one can plan with it. No
  * CUDA header is needed to read it.
@@ -20,5 +20,9 @@
 /* Our own kernels: cuda_kernels.h, EK__CUDA_WORKSPACE. */
 #define EK__CUDA_KERNEL_BYTES ((uint64_t)4 << 20)
 #define EK__CUDA_DEVICE_BYTES (EK__CUDA_PRODUCT_BYTES + EK__CUDA_KERNEL_BYTES)
+
+/* A bucket of gradients: a collective of NCCL takes some ten microseconds of the host, and a link
+ * its full speed, from here on. */
+#define EK__CUDA_BUCKET_BYTES ((uint64_t)25 << 20)
 
 #endif /* EK_CUDA_WORKSPACE_H */

@@ -79,4 +79,5 @@ const struct ek__backend ek__plan_backend = {PLAN("plan"),
 const struct ek__backend ek__plan_cuda_backend = {PLAN("plan-cuda"), .values = EK__CUDA_VALUES,
                                                   .planner = "plan-cuda",
                                                   .tf32 = true,
-                                                  .workspace_bytes = EK__CUDA_DEVICE_BYTES};
+                                                  .workspace_bytes = EK__CUDA_DEVICE_BYTES,
+                                                  .bucket_bytes = EK__CUDA_BUCKET_BYTES};

@@ -157,6 +157,10 @@ static ncclResult_t wait_for_clique(ncclComm_t *comm) {
   return ncclInvalidUsage;
 }
 
+static _Atomic int most_ctas;
+
+int cuemu_nccl_most_ctas(void) { return most_ctas; }
+
 static ncclResult_t check_join(int ranks, int rank, int device) {
   if (ranks < 1 || ranks > MAX_RANKS || rank < 0 || rank >= ranks) return ncclInvalidArgument;
   if (cuemu_enter() != cudaSuccess) return ncclUnhandledCudaError;
@@ -175,6 +179,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
   if (config && (config->magic != CONFIG_MAGIC || config->size != sizeof(*config))) {
     return ncclInvalidArgument;
   }
+  most_ctas = config ? config->maxCTAs : NCCL_CONFIG_UNDEF_INT;
   bool blocking = !config || config->blocking != 0; /* undefined is blocking */
   *comm = join(ranks, &id, rank, device, blocking);
   if (!*comm) return ncclSystemError;
