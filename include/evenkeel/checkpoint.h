@@ -47,7 +47,8 @@
  * there are older states: the message says which process wrote it, on which host.
  *
  * A file gets its name after all regions are on the disk: whichever process is killed, and
- * whenever, there are whole states. The world must outlive a save in the background.
+ * whenever, there are whole states. Where each disk gets the whole state, a save that fails on one
+ * may have succeeded on others. The world must outlive a save in the background.
  *
  * state.h says when a run goes on bit for bit as if uninterrupted, and when only to rounding.
  */

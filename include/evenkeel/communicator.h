@@ -10,7 +10,8 @@
  * ek_communicator_wait(), which makes the compute stream wait for all of the device's collectives.
  *
  * Sums are taken in the order of the ranks, at the width of the type: the same call gives the
- * same bits. Numbers of 16 bits are added up in f32, and the sum is rounded once. Tensors are f32,
+ * same bits. In a world of several processes those of a process may be added up first (device.h).
+ * Numbers of 16 bits are added up in f32, and the sum is rounded once. Tensors are f32,
  * f64, bf16 or f16 (broadcast and all-gather: any type), with equal numbers of elements on all
  * devices; a difference is EK_ERR_SHAPE on every device. A sum in a type that the devices do not
  * compute in (ek_device_types()) is EK_ERR_UNSUPPORTED.

@@ -156,9 +156,11 @@ EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, siz
  * takes.
  *
  * All processes open their groups at the same time, and then make the same calls in the same order,
- * each with its own samples of a batch. Sums are taken in the order of the ranks: on `cpu`, several
- * processes give the bits of one process with all devices. On `cuda` NCCL sums, and each device of
- * the world must be a GPU of its own.
+ * each with its own samples of a batch. On `cpu` the devices of a process are added up first, so
+ * that a process sends as much as with one device. In a `deterministic` group, and in 16 bits, sums
+ * are taken in the order of the ranks instead: several processes then give the bits of one process
+ * with all devices, and a process with M of W devices sends up to M times as much. On `cuda` NCCL
+ * sums, and each device of the world must be a GPU of its own.
  *
  * An error in one process becomes an error of the same call in all processes, and the next call
  * works. The exception is an update that has begun: it may fail in one process alone, and then the
@@ -169,7 +171,7 @@ EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, siz
 
 /*
  * `deterministic`: on cpu products are cut by their shapes alone, so the number of threads changes
- * no bit. On cuda the algorithms of products are not chosen by timing, which could differ between
+ * no bit; nor does the number of processes that the devices are in (above). On cuda the algorithms of products are not chosen by timing, which could differ between
  * two runs, and gradients are summed by the communicator `peer`, in the order of the devices, also
  * between different GPUs if they reach each other's memory. If they do not, NCCL must be held to
  * one algorithm: start the program with NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_NVLS_ENABLE=0 in its

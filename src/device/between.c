@@ -13,8 +13,11 @@
  *
  * A process with M of W ranks sends M (W - M) / W of the elements for the first half of an
  * all_reduce and 1 - M / W for the second: as much as a ring sends, if each process has one device.
- * Devices of one process are not added up first, because ((a + b) + c) + d is not
- * (a + b) + (c + d).
+ *
+ * Where a process has more, what its devices have of a piece is added up before it is sent (`folds`),
+ * into a buffer: then a process sends what it would with one device. But (a + b) + (c + d) is not
+ * ((a + b) + c) + d, so a `deterministic` group, which is to have the bits of one process, does
+ * without, and so do 16-bit types, whose sums are rounded once.
  *
  * Ranges go in pieces. Nothing is copied to be sent: a piece goes from the memory of its device,
  * and a sum is received where it belongs. Pieces to be added wait in buffers, two for each rank of
@@ -53,6 +56,7 @@ struct ek__between {
   /* Devices that are ranks here: those of the group; one for EK__REACH_SHARES. */
   size_t members, first_rank, ranks;
   size_t *first; /* rank of each process; after the last one `ranks` */
+  bool folds;    /* sums that may: a process has several devices */
   size_t peers;  /* other processes */
   size_t rounds; /* of a step of adding */
   size_t piece;  /* bytes */
@@ -69,7 +73,13 @@ struct run {
   void *const *data;
   size_t element; /* bytes */
   size_t sent, received;
+  size_t piece;     /* bytes */
+  bool folds;       /* the devices of a process are added up before they are sent */
+  ek_status folded; /* the first error of such a sum */
 };
+
+/* Sums are rounded once: those of 16-bit types are not taken apart. */
+static bool folds_type(ek_type type) { return type == EK_F32 || type == EK_F64; }
 
 /* The halves that a collective has. */
 static bool needs_adding(const struct ek__collective *what) {
@@ -106,9 +116,17 @@ static int64_t edge(const struct run *run, size_t rank) {
   return what->offsets[rank];
 }
 
+/* Where the range of a process begins. */
+static int64_t border(const struct run *run, size_t process) {
+  const struct ek__between *self = run->self;
+  if (run->folds && run->what->kind == EK__ALL_REDUCE) {
+    return ek__part_begin(run->what->count, process, self->peers + 1);
+  }
+  return edge(run, self->first[process]);
+}
+
 static struct range range_of(const struct run *run, size_t process) {
-  const size_t *first = run->self->first;
-  return (struct range){edge(run, first[process]), edge(run, first[process + 1])};
+  return (struct range){border(run, process), border(run, process + 1)};
 }
 
 static struct range meet(struct range a, struct range b) {
@@ -119,7 +137,7 @@ static struct range meet(struct range a, struct range b) {
 
 /* Piece number `step` of a range. */
 static struct range piece_of(const struct run *run, struct range range, int64_t step) {
-  const int64_t most = (int64_t)(run->self->piece / run->element);
+  const int64_t most = (int64_t)(run->piece / run->element);
   const struct range piece = {range.first + step * most, range.first + (step + 1) * most};
   return meet(piece, range);
 }
@@ -152,35 +170,92 @@ static ek_status finish(const struct run *run, size_t set) {
 
 /* ---- adding ---- */
 
-/* Where the piece of a rank of another process comes to. */
-static char *received(const struct ek__between *self, size_t rank, int64_t step) {
-  const size_t other = rank - (rank > self->first_rank ? self->members : 0);
-  const size_t block = 2 * other + (size_t)(step % 2);
-  return (char *)self->buffers[block % self->devices].data + block / self->devices * self->piece;
+/* One of the places in the buffers. */
+static char *block_at(const struct run *run, size_t block) {
+  const struct ek__between *self = run->self;
+  return (char *)self->buffers[block % self->devices].data + block / self->devices * run->piece;
+}
+
+/* What comes from a process for a piece: of each of its devices, or of all of them. */
+static size_t parts_from(const struct run *run, size_t process) {
+  const size_t *first = run->self->first;
+  return run->folds ? 1 : first[process + 1] - first[process];
+}
+
+/* Where part `k` of a piece from another process comes to; two steps are under way. */
+static char *received(const struct run *run, size_t process, size_t k, int64_t step) {
+  const struct ek__between *self = run->self;
+  const bool after = process > ek_world_process(self->world);
+  const size_t other = run->folds ? process - after
+                                  : self->first[process] + k - (after ? self->members : 0);
+  return block_at(run, 2 * other + (size_t)(step % 2));
+}
+
+/* What this process sends of a range to number `i` of the others: added up, after what is received
+ * in the buffers. A sum that fails does not end the moves. */
+static const char *fold(struct run *run, size_t i, int64_t step, struct range range) {
+  struct ek__between *self = run->self;
+  ek_device *device = ek_group_device(self->group, 0);
+  char *sum = block_at(run, 2 * (self->peers + i) + (size_t)(step % 2));
+  void *const destinations[] = {sum};
+  if (self->members == 1 || range.first == range.last) return at(run, 0, range.first);
+  for (size_t k = 0; k < self->members; k++) self->sources[k] = at(run, k, range.first);
+  const struct ek__reduce_args args = {.destinations = destinations,
+                                       .sources = self->sources,
+                                       .destination_count = 1,
+                                       .source_count = self->members,
+                                       .count = range.last - range.first,
+                                       .type = run->what->type};
+  const ek_status status = ek__device_table(device)->kernels->reduce(
+      ek_device_stream(device, EK_STREAM_COMPUTE), &args);
+  if (run->folded == EK_OK) run->folded = status;
+  return sum;
+}
+
+/* Of a step: one for each device of the process with the most of them. */
+static int64_t rounds_of(const struct run *run) {
+  return run->folds ? 1 : (int64_t)run->self->rounds;
 }
 
 /* Round number `round`, counted over all steps: device `round % rounds` of each process. */
 static ek_status begin_round(struct run *run, int64_t round, int64_t steps) {
   struct ek__between *self = run->self;
-  const int64_t rounds = (int64_t)self->rounds, step = round / rounds;
+  const int64_t rounds = rounds_of(run), step = round / rounds;
   const size_t k = (size_t)(round % rounds);
   if (step >= steps) return EK_OK;
   const struct range own = piece_of(run, range_of(run, ek_world_process(self->world)), step);
   for (size_t i = 0; i < self->peers; i++) {
-    const size_t peer = peer_of(self, i), rank = self->first[peer] + k;
+    const size_t peer = peer_of(self, i);
     const struct range theirs = piece_of(run, range_of(run, peer), step);
     struct ek__move move = {0};
-    if (k < self->members) {
-      move.out = at(run, k, theirs.first);
+    if (k < parts_from(run, ek_world_process(self->world))) {
+      move.out = run->folds ? fold(run, i, step, theirs) : at(run, k, theirs.first);
       move.out_bytes = bytes_of(run, theirs);
     }
-    if (rank < self->first[peer + 1]) {
-      move.in = received(self, rank, step);
+    if (k < parts_from(run, peer)) {
+      move.in = received(run, peer, k, step);
       move.in_bytes = bytes_of(run, own);
     }
     EK_TRY(begin(run, ADDING + (size_t)(round % 2), i, &move));
   }
   return EK_OK;
+}
+
+/* Where the elements of one piece are, in the order of the ranks; returns how many there are. */
+static size_t find_sources(const struct run *run, int64_t step, struct range piece,
+                           struct range range) {
+  struct ek__between *self = run->self;
+  const size_t skipped = (size_t)(range.first - piece.first) * run->element;
+  size_t count = 0;
+  for (size_t p = 0; p <= self->peers; p++) {
+    const bool own = p == ek_world_process(self->world);
+    const size_t parts = own ? self->members : parts_from(run, p);
+    for (size_t k = 0; k < parts; k++) {
+      self->sources[count++] =
+          own ? at(run, k, range.first) : received(run, p, k, step) + skipped;
+    }
+  }
+  return count;
 }
 
 /* Elements of one piece, in the memory of member `k` alone, or of all of them. */
@@ -189,18 +264,12 @@ static ek_status add_range(const struct run *run, int64_t step, struct range pie
   struct ek__between *self = run->self;
   ek_device *device = ek_group_device(self->group, 0);
   if (range.first == range.last) return EK_OK;
-  for (size_t rank = 0; rank < self->ranks; rank++) {
-    const size_t member = rank - self->first_rank; /* huge below the first */
-    const size_t skipped = (size_t)(range.first - piece.first) * run->element;
-    self->sources[rank] = member < self->members ? at(run, member, range.first)
-                                                 : received(self, rank, step) + skipped;
-  }
   for (size_t i = 0; i < self->members; i++) self->destinations[i] = at(run, i, range.first);
   const struct ek__reduce_args args = {.destinations =
                                            all ? self->destinations : self->destinations + k,
                                        .sources = self->sources,
                                        .destination_count = all ? self->members : 1,
-                                       .source_count = self->ranks,
+                                       .source_count = find_sources(run, step, piece, range),
                                        .count = range.last - range.first,
                                        .type = run->what->type};
   return ek__device_table(device)->kernels->reduce(ek_device_stream(device, EK_STREAM_COMPUTE),
@@ -265,7 +334,7 @@ static ek_status finish_spreading(const struct run *run, int64_t step, bool all)
 /* ---- both ---- */
 
 static int64_t steps_of(const struct run *run) {
-  const int64_t most = (int64_t)(run->self->piece / run->element);
+  const int64_t most = (int64_t)(run->piece / run->element);
   int64_t longest = 0;
   for (size_t p = 0; p <= run->self->peers; p++) {
     const struct range range = range_of(run, p);
@@ -277,7 +346,7 @@ static int64_t steps_of(const struct run *run) {
 /* An error of a sum does not end the moves: the other processes go on with theirs. */
 static ek_status add(struct run *run) {
   const bool spreads = run->what->kind == EK__ALL_REDUCE;
-  const int64_t steps = steps_of(run), rounds = (int64_t)run->self->rounds;
+  const int64_t steps = steps_of(run), rounds = rounds_of(run);
   ek_status added = EK_OK;
   EK_TRY(begin_round(run, 0, steps));
   EK_TRY(begin_round(run, 1, steps));
@@ -293,7 +362,7 @@ static ek_status add(struct run *run) {
   }
   if (spreads) EK_TRY(finish_spreading(run, steps - 2, false));
   if (spreads) EK_TRY(finish_spreading(run, steps - 1, false));
-  return added;
+  return run->folded != EK_OK ? run->folded : added;
 }
 
 static ek_status spread(struct run *run) {
@@ -335,7 +404,8 @@ static ek_status add_shares(struct ek__between *self, const struct ek__collectiv
     const struct ek__collective whole = {
         .kind = EK__ALL_REDUCE, .count = count, .type = what->type};
     void *range = (char *)data[k] + (size_t)what->offsets[k] * ek__type_size(what->type);
-    struct run run = {self, &whole, &range, ek__type_size(what->type), 0, 0};
+    struct run run = {.self = self, .what = &whole, .data = &range, .piece = self->piece};
+    run.element = ek__type_size(what->type);
     const ek_status inside = add_inside(self, what, data, k);
     const ek_status status = add(&run);
     ek__world_count(self->world, run.sent, run.received);
@@ -348,8 +418,11 @@ static ek_status add_shares(struct ek__between *self, const struct ek__collectiv
 
 ek_status ek__between_run(struct ek__between *between, uint64_t communicator,
                           const struct ek__collective *what, void *const *data) {
-  struct run run = {between, what, data, ek__type_size(what->type), 0, 0};
+  struct run run = {.self = between, .what = what, .data = data, .piece = between->piece};
   const bool shares = between->reach == EK__REACH_SHARES;
+  run.element = ek__type_size(what->type);
+  run.folds = between->folds && needs_adding(what) && folds_type(what->type);
+  if (run.folds) run.piece = run.piece / 128 * 64; /* half: what is sent is in buffers as well */
   EK_TRY(ek__place_meet(between->place, communicator, what,
                         shares ? between->devices : between->ranks));
   if (shares) return add_shares(between, what, data);
@@ -382,11 +455,17 @@ struct ek__traffic ek__between_traffic(const ek_group *group, enum ek__reach rea
   const bool shares = reach == EK__REACH_SHARES;
   struct ek__between place = {.ranks = shares ? processes : world, .peers = processes - 1};
   struct run run = {.self = &place, .what = what};
+  const bool in_host = ek__between_in_host(group);
+  const bool folds = in_host && !shares && devices > 1 && folds_type(what->type) &&
+                     needs_adding(what) && !ek_group_is_deterministic(group);
   struct ek__traffic traffic = {0, (unsigned)needs_adding(what) + (unsigned)needs_spreading(what)};
   int64_t elements = 0;
   if (processes == 1 || reach == EK__REACH_PROCESS) return traffic;
-  if (!shares) {
-    elements = elements_sent(&run, first, first + devices, ek__between_in_host(group) ? devices : 1);
+  if (folds && what->kind == EK__ALL_REDUCE) {
+    place.ranks = processes;
+    elements = elements_sent(&run, first / devices, first / devices + 1, 1);
+  } else if (!shares) {
+    elements = elements_sent(&run, first, first + devices, in_host && !folds ? devices : 1);
   }
   for (size_t k = 0; k < devices && shares; k++) {
     const struct ek__collective part = {.kind = EK__ALL_REDUCE,
@@ -452,6 +531,7 @@ static ek_status place_ranks(struct ek__between *self) {
       self->rounds = self->first[p + 1] - self->first[p];
     }
   }
+  self->folds = !shares && self->rounds > 1 && !ek_group_is_deterministic(self->group);
   self->first_rank = self->first[own];
   self->members = self->first[own + 1] - self->first[own];
   self->ranks = self->first[self->peers + 1];

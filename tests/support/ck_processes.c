@@ -87,14 +87,15 @@ struct ck_process ck_process_alone(const char *part, size_t devices) {
                              .sockets = {-1, -1, -1, -1}};
 }
 
-ek_status ck_process_open(ek_group **group, const struct ck_process *process, double time_limit) {
+static ek_status open_group(ek_group **group, const struct ck_process *process, double time_limit,
+                            bool deterministic) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   char spec[32];
   if (process->count > 1 && process->mpi == NULL && shared_world == NULL) {
     EK_TRY(ck_process_world(&shared_world, process, time_limit));
   }
   options.threads_per_device = 1;
-  options.deterministic = true;
+  options.deterministic = deterministic;
   options.world = process->mpi != NULL ? process->mpi : shared_world;
   const size_t devices = process->devices[process->number];
   const char *kind = getenv("EVENKEEL_TEST_PROCESSES");
@@ -104,6 +105,15 @@ ek_status ck_process_open(ek_group **group, const struct ck_process *process, do
     (void)snprintf(spec, sizeof spec, "cpu:%zu", devices);
   }
   return ek_group_open(group, spec, &options);
+}
+
+ek_status ck_process_open(ek_group **group, const struct ck_process *process, double time_limit) {
+  return open_group(group, process, time_limit, true);
+}
+
+ek_status ck_process_open_folding(ek_group **group, const struct ck_process *process,
+                                  double time_limit) {
+  return open_group(group, process, time_limit, false);
 }
 
 ek_world *ck_process_opened(const struct ck_process *process) {

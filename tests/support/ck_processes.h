@@ -62,6 +62,9 @@ ek_status ck_process_world(ek_world **world, const struct ck_process *process, d
  * is opened with the first group, with this time limit, and freed when the part ends. */
 ek_status ck_process_open(ek_group **group, const struct ck_process *process, double time_limit);
 
+/* The same, of a group that is not deterministic: sums go inside a process first. */
+ek_status ck_process_open_folding(ek_group **group, const struct ck_process *process,
+                                  double time_limit);
 /* That world; NULL for a process alone. */
 ek_world *ck_process_opened(const struct ck_process *process);
 

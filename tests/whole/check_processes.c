@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "ck_folder.h"
+#include "ck_mirror.h"
 #include "ck_processes.h"
 #include "ck_training.h"
 
@@ -187,6 +188,78 @@ static void agrees_with_one_process(const char *part,
 
 CK_LOOP(collectives_have_the_bits_of_one_process, PLACES) {
   agrees_with_one_process("collectives", all_collectives, _i);
+}
+
+/* Sums of small integers are exact in any order. */
+static void fill_whole(ek_tensor *tensor, size_t rank) {
+  for (int64_t i = 0; i < tensor->shape[0]; i++) {
+    ck_put(tensor, i, (double)(rank + 1) * (double)(i % 7));
+  }
+}
+
+/* Elements that are wrong: first .. last - 1 are the sum over the ranks, the others have stayed. */
+static double wrong_sums(const ek_tensor *tensor, size_t rank, int64_t first, int64_t last,
+                         size_t ranks) {
+  double wrong = 0;
+  for (int64_t i = 0; i < tensor->shape[0]; i++) {
+    const size_t times = i >= first && i < last ? ranks * (ranks + 1) / 2 : rank + 1;
+    wrong += ck_at(tensor, i) != (double)times * (double)(i % 7);
+  }
+  return wrong;
+}
+
+static ek_status folded_case(struct ck_outcome *outcome, const struct ck_process *process,
+                             ek_group *group, struct collective *c, ek_type type, int64_t count) {
+  ek_tensor tensors[RANKS] = {{0}};
+  ek_status status = EK_OK;
+  const size_t devices = process->devices[process->number];
+  c->tensors = tensors;
+  for (size_t k = 0; k < devices; k++) {
+    EK_TRY_GOTO(
+        status,
+        ek_tensor_create(&tensors[k], ek_group_device(group, k), EK_MEMORY_INPUTS, type, 1, &count),
+        cleanup);
+    fill_whole(&tensors[k], process->first_rank + k);
+  }
+  EK_TRY_GOTO(status, run_job(group, run_collective, c), cleanup);
+  for (size_t k = 0; k < devices; k++) {
+    const size_t rank = process->first_rank + k;
+    const bool cut_up = c->kind == 3, none = c->kind == 1 && rank != c->root;
+    const int64_t first = cut_up ? c->offsets[rank] : 0;
+    const int64_t last = cut_up ? c->offsets[rank + 1] : none ? 0 : count;
+    ck_outcome_add(outcome, wrong_sums(&tensors[k], rank, first, last, process->world));
+  }
+cleanup:
+  for (size_t k = 0; k < devices; k++) ek_tensor_free(&tensors[k]);
+  return status;
+}
+
+/* reduce, all_reduce and reduce_scatter, where the devices of a process are added up first. */
+static void folded_sums(struct ck_outcome *outcome, const struct ck_process *process) {
+  ek_group *group = NULL;
+  struct collective c = {.root = process->world - 1};
+  int64_t offsets[RANKS + 1];
+  if (!ck_went(outcome, ck_process_open_folding(&group, process, 0))) return;
+  if (ck_went(outcome, ek_communicator_open(&c.communicator, group))) {
+    for (int i = 0; i < 3 * 2 * COUNTS && outcome->status == EK_OK; i++) {
+      c.kind = 1 + i % 3;
+      c.offsets = offsets;
+      cut(offsets, counts[i / 6], process->world);
+      ck_went(outcome, folded_case(outcome, process, group, &c, types[i / 3 % 2], counts[i / 6]));
+    }
+  }
+  ek_communicator_free(c.communicator);
+  ck_went(outcome, ek_group_close(group));
+}
+
+CK_LOOP(devices_of_a_process_are_added_up_first, PLACES) {
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
+  ck_processes_run(outcomes, "folded", places[_i].devices, places[_i].count);
+  ck_processes_well(outcomes, places[_i].count);
+  for (size_t p = 0; p < places[_i].count; p++) {
+    ck_assert_uint_eq(outcomes[p].count, 18 * places[_i].devices[p]);
+    for (size_t k = 0; k < outcomes[p].count; k++) ck_assert_double_eq(outcomes[p].numbers[k], 0);
+  }
 }
 
 /* ---- training ---- */
@@ -924,6 +997,7 @@ CK_LOOP(a_trainer_has_the_bits_of_one_process, PLACES) {
 }
 
 static const struct ck_part parts[] = {{"collectives", all_collectives},
+                                       {"folded", folded_sums},
                                        {"wrong rows", wrong_rows},
                                        {"differ in devices", differ_in_devices},
                                        {"trainer", use_trainer},
