@@ -3,13 +3,15 @@
  * program (torch2_images.py).
  *
  *     evenkeel-images MODEL WEIGHTS PICTURES TARGETS BATCH,SIZE,CLASSES STEPS f32|f64|bf16 DEVICES OUT
+ *                     [RECOMPUTE [MODE]]
  *
  * MODEL is resnet18-small (the beginning for small pictures), resnet18, resnet50 or fcn50. It begins
  * with the WEIGHTS of a safetensors file with torchvision's names, and takes STEPS steps of SGD with
  * a rate of 0.001 and momentum 0.9 on the same batch, in mode replicated, with batch norm over all
  * devices (fcn50 without dropout). PICTURES has f32 numbers [BATCH][SIZE][SIZE][3], TARGETS i32
- * classes of pictures or of pixels. Prints `step K loss L seconds S`; OUT gets the weights after the
- * last step, in the type of the model.
+ * classes of pictures or of pixels. RECOMPUTE is a policy of recompute.h, MODE another mode. Prints
+ * `step K loss L seconds S processor P`, P being the time of all processors; OUT gets the weights
+ * after the last step, in the type of the model.
  *
  * Exit code 1 if something failed, 2 for a wrong command line.
  */
@@ -27,12 +29,14 @@
 #include "parse.h"
 #include "terminal.h"
 
-enum { ARGUMENTS = 10, CHANNELS = 3 };
+enum { ARGUMENTS = 10, MOST_ARGUMENTS = 12, CHANNELS = 3 };
 
 struct task {
   const char *model, *weights, *pictures, *targets, *devices, *out;
   int64_t batch, size, classes, steps;
   ek_precision precision;
+  ek_recompute recompute;
+  ek_mode mode;
 };
 
 static bool segments(const struct task *task) { return strcmp(task->model, "fcn50") == 0; }
@@ -43,6 +47,7 @@ static ek_status create_model(ek_module **module, const struct task *task) {
   ek_fcn_options fcn = EK_FCN_OPTIONS_INIT;
   norm.over = EK_BATCH_NORM_ALL;
   resnet.norm = &norm;
+  resnet.recompute = task->recompute;
   resnet.classes = fcn.classes = task->classes;
   resnet.small_pictures = strcmp(task->model, "resnet18-small") == 0;
   if (strstr(task->model, "50") != NULL) resnet.depth = 50;
@@ -76,6 +81,7 @@ static ek_status open_trainer(ek_trainer **trainer, const struct task *task) {
   ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_group_options group = EK_GROUP_OPTIONS_INIT;
   options.model = &model;
+  EK_TRY(ek_data_parallel_model_options_set_mode(&model, task->mode));
   options.group_options = &group;
   sgd.learning_rate = 0.001;
   sgd.momentum = 0.9;
@@ -101,9 +107,9 @@ static ek_status read_numbers(void *to, size_t count, const char *path) {
   return ek_error_set(EK_ERR_IO, "%s: %zu numbers of 4 bytes, expected %zu", path, got, count);
 }
 
-static double seconds_now(void) {
+static double seconds_of(clockid_t clock) {
   struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
+  clock_gettime(clock, &time);
   return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
@@ -112,9 +118,11 @@ static ek_status take_steps(ek_trainer *trainer, const struct task *task, const 
   const ek_tensor both[] = {*targets, *targets};
   for (int64_t step = 1; step <= task->steps; step++) {
     ek_step_result result;
-    const double began = seconds_now();
+    const double began = seconds_of(CLOCK_MONOTONIC);
+    const double used = seconds_of(CLOCK_PROCESS_CPUTIME_ID);
     EK_TRY(ek_trainer_step(&result, trainer, pictures, 1, both, segments(task) ? 2 : 1));
-    printf("step %" PRId64 " loss %.17g seconds %.6f\n", step, result.loss, seconds_now() - began);
+    printf("step %" PRId64 " loss %.17g seconds %.6f processor %.6f\n", step, result.loss,
+           seconds_of(CLOCK_MONOTONIC) - began, seconds_of(CLOCK_PROCESS_CPUTIME_ID) - used);
   }
   return EK_OK;
 }
@@ -149,6 +157,14 @@ cleanup:
   return status;
 }
 
+/* The arguments that may be there. */
+static bool read_rest(struct task *task, int argc, char **argv) {
+  const bool recomputes = argc > ARGUMENTS, chooses = argc > ARGUMENTS + 1;
+  task->mode = EK_MODE_REPLICATED;
+  if (recomputes && ek_recompute_parse(&task->recompute, argv[ARGUMENTS]) != EK_OK) return false;
+  return !chooses || ek_mode_parse(&task->mode, argv[ARGUMENTS + 1]) == EK_OK;
+}
+
 static bool read_task(struct task *task, char **argv) {
   static const char *const models[] = {"resnet18-small", "resnet18", "resnet50", "fcn50"};
   static const ek_precision precisions[] = {EK_PRECISION_F32, EK_PRECISION_F64, EK_PRECISION_BF16};
@@ -175,9 +191,10 @@ int main(int argc, char **argv) {
   struct task task;
   terminal_program = "evenkeel-images";
   terminal_start(false);
-  if (argc != ARGUMENTS || !read_task(&task, argv)) {
+  if (argc < ARGUMENTS || argc > MOST_ARGUMENTS || !read_task(&task, argv) ||
+      !read_rest(&task, argc, argv)) {
     say_error("usage: evenkeel-images resnet18-small|resnet18|resnet50|fcn50 WEIGHTS PICTURES TARGETS "
-              "BATCH,SIZE,CLASSES STEPS f32|f64|bf16 DEVICES OUT");
+              "BATCH,SIZE,CLASSES STEPS f32|f64|bf16 DEVICES OUT [RECOMPUTE [MODE]]");
     return 2;
   }
   if (run(&task) == EK_OK && fflush(stdout) == 0) return 0;

@@ -2,15 +2,19 @@
 
     python bench/peers/torch2_images.py build/release/bench/evenkeel-images exact [MODEL ...]
     python bench/peers/torch2_images.py build/release/bench/evenkeel-images time [ROUNDS [MODEL ...]]
+    python bench/peers/torch2_images.py build/release/bench/evenkeel-images memory [MODEL ...]
 
 `exact`: steps of SGD with momentum, 3 in f64 and 10 in f32 on one device and on uneven ones. Prints how far the losses are,
 relatively, from those of PyTorch in f64, and the parameters and buffers after the steps (the difference over the largest change
 of the tensor); and the same of PyTorch in f32.
 `time`: f32, in turns, evenkeel on cpu:2 with batch norm over both devices, PyTorch with channels_last on two threads, eager
-and compiled; the median of the steps after two, and the ratios inside a round.
+and compiled; the median of the steps after two, and the ratios inside a round, of seconds and of processor time.
+`memory`: the peak resident size of a process of 3 steps in f32: of PyTorch eager with channels_last on two threads, also without
+what the imports take, and of evenkeel on one device with two threads and on cpu:2, in several modes and with recomputation.
 """
 
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -68,13 +72,16 @@ class Task:
     def path(self, name):
         return os.path.join(self.folder, name)
 
+    def command(self, program, steps, precision, devices):
+        return [program, self.name, self.path("weights"), self.path("pictures"), self.path("targets"),
+                ",".join(map(str, self.shape)), str(steps), precision, devices, self.path("out")]
+
     def own(self, program, steps, precision, devices):
         """Losses, seconds, and weights after the steps."""
-        command = [program, self.name, self.path("weights"), self.path("pictures"), self.path("targets"),
-                   ",".join(map(str, self.shape)), str(steps), precision, devices, self.path("out")]
+        command = self.command(program, steps, precision, devices)
         text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         rows = [line.split() for line in text.splitlines()]
-        return [float(row[3]) for row in rows], [float(row[5]) for row in rows], self.path("out")
+        return [float(row[3]) for row in rows], [(float(row[5]), float(row[7])) for row in rows], self.path("out")
 
     def peer(self, steps, precision, last=False, compiled=False):
         model = model_of(self.name, self.shape[2]).train()
@@ -92,13 +99,13 @@ class Task:
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
         losses, seconds = [], []
         for _ in range(steps):
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), time.process_time()
             optimizer.zero_grad()
             loss = loss_of(self.name, run(pictures), self.targets)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            seconds.append(time.perf_counter() - begin)
+            seconds.append((time.perf_counter() - begin, time.process_time() - used))
         return losses, seconds, model.state_dict()
 
 
@@ -147,19 +154,65 @@ def times(program, rounds, names):
                 for who in list(got)[:: 1 if number % 2 == 0 else -1]:
                     seconds = (task.own(program, 6, "f32", "cpu:2") if who == "own" else
                                task.peer(6, "f32", True, who == "compiled"))[1]
-                    got[who].append(statistics.median(seconds[2:]))
-            print(f"{name} {SHAPES[name][1]}: {1e3 * statistics.median(got['own']):.0f} ms", end="")
-            for who in ("eager", "compiled"):
-                ratios = [a / b for a, b in zip(got["own"], got[who])]
-                print(f"; {who} {1e3 * statistics.median(got[who]):.0f} ms, ratio {statistics.median(ratios):.3f} "
-                      f"({min(ratios):.3f} to {max(ratios):.3f})", end="")
-            print(f"; load {os.getloadavg()[0]:.1f}", flush=True)
+                    got[who].append([statistics.median(kind) for kind in zip(*seconds[2:])])
+            for kind, title in enumerate(("seconds", "processor")):
+                times_of = {who: [pair[kind] for pair in pairs] for who, pairs in got.items()}
+                print(f"{name} {SHAPES[name][1]} {title}: {1e3 * statistics.median(times_of['own']):.0f} ms", end="")
+                for who in ("eager", "compiled"):
+                    ratios = [a / b for a, b in zip(times_of["own"], times_of[who])]
+                    print(f"; {who} {1e3 * statistics.median(times_of[who]):.0f} ms, ratio {statistics.median(ratios):.3f} "
+                          f"({min(ratios):.3f} to {max(ratios):.3f})", end="")
+                print(f"; load {os.getloadavg()[0]:.1f}", flush=True)
+
+
+def peak_of(command):
+    """MiB of the largest resident size of a process, and what it prints."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    text = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{command[0]}: status {status}")
+    return usage.ru_maxrss / 1024, text
+
+
+def memory(program, names):
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            task = Task(name, SHAPES[name][1], folder)
+            peak, text = peak_of([sys.executable, __file__, program, "peer", name])
+            imports = float(text)
+            print(f"{name} PyTorch: {peak:.0f} MiB, {peak - imports:.0f} without imports", flush=True)
+            for devices, recompute, mode in (("cpu:1", "none", "replicated"), ("cpu:1", "cheap", "replicated"),
+                                             ("cpu:2", "none", "replicated"), ("cpu:2", "cheap", "replicated"),
+                                             ("cpu:2", "none", "fully-sharded"), ("cpu:2", "cheap", "fully-sharded")):
+                own, _ = peak_of(task.command(program, 3, "f32", devices) + [recompute, mode])
+                print(f"{name} {devices} {mode} {recompute}: {own:.0f} MiB, ratio {own / peak:.3f}, "
+                      f"without imports {own / (peak - imports):.3f}", flush=True)
+
+
+def peer_alone(name):
+    """Three steps, as the process whose size is taken; prints what the imports took."""
+    torch.set_num_threads(2)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        task = Task(name, SHAPES[name][1], folder)
+        model = task.model.to(memory_format=torch.channels_last)
+        pictures = task.pictures.to(memory_format=torch.channels_last)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(name, model(pictures), task.targets).backward()
+            optimizer.step()
 
 
 def main():
     program, what, rest = sys.argv[1], sys.argv[2], sys.argv[3:]
     if what == "exact":
         exact(program, rest or SHAPES)
+    elif what == "memory":
+        memory(program, rest or SHAPES)
+    elif what == "peer":
+        peer_alone(rest[0])
     else:
         times(program, int(rest[0]) if rest else 5, rest[1:] or SHAPES)
 

@@ -18,7 +18,8 @@
  * order of all sums follow from the shapes and the type. It is also large enough for what a backend
  * with a convolution of its own needs there, in the types of such: the weights in its own layout,
  * of which channels may be padded to PADDED, or for dweight one for each chunk of the images, and
- * the sum.
+ * the sum. A dweight in f32 gets no more memory for that than the blocks need: where it would need
+ * more, pixels are few and weights many, and the blocks are the better form.
  */
 #include "op/convolve_internal.h"
 
@@ -134,7 +135,8 @@ bool ek__convolve_bytes(int64_t *bytes, enum ek__convolve result,
   }
   if (types.value != EK_F32 && types.value != EK_BF16) return true;
   if (!own_bytes(&own, result, shape, &m)) return false;
-  if (own > *bytes) *bytes = own;
+  const bool either = result == EK__CONVOLVE_DWEIGHT && types.value == EK_F32;
+  if (own > *bytes && !either) *bytes = own;
   return true;
 }
 

@@ -12,7 +12,13 @@
  *
  * The layout is that which oneDNN prefers for the larger pieces; the smaller ones, if the pieces
  * are not equal, are made for it. Nothing is done where oneDNN has only plain loops, where its
- * layout does not fit in the workspace, and where there is little to compute.
+ * layout does not fit in the workspace, where there is little to compute, and where products over
+ * unfolded blocks (op/convolve_blocks.c) are faster. That is so with oneDNN's code for AVX2, without
+ * groups:
+ *   - of dweight for any shape: 60 to 79 of 100 GFLOP/s instead of 23 to 60, the less the deeper
+ *   - of y with many weights, which are read from the third-level cache for each row of a picture:
+ *     68 to 82 instead of 47 to 60; with strides from a quarter of them
+ * (docs/results/2026-11-26-images.md).
  */
 #include "backend/cpu/cpu_kept.h"
 #include "backend/cpu/cpu_primitive.h"
@@ -30,7 +36,7 @@ enum order { CONVOLVE, REORDER };
 #define LEAST_WORK 1e5
 #define LEAST_PIECE 1e6
 #define MOST_PIECES 16
-/* More weights than this are read too often by many pieces. */
+/* More weights than this are read too often by many pieces, and by each row of a picture. */
 #define HEAVY_WEIGHTS (INT64_C(1) << 20)
 #define FEW_PIECES 8
 
@@ -192,6 +198,16 @@ static dnnl_status_t make_reorder(struct ek__filling *f, const struct key *key) 
   return status;
 }
 
+/* Whether products over unfolded blocks are faster than this primitive. */
+static bool is_slower(const struct key *key, const_dnnl_primitive_desc_t product) {
+  const struct ek__convolution *s = &key->shape;
+  const int64_t weights = s->out * s->channels * s->kernel[0] * s->kernel[1];
+  const bool strided = s->stride[0] * s->stride[1] > 1;
+  if (key->type != EK_F32 || s->groups != 1 || !ek__kept_is(product, "jit:avx2")) return false;
+  if (key->result != EK__CONVOLVE_Y) return key->result == EK__CONVOLVE_DWEIGHT;
+  return weights >= (strided ? HEAVY_WEIGHTS / 4 : HEAVY_WEIGHTS);
+}
+
 static dnnl_status_t make_convolution(struct ek__filling *f, const struct key *key) {
   const bool back = key->result == EK__CONVOLVE_DX;
   const bool sums = key->result == EK__CONVOLVE_DWEIGHT;
@@ -200,7 +216,9 @@ static dnnl_status_t make_convolution(struct ek__filling *f, const struct key *k
   if (status == dnnl_success) {
     status = plan(&f->product, f, (enum ek__convolve)key->result, special, f->other[0]);
   }
-  if (status == dnnl_success && !ek__kept_is_fast(f->product)) return dnnl_unimplemented;
+  if (status == dnnl_success && (ek__kept_is(f->product, "ref") || is_slower(key, f->product))) {
+    return dnnl_unimplemented;
+  }
   ek__memory_desc x = ek__kept_what(f, A), y = ek__kept_what(f, B);
   if (status == dnnl_success) status = ek__kept_memory(f->place, A, back ? y : x);
   if (status == dnnl_success) status = ek__kept_memory(f->place, B, sums ? y : special);

@@ -75,8 +75,9 @@ dnnl_status_t ek__kept_describe(struct ek__filling *filling, int i, int rank,
 void ek__kept_forget(struct ek__filling *filling, int i);
 /* filling->attributes: scratch memory is the caller's, and the result is added to beta c. */
 dnnl_status_t ek__kept_attributes(struct ek__filling *filling, double beta);
-/* Its plain loops are nothing for a step. */
-bool ek__kept_is_fast(const_dnnl_primitive_desc_t product);
+/* Whether oneDNN's name of what computes it begins so: "ref" are plain loops, which are nothing for
+ * a step. */
+bool ek__kept_is(const_dnnl_primitive_desc_t product, const char *beginning);
 dnnl_status_t ek__kept_memory(struct ek__kept *place, int i, ek__memory_desc what);
 /* Its scratch and the primitive itself, of filling->product; the last step. */
 dnnl_status_t ek__kept_finish(struct ek__filling *filling);

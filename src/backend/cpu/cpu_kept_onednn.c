@@ -111,11 +111,12 @@ dnnl_status_t ek__kept_attributes(struct ek__filling *filling, double beta) {
   return status;
 }
 
-bool ek__kept_is_fast(const_dnnl_primitive_desc_t product) {
+bool ek__kept_is(const_dnnl_primitive_desc_t product, const char *beginning) {
   const char *name = NULL;
   const dnnl_status_t status =
       dnnl_primitive_desc_query(product, dnnl_query_impl_info_str, 0, (void *)&name);
-  return status == dnnl_success && name != NULL && strncmp(name, "ref", 3) != 0;
+  return status == dnnl_success && name != NULL &&
+         strncmp(name, beginning, strlen(beginning)) == 0;
 }
 
 dnnl_status_t ek__kept_memory(struct ek__kept *place, int i, ek__memory_desc what) {
