@@ -10,11 +10,10 @@ of the tensor); and the same of PyTorch in f32.
 `time`: f32, in turns, evenkeel on cpu:2 with batch norm over both devices, PyTorch with channels_last on two threads, eager
 and compiled; the median of the steps after two, and the ratios inside a round, of seconds and of processor time.
 `memory`: the peak resident size of a process of 3 steps in f32: of PyTorch eager with channels_last on two threads, also without
-what the imports take, and of evenkeel on one device with two threads and on cpu:2, in several modes and with recomputation.
+the pages of files (libraries), and of evenkeel on one device with two threads and on cpu:2, in several modes and with recomputation.
 """
 
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -180,20 +179,19 @@ def memory(program, names):
         with tempfile.TemporaryDirectory() as folder:
             task = Task(name, SHAPES[name][1], folder)
             peak, text = peak_of([sys.executable, __file__, program, "peer", name])
-            imports = float(text)
-            print(f"{name} PyTorch: {peak:.0f} MiB, {peak - imports:.0f} without imports", flush=True)
+            alone = peak - float(text)
+            print(f"{name} PyTorch: {peak:.0f} MiB, {alone:.0f} without files", flush=True)
             for devices, recompute, mode in (("cpu:1", "none", "replicated"), ("cpu:1", "cheap", "replicated"),
                                              ("cpu:2", "none", "replicated"), ("cpu:2", "cheap", "replicated"),
                                              ("cpu:2", "none", "fully-sharded"), ("cpu:2", "cheap", "fully-sharded")):
                 own, _ = peak_of(task.command(program, 3, "f32", devices) + [recompute, mode])
                 print(f"{name} {devices} {mode} {recompute}: {own:.0f} MiB, ratio {own / peak:.3f}, "
-                      f"without imports {own / (peak - imports):.3f}", flush=True)
+                      f"without files {own / alone:.3f}", flush=True)
 
 
 def peer_alone(name):
-    """Three steps, as the process whose size is taken; prints what the imports took."""
+    """Three steps, as the process whose size is taken; prints the MiB of files in it."""
     torch.set_num_threads(2)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         task = Task(name, SHAPES[name][1], folder)
         model = task.model.to(memory_format=torch.channels_last)
@@ -203,6 +201,8 @@ def peer_alone(name):
             optimizer.zero_grad()
             loss_of(name, model(pictures), task.targets).backward()
             optimizer.step()
+    with open("/proc/self/status", encoding="ascii") as status:
+        print(sum(int(line.split()[1]) for line in status if line.startswith(("RssFile", "RssShmem"))) / 1024)
 
 
 def main():
