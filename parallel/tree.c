@@ -18,17 +18,17 @@
 
 /* ---- the cut ---- */
 
-static size_t grains_of_model(const ek_data_parallel_model *model) {
+size_t ek__grains_of_model(const ek_data_parallel_model *model) {
   return model->options.reproducible;
 }
 
 size_t ek__grains_used(const ek_data_parallel_model *model, int64_t samples) {
-  const size_t grains = grains_of_model(model);
+  const size_t grains = ek__grains_of_model(model);
   return samples < (int64_t)grains ? (size_t)samples : grains;
 }
 
 struct ek__grains ek__grains_of(const ek_data_parallel_model *model, size_t rank, size_t used) {
-  const int64_t grains = (int64_t)grains_of_model(model);
+  const int64_t grains = (int64_t)ek__grains_of_model(model);
   size_t first = (size_t)ek__even_begin(grains, rank, model->run.cut.ranks);
   size_t last = (size_t)ek__even_begin(grains, rank + 1, model->run.cut.ranks);
   if (last > used) last = used;
@@ -37,7 +37,7 @@ struct ek__grains ek__grains_of(const ek_data_parallel_model *model, size_t rank
 }
 
 size_t ek__grains_most(const ek_data_parallel_model *model) {
-  return (grains_of_model(model) + model->run.cut.ranks - 1) / model->run.cut.ranks;
+  return (ek__grains_of_model(model) + model->run.cut.ranks - 1) / model->run.cut.ranks;
 }
 
 size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used) {
@@ -47,7 +47,7 @@ size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used) {
 
 /* The first sample of grain `number` of a batch. */
 static int64_t begin_of(const ek_data_parallel_model *model, size_t number, int64_t samples) {
-  return ek__even_begin(samples, number, grains_of_model(model));
+  return ek__even_begin(samples, number, ek__grains_of_model(model));
 }
 
 static bool is_alone(const ek_data_parallel_model *model) {
@@ -58,9 +58,9 @@ static int64_t samples_of_all(const ek_data_parallel_model *model, const int64_t
   return samples[model->run.count] + model->last.all - model->last.samples;
 }
 
-static ek_status sizes_of(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
-                          int64_t before, int64_t all) {
-  const size_t grains = grains_of_model(model), ranks = model->run.cut.ranks;
+ek_status ek__grains_sizes(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
+                           int64_t before, int64_t all) {
+  const size_t grains = ek__grains_of_model(model), ranks = model->run.cut.ranks;
   const size_t rank = model->run.ranks[0].number;
   const int64_t begins = ek__grains_begin(all, grains, rank, ranks);
   int64_t end = begins;
@@ -75,19 +75,19 @@ static ek_status sizes_of(int64_t *sizes, const ek_data_parallel_model *model, i
                       "forward: this process has %lld samples from number %lld on, of %lld; of the "
                       "%zu grains of a reproducible model it computes %lld samples from number "
                       "%lld on (ek_world_rows)",
-                      (long long)samples, (long long)before, (long long)all, grains_of_model(model),
-                      (long long)count, (long long)begins);
+                      (long long)samples, (long long)before, (long long)all,
+                      ek__grains_of_model(model), (long long)count, (long long)begins);
 }
 
 /* A forward needs each rank's own grains. A loss may be computed on other devices than its outputs
  * were, with any grains that this process has. */
-static ek_status check_cut(const char *who, const ek_data_parallel_model *model,
-                           const ek_shards *shards, int64_t before, int64_t all, bool forward) {
+ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
+                               const ek_shards *shards, int64_t before, int64_t all, bool forward) {
   const int64_t *samples = shards->samples, own = samples[shards->count];
   int64_t *sizes = model->run.sizes;
   size_t grain = 0;
   const bool any = !forward && is_alone(model);
-  if (!any) EK_TRY(sizes_of(sizes, model, own, before, all));
+  if (!any) EK_TRY(ek__grains_sizes(sizes, model, own, before, all));
   for (size_t k = 0; k < shards->count && !any; k++) {
     EK__FAIL_IF(samples[k + 1] - samples[k] != sizes[k], EK_ERR_SHAPE,
                 "%s: device number %zu has %lld samples; its grains of a reproducible model have "
@@ -99,7 +99,7 @@ static ek_status check_cut(const char *who, const ek_data_parallel_model *model,
     EK__FAIL_IF(samples[k] != own && begin_of(model, grain, own) != samples[k], EK_ERR_SHAPE,
                 "%s: device number %zu begins with sample %lld of %lld, in the middle of one of "
                 "the %zu grains of a reproducible model (EK_SCATTER_GRAINS)",
-                who, k, (long long)samples[k], (long long)own, grains_of_model(model));
+                who, k, (long long)samples[k], (long long)own, ek__grains_of_model(model));
   }
   return EK_OK;
 }
@@ -123,8 +123,8 @@ static struct ek__grains grains_of_loss(const ek_data_parallel_model *model, con
 
 /* If parameters are shares, or modules have collectives, every rank runs in every round of a
  * forward, a rank without a grain with no rows, because it meets the others in collectives. */
-static void pieces_of(struct ek__pieces *pieces, const ek_data_parallel_model *model,
-                      const struct ek__rank *rank, const int64_t *samples, bool forward) {
+void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,
+                       const struct ek__rank *rank, const int64_t *samples, bool forward) {
   const int64_t all = samples_of_all(model, samples), begin = samples[rank->place];
   const size_t used = ek__grains_used(model, all);
   const struct ek__grains own = forward ? ek__grains_of(model, rank->number, used)
@@ -140,8 +140,8 @@ static void pieces_of(struct ek__pieces *pieces, const ek_data_parallel_model *m
                                 .all = all};
 }
 
-static struct ek__piece piece_of(const ek_data_parallel_model *model,
-                                 const struct ek__pieces *pieces, size_t round) {
+struct ek__piece ek__grains_piece(const ek_data_parallel_model *model,
+                                  const struct ek__pieces *pieces, size_t round) {
   const size_t number = pieces->first + round;
   if (number >= pieces->last) return (struct ek__piece){SIZE_MAX, pieces->begin, 0, pieces};
   const int64_t first = begin_of(model, number, pieces->all);
@@ -230,8 +230,8 @@ ek_status ek__leaves_add(const ek_data_parallel_model *model, const struct ek__r
   return ek__fold_rows(rows, count, size, count);
 }
 
-static ek_status sum_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
-                            struct ek__totals *totals, const int64_t *samples) {
+ek_status ek__tree_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                          struct ek__totals *totals, const int64_t *samples) {
   const size_t used = ek__grains_used(model, samples_of_all(model, samples));
   if (used == 0) return ek_op_zero(ek__rank_stream(rank), &totals->sum);
   ek_tensor leaves =
@@ -243,7 +243,7 @@ static ek_status sum_totals(const ek_data_parallel_model *model, const struct ek
 
 /* ---- norms ---- */
 
-static int64_t norm_leaves(const ek_data_parallel_model *model) {
+int64_t ek__tree_norm_leaves(const ek_data_parallel_model *model) {
   const struct ek__buckets *cut = &model->run.cut;
   if (cut->trained == 0) return 0;
   const struct ek__bucket *last = &cut->list[cut->trained - 1];
@@ -292,7 +292,7 @@ static ek_status square_pieces(const ek_data_parallel_model *model, const struct
 }
 
 /* Rank 0 alone if only its memory has the sums and the others cannot reach it. */
-static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank) {
+ek_status ek__tree_norm(const ek_data_parallel_model *model, struct ek__rank *rank) {
   const struct ek__buckets *cut = &model->run.cut;
   const bool alone = ek__placement(model)->master && !ek__update_helps(model);
   ek_tensor leaves = rank->share.leaves;
@@ -305,25 +305,3 @@ static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank
   }
   return sum_leaves(model, rank);
 }
-
-/* ---- the reduction ---- */
-
-static size_t leaves_of(const ek_data_parallel_model *model) {
-  return ek__grains_most(model) * model->run.cut.ranks;
-}
-
-const struct ek__reduction ek__reduction_tree = {.grains = grains_of_model,
-                                                 .check_cut = check_cut,
-                                                 .sizes = sizes_of,
-                                                 .most = ek__grains_most,
-                                                 .leaves = leaves_of,
-                                                 .pieces = pieces_of,
-                                                 .piece = piece_of,
-                                                 .open = ek__tree_open,
-                                                 .close = ek__tree_close,
-                                                 .queue = ek__tree_take,
-                                                 .backward = ek__tree_backward,
-                                                 .rest = ek__tree_rest,
-                                                 .totals = sum_totals,
-                                                 .norm_leaves = norm_leaves,
-                                                 .norm = norm};

@@ -11,8 +11,8 @@
  * (l - 1, 2 i + 1), or the first of them alone if the other has no leaves. The sum of all is the
  * block that has all leaves. For n leaves that is a cut at the largest power of two below n.
  *
- * tree_sums.c has the sums of gradients, tree.c everything else. Where modules have collectives,
- * the grains of a rank advance together: reduction.h.
+ * tree_sums.c has the sums of gradients and the row of the reduction, tree.c everything else. Where
+ * modules have collectives, the grains of a rank advance together: reduction.h.
  */
 #ifndef EK_TREE_H
 #define EK_TREE_H
@@ -85,13 +85,20 @@ ek_status ek__leaves_add(const ek_data_parallel_model *model, const struct ek__r
                          ek_communicator *communicator, ek_tensor *leaves, size_t count,
                          const int64_t *samples);
 
-/* ---- tree_sums.c: slots of struct ek__reduction ---- */
+/* ---- slots of struct ek__reduction ---- */
 
-ek_status ek__tree_open(ek_data_parallel_model *model, struct ek__rank *rank);
-void ek__tree_close(struct ek__rank *rank);
-ek_status ek__tree_backward(const struct ek__backward *job, struct ek__rank *rank,
-                            const ek_tensor *gradients);
-ek_status ek__tree_take(struct ek__rank *rank, size_t bucket);
-ek_status ek__tree_rest(ek_data_parallel_model *model, struct ek__rank *rank);
+size_t ek__grains_of_model(const ek_data_parallel_model *model);
+ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
+                               const ek_shards *shards, int64_t before, int64_t all, bool forward);
+ek_status ek__grains_sizes(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
+                           int64_t before, int64_t all);
+void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,
+                       const struct ek__rank *rank, const int64_t *samples, bool forward);
+struct ek__piece ek__grains_piece(const ek_data_parallel_model *model,
+                                  const struct ek__pieces *pieces, size_t round);
+ek_status ek__tree_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                          struct ek__totals *totals, const int64_t *samples);
+int64_t ek__tree_norm_leaves(const ek_data_parallel_model *model);
+ek_status ek__tree_norm(const ek_data_parallel_model *model, struct ek__rank *rank);
 
 #endif /* EK_TREE_H */

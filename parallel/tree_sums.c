@@ -1,5 +1,6 @@
 /*
- * tree_sums.c - the sums of a reproducible model's gradients along the tree (tree.h).
+ * tree_sums.c - the sums of a reproducible model's gradients along the tree (tree.h), and the row
+ * of the reduction.
  *
  * Whole gradients. Each grain writes its gradients to the first flat buffer that holds no block of
  * the tree; in lockstep each has a buffer to the end. Buffer number 0 is the replica's own; while a
@@ -101,7 +102,7 @@ static size_t most_slots(const ek_data_parallel_model *model, size_t number) {
   return most;
 }
 
-void ek__tree_close(struct ek__rank *rank) {
+static void close_tree(struct ek__rank *rank) {
   struct ek__tree *own = rank->tree;
   ek__lockstep_close(rank);
   if (own == NULL) return;
@@ -306,7 +307,7 @@ static ek_status reduce(const ek_data_parallel_model *model, struct ek__rank *ra
   return EK_OK;
 }
 
-ek_status ek__tree_rest(ek_data_parallel_model *model, struct ek__rank *rank) {
+static ek_status rest(ek_data_parallel_model *model, struct ek__rank *rank) {
   (void)model;
   const ek_tensor gradients = rank->replica->gradients;
   rank->replica->gradients = rank->tree->earlier;
@@ -317,14 +318,14 @@ ek_status ek__tree_rest(ek_data_parallel_model *model, struct ek__rank *rank) {
 /* ---- shares of gradients: rounds ---- */
 
 /* A bucket of the round. */
-ek_status ek__tree_take(struct ek__rank *rank, size_t bucket) {
+static ek_status take_bucket(struct ek__rank *rank, size_t bucket) {
   ek_tensor *whole = &rank->sums->lent[bucket].whole;
   EK_TRY(sum_bucket(rank, bucket, whole));
   ek_tensor_free(whole);
   return EK_OK;
 }
 
-/* The next calls of passes and of ek__tree_take() are of this round. */
+/* The next calls of passes and of take_bucket() are of this round. */
 static void enter_round(struct ek__rank *rank, size_t round) {
   struct ek__tree *own = rank->tree;
   for (size_t r = 0; r < rank->sums->cut->ranks; r++) {
@@ -362,8 +363,8 @@ static ek_status run_rounds(struct run *run) {
   return status;
 }
 
-ek_status ek__tree_backward(const struct ek__backward *job, struct ek__rank *rank,
-                            const ek_tensor *gradients) {
+static ek_status backward(const struct ek__backward *job, struct ek__rank *rank,
+                          const ek_tensor *gradients) {
   const ek_data_parallel_model *model = job->model;
   struct run run = {model, rank, gradients};
   rank->reducing = ek__placement(model)->gradient_shares;
@@ -412,7 +413,7 @@ static ek_status open_blocks(const ek_data_parallel_model *model, struct ek__ran
   return open_exchange(model, rank, most_blocks(model), count);
 }
 
-ek_status ek__tree_open(ek_data_parallel_model *model, struct ek__rank *rank) {
+static ek_status open_tree(ek_data_parallel_model *model, struct ek__rank *rank) {
   EK_TRY(ek__new(&rank->tree, 1, sizeof *rank->tree, memory_of));
   const size_t ranks = model->run.cut.ranks;
   EK_TRY(ek__new(&rank->tree->offsets, ranks + 1, sizeof *rank->tree->offsets, memory_of));
@@ -421,3 +422,25 @@ ek_status ek__tree_open(ek_data_parallel_model *model, struct ek__rank *rank) {
   return ek__placement(model)->gradient_shares ? open_shares(model, rank)
                                                : open_blocks(model, rank);
 }
+
+/* ---- the reduction ---- */
+
+static size_t leaves_of(const ek_data_parallel_model *model) {
+  return ek__grains_most(model) * model->run.cut.ranks;
+}
+
+const struct ek__reduction ek__reduction_tree = {.grains = ek__grains_of_model,
+                                                 .check_cut = ek__grains_check_cut,
+                                                 .sizes = ek__grains_sizes,
+                                                 .most = ek__grains_most,
+                                                 .leaves = leaves_of,
+                                                 .pieces = ek__grains_pieces,
+                                                 .piece = ek__grains_piece,
+                                                 .open = open_tree,
+                                                 .close = close_tree,
+                                                 .queue = take_bucket,
+                                                 .backward = backward,
+                                                 .rest = rest,
+                                                 .totals = ek__tree_totals,
+                                                 .norm_leaves = ek__tree_norm_leaves,
+                                                 .norm = ek__tree_norm};
