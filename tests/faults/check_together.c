@@ -8,6 +8,7 @@
  * EVENKEEL_TEST_EVERY=1 takes every call; without it one in several.
  */
 #include <fcntl.h>
+#include <glob.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -380,6 +381,73 @@ CK_LOOP(parts_on_disks_are_read_by_any_processes, 3) {
   remove_disks(folder);
 }
 
+static void flip_a_byte(const char *path) {
+  unsigned char byte = 0;
+  struct stat about;
+  const int file = open(path, O_RDWR);
+  ck_assert(file >= 0 && fstat(file, &about) == 0);
+  ck_assert_int_eq(pread(file, &byte, 1, about.st_size - 100), 1);
+  byte ^= 4u;
+  ck_assert_int_eq(pwrite(file, &byte, 1, about.st_size - 100), 1);
+  ck_assert_int_eq(close(file), 0);
+}
+
+static void load_on_disks(struct ck_outcome *outcomes) {
+  static const size_t devices[] = {1, 1};
+  job.mode = EK_MODE_SHARDED;
+  job.disks = "01";
+  job.call = 0;
+  give_job();
+  ck_processes_run(outcomes, "load once", devices, 2);
+}
+
+/* One disk's copy of a state is damaged: the other's is taken. Then it is another state. */
+CK_TEST(copies_that_are_damaged_or_differ) {
+  static const size_t devices[] = {1, 1};
+  char folder[CK_FOLDER_SIZE], path[CK_FOLDER_SIZE + 64], other[sizeof path];
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
+  ck_folder_make(folder);
+  job.folder = folder;
+  job.disks = "01";
+  job.workload = LARGE;
+  job.mode = EK_MODE_REPLICATED;
+  job.background = 0;
+  give_job();
+  ck_processes_run(outcomes, "save once", devices, 2);
+  if (strstr(outcomes[0].message, "without xxHash") != NULL) return;
+  ck_processes_well(outcomes, 2);
+  const double hash = outcomes[0].numbers[0];
+  for (int disk = 0; disk < 2; disk++) {
+    (void)snprintf(path, sizeof path, "%s/%d/step-%012d.safetensors", folder, disk, 2);
+    flip_a_byte(path);
+    load_on_disks(outcomes);
+    ck_processes_well(outcomes, 2);
+    for (size_t p = 0; p < 2; p++) is_state(&outcomes[p], 2, hash);
+    flip_a_byte(path);
+  }
+  flip_a_byte(path);
+  (void)snprintf(other, sizeof other, "%s/%d/step-%012d.safetensors", folder, 0, 2);
+  flip_a_byte(other);
+  load_on_disks(outcomes);
+  for (size_t p = 0; p < 2; p++) ck_assert_int_eq(outcomes[p].status, EK_ERR_NOT_FOUND);
+  ck_assert_msg(strstr(outcomes[1].message, "damaged: its checksum differs") != NULL, "%s",
+                outcomes[1].message);
+  flip_a_byte(other);
+  size_t size = 0;
+  const char *bytes = bytes_alone(&places[3], &size); /* of another model */
+  const int file = open(path, O_WRONLY | O_TRUNC);
+  ck_assert_int_eq(write(file, bytes, size), (ssize_t)size);
+  ck_assert_int_eq(close(file), 0);
+  job.folder = folder;
+  job.workload = LARGE;
+  load_on_disks(outcomes);
+  for (size_t p = 0; p < 2; p++) {
+    ck_assert_int_eq(outcomes[p].status, EK_ERR_MISMATCH);
+    ck_assert_msg(strstr(outcomes[p].message, "not of one save") != NULL, "%s", outcomes[p].message);
+  }
+  remove_disks(folder);
+}
+
 /* ---- one call fails in one process ---- */
 
 enum { MEMORY = FILE_FAULTS }; /* as a fault: a request for host memory or a thread */
@@ -705,10 +773,14 @@ CK_LOOP(killed_processes_leave_whole_states, 6) {
 
 /* ---- in the background ---- */
 
+/* A state, or a part that does not wait, on the first disk. */
 static bool is_there(int number) {
-  char path[CK_FOLDER_SIZE + 64];
-  (void)snprintf(path, sizeof path, "%s/step-%012d.safetensors", job.folder, number);
-  return access(path, F_OK) == 0;
+  char pattern[CK_FOLDER_SIZE + 64];
+  glob_t found = {0};
+  (void)snprintf(pattern, sizeof pattern, "%s/step-%012d*.safetensors", disk_of(0), number);
+  const bool there = glob(pattern, 0, NULL, &found) == 0;
+  globfree(&found);
+  return there;
 }
 
 /* Whether process 0 sees it, in all processes. */
@@ -724,11 +796,14 @@ static void save_behind(struct ck_outcome *outcome, const struct ck_process *pro
   ek_checkpoint_write *first = NULL, *second = NULL;
   ek_step_result result;
   take_job();
+  const char *disk = disk_of(process->number);
+  char own[CK_FOLDER_SIZE + 8];
+  (void)snprintf(own, sizeof own, "%s", disk);
   if (!open_side(&side, outcome, process, job.mode)) return;
   ck_went(outcome, step(&side));
-  ck_went(outcome, ek_checkpoint_begin(&first, side.training.model, job.folder, NULL));
+  ck_went(outcome, ek_checkpoint_begin(&first, side.training.model, own, NULL));
   ck_went(outcome, step(&side));
-  ck_went(outcome, ek_checkpoint_begin(&second, side.training.model, job.folder, NULL));
+  ck_went(outcome, ek_checkpoint_begin(&second, side.training.model, own, NULL));
   ck_went(outcome, step(&side));
   ck_went(outcome, ek_checkpoint_end(second));
   ck_outcome_add(outcome, all_see(outcome, process, 2) && !all_see(outcome, process, 1));
@@ -742,7 +817,7 @@ static void save_behind(struct ck_outcome *outcome, const struct ck_process *pro
   bool there = false;
   ck_went(outcome, ek_world_rows(&from, &count, side.group, ROWS, GRAINS));
   const struct ck_batch batch = ck_batch_samples(&whole, from, count);
-  ck_went(outcome, ek_trainer_save_begin(trainer, job.folder, NULL));
+  ck_went(outcome, ek_trainer_save_begin(trainer, own, NULL));
   for (int i = 0; i < 500 && !there && outcome->status == EK_OK; i++) {
     ck_went(outcome, ek_trainer_step(&result, trainer, batch.input, batch.inputs, batch.target,
                                      batch.targets));
@@ -754,12 +829,13 @@ static void save_behind(struct ck_outcome *outcome, const struct ck_process *pro
   ck_went(outcome, ek_group_close(side.group));
 }
 
-CK_TEST(saves_in_the_background_end_in_calls_of_all) {
+CK_LOOP(saves_in_the_background_end_in_calls_of_all, 2) {
   char folder[CK_FOLDER_SIZE];
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   size_t size = 0;
   ck_folder_make(folder);
   choose_job(folder, EK_MODE_SHARDED);
+  if (_i == 1) job.disks = "010";
   give_job();
   ck_processes_run(outcomes, "save behind", three, 3);
   if (strstr(outcomes[0].message, "without xxHash") != NULL) return;
@@ -767,8 +843,13 @@ CK_TEST(saves_in_the_background_end_in_calls_of_all) {
   for (size_t p = 0; p < 3; p++) {
     for (size_t i = 0; i < 3; i++) ck_assert_double_eq(outcomes[p].numbers[i], 1);
   }
-  for (int number = 0; number < 3; number++) (void)bytes_of(folder, number, &size);
-  ck_folder_remove(folder);
+  for (int number = 0; number < 3 && _i == 0; number++) (void)bytes_of(folder, number, &size);
+  for (size_t p = 0; p < 2 && _i == 1; p++) ck_assert_int_eq(ck_folder_entries(disk_of(p)), 3);
+  if (_i == 1) {
+    remove_disks(folder);
+  } else {
+    ck_folder_remove(folder);
+  }
 }
 
 /* ---- the memory of a save ---- */

@@ -351,8 +351,20 @@ static bool hear_loss(void *context, const ek_run_event *event) {
 }
 
 /* Part "damaged FOLDER": process 1 cannot read one of its rows of the fourth batch, whose
- * micro-batches have 3 and 2 rows: it has the third row. States are saved in the folder. */
-static const char damaged_part[] = "damaged ";
+ * micro-batches have 3 and 2 rows: it has the third row. States are saved in the folder. Part "goes
+ * on FOLDER" does not fail. After "@N" process P has a folder of its own, number (P + N) % 3. */
+static const char damaged_part[] = "damaged ", going_part[] = "goes on ";
+
+/* Where a process saves its states. */
+static const char *folder_of(const struct ck_process *process) {
+  static char own[sizeof states + 16];
+  (void)snprintf(own, sizeof own, "%s", process->part + sizeof damaged_part - 1);
+  char *shift = strchr(own, '@');
+  if (shift != NULL) {
+    (void)snprintf(shift, 8, "-%zu", (process->number + (size_t)atoi(shift + 1)) % 3);
+  }
+  return own;
+}
 
 /* What a program's function is given, in a run that fails. */
 struct listener {
@@ -373,8 +385,9 @@ static ek_status run_part(struct ck_outcome *outcome, const struct ck_process *p
   ek_run_result result;
   ek_trainer_run_options options = EK_TRAINER_RUN_OPTIONS_INIT;
   const size_t length = sizeof damaged_part - 1;
-  const bool saves = strncmp(process->part, damaged_part, length) == 0;
-  const bool damaged = saves && process->number == 1;
+  const bool fails = strncmp(process->part, damaged_part, length) == 0;
+  const bool saves = fails || strncmp(process->part, going_part, length) == 0;
+  const bool damaged = fails && process->number == 1;
   ek_status status = make_products(&source);
   options.batch = BATCH;
   options.validation = source;
@@ -383,7 +396,7 @@ static ek_status run_part(struct ck_outcome *outcome, const struct ck_process *p
   options.context = outcome;
   struct listener listener = {outcome, trainer};
   if (saves) {
-    options.folder = process->part + length;
+    options.folder = folder_of(process);
     options.report = hear_and_look;
     options.context = &listener;
   }
@@ -448,6 +461,31 @@ CK_TEST(a_source_that_fails_in_one_process_ends_the_run_in_all) {
   if (no_files(status)) return;
   ck_assert(result.first == 3 && result.end == EK_RUN_DONE);
   ck_assert(story.losses[4] == whole.losses[4] && story.losses[STEPS] == whole.losses[STEPS]);
+}
+
+/* The processes go on on the disks of others; process 0 has none. */
+CK_TEST(a_run_goes_on_where_disks_are_not_shared) {
+  static const size_t devices[] = {1, 1};
+  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
+  struct ck_outcome *alone = ck_array(1, sizeof *alone);
+  const struct ck_process process = ck_process_alone("run", 2);
+  char own[CK_FOLDER_SIZE], part[sizeof damaged_part + sizeof own + 16], command[sizeof own + 16];
+  ck_folder_make(own);
+  (void)snprintf(part, sizeof part, "%s%s/disk@0", damaged_part, own);
+  ck_processes_run(outcomes, part, devices, 2);
+  for (size_t p = 0; p < 2; p++) ck_assert_int_eq(outcomes[p].status, EK_ERR_IO);
+  (void)snprintf(part, sizeof part, "%s%s/disk@2", going_part, own);
+  ck_processes_run(outcomes, part, devices, 2);
+  (void)snprintf(command, sizeof command, "rm -r %s", own);
+  ck_assert_int_eq(system(command), 0);
+  if (no_files(outcomes[0].status)) return;
+  run_in_process(alone, &process);
+  for (size_t p = 0; p < 2; p++) {
+    ck_assert_msg(outcomes[p].whole && outcomes[p].status == EK_OK, "%s", outcomes[p].message);
+    ck_assert_uint_eq(outcomes[p].count, alone->count - 3);
+    ck_assert_mem_eq(outcomes[p].numbers, alone->numbers + 3,
+                     outcomes[p].count * sizeof alone->numbers[0]);
+  }
 }
 
 /* ---- what is refused ---- */
