@@ -83,7 +83,8 @@ static ek_status take_steps(struct run *run, struct training *training,
     run->steps++;
   }
   if (splits == 0) run_busy(run, world, false);
-  return EK_OK;
+  if (!extras->begun || run->kind.counts_only) return EK_OK;
+  return training_steps_begun(training, shape->steps, &run->begun_seconds);
 }
 
 /* ---- recomputation below a number of bytes ---- */

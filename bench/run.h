@@ -43,6 +43,8 @@ struct run {
   double loss_scale;                            /* of the last step; 1 for none */
   struct split *splits;
   size_t split_count;
+  double begun_seconds; /* of a step that is begun before the result of the last is read, the mean;
+                         * 0: was not measured */
   ek_memory_event *events; /* device 0's timeline, if it was asked for */
   size_t event_count, events_dropped;
   struct process_figures *processes; /* NULL: the run had one, or did not end */
@@ -66,6 +68,7 @@ struct step_timeline {
 
 struct run_extras {
   size_t splits;        /* split steps after the measured ones */
+  bool begun;           /* as many steps as the measured ones, one begun after the other */
   size_t events;        /* room for events of device 0's timeline; 0: none */
   const char *trace;    /* of the measured steps, written there; NULL: none */
   const char *snapshot; /* of a step after the others, or of a step that ran out of memory */

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "commands.h"
 #include "report_processes.h"
@@ -41,6 +42,8 @@ static json_t *run_json(const struct run *run, const struct shape *shape) {
   json_t *split = json_object();
   for (int p = 0; p < PARTS; p++) put(split, part_names[p], number_or_null(median_part(run, p)));
   put(json, "split_seconds", split);
+  put(json, "begun_step_seconds",
+      number_or_null(run->begun_seconds > 0 ? run->begun_seconds : (double)NAN));
   put(json, "losses", run->status == EK_OK ? losses_json(run) : json_null());
   put_loss_scale(json, run);
   put_processes(json, run);
@@ -129,7 +132,10 @@ static struct report report_runs(const struct options *options, const struct tex
 
 static enum exit_code time_mode(struct run *run, const struct task *task) {
   const int64_t steps = task->shape->steps;
+  /* Where work is done when a call returns, a step that is begun is a step. */
+  const bool queues = strncmp(task->spec, "cuda", 4) == 0;
   const struct run_extras extras = {.splits = steps < MOST_SPLITS ? (size_t)steps : MOST_SPLITS,
+                                    .begun = queues,
                                     .trace = task->options->trace,
                                     .snapshot = task->options->snapshot};
   run_task(run, task, &extras);

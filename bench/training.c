@@ -255,6 +255,24 @@ ek_status training_step(struct training *training, double *loss, double *seconds
   return EK_OK;
 }
 
+static ek_status begin_steps(struct training *training, int64_t steps) {
+  ek_step_result result;
+  for (int64_t i = 0; i < steps; i++) {
+    EK_TRY(compute_gradients(training, false, NULL));
+    EK_TRY(ek_data_parallel_optimizer_step_begin(training->optimizer));
+    if (i > 0) EK_TRY(ek_data_parallel_optimizer_step_end(&result, training->optimizer));
+  }
+  return ek_data_parallel_optimizer_step_end(&result, training->optimizer);
+}
+
+ek_status training_steps_begun(struct training *training, int64_t steps, double *seconds) {
+  const double start = clock_seconds();
+  EK_TRY(begin_steps(training, steps));
+  EK_TRY(ek_group_synchronize(training->group));
+  *seconds = (clock_seconds() - start) / (double)steps;
+  return EK_OK;
+}
+
 /* The gradients without reduction, dropped. */
 static ek_status compute_and_drop(struct training *training, struct split *split) {
   EK_TRY(compute_gradients(training, true, split));

@@ -82,6 +82,10 @@ void training_prepare(struct training *training);
  */
 ek_status training_step(struct training *training, double *loss, double *seconds);
 
+/* One step or more on the prepared batch, each begun before the result of the one before is read;
+ * waits at the end. *seconds: of one of them, the mean. */
+ek_status training_steps_begun(struct training *training, int64_t steps, double *seconds);
+
 /*
  * One step with a wait after each part, and before it a forward and backward without reduction,
  * whose gradients are dropped: `backward` is the time of that one, and `reduce` is what the full

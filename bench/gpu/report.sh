@@ -8,6 +8,12 @@ milliseconds() { # JSON: the median of a step, of evenkeel-bench or torch_step.p
     awk '{ printf "%.2f", $1 * 1000 }'
 }
 
+begun() { # JSON: the same of steps that are begun one after the other
+  [[ -s $1 ]] || { printf -- '-' && return; }
+  tr -d ' \n' <"$1" | sed -n 's/.*"begun_step_seconds":\([0-9.e+-]*\).*/\1/p' |
+    awk '{ printf "%.2f", $1 * 1000 }'
+}
+
 write_report() {
   local of log
   printf '# On a GPU, %s\n\nSource: %s.\n\n' "$(date '+%-d %B %Y, %H:%M')" "$revision"
@@ -16,9 +22,10 @@ write_report() {
   awk -F '\t' '!($1 in word) { order[++n] = $1 } { word[$1] = $2; text[$1] = $3 }
     END { for (i = 1; i <= n; i++) { w = word[order[i]]
       print "| " order[i] " | " (w == "failed" ? "**failed**" : w) " | " text[order[i]] " |" } }' "$verdicts"
-  printf '\n## Milliseconds of a step\n\n| | evenkeel | PyTorch, eager | PyTorch, compiled |\n|---|--:|--:|--:|\n'
+  printf '\n## Milliseconds of a step\n\n| | evenkeel | without a wait | PyTorch, eager | PyTorch, compiled |\n|---|--:|--:|--:|--:|\n'
   for of in "${steps[@]}"; do
-    printf '| %s, batch %s | %s | %s | %s |\n' "${of%:*}" "${of#*:}" "$(milliseconds "$name/step-${of/:/-}.json")" \
+    printf '| %s, batch %s | %s | %s | %s | %s |\n' "${of%:*}" "${of#*:}" "$(milliseconds "$name/step-${of/:/-}.json")" \
+      "$(begun "$name/step-${of/:/-}.json")" \
       "$(milliseconds "$name/peers-${of/:/-}-stock.json")" "$(milliseconds "$name/peers-${of/:/-}-compiled.json")"
   done
   [[ ! -s $name/counters.md ]] || { printf '\n## One step by kernel\n\n' && cat "$name/counters.md"; }

@@ -20,7 +20,10 @@
 static const struct {
   const char *spec;
   int gpus;
-} groups[] = {{"cuda:0x2@48MiB", 1}, {"cuda:0-1@48MiB", 2}, {"cuda:0x2,1@48MiB", 2}};
+} groups[] = {{"cuda:0x2@48MiB", 1},
+             {"cuda:0-1@48MiB", 2},
+             {"cuda:0x2,1@48MiB", 2},
+             {"cuda:0@48MiB", 1}};
 static const char *const kind_names[] = {"memory", "copy", "launch", "kernel", "cublas", "nccl"};
 enum { GROUPS = sizeof groups / sizeof groups[0] };
 
@@ -49,10 +52,19 @@ static ek_group *open_group(const char *spec, bool hang) {
   return group;
 }
 
+/* In two calls, the result is read while the GPU goes on, on several devices too. */
+static bool two_calls;
+
 /* One step to the end of all its work. */
 static ek_status whole_step(struct ck_training *training, const struct ck_batch *batch) {
   ek_step_result result;
-  EK_TRY(ck_training_step(training, batch, &result));
+  if (two_calls) {
+    EK_TRY(ck_training_backward(training, batch, NULL, false, NULL));
+    EK_TRY(ek_data_parallel_optimizer_step_begin(training->optimizer));
+    EK_TRY(ek_data_parallel_optimizer_step_end(&result, training->optimizer));
+  } else {
+    EK_TRY(ck_training_step(training, batch, &result));
+  }
   return ek_group_synchronize(training->group);
 }
 
@@ -151,6 +163,7 @@ static void every_fault(enum cuemu_kind kind, bool hang, int number) {
   const int mode = number < CASES ? number / GROUPS : number + (int)kind + 3 * hang;
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), spec, (ek_mode)(mode % CK_MODES));
   if (number >= CASES) setup.options.precision = EK_PRECISION_BF16;
+  two_calls = (mode + number % GROUPS + (int)kind) % 2 == 1;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0, 3);
   for (int gpu = 0; gpu < groups[number % GROUPS].gpus; gpu++) {
     struct ck_snapshot next;
