@@ -15,6 +15,7 @@
 #include <evenkeel/convert.h>
 
 #include "core/error.h"
+#include "device/communicator_internal.h"
 #include "parallel_internal.h"
 
 /* ---- replicas ---- */
@@ -114,10 +115,12 @@ ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek
                             bool frozen) {
   const struct ek__buckets *cut = &model->run.cut;
   const ek_tensor *values = ek__replica_values(own->replica);
-  for (size_t b = 0; b < (frozen ? cut->count : cut->trained); b++) {
+  const size_t count = frozen ? cut->count : cut->trained;
+  for (size_t b = 0; b < count; b++) {
     const struct ek__bucket *bucket = &cut->list[b];
     ek_tensor range = ek__flat_range(values, bucket->first, bucket->last - bucket->first);
-    EK_TRY(ek_communicator_all_gather(model->run.gathers, own->device, &range, bucket->offsets));
+    EK_TRY(ek__communicator_all_gather_of(model->run.gathers, own->device, &range, bucket->offsets,
+                                          b + 1 < count));
   }
   return ek_communicator_wait(model->run.gathers, own->device);
 }

@@ -49,7 +49,11 @@ struct ek__collective {
   size_t root;            /* broadcast, reduce */
   const int64_t *offsets; /* reduce_scatter, all_gather: one more than there are devices */
   uint64_t about;         /* what is gathered, if that is said; the same on all devices */
+  bool more;              /* all devices start the next one at once: a link takes both together */
 };
+
+/* The most that a link takes together. */
+enum { EK__COLLECTIVES_TOGETHER = 16 };
 
 /* Where a group's devices are among the ranks of all processes, and how these agree on something
  * before they can reach each other. */
@@ -69,8 +73,10 @@ struct ek__link {
   const char *name;
   /* Required: *self is what the others get; called on no worker. */
   ek_status (*open)(void **self, void *group);
-  /* Required: queues the device's part on its communication stream; on the device's worker. */
-  ek_status (*run)(void *self, ek_device *device, const struct ek__collective *collective);
+  /* Required: queues the device's part of collectives, one or more and the same on all devices, on
+   * its communication stream; on the device's worker. */
+  ek_status (*run)(void *self, ek_device *device, const struct ek__collective *collectives,
+                   size_t count);
   /* Required: from any thread, waits for nothing; calls of `run` that wait for others return
    * EK_ERR_ABORTED. */
   void (*abort)(void *self);

@@ -215,7 +215,7 @@ static bool is_alone(const ek_communicator *communicator) {
 
 static ek_status start(ek_communicator *communicator, ek_device *device,
                        enum ek__collective_kind kind, const ek_tensor *tensor, size_t root,
-                       const int64_t *offsets, uint64_t about) {
+                       const int64_t *offsets, uint64_t about, bool more) {
   const char *who = kinds[kind].name;
   EK_TRY(check_call(who, communicator, device));
   EK_TRY(check_tensor(who, device, tensor, kinds[kind].sums));
@@ -229,34 +229,35 @@ static ek_status start(ek_communicator *communicator, ek_device *device,
                                             .type = tensor->type,
                                             .root = root,
                                             .offsets = offsets,
-                                            .about = about};
+                                            .about = about,
+                                            .more = more};
   EK_TRY(change_to(communicator, device));
   return communicator->table->start(communicator, device, &collective);
 }
 
 ek_status ek_communicator_broadcast(ek_communicator *communicator, ek_device *device,
                                     ek_tensor *tensor, size_t root) {
-  return start(communicator, device, EK__BROADCAST, tensor, root, NULL, 0);
+  return start(communicator, device, EK__BROADCAST, tensor, root, NULL, 0, false);
 }
 
 ek_status ek_communicator_reduce(ek_communicator *communicator, ek_device *device,
                                  ek_tensor *tensor, size_t root) {
-  return start(communicator, device, EK__REDUCE, tensor, root, NULL, 0);
+  return start(communicator, device, EK__REDUCE, tensor, root, NULL, 0, false);
 }
 
 ek_status ek_communicator_all_reduce(ek_communicator *communicator, ek_device *device,
                                      ek_tensor *tensor) {
-  return start(communicator, device, EK__ALL_REDUCE, tensor, 0, NULL, 0);
+  return start(communicator, device, EK__ALL_REDUCE, tensor, 0, NULL, 0, false);
 }
 
 ek_status ek_communicator_reduce_scatter(ek_communicator *communicator, ek_device *device,
                                          ek_tensor *tensor, const int64_t *offsets) {
-  return start(communicator, device, EK__REDUCE_SCATTER, tensor, 0, offsets, 0);
+  return start(communicator, device, EK__REDUCE_SCATTER, tensor, 0, offsets, 0, false);
 }
 
 ek_status ek_communicator_all_gather(ek_communicator *communicator, ek_device *device,
                                      ek_tensor *tensor, const int64_t *offsets) {
-  return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets, 0);
+  return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets, 0, false);
 }
 
 ek_status ek_communicator_progress(ek_communicator *communicator, ek_device *device) {
@@ -271,15 +272,20 @@ ek_status ek_communicator_wait(ek_communicator *communicator, ek_device *device)
   return communicator->table->wait(communicator, device);
 }
 
+ek_status ek__communicator_all_gather_of(ek_communicator *communicator, ek_device *device,
+                                         ek_tensor *tensor, const int64_t *offsets, bool more) {
+  return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets, 0, more);
+}
+
 ek_status ek__communicator_all_gather(ek_communicator *communicator, ek_device *device,
                                       ek_tensor *tensor, const int64_t *offsets, uint64_t about) {
-  return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets, about);
+  return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets, about, false);
 }
 
 ek_status ek__communicator_reduce_scatter(ek_communicator *communicator, ek_device *device,
                                           ek_tensor *tensor, const int64_t *offsets,
                                           uint64_t about) {
-  return start(communicator, device, EK__REDUCE_SCATTER, tensor, 0, offsets, about);
+  return start(communicator, device, EK__REDUCE_SCATTER, tensor, 0, offsets, about, false);
 }
 
 uint64_t ek__communicator_started(const ek_communicator *communicator, const ek_device *device) {

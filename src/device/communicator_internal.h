@@ -65,6 +65,11 @@ struct ek_communicator {
 ek_status ek__communicator_open(ek_communicator **communicator, ek_group *group,
                                 enum ek__reach reach);
 
+/* ek_communicator_all_gather(); with `more`, all devices start another collective of this
+ * communicator at once, before they wait for anything. */
+ek_status ek__communicator_all_gather_of(ek_communicator *communicator, ek_device *device,
+                                         ek_tensor *tensor, const int64_t *offsets, bool more);
+
 /* ek_communicator_all_gather() and ek_communicator_reduce_scatter() with the number `about` of
  * their subject: different numbers on the devices are EK_ERR_SHAPE, as different sizes are. */
 ek_status ek__communicator_all_gather(ek_communicator *communicator, ek_device *device,

@@ -190,23 +190,39 @@ static ek_status do_part(struct host_communicator *self, const struct slot *slot
   return ek_error_set(EK_ERR_INTERNAL, "unknown collective");
 }
 
-static ek_status queue_work(struct host_communicator *self, const struct slot *slot,
-                            ek_device *device) {
-  if (!self->queues) return do_part(self, slot, device);
+static struct slot *slot_of(struct host_communicator *self, uint64_t number) {
+  return &self->ring[number % RING];
+}
+
+/* Collectives number first .. first + count - 1, by the link. */
+static ek_status queue_linked(struct host_communicator *self, ek_device *device, uint64_t first,
+                              size_t count) {
+  struct ek__collective list[EK__COLLECTIVES_TOGETHER];
   const size_t rank = ek_device_index(device);
   ek_stream *stream = part_stream(device);
-  for (size_t i = 0; i < self->ranks; i++) {
-    if (self->link == NULL || i == rank) EK_TRY(ek_stream_wait(stream, slot->ready[i]));
+  for (size_t i = 0; i < count; i++) {
+    const struct slot *slot = slot_of(self, first + i);
+    list[i] = slot->collective;
+    list[i].data = slot->data[rank];
+    list[i].offsets = slot->offsets;
+    EK_TRY(ek_stream_wait(stream, slot->ready[rank]));
   }
-  if (self->link != NULL) {
-    struct ek__collective collective = slot->collective;
-    collective.data = slot->data[rank];
-    collective.offsets = slot->offsets;
-    EK_TRY(self->link->run(self->linked, device, &collective));
-  } else {
-    EK_TRY(do_part(self, slot, device));
+  EK_TRY(self->link->run(self->linked, device, list, count));
+  for (size_t i = 0; i < count; i++) {
+    EK_TRY(ek_event_record(slot_of(self, first + i)->done[rank], stream));
   }
-  return ek_event_record(slot->done[rank], stream);
+  return EK_OK;
+}
+
+static ek_status queue_work(struct host_communicator *self, ek_device *device, uint64_t first,
+                            size_t count) {
+  const struct slot *slot = slot_of(self, first);
+  if (!self->queues) return do_part(self, slot, device);
+  if (self->link != NULL) return queue_linked(self, device, first, count);
+  ek_stream *stream = part_stream(device);
+  for (size_t i = 0; i < self->ranks; i++) EK_TRY(ek_stream_wait(stream, slot->ready[i]));
+  EK_TRY(do_part(self, slot, device));
+  return ek_event_record(slot->done[ek_device_index(device)], stream);
 }
 
 /* Whether all members have arrived at a collective, with the same arguments. */
@@ -311,37 +327,62 @@ static ek_status wait_for_peers(struct host_communicator *self, ek_device *devic
   return status;
 }
 
-static ek_status queue_part(struct host_communicator *self, const struct slot *slot,
-                            ek_device *device) {
+/* Of `count` collectives from number `first` on. */
+static ek_status queue_part(struct host_communicator *self, ek_device *device, uint64_t first,
+                            size_t count) {
   static const char *const names[] = {[EK__BROADCAST] = "broadcast",
                                       [EK__REDUCE] = "reduce",
                                       [EK__ALL_REDUCE] = "all_reduce",
                                       [EK__REDUCE_SCATTER] = "reduce_scatter",
                                       [EK__ALL_GATHER] = "all_gather"};
-  const uint64_t bytes = (uint64_t)slot->collective.count * ek_type_size(slot->collective.type);
+  const struct slot *slot = slot_of(self, first);
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < count; i++) {
+    const struct ek__collective *one = &slot_of(self, first + i)->collective;
+    bytes += (uint64_t)one->count * ek_type_size(one->type);
+  }
   struct ek__span *span = ek__span_begin(device, EK__LANE_COMMUNICATION, "collective", bytes);
   if (span != NULL) ek__span_name(span, names[slot->collective.kind]);
-  const ek_status status = queue_work(self, slot, device);
+  const ek_status status = queue_work(self, device, first, count);
   ek__span_end(span);
   return status;
+}
+
+/*
+ * How many collectives from the rank's next on are done in one go, which is the same on all ranks;
+ * 0 if not all of them have arrived at all of these. A link takes those together that are said to
+ * follow each other.
+ */
+static ek_status find_ready(size_t *count, struct host_communicator *self, size_t rank) {
+  const uint64_t first = self->rank[rank].finished;
+  const bool together = self->link != NULL;
+  size_t found = 0;
+  *count = 0;
+  for (bool more = true; more && found < EK__COLLECTIVES_TOGETHER; found++) {
+    const struct slot *slot = slot_of(self, first + found);
+    if (first + found == self->rank[rank].queued || slot->arrived < self->ranks) return EK_OK;
+    if (slot->mismatch) return misfit();
+    more = together && slot->collective.more;
+  }
+  *count = found;
+  return EK_OK;
 }
 
 /* Does this rank's parts that are ready. Called and left with the mutex held. */
 static ek_status work_off(struct host_communicator *self, ek_device *device) {
   const size_t rank = ek_device_index(device);
   while (!self->aborted && self->rank[rank].finished < self->rank[rank].queued) {
-    const struct slot *slot = &self->ring[self->rank[rank].finished % RING];
-    if (slot->arrived < self->ranks) return EK_OK;
-    if (slot->mismatch) return misfit();
-    if (self->between != NULL) return EK_OK; /* an errand */
+    size_t count = 0;
+    EK_TRY(find_ready(&count, self, rank));
+    if (count == 0 || self->between != NULL) return EK_OK; /* an errand */
     pthread_mutex_unlock(&self->mutex);
-    const ek_status status = queue_part(self, slot, device);
+    const ek_status status = queue_part(self, device, self->rank[rank].finished, count);
     pthread_mutex_lock(&self->mutex);
     /* A link that was aborted does not know why. */
     if (status == EK_ERR_ABORTED && self->aborted) return given_up(self, rank);
     if (status != EK_OK) return status;
     const uint64_t before = over(self);
-    self->rank[rank].finished++;
+    self->rank[rank].finished += count;
     if (over(self) != before) tell_peers(self);
   }
   return self->aborted ? given_up(self, rank) : EK_OK;
@@ -352,7 +393,7 @@ static bool same_collective(const struct slot *slot, const struct ek__collective
   const struct ek__collective *first = &slot->collective;
   if (first->kind != collective->kind || first->count != collective->count ||
       first->type != collective->type || first->root != collective->root ||
-      first->about != collective->about) {
+      first->about != collective->about || first->more != collective->more) {
     return false;
   }
   return collective->offsets == NULL ||

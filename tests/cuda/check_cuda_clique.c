@@ -13,6 +13,7 @@
 
 #include "ck_emulated.h"
 #include "ck_processes.h"
+#include "ck_training.h"
 #include "cuda_runtime_api.h"
 
 enum { DEVICES = 2, COUNT = 100 };
@@ -518,6 +519,26 @@ CK_TEST(groups_of_two_processes_meet) {
       ck_assert_float_eq(halves[k].taken[i], 1);
     }
   }
+}
+
+/* ---- several collectives ---- */
+
+/* The gathers of all buckets after an update are one call of NCCL on each GPU; the norm is another
+ * one. The parameters are those of one device. */
+CK_LOOP(gathers_after_an_update_are_one_call, 2) {
+  const ek_mode mode = _i == 0 ? EK_MODE_SHARDED : EK_MODE_SHARDED_GRADIENTS;
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cuda:0-1@48MiB", mode);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 6, 0, 2);
+  struct ck_training training = ck_training_opened(&setup);
+  ck_ok(ck_training_step(&training, &batch, NULL));
+  ck_ok(ck_training_backward(&training, &batch, NULL, false, NULL));
+  ck_ok(ek_group_synchronize(training.group));
+  const unsigned long launches = cuemu_nccl_launches(), parts = cuemu_calls(0, CUEMU_NCCL);
+  ck_ok(ek_data_parallel_optimizer_step(NULL, training.optimizer));
+  ck_ok(ek_group_synchronize(training.group));
+  ck_assert_uint_eq(cuemu_nccl_launches() - launches, 2 * DEVICES);
+  ck_assert_uint_gt(cuemu_calls(0, CUEMU_NCCL) - parts, 3);
+  ck_training_replicas_agree(&training);
 }
 
 CK_EMULATED_SUITE("cuda clique")

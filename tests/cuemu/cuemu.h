@@ -106,6 +106,9 @@ unsigned long cuemu_staged_copies(void);
 /* The config.maxCTAs of the communicator that was made last; INT_MIN: it was left undefined. */
 int cuemu_nccl_most_ctas(void);
 
+/* Calls of NCCL that queued collectives, a group counts once, since the last reset. */
+unsigned long cuemu_nccl_launches(void);
+
 /* How often two threads were in NCCL for one communicator at the same time since the last reset. */
 unsigned long cuemu_nccl_overlaps(void);
 unsigned cuemu_hanging(void); /* streams that hang now */

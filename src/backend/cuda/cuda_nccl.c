@@ -112,24 +112,40 @@ static ek_status not_renewed(const struct ek__cuda_device *device) {
                                   device->name);
 }
 
-/* Queues the rank's part, and waits until NCCL has it on the stream. */
-static ek_status queue(struct ek__cuda_clique *clique, size_t rank,
-                       const struct ek__collective *what, const char *name) {
+/* The rank's parts of `count` collectives. Several are one call of NCCL: a non-blocking one starts
+ * and joins a thread of NCCL's. The member's mutex is held. */
+static ncclResult_t issue_all(struct ek__cuda_clique *clique, size_t rank,
+                              const struct ek__collective *list, size_t count) {
   struct ek__cuda_member *member = &clique->members[rank];
-  struct call call = call_of(clique, rank, what);
-  ncclResult_t result = ncclSuccess;
-  pthread_mutex_lock(&member->mutex);
-  call.communicator = member->communicator;
-  if (call.communicator != NULL) {
+  ncclResult_t result = count > 1 ? ek__nccl.GroupStart() : ncclSuccess;
+  for (size_t i = 0; i < count && result == ncclSuccess; i++) {
+    struct call call = call_of(clique, rank, &list[i]);
+    call.communicator = member->communicator;
+    if (list[i].count == 0) continue;
     member->queued++;
     result = issue(&call);
+    if (count > 1 && result == ncclInProgress) result = ncclSuccess;
   }
+  if (count == 1) return result;
+  const ncclResult_t end = ek__nccl.GroupEnd();
+  return result == ncclSuccess ? end : result;
+}
+
+/* Queues the rank's parts, and waits until NCCL has them on the stream. */
+static ek_status queue(struct ek__cuda_clique *clique, size_t rank,
+                       const struct ek__collective *list, size_t count, const char *name) {
+  struct ek__cuda_member *member = &clique->members[rank];
+  ncclResult_t result = ncclSuccess;
+  pthread_mutex_lock(&member->mutex);
+  const bool there = member->communicator != NULL;
+  if (there) result = issue_all(clique, rank, list, count);
   pthread_mutex_unlock(&member->mutex);
-  if (call.communicator == NULL) return ek__cuda_given_up();
+  if (!there) return ek__cuda_given_up();
   return ek__cuda_clique_settle(clique, rank, result, name);
 }
 
-static ek_status clique_run(void *self, ek_device *raw, const struct ek__collective *collective) {
+static ek_status clique_run(void *self, ek_device *raw, const struct ek__collective *list,
+                            size_t count) {
   static const char *const names[] = {[EK__BROADCAST] = "broadcast",
                                       [EK__REDUCE] = "reduce",
                                       [EK__ALL_REDUCE] = "all_reduce",
@@ -140,10 +156,10 @@ static ek_status clique_run(void *self, ek_device *raw, const struct ek__collect
   const size_t rank = device->index;
   EK_TRY(ek__cuda_check_stuck(clique->group));
   if (clique->broken) return not_renewed(device);
-  if (collective->count == 0) return EK_OK;
+  if (count == 1 && list->count == 0) return EK_OK;
   EK_TRY(ek__cuda_enter(device));
   ek__cuda_gate_begin(clique, rank);
-  const ek_status status = queue(clique, rank, collective, names[collective->kind]);
+  const ek_status status = queue(clique, rank, list, count, names[list->kind]);
   ek__cuda_gate_end(clique, rank);
   if (status != EK_OK) atomic_store(&clique->failed, true);
   return status;
@@ -167,7 +183,7 @@ static ek_status warm_collective(struct ek__cuda_clique *clique, size_t rank,
       .count = offsets[ranks],
       .type = type,
       .offsets = offsets};
-  return queue(clique, rank, &collective, "opening NCCL");
+  return queue(clique, rank, &collective, 1, "opening NCCL");
 }
 
 /* Every kind, small and large, because NCCL has different ways for them; and every type that is

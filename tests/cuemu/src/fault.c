@@ -23,7 +23,7 @@ struct counter {
 
 static struct counter counters[CUEMU_MAX_DEVICES][CUEMU_KINDS];
 static unsigned hanging;
-static _Atomic unsigned long overlaps, staged, unaligned, descriptions, event_waits, attributes,
+static _Atomic unsigned long overlaps, staged, unaligned, descriptions, event_waits, attributes, nccl_launches,
     algorithms[4];
 static bool hangs_armed;       /* since the last reset; atomic */
 static unsigned long releases; /* how often cuemu_release() was called */
@@ -111,6 +111,8 @@ void cuemu_add_unaligned(void) { unaligned++; }
 unsigned long cuemu_unaligned_products(void) { return unaligned; }
 
 void cuemu_add_description(void) { descriptions++; }
+void cuemu_add_nccl_launch(void) { nccl_launches++; }
+unsigned long cuemu_nccl_launches(void) { return nccl_launches; }
 void cuemu_add_attribute_call(void) { attributes++; }
 unsigned long cuemu_attribute_calls(void) { return attributes; }
 void cuemu_add_event_wait(void) { event_waits++; }
@@ -147,7 +149,7 @@ void cuemu_reset(void) {
   cuemu_release();
   pthread_mutex_lock(&mutex);
   memset(counters, 0, sizeof(counters));
-  overlaps = staged = unaligned = descriptions = event_waits = attributes = 0;
+  overlaps = staged = unaligned = descriptions = event_waits = attributes = nccl_launches = 0;
   for (int i = 0; i < 4; i++) algorithms[i] = 0;
   __atomic_store_n(&hangs_armed, false, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&mutex);

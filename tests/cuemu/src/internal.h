@@ -162,6 +162,7 @@ void cuemu_add_unaligned(void);
 void cuemu_add_description(void);
 void cuemu_add_event_wait(void);
 void cuemu_add_attribute_call(void);
+void cuemu_add_nccl_launch(void);
 void cuemu_add_algorithm(int algorithm);
 void cuemu_add_hanging(int change); /* for hangs that another file waits out */
 
