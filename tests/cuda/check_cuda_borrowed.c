@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "ck_emulated.h"
+#include "ck_training.h"
 #include "cuda_runtime_api.h"
 
 #define MIB ((uint64_t)1 << 20)
@@ -189,6 +190,54 @@ CK_TEST(foreign_memory_as_a_tensor) {
   ck_assert_int_eq(cudaFreeHost(pinned), cudaSuccess);
   ck_assert_int_eq(cudaSetDevice(1), cudaSuccess);
   ck_assert_int_eq(cudaFree(elsewhere), cudaSuccess);
+}
+
+/* A program that takes memory with cudaMallocAsync() beside a training, hands it to operations, and
+ * frees it in the order of its stream: the host waits for nothing, and steps have the same bits. */
+CK_TEST(a_program_with_a_pool_of_its_own) {
+  enum { ROUNDS = 4 };
+  const struct ck_setup setup =
+      ck_setup_mode(ck_workload("mlp"), "cuda:0@64MiB", EK_MODE_REPLICATED);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0, 3);
+  struct ck_training training = ck_training_opened(&setup), alone = ck_training_opened(&setup);
+  ek_device *device = ek_group_device(training.group, 0);
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  const cudaStream_t theirs = new_stream(0);
+  const float first[COUNT] = {1, 2, 3, 4, 5, 6, 7, 8};
+  struct cuemu_usage before, usage;
+  double got[COUNT];
+  ek_tensor x = {0}, y = {0};
+  ck_ok(ek_tensor_create(&y, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(ROUNDS, COUNT)));
+  cuemu_usage(0, &before);
+  for (int i = 0; i < ROUNDS; i++) {
+    void *memory = NULL;
+    CK_GOT(ek_tensor, row, ek_tensor_rows(&row, &y, i, 1));
+    ck_assert_int_eq(cudaMallocAsync(&memory, sizeof first, theirs), cudaSuccess);
+    ck_assert_int_eq(cudaLaunchHostFunc(theirs, be_slow, NULL), cudaSuccess);
+    ck_assert_int_eq(cudaMemcpyAsync(memory, first, sizeof first, cudaMemcpyDefault, theirs),
+                     cudaSuccess);
+    ck_ok(ek_tensor_wrap(&x, device, memory, EK_F32, CK_SHAPE(1, COUNT), NULL, NULL));
+    ck_ok(ek_stream_wait_native(stream, theirs));
+    ck_ok(ek_op_scale(stream, &row, &x, i + 1));
+    ek_tensor_free(&row);
+    ek_tensor_free(&x);
+    ck_ok(ek_stream_native_wait(theirs, stream));
+    ck_assert_int_eq(cudaFreeAsync(memory, theirs), cudaSuccess);
+    ck_ok(ck_training_step(&training, &batch, NULL));
+    ck_ok(ck_training_step(&alone, &batch, NULL));
+  }
+  for (int i = 0; i < ROUNDS; i++) {
+    CK_GOT(ek_tensor, row, ek_tensor_rows(&row, &y, i, 1));
+    ck_get(got, &row);
+    ek_tensor_free(&row);
+    for (int k = 0; k < COUNT; k++) ck_assert_double_eq(got[k], (i + 1) * (double)first[k]);
+  }
+  ek_tensor_free(&y);
+  ck_runs_agree(&training, &alone, CK_VALUES, 0);
+  ck_assert_int_eq(cudaStreamSynchronize(theirs), cudaSuccess);
+  cuemu_usage(0, &usage);
+  ck_assert_uint_eq(usage.allocations, before.allocations);
+  ck_assert_int_eq(cudaStreamDestroy(theirs), cudaSuccess);
 }
 
 /* Their stream fills the memory while it is imported; the deleter waits for our work. */

@@ -241,6 +241,31 @@ cudaError_t cudaFree(void *pointer) {
   return cuemu_result(error != cudaSuccess ? error : cuemu_sticky(device));
 }
 
+/* Without a pool that keeps memory: what is freed is free when the stream comes to it. */
+cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream) {
+  *pointer = NULL;
+  if (cuemu_stream_device(stream) != cuemu_current_device()) {
+    return cuemu_result(cudaErrorInvalidValue);
+  }
+  return cudaMalloc(pointer, bytes);
+}
+
+static void free_in_order(void *pointer) {
+  struct allocation *a = take(pointer, false);
+  if (a) give_host_memory(a);
+}
+
+cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream) {
+  CUEMU_TRY(cuemu_enter());
+  int device;
+  bool whole;
+  if (cuemu_find(pointer, 0, &device, &whole) != CUEMU_ON_DEVICE) {
+    return cuemu_result(cudaErrorInvalidValue);
+  }
+  cuemu_enqueue(stream, -1, NULL, free_in_order, pointer);
+  return cudaSuccess;
+}
+
 void cuemu_free_device_memory(int device) {
   for (;;) {
     cuemu_lock();
