@@ -1,6 +1,6 @@
 /*
- * checkpoint_write.h - a save from the inside: checkpoint.c begins and ends it, and
- * checkpoint_regions.c knows which process writes which part of the file.
+ * checkpoint_write.h - a save from the inside: checkpoint.c begins and ends it, checkpoint_parts.c
+ * finds out which files there are, and checkpoint_regions.c which process writes which region.
  */
 #ifndef EK_CHECKPOINT_WRITE_H
 #define EK_CHECKPOINT_WRITE_H
@@ -91,8 +91,18 @@ bool ek__region_leads(const ek_checkpoint_write *self);
  * to list. A call of all processes. */
 ek_status ek__regions_meet(ek_checkpoint_write *self);
 
-/* After the entries are listed: finds out which processes see one folder, begins their files, and
- * cuts them into the regions of these processes. A call of all processes. */
+/* After the entries are listed: finds out which processes see one folder, chooses the entries of
+ * their file, and begins it: checkpoint_parts.c. A call of all processes. */
+ek_status ek__parts_open(ek_checkpoint_write *self, const ek_data_parallel_model *model);
+void ek__parts_close(ek_checkpoint_write *self);
+
+uint64_t ek__entry_bytes(const ek_checkpoint_write *self, size_t index);
+
+/* Of a share of `left` bytes for `mine` of `all` processes: whether it is complete without an entry
+ * that more than half would be too much of. */
+bool ek__is_enough(uint64_t taken, uint64_t bytes, uint64_t left, size_t mine, size_t all);
+
+/* The same, and cuts the files into the regions of the processes. */
 ek_status ek__regions_open(ek_checkpoint_write *self, const ek_data_parallel_model *model);
 void ek__regions_close(ek_checkpoint_write *self);
 
