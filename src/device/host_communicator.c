@@ -20,6 +20,10 @@
  * again, when all ranks have finished it: the smallest `finished` is the number of collectives that
  * are over.
  *
+ * To wake the other ranks takes longer than a small collective. The last rank to arrive does such a
+ * collective whole, for all ranks, if nothing before it is left to do: the others wake once, when it
+ * is over. Each element has the same sum in the same order.
+ *
  * Devices that queue their work (`queues`: the backend has events) do the same, except that each
  * step is only queued: a rank arrives by recording an event at the end of its compute stream; a
  * part is queued on the communication stream, after the arrivals of all ranks, because an event
@@ -36,8 +40,10 @@
  * its part of the job does not arrive any more: waiting ranks check for that every second.
  *
  * Lock: `mutex` guards all of this except the memory that slots point to. That memory belongs to
- * the ranks that are working on the slot from the last arrival to the last finish. The mutex is not
- * held while parts are copied or summed, and no other lock is taken inside it.
+ * the ranks that are working on the slot from the last arrival to the last finish. The mutex is held
+ * while a small collective is done whole, but not while parts are copied or summed, and no other
+ * lock is taken inside it. Waiting ranks are woken after the mutex is released, or they would wake
+ * only to wait for it.
  */
 #include <errno.h>
 #include <math.h>
@@ -53,6 +59,9 @@
 #include "device/track.h"
 
 enum { RING = 64 };
+
+/* Bytes of all ranks together, up to which the last rank to arrive does a collective whole. */
+enum { SMALL = 64 * 1024 };
 
 /* Seconds between two looks at workers that may have ended early. */
 #define LOOK_EVERY 1.0
@@ -88,7 +97,8 @@ struct host_communicator {
   size_t world;                /* of all processes */
   pthread_mutex_t mutex;
   pthread_cond_t changed; /* the last arrival, the last finish, an abort */
-  uint64_t changes;       /* how often it was signalled */
+  uint64_t changes;       /* how often it is signalled */
+  bool tell;              /* a change that has not been signalled: release() does that */
   bool aborted;
   bool queues; /* the devices compute later; else there are no events */
   struct rank *rank;
@@ -108,10 +118,20 @@ static uint64_t over(const struct host_communicator *self) {
   return least;
 }
 
+static void take(struct host_communicator *self) { pthread_mutex_lock(&self->mutex); }
+
+/* Releases the mutex, and wakes the ranks that wait if something changed. */
+static void release(struct host_communicator *self) {
+  const bool tell = self->tell;
+  self->tell = false;
+  pthread_mutex_unlock(&self->mutex);
+  if (tell) pthread_cond_broadcast(&self->changed);
+}
+
 /* The mutex is held. */
 static void tell_peers(struct host_communicator *self) {
   self->changes++;
-  pthread_cond_broadcast(&self->changed);
+  self->tell = true;
 }
 
 #define MISFIT "the devices called different collectives, or with different sizes"
@@ -160,10 +180,10 @@ static ek_status copy_part(ek_device *device, const struct slot *slot, size_t to
                                                  element(slot, from, first), bytes);
 }
 
-/* This rank's part of a collective that all have arrived at. */
+/* The part of `rank`, done by `device`, of a collective that all have arrived at. */
 static ek_status do_part(struct host_communicator *self, const struct slot *slot,
-                         ek_device *device) {
-  const size_t rank = ek_device_index(device), ranks = self->ranks;
+                         ek_device *device, size_t rank) {
+  const size_t ranks = self->ranks;
   const size_t root = slot->collective.root;
   int64_t first = ek__part_begin(slot->collective.count, rank, ranks);
   int64_t last = ek__part_begin(slot->collective.count, rank + 1, ranks);
@@ -217,21 +237,22 @@ static ek_status queue_linked(struct host_communicator *self, ek_device *device,
 static ek_status queue_work(struct host_communicator *self, ek_device *device, uint64_t first,
                             size_t count) {
   const struct slot *slot = slot_of(self, first);
-  if (!self->queues) return do_part(self, slot, device);
+  const size_t rank = ek_device_index(device);
+  if (!self->queues) return do_part(self, slot, device, rank);
   if (self->link != NULL) return queue_linked(self, device, first, count);
   ek_stream *stream = part_stream(device);
   for (size_t i = 0; i < self->ranks; i++) EK_TRY(ek_stream_wait(stream, slot->ready[i]));
-  EK_TRY(do_part(self, slot, device));
-  return ek_event_record(slot->done[ek_device_index(device)], stream);
+  EK_TRY(do_part(self, slot, device, rank));
+  return ek_event_record(slot->done[rank], stream);
 }
 
 /* Whether all members have arrived at a collective, with the same arguments. */
 static bool errand_ready(struct ek__errand *errand) {
   const struct slot *slot = (struct slot *)errand;
   struct host_communicator *self = slot->of;
-  pthread_mutex_lock(&self->mutex);
+  take(self);
   const bool ready = slot->arrived == self->ranks && !slot->mismatch && !self->aborted;
-  pthread_mutex_unlock(&self->mutex);
+  release(self);
   return ready;
 }
 
@@ -242,10 +263,10 @@ static ek_status errand_run(struct ek__errand *errand) {
   struct ek__collective collective = slot->collective;
   if (collective.offsets != NULL) collective.offsets = slot->offsets;
   EK_TRY(ek__between_run(self->between, self->number, &collective, slot->data));
-  pthread_mutex_lock(&self->mutex);
+  take(self);
   for (size_t i = 0; i < self->ranks; i++) self->rank[i].finished++;
   tell_peers(self);
-  pthread_mutex_unlock(&self->mutex);
+  release(self);
   return EK_OK;
 }
 
@@ -293,6 +314,8 @@ static bool nothing_changes(struct host_communicator *self, double seconds) {
   until.tv_sec += (time_t)whole + until.tv_nsec / 1000000000;
   until.tv_nsec %= 1000000000;
   const uint64_t before = self->changes; /* a change may come with the end of the time */
+  if (self->tell) pthread_cond_broadcast(&self->changed);
+  self->tell = false;
   while (self->changes == before &&
          pthread_cond_timedwait(&self->changed, &self->mutex, &until) != ETIMEDOUT) {
   }
@@ -328,8 +351,8 @@ static ek_status wait_for_peers(struct host_communicator *self, ek_device *devic
 }
 
 /* Of `count` collectives from number `first` on. */
-static ek_status queue_part(struct host_communicator *self, ek_device *device, uint64_t first,
-                            size_t count) {
+static struct ek__span *begin_span(struct host_communicator *self, ek_device *device,
+                                   uint64_t first, size_t count) {
   static const char *const names[] = {[EK__BROADCAST] = "broadcast",
                                       [EK__REDUCE] = "reduce",
                                       [EK__ALL_REDUCE] = "all_reduce",
@@ -343,6 +366,12 @@ static ek_status queue_part(struct host_communicator *self, ek_device *device, u
   }
   struct ek__span *span = ek__span_begin(device, EK__LANE_COMMUNICATION, "collective", bytes);
   if (span != NULL) ek__span_name(span, names[slot->collective.kind]);
+  return span;
+}
+
+static ek_status queue_part(struct host_communicator *self, ek_device *device, uint64_t first,
+                            size_t count) {
+  struct ek__span *span = begin_span(self, device, first, count);
   const ek_status status = queue_work(self, device, first, count);
   ek__span_end(span);
   return status;
@@ -375,9 +404,9 @@ static ek_status work_off(struct host_communicator *self, ek_device *device) {
     size_t count = 0;
     EK_TRY(find_ready(&count, self, rank));
     if (count == 0 || self->between != NULL) return EK_OK; /* an errand */
-    pthread_mutex_unlock(&self->mutex);
+    release(self);
     const ek_status status = queue_part(self, device, self->rank[rank].finished, count);
-    pthread_mutex_lock(&self->mutex);
+    take(self);
     /* A link that was aborted does not know why. */
     if (status == EK_ERR_ABORTED && self->aborted) return given_up(self, rank);
     if (status != EK_OK) return status;
@@ -425,6 +454,30 @@ static void arrive(struct host_communicator *self, size_t rank,
   if (++slot->arrived == self->ranks) tell_peers(self);
 }
 
+static bool is_small(const struct host_communicator *self, const struct slot *slot) {
+  const size_t count = (size_t)slot->collective.count;
+  return count <= SMALL / (self->ranks * ek_type_size(slot->collective.type));
+}
+
+/* Does the collective at which `device` has just arrived, for all ranks, if it is the last to
+ * arrive, no earlier one is left to do, and it is small. The mutex is held. */
+static ek_status do_whole(struct host_communicator *self, ek_device *device) {
+  const uint64_t number = self->rank[ek_device_index(device)].queued - 1;
+  const struct slot *slot = slot_of(self, number);
+  if (self->queues || self->between != NULL || slot->arrived < self->ranks || slot->mismatch ||
+      over(self) != number || !is_small(self, slot)) {
+    return EK_OK;
+  }
+  struct ek__span *span = begin_span(self, device, number, 1);
+  ek_status status = EK_OK;
+  for (size_t i = 0; i < self->ranks && status == EK_OK; i++) {
+    status = do_part(self, slot, device, i);
+  }
+  ek__span_end(span);
+  for (size_t i = 0; i < self->ranks && status == EK_OK; i++) self->rank[i].finished++;
+  return status;
+}
+
 /* Waits until the rank's next slot is free. The mutex is held. */
 static ek_status make_room(struct host_communicator *self, ek_device *device, size_t rank) {
   ek_status status = self->aborted ? given_up(self, rank) : EK_OK;
@@ -450,29 +503,32 @@ static ek_status host_start(ek_communicator *base, ek_device *device,
   struct host_communicator *self = (struct host_communicator *)base;
   const size_t rank = ek_device_index(device);
   EK_TRY(check_world(self));
-  pthread_mutex_lock(&self->mutex);
+  take(self);
   ek_status status = make_room(self, device, rank);
   if (status == EK_OK && self->queues) {
     ek_event *ready = self->ring[self->rank[rank].queued % RING].ready[rank];
-    pthread_mutex_unlock(&self->mutex);
+    release(self);
     status = ek_event_record(ready, ek_device_stream(device, EK_STREAM_COMPUTE));
-    pthread_mutex_lock(&self->mutex);
+    take(self);
     if (status == EK_OK && self->aborted) status = given_up(self, rank);
   }
-  if (status == EK_OK) arrive(self, rank, collective);
+  if (status == EK_OK) {
+    arrive(self, rank, collective);
+    status = do_whole(self, device);
+  }
   const uint64_t last = self->rank[rank].queued - 1;
   const bool errand = status == EK_OK && self->between != NULL &&
                       self->ring[last % RING].arrived == self->ranks;
-  pthread_mutex_unlock(&self->mutex);
+  release(self);
   if (errand) ek__group_errand(self->base.group);
   return status;
 }
 
 static ek_status host_progress(ek_communicator *base, ek_device *device) {
   struct host_communicator *self = (struct host_communicator *)base;
-  pthread_mutex_lock(&self->mutex);
+  take(self);
   const ek_status status = work_off(self, device);
-  pthread_mutex_unlock(&self->mutex);
+  release(self);
   return status;
 }
 
@@ -481,13 +537,13 @@ static ek_status host_progress(ek_communicator *base, ek_device *device) {
 static ek_status work_until(struct host_communicator *self, ek_device *device, bool all,
                             uint64_t number) {
   const struct rank *rank = &self->rank[ek_device_index(device)];
-  pthread_mutex_lock(&self->mutex);
+  take(self);
   ek_status status = work_off(self, device);
   while (status == EK_OK && (all ? over(self) : rank->finished) < number) {
     status = wait_for_peers(self, device, all);
     if (status == EK_OK) status = work_off(self, device);
   }
-  pthread_mutex_unlock(&self->mutex);
+  release(self);
   return status;
 }
 
@@ -520,13 +576,13 @@ static ek_status host_wait(ek_communicator *base, ek_device *device) {
 
 static void host_abort(ek_communicator *base) {
   struct host_communicator *self = (struct host_communicator *)base;
-  pthread_mutex_lock(&self->mutex);
+  take(self);
   self->aborted = true;
   /* Before any rank wakes: after that it may be made new, and the abort would hit what comes next.
    */
   if (self->link != NULL) self->link->abort(self->linked);
   tell_peers(self);
-  pthread_mutex_unlock(&self->mutex);
+  release(self);
 }
 
 /* Parts that were queued before the abort may still write other ranks' memory: they must be over
@@ -547,12 +603,12 @@ static void host_unblock(ek_communicator *base) {
 static void host_renew(ek_communicator *base) {
   struct host_communicator *self = (struct host_communicator *)base;
   if (self->queues) drain(self);
-  pthread_mutex_lock(&self->mutex);
+  take(self);
   self->aborted = false;
   for (size_t i = 0; i < self->ranks; i++) {
     self->rank[i].queued = self->rank[i].finished = self->rank[i].waited = 0;
   }
-  pthread_mutex_unlock(&self->mutex);
+  release(self);
 }
 
 static void host_close(ek_communicator *base) {
