@@ -289,6 +289,8 @@ void ck_same_bits(const char *what, const double *a, const double *b, int64_t co
 enum { CK_RIG_TENSORS = 64, CK_RIG_ARRAYS = 256 };
 
 struct ck_rig {
+  const char *spec; /* of the group, as it was asked for, and its threads */
+  int threads;
   ek_group *group;
   ek_device *device;
   ek_stream *stream;
@@ -304,7 +306,11 @@ struct ck_rig {
   uintptr_t ghosts; /* the address of the next ghost */
 };
 
-/* Opens device 0 of a group: `spec` as it is, or test_devices("cpu:1") if it is NULL. */
+/*
+ * Opens device 0 of a group: `spec` as it is, or test_devices("cpu:1") if it is NULL. If nothing
+ * failed on it, the group stays open when the rig is closed, until the test ends, and the next rig
+ * that asks for the same one takes it: to open a group takes longer than most operations.
+ */
 struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads);
 
 /*
