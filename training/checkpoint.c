@@ -18,8 +18,8 @@
  * processes make, ek_checkpoint_end() or, in a trainer, the first step after all have written.
  * Where there are several files, all meet once more when the leaders have ended them.
  *
- * The public functions of state.h and safetensors.h do the work; only the schedule is looked up in
- * the optimizer, and in the writer where entries are.
+ * The public functions of state.h and safetensors.h do the work, except that where entries are is
+ * looked up in the writer.
  */
 #include <evenkeel/checkpoint.h>
 
@@ -27,11 +27,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <evenkeel/version.h>
-
 #include "checkpoint_write.h"
 #include "core/alloc.h"
-#include "core/c_locale.h"
 #include "core/options.h"
 #include "core/thread.h"
 #include "core/utf8.h"
@@ -39,8 +36,6 @@
 #include "io/write_behind.h"
 #include "io/writer.h"
 #include "parallel/optimizer_internal.h"
-
-enum { NUMBER_SIZE = 32, SCHEDULE_SIZE = 256, PART_SIZE = 64 };
 
 static const char memory_of[] = "a state to save";
 
@@ -77,77 +72,6 @@ static ek_status list_entries(ek_checkpoint_write *self, const ek_data_parallel_
     self->entries[i] = (ek_safetensors_entry){self->infos[i].name, self->infos[i].like};
   }
   return EK_OK;
-}
-
-/* What the header of a file says besides its entries. */
-struct pairs {
-  ek_safetensors_pair *list;
-  size_t count;
-  char number[NUMBER_SIZE], schedule[SCHEDULE_SIZE], part[PART_SIZE];
-  char *texts; /* of parts: a key and a value for each */
-};
-
-static void add_pair(struct pairs *pairs, const char *key, const char *value) {
-  pairs->list[pairs->count++] = (ek_safetensors_pair){key, value};
-}
-
-/* Which process has written each part, for a reader that misses one. */
-static ek_status describe_parts(struct pairs *pairs, const ek_checkpoint_write *self) {
-  char *text = NULL;
-  EK_TRY(ek__new(&pairs->texts, self->part_count, (size_t)2 * EK__CHECKPOINT_WRITER_SIZE, memory_of));
-  (void)snprintf(pairs->part, sizeof pairs->part, EK__CHECKPOINT_PART_FORMAT, self->name.part,
-                 self->name.parts, self->name.save);
-  add_pair(pairs, EK__CHECKPOINT_PART_KEY, pairs->part);
-  for (size_t i = 0; i < self->part_count; i++) {
-    const size_t leader = self->parts[i].leader;
-    text = pairs->texts + i * 2 * EK__CHECKPOINT_WRITER_SIZE;
-    char *value = text + EK__CHECKPOINT_WRITER_SIZE;
-    (void)snprintf(text, EK__CHECKPOINT_WRITER_SIZE, EK__CHECKPOINT_PART_KEY "/%zu", i + 1);
-    (void)snprintf(value, EK__CHECKPOINT_WRITER_SIZE, "process %zu on %s", leader,
-                   ek_world_host(self->world, leader));
-    add_pair(pairs, text, value);
-  }
-  return EK_OK;
-}
-
-static void describe_schedule(struct pairs *pairs, const ek_schedule *s) {
-  const locale_t before = ek__c_locale_begin();
-  (void)snprintf(pairs->schedule, sizeof pairs->schedule, "%d %a %a %lld %lld %lld %a %a",
-                 (int)s->kind, s->peak, s->floor, (long long)s->warmup, (long long)s->total,
-                 (long long)s->decay, s->first, s->factor);
-  ek__c_locale_end(before);
-  add_pair(pairs, EK__CHECKPOINT_SCHEDULE_KEY, pairs->schedule);
-}
-
-static ek_status describe_file(struct pairs *pairs, const ek_checkpoint_write *self) {
-  const struct ek__update *update = self->model->update;
-  EK_TRY(ek__new(&pairs->list, self->part_count + 5, sizeof *pairs->list, memory_of));
-  (void)snprintf(pairs->number, sizeof pairs->number, "%lld", (long long)self->plan.position);
-  add_pair(pairs, EK__CHECKPOINT_FORMAT_KEY, EK__CHECKPOINT_FORMAT);
-  add_pair(pairs, EK__CHECKPOINT_VERSION_KEY, ek_version_string());
-  add_pair(pairs, EK__CHECKPOINT_POSITION_KEY, pairs->number);
-  if (update != NULL && update->schedule.kind != EK_SCHEDULE_FUNCTION) {
-    describe_schedule(pairs, &update->schedule);
-  }
-  return self->apart ? describe_parts(pairs, self) : EK_OK;
-}
-
-ek_status ek__region_begin_file(ek_checkpoint_write *self, const ek_safetensors_entry *entries) {
-  const struct ek__state_part *part = &self->parts[self->part_of[self->me]];
-  char path[EK_CHECKPOINT_PATH_SIZE];
-  struct pairs pairs = {0};
-  if (!ek__region_leads(self)) {
-    return ek__safetensors_join(&self->file, &self->made, part->begin, entries, part->count);
-  }
-  ek_status status = ek__checkpoint_path(path, self->folder, &self->name);
-  if (status == EK_OK) status = describe_file(&pairs, self);
-  if (status == EK_OK) {
-    status = ek__safetensors_create(&self->file, &self->made, path, entries, part->count,
-                                    pairs.list, pairs.count);
-  }
-  ek__free(pairs.texts);
-  ek__free(pairs.list);
-  return status;
 }
 
 /* Frees what only the writing needs. */

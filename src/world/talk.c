@@ -297,7 +297,8 @@ static ek_status from_each(ek_world *world, char *all, const size_t *ends) {
 
 ek_status ek__world_gather(void *all, size_t *ends, ek_world *world, const char *doing,
                            const void *own, size_t bytes) {
-  const size_t me = ek_world_process(world), processes = ek_world_processes(world);
+  const size_t me = world == NULL ? 0 : world->process;
+  const size_t processes = world == NULL ? 1 : world->processes;
   char *made = NULL;
   EK__FAIL_IF(bytes > LONGEST_LIST, EK_ERR_OVERFLOW, "%s: too much to compare", doing);
   ek__world_lock(world);
