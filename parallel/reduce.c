@@ -145,7 +145,8 @@ ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator,
   EK_TRY_GOTO(status,
               ek__buckets_open(&result->buckets, replicas[0], ranks,
                                o.pieces == 0 ? ranks : o.pieces,
-                               ek__bucket_bytes(o.bucket_bytes, ek_replica_device(replicas[0])), NULL),
+                               ek__bucket_bytes(o.bucket_bytes, ek_replica_device(replicas[0])),
+                               NULL),
               cleanup);
   EK_TRY_GOTO(status, open_sums(result, communicator, replicas), cleanup);
   *reducer = result;

@@ -82,8 +82,8 @@ static void drop_file(ek_checkpoint_write *self) {
   self->memory = NULL;
 }
 
-/* A part that waits goes if all processes know that the save has failed. Where they may not, because
- * one has died, others may count on it. */
+/* A part that waits goes if all processes know that the save has failed. Where they may not,
+ * because one has died, others may count on it. */
 static void drop_part(ek_checkpoint_write *self) {
   char path[EK_CHECKPOINT_PATH_SIZE], kept[EK__MESSAGE_SIZE];
   if (!self->waits || (self->process.id != 0 && ek__process_is_child(&self->process))) return;

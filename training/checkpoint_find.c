@@ -4,12 +4,12 @@
  *
  * A state is in one file, or in parts on the disks of several machines. Each process lists its own
  * folder, and all have all lists: so all of them choose the same state. The folder of process 0
- * counts, and the next process's only if that has none, because a folder that is not shared may have
- * states of another run. A state in parts is whole if every part is seen by some process. If a part
- * is missing and another one does not wait any more, there were all of them: then it is lost, or the
- * process that sees it is not here, and that is an error, because going on from an older state, or
- * from none, would hide it. Parts that all wait are those of a save that was killed: they are passed
- * over if one is missing.
+ * counts, and the next process's only if that has none, because a folder that is not shared may
+ * have states of another run. A state in parts is whole if every part is seen by some process. If a
+ * part is missing and another one does not wait any more, there were all of them: then it is lost,
+ * or the process that sees it is not here, and that is an error, because going on from an older
+ * state, or from none, would hide it. Parts that all wait are those of a save that was killed: they
+ * are passed over if one is missing.
  *
  * Then the files are opened. Those that should be the same file must have the same header. Their
  * bytes are checked, once on each host: its processes share the work, as far as they have the very
@@ -138,7 +138,8 @@ static ek_status list_alone(struct ek__state_files *files) {
 /* A file; of a part the others in its folder count as well. */
 static ek_status list_file(struct ek__state_files *files) {
   const char *slash = strrchr(files->path, '/'), *rest = "";
-  const size_t length = slash == NULL ? 1 : slash == files->path ? 1 : (size_t)(slash - files->path);
+  const size_t length =
+      slash == NULL || slash == files->path ? 1 : (size_t)(slash - files->path);
   struct ek__state_name wanted = {0};
   const bool named = ek__checkpoint_name(&wanted, &rest, slash == NULL ? files->path : slash + 1);
   if (!named || wanted.parts == 1) return list_alone(files);
@@ -239,7 +240,8 @@ static ek_status say_missing(const struct ek__state_files *files,
   (void)snprintf(key, sizeof key, EK__CHECKPOINT_PART_KEY "/%" PRIu32, part);
   EK_TRY(ek__checkpoint_path(path, files->folder, state));
   if (ek_safetensors_open(&file, path) == EK_OK) value = ek_safetensors_value(file, key);
-  (void)snprintf(writer, sizeof writer, "%s", value == NULL ? "a process that is not known" : value);
+  (void)snprintf(writer, sizeof writer, "%s",
+                 value == NULL ? "a process that is not known" : value);
   ek_safetensors_free(file);
   EK_TRY(ek__checkpoint_path(path, files->folder, &missing));
   return ek_error_set(EK_ERR_IO,
@@ -264,7 +266,8 @@ static ek_status check_part(const ek_safetensors *file, const char *path,
                             const struct ek__state_name *name) {
   char want[64];
   const char *value = ek_safetensors_value(file, EK__CHECKPOINT_PART_KEY);
-  (void)snprintf(want, sizeof want, EK__CHECKPOINT_PART_FORMAT, name->part, name->parts, name->save);
+  (void)snprintf(want, sizeof want, EK__CHECKPOINT_PART_FORMAT, name->part, name->parts,
+                 name->save);
   if (name->parts == 1 ? value == NULL : value != NULL && strcmp(value, want) == 0) return EK_OK;
   return ek_error_set(EK_ERR_CORRUPT, "%s: its header says that it is %s%s, and its name that it "
                                       "is %s", path, value == NULL ? "" : "part ",

@@ -7,10 +7,10 @@
  * and one for each machine where disks are local. The processes that see a file write it together.
  *
  * If there is one file, it is that of one process, byte for byte. If there are several, and each
- * process has all of the state (mode replicated, or shares inside processes), each is that file too:
- * any of them is the whole state, whatever happens to the other disks. Otherwise each is a part of
- * the state, in proportion to the processes that write it: whole entries, and the program's extras
- * in each.
+ * process has all of the state (mode replicated, or shares inside processes), each is that file
+ * too: any of them is the whole state, whatever happens to the other disks. Otherwise each is a
+ * part of the state, in proportion to the processes that write it: whole entries, and the program's
+ * extras in each.
  *
  * The schedule in the header is looked up in the optimizer; it is not public.
  */
@@ -152,7 +152,8 @@ uint64_t ek__entry_bytes(const ek_checkpoint_write *self, size_t index) {
 }
 
 bool ek__is_enough(uint64_t taken, uint64_t bytes, uint64_t left, size_t mine, size_t all) {
-  return all > mine && (double)taken + (double)bytes / 2 > (double)left * (double)mine / (double)all;
+  const double share = (double)left * (double)mine / (double)all;
+  return all > mine && (double)taken + (double)bytes / 2 > share;
 }
 
 static ek_status set_places(struct ek__state_part *part, const ek_checkpoint_write *self) {
@@ -294,7 +295,8 @@ static void add_pair(struct pairs *pairs, const char *key, const char *value) {
 /* Which process has written each part, for a reader that misses one. */
 static ek_status describe_parts(struct pairs *pairs, const ek_checkpoint_write *self) {
   char *text = NULL;
-  EK_TRY(ek__new(&pairs->texts, self->part_count, (size_t)2 * EK__CHECKPOINT_WRITER_SIZE, memory_of));
+  EK_TRY(ek__new(&pairs->texts, self->part_count, (size_t)2 * EK__CHECKPOINT_WRITER_SIZE,
+                 memory_of));
   (void)snprintf(pairs->part, sizeof pairs->part, EK__CHECKPOINT_PART_FORMAT, self->name.part,
                  self->name.parts, self->name.save);
   add_pair(pairs, EK__CHECKPOINT_PART_KEY, pairs->part);

@@ -2,10 +2,10 @@
  * checkpoint_regions.c - which process writes which region of a file of a state, and how the values
  * get there. Which files there are is found out in checkpoint_parts.c.
  *
- * The processes that see a file each write a region at the same time: whole entries, end to end, cut
- * so that regions are as equal as the largest entry permits. Whole, because the checksum of an entry
- * is over its bytes in order. Entries that are cut are cut over all processes, so that another choice
- * of entries for a part would save no traffic.
+ * The processes that see a file each write a region at the same time: whole entries, end to end,
+ * cut so that regions are as equal as the largest entry permits. Whole, because the checksum of an
+ * entry is over its bytes in order. Entries that are cut are cut over all processes, so that
+ * another choice of entries for a part would save no traffic.
  *
  * A region is filled in rounds, a piece in each. In a round every process reads from its own devices
  * what it can of its piece; where entries are cut over the processes, every two processes swap the
@@ -367,8 +367,8 @@ ek_status ek__regions_collect(ek_checkpoint_write *self, ek_status status) {
   return EK_OK;
 }
 
-/* What there is in the folders of all leaders, sorted. One that cannot be read counts as empty: then
- * more states stay. */
+/* What there is in the folders of all leaders, sorted. One that cannot be read counts as empty:
+ * then more states stay. */
 static ek_status list_all(struct ek__state_name **all, size_t *count, ek_checkpoint_write *self) {
   struct ek__state_name *own = NULL;
   size_t own_count = 0, *ends = NULL;
@@ -388,8 +388,8 @@ static ek_status list_all(struct ek__state_name **all, size_t *count, ek_checkpo
   return status;
 }
 
-/* All parts are on the disks when the first conversation is over: no part is removed any more, since
- * with a part that does not wait the state is whole, and older states may go. */
+/* All parts are on the disks when the first conversation is over: no part is removed any more,
+ * since with a part that does not wait the state is whole, and older states may go. */
 ek_status ek__regions_end(ek_checkpoint_write *self) {
   struct ek__state_name *all = NULL;
   size_t count = 0;

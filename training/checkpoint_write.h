@@ -15,7 +15,8 @@
 #include "core/process.h"
 #include "io/writer.h"
 
-/* A file of the state, written by the processes that see one folder: all of the state, or a part. */
+/* A file of the state, written by the processes that see one folder: all of the state, or a
+ * part. */
 struct ek__state_part {
   size_t leader; /* the first of these processes: it creates the file and gives it its name */
   size_t writers;

@@ -5,9 +5,9 @@
  * least validation loss, its step, and the validations since.
  *
  * It uses public functions, except for two things in a world of several processes: one of them
- * shares what it has read of a state, and a failure in one process, such as that of its source, ends the
- * run in all. Results of steps and evaluations are equal in all processes, so all make the same
- * decisions; a process whose `report` wants to stop asks the world to.
+ * shares what it has read of a state, and a failure in one process, such as that of its source,
+ * ends the run in all. Results of steps and evaluations are equal in all processes, so all make the
+ * same decisions; a process whose `report` wants to stop asks the world to.
  */
 #include <evenkeel/trainer_run.h>
 
@@ -96,7 +96,8 @@ static ek_status read_kept(struct run *run, const char *path) {
   while (status == EK_OK && first < processes && heard[first * EK__TOPIC_WORDS + 1] == 0) first++;
   ek__world_unlock(run->world);
   EK_TRY(status);
-  EK__FAIL_IF(first == processes, EK_ERR_NOT_FOUND, "%s: no process finds this file any more", path);
+  EK__FAIL_IF(first == processes, EK_ERR_NOT_FOUND, "%s: no process finds this file any more",
+              path);
   return ek__world_share_from(run->world, first, run->kept, sizeof run->kept);
 }
 

@@ -51,7 +51,8 @@
 EK_BEGIN_DECLARATIONS
 
 /* A step that is no child: this activation. Its result is kept with EK_RECOMPUTE_CHEAP, too, except
- * that of one whose backward needs its result (ek_activation_keeps_result()) after a cheap child. */
+ * that of one whose backward needs its result (ek_activation_keeps_result()) after a cheap
+ * child. */
 #define EK_CHAIN_ACTIVATION(activation) (SIZE_MAX - SIZE_MAX / 4 + (size_t)(activation))
 
 /*

@@ -36,15 +36,16 @@
  *
  *     step-000000000012-00001-of-00002-RANDOM.safetensors     RANDOM: 16 digits, those of the save
  *
- * and a load needs all parts, each seen by some process, or copied into one folder. A part that ends
- * in ".waiting" is whole as well; the save that wrote it was killed before all parts were there, or
- * just after. A process that cannot write into a folder that it shares leaves that to the others.
+ * and a load needs all parts, each seen by some process, or copied into one folder. A part that
+ * ends in ".waiting" is whole as well; the save that wrote it was killed before all parts were
+ * there, or just after. A process that cannot write into a folder that it shares leaves that to the
+ * others.
  *
  * A load takes the last whole state in the folder of process 0, or, if it has none, of the next
- * process that has one. Each process reads the files that it sees; what it does not see, another one
- * sends. Any number of processes, in any mode, reads what any other number has written. Files of one
- * name that are not of one save are EK_ERR_MISMATCH. A part that is missing is EK_ERR_IO, also if
- * there are older states: the message says which process wrote it, on which host.
+ * process that has one. Each process reads the files that it sees; what it does not see, another
+ * one sends. Any number of processes, in any mode, reads what any other number has written. Files
+ * of one name that are not of one save are EK_ERR_MISMATCH. A part that is missing is EK_ERR_IO,
+ * also if there are older states: the message says which process wrote it, on which host.
  *
  * A file gets its name after all regions are on the disk: whichever process is killed, and
  * whenever, there are whole states. Where each disk gets the whole state, a save that fails on one

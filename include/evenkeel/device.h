@@ -171,12 +171,13 @@ EK_API EK_CHECKED ek_status ek_group_options_init(ek_group_options *options, siz
 
 /*
  * `deterministic`: on cpu products are cut by their shapes alone, so the number of threads changes
- * no bit; nor does the number of processes that the devices are in (above). On cuda the algorithms of products are not chosen by timing, which could differ between
- * two runs, and gradients are summed by the communicator `peer`, in the order of the devices, also
- * between different GPUs if they reach each other's memory. If they do not, NCCL must be held to
- * one algorithm: start the program with NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_NVLS_ENABLE=0 in its
- * environment, else EK_ERR_UNSUPPORTED. The same machine then gives the same bits, summed in an
- * order of NCCL's own. Logical devices of one GPU always use `peer`.
+ * no bit; nor does the number of processes that the devices are in (above). On cuda the algorithms
+ * of products are not chosen by timing, which could differ between two runs, and gradients are
+ * summed by the communicator `peer`, in the order of the devices, also between different GPUs if
+ * they reach each other's memory. If they do not, NCCL must be held to one algorithm: start the
+ * program with NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_NVLS_ENABLE=0 in its environment, else
+ * EK_ERR_UNSUPPORTED. The same machine then gives the same bits, summed in an order of NCCL's own.
+ * Logical devices of one GPU always use `peer`.
  *
  * `debug_memory`: new tensors are filled with NaN (integers: 2147483647), so that a module which
  * reads memory that it has not written gives NaN, which ek_step_result.finite shows. Each tensor

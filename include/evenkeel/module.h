@@ -177,9 +177,9 @@ typedef struct ek_module_ops {
 
   /*
    * (optional) fallback: false. Forward costs bandwidth and no products, and backward needs its one
-   * input and little else, as with a norm or an activation; with ek_pass_kept() no collectives. A container that recomputes what is
-   * cheap (recompute.h) then makes the output again instead of keeping it for a module that saves
-   * it.
+   * input and little else, as with a norm or an activation; with ek_pass_kept() no collectives. A
+   * container that recomputes what is cheap (recompute.h) then makes the output again instead of
+   * keeping it for a module that saves it.
    */
   bool cheap;
 

@@ -191,8 +191,8 @@ struct ek__backend {
   ek_status (*note_open)(void **memory, ek_device *device);
   void (*note_close)(void *memory, ek_device *device);
   ek_status (*note_write)(ek_stream *stream, void *memory, const void *from, size_t bytes);
-  /* (optional: nothing is found late) an error that devices of the group have found so far, which is
-   * forgotten then. Waits for nothing. From any thread. */
+  /* (optional: nothing is found late) an error that devices of the group have found so far, which
+   * is forgotten then. Waits for nothing. From any thread. */
   ek_status (*check_found)(ek_device *device);
 
   /*

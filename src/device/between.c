@@ -14,10 +14,10 @@
  * A process with M of W ranks sends M (W - M) / W of the elements for the first half of an
  * all_reduce and 1 - M / W for the second: as much as a ring sends, if each process has one device.
  *
- * Where a process has more, what its devices have of a piece is added up before it is sent (`folds`),
- * into a buffer: then a process sends what it would with one device. But (a + b) + (c + d) is not
- * ((a + b) + c) + d, so a `deterministic` group, which is to have the bits of one process, does
- * without, and so do 16-bit types, whose sums are rounded once.
+ * Where a process has more, what its devices have of a piece is added up before it is sent
+ * (`folds`), into a buffer: then a process sends what it would with one device. But
+ * (a + b) + (c + d) is not ((a + b) + c) + d, so a `deterministic` group, which is to have the bits
+ * of one process, does without, and so do 16-bit types, whose sums are rounded once.
  *
  * Ranges go in pieces. Nothing is copied to be sent: a piece goes from the memory of its device,
  * and a sum is received where it belongs. Pieces to be added wait in buffers, two for each rank of

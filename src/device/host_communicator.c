@@ -21,8 +21,8 @@
  * are over.
  *
  * To wake the other ranks takes longer than a small collective. The last rank to arrive does such a
- * collective whole, for all ranks, if nothing before it is left to do: the others wake once, when it
- * is over. Each element has the same sum in the same order.
+ * collective whole, for all ranks, if nothing before it is left to do: the others wake once, when
+ * it is over. Each element has the same sum in the same order.
  *
  * Devices that queue their work (`queues`: the backend has events) do the same, except that each
  * step is only queued: a rank arrives by recording an event at the end of its compute stream; a
@@ -40,10 +40,10 @@
  * its part of the job does not arrive any more: waiting ranks check for that every second.
  *
  * Lock: `mutex` guards all of this except the memory that slots point to. That memory belongs to
- * the ranks that are working on the slot from the last arrival to the last finish. The mutex is held
- * while a small collective is done whole, but not while parts are copied or summed, and no other
- * lock is taken inside it. Waiting ranks are woken after the mutex is released, or they would wake
- * only to wait for it.
+ * the ranks that are working on the slot from the last arrival to the last finish. The mutex is
+ * held while a small collective is done whole, but not while parts are copied or summed, and no
+ * other lock is taken inside it. Waiting ranks are woken after the mutex is released, or they would
+ * wake only to wait for it.
  */
 #include <errno.h>
 #include <math.h>

@@ -1,8 +1,8 @@
 /*
  * host_values.c - a tensor filled with numbers that the host computes, on several threads.
  *
- * Each piece of memory that a backend wants filled (pinned memory, on a GPU) is cut over a team. The
- * cut depends on the number of threads; what is computed may not.
+ * Each piece of memory that a backend wants filled (pinned memory, on a GPU) is cut over a team.
+ * The cut depends on the number of threads; what is computed may not.
  */
 #include <stdatomic.h>
 

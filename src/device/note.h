@@ -2,9 +2,9 @@
  * note.h - a few numbers of a device that the host reads later, without waiting for what the device
  * has got to do after them.
  *
- * A note is written on the device's worker: that queues a copy into memory of the note's own, and an
- * event after it. It is read by the thread that orders the jobs of the group, which waits for the
- * event alone. Writing again drops what was not read.
+ * A note is written on the device's worker: that queues a copy into memory of the note's own, and
+ * an event after it. It is read by the thread that orders the jobs of the group, which waits for
+ * the event alone. Writing again drops what was not read.
  */
 #ifndef EK_NOTE_H
 #define EK_NOTE_H

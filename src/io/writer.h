@@ -39,7 +39,8 @@ struct ek__writer_file {
   int file; /* -1: it is not open, or a writer has it */
 };
 
-/* Writes a random token into the file, for processes that may see it. The header takes its place. */
+/* Writes a random token into the file, for processes that may see it. The header takes its
+ * place. */
 ek_status ek__writer_file_offer(const struct ek__writer_file *made, const void *token);
 
 /* Whether the file at there->path is the one with the token, and may be written: then it is open. A

@@ -246,8 +246,8 @@ static void remove_disks(const char *folder) {
   ck_assert_int_eq(system(command), 0);
 }
 
-/* Where each process has all of the state, each disk gets all of it. Another one's file of that name
- * is on one of them. */
+/* Where each process has all of the state, each disk gets all of it. Another one's file of that
+ * name is on one of them. */
 CK_LOOP(a_whole_state_on_each_disk, 2) {
   static const size_t devices[] = {1, 2, 1};
   char folder[CK_FOLDER_SIZE], path[CK_FOLDER_SIZE + 64];
@@ -288,7 +288,8 @@ static void load_once(struct ck_outcome *outcome, const struct ck_process *proce
   if (!open_side(&side, outcome, process, job.mode)) return;
   const ek_world *world = ck_process_opened(process);
   const uint64_t sent = ek_world_sent(world);
-  const char *path = job.disks == NULL && job.call > 0 ? getenv("CK_PATH") : disk_of(process->number);
+  const bool shared = job.disks == NULL && job.call > 0;
+  const char *path = shared ? getenv("CK_PATH") : disk_of(process->number);
   if (ck_went(outcome, ek_checkpoint_load(&info, side.training.model, path))) {
     ck_went(outcome, ek_tensor_host(&extra, numbers, EK_I64, 1, three));
     const bool sees = ek_safetensors_open(&file, info.path) == EK_OK;
@@ -443,7 +444,8 @@ CK_TEST(copies_that_are_damaged_or_differ) {
   load_on_disks(outcomes);
   for (size_t p = 0; p < 2; p++) {
     ck_assert_int_eq(outcomes[p].status, EK_ERR_MISMATCH);
-    ck_assert_msg(strstr(outcomes[p].message, "not of one save") != NULL, "%s", outcomes[p].message);
+    ck_assert_msg(strstr(outcomes[p].message, "not of one save") != NULL, "%s",
+                  outcomes[p].message);
   }
   remove_disks(folder);
 }
@@ -573,7 +575,8 @@ static void fail_everywhere(struct ck_outcome *outcomes, char *folder, const cha
          job.fault == MEMORY ? "no memory" : file_fault_names[job.fault], job.victim,
          outcomes[0].numbers[0], outcomes[0].numbers[1]);
   if (disks == NULL) ck_assert_double_ge(outcomes[0].numbers[0], 1);
-  if (disks != NULL && job.mode == EK_MODE_REPLICATED) return; /* some copies are whole before others */
+  /* Some copies are whole before others. */
+  if (disks != NULL && job.mode == EK_MODE_REPLICATED) return;
   ck_assert_double_le(outcomes[0].numbers[2], 2); /* the folder's sync, after the new name */
 }
 
@@ -621,13 +624,14 @@ static void fail_load(struct ck_outcome *outcome, const struct ck_process *proce
   for (int n = 1 + job.call % every, quiet = 0; n < 400 && quiet < 8; n += every, rounds++) {
     if (victim) begin_fault(job.fault, n);
     mine.status = ek_checkpoint_load(NULL, reader.model, disk_of(process->number));
-    mine.message = hash_of(1, ek_error_message(), mine.status == EK_OK ? 0 : strlen(ek_error_message()));
+    const size_t length = mine.status == EK_OK ? 0 : strlen(ek_error_message());
+    mine.message = hash_of(1, ek_error_message(), length);
     mine.latest = 1;
     if (victim) mine.calls = end_fault(job.fault);
     if (!compare_words(&side, &mine, n, 1 + (mine.status != EK_OK), all)) break;
     failed += mine.status != EK_OK;
-    quiet = (job.fault == MEMORY ? mine.status != EK_OK : all[job.victim].calls >= n) ? 0
-                                                                                      : quiet + every;
+    const bool more = job.fault == MEMORY ? mine.status != EK_OK : all[job.victim].calls >= n;
+    quiet = more ? 0 : quiet + every;
     if (!ck_went(outcome, ek_checkpoint_load(NULL, reader.model, disk_of(process->number)))) break;
     if ((double)hash_state(&side) != want) ck_went(outcome, EK_ERR_INTERNAL);
   }

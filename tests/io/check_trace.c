@@ -136,8 +136,8 @@ static void check_steps(bool counts_only) {
     ck_assert_uint_eq(count_spans(p, "copy", NULL) >= 4, 1); /* inputs and targets */
     collectives += count_spans(p, "collective", "all_reduce");
   }
-  /* At least the gradients of each step and the totals of each loss, each on the track of one device
-   * or more. */
+  /* At least the gradients of each step and the totals of each loss, each on the track of one
+   * device or more. */
   if (!counts_only) ck_assert_uint_ge(collectives, 4);
   ck_assert_uint_eq(count_spans(DEVICES + 1, NULL, NULL), 0);
 }

@@ -133,8 +133,8 @@ CK_TEST(sizes_of_buckets) {
   }
 }
 
-/* A table of 32 MiB that is complete last, and five parameters of 1 MiB: the sum of four of them does
- * not wait for the table. */
+/* A table of 32 MiB that is complete last, and five parameters of 1 MiB: the sum of four of them
+ * does not wait for the table. */
 CK_TEST(a_large_parameter_has_a_bucket_of_its_own) {
   ek_module *layers[6];
   ek_replica *replica = NULL;

@@ -573,13 +573,15 @@ CK_TEST(shards_are_cut_between_grains) {
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   ck_ok(ek_scatter(&input, group, batch.input, EK_MEMORY_INPUTS, &scatter)); /* 7 7 6 */
   ck_fails(ek_data_parallel_model_forward_shards(&outputs, training.model, &input, 1, NULL),
-           EK_ERR_SHAPE, "device number 0 has 7 samples; its grains of a reproducible model have 9");
+           EK_ERR_SHAPE,
+           "device number 0 has 7 samples; its grains of a reproducible model have 9");
   ek_shards_free(&input);
   scatter.kind = EK_SCATTER_SIZES;
   scatter.sizes = (const int64_t[]){9, 9, 2}; /* whole grains, of other devices */
   ck_ok(ek_scatter(&input, group, batch.input, EK_MEMORY_INPUTS, &scatter));
   ck_fails(ek_data_parallel_model_forward_shards(&outputs, training.model, &input, 1, NULL),
-           EK_ERR_SHAPE, "device number 1 has 9 samples; its grains of a reproducible model have 7");
+           EK_ERR_SHAPE,
+           "device number 1 has 9 samples; its grains of a reproducible model have 7");
   ek_shards_free(&input);
   forward.scatter = &scatter;
   ck_invalid(ek_data_parallel_model_forward(&outputs, training.model, batch.input, 1, &forward),

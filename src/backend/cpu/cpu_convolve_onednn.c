@@ -13,8 +13,8 @@
  * The layout is that which oneDNN prefers for the larger pieces; the smaller ones, if the pieces
  * are not equal, are made for it. Nothing is done where oneDNN has only plain loops, where its
  * layout does not fit in the workspace, where there is little to compute, and where products over
- * unfolded blocks (op/convolve_blocks.c) are faster. That is so with oneDNN's code for AVX2, without
- * groups:
+ * unfolded blocks (op/convolve_blocks.c) are faster. That is so with oneDNN's code for AVX2,
+ * without groups:
  *   - of dweight for any shape: 60 to 79 of 100 GFLOP/s instead of 23 to 60, the less the deeper
  *   - of y with many weights, which are read from the third-level cache for each row of a picture:
  *     68 to 82 instead of 47 to 60; with strides from a quarter of them

@@ -23,7 +23,8 @@ struct counter {
 
 static struct counter counters[CUEMU_MAX_DEVICES][CUEMU_KINDS];
 static unsigned hanging;
-static _Atomic unsigned long overlaps, staged, unaligned, descriptions, event_waits, attributes, nccl_launches,
+static _Atomic unsigned long overlaps, staged, unaligned, descriptions, event_waits,
+    attributes, nccl_launches,
     algorithms[4];
 static bool hangs_armed;       /* since the last reset; atomic */
 static unsigned long releases; /* how often cuemu_release() was called */
