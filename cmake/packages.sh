@@ -4,6 +4,7 @@
 #   packages_need WHAT...      what a script needs, by the names below; sets packages_left_out, one
 #                              line for each thing that is not there
 #   packages_have WHAT         true if it is there
+#   packages_cuda_for_tests GPU
 #   packages_build PRESET [TARGET...]
 #   packages_progress          shows on stderr how far the build is whose output it reads
 #   packages_jobs              how many jobs to build with (EVENKEEL_JOBS, else the cores)
@@ -247,6 +248,20 @@ packages_find_nvcc() {
 
 packages_jobs() {
   printf '%s' "${EVENKEEL_JOBS:-$(nproc 2>/dev/null || printf 2)}"
+}
+
+# packages_cuda_for_tests GPU: what the CUDA module of the tests is compiled for. On a GPU (1, or one is
+# there) code for just that; its PTX runs on later GPUs, should the build be used. Elsewhere code for one
+# shows that nvcc takes the kernels; `cuda_code` reads the PTX in the objects and has ptxas optimise what
+# it looks at. Users get all. CMake keeps what a build folder was configured with first, so every script
+# that configures the preset release calls this: code for all GPUs takes six times as long.
+packages_cuda_for_tests() {
+  if (($1)) || [[ -e /dev/nvidiactl ]]; then
+    export CUDAARCHS=${CUDAARCHS-native}
+  else
+    export CUDAARCHS=${CUDAARCHS-80}
+    export CUDAFLAGS=${CUDAFLAGS--no-compress -Xptxas=-O1}
+  fi
 }
 
 # Configures and builds a preset in the current directory: packages_build PRESET [TARGET...]
