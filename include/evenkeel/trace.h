@@ -13,8 +13,8 @@
  * for what is recomputed, "predict"), the update ("optimizer"), and what the program marks itself;
  * on the communication track collectives, each as long as this device worked on its own part; on
  * the track of transfers what moves between the host and devices, or between devices. On cpu a
- * collective of a few kilobytes is done by the last device that comes to it, and is on its track
- * alone.
+ * collective of a few kilobytes is done by the last device that comes to it; on the others it has
+ * no length.
  *
  * On devices that work at once (cpu, plan) the working thread reads the clock when a span begins
  * and ends. On cuda, which works later, a span of the compute or of the communication track begins

@@ -22,7 +22,7 @@
  *
  * To wake the other ranks takes longer than a small collective. The last rank to arrive does such a
  * collective whole, for all ranks, if nothing before it is left to do: the others wake once, when
- * it is over. Each element has the same sum in the same order.
+ * it is over, and record a span of no length. Each element has the same sum in the same order.
  *
  * Devices that queue their work (`queues`: the backend has events) do the same, except that each
  * step is only queued: a rank arrives by recording an event at the end of its compute stream; a
@@ -82,6 +82,7 @@ struct slot {
 struct rank {
   uint64_t queued, finished; /* collectives */
   uint64_t waited;           /* those that the compute stream has waited for */
+  uint64_t shown;            /* those that have a span; of `finished` another rank may have done some */
   void **pointers;           /* scratch for the arguments of a sum: one per rank */
   const void **sources;
 };
@@ -377,6 +378,14 @@ static ek_status queue_part(struct host_communicator *self, ek_device *device, u
   return status;
 }
 
+/* Spans of what other ranks have done for this one. The mutex is held. */
+static void show_done(struct host_communicator *self, ek_device *device) {
+  struct rank *own = &self->rank[ek_device_index(device)];
+  for (; !self->queues && self->between == NULL && own->shown < own->finished; own->shown++) {
+    ek__span_end(begin_span(self, device, own->shown, 1));
+  }
+}
+
 /*
  * How many collectives from the rank's next on are done in one go, which is the same on all ranks;
  * 0 if not all of them have arrived at all of these. A link takes those together that are said to
@@ -400,6 +409,7 @@ static ek_status find_ready(size_t *count, struct host_communicator *self, size_
 /* Does this rank's parts that are ready. Called and left with the mutex held. */
 static ek_status work_off(struct host_communicator *self, ek_device *device) {
   const size_t rank = ek_device_index(device);
+  show_done(self, device);
   while (!self->aborted && self->rank[rank].finished < self->rank[rank].queued) {
     size_t count = 0;
     EK_TRY(find_ready(&count, self, rank));
@@ -412,6 +422,7 @@ static ek_status work_off(struct host_communicator *self, ek_device *device) {
     if (status != EK_OK) return status;
     const uint64_t before = over(self);
     self->rank[rank].finished += count;
+    self->rank[rank].shown = self->rank[rank].finished;
     if (over(self) != before) tell_peers(self);
   }
   return self->aborted ? given_up(self, rank) : EK_OK;
@@ -462,7 +473,8 @@ static bool is_small(const struct host_communicator *self, const struct slot *sl
 /* Does the collective at which `device` has just arrived, for all ranks, if it is the last to
  * arrive, no earlier one is left to do, and it is small. The mutex is held. */
 static ek_status do_whole(struct host_communicator *self, ek_device *device) {
-  const uint64_t number = self->rank[ek_device_index(device)].queued - 1;
+  struct rank *own = &self->rank[ek_device_index(device)];
+  const uint64_t number = own->queued - 1;
   const struct slot *slot = slot_of(self, number);
   if (self->queues || self->between != NULL || slot->arrived < self->ranks || slot->mismatch ||
       over(self) != number || !is_small(self, slot)) {
@@ -475,6 +487,7 @@ static ek_status do_whole(struct host_communicator *self, ek_device *device) {
   }
   ek__span_end(span);
   for (size_t i = 0; i < self->ranks && status == EK_OK; i++) self->rank[i].finished++;
+  own->shown = own->finished;
   return status;
 }
 
@@ -504,6 +517,7 @@ static ek_status host_start(ek_communicator *base, ek_device *device,
   const size_t rank = ek_device_index(device);
   EK_TRY(check_world(self));
   take(self);
+  show_done(self, device);
   ek_status status = make_room(self, device, rank);
   if (status == EK_OK && self->queues) {
     ek_event *ready = self->ring[self->rank[rank].queued % RING].ready[rank];
@@ -606,7 +620,8 @@ static void host_renew(ek_communicator *base) {
   take(self);
   self->aborted = false;
   for (size_t i = 0; i < self->ranks; i++) {
-    self->rank[i].queued = self->rank[i].finished = self->rank[i].waited = 0;
+    self->rank[i].queued = self->rank[i].finished = 0;
+    self->rank[i].waited = self->rank[i].shown = 0;
   }
   release(self);
 }
