@@ -114,7 +114,7 @@ CK_TEST(sizes_of_buckets) {
   }
   CK_OPENED(ek_module *, module, ek_sequential_create(&module, layers, LAYERS));
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    ek_group *group = ck_open(cases[i].spec, 1);
+    ek_group *group = ck_open_exactly(cases[i].spec, 1);
     ek_replica *replicas[2] = {NULL, NULL};
     ek_reducer_options options = EK_REDUCER_OPTIONS_INIT;
     options.bucket_bytes = cases[i].bytes;
@@ -141,7 +141,7 @@ CK_TEST(a_large_parameter_has_a_bucket_of_its_own) {
   ck_kept(ek_linear_create(&layers[0], 512, 16384, false), layers[0]);
   for (int i = 1; i < 6; i++) ck_kept(ek_linear_create(&layers[i], 512, 512, false), layers[i]);
   CK_OPENED(ek_module *, module, ek_sequential_create(&module, layers, 6));
-  ek_group *group = ck_open("plan-cuda:1", 1);
+  ek_group *group = ck_open_exactly("plan-cuda:1", 1);
   CK_OPENED(ek_communicator *, communicator, ek_communicator_open(&communicator, group));
   ck_kept(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL), replica);
   CK_OPENED(ek_reducer *, reducer, ek_reducer_open(&reducer, communicator, &replica, NULL));
