@@ -375,10 +375,8 @@ static ek_status check_read(const struct ek__update *update, const ek_step_resul
                       read->loss, read->gradient_norm);
 }
 
-static ek_status run(ek_data_parallel_model *model, const struct step_job *job) {
-  struct step_job own = *job;
-  own.model = model;
-  return own.norm || own.update ? ek__ranks_apply(&model->run, step_one, &own) : EK_OK;
+static ek_status run(struct step_job job) {
+  return job.norm || job.update ? ek__ranks_apply(&job.model->run, step_one, &job) : EK_OK;
 }
 
 static ek_status rest_one(void *context, struct ek__rank *rank) {
@@ -483,15 +481,16 @@ static ek_status step(struct ek__reading *reading, bool *late, ek_data_parallel_
   EK_TRY(find_rate(model->update, model->step.taken));
   EK_TRY(reduce_rest(model));
   EK_TRY(ek__terms_verify(model));
-  if (before) EK_TRY(run(model, &(struct step_job){.norm = due}));
+  if (before) EK_TRY(run((struct step_job){.model = model, .norm = due}));
   EK_TRY(read_before(reading, model, how, norm));
   if (how != NO_READING) EK_TRY(ek__begun_complete(model)); /* the note is needed again */
   if (reading->result.skipped) return EK_OK;
   /* From here on parameters are written; nothing below takes memory. */
   ek__world_part(world, gathers_away(model) ? model->run.cut.trained : 0);
-  const ek_status status = run(model, &(struct step_job){.norm = due && !before,
-                                                         .update = true,
-                                                         .note = *late ? own->square_norm : NULL});
+  const ek_status status = run((struct step_job){.model = model,
+                                                 .norm = due && !before,
+                                                 .update = true,
+                                                 .note = *late ? own->square_norm : NULL});
   ek__world_rejoin(world);
   if (status == EK_OK) ek__model_update_ended(model);
   return status;

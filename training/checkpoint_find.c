@@ -191,10 +191,6 @@ static size_t all_count(const struct ek__state_files *files) {
   return files->ends[ek_world_processes(files->world) - 1] / sizeof *files->all;
 }
 
-static bool is_of(const struct ek__state_name *name, const struct ek__state_name *state) {
-  return name->step == state->step && name->save == state->save && name->parts == state->parts;
-}
-
 /* ---- one error for all ---- */
 
 /* The error of another process. */
@@ -216,12 +212,12 @@ static uint32_t missing_part(bool *waits, const struct ek__state_files *files,
   const size_t count = all_count(files);
   *waits = true;
   for (size_t i = 0; i < count; i++) {
-    if (is_of(&files->all[i], state) && !files->all[i].waits) *waits = false;
+    if (ek__checkpoint_is_of(&files->all[i], state) && !files->all[i].waits) *waits = false;
   }
   for (uint32_t part = 1; part <= state->parts; part++) {
     bool there = false;
     for (size_t i = 0; i < count && !there; i++) {
-      there = is_of(&files->all[i], state) && files->all[i].part == part;
+      there = ek__checkpoint_is_of(&files->all[i], state) && files->all[i].part == part;
     }
     if (!there) return part;
   }
@@ -311,12 +307,12 @@ static void note_damage(struct ek__state_files *files, bool *noted) {
 static ek_status open_own(struct ek__state_files *files, const struct ek__state_name *state,
                           struct seen *seen, size_t *seen_count, bool *noted) {
   size_t matches = 0;
-  for (size_t i = 0; i < files->name_count; i++) matches += is_of(&files->names[i], state);
+  for (size_t i = 0; i < files->name_count; i++) matches += ek__checkpoint_is_of(&files->names[i], state);
   EK_TRY(ek__new(&files->list, matches, sizeof *files->list, memory_of));
   for (size_t i = 0; i < files->name_count; i++) {
     const struct ek__state_name *name = &files->names[i];
     struct seen *this = &seen[*seen_count];
-    if (!is_of(name, state)) continue;
+    if (!ek__checkpoint_is_of(name, state)) continue;
     *this = (struct seen){.part = name->part, .sight = FINE};
     const ek_status status = open_file(&files->list[files->count], this, files, name);
     if (status == EK_ERR_CORRUPT) {

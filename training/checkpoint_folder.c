@@ -112,10 +112,7 @@ void ek__checkpoint_sort(struct ek__state_name *names, size_t count) {
 
 size_t ek__checkpoint_same(const struct ek__state_name *names, size_t count) {
   size_t same = 1;
-  while (same < count && names[same].step == names->step && names[same].save == names->save &&
-         names[same].parts == names->parts) {
-    same++;
-  }
+  while (same < count && ek__checkpoint_is_of(&names[same], names)) same++;
   return same;
 }
 

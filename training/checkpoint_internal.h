@@ -50,6 +50,11 @@ bool ek__checkpoint_name(struct ek__state_name *name, const char **rest, const c
  * file, or a link to one, of a name that ek__checkpoint_path() gives. EK_ERR_NOT_FOUND, EK_ERR_IO,
  * EK_ERR_OUT_OF_MEMORY: never a list that lacks what could not be read. */
 ek_status ek__checkpoint_list(struct ek__state_name **names, size_t *count, const char *folder);
+/* Whether two files are of one state. */
+static inline bool ek__checkpoint_is_of(const struct ek__state_name *name,
+                                        const struct ek__state_name *state) {
+  return name->step == state->step && name->save == state->save && name->parts == state->parts;
+}
 /* Into the order of such a list. In it the files of one state are neighbours: */
 void ek__checkpoint_sort(struct ek__state_name *names, size_t count);
 /* how many they are, of which `names` is the first; */

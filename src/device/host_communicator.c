@@ -247,6 +247,12 @@ static ek_status queue_work(struct host_communicator *self, ek_device *device, u
   return ek_event_record(slot->done[rank], stream);
 }
 
+/* A collective was done for all members. The mutex is held. */
+static void finish_for_all(struct host_communicator *self) {
+  for (size_t i = 0; i < self->ranks; i++) self->rank[i].finished++;
+  tell_peers(self);
+}
+
 /* Whether all members have arrived at a collective, with the same arguments. */
 static bool errand_ready(struct ek__errand *errand) {
   const struct slot *slot = (struct slot *)errand;
@@ -265,8 +271,7 @@ static ek_status errand_run(struct ek__errand *errand) {
   if (collective.offsets != NULL) collective.offsets = slot->offsets;
   EK_TRY(ek__between_run(self->between, self->number, &collective, slot->data));
   take(self);
-  for (size_t i = 0; i < self->ranks; i++) self->rank[i].finished++;
-  tell_peers(self);
+  finish_for_all(self);
   release(self);
   return EK_OK;
 }
@@ -486,9 +491,10 @@ static ek_status do_whole(struct host_communicator *self, ek_device *device) {
     status = do_part(self, slot, device, i);
   }
   ek__span_end(span);
-  for (size_t i = 0; i < self->ranks && status == EK_OK; i++) self->rank[i].finished++;
+  if (status != EK_OK) return status;
+  finish_for_all(self);
   own->shown = own->finished;
-  return status;
+  return EK_OK;
 }
 
 /* Waits until the rank's next slot is free. The mutex is held. */

@@ -12,6 +12,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/hash.h"
 
 struct ek__place {
   ek_world *world;
@@ -35,14 +36,10 @@ size_t ek__place_ranks(const struct ek__place *place) {
 
 /* ---- collectives ---- */
 
-/* A hash of numbers that must be equal in all processes; FNV-1a. */
+/* A hash of numbers that must be equal in all processes. */
 static int64_t hash_of(const int64_t *numbers, size_t count) {
-  uint64_t hash = UINT64_C(0xcbf29ce484222325);
-  for (size_t i = 0; i < count && numbers != NULL; i++) {
-    for (int shift = 0; shift < 64; shift += 8) {
-      hash = (hash ^ ((uint64_t)numbers[i] >> shift & 0xff)) * UINT64_C(0x100000001b3);
-    }
-  }
+  const size_t bytes = numbers == NULL ? 0 : count * sizeof *numbers;
+  const uint64_t hash = ek__hash(EK__HASH_BEGIN, numbers, bytes);
   int64_t result = 0;
   memcpy(&result, &hash, sizeof result);
   return result;

@@ -13,6 +13,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/hash.h"
 #include "device/device_internal.h"
 #include "device/types.h"
 #include "io/file.h"
@@ -221,22 +222,14 @@ ek_status ek_safetensors_check(const ek_safetensors *file) {
   return ek__safetensors_check_some(file, 0, 1);
 }
 
-static uint64_t hash_of(const void *bytes, size_t count) {
-  uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
-  for (size_t i = 0; i < count; i++) {
-    hash = (hash ^ ((const unsigned char *)bytes)[i]) * UINT64_C(0x100000001b3);
-  }
-  return hash;
-}
-
 ek_status ek__safetensors_identify(uint64_t *header, uint64_t *place, const ek_safetensors *file) {
   struct stat about;
   const char *digits = ek_safetensors_value(file, EK__HEADER_SUM);
-  *header = digits == NULL ? 0 : hash_of(digits, strlen(digits));
+  *header = digits == NULL ? 0 : ek__hash(EK__HASH_BEGIN, digits, strlen(digits));
   if (fstat(file->file, &about) != 0) return ek__file_refused(file->path, "cannot be examined");
   const uint64_t numbers[] = {(uint64_t)about.st_dev, (uint64_t)about.st_ino,
                               (uint64_t)about.st_size, (uint64_t)about.st_ctim.tv_sec,
                               (uint64_t)about.st_ctim.tv_nsec};
-  *place = hash_of(numbers, sizeof numbers);
+  *place = ek__hash(EK__HASH_BEGIN, numbers, sizeof numbers);
   return EK_OK;
 }

@@ -7,17 +7,11 @@
 #include <string.h>
 
 #include "core/alloc.h"
-
-/* FNV-1a (Fowler, Noll, Vo). */
-static uint64_t hash(const char *name) {
-  uint64_t value = UINT64_C(14695981039346656037);
-  for (; *name != '\0'; name++) value = (value ^ (unsigned char)*name) * UINT64_C(1099511628211);
-  return value;
-}
+#include "core/hash.h"
 
 /* Where the name is, or the empty place where it would be. */
 static struct ek__name *place_of(const struct ek__names *names, const char *name) {
-  size_t at = (size_t)hash(name) & (names->capacity - 1);
+  size_t at = (size_t)ek__hash(EK__HASH_BEGIN, name, strlen(name)) & (names->capacity - 1);
   while (names->places[at].name != NULL && strcmp(names->places[at].name, name) != 0) {
     at = (at + 1) & (names->capacity - 1);
   }

@@ -14,6 +14,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/hash.h"
 
 #define PORT_LIMIT 10.0 /* seconds that process 0 waits at most for a port that is not free */
 
@@ -112,12 +113,7 @@ struct file_content {
 static const char file_magic[8] = "ekworld";
 
 static uint64_t sum_of(const struct file_content *content) {
-  const unsigned char *bytes = (const unsigned char *)content;
-  uint64_t sum = UINT64_C(0xcbf29ce484222325);
-  for (size_t i = 0; i < offsetof(struct file_content, sum); i++) {
-    sum = (sum ^ bytes[i]) * UINT64_C(0x100000001b3);
-  }
-  return sum;
+  return ek__hash(EK__HASH_BEGIN, content, offsetof(struct file_content, sum));
 }
 
 static struct file_content content_of(const struct ek__host *host) {

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "core/sizes.h"
 #include "world/world_struct.h"
 
@@ -392,14 +393,6 @@ void ek__world_rejoin(ek_world *world) {
 
 /* ---- the same lines everywhere ---- */
 
-static uint64_t hash_of(const char *bytes, size_t count) {
-  uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
-  for (size_t i = 0; i < count; i++) {
-    hash = (hash ^ (unsigned char)bytes[i]) * UINT64_C(0x100000001b3);
-  }
-  return hash;
-}
-
 /* The first line in which they differ; both may be without an end. */
 static ek_status first_difference(const char *doing, const char *own, const char *theirs) {
   size_t line = 0;
@@ -434,7 +427,7 @@ ek_status ek__world_same(ek_world *world, const char *doing, const char *lines) 
   if (world == NULL) return EK_OK;
   const size_t length = strlen(lines);
   EK__FAIL_IF(length > LONGEST_LINES, EK_ERR_OVERFLOW, "%s: too much to compare", doing);
-  const uint64_t hash = hash_of(lines, length);
+  const uint64_t hash = ek__hash(EK__HASH_BEGIN, lines, length);
   struct ek__topic topic = {.kind = EK__TOPIC_SAME, .doing = doing};
   memcpy(&topic.words[0], &hash, sizeof hash);
   topic.words[1] = (int64_t)length;

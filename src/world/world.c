@@ -11,6 +11,7 @@
 #include <evenkeel/version.h>
 
 #include "core/alloc.h"
+#include "core/hash.h"
 #include "world/world_struct.h"
 
 static const char memory_of[] = "the processes of a world";
@@ -76,20 +77,16 @@ bool ek__world_writing(ek_world *world) {
 
 enum { HOST_WORDS = 4 }; /* a host's name, and what follows it, in words of a topic */
 
-static int64_t hash_of(const char *text) {
-  uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
-  for (; *text != '\0'; text++) hash = (hash ^ (unsigned char)*text) * UINT64_C(0x100000001b3);
-  return (int64_t)(hash >> 1);
-}
-
 /* The host of every process is 32 bytes of words. */
 static ek_status introduce(ek_world *world) {
   char host[EK__HOST_SIZE] = "";
   const int64_t *heard = NULL;
+  const uint64_t version =
+      ek__hash(EK__HASH_BEGIN, EK_VERSION_STRING, sizeof EK_VERSION_STRING - 1);
   struct ek__topic topic = {.kind = EK__TOPIC_OPENING,
                             .doing = "opening a world",
                             .same = 2,
-                            .words = {(int64_t)world->processes, hash_of(EK_VERSION_STRING)}};
+                            .words = {(int64_t)world->processes, (int64_t)(version >> 1)}};
   if (gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
   topic.words[2] = (int64_t)world->process;
   topic.words[3] = (int64_t)getpid();

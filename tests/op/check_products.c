@@ -23,10 +23,14 @@ static const int64_t sizes[][3] = {
     {1, 513, 257}, {200, 2, 77}, {40, 512, 33}, {1024, 33, 40}, {33, 40, 1021}, {130, 130, 260}};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
-/* A product in f64 is a plain loop over one row after the other: one of more terms than this has no
- * other races, and takes ThreadSanitizer seconds. */
-static bool too_long(const struct ck_rig *rig, int64_t terms) {
-  return CK_TSAN && rig->type == EK_F64 && terms > 100000;
+/* A rig for a product that multiplies `terms` pairs; NULL: that product is left out. In f64 it is a
+ * plain loop over one row after the other: a long one has no other races, and takes ThreadSanitizer
+ * seconds. */
+static struct ck_rig *rig_for(int variant, int64_t terms) {
+  struct ck_rig *rig = ck_rig_variant(variant);
+  if (!CK_TSAN || rig->type != EK_F64 || terms <= 100000) return rig;
+  ck_rig_close(rig);
+  return NULL;
 }
 
 static void check_matmul(struct ck_rig *rig, const struct ck_product *p,
@@ -50,16 +54,13 @@ CK_LOOP(matmul, ck_variants()) {
   for (int s = 0; s < SIZES; s++) {
     for (int t = 0; t < 4; t++) {
       if (!ck_turn(_i, 7 * s + t)) continue;
-      struct ck_rig *rig = ck_rig_variant(_i);
+      struct ck_rig *rig = rig_for(_i, sizes[s][0] * sizes[s][1] * sizes[s][2]);
+      if (rig == NULL) continue;
       struct ck_product p = {.m = sizes[s][0],
                              .n = sizes[s][1],
                              .k = sizes[s][2],
                              .transpose_a = (t & 1) != 0,
                              .transpose_b = (t & 2) != 0};
-      if (too_long(rig, p.m * p.n * p.k)) {
-        ck_rig_close(rig);
-        continue;
-      }
       p.a = ck_integers(rig, p.m * p.k, -9, 9);
       p.b = ck_integers(rig, p.k * p.n, -9, 9);
       p.c = ck_integers(rig, p.m * p.n, -99, 99);
@@ -90,11 +91,8 @@ CK_LOOP(more_than_a_block, ck_variants()) {
   const int64_t m = 1100, n = 264, k = 260;
   for (int t = 0; t < 4; t++) {
     if (!ck_turn(_i, t)) continue;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    if (too_long(rig, m * n * k)) {
-      ck_rig_close(rig);
-      continue;
-    }
+    struct ck_rig *rig = rig_for(_i, m * n * k);
+    if (rig == NULL) continue;
     struct ck_product p = {.m = m,
                            .n = n,
                            .k = k,
@@ -375,11 +373,8 @@ CK_LOOP(padded, ck_variants()) {
   for (int s = 0; s < 2 * SIZES; s++) {
     if (!ck_turn(_i, 7 * (s / 2) + s % 2)) continue;
     const int64_t *size = sizes[s / 2];
-    struct ck_rig *rig = ck_rig_variant(_i);
-    if (too_long(rig, size[0] * size[1] * size[2])) {
-      ck_rig_close(rig);
-      continue;
-    }
+    struct ck_rig *rig = rig_for(_i, size[0] * size[1] * size[2]);
+    if (rig == NULL) continue;
     const bool cpu = strcmp(ek_device_backend(ek_stream_device(rig->stream)), "cpu") == 0;
     /* Of 16 bits a bias that is joined or not shows; what joins it on CUDA depends on the rows. */
     if (cpu || ek_type_size(rig->type) > 2) check_padded(rig, size, s % 2 * 3 + 1, true);

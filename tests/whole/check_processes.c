@@ -92,6 +92,16 @@ static double hash_of(const unsigned char *bytes, size_t count) {
   return (double)(hash >> 12);
 }
 
+/* One on each device. */
+static ek_status make_tensors(ek_tensor *tensors, size_t devices, ek_group *group, ek_type type,
+                              int64_t count) {
+  for (size_t k = 0; k < devices; k++) {
+    EK_TRY(ek_tensor_create(&tensors[k], ek_group_device(group, k), EK_MEMORY_INPUTS, type, 1,
+                            &count));
+  }
+  return EK_OK;
+}
+
 static ek_status collective_case(struct ck_outcome *outcome, const struct ck_process *process,
                                  ek_group *group, struct collective *c, ek_type type,
                                  int64_t count) {
@@ -100,11 +110,8 @@ static ek_status collective_case(struct ck_outcome *outcome, const struct ck_pro
   const size_t bytes = (size_t)count * ek_type_size(type);
   const size_t devices = process->devices[process->number];
   c->tensors = tensors;
+  EK_TRY_GOTO(status, make_tensors(tensors, devices, group, type, count), cleanup);
   for (size_t k = 0; k < devices; k++) {
-    EK_TRY_GOTO(
-        status,
-        ek_tensor_create(&tensors[k], ek_group_device(group, k), EK_MEMORY_INPUTS, type, 1, &count),
-        cleanup);
     fill(tensors[k].data, type, count, process->first_rank + k);
   }
   EK_TRY_GOTO(status, run_job(group, run_collective, c), cleanup);
@@ -214,13 +221,8 @@ static ek_status folded_case(struct ck_outcome *outcome, const struct ck_process
   ek_status status = EK_OK;
   const size_t devices = process->devices[process->number];
   c->tensors = tensors;
-  for (size_t k = 0; k < devices; k++) {
-    EK_TRY_GOTO(
-        status,
-        ek_tensor_create(&tensors[k], ek_group_device(group, k), EK_MEMORY_INPUTS, type, 1, &count),
-        cleanup);
-    fill_whole(&tensors[k], process->first_rank + k);
-  }
+  EK_TRY_GOTO(status, make_tensors(tensors, devices, group, type, count), cleanup);
+  for (size_t k = 0; k < devices; k++) fill_whole(&tensors[k], process->first_rank + k);
   EK_TRY_GOTO(status, run_job(group, run_collective, c), cleanup);
   for (size_t k = 0; k < devices; k++) {
     const size_t rank = process->first_rank + k;
