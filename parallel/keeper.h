@@ -18,7 +18,7 @@
 #include "buckets.h"
 #include "module/lender.h"
 
-/* Of a rank, of which it is the first member. */
+/* A rank has one, as its first member. */
 struct ek__keeper {
   struct ek__lender lender; /* for passes: the first member; no functions where nothing is cut */
   ek_communicator *gathers; /* a loan */

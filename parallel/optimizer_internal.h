@@ -74,8 +74,8 @@ ek_status ek__reading_forward(ek_data_parallel_model *model, double totals[2]);
  * have run all the same: the model is torn. The same for the last step that was begun. */
 ek_status ek__reading_late(struct ek__reading *reading, ek_data_parallel_model *model);
 ek_status ek__begun_complete(ek_data_parallel_model *model);
-/* Appends a result to those that were begun, where there is room; `late`: without its norm. And
- * takes the oldest: EK_ERR_STATE if there is none. */
+/* ek__begun_add() appends a result to those that were begun, where there is room; `late`: without
+ * its norm. ek__begun_take() takes the oldest one, and is EK_ERR_STATE if none is left. */
 void ek__begun_add(struct ek__update *update, const struct ek__reading *reading, bool late);
 ek_status ek__begun_take(ek_step_result *result, ek_data_parallel_model *model);
 

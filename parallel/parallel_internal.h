@@ -100,8 +100,8 @@ struct ek__rank {
   size_t share_number; /* among those that state is cut over: `number`, or in the process */
   size_t place;        /* of its parts in the shards of this process */
   ek_replica *replica;
-  /* Of its gradients with those of the other ranks: of the backward that runs now, one of `rounds`,
-   * of which in lockstep there is one for each piece, else one. */
+  /* The sums of its gradients with those of the other ranks. `sums` are those of the backward that
+   * runs now, one of `rounds`: one for each piece in lockstep, else one. */
   struct ek__sums *sums, *rounds;
   size_t round_count;
   struct ek__tree *tree;     /* memory of the reduction `tree`: tree.h */

@@ -108,9 +108,10 @@ EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_step(ek_step_result *resu
  * gradient, and the call waits for that.
  *
  * ek_data_parallel_optimizer_step_end() gives the results in the order of the steps, each once; on
- * a GPU it waits for the gradient of that step and for nothing queued later. EK_ERR_STATE if there
- * is none, and of a begin when the results of EK_MAX_STEPS_BEGUN steps were not taken. All other
- * calls are legal in between; a plain step gives its own result and leaves the others.
+ * a GPU it waits for the gradient of that step and for nothing queued later. It is EK_ERR_STATE if
+ * no result is left to take. ek_data_parallel_optimizer_step_begin() is EK_ERR_STATE while the
+ * results of EK_MAX_STEPS_BEGUN steps are not taken. All other calls are legal in between; a plain
+ * step gives its own result and leaves the others.
  *
  * ek_data_parallel_optimizer_step() with a result on one device likewise reads the norm after it
  * has queued the update. On several devices it waits for the sum of the gradients first: if a GPU

@@ -266,9 +266,9 @@ EK_API bool ek_pass_is_training(const ek_pass *pass);    /* false: dropout is of
 EK_API bool ek_pass_is_recomputing(const ek_pass *pass);
 /*
  * In a forward that makes a result again for `made_from` (above): a loan of tensor number `index`,
- * from 0, of those that the module's first forward saved, so that it need not compute it again: the
- * statistics of batch norm, for which all devices would have to meet. False: there is none, as in
- * every other forward.
+ * from 0, of those that the module's first forward saved. The module need not compute it again. For
+ * batch norm these are its statistics, which would take another exchange between the devices. False
+ * if no such tensor was saved, and in every other forward.
  */
 EK_API bool ek_pass_kept(ek_tensor *loan, const ek_pass *pass, size_t index);
 /* True in a forward that does not save, in a pass with gradient: a backward will run it again. A

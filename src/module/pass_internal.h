@@ -45,7 +45,7 @@ struct ek__frame {
   size_t floor;            /* saved tensors below are not its own */
   size_t records;          /* records below are not its children's */
   size_t recipe;           /* for its input; EK__NO_RECIPE: that is not made again */
-  size_t kept;             /* of a maker: 1 + the record of its first forward; 0: there is none */
+  size_t kept;             /* of a maker: 1 + the record of its first forward, or 0 */
   size_t converted;        /* parameters below were not converted for it: cast.c */
   struct ek__cast cast;    /* of a forward */
   struct ek__workspace {
