@@ -150,6 +150,24 @@ static ek_status cut(struct ek__buckets *buckets, const struct ek__layout *layou
   return EK_OK;
 }
 
+static bool has_decay(const struct ek__layout *layout, const struct ek__bucket *bucket) {
+  bool any = false;
+  for (size_t i = 0; i < layout->order_trained; i++) {
+    const struct ek__parameter *p = &layout->parameters[layout->order[i]];
+    any = any || (p->offset >= bucket->first && p->offset < bucket->last &&
+                  p->group != EK__GROUP_NO_DECAY);
+  }
+  return any;
+}
+
+/* Biases and norms alone, the last trained bucket, are complete when the matrices before them are
+ * (layout.h). */
+static void join_last(struct ek__buckets *buckets, const struct ek__layout *layout) {
+  if (layout->unit_count > 0 || buckets->trained < 2) return;
+  struct ek__bucket *last = &buckets->list[buckets->trained - 1];
+  last[-1].joined = has_decay(layout, &last[-1]) && !has_decay(layout, last);
+}
+
 ek_optimizer_parameter ek__rule_parameter(const ek_replica *replica, size_t parameter) {
   const struct ek__parameter *p = &replica->layout.parameters[parameter];
   ek_optimizer_parameter made = {
@@ -199,6 +217,7 @@ ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replic
   EK_TRY(find_whole(buckets, replica, rule));
   EK_TRY(cut(buckets, layout, 0, layout->order_trained, layout->trained_count, bytes));
   buckets->trained = buckets->count;
+  join_last(buckets, layout);
   return cut(buckets, layout, layout->order_trained, layout->order_count, layout->flat_count,
              bytes);
 }

@@ -21,6 +21,7 @@
 struct ek__bucket {
   int64_t first, last; /* elements of the flat buffer */
   uint32_t parameters; /* how many complete it */
+  bool joined; /* the next one is complete when this one is: they are queued together */
   int64_t *offsets;    /* rank r owns first + offsets[r] .. first + offsets[r + 1] - 1 */
   int64_t *places;     /* where its share begins if those of all buckets are end to end */
   size_t piece, pieces; /* the number of its first piece among those of all buckets */
@@ -46,7 +47,8 @@ size_t ek__bucket_bytes(size_t given, const ek_device *device);
 /* Takes whole parameters from the end of the trained ones to the beginning until a bucket has
  * `bytes`, then the frozen ones likewise. Of more than 4 MiB, the first bucket ends at 1 MiB, so
  * that sums begin early, and one with 1 MiB ends before a parameter of `bytes`, which may be
- * complete much later. With a layout in units each unit is a bucket, in the same order. After a
+ * complete much later. If the last trained bucket has only parameters without decay, it is joined
+ * to the one before it. With a layout in units each unit is a bucket, in the same order. After a
  * failure close frees what was made. Equal pieces of a bucket are dealt out evenly:
  * the numbers of two ranks differ by at most one. If `rule`, which may be NULL, takes parameters
  * whole, pieces are dealt out so that the rank with the most elements of all buckets so far has as

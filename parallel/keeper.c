@@ -1,7 +1,8 @@
 /*
  * keeper.c - lends buckets of gradients, and keeps the device's shares of their sums.
  *
- * A bucket is freed when the sum of the next one has been queued. So its own sum has the time of a
+ * A bucket is freed when the sum of the next one has been queued, and two that are queued together
+ * when that of the bucket after them has. So its own sum has the time of a
  * bucket's backward to end, and at most two buckets exist beside those that backward adds to. All
  * of this is queued: the compute stream waits for the sum, the host does not.
  *
@@ -87,11 +88,16 @@ ek_status ek__keeper_reduce(struct ek__rank *rank, size_t bucket) {
   const struct ek__sums *sums = rank->sums;
   struct ek__lent *lent = &sums->lent[bucket];
   if (!ek_tensor_exists(&lent->whole)) EK_TRY(take(rank, bucket, true));
-  EK_TRY(ek__communicator_reduce_scatter(sums->communicator, rank->device, &lent->whole,
-                                         sums->cut->list[bucket].offsets,
-                                         ek__keeper_about(&rank->keeper, bucket)));
+  EK_TRY(ek__communicator_start(
+      sums->communicator, rank->device, &lent->whole,
+      &(struct ek__collective){.kind = EK__REDUCE_SCATTER,
+                               .offsets = sums->cut->list[bucket].offsets,
+                               .about = ek__keeper_about(&rank->keeper, bucket),
+                               .more = sums->cut->list[bucket].joined}));
   lent->sum = ek__communicator_started(sums->communicator, rank->device);
-  return ek__keeper_settle(rank, bucket);
+  if (sums->cut->list[bucket].joined) return EK_OK; /* nothing waits between it and the next */
+  return ek__keeper_settle(rank, bucket > 0 && sums->cut->list[bucket - 1].joined ? bucket - 1
+                                                                                  : bucket);
 }
 
 ek_status ek__keeper_settle(struct ek__rank *rank, size_t end) {

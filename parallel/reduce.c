@@ -3,7 +3,8 @@
  *
  * The buckets are the same on all devices; each device has its own record of which are complete,
  * and touches only that. Buckets are queued in their order and no other, because every device must
- * meet the collectives in the same order.
+ * meet the collectives in the same order. Which of them are one call of a link follows from the
+ * layout alone, because a rank without rows queues all of them at the end.
  */
 #include <evenkeel/reduce.h>
 
@@ -11,6 +12,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "core/sizes.h"
+#include "device/communicator_internal.h"
 #include "parallel_internal.h"
 
 static const char memory_of[] = "the gradient buckets";
@@ -37,20 +39,26 @@ void ek__sums_start(struct ek__sums *sums, bool more) {
 }
 
 static ek_status queue_bucket(struct ek__sums *sums, struct ek__rank *rank) {
+  static const enum ek__collective_kind kinds[] = {[EK_REDUCE_TO_FIRST] = EK__REDUCE,
+                                                   [EK_REDUCE_TO_ALL] = EK__ALL_REDUCE,
+                                                   [EK_REDUCE_SCATTER] = EK__REDUCE_SCATTER};
   const struct ek__bucket *bucket = &sums->cut->list[sums->queued];
   if (sums->queue != NULL) return sums->queue(rank, sums->queued);
   const ek_tensor *flat = ek_replica_gradients(sums->replica);
-  ek_tensor range = ek__flat_range(flat, bucket->first, bucket->last - bucket->first);
-  switch (sums->kind) {
-  case EK_REDUCE_TO_FIRST:
-    return ek_communicator_reduce(sums->communicator, sums->device, &range, 0);
-  case EK_REDUCE_TO_ALL:
-    return ek_communicator_all_reduce(sums->communicator, sums->device, &range);
-  case EK_REDUCE_SCATTER:
-    return ek_communicator_reduce_scatter(sums->communicator, sums->device, &range,
-                                          bucket->offsets);
-  }
-  return EK_OK;
+  const ek_tensor range = ek__flat_range(flat, bucket->first, bucket->last - bucket->first);
+  const bool cut = sums->kind == EK_REDUCE_SCATTER;
+  return ek__communicator_start(sums->communicator, sums->device, &range,
+                                &(struct ek__collective){.kind = kinds[sums->kind],
+                                                         .offsets = cut ? bucket->offsets : NULL,
+                                                         .more = bucket->joined});
+}
+
+/* Whether the next bucket is complete, and the one that is queued with it. */
+static bool is_ready(const struct ek__sums *sums) {
+  size_t next = sums->queued;
+  if (next == sums->cut->trained) return false;
+  while (sums->waiting[next] == 0 && sums->cut->list[next].joined) next++;
+  return sums->waiting[next] == 0;
 }
 
 ek_status ek__sums_complete(struct ek__sums *sums, struct ek__rank *rank, size_t parameter) {
@@ -64,10 +72,12 @@ ek_status ek__sums_complete(struct ek__sums *sums, struct ek__rank *rank, size_t
               "ek_reducer_complete: bucket %zu is already complete", of);
   sums->waiting[of]--;
   if (rank != NULL) ek__keeper_note(&rank->keeper, EK__TRAIL_COMPLETE, parameter);
-  while (sums->queued < sums->cut->trained && sums->waiting[sums->queued] == 0) {
-    EK_TRY(queue_bucket(sums, rank));
-    sums->queued++;
-    sums->overlapped++;
+  while (is_ready(sums)) {
+    for (bool more = true; more; sums->overlapped++) {
+      more = sums->cut->list[sums->queued].joined;
+      EK_TRY(queue_bucket(sums, rank));
+      sums->queued++;
+    }
   }
   return ek_communicator_progress(sums->communicator, sums->device);
 }

@@ -119,8 +119,10 @@ ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek
   for (size_t b = 0; b < count; b++) {
     const struct ek__bucket *bucket = &cut->list[b];
     ek_tensor range = ek__flat_range(values, bucket->first, bucket->last - bucket->first);
-    EK_TRY(ek__communicator_all_gather_of(model->run.gathers, own->device, &range, bucket->offsets,
-                                          b + 1 < count));
+    EK_TRY(ek__communicator_start(model->run.gathers, own->device, &range,
+                                  &(struct ek__collective){.kind = EK__ALL_GATHER,
+                                                           .offsets = bucket->offsets,
+                                                           .more = b + 1 < count}));
   }
   return ek_communicator_wait(model->run.gathers, own->device);
 }

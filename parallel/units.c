@@ -39,8 +39,11 @@ static ek_status gather(struct ek__rank *rank, size_t unit) {
                           shares->type, 1, &count));
   ek_tensor to = ek__flat_range(&values->whole, bucket->offsets[rank->share_number], share);
   EK_TRY(ek_op_copy(ek__rank_stream(rank), &to, &from));
-  EK_TRY(ek__communicator_all_gather(communicator, rank->device, &values->whole, bucket->offsets,
-                                     ek__keeper_about(keeper, unit)));
+  EK_TRY(ek__communicator_start(
+      communicator, rank->device, &values->whole,
+      &(struct ek__collective){.kind = EK__ALL_GATHER,
+                               .offsets = bucket->offsets,
+                               .about = ek__keeper_about(keeper, unit)}));
   values->gather = ek__communicator_started(communicator, rank->device);
   return EK_OK;
 }

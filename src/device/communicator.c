@@ -213,51 +213,54 @@ static bool is_alone(const ek_communicator *communicator) {
                : ek__group_world_size(communicator->group)) == 1;
 }
 
-static ek_status start(ek_communicator *communicator, ek_device *device,
-                       enum ek__collective_kind kind, const ek_tensor *tensor, size_t root,
-                       const int64_t *offsets, uint64_t about, bool more) {
-  const char *who = kinds[kind].name;
+ek_status ek__communicator_start(ek_communicator *communicator, ek_device *device,
+                                 const ek_tensor *tensor, const struct ek__collective *what) {
+  const char *who = kinds[what->kind].name;
+  struct ek__collective collective = *what;
   EK_TRY(check_call(who, communicator, device));
-  EK_TRY(check_tensor(who, device, tensor, kinds[kind].sums));
-  EK__FAIL_IF(root >= ek_communicator_world_size(communicator), EK_ERR_INVALID_ARGUMENT,
-              "%s: no rank %zu", who, root);
-  if (kinds[kind].parts) EK_TRY(check_offsets(who, communicator, tensor, offsets));
+  EK_TRY(check_tensor(who, device, tensor, kinds[what->kind].sums));
+  EK__FAIL_IF(what->root >= ek_communicator_world_size(communicator), EK_ERR_INVALID_ARGUMENT,
+              "%s: no rank %zu", who, what->root);
+  if (kinds[what->kind].parts) EK_TRY(check_offsets(who, communicator, tensor, what->offsets));
   if (is_alone(communicator)) return EK_OK;
-  const struct ek__collective collective = {.kind = kind,
-                                            .data = tensor->data,
-                                            .count = ek_tensor_count(tensor),
-                                            .type = tensor->type,
-                                            .root = root,
-                                            .offsets = offsets,
-                                            .about = about,
-                                            .more = more};
+  collective.data = tensor->data;
+  collective.count = ek_tensor_count(tensor);
+  collective.type = tensor->type;
   EK_TRY(change_to(communicator, device));
   return communicator->table->start(communicator, device, &collective);
 }
 
+static ek_status start(ek_communicator *communicator, ek_device *device,
+                       enum ek__collective_kind kind, const ek_tensor *tensor, size_t root,
+                       const int64_t *offsets) {
+  return ek__communicator_start(
+      communicator, device, tensor,
+      &(struct ek__collective){.kind = kind, .root = root, .offsets = offsets});
+}
+
 ek_status ek_communicator_broadcast(ek_communicator *communicator, ek_device *device,
                                     ek_tensor *tensor, size_t root) {
-  return start(communicator, device, EK__BROADCAST, tensor, root, NULL, 0, false);
+  return start(communicator, device, EK__BROADCAST, tensor, root, NULL);
 }
 
 ek_status ek_communicator_reduce(ek_communicator *communicator, ek_device *device,
                                  ek_tensor *tensor, size_t root) {
-  return start(communicator, device, EK__REDUCE, tensor, root, NULL, 0, false);
+  return start(communicator, device, EK__REDUCE, tensor, root, NULL);
 }
 
 ek_status ek_communicator_all_reduce(ek_communicator *communicator, ek_device *device,
                                      ek_tensor *tensor) {
-  return start(communicator, device, EK__ALL_REDUCE, tensor, 0, NULL, 0, false);
+  return start(communicator, device, EK__ALL_REDUCE, tensor, 0, NULL);
 }
 
 ek_status ek_communicator_reduce_scatter(ek_communicator *communicator, ek_device *device,
                                          ek_tensor *tensor, const int64_t *offsets) {
-  return start(communicator, device, EK__REDUCE_SCATTER, tensor, 0, offsets, 0, false);
+  return start(communicator, device, EK__REDUCE_SCATTER, tensor, 0, offsets);
 }
 
 ek_status ek_communicator_all_gather(ek_communicator *communicator, ek_device *device,
                                      ek_tensor *tensor, const int64_t *offsets) {
-  return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets, 0, false);
+  return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets);
 }
 
 ek_status ek_communicator_progress(ek_communicator *communicator, ek_device *device) {
@@ -270,22 +273,6 @@ ek_status ek_communicator_wait(ek_communicator *communicator, ek_device *device)
   EK_TRY(check_call("ek_communicator_wait", communicator, device));
   if (communicator->table->wait == NULL) return EK_OK;
   return communicator->table->wait(communicator, device);
-}
-
-ek_status ek__communicator_all_gather_of(ek_communicator *communicator, ek_device *device,
-                                         ek_tensor *tensor, const int64_t *offsets, bool more) {
-  return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets, 0, more);
-}
-
-ek_status ek__communicator_all_gather(ek_communicator *communicator, ek_device *device,
-                                      ek_tensor *tensor, const int64_t *offsets, uint64_t about) {
-  return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets, about, false);
-}
-
-ek_status ek__communicator_reduce_scatter(ek_communicator *communicator, ek_device *device,
-                                          ek_tensor *tensor, const int64_t *offsets,
-                                          uint64_t about) {
-  return start(communicator, device, EK__REDUCE_SCATTER, tensor, 0, offsets, about, false);
 }
 
 uint64_t ek__communicator_started(const ek_communicator *communicator, const ek_device *device) {

@@ -65,18 +65,14 @@ struct ek_communicator {
 ek_status ek__communicator_open(ek_communicator **communicator, ek_group *group,
                                 enum ek__reach reach);
 
-/* ek_communicator_all_gather(); with `more`, all devices start another collective of this
- * communicator at once, before they wait for anything. */
-ek_status ek__communicator_all_gather_of(ek_communicator *communicator, ek_device *device,
-                                         ek_tensor *tensor, const int64_t *offsets, bool more);
-
-/* ek_communicator_all_gather() and ek_communicator_reduce_scatter() with the number `about` of
- * their subject: different numbers on the devices are EK_ERR_SHAPE, as different sizes are. */
-ek_status ek__communicator_all_gather(ek_communicator *communicator, ek_device *device,
-                                      ek_tensor *tensor, const int64_t *offsets, uint64_t about);
-ek_status ek__communicator_reduce_scatter(ek_communicator *communicator, ek_device *device,
-                                          ek_tensor *tensor, const int64_t *offsets,
-                                          uint64_t about);
+/*
+ * What the public functions start: a collective of `tensor`, of which `what` has the rest. With
+ * `more`, all devices start another collective of this communicator at once, before they wait for
+ * anything. `about` is the number of its subject: different numbers on the devices are
+ * EK_ERR_SHAPE, as different sizes are.
+ */
+ek_status ek__communicator_start(ek_communicator *communicator, ek_device *device,
+                                 const ek_tensor *tensor, const struct ek__collective *what);
 
 /*
  * The number of collectives that the device has started, which is the number of the last one; and

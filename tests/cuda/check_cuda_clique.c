@@ -541,4 +541,25 @@ CK_LOOP(gathers_after_an_update_are_one_call, 2) {
   ck_training_replicas_agree(&training);
 }
 
+/*
+ * Biases are complete with the first layer's matrix: with all matrices in one bucket and the biases
+ * in the next, both sums are one call of NCCL on each GPU; the sum of the totals is another. So it
+ * is for a GPU without rows, which queues its sums at the end.
+ */
+CK_LOOP(sums_that_are_complete_together_are_one_call, 2 * 3) {
+  static const ek_mode modes[] = {EK_MODE_REPLICATED, EK_MODE_SHARDED, EK_MODE_SHARDED_GRADIENTS};
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cuda:0-1@48MiB", modes[_i % 3]);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, _i < 3 ? 6 : 1, 0, 2);
+  setup.options.bucket_bytes = (7 * 19 + 19 * 9 + 9 * 5) * sizeof(float); /* the matrices */
+  struct ck_training training = ck_training_opened(&setup);
+  ck_ok(ek_group_synchronize(training.group));
+  const unsigned long launches = cuemu_nccl_launches(), parts = cuemu_calls(0, CUEMU_NCCL);
+  ck_ok(ck_training_backward(&training, &batch, NULL, false, NULL));
+  ck_ok(ek_group_synchronize(training.group));
+  ck_assert_uint_eq(cuemu_nccl_launches() - launches, 2 * DEVICES);
+  ck_assert_uint_ge(cuemu_calls(0, CUEMU_NCCL) - parts, 3); /* uneven shares are one each */
+  ck_ok(ek_data_parallel_optimizer_step(NULL, training.optimizer));
+  ck_training_replicas_agree(&training);
+}
+
 CK_EMULATED_SUITE("cuda clique")
