@@ -82,7 +82,8 @@ ek_status ek__rank_backward_of_loss(const struct ek__backward *job, struct ek__l
   ek_tensor gradients[EK_MAX_TENSORS] = {{0}};
   ek_status status = ek__rank_loss_backward(gradients, job->model, loss, rank, factors);
   if (status == EK_OK) {
-    status = ek__rank_backward(job, rank, gradients, &ek__loss_totals(loss)[rank->place]);
+    const ek_tensor *totals = job->late ? NULL : &ek__loss_totals(loss)[rank->place];
+    status = ek__rank_backward(job, rank, gradients, totals);
   }
   for (size_t i = 0; i < loss->outputs; i++) ek_tensor_free(&gradients[i]);
   return status;
@@ -166,7 +167,9 @@ static ek_status run_call(ek_data_parallel_criterion *parallel,
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_criterion_backward_options"));
   struct ek__loss *loss = &parallel->loss;
   EK_TRY(check_backward(model, loss, &o));
-  struct job job = {.backward = {model, o.accumulate, ek__loss_keeps_terms(loss)},
+  struct job job = {.backward = {.model = model,
+                                 .accumulate = o.accumulate,
+                                 .running = ek__loss_keeps_terms(loss)},
                     .loss = loss,
                     .factors = o.factors};
   const ek_status status = backward(&job, &o);

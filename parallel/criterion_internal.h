@@ -102,6 +102,7 @@ struct ek__loss_forward {
   struct ek__conversion intakes[EK_MAX_TENSORS];
   ek_shards laid[EK_MAX_TENSORS];
   int64_t most; /* elements of the largest of them, in all processes */
+  bool late;    /* ranks keep their own totals, which are added up with the update: agreement.c */
 };
 /* Cuts targets at the samples of `like`; nothing is lost if it fails. */
 ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *model,

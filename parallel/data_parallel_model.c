@@ -179,27 +179,6 @@ static bool shards_inside(const ek_data_parallel_model *model) {
          ek__group_world_size(group) > ek_group_size(group);
 }
 
-/* The devices of the process that has the most; a group that counts says that all have as many. */
-static size_t most_devices(const ek_group *group) {
-  const struct ek__place *place = ek__group_place(group);
-  const size_t processes = ek_world_processes(ek__group_world(group));
-  size_t most = ek_group_size(group);
-  for (size_t p = 0; p < processes && place != NULL; p++) {
-    const size_t count = ek__place_first_rank(place, p + 1) - ek__place_first_rank(place, p);
-    if (count > most) most = count;
-  }
-  return most;
-}
-
-/* Whether norms are of numbers in the memory of the host, one of each rank, that are added up over
- * processes and fit into a message beside the number of the step. */
-static bool norms_ride(const ek_data_parallel_model *model) {
-  const ek_group *group = model->run.group;
-  return model->run.reduction->whole && model->run.gathers == model->run.communicator &&
-         ek__between_in_host(group) && ek__group_world_size(group) > ek_group_size(group) &&
-         most_devices(group) < EK__TOPIC_WORDS;
-}
-
 static ek_status open_ranks(ek_data_parallel_model *model) {
   struct ek__ranks *run = &model->run;
   EK_TRY(ek_communicator_open(&run->communicator, run->group));
@@ -208,7 +187,11 @@ static ek_status open_ranks(ek_data_parallel_model *model) {
     EK_TRY(ek__communicator_open(&run->sums, run->group, EK__REACH_SHARES));
     EK_TRY(ek__communicator_open(&run->gathers, run->group, EK__REACH_PROCESS));
   }
-  run->norms_ride = norms_ride(model);
+  run->totals_ride =
+      ek__between_in_host(run->group) && ek__group_world_size(run->group) > run->count;
+  /* A reproducible model has a tree of norms; shares inside a process have the same in all. */
+  run->norms_ride =
+      run->totals_ride && run->reduction->whole && run->gathers == run->communicator;
   EK_TRY(ek__new(&run->ranks, run->count, sizeof *run->ranks, memory_of));
   EK_TRY(ek__new(&run->sizes, run->count, sizeof *run->sizes, memory_of));
   for (size_t k = 0; k < run->count; k++) {

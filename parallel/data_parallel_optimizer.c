@@ -22,7 +22,6 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "device/device_internal.h"
-#include "device/place.h"
 #include "device/types.h"
 #include "criterion_internal.h"
 #include "optimizer_internal.h"
@@ -169,6 +168,7 @@ static ek_status open_optimizer(ek_data_parallel_optimizer **parallel,
   ek_device *device = model->run.ranks[0].device;
   EK_TRY_GOTO(status, ek__note_open(&update->forward, device), cleanup);
   EK_TRY_GOTO(status, ek__note_open(&update->square_norm, device), cleanup);
+  EK_TRY_GOTO(status, ek__told_open(&update->told, model), cleanup);
   EK_TRY_GOTO(status, ek__update_same(model, update), cleanup);
   model->update = update;
   *parallel = self;
@@ -199,6 +199,7 @@ void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
   ek_data_parallel_model *model = parallel->model;
   if (model->update == &parallel->update) ek__model_lose_update(model);
   for (size_t k = 0; k < model->run.count; k++) free_share(&model->run.ranks[k].share);
+  ek__told_close(&parallel->update.told);
   ek__note_close(parallel->update.square_norm);
   ek__note_close(parallel->update.forward);
   ek__free(parallel->update.written);
@@ -342,12 +343,7 @@ static ek_status step_one(void *context, struct ek__rank *rank) {
 
 /* ---- the step, for the caller ---- */
 
-/* What is read from a device before the processes agree. */
-struct numbers {
-  double totals[2], square_norm;
-};
-
-static ek_status read_numbers(struct numbers *numbers, const ek_data_parallel_model *model,
+static ek_status read_numbers(struct ek__numbers *numbers, const ek_data_parallel_model *model,
                               bool norm) {
   const struct ek__rank *rank = &model->run.ranks[0];
   EK_TRY(ek__read_numbers(numbers->totals, 2, &rank->totals));
@@ -395,40 +391,6 @@ static ek_status reduce_rest(ek_data_parallel_model *model) {
   return EK_OK;
 }
 
-/* No process has failed. If `norm`, the same words have the square norms of the ranks: they are
- * added up in the order of the ranks, as a collective would, and every device gets the sum. Nothing
- * here fails in one process alone. */
-static ek_status agree(ek_data_parallel_model *model, bool norm, double *square_norm) {
-  ek_world *world = ek__model_world(model);
-  const struct ek__place *place = ek__group_place(model->run.group);
-  static const char doing[] = "in an optimizer step";
-  int64_t terms[EK__TOPIC_WORDS - 1];
-  const int64_t *heard = NULL;
-  double sum = 0;
-  if (!norm) return ek__world_agree(world, doing, model->step.taken);
-  for (size_t k = 0; k < model->run.count; k++) {
-    memcpy(&terms[k], model->run.ranks[k].share.square_norm.data, sizeof sum);
-  }
-  ek__world_lock(world);
-  const ek_status status =
-      ek__world_agree_on(world, doing, model->step.taken, terms, model->run.count, &heard);
-  for (size_t p = 0; p < ek_world_processes(world) && status == EK_OK; p++) {
-    const size_t ranks = ek__place_first_rank(place, p + 1) - ek__place_first_rank(place, p);
-    for (size_t k = 0; k < ranks; k++) {
-      double term = 0;
-      memcpy(&term, &heard[p * EK__TOPIC_WORDS + 1 + k], sizeof term);
-      sum = p + k == 0 ? term : sum + term;
-    }
-  }
-  ek__world_unlock(world);
-  EK_TRY(status);
-  for (size_t k = 0; k < model->run.count; k++) {
-    memcpy(model->run.ranks[k].share.square_norm.data, &sum, sizeof sum);
-  }
-  *square_norm = sum;
-  return EK_OK;
-}
-
 /* The result of a step that its caller wants. */
 enum wanted { NO_RESULT, NOW, LATER };
 
@@ -445,19 +407,18 @@ static enum reading reading_for(const ek_data_parallel_model *model, enum wanted
   const bool alone = model->run.count == 1 && ek__model_world(model) == NULL;
   if (own->refuse || ek__update_scales(own)) return BEFORE_UPDATE;
   if (wanted == NO_RESULT) return NO_READING;
-  if (!ek__note_written(own->forward)) return BEFORE_UPDATE; /* the optimizer came after backward */
+  /* The optimizer came after backward, or the totals come with the agreement. */
+  if (!ek__note_written(own->forward) || model->step.late != NULL) return BEFORE_UPDATE;
   return wanted == LATER || alone ? BESIDE_UPDATE : BEFORE_UPDATE;
 }
 
 /* What can be known of the step before its update. */
 static ek_status read_before(struct ek__reading *reading, ek_data_parallel_model *model,
                              enum reading how, bool norm) {
-  const bool rides = norm && model->run.norms_ride;
-  ek_world *world = ek__model_world(model);
-  struct numbers numbers = {{NAN, NAN}, NAN};
+  struct ek__numbers numbers = {{NAN, NAN}, NAN};
   if (how == BEFORE_UPDATE) EK_TRY(read_numbers(&numbers, model, norm));
   if (how == BESIDE_UPDATE) EK_TRY(ek__reading_forward(model, numbers.totals));
-  if (world != NULL) EK_TRY(agree(model, rides, &numbers.square_norm));
+  EK_TRY(ek__update_agree(model, norm, &numbers));
   if (how == NO_READING) return EK_OK;
   ek__reading_totals(reading, model, norm, numbers.totals);
   if (how == BEFORE_UPDATE) ek__reading_norm(reading, model, numbers.square_norm);

@@ -68,18 +68,26 @@ struct ek__batch {
   uint64_t broadcast;
 };
 
+/* What comes after a batch in its step. */
+enum ek__next {
+  EK__NEXT_NOTHING, /* of an evaluation, or of a gradient that is dropped */
+  EK__NEXT_MORE,    /* other micro-batches */
+  EK__NEXT_UPDATE,  /* the update, in the same call of the program */
+  EK__NEXT_UPDATE_BY_NORM /* the same, and it needs the norm of the gradient */
+};
+
 /* The first module of the model whose results of a sample depend on the others of its micro-batch
  * (`mixes_samples` of its table), or NULL. */
 const ek_module *ek__model_mixer(const ek_data_parallel_model *model);
 
 /*
  * Forward and loss of a batch or micro-batch as `module` takes it; with gradient also their
- * backward, `accumulate` if others of the step follow. norm: the update follows and needs the norm
- * of the gradient. This is one job of the workers unless a rank needs more from another in between
- * than the sum of {s, D}. On failure the step is dropped, unless the arguments were wrong.
+ * backward. This is one job of the workers unless a rank needs more from another in between than
+ * the sum of {s, D}. Before an update that sum may be left to the agreement on it (agreement.c); the
+ * criterion has a loss after it. On failure the step is dropped, unless the arguments were wrong.
  */
 ek_status ek__batch_run(ek_data_parallel_model *model, ek_data_parallel_criterion *criterion,
                         const struct ek__batch *batch, const ek_forward_options *options,
-                        bool accumulate, bool norm);
+                        enum ek__next next);
 
 #endif /* EK_FORWARD_H */

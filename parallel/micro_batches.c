@@ -2,7 +2,8 @@
  * micro_batches.c - a micro-batch as one job. A worker cuts its share of the inputs, runs the model
  * forward, cuts its targets, computes the loss, adds up {s, D} with the other ranks, and runs loss
  * and model back while gradients are summed. A rank waits for another one only for data that it
- * needs from it.
+ * needs from it. Between processes whose devices compute in the memory of the host, the last
+ * micro-batch of a step leaves its {s, D} to the agreement on the update (agreement.c).
  *
  * Two cases need all ranks, or the host, in between, and use the calls of model and criterion
  * instead: outputs that are gathered on one device (mode gather), and a loss of several terms over
@@ -61,25 +62,32 @@ static ek_status run(struct job *job, ek_shards *outputs) {
   EK_TRY(ek__ranks_apply(&model->run, run_rank, job));
   ek__forward_ran(&job->forward);
   EK_TRY(ek__forward_check(&job->forward));
-  loss->has_loss = true;
+  loss->has_loss = !job->loss.late;
   if (!job->gradient) return EK_OK;
   ek__backward_ran(&job->backward, &loss->scaling, loss->reduction == EK_REDUCTION_MEAN);
   loss->micro_batches = model->step.micro_batches;
   model->step.norm = job->norm;
+  model->step.late = job->loss.late ? loss : NULL;
   return EK_OK;
 }
 
 static ek_status run_in_one(ek_data_parallel_model *model, struct ek__loss *loss,
                             const struct ek__batch *batch, const ek_forward_options *options,
-                            bool accumulate, bool norm) {
+                            enum ek__next next) {
   /* The ranks may read the squares of a master's gradient in the memory of rank 0, which need not
    * be there before all have ended the job. */
-  struct job job = {.backward = {model, accumulate, ek__loss_keeps_terms(loss)},
+  const bool norm = next == EK__NEXT_UPDATE_BY_NORM;
+  struct job job = {.backward = {.model = model,
+                                 .accumulate = next == EK__NEXT_MORE,
+                                 .running = ek__loss_keeps_terms(loss)},
                     .gradient = options->gradient,
                     .norm = norm && !ek__placement(model)->master};
   ek_shards outputs[EK_MAX_TENSORS] = {{0}};
   ek_status status = lay(&job, batch, options, loss);
   if (status == EK_OK) {
+    /* The gradient of several terms needs their weights, which are in the totals. */
+    job.loss.late = (next == EK__NEXT_UPDATE || norm) && model->run.totals_ride && loss->terms == 1;
+    job.backward.late = job.loss.late;
     status = run(&job, outputs);
     ek__model_drop_forward(model);
     ek__loss_drop_forward(loss);
@@ -114,13 +122,14 @@ static ek_status run_in_calls(ek_data_parallel_model *model, ek_data_parallel_cr
 
 ek_status ek__batch_run(ek_data_parallel_model *model, ek_data_parallel_criterion *criterion,
                         const struct ek__batch *batch, const ek_forward_options *options,
-                        bool accumulate, bool norm) {
+                        enum ek__next next) {
   EK__MODEL_ENTER(model, "a batch");
   struct ek__loss *loss = &criterion->loss;
+  const bool accumulate = next == EK__NEXT_MORE;
   const bool several = accumulate || model->step.stage != EK__STEP_EMPTY;
   const bool compares = options->gradient && several && ek__loss_keeps_terms(loss);
   if (compares || model->options.outputs == EK_OUTPUTS_GATHER) {
     return run_in_calls(model, criterion, batch, options, accumulate);
   }
-  return run_in_one(model, loss, batch, options, accumulate, norm);
+  return run_in_one(model, loss, batch, options, next);
 }

@@ -181,8 +181,11 @@ ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gra
   EK_TRY(check_backward(model, gradients, count, options));
   ek_status status = EK_OK;
   ek_shards parts[EK_MAX_TENSORS] = {{0}}; /* of gathered gradients */
-  struct backward_job job = {
-      {model, options->accumulate, options->running}, gradients, options->totals};
+  struct backward_job job = {.backward = {.model = model,
+                                          .accumulate = options->accumulate,
+                                          .running = options->running},
+                             .gradients = gradients,
+                             .totals = options->totals};
   const struct ek__scaling scaling = {options->loss_scale, unit};
   if (model->options.outputs == EK_OUTPUTS_GATHER && model->last.samples > 0) {
     EK_TRY_GOTO(status, scatter_gradients(parts, model, gradients, count), cleanup);

@@ -80,6 +80,7 @@ void ek__model_end_step(ek_data_parallel_model *model, bool taken) {
   ek__model_drop_forward(model);
   model->step.stage = EK__STEP_EMPTY;
   model->step.norm = false;
+  model->step.late = NULL;
   model->step.samples = 0;
   model->step.micro_batches = 0;
   for (struct ek__loss *it = model->losses; it != NULL; it = it->next) it->verify = false;

@@ -20,6 +20,17 @@ struct ek__reading {
   bool norm; /* it has one, or is going to */
 };
 
+/* What is known of a step before its update. */
+struct ek__numbers {
+  double totals[2], square_norm;
+};
+
+/* Scratch of agreement.c, in a world. */
+struct ek__told {
+  double *numbers; /* of all leaves */
+  size_t *ends;    /* of those of each process, in bytes */
+};
+
 /* The state of an optimizer, which the model has while it is open; what the ranks have is in
  * their ek__rank.share. */
 struct ek__update {
@@ -45,6 +56,7 @@ struct ek__update {
   struct ek__reading begun[EK_MAX_STEPS_BEGUN];
   size_t begun_count;
   bool late; /* the last one lacks its norm, which `square_norm` is going to have */
+  struct ek__told told;
 };
 
 struct ek_data_parallel_optimizer {
@@ -56,6 +68,14 @@ struct ek_data_parallel_optimizer {
 static inline bool ek__update_scales(const struct ek__update *update) {
   return update->loss_scale.kind != EK_LOSS_SCALE_NONE;
 }
+
+/* ---- agreement.c ---- */
+
+ek_status ek__told_open(struct ek__told *told, const ek_data_parallel_model *model);
+void ek__told_close(struct ek__told *told);
+/* All processes have come to the update, none with an error; nothing in one process. Ranks then have
+ * the totals of the step and, if `norm`, the norm; *numbers is set to those that came with it. */
+ek_status ek__update_agree(ek_data_parallel_model *model, bool norm, struct ek__numbers *numbers);
 
 /* ---- optimizer_result.c ---- */
 

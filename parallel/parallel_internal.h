@@ -126,9 +126,9 @@ struct ek__ranks {
   /* Of shares: sums of gradients, and gathers and norms of what was summed. Both are `communicator`
    * where shares are over the world. */
   ek_communicator *sums, *gathers;
-  /* The squares of ranks' gradients are added up in the message in which the processes agree on an
-   * update (data_parallel_optimizer.c), and not by a collective. */
-  bool norms_ride;
+  /* The message in which the processes agree on an update has the {s, D} of ranks, and the squares
+   * of their gradients, to be added up, instead of collectives: agreement.c. */
+  bool totals_ride, norms_ride;
   ek_communicator *inner; /* for collectives of modules; NULL if none of them declares any */
   const struct ek__reduction *reduction;
   struct ek__buckets cut; /* of the flat gradients, over the ranks of the world */
@@ -181,6 +181,7 @@ struct ek__step {
   int64_t taken;              /* steps taken before it */
   bool running;               /* its totals come whole with each micro-batch */
   bool norm;                  /* the ranks have the norm of its gradient */
+  struct ek__loss *late;      /* whose last totals are to be added up with the update, or NULL */
   uint32_t micro_batches;     /* backwards so far */
   int64_t samples;            /* of its micro-batches so far, of all processes */
 };

@@ -2,8 +2,8 @@
  * rank_loss.c - the loss of one rank's outputs, and its gradient.
  *
  * A rank with rows computes its totals {s, d} per term, in a pass for each of its pieces; a rank
- * without rows has zeros. The reduction adds these few numbers up over the ranks, and each rank
- * combines the terms itself. With gradient_in_forward the outputs may hold their gradients after
+ * without rows has zeros. The reduction adds these few numbers up over the ranks, at once or with
+ * the update, and each rank combines the terms itself. With gradient_in_forward the outputs may hold their gradients after
  * forward, which the pass records. The outputs of a model that computes its loss itself are the
  * totals, without passes of a criterion.
  *
@@ -211,7 +211,7 @@ static ek_status add_totals(const struct ek__loss_forward *job, const struct ek_
   } else {
     EK_TRY(ek_op_zero(ek__rank_stream(rank), &own->totals.sum));
   }
-  EK_TRY(reduction->totals(model, rank, &own->totals, samples));
+  if (!job->late) EK_TRY(reduction->totals(model, rank, &own->totals, samples));
   EK_TRY(ek_op_combine_totals(ek__rank_stream(rank), &loss->combined[rank->place], &own->scales,
                               &own->totals.sum, loss->coefficients,
                               loss->reduction == EK_REDUCTION_MEAN));

@@ -24,6 +24,7 @@ struct ek__backward {
   ek_data_parallel_model *model;
   bool accumulate; /* other micro-batches of the step follow */
   bool running;    /* the totals are those of the step so far */
+  bool late;       /* they are added up with the update, and not known yet */
 };
 
 struct ek__reduction {
@@ -65,6 +66,10 @@ struct ek__reduction {
   /* The sum over all ranks from the leaves of each; samples: of the outputs. */
   ek_status (*totals)(const ek_data_parallel_model *model, const struct ek__rank *rank,
                       struct ek__totals *totals, const int64_t *samples);
+  /* The same in the memory of the host, of the last micro-batch: how many leaves the ranks before
+   * `rank` have; and the sum of `count` leaves of `width` numbers, which leaf 0 becomes. */
+  size_t (*leaves_before)(const ek_data_parallel_model *model, size_t rank);
+  void (*fold)(double *leaves, size_t count, size_t width);
   /* The sum of the squares of all gradients. It has numbers of its own to add up, as many as this
    * says, or (NULL) each rank adds up those of its spans (ek__update_span()). */
   int64_t (*norm_leaves)(const ek_data_parallel_model *model);

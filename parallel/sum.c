@@ -69,6 +69,15 @@ static ek_status sum_totals(const ek_data_parallel_model *model, const struct ek
   return ek_communicator_wait(model->run.communicator, rank->device);
 }
 
+static size_t leaves_before(const ek_data_parallel_model *model, size_t rank) {
+  (void)model;
+  return rank;
+}
+
+static void fold(double *leaves, size_t count, size_t width) {
+  for (size_t i = width; i < count * width; i++) leaves[i % width] += leaves[i];
+}
+
 static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank) {
   const struct ek__share *share = &rank->share;
   const ek_tensor *gradients = ek_replica_gradients(share->owner->replica);
@@ -82,7 +91,7 @@ static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank
     const ek_tensor values = ek__flat_range(gradients, shares ? own.place : own.first, own.count);
     EK_TRY(ek_op_square_norm(stream, &sum, &values, 1.0));
   }
-  if (model->run.norms_ride) return EK_OK; /* added up where the processes agree on the update */
+  if (model->run.norms_ride) return EK_OK; /* agreement.c adds them up */
   EK_TRY(ek_communicator_all_reduce(model->run.gathers, rank->device, &sum));
   return ek_communicator_wait(model->run.gathers, rank->device);
 }
@@ -97,4 +106,6 @@ const struct ek__reduction ek__reduction_sum = {.whole = true,
                                                 .backward = backward,
                                                 .rest = rest,
                                                 .totals = sum_totals,
+                                                .leaves_before = leaves_before,
+                                                .fold = fold,
                                                 .norm = norm};

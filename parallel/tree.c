@@ -241,6 +241,24 @@ ek_status ek__tree_totals(const ek_data_parallel_model *model, const struct ek__
   return ek_op_copy(ek__rank_stream(rank), &totals->sum, &sum);
 }
 
+size_t ek__tree_leaves_before(const ek_data_parallel_model *model, size_t rank) {
+  const size_t used = ek__grains_used(model, model->last.all);
+  return rank == 0 ? 0 : ek__grains_of(model, rank - 1, used).last;
+}
+
+void ek__fold_numbers(double *leaves, size_t count, size_t width) {
+  struct ek__fold fold = {.leaves = count};
+  size_t rows[EK__FOLD_DEPTH]; /* where the blocks are */
+  for (size_t i = 0; i < count; i++) {
+    size_t top = fold.depth, sums = ek__fold_push(&fold, (struct ek__block){0, i});
+    rows[top] = i * width;
+    for (; sums > 0; sums--, top--) {
+      double *sum = leaves + rows[top - 1], *added = leaves + rows[top];
+      for (size_t j = 0; j < width; j++) sum[j] += added[j];
+    }
+  }
+}
+
 /* ---- norms ---- */
 
 int64_t ek__tree_norm_leaves(const ek_data_parallel_model *model) {

@@ -98,6 +98,8 @@ struct ek__piece ek__grains_piece(const ek_data_parallel_model *model,
                                   const struct ek__pieces *pieces, size_t round);
 ek_status ek__tree_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
                           struct ek__totals *totals, const int64_t *samples);
+size_t ek__tree_leaves_before(const ek_data_parallel_model *model, size_t rank);
+void ek__fold_numbers(double *leaves, size_t count, size_t width);
 int64_t ek__tree_norm_leaves(const ek_data_parallel_model *model);
 ek_status ek__tree_norm(const ek_data_parallel_model *model, struct ek__rank *rank);
 

@@ -442,5 +442,7 @@ const struct ek__reduction ek__reduction_tree = {.grains = ek__grains_of_model,
                                                  .backward = backward,
                                                  .rest = rest,
                                                  .totals = ek__tree_totals,
+                                                 .leaves_before = ek__tree_leaves_before,
+                                                 .fold = ek__fold_numbers,
                                                  .norm_leaves = ek__tree_norm_leaves,
                                                  .norm = ek__tree_norm};

@@ -93,7 +93,7 @@ static ek_status plan_part(struct planning *p, const struct ek__batch *batch, do
                            bool more) {
   const ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
   EK_TRY(ek__batch_run(ek_trainer_model(p->trainer), ek_trainer_criterion(p->trainer), batch,
-                       &options, more, false));
+                       &options, more ? EK__NEXT_MORE : EK__NEXT_UPDATE));
   take_lap(p, times);
   return EK_OK;
 }

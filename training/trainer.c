@@ -271,13 +271,12 @@ static ek_status drop_step(ek_trainer *self, ek_status status) {
   return ek_error_set(status, "%s", message);
 }
 
-/* Forward, loss and backward; `more`: of a part of the batch, and others follow; norm: after these
- * others, the update needs the norm. */
+/* Forward, loss and backward of a batch or of a part of it. */
 static ek_status add_gradients(ek_trainer *self, const struct ek__batch *batch, bool training,
-                               bool more, bool norm) {
+                               enum ek__next next) {
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   forward.training = training;
-  return ek__batch_run(self->model, self->criterion, batch, &forward, more, norm && !more);
+  return ek__batch_run(self->model, self->criterion, batch, &forward, next);
 }
 
 /* The number of parts that a batch is cut into; *samples is set if there are several. All processes
@@ -297,16 +296,16 @@ static ek_status count_parts(int64_t *count, int64_t *samples, const ek_trainer 
 
 /* The same of a whole batch, in its parts. */
 static ek_status add_batch(ek_trainer *self, const struct ek__batch *batch, bool training,
-                           bool norm) {
+                           enum ek__next next) {
   int64_t samples = 0, count = 0;
   struct ek__batch_cuts cuts;
   EK_TRY(count_parts(&count, &samples, self, batch));
-  if (count < 2) return add_gradients(self, batch, training, false, norm);
+  if (count < 2) return add_gradients(self, batch, training, next);
   EK_TRY(ek__batch_cuts_make(&cuts, self->model, samples, count));
   for (int64_t i = 0; i < count; i++) {
     struct ek__batch_part part;
     ek__batch_cut(&part, batch, &cuts, i);
-    EK_TRY(add_gradients(self, &part.batch, training, i + 1 < count, norm));
+    EK_TRY(add_gradients(self, &part.batch, training, i + 1 < count ? EK__NEXT_MORE : next));
   }
   return EK_OK;
 }
@@ -334,7 +333,8 @@ static ek_status run_step(ek_step_result *result, ek_trainer *trainer, const ek_
   ek_tensor all[EK_MAX_INPUTS];
   const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
   const bool norm = ek__update_takes_norm(trainer->model->update, use != DROPPED);
-  ek_status status = add_batch(trainer, &batch, true, norm);
+  ek_status status =
+      add_batch(trainer, &batch, true, norm ? EK__NEXT_UPDATE_BY_NORM : EK__NEXT_UPDATE);
   if (status == EK_OK) {
     status = use == KEPT ? ek_data_parallel_optimizer_step_begin(trainer->optimizer)
                          : ek_data_parallel_optimizer_step(result, trainer->optimizer);
@@ -373,7 +373,7 @@ static ek_status run_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_prepare", "the trainer");
   ek_tensor all[EK_MAX_INPUTS];
   const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
-  ek_status status = add_batch(trainer, &batch, false, false);
+  ek_status status = add_batch(trainer, &batch, false, EK__NEXT_NOTHING);
   if (status == EK_OK) status = ek_group_synchronize(trainer->group);
   if (status != EK_OK) return drop_step(trainer, status);
   return ek_data_parallel_model_discard(trainer->model);
@@ -408,7 +408,7 @@ static ek_status evaluate(ek_trainer *self, const struct ek__batch *batch,
                           const struct ek__batch_part *part, int64_t samples) {
   const ek_forward_options options = without_gradient(part, samples);
   return ek__batch_run(self->model, self->criterion, part == NULL ? batch : &part->batch, &options,
-                       false, false);
+                       EK__NEXT_NOTHING);
 }
 
 /* The sums of all parts, divided once. */

@@ -86,6 +86,7 @@ typedef struct ek_step_result {
 /*
  * Updates the parameters from the gradients of the step and starts the next. EK_ERR_STATE if no
  * backward has come since the last step. *result may be NULL, then nothing waits for the devices.
+ * Of several processes all want a result or none does: else EK_ERR_SHAPE in all, if it has a norm.
  * EK_ERR_TORN: an earlier update failed halfway (data_parallel_model.h). A failure of this call may
  * tear the model; the next call then returns EK_ERR_TORN.
  */

@@ -321,6 +321,28 @@ ek_status ek__world_gather(void *all, size_t *ends, ek_world *world, const char 
   return status;
 }
 
+ek_status ek__world_tell(ek_world *world, const struct ek__topic *topic, void *all,
+                         const size_t *ends) {
+  const size_t room = (EK__TOPIC_WORDS - topic->same) * sizeof *topic->words, own = world->process;
+  const size_t begin = own == 0 ? 0 : ends[own - 1];
+  struct ek__topic told = *topic;
+  size_t most = 0;
+  for (size_t p = 0; p < world->processes; p++) {
+    const size_t bytes = ends[p] - (p == 0 ? 0 : ends[p - 1]);
+    if (bytes > most) most = bytes;
+  }
+  if (most <= room) memcpy(told.words + topic->same, (char *)all + begin, ends[own] - begin);
+  ek__world_lock(world);
+  ek_status status = talk(world, &told, NULL);
+  if (status == EK_OK && most > room) status = from_each(world, all, ends);
+  for (size_t p = 0; p < world->processes && status == EK_OK && most <= room; p++) {
+    const size_t first = p == 0 ? 0 : ends[p - 1];
+    memcpy((char *)all + first, world->words + p * EK__TOPIC_WORDS + topic->same, ends[p] - first);
+  }
+  ek__world_unlock(world);
+  return status;
+}
+
 ek_status ek__world_agree(ek_world *world, const char *doing, int64_t step) {
   if (world == NULL || world->processes == 1) return EK_OK;
   return ek__world_agree_on(world, doing, step, NULL, 0, NULL);

@@ -106,6 +106,12 @@ struct ek__lines {
 void ek__lines_add(struct ek__lines *lines, const char *format, ...) EK_PRINTF(2, 3);
 ek_status ek__lines_same(struct ek__lines *lines, ek_world *world, const char *doing);
 
+/* Holds a conversation with some bytes of each process: in the end those of all are in `all`, of
+ * process p before ends[p]; this process's own are in their place at the call. They are in the
+ * message, after the words that must be alike, if those of each process fit there. */
+ek_status ek__world_tell(ek_world *world, const struct ek__topic *topic, void *all,
+                         const size_t *ends);
+
 /* All processes have come here, at the same step, without an error. */
 ek_status ek__world_agree(ek_world *world, const char *doing, int64_t step);
 /* The same in a world of several processes, which tell each other `count` numbers with it,

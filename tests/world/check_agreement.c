@@ -50,11 +50,10 @@ static bool any(const struct ck_process *process, bool mine) {
 /* ---- failures of work and of memory ---- */
 
 /* Parameters of all devices here. */
-static uint64_t state_of(const struct ck_training *training) {
+static uint64_t hash_of_model(const ek_data_parallel_model *model, size_t devices) {
   uint64_t hash = 0;
-  for (size_t k = 0; k < ek_group_size(training->group); k++) {
-    const ek_tensor *flat =
-        ek_replica_parameters(ek_data_parallel_model_replica(training->model, k));
+  for (size_t k = 0; k < devices; k++) {
+    const ek_tensor *flat = ek_replica_parameters(ek_data_parallel_model_replica(model, k));
     if (flat->data != NULL) hash ^= hash_of(flat->data, (size_t)ek_tensor_bytes(flat));
   }
   return hash;
@@ -65,27 +64,46 @@ struct trial {
   struct ck_outcome *outcome;
   struct ck_setup setup;
   ek_group *group;
-  struct ck_training training;
+  bool whole; /* a step is one call, of a trainer */
+  ek_trainer *trainer;
+  struct ck_training training; /* else */
   struct ck_batch batch;
   bool warm;
   uint64_t fresh; /* state before each failure */
   double longest; /* seconds until an error was everywhere */
 };
 
+static uint64_t state_of(const struct trial *trial) {
+  return hash_of_model(trial->whole ? ek_trainer_model(trial->trainer) : trial->training.model,
+                       ek_group_size(trial->group));
+}
+
 static ek_status one_step(struct trial *trial) {
+  const struct ck_batch *batch = &trial->batch;
   ek_step_result result;
-  return ck_training_step(&trial->training, &trial->batch, &result);
+  if (!trial->whole) return ck_training_step(&trial->training, batch, &result);
+  return ek_trainer_step(NULL, trial->trainer, batch->input, batch->inputs, batch->target,
+                         batch->targets);
+}
+
+static void close_all(struct trial *trial) {
+  if (trial->training.model != NULL) ck_training_free(&trial->training);
+  memset(&trial->training, 0, sizeof trial->training);
+  ek_trainer_free(trial->trainer);
+  trial->trainer = NULL;
 }
 
 static bool reopen(struct trial *trial) {
-  if (trial->training.model != NULL) ck_training_free(&trial->training);
-  memset(&trial->training, 0, sizeof trial->training);
-  if (!ck_went(trial->outcome, ck_training_try(&trial->training, &trial->setup, trial->group))) {
+  close_all(trial);
+  if (trial->whole) {
+    trial->trainer = ck_trainer_open(&trial->setup);
+  } else if (!ck_went(trial->outcome,
+                      ck_training_try(&trial->training, &trial->setup, trial->group))) {
     return false;
   }
   /* When the arenas are warm, a step makes fewer requests. */
   if (trial->warm && !ck_went(trial->outcome, one_step(trial))) return false;
-  trial->fresh = state_of(&trial->training);
+  trial->fresh = state_of(trial);
   return true;
 }
 
@@ -129,7 +147,7 @@ static bool try_one(struct trial *trial, int way, uint64_t n, uint64_t *torn) {
   if (!mixed && status == EK_OK) return true;
   /* Only an update that has begun fails in one process alone, or changes what there was: the next
    * call finds the model torn in all of them. */
-  const bool changed = state_of(&trial->training) != trial->fresh;
+  const bool changed = state_of(trial) != trial->fresh;
   if (any(process, mixed || changed)) return !reopen_torn(trial, n, torn);
   if (!all_same(process, hash_of(words, strlen(words)))) complain(outcome, "other words", n);
   if (strstr(words, "process 1 on ") == NULL) complain(outcome, "no name", n);
@@ -138,37 +156,39 @@ static bool try_one(struct trial *trial, int way, uint64_t n, uint64_t *torn) {
   return any(process, outcome->status != EK_OK);
 }
 
+/* The update of `rule` needs a norm or not. */
 static void fail_everywhere(struct ck_outcome *outcome, const struct ck_process *process,
-                            ek_mode mode) {
-  struct trial trial = {.process = process, .outcome = outcome};
+                            ek_mode mode, bool whole, ek_status (*rule)(ek_optimizer **)) {
+  struct trial trial = {.process = process, .outcome = outcome, .whole = whole};
   const struct ck_workload *workload = ck_workload("mlp");
   uint64_t torn = 0, tried = 0;
   trial.setup = ck_setup_mode(workload, "", mode);
-  trial.setup.optimizer = ck_clipped_adamw;
+  trial.setup.optimizer = rule;
   trial.setup.options.bucket_bytes = 4096;
   if (!ck_went(outcome, ck_process_open(&trial.group, process, 0))) return;
+  trial.setup.group = trial.group;
   trial.batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 7 + process->number);
   for (int way = 0; way < WAYS && outcome->status == EK_OK; way++) {
     trial.warm = way > 0;
     if (!reopen(&trial)) break;
     for (uint64_t n = 1; n < MOST && !try_one(&trial, way, n, &torn); n++) tried++;
-    ck_outcome_add(outcome, (double)(state_of(&trial.training) >> 12)); /* after the good step */
+    ck_outcome_add(outcome, (double)(state_of(&trial) >> 12)); /* after the good step */
   }
   ck_outcome_add(outcome, (double)tried);
   ck_outcome_add(outcome, (double)torn);
   ck_outcome_add(outcome, trial.longest);
-  ck_training_free(&trial.training);
+  close_all(&trial);
   ck_went(outcome, ek_group_close(trial.group));
 }
 
 static void fail_replicated(struct ck_outcome *o, const struct ck_process *p) {
-  fail_everywhere(o, p, EK_MODE_REPLICATED);
+  fail_everywhere(o, p, EK_MODE_REPLICATED, false, ck_clipped_adamw);
 }
 static void fail_sharded(struct ck_outcome *o, const struct ck_process *p) {
-  fail_everywhere(o, p, EK_MODE_SHARDED);
+  fail_everywhere(o, p, EK_MODE_SHARDED, true, ck_clipped_adamw);
 }
 static void fail_fully(struct ck_outcome *o, const struct ck_process *p) {
-  fail_everywhere(o, p, EK_MODE_FULLY_SHARDED);
+  fail_everywhere(o, p, EK_MODE_FULLY_SHARDED, true, ck_plain_adamw);
 }
 
 static void none_fails(struct ck_outcome *outcome, const struct ck_process *process) {
@@ -181,9 +201,9 @@ static void none_fails(struct ck_outcome *outcome, const struct ck_process *proc
   trial.batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 7 + process->number);
   if (reopen(&trial)) {
     for (int step = 0; step < 2 && ck_went(outcome, one_step(&trial)); step++) {
-      ck_outcome_add(outcome, (double)(state_of(&trial.training) >> 12));
+      ck_outcome_add(outcome, (double)(state_of(&trial) >> 12));
     }
-    ck_training_free(&trial.training);
+    close_all(&trial);
   }
   ck_went(outcome, ek_group_close(trial.group));
 }
@@ -214,7 +234,10 @@ CK_LOOP(each_failure_is_one_in_all, 3) {
 
 /* ---- calls that one process makes wrongly ---- */
 
-/* Number `which` is refused in the victim alone. */
+enum { WRONG_CALLS = 5 };
+
+/* Number `which` is refused in the victim alone, or differs from the others' call: it wants no
+ * result, and so no norm. */
 static ek_status wrong_call(ek_trainer *trainer, const struct ck_batch *batch, int which,
                             bool wrongly) {
   ek_step_result result;
@@ -223,18 +246,18 @@ static ek_status wrong_call(ek_trainer *trainer, const struct ck_batch *batch, i
   if (wrongly && which == 1) changed.targets = 0;
   if (wrongly && which == 2) changed.target[0].type = EK_BF16;
   if (wrongly && which == 3) changed.inputs = 0;
-  return ek_trainer_step(&result, trainer, changed.input, changed.inputs, changed.target,
-                         changed.targets);
+  return ek_trainer_step(wrongly && which == 4 ? NULL : &result, trainer, changed.input,
+                         changed.inputs, changed.target, changed.targets);
 }
 
 static void wrong_calls(struct ck_outcome *outcome, const struct ck_process *process) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", EK_MODE_SHARDED);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 3);
   ek_trainer *trainer = NULL;
-  setup.optimizer = ck_clipped_adamw;
+  setup.optimizer = ck_plain_adamw;
   if (!ck_went(outcome, ck_process_open(&setup.group, process, 0))) return;
   trainer = ck_trainer_open(&setup);
-  for (int which = 0; which < 4; which++) {
+  for (int which = 0; which < WRONG_CALLS; which++) {
     const ek_status status = wrong_call(trainer, &batch, which, process->number == VICTIM);
     const char *words = ek_error_message();
     if (status == EK_OK || !all_same(process, hash_of(words, strlen(words)))) {

@@ -98,10 +98,13 @@ static ek_settings settings_of(ek_mode mode, ek_shard_over over, int64_t micro_b
                        .shard_over = over};
 }
 
-/* And the loss and its weight, two f64 of each micro-batch, to be added up. */
+/* And the loss and its weight, two f64 of each micro-batch, to be added up. Those of the last one
+ * are no data of a collective, except over NCCL. */
 static double losses_of(int i) {
   const double devices = i >= DETERMINISTIC ? atof(strchr(cases[i].devices, ':') + 1) : 1;
-  return cases[i].processes == 1 ? 0 : 16 * devices * (double)cases[i].micro_batches;
+  const bool nccl = strncmp(cases[i].devices, "plan-cuda", 9) == 0;
+  const double sums = (double)cases[i].micro_batches - (nccl ? 0 : 1);
+  return cases[i].processes == 1 ? 0 : 16 * devices * sums;
 }
 
 CK_LOOP(bytes_are_those_of_the_table, CASES) {
@@ -430,9 +433,61 @@ CK_TEST(the_norm_and_the_agreement_are_one_message) {
   }
 }
 
+static const struct {
+  ek_mode mode;
+  ek_shard_over over;
+  size_t grains;
+} kinds[] = {{EK_MODE_REPLICATED, EK_SHARD_WORLD, 0},
+             {EK_MODE_SHARDED, EK_SHARD_PROCESS, 0},
+             {EK_MODE_REPLICATED, EK_SHARD_WORLD, 8}};
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
+
+/* Messages of steps without a norm, and of the same without an update. */
+static void count_agreements(struct ck_outcome *outcome, const struct ck_process *process) {
+  ek_group *group = NULL;
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  for (size_t i = 0; i < KINDS && outcome->status == EK_OK; i++) {
+    struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", kinds[i].mode);
+    struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 4, 0, 7 + process->number);
+    setup.group = group;
+    setup.optimizer = ck_plain_adamw;
+    setup.options.shard_over = kinds[i].over;
+    setup.options.reproducible = kinds[i].grains;
+    CK_HELD(ek_trainer *, opened, ck_trainer_open(&setup));
+    for (int updates = 0; updates < 2; updates++) {
+      const int before = atomic_load(&messages);
+      for (int step = 0; step < COUNTED; step++) {
+        ck_went(outcome, updates ? ek_trainer_step(NULL, opened, batch.input, batch.inputs,
+                                                   batch.target, batch.targets)
+                                 : ek_trainer_prepare(opened, batch.input, batch.inputs,
+                                                      batch.target, batch.targets));
+      }
+      ck_outcome_add(outcome, atomic_load(&messages) - before);
+    }
+  }
+  ck_went(outcome, ek_group_close(group));
+}
+
+/* The loss is in the message in which the processes agree on the update. */
+CK_TEST(the_loss_and_the_agreement_are_one_message) {
+  const size_t devices[] = {2, 2};
+  struct ck_outcome *outcomes = ck_processes_outcomes("agreements", devices, 2);
+  ck_processes_well(outcomes, 2);
+  for (size_t p = 0; p < 2; p++) {
+    const double *got = outcomes[p].numbers;
+    ck_assert_uint_eq(outcomes[p].count, 2 * KINDS);
+    for (size_t i = 0; i < KINDS; i++, got += 2) {
+      ck_assert_double_gt(got[1], 0);
+      ck_assert_msg(got[1] <= got[0], "kind %zu: %g messages with an update, %g without one", i,
+                    got[1], got[0]);
+    }
+  }
+}
+
 static const struct ck_part parts[] = {{"bytes", count_bytes},
                                        {"work", show_work},
                                        {"messages", count_messages},
+                                       {"agreements", count_agreements},
                                        {NULL, NULL}};
 
 static Suite *make_suite(void) { return ck_suite("traffic", NULL, NULL); }

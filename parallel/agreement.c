@@ -1,0 +1,155 @@
+/*
+ * agreement.c - how processes agree on an update, and the numbers that go with it.
+ *
+ * Before an update all processes tell each other that none has failed. The update also needs
+ * numbers of all ranks: {s, D} of the last micro-batch, if that was run in the same call of the
+ * program (ek__batch_run), and the squares of the ranks' gradients. Where devices compute in the
+ * memory of the host, the same message has these. So neither takes a collective, and a good step
+ * has no message for the agreement alone.
+ *
+ * The numbers are *leaves*: one for each rank or, in a reproducible model, one for each grain. Each
+ * process adds them up in the order of the reduction, so the sums have the bits of one process. What
+ * follows the message here is arithmetic of the host, because nothing may fail in one process alone
+ * after it.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "criterion_internal.h"
+#include "device/place.h"
+#include "optimizer_internal.h"
+
+enum { TOTALS = 2 }; /* s and D */
+
+/* ---- memory ---- */
+
+static const char memory_of[] = "a data-parallel optimizer";
+
+ek_status ek__told_open(struct ek__told *told, const ek_data_parallel_model *model) {
+  const size_t ranks = ek__group_world_size(model->run.group);
+  const size_t leaves = model->run.reduction->leaves(model);
+  ek_world *world = ek__model_world(model);
+  if (world == NULL) return EK_OK;
+  EK_TRY(ek__new(&told->numbers, leaves > ranks ? leaves : ranks,
+                 (TOTALS + 1) * sizeof *told->numbers, memory_of));
+  return ek__new(&told->ends, ek_world_processes(world), sizeof *told->ends, memory_of);
+}
+
+void ek__told_close(struct ek__told *told) {
+  ek__free(told->numbers);
+  ek__free(told->ends);
+}
+
+/* ---- leaves ---- */
+
+/* What the message has. */
+struct telling {
+  ek_data_parallel_model *model;
+  struct ek__loss *late; /* NULL: no totals */
+  bool norm;
+  size_t width; /* numbers of a leaf: s, D, and the square */
+};
+
+/* Where the leaves of a process end, in leaves. */
+static size_t leaves_until(const struct telling *telling, size_t process) {
+  const struct ek__ranks *run = &telling->model->run;
+  const size_t rank = ek__place_first_rank(ek__group_place(run->group), process + 1);
+  return run->reduction->leaves_before(telling->model, rank);
+}
+
+static void put_leaves(double *numbers, const struct telling *telling) {
+  const ek_data_parallel_model *model = telling->model;
+  const struct ek__reduction *reduction = model->run.reduction;
+  for (size_t k = 0; k < model->run.count; k++) {
+    const struct ek__rank *rank = &model->run.ranks[k];
+    const size_t end = reduction->leaves_before(model, rank->number + 1);
+    for (size_t i = reduction->leaves_before(model, rank->number); i < end; i++) {
+      double *leaf = numbers + i * telling->width;
+      if (telling->late != NULL) {
+        const struct ek__totals *totals = &telling->late->ranks[k].totals;
+        const ek_tensor own = ek__totals_leaf(totals, reduction->whole ? 0 : i);
+        memcpy(leaf, own.data, TOTALS * sizeof *leaf);
+      }
+      if (telling->norm) {
+        memcpy(&leaf[telling->width - 1], rank->share.square_norm.data, sizeof *leaf);
+      }
+    }
+  }
+}
+
+/* ---- sums ---- */
+
+/* {s, D} of the only term of a loss, put together as ek_op_combine_totals() does. */
+static void take_totals(const struct ek__rank *rank, const struct telling *telling,
+                        const double *sums) {
+  const struct ek__loss *loss = telling->late;
+  const bool first = telling->model->step.micro_batches == 1;
+  const double combined[] = {0.0 + loss->coefficients[0] * sums[0],
+                             loss->reduction == EK_REDUCTION_MEAN ? sums[1] : 1};
+  double *step = rank->totals.data;
+  memcpy(loss->ranks[rank->place].totals.sum.data, sums, TOTALS * sizeof *sums);
+  memcpy(loss->combined[rank->place].data, combined, sizeof combined);
+  for (size_t i = 0; i < TOTALS; i++) step[i] = first ? combined[i] : step[i] + combined[i];
+}
+
+static void take_sums(struct ek__numbers *numbers, const struct telling *telling,
+                      const double *sums) {
+  const struct ek__ranks *run = &telling->model->run;
+  for (size_t k = 0; k < run->count; k++) {
+    const struct ek__rank *rank = &run->ranks[k];
+    if (telling->late != NULL) take_totals(rank, telling, sums);
+    if (telling->norm) {
+      memcpy(rank->share.square_norm.data, &sums[telling->width - 1], sizeof *sums);
+    }
+  }
+  if (telling->late != NULL) {
+    memcpy(numbers->totals, run->ranks[0].totals.data, sizeof numbers->totals);
+  }
+  if (telling->norm) numbers->square_norm = sums[telling->width - 1];
+}
+
+/* ---- the message ---- */
+
+static void say_update(char *text, size_t size, const int64_t *words) {
+  static const char *const with[] = {"", " of a trainer", ", with its norm",
+                                     " of a trainer, with its norm"};
+  (void)snprintf(text, size, "in the update of step %" PRId64 "%s", words[0],
+                 with[words[1] & 3]);
+}
+
+static ek_status tell(struct ek__numbers *numbers, const struct telling *telling) {
+  const ek_data_parallel_model *model = telling->model;
+  const struct ek__told *told = &model->update->told;
+  ek_world *world = ek__model_world(model);
+  const size_t last = ek_world_processes(world) - 1;
+  const struct ek__topic topic = {
+      .kind = EK__TOPIC_AGREE,
+      .doing = "in an optimizer step",
+      .say = say_update,
+      .same = 2,
+      .words = {model->step.taken, (telling->late != NULL) + 2 * telling->norm}};
+  for (size_t p = 0; p <= last; p++) {
+    told->ends[p] = leaves_until(telling, p) * telling->width * sizeof *told->numbers;
+  }
+  if (telling->width > 0) put_leaves(told->numbers, telling);
+  EK_TRY(ek__world_tell(world, &topic, told->numbers, told->ends));
+  if (telling->width == 0) return EK_OK;
+  const size_t leaves = leaves_until(telling, last);
+  if (leaves == 0) memset(told->numbers, 0, telling->width * sizeof *told->numbers);
+  model->run.reduction->fold(told->numbers, leaves, telling->width);
+  take_sums(numbers, telling, told->numbers);
+  return EK_OK;
+}
+
+ek_status ek__update_agree(ek_data_parallel_model *model, bool norm, struct ek__numbers *numbers) {
+  struct telling telling = {
+      .model = model, .late = model->step.late, .norm = norm && model->run.norms_ride};
+  if (telling.late != NULL) telling.width += TOTALS;
+  if (telling.norm) telling.width++;
+  if (ek__model_world(model) != NULL) EK_TRY(tell(numbers, &telling));
+  if (telling.late != NULL) telling.late->has_loss = true;
+  model->step.late = NULL;
+  return EK_OK;
+}
