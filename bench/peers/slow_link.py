@@ -3,7 +3,9 @@
     python bench/peers/slow_link.py build/release/bench/evenkeel-bench [ROUNDS [NAME=VALUE ...]]
 
 Takes root, iproute2 and a kernel with network namespaces, veth and tbf. Two processes of one thread each train
-shape S (NAME=VALUE changes it, such as vocab=512) in mode `replicated`, f32. A round has, in turns,
+shape S in mode `replicated`, f32. NAME=VALUE is a flag of evenkeel-bench that changes it, such as vocab=512, or, with
+preset=resnet18, that preset: in S the gradient of the tied table is 40 % of all and complete when backward ends, in
+these the last gradient is small. A round has, in turns,
 
     alone   both processes at the same time, each a world of its own with half of the batch: no communication
     slow    both in one world, each in a network namespace; a veth pair between them sends as many bytes in a second
@@ -54,10 +56,11 @@ def limit(bytes_per_second):
                         "rate", f"{int(8 * bytes_per_second)}bit", "burst", "256kb", "latency", "400ms"], check=True)
 
 
-def step(program, shape, batch):
-    flags = [f"--{key}={value}" for key, value in dict(shape, batch=batch).items()]
-    return [program, "step", "--devices=cpu:1", "--threads=1", "--modes=replicated", *flags, f"--warmup={WARMUP}",
-            f"--steps={STEPS}", "-o", "json"]
+def command(program, name, device, shape, batch=None):
+    flags = dict(shape) if batch is None else dict(shape, batch=batch)
+    return [program, name, f"--devices={device}:1", "--threads=1", "--modes=replicated",
+            *(f"--{key}={value}" for key, value in flags.items()), f"--warmup={WARMUP}", f"--steps={STEPS}",
+            "-o", "json"]
 
 
 def result(commands):
@@ -66,7 +69,8 @@ def result(commands):
 
 
 def alone(program, shape):
-    return result([(step(program, shape, shape["batch"] // 2), dict(os.environ)) for _ in NAMES])
+    half = command(program, "step", "cpu", shape, shape["batch"] // 2)
+    return result([(half, dict(os.environ)) for _ in NAMES])
 
 
 def slow(program, shape):
@@ -76,25 +80,28 @@ def slow(program, shape):
             environment = dict(os.environ, EVENKEEL_WORLD_FILE=os.path.join(folder, "world"),
                                EVENKEEL_WORLD_PROCESS=str(process), EVENKEEL_WORLD_PROCESSES=str(len(NAMES)),
                                EVENKEEL_WORLD_ADDRESS=ADDRESSES[process])
-            commands.append((["ip", "netns", "exec", name, *step(program, shape, shape["batch"])], environment))
+            commands.append((["ip", "netns", "exec", name, *command(program, "step", "cpu", shape)], environment))
         return result(commands)
 
 
-def gradient_bytes(shape):
-    """Of all parameters of GPT-2 with a tied head, in f32."""
-    width = shape["width"]
-    block = 12 * width * width + 13 * width
-    return 4 * ((shape["vocab"] + shape["seq"]) * width + shape["layers"] * block + 2 * width)
+def read_shape(program, words):
+    """What is trained, with its batch; and the bytes of its gradients."""
+    given = dict(word.split("=", 1) for word in words)
+    shape = given if "preset" in given else dict(torch2_ddp.SHAPES["S"], **given)
+    planned = json.loads(subprocess.run(command(program, "memory", "plan", shape), check=True, capture_output=True,
+                                        text=True).stdout)
+    gradients = planned["runs"][0]["devices"][0]["categories_at_peak"]["gradients"]
+    return dict(shape, batch=planned["config"]["batch"]), gradients
 
 
 def main():
     program, rounds = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
-    shape = dict(torch2_ddp.SHAPES["S"], **{key: int(value) for key, value in (w.split("=") for w in sys.argv[3:])})
+    shape, gradients = read_shape(program, sys.argv[3:])
     exposed = []
     with link():
         for _ in range(rounds):
             free, backward = alone(program, shape)
-            rate = gradient_bytes(shape) / (backward / 2)
+            rate = gradients / (backward / 2)
             limit(rate)
             seconds, _ = slow(program, shape)
             exposed.append((seconds - free) / seconds)
