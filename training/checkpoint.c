@@ -328,21 +328,9 @@ static ek_status collect(ek_checkpoint_write *self) {
 }
 
 static ek_status end_parts(ek_checkpoint_write *self) {
-  const int64_t *heard = NULL, failed = self->status != EK_OK;
-  ek__world_lock(self->world);
-  ek_status status = ek__world_agree_on(self->world, "at the end of a save", self->plan.step,
-                                        &failed, 1, &heard);
-  self->ended = status == EK_OK;
-  bool any = false;
-  for (size_t p = 0; p < self->several && status == EK_OK; p++) {
-    any = any || heard[p * EK__TOPIC_WORDS + 1] != 0;
-  }
-  ek__world_unlock(self->world);
-  if (status != EK_OK) return status;
-  if (failed) return ek_error_set(self->status, "%s", self->message);
-  /* Here the others' error is heard. */
-  return any ? ek__world_agree(self->world, "at the end of a save", self->plan.step)
-             : ek__regions_end(self);
+  const ek_status own = self->status;
+  EK_TRY(ek__save_agree(self, EK__SAVE_ENDED, &self->ended, own, ek__regions_end));
+  return own == EK_OK ? EK_OK : ek_error_set(own, "%s", self->message);
 }
 
 /* The threads have written the regions of all processes: the leaders get the checksums, and their

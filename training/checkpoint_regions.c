@@ -330,21 +330,21 @@ static ek_status swap_sums(ek_checkpoint_write *self) {
   return EK_OK;
 }
 
-/* All tell each other whether their regions are on the disk; then the sums move. */
-static ek_status meet_again(ek_checkpoint_write *self, ek_status own) {
+ek_status ek__save_agree(ek_checkpoint_write *self, enum ek__save_stage stage, bool *met,
+                         ek_status own, ek_status (*next)(ek_checkpoint_write *self)) {
   const struct ek__topic topic = {.kind = EK__TOPIC_AGREE,
                                   .doing = doing,
                                   .same = 2,
-                                  .words = {self->plan.step, -1, own != EK_OK}};
+                                  .words = {self->plan.step, stage, own != EK_OK}};
   const int64_t *heard = NULL;
   bool failed = false;
   ek__world_lock(self->world);
   ek_status status = ek__world_talk(self->world, &topic, &heard);
-  if (status == EK_OK) self->collected = true;
+  *met = status == EK_OK;
   for (size_t p = 0; p < self->several && status == EK_OK; p++) {
     failed = failed || heard[p * EK__TOPIC_WORDS + 2] != 0;
   }
-  if (status == EK_OK && !failed) status = swap_sums(self);
+  if (status == EK_OK && !failed) status = next(self);
   ek__world_unlock(self->world);
   if (status != EK_OK || !failed || own != EK_OK) return status;
   /* Here the others' error is heard. */
@@ -359,7 +359,7 @@ ek_status ek__regions_collect(ek_checkpoint_write *self, ek_status status) {
   for (size_t i = mine->first; i < mine->last && status == EK_OK; i++) {
     self->sums[i] = ek__safetensors_sum_of(self->file, i);
   }
-  EK_TRY(meet_again(self, status));
+  EK_TRY(ek__save_agree(self, EK__SAVE_WRITTEN, &self->collected, status, swap_sums));
   if (status != EK_OK) return ek_error_set(status, "%s", before);
   for (size_t i = mine->last; ek__region_leads(self) && i < mine->part->count; i++) {
     ek__safetensors_set_sum(self->file, i, self->sums[i]);

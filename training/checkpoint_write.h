@@ -122,6 +122,19 @@ ek_status ek__regions_fill(ek_checkpoint_write *self, const ek_data_parallel_mod
 /* What this process has written is on the disk and, if wanted, was found there. */
 ek_status ek__region_settle(ek_checkpoint_write *self);
 
+/* How far a save in the background is when its processes meet. */
+enum ek__save_stage {
+  EK__SAVE_WRITTEN = -1, /* the regions are on the disks; rounds of a copy are counted from 0 */
+  EK__SAVE_ENDED = -2    /* and the files */
+};
+/*
+ * All tell each other whether they have failed, this one with `own`; *met: they have. If none has,
+ * `next` is called, with the lock of conversations. If others have, returns the error of one of
+ * them; a process that has failed gets EK_OK, and is to tell its error by ek__world_end().
+ */
+ek_status ek__save_agree(ek_checkpoint_write *self, enum ek__save_stage stage, bool *met,
+                         ek_status own, ek_status (*next)(ek_checkpoint_write *self));
+
 /* The leaders get the checksums of their parts' regions. A call of all processes; `status` is that
  * of this process's region, and a failure is returned in all. `collected` says that they have
  * met. */
