@@ -325,9 +325,10 @@ enum result { DROPPED, READ, KEPT };
 static ek_status run_step(ek_step_result *result, ek_trainer *trainer, const ek_tensor *inputs,
                           size_t input_count, const ek_tensor *targets, size_t target_count,
                           enum result use) {
-  EK_TRY(check_parts("ek_trainer_step", trainer, true));
-  EK_TRY(check_call("ek_trainer_step", trainer, inputs, targets, target_count));
-  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_step", "the trainer");
+  const char *who = use == KEPT ? "ek_trainer_step_begin" : "ek_trainer_step";
+  EK_TRY(check_parts(who, trainer, true));
+  EK_TRY(check_call(who, trainer, inputs, targets, target_count));
+  EK__OWNER_ENTER(&trainer->owner, who, "the trainer");
   EK_TRY(ek__checkpoint_go_on(trainer->write));
   if (use == KEPT) EK_TRY(ek__optimizer_check_room(trainer->optimizer));
   ek_tensor all[EK_MAX_INPUTS];

@@ -659,6 +659,7 @@ CK_LOOP(misuse, CK_MODES) {
   ck_fails(ek_trainer_step(NULL, b.trainer, NULL, 1, y, 1), bad, "NULL");
   ck_fails(ek_trainer_step(NULL, b.trainer, x, 1, NULL, 1), bad, "NULL");
   ck_fails(ek_trainer_step_begin(NULL, x, 1, y, 1), bad, "NULL");
+  ck_fails(ek_trainer_step_begin(b.trainer, NULL, 1, y, 1), bad, "ek_trainer_step_begin: inputs");
   ck_fails(ek_trainer_step_end(NULL, b.trainer), bad, "NULL");
   ck_fails(ek_trainer_prepare(NULL, x, 1, y, 1), bad, "NULL");
   ck_fails(ek_trainer_prepare(b.trainer, x, 1, NULL, 1), bad, "NULL");
