@@ -442,11 +442,11 @@ group_plan() {
     holds "time" "$(value choices.$i.predicted_exchange) < $(value choices.$i.predicted_cost)"
     holds "memory" "$(value choices.$i.planned_peak_bytes) > 0"
   done
-  # One device in each process: 2 (P - 1) / P S, two f64 for the loss; parts are cut at 64 bytes.
+  # One device in each process: 2 (P - 1) / P S; parts are cut at 64 bytes.
   expect 0 plan "${small[@]}" --world 4x1 --modes replicated -o json
   k=$(value choices.0.sent_bytes)
-  holds "bytes ($k)" "$k - 16 - 3 / 2 * $parameters >= -256"
-  holds "bytes ($k)" "$k - 16 - 3 / 2 * $parameters <= 256"
+  holds "bytes ($k)" "$k - 3 / 2 * $parameters >= -256"
+  holds "bytes ($k)" "$k - 3 / 2 * $parameters <= 256"
   # The first process has most samples: 66 of 130 in 2x1, as many as 132.
   expect 0 plan "${deep[@]}" --world 2x1 --modes replicated -o json
   k=$(value choices.0.planned_peak_bytes)
