@@ -58,6 +58,7 @@ struct options {
   enum precision precisions[BENCH_PRECISIONS];
   size_t precision_count;
   enum precision gradients; /* that gradients are kept in: f32, bf16 or f16 */
+  size_t bucket_bytes;      /* 0: the library's choice */
   /* plan, fit: processes with devices each, 0 where --world is not given; and their link */
   const char *world_text, *link_text;
   int64_t processes, world_devices;

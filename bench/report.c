@@ -133,6 +133,7 @@ json_t *report_start(const struct options *options, const struct text *text) {
   put(config, "precisions", precisions);
   put(config, "tf32", json_boolean(tf32));
   put(config, "gradient_type", json_string(precision_text(options->gradients)));
+  put(config, "bucket_bytes", whole(options->bucket_bytes));
   put(config, "deterministic", json_boolean(options->deterministic));
   put(config, "reproducible", json_integer((json_int_t)options->reproducible));
   put(config, "data", names_json(text));

@@ -95,6 +95,7 @@ static ek_status advise(ek_advice *advice, size_t *count, const struct options *
   trainer.group_options = &group;
   trainer.model = &model_options;
   model_options.gradient_type = training_type(options->gradients);
+  model_options.bucket_bytes = options->bucket_bytes;
   task.build = build;
   task.context = &model;
   task.inputs = &inputs;

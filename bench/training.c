@@ -56,6 +56,7 @@ static ek_status make_model(struct training *training) {
   options.reproducible = task->options->reproducible;
   options.precision = precision_value(task->precision);
   options.gradient_type = training_type(task->options->gradients);
+  options.bucket_bytes = task->options->bucket_bytes;
   EK_TRY(ek_data_parallel_model_options_set_mode(&options, task->mode));
   return ek_data_parallel_model_open(&training->model, training->group, training->module, &options);
 }

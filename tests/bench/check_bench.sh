@@ -101,12 +101,13 @@ group_precision() {
   same precision "$(value choices.0.precision)" bf16
   expect 0 fit "${small[@]}" --devices plan:2@1GiB --modes sharded --precision f32,bf16 -o json
   same 'both precisions' "$(for i in 0 1 2 3; do value choices.$i.precision; done | sort -u | xargs)" 'bf16 f32'
-  expect 0 memory "${small[@]}" --devices cpu:2 --precision f32,bf16 --gradient-type bf16 -o json
+  expect 0 memory "${small[@]}" --devices cpu:2 --precision f32,bf16 --gradient-type bf16 --bucket-bytes 8000 -o json
   same 'type of gradients' "$(value config.gradient_type)" bf16
+  same 'size of buckets' "$(value config.bucket_bytes)" 8000
   expect 0 fit "${small[@]}" --devices plan:2@1GiB --gradient-type f16 -o json
-  for i in '--gradient-type tf32' '--gradient-type f16 --precision f32,bf16'; do
+  for i in '--gradient-type tf32' '--gradient-type f16 --precision f32,bf16' '--bucket-bytes 4MiB'; do
     expect 2 step "${small[@]}" --devices cpu:2 $i
-    says '--gradient-type'
+    says "${i%% *}"
   done
   expect 0 fit "${small[@]}" --devices plan:2@1GiB --modes sharded --precision f32,tf32 -o json
   same 'tf32 beside f32' "$(for i in 0 1 2 3; do value choices.$i.precision; done | sort -u | xargs)" 'f32 tf32'
