@@ -168,10 +168,3 @@ extern "C" cudaError_t ek__cuda_attention_forward(const struct ek__cuda_place *a
     return that_fits(t, [&](auto t) { return forward<decltype(t)>(at, args); });
   });
 }
-
-/* After the GPU was reset. */
-extern "C" void ek__cuda_attention_forget(int gpu) {
-  for (struct grant &it : grants) {
-    if (gpu < (int)GRANTED_GPUS) it.gpus.fetch_and(~(UINT64_C(1) << gpu));
-  }
-}

@@ -28,7 +28,6 @@
 #ifndef EK_CUDA_ATTEND_CUH
 #define EK_CUDA_ATTEND_CUH
 
-#include <atomic>
 #include <cstdint>
 #include <type_traits>
 
@@ -364,47 +363,11 @@ inline cudaError_t fits(const struct ek__cuda_place *at, int bytes) {
   return bytes <= at->shared_bytes ? cudaSuccess : cudaErrorNotSupported;
 }
 
-/*
- * Kernels that have been granted their shared memory, and on which GPUs, a bit for each: CUDA is
- * asked once for each of them, because asking takes about as long as a launch. A kernel always has
- * the same number of bytes. What finds no room is asked for again.
- */
-constexpr unsigned GRANTS = 512, GRANTED_GPUS = 64;
-struct grant {
-  std::atomic<const void *> kernel;
-  std::atomic<uint64_t> gpus;
-};
-inline struct grant grants[GRANTS];
-
-/* The kernel's place, or NULL; made by the first that looks for it. */
-inline struct grant *grant_of(const void *kernel) {
-  const unsigned first = (unsigned)((uintptr_t)kernel >> 4) * 2654435761u;
-  for (unsigned i = 0; i < GRANTS; i++) {
-    struct grant *it = &grants[(first + i) % GRANTS];
-    const void *found = it->kernel.load();
-    if (found == nullptr && it->kernel.compare_exchange_strong(found, kernel)) return it;
-    if (found == kernel) return it;
-  }
-  return nullptr;
-}
-
-inline cudaError_t ask_for(const struct ek__cuda_place *at, const void *kernel, int bytes) {
-  struct grant *it = (unsigned)at->gpu < GRANTED_GPUS ? grant_of(kernel) : nullptr;
-  const uint64_t bit = UINT64_C(1) << ((unsigned)at->gpu % GRANTED_GPUS);
-  if (it != nullptr && (it->gpus.load() & bit) != 0) return cudaSuccess;
-  const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (status == cudaSuccess && it != nullptr) it->gpus.fetch_or(bit);
-  return status;
-}
-
 /* Blocks with more than 48 KiB of shared memory, which must be asked for. */
 template <class A>
 inline cudaError_t launch_blocks(const struct ek__cuda_place *at, void (*kernel)(A),
                                  int64_t blocks, dim3 threads, int shared_bytes, const A &a) {
-  cudaError_t status = fits(at, shared_bytes);
-  if (status != cudaSuccess) return status;
-  status = ask_for(at, reinterpret_cast<const void *>(kernel), shared_bytes);
+  const cudaError_t status = grant(at, reinterpret_cast<const void *>(kernel), shared_bytes);
   if (status != cudaSuccess) return status;
   if (blocks > 0x7FFFFFFF) return cudaErrorInvalidValue;
   EK_LAUNCH(kernel, (unsigned)blocks, threads, (size_t)shared_bytes, at->stream, a);

@@ -238,7 +238,7 @@ static void close_gpu(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu) {
   if (last && ek__cuda_is_final(cudaDeviceSynchronize())) {
     (void)cudaDeviceReset();
     ek__cuda_warm_forget(gpu->physical);
-    ek__cuda_attention_forget(gpu->physical);
+    ek__cuda_grants_forget(gpu->physical);
   }
   (void)cudaGetLastError();
 }

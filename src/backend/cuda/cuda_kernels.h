@@ -50,7 +50,7 @@ struct ek__cuda_place {
   cudaStream_t stream;
   void *workspace;
   struct ek__cuda_bad *bad;
-  int gpu, shared_bytes; /* for attention: the current GPU, and what a block of it may have */
+  int gpu, shared_bytes; /* the current GPU, and what a block of it may have of shared memory */
 };
 
 #ifdef __cplusplus
@@ -58,7 +58,7 @@ extern "C" {
 #endif
 
 /* Kernels have to be granted their shared memory again on a GPU that was reset. */
-void ek__cuda_attention_forget(int gpu);
+void ek__cuda_grants_forget(int gpu);
 
 /* One for each row, in the .cu file of its family. Pointers of reduce may be of other devices of
  * the process, with peer access. */

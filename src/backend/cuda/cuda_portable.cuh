@@ -215,6 +215,11 @@ template <class T> __device__ __forceinline__ T block_sum(T value, T *scratch) {
 
 /* ---- launchers ---- */
 
+/* Lets the kernel be launched on the current GPU with up to `bytes` of dynamic shared memory, the
+ * same number in every call for a kernel. cudaErrorNotSupported: a block of the GPU may not have
+ * that. In cuda_grant.cu. */
+cudaError_t grant(const struct ek__cuda_place *at, const void *kernel, int bytes);
+
 /* Queues a kernel without dynamic memory; gives what became of it. */
 template <class... P, class... A>
 inline cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream,
