@@ -5,11 +5,20 @@
  * A block takes a row. Forward keeps a running largest value and sum of exponentials in each thread
  * (Milakov and Gimelshein 2018), which is subtracted from every logit first, so that a common
  * offset costs no digits. A row need not start at a multiple of 16 bytes (50257 classes): elements
- * before the first such address and after the last are read one by one. Floor in f32: forward 4
- * bytes a logit, backward 8, both in one 8: a block reads its row again while L2 still has it, so
- * the number of rows in flight is limited. At 4.8 TB/s forward needs 1.2e12 exponentials a second,
- * a third of the rate of the special function units of 132 multiprocessors.
+ * before the first such address and after the last are read one by one.
+ *
+ * The kernel of both copies a row into the block's memory (cuda_row.cuh), all of it or as much as
+ * there is room for, and reads it there twice. As soon as a part of the row has become a gradient,
+ * the same part of the block's next row is on its way. What has no room is read again, from L2 if
+ * the GPU still has it there.
+ *
+ * Logits of 16 bits take an exponential of two instructions; other types that of CUDA's library.
+ *
+ * Floor in f32: forward 4 bytes a logit, backward 8, both in one 8. At 4.8 TB/s forward needs
+ * 1.2e12 exponentials a second, a third of the rate of the special function units of 132
+ * multiprocessors.
  */
+#include "backend/cuda/cuda_row.cuh"
 #include "backend/cuda/cuda_total.cuh"
 #include "backend/formulas.h"
 
@@ -73,24 +82,17 @@ template <class T, class S, bool SOFT> struct loss {
   }
 };
 
-/* ---- a row, 16 bytes at a time, by the threads of a block ---- */
-
-/* f.one(value, c) for single elements, f.many(pack, c) for packs that start at class c. */
-template <class T, class F>
-__device__ __forceinline__ void each_class(const T *x, int64_t n, F &f) {
-  constexpr int N = PACK<T>;
-  const int64_t past = (int64_t)(reinterpret_cast<uintptr_t>(x) / sizeof(T) % N);
-  const int64_t head = past == 0 ? 0 : N - past < n ? N - past : n;
-  const int64_t packs = (n - head) / N, tail = head + packs * N;
-  if (threadIdx.x < head) f.one(x[threadIdx.x], threadIdx.x);
-  EK_UNROLL_BY(2)
-  for (int64_t i = threadIdx.x; i < packs; i += blockDim.x) {
-    f.many(load<N>(x + head + i * N), head + i * N);
-  }
-  if (tail + threadIdx.x < n) f.one(x[tail + threadIdx.x], tail + threadIdx.x);
-}
-
 /* ---- forward ---- */
+
+/* e^x of x <= 0, or of no number. For T of 16 bits it is off by 2.3 u abs(x) + 4 u, relative, and 0
+ * below the smallest normal number. */
+template <class T, class S> __device__ __forceinline__ S exp_below(S x) {
+  if constexpr (sizeof(T) == 2) {
+    return power_of_2(x * 1.44269504088896341f);
+  } else {
+    return exp(x);
+  }
+}
 
 /* sum of e^(x - base), base the largest x so far, or 0 while that is -infinity. */
 template <class S> struct running : normalizer<S> {
@@ -134,18 +136,19 @@ template <class T, class S, bool SOFT> struct row_terms {
   }
   __device__ void one(T value, int64_t c) {
     const S x = S(value), base = rise(x);
-    soft.sum += exp(x - base);
+    soft.sum += exp_below<T>(x - base);
     if (smooth) smoothed(x, c, base);
   }
   __device__ void many(const pack<T, PACK<T>> &p, int64_t c) {
-    S most = S(p.at[0]);
+    const pack<S, PACK<T>> x = widened<S>(p);
+    S most = x.at[0];
     EK_UNROLL
-    for (int j = 1; j < PACK<T>; j++) most = fmax(most, S(p.at[j]));
+    for (int j = 1; j < PACK<T>; j++) most = fmax(most, x.at[j]);
     const S base = rise(most);
     EK_UNROLL
-    for (int j = 0; j < PACK<T>; j++) soft.sum += exp(S(p.at[j]) - base);
+    for (int j = 0; j < PACK<T>; j++) soft.sum += exp_below<T>(x.at[j] - base);
     if (!smooth) return;
-    for (int j = 0; j < PACK<T>; j++) smoothed(S(p.at[j]), c + j, base);
+    for (int j = 0; j < PACK<T>; j++) smoothed(x.at[j], c + j, base);
   }
 };
 
@@ -177,25 +180,24 @@ template <class S> struct row_sums {
   double depth, weight;
 };
 
+/* own: the target's logit, of a row that counts. */
 template <class T, class S>
-__device__ void put_loss(const loss<T, S, true> &a, int64_t row, const T *,
-                         const row_sums<S> &all) {
+__device__ void put_loss(const loss<T, S, true> &a, int64_t row, S, const row_sums<S> &all) {
   const double log_sum = (double)log(all.soft.sum);
   a.normalizers[row] = {all.soft, (S)all.weight};
   a.losses[row] = all.weight == 0.0 ? S(0) : (S)(all.weight * log_sum + all.depth);
 }
 
 template <class T, class S>
-__device__ void put_loss(const loss<T, S, false> &a, int64_t row, const T *x,
-                         const row_sums<S> &all) {
+__device__ void put_loss(const loss<T, S, false> &a, int64_t row, S own, const row_sums<S> &all) {
   const double log_sum = (double)log(all.soft.sum);
   const int32_t target = a.targets[row];
   a.normalizers[row] = all.soft;
   if (a.wrong(target)) report_bad(a.bad, a.first_row + row, target);
   double value = 0.0;
   if (a.counts(target)) {
-    const double own = (1.0 - a.smoothing) * (double)a.weight(target);
-    value = ek__weigh(own, log_sum - ((double)S(x[target]) - (double)all.soft.largest));
+    const double weight = (1.0 - a.smoothing) * (double)a.weight(target);
+    value = ek__weigh(weight, log_sum - ((double)own - (double)all.soft.largest));
     if (a.smoothing != 0.0) {
       value += a.smoothing / (double)a.classes * (all.weight * log_sum + all.depth);
     }
@@ -203,12 +205,23 @@ __device__ void put_loss(const loss<T, S, false> &a, int64_t row, const T *x,
   a.losses[row] = (S)value;
 }
 
+/* The target's logit, for the first thread: it is on its way while the row is read, and it is there
+ * before any thread writes over it. */
 template <class T, class S, bool SOFT>
-__device__ __forceinline__ row_sums<S> sum_row(const loss<T, S, SOFT> &a, int64_t row, const T *x,
-                                               running<S> *scratch, double *sums) {
-  row_terms<T, S, SOFT> terms = {{{-S(INFINITY), S(0)}}, 0.0,       0.0, 0.0,
-                                 a.weights_in(row),      a.uneven()};
-  each_class(x, a.classes, terms);
+__device__ __forceinline__ S own_logit(const loss<T, S, SOFT> &a, int64_t row) {
+  const int32_t target = a.target(row);
+  return threadIdx.x == 0 && a.counts(target) ? S(a.logits[row * a.columns + target]) : S(0);
+}
+
+template <class T, class S, bool SOFT>
+__device__ __forceinline__ row_terms<T, S, SOFT> no_terms(const loss<T, S, SOFT> &a, int64_t row) {
+  return {{{-S(INFINITY), S(0)}}, 0.0, 0.0, 0.0, a.weights_in(row), a.uneven()};
+}
+
+template <class T, class S, bool SOFT>
+__device__ __forceinline__ row_sums<S> sum_up_row(const loss<T, S, SOFT> &a,
+                                                  row_terms<T, S, SOFT> &terms, running<S> *scratch,
+                                                  double *sums) {
   row_sums<S> all = {block_merge(terms.soft, scratch), 0.0, 0.0};
   if (a.uneven()) {
     terms.deepen(running<S>::base(terms.soft.largest), all.soft.largest);
@@ -219,14 +232,18 @@ __device__ __forceinline__ row_sums<S> sum_row(const loss<T, S, SOFT> &a, int64_
   return all;
 }
 
+constexpr int THREADS = 512;
+
 template <class T, class S, bool SOFT>
-__global__ void __launch_bounds__(512) forward_kernel(loss<T, S, SOFT> a) {
+__global__ void __launch_bounds__(THREADS) forward_kernel(loss<T, S, SOFT> a) {
   __shared__ running<S> scratch[WARP];
   __shared__ double sums[WARP];
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const T *x = a.logits + row * a.columns;
-    const row_sums<S> all = sum_row(a, row, x, scratch, sums);
-    if (threadIdx.x == 0) put_loss(a, row, x, all);
+    const S own = own_logit(a, row);
+    row_terms<T, S, SOFT> terms = no_terms(a, row);
+    row_of<T>(a.logits + row * a.columns, a.classes).each(terms);
+    const row_sums<S> all = sum_up_row(a, terms, scratch, sums);
+    if (threadIdx.x == 0) put_loss(a, row, own, all);
   }
 }
 
@@ -260,29 +277,44 @@ template <class T, class S, bool SOFT> struct row_gradient {
   int64_t target;
   bool ignored, wide;
 
-  __device__ T value(T x, int64_t c) const {
+  __device__ T value(S x, int64_t c) const {
     if (ignored) return T(S(0));
-    const S taken = share * weights.template at<S>(c) + (c == target ? own : S(0));
-    return T(scale * (exp(S(x) - largest) * whole - taken));
+    const S taken = even() ? S(0) : share * weights.template at<S>(c);
+    return T(scale * (exp_below<T>(x - largest) * whole - taken - (c == target ? own : S(0))));
   }
-  __device__ void one(T x, int64_t c) { to[c] = value(x, c); }
-  __device__ void many(const pack<T, PACK<T>> &p, int64_t c) {
-    pack<T, PACK<T>> result;
-    EK_UNROLL
-    for (int j = 0; j < PACK<T>; j++) result.at[j] = value(p.at[j], c + j);
+  /* Only the target's element differs from the softmax. */
+  __device__ bool even() const { return !SOFT && share == S(0); }
+  __device__ void one(T x, int64_t c) { to[c] = value(S(x), c); }
+  __device__ __forceinline__ void many(const pack<T, PACK<T>> &p, int64_t c) {
+    const pack<S, PACK<T>> x = widened<S>(p);
+    pack<T, PACK<T>> result = {};
+    if (!even()) {
+      EK_UNROLL
+      for (int j = 0; j < PACK<T>; j++) result.at[j] = value(x.at[j], c + j);
+    } else if (!ignored) {
+      const S factor = scale * whole;
+      EK_UNROLL
+      for (int j = 0; j < PACK<T>; j++) result.at[j] = T(exp_below<T>(x.at[j] - largest) * factor);
+    }
     if (wide) {
       store<PACK<T>>(to + c, result);
     } else {
       for (int j = 0; j < PACK<T>; j++) to[c + j] = result.at[j];
     }
+    if (!even() || (uint64_t)(target - c) >= PACK<T>) return;
+    S at_target = x.at[0];
+    EK_UNROLL
+    for (int j = 1; j < PACK<T>; j++) at_target = c + j == target ? x.at[j] : at_target;
+    to[target] = value(at_target, target);
   }
 };
 
 /* all_weights: the sum of all class weights where labels are smoothed, or of the row's own. */
 template <class T, class S, bool SOFT>
-__device__ __forceinline__ void put_gradient(const loss<T, S, SOFT> &a, int64_t row,
-                                             const normalizer<S> &soft, double all_weights,
-                                             double scale) {
+__device__ __forceinline__ row_gradient<T, S, SOFT> gradient_of(const loss<T, S, SOFT> &a,
+                                                                int64_t row,
+                                                                const normalizer<S> &soft,
+                                                                double all_weights, double scale) {
   const T *x = a.logits + row * a.columns;
   const int32_t target = a.target(row);
   const bool counts = SOFT ? all_weights != 0.0 : a.counts(target);
@@ -299,12 +331,17 @@ __device__ __forceinline__ void put_gradient(const loss<T, S, SOFT> &a, int64_t 
   g.target = target;
   g.ignored = !counts;
   g.wide = reinterpret_cast<uintptr_t>(g.to) % 16 == reinterpret_cast<uintptr_t>(x) % 16;
-  each_class(x, a.classes, g);
-  for (int64_t c = a.classes + threadIdx.x; c < a.columns; c += blockDim.x) g.to[c] = T(S(0));
+  return g;
+}
+
+/* Columns that are none of the classes. */
+template <class T, class S, bool SOFT>
+__device__ __forceinline__ void clear_rest(const loss<T, S, SOFT> &a, T *to) {
+  for (int64_t c = a.classes + threadIdx.x; c < a.columns; c += blockDim.x) to[c] = T(S(0));
 }
 
 template <class T, class S, bool SOFT>
-__global__ void __launch_bounds__(512) backward_kernel(loss<T, S, SOFT> a) {
+__global__ void __launch_bounds__(THREADS) backward_kernel(loss<T, S, SOFT> a) {
   const double factor = a.scale ? *a.scale : 1.0;
   double all_weights = a.all_weights ? *a.all_weights : (double)a.classes;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
@@ -312,26 +349,47 @@ __global__ void __launch_bounds__(512) backward_kernel(loss<T, S, SOFT> a) {
     if (!SOFT && a.wrong(target) && threadIdx.x == 0) report_bad(a.bad, a.first_row + row, target);
     const double scale = factor * (a.row_scale ? (double)a.row_scale[row] : 1.0);
     if constexpr (SOFT) all_weights = (double)a.normalizers[row].weight;
-    put_gradient(a, row, a.normalizers[row], all_weights, scale);
+    auto g = gradient_of(a, row, a.normalizers[row], all_weights, scale);
+    row_of<T>(a.logits + row * a.columns, a.classes).each(g);
+    clear_rest(a, g.to);
   }
 }
 
 /* ---- both ---- */
 
-constexpr int GRADIENT_THREADS = 1024;
-
-/* Thread 0 has read the target's logit before any thread writes over it. */
 template <class T, class S, bool SOFT>
-__global__ void __launch_bounds__(GRADIENT_THREADS)
-    gradient_kernel(loss<T, S, SOFT> a, double scale) {
+__global__ void __launch_bounds__(THREADS)
+    gradient_kernel(loss<T, S, SOFT> a, room has, double scale) {
   __shared__ running<S> scratch[WARP];
   __shared__ double sums[WARP];
-  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const T *x = a.logits + row * a.columns;
-    const row_sums<S> all = sum_row(a, row, x, scratch, sums);
-    if (threadIdx.x == 0) put_loss(a, row, x, all);
-    __syncthreads();
-    put_gradient(a, row, all.soft, all.weight, scale);
+  EK_DYNAMIC_SHARED(T, slots);
+  const kept_row<T> kept = {slots, has};
+  int64_t row = blockIdx.x;
+  if (row >= a.rows) return;
+  row_of<T> here(a.logits + row * a.columns, a.classes);
+  for (int i = 0; i < PARTS; i++) kept.fetch(here, i);
+  for (int64_t next; row < a.rows; row = next) {
+    next = row + gridDim.x;
+    const S own = own_logit(a, row);
+    row_terms<T, S, SOFT> terms = no_terms(a, row);
+    here.each_single(terms);
+    for (int i = 0; i < PARTS; i++) {
+      kept.wait_for(i);
+      kept.each_pack(here, i, terms);
+    }
+    here.each_pack(has.kept, terms);
+    const row_sums<S> all = sum_up_row(a, terms, scratch, sums);
+    if (threadIdx.x == 0) put_loss(a, row, own, all);
+    auto g = gradient_of(a, row, all.soft, all.weight, scale);
+    const row_of<T> after(a.logits + next * a.columns, a.classes);
+    here.each_single(g);
+    for (int i = 0; i < PARTS; i++) {
+      kept.each_pack(here, i, g);
+      if (next < a.rows) kept.fetch(after, i);
+    }
+    here.each_pack(has.kept, g);
+    clear_rest(a, g.to);
+    here = after;
   }
 }
 
@@ -373,20 +431,20 @@ cudaError_t with_loss(const struct ek__cuda_place *at, const struct ek__loss_arg
 }
 
 /* Enough threads for two packs each, in whole warps. */
-unsigned threads_for(int64_t classes, int pack_size, int64_t most = 512) {
+unsigned threads_for(int64_t classes, int pack_size) {
   const int64_t threads = (classes + 2 * pack_size - 1) / (2 * pack_size);
   const int64_t whole = (threads + WARP - 1) / WARP * WARP;
-  return (unsigned)(whole < (int64_t)WARP ? WARP : whole > most ? most : whole);
+  return (unsigned)(whole < (int64_t)WARP ? WARP : whole > THREADS ? THREADS : whole);
 }
 
 unsigned blocks_of(int64_t rows) { return (unsigned)(rows < 0x7FFFFFFF ? rows : 0x7FFFFFFF); }
 
-/* Rows under way: half of an L2 of 50 MB, but one for each of 132 multiprocessors at least. */
-unsigned gradient_blocks(int64_t rows, int64_t row_bytes) {
-  constexpr int64_t NEAR = (int64_t)24 << 20, LEAST = 132;
-  const int64_t fit = row_bytes > 0 ? NEAR / row_bytes / LEAST * LEAST : rows;
-  const int64_t blocks = fit < LEAST ? LEAST : fit;
-  return blocks_of(rows < blocks ? rows : blocks);
+/* A block takes about 8 rows, so that the next one can be on its way; fewer where two blocks on each
+ * of 132 multiprocessors would not have a row each. */
+unsigned gradient_blocks(int64_t rows) {
+  constexpr int64_t EACH = 8, LEAST = 2 * 132;
+  const int64_t blocks = (rows + EACH - 1) / EACH;
+  return blocks_of(blocks > LEAST ? blocks : rows < LEAST ? rows : LEAST);
 }
 
 template <class T, class S, bool SOFT>
@@ -423,10 +481,14 @@ cudaError_t backward(const struct ek__cuda_place *at, loss<T, S, SOFT> a) {
 template <class T, class S, bool SOFT>
 cudaError_t gradient(const struct ek__cuda_place *at, const struct ek__loss_args *args,
                      const loss<T, S, SOFT> &a) {
+  const unsigned threads = threads_for(a.classes, PACK<T>);
+  const room has = room_for<T>(at, a.classes, (int)threads);
+  const cudaError_t status =
+      grant(at, reinterpret_cast<const void *>(&gradient_kernel<T, S, SOFT>), bytes_for_packs(at));
+  if (status != cudaSuccess) return status;
   if (a.rows > 0) {
-    EK_LAUNCH(
-        (gradient_kernel<T, S, SOFT>), gradient_blocks(a.rows, a.columns * (int64_t)sizeof(T)),
-        threads_for(a.classes, PACK<T>, GRADIENT_THREADS), 0, at->stream, a, args->host_scale);
+    EK_LAUNCH((gradient_kernel<T, S, SOFT>), gradient_blocks(a.rows), threads,
+              (size_t)has.kept * PACK_SIZE<T>, at->stream, a, has, args->host_scale);
   }
   return add_totals(at, a, args->totals);
 }

@@ -120,12 +120,23 @@ template <int N, class T> __device__ __forceinline__ void store(T *p, const pack
   *reinterpret_cast<pack<T, N> *>(p) = value;
 }
 
-/* Values as sums, and back. */
+/* Values as sums, and back. A bf16 is the upper half of a float: nvcc takes two instructions for
+ * every second one of a pack, where one will do. */
 template <class S, class T, int N>
 __device__ __forceinline__ pack<S, N> widened(const pack<T, N> &value) {
   pack<S, N> result;
-  EK_UNROLL
-  for (int j = 0; j < N; j++) result.at[j] = S(value.at[j]);
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && N % 2 == 0) {
+    EK_UNROLL
+    for (int j = 0; j < N; j += 2) {
+      unsigned word;
+      memcpy(&word, value.at + j, sizeof word);
+      const unsigned bits[] = {word << 16, word & 0xFFFF0000u};
+      memcpy(result.at + j, bits, sizeof bits);
+    }
+  } else {
+    EK_UNROLL
+    for (int j = 0; j < N; j++) result.at[j] = S(value.at[j]);
+  }
   return result;
 }
 
