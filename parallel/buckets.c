@@ -13,7 +13,7 @@
 
 static const char memory_of[] = "the gradient buckets";
 
-/* Bytes: of more than the first, some buckets end at the second. */
+/* Bytes: of more than the first, some buckets end at the second; of fewer, the last ones. */
 enum { LARGE_BUCKET = 4 << 20, EARLY_BUCKET = 1 << 20 };
 
 /* ---- pieces ---- */
@@ -118,10 +118,17 @@ static ek_status add_bucket(struct ek__buckets *buckets, const struct ek__layout
   return EK_OK;
 }
 
+/* Bytes of a parameter that is no bucket by itself; else 0. */
+static uint64_t bytes_within(const struct ek__layout *layout, size_t i, size_t bytes) {
+  const struct ek__parameter *p = &layout->parameters[layout->order[i]];
+  const uint64_t own = (uint64_t)p->count * ek_type_size(layout->type);
+  return own < bytes ? own : 0;
+}
+
 /* Whether parameters number i - 1 and i of the order, the second at the beginning of a bucket so
  * far up to `end`, go into different ones. first: it is the first bucket, whose sum may begin
- * early. */
-static bool ends(const struct ek__layout *layout, size_t i, int64_t end, bool first,
+ * early. left: bytes within the buckets to come, whose sums end after backward. */
+static bool ends(const struct ek__layout *layout, size_t i, int64_t end, bool first, uint64_t left,
                  size_t bytes) {
   if (i == 0 || i == layout->order_trained) return true;
   const struct ek__parameter *p = &layout->parameters[layout->order[i]];
@@ -130,19 +137,22 @@ static bool ends(const struct ek__layout *layout, size_t i, int64_t end, bool fi
   const size_t size = ek_type_size(layout->type);
   const uint64_t has = (uint64_t)(end - p->offset) * size;
   const bool alone = (uint64_t)before->count * size >= bytes;
-  const bool early = bytes > LARGE_BUCKET && (first || alone);
-  return has >= (early ? EARLY_BUCKET : bytes);
+  const bool early = bytes > LARGE_BUCKET ? first || alone : left < bytes;
+  return has >= (early && bytes > EARLY_BUCKET ? EARLY_BUCKET : bytes);
 }
 
 /* Parameters number begin .. i - 1 of the order, which end at `end`. */
 static ek_status cut(struct ek__buckets *buckets, const struct ek__layout *layout, size_t begin,
                      size_t i, int64_t end, size_t bytes) {
   uint32_t members = 0;
+  uint64_t left = 0;
+  for (size_t k = begin; k < i; k++) left += bytes_within(layout, k, bytes);
   while (i-- > begin) {
     const int64_t first = layout->parameters[layout->order[i]].offset;
     buckets->of[layout->order[i]] = buckets->count;
     members++;
-    if (!ends(layout, i, end, buckets->count == 0, bytes)) continue;
+    left -= bytes_within(layout, i, bytes);
+    if (!ends(layout, i, end, buckets->count == 0, left, bytes)) continue;
     EK_TRY(add_bucket(buckets, layout, &layout->order[i], end, members));
     end = first;
     members = 0;

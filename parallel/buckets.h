@@ -47,12 +47,13 @@ size_t ek__bucket_bytes(size_t given, const ek_device *device);
 /* Takes whole parameters from the end of the trained ones to the beginning until a bucket has
  * `bytes`, then the frozen ones likewise. Of more than 4 MiB, the first bucket ends at 1 MiB, so
  * that sums begin early, and one with 1 MiB ends before a parameter of `bytes`, which may be
- * complete much later. If the last trained bucket has only parameters without decay, it is joined
- * to the one before it. With a layout in units each unit is a bucket, in the same order. After a
- * failure close frees what was made. Equal pieces of a bucket are dealt out evenly:
- * the numbers of two ranks differ by at most one. If `rule`, which may be NULL, takes parameters
- * whole, pieces are dealt out so that the rank with the most elements of all buckets so far has as
- * few as possible; a rank's pieces of a bucket are side by side in any case. */
+ * complete much later. Of 1 to 4 MiB, the last buckets end at 1 MiB, because their sums have little
+ * of backward beside them. If the last trained bucket has only parameters without decay, it is
+ * joined to the one before it. With a layout in units each unit is a bucket, in the same order.
+ * After a failure close frees what was made. Equal pieces of a bucket are dealt out evenly: the
+ * numbers of two ranks differ by at most one. If `rule`, which may be NULL, takes parameters whole,
+ * pieces are dealt out so that the rank with the most elements of all buckets so far has as few as
+ * possible; a rank's pieces of a bucket are side by side in any case. */
 ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replica, size_t ranks,
                            size_t pieces, size_t bytes, const ek_optimizer *rule);
 void ek__buckets_close(struct ek__buckets *buckets);

@@ -27,7 +27,8 @@ typedef struct ek_reducer_options {
   ek_reduce_kind kind;
   /* At least this many per bucket, the last may be smaller; 0: 25 MiB on CUDA devices, on others
    * 4 MiB. Of more than 4 MiB, the first bucket is filled to 1 MiB, and one with 1 MiB ends before
-   * a parameter that is a bucket by itself. */
+   * a parameter that is a bucket by itself. Of less, the buckets with the last `bucket_bytes` of
+   * other parameters are filled to 1 MiB: their sums have little of backward beside them. */
   size_t bucket_bytes;
   /* Of a bucket, dealt out to the ranks evenly; 0: one for each rank. If the number is fixed, the
    * ends of a rank's share are ends of pieces for any number of ranks. */
