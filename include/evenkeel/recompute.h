@@ -5,7 +5,8 @@
  * saving, and then its backward (Chen et al. 2016, "Training deep nets with sublinear memory
  * cost"). Training is the same bit for bit: the same operations run on the same numbers, random
  * masks are functions of seed, step, module and sample, and a module that counts batches asks
- * ek_pass_is_recomputing(). The cost is one more forward of the recomputed modules, except for
+ * ek_pass_is_recomputing(). (CHEAP needs a deterministic group for that on CUDA, where a GELU that
+ * is not made again may be part of the product before it.) The cost is one more forward of the recomputed modules, except for
  * their last product, whose result is not needed again: a third of the products of a GPT's block.
  *
  * A module of your own can do the same: it needs ek_declare_wrapped(),

@@ -217,7 +217,8 @@ ek_status ek_chain_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor *i
   EK_TRY(set_shared(&c, who, inputs));
   const bool again = ek_pass_wants_gradient(pass);
   const size_t length = again ? segment(&o.recompute, c.count) : 0;
-  c.cheap = again && o.recompute.kind == EK_RECOMPUTE_CHEAP;
+  c.remakes = o.recompute.kind == EK_RECOMPUTE_CHEAP;
+  c.cheap = again && c.remakes;
   if (o.unread) c.unread = ek__last_result(&c, 0, c.count);
   if (length == 0) return ek__steps_forward(&c, 0, c.count, inputs, outputs);
   return forward_segments(&c, length, o.recompute.kind == EK_RECOMPUTE_ALL, inputs, outputs);

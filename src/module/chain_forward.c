@@ -66,7 +66,8 @@ static ek_status linear_gelu(struct ek__forward *at) {
   ek_formula linear;
   (void)ek__part_of(&linear, at->chain, at->i);
   EK_TRY(ek_pass_child_enter_with(pass, ek__step_child(at->chain, at->i), at->given, &options));
-  EK_TRY(ek__product_gelu_forward(&linear, pass, at->given, at->inner, at->results));
+  EK_TRY(ek__product_gelu_forward(&linear, pass, at->given, at->inner, at->results,
+                                  at->chain->remakes));
   return ek_pass_child_leave(pass);
 }
 

@@ -21,6 +21,7 @@ struct ek__chain {
   const ek_tensor *shared_inputs; /* loans; NULL in backward where nothing runs again */
   bool save;       /* false: what runs now runs again in backward */
   bool cheap;      /* cheap results are made again */
+  bool remakes;    /* the policy is `cheap`: so they are, in this pass or in that of a backward */
 };
 
 /* What a step does. The last two end a branch (chain.h). */

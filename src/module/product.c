@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include <evenkeel/elementwise.h>
 #include <evenkeel/products.h>
 
 #include "core/error.h"
@@ -73,15 +74,21 @@ ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_
 }
 
 ek_status ek__product_gelu_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
-                                   ek_tensor *pre, ek_tensor *y) {
+                                   ek_tensor *pre, ek_tensor *y, bool again) {
   /* Whether pre is needed may decide which operation is joined with GELU, and so the last bits. */
   const bool keep = ek_pass_wants_gradient(pass) || ek_pass_runs_again(pass);
+  ek_stream *stream = ek_pass_stream(pass);
   ek_tensor weight = {0}, bias = {0}, shape;
   EK_TRY(prepare(linear, pass, x, 0, &weight, &bias, &shape));
+  const ek_tensor *added = linear->has_bias ? &bias : NULL;
   if (keep) EK_TRY(ek__layer_result(pre, pass, &shape));
   EK_TRY(ek__layer_result(y, pass, &shape));
-  EK_TRY(ek_op_linear_gelu(ek_pass_stream(pass), y, keep ? pre : NULL, x, &weight,
-                           linear->has_bias ? &bias : NULL));
+  if (keep && again) {
+    EK_TRY(ek_op_linear(stream, pre, x, &weight, added));
+    EK_TRY(ek_op_activation_forward(stream, y, pre, NULL, EK_ACTIVATION_GELU));
+  } else {
+    EK_TRY(ek_op_linear_gelu(stream, y, keep ? pre : NULL, x, &weight, added));
+  }
   if (!keep) return EK_OK;
   EK_TRY(save_input(linear, pass, x));
   return ek_pass_save(pass, pre);

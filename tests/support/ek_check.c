@@ -144,11 +144,25 @@ double ck_time_limit(void) {
   return text == NULL ? 0 : strtod(text, NULL);
 }
 
+static bool deterministic;
+
+static void set_random(void *ignored) {
+  (void)ignored;
+  deterministic = false;
+}
+
+void ck_deterministic(bool on) {
+  static char any;
+  if (on && !deterministic) ck_keep_by(&any, set_random);
+  deterministic = on;
+}
+
 ek_group *ck_open_exactly(const char *spec, int threads) {
   ek_group *group = NULL;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.threads_per_device = threads;
   options.time_limit = ck_time_limit();
+  options.deterministic = deterministic;
   ck_ok(ek_group_open(&group, spec, &options));
   ck_assert_ptr_nonnull(group);
   return ck_keep(group);

@@ -227,6 +227,8 @@ const char *ck_spec(const char *spec);
 
 /* Opens ck_spec(spec); threads 0 takes the default. */
 ek_group *ck_open(const char *spec, int threads);
+/* Whether groups are deterministic that these functions open from now on in this test. */
+void ck_deterministic(bool on);
 /* Opens `spec` whatever is under test. */
 ek_group *ck_open_exactly(const char *spec, int threads);
 /* Device 0 of a group that is opened for it, with one thread. */

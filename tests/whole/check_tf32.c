@@ -124,6 +124,7 @@ CK_LOOP(recomputation, 6) {
   struct model model = {
       .precision = EK_PRECISION_TF32, .mode = EK_MODE_REPLICATED, .fused_loss = _i % 2 == 1};
   int64_t count = 0;
+  ck_deterministic(kinds[_i / 2] == EK_RECOMPUTE_CHEAP); /* numerics.md */
   double *want = trained(&model, &count);
   model.recompute.kind = kinds[_i / 2];
   model.recompute.every = 1;

@@ -26,25 +26,18 @@ extern const struct ek__module_host *ek__cuda_host;
 
 struct ek__cuda_group;
 
-/* For each precision a bit for each ek__epilogue. */
-struct ek__cuda_fused {
-  unsigned of[EK_PRECISION_TF32 + 1]; /* by precision */
-};
-
 struct ek__cuda_gpu {
   int physical;                /* CUDA's number */
-  struct ek__cuda_fused fused; /* what epilogues cuBLASLt does best: cuda_timing.c */
-  int shared_bytes;            /* what a block may have of shared memory */
-  int model;                   /* the same number: products take the same time */
-  size_t first, count;         /* its devices in the group */
-  void *memory;                /* of all its devices */
+  int shared_bytes;    /* what a block may have of shared memory */
+  int model;           /* the same number: products take the same time */
+  size_t first, count; /* its devices in the group */
+  void *memory;        /* of all its devices */
   uint64_t bytes;
   uint64_t outside; /* what the GPU held beside it when it was taken */
   uint64_t before;  /* free memory before communicators were opened */
   uint64_t loaded;  /* what code and communicators took of that: cuda_warm.c */
   uint64_t reserve; /* what a default capacity leaves alone; 0 once a cap was given */
   void *scratch;    /* EK__CUDA_DEVICE_BYTES while the GPU is warmed up, else NULL */
-  void *timed;      /* EK__CUDA_TIMED_BYTES while epilogues are timed, else NULL */
   uint64_t peers;   /* GPUs of the group whose memory it reads: a bit for each by index */
 };
 
@@ -100,7 +93,7 @@ struct ek__cuda_device {
   struct ek__cuda_bad *bad; /* pinned->bad: kernels report bad indices here */
   cublasLtHandle_t products;
   struct ek__cuda_products *plans; /* cuda_products.c */
-  cudaEvent_t begin, end;          /* cuda_timing.c */
+  cudaEvent_t begin, end;          /* cuda_choice.c */
   char *workspace;                 /* EK__CUDA_DEVICE_BYTES: products, then kernels */
   struct nvtxMemHeap_v1 *heap;     /* its arena as a tool knows it: cuda_regions.c; mostly NULL */
 
@@ -205,16 +198,13 @@ void ek__cuda_warm_end(struct ek__cuda_gpu *gpu);
 /* The GPU was reset. */
 void ek__cuda_warm_forget(int physical);
 
-/* ---- cuda_timing.c, cuda_choice.c: what is faster ---- */
+/* ---- cuda_choice.c: what is faster ---- */
 
 /* Of the time of what is there anyway: less than that is worth another way. */
 #define EK__CUDA_CLEARLY 0.95F
 
 /* Queues something; *done is false where it cannot be done so, and nothing is queued. */
 typedef ek_status ek__cuda_timed(bool *done, void *what);
-/* Milliseconds of some rounds of it, when what it needs is loaded. Waits; *done as above. */
-ek_status ek__cuda_take_time(float *time, bool *done, const struct ek__cuda_stream *stream,
-                             ek__cuda_timed *run, void *what);
 
 /* What an algorithm may depend on; no padding, so that it is compared as bytes. */
 struct ek__cuda_shape {
@@ -240,21 +230,15 @@ ek_status ek__cuda_choose(int *number, const struct ek__cuda_stream *stream,
                           const struct ek__cuda_shape *shape, int count, ek__cuda_timed *run,
                           struct ek__cuda_candidate *candidate);
 
-/* Rows, columns and depth of the product that is timed; a build over a stand-in says less. */
-#ifndef EK__CUDA_TIMED_ROWS
-#define EK__CUDA_TIMED_ROWS 2048
-#define EK__CUDA_TIMED_COLUMNS 3072
-#define EK__CUDA_TIMED_DEPTH 768
-#endif
-/* c and GELU's input, a, b, and two vectors as long as rows and columns together. */
-#define EK__CUDA_TIMED_BYTES                                                                       \
-  (sizeof(float) *                                                                                 \
-   ((size_t)2 * EK__CUDA_TIMED_ROWS * EK__CUDA_TIMED_COLUMNS +                                     \
-    (size_t)(EK__CUDA_TIMED_ROWS + EK__CUDA_TIMED_COLUMNS) * (EK__CUDA_TIMED_DEPTH + 2)))
-
-/* Says which epilogues won; `memory` is EK__CUDA_TIMED_BYTES of the GPU's. Waits. */
-ek_status ek__cuda_time_epilogues(struct ek__cuda_fused *fused, struct ek__cuda_device *device,
-                                  void *memory);
+struct ek__cuda_product;
+/*
+ * Whether a product with an epilogue, which `run` queues, is clearly faster than what->other. Both
+ * are timed at the first product of a shape, if it repeats; until then, and where the table is
+ * full, the answer is no. Alignments beyond 16 bytes do not matter.
+ */
+ek_status ek__cuda_prefer(bool *wins, const struct ek__cuda_stream *stream,
+                          const struct ek__cuda_shape *shape, ek__cuda_timed *run, void *of,
+                          const struct ek__cuda_product *what);
 
 /* ---- cuda_memory.c: the memory of the GPUs ---- */
 
@@ -362,11 +346,14 @@ struct ek__cuda_product {
   const void *vector; /* the bias, or where its gradient goes; or NULL */
   const void *aux;    /* m x n, what GELU gets: written forward, read backward; or NULL */
   bool untimed;       /* the heuristic's first algorithm will do */
+  ek__cuda_timed *other; /* does the same without the epilogue, given `with`; or NULL */
+  void *with;
+  bool repeats; /* it reads nothing that it writes */
 };
 
-/* *done is false if cuBLASLt has no algorithm, or none that is safe for the vector's alignment:
- * then nothing was queued. No size is 0. A vector is
- * of the type of c, as cuBLASLt has it, and so is aux. */
+/* *done is false if cuBLASLt has no algorithm, or none that is safe for the vector's alignment, or
+ * if `other` is faster: then nothing was queued that matters. No size is 0. A vector is of the type
+ * of c, as cuBLASLt has it, and so is aux. */
 ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
                             const struct ek__cuda_product *what);
 

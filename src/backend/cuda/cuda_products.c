@@ -11,7 +11,8 @@
  * Then the fastest of them is measured (cuda_choice.c). The heuristic may be wrong: an algorithm
  * that the product refuses is given up for good, and the next one is tried. A plain product that
  * has none left goes to cuBLASLt without an algorithm, and then to a kernel of ours
- * (cuda_multiply.cu); other epilogues are computed by kernels of ours.
+ * (cuda_multiply.cu); other epilogues are computed by kernels of ours, and so are those that are
+ * slower than such kernels: the plan of such a shape is one that has no algorithms.
  *
  * Operands of 16 bits are multiplied with f32 sums; c is of their type, or f32 if it is the
  * gradient of a weight. Parts of a sum over k that are computed apart are added up in f32: cuBLASLt
@@ -26,6 +27,9 @@
 /* VECTOR_BYTES: for a bias that was aligned to less cuBLASLt has chosen kernels that read 16 bytes
  * of it at once, although the heuristic was given its address. */
 enum { PLANS = 512, PROBES = 8, CANDIDATES = 8, VECTOR_BYTES = 16 };
+
+/* Of epilogues that read or write what GELU gets. */
+#define AUX_BIT ((unsigned)CUBLASLT_EPILOGUE_GELU_AUX & ~(unsigned)CUBLASLT_EPILOGUE_GELU)
 
 /* What cuBLASLt wants to know of a product: of its shape, and the addresses of the epilogue. */
 struct description {
@@ -347,14 +351,44 @@ static ek_status choose(struct plan *plan, const struct ek__cuda_stream *stream,
   return EK_OK;
 }
 
+/* A product with an epilogue, and whose it is. */
+struct fused {
+  const struct ek__cuda_stream *stream;
+  struct ek__cuda_product what;
+};
+
+static ek_status product_of_shape(bool *done, const struct ek__cuda_stream *stream,
+                                  const struct ek__cuda_product *what);
+
+static ek_status run_fused(bool *done, void *raw) {
+  const struct fused *it = raw;
+  *done = false;
+  return product_of_shape(done, it->stream, &it->what);
+}
+
+/* The first product of a shape that other kernels can do: refuses the shape if they are faster.
+ * The other way has plans of its own, for which this one may have given way. */
+static ek_status compare(bool *done, const struct ek__cuda_stream *stream,
+                         const struct ek__cuda_product *what, const struct ek__cuda_shape *shape) {
+  struct fused fused = {stream, *what};
+  bool wins = false;
+  fused.what.other = NULL;
+  EK_TRY(ek__cuda_prefer(&wins, stream, shape, run_fused, &fused, what));
+  if (wins) return run_fused(done, &fused);
+  struct plan *plan = plan_for(stream->device, shape);
+  if (plan->known) plan->count = plan->next = 0;
+  return EK_OK;
+}
+
 static ek_status product_of_shape(bool *done, const struct ek__cuda_stream *stream,
                                   const struct ek__cuda_product *what) {
   if ((uintptr_t)what->vector % VECTOR_BYTES != 0) return EK_OK;
   struct product product = {.device = stream->device, .shape = shape_of(what)};
   struct plan *plan = plan_for(stream->device, &product.shape);
+  const bool known = plan->known;
   product.made = &plan->made;
   if (is_refused(plan)) return EK_OK;
-  if (plan->known) {
+  if (known) {
     EK_TRY(point(&product, what));
   } else {
     EK_TRY(let_collectives_end(stream->device));
@@ -363,6 +397,9 @@ static ek_status product_of_shape(bool *done, const struct ek__cuda_stream *stre
     EK_TRY(point(&product, what));
     EK_TRY(ask(plan, &product));
     EK_TRY(choose(plan, stream, &product, what));
+  }
+  if (!known && what->other != NULL && plan->count > 0) {
+    return compare(done, stream, what, &product.shape);
   }
   return try_candidates(done, plan, &product, what->args, stream->handle);
 }
@@ -385,9 +422,9 @@ static const struct kind {
     {false, true, 0, CUBLASLT_EPILOGUE_DEFAULT},   {false, false, 0, CUBLASLT_EPILOGUE_DEFAULT},
     {true, false, 0, CUBLASLT_EPILOGUE_DEFAULT},   {false, false, 1, CUBLASLT_EPILOGUE_DEFAULT},
     {true, false, 1, CUBLASLT_EPILOGUE_DEFAULT},   {false, true, 0, CUBLASLT_EPILOGUE_BIAS},
-    {false, true, 0, CUBLASLT_EPILOGUE_GELU_BIAS}, {false, false, 0, CUBLASLT_EPILOGUE_DGELU_BGRAD},
-    {false, false, 0, CUBLASLT_EPILOGUE_DGELU},    {true, false, 0, CUBLASLT_EPILOGUE_BGRADB},
-    {true, false, 1, CUBLASLT_EPILOGUE_BGRADB}};
+    {false, true, 0, CUBLASLT_EPILOGUE_GELU_BIAS}, {false, true, 0, CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
+    {false, false, 0, CUBLASLT_EPILOGUE_DGELU},    {false, false, 0, CUBLASLT_EPILOGUE_DGELU_BGRAD},
+    {true, false, 0, CUBLASLT_EPILOGUE_BGRADB},    {true, false, 1, CUBLASLT_EPILOGUE_BGRADB}};
 
 /* Whether a precision has it: f64 has the plain ones, 16 bits those whose vector is not a rounded
  * sum. */
@@ -402,7 +439,7 @@ static ek_status warm_kind(const struct ek__cuda_stream *stream, char *at, const
                            ek_precision precision) {
   enum { SIDE = 64, BYTES = SIDE * SIDE * sizeof(double) };
   const unsigned epilogue = (unsigned)kind->epilogue;
-  const bool gelu = (epilogue & (unsigned)CUBLASLT_EPILOGUE_DGELU) == CUBLASLT_EPILOGUE_DGELU;
+  const bool aux = (epilogue & AUX_BIT) != 0;
   const bool plain = kind->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
   const struct ek__matmul_args args =
       ek__cuda_dense((struct ek__matmul_args){.c = at,
@@ -420,7 +457,7 @@ static ek_status warm_kind(const struct ek__cuda_stream *stream, char *at, const
       .args = &args,
       .epilogue = kind->epilogue,
       .vector = plain || kind->epilogue == CUBLASLT_EPILOGUE_DGELU ? NULL : at + 3 * BYTES,
-      .aux = gelu ? at + 4 * BYTES : NULL,
+      .aux = aux ? at + 4 * BYTES : NULL,
       .untimed = true};
   bool done = false; /* what there is no algorithm for loads nothing */
   return ek__cuda_multiply(&done, stream, &what);

@@ -28,9 +28,8 @@
 
 enum { KNOWN_GPUS = 256 };
 struct known {
-  bool loaded, timed;
-  struct ek__cuda_fused fused; /* what came out of timing */
-  uint64_t code;               /* bytes that loading took */
+  bool loaded;
+  uint64_t code; /* bytes that loading took */
 };
 static pthread_mutex_t known_mutex = PTHREAD_MUTEX_INITIALIZER; /* held while a GPU loads */
 static struct known known[KNOWN_GPUS];
@@ -406,52 +405,6 @@ static ek_status load_code(struct ek__cuda_gpu *gpu, struct ek__cuda_device *dev
   return status;
 }
 
-/* A GPU that is nearly full has no room for what is timed: as much again is left for code. */
-static ek_status take_timed(bool *taken, struct ek__cuda_gpu *gpu) {
-  uint64_t left = 0;
-  EK_TRY(read_free(&left, gpu));
-  *taken = left / 2 >= EK__CUDA_TIMED_BYTES;
-  if (*taken) {
-    return EK__CUDA_GPU(gpu->physical, cudaMalloc, &gpu->timed, EK__CUDA_TIMED_BYTES);
-  }
-  ek__cuda_host->log(EK_LOG_INFO,
-                     "cuda:%d: too little free memory to time the epilogues of products: not using "
-                     "any",
-                     gpu->physical);
-  return EK_OK;
-}
-
-static void give_back(int physical, void **memory) {
-  if (*memory == NULL) return;
-  (void)cudaSetDevice(physical);
-  (void)cudaFree(*memory);
-  *memory = NULL;
-}
-
-static ek_status time_now(struct known *it, struct ek__cuda_gpu *gpu,
-                          struct ek__cuda_device *device) {
-  bool taken = false;
-  EK_TRY(take_timed(&taken, gpu));
-  if (!taken) return EK_OK;
-  EK_TRY(ek__cuda_enter(device));
-  device->workspace = gpu->scratch;
-  const ek_status status = ek__cuda_time_epilogues(&it->fused, device, gpu->timed);
-  device->workspace = NULL;
-  EK_TRY(status); /* ek__cuda_warm_end() frees it, when nothing works on it any longer */
-  give_back(gpu->physical, &gpu->timed);
-  it->timed = true;
-  return EK_OK;
-}
-
-/* When everything is loaded. A deterministic group has the same choice in every run. */
-static ek_status time_once(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu,
-                           struct known *it) {
-  if (group->options.deterministic) return EK_OK;
-  if (!it->timed) EK_TRY(time_now(it, gpu, &group->devices[gpu->first]));
-  if (it->timed) gpu->fused = it->fused;
-  return EK_OK;
-}
-
 static ek_status load_once(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu) {
   struct known own = {.code = 0};
   struct known *it = gpu->physical < KNOWN_GPUS ? &known[gpu->physical] : &own;
@@ -461,7 +414,6 @@ static ek_status load_once(struct ek__cuda_group *group, struct ek__cuda_gpu *gp
     EK_TRY(load_code(gpu, &group->devices[gpu->first]));
     it->loaded = true;
   }
-  EK_TRY(time_once(group, gpu, it));
   EK_TRY(read_free(&after, gpu));
   it->code += before > after ? before - after : 0;
   gpu->loaded = it->code;
@@ -475,8 +427,10 @@ static ek_status take_scratch(struct ek__cuda_gpu *gpu) {
 }
 
 void ek__cuda_warm_end(struct ek__cuda_gpu *gpu) {
-  give_back(gpu->physical, &gpu->timed);
-  give_back(gpu->physical, &gpu->scratch);
+  if (gpu->scratch == NULL) return;
+  (void)cudaSetDevice(gpu->physical);
+  (void)cudaFree(gpu->scratch);
+  gpu->scratch = NULL;
 }
 
 static ek_status warm_communicator(struct ek__cuda_group *group) {
