@@ -40,7 +40,8 @@ static ek_status failed(ek_world *world, ek_status status) {
 }
 
 /* Whether the thread's last error is that one, or says it in other words around it: these may have
- * cut off its end. */
+ * cut off its end. Only this file writes such words: they name a process, or speak of all of them.
+ * So an error of one process has them only if it forwards that one. */
 static bool is_told(const ek_world *world) {
   char words[EK__MESSAGE_SIZE / 2];
   (void)snprintf(words, sizeof words, "%.*s", (int)sizeof words - 1, world->told);

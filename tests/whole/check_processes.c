@@ -957,6 +957,17 @@ static struct ck_batch own_samples(const struct ck_batch *whole, const struct ck
   return result;
 }
 
+/* A step in one call, or in two; *loss: of its last micro-batch. */
+static ek_status trainer_step(ek_step_result *result, double *loss, ek_trainer *trainer,
+                              const struct ck_batch *batch, bool begin) {
+  EK_TRY((begin ? ek_trainer_step_begin(trainer, batch->input, batch->inputs, batch->target,
+                                        batch->targets)
+                : ek_trainer_step(result, trainer, batch->input, batch->inputs, batch->target,
+                                  batch->targets)));
+  if (begin) EK_TRY(ek_trainer_step_end(result, trainer));
+  return ek_data_parallel_criterion_loss(loss, NULL, ek_trainer_criterion(trainer));
+}
+
 /* Steps, and then a loss without gradient. */
 static ek_status trainer_steps(struct ck_outcome *outcome, ek_trainer *trainer,
                                const struct ck_process *process) {
@@ -966,14 +977,15 @@ static ek_status trainer_steps(struct ck_outcome *outcome, ek_trainer *trainer,
         ck_batch_make(workload, EK_F32, PARTS * (int64_t)process->world, 0.2, (uint64_t)step);
     struct ck_batch batch = own_samples(&whole, process);
     ek_step_result result = {0};
+    double loss = 0;
     const ek_status status =
-        step < STEPS ? ek_trainer_step(&result, trainer, batch.input, batch.inputs, batch.target,
-                                       batch.targets)
+        step < STEPS ? trainer_step(&result, &loss, trainer, &batch, step % 2 == 1)
                      : ek_trainer_evaluate(&result.loss, &result.weight, trainer, batch.input,
                                            batch.inputs, batch.target, batch.targets);
     EK_TRY(status);
-    const double numbers[] = {result.loss, result.weight, result.gradient_norm, result.loss_scale};
-    for (size_t i = 0; i < 4; i++) add_everywhere(outcome, process, numbers[i]);
+    const double numbers[] = {result.loss, result.weight, result.gradient_norm, result.loss_scale,
+                              loss};
+    for (size_t i = 0; i < 5; i++) add_everywhere(outcome, process, numbers[i]);
   }
   for (size_t k = 0; k < process->devices[process->number]; k++) {
     const ek_data_parallel_model *model = ek_trainer_model(trainer);
