@@ -5,7 +5,7 @@
  * A block takes the columns of a warp, one a lane or, in 16 bits, two, of a chunk of rows, so that
  * a warp reads 128 bytes at once; its eight warps share the chunk and are added in shared memory.
  * Then the chunks' sums are added in order by a second kernel. Floor: each element once, 4 bytes in
- * f32 (8 for dgamma and dbeta, x and dy).
+ * f32 (8 for dgamma and dbeta, x and dy, where the norm's own kernel has not summed them).
  */
 #include "backend/cuda/cuda_portable.cuh"
 
@@ -45,6 +45,19 @@ template <class T, class S> struct norm_gradient {
       sum[0][j] += S(slope.at[j]) * (S(value.at[j]) - centre) * rstd[row];
       sum[1][j] += S(slope.at[j]);
     }
+  }
+};
+
+/* The same, of sums that kernels of the norm have made of parts of the rows. */
+template <class S> struct norm_gradient_parts {
+  static constexpr int sums = 2;
+  const S *parts;
+  int64_t columns;
+  bool gamma, beta;
+  template <int N> __device__ void add(S (&sum)[2][N], int64_t part, int64_t column) const {
+    const S *const at = parts + part * 2 * columns + column;
+    if (gamma) sum[0][0] += at[0];
+    if (beta) sum[1][0] += at[columns];
   }
 };
 
@@ -136,18 +149,40 @@ cudaError_t column_sum(const struct ek__cuda_place *at, const struct ek__matrix_
                      args->pitch % COLUMNS<T> == 0 && packed<COLUMNS<T>>(f.x));
 }
 
+template <class S> target<S> gradients_of(const struct ek__layer_norm_args *args) {
+  return {as<S>(args->dgamma), as<S>(args->dbeta), (S)args->gamma_scale, (S)args->beta_scale};
+}
+
 template <class T, class S>
 cudaError_t layer_norm_columns(const struct ek__cuda_place *at,
                                const struct ek__layer_norm_args *args) {
   if (!args->dgamma && !args->dbeta) return cudaSuccess;
-  const target<S> target = {as<S>(args->dgamma), as<S>(args->dbeta), (S)args->gamma_scale,
-                            (S)args->beta_scale};
+  const target<S> target = gradients_of<S>(args);
   const norm_gradient<T, S> f = {as<T>(args->dy), as<T>(args->x), as<S>(args->mean),
                                  as<S>(args->rstd), args->width};
   return sum_rows<T>(at, target, f, args->rows, args->width, packed<COLUMNS<T>>(f.dy, f.x));
 }
 
+template <class S>
+cudaError_t layer_norm_parts(const struct ek__cuda_place *at,
+                             const struct ek__layer_norm_args *args, int64_t parts) {
+  const target<S> target = gradients_of<S>(args);
+  const norm_gradient_parts<S> f = {as<S>(at->workspace), args->width, target.y0 != NULL,
+                                    target.y1 != NULL};
+  S *const none = NULL;
+  return launch(column_kernel<S, 1, norm_gradient_parts<S>>,
+                (unsigned)((args->width + WARP - 1) / WARP), dim3(WARP, LINES), at->stream, target,
+                none, f, parts, args->width, parts);
+}
+
 } // namespace
+
+extern "C" cudaError_t ek__cuda_layer_norm_parts(const struct ek__cuda_place *at,
+                                                 const struct ek__layer_norm_args *args,
+                                                 int64_t parts) {
+  return args->types.sum == EK_F64 ? layer_norm_parts<double>(at, args, parts)
+                                   : layer_norm_parts<float>(at, args, parts);
+}
 
 EK_CUDA_LAUNCHER(column_sum, matrix)
 EK_CUDA_LAUNCHER(layer_norm_columns, layer_norm)

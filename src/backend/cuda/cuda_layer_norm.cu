@@ -3,10 +3,16 @@
  *
  * A team of threads (one warp up to 1024 columns in f32 and in 16 bits, else a block) holds a row
  * in registers, so that memory is read once: the mean first, then the squares of the deviations,
- * from the registers. Columns that a team cannot hold are read again. Floor in f32: forward 8 bytes
- * an element; backward 12 for dx, and 8 more for dgamma and dbeta (cuda_columns.cu), which often
- * come from L2. With a residual forward is 16, instead of 20 with a separate addition (12) before
- * it, and backward 16 instead of 24.
+ * from the registers. Columns that a team cannot hold are read again.
+ *
+ * Backward writes dx, and each thread adds what its rows give dgamma and dbeta to sums of its own
+ * columns in shared memory, where they take no registers. At the end the teams of a block are added
+ * in their order, each block's sums go to the workspace, and cuda_columns.cu adds those, again in
+ * order. Where the workspace has no room for enough blocks, cuda_columns.cu sums the columns from x
+ * and dy in a pass of their own.
+ *
+ * Floor in f32: forward 8 bytes an element, backward 12 for all three. With a residual forward is
+ * 16, instead of 20 with a separate addition (12) before it, and backward 16 instead of 24.
  */
 #include "backend/cuda/cuda_portable.cuh"
 
@@ -57,13 +63,15 @@ template <class T, class S, int N> struct strip {
     store<N>(sum + column, value);
     return value;
   }
-  /* f(pack, first column) for each pack. */
-  template <class F> __device__ void each(F f) const {
+  /* f(pack, first column, k) for each pack, k its place in `held`. */
+  template <bool AllHeld = false, class F> __device__ __forceinline__ void each(F f) const {
     EK_UNROLL
     for (int k = 0; k < HELD<N>; k++) {
-      if (place(k) < width) f(held[k], place(k));
+      if (place(k) < width) f(held[k], place(k), k);
     }
-    for (int64_t k = HELD<N>; place(k) < width; k++) f(load<N>(row + place(k)), place(k));
+    if constexpr (!AllHeld) {
+      for (int64_t k = HELD<N>; place(k) < width; k++) f(load<N>(row + place(k)), place(k), 0);
+    }
   }
 };
 
@@ -91,17 +99,17 @@ __global__ void __launch_bounds__(MOST_THREADS) forward_kernel(forward<T, S> a) 
     const strip<T, S, N> x = forward_row<T, S, N, Add>(a, row);
     S mean = S(0), squares = S(0);
     if (a.mean) {
-      x.each([&](const pack<T, N> &p, int64_t) {
+      x.each([&](const pack<T, N> &p, int64_t, int) {
         for (int j = 0; j < N; j++) mean += S(p.at[j]);
       });
       mean = team.sum(mean) / (S)a.width;
     }
-    x.each([&](const pack<T, N> &p, int64_t) {
+    x.each([&](const pack<T, N> &p, int64_t, int) {
       for (int j = 0; j < N; j++) squares += (S(p.at[j]) - mean) * (S(p.at[j]) - mean);
     });
     const S rstd = S(1) / sqrt(team.sum(squares) / (S)a.width + a.epsilon);
     T *y = a.y + row * a.width;
-    x.each([&](const pack<T, N> &p, int64_t column) {
+    x.each([&](const pack<T, N> &p, int64_t column, int) {
       const pack<T, N> gamma = load<N>(a.gamma + column);
       pack<T, N> result, beta = {};
       if (a.beta) beta = load<N>(a.beta + column);
@@ -122,6 +130,7 @@ template <class T, class S> struct backward {
   const T *residual, *dy, *x, *gamma;
   const S *mean, *rstd;
   int64_t rows, width;
+  S *dgamma, *dbeta; /* of each block, 2 width from one to the next; NULL: not wanted */
 };
 
 /* g = dy gamma and n = (x - mean) rstd of the columns of one pack. */
@@ -136,18 +145,80 @@ __device__ __forceinline__ void slopes(pack<S, N> *g, pack<S, N> *n, const pack<
   }
 }
 
+/*
+ * What a thread's rows give dgamma and dbeta of its columns, all of which it holds: in units of 16
+ * bytes, of which neighbouring threads have neighbouring ones. The shared memory of a block has, for
+ * each team, all of dgamma and then all of dbeta.
+ */
+template <class S, int N> struct column_sums {
+  static constexpr int U = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N, UNITS = N / U;
+  S *shared;
+  int units; /* of a thread, for each of dgamma and dbeta */
+
+  __host__ __device__ static int units_of(int64_t width, int threads) {
+    return (int)((width + N * threads - 1) / (N * threads)) * UNITS;
+  }
+  static size_t bytes(int64_t width, dim3 block) {
+    const size_t units = (size_t)units_of(width, (int)block.x) * 2 * block.y;
+    return units * block.x * U * sizeof(S);
+  }
+  __device__ S *place(int team, int unit) const {
+    return shared + ((int64_t)(team * 2 * units + unit) * blockDim.x + threadIdx.x) * U;
+  }
+  __device__ static void add(S *to, const S *more) {
+    pack<S, U> sum = *reinterpret_cast<pack<S, U> *>(to);
+    EK_UNROLL
+    for (int j = 0; j < U; j++) sum.at[j] += more[j];
+    *reinterpret_cast<pack<S, U> *>(to) = sum;
+  }
+  __device__ void clear() const {
+    for (int i = 0; i < 2 * units; i++) {
+      *reinterpret_cast<pack<S, U> *>(place((int)threadIdx.y, i)) = {};
+    }
+  }
+  /* Of the thread's k-th pack. */
+  __device__ __forceinline__ void add(int k, const pack<S, N> &gamma,
+                                      const pack<S, N> &beta) const {
+    EK_UNROLL
+    for (int i = k * UNITS; i < (k + 1) * UNITS; i++) {
+      add(place((int)threadIdx.y, i), gamma.at + (i - k * UNITS) * U);
+      add(place((int)threadIdx.y, units + i), beta.at + (i - k * UNITS) * U);
+    }
+  }
+  /* All teams' to where the block's sums belong. */
+  __device__ void put(S *dgamma, S *dbeta, int64_t width) const {
+    __syncthreads();
+    for (int i = (int)threadIdx.y; i < 2 * units; i += (int)blockDim.y) {
+      S *const to = i < units ? dgamma : dbeta;
+      const int unit = i % units;
+      const int64_t column =
+          ((int64_t)(unit / UNITS) * blockDim.x + threadIdx.x) * N + unit % UNITS * U;
+      if (!to || column >= width) continue;
+      pack<S, U> sum = *reinterpret_cast<const pack<S, U> *>(place(0, i));
+      for (int team = 1; team < (int)blockDim.y; team++) {
+        const S *const more = place(team, i);
+        for (int j = 0; j < U; j++) sum.at[j] += more[j];
+      }
+      store<U>(to + blockIdx.x * 2 * width + column, sum);
+    }
+  }
+};
+
 /* dx may be dy, or residual: a pack is read for the last time by the thread that writes it. */
-template <class T, class S, int N, bool Add>
+template <class T, class S, int N, bool Add, bool Sums>
 __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a) {
   __shared__ S scratch[WARP];
+  EK_DYNAMIC_SHARED(S, shared);
   const team<S> team = {scratch};
+  const column_sums<S, N> sums = {shared, column_sums<S, N>::units_of(a.width, (int)blockDim.x)};
+  if (Sums) sums.clear();
   const int64_t step = (int64_t)gridDim.x * blockDim.y;
   for (int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; row < a.rows; row += step) {
     const S mean = a.mean ? a.mean[row] : S(0), rstd = a.rstd[row];
     const T *x = a.x + row * a.width;
     const strip<T, S, N> dy(a.dy + row * a.width, a.width);
     S sum_g = S(0), sum_gn = S(0);
-    dy.each([&](const pack<T, N> &p, int64_t column) {
+    dy.template each<Sums>([&](const pack<T, N> &p, int64_t column, int) {
       pack<S, N> g, n;
       slopes(&g, &n, p, load<N>(x + column), a.gamma + column, mean, rstd);
       for (int j = 0; j < N; j++) {
@@ -157,9 +228,9 @@ __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a
     });
     const S average_g = a.mean ? team.sum(sum_g) / (S)a.width : S(0);
     const S average_gn = team.sum(sum_gn) / (S)a.width;
-    T *dx = a.dx + row * a.width;
+    T *dx = Sums && !a.dx ? NULL : a.dx + row * a.width;
     /* x again: from L1 or L2 */
-    dy.each([&](const pack<T, N> &p, int64_t column) {
+    dy.template each<Sums>([&](const pack<T, N> &p, int64_t column, int k) {
       pack<S, N> g, n;
       pack<T, N> result = {};
       slopes(&g, &n, p, load<N>(x + column), a.gamma + column, mean, rstd);
@@ -167,9 +238,14 @@ __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a
       for (int j = 0; j < N; j++) {
         result.at[j] = T(S(result.at[j]) + rstd * (g.at[j] - average_g - n.at[j] * average_gn));
       }
-      store<N>(dx + column, result);
+      if (!Sums || dx) store<N>(dx + column, result);
+      if (!Sums) return;
+      const pack<S, N> slope = widened<S>(p);
+      for (int j = 0; j < N; j++) n.at[j] *= slope.at[j];
+      sums.add(k, n, slope);
     });
   }
+  if (Sums) sums.put(a.dgamma, a.dbeta, a.width);
 }
 
 /* Threads of a team, of which each holds `held` values, teams of a block, and the blocks for so
@@ -205,20 +281,73 @@ cudaError_t layer_norm_forward(const struct ek__cuda_place *at,
   return launch(a.residual ? add : plain, shape.blocks, shape.block, at->stream, a);
 }
 
-/* The columns before dx is written, which may be dy. */
+/*
+ * Blocks of a backward that sums columns: a team takes 6 rows or more, and no more blocks run than
+ * give each of 132 multiprocessors 12 warps. 0: a thread does not hold all its columns, or the
+ * workspace or shared memory has no room.
+ */
+template <class S, int N> int64_t summing_blocks(const shape &shape, int64_t rows, int64_t width) {
+  constexpr int64_t EACH = 6, WARPS = 12 * 132, LEAST = 128, SHARED = 40 << 10;
+  const int64_t threads = shape.block.x * shape.block.y, each = EACH * shape.block.y;
+  const int64_t room = (int64_t)(EK__CUDA_WORKSPACE / sizeof(S)) / (2 * width);
+  if (N * HELD<N> * (int64_t)shape.block.x < width || room < LEAST) return 0;
+  if (column_sums<S, N>::bytes(width, shape.block) > (size_t)SHARED) return 0;
+  const int64_t wanted = (rows + each - 1) / each, most = WARPS * WARP / threads;
+  return wanted < most ? wanted < room ? wanted : room : most < room ? most : room;
+}
+
+/* With dgamma, dbeta or both; the bits of these are the same without dx. */
+template <class T, class S, int N>
+cudaError_t backward_with_sums(const struct ek__cuda_place *at,
+                               const struct ek__layer_norm_args *args, backward<T, S> a, dim3 block,
+                               int64_t blocks) {
+  const size_t shared = column_sums<S, N>::bytes(a.width, block);
+  a.dgamma = args->dgamma ? as<S>(at->workspace) : NULL;
+  a.dbeta = args->dbeta ? as<S>(at->workspace) + a.width : NULL;
+  if (a.residual) {
+    EK_LAUNCH((backward_kernel<T, S, N, true, true>), (unsigned)blocks, block, shared, at->stream,
+              a);
+  } else {
+    EK_LAUNCH((backward_kernel<T, S, N, false, true>), (unsigned)blocks, block, shared, at->stream,
+              a);
+  }
+  const cudaError_t status = cudaGetLastError();
+  return status != cudaSuccess ? status : ek__cuda_layer_norm_parts(at, args, blocks);
+}
+
+template <class T, class S, int N>
+cudaError_t backward_of(const struct ek__cuda_place *at, const struct ek__layer_norm_args *args,
+                        const backward<T, S> &a) {
+  const shape shape(a.rows, a.width, N * HELD<N>);
+  if (args->dgamma || args->dbeta) {
+    const int64_t blocks = summing_blocks<S, N>(shape, a.rows, a.width);
+    if (blocks > 0) return backward_with_sums<T, S, N>(at, args, a, shape.block, blocks);
+    const cudaError_t status = ek__cuda_layer_norm_columns(at, args); /* dx may be dy */
+    if (status != cudaSuccess) return status;
+  }
+  if (!a.dx) return cudaSuccess;
+  return launch(a.residual ? backward_kernel<T, S, N, true, false>
+                           : backward_kernel<T, S, N, false, false>,
+                shape.blocks, shape.block, at->stream, a);
+}
+
 template <class T, class S>
 cudaError_t layer_norm_backward(const struct ek__cuda_place *at,
                                 const struct ek__layer_norm_args *args) {
-  const cudaError_t status = ek__cuda_layer_norm_columns(at, args);
-  if (status != cudaSuccess || !args->dx || args->rows <= 0 || args->width <= 0) return status;
-  const backward<T, S> a = {
-      as<T>(args->dx),   as<T>(args->residual), as<T>(args->dy), as<T>(args->x), as<T>(args->gamma),
-      as<S>(args->mean), as<S>(args->rstd),     args->rows,      args->width};
+  if (args->rows <= 0 || args->width <= 0) return ek__cuda_layer_norm_columns(at, args);
+  const backward<T, S> a = {as<T>(args->dx),
+                            as<T>(args->residual),
+                            as<T>(args->dy),
+                            as<T>(args->x),
+                            as<T>(args->gamma),
+                            as<S>(args->mean),
+                            as<S>(args->rstd),
+                            args->rows,
+                            args->width,
+                            NULL,
+                            NULL};
   const bool wide = args->width % PACK<T> == 0 && aligned(a.dx, a.residual, a.dy, a.x, a.gamma);
-  const shape shape(args->rows, args->width, wide ? PACK<T> * HELD<PACK<T>> : HELD<1>);
-  const auto plain = wide ? backward_kernel<T, S, PACK<T>, false> : backward_kernel<T, S, 1, false>;
-  const auto add = wide ? backward_kernel<T, S, PACK<T>, true> : backward_kernel<T, S, 1, true>;
-  return launch(a.residual ? add : plain, shape.blocks, shape.block, at->stream, a);
+  return wide ? backward_of<T, S, PACK<T>>(at, args, a) : backward_of<T, S, 1>(at, args, a);
 }
 
 } // namespace

@@ -322,6 +322,14 @@ static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples 
   of->layer_norm.residual = part[7];
   WARM(layer_norm_forward, layer_norm)
   WARM(layer_norm_backward, layer_norm)
+  WARM(layer_norm_columns, layer_norm)
+  void *const dgamma = of->layer_norm.dgamma, *const dbeta = of->layer_norm.dbeta;
+  of->layer_norm.dgamma = of->layer_norm.dbeta = NULL;
+  WARM(layer_norm_backward, layer_norm)
+  of->layer_norm.residual = NULL;
+  WARM(layer_norm_backward, layer_norm)
+  of->layer_norm.dgamma = dgamma;
+  of->layer_norm.dbeta = dbeta;
   of->loss.soft = true;
   WARM(cross_entropy_forward, loss)
   WARM(cross_entropy_gradient, loss)
