@@ -53,8 +53,9 @@ static ek_status declare(const ek_module *self, ek_declaration *declaration) {
  */
 enum { ENOUGH_ROWS = 1024 };
 
-static int64_t rows_of_block(const struct linear_cross_entropy *m, int64_t rows, ek_type type) {
-  const uint64_t row = (uint64_t)ek_tensor_aligned_columns(m->head.out, type) * ek_type_size(type);
+static int64_t rows_of_block(const struct linear_cross_entropy *m, int64_t rows, int64_t columns,
+                             ek_type type) {
+  const uint64_t row = (uint64_t)columns * ek_type_size(type);
   const uint64_t limit = m->logits_bytes / row;
   const int64_t wanted = rows < ENOUGH_ROWS ? rows : ENOUGH_ROWS;
   const int64_t most = limit >= (uint64_t)wanted ? wanted : limit > 0 ? (int64_t)limit : 1;
@@ -87,6 +88,12 @@ static void close_work(struct work *w) {
   ek_tensor_free(&w->h);
 }
 
+/* Products are as wide as the weight has rows in memory; a bias has no more than its elements. The
+ * columns after the classes have zeros for a gradient. */
+static int64_t padded_rows(const struct work *w, bool gradient) {
+  return w->m->head.bias ? w->m->head.out : ek_pass_padded_rows(w->pass, EK__WEIGHT, gradient);
+}
+
 static ek_status fill_work(struct work *w, const ek_tensor *h, const ek_tensor *targets) {
   const struct linear_cross_entropy *m = w->m;
   w->rows = ek_tensor_count(h) / m->head.in;
@@ -96,12 +103,14 @@ static ek_status fill_work(struct work *w, const ek_tensor *h, const ek_tensor *
   EK_TRY(ek_tensor_reshape(&w->h, h, 2, matrix));
   EK_TRY(ek_tensor_reshape(&w->targets, targets, 1, &w->rows));
   EK_TRY(ek_pass_parameter(&w->weight, w->pass, EK__WEIGHT));
+  w->weight.shape[0] = padded_rows(w, false);
   if (m->head.bias) EK_TRY(ek_pass_parameter(&w->bias, w->pass, EK__BIAS));
   EK_TRY(ek__entropy_terms(&w->terms, &w->class_weights, &m->entropy, w->pass,
                            (size_t)(m->head.bias ? EK__BIAS : EK__WEIGHT) + 1, m->head.out));
   if (w->terms.classes == 0) w->terms.classes = m->head.out; /* rows of logits are padded */
-  w->block = rows_of_block(m, w->rows, h->type);
-  const int64_t block[] = {w->block, ek_tensor_aligned_columns(m->head.out, h->type)};
+  const int64_t columns = ek_tensor_aligned_columns(w->weight.shape[0], h->type);
+  w->block = rows_of_block(m, w->rows, columns, h->type);
+  const int64_t block[] = {w->block, columns};
   return ek_pass_output(&w->logits, w->pass, h->type, 2, block);
 }
 
@@ -124,7 +133,9 @@ static ek_status want_gradients(struct work *w, const ek_tensor *dh) {
   const bool with_bias = w->m->head.bias && ek_pass_trains(w->pass, EK__BIAS);
   if (with_bias) EK_TRY(ek_pass_gradient(&w->dbias, &w->bias_beta, w->pass, EK__BIAS));
   if (!with_bias && !ek_pass_trains(w->pass, EK__WEIGHT)) return EK_OK;
-  return ek_pass_gradient(&w->dweight, &w->weight_beta, w->pass, EK__WEIGHT);
+  EK_TRY(ek_pass_gradient(&w->dweight, &w->weight_beta, w->pass, EK__WEIGHT));
+  w->dweight.shape[0] = padded_rows(w, true);
+  return EK_OK;
 }
 
 static ek_status complete_gradients(const struct work *w) {

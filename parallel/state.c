@@ -504,6 +504,21 @@ ek_status ek__state_check_number(ek_state_kind kind, const void *value) {
                       numbers[number_of(kind)].name, number);
 }
 
+/* Zeros after a table (layout.h). */
+static ek_status write_room(ek_data_parallel_model *model, const struct entry *entry) {
+  enum { CHUNK = 2048 };
+  float zeros[CHUNK] = {0};
+  const struct ek__layout *layout = &model->run.ranks[0].replica->layout;
+  const struct ek__parameter *p = &layout->parameters[entry->parameter];
+  for (int64_t first = p->count; first < p->room; first += CHUNK) {
+    const int64_t count = p->room - first < CHUNK ? p->room - first : CHUNK;
+    ek_tensor host;
+    EK_TRY(ek_tensor_host(&host, zeros, EK_F32, 1, &count));
+    EK_TRY(copy_entry(model, entry, first, &host, true));
+  }
+  return EK_OK;
+}
+
 static ek_status write_range(ek_data_parallel_model *model, const char *who,
                              const struct range *range, const ek_tensor *host) {
   const char *name = range->name;
@@ -518,6 +533,7 @@ static ek_status write_range(ek_data_parallel_model *model, const char *who,
   EK_TRY(copy_entry(model, &entry, range->first, &from, true));
   const ek_tensor like = like_of(&entry);
   const bool whole = range->all || range->first + ek_tensor_count(host) == ek_tensor_count(&like);
+  if (whole && !is_number(entry.kind)) EK_TRY(write_room(model, &entry));
   uint64_t *written = entry.kind == EK_STATE_KIND_OPTIMIZER
                           ? &model->update->written[entry.state * parameters_of(model)]
                           : model->torn.written;

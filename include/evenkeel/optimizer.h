@@ -3,7 +3,8 @@
  *
  * The state (momentum, moments) belongs to the ek_data_parallel_optimizer that runs the rule: flat
  * buffers of the ranges that a device owns. Stock rules: sgd.h, adamw.h, muon.h; and averaged.h
- * around any of them.
+ * around any of them. A flat range also has the elements between parameters: zeros, whose gradients
+ * and states are zeros, and which an update leaves zeros.
  *
  * A rule may take some parameters *whole*, with their shapes, instead of in flat ranges that end
  * anywhere: muon.h multiplies matrices. Then one device updates all of such a parameter, and where

@@ -5,8 +5,9 @@
  * rate or a decay of their own (ek_parameter_pattern), then frozen ones, each group in declaration
  * order. All gradients are in another buffer of the same layout, which ends where the frozen ones
  * begin; each parameter starts at a multiple of 16 elements, and the elements between are zeros.
- * Broadcast, buckets, shards, clipping and the optimizer work on ranges of the flat buffers; a
- * module sees tensors into them.
+ * They must stay so: on CUDA devices rows of zeros that follow a table of tokens take part in
+ * products (ek_pass_padded_rows()). Broadcast, buckets, shards, clipping and the optimizer work on
+ * ranges of the flat buffers; a module sees tensors into them.
  *
  * If modules compute in 16 bits (`precision`), the parameters are f32 *masters*, which an optimizer
  * updates, and modules see *copies* of them, a third flat buffer of the same layout. Code that

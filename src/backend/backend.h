@@ -209,6 +209,9 @@ struct ek__backend {
 
   /* (optional: 4 MiB, which caches hold) bytes of a bucket of gradients, unless a program says. */
   size_t bucket_bytes;
+  /* (optional: any number) a product is fastest if a table of tokens has a multiple of this many
+   * rows. */
+  size_t table_rows;
 
   /* (optional: NULL) the group's own collectives; NULL is said to use those of
    * src/device/host_communicator.c, which queue `reduce` and `copy` on every device. */

@@ -30,10 +30,11 @@ static void node_free(struct ek__node *node) {
 }
 
 ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type,
-                          ek_type precision, size_t unit_bytes,
+                          ek_type precision, size_t unit_bytes, size_t table_rows,
                           const ek_parameter_pattern *patterns, size_t pattern_count) {
   memset(layout, 0, sizeof *layout);
   layout->type = type;
+  layout->table_rows = table_rows;
   ek_status status = ek__layout_walk(layout, module, precision);
   if (status == EK_OK) status = settle(layout, unit_bytes, patterns, pattern_count);
   if (status != EK_OK) ek__layout_close(layout);

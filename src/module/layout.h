@@ -44,6 +44,7 @@ struct ek__parameter {
   int rank;
   int64_t shape[EK_MAX_RANK];
   int64_t count, offset; /* elements; offset in the flat parameters or buffers */
+  int64_t room; /* elements from `offset` on with the rows of zeros after a table */
   ek_initializer initializer;
   bool buffer, no_decay, frozen, elementwise;
   bool held;    /* while building: frozen by this name (ek_declare_frozen) */
@@ -93,6 +94,7 @@ struct ek__layout {
   size_t *stops, stop_count, stop_capacity;
   int64_t buffer_count;       /* elements of the flat buffers */
   ek_type type;               /* of parameters */
+  size_t table_rows;          /* of the backend; 0: any number */
   uint32_t node_count;
   size_t walked, marked; /* nodes, and units that modules have marked */
   bool collective;        /* a module of it does */
@@ -107,6 +109,15 @@ struct ek__layout {
  * same alignment as among the others, so a library that chooses by an address chooses the same. */
 enum { EK__FLAT_ALIGNMENT = 16, EK__UNIT_ALIGNMENT = 128 };
 
+/*
+ * A table with fewer rows has none after it. Rows of zeros after a table are of no parameter and of
+ * no file, but in the flat buffers they are as other elements between parameters: their gradients
+ * are zeros, so updates leave them zeros. They must be zeros, because products read them: whatever
+ * begins a gradient, or writes a parameter or a state whole, clears them too, in case that a step
+ * that was not finite has left something there.
+ */
+enum { EK__TABLE_LEAST_ROWS = 8192 };
+
 /* The longest path of a node or parameter, with a final NUL: it bounds how deep modules nest. */
 enum { EK__PATH_SIZE = 512 };
 
@@ -119,9 +130,9 @@ bool ek__is_collective(const ek_module *module);
 bool ek__mixes_samples(const ek_module *module);
 
 /* `type` is that of parameters, `precision` that of the modules: EK_ERR_UNSUPPORTED if one of them
- * does not compute in it. unit_bytes > 0: in units. */
+ * does not compute in it. unit_bytes > 0: in units. table_rows: that of the backend. */
 ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type,
-                          ek_type precision, size_t unit_bytes,
+                          ek_type precision, size_t unit_bytes, size_t table_rows,
                           const ek_parameter_pattern *patterns, size_t pattern_count);
 /* States of modules must be closed. */
 void ek__layout_close(struct ek__layout *layout);

@@ -8,11 +8,25 @@
 
 static const char memory_of[] = "a module's layout";
 
+/* Elements with the rows after a table; 0: they do not fit in 63 bits. */
+static int64_t room_of(const struct ek__parameter *parameter, size_t table_rows) {
+  const bool table = parameter->elementwise && parameter->rank == 2 && !parameter->buffer &&
+                     parameter->shape[0] >= EK__TABLE_LEAST_ROWS;
+  uint64_t rows = 0;
+  int64_t room = 0;
+  if (table_rows == 0 || !table) return parameter->count;
+  const bool fits = ek__round_up(&rows, (uint64_t)parameter->shape[0], table_rows) &&
+                    ek__multiply(&room, (int64_t)rows, parameter->shape[1]);
+  return fits ? room : 0;
+}
+
 /* At the next multiple of `alignment`. */
-static ek_status place_at(struct ek__parameter *parameter, int64_t *end, uint64_t alignment) {
+static ek_status place_at(struct ek__parameter *parameter, int64_t *end, uint64_t alignment,
+                          size_t table_rows) {
   uint64_t begin = 0, padded = 0;
-  if (ek__round_up(&begin, (uint64_t)*end, alignment) &&
-      ek__round_up(&padded, (uint64_t)parameter->count, EK__FLAT_ALIGNMENT) &&
+  parameter->room = room_of(parameter, table_rows);
+  if (parameter->room > 0 && ek__round_up(&begin, (uint64_t)*end, alignment) &&
+      ek__round_up(&padded, (uint64_t)parameter->room, EK__FLAT_ALIGNMENT) &&
       ek__add(end, (int64_t)begin, (int64_t)padded) && *end <= INT64_MAX / 16) {
     parameter->offset = (int64_t)begin;
     return EK_OK;
@@ -60,7 +74,8 @@ ek_status ek__layout_place(struct ek__layout *layout) {
   for (size_t i = 0; i < layout->order_count; i++) {
     struct ek__parameter *p = &layout->parameters[layout->order[i]];
     const bool begins = layout->unit_count > 0 && p->unit != unit;
-    EK_TRY(place_at(p, &layout->flat_count, begins ? EK__UNIT_ALIGNMENT : EK__FLAT_ALIGNMENT));
+    EK_TRY(place_at(p, &layout->flat_count, begins ? EK__UNIT_ALIGNMENT : EK__FLAT_ALIGNMENT,
+                    layout->table_rows));
     unit = p->unit;
     if (p->frozen) continue;
     layout->trained_count = layout->flat_count;
@@ -68,7 +83,7 @@ ek_status ek__layout_place(struct ek__layout *layout) {
   }
   for (size_t i = 0; i < layout->parameter_count; i++) {
     struct ek__parameter *p = &layout->parameters[i];
-    if (p->buffer) EK_TRY(place_at(p, &layout->buffer_count, EK__FLAT_ALIGNMENT));
+    if (p->buffer) EK_TRY(place_at(p, &layout->buffer_count, EK__FLAT_ALIGNMENT, 0));
   }
   return EK_OK;
 }

@@ -148,11 +148,34 @@ ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index) {
   return ek__pass_value(parameter, pass, global);
 }
 
+int64_t ek_pass_padded_rows(const ek_pass *pass, size_t index, bool gradient) {
+  if (pass == NULL || index >= pass->frame->node->parameter_count) return 0;
+  const size_t global = pass->frame->node->parameters[index];
+  const struct ek__parameter *p = &pass->replica->layout.parameters[global];
+  const bool own = gradient ? !ek__replica_lends_gradient(pass->replica, global)
+                            : ek__pass_values(pass) == ek_precision_type(pass->replica->precision);
+  if (p->rank == 0) return 1;
+  return own ? p->room / (p->count / p->shape[0]) : p->shape[0];
+}
+
 /* The gradient that a module adds to. */
 static ek_status find_gradient(ek_tensor *gradient, ek_pass *pass, size_t global) {
   return ek__replica_lends_gradient(pass->replica, global)
              ? ek__wide_gradient(gradient, pass, global)
              : ek__kept_gradient(gradient, pass, global);
+}
+
+/* What is made to hold zeros after a table, which a step that was not finite may have changed. */
+static ek_status zero_room(ek_pass *pass, size_t global, const ek_tensor *gradient) {
+  const struct ek__parameter *p = &pass->replica->layout.parameters[global];
+  ek_tensor rows = *gradient;
+  if (p->room == p->count || ek__replica_lends_gradient(pass->replica, global)) return EK_OK;
+  rows.rank = 1;
+  rows.shape[0] = p->room - p->count;
+  if (rows.data != NULL) {
+    rows.data = (char *)rows.data + (size_t)p->count * ek_type_size(rows.type);
+  }
+  return ek_op_zero(ek_pass_stream(pass), &rows);
 }
 
 static ek_status zero_gradient(ek_pass *pass, size_t global, ek_tensor *gradient) {
@@ -177,6 +200,7 @@ ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass, siz
               "ek_pass_gradient: the gradient of %s was already reported complete",
               pass->replica->layout.parameters[global].name);
   EK_TRY(find_gradient(gradient, pass, global));
+  if (!pass->touched[global]) EK_TRY(zero_room(pass, global, gradient));
   if (beta != NULL) {
     *beta = pass->touched[global] ? 1.0 : 0.0;
     pass->touched[global] = true;
@@ -193,6 +217,7 @@ static ek_status complete(ek_pass *pass, size_t global) {
   if (!pass->touched[global]) {
     ek_tensor gradient;
     EK_TRY(ek__kept_gradient(&gradient, pass, global));
+    EK_TRY(zero_room(pass, global, &gradient));
     EK_TRY(zero_gradient(pass, global, &gradient));
   }
   if (pass->options.complete == NULL) return EK_OK;

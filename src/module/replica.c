@@ -11,6 +11,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
+#include "device/device_internal.h"
 #include "device/types.h"
 #include "module/replica_internal.h"
 
@@ -159,7 +160,8 @@ ek_status ek__replica_open_parts(ek_replica **replica, ek_device *device, ek_mod
   ek_status status = EK_OK;
   EK_TRY_GOTO(status,
               ek__layout_open(&result->layout, module, o.type, ek_precision_type(o.precision),
-                              parts->unit_bytes, o.patterns, o.pattern_count),
+                              parts->unit_bytes, ek__device_table(device)->table_rows, o.patterns,
+                              o.pattern_count),
               cleanup);
   EK_TRY_GOTO(status, create_buffers(result, o.gradients), cleanup);
   if (o.initialize) EK_TRY_GOTO(status, initialize(result, o.seed), cleanup);
@@ -180,7 +182,7 @@ ek_status ek_parameter_count(ek_parameter_totals *totals, ek_module *module,
   struct ek__layout layout;
   const bool f32 = (EK__TABLE_TYPES(ek_module_table(module)) & EK_TYPES_F32) != 0;
   const ek_type type = f32 ? EK_F32 : EK_F64;
-  EK_TRY(ek__layout_open(&layout, module, type, type, 0, patterns, pattern_count));
+  EK_TRY(ek__layout_open(&layout, module, type, type, 0, 0, patterns, pattern_count));
   *totals = (ek_parameter_totals){0};
   for (size_t i = 0; i < layout.parameter_count; i++) {
     const struct ek__parameter *p = &layout.parameters[i];

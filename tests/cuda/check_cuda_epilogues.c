@@ -530,6 +530,158 @@ CK_LOOP(prepared_steps_time_nothing, 4) {
   ck_ok(ek_trainer_close(trainer));
 }
 
+/* ---- rows after a table ---- */
+
+enum { TABLE = 8200, TABLE_STEPS = 3 };
+
+/* A GPT with a table of 8200 tokens; a loss of whole logits knows nothing of rows after it. */
+static ek_trainer *open_table(const char *spec, bool fused_loss, ek_mode mode, ek_type type,
+                              ek_type gradient_type) {
+  ek_gpt_options o = ck_gpt_sizes(TABLE, TOKENS, WIDTH, 1, 1);
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_criterion *loss = NULL;
+  o.fused_loss = fused_loss;
+  model.precision = (ek_precision)type;
+  model.gradient_type = gradient_type;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model, mode));
+  options.model = &model;
+  CK_SCOPED(ek_module *, gpt, ek_gpt_create(&gpt, &o));
+  if (!fused_loss) ck_ok(ek_cross_entropy_create(&loss, NULL));
+  CK_SCOPED(ek_optimizer *, optimizer, ek_adamw_create(&optimizer, NULL));
+  CK_GOT(ek_trainer *, trainer, ek_trainer_open(&trainer, spec, gpt, loss, optimizer, &options));
+  ek_criterion_free(loss);
+  return trainer;
+}
+
+static void train_table(ek_trainer *trainer, int steps) {
+  int32_t tokens[SAMPLES * TOKENS], next[SAMPLES * TOKENS];
+  const int64_t shape[] = {SAMPLES, TOKENS};
+  for (int i = 0; i < SAMPLES * TOKENS; i++) {
+    tokens[i] = i * 547 % TABLE;
+    next[i] = (i * 911 + TABLE - 3) % TABLE;
+  }
+  CK_GOT(ek_tensor, input, ek_tensor_host(&input, tokens, EK_I32, 2, shape));
+  CK_GOT(ek_tensor, target, ek_tensor_host(&target, next, EK_I32, 2, shape));
+  for (int i = 0; i < steps; i++) ck_ok(ek_trainer_step(NULL, trainer, &input, 1, &target, 1));
+}
+
+/* All numbers of the state, end to end, of the type of the host; with `write` they are written. */
+static int64_t table_state(double *values, ek_trainer *trainer, bool write) {
+  ek_data_parallel_model *model = ek_trainer_model(trainer);
+  int64_t total = 0;
+  for (size_t i = 0; i < ek_state_count(model); i++) {
+    ek_state_info info;
+    ek_tensor host;
+    ck_ok(ek_state_entry(&info, model, i));
+    const ek_type type = info.like.type == EK_F32 ? EK_F64 : info.like.type;
+    ck_ok(ek_tensor_host(&host, values + total, type, info.like.rank, info.like.shape));
+    ck_ok(write ? ek_state_write(model, info.name, &host) : ek_state_read(&host, model, info.name));
+    total += ek_tensor_count(&info.like);
+  }
+  return total;
+}
+
+enum { TABLE_STATE = 3 * (TABLE * WIDTH + 4096) };
+
+static double *numbers(void) {
+  double *made = calloc(TABLE_STATE, sizeof *made);
+  ck_assert_ptr_nonnull(made);
+  ck_keep_by(made, free);
+  return made;
+}
+
+/*
+ * The head's products have the rows that follow the table, and no odd sizes, except that of a
+ * gradient that the pass lends; the parameters and their states are those of a model whose products
+ * have not, bit for bit.
+ */
+CK_LOOP(a_table_has_more_rows_for_products, FUSED_TYPES + 1) {
+  const bool lends = _i == FUSED_TYPES;
+  const ek_type type = lends ? EK_BF16 : fused_types[_i];
+  double *values[2];
+  int64_t count[2];
+  for (int fused = 0; fused < 2; fused++) {
+    ek_trainer *trainer =
+        open_table(SPEC, fused == 1, EK_MODE_REPLICATED, type, lends ? EK_BF16 : EK_F32);
+    const unsigned long before = cuemu_uneven_products();
+    train_table(trainer, TABLE_STEPS);
+    ck_assert_uint_eq(cuemu_uneven_products() - before, fused == 0 ? 3 : lends ? 1 : 0);
+    values[fused] = numbers();
+    count[fused] = table_state(values[fused], trainer, false);
+    ck_assert_int_le(count[fused], TABLE_STATE);
+    ck_ok(ek_trainer_close(trainer));
+  }
+  ck_assert_int_eq(count[0], count[1]);
+  ck_same_bits("the table", values[1], values[0], count[0]);
+}
+
+/* A step of NaN leaves NaN after the table, too. A state that is loaded clears that. */
+CK_LOOP(a_state_clears_the_rows_after_a_table, 3) {
+  static const ek_mode modes[] = {EK_MODE_REPLICATED, EK_MODE_SHARDED_GRADIENTS,
+                                  EK_MODE_FULLY_SHARDED};
+  double *saved = numbers(), *bad = numbers(), *values[2];
+  int64_t count = 0;
+  ek_trainer *trainer =
+      open_table("cuda:0x2@64MiB", true, modes[_i], _i == 1 ? EK_BF16 : EK_F32, EK_F32);
+  train_table(trainer, 1);
+  count = table_state(saved, trainer, false);
+  for (int again = 0; again < 2; again++) {
+    memcpy(bad, saved, (size_t)count * sizeof *bad);
+    bad[0] = NAN; /* the first token's, and so all of dx */
+    if (again == 1) (void)table_state(bad, trainer, true);
+    if (again == 1) train_table(trainer, 2);
+    (void)table_state(saved, trainer, true);
+    train_table(trainer, 1);
+    values[again] = numbers();
+    (void)table_state(values[again], trainer, false);
+  }
+  ck_assert_int_ne(isfinite(values[0][0]), 0);
+  ck_same_bits("after NaN", values[1], values[0], count);
+  ck_ok(ek_trainer_close(trainer));
+}
+
+/* Nor does a gradient keep what a step has left there, when a module begins it that knows only the
+ * table's own rows. */
+CK_TEST(a_gradient_begins_with_zeros_after_a_table) {
+  enum { COUNT = 8256 * WIDTH };
+  static double got[COUNT];
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor output = {0};
+  ek_group *group = ck_open_exactly(SPEC, 1);
+  ek_device *device = ek_group_device(group, 0);
+  CK_OPENED(ek_module *, table, ek_embedding_create(&table, TABLE, WIDTH, 0));
+  ck_kept(ek_replica_open(&replica, device, table, NULL), replica);
+  ek_tensor gradients = *ek_replica_gradients(replica);
+  ck_assert_int_eq(ek_tensor_count(&gradients), COUNT);
+  ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &gradients, NAN));
+  CK_HELD(ek_tensor, tokens, ck_upload(device, EK_I32, (const double[]){7}, CK_SHAPE(1)));
+  ck_kept(ek_pass_open(&pass, replica, NULL), pass);
+  ck_ok(ek_pass_run_forward(&output, pass, &tokens));
+  ck_ok(ek_pass_run_backward(NULL, pass, &output));
+  ek_tensor_free(&output);
+  ck_get(got, &gradients);
+  for (int i = 0; i < COUNT; i++) ck_assert_int_ne(isfinite(got[i]), 0);
+}
+
+/* GPT-2 124M: 47 rows more, 0.03 % of the parameters; no file has them. */
+CK_TEST(rows_after_a_table_are_few) {
+  uint64_t bytes[2];
+  ek_gpt_options o = EK_GPT_OPTIONS_INIT;
+  CK_OPENED(ek_module *, gpt, ek_gpt_create(&gpt, &o));
+  for (int i = 0; i < 2; i++) {
+    ek_replica *replica = NULL;
+    ek_parameter_info info;
+    ek_group *group = ck_open_exactly(i == 0 ? "plan:1" : "plan-cuda:1", 1);
+    ck_kept(ek_replica_open(&replica, ek_group_device(group, 0), gpt, NULL), replica);
+    bytes[i] = (uint64_t)ek_tensor_count(ek_replica_parameters(replica)) * 4;
+    ck_ok(ek_replica_find(&info, replica, "tokens.weight"));
+    ck_assert_int_eq(info.value.shape[0], 50257);
+  }
+  ck_assert_uint_eq(bytes[1] - bytes[0], (50304 - 50257) * 768 * 4);
+}
+
 /* ---- decoders from the public headers alone ---- */
 
 enum { GPT, LLAMA, FAMILIES };

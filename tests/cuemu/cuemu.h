@@ -154,6 +154,9 @@ void cuemu_call_ones_invalid(bool invalid);
    it) that do not begin at multiples of 16 bytes, since the last reset. */
 unsigned long cuemu_unaligned_products(void);
 
+/* How often it was asked for a product with a size above 4096 that is no multiple of 64. */
+unsigned long cuemu_uneven_products(void);
+
 /* What the tool of NVTX has heard, "evenkeel: name name ..."; nothing without CUEMU_NVTX. Returns
  * its length. And how many ranges the calling thread is in. */
 size_t cuemu_heard(char *text, size_t size);

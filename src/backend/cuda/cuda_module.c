@@ -142,6 +142,7 @@ static const struct ek__backend table = {
     .note_write = note_write,
     .check_found = check_found,
     .bucket_bytes = EK__CUDA_BUCKET_BYTES,
+    .table_rows = EK__CUDA_TABLE_ROWS,
     .between = between,
     .ticket = ek__cuda_ticket,
     .send = send,

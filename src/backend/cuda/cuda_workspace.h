@@ -25,4 +25,7 @@
  * its full speed, from here on. */
 #define EK__CUDA_BUCKET_BYTES ((uint64_t)25 << 20)
 
+/* Rows of a table of tokens: whole tiles of a product, and pieces of 128 bytes of 16 bits each. */
+#define EK__CUDA_TABLE_ROWS 64
+
 #endif /* EK_CUDA_WORKSPACE_H */

@@ -80,4 +80,5 @@ const struct ek__backend ek__plan_cuda_backend = {PLAN("plan-cuda"), .values = E
                                                   .planner = "plan-cuda",
                                                   .tf32 = true,
                                                   .workspace_bytes = EK__CUDA_DEVICE_BYTES,
-                                                  .bucket_bytes = EK__CUDA_BUCKET_BYTES};
+                                                  .bucket_bytes = EK__CUDA_BUCKET_BYTES,
+                                                  .table_rows = EK__CUDA_TABLE_ROWS};

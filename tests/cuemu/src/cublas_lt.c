@@ -284,15 +284,19 @@ static cublasStatus_t describe(struct cuemu_product *p, cublasLtMatmulDesc_t des
   return CUBLAS_STATUS_SUCCESS;
 }
 
+static bool is_uneven(uint64_t size) { return size > 4096 && size % 64 != 0; }
+
 static void count_unaligned(cublasLtMatmulPreference_t preference,
                             const cublasLtMatrixLayout_t layouts[MATRICES]) {
-  bool aligned = true;
+  bool aligned = true, uneven = false;
   for (int i = 0; i < MATRICES; i++) {
+    uneven = uneven || is_uneven(layouts[i]->rows) || is_uneven(layouts[i]->cols);
     const int64_t bytes = layouts[i]->ld * (int64_t)cuemu_element_bytes(layouts[i]->type);
     const uint32_t told = preference->alignment[i];
     aligned = aligned && bytes % 16 == 0 && (told == 0 || told >= 16);
   }
   if (!aligned) cuemu_add_unaligned();
+  if (uneven) cuemu_add_uneven();
 }
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,

@@ -23,7 +23,7 @@ struct counter {
 
 static struct counter counters[CUEMU_MAX_DEVICES][CUEMU_KINDS];
 static unsigned hanging;
-static _Atomic unsigned long overlaps, staged, unaligned, descriptions, event_waits,
+static _Atomic unsigned long overlaps, staged, unaligned, uneven, descriptions, event_waits,
     attributes, nccl_launches,
     algorithms[4];
 static bool hangs_armed;       /* since the last reset; atomic */
@@ -111,6 +111,9 @@ unsigned long cuemu_staged_copies(void) { return staged; }
 void cuemu_add_unaligned(void) { unaligned++; }
 unsigned long cuemu_unaligned_products(void) { return unaligned; }
 
+void cuemu_add_uneven(void) { uneven++; }
+unsigned long cuemu_uneven_products(void) { return uneven; }
+
 void cuemu_add_description(void) { descriptions++; }
 void cuemu_add_nccl_launch(void) { nccl_launches++; }
 unsigned long cuemu_nccl_launches(void) { return nccl_launches; }
@@ -150,7 +153,8 @@ void cuemu_reset(void) {
   cuemu_release();
   pthread_mutex_lock(&mutex);
   memset(counters, 0, sizeof(counters));
-  overlaps = staged = unaligned = descriptions = event_waits = attributes = nccl_launches = 0;
+  overlaps = staged = unaligned = uneven = 0;
+  descriptions = event_waits = attributes = nccl_launches = 0;
   for (int i = 0; i < 4; i++) algorithms[i] = 0;
   __atomic_store_n(&hangs_armed, false, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&mutex);

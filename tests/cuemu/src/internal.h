@@ -159,6 +159,7 @@ void cuemu_faults_from_environment(void);
 void cuemu_add_overlap(void);
 void cuemu_add_staged(void);
 void cuemu_add_unaligned(void);
+void cuemu_add_uneven(void);
 void cuemu_add_description(void);
 void cuemu_add_event_wait(void);
 void cuemu_add_attribute_call(void);
