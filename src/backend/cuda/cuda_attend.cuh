@@ -56,8 +56,6 @@ template <class T_, int HEAD, bool Small = false> struct tiling {
 /* What a thread has of a tile of scores. */
 template <class t> using part_of_scores = typename t::T[t::M][t::M];
 
-template <class T> struct head_of_queries;
-
 /* Of a row: columns low .. high - 1. */
 struct span {
   int64_t low, high;
@@ -105,18 +103,17 @@ template <class T> struct attended {
 
   /* delta of a query of a head is where the first elements of its dq will be, so that no other
    * memory is needed. A head of one element of 16 bits has no room for it: it is a single product
-   * there. */
-  __device__ T *delta_place(int64_t head, int64_t query) const {
-    return dq + in_q(head) + query * q_step;
+   * there, and the place that of one factor. */
+  __device__ __forceinline__ const T *delta_place(int64_t head, int64_t query) const {
+    return has_room() ? dq + in_q(head) + query * q_step
+                      : dout + in_out(head) + query * channels();
   }
-  __device__ __forceinline__ S delta_of(const head_of_queries<T> &head, int64_t query) const {
-    if (has_room()) {
-      S value;
-      memcpy(&value, head.deltas(*this) + query * q_step, sizeof value);
-      return value;
-    }
-    const T *const slopes = head.dout + query * channels();
-    return S(out[slopes - dout]) * S(*slopes);
+  __device__ int64_t delta_step() const { return has_room() ? q_step : channels(); }
+  __device__ __forceinline__ S delta_at(const T *place) const {
+    if (!has_room()) return S(out[place - dout]) * S(*place);
+    S value;
+    memcpy(&value, place, sizeof value);
+    return value;
   }
   __device__ bool has_room() const { return width * (int64_t)sizeof(T) >= (int64_t)sizeof(S); }
 
@@ -160,24 +157,6 @@ template <class T> struct attended_causally : attended<T> {
   }
   template <bool Keys> static constexpr bool BEGINS = Keys;
   __device__ static constexpr bool drops() { return false; }
-};
-
-/* Where the first query of a head has its numbers. The heads that share keys are of one sample:
- * a step leads from one to the next, which takes fewer registers than their numbers do. */
-template <class T> struct head_of_queries {
-  const T *q, *dout;
-  const typename attended<T>::S *lse;
-
-  __device__ head_of_queries(const attended<T> &a, int64_t head)
-      : q(a.q + a.in_q(head)), dout(a.dout + a.in_out(head)), lse(a.lse + a.in_lse(head)) {}
-  __device__ __forceinline__ void next(const attended<T> &a) {
-    q += a.width;
-    dout += a.width;
-    lse += a.tokens;
-  }
-  __device__ __forceinline__ const T *deltas(const attended<T> &a) const {
-    return a.dq + (q - a.q);
-  }
 };
 
 /* Begins to copy rows first .. first + B - 1 of a head at `from`, zeros where there are none: they

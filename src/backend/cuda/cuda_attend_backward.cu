@@ -13,6 +13,24 @@ using namespace ek__cuda;
 
 namespace {
 
+/* Where the first query of a head has its numbers. The heads that share keys are of one sample:
+ * a step leads from one to the next, which takes fewer registers than their numbers do. */
+template <class T> struct head_of_queries {
+  const T *q, *dout;
+  const typename attended<T>::S *lse;
+
+  __device__ head_of_queries(const attended<T> &a, int64_t head)
+      : q(a.q + a.in_q(head)), dout(a.dout + a.in_out(head)), lse(a.lse + a.in_lse(head)) {}
+  __device__ __forceinline__ void next(const attended<T> &a) {
+    q += a.width;
+    dout += a.width;
+    lse += a.tokens;
+  }
+  __device__ __forceinline__ const T *deltas(const attended<T> &a) const {
+    return a.dq + (q - a.q);
+  }
+};
+
 /* Begins to copy lse and delta of B queries from `first` on; past the end 0. */
 template <class t, class T = typename t::T>
 __device__ void fetch_terms(T *lse, T *delta, const head_of_queries<T> &head, int64_t first,

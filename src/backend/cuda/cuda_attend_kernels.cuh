@@ -5,8 +5,13 @@
  *
  * The forward is that of cuda_attend.cu, and the backward that of cuda_attend_backward.cu: one
  * kernel over the keys for dk and dv, one over the queries for dq, each sum in the order of the
- * tiles. Each product of an iteration except one hides a copy: a tile that it does not read is
- * being copied. A warp skips a tile of which its rows see nothing.
+ * tiles. Copies are hidden: in the forward a tile is copied while another one is multiplied, and in
+ * the backward both tiles of the next iteration are, with one barrier for an iteration. A warp
+ * skips a tile of which its rows see nothing.
+ *
+ * One kernel over the keys for all three would have 5 products where the two have 7, but would read
+ * nearly as much of shared memory, which is the limit: its ds goes through there, and all warps of
+ * a block read its keys again for dq (docs/results/2026-11-26-cuda-step.md has the count).
  *
  * For a head of 256 the sums of 16 rows take 128 registers of a lane, and those of both dk and dv
  * 256, one more than a lane has: then the kernel over the keys runs twice, once for each, with 5
@@ -47,23 +52,26 @@ template <class s, class F> __device__ __forceinline__ void each_score(F f) {
   }
 }
 
-/* What a warp's rows see: the tiles of columns between the first of its first row and the last of
- * its last one, without a mask those that all rows see whole. */
+/* What a warp's rows see of the tiles of columns from `from` on, where the block begins to walk:
+ * tiles first .. end - 1, and clear .. masked - 1 of them whole, so that they need no mask. */
 template <class s> struct warp_view {
-  span top, bottom;
+  int first, end, clear, masked;
 
+  /* low: the warp's first row. */
   template <bool Keys, class A>
-  __device__ __forceinline__ static warp_view of(const A &a, int64_t head, int64_t low) {
+  __device__ __forceinline__ static warp_view of(const A &a, int64_t head, int64_t low,
+                                                 int64_t from) {
     const int64_t high = low + 16 * s::STRIPS - 1;
-    return {a.template seen<Keys>(head, low),
-            a.template seen<Keys>(head, high < a.tokens ? high : a.tokens - 1)};
+    const span top = a.template seen<Keys>(head, low);
+    const span bottom = a.template seen<Keys>(head, high < a.tokens ? high : a.tokens - 1);
+    const auto down = [&](int64_t column) { /* the tile that the column is in */
+      return column < from ? 0 : (int)((column - from) / s::COLUMNS);
+    };
+    const auto up = [&](int64_t column) { return down(column + s::COLUMNS - 1); };
+    return {down(top.low), low < a.tokens ? up(bottom.high) : 0, up(bottom.low), down(top.high)};
   }
-  __device__ __forceinline__ bool sees(int64_t column) const {
-    return column < bottom.high && column + s::COLUMNS > top.low;
-  }
-  __device__ __forceinline__ bool masks(int64_t column) const {
-    return column < bottom.low || column + s::COLUMNS > top.high;
-  }
+  __device__ __forceinline__ bool sees(int tile) const { return tile >= first && tile < end; }
+  __device__ __forceinline__ bool masks(int tile) const { return tile < clear || tile >= masked; }
 };
 
 /* Calls f(i, n, e) for a lane's scores that are not seen; row and column are those of its first. */
@@ -192,12 +200,14 @@ __global__ void __launch_bounds__(s::THREADS) warp_forward_kernel(A a) {
   const int64_t begin = a.template seen<false>(head, first).low / s::COLUMNS * s::COLUMNS;
   const int64_t end = a.template seen<false>(head, last).high;
   const int64_t low = first + at.row; /* of the warp's queries */
-  const auto view = warp_view<s>::template of<false>(a, head, low);
+  const auto view = warp_view<s>::template of<false>(a, head, low, begin);
   const T *const q = a.q + a.in_q(head), *const k = a.k + a.in_k(head),
                  *const v = a.v + a.in_v(head);
   const float scale = a.scale * LOG2_E;
   warp_rows<s> rows;
   rows.begin();
+  rows_in_tile<s> own;
+  own.take(queries, at);
   fetch_tile<s, s::ROWS>(queries, q, a.q_step, first, a);
   fetch_tile<s, s::COLUMNS>(keys, k, a.k_step, begin, a);
   copy_commit();
@@ -205,19 +215,20 @@ __global__ void __launch_bounds__(s::THREADS) warp_forward_kernel(A a) {
   copy_commit();
   copy_wait<1>();
   round_tile<s, s::ROWS>(queries);
-  for (int64_t key = begin; key < end; key += s::COLUMNS) {
-    const bool sees = low < a.tokens && view.sees(key);
+  int number = 0; /* of the tile */
+  for (int64_t key = begin; key < end; key += s::COLUMNS, number++) {
+    const bool sees = view.sees(number);
     scores_of<s> score;
     copy_wait<1>();
     round_tile<s, s::COLUMNS>(keys);
     __syncthreads();
-    if (sees) dot_tiles<s>(score, queries, keys, at);
+    if (sees) dot_tiles<s>(score, own, keys, at);
     __syncthreads();
     if (key + s::COLUMNS < end) {
       fetch_tile<s, s::COLUMNS>(keys, k, a.k_step, key + s::COLUMNS, a);
     }
     copy_commit();
-    if (sees && view.masks(key)) { /* a key that its query does not see counts for nothing */
+    if (sees && view.masks(number)) { /* a key that its query does not see counts for nothing */
       each_hidden<s, false>(a, head, low + at.g, key + 2 * at.t,
                             [&](int i, int n, int e) { score[i][n][e] = -INFINITY; });
     }
@@ -257,45 +268,109 @@ cudaError_t warp_forward(const struct ek__cuda_place *at, const struct ek__atten
  * dk, dv or both, whose rows are keys and which walks over the queries that see them. */
 enum gradient { DQ = 1, DK = 2, DV = 4 };
 
-/* One of the two operands of a kernel: a tile of its own, or those that it walks over. */
-template <class T> struct operand {
-  const T *from;
-  int64_t stride;
-};
-
-/* Shared memory: two tiles of the block's own, two of those walked over, and lse and delta of the
- * columns, where they are queries. */
+/* Shared memory: two tiles of the block's own, and twice two of those walked over: one pair is
+ * multiplied while the next one is copied. Queries that are walked over have lse and delta in the
+ * words after their row, which no matrix has. */
 template <class s> struct warp_places {
-  static constexpr int WORDS = 2 * s::ROW_TILE + 2 * s::COLUMN_TILE + 2 * s::COLUMNS;
-  unsigned *own[2], *other[2];
-  float *lse, *delta;
-  __device__ explicit warp_places(unsigned *memory) {
-    for (int i = 0; i < 2; i++) own[i] = memory + i * s::ROW_TILE;
-    for (int i = 0; i < 2; i++) other[i] = memory + 2 * s::ROW_TILE + i * s::COLUMN_TILE;
-    lse = reinterpret_cast<float *>(memory + 2 * s::ROW_TILE + 2 * s::COLUMN_TILE);
-    delta = lse + s::COLUMNS;
+  static constexpr int WORDS = 2 * s::ROW_TILE + 4 * s::COLUMN_TILE;
+  unsigned *const memory;
+  __device__ unsigned *own(int i) const { return memory + i * s::ROW_TILE; } /* k, v; q, dout */
+  __device__ unsigned *other(int pair, int i) const {
+    return memory + 2 * s::ROW_TILE + (2 * pair + i) * s::COLUMN_TILE;
   }
 };
 
-/* Begins to copy lse and delta of the queries of a head from `first` on; zeros beyond the last. */
-template <class s, class T = typename s::T>
-__device__ __forceinline__ void fetch_queries_terms(const warp_places<s> &at,
-                                                    const head_of_queries<T> &head, int64_t first,
-                                                    const attended<T> &a) {
-  static_assert(2 * s::COLUMNS <= s::THREADS, "a thread has one of them, or none");
-  const int column = (int)threadIdx.x % s::COLUMNS;
-  const int64_t row = first + column;
-  const bool there = row < a.tokens;
-  if ((int)threadIdx.x < s::COLUMNS) {
-    copy_async<4>(at.lse + column, head.lse + (there ? row : 0), there);
-  } else if ((int)threadIdx.x >= 2 * s::COLUMNS) {
-    return;
-  } else if (sizeof(T) == sizeof(float) || a.wide) { /* aligned */
-    copy_async<4>(at.delta + column, head.deltas(a) + (there ? row : 0) * a.q_step, there);
-  } else {
-    at.delta[column] = there ? a.delta_of(head, row) : 0.0f;
+/* A tile of a head, and the heads that are left, with its own; of none 0. */
+struct tile_of_head {
+  int tile, left;
+};
+
+/* The tiles that a block walks over, as this thread copies them: those of q and dout of each head
+ * that shares the keys, or those of k and v. */
+template <class s, bool Keys> struct tile_walk {
+  using T = typename s::T;
+  /* Addresses are numbers: of a pointer nvcc keeps one for each address space. */
+  uintptr_t piece[2]; /* this thread's of the next tiles, of its first row */
+  uintptr_t term;     /* of q: lse or delta of this thread's query */
+  int64_t term_bytes; /* from one tile to the next */
+  int tiles, full;    /* of a head; that have all rows */
+  tile_of_head next;
+
+  /* From token `from` up to `past`; `head` is the first. */
+  __device__ __forceinline__ tile_walk(const attended<T> &a, int64_t head, int64_t from,
+                                       int64_t past)
+      : tiles(from < past ? (int)((past - from + s::COLUMNS - 1) / s::COLUMNS) : 0),
+        full((int)((a.tokens - from) / s::COLUMNS)),
+        next{0, tiles == 0 ? 0 : Keys ? (int)a.group() : 1} {
+    const piece_of_row<s> mine;
+    const int64_t row = from + mine.row, column = mine.word * s::precision::PER_WORD;
+    const T *const first[2] = {Keys ? a.q + a.in_q(head) : a.k + a.in_k(head),
+                               Keys ? a.dout + a.in_out(head) : a.v + a.in_v(head)};
+    EK_UNROLL
+    for (int i = 0; i < 2; i++) {
+      piece[i] = reinterpret_cast<uintptr_t>(first[i] + row * step(a, i) + column);
+    }
+    if constexpr (Keys) {
+      const int64_t query = from + (int)threadIdx.x % s::COLUMNS;
+      term = has_lse() ? reinterpret_cast<uintptr_t>(a.lse + a.in_lse(head) + query)
+                       : reinterpret_cast<uintptr_t>(a.delta_place(head, query));
+      term_bytes = s::COLUMNS * (has_lse() ? (int64_t)sizeof(float)
+                                           : a.delta_step() * (int64_t)sizeof(T));
+    }
   }
-}
+  __device__ __forceinline__ static int64_t step(const attended<T> &a, int i) {
+    if (i == 0) return Keys ? a.q_step : a.k_step;
+    return Keys ? a.channels() : a.v_step;
+  }
+
+  /* Begins to copy the next tiles into a pair of places, if there are any. */
+  __device__ __forceinline__ void fetch(const warp_places<s> &to, int pair, const attended<T> &a) {
+    if (next.left > 0) {
+      const int rows = next.tile < full ? s::COLUMNS : (int)((uint64_t)a.tokens % s::COLUMNS);
+      EK_UNROLL
+      for (int i = 0; i < 2; i++) {
+        fetch_rows<s, s::COLUMNS>(to.other(pair, i), reinterpret_cast<const T *>(piece[i]),
+                                  step(a, i), rows, a);
+        piece[i] += s::COLUMNS * step(a, i) * (int64_t)sizeof(T);
+      }
+      if constexpr (Keys) fetch_term(to.other(pair, 0), rows, a);
+    }
+    copy_commit();
+  }
+  /* After fetch(): to the tiles after these. */
+  __device__ __forceinline__ void advance(const attended<T> &a) {
+    if (++next.tile == tiles) next_head(a);
+  }
+
+private:
+  __device__ __forceinline__ static bool has_lse() { return (int)threadIdx.x < s::COLUMNS; }
+  __device__ __forceinline__ void fetch_term(unsigned *queries, int rows, const attended<T> &a) {
+    static_assert(2 * s::COLUMNS <= s::THREADS, "a thread has one of them, or none");
+    const int column = (int)threadIdx.x % s::COLUMNS;
+    unsigned *const to = queries + column * s::STRIDE + s::WORDS + (has_lse() ? 0 : 1);
+    if ((int)threadIdx.x < 2 * s::COLUMNS) {
+      if (has_lse() || sizeof(T) == sizeof(float) || a.wide) { /* aligned */
+        copy_async<4>(to, column < rows ? reinterpret_cast<const float *>(term) : a.lse,
+                      column < rows);
+      } else {
+        const float delta = column < rows ? a.delta_at(reinterpret_cast<const T *>(term)) : 0.0f;
+        memcpy(to, &delta, sizeof delta);
+      }
+    }
+    term += term_bytes;
+  }
+  __device__ __forceinline__ void next_head(const attended<T> &a) {
+    next = {0, next.left - 1};
+    if constexpr (Keys) {
+      EK_UNROLL
+      for (int i = 0; i < 2; i++) {
+        piece[i] += (a.width - step(a, i) * tiles * s::COLUMNS) * (int64_t)sizeof(T);
+      }
+      term += (has_lse() ? a.tokens * (int64_t)sizeof(float) : a.width * (int64_t)sizeof(T)) -
+              tiles * term_bytes;
+    }
+  }
+};
 
 /* lse in powers of two, and delta times the scale, of a lane's queries. */
 template <int N> struct terms_of { float lse[N], delta[N]; };
@@ -308,19 +383,23 @@ __device__ __forceinline__ void warp_pair(float *p, float *ds, float scale, floa
   *p = probability;
 }
 
-/* p and ds of a lane's scores, from q.k in p and dout.v in ds. */
+/* p and ds of a lane's scores, from q.k in p and dout.v in ds; `mine` or, with Keys, the tile of
+ * queries have lse and delta. */
 template <class s, bool Keys>
 __device__ __forceinline__ void make_pairs(scores_of<s> &p, scores_of<s> &ds,
                                            const terms_of<2> (&mine)[s::STRIPS],
-                                           const warp_places<s> &tile, const place_in_warp &at,
+                                           const unsigned *queries, const place_in_warp &at,
                                            float scale) {
   EK_UNROLL
   for (int n = 0; n < s::COLUMNS / 8; n++) {
     EK_UNROLL
     for (int e = 0; e < 2; e++) {
-      const int column = 8 * n + 2 * at.t + e;
-      const float lse = Keys ? tile.lse[column] * LOG2_E : 0.0f;
-      const float delta = Keys ? tile.delta[column] * scale : 0.0f;
+      pack<float, 2> two = {};
+      if constexpr (Keys) {
+        two = load<2>(reinterpret_cast<const float *>(
+            queries + (8 * n + 2 * at.t + e) * s::STRIDE + s::WORDS));
+      }
+      const float lse = two.at[0] * LOG2_E, delta = two.at[1] * scale;
       EK_UNROLL
       for (int i = 0; i < s::STRIPS; i++) {
         EK_UNROLL
@@ -333,116 +412,107 @@ __device__ __forceinline__ void make_pairs(scores_of<s> &p, scores_of<s> &ds,
   }
 }
 
+/* lse and delta of a lane's rows, from `low` on, where they are queries. */
+template <class s, class T = typename s::T>
+__device__ __forceinline__ void load_terms(terms_of<2> (&mine)[s::STRIPS], const attended<T> &a,
+                                           int64_t head, int64_t low) {
+  EK_UNROLL
+  for (int i = 0; i < s::STRIPS; i++) {
+    EK_UNROLL
+    for (int h = 0; h < 2; h++) {
+      const int64_t row = low + 16 * i + 8 * h;
+      const bool there = row < a.tokens;
+      mine[i].lse[h] = there ? a.lse[a.in_lse(head) + row] * LOG2_E : 0.0f;
+      mine[i].delta[h] = there ? a.delta_at(a.delta_place(head, row)) * a.scale : 0.0f;
+    }
+  }
+}
+
+/* Queries of its own a warp keeps, if they leave room for its sums. */
+template <class s, bool Keep>
+using rows_of = std::conditional_t<Keep && s::STRIPS * s::WORDS <= 64, rows_in_registers<s>,
+                                   rows_in_tile<s>>;
+
+/* Blocks of a multiprocessor that registers must do for; they do for two in any case. */
+template <class s> constexpr int BLOCKS = s::STRIPS == 1 && s::WIDTH <= 64 ? 3 : 1;
+
 /* dv += p dout and dk += ds q, of `What` of them, over all heads that share the keys; or
- * dq += ds k, over the deltas. `first` and `other` are the tokens of the first row and column. */
+ * dq += ds k, over the deltas. `first` and `from` are the tokens of the first row and column. */
 template <class s, int What, class A, class T = typename s::T>
-__global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(A a) {
+__global__ void __launch_bounds__(s::THREADS, BLOCKS<s>) warp_backward_kernel(A a) {
   constexpr bool Keys = What != DQ, Scores = What != DV; /* ds is needed, and so dout.v */
+  constexpr int OWN = Scores ? 2 : 1, SUMS = What == (DK | DV) ? 2 : 1;
   EK_DYNAMIC_SHARED(unsigned, memory);
-  const warp_places<s> tile(memory);
+  const warp_places<s> tile = {memory};
   const place_in_warp at(16 * s::STRIPS);
   const int64_t heads = gridDim.x / a.tiles, turn = blockIdx.x / heads;
   const int64_t begin = Keys ? a.first_of(blockIdx.x % heads) : blockIdx.x % heads;
-  const int64_t first = (Keys ? turn : a.tiles - 1 - turn) * s::ROWS;  /* the longest rows first */
+  const int64_t first = (Keys ? turn : a.tiles - 1 - turn) * s::ROWS; /* the longest rows first */
   const int64_t last = (first + s::ROWS < a.tokens ? first + s::ROWS : a.tokens) - 1;
   const int64_t from = a.template seen<Keys>(begin, first).low / s::COLUMNS * s::COLUMNS;
-  const int64_t past = a.template seen<Keys>(begin, last).high;
   const int64_t low = first + at.row; /* of the warp's rows */
-  const auto view = warp_view<s>::template of<Keys>(a, begin, low);
-  head_of_queries<T> head(a, begin);
-  const auto queries_of = [&](int i) -> operand<T> {
-    if (i == 0) return {head.q, a.q_step};
-    return {head.dout, a.channels()};
-  };
-  const T *const k = a.k + a.in_k(begin), *const v = a.v + a.in_v(begin);
-  const auto keys_of = [&](int i) -> operand<T> {
-    return {i == 0 ? k : v, i == 0 ? a.k_step : a.v_step};
-  };
-  const auto fetch = [&](int i, int64_t other) {
-    if (other < past) {
-      const operand<T> walked = Keys ? queries_of(i) : keys_of(i);
-      fetch_tile<s, s::COLUMNS>(tile.other[i], walked.from, walked.stride, other, a);
-      if (Keys && i == 0) fetch_queries_terms<s>(tile, head, other, a);
-    }
-    copy_commit();
-  };
-  terms_of<2> mine[s::STRIPS]; /* of the rows, where they are queries */
-  EK_UNROLL
-  for (int i = 0; i < s::STRIPS && !Keys; i++) {
-    EK_UNROLL
-    for (int h = 0; h < 2; h++) {
-      const int64_t row = low + at.g + 16 * i + 8 * h;
-      const bool there = row < a.tokens;
-      mine[i].lse[h] = there ? head.lse[row] * LOG2_E : 0.0f;
-      mine[i].delta[h] = there ? a.delta_of(head, row) * a.scale : 0.0f;
-    }
-  }
-  constexpr int SUMS = What == (DK | DV) ? 2 : 1;
+  const auto view = warp_view<s>::template of<Keys>(a, begin, low, from);
+  tile_walk<s, Keys> walk(a, begin, from, a.template seen<Keys>(begin, last).high);
+  terms_of<2> mine[s::STRIPS];
+  if constexpr (!Keys) load_terms<s>(mine, a, begin, low + at.g);
   sums_of<s> sum[SUMS]; /* dk or dq, and dv */
   EK_UNROLL
   for (int i = 0; i < SUMS; i++) clear<s>(sum[i]);
   EK_UNROLL
-  for (int i = 0; i < (Scores ? 2 : 1); i++) {
-    const operand<T> own = Keys ? keys_of(i) : queries_of(i);
-    fetch_tile<s, s::ROWS>(tile.own[i], own.from, own.stride, first, a);
+  for (int i = 0; i < OWN; i++) {
+    const T *const keys = i == 0 ? a.k + a.in_k(begin) : a.v + a.in_v(begin);
+    const T *const queries = i == 0 ? a.q + a.in_q(begin) : a.dout + a.in_out(begin);
+    fetch_tile<s, s::ROWS>(tile.own(i), Keys ? keys : queries, tile_walk<s, !Keys>::step(a, i),
+                           first, a);
   }
-  int64_t other = from;
-  int left = Keys ? (int)a.group() : 1; /* heads, with the one that is walked over */
-  fetch(1, other);
-  fetch(0, other);
-  copy_wait<1>();
+  tile_of_head now = walk.next;
+  walk.fetch(tile, 0, a);
+  walk.advance(a);
+  copy_wait<0>();
   EK_UNROLL
-  for (int i = 0; i < (Scores ? 2 : 1); i++) round_tile<s, s::ROWS>(tile.own[i]);
-  while (other < past) {
-    const bool sees = low < a.tokens && view.sees(other);
-    scores_of<s> p, ds = {};
-    copy_wait<1>();
-    round_tile<s, s::COLUMNS>(tile.other[1]);
-    __syncthreads();
-    if (Scores && sees) dot_tiles<s>(ds, tile.own[1], tile.other[1], at);
+  for (int i = 0; i < OWN; i++) round_tile<s, s::ROWS>(tile.own(i));
+  __syncthreads();
+  rows_of<s, !Keys> own[2];
+  EK_UNROLL
+  for (int i = 0; i < OWN; i++) own[i].take(tile.own(i), at);
+  for (int pair = 0; now.left > 0; pair ^= 1) {
+    unsigned *const columns[2] = {tile.other(pair, 0), tile.other(pair, 1)};
     copy_wait<0>();
-    round_tile<s, s::COLUMNS>(tile.other[0]);
-    __syncthreads();
-    if (!Keys) fetch(1, other + s::COLUMNS);
-    if (sees) {
-      dot_tiles<s>(p, tile.own[0], tile.other[0], at);
+    EK_UNROLL
+    for (int i = 0; i < 2; i++) round_tile<s, s::COLUMNS>(columns[i]);
+    __syncthreads(); /* and the other pair has been read */
+    walk.fetch(tile, pair ^ 1, a);
+    if (view.sees(now.tile)) {
+      const int64_t other = from + (int64_t)now.tile * s::COLUMNS;
+      scores_of<s> p, ds = {};
+      if constexpr (Scores) dot_tiles<s>(ds, own[1], columns[1], at);
+      dot_tiles<s>(p, own[0], columns[0], at);
       uint64_t kept = 0;
       if (a.drops()) {
-        const int64_t number = Keys ? begin + a.group() - left : begin; /* of the head */
-        kept = kept_of<s, Keys>(a, number, low + at.g, other + 2 * at.t);
+        const int64_t head = Keys ? begin + a.group() - now.left : begin;
+        kept = kept_of<s, Keys>(a, head, low + at.g, other + 2 * at.t);
         drop<s>(ds, kept, a.factor);
       }
-      make_pairs<s, Keys>(p, ds, mine, tile, at, a.scale);
+      make_pairs<s, Keys>(p, ds, mine, columns[0], at, a.scale);
       if (a.drops()) drop<s>(p, kept, a.factor);
-      if (view.masks(other)) { /* what a query does not see is 0, whatever its numbers are */
+      if (view.masks(now.tile)) { /* what a query does not see is 0, whatever its numbers are */
         each_hidden<s, Keys>(a, begin, low + at.g, other + 2 * at.t,
                              [&](int i, int n, int e) { p[i][n][e] = ds[i][n][e] = 0; });
       }
+      if constexpr ((What & DV) != 0) add_tile<s>(sum[SUMS - 1], p, columns[1], at);
+      if constexpr (Scores) add_tile<s>(sum[0], ds, columns[0], at);
     }
-    other += s::COLUMNS;
-    if constexpr (Keys) {
-      if ((What & DV) != 0 && sees) add_tile<s>(sum[SUMS - 1], p, tile.other[1], at);
-      __syncthreads();
-      if (other >= past && --left > 0) {
-        other = from;
-        head.next(a);
-      }
-      fetch(1, other);
-    }
-    if (Scores && sees) add_tile<s>(sum[0], ds, tile.other[0], at);
-    __syncthreads();
-    fetch(0, other);
+    now = walk.next;
+    walk.advance(a);
   }
-  copy_wait<0>(); /* also where no tile was walked over: put_tile() writes over the block's own */
-  __syncthreads();
   if constexpr (What == DQ) {
-    put_tile<s>(a.dq + a.in_q(begin), a.q_step, first, sum[0], tile.own[0], at, a);
+    put_tile<s>(a.dq + a.in_q(begin), a.q_step, first, sum[0], tile.own(0), at, a);
   }
   if constexpr ((What & DK) != 0) {
-    put_tile<s>(a.dk + a.in_k(begin), a.k_step, first, sum[0], tile.own[0], at, a);
+    put_tile<s>(a.dk + a.in_k(begin), a.k_step, first, sum[0], tile.own(0), at, a);
   }
   if constexpr ((What & DV) != 0) {
-    put_tile<s>(a.dv + a.in_v(begin), a.v_step, first, sum[SUMS - 1], tile.own[0], at, a);
+    put_tile<s>(a.dv + a.in_v(begin), a.v_step, first, sum[SUMS - 1], tile.own(0), at, a);
   }
 }
 
@@ -457,24 +527,21 @@ cudaError_t launch_gradient(const struct ek__cuda_place *at,
   });
 }
 
-/* keys, queries: the blocks of the kernels whose rows they are; Apart: dk and dv one after the
- * other. */
-template <class keys, class queries = keys, bool Apart = false>
+/* Apart: dk and dv one after the other. */
+template <class s, bool Apart = false>
 cudaError_t warp_backward(const struct ek__cuda_place *at, const struct ek__attention_args *args) {
-  constexpr int words = warp_places<keys>::WORDS > warp_places<queries>::WORDS
-                            ? warp_places<keys>::WORDS
-                            : warp_places<queries>::WORDS;
-  cudaError_t status = fits(at, words * (int)sizeof(unsigned)); /* before anything is queued */
+  /* Before anything is queued. */
+  cudaError_t status = fits(at, warp_places<s>::WORDS * (int)sizeof(unsigned));
   if (status == cudaSuccess) {
-    status = launch_delta(at->stream, args, attended_of<typename keys::T>(args, keys::ROWS));
+    status = launch_delta(at->stream, args, attended_of<typename s::T>(args, s::ROWS));
   }
   if constexpr (Apart) {
-    if (status == cudaSuccess) status = launch_gradient<keys, DV>(at, args);
-    if (status == cudaSuccess) status = launch_gradient<keys, DK>(at, args);
+    if (status == cudaSuccess) status = launch_gradient<s, DV>(at, args);
+    if (status == cudaSuccess) status = launch_gradient<s, DK>(at, args);
   } else {
-    if (status == cudaSuccess) status = launch_gradient<keys, DK | DV>(at, args);
+    if (status == cudaSuccess) status = launch_gradient<s, DK | DV>(at, args);
   }
-  return status == cudaSuccess ? launch_gradient<queries, DQ>(at, args) : status;
+  return status == cudaSuccess ? launch_gradient<s, DQ>(at, args) : status;
 }
 
 /* ---- what a type has ---- */
@@ -497,12 +564,9 @@ template <class Half>
 cudaError_t half_backward(const struct ek__cuda_place *at, const struct ek__attention_args *args) {
   using p = half_precision<Half>;
   if (args->head_width <= 32) return warp_backward<block_of<p, 32, 2, 32>>(at, args);
-  if (args->head_width <= 64) {
-    return warp_backward<block_of<p, 64, 2, 16>, block_of<p, 64, 2, 32>>(at, args);
-  }
+  if (args->head_width <= 64) return warp_backward<block_of<p, 64, 2, 32>>(at, args);
   if (args->head_width <= 128) return warp_backward<block_of<p, 128, 1, 32>>(at, args);
-  using widest = block_of<p, 256, 1, 16>;
-  return warp_backward<widest, widest, true>(at, args);
+  return warp_backward<block_of<p, 256, 1, 16>, true>(at, args);
 }
 
 } // namespace ek__cuda

@@ -152,20 +152,18 @@ template <class s> struct piece_of_row {
   }
 };
 
-/* Begins to copy rows first .. of a head at `from`, zeros where there are none; see
- * round_tile(). */
+/* Begins to copy `rows` rows of a head, zeros instead of the others of ROWS; p: the piece of this
+ * thread's first row. See round_tile(). */
 template <class s, int ROWS, class T = typename s::T>
-__device__ __forceinline__ void fetch_tile(unsigned *tile, const T *from, int64_t stride,
-                                           int64_t first, const attended<T> &a) {
+__device__ __forceinline__ void fetch_rows(unsigned *tile, const T *p, int64_t stride, int rows,
+                                           const attended<T> &a) {
   const piece_of_row<s> piece;
   const int column = piece.word * s::precision::PER_WORD;
-  const int64_t left = a.tokens - first;
-  const int rows = column >= a.width ? 0 : left < ROWS ? (int)left : ROWS; /* there are */
   const int64_t step = stride * piece.STEP;
-  const T *p = from + (first + piece.row) * stride + column;
+  if (column >= a.width) rows = 0;
   if (a.wide) {
     piece.template each<ROWS>([&](int at, int row) {
-      copy_async<16>(tile + at, row < rows ? p : from, row < rows);
+      copy_async<16>(tile + at, row < rows ? p : a.q, row < rows);
       p += step;
     });
     return;
@@ -178,6 +176,17 @@ __device__ __forceinline__ void fetch_tile(unsigned *tile, const T *from, int64_
     memcpy(tile + at, &value, sizeof value);
     p += step;
   });
+}
+
+/* Those from row `first` on of a head at `from`. */
+template <class s, int ROWS, class T = typename s::T>
+__device__ __forceinline__ void fetch_tile(unsigned *tile, const T *from, int64_t stride,
+                                           int64_t first, const attended<T> &a) {
+  const piece_of_row<s> piece;
+  const int64_t left = a.tokens - first;
+  fetch_rows<s, ROWS>(tile,
+                      from + (first + piece.row) * stride + piece.word * s::precision::PER_WORD,
+                      stride, left < ROWS ? (int)left : ROWS, a);
 }
 
 /* What this thread has copied becomes operands: after copy_wait(), before the barrier. */
@@ -193,11 +202,43 @@ template <class s, int ROWS> __device__ __forceinline__ void round_tile(unsigned
 
 /* ---- products ---- */
 
-/* score = this warp's rows of `rows` . rows of `columns` */
-template <class s>
-__device__ __forceinline__ void dot_tiles(scores_of<s> &score, const unsigned *rows,
+/* A warp's rows of a tile as the left operand of products: read for each of them, or kept. */
+template <class s> struct rows_in_tile {
+  static constexpr int UNROLLED = 4;
+  const unsigned *first;
+
+  __device__ __forceinline__ void take(const unsigned *tile, const place_in_warp &at) {
+    first = tile + (at.row + at.lane % 16) * s::STRIDE + at.lane / 16 * 4;
+  }
+  /* The words from k on, 8 of each row. */
+  __device__ __forceinline__ void words(unsigned (&a)[s::STRIPS][4], int k) const {
+    EK_UNROLL
+    for (int i = 0; i < s::STRIPS; i++) load_matrices(a[i], first + 16 * i * s::STRIDE + k);
+  }
+};
+template <class s> struct rows_in_registers {
+  static constexpr int UNROLLED = s::WORDS / 8; /* or the words are not in registers */
+  unsigned word[s::WORDS / 8][s::STRIPS][4];
+
+  __device__ __forceinline__ void take(const unsigned *tile, const place_in_warp &at) {
+    rows_in_tile<s> rows;
+    rows.take(tile, at);
+    EK_UNROLL
+    for (int k = 0; k < s::WORDS; k += 8) rows.words(word[k / 8], k);
+  }
+  __device__ __forceinline__ void words(unsigned (&a)[s::STRIPS][4], int k) const {
+    EK_UNROLL
+    for (int i = 0; i < s::STRIPS; i++) {
+      EK_UNROLL
+      for (int e = 0; e < 4; e++) a[i][e] = word[k / 8][i][e];
+    }
+  }
+};
+
+/* score = this warp's rows . rows of `columns` */
+template <class s, class Rows>
+__device__ __forceinline__ void dot_tiles(scores_of<s> &score, const Rows &rows,
                                           const unsigned *columns, const place_in_warp &at) {
-  const unsigned *const left = rows + (at.row + at.lane % 16) * s::STRIDE + at.lane / 16 * 4;
   const unsigned *const right =
       columns + (at.lane / 16 * 8 + at.lane % 8) * s::STRIDE + at.lane / 8 % 2 * 4;
   EK_UNROLL
@@ -208,11 +249,10 @@ __device__ __forceinline__ void dot_tiles(scores_of<s> &score, const unsigned *r
       for (int e = 0; e < 4; e++) score[i][n][e] = 0;
     }
   }
-  EK_UNROLL_BY(4)
+  EK_UNROLL_BY(Rows::UNROLLED)
   for (int k = 0; k < s::WORDS; k += 8) {
     unsigned a[s::STRIPS][4];
-    EK_UNROLL
-    for (int i = 0; i < s::STRIPS; i++) load_matrices(a[i], left + 16 * i * s::STRIDE + k);
+    rows.words(a, k);
     EK_UNROLL
     for (int n = 0; n < s::COLUMNS / 8; n += 2) {
       unsigned b[4];
