@@ -30,7 +30,9 @@
  *
  *     forward    a linear and the GELU after it (ek_op_linear_gelu in products.h)
  *                an activation and the product of its gate (ek_op_gate_forward in elementwise.h)
- *                an addition and the layer norm or RMSNorm after it (ek_op_add_layer_norm_forward)
+ *                an addition and the layer norm or RMSNorm after it (ek_op_add_layer_norm_forward),
+ *                also where the addition ends one child and the norm begins the next, if the tables
+ *                of both say that they are chains (`chain` in module.h)
  *                ReLU and others whose backward needs their result, over what the step before gave
  *     backward   a linear, and the GELU between it and another linear (ek_op_gelu_linear_backward)
  *                the product of a gate and its activation (ek_op_gate_backward)

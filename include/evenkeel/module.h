@@ -221,6 +221,13 @@ typedef struct ek_module_ops {
    * table lives as long as the module.
    */
   const ek_weight_names *(*weight_names)(const ek_module *self);
+
+  /*
+   * (optional) fallback: false. Forward does nothing but ek_chain_forward() (chain.h), from the
+   * module's inputs to its outputs. Of two such modules that are neighbours in a chain, the second
+   * may then compute the last addition of the first, together with a norm that it begins with.
+   */
+  bool chain;
 } ek_module_ops;
 
 /*

@@ -43,7 +43,8 @@ struct ek__decoder_form {
 #define EK__DECODER_BLOCK(kind)                                                                    \
   {                                                                                                \
     EK__LAYER(kind, ek__composite_forward, ek__composite_backward, ek__composite_free),            \
-        .parameters = ek__composite_parameters, .input_type = ek__composite_input_type             \
+        .parameters = ek__composite_parameters, .input_type = ek__composite_input_type,            \
+        .chain = true                                                                              \
   }
 ek_status ek__decoder_parameters(const ek_module *self, ek_declaration *declaration);
 ek_status ek__decoder_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,

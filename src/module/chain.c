@@ -219,6 +219,7 @@ ek_status ek_chain_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor *i
   const size_t length = again ? segment(&o.recompute, c.count) : 0;
   c.remakes = o.recompute.kind == EK_RECOMPUTE_CHEAP;
   c.cheap = again && c.remakes;
+  c.leaves_sum = pass->frame->leaves_sum && !o.unread;
   if (o.unread) c.unread = ek__last_result(&c, 0, c.count);
   if (length == 0) return ek__steps_forward(&c, 0, c.count, inputs, outputs);
   return forward_segments(&c, length, o.recompute.kind == EK_RECOMPUTE_ALL, inputs, outputs);

@@ -92,9 +92,74 @@ static ek_status take_given(ek_tensor *tensor, const struct ek__forward *at) {
   return EK_OK;
 }
 
+/* ---- an addition at the end of a chain, with the norm that the next one begins with ---- */
+
+ek_status ek__sum_close(ek_pass *pass) {
+  struct ek__open_sum *it = &pass->open_sum;
+  if (!ek_tensor_exists(&it->residual)) return EK_OK;
+  const ek_status status = ek_op_add(ek_pass_stream(pass), &it->place, &it->place, &it->residual);
+  ek__sum_drop(pass);
+  return status;
+}
+
+void ek__sum_drop(ek_pass *pass) {
+  ek_tensor_free(&pass->open_sum.residual);
+  pass->open_sum = (struct ek__open_sum){.place = {0}};
+}
+
+static bool is_chain(const struct ek__chain *chain, size_t i) {
+  if (ek__step_kind(chain, i) != EK__STEP_CHILD) return false;
+  const struct ek__node *child = chain->node->children[ek__step_child(chain, i)];
+  return EK__TABLE_SLOT(ek_module_table(child->module), chain);
+}
+
+/* Whether the child of step i may leave its last addition to the one after it. */
+static bool may_leave(const struct ek__chain *chain, size_t i) {
+  if (i == chain->unread || ek__step_outputs(chain, i) != 1) return false;
+  return i + 1 < chain->count ? is_chain(chain, i + 1) : chain->leaves_sum;
+}
+
+/* Leaves `sum` += residual open if it would be computed in place; the chain's caller holds `sum`,
+ * and nothing reads it before. */
+static ek_status leave_sum(bool *left, const struct ek__chain *chain, const ek_tensor *sum,
+                           const ek_tensor *residual) {
+  *left = ek_tensor_holders(sum) == 1 && ek_tensor_same_shape(sum, residual);
+  if (!*left) return EK_OK;
+  chain->pass->open_sum.place = *sum;
+  return ek_tensor_share(&chain->pass->open_sum.residual, residual);
+}
+
+/* What becomes of a sum that is open where step `begin` is given it: a norm computes it, a chain
+ * looks for itself, and for all others it is computed here. */
+static ek_status begin_with(const struct ek__chain *chain, size_t begin, const ek_tensor *given) {
+  const struct ek__open_sum *it = &chain->pass->open_sum;
+  if (!ek_tensor_exists(&it->residual)) return EK_OK;
+  const bool here = it->place.memory == given->memory && it->place.data == given->data;
+  const bool takes =
+      is_chain(chain, begin) || (ek__is_norm(chain, begin) && ek__is_joined(chain, begin));
+  return here && takes ? EK_OK : ek__sum_close(chain->pass);
+}
+
+static ek_status norm_forward(const struct ek__forward *at, const ek_formula *norm) {
+  ek_pass *pass = at->chain->pass;
+  ek_tensor x = at->given[0];
+  if (!ek_tensor_exists(&pass->open_sum.residual)) {
+    return ek__norm_forward(norm, pass, &x, NULL, at->results);
+  }
+  const ek_status status =
+      ek__norm_forward_over(norm, pass, &x, &pass->open_sum.residual, at->results);
+  ek__sum_drop(pass);
+  return status;
+}
+
 static ek_status add(struct ek__forward *at) {
   EK_TRY(take_given(at->results, at));
   if (at->i > at->chain->unread) return EK_OK;
+  if (at->chain->leaves_sum && at->i + 1 == at->chain->count) {
+    bool left = false;
+    EK_TRY(leave_sum(&left, at->chain, at->results, at->shortcut));
+    if (left) return EK_OK;
+  }
   EK_TRY(ek__residual_add(at->chain->pass, at->results, at->shortcut));
   return ek_tensor_share(at->sum, at->results);
 }
@@ -169,6 +234,17 @@ static ek_status shortcut_forward(ek_tensor *made, const struct ek__forward *at)
                                     at->shortcut, &options);
 }
 
+/* Calls a child's forward. */
+static ek_status call_child(struct ek__forward *at, const ek_tensor *inputs) {
+  ek_pass *pass = at->chain->pass;
+  const ek_child_options options = options_of(at, at->i);
+  pass->leaves_sum = is_chain(at->chain, at->i) && may_leave(at->chain, at->i);
+  const ek_status status = ek_pass_child_forward_with(
+      at->results, pass, ek__step_child(at->chain, at->i), inputs, &options);
+  pass->leaves_sum = false; /* also if it was not called */
+  return status;
+}
+
 /* A child alone: its forward, or its formula if it is part of a join. */
 static ek_status child_forward(struct ek__forward *at) {
   ek_pass *pass = at->chain->pass;
@@ -178,17 +254,14 @@ static ek_status child_forward(struct ek__forward *at) {
   if (ek__takes_shared(at->chain, at->i)) {
     ek_tensor inputs[EK_MAX_TENSORS] = {at->given[0]};
     memcpy(inputs + 1, at->chain->shared_inputs, at->chain->shared * sizeof *inputs);
-    return ek_pass_child_forward_with(at->results, pass, child, inputs, &options);
+    return call_child(at, inputs);
   }
-  if (!ek__is_joined(at->chain, at->i)) {
-    return ek_pass_child_forward_with(at->results, pass, child, at->given, &options);
-  }
+  if (!ek__is_joined(at->chain, at->i)) return call_child(at, at->given);
   EK_TRY(ek_pass_child_enter_with(pass, child, at->given, &options));
   if (ek__part_of(&formula, at->chain, at->i) == EK__PART_LINEAR) {
     EK_TRY(ek__product_forward(&formula, pass, at->given, at->results, 0));
   } else { /* a norm: GELU and the activation of a gate are never alone, others are a join */
-    ek_tensor x = at->given[0];
-    EK_TRY(ek__norm_forward(&formula, pass, &x, NULL, at->results));
+    EK_TRY(norm_forward(at, &formula));
   }
   return ek_pass_child_leave(pass);
 }
@@ -271,6 +344,7 @@ ek_status ek__steps_forward(const struct ek__chain *chain, size_t begin, size_t 
   struct flow flows[2], *now = flows, *next = flows + 1;
   ek_status status = EK_OK;
   flow_begin(now, 0);
+  EK_TRY(begin_with(chain, begin, inputs));
   for (size_t i = begin; i < end && status == EK_OK;) {
     struct ek__forward at = {.chain = chain,
                              .i = i,

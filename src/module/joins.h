@@ -19,6 +19,7 @@ struct ek__chain {
   size_t unread;   /* the results of this step, and of the additions after it, are not read */
   size_t shared;   /* inputs that children take besides the one that flows */
   const ek_tensor *shared_inputs; /* loans; NULL in backward where nothing runs again */
+  bool leaves_sum; /* its caller computes an addition at its end */
   bool save;       /* false: what runs now runs again in backward */
   bool cheap;      /* cheap results are made again */
   bool remakes;    /* the policy is `cheap`: so they are, in this pass or in that of a backward */

@@ -60,6 +60,10 @@ ek_status ek__activate(ek_pass *pass, ek_activation kind, ek_tensor *x);
 ek_status ek__norm_forward(const ek_formula *norm, ek_pass *pass, ek_tensor *sum,
                            const ek_tensor *residual, ek_tensor *y);
 
+/* The same with a residual, and the sum always over x, which is a loan. */
+ek_status ek__norm_forward_over(const ek_formula *norm, ek_pass *pass, ek_tensor *x,
+                                const ek_tensor *residual, ek_tensor *y);
+
 /* dx, if it is not NULL, becomes a new tensor and includes residual, if that is not NULL. */
 ek_status ek__norm_backward(const ek_formula *norm, ek_pass *pass, const ek_tensor *dy,
                             const ek_tensor *residual, ek_tensor *dx);

@@ -99,6 +99,11 @@ ek_status ek__norm_forward(const ek_formula *norm, ek_pass *pass, ek_tensor *sum
   return status;
 }
 
+ek_status ek__norm_forward_over(const ek_formula *norm, ek_pass *pass, ek_tensor *x,
+                                const ek_tensor *residual, ek_tensor *y) {
+  return normalize(norm, pass, x, residual, x, y);
+}
+
 static ek_status layer_norm_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                     ek_tensor *outputs) {
   ek_formula norm;

@@ -94,7 +94,7 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
   result->record_count = result->extent_count = 0;
   result->named = 0;
   memset(result->lent, 0, sizeof result->lent);
-  result->added = false;
+  result->added = result->leaves_sum = false;
   result->stage = EK__PASS_OPENED;
   for (size_t i = 0; i < replica->layout.parameter_count; i++) {
     const struct ek__parameter *parameter = &replica->layout.parameters[i];
@@ -111,6 +111,7 @@ void ek_pass_free(ek_pass *pass) {
   while (pass->saved_count > 0) ek__saved_drop(pass);
   ek__cast_drop_parameters(pass, 0);
   ek__drop_wide_gradients(pass);
+  ek__sum_drop(pass);
   pass->spare.next = pass->replica->spares;
   pass->replica->spares = &pass->spare;
 }

@@ -39,6 +39,7 @@ struct ek__frame {
   bool saving;             /* a backward of its own follows, or this is one */
   bool backward;           /* this is a backward, or runs within one */
   bool unread;             /* of a forward: what it gives is not read */
+  bool leaves_sum;         /* of a forward: its chain may leave its last addition open */
   const ek_tensor *inputs; /* of a forward, loans of its caller */
   ek_promise promise;      /* of its caller; of a backward: to its forward */
   bool written;            /* forward has written the gradients over the inputs */
@@ -91,6 +92,12 @@ struct ek__exchange {
   ek_status (*all_reduce)(struct ek__exchange *self, ek_tensor *tensor);
 };
 
+/* An addition that a chain has left to the next one (chain_forward.c): one term, known by its place,
+ * where the sum will be, without a reference; and the other. */
+struct ek__open_sum {
+  ek_tensor place, residual;
+};
+
 struct ek_pass {
   struct ek__spare spare; /* once it was freed; the replica keeps it, tables included */
   ek_replica *replica;
@@ -101,6 +108,8 @@ struct ek_pass {
   struct ek__frame outermost[2], *frame; /* the top; those below are on the C stack */
   const ek_memory *lent[EK_MAX_TENSORS]; /* where they are, if their gradients may be there, too */
   bool added;                            /* forward has added to gradients of parameters */
+  bool leaves_sum; /* the child that is called now may, where it is a chain */
+  struct ek__open_sum open_sum; /* zeros: none is */
   ek_tensor *saved;                      /* one that does not exist stands for a recipe: remake.c */
   size_t saved_count, saved_capacity;
   struct ek__recipe *recipes;
@@ -140,6 +149,12 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
 
 /* No recipe. */
 #define EK__NO_RECIPE SIZE_MAX
+
+/* ---- chain_forward.c ---- */
+
+/* Computes the sum that is open, if one is; and forgets it, with its reference. */
+ek_status ek__sum_close(ek_pass *pass);
+void ek__sum_drop(ek_pass *pass);
 
 /* ---- round_gradients.c: gradients that are kept in 16 bits, or not at all ---- */
 

@@ -11,7 +11,7 @@ static const size_t steps[] = {0, EK_CHAIN_ADD};
 
 static const ek_module_ops residual_ops = {
     EK__LAYER("residual", ek__composite_forward, ek__composite_backward, ek__composite_free),
-    .parameters = ek__composite_parameters};
+    .parameters = ek__composite_parameters, .chain = true};
 
 ek_status ek_residual_create(ek_module **module, ek_module *inner) {
   EK__FAIL_IF(inner == NULL || ek_module_table(inner) == NULL, EK_ERR_INVALID_ARGUMENT,

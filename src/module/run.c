@@ -331,6 +331,10 @@ static ek_status run_in(ek_pass *pass, const struct ek__node *node, const ek_ten
   call.frames->inputs = inside;
   call.frames->kept = kept;
   ek__cast_plan(cast, pass, node, inputs, input_count, type, outer, predict);
+  const bool chain = EK__TABLE_SLOT(ek_module_table(node->module), chain) && !predict;
+  call.frames->leaves_sum = pass->leaves_sum && chain && cast->outputs == 0;
+  pass->leaves_sum = false;
+  if (!chain || cast->inputs != 0) EK_TRY(ek__sum_close(pass));
   EK_TRY(ek__cast_tensors(inside, pass, inputs, input_count, cast->inputs, type));
   memset(given, 0, count * sizeof *given);
   ek_status status = forward_in_type(&call, pass, given, options, predict);
@@ -343,6 +347,7 @@ static ek_status run_in(ek_pass *pass, const struct ek__node *node, const ek_ten
     memcpy(outputs, given, count * sizeof *given);
   } else {
     ek__free_all(given, count);
+    ek__sum_drop(pass);
   }
   return status;
 }

@@ -13,7 +13,7 @@
 
 static const ek_module_ops sequential_ops = {
     EK__LAYER("sequential", ek__composite_forward, ek__composite_backward, ek__composite_free),
-    .parameters = ek__composite_parameters, .input_type = ek__composite_input_type};
+    .parameters = ek__composite_parameters, .input_type = ek__composite_input_type, .chain = true};
 
 ek_status ek__sequential_of(ek_module **module, struct ek__composite *m, ek_status status) {
   const size_t last = m->count - 1;

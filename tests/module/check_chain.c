@@ -64,6 +64,25 @@ static ek_status create_steps(ek_module **module, const char *letters, ek_recomp
   return status;
 }
 
+/* A chain of chains, of which '|' separates the steps. */
+static ek_status create_nested(ek_module **module, const char *letters, ek_recompute recompute,
+                               ek_recompute inner) {
+  ek_module *children[CK_CHAINED_CHILDREN + 1] = {NULL};
+  size_t count = 0;
+  ek_status status = EK_OK;
+  for (const char *from = letters; from != NULL && status == EK_OK;) {
+    const char *const bar = strchr(from, '|');
+    char part[LETTERS + 1] = "";
+    memcpy(part, from, bar == NULL ? strlen(from) : (size_t)(bar - from));
+    status = create_steps(&children[count], part, inner);
+    if (status == EK_OK) count++;
+    from = bar == NULL ? NULL : bar + 1;
+  }
+  if (status == EK_OK) return ck_chained_create(module, children, NULL, NULL, recompute);
+  for (size_t k = 0; k < count; k++) ek_module_free(children[k]);
+  return status;
+}
+
 /* ---- what holds for every module ---- */
 
 #define NONE                                                                                       \
@@ -135,7 +154,11 @@ enum { PATHS = sizeof paths / sizeof *paths, POLICIES = sizeof policies / sizeof
 
 static const char *chosen;
 static ek_recompute how;
-static ek_status create_chosen(ek_module **module) { return create_steps(module, chosen, how); }
+static ek_recompute inner = NONE; /* of the chains in a chain */
+static ek_status create_chosen(ek_module **module) {
+  if (strchr(chosen, '|') != NULL) return create_nested(module, chosen, how, inner);
+  return create_steps(module, chosen, how);
+}
 
 static struct ck_results *run(ek_recompute recompute, const char *path, ek_type type,
                               uint64_t *held) {
@@ -205,6 +228,29 @@ CK_LOOP(random_paths, 120) {
                 "%s", path);
 }
 
+/* An addition that a chain leaves to the norm of the next one has the bits of its own, with any
+ * neighbour and policy. Three in a row: with and without a branch, after dropout, beside what is no
+ * norm, over a projection, and a norm without a branch. */
+CK_LOOP(sums_of_neighbours, POLICIES + 1) {
+  static const char *const chains[] = {"Nl+|NlgD+|Nl+", "l+|l+|N+",   "NlP|Nl+|N",  "Nl+|N|Nl+",
+                                       "lD+|Nr+|NlsM",  "NlsM|Nl+|+", "+|N+|+|N+", "Nl+|Nr|Nl"};
+  const ek_recompute outer = _i < POLICIES ? policies[_i] : (ek_recompute)NONE;
+  uint64_t held, before;
+  for (size_t i = 0; i < sizeof chains / sizeof *chains; i++) {
+    for (int type = 0; type < 2; type++) {
+      const ek_type t = type == 0 ? EK_F32 : EK_F64;
+      inner = i % 2 == 0 ? (ek_recompute)NONE : policies[_i % POLICIES];
+      ck_chained_apart = true;
+      struct ck_results *want = run((ek_recompute)NONE, chains[i], t, &before);
+      ck_chained_apart = false;
+      struct ck_results *got = run(outer, chains[i], t, &held);
+      same(got, want);
+      if (_i == POLICIES) ck_assert_uint_eq(held, before);
+    }
+  }
+  inner = (ek_recompute)NONE;
+}
+
 /* ---- failures ---- */
 
 static ek_status there_and_back(const struct ck_bed *bed) {
@@ -220,13 +266,13 @@ static ek_status there_and_back(const struct ck_bed *bed) {
 }
 
 /* Each piece of work fails once, and nothing is held afterwards. */
-CK_LOOP(failures_leave_nothing, POLICIES) {
+CK_LOOP(failures_leave_nothing, POLICIES + 1) {
   static const struct ck_module_case is = {
       .create = create_chosen, .input = {{0, 2, {5, WIDTH}, -1, 1, 0}}};
   ek_status status = EK_ERR_UNAVAILABLE;
   uint64_t failed = 0;
-  chosen = "NGMlPN+lsM";
-  how = policies[_i];
+  chosen = _i < POLICIES ? "NGMlPN+lsM" : "Nl+|NlgD+|Nl+|l+|N+";
+  how = _i < POLICIES ? policies[_i] : (ek_recompute)NONE;
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
   const uint64_t held = ck_bed_held(bed);
   for (uint64_t n = 1; status != EK_OK; n++) {

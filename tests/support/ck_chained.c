@@ -7,8 +7,11 @@
 
 /* ---- a container ---- */
 
+bool ck_chained_apart;
+
 struct chained {
   ek_module base;
+  ek_module_ops ops;
   ek_module *children[CK_CHAINED_CHILDREN];
   char names[CK_CHAINED_CHILDREN][24];
   size_t steps[CK_CHAINED_STEPS], child_count, step_count;
@@ -66,8 +69,10 @@ ek_status ck_chained_create(ek_module **module, ek_module **children, const char
   while (count < CK_CHAINED_CHILDREN && children[count] != NULL) count++;
   const size_t outputs = count == 0 ? 1 : ek_module_outputs(children[count - 1]);
   const size_t inputs = count == 0 ? 1 : ek_module_inputs(children[0]);
+  if (m != NULL) m->ops = chained_ops;
+  if (m != NULL) m->ops.chain = !ck_chained_apart;
   const ek_status status = m == NULL ? ek_error_set(EK_ERR_OUT_OF_MEMORY, "chained: no memory")
-                                     : ek_module_init(&m->base, &chained_ops, inputs, outputs);
+                                     : ek_module_init(&m->base, &m->ops, inputs, outputs);
   if (status != EK_OK) {
     for (size_t i = 0; i < count; i++) ek_module_free(children[i]);
     free(m);

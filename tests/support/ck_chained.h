@@ -9,6 +9,9 @@
 
 enum { CK_CHAINED_CHILDREN = 8, CK_CHAINED_STEPS = 12 };
 
+/* Whether modules that are made now leave the slot `chain` of their tables out. */
+extern bool ck_chained_apart;
+
 /* A module of these children (the references are taken over, also on failure) and these steps; NULL
  * ends the children and `names`, CK_CHAINED_END the steps. `names` NULL: numbers; `steps` NULL: one
  * for each child. */
