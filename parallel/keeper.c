@@ -61,7 +61,7 @@ ek_status ek__keeper_open(struct ek__rank *rank, ek_communicator *gathers, bool 
   struct ek__keeper *keeper = &rank->keeper;
   keeper->lender.gradient = lend_gradient;
   keeper->gathers = gathers;
-  keeper->current = keeper->ahead = rank->sums->cut->count;
+  keeper->current = keeper->ahead = keeper->held = rank->sums->cut->count;
   return values ? ek__keeper_lend_values(rank) : EK_OK;
 }
 
@@ -79,22 +79,40 @@ void ek__keeper_drop(struct ek__rank *rank) {
     }
   }
   rank->keeper.trail = 0;
+  rank->keeper.held = rank->sums->cut->count;
   if (rank->keeper.values != NULL) ek__keeper_drop_values(rank);
 }
 
 /* ---- sums over the devices ---- */
 
-ek_status ek__keeper_reduce(struct ek__rank *rank, size_t bucket) {
+static ek_status begin(struct ek__rank *rank, size_t bucket, bool more) {
   const struct ek__sums *sums = rank->sums;
   struct ek__lent *lent = &sums->lent[bucket];
-  if (!ek_tensor_exists(&lent->whole)) EK_TRY(take(rank, bucket, true));
   EK_TRY(ek__communicator_start(
       sums->communicator, rank->device, &lent->whole,
       &(struct ek__collective){.kind = EK__REDUCE_SCATTER,
                                .offsets = sums->cut->list[bucket].offsets,
                                .about = ek__keeper_about(&rank->keeper, bucket),
-                               .more = sums->cut->list[bucket].joined}));
+                               .more = more}));
   lent->sum = ek__communicator_started(sums->communicator, rank->device);
+  return EK_OK;
+}
+
+ek_status ek__keeper_release(struct ek__rank *rank, bool more) {
+  struct ek__keeper *keeper = &rank->keeper;
+  const size_t none = rank->sums->cut->count, held = keeper->held;
+  keeper->held = none;
+  return held == none ? EK_OK : begin(rank, held, more);
+}
+
+ek_status ek__keeper_reduce(struct ek__rank *rank, size_t bucket) {
+  const struct ek__sums *sums = rank->sums;
+  struct ek__keeper *keeper = &rank->keeper;
+  const bool holds = keeper->values != NULL && bucket + 1 < sums->cut->trained;
+  if (!ek_tensor_exists(&sums->lent[bucket].whole)) EK_TRY(take(rank, bucket, true));
+  EK_TRY(ek__keeper_release(rank, false));
+  if (holds) keeper->held = bucket;
+  if (!holds) EK_TRY(begin(rank, bucket, sums->cut->list[bucket].joined));
   if (sums->cut->list[bucket].joined) return EK_OK; /* nothing waits between it and the next */
   return ek__keeper_settle(rank, bucket > 0 && sums->cut->list[bucket - 1].joined ? bucket - 1
                                                                                   : bucket);

@@ -29,6 +29,7 @@ struct ek__keeper {
   } * values;        /* per bucket; NULL: the replica has them */
   size_t current;    /* the unit that was entered last; or none: the number of buckets */
   size_t ahead;      /* the one that is gathered for what is expected next, or none */
+  size_t held;       /* a bucket whose sum is queued with the next gather, or none */
   uint64_t trail;    /* of what its passes have asked for: ek__keeper_note() */
 };
 
@@ -39,8 +40,11 @@ void ek__keeper_close(struct ek__rank *rank);
 
 /* struct ek__sums.queue and .settle of the reduction `sum`: queue the sum of a bucket, zeros if
  * nothing has used it; and add the sums of all buckets below `end` to the rank's shares and free
- * these buckets. */
+ * these buckets. If values are gathered, the sum of a bucket other than the last is held until a
+ * node has been entered: a gather that begins there is one call of a link with it. */
 ek_status ek__keeper_reduce(struct ek__rank *rank, size_t bucket);
+/* Queues the sum that is held, if there is one. more: the same communicator gathers at once. */
+ek_status ek__keeper_release(struct ek__rank *rank, bool more);
 ek_status ek__keeper_settle(struct ek__rank *rank, size_t end);
 
 /*

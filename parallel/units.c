@@ -12,6 +12,10 @@
  * share there. So the memory of a unit is freed only after its gather has ended on all devices;
  * the compute stream waits for that before it uses the unit.
  *
+ * Backward completes a unit's gradients and enters the next node at once, which gathers the unit
+ * after the next one. The sum of these gradients waits for that on the host, so that a link takes
+ * both in one call.
+ *
  * Which units are gathered, and when, depends only on the order of nodes, which is the same on all
  * devices.
  */
@@ -39,6 +43,7 @@ static ek_status gather(struct ek__rank *rank, size_t unit) {
                           shares->type, 1, &count));
   ek_tensor to = ek__flat_range(&values->whole, bucket->offsets[rank->share_number], share);
   EK_TRY(ek_op_copy(ek__rank_stream(rank), &to, &from));
+  EK_TRY(ek__keeper_release(rank, rank->sums->communicator == communicator));
   EK_TRY(ek__communicator_start(
       communicator, rank->device, &values->whole,
       &(struct ek__collective){.kind = EK__ALL_GATHER,
@@ -146,7 +151,8 @@ static ek_status enter(struct ek__lender *lender, const struct ek__node *node, e
     }
     keeper->values[unit].pins++;
   }
-  const ek_status status = new ? expect(rank, node, way) : EK_OK;
+  ek_status status = new ? expect(rank, node, way) : EK_OK;
+  if (status == EK_OK) status = ek__keeper_release(rank, false);
   if (status != EK_OK) leave(lender, node);
   return status;
 }

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "ck_emulated.h"
+#include "ck_gpt.h"
 #include "ck_processes.h"
 #include "ck_training.h"
 #include "cuda_runtime_api.h"
@@ -560,6 +561,33 @@ CK_LOOP(sums_that_are_complete_together_are_one_call, 2 * 3) {
   ck_assert_uint_ge(cuemu_calls(0, CUEMU_NCCL) - parts, 3); /* uneven shares are one each */
   ck_ok(ek_data_parallel_optimizer_step(NULL, training.optimizer));
   ck_training_replicas_agree(&training);
+}
+
+static int blocks;
+
+static ek_status gpt_of_blocks(ek_module **module) {
+  const ek_gpt_options options = ck_gpt_sizes(13, 5, 8, blocks, 2);
+  return ek_gpt_create(module, &options);
+}
+
+/* Fully sharded, a block is gathered forward and backward, and its gradients are summed: three
+ * collectives, of which the sum and the gather of a block before it are one call. */
+CK_TEST(a_sum_and_the_next_gather_are_one_call) {
+  struct ck_workload workload = *ck_workload("gpt");
+  unsigned long calls[2];
+  workload.module = gpt_of_blocks;
+  for (int more = 0; more < 2; more++) {
+    blocks = 3 + more;
+    struct ck_setup setup = ck_setup_mode(&workload, "cuda:0-1@48MiB", EK_MODE_FULLY_SHARDED);
+    struct ck_batch batch = ck_batch_make(&workload, EK_F32, 3, 0, 2);
+    struct ck_training training = ck_training_opened(&setup);
+    ck_ok(ek_group_synchronize(training.group));
+    const unsigned long before = cuemu_nccl_launches();
+    ck_ok(ck_training_backward(&training, &batch, NULL, false, NULL));
+    ck_ok(ek_group_synchronize(training.group));
+    calls[more] = cuemu_nccl_launches() - before;
+  }
+  ck_assert_uint_eq(calls[1] - calls[0], 2 * DEVICES);
 }
 
 CK_EMULATED_SUITE("cuda clique")
