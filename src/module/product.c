@@ -84,8 +84,11 @@ ek_status ek__product_gelu_forward(const ek_formula *linear, ek_pass *pass, cons
   if (keep) EK_TRY(ek__layer_result(pre, pass, &shape));
   EK_TRY(ek__layer_result(y, pass, &shape));
   if (keep && again) {
-    EK_TRY(ek_op_linear(stream, pre, x, &weight, added));
-    EK_TRY(ek_op_activation_forward(stream, y, pre, NULL, EK_ACTIVATION_GELU));
+    /* GELU adds the bias as it reads, except to 16 bits, which the product rounds once with it. */
+    const ek_tensor *with = ek_type_size(y->type) == 2 ? added : NULL;
+    EK_TRY(ek_op_linear(stream, pre, x, &weight, with));
+    EK_TRY(ek_op_activation_forward(stream, y, pre, with == NULL ? added : NULL,
+                                    EK_ACTIVATION_GELU));
   } else {
     EK_TRY(ek_op_linear_gelu(stream, y, keep ? pre : NULL, x, &weight, added));
   }

@@ -88,7 +88,9 @@ static double gelu_derivative(double x) {
 /* The value of d at (i, j) from that of the product; writes aux where the epilogue does. */
 static double finish(const struct cuemu_product *p, int64_t i, int64_t j, double value) {
   int64_t aux = i * p->aux.row + j * p->aux.column;
-  if (p->epilogue & CUBLASLT_EPILOGUE_BIAS) value += load(&p->bias, i);
+  if (p->epilogue & CUBLASLT_EPILOGUE_BIAS) { /* as a sum in f32 gets it */
+    value = (float)value + (float)load(&p->bias, i);
+  }
   if (p->epilogue & CUBLASLT_EPILOGUE_RELU) value = value > 0 ? value : 0;
   if (p->epilogue & CUBLASLT_EPILOGUE_GELU) {
     if (p->epilogue & GELU_AUX_BIT) store(&p->aux, aux, value);
