@@ -297,8 +297,7 @@ template <class s, bool Keys> struct tile_walk {
   tile_of_head next;
 
   /* From token `from` up to `past`; `head` is the first. */
-  __device__ __forceinline__ tile_walk(const attended<T> &a, int64_t head, int64_t from,
-                                       int64_t past)
+  __device__ tile_walk(const attended<T> &a, int64_t head, int64_t from, int64_t past)
       : tiles(from < past ? (int)((past - from + s::COLUMNS - 1) / s::COLUMNS) : 0),
         full((int)((a.tokens - from) / s::COLUMNS)),
         next{0, tiles == 0 ? 0 : Keys ? (int)a.group() : 1} {
@@ -318,13 +317,13 @@ template <class s, bool Keys> struct tile_walk {
                                            : a.delta_step() * (int64_t)sizeof(T));
     }
   }
-  __device__ __forceinline__ static int64_t step(const attended<T> &a, int i) {
+  __device__ static int64_t step(const attended<T> &a, int i) {
     if (i == 0) return Keys ? a.q_step : a.k_step;
     return Keys ? a.channels() : a.v_step;
   }
 
   /* Begins to copy the next tiles into a pair of places, if there are any. */
-  __device__ __forceinline__ void fetch(const warp_places<s> &to, int pair, const attended<T> &a) {
+  __device__ void fetch(const warp_places<s> &to, int pair, const attended<T> &a) {
     if (next.left > 0) {
       const int rows = next.tile < full ? s::COLUMNS : (int)((uint64_t)a.tokens % s::COLUMNS);
       EK_UNROLL
@@ -338,13 +337,13 @@ template <class s, bool Keys> struct tile_walk {
     copy_commit();
   }
   /* After fetch(): to the tiles after these. */
-  __device__ __forceinline__ void advance(const attended<T> &a) {
+  __device__ void advance(const attended<T> &a) {
     if (++next.tile == tiles) next_head(a);
   }
 
 private:
-  __device__ __forceinline__ static bool has_lse() { return (int)threadIdx.x < s::COLUMNS; }
-  __device__ __forceinline__ void fetch_term(unsigned *queries, int rows, const attended<T> &a) {
+  __device__ static bool has_lse() { return (int)threadIdx.x < s::COLUMNS; }
+  __device__ void fetch_term(unsigned *queries, int rows, const attended<T> &a) {
     static_assert(2 * s::COLUMNS <= s::THREADS, "a thread has one of them, or none");
     const int column = (int)threadIdx.x % s::COLUMNS;
     unsigned *const to = queries + column * s::STRIDE + s::WORDS + (has_lse() ? 0 : 1);
@@ -359,7 +358,7 @@ private:
     }
     term += term_bytes;
   }
-  __device__ __forceinline__ void next_head(const attended<T> &a) {
+  __device__ void next_head(const attended<T> &a) {
     next = {0, next.left - 1};
     if constexpr (Keys) {
       EK_UNROLL

@@ -155,8 +155,8 @@ template <class s> struct piece_of_row {
 /* Begins to copy `rows` rows of a head, zeros instead of the others of ROWS; p: the piece of this
  * thread's first row. See round_tile(). */
 template <class s, int ROWS, class T = typename s::T>
-__device__ __forceinline__ void fetch_rows(unsigned *tile, const T *p, int64_t stride, int rows,
-                                           const attended<T> &a) {
+__device__ void fetch_rows(unsigned *tile, const T *p, int64_t stride, int rows,
+                           const attended<T> &a) {
   const piece_of_row<s> piece;
   const int column = piece.word * s::precision::PER_WORD;
   const int64_t step = stride * piece.STEP;
@@ -180,8 +180,8 @@ __device__ __forceinline__ void fetch_rows(unsigned *tile, const T *p, int64_t s
 
 /* Those from row `first` on of a head at `from`. */
 template <class s, int ROWS, class T = typename s::T>
-__device__ __forceinline__ void fetch_tile(unsigned *tile, const T *from, int64_t stride,
-                                           int64_t first, const attended<T> &a) {
+__device__ void fetch_tile(unsigned *tile, const T *from, int64_t stride, int64_t first,
+                           const attended<T> &a) {
   const piece_of_row<s> piece;
   const int64_t left = a.tokens - first;
   fetch_rows<s, ROWS>(tile,
