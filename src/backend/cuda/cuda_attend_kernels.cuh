@@ -268,15 +268,23 @@ cudaError_t warp_forward(const struct ek__cuda_place *at, const struct ek__atten
  * dk, dv or both, whose rows are keys and which walks over the queries that see them. */
 enum gradient { DQ = 1, DK = 2, DV = 4 };
 
+/* Queries of its own a warp keeps in registers, if they leave room for its sums. */
+template <class s, int What>
+constexpr bool KEEPS = What == DQ && s::STRIPS * s::WORDS <= 64;
+
 /* Shared memory: two tiles of the block's own, and twice two of those walked over: one pair is
- * multiplied while the next one is copied. Queries that are walked over have lse and delta in the
- * words after their row, which no matrix has. */
-template <class s> struct warp_places {
-  static constexpr int WORDS = 2 * s::ROW_TILE + 4 * s::COLUMN_TILE;
+ * multiplied while the next one is copied. The second pair is where the block's own were, if these
+ * are kept. Queries that are walked over have lse and delta in the words after their row, which no
+ * matrix has. */
+template <class s, bool Kept> struct warp_places {
+  static_assert(s::COLUMNS <= s::ROWS, "a pair fits");
+  static constexpr int WORDS = 2 * s::ROW_TILE + (Kept ? 2 : 4) * s::COLUMN_TILE;
   unsigned *const memory;
   __device__ unsigned *own(int i) const { return memory + i * s::ROW_TILE; } /* k, v; q, dout */
   __device__ unsigned *other(int pair, int i) const {
-    return memory + 2 * s::ROW_TILE + (2 * pair + i) * s::COLUMN_TILE;
+    const int first = Kept ? (1 - pair) * 2 * s::ROW_TILE
+                           : 2 * s::ROW_TILE + 2 * pair * s::COLUMN_TILE;
+    return memory + first + i * s::COLUMN_TILE;
   }
 };
 
@@ -323,7 +331,8 @@ template <class s, bool Keys> struct tile_walk {
   }
 
   /* Begins to copy the next tiles into a pair of places, if there are any. */
-  __device__ void fetch(const warp_places<s> &to, int pair, const attended<T> &a) {
+  template <class Places>
+  __device__ void fetch(const Places &to, int pair, const attended<T> &a) {
     if (next.left > 0) {
       const int rows = next.tile < full ? s::COLUMNS : (int)((uint64_t)a.tokens % s::COLUMNS);
       EK_UNROLL
@@ -427,11 +436,6 @@ __device__ __forceinline__ void load_terms(terms_of<2> (&mine)[s::STRIPS], const
   }
 }
 
-/* Queries of its own a warp keeps, if they leave room for its sums. */
-template <class s, bool Keep>
-using rows_of = std::conditional_t<Keep && s::STRIPS * s::WORDS <= 64, rows_in_registers<s>,
-                                   rows_in_tile<s>>;
-
 /* Blocks of a multiprocessor that registers must do for; they do for two in any case. */
 template <class s> constexpr int BLOCKS = s::STRIPS == 1 && s::WIDTH <= 64 ? 3 : 1;
 
@@ -442,7 +446,7 @@ __global__ void __launch_bounds__(s::THREADS, BLOCKS<s>) warp_backward_kernel(A 
   constexpr bool Keys = What != DQ, Scores = What != DV; /* ds is needed, and so dout.v */
   constexpr int OWN = Scores ? 2 : 1, SUMS = What == (DK | DV) ? 2 : 1;
   EK_DYNAMIC_SHARED(unsigned, memory);
-  const warp_places<s> tile = {memory};
+  const warp_places<s, KEEPS<s, What>> tile = {memory};
   const place_in_warp at(16 * s::STRIPS);
   const int64_t heads = gridDim.x / a.tiles, turn = blockIdx.x / heads;
   const int64_t begin = Keys ? a.first_of(blockIdx.x % heads) : blockIdx.x % heads;
@@ -471,7 +475,7 @@ __global__ void __launch_bounds__(s::THREADS, BLOCKS<s>) warp_backward_kernel(A 
   EK_UNROLL
   for (int i = 0; i < OWN; i++) round_tile<s, s::ROWS>(tile.own(i));
   __syncthreads();
-  rows_of<s, !Keys> own[2];
+  std::conditional_t<KEEPS<s, What>, rows_in_registers<s>, rows_in_tile<s>> own[2];
   EK_UNROLL
   for (int i = 0; i < OWN; i++) own[i].take(tile.own(i), at);
   for (int pair = 0; now.left > 0; pair ^= 1) {
@@ -504,6 +508,7 @@ __global__ void __launch_bounds__(s::THREADS, BLOCKS<s>) warp_backward_kernel(A 
     now = walk.next;
     walk.advance(a);
   }
+  if constexpr (KEEPS<s, What>) __syncthreads(); /* put_tile() writes over what others read */
   if constexpr (What == DQ) {
     put_tile<s>(a.dq + a.in_q(begin), a.q_step, first, sum[0], tile.own(0), at, a);
   }
@@ -522,7 +527,8 @@ cudaError_t launch_gradient(const struct ek__cuda_place *at,
   const int64_t heads = args->batch * (What == DQ ? args->heads : args->kv_heads);
   return as_seen(a, [&](auto seen) {
     return launch_blocks(at, warp_backward_kernel<s, What, decltype(seen)>, a.tiles * heads,
-                         s::THREADS, warp_places<s>::WORDS * (int)sizeof(unsigned), seen);
+                         s::THREADS,
+                         warp_places<s, KEEPS<s, What>>::WORDS * (int)sizeof(unsigned), seen);
   });
 }
 
@@ -530,7 +536,7 @@ cudaError_t launch_gradient(const struct ek__cuda_place *at,
 template <class s, bool Apart = false>
 cudaError_t warp_backward(const struct ek__cuda_place *at, const struct ek__attention_args *args) {
   /* Before anything is queued. */
-  cudaError_t status = fits(at, warp_places<s>::WORDS * (int)sizeof(unsigned));
+  cudaError_t status = fits(at, warp_places<s, false>::WORDS * (int)sizeof(unsigned));
   if (status == cudaSuccess) {
     status = launch_delta(at->stream, args, attended_of<typename s::T>(args, s::ROWS));
   }
