@@ -7,8 +7,9 @@
 `exact`: steps of SGD with momentum, 3 in f64 and 10 in f32 on one device and on uneven ones. Prints how far the losses are,
 relatively, from those of PyTorch in f64, and the parameters and buffers after the steps (the difference over the largest change
 of the tensor); and the same of PyTorch in f32.
-`time`: f32, in turns, evenkeel on cpu:2 with batch norm over both devices, PyTorch with channels_last on two threads, eager
-and compiled; the median of the steps after two, and the ratios inside a round, of seconds and of processor time.
+`time`: f32, in turns, evenkeel on cpu:2 with batch norm over both devices and on cpu:1 with two threads, PyTorch with
+channels_last on two threads, eager and compiled; the median of the steps after two, and the ratios inside a round, of seconds
+and of processor time.
 `memory`: the peak resident size of a process of 3 steps in f32: of PyTorch eager with channels_last on two threads, also without
 the pages of files (libraries), and of evenkeel on one device with two threads and on cpu:2, in several modes and with recomputation.
 """
@@ -148,20 +149,21 @@ def times(program, rounds, names):
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             task = Task(name, SHAPES[name][1], folder)
-            got = {"own": [], "eager": [], "compiled": []}
+            got = {"cpu:2": [], "cpu:1": [], "eager": [], "compiled": []}
             for number in range(rounds):
                 for who in list(got)[:: 1 if number % 2 == 0 else -1]:
-                    seconds = (task.own(program, 6, "f32", "cpu:2") if who == "own" else
+                    seconds = (task.own(program, 6, "f32", who) if who.startswith("cpu") else
                                task.peer(6, "f32", True, who == "compiled"))[1]
                     got[who].append([statistics.median(kind) for kind in zip(*seconds[2:])])
             for kind, title in enumerate(("seconds", "processor")):
                 times_of = {who: [pair[kind] for pair in pairs] for who, pairs in got.items()}
-                print(f"{name} {SHAPES[name][1]} {title}: {1e3 * statistics.median(times_of['own']):.0f} ms", end="")
-                for who in ("eager", "compiled"):
-                    ratios = [a / b for a, b in zip(times_of["own"], times_of[who])]
-                    print(f"; {who} {1e3 * statistics.median(times_of[who]):.0f} ms, ratio {statistics.median(ratios):.3f} "
-                          f"({min(ratios):.3f} to {max(ratios):.3f})", end="")
-                print(f"; load {os.getloadavg()[0]:.1f}", flush=True)
+                for own in ("cpu:2", "cpu:1"):
+                    print(f"{name} {SHAPES[name][1]} {title}: {own} {1e3 * statistics.median(times_of[own]):.0f} ms", end="")
+                    for who in ("eager", "compiled"):
+                        ratios = [a / b for a, b in zip(times_of[own], times_of[who])]
+                        print(f"; {who} {1e3 * statistics.median(times_of[who]):.0f} ms, ratio {statistics.median(ratios):.3f} "
+                              f"({min(ratios):.3f} to {max(ratios):.3f})", end="")
+                    print(f"; load {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def peak_of(command):

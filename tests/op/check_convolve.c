@@ -4,7 +4,11 @@
  * Bounds, u the unit roundoff of the type of sums, for a sum of n products in any order:
  *   (n + 3) u (|what is there before| + sum |products|)
  * doubled for the terms of second order; n counts the zeros of the padding and, for dx, those that
- * a stride puts between the pixels of dy.
+ * a stride puts between the pixels of dy. Where Winograd's algorithm may be taken n is the number of
+ * channels, or for dweight of pixels, and
+ *   (n + 12) u (|what is there before| + 16 sum |factor|)
+ * over the weights, or for dweight dy, that meet the result; the other factor is at most 1
+ * (docs/numerics.md).
  */
 #include "ek_check.h"
 
@@ -39,8 +43,19 @@ static const struct shape shapes[] = {
     {{1, 4, 4, 64}, 2, IS({7, 7}, {1, 1}, {28, 28}, {1, 1}, 1)},
     {{1, 54, 54, 2}, 64, IS({7, 7}, {9, 9}, {0, 0}, {1, 1}, 1)},
     {{2, 3, 2, 0}, 2, IS({2, 2}, {1, 1}, {0, 0}, {1, 1}, 1)},
+    {{2, 7, 6, 32}, 41, IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 1)},
+    {{1, 10, 9, 33}, 32, IS({3, 3}, {1, 1}, {0, 1}, {2, 3}, 1)},
+    {{1, 5, 4, 33}, 300, IS({3, 3}, {1, 1}, {2, 2}, {1, 1}, 1)},
+    {{3, 20, 20, 32}, 32, IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 1)},
 };
-enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+enum { SHAPES = sizeof shapes / sizeof shapes[0], TILED = SHAPES - 4 };
+
+/* From TILED on: by Winograd's algorithm, with pixels that fill no tile, with padding or without;
+ * a dilation; kernels that do not fit in the workspace at once, either way; more tiles than are
+ * taken at once. */
+static bool is_tiled(const struct ck_rig *rig, const struct shape *s) {
+  return s - shapes >= TILED && rig->type != EK_F64;
+}
 
 struct sizes {
   int64_t y[4], weight[4];
@@ -105,6 +120,31 @@ static void bound_sums(const struct ck_rig *rig, double *size, int64_t count, in
   for (int64_t i = 0; i < count; i++) size[i] *= 2 * (double)(terms + 3) * rig->unit;
 }
 
+/* Makes `size`, the sums of magnitudes, the bound. `before` is what was there, or NULL for nothing;
+ * `factor` are the weights, or dy for dweight. */
+static void bound(struct ck_rig *rig, double *size, const double *before, const double *factor,
+                  const struct shape *s, const struct sizes *z, enum result result) {
+  const int64_t kernel = z->weight[1] * z->weight[2] * z->weight[3];
+  const int64_t count = result == Y ? z->ys : result == DX ? z->xs : z->weights;
+  const int64_t pixels = z->y[0] * z->y[1] * z->y[2];
+  if (!is_tiled(rig, s)) {
+    bound_sums(rig, size, count,
+               result == Y    ? kernel
+               : result == DX ? s->out / s->is.groups * z->weight[2] * z->weight[3]
+                              : pixels);
+    return;
+  }
+  const int64_t terms = result == Y ? s->x[3] : result == DX ? s->out : pixels;
+  double *sums = ck_zeros(rig, s->x[3] + s->out);
+  for (int64_t i = 0; i < (result == DWEIGHT ? z->ys : z->weights); i++) {
+    sums[result == Y ? i / kernel : result == DX ? i / 9 % s->x[3] : i % s->out] += fabs(factor[i]);
+  }
+  for (int64_t i = 0; i < count; i++) {
+    const double sum = sums[result == Y ? i % s->out : result == DX ? i % s->x[3] : i / kernel];
+    size[i] = 2 * (double)(terms + 12) * rig->unit * ((before ? before[i] : 0) + 16 * sum);
+  }
+}
+
 CK_RIG_CASES(forward, c, SHAPES) {
   const struct shape *s = &shapes[c];
   const struct sizes z = sizes_of(rig, s);
@@ -113,13 +153,13 @@ CK_RIG_CASES(forward, c, SHAPES) {
   ek_tensor *tx = ck_tensor(rig, x, 4, s->x), *tw = ck_tensor(rig, w, 4, z.weight);
   ek_tensor *tbias = ck_tensor(rig, bias, CK_SHAPE(s->out));
   for (int with = 0; with < 2; with++) {
-    double *want = ck_zeros(rig, z.ys), *size = ck_zeros(rig, z.ys);
+    double *want = ck_zeros(rig, z.ys), *size = ck_zeros(rig, z.ys), *before = ck_zeros(rig, z.ys);
     for (int64_t i = 0; i < z.ys && with; i++) {
       want[i] = bias[i % s->out];
-      size[i] = fabs(want[i]);
+      size[i] = before[i] = fabs(want[i]);
     }
     add_products(&(struct sum_up){.x = x, .weight = w, .to = want, .size = size}, s, &z, Y);
-    bound_sums(rig, size, z.ys, z.weight[1] * z.weight[2] * z.weight[3]);
+    bound(rig, size, before, w, s, &z, Y);
     ek_tensor *y = ck_poisoned(rig, 4, z.y);
     ck_ok(ek_op_convolve_forward(rig->stream, y, workspace_of(rig, z.forward), tx, tw,
                                  with ? tbias : NULL, &s->is));
@@ -149,10 +189,11 @@ static struct backward make_backward(struct ck_rig *rig, const struct shape *s,
 static void check_parameters(struct ck_rig *rig, const struct shape *s, const struct sizes *z,
                              const struct backward *b, double scale) {
   double *want = ck_zeros(rig, z->weights), *size = ck_zeros(rig, z->weights);
+  double *before = ck_zeros(rig, z->weights);
   double *want_bias = ck_zeros(rig, s->out), *bias_size = ck_zeros(rig, s->out);
   for (int64_t i = 0; i < z->weights; i++) {
     want[i] = scale * b->dweight[i];
-    size[i] = fabs(want[i]);
+    size[i] = before[i] = fabs(want[i]);
   }
   for (int64_t o = 0; o < s->out; o++) {
     want_bias[o] = scale * b->dbias[o];
@@ -163,7 +204,7 @@ static void check_parameters(struct ck_rig *rig, const struct shape *s, const st
     }
   }
   add_products(&(struct sum_up){.x = b->x, .y = b->dy, .to = want, .size = size}, s, z, DWEIGHT);
-  bound_sums(rig, size, z->weights, z->y[0] * z->y[1] * z->y[2]);
+  bound(rig, size, before, b->dy, s, z, DWEIGHT);
   bound_sums(rig, bias_size, s->out, z->y[0] * z->y[1] * z->y[2]);
   ek_tensor *dweight = ck_sums(rig, scale == 0 ? NULL : b->dweight, 4, z->weight);
   ek_tensor *dbias = ck_sums(rig, scale == 0 ? NULL : b->dbias, CK_SHAPE(s->out));
@@ -187,7 +228,7 @@ CK_RIG_CASES(backward, c, SHAPES) {
   const struct backward b = make_backward(rig, s, &z);
   double *want = ck_zeros(rig, z.xs), *size = ck_zeros(rig, z.xs);
   add_products(&(struct sum_up){.y = b.dy, .weight = b.w, .to = want, .size = size}, s, &z, DX);
-  bound_sums(rig, size, z.xs, s->out / s->is.groups * z.weight[2] * z.weight[3]);
+  bound(rig, size, NULL, b.w, s, &z, DX);
   ek_tensor *dx = ck_poisoned(rig, 4, s->x);
   ck_ok(ek_op_convolve_backward(rig->stream, &(ek_convolve_backward_args){.dx = dx,
                                                                           .workspace = b.workspace,
@@ -205,6 +246,39 @@ CK_RIG_CASES(backward, c, SHAPES) {
   ck_same_bits("dx without x", ck_read(rig, without_x), ck_read(rig, dx), z.xs);
   check_parameters(rig, s, &z, &b, 0);
   check_parameters(rig, s, &z, &b, 0.5);
+}
+
+/* Whole numbers, and a scale of 1: every sum is exact, in f32 with any algorithm. */
+CK_LOOP(whole_numbers, SHAPES - TILED) {
+  const struct shape *s = &shapes[TILED + _i];
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 2);
+  const struct sizes z = sizes_of(rig, s);
+  const double *x = ck_integers(rig, z.xs, -3, 3), *w = ck_integers(rig, z.weights, -3, 3);
+  const double *dy = ck_integers(rig, z.ys, -3, 3), *bias = ck_integers(rig, s->out, -9, 9);
+  double *want[3] = {ck_zeros(rig, z.ys), ck_zeros(rig, z.xs), ck_integers(rig, z.weights, -9, 9)};
+  double *size = ck_zeros(rig, z.xs + z.ys + z.weights);
+  ek_tensor *y = ck_poisoned(rig, 4, z.y), *dx = ck_poisoned(rig, 4, s->x);
+  ek_tensor *dweight = ck_sums(rig, want[2], 4, z.weight), *tx = ck_tensor(rig, x, 4, s->x);
+  ek_tensor *tw = ck_tensor(rig, w, 4, z.weight), *tdy = ck_tensor(rig, dy, 4, z.y);
+  for (int64_t i = 0; i < z.ys; i++) want[Y][i] = bias[i % s->out];
+  for (enum result result = Y; result <= DWEIGHT; result++) {
+    add_products(&(struct sum_up){.x = x, .y = dy, .weight = w, .to = want[result], .size = size},
+                 s, &z, result);
+  }
+  ck_ok(ek_op_convolve_forward(rig->stream, y, workspace_of(rig, z.forward), tx, tw,
+                               ck_tensor(rig, bias, CK_SHAPE(s->out)), &s->is));
+  ck_ok(ek_op_convolve_backward(
+      rig->stream, &(ek_convolve_backward_args){.dx = dx,
+                                                .dweight = dweight,
+                                                .workspace = workspace_of(rig, z.backward),
+                                                .dy = tdy,
+                                                .x = tx,
+                                                .weight = tw,
+                                                .weight_beta = 1,
+                                                .options = &s->is}));
+  ck_same_bits("y", ck_read(rig, y), want[Y], z.ys);
+  ck_same_bits("dx", ck_read(rig, dx), want[DX], z.xs);
+  ck_same_bits("dweight", ck_read(rig, dweight), want[DWEIGHT], z.weights);
 }
 
 /* ---- finite differences ---- */
@@ -291,9 +365,9 @@ static void compute_all(double *to, ek_type type, int threads, const struct shap
 }
 
 /* The same bits with any number of threads: a convolution is cut by its shape. */
-CK_LOOP(any_number_of_threads, ck_has_halves() ? 2 : 1) {
-  const struct shape *s = &shapes[5];
-  struct ck_rig *rig = ck_rig_open(NULL, _i == 0 ? EK_F32 : EK_BF16, 1);
+CK_LOOP(any_number_of_threads, ck_has_halves() ? 4 : 2) {
+  const struct shape *s = &shapes[_i % 2 == 0 ? 5 : SHAPES - 1];
+  struct ck_rig *rig = ck_rig_open(NULL, _i < 2 ? EK_F32 : EK_BF16, 1);
   const struct sizes z = sizes_of(rig, s);
   const int64_t count = z.ys + z.xs + z.weights;
   const double *values = ck_values(rig, count, -1, 1);
@@ -307,29 +381,31 @@ CK_LOOP(any_number_of_threads, ck_has_halves() ? 2 : 1) {
 
 /* Each request for host memory fails once, in primitives that are made and that run: the call says
  * so, and the next one is right. */
-CK_LOOP(without_host_memory, 3) {
-  const struct shape *s = &shapes[5];
+CK_LOOP(without_host_memory, 6) {
+  const struct shape *s = &shapes[_i < 3 ? 5 : TILED];
+  const enum result which = (enum result)(_i % 3);
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 2);
   const struct sizes z = sizes_of(rig, s);
   const struct backward b = make_backward(rig, s, &z);
   ek_tensor *results[] = {ck_poisoned(rig, 4, z.y), ck_poisoned(rig, 4, s->x),
                           ck_poisoned_sums(rig, 4, z.weight)};
-  ek_tensor *workspace = workspace_of(rig, z.forward), *result = results[_i];
+  ek_tensor *workspace = workspace_of(rig, z.forward), *result = results[which];
   double *first = NULL;
   for (uint64_t n = 1; n > 0; n++) {
     ck_assert_uint_lt(n, 1000);
     ek_error_clear();
     ek_host_memory_fail_at(n);
     const ek_status status =
-        _i == 0 ? ek_op_convolve_forward(rig->stream, result, workspace, b.tx, b.tw, NULL, &s->is)
-                : ek_op_convolve_backward(
-                      rig->stream, &(ek_convolve_backward_args){.dx = _i == 1 ? result : NULL,
-                                                                .dweight = _i == 2 ? result : NULL,
-                                                                .workspace = b.workspace,
-                                                                .dy = b.tdy,
-                                                                .x = b.tx,
-                                                                .weight = b.tw,
-                                                                .options = &s->is});
+        which == Y
+            ? ek_op_convolve_forward(rig->stream, result, workspace, b.tx, b.tw, NULL, &s->is)
+            : ek_op_convolve_backward(rig->stream, &(ek_convolve_backward_args){
+                                                       .dx = which == DX ? result : NULL,
+                                                       .dweight = which == DWEIGHT ? result : NULL,
+                                                       .workspace = b.workspace,
+                                                       .dy = b.tdy,
+                                                       .x = b.tx,
+                                                       .weight = b.tw,
+                                                       .options = &s->is});
     ek_host_memory_fail_at(0);
     if (status != EK_OK) {
       ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);

@@ -20,10 +20,10 @@
  *     68 to 82 instead of 47 to 60; with strides from a quarter of them
  * (docs/results/2026-11-26-images.md).
  */
+#include "backend/cpu/cpu_convolve.h"
 #include "backend/cpu/cpu_kept.h"
 #include "backend/cpu/cpu_primitive.h"
 
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -269,10 +269,7 @@ struct job {
   bool ready;     /* the primitives are there, and the weights */
   size_t special; /* bytes of weights in the primitive's layout, up to a multiple of 256 */
   char *plain;    /* dweight: the sum in the layout of outside */
-  /* The first failure of a piece, whose thread keeps its message to itself. */
-  atomic_flag failed;
-  ek_status status;
-  char message[256];
+  struct ek__cpu_failure failure;
 };
 
 static int64_t pieces_for(const struct ek__convolve_args *args, double work) {
@@ -367,20 +364,17 @@ static ek_status run_piece(const struct job *job, int64_t piece) {
   return ek__kept_run(place, data);
 }
 
-static void note(struct job *job, ek_status status) {
-  if (status == EK_OK || atomic_flag_test_and_set(&job->failed)) return;
-  job->status = status;
-  (void)snprintf(job->message, sizeof job->message, "%s", ek_error_message());
-}
-
 static void prepare_part(void *raw, int part, int parts) {
   (void)part, (void)parts;
-  note(raw, prepare(raw));
+  struct job *job = raw;
+  ek__cpu_note(&job->failure, prepare(job));
 }
 
 static void run_part(void *raw, int part, int parts) {
   struct job *job = raw;
-  for (int64_t piece = part; piece < job->pieces; piece += parts) note(job, run_piece(job, piece));
+  for (int64_t piece = part; piece < job->pieces; piece += parts) {
+    ek__cpu_note(&job->failure, run_piece(job, piece));
+  }
 }
 
 /* ---- dweight ---- */
@@ -399,7 +393,8 @@ static void reorder_part(void *raw, int part, int parts) {
   struct job *job = raw;
   const bool added = job->args->scale != 0;
   (void)part, (void)parts;
-  note(job, run_reorder(job, job->args->workspace, added ? job->plain : job->args->to));
+  ek__cpu_note(&job->failure,
+               run_reorder(job, job->args->workspace, added ? job->plain : job->args->to));
 }
 
 static ek_status finish_sums(ek_stream *stream, struct job *job) {
@@ -414,14 +409,15 @@ static ek_status finish_sums(ek_stream *stream, struct job *job) {
                                      .types = ek__types_in(args->types.sum)};
   ek__cpu_range(stream, add_partials, job, (int64_t)(job->special / sizeof(float)), EK__CPU_LEAST);
   ek__team_run_with_scratch(ek__stream_backend(stream), 1, reorder_part, job);
-  if (job->status != EK_OK || args->scale == 0) return EK_OK;
+  if (job->failure.status != EK_OK || args->scale == 0) return EK_OK;
   if (args->scale != 1) EK_TRY(ek__cpu_scale(stream, &sum));
   return ek__cpu_add(stream, &sum);
 }
 
-ek_status ek__cpu_convolve(bool *done, ek_stream *stream, const struct ek__convolve_args *args) {
+ek_status ek__cpu_convolve_primitive(bool *done, ek_stream *stream,
+                                     const struct ek__convolve_args *args) {
   struct ek__team *team = ek__stream_backend(stream);
-  struct job job = {.args = args, .failed = ATOMIC_FLAG_INIT};
+  struct job job = {.args = args, .failure = EK__CPU_NO_FAILURE};
   const double work = work_of(args->shape);
   if (args->types.value != EK_F32 && args->types.value != EK_BF16) return EK_OK;
   if (work < LEAST_WORK || ek__cpu_products_are_own()) return EK_OK;
@@ -432,16 +428,16 @@ ek_status ek__cpu_convolve(bool *done, ek_stream *stream, const struct ek__convo
                          .bias = args->bias != NULL};
   job.key.shape.images = first_of(&job, 1);
   ek__team_run_with_scratch(team, 1, prepare_part, &job);
-  if (job.status == EK_OK && !job.ready) return EK_OK;
-  if (job.status == EK_OK) {
+  if (job.failure.status == EK_OK && !job.ready) return EK_OK;
+  if (job.failure.status == EK_OK) {
     const int threads = ek__team_threads(team);
     ek__team_run_with_scratch(team, job.pieces < threads ? (int)job.pieces : threads, run_part,
                               &job);
   }
-  if (job.status == EK_OK && args->result == EK__CONVOLVE_DWEIGHT) {
+  if (job.failure.status == EK_OK && args->result == EK__CONVOLVE_DWEIGHT) {
     EK_TRY(finish_sums(stream, &job));
   }
-  EK__FAIL_IF(job.status != EK_OK, job.status, "%s", job.message);
+  EK_TRY(ek__cpu_failed(&job.failure));
   *done = true;
   return EK_OK;
 }

@@ -31,9 +31,17 @@ typedef void ek__range_function(const void *args, int64_t begin, int64_t end);
   X(layer_norm_columns, layer_norm, OWN) /* columns: dgamma and dbeta over all rows */             \
   X(product, gemm, OWN)                  /* rows of c; args: gemm; needs scratch */
 
+/* Those that f64 lacks: cpu_winograd.h has their args. */
+#define EK__CPU_WINOGRAD_LIST(X)                                                                   \
+  X(winograd_gather, winograd_gather, OWN)   /* tiles */                                           \
+  X(winograd_scatter, winograd_scatter, OWN) /* tiles */                                           \
+  X(winograd_weights, winograd_weights, OWN) /* rows of kernels */                                 \
+  X(winograd_sums, winograd_weights, OWN)    /* the same */
+
 struct ek__cpu_functions {
 #define EK__CPU_MEMBER(name, kind, cut) ek__range_function *name;
   EK__CPU_FUNCTION_LIST(EK__CPU_MEMBER)
+  EK__CPU_WINOGRAD_LIST(EK__CPU_MEMBER)
 };
 #undef EK__CPU_MEMBER
 
@@ -107,6 +115,19 @@ const char *ek__cpu_isa_name(void);
 ek_status ek__cpu_isa_check_wish(void);
 /* Whether EVENKEEL_ISA leaves an instruction set: "avx2", "avx512". */
 bool ek__cpu_isa_is_allowed(const char *isa);
+
+/* The first failure of the parts of a run, whose threads keep their messages to themselves. */
+struct ek__cpu_failure {
+  atomic_flag set;
+  ek_status status;
+  char message[256];
+};
+#define EK__CPU_NO_FAILURE                                                                         \
+  { .set = ATOMIC_FLAG_INIT, .status = EK_OK }
+/* Of a part; EK_OK is none. */
+void ek__cpu_note(struct ek__cpu_failure *failure, ek_status status);
+/* After the run, on the calling thread: EK_OK, or the failure. */
+ek_status ek__cpu_failed(const struct ek__cpu_failure *failure);
 
 /*
  * Runs function over 0 .. count - 1 on the stream's team, with at least `least` per thread (> 0).

@@ -28,9 +28,7 @@ struct product {
   bool by_rows;
   int pieces;
   /* The first failure of a piece, whose thread keeps its message to itself. */
-  atomic_flag failed;
-  ek_status status;
-  char message[256];
+  struct ek__cpu_failure failure;
 };
 
 /* A result of 16 bits is rounded once, with its bias. */
@@ -82,11 +80,8 @@ static void multiply_piece(struct product *product, int piece) {
   int64_t begin = 0, end = 0;
   ek__team_piece(product->by_rows ? args->m : args->n, 16, piece, product->pieces, &begin, &end);
   if (begin >= end) return;
-  const ek_status status = product->by_rows ? multiply(product, begin, end, 0, args->n)
-                                            : multiply(product, 0, args->m, begin, end);
-  if (status == EK_OK || atomic_flag_test_and_set(&product->failed)) return;
-  product->status = status;
-  (void)snprintf(product->message, sizeof product->message, "%s", ek_error_message());
+  ek__cpu_note(&product->failure, product->by_rows ? multiply(product, begin, end, 0, args->n)
+                                                   : multiply(product, 0, args->m, begin, end));
 }
 
 static void multiply_part(void *raw, int part, int parts) {
@@ -112,15 +107,14 @@ static ek_status add_product(ek_stream *stream, const struct ek__matmul_args *ar
                             .c_size =
                                 ek__type_size(args->gradient ? args->types.sum : args->types.value),
                             .by_rows = args->m >= args->n,
-                            .failed = ATOMIC_FLAG_INIT};
+                            .failure = EK__CPU_NO_FAILURE};
   const double work = (double)args->m * (double)args->n * (double)args->k;
   const int64_t longest = (args->m > args->n ? args->m : args->n) / 16;
   const int threads = ek__team_threads(team);
   product.pieces = pieces_for(team, work, longest);
   ek__team_run_with_scratch(team, product.pieces < threads ? product.pieces : threads,
                             multiply_part, &product);
-  EK__FAIL_IF(product.status != EK_OK, product.status, "%s", product.message);
-  return EK_OK;
+  return ek__cpu_failed(&product.failure);
 }
 
 ek_status ek__cpu_matmul(ek_stream *stream, const struct ek__matmul_args *args) {

@@ -49,6 +49,17 @@ void ek__cpu_range(ek_stream *stream, ek__range_function *function, const void *
   ek__team_run(team, parts, run_part, &job);
 }
 
+void ek__cpu_note(struct ek__cpu_failure *failure, ek_status status) {
+  if (status == EK_OK || atomic_flag_test_and_set(&failure->set)) return;
+  failure->status = status;
+  (void)snprintf(failure->message, sizeof failure->message, "%s", ek_error_message());
+}
+
+ek_status ek__cpu_failed(const struct ek__cpu_failure *failure) {
+  if (failure->status == EK_OK) return EK_OK;
+  return ek_error_set(failure->status, "%s", failure->message);
+}
+
 /* ---- loops of a program's own ---- */
 
 struct own_job {

@@ -2,6 +2,7 @@
  * cpu_sgemm_own.c - one thread's matrix product in f32 by isa/isa_products.c, for a build without
  * oneDNN, in which there are no primitives either.
  */
+#include "backend/cpu/cpu_convolve.h"
 #include "backend/cpu/cpu_primitive.h"
 
 const char *ek__cpu_products_name(void) { return "own matrix products"; }
@@ -22,7 +23,8 @@ ek_status ek__cpu_primitive_multiply(bool *done, const struct ek__gemm *gemm, ek
 
 void ek__cpu_primitive_forget(void) {}
 
-ek_status ek__cpu_convolve(bool *done, ek_stream *stream, const struct ek__convolve_args *args) {
+ek_status ek__cpu_convolve_primitive(bool *done, ek_stream *stream,
+                                     const struct ek__convolve_args *args) {
   (void)done, (void)stream, (void)args;
   return EK_OK;
 }

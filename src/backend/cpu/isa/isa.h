@@ -10,6 +10,7 @@
 
 #define EK__ISA_PROTOTYPE(name, kind, cut) ek__range_function EK_ISA_NAME(name);
 EK__CPU_FUNCTION_LIST(EK__ISA_PROTOTYPE)
+EK__CPU_WINOGRAD_LIST(EK__ISA_PROTOTYPE)
 
 static inline int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
 

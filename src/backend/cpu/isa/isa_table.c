@@ -6,4 +6,4 @@
 extern const struct ek__cpu_functions EK_ISA_NAME(cpu_functions);
 const struct ek__cpu_functions EK_ISA_NAME(cpu_functions) = {
 #define MEMBER(name, kind, cut) .name = EK_ISA_NAME(name),
-    EK__CPU_FUNCTION_LIST(MEMBER)};
+    EK__CPU_FUNCTION_LIST(MEMBER) EK__CPU_WINOGRAD_LIST(MEMBER)};
