@@ -59,12 +59,17 @@ function(evenkeel_library_flags target)
   endif()
 endfunction()
 
-# What libFuzzer is to see from inside: decisions, not arithmetic, which it would make slow. In a program
-# without libFuzzer it does nothing.
+# What libFuzzer is to see from inside: decisions, not arithmetic, which it would make slow; and what
+# bytes and text are compared with, in what reads them. In a program without libFuzzer it does nothing.
 function(evenkeel_fuzzed target)
   if(EVENKEEL_FUZZER)
     get_target_property(sources ${target} SOURCES)
     list(FILTER sources EXCLUDE REGEX "/backend/cpu/|^\\$")
-    set_property(SOURCE ${sources} APPEND PROPERTY COMPILE_OPTIONS -fsanitize=fuzzer-no-link)
+    set(readers ${sources})
+    list(FILTER sources INCLUDE REGEX "/(backend|criterion|module|op|optim|parallel)/|/tensor\\.c$")
+    list(REMOVE_ITEM readers ${sources} "")
+    set_property(SOURCE ${readers} APPEND PROPERTY COMPILE_OPTIONS -fsanitize=fuzzer-no-link)
+    set_property(SOURCE ${sources} APPEND PROPERTY COMPILE_OPTIONS
+                                                   -fsanitize-coverage=inline-8bit-counters,pc-table)
   endif()
 endfunction()

@@ -74,6 +74,14 @@ static bool intact(char byte, const struct ek_memory *memory, uint64_t offset) {
   return byte == ((const char *)&pattern)[offset % sizeof pattern];
 }
 
+/* Whether all of that is SIDE: the usual case, and the quick one. */
+static bool is_side(const char *bytes, uint64_t count) {
+  const uint32_t side = SIDE;
+  if (count < sizeof side) return false;
+  return memcmp(bytes, &side, sizeof side) == 0 &&
+         memcmp(bytes, bytes + sizeof side, (size_t)count - sizeof side) == 0;
+}
+
 static ek_status overrun(const struct ek_memory *memory, uint64_t distance, const char *where) {
   char size[32];
   return ek_error_set(EK_ERR_OVERRUN,
@@ -91,11 +99,14 @@ static ek_status look(const struct ek_memory *memory) {
   const uint64_t first = memory->guard, end = first + memory->wanted;
   if (memory->arena->backend->download == NULL) return EK_OK; /* nothing is there to look at */
   EK_TRY(read_back(bytes, memory, 0, first));
-  for (uint64_t i = first; i-- > 0;) {
+  for (uint64_t i = is_side(bytes, first) ? 0 : first; i-- > 0;) {
     if (!intact(bytes[i], memory, i)) return overrun(memory, first - i, "before its start");
   }
+  const uint64_t side = behind(memory, memory->wanted);
   EK_TRY(read_back(bytes, memory, end, memory->bytes));
-  for (uint64_t i = end; i < memory->bytes; i++) {
+  const uint64_t doubtful =
+      is_side(bytes + (side - end), memory->bytes - side) ? side : memory->bytes;
+  for (uint64_t i = end; i < doubtful; i++) {
     if (!intact(bytes[i - end], memory, i)) return overrun(memory, i - end + 1, "after its end");
   }
   return EK_OK;
