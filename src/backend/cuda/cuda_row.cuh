@@ -3,8 +3,8 @@
  * anywhere; and its first part in the block's memory, so that a kernel that needs it twice reads it
  * once.
  *
- * Each thread gets its elements in the order of the row, whatever is in shared memory: the bits of a
- * sum are those of every other GPU. It reads only what it has copied itself, so no barrier stands
+ * Each thread gets its elements in the order of the row, whatever is in shared memory: the order of
+ * a sum is the same on every GPU. It reads only what it has copied itself, so no barrier stands
  * between a copy and its use, and as soon as it has used a part for the last time it may send for
  * the same part of another row.
  */
