@@ -266,6 +266,7 @@ packages_cuda_for_tests() {
 
 # Configures and builds a preset in the current directory: packages_build PRESET [TARGET...]
 # With packages_keep_going set, a target that fails does not keep the others from being built.
+# packages_options: more options of cmake's.
 packages_build() {
   local preset=$1
   local -a targets=("${@:2}")
@@ -274,7 +275,7 @@ packages_build() {
   if [[ ! -e build/$preset/CMakeCache.txt && -z ${CMAKE_GENERATOR-} ]] && packages_have ninja; then
     local -x CMAKE_GENERATOR=Ninja
   fi
-  cmake --preset "$preset" || return
+  cmake --preset "$preset" ${packages_options[@]+"${packages_options[@]}"} || return
   local -a keep_going=()
   if [[ -n ${packages_keep_going-} ]]; then
     keep_going=(-- -k)
