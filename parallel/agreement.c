@@ -8,9 +8,9 @@
  * has no message for the agreement alone.
  *
  * The numbers are *leaves*: one for each rank or, in a reproducible model, one for each grain. Each
- * process adds them up in the order of the reduction, so the sums have the bits of one process. What
- * follows the message here is arithmetic of the host, because nothing may fail in one process alone
- * after it.
+ * process adds them up in the order of the reduction, so the sums have the bits of one process.
+ * What follows the message here is arithmetic of the host, because nothing may fail in one process
+ * alone after it.
  */
 #include <inttypes.h>
 #include <stdio.h>

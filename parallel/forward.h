@@ -83,8 +83,9 @@ const ek_module *ek__model_mixer(const ek_data_parallel_model *model);
 /*
  * Forward and loss of a batch or micro-batch as `module` takes it; with gradient also their
  * backward. This is one job of the workers unless a rank needs more from another in between than
- * the sum of {s, D}. Before an update that sum may be left to the agreement on it (agreement.c); the
- * criterion has a loss after it. On failure the step is dropped, unless the arguments were wrong.
+ * the sum of {s, D}. Before an update that sum may be left to the agreement on it (agreement.c);
+ * the criterion has a loss after it. On failure the step is dropped, unless the arguments were
+ * wrong.
  */
 ek_status ek__batch_run(ek_data_parallel_model *model, ek_data_parallel_criterion *criterion,
                         const struct ek__batch *batch, const ek_forward_options *options,

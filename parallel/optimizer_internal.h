@@ -73,8 +73,8 @@ static inline bool ek__update_scales(const struct ek__update *update) {
 
 ek_status ek__told_open(struct ek__told *told, const ek_data_parallel_model *model);
 void ek__told_close(struct ek__told *told);
-/* All processes have come to the update, none with an error; nothing in one process. Ranks then have
- * the totals of the step and, if `norm`, the norm; *numbers is set to those that came with it. */
+/* All processes have come to the update, none with an error; nothing in one process. Ranks then
+ * have the totals of the step and, if `norm`, the norm; *numbers is what came with it. */
 ek_status ek__update_agree(ek_data_parallel_model *model, bool norm, struct ek__numbers *numbers);
 
 /* ---- optimizer_result.c ---- */

@@ -3,9 +3,9 @@
  *
  * A rank with rows computes its totals {s, d} per term, in a pass for each of its pieces; a rank
  * without rows has zeros. The reduction adds these few numbers up over the ranks, at once or with
- * the update, and each rank combines the terms itself. With gradient_in_forward the outputs may hold their gradients after
- * forward, which the pass records. The outputs of a model that computes its loss itself are the
- * totals, without passes of a criterion.
+ * the update, and each rank combines the terms itself. With gradient_in_forward the outputs may
+ * hold their gradients after forward, which the pass records. The outputs of a model that computes
+ * its loss itself are the totals, without passes of a criterion.
  *
  * The gradients of a rank with several pieces overwrite its outputs, unless these are kept or have
  * another holder; those of one piece are made in memory of their own and copied to its rows.

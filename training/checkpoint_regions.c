@@ -7,15 +7,16 @@
  * entry is over its bytes in order. Entries that are cut are cut over all processes, so that
  * another choice of entries for a part would save no traffic.
  *
- * A region is filled in rounds, a piece in each. In a round every process reads from its own devices
- * what it can of its piece; where entries are cut over the processes, every two processes swap the
- * parts that they have of each other's pieces, packed into one message. So each process moves about
- * 1/P of the state, and needs memory for two pieces besides those that are being written.
+ * A region is filled in rounds, a piece in each. In a round every process reads from its own
+ * devices what it can of its piece; where entries are cut over the processes, every two processes
+ * swap the parts that they have of each other's pieces, packed into one message. So each process
+ * moves about 1/P of the state, and needs memory for two pieces besides those that are being
+ * written.
  *
  * What each process has of another one's piece follows from the layout, which all of them compute
- * alike. A conversation opens each round: a process that has failed is heard there, and all end with
- * its error. Within a round a process that cannot read a value goes on to the end, so that the bytes
- * on the wire stay in step, and fails after it.
+ * alike. A conversation opens each round: a process that has failed is heard there, and all end
+ * with its error. Within a round a process that cannot read a value goes on to the end, so that the
+ * bytes on the wire stay in step, and fails after it.
  *
  * The leader of each file alone gives it its name, after its regions are on the disk. A part gets
  * the name of one that waits, and loses that word after all parts have theirs: so a part that does

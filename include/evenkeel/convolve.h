@@ -54,8 +54,8 @@ EK_API EK_CHECKED ek_status ek_convolution_workspace(int64_t *forward, int64_t *
  *     * weight[o][c][ky][kx]
  * with x = 0 outside of the picture, and `first` the first channel of o's group. bias NULL: zeros.
  * What is in workspace afterwards is undefined. A weight that is not finite may make NaN where it
- * meets the zeros of the padding, and a pixel that is not finite may make NaN of the results next to
- * those that see it.
+ * meets the zeros of the padding, and a pixel that is not finite may make NaN of the results next
+ * to those that see it.
  */
 EK_API EK_CHECKED ek_status ek_op_convolve_forward(ek_stream *stream, ek_tensor *y,
                                                    ek_tensor *workspace, const ek_tensor *x,

@@ -51,9 +51,9 @@ EK_API EK_CHECKED ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, 
 /*
  * The rows in memory of parameter `index`, or of its gradient: those of its shape and, on devices
  * whose products are faster so, more after a table of at least 8192 rows (`elementwise` in
- * module.h), up to a multiple of 64. The rows after the table are zeros and must stay so. A loan may
- * be read, and the gradient added to, as if its shape[0] were this number, by a product whose other
- * operand has zeros there: linear_cross_entropy.h does. 0 for no parameter, 1 for a scalar.
+ * module.h), up to a multiple of 64. The rows after the table are zeros and must stay so. A loan
+ * may be read, and the gradient added to, as if its shape[0] were this number, by a product whose
+ * other operand has zeros there: linear_cross_entropy.h does. 0 for no parameter, 1 for a scalar.
  */
 EK_API int64_t ek_pass_padded_rows(const ek_pass *pass, size_t index, bool gradient);
 

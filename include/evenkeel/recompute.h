@@ -6,8 +6,9 @@
  * cost"). Training is the same bit for bit: the same operations run on the same numbers, random
  * masks are functions of seed, step, module and sample, and a module that counts batches asks
  * ek_pass_is_recomputing(). (CHEAP needs a deterministic group for that on CUDA, where a GELU that
- * is not made again may be part of the product before it.) The cost is one more forward of the recomputed modules, except for
- * their last product, whose result is not needed again: a third of the products of a GPT's block.
+ * is not made again may be part of the product before it.) The cost is one more forward of the
+ * recomputed modules, except for their last product, whose result is not needed again: a third of
+ * the products of a GPT's block.
  *
  * A module of your own can do the same: it needs ek_declare_wrapped(),
  * ek_pass_child_forward_with() and ek_pass_save() (docs/own-model.md).

@@ -92,8 +92,8 @@ struct ek__exchange {
   ek_status (*all_reduce)(struct ek__exchange *self, ek_tensor *tensor);
 };
 
-/* An addition that a chain has left to the next one (chain_forward.c): one term, known by its place,
- * where the sum will be, without a reference; and the other. */
+/* An addition that a chain has left to the next one (chain_forward.c): one term, known by its
+ * place, where the sum will be, without a reference; and the other. */
 struct ek__open_sum {
   ek_tensor place, residual;
 };

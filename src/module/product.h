@@ -32,8 +32,8 @@ ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_
                               ek_tensor *y, int64_t columns);
 
 /* y = GELU(x W^T + b). Saves x, and then the input of GELU; *pre becomes that input, owned by the
- * caller, or stays unchanged if it is not needed. again: y may be made again from pre, with the same
- * bits, which a product that is joined with GELU need not have. */
+ * caller, or stays unchanged if it is not needed. again: y may be made again from pre, with the
+ * same bits, which a product that is joined with GELU need not have. */
 ek_status ek__product_gelu_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
                                    ek_tensor *pre, ek_tensor *y, bool again);
 

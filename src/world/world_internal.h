@@ -87,8 +87,8 @@ ek_status ek__world_sum(ek_world *world, int64_t step, int64_t *numbers, size_t 
 ek_status ek__world_share(ek_world *world, void *bytes, size_t count);
 ek_status ek__world_share_from(ek_world *world, size_t from, void *bytes, size_t count);
 
-/* All processes get the bytes of each, end to end: those of process p end before ends[p]. `ends` has
- * a place for each process. *all, a pointer to anything, goes to ek__free(). */
+/* All processes get the bytes of each, end to end: those of process p end before ends[p]. `ends`
+ * has a place for each process. *all, a pointer to anything, goes to ek__free(). */
 ek_status ek__world_gather(void *all, size_t *ends, ek_world *world, const char *doing,
                            const void *own, size_t bytes);
 

@@ -323,7 +323,7 @@ static void *train(void *raw) {
   return NULL;
 }
 
-/* Freeing waits for all GPUs, and keeps NCCL's calls out: with a part missing that waits for ever. */
+/* Freeing waits for all GPUs, and keeps NCCL's calls out: with a part missing it waits for ever. */
 CK_TEST(groups_open_and_close_beside_collectives) {
   struct training it = {.status = EK_OK};
   pthread_t thread;

@@ -4,8 +4,8 @@
  * Bounds, u the unit roundoff of the type of sums, for a sum of n products in any order:
  *   (n + 3) u (|what is there before| + sum |products|)
  * doubled for the terms of second order; n counts the zeros of the padding and, for dx, those that
- * a stride puts between the pixels of dy. Where Winograd's algorithm may be taken n is the number of
- * channels, or for dweight of pixels, and
+ * a stride puts between the pixels of dy. Where Winograd's algorithm may be taken n is the number
+ * of channels, or for dweight of pixels, and
  *   (n + 12) u (|what is there before| + 16 sum |factor|)
  * over the weights, or for dweight dy, that meet the result; the other factor is at most 1
  * (docs/numerics.md).

@@ -185,8 +185,8 @@ CK_RIG_LOOP(bad_classes, ck_variants()) {
 }
 
 #if !CK_TSAN
-/* A block of a GPU takes several rows, and copies the next while it writes the gradient of one; each
- * row begins at another offset. */
+/* A block of a GPU takes several rows, and copies the next while it writes the gradient of one;
+ * each row begins at another offset. */
 CK_LOOP(cross_entropy_in_turns, CK_TSAN ? 0 : 2 * ck_variants()) {
   if (!ck_part(_i)) return;
   struct ck_rig *rig = ck_rig_variant(_i / 2);
@@ -201,8 +201,8 @@ CK_LOOP(cross_entropy_in_turns, CK_TSAN ? 0 : 2 * ck_variants()) {
 }
 #endif
 
-/* The gradient with the loss has the bits of the two calls. A GPU that can keep only a part of a row
- * at hand reads it elsewhere, and adds in the same order. */
+/* The gradient with the loss has the bits of the two calls. A GPU that can keep only a part of a
+ * row at hand reads it elsewhere, and adds in the same order. */
 CK_LOOP(cross_entropy_of_a_long_row, ck_variants()) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const bool gpu = strncmp(test_devices("cpu:1"), "cuda", 4) == 0;

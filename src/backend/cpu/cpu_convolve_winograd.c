@@ -4,13 +4,14 @@
  *
  * cpu_winograd.h has the formulas. Kernels are transformed once for a result (or their gradient
  * once, from the sums), into the workspace, as 16 matrices. Then
- *     y, dx     a thread takes a few tiles and some of the channels of the result. For each position
- *               it gathers a matrix of the tiles and multiplies it; of 16 products it makes results
+ *     y, dx     a thread takes a few tiles and some of the channels of the result. For each
+ *               position it gathers a matrix of the tiles and multiplies it; of 16 products it
+ *               makes results
  *     dweight   a thread takes positions. Tile by tile, in order, it gathers two matrices, of x and
  *               of dy, and adds their product to the sums
  * dx is a convolution of dy with the kernels turned round. Matrices of pixels are in the thread's
- * scratch (team.h). Where 16 matrices of kernels do not fit in the workspace, channels of the result
- * (or of x, for dweight) are taken in passes.
+ * scratch (team.h). Where 16 matrices of kernels do not fit in the workspace, channels of the
+ * result (or of x, for dweight) are taken in passes.
  *
  * What is computed together follows from the shapes alone, so results do not depend on the number
  * of threads. In f32 they are within the bound of docs/numerics.md, and exact for small whole

@@ -439,8 +439,8 @@ unsigned threads_for(int64_t classes, int pack_size) {
 
 unsigned blocks_of(int64_t rows) { return (unsigned)(rows < 0x7FFFFFFF ? rows : 0x7FFFFFFF); }
 
-/* A block takes about 8 rows, so that the next one can be on its way; fewer where two blocks on each
- * of 132 multiprocessors would not have a row each. */
+/* A block takes about 8 rows, so that the next one can be on its way; fewer where two blocks on
+ * each of 132 multiprocessors would not have a row each. */
 unsigned gradient_blocks(int64_t rows) {
   constexpr int64_t EACH = 8, LEAST = 2 * 132;
   const int64_t blocks = (rows + EACH - 1) / EACH;

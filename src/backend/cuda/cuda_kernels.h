@@ -67,8 +67,8 @@ void ek__cuda_grants_forget(int gpu);
                               const struct ek__##kind##_args *args);
 EK__KERNEL_LIST(EK__CUDA_PROTOTYPE)
 
-/* Not slots. dgamma and dbeta of layer_norm_backward, which calls both: from the rows; and from sums
- * of parts of them, in the workspace, each of dgamma and after it of dbeta (if wanted). */
+/* Not slots. dgamma and dbeta of layer_norm_backward, which calls both: from the rows; and from
+ * sums of parts of them, in the workspace, each of dgamma and after it of dbeta (if wanted). */
 cudaError_t ek__cuda_layer_norm_columns(const struct ek__cuda_place *at,
                                         const struct ek__layer_norm_args *args);
 cudaError_t ek__cuda_layer_norm_parts(const struct ek__cuda_place *at,

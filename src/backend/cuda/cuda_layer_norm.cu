@@ -1,5 +1,6 @@
 /*
- * cuda_layer_norm.cu - layer normalisation of rows; with a mean of 0 where none is stored (RMSNorm).
+ * cuda_layer_norm.cu - layer normalisation of rows; with a mean of 0 where none is stored
+ * (RMSNorm).
  *
  * A team of threads (one warp up to 1024 columns in f32 and in 16 bits, else a block) holds a row
  * in registers, so that memory is read once: the mean first, then the squares of the deviations,
@@ -147,8 +148,8 @@ __device__ __forceinline__ void slopes(pack<S, N> *g, pack<S, N> *n, const pack<
 
 /*
  * What a thread's rows give dgamma and dbeta of its columns, all of which it holds: in units of 16
- * bytes, of which neighbouring threads have neighbouring ones. The shared memory of a block has, for
- * each team, all of dgamma and then all of dbeta.
+ * bytes, of which neighbouring threads have neighbouring ones. The shared memory of a block has,
+ * for each team, all of dgamma and then all of dbeta.
  */
 template <class S, int N> struct column_sums {
   static constexpr int U = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N, UNITS = N / U;
