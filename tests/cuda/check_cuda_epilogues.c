@@ -151,8 +151,8 @@ CK_TEST(epilogues_are_timed) {
   }
 }
 
-static const unsigned slow_ones[] = {CUBLASLT_EPILOGUE_GELU,
-                                     (CUBLASLT_EPILOGUE_DGELU & ~AUX_BIT) | CUBLASLT_EPILOGUE_BGRADB};
+static const unsigned slow_ones[] = {
+    CUBLASLT_EPILOGUE_GELU, (CUBLASLT_EPILOGUE_DGELU & ~AUX_BIT) | CUBLASLT_EPILOGUE_BGRADB};
 
 /* An epilogue that was timed and lost is not used, in any type, and the others are. So it is later,
  * when it would be fast; another shape has it then. */

@@ -210,7 +210,9 @@ static ek_module *draw_sequential(struct tree *tree, int depth) {
   for (int64_t i = 0; i < count; i++) parts[i] = draw(tree, depth + 1);
   ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
   const int64_t policy = ck_random_integer(&tree->random, 0, 2 * POLICIES - 1);
-  if (tree->wrap && policy < (tree->cheap ? POLICIES : CHEAP)) options.recompute = policy_of(policies[policy]);
+  if (tree->wrap && policy < (tree->cheap ? POLICIES : CHEAP)) {
+    options.recompute = policy_of(policies[policy]);
+  }
   ck_ok(ek_sequential_create_with(&module, parts, (size_t)count, &options));
   for (int64_t i = 0; i < count; i++) ek_module_free(parts[i]);
   return module;

@@ -422,7 +422,8 @@ static const struct kind {
     {false, true, 0, CUBLASLT_EPILOGUE_DEFAULT},   {false, false, 0, CUBLASLT_EPILOGUE_DEFAULT},
     {true, false, 0, CUBLASLT_EPILOGUE_DEFAULT},   {false, false, 1, CUBLASLT_EPILOGUE_DEFAULT},
     {true, false, 1, CUBLASLT_EPILOGUE_DEFAULT},   {false, true, 0, CUBLASLT_EPILOGUE_BIAS},
-    {false, true, 0, CUBLASLT_EPILOGUE_GELU_BIAS}, {false, true, 0, CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
+    {false, true, 0, CUBLASLT_EPILOGUE_GELU_BIAS},
+    {false, true, 0, CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
     {false, false, 0, CUBLASLT_EPILOGUE_DGELU},    {false, false, 0, CUBLASLT_EPILOGUE_DGELU_BGRAD},
     {true, false, 0, CUBLASLT_EPILOGUE_BGRADB},    {true, false, 1, CUBLASLT_EPILOGUE_BGRADB}};
 
