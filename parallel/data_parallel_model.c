@@ -145,9 +145,8 @@ static ek_status open_cut(ek_data_parallel_model *model) {
   for (size_t k = 0; k < run->count; k++) {
     struct ek__rank *rank = &run->ranks[k];
     EK_TRY(open_sums(model, rank, run->inner != NULL ? most : 1));
-    if (placement->gradient_shares) {
-      EK_TRY(ek__keeper_open(rank, run->gathers, placement->parameter_shares));
-    }
+    if (placement->gradient_shares) ek__keeper_open(rank, run->gathers);
+    if (placement->parameter_shares) EK_TRY(ek__keeper_lend_values(rank));
     EK_TRY(ek__new(&rank->passes, most, sizeof *rank->passes, memory_of));
     rank->pass_count = most;
   }

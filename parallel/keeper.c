@@ -2,9 +2,9 @@
  * keeper.c - lends buckets of gradients, and keeps the device's shares of their sums.
  *
  * A bucket is freed when the sum of the next one has been queued, and two that are queued together
- * when that of the bucket after them has. So its own sum has the time of a
- * bucket's backward to end, and at most two buckets exist beside those that backward adds to. All
- * of this is queued: the compute stream waits for the sum, the host does not.
+ * when that of the bucket after them has. So its own sum has the time of a bucket's backward to
+ * end, and at most two buckets exist beside those that backward adds to. All of this is queued: the
+ * compute stream waits for the sum, the host does not.
  *
  * A bucket's memory is not cleared, because the first module that adds to a gradient overwrites it.
  * Only the elements between two parameters, which nothing writes, are zeroed: they count in norms.
@@ -57,12 +57,11 @@ static ek_status lend_gradient(ek_tensor *gradient, struct ek__lender *lender, s
 
 /* ---- opening and closing ---- */
 
-ek_status ek__keeper_open(struct ek__rank *rank, ek_communicator *gathers, bool values) {
+void ek__keeper_open(struct ek__rank *rank, ek_communicator *gathers) {
   struct ek__keeper *keeper = &rank->keeper;
   keeper->lender.gradient = lend_gradient;
   keeper->gathers = gathers;
   keeper->current = keeper->ahead = keeper->held = rank->sums->cut->count;
-  return values ? ek__keeper_lend_values(rank) : EK_OK;
 }
 
 void ek__keeper_close(struct ek__rank *rank) {
@@ -71,16 +70,21 @@ void ek__keeper_close(struct ek__rank *rank) {
 }
 
 void ek__keeper_drop(struct ek__rank *rank) {
-  if (rank->keeper.lender.gradient == NULL) return;
+  struct ek__keeper *keeper = &rank->keeper;
+  if (keeper->lender.gradient == NULL) return;
   for (size_t i = 0; i < rank->round_count; i++) {
     const struct ek__sums *sums = &rank->rounds[i];
     for (size_t b = 0; sums->lent != NULL && b < sums->cut->count; b++) {
       ek_tensor_free(&sums->lent[b].whole);
     }
   }
-  rank->keeper.trail = 0;
-  rank->keeper.held = rank->sums->cut->count;
-  if (rank->keeper.values != NULL) ek__keeper_drop_values(rank);
+  const size_t none = rank->sums->cut->count;
+  for (size_t u = 0; keeper->values != NULL && u < none; u++) {
+    ek_tensor_free(&keeper->values[u].whole);
+    keeper->values[u] = (struct ek__gathered){0};
+  }
+  keeper->trail = 0;
+  keeper->current = keeper->ahead = keeper->held = none;
 }
 
 /* ---- sums over the devices ---- */
@@ -114,8 +118,8 @@ ek_status ek__keeper_reduce(struct ek__rank *rank, size_t bucket) {
   if (holds) keeper->held = bucket;
   if (!holds) EK_TRY(begin(rank, bucket, sums->cut->list[bucket].joined));
   if (sums->cut->list[bucket].joined) return EK_OK; /* nothing waits between it and the next */
-  return ek__keeper_settle(rank, bucket > 0 && sums->cut->list[bucket - 1].joined ? bucket - 1
-                                                                                  : bucket);
+  return ek__keeper_settle(rank,
+                           bucket > 0 && sums->cut->list[bucket - 1].joined ? bucket - 1 : bucket);
 }
 
 ek_status ek__keeper_settle(struct ek__rank *rank, size_t end) {

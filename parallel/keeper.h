@@ -33,9 +33,8 @@ struct ek__keeper {
   uint64_t trail;    /* of what its passes have asked for: ek__keeper_note() */
 };
 
-/* For a rank whose replica and sums exist; values: are cut, and gathered by `gathers`. After a
- * failure the second function frees what was made. */
-ek_status ek__keeper_open(struct ek__rank *rank, ek_communicator *gathers, bool values);
+/* For a rank whose replica and sums exist. The second one frees what both opened. */
+void ek__keeper_open(struct ek__rank *rank, ek_communicator *gathers);
 void ek__keeper_close(struct ek__rank *rank);
 
 /* struct ek__sums.queue and .settle of the reduction `sum`: queue the sum of a bucket, zeros if
@@ -70,9 +69,9 @@ static inline void ek__keeper_note(struct ek__keeper *keeper, unsigned step, siz
 /* Frees what is lent. No worker runs. */
 void ek__keeper_drop(struct ek__rank *rank);
 
-/* ---- units.c: the values ---- */
+/* ---- units.c: values ---- */
 
+/* For a keeper that is open: values are cut too, and gathered by `gathers`. */
 ek_status ek__keeper_lend_values(struct ek__rank *rank);
-void ek__keeper_drop_values(struct ek__rank *rank);
 
 #endif /* EK_KEEPER_H */

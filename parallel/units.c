@@ -198,12 +198,3 @@ ek_status ek__keeper_lend_values(struct ek__rank *rank) {
   return ek__new(&keeper->values, rank->sums->cut->parameters, sizeof *keeper->values,
                  "a data-parallel model");
 }
-
-void ek__keeper_drop_values(struct ek__rank *rank) {
-  struct ek__keeper *keeper = &rank->keeper;
-  for (size_t u = 0; u < rank->sums->cut->count; u++) {
-    ek_tensor_free(&keeper->values[u].whole);
-    keeper->values[u] = (struct ek__gathered){0};
-  }
-  keeper->current = keeper->ahead = rank->sums->cut->count;
-}

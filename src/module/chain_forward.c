@@ -94,19 +94,6 @@ static ek_status take_given(ek_tensor *tensor, const struct ek__forward *at) {
 
 /* ---- an addition at the end of a chain, with the norm that the next one begins with ---- */
 
-ek_status ek__sum_close(ek_pass *pass) {
-  struct ek__open_sum *it = &pass->open_sum;
-  if (!ek_tensor_exists(&it->residual)) return EK_OK;
-  const ek_status status = ek_op_add(ek_pass_stream(pass), &it->place, &it->place, &it->residual);
-  ek__sum_drop(pass);
-  return status;
-}
-
-void ek__sum_drop(ek_pass *pass) {
-  ek_tensor_free(&pass->open_sum.residual);
-  pass->open_sum = (struct ek__open_sum){.place = {0}};
-}
-
 static bool is_chain(const struct ek__chain *chain, size_t i) {
   if (ek__step_kind(chain, i) != EK__STEP_CHILD) return false;
   const struct ek__node *child = chain->node->children[ek__step_child(chain, i)];

@@ -22,6 +22,21 @@
 #include "device/communicator_internal.h"
 #include "module/pass_internal.h"
 
+/* ---- an addition that a chain leaves to the next one ---- */
+
+ek_status ek__sum_close(ek_pass *pass) {
+  struct ek__open_sum *it = &pass->open_sum;
+  if (!ek_tensor_exists(&it->residual)) return EK_OK;
+  const ek_status status = ek_op_add(ek_pass_stream(pass), &it->place, &it->place, &it->residual);
+  ek__sum_drop(pass);
+  return status;
+}
+
+void ek__sum_drop(ek_pass *pass) {
+  ek_tensor_free(&pass->open_sum.residual);
+  pass->open_sum = (struct ek__open_sum){.place = {0}};
+}
+
 /* ---- opening and closing ---- */
 
 static void destroy(struct ek__spare *spare) {

@@ -150,9 +150,7 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
 /* No recipe. */
 #define EK__NO_RECIPE SIZE_MAX
 
-/* ---- chain_forward.c ---- */
-
-/* Computes the sum that is open, if one is; and forgets it, with its reference. */
+/* Computes the sum that a chain has left open, if one is; and forgets it, with its reference. */
 ek_status ek__sum_close(ek_pass *pass);
 void ek__sum_drop(ek_pass *pass);
 
