@@ -160,22 +160,25 @@ static ek_status cut(struct ek__buckets *buckets, const struct ek__layout *layou
   return EK_OK;
 }
 
-static bool has_decay(const struct ek__layout *layout, const struct ek__bucket *bucket) {
-  bool any = false;
+static bool has_decay(const struct ek__buckets *buckets, const struct ek__layout *layout,
+                      size_t bucket) {
   for (size_t i = 0; i < layout->order_trained; i++) {
-    const struct ek__parameter *p = &layout->parameters[layout->order[i]];
-    any = any || (p->offset >= bucket->first && p->offset < bucket->last &&
-                  p->group != EK__GROUP_NO_DECAY);
+    const size_t parameter = layout->order[i];
+    if (buckets->of[parameter] == bucket &&
+        layout->parameters[parameter].group != EK__GROUP_NO_DECAY) {
+      return true;
+    }
   }
-  return any;
+  return false;
 }
 
 /* Biases and norms alone, the last trained bucket, are complete when the matrices before them are
  * (layout.h). */
 static void join_last(struct ek__buckets *buckets, const struct ek__layout *layout) {
   if (layout->unit_count > 0 || buckets->trained < 2) return;
-  struct ek__bucket *last = &buckets->list[buckets->trained - 1];
-  last[-1].joined = has_decay(layout, &last[-1]) && !has_decay(layout, last);
+  const size_t last = buckets->trained - 1;
+  buckets->list[last - 1].joined =
+      has_decay(buckets, layout, last - 1) && !has_decay(buckets, layout, last);
 }
 
 ek_optimizer_parameter ek__rule_parameter(const ek_replica *replica, size_t parameter) {
