@@ -33,7 +33,8 @@ struct ek__keeper {
   uint64_t trail;    /* of what its passes have asked for: ek__keeper_note() */
 };
 
-/* For a rank whose replica and sums exist. The second one frees what both opened. */
+/* For a rank whose replica and sums exist. ek__keeper_close() also frees what
+ * ek__keeper_lend_values() has made. */
 void ek__keeper_open(struct ek__rank *rank, ek_communicator *gathers);
 void ek__keeper_close(struct ek__rank *rank);
 

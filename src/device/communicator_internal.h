@@ -66,7 +66,7 @@ ek_status ek__communicator_open(ek_communicator **communicator, ek_group *group,
                                 enum ek__reach reach);
 
 /*
- * What the public functions start: a collective of `tensor`, of which `what` has the rest. With
+ * Starts a collective of `tensor`, as the public functions do; `what` has the other arguments. With
  * `more`, all devices start another collective of this communicator at once, before they wait for
  * anything. `about` is the number of its subject: different numbers on the devices are
  * EK_ERR_SHAPE, as different sizes are.

@@ -124,7 +124,7 @@ struct ek__cpu_failure {
 };
 #define EK__CPU_NO_FAILURE                                                                         \
   { .set = ATOMIC_FLAG_INIT, .status = EK_OK }
-/* Of a part; EK_OK is none. */
+/* Keeps the failure of a part, if `status` is one and none has come before it. */
 void ek__cpu_note(struct ek__cpu_failure *failure, ek_status status);
 /* After the run, on the calling thread: EK_OK, or the failure. */
 ek_status ek__cpu_failed(const struct ek__cpu_failure *failure);

@@ -55,7 +55,7 @@ struct ek__winograd_scatter_args {
 };
 
 /*
- * Kernels of rows `row` + begin to `row` + end, element (r, c, tap) of which is at
+ * Kernels of rows `row` + begin to `row` + end. Element (r, c, tap) is at
  * r row_step + c column_step + tap:
  *     weights  matrix[position][r - row][c] = G g G^T, with taps from the last to the first if
  *              `turned`

@@ -7,7 +7,7 @@
  * kernel over the keys for dk and dv, one over the queries for dq, each sum in the order of the
  * tiles. Copies are hidden: in the forward a tile is copied while another one is multiplied, and in
  * the backward both tiles of the next iteration are, with one barrier for an iteration. A warp
- * skips a tile of which its rows see nothing.
+ * skips a tile that its rows do not see.
  *
  * One kernel over the keys for all three would have 5 products where the two have 7, but would read
  * nearly as much of shared memory, which is the limit: its ds goes through there, and all warps of

@@ -334,7 +334,7 @@ __device__ __forceinline__ row_gradient<T, S, SOFT> gradient_of(const loss<T, S,
   return g;
 }
 
-/* Columns that are none of the classes. */
+/* The columns after the classes. */
 template <class T, class S, bool SOFT>
 __device__ __forceinline__ void clear_rest(const loss<T, S, SOFT> &a, T *to) {
   for (int64_t c = a.classes + threadIdx.x; c < a.columns; c += blockDim.x) to[c] = T(S(0));

@@ -147,9 +147,9 @@ __device__ __forceinline__ void slopes(pack<S, N> *g, pack<S, N> *n, const pack<
 }
 
 /*
- * What a thread's rows give dgamma and dbeta of its columns, all of which it holds: in units of 16
- * bytes, of which neighbouring threads have neighbouring ones. The shared memory of a block has,
- * for each team, all of dgamma and then all of dbeta.
+ * A thread's sums for dgamma and dbeta, over its rows, of all its columns. They are kept in units of
+ * 16 bytes, and neighbouring threads have neighbouring units. For each team the shared memory of a
+ * block has all of dgamma and then all of dbeta.
  */
 template <class S, int N> struct column_sums {
   static constexpr int U = N * sizeof(S) > 16 ? 16 / (int)sizeof(S) : N, UNITS = N / U;
