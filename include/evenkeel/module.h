@@ -228,6 +228,13 @@ typedef struct ek_module_ops {
    * may then compute the last addition of the first, together with a norm that it begins with.
    */
   bool chain;
+
+  /*
+   * (optional) fallback: backward does everything. The part of a backward that was given to
+   * ek_pass_postpone(): adds into the gradients of parameters. `kept` are loans of the tensors that
+   * were given, in their order. Nothing is saved any more; workspace is freed when it returns.
+   */
+  ek_status (*backward_later)(const ek_module *self, ek_pass *pass, const ek_tensor *kept);
 } ek_module_ops;
 
 /*

@@ -70,6 +70,23 @@ EK_API bool ek_pass_trains(const ek_pass *pass, size_t index);
  */
 EK_API EK_CHECKED ek_status ek_pass_gradient_complete(ek_pass *pass, size_t index);
 
+/*
+ * Backward in two parts. Where a module sums over the devices in backward (ek_pass_all_reduce()), a
+ * device waits there for the others, and has nothing to compute but the gradients of parameters
+ * that nothing needs yet. ek_pass_can_postpone() returns true in a backward whose model has such a
+ * module, several devices and a pass that allows it. The backward may then make grad_inputs alone,
+ * and end with ek_pass_postpone(): the pass takes a reference to each of `count` tensors, at most
+ * EK_MAX_POSTPONED, and calls `backward_later` of the module's table with them: while the next such
+ * sum is under way, before the next module postpones something, before another user of one of the
+ * module's parameters adds to its gradient, or at the end of the pass's backward. So at most one
+ * module waits, and each gradient is added up in the same order, to the same bits. All devices
+ * answer alike, with rows or without. EK_ERR_STATE where ek_pass_can_postpone() is false or the
+ * table has no `backward_later`; EK_ERR_INVALID_ARGUMENT for more tensors, or one that is absent.
+ */
+#define EK_MAX_POSTPONED 4
+EK_API bool ek_pass_can_postpone(const ek_pass *pass);
+EK_API EK_CHECKED ek_status ek_pass_postpone(ek_pass *pass, const ek_tensor *tensors, size_t count);
+
 /* ---- for a module: memory ---- */
 
 /* A new tensor for a result: an output or the gradient of an input. The caller owns it. What a

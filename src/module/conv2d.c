@@ -2,8 +2,9 @@
  * conv2d.c - convolution of pictures.
  *
  * Backward computes the gradients of the parameters first: their reduction over the devices can
- * start, and x is not needed beside dx, which is as large. Where the weight is frozen only the
- * shape of x is kept, as that of a tensor without elements.
+ * start, and x is not needed beside dx, which is as large. Where a batch norm sums over the devices
+ * they come last: the device computes them while it waits for that sum. Where the weight is frozen
+ * only the shape of x is kept, as that of a tensor without elements.
  */
 #include <evenkeel/conv2d.h>
 
@@ -121,23 +122,34 @@ static ek_status add_gradients(const struct conv2d *m, ek_pass *pass, const ek_t
   return m->bias ? ek_pass_gradient_complete(pass, BIAS) : EK_OK;
 }
 
-/* Frees x before dx is made. */
-static ek_status gradients(const struct conv2d *m, ek_pass *pass, const ek_tensor *dy, ek_tensor *x,
-                           ek_tensor *space, ek_tensor *dx) {
-  const int64_t shape[] = {dy->shape[0], x->shape[1], x->shape[2], x->shape[3]};
+static ek_status input_gradient(const struct conv2d *m, ek_pass *pass, const ek_tensor *dy,
+                                ek_tensor *space, ek_tensor *dx) {
   ek_tensor weight = {0};
-  EK_TRY(workspace(space, m, pass, shape, true));
-  EK_TRY(add_gradients(m, pass, dy, x, space));
-  ek_tensor_free(x);
-  if (dx == NULL) return EK_OK;
   EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));
-  EK_TRY(ek_pass_output(dx, pass, ek_pass_type(pass), 4, shape));
   return ek_op_convolve_backward(ek_pass_stream(pass),
                                  &(ek_convolve_backward_args){.dx = dx,
                                                               .workspace = to_or_null(space),
                                                               .dy = dy,
                                                               .weight = &weight,
                                                               .options = &m->convolution});
+}
+
+/* Frees x before dx is made, unless the gradients of the parameters can wait: then dx is made
+ * before the workspace, which leaves no hole that is too small for that of the rest. */
+static ek_status gradients(const struct conv2d *m, ek_pass *pass, const ek_tensor *dy, ek_tensor *x,
+                           ek_tensor *space, ek_tensor *dx) {
+  const int64_t shape[] = {dy->shape[0], x->shape[1], x->shape[2], x->shape[3]};
+  const bool later = dx != NULL && ek_pass_trains(pass, WEIGHT) && ek_pass_can_postpone(pass);
+  if (later) EK_TRY(ek_pass_output(dx, pass, ek_pass_type(pass), 4, shape));
+  EK_TRY(workspace(space, m, pass, shape, true));
+  if (!later) {
+    EK_TRY(add_gradients(m, pass, dy, x, space));
+    ek_tensor_free(x);
+    if (dx != NULL) EK_TRY(ek_pass_output(dx, pass, ek_pass_type(pass), 4, shape));
+  }
+  if (dx != NULL) EK_TRY(input_gradient(m, pass, dy, space, dx));
+  ek_tensor_free(space);
+  return later ? ek_pass_postpone(pass, (const ek_tensor[]){*dy, *x}, 2) : EK_OK;
 }
 
 static ek_status conv2d_backward(const ek_module *self, ek_pass *pass,
@@ -151,11 +163,22 @@ static ek_status conv2d_backward(const ek_module *self, ek_pass *pass,
   return status;
 }
 
+/* Of dy and x. */
+static ek_status conv2d_later(const ek_module *self, ek_pass *pass, const ek_tensor *kept) {
+  const struct conv2d *m = (const struct conv2d *)self;
+  const ek_tensor *dy = &kept[0], *x = &kept[1];
+  ek_tensor space = {0};
+  EK_TRY(workspace(&space, m, pass, x->shape, true));
+  const ek_status status = add_gradients(m, pass, dy, x, &space);
+  ek_tensor_free(&space);
+  return status;
+}
+
 /* ---- making one ---- */
 
 static const ek_module_ops conv2d_ops = {
     EK__LAYER("conv2d", conv2d_forward, conv2d_backward, ek__layer_free),
-    .parameters = conv2d_parameters};
+    .parameters = conv2d_parameters, .backward_later = conv2d_later};
 
 static ek_status check_options(const ek_conv2d_options *o, int64_t in, int64_t out) {
   const int64_t large = INT64_MAX / 2, x_shape[] = {0, large, large, in};

@@ -20,6 +20,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "device/communicator_internal.h"
+#include "module/layer_internal.h"
 #include "module/pass_internal.h"
 
 /* ---- an addition that a chain leaves to the next one ---- */
@@ -35,6 +36,54 @@ ek_status ek__sum_close(ek_pass *pass) {
 void ek__sum_drop(ek_pass *pass) {
   ek_tensor_free(&pass->open_sum.residual);
   pass->open_sum = (struct ek__open_sum){.place = {0}};
+}
+
+/* ---- what a module postpones ---- */
+
+bool ek_pass_can_postpone(const ek_pass *pass) {
+  if (pass == NULL || !pass->frame->backward || pass->frame->entered) return false;
+
+  const bool lent = pass->lender != NULL && pass->lender->enter != NULL; /* and given back */
+  return pass->replica->layout.collective && !lent && pass->exchange == NULL &&
+         ek_communicator_world_size(pass->options.communicator) > 1;
+}
+
+ek_status ek_pass_postpone(ek_pass *pass, const ek_tensor *tensors, size_t count) {
+  static const char *const who = "ek_pass_postpone";
+  EK__NOT_NULL(who, pass, tensors);
+  const struct ek__frame *frame = pass->frame;
+  EK__FAIL_IF(!ek_pass_can_postpone(pass), EK_ERR_STATE,
+              "%s: not possible here; ask ek_pass_can_postpone()", who);
+  EK__FAIL_IF(EK__TABLE_SLOT(ek_module_table(frame->node->module), backward_later) == NULL,
+              EK_ERR_STATE, "%s: the module's table has no backward_later", who);
+  EK__FAIL_IF(count > EK_MAX_POSTPONED, EK_ERR_INVALID_ARGUMENT,
+              "%s: %zu tensors, expected %d at most", who, count, EK_MAX_POSTPONED);
+  EK_TRY(ek__check_tensors(who, pass, tensors, count));
+  EK_TRY(ek__postponed_run(pass));
+  struct ek__postponed *it = &pass->postponed;
+  for (size_t i = 0; i < count; i++) {
+    const ek_status status = ek_tensor_share(&it->kept[i], &tensors[i]);
+    if (status != EK_OK) ek__postponed_drop(pass);
+    EK_TRY(status);
+  }
+  it->node = frame->node;
+  it->precision = frame->precision;
+  it->children = frame->children;
+  return EK_OK;
+}
+
+void ek__postponed_drop(ek_pass *pass) {
+  ek__free_all(pass->postponed.kept, EK_MAX_POSTPONED);
+  pass->postponed = (struct ek__postponed){.node = NULL};
+}
+
+/* Before another user adds to a gradient that a postponed backward adds to. */
+static ek_status keep_order(ek_pass *pass, size_t global) {
+  const struct ek__node *node = pass->postponed.node;
+  for (size_t i = 0; node != NULL && i < node->parameter_count; i++) {
+    if (node->parameters[i] == global) return ek__postponed_run(pass);
+  }
+  return EK_OK;
 }
 
 /* ---- opening and closing ---- */
@@ -127,6 +176,7 @@ void ek_pass_free(ek_pass *pass) {
   ek__cast_drop_parameters(pass, 0);
   ek__drop_wide_gradients(pass);
   ek__sum_drop(pass);
+  ek__postponed_drop(pass);
   pass->spare.next = pass->replica->spares;
   pass->replica->spares = &pass->spare;
 }
@@ -215,6 +265,7 @@ ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass, siz
   EK__FAIL_IF(pass->waiting[global] == 0, EK_ERR_STATE,
               "ek_pass_gradient: the gradient of %s was already reported complete",
               pass->replica->layout.parameters[global].name);
+  EK_TRY(keep_order(pass, global));
   EK_TRY(find_gradient(gradient, pass, global));
   if (!pass->touched[global]) EK_TRY(zero_room(pass, global, gradient));
   if (beta != NULL) {
@@ -320,6 +371,21 @@ static ek_status exchange(ek_pass *pass, ek_tensor *tensor) {
   return status;
 }
 
+/* What is postponed is done meanwhile. If that fails, the sum is still waited for: the others read
+ * and write the tensor, which its owner frees. */
+static ek_status sum(ek_pass *pass, ek_communicator *communicator, ek_tensor *tensor) {
+  ek_device *device = pass->replica->device;
+  EK_TRY(ek_communicator_all_reduce(communicator, device, tensor));
+  const uint64_t number = ek__communicator_started(communicator, device);
+  const ek_status status = ek__postponed_run(pass);
+  if (status == EK_OK) return ek__communicator_wait_for(communicator, device, number);
+  char kept[EK__MESSAGE_SIZE];
+  ek__error_keep(kept);
+  const ek_status waited = ek__communicator_wait_for(communicator, device, number);
+  ek__error_restore(kept, waited == EK_ERR_ABORTED ? EK_OK : waited);
+  return status;
+}
+
 ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor) {
   static const char *const who = "ek_pass_all_reduce";
   EK__NOT_NULL(who, pass, tensor);
@@ -329,9 +395,7 @@ ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor) {
   EK_TRY(ek__communicator_can_sum(who, pass->replica->device, tensor->type));
   ek_communicator *communicator = pass->options.communicator;
   if (pass->exchange != NULL) return exchange(pass, tensor);
-  if (communicator == NULL) return EK_OK;
-  EK_TRY(ek_communicator_all_reduce(communicator, pass->replica->device, tensor));
-  return ek_communicator_wait(communicator, pass->replica->device);
+  return communicator == NULL ? EK_OK : sum(pass, communicator, tensor);
 }
 
 bool ek_pass_is_collective(const ek_pass *pass) {

@@ -98,6 +98,13 @@ struct ek__open_sum {
   ek_tensor place, residual;
 };
 
+/* The rest of a backward, and what it needs. */
+struct ek__postponed {
+  const struct ek__node *node; /* NULL: nothing is postponed */
+  ek_precision precision, children; /* of its frame */
+  ek_tensor kept[EK_MAX_POSTPONED];
+};
+
 struct ek_pass {
   struct ek__spare spare; /* once it was freed; the replica keeps it, tables included */
   ek_replica *replica;
@@ -110,6 +117,7 @@ struct ek_pass {
   bool added;                            /* forward has added to gradients of parameters */
   bool leaves_sum; /* the child that is called now may, where it is a chain */
   struct ek__open_sum open_sum; /* zeros: none is */
+  struct ek__postponed postponed;
   ek_tensor *saved;                      /* one that does not exist stands for a recipe: remake.c */
   size_t saved_count, saved_capacity;
   struct ek__recipe *recipes;
@@ -153,6 +161,10 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
 /* Computes the sum that a chain has left open, if one is; and forgets it, with its reference. */
 ek_status ek__sum_close(ek_pass *pass);
 void ek__sum_drop(ek_pass *pass);
+
+/* Does what a module has postponed, if one has; and forgets it, with its references. */
+ek_status ek__postponed_run(ek_pass *pass);
+void ek__postponed_drop(ek_pass *pass);
 
 /* ---- round_gradients.c: gradients that are kept in 16 bits, or not at all ---- */
 

@@ -430,6 +430,29 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
   return status;
 }
 
+/* In a frame on top of that of the module that happens to run. */
+ek_status ek__postponed_run(ek_pass *pass) {
+  struct ek__postponed it = pass->postponed;
+  struct call call;
+  if (it.node == NULL) return EK_OK;
+  const ek_module *module = it.node->module;
+  pass->postponed = (struct ek__postponed){.node = NULL};
+  call.frames[0] = child_frame(pass, it.node);
+  call.frames->precision = it.precision;
+  call.frames->children = it.children;
+  call.frames->saving = call.frames->backward = true;
+  call.frames->floor = pass->saved_count;
+  begin(&call, pass, "backward");
+  ek_status status = ek_module_table(module)->backward_later(module, pass, it.kept);
+  if (status != EK_OK) ek__name_failure(pass, call.function, status, call.errors);
+  if (pass->frame != call.frames) leave(pass);
+  ek__cast_drop_parameters(pass, call.frames->converted);
+  if (status == EK_OK) status = ek__check_backward(pass, it.node, EK__NO_RECORD, NULL, NULL);
+  status = end(&call, pass, status);
+  ek__free_all(it.kept, EK_MAX_POSTPONED);
+  return status;
+}
+
 /* ---- children ---- */
 
 static ek_status child_node(const struct ek__node **node, const char *who, const ek_pass *pass,
@@ -584,7 +607,8 @@ ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass *pass,
   ek_tensor given[EK_MAX_INPUTS], *const wanted = grad_inputs == NULL ? NULL : given;
   EK_TRY(ek__pass_complete_early(pass));
   EK_TRY(run_backward(pass, root, grad_outputs, wanted));
-  ek_status status = ek__pass_complete_rest(pass);
+  ek_status status = ek__postponed_run(pass);
+  if (status == EK_OK) status = ek__pass_complete_rest(pass);
   if (status == EK_OK) status = rest(pass, true);
   if (status != EK_OK) {
     ek__free_all(wanted, root->inputs);

@@ -34,6 +34,131 @@ static ek_status model(ek_module **module, bool again) {
   return status;
 }
 
+/* ---- a model that postpones ---- */
+
+/* What device 0 does in backward: '(' and ')' around a sum over the devices, 's' a shift, 'l' the
+ * rest of one that was postponed, 'n' of one that was not. */
+static char trail[64];
+static int fails_on = -1; /* the device whose rest fails */
+static size_t given = 1;  /* tensors that a shift postpones; above 1 the first alone exists */
+static bool wrong;        /* a mark postpones, too; a shift whether it can or not */
+
+static void note(const ek_pass *pass, char what) {
+  const size_t length = strlen(trail);
+  if (ek_device_index(ek_pass_device(pass)) == 0 && length + 1 < sizeof trail) trail[length] = what;
+}
+
+/* One that alternates postpones in every second backward of a device's worker. */
+struct own {
+  ek_module base;
+  bool alternates;
+};
+static _Thread_local bool alternate;
+
+static void mark_free(ek_module *self) { free(self); }
+static void shift_free(ek_module *self) { free(self); }
+
+CK_FORWARD(mark) { return ek_tensor_share(&outputs[0], &inputs[0]); }
+
+/* Gives dy on, after a sum. */
+CK_BACKWARD(mark) {
+  ek_tensor sum = {0};
+  if (wrong) return ek_pass_postpone(pass, grad_outputs, 1);
+  EK_TRY(ek_pass_workspace(&sum, pass, EK_F64, 1, (const int64_t[]){1}));
+  note(pass, '(');
+  ek_status status = ek_op_zero(ek_pass_stream(pass), &sum);
+  if (status == EK_OK) status = ek_pass_all_reduce(pass, &sum);
+  note(pass, ')');
+  ek_tensor_free(&sum);
+  if (status != EK_OK || grad_inputs == NULL) return status;
+  return ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+}
+
+/* y = x + bias. */
+CK_PARAMETERS(shift) {
+  return ek_declare_parameter(declaration, "bias", 1, (const int64_t[]){IN},
+                              ek_initializer_zeros());
+}
+
+CK_FORWARD(shift) {
+  ek_tensor bias;
+  EK_TRY(ek_pass_parameter(&bias, pass, 0));
+  EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), 2, inputs[0].shape));
+  EK_TRY(ek_op_copy(ek_pass_stream(pass), &outputs[0], &inputs[0]));
+  return ek_op_add_bias(ek_pass_stream(pass), &outputs[0], &bias);
+}
+
+static ek_status add_gradient(ek_pass *pass, const ek_tensor *dy) {
+  double beta = 0;
+  ek_tensor gradient;
+  EK_TRY(ek_pass_gradient(&gradient, &beta, pass, 0));
+  EK_TRY(ek_op_column_sum(ek_pass_stream(pass), &gradient, dy, beta));
+  return ek_pass_gradient_complete(pass, 0);
+}
+
+CK_BACKWARD(shift) {
+  note(pass, 's');
+  if (grad_inputs != NULL) EK_TRY(ek_tensor_share(&grad_inputs[0], &grad_outputs[0]));
+  const bool now = ((const struct own *)self)->alternates && alternate;
+  if (((const struct own *)self)->alternates) alternate = !alternate;
+  const ek_tensor kept[EK_MAX_POSTPONED + 1] = {grad_outputs[0]};
+  if ((wrong || ek_pass_can_postpone(pass)) && !now) return ek_pass_postpone(pass, kept, given);
+  EK_TRY(add_gradient(pass, grad_outputs));
+  note(pass, 'n');
+  return EK_OK;
+}
+
+static ek_status shift_later(const ek_module *self, ek_pass *pass, const ek_tensor *kept) {
+  (void)self;
+  note(pass, 'l');
+  if ((int)ek_device_index(ek_pass_device(pass)) != fails_on) return add_gradient(pass, kept);
+  alternate = false;
+  return ek_error_set(EK_ERR_IO, "no such luck");
+}
+
+CK_MODULE_OPS_WITH(mark, .types = EK_TYPES_F64, .collective = true);
+CK_MODULE_OPS_WITH(shift, .types = EK_TYPES_F64, .parameters = shift_parameters,
+                   .backward_later = shift_later);
+
+static ek_module *own_create(const ek_module_ops *ops, bool alternates) {
+  struct own *own = calloc(1, sizeof *own);
+  ck_assert_ptr_nonnull(own);
+  own->alternates = alternates;
+  ck_ok(ek_module_init(&own->base, ops, 1, 1));
+  return &own->base;
+}
+
+/* A sequence whose last two shifts share their parameter. */
+struct pair {
+  ek_module base;
+  ek_module *sequence;
+};
+static void pair_free(ek_module *self) {
+  ek_module_free(((struct pair *)self)->sequence);
+  free(self);
+}
+CK_PARAMETERS(pair) {
+  EK_TRY(ek_declare_module(declaration, "in", ((const struct pair *)self)->sequence));
+  return ek_declare_tie(declaration, "in.6.bias", "in.5.bias");
+}
+CK_FORWARD(pair) { return ek_pass_child_forward(outputs, pass, 0, inputs); }
+CK_BACKWARD(pair) { return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs); }
+CK_MODULE_OPS_WITH(pair, .types = EK_TYPES_F64, .parameters = pair_parameters);
+
+enum { PARTS = 7 };
+static ek_status postponing(ek_module **module) {
+  ek_module *p[PARTS];
+  for (int i = 0; i < PARTS; i++) {
+    p[i] = own_create(i == 1 || i == 4 ? &mark_ops : &shift_ops, i >= PARTS - 2);
+  }
+  struct pair *pair = calloc(1, sizeof *pair);
+  ck_assert_ptr_nonnull(pair);
+  ck_ok(ek_sequential_create(&pair->sequence, p, PARTS));
+  for (int i = 0; i < PARTS; i++) ek_module_free(p[i]);
+  *module = &pair->base;
+  return ek_module_init(&pair->base, &pair_ops, 1, 1);
+}
+
 static ek_status normalized(ek_module **module) { return model(module, false); }
 static ek_status recomputed(ek_module **module) { return model(module, true); }
 
@@ -188,6 +313,76 @@ CK_LOOP(failures, 6) {
     ck_assert(ck_contains(ek_error_message(), ek_device_name(device)));
   }
   ck_assert_uint_gt(n, 10);
+}
+
+static void squares(struct ck_batch *batch, ek_type type, int64_t samples) {
+  batch->inputs = batch->targets = 1;
+  batch->input[0] = batch->target[0] =
+      (ek_tensor){.type = type, .rank = 2, .shape = {samples, IN}};
+}
+static const struct ck_workload later = {
+    "postponed", postponing, ek_mean_squared_error_create, squares, 0, false, 0};
+
+/* Parameters after a step of 3 samples. */
+static double *shifted(const char *spec, int placement, int64_t *count) {
+  struct ck_setup setup = setup_of(&later, spec, placement);
+  struct ck_training training = ck_training_opened(&setup);
+  struct ck_batch batch = batch_of(&later, 3, 1);
+  memset(trail, 0, sizeof trail);
+  ck_ok(ck_training_step(&training, &batch, NULL));
+  return ck_training_read(&training, CK_VALUES, count);
+}
+
+/* The rest of a backward comes during the next sum, before the next one that is postponed, before
+ * another user of its parameter adds, and at the end: with rows and without. On one device, and
+ * where parameters are lent, nothing is postponed. The sums are exact to 1e-12 as above. */
+CK_LOOP(postponed, CK_PLACEMENTS * SPECS) {
+  const int placement = _i / SPECS;
+  int64_t count = 0, others = 0;
+  double *want = shifted("cpu:1", EK_MODE_REPLICATED, &count);
+  ck_assert_str_eq(trail, "snsn()snsn()sn");
+  double *got = shifted(specs[_i % SPECS], placement, &others);
+  const bool lent = strncmp(ck_placement_name(placement), "fully-sharded", 13) == 0;
+  ck_assert_msg(strcmp(trail, lent ? "snsn()snsn()sn" : "ssln()ssl(l)sl") == 0, "%s: %s",
+                ck_placement_name(placement), trail);
+  ck_assert_int_eq(count, others);
+  ck_assert_double_le(ck_rel_l2(got, want, count), 1e-12);
+}
+
+/* A rest that fails names its module, whichever function it interrupts. */
+CK_LOOP(postponed_failures, 3) {
+  const struct ck_setup setup = setup_of(&later, "cpu:3", EK_MODE_REPLICATED);
+  struct ck_training training = ck_training_opened(&setup);
+  struct ck_batch batch = batch_of(&later, 7, 1);
+  fails_on = _i;
+  ck_assert_int_eq(ck_training_step(&training, &batch, NULL), EK_ERR_IO);
+  fails_on = -1;
+  ck_assert_msg(ck_contains(ek_error_message(), " (shift), backward: no such luck"), "%s",
+                ek_error_message());
+  ck_ok(ck_training_step(&training, &batch, NULL));
+}
+
+CK_LOOP(postponed_wrongly, 4) {
+  static const struct {
+    const char *spec;
+    size_t given;
+    bool wrong;
+    ek_status status;
+    const char *text;
+  } is[] = {
+      {"cpu:2", EK_MAX_POSTPONED + 1, false, EK_ERR_INVALID_ARGUMENT, "5 tensors"},
+      {"cpu:2", 2, false, EK_ERR_INVALID_ARGUMENT, "number 1"},
+      {"cpu:2", 1, true, EK_ERR_STATE, "(mark), backward: ek_pass_postpone: the module's table"},
+      {"cpu:1", 1, true, EK_ERR_STATE, "not possible here; ask ek_pass_can_postpone()"}};
+  const struct ck_setup setup = setup_of(&later, is[_i].spec, EK_MODE_REPLICATED);
+  struct ck_training training = ck_training_opened(&setup);
+  struct ck_batch batch = batch_of(&later, 7, 1);
+  given = is[_i].given;
+  wrong = is[_i].wrong;
+  ck_assert_int_eq(ck_training_step(&training, &batch, NULL), is[_i].status);
+  given = 1;
+  wrong = false;
+  ck_assert_msg(ck_contains(ek_error_message(), is[_i].text), "%s", ek_error_message());
 }
 
 CK_TEST(undeclared) {
