@@ -183,8 +183,8 @@ static ek_status open_ranks(ek_data_parallel_model *model) {
   EK_TRY(ek_communicator_open(&run->communicator, run->group));
   run->sums = run->gathers = run->communicator;
   if (shards_inside(model)) {
-    EK_TRY(ek__communicator_open(&run->sums, run->group, EK__REACH_SHARES));
-    EK_TRY(ek__communicator_open(&run->gathers, run->group, EK__REACH_PROCESS));
+    EK_TRY(ek__communicator_open(&run->sums, run->group, EK__REACH_SHARES, false));
+    EK_TRY(ek__communicator_open(&run->gathers, run->group, EK__REACH_PROCESS, false));
   }
   run->totals_ride =
       ek__between_in_host(run->group) && ek__group_world_size(run->group) > run->count;
@@ -209,7 +209,7 @@ static ek_status open_parts(ek_data_parallel_model *model) {
   ek__model_watch(model);
   EK_TRY(ek__ranks_apply(run, open_replica, model));
   if (run->ranks[0].replica->layout.collective) {
-    EK_TRY(ek_communicator_open(&run->inner, run->group));
+    EK_TRY(ek__communicator_open(&run->inner, run->group, EK__REACH_WORLD, true));
   }
   EK_TRY(open_cut(model));
   EK_TRY(ek__model_same(model));

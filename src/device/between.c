@@ -25,10 +25,18 @@
  * before goes out. In each round of a step all pairs of processes move the piece of one device in
  * each direction; a step has as many rounds as the process with the most devices has of them.
  *
- * Shares that are within each process (EK__REACH_SHARES) are summed in two levels: the devices of the
- * process first, each range into the memory of its own device, and then each range over the
- * processes, as an all_reduce in which a process has one rank. That moves what a ring over processes
- * moves, whatever the number of devices, and its sums are (a + b) + (c + d).
+ * Shares that are within each process (EK__REACH_SHARES) are summed in two levels: the devices of
+ * the process first, each range into the memory of its own device, and then each range over the
+ * processes, as an all_reduce in which a process has one rank. That moves what a ring over
+ * processes moves, whatever the number of devices, and its sums are (a + b) + (c + d).
+ *
+ * A small all_reduce of an urgent communicator has one trip instead of three (conversation, adding,
+ * spreading), where each process has one device: all elements go with the message of the
+ * conversation, and every process adds up all of them in the order of the ranks, with the same
+ * bits.
+ *
+ * Data moves by steps that wait for nothing (ek__between_advance): what they would wait for is known
+ * to the world, which comes back.
  *
  * The buffers are memory of the devices, in equal parts, and `plan` counts the same
  * (ek__between_reserve): at most two chunks in each process.
@@ -47,11 +55,34 @@ enum { CHUNK = 1 << 20, LEAST_PIECE = 4096 };
 /* Moves that are under way with one process: two rounds of adding, two steps of spreading. */
 enum { ADDING = 0, SPREADING = 2, SETS = 4 };
 
+struct run {
+  struct ek__between *self;
+  const struct ek__collective *what;
+  void *const *data;
+  size_t element; /* bytes */
+  size_t sent, received;
+  size_t piece; /* bytes */
+  bool folds;   /* the devices of a process are added up before they are sent */
+  bool rode;    /* what the others have is in the buffers */
+  bool failed;  /* a sum */
+  /* Where it is: */
+  int64_t steps;  /* pieces of the longest range; 1 for spreading alone, which takes ranges whole */
+  int64_t rounds; /* of adding, over all steps */
+  int64_t round;  /* that is waited for */
+  bool added;     /* that one, and the spreading before it is waited for */
+  int64_t spread; /* steps whose spreading is over */
+  /* Of EK__REACH_SHARES, one device after the other: */
+  size_t share;
+  struct ek__collective part;
+  void *range;
+};
+
 struct ek__between {
   struct ek__place *place;
   ek_world *world;
   ek_group *group;
   enum ek__reach reach;
+  bool urgent;
   size_t devices; /* of the group */
   /* Devices that are ranks here: those of the group; one for EK__REACH_SHARES. */
   size_t members, first_rank, ranks;
@@ -65,17 +96,9 @@ struct ek__between {
   struct ek__move **lists; /* to them */
   void **destinations;     /* one per member */
   const void **sources;    /* one per rank */
-};
-
-struct run {
-  struct ek__between *self;
-  const struct ek__collective *what;
-  void *const *data;
-  size_t element; /* bytes */
-  size_t sent, received;
-  size_t piece;     /* bytes */
-  bool folds;       /* the devices of a process are added up before they are sent */
-  ek_status folded; /* the first error of such a sum */
+  struct ek__collective what; /* that is under way */
+  void *const *data;          /* likewise */
+  struct run run;             /* likewise, or one share of it */
 };
 
 /* Sums are rounded once: those of 16-bit types are not taken apart. */
@@ -88,6 +111,21 @@ static bool needs_adding(const struct ek__collective *what) {
 
 static bool needs_spreading(const struct ek__collective *what) {
   return what->kind != EK__REDUCE && what->kind != EK__REDUCE_SCATTER;
+}
+
+/* Whole elements of every type, and the same in all processes. */
+static size_t piece_bytes(size_t ranks) {
+  const size_t piece = CHUNK / (ranks - 1);
+  return piece < LEAST_PIECE ? LEAST_PIECE : piece / 64 * 64;
+}
+
+/* Bytes that go with the conversation; 0: none do. */
+static size_t ride_of(const struct ek__between *self, const struct ek__collective *what) {
+  const size_t most = self->piece < EK__RIDE ? self->piece : EK__RIDE;
+  const size_t element = ek__type_size(what->type);
+  const bool rides = self->urgent && self->rounds == 1 && what->kind == EK__ALL_REDUCE &&
+                     (size_t)what->count <= most / element;
+  return rides ? (size_t)what->count * element : 0;
 }
 
 /* Elements first .. last - 1. */
@@ -156,6 +194,7 @@ static ek_status begin(struct run *run, size_t set, size_t i, const struct ek__m
   struct ek__move *move = &self->moves[set * self->peers + i];
   *move = *wanted;
   move->peer = peer_of(self, i);
+  move->bulk = !self->urgent;
   move->done = move->out_bytes == 0 && move->in_bytes == 0;
   if (move->done) return EK_OK;
   run->sent += move->out_bytes;
@@ -163,9 +202,20 @@ static ek_status begin(struct run *run, size_t set, size_t i, const struct ek__m
   return ek__world_move(self->world, move);
 }
 
-static ek_status finish(const struct run *run, size_t set) {
-  struct ek__between *self = run->self;
-  return ek__world_finish(self->world, self->lists + set * self->peers, self->peers);
+/* Whether the moves of a set are done. */
+static ek_status are_done(const struct run *run, size_t set, struct ek__bulk *wait, bool *done) {
+  const struct ek__between *self = run->self;
+  wait->moves = self->lists + set * self->peers;
+  wait->count = self->peers;
+  EK_TRY(ek__world_test(self->world, wait->moves, wait->count, done));
+  wait->waits += *done;
+  return EK_OK;
+}
+
+/* A sum that fails does not end the moves: the other processes go on with theirs. */
+static void note(struct run *run, ek_status status) {
+  if (status != EK_OK) ek__place_fail(run->self->place, status);
+  run->failed = run->failed || status != EK_OK;
 }
 
 /* ---- adding ---- */
@@ -192,7 +242,7 @@ static char *received(const struct run *run, size_t process, size_t k, int64_t s
 }
 
 /* What this process sends of a range to number `i` of the others: added up, after what is received
- * in the buffers. A sum that fails does not end the moves. */
+ * in the buffers. */
 static const char *fold(struct run *run, size_t i, int64_t step, struct range range) {
   struct ek__between *self = run->self;
   ek_device *device = ek_group_device(self->group, 0);
@@ -206,9 +256,8 @@ static const char *fold(struct run *run, size_t i, int64_t step, struct range ra
                                        .source_count = self->members,
                                        .count = range.last - range.first,
                                        .type = run->what->type};
-  const ek_status status = ek__device_table(device)->kernels->reduce(
-      ek_device_stream(device, EK_STREAM_COMPUTE), &args);
-  if (run->folded == EK_OK) run->folded = status;
+  note(run, ek__device_table(device)->kernels->reduce(ek_device_stream(device, EK_STREAM_COMPUTE),
+                                                      &args));
   return sum;
 }
 
@@ -218,11 +267,11 @@ static int64_t rounds_of(const struct run *run) {
 }
 
 /* Round number `round`, counted over all steps: device `round % rounds` of each process. */
-static ek_status begin_round(struct run *run, int64_t round, int64_t steps) {
+static ek_status begin_round(struct run *run, int64_t round) {
   struct ek__between *self = run->self;
   const int64_t rounds = rounds_of(run), step = round / rounds;
   const size_t k = (size_t)(round % rounds);
-  if (step >= steps) return EK_OK;
+  if (step >= run->steps) return EK_OK;
   const struct range own = piece_of(run, range_of(run, ek_world_process(self->world)), step);
   for (size_t i = 0; i < self->peers; i++) {
     const size_t peer = peer_of(self, i);
@@ -301,17 +350,17 @@ static void copy_to_members(const struct run *run, struct range range, size_t fr
 }
 
 /* A piece of a process's range, or all of it. */
-static struct range spread_of(const struct run *run, size_t process, int64_t step, bool all) {
+static struct range spread_of(const struct run *run, size_t process, int64_t step) {
   const struct range range = range_of(run, process);
-  return all ? range : piece_of(run, range, step);
+  return needs_adding(run->what) ? piece_of(run, range, step) : range;
 }
 
 /* Of a process's range, which device 0 has, to all others, whose device 0 gets it. */
-static ek_status begin_spreading(struct run *run, int64_t step, bool all) {
+static ek_status begin_spreading(struct run *run, int64_t step) {
   const struct ek__between *self = run->self;
-  const struct range own = spread_of(run, ek_world_process(self->world), step, all);
+  const struct range own = spread_of(run, ek_world_process(self->world), step);
   for (size_t i = 0; i < self->peers; i++) {
-    const struct range theirs = spread_of(run, peer_of(self, i), step, all);
+    const struct range theirs = spread_of(run, peer_of(self, i), step);
     const struct ek__move move = {.out = at(run, 0, own.first),
                                   .out_bytes = bytes_of(run, own),
                                   .in = at(run, 0, theirs.first),
@@ -321,12 +370,16 @@ static ek_status begin_spreading(struct run *run, int64_t step, bool all) {
   return EK_OK;
 }
 
-static ek_status finish_spreading(const struct run *run, int64_t step, bool all) {
+/* Of the steps before `end`; *done: it is over. */
+static ek_status end_spreading(struct run *run, int64_t end, struct ek__bulk *wait, bool *done) {
   const struct ek__between *self = run->self;
-  if (step < 0) return EK_OK;
-  EK_TRY(finish(run, SPREADING + (size_t)(step % 2)));
-  for (size_t i = 0; i < self->peers; i++) {
-    copy_to_members(run, spread_of(run, peer_of(self, i), step, all), 0);
+  *done = true;
+  for (; run->spread < end; run->spread++) {
+    EK_TRY(are_done(run, SPREADING + (size_t)(run->spread % 2), wait, done));
+    if (!*done) return EK_OK;
+    for (size_t i = 0; i < self->peers; i++) {
+      copy_to_members(run, spread_of(run, peer_of(self, i), run->spread), 0);
+    }
   }
   return EK_OK;
 }
@@ -343,36 +396,68 @@ static int64_t steps_of(const struct run *run) {
   return longest / most + (longest % most != 0);
 }
 
-/* An error of a sum does not end the moves: the other processes go on with theirs. */
-static ek_status add(struct run *run) {
-  const bool spreads = run->what->kind == EK__ALL_REDUCE;
-  const int64_t steps = steps_of(run), rounds = rounds_of(run);
-  ek_status added = EK_OK;
-  EK_TRY(begin_round(run, 0, steps));
-  EK_TRY(begin_round(run, 1, steps));
-  for (int64_t round = 0; round < steps * rounds; round++) {
-    const int64_t step = round / rounds;
-    EK_TRY(finish(run, ADDING + (size_t)(round % 2)));
-    if (round % rounds == rounds - 1) {
-      if (added == EK_OK) added = add_piece(run, step);
-      if (spreads) EK_TRY(finish_spreading(run, step - 2, false));
-      if (spreads) EK_TRY(begin_spreading(run, step, false));
-    }
-    EK_TRY(begin_round(run, round + 2, steps));
-  }
-  if (spreads) EK_TRY(finish_spreading(run, steps - 2, false));
-  if (spreads) EK_TRY(finish_spreading(run, steps - 1, false));
-  return run->folded != EK_OK ? run->folded : added;
-}
-
-static ek_status spread(struct run *run) {
+static ek_status begin_run(struct run *run) {
   const struct ek__between *self = run->self;
+  if (run->rode) return EK_OK;
+  if (needs_adding(run->what)) {
+    run->steps = steps_of(run);
+    run->rounds = run->steps * rounds_of(run);
+    EK_TRY(begin_round(run, 0));
+    return begin_round(run, 1);
+  }
   for (size_t k = 0; k < self->members; k++) {
     const size_t rank = self->first_rank + k;
     copy_to_members(run, (struct range){edge(run, rank), edge(run, rank + 1)}, k);
   }
-  EK_TRY(begin_spreading(run, 0, true));
-  return finish_spreading(run, 0, true);
+  run->steps = 1;
+  return begin_spreading(run, 0);
+}
+
+/* The rounds of adding from `run->round` on; *done: they are over. */
+static ek_status advance_adding(struct run *run, struct ek__bulk *wait, bool *done) {
+  const bool spreads = needs_spreading(run->what);
+  for (*done = true; run->round < run->rounds; run->round++, run->added = false) {
+    const int64_t rounds = rounds_of(run), step = run->round / rounds;
+    const bool whole = run->round % rounds == rounds - 1;
+    if (!run->added) {
+      EK_TRY(are_done(run, ADDING + (size_t)(run->round % 2), wait, done));
+      if (!*done) return EK_OK;
+      if (whole && !run->failed) note(run, add_piece(run, step));
+      run->added = true;
+    }
+    if (whole && spreads) {
+      EK_TRY(end_spreading(run, step - 1, wait, done));
+      if (!*done) return EK_OK;
+      EK_TRY(begin_spreading(run, step));
+    }
+    EK_TRY(begin_round(run, run->round + 2));
+  }
+  return EK_OK;
+}
+
+static ek_status advance_run(struct run *run, struct ek__bulk *wait, bool *done) {
+  EK_TRY(advance_adding(run, wait, done));
+  return *done && needs_spreading(run->what) ? end_spreading(run, run->steps, wait, done) : EK_OK;
+}
+
+/* What came with the conversation. */
+static void add_rides(struct run *run) {
+  struct ek__between *self = run->self;
+  ek_device *device = ek_group_device(self->group, 0);
+  const size_t bytes = (size_t)run->what->count * run->element;
+  char *all = block_at(run, 0);
+  for (size_t p = 0; p <= self->peers; p++) {
+    self->sources[p] = p == ek_world_process(self->world) ? run->data[0] : all + p * bytes;
+  }
+  const struct ek__reduce_args args = {.destinations = (void *const *)run->data,
+                                       .sources = self->sources,
+                                       .destination_count = 1,
+                                       .source_count = self->peers + 1,
+                                       .count = run->what->count,
+                                       .type = run->what->type};
+  note(run, ek__device_table(device)->kernels->reduce(ek_device_stream(device, EK_STREAM_COMPUTE),
+                                                      &args));
+  run->sent = run->received = bytes * self->peers;
 }
 
 /* ---- shares within each process ---- */
@@ -395,41 +480,78 @@ static ek_status add_inside(const struct ek__between *self, const struct ek__col
                                                    &args);
 }
 
-/* A failure inside leaves nothing out, because the other processes count on every move. */
-static ek_status add_shares(struct ek__between *self, const struct ek__collective *what,
-                            void *const *data) {
-  ek_status first = EK_OK;
-  for (size_t k = 0; k < self->devices; k++) {
-    const int64_t count = what->offsets[k + 1] - what->offsets[k];
-    const struct ek__collective whole = {
-        .kind = EK__ALL_REDUCE, .count = count, .type = what->type};
-    void *range = (char *)data[k] + (size_t)what->offsets[k] * ek__type_size(what->type);
-    struct run run = {.self = self, .what = &whole, .data = &range, .piece = self->piece};
-    run.element = ek__type_size(what->type);
-    const ek_status inside = add_inside(self, what, data, k);
-    const ek_status status = add(&run);
-    ek__world_count(self->world, run.sent, run.received);
-    if (first == EK_OK) first = inside != EK_OK ? inside : status;
-  }
-  return first;
+static ek_status begin_share(struct ek__between *self, size_t k) {
+  const struct ek__collective *what = &self->what;
+  struct run *run = &self->run;
+  const bool failed = run->failed;
+  *run = (struct run){.self = self,
+                      .what = &run->part,
+                      .data = &run->range,
+                      .element = ek__type_size(what->type),
+                      .piece = self->piece,
+                      .failed = failed,
+                      .share = k,
+                      .part = {.kind = EK__ALL_REDUCE,
+                               .count = what->offsets[k + 1] - what->offsets[k],
+                               .type = what->type}};
+  run->range = (char *)self->data[k] + (size_t)what->offsets[k] * run->element;
+  note(run, add_inside(self, what, self->data, k));
+  return begin_run(run);
 }
 
 /* ---- a collective ---- */
 
-ek_status ek__between_run(struct ek__between *between, uint64_t communicator,
-                          const struct ek__collective *what, void *const *data) {
-  struct run run = {.self = between, .what = what, .data = data, .piece = between->piece};
+ek_status ek__between_meet(struct ek__between *between, uint64_t communicator,
+                           const struct ek__collective *what, void *const *data) {
   const bool shares = between->reach == EK__REACH_SHARES;
-  run.element = ek__type_size(what->type);
-  run.folds = between->folds && needs_adding(what) && folds_type(what->type);
-  if (run.folds) run.piece = run.piece / 128 * 64; /* half: what is sent is in buffers as well */
-  EK_TRY(ek__place_meet(between->place, communicator, what,
-                        shares ? between->devices : between->ranks));
-  if (shares) return add_shares(between, what, data);
-  const ek_status status = needs_adding(what) ? add(&run) : spread(&run);
-  ek__world_count(between->world, run.sent, run.received);
-  return status;
+  struct ek__collective with = *what;
+  with.data = data[0];
+  return ek__place_meet(between->place, communicator, &with,
+                        shares ? between->devices : between->ranks, between->buffers[0].data,
+                        ride_of(between, what));
 }
+
+ek_status ek__between_begin(struct ek__between *between, const struct ek__collective *what,
+                            void *const *data) {
+  struct run *run = &between->run;
+  between->what = *what;
+  between->data = data;
+  *run = (struct run){.self = between,
+                      .what = &between->what,
+                      .data = data,
+                      .element = ek__type_size(what->type),
+                      .piece = between->piece,
+                      .folds = between->folds && needs_adding(what) && folds_type(what->type),
+                      .rode = ride_of(between, what) > 0};
+  if (between->reach == EK__REACH_SHARES) return begin_share(between, 0);
+  if (run->folds) run->piece = run->piece / 128 * 64; /* half: what is sent is in buffers as well */
+  if (run->rode) add_rides(run);
+  return begin_run(run);
+}
+
+ek_status ek__between_advance(struct ek__between *between, struct ek__bulk *bulk, bool *done) {
+  struct run *run = &between->run;
+  for (;;) {
+    EK_TRY(advance_run(run, bulk, done));
+    if (!*done) return EK_OK;
+    ek__world_count(between->world, run->sent, run->received);
+    const bool shares = between->reach == EK__REACH_SHARES;
+    if (!shares || run->share + 1 == between->devices) return EK_OK;
+    EK_TRY(begin_share(between, run->share + 1));
+  }
+}
+
+ek_status ek__between_finish(struct ek__between *between) {
+  struct ek__bulk wait = {0};
+  bool done = false;
+  for (;;) {
+    EK_TRY(ek__between_advance(between, &wait, &done));
+    if (done) return EK_OK;
+    EK_TRY(ek__world_finish(between->world, wait.moves, wait.count));
+  }
+}
+
+bool ek__between_went_well(const struct ek__between *between) { return !between->run.failed; }
 
 /* ---- counting ---- */
 
@@ -447,13 +569,16 @@ bool ek__between_in_host(const ek_group *group) {
   return strcmp(ek_device_planner(ek_group_device(group, 0)), "plan") == 0;
 }
 
-struct ek__traffic ek__between_traffic(const ek_group *group, enum ek__reach reach,
+struct ek__traffic ek__between_traffic(const ek_group *group, enum ek__reach reach, bool urgent,
                                        const struct ek__collective *what) {
   const size_t devices = ek_group_size(group), world = ek__group_world_size(group);
   const size_t first = ek__group_first_rank(group);
   const size_t processes = (world + devices - 1) / devices;
   const bool shares = reach == EK__REACH_SHARES;
-  struct ek__between place = {.ranks = shares ? processes : world, .peers = processes - 1};
+  struct ek__between place = {.ranks = shares ? processes : world,
+                              .peers = processes - 1,
+                              .urgent = urgent,
+                              .rounds = devices};
   struct run run = {.self = &place, .what = what};
   const bool in_host = ek__between_in_host(group);
   const bool folds = in_host && !shares && devices > 1 && folds_type(what->type) &&
@@ -461,6 +586,10 @@ struct ek__traffic ek__between_traffic(const ek_group *group, enum ek__reach rea
   struct ek__traffic traffic = {0, (unsigned)needs_adding(what) + (unsigned)needs_spreading(what)};
   int64_t elements = 0;
   if (processes == 1 || reach == EK__REACH_PROCESS) return traffic;
+  place.piece = piece_bytes(place.ranks);
+  if (in_host && ride_of(&place, what) > 0) {
+    return (struct ek__traffic){ride_of(&place, what) * place.peers, 0};
+  }
   if (folds && what->kind == EK__ALL_REDUCE) {
     place.ranks = processes;
     elements = elements_sent(&run, first / devices, first / devices + 1, 1);
@@ -481,12 +610,6 @@ struct ek__traffic ek__between_traffic(const ek_group *group, enum ek__reach rea
 /* ---- opening ---- */
 
 static const char memory_of[] = "a communicator between processes";
-
-/* Whole elements of every type, and the same in all processes. */
-static size_t piece_bytes(size_t ranks) {
-  const size_t piece = CHUNK / (ranks - 1);
-  return piece < LEAST_PIECE ? LEAST_PIECE : piece / 64 * 64;
-}
 
 ek_status ek__between_reserve(ek_tensor *buffers, ek_group *group, enum ek__reach reach) {
   const bool shares = reach == EK__REACH_SHARES;
@@ -539,13 +662,15 @@ static ek_status place_ranks(struct ek__between *self) {
   return EK_OK;
 }
 
-ek_status ek__between_open(struct ek__between **between, ek_group *group, enum ek__reach reach) {
+ek_status ek__between_open(struct ek__between **between, ek_group *group, enum ek__reach reach,
+                           bool urgent) {
   struct ek__between *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
   self->place = ek__group_place(group);
   self->world = ek__group_world(group);
   self->group = group;
   self->reach = reach;
+  self->urgent = urgent;
   self->devices = ek_group_size(group);
   self->peers = ek_world_processes(self->world) - 1;
   ek_status status = place_ranks(self);

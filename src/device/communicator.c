@@ -17,7 +17,7 @@
 /* All wait for what the processes say about a collective, and for each half of it. */
 static void count_between(const ek_communicator *self, const struct ek__collective *collective,
                           struct ek__work *work) {
-  const struct ek__traffic traffic = ek__between_traffic(self->group, self->reach, collective);
+  const struct ek__traffic traffic = ek__between_traffic(self->group, self->reach, self->urgent, collective);
   work->sent += traffic.bytes;
   work->trips += traffic.bytes > 0 ? 1 + traffic.halves : 0;
 }
@@ -53,8 +53,10 @@ static void count_close(ek_communicator *base) {
 static const struct ek__communicator_table count_table = {
     .name = "count", .start = count_start, .close = count_close};
 
-static ek_status count_open(ek_communicator **communicator, ek_group *group, enum ek__reach reach) {
-  const struct counting made = {.base = {.table = &count_table, .group = group, .reach = reach}};
+static ek_status count_open(ek_communicator **communicator, ek_group *group, enum ek__reach reach,
+                            bool urgent) {
+  const struct counting made = {
+      .base = {.table = &count_table, .group = group, .reach = reach, .urgent = urgent}};
   const size_t devices = ek_group_size(group);
   struct counting *self = NULL;
   ek_status status = EK_OK;
@@ -90,13 +92,13 @@ static void renew_one(struct ek__abortable *abortable) {
 }
 
 ek_status ek__communicator_open(ek_communicator **communicator, ek_group *group,
-                                enum ek__reach reach) {
+                                enum ek__reach reach, bool urgent) {
   EK_TRY(ek__group_check(group, "ek_communicator_open"));
   ek_communicator *result = NULL;
   if (ek_device_counts_only(ek_group_device(group, 0))) {
-    EK_TRY(count_open(&result, group, reach));
+    EK_TRY(count_open(&result, group, reach, urgent));
   } else {
-    EK_TRY(ek__host_communicator_open(&result, group, reach));
+    EK_TRY(ek__host_communicator_open(&result, group, reach, urgent));
   }
   result->abortable.abort = abort_one;
   result->abortable.unblock = unblock_one;
@@ -108,7 +110,7 @@ ek_status ek__communicator_open(ek_communicator **communicator, ek_group *group,
 
 ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group) {
   EK__NOT_NULL("ek_communicator_open", communicator, group);
-  return ek__communicator_open(communicator, group, EK__REACH_WORLD);
+  return ek__communicator_open(communicator, group, EK__REACH_WORLD, false);
 }
 
 void ek_communicator_free(ek_communicator *communicator) {

@@ -59,11 +59,14 @@ struct ek_communicator {
   const struct ek__communicator_table *table;
   ek_group *group;
   enum ek__reach reach;
+  bool urgent;
 };
 
-/* ek_communicator_open() for another reach than the world. */
+/* ek_communicator_open() for another reach than the world. urgent: devices wait for each collective
+ * at once. Between processes on the CPU it does not wait for the data of those of communicators
+ * that are not. */
 ek_status ek__communicator_open(ek_communicator **communicator, ek_group *group,
-                                enum ek__reach reach);
+                                enum ek__reach reach, bool urgent);
 
 /*
  * Starts a collective of `tensor`, as the public functions do; `what` has the other arguments. With
@@ -89,6 +92,6 @@ ek_status ek__communicator_can_sum(const char *who, const ek_device *device, ek_
 
 /* For the devices of a group that reach each other's memory or have a link of their backend. */
 ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group,
-                                     enum ek__reach reach);
+                                     enum ek__reach reach, bool urgent);
 
 #endif /* EK_COMMUNICATOR_INTERNAL_H */

@@ -434,6 +434,7 @@ void ek__group_errand(ek_group *group) {
   group->errands = true;
   pthread_mutex_unlock(&group->mutex);
   pthread_cond_signal(&group->done);
+  ek__world_wake(ek__group_world(group));
 }
 
 bool ek_group_is_deterministic(const ek_group *group) {
@@ -501,19 +502,20 @@ static void end_job(ek_group *group, ek_status status) {
   pthread_mutex_unlock(&group->mutex);
 }
 
-/* Waits until all workers have returned, with the mutex held. Meanwhile, and for the errands that
- * they leave, this thread talks to other processes. If a worker may be stuck, the backend is asked
- * at intervals. Both happen without the mutex, because workers take it. */
+/* Waits until all workers have returned, with the mutex held. Meanwhile, and for the errands and the
+ * bulk that they leave, this thread talks to other processes. If a worker may be stuck, the backend
+ * is asked at intervals. Both happen without the mutex, because workers take it. */
 static void wait_for_workers(ek_group *group) {
   const bool watches = group->backend->watch != NULL;
   ek_world *world = ek__group_world(group);
   group->watched = EK_OK;
-  while (atomic_load(&group->running) != 0 || group->errands) {
+  while (atomic_load(&group->running) != 0 || group->errands || ek__place_busy(group->place)) {
     struct timespec until;
-    if (group->errands) {
+    if (group->errands || ek__place_busy(group->place)) {
+      const bool errands = group->errands;
       group->errands = false;
       pthread_mutex_unlock(&group->mutex);
-      end_job(group, ek__place_work(group->place));
+      end_job(group, (errands ? ek__place_work : ek__place_wait)(group->place));
       pthread_mutex_lock(&group->mutex);
       continue;
     }
@@ -532,6 +534,7 @@ static void wait_for_workers(ek_group *group) {
     end_job(group, looked);
     pthread_mutex_lock(&group->mutex);
   }
+  if (group->place != NULL) note_watched(group, ek__place_failure(group->place));
 }
 
 /* The error of a job that has ended: an error found outside the workers is the cause of those of

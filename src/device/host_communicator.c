@@ -13,7 +13,8 @@
  * index. Roots and offsets are in ranks of the world. If the world has more processes, the members
  * do not do a collective at which all have arrived: it becomes an errand (place.h) of the thread
  * that waits for them, which does the whole collective with the other processes (between.c) and
- * finishes it for all members. A link reaches the other processes itself.
+ * finishes it for all members. The data of a communicator that is not urgent is bulk of the world:
+ * the errand only begins it. A link reaches the other processes itself.
  *
  * Every rank meets the collectives in the same order. rank[r] counts those that it has queued and
  * those of which it has done its part (finished); a slot is over, and its memory may be touched
@@ -48,6 +49,7 @@
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <string.h>
 #include <time.h>
 
@@ -70,8 +72,10 @@ struct host_communicator;
 
 struct slot {
   struct ek__errand errand; /* first: between processes, that all members have arrived */
+  struct ek__bulk bulk;     /* its data, if it is not urgent */
+  bool begun;               /* that data */
   struct host_communicator *of;
-  struct ek__collective collective; /* of the first to arrive; data and offsets are not used */
+  struct ek__collective collective; /* of the first to arrive; data is not used */
   int64_t *offsets;                 /* one more than there are ranks in the world */
   void **data;                      /* of each rank */
   ek_event **ready, **done;         /* of each rank */
@@ -225,7 +229,6 @@ static ek_status queue_linked(struct host_communicator *self, ek_device *device,
     const struct slot *slot = slot_of(self, first + i);
     list[i] = slot->collective;
     list[i].data = slot->data[rank];
-    list[i].offsets = slot->offsets;
     EK_TRY(ek_stream_wait(stream, slot->ready[rank]));
   }
   EK_TRY(self->link->run(self->linked, device, list, count));
@@ -263,17 +266,46 @@ static bool errand_ready(struct ek__errand *errand) {
   return ready;
 }
 
-/* A whole collective, for all members. */
-static ek_status errand_run(struct ek__errand *errand) {
-  struct slot *slot = (struct slot *)errand;
-  struct host_communicator *self = slot->of;
-  struct ek__collective collective = slot->collective;
-  if (collective.offsets != NULL) collective.offsets = slot->offsets;
-  EK_TRY(ek__between_run(self->between, self->number, &collective, slot->data));
+/* The other processes have done their part of a collective. */
+static void finish_errand(struct host_communicator *self) {
+  if (!ek__between_went_well(self->between)) return; /* the job ends */
   take(self);
   finish_for_all(self);
   release(self);
+}
+
+/* A whole collective, for all members, or its beginning. */
+static ek_status errand_run(struct ek__errand *errand) {
+  struct slot *slot = (struct slot *)errand;
+  struct host_communicator *self = slot->of;
+  EK_TRY(ek__between_meet(self->between, self->number, &slot->collective, slot->data));
+  if (!self->base.urgent) {
+    slot->begun = false;
+    ek__place_add_bulk(ek__group_place(self->base.group), &slot->bulk);
+    return EK_OK;
+  }
+  EK_TRY(ek__between_begin(self->between, &slot->collective, slot->data));
+  EK_TRY(ek__between_finish(self->between));
+  finish_errand(self);
   return EK_OK;
+}
+
+static struct slot *slot_of_bulk(struct ek__bulk *bulk) {
+  return (struct slot *)(void *)((char *)bulk - offsetof(struct slot, bulk));
+}
+
+static ek_status bulk_advance(struct ek__bulk *bulk, bool *done) {
+  struct slot *slot = slot_of_bulk(bulk);
+  struct ek__between *between = slot->of->between;
+  if (!slot->begun) EK_TRY(ek__between_begin(between, &slot->collective, slot->data));
+  slot->begun = true;
+  return ek__between_advance(between, bulk, done);
+}
+
+static void bulk_end(struct ek__bulk *bulk, ek_status status) {
+  struct host_communicator *self = slot_of_bulk(bulk)->of;
+  if (status == EK_OK) finish_errand(self);
+  ek__place_ended(ek__group_place(self->base.group), status);
 }
 
 /* The rank that keeps the oldest collective from its end: the first that has not arrived or, if all
@@ -458,6 +490,7 @@ static void arrive(struct host_communicator *self, size_t rank,
     slot->mismatch = false;
     if (collective->offsets != NULL) {
       memcpy(slot->offsets, collective->offsets, (self->world + 1) * sizeof *slot->offsets);
+      slot->collective.offsets = slot->offsets;
     }
   } else if (!same_collective(slot, collective, self->world)) {
     slot->mismatch = true;
@@ -695,7 +728,7 @@ static ek_status open_between(struct host_communicator *self) {
               "ek_communicator_open: %s does not reach the devices of other processes; NCCL does, "
               "between GPUs of which each is one device",
               self->table.name);
-  return ek__between_open(&self->between, group, self->base.reach);
+  return ek__between_open(&self->between, group, self->base.reach, self->base.urgent);
 }
 
 static const char memory_of[] = "a communicator";
@@ -712,6 +745,8 @@ static ek_status allocate(struct host_communicator *self) {
     self->ring[i].of = self;
     self->ring[i].errand.ready = errand_ready;
     self->ring[i].errand.run = errand_run;
+    self->ring[i].bulk.advance = bulk_advance;
+    self->ring[i].bulk.end = bulk_end;
     self->ring[i].offsets = self->offsets + i * offsets;
     self->ring[i].data = self->pointers + i * ranks;
     self->ring[i].ready = self->events + 2 * i * ranks;
@@ -725,12 +760,13 @@ static ek_status allocate(struct host_communicator *self) {
 }
 
 ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group,
-                                     enum ek__reach reach) {
+                                     enum ek__reach reach, bool urgent) {
   struct host_communicator *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
   self->table = host_table;
   self->base.table = &self->table;
   self->base.group = group;
+  self->base.urgent = urgent;
   self->base.reach = ek__group_world(group) == NULL ? EK__REACH_WORLD : reach;
   self->ranks = ek_group_size(group);
   self->world =

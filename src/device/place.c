@@ -1,12 +1,13 @@
 /*
  * place.c - a group's ranks among those of all processes, and its errands.
  *
- * `mutex` guards the list of errands; no function is called while it is held.
+ * `mutex` guards the list of errands and the failure; no function is called while it is held.
  */
 #include "device/place.h"
 
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -20,6 +21,9 @@ struct ek__place {
   uint64_t communicators;
   pthread_mutex_t mutex;
   struct ek__errand *head, *tail;
+  ek_status failure; /* EK_OK: none */
+  char words[EK__MESSAGE_SIZE];
+  atomic_size_t bulk; /* that has not ended */
 };
 
 ek_world *ek__place_world(const struct ek__place *place) {
@@ -55,7 +59,7 @@ static void say_collective(char *text, size_t size, const int64_t *words) {
 }
 
 ek_status ek__place_meet(struct ek__place *place, uint64_t communicator,
-                         const struct ek__collective *what, size_t ranks) {
+                         const struct ek__collective *what, size_t ranks, char *in, size_t bytes) {
   const struct ek__topic topic = {
       .kind = EK__TOPIC_COLLECTIVE,
       .doing = "in a collective",
@@ -63,7 +67,10 @@ ek_status ek__place_meet(struct ek__place *place, uint64_t communicator,
       .same = 7,
       .words = {(int64_t)communicator, (int64_t)what->kind, what->count, (int64_t)what->type,
                 (int64_t)what->root, (int64_t)what->about,
-                hash_of(what->offsets, ranks + 1)}};
+                hash_of(what->offsets, ranks + 1)},
+      .out = what->data,
+      .in = in,
+      .bytes = bytes};
   return ek__world_talk(place->world, &topic, NULL);
 }
 
@@ -94,7 +101,46 @@ ek_status ek__place_work(struct ek__place *place) {
     const ek_status status = errand->run(errand);
     ek__world_unlock(place->world);
     EK_TRY(status);
+    EK_TRY(ek__place_failure(place));
   }
+}
+
+void ek__place_add_bulk(struct ek__place *place, struct ek__bulk *bulk) {
+  atomic_fetch_add(&place->bulk, 1);
+  ek__world_add_bulk(place->world, bulk);
+}
+
+void ek__place_ended(struct ek__place *place, ek_status status) {
+  if (status != EK_OK) ek__place_fail(place, status);
+  atomic_fetch_sub(&place->bulk, 1);
+}
+
+bool ek__place_busy(struct ek__place *place) {
+  return place != NULL && atomic_load(&place->bulk) > 0;
+}
+
+ek_status ek__place_wait(struct ek__place *place) {
+  EK_TRY(ek__world_wait(place->world));
+  return ek__place_failure(place);
+}
+
+void ek__place_fail(struct ek__place *place, ek_status status) {
+  pthread_mutex_lock(&place->mutex);
+  if (place->failure == EK_OK) {
+    (void)snprintf(place->words, sizeof place->words, "%s", ek_error_message());
+    place->failure = status;
+  }
+  pthread_mutex_unlock(&place->mutex);
+}
+
+ek_status ek__place_failure(struct ek__place *place) {
+  char words[EK__MESSAGE_SIZE];
+  pthread_mutex_lock(&place->mutex);
+  const ek_status status = place->failure;
+  memcpy(words, place->words, sizeof words);
+  place->failure = EK_OK;
+  pthread_mutex_unlock(&place->mutex);
+  return status == EK_OK ? EK_OK : ek_error_set(status, "%s", words);
 }
 
 void ek__place_remove(struct ek__place *place, const struct ek__errand *errand) {

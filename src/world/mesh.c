@@ -1,5 +1,6 @@
 /*
- * mesh.c - the wire over stream sockets: one connection between every two processes.
+ * mesh.c - the wire over stream sockets: a connection between every two processes, and one more for
+ * bulk moves.
  *
  * A connection carries frames: a header of 16 bytes, then the bytes of a move or of a notice. The
  * bytes go straight from and into the buffers of the moves. No header is believed before it is
@@ -11,13 +12,18 @@
  * and notices that were sent after the move wait too. That is why a world has a second mesh for
  * notices (`watch`), which carries no moves.
  *
+ * Bulk moves have connections of their own, because a connection delivers its bytes in order: what
+ * is sent after megabytes would wait for them in the buffers of two machines, and for the process
+ * that has no place for them yet. The system and the network share the link between connections,
+ * and many of them prefer the one with few bytes. Notices and gone() are of the first connection.
+ *
  * Buffers of moves are touched by begin(), test() and wait() alone. After an error, when the
  * buffers may be gone, notices and gone() still work: they stop at a frame of a move.
  *
- * A process that ends, in whatever way, closes its connections: the others see it at once. A machine
- * that vanishes closes nothing: then keepalive probes, or bytes that nothing acknowledges, tell so
- * after VANISHED seconds. A process that is stopped keeps its connections, and is seen by the time
- * limit alone.
+ * A process that ends, in whatever way, closes its connections: the others see it at once. A
+ * machine that vanishes closes nothing: then keepalive probes, or bytes that nothing acknowledges,
+ * tell so after VANISHED seconds. A process that is stopped keeps its connections, and is seen by
+ * the time limit alone.
  */
 #define _GNU_SOURCE /* POLLRDHUP, struct tcp_info */
 #include "world/mesh.h"
@@ -31,6 +37,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -89,8 +96,10 @@ struct peer {
 
 struct mesh {
   size_t process, processes;
-  struct peer *peers;
-  struct pollfd *polls;
+  size_t connections;   /* processes, or twice as many: then those for bulk moves follow */
+  struct peer *peers;   /* of each connection; no socket: it would lead to this process */
+  struct pollfd *polls; /* of each connection, and of `woken` */
+  int woken;            /* readable after wake(); -1: there are no bulk moves */
   bool fresh;   /* a move has become complete since the last wait() */
   size_t tests; /* since the last look at all connections */
 };
@@ -285,7 +294,7 @@ static void advance(struct mesh *self, struct peer *peer) {
 }
 
 /* What a connection waits for; 0: nothing that could come. */
-static short events_of(struct peer *peer) {
+static short events_of(const struct peer *peer) {
   const struct stream *in = &peer->in;
   const bool waits =
       in->header_done < sizeof in->header ||
@@ -297,25 +306,35 @@ static short events_of(struct peer *peer) {
 
 /* Waits until some connection can go on, and lets all that can. */
 static void look_at_all(struct mesh *self, int milliseconds) {
+  uint64_t woken = 0;
   self->tests = 0;
-  for (size_t p = 0; p < self->processes; p++) {
-    const short events = p == self->process ? 0 : events_of(&self->peers[p]);
-    self->polls[p] =
-        (struct pollfd){.fd = events == 0 ? -1 : self->peers[p].socket, .events = events};
+  for (size_t i = 0; i < self->connections; i++) {
+    const struct peer *peer = &self->peers[i];
+    const short events = peer->socket < 0 ? 0 : events_of(peer);
+    self->polls[i] = (struct pollfd){.fd = events == 0 ? -1 : peer->socket, .events = events};
   }
-  if (poll(self->polls, self->processes, milliseconds) <= 0) return;
-  for (size_t p = 0; p < self->processes; p++) {
-    const short seen = self->polls[p].revents;
-    struct peer *peer = &self->peers[p];
+  self->polls[self->connections] = (struct pollfd){.fd = self->woken, .events = POLLIN};
+  if (poll(self->polls, self->connections + 1, milliseconds) <= 0) return;
+  if (self->polls[self->connections].revents != 0) {
+    (void)!read(self->woken, &woken, sizeof woken); /* it is not readable any more */
+  }
+  for (size_t i = 0; i < self->connections; i++) {
+    const short seen = self->polls[i].revents;
+    struct peer *peer = &self->peers[i];
     if (seen == 0) continue;
     if ((seen & (POLLRDHUP | POLLHUP | POLLERR)) != 0) peer->hung_up = true;
     advance(self, peer);
   }
 }
 
+static struct peer *peer_of(struct mesh *self, const struct ek__move *move) {
+  return &self->peers[move->bulk ? self->processes + move->peer : move->peer];
+}
+
 static ek_status begin(void *data, struct ek__move *move) {
   struct mesh *self = data;
-  struct peer *peer = &self->peers[move->peer];
+  EK__FAIL_IF(move->bulk && self->woken < 0, EK_ERR_INTERNAL, "a bulk move in a mesh without them");
+  struct peer *peer = peer_of(self, move);
   struct queue *out = &peer->out.moves, *in = &peer->in.moves;
   EK__FAIL_IF(peer->ended, EK_ERR_IO, "%s", peer->why);
   EK__FAIL_IF(out->count == EK__MOVES || in->count == EK__MOVES, EK_ERR_INTERNAL,
@@ -334,11 +353,11 @@ static bool is_complete(const struct ek__move *move) {
 
 static ek_status test(void *data, struct ek__move *move) {
   struct mesh *self = data;
-  struct peer *peer = &self->peers[move->peer];
+  struct peer *peer = peer_of(self, move);
   if (move->done) return EK_OK;
   if (!is_complete(move)) advance(self, peer);
   /* Once in a round of tests, for a caller that never waits. */
-  if (!is_complete(move) && ++self->tests >= self->processes) look_at_all(self, 0);
+  if (!is_complete(move) && ++self->tests >= self->connections) look_at_all(self, 0);
   if (is_complete(move)) {
     move->done = true;
     return EK_OK;
@@ -356,6 +375,12 @@ static void wait_for_some(void *data, double seconds) {
   self->fresh = false;
   if (fresh) return; /* perhaps what the caller waits for, after it tested that */
   look_at_all(self, milliseconds > 60e3 ? 60000 : (int)milliseconds + 1);
+}
+
+static void wake(void *data) {
+  const struct mesh *self = data;
+  const uint64_t one = 1;
+  if (self->woken >= 0) (void)!write(self->woken, &one, sizeof one);
 }
 
 /* ---- processes that go ---- */
@@ -413,8 +438,16 @@ static bool noticed(void *data, size_t number, void *notice) {
  * none. */
 static bool has_unsent(struct mesh *self, size_t number) {
   int bytes = 0;
-  if (number == self->process || gone(self, number)) return false;
+  const size_t process = number % self->processes;
+  if (process == self->process || gone(self, process)) return false;
   return ioctl(self->peers[number].socket, SIOCOUTQ, &bytes) == 0 && bytes > 0;
+}
+
+static void close_all(const struct mesh *self) {
+  for (size_t i = 0; i < self->connections && self->peers != NULL; i++) {
+    if (self->peers[i].socket >= 0) (void)close(self->peers[i].socket);
+  }
+  if (self->woken >= 0) (void)close(self->woken);
 }
 
 static void close_mesh(void *data) {
@@ -423,14 +456,12 @@ static void close_mesh(void *data) {
   for (size_t p = 0; p < self->processes; p++) {
     if (p != self->process) send_some(self, &self->peers[p], false);
   }
-  size_t p = 0;
-  for (int waited = 0; p < self->processes && waited < LAST_WAIT_MS; waited++) {
-    while (p < self->processes && !has_unsent(self, p)) p++;
-    if (p < self->processes) (void)nanosleep(&nap, NULL);
+  size_t i = 0;
+  for (int waited = 0; i < self->connections && waited < LAST_WAIT_MS; waited++) {
+    while (i < self->connections && !has_unsent(self, i)) i++;
+    if (i < self->connections) (void)nanosleep(&nap, NULL);
   }
-  for (p = 0; p < self->processes; p++) {
-    if (p != self->process) (void)close(self->peers[p].socket);
-  }
+  close_all(self);
   ek__free(self->polls);
   ek__free(self->peers);
   ek__free(self);
@@ -443,6 +474,7 @@ static const struct ek__wire_table table = {.size = sizeof table,
                                             .begin = begin,
                                             .test = test,
                                             .wait = wait_for_some,
+                                            .wake = wake,
                                             .gone = gone,
                                             .notify = notify,
                                             .noticed = noticed,
@@ -462,25 +494,45 @@ static void prepare(int socket) {
   }
 }
 
-ek_status ek__mesh_make(struct ek__wire *wire, size_t process, size_t processes,
-                        const int *sockets) {
-  struct mesh *self = ek__calloc(1, sizeof *self);
-  struct peer *peers = ek__calloc(processes, sizeof *peers);
-  struct pollfd *polls = ek__calloc(processes, sizeof *polls);
-  if (self == NULL || peers == NULL || polls == NULL) {
-    ek__free(self);
-    ek__free(peers);
-    ek__free(polls);
-    for (size_t p = 0; p < processes; p++) {
-      if (p != process) (void)close(sockets[p]);
-    }
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a world");
+/* The sockets are in their places, or closed. */
+static ek_status prepare_all(struct mesh *self, const int *sockets, const int *bulk) {
+  const size_t processes = self->processes;
+  for (size_t i = 0; i < self->connections; i++) {
+    const bool own = i % processes == self->process;
+    const int socket = own ? -1 : i < processes ? sockets[i] : bulk[i - processes];
+    if (!own && self->peers == NULL) (void)close(socket);
+    if (!own && self->peers != NULL) prepare(socket);
+    if (self->peers != NULL) self->peers[i].socket = socket;
   }
-  *self = (struct mesh){process, processes, peers, polls, false, 0};
-  for (size_t p = 0; p < processes; p++) {
-    peers[p].socket = p == process ? -1 : sockets[p];
-    if (p != process) prepare(sockets[p]);
-  }
-  *wire = (struct ek__wire){&table, self};
+  EK__FAIL_IF(self->peers == NULL || self->polls == NULL, EK_ERR_OUT_OF_MEMORY,
+              "no host memory for a world");
+  if (bulk == NULL) return EK_OK;
+  self->woken = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  EK__FAIL_IF(self->woken < 0, EK_ERR_IO, "world: eventfd: %s", strerror(errno));
   return EK_OK;
+}
+
+ek_status ek__mesh_make(struct ek__wire *wire, size_t process, size_t processes,
+                        const int *sockets, const int *bulk) {
+  struct mesh none = {0}, *self = ek__calloc(1, sizeof *self);
+  const size_t connections = bulk == NULL ? processes : 2 * processes;
+  if (self != NULL) {
+    self->peers = ek__calloc(connections, sizeof *self->peers);
+    self->polls = ek__calloc(connections + 1, sizeof *self->polls);
+  }
+  struct mesh *made = self == NULL ? &none : self;
+  made->process = process;
+  made->processes = processes;
+  made->connections = connections;
+  made->woken = -1;
+  const ek_status status = prepare_all(made, sockets, bulk);
+  if (status == EK_OK) {
+    *wire = (struct ek__wire){&table, self};
+    return EK_OK;
+  }
+  close_all(made);
+  ek__free(made->polls);
+  ek__free(made->peers);
+  ek__free(self);
+  return status;
 }

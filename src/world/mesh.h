@@ -1,5 +1,6 @@
 /*
- * mesh.h - the wire over stream sockets: one connection between every two processes.
+ * mesh.h - the wire over stream sockets: a connection between every two processes, and one more for
+ * bulk moves.
  */
 #ifndef EK_MESH_H
 #define EK_MESH_H
@@ -8,9 +9,10 @@
 
 /*
  * Makes a wire of connected sockets, which it closes, also if it fails: sockets[p] leads to process
- * p; that of this process is not looked at. TCP, or another kind of stream.
+ * p, and so does bulk[p]; those of this process are not looked at. `bulk` may be NULL: then there
+ * are no bulk moves, and nothing wakes wait(). TCP, or another kind of stream.
  */
 ek_status ek__mesh_make(struct ek__wire *wire, size_t process, size_t processes,
-                        const int *sockets);
+                        const int *sockets, const int *bulk);
 
 #endif /* EK_MESH_H */

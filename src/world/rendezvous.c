@@ -5,7 +5,8 @@
  * of its own end of that connection, says so in its *hello*, and is *answered* at once. When all
  * have come, process 0 sends all of them the *outcome*: the places of all. Then each process
  * connects to those with lower numbers, and is connected to by the higher ones, with the same hello
- * and answer. Each pair has CHANNELS connections. Nothing listens any more at the end.
+ * and answer. Each pair has a connection for each channel: a wire has one, and where the watch is a
+ * second wire, the first has one more for bulk moves. Nothing listens any more at the end.
  *
  * A hello is believed if its magic, version, byte order, token and number of processes are right.
  * A connection that says something else, or nothing for HELLO_LIMIT seconds, is closed, and the
@@ -27,7 +28,7 @@
 #include "core/error.h"
 #include "world/mesh.h"
 
-enum { CHANNELS = EK__WIRES, GUESTS = 64, VERSION = 1, ORDER = 0x01020304 };
+enum { BULK = EK__WIRES, CHANNELS, GUESTS = 64, VERSION = 2, ORDER = 0x01020304 };
 #define HELLO_LIMIT 5.0   /* seconds until a hello or an answer has come */
 #define CONNECT_LIMIT 5.0 /* for one attempt */
 #define GRACE 5.0         /* that process 0 gets to say who has not come */
@@ -100,6 +101,10 @@ void ek__token_make(unsigned char token[EK__TOKEN], const char *const *texts, si
   }
 }
 
+static size_t channels_of(const struct ek__meeting *meeting) {
+  return meeting->wires == EK__WIRES ? CHANNELS : meeting->wires;
+}
+
 static int milliseconds_until(double deadline) {
   const double left = deadline - ek__clock();
   return left <= 0 ? 0 : left > 1 ? 1000 : (int)(left * 1e3) + 1;
@@ -157,7 +162,7 @@ static enum verdict judge(struct meet *self, const struct hello *hello) {
   if (differs != 0) return OTHER_TOKEN;
   if (hello->processes != meeting->processes) return OTHER_COUNT;
   if (hello->process <= meeting->process || hello->process >= meeting->processes) return NO_NUMBER;
-  if (hello->channel >= meeting->wires) return NO_NUMBER;
+  if (hello->channel >= channels_of(meeting)) return NO_NUMBER;
   int *socket = &self->sockets[hello->channel][hello->process];
   if (*socket >= 0 && !has_hung_up(*socket)) return TAKEN;
   close_socket(socket);
@@ -230,7 +235,7 @@ static void receive_guests(struct meet *self, bool watched, size_t *left) {
 }
 
 static bool has_come(const struct meet *self, size_t process) {
-  for (size_t c = 0; c < self->meeting->wires; c++) {
+  for (size_t c = 0; c < channels_of(self->meeting); c++) {
     if (self->sockets[c][process] < 0) return false;
   }
   return true;
@@ -261,7 +266,7 @@ static void write_missing(char *text, size_t size, const struct meet *self) {
  * comes again replaces its connections one after another, so each counts for itself. */
 static bool have_stayed(struct meet *self) {
   for (size_t p = 1; p < self->meeting->processes; p++) {
-    for (size_t c = 0; c < self->meeting->wires; c++) {
+    for (size_t c = 0; c < channels_of(self->meeting); c++) {
       int *socket = &self->sockets[c][p];
       if (*socket >= 0 && has_hung_up(*socket)) close_socket(socket);
     }
@@ -385,12 +390,12 @@ static ek_status go_to_first(struct meet *self) {
     memcpy(self->token, host.token, sizeof self->token);
     for (size_t i = 0; i < host.at.count; i++) {
       bool all = true;
-      for (size_t c = 0; c < meeting->wires && all; c++) {
+      for (size_t c = 0; c < channels_of(meeting) && all; c++) {
         EK_TRY(try_place(&self->sockets[c][0], self, &host.at.places[i], c, why, sizeof why));
         all = self->sockets[c][0] >= 0;
       }
       if (all) return EK_OK;
-      for (size_t c = 0; c < meeting->wires; c++) close_socket(&self->sockets[c][0]);
+      for (size_t c = 0; c < CHANNELS; c++) close_socket(&self->sockets[c][0]);
       close_socket(&self->listener); /* it is beside the connection that is no more */
     }
   }
@@ -490,7 +495,7 @@ static ek_status meet_as_other(struct meet *self) {
   EK_TRY(hear(self));
   self->deadline = ek__clock() + meeting->limit;
   for (size_t p = 1; p < meeting->process; p++) {
-    for (size_t c = 0; c < meeting->wires; c++) EK_TRY(go_to(self, p, c));
+    for (size_t c = 0; c < channels_of(meeting); c++) EK_TRY(go_to(self, p, c));
   }
   return wait_for_others(self, true);
 }
@@ -523,9 +528,13 @@ static void clear(struct meet *self) {
 static ek_status make_wires(struct ek__wire *wires, struct meet *self) {
   const struct ek__meeting *meeting = self->meeting;
   for (size_t c = 0; c < meeting->wires; c++) {
-    const ek_status status =
-        ek__mesh_make(&wires[c], meeting->process, meeting->processes, self->sockets[c]);
-    for (size_t p = 0; p < meeting->processes; p++) self->sockets[c][p] = -1;
+    int *bulk = c == 0 && meeting->wires == EK__WIRES ? self->sockets[BULK] : NULL;
+    const ek_status status = ek__mesh_make(&wires[c], meeting->process, meeting->processes,
+                                           self->sockets[c], bulk);
+    for (size_t p = 0; p < meeting->processes; p++) {
+      self->sockets[c][p] = -1;
+      if (bulk != NULL) bulk[p] = -1;
+    }
     if (status == EK_OK) continue;
     if (c > 0) wires[0].table->close(wires[0].self);
     return status;

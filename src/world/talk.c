@@ -16,9 +16,10 @@
 #include "world/world_struct.h"
 
 /* All processes have the same: "evenkeel" in the byte order of the machine, and a version. */
-#define MAGIC (UINT64_C(0x6c65656b6e657665) + 2)
+#define MAGIC (UINT64_C(0x6c65656b6e657665) + 3)
 
-enum { STOP = 1, WRITING = 2 };
+/* Above these the bytes that go with the message, in all bits from RIDE on. */
+enum { STOP = 1, WRITING = 2, RIDE = 8 };
 
 /* Lines that are compared are cut here; lists of one process are refused from here on. */
 enum { LONGEST_LINES = 1 << 20, LONGEST_LIST = 1 << 26 };
@@ -62,7 +63,8 @@ static ek_status swap_messages(ek_world *world, const struct ek__topic *topic) {
                                     .number = world->count,
                                     .kind = (uint32_t)topic->kind,
                                     .flags = (world->stop_asked ? STOP : 0) |
-                                             (atomic_load(&world->writing_here) > 0 ? WRITING : 0),
+                                             (atomic_load(&world->writing_here) > 0 ? WRITING : 0) |
+                                             (uint32_t)topic->bytes << RIDE,
                                     .busy = atomic_load(&world->busy)};
   memcpy(world->own.words, topic->words, sizeof world->own.words);
   world->heard[world->process] = world->own;
@@ -79,10 +81,48 @@ static ek_status swap_messages(ek_world *world, const struct ek__topic *topic) {
     EK_TRY(ek__world_move(world, move));
     world->list[count++] = move;
   }
+  for (size_t i = 0; i < count && topic->bytes > 0; i++) {
+    struct ek__move *move = &world->moves[world->processes + i];
+    *move = (struct ek__move){
+        .peer = world->list[i]->peer, .out = topic->out, .out_bytes = topic->bytes};
+    EK_TRY(ek__world_move(world, move));
+  }
   EK_TRY(ek__world_finish(world, world->list, count));
   ek__world_end_deed(world);
   world->count++;
   return EK_OK;
+}
+
+static bool is_alike(const struct ek__topic *topic, const struct ek__message *a,
+                     const struct ek__message *b) {
+  return a->kind == b->kind &&
+         (a->kind != (uint32_t)topic->kind ||
+          memcmp(a->words, b->words, topic->same * sizeof *a->words) == 0);
+}
+
+/* The bytes that go with the messages. A process that has another topic, or fails, has sent its own
+ * all the same, and they may not stay in the wire. */
+static ek_status receive_rides(ek_world *world, const struct ek__topic *topic) {
+  char name[160];
+  size_t count = 0, used = 0;
+  for (size_t p = 0; p < world->processes; p++) {
+    const size_t bytes = world->heard[p].flags >> RIDE;
+    const bool wanted = bytes == topic->bytes && is_alike(topic, &world->heard[p], &world->own);
+    if (p == world->process) continue;
+    if (topic->bytes > 0) world->list[count++] = &world->moves[world->processes + used++];
+    if (bytes > EK__RIDE) {
+      return ek__world_break(world, ek_error_set(EK_ERR_UNAVAILABLE, "%s sent no valid message",
+                                                 ek__world_name(name, sizeof name, world, p)));
+    }
+    struct ek__move *move = &world->moves[2 * world->processes + p];
+    *move = (struct ek__move){.peer = p,
+                              .in = wanted ? topic->in + p * bytes : world->refused,
+                              .in_bytes = bytes};
+    if (bytes == 0) continue;
+    EK_TRY(ek__world_move(world, move));
+    world->list[count++] = move;
+  }
+  return count == 0 ? EK_OK : ek__world_finish(world, world->list, count);
 }
 
 /* Whether what came is of this protocol. If it is not, nothing after it can be. */
@@ -163,10 +203,7 @@ static ek_status compare_topics(ek_world *world, const struct ek__topic *topic) 
   char name[160], theirs[160], own[160];
   for (size_t p = 1; p < world->processes; p++) {
     const struct ek__message *heard = &world->heard[p];
-    const bool alike = heard->kind == first->kind &&
-                       (heard->kind != (uint32_t)topic->kind ||
-                        memcmp(heard->words, first->words, topic->same * sizeof *first->words) == 0);
-    if (alike) continue;
+    if (is_alike(topic, first, heard)) continue;
     return failed(world,
                   ek_error_set(EK_ERR_SHAPE,
                                "the processes make different calls: %s is %s, process 0 is %s",
@@ -182,6 +219,7 @@ static ek_status talk(ek_world *world, const struct ek__topic *topic, const char
   EK_TRY(ek__world_check(world));
   EK_TRY(swap_messages(world, topic));
   EK_TRY(check_messages(world));
+  EK_TRY(receive_rides(world, topic));
   size_t from = world->processes; /* the first with an error of its own; else the first */
   for (size_t p = world->processes; p-- > 0;) {
     if (world->heard[p].kind != EK__TOPIC_FAILURE) continue;

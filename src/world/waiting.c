@@ -11,6 +11,9 @@
  *
  * The process whose wait ends first breaks the world for all, by a notice with its message: all
  * have the same error.
+ *
+ * Every wait lets bulk go on. A wait for a conversation would otherwise keep others from the end of
+ * theirs, and they might have to come to it before they can come to the conversation.
  */
 #include <inttypes.h>
 #include <sched.h>
@@ -161,15 +164,19 @@ static ek_status look(ek_world *world, struct ek__move *const *moves, size_t cou
   return EK_OK;
 }
 
+/* The next conversation brings the error; devices that wait for that process must not. */
+static ek_status look_for_failure(ek_world *world) {
+  EK_TRY(look(world, NULL, 0));
+  EK__FAIL_IF(world->failing == world->count + 1, EK_ERR_ABORTED,
+              "abandoned because another process failed");
+  return EK_OK;
+}
+
 ek_status ek__world_look(ek_world *world) {
   if (world == NULL || world->wire.table == NULL) return EK_OK;
   if (pthread_mutex_trylock(&world->talking) != 0) return EK_OK; /* another thread looks */
   world->doing = NULL;
-  ek_status status = look(world, NULL, 0);
-  /* The next conversation brings the error; devices that wait for that process must not. */
-  if (status == EK_OK && world->failing == world->count + 1) {
-    status = ek_error_set(EK_ERR_ABORTED, "abandoned because another process failed");
-  }
+  const ek_status status = look_for_failure(world);
   pthread_mutex_unlock(&world->talking);
   return status;
 }
@@ -229,7 +236,9 @@ static bool ask_all(ek_world *world, struct ek__move *const *moves, size_t count
   return silent == 0;
 }
 
-static ek_status too_late(ek_world *world, struct ek__move *const *moves, size_t count) {
+/* conversation: that these moves belong to. */
+static ek_status too_late(ek_world *world, struct ek__move *const *moves, size_t count,
+                          uint64_t conversation) {
   char names[512] = "", name[160];
   size_t used = 0, more = 0;
   const bool all = ask_all(world, moves, count);
@@ -249,7 +258,7 @@ static ek_status too_late(ek_world *world, struct ek__move *const *moves, size_t
   return ek__world_break(
       world, ek_error_set(EK_ERR_UNAVAILABLE,
                           "%s: did not arrive within %g seconds at conversation %" PRIu64 ": %s%s",
-                          names, world->limit, world->count, world->doing,
+                          names, world->limit, conversation, world->doing,
                           all ? "" : ", and gave no sign of life"));
 }
 
@@ -288,8 +297,101 @@ static ek_status test_all(ek_world *world, struct ek__move *const *moves, size_t
   return EK_OK;
 }
 
-ek_status ek__world_finish(ek_world *world, struct ek__move *const *moves, size_t count) {
+ek_status ek__world_test(ek_world *world, struct ek__move *const *moves, size_t count,
+                         bool *done) {
+  size_t left = 0;
+  EK_TRY(ek__world_check(world));
+  EK_TRY(test_all(world, moves, count, &left));
+  *done = left == 0;
+  return EK_OK;
+}
+
+/* ---- bulk ---- */
+
+/* In a world that is broken all ends. */
+static void advance_bulk(ek_world *world) {
+  const char *doing = world->doing;
+  for (struct ek__bulk *bulk = world->bulk; bulk != NULL; bulk = world->bulk) {
+    const size_t waits = bulk->waits;
+    bool done = false;
+    world->doing = bulk->doing;
+    ek_status status = ek__world_check(world);
+    if (status == EK_OK) status = bulk->advance(bulk, &done);
+    world->doing = doing;
+    if (bulk->waits != waits) {
+      bulk->since = now();
+      world->spins = 0;
+    }
+    if (status == EK_OK && !done) return;
+    world->bulk = bulk->next;
+    if (world->bulk != NULL) world->bulk->since = now();
+    bulk->end(bulk, status);
+  }
+}
+
+/* Bulk is waited for like a conversation. */
+static ek_status look_at_bulk(ek_world *world, double time) {
+  const struct ek__bulk *bulk = world->bulk;
+  const char *doing = world->doing;
+  if (bulk == NULL) return EK_OK;
+  world->doing = bulk->doing;
+  ek_status status = look(world, bulk->moves, bulk->count);
+  if (status == EK_OK && time - bulk->since > world->limit) {
+    status = too_late(world, bulk->moves, bulk->count, bulk->number);
+  }
+  world->doing = doing;
+  return status;
+}
+
+void ek__world_add_bulk(ek_world *world, struct ek__bulk *bulk) {
+  struct ek__bulk **end = &world->bulk;
+  while (*end != NULL) end = &(*end)->next;
+  *end = bulk;
+  bulk->next = NULL;
+  bulk->number = world->count - 1;
+  bulk->since = now();
+  (void)snprintf(bulk->doing, sizeof bulk->doing, "%s", world->doing);
+  if (world->bulk == bulk) advance_bulk(world);
+}
+
+/* spins: waits before this one without a result. */
+static void wait_once(const struct ek__wire *wire, unsigned spins) {
+  if (wire->table->wait != NULL) {
+    wire->table->wait(wire->self, LOOK_EVERY);
+  } else if (spins < SPINS) {
+    (void)sched_yield();
+  } else {
+    nap();
+  }
+}
+
+ek_status ek__world_wait(ek_world *world) {
+  ek_status status = EK_OK;
+  ek__world_lock(world);
+  if (world->bulk != NULL) {
+    world->doing = NULL;
+    wait_once(&world->wire, world->spins++);
+    advance_bulk(world);
+    const double time = now();
+    status = ek__world_check(world);
+    if (status == EK_OK && time - world->looked >= LOOK_EVERY) {
+      world->looked = time;
+      status = look_for_failure(world);
+      if (status == EK_OK) status = look_at_bulk(world, time);
+    }
+  }
+  ek__world_unlock(world);
+  return status;
+}
+
+void ek__world_wake(ek_world *world) {
   const struct ek__wire *wire = &world->wire;
+  if (wire->table != NULL && wire->table->wake != NULL) wire->table->wake(wire->self);
+}
+
+/* ---- waiting for moves ---- */
+
+ek_status ek__world_finish(ek_world *world, struct ek__move *const *moves, size_t count) {
   size_t left = 0;
   EK_TRY(ek__world_check(world));
   EK_TRY(test_all(world, moves, count, &left));
@@ -297,19 +399,18 @@ ek_status ek__world_finish(ek_world *world, struct ek__move *const *moves, size_
   const double begun = now();
   double looked = begun;
   for (unsigned spins = 0; left > 0; spins++) {
-    if (wire->table->wait != NULL) {
-      wire->table->wait(wire->self, LOOK_EVERY);
-    } else if (spins < SPINS) {
-      (void)sched_yield();
-    } else {
-      nap();
-    }
+    wait_once(&world->wire, spins);
     EK_TRY(test_all(world, moves, count, &left));
+    if (left > 0 && world->bulk != NULL) {
+      advance_bulk(world);
+      EK_TRY(ek__world_check(world));
+    }
     const double time = now();
     if (left == 0 || time - looked < LOOK_EVERY) continue;
     looked = time;
     EK_TRY(look(world, moves, count));
-    if (time - begun > world->limit) return too_late(world, moves, count);
+    EK_TRY(look_at_bulk(world, time));
+    if (time - begun > world->limit) return too_late(world, moves, count, world->count);
   }
   return EK_OK;
 }

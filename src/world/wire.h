@@ -7,13 +7,17 @@
  * (mpi_wire.c), loaded when it is asked for.
  *
  * A move sends bytes to one process and receives bytes from it, either of which may be nothing. The
- * buffers belong to the wire until the move is done. Moves with one process are matched in the order
- * in which they begin, in each direction for itself; both sides know the sizes, so a message of
- * another size is an error. Moves with different processes do not wait for each other. A wire copies
- * nothing that need not be copied, allocates nothing in begin() and test(), and cuts messages that
- * are too long for what it stands on.
+ * buffers belong to the wire until the move is done. Moves with one process are matched in the
+ * order in which they begin, in each direction for itself; both sides know the sizes, so a message
+ * of another size is an error. Moves with different processes do not wait for each other. A wire
+ * copies nothing that need not be copied, allocates nothing in begin() and test(), and cuts
+ * messages that are too long for what it stands on.
  *
- * Threads: one thread at a time calls a wire (world.c has the lock); a wire starts no thread.
+ * A *bulk* move is matched with bulk moves alone, in their own order. It delays no other move: the
+ * bytes of those pass it, also while its receiver has not come to it.
+ *
+ * Threads: one thread at a time calls a wire (world.c has the lock), except that any may call
+ * wake(); a wire starts no thread.
  * After an error a wire moves nothing more; only close() may follow.
  */
 #ifndef EK_WIRE_H
@@ -25,7 +29,7 @@
 #include <evenkeel/status.h>
 
 enum {
-  EK__MOVES = 4,   /* with one process that may be under way at once */
+  EK__MOVES = 4,   /* with one process that may be under way at once, and as many bulk ones */
   EK__NOTICE = 256 /* bytes of a notice */
 };
 
@@ -35,6 +39,7 @@ struct ek__move {
   size_t out_bytes;
   void *in;
   size_t in_bytes;
+  bool bulk;
   bool done;         /* set by test() */
   size_t used[2];    /* the wire's own: bytes so far, or what it likes */
   void *requests[2]; /* likewise */
@@ -51,6 +56,8 @@ struct ek__wire_table {
   /* (optional: the caller yields the processor and tests again) returns when something may have
    * moved, after `seconds` at the latest. */
   void (*wait)(void *self, double seconds);
+  /* (optional: as wait) lets wait() return, the one of now or the next one. */
+  void (*wake)(void *self);
   /* (optional: a process that dies is seen by the time limit) whether the process has gone: its
    * connection has ended. Waits for nothing. */
   bool (*gone)(void *self, size_t peer);

@@ -125,8 +125,9 @@ static ek_status allocate(ek_world *world, const char *source) {
   EK_TRY(ek__new(&world->peers, count, sizeof *world->peers, memory_of));
   EK_TRY(ek__new(&world->heard, count, sizeof *world->heard, memory_of));
   EK_TRY(ek__new(&world->words, count, EK__TOPIC_WORDS * sizeof *world->words, memory_of));
-  EK_TRY(ek__new(&world->moves, count, sizeof *world->moves, memory_of));
-  return ek__new(&world->list, count, sizeof *world->list, memory_of);
+  EK_TRY(ek__new(&world->moves, 3 * count, sizeof *world->moves, memory_of));
+  EK_TRY(ek__new(&world->refused, EK__RIDE, 1, memory_of));
+  return ek__new(&world->list, 2 * count, sizeof *world->list, memory_of);
 }
 
 static void close_wires(const struct ek__wire *wire, const struct ek__wire *watch) {
@@ -139,6 +140,7 @@ static void destroy(ek_world *world) {
   pthread_mutex_destroy(&world->talking);
   pthread_mutex_destroy(&world->mutex);
   ek__free(world->list);
+  ek__free(world->refused);
   ek__free(world->moves);
   ek__free(world->words);
   ek__free(world->heard);

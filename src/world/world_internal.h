@@ -58,7 +58,7 @@ enum ek__topic_kind {
   EK__TOPIC_FAILURE
 };
 
-enum { EK__TOPIC_WORDS = 8 };
+enum { EK__TOPIC_WORDS = 8, EK__RIDE = 16384 };
 
 struct ek__topic {
   enum ek__topic_kind kind;
@@ -67,6 +67,11 @@ struct ek__topic {
   int64_t words[EK__TOPIC_WORDS]; /* what the processes tell each other */
   /* (optional: `doing`) the same from words that another process has sent. */
   void (*say)(char *text, size_t size, const int64_t *words);
+  /* (optional) `bytes` that go with the message, EK__RIDE at most: those of another process p come
+   * to in + p * bytes, if the conversation ends well. The same number is in all processes. */
+  const void *out;
+  char *in;
+  size_t bytes;
 };
 
 /* The lock of conversations; a thread that has it may take it again. */
@@ -147,9 +152,10 @@ void ek__world_rejoin(ek_world *world);
 
 /* ---- data ---- */
 
-/* Begins a move and waits until these moves are done. The sizes are known to both sides from the
- * conversation before. */
+/* Begins a move; sees whether these moves are done, or waits until they are. The sizes are known to
+ * both sides from the conversation before. */
 ek_status ek__world_move(ek_world *world, struct ek__move *move);
+ek_status ek__world_test(ek_world *world, struct ek__move *const *moves, size_t count, bool *done);
 ek_status ek__world_finish(ek_world *world, struct ek__move *const *moves, size_t count);
 /* Both, of one move. */
 ek_status ek__world_swap(ek_world *world, size_t peer, const void *out, size_t out_bytes, void *in,
@@ -159,6 +165,40 @@ void ek__world_count(ek_world *world, size_t sent, size_t received);
 /* The process to talk to in one of as many rounds as there are processes; this one: none. Two
  * processes have the same round for each other, so that all pairs can exchange at once. */
 size_t ek__world_peer(const ek_world *world, size_t round);
+
+/*
+ * ---- bulk: waiting.c ----
+ *
+ * Data that all processes have agreed on in a conversation, and that moves while conversations go
+ * on (wire.h: bulk moves). So a message that devices wait for does not wait for megabytes that none
+ * needs yet. One after the other goes to its end, in the order of the conversations, in all
+ * processes and whatever else fails, so each process may count on the moves of the others. It goes
+ * on in every wait of this file and in ek__world_wait(), in whatever thread; a caller whose data it
+ * is waits for its end before anything else.
+ */
+struct ek__bulk {
+  /* Begins moves and sees them done, without waiting; *done: there are none any more. Puts what it
+   * waits for into `moves`. An error is one of the world, which is broken then. */
+  ek_status (*advance)(struct ek__bulk *self, bool *done);
+  /* It is over, by an error of the world or well; it is not in the list any more. */
+  void (*end)(struct ek__bulk *self, ek_status status);
+  struct ek__move *const *moves;
+  size_t count;
+  size_t waits; /* raised by `advance` when moves are done */
+  /* The world's own: */
+  struct ek__bulk *next;
+  uint64_t number; /* of the conversation */
+  char doing[96];
+  double since; /* when it began to wait for `moves` */
+};
+
+/* Appends what the last conversation has agreed on; the lock is held. */
+void ek__world_add_bulk(ek_world *world, struct ek__bulk *bulk);
+
+/* Waits for a moment, or until a thread calls the second function, while bulk goes on. An error as
+ * of ek__world_look(). */
+ek_status ek__world_wait(ek_world *world);
+void ek__world_wake(ek_world *world);
 
 /* ---- waiting ---- */
 

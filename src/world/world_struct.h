@@ -25,7 +25,7 @@ struct ek__peer {
 struct ek__message {
   uint64_t magic;
   uint64_t number; /* conversations before this one */
-  uint32_t kind, flags;
+  uint32_t kind, flags; /* flags: with the bytes that go with it: talk.c */
   uint64_t busy; /* nanoseconds: ek_world_busy() */
   int64_t words[EK__TOPIC_WORDS];
 };
@@ -57,8 +57,12 @@ struct ek_world {
   struct ek__message *heard;  /* of the last conversation, from each process */
   struct ek__message own;     /* what is sent */
   int64_t *words;             /* of all processes, of the last conversation */
-  struct ek__move *moves;     /* one for each process */
+  struct ek__move *moves;     /* for each process three: message, bytes sent and received with it */
   struct ek__move **list;     /* those of `moves` that are under way */
+  char *refused;              /* EK__RIDE bytes, for those of another topic */
+  struct ek__bulk *bulk;      /* the list, from what is under way */
+  unsigned spins;             /* tests since bulk went on */
+  double looked;              /* when ek__world_wait() looked at all processes */
   struct ek__deed diary[EK__DIARY];
   const char *doing; /* what is waited for */
   bool writing;      /* by the last conversation: ek__world_writing() */

@@ -103,18 +103,22 @@ static size_t size_of(size_t from, size_t to, int round, size_t number) {
   return sizes[(from + 3 * to + (size_t)round + 5 * number) % (sizeof sizes / sizeof sizes[0])];
 }
 
+enum { MOVES = 2 * EK__MOVES }; /* half of them are bulk */
+
 struct traffic {
-  struct ek__move moves[EK__MOVES];
+  struct ek__move moves[MOVES];
 };
 
 static void begin_all(struct traffic *with, size_t peer, int round) {
-  for (size_t i = 0; i < EK__MOVES; i++) {
+  for (size_t k = 0; k < MOVES; k++) { /* the two kinds in turns, or one after the other */
+    const size_t i = (process + (size_t)round) % 2 == 0 ? k : k % EK__MOVES * 2 + k / EK__MOVES;
     struct ek__move *move = &with->moves[i];
     *move = (struct ek__move){.peer = peer,
+                              .bulk = i % 2 == 1,
                               .out_bytes = size_of(process, peer, round, i),
                               .in_bytes = size_of(peer, process, round, i)};
     char *out = malloc(move->out_bytes + 1), *in = malloc(move->in_bytes + 1);
-    for (size_t k = 0; k < move->out_bytes; k++) out[k] = byte_of(process, peer, round, i, k);
+    for (size_t at = 0; at < move->out_bytes; at++) out[at] = byte_of(process, peer, round, i, at);
     memset(in, 0, move->in_bytes + 1);
     move->out = out;
     move->in = in;
@@ -123,7 +127,7 @@ static void begin_all(struct traffic *with, size_t peer, int round) {
 }
 
 static void check_all(struct traffic *with, size_t peer, int round) {
-  for (size_t i = 0; i < EK__MOVES; i++) {
+  for (size_t i = 0; i < MOVES; i++) {
     const struct ek__move *move = &with->moves[i];
     const char *in = move->in;
     for (size_t k = 0; k < move->in_bytes; k++) {
@@ -139,14 +143,14 @@ static void check_all(struct traffic *with, size_t peer, int round) {
  * in every other round. */
 static void moves(bool own_mpi) {
   struct traffic *with = calloc(processes, sizeof *with);
-  struct ek__move **order = calloc(processes * EK__MOVES, sizeof *order);
-  const size_t count = (processes - 1) * EK__MOVES;
+  struct ek__move **order = calloc(processes * MOVES, sizeof *order);
+  const size_t count = (processes - 1) * MOVES;
   for (int round = 0; round < ROUNDS; round++) {
     size_t next = 0;
     for (size_t peer = 0; peer < processes; peer++) {
       if (peer == process) continue;
       begin_all(&with[peer], peer, round);
-      for (size_t i = 0; i < EK__MOVES; i++, next++) {
+      for (size_t i = 0; i < MOVES; i++, next++) {
         order[round % 2 == 0 ? next : count - 1 - next] = &with[peer].moves[i];
       }
     }

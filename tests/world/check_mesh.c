@@ -48,11 +48,12 @@ static bool connect_two(int pair[2], int family) {
 static struct ek__wire wires[2];
 
 static bool open_two(int family) {
-  int pair[2];
+  int pair[2], bulk[2];
   if (!connect_two(pair, family)) return false;
+  ck_assert(connect_two(bulk, family));
   for (size_t i = 0; i < 2; i++) {
-    const int sockets[2] = {pair[i], pair[i]};
-    ck_ok(ek__mesh_make(&wires[i], i, 2, sockets));
+    const int sockets[2] = {pair[i], pair[i]}, more[2] = {bulk[i], bulk[i]};
+    ck_ok(ek__mesh_make(&wires[i], i, 2, sockets, more));
   }
   return true;
 }
@@ -70,7 +71,7 @@ static unsigned char byte_of(size_t from, size_t number, size_t at) {
 
 /* Moves of both processes with each other: number i of one belongs to number i of the other. */
 struct traffic {
-  struct ek__move moves[2][EK__MOVES];
+  struct ek__move moves[2][2 * EK__MOVES];
   size_t count;
 };
 static struct traffic with;
@@ -169,6 +170,63 @@ CK_LOOP(bytes_arrive_in_order, KINDS) {
     check_bytes();
     drop_moves();
   }
+}
+
+/* Bulk moves are matched apart: process 1 begins its half of them in another place. */
+CK_LOOP(bulk_moves_have_an_order_of_their_own, KINDS) {
+  if (!open_two(families[_i])) return;
+  for (size_t i = 0; i < 2 * EK__MOVES; i++) {
+    add_move(sizes[(5 * i + 2) % SIZES], sizes[(3 * i + 1) % SIZES]);
+    with.moves[0][i].bulk = with.moves[1][i].bulk = i % 2 == 1;
+  }
+  begin_moves(0);
+  for (size_t i = 0; i < 2 * EK__MOVES; i++) {
+    const size_t number = i < EK__MOVES ? 2 * i + 1 : 2 * (i - EK__MOVES);
+    ck_ok(wires[1].table->begin(wires[1].self, &with.moves[1][number]));
+  }
+  ck_ok(finish());
+  check_bytes();
+}
+
+/* Also while the other process has no place for it. */
+CK_TEST(a_bulk_move_delays_no_other) {
+  ck_assert(open_two(AF_INET));
+  add_move((size_t)16 << 20, 0);
+  add_move(100, 200);
+  with.moves[0][0].bulk = with.moves[1][0].bulk = true;
+  begin_moves(0);
+  struct ek__move *small = &with.moves[1][1];
+  ck_ok(wires[1].table->begin(wires[1].self, small));
+  for (int round = 0; round < ROUNDS && !(small->done && with.moves[0][1].done); round++) {
+    for (size_t p = 0; p < 2; p++) ck_ok(wires[p].table->test(wires[p].self, &with.moves[p][1]));
+  }
+  ck_assert(small->done && with.moves[0][1].done && !with.moves[0][0].done);
+  ck_ok(wires[1].table->begin(wires[1].self, &with.moves[1][0]));
+  ck_ok(finish());
+  check_bytes();
+}
+
+CK_TEST(a_mesh_for_notices_has_no_bulk_moves) {
+  int pair[2];
+  char byte = 0;
+  struct ek__move move = {.peer = 1, .in = &byte, .in_bytes = 1, .bulk = true};
+  ck_assert(connect_two(pair, AF_UNIX));
+  CK_GOT(struct ek__wire, wire, ek__mesh_make(&wire, 0, 2, (const int[]){-1, pair[0]}, NULL));
+  ck_fails(wire.table->begin(wire.self, &move), EK_ERR_INTERNAL, "bulk");
+  close_wire(&wire);
+  (void)close(pair[1]);
+}
+
+/* The wait that is under way, or the next one. */
+CK_TEST(waiting_is_ended_from_outside) {
+  ck_assert(open_two(AF_INET));
+  const double begun = now();
+  for (int i = 0; i < 3; i++) wires[0].table->wake(wires[0].self);
+  wires[0].table->wait(wires[0].self, 30);
+  ck_assert_double_lt(now() - begun, 10);
+  const double idle = now();
+  wires[0].table->wait(wires[0].self, 0.05); /* once */
+  ck_assert_double_ge(now() - idle, 0.049);
 }
 
 CK_TEST(a_large_move) {
@@ -325,7 +383,7 @@ static pid_t start_child(struct ek__wire *wire) {
   const size_t p = child == 0 ? 1 : 0;
   const int sockets[2] = {pair[p], pair[p]};
   (void)close(pair[1 - p]);
-  if (ek__mesh_make(wire, p, 2, sockets) != EK_OK) abort();
+  if (ek__mesh_make(wire, p, 2, sockets, NULL) != EK_OK) abort();
   if (child > 0) return child;
   if (wire->table->begin(wire->self, &with.moves[1][0]) != EK_OK) _exit(1);
   for (;;) {
@@ -417,7 +475,7 @@ CK_LOOP(headers_that_are_wrong, 9) {
   char in[8] = {0};
   struct ek__move move = {.peer = 1, .in = in, .in_bytes = sizeof in};
   ck_assert(connect_two(pair, AF_INET));
-  CK_GOT(struct ek__wire, wire, ek__mesh_make(&wire, 0, 2, (const int[]){-1, pair[0]}));
+  CK_GOT(struct ek__wire, wire, ek__mesh_make(&wire, 0, 2, (const int[]){-1, pair[0]}, NULL));
   ck_ok(wire.table->begin(wire.self, &move));
   for (size_t k = 0; k < sizeof(struct header); k++) {
     ck_assert_int_eq(send(pair[1], (const char *)&wrong[_i] + k, 1, MSG_NOSIGNAL), 1);
@@ -441,7 +499,7 @@ CK_LOOP(messages_that_are_cut, 24) {
   char frame[24] = "";
   memcpy(frame, &right, sizeof right);
   ck_assert(connect_two(pair, AF_INET));
-  CK_GOT(struct ek__wire, wire, ek__mesh_make(&wire, 0, 2, (const int[]){-1, pair[0]}));
+  CK_GOT(struct ek__wire, wire, ek__mesh_make(&wire, 0, 2, (const int[]){-1, pair[0]}, NULL));
   ck_ok(wire.table->begin(wire.self, &move));
   ck_assert_int_eq(send(pair[1], frame, (size_t)_i, MSG_NOSIGNAL), _i);
   (void)close(pair[1]);
@@ -455,10 +513,10 @@ CK_LOOP(messages_that_are_cut, 24) {
 
 static ek_status try_traffic(const int pair[2]) {
   unsigned char text[EK__NOTICE] = {7};
-  ek_status status = ek__mesh_make(&wires[0], 0, 2, (const int[]){-1, pair[0]});
+  ek_status status = ek__mesh_make(&wires[0], 0, 2, (const int[]){-1, pair[0]}, NULL);
   if (status != EK_OK) (void)close(pair[1]);
   EK_TRY(status);
-  status = ek__mesh_make(&wires[1], 1, 2, (const int[]){pair[1], -1});
+  status = ek__mesh_make(&wires[1], 1, 2, (const int[]){pair[1], -1}, NULL);
   if (status != EK_OK) close_wire(&wires[0]);
   EK_TRY(status);
   add_move(100000, 33);

@@ -5,10 +5,12 @@
  */
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
 #include <time.h>
 
+#include "ck_batch_norm.h"
 #include "ck_processes.h"
 #include "ck_training.h"
 
@@ -382,11 +384,37 @@ CK_TEST(the_slowest_process_is_known) {
 
 static atomic_int messages;
 
+/* A norm's sums of a forward, and of a backward, have sizes that no other message has. From the first
+ * to the second, buckets are held back; how often one was. */
+enum { NORMED = 256, HEADER = 16, MOST_HELD = 1000000 };
+#define FORWARD (HEADER + (2 * NORMED + 1) * sizeof(double))
+#define BACKWARD (HEADER + 2 * NORMED * sizeof(double))
+enum { LARGE = 65536 };
+static bool counting, holding, passed;
+static int held;
+
+static bool holds_back(const struct msghdr *message) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < message->msg_iovlen; i++) bytes += message->msg_iov[i].iov_len;
+  if (counting && bytes == FORWARD) holding = true;
+  if (holding && bytes == BACKWARD) {
+    holding = false;
+    passed = true;
+  }
+  const bool holds = holding && bytes >= LARGE && held < MOST_HELD;
+  held += holds;
+  return holds;
+}
+
 /* Stands in front of the C library's: a wire of sockets calls it once for a message. */
 ssize_t sendmsg(int socket, const struct msghdr *message, int flags) {
   static ssize_t (*next)(int, const struct msghdr *, int);
   if (next == NULL) *(void **)(void *)&next = dlsym(RTLD_NEXT, "sendmsg");
   atomic_fetch_add(&messages, 1);
+  if (holds_back(message)) {
+    errno = EAGAIN;
+    return -1;
+  }
   return next(socket, message, flags);
 }
 
@@ -484,7 +512,59 @@ CK_TEST(the_loss_and_the_agreement_are_one_message) {
   }
 }
 
+/* ---- statistics and buckets ---- */
+
+/* The gradient of a layer is 512 KiB in f64. */
+static ek_status normed(ek_module **module) {
+  ek_module *parts[3] = {NULL};
+  ek_status status = ek_linear_create(&parts[0], NORMED, NORMED, false);
+  if (status == EK_OK) status = ck_batch_norm_create(&parts[1], NORMED);
+  if (status == EK_OK) status = ek_linear_create(&parts[2], NORMED, NORMED, false);
+  if (status == EK_OK) status = ek_sequential_create(module, parts, 3);
+  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
+  return status;
+}
+
+static void normed_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
+  batch->inputs = batch->targets = 1;
+  batch->input[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, NORMED}};
+  batch->target[0] = batch->input[0];
+}
+
+/* In backward the bucket of the last layer is queued first, and then devices wait for the norm. */
+static void hold_back_buckets(struct ck_outcome *outcome, const struct ck_process *process) {
+  static const struct ck_workload workload = {
+      "batch norm", normed, ek_mean_squared_error_create, normed_shapes, 0, false, 0};
+  struct ck_setup setup = ck_setup_mode(&workload, "", EK_MODE_REPLICATED);
+  struct ck_training training;
+  ek_group *group = NULL;
+  setup.options.type = EK_F64;
+  setup.options.bucket_bytes = LARGE;
+  struct ck_batch batch = ck_batch_make(&workload, EK_F64, 3, 0, 7 + process->number);
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  if (!ck_went(outcome, ck_training_try(&training, &setup, group))) return;
+  ck_went(outcome, ck_training_step(&training, &batch, NULL)); /* values have been drawn */
+  counting = true;
+  ck_went(outcome, ck_training_step(&training, &batch, NULL));
+  ck_outcome_add(outcome, passed);
+  ck_outcome_add(outcome, held);
+  ck_training_free(&training);
+  ck_went(outcome, ek_group_close(group));
+}
+
+CK_TEST(statistics_pass_buckets) {
+  const size_t devices[] = {1, 1};
+  struct ck_outcome *outcomes = ck_processes_outcomes("passing", devices, 2);
+  ck_processes_well(outcomes, 2);
+  for (size_t p = 0; p < 2; p++) {
+    ck_assert_double_eq(outcomes[p].numbers[0], true);
+    ck_assert_msg(outcomes[p].numbers[1] > 0 && outcomes[p].numbers[1] < MOST_HELD,
+                  "process %zu: %g buckets were held back", p, outcomes[p].numbers[1]);
+  }
+}
+
 static const struct ck_part parts[] = {{"bytes", count_bytes},
+                                       {"passing", hold_back_buckets},
                                        {"work", show_work},
                                        {"messages", count_messages},
                                        {"agreements", count_agreements},

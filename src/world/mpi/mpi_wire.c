@@ -9,7 +9,8 @@
  * MPI matches messages by sender, communicator and tag. A message has the number of the messages
  * that went before it to the same process as its tag: two moves that are under way at once cannot
  * be taken for each other, although a move that is longer than MPI's counts is cut, and sends each
- * part after the one before it. Notices have a tag of their own and one receive is always posted.
+ * part after the one before it. Bulk moves are counted apart and have a range of tags of their own.
+ * Notices have a tag of their own and one receive is always posted.
  *
  * The program may call MPI_Finalize() too early. MPI frees the attributes of MPI_COMM_SELF first:
  * ours ends what is under way, and later calls are errors. MPI that was initialised here ends with
@@ -34,7 +35,9 @@
 #endif
 
 /* MPI_TAG_UB is 32767 at least. */
-enum { TAGS = 1 << 14, NOTICE_TAG = TAGS };
+enum { TAGS = 1 << 13, NOTICE_TAG = 2 * TAGS };
+
+enum { FLIGHTS = 2 * EK__MOVES };
 
 /* Seconds that closing waits for what is under way. */
 #define LAST_WAIT 1.0
@@ -54,6 +57,7 @@ struct half {
   size_t length;       /* of the message */
   size_t left;         /* with the message */
   unsigned number;     /* of the next message */
+  bool bulk;
 };
 
 struct flight {
@@ -62,8 +66,8 @@ struct flight {
 };
 
 struct peer {
-  unsigned sent, received; /* messages so far; parts that follow are counted */
-  struct flight flights[EK__MOVES];
+  unsigned sent[2], received[2]; /* messages so far, [1]: bulk; parts that follow are counted */
+  struct flight flights[FLIGHTS];
   MPI_Request saying, hearing;
   char said[EK__NOTICE], heard[EK__NOTICE];
 };
@@ -110,7 +114,7 @@ static unsigned messages_of(size_t bytes) {
 }
 
 static ek_status post(struct wire *self, struct half *half, size_t peer, bool out) {
-  const int tag = (int)(half->number++ % TAGS);
+  const int tag = (int)(half->number++ % TAGS) + (half->bulk ? TAGS : 0);
   half->length = half->left < EK__MPI_LARGEST ? half->left : EK__MPI_LARGEST;
   const int count = (int)half->length;
   return out ? check(self,
@@ -151,16 +155,30 @@ static ek_status begin(void *data, struct ek__move *move) {
   EK_TRY(usable(self));
   struct peer *peer = &self->peers[move->peer];
   struct flight *flight = peer->flights;
-  while (flight < peer->flights + EK__MOVES && flight->move != NULL) flight++;
-  if (flight == peer->flights + EK__MOVES) {
+  unsigned *sent = &peer->sent[move->bulk], *received = &peer->received[move->bulk];
+  size_t alike = 0;
+  for (size_t i = FLIGHTS; i-- > 0;) {
+    const struct ek__move *other = peer->flights[i].move;
+    if (other == NULL) flight = &peer->flights[i];
+    alike += other != NULL && other->bulk == move->bulk;
+  }
+  if (alike == EK__MOVES) {
     FAIL(EK_ERR_INTERNAL, "more than %d moves with one process", EK__MOVES);
   }
   *flight = (struct flight){
       .move = move,
-      .out = {MPI_REQUEST_NULL, (char *)(uintptr_t)move->out, 0, move->out_bytes, peer->sent},
-      .in = {MPI_REQUEST_NULL, move->in, 0, move->in_bytes, peer->received}};
-  peer->sent += messages_of(move->out_bytes);
-  peer->received += messages_of(move->in_bytes);
+      .out = {.request = MPI_REQUEST_NULL,
+              .at = (char *)(uintptr_t)move->out,
+              .left = move->out_bytes,
+              .number = *sent,
+              .bulk = move->bulk},
+      .in = {.request = MPI_REQUEST_NULL,
+             .at = move->in,
+             .left = move->in_bytes,
+             .number = *received,
+             .bulk = move->bulk}};
+  *sent += messages_of(move->out_bytes);
+  *received += messages_of(move->in_bytes);
   move->done = false;
   move->requests[0] = flight;
   self->cut += is_cut(move);
@@ -178,7 +196,7 @@ static ek_status advance_move(struct wire *self, struct flight *flight) {
  * next ones. */
 static ek_status advance_others(struct wire *self) {
   for (size_t p = 0; p < self->processes; p++) {
-    for (size_t i = 0; i < EK__MOVES; i++) {
+    for (size_t i = 0; i < FLIGHTS; i++) {
       struct flight *flight = &self->peers[p].flights[i];
       if (flight->move != NULL && is_cut(flight->move)) EK_TRY(advance_move(self, flight));
     }
@@ -241,7 +259,7 @@ static bool noticed(void *data, size_t peer, void *notice) {
 /* ---- the end ---- */
 
 /* The requests of a peer, one after the other. */
-enum { REQUESTS = 2 + 2 * EK__MOVES };
+enum { REQUESTS = 2 + 2 * FLIGHTS };
 
 static MPI_Request *request_of(struct peer *peer, size_t i) {
   if (i < 2) return i == 0 ? &peer->hearing : &peer->saying;
@@ -278,8 +296,8 @@ static int end(MPI_Comm comm, int key, void *attribute, void *extra) {
 }
 
 static bool under_way(const struct wire *self) {
-  for (size_t i = 0; i < self->processes * EK__MOVES; i++) {
-    if (self->peers[i / EK__MOVES].flights[i % EK__MOVES].move != NULL) return true;
+  for (size_t i = 0; i < self->processes * FLIGHTS; i++) {
+    if (self->peers[i / FLIGHTS].flights[i % FLIGHTS].move != NULL) return true;
   }
   return false;
 }
