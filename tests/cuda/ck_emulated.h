@@ -24,6 +24,7 @@ static inline void ck_emulated_end(void) {
   cuemu_set_algorithm_times((const unsigned[4]){0});
   cuemu_refuse(0, 0);
   cuemu_call_ones_invalid(false);
+  cuemu_set_cudnn(&(struct cuemu_cudnn){0});
   cuemu_set_settings(&ck_given);
 }
 

@@ -30,6 +30,7 @@
  *   CUEMU_LATE               0        a kernel that is first used on a device with this many bytes
  *                                     allocated ends the program; 0: it may
  *   CUEMU_NVTX               0        1: a tool listens to NVTX
+ *   CUEMU_CUDNN                       1: cuDNN is installed, and faster than any kernel
  *   CUEMU_LAUNCHES                    a file that gets a line for each kernel ("kernel FILE PLACE", of
  *                                     its symbol), product and region of NVTX, as they are queued
  *   CUEMU_FAULT                       "fail kind device n [error]" or "hang kind device n",
@@ -167,6 +168,21 @@ struct cuemu_regions {
   unsigned long heaps, regions, registered;
 };
 void cuemu_regions(struct cuemu_regions *now);
+
+/* cuDNN, which is not installed where nothing is said. */
+struct cuemu_cudnn {
+  int installed;           /* 0: no; 1: a library without its functions; 2: yes */
+  size_t version;          /* 91900: 9.19.0 */
+  int time;                /* nanoseconds more than an operation takes, as events measure it */
+  size_t workspace;        /* bytes for each sample */
+  unsigned long fails_at;  /* that execution and the later ones fail; 0: none */
+  bool no_handle, no_engine, no_plan;
+  bool wrong; /* what the graph's last operation gives has every second sign changed */
+};
+#define CUEMU_CUDNN_FAST ((struct cuemu_cudnn){.installed = 2, .version = 92600, .time = -900})
+void cuemu_set_cudnn(const struct cuemu_cudnn *settings);
+unsigned long cuemu_cudnn_executions(void); /* since it was set */
+const char *cuemu_cudnn_name(void);         /* of its library */
 
 /* Forgets faults, counts and sticky errors, and releases what hangs. Memory and streams stay. */
 void cuemu_reset(void);

@@ -1,6 +1,7 @@
 /*
  * cuda_choice.c - what is faster, by the GPU's clock: the algorithm of a product, of those that
- * cuBLASLt's heuristic puts first, and then whether an epilogue is worth it (cuda_epilogues.c).
+ * cuBLASLt's heuristic puts first, then whether an epilogue is worth it (cuda_epilogues.c), and
+ * whether cuDNN's attention is (cuda_attend_cudnn.c).
  *
  * A shape includes the alignment of its addresses, so it is not known before the product is called.
  * ek_trainer_prepare() makes all products of a step ahead of the first step; a shape that it has
@@ -165,9 +166,11 @@ static ek_status race(struct choice *way, const struct ek__cuda_stream *stream,
   EK_TRY(take_time(&with, &one, stream, run, of));
   way->number = one && (!other || with < EK__CUDA_CLEARLY * without);
   ek__cuda_host->log(EK_LOG_DEBUG,
-                     "%s: product %lld x %lld x %lld: epilogue %u takes %.1f us, kernels %.1f us",
-                     stream->device->name, (long long)way->shape.m, (long long)way->shape.n,
-                     (long long)way->shape.k, (unsigned)way->shape.epilogue,
+                     "%s: %s %lld x %lld x %lld: %s %u takes %.1f us, kernels %.1f us",
+                     stream->device->name, way->shape.heads == 0 ? "product" : "attention",
+                     (long long)way->shape.m, (long long)way->shape.n, (long long)way->shape.k,
+                     way->shape.heads == 0 ? "epilogue" : "cuDNN, heads",
+                     (unsigned)(way->shape.heads == 0 ? way->shape.epilogue : way->shape.heads),
                      (double)(1000 * with / ROUNDS), (double)(1000 * without / ROUNDS));
   return EK_OK;
 }

@@ -115,6 +115,7 @@ ek_status ek__cuda_device_prepare(struct ek__cuda_device *device) {
 
 void ek__cuda_device_discard(struct ek__cuda_device *device) {
   ek__cuda_heap_close(device);
+  ek__cuda_cudnn_close(device);
   ek__cuda_products_close(device);
   close_ring(&device->sending);
   close_ring(&device->ring);

@@ -93,6 +93,7 @@ struct ek__cuda_device {
   struct ek__cuda_bad *bad; /* pinned->bad: kernels report bad indices here */
   cublasLtHandle_t products;
   struct ek__cuda_products *plans; /* cuda_products.c */
+  struct ek__cuda_cudnn *cudnn;    /* cuda_attend_cudnn.c; NULL before it is asked for */
   cudaEvent_t begin, end;          /* cuda_choice.c */
   char *workspace;                 /* EK__CUDA_DEVICE_BYTES: products, then kernels */
   struct nvtxMemHeap_v1 *heap;     /* its arena as a tool knows it: cuda_regions.c; mostly NULL */
@@ -212,6 +213,9 @@ struct ek__cuda_shape {
   uint16_t precision, result; /* of the product; the type of c */
   uint32_t transpose_a, transpose_b, has_beta, epilogue;
   uint32_t align_a, align_b, align_c, align_vector, align_aux;
+  /* Of attention, whose sizes are batch, tokens and head width, and the steps of q, k and v; 0 for
+   * a product. */
+  uint32_t heads, backward;
 };
 
 /* One of the algorithms that the heuristic offers for a product, the best first; `of` is for the
@@ -232,9 +236,10 @@ ek_status ek__cuda_choose(int *number, const struct ek__cuda_stream *stream,
 
 struct ek__cuda_product;
 /*
- * Whether a product with an epilogue, which `run` queues, is clearly faster than what->other. Both
- * are timed at the first product of a shape, if it repeats; until then, and where the table is
- * full, the answer is no. Alignments beyond 16 bytes do not matter.
+ * Whether a product with an epilogue, or attention by cuDNN, which `run` queues, is clearly faster
+ * than what->other. Both are timed at the first call of a shape, if it repeats; until then, and
+ * where the table is full, the answer is no. Alignments beyond 16 bytes do not matter. Only other,
+ * with and repeats of `what` are read.
  */
 ek_status ek__cuda_prefer(bool *wins, const struct ek__cuda_stream *stream,
                           const struct ek__cuda_shape *shape, ek__cuda_timed *run, void *of,
@@ -357,10 +362,20 @@ struct ek__cuda_product {
 ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
                             const struct ek__cuda_product *what);
 
+/* Waits for the collectives that the device has queued, if NCCL does them: before code is loaded
+ * beside a step. */
+ek_status ek__cuda_let_collectives_end(const struct ek__cuda_device *device);
 ek_status ek__cuda_products_open(struct ek__cuda_device *device);
 void ek__cuda_products_close(struct ek__cuda_device *device);
 /* Queues a product of each kind there is, on numbers at `memory`, which need no certain value. */
 ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *memory);
+
+/* ---- cuda_attend_cudnn.c ---- */
+
+/* *done: it is queued. Else cuDNN does not do it, or more slowly. */
+ek_status ek__cuda_attend_by_cudnn(bool *done, const struct ek__cuda_stream *stream,
+                                   const struct ek__attention_args *args);
+void ek__cuda_cudnn_close(struct ek__cuda_device *device);
 
 /* ---- cuda_ranges.c: NVTX; the slots listens, range_begin, range_end ---- */
 

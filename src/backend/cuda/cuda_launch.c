@@ -50,6 +50,16 @@ static ek_status check_left(const struct ek__cuda_device *device, const char *na
 #define CHECK(args)                                                                                \
   _Generic(*(args), struct ek__attention_args : check_head, default : check_nothing)
 
+/* Attention has another way. */
+static ek_status by_nothing(bool *done, const struct ek__cuda_stream *stream, const void *raw) {
+  (void)done;
+  (void)stream;
+  (void)raw;
+  return EK_OK;
+}
+#define TRY_LIBRARY(args)                                                                          \
+  _Generic(*(args), struct ek__attention_args : ek__cuda_attend_by_cudnn, default : by_nothing)
+
 #define LAUNCHING_SLOT(name, kind, cut)                                                            \
   ek_status ek__cuda_slot_##name EK__ARGS(kind) {                                                  \
     const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);                                 \
@@ -60,9 +70,12 @@ static ek_status check_left(const struct ek__cuda_device *device, const char *na
     EK_TRY(check_left(device, #name));                                                             \
     EK_TRY(ek__cuda_enter(device));                                                                \
     ek__cuda_call_begins(device);                                                                  \
-    const cudaError_t error = ek__cuda_##name(&at, args);                                          \
-    const ek_status status = ek__cuda_call_ends(device, check_launch(device, error, #name));       \
-    return ek__cuda_leave(before, status);                                                         \
+    bool done = false;                                                                             \
+    ek_status status = TRY_LIBRARY(args)(&done, it, args);                                         \
+    if (status == EK_OK && !done) {                                                                \
+      status = check_launch(device, ek__cuda_##name(&at, args), #name);                            \
+    }                                                                                              \
+    return ek__cuda_leave(before, ek__cuda_call_ends(device, status));                             \
   }
 EK__KERNEL_LIST(LAUNCHING_SLOT)
 

@@ -259,7 +259,7 @@ static ek_status ask(struct plan *plan, const struct product *product) {
  * all wait for ever. A wait that holds up no device ends: of the devices that wait here, one has
  * queued the fewest collectives, and all of those have been queued by every device.
  */
-static ek_status let_collectives_end(const struct ek__cuda_device *device) {
+ek_status ek__cuda_let_collectives_end(const struct ek__cuda_device *device) {
   if (!device->group->nccl) return EK_OK;
   return ek__cuda_finish_collectives(device, "collectives before the first product of a shape");
 }
@@ -391,7 +391,7 @@ static ek_status product_of_shape(bool *done, const struct ek__cuda_stream *stre
   if (known) {
     EK_TRY(point(&product, what));
   } else {
-    EK_TRY(let_collectives_end(stream->device));
+    EK_TRY(ek__cuda_let_collectives_end(stream->device));
     forget(&plan->made);
     EK_TRY(describe(&product, what));
     EK_TRY(point(&product, what));

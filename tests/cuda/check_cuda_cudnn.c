@@ -1,0 +1,224 @@
+/*
+ * check_cuda_cudnn.c - when attention is cuDNN's, that its graphs mean attention, and that nothing
+ * which fails there is seen.
+ *
+ * The stand-in computes the graph that the backend describes, one operation after the other. What
+ * our kernels give is check_attend's matter; here their results are what cuDNN's are held against.
+ * Whether the real library takes the graphs: check_cudnn_graph.c. Runs on tests/cuemu.
+ */
+#include <evenkeel/attend.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ck_emulated.h"
+
+#define SPEC "cuda:0@64MiB"
+
+/* One attention, forward and backward. */
+struct attention {
+  int64_t batch, tokens, heads, width;
+  bool apart; /* q, k and v are tensors of their own */
+  ek_attend_options options;
+};
+
+enum { OUT, LSE, GRADIENTS, RESULTS = GRADIENTS + 3 };
+
+struct results {
+  int64_t count[RESULTS];
+  double *at[RESULTS];
+};
+
+/* Random numbers in -1 .. 1, the same for the same seed. */
+static ek_tensor *values(struct ck_rig *rig, uint32_t seed, const struct attention *a,
+                         int64_t columns) {
+  const int64_t count = a->batch * a->tokens * columns;
+  double *x = ck_zeros(rig, count);
+  for (int64_t i = 0; i < count; i++) {
+    seed = seed * 1664525u + 1013904223u;
+    x[i] = (double)(seed >> 8) / 8388608.0 - 1;
+  }
+  return ck_tensor(rig, x, CK_SHAPE(a->batch, a->tokens, columns));
+}
+
+/* dq, dk and dv are one tensor where q is one. */
+static struct results attend(struct ck_rig *rig, const struct attention *a, uint32_t seed) {
+  const int64_t rows = a->batch * a->tokens, columns = a->heads * a->width;
+  const int64_t wide = a->apart ? columns : 3 * columns;
+  ek_tensor *given[3], *gradient[3];
+  struct results r = {.count = {rows * columns, rows * a->heads}};
+  for (int i = 0; i < (a->apart ? 3 : 1); i++) {
+    given[i] = values(rig, 4 * seed + (uint32_t)i, a, wide);
+    gradient[i] = ck_poisoned(rig, CK_SHAPE(a->batch, a->tokens, wide));
+  }
+  ek_tensor *dout = values(rig, 4 * seed + 3, a, columns);
+  ek_tensor *out = ck_poisoned(rig, CK_SHAPE(a->batch, a->tokens, columns));
+  ek_tensor *lse = ck_poisoned_sums(rig, CK_SHAPE(a->batch, a->heads, a->tokens));
+  ek_attend_options options = a->options;
+  options.heads = (int)a->heads;
+  if (a->apart) {
+    options.k = given[1];
+    options.v = given[2];
+  }
+  ck_ok(ek_op_attention_forward(rig->stream, out, lse, given[0], &options));
+  if (a->apart) {
+    options.dk = gradient[1];
+    options.dv = gradient[2];
+  }
+  ck_ok(ek_op_attention_backward(rig->stream, gradient[0], dout, given[0], out, lse, &options));
+  r.at[OUT] = ck_read(rig, out);
+  r.at[LSE] = ck_read(rig, lse);
+  for (int i = 0; i < (a->apart ? 3 : 1); i++) {
+    r.at[GRADIENTS + i] = ck_read(rig, gradient[i]);
+    r.count[GRADIENTS + i] = rows * wide;
+  }
+  return r;
+}
+
+/* Factors of 16 bits are rounded at other places: p and ds to 8 or 11 bits, each once. */
+static void same(const struct results *a, const struct results *b) {
+  for (int i = 0; i < RESULTS && a->at[i] != NULL; i++) {
+    double norm = 0, distance = 0;
+    for (int64_t k = 0; k < a->count[i]; k++) {
+      const double d = a->at[i][k] - b->at[i][k];
+      norm += a->at[i][k] * a->at[i][k];
+      distance += d * d;
+    }
+    ck_assert_msg(distance <= 0x1p-14 * norm, "result %d: %g of %g", i, distance, norm);
+  }
+}
+
+static const struct attention plain = {
+    .batch = 2, .tokens = 12, .heads = 2, .width = 8, .options = EK_ATTEND_OPTIONS_INIT};
+
+/* Groups stay open until the test ends, and look for cuDNN at their first attention: this one finds
+ * none. */
+static void open_ours(ek_type type) {
+  cuemu_set_cudnn(&(struct cuemu_cudnn){0});
+  struct ck_rig *rig = ck_rig_open(SPEC, type, 1);
+  (void)attend(rig, &plain, 0);
+  ck_rig_close(rig);
+}
+
+/* Calls twice, with other values each time, in a group of this number and beside it in ours; how
+ * often cuDNN ran, the second time. */
+static unsigned long second(int group, ek_type type, const struct attention *a) {
+  char spec[32];
+  unsigned long before = 0, after = 0;
+  (void)snprintf(spec, sizeof spec, "cuda:0@%dMiB", 65 + group);
+  struct ck_rig *theirs = ck_rig_open(spec, type, 1), *ours = ck_rig_open(SPEC, type, 1);
+  for (uint32_t seed = 0; seed < 2; seed++) {
+    before = cuemu_cudnn_executions();
+    const struct results found = attend(theirs, a, seed);
+    after = cuemu_cudnn_executions();
+    const struct results wanted = attend(ours, a, seed);
+    same(&wanted, &found);
+  }
+  ck_rig_close(ours);
+  ck_rig_close(theirs);
+  return after - before;
+}
+
+/* Packed and apart: one execution forward and one backward. */
+CK_LOOP(taken_where_it_is_faster, 2) {
+  struct attention a = plain;
+  struct cuemu_cudnn cudnn = CUEMU_CUDNN_FAST;
+  const ek_type type = _i == 0 ? EK_BF16 : EK_F16;
+  open_ours(type);
+  cuemu_set_cudnn(&cudnn);
+  ck_assert_uint_eq(second(0, type, &a), 2);
+  a.apart = true;
+  ck_assert_uint_eq(second(0, type, &a), 2);
+  cudnn.time = 100000;
+  cuemu_set_cudnn(&cudnn);
+  a.tokens = 10;
+  ck_assert_uint_eq(second(0, type, &a), 0);
+}
+
+/* As many samples at once as fit beside what dq and delta take: a divisor of the batch. */
+CK_TEST(part_of_a_batch_after_the_other) {
+  struct attention a = plain;
+  struct cuemu_cudnn large = CUEMU_CUDNN_FAST;
+  large.workspace = 12 << 20;
+  open_ours(EK_BF16);
+  cuemu_set_cudnn(&large);
+  a.batch = 4;
+  ck_assert_uint_eq(second(0, EK_BF16, &a), 4);
+  a.batch = 3;
+  ck_assert_uint_eq(second(0, EK_BF16, &a), 6);
+  large.workspace = 33 << 20;
+  cuemu_set_cudnn(&large);
+  a.tokens = 8;
+  ck_assert_uint_eq(second(0, EK_BF16, &a), 0);
+}
+
+/* Nothing is asked of it after the first call. */
+CK_TEST(left_where_it_does_not_work) {
+  const struct cuemu_cudnn fast = CUEMU_CUDNN_FAST;
+  open_ours(EK_BF16);
+  for (int i = 0; i < 9; i++) {
+    struct cuemu_cudnn cudnn = fast;
+    switch (i) {
+    case 0: cudnn.installed = 0; break;
+    case 1: cudnn.installed = 1; break;
+    case 2: cudnn.version = 91801; break;
+    case 3: cudnn.version = 100000; break;
+    case 4: cudnn.no_handle = true; break;
+    case 5: cudnn.no_engine = true; break;
+    case 6: cudnn.no_plan = true; break;
+    case 7: cudnn.wrong = true; break;
+    default: ck_assert_int_eq(setenv("EVENKEEL_CUDA_CUDNN", "0", 1), 0);
+    }
+    cuemu_set_cudnn(&cudnn);
+    const unsigned long executions = second(i, EK_BF16, &plain);
+    ck_assert_msg(executions == 0, "case %d: %lu", i, executions);
+  }
+  ck_assert_int_eq(unsetenv("EVENKEEL_CUDA_CUDNN"), 0);
+}
+
+/* Each execution fails once, while it is chosen and later, and all after it: our kernels do that
+ * call and the next ones. A shape has eight: three until it is chosen, in each direction. */
+CK_TEST(fails_at_any_time) {
+  struct attention a = plain;
+  struct cuemu_cudnn cudnn = CUEMU_CUDNN_FAST;
+  open_ours(EK_F16);
+  for (unsigned long i = 1; i <= 9; i++) {
+    cudnn.fails_at = i;
+    cuemu_set_cudnn(&cudnn);
+    a.tokens = 12 + 2 * (int64_t)i;
+    const unsigned long executions = second(0, EK_F16, &a);
+    ck_assert_msg(executions <= 2, "%lu: %lu", i, executions);
+  }
+}
+
+/* What it is not asked for: all that has no graph here. */
+CK_TEST(never_asked) {
+  const struct cuemu_cudnn fast = CUEMU_CUDNN_FAST;
+  open_ours(EK_BF16);
+  cuemu_set_cudnn(&fast);
+  for (int i = 0; i < 6; i++) {
+    struct attention a = plain;
+    switch (i) {
+    case 0: a.options.causal = false; break;
+    case 1: a.options.dropout = 0.5; break;
+    case 2: a.width = 12; break;
+    case 3: a.width = 136; break;
+    case 4: a.tokens = 1; break;
+    default: a.tokens = 17; /* 34 numbers of lse in a sample */
+    }
+    ck_assert_uint_eq(second(0, EK_BF16, &a), 0);
+  }
+  ck_assert_uint_eq(cuemu_cudnn_executions(), 0);
+}
+
+/* Nor in f32, nor in a group whose every run has the same bits. */
+CK_LOOP(never_asked_in_a_group, 2) {
+  const struct cuemu_cudnn fast = CUEMU_CUDNN_FAST;
+  ck_deterministic(_i == 1);
+  const ek_type type = _i == 0 ? EK_F32 : EK_BF16;
+  open_ours(type);
+  cuemu_set_cudnn(&fast);
+  ck_assert_uint_eq(second(0, type, &plain), 0);
+  ck_assert_uint_eq(cuemu_cudnn_executions(), 0);
+}
+
+CK_EMULATED_SUITE("cuda cudnn")
