@@ -38,11 +38,14 @@ const char *EK__CUDA_CUDNN_NAME(void);
 /* The oldest whose plans were made (docs/notes/cuda.md); older ones have known faults in
  * backward. */
 enum { LEAST_VERSION = 91900, NEXT_MAJOR = 100000, SHAPES = 32, SAMPLE_ROWS = 16, RESULTS = 3 };
+/* Calls whose results show nothing, because they are zero or not finite, until no more are tried. */
+enum { MOST_TRIES = 16 };
 
 enum state { UNTRIED, TAKEN, REFUSED };
 
 struct entry {
   enum state state;
+  int tries;
   struct ek__cudnn_shape shape; /* of a call; that of the plan has fewer samples */
   struct ek__cudnn_plan plan;   /* without descriptors where it is refused */
 };
@@ -307,7 +310,10 @@ static ek_status race(bool *done, struct call *call) {
   EK_TRY(by_kernels(done, call));
   if (!*done) return EK_OK;
   EK_TRY(read_sample(&call->bytes, call->sample, call));
-  if (!are_close(a, call->sample, call->sample)) return EK_OK; /* the next call may show more */
+  if (!are_close(a, call->sample, call->sample)) { /* the next call may show more */
+    if (++call->entry->tries == MOST_TRIES) call->entry->state = REFUSED;
+    return EK_OK;
+  }
   EK_TRY(ek__cuda_prefer(&wins, call->stream, &shape, by_cudnn, call, &what));
   *done = false;
   if (wins) EK_TRY(by_cudnn(done, call));
@@ -378,6 +384,7 @@ static ek_status attend(bool *done, struct call *call) {
   } else {
     EK_TRY(ek__cuda_let_collectives_end(device));
     const int status = entry->plan.plan == NULL ? open_plan(entry, device->cudnn->handle) : 0;
+    ek__cuda_call_goes_on(device);
     if (status != 0) entry->state = REFUSED;
     result = status != 0 ? survive(device, "attention", status) : try_it(done, call);
   }
