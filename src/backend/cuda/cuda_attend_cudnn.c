@@ -38,7 +38,7 @@ const char *EK__CUDA_CUDNN_NAME(void);
 /* The oldest whose plans were made (docs/notes/cuda.md); older ones have known faults in
  * backward. */
 enum { LEAST_VERSION = 91900, NEXT_MAJOR = 100000, SHAPES = 32, SAMPLE_ROWS = 16, RESULTS = 3 };
-/* Calls whose results show nothing, because they are zero or not finite, until no more are tried. */
+/* Of calls whose results are zero or not finite, and so show nothing. */
 enum { MOST_TRIES = 16 };
 
 enum state { UNTRIED, TAKEN, REFUSED };
