@@ -17,7 +17,7 @@
  * reserve that a default capacity leaves; where none is left, cuDNN is not used.
  *
  * Loading code and the heuristic take some seconds for a shape, in the same place as for a product
- * that is new: collectives have ended (cuda_products.c).
+ * that is new: collectives have ended (cuda_wait.c).
  */
 #include <dlfcn.h>
 #include <math.h>

@@ -6,7 +6,7 @@
  * A shape includes the alignment of its addresses, so it is not known before the product is called.
  * ek_trainer_prepare() makes all products of a step ahead of the first step; a shape that it has
  * not met is timed in the step. The candidates are timed at the first product of a shape, when the
- * worker waits on the host anyway before code is loaded (cuda_products.c), with the product's own
+ * worker waits on the host anyway before code is loaded (cuda_wait.c), with the product's own
  * operands and so without extra memory. A product with beta 0 can be repeated: it overwrites its
  * results and does not read them; the last run counts. A product that adds uses the algorithm found
  * for the one that overwrites, with which each step begins, or the heuristic's first. A shape is

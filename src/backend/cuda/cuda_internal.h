@@ -297,6 +297,9 @@ ek_status ek__cuda_finish_event(const struct ek__cuda_device *device, cudaEvent_
 /* Waits for the collectives that the device has queued, or until another device's worker has
  * failed: EK_ERR_ABORTED, since its own may never be queued. */
 ek_status ek__cuda_finish_collectives(const struct ek__cuda_device *device, const char *what);
+/* Waits for the collectives that the device has queued, if NCCL does them: before code is loaded
+ * beside a step. */
+ek_status ek__cuda_let_collectives_end(const struct ek__cuda_device *device);
 /* To call after a wait: an error if a GPU of the group has died, or if a kernel of any of its
  * devices has reported a bad index, which is then forgotten. */
 ek_status ek__cuda_check_group(struct ek__cuda_group *group);
@@ -362,9 +365,6 @@ struct ek__cuda_product {
 ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
                             const struct ek__cuda_product *what);
 
-/* Waits for the collectives that the device has queued, if NCCL does them: before code is loaded
- * beside a step. */
-ek_status ek__cuda_let_collectives_end(const struct ek__cuda_device *device);
 ek_status ek__cuda_products_open(struct ek__cuda_device *device);
 void ek__cuda_products_close(struct ek__cuda_device *device);
 /* Queues a product of each kind there is, on numbers at `memory`, which need no certain value. */

@@ -252,18 +252,6 @@ static ek_status ask(struct plan *plan, const struct product *product) {
   return EK_OK;
 }
 
-/*
- * Before the first product of a shape, whose code cuBLASLt may have to load. Loading may wait for
- * all that the GPU has, and hold up the other GPUs' loading meanwhile. If a collective of NCCL is
- * among it, which goes on when every peer has queued its own, and a peer is held up before it has,
- * all wait for ever. A wait that holds up no device ends: of the devices that wait here, one has
- * queued the fewest collectives, and all of those have been queued by every device.
- */
-ek_status ek__cuda_let_collectives_end(const struct ek__cuda_device *device) {
-  if (!device->group->nccl) return EK_OK;
-  return ek__cuda_finish_collectives(device, "collectives before the first product of a shape");
-}
-
 /* The shape's plan; for a new shape one that is not known yet. */
 static struct plan *plan_for(const struct ek__cuda_device *device,
                              const struct ek__cuda_shape *shape) {

@@ -81,6 +81,19 @@ ek_status ek__cuda_finish_collectives(const struct ek__cuda_device *device, cons
   return wait_until_done(device, device->streams[EK_STREAM_COMMUNICATION].handle, NULL, true, what);
 }
 
+/*
+ * Before the first product or attention of a shape, whose code cuBLASLt or cuDNN may have to load.
+ * Loading may wait for all that the GPU has, and hold up the other GPUs' loading meanwhile. If a
+ * collective of NCCL is among it, which goes on when every peer has queued its own, and a peer is
+ * held up before it has, all wait for ever. A wait that holds up no device ends: of the devices
+ * that wait here, one has queued the fewest collectives, and all of those have been queued by every
+ * device.
+ */
+ek_status ek__cuda_let_collectives_end(const struct ek__cuda_device *device) {
+  if (!device->group->nccl) return EK_OK;
+  return ek__cuda_finish_collectives(device, "collectives before the first product of a shape");
+}
+
 ek_status ek__cuda_finish_event(const struct ek__cuda_device *device, cudaEvent_t event,
                                 const char *what) {
   return wait_until_done(device, NULL, event, false, what);

@@ -6,7 +6,7 @@
  * before the memory of a group is taken, each kernel of ours, each kind of matrix product and each
  * collective runs once on a few numbers, and what the GPU has less of afterwards is known.
  *
- * The second reason: loading in the middle of a step may wait for the whole GPU (cuda_products.c).
+ * The second reason: loading in the middle of a step may wait for the whole GPU (cuda_wait.c).
  * So all forms that a kernel of ours has are run (tests/emulated holds it against all operations).
  *
  * More is loaded later: cuBLASLt has other kernels for other shapes, and a second model opens a
