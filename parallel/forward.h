@@ -24,7 +24,8 @@ struct ek__forward {
   size_t output_count;
   size_t lead;        /* the first input that is cut: its samples are those of the forward */
   ek_shards *outputs; /* made: the parts of a rank are there after its forward */
-  bool replicate;     /* replicas are brought up to date before */
+  bool replicate;     /* before, replicas get all that rank 0 has, */
+  bool renew;         /* or its buffers */
 };
 
 /* On a rank's worker. */

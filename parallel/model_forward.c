@@ -327,7 +327,8 @@ ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs) {
   model->last.number = atomic_fetch_add(&forwards, 1) + 1;
   model->last.scaling = ek__model_own_scaling(model, job->targets);
   model->last.scale = options->gradient ? ek__model_scale(model) : 0;
-  job->replicate = model->run.replicas_stale || model->run.buffers_stale;
+  job->replicate = model->run.replicas_stale;
+  job->renew = model->run.buffers_stale;
   if (options->training && has_buffers(model)) model->run.buffers_stale = true;
   job->outputs = outputs;
   memset(outputs, 0, job->output_count * sizeof *outputs);

@@ -245,8 +245,10 @@ enum ek__masters ek__model_masters(const ek_data_parallel_model *model);
 
 /* ---- replicate.c: parameters that ranks give each other ---- */
 
-/* ek_replicate() of one rank, on its worker. */
+/* ek_replicate() of one rank, on its worker; and of its buffers alone. */
 ek_status ek__replicate_rank(ek_communicator *communicator, ek_device *device, ek_replica *replica);
+ek_status ek__replicate_buffers(ek_communicator *communicator, ek_device *device,
+                                ek_replica *replica);
 
 /* On a rank's worker: a replica whose masters are shared gets its own. */
 ek_status ek__masters_open(const ek_data_parallel_model *model, const struct ek__rank *own);

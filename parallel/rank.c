@@ -335,9 +335,10 @@ ek_status ek__rank_forward(const struct ek__forward *job, struct ek__rank *rank)
   struct forward_of own = {.job = job, .rank = rank};
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, ek__given_cut(&job->inputs, rank), cleanup);
-  if (job->replicate) {
+  if (job->replicate || job->renew) {
     EK_TRY_GOTO(status,
-                ek__replicate_rank(job->model->run.communicator, rank->device, rank->replica),
+                (job->replicate ? ek__replicate_rank : ek__replicate_buffers)(
+                    job->model->run.communicator, rank->device, rank->replica),
                 cleanup);
   }
   EK_TRY_GOTO(status, run_pieces(&own), cleanup);

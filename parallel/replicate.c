@@ -35,9 +35,14 @@ ek_status ek__replicate_rank(ek_communicator *communicator, ek_device *device,
     EK_TRY(broadcast_flat(communicator, device,
                           whole ? ek_replica_parameters(replica) : ek_replica_copies(replica)));
   }
-  EK_TRY(broadcast_flat(communicator, device, ek_replica_buffers(replica)));
-  EK_TRY(ek_communicator_wait(communicator, device));
+  EK_TRY(ek__replicate_buffers(communicator, device, replica));
   return whole ? ek_replica_refresh(replica) : EK_OK;
+}
+
+ek_status ek__replicate_buffers(ek_communicator *communicator, ek_device *device,
+                                ek_replica *replica) {
+  EK_TRY(broadcast_flat(communicator, device, ek_replica_buffers(replica)));
+  return ek_communicator_wait(communicator, device);
 }
 
 struct replicate_job {

@@ -392,6 +392,7 @@ enum { NORMED = 256, HEADER = 16, MOST_HELD = 1000000 };
 enum { LARGE = 65536 };
 static bool counting, holding, passed;
 static int held;
+static double sent; /* bytes */
 
 static bool holds_back(const struct msghdr *message) {
   size_t bytes = 0;
@@ -415,7 +416,9 @@ ssize_t sendmsg(int socket, const struct msghdr *message, int flags) {
     errno = EAGAIN;
     return -1;
   }
-  return next(socket, message, flags);
+  const ssize_t bytes = next(socket, message, flags);
+  if (counting && bytes > 0) sent += (double)bytes;
+  return bytes;
 }
 
 enum { COUNTED = 10 };
@@ -548,6 +551,7 @@ static void hold_back_buckets(struct ck_outcome *outcome, const struct ck_proces
   ck_went(outcome, ck_training_step(&training, &batch, NULL));
   ck_outcome_add(outcome, passed);
   ck_outcome_add(outcome, held);
+  ck_outcome_add(outcome, sent);
   ck_training_free(&training);
   ck_went(outcome, ek_group_close(group));
 }
@@ -560,6 +564,9 @@ CK_TEST(statistics_pass_buckets) {
     ck_assert_double_eq(outcomes[p].numbers[0], true);
     ck_assert_msg(outcomes[p].numbers[1] > 0 && outcomes[p].numbers[1] < MOST_HELD,
                   "process %zu: %g buckets were held back", p, outcomes[p].numbers[1]);
+    /* Gradients, statistics and buffers, but not parameters. */
+    ck_assert_msg(outcomes[p].numbers[2] < 1.1 * 2 * NORMED * NORMED * sizeof(double),
+                  "process %zu sends %g bytes", p, outcomes[p].numbers[2]);
   }
 }
 
