@@ -20,7 +20,6 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "device/communicator_internal.h"
-#include "module/layer_internal.h"
 #include "module/pass_internal.h"
 
 /* ---- an addition that a chain leaves to the next one ---- */
@@ -48,32 +47,8 @@ bool ek_pass_can_postpone(const ek_pass *pass) {
          ek_communicator_world_size(pass->options.communicator) > 1;
 }
 
-ek_status ek_pass_postpone(ek_pass *pass, const ek_tensor *tensors, size_t count) {
-  static const char *const who = "ek_pass_postpone";
-  EK__NOT_NULL(who, pass, tensors);
-  const struct ek__frame *frame = pass->frame;
-  EK__FAIL_IF(!ek_pass_can_postpone(pass), EK_ERR_STATE,
-              "%s: not possible here; ask ek_pass_can_postpone()", who);
-  EK__FAIL_IF(EK__TABLE_SLOT(ek_module_table(frame->node->module), backward_later) == NULL,
-              EK_ERR_STATE, "%s: the module's table has no backward_later", who);
-  EK__FAIL_IF(count > EK_MAX_POSTPONED, EK_ERR_INVALID_ARGUMENT,
-              "%s: %zu tensors, expected %d at most", who, count, EK_MAX_POSTPONED);
-  EK_TRY(ek__check_tensors(who, pass, tensors, count));
-  EK_TRY(ek__postponed_run(pass));
-  struct ek__postponed *it = &pass->postponed;
-  for (size_t i = 0; i < count; i++) {
-    const ek_status status = ek_tensor_share(&it->kept[i], &tensors[i]);
-    if (status != EK_OK) ek__postponed_drop(pass);
-    EK_TRY(status);
-  }
-  it->node = frame->node;
-  it->precision = frame->precision;
-  it->children = frame->children;
-  return EK_OK;
-}
-
 void ek__postponed_drop(ek_pass *pass) {
-  ek__free_all(pass->postponed.kept, EK_MAX_POSTPONED);
+  for (size_t i = 0; i < EK_MAX_POSTPONED; i++) ek_tensor_free(&pass->postponed.kept[i]);
   pass->postponed = (struct ek__postponed){.node = NULL};
 }
 

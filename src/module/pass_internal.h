@@ -103,6 +103,7 @@ struct ek__postponed {
   const struct ek__node *node; /* NULL: nothing is postponed */
   ek_precision precision, children; /* of its frame */
   ek_tensor kept[EK_MAX_POSTPONED];
+  ek_status (*run)(ek_pass *pass);
 };
 
 struct ek_pass {
@@ -163,7 +164,9 @@ ek_status ek__sum_close(ek_pass *pass);
 void ek__sum_drop(ek_pass *pass);
 
 /* Does what a module has postponed, if one has; and forgets it, with its references. */
-ek_status ek__postponed_run(ek_pass *pass);
+static inline ek_status ek__postponed_run(ek_pass *pass) {
+  return pass->postponed.node == NULL ? EK_OK : pass->postponed.run(pass);
+}
 void ek__postponed_drop(ek_pass *pass);
 
 /* ---- round_gradients.c: gradients that are kept in 16 bits, or not at all ---- */

@@ -8,6 +8,9 @@
  * frame inherits from the one below unless its caller asks for something else: a child of a module
  * that runs without saving does not save, and a forward within a backward is a recomputation.
  *
+ * What a backward has postponed runs later, in a frame of its own on top of whichever module's
+ * function is running then.
+ *
  * When a function returns, contract.c checks what it gives and leaves behind; it keeps a record of
  * each forward whose backward has not come.
  */
@@ -430,11 +433,12 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
   return status;
 }
 
+/* ---- what a module postpones ---- */
+
 /* In a frame on top of that of the module that happens to run. */
-ek_status ek__postponed_run(ek_pass *pass) {
+static ek_status run_postponed(ek_pass *pass) {
   struct ek__postponed it = pass->postponed;
   struct call call;
-  if (it.node == NULL) return EK_OK;
   const ek_module *module = it.node->module;
   pass->postponed = (struct ek__postponed){.node = NULL};
   call.frames[0] = child_frame(pass, it.node);
@@ -451,6 +455,31 @@ ek_status ek__postponed_run(ek_pass *pass) {
   status = end(&call, pass, status);
   ek__free_all(it.kept, EK_MAX_POSTPONED);
   return status;
+}
+
+ek_status ek_pass_postpone(ek_pass *pass, const ek_tensor *tensors, size_t count) {
+  static const char *const who = "ek_pass_postpone";
+  EK__NOT_NULL(who, pass, tensors);
+  const struct ek__frame *frame = pass->frame;
+  EK__FAIL_IF(!ek_pass_can_postpone(pass), EK_ERR_STATE,
+              "%s: not possible here; ask ek_pass_can_postpone()", who);
+  EK__FAIL_IF(EK__TABLE_SLOT(ek_module_table(frame->node->module), backward_later) == NULL,
+              EK_ERR_STATE, "%s: the module's table has no backward_later", who);
+  EK__FAIL_IF(count > EK_MAX_POSTPONED, EK_ERR_INVALID_ARGUMENT,
+              "%s: %zu tensors, expected %d at most", who, count, EK_MAX_POSTPONED);
+  EK_TRY(ek__check_tensors(who, pass, tensors, count));
+  EK_TRY(ek__postponed_run(pass));
+  struct ek__postponed *it = &pass->postponed;
+  for (size_t i = 0; i < count; i++) {
+    const ek_status status = ek_tensor_share(&it->kept[i], &tensors[i]);
+    if (status != EK_OK) ek__postponed_drop(pass);
+    EK_TRY(status);
+  }
+  it->node = frame->node;
+  it->precision = frame->precision;
+  it->children = frame->children;
+  it->run = run_postponed;
+  return EK_OK;
 }
 
 /* ---- children ---- */
