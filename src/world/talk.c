@@ -24,14 +24,6 @@ enum { STOP = 1, WRITING = 2, RIDE = 8 };
 /* Lines that are compared are cut here; lists of one process are refused from here on. */
 enum { LONGEST_LINES = 1 << 20, LONGEST_LIST = 1 << 26 };
 
-void ek__world_lock(ek_world *world) {
-  if (world != NULL) pthread_mutex_lock(&world->talking);
-}
-
-void ek__world_unlock(ek_world *world) {
-  if (world != NULL) pthread_mutex_unlock(&world->talking);
-}
-
 /* The last conversation has failed in all processes, with the thread's last error. */
 static ek_status failed(ek_world *world, ek_status status) {
   world->failed = world->count;

@@ -61,6 +61,14 @@ const char *ek__world_name(char *text, size_t size, const ek_world *world, size_
   return text;
 }
 
+void ek__world_lock(ek_world *world) {
+  if (world != NULL) pthread_mutex_lock(&world->talking);
+}
+
+void ek__world_unlock(ek_world *world) {
+  if (world != NULL) pthread_mutex_unlock(&world->talking);
+}
+
 /* ---- a world that is broken ---- */
 
 ek_status ek__world_check(ek_world *world) {
