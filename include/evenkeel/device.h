@@ -44,7 +44,8 @@
  *     EVENKEEL_CUDA_LINK  nccl: a group of one GPU sums by NCCL too, which it does not need, so that
  *                         NCCL can be tested on a machine with one GPU. Read each time a `cuda`
  *                         group opens; another value is EK_ERR_INVALID_ARGUMENT.
- *     EVENKEEL_CUDA_CUDNN 0: attention never uses cuDNN. Read at a group's first attention.
+ *     EVENKEEL_CUDA_CUDNN
+ *                         0: attention never uses cuDNN. Read at a group's first attention.
  *     EVENKEEL_CUDA_WARM  0: opening a `cuda` group loads no code and times nothing, for tools that
  *                         slow down each kernel. Code is then loaded in the first steps, epilogues
  *                         of products are not used, and a default capacity has no room for code.
