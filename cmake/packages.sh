@@ -251,16 +251,17 @@ packages_jobs() {
 }
 
 # packages_cuda_for_tests GPU: what the CUDA module of the tests is compiled for. On a GPU (1, or one is
-# there) code for just that; its PTX runs on later GPUs, should the build be used. Elsewhere code for one
-# shows that nvcc takes the kernels; `cuda_code` reads the PTX in the objects and has ptxas optimise what
-# it looks at. Users get all. CMake keeps what a build folder was configured with first, so every script
-# that configures the preset release calls this: code for all GPUs takes six times as long.
+# there) code for just that; its PTX runs on later GPUs, should the build be used. Elsewhere PTX for one
+# shows that nvcc takes the kernels; `cuda_code` reads it in the objects and has ptxas compile what it
+# looks at, which for all kernels is a third of nvcc's time. Users get all. CMake keeps what a build
+# folder was configured with first, so every script that configures the preset release calls this: code
+# for all GPUs takes far longer.
 packages_cuda_for_tests() {
   if (($1)) || [[ -e /dev/nvidiactl ]]; then
     export CUDAARCHS=${CUDAARCHS-native}
   else
-    export CUDAARCHS=${CUDAARCHS-80}
-    export CUDAFLAGS=${CUDAFLAGS--no-compress -Xptxas=-O1}
+    export CUDAARCHS=${CUDAARCHS-80-virtual}
+    export CUDAFLAGS=${CUDAFLAGS--no-compress}
   fi
 }
 

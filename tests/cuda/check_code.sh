@@ -4,7 +4,7 @@
 #
 # Loads and stores are counted in the PTX, which the instructions of the GPU follow where they are
 # written in it as 16 bytes; registers and spills are what ptxas says for sm_80 and sm_90. The PTX is the
-# module's own where its objects have it for sm_80 and as text (CUDAARCHS=80, CUDAFLAGS=-no-compress, as tests/run
+# module's own where its objects have it for sm_80 and as text (CUDAARCHS=80-virtual, CUDAFLAGS=-no-compress, as tests/run
 # builds); else nvcc makes it again.
 set -euo pipefail
 

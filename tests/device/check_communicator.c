@@ -43,26 +43,36 @@ static bool on_cpu(const struct bed *bed) {
   return strcmp(ek_device_backend(ek_group_device(bed->group, 0)), "cpu") == 0;
 }
 
-static void open_bed(struct bed *bed, const char *backend, size_t devices, ek_type type,
-                     int64_t count) {
-  char spec[32];
-  (void)snprintf(spec, sizeof spec, "%s:%zu@16MiB", backend, devices);
-  *bed = (struct bed){.group = ck_open(spec, 1), .devices = devices, .type = type, .count = count};
-  ck_ok(ek_communicator_open(&bed->communicator, bed->group));
+static void fill_bed(struct bed *bed, ek_type type, int64_t count) {
+  bed->type = type;
+  bed->count = count;
   bed->got = calloc((size_t)count + 1, sizeof(double));
-  for (size_t i = 0; i < devices; i++) {
+  for (size_t i = 0; i < bed->devices; i++) {
     bed->values[i] = calloc((size_t)count + 1, sizeof(double));
     bed->tensors[i] =
         ck_upload(ek_group_device(bed->group, i), type, bed->values[i], CK_SHAPE(count));
   }
 }
 
-static void close_bed(struct bed *bed) {
+static void empty_bed(struct bed *bed) {
   for (size_t i = 0; i < bed->devices; i++) {
     ek_tensor_free(&bed->tensors[i]);
     free(bed->values[i]);
   }
   free(bed->got);
+}
+
+static void open_bed(struct bed *bed, const char *backend, size_t devices, ek_type type,
+                     int64_t count) {
+  char spec[32];
+  (void)snprintf(spec, sizeof spec, "%s:%zu@16MiB", backend, devices);
+  *bed = (struct bed){.group = ck_open(spec, 1), .devices = devices};
+  ck_ok(ek_communicator_open(&bed->communicator, bed->group));
+  fill_bed(bed, type, count);
+}
+
+static void close_bed(struct bed *bed) {
+  empty_bed(bed);
   ek_communicator_free(bed->communicator);
   ck_no_memory_held(bed->group);
   ek_group_free(bed->group);
@@ -166,18 +176,20 @@ static bool one_rounding(const struct bed *bed) {
 CK_LOOP_FROM(every_collective_for_every_number_of_devices, 1, DEVICES + 1) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_I32, EK_BF16, EK_F16};
   struct ck_random random = ck_random_start((uint64_t)_i);
+  struct bed bed;
+  open_bed(&bed, "cpu", (size_t)_i, EK_F32, 0);
+  const char *name = ek_communicator_name(bed.communicator);
+  if (on_cpu(&bed)) {
+    ck_assert_str_eq(name, "host");
+  } else {
+    ck_assert(strcmp(name, "peer") == 0 || strcmp(name, "nccl") == 0);
+  }
   for (int c = 0; c < COUNTS; c++) {
     for (int t = 0; t < 5; t++) {
       /* What is cut in pieces is cut by its bytes: f32 and bf16 show it. */
       if (counts[c] > 1003 && t != 0 && (CK_TSAN || t != 3)) continue;
-      struct bed bed;
-      open_bed(&bed, "cpu", (size_t)_i, types[t], counts[c]);
-      const char *name = ek_communicator_name(bed.communicator);
-      if (on_cpu(&bed)) {
-        ck_assert_str_eq(name, "host");
-      } else {
-        ck_assert(strcmp(name, "peer") == 0 || strcmp(name, "nccl") == 0);
-      }
+      empty_bed(&bed);
+      fill_bed(&bed, types[t], counts[c]);
       fill_integers(&bed, &random);
       for (int kind = 0; kind < KINDS; kind++) {
         bed.kind = (enum kind)kind;
@@ -186,9 +198,9 @@ CK_LOOP_FROM(every_collective_for_every_number_of_devices, 1, DEVICES + 1) {
         cut(&bed, &random);
         run_once(&bed);
       }
-      close_bed(&bed);
     }
   }
+  close_bed(&bed);
 }
 
 static const ek_type summed[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
@@ -203,9 +215,9 @@ CK_LOOP(sums_are_in_the_order_of_the_devices, SUMMED) {
                                                  {6e4, 1e-3, 5e4, -6e4, 0.1, -5e4, 1e3, -0.3}};
   struct ck_random random = ck_random_start(99);
   for (size_t devices = 3; devices <= DEVICES; devices++) {
+    struct bed bed;
+    open_bed(&bed, "cpu", devices, summed[_i], 1003);
     for (int kind = REDUCE; kind <= REDUCE_SCATTER; kind++) {
-      struct bed bed;
-      open_bed(&bed, "cpu", devices, summed[_i], 1003);
       for (int64_t i = 0; i < bed.count; i++) {
         for (size_t d = 0; d < devices; d++) {
           /* In turn, so that every device has each of the values somewhere. */
@@ -216,8 +228,8 @@ CK_LOOP(sums_are_in_the_order_of_the_devices, SUMMED) {
       bed.root = (size_t)ck_random_integer(&random, 0, (int64_t)devices - 1);
       cut(&bed, &random);
       if (one_rounding(&bed)) run_once(&bed);
-      close_bed(&bed);
     }
+    close_bed(&bed);
   }
 }
 

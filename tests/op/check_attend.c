@@ -189,8 +189,6 @@ CK_UNWATCHED static void row_backward(const struct head *h, int64_t i) {
   }
 }
 
-static bool on_cuda(void) { return strncmp(test_devices("cpu:1"), "cuda", 4) == 0; }
-
 static void reference(const struct ck_rig *rig, const struct attention *a) {
   const int64_t t = a->tokens, channels = a->heads * a->width;
   const size_t square = (size_t)(t * t) + 1;
@@ -198,7 +196,7 @@ static void reference(const struct ck_rig *rig, const struct attention *a) {
   h.stride = channels + 2 * a->kv_heads * a->width;
   h.r_scores = h.r;
   h.tiny = rig->sum == EK_F32 ? 0x1p-126 : 0x1p-1022;
-  if (ek_type_size(rig->type) == 2 && on_cuda()) {
+  if (ek_type_size(rig->type) == 2 && ck_on_gpu()) {
     h.r_scores = rig->type == EK_BF16 ? 0x1p-8 : 0x1p-11;
     if (rig->type == EK_F16) h.tiny = 0x1p-24;
   }
@@ -338,7 +336,7 @@ static void check_backward(struct ck_rig *rig, const struct attention *a) {
 
 static struct ck_rig *open_variant(int variant) {
   if (variant < ck_variants()) return ck_rig_variant(variant);
-  if (!on_cuda()) return NULL;
+  if (!ck_on_gpu()) return NULL;
   return ck_rig_tf32(variant - ck_variants());
 }
 
@@ -422,11 +420,12 @@ CK_LOOP(causality, VARIANTS) {
 /* Values of 16 bits: heads so wide that tiles are smaller, and the keys go in blocks; and the first
  * that is too wide. */
 CK_LOOP_FROM(wide_heads_of_16_bits, CK_VARIANTS, ck_variants()) {
+  if (!ck_gpu_part(_i)) return;
   static const int64_t shapes[][5] = {{1, 200, 1, 512}, {1, 3, 1, 8192}, {1, 90, 1, 256}};
-  const int64_t too_wide = on_cuda() ? 257 : 8193;
+  const int64_t too_wide = ck_on_gpu() ? 257 : 8193;
   char text[64];
   struct ck_rig *rig = ck_rig_variant(_i);
-  for (int s = on_cuda() ? 2 : 0; s < 3; s++) {
+  for (int s = ck_on_gpu() ? 2 : 0; s < 3; s++) {
     const struct attention a = make(rig, shapes[s], 0.25);
     check_forward(rig, &a);
     check_backward(rig, &a);
@@ -568,7 +567,7 @@ CK_RIG_LOOP(document_ranges, 1) {
 /* Documents in one row give what each gives in a row of its own: the same bits where a document
  * begins with a tile, as on the CPU each does; gradients of keys too. */
 CK_LOOP(packed_is_apart, VARIANTS) {
-  if (CK_TSAN) return; /* the same work, whose values are compared */
+  if (CK_TSAN || !ck_gpu_part(_i)) return; /* the same work, whose values are compared */
   static const int64_t size[5] = {1, 128 + 60, 4, 16, 2};
   static const struct mask two = {.lengths = {128, 60}};
   struct ck_rig *rig = open_variant(_i);
@@ -594,7 +593,7 @@ CK_LOOP(packed_is_apart, VARIANTS) {
 
 /* Queries, keys and values in tensors of their own, in the midst of others' columns. */
 CK_LOOP(views, VARIANTS) {
-  if (CK_TSAN) return; /* the same work, whose values are compared */
+  if (CK_TSAN || !ck_gpu_part(_i)) return; /* the same work, whose values are compared */
   static const int64_t size[5] = {2, 70, 4, 8, 2};
   enum { ROWS = 2 * 70, IN = 64, OUT = 32, SHARED = 16, WIDE = 40 };
   struct ck_rig *rig = open_variant(_i);

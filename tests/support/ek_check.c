@@ -48,6 +48,10 @@ static bool is_asked_for(const char *variable, int number, bool shifted) {
 
 bool ck_part(int number) { return is_asked_for("EVENKEEL_TEST_PART", number, false); }
 
+bool ck_on_gpu(void) { return strncmp(test_devices("cpu:1"), "cuda", 4) == 0; }
+
+bool ck_gpu_part(int number) { return !ck_on_gpu() || ck_part(number); }
+
 bool ck_in_parts(void) { return getenv("EVENKEEL_TEST_PART") != NULL; }
 
 uint64_t ck_every(uint64_t usual) {

@@ -136,6 +136,12 @@ int ck_run(Suite *suite);
 /* Whether case `number` of a long loop is in the part that EVENKEEL_TEST_PART asks for. */
 bool ck_part(int number);
 
+/* Whether EVENKEEL_TEST_DEVICES is about GPUs. */
+bool ck_on_gpu(void);
+
+/* ck_part() of a short loop: a CPU runs all of it, and the orders of a GPU's threads share it. */
+bool ck_gpu_part(int number);
+
 /* Whether long loops are run in parts: what a case repeats may then be shorter as well. */
 bool ck_in_parts(void);
 

@@ -904,7 +904,7 @@ static void fail_at_each(struct bench *b, int what, uint64_t stride, enum call c
 
 /* Opening takes long on GPUs, and their work has many pieces. */
 static uint64_t stride_of(int what, uint64_t on_cpu) {
-  return strncmp(test_devices("cpu"), "cuda", 4) == 0 ? 17 : what == WORK ? 5 * on_cpu : on_cpu;
+  return ck_on_gpu() ? 17 : what == WORK ? 5 * on_cpu : on_cpu;
 }
 
 CK_LOOP(each_call_fails_once, CK_MODES * FAILURES) {

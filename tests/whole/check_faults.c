@@ -23,10 +23,9 @@ enum { DEVICE_STRIDE = 2, HOST_STRIDE = 3, SLOW = 1 };
 #endif
 
 /* Where opening and waiting take long, each case tests a part; all of them together test all. */
-static bool on_gpus(void) { return strncmp(test_devices("cpu"), "cuda", 4) == 0; }
-static uint64_t device_stride(void) { return ck_every(on_gpus() ? 5 : DEVICE_STRIDE); }
-static uint64_t host_stride(void) { return ck_every(on_gpus() ? 23 : HOST_STRIDE); }
-static double patience(void) { return on_gpus() ? 10 : SLOW; } /* seconds */
+static uint64_t device_stride(void) { return ck_every(ck_on_gpu() ? 5 : DEVICE_STRIDE); }
+static uint64_t host_stride(void) { return ck_every(ck_on_gpu() ? 23 : HOST_STRIDE); }
+static double patience(void) { return ck_on_gpu() ? 10 : SLOW; } /* seconds */
 
 static double seconds(void) {
   struct timespec now;
