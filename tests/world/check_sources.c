@@ -48,7 +48,7 @@ static void set_environment(const char *words) {
 #define TORCH(n) "RANK=0 WORLD_SIZE=" #n " MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 "
 #define ELASTIC "TORCHELASTIC_RUN_ID=none "
 #define NAMED(n)                                                                                   \
-  "EVENKEEL_WORLD_FILE=/tmp/w EVENKEEL_WORLD_PROCESS=0 EVENKEEL_WORLD_PROCESSES=" #n " "
+  "EVENKEEL_WORLD_FILE=sources.world EVENKEEL_WORLD_PROCESS=0 EVENKEEL_WORLD_PROCESSES=" #n " "
 #define WRONG EK_ERR_INVALID_ARGUMENT
 
 static const struct {
@@ -82,8 +82,8 @@ static const struct {
     {"SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_NODELIST=n1", NULL, WRONG, "SLURM_JOB_ID is not set"},
     {"SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_JOB_NODELIST=n[1 SLURM_JOB_ID=1", NULL, WRONG,
      "\"n[1\" is not a Slurm node list"},
-    {"EVENKEEL_WORLD_FILE=/tmp/w", NULL, WRONG, "EVENKEEL_WORLD_PROCESS is set and"},
-    {"EVENKEEL_WORLD_FILE=/tmp/w EVENKEEL_WORLD_PROCESSES=2", NULL, WRONG,
+    {"EVENKEEL_WORLD_FILE=sources.world", NULL, WRONG, "EVENKEEL_WORLD_PROCESS is set and"},
+    {"EVENKEEL_WORLD_FILE=sources.world EVENKEEL_WORLD_PROCESSES=2", NULL, WRONG,
      "EVENKEEL_WORLD_PROCESSES is 2 and EVENKEEL_WORLD_PROCESS is not set"},
     {"OMPI_COMM_WORLD_SIZE=2 PMI_SIZE=2", NULL, WRONG, "both OMPI_COMM_WORLD_SIZE"},
     /* sources that contradict each other */
