@@ -106,11 +106,11 @@ static ek_status receive_rides(ek_world *world, const struct ek__topic *topic) {
       return ek__world_break(world, ek_error_set(EK_ERR_UNAVAILABLE, "%s sent no valid message",
                                                  ek__world_name(name, sizeof name, world, p)));
     }
+    if (bytes == 0) continue;
     struct ek__move *move = &world->moves[2 * world->processes + p];
     *move = (struct ek__move){.peer = p,
                               .in = wanted ? topic->in + p * bytes : world->refused,
                               .in_bytes = bytes};
-    if (bytes == 0) continue;
     EK_TRY(ek__world_move(world, move));
     world->list[count++] = move;
   }
