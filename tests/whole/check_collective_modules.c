@@ -44,8 +44,9 @@ static size_t given = 1;  /* tensors that a shift postpones; above 1 the first a
 static bool wrong;        /* a mark postpones, too; a shift whether it can or not */
 
 static void note(const ek_pass *pass, char what) {
+  if (ek_device_index(ek_pass_device(pass)) != 0) return; /* the others' workers run meanwhile */
   const size_t length = strlen(trail);
-  if (ek_device_index(ek_pass_device(pass)) == 0 && length + 1 < sizeof trail) trail[length] = what;
+  if (length + 1 < sizeof trail) trail[length] = what;
 }
 
 /* One that alternates postpones in every second backward of a device's worker. */
