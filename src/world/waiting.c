@@ -172,19 +172,15 @@ static ek_status look(ek_world *world, struct ek__move *const *moves, size_t cou
   return EK_OK;
 }
 
-/* The next conversation brings the error; devices that wait for that process must not. */
-static ek_status look_for_failure(ek_world *world) {
-  EK_TRY(look(world, NULL, 0));
-  EK__FAIL_IF(world->failing == world->count + 1, EK_ERR_ABORTED,
-              "abandoned because another process failed");
-  return EK_OK;
-}
-
 ek_status ek__world_look(ek_world *world) {
   if (world == NULL || world->wire.table == NULL) return EK_OK;
   if (pthread_mutex_trylock(&world->talking) != 0) return EK_OK; /* another thread looks */
   world->doing = NULL;
-  const ek_status status = look_for_failure(world);
+  ek_status status = look(world, NULL, 0);
+  /* The next conversation brings the error; devices that wait for that process must not. */
+  if (status == EK_OK && world->failing == world->count + 1) {
+    status = ek_error_set(EK_ERR_ABORTED, "abandoned because another process failed");
+  }
   pthread_mutex_unlock(&world->talking);
   return status;
 }
@@ -384,7 +380,7 @@ ek_status ek__world_wait(ek_world *world) {
     status = ek__world_check(world);
     if (status == EK_OK && time - world->looked >= LOOK_EVERY) {
       world->looked = time;
-      status = look_for_failure(world);
+      status = look(world, NULL, 0); /* bulk ends well even if a process fails after it */
       if (status == EK_OK) status = look_at_bulk(world, time);
     }
   }
