@@ -35,8 +35,8 @@
  * conversation, and every process adds up all of them in the order of the ranks, with the same
  * bits.
  *
- * Data moves by steps that wait for nothing (ek__between_advance): what they would wait for is known
- * to the world, which comes back.
+ * Data moves by steps that do not wait (ek__between_advance). A step tells the world which moves it
+ * needs, and the world calls the next step when those are done.
  *
  * The buffers are memory of the devices, in equal parts, and `plan` counts the same
  * (ek__between_reserve): at most two chunks in each process.
@@ -212,6 +212,11 @@ static ek_status are_done(const struct run *run, size_t set, struct ek__bulk *wa
   return EK_OK;
 }
 
+static ek_status reduce(ek_device *device, const struct ek__reduce_args *args) {
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  return ek__device_table(device)->kernels->reduce(stream, args);
+}
+
 /* A sum that fails does not end the moves: the other processes go on with theirs. */
 static void note(struct run *run, ek_status status) {
   if (status != EK_OK) ek__place_fail(run->self->place, status);
@@ -256,8 +261,7 @@ static const char *fold(struct run *run, size_t i, int64_t step, struct range ra
                                        .source_count = self->members,
                                        .count = range.last - range.first,
                                        .type = run->what->type};
-  note(run, ek__device_table(device)->kernels->reduce(ek_device_stream(device, EK_STREAM_COMPUTE),
-                                                      &args));
+  note(run, reduce(device, &args));
   return sum;
 }
 
@@ -321,8 +325,7 @@ static ek_status add_range(const struct run *run, int64_t step, struct range pie
                                        .source_count = find_sources(run, step, piece, range),
                                        .count = range.last - range.first,
                                        .type = run->what->type};
-  return ek__device_table(device)->kernels->reduce(ek_device_stream(device, EK_STREAM_COMPUTE),
-                                                   &args);
+  return reduce(device, &args);
 }
 
 static ek_status add_piece(const struct run *run, int64_t step) {
@@ -455,8 +458,7 @@ static void add_rides(struct run *run) {
                                        .source_count = self->peers + 1,
                                        .count = run->what->count,
                                        .type = run->what->type};
-  note(run, ek__device_table(device)->kernels->reduce(ek_device_stream(device, EK_STREAM_COMPUTE),
-                                                      &args));
+  note(run, reduce(device, &args));
   run->sent = run->received = bytes * self->peers;
 }
 
@@ -476,8 +478,7 @@ static ek_status add_inside(const struct ek__between *self, const struct ek__col
                                        .count = what->offsets[member + 1] - what->offsets[member],
                                        .type = what->type};
   if (args.count == 0) return EK_OK;
-  return ek__device_table(device)->kernels->reduce(ek_device_stream(device, EK_STREAM_COMPUTE),
-                                                   &args);
+  return reduce(device, &args);
 }
 
 static ek_status begin_share(struct ek__between *self, size_t k) {

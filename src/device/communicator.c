@@ -17,7 +17,8 @@
 /* All wait for what the processes say about a collective, and for each half of it. */
 static void count_between(const ek_communicator *self, const struct ek__collective *collective,
                           struct ek__work *work) {
-  const struct ek__traffic traffic = ek__between_traffic(self->group, self->reach, self->urgent, collective);
+  const struct ek__traffic traffic =
+      ek__between_traffic(self->group, self->reach, self->urgent, collective);
   work->sent += traffic.bytes;
   work->trips += traffic.bytes > 0 ? 1 + traffic.halves : 0;
 }

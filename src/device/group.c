@@ -502,9 +502,9 @@ static void end_job(ek_group *group, ek_status status) {
   pthread_mutex_unlock(&group->mutex);
 }
 
-/* Waits until all workers have returned, with the mutex held. Meanwhile, and for the errands and the
- * bulk that they leave, this thread talks to other processes. If a worker may be stuck, the backend
- * is asked at intervals. Both happen without the mutex, because workers take it. */
+/* Waits until all workers have returned, with the mutex held. Meanwhile, and for the errands and
+ * the bulk that they leave, this thread talks to other processes. If a worker may be stuck, the
+ * backend is asked at intervals. Both happen without the mutex, because workers take it. */
 static void wait_for_workers(ek_group *group) {
   const bool watches = group->backend->watch != NULL;
   ek_world *world = ek__group_world(group);

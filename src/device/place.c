@@ -127,7 +127,7 @@ ek_status ek__place_wait(struct ek__place *place) {
 void ek__place_fail(struct ek__place *place, ek_status status) {
   pthread_mutex_lock(&place->mutex);
   if (place->failure == EK_OK) {
-    (void)snprintf(place->words, sizeof place->words, "%s", ek_error_message());
+    ek__error_keep(place->words);
     place->failure = status;
   }
   pthread_mutex_unlock(&place->mutex);
@@ -137,7 +137,7 @@ ek_status ek__place_failure(struct ek__place *place) {
   char words[EK__MESSAGE_SIZE];
   pthread_mutex_lock(&place->mutex);
   const ek_status status = place->failure;
-  memcpy(words, place->words, sizeof words);
+  if (status != EK_OK) memcpy(words, place->words, sizeof words);
   place->failure = EK_OK;
   pthread_mutex_unlock(&place->mutex);
   return status == EK_OK ? EK_OK : ek_error_set(status, "%s", words);

@@ -41,7 +41,6 @@ void ek__sum_drop(ek_pass *pass) {
 
 bool ek_pass_can_postpone(const ek_pass *pass) {
   if (pass == NULL || !pass->frame->backward || pass->frame->entered) return false;
-
   const bool lent = pass->lender != NULL && pass->lender->enter != NULL; /* and given back */
   return pass->replica->layout.collective && !lent && pass->exchange == NULL &&
          ek_communicator_world_size(pass->options.communicator) > 1;
@@ -357,7 +356,8 @@ static ek_status sum(ek_pass *pass, ek_communicator *communicator, ek_tensor *te
   char kept[EK__MESSAGE_SIZE];
   ek__error_keep(kept);
   const ek_status waited = ek__communicator_wait_for(communicator, device, number);
-  ek__error_restore(kept, waited == EK_ERR_ABORTED ? EK_OK : waited);
+  ek__error_restore(kept, waited);
+  pass->named = ek__error_number(); /* the message that was kept has the name already */
   return status;
 }
 

@@ -238,7 +238,12 @@ static void leave(ek_pass *pass) {
   pass->frame = child->below;
 }
 
-/* Calls the function, which may have entered a child and not left it. */
+/* After a function, which may have entered a child and not left it. */
+static void finish(const struct call *call, ek_pass *pass, ek_status status) {
+  if (status != EK_OK) ek__name_failure(pass, call->function, status, call->errors);
+  if (pass->frame != call->frames) leave(pass);
+}
+
 static ek_status run(struct call *call, ek_pass *pass, enum ek__way way,
                      ek_status (*function)(const ek_module *self, ek_pass *pass,
                                            const ek_tensor *given, ek_tensor *made),
@@ -246,8 +251,7 @@ static ek_status run(struct call *call, ek_pass *pass, enum ek__way way,
   const struct ek__node *node = call->frames->node;
   EK_TRY(borrow(pass, node, way));
   const ek_status status = function(node->module, pass, given, made);
-  if (status != EK_OK) ek__name_failure(pass, call->function, status, call->errors);
-  if (pass->frame != call->frames) leave(pass);
+  finish(call, pass, status);
   give_back(pass, node);
   ek__cast_drop_parameters(pass, call->frames->converted);
   return status;
@@ -448,8 +452,7 @@ static ek_status run_postponed(ek_pass *pass) {
   call.frames->floor = pass->saved_count;
   begin(&call, pass, "backward");
   ek_status status = ek_module_table(module)->backward_later(module, pass, it.kept);
-  if (status != EK_OK) ek__name_failure(pass, call.function, status, call.errors);
-  if (pass->frame != call.frames) leave(pass);
+  finish(&call, pass, status);
   ek__cast_drop_parameters(pass, call.frames->converted);
   if (status == EK_OK) status = ek__check_backward(pass, it.node, EK__NO_RECORD, NULL, NULL);
   status = end(&call, pass, status);

@@ -17,7 +17,7 @@ struct ek__host {
 
 struct ek__meeting {
   size_t process, processes;
-  size_t wires; /* how many are made: 1, or EK__WIRES, of which the first has bulk moves */
+  size_t wires; /* to make: 1, or EK__WIRES; then the first wire has bulk moves */
   const char *address; /* of this process: ek__place_own(); NULL: the one that reaches process 0 */
   double limit;        /* seconds */
   void *context;

@@ -177,8 +177,8 @@ size_t ek__world_peer(const ek_world *world, size_t round);
  * is waits for its end before anything else.
  */
 struct ek__bulk {
-  /* Begins moves and sees them done, without waiting; *done: there are none any more. Puts what it
-   * waits for into `moves`. An error is one of the world, which is broken then. */
+  /* Begins moves and tests them, without waiting. *done: all of them are done. Otherwise `moves`
+   * are those that the next call needs. After an error the world is broken. */
   ek_status (*advance)(struct ek__bulk *self, bool *done);
   /* It is over, by an error of the world or well; it is not in the list any more. */
   void (*end)(struct ek__bulk *self, ek_status status);
@@ -195,8 +195,8 @@ struct ek__bulk {
 /* Appends what the last conversation has agreed on; the lock is held. */
 void ek__world_add_bulk(ek_world *world, struct ek__bulk *bulk);
 
-/* Waits for a moment, or until a thread calls the second function, while bulk goes on. An error as
- * of ek__world_look(). */
+/* Waits for a moment, or until a thread calls the second function, while bulk goes on. An error is
+ * one of the world: the failure of another process's later job does not end what is agreed on. */
 ek_status ek__world_wait(ek_world *world);
 void ek__world_wake(ek_world *world);
 

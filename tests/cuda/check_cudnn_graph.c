@@ -4,7 +4,7 @@
  *
  * Since 9.8 a plan may be made for a GPU that is described in words. No handle and no GPU are
  * needed, only NVRTC and a library called libcuda.so.1 that takes the code (cuda_taker.c). Skipped
- * without cuDNN. Prints workspaces, of which a step has 32 MiB.
+ * without cuDNN. Prints workspaces; a step has 32 MiB for them.
  */
 #include <dlfcn.h>
 #include <stdio.h>

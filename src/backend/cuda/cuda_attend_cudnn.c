@@ -203,8 +203,6 @@ static int results_of(struct result results[RESULTS], const struct ek__attention
   return 2;
 }
 
-static size_t size_of(ek_type type) { return type == EK_F32 ? sizeof(float) : sizeof(uint16_t); }
-
 /* Of a result that many rows at each end, from their first element to their last. */
 static size_t piece_elements(const struct result *r) {
   const int64_t rows = r->rows < SAMPLE_ROWS ? r->rows : SAMPLE_ROWS;
@@ -218,7 +216,7 @@ static ek_status read_sample(size_t *bytes, char *to, const struct call *call) {
   *bytes = 0;
   for (int i = 0; i < 2 * count; i++) {
     const struct result *r = &results[i / 2];
-    const size_t element = size_of(r->type), some = piece_elements(r) * element;
+    const size_t element = ek__type_size(r->type), some = piece_elements(r) * element;
     const size_t all = (size_t)((r->rows - 1) * r->step + r->columns) * element;
     const char *from = (const char *)r->at + (i % 2 == 0 ? 0 : all - some);
     if (to != NULL) {
@@ -256,8 +254,8 @@ static bool are_close(const struct ek__attention_args *args, const char *ours,
       distance += d * d;
     }
     if (!(norm > 0 && norm < HUGE_VAL && distance <= most * most * norm)) return false;
-    ours += elements * size_of(r->type);
-    theirs += elements * size_of(r->type);
+    ours += elements * ek__type_size(r->type);
+    theirs += elements * ek__type_size(r->type);
   }
   return true;
 }

@@ -45,8 +45,8 @@ enum { PACK_NUMBERS = 1000, PACK_POINTERS, PACK_WORKSPACE = 1003 };
 enum { OF_HANDLE = 0, OF_TYPE = 1, OF_BOOLEAN = 2, OF_INT64 = 3, OF_POINTER = 6 };
 enum { OF_HEURISTIC = 8, OF_POINTWISE = 14, OF_DESCRIPTOR = 15, OF_REDUCTION = 18 };
 
-/* Types, of which VALUES is the shape's; pointwise modes; reductions; the heuristic's mode A;
- * statuses. */
+/* Types (VALUES stands for the type of the shape); pointwise modes; reductions; mode A of the
+ * heuristic; statuses. */
 enum { FLOAT = 0, HALF = 2, INT32 = 4, BFLOAT16 = 9, BOOLEAN = 11, VALUES = -1 };
 enum { ADD = 0, MUL = 1, DIV = 6, SUB = 9, EXP = 13, LOG = 15, IDENTITY = 21 };
 enum { NOT_LESS = 303, INDEX = 501, SELECT = 601 };
@@ -68,7 +68,7 @@ enum layout {
   ONE
 };
 
-/* Tensors; 0 is none. Those before SCORE have an address. */
+/* Tensors. An operation with 0 has no such operand. Tensors before SCORE have an address. */
 enum tensor {
   Q = 1, K, V, V_T, OUT, LSE, DOUT, DQ, DK, DV, DELTA, DQ_SUM, SCALE, HIDDEN, UNIT,
   SCORE, SCALED, ROW, COLUMN, SEEN, SHIFTED, MASKED, LARGEST, EXPS, SUMS, LOGS, P, P_T,
