@@ -505,7 +505,7 @@ static void end_job(ek_group *group, ek_status status) {
 /* Waits until all workers have returned, with the mutex held. Meanwhile, and for the errands and
  * the bulk that they leave, this thread talks to other processes. If a worker may be stuck, the
  * backend is asked at intervals. Both happen without the mutex, because workers take it. */
-static void wait_for_workers(ek_group *group) {
+static void wait_for_workers(ek_group *group, uint64_t began) {
   const bool watches = group->backend->watch != NULL;
   ek_world *world = ek__group_world(group);
   group->watched = EK_OK;
@@ -529,7 +529,8 @@ static void wait_for_workers(ek_group *group) {
     until.tv_nsec %= 1000000000;
     if (pthread_cond_timedwait(&group->done, &group->mutex, &until) != ETIMEDOUT) continue;
     pthread_mutex_unlock(&group->mutex);
-    const ek_status looked = ek__world_look(world);
+    ek_status looked = ek__world_look(world);
+    if (watches && looked == EK_OK) looked = ek__world_doomed(world, began);
     if (watches) note_watched(group, group->backend->watch(group->native, looked));
     end_job(group, looked);
     pthread_mutex_lock(&group->mutex);
@@ -576,7 +577,7 @@ static ek_status run_on_all(ek_group *group, ek_apply_function function, void *c
   group->job++;
   wake_workers(group);
   pthread_mutex_lock(&group->mutex);
-  wait_for_workers(group);
+  wait_for_workers(group, began);
   tell_busy(group);
   const struct worker *failed = first_failure(group);
   if (failed == NULL && group->watched == EK_OK) return EK_OK;

@@ -387,15 +387,15 @@ ek_status ek__world_agree_on(ek_world *world, const char *doing, int64_t step,
   return ek__world_talk(world, &topic, heard);
 }
 
-/* Spends a conversation on the thread's last error. */
-static ek_status tell(ek_world *world, ek_status status) {
+/* Spends a conversation on the thread's last error, of a call that began after this number. */
+static ek_status tell(ek_world *world, uint64_t began, ek_status status) {
   char why[EK__MESSAGE_SIZE];
   (void)snprintf(why, sizeof why, "%s", ek_error_message());
   const struct ek__topic topic = {.kind = EK__TOPIC_FAILURE,
                                   .doing = "failing",
                                   .words = {(int64_t)status, (int64_t)strlen(why)}};
   ek__world_lock(world);
-  ek__world_warn(world);
+  ek__world_warn(world, began);
   const ek_status agreed = talk(world, &topic, why);
   ek__world_unlock(world);
   return agreed;
@@ -419,7 +419,7 @@ ek_status ek__world_end(ek_world *world, uint64_t began, ek_status status) {
   if (parted) (void)failed(world, status); /* for the calls around this one */
   ek__world_unlock(world);
   if (told || ek__world_check(world) != EK_OK) return ek_error_set(status, "%s", kept);
-  return tell(world, status);
+  return tell(world, began, status);
 }
 
 ek_status ek__world_end_job(ek_world *world, uint64_t began, ek_status status) {
@@ -470,7 +470,7 @@ static ek_status compare_lines(ek_world *world, const char *doing, const char *l
   if (status == EK_OK && world->process != 0 && strcmp(lines, theirs) != 0) {
     status = first_difference(doing, lines, theirs);
     ek__free(theirs);
-    return tell(world, status);
+    return tell(world, world->count, status);
   }
   ek__free(theirs);
   return status == EK_OK ? ek__world_agree(world, doing, 0) : status;

@@ -29,8 +29,9 @@ enum notice_kind { ASK = 1, ALIVE, BROKEN, LEFT, FAILING };
 struct notice {
   uint32_t kind;
   int32_t status;
-  uint64_t number; /* FAILING: the conversation that the process spends on its error */
-  char text[EK__NOTICE - 16];
+  uint64_t number; /* FAILING: the conversation that the process spends on its error, */
+  uint64_t began;  /* and the one before which the call began that has failed */
+  char text[EK__NOTICE - 24];
 };
 _Static_assert(sizeof(struct notice) == EK__NOTICE, "a notice has another size");
 
@@ -123,7 +124,10 @@ static void take_notice(ek_world *world, size_t from, const struct notice *notic
   case ASK: (void)world->watch.table->notify(world->watch.self, from, &answer); return;
   case ALIVE: world->peers[from].alive = true; return;
   case LEFT: world->peers[from].left = true; return;
-  case FAILING: world->failing = notice->number + 1; return;
+  case FAILING:
+    world->failing = notice->number + 1;
+    world->failing_began = notice->began;
+    return;
   case BROKEN:
     (void)snprintf(text, sizeof text, "%.*s", (int)sizeof text - 1, notice->text);
     note_broken(world, notice->status > EK_OK ? (ek_status)notice->status : EK_ERR_UNAVAILABLE,
@@ -176,17 +180,23 @@ ek_status ek__world_look(ek_world *world) {
   if (world == NULL || world->wire.table == NULL) return EK_OK;
   if (pthread_mutex_trylock(&world->talking) != 0) return EK_OK; /* another thread looks */
   world->doing = NULL;
-  ek_status status = look(world, NULL, 0);
-  /* The next conversation brings the error; devices that wait for that process must not. */
-  if (status == EK_OK && world->failing == world->count + 1) {
-    status = ek_error_set(EK_ERR_ABORTED, "abandoned because another process failed");
-  }
+  const ek_status status = look(world, NULL, 0);
   pthread_mutex_unlock(&world->talking);
   return status;
 }
 
-void ek__world_warn(ek_world *world) {
-  const struct notice notice = {.kind = FAILING, .number = world->count};
+/* A process that has ended this job, and fails in a later one, began that after a conversation of
+ * this one; or it did so after the last error that is told of this call (ek__world_part). */
+ek_status ek__world_doomed(ek_world *world, uint64_t began) {
+  if (world == NULL || pthread_mutex_trylock(&world->talking) != 0) return EK_OK;
+  const bool doomed = world->failing == world->count + 1 && world->failing_began <= began &&
+                      world->count < world->parted;
+  pthread_mutex_unlock(&world->talking);
+  return doomed ? ek_error_set(EK_ERR_ABORTED, "abandoned because another process failed") : EK_OK;
+}
+
+void ek__world_warn(ek_world *world, uint64_t began) {
+  const struct notice notice = {.kind = FAILING, .number = world->count, .began = began};
   tell_all(world, &notice);
 }
 

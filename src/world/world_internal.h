@@ -206,6 +206,11 @@ void ek__world_wake(ek_world *world);
  * ask whether this one is alive. An error if the world is broken or a process has gone. */
 ek_status ek__world_look(ek_world *world);
 
+/* EK_ERR_ABORTED if another process has failed in the job that began after this number of
+ * conversations: devices that wait for that process without a conversation wait for ever. If no
+ * conversation was held since, this may be the failure of a later job, as far as can be known. */
+ek_status ek__world_doomed(ek_world *world, uint64_t began);
+
 /* EK_OK, or the error that broke the world. */
 ek_status ek__world_check(ek_world *world);
 

@@ -53,7 +53,8 @@ struct ek_world {
   ek_status failure;          /* its status, */
   char told[EK__MESSAGE_SIZE]; /* and its words */
   uint64_t parted;            /* ek__world_part(): from this conversation on; UINT64_MAX: never */
-  uint64_t failing;           /* a process spends this conversation, from 1, on its error */
+  uint64_t failing;           /* a process spends this conversation, from 1, on its error, */
+  uint64_t failing_began;     /* of a call that began after this number of them */
   struct ek__message *heard;  /* of the last conversation, from each process */
   struct ek__message own;     /* what is sent */
   int64_t *words;             /* of all processes, of the last conversation */
@@ -85,8 +86,9 @@ const char *ek__world_name(char *text, size_t size, const ek_world *world, size_
  * error that broke it, which is the thread's last one then. */
 ek_status ek__world_break(ek_world *world, ek_status status);
 
-/* Tells the others that the next conversation will bring an error. */
-void ek__world_warn(ek_world *world);
+/* Tells the others that the next conversation will bring the error of a call that began after this
+ * number of conversations. */
+void ek__world_warn(ek_world *world, uint64_t began);
 
 /* Tells the others that this process closes its world. */
 void ek__world_leave(ek_world *world);

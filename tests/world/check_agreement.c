@@ -2,9 +2,13 @@
  * check_agreement.c - what fails in one process fails in all of them in the same call, with the
  * same words, leaves the state as it was, and the next step has the bits that it would have had.
  *
+ * The failure of a process in its next call ends no call that the others are still in.
+ *
  * The processes of a test talk past the library (tell_all), so that a part knows what the others
  * got from a call, and all of them try the same number of failures.
  */
+#include <time.h>
+
 #include "ck_processes.h"
 #include "ck_training.h"
 
@@ -350,12 +354,60 @@ CK_TEST(what_differs_is_named_in_all) {
   ck_processes_well(outcomes, COUNT);
 }
 
+/* ---- a failure in a later call ---- */
+
+struct job {
+  ek_communicator *communicator;
+  bool fails, takes_long;
+};
+
+static ek_status add_up(void *context, ek_device *device, size_t index) {
+  const struct job *job = context;
+  const struct timespec nap = {.tv_nsec = 400000000};
+  const int64_t seven = 7;
+  ek_tensor tensor;
+  (void)index;
+  if (job->fails) return ek_error_set(EK_ERR_IO, "the disk is gone");
+  EK_TRY(ek_tensor_create(&tensor, device, EK_MEMORY_INPUTS, EK_F32, 1, &seven));
+  ek_status status = ek_communicator_all_reduce(job->communicator, device, &tensor);
+  if (status == EK_OK) status = ek_communicator_wait(job->communicator, device);
+  if (job->takes_long) (void)nanosleep(&nap, NULL);
+  ek_tensor_free(&tensor);
+  return status;
+}
+
+/* The victim fails in its second call while the others still compute in their first one. */
+static void fail_later(struct ck_outcome *outcome, const struct ck_process *process) {
+  const bool victim = process->number == VICTIM;
+  ek_group *group = NULL;
+  struct job job = {.takes_long = !victim};
+  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  if (ck_went(outcome, ek_communicator_open(&job.communicator, group))) {
+    ck_went(outcome, ek_group_apply(group, add_up, &job));
+    job = (struct job){.communicator = job.communicator, .fails = victim};
+    const ek_status status = ek_group_apply(group, add_up, &job);
+    if (status != EK_ERR_IO || strstr(ek_error_message(), "process 1 on ") == NULL) {
+      complain(outcome, "the second call", 0);
+    }
+    job.fails = false;
+    ck_went(outcome, ek_group_apply(group, add_up, &job));
+  }
+  ek_communicator_free(job.communicator);
+  ck_went(outcome, ek_group_close(group));
+}
+
+CK_TEST(a_failure_in_a_later_call_ends_no_earlier_one) {
+  struct ck_outcome *outcomes = ck_processes_outcomes("fail later", devices, COUNT);
+  ck_processes_well(outcomes, COUNT);
+}
+
 static const struct ck_part parts[] = {{"fail replicated", fail_replicated},
                                        {"fail sharded", fail_sharded},
                                        {"fail fully-sharded", fail_fully},
                                        {"none fails", none_fails},
                                        {"wrong calls", wrong_calls},
                                        {"differ", differ},
+                                       {"fail later", fail_later},
                                        {NULL, NULL}};
 
 static Suite *make_suite(void) { return ck_suite("agreement", NULL, NULL); }
