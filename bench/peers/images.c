@@ -3,13 +3,14 @@
  * program (torch2_images.py).
  *
  *     evenkeel-images MODEL WEIGHTS PICTURES TARGETS BATCH,SIZE,CLASSES STEPS f32|f64|bf16 DEVICES OUT
- *                     [RECOMPUTE [MODE]]
+ *                     [RECOMPUTE [MODE [NORM]]]
  *
  * MODEL is resnet18-small (the beginning for small pictures), resnet18, resnet50 or fcn50. It begins
  * with the WEIGHTS of a safetensors file with torchvision's names, and takes STEPS steps of SGD with
  * a rate of 0.001 and momentum 0.9 on the same batch, in mode replicated, with batch norm over all
  * devices (fcn50 without dropout). PICTURES has f32 numbers [BATCH][SIZE][SIZE][3], TARGETS i32
- * classes of pictures or of pixels. RECOMPUTE is a policy of recompute.h, MODE another mode. Prints
+ * classes of pictures or of pixels. RECOMPUTE is a policy of recompute.h, MODE another mode, NORM
+ * `shard` for batch norm over each device's own samples (else `all`). Prints
  * `step K loss L seconds S processor P`, P being the time of all processors; OUT gets the weights
  * after the last step, in the type of the model.
  *
@@ -29,7 +30,7 @@
 #include "parse.h"
 #include "terminal.h"
 
-enum { ARGUMENTS = 10, MOST_ARGUMENTS = 12, CHANNELS = 3 };
+enum { ARGUMENTS = 10, MOST_ARGUMENTS = 13, CHANNELS = 3 };
 
 struct task {
   const char *model, *weights, *pictures, *targets, *devices, *out;
@@ -37,6 +38,7 @@ struct task {
   ek_precision precision;
   ek_recompute recompute;
   ek_mode mode;
+  ek_batch_norm_over over;
 };
 
 static bool segments(const struct task *task) { return strcmp(task->model, "fcn50") == 0; }
@@ -45,7 +47,7 @@ static ek_status create_model(ek_module **module, const struct task *task) {
   ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
   ek_resnet_options resnet = EK_RESNET_OPTIONS_INIT;
   ek_fcn_options fcn = EK_FCN_OPTIONS_INIT;
-  norm.over = EK_BATCH_NORM_ALL;
+  norm.over = task->over;
   resnet.norm = &norm;
   resnet.recompute = task->recompute;
   resnet.classes = fcn.classes = task->classes;
@@ -160,7 +162,10 @@ cleanup:
 /* The arguments that may be there. */
 static bool read_rest(struct task *task, int argc, char **argv) {
   const bool recomputes = argc > ARGUMENTS, chooses = argc > ARGUMENTS + 1;
+  const char *norm = argc > ARGUMENTS + 2 ? argv[ARGUMENTS + 2] : "all";
   task->mode = EK_MODE_REPLICATED;
+  task->over = strcmp(norm, "shard") == 0 ? EK_BATCH_NORM_SHARD : EK_BATCH_NORM_ALL;
+  if (task->over == EK_BATCH_NORM_ALL && strcmp(norm, "all") != 0) return false;
   if (recomputes && ek_recompute_parse(&task->recompute, argv[ARGUMENTS]) != EK_OK) return false;
   return !chooses || ek_mode_parse(&task->mode, argv[ARGUMENTS + 1]) == EK_OK;
 }
@@ -194,7 +199,7 @@ int main(int argc, char **argv) {
   if (argc < ARGUMENTS || argc > MOST_ARGUMENTS || !read_task(&task, argv) ||
       !read_rest(&task, argc, argv)) {
     say_error("usage: evenkeel-images resnet18-small|resnet18|resnet50|fcn50 WEIGHTS PICTURES TARGETS "
-              "BATCH,SIZE,CLASSES STEPS f32|f64|bf16 DEVICES OUT [RECOMPUTE [MODE]]");
+              "BATCH,SIZE,CLASSES STEPS f32|f64|bf16 DEVICES OUT [RECOMPUTE [MODE [all|shard]]]");
     return 2;
   }
   if (run(&task) == EK_OK && fflush(stdout) == 0) return 0;

@@ -3,6 +3,7 @@
     python bench/peers/torch2_images.py build/release/bench/evenkeel-images exact [MODEL ...]
     python bench/peers/torch2_images.py build/release/bench/evenkeel-images time [ROUNDS [MODEL ...]]
     python bench/peers/torch2_images.py build/release/bench/evenkeel-images memory [MODEL ...]
+    python bench/peers/torch2_images.py build/release/bench/evenkeel-images norms [ROUNDS [MODEL ...]]
 
 `exact`: steps of SGD with momentum, 3 in f64 and 10 in f32 on one device and on uneven ones. Prints how far the losses are,
 relatively, from those of PyTorch in f64, and the parameters and buffers after the steps (the difference over the largest change
@@ -11,7 +12,10 @@ of the tensor); and the same of PyTorch in f32.
 channels_last on two threads, eager and compiled; the median of the steps after two, and the ratios inside a round, of seconds
 and of processor time.
 `memory`: the peak resident size of a process of 3 steps in f32: of PyTorch eager with channels_last on two threads, also without
-the pages of files (libraries), and of evenkeel on one device with two threads and on cpu:2, in several modes and with recomputation.
+the pages of files (libraries), and of evenkeel on one device with two threads and on cpu:2, in several modes and with
+recomputation.
+`norms`: what batch norm over both devices costs: its step on cpu:2 over that of batch norm over each device's own samples, in
+turns, a process of 10 steps each; the median of the steps after the first, of all rounds and the ratios inside a round.
 """
 
 import os
@@ -76,9 +80,9 @@ class Task:
         return [program, self.name, self.path("weights"), self.path("pictures"), self.path("targets"),
                 ",".join(map(str, self.shape)), str(steps), precision, devices, self.path("out")]
 
-    def own(self, program, steps, precision, devices):
+    def own(self, program, steps, precision, devices, *more):
         """Losses, seconds, and weights after the steps."""
-        command = self.command(program, steps, precision, devices)
+        command = self.command(program, steps, precision, devices) + list(more)
         text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         rows = [line.split() for line in text.splitlines()]
         return [float(row[3]) for row in rows], [(float(row[5]), float(row[7])) for row in rows], self.path("out")
@@ -213,12 +217,30 @@ def peer_alone(name):
         print(sum(int(line.split()[1]) for line in status if line.startswith(("RssFile", "RssShmem"))) / 1024)
 
 
+def norms(program, rounds, names):
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            task = Task(name, SHAPES[name][1], folder)
+            got = {"all": [], "shard": []}
+            for number in range(rounds):
+                for norm in list(got)[:: 1 if number % 2 == 0 else -1]:
+                    seconds = task.own(program, 10, "f32", "cpu:2", "none", "replicated", norm)[1]
+                    got[norm].append([pair[0] for pair in seconds[1:]])
+            ratios = [statistics.median(a) / statistics.median(b) for a, b in zip(got["all"], got["shard"])]
+            middle = {norm: statistics.median(sum(steps, [])) for norm, steps in got.items()}
+            print(f"{name} {SHAPES[name][1]}: all {1e3 * middle['all']:.0f} ms, shard {1e3 * middle['shard']:.0f} ms, "
+                  f"ratio {middle['all'] / middle['shard']:.3f}; in a round {statistics.median(ratios):.3f} "
+                  f"({min(ratios):.3f} to {max(ratios):.3f}), {rounds} rounds; load {os.getloadavg()[0]:.1f}", flush=True)
+
+
 def main():
     program, what, rest = sys.argv[1], sys.argv[2], sys.argv[3:]
     if what == "exact":
         exact(program, rest or SHAPES)
     elif what == "memory":
         memory(program, rest or SHAPES)
+    elif what == "norms":
+        norms(program, int(rest[0]) if rest else 5, rest[1:] or SHAPES)
     elif what == "peer":
         peer_alone(rest[0])
     else:
