@@ -107,8 +107,11 @@ ek_status ek__device_open(ek_device **device, ek_group *group, void *group_nativ
   if (backend->device_open != NULL) {
     EK_TRY_GOTO(status, backend->device_open(&result->head.native, group_native, index), cleanup);
   }
-  if (capacity == 0)
+  if (capacity == 0 && backend->shared_memory && index > 0) { /* equal parts, asked for once */
+    capacity = ek_group_device(group, 0)->arena.capacity;
+  } else if (capacity == 0) {
     EK_TRY_GOTO(status, backend->memory_size(&capacity, result, spec->count), cleanup);
+  }
   EK_TRY_GOTO(status, ek__arena_open(&result->arena, result, backend, capacity, given.memory),
               cleanup);
   ek_memory_outside outside = {0};

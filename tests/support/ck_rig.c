@@ -74,13 +74,41 @@ static ek_group *take_spare(const char *spec, int threads) {
   return ck_keep(group);
 }
 
-struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads) {
+/* Groups of variants, with one thread and with two; NULL while a rig has one. Programs of
+ * operations have hundreds of tests that are shorter than the opening of a group. */
+static ek_group *of_variants[2];
+
+void ck_rigs_end(void) {
+  for (int i = 0; i < 2; i++) {
+    ek_group_free(of_variants[i]);
+    of_variants[i] = NULL;
+  }
+}
+
+static ek_group *take_from(ek_group **place) {
+  if (place == NULL || *place == NULL) return NULL;
+  ek_group *group = *place;
+  *place = NULL;
+  return ck_keep(group);
+}
+
+/* Whether the group stays there. */
+static bool put_back(const struct ck_rig *rig) {
+  if (rig->place == NULL || *rig->place != NULL) return false;
+  ck_forget(rig->group);
+  *rig->place = rig->group;
+  return true;
+}
+
+static struct ck_rig *open_rig(const char *spec, ek_type type, int threads, ek_group **place) {
   static uint64_t stream = 0; /* every rig draws other numbers */
   struct ck_rig *rig = calloc(1, sizeof *rig);
   ck_assert_ptr_nonnull(rig);
   rig->spec = spec != NULL ? spec : test_devices("cpu:1");
   rig->threads = threads;
-  rig->group = take_spare(rig->spec, threads);
+  rig->place = place;
+  rig->group = take_from(place);
+  if (rig->group == NULL) rig->group = take_spare(rig->spec, threads);
   if (rig->group == NULL) rig->group = ck_open(rig->spec, threads);
   rig->device = ek_group_device(rig->group, 0);
   rig->stream = ek_device_stream(rig->device, EK_STREAM_COMPUTE);
@@ -91,6 +119,10 @@ struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads) {
   rig->random = ck_random_start(stream++);
   ck_keep_by(rig, close_rig);
   return rig;
+}
+
+struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads) {
+  return open_rig(spec, type, threads, NULL);
 }
 
 int ck_variants(void) { return ck_has_halves() ? 2 * CK_VARIANTS : CK_VARIANTS; }
@@ -104,7 +136,7 @@ struct ck_rig *ck_rig_variant(int variant) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
   const ek_type type = types[variant / CK_VARIANTS * 2 + variant % 2];
   const int second = variant % CK_VARIANTS / 2;
-  struct ck_rig *rig = ck_rig_open(NULL, type, 1 + second);
+  struct ck_rig *rig = open_rig(NULL, type, 1 + second, &of_variants[second]);
   rig->shift = second;
   return rig;
 }
@@ -127,10 +159,10 @@ void ck_rig_close(struct ck_rig *rig) {
   }
   for (size_t i = 0; i < rig->arrays; i++) free(rig->array[i]);
   ck_no_memory_held(rig->group);
-  if (end == EK_OK) {
-    set_aside(rig);
-  } else {
+  if (end != EK_OK) {
     ek_group_free(rig->group);
+  } else if (!put_back(rig)) {
+    set_aside(rig);
   }
   free(rig);
 }

@@ -31,6 +31,7 @@ int ck_run(Suite *suite) {
     failed++;
   }
   srunner_free(runner);
+  ck_rigs_end();
   return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 

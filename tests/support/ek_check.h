@@ -312,6 +312,7 @@ struct ck_rig {
   void *array[CK_RIG_ARRAYS];
   size_t tensors, arrays;
   uintptr_t ghosts; /* the address of the next ghost */
+  ek_group **place; /* where the group stays for rigs of later tests, or NULL */
 };
 
 /*
@@ -329,6 +330,8 @@ struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads);
  */
 enum { CK_VARIANTS = 4 };
 int ck_variants(void);
+/* Frees the groups of variants, which stay open from test to test; ck_run() calls it. */
+void ck_rigs_end(void);
 /* Whether a variant takes case `number` of a long loop, and ck_part(). Those of 16 bits, which
  * share their code with f32, halve the cases between one thread and two. */
 bool ck_turn(int variant, int number);
