@@ -174,7 +174,7 @@ typedef struct ek_data_parallel_model_options {
    * processes, (a + b) + (c + d), so other bits come out than over the world; gradients of 16 bits
    * are rounded after each of the two. Between processes a step sends what `replicated` sends with
    * one device in each. EK_ERR_INVALID_ARGUMENT if the processes have different numbers of devices;
-   * EK_ERR_UNSUPPORTED with `reproducible`, and for cuda devices of several processes.
+   * EK_ERR_UNSUPPORTED with `reproducible`.
    */
   ek_shard_over shard_over;
   /*

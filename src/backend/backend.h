@@ -65,6 +65,15 @@ struct ek__members {
   void *context;
 };
 
+/* Which devices are ranks of a communicator: those of roots, offsets and sums. */
+enum ek__reach {
+  EK__REACH_WORLD,   /* of all processes */
+  EK__REACH_PROCESS, /* of this process */
+  /* Of this process, and reduce_scatter (the only collective there) adds up the devices of all
+   * processes, which have the same number of them: first in each process, then the processes. */
+  EK__REACH_SHARES
+};
+
 /*
  * Collectives of a backend's own, over all devices of one group. host_communicator.c sees to it
  * that every device means the same collective, in the same order, before the first of them runs it.
@@ -72,7 +81,7 @@ struct ek__members {
 struct ek__link {
   const char *name;
   /* Required: *self is what the others get; called on no worker. */
-  ek_status (*open)(void **self, void *group);
+  ek_status (*open)(void **self, void *group, enum ek__reach reach);
   /* Required: queues the device's part of collectives, one or more and the same on all devices, on
    * its communication stream; on the device's worker. */
   ek_status (*run)(void *self, ek_device *device, const struct ek__collective *collectives,

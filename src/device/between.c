@@ -646,10 +646,6 @@ static ek_status place_ranks(struct ek__between *self) {
   for (size_t p = 0; p <= self->peers; p++) {
     const size_t count =
         ek__place_first_rank(self->place, p + 1) - ek__place_first_rank(self->place, p);
-    EK__FAIL_IF(shares && count != self->devices, EK_ERR_INVALID_ARGUMENT,
-                "shares within each process need the same number of devices in all: process %zu "
-                "has %zu, this one %zu",
-                p, count, self->devices);
     self->first[p + 1] = self->first[p] + (shares ? 1 : count);
     if (self->first[p + 1] - self->first[p] > self->rounds) {
       self->rounds = self->first[p + 1] - self->first[p];

@@ -44,15 +44,6 @@ struct ek__communicator_table {
   void (*close)(ek_communicator *self);
 };
 
-/* Which devices are ranks of a communicator: those of roots, offsets and sums. */
-enum ek__reach {
-  EK__REACH_WORLD,   /* of all processes */
-  EK__REACH_PROCESS, /* of this process */
-  /* Of this process, and reduce_scatter (the only collective there) adds up the devices of all
-   * processes, which have the same number of them: first in each process, then the processes. */
-  EK__REACH_SHARES
-};
-
 /* The first member of every communicator's struct. */
 struct ek_communicator {
   struct ek__abortable abortable;

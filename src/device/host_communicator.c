@@ -700,9 +700,6 @@ static const struct ek__communicator_table host_table = {.name = "host",
 static ek_status open_queue(struct host_communicator *self) {
   ek_group *group = self->base.group;
   const struct ek__backend *backend = ek__device_table(ek_group_device(group, 0));
-  EK__FAIL_IF(self->base.reach != EK__REACH_WORLD, EK_ERR_UNSUPPORTED,
-              "ek_communicator_open: shares within each of several processes are implemented for "
-              "cpu devices alone");
   self->link = backend->link_for == NULL ? NULL : backend->link_for(ek__group_native(group));
   self->table.name = self->link == NULL ? "peer" : self->link->name;
   /* A link's parts wait for each other on the devices: two in another order would wait for ever. */
@@ -715,7 +712,8 @@ static ek_status open_queue(struct host_communicator *self) {
       EK_TRY(ek_event_create(&self->ring[k].done[i], device));
     }
   }
-  return self->link == NULL ? EK_OK : self->link->open(&self->linked, ek__group_native(group));
+  if (self->link == NULL) return EK_OK;
+  return self->link->open(&self->linked, ek__group_native(group), self->base.reach);
 }
 
 /* The needs of devices whose world has other processes. */
@@ -779,6 +777,9 @@ ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *g
   pthread_cond_init(&self->changed, &steady);
   pthread_condattr_destroy(&steady);
   ek_status status = allocate(self);
+  if (status == EK_OK && self->base.reach == EK__REACH_SHARES) {
+    status = ek__place_check_even(ek__group_place(group));
+  }
   if (status == EK_OK && self->queues) status = open_queue(self);
   if (status == EK_OK) status = open_between(self);
   if (status != EK_OK) {

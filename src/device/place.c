@@ -38,6 +38,17 @@ size_t ek__place_ranks(const struct ek__place *place) {
   return place->first[ek_world_processes(place->world)];
 }
 
+ek_status ek__place_check_even(const struct ek__place *place) {
+  const size_t own = ek_world_process(place->world), *first = place->first;
+  for (size_t p = 0; p < ek_world_processes(place->world); p++) {
+    EK__FAIL_IF(first[p + 1] - first[p] != first[own + 1] - first[own], EK_ERR_INVALID_ARGUMENT,
+                "shares within each process need the same number of devices in all: process %zu "
+                "has %zu, this one %zu",
+                p, first[p + 1] - first[p], first[own + 1] - first[own]);
+  }
+  return EK_OK;
+}
+
 /* ---- collectives ---- */
 
 /* A hash of numbers that must be equal in all processes. */

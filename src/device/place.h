@@ -25,6 +25,8 @@ ek_world *ek__place_world(const struct ek__place *place); /* NULL of NULL */
 /* The first rank of a process; for the number of processes: the number of all ranks. */
 size_t ek__place_first_rank(const struct ek__place *place, size_t process);
 size_t ek__place_ranks(const struct ek__place *place);
+/* EK_ERR_INVALID_ARGUMENT unless all processes have as many devices as this one. */
+ek_status ek__place_check_even(const struct ek__place *place);
 
 /* Begins a collective of the communicator with this number, which has this many ranks; `offsets`
  * may be NULL. `bytes` from `what->data` go with it: ek__topic. */

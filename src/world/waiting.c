@@ -185,8 +185,8 @@ ek_status ek__world_look(ek_world *world) {
   return status;
 }
 
-/* A process that has ended this job, and fails in a later one, began that after a conversation of
- * this one; or it did so after the last error that is told of this call (ek__world_part). */
+/* A process that fails in a later job began that one after a conversation of this one, or after the
+ * last conversation that brings an error of this call (ek__world_part). */
 ek_status ek__world_doomed(ek_world *world, uint64_t began) {
   if (world == NULL || pthread_mutex_trylock(&world->talking) != 0) return EK_OK;
   const bool doomed = world->failing == world->count + 1 && world->failing_began <= began &&

@@ -16,9 +16,8 @@
 /* Of the parts that end by a time limit, in seconds. */
 #define SHORT_LIMIT (1.0 * (1 + CK_TSAN))
 
-/* NCCL has memory of its own, which no plan counts; shares inside processes are for the CPU alone;
- * and a process that is late, or in another collective, is seen by NCCL, at the time limit of the
- * group. */
+/* NCCL has memory of its own, which no plan counts; and a process that is late, or in another
+ * collective, is seen by NCCL, at the time limit of the group. */
 static bool on_gpus(void) { return getenv("EVENKEEL_TEST_PROCESSES") != NULL; }
 
 static void fails_with(const struct ck_outcome *outcome, ek_status status, const char *words) {
@@ -511,7 +510,6 @@ CK_TEST(memory_is_what_plan_counts) {
 /* Only the order of sums differs: numbers of the steps are close (each is a sum of thousands of
  * roundings of 2^-24, or of 2^-8 in bf16), and all processes have the same. */
 CK_LOOP(shares_inside_processes, 2 * INSIDE) {
-  if (on_gpus()) return;
   const struct training *it = &trainings[TRAININGS + _i / 2];
   const size_t count = _i % 2 == 0 ? 4 : 2, each = 4 / count, even[] = {each, each, each, each};
   const double tolerance = it->precision == EK_PRECISION_BF16 ? 0.05 : 1e-4;
@@ -605,7 +603,6 @@ static void differ_in_devices(struct ck_outcome *outcome, const struct ck_proces
 }
 
 CK_TEST(shares_inside_need_as_many_devices_everywhere) {
-  if (on_gpus()) return;
   const size_t devices[] = {1, 2};
   struct ck_outcome *outcomes = ck_processes_outcomes("differ in devices", devices, 2);
   for (size_t i = 0; i < 2; i++) {

@@ -187,12 +187,12 @@ static ek_status join_rank(struct ek__cuda_clique *clique, size_t rank, const vo
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   config.maxCTAs = MOST_CTAS;
-  ncclUniqueId id;
-  memcpy(&id, context, sizeof id);
+  const ncclUniqueId *ids = context;
+  const ncclUniqueId id = ids[clique->reach == EK__REACH_SHARES ? rank : 0];
   pthread_mutex_lock(&member->mutex);
   const ncclResult_t result = ek__nccl.CommInitRankConfig(
-      &member->communicator, (int)clique->group->members.world, id,
-      (int)(clique->group->members.first_rank + rank), &config);
+      &member->communicator, (int)ek__cuda_clique_ranks(clique), id,
+      (int)ek__cuda_clique_rank(clique, rank), &config);
   pthread_mutex_unlock(&member->mutex);
   return ek__cuda_clique_settle(clique, rank, result, "ncclCommInitRankConfig");
 }
@@ -246,28 +246,26 @@ void ek__cuda_clique_abort(struct ek__cuda_clique *clique) {
   for (size_t i = 0; i < started; i++) pthread_join(jobs[i].thread, NULL);
 }
 
-/* The process with rank 0 makes it. All get an error if it could not. */
-static ek_status make_id(ncclUniqueId *id, const struct ek__members *members) {
+/* The process with rank 0 makes it, or each its own. All get an error if it could not. */
+static ek_status make_id(ncclUniqueId *id, const struct ek__cuda_clique *clique) {
   struct {
     ncclUniqueId id;
     int32_t result;
   } made = {.result = (int32_t)ncclSuccess};
-  if (members->first_rank == 0) made.result = (int32_t)ek__nccl.GetUniqueId(&made.id);
-  if (members->share != NULL) EK_TRY(members->share(members->context, &made, sizeof made));
+  const struct ek__members *members = &clique->group->members;
+  const bool own = clique->reach == EK__REACH_PROCESS || members->share == NULL;
+  if (own || members->first_rank == 0) made.result = (int32_t)ek__nccl.GetUniqueId(&made.id);
+  if (!own) EK_TRY(members->share(members->context, &made, sizeof made));
   *id = made.id;
   if (made.result == (int32_t)ncclSuccess) return EK_OK;
   return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "cuda: ncclGetUniqueId: NCCL: %s",
                                   ek__nccl.GetErrorString((ncclResult_t)made.result));
 }
 
-static ek_status join_all(struct ek__cuda_clique *clique) {
-  ncclUniqueId id;
-  atomic_store(&clique->aborted, false);
-  atomic_store(&clique->failed, false);
-  for (size_t i = 0; i < clique->group->count; i++) atomic_store(&clique->members[i].queued, 0);
-  ek__cuda_gate_forget(clique);
-  EK_TRY(make_id(&id, &clique->group->members));
-  const ek_status status = ek__cuda_on_all_ranks(clique, join_rank, &id);
+/* One id for each communicator that devices of this process are in. */
+static ek_status join_by_ids(struct ek__cuda_clique *clique, ncclUniqueId *ids, size_t count) {
+  for (size_t k = 0; k < count; k++) EK_TRY(make_id(&ids[k], clique));
+  const ek_status status = ek__cuda_on_all_ranks(clique, join_rank, ids);
   if (status != EK_OK) {
     char message[512];
     (void)snprintf(message, sizeof message, "%s", ek__cuda_host->error_message());
@@ -275,6 +273,19 @@ static ek_status join_all(struct ek__cuda_clique *clique) {
     return ek__cuda_host->error_set(status, "%s", message);
   }
   return EK_OK;
+}
+
+static ek_status join_all(struct ek__cuda_clique *clique) {
+  const size_t count = clique->reach == EK__REACH_SHARES ? clique->group->count : 1;
+  atomic_store(&clique->aborted, false);
+  atomic_store(&clique->failed, false);
+  for (size_t i = 0; i < clique->group->count; i++) atomic_store(&clique->members[i].queued, 0);
+  ek__cuda_gate_forget(clique);
+  ncclUniqueId *ids = ek__cuda_new(count * sizeof *ids, "NCCL");
+  if (ids == NULL) return EK_ERR_OUT_OF_MEMORY;
+  const ek_status status = join_by_ids(clique, ids, count);
+  ek__cuda_host->free(ids);
+  return status;
 }
 
 static void attach(struct ek__cuda_clique *clique) {
@@ -298,11 +309,13 @@ static void discard(struct ek__cuda_clique *clique, size_t members) {
   ek__cuda_host->free(clique);
 }
 
-ek_status ek__cuda_clique_open(struct ek__cuda_clique **opened, struct ek__cuda_group *group) {
+ek_status ek__cuda_clique_open(struct ek__cuda_clique **opened, struct ek__cuda_group *group,
+                               enum ek__reach reach) {
   struct ek__cuda_clique *clique =
       ek__cuda_new(sizeof *clique + group->count * sizeof clique->members[0], "NCCL");
   if (clique == NULL) return EK_ERR_OUT_OF_MEMORY;
   clique->group = group;
+  clique->reach = reach;
   size_t members = 0;
   while (members < group->count && pthread_mutex_init(&clique->members[members].mutex, NULL) == 0) {
     members++;

@@ -2,6 +2,11 @@
  * cuda_clique.h - one NCCL communicator for each device of a group: their life (cuda_clique.c) and
  * their collectives (cuda_nccl.c).
  *
+ * The ranks of a communicator are the devices of all processes, or, by the clique's reach, those of
+ * this process, or the devices of one index in all processes (EK__REACH_SHARES): then each device's
+ * communicator is that of other ranks. A clique of the last kind has one of the second kind, which
+ * adds up the devices of the process first.
+ *
  * The communicators do not block: a call that returns "in progress" is polled until it is over, so
  * that a peer that never arrives can be given up after the group's time limit.
  *
@@ -27,6 +32,8 @@ struct ek__cuda_member {
 struct ek__cuda_clique {
   struct ek__cuda_clique *next; /* of the group */
   struct ek__cuda_group *group;
+  enum ek__reach reach;
+  struct ek__cuda_clique *inside; /* of EK__REACH_SHARES; else NULL */
   atomic_bool aborted;
   atomic_bool failed; /* a call of a rank failed: it is not known what it queued */
   bool broken;        /* the last renewal failed */
@@ -41,6 +48,20 @@ static inline const struct ek__cuda_device *ek__cuda_clique_device(
   return &clique->group->devices[rank];
 }
 
+static inline size_t ek__cuda_clique_ranks(const struct ek__cuda_clique *clique) {
+  const struct ek__cuda_group *group = clique->group;
+  if (clique->reach == EK__REACH_PROCESS) return group->count;
+  return group->members.world / (clique->reach == EK__REACH_SHARES ? group->count : 1);
+}
+
+/* The rank that device `index` has in its communicator. */
+static inline size_t ek__cuda_clique_rank(const struct ek__cuda_clique *clique, size_t index) {
+  const struct ek__cuda_group *group = clique->group;
+  if (clique->reach == EK__REACH_PROCESS) return index;
+  if (clique->reach == EK__REACH_SHARES) return group->members.first_rank / group->count;
+  return group->members.first_rank + index;
+}
+
 /* What each rank does on a thread of its own. */
 typedef ek_status ek__cuda_rank_function(struct ek__cuda_clique *clique, size_t rank,
                                          const void *context);
@@ -48,7 +69,8 @@ typedef ek_status ek__cuda_rank_function(struct ek__cuda_clique *clique, size_t 
 ek_status ek__cuda_on_all_ranks(struct ek__cuda_clique *clique, ek__cuda_rank_function *function,
                                 const void *context);
 
-ek_status ek__cuda_clique_open(struct ek__cuda_clique **opened, struct ek__cuda_group *group);
+ek_status ek__cuda_clique_open(struct ek__cuda_clique **opened, struct ek__cuda_group *group,
+                               enum ek__reach reach);
 void ek__cuda_clique_close(struct ek__cuda_clique *clique);
 /* No worker runs. */
 void ek__cuda_clique_renew(struct ek__cuda_clique *clique);

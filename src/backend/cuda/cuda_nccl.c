@@ -96,8 +96,8 @@ static struct call call_of(const struct ek__cuda_clique *clique, size_t rank,
   const size_t element = ek__type_size(what->type);
   const bool sums = what->type != EK_I32 && what->type != EK_I64;
   return (struct call){
-      .rank = clique->group->members.first_rank + rank,
-      .ranks = clique->group->members.world,
+      .rank = ek__cuda_clique_rank(clique, rank),
+      .ranks = ek__cuda_clique_ranks(clique),
       .stream = ek__cuda_clique_device(clique, rank)->streams[EK_STREAM_COMMUNICATION].handle,
       .what = what,
       .type = sums ? types[what->type] : ncclUint8,
@@ -121,8 +121,8 @@ static ncclResult_t issue_all(struct ek__cuda_clique *clique, size_t rank,
   for (size_t i = 0; i < count && result == ncclSuccess; i++) {
     struct call call = call_of(clique, rank, &list[i]);
     call.communicator = member->communicator;
+    member->queued++; /* of shares, some may be empty */
     if (list[i].count == 0) continue;
-    member->queued++;
     result = issue(&call);
     if (count > 1 && result == ncclInProgress) result = ncclSuccess;
   }
@@ -144,6 +144,14 @@ static ek_status queue(struct ek__cuda_clique *clique, size_t rank,
   return ek__cuda_clique_settle(clique, rank, result, name);
 }
 
+/* The device's share of what a reduce_scatter has added up in this process, over the processes. */
+static struct ek__collective share_of(const struct ek__collective *what, size_t rank) {
+  struct ek__collective share = {.kind = EK__ALL_REDUCE, .type = what->type};
+  share.count = what->offsets[rank + 1] - what->offsets[rank];
+  share.data = (char *)what->data + (size_t)what->offsets[rank] * ek__type_size(what->type);
+  return share;
+}
+
 static ek_status clique_run(void *self, ek_device *raw, const struct ek__collective *list,
                             size_t count) {
   static const char *const names[] = {[EK__BROADCAST] = "broadcast",
@@ -154,9 +162,15 @@ static ek_status clique_run(void *self, ek_device *raw, const struct ek__collect
   struct ek__cuda_clique *clique = self;
   const struct ek__cuda_device *device = ek__cuda_device_of(raw);
   const size_t rank = device->index;
+  struct ek__collective shares[EK__COLLECTIVES_TOGETHER];
   EK_TRY(ek__cuda_check_stuck(clique->group));
   if (clique->broken) return not_renewed(device);
   if (count == 1 && list->count == 0) return EK_OK;
+  if (clique->inside != NULL) {
+    EK_TRY(clique_run(clique->inside, raw, list, count));
+    for (size_t i = 0; i < count; i++) shares[i] = share_of(&list[i], rank);
+    list = shares;
+  }
   EK_TRY(ek__cuda_enter(device));
   ek__cuda_gate_begin(clique, rank);
   const ek_status status = queue(clique, rank, list, count, names[list->kind]);
@@ -175,7 +189,7 @@ static ek_status clique_run(void *self, ek_device *raw, const struct ek__collect
 static ek_status warm_collective(struct ek__cuda_clique *clique, size_t rank,
                                  enum ek__collective_kind kind, ek_type type, int64_t part,
                                  int64_t *offsets) {
-  const int64_t ranks = (int64_t)clique->group->members.world;
+  const int64_t ranks = (int64_t)ek__cuda_clique_ranks(clique);
   for (int64_t k = 0; k <= ranks; k++) offsets[k] = k * part;
   const struct ek__collective collective = {
       .kind = kind,
@@ -191,7 +205,7 @@ static ek_status warm_collective(struct ek__cuda_clique *clique, size_t rank,
  * only all-reduced. */
 static ek_status warm_rank(struct ek__cuda_clique *clique, size_t rank, const void *context) {
   static const ek_type types[] = {EK_F32, EK_BF16, EK_F16, EK_F64};
-  const int64_t ranks = (int64_t)clique->group->members.world;
+  const int64_t ranks = (int64_t)ek__cuda_clique_ranks(clique);
   int64_t *offsets = ek__cuda_new(((size_t)ranks + 1) * sizeof *offsets, "NCCL");
   if (offsets == NULL) return EK_ERR_OUT_OF_MEMORY;
   ek_status status = EK_OK;
@@ -214,7 +228,7 @@ static ek_status warm_rank(struct ek__cuda_clique *clique, size_t rank, const vo
 }
 
 ek_status ek__cuda_nccl_warm(struct ek__cuda_group *group) {
-  EK_TRY(ek__cuda_clique_open(&group->spare, group));
+  EK_TRY(ek__cuda_clique_open(&group->spare, group, EK__REACH_WORLD));
   const ek_status status = ek__cuda_on_all_ranks(group->spare, warm_rank, NULL);
   if (status != EK_OK) group->spare->broken = true; /* it ends by an abort */
   return status;
@@ -227,40 +241,73 @@ void ek__cuda_nccl_end(struct ek__cuda_group *group) {
 
 /* ---- the link ---- */
 
-static ek_status clique_open(void **self, void *raw) {
-  struct ek__cuda_group *group = raw;
+/* That of the whole world, which has run collectives already; NULL: it is in use. */
+static struct ek__cuda_clique *take_spare(struct ek__cuda_group *group) {
   pthread_mutex_lock(&group->failure_mutex);
   struct ek__cuda_clique *clique = group->spare;
   group->spare = NULL;
   pthread_mutex_unlock(&group->failure_mutex);
+  return clique;
+}
+
+static ek_status open_shares(struct ek__cuda_clique **opened, struct ek__cuda_group *group) {
+  struct ek__cuda_clique *inside = NULL;
+  EK_TRY(ek__cuda_clique_open(&inside, group, EK__REACH_PROCESS));
+  const ek_status status = ek__cuda_clique_open(opened, group, EK__REACH_SHARES);
+  if (status == EK_OK) {
+    (*opened)->inside = inside;
+  } else {
+    ek__cuda_clique_close(inside);
+  }
+  return status;
+}
+
+static ek_status clique_open(void **self, void *raw, enum ek__reach reach) {
+  struct ek__cuda_group *group = raw;
+  struct ek__cuda_clique *clique = reach == EK__REACH_WORLD ? take_spare(group) : NULL;
   const int before = ek__cuda_current();
   /* NCCL allocates. Other processes are not waited for with the gate closed. */
   const bool gated = clique == NULL && group->members.share == NULL;
+  ek_status status = EK_OK;
   if (gated) ek__cuda_gate_close(group->time_limit);
-  const ek_status status = clique == NULL ? ek__cuda_clique_open(&clique, group) : EK_OK;
+  if (reach == EK__REACH_SHARES) {
+    status = open_shares(&clique, group);
+  } else if (clique == NULL) {
+    status = ek__cuda_clique_open(&clique, group, reach);
+  }
   if (gated) ek__cuda_gate_open();
   if (status == EK_OK) *self = clique;
   return ek__cuda_leave(before, status);
 }
 
 static void clique_abort(void *self) {
-  atomic_store(&((struct ek__cuda_clique *)self)->aborted, true);
+  struct ek__cuda_clique *clique = self;
+  if (clique->inside != NULL) atomic_store(&clique->inside->aborted, true);
+  atomic_store(&clique->aborted, true);
 }
 
 static void clique_renew(void *self) {
+  struct ek__cuda_clique *clique = self;
   const int before = ek__cuda_current();
-  ek__cuda_clique_renew(self);
+  if (clique->inside != NULL) ek__cuda_clique_renew(clique->inside);
+  ek__cuda_clique_renew(clique);
   (void)ek__cuda_leave(before, EK_OK);
 }
 
-static void clique_close(void *self) {
-  const struct ek__cuda_group *group = ((struct ek__cuda_clique *)self)->group;
-  const int before = ek__cuda_current();
+static void close_one(struct ek__cuda_clique *clique) {
+  const struct ek__cuda_group *group = clique->group;
   const bool gated = group->members.share == NULL;
-  ek__cuda_gate_forget(self); /* no worker runs: ranks that a failure left behind do not come */
+  ek__cuda_gate_forget(clique); /* no worker runs: ranks that a failure left behind do not come */
   if (gated) ek__cuda_gate_close(group->time_limit);
-  ek__cuda_clique_close(self);
+  ek__cuda_clique_close(clique);
   if (gated) ek__cuda_gate_open();
+}
+
+static void clique_close(void *self) {
+  struct ek__cuda_clique *clique = self, *inside = clique->inside;
+  const int before = ek__cuda_current();
+  close_one(clique);
+  if (inside != NULL) close_one(inside);
   (void)ek__cuda_leave(before, EK_OK);
 }
 
