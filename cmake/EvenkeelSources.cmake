@@ -62,13 +62,16 @@ mark_as_advanced(EVENKEEL_ISA_SETS)
 file(GLOB EVENKEEL_ISA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/backend/cpu/isa/*.c")
 
 # Adds one object library per instruction set and type from EVENKEEL_ISA_SOURCES, lists them in
-# EVENKEEL_ISA_TARGETS, and tells `dispatcher` which sets exist (EK_HAVE_ISA_AVX2, ..._AVX512).
+# EVENKEEL_ISA_TARGETS, and tells cpu_dispatch.c which sets exist (EK_HAVE_ISA_AVX2, ..._AVX512).
 # A kernel source sees
 #   EK_ISA_SUFFIX  _baseline_f32, _avx2_bf16, .. to give its functions distinct names
 #   EK_ISA_avx2    (or _baseline, _avx512) defined to 1, to ask with #ifdef
 #   EK_ISA_WIDTH   floats in one vector: 4, 8 or 16
 #   EK_VALUE_bf16  (or _f32, _f16) defined to 1: what values are in memory
-function(evenkeel_add_isa_objects dispatcher)
+#
+# Six files are compiled as one: the header of the intrinsics takes half a second each time, as long as
+# most of these files.
+function(evenkeel_add_isa_objects)
   set(EVENKEEL_ISA_TARGETS "" PARENT_SCOPE)
   if(NOT EVENKEEL_ISA_SOURCES)
     return()
@@ -83,6 +86,9 @@ function(evenkeel_add_isa_objects dispatcher)
     set(level -O2)
   endif()
   set(common ${level} -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wno-psabi)
+  if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # else it inlines less because of what else is in the unit
+    list(APPEND common --param=large-unit-insns=100000)
+  endif()
   if(EVENKEEL_HARDENING_FORTIFY)
     # At level 3 a vector's load by memcpy() becomes a call inside the loop.
     list(APPEND common "SHELL:-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2")
@@ -123,7 +129,9 @@ function(evenkeel_add_isa_objects dispatcher)
       check_c_compiler_flag("${flags}" EVENKEEL_COMPILER_HAS_${upper})
       if(EVENKEEL_COMPILER_HAS_${upper})
         list(APPEND sets ${isa})
-        target_compile_definitions(${dispatcher} PRIVATE EK_HAVE_ISA_${upper}=1)
+        set_property(
+          SOURCE "${PROJECT_SOURCE_DIR}/src/backend/cpu/cpu_dispatch.c"
+          APPEND PROPERTY COMPILE_DEFINITIONS EK_HAVE_ISA_${upper}=1)
       else()
         message(STATUS "evenkeel: the compiler does not know ${isa}; its kernels are left out")
       endif()
@@ -135,6 +143,7 @@ function(evenkeel_add_isa_objects dispatcher)
     foreach(value f32 bf16 f16)
       set(target evenkeel_isa_${isa}_${value})
       add_library(${target} OBJECT ${EVENKEEL_ISA_SOURCES})
+      set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
       evenkeel_library_flags(${target})
       target_compile_definitions(
         ${target} PRIVATE EK_ISA_SUFFIX=_${isa}_${value} EK_ISA_${isa}=1 EK_VALUE_${value}=1

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # check_circles.sh NM OBJECT_LIST: no two object files, and no two folders of them, need each other,
 # neither directly nor by way of others. An object needs another one if it uses a name that the other
-# defines. The folder isa is a part of cpu that is compiled once per instruction set. The list
-# has the library's objects, those of the CUDA module as the emulation compiles them, and the
-# programs'. tsort finds an order of them all, or names those that stand in its way.
+# defines. The folder isa is a part of cpu that is compiled once per instruction set, several files as
+# one object. The list has the library's objects, those of the CUDA module as the emulation compiles
+# them, and the programs'. tsort finds an order of them all, or names those that stand in its way.
 set -euo pipefail
 
 nm=$1
@@ -21,7 +21,8 @@ edges=$("$nm" -A -P -g "${objects[@]}" | awk '
     sub(/\.cpp$/, ".cu", $1) # the emulation copies each .cu to a .cpp
     sub(/.*\/bench\/CMakeFiles\/[^\/]*\.dir\//, "bench/", $1)
     sub(/.*\/programs\/CMakeFiles\/[^\/]*\.dir\//, "programs/", $1)
-    sub(/.*\.dir\/(__\/__\/|cuda_kernels_cuemu_cuemu\/)?/, "", $1)
+    sub(/.*\.dir\/(\.\/)?Unity\//, "src/backend/cpu/isa/", $1)
+    sub(/.*\.dir\/(\.\/)?(__\/__\/|cuda_kernels_cuemu_cuemu\/)?/, "", $1)
     sub(/^backend\//, "src/backend/", $1)
   }
   $3 == "U" { user[++uses] = $1; used[uses] = $2; next }

@@ -1,9 +1,9 @@
 /*
  * isa_pool.c - windows over pictures.
  *
- * A range has pixels of the result. Of each, BLOCK vectors of channels are kept in registers while
- * the loop goes over the pixels that it is made of; a mean computes their weights once for a block,
- * up to MOST in a row at a time.
+ * A range has pixels of the result. Of each, VECTORS vectors of channels are kept in registers
+ * while the loop goes over the pixels that it is made of; a mean computes their weights once for a
+ * block, up to MOST in a row at a time.
  */
 #include "backend/cpu/isa/isa.h"
 
@@ -11,7 +11,7 @@
 
 #include "backend/windows.h"
 
-enum { BLOCK = 4, MOST = 64 };
+enum { VECTORS = 4, MOST = 64 };
 
 struct pixel {
   int64_t image, v, h;
@@ -97,9 +97,9 @@ static inline double weight_of(const struct mean *m, int side, int64_t source) {
                  : ek__window_weight(m->args->kind, s, own, source);
 }
 
-/* Adds `count` pixels of each row, from `left` on, to BLOCK vectors or fewer: n elements. */
-static inline void add_columns(vec sum[BLOCK], const struct mean *m, int64_t left, int64_t count,
-                               int64_t channel, int64_t n) {
+/* Adds `count` pixels of each row, from `left` on, to VECTORS vectors or fewer: n elements. */
+static inline void add_pixels(vec sum[VECTORS], const struct mean *m, int64_t left, int64_t count,
+                              int64_t channel, int64_t n) {
   const int64_t channels = m->args->channels;
   double wide[MOST];
   for (int64_t h = 0; h < count; h++) wide[h] = weight_of(m, 1, left + h);
@@ -110,7 +110,7 @@ static inline void add_columns(vec sum[BLOCK], const struct mean *m, int64_t lef
     for (int64_t h = 0; h < count; h++, x += channels) {
       const float weight = (float)(high * wide[h]);
       if (weight == 0.0f) continue; /* of a pixel that is in no window here */
-      for (int b = 0; b < BLOCK && b * W < n; b++) {
+      for (int b = 0; b < VECTORS && b * W < n; b++) {
         sum[b] += weight * x_get(x + b * W, at_most(n - b * W, W));
       }
     }
@@ -118,12 +118,12 @@ static inline void add_columns(vec sum[BLOCK], const struct mean *m, int64_t lef
 }
 
 static inline void mean_of(const struct mean *m, int64_t row, int64_t channel, int64_t n) {
-  vec sum[BLOCK] = {{0}};
+  vec sum[VECTORS] = {{0}};
   value *y = (value *)m->args->y + row * m->args->channels + channel;
   for (int64_t left = m->left; left <= m->right; left += MOST) {
-    add_columns(sum, m, left, at_most(m->right - left + 1, MOST), channel, n);
+    add_pixels(sum, m, left, at_most(m->right - left + 1, MOST), channel, n);
   }
-  for (int b = 0; b < BLOCK && b * W < n; b++) x_put(y + b * W, sum[b], at_most(n - b * W, W));
+  for (int b = 0; b < VECTORS && b * W < n; b++) x_put(y + b * W, sum[b], at_most(n - b * W, W));
 }
 
 static void mean(const struct ek__window_args *args, int64_t row, struct pixel p, bool back) {
@@ -140,7 +140,7 @@ static void mean(const struct ek__window_args *args, int64_t row, struct pixel p
     ek__window_pixels(&m.top, &m.bottom, args->kind, high, p.v);
     ek__window_pixels(&m.left, &m.right, args->kind, wide, p.h);
   }
-  V_STEPS(BLOCK * W, 0, args->channels, mean_of(&m, row, i, n));
+  V_STEPS(VECTORS * W, 0, args->channels, mean_of(&m, row, i, n));
 }
 
 /* ---- range functions ---- */
