@@ -1,10 +1,11 @@
 /*
- * check_cuda_cudnn.c - when attention is cuDNN's, that its graphs mean attention, and that nothing
+ * check_cuda_cudnn.c - when attention is cuDNN's, that its graph means attention, and that nothing
  * which fails there is seen.
  *
- * The stand-in computes the graph that the backend describes, one operation after the other. What
- * our kernels give is check_attend's matter; here their results are what cuDNN's are held against.
- * Whether the real library takes the graphs: check_cudnn_graph.c. Runs on tests/cuemu.
+ * The stand-in computes what the graph describes. What our kernels give is check_attend's matter;
+ * here their results are what cuDNN's are held against, and those of our backward, which follows
+ * either forward. Whether the real library takes the graph: check_cudnn_graph.c. Runs on
+ * tests/cuemu.
  */
 #include <evenkeel/attend.h>
 #include <stdio.h>
@@ -12,11 +13,12 @@
 
 #include "ck_emulated.h"
 
-/* One attention, forward and backward. */
+/* One attention. */
 struct attention {
   int64_t batch, tokens, heads, width;
-  bool apart; /* q, k and v are tensors of their own */
-  bool zero;  /* so is all that is given */
+  bool apart;    /* q, k and v are tensors of their own */
+  bool zero;     /* so is all that is given */
+  bool backward; /* after the forward */
   ek_attend_options options;
 };
 
@@ -59,13 +61,14 @@ static struct results attend(struct ck_rig *rig, const struct attention *a, uint
     options.v = given[2];
   }
   ck_ok(ek_op_attention_forward(rig->stream, out, lse, given[0], &options));
+  r.at[OUT] = ck_read(rig, out);
+  r.at[LSE] = ck_read(rig, lse);
+  if (!a->backward) return r;
   if (a->apart) {
     options.dk = gradient[1];
     options.dv = gradient[2];
   }
   ck_ok(ek_op_attention_backward(rig->stream, gradient[0], dout, given[0], out, lse, &options));
-  r.at[OUT] = ck_read(rig, out);
-  r.at[LSE] = ck_read(rig, lse);
   for (int i = 0; i < (a->apart ? 3 : 1); i++) {
     r.at[GRADIENTS + i] = ck_read(rig, gradient[i]);
     r.count[GRADIENTS + i] = rows * wide;
@@ -86,13 +89,14 @@ static void same(const struct results *a, const struct results *b) {
   }
 }
 
+/* 256 rows of scores: cuDNN is asked for no fewer. */
 static const struct attention plain = {
-    .batch = 2, .tokens = 12, .heads = 2, .width = 8, .options = EK_ATTEND_OPTIONS_INIT};
+    .batch = 2, .tokens = 32, .heads = 4, .width = 8, .options = EK_ATTEND_OPTIONS_INIT};
 
 /* Calls twice, with other values each time, in a group of this number and beside it in one that is
  * deterministic and so has our kernels; how often cuDNN ran, the second time. */
 static unsigned long second(int group, ek_type type, const struct attention *a) {
-  static char specs[9][32]; /* the group is found again by its spec, where that was */
+  static char specs[11][32]; /* the group is found again by its spec, where that was */
   unsigned long before = 0, after = 0;
   (void)snprintf(specs[group], sizeof specs[group], "cuda:0@%dMiB", 65 + group);
   struct ck_rig *theirs = ck_rig_open(specs[group], type, 1);
@@ -112,117 +116,82 @@ static unsigned long second(int group, ek_type type, const struct attention *a) 
   return after - before;
 }
 
-/* Packed and apart: one execution forward and one backward. */
+/* Packed and apart: one execution in a call. Our backward follows. */
 CK_LOOP(taken_where_it_is_faster, 2) {
   struct attention a = plain;
   struct cuemu_cudnn cudnn = CUEMU_CUDNN_FAST;
   const ek_type type = _i == 0 ? EK_BF16 : EK_F16;
   cuemu_set_cudnn(&cudnn);
-  ck_assert_uint_eq(second(0, type, &a), 2);
-  a.apart = true;
-  ck_assert_uint_eq(second(0, type, &a), 2);
+  a.apart = _i == 0;
+  a.backward = true;
+  ck_assert_uint_eq(second(0, type, &a), 1);
+  a.apart = !a.apart;
+  a.backward = false;
+  a.tokens = 33;
+  ck_assert_uint_eq(second(0, type, &a), 1);
   cudnn.time = 100000;
   cuemu_set_cudnn(&cudnn);
-  a.tokens = 10;
+  a.tokens = 34;
   ck_assert_uint_eq(second(0, type, &a), 0);
 }
 
-/* As many samples at once as fit beside what dq and delta take: a divisor of the batch. */
-CK_TEST(part_of_a_batch_after_the_other) {
-  struct attention a = plain;
-  struct cuemu_cudnn large = CUEMU_CUDNN_FAST;
-  large.workspace = 12 << 20;
-  cuemu_set_cudnn(&large);
-  a.batch = 4;
-  ck_assert_uint_eq(second(0, EK_BF16, &a), 4);
-  a.batch = 3;
-  ck_assert_uint_eq(second(0, EK_BF16, &a), 6);
-  large.workspace = 33 << 20;
-  cuemu_set_cudnn(&large);
-  a.tokens = 8;
-  ck_assert_uint_eq(second(0, EK_BF16, &a), 0);
-}
-
-/* Zeros show nothing: nothing is chosen, and the next call asks again, but not for ever. */
-CK_TEST(undecided_by_zeros) {
-  const struct cuemu_cudnn fast = CUEMU_CUDNN_FAST;
-  struct attention a = plain;
-  cuemu_set_cudnn(&fast);
-  a.batch = 1;
-  for (int calls = 8; calls <= 16; calls += 8) {
-    const unsigned long before = cuemu_cudnn_executions();
-    a.tokens = 14 + calls;
-    a.zero = true;
-    for (int i = 0; i < calls; i += 8) {
-      struct ck_rig *rig = ck_rig_open("cuda:0@65MiB", EK_BF16, 1);
-      for (int k = 0; k < 8; k++) (void)attend(rig, &a, 0);
-      ck_rig_close(rig);
-    }
-    ck_assert_uint_eq(cuemu_cudnn_executions(), before);
-    a.zero = false;
-    ck_assert_uint_eq(second(0, EK_BF16, &a), calls == 8 ? 2 : 0);
-  }
-}
-
-/* Nothing is asked of it after the first call. */
+/* Nothing is asked of it after the first call. Zeros show nothing. */
 CK_TEST(left_where_it_does_not_work) {
   const struct cuemu_cudnn fast = CUEMU_CUDNN_FAST;
-  for (int i = 0; i < 9; i++) {
+  for (int i = 0; i < 11; i++) {
     struct cuemu_cudnn cudnn = fast;
+    struct attention a = plain;
+    a.tokens += i; /* what was timed holds for all groups */
     switch (i) {
-    case 0: cudnn.installed = 0; break;
-    case 1: cudnn.installed = 1; break;
-    case 2: cudnn.version = 91801; break;
-    case 3: cudnn.version = 100000; break;
-    case 4: cudnn.no_handle = true; break;
-    case 5: cudnn.no_engine = true; break;
-    case 6: cudnn.no_plan = true; break;
-    case 7: cudnn.wrong = true; break;
+    case 0: cudnn.version = 0; break;
+    case 1: cudnn.version = 92003; break;
+    case 2: cudnn.version = 100000; break;
+    case 3: cudnn.no_handle = true; break;
+    case 4: cudnn.no_engine = true; break;
+    case 5: cudnn.no_plan = true; break;
+    case 6: cudnn.workspace = (32 << 20) + 1; break;
+    case 7: cudnn.wrong = CUEMU_WRONG_OUT; break;
+    case 8: cudnn.wrong = CUEMU_WRONG_LSE; break;
+    case 9: a.zero = true; break;
     default: ck_assert_int_eq(setenv("EVENKEEL_CUDA_CUDNN", "0", 1), 0);
     }
     cuemu_set_cudnn(&cudnn);
-    const unsigned long executions = second(i, EK_BF16, &plain);
+    const unsigned long executions = second(i, EK_BF16, &a);
     ck_assert_msg(executions == 0, "case %d: %lu", i, executions);
+    ck_assert_msg((cuemu_cudnn_executions() > 0) == (i >= 7 && i <= 9), "case %d", i);
   }
   ck_assert_int_eq(unsetenv("EVENKEEL_CUDA_CUDNN"), 0);
 }
 
 /* Each execution fails once, while it is chosen and later, and all after it: our kernels do that
- * call and the next ones. A shape has eight: three until it is chosen, in each direction. */
+ * call and the next ones. There are three until it is chosen. */
 CK_TEST(fails_at_any_time) {
   struct attention a = plain;
   struct cuemu_cudnn cudnn = CUEMU_CUDNN_FAST;
-  for (unsigned long i = 1; i <= 9; i++) {
+  for (unsigned long i = 1; i <= 4; i++) {
     cudnn.fails_at = i;
     cuemu_set_cudnn(&cudnn);
-    a.tokens = 12 + 2 * (int64_t)i;
-    const unsigned long executions = second(0, EK_F16, &a);
-    ck_assert_msg(executions <= 2, "%lu: %lu", i, executions);
+    a.tokens++;
+    ck_assert_uint_eq(second(0, EK_F16, &a), i == 4);
+    ck_assert_uint_eq(cuemu_cudnn_executions(), i);
   }
 }
 
-/* What it is not asked for: all that has no graph here. */
+/* What it is not asked for: all that has no graph here, and what is too small. */
 CK_TEST(never_asked) {
   const struct cuemu_cudnn fast = CUEMU_CUDNN_FAST;
   cuemu_set_cudnn(&fast);
-  for (int i = 0; i < 6; i++) {
+  for (int i = 0; i < 5; i++) {
     struct attention a = plain;
     switch (i) {
     case 0: a.options.causal = false; break;
     case 1: a.options.dropout = 0.5; break;
     case 2: a.width = 12; break;
     case 3: a.width = 136; break;
-    case 4: a.tokens = 1; break;
-    default: a.tokens = 17; /* 34 numbers of lse in a sample */
+    default: a.tokens = 31;
     }
     ck_assert_uint_eq(second(0, EK_BF16, &a), 0);
   }
-  ck_assert_uint_eq(cuemu_cudnn_executions(), 0);
-}
-
-CK_TEST(never_asked_for_f32) {
-  const struct cuemu_cudnn fast = CUEMU_CUDNN_FAST;
-  cuemu_set_cudnn(&fast);
   ck_assert_uint_eq(second(0, EK_F32, &plain), 0);
   ck_assert_uint_eq(cuemu_cudnn_executions(), 0);
 }

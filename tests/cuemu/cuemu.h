@@ -169,20 +169,19 @@ struct cuemu_regions {
 };
 void cuemu_regions(struct cuemu_regions *now);
 
-/* cuDNN, which is not installed where nothing is said. */
+/* cuDNN, which is not there where nothing is said. */
+enum cuemu_cudnn_wrong { CUEMU_WRONG_NOTHING, CUEMU_WRONG_OUT, CUEMU_WRONG_LSE };
 struct cuemu_cudnn {
-  int installed;           /* 0: no; 1: a library without its functions; 2: yes */
-  size_t version;          /* 91900: 9.19.0 */
-  int time;                /* nanoseconds more than an operation takes, as events measure it */
-  size_t workspace;        /* bytes for each sample */
-  unsigned long fails_at;  /* that execution and the later ones fail; 0: none */
+  size_t version;         /* 92600: 9.26.0; 0: it cannot be used */
+  int time;               /* nanoseconds more than an operation takes, as events measure it */
+  size_t workspace;       /* bytes */
+  unsigned long fails_at; /* that execution and the later ones fail; 0: none */
   bool no_handle, no_engine, no_plan;
-  bool wrong; /* what the graph's last operation gives has every second sign changed */
+  enum cuemu_cudnn_wrong wrong; /* every second sign of out is changed; lse is 1 % larger */
 };
-#define CUEMU_CUDNN_FAST ((struct cuemu_cudnn){.installed = 2, .version = 92600, .time = -900})
+#define CUEMU_CUDNN_FAST ((struct cuemu_cudnn){.version = 92600, .workspace = 256, .time = -900})
 void cuemu_set_cudnn(const struct cuemu_cudnn *settings);
 unsigned long cuemu_cudnn_executions(void); /* since it was set */
-const char *cuemu_cudnn_name(void);         /* of its library */
 
 /* Forgets faults, counts and sticky errors, and releases what hangs. Memory and streams stay. */
 void cuemu_reset(void);

@@ -1,7 +1,7 @@
 /*
  * cuda_choice.c - what is faster, by the GPU's clock: the algorithm of a product, of those that
- * cuBLASLt's heuristic puts first, then whether an epilogue is worth it (cuda_epilogues.c), and
- * whether cuDNN's attention is (cuda_attend_cudnn.c).
+ * cuBLASLt's heuristic puts first, and then whether an epilogue is worth it (cuda_epilogues.c); and
+ * whether attention is cuDNN's (cuda_attend_cudnn.c), by the rule of algorithms.
  *
  * A shape includes the alignment of its addresses, so it is not known before the product is called.
  * ek_trainer_prepare() makes all products of a step ahead of the first step; a shape that it has
@@ -80,12 +80,14 @@ static const struct choice *find(const struct table *table, const struct choice 
 static void log_choice(const struct ek__cuda_stream *stream, const struct choice *it, int count,
                        double first, double best) {
   const struct ek__cuda_shape *shape = &it->shape;
+  const bool product = shape->heads == 0;
   ek__cuda_host->log(EK_LOG_DEBUG,
-                     "%s: product %lld x %lld x %lld, epilogue %u: algorithm %d of %d, %.1f us; "
-                     "the first %.1f us",
-                     stream->device->name, (long long)shape->m, (long long)shape->n,
-                     (long long)shape->k, (unsigned)shape->epilogue, it->number + 1, count,
-                     1000 * best / ROUNDS, 1000 * first / ROUNDS);
+                     "%s: %s %lld x %lld x %lld, %s %lld: algorithm %d of %d, %.1f us; the first "
+                     "%.1f us",
+                     stream->device->name, product ? "product" : "attention", (long long)shape->m,
+                     (long long)shape->n, (long long)shape->k, product ? "epilogue" : "heads",
+                     (long long)(product ? (int64_t)shape->epilogue : shape->heads),
+                     it->number + 1, count, 1000 * best / ROUNDS, 1000 * first / ROUNDS);
 }
 
 /* The fastest of them, if it is clearly faster than the first that does it at all. */
@@ -166,11 +168,9 @@ static ek_status race(struct choice *way, const struct ek__cuda_stream *stream,
   EK_TRY(take_time(&with, &one, stream, run, of));
   way->number = one && (!other || with < EK__CUDA_CLEARLY * without);
   ek__cuda_host->log(EK_LOG_DEBUG,
-                     "%s: %s %lld x %lld x %lld: %s %u takes %.1f us, kernels %.1f us",
-                     stream->device->name, way->shape.heads == 0 ? "product" : "attention",
-                     (long long)way->shape.m, (long long)way->shape.n, (long long)way->shape.k,
-                     way->shape.heads == 0 ? "epilogue" : "cuDNN, heads",
-                     (unsigned)(way->shape.heads == 0 ? way->shape.epilogue : way->shape.heads),
+                     "%s: product %lld x %lld x %lld: epilogue %u takes %.1f us, kernels %.1f us",
+                     stream->device->name, (long long)way->shape.m, (long long)way->shape.n,
+                     (long long)way->shape.k, (unsigned)way->shape.epilogue,
                      (double)(1000 * with / ROUNDS), (double)(1000 * without / ROUNDS));
   return EK_OK;
 }

@@ -210,16 +210,16 @@ typedef ek_status ek__cuda_timed(bool *done, void *what);
 /* What an algorithm may depend on; no padding, so that it is compared as bytes. */
 struct ek__cuda_shape {
   int64_t m, n, k, lda, ldb, ldc;
+  /* Of attention, whose sizes are batch, tokens and head width, and the steps of q, k and v; 0 for
+   * a product. */
+  int64_t heads;
   uint16_t precision, result; /* of the product; the type of c */
   uint32_t transpose_a, transpose_b, has_beta, epilogue;
   uint32_t align_a, align_b, align_c, align_vector, align_aux;
-  /* Of attention, whose sizes are batch, tokens and head width, and the steps of q, k and v; 0 for
-   * a product. */
-  uint32_t heads, backward;
 };
 
-/* One of the algorithms that the heuristic offers for a product, the best first; `of` is for the
- * code that runs it. */
+/* One of the algorithms that the heuristic offers for a product, the best first, or of the ways to
+ * do attention; `of` is for the code that runs it. */
 struct ek__cuda_candidate {
   int number;
   void *of;
@@ -236,10 +236,9 @@ ek_status ek__cuda_choose(int *number, const struct ek__cuda_stream *stream,
 
 struct ek__cuda_product;
 /*
- * Whether a product with an epilogue, or attention by cuDNN, which `run` queues, is clearly faster
- * than what->other. Both are timed at the first call of a shape, if it repeats; until then, and
- * where the table is full, the answer is no. Alignments beyond 16 bytes do not matter. Only other,
- * with and repeats of `what` are read.
+ * Whether a product with an epilogue, which `run` queues, is clearly faster than what->other. Both
+ * are timed at the first product of a shape, if it repeats; until then, and where the table is
+ * full, the answer is no. Alignments beyond 16 bytes do not matter.
  */
 ek_status ek__cuda_prefer(bool *wins, const struct ek__cuda_stream *stream,
                           const struct ek__cuda_shape *shape, ek__cuda_timed *run, void *of,

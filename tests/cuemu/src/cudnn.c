@@ -1,13 +1,10 @@
 /*
- * cudnn.c - cuDNN's graphs: descriptors that are checked, and a plan that is computed operation by
- * operation, as the graph says. So a graph that means something else than attention gives something
- * else, whatever it was written for.
+ * cudnn.c - cuDNN's attention: descriptors that are checked, and a plan that is computed as its
+ * graph says. So a graph that means something else than causal attention gives something else.
  *
- * A descriptor keeps its attributes as bytes. Matrices are four-dimensional; a virtual tensor has
- * memory of its own, in f32, laid out by its strides, and a reshape is another view of the same
- * memory. What has to be given and what has not, alignments, sizes and types of attributes are
- * checked. A workspace is filled with rubbish first. Whether the real library has a kernel for a
- * graph is another question: tests/cuda/check_cudnn_graph.c.
+ * A descriptor keeps its attributes as bytes. What has to be given and what has not, alignments,
+ * sizes and types of attributes are checked. A workspace is filled with rubbish first. Whether the
+ * real library takes a graph is another question: tests/cuda/check_cudnn_graph.c.
  */
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
@@ -20,10 +17,9 @@
 #include <string.h>
 
 enum { SUCCESS = 0, BAD_PARAM = 2000, NOT_SUPPORTED = 3000, EXECUTION_FAILED = 5000 };
-enum { ENGINE_CONFIG = 3, HEURISTIC, PLAN, OPERATION_POINTWISE = 13, GRAPH = 15, PACK, TENSOR };
-enum { OPERATION_MATMUL = 19, OPERATION_REDUCTION = 22, RESHAPE = 31 };
-enum { T_FLOAT = 0, T_HALF = 2, T_INT32 = 4, T_BFLOAT16 = 9, T_BOOLEAN = 11 };
-enum { ATTRIBUTES = 10, BYTES = 256, NUMBERS = 64, MOST = 32 };
+enum { ENGINE_CONFIG = 3, HEURISTIC, PLAN, GRAPH = 15, PACK, TENSOR, ATTENTION = 41, BAND = 44 };
+enum { T_FLOAT = 0, T_HALF = 2, T_BFLOAT16 = 9, NOT_LESS = 303 };
+enum { ATTRIBUTES = 10, BYTES = 64 };
 
 struct attribute {
   int name, type;
@@ -56,14 +52,10 @@ void cuemu_set_cudnn(const struct cuemu_cudnn *settings) {
 
 unsigned long cuemu_cudnn_executions(void) { return atomic_load(&executions); }
 
-const char *cuemu_cudnn_name(void) {
+size_t cudnnGetVersion(void) {
   if (!is_set && getenv("CUEMU_CUDNN") != NULL) wanted = CUEMU_CUDNN_FAST;
-  return wanted.installed == 0   ? "libno_such_library.so"
-         : wanted.installed == 1 ? "libc.so.6" /* which has none of the functions */
-                                 : CUEMU_LIBRARY;
+  return wanted.version;
 }
-
-size_t cudnnGetVersion(void) { return wanted.version; }
 
 int cudnnCreate(void **handle) {
   if (wanted.no_handle || cuemu_enter() != cudaSuccess) return 1001;
@@ -111,8 +103,7 @@ static size_t size_of(int type) {
   case 2: return 1;
   case 1:
   case 8:
-  case 14:
-  case 18: return 4;
+  case 14: return 4;
   default: return 0;
   }
 }
@@ -123,6 +114,7 @@ int cudnnBackendSetAttribute(void *raw, int name, int type, int64_t count, const
   if (d->final || d->attributes == ATTRIBUTES || bytes == 0 || bytes > BYTES) return BAD_PARAM;
   for (int64_t i = 0; type == 15 && i < count; i++) {
     const struct descriptor *of = ((struct descriptor *const *)values)[i];
+    if (of != NULL && of->type == ENGINE_CONFIG && !of->final) abort(); /* the real one crashes */
     if (of == NULL || !of->final) return BAD_PARAM;
   }
   struct attribute *a = &d->attribute[d->attributes++];
@@ -143,11 +135,13 @@ static const struct descriptor *referred(const struct descriptor *d, int name) {
   return a == NULL ? NULL : *(struct descriptor *const *)(const void *)a->bytes;
 }
 
-static int number(const struct descriptor *d, int name, int otherwise) {
+/* An integer of 1, 4 or 8 bytes; 0 where it is not given. */
+static int64_t number(const struct descriptor *d, int name) {
   const struct attribute *a = find(d, name);
-  int value = otherwise;
-  if (a != NULL) memcpy(&value, a->bytes, size_of(a->type) < 4 ? 1 : 4);
-  return a != NULL && a->type == 2 ? a->bytes[0] : value;
+  const size_t size = a == NULL ? 0 : size_of(a->type);
+  int64_t value = 0;
+  if (a != NULL) memcpy(&value, a->bytes, size); /* of a little-endian machine, none is negative */
+  return value;
 }
 
 /* The attributes that one of its type must have, by name and type. */
@@ -155,17 +149,15 @@ static bool is_complete(const struct descriptor *d) {
   static const struct {
     int descriptor, name, type;
     int64_t count; /* -1: any */
-  } required[] = {{TENSOR, 901, 1, 1},      {TENSOR, 902, 3, 4},   {TENSOR, 903, 3, 4},
-                  {TENSOR, 906, 3, 1},      {TENSOR, 900, 3, 1},   {0, 0, 14, 1},
-                  {0, 1, 1, 1},             {13, 750, 15, 1},      {13, 751, 15, 1},
-                  {13, 753, 15, 1},         {18, 1500, 1, 1},      {19, 1520, 15, 1},
-                  {19, 1521, 15, 1},        {19, 1522, 15, 1},     {19, 1523, 15, 1},
-                  {21, 1600, 18, 1},        {21, 1601, 1, 1},      {22, 1610, 15, 1},
-                  {22, 1611, 15, 1},        {22, 1612, 15, 1},     {RESHAPE, 2200, 15, 1},
-                  {RESHAPE, 2201, 15, 1},   {GRAPH, 800, 0, 1},    {GRAPH, 801, 15, -1},
-                  {HEURISTIC, 201, 15, 1},  {HEURISTIC, 200, 8, 1}, {PLAN, 400, 0, 1},
-                  {PLAN, 401, 15, 1},       {PACK, 1000, 3, -1},   {PACK, 1001, 6, -1},
-                  {PACK, 1003, 6, 1}};
+  } required[] = {{TENSOR, 900, 3, 1},      {TENSOR, 901, 1, 1},      {TENSOR, 902, 3, 4},
+                  {TENSOR, 903, 3, 4},      {TENSOR, 906, 3, 1},      {BAND, 3000, 15, 1},
+                  {BAND, 3005, 15, 1},      {BAND, 3006, 15, 1},      {BAND, 3007, 14, 1},
+                  {ATTENTION, 2800, 15, 1}, {ATTENTION, 2801, 15, 1}, {ATTENTION, 2802, 15, 1},
+                  {ATTENTION, 2803, 15, 1}, {ATTENTION, 2804, 15, 1}, {ATTENTION, 2805, 15, 1},
+                  {ATTENTION, 2811, 15, 1}, {ATTENTION, 2812, 3, 1},  {ATTENTION, 2813, 3, 1},
+                  {GRAPH, 800, 0, 1},       {GRAPH, 801, 15, 1},      {HEURISTIC, 200, 8, 1},
+                  {HEURISTIC, 201, 15, 1},  {PLAN, 400, 0, 1},        {PLAN, 401, 15, 1},
+                  {PACK, 1000, 3, -1},      {PACK, 1001, 6, -1},      {PACK, 1003, 6, 1}};
   for (size_t i = 0; i < sizeof required / sizeof required[0]; i++) {
     if (required[i].descriptor != d->type) continue;
     const struct attribute *a = find(d, required[i].name);
@@ -181,13 +173,6 @@ int cudnnBackendFinalize(void *raw) {
   if (d->type == PLAN && wanted.no_plan) return NOT_SUPPORTED;
   d->final = true;
   return SUCCESS;
-}
-
-/* The samples of a graph: those of its first operation's result. */
-static int64_t samples_of(const struct descriptor *graph) {
-  const struct descriptor *first = referred(graph, 801);
-  const struct descriptor *x = referred(first, first->type == OPERATION_MATMUL ? 1520 : 751);
-  return ((const int64_t *)(const void *)find(x, 902)->bytes)[0];
 }
 
 int cudnnBackendGetAttribute(void *raw, int name, int type, int64_t room, int64_t *count,
@@ -206,223 +191,156 @@ int cudnnBackendGetAttribute(void *raw, int name, int type, int64_t room, int64_
     return status;
   }
   if (d->type != PLAN || name != 402 || type != 3) return BAD_PARAM;
-  const struct descriptor *graph = referred(referred(d, 401), 201);
-  *(int64_t *)values = 256 + (int64_t)wanted.workspace * samples_of(graph);
+  *(int64_t *)values = (int64_t)wanted.workspace;
   return SUCCESS;
 }
 
 /* ---- a run ---- */
 
 struct tensor {
-  bool used, virtual;
+  bool virtual, by_value;
   int type;
-  int64_t size[4], step[4];
+  int64_t number, size[4], step[4];
   void *data;
-  float value; /* of a number that is given by value */
-  bool owned;
-};
-
-struct operation {
-  int kind, mode, axis, x, b, t, y;
+  float value; /* of one that is given by value */
 };
 
 struct run {
-  struct tensor tensor[NUMBERS];
-  struct operation operation[MOST];
-  int count;
+  struct tensor q, k, v, out, lse, scale, before, hidden, after;
+  int comparison;
   void *workspace;
   size_t workspace_bytes;
-  bool wrong;
+  enum cuemu_cudnn_wrong wrong;
   int time;
 };
 
-static int64_t last_of(const struct tensor *t) {
-  int64_t last = 0;
-  for (int i = 0; i < 4; i++) last += (t->size[i] - 1) * t->step[i];
-  return last;
-}
-
 static int64_t place(const struct tensor *t, const int64_t at[4]) {
-  int64_t offset = 0; /* a size of 1 is spread */
-  for (int i = 0; i < 4; i++) offset += (t->size[i] == 1 ? 0 : at[i]) * t->step[i];
+  int64_t offset = 0;
+  for (int i = 0; i < 4; i++) offset += at[i] * t->step[i];
   return offset;
 }
 
-static double get(const struct tensor *t, const int64_t at[4]) {
-  const int64_t i = place(t, at);
-  if (!t->virtual && t->type == T_BFLOAT16) {
-    return cuemu_bfloat16_to_float(((const uint16_t *)t->data)[i]);
-  }
-  if (!t->virtual && t->type == T_HALF) return cuemu_half_to_float(((const uint16_t *)t->data)[i]);
-  return ((const float *)t->data)[i];
+static double get(const struct tensor *t, int64_t b, int64_t h, int64_t i, int64_t d) {
+  const uint16_t bits = ((const uint16_t *)t->data)[place(t, (const int64_t[4]){b, h, i, d})];
+  return t->type == T_BFLOAT16 ? cuemu_bfloat16_to_float(bits) : cuemu_half_to_float(bits);
 }
 
-static void put(struct tensor *t, const int64_t at[4], double value) {
-  const int64_t i = place(t, at);
-  const uint16_t bits = t->type == T_BFLOAT16 ? cuemu_float_to_bfloat16((float)value)
-                        : t->type == T_HALF   ? cuemu_float_to_half((float)value)
-                                              : 0;
-  const bool half = t->type == T_BFLOAT16 || t->type == T_HALF;
-  if (half && !t->virtual) {
-    ((uint16_t *)t->data)[i] = bits;
-  } else {
-    ((float *)t->data)[i] = !half                   ? (float)value
-                            : t->type == T_BFLOAT16 ? cuemu_bfloat16_to_float(bits)
-                                                    : cuemu_half_to_float(bits);
+/* The exponentials of a row's scores, and their sum's logarithm. */
+static double score(const struct run *r, double *p, int64_t b, int64_t h, int64_t i) {
+  double sum = 0;
+  for (int64_t j = 0; j < r->k.size[2]; j++) {
+    double s = 0;
+    for (int64_t d = 0; d < r->q.size[3]; d++) s += get(&r->q, b, h, i, d) * get(&r->k, b, h, j, d);
+    const bool kept = r->comparison == NOT_LESS ? i >= j : i < j;
+    p[j] = exp(kept ? s * (double)r->scale.value : (double)r->hidden.value);
+    sum += p[j];
   }
+  return log(sum);
 }
 
-static double apply(const struct run *r, const struct operation *o, const int64_t at[4]) {
-  const double x = get(&r->tensor[o->x], at);
-  const double b = o->b == 0 ? 0 : get(&r->tensor[o->b], at);
-  switch (o->mode) {
-  case 0: return x + b;
-  case 1: return x * b;
-  case 6: return x / b;
-  case 9: return x - b;
-  case 13: return exp(x);
-  case 15: return log(x);
-  case 21: return x;
-  case 303: return x >= b;
-  case 501: return (double)at[o->axis];
-  case 601: return get(&r->tensor[o->t], at) != 0 ? x : b;
-  default: return NAN;
+static void attend(const struct run *r, double *p, int64_t b, int64_t h, int64_t i) {
+  const double lse = score(r, p, b, h, i);
+  for (int64_t d = 0; d < r->v.size[3]; d++) {
+    double sum = 0;
+    for (int64_t j = 0; j < r->v.size[2]; j++) sum += p[j] * get(&r->v, b, h, j, d);
+    const float y = (float)(sum / exp(lse)) * (r->wrong == CUEMU_WRONG_OUT && d % 2 == 0 ? -1 : 1);
+    ((uint16_t *)r->out.data)[place(&r->out, (const int64_t[4]){b, h, i, d})] =
+        r->out.type == T_BFLOAT16 ? cuemu_float_to_bfloat16(y) : cuemu_float_to_half(y);
   }
-}
-
-static double sum_at(const struct run *r, const struct operation *o, const int64_t at[4]) {
-  const bool product = o->kind == OPERATION_MATMUL;
-  const struct tensor *x = &r->tensor[o->x];
-  double sum = product || o->mode == 0 ? 0 : -INFINITY;
-  for (int64_t k = 0; k < x->size[3]; k++) {
-    const int64_t of_x[4] = {at[0], at[1], at[2], k}, of_b[4] = {at[0], at[1], k, at[3]};
-    const double value = get(x, of_x);
-    if (product) sum += value * get(&r->tensor[o->b], of_b);
-    if (!product) sum = o->mode == 0 ? sum + value : fmax(sum, value);
-  }
-  return sum;
-}
-
-static void perform(struct run *r, const struct operation *o) {
-  struct tensor *y = &r->tensor[o->y];
-  int64_t at[4];
-  if (o->kind == RESHAPE) { /* the same memory, read in another order */
-    y->data = r->tensor[o->x].data;
-    y->virtual = r->tensor[o->x].virtual;
-    if (!y->virtual) y->type = r->tensor[o->x].type;
-    return;
-  }
-  if (y->virtual) y->data = cuemu_new((size_t)(last_of(y) + 1) * sizeof(float));
-  y->owned = y->virtual;
-  for (at[0] = 0; at[0] < y->size[0]; at[0]++) {
-    for (at[1] = 0; at[1] < y->size[1]; at[1]++) {
-      for (at[2] = 0; at[2] < y->size[2]; at[2]++) {
-        for (at[3] = 0; at[3] < y->size[3]; at[3]++) {
-          put(y, at, o->kind == OPERATION_POINTWISE ? apply(r, o, at) : sum_at(r, o, at));
-        }
-      }
-    }
-  }
+  ((float *)r->lse.data)[place(&r->lse, (const int64_t[4]){b, h, i, 0})] =
+      (float)lse * (r->wrong == CUEMU_WRONG_LSE ? 1.01F : 1);
 }
 
 static cudaError_t run_graph(cudaStream_t stream, void *raw) {
   struct run *r = raw;
+  const int64_t *size = r->q.size;
+  double *p = cuemu_new((size_t)r->k.size[2] * sizeof *p);
   stream->clock += (uint64_t)(int64_t)r->time;
   memset(r->workspace, 0xff, r->workspace_bytes);
-  for (int i = 0; i < r->count; i++) perform(r, &r->operation[i]);
-  struct tensor *last = &r->tensor[r->operation[r->count - 1].y];
-  for (int64_t i = 0; r->wrong && i < last_of(last); i += 2) ((uint16_t *)last->data)[i] ^= 0x8000u;
-  for (int i = 0; i < NUMBERS; i++) {
-    if (r->tensor[i].owned) free(r->tensor[i].data);
+  for (int64_t b = 0; b < size[0]; b++) {
+    for (int64_t h = 0; h < size[1]; h++) {
+      for (int64_t i = 0; i < size[2]; i++) attend(r, p, b, h, i);
+    }
   }
+  free(p);
   return cudaSuccess;
 }
 
 /* ---- from descriptors ---- */
 
-/* What has an address is in the pack, and nothing else is. */
-static bool add_tensor(struct run *r, int *own, const struct descriptor *d) {
-  int64_t unique = 0;
-  *own = 0;
-  if (d == NULL) return true;
-  memcpy(&unique, find(d, 906)->bytes, sizeof unique);
-  if (unique < 1 || unique >= NUMBERS || d->type != TENSOR) return false;
-  struct tensor *t = &r->tensor[*own = (int)unique];
-  if (t->used) return true;
-  t->used = true;
-  t->virtual = number(d, 907, 0) != 0;
-  t->type = number(d, 901, 0);
+/* One that has an address is in the pack, and no other is. */
+static bool read_tensor(struct tensor *t, const struct descriptor *d,
+                        const struct descriptor *pack) {
+  if (d->type != TENSOR) return false;
+  const struct attribute *numbers = find(pack, 1000), *pointers = find(pack, 1001);
+  t->number = number(d, 906);
+  t->virtual = number(d, 907) != 0;
+  t->by_value = number(d, 908) != 0;
+  t->type = (int)number(d, 901);
   memcpy(t->size, find(d, 902)->bytes, sizeof t->size);
   memcpy(t->step, find(d, 903)->bytes, sizeof t->step);
+  for (int64_t i = 0; i < numbers->count; i++) {
+    if (((const int64_t *)(const void *)numbers->bytes)[i] != t->number) continue;
+    t->data = ((void *const *)(const void *)pointers->bytes)[i];
+  }
   if (t->virtual != (t->data == NULL)) return false;
-  const bool aligned = (uintptr_t)t->data % (uintptr_t)number(d, 900, 1) == 0;
-  if (number(d, 908, 0) == 0) return aligned;
-  memcpy(&t->value, t->data, sizeof t->value); /* the host's, which may change it */
-  t->data = &t->value;
-  return true;
+  if (t->by_value) memcpy(&t->value, t->data, sizeof t->value); /* the host may change it */
+  return t->by_value || (uintptr_t)t->data % (uintptr_t)number(d, 900) == 0;
 }
 
-/* Sizes that fit: a matrix product's, or each 1 or that of the result. */
-static bool fits(const struct run *r, const struct operation *o) {
-  const int64_t *x = r->tensor[o->x].size, *b = r->tensor[o->b].size, *y = r->tensor[o->y].size;
-  if (o->kind == OPERATION_MATMUL) {
-    return x[0] == y[0] && x[1] == y[1] && x[2] == y[2] && b[3] == y[3] && x[3] == b[2];
-  }
-  for (int i = 0; i < 4 && o->kind == OPERATION_POINTWISE; i++) {
-    if (x[i] != y[i] || (o->b != 0 && b[i] != 1 && b[i] != y[i])) return false;
-  }
-  return o->kind != OPERATION_REDUCTION || (x[2] == y[2] && y[3] == 1);
+/* batch x heads x tokens x the last size. */
+static bool is(const struct tensor *t, int type, const int64_t size[4], int64_t last) {
+  return t->type == type && !t->by_value && t->size[0] == size[0] && t->size[1] == size[1] &&
+         t->size[2] == size[2] && t->size[3] == last;
 }
 
-static bool add_operation(struct run *r, const struct descriptor *d) {
-  static const int names[][6] = {{OPERATION_POINTWISE, 751, 752, 758, 753, 750},
-                                 {OPERATION_MATMUL, 1520, 1521, 0, 1522, 1523},
-                                 {OPERATION_REDUCTION, 1610, -1, 0, 1611, 1612},
-                                 {RESHAPE, 2200, -1, 0, 2201, -1}};
-  const int *name = names[0];
-  for (int i = 0; i < 4; i++) name = names[i][0] == d->type ? names[i] : name;
-  struct operation *o = &r->operation[r->count++];
-  const struct descriptor *mode = referred(d, name[5]);
-  const struct descriptor *t = d->type == OPERATION_POINTWISE ? referred(d, 758) : NULL;
-  o->kind = d->type;
-  if (mode != NULL && d->type != OPERATION_MATMUL) {
-    o->mode = number(mode, d->type == OPERATION_REDUCTION ? 1600 : 0, 0);
-    o->axis = d->type == OPERATION_POINTWISE ? number(mode, 9, 0) : 0;
-  }
-  return add_tensor(r, &o->x, referred(d, name[1])) && add_tensor(r, &o->b, referred(d, name[2])) &&
-         add_tensor(r, &o->t, t) && add_tensor(r, &o->y, referred(d, name[4])) && fits(r, o);
+static bool is_number(const struct tensor *t) {
+  return t->type == T_FLOAT && t->by_value &&
+         t->size[0] * t->size[1] * t->size[2] * t->size[3] == 1;
+}
+
+static bool fits(const struct run *r) {
+  const int64_t *size = r->q.size;
+  const int type = r->q.type;
+  return (type == T_HALF || type == T_BFLOAT16) && is(&r->q, type, size, size[3]) &&
+         is(&r->k, type, size, size[3]) && is(&r->v, type, size, size[3]) &&
+         is(&r->out, type, size, size[3]) && is(&r->lse, T_FLOAT, size, 1) &&
+         is(&r->before, T_FLOAT, size, size[2]) && is(&r->after, T_FLOAT, size, size[2]) &&
+         r->before.virtual && r->after.virtual && is_number(&r->scale) && is_number(&r->hidden);
 }
 
 static bool describe(struct run *r, const struct descriptor *plan, const struct descriptor *pack) {
-  const struct attribute *numbers = find(pack, 1000), *pointers = find(pack, 1001);
-  const struct descriptor *graph = referred(referred(plan, 401), 201);
-  const struct attribute *operations = find(graph, 801);
-  if (numbers->count != pointers->count || operations->count > MOST) return false;
-  for (int64_t i = 0; i < numbers->count; i++) {
-    const int64_t own = ((const int64_t *)(const void *)numbers->bytes)[i];
-    if (own < 1 || own >= NUMBERS) return false;
-    r->tensor[own].data = ((void *const *)(const void *)pointers->bytes)[i];
+  const struct descriptor *operation = referred(referred(referred(plan, 401), 201), 801);
+  if (operation->type != ATTENTION || find(pack, 1000)->count != find(pack, 1001)->count)
+    return false;
+  const struct descriptor *band = referred(referred(operation, 2811), 801);
+  if (band->type != BAND) return false;
+  struct tensor *tensors[] = {&r->q, &r->k, &r->v, &r->out, &r->lse, &r->scale};
+  for (int i = 0; i < 6; i++) {
+    if (!read_tensor(tensors[i], referred(operation, 2800 + i), pack)) return false;
   }
-  for (int64_t i = 0; i < operations->count; i++) {
-    if (!add_operation(r, ((struct descriptor *const *)(const void *)operations->bytes)[i])) {
-      fprintf(stderr, "cuemu: cuDNN: operation %d of a graph\n", (int)i);
-      return false;
-    }
-  }
+  r->comparison = (int)number(band, 3007);
   memcpy(&r->workspace, find(pack, 1003)->bytes, sizeof r->workspace);
-  r->workspace_bytes = 256 + wanted.workspace * (size_t)samples_of(graph);
-  return true;
+  r->workspace_bytes = wanted.workspace;
+  return read_tensor(&r->before, referred(band, 3000), pack) &&
+         read_tensor(&r->hidden, referred(band, 3005), pack) &&
+         read_tensor(&r->after, referred(band, 3006), pack) && fits(r) &&
+         r->before.number == number(operation, 2812) && r->after.number == number(operation, 2813);
 }
 
 int cudnnBackendExecute(void *handle, void *plan, void *pack) {
   struct context *context = handle;
   const unsigned long number_of_call = atomic_fetch_add(&executions, 1) + 1;
-  if (wanted.fails_at != 0 && number_of_call >= wanted.fails_at) return EXECUTION_FAILED;
+  if (wanted.fails_at != 0 && number_of_call >= wanted.fails_at) {
+    (void)cudaSetDevice(-1); /* a failure leaves an error of CUDA */
+    return EXECUTION_FAILED;
+  }
   if (!((struct descriptor *)plan)->final || !((struct descriptor *)pack)->final) return BAD_PARAM;
   struct run *r = cuemu_new(sizeof *r);
   r->wrong = wanted.wrong;
   r->time = wanted.time;
   if (!describe(r, plan, pack)) {
+    fprintf(stderr, "cuemu: cuDNN: this graph is not attention, or is not given what it needs\n");
     free(r);
     return BAD_PARAM;
   }
