@@ -33,7 +33,9 @@ static double seconds(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-#if CK_ASAN || CK_TSAN
+#if CK_TSAN
+enum { EVERY = 47, EVERY_HANG = 197 };
+#elif CK_ASAN
 enum { EVERY = 23, EVERY_HANG = 101 };
 #else
 enum { EVERY = 12, EVERY_HANG = 50 };

@@ -73,7 +73,7 @@ static const char *disk_of(size_t process) {
 
 /* Large enough for several pieces in each process, and for writes past the page cache. */
 static ek_status large_module(ek_module **module) {
-  static const int64_t sizes[] = {7, 700, 600, 5};
+  static const int64_t sizes[] = {7, 500, 450, 5};
   return ek_mlp_create(module, sizes, 4, EK_ACTIVATION_GELU);
 }
 

@@ -74,8 +74,8 @@ static ek_group *take_spare(const char *spec, int threads) {
   return ck_keep(group);
 }
 
-/* Groups of variants, with one thread and with two; NULL while a rig has one. Programs of
- * operations have hundreds of tests that are shorter than the opening of a group. */
+/* Groups of variants, with one thread and with two, which are the same on a GPU; NULL while a rig
+ * has one. Programs of operations have hundreds of tests that take less than to open a group. */
 static ek_group *of_variants[2];
 
 void ck_rigs_end(void) {
@@ -136,7 +136,7 @@ struct ck_rig *ck_rig_variant(int variant) {
   static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
   const ek_type type = types[variant / CK_VARIANTS * 2 + variant % 2];
   const int second = variant % CK_VARIANTS / 2;
-  struct ck_rig *rig = open_rig(NULL, type, 1 + second, &of_variants[second]);
+  struct ck_rig *rig = open_rig(NULL, type, 1 + second, &of_variants[ck_on_gpu() ? 0 : second]);
   rig->shift = second;
   return rig;
 }

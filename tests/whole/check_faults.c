@@ -15,9 +15,9 @@ enum { DEVICES = 3, SAMPLES = 7 };
 /* One allocation in each stride fails in a case. Cases begin at different ones, and modes and
  * devices make the same ones, so that each fails in some. EVENKEEL_TEST_EVERY=1: each in all. */
 #if CK_TSAN
-enum { DEVICE_STRIDE = 5, HOST_STRIDE = 7, SLOW = 10 };
+enum { DEVICE_STRIDE = 11, HOST_STRIDE = 17, SLOW = 10 };
 #elif CK_ASAN
-enum { DEVICE_STRIDE = 3, HOST_STRIDE = 5, SLOW = 10 };
+enum { DEVICE_STRIDE = 5, HOST_STRIDE = 7, SLOW = 10 };
 #else
 enum { DEVICE_STRIDE = 2, HOST_STRIDE = 3, SLOW = 1 };
 #endif
