@@ -120,8 +120,45 @@ static void sum_inputs(const struct cuemu_product *p, double *sums) {
   sum_into_bias(p, sums, count);
 }
 
-static void multiply(const struct cuemu_product *p, double *packed, double *column,
-                           double *sums) {
+enum { TERMS = 4 };
+
+/* Adds `count` terms, of TERMS at most, to each sum, one after the other: a sum is read and written
+ * once for all of them. */
+static void add_terms(double *restrict column, const double *restrict from, const double *factor,
+                      int64_t m, int64_t count) {
+  if (count == TERMS) {
+    for (int64_t i = 0; i < m; i++) {
+      double sum = column[i];
+      for (int t = 0; t < TERMS; t++) sum += factor[t] * from[t * m + i];
+      column[i] = sum;
+    }
+    return;
+  }
+  for (int64_t t = 0; t < count; t++) {
+    for (int64_t i = 0; i < m; i++) column[i] += factor[t] * from[t * m + i];
+  }
+}
+
+/* Column j of the product, before alpha; with `rounds_parts` as two sums of half of the terms. */
+static void sum_column(const struct cuemu_product *p, const double *packed, double *column,
+                       int64_t j) {
+  const int64_t half = p->rounds_parts ? (p->k + 1) / 2 : p->k;
+  memset(column, 0, (size_t)p->m * sizeof *column);
+  for (int64_t l = 0, count; l < p->k; l += count) {
+    double factor[TERMS];
+    const int64_t end = l < half ? half : p->k;
+    count = end - l < TERMS ? end - l : TERMS;
+    for (int64_t i = 0; p->rounds_parts && l == half && i < p->m; i++) {
+      column[i] = rounded(p->d.type, column[i]);
+    }
+    for (int64_t t = 0; t < count; t++) {
+      factor[t] = load_input(&p->b, (l + t) * p->b.row + j * p->b.column, p->compute);
+    }
+    add_terms(column, packed + l * p->m, factor, p->m, count);
+  }
+}
+
+static void multiply(const struct cuemu_product *p, double *packed, double *column, double *sums) {
   bool bias_gradient = (p->epilogue & BGRAD_BIT) != 0;
   for (int64_t l = 0; l < p->k; l++) {
     for (int64_t i = 0; i < p->m; i++) {
@@ -133,15 +170,7 @@ static void multiply(const struct cuemu_product *p, double *packed, double *colu
   }
   for (int64_t i = 0; bias_gradient && i < p->m; i++) sums[i] = 0;
   for (int64_t j = 0; j < p->n; j++) {
-    for (int64_t i = 0; i < p->m; i++) column[i] = 0;
-    for (int64_t l = 0; l < p->k; l++) {
-      for (int64_t i = 0; i < p->m && p->rounds_parts && l == (p->k + 1) / 2; i++) {
-        column[i] = rounded(p->d.type, column[i]);
-      }
-      double factor = load_input(&p->b, l * p->b.row + j * p->b.column, p->compute);
-      const double *from = packed + l * p->m;
-      for (int64_t i = 0; i < p->m; i++) column[i] += factor * from[i];
-    }
+    sum_column(p, packed, column, j);
     for (int64_t i = 0; i < p->m; i++) {
       double value = p->alpha * column[i];
       /* beta 0 does not read c: it may hold NaN */
