@@ -69,8 +69,8 @@ static void reduce(const struct work *w, size_t first, size_t count) {
 /* Equal bytes are not written: a backend that opens sends megabytes of zeros, whose pages the
  * system need not provide as long as they are only read. Ranks of other processes receive there. */
 static void put(const struct work *w, int rank, size_t first, const char *from, size_t bytes) {
-  char *to = (char *)w->c->part[rank].receive + first * w->element;
   if (!w->clique->is_local[rank]) return;
+  char *to = (char *)w->c->part[rank].receive + first * w->element;
   if (to != from && memcmp(to, from, bytes) != 0) memcpy(to, from, bytes);
 }
 
