@@ -73,12 +73,13 @@ ek_status ek__device_check_resources(const ek_group_options *options,
                                      const struct ek__backend *backend,
                                      const struct ek__device_spec *spec);
 
-/* Opens device number `index` of what a string named. */
 void *ek__group_native(const ek_group *group); /* what the backend made of it, or NULL */
 double ek__group_time_limit(const ek_group *group);
+/* Opens device number `index` of what a string named; `first` is number 0, or NULL for itself. */
 ek_status ek__device_open(ek_device **device, ek_group *group, void *group_native,
                           const struct ek__backend *backend, const struct ek__device_spec *spec,
-                          size_t index, int threads, const ek_group_options *options);
+                          size_t index, const ek_device *first, int threads,
+                          const ek_group_options *options);
 /* NULL is legal. */
 void ek__device_close(ek_device *device);
 /* EK_ERR_STATE while tensors are on the device, or events are made for it. */

@@ -89,7 +89,8 @@ static ek_status take_workspace(ek_device *device) {
 
 ek_status ek__device_open(ek_device **device, ek_group *group, void *group_native,
                           const struct ek__backend *backend, const struct ek__device_spec *spec,
-                          size_t index, int threads, const ek_group_options *options) {
+                          size_t index, const ek_device *first, int threads,
+                          const ek_group_options *options) {
   ek_device *result = NULL;
   EK_TRY(ek__new(&result, 1, sizeof *result, "a device"));
   result->group = group;
@@ -107,8 +108,8 @@ ek_status ek__device_open(ek_device **device, ek_group *group, void *group_nativ
   if (backend->device_open != NULL) {
     EK_TRY_GOTO(status, backend->device_open(&result->head.native, group_native, index), cleanup);
   }
-  if (capacity == 0 && backend->shared_memory && index > 0) { /* equal parts, asked for once */
-    capacity = ek_group_device(group, 0)->arena.capacity;
+  if (capacity == 0 && backend->shared_memory && first != NULL) { /* equal parts, asked for once */
+    capacity = first->arena.capacity;
   } else if (capacity == 0) {
     EK_TRY_GOTO(status, backend->memory_size(&capacity, result, spec->count), cleanup);
   }

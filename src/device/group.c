@@ -310,7 +310,7 @@ static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
   }
   for (size_t i = 0; i < group->count; i++) {
     EK_TRY(ek__device_open(&group->workers[i].device, group, group->native, backend, spec, i,
-                           threads, options));
+                           i > 0 ? group->workers[0].device : NULL, threads, options));
     if (options->debug_memory) ek__guard_start(group->workers[i].device);
   }
   for (size_t i = 0; i < 2 * group->count; i++) {
