@@ -97,5 +97,11 @@ while read -r source; do
     done < <(grep "^$source " "$bounds")
   done
 done < <(grep -vE '^(#|$)' "$bounds" | cut -d ' ' -f 1 | sort -u)
+# What the host runs of a function that is for the device alone is a stub of nvcc's, which ends the program without a
+# word. Nothing else in these objects calls exit().
+for object in ${objects[@]+"${objects[@]}"}; do
+  ! nm -u "$object" | grep -qw exit ||
+    complain "$(basename "$object"): the host calls a function that is __device__ alone"
+done
 ((failed == 0)) || exit 1
 printf 'check_code: %d kernels as written\n' "$(grep -cvE '^(#|$)' "$bounds")"

@@ -134,7 +134,7 @@ template <class T> struct attended {
 
   /* Whether spans may begin after the first column of a tile that is seen. */
   template <bool Keys> static constexpr bool BEGINS = true;
-  __device__ bool drops() const { return threshold != 0; }
+  __host__ __device__ bool drops() const { return threshold != 0; }
 
   /* What dropout makes of the probability of a query and a key: 0 or 1 / (1 - p). */
   __device__ __forceinline__ S kept(int64_t head, int64_t query, int64_t key_token) const {
@@ -156,7 +156,7 @@ template <class T> struct attended_causally : attended<T> {
     return Keys ? span{row, this->tokens} : span{0, row + 1};
   }
   template <bool Keys> static constexpr bool BEGINS = Keys;
-  __device__ static constexpr bool drops() { return false; }
+  __host__ __device__ static constexpr bool drops() { return false; }
 };
 
 /* Begins to copy rows first .. first + B - 1 of a head at `from`, zeros where there are none: they

@@ -71,7 +71,7 @@ template <class T, class S> struct gradient {
 };
 
 /* Where this thread's match goes in the block's list: matches of lower threads come first. */
-__device__ int rank_in_block(bool match, int *warps, int *matches) {
+__device__ __forceinline__ int rank_in_block(bool match, int *warps, int *matches) {
   const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   const unsigned votes = __ballot_sync(ALL_LANES, match);
   if (lane == 0) warps[warp] = __popc(votes);
