@@ -385,6 +385,16 @@ CK_LOOP(padded, ck_variants()) {
   }
 }
 
+/* On CUDA a long side whose rows begin at vectors, and which is not made of them, is cut: the result's
+ * columns, the gradient's rows, and the terms of dx. */
+CK_LOOP(sides_of_almost_whole_vectors, ck_variants()) {
+  static const int64_t size[3] = {5, 16, 1033};
+  struct ck_rig *rig = ck_rig_variant(_i);
+  const int64_t pitch = ek_tensor_aligned_columns(size[2], rig->type);
+  if (ek_type_size(rig->type) > 2) check_padded(rig, size, pitch - size[2], true);
+  ck_rig_close(rig);
+}
+
 /* The rows that are asked for, and those that no addition can make longer. */
 CK_TEST(aligned_columns) {
   static const int64_t cases[][4] = {/* columns, and what they become: f32, f64, bf16 */

@@ -17,8 +17,10 @@
  * Operands of 16 bits are multiplied with f32 sums; c is of their type, or f32 if it is the
  * gradient of a weight. Parts of a sum over k that are computed apart are added up in f32: cuBLASLt
  * would also do that in the type of c (CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, _INPLACE) and round
- * each part. So the heuristic is told not to offer it, and cuBLASLt is never left to choose for a c
- * of 16 bits.
+ * each part, or add in no fixed order. So the heuristic is told not to offer it, and cuBLASLt is
+ * never left to choose for a c of 16 bits. With an epilogue, parts of a c of 16 bits are not taken
+ * either: on an H100 their sum is rounded before the bias. What beta c adds is added to a rounded
+ * product there in any case.
  */
 #include <string.h>
 
@@ -177,8 +179,10 @@ static ek_status describe(const struct product *product, const struct ek__cuda_p
 static cublasStatus_t prefer(cublasLtMatmulPreference_t preference,
                              const struct ek__cuda_shape *shape) {
   const uint64_t bytes = EK__CUDA_PRODUCT_BYTES;
-  const uint32_t sums_in_f32 =
-      (uint32_t)CUBLASLT_REDUCTION_SCHEME_NONE | (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  const bool rounds = ek__cuda_is_half((ek_type)shape->result) &&
+                      shape->epilogue != (uint32_t)CUBLASLT_EPILOGUE_DEFAULT;
+  const uint32_t sums_in_f32 = rounds ? (uint32_t)CUBLASLT_REDUCTION_SCHEME_NONE
+                                      : (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   const struct {
     cublasLtMatmulPreferenceAttributes_t attribute;
     uint32_t value;
@@ -187,7 +191,7 @@ static cublasStatus_t prefer(cublasLtMatmulPreference_t preference,
                 {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape->align_c},
                 {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape->align_c},
                 {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums_in_f32}};
-  const size_t count = ek__cuda_is_half((ek_type)shape->result) ? 5 : 4;
+  const size_t count = sizeof wishes / sizeof wishes[0];
   cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(
       preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
   for (size_t i = 0; i < count && status == CUBLAS_STATUS_SUCCESS; i++) {
@@ -502,9 +506,8 @@ static ek_status bias_apart(ek_stream *stream, const struct ek__matmul_args *arg
   return plain_product(it, &added);
 }
 
-static ek_status matmul(ek_stream *stream, const struct ek__matmul_args *args) {
+static ek_status whole_product(ek_stream *stream, const struct ek__matmul_args *args) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
-  EK_TRY(ek__cuda_enter(it->device));
   if (args->bias == NULL) return plain_product(it, args);
   bool done = false;
   /* cuBLASLt adds no bias to f64. */
@@ -514,6 +517,75 @@ static ek_status matmul(ek_stream *stream, const struct ek__matmul_args *args) {
     EK_TRY(ek__cuda_multiply(&done, it, &with_bias));
   }
   return done ? EK_OK : bias_apart(stream, args);
+}
+
+/* ---- sides that are not made of whole vectors ---- */
+
+enum side { SIDE_M, SIDE_N, SIDE_K };
+
+/* Less is not worth a second product. */
+enum { LEAST_CUT = 1024 };
+
+static int64_t size_of(const struct ek__matmul_args *args, enum side side) {
+  return side == SIDE_M ? args->m : side == SIDE_N ? args->n : args->k;
+}
+
+/* What is left of a side over whole vectors, if only that keeps cuBLASLt from reading vectors: the
+ * side lies along the rows of an operand, and these begin at vectors. Else 0. */
+static int64_t rest_of(const struct ek__matmul_args *args, enum side side) {
+  const int64_t vector = VECTOR_BYTES / (int64_t)ek__type_size(args->types.value);
+  bool along = side == SIDE_N, aligned = true;
+  if (side == SIDE_M) along = args->transpose_a;
+  if (side == SIDE_K) along = !args->transpose_a || args->transpose_b;
+  if (side == SIDE_N) aligned = args->ldc % vector == 0;
+  if (args->transpose_a == (side == SIDE_M)) aligned = aligned && args->lda % vector == 0;
+  if (args->transpose_b == (side == SIDE_K)) aligned = aligned && args->ldb % vector == 0;
+  return size_of(args, side) >= LEAST_CUT && along && aligned ? size_of(args, side) % vector : 0;
+}
+
+/* Elements first .. first + count - 1 of a side; a part of k after the first is added. */
+static struct ek__matmul_args part_of(const struct ek__matmul_args *args, enum side side,
+                                      int64_t first, int64_t count) {
+  struct ek__matmul_args part = *args;
+  const int64_t element = (int64_t)ek__type_size(args->types.value);
+  const int64_t result = (int64_t)ek__type_size(ek__cuda_result_type(args));
+  const bool rows_of_a = args->transpose_a == (side == SIDE_K);
+  const bool rows_of_b = args->transpose_b == (side == SIDE_N);
+  if (side == SIDE_M) part.m = count;
+  if (side == SIDE_N) part.n = count;
+  if (side == SIDE_K) part.k = count;
+  if (first == 0) return part;
+  if (side != SIDE_N) {
+    part.a = (const char *)args->a + first * (rows_of_a ? args->lda : 1) * element;
+  }
+  if (side != SIDE_M) {
+    part.b = (const char *)args->b + first * (rows_of_b ? args->ldb : 1) * element;
+  }
+  if (side == SIDE_K) {
+    part.beta = 1;
+    part.bias = NULL;
+    return part;
+  }
+  part.c = (char *)args->c + first * (side == SIDE_M ? args->ldc : 1) * result;
+  if (side == SIDE_N && args->bias != NULL) part.bias = (const char *)args->bias + first * element;
+  return part;
+}
+
+/* On an H100 a head of 50,257 columns takes seven times as long as one of 50,264, however long the
+ * rows are. So the rest is a product of its own. Where that is a rest of k, a c of 16 bits is
+ * rounded once more. */
+static ek_status matmul(ek_stream *stream, const struct ek__matmul_args *args) {
+  static const enum side sides[] = {SIDE_N, SIDE_M, SIDE_K};
+  EK_TRY(ek__cuda_enter(ek__cuda_stream_of(stream)->device));
+  for (size_t i = 0; i < sizeof sides / sizeof sides[0]; i++) {
+    const int64_t rest = rest_of(args, sides[i]), whole = size_of(args, sides[i]) - rest;
+    if (rest == 0) continue;
+    const struct ek__matmul_args most = part_of(args, sides[i], 0, whole);
+    const struct ek__matmul_args last = part_of(args, sides[i], whole, rest);
+    EK_TRY(whole_product(stream, &most));
+    return whole_product(stream, &last);
+  }
+  return whole_product(stream, args);
 }
 
 ek_status ek__cuda_slot_matmul(ek_stream *stream, const struct ek__matmul_args *args) {
