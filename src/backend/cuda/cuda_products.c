@@ -530,8 +530,8 @@ static int64_t size_of(const struct ek__matmul_args *args, enum side side) {
   return side == SIDE_M ? args->m : side == SIDE_N ? args->n : args->k;
 }
 
-/* What is left of a side over whole vectors, if only that keeps cuBLASLt from reading vectors: the
- * side lies along the rows of an operand, and these begin at vectors. Else 0. */
+/* What is left of a side over whole vectors, if only that keeps cuBLASLt from reading vectors: an
+ * operand's rows have that many elements, and begin at vectors. Else 0. */
 static int64_t rest_of(const struct ek__matmul_args *args, enum side side) {
   const int64_t vector = VECTOR_BYTES / (int64_t)ek__type_size(args->types.value);
   bool along = side == SIDE_N, aligned = true;
