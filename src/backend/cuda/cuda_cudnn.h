@@ -30,7 +30,7 @@ struct ek__cudnn {
 
 struct ek__cudnn_plan {
   const struct ek__cudnn *library;
-  void *plan;        /* one of made[]; NULL: there is none */
+  void *plan;        /* one of made[]; NULL when closed */
   int64_t workspace; /* bytes that a run needs */
   int status, count;
   void *made[16]; /* as many as a plan takes */

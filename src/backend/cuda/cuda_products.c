@@ -530,16 +530,14 @@ static int64_t size_of(const struct ek__matmul_args *args, enum side side) {
   return side == SIDE_M ? args->m : side == SIDE_N ? args->n : args->k;
 }
 
-/* What is left of a side over whole vectors, if only that keeps cuBLASLt from reading vectors: an
- * operand's rows have that many elements, and begin at vectors. Else 0. */
+/* What is left of a side over whole vectors, if only that keeps cuBLASLt from reading vectors: the
+ * rows of an operand have that many elements, and all rows begin at vectors. Else 0. */
 static int64_t rest_of(const struct ek__matmul_args *args, enum side side) {
   const int64_t vector = VECTOR_BYTES / (int64_t)ek__type_size(args->types.value);
-  bool along = side == SIDE_N, aligned = true;
-  if (side == SIDE_M) along = args->transpose_a;
-  if (side == SIDE_K) along = !args->transpose_a || args->transpose_b;
-  if (side == SIDE_N) aligned = args->ldc % vector == 0;
-  if (args->transpose_a == (side == SIDE_M)) aligned = aligned && args->lda % vector == 0;
-  if (args->transpose_b == (side == SIDE_K)) aligned = aligned && args->ldb % vector == 0;
+  const bool along = side == SIDE_N || (side == SIDE_M && args->transpose_a) ||
+                     (side == SIDE_K && (!args->transpose_a || args->transpose_b));
+  const bool aligned =
+      args->lda % vector == 0 && args->ldb % vector == 0 && args->ldc % vector == 0;
   return size_of(args, side) >= LEAST_CUT && along && aligned ? size_of(args, side) % vector : 0;
 }
 
