@@ -162,6 +162,8 @@ void ck_deterministic(bool on) {
   deterministic = on;
 }
 
+void ck_deterministic_on_gpu(void) { ck_deterministic(ck_on_gpu()); }
+
 ek_group *ck_open_exactly(const char *spec, int threads) {
   ek_group *group = NULL;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;

@@ -235,6 +235,10 @@ const char *ck_spec(const char *spec);
 ek_group *ck_open(const char *spec, int threads);
 /* Whether groups are deterministic that these functions open from now on in this test. */
 void ck_deterministic(bool on);
+
+/* The same where devices are GPUs, for tests that compare the bits of two modes: cuBLASLt's
+ * algorithms, which are chosen by time there, differ with the alignment of the operands. */
+void ck_deterministic_on_gpu(void);
 /* Opens `spec` whatever is under test. */
 ek_group *ck_open_exactly(const char *spec, int threads);
 /* Device 0 of a group that is opened for it, with one thread. */

@@ -99,6 +99,7 @@ static struct numbers numbers_of(const struct ck_setup *setup) {
  */
 CK_LOOP(placements_agree, ck_if_halves(TABLE)) {
   if (!ck_part(_i)) return;
+  ck_deterministic_on_gpu();
   for (int w = 0; w < CK_WORKLOADS; w++) {
     const char *name = ck_workloads[w].name;
     const struct ck_setup setup = setup_at(_i, name);

@@ -46,6 +46,7 @@ CK_LOOP(as_sharded_bit_for_bit, CASES) {
   const ek_mode mode = kinds[_i / CK_WORKLOADS];
   static const int64_t samples[] = {7, 2, 1};
   static const size_t buckets[] = {64, 1 << 10, 1 << 20};
+  ck_deterministic_on_gpu();
   for (size_t i = 0; i < 3; i++) {
     int64_t count = 0;
     double *want = train(workload, EK_MODE_SHARDED, samples[i], buckets[i], &count);

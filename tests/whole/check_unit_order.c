@@ -110,6 +110,7 @@ enum { CHOICES = sizeof choices / sizeof choices[0] };
 CK_LOOP(devices_without_rows_keep_the_order, CHOICES) {
   const struct choice *c = &choices[_i];
   struct ck_state state[2];
+  ck_deterministic_on_gpu();
   for (int i = 0; i < 2; i++) {
     struct ck_training t;
     open_training(&t, c->spec, model_of(c), i == 0 ? EK_MODE_REPLICATED : EK_MODE_FULLY_SHARDED);
