@@ -11,8 +11,8 @@
  * (l - 1, 2 i + 1), or the first of them alone if the other has no leaves. The sum of all is the
  * block that has all leaves. For n leaves that is a cut at the largest power of two below n.
  *
- * tree_sums.c has the sums of gradients and the row of the reduction, tree.c everything else. Where
- * modules have collectives, the grains of a rank advance together: reduction.h.
+ * tree.c has the cut and the tree, tree_sums.c the sums and the row of the reduction. Where modules
+ * have collectives, the grains of a rank advance together: reduction.h.
  */
 #ifndef EK_TREE_H
 #define EK_TREE_H
@@ -35,34 +35,17 @@ struct ek__grains {
 size_t ek__grains_most(const ek_data_parallel_model *model);
 size_t ek__grains_used(const ek_data_parallel_model *model, int64_t samples);
 struct ek__grains ek__grains_of(const ek_data_parallel_model *model, size_t rank, size_t used);
+/* All samples of a batch of which this process has `samples` (ek_shards.samples). */
+int64_t ek__samples_of_all(const ek_data_parallel_model *model, const int64_t *samples);
 /* The number of rounds of a batch: in each, every rank runs one of its grains. */
 size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used);
 
 /* ---- the tree ---- */
 
-struct ek__block {
-  size_t level, index;
-};
-
-/* Blocks side by side from left to right, none of which can be added to its neighbour yet. */
-struct ek__fold {
-  size_t leaves, depth;
-  struct ek__block blocks[EK__FOLD_DEPTH];
-};
-
-/*
- * Puts the block right of all others on top. Returns the number of sums that are due now: each adds
- * the top block to the block below it, and removes the top. `depth` is the number of blocks after
- * these sums.
- */
-size_t ek__fold_push(struct ek__fold *fold, struct ek__block block);
-/* The blocks that these grains of `leaves` leave; *most, which may be NULL: that the fold held at a
- * time. */
-struct ek__fold ek__fold_of(size_t *most, struct ek__grains grains, size_t leaves);
-
-/* A block's numbers, from element `first` on of a flat tensor. */
+/* A block of the tree and its numbers, from element `first` on of a flat tensor; NULL: the block
+ * alone. */
 struct ek__row {
-  struct ek__block block;
+  size_t level, index;
   const ek_tensor *flat;
   int64_t first;
 };
@@ -71,13 +54,18 @@ static inline ek_tensor ek__row_range(const struct ek__row *row, int64_t width) 
   return ek__flat_range(row->flat, row->first, width);
 }
 
-/* Puts a row right of those of a fold, and makes the sums that are due: rows[0 .. depth - 1] are
- * the blocks of the fold, with `width` numbers each. */
-ek_status ek__fold_add(struct ek__fold *fold, struct ek__row *rows, struct ek__row row,
-                       int64_t width);
-/* Adds up rows, blocks of the tree with `leaves` leaves side by side: row 0 becomes the sum, and
- * the other rows are undefined afterwards. */
-ek_status ek__fold_rows(struct ek__row *rows, size_t count, int64_t width, size_t leaves);
+/* Blocks side by side from left to right, none of which can be added to its neighbour yet. */
+struct ek__fold {
+  size_t leaves, depth;
+  struct ek__row rows[EK__FOLD_DEPTH];
+};
+
+/* Puts a block right of those of a fold, and makes the sums that are due, of `width` numbers: a sum
+ * takes the place of its left half. */
+ek_status ek__fold_add(struct ek__fold *fold, struct ek__row row, int64_t width);
+/* The blocks that these grains of `leaves` leave; *most, which may be NULL: that the fold held at a
+ * time. */
+struct ek__fold ek__fold_of(size_t *most, struct ek__grains grains, size_t leaves);
 
 /* Adds up leaves of `count` grains, end to end; a rank's own are there: number 0 becomes the sum of
  * all, on every rank. samples: of a loss, NULL for what a forward or backward computes. */
@@ -96,11 +84,5 @@ void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *
                        const struct ek__rank *rank, const int64_t *samples, bool forward);
 struct ek__piece ek__grains_piece(const ek_data_parallel_model *model,
                                   const struct ek__pieces *pieces, size_t round);
-ek_status ek__tree_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
-                          struct ek__totals *totals, const int64_t *samples);
-size_t ek__tree_leaves_before(const ek_data_parallel_model *model, size_t rank);
-void ek__fold_numbers(double *leaves, size_t count, size_t width);
-int64_t ek__tree_norm_leaves(const ek_data_parallel_model *model);
-ek_status ek__tree_norm(const ek_data_parallel_model *model, struct ek__rank *rank);
 
 #endif /* EK_TREE_H */

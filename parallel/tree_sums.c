@@ -1,6 +1,7 @@
 /*
- * tree_sums.c - the sums of a reproducible model's gradients along the tree (tree.h), and the row
- * of the reduction.
+ * tree_sums.c - the sums of a reproducible model along the tree (tree.h), and the row of the
+ * reduction. Totals of a loss have a leaf for each grain, the squares of a norm one for each piece
+ * of a bucket: every rank gets the leaves of all ranks. Gradients are too large for that:
  *
  * Whole gradients. Each grain writes its gradients to the first flat buffer that holds no block of
  * the tree; in lockstep each has a buffer to the end. Buffer number 0 is the replica's own; while a
@@ -26,6 +27,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "device/communicator_internal.h"
+#include "optimizer_internal.h"
 #include "tree.h"
 
 /* The memory of a rank. */
@@ -38,7 +40,7 @@ struct ek__tree {
   int64_t *offsets; /* scratch of an all-gather: one more than there are ranks */
 
   /* Of a backward, in rounds where gradients are shares, else in one: */
-  size_t round, rounds;
+  size_t leaves, round, rounds;
   struct grain_run {
     struct ek__grains grains; /* of that rank in this backward */
     struct ek__fold kept;     /* blocks of the rounds that are over */
@@ -95,7 +97,7 @@ static size_t most_slots(const ek_data_parallel_model *model, size_t number) {
     const size_t rounds = ek__grains_rounds(model, used);
     struct ek__fold fold = {.leaves = used};
     for (size_t i = grains.first; i < grains.last && i - grains.first + 1 < rounds; i++) {
-      (void)ek__fold_push(&fold, (struct ek__block){0, i});
+      (void)ek__fold_add(&fold, (struct ek__row){.index = i}, 0);
       if (fold.depth > most) most = fold.depth;
     }
   }
@@ -135,37 +137,28 @@ static ek_status run_grain(void *context, size_t round) {
   return ek__rank_backward_piece(run->model, run->rank, round, run->gradients);
 }
 
-/* Makes block number `top` of the grain's gradients: by its backward, or in lockstep, which has run
- * already, by changing places. */
-static ek_status make_block(struct run *run, size_t round, size_t top) {
-  ek_tensor *blocks = run->rank->tree->blocks;
-  if (run->rank->lockstep == NULL) {
-    use_block(run->rank, top);
-    return run_grain(run, round);
-  }
-  const ek_tensor block = blocks[round];
-  blocks[round] = blocks[top];
-  blocks[top] = block;
-  return EK_OK;
-}
-
-static ek_status run_grains(struct run *run) {
-  ek_replica *replica = run->rank->replica;
-  const struct ek__pieces *pieces = &run->rank->pieces;
-  ek_tensor *blocks = run->rank->tree->blocks;
-  struct ek__row rows[EK__FOLD_DEPTH];
-  struct ek__fold fold = {.leaves = ek__grains_used(run->model, run->model->last.all)};
+/* In lockstep all have run when the first is added. *fold: the rank's blocks. */
+static ek_status run_grains(struct ek__fold *fold, struct run *run) {
+  struct ek__rank *rank = run->rank;
+  const struct ek__pieces *pieces = &rank->pieces;
+  ek_tensor *blocks = rank->tree->blocks;
+  const bool lockstep = rank->lockstep != NULL;
   ek_status status = EK_OK;
-  blocks[0] = replica->gradients;
-  if (run->rank->lockstep != NULL) {
-    status = ek__rounds_run(run->model, run->rank, pieces->rounds, use_block, run_grain, run);
+  *fold = (struct ek__fold){.leaves = ek__grains_used(run->model, run->model->last.all)};
+  blocks[0] = rank->replica->gradients;
+  if (lockstep) {
+    status = ek__rounds_run(run->model, rank, pieces->rounds, use_block, run_grain, run);
   }
   for (size_t i = pieces->first; i < pieces->last && status == EK_OK; i++) {
-    const struct ek__row row = {{0, i}, &blocks[fold.depth], 0};
-    status = make_block(run, i - pieces->first, fold.depth);
-    if (status == EK_OK) status = ek__fold_add(&fold, rows, row, ek_tensor_count(row.flat));
+    const size_t round = i - pieces->first, block = lockstep ? round : fold->depth;
+    const struct ek__row row = {0, i, &blocks[block], 0};
+    if (!lockstep) {
+      use_block(rank, block);
+      status = run_grain(run, round);
+    }
+    if (status == EK_OK) status = ek__fold_add(fold, row, ek_tensor_count(row.flat));
   }
-  replica->gradients = blocks[0];
+  rank->replica->gradients = blocks[0];
   return status;
 }
 
@@ -187,18 +180,19 @@ static ek_status put(const struct ek__rank *rank, const ek_tensor *to, const ek_
   return to->data == added->data ? EK_OK : ek_op_copy(ek__rank_stream(rank), &sum, added);
 }
 
-static ek_status gather(const struct ek__rank *rank, const ek_tensor *blocks, int64_t begin,
-                        int64_t count) {
+/* Elements begin .. begin + count - 1 of what all ranks bring. */
+static ek_status gather(const struct ek__rank *rank, int64_t begin, int64_t count) {
   const struct ek__sums *sums = rank->sums;
   const struct ek__tree *own = rank->tree;
+  const struct ek__fold *mine = &own->runs[rank->number].brought;
   const size_t ranks = sums->cut->ranks;
   for (size_t r = 0; r < ranks; r++) {
     own->offsets[r + 1] = own->offsets[r] + (int64_t)own->runs[r].brought.depth * count;
   }
-  for (size_t i = 0; i < own->runs[rank->number].brought.depth; i++) {
+  for (size_t i = 0; i < mine->depth; i++) {
     const int64_t row = own->offsets[rank->number] + (int64_t)i * count;
     ek_tensor to = ek__flat_range(&own->exchange, row, count);
-    const ek_tensor from = ek__flat_range(&blocks[i], begin, count);
+    const ek_tensor from = ek__flat_range(mine->rows[i].flat, mine->rows[i].first + begin, count);
     EK_TRY(ek_op_copy(ek__rank_stream(rank), &to, &from));
   }
   ek_tensor rows = ek__flat_range(&own->exchange, 0, own->offsets[ranks]);
@@ -207,12 +201,13 @@ static ek_status gather(const struct ek__rank *rank, const ek_tensor *blocks, in
                                    ek__communicator_started(sums->communicator, sums->device));
 }
 
-/* The chunk's elements of the block of a rank that is, or will be, in its slot number `index`. */
+/* The chunk's elements of a block of a rank that is, or will be, in its slot number `index`. */
 static struct ek__row slot_of(const struct ek__rank *rank, const struct grain_run *run,
-                              size_t index, struct ek__block block, const struct chunk *chunk) {
+                              size_t index, struct ek__row block, const struct chunk *chunk) {
   const int64_t share = ek_tensor_count(ek_replica_gradients(rank->replica));
-  return (struct ek__row){block, &rank->tree->slots,
-                          (int64_t)(run->slot + index) * share + chunk->own.place};
+  block.flat = &rank->tree->slots;
+  block.first = (int64_t)(run->slot + index) * share + chunk->own.place;
+  return block;
 }
 
 /* Adds what the ranks bring to the blocks that are kept of each. In the last round these are added
@@ -220,49 +215,48 @@ static struct ek__row slot_of(const struct ek__rank *rank, const struct grain_ru
 static ek_status add_chunk(const struct ek__rank *rank, const struct chunk *chunk) {
   const struct ek__tree *own = rank->tree;
   const int64_t width = chunk->own.count;
-  struct ek__row rows[EK__MAX_GRAINS];
-  size_t count = 0, row = 0;
+  const bool last = own->round + 1 == own->rounds;
+  struct ek__fold all = {.leaves = own->leaves};
+  int64_t first = chunk->skip; /* of the next row */
   for (size_t r = 0; r < rank->sums->cut->ranks; r++) {
     const struct grain_run *run = &own->runs[r];
     struct ek__fold fold = run->kept;
-    struct ek__row *blocks = rows + count;
     for (size_t i = 0; i < fold.depth; i++) {
-      blocks[i] = slot_of(rank, run, i, fold.blocks[i], chunk);
+      fold.rows[i] = slot_of(rank, run, i, fold.rows[i], chunk);
     }
-    for (size_t i = 0; i < run->brought.depth; i++, row++) {
-      const struct ek__row next = {run->brought.blocks[i], chunk->rows,
-                                   (int64_t)row * chunk->length + chunk->skip};
-      EK_TRY(ek__fold_add(&fold, blocks, next, width));
+    for (size_t i = 0; i < run->brought.depth; i++, first += chunk->length) {
+      struct ek__row next = run->brought.rows[i];
+      next.flat = chunk->rows;
+      next.first = first;
+      EK_TRY(ek__fold_add(&fold, next, width));
     }
-    if (own->round + 1 == own->rounds) {
-      count += fold.depth;
-    } else if (run->brought.depth > 0) {
-      const size_t top = fold.depth - 1;
-      const struct ek__row kept = slot_of(rank, run, top, fold.blocks[top], chunk);
-      const ek_tensor slot = ek__row_range(&kept, width), last = ek__row_range(&blocks[top], width);
-      EK_TRY(put(rank, &slot, NULL, &last));
+    for (size_t i = 0; i < fold.depth && last; i++) {
+      EK_TRY(ek__fold_add(&all, fold.rows[i], width));
     }
+    if (last || run->brought.depth == 0) continue;
+    const struct ek__row *top = &fold.rows[fold.depth - 1];
+    const struct ek__row kept = slot_of(rank, run, fold.depth - 1, *top, chunk);
+    const ek_tensor slot = ek__row_range(&kept, width), block = ek__row_range(top, width);
+    EK_TRY(put(rank, &slot, NULL, &block));
   }
-  if (count == 0) return EK_OK;
-  EK_TRY(ek__fold_rows(rows, count, width, own->runs[0].kept.leaves));
-  const int64_t first = rank->reducing ? chunk->own.place : chunk->own.first;
-  const ek_tensor to = ek__flat_range(&own->sum, first, width);
-  const ek_tensor before = ek__flat_range(&own->before, first, width);
-  const ek_tensor added = ek__row_range(&rows[0], width);
+  if (all.depth == 0) return EK_OK;
+  const int64_t place = rank->reducing ? chunk->own.place : chunk->own.first;
+  const ek_tensor to = ek__flat_range(&own->sum, place, width);
+  const ek_tensor before = ek__flat_range(&own->before, place, width);
+  const ek_tensor added = ek__row_range(&all.rows[0], width);
   return put(rank, &to, ek_tensor_exists(&own->before) ? &before : NULL, &added);
 }
 
-/* blocks: the rank's own of the bucket, as long as the bucket each. */
-static ek_status sum_bucket(const struct ek__rank *rank, size_t number, const ek_tensor *blocks) {
+static ek_status sum_bucket(const struct ek__rank *rank, size_t number) {
   const struct ek__tree *tree = rank->tree;
   const struct ek__bucket *bucket = &rank->sums->cut->list[number];
   const struct ek__span own = ek__bucket_owned(bucket, rank->sums->kind, rank->number);
-  const struct chunk all = {blocks, own.count, 0, own};
+  const struct chunk all = {tree->runs[0].brought.rows[0].flat, own.count, 0, own};
   if (rank->sums->cut->ranks == 1) return add_chunk(rank, &all);
   for (int64_t begin = bucket->first; begin < bucket->last; begin += tree->chunk) {
     const int64_t rest = bucket->last - begin, count = rest < tree->chunk ? rest : tree->chunk;
     struct chunk chunk = {&tree->exchange, count, 0, ek__span_within(own, begin, begin + count)};
-    EK_TRY(gather(rank, blocks, begin - bucket->first, count));
+    EK_TRY(gather(rank, begin, count));
     if (chunk.own.count == 0) continue;
     chunk.skip = chunk.own.first - begin;
     EK_TRY(add_chunk(rank, &chunk));
@@ -270,40 +264,48 @@ static ek_status sum_bucket(const struct ek__rank *rank, size_t number, const ek
   return EK_OK;
 }
 
+/* The next calls of passes and of take_bucket() are of this round: each rank brings its
+ * grain of that number, or, if gradients are whole, what all its grains have left. */
+static void enter_round(struct ek__rank *rank, size_t round) {
+  struct ek__tree *own = rank->tree;
+  for (size_t r = 0; r < rank->sums->cut->ranks; r++) {
+    struct grain_run *run = &own->runs[r];
+    struct ek__grains over = run->grains, next = run->grains;
+    if (over.last > over.first + round) over.last = over.first + round;
+    next.first = over.last;
+    if (rank->reducing && next.last > next.first) next.last = next.first + 1;
+    run->kept = ek__fold_of(NULL, over, own->leaves);
+    run->brought = ek__fold_of(NULL, next, own->leaves);
+  }
+  if (rank->lockstep != NULL && rank->reducing) rank->sums = &rank->rounds[round];
+  own->round = round;
+}
+
 /* Of a micro-batch of the step; `more` follow. */
 static void begin(const ek_data_parallel_model *model, const struct ek__rank *rank, bool more) {
   struct ek__tree *own = rank->tree;
-  const size_t used = ek__grains_used(model, model->last.all);
   const bool shares = rank->reducing, begun = model->step.stage != EK__STEP_EMPTY;
-  own->round = 0;
-  own->rounds = shares ? ek__grains_rounds(model, used) : 1;
+  own->leaves = ek__grains_used(model, model->last.all);
+  own->rounds = shares ? ek__grains_rounds(model, own->leaves) : 1;
   own->sum = more && !shares ? own->earlier : rank->replica->gradients;
   own->before = !begun ? (ek_tensor){0} : shares ? own->sum : own->earlier;
   for (size_t r = 0; r < model->run.cut.ranks; r++) {
-    struct grain_run *run = &own->runs[r];
-    run->grains = ek__grains_of(model, r, used);
-    run->kept = (struct ek__fold){.leaves = used};
-    run->brought = ek__fold_of(NULL, run->grains, used);
+    own->runs[r].grains = ek__grains_of(model, r, own->leaves);
   }
 }
 
 /* ---- whole gradients: all buckets ---- */
 
 /* A single rank has the sum; so have all if there are no samples, whose sum is 0. */
-static ek_status reduce(const ek_data_parallel_model *model, struct ek__rank *rank) {
+static ek_status reduce(struct ek__rank *rank, const struct ek__fold *mine) {
   const struct ek__tree *own = rank->tree;
+  const struct ek__buckets *cut = rank->sums->cut;
   ek_tensor gradients = rank->replica->gradients;
-  const bool none = own->runs[0].kept.leaves == 0;
-  if (none) EK_TRY(ek_op_zero(ek__rank_stream(rank), &gradients));
-  if (none || model->run.cut.ranks == 1) return put(rank, &own->sum, &own->before, &gradients);
-  for (size_t b = 0; b < model->run.cut.trained; b++) {
-    const struct ek__bucket *bucket = &model->run.cut.list[b];
-    ek_tensor blocks[EK__FOLD_DEPTH];
-    for (size_t i = 0; i < own->runs[rank->number].brought.depth; i++) {
-      blocks[i] = ek__flat_range(&own->blocks[i], bucket->first, bucket->last - bucket->first);
-    }
-    EK_TRY(sum_bucket(rank, b, blocks));
-  }
+  if (own->leaves == 0) EK_TRY(ek_op_zero(ek__rank_stream(rank), &gradients));
+  if (own->leaves == 0 || cut->ranks == 1) return put(rank, &own->sum, &own->before, &gradients);
+  enter_round(rank, 0);
+  own->runs[rank->number].brought = *mine;
+  for (size_t b = 0; b < cut->trained; b++) EK_TRY(sum_bucket(rank, b));
   return EK_OK;
 }
 
@@ -320,25 +322,12 @@ static ek_status rest(ek_data_parallel_model *model, struct ek__rank *rank) {
 /* A bucket of the round. */
 static ek_status take_bucket(struct ek__rank *rank, size_t bucket) {
   ek_tensor *whole = &rank->sums->lent[bucket].whole;
-  EK_TRY(sum_bucket(rank, bucket, whole));
+  struct ek__row *mine = rank->tree->runs[rank->number].brought.rows; /* at most one */
+  mine->flat = whole;
+  mine->first = -rank->sums->cut->list[bucket].first;
+  EK_TRY(sum_bucket(rank, bucket));
   ek_tensor_free(whole);
   return EK_OK;
-}
-
-/* The next calls of passes and of take_bucket() are of this round. */
-static void enter_round(struct ek__rank *rank, size_t round) {
-  struct ek__tree *own = rank->tree;
-  for (size_t r = 0; r < rank->sums->cut->ranks; r++) {
-    struct grain_run *run = &own->runs[r];
-    struct ek__grains over = run->grains, next = run->grains;
-    if (over.last > over.first + round) over.last = over.first + round;
-    next.first = over.last;
-    if (next.last > next.first) next.last = next.first + 1;
-    run->kept = ek__fold_of(NULL, over, run->kept.leaves);
-    run->brought = ek__fold_of(NULL, next, run->kept.leaves);
-  }
-  if (rank->lockstep != NULL) rank->sums = &rank->rounds[round];
-  own->round = round;
 }
 
 static ek_status run_round(void *context, size_t round) {
@@ -372,9 +361,10 @@ static ek_status backward(const struct ek__backward *job, struct ek__rank *rank,
     EK_TRY(make_zeros(&rank->tree->earlier, rank,
                       ek_tensor_count(ek_replica_gradients(rank->replica)), EK_MEMORY_GRADIENTS));
   }
-  if (!rank->reducing) EK_TRY(run_grains(&run));
+  struct ek__fold mine;
+  if (!rank->reducing) EK_TRY(run_grains(&mine, &run));
   begin(model, rank, job->accumulate);
-  return rank->reducing ? run_rounds(&run) : reduce(model, rank);
+  return rank->reducing ? run_rounds(&run) : reduce(rank, &mine);
 }
 
 /* ---- opening ---- */
@@ -423,6 +413,99 @@ static ek_status open_tree(ek_data_parallel_model *model, struct ek__rank *rank)
                                                : open_blocks(model, rank);
 }
 
+/* ---- totals ---- */
+
+static ek_status sum_totals(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                            struct ek__totals *totals, const int64_t *samples) {
+  const size_t used = ek__grains_used(model, ek__samples_of_all(model, samples));
+  if (used == 0) return ek_op_zero(ek__rank_stream(rank), &totals->sum);
+  ek_tensor leaves =
+      ek__flat_range(&totals->leaves, 0, (int64_t)used * ek_tensor_count(&totals->sum));
+  EK_TRY(ek__leaves_add(model, rank, model->run.communicator, &leaves, used, samples));
+  const ek_tensor sum = ek__totals_leaf(totals, 0);
+  return ek_op_copy(ek__rank_stream(rank), &totals->sum, &sum);
+}
+
+static size_t leaves_before(const ek_data_parallel_model *model, size_t rank) {
+  const size_t used = ek__grains_used(model, model->last.all);
+  return rank == 0 ? 0 : ek__grains_of(model, rank - 1, used).last;
+}
+
+/* From the root down: what is left of a block is the largest power of two below its leaves. */
+static void fold_numbers(double *leaves, size_t count, size_t width) {
+  size_t left = 1;
+  if (count < 2) return;
+  while (2 * left < count) left *= 2;
+  fold_numbers(leaves, left, width);
+  fold_numbers(leaves + left * width, count - left, width);
+  for (size_t j = 0; j < width; j++) leaves[j] += leaves[left * width + j];
+}
+
+/* ---- norms ---- */
+
+static int64_t norm_leaves(const ek_data_parallel_model *model) {
+  const struct ek__buckets *cut = &model->run.cut;
+  if (cut->trained == 0) return 0;
+  const struct ek__bucket *last = &cut->list[cut->trained - 1];
+  return (int64_t)(last->piece + last->pieces);
+}
+
+/* The leaves of all ranks, halved until one is left: in an order that their number gives. A leaf is
+ * a number of one rank, and 0 on all others, so their sum is exact. */
+static ek_status sum_leaves(const ek_data_parallel_model *model, struct ek__rank *rank) {
+  struct ek__share *share = &rank->share;
+  ek_stream *stream = ek__rank_stream(rank);
+  ek_tensor leaves = share->leaves, norm = share->square_norm;
+  int64_t count = ek_tensor_count(&leaves);
+  if (count == 0) return ek_op_zero(stream, &norm);
+  EK_TRY(ek_communicator_all_reduce(model->run.communicator, rank->device, &leaves));
+  EK_TRY(ek_communicator_wait(model->run.communicator, rank->device));
+  while (count > 1) {
+    const int64_t kept = (count + 1) / 2;
+    ek_tensor sums = ek__flat_range(&leaves, 0, count - kept);
+    const ek_tensor added = ek__flat_range(&leaves, kept, count - kept);
+    EK_TRY(ek_op_add(stream, &sums, &sums, &added));
+    count = kept;
+  }
+  const ek_tensor sum = ek__flat_range(&leaves, 0, 1);
+  return ek_op_copy(stream, &norm, &sum);
+}
+
+/* The squares of the pieces of a trained bucket that are within `own`: the number of pieces and
+ * their squares do not depend on the number of ranks. */
+static ek_status square_pieces(const ek_data_parallel_model *model, const struct ek__rank *rank,
+                               const struct ek__bucket *bucket, struct ek__span own) {
+  const ek_tensor *gradients = ek_replica_gradients(rank->share.owner->replica);
+  const bool shares = ek__placement(model)->gradient_shares;
+  int64_t begin = bucket->first;
+  for (size_t i = bucket->piece; i < bucket->piece + bucket->pieces; i++) {
+    const int64_t end = bucket->first + model->run.cut.pieces[i];
+    const struct ek__span piece = ek__span_within(own, begin, end);
+    begin = end;
+    if (piece.count == 0) continue;
+    const ek_tensor values =
+        ek__flat_range(gradients, shares ? piece.place : piece.first, piece.count);
+    ek_tensor square = ek__flat_range(&rank->share.leaves, (int64_t)i, 1);
+    EK_TRY(ek_op_square_norm(ek__rank_stream(rank), &square, &values, 0.0));
+  }
+  return EK_OK;
+}
+
+/* Rank 0 alone if only its memory has the sums and the others cannot reach it. */
+static ek_status norm(const ek_data_parallel_model *model, struct ek__rank *rank) {
+  const struct ek__buckets *cut = &model->run.cut;
+  const bool alone = ek__placement(model)->master && !ek__update_helps(model);
+  ek_tensor leaves = rank->share.leaves;
+  EK_TRY(ek_op_zero(ek__rank_stream(rank), &leaves));
+  for (size_t b = 0; b < cut->trained; b++) {
+    const struct ek__bucket *bucket = &cut->list[b];
+    const struct ek__span own = alone ? ek__bucket_owned(bucket, EK_REDUCE_TO_FIRST, rank->number)
+                                      : ek__bucket_span(bucket, rank->number);
+    EK_TRY(square_pieces(model, rank, bucket, own));
+  }
+  return sum_leaves(model, rank);
+}
+
 /* ---- the reduction ---- */
 
 static size_t leaves_of(const ek_data_parallel_model *model) {
@@ -441,8 +524,8 @@ const struct ek__reduction ek__reduction_tree = {.grains = ek__grains_of_model,
                                                  .queue = take_bucket,
                                                  .backward = backward,
                                                  .rest = rest,
-                                                 .totals = ek__tree_totals,
-                                                 .leaves_before = ek__tree_leaves_before,
-                                                 .fold = ek__fold_numbers,
-                                                 .norm_leaves = ek__tree_norm_leaves,
-                                                 .norm = ek__tree_norm};
+                                                 .totals = sum_totals,
+                                                 .leaves_before = leaves_before,
+                                                 .fold = fold_numbers,
+                                                 .norm_leaves = norm_leaves,
+                                                 .norm = norm};
