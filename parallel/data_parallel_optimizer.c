@@ -3,7 +3,7 @@
  *
  * All memory is taken at opening. A step does everything that may fail before it writes anything,
  * so such a failure leaves parameters and state as they were. A failure inside the update itself
- * leaves the model torn (model_step.c). When the host reads the result: optimizer_result.c.
+ * leaves the model torn (model_step.c).
  *
  * A model has one optimizer at a time, and one counter of steps, which masks, schedule and bias
  * corrections all follow. The counter belongs to the model and starts again when the optimizer is
@@ -21,71 +21,11 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
-#include "device/device_internal.h"
 #include "device/types.h"
 #include "criterion_internal.h"
 #include "optimizer_internal.h"
 
 /* ---- opening and closing ---- */
-
-/* As much as the rule wants for any parameter that the rank updates. */
-static ek_status open_workspace(struct ek__rank *rank, const ek_optimizer *rule, ek_type type) {
-  struct ek__share *share = &rank->share;
-  const ek_optimizer_ops *ops = ek_optimizer_table(rule);
-  int64_t most = 0;
-  for (size_t i = 0; i < share->updates.count; i++) {
-    const struct ek__range *range = &share->updates.list[i];
-    if (range->whole == EK__NO_PARAMETER || EK__TABLE_SLOT(ops, workspace) == NULL) continue;
-    const ek_optimizer_parameter whole = ek__rule_parameter(rank->replica, range->whole);
-    const int64_t wanted = ops->workspace(rule, &whole);
-    EK__FAIL_IF(wanted < 0, EK_ERR_INVALID_ARGUMENT, "%s: a workspace of %lld elements for %s",
-                ek_optimizer_kind(rule), (long long)wanted, whole.name);
-    if (wanted > most) most = wanted;
-  }
-  if (most == 0) return EK_OK;
-  return ek_tensor_create(&share->workspace, rank->device, EK_MEMORY_WORKSPACE, type, 1, &most);
-}
-
-static ek_status open_one(void *context, struct ek__rank *rank) {
-  const ek_data_parallel_optimizer *self = context;
-  const ek_data_parallel_model *model = self->model;
-  ek_device *device = rank->device;
-  struct ek__share *share = &rank->share;
-  const int64_t one = 1;
-  EK_TRY(ek_tensor_create(&share->square_norm, device, EK_MEMORY_OPTIMIZER, EK_F64, 1, &one));
-  if (model->run.reduction->norm_leaves != NULL) {
-    const int64_t leaves = model->run.reduction->norm_leaves(model);
-    EK_TRY(ek_tensor_create(&share->leaves, device, EK_MEMORY_OPTIMIZER, EK_F64, 1, &leaves));
-  }
-  for (size_t i = 0; i < self->update.state_count && share->owner == rank; i++) {
-    EK_TRY(ek_tensor_create(&share->states[i], device, EK_MEMORY_OPTIMIZER, model->options.type, 1,
-                            &share->owned[i]));
-    EK_TRY(ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &share->states[i]));
-  }
-  return open_workspace(rank, self->update.optimizer, model->options.type);
-}
-
-static const char memory_of[] = "a data-parallel optimizer";
-
-/* Host memory, by the parameters of the replicas. */
-static ek_status make_tables(ek_data_parallel_optimizer *self) {
-  ek_data_parallel_model *model = self->model;
-  struct ek__update *update = &self->update;
-  const ek_replica *replica = model->run.ranks[0].replica;
-  const size_t count = ek_replica_parameter_count(replica);
-  EK_TRY(ek__new(&update->kept, count, update->state_count * sizeof *update->kept, memory_of));
-  EK_TRY(
-      ek__new(&update->written, count, update->state_count * sizeof *update->written, memory_of));
-  for (size_t s = 0; s < update->state_count; s++) {
-    for (size_t i = 0; i < count; i++) {
-      const struct ek__parameter *p = &replica->layout.parameters[i];
-      const bool whole = ek__buckets_whole(&model->run.cut, i);
-      if (p->buffer || p->frozen || !ek__rule_keeps(update->optimizer, s, whole)) continue;
-      update->kept[update->kept_count++] = (struct ek__kept){s, i};
-    }
-  }
-  return ek__optimizer_cut(model, update->optimizer);
-}
 
 /* A rule takes no other parameters whole than when the model opened. */
 static ek_status check_whole(const ek_data_parallel_model *model, const ek_optimizer *rule) {
@@ -149,7 +89,7 @@ static ek_status open_optimizer(ek_data_parallel_optimizer **parallel,
   EK__MODEL_ENTER(model, "optimizer open");
   EK_TRY(check_open(model, optimizer));
   ek_data_parallel_optimizer *self = NULL;
-  EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
+  EK_TRY(ek__new(&self, 1, sizeof *self, "a data-parallel optimizer"));
   struct ek__update *update = &self->update;
   self->model = model;
   update->optimizer = ek_optimizer_share(optimizer);
@@ -163,8 +103,7 @@ static ek_status open_optimizer(ek_data_parallel_optimizer **parallel,
   update->state_count = ek_optimizer_states(optimizer);
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, read_schedule(&update->schedule, o.schedule, optimizer), cleanup);
-  EK_TRY_GOTO(status, make_tables(self), cleanup);
-  EK_TRY_GOTO(status, ek__ranks_apply(&model->run, open_one, self), cleanup);
+  EK_TRY_GOTO(status, ek__shares_open(model, update), cleanup);
   ek_device *device = model->run.ranks[0].device;
   EK_TRY_GOTO(status, ek__note_open(&update->forward, device), cleanup);
   EK_TRY_GOTO(status, ek__note_open(&update->square_norm, device), cleanup);
@@ -185,25 +124,14 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
                  open_optimizer(parallel, model, optimizer, options));
 }
 
-static void free_share(struct ek__share *share) {
-  ek__free(share->updates.list);
-  for (size_t i = 0; i < EK_MAX_OPTIMIZER_STATES; i++) ek_tensor_free(&share->states[i]);
-  ek_tensor_free(&share->square_norm);
-  ek_tensor_free(&share->leaves);
-  ek_tensor_free(&share->workspace);
-  *share = (struct ek__share){0};
-}
-
 void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
   if (parallel == NULL) return;
   ek_data_parallel_model *model = parallel->model;
   if (model->update == &parallel->update) ek__model_lose_update(model);
-  for (size_t k = 0; k < model->run.count; k++) free_share(&model->run.ranks[k].share);
+  ek__shares_close(model, &parallel->update);
   ek__told_close(&parallel->update.told);
   ek__note_close(parallel->update.square_norm);
   ek__note_close(parallel->update.forward);
-  ek__free(parallel->update.written);
-  ek__free(parallel->update.kept);
   ek_optimizer_free(parallel->update.optimizer);
   ek__free(parallel);
 }
@@ -341,6 +269,88 @@ static ek_status step_one(void *context, struct ek__rank *rank) {
   return shares_update(model) ? ek__masters_share(model, rank, false) : EK_OK;
 }
 
+/*
+ * ---- the result ----
+ *
+ * Of a step whose result is wanted later, or of one on a single device, rank 0 writes two notes
+ * (device/note.h): the totals as the last backward begins, and the square of the norm before the
+ * update. The host waits for the first before it queues the update, and for the second when it
+ * needs the result. There is one note of each, because the totals of a step are read after the norm
+ * of the step before has arrived.
+ */
+
+/* Whether a step whose gradient is not finite is skipped. */
+static bool scales(const struct ek__update *update) {
+  return update->loss_scale.kind != EK_LOSS_SCALE_NONE;
+}
+
+/* Waits until all devices have ended forward, while they have backward to do, so that what forward
+ * finds wrong is known before anything is written. No rank has the totals before all have computed
+ * theirs. */
+static ek_status read_forward(ek_data_parallel_model *model, double totals[2]) {
+  const struct ek__update *update = model->update;
+  const ek_status status = ek__note_read(totals, update->forward);
+  if (status != EK_OK && update->late) ek__model_tear(model); /* of a step that was begun before */
+  EK_TRY(status);
+  return ek__device_check_found(model->run.ranks[0].device);
+}
+
+/* All of a result except what its norm says; `norm`: it has one, or is going to. */
+static void set_totals(struct ek__reading *reading, const ek_data_parallel_model *model,
+                        bool norm, const double totals[2]) {
+  const struct ek__step *step = &model->step;
+  ek_step_result *result = &reading->result;
+  const double weight = step->divided ? totals[1] : 0;
+  result->empty = step->divided && totals[1] == 0;
+  result->weight = weight;
+  result->loss = !step->divided ? totals[0] : result->empty ? 0 : totals[0] / weight;
+  result->gradient_norm = -1;
+  /* On a `plan` device nothing is computed, so nothing is wrong. */
+  result->finite = ek_device_counts_only(model->run.ranks[0].device) || isfinite(result->loss);
+  result->learning_rate = model->update->rate;
+  result->loss_scale = step->scaling.factor * step->scaling.unit;
+  result->step = step->taken + 1;
+  reading->factor = step->scaling.factor;
+  reading->divided = step->divided;
+  reading->norm = norm;
+}
+
+static void set_norm(struct ek__reading *reading, const ek_data_parallel_model *model,
+                      double square_norm) {
+  ek_step_result *result = &reading->result;
+  if (!reading->norm) return;
+  result->gradient_norm = sqrt(square_norm) / reading->factor;
+  if (reading->divided) result->gradient_norm /= result->weight;
+  if (result->empty && isfinite(square_norm)) result->gradient_norm = 0;
+  if (ek_device_counts_only(model->run.ranks[0].device) || isfinite(square_norm)) return;
+  result->finite = false;
+  result->skipped = scales(model->update);
+  result->step -= result->skipped;
+}
+
+/* After the update was queued. An error is of work before that update, which may have run all the
+ * same: the model is torn. */
+static ek_status read_norm(struct ek__reading *reading, ek_data_parallel_model *model) {
+  double square_norm = NAN;
+  const ek_status status = ek__note_read(&square_norm, model->update->square_norm);
+  if (status != EK_OK) {
+    ek__model_tear(model);
+    return status;
+  }
+  set_norm(reading, model, square_norm);
+  return EK_OK;
+}
+
+/* The same for the last step that was begun. */
+static ek_status complete_begun(ek_data_parallel_model *model) {
+  struct ek__update *update = model->update;
+  if (!update->late) return EK_OK;
+  update->late = false;
+  const ek_status status = read_norm(&update->begun[update->begun_count - 1], model);
+  if (status != EK_OK) update->begun_count--;
+  return status;
+}
+
 /* ---- the step, for the caller ---- */
 
 static ek_status read_numbers(struct ek__numbers *numbers, const ek_data_parallel_model *model,
@@ -405,7 +415,7 @@ enum reading {
 static enum reading reading_for(const ek_data_parallel_model *model, enum wanted wanted) {
   const struct ek__update *own = model->update;
   const bool alone = model->run.count == 1 && ek__model_world(model) == NULL;
-  if (own->refuse || ek__update_scales(own)) return BEFORE_UPDATE;
+  if (own->refuse || scales(own)) return BEFORE_UPDATE;
   if (wanted == NO_RESULT) return NO_READING;
   /* The optimizer came after backward, or the totals come with the agreement. */
   if (!ek__note_written(own->forward) || model->step.late != NULL) return BEFORE_UPDATE;
@@ -417,11 +427,11 @@ static ek_status read_before(struct ek__reading *reading, ek_data_parallel_model
                              enum reading how, bool norm) {
   struct ek__numbers numbers = {{NAN, NAN}, NAN};
   if (how == BEFORE_UPDATE) EK_TRY(read_numbers(&numbers, model, norm));
-  if (how == BESIDE_UPDATE) EK_TRY(ek__reading_forward(model, numbers.totals));
+  if (how == BESIDE_UPDATE) EK_TRY(read_forward(model, numbers.totals));
   EK_TRY(ek__update_agree(model, norm, &numbers));
   if (how == NO_READING) return EK_OK;
-  ek__reading_totals(reading, model, norm, numbers.totals);
-  if (how == BEFORE_UPDATE) ek__reading_norm(reading, model, numbers.square_norm);
+  set_totals(reading, model, norm, numbers.totals);
+  if (how == BEFORE_UPDATE) set_norm(reading, model, numbers.square_norm);
   return how == BEFORE_UPDATE ? check_read(model->update, &reading->result) : EK_OK;
 }
 
@@ -444,7 +454,7 @@ static ek_status step(struct ek__reading *reading, bool *late, ek_data_parallel_
   EK_TRY(ek__terms_verify(model));
   if (before) EK_TRY(run((struct step_job){.model = model, .norm = due}));
   EK_TRY(read_before(reading, model, how, norm));
-  if (how != NO_READING) EK_TRY(ek__begun_complete(model)); /* the note is needed again */
+  if (how != NO_READING) EK_TRY(complete_begun(model)); /* the note is needed again */
   if (reading->result.skipped) return EK_OK;
   /* From here on parameters are written; nothing below takes memory. */
   ek__world_part(world, gathers_away(model) ? model->run.cut.trained : 0);
@@ -470,10 +480,11 @@ static ek_status take_step(ek_step_result *result, ek_data_parallel_model *model
   ek__model_end_step(model, status == EK_OK && !skipped);
   if (status != EK_OK || wanted == NO_RESULT) return status;
   if (wanted == LATER) {
-    ek__begun_add(update, &reading, late);
+    update->begun[update->begun_count++] = reading;
+    update->late = late;
     return EK_OK;
   }
-  if (late) EK_TRY(ek__reading_late(&reading, model));
+  if (late) EK_TRY(read_norm(&reading, model));
   *result = reading.result;
   return EK_OK;
 }
@@ -509,8 +520,15 @@ ek_status ek_data_parallel_optimizer_step_begin(ek_data_parallel_optimizer *para
 }
 
 static ek_status end_step(ek_step_result *result, ek_data_parallel_optimizer *parallel) {
+  struct ek__update *update = &parallel->update;
   EK__MODEL_ENTER(parallel->model, "optimizer step_end");
-  return ek__begun_take(result, parallel->model);
+  EK__FAIL_IF(update->begun_count == 0, EK_ERR_STATE,
+              "optimizer step_end: no step was begun whose result was not taken");
+  if (update->begun_count == 1) EK_TRY(complete_begun(parallel->model));
+  *result = update->begun[0].result;
+  update->begun_count--;
+  memmove(update->begun, update->begun + 1, update->begun_count * sizeof update->begun[0]);
+  return EK_OK;
 }
 
 ek_status ek_data_parallel_optimizer_step_end(ek_step_result *result,

@@ -1,7 +1,6 @@
 /*
  * optimizer_internal.h - a data-parallel optimizer from the inside. data_parallel_optimizer.c has
- * its steps, optimizer_pieces.c the ranges that each rank updates; state.c reads and writes its
- * state.
+ * its steps, optimizer_pieces.c what each rank has of it; state.c reads and writes its state.
  */
 #ifndef EK_OPTIMIZER_INTERNAL_H
 #define EK_OPTIMIZER_INTERNAL_H
@@ -64,11 +63,6 @@ struct ek_data_parallel_optimizer {
   struct ek__update update;
 };
 
-/* Whether a step whose gradient is not finite is skipped. */
-static inline bool ek__update_scales(const struct ek__update *update) {
-  return update->loss_scale.kind != EK_LOSS_SCALE_NONE;
-}
-
 /* ---- agreement.c ---- */
 
 ek_status ek__told_open(struct ek__told *told, const ek_data_parallel_model *model);
@@ -77,27 +71,7 @@ void ek__told_close(struct ek__told *told);
  * have the totals of the step and, if `norm`, the norm; *numbers is what came with it. */
 ek_status ek__update_agree(ek_data_parallel_model *model, bool norm, struct ek__numbers *numbers);
 
-/* ---- optimizer_result.c ---- */
-
-/* All of a result except what its norm says; `norm`: it has one, or is going to. And the norm. */
-void ek__reading_totals(struct ek__reading *reading, const ek_data_parallel_model *model, bool norm,
-                        const double totals[2]);
-void ek__reading_norm(struct ek__reading *reading, const ek_data_parallel_model *model,
-                      double square_norm);
-/*
- * Waits until all devices have ended forward, while they have backward to do, so that what forward
- * finds wrong is known before anything is written. No rank has the totals before all have computed
- * theirs.
- */
-ek_status ek__reading_forward(ek_data_parallel_model *model, double totals[2]);
-/* Reads the norm after the update was queued. An error is of work before that update, which may
- * have run all the same: the model is torn. The same for the last step that was begun. */
-ek_status ek__reading_late(struct ek__reading *reading, ek_data_parallel_model *model);
-ek_status ek__begun_complete(ek_data_parallel_model *model);
-/* ek__begun_add() appends a result to those that were begun, where there is room; `late`: without
- * its norm. ek__begun_take() takes the oldest one, and is EK_ERR_STATE if none is left. */
-void ek__begun_add(struct ek__update *update, const struct ek__reading *reading, bool late);
-ek_status ek__begun_take(ek_step_result *result, ek_data_parallel_model *model);
+/* ---- data_parallel_optimizer.c ---- */
 
 /* EK_ERR_STATE if another step cannot be begun. */
 ek_status ek__optimizer_check_room(const ek_data_parallel_optimizer *parallel);
@@ -119,8 +93,11 @@ static inline bool ek__update_helps(const ek_data_parallel_model *model) {
   return ek__device_table(model->run.ranks[0].device)->shared_memory;
 }
 
-/* Fills ranges, owners and counts of all ranks, which belong to the ranks. */
-ek_status ek__optimizer_cut(ek_data_parallel_model *model, const ek_optimizer *rule);
+/* ---- optimizer_pieces.c ---- */
+
+/* What the ranks have of an optimizer, and the tables of its states; close also after a failure. */
+ek_status ek__shares_open(ek_data_parallel_model *model, struct ek__update *update);
+void ek__shares_close(ek_data_parallel_model *model, struct ek__update *update);
 /* Number 0, 1, ... of the spans that a rank updates; or, with `norm`, whose squares it sums in the
  * order of the reduction `sum`: every element is in a span of one rank. False: no such span. */
 bool ek__update_span(struct ek__span *span, const ek_data_parallel_model *model,

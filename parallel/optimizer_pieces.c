@@ -20,13 +20,17 @@
  * a rule may keep a state for some parameters alone. All of this is computed when the optimizer is
  * opened.
  */
+#include <evenkeel/elementwise.h>
+
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/options.h"
 #include "core/sizes.h"
 #include "module/replica_internal.h"
 #include "optimizer_internal.h"
+#include "reduction.h"
 
-static const char memory_of[] = "the ranges of an optimizer";
+static const char memory_of[] = "a data-parallel optimizer";
 
 /* Whether ranks have their shares of every bucket. */
 static bool cuts_buckets(const ek_data_parallel_model *model) {
@@ -121,7 +125,7 @@ static void place_states(struct ek__range *range, struct ek__share *owner,
   }
 }
 
-ek_status ek__optimizer_cut(ek_data_parallel_model *model, const ek_optimizer *rule) {
+static ek_status cut(ek_data_parallel_model *model, const ek_optimizer *rule) {
   for (size_t k = 0; k < model->run.count; k++) {
     struct ek__rank *rank = &model->run.ranks[k];
     struct ek__share *share = &rank->share;
@@ -132,4 +136,88 @@ ek_status ek__optimizer_cut(ek_data_parallel_model *model, const ek_optimizer *r
     }
   }
   return EK_OK;
+}
+
+/* ---- opening ---- */
+
+/* As much as the rule wants for any parameter that the rank updates. */
+static ek_status open_workspace(struct ek__rank *rank, const ek_optimizer *rule, ek_type type) {
+  struct ek__share *share = &rank->share;
+  const ek_optimizer_ops *ops = ek_optimizer_table(rule);
+  int64_t most = 0;
+  for (size_t i = 0; i < share->updates.count; i++) {
+    const struct ek__range *range = &share->updates.list[i];
+    if (range->whole == EK__NO_PARAMETER || EK__TABLE_SLOT(ops, workspace) == NULL) continue;
+    const ek_optimizer_parameter whole = ek__rule_parameter(rank->replica, range->whole);
+    const int64_t wanted = ops->workspace(rule, &whole);
+    EK__FAIL_IF(wanted < 0, EK_ERR_INVALID_ARGUMENT, "%s: a workspace of %lld elements for %s",
+                ek_optimizer_kind(rule), (long long)wanted, whole.name);
+    if (wanted > most) most = wanted;
+  }
+  if (most == 0) return EK_OK;
+  return ek_tensor_create(&share->workspace, rank->device, EK_MEMORY_WORKSPACE, type, 1, &most);
+}
+
+struct opening {
+  ek_data_parallel_model *model;
+  struct ek__update *update;
+};
+
+static ek_status open_one(void *context, struct ek__rank *rank) {
+  const struct opening *opening = context;
+  const ek_data_parallel_model *model = opening->model;
+  ek_device *device = rank->device;
+  struct ek__share *share = &rank->share;
+  const int64_t one = 1;
+  EK_TRY(ek_tensor_create(&share->square_norm, device, EK_MEMORY_OPTIMIZER, EK_F64, 1, &one));
+  if (model->run.reduction->norm_leaves != NULL) {
+    const int64_t leaves = model->run.reduction->norm_leaves(model);
+    EK_TRY(ek_tensor_create(&share->leaves, device, EK_MEMORY_OPTIMIZER, EK_F64, 1, &leaves));
+  }
+  for (size_t i = 0; i < opening->update->state_count && share->owner == rank; i++) {
+    EK_TRY(ek_tensor_create(&share->states[i], device, EK_MEMORY_OPTIMIZER, model->options.type, 1,
+                            &share->owned[i]));
+    EK_TRY(ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &share->states[i]));
+  }
+  return open_workspace(rank, opening->update->optimizer, model->options.type);
+}
+
+/* Host memory, by the parameters of the replicas. */
+static ek_status make_tables(const ek_data_parallel_model *model, struct ek__update *update) {
+  const ek_replica *replica = model->run.ranks[0].replica;
+  const size_t count = ek_replica_parameter_count(replica);
+  EK_TRY(ek__new(&update->kept, count, update->state_count * sizeof *update->kept, memory_of));
+  EK_TRY(
+      ek__new(&update->written, count, update->state_count * sizeof *update->written, memory_of));
+  for (size_t s = 0; s < update->state_count; s++) {
+    for (size_t i = 0; i < count; i++) {
+      const struct ek__parameter *p = &replica->layout.parameters[i];
+      const bool whole = ek__buckets_whole(&model->run.cut, i);
+      if (p->buffer || p->frozen || !ek__rule_keeps(update->optimizer, s, whole)) continue;
+      update->kept[update->kept_count++] = (struct ek__kept){s, i};
+    }
+  }
+  return EK_OK;
+}
+
+ek_status ek__shares_open(ek_data_parallel_model *model, struct ek__update *update) {
+  struct opening opening = {model, update};
+  EK_TRY(make_tables(model, update));
+  EK_TRY(cut(model, update->optimizer));
+  return ek__ranks_apply(&model->run, open_one, &opening);
+}
+
+static void free_share(struct ek__share *share) {
+  ek__free(share->updates.list);
+  for (size_t i = 0; i < EK_MAX_OPTIMIZER_STATES; i++) ek_tensor_free(&share->states[i]);
+  ek_tensor_free(&share->square_norm);
+  ek_tensor_free(&share->leaves);
+  ek_tensor_free(&share->workspace);
+  *share = (struct ek__share){0};
+}
+
+void ek__shares_close(ek_data_parallel_model *model, struct ek__update *update) {
+  for (size_t k = 0; k < model->run.count; k++) free_share(&model->run.ranks[k].share);
+  ek__free(update->written);
+  ek__free(update->kept);
 }
