@@ -68,7 +68,7 @@ static void put_leaves(double *numbers, const struct telling *telling) {
     for (size_t i = reduction->leaves_before(model, rank->number); i < end; i++) {
       double *leaf = numbers + i * telling->width;
       if (telling->late != NULL) {
-        const struct ek__totals *totals = &telling->late->ranks[k].totals;
+        const struct ek__totals *totals = &ek__loss_of(rank, telling->late)->totals;
         const ek_tensor own = ek__totals_leaf(totals, reduction->whole ? 0 : i);
         memcpy(leaf, own.data, TOTALS * sizeof *leaf);
       }
@@ -89,7 +89,7 @@ static void take_totals(const struct ek__rank *rank, const struct telling *telli
   const double combined[] = {0.0 + loss->coefficients[0] * sums[0],
                              loss->reduction == EK_REDUCTION_MEAN ? sums[1] : 1};
   double *step = rank->totals.data;
-  memcpy(loss->ranks[rank->place].totals.sum.data, sums, TOTALS * sizeof *sums);
+  memcpy(ek__loss_of(rank, loss)->totals.sum.data, sums, TOTALS * sizeof *sums);
   memcpy(loss->combined[rank->place].data, combined, sizeof combined);
   for (size_t i = 0; i < TOTALS; i++) step[i] = first ? combined[i] : step[i] + combined[i];
 }

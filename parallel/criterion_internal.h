@@ -12,8 +12,10 @@
 
 #include "reduction.h"
 
-/* What a rank has of a loss. */
+/* What a rank has of a loss: one of ek__rank.losses. */
 struct ek__loss_rank {
+  struct ek__loss_rank *next;
+  const struct ek__loss *loss;
   ek_replica *replica;      /* of the criterion; NULL if the model computes its loss itself */
   struct ek__totals totals; /* of all ranks after forward */
   ek_tensor scales;         /* f64 [terms, 2], {scale, 0}: the gradient of totals */
@@ -24,20 +26,25 @@ struct ek__loss_rank {
   /* Several terms with reduction `mean`, else empty: the step so far, with this micro-batch. */
   ek_tensor step_totals; /* f64 [terms, 2]: {S, D} of every term */
   ek_tensor step_scales; /* scratch, f64 [terms, 2] */
+  ek_tensor step_combined; /* f64 {s, D} */
 };
 
-/* Whose module computes the loss: one of its own, or the model itself. Of a rank's worker; the
- * gradients are those of the rank's outputs. */
-struct ek__loss;
+/* A forward or backward of a loss on a rank's worker. */
+struct ek__loss_work {
+  const ek_data_parallel_model *model;
+  struct ek__loss *loss;
+  const struct ek__rank *rank;
+  struct ek__loss_rank *own;
+  const ek_shards *targets; /* of forward */
+  const ek_tensor *factors; /* of backward; may not exist */
+};
+
+/* Whose module computes the loss: one of its own, or the model itself. The gradients are those of
+ * the rank's outputs. */
 struct ek__loss_form {
-  /* NULL: nothing to open. */
-  ek_status (*open)(const ek_data_parallel_model *model, const struct ek__loss *loss,
-                    struct ek__loss_rank *own, const struct ek__rank *rank);
-  ek_status (*forward)(const ek_data_parallel_model *model, struct ek__loss *loss,
-                       const struct ek__rank *rank, const ek_shards *targets);
-  ek_status (*backward)(ek_tensor *gradients, const ek_data_parallel_model *model,
-                        struct ek__loss *loss, const struct ek__rank *rank,
-                        const ek_tensor *factors);
+  ek_status (*open)(const struct ek__loss_work *work); /* NULL: nothing to open */
+  ek_status (*forward)(const struct ek__loss_work *work);
+  ek_status (*backward)(ek_tensor *gradients, const struct ek__loss_work *work);
   bool promises; /* the scale of its gradient, to the model's own forward: the second */
 };
 extern const struct ek__loss_form ek__loss_of_criterion, ek__loss_of_model;
@@ -51,11 +58,7 @@ struct ek__loss {
   ek_reduction reduction;
   double coefficients[EK_MAX_TERMS];
   ek_data_parallel_criterion_options options; /* the scalings are a copy */
-  struct ek__loss_rank *ranks;
-  size_t count;
-  /* f64 {s, D}, one per rank, as the public totals are: of the last forward; and of the step so far
-   * where its terms are kept. */
-  ek_tensor *combined, *step_combined;
+  ek_tensor *combined; /* the public totals: f64 {s, D} of the last forward, one per rank */
 
   /* From forward to backward. */
   bool has_forward, has_loss;
@@ -77,6 +80,14 @@ struct ek_data_parallel_criterion {
   ek_data_parallel_model *model;
   struct ek__loss loss;
 };
+
+/* NULL: it is not open there. */
+static inline struct ek__loss_rank *ek__loss_of(const struct ek__rank *rank,
+                                                const struct ek__loss *loss) {
+  struct ek__loss_rank *own = rank->losses;
+  while (own != NULL && own->loss != loss) own = own->next;
+  return own;
+}
 
 /* Whether the weights of its terms are kept apart over the micro-batches of a step. */
 static inline bool ek__loss_keeps_terms(const struct ek__loss *loss) {
@@ -116,9 +127,8 @@ ek_status ek__loss_check_call(const ek_data_parallel_model *model, const struct 
                               size_t output_count, size_t target_count);
 /* EK_ERR_STATE if the criterion is not any more what it was when it was opened. */
 ek_status ek__loss_unchanged(const ek_data_parallel_model *model, const struct ek__loss *loss);
-/* Forgets the last forward, except its loss; and its passes alone: model_step.c. */
-void ek__loss_drop_forward(struct ek__loss *loss);
-void ek__loss_drop_passes(struct ek__loss *loss);
+/* Forgets the last forward, except its loss. */
+void ek__loss_drop_forward(const ek_data_parallel_model *model, struct ek__loss *loss);
 
 /*
  * Adds {s, d} of every term of the last forward, over all devices, to totals[2 * terms]; and the
@@ -130,15 +140,16 @@ double ek__criterion_loss_of(double *weight, const ek_data_parallel_criterion *s
 
 /* ---- rank_loss.c, on a rank's worker ---- */
 
-ek_status ek__rank_loss_forward(const struct ek__loss_forward *job, const struct ek__rank *rank);
-/* The gradients of the rank's outputs, to be freed; factors: of its single losses, or NULL. Terms
- * that are kept over the step are added up. */
-ek_status ek__rank_loss_backward(ek_tensor *gradients, const ek_data_parallel_model *model,
-                                 struct ek__loss *loss, const struct ek__rank *rank,
-                                 const ek_tensor *factors);
+ek__rank_job ek__rank_loss_forward; /* of struct ek__loss_forward */
+/* The gradients of the rank's outputs, to be freed. Terms that are kept over the step are added
+ * up. */
+ek_status ek__rank_loss_backward(ek_tensor *gradients, const struct ek__backward *job,
+                                 const struct ek__rank *rank);
 /* What the model adds up for the step, or takes for it. */
-static inline const ek_tensor *ek__loss_totals(const struct ek__loss *loss) {
-  return ek__loss_keeps_terms(loss) ? loss->step_combined : loss->combined;
+static inline const ek_tensor *ek__loss_totals(const struct ek__loss *loss,
+                                               const struct ek__rank *rank) {
+  return ek__loss_keeps_terms(loss) ? &ek__loss_of(rank, loss)->step_combined
+                                    : &loss->combined[rank->place];
 }
 
 /* ---- criterion_terms.c ---- */

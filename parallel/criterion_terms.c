@@ -54,11 +54,12 @@ static ek_status check_weights(const ek_data_parallel_model *model, const struct
 }
 
 /* This micro-batch weighs the terms as the ones before it did, or nothing has come before it. */
-static ek_status check_ratios(struct ek__loss *loss) {
+static ek_status check_ratios(const ek_data_parallel_model *model, struct ek__loss *loss) {
   const size_t terms = loss->terms;
   double totals[2 * EK_MAX_TERMS] = {0}, own[EK_MAX_TERMS], sum = 0, weight = 0;
   size_t reference = 0;
-  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &loss->ranks[0].totals.sum));
+  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms,
+                          &ek__loss_of(&model->run.ranks[0], loss)->totals.sum));
   for (size_t j = 0; j < terms; j++) {
     own[j] = totals[2 * j + 1];
     sum += fabs(totals[2 * j]);
@@ -83,10 +84,11 @@ static ek_status check_ratios(struct ek__loss *loss) {
   return EK_OK;
 }
 
-static ek_status verify(const struct ek__loss *loss) {
+static ek_status verify(const ek_data_parallel_model *model, const struct ek__loss *loss) {
   const size_t terms = loss->terms;
   double totals[2 * EK_MAX_TERMS] = {0};
-  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &loss->ranks[0].step_totals));
+  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms,
+                          &ek__loss_of(&model->run.ranks[0], loss)->step_totals));
   for (size_t j = 0; j < terms; j++) {
     if (nearly_equal(totals[2 * j + 1], loss->weights[j])) continue;
     return ek_error_set(
@@ -99,7 +101,7 @@ static ek_status verify(const struct ek__loss *loss) {
 
 ek_status ek__terms_verify(const ek_data_parallel_model *model) {
   for (const struct ek__loss *loss = model->losses; loss != NULL; loss = loss->next) {
-    if (loss->verify) EK_TRY(verify(loss));
+    if (loss->verify) EK_TRY(verify(model, loss));
   }
   return EK_OK;
 }
@@ -147,13 +149,13 @@ ek_status ek__terms_begin(const ek_data_parallel_model *model, struct ek__loss *
   }
   const bool several = begun || options->accumulate;
   const bool real = !ek_device_counts_only(model->run.ranks[0].device);
-  return several && real ? check_ratios(loss) : EK_OK;
+  return several && real ? check_ratios(model, loss) : EK_OK;
 }
 
 ek_status ek__terms_add(const struct ek__loss *loss, const struct ek__rank *rank) {
-  struct ek__loss_rank *own = &loss->ranks[rank->place];
+  struct ek__loss_rank *own = ek__loss_of(rank, loss);
   ek_stream *stream = ek__rank_stream(rank);
-  ek_tensor *step = &own->step_totals, *combined = &loss->step_combined[rank->place];
+  ek_tensor *step = &own->step_totals, *combined = &own->step_combined;
   const ek_tensor *totals = &own->totals.sum;
   EK_TRY(loss->micro_batches == 0 ? ek_op_copy(stream, step, totals)
                                   : ek_op_add(stream, step, step, totals));

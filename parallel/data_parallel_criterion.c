@@ -36,10 +36,18 @@ static ek_status make(ek_tensor *numbers, const struct ek__rank *rank, int64_t a
 
 static ek_status open_one(void *context, struct ek__rank *rank) {
   const ek_data_parallel_criterion *self = context;
-  const struct ek__loss *loss = &self->loss;
-  const struct ek__reduction *reduction = self->model->run.reduction;
-  struct ek__loss_rank *own = &loss->ranks[rank->place];
+  const ek_data_parallel_model *model = self->model;
+  const struct ek__reduction *reduction = model->run.reduction;
+  struct ek__loss *loss = (struct ek__loss *)(uintptr_t)&self->loss;
+  const size_t leaves = reduction->leaves(model);
   const int64_t terms = (int64_t)loss->terms;
+  struct ek__loss_rank *own = NULL;
+  EK_TRY(ek__new(&own, 1, sizeof *own, memory_of));
+  own->loss = loss;
+  own->next = rank->losses;
+  rank->losses = own;
+  EK_TRY(ek__new(&own->passes, leaves, sizeof *own->passes, memory_of));
+  own->pass_count = leaves;
   EK_TRY(make(&own->totals.sum, rank, terms, 2, 0));
   EK_TRY(make(&loss->combined[rank->place], rank, 2, 0, 0));
   EK_TRY(make(&own->scales, rank, terms, 2, 0));
@@ -47,14 +55,15 @@ static ek_status open_one(void *context, struct ek__rank *rank) {
     own->totals.leaves = own->totals.sum;
     own->totals.leaves.memory = NULL;
   } else {
-    EK_TRY(make(&own->totals.leaves, rank, (int64_t)reduction->leaves(self->model), terms, 2));
+    EK_TRY(make(&own->totals.leaves, rank, (int64_t)leaves, terms, 2));
   }
   if (ek__loss_keeps_terms(loss)) {
     EK_TRY(make(&own->step_totals, rank, terms, 2, 0));
-    EK_TRY(make(&loss->step_combined[rank->place], rank, 2, 0, 0));
+    EK_TRY(make(&own->step_combined, rank, 2, 0, 0));
     EK_TRY(make(&own->step_scales, rank, terms, 2, 0));
   }
-  return loss->form->open == NULL ? EK_OK : loss->form->open(self->model, loss, own, rank);
+  const struct ek__loss_work work = {model, loss, rank, own, NULL, NULL};
+  return loss->form->open == NULL ? EK_OK : loss->form->open(&work);
 }
 
 static ek_status check_open(ek_data_parallel_criterion **parallel,
@@ -84,7 +93,6 @@ static void describe(struct ek__loss *loss, ek_data_parallel_model *model,
                      ek_criterion *criterion) {
   const bool own = criterion == NULL;
   loss->form = own ? &ek__loss_of_model : &ek__loss_of_criterion;
-  loss->count = model->run.count;
   loss->criterion = ek_criterion_share(own ? ek_criterion_of(model->module) : criterion);
   loss->outputs = ek_module_outputs(model->module);
   loss->targets = own ? 0 : ek_module_targets(&criterion->base);
@@ -94,19 +102,6 @@ static void describe(struct ek__loss *loss, ek_data_parallel_model *model,
     const double *coefficients = ek_criterion_coefficients(loss->criterion);
     loss->coefficients[i] = coefficients == NULL ? 1.0 : coefficients[i];
   }
-}
-
-static ek_status allocate(struct ek__loss *loss, const ek_data_parallel_model *model) {
-  const size_t leaves = model->run.reduction->leaves(model);
-  EK_TRY(ek__new(&loss->ranks, loss->count, sizeof *loss->ranks, memory_of));
-  EK_TRY(ek__new(&loss->combined, loss->count, sizeof *loss->combined, memory_of));
-  EK_TRY(ek__new(&loss->step_combined, loss->count, sizeof *loss->step_combined, memory_of));
-  for (size_t k = 0; k < loss->count; k++) {
-    struct ek__loss_rank *own = &loss->ranks[k];
-    EK_TRY(ek__new(&own->passes, leaves, sizeof *own->passes, memory_of));
-    own->pass_count = leaves;
-  }
-  return EK_OK;
 }
 
 static ek_status open_criterion(ek_data_parallel_criterion **parallel,
@@ -128,7 +123,9 @@ static ek_status open_criterion(ek_data_parallel_criterion **parallel,
                         o.target_scaling_count, self->loss.targets);
   self->loss.options = o;
   self->loss.options.target_scaling = scalings;
-  if (status == EK_OK) status = allocate(&self->loss, model);
+  if (status == EK_OK) {
+    status = ek__new(&self->loss.combined, model->run.count, sizeof(ek_tensor), memory_of);
+  }
   if (status == EK_OK) status = ek__ranks_apply(&model->run, open_one, self);
   if (status == EK_OK) status = ek__loss_same(model, &self->loss);
   if (status == EK_OK) {
@@ -145,39 +142,45 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
   EK__WORLD_CALL(ek__model_world(model), open_criterion(parallel, model, criterion, options));
 }
 
-void ek__loss_drop_forward(struct ek__loss *loss) {
-  ek__loss_drop_passes(loss);
-  for (size_t k = 0; k < loss->count && loss->ranks != NULL; k++) {
-    ek_tensor_free(&loss->ranks[k].losses);
+void ek__loss_drop_forward(const ek_data_parallel_model *model, struct ek__loss *loss) {
+  for (size_t k = 0; k < model->run.count; k++) {
+    struct ek__loss_rank *own = ek__loss_of(&model->run.ranks[k], loss);
+    for (size_t i = 0; own != NULL && i < own->pass_count; i++) {
+      ek_pass_free(own->passes[i]);
+      own->passes[i] = NULL;
+    }
+    if (own != NULL) ek_tensor_free(&own->losses);
   }
   loss->seen = NULL;
   loss->has_forward = false;
 }
 
-static void free_rank(struct ek__loss_rank *own) {
+static void close_one(struct ek__rank *rank, const struct ek__loss *loss) {
+  struct ek__loss_rank *own = ek__loss_of(rank, loss), **link = &rank->losses;
+  if (own == NULL) return;
+  while (*link != own) link = &(*link)->next;
+  *link = own->next;
   ek_replica_free(own->replica);
-  ek__free(own->passes);
   ek_tensor_free(&own->totals.leaves);
   ek_tensor_free(&own->step_scales);
+  ek_tensor_free(&own->step_combined);
   ek_tensor_free(&own->step_totals);
   ek_tensor_free(&own->scales);
+  ek_tensor_free(&loss->combined[rank->place]);
   ek_tensor_free(&own->totals.sum);
+  ek__free(own->passes);
+  ek__free(own);
 }
 
 void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel) {
   if (parallel == NULL) return;
-  struct ek__loss *loss = &parallel->loss, **link = &parallel->model->losses;
+  ek_data_parallel_model *model = parallel->model;
+  struct ek__loss *loss = &parallel->loss, **link = &model->losses;
   while (*link != loss) link = &(*link)->next;
   *link = loss->next;
-  ek__loss_drop_forward(loss);
-  for (size_t k = 0; k < loss->count; k++) {
-    if (loss->ranks != NULL) free_rank(&loss->ranks[k]);
-    if (loss->combined != NULL) ek_tensor_free(&loss->combined[k]);
-    if (loss->step_combined != NULL) ek_tensor_free(&loss->step_combined[k]);
-  }
-  ek__free(loss->step_combined);
+  ek__loss_drop_forward(model, loss);
+  for (size_t k = 0; k < model->run.count; k++) close_one(&model->run.ranks[k], loss);
   ek__free(loss->combined);
-  ek__free(loss->ranks);
   ek_criterion_free(loss->criterion);
   ek__free((void *)(uintptr_t)loss->options.target_scaling);
   ek__free(parallel);
@@ -186,9 +189,9 @@ void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel) {
 /* ---- forward ---- */
 
 ek_status ek__loss_unchanged(const ek_data_parallel_model *model, const struct ek__loss *loss) {
-  const ek_replica *replica = loss->ranks[0].replica;
-  return ek__layout_check(replica == NULL ? &model->run.ranks[0].replica->layout
-                                          : &replica->layout);
+  const struct ek__rank *rank = &model->run.ranks[0];
+  const ek_replica *replica = ek__loss_of(rank, loss)->replica;
+  return ek__layout_check(replica == NULL ? &rank->replica->layout : &replica->layout);
 }
 
 ek_status ek__loss_check_call(const ek_data_parallel_model *model, const struct ek__loss *loss,
@@ -209,7 +212,7 @@ static ek_status check_outputs(const ek_data_parallel_model *model, const struct
                 "output number %zu is not of the model's group", i);
     EK_TRY(ek__shards_check("criterion forward: an output", &outputs[i]));
   }
-  for (size_t k = 0; k < loss->count; k++) {
+  for (size_t k = 0; k < model->run.count; k++) {
     EK_TRY(ek__loss_check_rows(outputs, output_count, k));
   }
   const struct ek__reduction *reduction = model->run.reduction;
@@ -265,7 +268,7 @@ ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *mod
 
 void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradient) {
   struct ek__loss *loss = job->loss;
-  ek__loss_drop_forward(loss);
+  ek__loss_drop_forward(job->model, loss);
   loss->seen = outputs;
   loss->forward = outputs[0].private_members.forward;
   loss->gradient = gradient;
@@ -283,20 +286,16 @@ void ek__loss_begin(struct ek__loss_forward *job, ek_shards *outputs, bool gradi
   }
 }
 
-static ek_status forward_one(void *context, struct ek__rank *rank) {
-  return ek__rank_loss_forward(context, rank);
-}
-
 static ek_status run(struct ek__loss_forward *job, ek_shards *outputs) {
   ek_data_parallel_model *model = job->model;
   struct ek__loss *loss = job->loss;
   const uint64_t forward = outputs[0].private_members.forward;
   const bool gradient = model->last.pending != 0 && forward == model->last.pending;
   ek__loss_begin(job, outputs, gradient);
-  const ek_status status = ek__ranks_apply(&model->run, forward_one, job);
+  const ek_status status = ek__ranks_apply(&model->run, ek__rank_loss_forward, job);
   loss->has_forward = loss->has_loss = status == EK_OK;
   if (status == EK_OK) return EK_OK;
-  ek__loss_drop_forward(loss);
+  ek__loss_drop_forward(model, loss);
   ek__model_end_step(model, false);
   return status;
 }
@@ -339,10 +338,15 @@ ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *
 
 /* ---- the loss ---- */
 
+/* Of all ranks. */
+static const struct ek__loss_rank *first_of(const ek_data_parallel_criterion *self) {
+  return ek__loss_of(&self->model->run.ranks[0], &self->loss);
+}
+
 ek_status ek__criterion_add_totals(double *totals, const ek_data_parallel_criterion *self) {
   double read[2 * EK_MAX_TERMS];
   for (size_t i = 0; i < 2 * self->loss.terms; i++) read[i] = NAN; /* of `plan` devices */
-  EK_TRY(ek__read_numbers(read, 2 * (int64_t)self->loss.terms, &self->loss.ranks[0].totals.sum));
+  EK_TRY(ek__read_numbers(read, 2 * (int64_t)self->loss.terms, &first_of(self)->totals.sum));
   for (size_t i = 0; i < 2 * self->loss.terms; i++) totals[i] += read[i];
   return EK_OK;
 }
@@ -369,7 +373,7 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
   const size_t terms = parallel->loss.terms;
   double combined[2] = {NAN, NAN}, totals[2 * EK_MAX_TERMS] = {0};
   EK_TRY(ek__read_numbers(combined, 2, &parallel->loss.combined[0]));
-  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &parallel->loss.ranks[0].totals.sum));
+  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &first_of(parallel)->totals.sum));
   double most = 0;
   for (size_t i = 0; i < terms; i++) most = fmax(most, totals[2 * i + 1]);
   if (weight != NULL) *weight = most;
@@ -386,13 +390,14 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
               EK_ERR_STATE, "criterion losses: no forward with reduction `none` has run before it");
   EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->loss.seen));
   ek_shards made;
-  EK_TRY(ek_shards_create(&made, parallel->model->run.group));
+  const struct ek__ranks *run = &parallel->model->run;
+  EK_TRY(ek_shards_create(&made, run->group));
   const ek_tensor none = {.type = parallel->model->options.type, .rank = 1};
   ek_status status = EK_OK;
-  for (size_t k = 0; k < parallel->loss.count && status == EK_OK; k++) {
+  for (size_t k = 0; k < made.count && status == EK_OK; k++) {
     ek_tensor *part = &made.parts[k];
     status = ek__loss_has_rows(parallel->loss.seen, k)
-                 ? ek_tensor_share(part, &parallel->loss.ranks[k].losses)
+                 ? ek_tensor_share(part, &ek__loss_of(&run->ranks[k], &parallel->loss)->losses)
                  : ek__shards_empty_part(&made, k, &none);
     made.offsets[k + 1] = made.offsets[k] + (part->rank == 0 ? 1 : part->shape[0]);
   }

@@ -28,8 +28,7 @@ struct ek__forward {
   bool renew;         /* or its buffers */
 };
 
-/* On a rank's worker. */
-ek_status ek__rank_forward(const struct ek__forward *job, struct ek__rank *rank);
+ek__rank_job ek__rank_forward; /* of struct ek__forward */
 /* Several pieces of a rank may write buffers: afterwards all ranks have those of the first. */
 bool ek__forward_keeps_buffers(const struct ek__forward *job);
 
@@ -49,16 +48,20 @@ ek_status ek__forward_check(const struct ek__forward *job);
 /* On a rank's worker: from the gradients of its outputs; totals: f64 {s, D}, may be NULL. */
 ek_status ek__rank_backward(const struct ek__backward *job, struct ek__rank *rank,
                             const ek_tensor *gradients, const ek_tensor *totals);
-/* The gradients of the rank's outputs, and with them that backward. */
-ek_status ek__rank_backward_of_loss(const struct ek__backward *job, struct ek__loss *loss,
-                                    struct ek__rank *rank, const ek_tensor *factors);
+/* The same of the gradients that a loss has there. */
+ek__rank_job ek__rank_backward_of_loss; /* of struct ek__backward */
 
 /* model_backward.c: a micro-batch goes with the earlier ones of its step; and all ranks have run
  * its backward. */
-ek_status ek__backward_check(const ek_data_parallel_model *model, bool divided, double factor,
-                             bool running);
-void ek__backward_ran(const struct ek__backward *job, const struct ek__scaling *scaling,
-                      bool divided);
+ek_status ek__backward_check(const struct ek__backward *job);
+void ek__backward_ran(const struct ek__backward *job);
+/* Runs the model back from the gradients that are given, those of a gathered output on its device
+ * alone: these are cut where the forward's rows came from. */
+ek_status ek__backward_run(struct ek__backward job);
+
+/* criterion_backward.c: of the last forward of a loss. */
+struct ek__backward ek__backward_of(ek_data_parallel_model *model, struct ek__loss *loss,
+                                    bool accumulate);
 
 /* ---- micro_batches.c: one micro-batch, for a trainer ---- */
 

@@ -18,53 +18,53 @@ const ek_module *ek__model_mixer(const ek_data_parallel_model *model) {
 struct job {
   struct ek__forward forward;
   struct ek__loss_forward loss;
-  struct ek__backward backward;
+  struct ek__backward backward; /* laid out when the scale of the loss is known */
   bool gradient, norm;
 };
 
 static ek_status run_rank(void *context, struct ek__rank *rank) {
-  const struct job *job = context;
+  struct job *job = context;
   EK_TRY(ek__rank_forward(&job->forward, rank));
   EK_TRY(ek__rank_loss_forward(&job->loss, rank));
   if (!job->gradient) return EK_OK;
-  EK_TRY(ek__rank_backward_of_loss(&job->backward, job->loss.loss, rank, NULL));
+  EK_TRY(ek__rank_backward_of_loss(&job->backward, rank));
   const ek_data_parallel_model *model = job->backward.model;
   return job->norm ? model->run.reduction->norm(model, rank) : EK_OK;
 }
 
 /* Checks the arguments; nothing is lost if it fails. */
-static ek_status lay(struct job *job, const struct ek__batch *batch,
-                     const ek_forward_options *options, struct ek__loss *loss) {
-  ek_data_parallel_model *model = job->backward.model;
+static ek_status lay(struct job *job, ek_data_parallel_model *model, struct ek__loss *loss,
+                     const struct ek__batch *batch, const ek_forward_options *options) {
   EK_TRY(ek__forward_lay(&job->forward, model, batch->inputs, NULL, batch->input_count, options));
   EK_TRY(ek__loss_check_call(model, loss, job->forward.output_count, batch->target_count));
   return ek__loss_lay(&job->loss, model, loss, &job->forward.inputs.shards[job->forward.lead],
                       batch->targets, NULL, batch->target_count);
 }
 
-static ek_status begin(struct job *job, ek_shards *outputs) {
-  ek_data_parallel_model *model = job->backward.model;
+static ek_status begin(struct job *job, ek_shards *outputs, bool accumulate) {
+  ek_data_parallel_model *model = job->forward.model;
   struct ek__loss *loss = job->loss.loss;
   const ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   EK_TRY(ek__forward_begin(&job->forward, outputs));
   ek__loss_begin(&job->loss, outputs, job->gradient);
   if (!job->gradient) return EK_OK;
-  EK_TRY(ek__backward_check(model, loss->reduction == EK_REDUCTION_MEAN, loss->scaling.factor,
-                            job->backward.running));
+  job->backward = ek__backward_of(model, loss, accumulate);
+  job->backward.late = job->loss.late;
+  EK_TRY(ek__backward_check(&job->backward));
   EK_TRY(ek__terms_check_weights(model, loss, &options));
   return ek__terms_begin(model, loss, &options);
 }
 
-static ek_status run(struct job *job, ek_shards *outputs) {
-  ek_data_parallel_model *model = job->backward.model;
+static ek_status run(struct job *job, ek_shards *outputs, bool accumulate) {
+  ek_data_parallel_model *model = job->forward.model;
   struct ek__loss *loss = job->loss.loss;
-  EK_TRY(begin(job, outputs));
+  EK_TRY(begin(job, outputs, accumulate));
   EK_TRY(ek__ranks_apply(&model->run, run_rank, job));
   ek__forward_ran(&job->forward);
   EK_TRY(ek__forward_check(&job->forward));
   loss->has_loss = !job->loss.late;
   if (!job->gradient) return EK_OK;
-  ek__backward_ran(&job->backward, &loss->scaling, loss->reduction == EK_REDUCTION_MEAN);
+  ek__backward_ran(&job->backward);
   loss->micro_batches = model->step.micro_batches;
   model->step.norm = job->norm;
   model->step.late = job->loss.late ? loss : NULL;
@@ -77,20 +77,15 @@ static ek_status run_in_one(ek_data_parallel_model *model, struct ek__loss *loss
   /* The ranks may read the squares of a master's gradient in the memory of rank 0, which need not
    * be there before all have ended the job. */
   const bool norm = next == EK__NEXT_UPDATE_BY_NORM;
-  struct job job = {.backward = {.model = model,
-                                 .accumulate = next == EK__NEXT_MORE,
-                                 .running = ek__loss_keeps_terms(loss)},
-                    .gradient = options->gradient,
-                    .norm = norm && !ek__placement(model)->master};
+  struct job job = {.gradient = options->gradient, .norm = norm && !ek__placement(model)->master};
   ek_shards outputs[EK_MAX_TENSORS] = {{0}};
-  ek_status status = lay(&job, batch, options, loss);
+  ek_status status = lay(&job, model, loss, batch, options);
   if (status == EK_OK) {
     /* The gradient of several terms needs their weights, which are in the totals. */
     job.loss.late = (next == EK__NEXT_UPDATE || norm) && model->run.totals_ride && loss->terms == 1;
-    job.backward.late = job.loss.late;
-    status = run(&job, outputs);
+    status = run(&job, outputs, next == EK__NEXT_MORE);
     ek__model_drop_forward(model);
-    ek__loss_drop_forward(loss);
+    ek__loss_drop_forward(model, loss);
     if (status != EK_OK) ek__model_end_step(model, false);
     for (size_t i = 0; i < job.forward.output_count; i++) ek_shards_free(&outputs[i]);
   }
@@ -115,7 +110,7 @@ static ek_status run_in_calls(ek_data_parallel_model *model, ek_data_parallel_cr
   if (status == EK_OK && options->gradient) {
     status = ek_data_parallel_criterion_backward(criterion, &backward);
   }
-  ek__loss_drop_forward(&criterion->loss); /* it looks at the outputs, which end here */
+  ek__loss_drop_forward(model, &criterion->loss); /* it looks at the outputs, which end here */
   for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
   return status;
 }

@@ -74,41 +74,41 @@ static ek_status check_gradients(const ek_data_parallel_model *model, const ek_s
   return EK_OK;
 }
 
-ek_status ek__backward_check(const ek_data_parallel_model *model, bool divided, double factor,
-                             bool running) {
-  const struct ek__step *step = &model->step;
-  const bool begun = step->stage != EK__STEP_EMPTY;
+ek_status ek__backward_check(const struct ek__backward *job) {
+  const struct ek__step *step = &job->model->step;
+  if (step->stage == EK__STEP_EMPTY) return EK_OK;
   EK__FAIL_IF(
-      begun && step->divided != divided, EK_ERR_STATE,
+      step->divided != job->divided, EK_ERR_STATE,
       "backward: gradients to be divided by a weight (reduction `mean`) and gradients not to "
       "be divided cannot be accumulated in one step");
-  EK__FAIL_IF(begun && step->scaling.factor != factor, EK_ERR_STATE,
+  EK__FAIL_IF(step->scaling.factor != job->scaling.factor, EK_ERR_STATE,
               "backward: gradients with loss scales %g and %g cannot be accumulated in one step",
-              step->scaling.factor, factor);
+              step->scaling.factor, job->scaling.factor);
   EK__FAIL_IF(
-      begun && step->running != running, EK_ERR_STATE,
+      step->running != job->running, EK_ERR_STATE,
       "backward: totals of the step so far and totals of one micro-batch cannot be combined");
   return EK_OK;
 }
 
-static ek_status check_backward(const ek_data_parallel_model *model, const ek_shards *gradients,
-                                size_t count, const ek_backward_options *options) {
-  EK_TRY(ek__model_check(model));
+static ek_status check_backward(const struct ek__backward *job, size_t count) {
+  const ek_data_parallel_model *model = job->model;
   EK_TRY(ek__layout_check(&model->run.ranks[0].replica->layout)); /* its counts size arrays */
   EK__FAIL_IF(model->last.pending == 0, EK_ERR_STATE,
               "backward: no forward with gradient has run before it");
-  EK__FAIL_IF(options->running && options->totals == NULL, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(model->last.scale != 0, EK_ERR_STATE,
+              "backward: the forward computed gradients for a criterion's scale "
+              "(gradient_in_forward); call that criterion's backward");
+  EK__FAIL_IF(job->running && job->totals == NULL, EK_ERR_INVALID_ARGUMENT,
               "backward: options.running without options.totals");
-  EK_TRY(ek__backward_check(model, options->totals != NULL && !options->sum, options->loss_scale,
-                            options->running));
-  for (size_t k = 0; k < model->run.count && options->totals != NULL; k++) {
-    const ek_tensor *totals = &options->totals[k];
+  EK_TRY(ek__backward_check(job));
+  for (size_t k = 0; k < model->run.count && job->totals != NULL; k++) {
+    const ek_tensor *totals = &job->totals[k];
     EK__FAIL_IF(totals->type != EK_F64 || ek_tensor_count(totals) != 2 ||
                     totals->device != model->run.ranks[k].device,
                 EK_ERR_INVALID_ARGUMENT, "backward: totals number %zu is not two f64 on its device",
                 k);
   }
-  return check_gradients(model, gradients, count);
+  return check_gradients(model, job->gradients, count);
 }
 
 /* Cuts gathered gradients where the forward's rows came from; views on the device that has them. */
@@ -128,6 +128,44 @@ static ek_status scatter_gradients(ek_shards *parts, const ek_data_parallel_mode
   return EK_OK;
 }
 
+void ek__backward_ran(const struct ek__backward *job) {
+  struct ek__step *step = &job->model->step;
+  step->divided = job->divided;
+  step->scaling = job->scaling;
+  step->stage = job->accumulate ? EK__STEP_ACCUMULATED : EK__STEP_REDUCED;
+  step->running = job->running;
+  step->micro_batches++;
+  step->samples += job->model->last.batch_samples;
+}
+
+static ek_status backward_one(void *context, struct ek__rank *rank) {
+  const struct ek__backward *job = context;
+  const ek_tensor *totals = job->loss != NULL     ? ek__loss_totals(job->loss, rank)
+                            : job->totals == NULL ? NULL
+                                                  : &job->totals[rank->place];
+  ek_tensor gradients[EK_MAX_TENSORS];
+  for (size_t i = 0; i < ek_module_outputs(job->model->module); i++) {
+    gradients[i] = job->gradients[i].parts[rank->place];
+  }
+  return ek__rank_backward(job, rank, gradients, totals);
+}
+
+ek_status ek__backward_run(struct ek__backward job) {
+  const ek_data_parallel_model *model = job.model;
+  const size_t count = ek_module_outputs(model->module);
+  ek_status status = EK_OK;
+  ek_shards parts[EK_MAX_TENSORS] = {{0}}; /* of gathered gradients */
+  if (model->options.outputs == EK_OUTPUTS_GATHER && model->last.samples > 0) {
+    EK_TRY_GOTO(status, scatter_gradients(parts, model, job.gradients, count), cleanup);
+    job.gradients = parts;
+  }
+  EK_TRY_GOTO(status, ek__ranks_apply(&job.model->run, backward_one, &job), cleanup);
+  ek__backward_ran(&job);
+cleanup:
+  for (size_t i = 0; i < count; i++) ek_shards_free(&parts[i]);
+  return status;
+}
+
 static ek_status backward(ek_data_parallel_model *model, const ek_shards *gradients, size_t count,
                           const ek_backward_options *options) {
   ek_backward_options o = EK_BACKWARD_OPTIONS_INIT;
@@ -138,64 +176,21 @@ static ek_status backward(ek_data_parallel_model *model, const ek_shards *gradie
   const ek_loss_scale given = {.kind = EK_LOSS_SCALE_STATIC, .scale = o.loss_scale};
   EK_TRY(ek_loss_scale_check(&given));
   EK_TRY(ek__model_check(model));
-  EK__FAIL_IF(model->last.pending != 0 && model->last.scale != 0, EK_ERR_STATE,
-              "backward: the forward computed gradients for a criterion's scale "
-              "(gradient_in_forward); call that criterion's backward");
-  return ek__model_backward(model, gradients, count, &o, 1);
+  struct ek__backward job = {.model = model,
+                             .accumulate = o.accumulate,
+                             .running = o.running,
+                             .divided = o.totals != NULL && !o.sum,
+                             .scaling = {o.loss_scale, 1},
+                             .gradients = gradients,
+                             .totals = o.totals};
+  EK_TRY(check_backward(&job, count));
+  const ek_status status = ek__backward_run(job);
+  ek__model_drop_forward(model);
+  if (status != EK_OK) ek__model_end_step(model, false);
+  return status;
 }
 
 ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
                                           size_t count, const ek_backward_options *options) {
   EK__WORLD_CALL(ek__model_world(model), backward(model, gradients, count, options));
-}
-
-void ek__backward_ran(const struct ek__backward *job, const struct ek__scaling *scaling,
-                      bool divided) {
-  ek_data_parallel_model *model = job->model;
-  model->step.divided = divided;
-  model->step.scaling = *scaling;
-  model->step.stage = job->accumulate ? EK__STEP_ACCUMULATED : EK__STEP_REDUCED;
-  model->step.running = job->running;
-  model->step.micro_batches++;
-  model->step.samples += model->last.batch_samples;
-}
-
-struct backward_job {
-  struct ek__backward backward;
-  const ek_shards *gradients;
-  const ek_tensor *totals; /* one per device, or NULL */
-};
-
-static ek_status backward_one(void *context, struct ek__rank *rank) {
-  const struct backward_job *job = context;
-  ek_tensor gradients[EK_MAX_TENSORS];
-  for (size_t i = 0; i < ek_module_outputs(job->backward.model->module); i++) {
-    gradients[i] = job->gradients[i].parts[rank->place];
-  }
-  return ek__rank_backward(&job->backward, rank, gradients,
-                           job->totals == NULL ? NULL : &job->totals[rank->place]);
-}
-
-ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
-                             size_t count, const ek_backward_options *options, double unit) {
-  EK_TRY(check_backward(model, gradients, count, options));
-  ek_status status = EK_OK;
-  ek_shards parts[EK_MAX_TENSORS] = {{0}}; /* of gathered gradients */
-  struct backward_job job = {.backward = {.model = model,
-                                          .accumulate = options->accumulate,
-                                          .running = options->running},
-                             .gradients = gradients,
-                             .totals = options->totals};
-  const struct ek__scaling scaling = {options->loss_scale, unit};
-  if (model->options.outputs == EK_OUTPUTS_GATHER && model->last.samples > 0) {
-    EK_TRY_GOTO(status, scatter_gradients(parts, model, gradients, count), cleanup);
-    job.gradients = parts;
-  }
-  EK_TRY_GOTO(status, ek__ranks_apply(&model->run, backward_one, &job), cleanup);
-  ek__backward_ran(&job.backward, &scaling, options->totals != NULL && !options->sum);
-cleanup:
-  for (size_t i = 0; i < count; i++) ek_shards_free(&parts[i]);
-  ek__model_drop_forward(model);
-  if (status != EK_OK) ek__model_end_step(model, false);
-  return status;
 }

@@ -341,14 +341,10 @@ ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs) {
   return EK_OK;
 }
 
-static ek_status forward_one(void *context, struct ek__rank *rank) {
-  return ek__rank_forward(context, rank);
-}
-
 static ek_status run(struct ek__forward *job, ek_shards *made) {
   ek_data_parallel_model *model = job->model;
   EK_TRY(ek__forward_begin(job, made));
-  EK_TRY(ek__ranks_apply(&model->run, forward_one, job));
+  EK_TRY(ek__ranks_apply(&model->run, ek__rank_forward, job));
   ek__forward_ran(job);
   EK_TRY(finish_outputs(job));
   if (!job->options->gradient) ek__model_drop_forward(model);

@@ -25,19 +25,15 @@ static void drop_passes(ek_pass **passes, size_t count) {
   }
 }
 
-void ek__loss_drop_passes(struct ek__loss *loss) {
-  for (size_t k = 0; k < loss->count && loss->ranks != NULL; k++) {
-    drop_passes(loss->ranks[k].passes, loss->ranks[k].pass_count);
-  }
-}
-
 void ek__model_drop_forward(ek_data_parallel_model *model) {
   for (size_t k = 0; k < model->run.count; k++) {
     struct ek__rank *rank = &model->run.ranks[k];
     drop_passes(rank->passes, rank->pass_count);
     ek__keeper_drop(rank);
+    for (struct ek__loss_rank *own = rank->losses; own != NULL; own = own->next) {
+      drop_passes(own->passes, own->pass_count);
+    }
   }
-  for (struct ek__loss *it = model->losses; it != NULL; it = it->next) ek__loss_drop_passes(it);
   model->last.pending = 0;
 }
 

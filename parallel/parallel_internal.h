@@ -32,6 +32,7 @@
 
 struct ek__lockstep;
 struct ek__loss;
+struct ek__loss_rank;
 struct ek__reduction;
 struct ek__tree;
 struct ek__update;
@@ -114,6 +115,7 @@ struct ek__rank {
   struct ek__pieces pieces;
   ek_tensor outputs[EK_MAX_TENSORS];
   struct ek__share share;
+  struct ek__loss_rank *losses; /* of all criteria: criterion_internal.h */
 };
 
 static inline ek_stream *ek__rank_stream(const struct ek__rank *rank) {
@@ -284,9 +286,6 @@ void ek__model_unwatch(ek_data_parallel_model *model);
 ek_status ek__shards_check(const char *who, const ek_shards *shards);
 /* Makes a part without rows, of the type and other dimensions of `like`, or of any (NULL). */
 ek_status ek__shards_empty_part(ek_shards *shards, size_t index, const ek_tensor *like);
-/* Copies offsets and samples, of shards of the same group. */
-void ek__shards_cut_like(ek_shards *shards, const ek_shards *like);
-
 /* ---- scatter.c ---- */
 
 /* Makes the parts at the offsets of the shards, which stay as they are if it fails. `intake`: the
@@ -337,10 +336,6 @@ ek_status ek__parallel_apply_finish(ek_shards *output, const ek_shards *lead);
 
 /* ---- model_backward.c ---- */
 
-/* ek_data_parallel_model_backward() in the model's thread; gradients of a criterion, which have the
- * scale that forward was promised. unit: of their loss scale. */
-ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
-                             size_t count, const ek_backward_options *options, double unit);
 /* The loss scale of a micro-batch with this number of targets in all processes (0: its loss is not
  * divided): that of the running step, or else of the next. */
 struct ek__scaling ek__model_scaling(const ek_data_parallel_model *model, int64_t targets);

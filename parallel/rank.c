@@ -331,7 +331,8 @@ static ek_status run_pieces(struct forward_of *own) {
 
 /* ---- a rank ---- */
 
-ek_status ek__rank_forward(const struct ek__forward *job, struct ek__rank *rank) {
+ek_status ek__rank_forward(void *context, struct ek__rank *rank) {
+  const struct ek__forward *job = context;
   struct forward_of own = {.job = job, .rank = rank};
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, ek__given_cut(&job->inputs, rank), cleanup);

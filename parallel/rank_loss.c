@@ -18,20 +18,16 @@
 #include "core/error.h"
 #include "criterion_internal.h"
 
-static struct ek__loss_rank *own_of(const struct ek__loss *loss, const struct ek__rank *rank) {
-  return &loss->ranks[rank->place];
-}
-
 /* ---- a module of its own ---- */
 
-static ek_status open_replica(const ek_data_parallel_model *model, const struct ek__loss *loss,
-                              struct ek__loss_rank *own, const struct ek__rank *rank) {
-  const ek_module *module = &loss->criterion->base;
+static ek_status open_replica(const struct ek__loss_work *work) {
+  struct ek__loss_rank *own = work->own;
+  ek_module *module = &work->loss->criterion->base;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  options.type = model->options.type;
-  options.precision = model->options.precision;
+  options.type = work->model->options.type;
+  options.precision = work->model->options.precision;
   options.gradients = false;
-  EK_TRY(ek_replica_open(&own->replica, rank->device, &loss->criterion->base, &options));
+  EK_TRY(ek_replica_open(&own->replica, work->rank->device, module, &options));
   const bool collective = own->replica->layout.collective;
   if (!collective && ek_tensor_count(ek_replica_parameters(own->replica)) == 0) return EK_OK;
   return ek_error_set(EK_ERR_UNSUPPORTED,
@@ -54,9 +50,10 @@ static ek_status take_rows(ek_tensor *rows, const ek_data_parallel_model *model,
   return EK_OK;
 }
 
-static ek_status open_pass(ek_pass **pass, const ek_data_parallel_model *model,
-                           const struct ek__loss *loss, struct ek__loss_rank *own,
+static ek_status open_pass(ek_pass **pass, const struct ek__loss_work *work,
                            const struct ek__piece *piece) {
+  const ek_data_parallel_model *model = work->model;
+  const struct ek__loss *loss = work->loss;
   const bool whole = model->run.reduction->whole;
   ek_pass_options options = EK_PASS_OPTIONS_INIT;
   options.gradient = loss->gradient;
@@ -68,31 +65,32 @@ static ek_status open_pass(ek_pass **pass, const ek_data_parallel_model *model,
   options.promise.overwrite_inputs = !loss->options.keep_outputs && whole;
   options.promise.gradient_now =
       loss->with_gradient ? loss->coefficients[0] * loss->scaling.factor : 0;
-  options.promise.totals = whole ? &own->totals.sum : NULL;
-  return ek__rank_open_pass(pass, model, own->replica, NULL, &options);
+  options.promise.totals = whole ? &work->own->totals.sum : NULL;
+  return ek__rank_open_pass(pass, model, work->own->replica, NULL, &options);
 }
 
-static ek_status run_piece(const ek_data_parallel_model *model, struct ek__loss *loss,
-                           const struct ek__rank *rank, const ek_shards *targets,
-                           const struct ek__piece *piece) {
-  struct ek__loss_rank *own = own_of(loss, rank);
+static ek_status run_piece(const struct ek__loss_work *work, const struct ek__piece *piece) {
+  const ek_data_parallel_model *model = work->model;
+  const struct ek__loss *loss = work->loss;
+  struct ek__loss_rank *own = work->own;
   ek_pass **pass = &own->passes[piece->number];
   ek_tensor inputs[EK_MAX_INPUTS] = {{0}}, results[EK_MAX_TENSORS] = {{0}};
   ek_tensor leaf = ek__totals_leaf(&own->totals, piece->number);
   ek_status status = EK_OK;
   for (size_t i = 0; i < loss->outputs + loss->targets; i++) {
     const bool output = i < loss->outputs;
-    const ek_shards *from = output ? &loss->seen[i] : &targets[i - loss->outputs];
-    EK_TRY_GOTO(status, ek_tensor_wait(&from->parts[rank->place]), cleanup);
+    const ek_shards *from = output ? &loss->seen[i] : &work->targets[i - loss->outputs];
+    const ek_tensor *part = &from->parts[work->rank->place];
+    EK_TRY_GOTO(status, ek_tensor_wait(part), cleanup);
     EK_TRY_GOTO(status,
-                take_rows(&inputs[i], model, piece, &from->parts[rank->place],
+                take_rows(&inputs[i], model, piece, part,
                           output ? EK_MEMORY_OUTPUTS : EK_MEMORY_INPUTS),
                 cleanup);
   }
-  EK_TRY_GOTO(status, open_pass(pass, model, loss, own, piece), cleanup);
+  EK_TRY_GOTO(status, open_pass(pass, work, piece), cleanup);
   EK_TRY_GOTO(status, ek_pass_run_forward(results, *pass, inputs), cleanup);
   if (!model->run.reduction->whole) { /* else the pass has them there */
-    EK_TRY_GOTO(status, ek_op_copy(ek__rank_stream(rank), &leaf, &results[0]), cleanup);
+    EK_TRY_GOTO(status, ek_op_copy(ek__rank_stream(work->rank), &leaf, &results[0]), cleanup);
   }
   if (loss->reduction == EK_REDUCTION_NONE) {
     EK_TRY_GOTO(status, ek__piece_append(&own->losses, &results[1], model, piece, EK_MEMORY_LOSS),
@@ -107,12 +105,11 @@ cleanup:
   return status;
 }
 
-static ek_status run_pieces(const ek_data_parallel_model *model, struct ek__loss *loss,
-                            const struct ek__rank *rank, const ek_shards *targets) {
-  const struct ek__pieces *pieces = &own_of(loss, rank)->pieces;
+static ek_status run_pieces(const struct ek__loss_work *work) {
+  const struct ek__pieces *pieces = &work->own->pieces;
   for (size_t i = 0; i < pieces->rounds; i++) {
-    const struct ek__piece piece = model->run.reduction->piece(model, pieces, i);
-    EK_TRY(run_piece(model, loss, rank, targets, &piece));
+    const struct ek__piece piece = work->model->run.reduction->piece(work->model, pieces, i);
+    EK_TRY(run_piece(work, &piece));
   }
   return EK_OK;
 }
@@ -126,17 +123,17 @@ static ek_status place_gradient(ek_tensor *gradient, const struct ek__loss *loss
                           output->shape);
 }
 
-static ek_status run_piece_backward(ek_tensor *gradients, const ek_data_parallel_model *model,
-                                    struct ek__loss *loss, const struct ek__rank *rank,
-                                    const ek_tensor *factors, const struct ek__piece *piece) {
-  struct ek__loss_rank *own = own_of(loss, rank);
-  ek_tensor given[] = {own->scales, {0}}, results[EK_MAX_INPUTS] = {{0}};
+static ek_status run_piece_backward(ek_tensor *gradients, const struct ek__loss_work *work,
+                                    const struct ek__piece *piece) {
+  const ek_data_parallel_model *model = work->model;
+  ek_tensor given[] = {work->own->scales, {0}}, results[EK_MAX_INPUTS] = {{0}};
+  ek_pass *pass = work->own->passes[piece->number];
   ek_status status = EK_OK;
-  if (ek_tensor_exists(factors)) {
-    EK_TRY_GOTO(status, take_rows(&given[1], model, piece, factors, EK_MEMORY_LOSS), cleanup);
+  if (ek_tensor_exists(work->factors)) {
+    EK_TRY_GOTO(status, take_rows(&given[1], model, piece, work->factors, EK_MEMORY_LOSS), cleanup);
   }
-  EK_TRY_GOTO(status, ek_pass_run_backward(results, own->passes[piece->number], given), cleanup);
-  for (size_t i = 0; i < loss->outputs; i++) {
+  EK_TRY_GOTO(status, ek_pass_run_backward(results, pass, given), cleanup);
+  for (size_t i = 0; i < work->loss->outputs; i++) {
     if (model->run.reduction->whole) {
       gradients[i] = results[i];
       memset(&results[i], 0, sizeof results[i]);
@@ -150,17 +147,15 @@ cleanup:
   return status;
 }
 
-static ek_status run_pieces_backward(ek_tensor *gradients, const ek_data_parallel_model *model,
-                                     struct ek__loss *loss, const struct ek__rank *rank,
-                                     const ek_tensor *factors) {
-  const struct ek__reduction *reduction = model->run.reduction;
-  const struct ek__pieces *pieces = &own_of(loss, rank)->pieces;
+static ek_status run_pieces_backward(ek_tensor *gradients, const struct ek__loss_work *work) {
+  const struct ek__reduction *reduction = work->model->run.reduction;
+  const struct ek__loss *loss = work->loss;
   for (size_t i = 0; i < loss->outputs && !reduction->whole; i++) {
-    EK_TRY(place_gradient(&gradients[i], loss, &loss->seen[i].parts[rank->place]));
+    EK_TRY(place_gradient(&gradients[i], loss, &loss->seen[i].parts[work->rank->place]));
   }
-  for (size_t i = 0; i < pieces->rounds; i++) {
-    const struct ek__piece piece = reduction->piece(model, pieces, i);
-    EK_TRY(run_piece_backward(gradients, model, loss, rank, factors, &piece));
+  for (size_t i = 0; i < work->own->pieces.rounds; i++) {
+    const struct ek__piece piece = reduction->piece(work->model, &work->own->pieces, i);
+    EK_TRY(run_piece_backward(gradients, work, &piece));
   }
   return EK_OK;
 }
@@ -171,27 +166,22 @@ const struct ek__loss_form ek__loss_of_criterion = {
 /* ---- the model's own ---- */
 
 /* The totals of its pieces are one after the other. */
-static ek_status take_totals(const ek_data_parallel_model *model, struct ek__loss *loss,
-                             const struct ek__rank *rank, const ek_shards *targets) {
-  (void)targets, (void)model;
-  const struct ek__pieces *pieces = &own_of(loss, rank)->pieces;
-  const struct ek__totals *totals = &own_of(loss, rank)->totals;
+static ek_status take_totals(const struct ek__loss_work *work) {
+  const struct ek__pieces *pieces = &work->own->pieces;
+  const struct ek__totals *totals = &work->own->totals;
   const int64_t size = ek_tensor_count(&totals->sum);
   const int64_t count = (int64_t)(pieces->last - pieces->first) * size;
-  const ek_tensor *part = &loss->seen[0].parts[rank->place];
+  const ek_tensor *part = &work->loss->seen[0].parts[work->rank->place];
   if (count == 0) return EK_OK;
   EK__FAIL_IF(ek_tensor_count(part) != count, EK_ERR_SHAPE,
               "criterion forward: %lld numbers are not the totals of %zu pieces",
               (long long)ek_tensor_count(part), pieces->last - pieces->first);
   ek_tensor to = ek__flat_range(&totals->leaves, (int64_t)pieces->first * size, count);
-  return ek_op_copy(ek__rank_stream(rank), &to, part);
+  return ek_op_copy(ek__rank_stream(work->rank), &to, part);
 }
 
-static ek_status give_scales(ek_tensor *gradients, const ek_data_parallel_model *model,
-                             struct ek__loss *loss, const struct ek__rank *rank,
-                             const ek_tensor *factors) {
-  (void)model, (void)factors;
-  return ek_tensor_share(&gradients[0], &own_of(loss, rank)->scales);
+static ek_status give_scales(ek_tensor *gradients, const struct ek__loss_work *work) {
+  return ek_tensor_share(&gradients[0], &work->own->scales);
 }
 
 const struct ek__loss_form ek__loss_of_model = {
@@ -199,25 +189,21 @@ const struct ek__loss_form ek__loss_of_model = {
 
 /* ---- forward ---- */
 
-static ek_status add_totals(const struct ek__loss_forward *job, const struct ek__rank *rank) {
-  const ek_data_parallel_model *model = job->model;
-  const struct ek__reduction *reduction = model->run.reduction;
-  struct ek__loss *loss = job->loss;
-  struct ek__loss_rank *own = own_of(loss, rank);
+static ek_status add_totals(const struct ek__loss_work *work, bool late) {
+  const struct ek__reduction *reduction = work->model->run.reduction;
+  const struct ek__loss *loss = work->loss;
   const int64_t *samples = loss->seen[0].samples;
-  reduction->pieces(&own->pieces, model, rank, samples, false);
-  if (ek__loss_has_rows(loss->seen, rank->place)) {
-    EK_TRY(loss->form->forward(model, loss, rank, job->targets.shards));
-  } else {
-    EK_TRY(ek_op_zero(ek__rank_stream(rank), &own->totals.sum));
-  }
-  if (!job->late) EK_TRY(reduction->totals(model, rank, &own->totals, samples));
-  EK_TRY(ek_op_combine_totals(ek__rank_stream(rank), &loss->combined[rank->place], &own->scales,
+  struct ek__loss_rank *own = work->own;
+  ek_stream *stream = ek__rank_stream(work->rank);
+  const double factor = loss->scaling.factor;
+  reduction->pieces(&own->pieces, work->model, work->rank, samples, false);
+  EK_TRY(ek__loss_has_rows(loss->seen, work->rank->place) ? loss->form->forward(work)
+                                                          : ek_op_zero(stream, &own->totals.sum));
+  if (!late) EK_TRY(reduction->totals(work->model, work->rank, &own->totals, samples));
+  EK_TRY(ek_op_combine_totals(stream, &loss->combined[work->rank->place], &own->scales,
                               &own->totals.sum, loss->coefficients,
                               loss->reduction == EK_REDUCTION_MEAN));
-  const double factor = loss->scaling.factor;
-  return factor == 1 ? EK_OK
-                     : ek_op_scale(ek__rank_stream(rank), &own->scales, &own->scales, factor);
+  return factor == 1 ? EK_OK : ek_op_scale(stream, &own->scales, &own->scales, factor);
 }
 
 ek_status ek__loss_check_rows(const ek_shards *outputs, size_t count, size_t place) {
@@ -229,12 +215,15 @@ ek_status ek__loss_check_rows(const ek_shards *outputs, size_t count, size_t pla
   return EK_OK;
 }
 
-ek_status ek__rank_loss_forward(const struct ek__loss_forward *job, const struct ek__rank *rank) {
+ek_status ek__rank_loss_forward(void *context, struct ek__rank *rank) {
+  const struct ek__loss_forward *job = context;
+  const struct ek__loss_work work = {job->model, job->loss, rank, ek__loss_of(rank, job->loss),
+                                     job->targets.shards, NULL};
   ek_status status = ek__given_cut(&job->targets, rank);
   if (status == EK_OK) {
     status = ek__loss_check_rows(job->loss->seen, job->loss->outputs, rank->place);
   }
-  if (status == EK_OK) status = add_totals(job, rank);
+  if (status == EK_OK) status = add_totals(&work, job->late);
   ek__given_give_back(&job->targets, rank);
   return status;
 }
@@ -244,7 +233,7 @@ ek_status ek__rank_loss_forward(const struct ek__loss_forward *job, const struct
 /* The gradient of single losses: the factors, times the coefficient and the loss scale. */
 static ek_status make_factors(ek_tensor *made, const struct ek__loss *loss,
                               const struct ek__rank *rank, const ek_tensor *factors) {
-  const ek_tensor *losses = &own_of(loss, rank)->losses;
+  const ek_tensor *losses = &ek__loss_of(rank, loss)->losses;
   const double coefficient = loss->coefficients[0] * loss->scaling.factor;
   ek_tensor given = {0};
   if (factors != NULL) {
@@ -267,19 +256,19 @@ static ek_status make_factors(ek_tensor *made, const struct ek__loss *loss,
   return status;
 }
 
-ek_status ek__rank_loss_backward(ek_tensor *gradients, const ek_data_parallel_model *model,
-                                 struct ek__loss *loss, const struct ek__rank *rank,
-                                 const ek_tensor *factors) {
-  const bool rows = ek__loss_has_rows(loss->seen, rank->place);
+ek_status ek__rank_loss_backward(ek_tensor *gradients, const struct ek__backward *job,
+                                 const struct ek__rank *rank) {
+  struct ek__loss *loss = job->loss;
+  const ek_tensor *factors = job->factors == NULL ? NULL : &job->factors->parts[rank->place];
   ek_tensor made = {0};
+  const struct ek__loss_work work = {job->model, loss, rank, ek__loss_of(rank, loss), NULL, &made};
   ek_status status = EK_OK;
   if (ek__loss_keeps_terms(loss)) EK_TRY(ek__terms_add(loss, rank));
-  if (loss->form->promises) return loss->form->backward(gradients, model, loss, rank, NULL);
-  if (!rows) return EK_OK;
+  if (!loss->form->promises && !ek__loss_has_rows(loss->seen, rank->place)) return EK_OK;
   if (loss->reduction == EK_REDUCTION_NONE) {
     EK_TRY_GOTO(status, make_factors(&made, loss, rank, factors), cleanup);
   }
-  status = loss->form->backward(gradients, model, loss, rank, &made);
+  status = loss->form->backward(gradients, &work);
 cleanup:
   ek_tensor_free(&made);
   return status;

@@ -25,6 +25,13 @@ struct ek__backward {
   bool accumulate; /* other micro-batches of the step follow */
   bool running;    /* the totals are those of the step so far */
   bool late;       /* they are added up with the update, and not known yet */
+  bool divided;    /* the gradients will be divided by D */
+  struct ek__scaling scaling; /* that they are multiplied with */
+  /* The gradients of the outputs are those of a loss, with `factors` of its single losses, which
+   * may be NULL; or they are given, with the totals of each rank, or NULL. */
+  struct ek__loss *loss;
+  const ek_shards *factors, *gradients;
+  const ek_tensor *totals;
 };
 
 struct ek__reduction {

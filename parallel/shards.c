@@ -49,12 +49,6 @@ int64_t ek__targets_most(const ek_tensor *tensors, const ek_shards *shards, size
   return most;
 }
 
-void ek__shards_cut_like(ek_shards *shards, const ek_shards *like) {
-  const size_t bytes = (like->count + 1) * sizeof *like->offsets;
-  memcpy(shards->offsets, like->offsets, bytes);
-  memcpy(shards->samples, like->samples, bytes);
-}
-
 ek_status ek__shards_empty_part(ek_shards *shards, size_t index, const ek_tensor *like) {
   static const ek_tensor none = {.type = EK_F32, .rank = 1};
   ek_tensor part = like == NULL ? none : *like;
