@@ -328,26 +328,16 @@ CK_TEST(the_host_is_out_of_memory) {
   ck_ok(ek_trace_start(group, 8));
   ek_trace_end(ek_trace_begin(ek_group_device(group, 1), "kept"));
   ck_ok(ek_trace_stop(group));
-  int failures = 0;
-  for (ek_status status = EK_ERR_OUT_OF_MEMORY; status != EK_OK; failures++) {
-    ek_host_memory_fail_at((uint64_t)failures + 1);
-    status = ek_trace_write(NULL, group, path);
-    ck_assert(status == EK_OK || (status == EK_ERR_OUT_OF_MEMORY && access(path, F_OK) != 0));
-  }
-  ck_assert_int_gt(failures, 4);
+  uint64_t n = 0;
+  while (ck_host_fails(&n, ek_trace_write(NULL, group, path))) ck_assert(access(path, F_OK) != 0);
+  ck_assert_uint_gt(n, 4);
   read_trace();
   ck_assert_uint_eq(count_spans(2, "program", "kept"), 1);
-  failures = 0;
-  for (ek_status status = EK_ERR_OUT_OF_MEMORY; status != EK_OK; failures++) {
-    ek_host_memory_fail_at((uint64_t)failures + 1);
-    status = ek_trace_start(group, 8);
-    ck_assert(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY);
-    if (status == EK_OK) break;
-    ek_host_memory_fail_at(0);
+  n = 0;
+  while (ck_host_fails(&n, ek_trace_start(group, 8))) {
     ck_ok(ek_trace_write(NULL, group, path)); /* the old one is there */
   }
-  ek_host_memory_fail_at(0);
-  ck_assert_int_ge(failures, 6);
+  ck_assert_uint_gt(n, 6);
   ck_ok(ek_trace_stop(group));
   ek_group_free(group);
   remove_folder();

@@ -313,24 +313,17 @@ static ek_status never(const ek_module *self, ek_pass *pass, const ek_tensor *gi
 
 static void declared_free(ek_module *self) { free(self); }
 
-static const ek_module_ops declared_ops = {.size = sizeof(ek_module_ops),
-                                           .kind = "declared",
-                                           .parameters = declared_parameters,
-                                           .forward = never,
-                                           .backward = never,
-                                           .free = declared_free,
-                                           .types = EK_TYPES_F32 | EK_TYPES_F64,
-                                           .formula = declared_formula};
+static const ek_module_ops declared_ops = {
+    CK_OPS("declared", never, never, declared_free), .parameters = declared_parameters,
+    .types = EK_TYPES_F32 | EK_TYPES_F64, .formula = declared_formula};
 
 static double epsilon;
 static size_t weight;
 
 static ek_status create_declared(ek_module **module) {
-  struct declared *norm = calloc(1, sizeof *norm);
+  struct declared *norm = ck_module_new(sizeof *norm, &declared_ops, 1, 1);
   ek_module *children[] = {NULL, NULL, NULL};
   static const size_t steps[] = {0, EK_CHAIN_ADD, 1, CK_CHAINED_END};
-  ck_assert_ptr_nonnull(norm);
-  ck_ok(ek_module_init(&norm->base, &declared_ops, 1, 1));
   norm->formula = (ek_formula){.kind = EK_FORMULA_NORM, .weight = weight, .has_bias = true};
   norm->formula.epsilon = epsilon;
   children[1] = &norm->base;

@@ -174,11 +174,8 @@ CK_FORWARD(asked) {
                 : ek_op_fill(stream, &outputs[0], (double)NAN);
 }
 
-static const ek_module_ops asked_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "asked",
-                                        .forward = asked_forward,
-                                        .backward = fragile_backward,
-                                        .free = fragile_free};
+static const ek_module_ops asked_ops = {
+    CK_OPS("asked", asked_forward, fragile_backward, fragile_free)};
 
 /* Takes over the references. */
 static ek_module *in_sequence(ek_module *first, ek_module *second) {
@@ -395,12 +392,8 @@ CK_BACKWARD(counts) {
   return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
 }
 static void counts_free(ek_module *self) { (void)self; }
-static const ek_module_ops counts_ops = {.size = sizeof(ek_module_ops),
-                                         .kind = "counts",
-                                         .forward = counts_forward,
-                                         .backward = counts_backward,
-                                         .free = counts_free,
-                                         .cheap = true};
+static const ek_module_ops counts_ops = {
+    CK_OPS("counts", counts_forward, counts_backward, counts_free), .cheap = true};
 
 /* The linear and the ReLU read a result that is made again once, from what was kept. */
 CK_TEST(makers_read_what_they_kept) {
@@ -468,11 +461,8 @@ CK_BACKWARD(looks) {
   ck_assert(got[0] == 3 && got[1] == 5);
   return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
 }
-static const ek_module_ops looks_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "looks",
-                                        .forward = looks_forward,
-                                        .backward = looks_backward,
-                                        .free = fragile_free};
+static const ek_module_ops looks_ops = {
+    CK_OPS("looks", looks_forward, looks_backward, fragile_free)};
 
 CK_TEST(targets) {
   ek_device *device = ck_device("cpu:1");

@@ -198,19 +198,13 @@ static void declared_free(ek_module *self) {
   free(self);
 }
 
-static const ek_module_ops declared_ops = {.size = sizeof(ek_module_ops),
-                                           .kind = "declared",
-                                           .parameters = declared_parameters,
-                                           .forward = never_forward,
-                                           .backward = never_backward,
-                                           .free = declared_free,
-                                           .types = EK_TYPES_F32 | EK_TYPES_F64,
-                                           .formula = declared_formula};
+static const ek_module_ops declared_ops = {
+    CK_OPS("declared", never_forward, never_backward, declared_free),
+    .parameters = declared_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64,
+    .formula = declared_formula};
 
 static struct declared *declare(ek_formula_kind kind, int64_t in, int64_t out) {
-  struct declared *m = calloc(1, sizeof *m);
-  ck_assert_ptr_nonnull(m);
-  ck_ok(ek_module_init(&m->base, &declared_ops, 1, 1));
+  struct declared *m = ck_module_new(sizeof *m, &declared_ops, 1, 1);
   m->formula = (ek_formula){
       .kind = kind, .activation = EK_ACTIVATION_GELU, .weight = 1, .bias = 0, .has_bias = true};
   m->in = in;

@@ -80,8 +80,6 @@ static void blend_free(ek_module *self) { free(self); }
 CK_MODULE_OPS_WITH(blend, .parameters = blend_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_blend_create(ek_module **module) {
-  ek_module *m = calloc(1, sizeof *m);
-  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "blend: no memory");
-  *module = m;
-  return ek_module_init(m, &blend_ops, 2, 2);
+  *module = ck_module_new(sizeof **module, &blend_ops, 2, 2);
+  return EK_OK;
 }

@@ -79,19 +79,13 @@ CK_BACKWARD(mixer) {
 
 static void plain_free(ek_module *self) { free(self); }
 
-static const ek_module_ops mixer_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "mixer",
-                                        .parameters = mixer_parameters,
-                                        .forward = mixer_forward,
-                                        .backward = mixer_backward,
-                                        .free = plain_free,
-                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops mixer_ops = {
+    CK_OPS("mixer", mixer_forward, mixer_backward, plain_free), .parameters = mixer_parameters,
+    .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ck_mixer_create(ek_module **module) {
-  ek_module *m = calloc(1, sizeof *m);
-  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory");
-  *module = m;
-  return ek_module_init(m, &mixer_ops, 2, 2);
+  *module = ck_module_new(sizeof **module, &mixer_ops, 2, 2);
+  return EK_OK;
 }
 
 /* ---- a composite that uses one child twice, both outputs of one the inputs of the other ---- */

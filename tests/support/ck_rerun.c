@@ -80,13 +80,9 @@ CK_BACKWARD(rerun) {
   return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
 }
 
-static const ek_module_ops rerun_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "rerun",
-                                        .parameters = wrapper_parameters,
-                                        .forward = rerun_forward,
-                                        .backward = rerun_backward,
-                                        .free = wrapper_free,
-                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops rerun_ops = {
+    CK_OPS("rerun", rerun_forward, rerun_backward, wrapper_free), .parameters = wrapper_parameters,
+    .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ck_rerun_create(ek_module **module, ek_module *child) {
   return ck_rerun_create_wrong(module, child, CK_RERUN_RIGHT);
@@ -136,13 +132,9 @@ CK_BACKWARD(widen) {
   return status;
 }
 
-static const ek_module_ops widen_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "widen",
-                                        .parameters = wrapper_parameters,
-                                        .forward = widen_forward,
-                                        .backward = widen_backward,
-                                        .free = wrapper_free,
-                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops widen_ops = {
+    CK_OPS("widen", widen_forward, widen_backward, wrapper_free), .parameters = wrapper_parameters,
+    .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ck_widen_create(ek_module **module, ek_module *child) {
   return wrapper_create(module, child, &widen_ops, CK_RERUN_RIGHT);
@@ -174,10 +166,6 @@ static void counter_free(ek_module *self) { free(self); }
 CK_MODULE_OPS_WITH(counter, .parameters = counter_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_counter_create(ek_module **module) {
-  ek_module *m = calloc(1, sizeof *m);
-  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "counter: no memory");
-  const ek_status status = ek_module_init(m, &counter_ops, 1, 1);
-  if (status == EK_OK) *module = m;
-  if (status != EK_OK) free(m);
-  return status;
+  *module = ck_module_new(sizeof **module, &counter_ops, 1, 1);
+  return EK_OK;
 }

@@ -95,8 +95,6 @@ static void running_free(ek_module *self) { free(self); }
 CK_MODULE_OPS_WITH(running, .parameters = running_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_running_create(ek_module **module) {
-  ek_module *m = calloc(1, sizeof *m);
-  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "running: no memory");
-  *module = m;
-  return ek_module_init(m, &running_ops, 1, 1);
+  *module = ck_module_new(sizeof **module, &running_ops, 1, 1);
+  return EK_OK;
 }

@@ -66,10 +66,8 @@ static void visitor_free(ek_module *self) {
 CK_MODULE_OPS_WITH(visitor, .parameters = visitor_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_visitor_create(ek_module **module) {
-  struct visitor *m = calloc(1, sizeof *m);
-  ck_assert_ptr_nonnull(m);
+  struct visitor *m = ck_module_new(sizeof *m, &visitor_ops, 1, 1);
   ck_ok(ek_linear_create(&m->child, 3, 3, false));
-  ck_ok(ek_module_init(&m->base, &visitor_ops, 1, 1));
   *module = &m->base;
   return EK_OK;
 }

@@ -320,6 +320,47 @@ CK_UNWATCHED void ck_get(double *values, const ek_tensor *tensor) {
   free(data);
 }
 
+/* ---- modules, and failing allocations ---- */
+
+void *ck_module_new(size_t size, const ek_module_ops *ops, size_t inputs, size_t outputs) {
+  ek_module *module = calloc(1, size);
+  ck_assert_ptr_nonnull(module);
+  ck_ok(ek_module_init(module, ops, inputs, outputs));
+  return module;
+}
+
+/* A call that takes more allocations than these never ends. */
+enum { MOST_ALLOCATIONS = 100000 };
+
+static bool has_failed(const uint64_t *n, ek_status status, const char *where, const char *call) {
+  if (status == EK_OK) return false;
+  ck_assert_msg(status == EK_ERR_OUT_OF_MEMORY && ek_error_message()[0] != '\0',
+                "%s, allocation %" PRIu64 " of %s: %s: %s", call, *n, where, ek_status_name(status),
+                ek_error_message());
+  ck_assert_msg(*n < MOST_ALLOCATIONS, "%s never succeeds", call);
+  return true;
+}
+
+void ck_fail_host(uint64_t *n) {
+  ek_error_clear();
+  ek_host_memory_fail_at(++*n);
+}
+
+bool ck_host_failed(const uint64_t *n, ek_status status, const char *call) {
+  ek_host_memory_fail_at(0);
+  return has_failed(n, status, "the host", call);
+}
+
+void ck_fail_device(uint64_t *n, ek_device *device) {
+  ek_error_clear();
+  ck_ok(ek_memory_fail_at(device, ++*n));
+}
+
+bool ck_device_failed(const uint64_t *n, ek_device *device, ek_status status, const char *call) {
+  ck_ok(ek_memory_fail_at(device, 0));
+  return has_failed(n, status, ek_device_name(device), call);
+}
+
 /* ---- comparisons ---- */
 
 CK_UNWATCHED double ck_rel_l2(const double *got, const double *want, int64_t count) {

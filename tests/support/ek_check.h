@@ -101,9 +101,14 @@
 #define CK_MODULE_OPS(noun) static const ek_module_ops noun##_ops = {CK_OPS_MEMBERS(noun)}
 #define CK_MODULE_OPS_WITH(noun, ...)                                                              \
   static const ek_module_ops noun##_ops = {CK_OPS_MEMBERS(noun), __VA_ARGS__}
-#define CK_OPS_MEMBERS(noun)                                                                       \
-  .size = sizeof(ek_module_ops), .kind = #noun, .forward = noun##_forward,                         \
-  .backward = noun##_backward, .free = noun##_free
+#define CK_OPS_MEMBERS(noun) CK_OPS(#noun, noun##_forward, noun##_backward, noun##_free)
+/* The members of such a table with functions of other names. */
+#define CK_OPS(kind_, forward_, backward_, free_)                                                  \
+  .size = sizeof(ek_module_ops), .kind = kind_, .forward = forward_, .backward = backward_,        \
+  .free = free_
+/* A struct of `size` bytes, zeros, that begins with its ek_module. */
+void *ck_module_new(size_t size, const ek_module_ops *ops, size_t inputs, size_t outputs);
+
 #define CK_LOOP(name, cases) CK_LOOP_FROM(name, 0, cases)
 #define CK_LOOP_FROM(name, first, end)                                                             \
   static void name##_fn(int _i);                                                                   \
@@ -193,6 +198,22 @@ TCase *ck_case(Suite *suite, const char *name);
     ck_fails(expression, status, text);                                                            \
     (good) = ck_good_;                                                                             \
   } while (0)
+
+/*
+ * Whether the call fails if the next allocation of the host does, or of the device: number 1, 2, ...
+ * in turn, until none is left that fails. A failure must be EK_ERR_OUT_OF_MEMORY and have a message.
+ *
+ *     uint64_t n = 0;
+ *     while (ck_host_fails(&n, ek_x_open(&x))) ck_assert_ptr_null(x);
+ *     ck_assert_uint_gt(n, 3);     how often it was called: one more than the failures
+ */
+#define ck_host_fails(n, call) (ck_fail_host(n), ck_host_failed((n), (call), #call))
+#define ck_device_fails(n, device, call)                                                           \
+  (ck_fail_device((n), (device)), ck_device_failed((n), (device), (call), #call))
+void ck_fail_host(uint64_t *n);
+bool ck_host_failed(const uint64_t *n, ek_status status, const char *call);
+void ck_fail_device(uint64_t *n, ek_device *device);
+bool ck_device_failed(const uint64_t *n, ek_device *device, ek_status status, const char *call);
 
 /* Whether `part` occurs in `text`. While GPUs are under test, its "cpu:1" or "plan:1" is any GPU.
  */

@@ -122,10 +122,8 @@ CK_MODULE_OPS_WITH(shift, .types = EK_TYPES_F64, .parameters = shift_parameters,
                    .backward_later = shift_later);
 
 static ek_module *own_create(const ek_module_ops *ops, bool alternates) {
-  struct own *own = calloc(1, sizeof *own);
-  ck_assert_ptr_nonnull(own);
+  struct own *own = ck_module_new(sizeof *own, ops, 1, 1);
   own->alternates = alternates;
-  ck_ok(ek_module_init(&own->base, ops, 1, 1));
   return &own->base;
 }
 

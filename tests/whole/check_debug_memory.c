@@ -213,12 +213,9 @@ CK_PARAMETERS(forgetful) {
 static void forgetful_free(ek_module *self) { free(self); }
 
 static ek_status create_forgetful(ek_module **module) {
-  static const ek_module_ops ops = {.size = sizeof ops,
-                                    .kind = "forgetful",
-                                    .parameters = forgetful_parameters,
-                                    .forward = forgetful_forward,
-                                    .backward = forgetful_backward,
-                                    .free = forgetful_free};
+  static const ek_module_ops ops = {
+      CK_OPS("forgetful", forgetful_forward, forgetful_backward, forgetful_free),
+      .parameters = forgetful_parameters};
   *module = calloc(1, sizeof **module);
   ck_assert_ptr_nonnull(*module);
   return ek_module_init(*module, &ops, 1, 1);

@@ -107,16 +107,14 @@ CK_LOOP(device_allocations_of_open, CK_MODES) {
   const struct ck_setup setup = ck_setup_mode(&ck_workloads[0], "cpu:3", (ek_mode)_i);
   ek_group *group = ck_open(setup.spec, 1);
   for (size_t device = 0; device < DEVICES; device++) {
-    ek_status status = EK_ERR_OUT_OF_MEMORY;
-    for (uint64_t n = 1; status != EK_OK; n++) {
-      struct ck_training training;
-      ck_ok(ek_memory_fail_at(ek_group_device(group, device), n));
-      status = ck_training_try(&training, &setup, group);
-      ck_ok(ek_memory_fail_at(ek_group_device(group, device), 0));
-      ck_assert(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY);
-      if (status == EK_OK) ck_training_close(&training);
+    struct ck_training training;
+    uint64_t n = 0;
+    while (ck_device_fails(&n, ek_group_device(group, device),
+                           ck_training_try(&training, &setup, group))) {
       ck_no_memory_held(group);
     }
+    ck_training_free(&training);
+    ck_no_memory_held(group);
   }
 }
 

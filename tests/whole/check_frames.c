@@ -301,23 +301,17 @@ static void container_free(ek_module *self) {
 
 CK_MODULE_OPS_WITH(container, .parameters = container_parameters);
 
-static const ek_module_ops knowing_ops = {.size = sizeof(ek_module_ops),
-                                          .kind = "container",
-                                          .parameters = container_parameters,
-                                          .forward = container_forward,
-                                          .backward = container_backward,
-                                          .free = container_free,
-                                          .types = EK_TYPES_F32 | EK_TYPES_BF16 | EK_TYPES_F16};
+static const ek_module_ops knowing_ops = {
+    CK_OPS("container", container_forward, container_backward, container_free),
+    .parameters = container_parameters, .types = EK_TYPES_F32 | EK_TYPES_BF16 | EK_TYPES_F16};
 
 /* Takes over the children. */
 static ek_module *container_of(const ek_module_ops *ops, ek_module *first, ek_module *second,
                                ek_precision asked) {
-  struct container *it = calloc(1, sizeof *it);
-  ck_assert_ptr_nonnull(it);
+  struct container *it = ck_module_new(sizeof *it, ops, 1, 1);
   it->first = first;
   it->second = second;
   it->asked = asked;
-  ck_ok(ek_module_init(&it->base, ops, 1, 1));
   return &it->base;
 }
 

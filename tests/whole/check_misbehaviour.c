@@ -175,9 +175,7 @@ static void fiend_free(ek_module *self) { free(self); }
 CK_MODULE_OPS_WITH(fiend, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 static struct fiend *fiend_create(void) {
-  struct fiend *f = calloc(1, sizeof *f);
-  ck_assert_ptr_nonnull(f);
-  ck_ok(ek_module_init(&f->base, &fiend_ops, 1, 1));
+  struct fiend *f = ck_module_new(sizeof *f, &fiend_ops, 1, 1);
   return f;
 }
 

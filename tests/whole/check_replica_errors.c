@@ -97,10 +97,8 @@ static void product_free(ek_module *self) { free(self); }
 CK_MODULE_OPS_WITH(product, .parameters = product_parameters);
 
 static ek_status product_create(ek_module **module) {
-  ek_module *m = calloc(1, sizeof *m);
-  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "product: no memory");
-  *module = m;
-  return ek_module_init(m, &product_ops, 1, 1);
+  *module = ck_module_new(sizeof **module, &product_ops, 1, 1);
+  return EK_OK;
 }
 
 static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {

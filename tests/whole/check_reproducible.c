@@ -521,18 +521,12 @@ static void fickle_free(ek_module *self) { free(self); }
 CK_LOOP(grains_come_to_the_same_collectives, 2) {
   static const char *const texts[] = {"of 4 grains of this device only 1 came to a collective",
                                       "one grain adds 2 f64 and another one of the same device 1"};
-  static const ek_module_ops ops = {.size = sizeof ops,
-                                    .kind = "fickle",
-                                    .forward = fickle_forward,
-                                    .backward = fickle_backward,
-                                    .free = fickle_free,
-                                    .types = EK_TYPES_F32,
-                                    .collective = true};
+  static const ek_module_ops ops = {
+      CK_OPS("fickle", fickle_forward, fickle_backward, fickle_free), .types = EK_TYPES_F32,
+      .collective = true};
   CK_HELD(float *, values, ck_array(9, sizeof *values));
-  struct fickle *made = calloc(1, sizeof *made);
-  ck_assert_ptr_nonnull(made);
+  struct fickle *made = ck_module_new(sizeof *made, &ops, 1, 1);
   made->size = _i == 1;
-  ck_ok(ek_module_init(&made->base, &ops, 1, 1));
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_shards y = {0};
   options.reproducible = 4;
@@ -620,11 +614,7 @@ static void halves_free(ek_module *self) { (void)self; }
 
 CK_LOOP(several_rows_for_each_sample, 3) {
   enum { SAMPLES = 11 };
-  static const ek_module_ops ops = {.size = sizeof ops,
-                                    .kind = "halves",
-                                    .forward = halves_forward,
-                                    .backward = halves_backward,
-                                    .free = halves_free};
+  static const ek_module_ops ops = {CK_OPS("halves", halves_forward, halves_backward, halves_free)};
   ek_group *group = open_group("cpu", (size_t)_i + 1, 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   float x[SAMPLES * 4], y[SAMPLES * 4] = {0};

@@ -232,20 +232,14 @@ CK_FORWARD(moody) {
 
 CK_BACKWARD(moody) { return EK_OK; }
 
-static const ek_module_ops moody_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "moody",
-                                        .parameters = moody_parameters,
-                                        .forward = moody_forward,
-                                        .backward = moody_backward,
-                                        .free = unit_free};
+static const ek_module_ops moody_ops = {
+    CK_OPS("moody", moody_forward, moody_backward, unit_free), .parameters = moody_parameters};
 
 /* Two units of one size that two devices enter in different orders: their parts are not mixed. */
 CK_TEST(devices_that_disagree_are_told) {
-  struct moody *m = calloc(1, sizeof *m);
-  ck_assert_ptr_nonnull(m);
+  struct moody *m = ck_module_new(sizeof *m, &moody_ops, 1, 1);
   ck_ok(ek_linear_create(&m->inner, 3, 3, true));
   ck_ok(unit_create(&m->inner, m->inner));
-  ck_ok(ek_module_init(&m->base, &moody_ops, 1, 1));
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
@@ -278,10 +272,8 @@ CK_PARAMETERS(twice) {
 CK_LOOP(a_unit_is_declared_first_and_once, 2) {
   ek_module_ops ops = unit_ops;
   ops.parameters = _i == 0 ? late_parameters : twice_parameters;
-  struct wrapper *m = calloc(1, sizeof *m);
-  ck_assert_ptr_nonnull(m);
+  struct wrapper *m = ck_module_new(sizeof *m, &ops, 1, 1);
   ck_ok(ek_linear_create(&m->inner, 3, 3, true));
-  ck_ok(ek_module_init(&m->base, &ops, 1, 1));
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model *model = NULL;
   ck_invalid(ek_data_parallel_model_open(&model, group, &m->base, NULL),

@@ -180,12 +180,10 @@ static void listener_free(ek_module *self) {
 CK_MODULE_OPS_WITH(listener, .parameters = listener_parameters);
 
 static ek_module *listener_of(ek_module *child, ek_precision asked, bool told) {
-  struct listener *it = calloc(1, sizeof *it);
-  ck_assert_ptr_nonnull(it);
+  struct listener *it = ck_module_new(sizeof *it, &listener_ops, 1, 1);
   it->child = child;
   it->asked = asked;
   it->told = told;
-  ck_ok(ek_module_init(&it->base, &listener_ops, 1, 1));
   return &it->base;
 }
 
@@ -349,12 +347,8 @@ static ek_status nothing(const ek_module *self, ek_pass *pass, const ek_tensor *
   return EK_OK;
 }
 static void leave(ek_module *self) { (void)self; }
-static const ek_module_ops boastful_ops = {.size = sizeof(ek_module_ops),
-                                           .kind = "boastful",
-                                           .forward = nothing,
-                                           .backward = nothing,
-                                           .free = leave,
-                                           .types = 1u << NO_TYPE};
+static const ek_module_ops boastful_ops = {
+    CK_OPS("boastful", nothing, nothing, leave), .types = 1u << NO_TYPE};
 
 static ek_status ask_for_tf32(ek_pass *pass, const ek_tensor *x) {
   ek_tensor y = {0};

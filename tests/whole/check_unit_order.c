@@ -197,11 +197,9 @@ CK_MODULE_OPS_WITH(uneven, .parameters = uneven_parameters, .types = EK_TYPES_F3
 /* Where its children are two units the collectives differ. Where they are one they do not: that the
  * device has gone another way is found in a build with assertions. */
 CK_LOOP(devices_that_go_other_ways_are_told, WAYS) {
-  struct uneven *m = calloc(1, sizeof *m);
-  ck_assert_ptr_nonnull(m);
+  struct uneven *m = ck_module_new(sizeof *m, &uneven_ops, 1, 1);
   m->way = (enum way)_i;
   for (int i = 0; i < 2; i++) ck_ok(ek_linear_create(&m->inner[i], 3, 3, true));
-  ck_ok(ek_module_init(&m->base, &uneven_ops, 1, 1));
   ek_module *parts[3] = {&m->base, NULL, NULL}, *module = NULL;
   for (int i = 1; i < 3; i++) ck_ok(ek_linear_create(&parts[i], 3, 3, true));
   ck_ok(ek_sequential_create(&module, parts, m->way == MORE_AT_THE_END ? 1 : 3));
@@ -242,11 +240,9 @@ CK_LOOP(devices_that_go_other_ways_are_told, WAYS) {
  */
 CK_TEST(what_is_gathered_ahead_has_arrived) {
   enum { BLOCKS = 24, NUMBERS = EK_MEMORY_UNIT / 4 };
-  struct uneven *m = calloc(1, sizeof *m);
-  ck_assert_ptr_nonnull(m);
+  struct uneven *m = ck_module_new(sizeof *m, &uneven_ops, 1, 1);
   m->way = LEAVES_OUT;
   for (int i = 0; i < 2; i++) ck_ok(ek_linear_create(&m->inner[i], 3, 3, true));
-  ck_ok(ek_module_init(&m->base, &uneven_ops, 1, 1));
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_model *model = NULL;
@@ -313,23 +309,18 @@ static void skipping_free(ek_module *self) {
   free(self);
 }
 
-static const ek_module_ops skipping_ops = {.size = sizeof(ek_module_ops),
-                                           .kind = "skipping",
-                                           .parameters = skipping_parameters,
-                                           .forward = skipping_forward,
-                                           .backward = uneven_backward,
-                                           .free = skipping_free};
+static const ek_module_ops skipping_ops = {
+    CK_OPS("skipping", skipping_forward, uneven_backward, skipping_free),
+    .parameters = skipping_parameters};
 
 /* While a runs b is gathered. c finds its unit there and waits for nothing, and d takes the place
  * of b in memory: not before the gather of b has ended. */
 CK_TEST(what_was_not_needed_has_arrived) {
   enum { OUT = 200, ROWS = 2 };
-  struct skipping *m = calloc(1, sizeof *m);
-  ck_assert_ptr_nonnull(m);
+  struct skipping *m = ck_module_new(sizeof *m, &skipping_ops, 1, 1);
   for (int i = 0; i < 4; i++) {
     ck_ok(ek_linear_create(&m->children[i], 3, i == 1 ? OUT / 2 : i == 3 ? OUT : 3, true));
   }
-  ck_ok(ek_module_init(&m->base, &skipping_ops, 1, 1));
   ek_group *group = ck_open("cpu:2", 1);
   float numbers[ROWS * 3] = {1, -2, 3, -4, 5, -6}, results[2][ROWS * OUT];
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
@@ -375,16 +366,10 @@ CK_FORWARD(look) {
 
 static void look_free(ek_module *self) { free(self); }
 
-static const ek_module_ops look_ops = {.size = sizeof(ek_module_ops),
-                                       .kind = "look",
-                                       .forward = look_forward,
-                                       .backward = uneven_backward,
-                                       .free = look_free};
+static const ek_module_ops look_ops = {CK_OPS("look", look_forward, uneven_backward, look_free)};
 
 CK_TEST(tensors_without_elements_have_holders) {
-  ek_module *module = calloc(1, sizeof *module);
-  ck_assert_ptr_nonnull(module);
-  ck_ok(ek_module_init(module, &look_ops, 1, 1));
+  ek_module *module = ck_module_new(sizeof *module, &look_ops, 1, 1);
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_model *model = NULL;
