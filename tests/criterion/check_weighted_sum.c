@@ -107,8 +107,8 @@ CK_RIG_LOOP(every_output_is_placed_for_itself, CK_VARIANTS) {
   ck_loss_close(kept);
 
   struct ck_loss *loss = ck_loss_open(rig, whole(NESTED_LAST), false);
-  ek_tensor other = {0};
-  ck_ok(ek_tensor_share(&other, &d.outputs[1])); /* that one may not be overwritten */
+  CK_OPENED(ek_tensor, other,
+            ek_tensor_share(&other, &d.outputs[1])); /* that one may not be overwritten */
   const uint64_t before = ck_loss_bytes(rig);
   ck_loss_forward(loss, d.outputs, d.targets, NULL);
   ck_loss_backward(loss, NULL, NULL);
@@ -118,7 +118,6 @@ CK_RIG_LOOP(every_output_is_placed_for_itself, CK_VARIANTS) {
     ck_same_bits("gradient", ck_read(rig, &loss->gradients[i]), want[i], d.counts[i]);
   }
   ck_same_bits("output", ck_read(rig, &other), d.values[1], d.counts[1]);
-  ek_tensor_free(&other);
 }
 
 CK_RIG_LOOP(out_of_memory, CK_VARIANTS) {

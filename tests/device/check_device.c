@@ -423,7 +423,7 @@ CK_LOOP(streams_and_events, 2) {
   ck_assert_ptr_null(ek_device_stream(NULL, EK_STREAM_COMPUTE));
   ck_assert_ptr_null(ek_stream_device(NULL));
   ck_assert_ptr_null(ek_stream_native(NULL));
-  CK_GOT(ek_event *, event, ek_event_create(&event, device));
+  CK_OPENED(ek_event *, event, ek_event_create(&event, device));
   ck_ok(ek_stream_wait(communication, event)); /* nothing was recorded */
   ck_ok(ek_event_record(event, compute));
   ck_ok(ek_stream_wait(communication, event));
@@ -439,7 +439,6 @@ CK_LOOP(streams_and_events, 2) {
   ck_invalid(ek_stream_synchronize(NULL), "NULL");
   ck_invalid(ek_event_create(NULL, device), "NULL");
   ck_invalid(ek_event_create(&event, NULL), "NULL");
-  ek_event_free(event);
   ek_event_free(NULL);
 }
 

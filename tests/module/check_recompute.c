@@ -405,7 +405,7 @@ CK_TEST(makers_read_what_they_kept) {
   ck_ok(ek_linear_create(&parts[0], 2, 2, true));
   ck_ok(ek_activation_create(&parts[2], EK_ACTIVATION_RELU));
   ck_ok(ek_linear_create(&parts[3], 2, 2, true));
-  ck_ok(ek_sequential_create_with(&module, parts, 4, &options));
+  ck_kept(ek_sequential_create_with(&module, parts, 4, &options), module);
   for (int i = 0; i < 4; i++) ek_module_free(parts[i]);
   ek_device *device = ck_device("cpu:1");
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
@@ -416,7 +416,6 @@ CK_TEST(makers_read_what_they_kept) {
   ck_ok(ek_pass_run_backward(NULL, pass, &y));
   ck_assert_int_eq(counted, 1);
   ck_assert_int_eq(read_again, 1);
-  ek_module_free(module);
 }
 
 /* ---- misuse ---- */

@@ -216,9 +216,9 @@ CK_RIG_LOOP(small_gradients, CK_VARIANTS) {
 CK_TEST(options_are_checked) {
   ek_optimizer *made = NULL, *adamw = NULL, *clipped = NULL, *twice = NULL, *muon = NULL;
   ek_optimizer *second = NULL, *third = NULL;
-  ck_ok(ek_adamw_create(&adamw, NULL));
-  ck_ok(ck_clipped_adamw(&clipped));
-  ck_ok(ek_averaged_create(&second, adamw, 0.5));
+  ck_kept(ek_adamw_create(&adamw, NULL), adamw);
+  ck_kept(ck_clipped_adamw(&clipped), clipped);
+  ck_kept(ek_averaged_create(&second, adamw, 0.5), second);
   ck_fails(ek_muon_create(NULL, adamw, NULL), EK_ERR_INVALID_ARGUMENT, "optimizer is NULL");
   ck_fails(ek_muon_create(&made, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "elementwise is NULL");
   ck_fails(ek_muon_create(&made, clipped, NULL), EK_ERR_INVALID_ARGUMENT, "clip_norm 0.5");
@@ -237,7 +237,7 @@ CK_TEST(options_are_checked) {
   REFUSED(epsilon, 0, "epsilon is 0");
   REFUSED(factor, (ek_muon_factor)2, "unknown factor 2");
   REFUSED(clip_norm, -1, "clip_norm");
-  ck_ok(ek_muon_create(&muon, adamw, NULL));
+  ck_kept(ek_muon_create(&muon, adamw, NULL), muon);
   ck_assert_uint_eq(ek_optimizer_states(muon), 3);
   ck_fails(ek_muon_create(&twice, muon, NULL), EK_ERR_INVALID_ARGUMENT, "takes parameters whole");
   ck_ok(ek_muon_create(&third, second, NULL)); /* four states */
@@ -245,10 +245,6 @@ CK_TEST(options_are_checked) {
   ck_assert_ptr_null(made);
   ck_assert_ptr_null(twice);
   ek_optimizer_free(third);
-  ek_optimizer_free(muon);
-  ek_optimizer_free(second);
-  ek_optimizer_free(clipped);
-  ek_optimizer_free(adamw);
 }
 
 /* ---- a model ---- */
@@ -601,13 +597,12 @@ CK_LOOP(a_rule_of_ones_own, CK_PLACEMENTS) {
 
 CK_TEST(the_model_has_to_know) {
   ek_group *group = ck_open("cpu:2", 1);
-  ek_module *module = NULL;
   ek_data_parallel_model *model = NULL;
   ek_data_parallel_optimizer *optimizer = NULL;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_optimizer *muon = make(NULL), *adamw = NULL;
-  ck_ok(ek_adamw_create(&adamw, NULL));
-  ck_ok(make_gpt(&module, 1));
+  ck_kept(ek_adamw_create(&adamw, NULL), adamw);
+  CK_OPENED(ek_module *, module, make_gpt(&module, 1));
   ck_ok(ek_data_parallel_model_open(&model, group, module, NULL));
   ck_fails(ek_data_parallel_optimizer_open(&optimizer, model, muon, NULL), EK_ERR_INVALID_ARGUMENT,
            "ek_data_parallel_model_options.optimizer");
@@ -622,9 +617,6 @@ CK_TEST(the_model_has_to_know) {
   ck_ok(ek_data_parallel_optimizer_open(&optimizer, model, muon, NULL));
   ek_data_parallel_optimizer_free(optimizer);
   ek_data_parallel_model_free(model);
-  ek_module_free(module);
-  ek_optimizer_free(adamw);
-  ek_group_free(group);
 }
 
 CK_TEST(a_workspace_below_zero) {
@@ -637,7 +629,6 @@ CK_TEST(a_workspace_below_zero) {
            "a workspace of -1 elements for ");
   own_extra = 10;
   ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 /* By a pattern, any parameter is left to the other rule. */

@@ -164,7 +164,7 @@ CK_LOOP(schedules, CK_MODES) {
   CK_SCOPED(ek_optimizer *, rule, plain(&rule));
   CK_GOT(ek_schedule, schedule, ek_schedule_warmup_cosine(&schedule, 0.2, 0.01, 2, 6));
   options.schedule = &schedule;
-  ck_ok(ek_data_parallel_optimizer_open(&optimizer, t.model, rule, &options));
+  ck_kept(ek_data_parallel_optimizer_open(&optimizer, t.model, rule, &options), optimizer);
   ek_schedule other, none = schedule;
   ck_ok(ek_schedule_warmup_cosine(&other, 0.5, 0.25, 9, 7)); /* it ends within its warm-up */
   for (int step = 0; step < 8; step++) {
@@ -184,7 +184,6 @@ CK_LOOP(schedules, CK_MODES) {
   ck_bad(none, total, -1, ek_data_parallel_optimizer_set_schedule(optimizer, &none), "total -1");
   ck_invalid(ek_data_parallel_optimizer_set_schedule(NULL, &other), "NULL");
   ck_invalid(ek_data_parallel_optimizer_set_learning_rate(optimizer, -1), "rate");
-  ek_data_parallel_optimizer_free(optimizer);
 }
 
 /* A step without result waits for no device and does the same; a rate of 0 changes nothing. */

@@ -64,9 +64,9 @@ CK_TEST(wrong_replicas_are_refused) {
   const int64_t sizes[] = {2, 2};
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   CK_SCOPED(ek_module *, module, ek_mlp_create(&module, sizes, 2, EK_ACTIVATION_RELU));
-  ck_ok(ek_replica_open(&other, ek_group_device(b.group, 2), module, NULL));
+  ck_kept(ek_replica_open(&other, ek_group_device(b.group, 2), module, NULL), other);
   options.type = EK_F64;
-  ck_ok(ek_replica_open(&wide, ek_group_device(b.group, 2), b.module, &options));
+  ck_kept(ek_replica_open(&wide, ek_group_device(b.group, 2), b.module, &options), wide);
   memcpy(list, b.replicas, sizeof list);
   ck_invalid(ek_replicate(NULL, list), "ek_replicate");
   ck_invalid(ek_replicate(b.communicator, NULL), "ek_replicate");
@@ -79,14 +79,10 @@ CK_TEST(wrong_replicas_are_refused) {
   list[2] = wide;
   ck_invalid(ek_replicate(b.communicator, list), "number 2");
   ek_group *elsewhere = ck_open("cpu:4", 1);
-  CK_GOT(ek_communicator *, other_group, ek_communicator_open(&other_group, elsewhere));
+  CK_OPENED(ek_communicator *, other_group, ek_communicator_open(&other_group, elsewhere));
   ck_assert_ptr_eq(ek_communicator_group(other_group), elsewhere);
   ck_assert_ptr_null(ek_communicator_group(NULL));
   ck_fails(ek_replicate(other_group, b.replicas), EK_ERR_DEVICE, "number 0");
-  ek_communicator_free(other_group);
-  ek_group_free(elsewhere);
-  ek_replica_free(wide);
-  ek_replica_free(other);
 }
 
 CK_SUITE("replicate")

@@ -202,7 +202,7 @@ CK_LOOP(devices_that_go_other_ways_are_told, WAYS) {
   for (int i = 0; i < 2; i++) ck_ok(ek_linear_create(&m->inner[i], 3, 3, true));
   ek_module *parts[3] = {&m->base, NULL, NULL}, *module = NULL;
   for (int i = 1; i < 3; i++) ck_ok(ek_linear_create(&parts[i], 3, 3, true));
-  ck_ok(ek_sequential_create(&module, parts, m->way == MORE_AT_THE_END ? 1 : 3));
+  ck_kept(ek_sequential_create(&module, parts, m->way == MORE_AT_THE_END ? 1 : 3), module);
   for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
@@ -230,7 +230,6 @@ CK_LOOP(devices_that_go_other_ways_are_told, WAYS) {
       ek_shards_free(&output);
     }
   }
-  ek_module_free(module);
 }
 
 /*
