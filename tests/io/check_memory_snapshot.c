@@ -546,10 +546,10 @@ CK_TEST(the_host_is_out_of_memory) {
   for (int which = 0; which < 3; which++) {
     uint64_t n = 0;
     size_t count = 0;
-    while (ck_host_fails(&n, which == 0   ? ek_memory_snapshot(group, path)
-                             : which == 1 ? ek_memory_snapshot_when_full(group, path)
-                                          : ek_memory_holders(NULL, &count, 0,
-                                                              ek_group_device(group, 0), true))) {
+    while (ck_host_fails(
+        &n, which == 0   ? ek_memory_snapshot(group, path)
+            : which == 1 ? ek_memory_snapshot_when_full(group, path)
+                         : ek_memory_holders(NULL, &count, 0, ek_group_device(group, 0), true))) {
       ck_assert(which > 0 || access(path, F_OK) != 0);
     }
     ck_assert_uint_ge(n, which == 0 ? 6 : 2);

@@ -385,8 +385,8 @@ static ek_module *make_module(const ek_module_ops *ops, size_t inputs) {
 }
 
 CK_TEST(the_gradient_of_each_input_counts) {
-  static const ek_module_ops ops = {
-      CK_OPS("sum", sum_forward, sum_backward, frees_itself), .types = EK_TYPES_F32 | EK_TYPES_F64};
+  static const ek_module_ops ops = {CK_OPS("sum", sum_forward, sum_backward, frees_itself),
+                                    .types = EK_TYPES_F32 | EK_TYPES_F64};
   const ek_check_input both[] = {rows, rows};
   ek_module *module = make_module(&ops, 2);
   ck_fails(ek_module_check(module, ck_spec("cpu:1"), both, 2, NULL), EK_ERR_MISMATCH,
@@ -440,9 +440,9 @@ CK_BACKWARD(scaled) {
 
 /* Each type of 16 bits that the table declares, where the devices compute in it. */
 CK_TEST(types_of_16_bits) {
-  static const ek_module_ops ops = {
-      CK_OPS("scaled", scaled_forward, scaled_backward, frees_itself),
-      .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16};
+  static const ek_module_ops ops = {CK_OPS("scaled", scaled_forward, scaled_backward, frees_itself),
+                                    .types =
+                                        EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16};
   static const ek_type halves[] = {EK_BF16, EK_F16};
   ek_module *module = make_module(&ops, 1);
   ek_group *group = ck_open("cpu:2", 1);

@@ -191,9 +191,9 @@ CK_FORWARD(no) { return EK_ERR_INTERNAL; }
 
 static void no_free(ek_module *self) { (void)self; }
 
-static const ek_module_ops declaring = {
-    CK_OPS("declaring", no_forward, no_forward, no_free), .parameters = declare_all,
-    .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops declaring = {CK_OPS("declaring", no_forward, no_forward, no_free),
+                                        .parameters = declare_all,
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 /* Of tied parameters the source's options and values hold. */
 CK_LOOP(options_and_values, 2) {

@@ -271,8 +271,7 @@ cleanup:
 }
 
 ek_status ck_spread_create(ek_module **module) {
-  static const ek_module_ops ops = {
-      CK_OPS("spread", spread_forward, spread_backward, free_module),
-      .types = EK_TYPES_F32 | EK_TYPES_F64, .collective = true};
+  static const ek_module_ops ops = {CK_OPS("spread", spread_forward, spread_backward, free_module),
+                                    .types = EK_TYPES_F32 | EK_TYPES_F64, .collective = true};
   return create(module, &ops, 0);
 }

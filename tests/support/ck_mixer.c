@@ -79,9 +79,9 @@ CK_BACKWARD(mixer) {
 
 static void plain_free(ek_module *self) { free(self); }
 
-static const ek_module_ops mixer_ops = {
-    CK_OPS("mixer", mixer_forward, mixer_backward, plain_free), .parameters = mixer_parameters,
-    .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops mixer_ops = {CK_OPS("mixer", mixer_forward, mixer_backward, plain_free),
+                                        .parameters = mixer_parameters,
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ck_mixer_create(ek_module **module) {
   *module = ck_module_new(sizeof **module, &mixer_ops, 2, 2);

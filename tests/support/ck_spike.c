@@ -54,7 +54,8 @@ CK_MODULE_OPS_WITH(spike, .parameters = spike_parameters,
                    .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16);
 
 ek_module *ck_spike(ek_module *inner) {
-  struct spike *spike = ck_module_new(sizeof *spike, &spike_ops, ek_module_inputs(inner), ek_module_outputs(inner));
+  struct spike *spike =
+      ck_module_new(sizeof *spike, &spike_ops, ek_module_inputs(inner), ek_module_outputs(inner));
   spike->inner = inner;
   return &spike->base;
 }

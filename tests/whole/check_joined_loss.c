@@ -40,7 +40,8 @@ CK_TEST(predictions_that_do_not_fit) {
   ek_replica *replica = NULL;
   ek_tensor y = {0}, x = ck_upload(device, EK_F32, NULL, CK_SHAPE(2, IN));
   criterion->base.private_members.predictions = 1; /* without the slot */
-  ck_invalid(ek_replica_open(&replica, device, &criterion->base, NULL), "0 to 0 predictions, not 1");
+  ck_invalid(ek_replica_open(&replica, device, &criterion->base, NULL),
+             "0 to 0 predictions, not 1");
   criterion->base.private_members.predictions = 0;
   ck_fails(predict(&y, &x, &criterion->base, false), EK_ERR_UNSUPPORTED,
            "biased has no predictions");

@@ -248,9 +248,8 @@ CK_BACKWARD(caller) { return ek_pass_child_backward(grad_inputs, pass, 0, grad_o
 static void caller_free(ek_module *self) { (void)self; }
 
 static ek_status use_caller(const struct bench *b, struct caller *m) {
-  static const ek_module_ops ops = {
-      CK_OPS("caller", caller_forward, caller_backward, caller_free),
-      .parameters = caller_parameters};
+  static const ek_module_ops ops = {CK_OPS("caller", caller_forward, caller_backward, caller_free),
+                                    .parameters = caller_parameters};
   ek_device *device = ek_group_device(b->group, 0);
   ek_replica *replica = NULL;
   ek_pass *pass = NULL;

@@ -521,9 +521,8 @@ static void fickle_free(ek_module *self) { free(self); }
 CK_LOOP(grains_come_to_the_same_collectives, 2) {
   static const char *const texts[] = {"of 4 grains of this device only 1 came to a collective",
                                       "one grain adds 2 f64 and another one of the same device 1"};
-  static const ek_module_ops ops = {
-      CK_OPS("fickle", fickle_forward, fickle_backward, fickle_free), .types = EK_TYPES_F32,
-      .collective = true};
+  static const ek_module_ops ops = {CK_OPS("fickle", fickle_forward, fickle_backward, fickle_free),
+                                    .types = EK_TYPES_F32, .collective = true};
   CK_HELD(float *, values, ck_array(9, sizeof *values));
   struct fickle *made = ck_module_new(sizeof *made, &ops, 1, 1);
   made->size = _i == 1;

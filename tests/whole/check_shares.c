@@ -232,8 +232,8 @@ CK_FORWARD(moody) {
 
 CK_BACKWARD(moody) { return EK_OK; }
 
-static const ek_module_ops moody_ops = {
-    CK_OPS("moody", moody_forward, moody_backward, unit_free), .parameters = moody_parameters};
+static const ek_module_ops moody_ops = {CK_OPS("moody", moody_forward, moody_backward, unit_free),
+                                        .parameters = moody_parameters};
 
 /* Two units of one size that two devices enter in different orders: their parts are not mixed. */
 CK_TEST(devices_that_disagree_are_told) {

@@ -347,8 +347,8 @@ static ek_status nothing(const ek_module *self, ek_pass *pass, const ek_tensor *
   return EK_OK;
 }
 static void leave(ek_module *self) { (void)self; }
-static const ek_module_ops boastful_ops = {
-    CK_OPS("boastful", nothing, nothing, leave), .types = 1u << NO_TYPE};
+static const ek_module_ops boastful_ops = {CK_OPS("boastful", nothing, nothing, leave),
+                                           .types = 1u << NO_TYPE};
 
 static ek_status ask_for_tf32(ek_pass *pass, const ek_tensor *x) {
   ek_tensor y = {0};
