@@ -105,8 +105,7 @@ static int look(enum file_fault fault, int n) {
   struct ck_training want = opened();
   CK_GOT(ek_checkpoint_info, info, ek_checkpoint_load(&info, t.model, folder));
   go(&want, (int)info.step);
-  struct ck_state a = ck_state_take(t.model), b = ck_state_take(want.model);
-  ck_state_same("the last state", &a, &b);
+  ck_states_same("the last state", t.model, want.model);
   return (int)info.step;
 }
 

@@ -42,13 +42,8 @@ static ek_status create_recomputed(ek_module **module) {
 static const struct ck_module_case cases[] = {
     CK_CASE("8 x 6", create_shard, 8, 6, 1, {0, 2, {ROWS, C}, -2, 2}),
     CK_CASE("2 x 3 x 2 x 6, over all", create_all, 12, 6, 2, {0, 4, {2, 3, 2, C}, -2, 2}),
-    {.name = "300 x 2 x 6, far from zero, in two pieces",
-     .create = create_shard,
-     .input = {{0, 3, {300, 2, C}, 3, 5, 0}},
-     .longest = 600,
-     .depth = 24, /* x is four times x - mean */
-     .probes = 8,
-     .saved = 1},
+    CK_CASE_PROBED("300 x 2 x 6, far from zero, in two pieces", create_shard, 600, 24, 1, 8,
+                   {0, 3, {300, 2, C}, 3, 5, 0}), /* x is four times x - mean */
     CK_CASE("8 x 6, frozen", create_frozen, 8, 6, 1, {0, 2, {ROWS, C}, -2, 2}),
     CK_CASE("8 x 6, x alone", create_plain, 8, 6, 1, {0, 2, {ROWS, C}, -2, 2}),
 };

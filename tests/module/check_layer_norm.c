@@ -22,18 +22,9 @@ static ek_status create_rms_with_bias(ek_module **module) {
  * now and then. */
 static const struct ck_module_case cases[] = {
     CK_CASE("4 x 6", create_small, 6, 6, 2, {0, 2, {4, 6}, -2, 2}),
-    {.name = "2 x 3 x 6, far from zero",
-     .create = create_small,
-     .input = {{0, 3, {2, 3, 6}, 3, 5, 0}},
-     .longest = 6,
-     .depth = 24,
-     .saved = 2}, /* x is four times x - mean */
-    {.name = "5 x 2, epsilon 0.1",
-     .create = create_two,
-     .input = {{0, 2, {5, 2}, -1, 1, 0}},
-     .longest = 5,
-     .depth = 6,
-     .saved = 2},
+    CK_CASE("2 x 3 x 6, far from zero", create_small, 6, 24, 2,
+            {0, 3, {2, 3, 6}, 3, 5, 0}), /* x is four times x - mean */
+    CK_CASE("5 x 2, epsilon 0.1", create_two, 5, 6, 2, {0, 2, {5, 2}, -1, 1, 0}),
     CK_CASE("4 x 6, without bias", create_without_bias, 6, 6, 2, {0, 2, {4, 6}, -2, 2}),
     CK_CASE("RMSNorm, 4 x 6", create_rms, 6, 6, 1, {0, 2, {4, 6}, -2, 2}),
     CK_CASE("RMSNorm with bias, 2 x 3 x 6, far from zero", create_rms_with_bias, 6, 6, 1,

@@ -13,18 +13,8 @@ static ek_status create_mean(ek_module **module) { return ek_average_pool2d_crea
 /* Random inputs are apart by more than a step of a finite difference, except with a chance of
  * 1e-4. */
 static const struct ck_module_case cases[] = {
-    {.name = "max, 3 x 3",
-     .create = create_max,
-     .input = {{0, 4, {4, 5, 6, 3}, -1, 1, 0}},
-     .longest = 4,
-     .depth = 1,
-     .saved = 2}, /* the places */
-    {.name = "max, 2 x 2",
-     .create = create_plain,
-     .input = {{0, 4, {3, 4, 5, 2}, -1, 1, 0}},
-     .longest = 1,
-     .depth = 1,
-     .saved = 1},
+    CK_CASE("max, 3 x 3", create_max, 4, 1, 2, {0, 4, {4, 5, 6, 3}, -1, 1, 0}), /* the places */
+    CK_CASE("max, 2 x 2", create_plain, 1, 1, 1, {0, 4, {3, 4, 5, 2}, -1, 1, 0}),
     CK_CASE("average", create_mean, 6, 2, 0, {0, 4, {4, 5, 5, 3}, -1, 1}),
     CK_CASE("global average", ek_global_average_pool_create, 12, 2, 0, {0, 4, {5, 3, 4, 7}, -1, 1}),
 };

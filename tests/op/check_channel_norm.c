@@ -205,25 +205,18 @@ static void check_norm(struct ck_rig *rig, const struct norm *f) {
   ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(f->rows, C));
   ck_ok(ek_op_channel_norm_forward(rig->stream, y, x, mean, rstd, weight, bias));
   ck_fits(rig, "y", y, f->y, f->y_bound, n);
-  ck_ok(
-      ek_op_channel_norm_backward(rig->stream, &(ek_channel_norm_backward_args){.dx = dx,
-                                                                                .dy = dy,
-                                                                                .x = x,
-                                                                                .mean = mean,
-                                                                                .rstd = rstd,
-                                                                                .weight = weight,
-                                                                                .average_g = g,
-                                                                                .average_gn = gn}));
+  ek_channel_norm_backward_args args = {.dx = dx,
+                                        .dy = dy,
+                                        .x = x,
+                                        .mean = mean,
+                                        .rstd = rstd,
+                                        .weight = weight,
+                                        .average_g = g,
+                                        .average_gn = gn};
+  ck_ok(ek_op_channel_norm_backward(rig->stream, &args));
   ck_fits(rig, "dx", dx, f->dx, f->dx_bound, n);
-  ck_ok(
-      ek_op_channel_norm_backward(rig->stream, &(ek_channel_norm_backward_args){.dx = dy,
-                                                                                .dy = dy,
-                                                                                .x = x,
-                                                                                .mean = mean,
-                                                                                .rstd = rstd,
-                                                                                .weight = weight,
-                                                                                .average_g = g,
-                                                                                .average_gn = gn}));
+  args.dx = dy;
+  ck_ok(ek_op_channel_norm_backward(rig->stream, &args));
   ck_same_bits("dx in place", ck_read(rig, dy), ck_read(rig, dx), n);
   ck_ok(ek_op_channel_norm_forward(rig->stream, x, x, mean, rstd, weight, bias));
   ck_same_bits("y in place", ck_read(rig, x), ck_read(rig, y), n);
@@ -283,31 +276,25 @@ CK_LOOP(averages, 2 * ck_variants()) {
                       ck_sums(rig, old, CK_SHAPE(C)), ck_poisoned_sums(rig, CK_SHAPE(C))};
   ek_tensor *in = ck_tensor_of(rig, EK_F64, sums, CK_SHAPE(S, 2, C));
   ek_tensor *rows = ck_tensor_of(rig, EK_F64, (const double[]){ROWS}, CK_SHAPE(1));
+  ek_channel_averages_args args = {.average_g = out[0],
+                                   .average_gn = out[1],
+                                   .dweight = out[2],
+                                   .dbias = out[3],
+                                   .sums = in,
+                                   .rows = rows,
+                                   .weight = ck_tensor(rig, weight, CK_SHAPE(C)),
+                                   .host_rows = 99,
+                                   .groups = G,
+                                   .weight_beta = 0.5};
   if (alone) {
-    ck_ok(ek_op_channel_averages(rig->stream, &(ek_channel_averages_args){.average_g = out[0],
-                                                                          .average_gn = out[1],
-                                                                          .sums = in,
-                                                                          .host_rows = ROWS,
-                                                                          .groups = G}));
-    ck_ok(ek_op_channel_averages(rig->stream, &(ek_channel_averages_args){.dweight = out[2],
-                                                                          .dbias = out[3],
-                                                                          .sums = in,
-                                                                          .host_rows = ROWS,
-                                                                          .groups = G,
-                                                                          .weight_beta = 0.5}));
-  } else {
-    ck_ok(ek_op_channel_averages(
-        rig->stream, &(ek_channel_averages_args){.average_g = out[0],
-                                                 .average_gn = out[1],
-                                                 .dweight = out[2],
-                                                 .dbias = out[3],
-                                                 .sums = in,
-                                                 .rows = rows,
-                                                 .weight = ck_tensor(rig, weight, CK_SHAPE(C)),
-                                                 .host_rows = 99,
-                                                 .groups = G,
-                                                 .weight_beta = 0.5}));
+    args.rows = args.weight = NULL;
+    args.host_rows = ROWS;
+    ek_channel_averages_args first = args;
+    first.dweight = first.dbias = NULL;
+    ck_ok(ek_op_channel_averages(rig->stream, &first));
+    args.average_g = args.average_gn = NULL;
   }
+  ck_ok(ek_op_channel_averages(rig->stream, &args));
   static const char *const names[] = {"average_g", "average_gn", "dweight", "dbias"};
   for (int k = 0; k < 4; k++) {
     ck_within(names[k], ck_read(rig, out[k]), want[k], bound[k], k < 2 ? S * C : C);

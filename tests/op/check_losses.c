@@ -484,23 +484,17 @@ CK_TEST(bad_terms_and_huge_sizes) {
   ek_tensor *totals = ck_ghost(rig, EK_F64, CK_SHAPE(2));
   ck_ok(ek_op_cross_entropy_forward(s, losses, normalizer, totals, logits, targets, &terms));
   ck_ok(ek_op_cross_entropy_backward(s, logits, logits, normalizer, targets, NULL, NULL, &terms));
-  ck_ok(ek_op_cross_entropy_gradient(s, &(ek_cross_entropy_gradient_args){.gradient = logits,
-                                                                          .losses = losses,
-                                                                          .normalizer = normalizer,
-                                                                          .totals = totals,
-                                                                          .logits = logits,
-                                                                          .targets = targets,
-                                                                          .scale = 1,
-                                                                          .terms = &terms}));
-  ck_invalid(
-      ek_op_cross_entropy_gradient(s, &(ek_cross_entropy_gradient_args){.gradient = logits,
-                                                                        .losses = losses,
-                                                                        .normalizer = normalizer,
-                                                                        .totals = totals,
-                                                                        .logits = logits,
-                                                                        .targets = targets,
-                                                                        .scale = 1}),
-      "cross_entropy_gradient: terms is NULL");
+  ek_cross_entropy_gradient_args args = {.gradient = logits,
+                                         .losses = losses,
+                                         .normalizer = normalizer,
+                                         .totals = totals,
+                                         .logits = logits,
+                                         .targets = targets,
+                                         .scale = 1,
+                                         .terms = &terms};
+  ck_ok(ek_op_cross_entropy_gradient(s, &args));
+  ck_bad(args, terms, NULL, ek_op_cross_entropy_gradient(s, &args),
+         "cross_entropy_gradient: terms is NULL");
   ck_invalid(ek_op_cross_entropy_forward(s, losses, normalizer, totals, logits, targets, NULL),
              "cross_entropy_forward: terms is NULL");
   ck_invalid(ek_op_cross_entropy_gradient(s, NULL), "args is NULL");
@@ -514,31 +508,15 @@ CK_TEST(bad_terms_and_huge_sizes) {
     ck_invalid(
         ek_op_cross_entropy_backward(s, logits, logits, normalizer, targets, NULL, NULL, &terms),
         "cross_entropy_backward: label_smoothing");
-    ck_invalid(
-        ek_op_cross_entropy_gradient(s, &(ek_cross_entropy_gradient_args){.gradient = logits,
-                                                                          .losses = losses,
-                                                                          .normalizer = normalizer,
-                                                                          .totals = totals,
-                                                                          .logits = logits,
-                                                                          .targets = targets,
-                                                                          .scale = 1,
-                                                                          .terms = &terms}),
-        "cross_entropy_gradient: label_smoothing");
+    ck_invalid(ek_op_cross_entropy_gradient(s, &args), "cross_entropy_gradient: label_smoothing");
   }
   terms.label_smoothing = 0;
   ek_tensor *none = ck_ghost(rig, EK_F32, CK_SHAPE(rows, 0));
   ck_fails(ek_op_cross_entropy_forward(s, losses, normalizer, totals, none, targets, &terms),
            EK_ERR_SHAPE, "cross_entropy_forward: logits is 17179869184 x 0");
-  ck_fails(
-      ek_op_cross_entropy_gradient(s, &(ek_cross_entropy_gradient_args){.gradient = none,
-                                                                        .losses = losses,
-                                                                        .normalizer = normalizer,
-                                                                        .totals = totals,
-                                                                        .logits = none,
-                                                                        .targets = targets,
-                                                                        .scale = 1,
-                                                                        .terms = &terms}),
-      EK_ERR_SHAPE, "cross_entropy_gradient: logits is 17179869184 x 0");
+  args.logits = args.gradient = none;
+  ck_fails(ek_op_cross_entropy_gradient(s, &args), EK_ERR_SHAPE,
+           "cross_entropy_gradient: logits is 17179869184 x 0");
   ck_fails(ek_op_cross_entropy_forward(s, losses, normalizer, targets, logits, targets, &terms),
            EK_ERR_TYPE, "cross_entropy_forward: totals is i32 but must be f64");
 }

@@ -267,6 +267,19 @@ static struct slope make_slope(struct ck_rig *rig, int64_t rows, int64_t width) 
   return make_slope_of(rig, rows, width, false);
 }
 
+/* What backward gets of it, new in each call; results are NULL. */
+static ek_layer_norm_backward_args args_of(struct ck_rig *rig, const struct slope *b,
+                                           const ek_tensor *dy) {
+  return (ek_layer_norm_backward_args){.dy = dy,
+                                       .x = ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)),
+                                       .mean =
+                                           b->rms ? NULL : ck_sums(rig, b->mean, CK_SHAPE(b->rows)),
+                                       .rstd = ck_sums(rig, b->rstd, CK_SHAPE(b->rows)),
+                                       .weight = ck_tensor(rig, b->gamma, CK_SHAPE(b->width)),
+                                       .weight_beta = b->weight_beta,
+                                       .bias_beta = b->bias_beta};
+}
+
 /* Where dx goes; IN_BOTH: dy is the residual too. */
 enum place { NOWHERE, IN_FRESH, IN_DY, IN_RESIDUAL, IN_BOTH };
 
@@ -275,6 +288,7 @@ static void check_backward(struct ck_rig *rig, const struct slope *b, enum place
   dx_reference(rig, b);
   column_reference(rig, b);
   ek_tensor *dy = ck_tensor(rig, b->dy, CK_SHAPE(b->rows, b->width));
+  ek_layer_norm_backward_args args = args_of(rig, b, dy);
   ek_tensor *residual = place == IN_BOTH ? dy : NULL;
   if (b->residual != NULL && place != IN_BOTH) {
     residual = ck_tensor(rig, b->residual, CK_SHAPE(b->rows, b->width));
@@ -285,19 +299,9 @@ static void check_backward(struct ck_rig *rig, const struct slope *b, enum place
                                          : dy;
   ek_tensor *dgamma = ck_sums(rig, b->weight_beta == 0 ? NULL : b->old_dgamma, CK_SHAPE(b->width));
   ek_tensor *dbeta = ck_sums(rig, b->bias_beta == 0 ? NULL : b->old_dbeta, CK_SHAPE(b->width));
-  ck_ok(ek_op_layer_norm_backward(
-      rig->stream, &(ek_layer_norm_backward_args){
-                       .dx = dx,
-                       .dweight = dgamma,
-                       .dbias = dbeta,
-                       .dy = dy,
-                       .x = ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)),
-                       .mean = b->rms ? NULL : ck_sums(rig, b->mean, CK_SHAPE(b->rows)),
-                       .rstd = ck_sums(rig, b->rstd, CK_SHAPE(b->rows)),
-                       .weight = ck_tensor(rig, b->gamma, CK_SHAPE(b->width)),
-                       .residual = residual,
-                       .weight_beta = b->weight_beta,
-                       .bias_beta = b->bias_beta}));
+  args.dx = dx, args.dweight = dgamma, args.dbias = dbeta;
+  args.residual = residual;
+  ck_ok(ek_op_layer_norm_backward(rig->stream, &args));
   if (dx != NULL) ck_fits(rig, "dx", dx, b->dx, b->dx_bound, n);
   ck_fits(rig, "dgamma", dgamma, b->dgamma, b->dgamma_bound, b->width);
   ck_fits(rig, "dbeta", dbeta, b->dbeta, b->dbeta_bound, b->width);
@@ -322,25 +326,14 @@ CK_RIG_CASES(backward, s, 2 * SIZES) {
 
 CK_RIG_LOOP(backward_repeats, ck_variants()) {
   const struct slope b = make_slope(rig, 300, 65);
-  ek_tensor *dy = ck_tensor(rig, b.dy, CK_SHAPE(300, 65)),
-            *x = ck_tensor(rig, b.x, CK_SHAPE(300, 65));
-  ek_tensor *mean = ck_sums(rig, b.mean, CK_SHAPE(300));
-  ek_tensor *rstd = ck_sums(rig, b.rstd, CK_SHAPE(300));
-  ek_tensor *gamma = ck_tensor(rig, b.gamma, CK_SHAPE(65));
+  ek_layer_norm_backward_args args = args_of(rig, &b, ck_tensor(rig, b.dy, CK_SHAPE(300, 65)));
   double *first[3] = {0};
   for (int pass = 0; pass < 2; pass++) {
-    ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(300, 65));
-    ek_tensor *dgamma = ck_poisoned_sums(rig, CK_SHAPE(65)),
-              *dbeta = ck_poisoned_sums(rig, CK_SHAPE(65));
-    ck_ok(ek_op_layer_norm_backward(rig->stream, &(ek_layer_norm_backward_args){.dx = dx,
-                                                                                .dweight = dgamma,
-                                                                                .dbias = dbeta,
-                                                                                .dy = dy,
-                                                                                .x = x,
-                                                                                .mean = mean,
-                                                                                .rstd = rstd,
-                                                                                .weight = gamma}));
-    double *got[3] = {ck_read(rig, dx), ck_read(rig, dgamma), ck_read(rig, dbeta)};
+    args.dx = ck_poisoned(rig, CK_SHAPE(300, 65));
+    args.dweight = ck_poisoned_sums(rig, CK_SHAPE(65));
+    args.dbias = ck_poisoned_sums(rig, CK_SHAPE(65));
+    ck_ok(ek_op_layer_norm_backward(rig->stream, &args));
+    double *got[3] = {ck_read(rig, args.dx), ck_read(rig, args.dweight), ck_read(rig, args.dbias)};
     for (int k = 0; k < 3 && pass == 1; k++) {
       ck_same_bits("again", got[k], first[k], k == 0 ? 300 * 65 : 65);
     }
@@ -352,19 +345,11 @@ CK_RIG_LOOP(backward_repeats, ck_variants()) {
 
 static struct norm without(struct ck_rig *rig, const struct slope *b, ek_tensor *dx,
                            ek_tensor *dgamma, ek_tensor *dbeta) {
-  ek_tensor *dy = ck_tensor(rig, b->dy, CK_SHAPE(b->rows, b->width));
-  ck_ok(ek_op_layer_norm_backward(
-      rig->stream,
-      &(ek_layer_norm_backward_args){.dx = dx,
-                                     .dweight = dgamma,
-                                     .dbias = dbeta,
-                                     .dy = dy,
-                                     .x = ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)),
-                                     .mean = ck_sums(rig, b->mean, CK_SHAPE(b->rows)),
-                                     .rstd = ck_sums(rig, b->rstd, CK_SHAPE(b->rows)),
-                                     .weight = ck_tensor(rig, b->gamma, CK_SHAPE(b->width)),
-                                     .weight_beta = 1,
-                                     .bias_beta = 1}));
+  ek_layer_norm_backward_args args =
+      args_of(rig, b, ck_tensor(rig, b->dy, CK_SHAPE(b->rows, b->width)));
+  args.dx = dx, args.dweight = dgamma, args.dbias = dbeta;
+  args.weight_beta = args.bias_beta = 1;
+  ck_ok(ek_op_layer_norm_backward(rig->stream, &args));
   return (struct norm){.y = dx == NULL ? NULL : ck_read(rig, dx),
                        .gamma = dgamma == NULL ? NULL : ck_read(rig, dgamma),
                        .beta = dbeta == NULL ? NULL : ck_read(rig, dbeta)};
@@ -389,16 +374,16 @@ CK_LOOP(left_out, ck_variants()) {
       ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, width)), *beta = k == 0 ? zeros : NULL;
       ck_ok(ek_op_layer_norm_forward(rig->stream, y, mean, rstd, x, gamma, beta, 1e-5));
       plain[k] = ck_read(rig, y);
-      ck_ok(
-          ek_op_add_layer_norm_forward(rig->stream, &(ek_add_layer_norm_args){.y = y,
-                                                                              .sum = sum,
-                                                                              .mean = mean,
-                                                                              .rstd = rstd,
-                                                                              .x = x,
-                                                                              .residual = residual,
-                                                                              .weight = gamma,
-                                                                              .bias = beta,
-                                                                              .epsilon = 1e-5}));
+      const ek_add_layer_norm_args args = {.y = y,
+                                           .sum = sum,
+                                           .mean = mean,
+                                           .rstd = rstd,
+                                           .x = x,
+                                           .residual = residual,
+                                           .weight = gamma,
+                                           .bias = beta,
+                                           .epsilon = 1e-5};
+      ck_ok(ek_op_add_layer_norm_forward(rig->stream, &args));
       added[k] = ck_read(rig, y);
     }
     ck_same_bits("y", plain[1], plain[0], n);

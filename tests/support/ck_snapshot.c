@@ -84,12 +84,18 @@ static ek_status call(struct ck_training *t, int which) {
   return status;
 }
 
+void ck_snapshot_is(const char *what, const struct ck_training *training,
+                    const struct ck_snapshot *want) {
+  struct ck_snapshot snapshot = ck_snapshot_take(training);
+  ck_snapshot_same(what, &snapshot, want);
+  ck_snapshot_drop(&snapshot);
+}
+
 void ck_snapshots_same(const char *what, const struct ck_training *got,
                        const struct ck_training *want) {
-  struct ck_snapshot a = ck_snapshot_take(got), b = ck_snapshot_take(want);
-  ck_snapshot_same(what, &a, &b);
-  ck_snapshot_drop(&a);
-  ck_snapshot_drop(&b);
+  struct ck_snapshot snapshot = ck_snapshot_take(want);
+  ck_snapshot_is(what, got, &snapshot);
+  ck_snapshot_drop(&snapshot);
 }
 
 bool ck_training_is_torn(struct ck_training *training) {

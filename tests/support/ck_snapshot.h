@@ -3,8 +3,7 @@
  *
  *     struct ck_snapshot before = ck_snapshot_take(&training);
  *     ... a step that fails ...
- *     struct ck_snapshot after = ck_snapshot_take(&training);
- *     ck_snapshot_same("what failed", &after, &before);
+ *     ck_snapshot_is("what failed", &training, &before);
  */
 #ifndef CK_SNAPSHOT_H
 #define CK_SNAPSHOT_H
@@ -31,7 +30,9 @@ void ck_snapshot_drop(struct ck_snapshot *snapshot);
  * anew, so they are left out.
  */
 void ck_snapshot_same(const char *what, const struct ck_snapshot *a, const struct ck_snapshot *b);
-/* The same of two trainings. */
+/* The training is still as it was, and two trainings are the same. */
+void ck_snapshot_is(const char *what, const struct ck_training *training,
+                    const struct ck_snapshot *want);
 void ck_snapshots_same(const char *what, const struct ck_training *got,
                        const struct ck_training *want);
 

@@ -47,6 +47,20 @@ void ck_state_same(const char *what, const struct ck_state *a, const struct ck_s
   }
 }
 
+void ck_state_is(const char *what, const ek_data_parallel_model *model,
+                 const struct ck_state *want) {
+  struct ck_state state = ck_state_take(model);
+  ck_state_same(what, &state, want);
+  ck_state_drop(&state);
+}
+
+void ck_states_same(const char *what, const ek_data_parallel_model *got,
+                    const ek_data_parallel_model *want) {
+  struct ck_state state = ck_state_take(want);
+  ck_state_is(what, got, &state);
+  ck_state_drop(&state);
+}
+
 static double *doubles(const ek_tensor *host) {
   const int64_t count = ek_tensor_count(host);
   double *values = ck_array((size_t)count, sizeof *values);

@@ -22,6 +22,11 @@ struct ck_state ck_state_take(const ek_data_parallel_model *model);
 ek_status ck_state_put(ek_data_parallel_model *model, const struct ck_state *state);
 /* The same entries in the same order, bit for bit. */
 void ck_state_same(const char *what, const struct ck_state *a, const struct ck_state *b);
+/* A model's state is this one, and two models have the same. */
+void ck_state_is(const char *what, const ek_data_parallel_model *model,
+                 const struct ck_state *want);
+void ck_states_same(const char *what, const ek_data_parallel_model *got,
+                    const ek_data_parallel_model *want);
 /* The same entries: parameters and buffers to this relative L2 error, the states of an optimizer to
  * ten times that (docs/numerics.md), numbers exactly. */
 void ck_state_close(const char *what, const struct ck_state *got, const struct ck_state *want,

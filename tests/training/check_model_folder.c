@@ -262,8 +262,7 @@ CK_TEST(many_files_are_one) {
       write_file("model.safetensors.index.json", indexes[i].text);
       ck_fails(ek_weights_load(to.model, folder, NULL), indexes[i].status, indexes[i].word);
     }
-    struct ck_state after = ck_state_take(to.model);
-    ck_state_same("after refused indexes", &after, &before);
+    ck_state_is("after refused indexes", to.model, &before);
     ck_fails(ek_model_to_folder(to.model, folder, NULL), EK_ERR_STATE,
              "index.json of another model");
     write_file("model.safetensors.index.json", two_files);
@@ -452,8 +451,7 @@ CK_LOOP(every_allocation_fails_once, 3) {
     }
     ck_keep(module);
     ck_ok(ek_weights_load(t.model, folder, NULL));
-    struct ck_state after = ck_state_take(t.model);
-    ck_state_same("after failures", &after, &before);
+    ck_state_is("after failures", t.model, &before);
   }
 }
 
@@ -469,8 +467,7 @@ CK_TEST(folders_that_are_none) {
     ck_fails(ek_weights_load(t.model, in_folder("config.json"), NULL), EK_ERR_CORRUPT, "");
     ck_assert_int_eq(truncate(in_folder("model.safetensors"), 4000), 0);
     ck_fails(ek_weights_load(t.model, folder, NULL), EK_ERR_CORRUPT, "model.safetensors");
-    struct ck_state after = ck_state_take(t.model);
-    ck_state_same("after refused folders", &after, &before);
+    ck_state_is("after refused folders", t.model, &before);
   }
 }
 

@@ -119,8 +119,7 @@ CK_LOOP(equals_the_calls_of_its_parts, CK_WORKLOADS * CK_MODES) {
   }
   ck_ok(step(&b, NULL));
   ck_ok(ck_training_step(&t, &b.batch, NULL));
-  struct ck_state got = ck_state_take(ek_trainer_model(b.trainer)), want = ck_state_take(t.model);
-  ck_state_same("trainer", &got, &want);
+  ck_states_same("trainer", ek_trainer_model(b.trainer), t.model);
 }
 
 static ek_status begin(struct bench *b) {
@@ -142,8 +141,7 @@ CK_LOOP(steps_in_two_calls, CK_WORKLOADS * CK_MODES) {
     same_step(&got, &t, &b);
   }
   ck_ok(ck_training_step(&t, &b.batch, NULL));
-  struct ck_state got = ck_state_take(ek_trainer_model(b.trainer)), want = ck_state_take(t.model);
-  ck_state_same("trainer", &got, &want);
+  ck_states_same("trainer", ek_trainer_model(b.trainer), t.model);
 } /* the last result was not taken */
 
 /* ---- before the first step ---- */
@@ -178,9 +176,7 @@ CK_LOOP(preparing_changes_nothing, 2 * CK_WORKLOADS * CK_MODES) {
     ck_ok(step(&other, &want));
     ck_assert(got.loss == want.loss && got.weight == want.weight && got.step == want.step);
   }
-  struct ck_state got = ck_state_take(ek_trainer_model(prepared.trainer)),
-                  want = ck_state_take(ek_trainer_model(other.trainer));
-  ck_state_same("prepared", &got, &want);
+  ck_states_same("prepared", ek_trainer_model(prepared.trainer), ek_trainer_model(other.trainer));
 }
 
 /* A module that writes its buffers in a training forward leaves them alone. */
@@ -201,8 +197,7 @@ CK_LOOP(preparing_writes_no_buffer, CK_MODES) {
   ek_data_parallel_model *model = ek_trainer_model(b.trainer);
   struct ck_state before = ck_state_take(model);
   ck_ok(ek_trainer_prepare(b.trainer, &batch, 1, &batch, 1));
-  struct ck_state after = ck_state_take(model);
-  ck_state_same("buffers", &after, &before);
+  ck_state_is("buffers", model, &before);
 }
 
 /* ---- micro-batches ---- */
@@ -244,9 +239,7 @@ CK_LOOP(micro_batches, CUTS * CK_WORKLOADS * CK_MODES) {
     ck_assert(got.gradient_norm == want.gradient_norm && got.weight == large.weight);
     ck_assert_double_le(fabs(got.loss - large.loss), 1e-5 * fabs(large.loss)); /* numerics.md */
   }
-  struct ck_state got = ck_state_take(ek_trainer_model(b.trainer)),
-                  want = ck_state_take(parts.model);
-  ck_state_same("micro-batches", &got, &want);
+  ck_states_same("micro-batches", ek_trainer_model(b.trainer), parts.model);
 }
 
 /* What is wrong with a batch is seen before its first part runs. */
@@ -681,8 +674,7 @@ CK_LOOP(misuse, CK_MODES) {
   ck_fails(ek_trainer_prepare(b.trainer, x, 1, fewer.target, 1), EK_ERR_SHAPE, "");
   ck_fails(ek_trainer_evaluate(&loss, NULL, b.trainer, x, 1, fewer.target, 1), EK_ERR_SHAPE, "");
   ck_assert_uint_eq(held(&b), bytes);
-  struct ck_state after = ck_state_take(ek_trainer_model(b.trainer));
-  ck_state_same("after wrong batches", &after, &before);
+  ck_state_is("after wrong batches", ek_trainer_model(b.trainer), &before);
   ck_ok(step(&b, NULL));
 }
 
@@ -763,8 +755,7 @@ CK_LOOP(saves_and_loads, CK_MODES) {
     ck_assert_int_eq(info.step, 1);
     ck_assert_str_eq(info.path, path);
     ck_ok(step(&b, NULL));
-    struct ck_state got = ck_state_take(ek_trainer_model(b.trainer));
-    ck_state_same("resumed", &got, &want);
+    ck_state_is("resumed", ek_trainer_model(b.trainer), &want);
     ck_fails(ek_trainer_save(b.trainer, path, NULL), EK_ERR_IO, "not a directory; states");
     ck_fails(ek_trainer_save_begin(b.trainer, path, NULL), EK_ERR_IO, "not a directory; states");
     ck_ok(ek_trainer_save_end(b.trainer));
@@ -850,13 +841,11 @@ static bool fails_well(struct bench *b, struct ck_training *other, ek_status sta
     } else {
       ck_assert_uint_eq(held(b), bytes);
     }
-    struct ck_state after = ck_state_take(model);
-    ck_state_same("a step that failed", &after, before);
+    ck_state_is("a step that failed", model, before);
     ck_ok(step(b, NULL));
   }
   ck_ok(ck_training_step(other, &b->batch, NULL));
-  struct ck_state got = ck_state_take(model), want = ck_state_take(other->model);
-  ck_state_same("the step that was tried again", &got, &want);
+  ck_states_same("the step that was tried again", model, other->model);
   return failed;
 }
 

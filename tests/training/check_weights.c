@@ -145,8 +145,7 @@ CK_TEST(what_does_not_fit_changes_nothing) {
     ck_ok(ek_safetensors_finish(writer));
     ek_safetensors_writer_free(writer);
     ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_MISMATCH, "another shape");
-    struct ck_state after = ck_state_take(t.model);
-    ck_state_same("after refused files", &after, &before);
+    ck_state_is("after refused files", t.model, &before);
   }
 }
 
@@ -296,8 +295,7 @@ CK_LOOP(a_config_beside_it_agrees_or_nothing_is_loaded, 2) {
                     "%s: %s", configs[i].text, ek_error_message());
     }
     if (comma) ck_locale_end();
-    struct ck_state after = ck_state_take(t.model);
-    ck_state_same("after refused configurations", &after, &before);
+    ck_state_is("after refused configurations", t.model, &before);
   }
   (void)unlink(config);
 }
@@ -350,8 +348,7 @@ CK_LOOP(every_allocation_fails_once, 2) {
                                      : ek_weights_load(t.model, path, &options))) {
     }
     ck_ok(ek_weights_load(t.model, path, &options));
-    struct ck_state after = ck_state_take(t.model);
-    ck_state_same("after failures", &after, &before);
+    ck_state_is("after failures", t.model, &before);
   }
   (void)unlink(config);
 }

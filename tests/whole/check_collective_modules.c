@@ -415,12 +415,8 @@ CK_TEST(scalars) {
 static ek_status norm_alone(ek_module **module) { return ck_batch_norm_create(module, 3); }
 
 /* By hand and alone: sums over one device. */
-static const struct ck_module_case cases[] = {{.name = "batch norm",
-                                               .create = norm_alone,
-                                               .input = {{0, 2, {5, 3}, -2, 2, 0}},
-                                               .longest = 15,
-                                               .depth = 8,
-                                               .saved = 1}};
+static const struct ck_module_case cases[] = {
+    CK_CASE("batch norm", norm_alone, 15, 8, 1, {0, 2, {5, 3}, -2, 2, 0})};
 CK_MODULE_CASES(cases)
 
 CK_SUITE("collective_modules")

@@ -142,9 +142,7 @@ static void same_memory(ek_trainer *a, ek_trainer *b) {
 }
 
 static void same_state(const char *what, ek_trainer *a, ek_trainer *b) {
-  struct ck_state got = ck_state_take(ek_trainer_model(a)),
-                  want = ck_state_take(ek_trainer_model(b));
-  ck_state_same(what, &got, &want);
+  ck_states_same(what, ek_trainer_model(a), ek_trainer_model(b));
 }
 
 /* Saved after two steps; the third is taken by a trainer that loads. */

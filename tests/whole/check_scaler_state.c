@@ -131,8 +131,7 @@ CK_LOOP(a_run_that_was_killed, (ck_has_halves() ? 2 : 1) * CK_MODES) {
   ck_assert_int_eq(info.step, KILLED_AT - 2);
   ck_assert_int_eq(info.position, KILLED_AT);
   course(&resumed, info.position, POSITIONS, false);
-  struct ck_state got = ck_state_take(resumed.model), want = ck_state_take(whole.model);
-  ck_state_same("resumed", &got, &want);
+  ck_states_same("resumed", resumed.model, whole.model);
   ck_assert_double_eq(ck_scaling_scale(&resumed), 0x1p10); /* grown, halved twice, grown */
 }
 

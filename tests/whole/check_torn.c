@@ -50,8 +50,7 @@ static bool fails_at(struct ck_training *t, const struct ck_batch *batch, size_t
     if (ck_training_is_torn(t)) {
       count->torn++;
     } else {
-      struct ck_snapshot after = ck_snapshot_take(t);
-      ck_snapshot_same(where, &after, &before);
+      ck_snapshot_is(where, t, &before);
       count->kept++;
     }
   }
@@ -61,8 +60,7 @@ static bool fails_at(struct ck_training *t, const struct ck_batch *batch, size_t
 /* Writing all of its state makes a torn model good. */
 static void mend(struct ck_training *t, const struct ck_state *state) {
   ck_ok(ck_state_put(t->model, state));
-  struct ck_state now = ck_state_take(t->model);
-  ck_state_same("mended", &now, state);
+  ck_state_is("mended", t->model, state);
 }
 
 /* `disturbed` is mended when it is torn; `other` is never disturbed. */
@@ -80,11 +78,9 @@ static void every_piece(const struct ck_setup *setup, const struct ck_batch *bat
     if (count->torn > torn) mend(&disturbed, &state);
     if (failed) ck_ok(ck_training_step(&disturbed, batch, NULL));
     ck_ok(ck_training_step(&other, batch, NULL));
-    struct ck_snapshot a = ck_snapshot_take(&disturbed), b = ck_snapshot_take(&other);
-    ck_snapshot_same("retried step", &a, &b);
+    ck_snapshots_same("retried step", &disturbed, &other);
   }
-  struct ck_state a = ck_state_take(disturbed.model), b = ck_state_take(other.model);
-  ck_state_same("in the end", &a, &b);
+  ck_states_same("in the end", disturbed.model, other.model);
   ck_training_close(&disturbed);
   ck_training_close(&other);
 }
@@ -182,8 +178,7 @@ static void mend_in_part(struct ck_training *t, const struct ck_state *state) {
   }
   const size_t last = state->count - 1;
   ck_ok(ek_state_write(t->model, state->info[last].name, &state->host[last]));
-  struct ck_state now = ck_state_take(t->model);
-  ck_state_same("mended", &now, state);
+  ck_state_is("mended", t->model, state);
 }
 
 /* The copy to device 1 fails when device 0 has it: torn. A wrong call changes nothing. */
@@ -242,8 +237,7 @@ CK_LOOP(a_foreign_failure, CK_MODES) {
     ck_assert(!ck_training_is_torn(&t));
     ck_ok(ck_training_step(&other, &batch, NULL));
   }
-  struct ck_snapshot a = ck_snapshot_take(&t), b = ck_snapshot_take(&other);
-  ck_snapshot_same("with failures between the steps", &a, &b);
+  ck_snapshots_same("with failures between the steps", &t, &other);
 }
 
 CK_SUITE("torn")
