@@ -111,7 +111,6 @@ struct ek__loss_forward {
   struct ek__loss *loss;
   struct ek__given targets;
   struct ek__conversion intakes[EK_MAX_TENSORS];
-  ek_shards laid[EK_MAX_TENSORS];
   int64_t most; /* elements of the largest of them, in all processes */
   bool late;    /* ranks keep their own totals, which are added up with the update: agreement.c */
 };

@@ -245,22 +245,20 @@ ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *mod
                        struct ek__loss *loss, const ek_shards *like, const ek_tensor *sources,
                        const ek_shards *cut, size_t count) {
   struct ek__given *targets = &job->targets;
-  *job = (struct ek__loss_forward){.model = model, .loss = loss};
-  *targets = (struct ek__given){
-      .count = count, .shards = cut, .intakes = job->intakes, .laid = job->laid};
-  const struct ek__intakes intakes = {"criterion forward: target",
-                                      &loss->criterion->base,
-                                      loss->outputs,
-                                      loss->options.target_scaling,
-                                      loss->options.target_scaling_count,
-                                      model->options.type};
-  if (cut == NULL) {
-    targets->sources = sources;
-    targets->shards = targets->laid;
-  }
+  *job = (struct ek__loss_forward){
+      .model = model,
+      .loss = loss,
+      .targets = {.what = "criterion forward: target",
+                  .module = &loss->criterion->base,
+                  .first = loss->outputs,
+                  .scalings = loss->options.target_scaling,
+                  .scaling_count = loss->options.target_scaling_count,
+                  .floating = model->options.type,
+                  .count = count,
+                  .sources = sources,
+                  .intakes = job->intakes}};
   for (size_t i = 0; i < count; i++) {
-    EK_TRY(cut != NULL ? ek__given_check("criterion forward: target", i, model, &cut[i], like)
-                       : ek__given_lay(targets, i, &intakes, model->run.group, like, false, NULL));
+    EK_TRY(ek__given_lay(targets, i, model, cut == NULL ? NULL : &cut[i], like, false, NULL));
   }
   job->most = ek__targets_most(sources, targets->shards, count, like->samples[like->count]);
   return ek__world_sum(ek__model_world(model), model->step.taken, &job->most, 1, NULL);

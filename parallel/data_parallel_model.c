@@ -192,7 +192,6 @@ static ek_status open_ranks(ek_data_parallel_model *model) {
   run->norms_ride =
       run->totals_ride && run->reduction->whole && run->gathers == run->communicator;
   EK_TRY(ek__new(&run->ranks, run->count, sizeof *run->ranks, memory_of));
-  EK_TRY(ek__new(&run->sizes, run->count, sizeof *run->sizes, memory_of));
   for (size_t k = 0; k < run->count; k++) {
     struct ek__rank *rank = &run->ranks[k];
     rank->device = ek_group_device(run->group, k);
@@ -295,7 +294,6 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   ek__buckets_close(&run->cut);
   free_replicas(run);
   ek__model_unwatch(model);
-  ek__free(run->sizes);
   ek__free(run->ranks);
   ek_communicator_free(run->inner);
   if (run->gathers != run->communicator) ek_communicator_free(run->gathers);

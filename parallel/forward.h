@@ -20,7 +20,6 @@ struct ek__forward {
   bool predict;        /* what the module predicts, with its targets left out */
   struct ek__given inputs;
   struct ek__conversion intakes[EK_MAX_INPUTS];
-  ek_shards laid[EK_MAX_INPUTS];
   size_t output_count;
   size_t lead;        /* the first input that is cut: its samples are those of the forward */
   ek_shards *outputs; /* made: the parts of a rank are there after its forward */

@@ -65,16 +65,6 @@ static ek_status check_call(const struct ek__forward *job, size_t count) {
   return EK_OK;
 }
 
-/* Shards of the caller's. */
-static ek_status check_cut(const ek_data_parallel_model *model, const ek_shards *input,
-                           size_t number) {
-  EK_TRY(ek__given_check("forward: input", number, model, input, NULL));
-  if (input->broadcast == is_broadcast(model, number)) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: input number %zu is %s", number,
-                      input->broadcast ? "broadcast, and the model cuts it"
-                                       : "cut, and the model broadcasts it");
-}
-
 static size_t first_target(const ek_data_parallel_model *model) {
   return ek_module_inputs(model->module) - ek_module_targets(model->module);
 }
@@ -222,52 +212,51 @@ static int64_t samples_of(const struct ek__forward *job, const ek_tensor *source
   return sources[lead].rank > 0 && sources[lead].shape[0] > 0 ? sources[lead].shape[0] : 0;
 }
 
-/* How a reproducible model cuts a batch: grains are those of all processes. */
-static ek_status cut_grains(ek_scatter_options *scatter, struct ek__forward *job,
+/* How a reproducible model cuts a batch: grains are those of all processes. `sizes`: of the ranks
+ * here. */
+static ek_status cut_grains(ek_scatter_options *scatter, int64_t *sizes, struct ek__forward *job,
                             const ek_tensor *sources) {
   const ek_data_parallel_model *model = job->model;
   const struct ek__reduction *reduction = model->run.reduction;
   ek_world *world = ek__model_world(model);
+  EK__FAIL_IF(job->options->scatter != NULL, EK_ERR_INVALID_ARGUMENT,
+              "forward: a reproducible model cuts its batches itself: options.scatter must be "
+              "NULL");
   scatter->kind = EK_SCATTER_GRAINS;
   scatter->grains = reduction->grains(model);
   if (world == NULL) return EK_OK;
   const int64_t samples = samples_of(job, sources);
   int64_t all = samples, before = 0;
   EK_TRY(ek__world_sum(world, model->step.taken, &all, 1, &before));
-  EK_TRY(reduction->sizes(model->run.sizes, model, samples, before, all));
+  EK_TRY(reduction->sizes(sizes, model, samples, before, all));
   scatter->kind = EK_SCATTER_SIZES;
-  scatter->sizes = model->run.sizes;
+  scatter->sizes = sizes;
   return EK_OK;
 }
 
-/* Decides how inputs are cut and converted; the parts are made later. */
-static ek_status lay_inputs(struct ek__forward *job, const ek_tensor *sources) {
+/* Checks shards, or decides how inputs are cut and converted; the parts are made later. */
+static ek_status lay_inputs(struct ek__forward *job, const ek_shards *cut) {
   const ek_data_parallel_model *model = job->model;
   const struct ek__reduction *reduction = model->run.reduction;
+  struct ek__given *inputs = &job->inputs;
   size_t lead = 0; /* targets are cut at its samples */
-  const struct ek__intakes intakes = {"forward: input",
-                                      model->module,
-                                      0,
-                                      model->options.input_scaling,
-                                      model->options.input_scaling_count,
-                                      model->options.type};
+  int64_t sizes[EK__MAX_GRAINS];
   ek_scatter_options grains = EK_SCATTER_OPTIONS_INIT;
   const ek_scatter_options *scatter = job->options->scatter;
-  if (reduction->grains != NULL) {
-    EK__FAIL_IF(scatter != NULL, EK_ERR_INVALID_ARGUMENT,
-                "forward: a reproducible model cuts its batches itself: options.scatter must be "
-                "NULL");
-    EK_TRY(cut_grains(&grains, job, sources));
+  if (reduction->grains != NULL && cut == NULL) {
+    EK_TRY(cut_grains(&grains, sizes, job, inputs->sources));
     scatter = &grains;
   }
-  job->inputs.sources = sources;
-  job->inputs.shards = job->laid;
-  for (size_t i = 0; i < job->inputs.count; i++) {
-    const ek_shards *first = &job->laid[lead];
-    const ek_shards *like = i >= first_target(model) && !first->broadcast ? first : NULL;
-    EK_TRY(ek__given_lay(&job->inputs, i, &intakes, model->run.group, like, is_broadcast(model, i),
-                         scatter));
-    if (like == NULL && job->laid[lead].broadcast) lead = i;
+  for (size_t i = 0; i < inputs->count; i++) {
+    const ek_shards *own = &inputs->shards[i], *first = &inputs->shards[lead];
+    const bool follows = cut == NULL && i >= first_target(model) && !first->broadcast;
+    EK_TRY(ek__given_lay(inputs, i, model, cut == NULL ? NULL : &cut[i], follows ? first : NULL,
+                         is_broadcast(model, i), scatter));
+    EK__FAIL_IF(own->broadcast != is_broadcast(model, i), EK_ERR_INVALID_ARGUMENT,
+                "forward: input number %zu is %s", i,
+                own->broadcast ? "broadcast, and the model cuts it"
+                               : "cut, and the model broadcasts it");
+    if (!follows && inputs->shards[lead].broadcast) lead = i;
   }
   return EK_OK;
 }
@@ -285,16 +274,21 @@ static ek_status check_scatter(const ek_scatter_options *options) {
 ek_status ek__forward_lay(struct ek__forward *job, ek_data_parallel_model *model,
                           const ek_tensor *sources, const ek_shards *cut, size_t count,
                           const ek_forward_options *options) {
-  *job = (struct ek__forward){.model = model, .options = options, .inputs.shards = cut};
-  job->inputs.intakes = job->intakes;
-  job->inputs.laid = job->laid;
+  *job = (struct ek__forward){.model = model,
+                              .options = options,
+                              .inputs = {.what = "forward: input",
+                                         .module = model->module,
+                                         .scalings = model->options.input_scaling,
+                                         .scaling_count = model->options.input_scaling_count,
+                                         .floating = model->options.type,
+                                         .sources = sources,
+                                         .intakes = job->intakes}};
   read_call(job, count);
   EK_TRY(check_call(job, count));
   EK__FAIL_IF(cut != NULL && options->scatter != NULL, EK_ERR_INVALID_ARGUMENT,
               "forward: shards are already cut, so options.scatter must be NULL");
   EK_TRY(check_scatter(options->scatter));
-  for (size_t i = 0; i < count && cut != NULL; i++) EK_TRY(check_cut(model, &cut[i], i));
-  if (cut == NULL) EK_TRY(lay_inputs(job, sources));
+  EK_TRY(lay_inputs(job, cut));
   EK_TRY(check_cuts(&job->lead, model, job->inputs.shards, count));
   const ek_shards *lead = &job->inputs.shards[job->lead];
   EK_TRY(find_place(job));

@@ -136,7 +136,6 @@ struct ek__ranks {
   struct ek__buckets cut; /* of the flat gradients, over the ranks of the world */
   struct ek__rank *ranks; /* of this process */
   size_t count;
-  int64_t *sizes;      /* scratch of the model's thread: one for each rank */
   bool replicas_stale; /* state `master`: rank 0 is ahead of the others */
   bool buffers_stale;  /* a training forward has run: the buffers of rank 0 go to the others */
 };
@@ -293,32 +292,28 @@ ek_status ek__shards_empty_part(ek_shards *shards, size_t index, const ek_tensor
 ek_status ek__scatter_fill(const ek_shards *shards, const ek_tensor *source,
                            ek_memory_category category, const struct ek__conversion *intake);
 
-/* Tensors that a call was given: whole ones, which the ranks cut, or shards of the program's. */
-struct ek__given {
-  size_t count;
-  const ek_tensor *sources;       /* NULL for shards */
-  const ek_shards *shards;        /* the program's, or `laid` */
-  struct ek__conversion *intakes; /* loans, room for `count` of whole ones */
-  ek_shards *laid;                /* loans too; their parts are made by the ranks */
-};
 /*
- * ek__conversion_choose() for inputs of a model and targets of a criterion: by the input's scaling,
- * which makes it `floating`, or by the type that the module declares (ek_module_input_type()).
- * `scalings`: one for each of the first `count`.
+ * Tensors that a call was given: whole ones, which the ranks cut, or shards of the program's. Whole
+ * ones are converted (ek__conversion_choose()) by their scaling, which makes them `floating`, or to
+ * the type that the module declares (ek_module_input_type()).
  */
-struct ek__intakes {
+struct ek__given {
   const char *what; /* begins messages */
   const ek_module *module;
   size_t first; /* the number, among the module's inputs, of what is number 0 here */
-  const ek_input_scaling *scalings;
-  size_t count;
+  const ek_input_scaling *scalings; /* of the first `scaling_count` */
+  size_t scaling_count;
   ek_type floating;
+  size_t count;
+  const ek_tensor *sources;        /* NULL for shards */
+  ek_shards shards[EK_MAX_INPUTS]; /* loans; of whole ones without their parts */
+  struct ek__conversion *intakes;  /* a loan, with room for `count` */
 };
-/* Checks a whole tensor and decides how it is cut, at the samples of `like` unless that is NULL,
- * and converted. */
-ek_status ek__given_lay(const struct ek__given *given, size_t number,
-                        const struct ek__intakes *intakes, ek_group *group, const ek_shards *like,
-                        bool broadcast, const ek_scatter_options *options);
+/* Checks tensor number `number`, shards or (`cut` is NULL) a whole one of which is decided how it is
+ * cut and converted: at the samples of `like` unless that is NULL. */
+ek_status ek__given_lay(struct ek__given *given, size_t number, const ek_data_parallel_model *model,
+                        const ek_shards *cut, const ek_shards *like, bool broadcast,
+                        const ek_scatter_options *options);
 /* On a rank's worker: makes its parts; and frees those that it has made. */
 ek_status ek__given_cut(const struct ek__given *given, const struct ek__rank *rank);
 void ek__given_give_back(const struct ek__given *given, const struct ek__rank *rank);
@@ -358,13 +353,7 @@ void ek__model_end_step(ek_data_parallel_model *model, bool taken);
 /* Ends the run when its optimizer is freed: the next one begins with step 0. */
 void ek__model_lose_update(ek_data_parallel_model *model);
 
-/* ---- shards.c: shards that a program has made ---- */
-
 /* Whether a target is cut at the samples of `like`, whole samples each. */
 bool ek__target_fits(const ek_shards *target, const ek_shards *like);
-/* Whether shards are of the model's group, each part on its device and as long as its cut; and,
- * if `like` is not NULL, a target that fits it. `what` and `number` begin messages. */
-ek_status ek__given_check(const char *what, size_t number, const ek_data_parallel_model *model,
-                          const ek_shards *given, const ek_shards *like);
 
 #endif /* EK_PARALLEL_INTERNAL_H */

@@ -34,6 +34,9 @@ struct ek__backward {
   const ek_tensor *totals;
 };
 
+/* Most grains of a reproducible model, and so of its ranks. */
+enum { EK__MAX_GRAINS = 256 };
+
 struct ek__reduction {
   /* A piece is all that a rank has of a micro-batch: its passes add to the gradients of the step
    * and may overwrite the outputs. */

@@ -144,15 +144,13 @@ ek_status ek_world_rows(int64_t *first, int64_t *count, const ek_group *group, i
 
 /* ---- conversion of integers ---- */
 
-static ek_status choose_intake(struct ek__conversion *intake, const char *who,
-                               const struct ek__intakes *intakes, size_t number,
-                               const ek_tensor *source) {
-  const bool scaled = number < intakes->count && intakes->scalings[number].channels != 0;
-  const ek_input_scaling *scaling = scaled ? &intakes->scalings[number] : NULL;
-  const ek_type type = scaling != NULL
-                           ? intakes->floating
-                           : ek_module_input_type(intakes->module, intakes->first + number);
-  return ek__conversion_choose(intake, who, source, type, scaling);
+static ek_status choose_intake(struct ek__given *given, const char *who, size_t number) {
+  const bool scaled = number < given->scaling_count && given->scalings[number].channels != 0;
+  const ek_input_scaling *scaling = scaled ? &given->scalings[number] : NULL;
+  const ek_type type = scaled ? given->floating
+                              : ek_module_input_type(given->module, given->first + number);
+  return ek__conversion_choose(&given->intakes[number], who, &given->sources[number], type,
+                               scaling);
 }
 
 ek_status ek__scalings_copy(ek_input_scaling **copy, const char *who,
@@ -223,7 +221,7 @@ static ek_status make_part(const ek_shards *shards, const ek_tensor *source,
 
 ek_status ek__given_cut(const struct ek__given *given, const struct ek__rank *rank) {
   for (size_t i = 0; i < given->count && given->sources != NULL; i++) {
-    EK_TRY(make_part(&given->laid[i], &given->sources[i], EK_MEMORY_INPUTS, &given->intakes[i],
+    EK_TRY(make_part(&given->shards[i], &given->sources[i], EK_MEMORY_INPUTS, &given->intakes[i],
                      rank->device, rank->place));
   }
   return EK_OK;
@@ -231,13 +229,12 @@ ek_status ek__given_cut(const struct ek__given *given, const struct ek__rank *ra
 
 void ek__given_give_back(const struct ek__given *given, const struct ek__rank *rank) {
   for (size_t i = 0; i < given->count && given->sources != NULL; i++) {
-    ek_tensor_free(&given->laid[i].parts[rank->place]);
+    ek_tensor_free(&given->shards[i].parts[rank->place]);
   }
 }
 
 void ek__given_free(struct ek__given *given) {
-  if (given->shards != given->laid) return; /* the program's, or arguments that were refused */
-  for (size_t i = 0; i < given->count; i++) ek_shards_free(&given->laid[i]);
+  for (size_t i = 0; i < given->count && given->sources != NULL; i++) ek_shards_free(&given->shards[i]);
 }
 
 struct scatter_job {
@@ -315,14 +312,41 @@ static ek_status lay(ek_shards *shards, const char *who, ek_group *group, const 
   return status;
 }
 
-ek_status ek__given_lay(const struct ek__given *given, size_t number,
-                        const struct ek__intakes *intakes, ek_group *group, const ek_shards *like,
-                        bool broadcast, const ek_scatter_options *options) {
-  const ek_tensor *source = &given->sources[number];
+/* Shards of a program's: of the model's group, each part on its device and as long as its cut. */
+static ek_status check_shards(const char *what, size_t number, const ek_data_parallel_model *model,
+                              const ek_shards *given, const ek_shards *like) {
+  EK__FAIL_IF(given->group != model->run.group, EK_ERR_DEVICE,
+              "%s number %zu is not of the model's group", what, number);
+  EK_TRY(ek__shards_check(what, given));
+  EK__FAIL_IF(like != NULL && !ek__target_fits(given, like), EK_ERR_SHAPE,
+              "%s number %zu is not cut at the samples of the outputs", what, number);
+  for (size_t k = 0; k < model->run.count; k++) {
+    const ek_tensor *part = &given->parts[k];
+    const ek_device *device = model->run.ranks[k].device;
+    const int64_t rows = given->offsets[k + 1] - given->offsets[k];
+    EK__FAIL_IF(!ek_tensor_exists(part) || part->device != device, EK_ERR_DEVICE,
+                "%s number %zu: its part number %zu is not on %s", what, number, k,
+                ek_device_name(device));
+    EK__FAIL_IF(!given->broadcast && (part->rank == 0 || rows < 0 || part->shape[0] != rows),
+                EK_ERR_SHAPE, "%s number %zu: its part number %zu does not have the %lld rows of "
+                              "the cut",
+                what, number, k, (long long)rows);
+  }
+  return EK_OK;
+}
+
+ek_status ek__given_lay(struct ek__given *given, size_t number, const ek_data_parallel_model *model,
+                        const ek_shards *cut, const ek_shards *like, bool broadcast,
+                        const ek_scatter_options *options) {
   char who[64];
-  (void)snprintf(who, sizeof who, "%s number %zu", intakes->what, number);
-  EK_TRY(lay(&given->laid[number], who, group, like, source, broadcast, options));
-  return choose_intake(&given->intakes[number], who, intakes, number, source);
+  if (cut != NULL) {
+    given->shards[number] = *cut;
+    return check_shards(given->what, number, model, cut, like);
+  }
+  (void)snprintf(who, sizeof who, "%s number %zu", given->what, number);
+  EK_TRY(lay(&given->shards[number], who, model->run.group, like, &given->sources[number],
+             broadcast, options));
+  return choose_intake(given, who, number);
 }
 
 static ek_status scatter(ek_shards *shards, const char *who, ek_group *group, const ek_shards *like,

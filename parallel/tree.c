@@ -89,7 +89,7 @@ static size_t grain_from(const ek_data_parallel_model *model, int64_t begin, int
 ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
                                const ek_shards *shards, int64_t before, int64_t all, bool forward) {
   const int64_t *samples = shards->samples, own = samples[shards->count];
-  int64_t *sizes = model->run.sizes;
+  int64_t sizes[EK__MAX_GRAINS];
   const bool any = !forward && is_alone(model);
   if (!any) EK_TRY(ek__grains_sizes(sizes, model, own, before, all));
   for (size_t k = 0; k < shards->count && !any; k++) {

@@ -20,8 +20,8 @@
 #include "core/sizes.h"
 #include "reduction.h"
 
-/* Most grains of a model, and most blocks that a fold holds at a time: 2 log2 of it, and one. */
-enum { EK__MAX_GRAINS = 256, EK__FOLD_DEPTH = 18 };
+/* Most blocks that a fold holds at a time: 2 log2 of EK__MAX_GRAINS, and one. */
+enum { EK__FOLD_DEPTH = 18 };
 
 /* ---- the cut ---- */
 
