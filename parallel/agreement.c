@@ -1,5 +1,9 @@
 /*
- * agreement.c - how processes agree on an update, and the numbers that go with it.
+ * agreement.c - what the processes of a world agree on: what they open, and each update.
+ *
+ * Models, criteria and optimizers must be alike. They are compared as lines of text, so that a
+ * difference has a name. Of a program's own module, criterion or rule the lines have what the
+ * library sees: its kind, its declarations, counts and coefficients.
  *
  * Before an update all processes tell each other that none has failed. The update also needs
  * numbers of all ranks: {s, D} of the last micro-batch, if that was run in the same call of the
@@ -21,9 +25,88 @@
 #include "device/place.h"
 #include "optimizer_internal.h"
 
-enum { TOTALS = 2 }; /* s and D */
+/* ---- what is opened ---- */
 
-/* ---- memory ---- */
+static void add_parameter(struct ek__lines *lines, const struct ek__parameter *parameter) {
+  char shape[32 * EK_MAX_RANK] = "";
+  size_t used = 0;
+  for (int d = 0; d < parameter->rank; d++) {
+    used += (size_t)snprintf(shape + used, sizeof shape - used, "%s%" PRId64, d == 0 ? "" : ", ",
+                             parameter->shape[d]);
+  }
+  ek__lines_add(lines, "%s %s = [%s]%s%s%s", parameter->buffer ? "buffer" : "parameter",
+                parameter->name, shape, parameter->frozen ? ", frozen" : "",
+                parameter->no_decay ? ", no decay" : "",
+                parameter->elementwise ? ", elementwise" : "");
+}
+
+static void add_options(struct ek__lines *lines, const ek_data_parallel_model_options *o) {
+  ek__lines_add(lines, "placement of outputs = %d", (int)o->outputs);
+  ek__lines_add(lines, "placement of state = %d", (int)o->state);
+  ek__lines_add(lines, "type = %s", ek_type_name(o->type));
+  ek__lines_add(lines, "precision = %d", (int)o->precision);
+  ek__lines_add(lines, "gradient type = %s", ek_type_name(o->gradient_type));
+  ek__lines_add(lines, "seed = %" PRIu64, o->seed);
+  ek__lines_add(lines, "broadcast inputs = %" PRIx64, o->broadcast_inputs);
+  ek__lines_add(lines, "bucket bytes = %zu", o->bucket_bytes);
+  ek__lines_add(lines, "reproducible = %zu", o->reproducible);
+  ek__lines_add(lines, "shard over = %d", (int)o->shard_over);
+}
+
+ek_status ek__model_same(const ek_data_parallel_model *model) {
+  struct ek__lines lines = {0};
+  if (ek__model_world(model) == NULL) return EK_OK;
+  const struct ek__layout *layout = &model->run.ranks[0].replica->layout;
+  ek__lines_add(&lines, "module = %s", ek_module_kind(model->module));
+  add_options(&lines, &model->options);
+  for (size_t i = 0; i < layout->parameter_count; i++) {
+    add_parameter(&lines, &layout->parameters[i]);
+    if (ek__buckets_whole(&model->run.cut, i)) {
+      ek__lines_add(&lines, "taken whole by the optimizer");
+    }
+  }
+  for (size_t i = 0; i < layout->group_count; i++) {
+    const struct ek__group *group = &layout->groups[i];
+    ek__lines_add(&lines, "group %zu = rate %.17g, decay %.17g", i, group->rate_scale,
+                  group->weight_decay);
+  }
+  return ek__lines_same(&lines, ek__model_world(model), "opening a model");
+}
+
+ek_status ek__loss_same(const ek_data_parallel_model *model, const struct ek__loss *loss) {
+  struct ek__lines lines = {0};
+  if (ek__model_world(model) == NULL) return EK_OK;
+  ek__lines_add(&lines, "criterion = %s", ek_module_kind(&loss->criterion->base));
+  ek__lines_add(&lines, "reduction = %d", (int)loss->reduction);
+  ek__lines_add(&lines, "gradient in forward = %d", loss->options.gradient_in_forward);
+  for (size_t i = 0; i < loss->terms; i++) {
+    ek__lines_add(&lines, "coefficient %zu = %.17g", i, loss->coefficients[i]);
+  }
+  return ek__lines_same(&lines, ek__model_world(model), "opening a criterion");
+}
+
+ek_status ek__update_same(const ek_data_parallel_model *model, const struct ek__update *update) {
+  struct ek__lines lines = {0};
+  const ek_schedule *rate = &update->schedule;
+  const ek_loss_scale *scale = &update->loss_scale;
+  if (ek__model_world(model) == NULL) return EK_OK;
+  ek__lines_add(&lines, "optimizer = %s", ek_optimizer_kind(update->optimizer));
+  ek__lines_add(&lines, "states = %zu", update->state_count);
+  ek__lines_add(&lines, "clip norm = %.17g", ek_optimizer_clip_norm(update->optimizer));
+  ek__lines_add(&lines,
+                "schedule = %d, %.17g, %.17g, %.17g, %.17g, %" PRId64 ", %" PRId64 ", %" PRId64,
+                (int)rate->kind, rate->peak, rate->floor, rate->first, rate->factor, rate->warmup,
+                rate->total, rate->decay);
+  ek__lines_add(&lines, "loss scale = %d, %.17g, %.17g, %.17g, %" PRId64, (int)scale->kind,
+                scale->scale, scale->growth, scale->backoff, (int64_t)scale->interval);
+  ek__lines_add(&lines, "refuse not finite = %d", update->refuse);
+  ek__lines_add(&lines, "gradient norm = %d", update->norm);
+  return ek__lines_same(&lines, ek__model_world(model), "opening an optimizer");
+}
+
+/* ---- updates: memory ---- */
+
+enum { TOTALS = 2 }; /* s and D */
 
 static const char memory_of[] = "a data-parallel optimizer";
 
@@ -62,8 +145,7 @@ static size_t leaves_until(const struct telling *telling, size_t process) {
 static void put_leaves(double *numbers, const struct telling *telling) {
   const ek_data_parallel_model *model = telling->model;
   const struct ek__reduction *reduction = model->run.reduction;
-  for (size_t k = 0; k < model->run.count; k++) {
-    const struct ek__rank *rank = &model->run.ranks[k];
+  EK__EACH_RANK(rank, &model->run) {
     const size_t end = reduction->leaves_before(model, rank->number + 1);
     for (size_t i = reduction->leaves_before(model, rank->number); i < end; i++) {
       double *leaf = numbers + i * telling->width;
@@ -97,8 +179,7 @@ static void take_totals(const struct ek__rank *rank, const struct telling *telli
 static void take_sums(struct ek__numbers *numbers, const struct telling *telling,
                       const double *sums) {
   const struct ek__ranks *run = &telling->model->run;
-  for (size_t k = 0; k < run->count; k++) {
-    const struct ek__rank *rank = &run->ranks[k];
+  EK__EACH_RANK(rank, run) {
     if (telling->late != NULL) take_totals(rank, telling, sums);
     if (telling->norm) {
       memcpy(rank->share.square_norm.data, &sums[telling->width - 1], sizeof *sums);

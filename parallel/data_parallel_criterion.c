@@ -143,8 +143,8 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
 }
 
 void ek__loss_drop_forward(const ek_data_parallel_model *model, struct ek__loss *loss) {
-  for (size_t k = 0; k < model->run.count; k++) {
-    struct ek__loss_rank *own = ek__loss_of(&model->run.ranks[k], loss);
+  EK__EACH_RANK(rank, &model->run) {
+    struct ek__loss_rank *own = ek__loss_of(rank, loss);
     for (size_t i = 0; own != NULL && i < own->pass_count; i++) {
       ek_pass_free(own->passes[i]);
       own->passes[i] = NULL;
@@ -179,7 +179,7 @@ void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel) {
   while (*link != loss) link = &(*link)->next;
   *link = loss->next;
   ek__loss_drop_forward(model, loss);
-  for (size_t k = 0; k < model->run.count; k++) close_one(&model->run.ranks[k], loss);
+  EK__EACH_RANK(rank, &model->run) close_one(rank, loss);
   ek__free(loss->combined);
   ek_criterion_free(loss->criterion);
   ek__free((void *)(uintptr_t)loss->options.target_scaling);
@@ -387,19 +387,16 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
   EK__FAIL_IF(!parallel->loss.has_forward || parallel->loss.reduction != EK_REDUCTION_NONE,
               EK_ERR_STATE, "criterion losses: no forward with reduction `none` has run before it");
   EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->loss.seen));
-  ek_shards made;
-  const struct ek__ranks *run = &parallel->model->run;
-  EK_TRY(ek_shards_create(&made, run->group));
   const ek_tensor none = {.type = parallel->model->options.type, .rank = 1};
+  const ek_shards *seen = parallel->loss.seen;
+  ek_shards made;
+  EK_TRY(ek__shards_create_like(&made, seen));
   ek_status status = EK_OK;
-  for (size_t k = 0; k < made.count && status == EK_OK; k++) {
-    ek_tensor *part = &made.parts[k];
-    status = ek__loss_has_rows(parallel->loss.seen, k)
-                 ? ek_tensor_share(part, &ek__loss_of(&run->ranks[k], &parallel->loss)->losses)
-                 : ek__shards_empty_part(&made, k, &none);
-    made.offsets[k + 1] = made.offsets[k] + (part->rank == 0 ? 1 : part->shape[0]);
+  EK__EACH_RANK(rank, &parallel->model->run) {
+    if (!ek__loss_has_rows(seen, rank->place) || status != EK_OK) continue;
+    status = ek_tensor_share(&made.parts[rank->place], &ek__loss_of(rank, &parallel->loss)->losses);
   }
-  memcpy(made.samples, parallel->loss.seen[0].samples, (made.count + 1) * sizeof *made.samples);
+  if (status == EK_OK) status = ek__parallel_apply_finish(&made, &none);
   if (status == EK_OK) {
     *losses = made;
   } else {

@@ -142,8 +142,7 @@ static ek_status open_cut(ek_data_parallel_model *model) {
   EK_TRY(ek__buckets_open(&run->cut, run->ranks[0].replica, ranks, pieces,
                           model->options.bucket_bytes, model->options.optimizer));
   const size_t most = run->reduction->most(model);
-  for (size_t k = 0; k < run->count; k++) {
-    struct ek__rank *rank = &run->ranks[k];
+  EK__EACH_RANK(rank, run) {
     EK_TRY(open_sums(model, rank, run->inner != NULL ? most : 1));
     if (placement->gradient_shares) ek__keeper_open(rank, run->gathers);
     if (placement->parameter_shares) EK_TRY(ek__keeper_lend_values(rank));
@@ -192,12 +191,11 @@ static ek_status open_ranks(ek_data_parallel_model *model) {
   run->norms_ride =
       run->totals_ride && run->reduction->whole && run->gathers == run->communicator;
   EK_TRY(ek__new(&run->ranks, run->count, sizeof *run->ranks, memory_of));
-  for (size_t k = 0; k < run->count; k++) {
-    struct ek__rank *rank = &run->ranks[k];
-    rank->device = ek_group_device(run->group, k);
-    rank->number = ek_communicator_first_rank(run->communicator) + k;
-    rank->share_number = ek_communicator_first_rank(run->gathers) + k;
-    rank->place = k;
+  EK__EACH_RANK(rank, run) {
+    rank->place = (size_t)(rank - run->ranks);
+    rank->device = ek_group_device(run->group, rank->place);
+    rank->number = ek_communicator_first_rank(run->communicator) + rank->place;
+    rank->share_number = ek_communicator_first_rank(run->gathers) + rank->place;
   }
   return EK_OK;
 }
@@ -267,14 +265,13 @@ static ek_status free_replica(void *context, struct ek__rank *rank) {
 /* On the workers where modules keep state, which is closed where it was opened. */
 static void free_replicas(struct ek__ranks *run) {
   bool stateful = false;
-  for (size_t k = 0; k < run->count; k++) {
-    const ek_replica *replica = run->ranks[k].replica;
-    stateful = stateful || (replica != NULL && replica->layout.stateful);
+  EK__EACH_RANK(rank, run) {
+    stateful = stateful || (rank->replica != NULL && rank->replica->layout.stateful);
   }
   /* Refused in a child of fork(), which has no workers. */
   const ek_status status = stateful ? ek__ranks_apply(run, free_replica, NULL) : EK_OK;
   (void)status;
-  for (size_t k = 0; k < run->count; k++) ek_replica_free(run->ranks[k].replica);
+  EK__EACH_RANK(rank, run) ek_replica_free(rank->replica);
 }
 
 void ek_data_parallel_model_free(ek_data_parallel_model *model) {
@@ -282,8 +279,7 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   struct ek__ranks *run = &model->run;
   if (run->ranks == NULL) run->count = 0;
   ek__model_drop_forward(model);
-  for (size_t k = 0; k < run->count; k++) {
-    struct ek__rank *rank = &run->ranks[k];
+  EK__EACH_RANK(rank, run) {
     if (run->reduction->close != NULL) run->reduction->close(rank);
     ek__keeper_close(rank);
     for (size_t i = 0; i < rank->round_count; i++) ek__sums_close(&rank->rounds[i]);

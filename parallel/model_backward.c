@@ -36,17 +36,16 @@ static bool is_laid_out(const ek_data_parallel_model *model, const ek_shards *gr
        whole->rank == 0 || whole->shape[0] != rows_before(model, index, model->run.count))) {
     return false;
   }
-  for (size_t k = 0; k < model->run.count; k++) {
-    const struct ek__rank *rank = &model->run.ranks[k];
+  EK__EACH_RANK(rank, &model->run) {
     ek_tensor like = rank->outputs[index];
     if (rank->pieces.samples == 0) continue;
     if (gathered) {
       if (like.rank == 0) like.rank = 1;
       like.shape[0] = whole->shape[0];
-    } else if (gradient->parts[k].device != rank->device) {
+    } else if (gradient->parts[rank->place].device != rank->device) {
       return false;
     }
-    if (!ek_tensor_same_shape(gathered ? whole : &gradient->parts[k], &like)) return false;
+    if (!ek_tensor_same_shape(gathered ? whole : &gradient->parts[rank->place], &like)) return false;
   }
   return true;
 }

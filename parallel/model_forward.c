@@ -39,8 +39,7 @@ static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
  * undone, so only its backward may follow, or the end of the step. */
 static bool is_mixed(const ek_data_parallel_model *model) {
   bool added = false;
-  for (size_t k = 0; k < model->run.count; k++) {
-    const struct ek__rank *rank = &model->run.ranks[k];
+  EK__EACH_RANK(rank, &model->run) {
     for (size_t i = 0; i < rank->pass_count; i++) {
       added = added || ek__pass_has_added(rank->passes[i]);
     }
@@ -106,17 +105,15 @@ static ek_status check_cuts(size_t *lead, const ek_data_parallel_model *model,
 /* All rows on one device, none on the others. */
 static ek_status gather_output(ek_data_parallel_model *model, ek_shards *output, size_t index) {
   const size_t target = model->options.output_device;
-  const int64_t samples = output->samples[output->count];
   ek_shards whole;
   EK_TRY(ek_shards_create(&whole, output->group));
-  ek_tensor *made = &whole.parts[target];
-  ek_status status = EK_OK;
-  EK_TRY_GOTO(status, ek_gather_move(made, output, target, EK_MEMORY_OUTPUTS), cleanup);
-  for (size_t k = 0; k < whole.count; k++) {
-    if (k != target) EK_TRY_GOTO(status, ek__shards_empty_part(&whole, k, made), cleanup);
-    whole.offsets[k + 1] = k < target ? 0 : made->shape[0];
-    whole.samples[k + 1] = k < target ? 0 : samples;
+  for (size_t k = target; k < whole.count; k++) {
+    whole.samples[k + 1] = output->samples[output->count];
   }
+  ek_status status = EK_OK;
+  EK_TRY_GOTO(status, ek_gather_move(&whole.parts[target], output, target, EK_MEMORY_OUTPUTS),
+              cleanup);
+  EK_TRY_GOTO(status, ek__parallel_apply_finish(&whole, NULL), cleanup);
   whole.private_members.forward = model->last.number;
   whole.private_members.output = index;
   *output = whole;
@@ -165,7 +162,7 @@ ek_status ek__forward_check(const struct ek__forward *job) {
 static ek_status finish_outputs(const struct ek__forward *job) {
   ek_data_parallel_model *model = job->model;
   for (size_t i = 0; i < job->output_count; i++) {
-    EK_TRY(ek__parallel_apply_finish(&job->outputs[i], &job->inputs.shards[job->lead]));
+    EK_TRY(ek__parallel_apply_finish(&job->outputs[i], NULL));
   }
   EK_TRY(ek__forward_check(job));
   const bool gather = model->options.outputs == EK_OUTPUTS_GATHER && !job->predict;
@@ -314,7 +311,6 @@ void ek__forward_ran(const struct ek__forward *job) {
 
 ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs) {
   ek_data_parallel_model *model = job->model;
-  const ek_shards *lead = &job->inputs.shards[job->lead];
   const ek_forward_options *options = job->options;
   ek__model_drop_forward(model);
   model->last = job->next;
@@ -327,8 +323,7 @@ ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs) {
   job->outputs = outputs;
   memset(outputs, 0, job->output_count * sizeof *outputs);
   for (size_t i = 0; i < job->output_count; i++) {
-    EK_TRY(ek_shards_create(&outputs[i], model->run.group));
-    memcpy(outputs[i].samples, lead->samples, (lead->count + 1) * sizeof *lead->samples);
+    EK_TRY(ek__shards_create_like(&outputs[i], &job->inputs.shards[job->lead]));
     outputs[i].private_members.forward = model->last.number;
     outputs[i].private_members.output = i;
   }

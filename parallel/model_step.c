@@ -26,8 +26,7 @@ static void drop_passes(ek_pass **passes, size_t count) {
 }
 
 void ek__model_drop_forward(ek_data_parallel_model *model) {
-  for (size_t k = 0; k < model->run.count; k++) {
-    struct ek__rank *rank = &model->run.ranks[k];
+  EK__EACH_RANK(rank, &model->run) {
     drop_passes(rank->passes, rank->pass_count);
     ek__keeper_drop(rank);
     for (struct ek__loss_rank *own = rank->losses; own != NULL; own = own->next) {

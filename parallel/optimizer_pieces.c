@@ -126,8 +126,7 @@ static void place_states(struct ek__range *range, struct ek__share *owner,
 }
 
 static ek_status cut(ek_data_parallel_model *model, const ek_optimizer *rule) {
-  for (size_t k = 0; k < model->run.count; k++) {
-    struct ek__rank *rank = &model->run.ranks[k];
+  EK__EACH_RANK(rank, &model->run) {
     struct ek__share *share = &rank->share;
     share->owner = ek__placement(model)->master ? &model->run.ranks[0] : rank;
     EK_TRY(make_ranges(&share->updates, model, rank));
@@ -217,7 +216,7 @@ static void free_share(struct ek__share *share) {
 }
 
 void ek__shares_close(ek_data_parallel_model *model, struct ek__update *update) {
-  for (size_t k = 0; k < model->run.count; k++) free_share(&model->run.ranks[k].share);
+  EK__EACH_RANK(rank, &model->run) free_share(&rank->share);
   ek__free(update->written);
   ek__free(update->kept);
 }

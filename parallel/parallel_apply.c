@@ -43,9 +43,9 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
   return EK_OK;
 }
 
-ek_status ek__parallel_apply_finish(ek_shards *output, const ek_shards *lead) {
-  const ek_tensor *model = NULL;
-  for (size_t i = 0; i < output->count && model == NULL; i++) {
+ek_status ek__parallel_apply_finish(ek_shards *output, const ek_tensor *like) {
+  const ek_tensor *model = like;
+  for (size_t i = output->count; i-- > 0;) {
     if (ek_tensor_exists(&output->parts[i])) model = &output->parts[i];
   }
   for (size_t i = 0; i < output->count; i++) {
@@ -55,7 +55,6 @@ ek_status ek__parallel_apply_finish(ek_shards *output, const ek_shards *lead) {
     }
     output->offsets[i + 1] = output->offsets[i] + (part->rank == 0 ? 1 : part->shape[0]);
   }
-  memcpy(output->samples, lead->samples, (output->count + 1) * sizeof *output->samples);
   return EK_OK;
 }
 
@@ -93,11 +92,11 @@ ek_status ek_parallel_apply(ek_shards *outputs, size_t output_count, ek_pass *co
   }
   ek_status status = EK_OK;
   for (size_t i = 0; i < output_count; i++) {
-    EK_TRY_GOTO(status, ek_shards_create(&made[i], inputs[0].group), cleanup);
+    EK_TRY_GOTO(status, ek__shards_create_like(&made[i], job.lead), cleanup);
   }
   EK_TRY_GOTO(status, ek_group_apply(inputs[0].group, forward_one, &job), cleanup);
   for (size_t i = 0; i < output_count; i++) {
-    EK_TRY_GOTO(status, ek__parallel_apply_finish(&made[i], job.lead), cleanup);
+    EK_TRY_GOTO(status, ek__parallel_apply_finish(&made[i], NULL), cleanup);
   }
   memcpy(outputs, made, output_count * sizeof *made);
   return EK_OK;

@@ -140,6 +140,9 @@ struct ek__ranks {
   bool buffers_stale;  /* a training forward has run: the buffers of rank 0 go to the others */
 };
 
+#define EK__EACH_RANK(rank, run)                                                                   \
+  for (struct ek__rank *rank = (run)->ranks; rank < (run)->ranks + (run)->count; rank++)
+
 /* A job of the ranks of this process, each on its worker. Returns the error of the first that
  * fails. In rank.c. */
 typedef ek_status ek__rank_job(void *context, struct ek__rank *rank);
@@ -224,7 +227,7 @@ static inline ek_world *ek__model_world(const ek_data_parallel_model *model) {
   EK__MODEL_ENTER(model, who);                                                                     \
   EK_TRY(ek__model_check(model))
 
-/* ---- same.c: what all processes must have alike; nothing where there is one ---- */
+/* ---- agreement.c: what all processes must have alike; nothing where there is one ---- */
 
 ek_status ek__model_same(const ek_data_parallel_model *model);
 ek_status ek__loss_same(const ek_data_parallel_model *model, const struct ek__loss *loss);
@@ -283,6 +286,8 @@ void ek__model_unwatch(ek_data_parallel_model *model);
 
 /* EK_ERR_INVALID_ARGUMENT for NULL and zero structs, EK_ERR_STATE for a copy of freed shards. */
 ek_status ek__shards_check(const char *who, const ek_shards *shards);
+/* Shards of the same samples, without parts and offsets. */
+ek_status ek__shards_create_like(ek_shards *shards, const ek_shards *like);
 /* Makes a part without rows, of the type and other dimensions of `like`, or of any (NULL). */
 ek_status ek__shards_empty_part(ek_shards *shards, size_t index, const ek_tensor *like);
 /* ---- scatter.c ---- */
@@ -325,9 +330,9 @@ ek_status ek__scalings_copy(ek_input_scaling **copy, const char *who,
 
 /* ---- parallel_apply.c ---- */
 
-/* Row offsets from the parts; a device that did no work gets a part without rows. `lead`: the input
- * whose samples these are. */
-ek_status ek__parallel_apply_finish(ek_shards *output, const ek_shards *lead);
+/* Row offsets from the parts; a device that did no work gets a part without rows, like the others'
+ * or, if none exists, like `like`, which may be NULL. */
+ek_status ek__parallel_apply_finish(ek_shards *output, const ek_tensor *like);
 
 /* ---- model_backward.c ---- */
 

@@ -49,6 +49,12 @@ int64_t ek__targets_most(const ek_tensor *tensors, const ek_shards *shards, size
   return most;
 }
 
+ek_status ek__shards_create_like(ek_shards *shards, const ek_shards *like) {
+  EK_TRY(ek_shards_create(shards, like->group));
+  memcpy(shards->samples, like->samples, (like->count + 1) * sizeof *like->samples);
+  return EK_OK;
+}
+
 ek_status ek__shards_empty_part(ek_shards *shards, size_t index, const ek_tensor *like) {
   static const ek_tensor none = {.type = EK_F32, .rank = 1};
   ek_tensor part = like == NULL ? none : *like;
