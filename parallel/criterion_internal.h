@@ -3,7 +3,7 @@
  *
  * The state of a criterion is a struct ek__loss. The model lists it; it points neither to the model
  * nor to the handle. data_parallel_criterion.c opens it and does the work of the model's thread,
- * rank_loss.c that of a worker; criterion_terms.c handles several terms over several micro-batches.
+ * rank_loss.c that of a worker; criterion_backward.c also weighs several terms.
  */
 #ifndef EK_CRITERION_INTERNAL_H
 #define EK_CRITERION_INTERNAL_H
@@ -68,7 +68,7 @@ struct ek__loss {
   struct ek__scaling scaling; /* that its gradient is multiplied with */
   ek_shards *seen;            /* the outputs, the caller's */
 
-  /* Several terms over several micro-batches: criterion_terms.c. */
+  /* Several terms over several micro-batches: criterion_backward.c. */
   uint32_t micro_batches;       /* of the step, whose totals these are */
   double weights[EK_MAX_TERMS]; /* of the step, as they were given or seen first */
   bool weights_given;
@@ -150,18 +150,5 @@ static inline const ek_tensor *ek__loss_totals(const struct ek__loss *loss,
   return ek__loss_keeps_terms(loss) ? &ek__loss_of(rank, loss)->step_combined
                                     : &loss->combined[rank->place];
 }
-
-/* ---- criterion_terms.c ---- */
-
-ek_status ek__terms_check_weights(const ek_data_parallel_model *model, const struct ek__loss *loss,
-                                  const ek_criterion_backward_options *options);
-/* The same, and that its turn has come. In the model's thread, as is the next: a micro-batch with
- * several terms is about to be added. */
-ek_status ek__terms_begin(const ek_data_parallel_model *model, struct ek__loss *loss,
-                          const ek_criterion_backward_options *options);
-/* Adds this micro-batch to the step, on a rank's worker. */
-ek_status ek__terms_add(const struct ek__loss *loss, const struct ek__rank *rank);
-/* Before the update: the weights that were given are what the step's targets weighed. */
-ek_status ek__terms_verify(const ek_data_parallel_model *model);
 
 #endif /* EK_CRITERION_INTERNAL_H */

@@ -22,7 +22,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "device/types.h"
-#include "criterion_internal.h"
+#include "forward.h"
 #include "optimizer_internal.h"
 
 /* ---- opening and closing ---- */

@@ -58,9 +58,11 @@ void ek__backward_ran(const struct ek__backward *job);
  * alone: these are cut where the forward's rows came from. */
 ek_status ek__backward_run(struct ek__backward job);
 
-/* criterion_backward.c: of the last forward of a loss. */
-struct ek__backward ek__backward_of(ek_data_parallel_model *model, struct ek__loss *loss,
-                                    bool accumulate);
+/* criterion_backward.c: lays out and begins that of a forward that is about to run. */
+ek_status ek__backward_begin(struct ek__backward *job, ek_data_parallel_model *model,
+                             struct ek__loss *loss, bool accumulate);
+/* Before the update: the weights of terms that were given are what the step's targets weighed. */
+ek_status ek__terms_verify(const ek_data_parallel_model *model);
 
 /* ---- micro_batches.c: one micro-batch, for a trainer ---- */
 

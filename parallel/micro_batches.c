@@ -7,7 +7,7 @@
  *
  * Two cases need all ranks, or the host, in between, and use the calls of model and criterion
  * instead: outputs that are gathered on one device (mode gather), and a loss of several terms over
- * several micro-batches, whose weights the host compares (criterion_terms.c).
+ * several micro-batches, whose weights the host compares (criterion_backward.c).
  */
 #include "forward.h"
 
@@ -44,15 +44,12 @@ static ek_status lay(struct job *job, ek_data_parallel_model *model, struct ek__
 static ek_status begin(struct job *job, ek_shards *outputs, bool accumulate) {
   ek_data_parallel_model *model = job->forward.model;
   struct ek__loss *loss = job->loss.loss;
-  const ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   EK_TRY(ek__forward_begin(&job->forward, outputs));
   ek__loss_begin(&job->loss, outputs, job->gradient);
   if (!job->gradient) return EK_OK;
-  job->backward = ek__backward_of(model, loss, accumulate);
+  EK_TRY(ek__backward_begin(&job->backward, model, loss, accumulate));
   job->backward.late = job->loss.late;
-  EK_TRY(ek__backward_check(&job->backward));
-  EK_TRY(ek__terms_check_weights(model, loss, &options));
-  return ek__terms_begin(model, loss, &options);
+  return EK_OK;
 }
 
 static ek_status run(struct job *job, ek_shards *outputs, bool accumulate) {

@@ -29,25 +29,20 @@ static int64_t rows_before(const ek_data_parallel_model *model, size_t index, si
 static bool is_laid_out(const ek_data_parallel_model *model, const ek_shards *gradient,
                         size_t index) {
   const bool gathered = model->options.outputs == EK_OUTPUTS_GATHER;
-  const size_t target = model->options.output_device;
-  const ek_tensor *whole = &gradient->parts[target];
-  if (gathered &&
-      (!ek_tensor_exists(whole) || whole->device != model->run.ranks[target].device ||
-       whole->rank == 0 || whole->shape[0] != rows_before(model, index, model->run.count))) {
-    return false;
-  }
+  const struct ek__rank *target = &model->run.ranks[model->options.output_device];
+  const ek_tensor *whole = &gradient->parts[target->place];
+  const int64_t rows = rows_before(model, index, model->run.count);
+  bool same = !gathered || (ek_tensor_exists(whole) && whole->rank > 0 && whole->shape[0] == rows);
   EK__EACH_RANK(rank, &model->run) {
+    const struct ek__rank *at = gathered ? target : rank;
+    const ek_tensor *part = &gradient->parts[at->place];
     ek_tensor like = rank->outputs[index];
+    if (gathered && like.rank == 0) like.rank = 1;
+    if (gathered) like.shape[0] = rows;
     if (rank->pieces.samples == 0) continue;
-    if (gathered) {
-      if (like.rank == 0) like.rank = 1;
-      like.shape[0] = whole->shape[0];
-    } else if (gradient->parts[rank->place].device != rank->device) {
-      return false;
-    }
-    if (!ek_tensor_same_shape(gathered ? whole : &gradient->parts[rank->place], &like)) return false;
+    same = same && part->device == at->device && ek_tensor_same_shape(part, &like);
   }
-  return true;
+  return same;
 }
 
 static ek_status check_gradients(const ek_data_parallel_model *model, const ek_shards *gradients,

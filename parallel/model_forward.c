@@ -309,14 +309,30 @@ void ek__forward_ran(const struct ek__forward *job) {
       has_buffers(job->model) && job->options->training && !ek__forward_keeps_buffers(job);
 }
 
+/* The scaling of the gradient of a model that computes its loss itself, and the scale of its totals
+ * that a criterion promises. */
+static void promise(struct ek__last_forward *last, const ek_data_parallel_model *model,
+                    int64_t targets) {
+  const struct ek__loss *loss = model->losses;
+  last->scaling = (struct ek__scaling){1, 1};
+  while (loss != NULL && !loss->form->promises) loss = loss->next;
+  if (loss == NULL) return;
+  last->scaling = ek__model_scaling(model, loss->reduction == EK_REDUCTION_MEAN ? targets : 0);
+  /* The forwards of all pieces come before the first backward: their gradients would mix. */
+  if (!last->gradient || !model->run.reduction->whole) return;
+  while (loss != NULL && !(loss->terms == 1 && loss->options.gradient_in_forward)) {
+    loss = loss->next;
+  }
+  if (loss != NULL) last->scale = loss->coefficients[0] * last->scaling.factor;
+}
+
 ek_status ek__forward_begin(struct ek__forward *job, ek_shards *outputs) {
   ek_data_parallel_model *model = job->model;
   const ek_forward_options *options = job->options;
   ek__model_drop_forward(model);
   model->last = job->next;
   model->last.number = atomic_fetch_add(&forwards, 1) + 1;
-  model->last.scaling = ek__model_own_scaling(model, job->targets);
-  model->last.scale = options->gradient ? ek__model_scale(model) : 0;
+  promise(&model->last, model, job->targets);
   job->replicate = model->run.replicas_stale;
   job->renew = model->run.buffers_stale;
   if (options->training && has_buffers(model)) model->run.buffers_stale = true;

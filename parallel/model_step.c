@@ -47,30 +47,6 @@ struct ek__scaling ek__model_scaling(const ek_data_parallel_model *model, int64_
   return scaling;
 }
 
-/* The loss whose gradient begins in the model's own forward, or NULL. */
-static const struct ek__loss *own_loss(const ek_data_parallel_model *model) {
-  const struct ek__loss *it = model->losses;
-  while (it != NULL && !it->form->promises) it = it->next;
-  return it;
-}
-
-struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model, int64_t targets) {
-  const struct ek__loss *loss = own_loss(model);
-  if (loss == NULL) return (struct ek__scaling){1, 1};
-  return ek__model_scaling(model, loss->reduction == EK_REDUCTION_MEAN ? targets : 0);
-}
-
-double ek__model_scale(const ek_data_parallel_model *model) {
-  /* The forwards of all pieces come before the first backward: their gradients would mix. */
-  if (!model->run.reduction->whole) return 0;
-  for (const struct ek__loss *it = model->losses; it != NULL; it = it->next) {
-    if (it->form->promises && it->terms == 1 && it->options.gradient_in_forward) {
-      return it->coefficients[0] * model->last.scaling.factor;
-    }
-  }
-  return 0;
-}
-
 void ek__model_end_step(ek_data_parallel_model *model, bool taken) {
   ek__model_drop_forward(model);
   model->step.stage = EK__STEP_EMPTY;

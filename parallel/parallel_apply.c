@@ -43,6 +43,16 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
   return EK_OK;
 }
 
+/* A part without rows, of the type and other dimensions of `like`, or of any (NULL). */
+static ek_status make_empty(ek_shards *shards, size_t index, const ek_tensor *like) {
+  static const ek_tensor none = {.type = EK_F32, .rank = 1};
+  ek_tensor part = like == NULL ? none : *like;
+  if (part.rank == 0) part.rank = 1;
+  part.shape[0] = 0;
+  return ek_tensor_create(&shards->parts[index], ek_group_device(shards->group, index),
+                          EK_MEMORY_OUTPUTS, part.type, part.rank, part.shape);
+}
+
 ek_status ek__parallel_apply_finish(ek_shards *output, const ek_tensor *like) {
   const ek_tensor *model = like;
   for (size_t i = output->count; i-- > 0;) {
@@ -51,7 +61,7 @@ ek_status ek__parallel_apply_finish(ek_shards *output, const ek_tensor *like) {
   for (size_t i = 0; i < output->count; i++) {
     ek_tensor *part = &output->parts[i];
     if (!ek_tensor_exists(part)) {
-      EK_TRY(ek__shards_empty_part(output, i, model));
+      EK_TRY(make_empty(output, i, model));
     }
     output->offsets[i + 1] = output->offsets[i] + (part->rank == 0 ? 1 : part->shape[0]);
   }

@@ -242,10 +242,8 @@ int64_t ek__grains_begin(int64_t rows, size_t grains, size_t rank, size_t ranks)
 
 const struct ek__placement *ek__placement(const ek_data_parallel_model *model);
 
-/* Whether each device has a share of the parameters that are updated; and, if modules see copies,
- * which devices have masters. */
+/* Whether each device has a share of the parameters that are updated. */
 bool ek__model_shares_masters(const ek_data_parallel_model *model);
-enum ek__masters ek__model_masters(const ek_data_parallel_model *model);
 
 /* ---- replicate.c: parameters that ranks give each other ---- */
 
@@ -288,8 +286,6 @@ void ek__model_unwatch(ek_data_parallel_model *model);
 ek_status ek__shards_check(const char *who, const ek_shards *shards);
 /* Shards of the same samples, without parts and offsets. */
 ek_status ek__shards_create_like(ek_shards *shards, const ek_shards *like);
-/* Makes a part without rows, of the type and other dimensions of `like`, or of any (NULL). */
-ek_status ek__shards_empty_part(ek_shards *shards, size_t index, const ek_tensor *like);
 /* ---- scatter.c ---- */
 
 /* Makes the parts at the offsets of the shards, which stay as they are if it fails. `intake`: the
@@ -314,8 +310,8 @@ struct ek__given {
   ek_shards shards[EK_MAX_INPUTS]; /* loans; of whole ones without their parts */
   struct ek__conversion *intakes;  /* a loan, with room for `count` */
 };
-/* Checks tensor number `number`, shards or (`cut` is NULL) a whole one of which is decided how it is
- * cut and converted: at the samples of `like` unless that is NULL. */
+/* Checks tensor number `number`: shards, or (`cut` is NULL) a whole one. It also decides how the
+ * whole one is cut, at the samples of `like` unless that is NULL, and converted. */
 ek_status ek__given_lay(struct ek__given *given, size_t number, const ek_data_parallel_model *model,
                         const ek_shards *cut, const ek_shards *like, bool broadcast,
                         const ek_scatter_options *options);
@@ -339,11 +335,6 @@ ek_status ek__parallel_apply_finish(ek_shards *output, const ek_tensor *like);
 /* The loss scale of a micro-batch with this number of targets in all processes (0: its loss is not
  * divided): that of the running step, or else of the next. */
 struct ek__scaling ek__model_scaling(const ek_data_parallel_model *model, int64_t targets);
-/* The same of a forward of a model that computes its loss itself; without a criterion, 1. */
-struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model, int64_t targets);
-/* The scale of the totals that a criterion of the model has promised its forwards, last_scaling
- * included; 0: none. */
-double ek__model_scale(const ek_data_parallel_model *model);
 /* The number of elements of the largest of these targets over all devices, or `samples` if that is
  * more. The targets are tensors that are not cut yet, or shards (NULL: tensors). */
 int64_t ek__targets_most(const ek_tensor *tensors, const ek_shards *shards, size_t count,

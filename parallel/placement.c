@@ -25,18 +25,10 @@ const struct ek__placement *ek__placement(const ek_data_parallel_model *model) {
   return &placements[model->options.state];
 }
 
-static bool is_mixed(const ek_data_parallel_model *model) {
-  return ek__type_is_half(ek_precision_type(model->options.precision));
-}
-
 bool ek__model_shares_masters(const ek_data_parallel_model *model) {
   const struct ek__placement *placement = ek__placement(model);
-  return placement->parameter_shares || (placement->state_shares && is_mixed(model));
-}
-
-enum ek__masters ek__model_masters(const ek_data_parallel_model *model) {
-  if (ek__model_shares_masters(model)) return EK__MASTERS_SHARED;
-  return ek__placement(model)->master && is_mixed(model) ? EK__MASTERS_FIRST : EK__MASTERS_WHOLE;
+  return placement->parameter_shares ||
+         (placement->state_shares && ek__type_is_half(ek_precision_type(model->options.precision)));
 }
 
 /* ---- modes ---- */

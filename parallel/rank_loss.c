@@ -256,6 +256,20 @@ static ek_status make_factors(ek_tensor *made, const struct ek__loss *loss,
   return status;
 }
 
+/* Several terms: adds this micro-batch to the step (criterion_backward.c). */
+static ek_status add_terms(const struct ek__loss *loss, const struct ek__rank *rank) {
+  struct ek__loss_rank *own = ek__loss_of(rank, loss);
+  ek_stream *stream = ek__rank_stream(rank);
+  ek_tensor *step = &own->step_totals, *combined = &own->step_combined;
+  const ek_tensor *totals = &own->totals.sum;
+  EK_TRY(loss->micro_batches == 0 ? ek_op_copy(stream, step, totals)
+                                  : ek_op_add(stream, step, step, totals));
+  if (loss->weights_given) {
+    EK_TRY(ek_op_combine_totals(stream, combined, &own->scales, totals, loss->given_scales, false));
+  }
+  return ek_op_combine_totals(stream, combined, &own->step_scales, step, loss->coefficients, true);
+}
+
 ek_status ek__rank_loss_backward(ek_tensor *gradients, const struct ek__backward *job,
                                  const struct ek__rank *rank) {
   struct ek__loss *loss = job->loss;
@@ -263,7 +277,7 @@ ek_status ek__rank_loss_backward(ek_tensor *gradients, const struct ek__backward
   ek_tensor made = {0};
   const struct ek__loss_work work = {job->model, loss, rank, ek__loss_of(rank, loss), NULL, &made};
   ek_status status = EK_OK;
-  if (ek__loss_keeps_terms(loss)) EK_TRY(ek__terms_add(loss, rank));
+  if (ek__loss_keeps_terms(loss)) EK_TRY(add_terms(loss, rank));
   if (!loss->form->promises && !ek__loss_has_rows(loss->seen, rank->place)) return EK_OK;
   if (loss->reduction == EK_REDUCTION_NONE) {
     EK_TRY_GOTO(status, make_factors(&made, loss, rank, factors), cleanup);

@@ -234,7 +234,8 @@ void ek__given_give_back(const struct ek__given *given, const struct ek__rank *r
 }
 
 void ek__given_free(struct ek__given *given) {
-  for (size_t i = 0; i < given->count && given->sources != NULL; i++) ek_shards_free(&given->shards[i]);
+  if (given->sources == NULL) return; /* the program's */
+  for (size_t i = 0; i < given->count; i++) ek_shards_free(&given->shards[i]);
 }
 
 struct scatter_job {

@@ -55,15 +55,6 @@ ek_status ek__shards_create_like(ek_shards *shards, const ek_shards *like) {
   return EK_OK;
 }
 
-ek_status ek__shards_empty_part(ek_shards *shards, size_t index, const ek_tensor *like) {
-  static const ek_tensor none = {.type = EK_F32, .rank = 1};
-  ek_tensor part = like == NULL ? none : *like;
-  if (part.rank == 0) part.rank = 1;
-  part.shape[0] = 0;
-  return ek_tensor_create(&shards->parts[index], ek_group_device(shards->group, index),
-                          EK_MEMORY_OUTPUTS, part.type, part.rank, part.shape);
-}
-
 static bool stale(const ek_shards *shards) {
   return shards->parts == NULL ||
          !ek__host_block_lent(shards->parts, shards->private_members.ticket);

@@ -108,7 +108,7 @@ ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *mo
   return EK_OK;
 }
 
-/* Of a rank: in one process the grains that begin among its samples, wherever a loss is computed. */
+/* Of a rank: in one process those that begin among its samples, wherever a loss is computed. */
 static struct ek__grains grains_here(const ek_data_parallel_model *model, const int64_t *samples,
                                      size_t rank, size_t used) {
   const int64_t all = samples[model->run.count];
