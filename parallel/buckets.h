@@ -129,9 +129,9 @@ struct ek__sums {
   size_t settled;    /* buckets whose sums are in the shares */
 };
 
-/* Host memory; after a failure the second function frees what was made. The caller sets what is
- * above the round. */
-ek_status ek__sums_open(struct ek__sums *sums);
+/* Host memory, for what `like` has above the round; after a failure the second function frees what
+ * was made. */
+ek_status ek__sums_open(struct ek__sums *sums, const struct ek__sums *like);
 void ek__sums_close(struct ek__sums *sums);
 
 /* On the worker: ek_reducer_begin(), _complete() and _finish() of one device. rank: whose current

@@ -116,22 +116,18 @@ enum { PIECES = 8 };
 static ek_status open_sums(const ek_data_parallel_model *model, struct ek__rank *rank,
                            size_t count) {
   const struct ek__ranks *run = &model->run;
-  const struct ek__placement *placement = ek__placement(model);
+  const bool shares = ek__placement(model)->gradient_shares;
+  const struct ek__sums like = {.communicator = run->sums,
+                                .cut = &run->cut,
+                                .device = rank->device,
+                                .replica = rank->replica,
+                                .kind = ek__placement(model)->reduce,
+                                .queue = shares ? run->reduction->queue : NULL,
+                                .settle = shares ? run->reduction->settle : NULL};
   EK_TRY(ek__new(&rank->rounds, count, sizeof *rank->rounds, memory_of));
   rank->sums = rank->rounds;
   rank->round_count = count;
-  for (size_t i = 0; i < count; i++) {
-    rank->rounds[i] = (struct ek__sums){.communicator = run->sums,
-                                        .cut = &run->cut,
-                                        .device = rank->device,
-                                        .replica = rank->replica,
-                                        .kind = placement->reduce};
-    if (placement->gradient_shares) {
-      rank->rounds[i].queue = run->reduction->queue;
-      rank->rounds[i].settle = run->reduction->settle;
-    }
-    EK_TRY(ek__sums_open(&rank->rounds[i]));
-  }
+  for (size_t i = 0; i < count; i++) EK_TRY(ek__sums_open(&rank->rounds[i], &like));
   return EK_OK;
 }
 

@@ -120,8 +120,7 @@ cleanup:
 ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
                                           ek_data_parallel_model *model, ek_optimizer *optimizer,
                                           const ek_data_parallel_optimizer_options *options) {
-  EK__WORLD_CALL(ek__model_world(model),
-                 open_optimizer(parallel, model, optimizer, options));
+  EK__WORLD_CALL(ek__model_world(model), open_optimizer(parallel, model, optimizer, options));
 }
 
 void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
@@ -385,17 +384,12 @@ static ek_status run(struct step_job job) {
   return job.norm || job.update ? ek__ranks_apply(&job.model->run, step_one, &job) : EK_OK;
 }
 
-static ek_status rest_one(void *context, struct ek__rank *rank) {
-  ek_data_parallel_model *model = context;
-  return model->run.reduction->rest(model, rank);
-}
-
 /* A job of its own: workers may read the sum in the memory of another rank. Where gradients are
  * shares each micro-batch was reduced. */
 static ek_status reduce_rest(ek_data_parallel_model *model) {
   const bool shares = ek__placement(model)->gradient_shares;
   if (model->step.stage == EK__STEP_ACCUMULATED && !shares) {
-    EK_TRY(ek__ranks_apply(&model->run, rest_one, model));
+    EK_TRY(ek__ranks_apply(&model->run, model->run.reduction->rest, model));
   }
   model->step.stage = EK__STEP_REDUCED;
   return EK_OK;
@@ -510,16 +504,18 @@ static ek_status run_step(ek_step_result *result, ek_data_parallel_optimizer *pa
 ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
                                           ek_data_parallel_optimizer *parallel) {
   EK__NOT_NULL("optimizer step", parallel);
-  EK__WORLD_CALL(ek__group_world(parallel->model->run.group),
+  EK__WORLD_CALL(ek__model_world(parallel->model),
                  run_step(result, parallel, result == NULL ? NO_RESULT : NOW));
 }
 
 ek_status ek_data_parallel_optimizer_step_begin(ek_data_parallel_optimizer *parallel) {
   EK__NOT_NULL("optimizer step_begin", parallel);
-  EK__WORLD_CALL(ek__group_world(parallel->model->run.group), run_step(NULL, parallel, LATER));
+  EK__WORLD_CALL(ek__model_world(parallel->model), run_step(NULL, parallel, LATER));
 }
 
-static ek_status end_step(ek_step_result *result, ek_data_parallel_optimizer *parallel) {
+ek_status ek_data_parallel_optimizer_step_end(ek_step_result *result,
+                                              ek_data_parallel_optimizer *parallel) {
+  EK__NOT_NULL("optimizer step_end", parallel, result);
   struct ek__update *update = &parallel->update;
   EK__MODEL_ENTER(parallel->model, "optimizer step_end");
   EK__FAIL_IF(update->begun_count == 0, EK_ERR_STATE,
@@ -529,12 +525,6 @@ static ek_status end_step(ek_step_result *result, ek_data_parallel_optimizer *pa
   update->begun_count--;
   memmove(update->begun, update->begun + 1, update->begun_count * sizeof update->begun[0]);
   return EK_OK;
-}
-
-ek_status ek_data_parallel_optimizer_step_end(ek_step_result *result,
-                                              ek_data_parallel_optimizer *parallel) {
-  EK__NOT_NULL("optimizer step_end", parallel, result);
-  return end_step(result, parallel);
 }
 
 ek_status ek_data_parallel_optimizer_set_learning_rate(ek_data_parallel_optimizer *parallel,

@@ -370,13 +370,8 @@ static ek_status run_call(ek_shards *outputs, ek_data_parallel_model *model, con
   if (status == EK_OK) {
     status = run(&job, made);
     if (status != EK_OK) ek__model_end_step(model, false);
-    for (size_t i = 0; i < job.output_count; i++) {
-      if (status == EK_OK) {
-        outputs[i] = made[i];
-      } else {
-        ek_shards_free(&made[i]);
-      }
-    }
+    if (status == EK_OK) memcpy(outputs, made, job.output_count * sizeof *made);
+    for (size_t i = 0; i < job.output_count && status != EK_OK; i++) ek_shards_free(&made[i]);
   }
   ek__given_free(&job.inputs);
   return status;

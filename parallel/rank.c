@@ -41,28 +41,23 @@ ek_status ek__ranks_apply(struct ek__ranks *run, ek__rank_job *job, void *contex
 
 /* ---- rows of a piece ---- */
 
-/* Rows of `whole`, or a copy of them. */
+/* Rows of `whole`, or a copy of them, which exists after some failures. */
 static ek_status take_rows(ek_tensor *rows, const ek_tensor *whole, int64_t first, int64_t count,
                            ek_memory_category category) {
-  ek_tensor view = {0}, copy = {0};
+  ek_tensor view = {0};
   EK_TRY(ek_tensor_rows(&view, whole, first, count));
   if ((uintptr_t)view.data % EK_MEMORY_UNIT == 0) {
     *rows = view;
     return EK_OK;
   }
   ek_status status =
-      ek_tensor_create(&copy, whole->device, category, view.type, view.rank, view.shape);
+      ek_tensor_create(rows, whole->device, category, view.type, view.rank, view.shape);
   if (status == EK_OK) {
-    ek__tensor_cut_from(&copy, ek__tensor_first(&view));
-    status = ek_op_copy(ek_device_stream(whole->device, EK_STREAM_COMPUTE), &copy, &view);
+    ek__tensor_cut_from(rows, ek__tensor_first(&view));
+    status = ek_op_copy(ek_device_stream(whole->device, EK_STREAM_COMPUTE), rows, &view);
   }
   ek_tensor_free(&view);
-  if (status != EK_OK) {
-    ek_tensor_free(&copy);
-    return status;
-  }
-  *rows = copy;
-  return EK_OK;
+  return status;
 }
 
 /* A tensor like `like` without rows. */

@@ -19,8 +19,9 @@ static const char memory_of[] = "the gradient buckets";
 
 /* ---- the sums of one rank, on its worker ---- */
 
-ek_status ek__sums_open(struct ek__sums *sums) {
-  const size_t most = sums->cut->parameters;
+ek_status ek__sums_open(struct ek__sums *sums, const struct ek__sums *like) {
+  const size_t most = like->cut->parameters;
+  *sums = *like;
   EK_TRY(ek__new(&sums->waiting, most, sizeof *sums->waiting, memory_of));
   return sums->queue == NULL ? EK_OK : ek__new(&sums->lent, most, sizeof *sums->lent, memory_of);
 }
@@ -130,13 +131,12 @@ static ek_status open_sums(ek_reducer *reducer, ek_communicator *communicator,
   const ek_group *group = ek_communicator_group(communicator);
   EK_TRY(ek__new(&reducer->sums, reducer->devices, sizeof *reducer->sums, memory_of));
   for (size_t k = 0; k < reducer->devices; k++) {
-    struct ek__sums *sums = &reducer->sums[k];
-    *sums = (struct ek__sums){.communicator = communicator,
-                              .cut = &reducer->buckets,
-                              .device = ek_group_device(group, k),
-                              .replica = replicas[k],
-                              .kind = reducer->kind};
-    EK_TRY(ek__sums_open(sums));
+    const struct ek__sums like = {.communicator = communicator,
+                                  .cut = &reducer->buckets,
+                                  .device = ek_group_device(group, k),
+                                  .replica = replicas[k],
+                                  .kind = reducer->kind};
+    EK_TRY(ek__sums_open(&reducer->sums[k], &like));
   }
   return EK_OK;
 }

@@ -72,7 +72,7 @@ struct ek__reduction {
   ek_status (*backward)(const struct ek__backward *job, struct ek__rank *rank,
                         const ek_tensor *gradients);
   /* The last backward of the step was not announced as its last: adds up what is left. */
-  ek_status (*rest)(ek_data_parallel_model *model, struct ek__rank *rank);
+  ek__rank_job *rest; /* of the model */
   /* The sum over all ranks from the leaves of each; samples: of the outputs. */
   ek_status (*totals)(const ek_data_parallel_model *model, const struct ek__rank *rank,
                       struct ek__totals *totals, const int64_t *samples);

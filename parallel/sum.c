@@ -55,7 +55,8 @@ static ek_status backward(const struct ek__backward *job, struct ek__rank *rank,
   return rank->reducing ? ek__sums_finish(rank->sums, rank) : EK_OK;
 }
 
-static ek_status rest(ek_data_parallel_model *model, struct ek__rank *rank) {
+static ek_status rest(void *context, struct ek__rank *rank) {
+  const ek_data_parallel_model *model = context;
   ek__sums_start(rank->sums, model->step.stage != EK__STEP_EMPTY);
   return ek__sums_finish(rank->sums, rank);
 }

@@ -309,8 +309,8 @@ static ek_status reduce(struct ek__rank *rank, const struct ek__fold *mine) {
   return EK_OK;
 }
 
-static ek_status rest(ek_data_parallel_model *model, struct ek__rank *rank) {
-  (void)model;
+static ek_status rest(void *context, struct ek__rank *rank) {
+  (void)context;
   const ek_tensor gradients = rank->replica->gradients;
   rank->replica->gradients = rank->tree->earlier;
   rank->tree->earlier = gradients;
