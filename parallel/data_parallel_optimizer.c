@@ -171,7 +171,7 @@ static ek_status update_range(const ek_data_parallel_model *model, const struct 
   const ek_replica *replica = rank->share.owner->replica;
   const struct ek__share *owner = &rank->share.owner->share;
   const struct ek__group *group = &replica->layout.groups[range->group];
-  const int64_t count = range->last - range->first;
+  const struct ek__span span = range->span;
   const double rate = update->learning_rate;
   ek_tensor states[EK_MAX_OPTIMIZER_STATES] = {{0}}, copy = {0}, workspace = rank->share.workspace;
   ek_optimizer_parameter parameter;
@@ -181,13 +181,13 @@ static ek_status update_range(const ek_data_parallel_model *model, const struct 
   update->workspace = whole && ek_tensor_exists(&workspace) ? &workspace : NULL;
   ek_tensor parameters =
       view(ek_replica_parameters(replica),
-           ek__model_shares_masters(model) ? range->place : range->first, count, update->whole);
+           ek__model_shares_masters(model) ? span.place : span.first, span.count, update->whole);
   const ek_tensor gradients =
-      view(ek_replica_gradients(replica), placement->gradient_shares ? range->place : range->first,
-           count, update->whole);
+      view(ek_replica_gradients(replica), placement->gradient_shares ? span.place : span.first,
+           span.count, update->whole);
   for (size_t s = 0; s < model->update->state_count; s++) {
     if (range->states[s] < 0) continue;
-    states[s] = view(&owner->states[s], range->states[s], count, update->whole);
+    states[s] = view(&owner->states[s], range->states[s], span.count, update->whole);
   }
   update->no_decay = group->no_decay;
   update->learning_rate = rate * group->rate_scale;
@@ -198,7 +198,7 @@ static ek_status update_range(const ek_data_parallel_model *model, const struct 
   const bool mixed = ek__replica_is_mixed(replica);
   if (mixed) {
     copy = view(ek_replica_copies(replica),
-                placement->parameter_shares ? range->place : range->first, count, update->whole);
+                placement->parameter_shares ? span.place : span.first, span.count, update->whole);
   }
   const ek_status status =
       run_rule(model->update->optimizer, rank->device, update, mixed ? &copy : NULL);

@@ -72,16 +72,12 @@ static ek_status append(struct ek__ranges *ranges, size_t first, struct ek__span
   struct ek__range *last = ranges->count == first ? NULL : &ranges->list[ranges->count - 1];
   if (own.count == 0) return EK_OK;
   if (last != NULL && last->group == group && last->whole == whole) {
-    last->last += own.count;
+    last->span.count += own.count;
     return EK_OK;
   }
   EK_TRY(ek__grow(&ranges->list, &ranges->capacity, ranges->count + 1, sizeof *ranges->list,
                   memory_of));
-  ranges->list[ranges->count++] = (struct ek__range){.first = own.first,
-                                                     .last = own.first + own.count,
-                                                     .place = own.place,
-                                                     .group = group,
-                                                     .whole = whole};
+  ranges->list[ranges->count++] = (struct ek__range){own, group, whole, {0}};
   return EK_OK;
 }
 
@@ -117,11 +113,10 @@ bool ek__rule_keeps(const ek_optimizer *rule, size_t state, bool whole) {
 /* Where the states of a range begin among those of its owner, which now has as many more. */
 static void place_states(struct ek__range *range, struct ek__share *owner,
                          const ek_optimizer *rule) {
-  const int64_t count = range->last - range->first;
   for (size_t s = 0; s < ek_optimizer_states(rule); s++) {
     const bool keeps = ek__rule_keeps(rule, s, range->whole != EK__NO_PARAMETER);
     range->states[s] = keeps ? owner->owned[s] : -1;
-    if (keeps) owner->owned[s] += count;
+    if (keeps) owner->owned[s] += range->span.count;
   }
 }
 

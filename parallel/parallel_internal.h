@@ -52,14 +52,12 @@ enum { EK__RUN_NUMBERS = 4 };
 
 /* ---- ranks ---- */
 
-/* Elements first .. last - 1 of the flat parameters and gradients. */
+/* Elements of the owner's that are updated alike. */
 struct ek__range {
-  int64_t first, last;
-  int64_t place; /* where they begin in the owner's gradients, if these are shares */
-  size_t group;  /* of the layout's */
-  size_t whole;  /* the parameter, if the rule takes it whole; or EK__NO_PARAMETER */
-  /* where they begin in those of the owner; -1: not kept */
-  int64_t states[EK_MAX_OPTIMIZER_STATES];
+  struct ek__span span;
+  size_t group; /* of the layout's */
+  size_t whole; /* the parameter, if the rule takes it whole; or EK__NO_PARAMETER */
+  int64_t states[EK_MAX_OPTIMIZER_STATES]; /* where they begin in those; -1: not kept */
 };
 
 struct ek__ranges {

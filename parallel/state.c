@@ -281,11 +281,10 @@ static ek_status copy_state(const ek_data_parallel_model *model, const struct en
     const ek_tensor *flat = &share->owner->share.states[entry->state];
     for (size_t i = 0; i < share->updates.count; i++) {
       const struct ek__range *range = &share->updates.list[i];
-      const struct ek__span all = {range->first, range->last - range->first,
-                                   range->states[entry->state]};
-      const struct ek__span span = ek__span_within(all, offset, offset + count);
+      const struct ek__span span = ek__span_within(range->span, offset, offset + count);
       if (span.count == 0) continue;
-      EK_TRY(copy_range(flat, span.place, host, span.first - offset, span.count, write));
+      EK_TRY(copy_range(flat, range->states[entry->state] + span.first - range->span.first, host,
+                        span.first - offset, span.count, write));
     }
   }
   return EK_OK;
