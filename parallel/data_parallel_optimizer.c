@@ -295,8 +295,8 @@ static ek_status read_forward(ek_data_parallel_model *model, double totals[2]) {
 }
 
 /* All of a result except what its norm says; `norm`: it has one, or is going to. */
-static void set_totals(struct ek__reading *reading, const ek_data_parallel_model *model,
-                        bool norm, const double totals[2]) {
+static void set_totals(struct ek__reading *reading, const ek_data_parallel_model *model, bool norm,
+                       const double totals[2]) {
   const struct ek__step *step = &model->step;
   ek_step_result *result = &reading->result;
   const double weight = step->divided ? totals[1] : 0;
@@ -315,7 +315,7 @@ static void set_totals(struct ek__reading *reading, const ek_data_parallel_model
 }
 
 static void set_norm(struct ek__reading *reading, const ek_data_parallel_model *model,
-                      double square_norm) {
+                     double square_norm) {
   ek_step_result *result = &reading->result;
   if (!reading->norm) return;
   result->gradient_norm = sqrt(square_norm) / reading->factor;

@@ -294,22 +294,17 @@ static ek_status lay(ek_shards *shards, const char *who, ek_group *group, const 
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_scatter_options"));
   EK_TRY(check_source(who, shards, group, source));
   EK__FAIL_IF(!broadcast && source->rank == 0, EK_ERR_SHAPE, "%s: a scalar cannot be cut", who);
-  ek_shards made;
-  EK_TRY(ek_shards_create(&made, group));
+  EK_TRY(ek_shards_create(shards, group));
   ek_status status = EK_OK;
-  made.broadcast = broadcast;
-  made.private_members.ahead = o.ahead && !broadcast;
+  shards->broadcast = broadcast;
+  shards->private_members.ahead = o.ahead && !broadcast;
   if (like != NULL) {
-    status = cut_like(&made, who, like, source->shape[0]);
+    status = cut_like(shards, who, like, source->shape[0]);
   } else if (!broadcast) {
-    status = ek_scatter_offsets(made.offsets, source->shape[0], made.count, &o);
-    memcpy(made.samples, made.offsets, (made.count + 1) * sizeof *made.samples);
+    status = ek_scatter_offsets(shards->offsets, source->shape[0], shards->count, &o);
+    memcpy(shards->samples, shards->offsets, (shards->count + 1) * sizeof *shards->samples);
   }
-  if (status == EK_OK) {
-    *shards = made;
-  } else {
-    ek_shards_free(&made);
-  }
+  if (status != EK_OK) ek_shards_free(shards);
   return status;
 }
 

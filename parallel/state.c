@@ -553,17 +553,6 @@ ek_status ek_state_write_range(ek_data_parallel_model *model, const char *name,
 
 /* ---- gradients ---- */
 
-/* In the type of the host's tensor, whatever gradients are kept in. Of sharded gradients each
- * device has its share of every bucket, of others device 0 has all. */
-static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *model,
-                               int64_t offset) {
-  const struct ek__placement *placement = ek__placement(model);
-  EK_TRY(copy_flat(model, ek_replica_gradients, placement->state_shares, placement->gradient_shares,
-                   offset, host, false));
-  if (!placement->state_shares || !is_away(model)) return EK_OK;
-  return gather_spans(model, "reading a gradient", -1, offset, host);
-}
-
 /* The factor that the optimizer would use: 1 / D, or 1, divided by the loss scale. */
 static ek_status read_factor(double *factor, const ek_data_parallel_model *model) {
   double totals[2] = {0, 1};
@@ -573,7 +562,10 @@ static ek_status read_factor(double *factor, const ek_data_parallel_model *model
   return EK_OK;
 }
 
+/* In the type of the host's tensor, whatever gradients are kept in. Of sharded gradients each
+ * device has its share of every bucket, of others device 0 has all. */
 static ek_status gradient(ek_tensor *host, const ek_data_parallel_model *model, const char *name) {
+  const struct ek__placement *placement = ek__placement(model);
   EK__NOT_NULL("gradient", name, host);
   EK__MODEL_USE(model, "gradient");
   ek_parameter_info info;
@@ -583,7 +575,11 @@ static ek_status gradient(ek_tensor *host, const ek_data_parallel_model *model, 
   EK__FAIL_IF(model->step.stage != EK__STEP_REDUCED, EK_ERR_STATE,
               "gradient: the step's last backward has not run");
   EK_TRY(check_host("gradient", name, &info.value, host));
-  EK_TRY(read_gradient(host, model, info.offset));
+  EK_TRY(copy_flat(model, ek_replica_gradients, placement->state_shares, placement->gradient_shares,
+                   info.offset, host, false));
+  if (placement->state_shares && is_away(model)) {
+    EK_TRY(gather_spans(model, "reading a gradient", -1, info.offset, host));
+  }
   double factor = 1;
   EK_TRY(read_factor(&factor, model));
   if (ek_device_counts_only(ek_group_device(model->run.group, 0))) return EK_OK;
