@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/options.h"
+#include "core/sizes.h"
 #include "forward.h"
 #include "module/pass_internal.h"
 
@@ -202,32 +203,18 @@ static ek_status find_place(struct ek__forward *job) {
   return EK_OK;
 }
 
-/* The samples of whole inputs; a flaw of them is found later. */
-static int64_t samples_of(const struct ek__forward *job, const ek_tensor *sources) {
-  size_t lead = 0;
-  while (lead + 1 < job->inputs.count && is_broadcast(job->model, lead)) lead++;
-  return sources[lead].rank > 0 && sources[lead].shape[0] > 0 ? sources[lead].shape[0] : 0;
-}
-
-/* How a reproducible model cuts a batch: grains are those of all processes. `sizes`: of the ranks
- * here. */
-static ek_status cut_grains(ek_scatter_options *scatter, int64_t *sizes, struct ek__forward *job,
-                            const ek_tensor *sources) {
-  const ek_data_parallel_model *model = job->model;
-  const struct ek__reduction *reduction = model->run.reduction;
-  ek_world *world = ek__model_world(model);
+/* How a reproducible model cuts a batch: into the grains of this process, which are a run of those
+ * of all processes. */
+static ek_status cut_grains(ek_scatter_options *scatter, const struct ek__forward *job) {
+  const struct ek__ranks *run = &job->model->run;
+  const int64_t grains = (int64_t)run->reduction->grains(job->model);
+  const size_t first = run->ranks[0].number, last = first + run->count;
   EK__FAIL_IF(job->options->scatter != NULL, EK_ERR_INVALID_ARGUMENT,
               "forward: a reproducible model cuts its batches itself: options.scatter must be "
               "NULL");
   scatter->kind = EK_SCATTER_GRAINS;
-  scatter->grains = reduction->grains(model);
-  if (world == NULL) return EK_OK;
-  const int64_t samples = samples_of(job, sources);
-  int64_t all = samples, before = 0;
-  EK_TRY(ek__world_sum(world, model->step.taken, &all, 1, &before));
-  EK_TRY(reduction->sizes(sizes, model, samples, before, all));
-  scatter->kind = EK_SCATTER_SIZES;
-  scatter->sizes = sizes;
+  scatter->grains = (size_t)(ek__even_begin(grains, last, run->cut.ranks) -
+                             ek__even_begin(grains, first, run->cut.ranks));
   return EK_OK;
 }
 
@@ -237,11 +224,10 @@ static ek_status lay_inputs(struct ek__forward *job, const ek_shards *cut) {
   const struct ek__reduction *reduction = model->run.reduction;
   struct ek__given *inputs = &job->inputs;
   size_t lead = 0; /* targets are cut at its samples */
-  int64_t sizes[EK__MAX_GRAINS];
   ek_scatter_options grains = EK_SCATTER_OPTIONS_INIT;
   const ek_scatter_options *scatter = job->options->scatter;
   if (reduction->grains != NULL && cut == NULL) {
-    EK_TRY(cut_grains(&grains, sizes, job, inputs->sources));
+    EK_TRY(cut_grains(&grains, job));
     scatter = &grains;
   }
   for (size_t i = 0; i < inputs->count; i++) {

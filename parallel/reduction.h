@@ -34,21 +34,16 @@ struct ek__backward {
   const ek_tensor *totals;
 };
 
-/* Most grains of a reproducible model, and so of its ranks. */
-enum { EK__MAX_GRAINS = 256 };
-
 struct ek__reduction {
   /* A piece is all that a rank has of a micro-batch: its passes add to the gradients of the step
    * and may overwrite the outputs. */
   bool whole;
-  /* NULL, or how batches are cut: into `grains` of EK_SCATTER_GRAINS; whether shards are cut so,
-   * the inputs of a `forward` or the outputs that a loss is given; and how many of this process's
-   * samples each of its ranks gets, of `all`, and `before` in the processes before it. */
+  /* NULL, or how batches are cut: into `grains` of EK_SCATTER_GRAINS; and whether shards are cut
+   * so, the inputs of a `forward` or the outputs that a loss is given. They are samples of `all`,
+   * with `before` in the processes before this one. */
   size_t (*grains)(const ek_data_parallel_model *model);
   ek_status (*check_cut)(const char *who, const ek_data_parallel_model *model,
                          const ek_shards *shards, int64_t before, int64_t all, bool forward);
-  ek_status (*sizes)(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
-                     int64_t before, int64_t all);
 
   /* Most pieces of a rank; and of all ranks, those that have totals of their own. */
   size_t (*most)(const ek_data_parallel_model *model);

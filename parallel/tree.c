@@ -55,25 +55,20 @@ int64_t ek__samples_of_all(const ek_data_parallel_model *model, const int64_t *s
   return samples[model->run.count] + model->last.all - model->last.samples;
 }
 
-ek_status ek__grains_sizes(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
-                           int64_t before, int64_t all) {
+/* The samples of this process are those of its grains. */
+static ek_status check_place(const ek_data_parallel_model *model, int64_t samples, int64_t before,
+                             int64_t all) {
   const size_t grains = ek__grains_of_model(model), ranks = model->run.cut.ranks;
-  const size_t rank = model->run.ranks[0].number;
-  const int64_t begins = ek__grains_begin(all, grains, rank, ranks);
-  int64_t end = begins;
-  for (size_t k = 0; k < model->run.count; k++) {
-    const int64_t begin = end;
-    end = ek__grains_begin(all, grains, rank + k + 1, ranks);
-    sizes[k] = end - begin;
-  }
-  const int64_t count = end - begins;
-  if (count == samples && (count == 0 || begins == before)) return EK_OK;
+  const size_t first = model->run.ranks[0].number, last = first + model->run.count;
+  const int64_t begin = ek__grains_begin(all, grains, first, ranks);
+  const int64_t count = ek__grains_begin(all, grains, last, ranks) - begin;
+  if (count == samples && (count == 0 || begin == before)) return EK_OK;
   return ek_error_set(EK_ERR_SHAPE,
                       "forward: this process has %lld samples from number %lld on, of %lld; of the "
                       "%zu grains of a reproducible model it computes %lld samples from number "
                       "%lld on (ek_world_rows)",
-                      (long long)samples, (long long)before, (long long)all,
-                      ek__grains_of_model(model), (long long)count, (long long)begins);
+                      (long long)samples, (long long)before, (long long)all, grains,
+                      (long long)count, (long long)begin);
 }
 
 /* The first grain of a batch that begins with sample `begin` or later. */
@@ -89,21 +84,24 @@ static size_t grain_from(const ek_data_parallel_model *model, int64_t begin, int
 ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
                                const ek_shards *shards, int64_t before, int64_t all, bool forward) {
   const int64_t *samples = shards->samples, own = samples[shards->count];
-  int64_t sizes[EK__MAX_GRAINS];
+  const size_t grains = ek__grains_of_model(model);
   const bool any = !forward && is_alone(model);
-  if (!any) EK_TRY(ek__grains_sizes(sizes, model, own, before, all));
+  if (!any) EK_TRY(check_place(model, own, before, all));
   for (size_t k = 0; k < shards->count && !any; k++) {
-    EK__FAIL_IF(samples[k + 1] - samples[k] != sizes[k], EK_ERR_SHAPE,
+    const size_t rank = model->run.ranks[k].number, ranks = model->run.cut.ranks;
+    const int64_t size = ek__grains_begin(all, grains, rank + 1, ranks) -
+                         ek__grains_begin(all, grains, rank, ranks);
+    EK__FAIL_IF(samples[k + 1] - samples[k] != size, EK_ERR_SHAPE,
                 "%s: device number %zu has %lld samples; its grains of a reproducible model have "
                 "%lld (EK_SCATTER_GRAINS)",
-                who, k, (long long)(samples[k + 1] - samples[k]), (long long)sizes[k]);
+                who, k, (long long)(samples[k + 1] - samples[k]), (long long)size);
   }
   for (size_t k = 0; k <= shards->count && any; k++) {
     const size_t grain = grain_from(model, samples[k], own);
     EK__FAIL_IF(samples[k] != own && begin_of(model, grain, own) != samples[k], EK_ERR_SHAPE,
                 "%s: device number %zu begins with sample %lld of %lld, in the middle of one of "
                 "the %zu grains of a reproducible model (EK_SCATTER_GRAINS)",
-                who, k, (long long)samples[k], (long long)own, ek__grains_of_model(model));
+                who, k, (long long)samples[k], (long long)own, grains);
   }
   return EK_OK;
 }

@@ -20,8 +20,8 @@
 #include "core/sizes.h"
 #include "reduction.h"
 
-/* Most blocks that a fold holds at a time: 2 log2 of EK__MAX_GRAINS, and one. */
-enum { EK__FOLD_DEPTH = 18 };
+/* Most grains of a model, and most blocks that a fold holds at a time: 2 log2 of it, and one. */
+enum { EK__MAX_GRAINS = 256, EK__FOLD_DEPTH = 18 };
 
 /* ---- the cut ---- */
 
@@ -78,8 +78,6 @@ ek_status ek__leaves_add(const ek_data_parallel_model *model, const struct ek__r
 size_t ek__grains_of_model(const ek_data_parallel_model *model);
 ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *model,
                                const ek_shards *shards, int64_t before, int64_t all, bool forward);
-ek_status ek__grains_sizes(int64_t *sizes, const ek_data_parallel_model *model, int64_t samples,
-                           int64_t before, int64_t all);
 void ek__grains_pieces(struct ek__pieces *pieces, const ek_data_parallel_model *model,
                        const struct ek__rank *rank, const int64_t *samples, bool forward);
 struct ek__piece ek__grains_piece(const ek_data_parallel_model *model,

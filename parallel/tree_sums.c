@@ -514,7 +514,6 @@ static size_t leaves_of(const ek_data_parallel_model *model) {
 
 const struct ek__reduction ek__reduction_tree = {.grains = ek__grains_of_model,
                                                  .check_cut = ek__grains_check_cut,
-                                                 .sizes = ek__grains_sizes,
                                                  .most = ek__grains_most,
                                                  .leaves = leaves_of,
                                                  .pieces = ek__grains_pieces,
