@@ -50,6 +50,16 @@ static void give_job(void) {
   give("CK_CALL", job.call);
 }
 
+/* The job of these processes; false: the library was built without files. */
+static bool done(struct ck_outcome *outcomes, const char *part, const size_t *devices,
+                 size_t count) {
+  give_job();
+  ck_processes_run(outcomes, part, devices, count);
+  if (strstr(outcomes[0].message, "without xxHash") != NULL) return false;
+  ck_processes_well(outcomes, count);
+  return true;
+}
+
 static void take_job(void) {
   job.folder = getenv("CK_FOLDER");
   job.disks = getenv("CK_DISKS");
@@ -229,9 +239,7 @@ CK_LOOP(the_bytes_of_one_process, 2) {
     if (want == NULL) return;
     ck_folder_make(folder);
     job.folder = folder;
-    give_job();
-    ck_processes_run(outcomes, "save once", place->devices, place->count);
-    ck_processes_well(outcomes, place->count);
+    ck_assert(done(outcomes, "save once", place->devices, place->count));
     const char *got = bytes_of(folder, 2, &size);
     ck_assert_msg(size == alone_size && memcmp(got, want, size) == 0, "place %d: other bytes", i);
     ck_folder_remove(folder);
@@ -265,9 +273,7 @@ CK_LOOP(a_whole_state_on_each_disk, 2) {
   ck_assert_int_eq(close(file), 0);
   job.folder = folder;
   job.disks = "010";
-  give_job();
-  ck_processes_run(outcomes, "save once", devices, 3);
-  ck_processes_well(outcomes, 3);
+  ck_assert(done(outcomes, "save once", devices, 3));
   for (size_t p = 0; p < 2; p++) {
     ck_assert_int_eq(ck_folder_entries(disk_of(p)), 1);
     const char *got = bytes_of(disk_of(p), 2, &size);
@@ -357,16 +363,11 @@ CK_LOOP(parts_on_disks_are_read_by_any_processes, 3) {
   job.mode = (int)parting->mode;
   job.disks = parting->disks;
   job.call = 0;
-  give_job();
-  ck_processes_run(outcomes, "save once", parting->devices, parting->count);
-  if (strstr(outcomes[0].message, "without xxHash") != NULL) return;
-  ck_processes_well(outcomes, parting->count);
+  if (!done(outcomes, "save once", parting->devices, parting->count)) return;
   const double hash = outcomes[0].numbers[0];
   job.mode = (int)receiver->mode;
   job.disks = receiver->disks;
-  give_job();
-  ck_processes_run(outcomes, "load once", receiver->devices, receiver->count);
-  ck_processes_well(outcomes, receiver->count);
+  ck_assert(done(outcomes, "load once", receiver->devices, receiver->count));
   for (size_t p = 0; p < receiver->count; p++) is_state(&outcomes[p], 2, hash);
   /* One machine's part alone is not enough; all in one folder are, and each of them names all. */
   (void)snprintf(path, sizeof path, "%s/0", folder);
@@ -413,10 +414,7 @@ CK_TEST(copies_that_are_damaged_or_differ) {
   job.workload = LARGE;
   job.mode = EK_MODE_REPLICATED;
   job.background = 0;
-  give_job();
-  ck_processes_run(outcomes, "save once", devices, 2);
-  if (strstr(outcomes[0].message, "without xxHash") != NULL) return;
-  ck_processes_well(outcomes, 2);
+  if (!done(outcomes, "save once", devices, 2)) return;
   const double hash = outcomes[0].numbers[0];
   for (int disk = 0; disk < 2; disk++) {
     (void)snprintf(path, sizeof path, "%s/%d/step-%012d.safetensors", folder, disk, 2);
@@ -557,10 +555,9 @@ static void choose_job(const char *folder, ek_mode mode) {
 
 static const size_t three[] = {1, 2, 1};
 
-/* Says what a job with faults came to; false: it is left out. */
-static bool all_went(const struct ck_outcome *outcomes, const char *what) {
-  if (strstr(outcomes[0].message, "without xxHash") != NULL) return false;
-  ck_processes_well(outcomes, 3);
+/* A job with faults, and what it came to; false: it is left out. */
+static bool all_went(struct ck_outcome *outcomes, const char *part, const char *what) {
+  if (!done(outcomes, part, three, 3)) return false;
   printf("%s%s in process %d: %.0f of %.0f failed\n", what,
          job.fault == MEMORY ? "no memory" : file_fault_names[job.fault], job.victim,
          outcomes[0].numbers[0], outcomes[0].numbers[1]);
@@ -577,9 +574,7 @@ static void fail_everywhere(struct ck_outcome *outcomes, char *folder, const cha
   job.victim = i / 4 % 2;
   job.background = i / 8;
   job.call = i;
-  give_job();
-  ck_processes_run(outcomes, "fail each", three, 3);
-  if (!all_went(outcomes, "")) return;
+  if (!all_went(outcomes, "fail each", "")) return;
   if (disks == NULL) ck_assert_double_ge(outcomes[0].numbers[0], 1);
   /* Some copies are whole before others. */
   if (disks != NULL && job.mode == EK_MODE_REPLICATED) return;
@@ -657,9 +652,7 @@ CK_LOOP(each_failure_of_a_load_is_one_in_all, 4) {
   job.victim = _i == 1 || _i == 2;
   job.background = 0;
   job.call = _i;
-  give_job();
-  ck_processes_run(outcomes, "fail load", three, 3);
-  if (!all_went(outcomes, "load: ")) return;
+  if (!all_went(outcomes, "fail load", "load: ")) return;
   ck_assert_double_ge(outcomes[0].numbers[0], 1);
   remove_disks(folder);
 }
@@ -842,10 +835,7 @@ CK_LOOP(saves_in_the_background_end_in_calls_of_all, 2) {
   ck_folder_make(folder);
   choose_job(folder, EK_MODE_SHARDED);
   if (_i == 1) job.disks = "010";
-  give_job();
-  ck_processes_run(outcomes, "save behind", three, 3);
-  if (strstr(outcomes[0].message, "without xxHash") != NULL) return;
-  ck_processes_well(outcomes, 3);
+  if (!done(outcomes, "save behind", three, 3)) return;
   for (size_t p = 0; p < 3; p++) {
     for (size_t i = 0; i < 3; i++) ck_assert_double_eq(outcomes[p].numbers[i], 1);
   }
@@ -913,10 +903,7 @@ CK_TEST(memory_is_that_of_a_region) {
   job.folder = folder;
   job.disks = NULL;
   job.mode = EK_MODE_SHARDED;
-  give_job();
-  ck_processes_run(outcomes, "measure", (const size_t[]){1, 1, 1, 1}, 4);
-  if (strstr(outcomes[0].message, "without xxHash") != NULL) return;
-  ck_processes_well(outcomes, 4);
+  if (!done(outcomes, "measure", (const size_t[]){1, 1, 1, 1}, 4)) return;
   for (size_t p = 0; p < 4; p++) {
     const double now = outcomes[p].numbers[0], behind = outcomes[p].numbers[1];
     const double region = state * 0.30; /* of equal ones 0.25; the largest entry has 0.083 */

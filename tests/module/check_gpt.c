@@ -166,14 +166,12 @@ static void run_rows(struct ck_bed *bed, int64_t first, int64_t count, bool accu
   ek_pass_options options = bed->options;
   options.first_sample += first;
   options.accumulate = accumulate;
-  CK_GOT(ek_tensor, tokens, ek_tensor_rows(&tokens, &bed->input[0], first, count));
-  CK_GOT(ek_tensor, gradient, ek_tensor_rows(&gradient, &bed->grad_output[0], first, count));
+  CK_SCOPED(ek_tensor, tokens, ek_tensor_rows(&tokens, &bed->input[0], first, count));
+  CK_SCOPED(ek_tensor, gradient, ek_tensor_rows(&gradient, &bed->grad_output[0], first, count));
   CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, bed->replica, &options));
   CK_GOT(ek_tensor, logits, ek_pass_run_forward(&logits, pass, &tokens));
   ek_tensor_free(&logits);
   ck_ok(ek_pass_run_backward(NULL, pass, &gradient));
-  ek_tensor_free(&tokens);
-  ek_tensor_free(&gradient);
 }
 
 /* A batch in two parts has the same masks, and so the same gradient, as in one. */

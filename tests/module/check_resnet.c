@@ -102,10 +102,9 @@ static uint64_t kept_by(int depth, ek_recompute_kind kind) {
   ek_device *device = ek_group_device(group, 0);
   CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
   ck_ok(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 4, (const int64_t[]){3, 16, 16, 2}));
-  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
+  CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
   ck_ok(ek_pass_run_forward(&y, pass, &x));
   CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, device));
-  ek_pass_free(pass);
   ek_tensor_free(&x);
   ek_tensor_free(&y);
   return usage.current[EK_MEMORY_ACTIVATIONS];

@@ -274,6 +274,22 @@ struct ck_outcome *ck_processes_outcomes(const char *part, const size_t *devices
   return outcomes;
 }
 
+struct ck_outcome *ck_processes_done(const char *part, const size_t *devices, size_t count) {
+  struct ck_outcome *outcomes = ck_processes_outcomes(part, devices, count);
+  ck_processes_well(outcomes, count);
+  return outcomes;
+}
+
+struct ck_outcome *ck_processes_alone(const char *part,
+                                      void (*run)(struct ck_outcome *, const struct ck_process *),
+                                      size_t devices) {
+  struct ck_outcome *outcome = ck_array(1, sizeof *outcome);
+  const struct ck_process alone = ck_process_alone(part, devices);
+  run(outcome, &alone);
+  ck_assert_msg(outcome->status == EK_OK, "%s", outcome->message);
+  return outcome;
+}
+
 void ck_processes_well(const struct ck_outcome *outcomes, size_t count) {
   for (size_t i = 0; i < count; i++) {
     ck_assert_msg(outcomes[i].whole && outcomes[i].exit == 0, "process %zu ended with %d", i,

@@ -79,6 +79,14 @@ void ck_processes_run(struct ck_outcome *outcomes, const char *part, const size_
 /* The same with outcomes for CK_PROCESSES, and one more for a process alone, which are kept. */
 struct ck_outcome *ck_processes_outcomes(const char *part, const size_t *devices, size_t count);
 
+/* The same, and all of them came back well. */
+struct ck_outcome *ck_processes_done(const char *part, const size_t *devices, size_t count);
+
+/* What a part gives in the test itself, as the only process of a world. It goes well. */
+struct ck_outcome *ck_processes_alone(const char *part,
+                                      void (*run)(struct ck_outcome *, const struct ck_process *),
+                                      size_t devices);
+
 /* All of them came back without an error of their own or of a sanitizer. */
 void ck_processes_well(const struct ck_outcome *outcomes, size_t count);
 

@@ -220,7 +220,7 @@ CK_LOOP(opening_fails_at_every_call, 2) {
   ek_data_parallel_model_options options = setup.options;
   ek_data_parallel_model *model = NULL;
   ek_group *group = open_deterministic("cpu:2");
-  CK_GOT(ek_module *, module, over_all(&module));
+  CK_OPENED(ek_module *, module, over_all(&module));
   uint64_t n = 0;
   options.reproducible = 6;
   while (ck_host_fails(&n, ek_data_parallel_model_open(&model, group, module, &options))) {
@@ -228,7 +228,6 @@ CK_LOOP(opening_fails_at_every_call, 2) {
   }
   ck_assert_uint_gt(n, 20);
   ek_data_parallel_model_free(model);
-  ek_module_free(module);
   ck_ok(ek_group_close(group));
 }
 

@@ -190,7 +190,7 @@ static void *load(void *argument) {
 
 static double *train(const struct ck_setup *setup, void *(*beside)(void *), int64_t *count) {
   struct ck_batch batch = ck_batch_make(setup->workload, setup->options.type, SAMPLES, 0.2, 1);
-  ek_group *group = ck_open(setup->spec, 2);
+  CK_HELD(ek_group *, group, ck_open(setup->spec, 2));
   CK_GOT(struct ck_training, training, ck_training_try(&training, setup, group));
   static struct neighbour neighbour;
   neighbour = (struct neighbour){.setup = setup, .batch = batch, .group = group};
@@ -209,7 +209,6 @@ static double *train(const struct ck_setup *setup, void *(*beside)(void *), int6
   ck_assert(beside == NULL || neighbour.rounds > 0);
   double *values = ck_training_read(&training, CK_VALUES, count);
   ck_training_close(&training);
-  ck_ok(ek_group_close(group));
   return values;
 }
 

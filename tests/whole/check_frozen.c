@@ -327,19 +327,16 @@ static uint64_t held_by_pass(bool padded) {
   const int64_t shape[] = {64, 96};
   CK_GOT(ek_module *, linear, zero_linear(&linear, 96, 80, padded ? 88 : 0));
   ek_module *module = ck_frozen_create(linear, names, 2, mask);
-  ek_group *group = ck_open_exactly("plan:1", 1);
+  CK_HELD(ek_group *, group, ck_open_exactly("plan:1", 1));
   ek_device *device = ek_group_device(group, 0);
-  CK_GOT(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
+  CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
   CK_GOT(ek_memory_usage, before, ek_memory_stats(&before, device));
   CK_GOT(ek_tensor, x, ek_tensor_create(&x, device, EK_MEMORY_ACTIVATIONS, EK_F32, 2, shape));
-  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
+  CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
   CK_GOT(ek_tensor, y, ek_pass_run_forward(&y, pass, &x));
   ek_tensor_free(&x);
   ek_tensor_free(&y);
   CK_GOT(ek_memory_usage, after, ek_memory_stats(&after, device));
-  ek_pass_free(pass);
-  ek_replica_free(replica);
-  ck_ok(ek_group_close(group));
   ek_module_free(module);
   return after.current_bytes - before.current_bytes;
 }

@@ -51,12 +51,11 @@ static void open_trainer(ek_trainer **trainer, const struct run *run) {
   ek_criterion *criterion = NULL;
   ck_ok(run->workload->module(&module));
   ck_ok(run->workload->criterion(&criterion, EK_REDUCTION_MEAN));
-  CK_GOT(ek_optimizer *, rule, ck_clipped_adamw(&rule));
+  CK_SCOPED(ek_optimizer *, rule, ck_clipped_adamw(&rule));
   if (run->joined) ck_ok(ek_with_criterion_create(&joined, module, criterion));
   ck_ok(ek_trainer_open(trainer, run->planned ? "plan:3" : ck_spec("cpu:3"),
                         run->joined ? joined : module, run->joined ? NULL : criterion, rule,
                         &options));
-  ek_optimizer_free(rule);
   ek_criterion_free(criterion);
   ek_module_free(module);
   ek_module_free(joined);

@@ -445,8 +445,8 @@ CK_MODULE_OPS_WITH(parent, .parameters = parent_parameters, .types = EK_TYPES_F3
 static ek_status run_parent(struct parent *p, ek_device *device) {
   ek_module *root = NULL, *module = &p->base;
   ck_ok(ek_sequential_create(&root, &module, 1));
-  CK_GOT(ek_replica *, replica, ek_replica_open(&replica, device, root, NULL));
-  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
+  CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, device, root, NULL));
+  CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
   ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(3, WIDTH)), y = {0}, dx = {0};
   ek_status status = ek_pass_run_forward(&y, pass, &x);
   if (status == EK_OK) status = ek_pass_run_backward(&dx, pass, &x);
@@ -454,8 +454,6 @@ static ek_status run_parent(struct parent *p, ek_device *device) {
   ek_tensor_free(&x);
   ek_tensor_free(&y);
   ek_tensor_free(&dx);
-  ek_pass_free(pass);
-  ek_replica_free(replica);
   ek_module_free(root);
   return status;
 }

@@ -90,12 +90,28 @@ USE(ek_linear_cross_entropy_options, ek_criterion, ek_linear_cross_entropy_creat
 USE(ek_sgd_options, ek_optimizer, ek_sgd_create(&made, o))
 USE(ek_adamw_options, ek_optimizer, ek_adamw_create(&made, o))
 USE(ek_muon_options, ek_optimizer, ek_muon_create(&made, b->rule, o))
+USE(ek_with_criterion_options, ek_module,
+    ek_with_criterion_create_with(&made, b->module, b->loss, o))
 
-static ek_status use_ek_rotary(struct bench *b, void *o) {
-  double speeds[2];
-  (void)b;
-  return ek_rotary_speeds(speeds, 4, o);
-}
+/* The options were taken if what follows, the look for a file, fails. */
+static ek_status looked(ek_status status) { return status == EK_ERR_NOT_FOUND ? EK_OK : status; }
+
+USE(ek_model_folder_options, ek_module, looked(ek_model_from_folder(&made, "/nobody/has/this", o)))
+USE(ek_image_options, ek_source, looked(ek_image_source_open_idx(&made, "/nobody", "/nobody", o)))
+USE(ek_tokens_options, ek_source, looked(ek_tokens_open(&made, "/nobody/has/this", o)))
+USE(ek_image_arrays, ek_source, ek_image_source_open_arrays(&made, o, NULL))
+
+/* Those that fill a struct of the caller's. */
+#define FILL(options, type, call)                                                                  \
+  static ek_status use_##options(struct bench *b, void *o) {                                       \
+    type made;                                                                                     \
+    (void)b;                                                                                       \
+    return call;                                                                                   \
+  }
+struct speeds {
+  double of[2];
+};
+FILL(ek_rotary, struct speeds, ek_rotary_speeds(made.of, 4, o))
 
 static ek_status use_ek_attend_options(struct bench *b, void *o) {
   static const int64_t shape[3][3] = {{1, 2, 2}, {1, 1, 2}, {1, 2, 6}}; /* out, lse, qkv */
@@ -209,13 +225,6 @@ static ek_status use_ek_weights_options(struct bench *b, void *o) {
   return status == EK_ERR_UNSUPPORTED || status == EK_ERR_NOT_FOUND ? EK_OK : status;
 }
 
-static ek_status use_ek_model_folder_options(struct bench *b, void *o) {
-  ek_module *made = NULL;
-  (void)b;
-  const ek_status status = ek_model_from_folder(&made, "/nobody/has/this", o);
-  return status == EK_ERR_NOT_FOUND ? EK_OK : status;
-}
-
 static ek_status use_ek_module_check_options(struct bench *b, void *o) {
   ek_check_input x = {.rank = b->input.rank, .low = -1, .high = 1};
   memcpy(x.shape, b->input.shape, sizeof x.shape);
@@ -298,41 +307,11 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
     .free = no_optimizer_free                                                                      \
   }
 
-static ek_status use_ek_module_options(struct bench *b, void *o) {
-  static const ek_module_ops ops = MODULE_OPS;
-  ek_module module;
-  (void)b;
-  return ek_module_init_with(&module, &ops, o);
-}
-
-static ek_status use_ek_criterion_options(struct bench *b, void *o) {
-  static const ek_module_ops ops = MODULE_OPS;
-  ek_criterion criterion;
-  (void)b;
-  return ek_criterion_init_with(&criterion, &ops, o);
-}
-
-static ek_status use_ek_with_criterion_options(struct bench *b, void *o) {
-  ek_module *module = NULL;
-  (void)b;
-  CK_SCOPED(ek_module *, model, ek_linear_create(&model, 3, 5, true));
-  CK_SCOPED(ek_criterion *, criterion, ek_cross_entropy_create(&criterion, NULL));
-  const ek_status status = ek_with_criterion_create_with(&module, model, criterion, o);
-  ek_module_free(module);
-  return status;
-}
-
-static ek_status use_ek_module_ops(struct bench *b, void *o) {
-  ek_module module;
-  (void)b;
-  return ek_module_init(&module, o, 1, 1);
-}
-
-static ek_status use_ek_optimizer_ops(struct bench *b, void *o) {
-  ek_optimizer optimizer;
-  (void)b;
-  return ek_optimizer_init(&optimizer, o, 0, 0, 0);
-}
+static const ek_module_ops no_ops = MODULE_OPS;
+FILL(ek_module_options, ek_module, ek_module_init_with(&made, &no_ops, o))
+FILL(ek_criterion_options, ek_criterion, ek_criterion_init_with(&made, &no_ops, o))
+FILL(ek_module_ops, ek_module, ek_module_init(&made, o, 1, 1))
+FILL(ek_optimizer_ops, ek_optimizer, ek_optimizer_init(&made, o, 0, 0, 0))
 
 /* ---- data ---- */
 
@@ -350,39 +329,21 @@ static const ek_source_tensor scalars[] = {{EK_F32, 0, {0}}, {EK_F32, 0, {0}}};
   {                                                                                                \
     .size = sizeof(ek_source_options), .samples = 1, .inputs = 1, .targets = 1, .tensors = scalars \
   }
+static const ek_source_ops source_ops = SOURCE_OPS;
+static const ek_source_options source_options = SOURCE_OPTIONS;
+FILL(ek_source_ops, ek_source, ek_source_init(&made, o, &source_options))
+FILL(ek_source_options, ek_source, ek_source_init(&made, &source_ops, o))
+
 #define DATA_LOADER_OPTIONS                                                                        \
   { .size = sizeof(ek_data_loader_options), .batch = 1, .threads = 1 }
 
-static ek_status use_ek_source_ops(struct bench *b, void *o) {
-  static const ek_source_options options = SOURCE_OPTIONS;
-  ek_source source;
-  (void)b;
-  return ek_source_init(&source, o, &options);
-}
-
-static ek_status use_ek_source_options(struct bench *b, void *o) {
-  static const ek_source_ops ops = SOURCE_OPS;
-  ek_source source;
-  (void)b;
-  return ek_source_init(&source, &ops, o);
-}
-
 static ek_status use_ek_data_loader_options(struct bench *b, void *o) {
-  static const ek_source_ops ops = SOURCE_OPS;
-  static const ek_source_options options = SOURCE_OPTIONS;
   ek_data_loader *loader = NULL;
   (void)b;
-  CK_GOT(ek_source, source, ek_source_init(&source, &ops, &options));
+  CK_GOT(ek_source, source, ek_source_init(&source, &source_ops, &source_options));
   const ek_status status = ek_data_loader_open(&loader, &source, NULL, o);
   ek_data_loader_free(loader);
   return status;
-}
-
-static ek_status use_ek_image_options(struct bench *b, void *o) {
-  ek_source *source = NULL;
-  (void)b;
-  const ek_status status = ek_image_source_open_idx(&source, "/nobody", "/nobody", o);
-  return status == EK_ERR_NOT_FOUND ? EK_OK : status;
 }
 
 static const uint8_t dots[8];
@@ -393,32 +354,15 @@ static const int32_t no_classes[2];
     .pictures = dots, .classes = no_classes                                                        \
   }
 
-static ek_status use_ek_image_arrays(struct bench *b, void *o) {
-  ek_source *source = NULL;
-  (void)b;
-  const ek_status status = ek_image_source_open_arrays(&source, o, NULL);
-  ek_source_free(source);
-  return status;
-}
-
 #define TRAINER_RUN_OPTIONS                                                                        \
   { .size = sizeof(ek_trainer_run_options), .batch = 1, .threads = 1 }
 
 static ek_status use_ek_trainer_run_options(struct bench *b, void *o) {
-  static const ek_source_ops ops = SOURCE_OPS;
-  static const ek_source_options options = SOURCE_OPTIONS;
-  CK_GOT(ek_source, source, ek_source_init(&source, &ops, &options));
+  CK_GOT(ek_source, source, ek_source_init(&source, &source_ops, &source_options));
   CK_SCOPED(ek_trainer *, trainer,
             ek_trainer_open(&trainer, "plan:2", b->module, b->loss, b->rule, NULL));
   const ek_status status = ek_trainer_run(NULL, trainer, &source, 0, o);
   return status;
-}
-
-static ek_status use_ek_tokens_options(struct bench *b, void *o) {
-  ek_source *source = NULL;
-  (void)b;
-  const ek_status status = ek_tokens_open(&source, "/nobody/has/this", o);
-  return status == EK_ERR_NOT_FOUND ? EK_OK : status;
 }
 
 /*

@@ -300,7 +300,7 @@ static struct bytes measure(int layers, const char *policy) {
   CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, device));
   const uint64_t before = usage.current_bytes;
   ck_ok(ek_memory_reset_peak(device));
-  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
+  CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
   ck_ok(ek_pass_run_forward(&y, pass, &x));
   ck_ok(ck_memory_stats(&usage, device));
   bytes.between = usage.current[EK_MEMORY_ACTIVATIONS];
@@ -308,7 +308,6 @@ static struct bytes measure(int layers, const char *policy) {
   ck_ok(ck_memory_stats(&usage, device));
   bytes.peak = usage.peak_bytes - before;
   bytes.at_peak = usage.at_peak[EK_MEMORY_ACTIVATIONS];
-  ek_pass_free(pass);
   ek_tensor_free(&x);
   ek_tensor_free(&y);
   return bytes;

@@ -181,15 +181,10 @@ static size_t world_of(int place) {
 static void agrees_with_one_process(const char *part,
                                     void (*run)(struct ck_outcome *, const struct ck_process *),
                                     int place) {
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES + 1, sizeof *outcomes);
-  struct ck_outcome *want = &outcomes[CK_PROCESSES];
   const size_t world = world_of(place), count = places[place].count;
-  const struct ck_process alone = ck_process_alone(part, world);
-  run(want, &alone);
-  ck_assert_msg(want->status == EK_OK, "%s", want->message);
-  ck_processes_run(outcomes, part, places[place].devices, count);
-  ck_processes_well(outcomes, count);
-  ranks_agree(outcomes, places[place].devices, count, want, world);
+  const struct ck_outcome *want = ck_processes_alone(part, run, world);
+  const struct ck_outcome *got = ck_processes_done(part, places[place].devices, count);
+  ranks_agree(got, places[place].devices, count, want, world);
 }
 
 CK_LOOP(collectives_have_the_bits_of_one_process, PLACES) {
@@ -254,9 +249,7 @@ static void folded_sums(struct ck_outcome *outcome, const struct ck_process *pro
 }
 
 CK_LOOP(devices_of_a_process_are_added_up_first, PLACES) {
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  ck_processes_run(outcomes, "folded", places[_i].devices, places[_i].count);
-  ck_processes_well(outcomes, places[_i].count);
+  struct ck_outcome *outcomes = ck_processes_done("folded", places[_i].devices, places[_i].count);
   for (size_t p = 0; p < places[_i].count; p++) {
     ck_assert_uint_eq(outcomes[p].count, 18 * places[_i].devices[p]);
     for (size_t k = 0; k < outcomes[p].count; k++) ck_assert_double_eq(outcomes[p].numbers[k], 0);
@@ -496,8 +489,7 @@ static void count_memory(struct ck_outcome *outcome, const struct ck_process *pr
 CK_TEST(memory_is_what_plan_counts) {
   if (on_gpus()) return;
   const size_t devices[] = {1, 2};
-  struct ck_outcome *outcomes = ck_processes_outcomes("memory", devices, 2);
-  ck_processes_well(outcomes, 2);
+  struct ck_outcome *outcomes = ck_processes_done("memory", devices, 2);
   for (size_t i = 0; i < 2; i++) {
     ck_assert_uint_eq(outcomes[i].count, 4 * devices[i]);
     for (size_t k = 0; k < 2 * devices[i]; k++) {
@@ -513,13 +505,8 @@ CK_LOOP(shares_inside_processes, 2 * INSIDE) {
   const struct training *it = &trainings[TRAININGS + _i / 2];
   const size_t count = _i % 2 == 0 ? 4 : 2, each = 4 / count, even[] = {each, each, each, each};
   const double tolerance = it->precision == EK_PRECISION_BF16 ? 0.05 : 1e-4;
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES + 1, sizeof *outcomes);
-  struct ck_outcome *want = &outcomes[CK_PROCESSES];
-  const struct ck_process alone = ck_process_alone(it->part, 4);
-  train(want, &alone);
-  ck_assert_msg(want->status == EK_OK, "%s", want->message);
-  ck_processes_run(outcomes, it->part, even, count);
-  ck_processes_well(outcomes, count);
+  const struct ck_outcome *want = ck_processes_alone(it->part, train, 4);
+  const struct ck_outcome *outcomes = ck_processes_done(it->part, even, count);
   ck_assert_uint_eq(outcomes[0].count, want->count / count);
   for (size_t i = 0; i + each < outcomes[0].count; i++) { /* without the hashes of parameters */
     const double own = outcomes[0].numbers[i], other = want->numbers[i / each * 4];
@@ -538,13 +525,8 @@ CK_LOOP(reproducible_over_any_processes, ANY * PLACES) {
   const struct training *it = &trainings[TRAININGS + INSIDE + _i / PLACES];
   const int place = _i % PLACES;
   const size_t *devices = places[place].devices, count = places[place].count;
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES + 1, sizeof *outcomes);
-  struct ck_outcome *want = &outcomes[CK_PROCESSES];
-  const struct ck_process alone = ck_process_alone(it->part, 1);
-  train(want, &alone);
-  ck_assert_msg(want->status == EK_OK, "%s", want->message);
-  ck_processes_run(outcomes, it->part, devices, count);
-  ck_processes_well(outcomes, count);
+  const struct ck_outcome *want = ck_processes_alone(it->part, train, 1);
+  const struct ck_outcome *outcomes = ck_processes_done(it->part, devices, count);
   for (size_t p = 0; p < count; p++) {
     ck_assert_uint_eq(outcomes[p].count, want->count * devices[p]);
     for (size_t i = 0; i < outcomes[p].count; i++) {
@@ -583,8 +565,7 @@ static void wrong_rows(struct ck_outcome *outcome, const struct ck_process *proc
 
 CK_TEST(rows_of_other_grains_are_refused) {
   const size_t devices[] = {1, 1};
-  struct ck_outcome *outcomes = ck_processes_outcomes("wrong rows", devices, 2);
-  ck_processes_well(outcomes, 2);
+  struct ck_outcome *outcomes = ck_processes_done("wrong rows", devices, 2);
   for (size_t p = 0; p < 2; p++) {
     ck_assert_uint_eq(outcomes[p].count, 2);
     ck_assert_int_eq((ek_status)outcomes[p].numbers[0], EK_ERR_SHAPE);
@@ -723,19 +704,14 @@ CK_LOOP(a_run_goes_on_in_other_processes, PLACES) {
   static const char *const loaders[] = {"load replicated", "load sharded-gradients"};
   const int next = (_i + 1) % PLACES;
   char folder[CK_FOLDER_SIZE];
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES + 1, sizeof *outcomes);
-  struct ck_outcome *want = &outcomes[CK_PROCESSES];
-  const struct ck_process alone = ck_process_alone("load replicated", 1);
   ck_folder_make(folder);
   ck_assert_int_eq(setenv(FOLDER_VARIABLE, folder, 1), 0);
-  ck_processes_run(outcomes, savers[_i % 2], places[_i].devices, places[_i].count);
-  ck_processes_well(outcomes, places[_i].count);
-  save_or_load(want, &alone);
-  ck_assert_msg(want->status == EK_OK, "%s", want->message);
+  (void)ck_processes_done(savers[_i % 2], places[_i].devices, places[_i].count);
+  const struct ck_outcome *want = ck_processes_alone("load replicated", save_or_load, 1);
   ck_assert_double_eq(want->numbers[2], 77);
   ck_assert_double_eq(want->numbers[3], 2);
-  ck_processes_run(outcomes, loaders[_i % 2], places[next].devices, places[next].count);
-  ck_processes_well(outcomes, places[next].count);
+  const struct ck_outcome *outcomes =
+      ck_processes_done(loaders[_i % 2], places[next].devices, places[next].count);
   for (size_t p = 0; p < places[next].count; p++) {
     ck_assert_uint_eq(outcomes[p].count, want->count);
     for (size_t i = 0; i < want->count; i++) {
@@ -772,8 +748,7 @@ CK_TEST(what_needs_one_process_is_refused) {
   const ek_status no = EK_ERR_UNSUPPORTED;
   const ek_status want[] = {no, no}; /* gather, balanced */
   const size_t devices[] = {1, 2}, count = sizeof want / sizeof want[0];
-  struct ck_outcome *outcomes = ck_processes_outcomes("refusals", devices, 2);
-  ck_processes_well(outcomes, 2);
+  struct ck_outcome *outcomes = ck_processes_done("refusals", devices, 2);
   for (size_t i = 0; i < 2 * count; i++) {
     const struct ck_outcome *outcome = &outcomes[i / count];
     ck_assert_uint_eq(outcome->count, 2 * count);

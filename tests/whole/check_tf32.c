@@ -358,7 +358,7 @@ static ek_status ask_for_tf32(ek_pass *pass, const ek_tensor *x) {
 
 static void fails_to_open(ek_module *module, const ek_replica_options *options, ek_status status,
                           const char *text) {
-  ek_group *group = ck_open("cpu:2", 1);
+  CK_HELD(ek_group *, group, ck_open("cpu:2", 1));
   ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_model *opened = NULL;
   ek_replica *replica = NULL;
@@ -370,7 +370,6 @@ static void fails_to_open(ek_module *module, const ek_replica_options *options, 
   ck_assert_int_eq(ek_data_parallel_model_open(&opened, group, module, &model), status);
   ck_assert_msg(strstr(ek_error_message(), text) != NULL, "%s", ek_error_message());
   ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 CK_TEST(refusals) {

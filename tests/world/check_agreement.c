@@ -216,11 +216,9 @@ static const size_t devices[COUNT] = {1, 2, 1};
 
 CK_LOOP(each_failure_is_one_in_all, 3) {
   static const char *const parts[] = {"fail replicated", "fail sharded", "fail fully-sharded"};
-  struct ck_outcome *well = ck_processes_outcomes("none fails", devices, COUNT);
+  struct ck_outcome *well = ck_processes_done("none fails", devices, COUNT);
   double longest = 0;
-  ck_processes_well(well, COUNT);
-  struct ck_outcome *outcomes = ck_processes_outcomes(parts[_i], devices, COUNT);
-  ck_processes_well(outcomes, COUNT);
+  struct ck_outcome *outcomes = ck_processes_done(parts[_i], devices, COUNT);
   for (size_t i = 0; i < COUNT; i++) {
     const double *got = outcomes[i].numbers;
     ck_assert_uint_eq(outcomes[i].count, WAYS + 3);
@@ -274,8 +272,7 @@ static void wrong_calls(struct ck_outcome *outcome, const struct ck_process *pro
 }
 
 CK_TEST(a_call_that_one_process_makes_wrongly) {
-  struct ck_outcome *outcomes = ck_processes_outcomes("wrong calls", devices, COUNT);
-  ck_processes_well(outcomes, COUNT);
+  struct ck_outcome *outcomes = ck_processes_done("wrong calls", devices, COUNT);
 }
 
 /* ---- what must be the same ---- */
@@ -350,8 +347,7 @@ static void differ(struct ck_outcome *outcome, const struct ck_process *process)
 }
 
 CK_TEST(what_differs_is_named_in_all) {
-  struct ck_outcome *outcomes = ck_processes_outcomes("differ", devices, COUNT);
-  ck_processes_well(outcomes, COUNT);
+  struct ck_outcome *outcomes = ck_processes_done("differ", devices, COUNT);
 }
 
 /* ---- a failure in a later call ---- */
@@ -397,8 +393,7 @@ static void fail_later(struct ck_outcome *outcome, const struct ck_process *proc
 }
 
 CK_TEST(a_failure_in_a_later_call_ends_no_earlier_one) {
-  struct ck_outcome *outcomes = ck_processes_outcomes("fail later", devices, COUNT);
-  ck_processes_well(outcomes, COUNT);
+  struct ck_outcome *outcomes = ck_processes_done("fail later", devices, COUNT);
 }
 
 static const struct ck_part parts[] = {{"fail replicated", fail_replicated},

@@ -48,6 +48,11 @@ static void join(struct member *members, size_t count) {
   for (size_t p = 0; p < count; p++) ck_assert_int_eq(pthread_join(members[p].thread, NULL), 0);
 }
 
+static void all_meet(struct member *members, size_t count) {
+  for (size_t p = 0; p < count; p++) start(&members[p]);
+  join(members, count);
+}
+
 static struct ek__meeting meeting_of(size_t process, size_t processes, double limit) {
   return (struct ek__meeting){
       .process = process, .processes = processes, .wires = EK__WIRES, .limit = limit};
@@ -138,9 +143,7 @@ CK_TEST(the_name_is_an_address_of_none) {
   struct member members[2];
   prepare_by_name(members, 2, "192.0.2.1", 20); /* of no machine, by RFC 5737 */
   members[1].name.host = "127.0.0.1";
-  start(&members[0]);
-  start(&members[1]);
-  join(members, 2);
+  all_meet(members, 2);
   all_are_well(members, 2);
 }
 
@@ -199,8 +202,7 @@ CK_TEST(no_port_is_free) {
   CK_GOT(int, other, ek__listen(&other, &place));
   members[0].meeting.address = members[0].name.address = "127.0.0.1";
   members[0].meeting.processes = 2;
-  start(&members[0]);
-  join(members, 1);
+  all_meet(members, 1);
   (void)close(other);
   failed(&members[0], EK_ERR_UNAVAILABLE, "cannot listen at 127.0.0.1:");
 }
@@ -212,9 +214,7 @@ CK_TEST(another_token_is_another_job) {
   prepare_by_name(members, 2, "127.0.0.1", 0.5);
   members[0].meeting.limit = 1; /* it is there to the end */
   members[1].name.token[31] ^= 1;
-  start(&members[0]);
-  start(&members[1]);
-  join(members, 2);
+  all_meet(members, 2);
   failed(&members[0], EK_ERR_UNAVAILABLE, "have not reached");
   failed(&members[1], EK_ERR_UNAVAILABLE, "it belongs to another job");
 }
@@ -223,9 +223,7 @@ CK_TEST(another_number_of_processes) {
   struct member members[2];
   prepare_by_name(members, 2, "127.0.0.1", 0.5);
   members[1].meeting.processes = 3;
-  start(&members[0]);
-  start(&members[1]);
-  join(members, 2);
+  all_meet(members, 2);
   failed(&members[1], EK_ERR_INVALID_ARGUMENT, "was started as one of 3, others as some of 2");
 }
 
@@ -431,9 +429,7 @@ CK_TEST(a_file_of_a_job_that_still_waits) {
 CK_TEST(a_file_that_cannot_be_written) {
   struct member members[2];
   prepare_by_file(members, 2, "/nonexistent/folder/world", 0.3);
-  start(&members[0]);
-  start(&members[1]);
-  join(members, 2);
+  all_meet(members, 2);
   failed(&members[0], EK_ERR_IO, "cannot write /nonexistent/folder/world: No such file");
   failed(&members[1], EK_ERR_UNAVAILABLE, "process 0 has not written /nonexistent/folder/world");
 }
@@ -518,9 +514,7 @@ static int meet_with(enum net_fault fault, int n) {
   struct member members[2];
   prepare_by_name(members, 2, "127.0.0.1", fault == NET_NONE ? 20 : 0.2);
   net_calls_begin(fault, n);
-  start(&members[0]);
-  start(&members[1]);
-  join(members, 2);
+  all_meet(members, 2);
   const int calls = net_calls_end();
   for (size_t p = 0; p < 2; p++) {
     ck_assert_msg(members[p].status == EK_OK || (fault != NET_NONE && *members[p].message != '\0'),

@@ -452,8 +452,7 @@ static void count_messages(struct ck_outcome *outcome, const struct ck_process *
  * none. */
 CK_TEST(the_norm_and_the_agreement_are_one_message) {
   const size_t devices[] = {1, 2, 1};
-  struct ck_outcome *outcomes = ck_processes_outcomes("messages", devices, 3);
-  ck_processes_well(outcomes, 3);
+  struct ck_outcome *outcomes = ck_processes_done("messages", devices, 3);
   for (size_t p = 0; p < 3; p++) {
     const double *got = outcomes[p].numbers;
     ck_assert_double_gt(got[0], 0);
@@ -502,8 +501,7 @@ static void count_agreements(struct ck_outcome *outcome, const struct ck_process
 /* The loss is in the message in which the processes agree on the update. */
 CK_TEST(the_loss_and_the_agreement_are_one_message) {
   const size_t devices[] = {2, 2};
-  struct ck_outcome *outcomes = ck_processes_outcomes("agreements", devices, 2);
-  ck_processes_well(outcomes, 2);
+  struct ck_outcome *outcomes = ck_processes_done("agreements", devices, 2);
   for (size_t p = 0; p < 2; p++) {
     const double *got = outcomes[p].numbers;
     ck_assert_uint_eq(outcomes[p].count, 2 * KINDS);
@@ -558,8 +556,7 @@ static void hold_back_buckets(struct ck_outcome *outcome, const struct ck_proces
 
 CK_TEST(statistics_pass_buckets) {
   const size_t devices[] = {1, 1};
-  struct ck_outcome *outcomes = ck_processes_outcomes("passing", devices, 2);
-  ck_processes_well(outcomes, 2);
+  struct ck_outcome *outcomes = ck_processes_done("passing", devices, 2);
   for (size_t p = 0; p < 2; p++) {
     ck_assert_double_eq(outcomes[p].numbers[0], true);
     ck_assert_msg(outcomes[p].numbers[1] > 0 && outcomes[p].numbers[1] < MOST_HELD,
