@@ -161,6 +161,15 @@ static size_t check_snapshot(const struct ck_value *snapshot, const ek_group *gr
   return events;
 }
 
+/* Writes a snapshot, which is right; the number of events in it. */
+static size_t events_of(ek_group *group, const char *file) {
+  ck_ok(ek_memory_snapshot(group, file));
+  struct ck_value *snapshot = ck_read_snapshot(file);
+  const size_t events = check_snapshot(snapshot, group);
+  ck_value_free(snapshot);
+  return events;
+}
+
 static size_t find_holder(const ek_memory_holder *list, size_t count, const char *name) {
   size_t i = 0;
   while (i < count && strcmp(list[i].name, name) != 0) i++;
@@ -200,7 +209,6 @@ static void remove_folder(void) {
 /* On devices that compute and that count, in f32 and in bf16. */
 CK_LOOP(a_snapshot_is_what_is_held, ck_has_halves() ? 4 : 2) {
   struct ck_linears it;
-  make_folder();
   ck_linears_open_in(&it, _i % 2 == 0 ? "cpu:2" : "plan:2@3GiB", WIDTH, EK_MODE_REPLICATED,
                      _i < 2 ? EK_PRECISION_F32 : EK_PRECISION_BF16);
   ck_ok(ck_linears_step(&it));
@@ -221,42 +229,28 @@ CK_LOOP(a_snapshot_is_what_is_held, ck_has_halves() ? 4 : 2) {
     ck_value_free(pickled);
     ck_value_free(written);
   }
-  ck_linears_close(&it);
-  remove_folder();
 }
 
 /* A recording that has dropped something is not all that happened, so nothing of it is shown. */
 CK_TEST(a_part_of_a_recording_is_not_shown) {
   struct ck_linears it;
-  make_folder();
   ck_linears_open(&it, "plan:2", WIDTH, EK_MODE_REPLICATED);
   for (size_t k = 0; k < DEVICES; k++) {
     ck_ok(ek_memory_record_start(ek_group_device(it.group, k), 3));
   }
   ck_ok(ck_linears_step(&it));
-  ck_ok(ek_memory_snapshot(it.group, json));
-  struct ck_value *snapshot = ck_read_snapshot(json);
-  (void)check_snapshot(snapshot, it.group);
-  ck_value_free(snapshot);
-  ck_linears_close(&it);
-  remove_folder();
+  (void)events_of(it.group, json);
 }
 
 /* In a pickle they are appended by the thousand, which the reader counts. */
 CK_TEST(a_long_recording_is_shown) {
   struct ck_linears it;
-  make_folder();
   ck_linears_open(&it, "plan:2", WIDTH, EK_MODE_REPLICATED);
   for (size_t k = 0; k < DEVICES; k++) {
     ck_ok(ek_memory_record_start(ek_group_device(it.group, k), 10000));
   }
   for (int i = 0; i < 140; i++) ck_ok(ck_linears_step(&it));
-  ck_ok(ek_memory_snapshot(it.group, path));
-  struct ck_value *snapshot = ck_read_snapshot(path);
-  ck_assert_uint_gt(check_snapshot(snapshot, it.group), DEVICES * 2400);
-  ck_value_free(snapshot);
-  ck_linears_close(&it);
-  remove_folder();
+  ck_assert_uint_gt(events_of(it.group, path), DEVICES * 2400);
 }
 
 /* Blocks that were taken before the recording and in it, the last request before it among them;
@@ -264,30 +258,21 @@ CK_TEST(a_long_recording_is_shown) {
 CK_TEST(blocks_grow) {
   enum { BEFORE = 2, ALL = 4 };
   const int64_t shape[] = {2, WIDTH};
-  make_folder();
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
   ek_tensor tensors[ALL];
   for (int i = 0; i < ALL; i++) {
     if (i == BEFORE) ck_ok(ek_memory_record_start(device, 100));
     ck_ok(ek_tensor_create(&tensors[i], device, EK_MEMORY_INPUTS, EK_F32, 2, shape));
-    ck_ok(ek_memory_snapshot(group, json));
-    struct ck_value *snapshot = ck_read_snapshot(json);
-    (void)check_snapshot(snapshot, group);
-    ck_value_free(snapshot);
+    (void)events_of(group, json);
   }
   for (int i = ALL - 1; i >= 0; i--) { /* each into the room of the one after it */
     bool grown = false;
     ck_ok(ek_tensor_grow(&grown, &tensors[i], 3));
     ck_assert(grown);
-    ck_ok(ek_memory_snapshot(group, json));
-    struct ck_value *snapshot = ck_read_snapshot(json);
-    (void)check_snapshot(snapshot, group);
-    ck_value_free(snapshot);
+    (void)events_of(group, json);
     ek_tensor_free(&tensors[i]);
   }
-  ck_ok(ek_group_close(group));
-  remove_folder();
 }
 
 /* The event of the request that found no room, among a device's. */
@@ -304,7 +289,6 @@ static const struct ck_value *find_refused(const struct ck_value *snapshot, size
  * error names it and the largest holders, and the snapshot says the same. */
 CK_TEST(memory_runs_out) {
   struct ck_linears it;
-  make_folder();
   ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_REPLICATED);
   ck_ok(ck_linears_step(&it));
   size_t named = 0;
@@ -344,8 +328,6 @@ CK_TEST(memory_runs_out) {
   }
   ck_assert(access(json, F_OK) != 0);
   ck_ok(ck_linears_step(&it));
-  ck_linears_close(&it);
-  remove_folder();
 }
 
 /* The outputs of three linear layers, as long as a pass has them saved, and of a model that is
@@ -440,7 +422,6 @@ static void stop_writer(struct writer *writer) {
 CK_TEST(another_thread_writes) {
   struct ck_linears it;
   struct writer writer;
-  make_folder();
   ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_REPLICATED);
   for (size_t k = 0; k < DEVICES; k++) {
     ck_ok(ek_memory_record_start(ek_group_device(it.group, k), 1000));
@@ -452,14 +433,8 @@ CK_TEST(another_thread_writes) {
   it.trainer = NULL;
   stop_writer(&writer);
   ck_ok(status);
-  struct ck_value *snapshot = ck_read_snapshot(json);
-  ck_value_free(snapshot);
-  ck_ok(ek_memory_snapshot(it.group, json));
-  snapshot = ck_read_snapshot(json);
-  (void)check_snapshot(snapshot, it.group);
-  ck_value_free(snapshot);
-  ck_linears_close(&it);
-  remove_folder();
+  ck_value_free(ck_read_snapshot(json));
+  (void)events_of(it.group, json);
 }
 
 /* Snapshots of different lengths to one path: a reader finds one or the other. */
@@ -469,7 +444,6 @@ CK_TEST(two_threads_write_one_path) {
   ek_group *small = ck_open("cpu:1", 1), *large = ck_open("cpu:1", 1);
   ek_tensor held[BLOCKS_HELD];
   struct writer writers[2];
-  make_folder();
   for (int i = 0; i < BLOCKS_HELD; i++) {
     ck_ok(ek_tensor_create(&held[i], ek_group_device(large, 0), EK_MEMORY_INPUTS, EK_F32, 1, shape));
   }
@@ -479,15 +453,11 @@ CK_TEST(two_threads_write_one_path) {
   stop_writer(&writers[0]);
   stop_writer(&writers[1]);
   for (int i = 0; i < BLOCKS_HELD; i++) ek_tensor_free(&held[i]);
-  ck_ok(ek_group_close(small));
-  ck_ok(ek_group_close(large));
-  remove_folder();
 }
 
 /* What has the name of the temporary file is not written to: a link's target, a pipe. */
 CK_TEST(temporary_names_are_not_followed) {
   char temporary[160], target[160];
-  make_folder();
   (void)snprintf(temporary, sizeof temporary, "%s.tmp", path);
   (void)snprintf(target, sizeof target, "%s/target", folder);
   ek_group *group = ck_open("cpu:1", 1);
@@ -503,12 +473,9 @@ CK_TEST(temporary_names_are_not_followed) {
     ck_assert(stat(target, &about) == 0 && about.st_size == 4);
   }
   ck_assert(unlink(target) == 0);
-  ck_ok(ek_group_close(group));
-  remove_folder();
 }
 
 CK_TEST(misuse_is_refused) {
-  make_folder();
   char nowhere[160];
   (void)snprintf(nowhere, sizeof nowhere, "%s/no/where.json", folder);
   ek_group *group = ck_open("cpu:2", 1);
@@ -532,13 +499,10 @@ CK_TEST(misuse_is_refused) {
   int status = -1;
   ck_assert(waitpid(child, &status, 0) == child && status == 0);
   ck_ok(ek_memory_snapshot_when_full(group, path)); /* the group frees what that needs */
-  ck_ok(ek_group_close(group));
-  remove_folder();
 }
 
 /* Each request for the host's memory fails once: no file, and nothing else is lost. */
 CK_TEST(the_host_is_out_of_memory) {
-  make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ek_tensor tensor;
   const int64_t shape[] = {WIDTH};
@@ -558,8 +522,6 @@ CK_TEST(the_host_is_out_of_memory) {
   (void)check_snapshot(snapshot, group);
   ck_value_free(snapshot);
   ek_tensor_free(&tensor);
-  ck_ok(ek_group_close(group));
-  remove_folder();
 }
 
-CK_SUITE("memory_snapshot")
+CK_SUITE_WITH("memory_snapshot", make_folder, remove_folder)

@@ -195,7 +195,6 @@ static void check_counters(const ek_group *group) {
 CK_LOOP(a_trace_is_what_was_done, ck_has_halves() ? 4 : 2) {
   const bool counts_only = _i % 2 == 1;
   struct ck_linears it;
-  make_folder();
   ck_linears_open_in(&it, counts_only ? "plan:2" : "cpu:2", WIDTH, EK_MODE_REPLICATED,
                      _i < 2 ? EK_PRECISION_F32 : EK_PRECISION_BF16);
   take_steps(&it, 1);
@@ -214,14 +213,11 @@ CK_LOOP(a_trace_is_what_was_done, ck_has_halves() ? 4 : 2) {
   size_t spans = 0;
   for (long p = 1; p <= DEVICES; p++) spans += count_spans(p, NULL, NULL);
   ck_assert_uint_eq(spans, summary.spans);
-  ck_linears_close(&it);
-  remove_folder();
 }
 
 /* The first are kept, the others counted; a new trace begins anew. */
 CK_TEST(without_room_the_first_are_kept) {
   struct ck_linears it;
-  make_folder();
   ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_SHARDED);
   ck_ok(ek_trace_start(it.group, 3));
   take_steps(&it, 3);
@@ -241,14 +237,11 @@ CK_TEST(without_room_the_first_are_kept) {
   ck_ok(ek_trace_stop(it.group));
   ck_ok(ek_trace_write(&summary, it.group, path));
   ck_assert(summary.spans == 3 && summary.spans_dropped == 1);
-  ck_linears_close(&it);
-  remove_folder();
 }
 
 /* A program's own spans; names that JSON must write otherwise; ends that come late or not at
  * all. */
 CK_TEST(spans_of_a_program) {
-  make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ek_device *device = ek_group_device(group, 0);
   char longest[200];
@@ -281,12 +274,9 @@ CK_TEST(spans_of_a_program) {
   ck_assert_uint_eq(count_spans(1, "program", longest + 120), 1);
   ck_assert_uint_eq(count_spans(1, "program", "late"), 1);
   ck_assert_uint_eq(count_spans(1, "program", "never"), 0);
-  ek_group_free(group);
-  remove_folder();
 }
 
 CK_TEST(misuse_is_refused) {
-  make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ck_invalid(ek_trace_start(NULL, 0), "NULL");
   ck_invalid(ek_trace_stop(NULL), "NULL");
@@ -302,8 +292,6 @@ CK_TEST(misuse_is_refused) {
   ck_fails(ek_trace_write(NULL, group, "/nowhere/at/all"), EK_ERR_NOT_FOUND, "/nowhere");
   ck_ok(ek_trace_write(NULL, group, path));
   ck_ok(ek_trace_write(NULL, group, path)); /* as often as one likes */
-  ek_group_free(group);
-  remove_folder();
 }
 
 /* A child of the process has no workers, and a lock may be held for ever. */
@@ -323,7 +311,6 @@ CK_TEST(a_child_traces_nothing) {
 
 /* Each request for the host's memory fails once: nothing is lost but the call. */
 CK_TEST(the_host_is_out_of_memory) {
-  make_folder();
   ek_group *group = ck_open("cpu:2", 1);
   ck_ok(ek_trace_start(group, 8));
   ek_trace_end(ek_trace_begin(ek_group_device(group, 1), "kept"));
@@ -339,8 +326,6 @@ CK_TEST(the_host_is_out_of_memory) {
   }
   ck_assert_uint_gt(n, 6);
   ck_ok(ek_trace_stop(group));
-  ek_group_free(group);
-  remove_folder();
 }
 
 /* A step that runs again allocates nothing on the host, with a trace as without. */
@@ -353,7 +338,6 @@ CK_TEST(a_step_allocates_nothing) {
   take_steps(&it, 1);
   ek_host_memory_fail_at(0);
   ck_ok(ek_trace_stop(it.group));
-  ck_linears_close(&it);
 }
 
-CK_SUITE("trace")
+CK_SUITE_WITH("trace", make_folder, remove_folder)

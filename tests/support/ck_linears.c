@@ -16,17 +16,18 @@ void ck_linears_open_in(struct ck_linears *it, const char *spec, int64_t width, 
   *it = (struct ck_linears){.width = width};
   it->group = ck_open(spec, 1);
   for (int i = 0; i < 2; i++) ck_ok(ek_linear_create(&parts[i], width, width, true));
-  ck_ok(ek_sequential_create(&it->module, parts, 2));
+  ck_kept(ek_sequential_create(&it->module, parts, 2), it->module);
   for (int i = 0; i < 2; i++) ek_module_free(parts[i]);
-  ck_ok(ek_mean_squared_error_create(&it->loss, EK_REDUCTION_MEAN));
-  ck_ok(ek_sgd_create(&it->rule, NULL));
+  ck_kept(ek_mean_squared_error_create(&it->loss, EK_REDUCTION_MEAN), it->loss);
+  ck_kept(ek_sgd_create(&it->rule, NULL), it->rule);
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.group = it->group;
   options.model = &model_options;
   ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
   model_options.precision = precision;
-  ck_ok(ek_trainer_open(&it->trainer, NULL, it->module, it->loss, it->rule, &options));
+  ck_kept(ek_trainer_open(&it->trainer, NULL, it->module, it->loss, it->rule, &options),
+          it->trainer);
 }
 
 ek_status ck_linears_step(struct ck_linears *it) {
@@ -35,12 +36,4 @@ ek_status ck_linears_step(struct ck_linears *it) {
   ek_tensor batch;
   ck_ok(ek_tensor_host(&batch, rows, EK_F32, 2, shape));
   return ek_trainer_step(NULL, it->trainer, &batch, 1, &batch, 1);
-}
-
-void ck_linears_close(struct ck_linears *it) {
-  ek_trainer_free(it->trainer);
-  ek_optimizer_free(it->rule);
-  ek_criterion_free(it->loss);
-  ek_module_free(it->module);
-  ck_ok(ek_group_close(it->group));
 }

@@ -1,7 +1,7 @@
 /*
  * ck_linears.h - the least that trains: two linear layers of one width, the mean squared error
  * between their outputs and their inputs, SGD, and a trainer on a group of devices with one thread
- * each.
+ * each. All of it is kept (ck_keep.h).
  */
 #ifndef CK_LINEARS_H
 #define CK_LINEARS_H
@@ -26,8 +26,5 @@ void ck_linears_open_in(struct ck_linears *it, const char *spec, int64_t width, 
 
 /* A step on a batch of zeros. */
 ek_status ck_linears_step(struct ck_linears *it);
-
-/* A trainer that is gone before is NULL. */
-void ck_linears_close(struct ck_linears *it);
 
 #endif /* CK_LINEARS_H */

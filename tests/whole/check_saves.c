@@ -331,7 +331,6 @@ CK_TEST(a_child_leaves_a_trainers_save_alone) {
   CK_GOT(ek_checkpoint_info, info, ek_trainer_load(&info, it.trainer, folder));
   ck_assert_int_eq(info.step, 1);
   ck_ok(ck_linears_step(&it));
-  ck_linears_close(&it);
 }
 
 /* ---- small stacks ---- */
