@@ -11,7 +11,6 @@
  * backward, fails at every call in one of them, and their updates at calls of all kinds.
  * EVENKEEL_TEST_EVERY=1: each of them.
  */
-#include <time.h>
 
 #include "ck_emulated.h"
 #include "ck_snapshot.h"
@@ -26,12 +25,6 @@ static const struct {
              {"cuda:0@48MiB", 1}};
 static const char *const kind_names[] = {"memory", "copy", "launch", "kernel", "cublas", "nccl"};
 enum { GROUPS = sizeof groups / sizeof groups[0] };
-
-static double seconds(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
 
 #if CK_TSAN
 enum { EVERY = 47, EVERY_HANG = 197 };
@@ -84,9 +77,9 @@ static unsigned long calls_of_step(struct ck_snapshot *next, const struct ck_set
   ck_ok(ck_training_try(&training, setup, group));
   ck_ok(whole_step(&training, batch));
   const unsigned long before = cuemu_calls(gpu, kind);
-  const double since = seconds();
+  const double since = ck_now();
   ck_ok(whole_step(&training, batch));
-  step_seconds = seconds() - since;
+  step_seconds = ck_now() - since;
   const unsigned long calls = cuemu_calls(gpu, kind) - before;
   *next = ck_snapshot_take(&training);
   ck_training_close(&training);
@@ -131,10 +124,10 @@ static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, e
   struct ck_snapshot before = ck_snapshot_take(&training);
   struct ck_state state = ck_state_take(training.model);
   hang ? cuemu_hang(gpu, kind, n) : cuemu_fail(gpu, kind, n, 0);
-  const double since = seconds();
+  const double since = ck_now();
   ek_error_clear();
   const ek_status status = whole_step(&training, batch);
-  const double took = seconds() - since;
+  const double took = ck_now() - since;
   char device[32] = "cuda:"; /* of what hangs, just this one: others wait for it */
   if (hang) (void)snprintf(device, sizeof device, "cuda:%d", gpu);
   /* What fails is seen long before the time limit; what hangs, not long after it. */

@@ -17,12 +17,6 @@ enum kind { BROADCAST, REDUCE, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, KINDS };
 static const char *const kind_names[] = {"broadcast", "reduce", "all_reduce", "reduce_scatter",
                                          "all_gather"};
 
-static double seconds(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 /* ---- the bed: a group, its communicator, and one tensor a device ---- */
 
 struct bed {
@@ -410,9 +404,9 @@ CK_LOOP(a_misfit_is_everybodys_error, 3 * KINDS) {
     chain.progress = round % 2 == 1;                         /* one that fits before it */
     chain.after = round / 2 % 2;                             /* and one after it */
     if (chain.rounds == 2 && bed->kind == ALL_REDUCE) break; /* has neither root nor offsets */
-    const double since = seconds();
+    const double since = ck_now();
     ck_fails(ek_group_apply(bed->group, misfit, &chain), EK_ERR_SHAPE, "different");
-    ck_assert_double_lt(seconds() - since, 10);
+    ck_assert_double_lt(ck_now() - since, 10);
     for (size_t i = 0; i < 4; i++) ck_assert_int_eq(bed->seen[i], EK_ERR_SHAPE);
     bed->kind = ALL_REDUCE;
     run_once(bed);
@@ -448,12 +442,12 @@ CK_TEST(a_failing_device_leaves_nobody_waiting) {
   for (int round = 0; round < 40; round++) {
     bed.root = (size_t)round % 4;
     bed.kind = (enum kind)(round % KINDS);
-    const double since = seconds();
+    const double since = ck_now();
     char text[64];
     (void)snprintf(text, sizeof text, "replica %zu on cpu:%zu: the disk is full", bed.root,
                    bed.root);
     ck_fails(ek_group_apply(bed.group, fail_on_one, &bed), EK_ERR_IO, text);
-    keep_least(&least[bed.kind], seconds() - since);
+    keep_least(&least[bed.kind], ck_now() - since);
     for (size_t i = 0; i < 4; i++) {
       if (i != bed.root) ck_assert_int_eq(bed.seen[i], EK_ERR_ABORTED);
     }
@@ -492,9 +486,9 @@ CK_TEST(another_thread_may_abort) {
   for (int round = 0; round < 5; round++) {
     pthread_t thread;
     ck_assert_int_eq(pthread_create(&thread, NULL, abort_later, bed.communicator), 0);
-    const double since = seconds();
+    const double since = ck_now();
     const ek_status status = ek_group_apply(bed.group, wait_for_ever, &bed);
-    keep_least(&least, seconds() - since);
+    keep_least(&least, ck_now() - since);
     pthread_join(thread, NULL);
     ck_assert_int_eq(status, EK_ERR_ABORTED);
     ck_assert(ck_contains(ek_error_message(), "replica 0 on cpu:0: "));

@@ -461,8 +461,7 @@ CK_TEST(temporary_names_are_not_followed) {
   (void)snprintf(temporary, sizeof temporary, "%s.tmp", path);
   (void)snprintf(target, sizeof target, "%s/target", folder);
   ek_group *group = ck_open("cpu:1", 1);
-  FILE *file = fopen(target, "w");
-  ck_assert(file != NULL && fputs("kept", file) >= 0 && fclose(file) == 0);
+  ck_write_file(target, "kept", 4);
   for (int kind = 0; kind < 2; kind++) {
     ck_assert((kind == 0 ? symlink(target, temporary) : mkfifo(temporary, 0600)) == 0);
     ck_ok(ek_memory_snapshot(group, path));

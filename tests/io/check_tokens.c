@@ -6,7 +6,6 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "ck_folder.h"
@@ -140,10 +139,8 @@ CK_TEST(files_of_several_patterns_follow_each_other) {
 }
 
 CK_TEST(documents_are_numbered_in_each_window) {
-  FILE *file = fopen(in_folder("a.bin"), "wb");
   static const uint16_t tokens[] = {5, 9, 9, 4, 3, 9, 2, 1, 8, 9, 7, 6, 6};
-  ck_assert_ptr_nonnull(file);
-  ck_assert(fwrite(tokens, sizeof tokens, 1, file) == 1 && fclose(file) == 0);
+  ck_write_file(in_folder("a.bin"), tokens, sizeof tokens);
   ek_tokens_options options = windows(6);
   options.document_end = 9;
   ek_source *source = open_tokens(&options);
@@ -159,11 +156,10 @@ CK_LOOP(targets_after_an_ending_token_are_ignored, 2) {
   static const int32_t wanted[] = {9, -100, -100, 3, 9, -100, 1, 8, 9, -100, 6, 6};
   uint16_t narrow[13];
   for (size_t i = 0; i < 13; i++) narrow[i] = (uint16_t)tokens[i];
-  FILE *file = fopen(in_folder("a.bin"), "wb");
-  ck_assert_ptr_nonnull(file);
-  if (_i == 0) ck_assert(fwrite(narrow, sizeof narrow, 1, file) == 1);
-  else ck_assert(fwrite(tokens, sizeof tokens, 1, file) == 1);
-  ck_assert(fclose(file) == 0);
+  if (_i == 0)
+    ck_write_file(in_folder("a.bin"), narrow, sizeof narrow);
+  else
+    ck_write_file(in_folder("a.bin"), tokens, sizeof tokens);
   ek_tokens_options options = windows(6);
   options.raw = _i == 0 ? EK_U16 : EK_U32;
   options.document_end = 9;
@@ -314,13 +310,9 @@ CK_TEST(any_sample_of_100_gigabytes_is_near) {
   ck_assert(ek_source_samples(source) == FILES * (((INT64_C(1) << 29) - 1) / 16));
   double longest = 0;
   for (int64_t i = 0; i < 1000; i++) {
-    struct timespec before, after;
-    clock_gettime(CLOCK_MONOTONIC, &before);
+    const double before = ck_now();
     ck_ok(read_windows(source, i * 3141592, 1));
-    clock_gettime(CLOCK_MONOTONIC, &after);
-    const double seconds = (double)(after.tv_sec - before.tv_sec) +
-                           1e-9 * (double)(after.tv_nsec - before.tv_nsec);
-    longest = seconds > longest ? seconds : longest;
+    longest = fmax(longest, ck_now() - before);
   }
   printf("the longest of 1,000 random samples took %.3f ms\n", 1e3 * longest);
 }

@@ -18,6 +18,13 @@ void ck_folder_remove(const char *folder) {
   ck_assert_msg(rmdir(folder) == 0, "%s is not empty: a file was left behind", folder);
 }
 
+void ck_write_file(const char *path, const void *bytes, size_t size) {
+  FILE *file = fopen(path, "wb");
+  ck_assert_msg(file != NULL, "%s", path);
+  ck_assert_uint_eq(fwrite(bytes, 1, size, file), size);
+  ck_assert_int_eq(fclose(file), 0);
+}
+
 int ck_folder_entries(const char *folder) {
   int count = -2; /* . and .. */
   DIR *list = opendir(folder);

@@ -5,6 +5,7 @@
 #define CK_FOLDER_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include <evenkeel/status.h>
 
@@ -15,6 +16,9 @@ void ck_folder_make(char folder[CK_FOLDER_SIZE]);
 
 /* Removes it; the test fails if a file was left behind. */
 void ck_folder_remove(const char *folder);
+
+/* A file of these bytes. */
+void ck_write_file(const char *path, const void *bytes, size_t size);
 
 /* How many files and folders are in it. */
 int ck_folder_entries(const char *folder);

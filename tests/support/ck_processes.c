@@ -18,12 +18,6 @@ extern char **environ;
 
 enum { SECONDS = 60 * (1 + 4 * CK_TSAN) };
 
-double ck_now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
-
 void ck_outcome_add(struct ck_outcome *outcome, double number) {
   if (outcome->count < CK_OUTCOME_NUMBERS) {
     outcome->numbers[outcome->count++] = number;

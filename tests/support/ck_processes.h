@@ -90,9 +90,6 @@ struct ck_outcome *ck_processes_alone(const char *part,
 /* All of them came back without an error of their own or of a sanitizer. */
 void ck_processes_well(const struct ck_outcome *outcomes, size_t count);
 
-/* Seconds of a clock that only goes forward. */
-double ck_now(void);
-
 int ck_processes_main(int argc, char **argv, const struct ck_part *parts,
                       Suite *(*make_suite)(void));
 

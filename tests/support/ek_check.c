@@ -4,6 +4,7 @@
 #include "ek_check.h"
 
 #include <malloc.h>
+#include <time.h>
 
 /* ---- a program ---- */
 
@@ -102,6 +103,12 @@ Suite *ck_suite(const char *name, void (*set_up)(void), void (*tear_down)(void))
 
 ek_status ck_finish(ek_status status, ek_stream *stream) {
   return status == EK_OK ? ek_stream_synchronize(stream) : status;
+}
+
+double ck_now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
 /* ---- random numbers: SplitMix64 (Steele, Lea, Flood 2014) ---- */

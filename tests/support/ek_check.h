@@ -222,6 +222,9 @@ bool ck_contains(const char *text, const char *part);
 /* What an operation gave; where it was only queued, what the wait for its stream gives. */
 ek_status ck_finish(ek_status status, ek_stream *stream);
 
+/* Seconds of a clock that only goes forward. */
+double ck_now(void);
+
 /* ---- random numbers ---- */
 
 struct ck_random {

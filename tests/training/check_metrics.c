@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ck_folder.h"
 #include "ck_locale.h"
 
 static char folder[64], prometheus[96], lines[96];
@@ -240,8 +241,7 @@ CK_TEST(lines_to_a_pipe) {
 CK_TEST(a_line_that_was_cut) {
   ek_group *group = ck_open("cpu:1", 1);
   ek_metrics *metrics = NULL;
-  FILE *file = fopen(lines, "w");
-  ck_assert(file != NULL && fputs("{\"time\": 1, \"st", file) >= 0 && fclose(file) == 0);
+  ck_write_file(lines, "{\"time\": 1, \"st", 15);
   for (int i = 0; i < 2; i++) {
     ck_ok(ek_metrics_open(&metrics, group, NULL, lines));
     ck_ok(ek_metrics_step(metrics, &good, 1000));

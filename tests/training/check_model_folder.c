@@ -47,10 +47,7 @@ static void remove_parent(void) {
 }
 
 static void write_file(const char *name, const char *text) {
-  FILE *file = fopen(in_folder(name), "wb");
-  ck_assert_ptr_nonnull(file);
-  ck_assert_uint_eq(fwrite(text, 1, strlen(text), file), strlen(text));
-  ck_assert_int_eq(fclose(file), 0);
+  ck_write_file(in_folder(name), text, strlen(text));
 }
 
 /* ---- models ---- */

@@ -213,13 +213,6 @@ CK_TEST(a_head_of_its_own_has_no_prefix) {
 
 static char config[96];
 
-static void write_config(const char *text, size_t length) {
-  FILE *file = fopen(config, "wb");
-  ck_assert_ptr_nonnull(file);
-  ck_assert_uint_eq(fwrite(text, 1, length, file), length);
-  ck_assert_int_eq(fclose(file), 0);
-}
-
 /* What package transformers writes for this model. */
 static const char agreed[] =
     "{\n  \"activation_function\": \"gelu_new\", \"architectures\": [\"GPT2LMHeadModel\"],\n"
@@ -285,7 +278,7 @@ CK_LOOP(a_config_beside_it_agrees_or_nothing_is_loaded, 2) {
     struct ck_state before = ck_state_take(t.model);
     const bool comma = _i == 1 && ck_locale_comma();
     for (size_t i = 0; i < CONFIGS; i++) {
-      write_config(configs[i].text, strlen(configs[i].text));
+      ck_write_file(config, configs[i].text, strlen(configs[i].text));
       const ek_status status = ek_weights_load(t.model, path, &options);
       ck_assert_msg(status == configs[i].status, "%s: %s %s", configs[i].text,
                     ek_status_name(status), ek_error_message());
@@ -318,13 +311,13 @@ CK_TEST(which_loads_look_at_a_config) {
   (void)snprintf(config, sizeof config, "%s/config.json", folder);
   open_own(&t, make_tied, 1);
   if (!no_files(&t)) {
-    write_config(other, strlen(other));
+    ck_write_file(config, other, strlen(other));
     ck_ok(ek_weights_load(t.model, path, NULL));
     ck_ok(ek_weights_save(t.model, path, &options));
     ck_invalid(ek_weights_load(t.model, path, &options), "n_head is 4");
     ck_ok(ek_weights_save(t.model, path, &options)); /* a save does not look */
     refuse_fused(t.group, &options);
-    write_config("{\"n_head\": 2}\0", 15);
+    ck_write_file(config, "{\"n_head\": 2}\0", 15);
     ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_CORRUPT, "byte 13");
     ck_assert_int_eq(unlink(config), 0);
     ck_assert_int_eq(mkdir(config, 0700), 0);
@@ -341,7 +334,7 @@ CK_LOOP(every_allocation_fails_once, 2) {
   (void)snprintf(config, sizeof config, "%s/config.json", folder);
   if (!no_files(&t)) {
     ck_ok(ek_weights_save(t.model, path, &options));
-    write_config("{\"n_head\": 2}", 13);
+    ck_write_file(config, "{\"n_head\": 2}", 13);
     struct ck_state before = ck_state_take(t.model);
     uint64_t n = 0;
     while (ck_host_fails(&n, _i == 0 ? ek_weights_save(t.model, path, &options)

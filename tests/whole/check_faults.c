@@ -6,7 +6,6 @@
  * that is tried again equals an undisturbed one. The same for the memory of the host, from the
  * opening of the group on.
  */
-#include <time.h>
 
 #include "ck_snapshot.h"
 
@@ -27,12 +26,6 @@ static uint64_t device_stride(void) { return ck_every(ck_on_gpu() ? 5 : DEVICE_S
 static uint64_t host_stride(void) { return ck_every(ck_on_gpu() ? 23 : HOST_STRIDE); }
 static double patience(void) { return ck_on_gpu() ? 10 : SLOW; } /* seconds */
 
-static double seconds(void) {
-  struct timespec now;
-  timespec_get(&now, TIME_UTC);
-  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 /* ---- devices ---- */
 
 /* A step of two micro-batches, the second shorter; its buckets are reduced in the second backward.
@@ -52,9 +45,9 @@ static bool fails_at(struct ck_training *training, const struct ck_batch *batch,
   char where[64];
   struct ck_snapshot before = ck_snapshot_take(training);
   ck_ok(ek_memory_fail_at(victim, n));
-  const double start = seconds();
+  const double start = ck_now();
   const ek_status status = step(training, batch);
-  const double spent = seconds() - start;
+  const double spent = ck_now() - start;
   ck_ok(ek_memory_fail_at(victim, 0));
   if (status != EK_OK) {
     struct ck_snapshot after = ck_snapshot_take(training);
@@ -154,10 +147,10 @@ CK_LOOP(host_allocations, CK_WORKLOADS * CK_MODES) {
   /* A failure that was swallowed would end the loop too early: several calm runs must follow. */
   for (; calm <= CALM / (int)stride; n += stride) {
     ek_host_memory_fail_at(n);
-    const double start = seconds();
+    const double start = ck_now();
     const ek_status status = open_and_step(group, &setup, &batch, &got, &count);
     ek_host_memory_fail_at(0);
-    ck_assert_double_lt(seconds() - start, 10 * patience()); /* it starts and stops threads too */
+    ck_assert_double_lt(ck_now() - start, 10 * patience()); /* it starts and stops threads too */
     if (status == EK_OK) {
       calm++;
       ck_same_bits("parameters", got, want, count);

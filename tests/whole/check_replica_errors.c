@@ -4,7 +4,6 @@
  * The module has LAYERS parameters p0, p1, ... [N] and a buffer b [N]: y = x * p0 * p1 * ... + b.
  * What goes wrong is set by the test before the call and only read by the workers.
  */
-#include <time.h>
 
 #include "ck_mirror.h"
 #include "ck_training.h"
@@ -112,12 +111,6 @@ static const struct ck_workload product = {
 
 /* ---- errors ---- */
 
-static double seconds(void) {
-  struct timespec now;
-  timespec_get(&now, TIME_UTC);
-  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 struct bench {
   struct ck_setup setup;
   struct ck_batch batch;
@@ -138,9 +131,9 @@ static void open_bench(struct bench *b, int placement) {
 static void fails_and_recovers(struct bench *b, size_t device, const char *what) {
   char text[96];
   snprintf(text, sizeof text, "replica %zu on cpu:%zu: %s", device, device, what);
-  const double start = seconds();
+  const double start = ck_now();
   ck_fails(ck_training_backward(&b->training, &b->batch, NULL, false, NULL), EK_ERR_IO, text);
-  ck_assert_double_lt(seconds() - start, patience);
+  ck_assert_double_lt(ck_now() - start, patience);
   no_trouble();
   ck_fails(ek_data_parallel_optimizer_step(NULL, b->training.optimizer), EK_ERR_STATE, "gradient");
   ck_ok(ck_training_step(&b->training, &b->batch, NULL));

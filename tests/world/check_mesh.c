@@ -11,7 +11,6 @@
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "ek_check.h"
@@ -19,12 +18,6 @@
 
 enum { KINDS = 3, ROUNDS = 20000 };
 static const int families[KINDS] = {AF_INET, AF_INET6, AF_UNIX};
-
-static double now(void) {
-  struct timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
 
 /* Two connected sockets; false if the machine has no such addresses. */
 static bool connect_two(int pair[2], int family) {
@@ -220,13 +213,13 @@ CK_TEST(a_mesh_for_notices_has_no_bulk_moves) {
 /* The wait that is under way, or the next one. */
 CK_TEST(waiting_is_ended_from_outside) {
   ck_assert(open_two(AF_INET));
-  const double begun = now();
+  const double begun = ck_now();
   for (int i = 0; i < 3; i++) wires[0].table->wake(wires[0].self);
   wires[0].table->wait(wires[0].self, 30);
-  ck_assert_double_lt(now() - begun, 10);
-  const double idle = now();
+  ck_assert_double_lt(ck_now() - begun, 10);
+  const double idle = ck_now();
   wires[0].table->wait(wires[0].self, 0.05); /* once */
-  ck_assert_double_ge(now() - idle, 0.049);
+  ck_assert_double_ge(ck_now() - idle, 0.049);
 }
 
 CK_TEST(a_large_move) {
@@ -246,17 +239,17 @@ CK_TEST(waiting_advances_all) {
   add_move(100, 200);
   begin_moves(0);
   begin_moves(1);
-  const double begun = now();
+  const double begun = ck_now();
   while (with.moves[0][0].used[1] < 200) wires[0].table->wait(wires[0].self, 30);
   wires[0].table->wait(wires[0].self, 30);
-  ck_assert_double_lt(now() - begun, 10);
-  const double complete = now();
+  ck_assert_double_lt(ck_now() - begun, 10);
+  const double complete = ck_now();
   wires[0].table->wait(wires[0].self, 0.05);
-  ck_assert_double_ge(now() - complete, 0.049);
+  ck_assert_double_ge(ck_now() - complete, 0.049);
   ck_ok(finish());
-  const double idle = now();
+  const double idle = ck_now();
   wires[0].table->wait(wires[0].self, 0.05); /* and nothing to wait for takes that long */
-  ck_assert_double_ge(now() - idle, 0.049);
+  ck_assert_double_ge(ck_now() - idle, 0.049);
 }
 
 CK_TEST(too_many_moves_are_refused) {
@@ -414,21 +407,21 @@ CK_LOOP(a_peer_that_is_killed, 4) {
   ck_ok(wire.table->begin(wire.self, move));
   receive(&wire, move, (size_t)_i * 5000000);
   ck_assert(!wire.table->gone(wire.self, 1));
-  const double killed = now();
+  const double killed = ck_now();
   stop_child(child, SIGKILL);
   ek_status status = EK_OK;
-  while (status == EK_OK && now() < killed + 30) { /* what it had sent comes first */
+  while (status == EK_OK && ck_now() < killed + 30) { /* what it had sent comes first */
     status = wire.table->test(wire.self, move);
     if (status == EK_OK) wire.table->wait(wire.self, 1);
   }
   ck_assert_int_eq(status, EK_ERR_IO);
   ck_assert_ptr_nonnull(strstr(ek_error_message(), "connection"));
   ck_assert(!move->done && wire.table->gone(wire.self, 1));
-  ck_assert_double_lt(now() - killed, 5);
+  ck_assert_double_lt(ck_now() - killed, 5);
   ck_assert(!wire.table->notify(wire.self, 1, move->out));
-  const double idle = now();
+  const double idle = ck_now();
   wire.table->wait(wire.self, 0.02); /* a connection that has ended wakes nothing up again */
-  ck_assert_double_ge(now() - idle, 0.019);
+  ck_assert_double_ge(ck_now() - idle, 0.019);
   close_wire(&wire);
 }
 
@@ -440,12 +433,12 @@ CK_TEST(a_peer_that_is_stopped) {
   ck_ok(wire.table->begin(wire.self, move));
   receive(&wire, move, 1000000);
   stop_child(child, SIGSTOP);
-  const double stopped = now();
+  const double stopped = ck_now();
   for (size_t before = 0; before < move->used[0] + move->used[1];) { /* what the system has moves */
     before = move->used[0] + move->used[1];
     wire.table->wait(wire.self, 0.2);
     ck_ok(wire.table->test(wire.self, move));
-    ck_assert(!move->done && !wire.table->gone(wire.self, 1) && now() < stopped + 30);
+    ck_assert(!move->done && !wire.table->gone(wire.self, 1) && ck_now() < stopped + 30);
   }
   (void)kill(child, SIGCONT);
   while (!move->done) {
