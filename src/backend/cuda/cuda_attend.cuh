@@ -376,34 +376,44 @@ template <class T, int HEAD, class F> inline cudaError_t that_fits(tiling<T, HEA
   return status;
 }
 
-/* delta = sum of dout out for each row of a head: attended.delta(). A warp takes a row, a lane N
- * neighbouring elements at a time. */
-template <class T, int N>
+/* delta = sum of dout out for each row of a head: attended.delta(). LANES neighbours take a row, each
+ * of them N neighbouring elements at a time. */
+template <class T, int N, int LANES>
 __global__ void __launch_bounds__(BLOCK) delta_kernel(attended<T> a, int64_t rows) {
   using S = typename attended<T>::S;
-  const int64_t warps = thread_count() / WARP;
-  const unsigned lane = threadIdx.x % WARP;
-  for (int64_t i = thread_index() / WARP; i < rows && a.has_room(); i += warps) {
-    const int64_t row = i / a.heads, column = i % a.heads * a.width; /* row: of all samples */
+  constexpr int TOGETHER = (int)WARP / LANES; /* rows of a warp */
+  const int64_t step = thread_count() / LANES;
+  const int lane = (int)threadIdx.x % LANES, own = (int)(threadIdx.x % WARP) / LANES;
+  for (int64_t i = thread_index() / WARP * TOGETHER; i < rows && a.has_room(); i += step) {
+    const bool there = i + own < rows;
+    const int64_t at = there ? i + own : i;
+    const int64_t row = at / a.heads, column = at % a.heads * a.width; /* row: of all samples */
     const T *const out = a.out + row * a.channels() + column;
     const T *const dout = a.dout + row * a.channels() + column;
     S sum = S(0);
-    for (int64_t c = lane * N; c < a.width; c += WARP * N) {
+    for (int64_t c = lane * N; c < a.width; c += LANES * N) {
       const pack<T, N> left = load<N>(out + c), right = load<N>(dout + c);
       EK_UNROLL
       for (int j = 0; j < N; j++) sum += S(left.at[j]) * S(right.at[j]);
     }
-    sum = warp_sum(sum);
-    if (lane == 0) memcpy(a.dq + row * a.q_step + column, &sum, sizeof sum);
+    sum = warp_sum<LANES>(sum);
+    if (lane == 0 && there) memcpy(a.dq + row * a.q_step + column, &sum, sizeof sum);
   }
+}
+
+template <class T, int N>
+inline cudaError_t launch_delta_of(cudaStream_t stream, const attended<T> &a, int64_t rows) {
+  const bool narrow = a.width <= 8 * N;
+  return launch(narrow ? delta_kernel<T, N, 8> : delta_kernel<T, N, (int)WARP>,
+                blocks_for(rows, BLOCK / (narrow ? 8 : (int)WARP)), BLOCK, stream, a, rows);
 }
 
 template <class T>
 inline cudaError_t launch_delta(cudaStream_t stream, const struct ek__attention_args *args,
                                 const attended<T> &a) {
   const int64_t rows = args->batch * args->heads * args->tokens;
-  return launch(a.wide ? delta_kernel<T, PACK<T>> : delta_kernel<T, 1>,
-                blocks_for(rows, BLOCK / WARP), BLOCK, stream, a, rows);
+  return a.wide ? launch_delta_of<T, PACK<T>>(stream, a, rows)
+                : launch_delta_of<T, 1>(stream, a, rows);
 }
 
 /* ---- on tensor cores: cuda_attend_kernels.cuh ---- */

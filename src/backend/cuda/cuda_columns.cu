@@ -3,7 +3,7 @@
  * normalisation's gamma and beta.
  *
  * A block takes the columns of a warp, one a lane or, in 16 bits, two, of a chunk of rows, so that
- * a warp reads 128 bytes at once; its eight warps share the chunk and are added in shared memory.
+ * a warp reads 128 bytes at once; its warps share the chunk and are added in shared memory.
  * Then the chunks' sums are added in order by a second kernel. Floor: each element once, 4 bytes in
  * f32 (8 for dgamma and dbeta, x and dy, where the norm's own kernel has not summed them).
  */
@@ -13,15 +13,15 @@ using namespace ek__cuda;
 
 namespace {
 
-constexpr int LINES = 8; /* warps of a block */
 constexpr int64_t MOST_CHUNKS = 64, LEAST_ROWS = 32;
 
 /* Columns of a lane. */
 template <class T> constexpr int COLUMNS = sizeof(T) < 4 ? 4 / (int)sizeof(T) : 1;
 
-/* What N neighbours in a row add to each of `sums` sums of their columns. */
+/* What N neighbours in a row add to each of `sums` sums of their columns; the warps of a block, and
+ * the rows that each of them reads before it adds the first. */
 template <class T, class S> struct plain {
-  static constexpr int sums = 1;
+  static constexpr int sums = 1, lines = 8, ahead = 4;
   const T *x;
   int64_t pitch;
   template <int N> __device__ void add(S (&sum)[1][N], int64_t row, int64_t column) const {
@@ -32,7 +32,7 @@ template <class T, class S> struct plain {
 };
 
 template <class T, class S> struct norm_gradient {
-  static constexpr int sums = 2;
+  static constexpr int sums = 2, lines = 8, ahead = 4;
   const T *dy, *x;
   const S *mean, *rstd;
   int64_t columns;
@@ -48,9 +48,10 @@ template <class T, class S> struct norm_gradient {
   }
 };
 
-/* The same, of sums that kernels of the norm have made of parts of the rows. */
+/* The same, of sums that kernels of the norm have made of parts of the rows. There are few blocks,
+ * whose time is the latency of memory. */
 template <class S> struct norm_gradient_parts {
-  static constexpr int sums = 2;
+  static constexpr int sums = 2, lines = 16, ahead = 12;
   const S *parts;
   int64_t columns;
   bool gamma, beta;
@@ -74,16 +75,16 @@ template <class S> struct target {
 /* Block (x, y): columns N 32 x .., rows y * chunk .. N divides their number. With one chunk there
  * is nothing left to add. */
 template <class S, int N, class F>
-__global__ void __launch_bounds__(WARP *LINES)
+__global__ void __launch_bounds__(WARP *F::lines)
     column_kernel(target<S> target, S *partial, F f, int64_t rows, int64_t columns, int64_t chunk) {
-  __shared__ S lines[F::sums][LINES][N][WARP];
+  __shared__ S lines[F::sums][F::lines][N][WARP];
   const int64_t column = ((int64_t)blockIdx.x * WARP + threadIdx.x) * N;
   const int64_t first = blockIdx.y * chunk;
   const int64_t last = rows - first < chunk ? rows : first + chunk;
   S sum[F::sums][N] = {};
   if (column < columns) {
-    EK_UNROLL_BY(4)
-    for (int64_t row = first + threadIdx.y; row < last; row += LINES) f.add(sum, row, column);
+    EK_UNROLL_BY(F::ahead)
+    for (int64_t row = first + threadIdx.y; row < last; row += F::lines) f.add(sum, row, column);
   }
   for (int i = 0; i < F::sums; i++) {
     for (int j = 0; j < N; j++) lines[i][threadIdx.y][j][threadIdx.x] = sum[i][j];
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(WARP *LINES)
   if (threadIdx.y >= F::sums * N || column >= columns) return;
   const int which = (int)threadIdx.y / N, j = (int)threadIdx.y % N;
   S total = S(0);
-  for (int i = 0; i < LINES; i++) total += lines[which][i][j][threadIdx.x];
+  for (int i = 0; i < F::lines; i++) total += lines[which][i][j][threadIdx.x];
   if (gridDim.y == 1) {
     target.put(which, column + j, total);
   } else {
@@ -105,6 +106,7 @@ __global__ void __launch_bounds__(BLOCK)
     finish_kernel(target<S> target, const S *partial, int64_t columns, int chunks) {
   for (int64_t i = thread_index(); i < Sums * columns; i += thread_count()) {
     S total = S(0);
+    EK_UNROLL_BY(16) /* that many reads at a time */
     for (int k = 0; k < chunks; k++) total += partial[k * Sums * columns + i];
     target.put((int)(i / columns), i % columns, total);
   }
@@ -122,7 +124,7 @@ cudaError_t sum_columns(cudaStream_t stream, const target<S> &target, F f, int64
   const int64_t blocks = (columns + N * (int64_t)WARP - 1) / (N * (int64_t)WARP);
   S *partial = as<S>(workspace);
   const cudaError_t status =
-      launch(column_kernel<S, N, F>, dim3((unsigned)blocks, (unsigned)chunks), dim3(WARP, LINES),
+      launch(column_kernel<S, N, F>, dim3((unsigned)blocks, (unsigned)chunks), dim3(WARP, F::lines),
              stream, target, partial, f, rows, columns, chunk);
   if (status != cudaSuccess || chunks == 1) return status;
   return launch(finish_kernel<S, F::sums>, blocks_for(F::sums * columns), BLOCK, stream, target,
@@ -171,7 +173,7 @@ cudaError_t layer_norm_parts(const struct ek__cuda_place *at,
                                     target.y1 != NULL};
   S *const none = NULL;
   return launch(column_kernel<S, 1, norm_gradient_parts<S>>,
-                (unsigned)((args->width + WARP - 1) / WARP), dim3(WARP, LINES), at->stream, target,
+                (unsigned)((args->width + WARP - 1) / WARP), dim3(WARP, f.lines), at->stream, target,
                 none, f, parts, args->width, parts);
 }
 

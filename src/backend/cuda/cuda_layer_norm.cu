@@ -64,16 +64,26 @@ template <class T, class S, int N> struct strip {
     store<N>(sum + column, value);
     return value;
   }
-  /* f(pack, first column, k) for each pack, k its place in `held`. */
+  /* f(pack, first column, k) for each pack, k its place in `held`, or -1. */
   template <bool AllHeld = false, class F> __device__ __forceinline__ void each(F f) const {
     EK_UNROLL
     for (int k = 0; k < HELD<N>; k++) {
       if (place(k) < width) f(held[k], place(k), k);
     }
     if constexpr (!AllHeld) {
-      for (int64_t k = HELD<N>; place(k) < width; k++) f(load<N>(row + place(k)), place(k), 0);
+      for (int64_t k = HELD<N>; place(k) < width; k++) f(load<N>(row + place(k)), place(k), -1);
     }
   }
+  /* The pack of that column and k. */
+  __device__ __forceinline__ pack<T, N> at(int64_t column, int k) const {
+    return k >= 0 ? held[k] : load<N>(row + column);
+  }
+};
+
+/* Nothing is held of what is not there. */
+template <class T, int N> struct no_strip {
+  __device__ no_strip(const T *, int64_t) {}
+  __device__ __forceinline__ pack<T, N> at(int64_t, int) const { return {}; }
 };
 
 template <class T, class S> struct forward {
@@ -205,7 +215,8 @@ template <class S, int N> struct column_sums {
   }
 };
 
-/* dx may be dy, or residual: a pack is read for the last time by the thread that writes it. */
+/* dx may be dy, or residual: a pack is read for the last time by the thread that writes it. The
+ * residual is read with dy, before the sums that dx waits for. */
 template <class T, class S, int N, bool Add, bool Sums>
 __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a) {
   __shared__ S scratch[WARP];
@@ -218,6 +229,8 @@ __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a
     const S mean = a.mean ? a.mean[row] : S(0), rstd = a.rstd[row];
     const T *x = a.x + row * a.width;
     const strip<T, S, N> dy(a.dy + row * a.width, a.width);
+    using added = std::conditional_t<Add, strip<T, S, N>, no_strip<T, N>>;
+    const added residual(Add ? a.residual + row * a.width : NULL, a.width);
     S sum_g = S(0), sum_gn = S(0);
     dy.template each<Sums>([&](const pack<T, N> &p, int64_t column, int) {
       pack<S, N> g, n;
@@ -233,9 +246,8 @@ __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a
     /* x again: from L1 or L2 */
     dy.template each<Sums>([&](const pack<T, N> &p, int64_t column, int k) {
       pack<S, N> g, n;
-      pack<T, N> result = {};
+      pack<T, N> result = residual.at(column, k);
       slopes(&g, &n, p, load<N>(x + column), a.gamma + column, mean, rstd);
-      if (Add) result = load<N>(a.residual + row * a.width + column);
       for (int j = 0; j < N; j++) {
         result.at[j] = T(S(result.at[j]) + rstd * (g.at[j] - average_g - n.at[j] * average_gn));
       }

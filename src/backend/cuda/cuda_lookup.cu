@@ -58,8 +58,8 @@ cudaError_t lookup_forward(const struct ek__cuda_place *at, const struct ek__loo
 
 /* ---- backward: dtable[index[i]] += dy[i] in the order of i ---- */
 
-constexpr int COLUMNS = 4;       /* of a thread: COLUMNS * BLOCK of a block */
-constexpr int AHEAD = 4;         /* rows of dy that are read before the first is added */
+constexpr int AHEAD = 16;        /* rows of dy that are read before the first is added */
+constexpr int EACH = 8;          /* indices that a thread reads at a time */
 constexpr int64_t STRIPS = 1024; /* parts of the table at most; entry e belongs to e % strips */
 
 template <class T, class S> struct gradient {
@@ -70,71 +70,99 @@ template <class T, class S> struct gradient {
   unsigned long long *bad;
 };
 
-/* Where this thread's match goes in the block's list: matches of lower threads come first. */
-__device__ __forceinline__ int rank_in_block(bool match, int *warps, int *matches) {
-  const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-  const unsigned votes = __ballot_sync(ALL_LANES, match);
-  if (lane == 0) warps[warp] = __popc(votes);
-  __syncthreads();
-  int before = 0, all = 0;
-  for (unsigned w = 0; w < BLOCK / WARP; w++) {
-    if (w < warp) before += warps[w];
-    all += warps[w];
-  }
-  *matches = all;
-  return before + __popc(votes & ((1u << lane) - 1));
-}
+/* The rows of one walk over EACH * BLOCK indices that are the block's, in their order. */
+struct matches {
+  uint16_t row[EACH * BLOCK];
+  int warps[EACH][BLOCK / WARP];
 
-/* Adds AHEAD listed rows or fewer; a thread owns its columns, so their order is the list's. */
-template <class T, class S>
-__device__ __forceinline__ void add_rows(const gradient<T, S> &a, const int64_t *list, int count,
-                                         int64_t first_column) {
-  EK_UNROLL
-  for (int c = 0; c < COLUMNS; c++) {
-    const int64_t column = first_column + c * BLOCK;
-    if (column >= a.width) break;
-    S slope[AHEAD];
+  /* Thread t has found whether rows t, BLOCK + t and so on match; gives how many do. */
+  __device__ __forceinline__ int list(const bool (&match)[EACH]) {
+    const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    unsigned votes[EACH];
+    EK_UNROLL
+    for (int e = 0; e < EACH; e++) {
+      votes[e] = __ballot_sync(ALL_LANES, match[e]);
+      if (lane == 0) warps[e][warp] = __popc(votes[e]);
+    }
+    __syncthreads(); /* the rows of the last walk have been read as well */
+    int all = 0;
+    EK_UNROLL
+    for (int e = 0; e < EACH; e++) {
+      int before = all + __popc(votes[e] & ((1u << lane) - 1));
+      for (unsigned w = 0; w < BLOCK / WARP; w++) {
+        if (w < warp) before += warps[e][w];
+        all += warps[e][w];
+      }
+      if (match[e]) row[before] = (uint16_t)(e * BLOCK + (int)threadIdx.x);
+    }
+    __syncthreads();
+    return all;
+  }
+};
+
+/* A thread's N columns of the entry that it adds to: in registers until another entry follows. A
+ * frequent token has a thousand rows in a batch, and they are one block's. */
+template <class T, class S, int N> struct open_entry {
+  const gradient<T, S> &a;
+  int64_t column, entry;
+  pack<S, N> sum;
+
+  __device__ S *place() const { return a.dtable + entry * a.width + column; }
+  __device__ void close() {
+    if (entry >= 0) store<N>(place(), sum);
+  }
+  /* Rows first + list[0] up to list[count - 1], AHEAD or fewer. */
+  __device__ __forceinline__ void add(int64_t first, const uint16_t *list, int count) {
+    pack<T, N> slope[AHEAD];
+    int32_t of[AHEAD];
     EK_UNROLL
     for (int k = 0; k < AHEAD; k++) {
-      if (k < count) slope[k] = S(a.dy[list[k] * a.width + column]);
+      const int64_t row = first + list[k < count ? k : 0];
+      of[k] = a.index[row];
+      slope[k] = load<N>(a.dy + row * a.width + column);
     }
-    int64_t open = a.index[list[0]]; /* the entry that `sum` is of */
-    S sum = a.dtable[open * a.width + column];
     EK_UNROLL
     for (int k = 0; k < AHEAD; k++) {
       if (k >= count) break;
-      const int64_t entry = a.index[list[k]];
-      if (entry != open) {
-        a.dtable[open * a.width + column] = sum;
-        sum = a.dtable[entry * a.width + column];
-        open = entry;
+      if (of[k] != entry) {
+        close();
+        entry = of[k];
+        sum = load<N>(place());
       }
-      sum += slope[k];
+      EK_UNROLL
+      for (int j = 0; j < N; j++) sum.at[j] += S(slope[k].at[j]);
     }
-    a.dtable[open * a.width + column] = sum;
   }
-}
+};
 
-/* Block (x, y): the entries e with e % gridDim.x == x, COLUMNS * BLOCK columns from y on. */
-template <class T, class S>
+/* Block (x, y): the entries e with e % gridDim.x == x, N * BLOCK columns from y on. */
+template <class T, class S, int N>
 __global__ void __launch_bounds__(BLOCK) backward_kernel(gradient<T, S> a) {
-  __shared__ int64_t list[BLOCK];
-  __shared__ int warps[BLOCK / WARP];
-  const int64_t column = (int64_t)blockIdx.y * COLUMNS * BLOCK + threadIdx.x;
-  for (int64_t first = 0; first < a.rows; first += BLOCK) {
-    const int64_t row = first + threadIdx.x;
-    const int32_t index = row < a.rows ? a.index[row] : 0;
-    const bool good = row >= a.rows || in_table(index, a.entries);
-    if (!good && blockIdx.x == 0 && blockIdx.y == 0) report_bad(a.bad, a.first + row, index);
-    const bool match = good && row < a.rows && (unsigned)index % gridDim.x == blockIdx.x;
-    int matches = 0;
-    const int rank = rank_in_block(match, warps, &matches); /* its barrier frees the last list */
-    if (match) list[rank] = row;
-    __syncthreads();
-    for (int k = 0; k < matches; k += AHEAD) {
-      add_rows(a, list + k, matches - k < AHEAD ? matches - k : AHEAD, column);
+  __shared__ matches found;
+  open_entry<T, S, N> open = {a, ((int64_t)blockIdx.y * BLOCK + threadIdx.x) * N, -1, {}};
+  for (int64_t first = 0; first < a.rows; first += EACH * BLOCK) {
+    int32_t index[EACH];
+    bool match[EACH];
+    EK_UNROLL
+    for (int e = 0; e < EACH; e++) {
+      const int64_t row = first + e * BLOCK + threadIdx.x;
+      index[e] = row < a.rows ? a.index[row] : -1;
+    }
+    EK_UNROLL
+    for (int e = 0; e < EACH; e++) {
+      const int64_t row = first + e * BLOCK + threadIdx.x;
+      const bool good = in_table(index[e], a.entries);
+      if (!good && row < a.rows && blockIdx.x == 0 && blockIdx.y == 0) {
+        report_bad(a.bad, a.first + row, index[e]);
+      }
+      match[e] = good && (unsigned)index[e] % gridDim.x == blockIdx.x;
+    }
+    const int count = found.list(match);
+    for (int k = 0; k < count && open.column < a.width; k += AHEAD) {
+      open.add(first, found.row + k, count - k < AHEAD ? count - k : AHEAD);
     }
   }
+  open.close();
 }
 
 template <class T, class S>
@@ -145,9 +173,11 @@ cudaError_t lookup_backward(const struct ek__cuda_place *at, const struct ek__lo
   int64_t strips = args->entries < args->rows ? args->entries : args->rows;
   if (strips > STRIPS) strips = STRIPS;
   if (strips < 1) strips = 1;
-  const int64_t parts = (args->width + COLUMNS * BLOCK - 1) / (COLUMNS * BLOCK);
-  return launch(backward_kernel<T, S>, dim3((unsigned)strips, (unsigned)parts), BLOCK, at->stream,
-                a);
+  const bool wide = a.width % PACK<S> == 0 && packed<PACK<S>>(a.dtable, a.dy);
+  const int64_t each = (int64_t)BLOCK * (wide ? PACK<S> : 1);
+  const dim3 grid((unsigned)strips, (unsigned)((a.width + each - 1) / each));
+  return launch(wide ? backward_kernel<T, S, PACK<S>> : backward_kernel<T, S, 1>, grid, BLOCK,
+                at->stream, a);
 }
 
 /* ---- positions ---- */

@@ -201,9 +201,9 @@ __device__ __forceinline__ void report_bad(unsigned long long *bad, int64_t row,
 
 /* ---- sums; the order is that of a tree over the lanes, the same for all of them ---- */
 
-template <class T> __device__ __forceinline__ T warp_sum(T value) {
+template <int LANES = (int)WARP, class T> __device__ __forceinline__ T warp_sum(T value) {
   EK_UNROLL
-  for (int distance = WARP / 2; distance > 0; distance /= 2) {
+  for (int distance = LANES / 2; distance > 0; distance /= 2) {
     value += __shfl_xor_sync(ALL_LANES, value, distance);
   }
   return value;
