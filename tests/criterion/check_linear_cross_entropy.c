@@ -3,7 +3,7 @@
  * block, every mode; by its memory, with every allocation failing once, and what is refused. A head
  * alone, in a pass of its own: tests/whole/check_fused_head.c.
  */
-#include "ek_check.h"
+#include "ck_training.h"
 
 /* ---- a body, a head and a loss: apart, or the last two in one ---- */
 
@@ -117,37 +117,22 @@ static void batch_make(struct batch *b, const struct setting *s, int64_t samples
   ck_ok(ek_tensor_host(&b->x[1], b->t, EK_I32, 2, out));
 }
 
-/* ---- a training of either, kept ---- */
+/* ---- a training of either ---- */
 
-struct training {
-  const struct setting *s;
-  ek_group *group;
-  ek_module *module;
-  ek_data_parallel_model *model;
-  ek_data_parallel_criterion *loss;
-  ek_data_parallel_optimizer *optimizer;
-};
-
-static void training_open(struct training *t, const struct setting *s, const char *spec, bool one) {
+static struct ck_training training_open(const struct setting *s, const char *spec, bool one) {
   const ek_cross_entropy_options loss = criterion_options(s);
-  ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_data_parallel_criterion_options how = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   ek_criterion *criterion = NULL;
-  *t = (struct training){.s = s, .group = ck_open(spec, 1)};
-  t->module = one ? together(body(s), fused(s)) : apart(s);
   if (!one) ck_ok(ek_cross_entropy_create(&criterion, &loss));
-  model.type = s->type;
-  model.seed = 11;
-  how.gradient_in_forward = !s->whole_scale;
-  ck_ok(ek_data_parallel_model_options_set_mode(&model, s->mode));
-  ck_kept(ek_data_parallel_model_open(&t->model, t->group, t->module, &model), t->model);
-  ck_kept(ek_data_parallel_criterion_open(&t->loss, t->model, criterion, &how), t->loss);
-  ek_criterion_free(criterion);
-  CK_OPENED(ek_optimizer *, rule, ek_sgd_create(&rule, NULL));
-  ck_kept(ek_data_parallel_optimizer_open(&t->optimizer, t->model, rule, NULL), t->optimizer);
+  struct ck_setup setup = ck_setup_own(NULL, criterion, spec, s->mode);
+  setup.module = one ? together(body(s), fused(s)) : apart(s);
+  setup.options.type = s->type;
+  setup.options.seed = 11;
+  setup.gradient_in_forward = !s->whole_scale;
+  setup.optimizer = ck_plain_sgd;
+  return ck_training_opened(&setup);
 }
 
-static ek_status try_backward(struct training *t, const struct batch *b, bool accumulate) {
+static ek_status try_backward(struct ck_training *t, const struct batch *b, bool accumulate) {
   const bool one = ek_module_terms(t->module) > 0;
   ek_shards outputs = {0};
   ek_criterion_backward_options o = EK_CRITERION_BACKWARD_OPTIONS_INIT;
@@ -164,30 +149,32 @@ static ek_status try_backward(struct training *t, const struct batch *b, bool ac
 enum { NUMBERS = 4096 };
 
 /* Gradients of all parameters, one after the other; returns how many numbers. */
-static int64_t read_gradients(double numbers[NUMBERS], const struct training *t) {
+static int64_t read_gradients(double numbers[NUMBERS], const struct ck_training *t,
+                              const struct setting *s) {
   static const char *const names[] = {"weight", "bias", "head.weight", "head.bias"};
   int64_t count = 0;
-  for (int i = 0; i < (t->s->bias ? 4 : 3); i++) {
+  for (int i = 0; i < (s->bias ? 4 : 3); i++) {
     float f[NUMBERS];
     CK_GOT(ek_state_info, info, ek_state_find(&info, t->model, names[i]));
     const int64_t own = ek_tensor_count(&info.like);
     ck_assert_int_le(count + own, NUMBERS);
-    info.like.data = t->s->type == EK_F64 ? (void *)(numbers + count) : f;
+    info.like.data = s->type == EK_F64 ? (void *)(numbers + count) : f;
     ck_ok(ek_data_parallel_model_gradient(&info.like, t->model, names[i]));
-    for (int64_t k = 0; k < own && t->s->type != EK_F64; k++) numbers[count + k] = (double)f[k];
+    for (int64_t k = 0; k < own && s->type != EK_F64; k++) numbers[count + k] = (double)f[k];
     count += own;
   }
   return count;
 }
 
 /* A step of two micro-batches, one of them smaller than the group. */
-static double step(struct training *t, double gradients[NUMBERS], int64_t *count) {
+static double step(struct ck_training *t, const struct setting *s, double gradients[NUMBERS],
+                   int64_t *count) {
   struct batch b;
-  batch_make(&b, t->s, MOST_SAMPLES - 2, 1);
+  batch_make(&b, s, MOST_SAMPLES - 2, 1);
   ck_ok(try_backward(t, &b, true));
-  batch_make(&b, t->s, 2, 2);
+  batch_make(&b, s, 2, 2);
   ck_ok(try_backward(t, &b, false));
-  *count = read_gradients(gradients, t);
+  *count = read_gradients(gradients, t, s);
   CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, t->optimizer));
   return result.loss;
 }
@@ -223,11 +210,10 @@ CK_LOOP(equals_the_two_apart, 64) {
   const char *const specs[] = {"cpu:1", "cpu:2", "cpu:3", "cpu:4"};
   static double want[NUMBERS], got[NUMBERS];
   int64_t count = 0;
-  struct training t;
-  training_open(&t, &s, "cpu:1", false);
-  const double want_loss = step(&t, want, &count);
-  training_open(&t, &s, specs[_i / 4 % 4], true);
-  const double loss = step(&t, got, &count);
+  struct ck_training t = training_open(&s, "cpu:1", false);
+  const double want_loss = step(&t, &s, want, &count);
+  t = training_open(&s, specs[_i / 4 % 4], true);
+  const double loss = step(&t, &s, got, &count);
   const double unit = s.type == EK_F64 ? 0x1p-53 : 0x1p-24;
   ck_assert_double_eq_tol(loss, want_loss, 256 * unit * (1 + fabs(want_loss)));
   ck_assert_double_le(ck_rel_l2(got, want, count), 256 * unit);
@@ -244,10 +230,9 @@ CK_LOOP(any_block, 2) {
   s.type = _i == 0 ? EK_F64 : EK_F32;
   for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
     const size_t mark = ck_mark();
-    struct training t;
     s.logits_bytes = rows[k] * (uint64_t)s.columns * (_i == 0 ? 8 : 4) + 1;
-    training_open(&t, &s, "cpu:2", true);
-    const double loss = step(&t, k == 0 ? want : got, &count);
+    struct ck_training t = training_open(&s, "cpu:2", true);
+    const double loss = step(&t, &s, k == 0 ? want : got, &count);
     ck_release(mark);
     if (k == 0) {
       want_loss = loss;
@@ -283,12 +268,11 @@ CK_TEST(as_a_term) {
   struct setting s = {.width = 4, .classes = 7, .columns = 7, .type = EK_F64, .logits_bytes = 200};
   static double want[NUMBERS], got[NUMBERS];
   int64_t count = 0;
-  struct training t;
   struct batch b;
-  training_open(&t, &s, "cpu:2", true);
+  struct ck_training t = training_open(&s, "cpu:2", true);
   batch_make(&b, &s, 5, 3);
   ck_ok(try_backward(&t, &b, false));
-  count = read_gradients(want, &t);
+  count = read_gradients(want, &t, &s);
 
   ek_criterion *terms[2] = {fused(&s), NULL};
   const double coefficients[] = {0.5, 0};
@@ -305,8 +289,7 @@ CK_TEST(as_a_term) {
   CK_OPENED(ek_data_parallel_criterion *, loss,
             ek_data_parallel_criterion_open(&loss, model, NULL, &how));
   /* The names differ, "head.0.weight", and so do the initial values: make them equal. */
-  struct training other;
-  training_open(&other, &s, "cpu:2", true);
+  struct ck_training other = training_open(&s, "cpu:2", true);
   static double values[NUMBERS];
   CK_GOT(ek_state_info, info, ek_state_find(&info, other.model, "head.weight"));
   info.like.data = values;
@@ -325,9 +308,8 @@ CK_TEST(as_a_term) {
 /* ---- memory ---- */
 
 static void peaks_of(ek_memory_usage usage[3], const struct setting *s, const char *spec) {
-  struct training t;
   struct batch b;
-  training_open(&t, s, spec, true);
+  struct ck_training t = training_open(s, spec, true);
   for (int i = 0; i < 2; i++) {
     batch_make(&b, s, MOST_SAMPLES, 1);
     ck_ok(try_backward(&t, &b, true));
@@ -384,18 +366,17 @@ CK_LOOP(a_failure_anywhere, 2) {
   struct setting s = random_setting(5 + 8 * _i);
   static double want[NUMBERS], got[NUMBERS];
   int64_t count = 0;
-  struct training t;
   struct batch b;
   s.type = EK_F64;
   batch_make(&b, &s, 5, 4);
-  training_open(&t, &s, "cpu:2", true);
+  struct ck_training t = training_open(&s, "cpu:2", true);
   ck_ok(try_backward(&t, &b, false));
-  count = read_gradients(want, &t);
+  count = read_gradients(want, &t, &s);
   ck_ok(ek_data_parallel_model_discard(t.model));
   uint64_t n = 0;
   while (ck_device_fails(&n, ek_group_device(t.group, 1), try_backward(&t, &b, false))) {
   }
-  read_gradients(got, &t);
+  read_gradients(got, &t, &s);
   ck_same_bits("gradients", got, want, count);
   ck_ok(ek_data_parallel_model_discard(t.model));
 }
@@ -439,16 +420,15 @@ CK_TEST(refused) {
 /* In a pair no optimizer trains its weight; the error says what to do. */
 CK_TEST(inputs_that_do_not_fit) {
   struct setting s = {.width = 4, .classes = 7, .columns = 7, .type = EK_F32, .logits_bytes = 60};
-  struct training t;
   struct batch b;
   ek_shards outputs = {0};
   ek_data_parallel_criterion *pair = NULL;
   ek_criterion *criterion = fused(&s);
-  training_open(&t, &s, "cpu:2", false);
+  struct ck_training t = training_open(&s, "cpu:2", false);
   ck_fails(ek_data_parallel_criterion_open(&pair, t.model, criterion, NULL), EK_ERR_UNSUPPORTED,
            "linear_cross_entropy has parameters: join it with the model");
 
-  training_open(&t, &s, "cpu:2", true);
+  t = training_open(&s, "cpu:2", true);
   batch_make(&b, &s, 5, 4);
   b.t[10] = 7; /* row 1 of device 1, in its second block; a GPU says so when it is asked */
   ck_invalid(try_backward(&t, &b, false) == EK_OK ? ek_group_synchronize(t.group)

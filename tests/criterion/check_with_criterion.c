@@ -5,44 +5,31 @@
  */
 #include "ck_biased.h"
 #include "ck_own_criteria.h"
-#include "ek_check.h"
+#include "ck_training.h"
 
 enum { IN = 3, OUT = CK_BIASED_COLUMNS, SEQUENCE = 2 };
 
 /* ---- a training of one module ---- */
-
-struct training {
-  ek_group *group;
-  ek_module *module;
-  ek_data_parallel_model *model;
-  ek_data_parallel_criterion *loss;
-  ek_data_parallel_optimizer *optimizer;
-};
 
 static ek_module *linear(void) {
   CK_OPENED(ek_module *, module, ek_linear_create(&module, IN, OUT, true));
   return module;
 }
 
-/* All of it is kept; criterion NULL: the module computes its loss itself. */
-static struct training training_open_with(const char *spec, ek_mode mode, ek_module *module,
-                                          ek_criterion *criterion, bool in_forward) {
-  struct training t = {.group = ck_open(spec, 1), .module = module};
-  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  options.type = EK_F64;
-  options.seed = 5;
-  ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
-  ck_kept(ek_data_parallel_model_open(&t.model, t.group, module, &options), t.model);
-  ek_data_parallel_criterion_options loss = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
-  loss.gradient_in_forward = in_forward;
-  ck_kept(ek_data_parallel_criterion_open(&t.loss, t.model, criterion, &loss), t.loss);
-  CK_OPENED(ek_optimizer *, rule, ek_adamw_create(&rule, NULL));
-  ck_kept(ek_data_parallel_optimizer_open(&t.optimizer, t.model, rule, NULL), t.optimizer);
-  return t;
+/* Criterion NULL: the module computes its loss itself. */
+static struct ck_training training_open_with(const char *spec, ek_mode mode, ek_module *module,
+                                             ek_criterion *criterion, bool in_forward) {
+  struct ck_setup setup = ck_setup_own(NULL, NULL, spec, mode);
+  setup.module = module;
+  setup.criterion = criterion;
+  setup.options.type = EK_F64;
+  setup.options.seed = 5;
+  setup.gradient_in_forward = in_forward;
+  return ck_training_opened(&setup);
 }
 
-static struct training training_open(const char *spec, ek_mode mode, ek_module *module,
-                                     ek_criterion *criterion) {
+static struct ck_training training_open(const char *spec, ek_mode mode, ek_module *module,
+                                        ek_criterion *criterion) {
   return training_open_with(spec, mode, module, criterion, false);
 }
 
@@ -72,7 +59,7 @@ static void batch_make(struct batch *b, int64_t rows, bool classes, uint64_t num
 }
 
 /* Forward, loss and backward. With `cut` the inputs are scattered before. */
-static void backward(struct training *t, const struct batch *b, bool accumulate, bool cut,
+static void backward(struct ck_training *t, const struct batch *b, bool accumulate, bool cut,
                      double *loss) {
   ek_shards outputs = {0}, shards[2] = {{0}};
   const ek_tensor inputs[] = {b->input, b->target};
@@ -96,7 +83,7 @@ static void backward(struct training *t, const struct batch *b, bool accumulate,
 
 enum { WEIGHTS = IN * OUT + OUT, NUMBERS = WEIGHTS + OUT, STEPS = 3 };
 
-static void read_parameter(double *numbers, const struct training *t, const char *name,
+static void read_parameter(double *numbers, const struct ck_training *t, const char *name,
                            bool gradient) {
   ek_state_info info;
   ck_ok(ek_state_find(&info, t->model, name));
@@ -107,7 +94,7 @@ static void read_parameter(double *numbers, const struct training *t, const char
 
 /* Steps of uneven micro-batches, one of them smaller than the group; then all numbers, and the loss
  * of the last step. */
-static double train(struct training *t, bool classes, bool cut, double numbers[NUMBERS]) {
+static double train(struct ck_training *t, bool classes, bool cut, double numbers[NUMBERS]) {
   static const int64_t rows[] = {5, 1, 7, 2, 3, 8};
   ek_step_result result;
   struct batch b;
@@ -147,8 +134,9 @@ CK_LOOP(equals_the_pair, 4) {
   double numbers[2][NUMBERS], losses[2];
   for (int one = 0; one < 2; one++) {
     ek_criterion *criterion = entropy();
-    struct training t = one ? training_open("cpu:3", mode, ck_together(linear(), criterion), NULL)
-                            : training_open("cpu:3", mode, linear(), criterion);
+    struct ck_training t =
+        one ? training_open("cpu:3", mode, ck_together(linear(), criterion), NULL)
+            : training_open("cpu:3", mode, linear(), criterion);
     losses[one] = train(&t, true, false, numbers[one]);
   }
   if (mode == EK_MODE_GATHER) {
@@ -166,7 +154,7 @@ CK_TEST(terms_and_coefficients) {
     ek_criterion *term = entropy();
     const double coefficient = 0.5;
     CK_OPENED(ek_criterion *, sum, ek_weighted_sum_create(&sum, &term, &coefficient, 1));
-    struct training t =
+    struct ck_training t =
         one ? training_open("cpu:2", EK_MODE_REPLICATED, ck_together(linear(), sum), NULL)
             : training_open("cpu:2", EK_MODE_REPLICATED, linear(), sum);
     losses[one] = train(&t, true, false, numbers[one]);
@@ -183,7 +171,7 @@ CK_LOOP(trains_the_same_over_any_devices, 8) {
   static const char *const specs[] = {"cpu:1", "cpu:2", "cpu:3"};
   double want[NUMBERS], got[NUMBERS], want_loss = 0;
   for (int k = 0; k < 3; k++) {
-    struct training t = training_open(specs[k], mode, ck_together(linear(), ck_biased()), NULL);
+    struct ck_training t = training_open(specs[k], mode, ck_together(linear(), ck_biased()), NULL);
     const double loss = train(&t, false, _i % 2 == 1, got);
     if (k == 0) {
       want_loss = loss;
@@ -195,7 +183,7 @@ CK_LOOP(trains_the_same_over_any_devices, 8) {
   }
 }
 
-static double loss_at(struct training *t, const struct batch *b, const double *bias) {
+static double loss_at(struct ck_training *t, const struct batch *b, const double *bias) {
   const ek_tensor inputs[] = {b->input, b->target};
   const int64_t shape[] = {OUT};
   ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
@@ -214,7 +202,7 @@ static double loss_at(struct training *t, const struct batch *b, const double *b
 /* The loss is quadratic in the bias, so a central difference has no error but rounding: that of two
  * losses of size 1 over a step of 2e-3 stays below 1e-12. */
 CK_TEST(gradient_is_the_derivative) {
-  struct training t =
+  struct ck_training t =
       training_open("cpu:3", EK_MODE_BALANCED, ck_together(linear(), ck_biased()), NULL);
   struct batch b;
   double gradient[OUT], bias[OUT];
@@ -298,7 +286,7 @@ CK_LOOP(in_forward_as_in_backward, 16) {
   const int number = _i / 4;
   double numbers[2][NUMBERS], losses[2];
   for (int now = 0; now < 2; now++) {
-    struct training t =
+    struct ck_training t =
         training_open_with("cpu:3", mode, with_early_loss(number, now == 1), NULL, now == 1);
     losses[now] = train(&t, number >= 2, now == 1, numbers[now]);
   }
@@ -314,7 +302,7 @@ CK_LOOP(in_forward_as_in_backward, 16) {
 /* Gradients of parameters that forward has added to those of the step cannot be taken back: only
  * the backward of that forward may follow, or the end of the step. */
 CK_TEST(what_forward_has_added) {
-  struct training t =
+  struct ck_training t =
       training_open_with("cpu:2", EK_MODE_REPLICATED, with_early_loss(0, true), NULL, true);
   struct batch b, other;
   double want[NUMBERS], got[NUMBERS];
@@ -414,8 +402,8 @@ CK_TEST(parts_that_do_not_fit) {
 /* The pair has no optimizer for the parameters of a loss. */
 CK_TEST(pairs_that_do_not_fit) {
   ek_criterion *learns = ck_keep(ck_biased()), *plain = entropy();
-  struct training t = training_open("cpu:2", EK_MODE_SHARDED, linear(), plain);
-  struct training whole =
+  struct ck_training t = training_open("cpu:2", EK_MODE_SHARDED, linear(), plain);
+  struct ck_training whole =
       training_open("cpu:2", EK_MODE_SHARDED, ck_together(linear(), ck_biased()), NULL);
   ek_data_parallel_criterion *loss = NULL;
   ck_fails(ek_data_parallel_criterion_open(&loss, t.model, learns, NULL), EK_ERR_UNSUPPORTED,
@@ -428,7 +416,7 @@ CK_TEST(pairs_that_do_not_fit) {
 
 /* Bad targets lose nothing: what was accumulated is still there. */
 CK_TEST(wrong_targets) {
-  struct training t =
+  struct ck_training t =
       training_open("cpu:3", EK_MODE_REPLICATED, ck_together(linear(), entropy()), NULL);
   struct batch b, few;
   ek_shards outputs = {0}, shards[2] = {{0}};
@@ -448,31 +436,28 @@ CK_TEST(wrong_targets) {
   ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
 }
 
+static ek_status try_step(struct ck_training *t, const ek_tensor *inputs) {
+  ek_shards outputs = {0};
+  ek_status status = ek_data_parallel_model_forward(&outputs, t->model, inputs, 2, NULL);
+  if (status == EK_OK) status = ek_data_parallel_criterion_forward(t->loss, &outputs, 1, NULL, 0);
+  if (status == EK_OK) status = ek_data_parallel_criterion_backward(t->loss, NULL);
+  if (status == EK_OK) status = ek_data_parallel_optimizer_step(NULL, t->optimizer);
+  ek_shards_free(&outputs);
+  return status;
+}
+
 /* Whatever allocation of a step fails, the parameters are those of before, and the next goes well.
  */
 CK_LOOP(a_failure_anywhere, 2) {
-  struct training t =
+  struct ck_training t =
       training_open_with("cpu:2", EK_MODE_REPLICATED, with_early_loss(0, _i == 1), NULL, _i == 1);
   struct batch b;
   double before[OUT], after[OUT];
   batch_make(&b, 5, false, 4);
   const ek_tensor inputs[] = {b.input, b.target};
-  ek_status status = EK_ERR_OUT_OF_MEMORY;
-  for (uint64_t n = 1; status != EK_OK; n++) {
-    ek_shards outputs = {0};
-    ck_assert_uint_lt(n, 100);
-    read_parameter(before, &t, "criterion.bias", false);
-    ck_ok(ek_memory_fail_at(ek_group_device(t.group, 1), n));
-    status = ek_data_parallel_model_forward(&outputs, t.model, inputs, 2, NULL);
-    if (status == EK_OK) {
-      status = ek_data_parallel_criterion_forward(t.loss, &outputs, 1, NULL, 0);
-    }
-    if (status == EK_OK) status = ek_data_parallel_criterion_backward(t.loss, NULL);
-    if (status == EK_OK) status = ek_data_parallel_optimizer_step(NULL, t.optimizer);
-    ck_ok(ek_memory_fail_at(ek_group_device(t.group, 1), 0));
-    ek_shards_free(&outputs);
-    if (status == EK_OK) break;
-    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+  read_parameter(before, &t, "criterion.bias", false);
+  uint64_t n = 0;
+  while (ck_device_fails(&n, ek_group_device(t.group, 1), try_step(&t, inputs))) {
     read_parameter(after, &t, "criterion.bias", false);
     ck_same_bits("bias", after, before, OUT);
   }
