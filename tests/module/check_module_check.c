@@ -9,28 +9,32 @@
 #include "ck_mirror.h"
 #include "ek_check.h"
 
+/* What comes of it, the check that finds it, and what is said. */
+#define FAULTS_OF(X)                                                                               \
+  X(GRADIENT, EK_ERR_MISMATCH, "(differences)", "gradient of w against differences, element")      \
+  X(GRAD_INPUT, EK_ERR_MISMATCH, "(differences)",                                                  \
+    "gradient of input 0 against differences, element 7:")                                         \
+  X(NOT_ADDED, EK_ERR_MISMATCH, "(accumulate)", "gradient of w, element")                          \
+  X(UNDEFINED, EK_ERR_MISMATCH, "(repeat)", "output 0, element 4: nan")                            \
+  X(OVERRUN, EK_ERR_OVERRUN, "", "after its end")                                                  \
+  X(COUNTER, EK_ERR_MISMATCH, "(repeat)", "output 0, element")                                     \
+  X(WRITES_INPUT, EK_ERR_MISMATCH, "(repeat)", "input 0 was written: element 0 was")               \
+  X(DEPENDS_ON_GRAD_INPUTS, EK_ERR_MISMATCH, "(grad_inputs)", "gradient of w, element")            \
+  X(COMPLETE_TOO_EARLY, EK_ERR_MISMATCH, "(complete)", "gradient of w, when it was reported")      \
+  X(EVALUATES_OTHERWISE, EK_ERR_MISMATCH, "(evaluation)", "output 0, element")                     \
+  X(MIXES_ROWS, EK_ERR_MISMATCH, "(devices)", "output 0, element")                                 \
+  X(NAN_WITHOUT_ROWS, EK_ERR_MISMATCH, "(rows)", "gradient of w, element 0: nan")                  \
+  X(FORGETS, EK_ERR_MISMATCH, "(repeat)", "bytes are still held")                                  \
+  X(OWN_ERROR, EK_ERR_MISMATCH, "(memory)", "something else")                                      \
+  X(OWN_ERROR_AT_FIRST, EK_ERR_MISMATCH, "(memory)", "allocation 1 fails")                         \
+  X(OTHER_SHAPE, EK_ERR_MISMATCH, "(repeat)", "output 0: 30 elements, expected 15")                \
+  X(OTHER_PLAN, EK_ERR_MISMATCH, "(plan)", "of the ledger is")                                     \
+  X(OTHER_TYPE, EK_ERR_MISMATCH, "(types)", "output 0, element")                                   \
+  X(FAILS, EK_ERR_UNSUPPORTED, "(repeat)", "words of its own")
+#define NAME(fault, status, check, words) fault,
 enum fault {
   NONE,
-  GRADIENT,
-  GRAD_INPUT,
-  NOT_ADDED,
-  UNDEFINED,
-  OVERRUN,
-  COUNTER,
-  WRITES_INPUT,
-  DEPENDS_ON_GRAD_INPUTS,
-  COMPLETE_TOO_EARLY,
-  EVALUATES_OTHERWISE,
-  MIXES_ROWS,
-  NAN_WITHOUT_ROWS,
-  FORGETS,
-  OWN_ERROR,
-  OWN_ERROR_AT_FIRST,
-  OTHER_SHAPE,
-  OTHER_PLAN,
-  OTHER_TYPE,
-  FAILS,
-  FAULTS,
+  FAULTS_OF(NAME) FAULTS,
   WRONG_BELOW_ZERO = FAULTS /* the gradient of w, where w[0] < 0 */
 };
 
@@ -168,22 +172,16 @@ static void product_free(ek_module *self) {
 
 static ek_module *make_product(enum fault fault, unsigned types) {
   static const unsigned both = EK_TYPES_F32 | EK_TYPES_F64;
-  static const ek_module_ops wide = {sizeof wide,
-                                     "product",
-                                     product_parameters,
-                                     product_forward,
-                                     product_backward,
-                                     product_free,
+  static const ek_module_ops wide = {CK_OPS_MEMBERS(product),
+                                     .parameters = product_parameters,
                                      .types = EK_TYPES_F32 | EK_TYPES_F64};
   static ek_module_ops narrow;
   narrow = wide;
   narrow.types = EK_TYPES_F32;
-  struct product *p = calloc(1, sizeof *p);
-  ck_assert_ptr_nonnull(p);
+  struct product *p = ck_module_new(sizeof *p, types == both ? &wide : &narrow, 1, 1);
   p->fault = fault;
   p->calls = calloc(1, sizeof *p->calls);
   ck_assert_ptr_nonnull(p->calls);
-  ck_ok(ek_module_init(&p->base, types == both ? &wide : &narrow, 1, 1));
   return ck_keep(&p->base);
 }
 
@@ -253,43 +251,24 @@ CK_LOOP(a_criterion_passes, 2) {
 /* ---- what is found ---- */
 
 static const struct {
+  const char *name;
   ek_status status;
   const char *check, *words;
 } found[FAULTS] = {
-    [GRADIENT] = {EK_ERR_MISMATCH, "(differences)", "gradient of w against differences, element"},
-    [GRAD_INPUT] = {EK_ERR_MISMATCH, "(differences)",
-                    "gradient of input 0 against differences, "
-                    "element 7:"},
-    [NOT_ADDED] = {EK_ERR_MISMATCH, "(accumulate)", "gradient of w, element"},
-    [UNDEFINED] = {EK_ERR_MISMATCH, "(repeat)", "output 0, element 4: nan"},
-    [OVERRUN] = {EK_ERR_OVERRUN, "", "after its end"},
-    [COUNTER] = {EK_ERR_MISMATCH, "(repeat)", "output 0, element"},
-    [WRITES_INPUT] = {EK_ERR_MISMATCH, "(repeat)", "input 0 was written: element 0 was"},
-    [DEPENDS_ON_GRAD_INPUTS] = {EK_ERR_MISMATCH, "(grad_inputs)", "gradient of w, element"},
-    [COMPLETE_TOO_EARLY] = {EK_ERR_MISMATCH, "(complete)", "gradient of w, when it was reported"},
-    [EVALUATES_OTHERWISE] = {EK_ERR_MISMATCH, "(evaluation)", "output 0, element"},
-    [MIXES_ROWS] = {EK_ERR_MISMATCH, "(devices)", "output 0, element"},
-    [NAN_WITHOUT_ROWS] = {EK_ERR_MISMATCH, "(rows)", "gradient of w, element 0: nan"},
-    [FORGETS] = {EK_ERR_MISMATCH, "(repeat)", "bytes are still held"},
-    [OWN_ERROR] = {EK_ERR_MISMATCH, "(memory)", "something else"},
-    [OWN_ERROR_AT_FIRST] = {EK_ERR_MISMATCH, "(memory)", "allocation 1 fails"},
-    [OTHER_SHAPE] = {EK_ERR_MISMATCH, "(repeat)", "output 0: 30 elements, expected 15"},
-    [OTHER_PLAN] = {EK_ERR_MISMATCH, "(plan)", "of the ledger is"},
-    [OTHER_TYPE] = {EK_ERR_MISMATCH, "(types)", "output 0, element"},
-    [FAILS] = {EK_ERR_UNSUPPORTED, "(repeat)", "words of its own"},
-};
+#define ROW(fault, status, check, words) [fault] = {#fault, status, check, words},
+    FAULTS_OF(ROW)};
 
 CK_LOOP_FROM(a_wrong_module_is_named, GRADIENT, FAULTS) {
   if (!ck_part(_i)) return;
   ek_module *module = make_product((enum fault)_i, EK_TYPES_F32 | EK_TYPES_F64);
   const ek_status status = ek_module_check(module, ck_spec("cpu:2"), &rows, 1, NULL);
   ek_tensor_free(&kept);
-  ck_assert_msg(status == found[_i].status, "fault %d gave %s: %s", _i, ek_status_name(status),
-                ek_error_message());
+  ck_assert_msg(status == found[_i].status, "%s gave %s: %s", found[_i].name,
+                ek_status_name(status), ek_error_message());
   ck_assert_msg(strstr(ek_error_message(), found[_i].check) != NULL &&
                     strstr(ek_error_message(), found[_i].words) != NULL &&
                     strstr(ek_error_message(), "of product") != NULL,
-                "fault %d: %s", _i, ek_error_message());
+                "%s: %s", found[_i].name, ek_error_message());
 }
 
 /* ReLU keeps its output: 5 x 3 numbers of f32, without the guards, are one unit. */

@@ -11,45 +11,44 @@ enum { SAMPLES = 5, WIDTH = 4 }; /* 3 and 2 samples on two devices */
 
 /* ---- a module that does what it is told ---- */
 
-enum fault {
-  NO_FAULT,
-  /* forward */
-  NO_OUTPUT,
-  HOST_OUTPUT,
-  OTHER_DEVICE_OUTPUT,
-  OTHER_TYPE_OUTPUT,
-  COPIED_OUTPUT,
-  DROPPED_OUTPUT,
-  OUTPUT_WITHOUT_MEMORY,
-  OUTPUT_OF_RANK_9,
-  OUTPUT_OF_NEGATIVE_SIZE,
-  OUTPUT_OUTSIDE_OF_MEMORY,
-  OUTPUT_OF_NO_TYPE,
-  FORWARD_WORKSPACE,
-  TAKES_IN_FORWARD,
-  FAILS,
-  FAILS_WITHOUT_A_WORD,
-  /* backward */
-  NO_GRADIENT,
-  HOST_GRADIENT,
-  OTHER_DEVICE_GRADIENT,
-  OTHER_TYPE_GRADIENT,
-  OTHER_SHAPE_GRADIENT,
-  SHORT_GRADIENT,
-  COPIED_GRADIENT,
-  GRADIENT_WITHOUT_MEMORY,
-  GRADIENT_OF_RANK_9,
-  TAKES_TOO_LITTLE,
-  TAKES_TOO_MUCH,
-  BACKWARD_WORKSPACE,
-  FAILS_BACK,
-  /* as a model */
-  FEWER_ROWS,
-  NO_ROWS,
-  TWICE_THE_ROWS,
-  INTEGERS,
-  FAULTS
-};
+/* Within a model: what comes of it, the function that is named, and what is said. */
+#define FAULTS(X)                                                                                  \
+  X(NO_OUTPUT, EK_ERR_STATE, "forward", "it did not set output number 0")                          \
+  X(HOST_OUTPUT, EK_ERR_DEVICE, "forward", "output number 0 is in host memory, expected on ")      \
+  X(OTHER_DEVICE_OUTPUT, EK_ERR_DEVICE, "forward", "output number 0 is on ")                       \
+  X(OTHER_TYPE_OUTPUT, EK_ERR_TYPE, "forward", "output number 0 is f64, expected f32")             \
+  X(COPIED_OUTPUT, EK_ERR_STATE, "forward", "output number 0 holds no reference")                  \
+  X(DROPPED_OUTPUT, EK_ERR_STATE, "forward", "output number 0 holds no reference")                 \
+  X(OUTPUT_WITHOUT_MEMORY, EK_ERR_SHAPE, "forward", "output number 0 has elements but no memory")  \
+  X(OUTPUT_OF_RANK_9, EK_ERR_SHAPE, "forward", "output number 0 has rank 9")                       \
+  X(OUTPUT_OUTSIDE_OF_MEMORY, EK_ERR_SHAPE, "forward",                                             \
+    "output number 0 has elements outside of its memory")                                          \
+  X(OUTPUT_OF_NO_TYPE, EK_ERR_STATE, "forward", "it did not set output number 0")                  \
+  X(OUTPUT_OF_NEGATIVE_SIZE, EK_ERR_SHAPE, "forward",                                              \
+    "output number 0 has size -1 of dimension 1")                                                  \
+  X(FORWARD_WORKSPACE, EK_ERR_STATE, "forward", "without freeing 512 B of workspace")              \
+  X(TAKES_IN_FORWARD, EK_ERR_STATE, "forward", "it takes more tensors back than it saved")         \
+  X(FAILS, EK_ERR_IO, "forward", "the disk is gone")                                               \
+  X(FAILS_WITHOUT_A_WORD, EK_ERR_IO, "forward", "the operating system refused to read or write")   \
+  X(NO_GRADIENT, EK_ERR_STATE, "backward", "the gradient of input number 0 was not given")         \
+  X(HOST_GRADIENT, EK_ERR_DEVICE, "backward",                                                      \
+    "the gradient of input number 0 is in host memory, expected on ")                              \
+  X(OTHER_DEVICE_GRADIENT, EK_ERR_DEVICE, "backward", "the gradient of input number 0 is on ")     \
+  X(OTHER_TYPE_GRADIENT, EK_ERR_TYPE, "backward",                                                  \
+    "the gradient of input number 0 is f64, expected f32")                                         \
+  X(OTHER_SHAPE_GRADIENT, EK_ERR_SHAPE, "backward", "the gradient of input number 0 is [4 x ")     \
+  X(SHORT_GRADIENT, EK_ERR_SHAPE, "backward", " x 4], expected [")                                 \
+  X(COPIED_GRADIENT, EK_ERR_STATE, "backward", "input number 0 holds no reference")                \
+  X(GRADIENT_WITHOUT_MEMORY, EK_ERR_SHAPE, "backward",                                             \
+    "the gradient of input number 0 has elements but no memory")                                   \
+  X(GRADIENT_OF_RANK_9, EK_ERR_SHAPE, "backward", "the gradient of input number 0 has rank 9")     \
+  X(TAKES_TOO_LITTLE, EK_ERR_STATE, "backward", "saved tensors (activations) not taken back: 1")   \
+  X(TAKES_TOO_MUCH, EK_ERR_STATE, "backward", "it takes more tensors back than it saved")          \
+  X(BACKWARD_WORKSPACE, EK_ERR_STATE, "backward", "without freeing 512 B of workspace")            \
+  X(FAILS_BACK, EK_ERR_IO, "backward", "the disk is gone again")
+#define NAME(fault, status, function, text) fault,
+/* The last four are those of a model. */
+enum fault { NO_FAULT, FAULTS(NAME) FEWER_ROWS, NO_ROWS, TWICE_THE_ROWS, INTEGERS };
 
 struct fiend {
   ek_module base;
@@ -79,44 +78,45 @@ static ek_status leak(ek_pass *pass) {
   return ek_pass_workspace(&leaked[ek_device_index(ek_pass_device(pass))], pass, EK_F32, 1, shape);
 }
 
+/* Memory like that of `like`, and a struct that does not describe it. */
+static ek_status damaged(ek_tensor *tensor, ek_pass *pass, const ek_tensor *like,
+                         enum fault fault) {
+  EK_TRY(ek_pass_output(tensor, pass, like->type, like->rank, like->shape));
+  switch (fault) {
+  case OUTPUT_OUTSIDE_OF_MEMORY: tensor->shape[0] += 1000; break;
+  case OUTPUT_OF_NO_TYPE: tensor->type = (ek_type)77; break;
+  case OUTPUT_OF_NEGATIVE_SIZE: tensor->shape[1] = -1; break;
+  case OUTPUT_OF_RANK_9:
+  case GRADIENT_OF_RANK_9: tensor->rank = EK_MAX_RANK + 1; break;
+  default: tensor->data = NULL;
+  }
+  return EK_OK;
+}
+
 CK_FORWARD(fiend) {
   const ek_tensor *x = &inputs[0];
+  const enum fault fault = fault_of(self, pass);
   ek_tensor taken = {0};
   const int64_t fewer[] = {x->shape[0] - 1, WIDTH}, none[] = {0, WIDTH};
   const int64_t twice[] = {2 * x->shape[0], WIDTH};
   EK_TRY(ek_pass_save(pass, x));
   EK_TRY(ek_pass_save(pass, x));
-  switch (fault_of(self, pass)) {
+  switch (fault) {
   case NO_OUTPUT: return EK_OK;
   case HOST_OUTPUT: return ek_tensor_host(&outputs[0], host_numbers, x->type, x->rank, x->shape);
   case OTHER_DEVICE_OUTPUT: return on_other_device(&outputs[0], pass, x);
   case OTHER_TYPE_OUTPUT: return ek_pass_output(&outputs[0], pass, EK_F64, x->rank, x->shape);
-  case OUTPUT_OUTSIDE_OF_MEMORY:
-    EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
-    outputs[0].shape[0] += 1000;
-    return EK_OK;
-  case OUTPUT_OF_NO_TYPE:
-    EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
-    outputs[0].type = (ek_type)77;
-    return EK_OK;
+  case OUTPUT_OUTSIDE_OF_MEMORY: return damaged(&outputs[0], pass, x, fault);
+  case OUTPUT_OF_NO_TYPE: return damaged(&outputs[0], pass, x, fault);
   case COPIED_OUTPUT: outputs[0] = *x; return EK_OK;
   case DROPPED_OUTPUT:
     EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
     taken = outputs[0];
     ek_tensor_free(&taken);
     return EK_OK;
-  case OUTPUT_WITHOUT_MEMORY:
-    EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
-    outputs[0].data = NULL;
-    return EK_OK;
-  case OUTPUT_OF_RANK_9:
-    EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
-    outputs[0].rank = EK_MAX_RANK + 1;
-    return EK_OK;
-  case OUTPUT_OF_NEGATIVE_SIZE:
-    EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
-    outputs[0].shape[1] = -1;
-    return EK_OK;
+  case OUTPUT_WITHOUT_MEMORY: return damaged(&outputs[0], pass, x, fault);
+  case OUTPUT_OF_RANK_9: return damaged(&outputs[0], pass, x, fault);
+  case OUTPUT_OF_NEGATIVE_SIZE: return damaged(&outputs[0], pass, x, fault);
   case FORWARD_WORKSPACE: EK_TRY(leak(pass)); break;
   case TAKES_IN_FORWARD:
     for (int i = 0; i < 3; i++) {
@@ -157,14 +157,8 @@ CK_BACKWARD(fiend) {
     return ek_pass_output(&grad_inputs[0], pass, EK_F64, dy->rank, dy->shape);
   case OTHER_SHAPE_GRADIENT: return ek_pass_output(&grad_inputs[0], pass, dy->type, 2, turned);
   case COPIED_GRADIENT: grad_inputs[0] = *dy; return EK_OK;
-  case GRADIENT_WITHOUT_MEMORY:
-    EK_TRY(ek_pass_output(&grad_inputs[0], pass, dy->type, dy->rank, dy->shape));
-    grad_inputs[0].data = NULL;
-    return EK_OK;
-  case GRADIENT_OF_RANK_9:
-    EK_TRY(ek_pass_output(&grad_inputs[0], pass, dy->type, dy->rank, dy->shape));
-    grad_inputs[0].rank = EK_MAX_RANK + 1;
-    return EK_OK;
+  case GRADIENT_WITHOUT_MEMORY: return damaged(&grad_inputs[0], pass, dy, fault);
+  case GRADIENT_OF_RANK_9: return damaged(&grad_inputs[0], pass, dy, fault);
   case SHORT_GRADIENT: return ek_pass_output(&grad_inputs[0], pass, dy->type, 2, fewer);
   default: return ek_tensor_share(&grad_inputs[0], dy);
   }
@@ -231,43 +225,12 @@ static void undisturbed(double losses[3], ek_mode mode) {
 
 static const struct {
   enum fault fault;
+  const char *name;
   ek_status status;
   const char *function, *text;
 } faults[] = {
-    {NO_OUTPUT, EK_ERR_STATE, "forward", "it did not set output number 0"},
-    {HOST_OUTPUT, EK_ERR_DEVICE, "forward", "output number 0 is in host memory, expected on "},
-    {OTHER_DEVICE_OUTPUT, EK_ERR_DEVICE, "forward", "output number 0 is on "},
-    {OTHER_TYPE_OUTPUT, EK_ERR_TYPE, "forward", "output number 0 is f64, expected f32"},
-    {COPIED_OUTPUT, EK_ERR_STATE, "forward", "output number 0 holds no reference"},
-    {DROPPED_OUTPUT, EK_ERR_STATE, "forward", "output number 0 holds no reference"},
-    {OUTPUT_WITHOUT_MEMORY, EK_ERR_SHAPE, "forward", "output number 0 has elements but no memory"},
-    {OUTPUT_OF_RANK_9, EK_ERR_SHAPE, "forward", "output number 0 has rank 9"},
-    {OUTPUT_OUTSIDE_OF_MEMORY, EK_ERR_SHAPE, "forward",
-     "output number 0 has elements outside of its memory"},
-    {OUTPUT_OF_NO_TYPE, EK_ERR_STATE, "forward", "it did not set output number 0"},
-    {OUTPUT_OF_NEGATIVE_SIZE, EK_ERR_SHAPE, "forward",
-     "output number 0 has size -1 of dimension 1"},
-    {FORWARD_WORKSPACE, EK_ERR_STATE, "forward", "without freeing 512 B of workspace"},
-    {TAKES_IN_FORWARD, EK_ERR_STATE, "forward", "it takes more tensors back than it saved"},
-    {FAILS, EK_ERR_IO, "forward", "the disk is gone"},
-    {FAILS_WITHOUT_A_WORD, EK_ERR_IO, "forward", "the operating system refused to read or write"},
-    {NO_GRADIENT, EK_ERR_STATE, "backward", "the gradient of input number 0 was not given"},
-    {HOST_GRADIENT, EK_ERR_DEVICE, "backward",
-     "the gradient of input number 0 is in host memory, expected on "},
-    {OTHER_DEVICE_GRADIENT, EK_ERR_DEVICE, "backward", "the gradient of input number 0 is on "},
-    {OTHER_TYPE_GRADIENT, EK_ERR_TYPE, "backward",
-     "the gradient of input number 0 is f64, expected f32"},
-    {OTHER_SHAPE_GRADIENT, EK_ERR_SHAPE, "backward", "the gradient of input number 0 is [4 x "},
-    {SHORT_GRADIENT, EK_ERR_SHAPE, "backward", " x 4], expected ["},
-    {COPIED_GRADIENT, EK_ERR_STATE, "backward", "input number 0 holds no reference"},
-    {GRADIENT_WITHOUT_MEMORY, EK_ERR_SHAPE, "backward",
-     "the gradient of input number 0 has elements but no memory"},
-    {GRADIENT_OF_RANK_9, EK_ERR_SHAPE, "backward", "the gradient of input number 0 has rank 9"},
-    {TAKES_TOO_LITTLE, EK_ERR_STATE, "backward", "saved tensors (activations) not taken back: 1"},
-    {TAKES_TOO_MUCH, EK_ERR_STATE, "backward", "it takes more tensors back than it saved"},
-    {BACKWARD_WORKSPACE, EK_ERR_STATE, "backward", "without freeing 512 B of workspace"},
-    {FAILS_BACK, EK_ERR_IO, "backward", "the disk is gone again"},
-};
+#define ROW(fault, status, function, text) {fault, #fault, status, function, text},
+    FAULTS(ROW)};
 
 enum { INNER_FAULTS = sizeof faults / sizeof faults[0] };
 
@@ -295,11 +258,11 @@ CK_LOOP(a_fault_is_named_and_costs_the_step_alone, INNER_FAULTS * CK_MODES) {
     ek_error_clear();
     const ek_status status = step(&b, &got);
     const char *message = ek_error_message();
-    ck_assert_msg(status == faults[which].status, "fault %d gave %s: %s", (int)faults[which].fault,
+    ck_assert_msg(status == faults[which].status, "%s gave %s: %s", faults[which].name,
                   ek_status_name(status), message);
     ck_assert_msg(strstr(message, text) != NULL && strstr(message, faults[which].text) != NULL,
-                  "fault %d: \"%s\" does not say \"%s\" and \"%s\"", (int)faults[which].fault,
-                  message, text, faults[which].text);
+                  "%s: \"%s\" does not say \"%s\" and \"%s\"", faults[which].name, message, text,
+                  faults[which].text);
     ck_assert_msg(occurrences(message, "fiend") == 1 && occurrences(message, "sequential") == 0,
                   "named more than once: %s", message);
     for (size_t k = 0; k < 2; k++) ek_tensor_free(&leaked[k]);
