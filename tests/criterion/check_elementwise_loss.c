@@ -5,12 +5,6 @@
  *
  * Bounds, u the unit roundoff of the type of sums: docs/numerics.md.
  */
-#include <math.h>
-#include <string.h>
-
-#include <evenkeel/elementwise_loss.h>
-#include <evenkeel/host_memory.h>
-
 #include "ck_criterion.h"
 
 enum { L1, SMOOTH_L1, HUBER, BINARY, POSITIVE, DIVERGENCE, LOG_DIVERGENCE, KINDS };

@@ -3,8 +3,6 @@
  * that knows no more than PyTorch's viewer does; what is in them is the ledger's, events lead to
  * the blocks that are held, and modules have what they took.
  */
-#include "ek_check.h"
-
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>

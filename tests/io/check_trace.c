@@ -2,8 +2,6 @@
  * check_trace.c - a trace is read back line by line: what is in it, that spans nest and add up,
  * that counters are the ledger's; and what happens where there is no room, no trace, no file.
  */
-#include "ek_check.h"
-
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -1,11 +1,6 @@
 /*
  * check_attention.c - multi-head self-attention with its projections.
  */
-#include <math.h>
-#include <stdlib.h>
-
-#include <evenkeel/attention.h>
-
 #include "ck_module.h"
 
 static ek_status create_two(ek_module **module) { return ek_attention_create(module, 6, 2); }

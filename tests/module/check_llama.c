@@ -1,8 +1,6 @@
 /*
  * check_llama.c - a decoder of Llama's shape, against its formulas in plain loops over doubles.
  */
-#include <evenkeel/gpt.h>
-
 #include "ck_module.h"
 
 enum { VOCABULARY = 11, WIDTH = 8, HIDDEN = 12, HEADS = 4, HEAD = WIDTH / HEADS, LAYERS = 2 };

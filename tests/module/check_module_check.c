@@ -7,7 +7,6 @@
 
 #include "ck_batch_norm.h"
 #include "ck_mirror.h"
-#include "ek_check.h"
 
 /* What comes of it, the check that finds it, and what is said. */
 #define FAULTS_OF(X)                                                                               \

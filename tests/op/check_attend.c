@@ -21,12 +21,6 @@
  * The bounds are doubled for the terms of second order. A p below the smallest normal number of the
  * type keeps no relative error; it may be 0.
  */
-#include <evenkeel/attend.h>
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "ek_check.h"
 
 /* batch, tokens, heads, head width, heads of keys (0: as many): every tiling of a GPU's kernels,

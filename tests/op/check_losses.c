@@ -16,7 +16,6 @@
  *             double
  */
 #include "ck_op_loss.h"
-#include "ek_check.h"
 
 static void check_forward(struct ck_rig *rig, const struct ck_loss *f,
                           const struct ck_loss_tensors *t) {

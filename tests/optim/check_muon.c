@@ -3,17 +3,6 @@
  * f64; in every mode, from the gradients of a model; what devices own and hold; and a rule of the
  * program's own that takes parameters whole.
  */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <evenkeel/adamw.h>
-#include <evenkeel/averaged.h>
-#include <evenkeel/elementwise.h>
-#include <evenkeel/muon.h>
-#include <evenkeel/sgd.h>
-
 #include "ck_state.h"
 #include "ck_training.h"
 

@@ -2,7 +2,6 @@
  * check_parallel_apply.c - the same forward on every device at once.
  */
 #include "ck_blend.h"
-#include "ek_check.h"
 
 enum { DEVICES = 3, N = CK_BLEND_WIDTH };
 

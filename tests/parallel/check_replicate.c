@@ -2,7 +2,6 @@
  * check_replicate.c - making replicas equal to the first one.
  */
 #include "ck_blend.h"
-#include "ek_check.h"
 
 enum { DEVICES = 4 };
 

@@ -3,8 +3,6 @@
  */
 #include "ck_biased.h"
 
-#include "ek_check.h"
-
 struct biased {
   ek_criterion base;
   bool early; /* it computes gradients in forward where it can */

@@ -4,7 +4,6 @@
 #include "ck_blend.h"
 
 #include "ck_mirror.h"
-#include "ek_check.h"
 
 enum { N = CK_BLEND_WIDTH, A = 0, C = 1, B = 2 };
 

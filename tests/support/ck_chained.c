@@ -3,8 +3,6 @@
  */
 #include "ck_chained.h"
 
-#include "ek_check.h"
-
 /* ---- a container ---- */
 
 bool ck_chained_apart;

@@ -3,8 +3,6 @@
  */
 #include "ck_gpt.h"
 
-#include "ek_check.h"
-
 struct reference {
   const ek_replica *replica;
   const ek_gpt_options *options;

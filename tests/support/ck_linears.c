@@ -3,8 +3,6 @@
  */
 #include "ck_linears.h"
 
-#include "ek_check.h"
-
 void ck_linears_open(struct ck_linears *it, const char *spec, int64_t width, ek_mode mode) {
   ck_linears_open_in(it, spec, width, mode, EK_PRECISION_F32);
 }

@@ -4,7 +4,6 @@
 #include "ck_mixer.h"
 
 #include "ck_mirror.h"
-#include "ek_check.h"
 
 /* ---- a module in plain C: two inputs (one of integers), two outputs ---- */
 

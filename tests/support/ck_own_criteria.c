@@ -3,8 +3,6 @@
  */
 #include "ck_own_criteria.h"
 
-#include "ek_check.h"
-
 /* ---- a criterion of our own: s = sum of w[c] |y - t|, d = sum of w[c] ---- */
 
 enum { COLUMNS = CK_ABSOLUTE_COLUMNS };

@@ -3,8 +3,6 @@
  */
 #include "ck_probe.h"
 
-#include "ek_check.h"
-
 /* ---- the module ---- */
 
 CK_PARAMETERS(probe) {

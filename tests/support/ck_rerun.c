@@ -4,7 +4,6 @@
 #include "ck_rerun.h"
 
 #include "ck_mirror.h"
-#include "ek_check.h"
 
 struct wrapper {
   ek_module base;

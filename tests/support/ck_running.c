@@ -4,7 +4,6 @@
 #include "ck_running.h"
 
 #include "ck_mirror.h"
-#include "ek_check.h"
 
 enum { SCALE, SHIFT, OFFSET, MEAN, BATCHES, WIDTH = CK_RUNNING_WIDTH };
 

@@ -3,8 +3,6 @@
  */
 #include "ck_spike.h"
 
-#include "ek_check.h"
-
 struct spike {
   ek_module base;
   ek_module *inner;

@@ -3,8 +3,6 @@
  */
 #include "ck_visitor.h"
 
-#include "ek_check.h"
-
 struct visitor {
   ek_module base;
   ek_module *child;

@@ -8,20 +8,9 @@
 #include "ck_state.h"
 #include "ck_training.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include <sys/stat.h>
-
-#include <evenkeel/gpt.h>
-#include <evenkeel/host_memory.h>
-#include <evenkeel/linear.h>
-#include <evenkeel/llama.h>
-#include <evenkeel/model_folder.h>
-#include <evenkeel/safetensors.h>
-#include <evenkeel/weights.h>
 
 enum { VOCABULARY = 7, SEQUENCE = 5, WIDTH = 16, LAYERS = 2, HEADS = 4, KV_HEADS = 2 };
 

@@ -4,7 +4,6 @@
  */
 #include "ck_biased.h"
 #include "ck_workload.h"
-#include "ek_check.h"
 
 enum { IN = 3, OUT = CK_BIASED_COLUMNS };
 

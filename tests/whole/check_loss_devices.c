@@ -5,14 +5,6 @@
  * All in f64, where two cuts differ by the order of sums: losses and parameters agree to 1e-12,
  * relative, after three steps.
  */
-#include <math.h>
-
-#include <evenkeel/cross_entropy.h>
-#include <evenkeel/elementwise_loss.h>
-#include <evenkeel/fcn.h>
-#include <evenkeel/linear.h>
-#include <evenkeel/weighted_sum.h>
-
 #include "ck_training.h"
 
 enum { IN = 5, OUT = 6, SIDE = 8, COLOURS = 3, CLASSES = 4 };

@@ -7,7 +7,6 @@
  */
 #include "ck_gpt.h"
 #include "ck_scaling.h"
-#include "ck_state.h"
 
 /* ---- a power of two changes nothing ---- */
 

@@ -13,7 +13,6 @@
 #include "ck_running.h"
 #include "ck_snapshot.h"
 #include "ck_state.h"
-#include "ck_training.h"
 
 enum { STEPS = 3, MOST_PARTS = 3, NUMBERS = STEPS * (MOST_PARTS + 3) + 2, MOST_GRAINS = 9 };
 
