@@ -255,13 +255,11 @@ CK_LOOP(sums_of_neighbours, POLICIES + 1) {
 
 static ek_status there_and_back(const struct ck_bed *bed) {
   ek_tensor y = {0}, dx = {0};
-  ek_pass *pass = NULL;
-  ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
+  CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, bed->replica, &bed->options));
   ek_status status = ek_pass_run_forward(&y, pass, bed->input);
   if (status == EK_OK) status = ek_pass_run_backward(&dx, pass, bed->grad_output);
   ek_tensor_free(&y);
   ek_tensor_free(&dx);
-  ek_pass_free(pass);
   return status;
 }
 

@@ -17,15 +17,10 @@ static void run_rows(double *y, struct ck_bed *bed, int64_t first, int64_t count
                      const ek_pass_options *with) {
   ek_pass_options options = *with;
   options.first_sample = first;
-  ek_pass *pass = NULL;
-  ek_tensor rows = {0}, out = {0};
-  ck_ok(ek_tensor_rows(&rows, &bed->input[0], first, count));
-  ck_ok(ek_pass_open(&pass, bed->replica, &options));
-  ck_ok(ek_pass_run_forward(&out, pass, &rows));
+  CK_SCOPED(ek_tensor, rows, ek_tensor_rows(&rows, &bed->input[0], first, count));
+  CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, bed->replica, &options));
+  CK_SCOPED(ek_tensor, out, ek_pass_run_forward(&out, pass, &rows));
   ck_get(y, &out);
-  ek_tensor_free(&out);
-  ek_tensor_free(&rows);
-  ek_pass_free(pass);
 }
 
 CK_TEST(mask_of_a_split_batch) {

@@ -92,7 +92,6 @@ CK_LOOP(names_and_numbers_of_torchvision, 5) {
 
 /* What is held between forward and backward on a device that only counts. */
 static uint64_t kept_by(int depth, ek_recompute_kind kind) {
-  ek_tensor x = {0}, y = {0};
   ek_resnet_options options = small(depth, NULL);
   options.width = 8;
   options.small_pictures = true;
@@ -101,12 +100,11 @@ static uint64_t kept_by(int depth, ek_recompute_kind kind) {
   CK_SCOPED(ek_group *, group, ek_group_open(&group, "plan:1", NULL));
   ek_device *device = ek_group_device(group, 0);
   CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
-  ck_ok(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 4, (const int64_t[]){3, 16, 16, 2}));
+  CK_SCOPED(ek_tensor, x,
+            ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(3, 16, 16, 2)));
   CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
-  ck_ok(ek_pass_run_forward(&y, pass, &x));
+  CK_SCOPED(ek_tensor, y, ek_pass_run_forward(&y, pass, &x));
   CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, device));
-  ek_tensor_free(&x);
-  ek_tensor_free(&y);
   return usage.current[EK_MEMORY_ACTIVATIONS];
 }
 

@@ -3,6 +3,7 @@
  * f64; in every mode, from the gradients of a model; what devices own and hold; and a rule of the
  * program's own that takes parameters whole.
  */
+#include "ck_gpt.h"
 #include "ck_state.h"
 #include "ck_training.h"
 
@@ -426,14 +427,12 @@ CK_LOOP(averages_around_muon, CK_PLACEMENTS) {
 
 /* ---- memory ---- */
 
-static ek_status make_clipped(ek_optimizer **rule) { return ck_clipped_muon(rule); }
-
 /* plan is cpu, with two micro-batches, in f32, with bf16, and with gradients of bf16. */
 CK_LOOP(plan_knows_the_workspace, 3 * CK_PLACEMENTS) {
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", EK_MODE_GATHER);
   const struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 0.1, 3);
   ek_memory_usage planned[3], real[3];
-  setup.optimizer = make_clipped;
+  setup.optimizer = ck_clipped_muon;
   ck_setup_place(&setup, _i / 3);
   if (_i % 3 > 0) setup.options.precision = EK_PRECISION_BF16;
   if (_i % 3 == 2) setup.options.gradient_type = EK_BF16;
@@ -443,13 +442,8 @@ CK_LOOP(plan_knows_the_workspace, 3 * CK_PLACEMENTS) {
 }
 
 static ek_status make_gpt(ek_module **module, int layers) {
-  ek_gpt_options o = EK_GPT_OPTIONS_INIT;
-  o.vocabulary = 64;
-  o.sequence = 16;
-  o.width = 64;
-  o.layers = layers;
-  o.heads = 4;
-  return ek_gpt_create(module, &o);
+  const ek_gpt_options options = ck_gpt_sizes(64, 16, 64, layers, 4);
+  return ek_gpt_create(module, &options);
 }
 
 /* State and shares: no device has more elements of the model than another by more than the largest

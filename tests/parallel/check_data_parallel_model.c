@@ -101,23 +101,20 @@ CK_LOOP(outputs_lie_where_they_should, (CK_WORKLOADS * CK_PLACEMENTS)) {
 CK_TEST(inputs_on_a_device) {
   struct ck_setup setup = setup_of("mlp", 2);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 2);
-  ek_shards host[1] = {{0}}, device[1] = {{0}};
-  ek_tensor input = {0};
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   forward.gradient = false;
   struct ck_training t = ck_training_opened(&setup);
   ek_device *home = ek_group_device(t.group, 1);
-  ck_ok(ek_data_parallel_model_forward(host, t.model, batch.input, 1, &forward));
-  ck_ok(ek_tensor_create(&input, home, EK_MEMORY_WORKSPACE, EK_F32, 2, batch.input[0].shape));
+  CK_OPENED(ek_shards, host,
+            ek_data_parallel_model_forward(&host, t.model, batch.input, 1, &forward));
+  CK_OPENED(ek_tensor, input,
+            ek_tensor_create(&input, home, EK_MEMORY_WORKSPACE, EK_F32, 2, batch.input[0].shape));
   ck_ok(ek_tensor_copy(&input, &batch.input[0]));
   ck_ok(ek_memory_reset_peak(home));
-  ck_ok(ek_data_parallel_model_forward(device, t.model, &input, 1, &forward));
+  CK_OPENED(ek_shards, device,
+            ek_data_parallel_model_forward(&device, t.model, &input, 1, &forward));
   ck_assert_uint_eq(ck_usage(home).at_peak[EK_MEMORY_INPUTS], 0);
-  double *a = whole(&host[0]), *b = whole(&device[0]);
-  ck_same_bits("output", a, b, host[0].offsets[DEVICES]);
-  ek_shards_free(&host[0]);
-  ek_shards_free(&device[0]);
-  ek_tensor_free(&input);
+  ck_same_bits("output", whole(&host), whole(&device), host.offsets[DEVICES]);
 }
 
 /* ---- forwards without gradient ---- */

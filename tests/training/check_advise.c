@@ -64,21 +64,29 @@ static void subject_open(struct subject *s, int layers, int width, int64_t sampl
   s->task.trainer = &s->trainer;
 }
 
-/* Trains with the settings on the devices, and compares the peak. */
-static void run_choice(const struct subject *s, const char *devices, const ek_advice *advice,
-                       const char *what) {
+static ek_status open_choice(ek_trainer **trainer, const struct subject *s, const char *devices,
+                             const ek_settings *settings) {
   ek_module *module = NULL;
   ek_criterion *criterion = NULL;
-  ek_trainer *trainer = NULL;
   ek_trainer_options options = s->trainer;
   ek_data_parallel_model_options model_options = s->model;
   options.model = &model_options;
-  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, advice->settings.mode));
-  model_options.precision = advice->settings.precision;
-  options.micro_batches = advice->settings.micro_batches;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, settings->mode));
+  model_options.precision = settings->precision;
+  options.micro_batches = settings->micro_batches;
+  ck_ok(build((void *)(uintptr_t)&s->gpt, settings, &module, &criterion));
+  const ek_status status = ek_trainer_open(trainer, devices, module, criterion, s->rule, &options);
+  ek_criterion_free(criterion);
+  ek_module_free(module);
+  return status;
+}
+
+/* Trains with the settings on the devices, and compares the peak. */
+static void run_choice(const struct subject *s, const char *devices, const ek_advice *advice,
+                       const char *what) {
+  ek_trainer *trainer = NULL;
   ck_assert(advice->fits && advice->missing_bytes == 0 && advice->seconds > 0);
-  ck_ok(build((void *)(uintptr_t)&s->gpt, &advice->settings, &module, &criterion));
-  ck_ok(ek_trainer_open(&trainer, devices, module, criterion, s->rule, &options));
+  ck_ok(open_choice(&trainer, s, devices, &advice->settings));
   for (int i = 0; i < STEPS; i++) {
     ek_status status = ek_trainer_step(NULL, trainer, &s->tokens, 1, &s->tokens, 1);
     ck_assert_msg(status == EK_OK, "%s: %s", what, ek_error_message());
@@ -93,8 +101,6 @@ static void run_choice(const struct subject *s, const char *devices, const ek_ad
   ck_assert_msg(peak == advice->peak_bytes, "%s: %" PRIu64 " bytes, predicted were %" PRIu64, what,
                 peak, advice->peak_bytes);
   ck_ok(ek_trainer_close(trainer));
-  ek_criterion_free(criterion);
-  ek_module_free(module);
 }
 
 static void describe(char what[160], const struct subject *s, const char *devices,
@@ -393,23 +399,15 @@ static int64_t parts_for(int64_t samples, int64_t devices, int64_t rows) {
 
 static bool parts_fit(const struct subject *s, const char *devices, const ek_settings *settings,
                       int64_t parts) {
-  ek_module *module = NULL;
-  ek_criterion *criterion = NULL;
   ek_trainer *trainer = NULL;
-  ek_trainer_options options = s->trainer;
-  ek_data_parallel_model_options model_options = s->model;
-  options.model = &model_options;
-  ck_ok(ek_data_parallel_model_options_set_mode(&model_options, settings->mode));
-  options.micro_batches = parts;
-  ck_ok(build((void *)(uintptr_t)&s->gpt, settings, &module, &criterion));
-  ek_status status = ek_trainer_open(&trainer, devices, module, criterion, s->rule, &options);
+  ek_settings cut = *settings;
+  cut.micro_batches = parts;
+  ek_status status = open_choice(&trainer, s, devices, &cut);
   for (int i = 0; i < 2 && status == EK_OK; i++) {
     status = ek_trainer_step(NULL, trainer, &s->tokens, 1, &s->tokens, 1);
   }
   ck_assert(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY);
   ck_ok(ek_trainer_close(trainer));
-  ek_criterion_free(criterion);
-  ek_module_free(module);
   return status == EK_OK;
 }
 

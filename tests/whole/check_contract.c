@@ -299,11 +299,11 @@ CK_LOOP(a_module_is_handed_the_type_that_it_runs_in, TYPES * TYPES) {
 
 CK_TEST(a_criterion_and_an_optimizer_know_the_type) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
-  ek_data_parallel_model *model = NULL;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.type = EK_F64;
   CK_SCOPED(ek_module *, module, ek_linear_create(&module, 3, 3, true));
-  ck_ok(ek_data_parallel_model_open(&model, rig->group, module, &options));
+  CK_SCOPED(ek_data_parallel_model *, model,
+            ek_data_parallel_model_open(&model, rig->group, module, &options));
 
   ek_criterion *loss = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
   ek_module_ops loss_ops = *ek_module_table(&loss->base);
@@ -332,8 +332,6 @@ CK_TEST(a_criterion_and_an_optimizer_know_the_type) {
   ek_data_parallel_optimizer_free(optimizer);
 
   ek_criterion_free(loss);
-  ek_data_parallel_model_free(model);
-  ck_rig_close(rig);
 }
 
 /* ---- names ---- */

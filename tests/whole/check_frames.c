@@ -204,39 +204,31 @@ static ek_status see_backward(ek_pass *pass, const ek_tensor *dy) {
 /* In a sequential of bf16, which is given f32. The ledger has what is converted. */
 CK_TEST(a_module_of_f32_runs_between_casts) {
   struct ck_probe *p = ck_probe_open(see_forward, see_backward);
-  ek_module *whole = NULL, *child = &p->probe->base;
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
+  ek_module *child = &p->probe->base;
+  ek_replica *none = NULL;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   ek_parameter_info info;
   options.precision = EK_PRECISION_BF16;
-  ck_kept(ek_sequential_create(&whole, &child, 1), whole);
+  CK_OPENED(ek_module *, whole, ek_sequential_create(&whole, &child, 1));
   if (ck_has_halves()) {
-    ck_ok(ek_replica_open(&replica, p->device, whole, &options));
+    CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, p->device, whole, &options));
     ck_assert_int_eq(ek_replica_precision(replica), EK_BF16);
     ck_ok(ek_replica_find(&info, replica, "0.a"));
-    ek_tensor x = ck_upload(p->device, EK_F32, odd, CK_SHAPE(1, 2)), y = {0}, dx = {0};
-    ek_tensor flat = x;
+    ek_tensor x = ck_upload(p->device, EK_F32, odd, CK_SHAPE(1, 2)), flat = x;
     flat.rank = 1;
     flat.shape[0] = 2;
     ck_ok(ek_tensor_copy(&info.value, &flat));
     ck_ok(ek_replica_refresh(replica));
     at_rest = held_on(p->device);
-    ck_ok(ek_pass_open(&pass, replica, NULL));
-    ck_ok(ek_pass_run_forward(&y, pass, &x));
+    CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
+    CK_OPENED(ek_tensor, y, ek_pass_run_forward(&y, pass, &x));
     ck_assert_int_eq(y.type, EK_BF16);
-    ck_ok(ek_pass_run_backward(&dx, pass, &y));
+    CK_OPENED(ek_tensor, dx, ek_pass_run_backward(&dx, pass, &y));
     holds_rounded(&dx); /* of the type of what was given */
     holds_rounded(&info.gradient);
-    ek_tensor_free(&x);
-    ek_tensor_free(&y);
-    ek_tensor_free(&dx);
   } else {
-    ck_fails(ek_replica_open(&replica, p->device, whole, &options), EK_ERR_UNSUPPORTED,
-             "not in bf16");
+    ck_fails(ek_replica_open(&none, p->device, whole, &options), EK_ERR_UNSUPPORTED, "not in bf16");
   }
-  ek_pass_free(pass);
-  ek_replica_free(replica);
 }
 
 /* ---- a container that knows f32 alone, over children that know more ---- */
@@ -362,27 +354,22 @@ CK_TEST(a_container_asks_for_f32) {
   static const double third = 1.0 / 3;
   for (int asked = 0; asked < 2; asked++) {
     struct ck_probe *p = ck_probe_open(keep_forward, keep_backward);
-    ek_module *gelu = NULL, *module = NULL;
-    ek_replica *replica = NULL;
-    ek_pass *pass = NULL;
     ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
     options.precision = EK_PRECISION_BF16;
     if (ck_has_halves()) {
-      ck_ok(ek_activation_create(&gelu, EK_ACTIVATION_GELU));
-      module = container_of(&container_ops, gelu, ek_module_share(&p->probe->base),
-                            asked ? EK_PRECISION_F32 : EK_PRECISION_DEFAULT);
-      ck_ok(ek_replica_open(&replica, p->device, module, &options));
+      CK_GOT(ek_module *, gelu, ek_activation_create(&gelu, EK_ACTIVATION_GELU));
+      CK_HELD(ek_module *, module,
+              ck_keep(container_of(&container_ops, gelu, ek_module_share(&p->probe->base),
+                                   asked ? EK_PRECISION_F32 : EK_PRECISION_DEFAULT)));
+      CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, p->device, module, &options));
       CK_HELD(ek_tensor, x,
               ck_upload(p->device, EK_F32, (const double[]){third, 1}, CK_SHAPE(1, 2)));
-      ck_ok(ek_pass_open(&pass, replica, NULL));
+      CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
       CK_SCOPED(ek_tensor, y, ek_pass_run_forward(&y, pass, &x));
       CK_SCOPED(ek_tensor, dx, ek_pass_run_backward(&dx, pass, &y));
       const bool rounded = kept[1] == ck_round_to(EK_BF16, kept[1]); /* GELU(1) = 0.8411 */
       ck_assert_int_eq(rounded, asked == 0);
     }
-    ek_pass_free(pass);
-    ek_replica_free(replica);
-    ek_module_free(module);
   }
 }
 

@@ -47,17 +47,14 @@ static ek_trainer_options options_of(const struct run *run) {
 
 static void open_trainer(ek_trainer **trainer, const struct run *run) {
   const ek_trainer_options options = options_of(run);
-  ek_module *module = NULL, *joined = NULL;
-  ek_criterion *criterion = NULL;
-  ck_ok(run->workload->module(&module));
-  ck_ok(run->workload->criterion(&criterion, EK_REDUCTION_MEAN));
+  ek_module *joined = NULL;
+  CK_SCOPED(ek_module *, module, run->workload->module(&module));
+  CK_SCOPED(ek_criterion *, criterion, run->workload->criterion(&criterion, EK_REDUCTION_MEAN));
   CK_SCOPED(ek_optimizer *, rule, ck_clipped_adamw(&rule));
   if (run->joined) ck_ok(ek_with_criterion_create(&joined, module, criterion));
   ck_ok(ek_trainer_open(trainer, run->planned ? "plan:3" : ck_spec("cpu:3"),
                         run->joined ? joined : module, run->joined ? NULL : criterion, rule,
                         &options));
-  ek_criterion_free(criterion);
-  ek_module_free(module);
   ek_module_free(joined);
 }
 

@@ -81,22 +81,17 @@ static ek_criterion *nested(int depth, int *freed) {
 
 static ek_status run(struct ck_rig *rig, ek_criterion *criterion) {
   ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
   ek_tensor inputs[] = {*ck_tensor(rig, ck_zeros(rig, 4), CK_SHAPE(2, 2)),
                         *ck_tensor(rig, ck_zeros(rig, 4), CK_SHAPE(2, 2))};
   ek_tensor *scales = ck_tensor_of(rig, EK_F64, ck_zeros(rig, 2), CK_SHAPE(1, 2));
-  ek_tensor totals = {0}, gradients[2] = {{0}};
-  ek_status status = ek_replica_open(&replica, rig->device, &criterion->base, NULL);
-  if (status == EK_OK) {
-    ck_ok(ek_pass_open(&pass, replica, NULL));
-    ck_ok(ek_pass_run_forward(&totals, pass, inputs));
-    ck_ok(ek_pass_run_backward(gradients, pass, scales));
-  }
+  ek_tensor gradients[2] = {{0}};
+  EK_TRY(ek_replica_open(&replica, rig->device, &criterion->base, NULL));
+  CK_HELD(ek_replica *, kept, ck_keep(replica));
+  CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, kept, NULL));
+  CK_SCOPED(ek_tensor, totals, ek_pass_run_forward(&totals, pass, inputs));
+  ck_ok(ek_pass_run_backward(gradients, pass, scales));
   ek_tensor_free(&gradients[0]);
-  ek_tensor_free(&totals);
-  ek_pass_free(pass);
-  ek_replica_free(replica);
-  return status;
+  return EK_OK;
 }
 
 CK_TEST(two_hundred_thousand_criteria) {

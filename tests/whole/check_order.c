@@ -119,12 +119,7 @@ CK_LOOP(outputs_of_another_model, CK_MODES) {
            "not those of the model's last forward");
   ck_fails(ek_data_parallel_model_backward(bed.t.model, bed.out[1], 1, NULL), EK_ERR_STATE,
            "gradient number 0");
-  ek_data_parallel_criterion_free(other.loss);
-  ek_data_parallel_optimizer_free(other.optimizer);
-  ek_data_parallel_model_free(other.model);
-  ek_module_free(other.module);
-  ek_criterion_free(other.criterion);
-  ek_optimizer_free(other.rule);
+  ck_training_free(&other);
   bed_drop(&bed, 0);
   bed_drop(&bed, 1);
   same_as_undisturbed(&bed, "mlp", (ek_mode)_i);

@@ -288,7 +288,6 @@ enum { TOKENS = 128, C = 64, HEADS = 4, VOCABULARY = 16 };
 #define BLOCK (16 * KEPT + 4 * SMALL + HEADS * SMALL) /* docs/memory.md */
 
 static struct bytes measure(int layers, const char *policy) {
-  ek_tensor x = {0}, y = {0};
   struct bytes bytes;
   ek_gpt_options options = ck_gpt_sizes(VOCABULARY, TOKENS, C, layers, HEADS);
   options.recompute = policy_of(policy);
@@ -296,20 +295,19 @@ static struct bytes measure(int layers, const char *policy) {
   CK_SCOPED(ek_group *, group, ek_group_open(&group, "plan:1", NULL));
   ek_device *device = ek_group_device(group, 0);
   CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
-  ck_ok(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_I32, 2, (const int64_t[]){1, TOKENS}));
+  CK_SCOPED(ek_tensor, x,
+            ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_I32, CK_SHAPE(1, TOKENS)));
   CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, device));
   const uint64_t before = usage.current_bytes;
   ck_ok(ek_memory_reset_peak(device));
   CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
-  ck_ok(ek_pass_run_forward(&y, pass, &x));
+  CK_SCOPED(ek_tensor, y, ek_pass_run_forward(&y, pass, &x));
   ck_ok(ck_memory_stats(&usage, device));
   bytes.between = usage.current[EK_MEMORY_ACTIVATIONS];
   ck_ok(ek_pass_run_backward(NULL, pass, &y));
   ck_ok(ck_memory_stats(&usage, device));
   bytes.peak = usage.peak_bytes - before;
   bytes.at_peak = usage.at_peak[EK_MEMORY_ACTIVATIONS];
-  ek_tensor_free(&x);
-  ek_tensor_free(&y);
   return bytes;
 }
 

@@ -116,12 +116,6 @@ CK_LOOP(the_same_training, (on_host() ? CK_WORKLOADS : 2) * CK_PLACEMENTS) {
     ck_same_bits("weight", &got[step].weight, &want[step].weight, 1);
   }
   ck_runs_agree(&early, &plain, CK_VALUES, 0);
-  ek_data_parallel_optimizer_free(early.optimizer);
-  ek_optimizer_free(early.rule);
-  ek_data_parallel_criterion_free(early.loss);
-  ek_criterion_free(early.criterion);
-  ek_data_parallel_model_free(early.model);
-  ek_module_free(early.module);
 }
 
 /* A plan has the peak of the real thing, with two batches at a time, too. */
