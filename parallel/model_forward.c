@@ -69,35 +69,28 @@ static size_t first_target(const ek_data_parallel_model *model) {
   return ek_module_inputs(model->module) - ek_module_targets(model->module);
 }
 
-/* All inputs are cut alike, with one row for each sample, and targets at these samples. *lead: the
- * first that is cut. */
-static ek_status check_cuts(size_t *lead, const ek_data_parallel_model *model,
-                            const ek_shards *inputs, size_t input_count) {
-  const size_t count = first_target(model);
-  const size_t bytes = (model->run.count + 1) * sizeof *inputs->offsets;
-  *lead = count;
-  for (size_t i = 0; i < count; i++) {
-    const ek_shards *input = &inputs[i];
-    if (input->broadcast) continue;
-    if (*lead == count) *lead = i;
-    EK__FAIL_IF(
-        input->offsets[0] != 0 || memcmp(input->offsets, inputs[*lead].offsets, bytes) != 0 ||
-            memcmp(input->offsets, input->samples, bytes) != 0,
-        EK_ERR_SHAPE,
-        "forward: input number %zu is cut differently from number %zu (%lld rows, %lld), or does "
-        "not have one row for each sample",
-        i, *lead, (long long)input->offsets[model->run.count],
-        (long long)inputs[*lead].offsets[model->run.count]);
-  }
-  EK__FAIL_IF(*lead == count, EK_ERR_INVALID_ARGUMENT,
-              "forward: every input is broadcast; one must be cut");
-  for (size_t i = count; i < input_count; i++) {
-    if (ek__target_fits(&inputs[i], &inputs[*lead])) continue;
-    return ek_error_set(EK_ERR_SHAPE,
-                        "forward: input number %zu, a target, is not cut at the samples of input "
-                        "number %zu",
-                        i, *lead);
-  }
+/* All inputs are cut alike, with one row for each sample, and targets at these samples. */
+static ek_status check_cut(const struct ek__forward *job, size_t number) {
+  const ek_data_parallel_model *model = job->model;
+  const ek_shards *input = &job->inputs.shards[number], *lead = &job->inputs.shards[job->lead];
+  const size_t bytes = (model->run.count + 1) * sizeof *input->offsets;
+  EK__FAIL_IF(input->broadcast != is_broadcast(model, number), EK_ERR_INVALID_ARGUMENT,
+              "forward: input number %zu is %s", number,
+              input->broadcast ? "broadcast, and the model cuts it"
+                               : "cut, and the model broadcasts it");
+  if (input->broadcast) return EK_OK;
+  const bool target = number >= first_target(model);
+  EK__FAIL_IF(target && !ek__target_fits(input, lead), EK_ERR_SHAPE,
+              "forward: input number %zu, a target, is not cut at the samples of input number %zu",
+              number, job->lead);
+  EK__FAIL_IF(
+      !target && (input->offsets[0] != 0 || memcmp(input->offsets, lead->offsets, bytes) != 0 ||
+                  memcmp(input->offsets, input->samples, bytes) != 0),
+      EK_ERR_SHAPE,
+      "forward: input number %zu is cut differently from number %zu (%lld rows, %lld), or does not "
+      "have one row for each sample",
+      number, job->lead, (long long)input->offsets[model->run.count],
+      (long long)lead->offsets[model->run.count]);
   return EK_OK;
 }
 
@@ -221,25 +214,22 @@ static ek_status cut_grains(ek_scatter_options *scatter, const struct ek__forwar
 /* Checks shards, or decides how inputs are cut and converted; the parts are made later. */
 static ek_status lay_inputs(struct ek__forward *job, const ek_shards *cut) {
   const ek_data_parallel_model *model = job->model;
-  const struct ek__reduction *reduction = model->run.reduction;
+  const size_t targets = first_target(model);
   struct ek__given *inputs = &job->inputs;
-  size_t lead = 0; /* targets are cut at its samples */
   ek_scatter_options grains = EK_SCATTER_OPTIONS_INIT;
   const ek_scatter_options *scatter = job->options->scatter;
-  if (reduction->grains != NULL && cut == NULL) {
+  if (model->run.reduction->grains != NULL && cut == NULL) {
     EK_TRY(cut_grains(&grains, job));
     scatter = &grains;
   }
+  while (job->lead < targets && is_broadcast(model, job->lead)) job->lead++;
+  EK__FAIL_IF(job->lead == targets, EK_ERR_INVALID_ARGUMENT,
+              "forward: every input is broadcast; one must be cut");
   for (size_t i = 0; i < inputs->count; i++) {
-    const ek_shards *own = &inputs->shards[i], *first = &inputs->shards[lead];
-    const bool follows = cut == NULL && i >= first_target(model) && !first->broadcast;
-    EK_TRY(ek__given_lay(inputs, i, model, cut == NULL ? NULL : &cut[i], follows ? first : NULL,
+    const ek_shards *like = cut == NULL && i >= targets ? &inputs->shards[job->lead] : NULL;
+    EK_TRY(ek__given_lay(inputs, i, model, cut == NULL ? NULL : &cut[i], like,
                          is_broadcast(model, i), scatter));
-    EK__FAIL_IF(own->broadcast != is_broadcast(model, i), EK_ERR_INVALID_ARGUMENT,
-                "forward: input number %zu is %s", i,
-                own->broadcast ? "broadcast, and the model cuts it"
-                               : "cut, and the model broadcasts it");
-    if (!follows && inputs->shards[lead].broadcast) lead = i;
+    EK_TRY(check_cut(job, i));
   }
   return EK_OK;
 }
@@ -272,12 +262,10 @@ ek_status ek__forward_lay(struct ek__forward *job, ek_data_parallel_model *model
               "forward: shards are already cut, so options.scatter must be NULL");
   EK_TRY(check_scatter(options->scatter));
   EK_TRY(lay_inputs(job, cut));
-  EK_TRY(check_cuts(&job->lead, model, job->inputs.shards, count));
-  const ek_shards *lead = &job->inputs.shards[job->lead];
   EK_TRY(find_place(job));
   if (model->run.reduction->check_cut == NULL) return EK_OK;
-  return model->run.reduction->check_cut("forward", model, lead, job->next.before, job->next.all,
-                                         true);
+  return model->run.reduction->check_cut("forward", model, &job->inputs.shards[job->lead],
+                                         job->next.before, job->next.all, true);
 }
 
 /* ---- running it ---- */
