@@ -74,8 +74,11 @@ static ek_status run_in_one(ek_data_parallel_model *model, struct ek__loss *loss
   /* The ranks may read the squares of a master's gradient in the memory of rank 0, which need not
    * be there before all have ended the job. */
   const bool norm = next == EK__NEXT_UPDATE_BY_NORM;
-  struct job job = {.gradient = options->gradient, .norm = norm && !ek__placement(model)->master};
+  struct job job; /* large: what is laid out writes it once */
   ek_shards outputs[EK_MAX_TENSORS] = {{0}};
+  job.gradient = options->gradient;
+  job.norm = norm && !ek__placement(model)->master;
+  job.loss.targets.sources = NULL;
   ek_status status = lay(&job, model, loss, batch, options);
   if (status == EK_OK) {
     /* The gradient of several terms needs their weights, which are in the totals. */

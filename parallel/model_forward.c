@@ -335,7 +335,7 @@ static ek_status run_call(ek_shards *outputs, ek_data_parallel_model *model, con
                           const ek_shards *cut, size_t count, const ek_forward_options *options) {
   ek_forward_options o = EK_FORWARD_OPTIONS_INIT;
   const void *inputs = whole == NULL ? (const void *)cut : whole;
-  struct ek__forward job = {0};
+  struct ek__forward job;
   ek_shards made[EK_MAX_TENSORS] = {{0}};
   EK__NOT_NULL("forward", model, outputs, inputs);
   EK__MODEL_ENTER(model, "forward");
