@@ -21,7 +21,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
-#include "criterion_internal.h"
+#include "forward.h"
 #include "device/place.h"
 #include "optimizer_internal.h"
 

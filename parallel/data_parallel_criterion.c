@@ -17,7 +17,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
-#include "criterion_internal.h"
+#include "forward.h"
 
 /* ---- opening and closing ---- */
 
@@ -204,29 +204,17 @@ ek_status ek__loss_check_call(const ek_data_parallel_model *model, const struct 
   return EK_OK;
 }
 
+/* These are all outputs of one forward, in order, none overwritten. Tensors made by the program
+ * have the number 0. */
 static ek_status check_outputs(const ek_data_parallel_model *model, const struct ek__loss *loss,
                                const ek_shards *outputs, size_t output_count, size_t target_count) {
+  const struct ek__reduction *reduction = model->run.reduction;
   EK_TRY(ek__loss_check_call(model, loss, output_count, target_count));
   for (size_t i = 0; i < output_count; i++) {
+    const struct ek__shards_private *origin = &outputs[i].private_members;
     EK__FAIL_IF(outputs[i].group != model->run.group, EK_ERR_DEVICE,
                 "output number %zu is not of the model's group", i);
     EK_TRY(ek__shards_check("criterion forward: an output", &outputs[i]));
-  }
-  for (size_t k = 0; k < model->run.count; k++) {
-    EK_TRY(ek__loss_check_rows(outputs, output_count, k));
-  }
-  const struct ek__reduction *reduction = model->run.reduction;
-  return reduction->check_cut == NULL
-             ? EK_OK
-             : reduction->check_cut("criterion forward", model, &outputs[0], model->last.before,
-                                    model->last.all, false);
-}
-
-/* Checks that these are all outputs of one forward, in order, none overwritten. Tensors made by the
- * program have the number 0. */
-static ek_status check_origin(const ek_shards *outputs, size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    const struct ek__shards_private *origin = &outputs[i].private_members;
     EK__FAIL_IF(origin->forward != outputs[0].private_members.forward ||
                     (origin->forward != 0 && origin->output != i),
                 EK_ERR_INVALID_ARGUMENT,
@@ -238,7 +226,12 @@ static ek_status check_origin(const ek_shards *outputs, size_t count) {
                 "run a new forward",
                 i);
   }
-  return EK_OK;
+  for (size_t k = 0; k < model->run.count; k++) {
+    EK_TRY(ek__loss_check_rows(outputs, output_count, k));
+  }
+  if (reduction->check_cut == NULL) return EK_OK;
+  return reduction->check_cut("criterion forward", model, &outputs[0], model->last.before,
+                              model->last.all, false);
 }
 
 ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *model,
@@ -307,7 +300,6 @@ static ek_status run_call(ek_data_parallel_criterion *parallel, ek_shards *outpu
   ek_data_parallel_model *model = parallel->model;
   EK__MODEL_USE(model, "criterion forward");
   EK_TRY(check_outputs(model, &parallel->loss, outputs, output_count, target_count));
-  EK_TRY(check_origin(outputs, output_count));
   struct ek__loss_forward job;
   ek_status status =
       ek__loss_lay(&job, model, &parallel->loss, outputs, tensors, shards, target_count);
@@ -368,13 +360,10 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
   EK__MODEL_USE(parallel->model, "criterion loss");
   EK__FAIL_IF(!parallel->loss.has_loss, EK_ERR_STATE,
               "criterion loss: no forward has run before it");
-  const size_t terms = parallel->loss.terms;
   double combined[2] = {NAN, NAN}, totals[2 * EK_MAX_TERMS] = {0};
   EK_TRY(ek__read_numbers(combined, 2, &parallel->loss.combined[0]));
-  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &first_of(parallel)->totals.sum));
-  double most = 0;
-  for (size_t i = 0; i < terms; i++) most = fmax(most, totals[2 * i + 1]);
-  if (weight != NULL) *weight = most;
+  EK_TRY(ek__criterion_add_totals(totals, parallel));
+  (void)ek__criterion_loss_of(weight, parallel, totals);
   const bool mean = parallel->loss.reduction == EK_REDUCTION_MEAN;
   *loss = !mean ? combined[0] : combined[1] == 0 ? 0.0 : combined[0] / combined[1];
   return EK_OK;

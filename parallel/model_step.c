@@ -15,7 +15,7 @@
  * every device has queued all of it. Tears are counted, so a tear that the group reports while
  * state is being written is not mistaken for the one that the writing repairs.
  */
-#include "criterion_internal.h"
+#include "forward.h"
 #include "optimizer_internal.h"
 
 static void drop_passes(ek_pass **passes, size_t count) {

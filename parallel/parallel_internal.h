@@ -113,7 +113,7 @@ struct ek__rank {
   struct ek__pieces pieces;
   ek_tensor outputs[EK_MAX_TENSORS];
   struct ek__share share;
-  struct ek__loss_rank *losses; /* of all criteria: criterion_internal.h */
+  struct ek__loss_rank *losses; /* of all criteria: forward.h */
 };
 
 static inline ek_stream *ek__rank_stream(const struct ek__rank *rank) {
@@ -207,7 +207,7 @@ struct ek_data_parallel_model {
   struct ek__last_forward last;
   struct ek__step step;
   struct ek__torn torn;
-  struct ek__loss *losses;   /* of the criteria that are open for it: criterion_internal.h */
+  struct ek__loss *losses;   /* of the criteria that are open for it: forward.h */
   struct ek__update *update; /* of the optimizer that is open for it: optimizer_internal.h */
 };
 

@@ -16,7 +16,7 @@
 #include <evenkeel/losses.h>
 
 #include "core/error.h"
-#include "criterion_internal.h"
+#include "forward.h"
 
 /* ---- a module of its own ---- */
 

@@ -3,7 +3,7 @@
  *
  * It uses public functions, except for two things: a micro-batch is one job of the workers
  * (micro_batches.c), and the sums of a loss over the parts of a batch are read from the criterion
- * (criterion_internal.h).
+ * (forward.h).
  *
  * A step that fails drops what it has begun, so that no activations are held until the next one.
  */
@@ -18,7 +18,7 @@
 #include "core/log_internal.h"
 #include "core/options.h"
 #include "core/owner.h"
-#include "parallel/criterion_internal.h"
+#include "parallel/forward.h"
 #include "parallel/optimizer_internal.h"
 #include "device/device_internal.h"
 #include "batches.h"
