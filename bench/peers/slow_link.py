@@ -7,11 +7,15 @@ shape S in mode `replicated`, f32. NAME=VALUE is a flag of evenkeel-bench that c
 preset=resnet18, that preset: in S the gradient of the tied table is 40 % of all and complete when backward ends, in
 these the last gradient is small. A round has, in turns,
 
-    alone   both processes at the same time, each a world of its own with half of the batch: no communication
-    slow    both in one world, each in a network namespace; a veth pair between them sends as many bytes in a second
-            as makes the sum over the gradients last half of the backward of `alone`
+    alone   both processes at the same time, each a world of its own with half of the batch: no communication; the
+            time is that of the slower one
+    fast    both in one world, each in a network namespace, with a veth pair between them that has no limit
+    slow    the same, where the pair sends as many bytes in a second as makes the sum over the gradients last half of
+            the backward of `alone`
 
-Exposed communication is (slow - alone) / slow, of the medians of a round. Namespaces are removed at the end.
+Exposed communication is (slow - alone) / slow, of the medians of a round. (slow - fast) / slow is the part of it that
+waits for bytes; the other part is the processor time of sums and sockets, on cores that compute, and one process that
+waits for the other. Namespaces are removed at the end.
 """
 
 import contextlib
@@ -24,7 +28,7 @@ import tempfile
 
 import torch2_ddp
 
-WARMUP, STEPS = 2, 8
+WARMUP, STEPS = 2, 12
 NAMES = ["evenkeel-slow-0", "evenkeel-slow-1"]
 ADDRESSES = ["10.77.0.1", "10.77.0.2"]
 
@@ -51,7 +55,12 @@ def link():
 
 
 def limit(bytes_per_second):
+    """No limit where this is None."""
     for process, name in enumerate(NAMES):
+        if bytes_per_second is None:
+            subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "delete", "dev", f"slow{process}", "root"],
+                           check=False, stderr=subprocess.DEVNULL)
+            continue
         subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "replace", "dev", f"slow{process}", "root", "tbf",
                         "rate", f"{int(8 * bytes_per_second)}bit", "burst", "256kb", "latency", "400ms"], check=True)
 
@@ -63,17 +72,23 @@ def command(program, name, device, shape, batch=None):
             "-o", "json"]
 
 
-def result(commands):
-    run = json.loads(torch2_ddp.start(commands)[0])["runs"][0]
-    return run["step_seconds"]["median"], run["split_seconds"]["backward"]
+def results(commands):
+    """The median of a step and that of its backward, of each process."""
+    children = [subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+                for words, environment in commands]
+    texts = [child.communicate()[0] for child in children]
+    if any(child.returncode != 0 for child in children):
+        sys.exit("a process has failed")
+    runs = [json.loads(text)["runs"][0] for text in texts if text.strip()] # of a world, process 0 prints
+    return [(run["step_seconds"]["median"], run["split_seconds"]["backward"]) for run in runs]
 
 
 def alone(program, shape):
     half = command(program, "step", "cpu", shape, shape["batch"] // 2)
-    return result([(half, dict(os.environ)) for _ in NAMES])
+    return max(results([(half, dict(os.environ)) for _ in NAMES]))
 
 
-def slow(program, shape):
+def together(program, shape):
     with tempfile.TemporaryDirectory() as folder:
         commands = []
         for process, name in enumerate(NAMES):
@@ -81,7 +96,7 @@ def slow(program, shape):
                                EVENKEEL_WORLD_PROCESS=str(process), EVENKEEL_WORLD_PROCESSES=str(len(NAMES)),
                                EVENKEEL_WORLD_ADDRESS=ADDRESSES[process])
             commands.append((["ip", "netns", "exec", name, *command(program, "step", "cpu", shape)], environment))
-        return result(commands)
+        return results(commands)[0][0]
 
 
 def read_shape(program, words):
@@ -97,17 +112,22 @@ def read_shape(program, words):
 def main():
     program, rounds = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 5
     shape, gradients = read_shape(program, sys.argv[3:])
-    exposed = []
+    exposed, waits = [], []
     with link():
         for _ in range(rounds):
             free, backward = alone(program, shape)
+            limit(None)
+            fast = together(program, shape)
             rate = gradients / (backward / 2)
             limit(rate)
-            seconds, _ = slow(program, shape)
-            exposed.append((seconds - free) / seconds)
-            print(f"alone {free * 1e3:.0f} ms (backward {backward * 1e3:.0f} ms), at {rate / 1e6:.0f} MB/s "
-                  f"{seconds * 1e3:.0f} ms: exposed {exposed[-1]:.3f}, load {os.getloadavg()[0]:.1f}", flush=True)
-    print(f"exposed {statistics.median(exposed):.3f} ({min(exposed):.3f} to {max(exposed):.3f})")
+            slow = together(program, shape)
+            exposed.append((slow - free) / slow)
+            waits.append((slow - fast) / slow)
+            print(f"alone {free * 1e3:.0f} ms (backward {backward * 1e3:.0f} ms), fast {fast * 1e3:.0f} ms, at "
+                  f"{rate / 1e6:.0f} MB/s {slow * 1e3:.0f} ms: exposed {exposed[-1]:.3f}, of which waits for bytes "
+                  f"{waits[-1]:.3f}, load {os.getloadavg()[0]:.1f}", flush=True)
+    for name, values in (("exposed", exposed), ("waits for bytes", waits)):
+        print(f"{name} {statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
 
 
 if __name__ == "__main__":
