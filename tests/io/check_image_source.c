@@ -8,18 +8,12 @@
 
 #include "ck_folder.h"
 
-static char folder[CK_FOLDER_SIZE], path[CK_FOLDER_SIZE + 32], other[CK_FOLDER_SIZE + 32];
+static const char *folder, *path, *other;
 
 static void make(void) {
-  ck_folder_make(folder);
-  (void)snprintf(path, sizeof path, "%s/a.bin", folder);
-  (void)snprintf(other, sizeof other, "%s/b.bin", folder);
-}
-
-static void clear(void) {
-  (void)unlink(path);
-  (void)unlink(other);
-  ck_folder_remove(folder);
+  folder = ck_folder();
+  path = ck_file(folder, "a.bin");
+  other = ck_file(folder, "b.bin");
 }
 
 static void write_file(const char *name, const void *head, size_t head_bytes, const void *rest,
@@ -205,11 +199,10 @@ CK_LOOP(cifar, 2) {
   ek_image_options options = EK_IMAGE_OPTIONS_INIT;
   static uint8_t x[5 * 3072];
   uint8_t y[5];
-  char pattern[CK_FOLDER_SIZE + 16];
   for (size_t i = 0; i < 5 * record; i++) pictures[i] = (uint8_t)(i * 7 + i / 251);
   write_file(path, pictures, 3 * record, NULL, 0);
   write_file(other, pictures + 3 * record, 2 * record, NULL, 0);
-  (void)snprintf(pattern, sizeof pattern, "%s/*.bin", folder);
+  const char *pattern = ck_file(folder, "*.bin");
   options.in_order = true;
   CK_OPENED(ek_source *, source, ek_image_source_open_cifar(&source, pattern, _i == 1, &options));
   ck_assert(ek_source_samples(source) == 5);
@@ -282,4 +275,4 @@ CK_TEST(no_memory) {
   ek_host_memory_fail_at(0);
 }
 
-CK_SUITE_WITH("image_source", make, clear)
+CK_SUITE_WITH("image_source", make, NULL)

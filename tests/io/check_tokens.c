@@ -10,26 +10,13 @@
 
 #include "ck_folder.h"
 
-static char folder[CK_FOLDER_SIZE], path[CK_FOLDER_SIZE + 32], pattern[CK_FOLDER_SIZE + 32];
+static const char *folder;
 
-static void make(void) { ck_folder_make(folder); }
+static void make(void) { folder = ck_folder(); }
 
-static void clear(void) {
-  char command[CK_FOLDER_SIZE + 16];
-  (void)snprintf(command, sizeof command, "rm -f %s/*.bin", folder);
-  ck_assert_int_eq(system(command), 0);
-  ck_folder_remove(folder);
-}
+static const char *in_folder(const char *name) { return ck_file(folder, name); }
 
-static const char *in_folder(const char *name) {
-  (void)snprintf(path, sizeof path, "%s/%s", folder, name);
-  return path;
-}
-
-static const char *all_files(void) {
-  (void)snprintf(pattern, sizeof pattern, "%s/*.bin", folder);
-  return pattern;
-}
+static const char *all_files(void) { return in_folder("*.bin"); }
 
 /* Token i of a file is start + i; without a magic number the file has no header. */
 static void write_tokens(const char *name, int32_t magic, int32_t version, ek_type type,
@@ -114,10 +101,7 @@ CK_TEST(files_of_several_patterns_follow_each_other) {
   write_tokens("a.bin", 0, 0, EK_U16, 100, 5, 0);
   write_tokens("b1.bin", 0, 0, EK_U16, 200, 5, 0);
   write_tokens("b2.bin", 0, 0, EK_U16, 300, 5, 0);
-  char first[sizeof path], second[sizeof path];
-  (void)snprintf(first, sizeof first, "%s/b?.bin", folder);
-  (void)snprintf(second, sizeof second, "%s/a.bin", folder);
-  const char *more[] = {second};
+  const char *first = in_folder("b?.bin"), *more[] = {in_folder("a.bin")};
   ek_tokens_options options = windows(4);
   options.more = more;
   options.more_count = 1;
@@ -216,7 +200,7 @@ CK_TEST(damaged_files_are_named) {
   write_tokens("a.bin", 20240520, 1, EK_U16, 0, 20, 20);
   write_tokens("b.bin", 20240801, 7, EK_U32, 0, 20, 20);
   refused(&options, EK_ERR_TYPE, "b.bin has u32 tokens");
-  ck_assert(unlink(path) == 0);
+  ck_assert(unlink(in_folder("b.bin")) == 0);
   const ek_tokens_options wide = windows(20);
   refused(&wide, EK_ERR_INVALID_ARGUMENT, "no file has the 21 tokens");
 }
@@ -317,4 +301,4 @@ CK_TEST(any_sample_of_100_gigabytes_is_near) {
   printf("the longest of 1,000 random samples took %.3f ms\n", 1e3 * longest);
 }
 
-CK_SUITE_WITH("tokens", make, clear)
+CK_SUITE_WITH("tokens", make, NULL)

@@ -92,14 +92,12 @@ static void read_entry(double out[COUNT], const struct ck_training *t, const cha
  * in place of the weights. */
 CK_LOOP(averages_of_a_model, CK_PLACEMENTS) {
   static const char weight[] = "tokens.weight", state[] = "adamw/average/tokens.weight";
-  char folder[CK_FOLDER_SIZE], path[96];
+  const char *path = ck_file(ck_folder(), "weights");
   struct ck_training t, other;
   double p[COUNT], average[COUNT] = {0}, got[COUNT];
   ek_weights_options options = EK_WEIGHTS_OPTIONS_INIT;
   options.average = true;
   open_training(&t, _i);
-  ck_folder_make(folder);
-  (void)snprintf(path, sizeof path, "%s/weights", folder);
   ck_fails(ek_weights_save(t.model, path, &options), EK_ERR_STATE, "no step was taken");
   ck_invalid(ek_weights_load(t.model, path, &options), "average applies to saves");
   for (int step = 0; step < 4; step++) {
@@ -121,9 +119,7 @@ CK_LOOP(averages_of_a_model, CK_PLACEMENTS) {
     ck_ok(ek_weights_load(other.model, path, NULL));
     read_entry(p, &other, weight);
     ck_same_bits("weights of the file", p, average, COUNT);
-    (void)unlink(path);
   }
-  ck_folder_remove(folder);
 }
 
 /* A plain rule keeps none. */

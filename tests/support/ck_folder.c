@@ -18,6 +18,31 @@ void ck_folder_remove(const char *folder) {
   ck_assert_msg(rmdir(folder) == 0, "%s is not empty: a file was left behind", folder);
 }
 
+static void remove_folder(void *folder) { ck_folder_remove(folder); }
+
+const char *ck_folder(void) {
+  char *folder = ck_array(1, CK_FOLDER_SIZE);
+  ck_folder_make(folder);
+  ck_keep_by(folder, remove_folder);
+  return folder;
+}
+
+static void remove_file(void *path) { (void)unlink(path); }
+
+const char *ck_file(const char *folder, const char *name) {
+  const size_t size = strlen(folder) + strlen(name) + 2;
+  char *path = ck_array(1, size);
+  (void)snprintf(path, size, "%s/%s", folder, name);
+  ck_keep_by(path, remove_file);
+  return path;
+}
+
+const char *ck_state_file(const char *folder, int step) {
+  char name[64];
+  (void)snprintf(name, sizeof name, "step-%012d.safetensors", step);
+  return ck_file(folder, name);
+}
+
 void ck_write_file(const char *path, const void *bytes, size_t size) {
   FILE *file = fopen(path, "wb");
   ck_assert_msg(file != NULL, "%s", path);

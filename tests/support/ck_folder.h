@@ -17,6 +17,13 @@ void ck_folder_make(char folder[CK_FOLDER_SIZE]);
 /* Removes it; the test fails if a file was left behind. */
 void ck_folder_remove(const char *folder);
 
+/* One that goes when the test ends, and the path of a file in it, which goes before it if it is
+ * there; the test fails if another file was left behind. */
+const char *ck_folder(void);
+const char *ck_file(const char *folder, const char *name);
+/* The same of the state that is saved after a step. */
+const char *ck_state_file(const char *folder, int step);
+
 /* A file of these bytes. */
 void ck_write_file(const char *path, const void *bytes, size_t size);
 

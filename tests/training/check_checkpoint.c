@@ -16,25 +16,11 @@
 
 enum { SAMPLES = 7, STEPS = 4, STOP = 2 };
 
-static char folder[CK_FOLDER_SIZE];
+static const char *folder, *states[STEPS + 1];
 
-static void make_folder(void) { ck_folder_make(folder); }
-
-static void path_of(char path[96], const char *name) {
-  (void)snprintf(path, 96, "%s/%s", folder, name);
-}
-
-static void state_path(char path[96], int step) {
-  (void)snprintf(path, 96, "%s/step-%012d.safetensors", folder, step);
-}
-
-static void remove_folder(void) {
-  char path[96];
-  for (int step = 0; step <= STEPS; step++) {
-    state_path(path, step);
-    (void)unlink(path);
-  }
-  ck_folder_remove(folder);
+static void make_folder(void) {
+  folder = ck_folder();
+  for (int step = 0; step <= STEPS; step++) states[step] = ck_state_file(folder, step);
 }
 
 static struct ck_setup setup_of(const char *workload, int placement) {
@@ -56,11 +42,7 @@ static bool no_files(const struct ck_training *t) {
   return ck_no_files(ek_checkpoint_save(t->model, folder, NULL));
 }
 
-static bool exists(int step) {
-  char path[96];
-  state_path(path, step);
-  return access(path, F_OK) == 0;
-}
+static bool exists(int step) { return access(states[step], F_OK) == 0; }
 
 /* ---- resuming ---- */
 
@@ -126,11 +108,10 @@ CK_TEST(the_last_few_are_kept) {
   const struct ck_setup setup = setup_of("mlp", 1);
   ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   ek_checkpoint_info info;
-  char other[96];
+  const char *notes = ck_file(folder, "notes");
   struct ck_training t = ck_training_opened(&setup);
   ck_fails(ek_checkpoint_latest(&info, folder), EK_ERR_NOT_FOUND, "contains no saved state");
-  path_of(other, "notes");
-  ck_assert_int_eq(close(open(other, O_WRONLY | O_CREAT, 0600)), 0);
+  ck_assert_int_eq(close(open(notes, O_WRONLY | O_CREAT, 0600)), 0);
   options.keep = 2;
   bool out = false;
   for (int step = 0; step <= STEPS && !out; step++) {
@@ -152,15 +133,13 @@ CK_TEST(the_last_few_are_kept) {
     ck_training_close(&anew);
     ck_assert(!exists(0) && exists(1) && exists(STEPS - 1) && exists(STEPS));
   }
-  ck_assert_int_eq(unlink(other), 0);
+  ck_assert_int_eq(unlink(notes), 0);
 }
 
 /* Flips a bit, `offset` bytes from the end. */
 static void damage(int step, off_t offset) {
-  char path[96];
   unsigned char byte = 0;
-  state_path(path, step);
-  const int file = open(path, O_RDWR);
+  const int file = open(states[step], O_RDWR);
   const off_t at = lseek(file, 0, SEEK_END) - offset;
   ck_assert_int_eq(pread(file, &byte, 1, at), 1);
   byte ^= 0x10;
@@ -171,7 +150,6 @@ static void damage(int step, off_t offset) {
 CK_TEST(damaged_states_are_passed_over) {
   const struct ck_setup setup = setup_of("mlp", 3);
   ek_checkpoint_info info;
-  char path[96];
   struct ck_training t = ck_training_opened(&setup);
   if (!no_files(&t)) {
     go(&t, 0, 1);
@@ -180,7 +158,7 @@ CK_TEST(damaged_states_are_passed_over) {
     ck_ok(ek_checkpoint_save(t.model, folder, NULL));
     struct ck_state before = ck_state_take(t.model);
     damage(2, 1);
-    state_path(path, 2);
+    const char *path = states[2];
     ck_fails(ek_checkpoint_load(NULL, t.model, path), EK_ERR_CORRUPT, "checksum differs");
     ck_fails(ek_checkpoint_load(NULL, t.model, path), EK_ERR_CORRUPT, path);
     ck_ok(ek_checkpoint_latest(&info, folder));
@@ -210,7 +188,7 @@ static void put_state(const char *path, const char *format, const char *name, ek
 CK_TEST(other_states_are_refused) {
   const struct ck_setup setup = setup_of("mlp", 2), other = setup_of("gpt", 2);
   ek_checkpoint_info info;
-  char path[96];
+  const char *path = states[0];
   struct ck_training t = ck_training_opened(&setup);
   struct ck_training u = ck_training_opened(&other);
   if (!no_files(&t)) {
@@ -218,7 +196,6 @@ CK_TEST(other_states_are_refused) {
     struct ck_state before = ck_state_take(t.model);
     ck_ok(ek_checkpoint_save(u.model, folder, NULL));
     ck_fails(ek_checkpoint_load(NULL, t.model, folder), EK_ERR_MISMATCH, "not a state of this");
-    state_path(path, 0);
     put_state(path, "2", "x", EK_F32);
     ck_fails(ek_checkpoint_load(NULL, t.model, path), EK_ERR_UNSUPPORTED, "format 2");
     put_state(path, "1", "x", EK_F32);
@@ -277,7 +254,7 @@ static void forge(const char *to, const char *from, const char *name, const void
 CK_TEST(numbers_out_of_range_are_refused) {
   struct ck_setup setup = setup_of("mlp", 2);
   ek_checkpoint_info info;
-  char good[96], bad[96];
+  const char *good = states[1], *bad = states[2];
   const int64_t one = 1, below = -1, last = INT64_MAX;
   const double three = 3, nothing = NAN;
   const ek_loss_scale dynamic = EK_LOSS_SCALE_INIT;
@@ -288,8 +265,6 @@ CK_TEST(numbers_out_of_range_are_refused) {
     ck_ok(ek_checkpoint_save(t.model, folder, NULL));
     go(&t, 1, 2);
     struct ck_state before = ck_state_take(t.model);
-    state_path(good, 1);
-    state_path(bad, 2);
     const struct {
       const char *name, *position, *text;
       const void *number;
@@ -396,13 +371,11 @@ CK_LOOP(a_schedule_in_another_locale, 2) {
 /* Each has a sentence of its own, and training goes on. */
 CK_TEST(folders_that_cannot_be_written) {
   const struct ck_setup setup = setup_of("mlp", 2);
-  char path[96], below[128];
+  const char *path = states[1], *below = ck_file(path, "x");
   struct ck_training t = ck_training_opened(&setup);
   if (!no_files(&t)) {
     go(&t, 0, 1);
     ck_ok(ek_checkpoint_save(t.model, folder, NULL));
-    state_path(path, 1);
-    (void)snprintf(below, sizeof below, "%s/x", path);
     const struct {
       const char *folder, *text;
     } cases[] = {{path, "not a directory; states are saved into a directory"},
@@ -473,4 +446,4 @@ CK_LOOP(failures_lose_nothing, 6) {
   }
 }
 
-CK_SUITE_WITH("checkpoint", make_folder, remove_folder)
+CK_SUITE_WITH("checkpoint", make_folder, NULL)

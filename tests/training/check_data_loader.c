@@ -239,14 +239,9 @@ CK_LOOP(runs_in_other_processes_have_every_sample, RUNS / RUNS_OF_A_WORLD) {
   static const size_t devices[][CK_PROCESSES] = {{1}, {2, 1}, {1, 1, 1}, {1, 3}, {1, 1, 2, 1}};
   static const size_t processes[] = {1, 2, 3, 2, 4};
   const size_t count = processes[_i % 5];
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   char part[16];
   (void)snprintf(part, sizeof part, "%d", _i * RUNS_OF_A_WORLD);
-  ck_processes_run(outcomes, part, devices[_i % 5], count);
-  for (size_t p = 0; p < count; p++) {
-    ck_assert_msg(outcomes[p].whole && outcomes[p].status == EK_OK, "%s", outcomes[p].message);
-  }
-  has_all(outcomes, count, (uint32_t)(_i * RUNS_OF_A_WORLD));
+  has_all(ck_processes_done(part, devices[_i % 5], count), count, (uint32_t)(_i * RUNS_OF_A_WORLD));
 }
 
 CK_LOOP(the_end_makes_the_last_batch_smaller, 3) {

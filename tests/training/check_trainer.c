@@ -497,13 +497,11 @@ CK_LOOP(only_what_is_wanted, CK_WORKLOADS * CK_MODES) {
   if (!ck_part(_i)) return;
   const ek_status bad = EK_ERR_STATE;
   const struct ck_workload *workload = &ck_workloads[_i / CK_MODES];
-  char folder[CK_FOLDER_SIZE], path[128];
+  const char *folder = ck_folder(), *path = ck_state_file(folder, 1);
   struct bench b, less;
   open_bench(&b, workload->name, (ek_mode)(_i % CK_MODES));
   make_parts(&less, workload->name, (ek_mode)(_i % CK_MODES));
   ck_ok(step(&b, NULL));
-  ck_folder_make(folder);
-  (void)snprintf(path, sizeof path, "%s/step-000000000001.safetensors", folder);
   const ek_status saved = ek_trainer_save(b.trainer, folder, NULL);
   const bool files = !ck_no_files(saved);
   for (int criterion = 1; criterion >= 0; criterion--) {
@@ -548,7 +546,6 @@ CK_LOOP(only_what_is_wanted, CK_WORKLOADS * CK_MODES) {
     less.trainer = NULL;
   }
   if (files) ck_assert_int_eq(unlink(path), 0);
-  ck_folder_remove(folder);
 }
 
 /* Patterns of a trainer that only predicts are read all the same. */
@@ -684,10 +681,8 @@ CK_LOOP(misuse, CK_MODES) {
 CK_TEST(a_failed_save_does_not_keep_a_load_away) {
   struct bench b;
   ek_checkpoint_info info;
-  char folder[CK_FOLDER_SIZE], path[128], taken[128];
-  ck_folder_make(folder);
-  (void)snprintf(path, sizeof path, "%s/step-000000000001.safetensors", folder);
-  (void)snprintf(taken, sizeof taken, "%s/step-000000000002.safetensors", folder);
+  const char *folder = ck_folder();
+  const char *path = ck_state_file(folder, 1), *taken = ck_state_file(folder, 2);
   open_bench(&b, "mlp", EK_MODE_SHARDED);
   ck_ok(step(&b, NULL));
   const ek_status status = ek_trainer_save(b.trainer, folder, NULL);
@@ -703,17 +698,16 @@ CK_TEST(a_failed_save_does_not_keep_a_load_away) {
     ck_assert_int_eq(unlink(path), 0);
   }
   ck_ok(ek_trainer_close(b.trainer));
-  ck_folder_remove(folder);
 }
 
 /* A load sees the state that is being written: 12 MiB, which no load would overtake. */
 CK_TEST(a_load_waits_for_a_save) {
   enum { WIDTH = 1024 };
-  char folder[CK_FOLDER_SIZE];
+  const char *folder = ck_folder();
   static float numbers[2 * WIDTH];
   ek_trainer *trainer = NULL;
   ek_checkpoint_info info = {0};
-  ck_folder_make(folder);
+  for (int step = 1; step < 3; step++) (void)ck_state_file(folder, step);
   CK_GOT(ek_tensor, x, ek_tensor_host(&x, numbers, EK_F32, CK_SHAPE(2, WIDTH)));
   CK_SCOPED(ek_module *, module, ek_linear_create(&module, WIDTH, WIDTH, true));
   CK_SCOPED(ek_criterion *, criterion, ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
@@ -728,12 +722,6 @@ CK_TEST(a_load_waits_for_a_save) {
     ck_ok(ek_trainer_save_end(trainer));
   }
   ck_ok(ek_trainer_close(trainer));
-  for (int step = 1; step < 3; step++) {
-    char path[128];
-    (void)snprintf(path, sizeof path, "%s/step-%012d.safetensors", folder, step);
-    (void)unlink(path);
-  }
-  ck_folder_remove(folder);
 }
 
 /* Steps that were taken while a state was written, and steps from that state on, end the same. */
@@ -741,9 +729,7 @@ CK_LOOP(saves_and_loads, CK_MODES) {
   if (!ck_part(_i)) return;
   struct bench b;
   ek_checkpoint_info info;
-  char folder[CK_FOLDER_SIZE], path[128];
-  ck_folder_make(folder);
-  (void)snprintf(path, sizeof path, "%s/step-000000000001.safetensors", folder);
+  const char *folder = ck_folder(), *path = ck_state_file(folder, 1);
   open_bench(&b, "mlp", (ek_mode)_i);
   ck_ok(ek_trainer_save_end(b.trainer));
   ck_ok(step(&b, NULL));
@@ -762,11 +748,10 @@ CK_LOOP(saves_and_loads, CK_MODES) {
     ck_invalid(ek_trainer_load(NULL, NULL, folder), "trainer is NULL");
     ck_assert_int_eq(unlink(path), 0);
     ck_ok(ek_trainer_save_begin(b.trainer, folder, NULL)); /* free waits for it */
-    (void)snprintf(path, sizeof path, "%s/step-000000000002.safetensors", folder);
+    path = ck_state_file(folder, 2);
   }
   ck_ok(ek_trainer_close(b.trainer));
   ck_assert_int_eq(status == EK_OK ? unlink(path) : 0, 0);
-  ck_folder_remove(folder);
 }
 
 /* ---- threads ---- */

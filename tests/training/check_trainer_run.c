@@ -411,25 +411,18 @@ static void run_in_process(struct ck_outcome *outcome, const struct ck_process *
   ek_status status = ck_process_open(&group, process, 0);
   if (status == EK_OK) status = make_trainer(&trainer, NULL, group, 0.05);
   if (status == EK_OK) status = run_part(outcome, process, trainer);
-  outcome->status = status;
-  (void)snprintf(outcome->message, sizeof outcome->message, "%s", ek_error_message());
+  (void)ck_went(outcome, status);
   ek_trainer_free(trainer);
   ek_group_free(group);
 }
 
 CK_LOOP(processes_take_the_steps_of_one, 2) {
   static const size_t devices[2][3] = {{1, 1, 0}, {1, 2, 1}};
-  struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  struct ck_outcome *alone = ck_array(1, sizeof *alone);
-  const struct ck_process process = ck_process_alone("run", 2);
+  const struct ck_outcome *alone = ck_processes_alone("run", run_in_process, 2);
   const size_t count = _i == 0 ? 2 : 3;
-  run_in_process(alone, &process);
-  ck_assert_msg(alone->status == EK_OK, "%s", alone->message);
   ck_assert_uint_eq(alone->count, STEPS + 3);
-  ck_processes_run(outcomes, "run", devices[_i], count);
+  const struct ck_outcome *outcomes = ck_processes_done("run", devices[_i], count);
   for (size_t p = 0; p < count; p++) {
-    ck_assert_msg(outcomes[p].whole && outcomes[p].status == EK_OK, "process %zu: %s", p,
-                  outcomes[p].message);
     ck_assert_uint_eq(outcomes[p].count, alone->count);
     ck_assert_mem_eq(outcomes[p].numbers, alone->numbers, alone->count * sizeof(double));
   }
@@ -464,8 +457,6 @@ CK_TEST(a_source_that_fails_in_one_process_ends_the_run_in_all) {
 CK_TEST(a_run_goes_on_where_disks_are_not_shared) {
   static const size_t devices[] = {1, 1};
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  struct ck_outcome *alone = ck_array(1, sizeof *alone);
-  const struct ck_process process = ck_process_alone("run", 2);
   char own[CK_FOLDER_SIZE], part[sizeof damaged_part + sizeof own + 16], command[sizeof own + 16];
   ck_folder_make(own);
   (void)snprintf(part, sizeof part, "%s%s/disk@0", damaged_part, own);
@@ -476,9 +467,9 @@ CK_TEST(a_run_goes_on_where_disks_are_not_shared) {
   (void)snprintf(command, sizeof command, "rm -r %s", own);
   ck_assert_int_eq(system(command), 0);
   if (no_files(outcomes[0].status)) return;
-  run_in_process(alone, &process);
+  ck_processes_well(outcomes, 2);
+  const struct ck_outcome *alone = ck_processes_alone("run", run_in_process, 2);
   for (size_t p = 0; p < 2; p++) {
-    ck_assert_msg(outcomes[p].whole && outcomes[p].status == EK_OK, "%s", outcomes[p].message);
     ck_assert_uint_eq(outcomes[p].count, alone->count - 3);
     ck_assert_mem_eq(outcomes[p].numbers, alone->numbers + 3,
                      outcomes[p].count * sizeof alone->numbers[0]);

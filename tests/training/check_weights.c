@@ -12,16 +12,12 @@
 
 #include <sys/stat.h>
 
-static char folder[CK_FOLDER_SIZE], path[96];
+static const char *folder, *path, *config;
 
 static void make_folder(void) {
-  ck_folder_make(folder);
-  (void)snprintf(path, sizeof path, "%s/weights", folder);
-}
-
-static void remove_folder(void) {
-  (void)unlink(path);
-  ck_folder_remove(folder);
+  folder = ck_folder();
+  path = ck_file(folder, "weights");
+  config = ck_file(folder, "config.json");
 }
 
 static void open_gpt(struct ck_training *t, int placement, uint64_t seed) {
@@ -211,8 +207,6 @@ CK_TEST(a_head_of_its_own_has_no_prefix) {
 
 /* ---- config.json beside the file ---- */
 
-static char config[96];
-
 /* What package transformers writes for this model. */
 static const char agreed[] =
     "{\n  \"activation_function\": \"gelu_new\", \"architectures\": [\"GPT2LMHeadModel\"],\n"
@@ -271,7 +265,6 @@ enum { CONFIGS = sizeof configs / sizeof *configs };
 CK_LOOP(a_config_beside_it_agrees_or_nothing_is_loaded, 2) {
   struct ck_training t;
   const ek_weights_options options = hugging_face("transformer.");
-  (void)snprintf(config, sizeof config, "%s/config.json", folder);
   open_own(&t, make_tied, 1);
   if (!no_files(&t)) {
     ck_ok(ek_weights_save(t.model, path, &options));
@@ -290,7 +283,6 @@ CK_LOOP(a_config_beside_it_agrees_or_nothing_is_loaded, 2) {
     if (comma) ck_locale_end();
     ck_state_is("after refused configurations", t.model, &before);
   }
-  (void)unlink(config);
 }
 
 /* The module of the facts is a child then. */
@@ -308,7 +300,6 @@ CK_TEST(which_loads_look_at_a_config) {
   static const char other[] = "{\"n_head\": 4}";
   struct ck_training t;
   const ek_weights_options options = hugging_face(NULL);
-  (void)snprintf(config, sizeof config, "%s/config.json", folder);
   open_own(&t, make_tied, 1);
   if (!no_files(&t)) {
     ck_write_file(config, other, strlen(other));
@@ -331,7 +322,6 @@ CK_LOOP(every_allocation_fails_once, 2) {
   const ek_weights_options options = hugging_face("transformer.");
   struct ck_training t;
   open_gpt(&t, 2, 1);
-  (void)snprintf(config, sizeof config, "%s/config.json", folder);
   if (!no_files(&t)) {
     ck_ok(ek_weights_save(t.model, path, &options));
     ck_write_file(config, "{\"n_head\": 2}", 13);
@@ -343,7 +333,6 @@ CK_LOOP(every_allocation_fails_once, 2) {
     ck_ok(ek_weights_load(t.model, path, &options));
     ck_state_is("after failures", t.model, &before);
   }
-  (void)unlink(config);
 }
 
-CK_SUITE_WITH("weights", make_folder, remove_folder)
+CK_SUITE_WITH("weights", make_folder, NULL)

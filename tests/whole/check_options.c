@@ -211,12 +211,9 @@ static ek_status use_ek_advise_task(struct bench *b, void *o) {
 }
 
 static ek_status use_ek_checkpoint_options(struct bench *b, void *o) {
-  char folder[CK_FOLDER_SIZE], path[128];
-  ck_folder_make(folder);
-  (void)snprintf(path, sizeof path, "%s/step-000000000000.safetensors", folder);
+  const char *folder = ck_folder();
+  (void)ck_state_file(folder, 0);
   const ek_status status = ek_checkpoint_save(b->model, folder, o);
-  (void)unlink(path);
-  ck_folder_remove(folder);
   return status == EK_ERR_UNSUPPORTED ? EK_OK : status; /* counting devices, or no files */
 }
 

@@ -367,11 +367,6 @@ static void prepare_by_file(struct member *members, size_t count, const char *pa
   }
 }
 
-static void make_path(char folder[CK_FOLDER_SIZE], char path[CK_FOLDER_SIZE + 8]) {
-  ck_folder_make(folder);
-  (void)snprintf(path, CK_FOLDER_SIZE + 8, "%s/world", folder);
-}
-
 static void write_rubbish(const char *path, size_t bytes) {
   char rubbish[5000];
   memset(rubbish, 'x', sizeof rubbish);
@@ -381,8 +376,7 @@ static void write_rubbish(const char *path, size_t bytes) {
 /* What is there before: nothing, rubbish, what a job wrote that has ended. */
 CK_LOOP(a_file_and_what_an_earlier_job_left, 4) {
   struct member members[3], old[1];
-  char folder[CK_FOLDER_SIZE], path[CK_FOLDER_SIZE + 8];
-  make_path(folder, path);
+  const char *folder = ck_folder(), *path = ck_file(folder, "world");
   if (_i == 1) write_rubbish(path, 0);
   if (_i == 2) write_rubbish(path, 5000);
   if (_i == 3) { /* killed: it had no time to remove it */
@@ -401,14 +395,13 @@ CK_LOOP(a_file_and_what_an_earlier_job_left, 4) {
   start(&members[0]);
   join(members, 3);
   all_are_well(members, 3);
-  ck_folder_remove(folder); /* it is empty */
+  ck_assert_int_eq(ck_folder_entries(folder), 0);
 }
 
 /* An earlier job that still waits, with another token, gets none of the new one's processes. */
 CK_TEST(a_file_of_a_job_that_still_waits) {
   struct member members[2], old[1];
-  char folder[CK_FOLDER_SIZE], path[CK_FOLDER_SIZE + 8];
-  make_path(folder, path);
+  const char *folder = ck_folder(), *path = ck_file(folder, "world");
   prepare_by_file(old, 1, path, 1);
   old[0].meeting.processes = 2;
   old[0].file.token = "an earlier job";
@@ -422,7 +415,7 @@ CK_TEST(a_file_of_a_job_that_still_waits) {
   join(old, 1);
   failed(&old[0], EK_ERR_UNAVAILABLE, "have not reached");
   all_are_well(members, 2);
-  ck_folder_remove(folder);
+  ck_assert_int_eq(ck_folder_entries(folder), 0);
 }
 
 CK_TEST(a_file_that_cannot_be_written) {

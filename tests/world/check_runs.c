@@ -181,8 +181,8 @@ static void one_run(uint64_t seed) {
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES + 1, sizeof *outcomes);
   struct ck_outcome *want = &outcomes[CK_PROCESSES];
   const struct run run = run_of(seed);
-  char folder[CK_FOLDER_SIZE], text[32], path[CK_FOLDER_SIZE + 64];
-  ck_folder_make(folder);
+  CK_HELD(const char *, folder, ck_folder());
+  char text[32];
   (void)snprintf(text, sizeof text, "%llu", (unsigned long long)seed);
   ck_assert_int_eq(setenv(SEED_VARIABLE, text, 1), 0);
   ck_assert_int_eq(setenv(FOLDER_VARIABLE, folder, 1), 0);
@@ -194,12 +194,9 @@ static void one_run(uint64_t seed) {
     ck_processes_run(outcomes, halves[half], run.places[half].devices, run.places[half].count);
     same_as(outcomes, want, &run.places[half], seed, half);
   }
-  (void)snprintf(path, sizeof path, "%s/step-%012d.safetensors", folder, 0);
   for (int step = 0; step <= STEPS; step++) { /* steps may be skipped */
-    (void)snprintf(path, sizeof path, "%s/step-%012d.safetensors", folder, step);
-    (void)remove(path);
+    (void)remove(ck_state_file(folder, step));
   }
-  ck_folder_remove(folder);
 }
 
 CK_TEST(any_processes_have_the_bits_of_one) {
