@@ -13,13 +13,8 @@
 struct ek__lockstep {
   struct ek__exchange exchange; /* for passes: the first member */
   struct ek__turns *turns;
-  /* Of a run: */
-  const ek_data_parallel_model *model; /* loans of the caller's, as is the next */
-  struct ek__rank *rank;
-  ek__round_enter *enter;
-  ek__round_job *job;
-  void *context;
-  size_t rounds, arrived;
+  const struct ek__rounds *run; /* a loan of the caller's */
+  size_t arrived;
   uint64_t sums;                     /* that were made */
   ek_tensor *given[EK__MAX_GRAINS];  /* loans of the rounds that have arrived */
   ek_tensor buffers[EK__MAX_GRAINS]; /* of rounds, while a forward may write them */
@@ -29,7 +24,7 @@ struct ek__lockstep {
 
 static ek_status check_given(const struct ek__lockstep *self) {
   const ek_tensor *first = self->given[0];
-  for (size_t i = 1; i < self->rounds; i++) {
+  for (size_t i = 1; i < self->run->count; i++) {
     EK__FAIL_IF(self->given[i]->type != first->type ||
                     ek_tensor_count(self->given[i]) != ek_tensor_count(first),
                 EK_ERR_SHAPE,
@@ -42,21 +37,22 @@ static ek_status check_given(const struct ek__lockstep *self) {
 }
 
 static ek_status add_leaves(const struct ek__lockstep *self, ek_tensor *leaves, size_t count) {
-  const struct ek__pieces *pieces = &self->rank->pieces;
+  const struct ek__rounds *run = self->run;
+  const struct ek__pieces *pieces = &run->rank->pieces;
   const int64_t size = ek_tensor_count(self->given[0]);
   ek_stream *stream = ek_device_stream(leaves->device, EK_STREAM_COMPUTE);
   for (size_t i = pieces->first; i < pieces->last; i++) {
     ek_tensor own = ek__flat_range(leaves, (int64_t)i * size, size);
     EK_TRY(ek_op_copy(stream, &own, self->given[i - pieces->first]));
   }
-  EK_TRY(ek__leaves_add(self->model, self->rank, self->model->run.inner, leaves, count, NULL));
+  EK_TRY(ek__leaves_add(run->model, run->rank, run->model->run.inner, leaves, count, NULL));
   const ek_tensor sum = ek__flat_range(leaves, 0, size);
-  for (size_t i = 0; i < self->rounds; i++) EK_TRY(ek_op_copy(stream, self->given[i], &sum));
+  for (size_t i = 0; i < run->count; i++) EK_TRY(ek_op_copy(stream, self->given[i], &sum));
   return EK_OK;
 }
 
 static ek_status add_up(const struct ek__lockstep *self) {
-  const size_t count = ek__grains_used(self->model, self->rank->pieces.all);
+  const size_t count = ek__grains_used(self->run->model, self->run->rank->pieces.all);
   const ek_tensor *first = self->given[0];
   const int64_t all = (int64_t)count * ek_tensor_count(first);
   ek_tensor leaves = {0};
@@ -67,14 +63,18 @@ static ek_status add_up(const struct ek__lockstep *self) {
   return status;
 }
 
+static void enter(const struct ek__rounds *run, size_t round) {
+  if (run->enter != NULL) run->enter(run->rank, round);
+}
+
 /* Whoever goes on meanwhile begins with products that do not round. */
 static ek_status pass_turn(struct ek__lockstep *self) {
-  ek_stream *stream = ek__rank_stream(self->rank);
+  ek_stream *stream = ek__rank_stream(self->run->rank);
   const size_t round = ek__turns_number(self->turns);
   const bool tf32 = ek_stream_allow_tf32(stream, false);
   const ek_status status = ek__turns_pass(self->turns);
   (void)ek_stream_allow_tf32(stream, tf32);
-  if (self->enter != NULL) self->enter(self->rank, round);
+  enter(self->run, round);
   return status;
 }
 
@@ -82,7 +82,7 @@ static ek_status all_reduce(struct ek__exchange *exchange, ek_tensor *tensor) {
   struct ek__lockstep *self = (struct ek__lockstep *)exchange;
   const uint64_t sums = self->sums;
   self->given[ek__turns_number(self->turns)] = tensor;
-  if (++self->arrived == self->rounds) {
+  if (++self->arrived == self->run->count) {
     EK_TRY(add_up(self));
     self->arrived = 0;
     self->sums++;
@@ -90,35 +90,26 @@ static ek_status all_reduce(struct ek__exchange *exchange, ek_tensor *tensor) {
   EK_TRY(pass_turn(self));
   EK__FAIL_IF(self->sums == sums, EK_ERR_SHAPE,
               "ek_pass_all_reduce: of %zu grains of this device only %zu came to a collective",
-              self->rounds, self->arrived);
+              self->run->count, self->arrived);
   return EK_OK;
 }
 
 /* ---- rounds ---- */
 
-static ek_status run_turn(void *context, size_t round) {
-  struct ek__lockstep *self = context;
-  if (self->enter != NULL) self->enter(self->rank, round);
-  return self->job(self->context, round);
+static ek_status run_round(void *context, size_t round) {
+  const struct ek__rounds *rounds = context;
+  enter(rounds, round);
+  return rounds->job(rounds->context, round);
 }
 
-ek_status ek__rounds_run(const ek_data_parallel_model *model, struct ek__rank *rank, size_t rounds,
-                         ek__round_enter *enter, ek__round_job *job, void *context) {
-  struct ek__lockstep *self = rank->lockstep;
+ek_status ek__rounds_run(struct ek__rounds *rounds) {
+  struct ek__lockstep *self = rounds->rank->lockstep;
   if (self != NULL) {
-    self->model = model;
-    self->rank = rank;
-    self->enter = enter;
-    self->job = job;
-    self->context = context;
-    self->rounds = rounds;
+    self->run = rounds;
     self->arrived = 0;
-    return ek__turns_run(self->turns, rounds, run_turn, self);
+    return ek__turns_run(self->turns, rounds->count, run_round, rounds);
   }
-  for (size_t round = 0; round < rounds; round++) {
-    if (enter != NULL) enter(rank, round);
-    EK_TRY(job(context, round));
-  }
+  for (size_t round = 0; round < rounds->count; round++) EK_TRY(run_round(rounds, round));
   return EK_OK;
 }
 

@@ -320,8 +320,9 @@ static ek_status run_pieces(struct forward_of *own) {
     EK_TRY(lockstep ? ek__lockstep_copy_buffers(rank, rank->pieces.rounds)
                     : keep(&own->buffers.before, ek_replica_buffers(rank->replica)));
   }
-  return ek__rounds_run(job->model, rank, rank->pieces.rounds,
-                        lockstep ? ek__lockstep_buffers : NULL, run_round, own);
+  return ek__rounds_run(&(struct ek__rounds){job->model, rank, rank->pieces.rounds,
+                                             lockstep ? ek__lockstep_buffers : NULL, run_round,
+                                             own});
 }
 
 /* ---- a rank ---- */

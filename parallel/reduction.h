@@ -144,14 +144,19 @@ ek_status ek__lockstep_open(const ek_data_parallel_model *model, struct ek__rank
 void ek__lockstep_close(struct ek__rank *rank);
 
 /*
- * Runs job(context, round) for the rounds 0 to rounds - 1 of a rank: one after the other, or in
+ * Runs job(context, round) for the rounds 0 to count - 1 of a rank: one after the other, or in
  * lockstep. `enter`, which may be NULL, is called whenever a round begins or goes on after another,
  * to put what is the round's where modules find it.
  */
-typedef ek_status ek__round_job(void *context, size_t round);
-typedef void ek__round_enter(struct ek__rank *rank, size_t round);
-ek_status ek__rounds_run(const ek_data_parallel_model *model, struct ek__rank *rank, size_t rounds,
-                         ek__round_enter *enter, ek__round_job *job, void *context);
+struct ek__rounds {
+  const ek_data_parallel_model *model;
+  struct ek__rank *rank;
+  size_t count;
+  void (*enter)(struct ek__rank *rank, size_t round);
+  ek_status (*job)(void *context, size_t round);
+  void *context;
+};
+ek_status ek__rounds_run(struct ek__rounds *rounds);
 
 /* What the passes of a rank get; NULL for a rank without a lockstep. */
 struct ek__exchange *ek__lockstep_exchange(const struct ek__rank *rank);
@@ -159,7 +164,7 @@ struct ek__exchange *ek__lockstep_exchange(const struct ek__rank *rank);
 /* Each round of a forward gets buffers like those of now: number 0 the replica's, the others copies
  * until the end, and ek__lockstep_buffers() puts them in place. */
 ek_status ek__lockstep_copy_buffers(struct ek__rank *rank, size_t rounds);
-ek__round_enter ek__lockstep_buffers;
+void ek__lockstep_buffers(struct ek__rank *rank, size_t round);
 void ek__lockstep_free_buffers(struct ek__rank *rank);
 
 #endif /* EK_REDUCTION_H */

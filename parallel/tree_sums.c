@@ -147,7 +147,8 @@ static ek_status run_grains(struct ek__fold *fold, struct run *run) {
   *fold = (struct ek__fold){.leaves = ek__grains_used(run->model, run->model->last.all)};
   blocks[0] = rank->replica->gradients;
   if (lockstep) {
-    status = ek__rounds_run(run->model, rank, pieces->rounds, use_block, run_grain, run);
+    status = ek__rounds_run(&(struct ek__rounds){run->model, rank, pieces->rounds, use_block,
+                                                 run_grain, run});
   }
   for (size_t i = pieces->first; i < pieces->last && status == EK_OK; i++) {
     const size_t round = i - pieces->first, block = lockstep ? round : fold->depth;
@@ -346,8 +347,8 @@ static ek_status run_rounds(struct run *run) {
     ek_tensor shares = own->sum;
     return ek_op_zero(ek__rank_stream(rank), &shares);
   }
-  const ek_status status =
-      ek__rounds_run(run->model, rank, own->rounds, enter_round, run_round, run);
+  const ek_status status = ek__rounds_run(
+      &(struct ek__rounds){run->model, rank, own->rounds, enter_round, run_round, run});
   rank->sums = rank->rounds;
   return status;
 }
