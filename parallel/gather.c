@@ -72,13 +72,6 @@ static ek_status copy_part(void *context, ek_device *device, size_t index) {
   return status;
 }
 
-static ek_status check_target(const char *who, const ek_tensor *whole, const ek_shards *shards,
-                              size_t device) {
-  EK__FAIL_IF(whole == NULL || shards == NULL || device >= shards->count, EK_ERR_INVALID_ARGUMENT,
-              "%s: whole or shards is NULL, or no device has number %zu", who, device);
-  return EK_OK;
-}
-
 /*
  * Makes the target's own part longer if it begins the whole and has room after it. The memory then
  * belongs to the result; the part still refers to its rows, which need not be copied.
@@ -102,7 +95,8 @@ static ek_status gather(ek_tensor *whole, const char *who, ek_shards *shards, si
   ek_tensor like, result = {0};
   ek_status status = EK_OK;
   struct gather_job job = {shards, &result};
-  EK_TRY(check_target(who, whole, shards, device));
+  EK__FAIL_IF(whole == NULL || shards == NULL || device >= shards->count, EK_ERR_INVALID_ARGUMENT,
+              "%s: whole or shards is NULL, or no device has number %zu", who, device);
   EK_TRY(measure(&like, who, shards));
   if (move) {
     EK_TRY_GOTO(status, try_in_place(&result, shards, device, like.shape[0], category), cleanup);

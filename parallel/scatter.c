@@ -182,47 +182,54 @@ static ek_status read_intake(struct ek__conversion *intake, const char *who,
 
 /* ---- the parts ---- */
 
+/* A tensor that is cut. */
+struct cut {
+  const ek_shards *shards;
+  const ek_tensor *source;
+  ek_memory_category category;
+  const struct ek__conversion *intake; /* NULL: none */
+};
+
 /* Rows of the source from `first` on, on a device that does not have them. */
-static ek_status make_copy(ek_tensor *part, const ek_shards *shards, const ek_tensor *source,
-                           ek_memory_category category, const struct ek__conversion *intake,
-                           ek_device *device, const ek_tensor *rows, int64_t first) {
-  const bool ahead = shards->private_members.ahead;
-  if (intake == NULL || intake->to == rows->type) {
-    return ek_tensor_create_from(part, device, category, rows, ahead);
+static ek_status make_copy(ek_tensor *part, const struct cut *cut, ek_device *device,
+                           const ek_tensor *rows, int64_t first) {
+  const bool ahead = cut->shards->private_members.ahead;
+  if (cut->intake == NULL || cut->intake->to == rows->type) {
+    return ek_tensor_create_from(part, device, cut->category, rows, ahead);
   }
-  struct ek__conversion own = *intake;
-  own.per_row = ek_tensor_row_elements(source);
+  struct ek__conversion own = *cut->intake;
+  own.per_row = ek_tensor_row_elements(cut->source);
   own.first = first * own.per_row;
-  return ek__tensor_create_converted(part, device, category, rows, &own, ahead);
+  return ek__tensor_create_converted(part, device, cut->category, rows, &own, ahead);
 }
 
 /* On the device's worker. */
-static ek_status make_part(const ek_shards *shards, const ek_tensor *source,
-                           ek_memory_category category, const struct ek__conversion *intake,
-                           ek_device *device, size_t index) {
+static ek_status make_part(void *context, ek_device *device, size_t index) {
+  const struct cut *cut = context;
+  const ek_shards *shards = cut->shards;
   ek_tensor rows = {0}, *part = &shards->parts[index];
   const int64_t first = shards->broadcast ? 0 : shards->offsets[index];
   if (shards->broadcast) {
-    EK_TRY(ek_tensor_share(&rows, source));
+    EK_TRY(ek_tensor_share(&rows, cut->source));
   } else {
-    EK_TRY(ek_tensor_rows(&rows, source, first, shards->offsets[index + 1] - first));
+    EK_TRY(ek_tensor_rows(&rows, cut->source, first, shards->offsets[index + 1] - first));
   }
   if (rows.device == device) {
     *part = rows;
     return EK_OK;
   }
-  const ek_status status = make_copy(part, shards, source, category, intake, device, &rows, first);
+  const ek_status status = make_copy(part, cut, device, &rows, first);
   ek_tensor_free(&rows);
   if (status == EK_OK && !shards->broadcast) {
-    ek__tensor_cut_from(part, first * ek_tensor_row_elements(source));
+    ek__tensor_cut_from(part, first * ek_tensor_row_elements(cut->source));
   }
   return status;
 }
 
 ek_status ek__given_cut(const struct ek__given *given, const struct ek__rank *rank) {
   for (size_t i = 0; i < given->count && given->sources != NULL; i++) {
-    EK_TRY(make_part(&given->shards[i], &given->sources[i], EK_MEMORY_INPUTS, &given->intakes[i],
-                     rank->device, rank->place));
+    struct cut cut = {&given->shards[i], &given->sources[i], EK_MEMORY_INPUTS, &given->intakes[i]};
+    EK_TRY(make_part(&cut, rank->device, rank->place));
   }
   return EK_OK;
 }
@@ -239,22 +246,10 @@ void ek__given_free(struct ek__given *given) {
   for (size_t i = 0; i < given->count && i < EK_MAX_INPUTS; i++) ek_shards_free(&given->shards[i]);
 }
 
-struct scatter_job {
-  const ek_shards *shards;
-  const ek_tensor *source;
-  ek_memory_category category;
-  const struct ek__conversion *intake;
-};
-
-static ek_status scatter_one(void *context, ek_device *device, size_t index) {
-  const struct scatter_job *job = context;
-  return make_part(job->shards, job->source, job->category, job->intake, device, index);
-}
-
 ek_status ek__scatter_fill(const ek_shards *shards, const ek_tensor *source,
                            ek_memory_category category, const struct ek__conversion *intake) {
-  struct scatter_job job = {shards, source, category, intake};
-  return ek_group_apply(shards->group, scatter_one, &job);
+  struct cut cut = {shards, source, category, intake};
+  return ek_group_apply(shards->group, make_part, &cut);
 }
 
 /* A struct that a caller filled by hand may hold anything. */
