@@ -5,8 +5,8 @@
  * keep their addresses. Between kernels its block may go to another thread. Every switch is told to
  * the sanitizers. ThreadSanitizer is told that a switch orders nothing, so that what CUDA does not
  * order stays a race; cuemu_acquire() and cuemu_release_to() say what is ordered. This file and the
- * executor are compiled without -fsanitize=thread (and with CUEMU_TSAN): the bookkeeping of the
- * scheduler is not the program's.
+ * executor are compiled without sanitizers, and with CUEMU_TSAN or CUEMU_ASAN: the bookkeeping of the
+ * scheduler is not the program's. AddressSanitizer sees its memcpy() and memset().
  */
 #ifndef CUEMU_FIBER_H
 #define CUEMU_FIBER_H
@@ -15,12 +15,6 @@
 
 #if !defined(__x86_64__) && !defined(CUEMU_UCONTEXT)
 #define CUEMU_UCONTEXT 1
-#endif
-#ifndef __has_feature
-#define __has_feature(feature) 0
-#endif
-#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
-#define CUEMU_ASAN 1
 #endif
 #ifdef CUEMU_UCONTEXT
 #include <ucontext.h>
