@@ -30,37 +30,48 @@ commands() {
   done
 }
 
-# The entries of RPATH and RUNPATH, one a line. A colon at the end, or two in a row, is an empty one.
-search_path() { # FILE
-  "$readelf" -dW "$1" | sed -nE 's/.*\((RPATH|RUNPATH)\).*\[(.*)\]$/\2/p' |
-    awk '{ n = split($0, entry, ":"); if (n == 0) print ""; for (i = 1; i <= n; i++) print entry[i] }'
-}
-
-segments() { # FILE
-  local file=$1 headers
-  headers=$("$readelf" -hldW "$file")
-  grep -qE '^ +Type: +DYN' <<<"$headers" || complain "$file is not position independent"
-  grep -q 'GNU_RELRO' <<<"$headers" || complain "$file: no GNU_RELRO"
-  grep -qE 'BIND_NOW|FLAGS_1.*NOW' <<<"$headers" || complain "$file is not bound at start"
-  grep -E '^ +GNU_STACK ' <<<"$headers" | grep -qE ' RW +0' || complain "$file: the stack is executable"
-  ! grep -E '^ +LOAD ' <<<"$headers" | grep -qE ' RWE ' || complain "$file has memory that is written and run"
-  # Code in pages of its own: what begins the file, its headers, cannot be run.
-  ! grep -E '^ +LOAD +0x0+ ' <<<"$headers" | grep -qE ' R E ' || complain "$file: headers can be run"
+# Two files or more: what is wrong with their segments, and where they look for libraries, as lines "SAYS FILE WHAT" and
+# "PATH FILE ENTRY" with tabs, and last how many they are. A colon at the end of a path, or two in a row, is an empty
+# entry.
+headers() {
+  "$readelf" -hldW "$@" | awk '
+    function finish() {
+      if (file == "") return
+      if (!dyn) say("is not position independent")
+      if (!relro) say("has no GNU_RELRO")
+      if (!now) say("is not bound at start")
+      if (!stack) say("has an executable stack")
+      if (rwe) say("has memory that is written and run")
+      if (first) say("has headers that can be run")
+    }
+    function say(what) { print "SAYS\t" file "\t" what }
+    /^File: / { finish(); files++; file = substr($0, 7); dyn = relro = now = stack = rwe = first = 0 }
+    /^ +Type: +DYN/ { dyn = 1 }
+    /GNU_RELRO/ { relro = 1 }
+    /BIND_NOW|FLAGS_1.*NOW/ { now = 1 }
+    /^ +GNU_STACK / && / RW +0/ { stack = 1 }
+    /^ +LOAD / && / RWE / { rwe = 1 }
+    /^ +LOAD +0x0+ / && / R E / { first = 1 } # code has pages of its own
+    /\((RPATH|RUNPATH)\).*\[.*\]$/ {
+      sub(/.*\[/, ""); sub(/\]$/, "")
+      n = split($0, entry, ":")
+      if (n == 0) print "PATH\t" file "\t"
+      for (i = 1; i <= n; i++) print "PATH\t" file "\t" entry[i]
+    }
+    END { finish(); print "SEEN\t" files }'
 }
 
 # shellcheck disable=SC2016 # $ORIGIN is the loader's
-paths() { # FILE INSTALLED
-  local file=$1 installed=$2 entry
-  while IFS= read -r entry; do
-    case $entry in
-      '$ORIGIN') [[ ${file##*/} == libevenkeel_check.so* ]] ||
-        complain "$file looks for libraries in its own folder" ;;
-      /*) ((!installed)) || [[ $entry != "$build"* ]] ||
-        complain "$file is installed and looks for libraries in '$entry'" ;;
-      '$ORIGIN/../'*) [[ ${file##*/} == evenkeel-@(bench|train) ]] || complain "$file looks for libraries in '$entry'" ;;
-      *) complain "$file looks for libraries in '$entry'" ;;
-    esac
-  done < <(search_path "$file")
+path() { # FILE INSTALLED ENTRY
+  local file=$1 installed=$2 entry=$3
+  case $entry in
+    '$ORIGIN') [[ ${file##*/} == libevenkeel_check.so* ]] ||
+      complain "$file looks for libraries in its own folder" ;;
+    /*) ((!installed)) || [[ $entry != "$build"* ]] ||
+      complain "$file is installed and looks for libraries in '$entry'" ;;
+    '$ORIGIN/../'*) [[ ${file##*/} == evenkeel-@(bench|train) ]] || complain "$file looks for libraries in '$entry'" ;;
+    *) complain "$file looks for libraries in '$entry'" ;;
+  esac
 }
 
 # What our own code calls, and what it exports.
@@ -84,17 +95,26 @@ symbols() { # FILE
 }
 
 look_at() { # INSTALLED FOLDER FIND-OPTION...
-  local installed=$1 file
+  local installed=$1 file kind what magic
+  local -a files=()
   shift
   while IFS= read -r file; do
-    [[ $(head -c 4 "$file") == $'\x7fELF' ]] || continue
-    count=$((count + 1))
-    segments "$file"
-    paths "$file" "$installed"
+    LC_ALL=C IFS= read -r -n 4 -d '' magic <"$file" || true
+    [[ $magic == $'\x7fELF' ]] || continue
+    files+=("$file")
     case ${file##*/} in
       libevenkeel*.so* | evenkeel-*) symbols "$file" ;;
     esac
   done < <(find "$@" -type f '(' -perm -u+x -o -name '*.so*' ')' -print | sort)
+  count=$((count + ${#files[@]}))
+  ((${#files[@]} > 0)) || return 0
+  while IFS=$'\t' read -r kind file what; do
+    case $kind in
+      PATH) path "$file" "$installed" "$what" ;;
+      SAYS) complain "$file $what" ;;
+      SEEN) ((file == ${#files[@]})) || complain "readelf reads $file of ${#files[@]} files" ;;
+    esac
+  done < <(headers "${files[@]}" || printf 'SEEN\t0\n')
 }
 
 [[ ! -e $build/compile_commands.json ]] || commands

@@ -34,14 +34,15 @@ declare -A uses=(
   [check]="core device module" # a library of its own: of core and device only what headers hold
 )
 
-# The layer of a path in the tree; "" when it has none.
+# Sets `layer` to that of a path in the tree; "" when it has none.
 layer_of() {
+  layer=
   case $1 in
     src/*/*)
-      local rest=${1#src/}
-      printf '%s' "${rest%%/*}"
+      layer=${1#src/}
+      layer=${layer%%/*}
       ;;
-    criterion/* | parallel/* | training/* | check/*) printf '%s' "${1%%/*}" ;;
+    criterion/* | parallel/* | training/* | check/*) layer=${1%%/*} ;;
   esac
 }
 
@@ -49,7 +50,8 @@ layer_of() {
 declare -A public_layer=()
 while IFS= read -r source; do
   name=${source##*/}
-  public_layer[${name%.c}]=$(layer_of "$source")
+  layer_of "$source"
+  public_layer[${name%.c}]=$layer
 done < <(find src parallel criterion training check -name '*.c' 2>/dev/null)
 
 allowed() { # FROM TO KIND
@@ -63,92 +65,97 @@ allowed() { # FROM TO KIND
   return 1
 }
 
-# Includes of a file, one a line: "<path" or "\"path".
-includes_of() {
-  sed -nE 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*([<"])([^>"]+)[>"].*/\1\2/p' "$1"
+# Includes of the files on stdin, one a line: FILE, a tab, and "<path" or "\"path".
+# shellcheck disable=SC2016 # $0 is a field of awk
+includes() {
+  xargs awk '
+    match($0, /^[[:space:]]*#[[:space:]]*include[[:space:]]*[<"][^>"]+[>"]/) {
+      include = substr($0, RSTART, RLENGTH - 1)
+      sub(/^[^<"]*/, "", include)
+      print FILENAME "\t" include
+    }'
 }
 
 # The library.
-while IFS= read -r file; do
+while IFS=$'\t' read -r file include; do
   case $file in
     include/*)
       name=${file##*/}
       from=${public_layer[${name%.h}]-}
       ;;
-    *) from=$(layer_of "$file") ;;
+    *)
+      layer_of "$file"
+      from=$layer
+      ;;
   esac
   [[ -n $from ]] || continue
   [[ -v uses[$from] ]] || {
     complain "$file is in a layer that check_layers.sh does not know"
     continue
   }
-  while IFS= read -r include; do
-    path=${include:1}
-    case $include in
-      '<evenkeel/'*)
-        name=${path##*/}
-        to=${public_layer[${name%.h}]-}
-        kind=public
-        ;;
-      '"'*)
-        kind=private
-        if [[ -e ${file%/*}/$path ]]; then
-          target=$(realpath --relative-to=. "${file%/*}/$path")
-        elif [[ -e src/$path ]]; then
-          target=src/$path
-        elif [[ -e $path ]]; then
-          target=$path
-        else
-          complain "$file includes \"$path\", which is neither beside it nor under src/ or the root"
-          continue
-        fi
-        to=$(layer_of "$target")
-        ;;
-      *) continue ;;
-    esac
-    allowed "$from" "$to" "$kind" || complain "$file ($from) includes $path ($to)"
-  done < <(includes_of "$file")
-done < <(find include/evenkeel src parallel criterion training check -name '*.[ch]' 2>/dev/null | sort)
+  path=${include:1}
+  case $include in
+    '<evenkeel/'*)
+      name=${path##*/}
+      to=${public_layer[${name%.h}]-}
+      kind=public
+      ;;
+    '"'*)
+      kind=private
+      if [[ -e ${file%/*}/$path ]]; then
+        target=${file%/*}/$path
+        [[ $path != *../* ]] || target=$(realpath --relative-to=. "$target")
+      elif [[ -e src/$path ]]; then
+        target=src/$path
+      elif [[ -e $path ]]; then
+        target=$path
+      else
+        complain "$file includes \"$path\", which is neither beside it nor under src/ or the root"
+        continue
+      fi
+      layer_of "$target"
+      to=$layer
+      ;;
+    *) continue ;;
+  esac
+  allowed "$from" "$to" "$kind" || complain "$file ($from) includes $path ($to)"
+done < <(find include/evenkeel src parallel criterion training check -name '*.[ch]' 2>/dev/null | sort | includes)
 
 # Programs: <evenkeel/...>, their own folder, and for tests the helpers of tests/support.
-while IFS= read -r file; do
+while IFS=$'\t' read -r file include; do
   top=${file%%/*}
-  while IFS= read -r include; do
-    path=${include:1}
-    case $include in
-      '<evenkeel/'*) [[ -e include/$path ]] || complain "$file includes <$path>, which is not there" ;;
-      '"'*)
-        # The list of operations is the benchmark's and the tests'.
-        [[ $file == tests/* && $path == operations.h && -e bench/kernels/$path ]] && continue
-        # What is shown: the build extracts it; an example is a part of it.
-        [[ $file == tests/shown/* && ($path == *.inc || -e examples/$path) ]] && continue
-        [[ $top == bench && -e programs/$path ]] && continue # what the programs share
-        [[ -e ${file%/*}/$path || -e $top/$path || ($top == tests && -e tests/support/$path) ]] ||
-          complain "$file includes \"$path\", which is not its own"
-        [[ $path != ../../* && $path != *src/* ]] || complain "$file includes $path"
-        ;;
-    esac
-  done < <(includes_of "$file")
+  path=${include:1}
+  case $include in
+    '<evenkeel/'*) [[ -e include/$path ]] || complain "$file includes <$path>, which is not there" ;;
+    '"'*)
+      # The list of operations is the benchmark's and the tests'.
+      [[ $file == tests/* && $path == operations.h && -e bench/kernels/$path ]] && continue
+      # What is shown: the build extracts it; an example is a part of it.
+      [[ $file == tests/shown/* && ($path == *.inc || -e examples/$path) ]] && continue
+      [[ $top == bench && -e programs/$path ]] && continue # what the programs share
+      [[ -e ${file%/*}/$path || -e $top/$path || ($top == tests && -e tests/support/$path) ]] ||
+        complain "$file includes \"$path\", which is not its own"
+      [[ $path != ../../* && $path != *src/* ]] || complain "$file includes $path"
+      ;;
+  esac
 done < <(find programs bench examples tests -name '*.[ch]' -not -path 'tests/cu*' -not -path tests/mpi/wire.c -not -path 'tests/world/*' \
-  -not -path tests/fuzz/fuzz_world.c 2>/dev/null | sort)
+  -not -path tests/fuzz/fuzz_world.c 2>/dev/null | sort | includes)
 
 # Stock layers, criteria and models use what a program's own have: public headers, and helpers that
 # are written so themselves. What they have besides gives nothing that a program lacks: messages of
 # errors, reading of options, and host memory.
-while IFS= read -r file; do
-  while IFS= read -r include; do
-    case $include in
-      '<'* | '"core/error.h' | '"core/options.h' | '"core/alloc.h' | '"core/sizes.h') ;;
-      '"module/layer_internal.h' | '"module/composite.h' | '"module/product.h') ;;
-      '"model/'*_internal.h | '"model/decoder.h' | '"entropy_terms.h') ;;
-      *) complain "$file, a stock layer, includes ${include:1}" ;;
-    esac
-  done < <(includes_of "$file")
+while IFS=$'\t' read -r file include; do
+  case $include in
+    '<'* | '"core/error.h' | '"core/options.h' | '"core/alloc.h' | '"core/sizes.h') ;;
+    '"module/layer_internal.h' | '"module/composite.h' | '"module/product.h') ;;
+    '"model/'*_internal.h | '"model/decoder.h' | '"entropy_terms.h') ;;
+    *) complain "$file, a stock layer, includes ${include:1}" ;;
+  esac
 done < <({
   grep -rlF 'EK__LAYER(' src criterion --include='*.c'
   printf '%s\n' src/model/*.[ch] criterion/entropy_terms.h src/module/mlp.c \
     src/module/layer_internal.[ch] src/module/composite.[ch] src/module/product.[ch]
-} | sort -u)
+} | sort -u | includes)
 
 # The members of a module, a criterion, an optimizer and a source are for the file that fills them in,
 # and for tests of misuse; those of shards are for parallel/.
