@@ -12,7 +12,6 @@
 #include <evenkeel/data_parallel_criterion.h>
 
 #include <math.h>
-#include <string.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
@@ -238,18 +237,17 @@ ek_status ek__loss_lay(struct ek__loss_forward *job, ek_data_parallel_model *mod
                        struct ek__loss *loss, const ek_shards *like, const ek_tensor *sources,
                        const ek_shards *cut, size_t count) {
   struct ek__given *targets = &job->targets;
-  *job = (struct ek__loss_forward){
-      .model = model,
-      .loss = loss,
-      .targets = {.what = "criterion forward: target",
-                  .module = &loss->criterion->base,
-                  .first = loss->outputs,
-                  .scalings = loss->options.target_scaling,
-                  .scaling_count = loss->options.target_scaling_count,
-                  .floating = model->options.type,
-                  .count = count,
-                  .sources = sources,
-                  .intakes = job->intakes}};
+  *job = (struct ek__loss_forward){.model = model,
+                                   .loss = loss,
+                                   .targets = {.what = "criterion forward: target",
+                                               .module = &loss->criterion->base,
+                                               .first = loss->outputs,
+                                               .scalings = loss->options.target_scaling,
+                                               .scaling_count = loss->options.target_scaling_count,
+                                               .floating = model->options.type,
+                                               .count = count,
+                                               .sources = sources,
+                                               .intakes = job->intakes}};
   for (size_t i = 0; i < count; i++) {
     EK_TRY(ek__given_lay(targets, i, model, cut == NULL ? NULL : &cut[i], like, false, NULL));
   }

@@ -85,8 +85,8 @@ static ek_status open_replica(void *context, struct ek__rank *rank) {
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   const bool mixed = ek__type_is_half(ek_precision_type(model->options.precision));
   struct ek__replica_parts parts = {.masters = ek__model_shares_masters(model) ? EK__MASTERS_SHARED
-                                               : placement->master && mixed  ? EK__MASTERS_FIRST
-                                                                             : EK__MASTERS_WHOLE};
+                                               : placement->master && mixed    ? EK__MASTERS_FIRST
+                                                                               : EK__MASTERS_WHOLE};
   options.type = model->options.type;
   options.precision = model->options.precision;
   options.gradient_type = model->options.gradient_type;

@@ -197,8 +197,8 @@ static ek_status update_range(const ek_data_parallel_model *model, const struct 
   update->states = states;
   const bool mixed = ek__replica_is_mixed(replica);
   if (mixed) {
-    copy = view(ek_replica_copies(replica),
-                placement->parameter_shares ? span.place : span.first, span.count, update->whole);
+    copy = view(ek_replica_copies(replica), placement->parameter_shares ? span.place : span.first,
+                span.count, update->whole);
   }
   const ek_status status =
       run_rule(model->update->optimizer, rank->device, update, mixed ? &copy : NULL);

@@ -29,8 +29,8 @@ struct ek__loss_rank {
   size_t pass_count;
   struct ek__pieces pieces; /* of the last forward */
   /* Several terms with reduction `mean`, else empty: the step so far, with this micro-batch. */
-  ek_tensor step_totals; /* f64 [terms, 2]: {S, D} of every term */
-  ek_tensor step_scales; /* scratch, f64 [terms, 2] */
+  ek_tensor step_totals;   /* f64 [terms, 2]: {S, D} of every term */
+  ek_tensor step_scales;   /* scratch, f64 [terms, 2] */
   ek_tensor step_combined; /* f64 {s, D} */
 };
 

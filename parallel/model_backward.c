@@ -5,8 +5,6 @@
  * workers run the passes of the last forward back (rank.c) and meanwhile sum gradients over the
  * ranks.
  */
-#include <string.h>
-
 #include <evenkeel/loss_scale.h>
 
 #include "core/error.h"

@@ -82,10 +82,10 @@ static ek_status run_piece(const struct ek__loss_work *work, const struct ek__pi
     const ek_shards *from = output ? &loss->seen[i] : &work->targets[i - loss->outputs];
     const ek_tensor *part = &from->parts[work->rank->place];
     EK_TRY_GOTO(status, ek_tensor_wait(part), cleanup);
-    EK_TRY_GOTO(status,
-                take_rows(&inputs[i], model, piece, part,
-                          output ? EK_MEMORY_OUTPUTS : EK_MEMORY_INPUTS),
-                cleanup);
+    EK_TRY_GOTO(
+        status,
+        take_rows(&inputs[i], model, piece, part, output ? EK_MEMORY_OUTPUTS : EK_MEMORY_INPUTS),
+        cleanup);
   }
   EK_TRY_GOTO(status, open_pass(pass, work, piece), cleanup);
   EK_TRY_GOTO(status, ek_pass_run_forward(results, *pass, inputs), cleanup);
@@ -217,8 +217,8 @@ ek_status ek__loss_check_rows(const ek_shards *outputs, size_t count, size_t pla
 
 ek_status ek__rank_loss_forward(void *context, struct ek__rank *rank) {
   const struct ek__loss_forward *job = context;
-  const struct ek__loss_work work = {job->model, job->loss, rank, ek__loss_of(rank, job->loss),
-                                     job->targets.shards, NULL};
+  const struct ek__loss_work work = {
+      job->model, job->loss, rank, ek__loss_of(rank, job->loss), job->targets.shards, NULL};
   ek_status status = ek__given_cut(&job->targets, rank);
   if (status == EK_OK) {
     status = ek__loss_check_rows(job->loss->seen, job->loss->outputs, rank->place);

@@ -11,7 +11,6 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
-#include "core/sizes.h"
 #include "device/communicator_internal.h"
 #include "parallel_internal.h"
 

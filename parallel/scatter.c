@@ -147,8 +147,8 @@ ek_status ek_world_rows(int64_t *first, int64_t *count, const ek_group *group, i
 static ek_status choose_intake(struct ek__given *given, const char *who, size_t number) {
   const bool scaled = number < given->scaling_count && given->scalings[number].channels != 0;
   const ek_input_scaling *scaling = scaled ? &given->scalings[number] : NULL;
-  const ek_type type = scaled ? given->floating
-                              : ek_module_input_type(given->module, given->first + number);
+  const ek_type type =
+      scaled ? given->floating : ek_module_input_type(given->module, given->first + number);
   return ek__conversion_choose(&given->intakes[number], who, &given->sources[number], type,
                                scaling);
 }
@@ -320,8 +320,9 @@ static ek_status check_shards(const char *what, size_t number, const ek_data_par
                 "%s number %zu: its part number %zu is not on %s", what, number, k,
                 ek_device_name(device));
     EK__FAIL_IF(!given->broadcast && (part->rank == 0 || rows < 0 || part->shape[0] != rows),
-                EK_ERR_SHAPE, "%s number %zu: its part number %zu does not have the %lld rows of "
-                              "the cut",
+                EK_ERR_SHAPE,
+                "%s number %zu: its part number %zu does not have the %lld rows of "
+                "the cut",
                 what, number, k, (long long)rows);
   }
   return EK_OK;

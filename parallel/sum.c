@@ -5,9 +5,6 @@
  */
 #include <evenkeel/elementwise.h>
 
-#include "core/alloc.h"
-#include "core/error.h"
-#include "core/sizes.h"
 #include "optimizer_internal.h"
 #include "reduction.h"
 

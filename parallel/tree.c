@@ -89,8 +89,8 @@ ek_status ek__grains_check_cut(const char *who, const ek_data_parallel_model *mo
   if (!any) EK_TRY(check_place(model, own, before, all));
   for (size_t k = 0; k < shards->count && !any; k++) {
     const size_t rank = model->run.ranks[k].number, ranks = model->run.cut.ranks;
-    const int64_t size = ek__grains_begin(all, grains, rank + 1, ranks) -
-                         ek__grains_begin(all, grains, rank, ranks);
+    const int64_t size =
+        ek__grains_begin(all, grains, rank + 1, ranks) - ek__grains_begin(all, grains, rank, ranks);
     EK__FAIL_IF(samples[k + 1] - samples[k] != size, EK_ERR_SHAPE,
                 "%s: device number %zu has %lld samples; its grains of a reproducible model have "
                 "%lld (EK_SCATTER_GRAINS)",

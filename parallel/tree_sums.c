@@ -25,7 +25,6 @@
 #include <evenkeel/elementwise.h>
 
 #include "core/alloc.h"
-#include "core/error.h"
 #include "device/communicator_internal.h"
 #include "optimizer_internal.h"
 #include "tree.h"
@@ -147,8 +146,8 @@ static ek_status run_grains(struct ek__fold *fold, struct run *run) {
   *fold = (struct ek__fold){.leaves = ek__grains_used(run->model, run->model->last.all)};
   blocks[0] = rank->replica->gradients;
   if (lockstep) {
-    status = ek__rounds_run(&(struct ek__rounds){run->model, rank, pieces->rounds, use_block,
-                                                 run_grain, run});
+    status = ek__rounds_run(
+        &(struct ek__rounds){run->model, rank, pieces->rounds, use_block, run_grain, run});
   }
   for (size_t i = pieces->first; i < pieces->last && status == EK_OK; i++) {
     const size_t round = i - pieces->first, block = lockstep ? round : fold->depth;
