@@ -210,26 +210,36 @@ static const struct place {
 
 enum { PLACES = sizeof places / sizeof places[0] };
 
+static void empty(void *folder) {
+  char command[CK_FOLDER_SIZE + 32];
+  (void)snprintf(command, sizeof command, "rm -rf %s/*", (char *)folder);
+  ck_assert_int_eq(system(command), 0);
+}
+
+/* The job's. What is on disks of their own goes with it; else nothing may be left when the test
+ * ends. */
+static const char *open_folder(const char *disks) {
+  char *folder = ck_folder();
+  if (disks != NULL) ck_keep_by(folder, empty);
+  job.folder = folder;
+  job.disks = disks;
+  return folder;
+}
+
 /* The file that one process writes. */
 static char *bytes_alone(const struct place *place, size_t *size) {
-  char folder[CK_FOLDER_SIZE];
+  const char *folder = open_folder(NULL);
   struct ck_outcome *outcome = ck_array(1, sizeof *outcome);
   const struct ck_process alone = ck_process_alone("save once", 2);
-  ck_folder_make(folder);
   job.workload = place->workload;
   job.mode = (int)place->mode;
-  job.folder = folder;
-  job.disks = NULL;
   save_once(outcome, &alone);
   if (strstr(outcome->message, "without xxHash") != NULL) return NULL;
   ck_assert_msg(outcome->status == EK_OK, "%s", outcome->message);
-  char *bytes = bytes_of(folder, 2, size);
-  ck_folder_remove(folder);
-  return bytes;
+  return bytes_of(folder, 2, size);
 }
 
 CK_LOOP(the_bytes_of_one_process, 2) {
-  char folder[CK_FOLDER_SIZE];
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   job.background = _i;
   for (int i = 0; i < PLACES; i++) {
@@ -237,49 +247,38 @@ CK_LOOP(the_bytes_of_one_process, 2) {
     size_t size = 0, alone_size = 0;
     const char *want = bytes_alone(place, &alone_size);
     if (want == NULL) return;
-    ck_folder_make(folder);
-    job.folder = folder;
+    const char *folder = open_folder(NULL);
     ck_assert(done(outcomes, "save once", place->devices, place->count));
     const char *got = bytes_of(folder, 2, &size);
     ck_assert_msg(size == alone_size && memcmp(got, want, size) == 0, "place %d: other bytes", i);
-    ck_folder_remove(folder);
   }
 }
 
 /* ---- disks that are not shared ---- */
 
-static void remove_disks(const char *folder) {
-  char command[CK_FOLDER_SIZE + 32];
-  (void)snprintf(command, sizeof command, "rm -r %s", folder);
-  ck_assert_int_eq(system(command), 0);
-}
-
 /* Where each process has all of the state, each disk gets all of it. Another one's file of that
  * name is on one of them. */
 CK_LOOP(a_whole_state_on_each_disk, 2) {
   static const size_t devices[] = {1, 2, 1};
-  char folder[CK_FOLDER_SIZE], path[CK_FOLDER_SIZE + 64];
+  char path[CK_FOLDER_SIZE + 64];
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   size_t alone_size = 0, size = 0;
   job.background = _i;
   const char *want = bytes_alone(&places[0], &alone_size);
   if (want == NULL) return;
-  ck_folder_make(folder);
+  const char *folder = open_folder("010");
   (void)snprintf(path, sizeof path, "%s/1", folder);
   ck_assert_int_eq(mkdir(path, 0700), 0);
   (void)snprintf(path, sizeof path, "%s/1/step-%012d.safetensors.tmp", folder, 2);
   const int file = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
   ck_assert_int_eq(write(file, path, sizeof path), (ssize_t)sizeof path);
   ck_assert_int_eq(close(file), 0);
-  job.folder = folder;
-  job.disks = "010";
   ck_assert(done(outcomes, "save once", devices, 3));
   for (size_t p = 0; p < 2; p++) {
     ck_assert_int_eq(ck_folder_entries(disk_of(p)), 1);
     const char *got = bytes_of(disk_of(p), 2, &size);
     ck_assert_msg(size == alone_size && memcmp(got, want, size) == 0, "disk %zu: other bytes", p);
   }
-  remove_disks(folder);
 }
 
 /* Loads from the process's disk; says the step, the state, and whether the extra was found. */
@@ -354,14 +353,12 @@ static void is_state(const struct ck_outcome *outcome, double step, double hash)
 
 CK_LOOP(parts_on_disks_are_read_by_any_processes, 3) {
   const struct parting *parting = &partings[_i], *receiver = &receivers[_i];
-  char folder[CK_FOLDER_SIZE], path[EK_CHECKPOINT_PATH_SIZE];
+  const char *folder = open_folder(parting->disks);
+  char path[EK_CHECKPOINT_PATH_SIZE];
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  ck_folder_make(folder);
-  job.folder = folder;
   job.workload = LARGE;
   job.background = _i == 1;
   job.mode = (int)parting->mode;
-  job.disks = parting->disks;
   job.call = 0;
   if (!done(outcomes, "save once", parting->devices, parting->count)) return;
   const double hash = outcomes[0].numbers[0];
@@ -380,7 +377,6 @@ CK_LOOP(parts_on_disks_are_read_by_any_processes, 3) {
   is_state(load_alone(folder, path), 2, hash);
   (void)snprintf(path, sizeof path, "%s/0", folder);
   is_state(load_alone(folder, path), 2, hash);
-  remove_disks(folder);
 }
 
 static void flip_a_byte(const char *path) {
@@ -406,11 +402,9 @@ static void load_on_disks(struct ck_outcome *outcomes) {
 /* One disk's copy of a state is damaged: the other's is taken. Then it is another state. */
 CK_TEST(copies_that_are_damaged_or_differ) {
   static const size_t devices[] = {1, 1};
-  char folder[CK_FOLDER_SIZE], path[CK_FOLDER_SIZE + 64], other[sizeof path];
+  const char *folder = open_folder("01");
+  char path[CK_FOLDER_SIZE + 64], other[sizeof path];
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  ck_folder_make(folder);
-  job.folder = folder;
-  job.disks = "01";
   job.workload = LARGE;
   job.mode = EK_MODE_REPLICATED;
   job.background = 0;
@@ -445,7 +439,6 @@ CK_TEST(copies_that_are_damaged_or_differ) {
     ck_assert_msg(strstr(outcomes[p].message, "not of one save") != NULL, "%s",
                   outcomes[p].message);
   }
-  remove_disks(folder);
 }
 
 /* ---- one call fails in one process ---- */
@@ -545,12 +538,11 @@ static void fail_each(struct ck_outcome *outcome, const struct ck_process *proce
   close_side(&side);
 }
 
-/* All processes save a large state into one folder. */
-static void choose_job(const char *folder, ek_mode mode) {
-  job.folder = folder;
-  job.disks = NULL;
+/* All processes save a large state. */
+static const char *choose_job(const char *disks, ek_mode mode) {
   job.workload = LARGE;
   job.mode = (int)mode;
+  return open_folder(disks);
 }
 
 static const size_t three[] = {1, 2, 1};
@@ -564,45 +556,38 @@ static bool all_went(struct ck_outcome *outcomes, const char *part, const char *
   return true;
 }
 
-static void fail_everywhere(struct ck_outcome *outcomes, char *folder, const char *disks, int i) {
+static const char *fail_everywhere(struct ck_outcome *outcomes, const char *disks, int i) {
   static const int faults[] = {FILE_EIO, FILE_ENOSPC, FILE_FLIP, MEMORY};
   static const ek_mode modes[] = {EK_MODE_SHARDED, EK_MODE_REPLICATED, EK_MODE_FULLY_SHARDED};
-  ck_folder_make(folder);
-  choose_job(folder, modes[i % 3]);
-  job.disks = disks;
+  const char *folder = choose_job(disks, modes[i % 3]);
   job.fault = faults[i % 4];
   job.victim = i / 4 % 2;
   job.background = i / 8;
   job.call = i;
-  if (!all_went(outcomes, "fail each", "")) return;
+  if (!all_went(outcomes, "fail each", "")) return NULL;
   if (disks == NULL) ck_assert_double_ge(outcomes[0].numbers[0], 1);
   /* Some copies are whole before others. */
-  if (disks != NULL && job.mode == EK_MODE_REPLICATED) return;
+  if (disks != NULL && job.mode == EK_MODE_REPLICATED) return folder;
   ck_assert_double_le(outcomes[0].numbers[2], 2); /* the folder's sync, after the new name */
+  return folder;
 }
 
 /* EIO, no space, a flipped bit and no memory; in process 0 and in another one; now and behind. */
 CK_LOOP(each_failure_is_one_in_all, 16) {
-  char folder[CK_FOLDER_SIZE];
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   size_t size = 0;
-  fail_everywhere(outcomes, folder, NULL, _i);
-  if (outcomes[0].status != EK_OK) return;
+  const char *folder = fail_everywhere(outcomes, NULL, _i);
+  if (folder == NULL) return;
   /* The last one alone is left, and nothing that was begun. */
   const int last = 2 * (int)outcomes[0].numbers[1] + 1;
   (void)bytes_of(folder, last, &size);
-  ck_folder_remove(folder);
 }
 
 /* The same on disks of their own: each has one file in the end. */
 CK_LOOP(each_failure_is_one_in_all_disks, 8) {
-  char folder[CK_FOLDER_SIZE];
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  fail_everywhere(outcomes, folder, "010", _i + 8 * (_i % 3 == 0));
-  if (outcomes[0].status != EK_OK) return;
-  job.folder = folder;
+  if (fail_everywhere(outcomes, "010", _i + 8 * (_i % 3 == 0)) == NULL) return;
   for (size_t p = 0; p < 2; p++) ck_assert_int_eq(ck_folder_entries(disk_of(p)), 1);
-  remove_disks(folder);
 }
 
 /* ---- a load fails ---- */
@@ -643,18 +628,17 @@ static void fail_load(struct ck_outcome *outcome, const struct ck_process *proce
 
 CK_LOOP(each_failure_of_a_load_is_one_in_all, 4) {
   static const int faults[] = {FILE_EIO, MEMORY};
-  char folder[CK_FOLDER_SIZE];
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  ck_folder_make(folder);
-  choose_job(folder, _i % 3 == 0 ? EK_MODE_REPLICATED : EK_MODE_SHARDED);
-  job.disks = _i < 2 ? NULL : "010";
+  const char *disks = _i < 2 ? NULL : "010";
+  const char *folder = choose_job(disks, _i % 3 == 0 ? EK_MODE_REPLICATED : EK_MODE_SHARDED);
+  size_t size = 0;
   job.fault = faults[_i % 2];
   job.victim = _i == 1 || _i == 2;
   job.background = 0;
   job.call = _i;
   if (!all_went(outcomes, "fail load", "load: ")) return;
   ck_assert_double_ge(outcomes[0].numbers[0], 1);
-  remove_disks(folder);
+  if (disks == NULL) (void)bytes_of(folder, 1, &size);
 }
 
 /* ---- killed ---- */
@@ -709,13 +693,10 @@ static const struct reader {
                {EK_MODE_SHARDED, 2, {3, 1}}};
 
 static int kill_at(int call, const char *disks) {
-  char folder[CK_FOLDER_SIZE];
+  const char *folder = open_folder(disks);
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   const struct reader *reader = &readers[disks == NULL ? call % 4 : call % 2 * 2];
   size_t size = 0;
-  ck_folder_make(folder);
-  job.folder = folder;
-  job.disks = disks;
   job.mode = call % 2 == 0 ? EK_MODE_SHARDED : EK_MODE_FULLY_SHARDED;
   job.call = call;
   give_job();
@@ -727,13 +708,9 @@ static int kill_at(int call, const char *disks) {
   job.disks = disks == NULL ? NULL : "1010"; /* the others sit there */
   give_job();
   if (reader->count > 1) {
-    ck_processes_run(outcomes, "go on", reader->devices, reader->count);
-    ck_processes_well(outcomes, reader->count);
+    outcomes = ck_processes_done("go on", reader->devices, reader->count);
   } else {
-    const struct ck_process alone = ck_process_alone("go on", reader->devices[0]);
-    memset(outcomes, 0, sizeof *outcomes);
-    go_on(outcomes, &alone);
-    ck_assert_msg(outcomes->status == EK_OK, "%s", outcomes->message);
+    outcomes = ck_processes_alone("go on", go_on, reader->devices[0]);
   }
   const int at = (int)outcomes[0].numbers[0];
   ck_assert_msg(at == 1 || at == 2, "killed at call %d: state %d", call, at);
@@ -742,12 +719,7 @@ static int kill_at(int call, const char *disks) {
   }
   /* Nothing is left of the save that was killed. */
   for (size_t p = 0; p < 2; p++) ck_assert_int_eq(ck_folder_entries(disk_of(p)), 1);
-  if (disks == NULL) {
-    (void)bytes_of(folder, at + 1, &size);
-    ck_folder_remove(folder);
-  } else {
-    remove_disks(folder);
-  }
+  if (disks == NULL) (void)bytes_of(folder, at + 1, &size);
   return killed;
 }
 
@@ -829,23 +801,15 @@ static void save_behind(struct ck_outcome *outcome, const struct ck_process *pro
 }
 
 CK_LOOP(saves_in_the_background_end_in_calls_of_all, 2) {
-  char folder[CK_FOLDER_SIZE];
+  const char *folder = choose_job(_i == 1 ? "010" : NULL, EK_MODE_SHARDED);
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   size_t size = 0;
-  ck_folder_make(folder);
-  choose_job(folder, EK_MODE_SHARDED);
-  if (_i == 1) job.disks = "010";
   if (!done(outcomes, "save behind", three, 3)) return;
   for (size_t p = 0; p < 3; p++) {
     for (size_t i = 0; i < 3; i++) ck_assert_double_eq(outcomes[p].numbers[i], 1);
   }
   for (int number = 0; number < 3 && _i == 0; number++) (void)bytes_of(folder, number, &size);
   for (size_t p = 0; p < 2 && _i == 1; p++) ck_assert_int_eq(ck_folder_entries(disk_of(p)), 3);
-  if (_i == 1) {
-    remove_disks(folder);
-  } else {
-    ck_folder_remove(folder);
-  }
 }
 
 /* ---- the memory of a save ---- */
@@ -895,13 +859,10 @@ static void measure(struct ck_outcome *outcome, const struct ck_process *process
 /* 48 MB of state. Now: five pieces and two for what is exchanged, an eighth of a region each; in the
  * background the region and the two. */
 CK_TEST(memory_is_that_of_a_region) {
-  char folder[CK_FOLDER_SIZE];
+  const char *folder = open_folder(NULL);
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   const double state = 4.02e6 * 12 / (1 << 20), slack = 3;
   size_t size = 0;
-  ck_folder_make(folder);
-  job.folder = folder;
-  job.disks = NULL;
   job.mode = EK_MODE_SHARDED;
   if (!done(outcomes, "measure", (const size_t[]){1, 1, 1, 1}, 4)) return;
   for (size_t p = 0; p < 4; p++) {
@@ -913,7 +874,6 @@ CK_TEST(memory_is_that_of_a_region) {
     ck_assert_double_lt(behind, region + 2 * region / 8 + slack);
   }
   (void)bytes_of(folder, 1, &size);
-  ck_folder_remove(folder);
 }
 
 static const struct ck_part parts[] = {{"save once", save_once}, {"fail each", fail_each},

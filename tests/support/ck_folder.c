@@ -20,7 +20,7 @@ void ck_folder_remove(const char *folder) {
 
 static void remove_folder(void *folder) { ck_folder_remove(folder); }
 
-const char *ck_folder(void) {
+char *ck_folder(void) {
   char *folder = ck_array(1, CK_FOLDER_SIZE);
   ck_folder_make(folder);
   ck_keep_by(folder, remove_folder);

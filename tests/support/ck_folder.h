@@ -19,7 +19,7 @@ void ck_folder_remove(const char *folder);
 
 /* One that goes when the test ends, and the path of a file in it, which goes before it if it is
  * there; the test fails if another file was left behind. */
-const char *ck_folder(void);
+char *ck_folder(void);
 const char *ck_file(const char *folder, const char *name);
 /* The same of the state that is saved after a step. */
 const char *ck_state_file(const char *folder, int step);
