@@ -20,7 +20,7 @@
 
 enum { SAMPLES = 5, MOST_POINTS = 2000 };
 
-static char folder[CK_FOLDER_SIZE], first[96], second[96], other[96], another[96];
+static const char *folder, *first, *second, *other, *another;
 static struct ck_training t;
 static struct ck_state before;
 
@@ -244,11 +244,11 @@ enum { CALLS = sizeof calls / sizeof *calls };
 static void open_all(void) {
   static struct ck_setup setup;
   setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
-  ck_folder_make(folder);
-  (void)snprintf(first, sizeof first, "%s/step-000000000001.safetensors", folder);
-  (void)snprintf(second, sizeof second, "%s/step-000000000002.safetensors", folder);
-  (void)snprintf(other, sizeof other, "%s/other.json", folder);
-  (void)snprintf(another, sizeof another, "%s/another", folder);
+  folder = ck_folder();
+  first = ck_state_file(folder, 1);
+  second = ck_state_file(folder, 2);
+  other = ck_file(folder, "other.json");
+  another = ck_file(folder, "another");
   t = ck_training_opened(&setup);
   go(1);
   (void)do_save();
@@ -268,7 +268,6 @@ static void close_all(void) {
   clear();
   ck_state_drop(&before);
   ck_training_close(&t);
-  ck_folder_remove(folder);
 }
 
 CK_LOOP(every_call_is_refused_once, CASES * CALLS) {

@@ -10,19 +10,18 @@
 
 enum { SAMPLES = 37, BATCH = 5, STEPS = 20, GRAINS = 4 };
 
-static char folder[CK_FOLDER_SIZE], states[CK_FOLDER_SIZE + 8], best[CK_FOLDER_SIZE + 8];
+static const char *folder, *states, *best;
 
 static void make(void) {
-  ck_folder_make(folder);
-  (void)snprintf(states, sizeof states, "%s/run", folder);
-  (void)snprintf(best, sizeof best, "%s/best", folder);
+  folder = ck_folder();
+  states = ck_file(folder, "run");
+  best = ck_file(folder, "best");
 }
 
 static void clear(void) {
   char command[3 * CK_FOLDER_SIZE];
   (void)snprintf(command, sizeof command, "rm -rf %s %s", states, best);
   ck_assert_int_eq(system(command), 0);
-  ck_folder_remove(folder);
 }
 
 /* ---- x [2] and the product of its numbers, by the number of the sample ---- */
@@ -294,11 +293,11 @@ CK_TEST(a_folder_that_has_a_state_is_not_new) {
 
 CK_TEST(metrics_have_the_validation_loss) {
   struct story story = {0};
-  char path[CK_FOLDER_SIZE + 16], text[1 << 14];
+  const char *path = ck_file(folder, "run.jsonl");
+  char text[1 << 14];
   ek_source *source = open_products();
   ek_trainer *trainer = open_trainer("cpu:2", 0.05);
   ek_trainer_run_options options = options_of(&story);
-  (void)snprintf(path, sizeof path, "%s/run.jsonl", folder);
   ck_kept(ek_metrics_open(&options.metrics, ek_trainer_group(trainer), NULL, path),
           options.metrics);
   options.validation = source;
@@ -308,7 +307,7 @@ CK_TEST(metrics_have_the_validation_loss) {
   FILE *file = fopen(path, "r");
   ck_assert_ptr_nonnull(file);
   text[fread(text, 1, sizeof text - 1, file)] = '\0';
-  ck_assert(fclose(file) == 0 && unlink(path) == 0);
+  ck_assert(fclose(file) == 0);
   const char *line = strstr(text, "\"step\": 10,");
   ck_assert_ptr_nonnull(line);
   ck_assert_ptr_nonnull(strstr(line, "\"tokens\": 150,"));
@@ -354,7 +353,7 @@ static const char damaged_part[] = "damaged ", going_part[] = "goes on ";
 
 /* Where a process saves its states. */
 static const char *folder_of(const struct ck_process *process) {
-  static char own[sizeof states + 16];
+  static char own[CK_FOLDER_SIZE + 24];
   (void)snprintf(own, sizeof own, "%s", process->part + sizeof damaged_part - 1);
   char *shift = strchr(own, '@');
   if (shift != NULL) {
@@ -431,7 +430,7 @@ CK_LOOP(processes_take_the_steps_of_one, 2) {
 CK_TEST(a_source_that_fails_in_one_process_ends_the_run_in_all) {
   static const size_t devices[] = {1, 1};
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  char part[sizeof damaged_part + sizeof states];
+  char part[sizeof damaged_part + CK_FOLDER_SIZE + 8];
   (void)snprintf(part, sizeof part, "%s%s", damaged_part, states);
   ck_processes_run(outcomes, part, devices, 2);
   for (size_t p = 0; p < 2; p++) {

@@ -17,13 +17,11 @@
 
 enum { SAMPLES = 7, PATIENCE = 60 };
 
-static char folder[CK_FOLDER_SIZE];
+static const char *folder;
 static struct ck_training t;
 static bool files;
 
-static void path_of(char path[128], const char *name) {
-  (void)snprintf(path, 128, "%s/%s", folder, name);
-}
+static const char *in_folder(const char *name) { return ck_file(folder, name); }
 
 static void go(int steps) {
   struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0.2, 50);
@@ -39,35 +37,26 @@ static ek_status save(size_t keep) {
 static void open_all(void) {
   static struct ck_setup setup;
   setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
-  ck_folder_make(folder);
+  folder = ck_folder();
   t = ck_training_opened(&setup);
   files = !ck_no_files(save(0));
-  char path[128];
-  path_of(path, "step-000000000000.safetensors");
-  (void)unlink(path);
+  (void)unlink(ck_state_file(folder, 0));
 }
 
 static void close_all(void) {
   char command[128];
   ck_training_close(&t);
-  (void)snprintf(command, sizeof command, "rm -rf %s", folder);
+  (void)snprintf(command, sizeof command, "rm -rf %s/*", folder);
   ck_assert_int_eq(system(command), 0);
 }
 
 static bool exists(const char *name) {
-  char path[128];
   struct stat about;
-  path_of(path, name);
-  return lstat(path, &about) == 0;
+  return lstat(in_folder(name), &about) == 0;
 }
 
 static void put(const char *name, const char *text) {
-  char path[128];
-  path_of(path, name);
-  const int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  ck_assert_int_ge(file, 0);
-  ck_assert_int_eq(write(file, text, strlen(text)), (ssize_t)strlen(text));
-  ck_assert_int_eq(close(file), 0);
+  ck_write_file(in_folder(name), text, strlen(text));
 }
 
 static void last_is(int64_t step) {
@@ -78,20 +67,15 @@ static void last_is(int64_t step) {
 /* ---- what is no state ---- */
 
 CK_TEST(what_is_no_state_counts_for_nothing) {
-  char path[128];
   if (!files) return;
   go(1);
   ck_ok(save(0));
   go(1);
   ck_ok(save(0));
-  path_of(path, "step-000000000011.safetensors");
-  ck_assert_int_eq(mkdir(path, 0700), 0);
-  path_of(path, "step-000000000012.safetensors");
-  ck_assert_int_eq(mkfifo(path, 0600), 0);
-  path_of(path, "step-000000000013.safetensors");
-  ck_assert_int_eq(symlink(path, path), 0);
-  path_of(path, "step-000000000014.safetensors");
-  ck_assert_int_eq(symlink("/nobody/has/this", path), 0);
+  ck_assert_int_eq(mkdir(ck_state_file(folder, 11), 0700), 0);
+  ck_assert_int_eq(mkfifo(ck_state_file(folder, 12), 0600), 0);
+  ck_assert_int_eq(symlink(ck_state_file(folder, 13), ck_state_file(folder, 13)), 0);
+  ck_assert_int_eq(symlink("/nobody/has/this", ck_state_file(folder, 14)), 0);
   put("step-15.safetensors", "x"); /* names that the library does not write */
   put("step-0000000000016.safetensors", "x");
   put("step-000000000017.safetensors2", "x");
@@ -106,15 +90,13 @@ CK_TEST(what_is_no_state_counts_for_nothing) {
   ck_assert(exists("step-000000000003.safetensors") && exists("step-1.safetensors"));
   ck_assert_int_eq(ck_folder_entries(folder), 11);
   /* A link to a state is one. */
-  path_of(path, "step-000000000009.safetensors");
-  ck_assert_int_eq(symlink("step-000000000002.safetensors", path), 0);
+  ck_assert_int_eq(symlink("step-000000000002.safetensors", ck_state_file(folder, 9)), 0);
   ck_ok(ek_checkpoint_latest(&info, folder));
   ck_assert(ck_contains(info.path, "step-000000000009"));
 }
 
 /* Removed by the next save: what a process left that was killed. Not: what others write, or put. */
 CK_TEST(leftovers_are_removed) {
-  char path[128], victim[128];
   if (!files) return;
   put("victim", "what was there");
   put("step-000000000001.safetensors.tmp", "left"); /* under the very name of the next save */
@@ -123,24 +105,18 @@ CK_TEST(leftovers_are_removed) {
   put("step-000000000009.safetensors.tmp", "locked");
   put("step-000000000009.safetensors.x.tmp", "not ours");
   put("step-9.safetensors.tmp", "not ours");
-  path_of(victim, "victim");
-  path_of(path, "step-000000000002.safetensors.tmp");
-  ck_assert_int_eq(symlink(victim, path), 0);
-  path_of(path, "step-000000000003.safetensors.tmp");
-  ck_assert_int_eq(mkfifo(path, 0600), 0);
-  path_of(path, "step-000000000009.safetensors.tmp");
-  const int locked = open(path, O_RDONLY);
+  const char *const temporary = in_folder("step-000000000002.safetensors.tmp");
+  ck_assert_int_eq(symlink(in_folder("victim"), temporary), 0);
+  ck_assert_int_eq(mkfifo(in_folder("step-000000000003.safetensors.tmp"), 0600), 0);
+  const int locked = open(in_folder("step-000000000009.safetensors.tmp"), O_RDONLY);
   ck_assert_int_ge(locked, 0);
   ck_assert_int_eq(flock(locked, LOCK_EX | LOCK_NB), 0);
   for (int step = 1; step <= 3; step++) {
     struct stat about;
-    char name[64];
     go(1);
     ck_ok(save(0));
     last_is(step);
-    (void)snprintf(name, sizeof name, "step-%012d.safetensors", step);
-    path_of(path, name);
-    ck_assert_int_eq(lstat(path, &about), 0);
+    ck_assert_int_eq(lstat(ck_state_file(folder, step), &about), 0);
     ck_assert(S_ISREG(about.st_mode));
   }
   ck_assert(!exists("step-000000000001.safetensors.tmp"));
@@ -148,7 +124,7 @@ CK_TEST(leftovers_are_removed) {
   ck_assert(!exists("step-000000000008.safetensors.12.tmp"));
   ck_assert_int_eq(ck_folder_entries(folder), 3 + 6);
   struct stat about;
-  ck_assert_int_eq(stat(victim, &about), 0);
+  ck_assert_int_eq(stat(in_folder("victim"), &about), 0);
   ck_assert_int_eq(about.st_size, (off_t)strlen("what was there"));
   ck_assert_int_eq(close(locked), 0);
   ck_ok(save(0));
@@ -199,11 +175,9 @@ CK_TEST(half_a_load_is_torn) {
 /* Copies the state of step 1 to that of step 2, with EK_I32 for one entry. */
 static void retype(const char *name) {
   enum { MOST = 64 };
-  char from[128], to[128];
+  const char *from = ck_state_file(folder, 1), *to = ck_state_file(folder, 2);
   const ek_safetensors_pair pairs[] = {{"evenkeel.state", "1"}, {"evenkeel.position", "0"}};
   ek_safetensors_entry list[MOST];
-  path_of(from, "step-000000000001.safetensors");
-  path_of(to, "step-000000000002.safetensors");
   CK_SCOPED(ek_safetensors *, file, ek_safetensors_open(&file, from));
   const size_t count = ek_safetensors_count(file);
   ck_assert_uint_le(count, MOST);
@@ -283,10 +257,9 @@ CK_TEST(a_child_leaves_saves_alone) {
   const float number = 1;
   float read = 0;
   ek_tensor host = {.data = &read, .type = EK_F32};
-  char path[128];
+  const char *path = in_folder("number");
   int state = -1;
   if (!files || CK_TSAN) return; /* it cannot follow threads of a child of fork() */
-  path_of(path, "number");
   CK_GOT(ek_safetensors_writer *, writer, ek_safetensors_create(&writer, path, &entry, 1, NULL, 0));
   CK_GOT(ek_checkpoint_write *, write, ek_checkpoint_begin(&write, t.model, folder, NULL));
   (void)fflush(NULL);
