@@ -81,10 +81,8 @@ function(evenkeel_add_isa_objects)
   # Contraction into fused multiply-add, no errno and no trapping are safe for results that may be
   # NaN or infinite. None of the flags lets the compiler reorder a sum.
   set(level -O3)
-  if(EVENKEEL_SANITIZE MATCHES "thread") # compiled in half the time; a race is in how work is cut
+  if(EVENKEEL_SANITIZE) # compiled in half the time; a race is in how work is cut, and checks of addresses cost more
     set(level -O1)
-  elseif(EVENKEEL_SANITIZE)
-    set(level -O2)
   endif()
   set(common -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wno-psabi)
   if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # else it inlines less because of what else is in the unit
