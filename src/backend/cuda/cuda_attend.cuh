@@ -401,11 +401,16 @@ __global__ void __launch_bounds__(BLOCK) delta_kernel(attended<T> a, int64_t row
   }
 }
 
+/* Eight lanes where they have all of a head, in types that most models compute in. */
 template <class T, int N>
 inline cudaError_t launch_delta_of(cudaStream_t stream, const attended<T> &a, int64_t rows) {
-  const bool narrow = a.width <= 8 * N;
-  return launch(narrow ? delta_kernel<T, N, 8> : delta_kernel<T, N, (int)WARP>,
-                blocks_for(rows, BLOCK / (narrow ? 8 : (int)WARP)), BLOCK, stream, a, rows);
+  constexpr int FEW = 8, ALL = (int)WARP;
+  if constexpr (N > 1 && sizeof(T) < 8) {
+    if (a.width <= FEW * N) {
+      return launch(delta_kernel<T, N, FEW>, blocks_for(rows, BLOCK / FEW), BLOCK, stream, a, rows);
+    }
+  }
+  return launch(delta_kernel<T, N, ALL>, blocks_for(rows, BLOCK / ALL), BLOCK, stream, a, rows);
 }
 
 template <class T>
