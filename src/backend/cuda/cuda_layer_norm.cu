@@ -80,10 +80,13 @@ template <class T, class S, int N> struct strip {
   }
 };
 
-/* Nothing is held of what is not there. */
-template <class T, int N> struct no_strip {
-  __device__ no_strip(const T *, int64_t) {}
-  __device__ __forceinline__ pack<T, N> at(int64_t, int) const { return {}; }
+/* The same of a row that is read when it is needed. */
+template <class T, int N> struct row_in_memory {
+  const T *row;
+  __device__ row_in_memory(const T *from, int64_t) : row(from) {}
+  __device__ __forceinline__ pack<T, N> at(int64_t column, int) const {
+    return load<N>(row + column);
+  }
 };
 
 template <class T, class S> struct forward {
@@ -216,7 +219,7 @@ template <class S, int N> struct column_sums {
 };
 
 /* dx may be dy, or residual: a pack is read for the last time by the thread that writes it. The
- * residual is read with dy, before the sums that dx waits for. */
+ * residual is read with dy, before the sums that dx waits for, where it takes half the registers. */
 template <class T, class S, int N, bool Add, bool Sums>
 __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a) {
   __shared__ S scratch[WARP];
@@ -229,8 +232,8 @@ __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a
     const S mean = a.mean ? a.mean[row] : S(0), rstd = a.rstd[row];
     const T *x = a.x + row * a.width;
     const strip<T, S, N> dy(a.dy + row * a.width, a.width);
-    using added = std::conditional_t<Add, strip<T, S, N>, no_strip<T, N>>;
-    const added residual(Add ? a.residual + row * a.width : NULL, a.width);
+    using added = std::conditional_t<sizeof(T) == 2, strip<T, S, N>, row_in_memory<T, N>>;
+    const added residual(Add ? a.residual + row * a.width : NULL, Add ? a.width : 0);
     S sum_g = S(0), sum_gn = S(0);
     dy.template each<Sums>([&](const pack<T, N> &p, int64_t column, int) {
       pack<S, N> g, n;
@@ -246,7 +249,8 @@ __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a
     /* x again: from L1 or L2 */
     dy.template each<Sums>([&](const pack<T, N> &p, int64_t column, int k) {
       pack<S, N> g, n;
-      pack<T, N> result = residual.at(column, k);
+      pack<T, N> result = {};
+      if constexpr (Add) result = residual.at(column, k);
       slopes(&g, &n, p, load<N>(x + column), a.gamma + column, mean, rstd);
       for (int j = 0; j < N; j++) {
         result.at[j] = T(S(result.at[j]) + rstd * (g.at[j] - average_g - n.at[j] * average_gn));
