@@ -138,8 +138,13 @@ struct ek__ranks {
   bool buffers_stale;  /* a training forward has run: the buffers of rank 0 go to the others */
 };
 
+/* There may be none, in a model that could not be opened. */
+static inline struct ek__rank *ek__ranks_end(const struct ek__ranks *run) {
+  return run->ranks == NULL ? NULL : run->ranks + run->count;
+}
+
 #define EK__EACH_RANK(rank, run)                                                                   \
-  for (struct ek__rank *rank = (run)->ranks; rank < (run)->ranks + (run)->count; rank++)
+  for (struct ek__rank *rank = (run)->ranks; rank != ek__ranks_end(run); rank++)
 
 /* A job of the ranks of this process, each on its worker. Returns the error of the first that
  * fails. In rank.c. */

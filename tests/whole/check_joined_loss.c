@@ -29,7 +29,7 @@ static ek_status predict(ek_tensor *y, const ek_tensor *x, ek_module *module, bo
 /* What predicts says so, does so, and in a pass without gradient. */
 CK_TEST(predictions_that_do_not_fit) {
   static ek_module_ops ops; /* modules are freed after the test */
-  ek_criterion *criterion = ck_biased(), *silent = ck_biased();
+  ek_criterion *criterion = ck_keep(ck_biased()), *silent = ck_biased();
   ops = *ek_module_table(&silent->base);
   ops.predict = gives_nothing;
   silent->base.private_members.ops = &ops;
@@ -55,7 +55,7 @@ CK_TEST(predictions_that_do_not_fit) {
 CK_TEST(ties_that_do_not_fit) {
   static char longer[200];
   ek_module *model = linear(), *module = NULL;
-  ek_criterion *criterion = ck_biased();
+  ek_criterion *criterion = ck_keep(ck_biased());
   ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
   ek_group *group = ck_open("plan:1", 1);
   ek_replica *replica = NULL;
