@@ -144,11 +144,9 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
 void ek__loss_drop_forward(const ek_data_parallel_model *model, struct ek__loss *loss) {
   EK__EACH_RANK(rank, &model->run) {
     struct ek__loss_rank *own = ek__loss_of(rank, loss);
-    for (size_t i = 0; own != NULL && i < own->pass_count; i++) {
-      ek_pass_free(own->passes[i]);
-      own->passes[i] = NULL;
-    }
-    if (own != NULL) ek_tensor_free(&own->losses);
+    if (own == NULL) continue;
+    ek__passes_drop(own->passes, own->pass_count);
+    ek_tensor_free(&own->losses);
   }
   loss->seen = NULL;
   loss->has_forward = false;

@@ -19,17 +19,15 @@
 /* Forwards of all models of the process: no two have the same number, and none has 0. */
 static _Atomic uint64_t forwards;
 
-/* The counts of inputs and outputs: of a forward, or of a prediction without targets. */
-static void read_call(struct ek__forward *job, size_t inputs) {
+/* Sets the number of outputs, and gives that of inputs which a call takes: a forward, or a
+ * prediction without targets. */
+static size_t read_call(struct ek__forward *job, size_t inputs) {
   const ek_module *module = job->model->module;
-  job->inputs.count = ek_module_inputs(module);
-  job->output_count = ek_module_outputs(module);
   job->predict = ek_module_predictions(module) > 0 &&
                  inputs + ek_module_targets(module) == ek_module_inputs(module) &&
                  !job->options->gradient;
-  if (!job->predict) return;
-  job->inputs.count = inputs;
-  job->output_count = ek_module_predictions(module);
+  job->output_count = job->predict ? ek_module_predictions(module) : ek_module_outputs(module);
+  return job->predict ? inputs : ek_module_inputs(module);
 }
 
 static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
@@ -48,14 +46,13 @@ static bool is_mixed(const ek_data_parallel_model *model) {
   return added && model->step.stage == EK__STEP_ACCUMULATED;
 }
 
-static ek_status check_call(const struct ek__forward *job, size_t count) {
+static ek_status check_call(const struct ek__forward *job, size_t takes, size_t count) {
   const ek_data_parallel_model *model = job->model;
   EK_TRY(ek__model_check(model));
   EK_TRY(ek__layout_check(
       &model->run.ranks[0].replica->layout)); /* arrays are laid out by its counts */
-  EK__FAIL_IF(count != job->inputs.count, EK_ERR_INVALID_ARGUMENT,
-              "forward: %s takes %zu inputs, not %zu", ek_module_kind(model->module),
-              job->inputs.count, count);
+  EK__FAIL_IF(count != takes, EK_ERR_INVALID_ARGUMENT, "forward: %s takes %zu inputs, not %zu",
+              ek_module_kind(model->module), takes, count);
   EK__FAIL_IF(model->step.stage == EK__STEP_REDUCED && job->options->gradient, EK_ERR_STATE,
               "forward: the step's last backward has run; call the optimizer's step, or discard, "
               "first");
@@ -256,8 +253,8 @@ ek_status ek__forward_lay(struct ek__forward *job, ek_data_parallel_model *model
                                          .floating = model->options.type,
                                          .sources = sources,
                                          .intakes = job->intakes}};
-  read_call(job, count);
-  EK_TRY(check_call(job, count));
+  EK_TRY(check_call(job, read_call(job, count), count));
+  job->inputs.count = count; /* none before: what was refused has nothing to free */
   EK__FAIL_IF(cut != NULL && options->scatter != NULL, EK_ERR_INVALID_ARGUMENT,
               "forward: shards are already cut, so options.scatter must be NULL");
   EK_TRY(check_scatter(options->scatter));

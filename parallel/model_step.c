@@ -18,7 +18,7 @@
 #include "forward.h"
 #include "optimizer_internal.h"
 
-static void drop_passes(ek_pass **passes, size_t count) {
+void ek__passes_drop(ek_pass **passes, size_t count) {
   for (size_t i = 0; i < count; i++) {
     ek_pass_free(passes[i]);
     passes[i] = NULL;
@@ -27,10 +27,10 @@ static void drop_passes(ek_pass **passes, size_t count) {
 
 void ek__model_drop_forward(ek_data_parallel_model *model) {
   EK__EACH_RANK(rank, &model->run) {
-    drop_passes(rank->passes, rank->pass_count);
+    ek__passes_drop(rank->passes, rank->pass_count);
     ek__keeper_drop(rank);
     for (struct ek__loss_rank *own = rank->losses; own != NULL; own = own->next) {
-      drop_passes(own->passes, own->pass_count);
+      ek__passes_drop(own->passes, own->pass_count);
     }
   }
   model->last.pending = 0;

@@ -343,7 +343,8 @@ struct ek__scaling ek__model_scaling(const ek_data_parallel_model *model, int64_
 int64_t ek__targets_most(const ek_tensor *tensors, const ek_shards *shards, size_t count,
                          int64_t samples);
 
-/* Drops the passes of a forward whose backward has not come. */
+/* Drops the passes of a forward whose backward has not come: those of a list, or all. */
+void ek__passes_drop(ek_pass **passes, size_t count);
 void ek__model_drop_forward(ek_data_parallel_model *model);
 
 /* Ends the step and begins the next. `taken`: parameters were updated. */

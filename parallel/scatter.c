@@ -242,8 +242,7 @@ void ek__given_give_back(const struct ek__given *given, const struct ek__rank *r
 
 void ek__given_free(struct ek__given *given) {
   if (given->sources == NULL) return; /* the program's */
-  /* Also after a call that was refused for its count: what was not laid out is zeros. */
-  for (size_t i = 0; i < given->count && i < EK_MAX_INPUTS; i++) ek_shards_free(&given->shards[i]);
+  for (size_t i = 0; i < given->count; i++) ek_shards_free(&given->shards[i]);
 }
 
 ek_status ek__scatter_fill(const ek_shards *shards, const ek_tensor *source,

@@ -35,7 +35,7 @@ struct ek__grains {
 size_t ek__grains_most(const ek_data_parallel_model *model);
 size_t ek__grains_used(const ek_data_parallel_model *model, int64_t samples);
 struct ek__grains ek__grains_of(const ek_data_parallel_model *model, size_t rank, size_t used);
-/* All samples of a batch of which this process has `samples` (ek_shards.samples). */
+/* The samples of a whole batch; this process has `samples` of them (ek_shards.samples). */
 int64_t ek__samples_of_all(const ek_data_parallel_model *model, const int64_t *samples);
 /* The number of rounds of a batch: in each, every rank runs one of its grains. */
 size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used);
