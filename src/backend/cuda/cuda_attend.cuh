@@ -376,8 +376,8 @@ template <class T, int HEAD, class F> inline cudaError_t that_fits(tiling<T, HEA
   return status;
 }
 
-/* delta = sum of dout out for each row of a head: attended.delta(). LANES neighbours take a row, each
- * of them N neighbouring elements at a time. */
+/* delta = sum of dout out for each row of a head: attended.delta(). LANES neighbours take a row,
+ * each of them N neighbouring elements at a time. */
 template <class T, int N, int LANES>
 __global__ void __launch_bounds__(BLOCK) delta_kernel(attended<T> a, int64_t rows) {
   using S = typename attended<T>::S;

@@ -173,8 +173,8 @@ cudaError_t layer_norm_parts(const struct ek__cuda_place *at,
                                     target.y1 != NULL};
   S *const none = NULL;
   return launch(column_kernel<S, 1, norm_gradient_parts<S>>,
-                (unsigned)((args->width + WARP - 1) / WARP), dim3(WARP, f.lines), at->stream, target,
-                none, f, parts, args->width, parts);
+                (unsigned)((args->width + WARP - 1) / WARP), dim3(WARP, f.lines), at->stream,
+                target, none, f, parts, args->width, parts);
 }
 
 } // namespace
