@@ -1,7 +1,7 @@
 // Runs inside a report, in a frame, and tells the page around it what is wrong; see check_report.sh.
 "use strict";
 function checkReport() {
-  const wrong = [];
+  const page = location.pathname.split("/").pop(), wrong = [];
   const say = (what, element) =>
     wrong.push(what + (element ? ": " + element.outerHTML.slice(0, 160) : ""));
   const near = (a, b, tolerance) => Math.abs(a - b) <= tolerance * Math.max(1, Math.abs(b));
@@ -134,19 +134,19 @@ function checkReport() {
     const [low, high] = [light(a), light(b)].sort((x, y) => x - y);
     return (high + 0.05) / (low + 0.05);
   };
-  const page = getComputedStyle(document.body).backgroundColor;
+  const ground = getComputedStyle(document.body).backgroundColor;
   const band = document.querySelector(".band");
-  const grounds = band ? [page, getComputedStyle(band).fill] : [page];
+  const grounds = band ? [ground, getComputedStyle(band).fill] : [ground];
   for (const text of texts) {
     const style = getComputedStyle(text);
-    for (const ground of text.closest("svg,button") ? grounds : [page]) {
-      const ratio = contrast(text.closest("svg") ? style.fill : style.color, ground);
+    for (const under of text.closest("svg,button") ? grounds : [ground]) {
+      const ratio = contrast(text.closest("svg") ? style.fill : style.color, under);
       if (ratio < 4.5) say("contrast " + ratio.toFixed(2), text);
     }
   }
   for (const mark of all("svg rect[class^=c-], svg rect[class^=p-], .area, .mark rect, .limit rect, .curve[data-path], circle")) {
     const style = getComputedStyle(mark);
-    const ratio = contrast(mark.matches(".curve") ? style.stroke : style.fill, page);
+    const ratio = contrast(mark.matches(".curve") ? style.stroke : style.fill, ground);
     if (ratio < 3) say("contrast of a colour " + ratio.toFixed(2), mark);
   }
   // Colours of a legend, phases and categories alike, are told apart: a distance in CIELAB.
@@ -223,7 +223,7 @@ function checkReport() {
   else if (file.trim() !== document.getElementById("result").textContent.trim()) say("another file");
   // What came from outside is text.
   if (document.querySelector("img, iframe, object, link, script[src]")) say("an element from nowhere");
-  return {wrong, numbers, tables, charts: all("svg[role]").length, dark: matchMedia("(prefers-color-scheme: dark)").matches,
+  return {page, wrong, numbers, tables, charts: all("svg[role]").length, dark: matchMedia("(prefers-color-scheme: dark)").matches,
           width: innerWidth};
 }
 // All of it before the frame's load event has ended, for which that of the page around it waits.
@@ -232,7 +232,7 @@ window.addEventListener("load", () => {
   try {
     answer = checkReport();
   } catch (error) {
-    answer = {wrong: [String(error.stack)]};
+    answer = {page: location.pathname, wrong: [String(error.stack)]};
   }
   answer.wrong.push(...window.reportErrors);
   parent.take(answer);

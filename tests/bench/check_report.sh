@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# check_report.sh BENCH: what --report writes, in Chromium: each page in a narrow and a wide frame, light and
-# dark, with check_report.js inside. Without Chromium, and without a way to install it, it is skipped.
+# check_report.sh BENCH: what --report writes, in Chromium: each page in a narrow and a wide frame, and dark in a
+# wide one, with check_report.js inside. Without Chromium, and without a way to install it, it is skipped.
 set -euo pipefail
 
 # shellcheck source=tests/bench/browser.sh
@@ -62,51 +62,60 @@ for page in "${pages[@]}"; do
     sed -n '/<style>/,$p' "$dir/$page.html"
   } >"$dir/$page.checked.html"
 done
-{
+frames_page() { # WIDTH...: all pages in frames
   printf '<!doctype html><title>checks</title><pre id="answers"></pre><script>\n'
   printf 'const answers = [];\n'
   printf 'function take(answer) {\n'
   printf '  answers.push(answer);\n'
-  printf '  document.getElementById("answers").textContent = JSON.stringify(answers, null, 1);\n'
+  printf '  document.getElementById("answers").textContent = answers.map(a => JSON.stringify(a) + "\\n").join("");\n'
   printf '}\n'
   printf '</script>\n'
+  local page width
   for page in "${pages[@]}"; do
-    for width in 400 1600; do
+    for width; do
       printf '<iframe src="%s.checked.html" style="width:%dpx;height:800px;border:0"></iframe>\n' "$page" "$width"
     done
   done
-} >"$dir/all.html"
+}
 
 # The page is written out when it has loaded, with all frames, each of which hands over its answer before that: nothing
-# here depends on a clock. Files that may look into each other are what lets a frame do so.
+# here depends on a clock. Files that may look into each other are what lets a frame do so. `answers` gets a line for
+# each frame.
 run_browser() { # OPTION...
   timeout 60 chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
     --disable-background-networking --allow-file-access-from-files --user-data-dir="$dir/profile" \
-    --window-size=1700,900 "$@" --dump-dom "file://$dir/all.html" >"$dir/dom" 2>"$dir/browser"
+    --window-size=1700,900 "$@" --dump-dom "file://$dir/all.html" >"$dir/dom" 2>"$dir/browser" || return 1
+  sed -n 's/.*\({"page":.*\)/\1/p' "$dir/dom" >"$dir/answers"
 }
 
-look() { # WHETHER-DARK: 0 or 1
-  local -a scheme=()
-  (($1 == 0)) || scheme=(--blink-settings=preferredColorScheme=0)
-  # A browser that hangs, as one does now and then on a busy machine, is started anew.
-  local try
-  for try in 1 2; do
-    run_browser ${scheme[@]+"${scheme[@]}"} && break
-    ((try == 1)) || complain "Chromium: $(tail -n 3 "$dir/browser")"
-  done
-  local frames=$((2 * ${#pages[@]})) dark=false
-  (($1 == 0)) || dark=true
-  (($(grep -c '"wrong": \[\]' "$dir/dom") == frames)) || {
-    complain "not all of $frames frames are right (dark: $dark):"
-    sed -n '/<pre/,/<\/pre>/p' "$dir/dom" | cut -c1-300 | head -n 80 >&2
-  }
-  (($(grep -c "\"dark\": $dark" "$dir/dom") == frames)) || complain "not all frames are dark: $dark"
-  (($(grep -cE '"width": (400|1600)' "$dir/dom") == frames)) || complain "frames of another width"
-  # That there was something to look at.
-  awk '/"numbers":/ { n += $2 } /"charts":/ { c += $2 } END { exit !(n > 300 && c > 40) }' "$dir/dom" ||
-    complain "hardly a number in the charts"
-  awk '/"tables":/ && $2 + 0 > 0 { n++ } END { exit !(n >= 10) }' "$dir/dom" || complain "hardly a table that scrolls"
+all_say() { # EXTENDED-EXPRESSION WHAT-IS-WRONG-OTHERWISE
+  grep -vE "$1" "$dir/answers" >"$dir/others" || return 0
+  complain "$2:"
+  cut -c1-600 "$dir/others" >&2
 }
-look 0
-look 1
+
+look() { # WHETHER-DARK WIDTH...
+  local dark=$1 frames=$((($# - 1) * ${#pages[@]})) try
+  shift
+  frames_page "$@" >"$dir/all.html"
+  local -a scheme=()
+  [[ $dark == false ]] || scheme=(--blink-settings=preferredColorScheme=0)
+  # A browser that hangs, or loses a frame, as one does now and then on a busy machine, is started anew.
+  for try in 1 2 3; do
+    run_browser ${scheme[@]+"${scheme[@]}"} && (($(wc -l <"$dir/answers") == frames)) && break
+    ((try < 3)) || complain "Chromium, three times: $(wc -l <"$dir/answers") answers of $frames frames" \
+      "(dark: $dark): $(tail -n 3 "$dir/browser")"
+  done
+  all_say '"wrong":\[\]' "frames that are not right (dark: $dark)"
+  all_say "\"dark\":$dark" "frames that are not dark: $dark"
+  local widths="$*"
+  all_say "\"width\":(${widths// /|})[,}]" "frames of another width than $widths"
+  # That there was something to look at.
+  awk -F '[:,}]' '{ for (i = 1; i < NF; i++) n[$i] += $(i + 1) }
+    END { exit !(n["\"numbers\""] > 300 && n["\"charts\""] > 40) }' "$dir/answers" ||
+    complain "hardly a number in the charts"
+}
+look false 400 1600
+(($(grep -cE '"tables":[1-9]' "$dir/answers") >= 10)) || complain "hardly a table that scrolls"
+look true 1600 # colours are what differs
 browser_end
