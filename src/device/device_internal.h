@@ -64,6 +64,11 @@ ek_device *ek__group_worker_device(const ek_group *group);
  * parts of the worker's jobs, while that waits for it (core/turns.h). */
 void ek__group_stand_in(ek_device *device);
 
+/* Runs `wait`, which makes the calling thread wait for the device. A device that computes beside the
+ * host may itself wait for devices of other processes, one of which has failed: then its worker
+ * waits, in a job, and this thread looks at the processes. */
+ek_status ek__group_await(ek_device *device, ek_status (*wait)(void *context), void *context);
+
 /* Whether the worker of device number `index` has ended its part of the running job. If a worker of
  * that job calls it, the other's work in the job has happened before. */
 bool ek__group_worker_ended(const ek_group *group, size_t index);

@@ -615,6 +615,30 @@ ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *cont
   return status;
 }
 
+/* Whether a wait of this thread for a device may be for other processes. */
+static bool waits_for_others(const ek_group *group) {
+  return group->place != NULL && group->backend->watch != NULL &&
+         ek__group_worker_device(group) == NULL;
+}
+
+struct awaited {
+  ek_device *device;
+  ek_status (*wait)(void *context);
+  void *context;
+};
+
+static ek_status await_one(void *context, ek_device *device, size_t index) {
+  const struct awaited *awaited = context;
+  (void)index;
+  return device == awaited->device ? awaited->wait(awaited->context) : EK_OK;
+}
+
+ek_status ek__group_await(ek_device *device, ek_status (*wait)(void *context), void *context) {
+  struct awaited awaited = {device, wait, context};
+  ek_group *group = ek_device_group(device);
+  return waits_for_others(group) ? ek_group_apply(group, await_one, &awaited) : wait(context);
+}
+
 static ek_status synchronize(void *context, ek_device *device, size_t index) {
   (void)context, (void)index;
   EK_TRY(ek_stream_synchronize(ek_device_stream(device, EK_STREAM_COMPUTE)));
@@ -624,10 +648,7 @@ static ek_status synchronize(void *context, ek_device *device, size_t index) {
 ek_status ek_group_synchronize(ek_group *group) {
   EK__NOT_NULL("ek_group_synchronize", group);
   EK_TRY(ek__group_check(group, "ek_group_synchronize"));
-  /* Devices may wait for those of other processes: then workers wait, and this thread looks at the
-   * processes. */
-  const bool others = group->place != NULL && group->backend->watch != NULL;
-  if (others && ek__group_worker_device(group) == NULL) {
+  if (waits_for_others(group)) {
     EK_TRY(ek_group_apply(group, synchronize, NULL));
     return check_guards(group, ek__guard_check);
   }

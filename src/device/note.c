@@ -72,9 +72,13 @@ ek_status ek__note_write(struct ek__note *note, const ek_tensor *tensor) {
 
 bool ek__note_written(const struct ek__note *note) { return note->count > 0; }
 
+static ek_status wait_for_note(void *note) {
+  return ek_event_synchronize(((const struct ek__note *)note)->there);
+}
+
 ek_status ek__note_read(double *numbers, struct ek__note *note) {
   const size_t bytes = (size_t)note->count * sizeof *numbers;
-  if (waits(note)) EK_TRY(ek_event_synchronize(note->there));
+  if (waits(note)) EK_TRY(ek__group_await(note->device, wait_for_note, note));
   note->count = 0;
   if (!ek_device_counts_only(note->device)) memcpy(numbers, note->memory, bytes);
   return EK_OK;

@@ -284,14 +284,26 @@ static ek_stream *copying_stream(ek_device *device, ek_device *caller) {
   return ek_device_stream(own ? caller : device, EK_STREAM_COMPUTE);
 }
 
+struct download {
+  ek_stream *stream;
+  const ek_tensor *to, *from;
+  size_t bytes;
+};
+
+static ek_status download(void *context) {
+  const struct download *it = context;
+  const struct ek__backend *backend = ek__device_table(it->from->device);
+  return backend->download(it->stream, it->to->data, it->from->data, it->bytes);
+}
+
 static ek_status move_bytes(ek_device *device, const ek_tensor *to, const ek_tensor *from,
                             size_t bytes) {
   const struct ek__backend *backend = ek__device_table(device);
   ek_device *caller = ek__group_worker_device(ek_device_group(device));
   ek_stream *stream = copying_stream(device, caller);
   if (to->device == NULL) {
-    return backend->download == NULL ? EK_OK
-                                     : backend->download(stream, to->data, from->data, bytes);
+    struct download it = {stream, to, from, bytes};
+    return backend->download == NULL ? EK_OK : ek__group_await(device, download, &it);
   }
   if (from->device == NULL) {
     const struct ek__host_bytes host = {.data = from->data};
