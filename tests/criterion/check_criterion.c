@@ -173,8 +173,7 @@ CK_RIG_LOOP(constants_take_the_type_of_the_model, CK_VARIANTS) {
   ck_within("constant", ck_read(rig, &info.value), want, NULL, COLUMNS);
 }
 
-CK_TEST(bad_constants) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+CK_RIG_TEST(bad_constants, NULL, EK_F32) {
   ek_criterion *criterion = ck_absolute_error(NULL, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
   ek_replica *replica = NULL;
   ck_invalid(ek_replica_open(&replica, rig->device, &criterion->base, NULL),
@@ -242,8 +241,7 @@ CK_RIG_LOOP(inputs_are_not_overwritten_without_leave, CK_VARIANTS) {
 
 /* ---- order of calls ---- */
 
-CK_TEST(only_inside_forward_or_backward) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+CK_RIG_TEST(only_inside_forward_or_backward, NULL, EK_F32) {
   struct ck_loss *loss = ck_loss_open(
       rig, ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL), false);
   ek_tensor *x = ck_tensor(rig, some_weights, CK_SHAPE(1, 3)), taken = {0};
@@ -371,8 +369,7 @@ CK_TEST(references) {
   ck_assert_int_eq(freed, 1);
 }
 
-CK_TEST(bad_tensors) {
-  struct ck_rig *rig = ck_rig_open("cpu:2", EK_F32, 1);
+CK_RIG_TEST(bad_tensors, "cpu:2", EK_F32) {
   struct ck_loss *loss = ck_loss_open(
       rig, ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL), false);
   ek_tensor *x = ck_tensor(rig, some_weights, CK_SHAPE(1, 3)), t = {0};

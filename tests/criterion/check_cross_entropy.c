@@ -148,8 +148,7 @@ static const double torch_gradient[] = {
     0,
 };
 
-CK_TEST(equals_pytorch) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+CK_RIG_TEST(equals_pytorch, NULL, EK_F64) {
   static const double weights[] = {0.5, 1.0, 2.0, 0.25, 1.5};
   const double targets[] = {0, 3, -100, 4, 1, -100};
   double logits[30], bound[30];
@@ -180,11 +179,7 @@ CK_LOOP(gradient_is_the_derivative, SETTINGS) {
   struct batch b = make_batch(rig, 12, 9);
   const ek_cross_entropy_options o = options_of(rig, &settings[_i], b.classes);
   struct ck_loss *loss = ck_loss_open(rig, make(&o), true);
-  ck_loss_forward(loss, b.x, b.y, NULL);
-  ck_loss_backward(loss, NULL, NULL);
-  const double *gradient = ck_read(rig, &loss->gradients[0]);
-  struct ck_loss_function f = {.loss = loss, .outputs = b.x, .targets = b.y};
-  ck_gradient(rig, "cross-entropy", ck_loss_of, &f, b.logits, gradient, 12 * 9, 60);
+  ck_loss_gradient(rig, loss, b.x, b.y, 60);
 }
 
 /* The loss over the first columns of wider rows is that over a copy of them, also where the rest is
@@ -459,13 +454,12 @@ CK_RIG_LOOP(soft_targets_of_one_class, CK_VARIANTS) {
  *   loss = F.cross_entropy(x, t, weight=w, label_smoothing=0.1); loss.backward(); loss, x.grad
  *   t = t / t.sum(1, keepdim=True); F.cross_entropy(x, t)
  */
-CK_TEST(soft_targets_equal_pytorch) {
+CK_RIG_TEST(soft_targets_equal_pytorch, NULL, EK_F64) {
   static const double weights[] = {0.5, 1.0, 2.0, 0.25},
                       means[] = {1.8257362332140907, 1.326171096633659};
   static const double gradients[][4] = {
       {0.016464710074518055, -0.07710795752882936, -0.12299004176283626, 0.18363328921714764},
       {0.015832231551988273, -0.027939416991404967, -0.014102213160472731, 0.026209398599889466}};
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   const double bound[] = {2.8e-14, 2.8e-14, 2.8e-14, 2.8e-14};
   for (int plain = 0; plain < 2; plain++) {
     double x[12], t[12], totals[2];
@@ -496,16 +490,12 @@ CK_TEST(soft_targets_equal_pytorch) {
 
 CK_LOOP(soft_gradient_is_the_derivative, SETTINGS) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
-  double *x = ck_values(rig, 12 * 9, -5.0, 5.0);
-  ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(12, 9));
-  const ek_tensor *ty =
+  ek_tensor *x = ck_tensor(rig, ck_values(rig, 12 * 9, -5.0, 5.0), CK_SHAPE(12, 9));
+  const ek_tensor *y =
       ck_tensor(rig, soft_targets(rig, 12, 9, settings[_i].ignore), CK_SHAPE(12, 9));
   ek_cross_entropy_options o = options_of(rig, &settings[_i], 9);
   o.soft_targets = true;
-  struct ck_loss *loss = ck_loss_open(rig, make(&o), true);
-  run_loss(loss, false, tx, ty, NULL);
-  struct ck_loss_function f = {.loss = loss, .outputs = tx, .targets = ty};
-  ck_gradient(rig, "soft", ck_loss_of, &f, x, ck_read(rig, &loss->gradients[0]), 12 * 9, 60);
+  ck_loss_gradient(rig, ck_loss_open(rig, make(&o), true), x, y, 60);
 }
 
 /* Class 0 is impossible, by its logit and by the targets. */
@@ -559,8 +549,7 @@ CK_TEST(bad_options) {
   ek_criterion_free(criterion);
 }
 
-CK_TEST(bad_batches) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+CK_RIG_TEST(bad_batches, NULL, EK_F32) {
   struct batch b = make_batch(rig, 6, 5);
   static const double weights[] = {1, 1, 1, 1, 1, 1};
   ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;

@@ -118,17 +118,12 @@ CK_LOOP(equals_the_formula, KINDS * CK_VARIANTS) {
 CK_LOOP(gradient_is_the_derivative, 2 * KINDS) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   const int number = _i % KINDS;
-  double *y = ck_values(rig, 30, -1, 1);
-  ek_tensor *ty = ck_tensor(rig, y, CK_SHAPE(5, 6));
+  ek_tensor *y = ck_tensor(rig, ck_values(rig, 30, -1, 1), CK_SHAPE(5, 6));
   const ek_tensor targets[] = {
       *ck_tensor(rig, ck_values(rig, 30, lowest(number), highest(number)), CK_SHAPE(5, 6)),
       *ck_tensor(rig, ck_integers(rig, 30, 0, 3), CK_SHAPE(5, 6))};
   ek_criterion *criterion = make_with(number, EK_REDUCTION_SUM, _i >= KINDS, false);
-  struct ck_loss *loss = ck_loss_open(rig, criterion, true);
-  ck_loss_forward(loss, ty, targets, NULL);
-  ck_loss_backward(loss, NULL, NULL);
-  struct ck_loss_function f = {.loss = loss, .outputs = ty, .targets = targets};
-  ck_gradient(rig, "loss", ck_loss_of, &f, y, ck_read(rig, &loss->gradients[0]), 30, 30);
+  ck_loss_gradient(rig, ck_loss_open(rig, criterion, true), y, targets, 30);
 }
 
 /* ---- weights ---- */

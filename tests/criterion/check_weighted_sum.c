@@ -152,8 +152,7 @@ static void combine(struct ck_rig *rig, double *combined, double *scales, const 
   }
 }
 
-CK_TEST(combining) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+CK_RIG_TEST(combining, NULL, EK_F64) {
   double combined[2], scales[3];
   const double totals[] = {6, 4, 10, 8, 5, 0}, c[] = {2, 0.5, 7};
   /* D = 8: 8 * (2 * 6 / 4 + 0.5 * 10 / 8) = 29; the third term has no weight */
@@ -198,8 +197,7 @@ CK_TEST(combining) {
   ck_assert(isnan(combined[0] / combined[1]));
 }
 
-CK_TEST(combining_refuses) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+CK_RIG_TEST(combining_refuses, NULL, EK_F64) {
   const double c[65] = {0};
   ek_tensor *two = ck_poisoned(rig, CK_SHAPE(2)), *scales = ck_poisoned(rig, CK_SHAPE(2, 2));
   ek_tensor *three = ck_poisoned(rig, CK_SHAPE(3)), *terms = ck_poisoned(rig, CK_SHAPE(2, 2));

@@ -99,8 +99,7 @@ CK_LOOP(one_call, FUSED_TYPES) {
 }
 
 /* cuBLASLt's GELU is not close enough for f32. */
-CK_TEST(f32_has_kernels_of_gelu) {
-  struct ck_rig *rig = ck_rig_open(SPEC, EK_F32, 1);
+CK_RIG_TEST(f32_has_kernels_of_gelu, SPEC, EK_F32) {
   for (int operation = 0; operation < OPERATIONS; operation++) {
     const unsigned long wanted = operation == GRADIENTS ? 0 : operation == BACKWARD ? 2 : 1;
     ck_ok(call(rig, (enum operation)operation, 5, 16, false, 0));

@@ -228,12 +228,6 @@ static struct attention numbers(struct ck_rig *rig, const int64_t *size, double 
   return a;
 }
 
-static struct attention make(struct ck_rig *rig, const int64_t *size, double range) {
-  const struct attention a = numbers(rig, size, range);
-  reference(rig, &a);
-  return a;
-}
-
 /* Documents of the mask's lengths; each sample begins with another one. */
 static void set_mask(struct ck_rig *rig, struct attention *a, const struct mask *mask) {
   a->mask = *mask;
@@ -326,24 +320,33 @@ static void check_backward(struct ck_rig *rig, const struct attention *a) {
 }
 
 /* The variants of all tests, and two in TF32 where the device has it. */
-#define VARIANTS (ck_variants() + 2)
+#define VARIANTS (ck_variants() + (ck_on_gpu() ? 2 : 0))
 
 static struct ck_rig *open_variant(int variant) {
-  if (variant < ck_variants()) return ck_rig_variant(variant);
-  if (!ck_on_gpu()) return NULL;
-  return ck_rig_tf32(variant - ck_variants());
+  return variant < ck_variants() ? ck_rig_variant(variant) : ck_rig_tf32(variant - ck_variants());
+}
+
+static const struct mask no_mask;
+
+static void check_both(struct ck_rig *rig, const int64_t *size, const struct mask *mask,
+                       double range) {
+  struct attention a = numbers(rig, size, range);
+  set_mask(rig, &a, mask);
+  reference(rig, &a);
+  check_forward(rig, &a);
+  check_backward(rig, &a);
+}
+
+/* Case `s` of a long loop, if it is the variant's turn. */
+static void check_turn(int variant, int s, const int64_t *size, const struct mask *mask) {
+  if (variant < ck_variants() ? !ck_turn(variant, s) : !ck_part(s)) return;
+  struct ck_rig *rig = open_variant(variant);
+  check_both(rig, size, mask, 1);
+  ck_rig_close(rig);
 }
 
 CK_LOOP(forward_and_backward, VARIANTS) {
-  for (int s = 0; s < SIZES; s++) {
-    if (_i < ck_variants() ? !ck_turn(_i, s) : !ck_part(s)) continue;
-    struct ck_rig *rig = open_variant(_i);
-    if (rig == NULL) return;
-    const struct attention a = make(rig, sizes[s], 1);
-    check_forward(rig, &a);
-    check_backward(rig, &a);
-    ck_rig_close(rig);
-  }
+  for (int s = 0; s < SIZES; s++) check_turn(_i, s, sizes[s], &no_mask);
 }
 
 static const struct {
@@ -363,28 +366,13 @@ static const struct {
 enum { MASKED = sizeof masked / sizeof masked[0] };
 
 CK_LOOP(masks_and_dropout, VARIANTS) {
-  for (int s = 0; s < MASKED; s++) {
-    if (_i < ck_variants() ? !ck_turn(_i, s) : !ck_part(s)) continue;
-    struct ck_rig *rig = open_variant(_i);
-    if (rig == NULL) return;
-    struct attention a = numbers(rig, masked[s].size, 1);
-    set_mask(rig, &a, &masked[s].mask);
-    reference(rig, &a);
-    check_forward(rig, &a);
-    check_backward(rig, &a);
-    ck_rig_close(rig);
-  }
+  for (int s = 0; s < MASKED; s++) check_turn(_i, s, masked[s].size, &masked[s].mask);
 }
 
 /* Scores of +-60: without the subtraction of a maximum, exp() would leave the range of f32. */
 CK_LOOP(large_scores, VARIANTS) {
-  if (!ck_part(_i)) return;
   static const int64_t size[5] = {1, 150, 2, 4};
-  struct ck_rig *rig = open_variant(_i);
-  if (rig == NULL) return;
-  const struct attention a = make(rig, size, 7);
-  check_forward(rig, &a);
-  check_backward(rig, &a);
+  if (ck_part(_i)) check_both(open_variant(_i), size, &no_mask, 7);
 }
 
 /* What comes later, NaN included, changes no bit of what came before. */
@@ -393,7 +381,6 @@ CK_LOOP(causality, VARIANTS) {
   static const int64_t size[5] = {1, 300, 2, 16};
   static const int64_t cuts[] = {1, 63, 64, 127, 128, 129, 299};
   struct ck_rig *rig = open_variant(_i);
-  if (rig == NULL) return;
   const struct attention a = numbers(rig, size, 1);
   const struct tensors t = upload(rig, &a);
   const int64_t channels = 32;
@@ -419,11 +406,7 @@ CK_LOOP_FROM(wide_heads_of_16_bits, CK_VARIANTS, ck_variants()) {
   const int64_t too_wide = ck_on_gpu() ? 257 : 8193;
   char text[64];
   struct ck_rig *rig = ck_rig_variant(_i);
-  for (int s = ck_on_gpu() ? 2 : 0; s < 3; s++) {
-    const struct attention a = make(rig, shapes[s], 0.25);
-    check_forward(rig, &a);
-    check_backward(rig, &a);
-  }
+  for (int s = ck_on_gpu() ? 2 : 0; s < 3; s++) check_both(rig, shapes[s], &no_mask, 0.25);
   ek_tensor *qkv = ck_poisoned(rig, CK_SHAPE(1, 1, 3 * too_wide));
   snprintf(text, sizeof text, "heads are %d wide", (int)too_wide);
   ck_fails(ek_op_attention_forward(rig->stream, ck_poisoned(rig, CK_SHAPE(1, 1, too_wide)),
@@ -434,29 +417,14 @@ CK_LOOP_FROM(wide_heads_of_16_bits, CK_VARIANTS, ck_variants()) {
 /* With one token, softmax is 1: out is v, lse the score, dv is dout, dq and dk are 0. */
 CK_RIG_LOOP(one_token, ck_variants()) {
   static const int64_t size[5] = {3, 1, 2, 4};
-  const struct attention a = make(rig, size, 1);
+  const struct attention a = numbers(rig, size, 1);
   const struct tensors t = upload(rig, &a);
   ck_ok(forward(rig, &t));
   const double *out = ck_read(rig, t.out);
-  for (int64_t b = 0; b < 3; b++) {
-    ck_within("v", out + b * 8, a.qkv + b * 24 + 16, NULL, 8);
-  }
+  for (int64_t b = 0; b < 3; b++) ck_within("v", out + b * 8, a.qkv + b * 24 + 16, NULL, 8);
 }
 
 /* ---- differences ---- */
-
-struct attention_context {
-  struct ck_rig *rig;
-  const struct tensors *t;
-  const double *dout;
-};
-
-static double attention_function(void *context, const double *qkv) {
-  const struct attention_context *f = context;
-  ck_set(f->t->qkv, qkv);
-  ck_ok(forward(f->rig, f->t));
-  return ck_weighed(f->t->out, f->dout);
-}
 
 CK_TEST(gradient_by_differences) {
   if (CK_TSAN) return; /* one forward after the other, alone on the device */
@@ -470,20 +438,16 @@ CK_TEST(gradient_by_differences) {
     struct attention a = numbers(rig, shapes[s < 3 ? s : 2], 1);
     set_mask(rig, &a, &masks[s]);
     const struct tensors t = upload(rig, &a);
-    struct attention_context f = {rig, &t, a.dout};
-    double *qkv = ck_zeros(rig, t.in);
-    memcpy(qkv, a.qkv, (size_t)t.in * sizeof *qkv);
     ck_ok(forward(rig, &t));
     ck_ok(backward(rig, &t));
-    ck_gradient(rig, "attention", attention_function, &f, qkv, ck_read(rig, t.dqkv), t.in, 200);
+    ck_gradient(rig, "attention", t.qkv, t.dqkv, 200, forward(rig, &t), ck_weighed(t.out, a.dout));
     ck_rig_close(rig);
   }
 }
 
 /* ---- wrong arguments ---- */
 
-CK_TEST(bad_heads_and_huge_sizes) {
-  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+CK_RIG_TEST(bad_heads_and_huge_sizes, CK_HUGE_PLAN, EK_F32) {
   const int64_t b = 32, tokens = INT64_C(1) << 33, c = INT64_C(1) << 20;
   ek_stream *s = rig->stream;
   ek_tensor *qkv = ck_ghost(rig, EK_F32, CK_SHAPE(b, tokens, 3 * c));
@@ -494,15 +458,13 @@ CK_TEST(bad_heads_and_huge_sizes) {
   (o.heads = (heads_), o.kv_heads = (kv_heads_),                                                   \
    ek_op_attention_forward(s, out, lse, qkv, &o))
   ck_ok(FORWARD(16, 0));
-  ck_fails(FORWARD(0, 0), EK_ERR_INVALID_ARGUMENT, "attention_forward: heads is 0");
-  ck_fails(FORWARD(-16, 0), EK_ERR_INVALID_ARGUMENT, "heads is -16");
+  ck_invalid(FORWARD(0, 0), "attention_forward: heads is 0");
+  ck_invalid(FORWARD(-16, 0), "heads is -16");
   ck_fails(FORWARD(3, 0), EK_ERR_SHAPE,
            "attention_forward: out is 32 x 8589934592 x 1048576 but must be B x T x a multiple of "
            "3 heads");
-  ck_fails(FORWARD(16, 3), EK_ERR_INVALID_ARGUMENT,
-           "attention_forward: 16 heads are not a multiple of 3 kv_heads");
-  ck_fails(FORWARD(16, -1), EK_ERR_INVALID_ARGUMENT,
-           "16 heads are not a multiple of -1 kv_heads");
+  ck_invalid(FORWARD(16, 3), "attention_forward: 16 heads are not a multiple of 3 kv_heads");
+  ck_invalid(FORWARD(16, -1), "16 heads are not a multiple of -1 kv_heads");
   ck_fails(FORWARD(8, 0), EK_ERR_SHAPE,
            "attention_forward: lse is 32 x 16 x 8589934592 but out is");
   ck_fails(FORWARD(16, 8), EK_ERR_SHAPE,
@@ -510,13 +472,13 @@ CK_TEST(bad_heads_and_huge_sizes) {
   o.dropout = 0.5;
   ck_fails(FORWARD(16, 0), EK_ERR_UNSUPPORTED, "probabilities, which are more than 2^34");
   o.dropout = 1;
-  ck_fails(FORWARD(16, 0), EK_ERR_INVALID_ARGUMENT, "dropout is 1, which is outside 0 <= p < 1");
+  ck_invalid(FORWARD(16, 0), "dropout is 1, which is outside 0 <= p < 1");
   o.dropout = 0;
   o.k = qkv;
-  ck_fails(FORWARD(16, 0), EK_ERR_INVALID_ARGUMENT, "attention_forward: v is NULL");
+  ck_invalid(FORWARD(16, 0), "attention_forward: v is NULL");
   o.k = NULL;
   o.k_column = 1;
-  ck_fails(FORWARD(16, 0), EK_ERR_INVALID_ARGUMENT, "columns are given, but k and v are NULL");
+  ck_invalid(FORWARD(16, 0), "columns are given, but k and v are NULL");
   o.k_column = 2 * c + 1;
   o.k = o.v = qkv;
   ck_fails(FORWARD(16, 0), EK_ERR_SHAPE,
@@ -528,12 +490,12 @@ CK_TEST(bad_heads_and_huge_sizes) {
   o.dk = o.dv = dqkv;
   ck_ok(ek_op_attention_backward(s, dqkv, dout, qkv, out, lse, &o));
   o.v_column = c + 1;
-  ck_fails(ek_op_attention_backward(s, dqkv, dout, qkv, out, lse, &o),
-           EK_ERR_INVALID_ARGUMENT, "the columns of dv and dk overlap in one tensor");
+  ck_invalid(ek_op_attention_backward(s, dqkv, dout, qkv, out, lse, &o),
+             "the columns of dv and dk overlap in one tensor");
   o.k_column = o.v_column = 0;
   o.k = o.v = NULL, o.dv = NULL;
-  ck_fails(ek_op_attention_backward(s, dqkv, dout, qkv, out, lse, &o), EK_ERR_INVALID_ARGUMENT,
-           "dk is given, but k and v are NULL");
+  ck_invalid(ek_op_attention_backward(s, dqkv, dout, qkv, out, lse, &o),
+             "dk is given, but k and v are NULL");
   ek_tensor *none = ck_ghost(rig, EK_F32, CK_SHAPE(b, tokens, 0));
   ck_fails(ek_op_attention_forward(s, none, lse, none, &o), EK_ERR_SHAPE,
            "attention_forward: out is 32 x 8589934592 x 0, which has no channels");
@@ -565,7 +527,6 @@ CK_LOOP(packed_is_apart, VARIANTS) {
   static const int64_t size[5] = {1, 128 + 60, 4, 16, 2};
   static const struct mask two = {.lengths = {128, 60}};
   struct ck_rig *rig = open_variant(_i);
-  if (rig == NULL) return;
   struct attention a = numbers(rig, size, 1);
   set_mask(rig, &a, &two);
   const struct tensors t = upload(rig, &a);
@@ -591,7 +552,6 @@ CK_LOOP(views, VARIANTS) {
   static const int64_t size[5] = {2, 70, 4, 8, 2};
   enum { ROWS = 2 * 70, IN = 64, OUT = 32, SHARED = 16, WIDE = 40 };
   struct ck_rig *rig = open_variant(_i);
-  if (rig == NULL) return;
   const struct attention a = numbers(rig, size, 1);
   const struct tensors t = upload(rig, &a);
   ck_ok(forward(rig, &t));

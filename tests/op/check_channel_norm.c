@@ -303,8 +303,7 @@ CK_LOOP(averages, 2 * ck_variants()) {
 
 /* ---- wrong arguments ---- */
 
-CK_TEST(bad_arguments) {
-  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+CK_RIG_TEST(bad_arguments, CK_HUGE_PLAN, EK_F32) {
   ek_stream *s = rig->stream;
   ek_tensor *sums = ck_ghost(rig, EK_F64, CK_SHAPE(3, 2, 8));
   ek_tensor *odd = ck_ghost(rig, EK_F64, CK_SHAPE(3, 8));

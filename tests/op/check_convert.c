@@ -145,8 +145,7 @@ CK_LOOP(large_ones_by_several_threads, 2) {
   ck_same_bits("to the other", ck_read(rig, other), want, n);
 }
 
-CK_TEST(huge_sizes) {
-  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+CK_RIG_TEST(huge_sizes, CK_HUGE_PLAN, EK_F32) {
   const int64_t big = (INT64_C(1) << 32) + 1;
   ck_ok(ek_op_convert(rig->stream, ck_blank(rig, EK_BF16, CK_SHAPE(3, big)),
                       ck_blank(rig, EK_F32, CK_SHAPE(big, 3))));

@@ -88,7 +88,6 @@ struct sum_up { /* of the factors two are read */
 enum result { Y, DX, DWEIGHT };
 
 /* Adds every product of the formula to the result that it is a term of. */
-
 CK_UNWATCHED static void add_products(const struct sum_up *sum, const struct shape *s,
                                       const struct sizes *z, enum result result) {
   const int64_t in = z->weight[1], outs = s->out / s->is.groups, kh = z->weight[2];
@@ -189,16 +188,10 @@ static struct backward make_backward(struct ck_rig *rig, const struct shape *s,
 /* Backward into these results, which may be NULL; those of parameters are scaled and added to. */
 static ek_status go_back(struct ck_rig *rig, const struct shape *s, const struct backward *b,
                          ek_tensor *dx, ek_tensor *dweight, ek_tensor *dbias, double scale) {
-  const ek_convolve_backward_args args = {.dx = dx,
-                                          .dweight = dweight,
-                                          .dbias = dbias,
-                                          .workspace = b->workspace,
-                                          .dy = b->tdy,
-                                          .x = b->tx,
-                                          .weight = b->tw,
-                                          .weight_beta = scale,
-                                          .bias_beta = scale,
-                                          .options = &s->is};
+  ek_convolve_backward_args args = {.dx = dx, .dweight = dweight, .dbias = dbias};
+  args.workspace = b->workspace, args.options = &s->is;
+  args.dy = b->tdy, args.x = b->tx, args.weight = b->tw;
+  args.weight_beta = args.bias_beta = scale;
   return ek_op_convolve_backward(rig->stream, &args);
 }
 
@@ -279,48 +272,24 @@ CK_LOOP(whole_numbers, SHAPES - TILED) {
 
 /* ---- finite differences ---- */
 
-struct loss {
-  struct ck_rig *rig;
-  const struct shape *s;
-  ek_tensor *y, *workspace, *x, *weight, *bias, *varied;
-  const double *factor;
-};
-
-static double value_of(void *raw, const double *values) {
-  struct loss *l = raw;
-  ck_set(l->varied, values);
-  ck_ok(ek_op_convolve_forward(l->rig->stream, l->y, l->workspace, l->x, l->weight, l->bias,
-                               &l->s->is));
-  return ck_weighed(l->y, l->factor);
-}
-
 CK_LOOP(finite_differences, 3) {
   if (!ck_gpu_part(_i)) return;
-  static const int of[] = {6, 7, 8};
+  static const char *const names[] = {"dx", "dweight", "dbias"};
   const int64_t most = ck_on_gpu() ? 10 : 40; /* which of them is wrong the other cases say */
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
-  const struct shape *s = &shapes[of[_i]];
+  const struct shape *s = &shapes[6 + _i];
   const struct sizes z = sizes_of(rig, s);
   const struct backward b = make_backward(rig, s, &z);
-  ek_tensor *dx = ck_poisoned(rig, 4, s->x), *dweight = ck_poisoned(rig, 4, z.weight);
-  ek_tensor *dbias = ck_poisoned(rig, CK_SHAPE(s->out));
-  ck_ok(go_back(rig, s, &b, dx, dweight, dbias, 0));
-  struct loss loss = {rig,
-                      s,
-                      ck_poisoned(rig, 4, z.y),
-                      workspace_of(rig, z.forward),
-                      b.tx,
-                      b.tw,
-                      ck_tensor(rig, b.dbias, CK_SHAPE(s->out)),
-                      b.tx,
-                      b.dy};
-  ck_gradient(rig, "dx", value_of, &loss, b.x, ck_read(rig, dx), z.xs, most);
-  ck_set(b.tx, b.x);
-  loss.varied = b.tw;
-  ck_gradient(rig, "dweight", value_of, &loss, b.w, ck_read(rig, dweight), z.weights, most);
-  ck_set(b.tw, b.w);
-  loss.varied = loss.bias;
-  ck_gradient(rig, "dbias", value_of, &loss, b.dbias, ck_read(rig, dbias), s->out, most);
+  ek_tensor *y = ck_poisoned(rig, 4, z.y), *workspace = workspace_of(rig, z.forward);
+  ek_tensor *in[] = {b.tx, b.tw, ck_tensor(rig, b.dbias, CK_SHAPE(s->out))};
+  ek_tensor *d[] = {ck_poisoned(rig, 4, s->x), ck_poisoned(rig, 4, z.weight),
+                    ck_poisoned(rig, CK_SHAPE(s->out))};
+  ck_ok(go_back(rig, s, &b, d[0], d[1], d[2], 0));
+  for (int k = 0; k < 3; k++) {
+    ck_gradient(rig, names[k], in[k], d[k], most,
+                ek_op_convolve_forward(rig->stream, y, workspace, in[0], in[1], in[2], &s->is),
+                ck_weighed(y, b.dy));
+  }
 }
 
 /* ---- the number of threads ---- */
@@ -343,13 +312,9 @@ static void compute_all(double *to, ek_type type, int threads, const struct shap
   ek_tensor dweight = ck_upload(device, EK_F32, NULL, 4, z->weight);
   ek_tensor workspace = ck_upload(device, EK_F32, NULL, 1, &most);
   ck_ok(ek_op_convolve_forward(stream, &y, &workspace, &x, &weight, NULL, &s->is));
-  ck_ok(ek_op_convolve_backward(stream, &(ek_convolve_backward_args){.dx = &dx,
-                                                                     .dweight = &dweight,
-                                                                     .workspace = &workspace,
-                                                                     .dy = &dy,
-                                                                     .x = &x,
-                                                                     .weight = &weight,
-                                                                     .options = &s->is}));
+  ek_convolve_backward_args args = {.dx = &dx, .dweight = &dweight, .workspace = &workspace};
+  args.dy = &dy, args.x = &x, args.weight = &weight, args.options = &s->is;
+  ck_ok(ek_op_convolve_backward(stream, &args));
   ck_get(to, &y);
   ck_get(to + z->ys, &dx);
   ck_get(to + z->ys + z->xs, &dweight);
@@ -440,8 +405,7 @@ CK_TEST(workspace_is_bounded) {
   ck_assert_int_eq(backward, 0);
 }
 
-CK_TEST(workspace_too_small) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+CK_RIG_TEST(workspace_too_small, NULL, EK_F32) {
   const struct shape *s = &shapes[4];
   const struct sizes z = sizes_of(rig, s);
   const struct backward b = make_backward(rig, s, &z);
@@ -451,45 +415,38 @@ CK_TEST(workspace_too_small) {
   ck_fails(ek_op_convolve_forward(rig->stream, y, workspace_of(rig, z.forward - 1), b.tx, b.tw,
                                   NULL, &s->is),
            EK_ERR_SHAPE, "workspace");
-  ck_fails(ek_op_convolve_backward(
-               rig->stream,
-               &(ek_convolve_backward_args){
-                   .dx = dx, .dy = b.tdy, .x = b.tx, .weight = b.tw, .options = &s->is}),
-           EK_ERR_SHAPE, "convolve_backward: workspace has 0 elements");
-}
-
-static void shape_fails(ek_convolution is, ek_status wanted, const char *text) {
-  int64_t y[4] = {-7, -7, -7, -7}, forward = -7, backward = -7;
-  const int64_t x[] = {2, 8, 8, 6};
-  is.size = sizeof is;
-  ck_fails(ek_convolution_shape(y, x, 4, &is), wanted, text);
-  ck_fails(ek_convolution_workspace(&forward, &backward, x, 4, EK_F32, &is), wanted, text);
-  ck_assert_int_eq(y[0], -7);
-  ck_assert_int_eq(forward, -7);
+  struct backward without = b;
+  without.workspace = NULL;
+  ck_fails(go_back(rig, s, &without, dx, NULL, NULL, 0), EK_ERR_SHAPE,
+           "convolve_backward: workspace has 0 elements");
 }
 
 CK_TEST(bad_options) {
-  const ek_convolution good = IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 2);
-  ek_convolution bad = good;
-  bad.kernel[1] = 0;
-  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "kernel is 3 x 0, expected at least 1");
-  bad = good, bad.stride[0] = -1;
-  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "stride is -1 x 1, expected at least 1");
-  bad = good, bad.padding[0] = -1;
-  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "padding is -1 x 1, expected at least 0");
-  bad = good, bad.dilation[1] = 0;
-  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "dilation is 1 x 0, expected at least 1");
-  bad = good, bad.groups = 0;
-  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "groups is 0, expected at least 1");
-  bad = good, bad.groups = 3;
-  shape_fails(bad, EK_ERR_SHAPE, "3 groups do not divide 6 and 4 channels");
-  bad = good, bad.kernel[0] = 11;
-  shape_fails(bad, EK_ERR_SHAPE, "x is 10 high with its padding, and the kernel 11");
-  bad = good, bad.dilation[1] = INT64_MAX / 2 + 1;
-  shape_fails(bad, EK_ERR_OVERFLOW, "63 bits");
-  bad = good, bad.padding[1] = INT64_MAX / 2;
-  shape_fails(bad, EK_ERR_OVERFLOW, "63 bits");
-  int64_t y[4], forward, backward;
+  static const struct {
+    ek_convolution is;
+    ek_status wanted;
+    const char *text;
+  } bad[] = {
+#define BAD(status, text, ...) {IS(__VA_ARGS__), EK_ERR_##status, text}
+      BAD(INVALID_ARGUMENT, "kernel is 3 x 0, expected at least 1", {3, 0}, {1, 1}, {1, 1}, {1, 1}, 2),
+      BAD(INVALID_ARGUMENT, "stride is -1 x 1, expected at least 1", {3, 3}, {-1, 1}, {1, 1}, {1, 1}, 2),
+      BAD(INVALID_ARGUMENT, "padding is -1 x 1, expected at least 0", {3, 3}, {1, 1}, {-1, 1}, {1, 1}, 2),
+      BAD(INVALID_ARGUMENT, "dilation is 1 x 0, expected at least 1", {3, 3}, {1, 1}, {1, 1}, {1, 0}, 2),
+      BAD(INVALID_ARGUMENT, "groups is 0, expected at least 1", {3, 3}, {1, 1}, {1, 1}, {1, 1}, 0),
+      BAD(SHAPE, "3 groups do not divide 6 and 4 channels", {3, 3}, {1, 1}, {1, 1}, {1, 1}, 3),
+      BAD(SHAPE, "x is 10 high with its padding, and the kernel 11", {11, 3}, {1, 1}, {1, 1}, {1, 1}, 2),
+      BAD(OVERFLOW, "63 bits", {3, 3}, {1, 1}, {1, 1}, {1, INT64_MAX / 2 + 1}, 2),
+      BAD(OVERFLOW, "63 bits", {3, 3}, {1, 1}, {1, INT64_MAX / 2}, {1, 1}, 2),
+  };
+  int64_t y[4] = {-7, -7, -7, -7}, forward = -7, backward = -7;
+  const int64_t x[] = {2, 8, 8, 6};
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    ck_fails(ek_convolution_shape(y, x, 4, &bad[i].is), bad[i].wanted, bad[i].text);
+    ck_fails(ek_convolution_workspace(&forward, &backward, x, 4, EK_F32, &bad[i].is),
+             bad[i].wanted, bad[i].text);
+    ck_assert_int_eq(y[0], -7);
+    ck_assert_int_eq(forward, -7);
+  }
   ck_invalid(ek_convolution_shape(y, NULL, 4, NULL), "NULL");
   ck_fails(ek_convolution_shape(y, (const int64_t[]){1, 2, 2, -1}, 4, NULL), EK_ERR_SHAPE,
            "sizes from 0 up");
@@ -499,8 +456,7 @@ CK_TEST(bad_options) {
 }
 
 /* Operands that do not fit each other: the rest is check_op's. */
-CK_TEST(bad_operands) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+CK_RIG_TEST(bad_operands, NULL, EK_F32) {
   const struct shape *s = &shapes[4];
   const struct sizes z = sizes_of(rig, s);
   const struct backward b = make_backward(rig, s, &z);
@@ -523,8 +479,7 @@ CK_TEST(bad_operands) {
 }
 
 /* A device that only counts takes pictures of any size. */
-CK_TEST(plans) {
-  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+CK_RIG_TEST(plans, CK_HUGE_PLAN, EK_F32) {
   const struct shape s = {{4096, 1024, 1024, 256}, 256, IS({3, 3}, {1, 1}, {1, 1}, {1, 1}, 1)};
   const struct sizes z = sizes_of(rig, &s);
   ek_tensor *workspace = ck_ghost(rig, EK_F32, CK_SHAPE(z.forward));

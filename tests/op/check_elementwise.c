@@ -401,32 +401,17 @@ CK_LOOP(gates, ACTIVATIONS * ck_variants()) {
   }
 }
 
-struct activation_context {
-  struct ck_rig *rig;
-  ek_tensor *x, *y;
-  const double *dy;
-  ek_activation kind;
-};
-
-static double activation_function(void *context, const double *x) {
-  const struct activation_context *g = context;
-  ck_set(g->x, x);
-  ck_ok(ek_op_activation_forward(g->rig->stream, g->y, g->x, NULL, g->kind));
-  return ck_weighed(g->y, g->dy);
-}
-
 CK_LOOP(activation_gradient_by_differences, ACTIVATIONS) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
-  double *x = ck_values(rig, 20, -3, 3), *dy = ck_values(rig, 20, -1, 1);
-  struct activation_context context = {rig, ck_tensor(rig, x, CK_SHAPE(4, 5)),
-                                       ck_poisoned(rig, CK_SHAPE(4, 5)), dy, activations[_i].kind};
-  ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(4, 5));
-  (void)activation_function(&context, x);
+  const ek_activation kind = activations[_i].kind;
+  const double *dy = ck_values(rig, 20, -1, 1);
+  ek_tensor *x = ck_tensor(rig, ck_values(rig, 20, -3, 3), CK_SHAPE(4, 5));
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(4, 5)), *dx = ck_poisoned(rig, CK_SHAPE(4, 5));
+  ck_ok(ek_op_activation_forward(rig->stream, y, x, NULL, kind));
   ck_ok(ek_op_activation_backward(rig->stream, dx, ck_tensor(rig, dy, CK_SHAPE(4, 5)),
-                                  ek_activation_keeps_result(context.kind) ? context.y : context.x,
-                                  context.kind));
-  ck_gradient(rig, activations[_i].name, activation_function, &context, x, ck_read(rig, dx), 20,
-              20);
+                                  ek_activation_keeps_result(kind) ? y : x, kind));
+  ck_gradient(rig, activations[_i].name, x, dx, 20,
+              ek_op_activation_forward(rig->stream, y, x, NULL, kind), ck_weighed(y, dy));
 }
 
 /* What the public list says of infinities, and a slope of 0 that lets no infinite gradient through.
@@ -467,28 +452,21 @@ CK_UNWATCHED static void dropout_reference(struct ck_rig *rig, double *want, dou
   }
 }
 
-CK_LOOP(dropout_keeps_what_the_bits_say, ck_variants()) {
+CK_RIG_GRID(dropout_keeps_what_the_bits_say, s, 7, r, 5) {
   static const int64_t shapes[][2] = {{0, 4},   {3, 0},     {1, 1},   {5, 7},
                                       {17, 64}, {33, 1027}, {2, 9001}};
   static const double rates[] = {0.0, 0.1, 0.5, 0.9, 1 - 0x1p-24};
-  for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
-    for (size_t r = 0; r < sizeof rates / sizeof rates[0]; r++) {
-      if (!ck_turn(_i % ck_variants(), (int)(s + r))) continue;
-      struct ck_rig *rig = ck_rig_variant(_i);
-      const int64_t samples = shapes[s][0], per_sample = shapes[s][1], n = samples * per_sample;
-      const ek_random_key key = {ck_random_next(&rig->random), 3, 7};
-      const int64_t first = s % 2 == 0 ? 0 : (INT64_C(1) << 32) - samples;
-      double *x = ck_values(rig, n, 1, 2), *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
-      dropout_reference(rig, want, bound, x, samples, per_sample, rates[r], key, first);
-      ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(samples, per_sample));
-      ek_tensor *y = ck_poisoned(rig, CK_SHAPE(samples, per_sample));
-      ck_ok(ek_op_dropout(rig->stream, y, tx, rates[r], key, first));
-      ck_fits(rig, "dropout", y, want, bound, n);
-      ck_ok(ek_op_dropout(rig->stream, tx, tx, rates[r], key, first));
-      ck_same_bits("dropout in place", ck_read(rig, tx), ck_read(rig, y), n);
-      ck_rig_close(rig);
-    }
-  }
+  const int64_t samples = shapes[s][0], per_sample = shapes[s][1], n = samples * per_sample;
+  const ek_random_key key = {ck_random_next(&rig->random), 3, 7};
+  const int64_t first = s % 2 == 0 ? 0 : (INT64_C(1) << 32) - samples;
+  double *x = ck_values(rig, n, 1, 2), *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+  dropout_reference(rig, want, bound, x, samples, per_sample, rates[r], key, first);
+  ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(samples, per_sample));
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(samples, per_sample));
+  ck_ok(ek_op_dropout(rig->stream, y, tx, rates[r], key, first));
+  ck_fits(rig, "dropout", y, want, bound, n);
+  ck_ok(ek_op_dropout(rig->stream, tx, tx, rates[r], key, first));
+  ck_same_bits("dropout in place", ck_read(rig, tx), ck_read(rig, y), n);
 }
 
 /* Rows 3 .. 8 of a batch are what a device gets that holds just these: same mask, same bits. */
@@ -522,8 +500,7 @@ CK_LOOP(dropout_keeps_the_right_share, ck_variants()) {
 
 /* ---- wrong arguments ---- */
 
-CK_TEST(bad_numbers) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+CK_RIG_TEST(bad_numbers, NULL, EK_F32) {
   const ek_random_key key = {1, 2, 3};
   ek_stream *s = rig->stream;
   ek_tensor *x = ck_poisoned(rig, CK_SHAPE(3, 4)), *y = ck_poisoned(rig, CK_SHAPE(3, 4));
@@ -543,8 +520,7 @@ CK_TEST(bad_numbers) {
 }
 
 /* Nothing at 2^31, 2^32 and close to 2^63 bytes is special. */
-CK_TEST(huge_sizes) {
-  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+CK_RIG_TEST(huge_sizes, CK_HUGE_PLAN, EK_F32) {
   const ek_random_key key = {1, 2, 3};
   const int64_t big = (INT64_C(1) << 31) + 1;
   ek_stream *s = rig->stream;

@@ -47,8 +47,7 @@ CK_RIG_CASES(backward_adds_in_order, s, SIZES) {
   ek_tensor *tdtable = ck_sums(rig, dtable, CK_SHAPE(entries, width));
   for (int64_t i = 0; i < rows * width; i++) {
     double *to = &dtable[(int64_t)index[i / width] * width + i % width];
-    *to = ck_round_to(rig->sum,
-                      *to + dy[i]); /* f32: the sum of two is exact in double or rounds once */
+    *to = ck_round_to(rig->sum, *to + dy[i]); /* exact in double, or rounds once */
   }
   ck_ok(ek_op_lookup_backward(rig->stream, tdtable, ck_tensor(rig, dy, CK_SHAPE(rows, width)),
                               ck_tensor_of(rig, EK_I32, index, CK_SHAPE(rows))));
@@ -91,81 +90,60 @@ CK_RIG_CASES(positions_backward, s, SIZES) {
   }
 }
 
-/* Of many bad positions the lowest is told, whoever comes first. */
-CK_RIG_LOOP(lowest_bad_index_is_named, ck_variants()) {
-  enum { ROWS = 1000, LOWEST = 333 };
-  double index[ROWS];
-  for (int i = 0; i < ROWS; i++) index[i] = i < LOWEST ? i % 2 : i % 7 - 9;
-  ek_tensor *table = ck_poisoned(rig, CK_SHAPE(2, 5)), *y = ck_poisoned(rig, CK_SHAPE(ROWS, 5)),
-            *dtable = ck_poisoned_sums(rig, CK_SHAPE(2, 5));
-  ek_tensor *tindex = ck_tensor_of(rig, EK_I32, index, CK_SHAPE(ROWS));
-  const char *text = "index -5 at position 333 of the batch";
+static void check_bad_index(struct ck_rig *rig, int64_t entries, const double *index, int64_t rows,
+                            const char *text) {
+  ek_tensor *table = ck_poisoned(rig, CK_SHAPE(entries, 5));
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, 5));
+  ek_tensor *dtable = ck_poisoned_sums(rig, CK_SHAPE(entries, 5));
+  ek_tensor *tindex = ck_tensor_of(rig, EK_I32, index, CK_SHAPE(rows));
   ck_invalid(ck_finish(ek_op_lookup_forward(rig->stream, y, table, tindex, NULL, 0), rig->stream),
              text);
   ck_invalid(ck_finish(ek_op_lookup_backward(rig->stream, dtable, y, tindex), rig->stream), text);
 }
 
-/* <y(table), dy> is linear in table, and lookup_backward is its slope. */
-struct lookup_context {
-  struct ck_rig *rig;
-  ek_tensor *y, *table, *index, *positions;
-  ek_tensor *varied;
-  const double *dy;
-};
-
-static double lookup_function(void *context, const double *values) {
-  const struct lookup_context *f = context;
-  ck_set(f->varied, values);
-  ck_ok(ek_op_lookup_forward(f->rig->stream, f->y, f->table, f->index, f->positions, 4));
-  return ck_weighed(f->y, f->dy);
+/* Of many bad positions the lowest is told, whoever comes first. */
+CK_RIG_LOOP(lowest_bad_index_is_named, ck_variants()) {
+  enum { ROWS = 1000, LOWEST = 333 };
+  double index[ROWS];
+  for (int i = 0; i < ROWS; i++) index[i] = i < LOWEST ? i % 2 : i % 7 - 9;
+  check_bad_index(rig, 2, index, ROWS, "index -5 at position 333 of the batch");
 }
 
-CK_TEST(gradients_by_differences) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
-  double *table = ck_values(rig, 5 * 3, -1, 1), *positions = ck_values(rig, 4 * 3, -1, 1);
-  double *index = ck_integers(rig, 12, 0, 4), *dy = ck_values(rig, 12 * 3, -1, 1);
-  double *zero = ck_zeros(rig, 15);
-  struct lookup_context f = {rig,
-                             ck_poisoned(rig, CK_SHAPE(12, 3)),
-                             ck_tensor(rig, table, CK_SHAPE(5, 3)),
-                             ck_tensor_of(rig, EK_I32, index, CK_SHAPE(12)),
-                             ck_tensor(rig, positions, CK_SHAPE(4, 3)),
-                             NULL,
-                             dy};
-  ek_tensor *tdy = ck_tensor(rig, dy, CK_SHAPE(12, 3));
-  ek_tensor *dtable = ck_tensor(rig, zero, CK_SHAPE(5, 3));
+/* <y(table), dy> is linear in table, and lookup_backward is its slope. */
+CK_RIG_TEST(gradients_by_differences, NULL, EK_F64) {
+  ek_tensor *table = ck_tensor(rig, ck_values(rig, 5 * 3, -1, 1), CK_SHAPE(5, 3));
+  ek_tensor *positions = ck_tensor(rig, ck_values(rig, 4 * 3, -1, 1), CK_SHAPE(4, 3));
+  ek_tensor *index = ck_tensor_of(rig, EK_I32, ck_integers(rig, 12, 0, 4), CK_SHAPE(12));
+  const double *dy = ck_values(rig, 12 * 3, -1, 1);
+  ek_tensor *tdy = ck_tensor(rig, dy, CK_SHAPE(12, 3)), *y = ck_poisoned(rig, CK_SHAPE(12, 3));
+  ek_tensor *dtable = ck_tensor(rig, ck_zeros(rig, 15), CK_SHAPE(5, 3));
   ek_tensor *dpositions = ck_poisoned(rig, CK_SHAPE(4, 3));
-  ck_ok(ek_op_lookup_backward(rig->stream, dtable, tdy, f.index));
+  ck_ok(ek_op_lookup_backward(rig->stream, dtable, tdy, index));
   ck_ok(ek_op_positions_backward(rig->stream, dpositions, tdy, 4, 0));
-  f.varied = f.table;
-  ck_gradient(rig, "table", lookup_function, &f, table, ck_read(rig, dtable), 15, 99);
-  ck_set(f.table, table);
-  f.varied = f.positions;
-  ck_gradient(rig, "positions", lookup_function, &f, positions, ck_read(rig, dpositions), 12, 99);
+  for (int i = 0; i < 2; i++) {
+    ck_gradient(rig, i == 0 ? "table" : "positions", i == 0 ? table : positions,
+                i == 0 ? dtable : dpositions, 99,
+                ek_op_lookup_forward(rig->stream, y, table, index, positions, 4),
+                ck_weighed(y, dy));
+  }
 }
 
 CK_LOOP(bad_index_is_named, ck_variants()) {
   static const double wrong[] = {-1, 7, 2147483647, -2147483647 - 1};
   for (int w = 0; w < 4; w++) {
     struct ck_rig *rig = ck_rig_variant(_i);
-    double index[5] = {0, 6, 3, wrong[w], 8}; /* the first of two is told */
-    ek_tensor *table = ck_poisoned(rig, CK_SHAPE(7, 2)), *y = ck_poisoned(rig, CK_SHAPE(5, 2)),
-              *dtable = ck_poisoned_sums(rig, CK_SHAPE(7, 2));
-    ek_tensor *tindex = ck_tensor_of(rig, EK_I32, index, CK_SHAPE(5));
     char text[80];
     (void)snprintf(text, sizeof text, "lookup: index %.0f at position 3 of the batch is outside",
                    wrong[w]);
-    ck_invalid(ck_finish(ek_op_lookup_forward(rig->stream, y, table, tindex, NULL, 0), rig->stream),
-               text);
-    ck_invalid(ck_finish(ek_op_lookup_backward(rig->stream, dtable, y, tindex), rig->stream), text);
+    /* The first of two is told. */
+    check_bad_index(rig, 7, (const double[]){0, 6, 3, wrong[w], 8}, 5, text);
     ck_rig_close(rig);
   }
 }
 
 /* ---- wrong arguments ---- */
 
-CK_TEST(bad_periods) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+CK_RIG_TEST(bad_periods, NULL, EK_F32) {
   double *zero = ck_zeros(rig, 6);
   ek_stream *s = rig->stream;
   ek_tensor *y = ck_poisoned(rig, CK_SHAPE(6, 3)), *table = ck_poisoned(rig, CK_SHAPE(5, 3));
@@ -181,8 +159,7 @@ CK_TEST(bad_periods) {
            "positions_backward: dpositions is 2 x 3 but must be at least 6 x 3");
 }
 
-CK_TEST(huge_sizes) {
-  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+CK_RIG_TEST(huge_sizes, CK_HUGE_PLAN, EK_F32) {
   const int64_t rows = (INT64_C(1) << 32) + 2, width = 4096;
   ek_stream *s = rig->stream;
   ek_tensor *y = ck_ghost(rig, EK_F32, CK_SHAPE(rows, width));

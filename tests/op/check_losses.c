@@ -17,6 +17,17 @@
  */
 #include "ck_op_loss.h"
 
+static ek_status forward(const struct ck_rig *rig, const struct ck_loss_tensors *t) {
+  return ek_op_cross_entropy_forward(rig->stream, t->losses, t->normalizer, t->totals, t->logits,
+                                     t->targets, &t->terms);
+}
+
+static ek_status backward(const struct ck_rig *rig, const struct ck_loss_tensors *t,
+                          ek_tensor *gradient) {
+  return ek_op_cross_entropy_backward(rig->stream, gradient, t->logits, t->normalizer, t->targets,
+                                      t->scale, t->row_scale, &t->terms);
+}
+
 static void check_forward(struct ck_rig *rig, const struct ck_loss *f,
                           const struct ck_loss_tensors *t) {
   const double *l = ck_read(rig, t->losses), *totals = ck_read(rig, t->totals);
@@ -29,31 +40,22 @@ static void check_forward(struct ck_rig *rig, const struct ck_loss *f,
 static void check_loss(struct ck_rig *rig, struct ck_loss *f) {
   ck_loss_reference(rig, f);
   const struct ck_loss_tensors t = ck_loss_upload(rig, f);
-  ek_stream *s = rig->stream;
-  ck_ok(ek_op_cross_entropy_forward(s, t.losses, t.normalizer, t.totals, t.logits, t.targets,
-                                    &t.terms));
+  ck_ok(forward(rig, &t));
   check_forward(rig, f, &t);
-  ck_ok(ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.normalizer, t.targets, t.scale,
-                                     t.row_scale, &t.terms));
+  ck_ok(backward(rig, &t, t.gradient));
   const double *gradient = ck_read(rig, t.gradient);
   ck_fits(rig, "gradient", t.gradient, f->gradient, f->gradient_bound, f->rows * f->classes);
-  ck_ok(ek_op_cross_entropy_backward(s, t.logits, t.logits, t.normalizer, t.targets, t.scale,
-                                     t.row_scale, &t.terms));
+  ck_ok(backward(rig, &t, t.logits));
   ck_same_bits("gradient in place", ck_read(rig, t.logits), gradient, f->rows * f->classes);
 }
 
 /* The loss, and its gradient in that place. */
 static ek_status gradient_with_loss(const struct ck_rig *rig, const struct ck_loss_tensors *t,
                                     ek_tensor *gradient, double scale) {
-  return ek_op_cross_entropy_gradient(rig->stream,
-                                      &(ek_cross_entropy_gradient_args){.gradient = gradient,
-                                                                        .losses = t->losses,
-                                                                        .normalizer = t->normalizer,
-                                                                        .totals = t->totals,
-                                                                        .logits = t->logits,
-                                                                        .targets = t->targets,
-                                                                        .scale = scale,
-                                                                        .terms = &t->terms});
+  ek_cross_entropy_gradient_args args = {.gradient = gradient, .losses = t->losses};
+  args.normalizer = t->normalizer, args.totals = t->totals, args.logits = t->logits;
+  args.targets = t->targets, args.scale = scale, args.terms = &t->terms;
+  return ek_op_cross_entropy_gradient(rig->stream, &args);
 }
 
 /* Both in one: the same bounds, for the gradient in its own memory and over the logits. */
@@ -81,22 +83,16 @@ static const int64_t sizes[][2] = {{0, 4},    {1, 1},    {5, 2},    {17, 33}, {3
                                    {64, 100}, {301, 17}, {3, 9001}, {1100, 4}};
 enum { SIZES = sizeof sizes / sizeof sizes[0], ALL_WAYS = SIZES - 2 };
 
-CK_LOOP(cross_entropy, ck_variants()) {
-  for (int n = 0; n < SIZES; n++) {
-    for (int how = 0; how < 16; how++) { /* every combination of what may be there */
-      if (!ck_turn(_i % ck_variants(), n + how)) continue;
-      if (n >= ALL_WAYS && how % 5 != 0) continue;
-      struct ck_rig *rig = ck_rig_variant(_i);
-      struct ck_loss f = ck_loss_make(rig, sizes[n][0], sizes[n][1]);
-      if (how & 1) f.weights = ck_values(rig, f.classes, 0.25, 4);
-      if (how & 2) f.smoothing = 0.1;
-      if (how & 4) f.scale = 0.125, f.row_scale = ck_values(rig, f.rows, -2, 2);
-      for (int64_t r = 0; (how & 8) && r < f.rows; r += 3) f.targets[r] = CK_IGNORED;
-      check_loss(rig, &f);
-      check_gradient(rig, &f);
-      ck_rig_close(rig);
-    }
-  }
+/* Every combination of what may be there. */
+CK_RIG_GRID(cross_entropy, n, SIZES, how, 16) {
+  if (n >= ALL_WAYS && how % 5 != 0) return;
+  struct ck_loss f = ck_loss_make(rig, sizes[n][0], sizes[n][1]);
+  if (how & 1) f.weights = ck_values(rig, f.classes, 0.25, 4);
+  if (how & 2) f.smoothing = 0.1;
+  if (how & 4) f.scale = 0.125, f.row_scale = ck_values(rig, f.rows, -2, 2);
+  for (int64_t r = 0; (how & 8) && r < f.rows; r += 3) f.targets[r] = CK_IGNORED;
+  check_loss(rig, &f);
+  check_gradient(rig, &f);
 }
 
 /*
@@ -125,10 +121,8 @@ static void check_padded(struct ck_rig *rig, struct ck_loss *f, int64_t columns,
     for (int i = 0; i < 2; i++) {
       const struct ck_loss_tensors *it = calls[i];
       if (pass < 2) {
-        ck_ok(ek_op_cross_entropy_forward(rig->stream, it->losses, it->normalizer, it->totals,
-                                          it->logits, it->targets, &it->terms));
-        ck_ok(ek_op_cross_entropy_backward(rig->stream, it->gradient, it->logits, it->normalizer,
-                                           it->targets, it->scale, it->row_scale, &it->terms));
+        ck_ok(forward(rig, it));
+        ck_ok(backward(rig, it, it->gradient));
       } else {
         ck_ok(gradient_with_loss(rig, it, it->gradient, f->scale));
       }
@@ -162,22 +156,15 @@ CK_RIG_LOOP(bad_classes, ck_variants()) {
   f.targets[2] = 6; /* a column that is none of the classes */
   ck_set(t.targets, f.targets);
   t.terms.classes = 6;
-  ck_invalid(ck_finish(ek_op_cross_entropy_forward(rig->stream, t.losses, t.normalizer, t.totals,
-                                                   t.logits, t.targets, &t.terms),
-                       rig->stream),
-             "target 6 at row 2");
+  ck_invalid(ck_finish(forward(rig, &t), rig->stream), "target 6 at row 2");
   f.targets[0] = f.targets[1] = f.targets[2] = 5;
   ck_set(t.targets, f.targets);
   t.terms.class_weights = ck_sums(rig, f.logits, CK_SHAPE(8));
-  ck_fails(ek_op_cross_entropy_forward(rig->stream, t.losses, t.normalizer, t.totals, t.logits,
-                                       t.targets, &t.terms),
-           EK_ERR_SHAPE, "class_weights");
+  ck_fails(forward(rig, &t), EK_ERR_SHAPE, "class_weights");
   t.terms.class_weights = NULL;
   for (int64_t classes = -1; classes <= 9; classes += 10) {
     t.terms.classes = classes;
-    ck_fails(ek_op_cross_entropy_backward(rig->stream, t.gradient, t.logits, t.normalizer,
-                                          t.targets, NULL, NULL, &t.terms),
-             EK_ERR_SHAPE, "logits is 3 x 8");
+    ck_fails(backward(rig, &t, t.gradient), EK_ERR_SHAPE, "logits is 3 x 8");
   }
 }
 
@@ -187,8 +174,7 @@ CK_RIG_LOOP(bad_classes, ck_variants()) {
 CK_LOOP(cross_entropy_in_turns, 2 * ck_variants()) {
   if (!ck_part(_i)) return;
   struct ck_rig *rig = ck_rig_variant(_i / 2);
-  const bool gpu = ck_on_gpu(); /* a CPU has no such turns */
-  struct ck_loss f = ck_loss_make(rig, gpu ? 270 : 9, 523);
+  struct ck_loss f = ck_loss_make(rig, ck_on_gpu() ? 270 : 9, 523); /* a CPU has no such turns */
   if (_i % 2 == 1) {
     f.weights = ck_values(rig, f.classes, 0.25, 4);
     f.smoothing = 0.1;
@@ -203,15 +189,12 @@ CK_LOOP(cross_entropy_in_turns, 2 * ck_variants()) {
 CK_LOOP(cross_entropy_of_a_long_row, ck_variants()) {
   if (!ck_gpu_part(_i)) return;
   struct ck_rig *rig = ck_rig_variant(_i);
-  const bool gpu = ck_on_gpu();
-  const int64_t bytes = gpu && !CK_TSAN ? 240 << 10 : 5000; /* a block has 227 KiB at most */
+  const int64_t bytes = ck_on_gpu() && !CK_TSAN ? 240 << 10 : 5000; /* a block has 227 KiB */
   struct ck_loss f = ck_loss_make(rig, 1, bytes / (int64_t)ek_type_size(rig->type) + 3);
   f.smoothing = 0.1 * (_i % 2);
   const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
-  ck_ok(ek_op_cross_entropy_forward(rig->stream, t.losses, t.normalizer, t.totals, t.logits,
-                                    t.targets, &t.terms));
-  ck_ok(ek_op_cross_entropy_backward(rig->stream, t.gradient, t.logits, t.normalizer, t.targets,
-                                     NULL, NULL, &t.terms));
+  ck_ok(forward(rig, &t));
+  ck_ok(backward(rig, &t, t.gradient));
   const double *loss = ck_read(rig, t.losses), *gradient = ck_read(rig, t.gradient);
   ck_ok(gradient_with_loss(rig, &t, t.logits, 1));
   ck_same_bits("loss", ck_read(rig, t.losses), loss, 1);
@@ -226,17 +209,15 @@ CK_RIG_LOOP(all_targets_ignored, ck_variants()) {
   for (int r = 0; r < 9; r++) f.targets[r] = CK_IGNORED;
   const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
   const double zero[9 * 20] = {0};
-  ck_ok(ek_op_cross_entropy_forward(rig->stream, t.losses, t.normalizer, t.totals, t.logits,
-                                    t.targets, &t.terms));
-  ck_ok(ek_op_cross_entropy_backward(rig->stream, t.gradient, t.logits, t.normalizer, t.targets,
-                                     NULL, NULL, &t.terms));
-  ck_fits(rig, "totals", t.totals, zero, NULL, 2);
-  ck_fits(rig, "losses", t.losses, zero, NULL, 9);
-  ck_fits(rig, "gradient", t.gradient, zero, NULL, 9 * 20);
-  ck_ok(gradient_with_loss(rig, &t, t.logits, 2));
-  ck_fits(rig, "totals", t.totals, zero, NULL, 2);
-  ck_fits(rig, "losses", t.losses, zero, NULL, 9);
-  ck_fits(rig, "gradient over the logits", t.logits, zero, NULL, 9 * 20);
+  for (int joined = 0; joined < 2; joined++) {
+    ck_set(t.totals, NULL);
+    ck_set(t.losses, NULL);
+    ck_ok(joined ? gradient_with_loss(rig, &t, t.logits, 2) : forward(rig, &t));
+    if (!joined) ck_ok(backward(rig, &t, t.gradient));
+    ck_fits(rig, "totals", t.totals, zero, NULL, 2);
+    ck_fits(rig, "losses", t.losses, zero, NULL, 9);
+    ck_fits(rig, "gradient", joined ? t.logits : t.gradient, zero, NULL, 9 * 20);
+  }
 }
 
 /* As the rig's type holds it: f16 goes no further than 65504. */
@@ -307,13 +288,12 @@ CK_RIG_LOOP(logits_of_minus_infinity, ck_variants()) {
 }
 
 CK_RIG_LOOP(target_of_minus_infinity, ck_variants()) {
-  double logits[4] = {-HUGE_VAL, 0, 0, 0}, target[1] = {0};
+  const double logits[4] = {-HUGE_VAL, 0, 0, 0};
   struct ck_loss f = ck_loss_make(rig, 1, 4);
   memcpy(f.logits, logits, sizeof logits);
-  memcpy(f.targets, target, sizeof target);
+  f.targets[0] = 0;
   const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
-  ck_ok(ek_op_cross_entropy_forward(rig->stream, t.losses, t.normalizer, t.totals, t.logits,
-                                    t.targets, &t.terms));
+  ck_ok(forward(rig, &t));
   ck_assert(ck_read(rig, t.losses)[0] == HUGE_VAL); /* as certain as it is wrong */
 }
 
@@ -340,11 +320,8 @@ CK_RIG_CASES(nan_is_not_hidden, how, 3 * 3 * 4) {
     if (c == 27 || value < 0) f.logits[50 + c] = value;
   }
   const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
-  ek_stream *s = rig->stream;
-  ck_ok(ek_op_cross_entropy_forward(s, t.losses, t.normalizer, t.totals, t.logits, t.targets,
-                                    &t.terms));
-  ck_ok(ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.normalizer, t.targets, NULL, NULL,
-                                     &t.terms));
+  ck_ok(forward(rig, &t));
+  ck_ok(backward(rig, &t, t.gradient));
   check_only_row_1_is_nan(rig, &t, t.gradient);
   ck_ok(gradient_with_loss(rig, &t, t.logits, 1));
   check_only_row_1_is_nan(rig, &t, t.logits);
@@ -359,19 +336,12 @@ CK_LOOP(bad_target_is_named, ck_variants()) {
     f.targets[2] = CK_IGNORED, f.targets[37] = wrong[w];
     f.targets[39] = 99; /* the first of two is told */
     const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
-    ek_stream *s = rig->stream;
     char text[80];
     (void)snprintf(text, sizeof text,
                    "cross_entropy: target %.0f at row 37 of the batch is outside", wrong[w]);
-    ck_invalid(ck_finish(ek_op_cross_entropy_forward(s, t.losses, t.normalizer, t.totals, t.logits,
-                                                     t.targets, &t.terms),
-                         s),
-               text);
-    ck_invalid(ck_finish(ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.normalizer,
-                                                      t.targets, NULL, NULL, &t.terms),
-                         s),
-               text);
-    ck_invalid(ck_finish(gradient_with_loss(rig, &t, t.gradient, 1), s), text);
+    ck_invalid(ck_finish(forward(rig, &t), rig->stream), text);
+    ck_invalid(ck_finish(backward(rig, &t, t.gradient), rig->stream), text);
+    ck_invalid(ck_finish(gradient_with_loss(rig, &t, t.gradient, 1), rig->stream), text);
     ck_rig_close(rig);
   }
 }
@@ -384,41 +354,22 @@ CK_LOOP(cross_entropy_repeats, ck_variants()) {
   double *first = NULL;
   for (int pass = 0; pass < 3; pass++) {
     ck_set(t.totals, NULL);
-    ck_ok(ek_op_cross_entropy_forward(rig->stream, t.losses, t.normalizer, t.totals, t.logits,
-                                      t.targets, &t.terms));
+    ck_ok(forward(rig, &t));
     double *totals = ck_read(rig, t.totals);
     if (pass > 0) ck_same_bits("totals", totals, first, 2);
     first = totals;
   }
 }
 
-struct loss_context {
-  struct ck_rig *rig;
-  const struct ck_loss_tensors *t;
-  const double *row_scale;
-};
-
-static double cross_entropy_function(void *context, const double *logits) {
-  const struct loss_context *f = context;
-  const struct ck_loss_tensors *t = f->t;
-  ck_set(t->logits, logits);
-  ck_ok(ek_op_cross_entropy_forward(f->rig->stream, t->losses, t->normalizer, t->totals, t->logits,
-                                    t->targets, &t->terms));
-  return 0.75 * ck_weighed(t->losses, f->row_scale);
-}
-
-CK_TEST(cross_entropy_gradient_by_differences) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+CK_RIG_TEST(cross_entropy_gradient_by_differences, NULL, EK_F64) {
   struct ck_loss f = ck_loss_make(rig, 6, 7);
   f.smoothing = 0.3, f.scale = 0.75, f.targets[2] = CK_IGNORED;
   f.weights = ck_values(rig, 7, 0.5, 2), f.row_scale = ck_values(rig, 6, -2, 2);
   const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
-  struct loss_context context = {rig, &t, f.row_scale};
-  cross_entropy_function(&context, f.logits);
-  ck_ok(ek_op_cross_entropy_backward(rig->stream, t.gradient, t.logits, t.normalizer, t.targets,
-                                     t.scale, t.row_scale, &t.terms));
-  ck_gradient(rig, "cross-entropy", cross_entropy_function, &context, f.logits,
-              ck_read(rig, t.gradient), 42, 99);
+  ck_ok(forward(rig, &t));
+  ck_ok(backward(rig, &t, t.gradient));
+  ck_gradient(rig, "cross-entropy", t.logits, t.gradient, 99, forward(rig, &t),
+              0.75 * ck_weighed(t.losses, f.row_scale));
 }
 
 /* ---- squared error ---- */
@@ -471,8 +422,7 @@ CK_LOOP(squared_error, ck_variants()) {
 
 /* ---- wrong arguments ---- */
 
-CK_TEST(bad_terms_and_huge_sizes) {
-  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+CK_RIG_TEST(bad_terms_and_huge_sizes, CK_HUGE_PLAN, EK_F32) {
   const int64_t rows = INT64_C(1) << 34, classes = INT64_C(1) << 26;
   ek_cross_entropy_terms terms = {CK_IGNORED, 0, NULL, 0};
   ek_stream *s = rig->stream;
@@ -483,14 +433,9 @@ CK_TEST(bad_terms_and_huge_sizes) {
   ek_tensor *totals = ck_ghost(rig, EK_F64, CK_SHAPE(2));
   ck_ok(ek_op_cross_entropy_forward(s, losses, normalizer, totals, logits, targets, &terms));
   ck_ok(ek_op_cross_entropy_backward(s, logits, logits, normalizer, targets, NULL, NULL, &terms));
-  ek_cross_entropy_gradient_args args = {.gradient = logits,
-                                         .losses = losses,
-                                         .normalizer = normalizer,
-                                         .totals = totals,
-                                         .logits = logits,
-                                         .targets = targets,
-                                         .scale = 1,
-                                         .terms = &terms};
+  ek_cross_entropy_gradient_args args = {.gradient = logits, .losses = losses, .logits = logits};
+  args.normalizer = normalizer, args.totals = totals, args.targets = targets;
+  args.scale = 1, args.terms = &terms;
   ck_ok(ek_op_cross_entropy_gradient(s, &args));
   ck_bad(args, terms, NULL, ek_op_cross_entropy_gradient(s, &args),
          "cross_entropy_gradient: terms is NULL");

@@ -237,8 +237,7 @@ CK_RIG_CASES(resampling, c, 2 * SIZES) {
 }
 
 /* By hand: 1 2 becomes 1 1.25 1.75 2, and with corners 1 4/3 5/3 2. */
-CK_TEST(two_pixels_become_four) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+CK_RIG_TEST(two_pixels_become_four, NULL, EK_F64) {
   ek_tensor *x = ck_tensor(rig, (const double[]){1, 2}, CK_SHAPE(1, 1, 2, 1));
   ek_tensor *y = ck_poisoned(rig, CK_SHAPE(1, 1, 4, 1));
   const double bound[] = {1e-15, 1e-15, 1e-15, 1e-15};
@@ -250,36 +249,21 @@ CK_TEST(two_pixels_become_four) {
 
 /* ---- finite differences: of what is linear they are exact ---- */
 
-struct loss {
-  struct ck_rig *rig;
-  ek_tensor *x, *y;
-  const double *factor;
-  int kind;
-};
-
-static double value_of(void *raw, const double *values) {
-  struct loss *l = raw;
-  ck_set(l->x, values);
-  if (l->kind == 0) {
-    ck_ok(ek_op_average_pool_forward(l->rig->stream, l->y, l->x, &shapes[1].is));
-  } else {
-    ck_ok(ek_op_resample_forward(l->rig->stream, l->y, l->x, l->kind == 2));
-  }
-  return ck_weighed(l->y, l->factor);
-}
-
 CK_LOOP(finite_differences, 3) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   const int64_t x_shape[] = {2, 9, 8, 3};
   int64_t shape[] = {2, 13, 5, 3};
   if (_i == 0) ck_ok(ek_pooling_shape(shape, x_shape, &shapes[1].is));
-  double *x = ck_values(rig, product_of(x_shape), -1, 1);
+  ek_tensor *x = ck_tensor(rig, ck_values(rig, product_of(x_shape), -1, 1), 4, x_shape);
   const double *dy = ck_values(rig, product_of(shape), -1, 1);
-  ek_tensor *dx = ck_poisoned(rig, 4, x_shape), *tdy = ck_tensor(rig, dy, 4, shape);
-  struct loss loss = {rig, ck_tensor(rig, x, 4, x_shape), ck_poisoned(rig, 4, shape), dy, _i};
-  if (_i == 0) ck_ok(ek_op_average_pool_backward(rig->stream, dx, tdy, &shapes[1].is));
-  else ck_ok(ek_op_resample_backward(rig->stream, dx, tdy, _i == 2));
-  ck_gradient(rig, "dx", value_of, &loss, x, ck_read(rig, dx), product_of(x_shape), 60);
+  ek_tensor *dx = ck_poisoned(rig, 4, x_shape), *y = ck_poisoned(rig, 4, shape);
+  ek_tensor *tdy = ck_tensor(rig, dy, 4, shape);
+  ck_ok(_i == 0 ? ek_op_average_pool_backward(rig->stream, dx, tdy, &shapes[1].is)
+                : ek_op_resample_backward(rig->stream, dx, tdy, _i == 2));
+  ck_gradient(rig, "dx", x, dx, 60,
+              _i == 0 ? ek_op_average_pool_forward(rig->stream, y, x, &shapes[1].is)
+                      : ek_op_resample_forward(rig->stream, y, x, _i == 2),
+              ck_weighed(y, dy));
 }
 
 /* ---- sizes and mistakes ---- */
@@ -307,31 +291,22 @@ CK_TEST(shapes_follow_the_formula) {
   }
 }
 
-static void shape_fails(ek_pooling is, ek_status wanted, const char *text) {
+CK_TEST(bad_options) {
+  ek_pooling bad = EK_POOLING_INIT;
   int64_t y[4] = {-7, -7, -7, -7};
   const int64_t x[] = {2, 8, 8, 6};
-  ck_fails(ek_pooling_shape(y, x, &is), wanted, text);
+  const int64_t larger[] = {1 << 20, 1 << 20};
+#define BAD(member, value, text) ck_bad(bad, member, value, ek_pooling_shape(y, x, &bad), text)
+  BAD(kernel[1], 0, "kernel is 2 x 0, expected 1 to 2147483647");
+  BAD(stride[0], -1, "stride is -1 x 2");
+  BAD(padding[0], -1, "padding is -1 x 0");
+  BAD(dilation[1], 0, "dilation is 1 x 0");
+  BAD(padding[1], 2, "padding is 2, expected at most half of the 2 pixels");
+  ck_bad_with(EK_ERR_SHAPE, bad, kernel[0], 9, ek_pooling_shape(y, x, &bad),
+              "x is 8 high with its padding, and a window 9");
+  memcpy(bad.kernel, larger, sizeof larger);
+  ck_invalid(ek_pooling_shape(y, x, &bad), "has more than 2147483647 pixels");
   ck_assert_int_eq(y[0], -7);
-}
-
-CK_TEST(bad_options) {
-  const ek_pooling good = EK_POOLING_INIT;
-  int64_t y[4];
-  ek_pooling bad = good;
-  bad.kernel[1] = 0;
-  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "kernel is 2 x 0, expected 1 to 2147483647");
-  bad = good, bad.stride[0] = -1;
-  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "stride is -1 x 2");
-  bad = good, bad.padding[0] = -1;
-  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "padding is -1 x 0");
-  bad = good, bad.dilation[1] = 0;
-  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "dilation is 1 x 0");
-  bad = good, bad.padding[1] = 2;
-  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "padding is 2, expected at most half of the 2 pixels");
-  bad = good, bad.kernel[0] = bad.kernel[1] = 1 << 20;
-  shape_fails(bad, EK_ERR_INVALID_ARGUMENT, "has more than 2147483647 pixels");
-  bad = good, bad.kernel[0] = 9;
-  shape_fails(bad, EK_ERR_SHAPE, "x is 8 high with its padding, and a window 9");
   ck_fails(ek_pooling_shape(y, (const int64_t[]){1, 0, 2, 1}, NULL), EK_ERR_SHAPE,
            "pictures of at least one pixel");
   ck_fails(ek_pooling_shape(y, (const int64_t[]){1, INT64_MAX, 2, 1}, NULL), EK_ERR_OVERFLOW,
@@ -339,8 +314,7 @@ CK_TEST(bad_options) {
   ck_invalid(ek_pooling_shape(NULL, (const int64_t[]){1, 2, 2, 1}, NULL), "y_shape is NULL");
 }
 
-CK_TEST(shapes_that_do_not_fit) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+CK_RIG_TEST(shapes_that_do_not_fit, NULL, EK_F32) {
   ek_pooling dilated = EK_POOLING_INIT;
   dilated.dilation[0] = 2;
   ek_tensor *x = ck_poisoned(rig, CK_SHAPE(2, 4, 6, 3)), *y = ck_poisoned(rig, CK_SHAPE(2, 2, 3, 3));

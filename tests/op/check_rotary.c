@@ -57,8 +57,7 @@ CK_RIG_LOOP(far_positions, ck_variants()) {
 }
 
 /* The product of a turned query and a turned key depends on the distance alone. */
-CK_TEST(products_see_distances) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+CK_RIG_TEST(products_see_distances, NULL, EK_F64) {
   enum { TOKENS = 40, WIDTH = 16 };
   double speeds[WIDTH / 2], *all = ck_zeros(rig, TOKENS * WIDTH);
   ek_rotary rotary = EK_ROTARY_INIT;
@@ -118,8 +117,7 @@ CK_TEST(speeds_of_llama3) {
 
 /* ---- wrong arguments ---- */
 
-CK_TEST(bad_arguments) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+CK_RIG_TEST(bad_arguments, NULL, EK_F32) {
   ek_stream *s = rig->stream;
   ek_tensor *x = ck_poisoned(rig, CK_SHAPE(2, 3, 8)), *flat = ck_poisoned(rig, CK_SHAPE(6, 8));
   const double speeds[] = {1, 1, 1, NAN};
@@ -159,8 +157,7 @@ CK_TEST(bad_speeds) {
   ck_assert_double_eq(speeds[0], -1);
 }
 
-CK_TEST(huge_sizes) {
-  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+CK_RIG_TEST(huge_sizes, CK_HUGE_PLAN, EK_F32) {
   const double speeds[] = {1};
   ck_ok(ek_op_rotary(rig->stream, ck_ghost(rig, EK_F32, CK_SHAPE(1 << 20, 1 << 16, 4)), NULL, 2, 2,
                      speeds, false));

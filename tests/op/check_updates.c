@@ -125,7 +125,7 @@ static void check_sgd(struct ck_rig *rig, int64_t n, const struct scaling *scali
 
 static const int64_t counts[] = {0, 1, 17, 1023, 9001};
 
-CK_LOOP(sgd_steps, ck_variants()) {
+CK_RIG_GRID(sgd_steps, c, 5, how, 5 * SCALINGS) {
   static const ek_sgd_terms terms[] = {
       {.learning_rate = 0.1},
       {.learning_rate = 0.1, .weight_decay = 0.01},
@@ -133,16 +133,8 @@ CK_LOOP(sgd_steps, ck_variants()) {
       {.learning_rate = 0.05, .momentum = 0.9, .dampening = 0.5, .weight_decay = 0.1},
       {.learning_rate = 0.05, .momentum = 0.8, .weight_decay = 0.1, .nesterov = true},
   };
-  for (size_t c = 0; c < 5; c++) {
-    for (size_t t = 0; t < sizeof terms / sizeof terms[0]; t++) {
-      for (int s = 0; s < SCALINGS; s++) {
-        if (!ck_turn(_i % ck_variants(), (int)(c + t) + s)) continue;
-        struct ck_rig *rig = ck_rig_variant(_i);
-        check_sgd(rig, counts[c], &scalings[s], terms[t], true);
-        check_sgd(rig, counts[c], &scalings[s], terms[t], false);
-        ck_rig_close(rig);
-      }
-    }
+  for (int buffered = 1; buffered >= 0; buffered--) {
+    check_sgd(rig, counts[c], &scalings[how % SCALINGS], terms[how / SCALINGS], buffered);
   }
 }
 
@@ -202,23 +194,14 @@ static void check_adamw(struct ck_rig *rig, int64_t n, const struct scaling *sca
   }
 }
 
-CK_LOOP(adamw_steps, ck_variants()) {
+CK_RIG_GRID(adamw_steps, c, 5, how, 4 * SCALINGS) {
   static const ek_adamw_terms terms[] = {
       {.learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8, .decoupled = true},
       {1e-2, 0.9, 0.95, 1e-8, 0.1, true, 0},
       {1e-2, 0.8, 0.99, 1e-6, 0.1, false, 0},
       {1e-2, 0.0, 0.5, 1e-8, 0.0, false, 0},
   };
-  for (size_t c = 0; c < 5; c++) {
-    for (size_t t = 0; t < sizeof terms / sizeof terms[0]; t++) {
-      for (int s = 0; s < SCALINGS; s++) {
-        if (!ck_turn(_i % ck_variants(), (int)(c + t) + s)) continue;
-        struct ck_rig *rig = ck_rig_variant(_i);
-        check_adamw(rig, counts[c], &scalings[s], terms[t]);
-        ck_rig_close(rig);
-      }
-    }
-  }
+  check_adamw(rig, counts[c], &scalings[how % SCALINGS], terms[how / SCALINGS]);
 }
 
 /* Moments that shrink below the smallest normal number, and squares that begin there: of two terms
@@ -306,37 +289,30 @@ CK_RIG_LOOP(no_scale_is_one, ck_variants()) {
 
 /* ---- square norm ---- */
 
-CK_LOOP(square_norm, ck_variants()) {
-  static const int64_t sizes[] = {0, 1, 17, 4095, 4097, 70001};
+CK_RIG_CASES(square_norm, c, 6) {
+  static const int64_t sizes[6] = {0, 1, 17, 4095, 4097, 70001};
   static const double betas[] = {0, 1, 0.5};
-  for (size_t c = 0; c < sizeof sizes / sizeof sizes[0]; c++) {
-    if (!ck_turn(_i % ck_variants(), (int)c)) continue;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    const int64_t n = sizes[c];
-    for (int b = 0; b < 6; b++) {
-      const bool whole = b < 3;
-      const double beta = betas[b % 3], old = 3;
-      const double *x = whole ? ck_integers(rig, n, -9, 9) : ck_values(rig, n, -1, 1);
-      long double sum = beta * old;
-      for (int64_t i = 0; i < n; i++) sum += (long double)x[i] * x[i];
-      const double want = (double)sum;
-      const double bound = whole ? 0 : (double)(n + 4) * 0x1p-53 * want;
-      ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(n));
-      ek_tensor *result = ck_tensor_of(rig, EK_F64, beta == 0 ? NULL : &old, CK_SHAPE(1));
-      ek_tensor *again = ck_tensor_of(rig, EK_F64, beta == 0 ? NULL : &old, CK_SHAPE(1));
-      ck_ok(ek_op_square_norm(rig->stream, result, tx, beta));
-      ck_ok(ek_op_square_norm(rig->stream, again, tx, beta));
-      ck_fits(rig, "square_norm", result, &want, &bound, 1);
-      ck_same_bits("square_norm again", ck_read(rig, again), ck_read(rig, result), 1);
-    }
-    ck_rig_close(rig);
+  const int64_t n = sizes[c];
+  for (int b = 0; b < 6; b++) {
+    const bool whole = b < 3;
+    const double beta = betas[b % 3], old = 3;
+    const double *x = whole ? ck_integers(rig, n, -9, 9) : ck_values(rig, n, -1, 1);
+    long double sum = beta * old;
+    for (int64_t i = 0; i < n; i++) sum += (long double)x[i] * x[i];
+    const double want = (double)sum, bound = whole ? 0 : (double)(n + 4) * 0x1p-53 * want;
+    ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(n));
+    ek_tensor *result = ck_tensor_of(rig, EK_F64, beta == 0 ? NULL : &old, CK_SHAPE(1));
+    ek_tensor *again = ck_tensor_of(rig, EK_F64, beta == 0 ? NULL : &old, CK_SHAPE(1));
+    ck_ok(ek_op_square_norm(rig->stream, result, tx, beta));
+    ck_ok(ek_op_square_norm(rig->stream, again, tx, beta));
+    ck_fits(rig, "square_norm", result, &want, &bound, 1);
+    ck_same_bits("square_norm again", ck_read(rig, again), ck_read(rig, result), 1);
   }
 }
 
 /* ---- wrong arguments ---- */
 
-CK_TEST(bad_terms) {
-  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+CK_RIG_TEST(bad_terms, NULL, EK_F32) {
   ek_stream *s = rig->stream;
   ek_tensor *p = ck_poisoned(rig, CK_SHAPE(6)), *g = ck_poisoned(rig, CK_SHAPE(6));
   ek_tensor *m = ck_poisoned(rig, CK_SHAPE(6)), *v = ck_poisoned(rig, CK_SHAPE(6));
@@ -352,19 +328,18 @@ CK_TEST(bad_terms) {
   const ek_adamw_terms good = {1e-3, 0.9, 0.99, 1e-8, 0, true, 1};
   ck_invalid(ek_op_adamw(s, p, m, v, g, NULL, NULL), "adamw: terms is NULL");
   ck_invalid(ek_op_adamw(s, p, m, v, g, &good, &no_norm), "adamw: clip_norm");
-  ek_adamw_terms bad[6] = {good, good, good, good, good, good};
-  bad[0].step = 0, bad[1].beta1 = 1, bad[2].beta2 = -0.1, bad[3].epsilon = -1;
-  bad[4].learning_rate = HUGE_VAL, bad[5].weight_decay = NAN;
-  static const char *const names[6] = {"adamw: step",          "adamw: beta1",
-                                       "adamw: beta2",         "adamw: epsilon",
-                                       "adamw: learning_rate", "adamw: weight_decay"};
-  for (int b = 0; b < 6; b++) {
-    ck_invalid(ek_op_adamw(s, p, m, v, g, &bad[b], NULL), names[b]);
-  }
+  ek_adamw_terms bad = good;
+#define BAD(member, value)                                                                         \
+  ck_bad(bad, member, value, ek_op_adamw(s, p, m, v, g, &bad, NULL), "adamw: " #member)
+  BAD(step, 0);
+  BAD(beta1, 1);
+  BAD(beta2, -0.1);
+  BAD(epsilon, -1);
+  BAD(learning_rate, HUGE_VAL);
+  BAD(weight_decay, NAN);
 }
 
-CK_TEST(huge_sizes) {
-  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+CK_RIG_TEST(huge_sizes, CK_HUGE_PLAN, EK_F32) {
   const int64_t n = INT64_C(1) << 58;
   ek_stream *s = rig->stream;
   ek_tensor *p = ck_ghost(rig, EK_F32, CK_SHAPE(n)), *g = ck_ghost(rig, EK_F32, CK_SHAPE(n));

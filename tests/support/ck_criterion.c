@@ -142,12 +142,14 @@ uint64_t ck_loss_bytes(const struct ck_rig *rig) {
   return usage.current[EK_MEMORY_LOSS];
 }
 
-double ck_loss_of(void *context, const double *x) {
-  const struct ck_loss_function *f = context;
+void ck_loss_gradient(struct ck_rig *rig, struct ck_loss *loss, ek_tensor *outputs,
+                      const ek_tensor *targets, int64_t probes) {
   double totals[2 * EK_MAX_TERMS];
-  ck_set(&f->outputs[f->output], x);
-  ck_loss_forward(f->loss, f->outputs, f->targets, totals);
-  return totals[2 * f->term];
+  ck_loss_forward(loss, outputs, targets, NULL);
+  ck_loss_backward(loss, NULL, NULL);
+  ck_gradient(rig, "the loss", outputs, &loss->gradients[0], probes,
+              ck_loss_try_forward(loss, outputs, targets, false),
+              (ck_get(totals, &loss->totals), totals[0]));
 }
 
 /* ---- failures ---- */

@@ -48,15 +48,9 @@ void ck_loss_drop(struct ck_loss *loss);
 /* Bytes that the rig's device holds now in category `loss`. */
 uint64_t ck_loss_bytes(const struct ck_rig *rig);
 
-/* What ck_gradient() wants: s of the first term as a function of one output. */
-struct ck_loss_function {
-  struct ck_loss *loss;
-  ek_tensor *outputs;
-  const ek_tensor *targets;
-  size_t output; /* which one x is */
-  size_t term;   /* whose s is wanted */
-};
-double ck_loss_of(void *context, const double *x);
+/* ck_gradient() of s of the first term, by the first output. */
+void ck_loss_gradient(struct ck_rig *rig, struct ck_loss *loss, ek_tensor *outputs,
+                      const ek_tensor *targets, int64_t probes);
 
 /*
  * Runs open, forward and backward with the first device allocation failing, then the second, and so

@@ -269,27 +269,43 @@ double ck_weighed(const ek_tensor *tensor, const double *weights) {
   return (double)sum;
 }
 
-void ck_gradient(struct ck_rig *rig, const char *what, ck_function function, void *context,
-                 double *x, const double *gradient, int64_t count, int64_t probes) {
-  const double h = 1e-6;
+struct ck_differences ck_differences_start(struct ck_rig *rig, ek_tensor *x,
+                                           const ek_tensor *gradient, int64_t probes) {
+  const int64_t count = ek_tensor_count(x);
+  struct ck_differences d = {.rig = rig, .x = x, .all = probes >= count};
   ck_assert_int_eq(rig->type, EK_F64);
-  const bool all = probes >= count;
-  if (all) probes = count;
-  double *got = ck_zeros(rig, probes);
-  double *want = ck_zeros(rig, probes);
-  for (int64_t n = 0; n < probes; n++) {
-    const int64_t i = all ? n : ck_random_integer(&rig->random, 0, count - 1);
-    const double kept = x[i];
-    x[i] = kept + h;
-    const double above = function(context, x);
-    const double step_above = x[i] - kept; /* h as it was rounded */
-    x[i] = kept - h;
-    const double below = function(context, x);
-    const double step_below = kept - x[i];
-    x[i] = kept;
-    want[n] = (above - below) / (step_above + step_below);
-    got[n] = gradient[i];
+  d.probes = d.all ? count : probes;
+  d.values = ck_read(rig, x), d.gradient = ck_read(rig, gradient);
+  d.got = ck_zeros(rig, d.probes), d.want = ck_zeros(rig, d.probes);
+  return d;
+}
+
+bool ck_differences_more(struct ck_differences *d) {
+  const int64_t number = d->calls / 2;
+  const double h = d->calls % 2 == 0 ? 1e-6 : -1e-6;
+  if (number == d->probes) return false;
+  if (h > 0) {
+    d->place = d->all ? number : ck_random_integer(&d->rig->random, 0, ek_tensor_count(d->x) - 1);
+    d->kept = d->values[d->place];
   }
-  const double error = ck_rel_l2(got, want, probes);
+  d->values[d->place] = d->kept + h;
+  ck_set(d->x, d->values);
+  return true;
+}
+
+void ck_differences_take(struct ck_differences *d, double value) {
+  const double step = d->values[d->place] - d->kept; /* h as it was rounded */
+  if (d->calls++ % 2 == 0) {
+    d->above = value, d->step = step;
+    return;
+  }
+  d->want[(d->calls - 1) / 2] = (d->above - value) / (d->step - step);
+  d->got[(d->calls - 1) / 2] = d->gradient[d->place];
+  d->values[d->place] = d->kept;
+}
+
+void ck_differences_end(struct ck_differences *d, const char *what) {
+  const double error = ck_rel_l2(d->got, d->want, d->probes);
+  ck_set(d->x, d->values);
   ck_assert_msg(error <= 1e-6, "%s: the gradient is off by %.3g (relative)", what, error);
 }

@@ -381,6 +381,23 @@ struct ck_rig *ck_rig_variant(int variant);
     }                                                                                              \
   }                                                                                                \
   static void name##_on(int c, struct ck_rig *rig)
+/* The same of each pair of `a` and `b`, which parts mix. */
+#define CK_RIG_GRID(name, a, as, b, bs)                                                            \
+  static void name##_on(int a, int b, struct ck_rig *rig);                                         \
+  CK_LOOP(name, ck_variants()) {                                                                   \
+    for (int c = 0; c < (as) * (bs); c++) {                                                        \
+      if (!ck_turn(_i, 7 * (c / (bs)) + c % (bs))) continue;                                       \
+      struct ck_rig *rig = ck_rig_variant(_i);                                                     \
+      name##_on(c / (bs), c % (bs), rig);                                                          \
+      ck_rig_close(rig);                                                                           \
+    }                                                                                              \
+  }                                                                                                \
+  static void name##_on(int a, int b, struct ck_rig *rig)
+/* A test with the rig of ck_rig_open(), of one thread. */
+#define CK_RIG_TEST(name, spec, type)                                                              \
+  static void name##_on(struct ck_rig *rig);                                                       \
+  CK_TEST(name) { name##_on(ck_rig_open((spec), (type), 1)); }                                     \
+  static void name##_on(struct ck_rig *rig)
 /* f32 on devices that may multiply in TF32, tensors `shift` elements after the beginning. */
 struct ck_rig *ck_rig_tf32(int64_t shift);
 
@@ -427,19 +444,37 @@ void ck_fits(struct ck_rig *rig, const char *what, const ek_tensor *tensor, cons
 
 /* ---- gradients ---- */
 
-/* A scalar function of x; it may read and write what `context` says. */
-typedef double (*ck_function)(void *context, const double *x);
-
 /*
- * Central differences with h = 1e-6 at `probes` random places of x (all of them if there are
- * fewer): the relative L2 error of gradient there must be at most 1e-6. For f64 only.
+ * Central differences with h = 1e-6 at `probes` random places of a tensor x (all of them if there
+ * are fewer), of `value` after each `call`, which must succeed: the relative L2 error of the
+ * gradient there must be at most 1e-6. For f64 only; x is then as it was.
  *
- * Why 1e-6: with f of size 1 evaluated to a few units of 2^-53, the quotient has an absolute error
- * of about 2^-53 / h = 1e-10, and the third derivative adds h^2 / 6 = 1e-13. Gradients in the tests
- * are of size 1e-3 or more.
+ * Why 1e-6: with a value of size 1 evaluated to a few units of 2^-53, the quotient has an absolute
+ * error of about 2^-53 / h = 1e-10, and the third derivative adds h^2 / 6 = 1e-13. Gradients in the
+ * tests are of size 1e-3 or more.
  */
-void ck_gradient(struct ck_rig *rig, const char *what, ck_function function, void *context,
-                 double *x, const double *gradient, int64_t count, int64_t probes);
+#define ck_gradient(rig, what, x, gradient, probes, call, value)                                   \
+  do {                                                                                             \
+    struct ck_differences ck_of_ = ck_differences_start((rig), (x), (gradient), (probes));         \
+    while (ck_differences_more(&ck_of_)) {                                                         \
+      ck_ok(call);                                                                                 \
+      ck_differences_take(&ck_of_, (value));                                                       \
+    }                                                                                              \
+    ck_differences_end(&ck_of_, (what));                                                           \
+  } while (0)
+struct ck_differences {
+  struct ck_rig *rig;
+  ek_tensor *x;
+  double *values, *gradient, *got, *want;
+  bool all;
+  int64_t probes, calls, place;
+  double kept, above, step; /* of the place: what was there, and one side */
+};
+struct ck_differences ck_differences_start(struct ck_rig *rig, ek_tensor *x,
+                                           const ek_tensor *gradient, int64_t probes);
+bool ck_differences_more(struct ck_differences *d);
+void ck_differences_take(struct ck_differences *d, double value);
+void ck_differences_end(struct ck_differences *d, const char *what);
 
 /* The weighted sum of what a tensor holds: a scalar function of an operation's result. */
 double ck_weighed(const ek_tensor *tensor, const double *weights);
