@@ -81,8 +81,7 @@ CK_TEST(a_failed_restart_keeps_the_recording) {
   ck_fails(ek_memory_record_start(device, 10), EK_ERR_OUT_OF_MEMORY, "10 events");
   CK_OPENED(ek_tensor, tensor, ek_tensor_create(&tensor, device, EK_MEMORY_LOSS, EK_F32, 0, NULL));
   const ek_memory_event *events = NULL;
-  size_t count = 0;
-  ck_ok(ek_memory_record_stop(&events, &count, NULL, device));
+  CK_GOT(size_t, count, ek_memory_record_stop(&events, &count, NULL, device));
   ck_assert_uint_eq(count, 1);
 }
 

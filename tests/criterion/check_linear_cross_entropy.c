@@ -194,9 +194,7 @@ static struct setting random_setting(int number) {
                       .mode = (ek_mode)(number % 4),
                       .type = number % 3 == 0 ? EK_F32 : EK_F64};
   s.columns = s.classes + (number / 32 % 2 == 1 ? ck_random_integer(&random, 1, 20) : 0);
-  for (int i = 0; i < 64; i++) {
-    s.class_weight[i] = (double)ck_random_integer(&random, 0, 8) / 4;
-  }
+  for (int i = 0; i < 64; i++) s.class_weight[i] = (double)ck_random_integer(&random, 0, 8) / 4;
   /* From less than a row to more than there are. */
   s.logits_bytes = (uint64_t)ck_random_integer(&random, 1, 12 * s.columns * 8);
   return s;
@@ -316,9 +314,7 @@ static void peaks_of(ek_memory_usage usage[3], const struct setting *s, const ch
     ck_ok(try_backward(&t, &b, false));
     ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
   }
-  for (size_t k = 0; k < 3; k++) {
-    ck_ok(ck_memory_stats(&usage[k], ek_group_device(t.group, k)));
-  }
+  for (size_t k = 0; k < 3; k++) ck_ok(ck_memory_stats(&usage[k], ek_group_device(t.group, k)));
 }
 
 /* Planned to the byte; and of logits there is a block. */

@@ -332,9 +332,7 @@ CK_TEST(targets_keep_the_types_of_their_parts) {
   ek_criterion *sum = sum_of(outer, ones, 2);
   const ek_type wanted[] = {0, 0, 0, 0, EK_I32, 0};
   ck_assert_uint_eq(ek_module_inputs(&sum->base), 6);
-  for (size_t i = 0; i < 6; i++) {
-    ck_assert_int_eq(ek_module_input_type(&sum->base, i), wanted[i]);
-  }
+  for (size_t i = 0; i < 6; i++) ck_assert_int_eq(ek_module_input_type(&sum->base, i), wanted[i]);
 }
 
 CK_SUITE("weighted_sum")

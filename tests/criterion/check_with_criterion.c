@@ -85,8 +85,7 @@ enum { WEIGHTS = IN * OUT + OUT, NUMBERS = WEIGHTS + OUT, STEPS = 3 };
 
 static void read_parameter(double *numbers, const struct ck_training *t, const char *name,
                            bool gradient) {
-  ek_state_info info;
-  ck_ok(ek_state_find(&info, t->model, name));
+  CK_GOT(ek_state_info, info, ek_state_find(&info, t->model, name));
   info.like.data = numbers;
   ck_ok(gradient ? ek_data_parallel_model_gradient(&info.like, t->model, name)
                  : ek_state_read(&info.like, t->model, name));

@@ -16,10 +16,9 @@ enum { COUNT = 8 };
 
 static ek_group *open_with(const char *spec, const ek_device_resources *resources, size_t count) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  ek_group *group = NULL;
   options.resources = resources;
   options.resource_count = count;
-  ck_ok(ek_group_open(&group, spec, &options));
+  CK_GOT(ek_group *, group, ek_group_open(&group, spec, &options));
   return ck_keep(group);
 }
 
@@ -111,10 +110,9 @@ CK_TEST(streams_that_are_refused) {
   const ek_device_resources per_thread[] = {{cudaStreamPerThread, NULL, 0}};
   const ek_device_resources elsewhere[] = {{stream, NULL, 0}};
   const ek_device_resources twice[] = {{stream, NULL, 0}, {stream, NULL, 0}};
-  ck_fails(try_with("cuda:0@64MiB", per_thread, 1), EK_ERR_INVALID_ARGUMENT, "cudaStreamPerThread");
-  ck_fails(try_with("cuda:0@64MiB", elsewhere, 1), EK_ERR_INVALID_ARGUMENT,
-           "not a stream of GPU 0");
-  ck_fails(try_with("cuda:1x2@64MiB", twice, 2), EK_ERR_INVALID_ARGUMENT, "have one stream");
+  ck_invalid(try_with("cuda:0@64MiB", per_thread, 1), "cudaStreamPerThread");
+  ck_invalid(try_with("cuda:0@64MiB", elsewhere, 1), "not a stream of GPU 0");
+  ck_invalid(try_with("cuda:1x2@64MiB", twice, 2), "have one stream");
   ck_assert_int_eq(cudaStreamDestroy(stream), cudaSuccess);
 }
 
@@ -127,8 +125,7 @@ CK_TEST(tensors_lie_in_memory_of_the_program) {
   const double values[COUNT] = {8, 7, 6, 5, 4, 3, 2, 1};
   for (int i = 0; i < 2; i++) {
     ek_device *device = ek_group_device(group, (size_t)i);
-    ek_memory_usage usage;
-    ck_ok(ek_memory_stats(&usage, device));
+    CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, device));
     ck_assert_uint_eq(usage.capacity_bytes, ARENA);
     const ek_tensor x = ck_upload(device, EK_F32, values, CK_SHAPE(COUNT));
     ck_assert((char *)x.data >= memory + (uint64_t)i * ARENA &&
@@ -147,9 +144,9 @@ CK_TEST(memory_that_is_refused) {
   const ek_device_resources pageable[] = {{NULL, host, sizeof host}};
   const ek_device_resources elsewhere[] = {{NULL, memory, ARENA}};
   const ek_device_resources beyond[] = {{NULL, memory, 2 * ARENA}};
-  ck_fails(try_with("cuda:0", pageable, 1), EK_ERR_INVALID_ARGUMENT, "no memory that CUDA knows");
-  ck_fails(try_with("cuda:0", elsewhere, 1), EK_ERR_INVALID_ARGUMENT, "memory of GPU 1; expected");
-  ck_fails(try_with("cuda:1", beyond, 1), EK_ERR_INVALID_ARGUMENT, "no memory that CUDA knows");
+  ck_invalid(try_with("cuda:0", pageable, 1), "no memory that CUDA knows");
+  ck_invalid(try_with("cuda:0", elsewhere, 1), "memory of GPU 1; expected");
+  ck_invalid(try_with("cuda:1", beyond, 1), "no memory that CUDA knows");
   ck_assert_int_eq(cudaSetDevice(1), cudaSuccess);
   ck_assert_int_eq(cudaFree(memory), cudaSuccess);
 }
@@ -182,10 +179,10 @@ CK_TEST(foreign_memory_as_a_tensor) {
   ek_tensor_free(&x);
   ek_tensor_free(&y);
   ck_assert_int_eq(freed, 1);
-  ck_fails(ek_tensor_wrap(&x, device, pageable, EK_F32, CK_SHAPE(COUNT), free_memory, pageable),
-           EK_ERR_INVALID_ARGUMENT, "no memory that CUDA knows");
-  ck_fails(ek_tensor_wrap(&x, device, elsewhere, EK_F32, CK_SHAPE(COUNT), free_memory, elsewhere),
-           EK_ERR_INVALID_ARGUMENT, "memory of GPU 1; expected memory of GPU 0");
+  ck_invalid(ek_tensor_wrap(&x, device, pageable, EK_F32, CK_SHAPE(COUNT), free_memory, pageable),
+             "no memory that CUDA knows");
+  ck_invalid(ek_tensor_wrap(&x, device, elsewhere, EK_F32, CK_SHAPE(COUNT), free_memory, elsewhere),
+             "memory of GPU 1; expected memory of GPU 0");
   ck_assert_int_eq(freed, 1);
   ck_assert_int_eq(cudaFreeHost(pinned), cudaSuccess);
   ck_assert_int_eq(cudaSetDevice(1), cudaSuccess);
@@ -261,11 +258,10 @@ CK_TEST(an_import_waits_for_their_stream_and_a_deletion_for_ours) {
                     .tensor = {.data = their_memory, .device_type = EK_DLPACK_CUDA,
                                .device_id = 1, .rank = 1, .code = EK_DLPACK_FLOAT, .bits = 32,
                                .lanes = 1, .shape = shape}};
-  ek_tensor x = {0};
   ck_assert_int_eq(cudaLaunchHostFunc(theirs, be_slow, NULL), cudaSuccess);
   ck_assert_int_eq(cudaMemcpyAsync(their_memory, first, sizeof first, cudaMemcpyDefault, theirs),
                    cudaSuccess);
-  ck_ok(ek_dlpack_import(&x, device, &head, theirs));
+  CK_GOT(ek_tensor, x, ek_dlpack_import(&x, device, &head, theirs));
   ck_ok(ek_op_scale(stream, &x, &x, 7));
   ek_tensor_free(&x);
   for (int k = 0; k < COUNT; k++) ck_assert_float_eq(after[k], 7 * first[k]);

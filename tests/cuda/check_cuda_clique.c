@@ -381,10 +381,9 @@ CK_LOOP(one_rank_by_nccl, 2) {
   struct single it = {0};
   double values[COUNT];
   if (_i == 1) set_link("nccl");
-  ek_group *group = NULL;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.time_limit = 0.5;
-  ck_kept(ek_group_open(&group, "cuda:0@48MiB", &options), group);
+  CK_OPENED(ek_group *, group, ek_group_open(&group, "cuda:0@48MiB", &options));
   ck_kept(ek_communicator_open(&it.communicator, group), it.communicator);
   ck_assert_str_eq(ek_communicator_name(it.communicator), _i == 1 ? "nccl" : "peer");
   ek_device *device = ek_group_device(group, 0);
@@ -407,8 +406,7 @@ CK_LOOP(one_rank_by_nccl, 2) {
 CK_TEST(a_link_that_cannot_be) {
   ek_group *group = NULL;
   set_link("ncll");
-  ck_fails(ek_group_open(&group, "cuda:0@48MiB", NULL), EK_ERR_INVALID_ARGUMENT,
-           "unknown link \"ncll\"; expected nccl");
+  ck_invalid(ek_group_open(&group, "cuda:0@48MiB", NULL), "unknown link \"ncll\"; expected nccl");
   set_link("nccl");
   ck_fails(ek_group_open(&group, "cuda:0x2@48MiB", NULL), EK_ERR_UNAVAILABLE,
            "EVENKEEL_CUDA_LINK=nccl: NCCL accepts each GPU only once");

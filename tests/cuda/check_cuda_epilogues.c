@@ -27,6 +27,11 @@ static struct counts counts_now(void) {
   return (struct counts){cuemu_calls(0, CUEMU_BLAS), cuemu_calls(0, CUEMU_LAUNCH)};
 }
 
+static struct counts counts_since(struct counts before) {
+  const struct counts now = counts_now();
+  return (struct counts){now.products - before.products, now.launches - before.launches};
+}
+
 /* GELU's matrix is rows x wide; what is summed has `wide` columns, too. */
 static ek_status call(struct ck_rig *rig, enum operation operation, int64_t rows, int64_t wide,
                       bool off, double beta) {
@@ -70,9 +75,9 @@ static struct counts count(enum operation operation, ek_type type, int64_t rows,
   ck_ok(call(rig, operation, rows, wide, off, 0));
   const struct counts before = counts_now();
   ck_ok(call(rig, operation, rows, wide, off, beta));
-  const struct counts after = counts_now();
+  const struct counts since = counts_since(before);
   ck_rig_close(rig);
-  return (struct counts){after.products - before.products, after.launches - before.launches};
+  return since;
 }
 
 static const ek_type fused_types[] = {EK_F32, EK_BF16, EK_F16};
@@ -105,10 +110,9 @@ CK_RIG_TEST(f32_has_kernels_of_gelu, SPEC, EK_F32) {
     ck_ok(call(rig, (enum operation)operation, 5, 16, false, 0));
     const struct counts before = counts_now();
     ck_ok(call(rig, (enum operation)operation, 5, 16, false, 0));
-    ck_assert_uint_eq(counts_now().products - before.products, 1);
-    ck_assert_uint_eq(counts_now().launches - before.launches, wanted);
+    ck_assert_uint_eq(counts_since(before).products, 1);
+    ck_assert_uint_eq(counts_since(before).launches, wanted);
   }
-  ck_rig_close(rig);
 }
 
 /* Widths that are no multiple of 8, and addresses beside 16 bytes, only where there is GELU's
@@ -160,9 +164,9 @@ static struct counts first_call(int64_t rows, bool deterministic) {
   (void)ek_stream_allow_tf32(stream, true);
   const struct counts before = counts_now();
   ck_ok(ek_op_linear_gelu(stream, &y, NULL, &x, &w, &bias));
-  const struct counts after = counts_now();
+  const struct counts since = counts_since(before);
   ck_ok(ek_group_synchronize(group));
-  return (struct counts){after.products - before.products, after.launches - before.launches};
+  return since;
 }
 
 /* A shape is timed once in the process, two products each way, after one and before the one that
@@ -270,15 +274,14 @@ CK_LOOP(the_fastest_algorithm, sizeof races / sizeof races[0]) {
 
 /* What only adds is not timed: what it would be timed on is needed. */
 CK_TEST(a_sum_is_not_timed) {
-  struct ck_rig *rig = NULL;
   int chosen = 0;
   ck_emulate(algorithms, 4);
   cuemu_set_algorithm_times(races[0].times);
-  rig = ck_rig_open(SPEC, EK_F32, 1);
-  ck_assert_uint_eq(product(ek_stream_device(rig->stream), 29, 1, &chosen), 1);
+  ek_device *device = ck_rig_open(SPEC, EK_F32, 1)->device;
+  ck_assert_uint_eq(product(device, 29, 1, &chosen), 1);
   ck_assert_int_eq(chosen, 0);
-  ck_assert_uint_gt(product(ek_stream_device(rig->stream), 29, 0, &chosen), 1);
-  ck_assert_uint_eq(product(ek_stream_device(rig->stream), 29, 0, &chosen), 1);
+  ck_assert_uint_gt(product(device, 29, 0, &chosen), 1);
+  ck_assert_uint_eq(product(device, 29, 0, &chosen), 1);
   ck_assert_int_eq(chosen, 2);
 }
 
@@ -415,10 +418,8 @@ static struct ck_results *run_of(const struct ck_module_case *is, unsigned epilo
   (void)ck_bed_backward(bed, is->input->type != EK_I32);
   const struct counts before = counts_now();
   struct ck_results *results = ck_bed_backward(bed, is->input->type != EK_I32);
-  const struct counts after = counts_now();
-  *step = (struct counts){after.products - before.products, after.launches - before.launches};
-  ek_memory_usage usage;
-  ck_ok(ek_memory_stats(&usage, bed->device));
+  *step = counts_since(before);
+  CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, bed->device));
   *peak = usage.peak_bytes;
   ck_bed_close(bed);
   cuemu_set_epilogues(~0u);
@@ -447,9 +448,7 @@ CK_TEST(model) {
   ck_assert_uint_eq(plain.products, 9);
   ck_assert_uint_eq(plain.launches, 10);
   ck_assert_uint_eq(fused_peak, plain_peak);
-  ck_assert_double_le(ck_rel_l2(a->output[0], b->output[0], a->output_count[0]), 1e-6);
-  ck_assert_double_le(ck_rel_l2(a->grad_input[0], b->grad_input[0], a->input_count[0]), 1e-6);
-  ck_assert_double_le(ck_rel_l2(a->gradient, b->gradient, a->parameters), 1e-6);
+  ck_assert(ck_results_near(a, b, 1e-6));
 }
 
 /* What is made again is always a kernel's: two GELUs more. */
@@ -598,9 +597,8 @@ static int64_t table_state(double *values, ek_trainer *trainer, bool write) {
   ek_data_parallel_model *model = ek_trainer_model(trainer);
   int64_t total = 0;
   for (size_t i = 0; i < ek_state_count(model); i++) {
-    ek_state_info info;
     ek_tensor host;
-    ck_ok(ek_state_entry(&info, model, i));
+    CK_GOT(ek_state_info, info, ek_state_entry(&info, model, i));
     const ek_type type = info.like.type == EK_F32 ? EK_F64 : info.like.type;
     ck_ok(ek_tensor_host(&host, values + total, type, info.like.rank, info.like.shape));
     ck_ok(write ? ek_state_write(model, info.name, &host) : ek_state_read(&host, model, info.name));
@@ -611,12 +609,7 @@ static int64_t table_state(double *values, ek_trainer *trainer, bool write) {
 
 enum { TABLE_STATE = 3 * (TABLE * WIDTH + 4096) };
 
-static double *numbers(void) {
-  double *made = calloc(TABLE_STATE, sizeof *made);
-  ck_assert_ptr_nonnull(made);
-  ck_keep_by(made, free);
-  return made;
-}
+static double *numbers(void) { return ck_array(TABLE_STATE, sizeof(double)); }
 
 /*
  * The head's products have the rows that follow the table, and no odd sizes, except that of a
@@ -673,19 +666,16 @@ CK_LOOP(a_state_clears_the_rows_after_a_table, 3) {
 CK_TEST(a_gradient_begins_with_zeros_after_a_table) {
   enum { COUNT = 8256 * WIDTH };
   static double got[COUNT];
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
-  ek_tensor output = {0};
   ek_group *group = ck_open_exactly(SPEC, 1);
   ek_device *device = ek_group_device(group, 0);
   CK_OPENED(ek_module *, table, ek_embedding_create(&table, TABLE, WIDTH, 0));
-  ck_kept(ek_replica_open(&replica, device, table, NULL), replica);
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, table, NULL));
   ek_tensor gradients = *ek_replica_gradients(replica);
   ck_assert_int_eq(ek_tensor_count(&gradients), COUNT);
   ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &gradients, NAN));
   CK_HELD(ek_tensor, tokens, ck_upload(device, EK_I32, (const double[]){7}, CK_SHAPE(1)));
-  ck_kept(ek_pass_open(&pass, replica, NULL), pass);
-  ck_ok(ek_pass_run_forward(&output, pass, &tokens));
+  CK_OPENED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
+  CK_GOT(ek_tensor, output, ek_pass_run_forward(&output, pass, &tokens));
   ck_ok(ek_pass_run_backward(NULL, pass, &output));
   ek_tensor_free(&output);
   ck_get(got, &gradients);
@@ -699,11 +689,10 @@ CK_TEST(rows_after_a_table_are_few) {
   CK_OPENED(ek_module *, gpt, ek_gpt_create(&gpt, &o));
   for (int i = 0; i < 2; i++) {
     ek_replica *replica = NULL;
-    ek_parameter_info info;
     ek_group *group = ck_open_exactly(i == 0 ? "plan:1" : "plan-cuda:1", 1);
     ck_kept(ek_replica_open(&replica, ek_group_device(group, 0), gpt, NULL), replica);
     bytes[i] = (uint64_t)ek_tensor_count(ek_replica_parameters(replica)) * 4;
-    ck_ok(ek_replica_find(&info, replica, "tokens.weight"));
+    CK_GOT(ek_parameter_info, info, ek_replica_find(&info, replica, "tokens.weight"));
     ck_assert_int_eq(info.value.shape[0], 50257);
   }
   ck_assert_uint_eq(bytes[1] - bytes[0], (50304 - 50257) * 768 * 4);
@@ -743,8 +732,7 @@ CK_LOOP(decoders_of_ones_own, FAMILIES *FUSED_TYPES) {
     ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1)); /* times algorithms */
     const struct counts before = counts_now();
     ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1));
-    const struct counts after = counts_now();
-    step[own] = (struct counts){after.products - before.products, after.launches - before.launches};
+    step[own] = counts_since(before);
     ck_ok(ek_memory_stats(&usage, ek_group_device(ek_trainer_group(trainer), 0)));
     peak[own] = usage.peak_bytes;
     ck_ok(ek_trainer_close(trainer));

@@ -72,9 +72,8 @@ static void no_leaks(const char *when) {
 static unsigned long calls_of_step(struct ck_snapshot *next, const struct ck_setup *setup,
                                    const char *spec, int gpu, enum cuemu_kind kind,
                                    const struct ck_batch *batch) {
-  struct ck_training training;
   ek_group *group = open_group(spec, false);
-  ck_ok(ck_training_try(&training, setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, setup, group));
   ck_ok(whole_step(&training, batch));
   const unsigned long before = cuemu_calls(gpu, kind);
   const double since = ck_now();
@@ -116,10 +115,9 @@ static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, e
   char what[128];
   (void)snprintf(what, sizeof what, "%s: %s number %lu of %s on GPU %d", spec,
                  hang ? "hang" : "failure", n, kind_names[kind], gpu);
-  struct ck_training training;
   /* After the fault before this one: a fresh group works. */
   ek_group *group = open_group(spec, hang);
-  ck_ok(ck_training_try(&training, setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, setup, group));
   ck_ok(whole_step(&training, batch));
   struct ck_snapshot before = ck_snapshot_take(&training);
   struct ck_state state = ck_state_take(training.model);

@@ -206,8 +206,7 @@ CK_LOOP(a_bad_target_is_found_before_the_update, SPECS) {
   const struct ck_setup setup = setup_of(0, specs[_i]);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 40);
   struct ck_training training = ck_training_opened(&setup);
-  ek_step_result result;
-  ck_ok(ck_training_step(&training, &batch, &result));
+  CK_GOT(ek_step_result, result, ck_training_step(&training, &batch, &result));
   int64_t count = 0;
   double *before = ck_training_read(&training, CK_VALUES, &count);
   ((int32_t *)batch.target[0].data)[SAMPLES - 1] = 1000; /* on the last device */

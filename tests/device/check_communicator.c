@@ -40,20 +40,12 @@ static bool on_cpu(const struct bed *bed) {
 static void fill_bed(struct bed *bed, ek_type type, int64_t count) {
   bed->type = type;
   bed->count = count;
-  bed->got = calloc((size_t)count + 1, sizeof(double));
+  bed->got = ck_array((size_t)count, sizeof(double));
   for (size_t i = 0; i < bed->devices; i++) {
-    bed->values[i] = calloc((size_t)count + 1, sizeof(double));
+    bed->values[i] = ck_array((size_t)count, sizeof(double));
     bed->tensors[i] =
         ck_upload(ek_group_device(bed->group, i), type, bed->values[i], CK_SHAPE(count));
   }
-}
-
-static void empty_bed(struct bed *bed) {
-  for (size_t i = 0; i < bed->devices; i++) {
-    ek_tensor_free(&bed->tensors[i]);
-    free(bed->values[i]);
-  }
-  free(bed->got);
 }
 
 static void open_bed(struct bed *bed, const char *backend, size_t devices, ek_type type,
@@ -61,15 +53,8 @@ static void open_bed(struct bed *bed, const char *backend, size_t devices, ek_ty
   char spec[32];
   (void)snprintf(spec, sizeof spec, "%s:%zu@16MiB", backend, devices);
   *bed = (struct bed){.group = ck_open(spec, 1), .devices = devices};
-  ck_ok(ek_communicator_open(&bed->communicator, bed->group));
+  ck_kept(ek_communicator_open(&bed->communicator, bed->group), bed->communicator);
   fill_bed(bed, type, count);
-}
-
-static void close_bed(struct bed *bed) {
-  empty_bed(bed);
-  ek_communicator_free(bed->communicator);
-  ck_no_memory_held(bed->group);
-  ek_group_free(bed->group);
 }
 
 static void upload_values(struct bed *bed) {
@@ -173,16 +158,13 @@ CK_LOOP_FROM(every_collective_for_every_number_of_devices, 1, DEVICES + 1) {
   struct bed bed;
   open_bed(&bed, "cpu", (size_t)_i, EK_F32, 0);
   const char *name = ek_communicator_name(bed.communicator);
-  if (on_cpu(&bed)) {
-    ck_assert_str_eq(name, "host");
-  } else {
-    ck_assert(strcmp(name, "peer") == 0 || strcmp(name, "nccl") == 0);
-  }
+  ck_assert(on_cpu(&bed) ? strcmp(name, "host") == 0
+                         : strcmp(name, "peer") == 0 || strcmp(name, "nccl") == 0);
   for (int c = 0; c < COUNTS; c++) {
     for (int t = 0; t < 5; t++) {
       /* What is cut in pieces is cut by its bytes: f32 and bf16 show it. */
       if (counts[c] > 1003 && t != 0 && (CK_TSAN || t != 3)) continue;
-      empty_bed(&bed);
+      const size_t mark = ck_mark();
       fill_bed(&bed, types[t], counts[c]);
       fill_integers(&bed, &random);
       for (int kind = 0; kind < KINDS; kind++) {
@@ -192,9 +174,9 @@ CK_LOOP_FROM(every_collective_for_every_number_of_devices, 1, DEVICES + 1) {
         cut(&bed, &random);
         run_once(&bed);
       }
+      ck_release(mark);
     }
   }
-  close_bed(&bed);
 }
 
 static const ek_type summed[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
@@ -209,6 +191,7 @@ CK_LOOP(sums_are_in_the_order_of_the_devices, SUMMED) {
                                                  {6e4, 1e-3, 5e4, -6e4, 0.1, -5e4, 1e3, -0.3}};
   struct ck_random random = ck_random_start(99);
   for (size_t devices = 3; devices <= DEVICES; devices++) {
+    const size_t mark = ck_mark();
     struct bed bed;
     open_bed(&bed, "cpu", devices, summed[_i], 1003);
     for (int kind = REDUCE; kind <= REDUCE_SCATTER; kind++) {
@@ -223,7 +206,7 @@ CK_LOOP(sums_are_in_the_order_of_the_devices, SUMMED) {
       cut(&bed, &random);
       if (one_rounding(&bed)) run_once(&bed);
     }
-    close_bed(&bed);
+    ck_release(mark);
   }
 }
 
@@ -240,7 +223,6 @@ CK_LOOP(runs_repeat_bit_for_bit, SUMMED) {
   /* expected() is one fixed order */
   const int runs = ck_in_parts() ? 10 : 50;
   for (int run = 0; run < runs && one_rounding(&bed); run++) run_once(&bed);
-  close_bed(&bed);
 }
 
 /* ---- many at a time ---- */
@@ -258,6 +240,7 @@ static ek_status run_chain(void *context, ek_device *device, size_t index) {
   for (int r = 0; r < chain->rounds; r++) {
     ek_tensor part = {0};
     EK_TRY(ek_tensor_rows(&part, &bed->tensors[index], r, 1));
+    ck_keep(part); /* which its free takes out, and not the whole */
     const ek_status status = ek_communicator_all_reduce(bed->communicator, device, &part);
     ek_tensor_free(&part);
     EK_TRY(status);
@@ -289,7 +272,6 @@ CK_LOOP(more_collectives_than_the_ring_has_places, 7) {
   chain.bed.kind = ALL_REDUCE;
   ck_ok(ek_group_apply(chain.bed.group, run_chain, &chain));
   check_result(&chain.bed);
-  close_bed(&chain.bed);
 }
 
 struct early {
@@ -324,7 +306,6 @@ CK_TEST(progress_works_before_wait) {
   upload_values(&early.bed);
   ck_ok(ek_group_apply(early.bed.group, progress_only, &early));
   for (size_t i = 0; i < 2; i++) ck_assert_int_eq(early.bed.seen[i], EK_OK);
-  close_bed(&early.bed);
 }
 
 static ek_status both(void *context, ek_device *device, size_t index) {
@@ -347,7 +328,7 @@ CK_TEST(several_communicators_at_once) {
   open_bed(&beds[0], "cpu", 4, EK_F32, 1000);
   /* The second is on the same group, with tensors of its own. */
   beds[1] = beds[0];
-  ck_ok(ek_communicator_open(&beds[1].communicator, beds[0].group));
+  ck_kept(ek_communicator_open(&beds[1].communicator, beds[0].group), beds[1].communicator);
   for (size_t i = 0; i < 4; i++) {
     beds[1].tensors[i] = ck_upload(ek_group_device(beds[0].group, i), EK_F32, NULL, CK_SHAPE(1000));
   }
@@ -360,9 +341,6 @@ CK_TEST(several_communicators_at_once) {
     check_result(&beds[0]);
     check_result(&beds[1]);
   }
-  for (size_t i = 0; i < 4; i++) ek_tensor_free(&beds[1].tensors[i]);
-  ek_communicator_free(beds[1].communicator);
-  close_bed(&beds[0]);
 }
 
 /* ---- misfits ---- */
@@ -376,6 +354,7 @@ static ek_status misfit(void *context, ek_device *device, size_t index) {
   ek_status status = EK_OK;
   if (index == 1 && chain->rounds == 0) {
     EK_TRY(ek_tensor_rows(&part, tensor, 0, own.count - 1));
+    ck_keep(part);
     tensor = &part;
     own.offsets[own.devices]--;
   }
@@ -411,7 +390,6 @@ CK_LOOP(a_misfit_is_everybodys_error, 3 * KINDS) {
     bed->kind = ALL_REDUCE;
     run_once(bed);
   }
-  close_bed(bed);
 }
 
 /* ---- failures ---- */
@@ -420,9 +398,7 @@ static ek_status fail_on_one(void *context, ek_device *device, size_t index) {
   struct bed *bed = context;
   if (index == bed->root) return ek_error_set(EK_ERR_IO, "the disk is full");
   bed->seen[index] = call(bed, device, &bed->tensors[index]);
-  if (bed->seen[index] == EK_OK) {
-    bed->seen[index] = ek_communicator_wait(bed->communicator, device);
-  }
+  if (bed->seen[index] == EK_OK) bed->seen[index] = ek_communicator_wait(bed->communicator, device);
   return bed->seen[index];
 }
 
@@ -454,7 +430,6 @@ CK_TEST(a_failing_device_leaves_nobody_waiting) {
     run_once(&bed); /* as new */
   }
   for (int kind = 0; kind < KINDS; kind++) ck_assert_double_lt(least[kind], 1);
-  close_bed(&bed);
 }
 
 static ek_status wait_for_ever(void *context, ek_device *device, size_t index) {
@@ -499,7 +474,6 @@ CK_TEST(another_thread_may_abort) {
   ek_communicator_abort(bed.communicator);
   ck_fails(ek_group_apply(bed.group, once, &bed), EK_ERR_ABORTED, "replica 0");
   run_once(&bed);
-  close_bed(&bed);
 }
 
 /* ---- devices that count, and wrong arguments ---- */
@@ -517,7 +491,6 @@ CK_TEST(the_counting_communicator_never_waits) {
   chain.bed.root = 1;
   ck_fails(ek_group_apply(chain.bed.group, fail_on_one, &chain.bed), EK_ERR_IO, "plan:1");
   ek_communicator_abort(chain.bed.communicator);
-  close_bed(&chain.bed);
 }
 
 CK_LOOP(wrong_arguments, 2) {
@@ -526,8 +499,7 @@ CK_LOOP(wrong_arguments, 2) {
   open_bed(&other, _i == 0 ? "cpu" : "plan", 2, EK_I32, 10);
   ek_communicator *c = bed.communicator;
   ek_device *device = ek_group_device(bed.group, 0), *foreign = ek_group_device(other.group, 0);
-  ek_tensor *t = &bed.tensors[0], none = {0}, ints = {0};
-  ints = ck_upload(device, EK_I32, NULL, CK_SHAPE(10));
+  ek_tensor *t = &bed.tensors[0], none = {0}, ints = ck_upload(device, EK_I32, NULL, CK_SHAPE(10));
   const int64_t offsets[] = {0, 4, 10}, late[] = {1, 4, 10}, short_[] = {0, 4, 9},
                 back[] = {0, 11, 10};
   ck_invalid(ek_communicator_open(NULL, bed.group), "NULL");
@@ -554,11 +526,8 @@ CK_LOOP(wrong_arguments, 2) {
   ck_assert_str_eq(ek_communicator_name(NULL), "");
   ek_communicator_abort(NULL);
   ek_communicator_free(NULL);
-  ek_tensor_free(&ints);
   bed.kind = ALL_REDUCE;
   ck_ok(ek_group_apply(bed.group, once, &bed)); /* none of them was queued */
-  close_bed(&bed);
-  close_bed(&other);
 }
 
 /* ---- one device ---- */
@@ -588,14 +557,13 @@ static ek_status every_kind(void *context, ek_device *device, size_t index) {
 /* Collectives of the only rank change no bit and do no work: a trace has none of them. */
 CK_TEST(one_device_has_nothing_to_exchange) {
   ek_group *group = ck_open("cpu:1", 1);
-  ek_trace_summary summary;
   CK_OPENED(ek_communicator *, alone, ek_communicator_open(&alone, group));
   ck_ok(ek_trace_start(group, 0));
   ck_ok(ek_group_apply(group, every_kind, alone));
   ck_ok(ek_trace_stop(group));
   char path[64];
   (void)snprintf(path, sizeof path, "alone-%ld.json", (long)getpid());
-  ck_ok(ek_trace_write(&summary, group, path));
+  CK_GOT(ek_trace_summary, summary, ek_trace_write(&summary, group, path));
   (void)remove(path);
   ck_assert_uint_eq(summary.spans, 2); /* the two copies */
 }

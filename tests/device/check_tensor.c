@@ -15,6 +15,12 @@ static uint64_t held(const ek_device *device) {
   return ck_usage(device).current_bytes;
 }
 
+static ek_tensor made_on(ek_group *group, size_t number, int rank, const int64_t *shape) {
+  ek_device *device = ek_group_device(group, number);
+  CK_OPENED(ek_tensor, t, ek_tensor_create(&t, device, EK_MEMORY_INPUTS, EK_F32, rank, shape));
+  return t;
+}
+
 CK_TEST(types_have_names_and_sizes) {
   static const char *const names[] = {"f32", "f64", "bf16", "f16", "i32", "i64"};
   static const size_t sizes[] = {4, 8, 2, 2, 4, 8};
@@ -28,8 +34,7 @@ CK_TEST(types_have_names_and_sizes) {
 }
 
 CK_LOOP(create_says_what_it_is, 2) {
-  ek_group *group = open_one_of(_i);
-  ek_device *device = ek_group_device(group, 1);
+  ek_device *device = ek_group_device(open_one_of(_i), 1);
   for (int i = 0; i < TYPES; i++) {
     ek_tensor t = {0};
     ck_assert(!ek_tensor_exists(&t));
@@ -87,8 +92,7 @@ CK_TEST(same_shape_means_type_rank_and_sizes) {
 }
 
 CK_LOOP(a_tensor_without_elements_exists_and_holds_nothing, 2) {
-  ek_group *group = open_one_of(_i);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(open_one_of(_i), 0);
   CK_OPENED(ek_tensor, t, ek_tensor_create(&t, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(0, 5)));
   ck_assert(ek_tensor_exists(&t));
   ck_assert_int_eq(ek_tensor_count(&t), 0);
@@ -114,8 +118,7 @@ CK_LOOP(a_tensor_without_elements_exists_and_holds_nothing, 2) {
 /* ---- references ---- */
 
 CK_LOOP(views_keep_the_memory_alive, 2) {
-  ek_group *group = open_one_of(_i);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(open_one_of(_i), 0);
   CK_GOT(ek_tensor, t, ek_tensor_create(&t, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(100, 64)));
   CK_GOT(ek_tensor, shared, ek_tensor_share(&shared, &t));
   CK_GOT(ek_tensor, rows, ek_tensor_rows(&rows, &t, 10, 20));
@@ -158,8 +161,7 @@ CK_TEST(a_host_tensor_is_a_loan) {
 /* ---- growing ---- */
 
 CK_LOOP(growing_is_in_place_or_not_at_all, 2) {
-  ek_group *group = open_one_of(_i);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(open_one_of(_i), 0);
   ek_tensor t = {0}, behind = {0}, view = {0};
   ck_ok(ek_tensor_create(&t, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(2, 64)));
   const double values[] = {[0] = 1, [127] = 128};
@@ -206,18 +208,14 @@ static void count_up(float *data, int64_t count, float from) {
 
 CK_TEST(copies_go_in_all_directions) {
   ek_group *group = ck_open("cpu:2@64MiB", 2);
-  float *from = malloc(COUNT * sizeof *from), *to = calloc(COUNT, sizeof *to);
-  ck_assert(from != NULL && to != NULL);
+  float *from = ck_array(COUNT, sizeof *from), *to = ck_array(COUNT, sizeof *to);
   count_up(from, COUNT, 1);
-  ek_tensor source, sink, first = {0}, second = {0}, again = {0};
-  ck_ok(ek_tensor_host(&source, from, EK_F32, CK_SHAPE(COUNT)));
-  ck_ok(ek_tensor_host(&sink, to, EK_F32, CK_SHAPE(COUNT, 1))); /* only the count matters */
-  ck_ok(ek_tensor_create(&first, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_F32,
-                         CK_SHAPE(COUNT)));
-  ck_ok(ek_tensor_create(&second, ek_group_device(group, 1), EK_MEMORY_INPUTS, EK_F32,
-                         CK_SHAPE(1, COUNT)));
-  ck_ok(ek_tensor_create(&again, ek_group_device(group, 1), EK_MEMORY_INPUTS, EK_F32,
-                         CK_SHAPE(COUNT)));
+  CK_GOT(ek_tensor, source, ek_tensor_host(&source, from, EK_F32, CK_SHAPE(COUNT)));
+  ek_tensor sink; /* only the count matters */
+  ck_ok(ek_tensor_host(&sink, to, EK_F32, CK_SHAPE(COUNT, 1)));
+  ek_tensor first = made_on(group, 0, CK_SHAPE(COUNT));
+  ek_tensor second = made_on(group, 1, CK_SHAPE(1, COUNT));
+  ek_tensor again = made_on(group, 1, CK_SHAPE(COUNT));
   ck_ok(ek_tensor_copy(&first, &source));
   ck_ok(ek_tensor_copy(&second, &first));
   ck_ok(ek_tensor_copy(&again, &second));
@@ -227,11 +225,6 @@ CK_TEST(copies_go_in_all_directions) {
   memset(to, 0, COUNT * sizeof *to);
   ck_ok(ek_tensor_copy(&sink, &source));
   ck_assert(memcmp(from, to, COUNT * sizeof *from) == 0);
-  free(from);
-  free(to);
-  ek_tensor_free(&first);
-  ek_tensor_free(&second);
-  ek_tensor_free(&again);
 }
 
 CK_TEST(made_from_another) {
@@ -271,10 +264,9 @@ CK_TEST(wrong_copies_into_new_tensors) {
   ek_group *group = ck_open("plan:1@64KiB", 1), *other = ck_open("plan:1", 1);
   ek_device *device = ek_group_device(group, 0);
   float data[4] = {0};
-  ek_tensor host, nothing = {0}, foreign = {0}, made = {0};
+  const ek_tensor nothing = {0}, foreign = made_on(other, 0, CK_SHAPE(4));
+  ek_tensor host, made = {0};
   ck_ok(ek_tensor_host(&host, data, EK_F32, CK_SHAPE(4)));
-  ck_ok(
-      ek_tensor_create(&foreign, ek_group_device(other, 0), EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4)));
   ck_invalid(ek_tensor_create_from(NULL, device, EK_MEMORY_INPUTS, &host, true),
              "ek_tensor_create_from");
   ck_invalid(ek_tensor_create_from(&made, device, EK_MEMORY_INPUTS, &nothing, true),
@@ -289,7 +281,6 @@ CK_TEST(wrong_copies_into_new_tensors) {
   ck_no_memory_held(group);
   ck_invalid(ek_tensor_wait(NULL), "ek_tensor_wait");
   ck_invalid(ek_tensor_wait(&nothing), "ek_tensor_wait");
-  ek_tensor_free(&foreign);
 }
 
 CK_TEST(copies_into_rows_leave_the_others) {
@@ -318,17 +309,13 @@ CK_TEST(plan_copies_leave_host_memory_alone) {
   ek_group *group = ck_open("plan:2", 1);
   float data[4] = {1, 2, 3, 4};
   const float before[4] = {1, 2, 3, 4};
-  ek_tensor host, a = {0}, b = {0};
+  ek_tensor host, a = made_on(group, 0, CK_SHAPE(4)), b = made_on(group, 1, CK_SHAPE(4));
   ck_ok(ek_tensor_host(&host, data, EK_F32, CK_SHAPE(4)));
-  ck_ok(ek_tensor_create(&a, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4)));
-  ck_ok(ek_tensor_create(&b, ek_group_device(group, 1), EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4)));
   ck_assert(ek_device_counts_only(a.device));
   ck_ok(ek_tensor_copy(&a, &host));
   ck_ok(ek_tensor_copy(&b, &a));
   ck_ok(ek_tensor_copy(&host, &b));
   ck_assert(memcmp(data, before, sizeof data) == 0);
-  ek_tensor_free(&a);
-  ek_tensor_free(&b);
 }
 
 /* ---- large sizes ---- */
@@ -356,8 +343,7 @@ CK_TEST(large_tensors_are_nothing_special) {
 }
 
 CK_LOOP(products_that_do_not_fit, 2) {
-  ek_group *group = open_one_of(_i);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(open_one_of(_i), 0);
   ek_tensor t = {0};
   const ek_tensor none = {0};
   float x = 0;
@@ -383,8 +369,7 @@ CK_LOOP(products_that_do_not_fit, 2) {
 /* ---- wrong arguments ---- */
 
 CK_LOOP(wrong_makers, 2) {
-  ek_group *group = open_one_of(_i);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(open_one_of(_i), 0);
   const int64_t shape[] = {2, 3}, negative[] = {2, -1};
   const ek_status wrong = EK_ERR_INVALID_ARGUMENT;
   const ek_memory_category inputs = EK_MEMORY_INPUTS;
@@ -414,11 +399,8 @@ CK_LOOP(wrong_views, 2) {
   const ek_status wrong = EK_ERR_INVALID_ARGUMENT;
   const ek_tensor none = {0};
   ek_tensor v = {0};
-  ek_device *device = ek_group_device(group, 0);
   bool grown = true;
-  CK_OPENED(ek_tensor, t, ek_tensor_create(&t, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4, 3)));
-  CK_OPENED(ek_tensor, scalar,
-            ek_tensor_create(&scalar, device, EK_MEMORY_INPUTS, EK_F32, 0, NULL));
+  ek_tensor t = made_on(group, 0, CK_SHAPE(4, 3)), scalar = made_on(group, 0, 0, NULL);
   ck_assert_int_eq(ek_tensor_share(NULL, &t), wrong);
   ck_assert_int_eq(ek_tensor_share(&v, NULL), wrong);
   ck_assert_int_eq(ek_tensor_share(&v, &none), wrong);
@@ -454,12 +436,7 @@ CK_LOOP(wrong_copies, 2) {
   ek_group *group = open_one_of(_i), *other = open_one_of(_i);
   ek_tensor host, ints, longer, none = {0};
   float data[12] = {0}, more[13] = {0};
-  CK_OPENED(
-      ek_tensor, t,
-      ek_tensor_create(&t, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4, 3)));
-  CK_OPENED(ek_tensor, foreign,
-            ek_tensor_create(&foreign, ek_group_device(other, 0), EK_MEMORY_INPUTS, EK_F32,
-                             CK_SHAPE(4, 3)));
+  ek_tensor t = made_on(group, 0, CK_SHAPE(4, 3)), foreign = made_on(other, 0, CK_SHAPE(4, 3));
   ck_ok(ek_tensor_host(&host, data, EK_F32, CK_SHAPE(12)));
   ck_ok(ek_tensor_host(&ints, data, EK_I32, CK_SHAPE(12)));
   ck_ok(ek_tensor_host(&longer, more, EK_F32, CK_SHAPE(13)));
@@ -485,8 +462,7 @@ CK_LOOP(a_wrapped_tensor_is_no_copy, 2) {
   ek_device *device = ek_group_device(group, 0);
   const double values[] = {1, 2, 3, 4, 5, 6};
   double got[2] = {5, 6};
-  CK_OPENED(ek_tensor, owner,
-            ek_tensor_create(&owner, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(3, 2)));
+  ek_tensor owner = made_on(group, 0, CK_SHAPE(3, 2));
   ck_set(&owner, values);
   const uint64_t before = held(device);
   ek_tensor x = {0}, view = {0};
@@ -514,9 +490,7 @@ CK_TEST(a_wrapped_tensor_that_is_refused) {
   static const int one = 1;
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
-  CK_OPENED(ek_tensor, owner,
-            ek_tensor_create(&owner, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4)));
-  char *data = owner.data;
+  char *data = made_on(group, 0, CK_SHAPE(4)).data;
   void *context = (void *)(uintptr_t)&one;
   const int64_t shape[] = {2}, negative[] = {-1}, large[] = {INT64_MAX};
   ek_tensor x = {0};

@@ -87,9 +87,7 @@ cleanup:
 
 ek_status fuzz_training_step(struct fuzz_training *training, const struct fuzz_batch *batch,
                              size_t count, ek_step_result *result) {
-  for (size_t i = 0; i < count; i++) {
-    EK_TRY(run_batch(training, &batch[i], i + 1 < count));
-  }
+  for (size_t i = 0; i < count; i++) EK_TRY(run_batch(training, &batch[i], i + 1 < count));
   return ek_data_parallel_optimizer_step(result, training->optimizer);
 }
 

@@ -46,8 +46,7 @@ static void check_segment(struct blocks *held, const struct ck_value *segment,
                           const ek_device *device) {
   uint64_t address = ck_value_number(segment, "address"), sums[EK_MEMORY_CATEGORIES] = {0}, sum = 0;
   const uint64_t end = address + ck_value_number(segment, "total_size");
-  ek_memory_usage usage;
-  ck_ok(ek_memory_stats(&usage, device));
+  CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, device));
   ck_assert_uint_eq(ck_value_number(segment, "device"), ek_device_index(device));
   ck_assert_uint_eq(ck_value_number(segment, "stream"), 0);
   held->count = 0;
@@ -130,9 +129,8 @@ static void check_holders(const struct ck_value *about, const ek_device *device)
     sum += last;
   }
   ck_assert_uint_eq(sum, ck_value_number(about, "held_bytes"));
-  size_t count = 0;
   static ek_memory_holder list[BLOCKS];
-  ck_ok(ek_memory_holders(list, &count, BLOCKS, device, false));
+  CK_GOT(size_t, count, ek_memory_holders(list, &count, BLOCKS, device, false));
   ck_assert_uint_eq(count, ck_value_count(holders));
   ck_assert(count == 0 || strcmp(list[0].name, ck_value_text(holders->first, "name")) == 0);
 }
@@ -178,8 +176,7 @@ static size_t find_holder(const ek_memory_holder *list, size_t count, const char
 static void check_masters_and_copies(const ek_device *device, uint64_t bytes) {
   const uint64_t elements = 2 * (WIDTH * WIDTH + WIDTH);
   ek_memory_holder list[16];
-  size_t count = 0;
-  ck_ok(ek_memory_holders(list, &count, 16, device, false));
+  CK_GOT(size_t, count, ek_memory_holders(list, &count, 16, device, false));
   const size_t masters = find_holder(list, count, "(parameters)");
   const size_t copies = find_holder(list, count, "(copies)");
   ck_assert(masters < count && list[masters].bytes == 4 * elements);
@@ -196,6 +193,10 @@ static void make_folder(void) {
   json = ck_file(folder, "snapshot.json");
 }
 
+static void record(const ek_group *group, size_t events) {
+  for (size_t k = 0; k < DEVICES; k++) ck_ok(ek_memory_record_start(ek_group_device(group, k), events));
+}
+
 /* ---- tests ---- */
 
 /* On devices that compute and that count, in f32 and in bf16. */
@@ -206,9 +207,7 @@ CK_LOOP(a_snapshot_is_what_is_held, ck_has_halves() ? 4 : 2) {
   ck_ok(ck_linears_step(&it));
   size_t held = 0;
   for (int recorded = 0; recorded < 2; recorded++) {
-    for (size_t k = 0; k < DEVICES && recorded == 1; k++) {
-      ck_ok(ek_memory_record_start(ek_group_device(it.group, k), 10000));
-    }
+    if (recorded == 1) record(it.group, 10000);
     ck_ok(ck_linears_step(&it));
     ck_ok(ek_memory_snapshot(it.group, path));
     ck_ok(ek_memory_snapshot(it.group, json));
@@ -227,9 +226,7 @@ CK_LOOP(a_snapshot_is_what_is_held, ck_has_halves() ? 4 : 2) {
 CK_TEST(a_part_of_a_recording_is_not_shown) {
   struct ck_linears it;
   ck_linears_open(&it, "plan:2", WIDTH, EK_MODE_REPLICATED);
-  for (size_t k = 0; k < DEVICES; k++) {
-    ck_ok(ek_memory_record_start(ek_group_device(it.group, k), 3));
-  }
+  record(it.group, 3);
   ck_ok(ck_linears_step(&it));
   (void)events_of(it.group, json);
 }
@@ -238,9 +235,7 @@ CK_TEST(a_part_of_a_recording_is_not_shown) {
 CK_TEST(a_long_recording_is_shown) {
   struct ck_linears it;
   ck_linears_open(&it, "plan:2", WIDTH, EK_MODE_REPLICATED);
-  for (size_t k = 0; k < DEVICES; k++) {
-    ck_ok(ek_memory_record_start(ek_group_device(it.group, k), 10000));
-  }
+  record(it.group, 10000);
   for (int i = 0; i < 140; i++) ck_ok(ck_linears_step(&it));
   ck_assert_uint_gt(events_of(it.group, path), DEVICES * 2400);
 }
@@ -340,8 +335,7 @@ CK_TEST(modules_hold_what_they_took) {
   CK_GOT(ek_tensor, input, ek_tensor_create(&input, device, EK_MEMORY_INPUTS, EK_F32, 2, shape));
   CK_GOT(ek_tensor, output, ek_pass_run_forward(&output, pass, &input));
   ek_memory_holder list[16];
-  size_t count = 0;
-  ck_ok(ek_memory_holders(list, &count, 16, device, false));
+  CK_GOT(size_t, count, ek_memory_holders(list, &count, 16, device, false));
   for (int i = 0; i < LAYERS; i++) {
     static const char *const names[] = {"0.0", "0.1", "1"};
     const size_t at = find_holder(list, count, names[i]);
@@ -349,8 +343,7 @@ CK_TEST(modules_hold_what_they_took) {
   }
   ck_assert(find_holder(list, count, "(parameters)") < count);
   ck_assert(find_holder(list, count, "(inputs)") < count);
-  size_t alike = 0;
-  ck_ok(ek_memory_holders(list, &alike, 16, device, true));
+  CK_GOT(size_t, alike, ek_memory_holders(list, &alike, 16, device, true));
   ck_assert_uint_eq(alike + 1, count);
   const size_t both = find_holder(list, alike, "*.*");
   ck_assert(both == alike || list[both].bytes == 2 * bytes);
@@ -415,9 +408,7 @@ CK_TEST(another_thread_writes) {
   struct ck_linears it;
   struct writer writer;
   ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_REPLICATED);
-  for (size_t k = 0; k < DEVICES; k++) {
-    ck_ok(ek_memory_record_start(ek_group_device(it.group, k), 1000));
-  }
+  record(it.group, 1000);
   start_writer(&writer, it.group);
   ek_status status = EK_OK;
   for (int i = 0; i < 6 && status == EK_OK; i++) status = ck_linears_step(&it);
@@ -432,19 +423,16 @@ CK_TEST(another_thread_writes) {
 /* Snapshots of different lengths to one path: a reader finds one or the other. */
 CK_TEST(two_threads_write_one_path) {
   enum { BLOCKS_HELD = 300, READS = 200 };
-  static const int64_t shape[] = {1};
   ek_group *small = ck_open("cpu:1", 1), *large = ck_open("cpu:1", 1);
-  ek_tensor held[BLOCKS_HELD];
   struct writer writers[2];
   for (int i = 0; i < BLOCKS_HELD; i++) {
-    ck_ok(ek_tensor_create(&held[i], ek_group_device(large, 0), EK_MEMORY_INPUTS, EK_F32, 1, shape));
+    (void)ck_upload(ek_group_device(large, 0), EK_F32, NULL, CK_SHAPE(1));
   }
   start_writer(&writers[0], small);
   start_writer(&writers[1], large);
   for (int i = 0; i < READS; i++) ck_value_free(ck_read_snapshot(json));
   stop_writer(&writers[0]);
   stop_writer(&writers[1]);
-  for (int i = 0; i < BLOCKS_HELD; i++) ek_tensor_free(&held[i]);
 }
 
 /* What has the name of the temporary file is not written to: a link's target, a pipe. */
@@ -492,9 +480,7 @@ CK_TEST(misuse_is_refused) {
 /* Each request for the host's memory fails once: no file, and nothing else is lost. */
 CK_TEST(the_host_is_out_of_memory) {
   ek_group *group = ck_open("cpu:2", 1);
-  ek_tensor tensor;
-  const int64_t shape[] = {WIDTH};
-  ck_ok(ek_tensor_create(&tensor, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_F32, 1, shape));
+  (void)ck_upload(ek_group_device(group, 0), EK_F32, NULL, CK_SHAPE(WIDTH));
   for (int which = 0; which < 3; which++) {
     uint64_t n = 0;
     size_t count = 0;
@@ -509,7 +495,6 @@ CK_TEST(the_host_is_out_of_memory) {
   struct ck_value *snapshot = ck_read_snapshot(path);
   (void)check_snapshot(snapshot, group);
   ck_value_free(snapshot);
-  ek_tensor_free(&tensor);
 }
 
 CK_SUITE_WITH("memory_snapshot", make_folder, NULL)

@@ -28,6 +28,14 @@ static bool no_files(void) {
   return ck_no_files(status);
 }
 
+/* Tests of a library with files. */
+#define FILE_LOOP(name, cases)                                                                     \
+  static void name##_with(int _i);                                                                 \
+  CK_LOOP(name, cases) {                                                                           \
+    if (!no_files()) name##_with(_i);                                                              \
+  }                                                                                                \
+  static void name##_with(int _i CK_ATTRIBUTE_UNUSED)
+
 /* ---- a file of every type ---- */
 
 static const float f32[ELEMENTS] = {1.5f, -2.0f, 0.0f, -0.0f, 3e38f, 1e-45f};
@@ -95,8 +103,7 @@ static ek_status read_all(void) {
   return status;
 }
 
-CK_LOOP(what_is_written_is_read, 2) {
-  if (no_files()) return;
+FILE_LOOP(what_is_written_is_read, 2) {
   ck_ok(write_all(_i == 1));
   ck_ok(read_all());
   CK_SCOPED(ek_safetensors *, file, ek_safetensors_open(&file, path));
@@ -131,10 +138,9 @@ static void put_file(const char *header, size_t data) {
   ck_assert_int_eq(fclose(file), 0);
 }
 
-CK_TEST(other_programs_files_are_read) {
+FILE_LOOP(other_programs_files_are_read, 1) {
   int32_t data[4] = {0};
   ek_tensor host = {.data = data, .type = EK_I32, .rank = 1, .shape = {2}};
-  if (no_files()) return;
   put_file("{\"b\":{\"shape\":[0,7],\"data_offsets\":[8,8],\"dtype\":\"F32\"},\n"
            " \"a\":{\"dtype\":\"I32\",\"shape\":[2,1],\"data_offsets\":[0,8]},"
            "\"f8\":{\"dtype\":\"F8_E4M3\",\"shape\":[],\"data_offsets\":[8,9]}}      ",
@@ -156,7 +162,7 @@ CK_TEST(other_programs_files_are_read) {
 #define T(name, type, shape, from, to)                                                             \
   "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":[" #from "," #to "]}"
 
-CK_TEST(what_does_not_fit_is_refused) {
+FILE_LOOP(what_does_not_fit_is_refused, 1) {
   static const struct {
     const char *header;
     size_t data;
@@ -216,7 +222,6 @@ CK_TEST(what_does_not_fit_is_refused) {
       {"{\"a\":{\"x\":[[", 0, "its header cannot be read"},
   };
   ek_safetensors *file = NULL;
-  if (no_files()) return;
   for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
     put_file(files[i].header, files[i].data);
     ck_fails(ek_safetensors_open(&file, path), EK_ERR_CORRUPT, files[i].says);
@@ -226,10 +231,9 @@ CK_TEST(what_does_not_fit_is_refused) {
 }
 
 /* Refused for its length, before memory is taken for it; the file has as many bytes. */
-CK_TEST(no_header_is_that_long) {
+FILE_LOOP(no_header_is_that_long, 1) {
   enum { LONGEST = 100000000 };
   ek_safetensors *file = NULL;
-  if (no_files()) return;
   for (int more = 0; more < 2; more++) {
     put_file("", 0);
     const uint32_t length = LONGEST + (uint32_t)more;
@@ -245,10 +249,9 @@ CK_TEST(no_header_is_that_long) {
 }
 
 /* A tensor of more dimensions than the library has is there, and cannot be read as anything. */
-CK_TEST(nine_dimensions_are_too_many) {
+FILE_LOOP(nine_dimensions_are_too_many, 1) {
   float number = 0;
   ek_tensor host = {.data = &number, .type = EK_F32};
-  if (no_files()) return;
   put_file("{" T("a", "F32", "[1,1,1,1,1,1,1,1,1]", 0, 4) "," T("b", "F32", "[]", 4, 8) "}", 8);
   CK_SCOPED(ek_safetensors *, file, ek_safetensors_open(&file, path));
   ck_ok(ek_safetensors_read(&host, file, "b"));
@@ -256,8 +259,7 @@ CK_TEST(nine_dimensions_are_too_many) {
 }
 
 /* Other members may hold anything that is JSON. */
-CK_TEST(what_others_add_is_passed_over) {
-  if (no_files()) return;
+FILE_LOOP(what_others_add_is_passed_over, 1) {
   put_file("{ \"gr\\u00f6\\u00DFe \\ud83d\\ude00\\n\\/\" : {\"dtype\":\"U8\",\"more\":[{}, [] "
            ",{\"a\":[1,-0.5e+3,"
            "{\"b\":null}],\"c\":{}},true,false,\"x\\\"\"],\"shape\":[2],\"data_offsets\":[0,2],"
@@ -320,10 +322,9 @@ CK_TEST(nesting_takes_no_stack) {
   }
 }
 
-CK_TEST(what_cannot_be_opened_says_why) {
+FILE_LOOP(what_cannot_be_opened_says_why, 1) {
   ek_safetensors *file = NULL;
   ek_safetensors_writer *writer = NULL;
-  if (no_files()) return;
   ck_fails(ek_safetensors_open(&file, path), EK_ERR_NOT_FOUND, "No such file");
   ck_fails(ek_safetensors_open(&file, folder), EK_ERR_IO, "not a regular file");
   ck_invalid(ek_safetensors_open(&file, NULL), "path is NULL");
@@ -344,11 +345,10 @@ CK_TEST(what_cannot_be_opened_says_why) {
   ck_assert_ptr_null(ek_safetensors_find(NULL, "a"));
 }
 
-CK_TEST(a_file_is_not_there_before_it_is_whole) {
+FILE_LOOP(a_file_is_not_there_before_it_is_whole, 1) {
   ek_safetensors_entry entries[TENSORS];
   ek_safetensors_writer *writer = NULL;
   const char byte = 0;
-  if (no_files()) return;
   list_entries(entries);
   ck_ok(ek_safetensors_create(&writer, path, entries, TENSORS, NULL, 0));
   ck_invalid(ek_safetensors_write(writer, TENSORS, &byte, 1), "number 6");
@@ -387,9 +387,8 @@ struct image {
 
 static struct image load(void) {
   FILE *file = fopen(path, "rb");
-  struct image image = {malloc(1 << 16), 0};
+  struct image image = {ck_array(1 << 16, 1), 0};
   ck_assert_ptr_nonnull(file);
-  ck_assert_ptr_nonnull(image.bytes);
   image.size = fread(image.bytes, 1, 1 << 16, file);
   ck_assert_uint_lt(image.size, 1 << 16);
   ck_assert_int_eq(fclose(file), 0);
@@ -420,8 +419,7 @@ static void damaged(void) {
   ck_assert(ck_contains(ek_error_message(), path));
 }
 
-CK_TEST(every_bit_is_guarded) {
-  if (no_files()) return;
+FILE_LOOP(every_bit_is_guarded, 1) {
   ck_ok(write_all(false));
   struct image image = load();
   for (size_t bit = 0; bit < 8 * image.size; bit++) {
@@ -433,11 +431,9 @@ CK_TEST(every_bit_is_guarded) {
   }
   store(image.bytes, image.size);
   ck_ok(read_all());
-  free(image.bytes);
 }
 
-CK_TEST(every_length_is_guarded) {
-  if (no_files()) return;
+FILE_LOOP(every_length_is_guarded, 1) {
   ck_ok(write_all(false));
   struct image image = load();
   for (size_t size = 0; size < image.size; size++) {
@@ -447,17 +443,14 @@ CK_TEST(every_length_is_guarded) {
   image.bytes[image.size] = 0;
   store(image.bytes, image.size + 1);
   damaged();
-  free(image.bytes);
 }
 
 /* Nothing is read outside, and nothing that was damaged comes through. */
-CK_TEST(headers_are_read_without_belief) {
+FILE_LOOP(headers_are_read_without_belief, 1) {
   struct ck_random random = ck_random_start(1);
-  if (no_files()) return;
   ck_ok(write_all(false));
   struct image image = load();
-  uint8_t *copy = malloc(image.size);
-  ck_assert_ptr_nonnull(copy);
+  uint8_t *copy = ck_array(image.size, 1);
   const int64_t header = 8 + image.bytes[0] + 256 * image.bytes[1];
   for (int i = 0; i < 10000; i++) {
     if (!ck_part(i)) continue;
@@ -473,8 +466,6 @@ CK_TEST(headers_are_read_without_belief) {
     store(copy, image.size);
     damaged();
   }
-  free(copy);
-  free(image.bytes);
 }
 
 /* ---- numbers ---- */
@@ -489,13 +480,12 @@ static double value_of(uint16_t bits, int exponent) {
   return sign * ldexp((1 << fraction) + low, power - bias - fraction);
 }
 
-CK_LOOP(numbers_of_16_bits_are_widened_exactly, 4) {
+FILE_LOOP(numbers_of_16_bits_are_widened_exactly, 4) {
   enum { ALL = 5 << 16 }; /* each one five times: read in more pieces than one */
   const ek_type type = _i % 2 == 0 ? EK_F16 : EK_BF16, wide = _i < 2 ? EK_F32 : EK_F64;
   const ek_safetensors_entry entry = {"all", {.type = type, .rank = 1, .shape = {ALL}}};
   uint16_t *numbers = ck_array(ALL, sizeof *numbers);
   double *read = ck_array(ALL, sizeof *read);
-  if (no_files()) return;
   for (int i = 0; i < ALL; i++) numbers[i] = (uint16_t)i;
   CK_GOT(ek_safetensors_writer *, writer, ek_safetensors_create(&writer, path, &entry, 1, NULL, 0));
   ck_ok(ek_safetensors_write(writer, 0, numbers, ALL * sizeof *numbers));
@@ -512,10 +502,9 @@ CK_LOOP(numbers_of_16_bits_are_widened_exactly, 4) {
   }
 }
 
-CK_TEST(f64_becomes_the_nearest_f32) {
+FILE_LOOP(f64_becomes_the_nearest_f32, 1) {
   float read[ELEMENTS];
   double wide[ELEMENTS];
-  if (no_files()) return;
   ck_ok(write_all(false));
   CK_SCOPED(ek_safetensors *, file, ek_safetensors_open(&file, path));
   ek_tensor host = {.data = read, .type = EK_F32, .rank = 2, .shape = {2, 3}};
@@ -527,10 +516,9 @@ CK_TEST(f64_becomes_the_nearest_f32) {
   ck_fails(ek_safetensors_read(&host, file, "long"), EK_ERR_TYPE, "tensor long: it is I64");
 }
 
-CK_TEST(a_part_is_read) {
+FILE_LOOP(a_part_is_read, 1) {
   static const char name[] = "blocks.0.weight";
   double wide[ELEMENTS];
-  if (no_files()) return;
   ck_ok(write_all(false));
   CK_SCOPED(ek_safetensors *, file, ek_safetensors_open(&file, path));
   for (int first = 0; first <= ELEMENTS; first++) {
@@ -557,8 +545,7 @@ CK_TEST(a_part_is_read) {
 
 /* ---- memory that is not there ---- */
 
-CK_TEST(every_allocation_fails_once) {
-  if (no_files()) return;
+FILE_LOOP(every_allocation_fails_once, 1) {
   uint64_t n = 0;
   while (ck_host_fails(&n, write_all(true))) ck_assert_int_ne(access(path, F_OK), 0);
   n = 0;

@@ -116,9 +116,9 @@ CK_TEST(files_of_several_patterns_follow_each_other) {
   more[0] = "/nowhere/at-all.bin";
   ck_fails(ek_tokens_open(&none, first, &options), EK_ERR_NOT_FOUND, "/nowhere/at-all.bin");
   more[0] = NULL;
-  ck_fails(ek_tokens_open(&none, first, &options), EK_ERR_INVALID_ARGUMENT, "pattern is NULL");
+  ck_invalid(ek_tokens_open(&none, first, &options), "pattern is NULL");
   options.more = NULL;
-  ck_fails(ek_tokens_open(&none, first, &options), EK_ERR_INVALID_ARGUMENT, "options.more is NULL");
+  ck_invalid(ek_tokens_open(&none, first, &options), "options.more is NULL");
   ck_assert_ptr_null(none);
 }
 

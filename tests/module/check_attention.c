@@ -110,18 +110,21 @@ CK_TEST(causal) {
   ck_assert(ck_rel_l2(after + 18, before + 18, 6) > 1e-6);
 }
 
-/* Plain attention, one head of width 2 over 2 tokens, with qkv and projection as identities. */
-CK_TEST(formula) {
-  static const struct ck_module_case is = {
-      .name = "by hand", .create = create_one, .input = {{0, 3, {1, 2, 4}, -1, 1, 0}}};
-  struct ck_bed *bed = ck_bed_open(&is, EK_F64, test_devices("cpu:1"));
-  double qkv[48] = {0}, projection[16] = {0}, zeros[12] = {0};
-  for (int i = 0; i < 12; i++) qkv[4 * i + i % 4] = 1; /* q = k = v = x */
-  for (int i = 0; i < 4; i++) projection[5 * i] = 1;
+/* q = k = v = x, and the projection changes nothing. */
+static void set_identities(struct ck_bed *bed, int width) {
+  double qkv[192] = {0}, projection[64] = {0}, zeros[24] = {0};
+  for (int i = 0; i < 3 * width; i++) qkv[width * i + i % width] = 1;
+  for (int i = 0; i < width; i++) projection[(width + 1) * i] = 1;
   ck_bed_set(bed, "qkv.weight", qkv);
   ck_bed_set(bed, "qkv.bias", zeros);
   ck_bed_set(bed, "projection.weight", projection);
   ck_bed_set(bed, "projection.bias", zeros);
+}
+
+/* Plain attention, one head of width 2 over 2 tokens, with qkv and projection as identities. */
+CK_TEST(formula) {
+  struct ck_bed *bed = CK_BED(create_one, EK_F64, 0, 3, {1, 2, 4}, -1, 1, 0);
+  set_identities(bed, 4);
   const double x[8] = {1, 0, 2, -1, 0.5, 1, -1, 1};
   ck_set(&bed->input[0], x);
   double y[8], want[8];
@@ -141,16 +144,9 @@ CK_TEST(formula) {
 
 /* With qkv as an identity q and k are x turned by t and t / 10, and v is x. */
 CK_TEST(rotary_formula) {
-  static const struct ck_module_case is = {
-      .name = "by hand", .create = create_rotary, .input = {{0, 3, {1, 2, 8}, -1, 1, 0}}};
-  struct ck_bed *bed = ck_bed_open(&is, EK_F64, test_devices("cpu:1"));
-  double qkv[192] = {0}, projection[64] = {0}, zeros[24] = {0}, y[16];
-  for (int i = 0; i < 24; i++) qkv[8 * i + i % 8] = 1;
-  for (int i = 0; i < 8; i++) projection[9 * i] = 1;
-  ck_bed_set(bed, "qkv.weight", qkv);
-  ck_bed_set(bed, "qkv.bias", zeros);
-  ck_bed_set(bed, "projection.weight", projection);
-  ck_bed_set(bed, "projection.bias", zeros);
+  struct ck_bed *bed = CK_BED(create_rotary, EK_F64, 0, 3, {1, 2, 8}, -1, 1, 0);
+  double y[16];
+  set_identities(bed, 8);
   const double x[16] = {1, 0, 2, -1, 0.5, 1, -1, 1, -2, 1, 0, 1, 1, -1, 2, 0.5};
   ck_set(&bed->input[0], x);
   get_output(y, bed);
@@ -178,83 +174,51 @@ CK_TEST(peak) {
   const uint64_t before = ck_bed_held(bed);
   ck_ok(ek_memory_reset_peak(bed->device));
   ck_bed_forward(bed);
-  ek_memory_usage usage;
-  ck_ok(ck_memory_stats(&usage, bed->device));
+  CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, bed->device));
   ck_assert_uint_eq((usage.peak_bytes - before) / EK_MEMORY_UNIT, qkv + out + lse);
 }
 
 CK_TEST(initial_values) {
-  enum { WIDTH = 48 };
-  static double values[3 * WIDTH * WIDTH];
-  ek_group *group = ck_open("cpu:1", 1);
-  ek_parameter_info info;
   ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
   options.deviation = 0.5;
   options.projection_deviation = 0.125;
-  CK_OPENED(ek_module *, module, ek_attention_create_with(&module, WIDTH, 4, &options));
-  CK_OPENED(ek_replica *, replica,
-            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  CK_OPENED(ek_module *, module, ek_attention_create_with(&module, 48, 4, &options));
+  CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), module, NULL));
   ck_assert_uint_eq(ek_replica_parameter_count(replica), 4);
-  const char *names[] = {"qkv.weight", "projection.weight", "qkv.bias", "projection.bias"};
-  const double deviations[] = {0.5, 0.125, 0, 0};
-  for (int k = 0; k < 4; k++) {
-    ck_ok(ek_replica_find(&info, replica, names[k]));
-    const int64_t count = ek_tensor_count(&info.value);
-    ck_get(values, &info.value);
-    double squares = 0;
-    for (int64_t i = 0; i < count; i++) squares += values[i] * values[i];
-    /* The deviation of n samples is off by about 1 / sqrt(2 n), relative. */
-    ck_assert_double_le(fabs(sqrt(squares / (double)count) - deviations[k]),
-                        5 * deviations[k] / sqrt(2.0 * (double)count));
-  }
+  ck_deviates(replica, "qkv.weight", 0.5);
+  ck_deviates(replica, "projection.weight", 0.125);
+  ck_deviates(replica, "qkv.bias", 0);
+  ck_deviates(replica, "projection.bias", 0);
 }
 
 CK_TEST(bad_input) {
   ek_module *module = NULL;
-  ck_fails(ek_attention_create(NULL, 6, 2), EK_ERR_INVALID_ARGUMENT, "attention");
-  ck_fails(ek_attention_create_with(NULL, 6, 2, NULL), EK_ERR_INVALID_ARGUMENT, "attention");
-  ck_fails(ek_attention_create(&module, 0, 2), EK_ERR_INVALID_ARGUMENT, "attention");
-  ck_fails(ek_attention_create(&module, 6, 0), EK_ERR_INVALID_ARGUMENT, "attention");
-  ck_fails(ek_attention_create(&module, -6, -2), EK_ERR_INVALID_ARGUMENT, "attention");
-  ck_fails(ek_attention_create(&module, 6, 4), EK_ERR_INVALID_ARGUMENT, "multiple of 4 heads");
+  ck_invalid(ek_attention_create(NULL, 6, 2), "attention");
+  ck_invalid(ek_attention_create_with(NULL, 6, 2, NULL), "attention");
+  ck_invalid(ek_attention_create(&module, 0, 2), "attention");
+  ck_invalid(ek_attention_create(&module, 6, 0), "attention");
+  ck_invalid(ek_attention_create(&module, -6, -2), "attention");
+  ck_invalid(ek_attention_create(&module, 6, 4), "multiple of 4 heads");
   ck_fails(ek_attention_create(&module, INT64_MAX / 2, 1), EK_ERR_OVERFLOW, "attention");
   ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
-  options.deviation = -1;
-  ck_fails(ek_attention_create_with(&module, 6, 2, &options), EK_ERR_INVALID_ARGUMENT, "deviation");
-  options = (ek_attention_options)EK_ATTENTION_OPTIONS_INIT;
-  options.projection_deviation = (double)NAN;
-  ck_fails(ek_attention_create_with(&module, 6, 2, &options), EK_ERR_INVALID_ARGUMENT, "deviation");
   ek_rotary rotary = EK_ROTARY_INIT;
-  options = (ek_attention_options)EK_ATTENTION_OPTIONS_INIT;
-  options.rotary = &rotary;
-  ck_fails(ek_attention_create_with(&module, 6, 2, &options), EK_ERR_INVALID_ARGUMENT,
-           "rotary: head_width is 3, expected an even number");
+#define BAD(member, value, width, heads, text)                                                     \
+  ck_bad(options, member, value, ek_attention_create_with(&module, width, heads, &options), text)
+  BAD(deviation, -1, 6, 2, "deviation");
+  BAD(projection_deviation, (double)NAN, 6, 2, "deviation");
+  BAD(rotary, &rotary, 6, 2, "rotary: head_width is 3, expected an even number");
   rotary.theta = 0;
-  ck_fails(ek_attention_create_with(&module, 8, 2, &options), EK_ERR_INVALID_ARGUMENT, "theta");
-  options = (ek_attention_options)EK_ATTENTION_OPTIONS_INIT;
-  options.kv_heads = 3;
-  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_INVALID_ARGUMENT,
-           "attention: kv_heads is 3, expected a divisor of 4 heads, or 0 for as many");
-  options.kv_heads = -1;
-  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_INVALID_ARGUMENT,
-           "kv_heads is -1");
-  options = (ek_attention_options)EK_ATTENTION_OPTIONS_INIT;
-  options.dropout = 1;
-  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_INVALID_ARGUMENT,
-           "attention: dropout is 1, expected 0 <= p < 1");
-  options.dropout = 0;
-  options.qk_norm = (ek_qk_norm)3;
-  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_INVALID_ARGUMENT,
-           "attention: qk_norm is 3, expected 0 to 2");
+  BAD(rotary, &rotary, 8, 2, "theta");
+  BAD(kv_heads, 3, 8, 4,
+      "attention: kv_heads is 3, expected a divisor of 4 heads, or 0 for as many");
+  BAD(kv_heads, -1, 8, 4, "kv_heads is -1");
+  BAD(dropout, 1, 8, 4, "attention: dropout is 1, expected 0 <= p < 1");
+  BAD(qk_norm, (ek_qk_norm)3, 8, 4, "attention: qk_norm is 3, expected 0 to 2");
+  BAD(head_width, -2, 8, 4, "attention: head_width is -2");
+  ck_bad_with(EK_ERR_OVERFLOW, options, head_width, INT64_MAX / 4,
+              ek_attention_create_with(&module, 8, 4, &options), "attention");
   options.qk_norm = EK_QK_NORM_RMS;
-  options.qk_epsilon = 0;
-  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_INVALID_ARGUMENT, "epsilon");
-  options.qk_norm = EK_QK_NORM_NONE;
-  options.head_width = -2;
-  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_INVALID_ARGUMENT,
-           "attention: head_width is -2");
-  options.head_width = INT64_MAX / 4;
-  ck_fails(ek_attention_create_with(&module, 8, 4, &options), EK_ERR_OVERFLOW, "attention");
+  BAD(qk_epsilon, 0, 8, 4, "epsilon");
   ck_assert_ptr_null(module);
   ck_host_failures(create_two);
   ck_host_failures(create_rms);

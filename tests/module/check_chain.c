@@ -162,22 +162,13 @@ static ek_status create_chosen(ek_module **module) {
 
 static struct ck_results *run(ek_recompute recompute, const char *path, ek_type type,
                               uint64_t *held) {
-  static const struct ck_module_case is = {
-      .create = create_chosen, .input = {{0, 2, {5, WIDTH}, -1, 1, 0}}};
   how = recompute;
   chosen = path;
-  struct ck_bed *bed = ck_bed_open(&is, type, test_devices("cpu:1"));
+  struct ck_bed *bed = CK_BED(create_chosen, type, 0, 2, {5, WIDTH}, -1, 1, 0);
   struct ck_results *results = ck_bed_backward(bed, true);
   *held = ck_bed_held(bed);
   ck_bed_close(bed);
   return results;
-}
-
-static void same(const struct ck_results *got, const struct ck_results *want) {
-  ck_assert_int_eq(got->parameters, want->parameters);
-  ck_same_bits("y", got->output[0], want->output[0], want->output_count[0]);
-  ck_same_bits("dx", got->grad_input[0], want->grad_input[0], want->input_count[0]);
-  ck_same_bits("gradients", got->gradient, want->gradient, want->parameters);
 }
 
 /* Segments begin after an addition, too, where an addition and a norm otherwise run in one go. */
@@ -188,7 +179,7 @@ CK_LOOP(recomputed_to_the_same_bits, POLICIES) {
       const ek_type t = type == 0 ? EK_F32 : EK_F64;
       struct ck_results *want = run((ek_recompute)NONE, paths[path], t, &before);
       struct ck_results *got = run(policies[_i], paths[path], t, &held);
-      same(got, want);
+      ck_results_same(got, want);
       ck_assert_uint_eq(held, before);
     }
   }
@@ -215,17 +206,12 @@ CK_LOOP(random_paths, 120) {
   if (strspn(path, "+GT") == strlen(path)) path[0] = 'l'; /* a module has children */
   struct ck_results *want = run((ek_recompute)NONE, path, EK_F64, &before);
   struct ck_results *again = run(policies[_i % POLICIES], path, EK_F64, &held);
-  same(again, want);
+  ck_results_same(again, want);
   ck_assert_uint_eq(held, before);
   hidden = true;
   struct ck_results *apart = run((ek_recompute)NONE, path, EK_F64, &held);
   hidden = false;
-  ck_assert_msg(ck_rel_l2(want->output[0], apart->output[0], apart->output_count[0]) <= 1e-10 &&
-                    ck_rel_l2(want->grad_input[0], apart->grad_input[0], apart->input_count[0]) <=
-                        1e-10 &&
-                    (want->parameters == 0 ||
-                     ck_rel_l2(want->gradient, apart->gradient, apart->parameters) <= 1e-10),
-                "%s", path);
+  ck_assert_msg(ck_results_near(want, apart, 1e-10), "%s", path);
 }
 
 /* An addition that a chain leaves to the norm of the next one has the bits of its own, with any
@@ -244,7 +230,7 @@ CK_LOOP(sums_of_neighbours, POLICIES + 1) {
       struct ck_results *want = run((ek_recompute)NONE, chains[i], t, &before);
       ck_chained_apart = false;
       struct ck_results *got = run(outer, chains[i], t, &held);
-      same(got, want);
+      ck_results_same(got, want);
       if (_i == POLICIES) ck_assert_uint_eq(held, before);
     }
   }
@@ -265,13 +251,11 @@ static ek_status there_and_back(const struct ck_bed *bed) {
 
 /* Each piece of work fails once, and nothing is held afterwards. */
 CK_LOOP(failures_leave_nothing, POLICIES + 1) {
-  static const struct ck_module_case is = {
-      .create = create_chosen, .input = {{0, 2, {5, WIDTH}, -1, 1, 0}}};
   ek_status status = EK_ERR_UNAVAILABLE;
   uint64_t failed = 0;
   chosen = _i < POLICIES ? "NGMlPN+lsM" : "Nl+|NlgD+|Nl+|l+|N+";
   how = _i < POLICIES ? policies[_i] : (ek_recompute)NONE;
-  struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  struct ck_bed *bed = CK_BED(create_chosen, EK_F32, 0, 2, {5, WIDTH}, -1, 1, 0);
   const uint64_t held = ck_bed_held(bed);
   for (uint64_t n = 1; status != EK_OK; n++) {
     ck_ok(ek_fault_at(bed->device, n, EK_ERR_UNAVAILABLE));
@@ -335,15 +319,12 @@ static ek_status create_like_it(ek_module **module) {
 
 /* A layer norm of a program's own has the bits of the stock one; a wrong formula is an error. */
 CK_TEST(a_norm_is_known_by_its_formula) {
-  struct ck_module_case is = {
-      .create = create_like_it, .input = {{0, 2, {5, WIDTH}, -1, 1, 0}}};
   const char *const names[] = {"0.weight", "0.bias", "1.weight", "1.bias"};
   double values[WIDTH * WIDTH];
   weight = 1;
   epsilon = 1e-5;
-  struct ck_bed *stock = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
-  is.create = create_declared;
-  struct ck_bed *own = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  struct ck_bed *stock = CK_BED(create_like_it, EK_F32, 0, 2, {5, WIDTH}, -1, 1, 0);
+  struct ck_bed *own = CK_BED(create_declared, EK_F32, 0, 2, {5, WIDTH}, -1, 1, 0);
   for (int i = 0; i < 4; i++) {
     CK_GOT(ek_parameter_info, info, ek_replica_find(&info, stock->replica, names[i]));
     ck_get(values, &info.value);

@@ -34,9 +34,7 @@ CK_MODULE_CASES(cases)
 /* A kernel that has a 1 in its middle moves pictures by its padding, and dy back. */
 CK_TEST(a_kernel_of_one_element_moves) {
   static const double one[9] = {0, 0, 0, 0, 1, 0, 0, 0, 0};
-  struct ck_module_case is = {.create = NULL, .input = {{0, 4, {1, 4, 4, 5}, -1, 1, 0}}};
-  is.create = create_depthwise;
-  struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  struct ck_bed *bed = CK_BED(create_depthwise, EK_F32, 0, 4, {1, 4, 4, 5}, -1, 1, 0);
   double weight[45], bias[5] = {0};
   for (int c = 0; c < 5; c++) memcpy(weight + (size_t)c * 9, one, sizeof one);
   ck_bed_set(bed, "weight", weight);
@@ -46,45 +44,11 @@ CK_TEST(a_kernel_of_one_element_moves) {
   ck_within("dx", r->grad_input[0], bed->factor[0], NULL, 80);
 }
 
-/* Bit 0: the weight is frozen, 1: the bias. */
-static unsigned frozen;
-static ek_status create_frozen(ek_module **module) {
-  static const char *const names[] = {"weight", "bias"};
-  ek_module *inner = NULL;
-  EK_TRY(create_plain(&inner));
-  *module = ck_frozen_create(inner, names, 2, frozen);
-  return EK_OK;
-}
-
-/* dx has the bits that it has when all is trained, and of x nothing is kept that is not needed. */
 CK_LOOP(frozen_parameters, 4) {
-  const struct ck_module_case is = {.create = create_frozen,
-                                    .input = {{0, 4, {2, 5, 4, 3}, -1, 1, 0}}};
   double weight[108], bias[4];
   for (int i = 0; i < 108; i++) weight[i] = i % 7 - 3;
   for (int i = 0; i < 4; i++) bias[i] = i - 1;
-  struct ck_results *results[2];
-  double gradients[2][2][108];
-  for (int k = 0; k < 2; k++) {
-    frozen = k == 0 ? 0 : (unsigned)_i;
-    struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
-    ck_bed_set(bed, "own0", weight);
-    ck_bed_set(bed, "own1", bias);
-    results[k] = ck_bed_backward(bed, true);
-    for (unsigned p = 0; p < 2; p++) {
-      ek_parameter_info info;
-      ck_ok(ek_replica_find(&info, bed->replica, p == 0 ? "own0" : "own1"));
-      ck_assert_int_eq(info.frozen, frozen >> p & 1u);
-      if (!info.frozen) ck_get(gradients[k][p], &info.gradient);
-    }
-    ck_bed_close(bed);
-  }
-  ck_same_bits("dx", results[1]->grad_input[0], results[0]->grad_input[0], 120);
-  for (unsigned p = 0; p < 2; p++) {
-    if ((_i >> p & 1) == 0) {
-      ck_same_bits("trained", gradients[1][p], gradients[0][p], p == 0 ? 108 : 4);
-    }
-  }
+  CK_FROZEN_PAIR(create_plain, (unsigned)_i, weight, bias, 0, 4, {2, 5, 4, 3}, -1, 1, 0);
 }
 
 /* torch's: uniform in +- 1 / sqrt(3 * 3 * 3). */

@@ -17,10 +17,7 @@ static const struct ck_module_case cases[] = {
 CK_MODULE_CASES(cases)
 
 CK_TEST(whole_numbers) {
-  static const struct ck_module_case is = {.name = "whole numbers",
-                                           .create = create_placed,
-                                           .input = {{EK_I32, 2, {2, 2}, 0, 4, 0}}};
-  struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  struct ck_bed *bed = CK_BED(create_placed, EK_F32, EK_I32, 2, {2, 2}, 0, 4, 0);
   double weight[15], positions[12];
   for (int i = 0; i < 15; i++) weight[i] = i;
   for (int i = 0; i < 12; i++) positions[i] = 100 * (i + 1);

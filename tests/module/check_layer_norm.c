@@ -93,48 +93,8 @@ CK_TEST(without_bias) {
   ck_same_bits("dweight", got->gradient, want->gradient, 6);
 }
 
-/* Bit 0: the weight is frozen, 1: the bias. */
-static unsigned frozen;
-static ek_status create_frozen(ek_module **module) {
-  static const char *const names[] = {"weight", "bias"};
-  ek_module *norm = NULL;
-  EK_TRY(create_small(&norm));
-  *module = ck_frozen_create(norm, names, 2, frozen);
-  return EK_OK;
-}
-
-/* No memory is taken for a gradient that is not needed, and it is not computed. */
 CK_LOOP(frozen_parameters, 4) {
-  const struct ck_module_case is = {
-      .create = create_frozen, .input = {{0, 2, {4, 6}, -2, 2, 0}}};
-  struct ck_results *results[2];
-  double gradients[2][2][6];
-  for (int k = 0; k < 2; k++) {
-    frozen = k == 0 ? 0 : (unsigned)_i;
-    struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
-    ck_bed_set(bed, "own0", weights);
-    ck_bed_set(bed, "own1", no_bias);
-    const ek_memory_event *events = NULL;
-    size_t count = 0;
-    ck_ok(ek_memory_record_start(bed->device, 256));
-    results[k] = ck_bed_backward(bed, true);
-    ck_ok(ek_memory_record_stop(&events, &count, NULL, bed->device));
-    ck_assert_uint_gt(count, 0);
-    for (size_t i = 0; i < count; i++) {
-      ck_assert_int_ne(events[i].category, EK_MEMORY_GRADIENTS);
-    }
-    for (unsigned p = 0; p < 2; p++) {
-      ek_parameter_info info;
-      ck_ok(ek_replica_find(&info, bed->replica, p == 0 ? "own0" : "own1"));
-      ck_assert_int_eq(info.frozen, frozen >> p & 1u);
-      if (!info.frozen) ck_get(gradients[k][p], &info.gradient);
-    }
-    ck_bed_close(bed);
-  }
-  ck_same_bits("dx", results[1]->grad_input[0], results[0]->grad_input[0], 24);
-  for (unsigned p = 0; p < 2; p++) {
-    if ((_i >> p & 1) == 0) ck_same_bits("trained", gradients[1][p], gradients[0][p], 6);
-  }
+  CK_FROZEN_PAIR(create_small, (unsigned)_i, weights, no_bias, 0, 2, {4, 6}, -2, 2, 0);
 }
 
 CK_TEST(initial_values) {

@@ -18,10 +18,7 @@ CK_MODULE_CASES(cases)
 
 /* Small whole numbers: every sum is exact, so the results are known. */
 CK_LOOP(whole_numbers, 2) {
-  static const struct ck_module_case is = {.name = "whole numbers",
-                                           .create = create_plain,
-                                           .input = {{0, 2, {2, 3}, -1, 1, 0}}};
-  struct ck_bed *bed = ck_bed_open(&is, _i == 0 ? EK_F32 : EK_F64, test_devices("cpu:1"));
+  struct ck_bed *bed = CK_BED(create_plain, _i == 0 ? EK_F32 : EK_F64, 0, 2, {2, 3}, -1, 1, 0);
   ck_bed_set(bed, "weight", (const double[]){1, 2, 3, 4, 5, 6});
   ck_bed_set(bed, "bias", (const double[]){10, 20});
   ck_set(&bed->input[0], (const double[]){1, 0, -1, 2, 2, 2});
@@ -37,9 +34,7 @@ CK_LOOP(whole_numbers, 2) {
 }
 
 static void read_start(ek_module *module, const char *name, double *values) {
-  CK_HELD(ek_group *, group, ck_open("cpu:1", 1));
-  CK_SCOPED(ek_replica *, replica,
-            ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), module, NULL));
   CK_GOT(ek_parameter_info, info, ek_replica_find(&info, replica, name));
   ck_get(values, &info.value);
 }

@@ -34,17 +34,11 @@ static ek_status create_by_hand(ek_module **module) {
 }
 
 CK_TEST(equals_layers_by_hand) {
-  static const struct ck_module_case both[] = {
-      {.name = "mlp", .create = create_relu, .input = {{0, 2, {3, 3}, -1, 1, 0}}},
-      {.name = "by hand",
-       .create = create_by_hand,
-       .input = {{0, 2, {3, 3}, -1, 1, 0}}},
-  };
   static const char *const names[] = {"0.weight", "0.bias", "2.weight", "2.bias"};
   struct ck_bed *bed[2];
   struct ck_results *r[2];
   for (int k = 0; k < 2; k++) {
-    bed[k] = ck_bed_open(&both[k], EK_F32, test_devices("cpu:1"));
+    bed[k] = CK_BED(k == 0 ? create_relu : create_by_hand, EK_F32, 0, 2, {3, 3}, -1, 1, 0);
     r[k] = ck_bed_backward(bed[k], true);
     ck_assert_uint_eq(ek_replica_parameter_count(bed[k]->replica), 4);
     for (size_t i = 0; i < 4; i++) {
@@ -56,9 +50,7 @@ CK_TEST(equals_layers_by_hand) {
   ck_within("y", r[0]->output[0], r[1]->output[0], NULL, 12);
   ck_within("dx", r[0]->grad_input[0], r[1]->grad_input[0], NULL, 9);
   ck_within("gradient", r[0]->gradient, r[1]->gradient, NULL, r[1]->parameters);
-  for (int k = 0; k < 2; k++) {
-    ck_bed_close(bed[k]);
-  }
+  for (int k = 0; k < 2; k++) ck_bed_close(bed[k]);
 }
 
 CK_TEST(bad_input) {

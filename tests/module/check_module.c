@@ -66,16 +66,11 @@ CK_TEST(init) {
   ck_bad(options, inputs, 0, ek_module_init_with(&module, &ops, &options), "inputs");
   ck_invalid(ek_module_init(&module, &ops, 0, 1), "");
   ck_invalid(ek_module_init(&module, &ops, 1, 0), "");
-  ops = declarer_ops, ops.forward = NULL;
-  ck_invalid(ek_module_init(&module, &ops, 1, 1), "forward");
-  ops = declarer_ops, ops.backward = NULL;
-  ck_invalid(ek_module_init(&module, &ops, 1, 1), "backward");
-  ops = declarer_ops, ops.free = NULL;
-  ck_invalid(ek_module_init(&module, &ops, 1, 1), "free");
-  ops = declarer_ops, ops.kind = NULL;
-  ck_invalid(ek_module_init(&module, &ops, 1, 1), "kind");
-  ops = declarer_ops, ops.size = 0;
-  ck_invalid(ek_module_init(&module, &ops, 1, 1), "");
+  ck_bad(ops, forward, NULL, ek_module_init(&module, &ops, 1, 1), "forward");
+  ck_bad(ops, backward, NULL, ek_module_init(&module, &ops, 1, 1), "backward");
+  ck_bad(ops, free, NULL, ek_module_init(&module, &ops, 1, 1), "free");
+  ck_bad(ops, kind, NULL, ek_module_init(&module, &ops, 1, 1), "kind");
+  ck_bad(ops, size, 0, ek_module_init(&module, &ops, 1, 1), "");
 }
 
 /* ---- references ---- */
@@ -128,147 +123,132 @@ CK_TEST(replica_keeps_a_reference) {
 
 static const int64_t two_three[] = {2, 3}, three_two[] = {3, 2};
 
+/* What the module of a test declares. */
+#define DECLARES(name)                                                                             \
+  static ek_status name(ek_declaration *d CK_ATTRIBUTE_UNUSED, ek_module *child CK_ATTRIBUTE_UNUSED)
+
 static ek_status parameter(ek_declaration *d, const char *name, int rank, const int64_t *shape) {
   return ek_declare_parameter(d, name, rank, shape, ek_initializer_zeros());
 }
 
-static ek_status twice(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(twice) {
   EK_TRY(parameter(d, "weight", 2, two_three));
   return parameter(d, "weight", 1, two_three);
 }
-static ek_status buffer_and_parameter(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(buffer_and_parameter) {
   EK_TRY(ek_declare_buffer(d, "weight", 2, two_three, ek_initializer_zeros()));
   return parameter(d, "weight", 1, two_three);
 }
-static ek_status child_twice(ek_declaration *d, ek_module *child) {
+DECLARES(child_twice) {
   EK_TRY(ek_declare_module(d, "layer", child));
   return ek_declare_module(d, "layer", child);
 }
-static ek_status child_and_parameter(ek_declaration *d, ek_module *child) {
+DECLARES(child_and_parameter) {
   EK_TRY(ek_declare_module(d, "layer", child));
   return parameter(d, "layer", 1, two_three);
 }
-static ek_status dotted(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(dotted) {
   return parameter(d, "a.b", 1, two_three);
 }
-static ek_status dotted_child(ek_declaration *d, ek_module *child) {
+DECLARES(dotted_child) {
   return ek_declare_module(d, "a.b", child);
 }
-static ek_status empty(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(empty) {
   return parameter(d, "", 1, two_three);
 }
-static ek_status no_name(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(no_name) {
   return parameter(d, NULL, 1, two_three);
 }
-static ek_status no_child(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(no_child) {
   return ek_declare_module(d, "layer", NULL);
 }
-static ek_status no_shape(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(no_shape) {
   return parameter(d, "weight", 1, NULL);
 }
-static ek_status rank_nine(ek_declaration *d, ek_module *child) {
+DECLARES(rank_nine) {
   static const int64_t shape[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
-  (void)child;
   return parameter(d, "weight", 9, shape);
 }
-static ek_status negative(ek_declaration *d, ek_module *child) {
+DECLARES(negative) {
   static const int64_t shape[] = {2, -3};
-  (void)child;
   return parameter(d, "weight", 2, shape);
 }
-static ek_status huge(ek_declaration *d, ek_module *child) {
+DECLARES(huge) {
   static const int64_t shape[] = {INT64_C(1) << 40, INT64_C(1) << 40};
-  (void)child;
   return parameter(d, "weight", 2, shape);
 }
-static ek_status huge_sum(ek_declaration *d, ek_module *child) {
+DECLARES(huge_sum) {
   static const int64_t shape[] = {INT64_C(1) << 60};
-  (void)child;
   EK_TRY(parameter(d, "a", 1, shape));
   EK_TRY(parameter(d, "b", 1, shape));
   return parameter(d, "c", 1, shape);
 }
-static ek_status unknown_start(ek_declaration *d, ek_module *child) {
+DECLARES(unknown_start) {
   const ek_initializer initializer = {(ek_initializer_kind)9, 0, 0, NULL};
-  (void)child;
   return ek_declare_parameter(d, "weight", 2, two_three, initializer);
 }
-static ek_status null_values(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(null_values) {
   return ek_declare_buffer(d, "weight", 2, two_three, ek_initializer_values(NULL));
 }
-static ek_status tie_unknown_name(ek_declaration *d, ek_module *child) {
+DECLARES(tie_unknown_name) {
   EK_TRY(ek_declare_module(d, "layer", child));
   return ek_declare_tie(d, "layer.nothing", "layer.weight");
 }
-static ek_status tie_unknown_source(ek_declaration *d, ek_module *child) {
+DECLARES(tie_unknown_source) {
   EK_TRY(ek_declare_module(d, "layer", child));
   return ek_declare_tie(d, "layer.weight", "layers.weight");
 }
-static ek_status tie_other_shape(ek_declaration *d, ek_module *child) {
+DECLARES(tie_other_shape) {
   EK_TRY(ek_declare_module(d, "layer", child)); /* weight is 2 x 3 */
   EK_TRY(parameter(d, "weight", 2, three_two));
   return ek_declare_tie(d, "layer.weight", "weight");
 }
-static ek_status tie_nothing(ek_declaration *d, ek_module *child) {
+DECLARES(tie_nothing) {
   EK_TRY(ek_declare_module(d, "layer", child));
   return ek_declare_tie(d, NULL, "layer.weight");
 }
-static ek_status wrap_second(ek_declaration *d, ek_module *child) {
+DECLARES(wrap_second) {
   EK_TRY(ek_declare_module(d, "layer", child));
   return ek_declare_wrapped(d, child);
 }
-static ek_status wrap_nothing(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(wrap_nothing) {
   return ek_declare_wrapped(d, NULL);
 }
-static ek_status wrap_same_name(ek_declaration *d, ek_module *child) {
+DECLARES(wrap_same_name) {
   EK_TRY(parameter(d, "weight", 2, two_three));
   return ek_declare_wrapped(d, child); /* weight and bias */
 }
-static ek_status freeze_unknown(ek_declaration *d, ek_module *child) {
+DECLARES(freeze_unknown) {
   EK_TRY(ek_declare_module(d, "layer", child));
   return ek_declare_frozen(d, "layer.weights");
 }
-static ek_status freeze_part_of_a_name(ek_declaration *d, ek_module *child) {
+DECLARES(freeze_part_of_a_name) {
   EK_TRY(ek_declare_module(d, "layer", child));
   return ek_declare_frozen(d, "lay");
 }
-static ek_status freeze_too_early(ek_declaration *d, ek_module *child) {
+DECLARES(freeze_too_early) {
   EK_TRY(ek_declare_frozen(d, "layer"));
   return ek_declare_module(d, "layer", child);
 }
-static ek_status freeze_buffer(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(freeze_buffer) {
   EK_TRY(ek_declare_buffer(d, "mean", 2, two_three, ek_initializer_zeros()));
   return ek_declare_frozen(d, "mean");
 }
-static ek_status freeze_nothing(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(freeze_nothing) {
   return ek_declare_frozen(d, NULL);
 }
-static ek_status freeze_too_long(ek_declaration *d, ek_module *child) {
+DECLARES(freeze_too_long) {
   static char path[700];
-  (void)child;
   memset(path, 'n', sizeof path - 1);
   return ek_declare_frozen(d, path);
 }
-static ek_status not_text(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(not_text) {
   return parameter(d, "gr\xf6\xdf" "e", 1, two_three);
 }
-static ek_status underscores(ek_declaration *d, ek_module *child) {
+DECLARES(underscores) {
   return ek_declare_module(d, "__metadata__", child);
 }
-static ek_status own_error(ek_declaration *d, ek_module *child) {
-  (void)d, (void)child;
+DECLARES(own_error) {
   return ek_error_set(EK_ERR_IO, "declarer: no such table on this %s", "shelf");
 }
 
@@ -322,7 +302,7 @@ CK_LOOP(wrong_declaration, sizeof wrong / sizeof *wrong) {
   ck_assert_int_eq(module.freed, 1);
 }
 
-static ek_status all_kinds(ek_declaration *d, ek_module *child) {
+DECLARES(all_kinds) {
   EK_TRY(ek_declare_parameter(d, "scalar", 0, NULL, ek_initializer_constant(2.5)));
   EK_TRY(ek_declare_buffer(d, "running", 2, two_three, ek_initializer_ones()));
   EK_TRY(ek_declare_module(d, "layer", child));
@@ -397,32 +377,32 @@ CK_TEST(no_declaration) {
 
 /* ---- frozen by path ---- */
 
-static ek_status two_layers(ek_declaration *d, ek_module *child) {
+DECLARES(two_layers) {
   EK_TRY(ek_declare_parameter(d, "own", 2, two_three, ek_initializer_ones()));
   EK_TRY(ek_declare_buffer(d, "layer_mean", 2, two_three, ek_initializer_ones()));
   EK_TRY(ek_declare_module(d, "layer", child));
   return ek_declare_module(d, "layer_1", child);
 }
-static ek_status freeze_child(ek_declaration *d, ek_module *child) {
+DECLARES(freeze_child) {
   EK_TRY(two_layers(d, child));
   return ek_declare_frozen(d, "layer");
 }
-static ek_status freeze_bias(ek_declaration *d, ek_module *child) {
+DECLARES(freeze_bias) {
   EK_TRY(two_layers(d, child));
   EK_TRY(ek_declare_frozen(d, "layer_1.bias"));
   return ek_declare_frozen(d, "layer_1.bias");
 }
-static ek_status freeze_all(ek_declaration *d, ek_module *child) {
+DECLARES(freeze_all) {
   EK_TRY(two_layers(d, child));
   EK_TRY(ek_declare_frozen(d, ""));
   return ek_declare_parameter(d, "later", 2, two_three, ek_initializer_ones());
 }
-static ek_status freeze_then_tie(ek_declaration *d, ek_module *child) {
+DECLARES(freeze_then_tie) {
   EK_TRY(two_layers(d, child));
   EK_TRY(ek_declare_frozen(d, "layer_1"));
   return ek_declare_tie(d, "layer_1.weight", "layer.weight");
 }
-static ek_status tie_then_freeze(ek_declaration *d, ek_module *child) {
+DECLARES(tie_then_freeze) {
   EK_TRY(two_layers(d, child));
   EK_TRY(ek_declare_tie(d, "layer_1.weight", "layer.weight"));
   return ek_declare_frozen(d, "layer_1.weight");
@@ -458,16 +438,14 @@ CK_LOOP(frozen_by_path, sizeof by_path / sizeof *by_path) {
   ek_module_free(&module.base);
 }
 
-static ek_status freeze_myself(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(freeze_myself) {
   EK_TRY(parameter(d, "weight", 2, two_three));
   return ek_declare_frozen(d, "");
 }
-static ek_status freeze_of_others(ek_declaration *d, ek_module *child) {
-  (void)child;
+DECLARES(freeze_of_others) {
   return ek_declare_frozen(d, "scale");
 }
-static ek_status scale_and_wrap(ek_declaration *d, ek_module *child) {
+DECLARES(scale_and_wrap) {
   EK_TRY(parameter(d, "scale", 2, two_three));
   return ek_declare_wrapped(d, child);
 }
@@ -486,7 +464,7 @@ CK_TEST(wrapped_child_freezes_its_own) {
 }
 
 /* A wrapper has the names of what it wraps, its own and ties beside them. */
-static ek_status wrap_and_add(ek_declaration *d, ek_module *child) {
+DECLARES(wrap_and_add) {
   EK_TRY(ek_declare_wrapped(d, child));
   EK_TRY(ek_declare_parameter(d, "scale", 2, two_three, ek_initializer_ones()));
   return ek_declare_tie(d, "scale", "weight");

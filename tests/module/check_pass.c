@@ -57,10 +57,7 @@ static ek_status take_too_many(ek_pass *pass, const ek_tensor *dy) {
   return status;
 }
 
-CK_TEST(stack) {
-  struct ck_probe *s = ck_probe_open(save_three, take_three);
-  run(s);
-}
+CK_TEST(stack) { run(ck_probe_open(save_three, take_three)); }
 
 CK_TEST(stack_empty) {
   struct ck_probe *s = ck_probe_open(save_three, take_too_many);
@@ -215,10 +212,7 @@ static ek_status wrong_numbers(ek_pass *pass, const ek_tensor *dy) {
   return EK_OK;
 }
 
-CK_TEST(numbers) {
-  struct ck_probe *s = ck_probe_open(NULL, wrong_numbers);
-  run(s);
-}
+CK_TEST(numbers) { run(ck_probe_open(NULL, wrong_numbers)); }
 
 static ek_status look_around(ek_pass *pass, const ek_tensor *x) {
   ek_tensor t = {0};

@@ -87,11 +87,10 @@ CK_TEST(find) {
 
 static double *start_values(const struct bench *bench, ek_module *module, uint64_t seed,
                             ek_type type) {
-  ek_replica *replica = NULL;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   options.seed = seed;
   options.type = type;
-  ck_ok(ek_replica_open(&replica, bench->device, module, &options));
+  CK_GOT(ek_replica *, replica, ek_replica_open(&replica, bench->device, module, &options));
   double *values = read_all(ek_replica_parameters(replica));
   ek_replica_free(replica);
   return values;
@@ -311,9 +310,7 @@ CK_LOOP(options_of_layers, 2 * (int)(sizeof layers / sizeof *layers)) {
     const bool bias = strstr(info.name, "bias") != NULL;
     ck_assert_int_eq(info.no_decay, asked || bias || layers[_i / 2].norm);
   }
-  if (layers[_i / 2].starts) {
-    starts_as_told(replica, (int)layers[_i / 2].parameters[asked]);
-  }
+  if (layers[_i / 2].starts) starts_as_told(replica, (int)layers[_i / 2].parameters[asked]);
 }
 
 CK_TEST(without_gradients) {
@@ -373,12 +370,10 @@ CK_TEST(bad_input) {
   ck_invalid(ek_replica_open(&replica, NULL, bench.module, NULL), "");
   ck_invalid(ek_replica_open(&replica, bench.device, NULL, NULL), "");
   ck_bad(options, size, 0, ek_replica_open(&replica, bench.device, bench.module, &options), "");
-  options.type = EK_I32;
-  ck_assert_int_ne(ek_replica_open(&replica, bench.device, bench.module, &options), EK_OK);
-  options.type = EK_BF16;
-  ck_assert_int_ne(ek_replica_open(&replica, bench.device, bench.module, &options), EK_OK);
-  options.type = (ek_type)77;
-  ck_assert_int_ne(ek_replica_open(&replica, bench.device, bench.module, &options), EK_OK);
+  for (int i = 0; i < 3; i++) {
+    options.type = (const ek_type[]){EK_I32, EK_BF16, (ek_type)77}[i];
+    ck_assert_int_ne(ek_replica_open(&replica, bench.device, bench.module, &options), EK_OK);
+  }
   ck_assert_ptr_null(replica);
 
   ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));

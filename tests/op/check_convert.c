@@ -23,8 +23,7 @@ static double value_of(ek_type type, uint16_t bits) {
 static void convert(struct ck_rig *rig, ek_type to, void *y, ek_type from, const void *x,
                     int64_t count) {
   ek_tensor *ty = ck_blank(rig, to, CK_SHAPE(count)), *tx = ck_blank(rig, from, CK_SHAPE(count));
-  ek_tensor host;
-  ck_ok(ek_tensor_host(&host, (void *)(uintptr_t)x, from, 1, &count));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, (void *)(uintptr_t)x, from, 1, &count));
   ck_ok(ek_tensor_copy(tx, &host));
   ck_ok(ek_op_convert(rig->stream, ty, tx));
   ck_ok(ek_tensor_host(&host, y, to, 1, &count));

@@ -117,9 +117,7 @@ static void check_sgd(struct ck_rig *rig, int64_t n, const struct scaling *scali
     ck_ok(ek_op_sgd(rig->stream, tp, buffered ? tb : NULL, tg, &terms, &scale));
     ck_fits(rig, "sgd's p", tp, p.want, p.bound, n);
     check_copy(rig, scale.copy, tp, n);
-    if (buffered && terms.momentum != 0) {
-      ck_fits(rig, "sgd's momentum", tb, b.want, b.bound, n);
-    }
+    if (buffered && terms.momentum != 0) ck_fits(rig, "sgd's momentum", tb, b.want, b.bound, n);
   }
 }
 

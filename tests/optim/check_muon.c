@@ -72,12 +72,18 @@ struct matrix {
   int64_t step;
 };
 
+/* Takes over the other rule. */
+static ek_status muon_and(ek_optimizer **rule, ek_optimizer *other,
+                          const ek_muon_options *options) {
+  const ek_status status = ek_muon_create(rule, other, options);
+  ek_optimizer_free(other);
+  return status;
+}
+
 static ek_optimizer *make(const ek_muon_options *options) {
-  ek_optimizer *adamw = NULL, *rule = NULL;
-  ck_ok(ek_adamw_create(&adamw, NULL));
-  ck_ok(ek_muon_create(&rule, adamw, options));
-  ek_optimizer_free(adamw);
-  return ck_keep(rule);
+  CK_GOT(ek_optimizer *, adamw, ek_adamw_create(&adamw, NULL));
+  CK_OPENED(ek_optimizer *, rule, muon_and(&rule, adamw, options));
+  return rule;
 }
 
 static struct matrix open_matrix(struct ck_rig *rig, const ek_muon_options *options,
@@ -209,15 +215,11 @@ CK_TEST(options_are_checked) {
   ck_kept(ek_adamw_create(&adamw, NULL), adamw);
   ck_kept(ck_clipped_adamw(&clipped), clipped);
   ck_kept(ek_averaged_create(&second, adamw, 0.5), second);
-  ck_fails(ek_muon_create(NULL, adamw, NULL), EK_ERR_INVALID_ARGUMENT, "optimizer is NULL");
-  ck_fails(ek_muon_create(&made, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "elementwise is NULL");
-  ck_fails(ek_muon_create(&made, clipped, NULL), EK_ERR_INVALID_ARGUMENT, "clip_norm 0.5");
-#define REFUSED(member, value, text)                                                               \
-  do {                                                                                             \
-    ek_muon_options o = EK_MUON_OPTIONS_INIT;                                                      \
-    o.member = value;                                                                              \
-    ck_fails(ek_muon_create(&made, adamw, &o), EK_ERR_INVALID_ARGUMENT, text);                     \
-  } while (0)
+  ck_invalid(ek_muon_create(NULL, adamw, NULL), "optimizer is NULL");
+  ck_invalid(ek_muon_create(&made, NULL, NULL), "elementwise is NULL");
+  ck_invalid(ek_muon_create(&made, clipped, NULL), "clip_norm 0.5");
+  ek_muon_options o = EK_MUON_OPTIONS_INIT;
+#define REFUSED(member, value, text) ck_bad(o, member, value, ek_muon_create(&made, adamw, &o), text)
   REFUSED(learning_rate, 0, "learning_rate is 0");
   REFUSED(learning_rate, NAN, "learning_rate is");
   REFUSED(momentum, 1, "expected 0 <= momentum < 1");
@@ -229,9 +231,9 @@ CK_TEST(options_are_checked) {
   REFUSED(clip_norm, -1, "clip_norm");
   ck_kept(ek_muon_create(&muon, adamw, NULL), muon);
   ck_assert_uint_eq(ek_optimizer_states(muon), 3);
-  ck_fails(ek_muon_create(&twice, muon, NULL), EK_ERR_INVALID_ARGUMENT, "takes parameters whole");
+  ck_invalid(ek_muon_create(&twice, muon, NULL), "takes parameters whole");
   ck_ok(ek_muon_create(&third, second, NULL)); /* four states */
-  ck_fails(ek_averaged_create(&twice, third, 0.5), EK_ERR_INVALID_ARGUMENT, "4 states");
+  ck_invalid(ek_averaged_create(&twice, third, 0.5), "4 states");
   ck_assert_ptr_null(made);
   ck_assert_ptr_null(twice);
   ek_optimizer_free(third);
@@ -239,21 +241,20 @@ CK_TEST(options_are_checked) {
 
 /* ---- a model ---- */
 
-static void open_gpt(struct ck_training *t, int placement, const char *spec, ek_type type,
-                     ek_status (*rule)(ek_optimizer **)) {
+static struct ck_training open_gpt(int placement, const char *spec, ek_type type,
+                                   ek_status (*rule)(ek_optimizer **)) {
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), spec, EK_MODE_GATHER);
   setup.optimizer = rule;
   setup.options.type = type;
   ck_setup_place(&setup, placement);
-  ck_training_open(t, &setup);
+  return ck_training_opened(&setup);
 }
 
 static void read_entry(double out[MOST], ek_tensor *host, const struct ck_training *t,
                        const char *prefix, const char *name) {
   char entry[EK_STATE_NAME_SIZE];
-  ek_state_info info;
   (void)snprintf(entry, sizeof entry, "%s%s", prefix, name);
-  ck_ok(ek_state_find(&info, t->model, entry));
+  CK_GOT(ek_state_info, info, ek_state_find(&info, t->model, entry));
   *host = info.like;
   ck_assert_int_le(ek_tensor_count(host), MOST);
   ck_ok(ek_tensor_host(host, out, EK_F64, host->rank, host->shape));
@@ -270,8 +271,7 @@ static void follow_step(struct ck_training *t, const ek_muon_options *o, int ste
   size_t matrices = 0;
   ck_ok(ck_training_backward(t, &batch, NULL, false, NULL));
   for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    ek_parameter_info info;
-    ck_ok(ek_replica_parameter(&info, replica, i));
+    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
     if (info.value.rank != 2 || info.elementwise) continue;
     names[matrices] = info.name;
     read_entry(p[matrices], &host, t, "", info.name);
@@ -299,16 +299,13 @@ static void follow_step(struct ck_training *t, const ek_muon_options *o, int ste
 static ek_status make_muon(ek_optimizer **rule) {
   ek_optimizer *adamw = NULL;
   EK_TRY(ek_adamw_create(&adamw, NULL));
-  const ek_status status = ek_muon_create(rule, adamw, NULL);
-  ek_optimizer_free(adamw);
-  return status;
+  return muon_and(rule, adamw, NULL);
 }
 
 /* In f64, so that bound_of() is below 1e-9. */
 CK_LOOP(every_mode_follows_the_formula, CK_PLACEMENTS) {
   const ek_muon_options o = EK_MUON_OPTIONS_INIT;
-  struct ck_training t;
-  open_gpt(&t, _i, "cpu:3", EK_F64, make_muon);
+  struct ck_training t = open_gpt(_i, "cpu:3", EK_F64, make_muon);
   for (int step = 0; step < 3; step++) follow_step(&t, &o, step);
 }
 
@@ -316,10 +313,9 @@ CK_LOOP(every_mode_follows_the_formula, CK_PLACEMENTS) {
  * its own rate. */
 CK_LOOP(states_by_name, CK_PLACEMENTS) {
   static double values[MOST];
-  struct ck_training t;
+  struct ck_training t = open_gpt(_i, "cpu:2", EK_F32, make_muon);
   ek_state_info info;
   ek_tensor host;
-  open_gpt(&t, _i, "cpu:2", EK_F32, make_muon);
   read_entry(values, &host, &t, "muon/momentum/", "blocks.0.expand.weight");
   read_entry(values, &host, &t, "muon/m/", "blocks.0.expand.bias");
   read_entry(values, &host, &t, "muon/v/", "tokens.weight");
@@ -331,8 +327,7 @@ CK_LOOP(states_by_name, CK_PLACEMENTS) {
   const ek_replica *replica = ek_data_parallel_model_replica(t.model, 0);
   size_t matrices = 0, parameters = ek_replica_parameter_count(replica);
   for (size_t i = 0; i < parameters; i++) {
-    ek_parameter_info parameter;
-    ck_ok(ek_replica_parameter(&parameter, replica, i));
+    CK_GOT(ek_parameter_info, parameter, ek_replica_parameter(&parameter, replica, i));
     matrices += parameter.value.rank == 2 && !parameter.elementwise;
   }
   ck_assert_uint_eq(ek_state_count(t.model),
@@ -369,23 +364,18 @@ static ek_status make_muon_and_sgd(ek_optimizer **rule) {
   ek_optimizer *other = NULL;
   sgd.momentum = 0.9;
   EK_TRY(ek_sgd_create(&other, &sgd));
-  const ek_status status = ek_muon_create(rule, other, NULL);
-  ek_optimizer_free(other);
-  return status;
+  return muon_and(rule, other, NULL);
 }
 
 CK_TEST(two_states_of_one_name) {
-  struct ck_training t, other;
-  open_gpt(&t, EK_MODE_SHARDED, "cpu:3", EK_F32, make_muon_and_sgd);
-  open_gpt(&other, EK_MODE_FULLY_SHARDED, "cpu:2", EK_F32, make_muon_and_sgd);
+  struct ck_training t = open_gpt(EK_MODE_SHARDED, "cpu:3", EK_F32, make_muon_and_sgd);
+  struct ck_training other = open_gpt(EK_MODE_FULLY_SHARDED, "cpu:2", EK_F32, make_muon_and_sgd);
   const struct ck_batch batch = ck_batch_make(ck_workload("gpt"), EK_F32, 7, 0, 1);
   ck_ok(ck_training_step(&t, &batch, NULL));
   struct ck_state state = ck_state_take(t.model);
   ck_ok(ck_state_put(other.model, &state));
-  struct ck_state copy = ck_state_take(other.model);
-  ck_state_same("after another mode", &copy, &state);
+  ck_state_is("after another mode", other.model, &state);
   ck_state_drop(&state);
-  ck_state_drop(&copy);
 }
 
 /* ---- averages ---- */
@@ -402,10 +392,9 @@ static ek_status make_averaged(ek_optimizer **rule) {
 CK_LOOP(averages_around_muon, CK_PLACEMENTS) {
   static const char *const names[] = {"tokens.weight", "blocks.0.expand.weight"};
   static double p[MOST], average[2][MOST], got[MOST];
-  struct ck_training t, plain;
+  struct ck_training t = open_gpt(_i, "cpu:3", EK_F32, make_averaged);
+  struct ck_training plain = open_gpt(_i, "cpu:3", EK_F32, make_muon);
   ek_tensor host;
-  open_gpt(&t, _i, "cpu:3", EK_F32, make_averaged);
-  open_gpt(&plain, _i, "cpu:3", EK_F32, make_muon);
   for (int step = 0; step < 3; step++) {
     const struct ck_batch batch = ck_batch_make(ck_workload("gpt"), EK_F32, 7, 0, (uint64_t)step);
     ck_ok(ck_training_step(&t, &batch, NULL));
@@ -449,26 +438,22 @@ static ek_status make_gpt(ek_module **module, int layers) {
 /* State and shares: no device has more elements of the model than another by more than the largest
  * matrix, and Muon's state is one number for an element of a matrix, where AdamW has two. */
 CK_LOOP(shares_are_even, 7) {
-  ek_module *module = NULL;
-  ek_criterion *loss = NULL;
   ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
   const size_t devices = (size_t)_i + 2;
   char spec[16];
   uint64_t bytes[2] = {0, 0}, least = UINT64_MAX, most = 0;
-  ek_parameter_totals totals;
   entropy.classes = 64;
   (void)snprintf(spec, sizeof spec, "plan:%zu", devices);
-  ck_ok(make_gpt(&module, 4));
-  ck_ok(ek_cross_entropy_create(&loss, &entropy));
-  ck_ok(ek_parameter_count(&totals, module, NULL, 0));
+  CK_GOT(ek_module *, module, make_gpt(&module, 4));
+  CK_GOT(ek_criterion *, loss, ek_cross_entropy_create(&loss, &entropy));
+  CK_GOT(ek_parameter_totals, totals, ek_parameter_count(&totals, module, NULL, 0));
   struct ck_setup setup = ck_setup_own(module, loss, spec, EK_MODE_FULLY_SHARDED);
   for (int k = 0; k < 2; k++) {
     struct ck_training t;
     setup.optimizer = k == 0 ? make_muon : ck_plain_adamw;
     ck_training_open(&t, &setup);
     for (size_t d = 0; d < devices; d++) {
-      ek_memory_usage usage;
-      ck_ok(ek_memory_stats(&usage, ek_group_device(t.group, d)));
+      CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, ek_group_device(t.group, d)));
       bytes[k] += usage.current[EK_MEMORY_OPTIMIZER];
       if (k == 1) continue;
       const uint64_t own = usage.current[EK_MEMORY_PARAMETERS];
@@ -550,9 +535,8 @@ static ek_status make_own(ek_optimizer **rule) {
 CK_LOOP(a_rule_of_ones_own, CK_PLACEMENTS) {
   static double before[2][MOST], after[MOST];
   static const char *const names[] = {"blocks.0.expand.bias", "blocks.0.contract.weight"};
-  struct ck_training t;
+  struct ck_training t = open_gpt(_i, "cpu:3", EK_F32, make_own);
   ek_tensor host;
-  open_gpt(&t, _i, "cpu:3", EK_F32, make_own);
   for (int k = 0; k < 2; k++) read_entry(before[k], &host, &t, "", names[k]);
   const struct ck_batch batch = ck_batch_make(ck_workload("gpt"), EK_F32, 7, 0, 1);
   ck_ok(ck_training_step(&t, &batch, NULL));
@@ -570,8 +554,7 @@ CK_LOOP(a_rule_of_ones_own, CK_PLACEMENTS) {
   int taken = 0;
   const ek_replica *replica = ek_data_parallel_model_replica(t.model, 0);
   for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    ek_parameter_info info;
-    ck_ok(ek_replica_parameter(&info, replica, i));
+    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, replica, i));
     taken += strstr(info.name, "expand") != NULL;
   }
   ck_assert_int_gt(taken, 0);
@@ -580,23 +563,21 @@ CK_LOOP(a_rule_of_ones_own, CK_PLACEMENTS) {
 
 CK_TEST(the_model_has_to_know) {
   ek_group *group = ck_open("cpu:2", 1);
-  ek_data_parallel_model *model = NULL;
   ek_data_parallel_optimizer *optimizer = NULL;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_optimizer *muon = make(NULL), *adamw = NULL;
   ck_kept(ek_adamw_create(&adamw, NULL), adamw);
   CK_OPENED(ek_module *, module, make_gpt(&module, 1));
-  ck_ok(ek_data_parallel_model_open(&model, group, module, NULL));
-  ck_fails(ek_data_parallel_optimizer_open(&optimizer, model, muon, NULL), EK_ERR_INVALID_ARGUMENT,
-           "ek_data_parallel_model_options.optimizer");
+  CK_GOT(ek_data_parallel_model *, model, ek_data_parallel_model_open(&model, group, module, NULL));
+  ck_invalid(ek_data_parallel_optimizer_open(&optimizer, model, muon, NULL),
+             "ek_data_parallel_model_options.optimizer");
   ck_ok(ek_data_parallel_optimizer_open(&optimizer, model, adamw, NULL));
   ek_data_parallel_optimizer_free(optimizer);
   ek_data_parallel_model_free(model);
   options.optimizer = muon;
   ck_ok(ek_data_parallel_model_open(&model, group, module, &options));
   optimizer = NULL;
-  ck_fails(ek_data_parallel_optimizer_open(&optimizer, model, adamw, NULL), EK_ERR_INVALID_ARGUMENT,
-           "adamw does not");
+  ck_invalid(ek_data_parallel_optimizer_open(&optimizer, model, adamw, NULL), "adamw does not");
   ck_ok(ek_data_parallel_optimizer_open(&optimizer, model, muon, NULL));
   ek_data_parallel_optimizer_free(optimizer);
   ek_data_parallel_model_free(model);
@@ -608,8 +589,7 @@ CK_TEST(a_workspace_below_zero) {
   struct ck_training t;
   setup.optimizer = make_own;
   own_extra = -1;
-  ck_fails(ck_training_try(&t, &setup, group), EK_ERR_INVALID_ARGUMENT,
-           "a workspace of -1 elements for ");
+  ck_invalid(ck_training_try(&t, &setup, group), "a workspace of -1 elements for ");
   own_extra = 10;
   ck_no_memory_held(group);
 }
@@ -620,12 +600,11 @@ CK_TEST(patterns_of_elementwise) {
       {.pattern = "*.expand.weight", .elementwise = true}};
   static double values[MOST];
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_SHARDED);
-  struct ck_training t;
   ek_tensor host;
   setup.optimizer = make_muon;
   setup.options.patterns = patterns;
   setup.options.pattern_count = 1;
-  ck_training_open(&t, &setup);
+  struct ck_training t = ck_training_opened(&setup);
   read_entry(values, &host, &t, "muon/v/", "blocks.0.expand.weight");
   read_entry(values, &host, &t, "muon/momentum/", "blocks.0.contract.weight");
 }

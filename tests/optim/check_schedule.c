@@ -169,9 +169,8 @@ CK_LOOP(a_function_gives_rates, 3) {
   ek_tensor inputs, targets;
   ek_step_result result;
   ek_checkpoint_info info;
-  ek_schedule schedule;
   char folder[64];
-  ck_ok(ek_schedule_function(&schedule, falling, &asked));
+  CK_GOT(ek_schedule, schedule, ek_schedule_function(&schedule, falling, &asked));
   ck_assert(ek_schedule_rate(&schedule, 4) == 0.1 && asked.calls == 1);
   ck_ok(ek_tensor_host(&inputs, (void *)(uintptr_t)x, EK_F32, 2, shape));
   ck_ok(ek_tensor_host(&targets, (void *)(uintptr_t)y, EK_F32, 2, shape));

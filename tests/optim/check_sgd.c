@@ -71,14 +71,10 @@ CK_LOOP(equals_torch_written_out, 5 * CK_VARIANTS) {
       largest = fmax(largest, fabs(p[i]));
     }
     steepest = 1 + o->weight_decay * largest;
-    for (int i = 0; i < COUNT; i++) {
-      bound[i] = (step + 1) * step_bound(rig, o, largest, steepest);
-    }
+    for (int i = 0; i < COUNT; i++) bound[i] = (step + 1) * step_bound(rig, o, largest, steepest);
     ck_within("parameters", ck_read(rig, range.parameters), p, bound, COUNT);
   }
-  if (o->momentum != 0) {
-    ck_within("momentum", ck_read(rig, &range.states[0]), buf, bound, COUNT);
-  }
+  if (o->momentum != 0) ck_within("momentum", ck_read(rig, &range.states[0]), buf, bound, COUNT);
 }
 
 /*

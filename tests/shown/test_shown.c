@@ -36,8 +36,7 @@ static struct {
 static uint64_t held_on(const ek_group *group) {
   uint64_t bytes = 0;
   for (size_t k = 0; k < ek_group_size(group); k++) {
-    ek_memory_usage usage;
-    ck_ok(ek_memory_stats(&usage, ek_group_device(group, k)));
+    CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, ek_group_device(group, k)));
     bytes += usage.current_bytes;
   }
   return bytes;
@@ -110,12 +109,9 @@ static void shown_advice(void) {
   gpt.vocabulary = VOCABULARY;
   gpt.sequence = SEQUENCE;
   gpt.width = gpt.heads = gpt.layers = 1;
-  ek_tensor tokens;
-  ek_optimizer *adamw = NULL;
-  ek_trainer *trainer = NULL;
-  ck_ok(ek_tensor_host(&tokens, ids, EK_I32, 2, shape));
-  ck_ok(ek_adamw_create(&adamw, NULL));
-  ck_ok(open_best(&trainer, "cpu:2", &gpt, adamw, &tokens, &tokens));
+  CK_GOT(ek_tensor, tokens, ek_tensor_host(&tokens, ids, EK_I32, 2, shape));
+  CK_GOT(ek_optimizer *, adamw, ek_adamw_create(&adamw, NULL));
+  CK_GOT(ek_trainer *, trainer, open_best(&trainer, "cpu:2", &gpt, adamw, &tokens, &tokens));
   ck_ok(ek_trainer_step(NULL, trainer, &tokens, 1, &tokens, 1));
   ck_ok(ek_trainer_close(trainer));
   ek_optimizer_free(adamw);
@@ -849,7 +845,7 @@ enum { LAST_DEVICE = 3, VICTIMS = 3 };
 #endif
 
 CK_LOOP(programs_end_with_nothing_held, PROGRAMS) {
-  uint64_t n = 1;
+  uint64_t n;
   ck_ok(run_program(_i, "nothing", 0));
   for (opened.device = 0; opened.device < 4; opened.device += LAST_DEVICE) {
     for (n = 1; programs[_i].run != run_status; n = next(n)) {

@@ -94,6 +94,40 @@ struct ck_bed *ck_bed_open(const struct ck_module_case *module_case, ek_type typ
   return bed;
 }
 
+struct ck_bed *ck_bed_of(ek_status (*create)(ek_module **), ek_type type, struct ck_input input) {
+  struct ck_module_case *is = ck_array(1, sizeof *is);
+  *is = (struct ck_module_case){.create = create, .input = {input}};
+  return ck_bed_open(is, type, test_devices("cpu:1"));
+}
+
+void ck_results_same(const struct ck_results *got, const struct ck_results *want) {
+  ck_assert_int_eq(got->parameters, want->parameters);
+  ck_same_bits("y", got->output[0], want->output[0], want->output_count[0]);
+  if (want->grad_input[0] != NULL) {
+    ck_same_bits("dx", got->grad_input[0], want->grad_input[0], want->input_count[0]);
+  }
+  ck_same_bits("gradients", got->gradient, want->gradient, want->parameters);
+}
+
+bool ck_results_near(const struct ck_results *got, const struct ck_results *want, double allowed) {
+  return got->parameters == want->parameters &&
+         ck_rel_l2(got->output[0], want->output[0], want->output_count[0]) <= allowed &&
+         ck_rel_l2(got->grad_input[0], want->grad_input[0], want->input_count[0]) <= allowed &&
+         ck_rel_l2(got->gradient, want->gradient, want->parameters) <= allowed;
+}
+
+void ck_deviates(const ek_replica *replica, const char *name, double deviation) {
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, replica, name));
+  const int64_t count = ek_tensor_count(&info.value);
+  double squares = 0, *values = zeros(count);
+  ck_get(values, &info.value);
+  for (int64_t i = 0; i < count; i++) squares += values[i] * values[i];
+  const double found = sqrt(squares / (double)count);
+  /* The deviation of n samples is off by about 1 / sqrt(2 n), relative. */
+  ck_assert_msg(fabs(found - deviation) <= 5 * deviation / sqrt(2.0 * (double)count), "%s: %g",
+                name, found);
+}
+
 void ck_bed_close(struct ck_bed *bed) {
   ck_forget(bed);
   for (size_t i = 0; i < CK_MODULE_TENSORS; i++) {

@@ -7,12 +7,22 @@
 #ifndef CK_FROZEN_H
 #define CK_FROZEN_H
 
-#include "ek_check.h"
+#include "ck_module.h"
 
 /* Takes over the child, whose names begin with "inner." from now on. Bit i of `mask`: number i of
  * the `count` names is frozen; the others are trained, from the same values. */
 ek_module *ck_frozen_create(ek_module *child, const char *const *names, size_t count,
                             unsigned mask);
+
+/*
+ * A layer with a "weight" and a "bias" of these numbers, of which bits 0 and 1 of `mask` freeze one:
+ * dx and the other's gradient have the bits that they have when both are trained. No memory is taken
+ * for a gradient that is not needed, and it is not computed. What follows is the input.
+ */
+#define CK_FROZEN_PAIR(create, mask, weight, bias, ...)                                            \
+  ck_frozen_pair(create, mask, weight, bias, (struct ck_input){__VA_ARGS__})
+void ck_frozen_pair(ek_status (*create)(ek_module **), unsigned mask, const double *weight,
+                    const double *bias, struct ck_input input);
 
 /* The same, but the wrapper's own parameters are declared without `frozen`: ek_declare_frozen()
  * freezes them by path, by turns before the tie, by their name, and by the child's name. */

@@ -81,6 +81,10 @@ struct ck_bed *ck_bed_open(const struct ck_module_case *module_case, ek_type typ
                            const char *spec);
 void ck_bed_close(struct ck_bed *bed);
 
+/* The same of a module with one input, on the device under test. */
+#define CK_BED(create, type, ...) ck_bed_of(create, type, (struct ck_input){__VA_ARGS__})
+struct ck_bed *ck_bed_of(ek_status (*create)(ek_module **), ek_type type, struct ck_input input);
+
 /* A forward without gradient, of which nothing is kept. */
 void ck_bed_forward(struct ck_bed *bed);
 
@@ -92,6 +96,11 @@ struct ck_results {
   int64_t output_count[CK_MODULE_TENSORS], input_count[CK_MODULE_TENSORS];
 };
 
+/* The same first output, gradient of the first input and gradients, bit for bit; or within this
+ * relative L2 error. */
+void ck_results_same(const struct ck_results *got, const struct ck_results *want);
+bool ck_results_near(const struct ck_results *got, const struct ck_results *want, double allowed);
+
 /* With `grad_inputs` false none is asked for. */
 struct ck_results *ck_bed_backward(struct ck_bed *bed, bool grad_inputs);
 
@@ -101,6 +110,9 @@ void ck_bed_set(struct ck_bed *bed, const char *name, const double *values);
 /* The flat parameters as an array that is kept; and back. */
 double *ck_bed_parameters(struct ck_bed *bed);
 void ck_bed_set_parameters(struct ck_bed *bed, const double *values);
+
+/* The values of a parameter have this root mean square, as far as so many normal numbers do. */
+void ck_deviates(const ek_replica *replica, const char *name, double deviation);
 
 /* The replica has this parameter, with the shape "3 2". */
 void ck_has_parameter(const ek_replica *replica, const char *name, const char *shape);
