@@ -341,8 +341,7 @@ static double *soft_targets(struct ck_rig *rig, int64_t rows, int64_t classes, b
 static struct ck_entropy soft_entropy(struct ck_rig *rig, const double *x, const double *t,
                                       int64_t rows, int64_t classes,
                                       const ek_cross_entropy_options *o) {
-  struct ck_entropy r = {.losses = ck_zeros(rig, rows),
-                         .gradient = ck_zeros(rig, rows * classes),
+  struct ck_entropy r = {.losses = ck_zeros(rig, rows), .gradient = ck_zeros(rig, rows * classes),
                          .gradient_bound = ck_zeros(rig, rows * classes)};
   for (int64_t row = 0; row < rows; row++, x += classes, t += classes) {
     long double z = 0, mass = 0, weight = 0, loss = 0, q[64];

@@ -184,15 +184,12 @@ static double step(struct ck_training *t, const struct setting *s, double gradie
 static struct setting random_setting(int number) {
   struct ck_random random = ck_random_start(100 + (uint64_t)number);
   struct setting s = {.width = ck_random_integer(&random, 1, 20),
-                      .classes = ck_random_integer(&random, 1, 40),
-                      .bias = number % 2 == 1,
-                      .weights = number / 2 % 2 == 1,
-                      .ignore = number / 4 % 2 == 1,
+                      .classes = ck_random_integer(&random, 1, 40), .bias = number % 2 == 1,
+                      .weights = number / 2 % 2 == 1, .ignore = number / 4 % 2 == 1,
                       .whole_scale = number / 8 % 2 == 1,
                       .smoothing = number / 16 % 2 == 1 ? 0.125 : 0,
                       .reduction = number % 5 == 0 ? EK_REDUCTION_SUM : EK_REDUCTION_MEAN,
-                      .mode = (ek_mode)(number % 4),
-                      .type = number % 3 == 0 ? EK_F32 : EK_F64};
+                      .mode = (ek_mode)(number % 4), .type = number % 3 == 0 ? EK_F32 : EK_F64};
   s.columns = s.classes + (number / 32 % 2 == 1 ? ck_random_integer(&random, 1, 20) : 0);
   for (int i = 0; i < 64; i++) s.class_weight[i] = (double)ck_random_integer(&random, 0, 8) / 4;
   /* From less than a row to more than there are. */
@@ -245,11 +242,7 @@ CK_LOOP(any_block, 2) {
 /* ---- what every module must keep ---- */
 
 CK_TEST(as_a_module) {
-  struct setting s = {.width = 6,
-                      .classes = 11,
-                      .columns = 13,
-                      .bias = true,
-                      .smoothing = 0.125,
+  struct setting s = {.width = 6, .classes = 11, .columns = 13, .bias = true, .smoothing = 0.125,
                       .logits_bytes = 300};
   const ek_check_input inputs[] = {{.rank = 3, .shape = {4, 2, 6}, .low = -1, .high = 1},
                                    {.type = EK_I32, .rank = 2, .shape = {4, 2}, .high = 10}};

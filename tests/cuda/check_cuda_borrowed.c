@@ -32,17 +32,23 @@ static ek_status try_with(const char *spec, const ek_device_resources *resources
   return status;
 }
 
+static void destroy_stream(void *stream) { cuda_ok(cudaStreamDestroy(stream)); }
+static void free_kept(void *memory) { cuda_ok(cudaFree(memory)); }
+
+/* Both are kept. */
 static cudaStream_t new_stream(int gpu) {
   cudaStream_t stream = NULL;
-  ck_assert_int_eq(cudaSetDevice(gpu), cudaSuccess);
-  ck_assert_int_eq(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  cuda_ok(cudaSetDevice(gpu));
+  cuda_ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  ck_keep_by(stream, destroy_stream);
   return stream;
 }
 
 static void *new_memory(int gpu, size_t bytes) {
   void *memory = NULL;
-  ck_assert_int_eq(cudaSetDevice(gpu), cudaSuccess);
-  ck_assert_int_eq(cudaMalloc(&memory, bytes), cudaSuccess);
+  cuda_ok(cudaSetDevice(gpu));
+  cuda_ok(cudaMalloc(&memory, bytes));
+  ck_keep_by(memory, free_kept);
   return memory;
 }
 
@@ -57,6 +63,7 @@ static void be_slow(void *ignored) {
 CK_TEST(the_compute_stream_is_the_programs) {
   const cudaStream_t streams[] = {new_stream(0), new_stream(1)};
   const ek_device_resources resources[] = {{streams[0], NULL, 0}, {streams[1], NULL, 0}};
+  const size_t mark = ck_mark();
   ek_group *group = open_with("cuda:0-1@64MiB", resources, 2);
   for (int i = 0; i < 2; i++) {
     ek_device *device = ek_group_device(group, (size_t)i);
@@ -64,45 +71,35 @@ CK_TEST(the_compute_stream_is_the_programs) {
     ck_assert_ptr_eq(ek_stream_native(stream), streams[i]);
     ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));
     float first[COUNT] = {1, 2, 3, 4, 5, 6, 7, 8}, last[COUNT] = {0};
-    ck_assert_int_eq(cudaSetDevice(i), cudaSuccess);
-    ck_assert_int_eq(cudaLaunchHostFunc(streams[i], be_slow, NULL), cudaSuccess);
-    ck_assert_int_eq(cudaMemcpyAsync(x.data, first, sizeof first, cudaMemcpyDefault, streams[i]),
-                     cudaSuccess);
+    cuda_ok(cudaSetDevice(i));
+    cuda_ok(cudaLaunchHostFunc(streams[i], be_slow, NULL));
+    cuda_ok(cudaMemcpyAsync(x.data, first, sizeof first, cudaMemcpyDefault, streams[i]));
     ck_ok(ek_op_scale(stream, &x, &x, 3));
-    ck_assert_int_eq(cudaMemcpyAsync(last, x.data, sizeof last, cudaMemcpyDefault, streams[i]),
-                     cudaSuccess);
-    ck_assert_int_eq(cudaStreamSynchronize(streams[i]), cudaSuccess);
+    cuda_ok(cudaMemcpyAsync(last, x.data, sizeof last, cudaMemcpyDefault, streams[i]));
+    cuda_ok(cudaStreamSynchronize(streams[i]));
     for (int k = 0; k < COUNT; k++) ck_assert_float_eq(last[k], 3 * first[k]);
   }
-  ck_release_all();
-  for (int i = 0; i < 2; i++) { /* they are still there */
-    ck_assert_int_eq(cudaStreamQuery(streams[i]), cudaSuccess);
-    ck_assert_int_eq(cudaStreamDestroy(streams[i]), cudaSuccess);
-  }
+  ck_release(mark);
+  for (int i = 0; i < 2; i++) cuda_ok(cudaStreamQuery(streams[i])); /* they are still there */
 }
 
 /* Another stream of the program's fills, and reads, what the library's stream works on. */
 CK_TEST(streams_wait_for_each_other) {
-  ek_group *group = ck_open("cuda:0@64MiB", 0);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(ck_open("cuda:0@64MiB", 0), 0);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   const cudaStream_t theirs = new_stream(0), elsewhere = new_stream(1);
   float first[COUNT] = {1, 2, 3, 4, 5, 6, 7, 8}, last[COUNT] = {0};
   ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));
   ck_ok(ek_stream_synchronize(stream));
-  ck_assert_int_eq(cudaLaunchHostFunc(theirs, be_slow, NULL), cudaSuccess);
-  ck_assert_int_eq(cudaMemcpyAsync(x.data, first, sizeof first, cudaMemcpyDefault, theirs),
-                   cudaSuccess);
+  cuda_ok(cudaLaunchHostFunc(theirs, be_slow, NULL));
+  cuda_ok(cudaMemcpyAsync(x.data, first, sizeof first, cudaMemcpyDefault, theirs));
   ck_ok(ek_stream_wait_native(stream, theirs));
   ck_ok(ek_op_scale(stream, &x, &x, 5));
   ck_ok(ek_stream_native_wait(theirs, stream));
-  ck_assert_int_eq(cudaMemcpyAsync(last, x.data, sizeof last, cudaMemcpyDefault, theirs),
-                   cudaSuccess);
-  ck_assert_int_eq(cudaStreamSynchronize(theirs), cudaSuccess);
+  cuda_ok(cudaMemcpyAsync(last, x.data, sizeof last, cudaMemcpyDefault, theirs));
+  cuda_ok(cudaStreamSynchronize(theirs));
   for (int k = 0; k < COUNT; k++) ck_assert_float_eq(last[k], 5 * first[k]);
   ck_fails(ek_stream_wait_native(stream, elsewhere), EK_ERR_INTERNAL, "cudaEventRecord");
-  ck_assert_int_eq(cudaStreamDestroy(theirs), cudaSuccess);
-  ck_assert_int_eq(cudaStreamDestroy(elsewhere), cudaSuccess);
 }
 
 CK_TEST(streams_that_are_refused) {
@@ -113,7 +110,6 @@ CK_TEST(streams_that_are_refused) {
   ck_invalid(try_with("cuda:0@64MiB", per_thread, 1), "cudaStreamPerThread");
   ck_invalid(try_with("cuda:0@64MiB", elsewhere, 1), "not a stream of GPU 0");
   ck_invalid(try_with("cuda:1x2@64MiB", twice, 2), "have one stream");
-  ck_assert_int_eq(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 /* Two logical devices of one GPU, each in a piece of the program's memory; it is not freed. */
@@ -133,9 +129,6 @@ CK_TEST(tensors_lie_in_memory_of_the_program) {
     ck_get(got, &x);
     ck_same_bits("values", got, values, COUNT);
   }
-  ck_release_all();
-  ck_assert_int_eq(cudaSetDevice(0), cudaSuccess);
-  ck_assert_int_eq(cudaFree(memory), cudaSuccess);
 }
 
 CK_TEST(memory_that_is_refused) {
@@ -147,29 +140,27 @@ CK_TEST(memory_that_is_refused) {
   ck_invalid(try_with("cuda:0", pageable, 1), "no memory that CUDA knows");
   ck_invalid(try_with("cuda:0", elsewhere, 1), "memory of GPU 1; expected");
   ck_invalid(try_with("cuda:1", beyond, 1), "no memory that CUDA knows");
-  ck_assert_int_eq(cudaSetDevice(1), cudaSuccess);
-  ck_assert_int_eq(cudaFree(memory), cudaSuccess);
 }
 
 static int freed;
 static void free_memory(void *memory) {
   freed++;
-  ck_assert_int_eq(cudaFree(memory), cudaSuccess);
+  ck_forget(memory);
+  cuda_ok(cudaFree(memory));
 }
 
 /* Memory of cudaMalloc() and pinned memory, as tensors. */
 CK_TEST(foreign_memory_as_a_tensor) {
   static char pageable[64];
-  ek_group *group = ck_open("cuda:0@64MiB", 0);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(ck_open("cuda:0@64MiB", 0), 0);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   void *memory = new_memory(0, COUNT * sizeof(float)), *pinned = NULL;
   void *elsewhere = new_memory(1, COUNT * sizeof(float));
   double got[COUNT];
   ek_tensor x = {0}, y = {0};
   freed = 0;
-  ck_assert_int_eq(cudaSetDevice(0), cudaSuccess);
-  ck_assert_int_eq(cudaHostAlloc(&pinned, COUNT * sizeof(float), cudaHostAllocMapped), cudaSuccess);
+  cuda_ok(cudaSetDevice(0));
+  cuda_ok(cudaHostAlloc(&pinned, COUNT * sizeof(float), cudaHostAllocMapped));
   for (int k = 0; k < COUNT; k++) ((float *)pinned)[k] = (float)k;
   ck_ok(ek_tensor_wrap(&x, device, memory, EK_F32, CK_SHAPE(COUNT), free_memory, memory));
   ck_ok(ek_tensor_wrap(&y, device, pinned, EK_F32, CK_SHAPE(COUNT), NULL, NULL));
@@ -184,9 +175,7 @@ CK_TEST(foreign_memory_as_a_tensor) {
   ck_invalid(ek_tensor_wrap(&x, device, elsewhere, EK_F32, CK_SHAPE(COUNT), free_memory, elsewhere),
              "memory of GPU 1; expected memory of GPU 0");
   ck_assert_int_eq(freed, 1);
-  ck_assert_int_eq(cudaFreeHost(pinned), cudaSuccess);
-  ck_assert_int_eq(cudaSetDevice(1), cudaSuccess);
-  ck_assert_int_eq(cudaFree(elsewhere), cudaSuccess);
+  cuda_ok(cudaFreeHost(pinned));
 }
 
 /* A program that takes memory with cudaMallocAsync() beside a training, hands it to operations, and
@@ -209,17 +198,16 @@ CK_TEST(a_program_with_a_pool_of_its_own) {
   for (int i = 0; i < ROUNDS; i++) {
     void *memory = NULL;
     CK_GOT(ek_tensor, row, ek_tensor_rows(&row, &y, i, 1));
-    ck_assert_int_eq(cudaMallocAsync(&memory, sizeof first, theirs), cudaSuccess);
-    ck_assert_int_eq(cudaLaunchHostFunc(theirs, be_slow, NULL), cudaSuccess);
-    ck_assert_int_eq(cudaMemcpyAsync(memory, first, sizeof first, cudaMemcpyDefault, theirs),
-                     cudaSuccess);
+    cuda_ok(cudaMallocAsync(&memory, sizeof first, theirs));
+    cuda_ok(cudaLaunchHostFunc(theirs, be_slow, NULL));
+    cuda_ok(cudaMemcpyAsync(memory, first, sizeof first, cudaMemcpyDefault, theirs));
     ck_ok(ek_tensor_wrap(&x, device, memory, EK_F32, CK_SHAPE(1, COUNT), NULL, NULL));
     ck_ok(ek_stream_wait_native(stream, theirs));
     ck_ok(ek_op_scale(stream, &row, &x, i + 1));
     ek_tensor_free(&row);
     ek_tensor_free(&x);
     ck_ok(ek_stream_native_wait(theirs, stream));
-    ck_assert_int_eq(cudaFreeAsync(memory, theirs), cudaSuccess);
+    cuda_ok(cudaFreeAsync(memory, theirs));
     ck_ok(ck_training_step(&training, &batch, NULL));
     ck_ok(ck_training_step(&alone, &batch, NULL));
   }
@@ -231,10 +219,9 @@ CK_TEST(a_program_with_a_pool_of_its_own) {
   }
   ek_tensor_free(&y);
   ck_runs_agree(&training, &alone, CK_VALUES, 0);
-  ck_assert_int_eq(cudaStreamSynchronize(theirs), cudaSuccess);
+  cuda_ok(cudaStreamSynchronize(theirs));
   cuemu_usage(0, &usage);
   ck_assert_uint_eq(usage.allocations, before.allocations);
-  ck_assert_int_eq(cudaStreamDestroy(theirs), cudaSuccess);
 }
 
 /* Their stream fills the memory while it is imported; the deleter waits for our work. */
@@ -242,31 +229,26 @@ static float *their_memory;
 static float after[COUNT];
 static void delete_theirs(ek_dlpack *self) {
   (void)self;
-  ck_assert_int_eq(cudaMemcpy(after, their_memory, sizeof after, cudaMemcpyDefault), cudaSuccess);
+  cuda_ok(cudaMemcpy(after, their_memory, sizeof after, cudaMemcpyDefault));
 }
 
 CK_TEST(an_import_waits_for_their_stream_and_a_deletion_for_ours) {
-  ek_group *group = ck_open("cuda:1@64MiB", 0);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(ck_open("cuda:1@64MiB", 0), 0);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   const cudaStream_t theirs = new_stream(1);
   float first[COUNT] = {1, 2, 3, 4, 5, 6, 7, 8};
   int64_t shape[] = {COUNT};
   their_memory = new_memory(1, sizeof first);
-  ek_dlpack head = {.major = 1,
-                    .deleter = delete_theirs,
+  ek_dlpack head = {.major = 1, .deleter = delete_theirs,
                     .tensor = {.data = their_memory, .device_type = EK_DLPACK_CUDA,
                                .device_id = 1, .rank = 1, .code = EK_DLPACK_FLOAT, .bits = 32,
                                .lanes = 1, .shape = shape}};
-  ck_assert_int_eq(cudaLaunchHostFunc(theirs, be_slow, NULL), cudaSuccess);
-  ck_assert_int_eq(cudaMemcpyAsync(their_memory, first, sizeof first, cudaMemcpyDefault, theirs),
-                   cudaSuccess);
+  cuda_ok(cudaLaunchHostFunc(theirs, be_slow, NULL));
+  cuda_ok(cudaMemcpyAsync(their_memory, first, sizeof first, cudaMemcpyDefault, theirs));
   CK_GOT(ek_tensor, x, ek_dlpack_import(&x, device, &head, theirs));
   ck_ok(ek_op_scale(stream, &x, &x, 7));
   ek_tensor_free(&x);
   for (int k = 0; k < COUNT; k++) ck_assert_float_eq(after[k], 7 * first[k]);
-  ck_assert_int_eq(cudaFree(their_memory), cudaSuccess);
-  ck_assert_int_eq(cudaStreamDestroy(theirs), cudaSuccess);
 }
 
 /* A tool hears of modules, copies and what the program marks, and a trace changes nothing of it. */

@@ -36,17 +36,24 @@ static ek_group *open_group(double time_limit) {
   return group;
 }
 
+static void fill(ek_tensor *tensor, double value) {
+  ck_ok(ek_op_fill(ek_device_stream(tensor->device, EK_STREAM_COMPUTE), tensor, value));
+}
+
+/* A tensor of ones on a device. */
+static ek_tensor ones_on(ek_device *device) {
+  ek_tensor ones = ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));
+  fill(&ones, 1);
+  return ones;
+}
+
 static void open_pair(struct pair *pair, double time_limit) {
   memset(pair, 0, sizeof *pair);
   pair->group = open_group(time_limit);
   ck_kept(ek_communicator_open(&pair->communicator, pair->group), pair->communicator);
   ck_assert_str_eq(ek_communicator_name(pair->communicator), "nccl");
   ck_assert_int_eq(cuemu_nccl_most_ctas(), 16);
-  for (size_t k = 0; k < DEVICES; k++) {
-    ek_device *device = ek_group_device(pair->group, k);
-    pair->ones[k] = ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));
-    ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &pair->ones[k], 1));
-  }
+  for (size_t k = 0; k < DEVICES; k++) pair->ones[k] = ones_on(ek_group_device(pair->group, k));
   ck_ok(ek_group_synchronize(pair->group));
 }
 
@@ -205,10 +212,7 @@ CK_LOOP(a_stuck_worker_comes_back, 2) {
   pair.test = _i;
   ck_fails(ek_group_apply(pair.group, get_stuck, &pair), EK_ERR_UNAVAILABLE, "cuda:0");
   says_limit(limit);
-  for (size_t k = 0; k < DEVICES; k++) {
-    ek_device *device = ek_group_device(pair.group, k);
-    ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &pair.ones[k], 2));
-  }
+  for (size_t k = 0; k < DEVICES; k++) fill(&pair.ones[k], 2);
   ck_ok(ek_group_apply(pair.group, once, &pair)); /* with communicators that are new */
   ck_ok(ek_group_synchronize(pair.group));
   ck_get(sums, &pair.ones[1]);
@@ -266,20 +270,13 @@ CK_LOOP_FROM(who_does_not_come_is_given_up, CROSSED, ONE_LEAVES + 1) {
   const double limit = choose_limit();
   open_pair(&it.pair, limit);
   ck_kept(ek_communicator_open(&it.second, it.pair.group), it.second);
-  for (size_t k = 0; k < DEVICES; k++) {
-    ek_device *device = ek_group_device(it.pair.group, k);
-    it.more[k] = ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));
-    ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &it.more[k], 1));
-  }
+  for (size_t k = 0; k < DEVICES; k++) it.more[k] = ones_on(ek_group_device(it.pair.group, k));
   ck_ok(ek_group_apply(it.pair.group, meet, &it));
   it.way = _i;
   ck_fails(ek_group_apply(it.pair.group, meet, &it), late[_i].status, late[_i].text);
   ck_assert_msg(ck_contains(ek_error_message(), late[_i].more), "%s", ek_error_message());
   if (late[_i].status == EK_ERR_UNAVAILABLE) says_limit(limit);
-  for (size_t k = 0; k < DEVICES; k++) {
-    ek_stream *stream = ek_device_stream(ek_group_device(it.pair.group, k), EK_STREAM_COMPUTE);
-    ck_ok(ek_op_fill(stream, &it.more[k], 2));
-  }
+  for (size_t k = 0; k < DEVICES; k++) fill(&it.more[k], 2);
   it.way = TOGETHER; /* with communicators that are new */
   ck_ok(ek_group_apply(it.pair.group, meet, &it));
   ck_ok(ek_group_synchronize(it.pair.group));
@@ -329,7 +326,7 @@ CK_TEST(groups_open_and_close_beside_collectives) {
   ck_assert_int_eq(pthread_create(&thread, NULL, train, &it), 0);
   for (int i = 0; i < (CK_TSAN ? 2 : 5); i++) {
     ek_group *other = open_group(60);
-    CK_OPENED(ek_communicator *, communicator, ek_communicator_open(&communicator, other));
+    CK_GOT(ek_communicator *, communicator, ek_communicator_open(&communicator, other));
     ek_communicator_free(communicator);
     ek_group_free(other);
   }
@@ -388,7 +385,7 @@ CK_LOOP(one_rank_by_nccl, 2) {
   ck_assert_str_eq(ek_communicator_name(it.communicator), _i == 1 ? "nccl" : "peer");
   ek_device *device = ek_group_device(group, 0);
   it.tensor = ck_upload(device, EK_F32, NULL, CK_SHAPE(COUNT));
-  ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &it.tensor, 7));
+  fill(&it.tensor, 7);
   const unsigned long before = cuemu_calls(0, CUEMU_NCCL);
   ck_ok(ek_group_apply(group, all_kinds, &it));
   ck_ok(ek_group_synchronize(group));

@@ -165,8 +165,7 @@ CK_TEST(copies_of_any_size) {
 /* ---- streams ---- */
 
 CK_TEST(events_order_streams) {
-  ek_group *group = ck_open("cuda:0", 0);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(ck_open("cuda:0", 0), 0);
   ek_stream *compute = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_stream *other = ek_device_stream(device, EK_STREAM_COMMUNICATION);
   const int64_t count = 100000;
@@ -190,8 +189,7 @@ CK_TEST(events_order_streams) {
 }
 
 CK_TEST(a_bad_index_is_told_by_who_waits) {
-  ek_group *group = ck_open("cuda:0x2", 0);
-  ek_device *device = ek_group_device(group, 1);
+  ek_device *device = ek_group_device(ck_open("cuda:0x2", 0), 1);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   const double numbers[] = {0, 1, 5}, table[] = {1, 2, 3, 4};
   ek_tensor index = ck_upload(device, EK_I32, numbers, CK_SHAPE(3));
@@ -243,7 +241,7 @@ CK_TEST(workers_sleep_no_longer_than_they_ask) {
 
 static int current(void) {
   int gpu = -1;
-  ck_assert_int_eq(cudaGetDevice(&gpu), cudaSuccess);
+  cuda_ok(cudaGetDevice(&gpu));
   return gpu;
 }
 
@@ -265,7 +263,7 @@ static ek_status note_gpu(void *context, ek_device *device, size_t index) {
 CK_LOOP(the_current_gpu_stays, 2) {
   enum { OWN = 3 };
   const double numbers[] = {1, 2, 3};
-  ck_assert_int_eq(cudaSetDevice(OWN), cudaSuccess);
+  cuda_ok(cudaSetDevice(OWN));
   ek_group *group = ck_open(_i == 0 ? "cuda:1-2@48MiB" : "cuda:1x2@48MiB", 0);
   ck_assert_int_eq(current(), OWN);
   ek_device *device = ek_group_device(group, 0), *other = ek_group_device(group, 1);
@@ -299,7 +297,7 @@ CK_LOOP(the_current_gpu_stays, 2) {
   ek_communicator_free(communicator);
   ck_ok(ek_group_close(group));
   ck_assert_int_eq(current(), OWN);
-  ck_assert_int_eq(cudaSetDevice(0), cudaSuccess);
+  cuda_ok(cudaSetDevice(0));
 }
 
 /* ---- GPUs and each other's memory ---- */
@@ -314,7 +312,7 @@ CK_LOOP(copies_between_gpus, 3) {
                {"cuda:0-1@48MiB", "nccl", false}};
   cuemu_reset();
   for (int gpu = 0; gpu < 2; gpu++) { /* as in a process that has opened no group before */
-    ck_assert_int_eq(cudaSetDevice(gpu), cudaSuccess);
+    cuda_ok(cudaSetDevice(gpu));
     (void)cudaDeviceDisablePeerAccess(1 - gpu);
     (void)cudaGetLastError();
   }

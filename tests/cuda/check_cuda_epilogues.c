@@ -666,8 +666,7 @@ CK_LOOP(a_state_clears_the_rows_after_a_table, 3) {
 CK_TEST(a_gradient_begins_with_zeros_after_a_table) {
   enum { COUNT = 8256 * WIDTH };
   static double got[COUNT];
-  ek_group *group = ck_open_exactly(SPEC, 1);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(ck_open_exactly(SPEC, 1), 0);
   CK_OPENED(ek_module *, table, ek_embedding_create(&table, TABLE, WIDTH, 0));
   CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, device, table, NULL));
   ek_tensor gradients = *ek_replica_gradients(replica);

@@ -49,8 +49,7 @@ enum { LARGE = 5 << 20 };
 
 /* Not ahead, the compute stream waits for the arrival, and the copy still need not wait for it. */
 CK_LOOP(it_travels_while_the_device_computes, 2) {
-  ek_group *group = ck_open("cuda:0x2@100MiB", 0);
-  ek_device *device = ek_group_device(group, 1);
+  ek_device *device = ek_group_device(ck_open("cuda:0x2@100MiB", 0), 1);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_tensor host = numbers_of(LARGE, 3), y = on_device(device, LARGE);
   cuemu_hang(0, CUEMU_KERNEL, 1);
@@ -153,8 +152,7 @@ CK_TEST(targets_have_arrived) {
 /* The kernel that reads the memory has not run when it is given back and taken again. */
 CK_LOOP(who_had_the_memory_has_done_with_it, 4) {
   const int64_t count = 30000;
-  ek_group *group = ck_open("cuda:0@60MiB", 0);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(ck_open("cuda:0@60MiB", 0), 0);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_tensor first = numbers_of(count, 1), second = numbers_of(count, 4000);
   ek_tensor x = {0}, y = on_device(device, count);
@@ -179,8 +177,7 @@ CK_LOOP(who_had_the_memory_has_done_with_it, 4) {
  * both becomes one tensor. */
 CK_LOOP(neighbours_wait_for_the_later_one, 2) {
   const int64_t count = 6400; /* whole units, so that the two are neighbours */
-  ek_group *group = ck_open("cuda:0@60MiB", 0);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(ck_open("cuda:0@60MiB", 0), 0);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_tensor small = numbers_of(64, 0), host = numbers_of(count, 1);
   ek_tensor both = numbers_of(2 * count, 4000);
@@ -214,8 +211,7 @@ CK_LOOP(neighbours_wait_for_the_later_one, 2) {
 /* Content that was never waited for does not overwrite what the next one put into its memory. */
 CK_LOOP(a_batch_that_is_dropped_on_its_way, 2) {
   const int64_t count = 30000, longer = 40000;
-  ek_group *group = ck_open("cuda:0@60MiB", 0);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ek_group_device(ck_open("cuda:0@60MiB", 0), 0);
   ek_tensor host = numbers_of(count, 1), sent = {0}, next = {0}, seven = numbers_of(longer, 0);
   for (int64_t i = 0; i < longer; i++) ((float *)seven.data)[i] = 7;
   cuemu_hang(0, CUEMU_COPY, 1);

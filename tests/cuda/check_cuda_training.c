@@ -79,12 +79,16 @@ static struct run train(const struct ck_setup *setup) {
   return run;
 }
 
+static void losses_near(const struct run *got, const struct run *want, double allowed) {
+  for (int step = 0; step < STEPS; step++) {
+    ck_assert_double_le(fabs(got->losses[step] - want->losses[step]),
+                        allowed * fabs(want->losses[step]));
+  }
+}
+
 static void equals_cpu(const struct run *cuda, const struct run *cpu) {
   ck_assert_int_eq(cpu->count, cuda->count);
-  for (int step = 0; step < STEPS; step++) {
-    ck_assert_double_le(fabs(cuda->losses[step] - cpu->losses[step]),
-                        TOLERANCE * fabs(cpu->losses[step]));
-  }
+  losses_near(cuda, cpu, TOLERANCE);
   ck_assert_double_le(ck_rel_l2(cuda->gradients, cpu->gradients, cpu->count), TOLERANCE);
   ck_assert_double_le(ck_rel_l2(cuda->values, cpu->values, cpu->count), TOLERANCE);
 }
@@ -93,10 +97,7 @@ static void equals_cpu(const struct run *cuda, const struct run *cpu) {
 static void equals_cpu_in_16_bits(const struct run *cuda, const struct run *cpu, ek_type type) {
   const double allowed = 16 * (type == EK_BF16 ? 0x1p-8 : 0x1p-11);
   ck_assert_double_le(ck_rel_l2(cuda->gradients, cpu->gradients, cpu->count), allowed);
-  for (int step = 0; step < STEPS; step++) {
-    ck_assert_double_le(fabs(cuda->losses[step] - cpu->losses[step]),
-                        allowed * fabs(cpu->losses[step]));
-  }
+  losses_near(cuda, cpu, allowed);
   ck_same_bits("parameters before", cuda->before, cpu->before, cpu->count);
   double difference = 0, change = 0;
   for (int64_t i = 0; i < cpu->count; i++) {
@@ -165,10 +166,7 @@ CK_LOOP(the_gradient_in_forward, WORKLOADS * CK_MODES) {
   struct run late = train(&setup);
   setup.gradient_in_forward = true;
   struct run early = train(&setup);
-  for (int step = 0; step < STEPS; step++) {
-    ck_assert_double_le(fabs(early.losses[step] - late.losses[step]),
-                        1e-6 * fabs(late.losses[step]));
-  }
+  losses_near(&early, &late, 1e-6);
   ck_assert_double_le(ck_rel_l2(early.gradients, late.gradients, late.count), 1e-6);
   ck_assert_double_le(ck_rel_l2(early.values, late.values, late.count), 1e-6);
   for (size_t k = 0; k < 4; k++) {

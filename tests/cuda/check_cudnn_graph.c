@@ -61,12 +61,9 @@ static int set(void *descriptor, int name, int type, int64_t count, const void *
 }
 
 static int check(const struct gpu *gpu) {
-  const struct ek__attention_args args = {.q_step = gpu->step,
-                                          .k_step = gpu->step,
-                                          .v_step = gpu->step,
-                                          .batch = gpu->batch,
-                                          .tokens = gpu->tokens,
-                                          .heads = gpu->heads,
+  const struct ek__attention_args args = {.q_step = gpu->step, .k_step = gpu->step,
+                                          .v_step = gpu->step, .batch = gpu->batch,
+                                          .tokens = gpu->tokens, .heads = gpu->heads,
                                           .head_width = gpu->width,
                                           .types.value = gpu->type};
   struct ek__cudnn without_handle = cudnn;

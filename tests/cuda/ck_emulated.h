@@ -30,6 +30,9 @@ static inline void ck_emulated_end(void) {
 
 #define CK_EMULATED_SUITE(name) CK_SUITE_WITH(name, ck_emulated_begin, ck_emulated_end)
 
+/* Of the program's own calls. */
+#define cuda_ok(call) ck_assert_int_eq(call, cudaSuccess)
+
 /* Changes one setting until the test ends; while nothing is alive. */
 #define ck_emulate(member, value)                                                                  \
   do {                                                                                             \

@@ -76,8 +76,7 @@ CK_LOOP(a_cap_is_exact_to_one_unit, 10) {
 }
 
 CK_LOOP(out_of_memory_says_what_is_held, 2) {
-  ek_group *group = ck_open(_i == 0 ? "cpu:2@10MiB" : "plan:2@10MiB", 1);
-  ek_device *device = ek_group_device(group, 1);
+  ek_device *device = ek_group_device(ck_open(_i == 0 ? "cpu:2@10MiB" : "plan:2@10MiB", 1), 1);
   ek_tensor a = {0}, c = {0};
   ck_ok(ck_take(&a, device, EK_MEMORY_PARAMETERS, 6 << 20));
   CK_OPENED(ek_tensor, b, ck_take(&b, device, EK_MEMORY_GRADIENTS, 3 << 19));
@@ -212,8 +211,7 @@ CK_LOOP(the_nth_allocation_fails_once, 2) {
 /* ---- the recorder ---- */
 
 CK_LOOP(the_recorder_keeps_the_timeline, 2) {
-  ek_group *group = ck_open(_i == 0 ? "cpu@1MiB" : "plan@1MiB", 1);
-  ek_device *device = ek_group_device(group, 0);
+  ek_device *device = ck_device(_i == 0 ? "cpu@1MiB" : "plan@1MiB");
   const ek_memory_event *e = NULL;
   size_t count = 99, dropped = 99;
   ck_fails(ek_memory_record_stop(&e, &count, &dropped, device), EK_ERR_STATE,

@@ -207,45 +207,14 @@ error_t fuzz_bench_argp_parse(const struct argp *argp, int argc, char **argv, un
   return argp_parse(argp, argc, argv, flags | ARGP_SILENT, index, input);
 }
 
-static const char *const words[] = {"--preset=quick",
-                                    "--preset=lm-40k",
-                                    "--preset=gpt3-175b",
-                                    "--devices=cpu:4",
-                                    "--devices=plan:8@80GiB",
-                                    "--modes=all",
-                                    "--modes=gather,sharded",
-                                    "--threads=2",
-                                    "--tf32",
-                                    "--deterministic",
-                                    "--layers=0",
-                                    "--width=96",
-                                    "--heads=7",
-                                    "--seq=16",
-                                    "--vocab=2147483647",
-                                    "--batch=5",
-                                    "--steps=1000000",
-                                    "--warmup=0",
-                                    "--seed=0xffff",
-                                    "--optimizer=sgd",
-                                    "--data",
-                                    "a file",
-                                    "--scatter=sizes=1,2,3",
-                                    "--scatter=weights=1,0.5",
-                                    "--keep-outputs",
-                                    "--no-keep-outputs",
-                                    "--loss=fused",
-                                    "--loss=whole",
-                                    "--fail-above=1.1",
-                                    "--timeline=x.csv",
-                                    "-o",
-                                    "json",
-                                    "--export-json=x",
-                                    "-q",
-                                    "-h",
-                                    "--help",
-                                    "--",
-                                    "--width",
-                                    "-qo"};
+static const char *const words[] = {
+    "--preset=quick", "--preset=lm-40k", "--preset=gpt3-175b", "--devices=cpu:4",
+    "--devices=plan:8@80GiB", "--modes=all", "--modes=gather,sharded", "--threads=2", "--tf32",
+    "--deterministic", "--layers=0", "--width=96", "--heads=7", "--seq=16", "--vocab=2147483647",
+    "--batch=5", "--steps=1000000", "--warmup=0", "--seed=0xffff", "--optimizer=sgd", "--data",
+    "a file", "--scatter=sizes=1,2,3", "--scatter=weights=1,0.5", "--keep-outputs",
+    "--no-keep-outputs", "--loss=fused", "--loss=whole", "--fail-above=1.1", "--timeline=x.csv",
+    "-o", "json", "--export-json=x", "-q", "-h", "--help", "--", "--width", "-qo"};
 enum { WORDS = sizeof words / sizeof words[0], MOST_ARGUMENTS = 24 };
 
 static void check_options(const struct options *options) {

@@ -183,21 +183,11 @@ static void try_nodes(struct fuzz_input *input) {
 
 /* ---- variables ---- */
 
-static const char *const names[] = {"RANK",
-                                    "WORLD_SIZE",
-                                    "MASTER_ADDR",
-                                    "MASTER_PORT",
-                                    "TORCHELASTIC_RUN_ID",
-                                    "TORCHELASTIC_USE_AGENT_STORE",
-                                    "SLURM_PROCID",
-                                    "SLURM_NTASKS",
-                                    "SLURM_JOB_NODELIST",
-                                    "SLURM_JOB_ID",
-                                    "PMI_SIZE",
-                                    "EVENKEEL_WORLD_FILE",
-                                    "EVENKEEL_WORLD_PROCESS",
-                                    "EVENKEEL_WORLD_PROCESSES",
-                                    "EVENKEEL_WORLD_PORT"};
+static const char *const names[] = {
+    "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_NODELIST",
+    "SLURM_JOB_ID", "PMI_SIZE", "EVENKEEL_WORLD_FILE", "EVENKEEL_WORLD_PROCESS",
+    "EVENKEEL_WORLD_PROCESSES", "EVENKEEL_WORLD_PORT"};
 enum { NAMES = sizeof names / sizeof names[0] };
 
 static void set_variables(struct fuzz_input *input) {

@@ -95,12 +95,8 @@ static size_t read_count(struct fuzz_input *input) {
 
 static ek_status make_module(ek_module **module, struct fuzz_input *input) {
   static ek_module_ops ops;
-  ops = (ek_module_ops){.size = sizeof ops,
-                        .kind = "odd",
-                        .parameters = odd_parameters,
-                        .forward = odd_forward,
-                        .backward = odd_backward,
-                        .free = odd_free};
+  ops = (ek_module_ops){.size = sizeof ops, .kind = "odd", .parameters = odd_parameters,
+                        .forward = odd_forward, .backward = odd_backward, .free = odd_free};
   const int missing = fuzz_choice(input, 64);
   if (missing == 1) ops.kind = NULL;
   if (missing == 2) ops.parameters = NULL;
@@ -171,12 +167,9 @@ static void loss_free(ek_module *self) { free(self); }
 
 static ek_status make_criterion(ek_criterion **criterion, size_t outputs,
                                 struct fuzz_input *input) {
-  static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
-                                    .kind = "odd",
-                                    .parameters = loss_parameters,
-                                    .forward = loss_forward,
-                                    .backward = loss_backward,
-                                    .free = loss_free};
+  static const ek_module_ops ops = {.size = sizeof(ek_module_ops), .kind = "odd",
+                                    .parameters = loss_parameters, .forward = loss_forward,
+                                    .backward = loss_backward, .free = loss_free};
   static const size_t terms[] = {2, 64, 65, 0, 70, SIZE_MAX};
   static double coefficients[MOST_COEFFICIENTS];
   static const double values[2] = {1, 2};

@@ -218,12 +218,9 @@ static void module_free(ek_module *base) {
 
 ek_status misbehaving_module(ek_module **module, bool with_child) {
   static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
-                                    .types = EK_TYPES_F32 | EK_TYPES_F64,
-                                    .kind = "misbehaving",
-                                    .parameters = module_parameters,
-                                    .forward = module_forward,
-                                    .backward = module_backward,
-                                    .free = module_free};
+                                    .types = EK_TYPES_F32 | EK_TYPES_F64, .kind = "misbehaving",
+                                    .parameters = module_parameters, .forward = module_forward,
+                                    .backward = module_backward, .free = module_free};
   struct module *self = calloc(1, sizeof *self);
   FUZZ_EXPECT(self != NULL, "the harness has no memory");
   FUZZ_OK(ek_module_init(&self->base, &ops, 1, 1));
@@ -308,10 +305,8 @@ static void loss_free(ek_module *self) { free(self); }
 
 ek_status misbehaving_criterion(ek_criterion **criterion) {
   static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
-                                    .types = EK_TYPES_F32 | EK_TYPES_F64,
-                                    .kind = "misbehaving",
-                                    .forward = loss_forward,
-                                    .backward = loss_backward,
+                                    .types = EK_TYPES_F32 | EK_TYPES_F64, .kind = "misbehaving",
+                                    .forward = loss_forward, .backward = loss_backward,
                                     .free = loss_free};
   *criterion = calloc(1, sizeof **criterion);
   FUZZ_EXPECT(*criterion != NULL, "the harness has no memory");
@@ -336,10 +331,8 @@ static void rule_free(ek_optimizer *self) { free(self); }
 
 ek_status misbehaving_rule(ek_optimizer **rule) {
   static const ek_optimizer_ops ops = {.size = sizeof(ek_optimizer_ops),
-                                       .types = EK_TYPES_F32 | EK_TYPES_F64,
-                                       .kind = "misbehaving",
-                                       .update = rule_update,
-                                       .free = rule_free};
+                                       .types = EK_TYPES_F32 | EK_TYPES_F64, .kind = "misbehaving",
+                                       .update = rule_update, .free = rule_free};
   *rule = calloc(1, sizeof **rule);
   FUZZ_EXPECT(*rule != NULL, "the harness has no memory");
   return ek_optimizer_init(*rule, &ops, 1, 0.125, 0);

@@ -57,13 +57,10 @@ static ek_status take_steps(struct run *run, int64_t steps, void *memory, FILE *
   EK_TRY(move(&run->tensors[P], memory, file, true));
   for (int64_t step = 1; step <= steps; step++) {
     EK_TRY(move(&run->tensors[G], memory, file, true));
-    const ek_update update = {.parameters = &run->tensors[P],
-                              .gradients = &run->tensors[G],
-                              .states = &run->tensors[M],
-                              .step = step,
+    const ek_update update = {.parameters = &run->tensors[P], .gradients = &run->tensors[G],
+                              .states = &run->tensors[M], .step = step,
                               .learning_rate = ek_optimizer_learning_rate(run->rule),
-                              .whole = &run->matrix,
-                              .workspace = &run->tensors[W]};
+                              .whole = &run->matrix, .workspace = &run->tensors[W]};
     EK_TRY(ek_optimizer_table(run->rule)->update(run->rule, stream, &update));
   }
   if (fseek(file, 0, SEEK_END) != 0) return ek_error_set(EK_ERR_IO, "the file has no end");

@@ -89,8 +89,7 @@ static ek_status create_pair(ek_module **module) {
 
 /* The same module twice in a model is two layers with two masks: about a quarter is left. */
 CK_TEST(layers_have_masks_of_their_own) {
-  static const struct ck_module_case is = {.name = "two layers",
-                                           .create = create_pair,
+  static const struct ck_module_case is = {.name = "two layers", .create = create_pair,
                                            .input = {{0, 2, {40, 25}, 1, 2, 0}}};
   const int n = 1000;
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));

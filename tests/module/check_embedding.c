@@ -89,8 +89,7 @@ CK_TEST(bad_input) {
 
 /* A token outside the table is found at once, or at the next wait; nothing is left behind. */
 CK_TEST(token_outside) {
-  static const struct ck_module_case is = {.name = "tokens",
-                                           .create = create_plain,
+  static const struct ck_module_case is = {.name = "tokens", .create = create_plain,
                                            .input = {{EK_I32, 2, {2, 2}, 0, 4, 0}}};
   const double outside[] = {-1, 5};
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, "cpu:1");

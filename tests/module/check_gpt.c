@@ -50,18 +50,10 @@ static const struct ck_module_case cases[] = {
 CK_MODULE_CASES(cases)
 
 CK_LOOP(names, 2) {
-  static const char *const block[] = {"ln_1.weight",
-                                      "ln_1.bias",
-                                      "attention.qkv.weight",
-                                      "attention.qkv.bias",
-                                      "attention.projection.weight",
-                                      "attention.projection.bias",
-                                      "ln_2.weight",
-                                      "ln_2.bias",
-                                      "expand.weight",
-                                      "expand.bias",
-                                      "contract.weight",
-                                      "contract.bias"};
+  static const char *const block[] = {
+      "ln_1.weight", "ln_1.bias", "attention.qkv.weight", "attention.qkv.bias",
+      "attention.projection.weight", "attention.projection.bias", "ln_2.weight", "ln_2.bias",
+      "expand.weight", "expand.bias", "contract.weight", "contract.bias"};
   struct ck_bed *bed = ck_bed_open(&cases[2 * _i], EK_F32, test_devices("cpu:1"));
   ck_assert_uint_eq(ek_replica_parameter_count(bed->replica), 2 + 24 + 2);
   CK_GOT(ek_parameter_info, info, ek_replica_find(&info, bed->replica, "tokens.weight"));

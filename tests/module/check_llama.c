@@ -256,14 +256,10 @@ CK_LOOP(formula, 3) {
 }
 
 CK_LOOP(names, 2) {
-  static const char *const block[] = {"attention_norm.weight",
-                                      "attention.qkv.weight",
-                                      "attention.projection.weight",
-                                      "feed_forward_norm.weight",
-                                      "feed_forward.gate.weight",
-                                      "feed_forward.up.weight",
-                                      "feed_forward.down.weight",
-                                      "attention.qkv.bias"};
+  static const char *const block[] = {
+      "attention_norm.weight", "attention.qkv.weight", "attention.projection.weight",
+      "feed_forward_norm.weight", "feed_forward.gate.weight", "feed_forward.up.weight",
+      "feed_forward.down.weight", "attention.qkv.bias"};
   struct ck_bed *bed = ck_bed_open(&cases[_i], EK_F32, test_devices("cpu:1"));
   const size_t of_block = _i == 1 ? 8 : 7;
   ek_parameter_info info, table;

@@ -262,25 +262,18 @@ static const ek_tensor *upload_ranges(struct ck_rig *rig, const struct attention
 }
 
 static struct tensors upload(struct ck_rig *rig, const struct attention *a) {
-  const ek_attend_options options = {.size = sizeof options,
-                                     .heads = (int)a->heads,
-                                     .kv_heads = (int)a->kv_heads,
-                                     .causal = !a->mask.everything,
-                                     .ranges = upload_ranges(rig, a),
-                                     .dropout = a->mask.dropout,
-                                     .key = key,
-                                     .first_sample = FIRST_SAMPLE};
+  const ek_attend_options options = {.size = sizeof options, .heads = (int)a->heads,
+                                     .kv_heads = (int)a->kv_heads, .causal = !a->mask.everything,
+                                     .ranges = upload_ranges(rig, a), .dropout = a->mask.dropout,
+                                     .key = key, .first_sample = FIRST_SAMPLE};
   const int64_t b = a->batch, t = a->tokens, c = a->heads * a->width;
   const int64_t all = c + 2 * a->kv_heads * a->width;
   return (struct tensors){.qkv = ck_tensor(rig, a->qkv, CK_SHAPE(b, t, all)),
                           .out = ck_poisoned(rig, CK_SHAPE(b, t, c)),
                           .lse = ck_poisoned_sums(rig, CK_SHAPE(b, a->heads, t)),
                           .dout = ck_tensor(rig, a->dout, CK_SHAPE(b, t, c)),
-                          .dqkv = ck_poisoned(rig, CK_SHAPE(b, t, all)),
-                          .in = b * t * all,
-                          .result = b * t * c,
-                          .rows = b * a->heads * t,
-                          .options = options};
+                          .dqkv = ck_poisoned(rig, CK_SHAPE(b, t, all)), .in = b * t * all,
+                          .result = b * t * c, .rows = b * a->heads * t, .options = options};
 }
 
 static ek_status forward(struct ck_rig *rig, const struct tensors *t) {

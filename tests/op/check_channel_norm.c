@@ -205,14 +205,8 @@ static void check_norm(struct ck_rig *rig, const struct norm *f) {
   ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(f->rows, C));
   ck_ok(ek_op_channel_norm_forward(rig->stream, y, x, mean, rstd, weight, bias));
   ck_fits(rig, "y", y, f->y, f->y_bound, n);
-  ek_channel_norm_backward_args args = {.dx = dx,
-                                        .dy = dy,
-                                        .x = x,
-                                        .mean = mean,
-                                        .rstd = rstd,
-                                        .weight = weight,
-                                        .average_g = g,
-                                        .average_gn = gn};
+  ek_channel_norm_backward_args args = {.dx = dx, .dy = dy, .x = x, .mean = mean, .rstd = rstd,
+                                        .weight = weight, .average_g = g, .average_gn = gn};
   ck_ok(ek_op_channel_norm_backward(rig->stream, &args));
   ck_fits(rig, "dx", dx, f->dx, f->dx_bound, n);
   args.dx = dy;
@@ -226,20 +220,14 @@ CK_RIG_CASES(normalize, c, 2 * SIZES) {
   const int64_t *size = sizes[c / 2], n = size[0] * size[1];
   const int64_t samples = c % 2 == 1 ? size[2] : 1, of = samples * size[1];
   if (size[0] % samples != 0) return;
-  struct norm f = {.rows = size[0],
-                   .channels = size[1],
-                   .samples = samples,
-                   .x = ck_values(rig, n, -3, 5),
-                   .dy = ck_values(rig, n, -2, 2),
+  struct norm f = {.rows = size[0], .channels = size[1], .samples = samples,
+                   .x = ck_values(rig, n, -3, 5), .dy = ck_values(rig, n, -2, 2),
                    .mean = ck_values_of(rig, rig->sum, of, -1, 2),
                    .rstd = ck_values_of(rig, rig->sum, of, 0.1, 2),
-                   .weight = ck_values(rig, size[1], -2, 2),
-                   .bias = ck_values(rig, size[1], -2, 2),
+                   .weight = ck_values(rig, size[1], -2, 2), .bias = ck_values(rig, size[1], -2, 2),
                    .g = ck_values_of(rig, rig->sum, of, -1, 1),
-                   .gn = ck_values_of(rig, rig->sum, of, -1, 1),
-                   .y = ck_zeros(rig, n),
-                   .y_bound = ck_zeros(rig, n),
-                   .dx = ck_zeros(rig, n),
+                   .gn = ck_values_of(rig, rig->sum, of, -1, 1), .y = ck_zeros(rig, n),
+                   .y_bound = ck_zeros(rig, n), .dx = ck_zeros(rig, n),
                    .dx_bound = ck_zeros(rig, n)};
   check_norm(rig, &f);
   f.weight = f.bias = f.g = f.gn = NULL;
@@ -276,16 +264,10 @@ CK_LOOP(averages, 2 * ck_variants()) {
                       ck_sums(rig, old, CK_SHAPE(C)), ck_poisoned_sums(rig, CK_SHAPE(C))};
   ek_tensor *in = ck_tensor_of(rig, EK_F64, sums, CK_SHAPE(S, 2, C));
   ek_tensor *rows = ck_tensor_of(rig, EK_F64, (const double[]){ROWS}, CK_SHAPE(1));
-  ek_channel_averages_args args = {.average_g = out[0],
-                                   .average_gn = out[1],
-                                   .dweight = out[2],
-                                   .dbias = out[3],
-                                   .sums = in,
-                                   .rows = rows,
-                                   .weight = ck_tensor(rig, weight, CK_SHAPE(C)),
-                                   .host_rows = 99,
-                                   .groups = G,
-                                   .weight_beta = 0.5};
+  ek_channel_averages_args args = {.average_g = out[0], .average_gn = out[1], .dweight = out[2],
+                                   .dbias = out[3], .sums = in, .rows = rows,
+                                   .weight = ck_tensor(rig, weight, CK_SHAPE(C)), .host_rows = 99,
+                                   .groups = G, .weight_beta = 0.5};
   if (alone) {
     args.rows = args.weight = NULL;
     args.host_rows = ROWS;

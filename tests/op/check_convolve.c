@@ -173,8 +173,7 @@ struct backward {
 
 static struct backward make_backward(struct ck_rig *rig, const struct shape *s,
                                      const struct sizes *z) {
-  struct backward b = {.x = ck_values(rig, z->xs, -1, 1),
-                       .w = ck_values(rig, z->weights, -1, 1),
+  struct backward b = {.x = ck_values(rig, z->xs, -1, 1), .w = ck_values(rig, z->weights, -1, 1),
                        .dy = ck_values(rig, z->ys, -1, 1),
                        .dweight = ck_values_of(rig, rig->sum, z->weights, -1, 1),
                        .dbias = ck_values_of(rig, rig->sum, s->out, -1, 1)};

@@ -83,18 +83,12 @@ CK_UNWATCHED static void forward_reference(const struct ck_rig *rig, struct norm
 
 static struct norm make_norm(struct ck_rig *rig, int64_t rows, int64_t width, double offset) {
   const int64_t n = rows * width;
-  return (struct norm){.rows = rows,
-                       .width = width,
-                       .epsilon = 1e-5,
+  return (struct norm){.rows = rows, .width = width, .epsilon = 1e-5,
                        .x = ck_values(rig, n, offset - 2, offset + 2),
-                       .gamma = ck_values(rig, width, -2, 2),
-                       .beta = ck_values(rig, width, -2, 2),
-                       .y = ck_zeros(rig, n),
-                       .y_bound = ck_zeros(rig, n),
-                       .mean = ck_zeros(rig, rows),
-                       .mean_bound = ck_zeros(rig, rows),
-                       .rstd = ck_zeros(rig, rows),
-                       .rstd_bound = ck_zeros(rig, rows)};
+                       .gamma = ck_values(rig, width, -2, 2), .beta = ck_values(rig, width, -2, 2),
+                       .y = ck_zeros(rig, n), .y_bound = ck_zeros(rig, n),
+                       .mean = ck_zeros(rig, rows), .mean_bound = ck_zeros(rig, rows),
+                       .rstd = ck_zeros(rig, rows), .rstd_bound = ck_zeros(rig, rows)};
 }
 
 /* The mean is only asked for where there is one. */
@@ -228,19 +222,12 @@ CK_UNWATCHED static void column_reference(const struct ck_rig *rig, const struct
 
 static struct slope make_slope(struct ck_rig *rig, int64_t rows, int64_t width, bool rms) {
   const int64_t n = rows * width;
-  struct slope b = {.rows = rows,
-                    .width = width,
-                    .rms = rms,
-                    .dy = ck_values(rig, n, -1, 1),
-                    .x = ck_values(rig, n, 1, 4),
-                    .gamma = ck_values(rig, width, -2, 2),
+  struct slope b = {.rows = rows, .width = width, .rms = rms, .dy = ck_values(rig, n, -1, 1),
+                    .x = ck_values(rig, n, 1, 4), .gamma = ck_values(rig, width, -2, 2),
                     .old_dgamma = ck_values(rig, width, -1, 1),
-                    .old_dbeta = ck_values(rig, width, -1, 1),
-                    .dx = ck_zeros(rig, n),
-                    .dx_bound = ck_zeros(rig, n),
-                    .dgamma = ck_zeros(rig, width),
-                    .dgamma_bound = ck_zeros(rig, width),
-                    .dbeta = ck_zeros(rig, width),
+                    .old_dbeta = ck_values(rig, width, -1, 1), .dx = ck_zeros(rig, n),
+                    .dx_bound = ck_zeros(rig, n), .dgamma = ck_zeros(rig, width),
+                    .dgamma_bound = ck_zeros(rig, width), .dbeta = ck_zeros(rig, width),
                     .dbeta_bound = ck_zeros(rig, width)};
   double *mean = ck_zeros(rig, rows), *rstd = ck_zeros(rig, rows);
   for (int64_t r = 0; r < rows; r++) {
@@ -261,8 +248,7 @@ static ek_layer_norm_backward_args args_of(struct ck_rig *rig, const struct slop
                                            b->rms ? NULL : ck_sums(rig, b->mean, CK_SHAPE(b->rows)),
                                        .rstd = ck_sums(rig, b->rstd, CK_SHAPE(b->rows)),
                                        .weight = ck_tensor(rig, b->gamma, CK_SHAPE(b->width)),
-                                       .weight_beta = b->weight_beta,
-                                       .bias_beta = b->bias_beta};
+                                       .weight_beta = b->weight_beta, .bias_beta = b->bias_beta};
 }
 
 /* Where dx goes; IN_BOTH: dy is the residual too. */

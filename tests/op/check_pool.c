@@ -106,10 +106,7 @@ CK_RIG_CASES(the_largest, c, SHAPES) {
   for (int64_t i = 0; i < xs; i++) x[i] = floor(x[i]);
   for (int64_t i = 0; i < ys; i++) dy[i] = floor(dy[i]);
   if (xs > 40 && c == 1) x[17] = x[37] = NAN;
-  struct largest l = {.x = x,
-                      .dy = dy,
-                      .y = ck_zeros(rig, ys),
-                      .place = ck_zeros(rig, ys),
+  struct largest l = {.x = x, .dy = dy, .y = ck_zeros(rig, ys), .place = ck_zeros(rig, ys),
                       .dx = ck_zeros(rig, xs)};
   for (int64_t i = 0; i < ys; i++) l.place[i] = -1;
   for_each(s, find_largest, &l);
@@ -145,11 +142,8 @@ static void bound_sums(const struct ck_rig *rig, double *size, int64_t count, in
 }
 
 static struct mean make_mean(struct ck_rig *rig, int64_t xs, int64_t ys) {
-  return (struct mean){.x = ck_values(rig, xs, -1, 1),
-                       .dy = ck_values(rig, ys, -1, 1),
-                       .y = ck_zeros(rig, ys),
-                       .dx = ck_zeros(rig, xs),
-                       .y_size = ck_zeros(rig, ys),
+  return (struct mean){.x = ck_values(rig, xs, -1, 1), .dy = ck_values(rig, ys, -1, 1),
+                       .y = ck_zeros(rig, ys), .dx = ck_zeros(rig, xs), .y_size = ck_zeros(rig, ys),
                        .dx_size = ck_zeros(rig, xs)};
 }
 

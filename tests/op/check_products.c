@@ -368,8 +368,7 @@ CK_RIG_TEST(gradients_by_differences, NULL, EK_F64) {
       .bias = ck_tensor(rig, ck_values(rig, HIDDEN, -1, 1), CK_SHAPE(HIDDEN)),
       .v = ck_tensor(rig, ck_values(rig, OUT * HIDDEN, -1, 1), CK_SHAPE(OUT, HIDDEN)),
       .pre = ck_poisoned(rig, CK_SHAPE(ROWS, HIDDEN)),
-      .h = ck_poisoned(rig, CK_SHAPE(ROWS, HIDDEN)),
-      .y = ck_poisoned(rig, CK_SHAPE(ROWS, OUT))};
+      .h = ck_poisoned(rig, CK_SHAPE(ROWS, HIDDEN)), .y = ck_poisoned(rig, CK_SHAPE(ROWS, OUT))};
   ek_tensor *dpre = ck_poisoned(rig, CK_SHAPE(ROWS, HIDDEN));
   ek_tensor *dw = ck_poisoned(rig, CK_SHAPE(HIDDEN, IN));
   ek_tensor *dbias = ck_poisoned(rig, CK_SHAPE(HIDDEN));

@@ -178,10 +178,8 @@ CK_TEST(refused) {
              "adamw: update is NULL");
   ck_invalid(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, &update), "states");
   struct ck_range range = ck_range_open(rig, optimizer, start, 2);
-  update = (ek_update){.parameters = range.parameters,
-                       .gradients = range.gradients,
-                       .states = range.states,
-                       .step = 0};
+  update = (ek_update){.parameters = range.parameters, .gradients = range.gradients,
+                       .states = range.states, .step = 0};
   ck_invalid(ek_optimizer_table(optimizer)->update(optimizer, rig->stream, &update), "step is 0");
   update.step = 1;
   update.gradients = ck_poisoned(rig, CK_SHAPE(3));

@@ -110,13 +110,9 @@ static ek_tensor aligned(const ek_tensor *room) {
 
 static void step_matrix(struct matrix *it, const double *gradient, double rate) {
   ek_tensor workspace = aligned(it->workspace);
-  ek_update update = {.parameters = it->parameters,
-                      .gradients = it->gradients,
-                      .states = it->states,
-                      .step = ++it->step,
-                      .learning_rate = rate,
-                      .whole = &it->info,
-                      .workspace = &workspace};
+  ek_update update = {.parameters = it->parameters, .gradients = it->gradients,
+                      .states = it->states, .step = ++it->step, .learning_rate = rate,
+                      .whole = &it->info, .workspace = &workspace};
   ck_set(it->gradients, gradient);
   ck_ok(ek_optimizer_table(it->rule)->update(it->rule, it->rig->stream, &update));
 }
@@ -349,10 +345,8 @@ CK_RIG_LOOP(rates_are_in_proportion, CK_VARIANTS) {
   ck_keep(rule);
   ek_tensor *p = ck_tensor(rig, start, CK_SHAPE(3));
   ek_tensor states[2] = {{0}, *ck_poisoned(rig, CK_SHAPE(3))};
-  const ek_update update = {.parameters = p,
-                            .gradients = ck_tensor(rig, g, CK_SHAPE(3)),
-                            .states = states,
-                            .step = 1,
+  const ek_update update = {.parameters = p, .gradients = ck_tensor(rig, g, CK_SHAPE(3)),
+                            .states = states, .step = 1,
                             .learning_rate = 0.5}; /* a quarter: 0.125 */
   ck_ok(ek_optimizer_table(rule)->update(rule, rig->stream, &update));
   ck_same_bits("parameters", ck_read(rig, p), want, 3);
@@ -521,13 +515,9 @@ static ek_status make_own(ek_optimizer **rule) {
   struct own_rule *own = calloc(1, sizeof *own);
   ck_assert_ptr_nonnull(own);
   own->workspace = own_extra;
-  own->ops = (ek_optimizer_ops){.size = sizeof own->ops,
-                                .kind = "own",
-                                .update = own_update,
-                                .free = own_free,
-                                .takes_whole = own_takes,
-                                .workspace = own_workspace,
-                                .keeps = own_keeps};
+  own->ops = (ek_optimizer_ops){.size = sizeof own->ops, .kind = "own", .update = own_update,
+                                .free = own_free, .takes_whole = own_takes,
+                                .workspace = own_workspace, .keeps = own_keeps};
   *rule = &own->base;
   return ek_optimizer_init(&own->base, &own->ops, 2, 0.5, 0);
 }

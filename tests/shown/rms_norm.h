@@ -29,12 +29,10 @@ static ek_status rms_norm_parameters(const ek_module *self, ek_declaration *decl
 
 static void rms_norm_free(ek_module *self) { free(self); }
 
-static const ek_module_ops rms_norm_ops = {.size = sizeof(ek_module_ops),
-                                           .kind = "rms_norm",
+static const ek_module_ops rms_norm_ops = {.size = sizeof(ek_module_ops), .kind = "rms_norm",
                                            .parameters = rms_norm_parameters,
                                            .forward = rms_norm_forward,
-                                           .backward = rms_norm_backward,
-                                           .free = rms_norm_free,
+                                           .backward = rms_norm_backward, .free = rms_norm_free,
                                            .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 |
                                                     EK_TYPES_F16};
 

@@ -276,14 +276,10 @@ static void pair_free(ek_module *self) {
   free(self);
 }
 
-static const ek_module_ops pair_ops = {.size = sizeof(ek_module_ops),
-                                       .kind = "pair",
-                                       .parameters = pair_parameters,
-                                       .forward = pair_forward,
-                                       .backward = pair_backward,
-                                       .free = pair_free,
-                                       .open = pair_open,
-                                       .close = pair_close};
+static const ek_module_ops pair_ops = {.size = sizeof(ek_module_ops), .kind = "pair",
+                                       .parameters = pair_parameters, .forward = pair_forward,
+                                       .backward = pair_backward, .free = pair_free,
+                                       .open = pair_open, .close = pair_close};
 
 /* criterion.h: a criterion of the program's own, with the square for the absolute value */
 
@@ -305,8 +301,7 @@ static ek_status absolute_signs(ek_stream *stream, ek_tensor *gradient, const ek
 
 static void shown_loss_free(ek_module *self) { free(self); }
 
-static const ek_module_ops shown_loss_ops = {.size = sizeof(ek_module_ops),
-                                             .kind = "absolute",
+static const ek_module_ops shown_loss_ops = {.size = sizeof(ek_module_ops), .kind = "absolute",
                                              .forward = shown_loss_forward,
                                              .backward = shown_loss_backward,
                                              .free = shown_loss_free};
@@ -690,12 +685,10 @@ static ek_status shown_block_backward(const ek_module *self, ek_pass *pass,
 static void shown_block_free(ek_module *self) { (void)self; }
 
 static ek_status shown_chain(struct scene *s) {
-  static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
-                                    .kind = "block",
+  static const ek_module_ops ops = {.size = sizeof(ek_module_ops), .kind = "block",
                                     .parameters = shown_block_parameters,
                                     .forward = shown_block_forward,
-                                    .backward = shown_block_backward,
-                                    .free = shown_block_free};
+                                    .backward = shown_block_backward, .free = shown_block_free};
   struct shown_block block = {.children = {NULL}};
   ek_replica *replica = NULL;
   ek_pass *pass = NULL;
@@ -754,8 +747,7 @@ static ek_status import_theirs(ek_device *device, ek_dlpack *theirs) {
 static ek_status shown_dlpack(struct scene *s) {
   static float numbers[2];
   int64_t shape[] = {2};
-  ek_dlpack theirs = {.major = 1,
-                      .deleter = note_theirs,
+  ek_dlpack theirs = {.major = 1, .deleter = note_theirs,
                       .tensor = {.data = numbers, .device_type = EK_DLPACK_CPU, .rank = 1,
                                  .code = EK_DLPACK_FLOAT, .bits = 32, .lanes = 1, .shape = shape}};
   const ek_status status = import_theirs(ek_group_device(s->group, 0), &theirs);
