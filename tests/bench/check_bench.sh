@@ -66,17 +66,27 @@ same() { # WHAT LEFT RIGHT
   [[ $2 == "$3" ]] || complain "$1: $2 is not $3"
 }
 
+json() { # PATH=TEXT...: of the JSON on stdout
+  local pair
+  for pair; do same "${pair%%=*}" "$(value "${pair%%=*}")" "${pair#*=}"; done
+}
+
+refuses() { # CODE TEXT ARGUMENT...: TEXT stands on stderr, and nothing on stdout
+  expect "$1" "${@:3}"
+  says "$2"
+  silent
+}
+
 holds() { # WHAT EXPRESSION-OF-AWK
   awk "BEGIN { exit !($2) }" </dev/null || complain "$1: $2 does not hold"
 }
 
 group_precision() {
-  local i
+  local i types=(f32 bf16 f16)
   expect 0 memory "${small[@]}" --devices cpu:2 --precision f32,bf16,f16 --modes balanced,sharded -o json
   same runs "$(value 'runs#')" 6
   for i in 0 1 2 3 4 5; do
-    same precision "$(value runs.$i.precision)" "$(printf 'f32\nf32\nbf16\nbf16\nf16\nf16\n' | sed -n $((i + 1))p)"
-    same mode "$(value runs.$i.mode)" "$( ((i % 2 == 0)) && echo balanced || echo sharded)"
+    json "runs.$i.precision=${types[i / 2]}" "runs.$i.mode=$( ((i % 2)) && echo sharded || echo balanced)"
   done
   same 'no loss scale' "$(value runs.0.loss_scale) $(value runs.2.loss_scale)" "1 1"
   same 'the loss scale of f16' "$(value runs.4.loss_scale) $(value runs.5.skipped_steps)" "65536 0"
@@ -102,19 +112,15 @@ group_precision() {
   expect 0 fit "${small[@]}" --devices plan:2@1GiB --modes sharded --precision f32,bf16 -o json
   same 'both precisions' "$(for i in 0 1 2 3; do value choices.$i.precision; done | sort -u | xargs)" 'bf16 f32'
   expect 0 memory "${small[@]}" --devices cpu:2 --precision f32,bf16 --gradient-type bf16 --bucket-bytes 8000 -o json
-  same 'type of gradients' "$(value config.gradient_type)" bf16
-  same 'size of buckets' "$(value config.bucket_bytes)" 8000
+  json config.gradient_type=bf16 config.bucket_bytes=8000
   expect 0 fit "${small[@]}" --devices plan:2@1GiB --gradient-type f16 -o json
   for i in '--gradient-type tf32' '--gradient-type f16 --precision f32,bf16' '--bucket-bytes 4MiB'; do
-    expect 2 step "${small[@]}" --devices cpu:2 $i
-    says "${i%% *}"
+    refuses 2 "${i%% *}" step "${small[@]}" --devices cpu:2 $i
   done
   expect 0 fit "${small[@]}" --devices plan:2@1GiB --modes sharded --precision f32,tf32 -o json
   same 'tf32 beside f32' "$(for i in 0 1 2 3; do value choices.$i.precision; done | sort -u | xargs)" 'f32 tf32'
   for i in bf17 f32,f32 '' ,; do
-    expect 2 memory "${small[@]}" --devices cpu:2 --precision "$i"
-    says '--precision: '
-    silent
+    refuses 2 '--precision: ' memory "${small[@]}" --devices cpu:2 --precision "$i"
   done
   expect 2 memory "${small[@]}" --devices cpu:2 --precision bf16 --tf32
   expect 2 memory "${small[@]}" --devices cpu:2 --precision f32,tf32
@@ -125,14 +131,9 @@ group_memory() {
   local i k c sum
   expect 0 memory "${small[@]}" --devices cpu:3 -o json
   [[ ! -s $dir/err ]] || complain "something on stderr although it is no terminal"
-  same schema "$(value schema)" 1
-  same command "$(value command)" memory
-  same vocab "$(value config.vocab)" 300
-  same 'modes' "$(value 'runs#')" ${#modes[@]}
+  json schema=1 command=memory config.vocab=300 "runs#=${#modes[@]}"
   for i in "${!modes[@]}"; do
-    same mode "$(value runs.$i.mode)" "${modes[i]}"
-    same devices "$(value "runs.$i.devices#")" 3
-    same losses "$(value "runs.$i.losses#")" 2
+    json "runs.$i.mode=${modes[i]}" "runs.$i.devices#=3" "runs.$i.losses#=2"
     for k in 0 1 2; do
       same "planned peak of ${modes[i]}, device $k" \
         "$(value runs.$i.devices.$k.peak_bytes)" "$(value runs.$i.devices.$k.planned_peak_bytes)"
@@ -176,9 +177,8 @@ group_memory() {
   expect 0 memory "${small[@]}" --devices cpu:2 -o json --report "$dir/a.html" --timeline "$dir/t.csv"
   same "lines of the other timeline" "$(wc -l <"$dir/t.csv")" "$(wc -l <"$dir/without.csv")"
   for i in 0 1 2 3; do
-    same "peak with a page" "$(value runs.$i.devices.0.peak_bytes)" "${without[i]}"
-    same "first part" "$(value runs.$i.timeline.phases.0.name)" forward
-    same "devices over time" "$(value "runs.$i.timeline.devices#")" 2
+    json "runs.$i.devices.0.peak_bytes=${without[i]}" "runs.$i.timeline.phases.0.name=forward"
+    json "runs.$i.timeline.devices#=2"
     same "curve" "$(value "runs.$i.timeline.devices.1.bytes#")" \
       "$(value "runs.$i.timeline.devices.1.seconds#")"
     holds "points" "$(value "runs.$i.timeline.devices.1.bytes#") > 10"
@@ -216,8 +216,7 @@ group_memory() {
   local whole_loss
   whole_loss=$(value runs.0.losses.1)
   expect 0 memory "${small[@]}" --devices cpu:3 -o json --loss fused
-  same "fused loss" "$(value config.loss)" fused
-  same "nothing kept" "$(value config.keep_outputs)" false
+  json config.loss=fused config.keep_outputs=false
   for i in 0 1 2 3; do
     same "planned peak, fused" "$(value runs.$i.devices.0.peak_bytes)" \
       "$(value runs.$i.devices.0.planned_peak_bytes)"
@@ -231,10 +230,8 @@ group_memory() {
         "$(value runs.$i.$c.outputs) + $(value runs.$i.$c.loss) <= 64 * 1024 ^ 2"
     done
   done
-  expect 2 memory "${small[@]}" --loss fused --keep-outputs
-  says "no outputs to keep"
-  expect 2 memory "${small[@]}" --loss half
-  says "unknown loss \"half\"; expected whole, fused"
+  refuses 2 "no outputs to keep" memory "${small[@]}" --loss fused --keep-outputs
+  refuses 2 "unknown loss \"half\"; expected whole, fused" memory "${small[@]}" --loss half
   expect 0 memory "${small[@]}" --devices cpu --vocab 1 --batch 1 --layers 0
   expect 0 memory --steps 1 --preset quick --vocab 64 --devices cpu:2 -o json
   same "a flag before the preset" "$(value config.steps)" 1
@@ -254,8 +251,7 @@ group_memory() {
   for i in gpt2-124m=123751680 gpt2-355m=354823168 gpt2-774m=774030080 gpt2-1.5b=1557611200 \
     llama-7b=6583623680; do
     expect 0 memory --preset ${i%=*} --devices plan:8@80GiB --modes sharded -o json
-    same preset "$(value config.preset)" ${i%=*}
-    same "bytes of ${i%=*}" "$(value runs.0.devices.0.categories_at_peak.parameters)" $((4 * ${i#*=}))
+    json "config.preset=${i%=*}" "runs.0.devices.0.categories_at_peak.parameters=$((4 * ${i#*=}))"
   done
   for i in llama-160m=162417408 llama-1b=1235814400 llama-8b=8030261248 llama-70b=70553706496; do
     expect 0 memory --preset ${i%=*} --devices plan:8@9TiB --modes sharded -o json
@@ -263,10 +259,9 @@ group_memory() {
   done
   # A Llama of flags; the plan is right to the byte, or the exit code is 1.
   expect 0 memory "${small[@]}" --hidden 48 --kv-heads 1 --devices cpu:2 --modes balanced,fully-sharded -o json
-  same "heads of keys" "$(value config.kv_heads)" 1
+  json config.kv_heads=1
   holds "a Llama's loss" "$(value runs.1.losses.0) > 1"
-  expect 2 memory "${small[@]}" --kv-heads 1
-  says "expected a divisor of --heads"
+  refuses 2 "expected a divisor of --heads" memory "${small[@]}" --kv-heads 1
   # Images: 11,183,582 and 25,610,205 parameters and running statistics, and what aligns them;
   # 16 x 480 x 480 x 150 numbers of outputs on device 0.
   for i in resnet18=11183936 resnet50=25611072; do
@@ -274,20 +269,17 @@ group_memory() {
     same "bytes of ${i%=*}" "$(value runs.0.devices.0.categories_at_peak.parameters)" $((4 * ${i#*=}))
   done
   expect 0 memory --preset fcn50 --devices plan:4 --modes gather,balanced -o json
-  same "gathered outputs" "$(value runs.0.devices.0.categories_at_peak.outputs)" 2211840000
-  same "outputs that stay" "$(value runs.1.devices.0.categories_at_peak.outputs)" 552960000
+  json runs.0.devices.0.categories_at_peak.outputs=2211840000
+  json runs.1.devices.0.categories_at_peak.outputs=552960000
   expect 0 memory --preset resnet18 --image 8 --width 8 --batch 4 --devices cpu:2 --modes gather,sharded -o json
   holds "a ResNet's loss" "$(value runs.1.losses.0) > 0"
-  expect 2 memory --preset resnet18 --seq 8
-  says "pictures have no --seq, --heads or --hidden"
-  expect 2 memory --preset resnet18 --loss fused
-  says "only language models have it"
+  refuses 2 "pictures have no --seq, --heads or --hidden" memory --preset resnet18 --seq 8
+  refuses 2 "only language models have it" memory --preset resnet18 --loss fused
   expect 5 memory --preset gpt3-175b --devices plan:8@80GiB -o json
   holds "GPT-3" "$(value runs.3.devices.7.planned_peak_bytes) > 80 * 1024 ^ 3"
   # plan: the same peaks and no losses.
   expect 0 memory "${small[@]}" --devices plan:3 -o json
-  same "no loss" "$(value runs.0.losses.0)" null
-  same "no speed" "$(value runs.0.tokens_per_second)" null
+  json runs.0.losses.0=null runs.0.tokens_per_second=null
   local planned
   planned=$(value runs.1.devices.0.peak_bytes)
   expect 0 memory "${small[@]}" --devices cpu:3 -o json
@@ -348,26 +340,19 @@ group_techniques() {
   local i
   local -a deep=(--layers 4 --width 16 --heads 2 --seq 16 --vocab 300 --batch 7 --steps 2 --warmup 1)
   expect 0 techniques "${deep[@]}" --devices cpu:2 -o json
-  same command "$(value command)" techniques
-  same rows "$(value 'runs#')" 13
-  same 'the first' "$(value runs.0.technique)" plain
-  same mode "$(value runs.12.mode)" fully-sharded
-  same 'the last' "$(value runs.12.technique)" fully-sharded
+  json command=techniques runs#=13 runs.0.technique=plain runs.12.mode=fully-sharded
+  json runs.12.technique=fully-sharded
   holds 'state of fully-sharded' "$(value runs.12.state_bytes) < $(value runs.0.state_bytes)"
   for i in {0..11}; do
-    same mode "$(value runs.$i.mode)" sharded
-    same plan "$(value runs.$i.peak_bytes)" "$(value runs.$i.planned_peak_bytes)"
-    same state "$(value runs.$i.state_bytes)" "$(value runs.0.state_bytes)"
+    json "runs.$i.mode=sharded" "runs.$i.peak_bytes=$(value runs.$i.planned_peak_bytes)"
+    json "runs.$i.state_bytes=$(value runs.0.state_bytes)"
     holds loss "($(value runs.$i.loss) - $(value runs.0.loss)) ^ 2 < 1e-10"
     holds speed "$(value runs.$i.tokens_per_second) > 0 && $(value runs.$i.speed_ratio) > 0"
     holds memory "$(value runs.$i.memory_ratio) <= 1 && $(value runs.$i.memory_above_state_ratio) <= 1"
   done
   same 'plain to plain' "$(value runs.0.memory_ratio)" 1
   expect 0 techniques "${deep[@]}" --devices plan:2 --modes gather,replicated -o json
-  same rows "$(value 'runs#')" 26
-  same 'no speed' "$(value runs.1.speed_ratio)" null
-  same 'no loss' "$(value runs.1.loss)" null
-  same mode "$(value runs.13.mode)" replicated
+  json runs#=26 runs.1.speed_ratio=null runs.1.loss=null runs.13.mode=replicated
   expect 5 techniques "${deep[@]}" --devices cpu:2@300KiB -o json
   same 'no peak' "$(value runs.0.peak_bytes)" null
   for i in table md csv; do expect 0 techniques "${deep[@]}" --devices cpu:2 --steps 1 -o $i; done
@@ -386,8 +371,7 @@ group_fit() {
   k=$(value 'choices#')
   holds "choices" "$k >= 2"
   for ((i = 0; i < k; i++)); do
-    same rank "$(value choices.$i.rank)" $((i + 1))
-    same fits "$(value choices.$i.fits)" true
+    json "choices.$i.rank=$((i + 1))" "choices.$i.fits=true"
     holds "below the cap" "$(value choices.$i.planned_peak_bytes) <= 700 * 1024"
     holds "cost" "$(value choices.$i.predicted_cost) > 0"
     [[ " ${modes[*]} sharded-gradients fully-sharded " == *" $(value choices.$i.mode) "* ]] ||
@@ -408,14 +392,11 @@ group_fit() {
   says 'nothing fits; mode'
   says ' KiB'
   same "times that nothing fits" "$(cat "$dir/out" "$dir/err" | grep -c "nothing fits")" 1
-  same "the nearest" "$(value 'choices#')" 1
-  same "the nearest" "$(value choices.0.fits)" false
-  same "bytes" "$(value choices.0.missing_bytes)" $(($(value choices.0.planned_peak_bytes) - 65536))
-  same "not measured" "$(value choices.0.measured_peak_bytes)" null
+  json choices#=1 choices.0.fits=false
+  json "choices.0.missing_bytes=$(($(value choices.0.planned_peak_bytes) - 65536))"
+  json choices.0.measured_peak_bytes=null
   expect 0 fit "${deep[@]}" --devices plan:8@1GiB --modes sharded,gather --measure -o json
-  same "one of each" "$(value 'choices#')" 4
-  same "not measured" "$(value choices.0.tokens_per_second)" null
-  same "not measured" "$(value choices.0.measured_peak_bytes)" null
+  json choices#=4 choices.0.tokens_per_second=null choices.0.measured_peak_bytes=null
   for i in csv md table; do expect 0 fit "${deep[@]}" --devices plan:2@1GiB -o $i; done
   grep -qE '^rank .* cost ' "$dir/out" || complain "no column cost"
   ! grep -q ' ms' "$dir/out" || complain "a cost is no time"
@@ -434,10 +415,7 @@ group_plan() {
   local i parameters=$((4 * (5088 + 3280))) k
   local -a deep=("${small[@]}" --batch 130) world=(--world 16x8 --link 25GB/s,5us)
   expect 0 plan "${deep[@]}" "${world[@]}" -o json
-  same command "$(value command)" plan
-  same "devices of a process" "$(value config.devices)" plan:8
-  same processes "$(value config.processes)" 16
-  same "modes, and shares of three of them" "$(value 'choices#')" 7
+  json command=plan config.devices=plan:8 config.processes=16 choices#=7
   for ((i = 0; i < 7; i++)); do
     holds "time" "$(value choices.$i.predicted_exchange) > 0"
     holds "time" "$(value choices.$i.predicted_exchange) < $(value choices.$i.predicted_cost)"
@@ -458,9 +436,7 @@ group_plan() {
   same "all modes in one process" "$(value 'choices#')" 6
   expect 0 plan "${deep[@]}" --world 16x2 --devices plan-cuda:2@1GiB --precision bf16 --recompute all --loss fused \
     --micro-batches 2 -o json
-  same micro-batches "$(value choices.0.micro_batches)" 2
-  same recompute "$(value choices.0.recompute)" all
-  same loss "$(value choices.0.loss)" fused
+  json choices.0.micro_batches=2 choices.0.recompute=all choices.0.loss=fused
   for i in csv md table; do expect 0 plan "${deep[@]}" "${world[@]}" -o $i; done
   grep -q 'not measured' "$dir/out" || complain "a prediction looks like a measurement"
   expect 5 plan "${deep[@]}" --world 2x2 --devices plan:2@64KiB -o json
@@ -473,12 +449,10 @@ group_plan() {
   same "a number of choices" "$(value choices.0.rank)" 1
   expect 0 fit "${deep[@]}" --world 4x2 --link 1MB/s --devices plan:2@1GiB
   grep -q 'not measured' "$dir/out" || complain "a choice over a world looks like a measurement"
-  expect 2 plan "${deep[@]}"
-  says '--world 16x8'
+  refuses 2 '--world 16x8' plan "${deep[@]}"
   expect 2 plan "${deep[@]}" --world 4x2 --devices plan:3
   says '2 devices in each process, but plan:3 has 3'
-  expect 1 plan "${deep[@]}" --world 128x1 --micro-batches 3
-  says '3 micro-batches of 2 samples'
+  refuses 1 '3 micro-batches of 2 samples' plan "${deep[@]}" --world 128x1 --micro-batches 3
   while read -r i; do
     expect 2 plan "${deep[@]}" $i
     silent
@@ -501,8 +475,7 @@ group_max_batch() {
   expect 0 max-batch "${one[@]}" --devices cpu:3@1MiB -o json
   same command "$(value command)" max-batch
   for i in 0 1 2 3; do
-    same mode "$(value runs.$i.mode)" "${modes[i]}"
-    same "batch of ${modes[i]}" "$(value runs.$i.max_batch)" "$(value runs.$i.planned_max_batch)"
+    json "runs.$i.mode=${modes[i]}" "runs.$i.max_batch=$(value runs.$i.planned_max_batch)"
     holds "batch" "$(value runs.$i.max_batch) >= 1"
   done
   holds "balanced trains more" "$(value runs.1.max_batch) > $(value runs.0.max_batch)"
@@ -511,12 +484,10 @@ group_max_batch() {
   expect 0 memory "${one[@]}" --devices cpu:3@1MiB --modes balanced --batch "$batch"
   expect 5 memory "${one[@]}" --devices cpu:3@1MiB --modes balanced --batch "$((batch + 1))"
   expect 0 max-batch "${one[@]}" --devices plan:3@1MiB --modes balanced -o json
-  same "real" "$(value runs.0.max_batch)" null
-  same "planned" "$(value runs.0.planned_max_batch)" "$batch"
+  json runs.0.max_batch=null "runs.0.planned_max_batch=$batch"
   expect 0 max-batch "${one[@]}" --devices cpu:2@16KiB --modes gather -o csv
   grep -q '^gather,0,0,' "$dir/out" || complain "a cap that holds nothing: $(cat "$dir/out")"
-  expect 2 max-batch "${one[@]}" --devices cpu:2
-  says "cap"
+  refuses 2 "cap" max-batch "${one[@]}" --devices cpu:2
   expect 2 max-batch "${one[@]}" --batch 3
   expect 2 max-batch "${one[@]}" --scatter sizes=1,1,1,1
 }
@@ -524,10 +495,7 @@ group_max_batch() {
 group_step() {
   local part
   expect 0 step "${small[@]}" --devices cpu:1 --devices cpu:2 --modes gather,sharded -o json
-  same command "$(value command)" step
-  same runs "$(value 'runs#')" 4
-  same devices "$(value runs.3.devices)" 2
-  same mode "$(value runs.3.mode)" sharded
+  json command=step runs#=4 runs.3.devices=2 runs.3.mode=sharded
   holds "tokens per second" "$(value runs.3.tokens_per_second) > 0"
   for part in forward loss backward reduce optimizer; do
     holds "$part" "$(value runs.3.split_seconds.$part) >= 0"
@@ -540,8 +508,7 @@ group_step() {
 
 group_devices() {
   expect 0 devices -o json
-  same command "$(value command)" devices
-  same cpu "$(value devices.0.name)" cpu
+  json command=devices devices.0.name=cpu
   expect 0 devices
   expect 0 devices -o md
   expect 0 devices -o csv
@@ -574,8 +541,7 @@ group_cuda() {
   says "does not fit"
 
   expect 0 memory "${small[@]}" "${on[@]}" --modes balanced --tf32 --deterministic -o json
-  same tf32 "$(value config.tf32)" true
-  same deterministic "$(value config.deterministic)" true
+  json config.tf32=true config.deterministic=true
   expect 0 memory "${small[@]}" "${on[@]}" --modes balanced --tf32
   grep -q ', TF32' "$dir/out" || complain "no TF32 in the heading"
 
@@ -632,8 +598,7 @@ step -o cvs|did you mean csv?
 tecniques|did you mean techniques?
 EOF
   expect 2 devices --batch 3
-  expect 2 memory "${small[@]}" --devices cpu:2 --tf32
-  says "cuda"
+  refuses 2 "cuda" memory "${small[@]}" --devices cpu:2 --tf32
   expect 0 memory "${small[@]}" --devices plan:2 --modes balanced --tf32
   expect 0 memory "${small[@]}" --devices cpu:2 --modes balanced --deterministic
   local command
@@ -659,19 +624,12 @@ group_data() {
   printf '\xff\xfe\x00\x01binary\x00' >"$dir/binary"
   head -c 100000 /dev/urandom >"$dir/random"
   expect 0 memory "${small[@]}" --devices cpu:2 --data "$dir/short" "$dir/binary" -o json
-  same files "$(value 'config.data#')" 2
-  same bytes "$(value config.data_bytes)" 14
+  json config.data#=2 config.data_bytes=14
   expect 0 memory "${small[@]}" --devices cpu:2 --modes gather --data "$dir/random" --vocab 50000
-  expect 1 memory "${small[@]}" --data "$dir/missing"
-  says "cannot open"
-  silent
-  expect 1 memory "${small[@]}" --data "$dir/short" "$dir/empty"
-  says "is empty"
-  expect 1 memory "${small[@]}" --data "$dir"
-  says "directory"
-  expect 1 memory "${small[@]}" --export-json "$dir/no/such/folder"
-  says "cannot write"
-  silent
+  refuses 1 "cannot open" memory "${small[@]}" --data "$dir/missing"
+  refuses 1 "is empty" memory "${small[@]}" --data "$dir/short" "$dir/empty"
+  refuses 1 "directory" memory "${small[@]}" --data "$dir"
+  refuses 1 "cannot write" memory "${small[@]}" --export-json "$dir/no/such/folder"
 }
 
 # Files are there whole or not at all; nothing waits for a reader that is not there.
@@ -680,9 +638,7 @@ group_output() {
   # A pipe without a reader: refused before the run. One with a reader gets all of it.
   mkfifo "$dir/pipe"
   for line in --export-json --export-csv --timeline --report; do
-    expect 1 "${run[@]}" $line "$dir/pipe"
-    says "no process reads this pipe"
-    silent
+    refuses 1 "no process reads this pipe" "${run[@]}" $line "$dir/pipe"
   done
   expect 1 devices --export-json "$dir/pipe"
   cat "$dir/pipe" >"$dir/read" &
@@ -710,9 +666,7 @@ group_output() {
   (cd "$dir/folder" && "$bench" devices --export-csv here >/dev/null)
   [[ -s $dir/folder/here ]] || complain "no file in the working folder"
   for line in "$dir" "$dir/folder/" "$dir/none/file" "$dir/folder/here/file" ""; do
-    expect 1 "${run[@]}" --export-json "$line"
-    says "cannot write"
-    silent
+    refuses 1 "cannot write" "${run[@]}" --export-json "$line"
   done
 
   # Two outputs in one file: refused before the run, also under another name.
@@ -782,8 +736,7 @@ group_trace() {
   for line in "memory --devices cpu:2" "step --modes gather --devices cpu:1 --devices cpu:2" \
     "techniques --devices cpu:2"; do
     for option in --trace --snapshot; do
-      expect 2 $line "${small[@]}" $option "$trace"
-      says "$option"
+      refuses 2 "$option" $line "${small[@]}" $option "$trace"
     done
   done
   for line in /dev/stdout "$dir" "$dir/none/trace"; do

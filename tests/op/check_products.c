@@ -23,8 +23,8 @@ static const int64_t sizes[][3] = {
     {1, 513, 257}, {200, 2, 77}, {40, 512, 33}, {1024, 33, 40}, {33, 40, 1021}, {130, 130, 260}};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
-/* A product of so many pairs is left out. In f64 it is a plain loop over one row after the other: a
- * long one has no other races, and takes ThreadSanitizer seconds. */
+/* A product of f64 is a plain loop over one row after the other: a long one has no other races, and
+ * takes ThreadSanitizer seconds. */
 static bool is_too_long(const struct ck_rig *rig, int64_t terms) {
   return CK_TSAN && rig->type == EK_F64 && terms > 100000;
 }

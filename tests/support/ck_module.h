@@ -111,7 +111,7 @@ void ck_bed_set(struct ck_bed *bed, const char *name, const double *values);
 double *ck_bed_parameters(struct ck_bed *bed);
 void ck_bed_set_parameters(struct ck_bed *bed, const double *values);
 
-/* The values of a parameter have this root mean square, as far as so many normal numbers do. */
+/* The values of a parameter have this root mean square, within what normal numbers scatter. */
 void ck_deviates(const ek_replica *replica, const char *name, double deviation);
 
 /* The replica has this parameter, with the shape "3 2". */
