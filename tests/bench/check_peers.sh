@@ -25,8 +25,9 @@ expect() { # CODE COMMAND...
   ((code == $1)) || fail "exit code $code and not $1 from: ${*:2}"
 }
 
-says() { # FILE WORDS
-  grep -qe "$2" "$dir/$1" || fail "no \"$2\" in std$1"
+says() { # FILE WORDS...
+  local words
+  for words in "${@:2}"; do grep -qe "$words" "$dir/$1" || fail "no \"$words\" in std$1"; done
 }
 
 # A tree with the scripts, and packages that are all there.
@@ -37,26 +38,22 @@ ln -s "$bench" "$dir/build/bench/evenkeel-bench"
 run=$dir/tree/bench/peers/run
 
 # Wrong arguments, before anything is installed.
-expect 2 "$run" --torch
-says err 'wants 1 or 2'
-expect 2 "$run" --torch=3 S
-says err 'wants 1 or 2'
-expect 2 "$run" --torch 2 Q
-says err 'no shape Q'
-expect 2 "$run" --torch=2 --precision f64
-says err 'f32 and bf16'
-expect 2 "$run" --torch 2 --forms quick
-says err '--forms is'
-expect 2 "$run" --torch 2 --rounds 0
-says err 'at least 1'
-expect 2 "$run" --torch 2 --losses --shape 2,64
-says err 'five whole numbers'
-expect 2 "$run" --torch 2 --losses --steps 10
-says err '--window'
-expect 2 "$run" --torch 2 --losses --seed -1
-says err '0 or more'
-expect 2 "$run" --torch 2 --losses --recipe --seeds 1
-says err 'at least 2'
+while IFS='|' read -r words said; do
+  # shellcheck disable=SC2086
+  expect 2 "$run" $words
+  says err "$said"
+done <<'END'
+--torch|wants 1 or 2
+--torch=3 S|wants 1 or 2
+--torch 2 Q|no shape Q
+--torch=2 --precision f64|f32 and bf16
+--torch 2 --forms quick|--forms is
+--torch 2 --rounds 0|at least 1
+--torch 2 --losses --shape 2,64|five whole numbers
+--torch 2 --losses --steps 10|--window
+--torch 2 --losses --seed -1|0 or more
+--torch 2 --losses --recipe --seeds 1|at least 2
+END
 expect 0 "$run" --torch 2 --help
 says out '--prepare'
 expect 0 "$run" --torch 2 --losses --help
@@ -79,8 +76,7 @@ esac
 END
 chmod +x "$dir/bin/python"
 expect 1 env PYTHON="$dir/bin/python" "$run" --torch 2 tiny
-says err 'ERROR: no network'
-says err 'PyTorch 2 cannot be installed'
+says err 'ERROR: no network' 'PyTorch 2 cannot be installed'
 
 # What a process of PyTorch would answer.
 cat >"$dir/peer" <<'END'
@@ -102,13 +98,11 @@ compiled=$dir/tree/build/peers/inductor
 mkdir -p "$compiled/tiny-compiled-f32/half" # of a compiler that was ended on its way
 turns=(env PYTHON="$dir/bin/python" PEERS_BUILD="$dir/build" "$run" --torch 2 --peer "$dir/peer" tiny)
 expect 0 "${turns[@]}" --forms compiled,eager,replicas --rounds 3 --export-json "$dir/json"
-says out '^| PyTorch eager f32 | 1000 ms'
-says out '^| PyTorch compiled bf16 | 2000 ms .* | 1.00 GiB | 0.50 GiB |'
-says out '^| evenkeel bf16 |'
-says out '^evenkeel f32 / torch f32: time 0\.'
-says out '^Forms of PyTorch, each alone: compiled f32 2000 ms, 1.00 GiB, eager f32 1000 ms'
-says out '^Left out: eager bf16: exit status 1: eager bf16 does not run here'
-says out '^Left out: torch bf16, in turns: exit status 1: lost in the second round'
+says out '^| PyTorch eager f32 | 1000 ms' '^| evenkeel bf16 |' '^evenkeel f32 / torch f32: time 0\.' \
+  '^| PyTorch compiled bf16 | 2000 ms .* | 1.00 GiB | 0.50 GiB |' \
+  '^Forms of PyTorch, each alone: compiled f32 2000 ms, 1.00 GiB, eager f32 1000 ms' \
+  '^Left out: eager bf16: exit status 1: eager bf16 does not run here' \
+  '^Left out: torch bf16, in turns: exit status 1: lost in the second round'
 [[ $("$read_json" "$dir/json" results.0.rounds.2.'torch f32'.form) == 'eager f32' ]] || fail "not the fastest form"
 [[ $("$read_json" "$dir/json" results.0.figures.'evenkeel bf16'.peak_bytes) -gt 0 ]] || fail "no peak"
 [[ $(wc -l <"$dir/pip") == 1 ]] || fail "pip ran more than once"
