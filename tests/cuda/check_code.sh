@@ -57,15 +57,39 @@ count() {
     }' "$1"
 }
 
+# What ptxas says of PTX whose first line has its options, as a program that ccache takes for a compiler:
+# ask [OPTION...] -c PTX -o ANSWER
+cat >"$folder/ask" <<'END'
+#!/usr/bin/env bash
+set -euo pipefail
+while (($# > 0)); do
+  case $1 in
+    -o) answer=$2 && shift ;;
+    *.i) ptx=$1 ;;
+  esac
+  shift
+done
+read -ra options < <(sed -n '1s/^[^ ]* //p' "$ptx")
+"$PTXAS" -v "${options[@]}" "$ptx" -o "$answer.code" >"$answer" 2>&1 || { cat "$answer" >&2; exit 1; }
+END
+chmod +x "$folder/ask"
+PTXAS=$(command -v "$ptxas") || { complain "there is no ptxas"; exit 1; }
+export PTXAS
+ask=(./ask)
+# The same ptxas says the same of the same PTX: 25 s for all of it, where ccache does not know.
+if [[ ${EVENKEEL_CODE_CACHE-} == *ccache ]] && command -v "$EVENKEEL_CODE_CACHE" >/dev/null; then
+  ask=(env -u CCACHE_DEPEND CCACHE_COMPILERTYPE=gcc CCACHE_COMPILERCHECK=content "CCACHE_EXTRAFILES=$PTXAS"
+    CCACHE_NOHASHDIR=1 "$EVENKEEL_CODE_CACHE" ./ask)
+fi
+
 # entry registers spilled, of the entries named in a file
 measure() { # PTX ARCHITECTURE ENTRIES
-  local -a options=()
-  local entry
-  while read -r entry; do options+=(-e "$entry"); done <"$3"
-  "$ptxas" -arch "$2" -v "${options[@]}" "$1" -o "$folder/code" 2>&1 | awk '
+  { sed -e 's/^/-e /' "$3" | tr '\n' ' ' | sed -e "s|^|// -arch $2 |" && echo && cat "$1"; } >"$folder/code.i"
+  (cd "$folder" && "${ask[@]}" -c code.i -o answer)
+  awk '
     match($0, /Compiling entry function .[A-Za-z0-9_]+/) { name = substr($0, RSTART + 26, RLENGTH - 26) }
     / bytes spill stores/ { sub(/ bytes spill stores.*/, ""); sub(/.* /, ""); spilled = $0 }
-    /Used [0-9]+ registers/ { sub(/.*Used /, ""); sub(/ .*/, ""); print name, $0, spilled }'
+    /Used [0-9]+ registers/ { sub(/.*Used /, ""); sub(/ .*/, ""); print name, $0, spilled }' "$folder/answer"
 }
 
 while read -r source; do
