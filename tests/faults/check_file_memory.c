@@ -107,15 +107,13 @@ static void begin_save(void) {
 }
 
 static ek_status do_save(void) {
-  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
-  options.keep = 1;
+  CK_WITH(ek_checkpoint_options, options, EK_CHECKPOINT_OPTIONS_INIT, .keep = 1);
   return ek_checkpoint_save(t.model, folder, &options);
 }
 
 static ek_status do_background(void) {
-  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   ek_checkpoint_write *write = NULL;
-  options.keep = 1;
+  CK_WITH(ek_checkpoint_options, options, EK_CHECKPOINT_OPTIONS_INIT, .keep = 1);
   EK_TRY(ek_checkpoint_begin(&write, t.model, folder, &options));
   return ek_checkpoint_end(write);
 }

@@ -130,8 +130,7 @@ static ek_status play(struct outcome *outcome, const struct scene *scene) {
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_SHARDED);
   setup.optimizer = ck_clipped_adamw;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.2, 3);
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.threads_per_device = 2;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = 2);
   ek_status status = EK_OK;
   ek_log_set(EK_LOG_WARNING, count_line, outcome);
   if (scene->own) (void)setenv("EVENKEEL_PRODUCTS", "own", 1);

@@ -134,8 +134,7 @@ static ek_status on_device(void *context, ek_device *device, size_t index) {
 
 static void live(struct outcome *outcome, const char *spec) {
   ek_group *group = NULL;
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.threads_per_device = 1;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = 1);
   ek_log_set(EK_LOG_WARNING, take_line, outcome);
   outcome->status[0] = ek_group_open(&group, spec, &options);
   if (outcome->status[0] != EK_OK) { /* all other numbers are 0 */
@@ -165,8 +164,7 @@ static struct outcome run_on(const char *spec, enum dnnl_stand_in_flaw flaw, int
   const pid_t pid = fork();
   if (pid == 0) {
     (void)alarm(PATIENCE);
-    dnnl_stand_in.flaw = flaw;
-    dnnl_stand_in.form = form;
+    ck_assign(dnnl_stand_in, .flaw = flaw, .form = form);
     (void)unsetenv("EVENKEEL_PRODUCTS");
     (void)unsetenv("EVENKEEL_ISA");
     if (variable != NULL) (void)setenv(variable, value, 1);

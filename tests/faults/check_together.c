@@ -61,14 +61,10 @@ static bool done(struct ck_outcome *outcomes, const char *part, const size_t *de
 }
 
 static void take_job(void) {
-  job.folder = getenv("CK_FOLDER");
-  job.disks = getenv("CK_DISKS");
-  job.workload = given("CK_WORKLOAD");
-  job.mode = given("CK_MODE");
-  job.background = given("CK_BACKGROUND");
-  job.fault = given("CK_FAULT");
-  job.victim = given("CK_VICTIM");
-  job.call = given("CK_CALL");
+  ck_assign(job, .folder = getenv("CK_FOLDER"), .disks = getenv("CK_DISKS"),
+            .workload = given("CK_WORKLOAD"), .mode = given("CK_MODE"),
+            .background = given("CK_BACKGROUND"), .fault = given("CK_FAULT"),
+            .victim = given("CK_VICTIM"), .call = given("CK_CALL"));
 }
 
 /* The folder of a process; a static array. */
@@ -93,11 +89,10 @@ static struct ck_setup setup_of(int workload, int mode, const char *spec) {
   static struct ck_workload large;
   large = *ck_workload("mlp");
   large.module = large_module;
-  struct ck_setup setup =
-      ck_setup_mode(workload == LARGE ? &large : &ck_workloads[workload], spec, (ek_mode)mode);
-  setup.optimizer = ck_clipped_adamw;
-  setup.options.reproducible = GRAINS;
-  setup.options.bucket_bytes = 200000;
+  CK_WITH(struct ck_setup, setup,
+          ck_setup_mode(workload == LARGE ? &large : &ck_workloads[workload], spec, (ek_mode)mode),
+          .optimizer = ck_clipped_adamw, .options.reproducible = GRAINS,
+          .options.bucket_bytes = 200000);
   return setup;
 }
 
@@ -134,16 +129,11 @@ static ek_status save(struct side *side, size_t keep) {
   static const int64_t numbers[] = {3, 1, 4};
   const int64_t three[] = {3};
   ek_checkpoint_extra extra = {.name = "sampler"};
-  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   ek_checkpoint_write *write = NULL;
   const char *folder = disk_of(side->process->number);
   EK_TRY(ek_tensor_host(&extra.value, (void *)(uintptr_t)numbers, EK_I64, 1, three));
-  options.keep = keep;
-  options.position = 77;
-  if (side->process->number == 0) {
-    options.extras = &extra;
-    options.extra_count = 1;
-  }
+  CK_WITH(ek_checkpoint_options, options, EK_CHECKPOINT_OPTIONS_INIT, .keep = keep, .position = 77);
+  if (side->process->number == 0) ck_assign(options, .extras = &extra, .extra_count = 1);
   if (!job.background) return ek_checkpoint_save(side->training.model, folder, &options);
   EK_TRY(ek_checkpoint_begin(&write, side->training.model, folder, &options));
   return ek_checkpoint_end(write);
@@ -221,8 +211,7 @@ static void empty(void *folder) {
 static const char *open_folder(const char *disks) {
   char *folder = ck_folder();
   if (disks != NULL) ck_keep_by(folder, empty);
-  job.folder = folder;
-  job.disks = disks;
+  ck_assign(job, .folder = folder, .disks = disks);
   return folder;
 }
 
@@ -231,8 +220,7 @@ static char *bytes_alone(const struct place *place, size_t *size) {
   const char *folder = open_folder(NULL);
   struct ck_outcome *outcome = ck_array(1, sizeof *outcome);
   const struct ck_process alone = ck_process_alone("save once", 2);
-  job.workload = place->workload;
-  job.mode = (int)place->mode;
+  ck_assign(job, .workload = place->workload, .mode = (int)place->mode);
   save_once(outcome, &alone);
   if (strstr(outcome->message, "without xxHash") != NULL) return NULL;
   ck_assert_msg(outcome->status == EK_OK, "%s", outcome->message);
@@ -336,10 +324,7 @@ static struct ck_outcome *load_alone(const char *folder, const char *path) {
   struct ck_outcome *outcome = ck_array(1, sizeof *outcome);
   const struct ck_process alone = ck_process_alone("load once", 2);
   ck_assert_int_eq(setenv("CK_PATH", path, 1), 0);
-  job.mode = EK_MODE_REPLICATED;
-  job.folder = folder;
-  job.disks = NULL;
-  job.call = 1;
+  ck_assign(job, .mode = EK_MODE_REPLICATED, .folder = folder, .disks = NULL, .call = 1);
   load_once(outcome, &alone);
   return outcome;
 }
@@ -356,14 +341,10 @@ CK_LOOP(parts_on_disks_are_read_by_any_processes, 3) {
   const char *folder = open_folder(parting->disks);
   char path[EK_CHECKPOINT_PATH_SIZE];
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  job.workload = LARGE;
-  job.background = _i == 1;
-  job.mode = (int)parting->mode;
-  job.call = 0;
+  ck_assign(job, .workload = LARGE, .background = _i == 1, .mode = (int)parting->mode, .call = 0);
   if (!done(outcomes, "save once", parting->devices, parting->count)) return;
   const double hash = outcomes[0].numbers[0];
-  job.mode = (int)receiver->mode;
-  job.disks = receiver->disks;
+  ck_assign(job, .mode = (int)receiver->mode, .disks = receiver->disks);
   ck_assert(done(outcomes, "load once", receiver->devices, receiver->count));
   for (size_t p = 0; p < receiver->count; p++) is_state(&outcomes[p], 2, hash);
   /* One machine's part alone is not enough; all in one folder are, and each of them names all. */
@@ -392,9 +373,7 @@ static void flip_a_byte(const char *path) {
 
 static void load_on_disks(struct ck_outcome *outcomes) {
   static const size_t devices[] = {1, 1};
-  job.mode = EK_MODE_SHARDED;
-  job.disks = "01";
-  job.call = 0;
+  ck_assign(job, .mode = EK_MODE_SHARDED, .disks = "01", .call = 0);
   give_job();
   ck_processes_run(outcomes, "load once", devices, 2);
 }
@@ -405,9 +384,7 @@ CK_TEST(copies_that_are_damaged_or_differ) {
   const char *folder = open_folder("01");
   char path[CK_FOLDER_SIZE + 64], other[sizeof path];
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
-  job.workload = LARGE;
-  job.mode = EK_MODE_REPLICATED;
-  job.background = 0;
+  ck_assign(job, .workload = LARGE, .mode = EK_MODE_REPLICATED, .background = 0);
   if (!done(outcomes, "save once", devices, 2)) return;
   const double hash = outcomes[0].numbers[0];
   for (int disk = 0; disk < 2; disk++) {
@@ -431,8 +408,7 @@ CK_TEST(copies_that_are_damaged_or_differ) {
   const int file = open(path, O_WRONLY | O_TRUNC);
   ck_assert_int_eq(write(file, bytes, size), (ssize_t)size);
   ck_assert_int_eq(close(file), 0);
-  job.folder = folder;
-  job.workload = LARGE;
+  ck_assign(job, .folder = folder, .workload = LARGE);
   load_on_disks(outcomes);
   for (size_t p = 0; p < 2; p++) {
     ck_assert_int_eq(outcomes[p].status, EK_ERR_MISMATCH);
@@ -540,8 +516,7 @@ static void fail_each(struct ck_outcome *outcome, const struct ck_process *proce
 
 /* All processes save a large state. */
 static const char *choose_job(const char *disks, ek_mode mode) {
-  job.workload = LARGE;
-  job.mode = (int)mode;
+  ck_assign(job, .workload = LARGE, .mode = (int)mode);
   return open_folder(disks);
 }
 
@@ -560,10 +535,7 @@ static const char *fail_everywhere(struct ck_outcome *outcomes, const char *disk
   static const int faults[] = {FILE_EIO, FILE_ENOSPC, FILE_FLIP, MEMORY};
   static const ek_mode modes[] = {EK_MODE_SHARDED, EK_MODE_REPLICATED, EK_MODE_FULLY_SHARDED};
   const char *folder = choose_job(disks, modes[i % 3]);
-  job.fault = faults[i % 4];
-  job.victim = i / 4 % 2;
-  job.background = i / 8;
-  job.call = i;
+  ck_assign(job, .fault = faults[i % 4], .victim = i / 4 % 2, .background = i / 8, .call = i);
   if (!all_went(outcomes, "fail each", "")) return NULL;
   if (disks == NULL) ck_assert_double_ge(outcomes[0].numbers[0], 1);
   /* Some copies are whole before others. */
@@ -611,8 +583,7 @@ static void fail_load(struct ck_outcome *outcome, const struct ck_process *proce
     if (victim) begin_fault(job.fault, n);
     mine.status = ek_checkpoint_load(NULL, reader.model, disk_of(process->number));
     const size_t length = mine.status == EK_OK ? 0 : strlen(ek_error_message());
-    mine.message = hash_of(1, ek_error_message(), length);
-    mine.latest = 1;
+    ck_assign(mine, .message = hash_of(1, ek_error_message(), length), .latest = 1);
     if (victim) mine.calls = end_fault(job.fault);
     if (!compare_words(&side, &mine, n, 1 + (mine.status != EK_OK), all)) break;
     failed += mine.status != EK_OK;
@@ -632,10 +603,8 @@ CK_LOOP(each_failure_of_a_load_is_one_in_all, 4) {
   const char *disks = _i < 2 ? NULL : "010";
   const char *folder = choose_job(disks, _i % 3 == 0 ? EK_MODE_REPLICATED : EK_MODE_SHARDED);
   size_t size = 0;
-  job.fault = faults[_i % 2];
-  job.victim = _i == 1 || _i == 2;
-  job.background = 0;
-  job.call = _i;
+  ck_assign(job, .fault = faults[_i % 2], .victim = _i == 1 || _i == 2, .background = 0,
+            .call = _i);
   if (!all_went(outcomes, "fail load", "load: ")) return;
   ck_assert_double_ge(outcomes[0].numbers[0], 1);
   if (disks == NULL) (void)bytes_of(folder, 1, &size);
@@ -697,8 +666,7 @@ static int kill_at(int call, const char *disks) {
   struct ck_outcome *outcomes = ck_array(CK_PROCESSES, sizeof *outcomes);
   const struct reader *reader = &readers[disks == NULL ? call % 4 : call % 2 * 2];
   size_t size = 0;
-  job.mode = call % 2 == 0 ? EK_MODE_SHARDED : EK_MODE_FULLY_SHARDED;
-  job.call = call;
+  ck_assign(job, .mode = call % 2 == 0 ? EK_MODE_SHARDED : EK_MODE_FULLY_SHARDED, .call = call);
   give_job();
   ck_processes_run(outcomes, "die at", three, 3);
   const struct ck_outcome *victim = &outcomes[job.victim];
@@ -726,10 +694,8 @@ static int kill_at(int call, const char *disks) {
 CK_LOOP(killed_processes_leave_whole_states, 6) {
   int points = 0;
   const int every = (int)ck_every(_i < 4 ? 18 : 54);
-  job.workload = LARGE;
-  job.fault = FILE_KILL;
-  job.victim = _i % 2;
-  job.background = _i < 4 ? _i / 2 : _i % 2;
+  ck_assign(job, .workload = LARGE, .fault = FILE_KILL, .victim = _i % 2,
+            .background = _i < 4 ? _i / 2 : _i % 2);
   for (int call = 1 + _i % every, alive = 0; alive < 2 && call < 400; call += every) {
     if (kill_at(call, _i < 4 ? NULL : "010")) {
       points++;
@@ -837,8 +803,7 @@ static void measure(struct ck_outcome *outcome, const struct ck_process *process
   take_job();
   wide = *ck_workload("mlp");
   wide.module = wide_module;
-  side.setup = setup_of(LARGE, job.mode, "");
-  side.setup.workload = &wide;
+  ck_assign(side, .setup = setup_of(LARGE, job.mode, ""), .setup.workload = &wide);
   if (!ck_went(outcome, ck_process_open(&side.group, process, 5)) ||
       !ck_went(outcome, ck_training_try(&side.training, &side.setup, side.group)) ||
       !ck_went(outcome, step(&side))) {

@@ -12,8 +12,7 @@ static struct ck_setup setup_of(int number, ek_type type, const char *spec) {
   struct ck_setup setup =
       ck_setup_mode(&ck_workloads[number / CK_PLACEMENTS], spec, EK_MODE_GATHER);
   ck_setup_place(&setup, number % CK_PLACEMENTS);
-  setup.options.type = type;
-  setup.optimizer = NULL;
+  ck_assign(setup, .options.type = type, .optimizer = NULL);
   return setup;
 }
 
@@ -233,8 +232,7 @@ CK_LOOP(a_failure_with_the_gradient_in_forward, 2 * CK_PLACEMENTS) {
   struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 10);
   int64_t count = 0;
-  setup.gradient_in_forward = true;
-  setup.optimizer = ck_clipped_adamw;
+  ck_assign(setup, .gradient_in_forward = true, .optimizer = ck_clipped_adamw);
   struct ck_training t = ck_training_opened(&setup);
   ck_ok(ck_training_step(&t, &batch, NULL));
   bool failed = true;

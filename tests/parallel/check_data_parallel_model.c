@@ -75,12 +75,11 @@ CK_LOOP(outputs_lie_where_they_should, (CK_WORKLOADS * CK_PLACEMENTS)) {
   struct ck_setup setup = setup_of(workload->name, _i % CK_PLACEMENTS), alone = setup;
   struct ck_batch batch = ck_batch_make(workload, EK_F32, SAMPLES, 0, 1);
   ek_shards want[CK_BATCH_TENSORS] = {{0}}, got[CK_BATCH_TENSORS] = {{0}};
-  ek_scatter_options scatter = EK_SCATTER_OPTIONS_INIT;
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   alone.spec = "cpu:1";
   setup.options.output_device = 2;
-  scatter.kind = EK_SCATTER_SIZES;
-  scatter.sizes = uneven;
+  CK_WITH(ek_scatter_options, scatter, EK_SCATTER_OPTIONS_INIT, .kind = EK_SCATTER_SIZES,
+          .sizes = uneven);
   struct ck_training one = ck_training_opened(&alone);
   struct ck_training many = ck_training_opened(&setup);
   ck_ok(ek_data_parallel_model_forward(want, one.model, batch.input, batch.inputs, NULL));
@@ -101,8 +100,7 @@ CK_LOOP(outputs_lie_where_they_should, (CK_WORKLOADS * CK_PLACEMENTS)) {
 CK_TEST(inputs_on_a_device) {
   struct ck_setup setup = setup_of("mlp", 2);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 2);
-  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
-  forward.gradient = false;
+  CK_WITH(ek_forward_options, forward, EK_FORWARD_OPTIONS_INIT, .gradient = false);
   struct ck_training t = ck_training_opened(&setup);
   ek_device *home = ek_group_device(t.group, 1);
   CK_OPENED(ek_shards, host,
@@ -130,9 +128,8 @@ CK_LOOP(no_gradient_forward, CK_PLACEMENTS) {
     ck_ok(ck_memory_stats(&before[k], ek_group_device(t.group, k)));
   }
   for (int i = 0; i < 3; i++) { /* twice without dropout, once with it */
-    ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
-    forward.gradient = false;
-    forward.training = i == 2;
+    CK_WITH(ek_forward_options, forward, EK_FORWARD_OPTIONS_INIT, .gradient = false,
+            .training = i == 2);
     ck_ok(ek_data_parallel_model_forward(output, t.model, batch.input, 1, &forward));
     values[i] = whole(&output[0]);
     ck_fails(ek_data_parallel_model_backward(t.model, output, 1, NULL), EK_ERR_STATE,

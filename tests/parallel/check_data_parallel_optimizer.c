@@ -21,22 +21,15 @@ static int step_count(void) { return ck_in_parts() ? FEW_STEPS : STEPS; }
 /* ---- rules ---- */
 
 static ek_status sgd(ek_optimizer **optimizer, double momentum, bool nesterov, double clip) {
-  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
-  options.learning_rate = 0.05;
-  options.momentum = momentum;
-  options.nesterov = nesterov;
-  options.weight_decay = 0.01;
-  options.clip_norm = clip;
+  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = 0.05, .momentum = momentum,
+          .nesterov = nesterov, .weight_decay = 0.01, .clip_norm = clip);
   return ek_sgd_create(optimizer, &options);
 }
 
 static ek_status adam(ek_optimizer **optimizer, bool coupled, double clip) {
-  ek_adamw_options options = EK_ADAMW_OPTIONS_INIT;
-  options.learning_rate = 0.01;
-  options.weight_decay = coupled ? 1e-3 : 0.1;
-  options.epsilon = coupled ? 1e-4 : 1e-8;
-  options.coupled = coupled;
-  options.clip_norm = clip;
+  CK_WITH(ek_adamw_options, options, EK_ADAMW_OPTIONS_INIT, .learning_rate = 0.01,
+          .weight_decay = coupled ? 1e-3 : 0.1, .epsilon = coupled ? 1e-4 : 1e-8,
+          .coupled = coupled, .clip_norm = clip);
   return ek_adamw_create(optimizer, &options);
 }
 
@@ -105,11 +98,10 @@ static void same_steps(const struct ck_setup *setup, int rule, const struct traj
 CK_LOOP(steps_equal_one_device, RULES * CK_WORKLOADS) {
   const struct ck_workload *workload = &ck_workloads[_i / RULES];
   const bool fine = strcmp(workload->name, "gpt") == 0;
-  struct ck_setup setup = ck_setup_mode(workload, "cpu:1", EK_MODE_GATHER);
   struct trajectory alone;
   struct ck_training one;
-  setup.options.type = fine ? EK_F64 : EK_F32;
-  setup.optimizer = rules[_i % RULES].create;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(workload, "cpu:1", EK_MODE_GATHER),
+          .options.type = fine ? EK_F64 : EK_F32, .optimizer = rules[_i % RULES].create);
   ck_setup_place(&setup, 2);
   run(&alone, &one, &setup);
   setup.spec = "cpu:4";
@@ -123,9 +115,7 @@ CK_LOOP(steps_equal_one_device, RULES * CK_WORKLOADS) {
 /* ---- the rest ---- */
 
 static ek_status simple_clipped(ek_optimizer **optimizer) {
-  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
-  options.learning_rate = 0.5;
-  options.clip_norm = 0.01;
+  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = 0.5, .clip_norm = 0.01);
   return ek_sgd_create(optimizer, &options);
 }
 
@@ -134,8 +124,7 @@ CK_LOOP(clipping_by_the_whole_gradient, CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", EK_MODE_GATHER);
   ck_setup_place(&setup, _i);
-  setup.options.type = EK_F64;
-  setup.optimizer = simple_clipped;
+  ck_assign(setup, .options.type = EK_F64, .optimizer = simple_clipped);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.2, 4);
   int64_t count = 0;
   double square = 0;
@@ -361,8 +350,7 @@ CK_LOOP(calls_out_of_order, CK_MODES) {
   float numbers[7 * 19];
   ek_data_parallel_optimizer *another = NULL;
   struct ck_training t = ck_training_opened(&setup);
-  ek_tensor host = ck_like(&t, "0.weight");
-  host.data = numbers;
+  CK_WITH(ek_tensor, host, ck_like(&t, "0.weight"), .data = numbers);
   ck_fails(ek_data_parallel_optimizer_step(NULL, t.optimizer), EK_ERR_STATE, "no backward has run");
   ck_fails(ek_data_parallel_optimizer_open(&another, t.model, t.rule, NULL), EK_ERR_STATE,
            "has an optimizer");

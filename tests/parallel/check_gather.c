@@ -16,10 +16,7 @@ static void open_bench(struct bench *b, const int64_t *sizes) {
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   b->group = ck_open("cpu:3", 1);
   for (int i = 0; i < ROWS * COLUMNS; i++) b->values[i] = (double)(b->numbers[i] = (float)i + 0.5f);
-  if (sizes != NULL) {
-    options.kind = EK_SCATTER_SIZES;
-    options.sizes = sizes;
-  }
+  if (sizes != NULL) ck_assign(options, .kind = EK_SCATTER_SIZES, .sizes = sizes);
   memset(&b->shards, 0, sizeof b->shards);
   CK_GOT(ek_tensor, host, ek_tensor_host(&host, b->numbers, EK_F32, CK_SHAPE(ROWS, COLUMNS)));
   ck_ok(ek_scatter(&b->shards, b->group, &host, EK_MEMORY_ACTIVATIONS, &options));
@@ -66,9 +63,8 @@ CK_LOOP(rows_of_16_bits, CUTS) {
   uint16_t numbers[ROWS * COLUMNS], got[ROWS * COLUMNS];
   for (int i = 0; i < ROWS * COLUMNS; i++) numbers[i] = (uint16_t)(i * 1861 + 7);
   ek_group *group = ck_open("cpu:3", 1);
-  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-  options.kind = EK_SCATTER_SIZES;
-  options.sizes = cuts[_i];
+  CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .kind = EK_SCATTER_SIZES,
+          .sizes = cuts[_i]);
   for (int t = 0; t < 2; t++) {
     ek_tensor host, back, whole = {0};
     ck_ok(ek_tensor_host(&host, numbers, types[t], CK_SHAPE(ROWS, COLUMNS)));

@@ -25,9 +25,8 @@ static void open_bench(struct bench *b, const char *spec, const char *workload, 
   for (size_t k = 0; k < b->devices; k++) {
     ck_ok(ek_replica_open(&b->replicas[k], ek_group_device(b->group, k), b->module, NULL));
   }
-  ek_reducer_options options = EK_REDUCER_OPTIONS_INIT;
-  options.kind = kind;
-  options.bucket_bytes = bucket_bytes;
+  CK_WITH(ek_reducer_options, options, EK_REDUCER_OPTIONS_INIT, .kind = kind,
+          .bucket_bytes = bucket_bytes);
   ck_ok(ek_reducer_open(&b->reducer, b->communicator, b->replicas, &options));
   b->count = ek_tensor_count(ek_replica_gradients(b->replicas[0]));
 }
@@ -116,8 +115,7 @@ CK_TEST(sizes_of_buckets) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     ek_group *group = ck_open_exactly(cases[i].spec, 1);
     ek_replica *replicas[2] = {NULL, NULL};
-    ek_reducer_options options = EK_REDUCER_OPTIONS_INIT;
-    options.bucket_bytes = cases[i].bytes;
+    CK_WITH(ek_reducer_options, options, EK_REDUCER_OPTIONS_INIT, .bucket_bytes = cases[i].bytes);
     CK_OPENED(ek_communicator *, communicator, ek_communicator_open(&communicator, group));
     for (size_t k = 0; k < 2; k++) {
       ck_kept(ek_replica_open(&replicas[k], ek_group_device(group, k), module, NULL), replicas[k]);
@@ -164,9 +162,8 @@ CK_LOOP(ranges_count_over_the_world, SIZES) {
   open_bench(&whole, "cpu:6", "gpt", EK_REDUCE_SCATTER, bucket_sizes[_i]);
   const size_t buckets = ek_reducer_bucket_count(whole.reducer);
   for (size_t first_rank = 0; first_rank < 6; first_rank += 2) {
-    ek_group_options options = EK_GROUP_OPTIONS_INIT;
-    options.world_size = 6;
-    options.first_rank = first_rank;
+    CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .world_size = 6,
+            .first_rank = first_rank);
     ek_replica *replicas[2] = {NULL, NULL};
     ek_reducer *reducer = NULL;
     CK_SCOPED(ek_group *, group, ek_group_open(&group, "plan:2", &options));
@@ -175,9 +172,8 @@ CK_LOOP(ranges_count_over_the_world, SIZES) {
       ck_ok(ek_replica_open(&replicas[k], ek_group_device(group, k), whole.module, NULL));
     }
     for (int kind = 0; kind < 3; kind++) {
-      ek_reducer_options cut = EK_REDUCER_OPTIONS_INIT;
-      cut.kind = (ek_reduce_kind)kind;
-      cut.bucket_bytes = bucket_sizes[_i];
+      CK_WITH(ek_reducer_options, cut, EK_REDUCER_OPTIONS_INIT, .kind = (ek_reduce_kind)kind,
+              .bucket_bytes = bucket_sizes[_i]);
       ck_ok(ek_reducer_open(&reducer, communicator, replicas, &cut));
       ck_assert_uint_eq(ek_reducer_bucket_count(reducer), buckets);
       for (size_t i = 0; i < buckets * 6; i++) {
@@ -291,12 +287,10 @@ static ek_status tell(void *context, ek_pass *pass, size_t parameter) {
 static ek_status train(void *context, ek_device *device, size_t index) {
   struct bench *b = context;
   ek_pass *pass = NULL;
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
   ek_tensor tokens = {0}, logits = {0};
   const int64_t shape[] = {2, 5};
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
-  options.complete = tell;
-  options.context = b;
+  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .complete = tell, .context = b);
   EK_TRY(ek_reducer_begin(b->reducer, device));
   ek_status status = ek_pass_open(&pass, b->replicas[index], &options);
   if (status == EK_OK) {
@@ -374,7 +368,6 @@ CK_TEST(wrong_openings_are_refused) {
   struct bench b;
   open_bench(&b, "cpu:2", "mlp", EK_REDUCE_TO_ALL, 1);
   ek_reducer *made = NULL;
-  ek_reducer_options options = EK_REDUCER_OPTIONS_INIT;
   ek_replica *list[] = {b.replicas[0], NULL}, *bare[2] = {NULL, NULL};
   const ek_status bad = EK_ERR_INVALID_ARGUMENT;
   ck_assert_int_eq(ek_reducer_open(NULL, b.communicator, b.replicas, NULL), bad);
@@ -383,13 +376,12 @@ CK_TEST(wrong_openings_are_refused) {
   ck_fails(ek_reducer_open(&made, b.communicator, list, NULL), EK_ERR_DEVICE, "number 1");
   list[1] = b.replicas[0];
   ck_fails(ek_reducer_open(&made, b.communicator, list, NULL), EK_ERR_DEVICE, "number 1");
-  options.kind = (ek_reduce_kind)7;
+  CK_WITH(ek_reducer_options, options, EK_REDUCER_OPTIONS_INIT, .kind = (ek_reduce_kind)7);
   ck_invalid(ek_reducer_open(&made, b.communicator, b.replicas, &options), "kind");
   options.size = 1;
   ck_invalid(ek_reducer_open(&made, b.communicator, b.replicas, &options),
              "ek_reducer_options.size is 1");
-  ek_replica_options without = EK_REPLICA_OPTIONS_INIT;
-  without.gradients = false;
+  CK_WITH(ek_replica_options, without, EK_REPLICA_OPTIONS_INIT, .gradients = false);
   for (size_t k = 0; k < 2; k++) {
     ck_ok(ek_replica_open(&bare[k], ek_group_device(b.group, k), b.module, &without));
   }

@@ -17,9 +17,8 @@ static void open_bench(struct bench *b, ek_type type) {
   ck_kept(ek_communicator_open(&b->communicator, b->group), b->communicator);
   ck_kept(ck_blend_create(&b->module), b->module);
   for (size_t k = 0; k < DEVICES; k++) {
-    ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-    options.type = type;
-    options.seed = k; /* all different */
+    CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .type = type,
+            .seed = k /* all different */);
     ck_kept(ek_replica_open(&b->replicas[k], ek_group_device(b->group, k), b->module, &options),
             b->replicas[k]);
   }
@@ -61,10 +60,9 @@ CK_TEST(wrong_replicas_are_refused) {
   open_bench(&b, EK_F32);
   ek_replica *list[DEVICES], *other = NULL, *wide = NULL;
   const int64_t sizes[] = {2, 2};
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   CK_SCOPED(ek_module *, module, ek_mlp_create(&module, sizes, 2, EK_ACTIVATION_RELU));
   ck_kept(ek_replica_open(&other, ek_group_device(b.group, 2), module, NULL), other);
-  options.type = EK_F64;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .type = EK_F64);
   ck_kept(ek_replica_open(&wide, ek_group_device(b.group, 2), b.module, &options), wide);
   memcpy(list, b.replicas, sizeof list);
   ck_invalid(ek_replicate(NULL, list), "ek_replicate");

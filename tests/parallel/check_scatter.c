@@ -75,8 +75,7 @@ CK_TEST(cuts_cover_all_rows) {
       int64_t even[CK_MAX_DEVICES + 1], chunk[CK_MAX_DEVICES + 1], weighted[CK_MAX_DEVICES + 1];
       double weights[9], sum = 0;
       for (size_t i = 0; i < count; i++) sum += weights[i] = ck_random_uniform(&random, 0.1, 5);
-      ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-      options.weights = weights;
+      CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .weights = weights);
       if (ek_scatter_offsets(even, rows, count, &options) != EK_OK) ck_abort_msg("even");
       options.kind = EK_SCATTER_CHUNK;
       if (ek_scatter_offsets(chunk, rows, count, &options) != EK_OK) ck_abort_msg("chunk");
@@ -97,9 +96,8 @@ CK_TEST(cuts_cover_all_rows) {
 
 CK_TEST(huge_numbers_of_rows) {
   int64_t offsets[CK_MAX_DEVICES + 1];
-  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   const double weights[] = {0, 3, 0, 1e-3}, one[] = {1};
-  options.weights = weights;
+  CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .weights = weights);
   for (int kind = 0; kind < 4; kind++) {
     if (kind == EK_SCATTER_SIZES) continue;
     options.kind = (ek_scatter_kind)kind;
@@ -122,7 +120,6 @@ static void refused(int64_t rows, size_t count, const ek_scatter_options *option
 }
 
 CK_TEST(senseless_cuts_are_refused) {
-  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   const int64_t few[] = {1, 2}, many[] = {3, 3}, negative[] = {6, -1};
   const int64_t huge[] = {INT64_MAX, INT64_MAX};
   const double weights[][2] = {{0, 0}, {-1, 2}, {NAN, 1}, {INFINITY, 1}};
@@ -130,10 +127,9 @@ CK_TEST(senseless_cuts_are_refused) {
   refused(-1, 2, NULL, "-1 rows");
   refused(5, 0, NULL, "0 devices");
   refused(5, SIZE_MAX, NULL, "devices");
-  options.size = 3;
+  CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .size = 3);
   refused(5, 2, &options, "ek_scatter_options.size is 3");
-  options.size = sizeof options;
-  options.kind = (ek_scatter_kind)9;
+  ck_assign(options, .size = sizeof options, .kind = (ek_scatter_kind)9);
   refused(5, 2, &options, "kind 9");
   options.kind = EK_SCATTER_SIZES;
   refused(5, 2, &options, "options.sizes is NULL");
@@ -189,11 +185,9 @@ CK_TEST(from_the_host) {
   struct source s;
   open_source(&s);
   const int64_t sizes[DEVICES] = {0, 5, 1, 3};
-  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-  options.sizes = sizes;
+  CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .sizes = sizes);
   for (int i = 0; i < 6; i++) {
-    options.kind = (ek_scatter_kind)(i % 3);
-    options.ahead = i >= 3;
+    ck_assign(options, .kind = (ek_scatter_kind)(i % 3), .ahead = i >= 3);
     CK_GOT(ek_shards, shards, ek_scatter(&shards, s.group, &s.host, EK_MEMORY_OUTPUTS, &options));
     ck_assert_ptr_eq(shards.group, s.group);
     ck_assert_uint_eq(shards.count, DEVICES);
@@ -241,11 +235,11 @@ CK_LOOP(views_on_the_source_device, DEVICES) {
 CK_TEST(like_another) {
   struct source s;
   open_source(&s);
-  ek_tensor samples = s.host, scalar;
-  samples.shape[0] = 3; /* of 3 rows each */
+  ek_tensor scalar;
+  CK_WITH(ek_tensor, samples, s.host, .shape[0] = 3 /* of 3 rows each */);
   const int64_t sizes[DEVICES] = {1, 0, 2, 0};
-  ek_scatter_options options = {.size = sizeof options, .kind = EK_SCATTER_SIZES, .sizes = sizes};
-  options.ahead = true;
+  const ek_scatter_options options = {
+      .size = sizeof options, .kind = EK_SCATTER_SIZES, .sizes = sizes, .ahead = true};
   CK_GOT(ek_shards, like, ek_scatter(&like, s.group, &samples, EK_MEMORY_INPUTS, &options));
   CK_GOT(ek_shards, shards, ek_scatter_like(&shards, &like, &s.host, EK_MEMORY_INPUTS));
   ck_assert(shards.private_members.ahead);
@@ -256,8 +250,7 @@ CK_TEST(like_another) {
     holds_rows(&shards, s.values, k);
   }
   ek_shards_free(&shards);
-  ek_tensor odd = s.host;
-  odd.shape[0] = 8;
+  CK_WITH(ek_tensor, odd, s.host, .shape[0] = 8);
   ck_fails(ek_scatter_like(&shards, &like, &odd, EK_MEMORY_INPUTS), EK_ERR_SHAPE,
            "8 rows are not a multiple of 3 samples");
   ck_ok(ek_tensor_host(&scalar, s.numbers, EK_F32, 0, NULL));
@@ -390,11 +383,8 @@ CK_LOOP(integers_become_integers, 2 * INTEGERS) {
   for (int64_t i = 0; i < n; i++) put_integer(want, to, i, values[i]);
   CK_GOT(ek_tensor, host, ek_tensor_host(&host, data, from, CK_SHAPE(MANY_ROWS, MANY)));
   for (int ahead = 0; ahead < 2; ahead++) {
-    ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-    options.kind = EK_SCATTER_SIZES;
-    options.sizes = sizes;
-    options.ahead = ahead == 1;
-    options.type = to;
+    CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .kind = EK_SCATTER_SIZES,
+            .sizes = sizes, .ahead = ahead == 1, .type = to);
     ek_shards shards = {0}, like = {0};
     ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
     ck_ok(ek_shards_wait(&shards));
@@ -441,9 +431,7 @@ CK_LOOP(pixels, 4) {
       wide[i] = product + (scaling == NULL ? 0 : scaling->offset[c]);
       narrow[i] = (float)wide[i];
     }
-    ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-    options.type = to;
-    options.scaling = scaling;
+    CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .type = to, .scaling = scaling);
     CK_SCOPED(ek_shards, shards, ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
     const size_t size = ek_type_size(to);
     const char *want = to == EK_F32 ? (const char *)narrow : (const char *)wide;
@@ -471,8 +459,7 @@ CK_TEST(integers_out_of_range) {
     const int64_t place = places[i / 5];
     char text[128];
     ek_shards shards = {0}, before = shards;
-    ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-    options.type = EK_I32;
+    CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .type = EK_I32);
     memset(data, 0, (size_t)n * 8);
     put_integer(data, from, place, bad[i % 5].value);
     put_integer(data, from, n - 1, bad[i % 5].value); /* a later one */

@@ -70,10 +70,9 @@ CK_LOOP(values_by_name, CK_PLACEMENTS) {
   for (int i = 0; i < 13 * 8; i++) numbers[i] = (float)i;
   const char *const names[] = {"tokens.weight", "adamw/m/tokens.weight", "adamw/v/tokens.weight"};
   for (int i = 0; i < 3; i++) {
-    ek_tensor host = ck_like(&t, names[i]), flat;
-    host.data = numbers;
+    CK_WITH(ek_tensor, host, ck_like(&t, names[i]), .data = numbers);
     ck_ok(ek_state_write(t.model, names[i], &host));
-    ck_ok(ek_tensor_host(&flat, back, EK_F32, CK_SHAPE(13 * 8)));
+    CK_GOT(ek_tensor, flat, ek_tensor_host(&flat, back, EK_F32, CK_SHAPE(13 * 8)));
     ck_ok(ek_state_read(&flat, t.model, names[i]));
     ck_assert_mem_eq(numbers, back, sizeof numbers);
     memset(back, 0, sizeof back);
@@ -191,11 +190,9 @@ CK_TEST(wrong_names_and_tensors) {
 /* ---- a run that is carried ---- */
 
 static ek_status momentum(ek_optimizer **optimizer) {
-  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
-  options.momentum = 0.9;
-  options.dampening = 0.5; /* the first step is another one */
-  options.weight_decay = 0.01;
-  options.clip_norm = 0.5;
+  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .momentum = 0.9,
+          .dampening = 0.5 /* the first step is another one */, .weight_decay = 0.01,
+          .clip_norm = 0.5);
   return ek_sgd_create(optimizer, &options);
 }
 
@@ -299,8 +296,7 @@ CK_LOOP(a_second_optimizer, CK_PLACEMENTS) {
 /* ---- devices that only count ---- */
 
 CK_LOOP(plan_devices, CK_PLACEMENTS) {
-  struct ck_setup setup = setup_of("gpt", _i);
-  setup.spec = "plan:3";
+  CK_WITH(struct ck_setup, setup, setup_of("gpt", _i), .spec = "plan:3");
   struct ck_training t = ck_training_opened(&setup);
   for (size_t i = 0; i < ek_state_count(t.model); i++) {
     CK_GOT(ek_state_info, info, ek_state_entry(&info, t.model, i));

@@ -133,9 +133,7 @@ static void try_shapes(struct trial *trial, int i) {
   damaged.shape[0] = -1;
   expect(trial, i, &damaged, EK_ERR_INVALID_ARGUMENT, "of negative size");
   damaged = *good;
-  damaged.rank = 2;
-  damaged.shape[0] = INT64_C(1) << 31;
-  damaged.shape[1] = INT64_C(1) << 32;
+  ck_assign(damaged, .rank = 2, .shape[0] = INT64_C(1) << 31, .shape[1] = INT64_C(1) << 32);
   expect(trial, i, &damaged, EK_ERR_OVERFLOW, "of 2^63 elements");
 }
 
@@ -144,8 +142,7 @@ static void try_overlap(struct trial *trial, int i, int j) {
   const struct operand *y = &trial->operation->operand[i];
   const struct operand *x = &trial->operation->operand[j];
   const bool allowed = ((y->may_be >> j) & 1u) != 0 || (x->written && ((x->may_be >> i) & 1u) != 0);
-  ek_tensor shifted = trial->tensor[i];
-  shifted.data = trial->tensor[j].data;
+  CK_WITH(ek_tensor, shifted, trial->tensor[i], .data = trial->tensor[j].data);
   if (!allowed) expect(trial, i, &shifted, EK_ERR_INVALID_ARGUMENT, "overlapping");
   if (ek_tensor_count(&trial->tensor[j]) < 2) return;
   shifted.data = (char *)trial->tensor[j].data + ek_type_size(trial->tensor[j].type);

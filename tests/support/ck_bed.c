@@ -78,13 +78,10 @@ struct ck_bed *ck_bed_open(const struct ck_module_case *module_case, ek_type typ
   bed->outputs = ek_module_outputs(bed->module);
   ck_assert_uint_le(bed->outputs, CK_MODULE_TENSORS);
 
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  options.type = type;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .type = type);
   ck_ok(ek_replica_open(&bed->replica, bed->device, bed->module, &options));
   bed->options = (ek_pass_options)EK_PASS_OPTIONS_INIT;
-  bed->options.seed = 5;
-  bed->options.step = 3;
-  bed->options.first_sample = 2;
+  ck_assign(bed->options, .seed = 5, .step = 3, .first_sample = 2);
 
   struct ck_random random = ck_random_start(77);
   make_inputs(bed, type, &random);
@@ -142,8 +139,7 @@ void ck_bed_close(struct ck_bed *bed) {
 }
 
 void ck_bed_forward(struct ck_bed *bed) {
-  ek_pass_options options = bed->options;
-  options.gradient = false;
+  CK_WITH(ek_pass_options, options, bed->options, .gradient = false);
   ek_pass *pass = NULL;
   ek_tensor outputs[CK_MODULE_TENSORS] = {{0}};
   ck_ok(ek_pass_open(&pass, bed->replica, &options));

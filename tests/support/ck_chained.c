@@ -19,16 +19,13 @@ struct chained {
 
 static ek_chain chain_of(const ek_module *self) {
   const struct chained *m = (const struct chained *)self;
-  ek_chain chain = EK_CHAIN_INIT;
-  chain.steps = m->step_count == 0 ? NULL : m->steps;
-  chain.count = m->step_count;
-  chain.recompute = m->recompute;
+  CK_WITH(ek_chain, chain, EK_CHAIN_INIT, .steps = m->step_count == 0 ? NULL : m->steps,
+          .count = m->step_count, .recompute = m->recompute);
   return chain;
 }
 
 CK_FORWARD(chained) {
-  ek_chain chain = chain_of(self);
-  chain.unread = !ek_pass_wants_outputs(pass);
+  CK_WITH(ek_chain, chain, chain_of(self), .unread = !ek_pass_wants_outputs(pass));
   return ek_chain_forward(outputs, pass, inputs, &chain);
 }
 
@@ -138,10 +135,8 @@ static ek_status end(ek_module **module, struct list *list, bool steps, ek_recom
 static ek_status linear(ek_module **module, int64_t in, int64_t out, bool bias, double deviation,
                         int64_t columns) {
   const ek_initializer start = ek_initializer_normal(0.0, deviation);
-  ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
-  options.bias = bias;
-  options.weight_start = &start;
-  options.columns = columns;
+  CK_WITH(ek_linear_options, options, EK_LINEAR_OPTIONS_INIT, .bias = bias, .weight_start = &start,
+          .columns = columns);
   return ek_linear_create_with(module, in, out, &options);
 }
 
@@ -151,9 +146,8 @@ static ek_status norm(ek_module **module, const struct shape *o) {
 }
 
 static ek_status attention(ek_module **module, const struct shape *o, double last) {
-  ek_attention_options options = o->attention;
-  options.deviation = 0.02;
-  options.projection_deviation = last;
+  CK_WITH(ek_attention_options, options, o->attention, .deviation = 0.02,
+          .projection_deviation = last);
   return ek_attention_create_with(module, o->width, o->heads, &options);
 }
 
@@ -244,9 +238,7 @@ ek_status ck_chained_llama_create(ek_module **module, const ek_llama_options *o)
                         .gate = true,
                         .tied = o->tied,
                         .recompute = o->recompute};
-  shape.attention.kv_heads = o->kv_heads;
-  shape.attention.bias = o->qkv_bias;
-  shape.attention.no_projection_bias = true;
-  shape.attention.rotary = o->rotary != NULL ? o->rotary : &rotary;
+  ck_assign(shape.attention, .kv_heads = o->kv_heads, .bias = o->qkv_bias,
+            .no_projection_bias = true, .rotary = o->rotary != NULL ? o->rotary : &rotary);
   return decoder(module, &shape);
 }

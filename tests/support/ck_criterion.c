@@ -12,9 +12,8 @@ static ek_tensor terms_tensor(const struct ck_rig *rig, const ek_criterion *crit
 
 static ek_status open_replica(ek_replica **replica, const struct ck_rig *rig,
                               ek_criterion *criterion) {
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  options.type = rig->type;
-  options.gradients = false;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .type = rig->type,
+          .gradients = false);
   return ek_replica_open(replica, rig->device, &criterion->base, &options);
 }
 
@@ -58,11 +57,9 @@ ek_status ck_loss_try_forward(struct ck_loss *loss, const ek_tensor *outputs,
                               const ek_tensor *targets, bool now) {
   const ek_criterion *c = loss->criterion;
   ek_tensor inputs[EK_MAX_INPUTS] = {{0}}, results[EK_MAX_TENSORS] = {{0}};
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.training = false;
+  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .training = false);
   const double *coefficients = ek_criterion_coefficients(c);
-  options.promise.overwrite_inputs = !loss->keep_outputs;
-  options.promise.totals = &loss->totals;
+  ck_assign(options.promise, .overwrite_inputs = !loss->keep_outputs, .totals = &loss->totals);
   if (now) options.promise.gradient_now = coefficients == NULL ? 1 : coefficients[0];
   drop_pass(loss);
   for (size_t i = 0; i < ek_criterion_outputs(c); i++) inputs[i] = outputs[i];
@@ -194,8 +191,7 @@ void ck_loss_failures(struct ck_rig *rig, ek_criterion *criterion, const ek_tens
                       const ek_tensor *targets) {
   const double ones[2 * EK_MAX_TERMS] = {1.0};
   struct attempt a = {.rig = rig, .criterion = criterion, .outputs = outputs, .targets = targets};
-  a.totals = terms_tensor(rig, criterion);
-  a.scales = terms_tensor(rig, criterion);
+  ck_assign(a, .totals = terms_tensor(rig, criterion), .scales = terms_tensor(rig, criterion));
   ck_set(&a.scales, ones);
   all_failures(&a, false);
   all_failures(&a, true);

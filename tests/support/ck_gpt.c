@@ -164,12 +164,8 @@ void ck_gpt_forward(double *logits, const ek_replica *replica, const ek_gpt_opti
 
 ek_gpt_options ck_gpt_sizes(int64_t vocabulary, int64_t sequence, int64_t width, int layers,
                             int heads) {
-  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
-  options.vocabulary = vocabulary;
-  options.sequence = sequence;
-  options.width = width;
-  options.layers = layers;
-  options.heads = heads;
+  CK_WITH(ek_gpt_options, options, EK_GPT_OPTIONS_INIT, .vocabulary = vocabulary,
+          .sequence = sequence, .width = width, .layers = layers, .heads = heads);
   return options;
 }
 

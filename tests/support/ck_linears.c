@@ -18,10 +18,9 @@ void ck_linears_open_in(struct ck_linears *it, const char *spec, int64_t width, 
   for (int i = 0; i < 2; i++) ek_module_free(parts[i]);
   ck_kept(ek_mean_squared_error_create(&it->loss, EK_REDUCTION_MEAN), it->loss);
   ck_kept(ek_sgd_create(&it->rule, NULL), it->rule);
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  options.group = it->group;
-  options.model = &model_options;
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .group = it->group,
+          .model = &model_options);
   ck_ok(ek_data_parallel_model_options_set_mode(&model_options, mode));
   model_options.precision = precision;
   ck_kept(ek_trainer_open(&it->trainer, NULL, it->module, it->loss, it->rule, &options),

@@ -17,18 +17,15 @@ size_t ck_module_case_inputs(const struct ck_module_case *is, const ek_module *m
 void ck_module_case_check(const struct ck_module_case *is, ek_check check) {
   /* The others use one device at a time. */
   if (CK_TSAN && check != EK_CHECK_DEVICES) return;
-  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
   ek_check_input inputs[CK_MODULE_TENSORS] = {{0}};
-  options.probes = is->probes;
+  CK_WITH(ek_module_check_options, options, EK_MODULE_CHECK_OPTIONS_INIT, .probes = is->probes);
   /* On emulated devices: what differs between elements of a tensor is the kernels', which tests/op
    * compares. */
   if (ck_in_parts() && (options.probes == 0 || options.probes > PROBES_IN_PARTS)) {
     options.probes = PROBES_IN_PARTS;
   }
-  options.longest = is->longest;
-  options.depth = is->depth;
-  options.left_out = ~(1u << check);
-  options.saved = (int64_t)(is->saved * EK_MEMORY_UNIT);
+  ck_assign(options, .longest = is->longest, .depth = is->depth, .left_out = ~(1u << check),
+            .saved = (int64_t)(is->saved * EK_MEMORY_UNIT));
   CK_OPENED(ek_module *, module, is->create(&module));
   const size_t count = ck_module_case_inputs(is, module);
   for (size_t i = 0; i < count; i++) {

@@ -6,10 +6,10 @@
 struct ck_range ck_range_open(struct ck_rig *rig, ek_optimizer *optimizer, const double *parameters,
                               int64_t count) {
   struct ck_range range = {.rig = rig, .optimizer = ck_keep(optimizer), .count = count};
-  range.parameters = ck_tensor(rig, parameters, CK_SHAPE(count));
-  range.gradients = ck_poisoned(rig, CK_SHAPE(count));
-  range.totals = ck_tensor_of(rig, EK_F64, NULL, CK_SHAPE(2));
-  range.square_norm = ck_tensor_of(rig, EK_F64, NULL, CK_SHAPE(1));
+  ck_assign(range, .parameters = ck_tensor(rig, parameters, CK_SHAPE(count)),
+            .gradients = ck_poisoned(rig, CK_SHAPE(count)),
+            .totals = ck_tensor_of(rig, EK_F64, NULL, CK_SHAPE(2)),
+            .square_norm = ck_tensor_of(rig, EK_F64, NULL, CK_SHAPE(1)));
   for (size_t i = 0; i < ek_optimizer_states(optimizer); i++) {
     range.states[i] = *ck_poisoned(rig, CK_SHAPE(count)); /* undefined memory at step 1 */
   }

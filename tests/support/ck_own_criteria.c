@@ -145,9 +145,8 @@ CK_FORWARD(pair) {
   for (size_t i = 0; i < 2; i++) {
     const ek_tensor own[] = {inputs[i], inputs[2 + i]};
     ek_tensor rows = {0}, totals = {0};
-    ek_child_options options = EK_CHILD_OPTIONS_INIT;
     EK_TRY(ek_tensor_rows(&rows, &outputs[0], (int64_t)i, 1));
-    options.promise.totals = &rows;
+    CK_WITH(ek_child_options, options, EK_CHILD_OPTIONS_INIT, .promise.totals = &rows);
     const ek_status status = ek_pass_child_forward_with(&totals, pass, i, own, &options);
     ek_tensor_free(&totals);
     ek_tensor_free(&rows);

@@ -60,14 +60,10 @@ static ek_status gather(void *context, const void *mine, size_t bytes, void *all
 }
 
 ek_status ck_process_world(ek_world **world, const struct ck_process *process, double time_limit) {
-  ek_world_options options = EK_WORLD_OPTIONS_INIT;
-  ek_world_gather how = EK_WORLD_GATHER_INIT;
-  options.address = "127.0.0.1";
-  options.time_limit = time_limit;
-  how.process = process->number;
-  how.processes = process->count;
-  how.gather = gather;
-  how.context = (void *)(uintptr_t)process;
+  CK_WITH(ek_world_options, options, EK_WORLD_OPTIONS_INIT, .address = "127.0.0.1",
+          .time_limit = time_limit);
+  CK_WITH(ek_world_gather, how, EK_WORLD_GATHER_INIT, .process = process->number,
+          .processes = process->count, .gather = gather, .context = (void *)(uintptr_t)process);
   return ek_world_open_gather(world, &how, &options);
 }
 
@@ -88,9 +84,8 @@ static ek_status open_group(ek_group **group, const struct ck_process *process, 
   if (process->count > 1 && process->mpi == NULL && shared_world == NULL) {
     EK_TRY(ck_process_world(&shared_world, process, time_limit));
   }
-  options.threads_per_device = 1;
-  options.deterministic = deterministic;
-  options.world = process->mpi != NULL ? process->mpi : shared_world;
+  ck_assign(options, .threads_per_device = 1, .deterministic = deterministic,
+            .world = process->mpi != NULL ? process->mpi : shared_world);
   const size_t devices = process->devices[process->number];
   const char *kind = getenv("EVENKEEL_TEST_PROCESSES");
   if (kind != NULL && strcmp(kind, "cuda") == 0) {
@@ -324,9 +319,8 @@ static void set_place(struct ck_process *process) {
 static int run_mpi_part(char **argv, const struct ck_part *parts) {
   struct ck_process process = {.part = argv[2], .count = strtoul(argv[4], NULL, 10)};
   struct ck_outcome *outcome = calloc(1, sizeof *outcome);
-  ek_world_options options = EK_WORLD_OPTIONS_INIT;
   char path[PATH_SIZE];
-  options.source = "mpi";
+  CK_WITH(ek_world_options, options, EK_WORLD_OPTIONS_INIT, .source = "mpi");
   if (outcome == NULL || ek_world_open(&process.mpi, &options) != EK_OK) {
     (void)fprintf(stderr, "%s\n", ek_error_message());
     return 2;

@@ -44,8 +44,7 @@ static void free_all(ek_tensor *tensors, size_t count) {
 
 CK_FORWARD(rerun) {
   const enum ck_rerun_flaw flaw = ((const struct wrapper *)self)->flaw;
-  ek_child_options options = EK_CHILD_OPTIONS_INIT;
-  options.save = false;
+  CK_WITH(ek_child_options, options, EK_CHILD_OPTIONS_INIT, .save = false);
   if (flaw == CK_RERUN_IN_BF16) options.precision = EK_PRECISION_BF16;
   if (flaw == CK_RERUN_IN_F64) options.precision = EK_PRECISION_F64;
   EK_TRY(ek_pass_child_forward_with(outputs, pass, 0, inputs, &options));
@@ -107,8 +106,7 @@ static ek_status convert(ek_tensor *y, ek_pass *pass, ek_type type, const ek_ten
 
 CK_FORWARD(widen) {
   ek_tensor x = {0}, y = {0};
-  ek_child_options options = EK_CHILD_OPTIONS_INIT;
-  options.precision = EK_PRECISION_F64;
+  CK_WITH(ek_child_options, options, EK_CHILD_OPTIONS_INIT, .precision = EK_PRECISION_F64);
   ek_status status = convert(&x, pass, EK_F64, &inputs[0]);
   if (status == EK_OK) status = ek_pass_child_forward_with(&y, pass, 0, &x, &options);
   ek_tensor_free(&x);

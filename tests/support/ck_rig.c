@@ -60,9 +60,7 @@ static void set_aside(const struct ck_rig *rig) {
     free_spare(NULL);
   }
   ck_forget(rig->group);
-  spare.group = rig->group;
-  spare.spec = rig->spec;
-  spare.threads = rig->threads;
+  ck_assign(spare, .group = rig->group, .spec = rig->spec, .threads = rig->threads);
   ck_keep_by(&spare, free_spare);
 }
 

@@ -10,9 +10,8 @@ enum { SCALE, SHIFT, OFFSET, MEAN, BATCHES, WIDTH = CK_RUNNING_WIDTH };
 CK_PARAMETERS(running) {
   const int64_t shape[] = {WIDTH}, one[] = {1};
   const ek_initializer about_1 = ek_initializer_uniform(0.5, 1.5);
-  ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
   EK_TRY(ek_declare_parameter(declaration, "scale", 1, shape, about_1));
-  options.no_decay = true;
+  CK_WITH(ek_parameter_options, options, EK_PARAMETER_OPTIONS_INIT, .no_decay = true);
   EK_TRY(ek_declare_parameter_with(declaration, "shift", 1, shape, about_1, &options));
   options.frozen = true;
   EK_TRY(ek_declare_parameter_with(declaration, "offset", 1, shape, about_1, &options));

@@ -16,9 +16,7 @@ ek_loss_scale ck_scaling_fixed(double scale) {
 }
 
 ek_loss_scale ck_scaling_dynamic(double scale, int64_t interval) {
-  ek_loss_scale rule = EK_LOSS_SCALE_INIT;
-  rule.scale = scale;
-  rule.interval = interval;
+  CK_WITH(ek_loss_scale, rule, EK_LOSS_SCALE_INIT, .scale = scale, .interval = interval);
   return rule;
 }
 

@@ -58,8 +58,7 @@ static ek_status call(struct ck_training *t, int which) {
   ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
   ek_state_info info;
   ck_ok(ek_state_entry(&info, t->model, 0));
-  ek_tensor host = info.like;
-  host.data = numbers;
+  CK_WITH(ek_tensor, host, info.like, .data = numbers);
   struct ck_batch batch = ck_batch_make(t->setup.workload, EK_F32, 5, 0, 1);
   double loss = 0;
   ek_data_parallel_optimizer *optimizer = NULL;

@@ -15,9 +15,7 @@ static struct {
 } place;
 
 void ck_spike_at(size_t device, double factor) {
-  place.on = true;
-  place.device = device;
-  place.factor = factor;
+  ck_assign(place, .on = true, .device = device, .factor = factor);
 }
 
 void ck_spike_nowhere(void) { place.on = false; }
@@ -67,8 +65,7 @@ static ek_status spiked_module(ek_module **module) {
 }
 
 struct ck_workload ck_spiked(const char *name) {
-  struct ck_workload workload = *ck_workload(name);
   spiked = ck_workload(name);
-  workload.module = spiked_module;
+  CK_WITH(struct ck_workload, workload, *ck_workload(name), .module = spiked_module);
   return workload;
 }

@@ -8,9 +8,8 @@
 struct ck_setup ck_setup_mode(const struct ck_workload *workload, const char *spec, ek_mode mode) {
   static const ek_data_parallel_model_options defaults = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   struct ck_setup setup = {.workload = workload, .spec = spec, .options = defaults};
-  setup.options.seed = 7;
-  setup.options.broadcast_inputs = workload->broadcast;
-  setup.options.bucket_bytes = 256; /* several buckets even in small models */
+  ck_assign(setup.options, .seed = 7, .broadcast_inputs = workload->broadcast,
+            .bucket_bytes = 256 /* several buckets even in small models */);
   setup.optimizer = ck_clipped_adamw;
   ck_ok(ek_data_parallel_model_options_set_mode(&setup.options, mode));
   return setup;
@@ -20,8 +19,7 @@ struct ck_setup ck_setup_own(ek_module *module, ek_criterion *criterion, const c
                              ek_mode mode) {
   static const ek_data_parallel_model_options defaults = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   struct ck_setup setup = {.spec = spec, .options = defaults, .optimizer = ck_plain_adamw};
-  setup.module = ck_keep(module);
-  setup.criterion = ck_keep(criterion);
+  ck_assign(setup, .module = ck_keep(module), .criterion = ck_keep(criterion));
   ck_ok(ek_data_parallel_model_options_set_mode(&setup.options, mode));
   return setup;
 }
@@ -72,17 +70,14 @@ void ck_setup_precision(struct ck_setup *setup) {
 }
 
 ek_status ck_clipped_adamw(ek_optimizer **optimizer) {
-  ek_adamw_options options = EK_ADAMW_OPTIONS_INIT;
-  options.learning_rate = 0.01;
-  options.clip_norm = 0.5;
+  CK_WITH(ek_adamw_options, options, EK_ADAMW_OPTIONS_INIT, .learning_rate = 0.01,
+          .clip_norm = 0.5);
   return ek_adamw_create(optimizer, &options);
 }
 
 ek_status ck_clipped_muon(ek_optimizer **optimizer) {
-  ek_muon_options options = EK_MUON_OPTIONS_INIT;
   ek_optimizer *adamw = NULL;
-  options.learning_rate = 0.01;
-  options.clip_norm = 0.5;
+  CK_WITH(ek_muon_options, options, EK_MUON_OPTIONS_INIT, .learning_rate = 0.01, .clip_norm = 0.5);
   EK_TRY(ek_adamw_create(&adamw, NULL));
   const ek_status status = ek_muon_create(optimizer, adamw, &options);
   ek_optimizer_free(adamw);
@@ -135,12 +130,10 @@ static ek_status make_parts(struct ck_training *training) {
 
 static ek_status open_parts(struct ck_training *training) {
   const struct ck_setup *setup = &training->setup;
-  ek_data_parallel_criterion_options loss = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
-  loss.keep_outputs = setup->keep_outputs;
-  loss.gradient_in_forward = setup->gradient_in_forward;
+  CK_WITH(ek_data_parallel_criterion_options, loss, EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT,
+          .keep_outputs = setup->keep_outputs, .gradient_in_forward = setup->gradient_in_forward);
   EK_TRY(make_parts(training));
-  ek_data_parallel_model_options options = setup->options;
-  options.optimizer = training->rule;
+  CK_WITH(ek_data_parallel_model_options, options, setup->options, .optimizer = training->rule);
   EK_TRY(ek_data_parallel_model_open(&training->model, training->group, training->module,
                                      &options));
   EK_TRY(ek_data_parallel_criterion_open(&training->loss, training->model, training->criterion,
@@ -154,16 +147,13 @@ static ek_status open_parts(struct ck_training *training) {
 
 ek_trainer *ck_trainer_open(const struct ck_setup *setup) {
   struct ck_training made = {.setup = *setup};
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_optimizer_options update = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
-  ek_group_options threads = EK_GROUP_OPTIONS_INIT;
   ck_setup_precision(&made.setup);
   ck_ok(make_parts(&made));
-  threads.threads_per_device = 1;
+  CK_WITH(ek_group_options, threads, EK_GROUP_OPTIONS_INIT, .threads_per_device = 1);
   update.loss_scale = made.setup.loss_scale;
-  options.model = &made.setup.options;
-  options.optimizer = &update;
-  options.group = setup->group;
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .model = &made.setup.options,
+          .optimizer = &update, .group = setup->group);
   if (setup->group == NULL) options.group_options = &threads;
   options.micro_batches = setup->micro_batches;
   CK_OPENED(ek_trainer *, trainer,
@@ -231,9 +221,8 @@ ek_status ck_training_backward(struct ck_training *training, const struct ck_bat
                                const ek_scatter_options *scatter, bool accumulate, double *loss) {
   ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
   const size_t count = ek_module_outputs(training->module);
-  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
-  forward.scatter = scatter;
+  CK_WITH(ek_forward_options, forward, EK_FORWARD_OPTIONS_INIT, .scatter = scatter);
   backward.accumulate = accumulate;
   const bool own = training->criterion == NULL; /* then its inputs are the targets, too */
   ek_tensor inputs[2 * CK_BATCH_TENSORS];
@@ -291,8 +280,7 @@ void ck_same_peaks(const char *what, const ek_memory_usage *planned, const ek_me
 
 void ck_measure(ek_memory_usage *usages, const struct ck_setup *setup, const char *spec,
                 const struct ck_batch *batch, int micro_batches) {
-  struct ck_setup there = *setup;
-  there.spec = spec;
+  CK_WITH(struct ck_setup, there, *setup, .spec = spec);
   struct ck_training training = ck_training_opened(&there);
   for (int step = 0; step < 2; step++) {
     for (int i = 1; i < micro_batches; i++) {

@@ -19,8 +19,7 @@ CK_FORWARD(visitor) {
   ck_fails(ek_pass_child_leave(pass), EK_ERR_STATE, "the module has not entered a child");
   ck_fails(ek_pass_child_enter(pass, 1), EK_ERR_INVALID_ARGUMENT, "no child number 1");
   const bool wanted = ek_pass_wants_outputs(pass);
-  ek_child_options options = EK_CHILD_OPTIONS_INIT;
-  options.unread = true;
+  CK_WITH(ek_child_options, options, EK_CHILD_OPTIONS_INIT, .unread = true);
   EK_TRY(ek_pass_child_enter_with(pass, 0, NULL, &options));
   ck_assert(!ek_pass_wants_outputs(pass));
   ck_fails(ek_pass_child_enter(pass, 0), EK_ERR_STATE, "the module is already in a child");

@@ -25,21 +25,17 @@ static ek_status gpt_module(ek_module **module) {
 /* ---- criteria ---- */
 
 static ek_status cross_entropy(ek_criterion **criterion, ek_reduction reduction) {
-  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  options.reduction = reduction;
-  options.ignore_index = IGNORED;
+  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction,
+          .ignore_index = IGNORED);
   return ek_cross_entropy_create(criterion, &options);
 }
 
 /* Class weights that single precision holds, so that both types compute the same loss. */
 static ek_status weighted_cross_entropy(ek_criterion **criterion, ek_reduction reduction) {
   static const double weights[MLP_CLASSES] = {1, 0.5, 2, 0.25, 1.5};
-  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  options.reduction = reduction;
-  options.ignore_index = IGNORED;
-  options.label_smoothing = 0.125;
-  options.class_weights = weights;
-  options.classes = MLP_CLASSES;
+  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction,
+          .ignore_index = IGNORED, .label_smoothing = 0.125, .class_weights = weights,
+          .classes = MLP_CLASSES);
   return ek_cross_entropy_create(criterion, &options);
 }
 
@@ -155,15 +151,14 @@ static ek_tensor part(const ek_tensor *tensor, int64_t samples, int64_t first, i
   ek_tensor result = *tensor;
   if (samples == 0) return result;
   const int64_t rows = tensor->shape[0] / samples; /* of one sample */
-  result.shape[0] = rows * count;
-  result.data = (char *)tensor->data + (size_t)(rows * first * ek_tensor_row_elements(tensor)) *
-                                           ek_type_size(tensor->type);
+  ck_assign(result, .shape[0] = rows * count,
+            .data = (char *)tensor->data + (size_t)(rows * first * ek_tensor_row_elements(tensor)) *
+                                               ek_type_size(tensor->type));
   return result;
 }
 
 struct ck_batch ck_batch_samples(const struct ck_batch *batch, int64_t first, int64_t count) {
-  struct ck_batch result = *batch;
-  result.samples = count;
+  CK_WITH(struct ck_batch, result, *batch, .samples = count);
   for (size_t i = 0; i < batch->inputs; i++) {
     if ((batch->broadcast >> i & 1) != 0) continue;
     result.input[i] = part(&batch->input[i], batch->samples, first, count);

@@ -173,10 +173,8 @@ void ck_deterministic_on_gpu(void) { ck_deterministic(ck_on_gpu()); }
 
 ek_group *ck_open_exactly(const char *spec, int threads) {
   ek_group *group = NULL;
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.threads_per_device = threads;
-  options.time_limit = ck_time_limit();
-  options.deterministic = deterministic;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = threads,
+          .time_limit = ck_time_limit(), .deterministic = deterministic);
   ck_ok(ek_group_open(&group, spec, &options));
   ck_assert_ptr_nonnull(group);
   return ck_keep(group);

@@ -37,6 +37,7 @@
 
 #include <evenkeel/evenkeel.h>
 
+#include "ck_assign.h"
 #include "ck_keep.h"
 
 /* ---- who watches: gcc and clang say it each in its own way ---- */

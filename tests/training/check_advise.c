@@ -26,9 +26,8 @@ struct subject {
 
 static ek_status build(void *context, const ek_settings *settings, ek_module **module,
                        ek_criterion **criterion) {
-  ek_gpt_options gpt = *(const ek_gpt_options *)context;
-  gpt.recompute = settings->recompute;
-  gpt.fused_loss = settings->fused_loss;
+  CK_WITH(ek_gpt_options, gpt, *(const ek_gpt_options *)context, .recompute = settings->recompute,
+          .fused_loss = settings->fused_loss);
   EK_TRY(ek_gpt_create(module, &gpt));
   return gpt.fused_loss ? EK_OK : ek_cross_entropy_create(criterion, NULL);
 }
@@ -39,12 +38,8 @@ static void subject_open(struct subject *s, int layers, int width, int64_t sampl
   const int64_t shape[] = {samples, sequence};
   memset(s, 0, sizeof *s);
   s->gpt = (ek_gpt_options)EK_GPT_OPTIONS_INIT;
-  s->gpt.layers = layers;
-  s->gpt.width = width;
-  s->gpt.heads = 2;
-  s->gpt.sequence = sequence;
-  s->gpt.vocabulary = vocabulary;
-  s->gpt.logits_bytes = 2048;
+  ck_assign(s->gpt, .layers = layers, .width = width, .heads = 2, .sequence = sequence,
+            .vocabulary = vocabulary, .logits_bytes = 2048);
   ck_assert_int_le(samples * sequence, MOST_TOKENS);
   for (int64_t i = 0; i < samples * sequence; i++) s->ids[i] = (int32_t)(i * 7 % vocabulary);
   ck_ok(ek_tensor_host(&s->tokens, s->ids, EK_I32, 2, shape));
@@ -53,12 +48,9 @@ static void subject_open(struct subject *s, int layers, int width, int64_t sampl
   s->group.threads_per_device = 1;
   s->trainer = (ek_trainer_options)EK_TRAINER_OPTIONS_INIT;
   s->model = (ek_data_parallel_model_options)EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  s->trainer.model = &s->model;
-  s->trainer.group_options = &s->group;
+  ck_assign(s->trainer, .model = &s->model, .group_options = &s->group);
   s->task = (ek_advise_task)EK_ADVISE_TASK_INIT;
-  s->task.build = build;
-  s->task.context = &s->gpt;
-  s->task.optimizer = s->rule;
+  ck_assign(s->task, .build = build, .context = &s->gpt, .optimizer = s->rule);
   s->task.inputs = s->task.targets = &s->tokens;
   s->task.input_count = s->task.target_count = 1;
   s->task.trainer = &s->trainer;
@@ -219,8 +211,7 @@ CK_TEST(plenty_of_memory_gives_up_no_speed) {
 static double fastest(const struct subject *s, const char *devices, ek_precision precision) {
   ek_advise_task task = s->task;
   size_t count = 0;
-  task.modes = UINT64_C(1) << EK_MODE_SHARDED;
-  task.precisions = 1u << precision;
+  ck_assign(task, .modes = UINT64_C(1) << EK_MODE_SHARDED, .precisions = 1u << precision);
   CK_GOT(ek_advice, best, ek_advise(&best, &count, 1, devices, &task));
   ck_assert_int_eq(best.settings.precision, precision);
   return best.seconds;
@@ -298,8 +289,7 @@ CK_TEST(tf32_is_chosen) {
   s.task.precisions = EK_PRECISIONS_TF32;
   ck_fails(ek_advise(choices, &count, MOST, "cpu:2@1GiB", &s.task), EK_ERR_UNSUPPORTED,
            "the devices compute in f32, f64, bf16 and f16");
-  s.task.precisions = 0;
-  s.model.precision = EK_PRECISION_TF32;
+  ck_assign(s, .task.precisions = 0, .model.precision = EK_PRECISION_TF32);
   ck_ok(ek_advise(choices, &count, MOST, "cpu:2@1GiB", &s.task));
   ck_assert_int_eq(choices[0].settings.precision, EK_PRECISION_TF32);
 }
@@ -311,8 +301,7 @@ CK_TEST(a_group_is_looked_at_and_left_alone) {
   subject_open(&s, 1, 4, 5, 4, 11);
   ck_ok(ek_advise(by_name, &count, MOST, ck_spec("cpu:2@2MiB"), &s.task));
   ek_group *group = ck_open("cpu:2@2MiB", 1);
-  s.trainer.group_options = NULL;
-  s.trainer.group = group;
+  ck_assign(s.trainer, .group_options = NULL, .group = group);
   ck_ok(ek_advise(by_group, &same, MOST, NULL, &s.task));
   ck_assert_uint_eq(count, same);
   for (size_t i = 0; i < count; i++) {
@@ -350,15 +339,11 @@ CK_TEST(own_models) {
   struct own own = {0, EK_OK};
   ek_advice choices[MOST];
   size_t count = 7;
-  ek_advise_task task = EK_ADVISE_TASK_INIT;
   CK_GOT(ek_tensor, input, ek_tensor_host(&input, numbers, EK_F32, 2, x));
   CK_GOT(ek_tensor, target, ek_tensor_host(&target, numbers, EK_F32, 2, y));
   CK_OPENED(ek_optimizer *, sgd, ek_sgd_create(&sgd, NULL));
-  task.build = build_own;
-  task.context = &own;
-  task.optimizer = sgd;
-  task.inputs = &input;
-  task.targets = &target;
+  CK_WITH(ek_advise_task, task, EK_ADVISE_TASK_INIT, .build = build_own, .context = &own,
+          .optimizer = sgd, .inputs = &input, .targets = &target);
   task.input_count = task.target_count = 1;
   ck_ok(ek_advise(choices, &count, MOST, "plan:3@1MiB", &task));
   ck_assert_uint_ge(count, 4);
@@ -400,8 +385,7 @@ static int64_t parts_for(int64_t samples, int64_t devices, int64_t rows) {
 static bool parts_fit(const struct subject *s, const char *devices, const ek_settings *settings,
                       int64_t parts) {
   ek_trainer *trainer = NULL;
-  ek_settings cut = *settings;
-  cut.micro_batches = parts;
+  CK_WITH(ek_settings, cut, *settings, .micro_batches = parts);
   ek_status status = open_choice(&trainer, s, devices, &cut);
   for (int i = 0; i < 2 && status == EK_OK; i++) {
     status = ek_trainer_step(NULL, trainer, &s->tokens, 1, &s->tokens, 1);
@@ -535,16 +519,13 @@ CK_TEST(bad_calls) {
   ck_invalid(ek_advise(choices, &count, 2, "plan:0", &s.task), "plan:0");
   ck_bad(s, task.build, NULL, ek_advise(choices, &count, 2, "plan:2", &s.task), "is missing");
   ck_bad(s, task.optimizer, NULL, ek_advise(choices, &count, 2, "plan:2", &s.task), "is missing");
-  s.task = good;
-  s.task.targets = NULL;
+  ck_assign(s, .task = good, .task.targets = NULL);
   ck_invalid(ek_advise(choices, &count, 2, "plan:2", &s.task), "targets is NULL");
-  s.task = good;
-  s.task.build = build_nothing;
+  ck_assign(s, .task = good, .task.build = build_nothing);
   ck_invalid(ek_advise(choices, &count, 2, "plan:2", &s.task), "without a module");
   s.task = good;
   ck_bad(s, tokens.shape[0], 0, ek_advise(choices, &count, 2, "plan:2", &s.task), "is empty");
-  s.tokens = tokens;
-  s.tokens.type = EK_F32;
+  ck_assign(s, .tokens = tokens, .tokens.type = EK_F32);
   ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_TYPE, "");
   ck_assert_uint_eq(count, 0);
 }

@@ -48,10 +48,9 @@ static bool exists(int step) { return access(states[step], F_OK) == 0; }
 
 /* `begun` runs to STOP, is saved, and goes on as `other` from the file. */
 static void carry(const struct ck_setup *setup, const struct ck_setup *other, bool background) {
-  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   struct ck_setup fresh = *other;
   fresh.options.seed = 12345; /* other initial values, and the masks of another run */
-  options.position = INT64_MAX - 7;
+  CK_WITH(ek_checkpoint_options, options, EK_CHECKPOINT_OPTIONS_INIT, .position = INT64_MAX - 7);
   struct ck_training begun = ck_training_opened(setup);
   go(&begun, 0, STOP);
   if (no_files(&begun)) {
@@ -106,13 +105,12 @@ CK_LOOP(a_run_goes_on_elsewhere, CK_PLACEMENTS) {
 
 CK_TEST(the_last_few_are_kept) {
   const struct ck_setup setup = setup_of("mlp", 1);
-  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   ek_checkpoint_info info;
   const char *notes = ck_file(folder, "notes");
   struct ck_training t = ck_training_opened(&setup);
   ck_fails(ek_checkpoint_latest(&info, folder), EK_ERR_NOT_FOUND, "contains no saved state");
   ck_assert_int_eq(close(open(notes, O_WRONLY | O_CREAT, 0600)), 0);
-  options.keep = 2;
+  CK_WITH(ek_checkpoint_options, options, EK_CHECKPOINT_OPTIONS_INIT, .keep = 2);
   bool out = false;
   for (int step = 0; step <= STEPS && !out; step++) {
     out = no_files(&t);
@@ -312,8 +310,7 @@ CK_LOOP(extras_come_back, 2) {
   ek_safetensors *file = NULL;
   struct ck_training t = ck_training_opened(&setup);
   if (!no_files(&t)) {
-    options.extras = extras;
-    options.extra_count = 3;
+    ck_assign(options, .extras = extras, .extra_count = 3);
     for (int i = 0; i < LONG; i++) longer[i] = (float)i;
     go(&t, 0, 1);
     if (_i == 0) ck_ok(ek_checkpoint_save(t.model, folder, &options));
@@ -398,8 +395,7 @@ CK_TEST(folders_that_cannot_be_written) {
 }
 
 CK_TEST(devices_that_count_have_no_state) {
-  struct ck_setup setup = setup_of("mlp", 3);
-  setup.spec = "plan:3";
+  CK_WITH(struct ck_setup, setup, setup_of("mlp", 3), .spec = "plan:3");
   struct ck_training t = ck_training_opened(&setup);
   ck_fails(ek_checkpoint_save(t.model, folder, NULL), EK_ERR_UNSUPPORTED, "plan devices");
 }

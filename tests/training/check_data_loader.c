@@ -37,9 +37,7 @@ static ek_status make_numbers(ek_source **source, int64_t samples) {
   struct numbers *made = calloc(1, sizeof *made);
   ek_source_options options = EK_SOURCE_OPTIONS_INIT;
   if (made == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory");
-  options.samples = samples;
-  options.tensors = tensors;
-  options.seed = 9;
+  ck_assign(options, .samples = samples, .tensors = tensors, .seed = 9);
   *source = &made->base;
   return ek_source_init(*source, &ops, &options);
 }
@@ -75,17 +73,9 @@ static ek_source *open_pictures(void) {
   ek_image_options options = EK_IMAGE_OPTIONS_INIT;
   for (int32_t i = 0; i < PICTURES; i++) classes[i] = i;
   for (int i = 0; i < PICTURES * PIXELS; i++) pictures[i] = (uint8_t)(i * 7 % 251);
-  arrays.count = PICTURES;
-  arrays.height = 6;
-  arrays.width = 5;
-  arrays.channels = 1;
-  arrays.pictures = pictures;
-  arrays.classes = classes;
-  options.padding = 1;
-  options.crop[0] = 6;
-  options.crop[1] = 5;
-  options.augment = true;
-  options.seed = 9;
+  ck_assign(arrays, .count = PICTURES, .height = 6, .width = 5, .channels = 1, .pictures = pictures,
+            .classes = classes);
+  ck_assign(options, .padding = 1, .crop[0] = 6, .crop[1] = 5, .augment = true, .seed = 9);
   CK_OPENED(ek_source *, source, ek_image_source_open_arrays(&source, &arrays, &options));
   return source;
 }
@@ -117,11 +107,8 @@ CK_LOOP(a_run_in_pieces_has_every_sample_in_order, 2) {
   for (uint32_t run = 0; run < 1000; run++) {
     uint32_t bits[4];
     ek_random_bits(key, run, 0, bits);
-    ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
-    options.batch = 1 + bits[0] % 40;
-    options.position = position;
-    options.ahead = bits[1] % 4;
-    options.threads = 1 + bits[2] % 3;
+    CK_WITH(ek_data_loader_options, options, EK_DATA_LOADER_OPTIONS_INIT, .batch = 1 + bits[0] % 40,
+            .position = position, .ahead = bits[1] % 4, .threads = 1 + bits[2] % 3);
     const size_t mark = ck_mark();
     ek_data_loader *loader = open_loader(source, &options);
     for (uint32_t step = bits[3] % 5; step > 0; step--) {
@@ -190,8 +177,7 @@ static ek_status read_runs(struct ck_outcome *outcome, const struct ck_process *
     ek_data_loader_options options;
     ek_data_loader *loader = NULL;
     uint32_t steps = draw_run(&options, run);
-    options.position = position;
-    options.group = group;
+    ck_assign(options, .position = position, .group = group);
     EK_TRY(ek_data_loader_open(&loader, source, NULL, &options));
     ek_status status = EK_OK;
     for (; steps > 0 && status == EK_OK; steps--, position += options.batch) {
@@ -246,11 +232,8 @@ CK_LOOP(runs_in_other_processes_have_every_sample, RUNS / RUNS_OF_A_WORLD) {
 
 CK_LOOP(the_end_makes_the_last_batch_smaller, 3) {
   ek_source *source = open_numbers(50);
-  ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
-  options.batch = 7;
-  options.position = 40;
-  options.end = 57;
-  options.ahead = (size_t)_i;
+  CK_WITH(ek_data_loader_options, options, EK_DATA_LOADER_OPTIONS_INIT, .batch = 7, .position = 40,
+          .end = 57, .ahead = (size_t)_i);
   ek_data_loader *loader = open_loader(source, &options);
   static const int64_t rows[] = {7, 7, 3, 0, 0};
   for (size_t i = 0; i < 5; i++) {
@@ -271,10 +254,8 @@ CK_LOOP(a_batch_that_cannot_be_read_is_tried_again, 4) {
   struct numbers *numbers = (struct numbers *)source;
   ck_ok(ek_source_at(&numbers->fails_at, NULL, source, 17));
   __atomic_store_n(&numbers->fails, 1, __ATOMIC_RELAXED);
-  ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
-  options.batch = 5;
-  options.ahead = (size_t)_i;
-  options.threads = 2;
+  CK_WITH(ek_data_loader_options, options, EK_DATA_LOADER_OPTIONS_INIT, .batch = 5,
+          .ahead = (size_t)_i, .threads = 2);
   ek_data_loader *loader = open_loader(source, &options);
   ek_batch batch;
   for (int i = 0; i < 3; i++) ck_ok(ek_data_loader_next(&batch, loader));
@@ -292,10 +273,8 @@ CK_LOOP(a_batch_that_cannot_be_read_is_tried_again, 4) {
 /* A slot that waits in vain for a batch would end in the time limit of the test. */
 CK_TEST(seeks_at_any_time) {
   ek_source *source = open_numbers(60);
-  ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
-  options.batch = 4;
-  options.ahead = 3;
-  options.threads = 3;
+  CK_WITH(ek_data_loader_options, options, EK_DATA_LOADER_OPTIONS_INIT, .batch = 4, .ahead = 3,
+          .threads = 3);
   ek_data_loader *loader = open_loader(source, &options);
   for (int64_t i = 0; i < 200; i++) {
     ek_batch batch;
@@ -312,21 +291,15 @@ CK_TEST(seeks_at_any_time) {
 /* The loader knows how its trainer cuts a batch; alone, a process has all rows. */
 CK_TEST(a_trainer_steps_on_batches) {
   ek_source *source = open_numbers(64);
-  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
-  gpt.vocabulary = 64;
-  gpt.sequence = 1;
-  gpt.width = 8;
-  gpt.heads = 2;
-  gpt.layers = 1;
+  CK_WITH(ek_gpt_options, gpt, EK_GPT_OPTIONS_INIT, .vocabulary = 64, .sequence = 1, .width = 8,
+          .heads = 2, .layers = 1);
   CK_SCOPED(ek_module *, module, ek_gpt_create(&module, &gpt));
   CK_SCOPED(ek_criterion *, loss, ek_cross_entropy_create(&loss, NULL));
   CK_SCOPED(ek_optimizer *, sgd, ek_sgd_create(&sgd, NULL));
-  ek_trainer_options trainer_options = EK_TRAINER_OPTIONS_INIT;
-  trainer_options.micro_batches = 2;
+  CK_WITH(ek_trainer_options, trainer_options, EK_TRAINER_OPTIONS_INIT, .micro_batches = 2);
   CK_OPENED(ek_trainer *, trainer,
             ek_trainer_open(&trainer, "cpu:3", module, loss, sgd, &trainer_options));
-  ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
-  options.batch = 7;
+  CK_WITH(ek_data_loader_options, options, EK_DATA_LOADER_OPTIONS_INIT, .batch = 7);
   CK_OPENED(ek_data_loader *, loader, ek_data_loader_open(&loader, source, trainer, &options));
   for (int i = 0; i < 4; i++) {
     CK_GOT(ek_batch, batch, ek_data_loader_next(&batch, loader));
@@ -348,12 +321,9 @@ CK_TEST(numbers_that_make_no_sense) {
   ek_source *source = open_numbers(8);
   ek_data_loader *loader = NULL;
   ek_batch batch;
-  ek_data_loader_options good = EK_DATA_LOADER_OPTIONS_INIT, bad;
-  good.batch = 2;
+  CK_WITH(ek_data_loader_options, good, EK_DATA_LOADER_OPTIONS_INIT, .batch = 2);
 #define BAD(member, value, text)                                                                   \
-  bad = good;                                                                                      \
-  bad.member = (value);                                                                            \
-  ck_invalid(ek_data_loader_open(&loader, source, NULL, &bad), text)
+  ck_bad(good, member, value, ek_data_loader_open(&loader, source, NULL, &good), text)
   BAD(batch, 0, "options.batch is 0");
   BAD(batch, -3, "options.batch is -3");
   BAD(position, -1, "positions -1");
@@ -363,9 +333,8 @@ CK_TEST(numbers_that_make_no_sense) {
   BAD(threads, 65, "65 threads");
   BAD(micro_batches, -1, "micro_batches is -1");
 #undef BAD
-  bad = good;
-  bad.batch = INT64_MAX / 4;
-  ck_fails(ek_data_loader_open(&loader, source, NULL, &bad), EK_ERR_OVERFLOW, "do not fit");
+  ck_bad_with(EK_ERR_OVERFLOW, good, batch, INT64_MAX / 4,
+              ek_data_loader_open(&loader, source, NULL, &good), "do not fit");
   ck_invalid(ek_data_loader_open(NULL, source, NULL, &good), "loader is NULL");
   ck_invalid(ek_data_loader_open(&loader, NULL, NULL, &good), "source is NULL");
   ck_invalid(ek_data_loader_open(&loader, source, NULL, NULL), "options is NULL");
@@ -379,9 +348,7 @@ CK_TEST(numbers_that_make_no_sense) {
 
 CK_TEST(no_memory_and_no_threads) {
   ek_source *source = open_numbers(8);
-  ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
-  options.batch = 2;
-  options.threads = 2;
+  CK_WITH(ek_data_loader_options, options, EK_DATA_LOADER_OPTIONS_INIT, .batch = 2, .threads = 2);
   ek_data_loader *loader = NULL;
   uint64_t n = 0;
   while (ck_host_fails(&n, ek_data_loader_open(&loader, source, NULL, &options))) {
@@ -397,8 +364,7 @@ CK_TEST(no_memory_and_no_threads) {
 
 CK_TEST(a_child_of_fork_is_refused) {
   ek_source *source = open_numbers(8);
-  ek_data_loader_options options = EK_DATA_LOADER_OPTIONS_INIT;
-  options.batch = 2;
+  CK_WITH(ek_data_loader_options, options, EK_DATA_LOADER_OPTIONS_INIT, .batch = 2);
   ek_data_loader *loader = open_loader(source, &options);
   const pid_t child = fork();
   ck_assert_int_ge(child, 0);

@@ -78,10 +78,7 @@ CK_TEST(a_step_is_told) {
                  (unsigned long long)usage.peak_bytes);
   says(lines, wanted);
   /* Within a second only the line; the end tells the rest. */
-  ek_step_result next = good;
-  next.step = 4;
-  next.loss = (double)INFINITY;
-  next.gradient_norm = -1;
+  CK_WITH(ek_step_result, next, good, .step = 4, .loss = (double)INFINITY, .gradient_norm = -1);
   ck_ok(ek_metrics_step(metrics, &next, 24));
   ck_assert(clock_gettime(CLOCK_MONOTONIC, &after) == 0);
   if (after.tv_sec == before.tv_sec) says(prometheus, "evenkeel_step 3\n");
@@ -89,9 +86,7 @@ CK_TEST(a_step_is_told) {
   says(lines, "\"tokens\": 1024, ");
   next.empty = true;
   ck_ok(ek_metrics_step(metrics, &next, 0));
-  next.empty = false;
-  next.skipped = true;
-  next.loss_scale = 512;
+  ck_assign(next, .empty = false, .skipped = true, .loss_scale = 512);
   ck_ok(ek_metrics_step(metrics, &next, 0));
   says(lines, "\"loss_scale\": 512, \"skipped_steps\": 2, ");
   ck_ok(ek_metrics_step(metrics, NULL, 0));

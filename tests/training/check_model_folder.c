@@ -49,49 +49,27 @@ static ek_status make_gpt(ek_module **module) {
 
 static ek_status make_llama_with(ek_module **module, const ek_rotary *rotary, bool bias,
                                  bool tied) {
-  ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
-  options.vocabulary = VOCABULARY;
-  options.sequence = SEQUENCE;
-  options.width = WIDTH;
-  options.hidden = 24;
-  options.layers = LAYERS;
-  options.heads = HEADS;
-  options.kv_heads = KV_HEADS;
-  options.epsilon = 1e-6;
-  options.rotary = rotary;
-  options.qkv_bias = bias;
-  options.tied = tied;
+  CK_WITH(ek_llama_options, options, EK_LLAMA_OPTIONS_INIT, .vocabulary = VOCABULARY,
+          .sequence = SEQUENCE, .width = WIDTH, .hidden = 24, .layers = LAYERS, .heads = HEADS,
+          .kv_heads = KV_HEADS, .epsilon = 1e-6, .rotary = rotary, .qkv_bias = bias, .tied = tied);
   return ek_llama_create(module, &options);
 }
 
 static ek_status make_llama(ek_module **module) {
-  ek_rotary rotary = EK_ROTARY_INIT;
-  rotary.scaling = EK_ROTARY_LLAMA3;
-  rotary.theta = 12345.678;
-  rotary.factor = 8;
-  rotary.original = 4;
+  CK_WITH(ek_rotary, rotary, EK_ROTARY_INIT, .scaling = EK_ROTARY_LLAMA3, .theta = 12345.678,
+          .factor = 8, .original = 4);
   return make_llama_with(module, &rotary, false, false);
 }
 
 static ek_status make_qwen(ek_module **module) {
-  ek_rotary rotary = EK_ROTARY_INIT;
-  rotary.scaling = EK_ROTARY_LINEAR;
-  rotary.factor = 2.5;
+  CK_WITH(ek_rotary, rotary, EK_ROTARY_INIT, .scaling = EK_ROTARY_LINEAR, .factor = 2.5);
   return make_llama_with(module, &rotary, true, true);
 }
 
 static ek_status make_qwen3(ek_module **module) {
-  ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
-  options.vocabulary = VOCABULARY;
-  options.sequence = SEQUENCE;
-  options.width = WIDTH;
-  options.hidden = 24;
-  options.layers = LAYERS;
-  options.heads = HEADS;
-  options.kv_heads = KV_HEADS;
-  options.head_width = 6;
-  options.epsilon = 1e-6;
-  options.qk_norm = EK_QK_NORM_RMS;
+  CK_WITH(ek_llama_options, options, EK_LLAMA_OPTIONS_INIT, .vocabulary = VOCABULARY,
+          .sequence = SEQUENCE, .width = WIDTH, .hidden = 24, .layers = LAYERS, .heads = HEADS,
+          .kv_heads = KV_HEADS, .head_width = 6, .epsilon = 1e-6, .qk_norm = EK_QK_NORM_RMS);
   return ek_llama_create(module, &options);
 }
 
@@ -100,9 +78,8 @@ static ek_status make_read(ek_module **module) {
 }
 
 static ek_status make_fused(ek_module **module) {
-  ek_model_folder_options options = EK_MODEL_FOLDER_OPTIONS_INIT;
-  options.fused_loss = true;
-  options.recompute.kind = EK_RECOMPUTE_CHEAP;
+  CK_WITH(ek_model_folder_options, options, EK_MODEL_FOLDER_OPTIONS_INIT, .fused_loss = true,
+          .recompute.kind = EK_RECOMPUTE_CHEAP);
   return ek_model_from_folder(module, folder, &options);
 }
 
@@ -112,8 +89,7 @@ enum { MAKERS = sizeof makers / sizeof *makers };
 
 static void open_model(struct ck_training *t, maker make, const char *devices, int placement,
                        uint64_t seed) {
-  struct ck_workload workload = *ck_workload("gpt");
-  workload.module = make;
+  CK_WITH(struct ck_workload, workload, *ck_workload("gpt"), .module = make);
   struct ck_setup setup = ck_setup_mode(&workload, devices, EK_MODE_GATHER);
   ck_setup_place(&setup, placement);
   setup.options.seed = seed;
@@ -381,9 +357,8 @@ static const ek_weight_name turned[] = {
 /* Several tensors of a file are one of the model: 4 to 2 by heads and layers, and half and half. */
 CK_TEST(tensors_are_made_of_several) {
   struct ck_training from, to;
-  ek_weights_options options = EK_WEIGHTS_OPTIONS_INIT;
   ek_safetensors *file = NULL;
-  options.name_count = 2;
+  CK_WITH(ek_weights_options, options, EK_WEIGHTS_OPTIONS_INIT, .name_count = 2);
   open_model(&from, make_gpt, "cpu:3", 4, 1);
   open_model(&to, make_gpt, "cpu:1", 0, 2);
   options.names = by_fact;

@@ -32,18 +32,14 @@ struct bench {
 /* The same as ck_training_open() of the set-up makes. */
 static ek_status open_on(struct bench *b, const char *devices, ek_group *group) {
   const struct ck_setup *setup = &b->setup;
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
-  ek_group_options threads = EK_GROUP_OPTIONS_INIT;
-  threads.threads_per_device = 1;
-  options.model = &model_options;
+  CK_WITH(ek_group_options, threads, EK_GROUP_OPTIONS_INIT, .threads_per_device = 1);
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .model = &model_options);
   if (b->rule != NULL) options.optimizer = &optimizer_options;
   ck_ok(ek_data_parallel_model_options_set_mode(&model_options, b->mode));
-  model_options.type = setup->options.type;
-  model_options.precision = setup->options.precision;
-  model_options.seed = setup->options.seed;
-  model_options.broadcast_inputs = setup->options.broadcast_inputs;
+  ck_assign(model_options, .type = setup->options.type, .precision = setup->options.precision,
+            .seed = setup->options.seed, .broadcast_inputs = setup->options.broadcast_inputs);
   options.micro_batches = b->micro_batches;
   optimizer_options.loss_scale = setup->loss_scale;
   options.group = group;
@@ -57,8 +53,7 @@ static ek_status open_on(struct bench *b, const char *devices, ek_group *group) 
 static void make_parts(struct bench *b, const char *workload, ek_mode mode) {
   *b = (struct bench){.setup = ck_setup_mode(ck_workload(workload), "cpu:3", mode), .mode = mode};
   const ek_data_parallel_model_options defaults = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  b->setup.options.bucket_bytes = defaults.bucket_bytes;
-  b->setup.gradient_in_forward = true;
+  ck_assign(b->setup, .options.bucket_bytes = defaults.bucket_bytes, .gradient_in_forward = true);
   ck_setup_precision(&b->setup);
   ck_ok(b->setup.workload->module(&b->module));
   ck_ok(b->setup.workload->criterion(&b->criterion, EK_REDUCTION_MEAN));
@@ -251,9 +246,9 @@ CK_TEST(wrong_micro_batches) {
   b.micro_batches = 3;
   ck_ok(open_on(&b, ck_spec("cpu:2"), NULL));
   const ek_tensor *x = b.batch.input, *y = b.batch.target;
-  ek_tensor scalar = *x, fewer = *y, many[EK_MAX_INPUTS + 1];
-  scalar.rank = 0;
-  fewer.shape[0]--;
+  ek_tensor many[EK_MAX_INPUTS + 1];
+  CK_WITH(ek_tensor, scalar, *x, .rank = 0);
+  CK_WITH(ek_tensor, fewer, *y, .shape[0] = y->shape[0] - 1);
   for (int i = 0; i <= EK_MAX_INPUTS; i++) many[i] = *x;
   const uint64_t bytes = held(&b);
   ck_fails(ek_trainer_step(NULL, b.trainer, &scalar, 1, y, 1), EK_ERR_SHAPE, "has no rows");
@@ -380,10 +375,8 @@ CK_LOOP(its_own_loss_in_parts, CK_MODES) {
   if (ck_precision() != 0) return;
   struct bench whole, parts;
   double want = 0, got = 0, all = 0, weight = 0;
-  ek_gpt_options options = ck_gpt_sizes(13, 5, 8, 2, 2);
   ek_cross_entropy_options loss = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  options.fused_loss = true;
-  options.loss = &loss;
+  CK_WITH(ek_gpt_options, options, ck_gpt_sizes(13, 5, 8, 2, 2), .fused_loss = true, .loss = &loss);
   struct bench *both[] = {&whole, &parts};
   for (int i = 0; i < 2; i++) {
     make_parts(both[i], "gpt", (ek_mode)_i);
@@ -511,8 +504,7 @@ CK_LOOP(only_what_is_wanted, CK_WORKLOADS * CK_MODES) {
     less.rule = NULL;
     if (criterion == 0) less.criterion = NULL;
     ck_ok(open_on(&less, ck_spec("cpu:3"), NULL));
-    less.rule = rule;
-    less.criterion = loss;
+    ck_assign(less, .rule = rule, .criterion = loss);
     ck_assert_ptr_null(ek_trainer_optimizer(less.trainer));
     if (files) ck_ok(ek_trainer_load(NULL, less.trainer, folder));
     if (criterion == 1) {
@@ -553,10 +545,9 @@ CK_TEST(patterns_without_an_optimizer) {
   ek_trainer *trainer = NULL;
   struct bench b;
   make_parts(&b, "mlp", EK_MODE_REPLICATED);
-  ek_trainer_options o = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   static const ek_parameter_pattern wrong = {.pattern = "0.wait", .frozen = true};
-  o.model = &model_options;
+  CK_WITH(ek_trainer_options, o, EK_TRAINER_OPTIONS_INIT, .model = &model_options);
   model_options.pattern_count = 1;
   ck_invalid(ek_trainer_open(&trainer, ck_spec("cpu:1"), b.module, NULL, NULL, &o), "NULL");
   model_options.patterns = &wrong;
@@ -583,9 +574,7 @@ CK_TEST(who_goes_first) {
   ek_module_free(b.module);
   ek_criterion_free(b.criterion);
   ek_optimizer_free(b.rule);
-  b.module = NULL;
-  b.criterion = NULL;
-  b.rule = NULL;
+  ck_assign(b, .module = NULL, .criterion = NULL, .rule = NULL);
   ck_ok(step(&b, NULL));
   CK_GOT(ek_shards, outputs, ek_trainer_predict(&outputs, b.trainer, b.batch.input, 1));
   ck_fails(ek_trainer_close(b.trainer), EK_ERR_STATE, "");
@@ -609,7 +598,6 @@ CK_LOOP(misuse, CK_MODES) {
   ek_group *group = ck_open("cpu:2", 1);
   ek_trainer *trainer = NULL;
   open_bench(&b, "mlp", (ek_mode)_i);
-  ek_trainer_options o = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_criterion_options criterion_options = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
@@ -621,24 +609,21 @@ CK_LOOP(misuse, CK_MODES) {
   ck_fails(ek_trainer_open(&trainer, spec, b.module, NULL, b.rule, NULL), bad, "NULL");
   ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, b.rule, NULL), bad, "either");
   ck_fails(ek_trainer_open(&trainer, "gpu!", b.module, b.criterion, b.rule, NULL), bad, "gpu!");
-  o.group = group;
+  CK_WITH(ek_trainer_options, o, EK_TRAINER_OPTIONS_INIT, .group = group);
   ck_fails(ek_trainer_open(&trainer, spec, b.module, b.criterion, b.rule, &o), bad, "either");
   o.group_options = &g;
   ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, b.rule, &o), bad, "either");
-  o.group_options = NULL;
-  o.model = &model_options;
+  ck_assign(o, .group_options = NULL, .model = &model_options);
   model_options.state = (ek_state_placement)7;
   ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, b.rule, &o), bad, "state");
   model_options = (ek_data_parallel_model_options)EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   model_options.size = 1;
   ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, b.rule, &o), bad,
            "ek_data_parallel_model_options");
-  o.model = NULL;
-  o.optimizer = &optimizer_options;
+  ck_assign(o, .model = NULL, .optimizer = &optimizer_options);
   ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, NULL, &o), bad,
            "options.optimizer is given without an optimizer");
-  o.optimizer = NULL;
-  o.criterion = &criterion_options;
+  ck_assign(o, .optimizer = NULL, .criterion = &criterion_options);
   ck_fails(ek_trainer_open(&trainer, NULL, b.module, NULL, NULL, &o), bad,
            "options.criterion is given without a criterion");
   ck_assert_ptr_null(trainer);
@@ -901,9 +886,8 @@ static const ek_recompute_kind recomputed[] = {EK_RECOMPUTE_CHEAP, EK_RECOMPUTE_
 static int policy;
 
 static ek_status recomputed_gpt(ek_module **module) {
-  ek_gpt_options options = ck_gpt_sizes(13, 5, 8, 3, 2);
-  options.dropout = 0.25;
-  options.recompute.kind = recomputed[policy];
+  CK_WITH(ek_gpt_options, options, ck_gpt_sizes(13, 5, 8, 3, 2), .dropout = 0.25,
+          .recompute.kind = recomputed[policy]);
   return ek_gpt_create(module, &options);
 }
 
@@ -911,9 +895,8 @@ CK_LOOP(each_call_of_recomputation_fails_once,
         FAILURES * (int)(sizeof recomputed / sizeof *recomputed)) {
   if (CK_TSAN && !ck_part(_i)) return;
   struct bench b;
-  struct ck_workload gpt = *ck_workload("gpt");
   policy = _i / FAILURES;
-  gpt.module = recomputed_gpt;
+  CK_WITH(struct ck_workload, gpt, *ck_workload("gpt"), .module = recomputed_gpt);
   make_parts(&b, "gpt", EK_MODE_SHARDED);
   ek_module_free(b.module);
   ck_kept(recomputed_gpt(&b.module), b.module);
@@ -949,10 +932,8 @@ CK_LOOP(micro_batches_of_batch_norm, 4) {
   static const ek_batch_norm_over over[] = {EK_BATCH_NORM_SHARD, EK_BATCH_NORM_ALL,
                                             EK_BATCH_NORM_FROZEN, EK_BATCH_NORM_SHARD};
   struct warnings warnings = {0};
-  ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  norm.over = over[_i];
-  options.micro_batches = _i == 3 ? 1 : 2;
+  CK_WITH(ek_batch_norm_options, norm, EK_BATCH_NORM_OPTIONS_INIT, .over = over[_i]);
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .micro_batches = _i == 3 ? 1 : 2);
   CK_SCOPED(ek_module *, module, ek_batch_norm_create_with(&module, 3, &norm));
   CK_SCOPED(ek_criterion *, criterion, ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
   ek_log_set(EK_LOG_WARNING, keep_warning, &warnings);

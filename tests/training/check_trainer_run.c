@@ -57,9 +57,7 @@ static ek_status make_products(ek_source **source) {
   ek_source_options options = EK_SOURCE_OPTIONS_INIT;
   if (made == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory");
   made->fails_at = -1;
-  options.samples = SAMPLES;
-  options.tensors = tensors;
-  options.seed = 4;
+  ck_assign(options, .samples = SAMPLES, .tensors = tensors, .seed = 4);
   *source = &made->base;
   return ek_source_init(*source, &ops, &options);
 }
@@ -77,14 +75,11 @@ static ek_status make_trainer(ek_trainer **trainer, const char *devices, ek_grou
   ek_criterion *loss = NULL;
   ek_optimizer *adamw = NULL;
   ek_status status = EK_OK;
-  ek_adamw_options rule = EK_ADAMW_OPTIONS_INIT;
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  rule.learning_rate = rate;
+  CK_WITH(ek_adamw_options, rule, EK_ADAMW_OPTIONS_INIT, .learning_rate = rate);
   model.reproducible = GRAINS;
-  options.model = &model;
-  options.group = group;
-  options.micro_batches = 2;
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .model = &model, .group = group,
+          .micro_batches = 2);
   EK_TRY_GOTO(status, ek_mlp_create(&mlp, sizes, 3, EK_ACTIVATION_GELU), cleanup);
   EK_TRY_GOTO(status, ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN), cleanup);
   EK_TRY_GOTO(status, ek_adamw_create(&adamw, &rule), cleanup);
@@ -121,10 +116,8 @@ static bool hear(void *context, const ek_run_event *event) {
 }
 
 static ek_trainer_run_options options_of(struct story *story) {
-  ek_trainer_run_options options = EK_TRAINER_RUN_OPTIONS_INIT;
-  options.batch = BATCH;
-  options.report = hear;
-  options.context = story;
+  CK_WITH(ek_trainer_run_options, options, EK_TRAINER_RUN_OPTIONS_INIT, .batch = BATCH,
+          .report = hear, .context = story);
   return options;
 }
 
@@ -150,19 +143,14 @@ CK_TEST(an_interrupted_run_takes_the_steps_of_the_whole_run) {
   struct story whole = {0}, pieces = {0};
   ek_source *source = open_products(), *held_out = NULL;
   ck_kept(ek_source_part_create(&held_out, source, 5, 9, NULL), held_out);
-  ek_trainer_run_options options = options_of(&whole);
-  options.validation = held_out;
-  options.validation_every = 4;
-  options.validation_batch = 4;
-  options.save_every = 3;
-  options.folder = states;
+  CK_WITH(ek_trainer_run_options, options, options_of(&whole), .validation = held_out,
+          .validation_every = 4, .validation_batch = 4, .save_every = 3, .folder = states);
   run_whole(&whole, &options);
   options.context = &pieces;
   for (size_t i = 0; i < 4; i++) {
     ek_run_result result;
     pieces.stop_at = ends[i];
-    options.threads = 1 + i % 2;
-    options.ahead = i;
+    ck_assign(options, .threads = 1 + i % 2, .ahead = i);
     const ek_status status =
         ek_trainer_run(&result, open_trainer(devices[i], 0.05), source, STEPS, &options);
     if (no_files(status)) return;
@@ -183,10 +171,8 @@ CK_TEST(validation_is_the_loss_over_the_rows_that_are_asked_for) {
   struct story story = {0};
   ek_source *source = open_products();
   ek_trainer *trainer = open_trainer("cpu:3", 0.05);
-  ek_trainer_run_options options = options_of(&story);
-  options.validation = source;
-  options.validation_rows = 11;
-  options.validation_batch = 4; /* 4, 4 and 3 */
+  CK_WITH(ek_trainer_run_options, options, options_of(&story), .validation = source,
+          .validation_rows = 11, .validation_batch = 4 /* 4, 4 and 3 */);
   CK_GOT(ek_run_result, result, ek_trainer_run(&result, trainer, source, STEPS, &options));
   ck_assert(result.best == result.validation && result.best_step == STEPS);
   ck_assert(result.seconds > 0 && result.waited >= 0 && result.waited <= result.seconds);
@@ -207,11 +193,8 @@ CK_TEST(patience_ends_a_run_and_the_best_state_stays) {
   ek_source *source = open_products();
   ek_trainer_run_options options = options_of(&story);
   ek_run_result result, again;
-  options.validation = source;
-  options.validation_every = 1;
-  options.patience = 3;
-  options.folder = states;
-  options.best_folder = best;
+  ck_assign(options, .validation = source, .validation_every = 1, .patience = 3, .folder = states,
+            .best_folder = best);
   const ek_status status =
       ek_trainer_run(&result, open_trainer("cpu:2", 10), source, STEPS, &options);
   if (no_files(status)) return;
@@ -248,8 +231,7 @@ CK_TEST(a_source_that_fails_ends_the_run_and_loses_no_step) {
 
   /* With a folder, its steps are saved, also those after the last state; the next call goes on. */
   ek_trainer *other = open_trainer("cpu:1", 0.05);
-  options.folder = states;
-  options.save_every = 2;
+  ck_assign(options, .folder = states, .save_every = 2);
   if (no_files(ek_trainer_save(trainer, best, NULL))) return;
   ck_fails(ek_trainer_run(&result, other, source, STEPS, &options), EK_ERR_IO, "products: sample");
   ck_assert(result.end == EK_RUN_FAILED && result.step == 3);
@@ -278,8 +260,7 @@ CK_TEST(a_folder_that_has_a_state_is_not_new) {
   ek_source *source = open_products();
   ek_trainer_run_options options = options_of(&story);
   ek_run_result result;
-  options.folder = states;
-  options.fresh = true;
+  ck_assign(options, .folder = states, .fresh = true);
   const ek_status status =
       ek_trainer_run(&result, open_trainer("cpu:2", 0.05), source, STEPS, &options);
   if (no_files(status)) return;
@@ -300,9 +281,7 @@ CK_TEST(metrics_have_the_validation_loss) {
   ek_trainer_run_options options = options_of(&story);
   ck_kept(ek_metrics_open(&options.metrics, ek_trainer_group(trainer), NULL, path),
           options.metrics);
-  options.validation = source;
-  options.validation_every = 10;
-  options.tokens_per_row = 3;
+  ck_assign(options, .validation = source, .validation_every = 10, .tokens_per_row = 3);
   ck_ok(ek_trainer_run(NULL, trainer, source, STEPS, &options));
   FILE *file = fopen(path, "r");
   ck_assert_ptr_nonnull(file);
@@ -324,8 +303,7 @@ CK_TEST(no_memory) {
   ek_source *source = open_products();
   ek_run_result result;
   run_whole(&whole, &options);
-  options.validation = source;
-  options.validation_every = 10;
+  ck_assign(options, .validation = source, .validation_every = 10);
   uint64_t n = 0;
   for (bool failed = true; failed;) {
     const size_t mark = ck_mark();
@@ -379,22 +357,16 @@ static ek_status run_part(struct ck_outcome *outcome, const struct ck_process *p
                           ek_trainer *trainer) {
   ek_source *source = NULL;
   ek_run_result result;
-  ek_trainer_run_options options = EK_TRAINER_RUN_OPTIONS_INIT;
   const size_t length = sizeof damaged_part - 1;
   const bool fails = strncmp(process->part, damaged_part, length) == 0;
   const bool saves = fails || strncmp(process->part, going_part, length) == 0;
   const bool damaged = fails && process->number == 1;
   ek_status status = make_products(&source);
-  options.batch = BATCH;
-  options.validation = source;
-  options.validation_every = 7;
-  options.report = hear_loss;
-  options.context = outcome;
+  CK_WITH(ek_trainer_run_options, options, EK_TRAINER_RUN_OPTIONS_INIT, .batch = BATCH,
+          .validation = source, .validation_every = 7, .report = hear_loss, .context = outcome);
   struct listener listener = {outcome, trainer};
   if (saves) {
-    options.folder = folder_of(process);
-    options.report = hear_and_look;
-    options.context = &listener;
+    ck_assign(options, .folder = folder_of(process), .report = hear_and_look, .context = &listener);
   }
   if (status == EK_OK && damaged) {
     status = ek_source_at(&((struct products *)source)->fails_at, NULL, source, 3 * BATCH + 2);
@@ -498,8 +470,7 @@ CK_TEST(options_that_make_no_sense) {
   BAD(fresh, true, "need options.folder");
   BAD(threads, 0, "0 threads");
   BAD(tokens_per_row, NAN, "tokens_per_row is nan");
-  good.validation = source;
-  good.folder = "same";
+  ck_assign(good, .validation = source, .folder = "same");
   BAD(best_folder, "same", "are the same");
 #undef BAD
   ck_invalid(ek_trainer_run(NULL, trainer, source, -1, &good), "-1 steps");
@@ -519,8 +490,7 @@ CK_TEST(lines_for_people) {
   char text[160], little[8];
   ck_assert_str_eq(ek_run_line(text, sizeof text, &event),
                    "step 12 of 312, loss 2.2500, validation 2.5000, 32 rows/s, 1:15 left");
-  event.validation = NAN;
-  event.step = 312;
+  ck_assign(event, .validation = NAN, .step = 312);
   step.skipped = true;
   ck_assert_str_eq(ek_run_line(text, sizeof text, &event),
                    "step 312 of 312, loss 2.2500 (skipped), 32 rows/s");

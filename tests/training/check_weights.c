@@ -29,8 +29,7 @@ static void open_gpt(struct ck_training *t, int placement, uint64_t seed) {
 
 static ek_weights_options hugging_face(const char *prefix) {
   ek_weights_options options = EK_WEIGHTS_OPTIONS_INIT;
-  options.names = ek_gpt_hugging_face(&options.name_count);
-  options.prefix = prefix;
+  ck_assign(options, .names = ek_gpt_hugging_face(&options.name_count), .prefix = prefix);
   return options;
 }
 
@@ -84,8 +83,7 @@ CK_TEST(names_and_layout_are_theirs) {
     ck_assert_int_eq(entry->like.shape[0], 8);
     ck_assert_int_eq(entry->like.shape[1], 24);
     float theirs[8 * 24], ours[24 * 8];
-    ek_tensor host = entry->like;
-    host.data = theirs;
+    CK_WITH(ek_tensor, host, entry->like, .data = theirs);
     ck_ok(ek_safetensors_read(&host, file, entry->name));
     host = ck_like(&t, "blocks.1.attention.qkv.weight");
     host.data = ours;
@@ -158,8 +156,7 @@ static ek_status make_tied(ek_module **module) { return make_gpt(module, false);
 static ek_status make_untied(ek_module **module) { return make_gpt(module, true); }
 
 static void open_own(struct ck_training *t, ek_status (*make)(ek_module **module), uint64_t seed) {
-  struct ck_workload workload = *ck_workload("gpt");
-  workload.module = make;
+  CK_WITH(struct ck_workload, workload, *ck_workload("gpt"), .module = make);
   struct ck_setup setup = ck_setup_mode(&workload, "cpu:2", EK_MODE_REPLICATED);
   setup.options.seed = seed;
   ck_training_open(t, &setup);
@@ -190,8 +187,7 @@ CK_TEST(a_head_of_its_own_has_no_prefix) {
     compare(&to, &from);
     ck_training_close(&to);
     open_own(&to, make_untied, 3);
-    ek_weights_options before = options;
-    before.names = earlier;
+    CK_WITH(ek_weights_options, before, options, .names = earlier);
     ck_ok(ek_weights_save(from.model, path, &before));
     ck_assert(file_has("transformer.lm_head.weight"));
     ck_ok(ek_weights_load(to.model, path, &options));

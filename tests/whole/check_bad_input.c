@@ -184,8 +184,7 @@ CK_LOOP(wrong_inputs, CK_PLACEMENTS) {
              "takes 2 inputs, not 1");
   const int64_t sizes[] = {1, 2, 4};
   ek_scatter_options cut = {.size = sizeof cut, .kind = EK_SCATTER_SIZES, .sizes = sizes};
-  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
-  forward.scatter = &cut;
+  CK_WITH(ek_forward_options, forward, EK_FORWARD_OPTIONS_INIT, .scatter = &cut);
   ck_invalid(ek_data_parallel_model_forward(outputs, t->model, x, 2, &forward), "size");
   ck_assert_mem_eq(outputs, before, sizeof outputs);
   ek_tensor_free(&foreign);
@@ -291,8 +290,7 @@ CK_LOOP(huge_batches, CK_PLACEMENTS) {
   struct ck_training t = ck_training_opened(&setup);
   for (size_t i = 0; i < 3; i++) {
     ek_shards output[1] = {{0}};
-    ek_tensor x = small.input[0];
-    x.shape[0] = samples[i];
+    CK_WITH(ek_tensor, x, small.input[0], .shape[0] = samples[i]);
     const ek_status status = ek_data_parallel_model_forward(output, t.model, &x, 1, NULL);
     ck_assert_msg(status == EK_ERR_OVERFLOW || status == EK_ERR_OUT_OF_MEMORY, "%s: %s",
                   ek_status_name(status), ek_error_message());

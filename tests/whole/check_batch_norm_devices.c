@@ -18,10 +18,9 @@ enum { IN = 4, WIDTH = 6, OUT = 2, HEIGHT = 3, BREADTH = 2 };
 static ek_recompute policy = {EK_RECOMPUTE_NONE, 0, 0};
 
 static ek_status make(ek_module **module, ek_batch_norm_over over, bool again) {
-  ek_batch_norm_options options = EK_BATCH_NORM_OPTIONS_INIT;
   ek_module *p[5] = {NULL};
-  options.over = over;
-  options.momentum = 0.25;
+  CK_WITH(ek_batch_norm_options, options, EK_BATCH_NORM_OPTIONS_INIT, .over = over,
+          .momentum = 0.25);
   ck_ok(ek_batch_norm_create_with(&p[0], IN, &options));
   ck_ok(ek_linear_create(&p[1], IN, WIDTH, false));
   options.momentum = 0;
@@ -33,8 +32,7 @@ static ek_status make(ek_module **module, ek_batch_norm_over over, bool again) {
     ck_ok(ek_recompute_create(&p[2], inner));
     ek_module_free(inner);
   }
-  ek_sequential_options chain = EK_SEQUENTIAL_OPTIONS_INIT;
-  chain.recompute = policy;
+  CK_WITH(ek_sequential_options, chain, EK_SEQUENTIAL_OPTIONS_INIT, .recompute = policy);
   const ek_status status = ek_sequential_create_with(module, p, 5, &chain);
   for (int i = 0; i < 5; i++) ek_module_free(p[i]);
   return status;
@@ -51,8 +49,7 @@ static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
 }
 
 static ek_status sgd(ek_optimizer **optimizer) {
-  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
-  options.learning_rate = 0.0625;
+  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = 0.0625);
   return ek_sgd_create(optimizer, &options);
 }
 
@@ -65,8 +62,7 @@ static const struct ck_workload workloads[] = {
 static struct ck_setup setup_of(int workload, const char *spec, int placement, ek_type type) {
   struct ck_setup setup = ck_setup_mode(&workloads[workload], spec, EK_MODE_REPLICATED);
   ck_setup_place(&setup, placement);
-  setup.options.type = type;
-  setup.optimizer = sgd;
+  ck_assign(setup, .options.type = type, .optimizer = sgd);
   return setup;
 }
 
@@ -169,17 +165,15 @@ CK_LOOP(recomputed_chains, 4) {
 }
 
 static ek_group *open_deterministic(const char *spec) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.deterministic = true;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .deterministic = true);
   CK_GOT(ek_group *, group, ek_group_open(&group, spec, &options));
   return group;
 }
 
 static double *trained_reproducibly(int workload, const char *spec, int placement, ek_type type,
                                     int64_t *count) {
-  struct ck_setup setup = setup_of(workload, spec, placement, type);
-  setup.options.reproducible = 8;
-  setup.options.bucket_bytes = 64;
+  CK_WITH(struct ck_setup, setup, setup_of(workload, spec, placement, type),
+          .options.reproducible = 8, .options.bucket_bytes = 64);
   ek_group *group = open_deterministic(spec);
   CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
   double *values = trained(&training, count);

@@ -173,8 +173,7 @@ static void *load(void *argument) {
   while (!atomic_load(&loader->stop) && loader->wrong[0] == '\0') {
     ek_tensor host;
     ek_shards shards = {0};
-    ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-    options.ahead = loader->rounds % 2 == 0;
+    CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .ahead = loader->rounds % 2 == 0);
     ek_status status = ek_tensor_host(&host, rows, EK_F32, 2, shape);
     if (status == EK_OK) {
       status = ek_scatter(&shards, loader->group, &host, EK_MEMORY_INPUTS, &options);

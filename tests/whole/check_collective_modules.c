@@ -168,8 +168,7 @@ static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
 }
 
 static ek_status sgd(ek_optimizer **optimizer) {
-  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
-  options.learning_rate = 0.125;
+  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = 0.125);
   return ek_sgd_create(optimizer, &options);
 }
 
@@ -181,8 +180,7 @@ static struct ck_setup setup_of(const struct ck_workload *workload, const char *
                                 int placement) {
   struct ck_setup setup = ck_setup_mode(workload, spec, EK_MODE_REPLICATED);
   ck_setup_place(&setup, placement);
-  setup.options.type = EK_F64;
-  setup.optimizer = sgd;
+  ck_assign(setup, .options.type = EK_F64, .optimizer = sgd);
   return setup;
 }
 
@@ -252,9 +250,9 @@ CK_LOOP(any_number_of_devices, CK_PLACEMENTS * SPECS) {
  */
 CK_LOOP(with_the_loss_inside, 2) {
   const struct ck_setup alone = setup_of(&workloads[0], "cpu:1", EK_MODE_REPLICATED);
-  struct ck_setup whole =
-      setup_of(&workloads[0], _i == 0 ? "cpu:1" : "cpu:5", EK_MODE_REPLICATED);
-  whole.own_loss = true;
+  CK_WITH(struct ck_setup, whole,
+          setup_of(&workloads[0], _i == 0 ? "cpu:1" : "cpu:5", EK_MODE_REPLICATED),
+          .own_loss = true);
   int64_t count = 0, others = 0;
   double *want = trained(&alone, &count), *got = trained(&whole, &others);
   ck_assert_int_eq(count, others);

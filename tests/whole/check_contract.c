@@ -274,9 +274,8 @@ CK_LOOP(a_module_is_handed_the_type_that_it_runs_in, TYPES * TYPES) {
   const bool half = precision == EK_BF16 || precision == EK_F16;
   static double zeros[2];
   ek_group *group = ck_open("cpu:2", 1);
-  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  options.type = half ? EK_F32 : precision;
-  options.precision = (ek_precision)precision;
+  CK_WITH(ek_data_parallel_model_options, options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
+          .type = half ? EK_F32 : precision, .precision = (ek_precision)precision);
   CK_GOT(ek_tensor, x, ek_tensor_host(&x, zeros, given, CK_SHAPE(2, 1)));
   for (size_t i = 0; i < 2 && (ck_has_halves() || !half); i++) {
     ek_shards y = {0};
@@ -306,8 +305,7 @@ CK_TEST(a_criterion_and_an_optimizer_know_the_type) {
             ek_data_parallel_model_open(&model, rig->group, module, &options));
 
   ek_criterion *loss = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
-  ek_module_ops loss_ops = *ek_module_table(&loss->base);
-  loss_ops.types = 0;
+  CK_WITH(ek_module_ops, loss_ops, *ek_module_table(&loss->base), .types = 0);
   loss->base.private_members.ops = &loss_ops;
   ek_data_parallel_criterion *criterion = NULL;
   ck_fails(ek_data_parallel_criterion_open(&criterion, model, loss, NULL), EK_ERR_UNSUPPORTED,

@@ -9,9 +9,8 @@
 #include "ck_training.h"
 
 static ek_group *open_debug(const char *spec) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.threads_per_device = 1;
-  options.debug_memory = true;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = 1,
+          .debug_memory = true);
   CK_GOT(ek_group *, group, ek_group_open(&group, ck_spec(spec), &options));
   return ck_keep(group);
 }
@@ -69,10 +68,7 @@ static void write_beside(const ek_tensor *tensor, int64_t offset) {
   uint16_t zero = 0;
   ek_tensor host, place = *tensor; /* a loan */
   ck_ok(ek_tensor_host(&host, &zero, EK_F16, 1, &one));
-  place.data = (char *)tensor->data + offset;
-  place.type = EK_F16;
-  place.rank = 1;
-  place.shape[0] = 1;
+  ck_assign(place, .data = (char *)tensor->data + offset, .type = EK_F16, .rank = 1, .shape[0] = 1);
   ck_ok(ek_tensor_copy(&place, &host));
 }
 

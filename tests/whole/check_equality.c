@@ -80,9 +80,8 @@ static struct ck_setup setup_of(int variant, const char *spec, int placement, si
   } else {
     setup.options.type = variant % 2 == 0 ? EK_F32 : EK_F64;
   }
-  setup.options.output_device = device;
-  setup.keep_outputs = device % 2 == 1;
-  setup.optimizer = NULL;
+  ck_assign(setup, .options.output_device = device, .keep_outputs = device % 2 == 1,
+            .optimizer = NULL);
   return setup;
 }
 
@@ -257,11 +256,8 @@ static const double class_weights[] = {0, 1.5, 0.25, 2, 0};
 
 /* With smoothed labels a target of class 0 or 4 has a loss, and a gradient, but no weight. */
 static ek_status smoothed(ek_criterion **criterion, ek_reduction reduction) {
-  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  options.reduction = reduction;
-  options.label_smoothing = 0.2;
-  options.class_weights = class_weights;
-  options.classes = 5;
+  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction,
+          .label_smoothing = 0.2, .class_weights = class_weights, .classes = 5);
   return ek_cross_entropy_create(criterion, &options);
 }
 
@@ -281,8 +277,7 @@ static double *weightless_step(struct ck_training *t, const struct ck_batch *bat
  * it is empty, for nothing can be divided by its weight. */
 CK_LOOP(targets_without_weight, CK_MODES) {
   enum { SAMPLES = 12 };
-  struct ck_workload workload = *ck_workload("mlp");
-  workload.criterion = smoothed;
+  CK_WITH(struct ck_workload, workload, *ck_workload("mlp"), .criterion = smoothed);
   for (int how = 0; how < 4; how++) {
     if (!ck_part(4 * _i + how)) continue;
     struct ck_setup alone = ck_setup_mode(&workload, "cpu:1", EK_MODE_REPLICATED);

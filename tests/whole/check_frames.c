@@ -105,12 +105,10 @@ enum { PLACES = sizeof places / sizeof *places };
 static double *trained(struct ck_training *training, ek_status (*create)(ek_module **module),
                        int place, ek_precision precision, int64_t *count) {
   static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
-  struct ck_workload workload = *ck_workload("mlp");
-  workload.module = create;
+  CK_WITH(struct ck_workload, workload, *ck_workload("mlp"), .module = create);
   struct ck_setup setup = ck_setup_mode(&workload, places[place].spec, EK_MODE_REPLICATED);
   ck_setup_place(&setup, places[place].placement);
-  setup.options.precision = precision;
-  setup.loss_scale = &no_loss_scale;
+  ck_assign(setup, .options.precision = precision, .loss_scale = &no_loss_scale);
   ck_training_open(training, &setup);
   for (uint64_t step = 0; step < 3; step++) {
     struct ck_batch first = ck_batch_make(&workload, EK_F32, 7, 0.1, 2 * step);
@@ -206,17 +204,15 @@ CK_TEST(a_module_of_f32_runs_between_casts) {
   struct ck_probe *p = ck_probe_open(see_forward, see_backward);
   ek_module *child = &p->probe->base;
   ek_replica *none = NULL;
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   ek_parameter_info info;
-  options.precision = EK_PRECISION_BF16;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .precision = EK_PRECISION_BF16);
   CK_OPENED(ek_module *, whole, ek_sequential_create(&whole, &child, 1));
   if (ck_has_halves()) {
     CK_OPENED(ek_replica *, replica, ek_replica_open(&replica, p->device, whole, &options));
     ck_assert_int_eq(ek_replica_precision(replica), EK_BF16);
     ck_ok(ek_replica_find(&info, replica, "0.a"));
     ek_tensor x = ck_upload(p->device, EK_F32, odd, CK_SHAPE(1, 2)), flat = x;
-    flat.rank = 1;
-    flat.shape[0] = 2;
+    ck_assign(flat, .rank = 1, .shape[0] = 2);
     ck_ok(ek_tensor_copy(&info.value, &flat));
     ck_ok(ek_replica_refresh(replica));
     at_rest = held_on(p->device);
@@ -256,18 +252,16 @@ static ek_status sees(ek_pass *pass, const ek_tensor *tensor, ek_type wanted) {
 
 CK_FORWARD(container) {
   const struct container *it = (const struct container *)self;
-  ek_child_options options = EK_CHILD_OPTIONS_INIT;
   ek_tensor middle = {0};
   const ek_type own = ek_module_table(self)->types == 0 ? EK_F32 : ek_pass_type(pass);
   EK_TRY(sees(pass, &inputs[0], own));
-  options.precision = it->asked;
+  CK_WITH(ek_child_options, options, EK_CHILD_OPTIONS_INIT, .precision = it->asked);
   EK_TRY(ek_pass_child_forward_with(&middle, pass, 0, inputs, &options));
   if (it->second == NULL) {
     *outputs = middle;
     return sees(pass, &middle, own);
   }
-  options.made_from = inputs;
-  options.precision = EK_PRECISION_DEFAULT;
+  ck_assign(options, .made_from = inputs, .precision = EK_PRECISION_DEFAULT);
   const ek_status status = ek_pass_child_forward_with(outputs, pass, 1, &middle, &options);
   ek_tensor_free(&middle);
   return status;
@@ -354,8 +348,7 @@ CK_TEST(a_container_asks_for_f32) {
   static const double third = 1.0 / 3;
   for (int asked = 0; asked < 2; asked++) {
     struct ck_probe *p = ck_probe_open(keep_forward, keep_backward);
-    ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-    options.precision = EK_PRECISION_BF16;
+    CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .precision = EK_PRECISION_BF16);
     if (ck_has_halves()) {
       CK_GOT(ek_module *, gelu, ek_activation_create(&gelu, EK_ACTIVATION_GELU));
       CK_HELD(ek_module *, module,
@@ -419,8 +412,7 @@ CK_TEST(type_of_a_child) {
   CK_GOT(ek_module *, module, widen(&module, child));
   ck_fails(run_alone(module), EK_ERR_UNSUPPORTED, "weight is f32, but the module runs in f64");
   ck_ok(ek_activation_create(&child, EK_ACTIVATION_GELU));
-  ek_module_ops single = *ek_module_table(child);
-  single.types = EK_TYPES_F32;
+  CK_WITH(ek_module_ops, single, *ek_module_table(child), .types = EK_TYPES_F32);
   child->private_members.ops = &single;
   ck_ok(widen(&module, child));
   ck_fails(run_alone(module), EK_ERR_UNSUPPORTED, "gelu");

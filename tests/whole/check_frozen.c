@@ -46,8 +46,7 @@ static ek_status frozen_gpt(ek_module **module) {
 
 /* The gradients of a batch on one device, during which no memory is taken for any. */
 static double *gradients_of(ek_status (*module)(ek_module **module), int64_t *count) {
-  struct ck_workload mlp = *ck_workload("mlp");
-  mlp.module = module;
+  CK_WITH(struct ck_workload, mlp, *ck_workload("mlp"), .module = module);
   struct ck_setup setup = ck_setup_mode(&mlp, "cpu:1", EK_MODE_REPLICATED);
   setup.options.type = EK_F64;
   struct ck_training t = ck_training_opened(&setup);
@@ -90,9 +89,8 @@ CK_LOOP(layers_leave_out_what_is_frozen, 1 << PAIR) {
 /* A linear that begins with zeros, whose rows may be longer; 0 columns: they are not. */
 static ek_status zero_linear(ek_module **module, int64_t in, int64_t out, int64_t columns) {
   const ek_initializer zeros = ek_initializer_zeros();
-  ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
-  options.weight_start = &zeros;
-  options.columns = columns;
+  CK_WITH(ek_linear_options, options, EK_LINEAR_OPTIONS_INIT, .weight_start = &zeros,
+          .columns = columns);
   return ek_linear_create_with(module, in, out, &options);
 }
 
@@ -111,8 +109,7 @@ static ek_module *frozen_layer(int which) {
     return ck_frozen_create(inner, linear, 2, mask);
   }
   if (which == 4) {
-    norm.frozen = mask == 1;
-    norm.bias = mask != 2;
+    ck_assign(norm, .frozen = mask == 1, .bias = mask != 2);
     ck_ok(ek_layer_norm_create_with(&inner, 3, &norm));
     return inner;
   }
@@ -122,8 +119,7 @@ static ek_module *frozen_layer(int which) {
   }
   ck_ok(ek_linear_create(&inner, 6, 6, true));
   if (which == 5) {
-    fused.frozen = mask % 2 == 1;
-    fused.bias = mask / 2 == 1;
+    ck_assign(fused, .frozen = mask % 2 == 1, .bias = mask / 2 == 1);
     ck_ok(ek_linear_cross_entropy_create(&head, 6, 6, &fused));
     ck_ok(ek_with_criterion_create(&whole, inner, head));
     ek_criterion_free(head);
@@ -131,11 +127,9 @@ static ek_module *frozen_layer(int which) {
     return whole;
   }
   inner = ck_frozen_create(inner, linear, 2, mask);
-  fused.bias = which == 3;
-  fused.logits_bytes = 200;
+  ck_assign(fused, .bias = which == 3, .logits_bytes = 200);
   ck_ok(ek_linear_cross_entropy_create(&head, 6, 6, &fused));
-  o.tied = "weight";
-  o.source = "own0";
+  ck_assign(o, .tied = "weight", .source = "own0");
   ck_ok(ek_with_criterion_create_with(&whole, inner, head, &o));
   ek_criterion_free(head);
   ek_module_free(inner);
@@ -154,8 +148,7 @@ CK_LOOP(layers_are_right_beside_what_is_frozen, 6 * 4) {
       {{.rank = 2, .shape = {4, 6}, .low = -1, .high = 1},
        {.type = EK_I32, .rank = 1, .shape = {4}, .high = 5}}};
   const int which = _i / 4;
-  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
-  options.depth = 40;
+  CK_WITH(ek_module_check_options, options, EK_MODULE_CHECK_OPTIONS_INIT, .depth = 40);
   mask = (unsigned)_i % 4;
   ek_module *module = frozen_layer(which);
   ck_ok(ek_module_check(module, test_devices("cpu:2"), inputs[which], inputs[which][1].rank == 0 ? 1 : 2, &options));
@@ -168,8 +161,7 @@ static struct ck_setup frozen_setup(const struct ck_workload *gpt, const char *s
                                     int placement) {
   struct ck_setup setup = ck_setup_mode(gpt, spec, EK_MODE_GATHER);
   ck_setup_place(&setup, placement);
-  setup.options.type = EK_F64;
-  setup.options.bucket_bytes = 2048;
+  ck_assign(setup.options, .type = EK_F64, .bucket_bytes = 2048);
   setup.optimizer = ck_clipped_adamw;
   return setup;
 }
@@ -222,8 +214,7 @@ static void frozen_peaks(ek_memory_usage usage[3], const struct ck_setup *setup,
 /* Two devices-and-placement train alike; what is frozen stays, bit for bit; a plan is exact. */
 CK_LOOP(frozen_layers_in_every_placement, 2 * CK_PLACEMENTS) {
   if (!ck_part(_i)) return;
-  struct ck_workload gpt = *ck_workload("gpt");
-  gpt.module = frozen_gpt;
+  CK_WITH(struct ck_workload, gpt, *ck_workload("gpt"), .module = frozen_gpt);
   mask = _i % 2 == 0 ? (1u << GPT) - 1 : 0x2D6;
   const struct ck_setup setup = frozen_setup(&gpt, "cpu:3", _i / 2);
   const struct ck_setup alone = frozen_setup(&gpt, "cpu:1", 2);
@@ -251,8 +242,7 @@ CK_LOOP(frozen_layers_in_every_placement, 2 * CK_PLACEMENTS) {
 /* In 16 bits each device rounds its part of the masters; frozen ones go to all devices, too. */
 CK_LOOP(frozen_copies_are_on_all_devices, ck_if_halves(CK_PLACEMENTS)) {
   if (!ck_part(_i)) return;
-  struct ck_workload mlp = *ck_workload("mlp");
-  mlp.module = frozen_pair;
+  CK_WITH(struct ck_workload, mlp, *ck_workload("mlp"), .module = frozen_pair);
   mask = 5;
   struct ck_setup setup = ck_setup_mode(&mlp, "cpu:3", EK_MODE_REPLICATED);
   ck_setup_place(&setup, _i);
@@ -301,11 +291,9 @@ CK_LOOP(padded_linear_does_no_more_than_the_dense_one, 4) {
   CK_GOT(ek_tensor, inputs, ek_tensor_host(&inputs, x, EK_F32, 2, in));
   CK_GOT(ek_tensor, targets, ek_tensor_host(&targets, y, EK_F32, 2, out));
   mask = (unsigned)_i; /* 1: the weight is frozen, 2: the bias */
-  ek_advise_task task = EK_ADVISE_TASK_INIT;
-  task.build = build_form;
+  CK_WITH(ek_advise_task, task, EK_ADVISE_TASK_INIT, .build = build_form);
   ck_ok(ek_sgd_create(&task.optimizer, NULL));
-  task.inputs = &inputs;
-  task.targets = &targets;
+  ck_assign(task, .inputs = &inputs, .targets = &targets);
   task.input_count = task.target_count = 1;
   task.modes = UINT64_C(1) << EK_MODE_REPLICATED;
   for (int k = 0; k < 2; k++) {

@@ -12,9 +12,8 @@ struct head {
 
 static struct head head_open(struct ck_rig *rig, ek_criterion *criterion) {
   struct head h = {.criterion = criterion};
-  ek_replica_options o = EK_REPLICA_OPTIONS_INIT;
   const double scales[] = {0.5, 0};
-  o.type = rig->type;
+  CK_WITH(ek_replica_options, o, EK_REPLICA_OPTIONS_INIT, .type = rig->type);
   ck_ok(ek_replica_open(&h.replica, rig->device, &criterion->base, &o));
   h.scales = *ck_tensor_of(rig, EK_F64, scales, CK_SHAPE(1, 2));
   return h;
@@ -59,22 +58,20 @@ CK_LOOP(small_whole_numbers, WAYS * CK_VARIANTS) {
     }
   }
   for (uint64_t block = 1; block <= ROWS + 1; block++) {
-    ek_cross_entropy_options loss = EK_CROSS_ENTROPY_OPTIONS_INIT;
-    ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
     ek_criterion *criterion = NULL;
-    loss.ignore_index = -1;
-    loss.classes = CLASSES;
-    o.loss = &loss;
-    o.logits_bytes = block * COLUMNS * ek_type_size(rig->type);
+    CK_WITH(ek_cross_entropy_options, loss, EK_CROSS_ENTROPY_OPTIONS_INIT, .ignore_index = -1,
+            .classes = CLASSES);
+    CK_WITH(ek_linear_cross_entropy_options, o, EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT, .loss = &loss,
+            .logits_bytes = block * COLUMNS * ek_type_size(rig->type));
     ck_ok(ek_linear_cross_entropy_create(&criterion, WIDTH, COLUMNS, &o));
     struct head head = head_open(rig, criterion);
     set_parameter(&head, "weight", w);
     ek_tensor inputs[2] = {ck_upload(rig->device, rig->type, h, CK_SHAPE(ROWS, WIDTH)),
                            ck_upload(rig->device, EK_I32, t, CK_SHAPE(ROWS))};
     ek_tensor totals = {0}, gradients[2] = {{0}};
-    ek_pass_options options = EK_PASS_OPTIONS_INIT;
-    options.promise.gradient_now = way == BACKWARD ? 0 : 0.5;
-    options.promise.overwrite_inputs = way == OVER;
+    CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT,
+            .promise.gradient_now = way == BACKWARD ? 0 : 0.5,
+            .promise.overwrite_inputs = way == OVER);
     CK_GOT(ek_pass *, pass, ek_pass_open(&pass, head.replica, &options));
     ck_ok(ek_pass_run_forward(&totals, pass, inputs));
     ck_ok(ek_pass_run_backward(gradients, pass, &head.scales));
@@ -101,13 +98,10 @@ CK_LOOP(small_whole_numbers, WAYS * CK_VARIANTS) {
 CK_LOOP(single_losses, CK_VARIANTS) {
   enum { WIDTH = 5, CLASSES = 9, ROWS = 8 };
   struct ck_rig *rig = ck_rig_variant(_i);
-  ek_cross_entropy_options loss = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
-  loss.reduction = EK_REDUCTION_NONE;
-  loss.label_smoothing = 0.25;
-  o.loss = &loss;
-  o.bias = true;
-  o.logits_bytes = 3 * CLASSES * ek_type_size(rig->type);
+  CK_WITH(ek_cross_entropy_options, loss, EK_CROSS_ENTROPY_OPTIONS_INIT,
+          .reduction = EK_REDUCTION_NONE, .label_smoothing = 0.25);
+  CK_WITH(ek_linear_cross_entropy_options, o, EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT, .loss = &loss,
+          .bias = true, .logits_bytes = 3 * CLASSES * ek_type_size(rig->type));
   CK_GOT(ek_criterion *, criterion, ek_linear_cross_entropy_create(&criterion, WIDTH, CLASSES, &o));
   CK_GOT(ek_criterion *, plain, ek_cross_entropy_create(&plain, &loss));
   struct head head = head_open(rig, criterion);
@@ -134,8 +128,7 @@ CK_LOOP(single_losses, CK_VARIANTS) {
   ek_pass_free(pass);
 
   /* The same, apart. */
-  ek_replica_options how = EK_REPLICA_OPTIONS_INIT;
-  how.type = rig->type;
+  CK_WITH(ek_replica_options, how, EK_REPLICA_OPTIONS_INIT, .type = rig->type);
   CK_GOT(ek_replica *, other, ek_replica_open(&other, rig->device, &plain->base, &how));
   ek_tensor apart_inputs[2] = {logits[0], inputs[1]}, losses[2] = {{0}}, dlogits[2] = {{0}};
   ck_ok(ek_pass_open(&pass, other, NULL));

@@ -28,9 +28,8 @@ static ek_cross_entropy_options criterion_options(const struct setting *s) {
   static double weights[CLASSES];
   ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
   for (int i = 0; i < CLASSES; i++) weights[i] = i % 5 / 2.0;
-  o.ignore_index = -1;
-  o.label_smoothing = s->smoothing;
-  o.classes = CLASSES; /* of a longer vocabulary */
+  ck_assign(o, .ignore_index = -1, .label_smoothing = s->smoothing,
+            .classes = CLASSES /* of a longer vocabulary */);
   if (s->weights) o.class_weights = weights;
   return o;
 }
@@ -38,19 +37,12 @@ static ek_cross_entropy_options criterion_options(const struct setting *s) {
 static void open_run(struct run *r, const struct setting *s, const char *spec, ek_mode mode,
                      bool fused) {
   const ek_cross_entropy_options loss = criterion_options(s);
-  ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, SEQUENCE, 8, s->layers, 2);
-  gpt.untied = s->untied;
-  gpt.dropout = s->dropout;
-  gpt.fused_loss = fused;
-  if (fused) {
-    gpt.loss = &loss;
-    gpt.logits_bytes = 5 * VOCABULARY * 8;
-  }
+  CK_WITH(ek_gpt_options, gpt, ck_gpt_sizes(VOCABULARY, SEQUENCE, 8, s->layers, 2),
+          .untied = s->untied, .dropout = s->dropout, .fused_loss = fused);
+  if (fused) ck_assign(gpt, .loss = &loss, .logits_bytes = 5 * VOCABULARY * 8);
   *r = (struct run){.setup = ck_setup_gpt(&gpt, &loss, spec, mode), .group = ck_open(spec, 1)};
-  r->setup.options.type = EK_F64;
-  r->setup.options.seed = 3;
-  r->setup.group = r->group;
-  r->setup.micro_batches = mode == EK_MODE_SHARDED ? 3 : 1;
+  ck_assign(r->setup, .options.type = EK_F64, .options.seed = 3, .group = r->group,
+            .micro_batches = mode == EK_MODE_SHARDED ? 3 : 1);
   r->trainer = ck_trainer_open(&r->setup);
 }
 
@@ -234,9 +226,8 @@ CK_TEST(refused) {
   const ek_cross_entropy_options loss = criterion_options(&settings[0]);
   const double nan_weight = (double)NAN;
   ek_cross_entropy_options bad = loss;
-  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
   ek_module *module = NULL;
-  gpt.vocabulary = VOCABULARY;
+  CK_WITH(ek_gpt_options, gpt, EK_GPT_OPTIONS_INIT, .vocabulary = VOCABULARY);
   ck_bad(gpt, loss, &loss, ek_gpt_create(&module, &gpt), "the loss is not fused");
   gpt.fused_loss = true;
   ck_bad(gpt, logits_bytes, 0, ek_gpt_create(&module, &gpt), "logits_bytes is 0");
@@ -244,8 +235,7 @@ CK_TEST(refused) {
   bad.reduction = EK_REDUCTION_NONE;
   ck_invalid(ek_gpt_create(&module, &gpt), "reduction none");
   bad = loss;
-  bad.class_weights = &nan_weight;
-  bad.classes = 1;
+  ck_assign(bad, .class_weights = &nan_weight, .classes = 1);
   ck_invalid(ek_gpt_create(&module, &gpt), "class_weights[0]");
   ck_assert_ptr_null(module);
   gpt.loss = &loss;

@@ -27,11 +27,10 @@ static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
 static struct ck_setup setup_of(int number, const char *workload, const char *spec) {
   struct ck_setup setup = ck_setup_mode(ck_workload(workload), spec, EK_MODE_GATHER);
   ck_setup_place(&setup, number % CK_PLACEMENTS);
-  setup.options.precision = pairs[number / CK_PLACEMENTS].precision;
-  setup.options.gradient_type = pairs[number / CK_PLACEMENTS].gradients;
-  setup.reduction = EK_REDUCTION_SUM;
-  setup.loss_scale = &no_loss_scale;
-  setup.optimizer = ck_clipped_adamw;
+  ck_assign(setup, .options.precision = pairs[number / CK_PLACEMENTS].precision,
+            .options.gradient_type = pairs[number / CK_PLACEMENTS].gradients,
+            .reduction = EK_REDUCTION_SUM, .loss_scale = &no_loss_scale,
+            .optimizer = ck_clipped_adamw);
   return setup;
 }
 
@@ -68,8 +67,7 @@ CK_LOOP(a_gradient_is_rounded_once, ck_if_halves(CASES)) {
     struct ck_setup setup = setup_of(_i, workload.name, "cpu:1");
     if (w == CK_WORKLOADS) workload.module = wide_mlp;
     setup.workload = &workload;
-    struct ck_setup wide = setup;
-    wide.options.gradient_type = EK_F32;
+    CK_WITH(struct ck_setup, wide, setup, .options.gradient_type = EK_F32);
     double *got = gradients_of(&setup, 0, 0, SAMPLES, &count);
     double *want = gradients_of(&wide, 0, 0, SAMPLES, &count);
     for (int64_t i = 0; i < count; i++) want[i] = ck_round_to(setup.options.gradient_type, want[i]);
@@ -99,8 +97,7 @@ CK_LOOP(devices_add_up, ck_if_halves(CASES)) {
   int64_t count = 0;
   if (!ck_part(_i)) return;
   const struct ck_setup many = setup_of(_i, "mlp", "cpu:3");
-  struct ck_setup one = setup_of(_i, "mlp", "cpu:1");
-  one.options.gradient_type = EK_F32;
+  CK_WITH(struct ck_setup, one, setup_of(_i, "mlp", "cpu:1"), .options.gradient_type = EK_F32);
   double *got = gradients_of(&many, 0, 0, SAMPLES, &count);
   double *want = ck_array((size_t)count, sizeof *want);
   double *sizes = ck_array((size_t)count, sizeof *sizes);
@@ -120,8 +117,7 @@ CK_LOOP(micro_batches_add_up, ck_if_halves(CASES)) {
   int64_t count = 0;
   if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of(_i, "mlp", "cpu:1");
-  struct ck_setup wide = setup;
-  wide.options.gradient_type = EK_F32;
+  CK_WITH(struct ck_setup, wide, setup, .options.gradient_type = EK_F32);
   double *got = gradients_of(&setup, 0, 5, SAMPLES, &count);
   double *want = gradients_of(&wide, 0, 0, 5, &count);
   double *second = gradients_of(&wide, 5, 5, SAMPLES, &count);
@@ -136,9 +132,8 @@ CK_LOOP(micro_batches_add_up, ck_if_halves(CASES)) {
 /* ---- training ---- */
 
 static double *trained(const struct ck_setup *setup, int64_t *count) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.threads_per_device = 1;
-  options.deterministic = true;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = 1,
+          .deterministic = true);
   CK_GOT(ek_group *, group, ek_group_open(&group, ck_spec(setup->spec), &options));
   CK_GOT(struct ck_training, t, ck_training_try(&t, setup, ck_keep(group)));
   for (uint64_t step = 0; step < 2; step++) {
@@ -156,9 +151,8 @@ CK_LOOP(reproducible_bits_are_the_same, ck_if_halves(CASES)) {
   int64_t count = 0;
   if (!ck_part(_i)) return;
   for (int i = 0; i < 3; i++) {
-    struct ck_setup setup = setup_of(_i, "gpt", specs[i]);
-    setup.options.outputs = EK_OUTPUTS_STAY;
-    setup.options.reproducible = 3;
+    CK_WITH(struct ck_setup, setup, setup_of(_i, "gpt", specs[i]),
+            .options.outputs = EK_OUTPUTS_STAY, .options.reproducible = 3);
     values[i] = trained(&setup, &count);
     if (i > 0) ck_same_bits(specs[i], values[i], values[0], count);
   }
@@ -219,8 +213,7 @@ static ek_status give_up(ek_pass *pass, const ek_tensor *dy) {
 }
 
 static ek_status run_probe(struct ck_probe *p, ek_replica *replica, bool accumulate) {
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.accumulate = accumulate;
+  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .accumulate = accumulate);
   CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, replica, &options));
   CK_SCOPED(ek_tensor, y, ek_pass_run_forward(&y, pass, &p->x));
   const ek_status status = ek_pass_run_backward(NULL, pass, &y);
@@ -229,10 +222,9 @@ static ek_status run_probe(struct ck_probe *p, ek_replica *replica, bool accumul
 
 CK_LOOP(modules_see_f32, ck_if_halves(1)) {
   struct ck_probe *p = ck_probe_open(NULL, add_often);
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   ek_parameter_info a, b;
   double got[2];
-  options.gradient_type = EK_BF16;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .gradient_type = EK_BF16);
   CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, p->device, &p->probe->base, &options));
   ck_ok(ek_replica_find(&a, replica, "a"));
   ck_ok(ek_replica_find(&b, replica, "b"));
@@ -260,8 +252,7 @@ CK_LOOP(modules_see_f32, ck_if_halves(1)) {
 CK_LOOP(an_overflow_of_the_rounding_is_found, ck_if_halves(CK_PLACEMENTS)) {
   struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
   ek_step_result result;
-  setup.options.precision = EK_PRECISION_F32;
-  setup.options.gradient_type = EK_F16;
+  ck_assign(setup.options, .precision = EK_PRECISION_F32, .gradient_type = EK_F16);
   setup.loss_scale = &(const ek_loss_scale){.kind = EK_LOSS_SCALE_DYNAMIC,
                                             .scale = 0x1p30,
                                             .growth = 2,
@@ -284,8 +275,7 @@ CK_LOOP(f16_has_a_loss_scale_by_default, ck_if_halves(1)) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
   struct ck_training t;
   for (int i = 0; i < PAIRS; i++) {
-    setup.options.precision = pairs[i].precision;
-    setup.options.gradient_type = pairs[i].gradients;
+    ck_assign(setup.options, .precision = pairs[i].precision, .gradient_type = pairs[i].gradients);
     setup.optimizer = ck_clipped_adamw;
     t = ck_training_opened(&setup);
     const double scale = ek_data_parallel_optimizer_loss_scale(t.optimizer);
@@ -322,15 +312,12 @@ CK_TEST(what_makes_no_sense_is_refused) {
   const unsigned types = ek_device_types(ek_group_device(group, 0));
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     if ((types >> rows[i].precision & 1u) == 0) continue;
-    setup.options.type = rows[i].type;
-    setup.options.precision = (ek_precision)rows[i].precision;
-    setup.options.gradient_type = rows[i].gradients;
+    ck_assign(setup.options, .type = rows[i].type, .precision = (ek_precision)rows[i].precision,
+              .gradient_type = rows[i].gradients);
     ck_invalid(ck_training_try(&t, &setup, group), rows[i].words);
     ck_no_memory_held(group);
   }
-  setup.options.type = EK_F32;
-  setup.options.precision = EK_PRECISION_F32;
-  setup.options.gradient_type = EK_BF16;
+  ck_assign(setup.options, .type = EK_F32, .precision = EK_PRECISION_F32, .gradient_type = EK_BF16);
   ck_bad_with(EK_ERR_UNSUPPORTED, setup, optimizer, narrow, ck_training_try(&t, &setup, group),
               (types & EK_TYPES_BF16) != 0 ? "narrow computes in f32, not in bf16" : "not in bf16");
 }

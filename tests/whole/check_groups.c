@@ -40,10 +40,9 @@ static int next_all = -1; /* of the modules that are made */
 CK_PARAMETERS(stripes) {
   const int all = ((const struct stripes *)self)->all;
   for (int k = 0; k < STRIPES; k++) {
-    ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
     const int what = all < 0 ? stripes[k].what : all;
-    options.no_decay = (what & NO_DECAY) != 0;
-    options.frozen = (what & FROZEN) != 0;
+    CK_WITH(ek_parameter_options, options, EK_PARAMETER_OPTIONS_INIT,
+            .no_decay = (what & NO_DECAY) != 0, .frozen = (what & FROZEN) != 0);
     const int64_t shape[] = {stripes[k].rows, N};
     EK_TRY(ek_declare_parameter_with(declaration, stripes[k].name, 2, shape,
                                      ek_initializer_uniform(-0.1, 0.3), &options));
@@ -224,8 +223,7 @@ static void one_step(struct ck_training *t, double m[ELEMENTS], double v[ELEMENT
 static struct ck_setup setup_of(int placement, ek_type type) {
   struct ck_setup setup = ck_setup_mode(&workload, "cpu:3", EK_MODE_GATHER);
   ck_setup_place(&setup, placement);
-  setup.options.type = type;
-  setup.optimizer = create_rule;
+  ck_assign(setup, .options.type = type, .optimizer = create_rule);
   return setup;
 }
 
@@ -337,8 +335,7 @@ static ek_status count_create(ek_optimizer **optimizer) {
 CK_LOOP(few_calls, CK_PLACEMENTS) {
   struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:2", EK_MODE_GATHER);
   ck_setup_place(&setup, _i);
-  setup.options.bucket_bytes = 2048;
-  setup.optimizer = count_create;
+  ck_assign(setup, .options.bucket_bytes = 2048, .optimizer = count_create);
   struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
   atomic_store(&calls, 0);

@@ -40,8 +40,7 @@ static void batch_make(struct batch *b, int64_t samples, uint64_t number) {
 }
 
 static ek_status fast_adamw(ek_optimizer **optimizer) {
-  ek_adamw_options adamw = EK_ADAMW_OPTIONS_INIT;
-  adamw.learning_rate = 0.05;
+  CK_WITH(ek_adamw_options, adamw, EK_ADAMW_OPTIONS_INIT, .learning_rate = 0.05);
   return ek_adamw_create(optimizer, &adamw);
 }
 
@@ -49,19 +48,15 @@ static ek_status fast_adamw(ek_optimizer **optimizer) {
  * none overflows. */
 static ek_trainer *open_trainer(ek_mode mode, ek_type precision, enum head head, int64_t parts) {
   static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
-  ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
   ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, SEQUENCE, WIDTH, 1, 2);
-  entropy.ignore_index = -1;
-  entropy.classes = VOCABULARY;
+  CK_WITH(ek_cross_entropy_options, entropy, EK_CROSS_ENTROPY_OPTIONS_INIT, .ignore_index = -1,
+          .classes = VOCABULARY);
   gpt.fused_loss = head == FUSED;
   if (head == FUSED) gpt.loss = &entropy;
   if (head == LONGER) gpt.logits_columns = ek_tensor_aligned_columns(VOCABULARY, precision);
-  struct ck_setup setup = ck_setup_gpt(&gpt, &entropy, "cpu:3", mode);
-  setup.options.precision = (ek_precision)precision;
-  setup.options.seed = 3;
-  setup.micro_batches = parts;
-  setup.optimizer = fast_adamw;
-  setup.loss_scale = &no_loss_scale;
+  CK_WITH(struct ck_setup, setup, ck_setup_gpt(&gpt, &entropy, "cpu:3", mode),
+          .options.precision = (ek_precision)precision, .options.seed = 3, .micro_batches = parts,
+          .optimizer = fast_adamw, .loss_scale = &no_loss_scale);
   return ck_trainer_open(&setup);
 }
 

@@ -22,8 +22,7 @@ static const ek_loss_scale steady = {
 static struct ck_setup setup_of(const struct ck_workload *workload, int placement, ek_type type) {
   struct ck_setup setup = ck_setup_mode(workload, "cpu:3", EK_MODE_GATHER);
   ck_setup_place(&setup, placement);
-  setup.options.precision = (ek_precision)type;
-  setup.loss_scale = &steady;
+  ck_assign(setup, .options.precision = (ek_precision)type, .loss_scale = &steady);
   return setup;
 }
 
@@ -136,11 +135,10 @@ CK_LOOP(state_in_the_middle_of_a_step, ck_if_halves(CK_PLACEMENTS * HALVES)) {
 CK_LOOP(a_refused_step_leaves_all, ck_if_halves(CK_MODES * HALVES)) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(ck_workload("mlp"), _i / HALVES, halves[_i % HALVES]);
-  ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE};
   struct ck_training t[2];
-  options.refuse_not_finite = true;
-  options.loss_scale = &none;
+  CK_WITH(ek_data_parallel_optimizer_options, options, EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT,
+          .refuse_not_finite = true, .loss_scale = &none);
   for (int k = 0; k < 2; k++) {
     t[k] = ck_training_opened(&setup);
     ck_training_update_with(&t[k], &options);
@@ -175,8 +173,7 @@ static void *retype(struct ck_batch *batch, ek_type type, const ek_device *devic
   CK_GOT(ek_tensor, host, ek_tensor_host(&host, bytes, type, made.rank, made.shape));
   ck_ok(ek_tensor_copy(&host, &made));
   ek_tensor_free(&made);
-  batch->input[0].type = type;
-  batch->input[0].data = bytes;
+  ck_assign(batch->input[0], .type = type, .data = bytes);
   return (void *)(uintptr_t)from;
 }
 
@@ -238,12 +235,11 @@ static ek_status write_halves(const struct ck_training *t, ek_type type) {
     double *values = ck_array((size_t)n, sizeof *values);
     uint16_t *bytes = ck_array((size_t)n, sizeof *bytes);
     ck_assert(wide != NULL && values != NULL && bytes != NULL);
-    ek_tensor host = info[i].like, half;
-    host.data = wide;
+    CK_WITH(ek_tensor, host, info[i].like, .data = wide);
     ck_ok(ek_state_read(&host, t->model, info[i].name));
     for (int64_t j = 0; j < n; j++) values[j] = (double)wide[j];
     ek_tensor made = ck_upload(ek_group_device(t->group, 0), type, values, 1, &n);
-    ck_ok(ek_tensor_host(&half, bytes, type, 1, &n));
+    CK_GOT(ek_tensor, half, ek_tensor_host(&half, bytes, type, 1, &n));
     ck_ok(ek_tensor_copy(&half, &made));
     ek_tensor_free(&made);
     ck_ok(ek_safetensors_write(writer, i, bytes, 2 * (size_t)n));
@@ -261,8 +257,7 @@ CK_LOOP(weights_in_halves, ck_if_halves(CK_MODES * HALVES)) {
   const struct ck_setup setup = setup_of(ck_workload("gpt"), _i / HALVES, halves[_i / 2 % HALVES]);
   struct ck_setup from = setup;
   int64_t count = 0;
-  from.options.precision = EK_PRECISION_F32;
-  from.options.seed = 99;
+  ck_assign(from.options, .precision = EK_PRECISION_F32, .seed = 99);
   struct ck_training source = ck_training_opened(&from);
   struct ck_training t = ck_training_opened(&setup);
   if (!ck_no_files(write_halves(&source, type))) {

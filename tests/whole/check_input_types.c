@@ -31,17 +31,14 @@ static struct run run_of(const char *workload, int mode) {
   run.loss = (ek_data_parallel_criterion_options)EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   run.mode = (ek_mode)(mode % CK_MODES);
   ck_ok(ek_data_parallel_model_options_set_mode(&run.model, run.mode));
-  run.model.broadcast_inputs = run.workload->broadcast;
-  run.model.precision = ck_precision();
+  ck_assign(run.model, .broadcast_inputs = run.workload->broadcast, .precision = ck_precision());
   run.micro_batches = mode % 2 == 0 ? 0 : 2;
   return run;
 }
 
 static ek_trainer_options options_of(const struct run *run) {
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  options.model = &run->model;
-  options.criterion = &run->loss;
-  options.micro_batches = run->micro_batches;
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .model = &run->model,
+          .criterion = &run->loss, .micro_batches = run->micro_batches);
   return options;
 }
 
@@ -115,9 +112,7 @@ static int64_t integer_at(const ek_tensor *tensor, int64_t i) {
 /* The same numbers as another type. */
 static ek_tensor turned(const ek_tensor *tensor, ek_type type) {
   const int64_t count = ek_tensor_count(tensor);
-  ek_tensor result = *tensor;
-  result.type = type;
-  result.data = ck_array((size_t)count, 8);
+  CK_WITH(ek_tensor, result, *tensor, .type = type, .data = ck_array((size_t)count, 8));
   for (int64_t i = 0; i < count; i++) {
     const int64_t x = integer_at(tensor, i);
     switch (type) {
@@ -142,9 +137,8 @@ CK_LOOP(tokens_and_classes, 2 * CK_MODES) {
     struct run want = run_of("gpt", _i), got = want;
     want.joined = got.joined = joined;
     struct ck_batch batch = ck_batch_make(want.workload, EK_F32, SAMPLES, ignores ? 0.2 : 0, 5);
-    struct ck_batch other = batch;
-    other.input[0] = turned(&batch.input[0], of_input);
-    other.target[0] = turned(&batch.target[0], of_target);
+    CK_WITH(struct ck_batch, other, batch, .input[0] = turned(&batch.input[0], of_input),
+            .target[0] = turned(&batch.target[0], of_target));
     train(&want, &batch);
     train(&got, &other);
     same(&got, &want, ek_type_name(of_input));
@@ -190,10 +184,8 @@ CK_LOOP(pixels_and_their_targets, 2 * CK_MODES) {
   struct ck_batch batch = ck_batch_make(want.workload, EK_F32, SAMPLES, 0, 5), other = batch;
   for (size_t i = 0; i < 2; i++) make_pixels(&other.input[i], &batch.input[i], &scalings[i]);
   make_pixels(&other.target[0], &batch.target[0], &scalings[1]);
-  got.model.input_scaling = scalings;
-  got.model.input_scaling_count = 2;
-  got.loss.target_scaling = &scalings[1];
-  got.loss.target_scaling_count = 1;
+  ck_assign(got, .model.input_scaling = scalings, .model.input_scaling_count = 2,
+            .loss.target_scaling = &scalings[1], .loss.target_scaling_count = 1);
   train(&want, &batch);
   train(&got, &other);
   same(&got, &want, "u8");
@@ -225,8 +217,7 @@ CK_LOOP(planned_bytes_are_real_bytes, 2 * CK_MODES) {
 /* ---- what is refused ---- */
 
 CK_LOOP(wrong_inputs_lose_nothing, CK_MODES) {
-  struct run run = run_of("gpt", _i);
-  run.model.precision = EK_PRECISION_DEFAULT;
+  CK_WITH(struct run, run, run_of("gpt", _i), .model.precision = EK_PRECISION_DEFAULT);
   ek_trainer *trainer = NULL;
   struct ck_batch batch = ck_batch_make(run.workload, EK_F32, SAMPLES, 0, 5), bad = batch;
   ek_step_result result;
@@ -235,8 +226,7 @@ CK_LOOP(wrong_inputs_lose_nothing, CK_MODES) {
   ((uint32_t *)bad.input[0].data)[1] = 4000000000u;
   ck_invalid(ek_trainer_step(&result, trainer, bad.input, 1, bad.target, 1),
              "forward: input number 0: element 1 (row 0) is 4000000000, which does not fit in i32");
-  bad.input[0] = batch.input[0];
-  bad.target[0] = turned(&batch.target[0], EK_I64);
+  ck_assign(bad, .input[0] = batch.input[0], .target[0] = turned(&batch.target[0], EK_I64));
   ((int64_t *)bad.target[0].data)[2] = INT64_C(-3000000000);
   ck_invalid(ek_trainer_step(&result, trainer, bad.input, 1, bad.target, 1),
              "criterion forward: target number 0: element 2");
@@ -263,18 +253,15 @@ CK_TEST(wrong_scalings) {
   CK_OPENED(ek_criterion *, criterion, run.workload->criterion(&criterion, EK_REDUCTION_MEAN));
   CK_OPENED(ek_optimizer *, rule, ck_clipped_adamw(&rule));
 #define OPEN() ek_trainer_open(&trainer, ck_spec("cpu:3"), module, criterion, rule, &options)
-  run.model.input_scaling = two;
-  run.model.input_scaling_count = 2;
+  ck_assign(run.model, .input_scaling = two, .input_scaling_count = 2);
   ck_invalid(OPEN(), "2 scalings for 1 tensors");
-  run.model.input_scaling_count = 1;
-  run.model.input_scaling = NULL;
+  ck_assign(run.model, .input_scaling_count = 1, .input_scaling = NULL);
   ck_invalid(OPEN(), "or they are NULL");
   run.model.input_scaling = two;
   two[0].channels = 9;
   ck_invalid(OPEN(), "9 channels, expected 1 to 4");
   two[0] = (ek_input_scaling){1, {1}, {0}};
-  run.loss.target_scaling = two;
-  run.loss.target_scaling_count = 2;
+  ck_assign(run.loss, .target_scaling = two, .target_scaling_count = 2);
   ck_invalid(OPEN(), "ek_data_parallel_criterion_open: 2 scalings");
   run.loss.target_scaling_count = 0;
   ck_ok(OPEN());

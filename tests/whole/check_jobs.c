@@ -48,10 +48,9 @@ struct bench {
 
 static void open_bench(struct bench *b, const char *name, ek_mode mode, int64_t micro_batches,
                        size_t reproducible) {
-  struct ck_setup setup = ck_setup_mode(ck_workload(name), "cpu:3", mode);
-  setup.options.reproducible = reproducible;
-  setup.optimizer = ck_plain_adamw;
-  setup.micro_batches = micro_batches;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(ck_workload(name), "cpu:3", mode),
+          .options.reproducible = reproducible, .optimizer = ck_plain_adamw,
+          .micro_batches = micro_batches);
   b->trainer = ck_trainer_open(&setup);
   b->batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
 }

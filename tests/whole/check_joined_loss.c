@@ -19,8 +19,7 @@ static ek_status gives_nothing(const ek_module *self, ek_pass *pass, const ek_te
 }
 
 static ek_status predict(ek_tensor *y, const ek_tensor *x, ek_module *module, bool gradient) {
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.gradient = gradient;
+  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .gradient = gradient);
   CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, x->device, module, NULL));
   CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, replica, &options));
   return ek_pass_run_predict(y, pass, x);
@@ -32,8 +31,7 @@ CK_TEST(predictions_that_do_not_fit) {
   ek_criterion *criterion = ck_keep(ck_biased()), *silent = ck_biased();
   ops = *ek_module_table(&silent->base);
   ops.predict = gives_nothing;
-  silent->base.private_members.ops = &ops;
-  silent->base.private_members.predictions = 1;
+  ck_assign(silent->base.private_members, .ops = &ops, .predictions = 1);
   ek_module *whole = ck_together(linear(), silent), *plain = ck_together(linear(), ck_biased());
   ek_device *device = ck_device("cpu:1");
   ek_replica *replica = NULL;
@@ -72,8 +70,7 @@ CK_TEST(ties_that_do_not_fit) {
            "nobody must be declared first");
   ek_module_free(module);
   char name[] = "loss", source[] = "bias";
-  o.name = name;
-  o.source = source;
+  ck_assign(o, .name = name, .source = source);
   ck_ok(ek_with_criterion_create_with(&module, model, criterion, &o));
   memset(name, 0, sizeof name);
   memset(source, 0, sizeof source);

@@ -15,10 +15,8 @@ static ek_status linear(ek_module **module) { return ek_linear_create(module, IN
 
 static ek_status element_loss(ek_criterion **criterion, ek_element_loss loss,
                               ek_reduction reduction, bool weighted) {
-  ek_elementwise_loss_options options = EK_ELEMENTWISE_LOSS_OPTIONS_INIT;
-  options.reduction = reduction;
-  options.weighted = weighted;
-  options.by_sample = !weighted;
+  CK_WITH(ek_elementwise_loss_options, options, EK_ELEMENTWISE_LOSS_OPTIONS_INIT,
+          .reduction = reduction, .weighted = weighted, .by_sample = !weighted);
   return ek_elementwise_loss_create_with(criterion, &loss, &options);
 }
 
@@ -32,10 +30,8 @@ static ek_status divergence(ek_criterion **criterion, ek_reduction reduction) {
   return element_loss(criterion, ek_divergence(false), reduction, false);
 }
 static ek_status soft(ek_criterion **criterion, ek_reduction reduction) {
-  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  options.reduction = reduction;
-  options.soft_targets = true;
-  options.label_smoothing = 0.125;
+  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction,
+          .soft_targets = true, .label_smoothing = 0.125);
   return ek_cross_entropy_create(criterion, &options);
 }
 
@@ -57,27 +53,19 @@ static void with_weights(struct ck_batch *batch, ek_type type, int64_t samples) 
 /* ---- segmentation: two outputs, one map for both ---- */
 
 static ek_status fcn(ek_module **module) {
-  ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
-  ek_resnet_options backbone = EK_RESNET_OPTIONS_INIT;
-  ek_fcn_options options = EK_FCN_OPTIONS_INIT;
-  norm.over = EK_BATCH_NORM_ALL;
-  backbone.norm = &norm;
-  backbone.width = 2;
-  backbone.small_pictures = true;
-  options.backbone = &backbone;
-  options.classes = CLASSES;
-  options.dropout = 0;
+  CK_WITH(ek_batch_norm_options, norm, EK_BATCH_NORM_OPTIONS_INIT, .over = EK_BATCH_NORM_ALL);
+  CK_WITH(ek_resnet_options, backbone, EK_RESNET_OPTIONS_INIT, .norm = &norm, .width = 2,
+          .small_pictures = true);
+  CK_WITH(ek_fcn_options, options, EK_FCN_OPTIONS_INIT, .backbone = &backbone, .classes = CLASSES,
+          .dropout = 0);
   return ek_fcn_create(module, &options);
 }
 
 static ek_status pixels(ek_criterion **criterion, ek_reduction reduction) {
   static const double weights[CLASSES] = {0.5, 1, 2, 0.25}, coefficients[] = {1, 0.5};
-  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
   ek_criterion *terms[2] = {NULL, NULL};
-  options.reduction = reduction;
-  options.ignore_index = 255;
-  options.class_weights = weights;
-  options.classes = CLASSES;
+  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction,
+          .ignore_index = 255, .class_weights = weights, .classes = CLASSES);
   ek_status status = ek_cross_entropy_create(&terms[0], &options);
   if (status == EK_OK) status = ek_cross_entropy_create(&terms[1], &options);
   if (status == EK_OK) status = ek_weighted_sum_create(criterion, terms, coefficients, 2);
@@ -127,10 +115,8 @@ static struct ck_batch make_batch(const struct ck_workload *workload, int64_t sa
 static void train(struct ck_training *training, const struct ck_workload *workload,
                   const char *spec, ek_mode mode, ek_reduction reduction, double *losses) {
   static const int64_t sizes[2 * STEPS] = {4, 3, 1, 1, 8, 1};
-  struct ck_setup setup = ck_setup_mode(workload, spec, mode);
-  setup.options.type = EK_F64;
-  setup.optimizer = ck_plain_sgd;
-  setup.reduction = reduction;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(workload, spec, mode), .options.type = EK_F64,
+          .optimizer = ck_plain_sgd, .reduction = reduction);
   ck_training_open(training, &setup);
   for (int i = 0; i < STEPS; i++) {
     struct ck_batch first = make_batch(workload, sizes[2 * i], 2 * i);

@@ -39,8 +39,7 @@ CK_LOOP(a_power_of_two_changes_nothing, CK_WORKLOADS * CK_PLACEMENTS) {
   const ek_loss_scale rule = ck_scaling_fixed(scales[_i % 3]);
   struct ck_setup plain = ck_scaling_setup(workload, _i % CK_PLACEMENTS, NULL);
   plain.gradient_in_forward = _i % 2 == 1;
-  struct ck_setup scaled = plain;
-  scaled.loss_scale = &rule;
+  CK_WITH(struct ck_setup, scaled, plain, .loss_scale = &rule);
   trains_alike(&plain, &scaled);
 }
 
@@ -55,10 +54,12 @@ CK_LOOP(a_scale_counts_from_the_mean, 8) {
   double *values[2];
   int64_t count = 0;
   for (int i = 0; i < 2; i++) {
-    struct ck_setup setup =
-        ck_scaling_setup(ck_workload("gpt"), EK_MODE_REPLICATED, i == 0 ? NULL : &rule);
-    setup.reduction = sum ? EK_REDUCTION_SUM : none ? EK_REDUCTION_NONE : EK_REDUCTION_MEAN;
-    setup.gradient_in_forward = _i / 4 == 1 && !none;
+    CK_WITH(struct ck_setup, setup,
+            ck_scaling_setup(ck_workload("gpt"), EK_MODE_REPLICATED, i == 0 ? NULL : &rule),
+            .reduction = sum    ? EK_REDUCTION_SUM
+                         : none ? EK_REDUCTION_NONE
+                                : EK_REDUCTION_MEAN,
+            .gradient_in_forward = _i / 4 == 1 && !none);
     struct ck_training t = ck_training_opened(&setup);
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, CK_SCALING_SAMPLES, 0.2, 5);
     const struct ck_batch some = ck_batch_samples(&batch, 2, 4);
@@ -82,8 +83,7 @@ CK_LOOP(nor_where_nothing_is_divided, 2 * CK_MODES) {
   const ek_loss_scale rule = ck_scaling_fixed(0x1p12);
   struct ck_setup plain = ck_scaling_setup(ck_workload("mlp"), _i / 2, NULL);
   plain.reduction = _i % 2 == 0 ? EK_REDUCTION_SUM : EK_REDUCTION_NONE;
-  struct ck_setup scaled = plain;
-  scaled.loss_scale = &rule;
+  CK_WITH(struct ck_setup, scaled, plain, .loss_scale = &rule);
   trains_alike(&plain, &scaled);
 }
 
@@ -91,8 +91,7 @@ CK_LOOP(nor_where_nothing_is_divided, 2 * CK_MODES) {
 CK_LOOP(nor_with_a_fused_loss, 2 * CK_MODES) {
   if (!ck_part(_i)) return;
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p20, 1);
-  ek_gpt_options gpt = ck_gpt_sizes(64, 16, 8, 1, 2);
-  gpt.fused_loss = true;
+  CK_WITH(ek_gpt_options, gpt, ck_gpt_sizes(64, 16, 8, 1, 2), .fused_loss = true);
   struct ck_setup setup = ck_setup_gpt(&gpt, NULL, "cpu:3", (ek_mode)(_i / 2));
   setup.micro_batches = _i % 2 == 0 ? 0 : 3;
   ek_trainer *trainers[2];
@@ -154,9 +153,8 @@ CK_TEST(targets_of_a_fused_loss_count) {
 static ek_status own_backward(struct ck_training *t, double factor, double said, bool accumulate) {
   struct ck_batch batch = ck_batch_make(t->setup.workload, EK_F32, CK_SCALING_SAMPLES, 0, 5);
   ek_shards outputs = {0};
-  ek_backward_options options = EK_BACKWARD_OPTIONS_INIT;
-  options.loss_scale = said;
-  options.accumulate = accumulate;
+  CK_WITH(ek_backward_options, options, EK_BACKWARD_OPTIONS_INIT, .loss_scale = said,
+          .accumulate = accumulate);
   ek_status status = ek_data_parallel_model_forward(&outputs, t->model, batch.input, 1, NULL);
   for (size_t k = 0; status == EK_OK && k < outputs.count; k++) {
     ek_tensor *part = &outputs.parts[k];
@@ -221,12 +219,11 @@ CK_LOOP(a_trainer_has_it, CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_workload mlp = ck_spiked("mlp");
   ek_loss_scale rule = ck_scaling_dynamic(512, 2000);
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   ek_trainer *trainer = NULL;
-  options.model = &model_options;
-  options.optimizer = &optimizer_options;
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .model = &model_options,
+          .optimizer = &optimizer_options);
   ck_ok(ek_data_parallel_model_options_set_mode(&model_options, (ek_mode)_i));
   options.micro_batches = 3;
   optimizer_options.loss_scale = &rule;

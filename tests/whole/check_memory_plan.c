@@ -19,8 +19,7 @@ static struct ck_setup setup_of(int number, bool keep_outputs, ek_type type) {
   struct ck_setup setup =
       ck_setup_mode(&ck_workloads[number / CK_PLACEMENTS], "cpu:3", EK_MODE_GATHER);
   ck_setup_place(&setup, number % CK_PLACEMENTS);
-  setup.keep_outputs = keep_outputs;
-  setup.options.type = type;
+  ck_assign(setup, .keep_outputs = keep_outputs, .options.type = type);
   return setup;
 }
 

@@ -307,8 +307,7 @@ CK_TEST(a_root_without_gradient_may_give_integers) {
   bench_open(&b, EK_MODE_REPLICATED, false);
   const int64_t shape[] = {SAMPLES, WIDTH};
   ek_tensor x;
-  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
-  options.gradient = false;
+  CK_WITH(ek_forward_options, options, EK_FORWARD_OPTIONS_INIT, .gradient = false);
   b.fiend->fault = INTEGERS;
   b.fiend->device = SIZE_MAX;
   ck_ok(ek_tensor_host(&x, b.x, EK_F32, 2, shape));

@@ -143,8 +143,7 @@ static ek_status use_ek_scatter_options(struct bench *b, void *o) {
   ck_assert(!shards.private_members.ahead);
   ek_shards_free(&shards);
   /* Through the options of a forward it is the same struct, and the same rule. */
-  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
-  forward.scatter = o;
+  CK_WITH(ek_forward_options, forward, EK_FORWARD_OPTIONS_INIT, .scatter = o);
   EK_TRY(ek_data_parallel_model_forward(&shards, b->model, &b->input, 1, &forward));
   ek_shards_free(&shards);
   return EK_OK;

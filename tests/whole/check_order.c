@@ -78,8 +78,7 @@ CK_LOOP(outputs_of_an_earlier_forward, CK_MODES) {
 
 CK_LOOP(each_reason, CK_MODES) {
   struct bed bed;
-  ek_forward_options without = EK_FORWARD_OPTIONS_INIT;
-  without.gradient = false;
+  CK_WITH(ek_forward_options, without, EK_FORWARD_OPTIONS_INIT, .gradient = false);
   bed_open(&bed, "mlp", (ek_mode)_i);
   ck_fails(loss_backward(&bed), EK_ERR_STATE, "no criterion forward");
   ck_ok(forward(&bed, 0, &without));

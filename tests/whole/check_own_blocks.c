@@ -30,23 +30,15 @@ static struct {
 } now;
 
 static ek_gpt_options gpt(void) {
-  ek_gpt_options options = ck_gpt_sizes(VOCABULARY, TOKENS, WIDTH, LAYERS, HEADS);
-  options.dropout = now.dropout;
-  options.recompute = now.recompute;
+  CK_WITH(ek_gpt_options, options, ck_gpt_sizes(VOCABULARY, TOKENS, WIDTH, LAYERS, HEADS),
+          .dropout = now.dropout, .recompute = now.recompute);
   return options;
 }
 
 static ek_llama_options llama(void) {
-  ek_llama_options options = EK_LLAMA_OPTIONS_INIT;
-  options.vocabulary = VOCABULARY;
-  options.sequence = TOKENS;
-  options.width = WIDTH;
-  options.hidden = HIDDEN;
-  options.layers = LAYERS;
-  options.heads = HEADS;
-  options.kv_heads = 1;
-  options.dropout = now.dropout;
-  options.recompute = now.recompute;
+  CK_WITH(ek_llama_options, options, EK_LLAMA_OPTIONS_INIT, .vocabulary = VOCABULARY,
+          .sequence = TOKENS, .width = WIDTH, .hidden = HIDDEN, .layers = LAYERS, .heads = HEADS,
+          .kv_heads = 1, .dropout = now.dropout, .recompute = now.recompute);
   return options;
 }
 
@@ -98,12 +90,9 @@ static void close_bed(struct bed *bed) {
 
 /* There and back, with the logits as their own gradients; *logits may be NULL. */
 static ek_status there_and_back(const struct bed *bed, ek_tensor *logits) {
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
   ek_pass *pass = NULL;
   ek_tensor y = {0};
-  options.seed = 5;
-  options.step = 3;
-  options.first_sample = 2;
+  CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .seed = 5, .step = 3, .first_sample = 2);
   ck_ok(ek_pass_open(&pass, bed->replica, &options));
   ek_status status = ek_pass_run_forward(&y, pass, &bed->tokens);
   if (status == EK_OK) status = ek_pass_run_backward(NULL, pass, &y);
@@ -207,8 +196,7 @@ CK_LOOP(the_same_as_stock, FAMILIES *PRECISIONS) {
   now.family = _i % FAMILIES;
   for (int policy = 0; policy < POLICIES; policy++) {
     ek_memory_usage planned, measured;
-    now.recompute = policies[policy];
-    now.dropout = policy % 2 == 0 ? 0.25 : 0;
+    ck_assign(now, .recompute = policies[policy], .dropout = policy % 2 == 0 ? 0.25 : 0);
     compare("plan:1@1GiB", precision, true, &planned);
     compare(spec, precision, planned_there || policy == _i % POLICIES, &measured);
     if (planned_there) ck_same_peaks(families[now.family], &planned, &measured, 1);
@@ -219,9 +207,8 @@ CK_LOOP(the_same_as_stock, FAMILIES *PRECISIONS) {
 
 /* Where parameters are cut over devices; with EVENKEEL_TEST_PRECISION in 16 bits. */
 CK_LOOP(they_train_alike, CK_PLACEMENTS *FAMILIES) {
-  now.family = _i % FAMILIES;
-  now.recompute = policies[_i / FAMILIES % POLICIES];
-  now.dropout = 0.25;
+  ck_assign(now, .family = _i % FAMILIES, .recompute = policies[_i / FAMILIES % POLICIES],
+            .dropout = 0.25);
   ck_trains_alike(ck_workload("gpt"), create_stock, create_own, test_devices("cpu:2"),
                   _i / FAMILIES);
 }
@@ -244,9 +231,8 @@ static void peaks(ek_memory_usage *usages, bool own, const char *spec, int place
 CK_LOOP(they_have_the_same_peaks, CK_PLACEMENTS *FAMILIES) {
   enum { DEVICES = 3 };
   ek_memory_usage planned[DEVICES], stock[DEVICES], own[DEVICES];
-  now.family = _i % FAMILIES;
-  now.recompute = policies[(_i / FAMILIES + 3) % POLICIES];
-  now.dropout = 0.25;
+  ck_assign(now, .family = _i % FAMILIES, .recompute = policies[(_i / FAMILIES + 3) % POLICIES],
+            .dropout = 0.25);
   peaks(planned, true, "plan:3@1GiB", _i / FAMILIES);
   peaks(stock, false, "cpu:3", _i / FAMILIES);
   peaks(own, true, "cpu:3", _i / FAMILIES);

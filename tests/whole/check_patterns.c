@@ -47,8 +47,7 @@ enum { VARIANTS = sizeof variants / sizeof *variants };
 
 static ek_status make_body(ek_module **module, ek_recompute_kind recompute) {
   ek_module *parts[3] = {NULL};
-  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
-  options.recompute.kind = recompute;
+  CK_WITH(ek_sequential_options, options, EK_SEQUENTIAL_OPTIONS_INIT, .recompute.kind = recompute);
   ck_ok(ek_embedding_create(&parts[0], 13, 8, 5));
   ck_ok(ek_layer_norm_create(&parts[1], 8, 1e-5));
   ck_ok(ek_linear_create(&parts[2], 8, 8, true));
@@ -69,13 +68,12 @@ static ek_module *freeze(ek_module *inner, const char *const *list, size_t count
 /* A model that computes its loss, with a head whose weight is the table. */
 static ek_module *make_fused(const struct variant *v, unsigned mask, enum how how) {
   ek_linear_cross_entropy_options fused = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
-  ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
   CK_GOT(ek_module *, body, make_body(&body, v->recompute));
   body = freeze(body, fused_names, FUSED, mask & ((1u << FUSED) - 1), how);
   fused.bias = true;
   CK_GOT(ek_criterion *, head, ek_linear_cross_entropy_create(&head, 8, 13, &fused));
-  o.tied = "weight";
-  o.source = "own0";
+  CK_WITH(ek_with_criterion_options, o, EK_WITH_CRITERION_OPTIONS_INIT, .tied = "weight",
+          .source = "own0");
   CK_GOT(ek_module *, whole, ek_with_criterion_create_with(&whole, body, head, &o));
   ek_criterion_free(head);
   ek_module_free(body);
@@ -85,8 +83,7 @@ static ek_module *make_fused(const struct variant *v, unsigned mask, enum how ho
 static ek_module *make_model(const struct variant *v, unsigned mask, enum how how) {
   if (v->fused) return make_fused(v, mask, how);
   ek_gpt_options options = ck_gpt_sizes(13, 5, 8, 2, 2); /* of the workload "gpt" */
-  options.dropout = 0.25;
-  options.recompute.kind = v->recompute;
+  ck_assign(options, .dropout = 0.25, .recompute.kind = v->recompute);
   CK_GOT(ek_module *, inner, ek_gpt_create(&inner, &options));
   return freeze(inner, names, NAMES, mask, how);
 }
@@ -114,14 +111,11 @@ static ek_trainer *open_model(const struct variant *v, ek_mode mode, unsigned ma
   ek_parameter_pattern patterns[NAMES];
   char text[NAMES][64];
   if (!v->fused) ck_ok(ek_cross_entropy_create(&loss, NULL));
-  struct ck_setup setup = ck_setup_own(make_model(v, mask, how), loss, "cpu:3", mode);
-  setup.options.precision = v->precision;
-  setup.options.reproducible = v->reproducible;
-  setup.options.seed = 3;
-  setup.options.patterns = patterns;
+  CK_WITH(struct ck_setup, setup, ck_setup_own(make_model(v, mask, how), loss, "cpu:3", mode),
+          .options.precision = v->precision, .options.reproducible = v->reproducible,
+          .options.seed = 3, .options.patterns = patterns);
   if (how == BY_PATTERN) setup.options.pattern_count = patterns_of(patterns, text, v, mask);
-  setup.micro_batches = v->micro_batches;
-  setup.optimizer = ck_clipped_adamw;
+  ck_assign(setup, .micro_batches = v->micro_batches, .optimizer = ck_clipped_adamw);
   return ck_trainer_open(&setup);
 }
 
@@ -191,29 +185,25 @@ CK_LOOP(frozen_by_name_is_frozen_by_declaration, 2 * MASKS * VARIANTS * CK_MODES
 static const double rate = 0.01;
 
 static ek_status plain_adamw(ek_optimizer **rule) {
-  ek_adamw_options options = EK_ADAMW_OPTIONS_INIT;
-  options.learning_rate = rate;
-  options.weight_decay = 0;
+  CK_WITH(ek_adamw_options, options, EK_ADAMW_OPTIONS_INIT, .learning_rate = rate,
+          .weight_decay = 0);
   return ek_adamw_create(rule, &options);
 }
 
 static ek_status decayed_adamw(ek_optimizer **rule) {
-  ek_adamw_options options = EK_ADAMW_OPTIONS_INIT;
-  options.learning_rate = rate;
-  options.weight_decay = 0.125;
+  CK_WITH(ek_adamw_options, options, EK_ADAMW_OPTIONS_INIT, .learning_rate = rate,
+          .weight_decay = 0.125);
   return ek_adamw_create(rule, &options);
 }
 
 static ek_status plain_sgd(ek_optimizer **rule) {
-  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
-  options.learning_rate = rate;
+  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = rate);
   return ek_sgd_create(rule, &options);
 }
 
 static ek_status decayed_sgd(ek_optimizer **rule) {
-  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
-  options.learning_rate = rate;
-  options.weight_decay = 0.125;
+  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = rate,
+          .weight_decay = 0.125);
   return ek_sgd_create(rule, &options);
 }
 
@@ -231,8 +221,7 @@ enum { WISHES = 4 };
 
 /* A parameter before a step, and after it. */
 static void read_values(double *values, const struct ck_training *t, const char *name) {
-  ek_tensor host = ck_like(t, name);
-  host.data = values;
+  CK_WITH(ek_tensor, host, ck_like(t, name), .data = values);
   ck_ok(ek_state_read(&host, t->model, name));
 }
 
@@ -244,13 +233,11 @@ CK_LOOP(rates_and_decays_are_of_the_formula, 2 * CK_PLACEMENTS) {
   const bool adamw = _i >= CK_PLACEMENTS;
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_REPLICATED);
   ck_setup_place(&setup, _i % CK_PLACEMENTS);
-  setup.options.type = EK_F64;
-  setup.options.bucket_bytes = 512;
+  ck_assign(setup.options, .type = EK_F64, .bucket_bytes = 512);
   setup.optimizer = adamw ? plain_adamw : plain_sgd;
   struct ck_training one = ck_training_opened(&setup);
-  setup.optimizer = adamw ? decayed_adamw : decayed_sgd;
-  setup.options.patterns = wishes;
-  setup.options.pattern_count = WISHES;
+  ck_assign(setup, .optimizer = adamw ? decayed_adamw : decayed_sgd, .options.patterns = wishes,
+            .options.pattern_count = WISHES);
   struct ck_training other = ck_training_opened(&setup);
   for (int i = 0; i < 4; i++) read_values(before[i], &one, wanted[i].name);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, 7, 0, 5);
@@ -279,10 +266,8 @@ CK_LOOP(rates_and_decays_are_of_the_formula, 2 * CK_PLACEMENTS) {
 
 CK_LOOP(all_may_be_frozen, CK_MODES) {
   static const ek_parameter_pattern all = {.pattern = "*", .frozen = true};
-  struct ck_setup setup = ck_setup_mode(ck_workload("blend"), "cpu:3", (ek_mode)_i);
-  setup.options.patterns = &all;
-  setup.options.pattern_count = 1;
-  setup.optimizer = ck_clipped_adamw;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(ck_workload("blend"), "cpu:3", (ek_mode)_i),
+          .options.patterns = &all, .options.pattern_count = 1, .optimizer = ck_clipped_adamw);
   struct ck_training t = ck_training_opened(&setup);
   int64_t count = 0;
   double *before = ck_training_read(&t, CK_VALUES, &count);
@@ -301,10 +286,9 @@ static const int64_t mlp_sizes[] = {3, 4, 2};
 static ek_status open_with(const ek_parameter_pattern *patterns, size_t count) {
   CK_HELD(ek_group *, group, ck_open_exactly("plan:2", 1));
   ek_data_parallel_model *model = NULL;
-  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   CK_SCOPED(ek_module *, mlp, ek_mlp_create(&mlp, mlp_sizes, 3, EK_ACTIVATION_RELU));
-  options.patterns = patterns;
-  options.pattern_count = count;
+  CK_WITH(ek_data_parallel_model_options, options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
+          .patterns = patterns, .pattern_count = count);
   const ek_status status = ek_data_parallel_model_open(&model, group, mlp, &options);
   ck_assert((status == EK_OK) == (model != NULL));
   ek_data_parallel_model_free(model);
@@ -355,13 +339,12 @@ CK_TEST(a_rule_that_takes_no_decay) {
   static const ek_parameter_pattern decay = {.pattern = "0.*", .weight_decay = 0.5};
   ek_group *group = ck_open_exactly("plan:2", 1);
   ek_data_parallel_optimizer *optimizer = NULL;
-  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_optimizer *rule = calloc(1, sizeof *rule);
   ck_assert_ptr_nonnull(rule);
   ck_ok(ek_optimizer_init(rule, &ops, 0, 0.1, 0));
   CK_OPENED(ek_module *, mlp, ek_mlp_create(&mlp, mlp_sizes, 3, EK_ACTIVATION_RELU));
-  options.patterns = &decay;
-  options.pattern_count = 1;
+  CK_WITH(ek_data_parallel_model_options, options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
+          .patterns = &decay, .pattern_count = 1);
   CK_OPENED(ek_data_parallel_model *, model,
             ek_data_parallel_model_open(&model, group, mlp, &options));
   ck_fails(ek_data_parallel_optimizer_open(&optimizer, model, rule, NULL), EK_ERR_UNSUPPORTED,

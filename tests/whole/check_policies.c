@@ -16,9 +16,8 @@ static ek_recompute policy_of(const char *text) {
 
 static const char *gpt_policy;
 static ek_status gpt_with_policy(ek_module **module) {
-  ek_gpt_options options = ck_gpt_sizes(13, 5, 8, 5, 2);
-  options.dropout = 0.25;
-  options.recompute = policy_of(gpt_policy);
+  CK_WITH(ek_gpt_options, options, ck_gpt_sizes(13, 5, 8, 5, 2), .dropout = 0.25,
+          .recompute = policy_of(gpt_policy));
   return ek_gpt_create(module, &options);
 }
 static ek_status gpt_without(ek_module **module) {
@@ -267,8 +266,7 @@ static ek_status wrapped_tree(ek_module **module) { return random_tree(module, t
 
 CK_LOOP(random_trees, 36) {
   if (!ck_part(_i)) return;
-  of_tree.random = ck_random_start((uint64_t)_i);
-  of_tree.cheap = _i % 4 < 2;
+  ck_assign(of_tree, .random = ck_random_start((uint64_t)_i), .cheap = _i % 4 < 2);
   ck_deterministic(of_tree.cheap);
   ck_trains_alike(ck_workload("mlp"), plain_tree, wrapped_tree, _i % 2 == 0 ? "cpu:2" : "cpu:3",
                   _i % CK_PLACEMENTS);

@@ -16,8 +16,7 @@ static const ek_type halves[HALVES] = {EK_BF16, EK_F16};
 
 /* Its update is the parameters minus half the gradient, which is small in all workloads. */
 static ek_status plain_sgd(ek_optimizer **optimizer) {
-  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
-  options.learning_rate = 0.5;
+  CK_WITH(ek_sgd_options, options, EK_SGD_OPTIONS_INIT, .learning_rate = 0.5);
   return ek_sgd_create(optimizer, &options);
 }
 
@@ -27,9 +26,8 @@ static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
 static struct ck_setup setup_of(int number, const char *workload, const char *spec) {
   struct ck_setup setup = ck_setup_mode(ck_workload(workload), spec, EK_MODE_GATHER);
   ck_setup_place(&setup, number % CK_PLACEMENTS);
-  setup.options.precision = (ek_precision)halves[number / CK_PLACEMENTS];
-  setup.optimizer = plain_sgd;
-  setup.loss_scale = &no_loss_scale;
+  ck_assign(setup, .options.precision = (ek_precision)halves[number / CK_PLACEMENTS],
+            .optimizer = plain_sgd, .loss_scale = &no_loss_scale);
   return setup;
 }
 
@@ -59,12 +57,10 @@ enum { ROWS = sizeof table / sizeof *table, TABLE = CK_PLACEMENTS * ROWS };
 /* The gradient of a sum is divided by nothing. */
 static struct ck_setup setup_at(int number, const char *workload) {
   const struct row *row = &table[number / CK_PLACEMENTS];
-  struct ck_setup setup = setup_of(number % CK_PLACEMENTS, workload, "cpu:3");
-  setup.options.precision = row->precision;
-  setup.options.gradient_type = row->gradients;
+  CK_WITH(struct ck_setup, setup, setup_of(number % CK_PLACEMENTS, workload, "cpu:3"),
+          .options.precision = row->precision, .options.gradient_type = row->gradients);
   if (row->gradients == 0) return setup;
-  setup.reduction = EK_REDUCTION_SUM;
-  setup.optimizer = ck_clipped_adamw;
+  ck_assign(setup, .reduction = EK_REDUCTION_SUM, .optimizer = ck_clipped_adamw);
   return setup;
 }
 
@@ -103,8 +99,7 @@ CK_LOOP(placements_agree, ck_if_halves(TABLE)) {
   for (int w = 0; w < CK_WORKLOADS; w++) {
     const char *name = ck_workloads[w].name;
     const struct ck_setup setup = setup_at(_i, name);
-    struct ck_setup replicated = setup;
-    replicated.options.state = EK_STATE_REPLICATED;
+    CK_WITH(struct ck_setup, replicated, setup, .options.state = EK_STATE_REPLICATED);
     const struct numbers got = numbers_of(&setup), again = numbers_of(&setup);
     const struct numbers want = numbers_of(&replicated);
     ck_same_bits(name, again.gradients, got.gradients, got.count);
@@ -326,9 +321,8 @@ static ek_status wide_mlp(ek_module **module) {
 
 CK_LOOP(copies_of_large_parameters, ck_if_halves(CASES)) {
   if (!ck_part(_i)) return;
-  struct ck_workload wide = *ck_workload("mlp");
   struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
-  wide.module = wide_mlp;
+  CK_WITH(struct ck_workload, wide, *ck_workload("mlp"), .module = wide_mlp);
   setup.workload = &wide;
   struct ck_training from = ck_training_opened(&setup);
   setup.options.seed++;
@@ -342,9 +336,7 @@ CK_LOOP(copies_of_large_parameters, ck_if_halves(CASES)) {
 static ek_recompute policy;
 
 static ek_status small_gpt(ek_module **module) {
-  ek_gpt_options gpt = ck_gpt_sizes(50, 6, 16, 3, 2);
-  gpt.dropout = 0.1;
-  gpt.recompute = policy;
+  CK_WITH(ek_gpt_options, gpt, ck_gpt_sizes(50, 6, 16, 3, 2), .dropout = 0.1, .recompute = policy);
   return ek_gpt_create(module, &gpt);
 }
 
@@ -403,8 +395,7 @@ CK_TEST(what_makes_no_sense_is_refused) {
   ek_group *group = ck_open("cpu:2", 1);
   struct ck_training t;
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-    setup.options.type = rows[i].type;
-    setup.options.precision = rows[i].precision;
+    ck_assign(setup.options, .type = rows[i].type, .precision = rows[i].precision);
     ck_fails(ck_training_try(&t, &setup, group), rows[i].status, rows[i].words);
     ck_no_memory_held(group);
   }

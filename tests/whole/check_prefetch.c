@@ -29,9 +29,7 @@ static ek_status send_targets(struct sent *sent, const struct ck_training *train
     }
     int64_t sizes[CK_MAX_DEVICES] = {0};
     sizes[training->setup.options.output_device] = batch->target[i].shape[0];
-    ek_scatter_options all = *options;
-    all.kind = EK_SCATTER_SIZES;
-    all.sizes = sizes;
+    CK_WITH(ek_scatter_options, all, *options, .kind = EK_SCATTER_SIZES, .sizes = sizes);
     EK_TRY(
         ek_scatter(&sent->targets[i], training->group, &batch->target[i], EK_MEMORY_INPUTS, &all));
   }
@@ -40,8 +38,7 @@ static ek_status send_targets(struct sent *sent, const struct ck_training *train
 
 static ek_status send_batch(struct sent *sent, const struct ck_training *training,
                             const struct ck_batch *batch, bool ahead) {
-  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-  options.ahead = ahead;
+  CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .ahead = ahead);
   const ek_shards *lead = NULL;
   memset(sent, 0, sizeof *sent);
   for (size_t i = 0; i < batch->inputs; i++) {

@@ -136,9 +136,7 @@ static void all_collectives(struct ck_outcome *outcome, const struct ck_process 
     for (int i = 0; i < KINDS * TYPES * COUNTS && outcome->status == EK_OK; i++) {
       const ek_type type = types[i / KINDS % TYPES];
       const int64_t count = counts[i / KINDS / TYPES];
-      c.kind = i % KINDS;
-      c.root = process->world - 1;
-      c.offsets = offsets;
+      ck_assign(c, .kind = i % KINDS, .root = process->world - 1, .offsets = offsets);
       cut(offsets, count, process->world);
       if (type == EK_I32 && c.kind > 0 && c.kind < 4) continue; /* sums of floats alone */
       ck_went(outcome, collective_case(outcome, process, group, &c, type, count));
@@ -238,8 +236,7 @@ static void folded_sums(struct ck_outcome *outcome, const struct ck_process *pro
   if (!ck_went(outcome, ck_process_open_folding(&group, process, 0))) return;
   if (ck_went(outcome, ek_communicator_open(&c.communicator, group))) {
     for (int i = 0; i < 3 * 2 * COUNTS && outcome->status == EK_OK; i++) {
-      c.kind = 1 + i % 3;
-      c.offsets = offsets;
+      ck_assign(c, .kind = 1 + i % 3, .offsets = offsets);
       cut(offsets, counts[i / 6], process->world);
       ck_went(outcome, folded_case(outcome, process, group, &c, types[i / 3 % 2], counts[i / 6]));
     }
@@ -266,19 +263,14 @@ static const ek_loss_scale restless = {
 enum { SIDE = 8, KINDS_OF_PICTURES = 3, IMAGE_WIDTH = 4 };
 
 static ek_status resnet(ek_module **module) {
-  ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
-  ek_resnet_options options = EK_RESNET_OPTIONS_INIT;
-  norm.over = EK_BATCH_NORM_ALL;
-  options.norm = &norm;
-  options.width = IMAGE_WIDTH;
-  options.classes = KINDS_OF_PICTURES;
-  options.small_pictures = true;
+  CK_WITH(ek_batch_norm_options, norm, EK_BATCH_NORM_OPTIONS_INIT, .over = EK_BATCH_NORM_ALL);
+  CK_WITH(ek_resnet_options, options, EK_RESNET_OPTIONS_INIT, .norm = &norm, .width = IMAGE_WIDTH,
+          .classes = KINDS_OF_PICTURES, .small_pictures = true);
   return ek_resnet_create(module, &options);
 }
 
 static ek_status cross_entropy(ek_criterion **criterion, ek_reduction reduction) {
-  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  options.reduction = reduction;
+  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction);
   return ek_cross_entropy_create(criterion, &options);
 }
 
@@ -365,8 +357,7 @@ static ek_status add_micro_batch(struct ck_outcome *outcome, struct ck_training 
     if (device < process->devices[process->number]) own += sizes[number][rank];
     all += sizes[number][rank];
   }
-  scatter.kind = EK_SCATTER_SIZES;
-  scatter.sizes = &sizes[number][process->first_rank];
+  ck_assign(scatter, .kind = EK_SCATTER_SIZES, .sizes = &sizes[number][process->first_rank]);
   const size_t grains = training->setup.options.reproducible;
   if (grains > 0) {
     all = grain_samples[number];
@@ -429,14 +420,11 @@ static void train(struct ck_outcome *outcome, const struct ck_process *process) 
   struct ck_setup setup =
       ck_setup_mode(workload_of(it->workload), "",
                     inside && process->count == 1 ? EK_MODE_REPLICATED : it->mode);
-  setup.options.seed = 5;
-  setup.options.precision = it->precision;
-  setup.options.bucket_bytes = 4096; /* several */
-  setup.options.shard_over = it->shard_over;
-  setup.options.reproducible = it->reproducible;
-  setup.optimizer = it->muon ? ck_clipped_muon : ck_clipped_adamw;
-  setup.loss_scale = it->loss_scale;
-  setup.gradient_in_forward = it->gradient_in_forward;
+  ck_assign(setup, .options.seed = 5, .options.precision = it->precision,
+            .options.bucket_bytes = 4096 /* several */, .options.shard_over = it->shard_over,
+            .options.reproducible = it->reproducible,
+            .optimizer = it->muon ? ck_clipped_muon : ck_clipped_adamw,
+            .loss_scale = it->loss_scale, .gradient_in_forward = it->gradient_in_forward);
   if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
   if (ck_went(outcome, ck_training_try(&training, &setup, group))) {
     ck_went(outcome, train_steps(outcome, &training, process));
@@ -459,12 +447,11 @@ CK_LOOP(training_has_the_bits_of_one_process, PLACES + 2 * (TRAININGS - 1)) {
 
 /* Peaks of this process's devices, and what `plan` counts for them in the same place. */
 static void count_memory(struct ck_outcome *outcome, const struct ck_process *process) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ek_group *groups[2] = {NULL, NULL};
   char spec[32];
   (void)snprintf(spec, sizeof spec, "plan:%zu", process->devices[process->number]);
-  options.first_rank = process->first_rank;
-  options.world_size = process->world;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .first_rank = process->first_rank,
+          .world_size = process->world);
   if (!ck_went(outcome, ck_process_open(&groups[0], process, 0))) return;
   ck_went(outcome, ek_group_open(&groups[1], spec, &options));
   for (int i = 0; i < 2 && outcome->status == EK_OK; i++) {
@@ -547,8 +534,7 @@ static void wrong_rows(struct ck_outcome *outcome, const struct ck_process *proc
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", EK_MODE_REPLICATED);
   struct ck_batch whole = ck_batch_make(setup.workload, EK_F32, 6, 0, 1);
   int64_t first = 0, count = 0;
-  setup.options.reproducible = 4;
-  setup.optimizer = ck_clipped_adamw;
+  ck_assign(setup, .options.reproducible = 4, .optimizer = ck_clipped_adamw);
   if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
   if (ck_went(outcome, ck_training_try(&training, &setup, group)) &&
       ck_went(outcome, ek_world_rows(&first, &count, group, 6, 4))) {
@@ -599,8 +585,7 @@ static void read_entry(struct ck_outcome *outcome, const struct ck_process *proc
   static float values[4096], part[7];
   ek_state_info info;
   if (!ck_went(outcome, ek_state_find(&info, training->model, name))) return;
-  ek_tensor host = info.like;
-  host.data = values;
+  CK_WITH(ek_tensor, host, info.like, .data = values);
   if (!ck_went(outcome, ek_state_read(&host, training->model, name))) return;
   add_everywhere(outcome, process, hash_of(host.data, (size_t)ek_tensor_bytes(&host)));
   host = (ek_tensor){.data = part, .type = EK_F32, .rank = 1, .shape = {7}};
@@ -621,15 +606,13 @@ static void read_state(struct ck_outcome *outcome, const struct ck_process *proc
       ck_batch_samples(&whole, 2 * (int64_t)process->first_rank,
                        2 * (int64_t)process->devices[process->number]);
   ek_state_info info;
-  setup.optimizer = ck_clipped_adamw;
-  setup.options.precision = precision;
-  setup.options.bucket_bytes = 1024;
+  ck_assign(setup, .optimizer = ck_clipped_adamw, .options.precision = precision,
+            .options.bucket_bytes = 1024);
   if (!ck_went(outcome, ck_training_try(&training, &setup, group))) return;
   if (ck_went(outcome, ck_training_step(&training, &batch, &result)) &&
       ck_went(outcome, ck_training_backward(&training, &batch, NULL, false, NULL)) &&
       ck_went(outcome, ek_state_entry(&info, training.model, 0))) {
-    ek_tensor host = info.like;
-    host.data = values;
+    CK_WITH(ek_tensor, host, info.like, .data = values);
     ck_went(outcome, ek_data_parallel_model_gradient(&host, training.model, info.name));
     add_everywhere(outcome, process, hash_of(host.data, (size_t)ek_tensor_bytes(&host)));
     read_entry(outcome, process, &training, info.name);
@@ -662,19 +645,15 @@ static void save_or_load(struct ck_outcome *outcome, const struct ck_process *pr
   const bool saves = strncmp(process->part, "save ", 5) == 0;
   ek_mode mode = EK_MODE_GATHER;
   while (strcmp(ek_mode_name(mode), process->part + 5) != 0) mode++;
-  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "", mode);
   struct ck_training training;
   ek_group *group = NULL;
   ek_checkpoint_info info = {.step = 0};
-  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   ek_checkpoint_write *write = NULL;
   const char *folder = getenv(FOLDER_VARIABLE);
-  setup.optimizer = ck_clipped_muon;
-  setup.options.reproducible = 4;
-  setup.options.bucket_bytes = 4096;
-  setup.options.seed = saves ? 5 : 6;
-  options.position = 77;
-  options.keep = 1;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(ck_workload("gpt"), "", mode),
+          .optimizer = ck_clipped_muon, .options.reproducible = 4, .options.bucket_bytes = 4096,
+          .options.seed = saves ? 5 : 6);
+  CK_WITH(ek_checkpoint_options, options, EK_CHECKPOINT_OPTIONS_INIT, .position = 77, .keep = 1);
   if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
   if (!ck_went(outcome, ck_training_try(&training, &setup, group))) return;
   if (!saves) ck_went(outcome, ek_checkpoint_load(&info, training.model, folder));
@@ -884,12 +863,10 @@ static ek_status open_trainer(ek_trainer **trainer, ek_group *group) {
   ek_criterion *criterion = NULL;
   ek_optimizer *rule = NULL;
   ek_status status = EK_OK;
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
-  options.group = group;
-  options.model = &model_options;
-  options.optimizer = &optimizer_options;
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .group = group,
+          .model = &model_options, .optimizer = &optimizer_options);
   model_options.precision = EK_PRECISION_F16;
   optimizer_options.loss_scale = &restless;
   options.micro_batches = PARTS;

@@ -19,8 +19,7 @@ static struct {
 
 static void no_trouble(void) {
   trouble.forward = trouble.backward = NOBODY;
-  trouble.after = 0;
-  trouble.writes = false;
+  ck_assign(trouble, .after = 0, .writes = false);
 }
 
 /* ---- the module ---- */
@@ -156,8 +155,7 @@ CK_LOOP(an_error_in_backward, CK_PLACEMENTS) {
   open_bench(&b, _i);
   for (size_t device = 0; device < DEVICES; device++) {
     for (int after = 0; after < LAYERS; after += 2) {
-      trouble.backward = device;
-      trouble.after = after;
+      ck_assign(trouble, .backward = device, .after = after);
       fails_and_recovers(&b, device, "product, backward: the test gives up");
     }
   }
@@ -168,8 +166,7 @@ CK_LOOP(an_error_drops_what_was_accumulated, CK_PLACEMENTS) {
   struct bench b;
   open_bench(&b, _i);
   ck_ok(ck_training_backward(&b.training, &b.batch, NULL, true, NULL));
-  trouble.backward = 2;
-  trouble.after = 3;
+  ck_assign(trouble, .backward = 2, .after = 3);
   fails_and_recovers(&b, 2, "product, backward: the test gives up");
   ck_ok(ck_training_backward(&b.training, &b.batch, NULL, true, NULL));
   trouble.forward = 1;
@@ -181,9 +178,8 @@ CK_LOOP(an_error_drops_what_was_accumulated, CK_PLACEMENTS) {
 static void forward_shows(struct ck_training *t, const struct ck_batch *zeros, bool training,
                           double wanted) {
   ek_shards output[1] = {{0}};
-  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
-  options.gradient = false;
-  options.training = training;
+  CK_WITH(ek_forward_options, options, EK_FORWARD_OPTIONS_INIT, .gradient = false,
+          .training = training);
   ck_ok(ek_data_parallel_model_forward(output, t->model, zeros->input, 1, &options));
   for (size_t k = 0; k < DEVICES; k++) {
     const ek_tensor *part = &output[0].parts[k];

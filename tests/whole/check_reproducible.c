@@ -28,10 +28,9 @@ static void running_shapes(struct ck_batch *batch, ek_type type, int64_t samples
  * recomputed, and a program's own. Grains meet in all of them. */
 static ek_status make_norms(ek_module **module, bool buffers) {
   enum { WIDTH = CK_RUNNING_WIDTH, PARTS = 6 };
-  ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
   ek_module *p[PARTS] = {NULL}, *inner = NULL;
-  norm.over = EK_BATCH_NORM_ALL;
-  norm.track = buffers;
+  CK_WITH(ek_batch_norm_options, norm, EK_BATCH_NORM_OPTIONS_INIT, .over = EK_BATCH_NORM_ALL,
+          .track = buffers);
   ck_ok(ek_batch_norm_create_with(&p[0], WIDTH, &norm));
   ck_ok(ek_linear_create(&p[1], WIDTH, WIDTH, true));
   norm.momentum = 0;
@@ -97,9 +96,8 @@ struct outcome {
 
 static ek_group *open_group(const char *backend, size_t devices, int threads) {
   char spec[32];
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.deterministic = true;
-  options.threads_per_device = threads;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .deterministic = true,
+          .threads_per_device = threads);
   (void)snprintf(spec, sizeof spec, "%s:%zu", backend, devices);
   CK_GOT(ek_group *, group, ek_group_open(&group, ck_spec(spec), &options));
   return ck_keep(group);
@@ -108,10 +106,8 @@ static ek_group *open_group(const char *backend, size_t devices, int threads) {
 static struct ck_setup setup_of(const struct run *run, const struct place *place) {
   struct ck_setup setup = ck_setup_mode(run->workload, "", EK_MODE_REPLICATED);
   ck_setup_place(&setup, place->placement);
-  setup.options.type = run->type;
-  setup.options.precision = run->precision;
-  setup.options.reproducible = run->grains;
-  setup.options.bucket_bytes = run->bucket_bytes;
+  ck_assign(setup.options, .type = run->type, .precision = run->precision,
+            .reproducible = run->grains, .bucket_bytes = run->bucket_bytes);
   setup.reduction = run->reduction;
   if (run->muon) setup.optimizer = ck_clipped_muon;
   setup.keep_outputs = place->keep_outputs;
@@ -258,8 +254,7 @@ static ek_status wide_mlp(ek_module **module) {
 }
 
 CK_LOOP(large_buckets, CK_PLACEMENTS) {
-  struct ck_workload wide = *ck_workload("mlp");
-  wide.module = wide_mlp;
+  CK_WITH(struct ck_workload, wide, *ck_workload("mlp"), .module = wide_mlp);
   const struct run run = ragged_run(&wide);
   const struct place place = {3, _i, 1, false, true, true};
   const struct place places[STEPS] = {place, place, place};
@@ -272,10 +267,11 @@ CK_LOOP(large_buckets, CK_PLACEMENTS) {
 static struct place random_place(struct ck_random *random, size_t grains) {
   struct place place;
   memset(&place, 0, sizeof place); /* they are compared as bytes */
-  place.devices = (size_t)ck_random_integer(random, 1, (int64_t)(grains < 8 ? grains : 8));
-  place.placement = (int)ck_random_integer(random, 0, CK_PLACEMENTS - 1);
-  place.threads = (int)ck_random_integer(random, 1, 3);
-  place.keep_outputs = ck_random_integer(random, 0, 3) == 0;
+  ck_assign(place,
+            .devices = (size_t)ck_random_integer(random, 1, (int64_t)(grains < 8 ? grains : 8)),
+            .placement = (int)ck_random_integer(random, 0, CK_PLACEMENTS - 1),
+            .threads = (int)ck_random_integer(random, 1, 3),
+            .keep_outputs = ck_random_integer(random, 0, 3) == 0);
   place.gradient_in_forward = !place.keep_outputs && ck_random_integer(random, 0, 1) == 1;
   place.only_accumulates = ck_random_integer(random, 0, 3) == 0;
   return place;
@@ -348,16 +344,11 @@ static void predict(struct outcome *outcome, ek_trainer *trainer, const struct c
 static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int64_t samples) {
   struct ck_batch batch = ck_batch_make(ck_workload("gpt"), EK_F32, samples, 0.1, 5);
   const int64_t length = batch.input[0].shape[1];
-  ek_gpt_options sizes = ck_gpt_sizes(40, length, 16, 2, 2);
-  sizes.dropout = 0.1;
-  sizes.fused_loss = true;
-  sizes.logits_bytes = 4096;
-  sizes.recompute.kind = EK_RECOMPUTE_SQRT;
-  struct ck_setup setup = ck_setup_gpt(&sizes, NULL, NULL, mode);
-  setup.options.reproducible = 6;
-  setup.micro_batches = 2;
-  setup.optimizer = ck_clipped_adamw;
-  setup.group = open_group("cpu", devices, 1);
+  CK_WITH(ek_gpt_options, sizes, ck_gpt_sizes(40, length, 16, 2, 2), .dropout = 0.1,
+          .fused_loss = true, .logits_bytes = 4096, .recompute.kind = EK_RECOMPUTE_SQRT);
+  CK_WITH(struct ck_setup, setup, ck_setup_gpt(&sizes, NULL, NULL, mode), .options.reproducible = 6,
+          .micro_batches = 2, .optimizer = ck_clipped_adamw,
+          .group = open_group("cpu", devices, 1));
   ek_trainer *trainer = ck_trainer_open(&setup);
   for (int step = 0; step < 2; step++) {
     ek_step_result result = {0};

@@ -29,8 +29,7 @@ static void go(int steps) {
 }
 
 static ek_status save(size_t keep) {
-  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
-  options.keep = keep;
+  CK_WITH(ek_checkpoint_options, options, EK_CHECKPOINT_OPTIONS_INIT, .keep = keep);
   return ek_checkpoint_save(t.model, folder, &options);
 }
 

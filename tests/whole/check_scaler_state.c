@@ -101,8 +101,7 @@ CK_LOOP(a_run_that_was_killed, (ck_has_halves() ? 2 : 1) * CK_MODES) {
   struct ck_setup setup = ck_scaling_setup(&gpt, _i % CK_MODES, &rule);
   int ended = 0;
   if (_i >= CK_MODES) {
-    setup.options.precision = EK_PRECISION_F16;
-    setup.options.gradient_type = EK_F16;
+    ck_assign(setup.options, .precision = EK_PRECISION_F16, .gradient_type = EK_F16);
   }
   struct ck_training whole = ck_training_opened(&setup);
   if (ck_no_files(ek_checkpoint_save(whole.model, folder, NULL))) {

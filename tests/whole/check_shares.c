@@ -92,8 +92,7 @@ static ek_status deep_gpt_again(ek_module **module) {
 
 /* At no time is more than the gradient of two blocks whole, of 24. */
 CK_LOOP(buckets_are_given_back, KINDS) {
-  struct ck_workload deep = *ck_workload("gpt");
-  deep.module = deep_gpt;
+  CK_WITH(struct ck_workload, deep, *ck_workload("gpt"), .module = deep_gpt);
   struct ck_setup setup = ck_setup_mode(&deep, "plan:8", kinds[_i]);
   setup.options.bucket_bytes = 1;
   struct ck_training t = ck_training_opened(&setup);
@@ -242,10 +241,9 @@ CK_TEST(devices_that_disagree_are_told) {
   ck_ok(unit_create(&m->inner, m->inner));
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   float numbers[12] = {0};
   ek_shards output = {0};
-  forward.gradient = false;
+  CK_WITH(ek_forward_options, forward, EK_FORWARD_OPTIONS_INIT, .gradient = false);
   CK_GOT(ek_tensor, input, ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(4, 3)));
   for (ek_mode mode = EK_MODE_SHARDED_GRADIENTS; mode <= EK_MODE_FULLY_SHARDED; mode++) {
     ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
@@ -270,8 +268,7 @@ CK_PARAMETERS(twice) {
 }
 
 CK_LOOP(a_unit_is_declared_first_and_once, 2) {
-  ek_module_ops ops = unit_ops;
-  ops.parameters = _i == 0 ? late_parameters : twice_parameters;
+  CK_WITH(ek_module_ops, ops, unit_ops, .parameters = _i == 0 ? late_parameters : twice_parameters);
   struct wrapper *m = ck_module_new(sizeof *m, &ops, 1, 1);
   ck_ok(ek_linear_create(&m->inner, 3, 3, true));
   ek_group *group = ck_open("cpu:2", 1);
@@ -327,8 +324,7 @@ CK_LOOP(units_come_and_go, 4) {
   struct ck_batch batch = ck_batch_make(&deep, EK_F32, _i == 0 ? 8 : 3, 0, 1);
   ek_device *device = ek_group_device(t.group, _i == 2 ? 7 : 0); /* one without rows */
   const uint64_t block = (12 * WIDTH * WIDTH + 13 * WIDTH) * sizeof(float);
-  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
-  options.gradient = false;
+  CK_WITH(ek_forward_options, options, EK_FORWARD_OPTIONS_INIT, .gradient = false);
   ek_shards outputs = {0};
   ck_ok(ek_memory_record_start(device, 1 << 16));
   ck_ok(ek_data_parallel_model_forward(&outputs, t.model, batch.input, batch.inputs, &options));
@@ -363,16 +359,14 @@ static ek_status stack_of_linears(ek_module **module) {
 /* Modules that mark no units are put together until a unit has `bucket_bytes`: here the first
  * three, of which the first is small, then pairs. Each begins as memory of its own would. */
 CK_TEST(modules_share_units) {
-  struct ck_workload stack = *ck_workload("mlp");
-  stack.module = stack_of_linears;
+  CK_WITH(struct ck_workload, stack, *ck_workload("mlp"), .module = stack_of_linears);
   struct ck_setup setup = ck_setup_mode(&stack, "plan:2", EK_MODE_FULLY_SHARDED);
   const uint64_t pair = 2 * LAYER * sizeof(float);
   setup.options.bucket_bytes = pair;
   struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(&stack, EK_F32, 8, 0, 1);
   ek_device *device = ek_group_device(t.group, 0);
-  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
-  options.gradient = false;
+  CK_WITH(ek_forward_options, options, EK_FORWARD_OPTIONS_INIT, .gradient = false);
   ek_shards outputs = {0};
   ck_ok(ek_memory_record_start(device, 1 << 16));
   ck_ok(ek_data_parallel_model_forward(&outputs, t.model, batch.input, batch.inputs, &options));
@@ -398,8 +392,7 @@ CK_TEST(modules_share_units) {
 
 /* 16 bytes for each parameter, over the devices, and at most two units besides; evenly. */
 CK_TEST(state_is_an_eighth) {
-  struct ck_workload deep = *ck_workload("gpt");
-  deep.module = deep_gpt;
+  CK_WITH(struct ck_workload, deep, *ck_workload("gpt"), .module = deep_gpt);
   struct ck_setup setup = ck_setup_mode(&deep, "plan:8", EK_MODE_FULLY_SHARDED);
   struct ck_training t = ck_training_opened(&setup);
   struct ck_batch batch = ck_batch_make(&deep, EK_F32, 8, 0, 1);

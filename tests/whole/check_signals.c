@@ -81,8 +81,7 @@ static void begin_storm(struct storm *storm) {
   struct sigaction action;
   sigset_t all, before;
   memset(&action, 0, sizeof action);
-  action.sa_handler = handle;
-  action.sa_flags = SA_RESTART;
+  ck_assign(action, .sa_handler = handle, .sa_flags = SA_RESTART);
   sigemptyset(&action.sa_mask);
   program_thread = pthread_self();
   atomic_store(&handled, 0);
@@ -207,9 +206,7 @@ static double *train(const struct ck_setup *setup, int64_t *count) {
 
 CK_LOOP(a_training_in_a_storm_has_the_same_bits, CK_MODES) {
   struct ck_workload workload = *ck_workload("gpt"); /* few rows, a wide output */
-  workload.module = make_model;
-  workload.shapes = set_shapes;
-  workload.classes = VOCABULARY;
+  ck_assign(workload, .module = make_model, .shapes = set_shapes, .classes = VOCABULARY);
   struct ck_setup setup = ck_setup_mode(&workload, "cpu:3", (ek_mode)_i);
   setup.optimizer = ck_clipped_adamw;
   struct storm storm;

@@ -98,9 +98,8 @@ CK_LOOP(beside_refusing, CK_MODES) {
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 2000);
   struct ck_setup setup = ck_scaling_setup(&mlp, _i, NULL);
   ek_step_result result = {.step = -1};
-  ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
-  options.refuse_not_finite = true;
-  options.loss_scale = &rule;
+  CK_WITH(ek_data_parallel_optimizer_options, options, EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT,
+          .refuse_not_finite = true, .loss_scale = &rule);
   struct ck_training t = ck_training_opened(&setup);
   ck_training_update_with(&t, &options);
   ck_scaling_overflow(&t, 1, 1, true, true);
@@ -155,13 +154,11 @@ CK_LOOP(the_same_bits_with_grains, CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_workload gpt = ck_spiked("gpt");
   const ek_loss_scale rule = ck_scaling_dynamic(0x1p16, 2);
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
   struct ck_training t[2];
-  options.deterministic = true;
-  options.threads_per_device = 1;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .deterministic = true,
+          .threads_per_device = 1);
   for (int i = 0; i < 2; i++) {
-    struct ck_setup setup = ck_scaling_setup(&gpt, _i, &rule);
-    setup.options.reproducible = 5;
+    CK_WITH(struct ck_setup, setup, ck_scaling_setup(&gpt, _i, &rule), .options.reproducible = 5);
     CK_GOT(ek_group *, group, ek_group_open(&group, ck_spec(i == 0 ? "cpu:1" : "cpu:3"), &options));
     ck_ok(ck_training_try(&t[i], &setup, group));
     t[i].owns_group = true;

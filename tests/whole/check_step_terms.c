@@ -15,11 +15,9 @@ enum { SAMPLES = 11, TERMS = 3, IGNORED = -100 };
 static const double class_weights[CK_MIXER_WIDTH] = {0.5, 2, 0.25};
 
 static ek_status entropy(ek_criterion **criterion, ek_reduction reduction, bool weights) {
-  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  o.reduction = reduction;
-  o.ignore_index = IGNORED;
-  o.class_weights = weights ? class_weights : NULL;
-  o.classes = weights ? CK_MIXER_WIDTH : 0;
+  CK_WITH(ek_cross_entropy_options, o, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction,
+          .ignore_index = IGNORED, .class_weights = weights ? class_weights : NULL,
+          .classes = weights ? CK_MIXER_WIDTH : 0);
   return ek_cross_entropy_create(criterion, &o);
 }
 
@@ -42,11 +40,8 @@ static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
 }
 
 static struct ck_workload workload(void) {
-  struct ck_workload w = *ck_workload("mixer");
-  w.criterion = three_terms;
-  w.shapes = shapes;
-  w.classes = 3; /* of the width and the kinds the smaller */
-  w.ignores = true;
+  CK_WITH(struct ck_workload, w, *ck_workload("mixer"), .criterion = three_terms, .shapes = shapes,
+          .classes = 3 /* of the width and the kinds the smaller */, .ignores = true);
   return w;
 }
 
@@ -67,9 +62,8 @@ static ek_status micro_batch(struct ck_training *t, const struct ck_batch *batch
                              int64_t count, bool more, const double *weights) {
   const struct ck_batch part = ck_batch_samples(batch, first, count);
   ek_shards outputs[TERMS] = {{0}};
-  ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
-  options.accumulate = more;
-  options.weights = weights;
+  CK_WITH(ek_criterion_backward_options, options, EK_CRITERION_BACKWARD_OPTIONS_INIT,
+          .accumulate = more, .weights = weights);
   ek_status status =
       ek_data_parallel_model_forward(outputs, t->model, part.input, part.inputs, NULL);
   if (status == EK_OK) {
@@ -184,11 +178,8 @@ CK_LOOP(wrong_weights, CK_MODES) {
 static ek_status smoothed_terms(ek_criterion **criterion, ek_reduction reduction) {
   static const double coefficients[TERMS] = {1, 1, 1}, weightless[CK_MIXER_WIDTH] = {1, 0, 2};
   ek_criterion *terms[TERMS] = {NULL};
-  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  o.reduction = reduction;
-  o.label_smoothing = 0.25;
-  o.class_weights = weightless;
-  o.classes = CK_MIXER_WIDTH;
+  CK_WITH(ek_cross_entropy_options, o, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction,
+          .label_smoothing = 0.25, .class_weights = weightless, .classes = CK_MIXER_WIDTH);
   for (int i = 0; i < TERMS; i++) ck_ok(ek_cross_entropy_create(&terms[i], &o));
   const ek_status status = ek_weighted_sum_create(criterion, terms, coefficients, TERMS);
   for (int i = 0; i < TERMS; i++) ek_criterion_free(terms[i]);
@@ -203,9 +194,8 @@ static void labels(struct ck_batch *batch, ek_type type, int64_t samples) {
 /* {s, 0} in a micro-batch: the scales of its terms are not known yet. */
 CK_LOOP(losses_without_weight, CK_MODES) {
   struct bed bed;
-  bed.workload = workload();
-  bed.workload.criterion = smoothed_terms;
-  bed.workload.shapes = labels;
+  ck_assign(bed, .workload = workload(), .workload.criterion = smoothed_terms,
+            .workload.shapes = labels);
   bed.setup = ck_setup_mode(&bed.workload, "cpu:3", (ek_mode)_i);
   bed.batch = ck_batch_make(&bed.workload, EK_F32, SAMPLES, 0, 61);
   for (int i = 0; i < TERMS; i++) {

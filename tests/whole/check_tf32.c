@@ -23,19 +23,15 @@ struct model {
 };
 
 static ek_status half_sgd(ek_optimizer **optimizer) {
-  ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
-  sgd.learning_rate = 0.5;
+  CK_WITH(ek_sgd_options, sgd, EK_SGD_OPTIONS_INIT, .learning_rate = 0.5);
   return ek_sgd_create(optimizer, &sgd);
 }
 
 static ek_trainer *open_trainer(ek_group *group, const struct model *model) {
-  ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, TOKENS, 16, 2, 2);
-  gpt.recompute = model->recompute;
-  gpt.fused_loss = model->fused_loss;
-  struct ck_setup setup = ck_setup_gpt(&gpt, NULL, NULL, model->mode);
-  setup.group = group;
-  setup.options.precision = model->precision;
-  setup.optimizer = half_sgd;
+  CK_WITH(ek_gpt_options, gpt, ck_gpt_sizes(VOCABULARY, TOKENS, 16, 2, 2),
+          .recompute = model->recompute, .fused_loss = model->fused_loss);
+  CK_WITH(struct ck_setup, setup, ck_setup_gpt(&gpt, NULL, NULL, model->mode), .group = group,
+          .options.precision = model->precision, .optimizer = half_sgd);
   return ck_trainer_open(&setup);
 }
 
@@ -126,8 +122,7 @@ CK_LOOP(recomputation, 6) {
   int64_t count = 0;
   ck_deterministic(kinds[_i / 2] == EK_RECOMPUTE_CHEAP); /* numerics.md */
   double *want = trained(&model, &count);
-  model.recompute.kind = kinds[_i / 2];
-  model.recompute.every = 1;
+  ck_assign(model.recompute, .kind = kinds[_i / 2], .every = 1);
   double *got = trained(&model, &count);
   ck_same_bits("recomputed", got, want, count);
   model.precision = EK_PRECISION_F32;
@@ -159,8 +154,7 @@ static void listen(const struct listener *it, const ek_pass *pass) {
 
 CK_FORWARD(listener) {
   const struct listener *it = (const struct listener *)self;
-  ek_child_options options = EK_CHILD_OPTIONS_INIT;
-  options.precision = it->asked;
+  CK_WITH(ek_child_options, options, EK_CHILD_OPTIONS_INIT, .precision = it->asked);
   listen(it, pass);
   EK_TRY(ek_pass_child_forward_with(outputs, pass, 0, inputs, &options));
   ck_assert_int_eq(ek_stream_allows_tf32(ek_pass_stream(pass)), !it->told);
@@ -214,9 +208,8 @@ static void check_linear(struct ck_rig *rig, const ek_replica *replica, const ek
 static void run_listener(ek_module *module, ek_precision precision, bool rounded) {
   const int64_t shape[] = {ROWS, WIDTH};
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   ek_tensor y = {0}, dx = {0};
-  options.precision = precision;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .precision = precision);
   ek_tensor *x = ck_tensor(rig, ck_values(rig, ROWS * WIDTH, -1, 1), 2, shape);
   CK_GOT(ek_replica *, replica, ek_replica_open(&replica, rig->device, module, &options));
   ek_module_free(module);
@@ -333,8 +326,7 @@ CK_TEST(no_type_of_a_tensor) {
   /* One that a program has made itself. */
   ck_ok(ek_tensor_host(&tensor, numbers, EK_F32, 1, shape));
   ck_bad(tensor, type, NO_TYPE, ek_tensor_copy(x, &tensor), "");
-  ek_tensor device = *x;
-  device.type = NO_TYPE;
+  CK_WITH(ek_tensor, device, *x, .type = NO_TYPE);
   ck_invalid(ek_op_convert(rig->stream, x, &device), "");
   ck_invalid(ek_op_convert(rig->stream, &device, x), "");
   ck_invalid(ek_op_zero(rig->stream, &device), "");
@@ -359,12 +351,11 @@ static ek_status ask_for_tf32(ek_pass *pass, const ek_tensor *x) {
 static void fails_to_open(ek_module *module, const ek_replica_options *options, ek_status status,
                           const char *text) {
   CK_HELD(ek_group *, group, ck_open("cpu:2", 1));
-  ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_model *opened = NULL;
   ek_replica *replica = NULL;
-  model.type = options->type;
-  model.precision = options->precision;
-  model.gradient_type = options->gradient_type;
+  CK_WITH(ek_data_parallel_model_options, model, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
+          .type = options->type, .precision = options->precision,
+          .gradient_type = options->gradient_type);
   ck_assert_int_eq(ek_replica_open(&replica, ek_group_device(group, 0), module, options), status);
   ck_assert_msg(strstr(ek_error_message(), text) != NULL, "%s", ek_error_message());
   ck_assert_int_eq(ek_data_parallel_model_open(&opened, group, module, &model), status);
@@ -374,16 +365,13 @@ static void fails_to_open(ek_module *module, const ek_replica_options *options, 
 
 CK_TEST(refusals) {
   ek_module *module = linear(), boastful;
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  options.type = NO_TYPE;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .type = NO_TYPE);
   fails_to_open(module, &options, EK_ERR_INVALID_ARGUMENT,
                 "options.type is no type, expected f32 or f64");
-  options.type = EK_F64;
-  options.precision = EK_PRECISION_TF32;
+  ck_assign(options, .type = EK_F64, .precision = EK_PRECISION_TF32);
   fails_to_open(module, &options, EK_ERR_INVALID_ARGUMENT,
                 "options.precision is tf32 with parameters of f64, expected f64");
-  options.type = EK_F32;
-  options.gradient_type = NO_TYPE;
+  ck_assign(options, .type = EK_F32, .gradient_type = NO_TYPE);
   fails_to_open(module, &options, EK_ERR_INVALID_ARGUMENT,
                 "options.gradient_type is no type, but parameters are f32 and modules compute "
                 "in tf32; expected f32, bf16 or f16");
@@ -403,9 +391,8 @@ CK_TEST(no_child_in_tf32) {
   ek_tensor *x = ck_tensor(rig, NULL, 2, (const int64_t[]){ROWS, WIDTH});
   for (size_t i = 0; i < 2; i++) {
     ek_module *module = listener_of(linear(), EK_PRECISION_TF32, false);
-    ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
     ek_tensor y = {0};
-    options.precision = precisions[i];
+    CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .precision = precisions[i]);
     CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, rig->device, module, &options));
     ek_module_free(module);
     CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
@@ -428,9 +415,8 @@ CK_TEST(memory) {
   }
   ck_assert_uint_eq(peaks[0], peaks[1]);
   ek_module *module = linear();
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  options.precision = EK_PRECISION_TF32;
-  options.gradient_type = EK_BF16;
+  CK_WITH(ek_replica_options, options, EK_REPLICA_OPTIONS_INIT, .precision = EK_PRECISION_TF32,
+          .gradient_type = EK_BF16);
   CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, ck_device("cpu:1"), module, &options));
   ck_assert_int_eq(ek_replica_gradients(replica)->type, EK_BF16);
   ek_module_free(module);

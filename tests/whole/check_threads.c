@@ -50,9 +50,8 @@ CK_LOOP(a_step_does_not_depend_on_the_threads, CK_WORKLOADS * CK_PLACEMENTS) {
 
 /* c, m x n, of a product in a deterministic group whose device has `threads` threads. */
 static double *product(int64_t m, int64_t n, int64_t k, bool turned, int threads) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.threads_per_device = threads;
-  options.deterministic = true;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = threads,
+          .deterministic = true);
   CK_SCOPED(ek_group *, group, ek_group_open(&group, ck_spec("cpu:1"), &options));
   ek_device *device = ek_group_device(group, 0);
   struct ck_random random = ck_random_start(11);

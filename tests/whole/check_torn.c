@@ -187,8 +187,7 @@ CK_TEST(set_fails_halfway) {
   float numbers[7 * 19] = {1};
   struct ck_training t = ck_training_opened(&setup);
   struct ck_state state = ck_state_take(t.model);
-  ek_tensor host = ck_like(&t, "0.weight");
-  host.data = numbers;
+  CK_WITH(ek_tensor, host, ck_like(&t, "0.weight"), .data = numbers);
   ck_fails(ek_state_write(t.model, "0.wait", &host), EK_ERR_NOT_FOUND, "0.wait");
   ck_assert(!ck_training_is_torn(&t));
   ck_ok(ek_fault_at(ek_group_device(t.group, 1), 1, EK_ERR_UNAVAILABLE));

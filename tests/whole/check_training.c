@@ -20,21 +20,18 @@ static const char text[] =
     "much wood as a woodchuck could chuck, if a woodchuck could chuck wood.";
 
 static ek_status gpt(ek_module **module) {
-  ek_gpt_options options = ck_gpt_sizes(VOCABULARY, LENGTH, 32, 2, 4);
-  options.dropout = 0.05;
+  CK_WITH(ek_gpt_options, options, ck_gpt_sizes(VOCABULARY, LENGTH, 32, 2, 4), .dropout = 0.05);
   return ek_gpt_create(module, &options);
 }
 
 static ek_status cross_entropy(ek_criterion **criterion, ek_reduction reduction) {
-  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  options.reduction = reduction;
+  CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction);
   return ek_cross_entropy_create(criterion, &options);
 }
 
 static ek_status adamw(ek_optimizer **optimizer) {
-  ek_adamw_options options = EK_ADAMW_OPTIONS_INIT;
-  options.learning_rate = 5e-3;
-  options.clip_norm = 1.0;
+  CK_WITH(ek_adamw_options, options, EK_ADAMW_OPTIONS_INIT, .learning_rate = 5e-3,
+          .clip_norm = 1.0);
   return ek_adamw_create(optimizer, &options);
 }
 
@@ -70,8 +67,7 @@ static void train(double *losses, int order, ek_type precision) {
   struct ck_setup setup =
       ck_setup_mode(&bytes, order == CK_PLACEMENTS ? "cpu:1" : "cpu:3", EK_MODE_REPLICATED);
   if (order < CK_PLACEMENTS) ck_setup_place(&setup, order);
-  setup.options.bucket_bytes = 4096;
-  setup.options.precision = (ek_precision)precision;
+  ck_assign(setup.options, .bucket_bytes = 4096, .precision = (ek_precision)precision);
   setup.optimizer = adamw;
   if (precision == EK_F16) setup.loss_scale = &none;
   struct ck_training t = ck_training_opened(&setup);

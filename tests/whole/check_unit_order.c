@@ -30,9 +30,8 @@ struct choice {
 static ek_module *body_of(const struct choice *c) {
   static const char *const table[] = {"weight"};
   ek_module *parts[4] = {NULL}, *body = NULL;
-  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
   const size_t count = 1 + (size_t)c->layers;
-  options.recompute.kind = c->policy;
+  CK_WITH(ek_sequential_options, options, EK_SEQUENTIAL_OPTIONS_INIT, .recompute.kind = c->policy);
   ck_ok(ek_embedding_create(&parts[0], CLASSES, WIDTH, 0));
   if (c->frozen) parts[0] = ck_frozen_create(parts[0], table, 1, 1);
   if (c->layers > 0) ck_ok(ek_layer_norm_create(&parts[1], WIDTH, 1e-5));
@@ -49,10 +48,7 @@ static ek_module *model_of(const struct choice *c) {
   ek_module *body = body_of(c), *module = NULL;
   ek_criterion *criterion = NULL;
   head.bias = c->bias;
-  if (c->tied) {
-    whole.tied = "weight";
-    whole.source = c->frozen ? "0.own0" : "0.weight";
-  }
+  if (c->tied) ck_assign(whole, .tied = "weight", .source = c->frozen ? "0.own0" : "0.weight");
   ck_ok(ek_linear_cross_entropy_create(&criterion, WIDTH, CLASSES, &head));
   ck_ok(ek_with_criterion_create_with(&module, body, criterion, &whole));
   ek_criterion_free(criterion);
@@ -64,11 +60,8 @@ static ek_module *model_of(const struct choice *c) {
 
 static void open_training(struct ck_training *t, const char *spec, ek_module *module,
                           ek_mode mode) {
-  struct ck_setup setup = ck_setup_own(module, NULL, spec, mode);
-  setup.options.type = EK_F64;
-  setup.options.bucket_bytes = 1;
-  setup.gradient_in_forward = true;
-  setup.optimizer = ck_plain_sgd;
+  CK_WITH(struct ck_setup, setup, ck_setup_own(module, NULL, spec, mode), .options.type = EK_F64,
+          .options.bucket_bytes = 1, .gradient_in_forward = true, .optimizer = ck_plain_sgd);
   ck_training_open(t, &setup);
 }
 
@@ -124,12 +117,11 @@ CK_LOOP(devices_without_rows_keep_the_order, CHOICES) {
 CK_TEST(a_gpt_of_its_own_loss_trains_on_few_rows) {
   double losses[2][STEPS];
   for (int i = 0; i < 2; i++) {
-    ek_gpt_options gpt = ck_gpt_sizes(CLASSES, SEQUENCE, WIDTH, 2, 2);
-    gpt.fused_loss = true;
-    struct ck_setup setup = ck_setup_gpt(&gpt, NULL, "cpu:4", EK_MODE_REPLICATED);
-    setup.options.type = EK_F64;
-    setup.options.state = i == 0 ? EK_STATE_REPLICATED : EK_STATE_FULLY_SHARDED;
-    setup.optimizer = ck_plain_sgd;
+    CK_WITH(ek_gpt_options, gpt, ck_gpt_sizes(CLASSES, SEQUENCE, WIDTH, 2, 2), .fused_loss = true);
+    CK_WITH(struct ck_setup, setup, ck_setup_gpt(&gpt, NULL, "cpu:4", EK_MODE_REPLICATED),
+            .options.type = EK_F64,
+            .options.state = i == 0 ? EK_STATE_REPLICATED : EK_STATE_FULLY_SHARDED,
+            .optimizer = ck_plain_sgd);
     ek_trainer *trainer = ck_trainer_open(&setup);
     for (int s = 0; s < STEPS; s++) {
       struct numbers numbers;
@@ -206,11 +198,9 @@ CK_LOOP(devices_that_go_other_ways_are_told, WAYS) {
   for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   double numbers[6] = {0};
-  forward.gradient = false;
-  options.type = EK_F64;
-  options.bucket_bytes = 1;
+  CK_WITH(ek_forward_options, forward, EK_FORWARD_OPTIONS_INIT, .gradient = false);
+  ck_assign(options, .type = EK_F64, .bucket_bytes = 1);
   ck_ok(ek_data_parallel_model_options_set_mode(&options, EK_MODE_FULLY_SHARDED));
   CK_OPENED(ek_data_parallel_model *, model,
             ek_data_parallel_model_open(&model, group, module, &options));
@@ -245,11 +235,10 @@ CK_TEST(what_is_gathered_ahead_has_arrived) {
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_model *model = NULL;
-  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   float numbers[6] = {0};
   double pattern[NUMBERS], found[NUMBERS];
   ek_tensor input, blocks[2][BLOCKS];
-  forward.gradient = false;
+  CK_WITH(ek_forward_options, forward, EK_FORWARD_OPTIONS_INIT, .gradient = false);
   options.bucket_bytes = 1;
   ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(2, 3)));
   ck_ok(ek_data_parallel_model_options_set_mode(&options, EK_MODE_FULLY_SHARDED));
@@ -322,8 +311,7 @@ CK_TEST(what_was_not_needed_has_arrived) {
   }
   ek_group *group = ck_open("cpu:2", 1);
   float numbers[ROWS * 3] = {1, -2, 3, -4, 5, -6}, results[2][ROWS * OUT];
-  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
-  forward.gradient = false;
+  CK_WITH(ek_forward_options, forward, EK_FORWARD_OPTIONS_INIT, .gradient = false);
   for (int i = 0; i < 2; i++) {
     ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
     options.bucket_bytes = 1;
@@ -372,9 +360,8 @@ CK_TEST(tensors_without_elements_have_holders) {
   ek_group *group = ck_open("cpu:2", 1);
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_model *model = NULL;
-  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   float numbers[2] = {1, 2};
-  forward.gradient = false;
+  CK_WITH(ek_forward_options, forward, EK_FORWARD_OPTIONS_INIT, .gradient = false);
   CK_GOT(ek_tensor, input, ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(1, 2)));
   ck_ok(ek_data_parallel_model_options_set_mode(&options, EK_MODE_FULLY_SHARDED));
   ck_ok(ek_data_parallel_model_open(&model, group, module, &options));

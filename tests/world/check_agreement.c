@@ -166,9 +166,8 @@ static void fail_everywhere(struct ck_outcome *outcome, const struct ck_process 
   struct trial trial = {.process = process, .outcome = outcome, .whole = whole};
   const struct ck_workload *workload = ck_workload("mlp");
   uint64_t torn = 0, tried = 0;
-  trial.setup = ck_setup_mode(workload, "", mode);
-  trial.setup.optimizer = rule;
-  trial.setup.options.bucket_bytes = 4096;
+  ck_assign(trial, .setup = ck_setup_mode(workload, "", mode), .setup.optimizer = rule,
+            .setup.options.bucket_bytes = 4096);
   if (!ck_went(outcome, ck_process_open(&trial.group, process, 0))) return;
   trial.setup.group = trial.group;
   trial.batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 7 + process->number);
@@ -198,9 +197,8 @@ static void fail_fully(struct ck_outcome *o, const struct ck_process *p) {
 static void none_fails(struct ck_outcome *outcome, const struct ck_process *process) {
   struct trial trial = {.process = process, .outcome = outcome};
   const struct ck_workload *workload = ck_workload("mlp");
-  trial.setup = ck_setup_mode(workload, "", EK_MODE_REPLICATED);
-  trial.setup.optimizer = ck_clipped_adamw;
-  trial.setup.options.bucket_bytes = 4096;
+  ck_assign(trial, .setup = ck_setup_mode(workload, "", EK_MODE_REPLICATED),
+            .setup.optimizer = ck_clipped_adamw, .setup.options.bucket_bytes = 4096);
   if (!ck_went(outcome, ck_process_open(&trial.group, process, 0))) return;
   trial.batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 7 + process->number);
   if (reopen(&trial)) {
@@ -286,10 +284,8 @@ enum { DIFFERENCES = sizeof differences / sizeof differences[0] };
 static const ek_loss_scale fixed = {.kind = EK_LOSS_SCALE_STATIC, .scale = 8};
 
 static struct ck_setup set_up(ek_group *group, int which, bool differs) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", EK_MODE_REPLICATED);
-  setup.group = group;
-  setup.optimizer = ck_clipped_adamw;
-  setup.options.bucket_bytes = 4096;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(ck_workload("mlp"), "", EK_MODE_REPLICATED),
+          .group = group, .optimizer = ck_clipped_adamw, .options.bucket_bytes = 4096);
   if (!differs) return setup;
   switch (which) {
   case 0: setup.options.state = EK_STATE_SHARDED; break;
@@ -314,12 +310,11 @@ static ek_status open_differently(ek_group *group, int which, bool differs) {
     return EK_OK;
   }
   ek_trainer *trainer = NULL;
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_module *module = NULL;
   ek_criterion *criterion = NULL;
   ek_status status = EK_OK;
-  options.group = group;
-  options.micro_batches = differs ? 3 : 2;
+  CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .group = group,
+          .micro_batches = differs ? 3 : 2);
   EK_TRY_GOTO(status, setup.workload->module(&module), cleanup);
   EK_TRY_GOTO(status, setup.workload->criterion(&criterion, EK_REDUCTION_MEAN), cleanup);
   EK_TRY_GOTO(status, ek_trainer_open(&trainer, NULL, module, criterion, NULL, &options), cleanup);

@@ -177,9 +177,8 @@ CK_TEST(a_port_that_another_program_has) {
   CK_GOT(int, other, ek__listen(&other, &place));
   prepare_by_name(members, 3, "127.0.0.1", 20);
   for (size_t p = 0; p < 3; p++) {
-    members[p].name.ports[1] = members[p].name.ports[0];
-    members[p].name.ports[0] = place.port;
-    members[p].name.count = 2;
+    ck_assign(members[p].name, .ports[1] = members[p].name.ports[0], .ports[0] = place.port,
+              .count = 2);
     start(&members[p]);
   }
   for (int answered = 0; answered < 2;) { /* one connection of each of the two */
@@ -281,8 +280,7 @@ static void take_hello(unsigned char hello[HELLO], const struct member *process)
   struct member member = *process;
   int listener = -1, guest = -1;
   ck_ok(ek__listen(&listener, &place));
-  member.meeting.context = &member.name;
-  member.meeting.limit = 0.5;
+  ck_assign(member.meeting, .context = &member.name, .limit = 0.5);
   member.name.ports[0] = place.port;
   start(&member);
   for (int i = 0; i < 5000 && (guest = accept(listener, NULL, NULL)) < 0; i++) (void)usleep(1000);
@@ -381,8 +379,7 @@ CK_LOOP(a_file_and_what_an_earlier_job_left, 4) {
   if (_i == 2) write_rubbish(path, 5000);
   if (_i == 3) { /* killed: it had no time to remove it */
     prepare_by_file(old, 1, path, 0.1);
-    old[0].meeting.processes = 2;
-    old[0].meeting.withdraw = NULL;
+    ck_assign(old[0].meeting, .processes = 2, .withdraw = NULL);
     start(&old[0]);
     join(old, 1);
     failed(&old[0], EK_ERR_UNAVAILABLE, "have not reached");
@@ -403,8 +400,7 @@ CK_TEST(a_file_of_a_job_that_still_waits) {
   struct member members[2], old[1];
   const char *folder = ck_folder(), *path = ck_file(folder, "world");
   prepare_by_file(old, 1, path, 1);
-  old[0].meeting.processes = 2;
-  old[0].file.token = "an earlier job";
+  ck_assign(old[0], .meeting.processes = 2, .file.token = "an earlier job");
   start(&old[0]);
   while (access(path, F_OK) != 0) continue;
   prepare_by_file(members, 2, path, 20);

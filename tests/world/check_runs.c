@@ -114,8 +114,7 @@ static ek_status read_all(struct ck_outcome *outcome, const ek_data_parallel_mod
   for (size_t i = 0; i < ek_state_count(model); i++) {
     ek_state_info info;
     EK_TRY(ek_state_entry(&info, model, i));
-    ek_tensor host = info.like;
-    host.data = values;
+    CK_WITH(ek_tensor, host, info.like, .data = values);
     if (ek_tensor_bytes(&host) > (int64_t)sizeof values) return EK_ERR_OVERFLOW;
     EK_TRY(ek_state_read(&host, model, info.name));
     for (int64_t b = 0; b < (int64_t)ek_tensor_bytes(&host); b++) {
@@ -130,14 +129,10 @@ static ek_status read_all(struct ck_outcome *outcome, const ek_data_parallel_mod
 static void train(struct ck_outcome *outcome, ek_group *group, int half, ek_mode mode) {
   const struct run run = run_of(strtoull(getenv(SEED_VARIABLE), NULL, 10));
   const char *folder = getenv(FOLDER_VARIABLE);
-  struct ck_setup setup = ck_setup_mode(ck_workload(run.workload), "", mode);
-  setup.group = group;
-  setup.optimizer = ck_clipped_adamw;
-  setup.options.precision = run.precision;
-  setup.options.reproducible = run.grains;
-  setup.options.bucket_bytes = 4096;
-  setup.options.seed = half == 0 ? 5 : 6;
-  setup.micro_batches = run.parts;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(ck_workload(run.workload), "", mode),
+          .group = group, .optimizer = ck_clipped_adamw, .options.precision = run.precision,
+          .options.reproducible = run.grains, .options.bucket_bytes = 4096,
+          .options.seed = half == 0 ? 5 : 6, .micro_batches = run.parts);
   CK_HELD(ek_trainer *, trainer, ck_trainer_open(&setup));
   if (half == 1) ck_went(outcome, ek_trainer_load(NULL, trainer, folder));
   if (outcome->status == EK_OK) ck_went(outcome, steps(outcome, trainer, &run, half * STEPS));

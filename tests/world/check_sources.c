@@ -115,9 +115,8 @@ static const struct {
 
 CK_LOOP(the_environment, sizeof cases / sizeof cases[0]) {
   ek_world *world = NULL;
-  ek_world_options options = EK_WORLD_OPTIONS_INIT;
-  options.source = cases[_i].source;
-  options.open_limit = 0.05;
+  CK_WITH(ek_world_options, options, EK_WORLD_OPTIONS_INIT, .source = cases[_i].source,
+          .open_limit = 0.05);
   set_environment(cases[_i].environment);
   const ek_status status = ek_world_open(&world, &options);
   set_environment("");
@@ -166,9 +165,8 @@ static void the_file_is_gone(void) {
 }
 
 static ek_status open_group(ek_group **group, ek_world *world) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.threads_per_device = 1;
-  options.world = world;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = 1,
+          .world = world);
   return ek_group_open(group, "cpu:1", &options);
 }
 
@@ -184,8 +182,7 @@ static void launched(struct ck_outcome *outcome, const struct ck_process *proces
                      const char *words) {
   ek_world *world = NULL;
   ek_group *group = NULL;
-  ek_world_options options = EK_WORLD_OPTIONS_INIT;
-  options.open_limit = 40;
+  CK_WITH(ek_world_options, options, EK_WORLD_OPTIONS_INIT, .open_limit = 40);
   set_environment(words);
   ek_status status = ek_world_open(&world, &options);
   if (status == EK_OK) status = open_group(&group, world);
@@ -230,10 +227,9 @@ static void by_file(struct ck_outcome *outcome, const struct ck_process *process
 static void one_is_killed(struct ck_outcome *outcome, const struct ck_process *process) {
   ek_world *world = NULL;
   ek_group *group = NULL;
-  ek_world_options options = EK_WORLD_OPTIONS_INIT;
   char words[512];
   file_words(words, process);
-  options.open_limit = 40;
+  CK_WITH(ek_world_options, options, EK_WORLD_OPTIONS_INIT, .open_limit = 40);
   set_environment(words);
   ck_went(outcome, ek_world_open(&world, &options));
   if (outcome->status != EK_OK) return;

@@ -28,8 +28,7 @@ static ek_status build(void *context, const ek_settings *settings, ek_module **m
     EK_TRY(ck_workload(workload)->module(module));
     return ck_workload(workload)->criterion(criterion, EK_REDUCTION_MEAN);
   }
-  ek_linear_options options = EK_LINEAR_OPTIONS_INIT;
-  options.bias = false;
+  CK_WITH(ek_linear_options, options, EK_LINEAR_OPTIONS_INIT, .bias = false);
   EK_TRY(ek_linear_create_with(module, WIDTH, WIDTH, &options));
   return ek_mean_squared_error_create(criterion, EK_REDUCTION_MEAN);
 }
@@ -75,7 +74,6 @@ static ek_trainer_options trainer;
 
 /* The task that is planned; it points to the statics above. */
 static ek_advise_task make_task(ek_optimizer **rule, ek_tensor *batch, float *values) {
-  ek_advise_task task = EK_ADVISE_TASK_INIT;
   ck_ok(ek_sgd_create(rule, NULL));
   ck_keep(*rule);
   ck_ok(ek_tensor_host(batch, values, EK_F32, CK_SHAPE(10, WIDTH)));
@@ -83,10 +81,8 @@ static ek_advise_task make_task(ek_optimizer **rule, ek_tensor *batch, float *va
   trainer = (ek_trainer_options)EK_TRAINER_OPTIONS_INIT;
   optimizer = (ek_data_parallel_optimizer_options)EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   optimizer.gradient_norm = false; /* whose sum over shares is a few bytes more */
-  trainer.model = &model;
-  trainer.optimizer = &optimizer;
-  task.build = build;
-  task.optimizer = *rule;
+  ck_assign(trainer, .model = &model, .optimizer = &optimizer);
+  CK_WITH(ek_advise_task, task, EK_ADVISE_TASK_INIT, .build = build, .optimizer = *rule);
   task.inputs = task.targets = batch;
   task.input_count = task.target_count = 1;
   task.trainer = &trainer;
@@ -114,12 +110,10 @@ CK_LOOP(bytes_are_those_of_the_table, CASES) {
   ek_optimizer *rule = NULL;
   ek_tensor batch;
   ek_advise_task task = make_task(&rule, &batch, values);
-  ek_group_options group = EK_GROUP_OPTIONS_INIT;
   const ek_settings settings = settings_of(cases[_i].mode, cases[_i].over, cases[_i].micro_batches);
-  group.deterministic = _i >= DETERMINISTIC;
+  CK_WITH(ek_group_options, group, EK_GROUP_OPTIONS_INIT, .deterministic = _i >= DETERMINISTIC);
   trainer.group_options = &group;
-  task.processes = cases[_i].processes;
-  task.link_bytes = 1e6;
+  ck_assign(task, .processes = cases[_i].processes, .link_bytes = 1e6);
   CK_GOT(ek_advice, plan, ek_plan_step(&plan, cases[_i].devices, &task, &settings));
   ck_assert_double_eq((double)plan.sent_bytes, cases[_i].layers * LAYER + losses_of(_i));
   ck_assert(plan.fits && plan.peak_bytes > 0);
@@ -170,8 +164,7 @@ CK_TEST(choices_between_processes) {
   ek_advise_task task = make_task(&rule, &batch, values);
   group.deterministic = true; /* else devices are added up first in all modes */
   trainer.group_options = &group;
-  task.processes = 4;
-  task.link_bytes = 1e3;
+  ck_assign(task, .processes = 4, .link_bytes = 1e3);
   ck_ok(ek_advise(choices, &count, MOST, "plan:2@1GiB", &task));
   ck_assert_uint_gt(count, 4);
   for (size_t i = 0; i < count; i++) {
@@ -214,12 +207,9 @@ static ek_status step_for_real(double *sent, ek_world *world, ek_group *group,
   ek_trainer_options options = *task->trainer;
   ek_data_parallel_model_options own = *options.model;
   ek_status status = EK_OK;
-  options.group = group;
-  options.group_options = NULL;
-  options.model = &own;
-  options.micro_batches = settings->micro_batches;
-  own.precision = settings->precision;
-  own.shard_over = settings->shard_over;
+  ck_assign(options, .group = group, .group_options = NULL, .model = &own,
+            .micro_batches = settings->micro_batches);
+  ck_assign(own, .precision = settings->precision, .shard_over = settings->shard_over);
   EK_TRY(ek_data_parallel_model_options_set_mode(&own, settings->mode));
   EK_TRY_GOTO(status, task->build(task->context, settings, &module, &criterion), cleanup);
   EK_TRY_GOTO(status,
@@ -248,26 +238,20 @@ static ek_status compare(struct ck_outcome *outcome, const struct ck_process *pr
                                      steps[which].micro_batches);
   struct ck_batch batch =
       ck_batch_make(ck_workload(steps[which].workload), EK_F32, ROWS * (int64_t)devices, 0, 1);
-  ek_group_options place = EK_GROUP_OPTIONS_INIT;
-  ek_advise_task task = EK_ADVISE_TASK_INIT;
   ek_advice plan;
   double sent = 0;
   char spec[32];
   settings.precision = steps[which].precision;
   (void)snprintf(spec, sizeof spec, "plan:%zu", devices);
-  place.world_size = process->world;
-  place.first_rank = process->first_rank;
+  CK_WITH(ek_group_options, place, EK_GROUP_OPTIONS_INIT, .world_size = process->world,
+          .first_rank = process->first_rank);
   model = (ek_data_parallel_model_options)EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   trainer = (ek_trainer_options)EK_TRAINER_OPTIONS_INIT;
-  trainer.model = &model;
-  trainer.group_options = &place;
-  task.build = build;
-  task.context = (void *)(uintptr_t)steps[which].workload;
-  task.inputs = batch.input;
-  task.targets = batch.target;
-  task.input_count = batch.inputs;
-  task.target_count = batch.targets;
-  task.trainer = &trainer;
+  ck_assign(trainer, .model = &model, .group_options = &place);
+  CK_WITH(ek_advise_task, task, EK_ADVISE_TASK_INIT, .build = build,
+          .context = (void *)(uintptr_t)steps[which].workload, .inputs = batch.input,
+          .targets = batch.target, .input_count = batch.inputs, .target_count = batch.targets,
+          .trainer = &trainer);
   ek_optimizer *rule = NULL;
   EK_TRY(ck_clipped_adamw(&rule));
   task.optimizer = rule;
@@ -283,12 +267,11 @@ static ek_status compare(struct ck_outcome *outcome, const struct ck_process *pr
 static void count_bytes(struct ck_outcome *outcome, const struct ck_process *process) {
   ek_world *world = NULL;
   ek_group *group = NULL;
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
   char spec[32];
   (void)snprintf(spec, sizeof spec, "cpu:%zu", process->devices[process->number]);
   ck_went(outcome, ck_process_world(&world, process, 0));
-  options.world = world;
-  options.threads_per_device = 1;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .world = world,
+          .threads_per_device = 1);
   if (outcome->status == EK_OK) ck_went(outcome, ek_group_open(&group, spec, &options));
   for (size_t i = 0; i < REAL && outcome->status == EK_OK; i++) {
     ck_went(outcome, compare(outcome, process, world, group, i));
@@ -352,10 +335,9 @@ cleanup:
 static void show_work(struct ck_outcome *outcome, const struct ck_process *process) {
   ek_world *world = NULL;
   ek_group *group = NULL;
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ck_went(outcome, ck_process_world(&world, process, 0));
-  options.world = world;
-  options.threads_per_device = 1;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .world = world,
+          .threads_per_device = 1);
   if (outcome->status == EK_OK) ck_went(outcome, ek_group_open(&group, "cpu:1", &options));
   if (outcome->status == EK_OK) ck_went(outcome, be_slow(outcome, group, world));
   ek_group_free(group);
@@ -475,10 +457,8 @@ static void count_agreements(struct ck_outcome *outcome, const struct ck_process
   for (size_t i = 0; i < KINDS && outcome->status == EK_OK; i++) {
     struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", kinds[i].mode);
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 4, 0, 7 + process->number);
-    setup.group = group;
-    setup.optimizer = ck_plain_adamw;
-    setup.options.shard_over = kinds[i].over;
-    setup.options.reproducible = kinds[i].grains;
+    ck_assign(setup, .group = group, .optimizer = ck_plain_adamw,
+              .options.shard_over = kinds[i].over, .options.reproducible = kinds[i].grains);
     CK_HELD(ek_trainer *, opened, ck_trainer_open(&setup));
     for (int updates = 0; updates < 2; updates++) {
       const int before = atomic_load(&messages);
@@ -532,11 +512,10 @@ static void normed_shapes(struct ck_batch *batch, ek_type type, int64_t samples)
 static void hold_back_buckets(struct ck_outcome *outcome, const struct ck_process *process) {
   static const struct ck_workload workload = {
       "batch norm", normed, ek_mean_squared_error_create, normed_shapes, 0, false, 0};
-  struct ck_setup setup = ck_setup_mode(&workload, "", EK_MODE_REPLICATED);
   struct ck_training training;
   ek_group *group = NULL;
-  setup.options.type = EK_F64;
-  setup.options.bucket_bytes = LARGE;
+  CK_WITH(struct ck_setup, setup, ck_setup_mode(&workload, "", EK_MODE_REPLICATED),
+          .options.type = EK_F64, .options.bucket_bytes = LARGE);
   struct ck_batch batch = ck_batch_make(&workload, EK_F64, 3, 0, 7 + process->number);
   if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
   if (!ck_went(outcome, ck_training_try(&training, &setup, group))) return;

@@ -7,9 +7,8 @@
 #include "ck_training.h"
 
 static ek_group *open_place(const char *spec, size_t first_rank, size_t world_size) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.first_rank = first_rank;
-  options.world_size = world_size;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .first_rank = first_rank,
+          .world_size = world_size);
   CK_GOT(ek_group *, group, ek_group_open(&group, spec, &options));
   return ck_keep(group);
 }
@@ -25,7 +24,6 @@ static void has_ranks(ek_group *group, size_t first_rank, size_t world_size) {
 }
 
 CK_TEST(places_in_a_world) {
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ek_group *group = NULL;
   has_ranks(ck_open("cpu:3", 1), 0, 3);
   has_ranks(open_place("plan:2", 0, 0), 0, 2);
@@ -34,7 +32,7 @@ CK_TEST(places_in_a_world) {
   has_ranks(open_place("cpu:2", 0, 2), 0, 2);
   ck_assert_uint_eq(ek_communicator_first_rank(NULL), 0);
   ck_assert_uint_eq(ek_communicator_world_size(NULL), 0);
-  options.world_size = 4;
+  CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .world_size = 4);
   ck_invalid(ek_group_open(&group, "cpu:2", &options),
              "a world of 4 devices, of which this process has 2, needs options.world");
   ck_bad(options, first_rank, 3, ek_group_open(&group, "plan:2", &options),
@@ -74,8 +72,7 @@ struct dropper {
 
 static struct dropper open_dropper(const char *spec, ek_module *module) {
   struct dropper it = {.group = ck_open(spec, 1)};
-  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  options.seed = 77;
+  CK_WITH(ek_data_parallel_model_options, options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT, .seed = 77);
   ck_kept(ek_data_parallel_model_open(&it.model, it.group, module, &options), it.model);
   return it;
 }
@@ -88,8 +85,7 @@ static void drop(struct dropper *it, float *out, int64_t first, int64_t samples,
   for (int i = 0; i < MOST * WIDTH; i++) ones[i] = 1;
   CK_GOT(ek_tensor, x, ek_tensor_host(&x, ones, EK_F32, CK_SHAPE(samples, WIDTH)));
   CK_GOT(ek_tensor, y, ek_tensor_host(&y, out, EK_F32, CK_SHAPE(samples, WIDTH)));
-  forward.first_sample = first;
-  forward.batch_samples = all;
+  ck_assign(forward, .first_sample = first, .batch_samples = all);
   backward.accumulate = true;
   CK_SCOPED(ek_shards, outputs,
             ek_data_parallel_model_forward(&outputs, it->model, &x, 1, &forward));
@@ -133,9 +129,8 @@ CK_TEST(wrong_places_are_refused) {
   drop(&it, ones, 0, 3, 0); /* the step has samples before these */
   CK_GOT(ek_tensor, x, ek_tensor_host(&x, ones, EK_F32, CK_SHAPE(3, WIDTH)));
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
-    options.first_sample = wrong[i].first;
-    options.batch_samples = wrong[i].all;
+    CK_WITH(ek_forward_options, options, EK_FORWARD_OPTIONS_INIT, .first_sample = wrong[i].first,
+            .batch_samples = wrong[i].all);
     ck_assert_int_eq(ek_data_parallel_model_forward(&outputs, it.model, &x, 1, &options),
                      wrong[i].status);
     ck_assert_ptr_null(outputs.group);
