@@ -231,8 +231,7 @@ static const struct {
     {"weights", clear, do_weights, look_weights, 20},
     {"metrics", clear, do_metrics, look_metrics, 4},
     {"trace", clear, do_trace, look_text, 3},
-    {"snapshot", clear, do_snapshot, look_text, 2},
-};
+    {"snapshot", clear, do_snapshot, look_text, 2}};
 enum { CASES = sizeof cases / sizeof *cases };
 static const enum host_call calls[] = {HOST_MEMORY, HOST_THREAD};
 enum { CALLS = sizeof calls / sizeof *calls };

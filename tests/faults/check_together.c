@@ -841,12 +841,9 @@ CK_TEST(memory_is_that_of_a_region) {
   (void)bytes_of(folder, 1, &size);
 }
 
-static const struct ck_part parts[] = {{"save once", save_once}, {"fail each", fail_each},
-                                       {"die at", die_at},       {"go on", go_on},
-                                       {"measure", measure},     {"save behind", save_behind},
-                                       {"load once", load_once}, {"fail load", fail_load},
-                                       {NULL, NULL}};
+static const struct ck_part parts[] = {
+    {"save once", save_once}, {"fail each", fail_each}, {"die at", die_at}, {"go on", go_on},
+    {"measure", measure}, {"save behind", save_behind}, {"load once", load_once},
+    {"fail load", fail_load}, {NULL, NULL}};
 
-static Suite *make_suite(void) { return ck_suite("together", NULL, NULL); }
-
-int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
+CK_PARTS_SUITE("together", parts)

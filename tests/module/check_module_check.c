@@ -99,7 +99,6 @@ static ek_status misbehave(const struct product *p, ek_pass *pass, const ek_tens
 CK_FORWARD(product) {
   const struct product *p = (const struct product *)self;
   ek_tensor w, x = inputs[0], y = {0};
-  struct ck_mirrors m = {0};
   EK_TRY(ek_pass_parameter(&w, pass, 0));
   const bool longer = p->fault == OTHER_SHAPE && atomic_load(p->calls) > 0;
   const ek_status taken =
@@ -110,9 +109,9 @@ CK_FORWARD(product) {
   EK_TRY(taken);
   outputs[0] = y;
   EK_TRY(misbehave(p, pass, &x, &y));
-  ek_status status = ck_mirrors_open(&m, 1, (ek_tensor *[]){&y, &x, &w}, 3);
-  const int calls = status == EK_OK ? atomic_fetch_add(p->calls, 1) : 0;
-  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(&x); i++) {
+  CK_MIRRORS(m, 1, &y, &x, &w);
+  const int calls = atomic_fetch_add(p->calls, 1);
+  for (int64_t i = 0; i < ek_tensor_count(&x); i++) {
     double value = ck_at(&m.host[1], i) * ck_at(&m.host[2], i % WIDTH);
     if (p->fault == UNDEFINED && i == 4) value += 0 * ck_at(&m.host[0], i);
     if (p->fault == COUNTER) value += calls;
@@ -121,24 +120,21 @@ CK_FORWARD(product) {
     if (p->fault == OTHER_TYPE && x.type == EK_F32) value *= 2;
     ck_put(&m.host[0], i, value);
   }
-  status = ck_mirrors_close(&m, status);
-  return status == EK_OK ? ek_pass_save(pass, &inputs[0]) : status;
+  EK_TRY(ck_mirrors_close(&m));
+  return ek_pass_save(pass, &inputs[0]);
 }
 
 CK_BACKWARD(product) {
   const struct product *p = (const struct product *)self;
-  ek_tensor w, dw, x = {0}, dx = {0}, dy = grad_outputs[0];
+  CK_FREED(tensor) x = {0}, dx = {0};
+  ek_tensor w, dw;
   double beta = 0;
-  struct ck_mirrors m = {0};
   EK_TRY(ek_pass_take(&x, pass));
-  ek_status status;
-  EK_TRY_GOTO(status, ek_pass_parameter(&w, pass, 0), cleanup);
-  EK_TRY_GOTO(status, ek_pass_gradient(&dw, &beta, pass, 0), cleanup);
-  EK_TRY_GOTO(status, ek_pass_output(&dx, pass, x.type, 2, x.shape), cleanup);
-  if (p->fault == COMPLETE_TOO_EARLY) {
-    EK_TRY_GOTO(status, ek_pass_gradient_complete(pass, 0), cleanup);
-  }
-  EK_TRY_GOTO(status, ck_mirrors_open(&m, 2, (ek_tensor *[]){&dw, &dx, &dy, &x, &w}, 5), cleanup);
+  EK_TRY(ek_pass_parameter(&w, pass, 0));
+  EK_TRY(ek_pass_gradient(&dw, &beta, pass, 0));
+  EK_TRY(ek_pass_output(&dx, pass, x.type, 2, x.shape));
+  if (p->fault == COMPLETE_TOO_EARLY) EK_TRY(ek_pass_gradient_complete(pass, 0));
+  CK_MIRRORS(m, 2, &dw, &dx, &grad_outputs[0], &x, &w);
   for (int64_t i = 0; i < WIDTH; i++) {
     const double before = beta == 0 || p->fault == NOT_ADDED ? 0 : ck_at(&m.host[0], i);
     ck_put(&m.host[0], i, before);
@@ -153,15 +149,8 @@ CK_BACKWARD(product) {
     ck_put(&m.host[1], i, p->fault == GRAD_INPUT && i == 7 ? of_x + 0.25 : of_x);
   }
   if (p->fault == NAN_WITHOUT_ROWS && x.shape[0] == 0) ck_put(&m.host[0], 0, NAN);
-  status = ck_mirrors_close(&m, EK_OK);
-  if (status == EK_OK && grad_inputs != NULL) {
-    grad_inputs[0] = dx;
-    dx = (ek_tensor){0};
-  }
-cleanup:
-  ek_tensor_free(&x);
-  ek_tensor_free(&dx);
-  return status;
+  EK_TRY(ck_mirrors_close(&m));
+  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &dx);
 }
 
 static void product_free(ek_module *self) {

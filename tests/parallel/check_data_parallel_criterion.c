@@ -117,10 +117,9 @@ CK_LOOP(outputs_are_kept_or_not, CASES) {
   for (int keep = 0; keep < 2; keep++) {
     struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 3);
-    struct forwarded f;
     setup.keep_outputs = keep == 1;
     t = ck_training_opened(&setup);
-    forward(&f, &t, &batch);
+    CK_SET_UP(struct forwarded, f, forward(&f, &t, &batch));
     const ek_tensor *part = &f.outputs[0].parts[0];
     const int64_t size = ek_tensor_count(part);
     double *before = ck_array((size_t)size, sizeof *before);
@@ -142,12 +141,10 @@ CK_LOOP(outputs_are_kept_or_not, CASES) {
 
 /* Outputs with another holder are not overwritten. */
 CK_TEST(outputs_that_others_hold) {
-  const struct ck_setup setup = setup_of(2, EK_F32, "cpu:3");
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);
-  struct forwarded f;
+  struct ck_training t = ck_training_of(setup_of(2, EK_F32, "cpu:3"));
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0, 4);
   double before[3 * 5], after[3 * 5];
-  struct ck_training t = ck_training_opened(&setup);
-  forward(&f, &t, &batch);
+  CK_SET_UP(struct forwarded, f, forward(&f, &t, &batch));
   CK_GOT(ek_tensor, held, ek_tensor_share(&held, &f.outputs[0].parts[0]));
   ck_get(before, &held);
   ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
@@ -255,12 +252,10 @@ CK_LOOP(a_failure_with_the_gradient_in_forward, 2 * CK_PLACEMENTS) {
 /* The totals are the same on every device, and are what the loss is made of. */
 CK_LOOP(totals_are_everywhere, CASES) {
   if (!ck_part(_i)) return;
-  const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 5);
-  struct forwarded f;
+  struct ck_training t = ck_training_of(setup_of(_i, EK_F32, "cpu:3"));
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0.3, 5);
   double loss = 0, weight = 0;
-  struct ck_training t = ck_training_opened(&setup);
-  forward(&f, &t, &batch);
+  CK_SET_UP(struct forwarded, f, forward(&f, &t, &batch));
   ck_ok(ek_data_parallel_criterion_loss(&loss, &weight, t.loss));
   const ek_tensor *totals = ek_data_parallel_criterion_totals(t.loss);
   for (size_t k = 0; k < DEVICES; k++) {
@@ -276,12 +271,11 @@ CK_LOOP(totals_are_everywhere, CASES) {
 /* ---- wrong use ---- */
 
 CK_LOOP(calls_out_of_order, CASES) {
-  const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 6);
+  struct ck_training t = ck_training_of(setup_of(_i, EK_F32, "cpu:3"));
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0, 6);
   struct forwarded f, g;
   double loss = 0;
   ek_shards losses = {0};
-  struct ck_training t = ck_training_opened(&setup);
   ck_fails(ek_data_parallel_criterion_loss(&loss, NULL, t.loss), EK_ERR_STATE, "no forward");
   ck_fails(ek_data_parallel_criterion_losses(&losses, t.loss), EK_ERR_STATE, "none");
   ck_fails(ek_data_parallel_criterion_backward(t.loss, NULL), EK_ERR_STATE,
@@ -304,16 +298,15 @@ CK_LOOP(calls_out_of_order, CASES) {
 /* Mean and sum in one step: refused, and what the mean had added is kept. */
 CK_LOOP(mean_and_sum_do_not_mix, CASES) {
   if (!ck_part(_i)) return;
-  const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 7);
+  struct ck_training t = ck_training_of(setup_of(_i, EK_F32, "cpu:3"));
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0, 7);
   struct ck_training other; /* the same model with another criterion */
   ek_criterion *sum = NULL;
   struct forwarded f;
   int64_t count = 0;
   double *gradients[2];
-  struct ck_training t = ck_training_opened(&setup);
   other = t;
-  ck_ok(setup.workload->criterion(&sum, EK_REDUCTION_SUM));
+  ck_ok(t.setup.workload->criterion(&sum, EK_REDUCTION_SUM));
   ck_ok(ek_data_parallel_criterion_open(&other.loss, t.model, sum, NULL));
   for (int refused = 0; refused < 2; refused++) {
     ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
@@ -333,23 +326,21 @@ CK_LOOP(mean_and_sum_do_not_mix, CASES) {
 
 /* Bad targets: the forward fails, and what was accumulated is kept. */
 CK_TEST(wrong_targets) {
-  const struct ck_setup setup = setup_of(2, EK_F32, "cpu:3");
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 8);
+  struct ck_training t = ck_training_of(setup_of(2, EK_F32, "cpu:3"));
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0, 8);
   ek_shards outputs[1] = {{0}}, none[1] = {{0}};
   ek_tensor absent = {0}, few = batch.target[0], scalar = batch.target[0];
   ek_tensor foreign = ck_upload(ck_device("cpu:1"), EK_I32, NULL, CK_SHAPE(SAMPLES));
   few.shape[0] = SAMPLES - 1;
   scalar.rank = 0;
-  struct ck_training t = ck_training_opened(&setup);
   ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
   ck_ok(ek_data_parallel_model_forward(outputs, t.model, batch.input, 1, NULL));
   const struct {
     const ek_tensor *target;
     ek_status status;
-  } cases[] = {{&absent, EK_ERR_INVALID_ARGUMENT},
-               {&few, EK_ERR_SHAPE},
-               {&scalar, EK_ERR_SHAPE},
-               {&foreign, EK_ERR_DEVICE}};
+  } cases[] = {
+      {&absent, EK_ERR_INVALID_ARGUMENT}, {&few, EK_ERR_SHAPE}, {&scalar, EK_ERR_SHAPE},
+      {&foreign, EK_ERR_DEVICE}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     ck_assert_int_eq(ek_data_parallel_criterion_forward(t.loss, outputs, 1, cases[i].target, 1),
                      cases[i].status);

@@ -98,10 +98,9 @@ CK_LOOP(outputs_lie_where_they_should, (CK_WORKLOADS * CK_PLACEMENTS)) {
 
 /* An input on a device of the group is not copied there: its rows are views. */
 CK_TEST(inputs_on_a_device) {
-  struct ck_setup setup = setup_of("mlp", 2);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 2);
+  struct ck_training t = ck_training_of(setup_of("mlp", 2));
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0, 2);
   CK_WITH(ek_forward_options, forward, EK_FORWARD_OPTIONS_INIT, .gradient = false);
-  struct ck_training t = ck_training_opened(&setup);
   ek_device *home = ek_group_device(t.group, 1);
   CK_OPENED(ek_shards, host,
             ek_data_parallel_model_forward(&host, t.model, batch.input, 1, &forward));
@@ -118,12 +117,11 @@ CK_TEST(inputs_on_a_device) {
 /* ---- forwards without gradient ---- */
 
 CK_LOOP(no_gradient_forward, CK_PLACEMENTS) {
-  const struct ck_setup setup = setup_of("gpt", _i);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 3);
+  struct ck_training t = ck_training_of(setup_of("gpt", _i));
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0, 3);
   ek_shards output[1] = {{0}};
   double *values[3];
   ek_memory_usage before[DEVICES], after;
-  struct ck_training t = ck_training_opened(&setup);
   for (size_t k = 0; k < DEVICES; k++) {
     ck_ok(ck_memory_stats(&before[k], ek_group_device(t.group, k)));
   }

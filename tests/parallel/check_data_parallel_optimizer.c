@@ -80,8 +80,7 @@ static void same_steps(const struct ck_setup *setup, int rule, const struct traj
                        const struct ck_training *one) {
   const double allowed = setup->options.type == EK_F32 ? 1e-5 : 1e-11;
   struct ck_training many;
-  struct trajectory b;
-  run(&b, &many, setup);
+  CK_SET_UP(struct trajectory, b, run(&b, &many, setup));
   ck_runs_agree(&many, one, CK_VALUES, allowed);
   for (int s = 0; s < rules[rule].states; s++) {
     ck_runs_agree(&many, one, s == 0 ? CK_STATE_0 : CK_STATE_1, 10 * allowed);
@@ -98,12 +97,11 @@ static void same_steps(const struct ck_setup *setup, int rule, const struct traj
 CK_LOOP(steps_equal_one_device, RULES * CK_WORKLOADS) {
   const struct ck_workload *workload = &ck_workloads[_i / RULES];
   const bool fine = strcmp(workload->name, "gpt") == 0;
-  struct trajectory alone;
   struct ck_training one;
   CK_WITH(struct ck_setup, setup, ck_setup_mode(workload, "cpu:1", EK_MODE_GATHER),
           .options.type = fine ? EK_F64 : EK_F32, .optimizer = rules[_i % RULES].create);
   ck_setup_place(&setup, 2);
-  run(&alone, &one, &setup);
+  CK_SET_UP(struct trajectory, alone, run(&alone, &one, &setup));
   setup.spec = "cpu:4";
   for (int placement = 0; placement < CK_PLACEMENTS; placement++) {
     if (!ck_part(CK_PLACEMENTS * _i + placement)) continue;
@@ -237,10 +235,9 @@ CK_LOOP(steps_begun_and_ended, 3 * CK_MODES) {
 }
 
 CK_LOOP(results_out_of_order, CK_MODES) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", (ek_mode)_i);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 2);
+  struct ck_training t = ck_training_of(ck_setup_mode(ck_workload("mlp"), "cpu:2", (ek_mode)_i));
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0, 2);
   ek_step_result result = {.step = -1};
-  struct ck_training t = ck_training_opened(&setup);
   ck_fails(ek_data_parallel_optimizer_step_end(&result, t.optimizer), EK_ERR_STATE,
            "no step was begun");
   ck_fails(ek_data_parallel_optimizer_step_begin(t.optimizer), EK_ERR_STATE, "no backward");
@@ -296,10 +293,9 @@ CK_LOOP(not_finite_is_said, 2 * CK_MODES) {
 
 /* Also where every target is ignored, so that the loss is 0 and the gradient would be. */
 CK_LOOP(not_finite_in_an_empty_step_is_said, CK_MODES) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 1, 4);
+  struct ck_training t = ck_training_of(ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i));
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 1, 4);
   ek_step_result result;
-  struct ck_training t = ck_training_opened(&setup);
   ck_ok(ck_training_step(&t, &batch, &result));
   ck_assert(result.empty && result.finite && result.loss == 0 && result.gradient_norm == 0);
   ck_ok(step_with(&t, &batch, NAN, &result));
@@ -344,12 +340,11 @@ CK_LOOP(a_norm_that_is_not_computed, CK_MODES) {
 }
 
 CK_LOOP(calls_out_of_order, CK_MODES) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 3);
+  struct ck_training t = ck_training_of(ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i));
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0, 3);
   ek_shards output[1] = {{0}};
   float numbers[7 * 19];
   ek_data_parallel_optimizer *another = NULL;
-  struct ck_training t = ck_training_opened(&setup);
   CK_WITH(ek_tensor, host, ck_like(&t, "0.weight"), .data = numbers);
   ck_fails(ek_data_parallel_optimizer_step(NULL, t.optimizer), EK_ERR_STATE, "no backward has run");
   ck_fails(ek_data_parallel_optimizer_open(&another, t.model, t.rule, NULL), EK_ERR_STATE,

@@ -42,8 +42,7 @@ static const int64_t cuts[][DEVICES] = {{3, 3, 2}, {8, 0, 0}, {0, 0, 8}, {0, 5, 
 enum { CUTS = sizeof cuts / sizeof cuts[0] };
 
 CK_LOOP(to_each_device, CUTS) {
-  struct bench b;
-  open_bench(&b, cuts[_i]);
+  CK_SCENE(struct bench, b, open_bench(&b, cuts[_i]), close_bench);
   for (size_t device = 0; device < DEVICES; device++) {
     CK_SCOPED(ek_tensor, whole, ek_gather(&whole, &b.shards, device, EK_MEMORY_OUTPUTS));
     holds_all(&b, &whole, device);
@@ -54,7 +53,6 @@ CK_LOOP(to_each_device, CUTS) {
   CK_GOT(ek_tensor, host, ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(ROWS * COLUMNS)));
   ck_ok(ek_gather_host(&host, &b.shards));
   ck_assert_mem_eq(numbers, b.numbers, sizeof numbers);
-  close_bench(&b);
 }
 
 /* Numbers of 16 bits are scattered, gathered and broadcast as their bits. */
@@ -95,8 +93,7 @@ CK_LOOP(rows_of_16_bits, CUTS) {
 
 CK_LOOP(moving_frees_the_parts, CUTS) {
   for (size_t device = 0; device < DEVICES; device++) {
-    struct bench b;
-    open_bench(&b, cuts[_i]);
+    CK_SCENE(struct bench, b, open_bench(&b, cuts[_i]), close_bench);
     const void *own = b.shards.parts[device].data;
     const bool in_place = cuts[_i][device] > 0 && b.shards.offsets[device] == 0;
     CK_GOT(ek_tensor, whole, ek_gather_move(&whole, &b.shards, device, EK_MEMORY_OUTPUTS));
@@ -109,14 +106,12 @@ CK_LOOP(moving_frees_the_parts, CUTS) {
       ck_assert_uint_eq(usage.current[EK_MEMORY_OUTPUTS], usage.current_bytes);
     }
     ek_tensor_free(&whole);
-    close_bench(&b);
   }
 }
 
 /* A part that has another holder, or no room after it, is copied. */
 CK_TEST(moving_keeps_what_others_hold) {
-  struct bench b;
-  open_bench(&b, cuts[0]);
+  CK_SCENE(struct bench, b, open_bench(&b, cuts[0]), close_bench);
   double got[3 * COLUMNS];
   CK_GOT(ek_tensor, held, ek_tensor_share(&held, &b.shards.parts[0]));
   CK_GOT(ek_tensor, whole, ek_gather_move(&whole, &b.shards, 0, EK_MEMORY_OUTPUTS));
@@ -126,7 +121,6 @@ CK_TEST(moving_keeps_what_others_hold) {
   ck_same_bits("held", got, b.values, (int64_t)3 * COLUMNS);
   ek_tensor_free(&held);
   ek_tensor_free(&whole);
-  close_bench(&b);
 }
 
 /* torch warns that it unsqueezes scalars: here too they become a vector. */
@@ -156,16 +150,11 @@ CK_TEST(scalars_become_a_vector) {
 static const struct {
   double value;
   uint16_t bf16, f16;
-} rounded[] = {{1, 0x3F80, 0x3C00},
-               {1 + 0x1p-8, 0x3F80, 0x3C04},
-               {1 + 0x1p-8 + 0x1p-40, 0x3F81, 0x3C04},
-               {-1 - 0x1p-11 - 0x1p-40, 0xBF80, 0xBC01},
-               {1 + 0x1p-11, 0x3F80, 0x3C00},
-               {65519.99999999999, 0x4780, 0x7BFF},
-               {1e300, 0x7F80, 0x7C00},
-               {-INFINITY, 0xFF80, 0xFC00},
-               {0x1p-25 + 0x1p-60, 0x3300, 0x0001},
-               {-0.0, 0x8000, 0x8000}};
+} rounded[] = {
+    {1, 0x3F80, 0x3C00}, {1 + 0x1p-8, 0x3F80, 0x3C04}, {1 + 0x1p-8 + 0x1p-40, 0x3F81, 0x3C04},
+    {-1 - 0x1p-11 - 0x1p-40, 0xBF80, 0xBC01}, {1 + 0x1p-11, 0x3F80, 0x3C00},
+    {65519.99999999999, 0x4780, 0x7BFF}, {1e300, 0x7F80, 0x7C00}, {-INFINITY, 0xFF80, 0xFC00},
+    {0x1p-25 + 0x1p-60, 0x3300, 0x0001}, {-0.0, 0x8000, 0x8000}};
 enum { ROUNDED = sizeof rounded / sizeof *rounded };
 
 CK_TEST(into_other_floating_types) {
@@ -234,8 +223,7 @@ static void replace(struct bench *b, size_t k, ek_type type, int rank, const int
 }
 
 CK_TEST(parts_that_do_not_fit_are_refused) {
-  struct bench b;
-  open_bench(&b, cuts[0]);
+  CK_SET_UP(struct bench, b, open_bench(&b, cuts[0]));
   ek_tensor whole = {.rank = -3}, host;
   float numbers[ROWS * COLUMNS] = {0};
   ck_ok(ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(ROWS, COLUMNS)));
@@ -254,8 +242,7 @@ CK_TEST(parts_that_do_not_fit_are_refused) {
 
 /* The whole goes back, and the parts stay. */
 CK_TEST(a_copy_fails) {
-  struct bench b;
-  open_bench(&b, cuts[0]);
+  CK_SCENE(struct bench, b, open_bench(&b, cuts[0]), close_bench);
   ek_tensor whole = {.rank = -3};
   CK_GOT(ek_memory_usage, before, ck_memory_stats(&before, ek_group_device(b.group, 0)));
   ck_ok(ek_fault_at(ek_group_device(b.group, 1), 1, EK_ERR_UNAVAILABLE));
@@ -266,12 +253,10 @@ CK_TEST(a_copy_fails) {
   ck_ok(ek_gather(&whole, &b.shards, 0, EK_MEMORY_OUTPUTS));
   holds_all(&b, &whole, 0);
   ek_tensor_free(&whole);
-  close_bench(&b);
 }
 
 CK_TEST(wrong_arguments_are_refused) {
-  struct bench b;
-  open_bench(&b, cuts[0]);
+  CK_SCENE(struct bench, b, open_bench(&b, cuts[0]), close_bench);
   ek_shards none = {0}, hollow = {0};
   ck_ok(ek_shards_create(&hollow, b.group));
   ek_tensor whole = {0}, host, small, wrong, on_device = b.shards.parts[0];
@@ -302,7 +287,6 @@ CK_TEST(wrong_arguments_are_refused) {
   ck_ok(ek_memory_fail_at(ek_group_device(b.group, 1), 1));
   ck_fails(ek_gather_move(&whole, &b.shards, 1, c), EK_ERR_OUT_OF_MEMORY, "cpu:1");
   ck_no_memory_held(b.group);
-  close_bench(&b);
 }
 
 CK_SUITE("gather")

@@ -57,8 +57,7 @@ static double parameter(const struct bench *b, const char *name, int64_t i) {
 /* Both outputs of every device, in order, with the rows where x had them. */
 CK_LOOP(outputs_in_order, 8) {
   const int64_t rows = _i;
-  struct bench b;
-  open_bench(&b, rows);
+  CK_SCENE(struct bench, b, open_bench(&b, rows), close_bench);
   if (rows < DEVICES) { /* a device without rows needs no pass */
     ek_pass_free(b.passes[2]);
     b.passes[2] = NULL;
@@ -84,12 +83,10 @@ CK_LOOP(outputs_in_order, 8) {
       }
     }
   }
-  close_bench(&b);
 }
 
 CK_TEST(errors_leave_nothing) {
-  struct bench b;
-  open_bench(&b, 7);
+  CK_SCENE(struct bench, b, open_bench(&b, 7), close_bench);
   ek_shards wrong[2] = {b.inputs[1], b.inputs[0]}; /* swapped */
   ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, wrong, 2), EK_ERR_SHAPE,
            "replica 0 on cpu:0: blend");
@@ -102,12 +99,10 @@ CK_TEST(errors_leave_nothing) {
   ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, b.inputs, 2), EK_ERR_OUT_OF_MEMORY,
            "replica 1 on cpu:1");
   ck_assert_ptr_null(b.outputs[0].group);
-  close_bench(&b);
 }
 
 CK_TEST(wrong_arguments_are_refused) {
-  struct bench b;
-  open_bench(&b, 7);
+  CK_SCENE(struct bench, b, open_bench(&b, 7), close_bench);
   ek_shards none[2] = {{0}};
   ek_pass *missing[DEVICES] = {b.passes[0], NULL, b.passes[2]};
   const ek_status bad = EK_ERR_INVALID_ARGUMENT;
@@ -121,7 +116,6 @@ CK_TEST(wrong_arguments_are_refused) {
   ck_invalid(ek_parallel_apply(b.outputs, 2, b.passes, b.inputs, 1), "2 inputs");
   ck_invalid(ek_parallel_apply(b.outputs, 2, missing, b.inputs, 2),
              "replica 1 on cpu:1: ek_parallel_apply: a pass is NULL");
-  close_bench(&b);
 }
 
 CK_SUITE("apply")

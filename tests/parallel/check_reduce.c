@@ -78,8 +78,8 @@ CK_LOOP(buckets_cover_the_flat_buffer, SIZES) {
 
 /* From the end to the beginning, each as large as was asked for, but the last. */
 CK_LOOP(buckets_go_backwards, SIZES) {
-  struct bench b;
-  open_bench(&b, "cpu:2", "gpt", EK_REDUCE_TO_ALL, bucket_sizes[_i]);
+  CK_SCENE(struct bench, b, open_bench(&b, "cpu:2", "gpt", EK_REDUCE_TO_ALL, bucket_sizes[_i]),
+           close_bench);
   const size_t buckets = ek_reducer_bucket_count(b.reducer);
   int64_t end = b.count;
   for (size_t i = 0; i < buckets; i++) {
@@ -92,10 +92,7 @@ CK_LOOP(buckets_go_backwards, SIZES) {
   ck_assert_int_eq(end, 0);
   const bool large = bucket_sizes[_i] == 0 || bucket_sizes[_i] >= 1 << 20;
   if (large) ck_assert_uint_eq(buckets, 1);
-  if (bucket_sizes[_i] == 1) {
-    ck_assert_uint_eq(buckets, ek_replica_parameter_count(b.replicas[0]));
-  }
-  close_bench(&b);
+  if (bucket_sizes[_i] == 1) ck_assert_uint_eq(buckets, ek_replica_parameter_count(b.replicas[0]));
 }
 
 /* Twenty parameters of 1 MiB each. */
@@ -263,9 +260,8 @@ CK_LOOP(sums_are_right, 3) {
 /* One device fails when it has queued some: no other waits for it, and the next round works. */
 CK_LOOP(a_failure_frees_the_others, 3) {
   for (size_t victim = 0; victim < 3; victim++) {
-    struct bench b;
     char text[64];
-    open_bench(&b, "cpu:3", "mlp", (ek_reduce_kind)_i, 1);
+    CK_SCENE(struct bench, b, open_bench(&b, "cpu:3", "mlp", (ek_reduce_kind)_i, 1), close_bench);
     struct round round = {&b, true, victim};
     snprintf(text, sizeof text, "replica %zu on cpu:%zu: the test gives up", victim, victim);
     ck_fails(ek_group_apply(b.group, run_round, &round), EK_ERR_IO, text);
@@ -273,7 +269,6 @@ CK_LOOP(a_failure_frees_the_others, 3) {
     fill(&b);
     ck_ok(ek_group_apply(b.group, run_round, &round));
     has_sums(&b, (ek_reduce_kind)_i);
-    close_bench(&b);
   }
 }
 
@@ -286,32 +281,23 @@ static ek_status tell(void *context, ek_pass *pass, size_t parameter) {
 
 static ek_status train(void *context, ek_device *device, size_t index) {
   struct bench *b = context;
-  ek_pass *pass = NULL;
-  ek_tensor tokens = {0}, logits = {0};
+  CK_FREED(pass) *pass = NULL;
+  CK_FREED(tensor) tokens = {0}, logits = {0};
   const int64_t shape[] = {2, 5};
-  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .complete = tell, .context = b);
   EK_TRY(ek_reducer_begin(b->reducer, device));
-  ek_status status = ek_pass_open(&pass, b->replicas[index], &options);
-  if (status == EK_OK) {
-    status = ek_tensor_create(&tokens, device, EK_MEMORY_INPUTS, EK_I32, 2, shape);
-  }
-  if (status == EK_OK) status = ek_op_zero(stream, &tokens);
-  if (status == EK_OK) status = ek_pass_run_forward(&logits, pass, &tokens);
-  if (status == EK_OK)
-    status = ek_pass_run_backward(NULL, pass, &logits); /* any gradient will do */
-  if (status == EK_OK) status = ek_reducer_end(b->reducer, device);
-  ek_tensor_free(&logits);
-  ek_tensor_free(&tokens);
-  ek_pass_free(pass);
-  return status;
+  EK_TRY(ek_pass_open(&pass, b->replicas[index], &options));
+  EK_TRY(ek_tensor_create(&tokens, device, EK_MEMORY_INPUTS, EK_I32, 2, shape));
+  EK_TRY(ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &tokens));
+  EK_TRY(ek_pass_run_forward(&logits, pass, &tokens));
+  EK_TRY(ek_pass_run_backward(NULL, pass, &logits)); /* any gradient will do */
+  return ek_reducer_end(b->reducer, device);
 }
 
 /* With small buckets all but what waits for the tied table are on their way before backward ends.
  */
 CK_TEST(reduction_overlaps_backward) {
-  struct bench b;
-  open_bench(&b, "cpu:2", "gpt", EK_REDUCE_TO_ALL, 256);
+  CK_SCENE(struct bench, b, open_bench(&b, "cpu:2", "gpt", EK_REDUCE_TO_ALL, 256), close_bench);
   ck_ok(ek_group_apply(b.group, train, &b));
   const size_t buckets = ek_reducer_bucket_count(b.reducer);
   ck_assert_uint_gt(buckets, 5);
@@ -319,7 +305,6 @@ CK_TEST(reduction_overlaps_backward) {
     ck_assert_uint_gt(ek_reducer_overlapped(b.reducer, k), buckets / 2);
     ck_assert_uint_le(ek_reducer_overlapped(b.reducer, k), buckets);
   }
-  close_bench(&b);
 }
 
 /* ---- wrong use ---- */
@@ -339,8 +324,7 @@ static ek_status misuse(void *context, ek_device *device, size_t index) {
 }
 
 CK_TEST(wrong_use_is_refused) {
-  struct bench b;
-  open_bench(&b, "cpu:2", "blend", EK_REDUCE_TO_ALL, 1);
+  CK_SCENE(struct bench, b, open_bench(&b, "cpu:2", "blend", EK_REDUCE_TO_ALL, 1), close_bench);
   ek_device *device = ek_group_device(b.group, 0);
   ck_fails(ek_group_apply(b.group, misuse, &b), EK_ERR_STATE, "already complete");
   int64_t first = 0, last = 0;
@@ -361,12 +345,10 @@ CK_TEST(wrong_use_is_refused) {
   ck_assert_uint_eq(ek_reducer_overlapped(NULL, 0), 0);
   ck_assert_uint_eq(ek_reducer_overlapped(b.reducer, 2), 0);
   ek_reducer_free(NULL);
-  close_bench(&b);
 }
 
 CK_TEST(wrong_openings_are_refused) {
-  struct bench b;
-  open_bench(&b, "cpu:2", "mlp", EK_REDUCE_TO_ALL, 1);
+  CK_SCENE(struct bench, b, open_bench(&b, "cpu:2", "mlp", EK_REDUCE_TO_ALL, 1), close_bench);
   ek_reducer *made = NULL;
   ek_replica *list[] = {b.replicas[0], NULL}, *bare[2] = {NULL, NULL};
   const ek_status bad = EK_ERR_INVALID_ARGUMENT;
@@ -385,11 +367,9 @@ CK_TEST(wrong_openings_are_refused) {
   for (size_t k = 0; k < 2; k++) {
     ck_ok(ek_replica_open(&bare[k], ek_group_device(b.group, k), b.module, &without));
   }
-  ck_fails(ek_reducer_open(&made, b.communicator, bare, NULL), EK_ERR_STATE,
-           "no gradients");
+  ck_fails(ek_reducer_open(&made, b.communicator, bare, NULL), EK_ERR_STATE, "no gradients");
   for (size_t k = 0; k < 2; k++) ek_replica_free(bare[k]);
   ck_assert_ptr_null(made);
-  close_bench(&b);
 }
 
 CK_SUITE("reduce")

@@ -37,8 +37,7 @@ static bool equal(const ek_tensor *a, const ek_tensor *b) {
 }
 
 CK_LOOP(all_become_the_first, 2) {
-  struct bench b;
-  open_bench(&b, _i == 0 ? EK_F32 : EK_F64);
+  CK_SET_UP(struct bench, b, open_bench(&b, _i == 0 ? EK_F32 : EK_F64));
   ek_tensor buffers = *ek_replica_buffers(b.replicas[0]);
   const double marks[16] = {9, 8, 7, 6, 5, 4, 3, 2, 1};
   ck_set(&buffers, marks);
@@ -56,8 +55,7 @@ CK_LOOP(all_become_the_first, 2) {
 }
 
 CK_TEST(wrong_replicas_are_refused) {
-  struct bench b;
-  open_bench(&b, EK_F32);
+  CK_SET_UP(struct bench, b, open_bench(&b, EK_F32));
   ek_replica *list[DEVICES], *other = NULL, *wide = NULL;
   const int64_t sizes[] = {2, 2};
   CK_SCOPED(ek_module *, module, ek_mlp_create(&module, sizes, 2, EK_ACTIVATION_RELU));

@@ -182,8 +182,7 @@ static struct source *open_source(struct source *source) {
 }
 
 CK_TEST(from_the_host) {
-  struct source s;
-  open_source(&s);
+  CK_SET_UP(struct source, s, open_source(&s));
   const int64_t sizes[DEVICES] = {0, 5, 1, 3};
   CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .sizes = sizes);
   for (int i = 0; i < 6; i++) {
@@ -207,12 +206,11 @@ CK_TEST(from_the_host) {
 
 /* A part that is on its device already is not copied. */
 CK_LOOP(views_on_the_source_device, DEVICES) {
-  struct source s;
-  open_source(&s);
+  CK_SET_UP(struct source, s, open_source(&s));
   const size_t home = (size_t)_i;
-  ek_tensor source = {0};
-  ck_ok(ek_tensor_create(&source, ek_group_device(s.group, home), EK_MEMORY_INPUTS, EK_F32,
-                         CK_SHAPE(ROWS, COLUMNS)));
+  CK_GOT(ek_tensor, source,
+         ek_tensor_create(&source, ek_group_device(s.group, home), EK_MEMORY_INPUTS, EK_F32,
+                          CK_SHAPE(ROWS, COLUMNS)));
   ck_ok(ek_tensor_copy(&source, &s.host));
   CK_OPENED(ek_shards, shards, ek_scatter(&shards, s.group, &source, EK_MEMORY_INPUTS, NULL));
   CK_OPENED(ek_shards, whole, ek_scatter_broadcast(&whole, s.group, &source, EK_MEMORY_INPUTS));
@@ -233,9 +231,7 @@ CK_LOOP(views_on_the_source_device, DEVICES) {
 
 /* Targets follow the samples, also where a sample has several rows. */
 CK_TEST(like_another) {
-  struct source s;
-  open_source(&s);
-  ek_tensor scalar;
+  CK_SET_UP(struct source, s, open_source(&s));
   CK_WITH(ek_tensor, samples, s.host, .shape[0] = 3 /* of 3 rows each */);
   const int64_t sizes[DEVICES] = {1, 0, 2, 0};
   const ek_scatter_options options = {
@@ -253,7 +249,7 @@ CK_TEST(like_another) {
   CK_WITH(ek_tensor, odd, s.host, .shape[0] = 8);
   ck_fails(ek_scatter_like(&shards, &like, &odd, EK_MEMORY_INPUTS), EK_ERR_SHAPE,
            "8 rows are not a multiple of 3 samples");
-  ck_ok(ek_tensor_host(&scalar, s.numbers, EK_F32, 0, NULL));
+  CK_GOT(ek_tensor, scalar, ek_tensor_host(&scalar, s.numbers, EK_F32, 0, NULL));
   ck_fails(ek_scatter_like(&shards, &like, &scalar, EK_MEMORY_INPUTS), EK_ERR_SHAPE, "scalar");
   ek_shards_free(&like);
   samples.shape[0] = odd.shape[0] = 0; /* nothing follows nothing */
@@ -265,8 +261,7 @@ CK_TEST(like_another) {
 }
 
 CK_TEST(wrong_sources_are_refused) {
-  struct source s;
-  open_source(&s);
+  CK_SET_UP(struct source, s, open_source(&s));
   ek_group *other = ck_open("cpu:2", 1);
   ek_tensor foreign = ck_upload(ek_group_device(other, 1), EK_F32, s.values, CK_SHAPE(9, 3));
   ek_tensor nothing = {0}, scalar;

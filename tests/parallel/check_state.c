@@ -64,8 +64,7 @@ CK_LOOP(entries, CK_PLACEMENTS) {
 }
 
 CK_LOOP(values_by_name, CK_PLACEMENTS) {
-  const struct ck_setup setup = setup_of("gpt", _i);
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(setup_of("gpt", _i));
   float numbers[13 * 8], back[13 * 8] = {0};
   for (int i = 0; i < 13 * 8; i++) numbers[i] = (float)i;
   const char *const names[] = {"tokens.weight", "adamw/m/tokens.weight", "adamw/v/tokens.weight"};
@@ -85,10 +84,9 @@ CK_LOOP(values_by_name, CK_PLACEMENTS) {
 
 /* A range of an entry, and the others stay; an empty one at the end is legal. */
 CK_LOOP(a_part_is_written, CK_PLACEMENTS) {
-  const struct ck_setup setup = setup_of("gpt", _i);
   static const char *const names[] = {"tokens.weight", "adamw/v/tokens.weight"};
   enum { COUNT = 13 * 8, FIRST = 50 };
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(setup_of("gpt", _i));
   for (size_t n = 0; n < 2; n++) {
     double given[COUNT], got[COUNT];
     ek_tensor whole, part;
@@ -115,10 +113,9 @@ CK_LOOP(a_part_is_written, CK_PLACEMENTS) {
 
 /* Values and states in f64, with bits that f32 does not have; and in 16 bits, and a part. */
 CK_LOOP(in_another_type, CK_PLACEMENTS) {
-  const struct ck_setup setup = setup_of("gpt", _i);
   static const char *const names[] = {"tokens.weight", "adamw/v/tokens.weight"};
   enum { COUNT = 13 * 8 };
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(setup_of("gpt", _i));
   for (size_t n = 0; n < 2; n++) {
     double given[COUNT], doubles[COUNT];
     float singles[COUNT];
@@ -144,8 +141,7 @@ CK_LOOP(in_another_type, CK_PLACEMENTS) {
 }
 
 CK_TEST(wrong_names_and_tensors) {
-  const struct ck_setup setup = setup_of("blend", 3);
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(setup_of("blend", 3));
   double numbers[CK_BLEND_WIDTH + 1] = {0};
   int64_t number = -1;
   ek_tensor good, typed, whole, sized, turned, step, absent = {0};
@@ -279,10 +275,9 @@ CK_LOOP(resumed_elsewhere, RUNS) {
 
 /* The count of steps ends with the optimizer, and the next one begins a run. */
 CK_LOOP(a_second_optimizer, CK_PLACEMENTS) {
-  const struct ck_setup setup = setup_of("mlp", _i);
   int64_t step = 9;
   CK_GOT(ek_tensor, host, ek_tensor_host(&host, &step, EK_I64, 0, NULL));
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(setup_of("mlp", _i));
   go(&t, 0, 2);
   ek_data_parallel_optimizer_free(t.optimizer);
   ck_ok(ek_state_read(&host, t.model, "run/step"));
@@ -319,8 +314,7 @@ CK_LOOP(plan_devices, CK_PLACEMENTS) {
  * good; a write may leave it torn, and writing everything once more mends it. */
 CK_LOOP(faults, CK_PLACEMENTS) {
   const struct ck_setup setup = setup_of("mlp", _i);
-  struct ck_training t;
-  open_run(&t, &setup);
+  CK_SET_UP(struct ck_training, t, open_run(&t, &setup));
   go(&t, 0, 1);
   struct ck_state state = ck_state_take(t.model);
   int failures = 0;

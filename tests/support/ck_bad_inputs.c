@@ -62,8 +62,7 @@ static void try_places(struct trial *trial, int i) {
   double memory[1024] = {0};
   const ek_tensor *good = &trial->tensor[i];
   ck_assert_uint_le(ek_tensor_bytes(good), sizeof memory);
-  ek_tensor host;
-  ck_ok(ek_tensor_host(&host, memory, good->type, good->rank, good->shape));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, memory, good->type, good->rank, good->shape));
   expect(trial, i, &host, EK_ERR_DEVICE, "in host memory");
 
   ek_tensor far = make(ek_group_device(trial->foreign, 0), good->type, good->rank, good->shape);

@@ -33,8 +33,7 @@ static void make_parameters(struct ck_bed *bed, struct ck_random *random) {
   const struct ck_input range = {.low = -0.7, .high = 0.7};
   double *values = ck_bed_parameters(bed);
   for (size_t i = 0; i < ek_replica_parameter_count(bed->replica); i++) {
-    ek_parameter_info info;
-    ck_ok(ek_replica_parameter(&info, bed->replica, i));
+    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, bed->replica, i));
     if (info.buffer) continue;
     for (int64_t k = 0; k < ek_tensor_count(&info.value); k++) {
       values[info.offset + k] = draw(random, &range);
@@ -47,9 +46,8 @@ static void make_parameters(struct ck_bed *bed, struct ck_random *random) {
  * is made: the bed's memory has no holes. */
 static void make_factors(struct ck_bed *bed, struct ck_random *random) {
   const struct ck_input range = {.low = -1.0, .high = 1.0};
-  ek_pass *pass = NULL;
   ek_tensor outputs[CK_MODULE_TENSORS] = {{0}}, shapes[CK_MODULE_TENSORS];
-  ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
+  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, bed->replica, &bed->options));
   ck_ok(ek_pass_run_forward(outputs, pass, bed->input));
   memcpy(shapes, outputs, sizeof shapes);
   for (size_t i = 0; i < bed->outputs; i++) ek_tensor_free(&outputs[i]);
@@ -140,12 +138,10 @@ void ck_bed_close(struct ck_bed *bed) {
 
 void ck_bed_forward(struct ck_bed *bed) {
   CK_WITH(ek_pass_options, options, bed->options, .gradient = false);
-  ek_pass *pass = NULL;
   ek_tensor outputs[CK_MODULE_TENSORS] = {{0}};
-  ck_ok(ek_pass_open(&pass, bed->replica, &options));
+  CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, bed->replica, &options));
   ck_ok(ek_pass_run_forward(outputs, pass, bed->input));
   for (size_t i = 0; i < bed->outputs; i++) ek_tensor_free(&outputs[i]);
-  ek_pass_free(pass);
 }
 
 static double *take_values(ek_tensor *tensor, int64_t *count) {
@@ -159,18 +155,16 @@ static double *take_values(ek_tensor *tensor, int64_t *count) {
 /* What was in the gradients before must not matter; their padding stays zero. */
 static void poison_gradients(struct ck_bed *bed) {
   for (size_t i = 0; i < ek_replica_parameter_count(bed->replica); i++) {
-    ek_parameter_info info;
-    ck_ok(ek_replica_parameter(&info, bed->replica, i));
+    CK_GOT(ek_parameter_info, info, ek_replica_parameter(&info, bed->replica, i));
     if (!info.buffer && !info.frozen) ck_set(&info.gradient, NULL);
   }
 }
 
 struct ck_results *ck_bed_backward(struct ck_bed *bed, bool grad_inputs) {
   struct ck_results *results = ck_array(1, sizeof *results);
-  ek_pass *pass = NULL;
   ek_tensor outputs[CK_MODULE_TENSORS] = {{0}}, gradients[CK_MODULE_TENSORS] = {{0}};
   if (!bed->options.accumulate) poison_gradients(bed);
-  ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
+  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, bed->replica, &bed->options));
   ck_ok(ek_pass_run_forward(outputs, pass, bed->input));
   for (size_t i = 0; i < bed->outputs; i++) {
     results->output[i] = take_values(&outputs[i], &results->output_count[i]);
@@ -204,19 +198,16 @@ void ck_bed_set_parameters(struct ck_bed *bed, const double *values) {
 }
 
 void ck_bed_set(struct ck_bed *bed, const char *name, const double *values) {
-  ek_parameter_info info;
-  ck_ok(ek_replica_find(&info, bed->replica, name));
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, bed->replica, name));
   ck_set(&info.value, values);
 }
 
 void ck_forward_fails(ek_module *module, ek_status wanted, const char *text, ek_type type, int rank,
                       const int64_t *shape) {
-  ek_group *group = ck_open("cpu:1", 1);
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
+  CK_HELD(ek_group *, group, ck_open("cpu:1", 1));
   ek_tensor input = {0}, outputs[CK_MODULE_TENSORS] = {{0}};
-  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
-  ck_ok(ek_pass_open(&pass, replica, NULL));
+  CK_GOT(ek_replica *, replica, ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
   ck_ok(ek_tensor_create(&input, ek_group_device(group, 0), EK_MEMORY_INPUTS, type, rank, shape));
   double *nothing = zeros(ek_tensor_count(&input));
   ck_set(&input, nothing);
@@ -226,16 +217,14 @@ void ck_forward_fails(ek_module *module, ek_status wanted, const char *text, ek_
   ek_pass_free(pass);
   ek_replica_free(replica);
   ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 void ck_replica_fails(ek_module *module, const char *spec, ek_status wanted, const char *text) {
-  ek_group *group = ck_open(spec, 1);
+  CK_HELD(ek_group *, group, ck_open(spec, 1));
   ek_replica *replica = NULL;
   ck_fails(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL), wanted, text);
   ck_assert_ptr_null(replica);
   ck_no_memory_held(group);
-  ek_group_free(group);
 }
 
 void ck_host_failures(ek_status (*create)(ek_module **module)) {
@@ -247,8 +236,7 @@ void ck_host_failures(ek_status (*create)(ek_module **module)) {
 }
 
 uint64_t ck_bed_held(const struct ck_bed *bed) {
-  ek_memory_usage usage;
-  ck_ok(ck_memory_stats(&usage, bed->device));
+  CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, bed->device));
   return usage.current_bytes;
 }
 

@@ -30,54 +30,40 @@ static ek_status biased_gradients(ek_pass *pass, ek_tensor *z, const ek_tensor *
 CK_FORWARD(biased) {
   const ek_tensor *y = &inputs[0], *target = &inputs[1];
   ek_stream *stream = ek_pass_stream(pass);
-  ek_tensor bias = {0}, z = {0};
-  ek_status status = EK_OK;
+  CK_FREED(tensor) z = {0};
+  ek_tensor bias = {0};
   double scale = 0;
   EK_TRY(ek_pass_parameter(&bias, pass, 0));
   EK_TRY(ek_pass_totals(&outputs[0], pass));
   EK_TRY(ek_pass_output(&z, pass, y->type, y->rank, y->shape));
-  EK_TRY_GOTO(status, ek_op_copy(stream, &z, y), cleanup);
-  EK_TRY_GOTO(status, ek_op_add_bias(stream, &z, &bias), cleanup);
-  EK_TRY_GOTO(status, ek_op_squared_error_forward(stream, NULL, &outputs[0], &z, target), cleanup);
-  if (((const struct biased *)self)->early && ek_pass_known_scale(&scale, pass)) {
-    EK_TRY_GOTO(status, biased_gradients(pass, &z, target, scale), cleanup);
-    EK_TRY_GOTO(status, ek_pass_save(pass, &z), cleanup);
-    goto cleanup;
-  }
-  EK_TRY_GOTO(status, ek_pass_save(pass, &z), cleanup);
-  EK_TRY_GOTO(status, ek_pass_save(pass, target), cleanup);
-cleanup:
-  ek_tensor_free(&z);
-  return status;
+  EK_TRY(ek_op_copy(stream, &z, y));
+  EK_TRY(ek_op_add_bias(stream, &z, &bias));
+  EK_TRY(ek_op_squared_error_forward(stream, NULL, &outputs[0], &z, target));
+  const bool early = ((const struct biased *)self)->early && ek_pass_known_scale(&scale, pass);
+  if (early) EK_TRY(biased_gradients(pass, &z, target, scale));
+  EK_TRY(ek_pass_save(pass, &z));
+  return early ? EK_OK : ek_pass_save(pass, target);
 }
 
 CK_BACKWARD(biased) {
   const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
   ek_stream *stream = ek_pass_stream(pass);
-  ek_tensor z = {0}, target = {0}, bias = {0};
+  CK_FREED(tensor) z = {0}, target = {0};
+  ek_tensor bias = {0};
   double beta = 0, known = 0;
-  ek_status status = EK_OK;
   if (((const struct biased *)self)->early && ek_pass_known_scale(&known, pass)) {
     return ek_pass_take(&grad_inputs[0], pass);
   }
-  EK_TRY_GOTO(status, ek_pass_take(&target, pass), cleanup);
-  EK_TRY_GOTO(status, ek_pass_take(&z, pass), cleanup);
-  EK_TRY_GOTO(status, ek_pass_input_gradient(&grad_inputs[0], pass, &z), cleanup);
+  EK_TRY(ek_pass_take(&target, pass));
+  EK_TRY(ek_pass_take(&z, pass));
+  EK_TRY(ek_pass_input_gradient(&grad_inputs[0], pass, &z));
   ck_assert(grad_inputs[0].data == z.data); /* nothing else needs it */
-  EK_TRY_GOTO(status,
-              ek_op_squared_error_backward(stream, &grad_inputs[0], &z, &target, &scale, NULL),
-              cleanup);
-  EK_TRY_GOTO(status, ek_pass_gradient(&bias, &beta, pass, 0), cleanup);
-  status = ek_op_column_sum(stream, &bias, &grad_inputs[0], beta);
-cleanup:
-  ek_tensor_free(&z);
-  ek_tensor_free(&target);
-  return status;
+  EK_TRY(ek_op_squared_error_backward(stream, &grad_inputs[0], &z, &target, &scale, NULL));
+  EK_TRY(ek_pass_gradient(&bias, &beta, pass, 0));
+  return ek_op_column_sum(stream, &bias, &grad_inputs[0], beta);
 }
 
-static void biased_free(ek_module *self) { free(self); }
-
-CK_MODULE_OPS_WITH(biased, .parameters = biased_declare, .types = EK_TYPES_F32 | EK_TYPES_F64);
+CK_PLAIN_OPS(biased, .parameters = biased_declare, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_criterion *ck_biased_with(bool early, ek_reduction reduction) {
   struct biased *b = calloc(1, sizeof *b);
@@ -90,8 +76,7 @@ ek_criterion *ck_biased_with(bool early, ek_reduction reduction) {
 ek_criterion *ck_biased(void) { return ck_biased_with(false, EK_REDUCTION_MEAN); }
 
 ek_module *ck_together(ek_module *model, ek_criterion *criterion) {
-  ek_module *module = NULL;
-  ck_ok(ek_with_criterion_create(&module, model, criterion));
+  CK_GOT(ek_module *, module, ek_with_criterion_create(&module, model, criterion));
   ek_module_free(model);
   ek_criterion_free(criterion);
   return ck_keep(module);

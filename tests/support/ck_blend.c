@@ -16,7 +16,7 @@ CK_PARAMETERS(blend) {
 
 CK_FORWARD(blend) {
   const ek_tensor *w = &inputs[0], *x = &inputs[1];
-  ek_tensor a, b, c, loans[2] = {inputs[0], inputs[1]};
+  ek_tensor a, b, c;
   if (w->rank != 1 || w->shape[0] != N || x->rank != 2 || x->shape[1] != N ||
       x->type != ek_pass_type(pass) || w->type != x->type) {
     return ek_error_set(EK_ERR_SHAPE, "blend: expected [%d] and [B, %d]", N, N);
@@ -26,59 +26,48 @@ CK_FORWARD(blend) {
   EK_TRY(ek_pass_parameter(&c, pass, C));
   EK_TRY(ek_pass_output(&outputs[0], pass, x->type, 2, x->shape));
   EK_TRY(ek_pass_output(&outputs[1], pass, x->type, 2, x->shape));
-  struct ck_mirrors m;
-  const ek_status status = ck_mirrors_open(
-      &m, 2, (ek_tensor *[]){&outputs[0], &outputs[1], &a, &b, &c, &loans[0], &loans[1]}, 7);
+  CK_MIRRORS(m, 2, &outputs[0], &outputs[1], &a, &b, &c, w, x);
   const ek_tensor *h = m.host;
-  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(x); i++) {
+  for (int64_t i = 0; i < ek_tensor_count(x); i++) {
     const double value = ck_at(&h[6], i), factor = ck_at(&h[2], i % N);
     ck_put(&m.host[0], i, value * factor * ck_at(&h[5], i % N) + ck_at(&h[4], i % N));
     ck_put(&m.host[1], i, value + factor * ck_at(&h[3], i % N));
   }
-  EK_TRY(ck_mirrors_close(&m, status));
+  EK_TRY(ck_mirrors_close(&m));
   EK_TRY(ek_pass_save(pass, w));
   return ek_pass_save(pass, x);
 }
 
-static ek_status gradients(ek_pass *pass, ek_tensor *w, ek_tensor *x, const ek_tensor *dy) {
-  ek_tensor a, b, da, db, loans[2] = {dy[0], dy[1]};
+static ek_status gradients(ek_pass *pass, const ek_tensor *w, const ek_tensor *x,
+                           const ek_tensor *dy) {
+  ek_tensor a, b, da, db;
   EK_TRY(ek_pass_parameter(&a, pass, A));
   EK_TRY(ek_pass_parameter(&b, pass, B));
   EK_TRY(ek_pass_gradient(&db, NULL, pass, B));
   EK_TRY(ek_pass_gradient(&da, NULL, pass, A));
-  struct ck_mirrors m;
-  const ek_status status =
-      ck_mirrors_open(&m, 2, (ek_tensor *[]){&da, &db, &a, &b, w, x, &loans[0], &loans[1]}, 8);
+  CK_MIRRORS(m, 2, &da, &db, &a, &b, w, x, &dy[0], &dy[1]);
   ek_tensor *h = m.host;
-  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(x); i++) {
+  for (int64_t i = 0; i < ek_tensor_count(x); i++) {
     const int64_t j = i % N;
     const double dy0 = ck_at(&h[6], i), dy1 = ck_at(&h[7], i);
     ck_put(&h[0], j,
            ck_at(&h[0], j) + dy0 * ck_at(&h[5], i) * ck_at(&h[4], j) + dy1 * ck_at(&h[3], j));
     ck_put(&h[1], j, ck_at(&h[1], j) + dy1 * ck_at(&h[2], j));
   }
-  EK_TRY(ck_mirrors_close(&m, status));
+  EK_TRY(ck_mirrors_close(&m));
   EK_TRY(ek_pass_gradient_complete(pass, B));
   return ek_pass_gradient_complete(pass, A);
 }
 
 /* As the root of a model it is never asked for the gradients of its inputs. */
 CK_BACKWARD(blend) {
-  ek_tensor w = {0}, x = {0};
+  CK_FREED(tensor) w = {0}, x = {0};
   if (grad_inputs != NULL) return ek_error_set(EK_ERR_UNSUPPORTED, "blend: no gradient of inputs");
-  ek_status status = ek_pass_take(&x, pass);
-  if (status == EK_OK) status = ek_pass_take(&w, pass);
-  if (status == EK_OK) status = gradients(pass, &w, &x, grad_outputs);
-  ek_tensor_free(&w);
-  ek_tensor_free(&x);
-  return status;
+  EK_TRY(ek_pass_take(&x, pass));
+  EK_TRY(ek_pass_take(&w, pass));
+  return gradients(pass, &w, &x, grad_outputs);
 }
 
-static void blend_free(ek_module *self) { free(self); }
+CK_PLAIN_OPS(blend, .parameters = blend_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
-CK_MODULE_OPS_WITH(blend, .parameters = blend_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
-
-ek_status ck_blend_create(ek_module **module) {
-  *module = ck_module_new(sizeof **module, &blend_ops, 2, 2);
-  return EK_OK;
-}
+ek_status ck_blend_create(ek_module **module) { return ck_plain_create(module, &blend_ops, 2, 2); }

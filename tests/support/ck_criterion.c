@@ -134,8 +134,7 @@ void ck_loss_backward(struct ck_loss *loss, const double *scales, const ek_tenso
 }
 
 uint64_t ck_loss_bytes(const struct ck_rig *rig) {
-  ek_memory_usage usage;
-  ck_ok(ck_memory_stats(&usage, rig->device));
+  CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, rig->device));
   return usage.current[EK_MEMORY_LOSS];
 }
 

@@ -60,9 +60,7 @@ struct ck_entropy ck_entropy(struct ck_rig *rig, const double *logits, const dou
     r.loss_bound[row] = row_bound(rig, x, classes, most);
     /* The sum of the losses rounds once per row more. */
     r.s_bound += r.loss_bound[row] + (double)rows * rig->unit * fabs(r.losses[row]);
-    for (int64_t c = 0; c < classes; c++) {
-      r.gradient_bound[row * classes + c] = r.loss_bound[row];
-    }
+    for (int64_t c = 0; c < classes; c++) r.gradient_bound[row * classes + c] = r.loss_bound[row];
   }
   return r;
 }

@@ -19,9 +19,8 @@ static double *room(int64_t count) {
 /* A parameter's values; the caller frees them. */
 static double *parameter(const struct reference *r, const char *prefix, const char *name) {
   char full[96];
-  ek_parameter_info info;
   snprintf(full, sizeof full, "%s%s", prefix, name);
-  ck_ok(ek_replica_find(&info, r->replica, full));
+  CK_GOT(ek_parameter_info, info, ek_replica_find(&info, r->replica, full));
   double *values = room(ek_tensor_count(&info.value));
   ck_get(values, &info.value);
   return values;
@@ -141,13 +140,9 @@ static void head(struct reference *r, double *logits) {
 void ck_gpt_forward(double *logits, const ek_replica *replica, const ek_gpt_options *options,
                     const double *index, int64_t samples, int64_t tokens) {
   const int64_t width = options->width;
-  struct reference r = {replica,
-                        options,
-                        tokens,
-                        width,
-                        room(tokens * width),
-                        room(tokens * width),
-                        room(4 * tokens * width)};
+  struct reference r = {
+      replica, options, tokens, width, room(tokens * width), room(tokens * width),
+      room(4 * tokens * width)};
   for (int64_t s = 0; s < samples; s++) {
     embed(&r, index + s * tokens);
     for (int i = 0; i < options->layers; i++) {

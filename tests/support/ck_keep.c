@@ -134,21 +134,7 @@ static void end_trainer(void *trainer) { ck_ok(ek_trainer_close(trainer)); }
 
 #define END(noun)                                                                                  \
   static void end_##noun(void *copy) { ek_##noun##_free(copy); }
-END(communicator)
-END(criterion)
-END(data_loader)
-END(data_parallel_criterion)
-END(data_parallel_model)
-END(data_parallel_optimizer)
-END(event)
-END(module)
-END(optimizer)
-END(pass)
-END(reducer)
-END(replica)
-END(safetensors)
-END(safetensors_writer)
-END(source)
+CK_PLAIN_HANDLES(END)
 
 #define KEEP_AND_FREE(noun)                                                                        \
   ek_##noun *ck_keep_##noun(ek_##noun *noun) {                                                     \

@@ -27,30 +27,13 @@
 
 #include <evenkeel/evenkeel.h>
 
-/* All handles, and those that are also closed, with a status. */
-#define CK_HANDLES(X)                                                                              \
-  X(communicator)                                                                                  \
-  X(criterion)                                                                                     \
-  X(data_parallel_criterion)                                                                       \
-  X(data_parallel_model)                                                                           \
-  X(data_parallel_optimizer)                                                                       \
-  X(event)                                                                                         \
-  X(group)                                                                                         \
-  X(data_loader)                                                                                   \
-  X(metrics)                                                                                       \
-  X(module)                                                                                        \
-  X(optimizer)                                                                                     \
-  X(pass)                                                                                          \
-  X(reducer)                                                                                       \
-  X(replica)                                                                                       \
-  X(safetensors)                                                                                   \
-  X(safetensors_writer)                                                                            \
-  X(source)                                                                                        \
-  X(trainer)
-#define CK_CLOSED_HANDLES(X)                                                                       \
-  X(group)                                                                                         \
-  X(metrics)                                                                                       \
-  X(trainer)
+/* Handles that are also closed, with a status; the others; all of them. */
+#define CK_CLOSED_HANDLES(X) X(group) X(metrics) X(trainer)
+#define CK_PLAIN_HANDLES(X)                                                                        \
+  X(communicator) X(criterion) X(data_parallel_criterion) X(data_parallel_model)                   \
+  X(data_parallel_optimizer) X(event) X(data_loader) X(module) X(optimizer) X(pass) X(reducer)     \
+  X(replica) X(safetensors) X(safetensors_writer) X(source)
+#define CK_HANDLES(X) CK_PLAIN_HANDLES(X) CK_CLOSED_HANDLES(X)
 
 #define CK_DECLARE_KEEP(noun) ek_##noun *ck_keep_##noun(ek_##noun *noun);
 #define CK_DECLARE_FREE(noun) void ck_free_##noun(ek_##noun *noun);
@@ -75,7 +58,17 @@ void ck_free_shards(ek_shards *shards);
   type name = {0};                                                                                 \
   ck_ok(call)
 
-/* The same with what the call opened, which is kept. */
+/* The same with a call that gives nothing back. */
+#define CK_SET_UP(type, name, call)                                                                \
+  type name;                                                                                       \
+  call
+
+/* The same, and end(&name) at the end of the block. */
+#define CK_SCENE(type, name, call, end)                                                            \
+  __attribute__((cleanup(end))) type name;                                                         \
+  call
+
+/* Declares a variable that a call, which must succeed, opens; it is kept. */
 #define CK_OPENED(type, name, call)                                                                \
   CK_GOT(type, name, call);                                                                        \
   ck_keep(name)
@@ -148,5 +141,20 @@ void ck_release_all(void);
 #define ek_trainer_close ck_close_trainer
 #define ek_trainer_free ck_free_trainer
 #endif
+
+/*
+ * A variable that is freed at the end of its block, whatever that was: for functions that give a
+ * status back instead of asserting.
+ *
+ *     CK_FREED(tensor) x = {0}, y = {0};
+ *     CK_FREED(module) *module = NULL;
+ *     EK_TRY(...);
+ */
+#define CK_FREED(noun) __attribute__((cleanup(ck_freed_##noun))) ek_##noun
+#define CK_DEFINE_FREED(noun)                                                                      \
+  static inline void ck_freed_##noun(ek_##noun **noun) { ck_free_##noun(*noun); }
+CK_HANDLES(CK_DEFINE_FREED)
+static inline void ck_freed_tensor(ek_tensor *tensor) { ck_free_tensor(tensor); }
+static inline void ck_freed_shards(ek_shards *shards) { ck_free_shards(shards); }
 
 #endif /* CK_KEEP_H */

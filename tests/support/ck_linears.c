@@ -30,7 +30,6 @@ void ck_linears_open_in(struct ck_linears *it, const char *spec, int64_t width, 
 ek_status ck_linears_step(struct ck_linears *it) {
   static float rows[CK_LINEARS_SAMPLES * CK_LINEARS_WIDTH];
   const int64_t shape[] = {CK_LINEARS_SAMPLES, it->width};
-  ek_tensor batch;
-  ck_ok(ek_tensor_host(&batch, rows, EK_F32, 2, shape));
+  CK_GOT(ek_tensor, batch, ek_tensor_host(&batch, rows, EK_F32, 2, shape));
   return ek_trainer_step(NULL, it->trainer, &batch, 1, &batch, 1);
 }

@@ -3,6 +3,28 @@
  */
 #include "ck_module.h"
 
+void ck_plain_free(ek_module *self) { free(self); }
+
+ek_status ck_plain_create(ek_module **module, const ek_module_ops *ops, size_t inputs,
+                          size_t outputs) {
+  *module = ck_module_new(sizeof **module, ops, inputs, outputs);
+  return EK_OK;
+}
+
+ek_status ck_sequential(ek_module **module, ek_module **parts, size_t count,
+                        const ek_sequential_options *options) {
+  const ek_status status = ek_sequential_create_with(module, parts, count, options);
+  for (size_t i = 0; i < count; i++) ek_module_free(parts[i]);
+  return status;
+}
+
+ek_status ck_weighted_sum(ek_criterion **criterion, ek_criterion **terms,
+                          const double *coefficients, size_t count) {
+  const ek_status status = ek_weighted_sum_create(criterion, terms, coefficients, count);
+  for (size_t i = 0; i < count; i++) ek_criterion_free(terms[i]);
+  return status;
+}
+
 enum { PROBES_IN_PARTS = 8 };
 
 /* ---- what the library checks ---- */

@@ -19,24 +19,19 @@ static double *fetch(const ek_tensor *tensor) {
  * What is saved in the first case, large as it is, is to be dropped. */
 static ek_status keep_signs(ek_pass *pass, const ek_tensor *output, double *signs) {
   double scale = 0;
+  CK_FREED(tensor) saved = {0};
   if (ek_pass_gradient_now(&scale, pass)) {
     ek_tensor gradient = *output;
     for (int64_t i = 0; i < ek_tensor_count(output); i++) signs[i] *= scale;
     ck_set(&gradient, signs);
     const int64_t large = CK_ABSOLUTE_DROPPED;
-    ek_tensor dropped = {0};
-    EK_TRY(ek_pass_output(&dropped, pass, output->type, 1, &large));
-    const ek_status status = ek_pass_save(pass, &dropped);
-    ek_tensor_free(&dropped);
-    return status;
+    EK_TRY(ek_pass_output(&saved, pass, output->type, 1, &large));
+    return ek_pass_save(pass, &saved);
   }
-  ek_tensor saved = {0};
   EK_TRY(ek_pass_output(&saved, pass, output->type, output->rank, output->shape));
   ck_set(&saved, signs);
-  ek_status status = ek_pass_save(pass, output);
-  if (status == EK_OK) status = ek_pass_save(pass, &saved);
-  ek_tensor_free(&saved);
-  return status;
+  EK_TRY(ek_pass_save(pass, output));
+  return ek_pass_save(pass, &saved);
 }
 
 static ek_status absolute_declare(const ek_module *self, ek_declaration *declaration) {

@@ -24,9 +24,7 @@ CK_BACKWARD(probe) {
   return m->backward == NULL ? EK_OK : m->backward(pass, &grad_outputs[0]);
 }
 
-static void probe_free(ek_module *self) { free(self); }
-
-CK_MODULE_OPS_WITH(probe, .parameters = probe_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
+CK_PLAIN_OPS(probe, .parameters = probe_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 /* ---- a pass over it ---- */
 

@@ -105,6 +105,10 @@ ek_status ck_process_open_folding(ek_group **group, const struct ck_process *pro
   return open_group(group, process, time_limit, false);
 }
 
+void ck_process_close(struct ck_process_group *it) {
+  if (it->group != NULL) ck_went(it->outcome, ek_group_close(it->group));
+}
+
 ek_world *ck_process_opened(const struct ck_process *process) {
   return process->mpi != NULL ? process->mpi : shared_world;
 }
@@ -204,10 +208,9 @@ static void run_with(const char *mpirun, struct ck_outcome *outcomes, const char
     argv[used++] = word;
   }
   (void)snprintf(numbers[0], TEXT, "%zu", count);
-  char *const fixed[] = {(char *)(uintptr_t) "-n",      numbers[0],
-                         path,                          (char *)(uintptr_t) "--part",
-                         (char *)(uintptr_t)part,       (char *)(uintptr_t) "mpi",
-                         numbers[0],                    folder};
+  char *const fixed[] = {
+      (char *)(uintptr_t) "-n", numbers[0], path, (char *)(uintptr_t) "--part",
+      (char *)(uintptr_t)part, (char *)(uintptr_t) "mpi", numbers[0], folder};
   for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++) argv[used++] = fixed[i];
   for (size_t i = 0; i < count; i++) {
     (void)snprintf(numbers[1 + i], TEXT, "%zu", devices[i]);
@@ -363,10 +366,10 @@ static int run_part(char **argv, const struct ck_part *parts) {
   return wrote ? 0 : 3;
 }
 
-int ck_processes_main(int argc, char **argv, const struct ck_part *parts,
-                      Suite *(*make_suite)(void)) {
+int ck_processes_main(int argc, char **argv, const struct ck_part *parts, const char *name,
+                      void (*set_up)(void), void (*tear_down)(void)) {
   if (argc > 6 && strcmp(argv[1], "--part") == 0) {
     return strcmp(argv[3], "mpi") == 0 ? run_mpi_part(argv, parts) : run_part(argv, parts);
   }
-  return ck_run(make_suite());
+  return ck_run(ck_suite(name, set_up, tear_down));
 }

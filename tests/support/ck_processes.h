@@ -9,7 +9,7 @@
  *     ...
  *       ck_processes_run(outcomes, "train", (const size_t[]){1, 2}, 2);
  *     ...
- *     int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
+ *     CK_PARTS_SUITE("name", parts)           main()
  */
 #ifndef CK_PROCESSES_H
 #define CK_PROCESSES_H
@@ -62,6 +62,18 @@ ek_status ck_process_world(ek_world **world, const struct ck_process *process, d
  * is opened with the first group, with this time limit, and freed when the part ends. */
 ek_status ck_process_open(ek_group **group, const struct ck_process *process, double time_limit);
 
+/* Declares such a group in a part, which ends here where it cannot be opened. The group is closed at
+ * the end of the block, and a failure of that is the part's, too. */
+#define CK_PROCESS_GROUP(name, outcome, process, time_limit)                                       \
+  __attribute__((cleanup(ck_process_close))) struct ck_process_group of_part = {outcome, NULL};    \
+  if (!ck_went(outcome, ck_process_open(&of_part.group, process, time_limit))) return;             \
+  ek_group *const name = of_part.group
+struct ck_process_group {
+  struct ck_outcome *outcome;
+  ek_group *group;
+};
+void ck_process_close(struct ck_process_group *group);
+
 /* The same, of a group that is not deterministic: sums go inside a process first. */
 ek_status ck_process_open_folding(ek_group **group, const struct ck_process *process,
                                   double time_limit);
@@ -90,7 +102,13 @@ struct ck_outcome *ck_processes_alone(const char *part,
 /* All of them came back without an error of their own or of a sanitizer. */
 void ck_processes_well(const struct ck_outcome *outcomes, size_t count);
 
-int ck_processes_main(int argc, char **argv, const struct ck_part *parts,
-                      Suite *(*make_suite)(void));
+/* As CK_SUITE() and CK_SUITE_WITH(). */
+#define CK_PARTS_SUITE(name, parts) CK_PARTS_SUITE_WITH(name, parts, NULL, NULL)
+#define CK_PARTS_SUITE_WITH(name, parts, set_up, tear_down)                                        \
+  int main(int argc, char **argv) {                                                                \
+    return ck_processes_main(argc, argv, parts, name, set_up, tear_down);                          \
+  }
+int ck_processes_main(int argc, char **argv, const struct ck_part *parts, const char *name,
+                      void (*set_up)(void), void (*tear_down)(void));
 
 #endif /* CK_PROCESSES_H */

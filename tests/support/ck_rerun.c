@@ -22,14 +22,8 @@ static void wrapper_free(ek_module *self) {
 
 static ek_status wrapper_create(ek_module **module, ek_module *child, const ek_module_ops *ops,
                                 enum ck_rerun_flaw flaw) {
-  struct wrapper *m = calloc(1, sizeof *m);
-  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "wrapper: no memory");
-  const ek_status status =
-      ek_module_init(&m->base, ops, ek_module_inputs(child), ek_module_outputs(child));
-  if (status != EK_OK) {
-    free(m);
-    return status;
-  }
+  struct wrapper *m =
+      ck_module_new(sizeof *m, ops, ek_module_inputs(child), ek_module_outputs(child));
   m->child = ek_module_share(child);
   m->flaw = flaw;
   *module = &m->base;
@@ -94,39 +88,27 @@ ek_status ck_rerun_create_wrong(ek_module **module, ek_module *child, enum ck_re
 
 /* A copy of x in another type. */
 static ek_status convert(ek_tensor *y, ek_pass *pass, ek_type type, const ek_tensor *x) {
-  ek_tensor loan = *x;
-  struct ck_mirrors m;
   EK_TRY(ek_pass_output(y, pass, type, x->rank, x->shape));
-  const ek_status status = ck_mirrors_open(&m, 1, (ek_tensor *[]){y, &loan}, 2);
-  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(x); i++) {
-    ck_put(&m.host[0], i, ck_at(&m.host[1], i));
-  }
-  return ck_mirrors_close(&m, status);
+  CK_MIRRORS(m, 1, y, x);
+  for (int64_t i = 0; i < ek_tensor_count(x); i++) ck_put(&m.host[0], i, ck_at(&m.host[1], i));
+  return ck_mirrors_close(&m);
 }
 
 CK_FORWARD(widen) {
-  ek_tensor x = {0}, y = {0};
+  CK_FREED(tensor) x = {0}, y = {0};
   CK_WITH(ek_child_options, options, EK_CHILD_OPTIONS_INIT, .precision = EK_PRECISION_F64);
-  ek_status status = convert(&x, pass, EK_F64, &inputs[0]);
-  if (status == EK_OK) status = ek_pass_child_forward_with(&y, pass, 0, &x, &options);
+  EK_TRY(convert(&x, pass, EK_F64, &inputs[0]));
+  EK_TRY(ek_pass_child_forward_with(&y, pass, 0, &x, &options));
   ek_tensor_free(&x);
-  if (status == EK_OK) status = convert(&outputs[0], pass, ek_pass_type(pass), &y);
-  ek_tensor_free(&y);
-  return status;
+  return convert(&outputs[0], pass, ek_pass_type(pass), &y);
 }
 
 CK_BACKWARD(widen) {
-  ek_tensor dy = {0}, dx = {0};
-  ek_status status = convert(&dy, pass, EK_F64, &grad_outputs[0]);
-  if (status == EK_OK) {
-    status = ek_pass_child_backward(grad_inputs == NULL ? NULL : &dx, pass, 0, &dy);
-  }
+  CK_FREED(tensor) dy = {0}, dx = {0};
+  EK_TRY(convert(&dy, pass, EK_F64, &grad_outputs[0]));
+  EK_TRY(ek_pass_child_backward(grad_inputs == NULL ? NULL : &dx, pass, 0, &dy));
   ek_tensor_free(&dy);
-  if (status == EK_OK && grad_inputs != NULL) {
-    status = convert(&grad_inputs[0], pass, ek_pass_type(pass), &dx);
-  }
-  ek_tensor_free(&dx);
-  return status;
+  return grad_inputs == NULL ? EK_OK : convert(&grad_inputs[0], pass, ek_pass_type(pass), &dx);
 }
 
 static const ek_module_ops widen_ops = {
@@ -146,23 +128,19 @@ CK_PARAMETERS(counter) {
 CK_FORWARD(counter) {
   const int place = ek_pass_is_recomputing(pass) ? 2 : ek_pass_wants_gradient(pass) ? 0 : 1;
   ek_tensor count = {0};
-  struct ck_mirrors m;
   EK_TRY(ek_tensor_share(&outputs[0], &inputs[0]));
   EK_TRY(ek_pass_parameter(&count, pass, 0));
-  const ek_status status = ck_mirrors_open(&m, 1, (ek_tensor *[]){&count}, 1);
-  if (status == EK_OK) ck_put(&m.host[0], place, ck_at(&m.host[0], place) + 1);
-  return ck_mirrors_close(&m, status);
+  CK_MIRRORS(m, 1, &count);
+  ck_put(&m.host[0], place, ck_at(&m.host[0], place) + 1);
+  return ck_mirrors_close(&m);
 }
 
 CK_BACKWARD(counter) {
   return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
 }
 
-static void counter_free(ek_module *self) { free(self); }
-
-CK_MODULE_OPS_WITH(counter, .parameters = counter_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
+CK_PLAIN_OPS(counter, .parameters = counter_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_counter_create(ek_module **module) {
-  *module = ck_module_new(sizeof **module, &counter_ops, 1, 1);
-  return EK_OK;
+  return ck_plain_create(module, &counter_ops, 1, 1);
 }

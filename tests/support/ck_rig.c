@@ -189,9 +189,7 @@ double *ck_values(struct ck_rig *rig, int64_t count, double low, double high) {
 
 double *ck_integers(struct ck_rig *rig, int64_t count, int64_t low, int64_t high) {
   double *array = ck_zeros(rig, count);
-  for (int64_t i = 0; i < count; i++) {
-    array[i] = (double)ck_random_integer(&rig->random, low, high);
-  }
+  for (int64_t i = 0; i < count; i++) array[i] = (double)ck_random_integer(&rig->random, low, high);
   return array;
 }
 

@@ -20,51 +20,42 @@ CK_PARAMETERS(running) {
 }
 
 static ek_status follow(ek_pass *pass, const ek_tensor *x) {
-  ek_tensor mean, batches, loan = *x;
-  struct ck_mirrors m;
+  ek_tensor mean, batches;
   const int64_t rows = x->shape[0];
   EK_TRY(ek_pass_parameter(&mean, pass, MEAN));
   EK_TRY(ek_pass_parameter(&batches, pass, BATCHES));
-  const ek_status status = ck_mirrors_open(&m, 2, (ek_tensor *[]){&mean, &batches, &loan}, 3);
-  for (int64_t c = 0; status == EK_OK && c < WIDTH; c++) {
+  CK_MIRRORS(m, 2, &mean, &batches, x);
+  for (int64_t c = 0; c < WIDTH && rows > 0; c++) {
     double sum = 0;
     for (int64_t r = 0; r < rows; r++) sum += ck_at(&m.host[2], r * WIDTH + c);
-    if (rows > 0) {
-      ck_put(&m.host[0], c, 0.75 * ck_at(&m.host[0], c) + 0.25 * sum / (double)rows);
-    }
+    ck_put(&m.host[0], c, 0.75 * ck_at(&m.host[0], c) + 0.25 * sum / (double)rows);
   }
-  if (status == EK_OK) ck_put(&m.host[1], 0, ck_at(&m.host[1], 0) + 1);
-  return ck_mirrors_close(&m, status);
+  ck_put(&m.host[1], 0, ck_at(&m.host[1], 0) + 1);
+  return ck_mirrors_close(&m);
 }
 
 CK_FORWARD(running) {
-  ek_tensor p[3], x = inputs[0];
-  struct ck_mirrors m;
-  if (ek_pass_is_training(pass) && !ek_pass_is_recomputing(pass)) EK_TRY(follow(pass, &x));
+  const ek_tensor *x = &inputs[0];
+  ek_tensor p[3];
+  if (ek_pass_is_training(pass) && !ek_pass_is_recomputing(pass)) EK_TRY(follow(pass, x));
   for (size_t i = 0; i < 3; i++) EK_TRY(ek_pass_parameter(&p[i], pass, i));
-  EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), 2, x.shape));
-  const ek_status status =
-      ck_mirrors_open(&m, 1, (ek_tensor *[]){&outputs[0], &x, &p[SCALE], &p[SHIFT], &p[OFFSET]}, 5);
-  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(&x); i++) {
+  EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), 2, x->shape));
+  CK_MIRRORS(m, 1, &outputs[0], x, &p[SCALE], &p[SHIFT], &p[OFFSET]);
+  for (int64_t i = 0; i < ek_tensor_count(x); i++) {
     const int64_t c = i % WIDTH;
-    ck_put(&m.host[0], i,
-           ck_at(&m.host[1], i) * ck_at(&m.host[2], c) + ck_at(&m.host[3], c) +
-               ck_at(&m.host[4], c));
+    const double scaled = ck_at(&m.host[1], i) * ck_at(&m.host[2], c);
+    ck_put(&m.host[0], i, scaled + ck_at(&m.host[3], c) + ck_at(&m.host[4], c));
   }
-  EK_TRY(ck_mirrors_close(&m, status));
-  return ek_pass_save(pass, &inputs[0]);
+  EK_TRY(ck_mirrors_close(&m));
+  return ek_pass_save(pass, x);
 }
 
 CK_BACKWARD(running) {
-  ek_tensor g[3], x = {0}, scale, dy = grad_outputs[0];
-  struct ck_mirrors m;
-  ek_status status = EK_OK;
+  CK_FREED(tensor) x = {0};
+  ek_tensor g[3], scale;
   EK_TRY(ek_pass_take(&x, pass));
-  for (size_t i = 0; i < 3; i++)
-    EK_TRY_GOTO(status, ek_pass_gradient(&g[i], NULL, pass, i), cleanup);
-  EK_TRY_GOTO(status,
-              ck_mirrors_open(&m, 3, (ek_tensor *[]){&g[SCALE], &g[SHIFT], &g[OFFSET], &dy, &x}, 5),
-              cleanup);
+  for (size_t i = 0; i < 3; i++) EK_TRY(ek_pass_gradient(&g[i], NULL, pass, i));
+  CK_MIRRORS(m, 3, &g[SCALE], &g[SHIFT], &g[OFFSET], &grad_outputs[0], &x);
   for (int64_t i = 0; i < ek_tensor_count(&x); i++) {
     const int64_t c = i % WIDTH;
     const double slope = ck_at(&m.host[3], i);
@@ -72,27 +63,20 @@ CK_BACKWARD(running) {
     ck_put(&m.host[SHIFT], c, ck_at(&m.host[SHIFT], c) + slope);
     ck_put(&m.host[OFFSET], c, ck_at(&m.host[OFFSET], c) + slope);
   }
-  EK_TRY_GOTO(status, ck_mirrors_close(&m, EK_OK), cleanup);
-  for (size_t i = 0; i < 3; i++) EK_TRY_GOTO(status, ek_pass_gradient_complete(pass, i), cleanup);
-  if (grad_inputs == NULL) goto cleanup;
-  EK_TRY_GOTO(status, ek_pass_parameter(&scale, pass, SCALE), cleanup);
-  EK_TRY_GOTO(status, ek_pass_output(&grad_inputs[0], pass, x.type, 2, x.shape), cleanup);
-  EK_TRY_GOTO(status, ck_mirrors_open(&m, 1, (ek_tensor *[]){&grad_inputs[0], &dy, &scale}, 3),
-              cleanup);
+  EK_TRY(ck_mirrors_close(&m));
+  for (size_t i = 0; i < 3; i++) EK_TRY(ek_pass_gradient_complete(pass, i));
+  if (grad_inputs == NULL) return EK_OK;
+  EK_TRY(ek_pass_parameter(&scale, pass, SCALE));
+  EK_TRY(ek_pass_output(&grad_inputs[0], pass, x.type, 2, x.shape));
+  CK_MIRRORS(of_x, 1, &grad_inputs[0], &grad_outputs[0], &scale);
   for (int64_t i = 0; i < ek_tensor_count(&x); i++) {
-    ck_put(&m.host[0], i, ck_at(&m.host[1], i) * ck_at(&m.host[2], i % WIDTH));
+    ck_put(&of_x.host[0], i, ck_at(&of_x.host[1], i) * ck_at(&of_x.host[2], i % WIDTH));
   }
-  status = ck_mirrors_close(&m, EK_OK);
-cleanup:
-  ek_tensor_free(&x);
-  return status;
+  return ck_mirrors_close(&of_x);
 }
 
-static void running_free(ek_module *self) { free(self); }
-
-CK_MODULE_OPS_WITH(running, .parameters = running_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
+CK_PLAIN_OPS(running, .parameters = running_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 ek_status ck_running_create(ek_module **module) {
-  *module = ck_module_new(sizeof **module, &running_ops, 1, 1);
-  return EK_OK;
+  return ck_plain_create(module, &running_ops, 1, 1);
 }

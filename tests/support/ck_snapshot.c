@@ -16,8 +16,7 @@ struct ck_snapshot ck_snapshot_take(const struct ck_training *training) {
         ck_training_read(training, i == 0 ? CK_STATE_0 : CK_STATE_1, &shot.state_count);
   }
   for (size_t k = 0; k < shot.devices; k++) {
-    ek_memory_usage usage;
-    ck_ok(ck_memory_stats(&usage, ek_group_device(training->group, k)));
+    CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, ek_group_device(training->group, k)));
     shot.held[k] = usage.current_bytes;
     if (k > 0 && has_master(training)) continue;
     const ek_tensor *flat =
@@ -56,8 +55,7 @@ enum { CALLS = 8 };
 static ek_status call(struct ck_training *t, int which) {
   static double numbers[1 << 16];
   ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
-  ek_state_info info;
-  ck_ok(ek_state_entry(&info, t->model, 0));
+  CK_GOT(ek_state_info, info, ek_state_entry(&info, t->model, 0));
   CK_WITH(ek_tensor, host, info.like, .data = numbers);
   struct ck_batch batch = ck_batch_make(t->setup.workload, EK_F32, 5, 0, 1);
   double loss = 0;

@@ -91,11 +91,9 @@ static uint64_t fixed_bytes(int gpu) {
   static uint64_t known;
   if (known != 0) return known;
   char spec[64];
-  ek_group *group = NULL;
-  ek_memory_usage usage;
   (void)snprintf(spec, sizeof spec, "cuda:%d@64MiB", gpu);
-  ck_ok(ek_group_open(&group, spec, NULL));
-  ck_ok(ek_memory_stats(&usage, ek_group_device(group, 0)));
+  CK_GOT(ek_group *, group, ek_group_open(&group, spec, NULL));
+  CK_GOT(ek_memory_usage, usage, ek_memory_stats(&usage, ek_group_device(group, 0)));
   ek_group_free(group);
   return known = usage.fixed_bytes;
 }

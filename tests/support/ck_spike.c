@@ -27,18 +27,17 @@ CK_PARAMETERS(spike) {
 CK_FORWARD(spike) { return ek_pass_child_forward(outputs, pass, 0, inputs); }
 
 CK_BACKWARD(spike) {
-  ek_tensor given[EK_MAX_TENSORS] = {{0}}, made = {0};
+  ek_tensor given[EK_MAX_TENSORS] = {{0}};
+  CK_FREED(tensor) made = {0};
   const ek_tensor *first = &grad_outputs[0];
   if (!place.on || ek_device_index(ek_pass_device(pass)) != place.device) {
     return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
   }
   memcpy(given, grad_outputs, ek_module_outputs(self) * sizeof *given);
   EK_TRY(ek_pass_workspace(&made, pass, first->type, first->rank, first->shape));
-  ek_status status = ek_op_scale(ek_pass_stream(pass), &made, first, place.factor);
+  EK_TRY(ek_op_scale(ek_pass_stream(pass), &made, first, place.factor));
   given[0] = made;
-  if (status == EK_OK) status = ek_pass_child_backward(grad_inputs, pass, 0, given);
-  ek_tensor_free(&made);
-  return status;
+  return ek_pass_child_backward(grad_inputs, pass, 0, given);
 }
 
 static void spike_free(ek_module *self) {

@@ -26,9 +26,8 @@ struct ck_setup ck_setup_own(ek_module *module, ek_criterion *criterion, const c
 
 struct ck_setup ck_setup_gpt(const ek_gpt_options *gpt, const ek_cross_entropy_options *loss,
                              const char *spec, ek_mode mode) {
-  ek_module *module = NULL;
   ek_criterion *criterion = NULL;
-  ck_ok(ek_gpt_create(&module, gpt));
+  CK_GOT(ek_module *, module, ek_gpt_create(&module, gpt));
   if (!gpt->fused_loss) ck_ok(ek_cross_entropy_create(&criterion, loss));
   return ck_setup_own(module, criterion, spec, mode);
 }
@@ -76,12 +75,10 @@ ek_status ck_clipped_adamw(ek_optimizer **optimizer) {
 }
 
 ek_status ck_clipped_muon(ek_optimizer **optimizer) {
-  ek_optimizer *adamw = NULL;
+  CK_FREED(optimizer) *adamw = NULL;
   CK_WITH(ek_muon_options, options, EK_MUON_OPTIONS_INIT, .learning_rate = 0.01, .clip_norm = 0.5);
   EK_TRY(ek_adamw_create(&adamw, NULL));
-  const ek_status status = ek_muon_create(optimizer, adamw, &options);
-  ek_optimizer_free(adamw);
-  return status;
+  return ek_muon_create(optimizer, adamw, &options);
 }
 
 ek_status ck_plain_adamw(ek_optimizer **optimizer) { return ek_adamw_create(optimizer, NULL); }
@@ -194,9 +191,12 @@ void ck_training_open(struct ck_training *training, const struct ck_setup *setup
 }
 
 struct ck_training ck_training_opened(const struct ck_setup *setup) {
-  struct ck_training training;
-  ck_training_open(&training, setup);
+  CK_SET_UP(struct ck_training, training, ck_training_open(&training, setup));
   return training;
+}
+
+struct ck_training ck_training_of(struct ck_setup setup) {
+  return ck_training_opened(&setup);
 }
 
 void ck_training_update_with(struct ck_training *training,
@@ -237,9 +237,7 @@ ek_status ck_training_backward(struct ck_training *training, const struct ck_bat
   if (status == EK_OK && loss != NULL) {
     status = ek_data_parallel_criterion_loss(loss, NULL, training->loss);
   }
-  if (status == EK_OK) {
-    status = ek_data_parallel_criterion_backward(training->loss, &backward);
-  }
+  if (status == EK_OK) status = ek_data_parallel_criterion_backward(training->loss, &backward);
   for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
   return status;
 }
@@ -500,8 +498,7 @@ void ck_training_replicas_agree(const struct ck_training *training) {
 
 double *ck_values_after(const struct ck_setup *setup, ek_group *group, int steps, int64_t samples,
                         int64_t *count) {
-  struct ck_training training;
-  ck_ok(ck_training_try(&training, setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, setup, group));
   for (int i = 0; i < steps; i++) {
     struct ck_batch batch =
         ck_batch_make(setup->workload, setup->options.type, samples, 0.1, (uint64_t)i);

@@ -75,6 +75,7 @@ struct ck_training {
 
 /* Opens a group and all the rest. */
 struct ck_training ck_training_opened(const struct ck_setup *setup);
+struct ck_training ck_training_of(struct ck_setup setup);
 void ck_training_open(struct ck_training *training, const struct ck_setup *setup);
 /* The same on a group that stays the caller's; a failure leaves nothing to close. */
 ek_status ck_training_try(struct ck_training *training, const struct ck_setup *setup,

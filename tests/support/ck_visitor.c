@@ -39,17 +39,16 @@ CK_FORWARD(visitor) {
 
 /* Returns without leaving, which must not matter to whoever called. */
 CK_BACKWARD(visitor) {
-  ek_tensor x = {0}, t = {0};
+  CK_FREED(tensor) x = {0};
+  ek_tensor t;
   double beta = 0;
   EK_TRY(ek_pass_child_enter(pass, 0));
   EK_TRY(ek_pass_take(&x, pass));
-  ek_status status = ek_pass_gradient(&t, &beta, pass, 0);
-  if (status == EK_OK) {
-    status = ek_op_linear_gradients(ek_pass_stream(pass), &t, NULL, &grad_outputs[0], &x, beta, 0);
-  }
+  EK_TRY(ek_pass_gradient(&t, &beta, pass, 0));
+  EK_TRY(ek_op_linear_gradients(ek_pass_stream(pass), &t, NULL, &grad_outputs[0], &x, beta, 0));
   ek_tensor_free(&x);
-  if (status == EK_OK) status = ek_pass_gradient_complete(pass, 0);
-  if (status != EK_OK || grad_inputs == NULL) return status;
+  EK_TRY(ek_pass_gradient_complete(pass, 0));
+  if (grad_inputs == NULL) return EK_OK;
   EK_TRY(ek_pass_parameter(&t, pass, 0));
   EK_TRY(ek_pass_output(&grad_inputs[0], pass, t.type, 2, grad_outputs[0].shape));
   return ek_op_matmul(ek_pass_stream(pass), &grad_inputs[0], &grad_outputs[0], false, &t, false, 0);
@@ -70,9 +69,7 @@ ek_status ck_visitor_create(ek_module **module) {
 }
 
 ek_status ck_visitors_create(ek_module **module) {
-  ek_module *visitor = NULL;
-  ck_ok(ck_visitor_create(&visitor));
+  CK_SCOPED(ek_module *, visitor, ck_visitor_create(&visitor));
   ck_ok(ek_sequential_create(module, (ek_module *[]){visitor, visitor}, 2));
-  ek_module_free(visitor);
   return EK_OK;
 }

@@ -46,7 +46,7 @@ static ek_status squared_errors(ek_criterion **criterion, ek_reduction reduction
   for (size_t i = 0; i < count && status == EK_OK; i++) {
     status = ek_mean_squared_error_create(&terms[i], reduction);
   }
-  if (status == EK_OK) status = ek_weighted_sum_create(criterion, terms, coefficients, count);
+  if (status == EK_OK) return ck_weighted_sum(criterion, terms, coefficients, count);
   for (size_t i = 0; i < count; i++) ek_criterion_free(terms[i]);
   return status;
 }
@@ -101,8 +101,7 @@ const struct ck_workload ck_workloads[CK_WORKLOADS] = {
     {"mlp", mlp_module, weighted_cross_entropy, mlp_shapes, MLP_CLASSES, true, 0},
     {"gpt", gpt_module, cross_entropy, gpt_shapes, GPT_VOCABULARY, true, 0},
     {"mixer", ck_mixer_twice_create, three_errors, mixer_shapes, CK_MIXER_KINDS, false, 0},
-    {"blend", ck_blend_create, two_errors, blend_shapes, 0, false, 1},
-};
+    {"blend", ck_blend_create, two_errors, blend_shapes, 0, false, 1}};
 
 const struct ck_workload *ck_workload(const char *name) {
   for (size_t i = 0; i < CK_WORKLOADS; i++) {

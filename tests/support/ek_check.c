@@ -172,10 +172,9 @@ void ck_deterministic(bool on) {
 void ck_deterministic_on_gpu(void) { ck_deterministic(ck_on_gpu()); }
 
 ek_group *ck_open_exactly(const char *spec, int threads) {
-  ek_group *group = NULL;
   CK_WITH(ek_group_options, options, EK_GROUP_OPTIONS_INIT, .threads_per_device = threads,
           .time_limit = ck_time_limit(), .deterministic = deterministic);
-  ck_ok(ek_group_open(&group, spec, &options));
+  CK_GOT(ek_group *, group, ek_group_open(&group, spec, &options));
   ck_assert_ptr_nonnull(group);
   return ck_keep(group);
 }
@@ -294,8 +293,7 @@ CK_UNWATCHED static void *pack(const ek_tensor *tensor, const double *values) {
 
 void ck_set(ek_tensor *tensor, const double *values) {
   void *data = pack(tensor, values);
-  ek_tensor host;
-  ck_ok(ek_tensor_host(&host, data, tensor->type, tensor->rank, tensor->shape));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, data, tensor->type, tensor->rank, tensor->shape));
   ck_ok(ek_tensor_copy(tensor, &host));
   free(data);
 }
@@ -310,8 +308,7 @@ ek_tensor ck_upload(ek_device *device, ek_type type, const double *values, int r
 
 CK_UNWATCHED void ck_get(double *values, const ek_tensor *tensor) {
   void *data = pack(tensor, NULL);
-  ek_tensor host;
-  ck_ok(ek_tensor_host(&host, data, tensor->type, tensor->rank, tensor->shape));
+  CK_GOT(ek_tensor, host, ek_tensor_host(&host, data, tensor->type, tensor->rank, tensor->shape));
   ck_ok(ek_tensor_copy(&host, tensor));
   const int64_t count = ek_tensor_count(tensor);
   const ek_type type = tensor->type;

@@ -107,8 +107,21 @@
 #define CK_OPS(kind_, forward_, backward_, free_)                                                  \
   .size = sizeof(ek_module_ops), .kind = kind_, .forward = forward_, .backward = backward_,        \
   .free = free_
+/* The same of a module that has nothing to free but itself, and what creates one without members. */
+#define CK_PLAIN_OPS(noun, ...)                                                                    \
+  static const ek_module_ops noun##_ops = {                                                        \
+      CK_OPS(#noun, noun##_forward, noun##_backward, ck_plain_free), __VA_ARGS__}
+void ck_plain_free(ek_module *self);
+ek_status ck_plain_create(ek_module **module, const ek_module_ops *ops, size_t inputs,
+                          size_t outputs);
 /* A struct of `size` bytes, zeros, that begins with its ek_module. */
 void *ck_module_new(size_t size, const ek_module_ops *ops, size_t inputs, size_t outputs);
+/* A sequential, and a weighted sum, of parts whose references they take over, also on failure;
+ * `options` may be NULL. */
+ek_status ck_sequential(ek_module **module, ek_module **parts, size_t count,
+                        const ek_sequential_options *options);
+ek_status ck_weighted_sum(ek_criterion **criterion, ek_criterion **terms,
+                          const double *coefficients, size_t count);
 
 #define CK_LOOP(name, cases) CK_LOOP_FROM(name, 0, cases)
 #define CK_LOOP_FROM(name, first, end)                                                             \

@@ -58,27 +58,21 @@ static void subject_open(struct subject *s, int layers, int width, int64_t sampl
 
 static ek_status open_choice(ek_trainer **trainer, const struct subject *s, const char *devices,
                              const ek_settings *settings) {
-  ek_module *module = NULL;
-  ek_criterion *criterion = NULL;
-  ek_trainer_options options = s->trainer;
-  ek_data_parallel_model_options model_options = s->model;
-  options.model = &model_options;
+  CK_FREED(module) *module = NULL;
+  CK_FREED(criterion) *criterion = NULL;
+  CK_WITH(ek_data_parallel_model_options, model_options, s->model, .precision = settings->precision);
+  CK_WITH(ek_trainer_options, options, s->trainer, .model = &model_options,
+          .micro_batches = settings->micro_batches);
   ck_ok(ek_data_parallel_model_options_set_mode(&model_options, settings->mode));
-  model_options.precision = settings->precision;
-  options.micro_batches = settings->micro_batches;
   ck_ok(build((void *)(uintptr_t)&s->gpt, settings, &module, &criterion));
-  const ek_status status = ek_trainer_open(trainer, devices, module, criterion, s->rule, &options);
-  ek_criterion_free(criterion);
-  ek_module_free(module);
-  return status;
+  return ek_trainer_open(trainer, devices, module, criterion, s->rule, &options);
 }
 
 /* Trains with the settings on the devices, and compares the peak. */
 static void run_choice(const struct subject *s, const char *devices, const ek_advice *advice,
                        const char *what) {
-  ek_trainer *trainer = NULL;
   ck_assert(advice->fits && advice->missing_bytes == 0 && advice->seconds > 0);
-  ck_ok(open_choice(&trainer, s, devices, &advice->settings));
+  CK_GOT(ek_trainer *, trainer, open_choice(&trainer, s, devices, &advice->settings));
   for (int i = 0; i < STEPS; i++) {
     ek_status status = ek_trainer_step(NULL, trainer, &s->tokens, 1, &s->tokens, 1);
     ck_assert_msg(status == EK_OK, "%s: %s", what, ek_error_message());
@@ -121,13 +115,12 @@ static uint64_t peak_without_cap(const struct subject *s, const char *devices) {
 CK_LOOP(first_choice_runs, SHAPES) {
   struct ck_random random = ck_random_start(100 + (uint64_t)_i);
   if (!ck_part(_i) || _i % EVERY != 0) return;
-  struct subject s;
   const int layers = (int)ck_random_integer(&random, 0, 4);
   const int width = 2 * (int)ck_random_integer(&random, 1, 12);
   const int64_t samples = ck_random_integer(&random, 1, 21);
   const int64_t sequence = ck_random_integer(&random, 1, 16);
   const int vocabulary = (int)ck_random_integer(&random, 2, 200);
-  subject_open(&s, layers, width, samples, sequence, vocabulary);
+  CK_SET_UP(struct subject, s, subject_open(&s, layers, width, samples, sequence, vocabulary));
   const double share = ck_random_uniform(&random, 0.4, 1.2);
   const uint64_t cap = (uint64_t)(share * (double)peak_without_cap(&s, "plan:4"));
   char devices[64], what[160];
@@ -157,11 +150,10 @@ CK_LOOP(every_choice_runs, 3) {
     bool debug;
   } cases[] = {{0.55, 22, false}, {0.45, 34, false}, {0.7, 16, true}};
   if (!ck_part(_i) || _i % EVERY != 0) return;
-  struct subject s;
   ek_advice choices[MOST];
   size_t count = 0;
   char devices[64], what[160];
-  subject_open(&s, 3, 8, cases[_i].samples, 6, 23);
+  CK_SET_UP(struct subject, s, subject_open(&s, 3, 8, cases[_i].samples, 6, 23));
   s.group.debug_memory = cases[_i].debug;
   const uint64_t cap = (uint64_t)(cases[_i].share * (double)peak_without_cap(&s, "plan:2"));
   (void)snprintf(devices, sizeof devices, "cpu:2@%" PRIu64 "B", cap);
@@ -181,10 +173,9 @@ CK_LOOP(every_choice_runs, 3) {
 /* ---- what is chosen ---- */
 
 CK_TEST(plenty_of_memory_gives_up_no_speed) {
-  struct subject s;
   ek_advice choices[MOST];
   size_t count = 0;
-  subject_open(&s, 2, 8, 6, 4, 11);
+  CK_SET_UP(struct subject, s, subject_open(&s, 2, 8, 6, 4, 11));
   ck_ok(ek_advise(choices, &count, MOST, "plan:2@1GiB", &s.task));
   for (size_t i = 0; i < count; i++) {
     ck_assert_int_eq(choices[i].settings.recompute.kind, EK_RECOMPUTE_NONE);
@@ -224,7 +215,6 @@ static double fastest(const struct subject *s, const char *devices, ek_precision
  */
 CK_TEST(precisions_are_chosen) {
   enum { MOST_CHOICES = 64 };
-  struct subject s;
   ek_advice choices[MOST_CHOICES];
   size_t count = 0, of[EK_PRECISION_F16 + 1] = {0};
   char what[160];
@@ -233,7 +223,7 @@ CK_TEST(precisions_are_chosen) {
   const unsigned types = ek_device_types(ek_group_device(group, 0));
   ck_ok(ek_group_close(group));
   ck_assert((types & EK_TYPES_BF16) != 0);
-  subject_open(&s, 2, 32, 8, 8, 64);
+  CK_SET_UP(struct subject, s, subject_open(&s, 2, 32, 8, 8, 64));
   s.task.precisions = EK_PRECISIONS_F32 | EK_PRECISIONS_BF16;
   s.task.modes = UINT64_C(1) << EK_MODE_SHARDED | UINT64_C(1) << EK_MODE_FULLY_SHARDED;
   const uint64_t cap = peak_without_cap(&s, "cpu:2") - 4096;
@@ -260,10 +250,9 @@ CK_TEST(precisions_are_chosen) {
 /* In tf32 a GPU is predicted to be between f32 and bf16, with the memory of f32; no choice where
  * products do not round. */
 CK_TEST(tf32_is_chosen) {
-  struct subject s;
   ek_advice choices[MOST];
   size_t count = 0, tf32 = 0;
-  subject_open(&s, 2, 32, 8, 8, 64);
+  CK_SET_UP(struct subject, s, subject_open(&s, 2, 32, 8, 8, 64));
   const double own = fastest(&s, "plan-cuda:2", EK_PRECISION_TF32);
   ck_assert(own < fastest(&s, "plan-cuda:2", EK_PRECISION_F32) &&
             own > fastest(&s, "plan-cuda:2", EK_PRECISION_BF16));
@@ -295,10 +284,9 @@ CK_TEST(tf32_is_chosen) {
 }
 
 CK_TEST(a_group_is_looked_at_and_left_alone) {
-  struct subject s;
   ek_advice by_name[MOST], by_group[MOST];
   size_t count = 0, same = 0;
-  subject_open(&s, 1, 4, 5, 4, 11);
+  CK_SET_UP(struct subject, s, subject_open(&s, 1, 4, 5, 4, 11));
   ck_ok(ek_advise(by_name, &count, MOST, ck_spec("cpu:2@2MiB"), &s.task));
   ek_group *group = ck_open("cpu:2@2MiB", 1);
   ck_assign(s.trainer, .group_options = NULL, .group = group);
@@ -449,9 +437,8 @@ CK_TEST(cuts_are_those_of_a_search_row_by_row) {
 /* The values of a batch are not read, so it needs no tokens. The searches take some tenths of a
  * second on an idle processor; one that looked at the samples would take minutes for the first. */
 CK_TEST(a_batch_may_have_any_size) {
-  struct subject s;
   size_t count = 0;
-  subject_open(&s, 1, 4, 4, 4, 11);
+  CK_SET_UP(struct subject, s, subject_open(&s, 1, 4, 4, 4, 11));
   s.task.modes = UINT64_C(1) << EK_MODE_SHARDED | UINT64_C(1) << EK_MODE_GATHER;
   const clock_t start = clock();
   s.tokens.shape[0] = (INT64_C(1) << 28) + 1;
@@ -460,17 +447,15 @@ CK_TEST(a_batch_may_have_any_size) {
   s.tokens.shape[0] = (INT64_C(1) << 40) + 1;
   ck_ok(ek_advise(&best, &count, 1, "plan:4@1MiB", &s.task));
   const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
-  ck_assert_msg(seconds < 20, "two searches took %.1f s of the processor",
-                seconds);
+  ck_assert_msg(seconds < 20, "two searches took %.1f s of the processor", seconds);
 }
 
 /* One micro-batch of it is more than a device that counts can hold, or than 63 bits. */
 CK_TEST(a_batch_may_be_too_large_to_count) {
   static const int64_t sizes[] = {INT64_C(1) << 40, INT64_C(1) << 52};
-  struct subject s;
   ek_advice best;
   size_t count = 0;
-  subject_open(&s, 1, 64, 4, 16, 11);
+  CK_SET_UP(struct subject, s, subject_open(&s, 1, 64, 4, 16, 11));
   s.task.modes = UINT64_C(1) << EK_MODE_SHARDED;
   for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
     s.tokens.shape[0] = sizes[i];
@@ -485,11 +470,10 @@ CK_TEST(a_batch_may_be_too_large_to_count) {
 /* ---- what is refused, and what fails ---- */
 
 CK_TEST(nothing_fits) {
-  struct subject s;
   ek_advice nearest[2];
   size_t count = 0;
   char devices[64];
-  subject_open(&s, EVERY > 1 ? 1 : 3, 8, 13, 6, 23);
+  CK_SET_UP(struct subject, s, subject_open(&s, EVERY > 1 ? 1 : 3, 8, 13, 6, 23));
   ck_fails(ek_advise(nearest, &count, 2, "plan:3@16KiB", &s.task), EK_ERR_OUT_OF_MEMORY,
            "nothing fits; mode ");
   ck_assert_uint_eq(count, 1);
@@ -498,18 +482,16 @@ CK_TEST(nothing_fits) {
   /* Not with a unit less than it needs, and with what it needs. */
   const uint64_t peak = nearest[0].peak_bytes;
   (void)snprintf(devices, sizeof devices, "plan:3@%" PRIu64 "B", peak - EK_MEMORY_UNIT);
-  ck_fails(ek_advise(nearest, &count, 2, devices, &s.task), EK_ERR_OUT_OF_MEMORY,
-           "short by 256 B");
+  ck_fails(ek_advise(nearest, &count, 2, devices, &s.task), EK_ERR_OUT_OF_MEMORY, "short by 256 B");
   (void)snprintf(devices, sizeof devices, "plan:3@%" PRIu64 "B", peak);
   ck_ok(ek_advise(nearest, &count, 2, devices, &s.task));
   ck_assert_uint_eq(nearest[0].peak_bytes, peak);
 }
 
 CK_TEST(bad_calls) {
-  struct subject s;
   ek_advice choices[2];
   size_t count = 0;
-  subject_open(&s, 1, 4, 4, 4, 11);
+  CK_SET_UP(struct subject, s, subject_open(&s, 1, 4, 4, 4, 11));
   const ek_advise_task good = s.task;
   const ek_tensor tokens = s.tokens;
   ck_invalid(ek_advise(choices, NULL, 2, "plan:2", &s.task), "count is NULL");
@@ -532,10 +514,9 @@ CK_TEST(bad_calls) {
 
 /* Memory that fails somewhere: an error, no advice, and nothing is left. */
 CK_TEST(host_memory_fails) {
-  struct subject s;
   ek_advice choices[2];
   size_t count = 0;
-  subject_open(&s, 1, 4, 5, 4, 11);
+  CK_SET_UP(struct subject, s, subject_open(&s, 1, 4, 5, 4, 11));
   s.task.modes = UINT64_C(1) << EK_MODE_SHARDED;
   bool failed = true;
   for (uint64_t n = 1; failed; n += 1 + n / (EVERY > 1 ? 2 : 5)) {
@@ -567,9 +548,8 @@ static double fused_seconds(const struct subject *s) {
 /* Each further block of logits costs the same, however many are counted by one. */
 CK_TEST(blocks_of_logits_cost_alike) {
   enum { LEAST = 3, BLOCKS = 5, ROWS = 15 * 16, VOCABULARY = 64 };
-  struct subject s;
   double seconds[BLOCKS];
-  subject_open(&s, 1, 8, ROWS / 16, 16, VOCABULARY);
+  CK_SET_UP(struct subject, s, subject_open(&s, 1, 8, ROWS / 16, 16, VOCABULARY));
   s.task.modes = 1u << EK_MODE_REPLICATED;
   for (int i = 0; i < BLOCKS; i++) {
     s.gpt.logits_bytes = (uint64_t)ROWS / (uint64_t)(LEAST + i + (i == BLOCKS - 1)) *

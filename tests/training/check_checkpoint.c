@@ -146,9 +146,8 @@ static void damage(int step, off_t offset) {
 }
 
 CK_TEST(damaged_states_are_passed_over) {
-  const struct ck_setup setup = setup_of("mlp", 3);
   ek_checkpoint_info info;
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(setup_of("mlp", 3));
   if (!no_files(&t)) {
     go(&t, 0, 1);
     ck_ok(ek_checkpoint_save(t.model, folder, NULL));
@@ -220,13 +219,12 @@ CK_TEST(other_states_are_refused) {
 static void forge(const char *to, const char *from, const char *name, const void *number,
                   const char *position) {
   enum { MOST = 64 };
-  ek_safetensors *file = NULL;
   ek_safetensors_writer *writer = NULL;
   ek_safetensors_entry entries[MOST];
   const ek_safetensors_pair pairs[] = {{"evenkeel.state", "1"},
                                        {"evenkeel.position", position},
                                        {"evenkeel.schedule", "0 0x1p-3 0x0p+0 0"}};
-  ck_ok(ek_safetensors_open(&file, from));
+  CK_SCOPED(ek_safetensors *, file, ek_safetensors_open(&file, from));
   const size_t count = ek_safetensors_count(file);
   ck_assert_uint_le(count, MOST);
   for (size_t i = 0; i < count; i++) entries[i] = *ek_safetensors_at(file, i);
@@ -244,7 +242,6 @@ static void forge(const char *to, const char *from, const char *name, const void
   }
   ck_ok(ek_safetensors_finish(writer));
   ek_safetensors_writer_free(writer);
-  ek_safetensors_free(file);
 }
 
 /* Whole files, with checksums that are right, whose numbers no run has: seen before anything is
@@ -295,7 +292,6 @@ CK_TEST(numbers_out_of_range_are_refused) {
 /* One extra is longer than the pieces in which a state is written. */
 CK_LOOP(extras_come_back, 2) {
   enum { LONG = 300000 };
-  const struct ck_setup setup = setup_of("mlp", 2);
   int64_t numbers[3] = {INT64_MIN, -1, INT64_MAX}, got[3] = {0};
   float nothing[1] = {0};
   float *longer = calloc(2 * LONG, sizeof *longer), *read = longer + LONG;
@@ -308,7 +304,7 @@ CK_LOOP(extras_come_back, 2) {
   ek_checkpoint_write *write = NULL;
   ek_checkpoint_info info;
   ek_safetensors *file = NULL;
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(setup_of("mlp", 2));
   if (!no_files(&t)) {
     ck_assign(options, .extras = extras, .extra_count = 3);
     for (int i = 0; i < LONG; i++) longer[i] = (float)i;
@@ -344,10 +340,9 @@ CK_LOOP(extras_come_back, 2) {
 
 /* A state is read in another locale than it was written in: 0 with a comma first, 1 last. */
 CK_LOOP(a_schedule_in_another_locale, 2) {
-  const struct ck_setup setup = setup_of("mlp", 2);
   const double rate = 0.0625 * 1.5; /* has digits after the point in "%a" and "%g" */
   ek_checkpoint_info info;
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(setup_of("mlp", 2));
   ck_ok(ek_data_parallel_optimizer_set_learning_rate(t.optimizer, rate));
   if (!no_files(&t) && (_i == 1 || ck_locale_comma())) {
     ck_ok(ek_checkpoint_save(t.model, folder, NULL));
@@ -367,9 +362,8 @@ CK_LOOP(a_schedule_in_another_locale, 2) {
 
 /* Each has a sentence of its own, and training goes on. */
 CK_TEST(folders_that_cannot_be_written) {
-  const struct ck_setup setup = setup_of("mlp", 2);
   const char *path = states[1], *below = ck_file(path, "x");
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(setup_of("mlp", 2));
   if (!no_files(&t)) {
     go(&t, 0, 1);
     ck_ok(ek_checkpoint_save(t.model, folder, NULL));

@@ -381,6 +381,4 @@ CK_TEST(a_child_of_fork_is_refused) {
 
 static const struct ck_part parts[] = {{NULL, run_in_process}};
 
-static Suite *make_suite(void) { return ck_suite("data_loader", NULL, NULL); }
-
-int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
+CK_PARTS_SUITE("data_loader", parts)

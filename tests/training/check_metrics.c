@@ -152,8 +152,7 @@ CK_TEST(numbers_of_the_program) {
   says(prometheus, "evenkeel_number_00000000000000000000000000000004 NaN\n");
   ck_ok(ek_metrics_close(metrics));
   static const char *const wrong[] = {
-      "",    "1st", "_a",  "Loss",
-      "a-b", "a b", "a\"", "number_of_forty_characters_is_too_long__"};
+      "", "1st", "_a", "Loss", "a-b", "a b", "a\"", "number_of_forty_characters_is_too_long__"};
   static const char *const taken[] = {"loss", "tokens_total", "devices", "device_held_bytes"};
   ck_ok(ek_metrics_open(&metrics, group, NULL, NULL));
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {

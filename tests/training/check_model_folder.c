@@ -125,32 +125,27 @@ CK_LOOP(models_travel, CK_PLACEMENTS *MAKERS) {
 }
 
 static ek_module *read_module(const ek_model_folder_options *options) {
-  ek_module *module = NULL;
-  ck_ok(ek_model_from_folder(&module, folder, options));
+  CK_GOT(ek_module *, module, ek_model_from_folder(&module, folder, options));
   return module;
 }
 
 /* A module with its loss has the same parameters, and its folder is the model's. */
 CK_TEST(a_fused_loss_is_the_programs_choice) {
-  struct ck_training from;
-  open_model(&from, make_qwen, "cpu:2", 2, 1);
+  CK_SET_UP(struct ck_training, from, open_model(&from, make_qwen, "cpu:2", 2, 1));
   if (!ck_no_files(ek_model_to_folder(from.model, folder, NULL))) {
-    ek_module *module = NULL;
     ek_data_parallel_model *model = NULL;
     float there[VOCABULARY * WIDTH], back[VOCABULARY * WIDTH];
-    ek_tensor host;
-    ck_ok(make_fused(&module));
+    CK_SCOPED(ek_module *, module, make_fused(&module));
     ck_assert_uint_eq(ek_module_targets(module), 1);
     ck_ok(ek_data_parallel_model_open(&model, from.group, module, NULL));
     ck_ok(ek_weights_load(model, folder, NULL));
     ck_ok(ek_model_to_folder(model, folder, NULL));
-    ck_ok(ek_tensor_host(&host, back, EK_F32, CK_SHAPE(VOCABULARY, WIDTH)));
+    CK_GOT(ek_tensor, host, ek_tensor_host(&host, back, EK_F32, CK_SHAPE(VOCABULARY, WIDTH)));
     ck_ok(ek_state_read(&host, model, "tokens.weight"));
     ck_ok(ek_tensor_host(&host, there, EK_F32, CK_SHAPE(VOCABULARY, WIDTH)));
     ck_ok(ek_state_read(&host, from.model, "tokens.weight"));
     ck_assert_int_eq(memcmp(there, back, sizeof there), 0);
     ek_data_parallel_model_free(model);
-    ek_module_free(module);
   }
 }
 
@@ -184,8 +179,7 @@ static const char two_files[] =
     "  \"y\": \"b.safetensors\", \"z\": \"a.safetensors\"}}";
 
 static void split(void) {
-  ek_safetensors *file = NULL;
-  ck_ok(ek_safetensors_open(&file, in_folder("model.safetensors")));
+  CK_GOT(ek_safetensors *, file, ek_safetensors_open(&file, in_folder("model.safetensors")));
   write_half(file, "a.safetensors", 0);
   write_half(file, "b.safetensors", 1);
   ek_safetensors_free(file);
@@ -210,8 +204,7 @@ static const struct {
     {"{\"weight_map\": {\"x\": \"/etc/passwd\"}}", "/etc/passwd", EK_ERR_CORRUPT},
     {"{\"weight_map\": {\"x\": \"c.safetensors\"}}", "c.safetensors", EK_ERR_NOT_FOUND},
     {"{\"weight_map\": {\"x\": \"config.json\"}}", "config.json", EK_ERR_CORRUPT},
-    {"{\"weight_map\": {\"x\": \"a.safetensors\"}}", "has no ", EK_ERR_MISMATCH},
-};
+    {"{\"weight_map\": {\"x\": \"a.safetensors\"}}", "has no ", EK_ERR_MISMATCH}};
 
 CK_TEST(many_files_are_one) {
   struct ck_training from, to;
@@ -371,8 +364,7 @@ CK_TEST(tensors_are_made_of_several) {
     ck_assert(q != NULL && q->like.shape[0] == 32 && q->like.shape[1] == WIDTH);
     ck_assert(kv != NULL && kv->like.shape[0] == 16 && kv->like.shape[1] == WIDTH);
     float rows[48 * WIDTH], part[16 * WIDTH];
-    ek_tensor host;
-    ck_ok(ek_tensor_host(&host, rows, EK_F32, CK_SHAPE(48, WIDTH)));
+    CK_GOT(ek_tensor, host, ek_tensor_host(&host, rows, EK_F32, CK_SHAPE(48, WIDTH)));
     ck_ok(ek_state_read(&host, from.model, "blocks.1.attention.qkv.weight"));
     ck_ok(ek_tensor_host(&host, part, EK_F32, CK_SHAPE(16, WIDTH)));
     ck_ok(ek_safetensors_read(&host, file, "kv.1"));
@@ -398,8 +390,7 @@ CK_TEST(tensors_are_made_of_several) {
 /* ---- failures ---- */
 
 CK_LOOP(every_allocation_fails_once, 3) {
-  struct ck_training t;
-  open_model(&t, make_qwen, "cpu:2", 4, 1);
+  CK_SET_UP(struct ck_training, t, open_model(&t, make_qwen, "cpu:2", 4, 1));
   if (!ck_no_files(ek_model_to_folder(t.model, folder, NULL))) {
     if (_i == 1) split();
     struct ck_state before = ck_state_take(t.model);
@@ -418,8 +409,7 @@ CK_LOOP(every_allocation_fails_once, 3) {
 
 /* A file in place of the folder, and one that has become shorter. */
 CK_TEST(folders_that_are_none) {
-  struct ck_training t;
-  open_model(&t, make_llama, "cpu:2", 2, 1);
+  CK_SET_UP(struct ck_training, t, open_model(&t, make_llama, "cpu:2", 2, 1));
   if (!ck_no_files(ek_model_to_folder(t.model, folder, NULL))) {
     struct ck_state before = ck_state_take(t.model);
     ck_fails(ek_model_to_folder(t.model, in_folder("config.json"), NULL), EK_ERR_IO, "config.json");

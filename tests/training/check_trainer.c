@@ -12,6 +12,7 @@
 
 #include "ck_folder.h"
 #include "ck_gpt.h"
+#include "ck_rule.h"
 #include "ck_running.h"
 #include "ck_state.h"
 #include "ck_training.h"
@@ -129,10 +130,9 @@ CK_LOOP(steps_in_two_calls, CK_WORKLOADS * CK_MODES) {
   open_bench(&b, ck_workloads[_i / CK_MODES].name, (ek_mode)(_i % CK_MODES));
   struct ck_training t = ck_training_opened(&b.setup);
   for (int i = 0; i < STEPS; i++) {
-    ek_step_result got;
     ck_ok(begin(&b));
     if (i == 0) continue;
-    ck_ok(ek_trainer_step_end(&got, b.trainer));
+    CK_GOT(ek_step_result, got, ek_trainer_step_end(&got, b.trainer));
     same_step(&got, &t, &b);
   }
   ck_ok(ck_training_step(&t, &b.batch, NULL));
@@ -212,8 +212,7 @@ CK_LOOP(micro_batches, CUTS * CK_WORKLOADS * CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_workload *workload = &ck_workloads[_i / CK_MODES % CK_WORKLOADS];
   const int cut = _i / CK_MODES / CK_WORKLOADS;
-  struct bench b;
-  make_parts(&b, workload->name, (ek_mode)(_i % CK_MODES));
+  CK_SET_UP(struct bench, b, make_parts(&b, workload->name, (ek_mode)(_i % CK_MODES)));
   b.micro_batches = cuts[cut].micro_batches;
   ck_ok(open_on(&b, ck_spec("cpu:3"), NULL));
   struct ck_training parts = ck_training_opened(&b.setup);
@@ -239,8 +238,7 @@ CK_LOOP(micro_batches, CUTS * CK_WORKLOADS * CK_MODES) {
 
 /* What is wrong with a batch is seen before its first part runs. */
 CK_TEST(wrong_micro_batches) {
-  struct bench b;
-  make_parts(&b, "gpt", EK_MODE_REPLICATED);
+  CK_SET_UP(struct bench, b, make_parts(&b, "gpt", EK_MODE_REPLICATED));
   b.micro_batches = -1;
   ck_invalid(open_on(&b, ck_spec("cpu:2"), NULL), "micro_batches is -1");
   b.micro_batches = 3;
@@ -263,8 +261,7 @@ CK_TEST(wrong_micro_batches) {
 
 /* The loss of the parts of a batch, put together, is that of the whole; no mask is drawn. */
 CK_LOOP(evaluation_and_prediction, CK_MODES) {
-  struct bench b;
-  open_bench(&b, "gpt", (ek_mode)_i);
+  CK_SET_UP(struct bench, b, open_bench(&b, "gpt", (ek_mode)_i));
   double loss = 0, again = 0, weight = 0, sum = 0, all = 0;
   ck_ok(step(&b, NULL));
   ck_ok(evaluate(&b, &loss, &weight));
@@ -447,10 +444,9 @@ CK_LOOP(evaluation_under_the_cap_of_a_step, 4 * CK_MODES) {
   if (!ck_part(_i) || ck_precision() != 0) return;
   const int devices = _i / CK_MODES + 1;
   char spec[64];
-  struct bench b;
   struct peaks planned = {.step = {0}}, real = planned, capped = planned;
   double loss = 0;
-  make_parts(&b, "gpt", (ek_mode)(_i % CK_MODES));
+  CK_SET_UP(struct bench, b, make_parts(&b, "gpt", (ek_mode)(_i % CK_MODES)));
   b.batch = ck_batch_make(b.setup.workload, EK_F32, LARGE, 0.2, 5);
   (void)snprintf(spec, sizeof spec, "plan:%d", devices);
   const uint64_t cap = run_for_peaks(&planned, &b, ck_spec(spec), false);
@@ -467,11 +463,10 @@ CK_LOOP(evaluation_under_the_cap_of_a_step, 4 * CK_MODES) {
 
 /* Reduction `none` keeps its outputs until backward; what was evaluated is gone. */
 CK_LOOP(every_loss_for_itself, CK_MODES) {
-  struct bench b;
   ek_shards losses = {0};
   ek_step_result result;
   double loss = 0;
-  make_parts(&b, "mlp", (ek_mode)_i);
+  CK_SET_UP(struct bench, b, make_parts(&b, "mlp", (ek_mode)_i));
   ek_criterion_free(b.criterion);
   ck_kept(b.setup.workload->criterion(&b.criterion, EK_REDUCTION_NONE), b.criterion);
   ck_ok(open_on(&b, ck_spec("cpu:3"), NULL));
@@ -543,8 +538,7 @@ CK_LOOP(only_what_is_wanted, CK_WORKLOADS * CK_MODES) {
 /* Patterns of a trainer that only predicts are read all the same. */
 CK_TEST(patterns_without_an_optimizer) {
   ek_trainer *trainer = NULL;
-  struct bench b;
-  make_parts(&b, "mlp", EK_MODE_REPLICATED);
+  CK_SET_UP(struct bench, b, make_parts(&b, "mlp", EK_MODE_REPLICATED));
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   static const ek_parameter_pattern wrong = {.pattern = "0.wait", .frozen = true};
   CK_WITH(ek_trainer_options, o, EK_TRAINER_OPTIONS_INIT, .model = &model_options);
@@ -559,9 +553,8 @@ CK_TEST(patterns_without_an_optimizer) {
 /* ---- ownership ---- */
 
 CK_TEST(a_group_of_the_programs) {
-  struct bench b;
   ek_group *group = ck_open("cpu:3", 1);
-  make_parts(&b, "mlp", EK_MODE_SHARDED);
+  CK_SET_UP(struct bench, b, make_parts(&b, "mlp", EK_MODE_SHARDED));
   ck_ok(open_on(&b, NULL, group));
   ck_assert_ptr_eq(ek_trainer_group(b.trainer), group);
   ck_ok(step(&b, NULL));
@@ -569,8 +562,7 @@ CK_TEST(a_group_of_the_programs) {
 
 /* The description may go when the trainer is open, and outputs outlive the parts. */
 CK_TEST(who_goes_first) {
-  struct bench b;
-  open_bench(&b, "mlp", EK_MODE_BALANCED);
+  CK_SET_UP(struct bench, b, open_bench(&b, "mlp", EK_MODE_BALANCED));
   ek_module_free(b.module);
   ek_criterion_free(b.criterion);
   ek_optimizer_free(b.rule);
@@ -592,12 +584,11 @@ CK_TEST(who_goes_first) {
 
 CK_LOOP(misuse, CK_MODES) {
   if (!ck_part(_i)) return;
-  struct bench b;
   double loss = 0;
   ek_shards outputs[4] = {{0}};
   ek_group *group = ck_open("cpu:2", 1);
   ek_trainer *trainer = NULL;
-  open_bench(&b, "mlp", (ek_mode)_i);
+  CK_SET_UP(struct bench, b, open_bench(&b, "mlp", (ek_mode)_i));
   ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_data_parallel_criterion_options criterion_options = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
@@ -664,11 +655,10 @@ CK_LOOP(misuse, CK_MODES) {
 
 /* A save that failed is no reason to load nothing; its error is the next save's. */
 CK_TEST(a_failed_save_does_not_keep_a_load_away) {
-  struct bench b;
   ek_checkpoint_info info;
   const char *folder = ck_folder();
   const char *path = ck_state_file(folder, 1), *taken = ck_state_file(folder, 2);
-  open_bench(&b, "mlp", EK_MODE_SHARDED);
+  CK_SET_UP(struct bench, b, open_bench(&b, "mlp", EK_MODE_SHARDED));
   ck_ok(step(&b, NULL));
   const ek_status status = ek_trainer_save(b.trainer, folder, NULL);
   if (!ck_no_files(status)) {
@@ -712,10 +702,9 @@ CK_TEST(a_load_waits_for_a_save) {
 /* Steps that were taken while a state was written, and steps from that state on, end the same. */
 CK_LOOP(saves_and_loads, CK_MODES) {
   if (!ck_part(_i)) return;
-  struct bench b;
   ek_checkpoint_info info;
   const char *folder = ck_folder(), *path = ck_state_file(folder, 1);
-  open_bench(&b, "mlp", (ek_mode)_i);
+  CK_SET_UP(struct bench, b, open_bench(&b, "mlp", (ek_mode)_i));
   ck_ok(ek_trainer_save_end(b.trainer));
   ck_ok(step(&b, NULL));
   const ek_status status = ek_trainer_save_begin(b.trainer, folder, NULL);
@@ -751,11 +740,6 @@ static ek_status wait_update(const ek_optimizer *self, ek_stream *stream, const 
   return EK_OK;
 }
 
-static void wait_free(ek_optimizer *self) { free(self); }
-
-static const ek_optimizer_ops wait_ops = {
-    .size = sizeof(ek_optimizer_ops), .kind = "wait", .update = wait_update, .free = wait_free};
-
 static ek_status step_status;
 
 static void *step_there(void *bench) {
@@ -764,16 +748,12 @@ static void *step_there(void *bench) {
 }
 
 CK_TEST(another_thread_is_refused) {
-  struct bench b;
   pthread_t thread;
   double loss = 0;
   ek_shards outputs = {0};
-  make_parts(&b, "mlp", EK_MODE_REPLICATED);
+  CK_SET_UP(struct bench, b, make_parts(&b, "mlp", EK_MODE_REPLICATED));
   ek_optimizer_free(b.rule);
-  b.rule = calloc(1, sizeof *b.rule);
-  ck_assert_ptr_nonnull(b.rule);
-  ck_ok(ek_optimizer_init(b.rule, &wait_ops, 0, 0, 0));
-  ck_keep(b.rule);
+  ck_kept(ck_rule_create(&b.rule, "wait", wait_update), b.rule);
   ck_ok(open_on(&b, ck_spec("cpu:3"), NULL));
   ck_assert_int_eq(sem_init(&inside, 0, 0) | sem_init(&go_on, 0, 0), 0);
   ck_assert_int_eq(pthread_create(&thread, NULL, step_there, &b), 0);
@@ -869,14 +849,12 @@ static uint64_t stride_of(int what, uint64_t on_cpu) {
 CK_LOOP(each_call_fails_once, CK_MODES * FAILURES) {
   if (!ck_part(_i)) return;
   const int what = _i % FAILURES;
-  struct bench b;
-  make_parts(&b, "mlp", (ek_mode)(_i / FAILURES));
+  CK_SET_UP(struct bench, b, make_parts(&b, "mlp", (ek_mode)(_i / FAILURES)));
   fail_at_each(&b, what, stride_of(what, 1), _i % 2 == 0 ? STEP : TWO_CALLS);
 }
 
 CK_LOOP(each_call_of_preparing_fails_once, FAILURES) {
-  struct bench b;
-  make_parts(&b, "mlp", EK_MODE_SHARDED_GRADIENTS);
+  CK_SET_UP(struct bench, b, make_parts(&b, "mlp", EK_MODE_SHARDED_GRADIENTS));
   fail_at_each(&b, _i, stride_of(_i, 3), PREPARING);
 }
 
@@ -894,10 +872,9 @@ static ek_status recomputed_gpt(ek_module **module) {
 CK_LOOP(each_call_of_recomputation_fails_once,
         FAILURES * (int)(sizeof recomputed / sizeof *recomputed)) {
   if (CK_TSAN && !ck_part(_i)) return;
-  struct bench b;
   policy = _i / FAILURES;
   CK_WITH(struct ck_workload, gpt, *ck_workload("gpt"), .module = recomputed_gpt);
-  make_parts(&b, "gpt", EK_MODE_SHARDED);
+  CK_SET_UP(struct bench, b, make_parts(&b, "gpt", EK_MODE_SHARDED));
   ek_module_free(b.module);
   ck_kept(recomputed_gpt(&b.module), b.module);
   b.setup.workload = &gpt;
@@ -905,8 +882,7 @@ CK_LOOP(each_call_of_recomputation_fails_once,
 }
 
 CK_TEST(opening_fails_at_each_allocation) {
-  struct bench b;
-  make_parts(&b, "mlp", EK_MODE_SHARDED);
+  CK_SET_UP(struct bench, b, make_parts(&b, "mlp", EK_MODE_SHARDED));
   uint64_t n = 0;
   while (ck_host_fails(&n, open_on(&b, ck_spec("plan:3"), NULL))) ck_assert_ptr_null(b.trainer);
   ck_assert_ptr_nonnull(b.trainer);

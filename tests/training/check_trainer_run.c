@@ -71,24 +71,18 @@ static ek_source *open_products(void) {
 static ek_status make_trainer(ek_trainer **trainer, const char *devices, ek_group *group,
                               double rate) {
   static const int64_t sizes[] = {2, 8, 1};
-  ek_module *mlp = NULL;
-  ek_criterion *loss = NULL;
-  ek_optimizer *adamw = NULL;
-  ek_status status = EK_OK;
-  ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  CK_FREED(module) *mlp = NULL;
+  CK_FREED(criterion) *loss = NULL;
+  CK_FREED(optimizer) *adamw = NULL;
+  CK_WITH(ek_data_parallel_model_options, model, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
+          .reproducible = GRAINS);
   CK_WITH(ek_adamw_options, rule, EK_ADAMW_OPTIONS_INIT, .learning_rate = rate);
-  model.reproducible = GRAINS;
   CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .model = &model, .group = group,
           .micro_batches = 2);
-  EK_TRY_GOTO(status, ek_mlp_create(&mlp, sizes, 3, EK_ACTIVATION_GELU), cleanup);
-  EK_TRY_GOTO(status, ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN), cleanup);
-  EK_TRY_GOTO(status, ek_adamw_create(&adamw, &rule), cleanup);
-  status = ek_trainer_open(trainer, devices, mlp, loss, adamw, &options);
-cleanup:
-  ek_optimizer_free(adamw);
-  ek_criterion_free(loss);
-  ek_module_free(mlp);
-  return status;
+  EK_TRY(ek_mlp_create(&mlp, sizes, 3, EK_ACTIVATION_GELU));
+  EK_TRY(ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN));
+  EK_TRY(ek_adamw_create(&adamw, &rule));
+  return ek_trainer_open(trainer, devices, mlp, loss, adamw, &options);
 }
 
 static ek_trainer *open_trainer(const char *devices, double rate) {
@@ -355,25 +349,23 @@ static bool hear_and_look(void *context, const ek_run_event *event) {
 
 static ek_status run_part(struct ck_outcome *outcome, const struct ck_process *process,
                           ek_trainer *trainer) {
-  ek_source *source = NULL;
+  CK_FREED(source) *source = NULL;
   ek_run_result result;
   const size_t length = sizeof damaged_part - 1;
   const bool fails = strncmp(process->part, damaged_part, length) == 0;
   const bool saves = fails || strncmp(process->part, going_part, length) == 0;
   const bool damaged = fails && process->number == 1;
-  ek_status status = make_products(&source);
+  EK_TRY(make_products(&source));
   CK_WITH(ek_trainer_run_options, options, EK_TRAINER_RUN_OPTIONS_INIT, .batch = BATCH,
           .validation = source, .validation_every = 7, .report = hear_loss, .context = outcome);
   struct listener listener = {outcome, trainer};
   if (saves) {
     ck_assign(options, .folder = folder_of(process), .report = hear_and_look, .context = &listener);
   }
-  if (status == EK_OK && damaged) {
-    status = ek_source_at(&((struct products *)source)->fails_at, NULL, source, 3 * BATCH + 2);
+  if (damaged) {
+    EK_TRY(ek_source_at(&((struct products *)source)->fails_at, NULL, source, 3 * BATCH + 2));
   }
-  if (status == EK_OK) status = ek_trainer_run(&result, trainer, source, STEPS, &options);
-  ek_source_free(source);
-  return status;
+  return ek_trainer_run(&result, trainer, source, STEPS, &options);
 }
 
 static void run_in_process(struct ck_outcome *outcome, const struct ck_process *process) {
@@ -501,6 +493,4 @@ CK_TEST(lines_for_people) {
 
 static const struct ck_part parts[] = {{"run", run_in_process}, {NULL, run_in_process}};
 
-static Suite *make_suite(void) { return ck_suite("trainer_run", make, clear); }
-
-int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
+CK_PARTS_SUITE_WITH("trainer_run", parts, make, clear)

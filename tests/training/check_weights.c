@@ -71,9 +71,8 @@ CK_LOOP(weights_travel, CK_PLACEMENTS) {
 /* What the file has is what the other program's layout says. */
 CK_TEST(names_and_layout_are_theirs) {
   const ek_weights_options options = hugging_face("transformer.");
-  struct ck_training t;
   ek_safetensors *file = NULL;
-  open_gpt(&t, 3, 1);
+  CK_SET_UP(struct ck_training, t, open_gpt(&t, 3, 1));
   if (!no_files(&t)) {
     ck_ok(ek_weights_save(t.model, path, &options));
     ck_ok(ek_safetensors_open(&file, path));
@@ -105,8 +104,7 @@ CK_TEST(names_and_layout_are_theirs) {
 
 /* The Python packages refuse a file whose header does not say `format`. */
 CK_TEST(the_header_says_the_format) {
-  struct ck_training t;
-  open_gpt(&t, 3, 1);
+  CK_SET_UP(struct ck_training, t, open_gpt(&t, 3, 1));
   if (!no_files(&t)) {
     char header[4096];
     FILE *file = fopen(path, "rb");
@@ -121,9 +119,8 @@ CK_TEST(the_header_says_the_format) {
 
 CK_TEST(what_does_not_fit_changes_nothing) {
   const ek_weights_options options = hugging_face(NULL);
-  struct ck_training t;
   const struct ck_setup mlp = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
-  open_gpt(&t, 1, 1);
+  CK_SET_UP(struct ck_training, t, open_gpt(&t, 1, 1));
   struct ck_training other = ck_training_opened(&mlp);
   if (!no_files(&other)) {
     struct ck_state before = ck_state_take(t.model);
@@ -259,9 +256,8 @@ enum { CONFIGS = sizeof configs / sizeof *configs };
 
 /* Run twice: in the locale "C", and in one whose decimal point is a comma. */
 CK_LOOP(a_config_beside_it_agrees_or_nothing_is_loaded, 2) {
-  struct ck_training t;
   const ek_weights_options options = hugging_face("transformer.");
-  open_own(&t, make_tied, 1);
+  CK_SET_UP(struct ck_training, t, open_own(&t, make_tied, 1));
   if (!no_files(&t)) {
     ck_ok(ek_weights_save(t.model, path, &options));
     struct ck_state before = ck_state_take(t.model);
@@ -294,9 +290,8 @@ static void refuse_fused(ek_group *group, const ek_weights_options *options) {
 /* Only where names are another program's; and a fused loss changes nothing of it. */
 CK_TEST(which_loads_look_at_a_config) {
   static const char other[] = "{\"n_head\": 4}";
-  struct ck_training t;
   const ek_weights_options options = hugging_face(NULL);
-  open_own(&t, make_tied, 1);
+  CK_SET_UP(struct ck_training, t, open_own(&t, make_tied, 1));
   if (!no_files(&t)) {
     ck_write_file(config, other, strlen(other));
     ck_ok(ek_weights_load(t.model, path, NULL));
@@ -316,8 +311,7 @@ CK_TEST(which_loads_look_at_a_config) {
 
 CK_LOOP(every_allocation_fails_once, 2) {
   const ek_weights_options options = hugging_face("transformer.");
-  struct ck_training t;
-  open_gpt(&t, 2, 1);
+  CK_SET_UP(struct ck_training, t, open_gpt(&t, 2, 1));
   if (!no_files(&t)) {
     ck_ok(ek_weights_save(t.model, path, &options));
     ck_write_file(config, "{\"n_head\": 2}", 13);

@@ -47,7 +47,6 @@ static void close_bench(struct bench *b) {
 /* ---- NULL ---- */
 
 CK_LOOP(null_is_refused, CK_MODES) {
-  struct bench b;
   ek_shards shards[CK_BATCH_TENSORS] = {{0}};
   ek_tensor host = {0};
   double number = 0;
@@ -55,7 +54,7 @@ CK_LOOP(null_is_refused, CK_MODES) {
   ek_data_parallel_criterion *loss = NULL;
   ek_data_parallel_optimizer *optimizer = NULL;
   ek_state_info info;
-  open_bench(&b, "mlp", _i);
+  CK_SET_UP(struct bench, b, open_bench(&b, "mlp", _i));
   struct ck_training *t = &b.t;
   const ek_tensor *x = b.batch.input, *y = b.batch.target;
   const ek_status got[] = {ek_data_parallel_model_open(NULL, t->group, t->module, NULL),
@@ -117,12 +116,11 @@ CK_LOOP(null_is_refused, CK_MODES) {
 /* ---- options ---- */
 
 CK_TEST(wrong_options) {
-  struct bench b;
   ek_data_parallel_model *model = NULL;
   ek_data_parallel_criterion *loss = NULL;
   ek_data_parallel_optimizer *optimizer = NULL;
   ek_shards outputs[1] = {{0}};
-  open_bench(&b, "mlp", 2);
+  CK_SET_UP(struct bench, b, open_bench(&b, "mlp", 2));
   struct ck_training *t = &b.t;
   ek_data_parallel_model_options m = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   const ek_data_parallel_model_options defaults = m;
@@ -159,11 +157,10 @@ CK_TEST(wrong_options) {
 /* ---- inputs ---- */
 
 CK_LOOP(wrong_inputs, CK_PLACEMENTS) {
-  struct bench b;
   ek_shards outputs[CK_BATCH_TENSORS], before[CK_BATCH_TENSORS];
   memset(outputs, 0x5A, sizeof outputs);
   memcpy(before, outputs, sizeof before);
-  open_bench(&b, "mixer", _i);
+  CK_SET_UP(struct bench, b, open_bench(&b, "mixer", _i));
   struct ck_training *t = &b.t;
   ek_group *elsewhere = ck_open("cpu:1", 1);
   ek_tensor foreign = ck_upload(ek_group_device(elsewhere, 0), EK_F32, NULL, CK_SHAPE(SAMPLES, 3));
@@ -247,8 +244,7 @@ CK_LOOP(wrong_numbers_are_counted_over_the_batch, CK_PLACEMENTS) {
 }
 
 CK_LOOP(wrong_gradients, CK_PLACEMENTS) {
-  struct bench b;
-  open_bench(&b, "mlp", _i);
+  CK_SET_UP(struct bench, b, open_bench(&b, "mlp", _i));
   struct ck_training *t = &b.t;
   ek_shards outputs[1] = {{0}};
   ek_backward_options options = EK_BACKWARD_OPTIONS_INIT;
@@ -311,8 +307,7 @@ CK_LOOP(more_than_31_bits, CK_MODES) {
   ck_ok(ek_data_parallel_criterion_forward(t.loss, output, 1, &y, 1));
   ck_ok(ek_data_parallel_criterion_backward(t.loss, NULL));
   ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
-  double loss = 0;
-  ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t.loss));
+  CK_GOT(double, loss, ek_data_parallel_criterion_loss(&loss, NULL, t.loss));
   ck_assert(isnan(loss)); /* as the header says of `plan` */
   ek_shards_free(&output[0]);
 }

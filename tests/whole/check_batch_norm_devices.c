@@ -28,14 +28,11 @@ static ek_status make(ek_module **module, ek_batch_norm_over over, bool again) {
   ck_ok(ek_activation_create(&p[3], EK_ACTIVATION_RELU));
   ck_ok(ek_linear_create(&p[4], WIDTH, OUT, true));
   if (again) {
-    ek_module *inner = p[2];
+    CK_FREED(module) *inner = p[2];
     ck_ok(ek_recompute_create(&p[2], inner));
-    ek_module_free(inner);
   }
   CK_WITH(ek_sequential_options, chain, EK_SEQUENTIAL_OPTIONS_INIT, .recompute = policy);
-  const ek_status status = ek_sequential_create_with(module, p, 5, &chain);
-  for (int i = 0; i < 5; i++) ek_module_free(p[i]);
-  return status;
+  return ck_sequential(module, p, 5, &chain);
 }
 
 static ek_status over_all(ek_module **module) { return make(module, EK_BATCH_NORM_ALL, false); }
@@ -89,10 +86,10 @@ static double *trained(struct ck_training *training, int64_t *count) {
   for (int i = 0; i < NAMES; i++) {
     const int64_t size = i % 3 == 2 ? 1 : i < 3 ? IN : WIDTH;
     float numbers[WIDTH];
-    ek_tensor host;
     const bool wide = training->setup.options.type == EK_F64;
-    ck_ok(ek_tensor_host(&host, wide ? (void *)(values + *count) : (void *)numbers,
-                         training->setup.options.type, i % 3 == 2 ? 0 : 1, &size));
+    CK_GOT(ek_tensor, host,
+           ek_tensor_host(&host, wide ? (void *)(values + *count) : (void *)numbers,
+                          training->setup.options.type, i % 3 == 2 ? 0 : 1, &size));
     ck_ok(ek_state_read(&host, training->model, names[i]));
     for (int64_t k = 0; k < size && !wide; k++) values[*count + k] = (double)numbers[k];
     *count += size;
@@ -138,9 +135,8 @@ CK_TEST(shards_differ) {
 CK_LOOP(plan, 3) {
   ek_memory_usage usage[2][3];
   for (int i = 0; i < 2; i++) {
-    const struct ck_setup setup =
-        setup_of(_i, i == 0 ? "cpu:3" : "plan:3", EK_MODE_SHARDED, EK_F32);
-    struct ck_training training = ck_training_opened(&setup);
+    struct ck_training training =
+        ck_training_of(setup_of(_i, i == 0 ? "cpu:3" : "plan:3", EK_MODE_SHARDED, EK_F32));
     ck_ok(step(&training, 0));
     ck_usages(usage[i], training.group);
   }
@@ -188,8 +184,7 @@ CK_LOOP(reproducible, 3 * CK_PLACEMENTS) {
   int64_t count = 0, others = 0;
   const double *want = trained_reproducibly(workload, "cpu:1", EK_MODE_REPLICATED, EK_F32, &count);
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-    const double *got =
-        trained_reproducibly(workload, counts[i], placement, EK_F32, &others);
+    const double *got = trained_reproducibly(workload, counts[i], placement, EK_F32, &others);
     ck_assert_int_eq(count, others);
     ck_same_bits(counts[i], got, want, count);
   }

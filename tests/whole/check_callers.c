@@ -93,21 +93,17 @@ static void check_job(struct caller *caller) {
 /* What a loader does, with enough rows that a device's threads share the copies. */
 static ek_status move(struct caller *caller) {
   const int64_t shape[] = {ROWS, WIDTH};
-  ek_tensor host = {0}, back = {0}, copy = {0};
-  ek_shards shards = {0};
-  ek_status status = EK_OK;
+  ek_tensor host = {0}, back = {0};
+  CK_FREED(shards) shards = {0};
+  CK_FREED(tensor) copy = {0};
   memset(caller->back, 0xFF, sizeof caller->back);
   EK_TRY(ek_tensor_host(&host, caller->values, EK_F32, 2, shape));
   EK_TRY(ek_tensor_host(&back, caller->back, EK_F32, 2, shape));
-  EK_TRY_GOTO(status, ek_scatter(&shards, caller->group, &host, EK_MEMORY_INPUTS, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_gather(&copy, &shards, 0, EK_MEMORY_OUTPUTS), cleanup);
-  EK_TRY_GOTO(status, ek_tensor_copy(&copy, &host), cleanup);
-  EK_TRY_GOTO(status, ek_tensor_copy(&back, &copy), cleanup);
-  EK_TRY_GOTO(status, ek_group_synchronize(caller->group), cleanup);
-cleanup:
-  ek_tensor_free(&copy);
-  ek_shards_free(&shards);
-  return status;
+  EK_TRY(ek_scatter(&shards, caller->group, &host, EK_MEMORY_INPUTS, NULL));
+  EK_TRY(ek_gather(&copy, &shards, 0, EK_MEMORY_OUTPUTS));
+  EK_TRY(ek_tensor_copy(&copy, &host));
+  EK_TRY(ek_tensor_copy(&back, &copy));
+  return ek_group_synchronize(caller->group);
 }
 
 static void *call(void *argument) {
@@ -169,19 +165,14 @@ struct neighbour {
 static void *load(void *argument) {
   struct neighbour *loader = argument;
   static float rows[SAMPLES * 8192];
-  const int64_t shape[] = {SAMPLES, 8192};
+  const ek_tensor host = {
+      .data = rows, .type = EK_F32, .rank = 2, .shape = {SAMPLES, 8192}};
   while (!atomic_load(&loader->stop) && loader->wrong[0] == '\0') {
-    ek_tensor host;
-    ek_shards shards = {0};
+    CK_FREED(shards) shards = {0};
     CK_WITH(ek_scatter_options, options, EK_SCATTER_OPTIONS_INIT, .ahead = loader->rounds % 2 == 0);
-    ek_status status = ek_tensor_host(&host, rows, EK_F32, 2, shape);
-    if (status == EK_OK) {
-      status = ek_scatter(&shards, loader->group, &host, EK_MEMORY_INPUTS, &options);
-    }
-    if (status != EK_OK) {
+    if (ek_scatter(&shards, loader->group, &host, EK_MEMORY_INPUTS, &options) != EK_OK) {
       (void)snprintf(loader->wrong, sizeof loader->wrong, "%s", ek_error_message());
     }
-    ek_shards_free(&shards);
     loader->rounds++;
   }
   return NULL;

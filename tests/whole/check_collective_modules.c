@@ -25,13 +25,10 @@ static ek_status model(ek_module **module, bool again) {
   ck_ok(ck_batch_norm_create(&p[2], WIDTH));
   ck_ok(ek_linear_create(&p[3], WIDTH, OUT, true));
   for (int i = 0; i < 4 && again; i += 2) {
-    ek_module *inner = p[i];
+    CK_FREED(module) *inner = p[i];
     ck_ok((i == 0 ? ck_rerun_create : ek_recompute_create)(&p[i], inner));
-    ek_module_free(inner);
   }
-  const ek_status status = ek_sequential_create(module, p, 4);
-  for (int i = 0; i < 4; i++) ek_module_free(p[i]);
-  return status;
+  return ck_sequential(module, p, 4, NULL);
 }
 
 /* ---- a model that postpones ---- */
@@ -261,8 +258,7 @@ CK_LOOP(with_the_loss_inside, 2) {
 
 /* Evaluation uses what training has left, without collectives. */
 CK_TEST(evaluation) {
-  const struct ck_setup setup = setup_of(&workloads[0], "cpu:3", EK_MODE_SHARDED);
-  struct ck_training training = ck_training_opened(&setup);
+  struct ck_training training = ck_training_of(setup_of(&workloads[0], "cpu:3", EK_MODE_SHARDED));
   ck_ok(step(&training, 0));
   double before[BUFFERS] = {0};
   int64_t count = 0;
@@ -284,9 +280,8 @@ CK_TEST(evaluation) {
 CK_LOOP(plan, 2) {
   ek_memory_usage usage[2][3];
   for (int i = 0; i < 2; i++) {
-    const struct ck_setup setup =
-        setup_of(&workloads[_i], i == 0 ? "cpu:3" : "plan:3", EK_MODE_SHARDED);
-    struct ck_training training = ck_training_opened(&setup);
+    struct ck_training training =
+        ck_training_of(setup_of(&workloads[_i], i == 0 ? "cpu:3" : "plan:3", EK_MODE_SHARDED));
     ck_ok(step(&training, 0));
     ck_usages(usage[i], training.group);
   }
@@ -314,16 +309,14 @@ CK_LOOP(failures, 6) {
 
 static void squares(struct ck_batch *batch, ek_type type, int64_t samples) {
   batch->inputs = batch->targets = 1;
-  batch->input[0] = batch->target[0] =
-      (ek_tensor){.type = type, .rank = 2, .shape = {samples, IN}};
+  batch->input[0] = batch->target[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, IN}};
 }
 static const struct ck_workload later = {
     "postponed", postponing, ek_mean_squared_error_create, squares, 0, false, 0};
 
 /* Parameters after a step of 3 samples. */
 static double *shifted(const char *spec, int placement, int64_t *count) {
-  struct ck_setup setup = setup_of(&later, spec, placement);
-  struct ck_training training = ck_training_opened(&setup);
+  struct ck_training training = ck_training_of(setup_of(&later, spec, placement));
   struct ck_batch batch = batch_of(&later, 3, 1);
   memset(trail, 0, sizeof trail);
   ck_ok(ck_training_step(&training, &batch, NULL));
@@ -348,8 +341,7 @@ CK_LOOP(postponed, CK_PLACEMENTS * SPECS) {
 
 /* A rest that fails names its module, whichever function it interrupts. */
 CK_LOOP(postponed_failures, 3) {
-  const struct ck_setup setup = setup_of(&later, "cpu:3", EK_MODE_REPLICATED);
-  struct ck_training training = ck_training_opened(&setup);
+  struct ck_training training = ck_training_of(setup_of(&later, "cpu:3", EK_MODE_REPLICATED));
   struct ck_batch batch = batch_of(&later, 7, 1);
   fails_on = _i;
   ck_assert_int_eq(ck_training_step(&training, &batch, NULL), EK_ERR_IO);
@@ -371,8 +363,7 @@ CK_LOOP(postponed_wrongly, 4) {
       {"cpu:2", 2, false, EK_ERR_INVALID_ARGUMENT, "number 1"},
       {"cpu:2", 1, true, EK_ERR_STATE, "(mark), backward: ek_pass_postpone: the module's table"},
       {"cpu:1", 1, true, EK_ERR_STATE, "not possible here; ask ek_pass_can_postpone()"}};
-  const struct ck_setup setup = setup_of(&later, is[_i].spec, EK_MODE_REPLICATED);
-  struct ck_training training = ck_training_opened(&setup);
+  struct ck_training training = ck_training_of(setup_of(&later, is[_i].spec, EK_MODE_REPLICATED));
   struct ck_batch batch = batch_of(&later, 7, 1);
   given = is[_i].given;
   wrong = is[_i].wrong;

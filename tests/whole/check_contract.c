@@ -48,8 +48,7 @@ static const struct count {
     {offsetof(ek_module, private_members.outputs), SIZE_MAX, "results"},
     {offsetof(ek_module, private_members.terms), 0, "terms"},
     {offsetof(ek_module, private_members.terms), EK_MAX_TERMS + 1, "terms"},
-    {offsetof(ek_module, private_members.terms), SIZE_MAX, "terms"},
-};
+    {offsetof(ek_module, private_members.terms), SIZE_MAX, "terms"}};
 
 enum { COUNTS = sizeof counts / sizeof counts[0] };
 
@@ -70,8 +69,7 @@ CK_TEST(a_criterion_is_not_made_with_counts_out_of_bounds) {
 }
 
 CK_LOOP(a_criterion_is_not_opened_with_counts_out_of_bounds, COUNTS) {
-  struct bench b;
-  bench_open(&b, "mlp", EK_MODE_REPLICATED);
+  CK_SET_UP(struct bench, b, bench_open(&b, "mlp", EK_MODE_REPLICATED));
   ek_criterion *c = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
   ek_data_parallel_criterion *loss = NULL;
   *member(c, &counts[_i]) = counts[_i].value;
@@ -85,13 +83,11 @@ CK_LOOP(a_criterion_is_not_opened_with_counts_out_of_bounds, COUNTS) {
 
 /* Every call of a step in turn meets counts that were changed since the last. */
 CK_LOOP(a_criterion_whose_counts_change_is_refused, COUNTS * CK_MODES) {
-  struct bench b;
-  bench_open(&b, "mlp", (ek_mode)(_i % CK_MODES));
+  CK_SET_UP(struct bench, b, bench_open(&b, "mlp", (ek_mode)(_i % CK_MODES)));
   const struct count *count = &counts[_i / CK_MODES];
   size_t *changed = member(b.t.criterion, count);
   const size_t good = *changed;
   ek_shards outputs = {0};
-  double loss = 0;
   ck_ok(ek_data_parallel_model_forward(&outputs, b.t.model, b.batch.input, 1, NULL));
   *changed = count->value;
   ck_fails(ek_data_parallel_criterion_forward(b.t.loss, &outputs, 1, b.batch.target, 1),
@@ -99,7 +95,7 @@ CK_LOOP(a_criterion_whose_counts_change_is_refused, COUNTS * CK_MODES) {
   *changed = good;
   ck_ok(ek_data_parallel_criterion_forward(b.t.loss, &outputs, 1, b.batch.target, 1));
   *changed = count->value;
-  ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, b.t.loss));
+  CK_GOT(double, loss, ek_data_parallel_criterion_loss(&loss, NULL, b.t.loss));
   ck_fails(ek_data_parallel_criterion_backward(b.t.loss, NULL), EK_ERR_STATE, "may not change");
   *changed = good;
   ck_ok(ek_data_parallel_criterion_backward(b.t.loss, NULL));
@@ -174,8 +170,7 @@ CK_LOOP(a_module_is_not_opened_with_counts_out_of_bounds, 6) {
 }
 
 CK_LOOP(a_module_whose_counts_change_is_refused, 6 * CK_MODES) {
-  struct bench b;
-  bench_open(&b, "mlp", (ek_mode)(_i % CK_MODES));
+  CK_SET_UP(struct bench, b, bench_open(&b, "mlp", (ek_mode)(_i % CK_MODES)));
   const int way = _i / CK_MODES;
   struct ek__module_private *module = &b.t.module->private_members;
   size_t *changed = way % 2 == 0 ? &module->inputs : &module->outputs;
@@ -228,15 +223,13 @@ static const ek_module_ops tables[] = {
 enum { TABLES = sizeof tables / sizeof tables[0] };
 
 static ek_status open_with(ek_group *group, ek_module *own, ek_type type) {
-  ek_data_parallel_model *model = NULL;
-  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  options.type = type;
+  CK_FREED(data_parallel_model) *model = NULL;
+  CK_WITH(ek_data_parallel_model_options, options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
+          .type = type);
   CK_SCOPED(ek_module *, linear, ek_linear_create(&linear, 3, 3, true));
   CK_SCOPED(ek_module *, inner, ek_sequential_create(&inner, (ek_module *[]){linear, own}, 2));
   CK_SCOPED(ek_module *, outer, ek_residual_create(&outer, inner));
-  const ek_status status = ek_data_parallel_model_open(&model, group, outer, &options);
-  ek_data_parallel_model_free(model);
-  return status;
+  return ek_data_parallel_model_open(&model, group, outer, &options);
 }
 
 CK_LOOP(a_model_is_opened_in_a_type_that_its_modules_know, TABLES) {

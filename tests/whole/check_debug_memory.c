@@ -140,8 +140,7 @@ CK_LOOP(a_write_beside_a_tensor_is_found_by_synchronize, 16) {
 static double *train(const struct ck_setup *setup, ek_group *group, int64_t *count,
                      ek_step_result *result) {
   const struct ck_workload *workload = setup->workload;
-  struct ck_training training;
-  ck_ok(ck_training_try(&training, setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, setup, group));
   for (uint64_t step = 0; step < 3; step++) {
     struct ck_batch batch = ck_batch_make(workload, EK_F32, step == 1 ? 1 : 7, 0.2, step);
     ck_ok(ck_training_step(&training, &batch, result));
@@ -182,19 +181,16 @@ CK_LOOP(peaks_are_the_planned_ones, CK_MODES) {
 /* ---- a module that reads what it has not written ---- */
 
 CK_FORWARD(forgetful) {
-  ek_tensor sums = {0}, out = {0};
+  CK_FREED(tensor) sums = {0};
+  ek_tensor *out = &outputs[0];
   const int64_t one = 1;
-  struct ck_mirrors m = {0};
-  EK_TRY(ek_pass_output(&out, pass, EK_F32, inputs->rank, inputs->shape));
-  outputs[0] = out;
+  EK_TRY(ek_pass_output(out, pass, EK_F32, inputs->rank, inputs->shape));
   EK_TRY(ek_pass_workspace(&sums, pass, EK_F32, 1, &one));
-  ek_status status = ck_mirrors_open(&m, 1, (ek_tensor *[]){&out, &sums}, 2);
-  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(&out); i++) {
+  CK_MIRRORS(m, 1, out, &sums);
+  for (int64_t i = 0; i < ek_tensor_count(out); i++) {
     ck_put(&m.host[0], i, ck_at(&m.host[1], 0)); /* a sum that did not begin with zero */
   }
-  status = ck_mirrors_close(&m, status);
-  ek_tensor_free(&sums);
-  return status;
+  return ck_mirrors_close(&m);
 }
 
 CK_BACKWARD(forgetful) {
@@ -206,15 +202,10 @@ CK_PARAMETERS(forgetful) {
   return ek_declare_parameter(declaration, "w", 1, &one, ek_initializer_ones());
 }
 
-static void forgetful_free(ek_module *self) { free(self); }
+CK_PLAIN_OPS(forgetful, .parameters = forgetful_parameters);
 
 static ek_status create_forgetful(ek_module **module) {
-  static const ek_module_ops ops = {
-      CK_OPS("forgetful", forgetful_forward, forgetful_backward, forgetful_free),
-      .parameters = forgetful_parameters};
-  *module = calloc(1, sizeof **module);
-  ck_assert_ptr_nonnull(*module);
-  return ek_module_init(*module, &ops, 1, 1);
+  return ck_plain_create(module, &forgetful_ops, 1, 1);
 }
 
 CK_TEST(undefined_memory_shows_in_the_step_result) {

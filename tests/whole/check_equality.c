@@ -171,8 +171,7 @@ static void all_batches(int variant, size_t devices, int placement, struct refer
   snprintf(spec, sizeof spec, "cpu:%zu", devices);
   /* Outputs are gathered on each device in turn. */
   const size_t output_device = (size_t)(placement + variant) % devices;
-  const struct ck_setup setup = setup_of(variant, spec, placement, output_device);
-  struct ck_training many = ck_training_opened(&setup);
+  struct ck_training many = ck_training_of(setup_of(variant, spec, placement, output_device));
   const int64_t stride = batch_stride(variant), first = (placement + variant) % stride;
   for (int64_t samples = first; samples <= 4 * (int64_t)devices + 1; samples += stride) {
     /* The batch of 13 has only targets that are ignored. */
@@ -184,9 +183,8 @@ static void all_batches(int variant, size_t devices, int placement, struct refer
 }
 
 CK_LOOP(many_equal_one, VARIANTS) {
-  struct reference reference;
   struct ck_random random = ck_random_start(1000 + (uint64_t)_i);
-  reference_open(&reference, _i);
+  CK_SET_UP(struct reference, reference, reference_open(&reference, _i));
   const size_t stride = is_half(_i) ? 3 : DEVICE_STRIDE;
   for (size_t devices = 1; devices <= MOST_DEVICES; devices += stride) {
     for (int placement = 0; placement < CK_PLACEMENTS; placement++) {
@@ -200,9 +198,8 @@ CK_LOOP(many_equal_one, VARIANTS) {
  */
 CK_LOOP(accumulation_equals_one_batch, VARIANTS) {
   enum { SAMPLES = 11 };
-  struct reference reference;
   struct ck_training many;
-  reference_open(&reference, _i);
+  CK_SET_UP(struct reference, reference, reference_open(&reference, _i));
   const struct answer *want = answer_of(&reference, SAMPLES, ignored, 77);
   const struct ck_batch *batch = &reference.batch[SAMPLES];
   for (int placement = 0; placement < CK_PLACEMENTS; placement++) {

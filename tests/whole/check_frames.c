@@ -89,8 +89,7 @@ static ek_status wide_gelu(ek_module **module) {
 static const struct ck_module_case cases[] = {
     CK_CASE("mlp, recomputed", rerun_mlp, 6, 4, 0, {0, 2, {4, 3}, -1, 1}),
     CK_CASE("attention, recomputed twice", rerun_attention, 12, 8, 0, {0, 3, {2, 3, 4}, -1, 1}),
-    CK_CASE("GELU in f64", wide_gelu, 1, 8, 1, {0, 2, {4, 3}, -2, 2}),
-};
+    CK_CASE("GELU in f64", wide_gelu, 1, 8, 1, {0, 2, {4, 3}, -2, 2})};
 CK_MODULE_CASES(cases)
 
 /* ---- training ---- */
@@ -187,16 +186,15 @@ static ek_status see_forward(ek_pass *pass, const ek_tensor *x) {
 }
 
 static ek_status see_backward(ek_pass *pass, const ek_tensor *dy) {
-  ek_tensor a, gradient;
+  CK_FREED(tensor) a = {0};
+  ek_tensor gradient;
   ck_assert_int_eq(ek_pass_type(pass), EK_F32);
   holds_rounded(dy);
   EK_TRY(ek_pass_take(&a, pass));
   holds_rounded(&a);
   EK_TRY(ek_pass_gradient(&gradient, NULL, pass, 0));
   ck_assert_int_eq(gradient.type, EK_F32);
-  const ek_status status = ek_op_add(ek_pass_stream(pass), &gradient, &gradient, &a);
-  ek_tensor_free(&a);
-  return status;
+  return ek_op_add(ek_pass_stream(pass), &gradient, &gradient, &a);
 }
 
 /* In a sequential of bf16, which is given f32. The ledger has what is converted. */
@@ -268,14 +266,12 @@ CK_FORWARD(container) {
 }
 
 CK_BACKWARD(container) {
-  ek_tensor middle = {0};
+  CK_FREED(tensor) middle = {0};
   if (((const struct container *)self)->second == NULL) {
     return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
   }
   EK_TRY(ek_pass_child_backward(&middle, pass, 1, grad_outputs));
-  const ek_status status = ek_pass_child_backward(grad_inputs, pass, 0, &middle);
-  ek_tensor_free(&middle);
-  return status;
+  return ek_pass_child_backward(grad_inputs, pass, 0, &middle);
 }
 
 static void container_free(ek_module *self) {
@@ -372,18 +368,15 @@ CK_TEST(a_container_asks_for_f32) {
 static ek_status run_alone(ek_module *module) {
   CK_HELD(ek_group *, group, ck_open("cpu:1", 1));
   ek_device *device = ek_group_device(group, 0);
-  ek_tensor x = ck_upload(device, EK_F32, (const double[12]){1, 2, 3}, CK_SHAPE(4, 3)), y = {0};
-  CK_GOT(ek_replica *, replica, ek_replica_open(&replica, device, module, NULL));
-  CK_GOT(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
-  ek_status status = ek_pass_run_forward(&y, pass, &x);
-  if (status == EK_OK) status = ek_pass_run_backward(NULL, pass, &y);
-  ek_tensor_free(&x);
-  ek_tensor_free(&y);
-  ek_pass_free(pass);
-  ek_replica_free(replica);
-  ek_module_free(module);
-  ck_no_memory_held(group);
-  return status;
+  CK_FREED(module) *owned = module;
+  CK_FREED(replica) *replica = NULL;
+  CK_FREED(pass) *pass = NULL;
+  CK_FREED(tensor) x = ck_upload(device, EK_F32, (const double[12]){1, 2, 3}, CK_SHAPE(4, 3)),
+                   y = {0};
+  ck_ok(ek_replica_open(&replica, device, owned, NULL));
+  ck_ok(ek_pass_open(&pass, replica, NULL));
+  EK_TRY(ek_pass_run_forward(&y, pass, &x));
+  return ek_pass_run_backward(NULL, pass, &y);
 }
 
 CK_LOOP(misuse, 6) {
@@ -398,8 +391,7 @@ CK_LOOP(misuse, 6) {
       {CK_RERUN_TWICE, EK_ERR_STATE, "rerun, backward: saved tensors (activations) not"},
       {CK_RERUN_SHORTER, EK_ERR_SHAPE, "is [4 x 2], expected [3 x 2]"},
       {CK_RERUN_IN_BF16, EK_ERR_UNSUPPORTED, "a child runs in f32 or f64, not in bf16"},
-      {CK_RERUN_IN_F64, EK_ERR_TYPE, "input number 0 is f32, but the module runs in f64"},
-  };
+      {CK_RERUN_IN_F64, EK_ERR_TYPE, "input number 0 is f32, but the module runs in f64"}};
   CK_GOT(ek_module *, mlp, create_mlp(&mlp));
   CK_GOT(ek_module *, module, ck_rerun_create_wrong(&module, mlp, wrong[_i].flaw));
   ek_module_free(mlp);

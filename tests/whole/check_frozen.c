@@ -9,16 +9,10 @@
 enum { SAMPLES = 7 };
 
 static const char *const pair_names[] = {"0.weight", "0.bias", "2.weight", "2.bias"};
-static const char *const gpt_names[] = {"tokens.weight",
-                                        "tokens.positions",
-                                        "blocks.0.attention.qkv.weight",
-                                        "blocks.0.ln_2.weight",
-                                        "blocks.0.ln_2.bias",
-                                        "blocks.0.expand.weight",
-                                        "blocks.0.contract.bias",
-                                        "blocks.1.expand.bias",
-                                        "blocks.1.contract.weight",
-                                        "blocks.1.attention.qkv.bias"};
+static const char *const gpt_names[] = {
+    "tokens.weight", "tokens.positions", "blocks.0.attention.qkv.weight", "blocks.0.ln_2.weight",
+    "blocks.0.ln_2.bias", "blocks.0.expand.weight", "blocks.0.contract.bias",
+    "blocks.1.expand.bias", "blocks.1.contract.weight", "blocks.1.attention.qkv.bias"};
 enum { PAIR = 4, GPT = sizeof gpt_names / sizeof *gpt_names };
 
 static unsigned mask; /* of what is frozen in the modules that are made */
@@ -217,9 +211,8 @@ CK_LOOP(frozen_layers_in_every_placement, 2 * CK_PLACEMENTS) {
   CK_WITH(struct ck_workload, gpt, *ck_workload("gpt"), .module = frozen_gpt);
   mask = _i % 2 == 0 ? (1u << GPT) - 1 : 0x2D6;
   const struct ck_setup setup = frozen_setup(&gpt, "cpu:3", _i / 2);
-  const struct ck_setup alone = frozen_setup(&gpt, "cpu:1", 2);
   struct ck_training t = ck_training_opened(&setup);
-  struct ck_training one = ck_training_opened(&alone);
+  struct ck_training one = ck_training_of(frozen_setup(&gpt, "cpu:1", 2));
   holds_what_is_trained(&t);
   int64_t count = 0;
   double *before = ck_training_read(&t, CK_VALUES, &count);

@@ -94,12 +94,10 @@ CK_LOOP(the_same_training, SETTINGS * MODES) {
   double losses[2][STEPS + 1];
   int64_t count = 0;
   for (int fused = 0; fused < 2; fused++) {
-    struct run r;
-    open_run(&r, s, "cpu:3", (ek_mode)(_i % MODES), fused == 1);
+    CK_SCENE(struct run, r, open_run(&r, s, "cpu:3", (ek_mode)(_i % MODES), fused == 1), close_run);
     train(&r, losses[fused]);
     count = read_parameter(table[fused], &r, "tokens.weight");
     read_parameter(head[fused], &r, "head.weight");
-    close_run(&r);
   }
   for (int i = 0; i <= STEPS; i++) {
     ck_assert_double_eq_tol(losses[1][i], losses[0][i], 1e-12 * losses[0][i]);
@@ -112,19 +110,16 @@ CK_LOOP(the_same_training, SETTINGS * MODES) {
 CK_LOOP(the_same_logits, SETTINGS) {
   const struct setting *s = &settings[_i];
   static double logits[2][MOST_SAMPLES * SEQUENCE * VOCABULARY];
-  struct batch b;
-  batch_make(&b, 7, 9);
+  CK_SET_UP(struct batch, b, batch_make(&b, 7, 9));
   for (int fused = 0; fused < 2; fused++) {
-    struct run r;
     const int64_t shape[] = {7, SEQUENCE, VOCABULARY};
-    open_run(&r, s, "cpu:3", EK_MODE_REPLICATED, fused == 1);
+    CK_SCENE(struct run, r, open_run(&r, s, "cpu:3", EK_MODE_REPLICATED, fused == 1), close_run);
     CK_GOT(ek_shards, outputs, ek_trainer_predict(&outputs, r.trainer, &b.input, 1));
     CK_GOT(ek_tensor, host, ek_tensor_host(&host, logits[fused], EK_F64, 3, shape));
     ck_ok(ek_gather_host(&host, &outputs));
     CK_GOT(ek_memory_usage, usage, ck_memory_stats(&usage, ek_group_device(r.group, 0)));
     ck_assert_uint_ge(usage.current[EK_MEMORY_OUTPUTS], 3 * SEQUENCE * VOCABULARY * 8);
     ek_shards_free(&outputs);
-    close_run(&r);
   }
   ck_same_bits("logits", logits[1], logits[0], 7 * SEQUENCE * VOCABULARY);
 }
@@ -136,9 +131,9 @@ CK_TEST(micro_batches) {
   batch_make(&first, 5, 20);
   batch_make(&second, 3, 21);
   for (int fused = 0; fused < 2; fused++) {
-    struct run r;
     ek_step_result result;
-    open_run(&r, &settings[1], "cpu:2", EK_MODE_SHARDED, fused == 1);
+    CK_SCENE(struct run, r, open_run(&r, &settings[1], "cpu:2", EK_MODE_SHARDED, fused == 1),
+             close_run);
     for (int k = 0; k < 2; k++) {
       const struct batch *b = k == 0 ? &first : &second;
       const ek_tensor inputs[] = {b->input, b->target};
@@ -164,7 +159,6 @@ CK_TEST(micro_batches) {
     ck_ok(ek_data_parallel_optimizer_step(&result, ek_trainer_optimizer(r.trainer)));
     losses[fused] = result.loss;
     read_parameter(table[fused], &r, "tokens.weight");
-    close_run(&r);
   }
   ck_assert_double_eq_tol(losses[1], losses[0], 1e-12 * losses[0]);
   ck_assert_double_le(ck_rel_l2(table[1], table[0], VOCABULARY * 8), 1e-10);
@@ -172,17 +166,15 @@ CK_TEST(micro_batches) {
 
 static void peaks(uint64_t bytes[3], uint64_t logits[3], const char *spec, ek_mode mode,
                   bool fused) {
-  struct run r;
   double losses[STEPS + 1];
   ek_memory_usage usage;
-  open_run(&r, &settings[0], spec, mode, fused);
+  CK_SCENE(struct run, r, open_run(&r, &settings[0], spec, mode, fused), close_run);
   train(&r, losses);
   for (size_t k = 0; k < 3; k++) {
     ck_ok(ck_memory_stats(&usage, ek_group_device(r.group, k)));
     bytes[k] = usage.peak_bytes;
     logits[k] = usage.at_peak[EK_MEMORY_OUTPUTS] + usage.at_peak[EK_MEMORY_LOSS];
   }
-  close_run(&r);
 }
 
 /* Planned to the byte in every mode; logits are a block of five rows and not the device's 18. */
@@ -244,9 +236,8 @@ CK_TEST(refused) {
   ck_keep(module);
 
   /* A criterion beside it would be a second loss. */
-  struct run r;
   ek_trainer *trainer = NULL;
-  open_run(&r, &settings[0], "plan:1", EK_MODE_REPLICATED, true);
+  CK_SET_UP(struct run, r, open_run(&r, &settings[0], "plan:1", EK_MODE_REPLICATED, true));
   CK_OPENED(ek_criterion *, criterion, ek_cross_entropy_create(&criterion, NULL));
   CK_OPENED(ek_optimizer *, rule, ek_adamw_create(&rule, NULL));
   ck_invalid(ek_trainer_open(&trainer, "plan:1", r.setup.module, criterion, rule, NULL),

@@ -14,10 +14,9 @@ enum { DEVICES = 3, SAMPLES = 8, PAIRS = 4, CASES = CK_PLACEMENTS * PAIRS };
 static const struct {
   ek_precision precision;
   ek_type gradients;
-} pairs[PAIRS] = {{EK_PRECISION_F32, EK_BF16},
-                  {EK_PRECISION_BF16, EK_BF16},
-                  {EK_PRECISION_F32, EK_F16},
-                  {EK_PRECISION_F16, EK_F16}};
+} pairs[PAIRS] = {
+    {EK_PRECISION_F32, EK_BF16}, {EK_PRECISION_BF16, EK_BF16}, {EK_PRECISION_F32, EK_F16},
+    {EK_PRECISION_F16, EK_F16}};
 
 static double rounding_of(ek_type type) { return type == EK_BF16 ? 0x1p-8 : 0x1p-11; }
 

@@ -59,16 +59,13 @@ static ek_status factors(ek_pass *pass, double factor[N], const double *slope) {
     ek_tensor p, dp = {0};
     EK_TRY(ek_pass_parameter(&p, pass, k));
     if (slope != NULL) EK_TRY(ek_pass_gradient(&dp, NULL, pass, k));
-    struct ck_mirrors m;
-    const size_t written = slope != NULL ? 1 : 0;
-    const ek_status status =
-        ck_mirrors_open(&m, written, (ek_tensor *[]){slope != NULL ? &dp : &p}, 1);
-    for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(&p); i++) {
+    CK_MIRRORS(m, slope != NULL, slope != NULL ? &dp : &p);
+    for (int64_t i = 0; i < ek_tensor_count(&p); i++) {
       const double weight = (double)(i / N + 1) / 8;
       if (slope == NULL) factor[i % N] += weight * ck_at(&m.host[0], i);
       if (slope != NULL) ck_put(&m.host[0], i, ck_at(&m.host[0], i) + weight * slope[i % N]);
     }
-    EK_TRY(ck_mirrors_close(&m, status));
+    EK_TRY(ck_mirrors_close(&m));
     if (slope != NULL) EK_TRY(ek_pass_gradient_complete(pass, k));
   }
   return EK_OK;
@@ -76,44 +73,38 @@ static ek_status factors(ek_pass *pass, double factor[N], const double *slope) {
 
 CK_FORWARD(stripes) {
   double factor[N] = {0};
-  ek_tensor x = inputs[0];
+  const ek_tensor *x = &inputs[0];
   EK_TRY(factors(pass, factor, NULL));
-  EK_TRY(ek_pass_output(&outputs[0], pass, x.type, 2, x.shape));
-  struct ck_mirrors m;
-  const ek_status status = ck_mirrors_open(&m, 1, (ek_tensor *[]){&outputs[0], &x}, 2);
-  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(&x); i++) {
+  EK_TRY(ek_pass_output(&outputs[0], pass, x->type, 2, x->shape));
+  CK_MIRRORS(m, 1, &outputs[0], x);
+  for (int64_t i = 0; i < ek_tensor_count(x); i++) {
     ck_put(&m.host[0], i, factor[i % N] * ck_at(&m.host[1], i));
   }
-  EK_TRY(ck_mirrors_close(&m, status));
-  return ek_pass_save(pass, &inputs[0]);
+  EK_TRY(ck_mirrors_close(&m));
+  return ek_pass_save(pass, x);
 }
 
 CK_BACKWARD(stripes) {
-  ek_tensor x = {0}, dy = grad_outputs[0];
+  CK_FREED(tensor) x = {0};
   double slope[N] = {0}, factor[N] = {0};
   if (grad_inputs != NULL) return ek_error_set(EK_ERR_UNSUPPORTED, "stripes: only as the root");
   EK_TRY(ek_pass_take(&x, pass));
-  struct ck_mirrors m;
-  ek_status status = ck_mirrors_open(&m, 0, (ek_tensor *[]){&x, &dy}, 2);
-  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(&x); i++) {
+  CK_MIRRORS(m, 0, &x, &grad_outputs[0]);
+  for (int64_t i = 0; i < ek_tensor_count(&x); i++) {
     slope[i % N] += ck_at(&m.host[0], i) * ck_at(&m.host[1], i);
   }
-  status = ck_mirrors_close(&m, status);
+  EK_TRY(ck_mirrors_close(&m));
   ek_tensor_free(&x);
-  EK_TRY(status);
   return factors(pass, factor, slope);
 }
 
-static void stripes_free(ek_module *self) { free(self); }
-
-CK_MODULE_OPS_WITH(stripes, .parameters = stripes_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
+CK_PLAIN_OPS(stripes, .parameters = stripes_parameters, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 static ek_status stripes_create(ek_module **module) {
-  struct stripes *m = calloc(1, sizeof *m);
-  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "stripes: no memory");
+  struct stripes *m = ck_module_new(sizeof *m, &stripes_ops, 1, 1);
   m->all = next_all;
   *module = &m->base;
-  return ek_module_init(&m->base, &stripes_ops, 1, 1);
+  return EK_OK;
 }
 
 static void stripes_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
@@ -250,9 +241,8 @@ CK_LOOP(without_decay_nothing_changes, 2 * CK_PLACEMENTS) {
   struct ck_state state[2];
   chosen = (struct rule){_i % 2 == 0, false, 0, 0};
   for (int k = 0; k < 2; k++) {
-    const struct ck_setup setup = setup_of(_i / 2, EK_F32);
     next_all = k == 0 ? PLAIN : NO_DECAY;
-    struct ck_training t = ck_training_opened(&setup);
+    struct ck_training t = ck_training_of(setup_of(_i / 2, EK_F32));
     next_all = -1;
     for (int step = 0; step < STEPS; step++) {
       struct ck_batch batch = ck_batch_make(&workload, EK_F32, SAMPLES, 0, (uint64_t)step);
@@ -265,11 +255,10 @@ CK_LOOP(without_decay_nothing_changes, 2 * CK_PLACEMENTS) {
 }
 
 CK_LOOP(everything_frozen, CK_PLACEMENTS) {
-  const struct ck_setup setup = setup_of(_i, EK_F32);
   ek_step_result result;
   chosen = rules[1];
   next_all = FROZEN;
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(setup_of(_i, EK_F32));
   next_all = -1;
   struct ck_batch batch = ck_batch_make(&workload, EK_F32, SAMPLES, 0, 1);
   double *before = ck_training_read(&t, CK_VALUES, NULL);

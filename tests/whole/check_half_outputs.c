@@ -62,8 +62,7 @@ static ek_trainer *open_trainer(ek_mode mode, ek_type precision, enum head head,
 
 static void take_steps(ek_trainer *trainer, int count) {
   for (int i = 0; i < count; i++) {
-    struct batch b;
-    batch_make(&b, SAMPLES - i, (uint64_t)i);
+    CK_SET_UP(struct batch, b, batch_make(&b, SAMPLES - i, (uint64_t)i));
     ck_ok(ek_trainer_step(NULL, trainer, &b.input, 1, &b.target, 1));
   }
 }
@@ -138,17 +137,14 @@ CK_LOOP(an_evaluation_is_the_loss_of_a_step, ck_if_halves(CASES)) {
   static const int64_t samples[] = {SAMPLES, 2};
   for (int i = 0; i < 2; i++) {
     static double logits[LOGITS];
-    struct batch b;
     double weight = 0, bound = 0;
     const int64_t count = samples[i] * SEQUENCE * VOCABULARY;
-    batch_make(&b, samples[i], 10);
+    CK_SET_UP(struct batch, b, batch_make(&b, samples[i], 10));
     const double loss = evaluate(trainer, &b, &weight);
     predict(logits, trainer, &b);
     const double want = entropy_of(logits, &b, &bound);
     /* A fused loss's products have other rows: a logit may be the other neighbour, twice. */
-    if (head_of(_i) == FUSED) {
-      bound += 4 * rounding_of(half_of(_i)) * largest(logits, count);
-    }
+    if (head_of(_i) == FUSED) bound += 4 * rounding_of(half_of(_i)) * largest(logits, count);
     ck_assert_msg(fabs(loss - want) <= bound, "%.9g, expected %.9g +- %.3g", loss, want, bound);
     CK_GOT(ek_step_result, result, ek_trainer_step(&result, trainer, &b.input, 1, &b.target, 1));
     /* A GPU has another GELU for a pass without backward. */
@@ -168,12 +164,11 @@ CK_LOOP(an_evaluation_is_near_that_of_f32, ck_if_halves(CASES)) {
   ek_trainer *half = open_trainer(mode_of(_i), half_of(_i), head_of(_i), 3);
   ek_trainer *wide = open_trainer(mode_of(_i), EK_F32, head_of(_i), 3);
   static double logits[LOGITS], exact[LOGITS];
-  struct batch b;
   double weight = 0, again = 0, bound = 0;
   take_steps(half, 2);
   struct ck_state state = ck_state_take(ek_trainer_model(half));
   ck_ok(ck_state_put(ek_trainer_model(wide), &state));
-  batch_make(&b, SAMPLES, 11);
+  CK_SET_UP(struct batch, b, batch_make(&b, SAMPLES, 11));
   predict(logits, half, &b);
   predict(exact, wide, &b);
   ck_assert_double_le(ck_rel_l2(logits, exact, LOGITS), logits_bound(half_of(_i)));
@@ -205,9 +200,8 @@ static int32_t best_of(const double *logits) {
  * well. */
 static void generate(int32_t tokens[TOKENS], double *logits, ek_trainer *trainer,
                      const int32_t *given) {
-  struct batch b;
   double all[SEQUENCE * VOCABULARY];
-  batch_make(&b, 1, 12);
+  CK_SET_UP(struct batch, b, batch_make(&b, 1, 12));
   for (int i = 0; i < TOKENS; i++) {
     predict(all, trainer, &b);
     const double *last = all + (SEQUENCE - 1) * VOCABULARY;

@@ -74,10 +74,10 @@ static void train(struct run *run, const struct ck_batch *batch) {
   const ek_group *group = ek_trainer_group(trainer);
   run->outputs = 0;
   for (int i = 0; i < STEPS; i++) {
-    ek_step_result result;
     if (i > 0) ek_host_memory_fail_at(1); /* a step takes no memory of the host after the first */
-    ck_ok(ek_trainer_step(&result, trainer, batch->input, batch->inputs, batch->target,
-                          batch->targets));
+    CK_GOT(ek_step_result, result,
+           ek_trainer_step(&result, trainer, batch->input, batch->inputs, batch->target,
+                           batch->targets));
     ek_host_memory_fail_at(0);
     run->losses[i] = result.loss;
   }

@@ -66,26 +66,24 @@ CK_LOOP(one_job_for_each_micro_batch_and_one_for_the_update, 8 * CK_MODES) {
   const ek_mode mode = (ek_mode)(_i % CK_MODES);
   const int64_t micro_batches = 1 + _i / CK_MODES % 4;
   const size_t reproducible = _i / CK_MODES < 4 ? 0 : 6;
-  struct bench b;
   ek_step_result result;
   if (!COUNTS || mode == EK_MODE_GATHER) return;
-  open_bench(&b, "gpt", mode, micro_batches, reproducible);
+  CK_SET_UP(struct bench, b, open_bench(&b, "gpt", mode, micro_batches, reproducible));
   for (int i = 0; i < 3; i++) {
     ck_assert_uint_eq(jobs_of_step(&b, NULL), (unsigned long)micro_batches + 1);
   }
   ck_assert_uint_eq(jobs_of_step(&b, &result),
                     (unsigned long)micro_batches + (mode == EK_MODE_BALANCED ? 2 : 1));
-  double loss = 0;
-  ck_ok(ek_trainer_evaluate(&loss, NULL, b.trainer, b.batch.input, b.batch.inputs, b.batch.target,
-                            b.batch.targets));
+  CK_GOT(double, loss,
+         ek_trainer_evaluate(&loss, NULL, b.trainer, b.batch.input, b.batch.inputs, b.batch.target,
+                             b.batch.targets));
   ck_assert_uint_eq(jobs(b.trainer), (unsigned long)micro_batches);
 }
 
 /* Rows that go to one device and back need all ranks in between. */
 CK_TEST(gathered_outputs_take_more) {
-  struct bench b;
   if (!COUNTS) return;
-  open_bench(&b, "gpt", EK_MODE_GATHER, 2, 0);
+  CK_SET_UP(struct bench, b, open_bench(&b, "gpt", EK_MODE_GATHER, 2, 0));
   ck_assert_uint_gt(jobs_of_step(&b, NULL), 3);
 }
 

@@ -31,8 +31,7 @@ CK_LOOP(what_a_test_frees_itself_is_not_freed_again, 2) {
   ek_group *group = ck_open("cpu:2", 1);
   ek_device *device = ek_group_device(group, 0);
   CK_OPENED(ek_module *, linear, ek_linear_create(&linear, 3, 4, true));
-  CK_OPENED(ek_tensor, x,
-            ek_tensor_create(&x, device, EK_MEMORY_WORKSPACE, EK_F32, CK_SHAPE(3)));
+  CK_OPENED(ek_tensor, x, ek_tensor_create(&x, device, EK_MEMORY_WORKSPACE, EK_F32, CK_SHAPE(3)));
   CK_OPENED(ek_tensor, same, ek_tensor_share(&same, &x));
   ck_assert_uint_eq(ck_mark(), 4);
   ck_fails(ek_group_close(group), EK_ERR_STATE, "remain");

@@ -66,11 +66,8 @@ static ek_status pixels(ek_criterion **criterion, ek_reduction reduction) {
   ek_criterion *terms[2] = {NULL, NULL};
   CK_WITH(ek_cross_entropy_options, options, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction,
           .ignore_index = 255, .class_weights = weights, .classes = CLASSES);
-  ek_status status = ek_cross_entropy_create(&terms[0], &options);
-  if (status == EK_OK) status = ek_cross_entropy_create(&terms[1], &options);
-  if (status == EK_OK) status = ek_weighted_sum_create(criterion, terms, coefficients, 2);
-  for (int i = 0; i < 2; i++) ek_criterion_free(terms[i]);
-  return status;
+  for (int i = 0; i < 2; i++) ck_ok(ek_cross_entropy_create(&terms[i], &options));
+  return ck_weighted_sum(criterion, terms, coefficients, 2);
 }
 
 static void maps(struct ck_batch *batch, ek_type type, int64_t samples) {

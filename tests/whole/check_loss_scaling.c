@@ -152,28 +152,24 @@ CK_TEST(targets_of_a_fused_loss_count) {
 /* The gradient of the outputs is all 1, times what the program says. */
 static ek_status own_backward(struct ck_training *t, double factor, double said, bool accumulate) {
   struct ck_batch batch = ck_batch_make(t->setup.workload, EK_F32, CK_SCALING_SAMPLES, 0, 5);
-  ek_shards outputs = {0};
+  CK_FREED(shards) outputs = {0};
   CK_WITH(ek_backward_options, options, EK_BACKWARD_OPTIONS_INIT, .loss_scale = said,
           .accumulate = accumulate);
-  ek_status status = ek_data_parallel_model_forward(&outputs, t->model, batch.input, 1, NULL);
-  for (size_t k = 0; status == EK_OK && k < outputs.count; k++) {
+  EK_TRY(ek_data_parallel_model_forward(&outputs, t->model, batch.input, 1, NULL));
+  for (size_t k = 0; k < outputs.count; k++) {
     ek_tensor *part = &outputs.parts[k];
     if (ek_tensor_count(part) == 0) continue;
-    status = ek_op_fill(ek_device_stream(part->device, EK_STREAM_COMPUTE), part, factor);
+    EK_TRY(ek_op_fill(ek_device_stream(part->device, EK_STREAM_COMPUTE), part, factor));
   }
-  if (status == EK_OK) status = ek_data_parallel_model_backward(t->model, &outputs, 1, &options);
-  ek_shards_free(&outputs);
-  return status;
+  return ek_data_parallel_model_backward(t->model, &outputs, 1, &options);
 }
 
 CK_LOOP_FROM(gradients_of_a_program, 1, CK_MODES) {
   if (!ck_part(_i)) return;
   const ek_loss_scale rule = ck_scaling_dynamic(64, 2000);
-  struct ck_setup setup = ck_scaling_setup(ck_workload("mlp"), _i, &rule);
-  struct ck_setup plain = ck_scaling_setup(ck_workload("mlp"), _i, NULL);
   ek_step_result result;
-  struct ck_training t = ck_training_opened(&setup);
-  struct ck_training other = ck_training_opened(&plain);
+  struct ck_training t = ck_training_of(ck_scaling_setup(ck_workload("mlp"), _i, &rule));
+  struct ck_training other = ck_training_of(ck_scaling_setup(ck_workload("mlp"), _i, NULL));
   for (int i = 0; i < 3; i++) {
     /* One that has not heard of a scale is not divided by it. */
     const double scale = i == 0 ? 1 : ek_data_parallel_optimizer_loss_scale(t.optimizer);

@@ -87,9 +87,8 @@ CK_LOOP(capacity_is_exact, CASES) {
 /* The peak of a long run is that of its second step: nothing creeps. */
 CK_LOOP(peak_is_reached_at_once, CASES) {
   if (!ck_part(_i)) return;
-  const struct ck_setup setup = setup_of(_i, false, EK_F32);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 8, 0.2, 6);
-  struct ck_training training = ck_training_opened(&setup);
+  struct ck_training training = ck_training_of(setup_of(_i, false, EK_F32));
+  struct ck_batch batch = ck_batch_make(training.setup.workload, EK_F32, 8, 0.2, 6);
   ek_memory_usage early[DEVICES], late[DEVICES];
   for (int step = 0; step < 6; step++) {
     ck_ok(ck_training_step(&training, &batch, NULL));

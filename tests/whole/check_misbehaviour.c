@@ -164,13 +164,10 @@ CK_BACKWARD(fiend) {
   }
 }
 
-static void fiend_free(ek_module *self) { free(self); }
-
-CK_MODULE_OPS_WITH(fiend, .types = EK_TYPES_F32 | EK_TYPES_F64);
+CK_PLAIN_OPS(fiend, .types = EK_TYPES_F32 | EK_TYPES_F64);
 
 static struct fiend *fiend_create(void) {
-  struct fiend *f = ck_module_new(sizeof *f, &fiend_ops, 1, 1);
-  return f;
+  return ck_module_new(sizeof(struct fiend), &fiend_ops, 1, 1);
 }
 
 /* ---- a training with it inside ---- */
@@ -217,8 +214,7 @@ static ek_status step(struct bench *b, double *loss) {
 
 /* The losses of three steps that nothing disturbs. */
 static void undisturbed(double losses[3], ek_mode mode) {
-  struct bench b;
-  bench_open(&b, mode, true);
+  CK_SET_UP(struct bench, b, bench_open(&b, mode, true));
   for (int i = 0; i < 3; i++) ck_ok(step(&b, &losses[i]));
   ck_training_close(&b.training);
 }
@@ -249,8 +245,7 @@ CK_LOOP(a_fault_is_named_and_costs_the_step_alone, INNER_FAULTS * CK_MODES) {
   char text[160];
   undisturbed(want, mode);
   for (size_t d = 0; d < 3; d++) {
-    struct bench b;
-    bench_open(&b, mode, true);
+    CK_SET_UP(struct bench, b, bench_open(&b, mode, true));
     ck_ok(step(&b, &got));
     b.fiend->fault = faults[which].fault;
     b.fiend->device = devices[d];
@@ -288,12 +283,10 @@ CK_LOOP(a_root_gives_rows_for_its_samples, 6 * CK_MODES) {
       {NO_ROWS, EK_ERR_SHAPE, "of the 3 samples"},
       {INTEGERS, EK_ERR_TYPE, "fiend, forward: output number 0 is i32, which has no gradient"},
       {HOST_OUTPUT, EK_ERR_DEVICE, "fiend, forward: output number 0 is in host memory"},
-      {NO_OUTPUT, EK_ERR_STATE, "fiend, forward: it did not set output number 0"},
-  };
-  struct bench b;
+      {NO_OUTPUT, EK_ERR_STATE, "fiend, forward: it did not set output number 0"}};
   double loss = 0;
   const ek_mode mode = (ek_mode)(_i % CK_MODES);
-  bench_open(&b, mode, false);
+  CK_SET_UP(struct bench, b, bench_open(&b, mode, false));
   b.fiend->fault = roots[_i / CK_MODES].fault;
   b.fiend->device = 0;
   ck_fails(step(&b, &loss), roots[_i / CK_MODES].status, roots[_i / CK_MODES].text);
@@ -303,14 +296,12 @@ CK_LOOP(a_root_gives_rows_for_its_samples, 6 * CK_MODES) {
 
 /* No module follows: integers may come out. */
 CK_TEST(a_root_without_gradient_may_give_integers) {
-  struct bench b;
-  bench_open(&b, EK_MODE_REPLICATED, false);
+  CK_SET_UP(struct bench, b, bench_open(&b, EK_MODE_REPLICATED, false));
   const int64_t shape[] = {SAMPLES, WIDTH};
-  ek_tensor x;
   CK_WITH(ek_forward_options, options, EK_FORWARD_OPTIONS_INIT, .gradient = false);
   b.fiend->fault = INTEGERS;
   b.fiend->device = SIZE_MAX;
-  ck_ok(ek_tensor_host(&x, b.x, EK_F32, 2, shape));
+  CK_GOT(ek_tensor, x, ek_tensor_host(&x, b.x, EK_F32, 2, shape));
   CK_OPENED(ek_shards, outputs,
             ek_data_parallel_model_forward(&outputs, b.training.model, &x, 1, &options));
   ck_assert_int_eq(outputs.parts[1].type, EK_I32);
@@ -318,9 +309,8 @@ CK_TEST(a_root_without_gradient_may_give_integers) {
 
 /* The device is full within a module: its path is named, and the device once. */
 CK_TEST(a_full_device_names_the_module) {
-  struct bench b;
   double loss = 0;
-  bench_open(&b, EK_MODE_REPLICATED, true);
+  CK_SET_UP(struct bench, b, bench_open(&b, EK_MODE_REPLICATED, true));
   ck_ok(step(&b, &loss));
   int named = 0;
   for (uint64_t n = 1; n < 200; n++) {
@@ -384,19 +374,13 @@ CK_FORWARD(parent) {
 
 CK_BACKWARD(parent) {
   const struct parent *p = (const struct parent *)self;
-  ek_tensor other = {0}, taken = {0};
+  CK_FREED(tensor) other = {0}, taken = {0};
   if (p->fault == PARENT_SKIPS_CHILD) return ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
-  if (p->fault == PARENT_TAKES_CHILD) {
-    EK_TRY(ek_pass_take(&taken, pass));
-    ek_tensor_free(&taken);
-  }
+  if (p->fault == PARENT_TAKES_CHILD) EK_TRY(ek_pass_take(&taken, pass));
   const int64_t shape[] = {1, WIDTH};
   if (p->fault == PARENT_OTHER_GRADIENT) EK_TRY(ek_pass_output(&other, pass, EK_F32, 2, shape));
   const bool wrong = p->fault == PARENT_OTHER_GRADIENT || p->fault == PARENT_NO_GRADIENT;
-  const ek_status status =
-      ek_pass_child_backward(grad_inputs, pass, 0, wrong ? &other : grad_outputs);
-  ek_tensor_free(&other);
-  return status;
+  return ek_pass_child_backward(grad_inputs, pass, 0, wrong ? &other : grad_outputs);
 }
 
 static void parent_free(ek_module *self) { (void)self; }
@@ -405,18 +389,14 @@ CK_MODULE_OPS_WITH(parent, .parameters = parent_parameters, .types = EK_TYPES_F3
 
 /* A forward and a backward by hand of {parent {child}}; what the one that fails says. */
 static ek_status run_parent(struct parent *p, ek_device *device) {
-  ek_module *root = NULL, *module = &p->base;
-  ck_ok(ek_sequential_create(&root, &module, 1));
+  ek_module *module = &p->base;
+  CK_SCOPED(ek_module *, root, ek_sequential_create(&root, &module, 1));
   CK_SCOPED(ek_replica *, replica, ek_replica_open(&replica, device, root, NULL));
   CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, replica, NULL));
-  ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(3, WIDTH)), y = {0}, dx = {0};
-  ek_status status = ek_pass_run_forward(&y, pass, &x);
-  if (status == EK_OK) status = ek_pass_run_backward(&dx, pass, &x);
+  CK_FREED(tensor) x = ck_upload(device, EK_F32, NULL, CK_SHAPE(3, WIDTH)), y = {0}, dx = {0};
+  EK_TRY(ek_pass_run_forward(&y, pass, &x));
+  const ek_status status = ek_pass_run_backward(&dx, pass, &x);
   ck_assert(status == EK_OK || !ek_tensor_exists(&dx));
-  ek_tensor_free(&x);
-  ek_tensor_free(&y);
-  ek_tensor_free(&dx);
-  ek_module_free(root);
   return status;
 }
 
@@ -462,9 +442,8 @@ CK_LOOP(a_parent_is_named_for_what_it_does_to_its_child, PARENT_FAULTS) {
 
 /* The tables of a pass have grown in the first step; a later one asks the host for no memory. */
 CK_LOOP(a_step_takes_no_memory_of_the_host, CK_MODES) {
-  struct bench b;
   double loss = 0;
-  bench_open(&b, (ek_mode)_i, true);
+  CK_SET_UP(struct bench, b, bench_open(&b, (ek_mode)_i, true));
   for (int i = 0; i < 2; i++) ck_ok(step(&b, &loss));
   for (int i = 0; i < 3; i++) {
     ek_host_memory_fail_at(1);

@@ -141,9 +141,7 @@ CK_TEST(a_model_belongs_to_one_thread) {
   struct intruder intruder = {&training, &batch, &stop, &refused};
   pthread_t threads[2];
   int started = 0;
-  while (started < 2 && pthread_create(&threads[started], NULL, intrude, &intruder) == 0) {
-    started++;
-  }
+  while (started < 2 && pthread_create(&threads[started], NULL, intrude, &intruder) == 0) started++;
   for (int i = 0; i < 20000 && atomic_load(&refused) == 0; i++) (void)nanosleep(&moment, NULL);
   atomic_store(&stop, true);
   for (int i = 0; i < started; i++) (void)pthread_join(threads[i], NULL);

@@ -99,8 +99,7 @@ static void finish(struct keeper *m, ek_module *module, ek_group *group) {
 /* ---- one replica ---- */
 
 CK_TEST(each_use_has_a_state) {
-  struct keeper m;
-  keeper_init(&m);
+  CK_SET_UP(struct keeper, m, keeper_init(&m));
   ek_module *module = three_uses(&m);
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
@@ -131,8 +130,7 @@ CK_LOOP(open_fails, 3) {
   static const char *const messages[] = {"0 (keeper), open: no handle number 0",
                                          "1 (keeper), open: no handle number 1",
                                          "2.0 (keeper), open: no handle number 2"};
-  struct keeper m;
-  keeper_init(&m);
+  CK_SET_UP(struct keeper, m, keeper_init(&m));
   m.fail_at = _i;
   ek_module *module = three_uses(&m);
   ek_group *group = ck_open("cpu:1", 1);
@@ -155,8 +153,7 @@ static void forward_and_backward(ek_data_parallel_model *model) {
 }
 
 CK_TEST(on_the_workers) {
-  struct keeper m;
-  keeper_init(&m);
+  CK_SET_UP(struct keeper, m, keeper_init(&m));
   ek_module *module = three_uses(&m);
   ek_group *group = ck_open("cpu:3", 1);
   CK_GOT(ek_data_parallel_model *, model, ek_data_parallel_model_open(&model, group, module, NULL));
@@ -173,8 +170,7 @@ CK_TEST(on_the_workers) {
 }
 
 CK_LOOP(open_fails_on_one_device, 3) {
-  struct keeper m;
-  keeper_init(&m);
+  CK_SET_UP(struct keeper, m, keeper_init(&m));
   m.fail_on = _i;
   ek_module *module = three_uses(&m);
   ek_group *group = ck_open("cpu:3", 1);

@@ -150,14 +150,11 @@ static ek_status use_ek_scatter_options(struct bench *b, void *o) {
 }
 
 static ek_status use_ek_forward_options(struct bench *b, void *o) {
-  ek_shards outputs = {0}, inputs = {0};
+  CK_FREED(shards) outputs = {0}, inputs = {0};
   EK_TRY(ek_data_parallel_model_forward(&outputs, b->model, &b->input, 1, o));
   ek_shards_free(&outputs);
   ck_ok(ek_scatter(&inputs, b->group, &b->input, EK_MEMORY_INPUTS, NULL));
-  const ek_status status = ek_data_parallel_model_forward_shards(&outputs, b->model, &inputs, 1, o);
-  ek_shards_free(&inputs);
-  ek_shards_free(&outputs);
-  return status;
+  return ek_data_parallel_model_forward_shards(&outputs, b->model, &inputs, 1, o);
 }
 
 static ek_status use_ek_backward_options(struct bench *b, void *o) {
@@ -256,19 +253,14 @@ static ek_status use_caller(const struct bench *b, struct caller *m) {
   static const ek_module_ops ops = {CK_OPS("caller", caller_forward, caller_backward, caller_free),
                                     .parameters = caller_parameters};
   ek_device *device = ek_group_device(b->group, 0);
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
-  ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(4, 2)), y = {0};
+  CK_FREED(replica) *replica = NULL;
+  CK_FREED(pass) *pass = NULL;
+  CK_FREED(tensor) x = ck_upload(device, EK_F32, NULL, CK_SHAPE(4, 2)), y = {0};
   m->child = b->module;
   ck_ok(ek_module_init(&m->base, &ops, 1, 1));
-  ek_status status = ek_replica_open(&replica, device, &m->base, NULL);
-  if (status == EK_OK) status = ek_pass_open(&pass, replica, NULL);
-  if (status == EK_OK) status = ek_pass_run_forward(&y, pass, &x);
-  ek_tensor_free(&y);
-  ek_tensor_free(&x);
-  ek_pass_free(pass);
-  ek_replica_free(replica);
-  return status;
+  EK_TRY(ek_replica_open(&replica, device, &m->base, NULL));
+  EK_TRY(ek_pass_open(&pass, replica, NULL));
+  return ek_pass_run_forward(&y, pass, &x);
 }
 
 static ek_status use_ek_child_options(struct bench *b, void *o) {
@@ -334,12 +326,10 @@ FILL(ek_source_options, ek_source, ek_source_init(&made, &source_ops, o))
   { .size = sizeof(ek_data_loader_options), .batch = 1, .threads = 1 }
 
 static ek_status use_ek_data_loader_options(struct bench *b, void *o) {
-  ek_data_loader *loader = NULL;
   (void)b;
   CK_GOT(ek_source, source, ek_source_init(&source, &source_ops, &source_options));
-  const ek_status status = ek_data_loader_open(&loader, &source, NULL, o);
-  ek_data_loader_free(loader);
-  return status;
+  CK_FREED(data_loader) *loader = NULL;
+  return ek_data_loader_open(&loader, &source, NULL, o);
 }
 
 static const uint8_t dots[8];
@@ -516,8 +506,7 @@ CK_TEST(a_loss_scale_is_initialised_by_a_function) {
 }
 
 CK_LOOP(the_own_size_is_taken, ROWS) {
-  struct bench b;
-  bench_open(&b);
+  CK_SET_UP(struct bench, b, bench_open(&b));
   void *o = made(&rows[_i], rows[_i].size);
   ck_ok(rows[_i].use(&b, o));
   free(o);
@@ -525,8 +514,7 @@ CK_LOOP(the_own_size_is_taken, ROWS) {
 
 /* Members that end where they ended; what follows is not the older program's. */
 CK_LOOP(an_older_size_takes_defaults, ROWS) {
-  struct bench b;
-  bench_open(&b);
+  CK_SET_UP(struct bench, b, bench_open(&b));
   const struct row *row = &rows[_i];
   for (size_t size = row->oldest; size < row->size; size += sizeof(int)) {
     void *o = made(row, size);
@@ -538,8 +526,7 @@ CK_LOOP(an_older_size_takes_defaults, ROWS) {
 }
 
 CK_LOOP(other_sizes_are_refused, ROWS) {
-  struct bench b;
-  bench_open(&b);
+  CK_SET_UP(struct bench, b, bench_open(&b));
   const struct row *row = &rows[_i];
   const size_t sizes[] = {0, 1, sizeof(size_t) - 1, row->size + 1, 2 * row->size, SIZE_MAX};
   for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -553,8 +540,7 @@ CK_LOOP(other_sizes_are_refused, ROWS) {
 }
 
 CK_LOOP(a_struct_without_what_it_must_have_is_refused, ROWS) {
-  struct bench b;
-  bench_open(&b);
+  CK_SET_UP(struct bench, b, bench_open(&b));
   const struct row *row = &rows[_i];
   for (size_t size = sizeof(size_t); size < row->oldest; size += sizeof(void *)) {
     void *o = made(row, size);

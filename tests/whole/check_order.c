@@ -26,9 +26,7 @@ static void bed_drop(struct bed *bed, int i) {
 }
 
 static void bed_close(struct bed *bed) {
-  for (int i = 0; i < 2; i++) {
-    bed_drop(bed, i);
-  }
+  for (int i = 0; i < 2; i++) bed_drop(bed, i);
   ck_training_close(&bed->t);
 }
 
@@ -49,19 +47,16 @@ static ek_status loss_backward(struct bed *bed) {
 
 /* The gradient of batch 0, undisturbed; and whether it is what a disturbed bed gives now. */
 static void same_as_undisturbed(struct bed *bed, const char *workload, ek_mode mode) {
-  struct bed fresh;
-  bed_open(&fresh, workload, mode);
+  CK_SCENE(struct bed, fresh, bed_open(&fresh, workload, mode), bed_close);
   ck_ok(ck_training_backward(&fresh.t, &fresh.batch[0], NULL, false, NULL));
   ck_ok(ck_training_backward(&bed->t, &bed->batch[0], NULL, false, NULL));
   ck_runs_agree(&bed->t, &fresh.t, CK_GRADIENTS, 0);
-  bed_close(&fresh);
 }
 
 /* forward(A), forward(B), criterion(A's outputs), backward: B's pass would get A's gradient. */
 CK_LOOP(outputs_of_an_earlier_forward, CK_MODES) {
-  struct bed bed;
   double loss[2] = {0, 0};
-  bed_open(&bed, "mlp", (ek_mode)_i);
+  CK_SCENE(struct bed, bed, bed_open(&bed, "mlp", (ek_mode)_i), bed_close);
   ck_ok(forward(&bed, 0, NULL));
   ck_ok(loss_forward(&bed, 0));
   ck_ok(ek_data_parallel_criterion_loss(&loss[0], NULL, bed.t.loss));
@@ -73,13 +68,11 @@ CK_LOOP(outputs_of_an_earlier_forward, CK_MODES) {
   ck_ok(loss_forward(&bed, 1)); /* nothing was lost: B goes on */
   ck_ok(loss_backward(&bed));
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
-  bed_close(&bed);
 }
 
 CK_LOOP(each_reason, CK_MODES) {
-  struct bed bed;
   CK_WITH(ek_forward_options, without, EK_FORWARD_OPTIONS_INIT, .gradient = false);
-  bed_open(&bed, "mlp", (ek_mode)_i);
+  CK_SCENE(struct bed, bed, bed_open(&bed, "mlp", (ek_mode)_i), bed_close);
   ck_fails(loss_backward(&bed), EK_ERR_STATE, "no criterion forward");
   ck_ok(forward(&bed, 0, &without));
   ck_ok(loss_forward(&bed, 0));
@@ -102,13 +95,11 @@ CK_LOOP(each_reason, CK_MODES) {
   ck_ok(ek_data_parallel_model_discard(bed.t.model));
   bed_drop(&bed, 0);
   same_as_undisturbed(&bed, "mlp", (ek_mode)_i);
-  bed_close(&bed);
 }
 
 /* Another model of the same module, in the same group. */
 CK_LOOP(outputs_of_another_model, CK_MODES) {
-  struct bed bed;
-  bed_open(&bed, "mlp", (ek_mode)_i);
+  CK_SCENE(struct bed, bed, bed_open(&bed, "mlp", (ek_mode)_i), bed_close);
   CK_GOT(struct ck_training, other, ck_training_try(&other, &bed.t.setup, bed.t.group));
   ck_ok(forward(&bed, 0, NULL));
   ck_ok(ek_data_parallel_model_forward(bed.out[1], other.model, bed.batch[1].input,
@@ -122,14 +113,12 @@ CK_LOOP(outputs_of_another_model, CK_MODES) {
   bed_drop(&bed, 0);
   bed_drop(&bed, 1);
   same_as_undisturbed(&bed, "mlp", (ek_mode)_i);
-  bed_close(&bed);
 }
 
 /* Two outputs of one shape in the wrong order: each would get the other's gradient. */
 CK_LOOP(outputs_that_are_swapped, CK_MODES) {
-  struct bed bed;
   ek_shards keep;
-  bed_open(&bed, "mixer", (ek_mode)_i);
+  CK_SCENE(struct bed, bed, bed_open(&bed, "mixer", (ek_mode)_i), bed_close);
   ck_ok(forward(&bed, 0, NULL));
   ek_shards *out = bed.out[0];
   keep = out[0], out[0] = out[1], out[1] = keep;
@@ -140,28 +129,23 @@ CK_LOOP(outputs_that_are_swapped, CK_MODES) {
   ck_fails(loss_backward(&bed), EK_ERR_STATE, "freed or replaced");
   keep = out[0], out[0] = out[1], out[1] = keep;
   ck_ok(loss_backward(&bed));
-  bed_close(&bed);
 }
 
 /* Tensors that a program made itself have a loss and no backward. */
 CK_TEST(outputs_of_ones_own) {
-  struct bed bed;
-  double loss = 0;
-  bed_open(&bed, "mlp", EK_MODE_REPLICATED);
+  CK_SCENE(struct bed, bed, bed_open(&bed, "mlp", EK_MODE_REPLICATED), bed_close);
   ck_ok(forward(&bed, 0, NULL));
   ek_shards *own = &bed.out[0][0];
   own->private_members.forward = 0;
   ck_ok(loss_forward(&bed, 0));
-  ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, bed.t.loss));
+  CK_GOT(double, loss, ek_data_parallel_criterion_loss(&loss, NULL, bed.t.loss));
   ck_fails(loss_backward(&bed), EK_ERR_STATE, "do not come from a forward");
-  bed_close(&bed);
 }
 
 /* A forward that fails, early or late, leaves what `outputs` holds. */
 CK_LOOP(a_failing_forward_leaves_outputs, CK_MODES) {
-  struct bed bed;
   ek_shards held[CK_BATCH_TENSORS];
-  bed_open(&bed, "mixer", (ek_mode)_i);
+  CK_SCENE(struct bed, bed, bed_open(&bed, "mixer", (ek_mode)_i), bed_close);
   ck_ok(forward(&bed, 0, NULL));
   memcpy(held, bed.out[0], sizeof held);
   uint64_t n = 0;
@@ -169,7 +153,6 @@ CK_LOOP(a_failing_forward_leaves_outputs, CK_MODES) {
     ck_assert_mem_eq(held, bed.out[0], sizeof held);
   }
   for (size_t i = 0; i < CK_BATCH_TENSORS; i++) ek_shards_free(&held[i]);
-  bed_close(&bed);
 }
 
 CK_SUITE("order")

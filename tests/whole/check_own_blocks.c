@@ -90,19 +90,12 @@ static void close_bed(struct bed *bed) {
 
 /* There and back, with the logits as their own gradients; *logits may be NULL. */
 static ek_status there_and_back(const struct bed *bed, ek_tensor *logits) {
-  ek_pass *pass = NULL;
-  ek_tensor y = {0};
+  CK_FREED(tensor) y = {0};
   CK_WITH(ek_pass_options, options, EK_PASS_OPTIONS_INIT, .seed = 5, .step = 3, .first_sample = 2);
-  ck_ok(ek_pass_open(&pass, bed->replica, &options));
-  ek_status status = ek_pass_run_forward(&y, pass, &bed->tokens);
-  if (status == EK_OK) status = ek_pass_run_backward(NULL, pass, &y);
-  ek_pass_free(pass);
-  if (logits != NULL) {
-    *logits = y;
-  } else {
-    ek_tensor_free(&y);
-  }
-  return status;
+  CK_SCOPED(ek_pass *, pass, ek_pass_open(&pass, bed->replica, &options));
+  EK_TRY(ek_pass_run_forward(&y, pass, &bed->tokens));
+  EK_TRY(ek_pass_run_backward(NULL, pass, &y));
+  return logits == NULL ? EK_OK : ek_tensor_share(logits, &y);
 }
 
 /* Whether a pass asks for more than n pieces of work (fault.h). */
@@ -138,9 +131,8 @@ struct cost {
 
 static void measure(struct cost *cost, const struct bed *bed) {
   const ek_tensor *gradients = ek_replica_gradients(bed->replica);
-  ek_memory_usage before;
   ek_tensor logits = {0};
-  ck_ok(ck_memory_stats(&before, bed->device));
+  CK_GOT(ek_memory_usage, before, ck_memory_stats(&before, bed->device));
   ck_ok(ek_memory_reset_peak(bed->device));
   ck_ok(there_and_back(bed, &logits));
   ck_ok(ck_memory_stats(&cost->usage, bed->device));
@@ -161,8 +153,7 @@ static void measure(struct cost *cost, const struct bed *bed) {
  * twenty passes. */
 static void compare(const char *spec, ek_precision precision, bool count, ek_memory_usage *usage) {
   struct cost stock = {.work = 0}, own = {.work = 0};
-  struct bed bed;
-  open_bed(&bed, false, precision, spec);
+  CK_SET_UP(struct bed, bed, open_bed(&bed, false, precision, spec));
   measure(&stock, &bed);
   if (count) stock.work = count_work(&bed);
   if (count) ck_assert_uint_gt(stock.work, LAYERS * 3 * 4); /* its products alone */
@@ -215,10 +206,9 @@ CK_LOOP(they_train_alike, CK_PLACEMENTS *FAMILIES) {
 
 static void peaks(ek_memory_usage *usages, bool own, const char *spec, int placement) {
   const struct ck_workload *like = ck_workload("gpt");
-  const struct ck_workload workload = {like->name,    own ? create_own : create_stock,
-                                       like->criterion, like->shapes,
-                                       like->classes, like->ignores,
-                                       like->broadcast};
+  const struct ck_workload workload = {
+      like->name, own ? create_own : create_stock, like->criterion, like->shapes, like->classes,
+      like->ignores, like->broadcast};
   struct ck_setup setup = ck_setup_mode(&workload, spec, EK_MODE_REPLICATED);
   struct ck_batch batch = ck_batch_make(&workload, EK_F32, 7, 0, 1);
   ck_setup_place(&setup, placement);

@@ -17,8 +17,7 @@ static ek_status create_wide(ek_module **module) { return rms_norm_create(module
 static const struct ck_module_case cases[] = {
     CK_CASE("4 x 6", create_six, 6, 8, 2, {0, 2, {4, 6}, -2, 2}),
     CK_CASE("2 x 3 x 6", create_six, 6, 8, 2, {0, 3, {2, 3, 6}, 1, 3}),
-    CK_CASE_PROBED("5 x 72", create_wide, 72, 8, 7, 60, {0, 2, {5, 72}, -1, 1}),
-};
+    CK_CASE_PROBED("5 x 72", create_wide, 72, 8, 7, 60, {0, 2, {5, 72}, -1, 1})};
 CK_MODULE_CASES(cases)
 enum { CASES = sizeof cases / sizeof *cases, MOST = 5 * 72 };
 

@@ -10,19 +10,14 @@
 #include "ck_folder.h"
 #include "ck_frozen.h"
 #include "ck_gpt.h"
+#include "ck_rule.h"
 #include "ck_state.h"
 #include "ck_training.h"
 
-static const char *const names[] = {"tokens.weight",
-                                    "tokens.positions",
-                                    "blocks.0.attention.qkv.weight",
-                                    "blocks.0.ln_2.weight",
-                                    "blocks.0.ln_2.bias",
-                                    "blocks.0.expand.weight",
-                                    "blocks.0.contract.bias",
-                                    "blocks.1.expand.bias",
-                                    "blocks.1.contract.weight",
-                                    "blocks.1.attention.qkv.bias"};
+static const char *const names[] = {
+    "tokens.weight", "tokens.positions", "blocks.0.attention.qkv.weight", "blocks.0.ln_2.weight",
+    "blocks.0.ln_2.bias", "blocks.0.expand.weight", "blocks.0.contract.bias",
+    "blocks.1.expand.bias", "blocks.1.contract.weight", "blocks.1.attention.qkv.bias"};
 enum { NAMES = sizeof names / sizeof *names };
 static const char *const fused_names[] = {"0.weight", "0.positions", "1.weight", "2.weight",
                                           "2.bias"};
@@ -51,9 +46,7 @@ static ek_status make_body(ek_module **module, ek_recompute_kind recompute) {
   ck_ok(ek_embedding_create(&parts[0], 13, 8, 5));
   ck_ok(ek_layer_norm_create(&parts[1], 8, 1e-5));
   ck_ok(ek_linear_create(&parts[2], 8, 8, true));
-  const ek_status status = ek_sequential_create_with(module, parts, 3, &options);
-  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
-  return status;
+  return ck_sequential(module, parts, 3, &options);
 }
 
 enum how { BY_PATTERN, BY_PATH, DECLARED };
@@ -68,15 +61,14 @@ static ek_module *freeze(ek_module *inner, const char *const *list, size_t count
 /* A model that computes its loss, with a head whose weight is the table. */
 static ek_module *make_fused(const struct variant *v, unsigned mask, enum how how) {
   ek_linear_cross_entropy_options fused = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
-  CK_GOT(ek_module *, body, make_body(&body, v->recompute));
+  CK_FREED(module) *body = NULL;
+  ck_ok(make_body(&body, v->recompute));
   body = freeze(body, fused_names, FUSED, mask & ((1u << FUSED) - 1), how);
   fused.bias = true;
-  CK_GOT(ek_criterion *, head, ek_linear_cross_entropy_create(&head, 8, 13, &fused));
+  CK_SCOPED(ek_criterion *, head, ek_linear_cross_entropy_create(&head, 8, 13, &fused));
   CK_WITH(ek_with_criterion_options, o, EK_WITH_CRITERION_OPTIONS_INIT, .tied = "weight",
           .source = "own0");
   CK_GOT(ek_module *, whole, ek_with_criterion_create_with(&whole, body, head, &o));
-  ek_criterion_free(head);
-  ek_module_free(body);
   return whole;
 }
 
@@ -330,18 +322,12 @@ static ek_status stay(const ek_optimizer *self, ek_stream *stream, const ek_upda
   return EK_OK;
 }
 
-static void free_rule(ek_optimizer *self) { free(self); }
-
 /* A rule of the program's that does not read ek_update.weight_decay. */
 CK_TEST(a_rule_that_takes_no_decay) {
-  static const ek_optimizer_ops ops = {
-      .size = sizeof(ek_optimizer_ops), .kind = "stay", .update = stay, .free = free_rule};
   static const ek_parameter_pattern decay = {.pattern = "0.*", .weight_decay = 0.5};
   ek_group *group = ck_open_exactly("plan:2", 1);
   ek_data_parallel_optimizer *optimizer = NULL;
-  ek_optimizer *rule = calloc(1, sizeof *rule);
-  ck_assert_ptr_nonnull(rule);
-  ck_ok(ek_optimizer_init(rule, &ops, 0, 0.1, 0));
+  CK_OPENED(ek_optimizer *, rule, ck_rule_create(&rule, "stay", stay));
   CK_OPENED(ek_module *, mlp, ek_mlp_create(&mlp, mlp_sizes, 3, EK_ACTIVATION_RELU));
   CK_WITH(ek_data_parallel_model_options, options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
           .patterns = &decay, .pattern_count = 1);
@@ -350,7 +336,6 @@ CK_TEST(a_rule_that_takes_no_decay) {
   ck_fails(ek_data_parallel_optimizer_open(&optimizer, model, rule, NULL), EK_ERR_UNSUPPORTED,
            "stay");
   ck_assert_ptr_null(optimizer);
-  ek_optimizer_free(rule);
 }
 
 /* ---- how many ---- */

@@ -158,20 +158,16 @@ CK_TEST(planning) {
 /* A linear, GELU, a linear, a norm, a linear, a norm, dropout of nothing, ReLU, a linear. */
 static ek_status stack(ek_module **module, const char *policy) {
   ek_module *p[9] = {NULL};
-  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
-  ek_status status = EK_OK;
-  options.recompute = policy_of(policy);
-  for (int i = 0; i < 9 && status == EK_OK; i += 2) {
-    if (i != 6) status = ek_linear_create(&p[i], 4, 4, i != 4);
+  CK_WITH(ek_sequential_options, options, EK_SEQUENTIAL_OPTIONS_INIT, .recompute = policy_of(policy));
+  for (int i = 0; i < 9; i += 2) {
+    if (i != 6) ck_ok(ek_linear_create(&p[i], 4, 4, i != 4));
   }
-  if (status == EK_OK) status = ek_activation_create(&p[1], EK_ACTIVATION_GELU);
-  if (status == EK_OK) status = ek_layer_norm_create(&p[3], 4, 1e-5);
-  if (status == EK_OK) status = ek_layer_norm_create(&p[5], 4, 1e-5);
-  if (status == EK_OK) status = ek_dropout_create(&p[6], 0);
-  if (status == EK_OK) status = ek_activation_create(&p[7], EK_ACTIVATION_RELU);
-  if (status == EK_OK) status = ek_sequential_create_with(module, p, 9, &options);
-  for (int i = 0; i < 9; i++) ek_module_free(p[i]);
-  return status;
+  ck_ok(ek_activation_create(&p[1], EK_ACTIVATION_GELU));
+  ck_ok(ek_layer_norm_create(&p[3], 4, 1e-5));
+  ck_ok(ek_layer_norm_create(&p[5], 4, 1e-5));
+  ck_ok(ek_dropout_create(&p[6], 0));
+  ck_ok(ek_activation_create(&p[7], EK_ACTIVATION_RELU));
+  return ck_sequential(module, p, 9, &options);
 }
 static ek_status stack_every_1(ek_module **module) { return stack(module, "every=1"); }
 static ek_status stack_sqrt(ek_module **module) { return stack(module, "sqrt"); }
@@ -257,9 +253,7 @@ static ek_status random_tree(ek_module **module, bool wrap) {
   ck_ok(ek_linear_create(&parts[0], IN, WIDTH, true));
   parts[1] = draw_sequential(&tree, 0);
   ck_ok(ek_linear_create(&parts[2], WIDTH, CLASSES, true));
-  const ek_status status = ek_sequential_create(module, parts, 3);
-  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
-  return status;
+  return ck_sequential(module, parts, 3, NULL);
 }
 static ek_status plain_tree(ek_module **module) { return random_tree(module, false); }
 static ek_status wrapped_tree(ek_module **module) { return random_tree(module, true); }

@@ -179,9 +179,8 @@ static ek_memory_usage planned(const ek_gpt_options *gpt, int64_t samples, ek_mo
                                ek_precision precision) {
   const int64_t sizes[] = {samples, gpt->sequence};
   ek_memory_usage usage;
-  ek_tensor tokens;
   static int32_t none; /* never read */
-  ck_ok(ek_tensor_host(&tokens, &none, EK_I32, 2, sizes));
+  CK_GOT(ek_tensor, tokens, ek_tensor_host(&tokens, &none, EK_I32, 2, sizes));
   struct ck_setup setup = ck_setup_gpt(gpt, NULL, "plan:4", mode);
   setup.options.precision = precision;
   ek_trainer *trainer = ck_trainer_open(&setup);
@@ -348,11 +347,9 @@ CK_LOOP(recomputed_bits_are_the_same, ck_if_halves(HALVES)) {
     ek_recompute_kind kind;
     int like;
     bool deterministic;
-  } cases[] = {{EK_RECOMPUTE_NONE, 0, false},
-               {EK_RECOMPUTE_EVERY, 0, false},
-               {EK_RECOMPUTE_ALL, 0, false},
-               {EK_RECOMPUTE_NONE, 3, true},
-               {EK_RECOMPUTE_CHEAP, 3, true}};
+  } cases[] = {
+      {EK_RECOMPUTE_NONE, 0, false}, {EK_RECOMPUTE_EVERY, 0, false}, {EK_RECOMPUTE_ALL, 0, false},
+      {EK_RECOMPUTE_NONE, 3, true}, {EK_RECOMPUTE_CHEAP, 3, true}};
   double *values[5];
   int64_t count = 0;
   workload.module = small_gpt;

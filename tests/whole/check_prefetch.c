@@ -65,9 +65,7 @@ static ek_status step_of(struct ck_training *training, struct sent *sent,
                                                        sent->targets, batch->targets);
   }
   forget(sent); /* what is still needed is held */
-  if (status == EK_OK) {
-    status = ek_data_parallel_criterion_backward(training->loss, NULL);
-  }
+  if (status == EK_OK) status = ek_data_parallel_criterion_backward(training->loss, NULL);
   for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
   if (status != EK_OK) return status;
   return ek_data_parallel_optimizer_step(result, training->optimizer);
@@ -140,10 +138,9 @@ CK_LOOP(plan_has_the_same_peak, on_host() ? CK_WORKLOADS * CK_PLACEMENTS : 0) {
 /* ---- what does not fit ---- */
 
 CK_TEST(wrong_inputs_are_refused) {
-  const struct ck_setup setup =
-      ck_setup_mode(ck_workload("mixer"), test_devices("cpu:3"), EK_MODE_REPLICATED);
-  struct ck_training training = ck_training_opened(&setup);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 5);
+  struct ck_training training = ck_training_of(
+      ck_setup_mode(ck_workload("mixer"), test_devices("cpu:3"), EK_MODE_REPLICATED));
+  struct ck_batch batch = ck_batch_make(training.setup.workload, EK_F32, SAMPLES, 0, 5);
   CK_GOT(struct sent, sent, send_batch(&sent, &training, &batch, true));
   ek_data_parallel_model *model = training.model;
   ek_shards outputs[CK_BATCH_TENSORS] = {{0}}, inputs[2] = {sent.inputs[0], sent.inputs[1]};
@@ -192,10 +189,9 @@ CK_TEST(wrong_inputs_are_refused) {
 }
 
 CK_TEST(wrong_targets_are_refused) {
-  const struct ck_setup setup =
-      ck_setup_mode(ck_workload("gpt"), test_devices("cpu:3"), EK_MODE_REPLICATED);
-  struct ck_training training = ck_training_opened(&setup);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 5);
+  struct ck_training training =
+      ck_training_of(ck_setup_mode(ck_workload("gpt"), test_devices("cpu:3"), EK_MODE_REPLICATED));
+  struct ck_batch batch = ck_batch_make(training.setup.workload, EK_F32, SAMPLES, 0, 5);
   CK_GOT(struct sent, sent, send_batch(&sent, &training, &batch, true));
   ek_shards outputs = {0}, target = sent.targets[0];
   ck_ok(ek_data_parallel_model_forward_shards(&outputs, training.model, sent.inputs, 1, NULL));

@@ -110,9 +110,7 @@ static ek_status collective_case(struct ck_outcome *outcome, const struct ck_pro
   const size_t devices = process->devices[process->number];
   c->tensors = tensors;
   EK_TRY_GOTO(status, make_tensors(tensors, devices, group, type, count), cleanup);
-  for (size_t k = 0; k < devices; k++) {
-    fill(tensors[k].data, type, count, process->first_rank + k);
-  }
+  for (size_t k = 0; k < devices; k++) fill(tensors[k].data, type, count, process->first_rank + k);
   EK_TRY_GOTO(status, run_job(group, run_collective, c), cleanup);
   for (size_t k = 0; k < devices; k++) ck_outcome_add(outcome, hash_of(tensors[k].data, bytes));
 cleanup:
@@ -128,10 +126,9 @@ static void cut(int64_t offsets[RANKS + 1], int64_t count, size_t ranks) {
 }
 
 static void all_collectives(struct ck_outcome *outcome, const struct ck_process *process) {
-  ek_group *group = NULL;
   struct collective c = {0};
   int64_t offsets[RANKS + 1];
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   if (ck_went(outcome, ek_communicator_open(&c.communicator, group))) {
     for (int i = 0; i < KINDS * TYPES * COUNTS && outcome->status == EK_OK; i++) {
       const ek_type type = types[i / KINDS % TYPES];
@@ -143,7 +140,6 @@ static void all_collectives(struct ck_outcome *outcome, const struct ck_process 
     }
   }
   ek_communicator_free(c.communicator);
-  ck_went(outcome, ek_group_close(group));
 }
 
 /* What the ranks of all processes have, against those of one process. Each outcome has `blocks`
@@ -280,9 +276,8 @@ static void picture_shapes(struct ck_batch *batch, ek_type type, int64_t samples
   batch->target[0] = (ek_tensor){.type = EK_I32, .rank = 1, .shape = {samples}};
 }
 
-static const struct ck_workload pictures = {"pictures",     resnet,            cross_entropy,
-                                            picture_shapes, KINDS_OF_PICTURES, false,
-                                            0};
+static const struct ck_workload pictures = {
+    "pictures", resnet, cross_entropy, picture_shapes, KINDS_OF_PICTURES, false, 0};
 
 static const struct ck_workload *workload_of(const char *name) {
   return strcmp(name, pictures.name) == 0 ? &pictures : ck_workload(name);
@@ -413,7 +408,6 @@ static ek_status train_steps(struct ck_outcome *outcome, struct ck_training *tra
 static void train(struct ck_outcome *outcome, const struct ck_process *process) {
   const struct training *it = trainings;
   struct ck_training training;
-  ek_group *group = NULL;
   while (strcmp(it->part, process->part) != 0) it++;
   /* One process has whole copies too, to compare with. */
   const bool inside = it->shard_over == EK_SHARD_PROCESS;
@@ -425,12 +419,11 @@ static void train(struct ck_outcome *outcome, const struct ck_process *process) 
             .options.reproducible = it->reproducible,
             .optimizer = it->muon ? ck_clipped_muon : ck_clipped_adamw,
             .loss_scale = it->loss_scale, .gradient_in_forward = it->gradient_in_forward);
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   if (ck_went(outcome, ck_training_try(&training, &setup, group))) {
     ck_went(outcome, train_steps(outcome, &training, process));
     ck_training_free(&training);
   }
-  ck_went(outcome, ek_group_close(group));
 }
 
 /* The first in all places, the others in two of them. */
@@ -529,13 +522,12 @@ CK_LOOP(reproducible_over_any_processes, ANY * PLACES) {
 
 /* A process with rows of another one's grains. */
 static void wrong_rows(struct ck_outcome *outcome, const struct ck_process *process) {
-  ek_group *group = NULL;
   struct ck_training training;
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", EK_MODE_REPLICATED);
   struct ck_batch whole = ck_batch_make(setup.workload, EK_F32, 6, 0, 1);
   int64_t first = 0, count = 0;
   ck_assign(setup, .options.reproducible = 4, .optimizer = ck_clipped_adamw);
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   if (ck_went(outcome, ck_training_try(&training, &setup, group)) &&
       ck_went(outcome, ek_world_rows(&first, &count, group, 6, 4))) {
     const struct ck_batch other = ck_batch_samples(&whole, 0, process->number == 0 ? 2 : 4);
@@ -546,7 +538,6 @@ static void wrong_rows(struct ck_outcome *outcome, const struct ck_process *proc
     ck_went(outcome, ck_training_backward(&training, &batch, NULL, false, NULL));
     ck_training_free(&training);
   }
-  ek_group_free(group);
 }
 
 CK_TEST(rows_of_other_grains_are_refused) {
@@ -560,13 +551,11 @@ CK_TEST(rows_of_other_grains_are_refused) {
 }
 
 static void differ_in_devices(struct ck_outcome *outcome, const struct ck_process *process) {
-  ek_group *group = NULL;
   struct ck_training training;
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", EK_MODE_SHARDED);
   setup.options.shard_over = EK_SHARD_PROCESS;
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   ck_went(outcome, ck_training_try(&training, &setup, group));
-  ek_group_free(group);
 }
 
 CK_TEST(shares_inside_need_as_many_devices_everywhere) {
@@ -600,8 +589,7 @@ static void read_state(struct ck_outcome *outcome, const struct ck_process *proc
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", mode);
   struct ck_training training;
   ek_step_result result;
-  struct ck_batch whole =
-      ck_batch_make(setup.workload, EK_F32, 2 * (int64_t)process->world, 0, 1);
+  struct ck_batch whole = ck_batch_make(setup.workload, EK_F32, 2 * (int64_t)process->world, 0, 1);
   const struct ck_batch batch =
       ck_batch_samples(&whole, 2 * (int64_t)process->first_rank,
                        2 * (int64_t)process->devices[process->number]);
@@ -622,13 +610,11 @@ static void read_state(struct ck_outcome *outcome, const struct ck_process *proc
 }
 
 static void read_states(struct ck_outcome *outcome, const struct ck_process *process) {
-  ek_group *group = NULL;
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   read_state(outcome, process, group, EK_MODE_REPLICATED, EK_PRECISION_DEFAULT);
   read_state(outcome, process, group, EK_MODE_SHARDED, EK_PRECISION_BF16);
   read_state(outcome, process, group, EK_MODE_SHARDED_GRADIENTS, EK_PRECISION_DEFAULT);
   read_state(outcome, process, group, EK_MODE_FULLY_SHARDED, EK_PRECISION_DEFAULT);
-  ck_went(outcome, ek_group_close(group));
 }
 
 CK_LOOP(state_and_gradients_are_whole, PLACES) {
@@ -646,7 +632,6 @@ static void save_or_load(struct ck_outcome *outcome, const struct ck_process *pr
   ek_mode mode = EK_MODE_GATHER;
   while (strcmp(ek_mode_name(mode), process->part + 5) != 0) mode++;
   struct ck_training training;
-  ek_group *group = NULL;
   ek_checkpoint_info info = {.step = 0};
   ek_checkpoint_write *write = NULL;
   const char *folder = getenv(FOLDER_VARIABLE);
@@ -654,7 +639,7 @@ static void save_or_load(struct ck_outcome *outcome, const struct ck_process *pr
           .optimizer = ck_clipped_muon, .options.reproducible = 4, .options.bucket_bytes = 4096,
           .options.seed = saves ? 5 : 6);
   CK_WITH(ek_checkpoint_options, options, EK_CHECKPOINT_OPTIONS_INIT, .position = 77, .keep = 1);
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   if (!ck_went(outcome, ck_training_try(&training, &setup, group))) return;
   if (!saves) ck_went(outcome, ek_checkpoint_load(&info, training.model, folder));
   for (int step = 0; step < 2 && outcome->status == EK_OK; step++) {
@@ -675,7 +660,6 @@ static void save_or_load(struct ck_outcome *outcome, const struct ck_process *pr
   ck_outcome_add(outcome, (double)info.position);
   ck_outcome_add(outcome, (double)info.step);
   ck_training_free(&training);
-  ck_went(outcome, ek_group_close(group));
 }
 
 CK_LOOP(a_run_goes_on_in_other_processes, PLACES) {
@@ -709,14 +693,12 @@ static void record(struct ck_outcome *outcome, ek_status status, const char *wor
 }
 
 static void refusals(struct ck_outcome *outcome, const struct ck_process *process) {
-  ek_group *group = NULL;
   struct ck_training training;
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   for (int mode = 0; mode < 2; mode++) {
     struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", (ek_mode)mode);
     record(outcome, ck_training_try(&training, &setup, group), "process");
   }
-  ck_went(outcome, ek_group_close(group));
 }
 
 CK_TEST(what_needs_one_process_is_refused) {
@@ -844,8 +826,7 @@ CK_LOOP(an_error_in_one_process_is_one_in_all, 2 * DISASTERS) {
   struct ck_outcome *outcomes = ck_processes_outcomes(disasters[kind], devices, count);
   for (size_t i = 0; i < count; i++) {
     if (i != 1) {
-      has_ended(&outcomes[i], expected[kind].others, expected[kind].heard,
-                expected[kind].next);
+      has_ended(&outcomes[i], expected[kind].others, expected[kind].heard, expected[kind].next);
     } else if (kind == DIES) {
       ck_assert_int_eq(WTERMSIG(outcomes[i].exit), SIGKILL);
     } else {
@@ -859,28 +840,20 @@ CK_LOOP(an_error_in_one_process_is_one_in_all, 2 * DISASTERS) {
 enum { PARTS = 2 };
 
 static ek_status open_trainer(ek_trainer **trainer, ek_group *group) {
-  ek_module *module = NULL, *joined = NULL;
-  ek_criterion *criterion = NULL;
-  ek_optimizer *rule = NULL;
-  ek_status status = EK_OK;
-  ek_data_parallel_model_options model_options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  ek_data_parallel_optimizer_options optimizer_options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  CK_FREED(module) *module = NULL, *joined = NULL;
+  CK_FREED(criterion) *criterion = NULL;
+  CK_FREED(optimizer) *rule = NULL;
+  CK_WITH(ek_data_parallel_model_options, model_options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
+          .precision = EK_PRECISION_F16);
+  CK_WITH(ek_data_parallel_optimizer_options, optimizer_options,
+          EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT, .loss_scale = &restless);
   CK_WITH(ek_trainer_options, options, EK_TRAINER_OPTIONS_INIT, .group = group,
-          .model = &model_options, .optimizer = &optimizer_options);
-  model_options.precision = EK_PRECISION_F16;
-  optimizer_options.loss_scale = &restless;
-  options.micro_batches = PARTS;
-  EK_TRY_GOTO(status, ck_workload("gpt")->module(&module), cleanup);
-  EK_TRY_GOTO(status, ck_workload("gpt")->criterion(&criterion, EK_REDUCTION_MEAN), cleanup);
-  EK_TRY_GOTO(status, ek_with_criterion_create(&joined, module, criterion), cleanup);
-  EK_TRY_GOTO(status, ck_clipped_adamw(&rule), cleanup);
-  status = ek_trainer_open(trainer, NULL, joined, NULL, rule, &options);
-cleanup:
-  ek_optimizer_free(rule);
-  ek_criterion_free(criterion);
-  ek_module_free(joined);
-  ek_module_free(module);
-  return status;
+          .model = &model_options, .optimizer = &optimizer_options, .micro_batches = PARTS);
+  EK_TRY(ck_workload("gpt")->module(&module));
+  EK_TRY(ck_workload("gpt")->criterion(&criterion, EK_REDUCTION_MEAN));
+  EK_TRY(ek_with_criterion_create(&joined, module, criterion));
+  EK_TRY(ck_clipped_adamw(&rule));
+  return ek_trainer_open(trainer, NULL, joined, NULL, rule, &options);
 }
 
 /* A process's samples of a batch of PARTS samples for each rank: micro-batch m of all processes
@@ -941,39 +914,25 @@ static ek_status trainer_steps(struct ck_outcome *outcome, ek_trainer *trainer,
 }
 
 static void use_trainer(struct ck_outcome *outcome, const struct ck_process *process) {
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   ek_trainer *trainer = NULL;
-  ek_group *group = NULL;
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
   if (ck_went(outcome, open_trainer(&trainer, group))) {
     ck_went(outcome, trainer_steps(outcome, trainer, process));
   }
   ck_went(outcome, ek_trainer_close(trainer));
-  ck_went(outcome, ek_group_close(group));
 }
 
 CK_LOOP(a_trainer_has_the_bits_of_one_process, PLACES) {
   agrees_with_one_process("trainer", use_trainer, _i);
 }
 
-static const struct ck_part parts[] = {{"collectives", all_collectives},
-                                       {"folded", folded_sums},
-                                       {"wrong rows", wrong_rows},
-                                       {"differ in devices", differ_in_devices},
-                                       {"trainer", use_trainer},
-                                       {"memory", count_memory},
-                                       {"read states", read_states},
-                                       {"save sharded", save_or_load},
-                                       {"save fully-sharded", save_or_load},
-                                       {"load replicated", save_or_load},
-                                       {"load sharded-gradients", save_or_load},
-                                       {"refusals", refusals},
-                                       {"dies", disaster},
-                                       {"hangs", disaster},
-                                       {"fails", disaster},
-                                       {"other collective", disaster},
-                                       {"stops", disaster},
-                                       {NULL, train}};
+static const struct ck_part parts[] = {
+    {"collectives", all_collectives}, {"folded", folded_sums}, {"wrong rows", wrong_rows},
+    {"differ in devices", differ_in_devices}, {"trainer", use_trainer}, {"memory", count_memory},
+    {"read states", read_states}, {"save sharded", save_or_load},
+    {"save fully-sharded", save_or_load}, {"load replicated", save_or_load},
+    {"load sharded-gradients", save_or_load}, {"refusals", refusals}, {"dies", disaster},
+    {"hangs", disaster}, {"fails", disaster}, {"other collective", disaster}, {"stops", disaster},
+    {NULL, train}};
 
-static Suite *make_suite(void) { return ck_suite("processes", NULL, NULL); }
-
-int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
+CK_PARTS_SUITE("processes", parts)

@@ -36,67 +36,56 @@ CK_PARAMETERS(product) {
 
 CK_FORWARD(product) {
   const size_t device = ek_device_index(ek_pass_device(pass));
-  ek_tensor buffer, p[LAYERS], x = inputs[0];
+  const ek_tensor *x = &inputs[0];
+  ek_tensor buffer, p[LAYERS];
   if (device == trouble.forward) return ek_error_set(EK_ERR_IO, "the test gives up");
   EK_TRY(ek_pass_parameter(&buffer, pass, LAYERS));
   for (int i = 0; i < LAYERS; i++) EK_TRY(ek_pass_parameter(&p[i], pass, (size_t)i));
-  EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), 2, inputs[0].shape));
-  struct ck_mirrors m;
-  const ek_status status = ck_mirrors_open(
-      &m, 2, (ek_tensor *[]){&outputs[0], &buffer, &x, &p[0], &p[1], &p[2], &p[3], &p[4], &p[5]},
-      3 + LAYERS);
-  for (int64_t e = 0; status == EK_OK && e < ek_tensor_count(&x); e++) {
+  EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), 2, x->shape));
+  CK_MIRRORS(m, 2, &outputs[0], &buffer, x, &p[0], &p[1], &p[2], &p[3], &p[4], &p[5]);
+  for (int64_t e = 0; e < ek_tensor_count(x); e++) {
     double y = ck_at(&m.host[2], e);
     for (int i = 0; i < LAYERS; i++) y *= ck_at(&m.host[3 + i], e % N);
     ck_put(&m.host[0], e, y + ck_at(&m.host[1], e % N));
   }
-  for (int64_t e = 0; status == EK_OK && trouble.writes && ek_pass_is_training(pass) && e < N;
-       e++) {
+  for (int64_t e = 0; trouble.writes && ek_pass_is_training(pass) && e < N; e++) {
     ck_put(&m.host[1], e, ck_at(&m.host[1], e) + 1 + (double)device);
   }
-  EK_TRY(ck_mirrors_close(&m, status));
-  return ek_pass_save(pass, &inputs[0]);
+  EK_TRY(ck_mirrors_close(&m));
+  return ek_pass_save(pass, x);
 }
 
-static ek_status layer_backward(ek_pass *pass, int layer, ek_tensor *x, ek_tensor dy) {
+static ek_status layer_backward(ek_pass *pass, int layer, const ek_tensor *x, const ek_tensor *dy) {
   ek_tensor gradient, p[LAYERS];
   EK_TRY(ek_pass_gradient(&gradient, NULL, pass, (size_t)layer));
   for (int i = 0; i < LAYERS; i++) EK_TRY(ek_pass_parameter(&p[i], pass, (size_t)i));
-  struct ck_mirrors m;
-  const ek_status status = ck_mirrors_open(
-      &m, 1, (ek_tensor *[]){&gradient, x, &dy, &p[0], &p[1], &p[2], &p[3], &p[4], &p[5]},
-      3 + LAYERS);
-  for (int64_t e = 0; status == EK_OK && e < ek_tensor_count(x); e++) {
+  CK_MIRRORS(m, 1, &gradient, x, dy, &p[0], &p[1], &p[2], &p[3], &p[4], &p[5]);
+  for (int64_t e = 0; e < ek_tensor_count(x); e++) {
     double g = ck_at(&m.host[1], e) * ck_at(&m.host[2], e);
     for (int i = 0; i < LAYERS; i++) g *= i == layer ? 1 : ck_at(&m.host[3 + i], e % N);
     ck_put(&m.host[0], e % N, ck_at(&m.host[0], e % N) + g);
   }
-  EK_TRY(ck_mirrors_close(&m, status));
+  EK_TRY(ck_mirrors_close(&m));
   return ek_pass_gradient_complete(pass, (size_t)layer);
 }
 
 CK_BACKWARD(product) {
   const bool fails = ek_device_index(ek_pass_device(pass)) == trouble.backward;
-  ek_tensor x = {0};
-  ek_status status = ek_pass_take(&x, pass);
-  for (int i = LAYERS; status == EK_OK && i-- > 0;) {
+  CK_FREED(tensor) x = {0};
+  EK_TRY(ek_pass_take(&x, pass));
+  for (int i = LAYERS; i-- > 0;) {
     if (fails && LAYERS - 1 - i == trouble.after) {
-      status = ek_error_set(EK_ERR_IO, "the test gives up");
-    } else {
-      status = layer_backward(pass, i, &x, grad_outputs[0]);
+      return ek_error_set(EK_ERR_IO, "the test gives up");
     }
+    EK_TRY(layer_backward(pass, i, &x, &grad_outputs[0]));
   }
-  ek_tensor_free(&x);
-  return status;
+  return EK_OK;
 }
 
-static void product_free(ek_module *self) { free(self); }
-
-CK_MODULE_OPS_WITH(product, .parameters = product_parameters);
+CK_PLAIN_OPS(product, .parameters = product_parameters);
 
 static ek_status product_create(ek_module **module) {
-  *module = ck_module_new(sizeof **module, &product_ops, 1, 1);
-  return EK_OK;
+  return ck_plain_create(module, &product_ops, 1, 1);
 }
 
 static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
@@ -141,8 +130,7 @@ static void fails_and_recovers(struct bench *b, size_t device, const char *what)
 }
 
 CK_LOOP(an_error_in_forward, CK_PLACEMENTS) {
-  struct bench b;
-  open_bench(&b, _i);
+  CK_SET_UP(struct bench, b, open_bench(&b, _i));
   for (size_t device = 0; device < DEVICES; device++) {
     trouble.forward = device;
     fails_and_recovers(&b, device, "product, forward: the test gives up");
@@ -151,8 +139,7 @@ CK_LOOP(an_error_in_forward, CK_PLACEMENTS) {
 
 /* Some buckets are on their way: the peers wait for the rest, and are let go. */
 CK_LOOP(an_error_in_backward, CK_PLACEMENTS) {
-  struct bench b;
-  open_bench(&b, _i);
+  CK_SET_UP(struct bench, b, open_bench(&b, _i));
   for (size_t device = 0; device < DEVICES; device++) {
     for (int after = 0; after < LAYERS; after += 2) {
       ck_assign(trouble, .backward = device, .after = after);
@@ -163,8 +150,7 @@ CK_LOOP(an_error_in_backward, CK_PLACEMENTS) {
 
 /* What micro-batches before it had added is dropped with the step. */
 CK_LOOP(an_error_drops_what_was_accumulated, CK_PLACEMENTS) {
-  struct bench b;
-  open_bench(&b, _i);
+  CK_SET_UP(struct bench, b, open_bench(&b, _i));
   ck_ok(ck_training_backward(&b.training, &b.batch, NULL, true, NULL));
   ck_assign(trouble, .backward = 2, .after = 3);
   fails_and_recovers(&b, 2, "product, backward: the test gives up");
@@ -192,8 +178,7 @@ static void forward_shows(struct ck_training *t, const struct ck_batch *zeros, b
 
 /* Each device adds another number to its buffer; all see device 0's at the next forward. */
 CK_LOOP(buffers_come_from_the_first_device, CK_PLACEMENTS) {
-  struct bench b;
-  open_bench(&b, _i);
+  CK_SET_UP(struct bench, b, open_bench(&b, _i));
   struct ck_batch zeros = ck_batch_make(&product, EK_F32, SAMPLES, 0, 1);
   float *x = zeros.input[0].data;
   for (int i = 0; i < SAMPLES * N; i++) x[i] = 0;

@@ -28,7 +28,8 @@ static void running_shapes(struct ck_batch *batch, ek_type type, int64_t samples
  * recomputed, and a program's own. Grains meet in all of them. */
 static ek_status make_norms(ek_module **module, bool buffers) {
   enum { WIDTH = CK_RUNNING_WIDTH, PARTS = 6 };
-  ek_module *p[PARTS] = {NULL}, *inner = NULL;
+  ek_module *p[PARTS] = {NULL};
+  CK_FREED(module) *inner = NULL;
   CK_WITH(ek_batch_norm_options, norm, EK_BATCH_NORM_OPTIONS_INIT, .over = EK_BATCH_NORM_ALL,
           .track = buffers);
   ck_ok(ek_batch_norm_create_with(&p[0], WIDTH, &norm));
@@ -39,10 +40,7 @@ static ek_status make_norms(ek_module **module, bool buffers) {
   ck_ok(ek_activation_create(&p[3], EK_ACTIVATION_GELU));
   ck_ok(buffers ? ck_batch_norm_create(&p[4], WIDTH) : ek_linear_create(&p[4], WIDTH, WIDTH, true));
   ck_ok(buffers ? ck_running_create(&p[5]) : ek_linear_create(&p[5], WIDTH, WIDTH, false));
-  const ek_status status = ek_sequential_create(module, p, PARTS);
-  for (int i = 0; i < PARTS; i++) ek_module_free(p[i]);
-  ek_module_free(inner);
-  return status;
+  return ck_sequential(module, p, PARTS, NULL);
 }
 
 static ek_status norms(ek_module **module) { return make_norms(module, true); }
@@ -130,8 +128,7 @@ static void take_step(struct outcome *outcome, struct ck_training *training, con
     ck_ok(ck_training_backward(training, &batch, NULL, accumulate, &loss));
     record(outcome, loss);
   }
-  ek_step_result result = {0};
-  ck_ok(ek_data_parallel_optimizer_step(&result, training->optimizer));
+  CK_GOT(ek_step_result, result, ek_data_parallel_optimizer_step(&result, training->optimizer));
   record(outcome, result.loss);
   record(outcome, result.weight);
   record(outcome, result.gradient_norm);
@@ -172,9 +169,7 @@ static struct outcome train(const struct run *run, const struct place places[STE
       group = open_group("cpu", places[step].devices, places[step].threads);
       ck_ok(ck_training_try(&training, &setup, group));
     }
-    if (moves) {
-      ck_ok(ck_state_put(training.model, &outcome.state));
-    }
+    if (moves) ck_ok(ck_state_put(training.model, &outcome.state));
     take_step(&outcome, &training, run, step, places[step].only_accumulates);
   }
   evaluate(&outcome, &training, run);
@@ -397,9 +392,8 @@ CK_LOOP(one_grain_or_many_differ_by_rounding, CK_WORKLOADS) {
 static void peaks(ek_memory_usage usage[8], const char *backend, const struct run *run,
                   const struct place *place) {
   const struct ck_setup setup = setup_of(run, place);
-  struct ck_training training;
   ek_group *group = open_group(backend, place->devices, 1);
-  ck_ok(ck_training_try(&training, &setup, group));
+  CK_GOT(struct ck_training, training, ck_training_try(&training, &setup, group));
   for (int step = 0; step < STEPS; step++) {
     for (size_t i = 0; i < run->parts[step]; i++) {
       struct ck_batch batch =
@@ -493,28 +487,24 @@ struct fickle {
 CK_FORWARD(fickle) {
   const bool first = ek_pass_first_sample(pass) == 0, size = ((const struct fickle *)self)->size;
   const int64_t count = size && first ? 2 : 1;
-  ek_tensor sums = {0};
+  CK_FREED(tensor) sums = {0};
   EK_TRY(ek_tensor_share(&outputs[0], &inputs[0]));
   EK_TRY(ek_pass_workspace(&sums, pass, EK_F64, 1, &count));
-  ek_status status = ek_op_zero(ek_pass_stream(pass), &sums);
-  if (status == EK_OK && (first || size)) status = ek_pass_all_reduce(pass, &sums);
-  ek_tensor_free(&sums);
-  return status;
+  EK_TRY(ek_op_zero(ek_pass_stream(pass), &sums));
+  return first || size ? ek_pass_all_reduce(pass, &sums) : EK_OK;
 }
 
 CK_BACKWARD(fickle) {
   return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
 }
 
-static void fickle_free(ek_module *self) { free(self); }
+CK_PLAIN_OPS(fickle, .types = EK_TYPES_F32, .collective = true);
 
 CK_LOOP(grains_come_to_the_same_collectives, 2) {
   static const char *const texts[] = {"of 4 grains of this device only 1 came to a collective",
                                       "one grain adds 2 f64 and another one of the same device 1"};
-  static const ek_module_ops ops = {CK_OPS("fickle", fickle_forward, fickle_backward, fickle_free),
-                                    .types = EK_TYPES_F32, .collective = true};
   CK_HELD(float *, values, ck_array(9, sizeof *values));
-  struct fickle *made = ck_module_new(sizeof *made, &ops, 1, 1);
+  struct fickle *made = ck_module_new(sizeof *made, &fickle_ops, 1, 1);
   made->size = _i == 1;
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   ek_shards y = {0};

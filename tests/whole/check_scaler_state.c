@@ -132,10 +132,8 @@ CK_LOOP(a_run_that_was_killed, (ck_has_halves() ? 2 : 1) * CK_MODES) {
 CK_LOOP(with_and_without, CK_MODES) {
   if (!ck_part(_i)) return;
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 3), constant = ck_scaling_fixed(8);
-  const struct ck_setup setup = ck_scaling_setup(ck_workload("mlp"), _i, &rule);
-  const struct ck_setup plain = ck_scaling_setup(ck_workload("mlp"), _i, &constant);
-  struct ck_training scaled = ck_training_opened(&setup);
-  struct ck_training without = ck_training_opened(&plain);
+  struct ck_training scaled = ck_training_of(ck_scaling_setup(ck_workload("mlp"), _i, &rule));
+  struct ck_training without = ck_training_of(ck_scaling_setup(ck_workload("mlp"), _i, &constant));
   course(&without, 0, 1, false);
   if (!ck_no_files(ek_checkpoint_save(without.model, folder, NULL))) {
     course(&scaled, 0, 3, false);

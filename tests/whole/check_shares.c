@@ -59,9 +59,8 @@ CK_LOOP(as_sharded_bit_for_bit, CASES) {
 
 /* Between steps, and between micro-batches, a device holds its shares and no more. */
 CK_LOOP(shares_at_rest, KINDS) {
-  struct ck_setup setup = setup_of("gpt", "cpu:3", kinds[_i]);
-  struct ck_training t = ck_training_opened(&setup);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0, 1);
+  struct ck_training t = ck_training_of(setup_of("gpt", "cpu:3", kinds[_i]));
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, 5, 0, 1);
   const uint64_t most = (uint64_t)flat_elements(&t) * sizeof(float);
   for (int when = 0; when < 4; when++) {
     uint64_t sum = 0;
@@ -108,9 +107,8 @@ CK_LOOP(buckets_are_given_back, KINDS) {
 
 /* A forward that has added to gradients and is dropped leaves nothing behind. */
 CK_LOOP(a_dropped_forward_gives_back, KINDS) {
-  struct ck_setup setup = setup_of("gpt", "cpu:3", kinds[_i]);
-  struct ck_training t = ck_training_opened(&setup);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0, 1);
+  struct ck_training t = ck_training_of(setup_of("gpt", "cpu:3", kinds[_i]));
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, 5, 0, 1);
   const uint64_t before = held(&t, 0, EK_MEMORY_GRADIENTS);
   CK_OPENED(ek_shards, outputs,
             ek_data_parallel_model_forward(&outputs, t.model, batch.input, batch.inputs, NULL));
@@ -120,8 +118,7 @@ CK_LOOP(a_dropped_forward_gives_back, KINDS) {
 
 /* A replica that holds shares is no place for a pass of one's own. */
 CK_LOOP(a_pass_of_ones_own_is_refused, KINDS) {
-  const struct ck_setup setup = setup_of("mlp", "cpu:2", kinds[_i]);
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(setup_of("mlp", "cpu:2", kinds[_i]));
   ek_pass *pass = NULL;
   ck_fails(ek_pass_open(&pass, ek_data_parallel_model_replica(t.model, 0), NULL), EK_ERR_STATE,
            "whole");
@@ -150,18 +147,16 @@ CK_FORWARD(unit) {
 }
 
 CK_BACKWARD(unit) {
-  struct ck_mirrors m = {0};
-  ek_tensor now, kept = {0};
+  CK_FREED(tensor) kept = {0};
+  ek_tensor now;
   EK_TRY(ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs));
   EK_TRY(ek_pass_parameter(&now, pass, 0));
   EK_TRY(ek_pass_take(&kept, pass));
-  ek_status status = ck_mirrors_open(&m, 0, (ek_tensor *[]){&now, &kept}, 2);
-  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(&now); i++) {
+  CK_MIRRORS(m, 0, &now, &kept);
+  for (int64_t i = 0; i < ek_tensor_count(&now); i++) {
     if (ck_at(&m.host[0], i) != ck_at(&m.host[1], i)) atomic_fetch_add(&wrong, 1);
   }
-  status = ck_mirrors_close(&m, status);
-  ek_tensor_free(&kept);
-  return status;
+  return ck_mirrors_close(&m);
 }
 
 static void unit_free(ek_module *self) {
@@ -186,17 +181,13 @@ static ek_status chain_of(ek_module **module, bool units) {
   static const int64_t sizes[] = {7, 19, 9, 5};
   ek_module *parts[4] = {NULL};
   size_t count = 0;
-  ek_status status = EK_OK;
-  for (size_t i = 0; i < 3 && status == EK_OK; i++) {
-    status = ek_linear_create(&parts[count], sizes[i], sizes[i + 1], true);
-    if (status == EK_OK && units) status = unit_create(&parts[count], parts[count]);
+  for (size_t i = 0; i < 3; i++) {
+    ck_ok(ek_linear_create(&parts[count], sizes[i], sizes[i + 1], true));
+    if (units) ck_ok(unit_create(&parts[count], parts[count]));
     count++;
-    if (i == 1 && status == EK_OK)
-      status = ek_activation_create(&parts[count++], EK_ACTIVATION_RELU);
+    if (i == 1) ck_ok(ek_activation_create(&parts[count++], EK_ACTIVATION_RELU));
   }
-  if (status == EK_OK) status = ek_sequential_create(module, parts, count);
-  for (size_t i = 0; i < count; i++) ek_module_free(parts[i]);
-  return status;
+  return ck_sequential(module, parts, count, NULL);
 }
 
 static ek_status with_units(ek_module **module) { return chain_of(module, true); }
@@ -222,11 +213,9 @@ CK_PARAMETERS(moody) {
 
 CK_FORWARD(moody) {
   const size_t first = ek_device_index(ek_pass_device(pass)) % 2;
-  ek_tensor between = {0};
+  CK_FREED(tensor) between = {0};
   EK_TRY(ek_pass_child_forward(&between, pass, first, inputs));
-  const ek_status status = ek_pass_child_forward(outputs, pass, 1 - first, &between);
-  ek_tensor_free(&between);
-  return status;
+  return ek_pass_child_forward(outputs, pass, 1 - first, &between);
 }
 
 CK_BACKWARD(moody) { return EK_OK; }
@@ -347,13 +336,10 @@ enum { STACK = 8, SIDE = 24, LAYER = SIDE * SIDE + SIDE };
 
 static ek_status stack_of_linears(ek_module **module) {
   ek_module *layers[STACK] = {NULL};
-  ek_status status = EK_OK;
-  for (int i = 0; i < STACK && status == EK_OK; i++) {
-    status = ek_linear_create(&layers[i], i == 0 ? 7 : SIDE, i + 1 == STACK ? 5 : SIDE, true);
+  for (int i = 0; i < STACK; i++) {
+    ck_ok(ek_linear_create(&layers[i], i == 0 ? 7 : SIDE, i + 1 == STACK ? 5 : SIDE, true));
   }
-  if (status == EK_OK) status = ek_sequential_create(module, layers, STACK);
-  for (int i = 0; i < STACK; i++) ek_module_free(layers[i]);
-  return status;
+  return ck_sequential(module, layers, STACK, NULL);
 }
 
 /* Modules that mark no units are put together until a unit has `bucket_bytes`: here the first
@@ -393,8 +379,7 @@ CK_TEST(modules_share_units) {
 /* 16 bytes for each parameter, over the devices, and at most two units besides; evenly. */
 CK_TEST(state_is_an_eighth) {
   CK_WITH(struct ck_workload, deep, *ck_workload("gpt"), .module = deep_gpt);
-  struct ck_setup setup = ck_setup_mode(&deep, "plan:8", EK_MODE_FULLY_SHARDED);
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(ck_setup_mode(&deep, "plan:8", EK_MODE_FULLY_SHARDED));
   struct ck_batch batch = ck_batch_make(&deep, EK_F32, 8, 0, 1);
   static const ek_memory_category state[] = {EK_MEMORY_PARAMETERS, EK_MEMORY_GRADIENTS,
                                              EK_MEMORY_OPTIMIZER};

@@ -209,10 +209,9 @@ CK_LOOP(a_training_in_a_storm_has_the_same_bits, CK_MODES) {
   ck_assign(workload, .module = make_model, .shapes = set_shapes, .classes = VOCABULARY);
   struct ck_setup setup = ck_setup_mode(&workload, "cpu:3", (ek_mode)_i);
   setup.optimizer = ck_clipped_adamw;
-  struct storm storm;
   int64_t count = 0;
   double *want = train(&setup, &count);
-  begin_storm(&storm);
+  CK_SET_UP(struct storm, storm, begin_storm(&storm));
   double *got = train(&setup, &count);
   end_storm(&storm);
   ck_assert_int_gt(atomic_load(&handled), 0);
@@ -225,7 +224,6 @@ CK_LOOP(a_training_in_a_storm_has_the_same_bits, CK_MODES) {
 enum { ROWS = 12, INNER = 256, COLUMNS = 256, PRODUCTS = CK_TSAN ? 100 : 5000 };
 
 CK_LOOP(a_product_of_the_programs_thread_has_the_same_bits, THREADS) {
-  struct storm storm;
   static double values[INNER * COLUMNS], want[ROWS * COLUMNS], got[ROWS * COLUMNS];
   for (size_t i = 0; i < INNER * COLUMNS; i++) values[i] = (double)(i * 7 % 19) - 9;
   ek_group *group = ck_open_exactly("cpu:1", _i + 1);
@@ -243,7 +241,7 @@ CK_LOOP(a_product_of_the_programs_thread_has_the_same_bits, THREADS) {
   }
   sigset_t mask, now;
   ck_assert_int_eq(pthread_sigmask(SIG_BLOCK, NULL, &mask), 0);
-  begin_storm(&storm);
+  CK_SET_UP(struct storm, storm, begin_storm(&storm));
   ek_status status = EK_OK;
   int wrong = 0;
   for (int i = 0; i < PRODUCTS && status == EK_OK && wrong == 0; i++) {

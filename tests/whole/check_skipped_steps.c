@@ -65,14 +65,13 @@ CK_LOOP(growth_and_backoff, CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_workload mlp = ck_spiked("mlp");
   const ek_loss_scale rule = ck_scaling_dynamic(256, 3);
-  const struct ck_setup setup = ck_scaling_setup(&mlp, _i, &rule);
   static const struct {
     bool bad;
     double scale;
     int64_t good_steps;
   } course[] = {{false, 256, 1}, {false, 256, 2}, {false, 512, 0}, {false, 512, 1}, {true, 256, 0},
                 {true, 128, 0},  {false, 128, 1}, {false, 128, 2}, {false, 256, 0}};
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(ck_scaling_setup(&mlp, _i, &rule));
   double scale = rule.scale;
   int64_t steps = 0;
   for (size_t i = 0; i < sizeof course / sizeof *course; i++) {
@@ -96,14 +95,13 @@ CK_LOOP(beside_refusing, CK_MODES) {
   if (!ck_part(_i)) return;
   const struct ck_workload mlp = ck_spiked("mlp");
   const ek_loss_scale rule = ck_scaling_dynamic(1024, 2000);
-  struct ck_setup setup = ck_scaling_setup(&mlp, _i, NULL);
   ek_step_result result = {.step = -1};
   CK_WITH(ek_data_parallel_optimizer_options, options, EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT,
           .refuse_not_finite = true, .loss_scale = &rule);
-  struct ck_training t = ck_training_opened(&setup);
+  struct ck_training t = ck_training_of(ck_scaling_setup(&mlp, _i, NULL));
   ck_training_update_with(&t, &options);
   ck_scaling_overflow(&t, 1, 1, true, true);
-  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, CK_SCALING_SAMPLES, 0, 4);
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, CK_SCALING_SAMPLES, 0, 4);
   ((float *)batch.input[0].data)[9] = NAN;
   ck_fails(ck_training_step(&t, &batch, &result), EK_ERR_NOT_FINITE, "discarded without an update");
   ck_assert_int_eq(result.step, -1);
@@ -189,7 +187,7 @@ static ek_status counting_update(const ek_optimizer *self, ek_stream *stream, co
 
 static void counting_free(ek_optimizer *self) { free(self); }
 
-static const ek_optimizer_ops counting_ops = {.size = sizeof(ek_optimizer_ops),
+static const ek_optimizer_ops counting_ops = {.size = sizeof counting_ops,
                                               .kind = "counting",
                                               .update = counting_update,
                                               .free = counting_free};

@@ -27,9 +27,7 @@ static ek_status three_terms(ek_criterion **criterion, ek_reduction reduction) {
   ck_ok(entropy(&terms[0], reduction, false));
   ck_ok(ek_mean_squared_error_create(&terms[1], reduction));
   ck_ok(entropy(&terms[2], reduction, true));
-  const ek_status status = ek_weighted_sum_create(criterion, terms, coefficients, TERMS);
-  for (int i = 0; i < TERMS; i++) ek_criterion_free(terms[i]);
-  return status;
+  return ck_weighted_sum(criterion, terms, coefficients, TERMS);
 }
 
 static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
@@ -120,8 +118,7 @@ CK_LOOP(uneven_micro_batches, 2 * CK_MODES) {
 
 /* Without them the second micro-batch is refused, and the step can be made in one batch. */
 CK_LOOP(unknown_weights_are_refused, CK_MODES) {
-  struct bed bed;
-  bed_open(&bed, EK_F32, (ek_mode)_i, 0.4);
+  CK_SET_UP(struct bed, bed, bed_open(&bed, EK_F32, (ek_mode)_i, 0.4));
   ck_ok(micro_batch(&bed.t, &bed.batch, 0, 2, true, NULL));
   ck_fails(micro_batch(&bed.t, &bed.batch, 2, 9, false, NULL), EK_ERR_STATE, "options.weights");
   ck_fails(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer), EK_ERR_STATE, "no backward");
@@ -150,9 +147,8 @@ CK_LOOP(equal_ratios_need_no_weights, CK_MODES) {
 
 /* Weights that are not those of the targets update nothing. */
 CK_LOOP(wrong_weights, CK_MODES) {
-  struct bed bed;
   double weights[TERMS], other[TERMS];
-  bed_open(&bed, EK_F32, (ek_mode)_i, 0.4);
+  CK_SET_UP(struct bed, bed, bed_open(&bed, EK_F32, (ek_mode)_i, 0.4));
   weigh(weights, &bed.batch);
   memcpy(other, weights, sizeof other);
   other[2] += 0.25;
@@ -181,9 +177,7 @@ static ek_status smoothed_terms(ek_criterion **criterion, ek_reduction reduction
   CK_WITH(ek_cross_entropy_options, o, EK_CROSS_ENTROPY_OPTIONS_INIT, .reduction = reduction,
           .label_smoothing = 0.25, .class_weights = weightless, .classes = CK_MIXER_WIDTH);
   for (int i = 0; i < TERMS; i++) ck_ok(ek_cross_entropy_create(&terms[i], &o));
-  const ek_status status = ek_weighted_sum_create(criterion, terms, coefficients, TERMS);
-  for (int i = 0; i < TERMS; i++) ek_criterion_free(terms[i]);
-  return status;
+  return ck_weighted_sum(criterion, terms, coefficients, TERMS);
 }
 
 static void labels(struct ck_batch *batch, ek_type type, int64_t samples) {
@@ -209,9 +203,8 @@ CK_LOOP(losses_without_weight, CK_MODES) {
 
 /* Two criteria of several terms cannot share a step. */
 CK_TEST(another_loss_in_the_step) {
-  struct bed bed;
   struct ck_training other;
-  bed_open(&bed, EK_F32, EK_MODE_REPLICATED, 0);
+  CK_SET_UP(struct bed, bed, bed_open(&bed, EK_F32, EK_MODE_REPLICATED, 0));
   other = bed.t;
   ck_ok(ek_data_parallel_criterion_open(&other.loss, bed.t.model, bed.t.criterion, NULL));
   ck_ok(micro_batch(&bed.t, &bed.batch, 0, 4, true, NULL));
@@ -221,9 +214,8 @@ CK_TEST(another_loss_in_the_step) {
 
 /* The weights of a step end with it, also where the next one is a single batch without any. */
 CK_TEST(the_next_step_has_no_weights) {
-  struct bed bed;
   double weights[TERMS];
-  bed_open(&bed, EK_F32, EK_MODE_REPLICATED, 0.4);
+  CK_SET_UP(struct bed, bed, bed_open(&bed, EK_F32, EK_MODE_REPLICATED, 0.4));
   weigh(weights, &bed.batch);
   ck_ok(micro_batch(&bed.t, &bed.batch, 0, SAMPLES, false, weights));
   ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
@@ -233,9 +225,8 @@ CK_TEST(the_next_step_has_no_weights) {
 
 /* Weights are checked before the update, by a criterion that may be gone then. */
 CK_TEST(the_criterion_is_freed_before_the_update) {
-  struct bed bed;
   double weights[TERMS];
-  bed_open(&bed, EK_F32, EK_MODE_REPLICATED, 0.4);
+  CK_SET_UP(struct bed, bed, bed_open(&bed, EK_F32, EK_MODE_REPLICATED, 0.4));
   weigh(weights, &bed.batch);
   weights[0] += 1; /* which the criterion would refuse */
   ck_ok(micro_batch(&bed.t, &bed.batch, 0, SAMPLES, false, weights));

@@ -192,8 +192,7 @@ static void check_linear(struct ck_rig *rig, const ek_replica *replica, const ek
   const int64_t shape[] = {ROWS, WIDTH}, square[] = {WIDTH, WIDTH};
   ek_tensor *want_y = ck_tensor(rig, NULL, 2, shape), *want_dx = ck_tensor(rig, NULL, 2, shape);
   ek_tensor *want_dw = ck_tensor(rig, NULL, 2, square);
-  ek_parameter_info weight;
-  ck_ok(ek_replica_parameter(&weight, replica, 0));
+  CK_GOT(ek_parameter_info, weight, ek_replica_parameter(&weight, replica, 0));
   ck_assert(!ek_stream_allow_tf32(rig->stream, rounded));
   ck_ok(ek_op_linear(rig->stream, want_y, x, &weight.value, NULL));
   ck_ok(ek_op_matmul(rig->stream, want_dx, y, false, &weight.value, false, 0));

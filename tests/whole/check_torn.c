@@ -7,6 +7,7 @@
  *
  * tests/cuda/check_cuda_faults.c does the same with the failures of emulated GPUs.
  */
+#include "ck_rule.h"
 #include "ck_snapshot.h"
 #include "ck_state.h"
 
@@ -103,43 +104,31 @@ CK_LOOP(each_piece_of_work, 2 * CK_PLACEMENTS) {
 
 /* ---- an update rule that fails ---- */
 
-struct moody {
-  ek_optimizer base;
+static struct {
   size_t device; /* on which it fails */
   int64_t step;
   bool half; /* half of the range is written before it fails */
-};
+} mood;
 
 static ek_status moody_update(const ek_optimizer *self, ek_stream *stream, const ek_update *u) {
-  const struct moody *m = (const struct moody *)self;
-  const bool fails = u->step == m->step && ek_device_index(ek_stream_device(stream)) == m->device;
+  const bool fails =
+      u->step == mood.step && ek_device_index(ek_stream_device(stream)) == mood.device;
   const ek_sgd_terms terms = {.learning_rate = 0.5, .first = true};
   ek_tensor p = *u->parameters, g = *u->gradients;
-  if (fails && m->half) p.shape[0] = g.shape[0] = p.shape[0] / 2;
-  if (!fails || m->half) EK_TRY(ek_op_sgd(stream, &p, NULL, &g, &terms, &u->scale));
+  (void)self;
+  if (fails && mood.half) p.shape[0] = g.shape[0] = p.shape[0] / 2;
+  if (!fails || mood.half) EK_TRY(ek_op_sgd(stream, &p, NULL, &g, &terms, &u->scale));
   return fails ? ek_error_set(EK_ERR_IO, "the rule is in a mood") : EK_OK;
 }
 
-static void moody_free(ek_optimizer *self) { free(self); }
-
-static const ek_optimizer_ops moody_ops = {
-    .size = sizeof(ek_optimizer_ops), .kind = "moody", .update = moody_update, .free = moody_free};
-
-static struct moody *moody_next; /* what the set-up's function is to make */
-
 static ek_status moody_create(ek_optimizer **optimizer) {
-  struct moody *m = malloc(sizeof *m);
-  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory");
-  *m = *moody_next;
-  *optimizer = &m->base;
-  return ek_optimizer_init(&m->base, &moody_ops, 0, 0.5, 0);
+  return ck_rule_create(optimizer, "moody", moody_update);
 }
 
 /* The step fails; the model is torn, whichever device it was; a fresh one goes on. */
 CK_LOOP(a_rule_that_fails, CK_MODES * DEVICES * 2) {
-  struct moody mood = {.device = (size_t)_i % DEVICES, .step = 2, .half = _i / DEVICES % 2 == 1};
+  ck_assign(mood, .device = (size_t)_i % DEVICES, .step = 2, .half = _i / DEVICES % 2 == 1);
   const ek_mode mode = (ek_mode)(_i / DEVICES / 2);
-  moody_next = &mood;
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", mode);
   setup.optimizer = moody_create;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.2, 32);

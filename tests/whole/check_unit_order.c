@@ -283,13 +283,10 @@ CK_PARAMETERS(skipping) {
 }
 
 CK_FORWARD(skipping) {
-  ek_tensor first = {0}, second = {0};
-  ek_status status = ek_pass_child_forward(&first, pass, 0, inputs);
-  if (status == EK_OK) status = ek_pass_child_forward(&second, pass, 2, &first);
-  if (status == EK_OK) status = ek_pass_child_forward(outputs, pass, 3, &second);
-  ek_tensor_free(&first);
-  ek_tensor_free(&second);
-  return status;
+  CK_FREED(tensor) first = {0}, second = {0};
+  EK_TRY(ek_pass_child_forward(&first, pass, 0, inputs));
+  EK_TRY(ek_pass_child_forward(&second, pass, 2, &first));
+  return ek_pass_child_forward(outputs, pass, 3, &second);
 }
 
 static void skipping_free(ek_module *self) {
@@ -351,9 +348,8 @@ CK_FORWARD(look) {
   return ek_op_copy(ek_pass_stream(pass), &outputs[0], like);
 }
 
-static void look_free(ek_module *self) { free(self); }
-
-static const ek_module_ops look_ops = {CK_OPS("look", look_forward, uneven_backward, look_free)};
+static const ek_module_ops look_ops = {
+    CK_OPS("look", look_forward, uneven_backward, ck_plain_free)};
 
 CK_TEST(tensors_without_elements_have_holders) {
   ek_module *module = ck_module_new(sizeof *module, &look_ops, 1, 1);

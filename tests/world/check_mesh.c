@@ -355,9 +355,7 @@ CK_LOOP(the_last_words_arrive, KINDS) {
   give(&wires[0], 1, 9);
   close_wire(&wires[0]);
   begin_moves(1);
-  for (int i = 0; i < ROUNDS && !with.moves[1][0].done; i++) {
-    ck_ok(test_moves(&all, &wires[1], 1));
-  }
+  for (int i = 0; i < ROUNDS && !with.moves[1][0].done; i++) ck_ok(test_moves(&all, &wires[1], 1));
   ck_assert(all);
   ck_assert(take(&wires[1], 0, 9));
   ck_assert(wires[1].table->gone(wires[1].self, 0));

@@ -537,19 +537,11 @@ CK_TEST(no_memory) {
 
 static const struct {
   const char *list, *first;
-} lists[] = {{"node7", "node7"},
-             {"node7,node9", "node7"},
-             {"n[003-010,12],m7", "n003"},
-             {"n[3,5]", "n3"},
-             {"rack[1-2]n[07-12]", "rack1n07"},
-             {"gpu-a-[1-4]", "gpu-a-1"},
-             {"a.b.example.org", "a.b.example.org"},
-             {"", NULL},
-             {",", NULL},
-             {"n[1-2", NULL},
-             {"n]1", NULL},
-             {"n[[1]]", NULL},
-             {"[]", NULL}};
+} lists[] = {
+    {"node7", "node7"}, {"node7,node9", "node7"}, {"n[003-010,12],m7", "n003"}, {"n[3,5]", "n3"},
+    {"rack[1-2]n[07-12]", "rack1n07"}, {"gpu-a-[1-4]", "gpu-a-1"},
+    {"a.b.example.org", "a.b.example.org"}, {"", NULL}, {",", NULL}, {"n[1-2", NULL}, {"n]1", NULL},
+    {"n[[1]]", NULL}, {"[]", NULL}};
 
 CK_LOOP(the_first_host_of_a_list, sizeof lists / sizeof lists[0]) {
   char host[32], tight[32];

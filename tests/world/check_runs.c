@@ -144,10 +144,8 @@ static void train(struct ck_outcome *outcome, ek_group *group, int half, ek_mode
 
 static void in_process(struct ck_outcome *outcome, const struct ck_process *process, int half) {
   const struct run run = run_of(strtoull(getenv(SEED_VARIABLE), NULL, 10));
-  ek_group *group = NULL;
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   train(outcome, group, half, run.modes[half]);
-  ck_went(outcome, ek_group_close(group));
 }
 
 static void first_half(struct ck_outcome *o, const struct ck_process *p) { in_process(o, p, 0); }
@@ -203,9 +201,4 @@ CK_TEST(any_processes_have_the_bits_of_one) {
 static const struct ck_part parts[] = {
     {"first half", first_half}, {"second half", second_half}, {NULL, NULL}};
 
-static Suite *make_suite(void) {
-  Suite *suite = ck_suite("runs", NULL, NULL);
-  return suite;
-}
-
-int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
+CK_PARTS_SUITE("runs", parts)

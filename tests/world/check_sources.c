@@ -9,26 +9,12 @@
 #include "ck_folder.h"
 #include "ck_processes.h"
 
-static const char *const variables[] = {"RANK",
-                                        "WORLD_SIZE",
-                                        "MASTER_ADDR",
-                                        "MASTER_PORT",
-                                        "TORCHELASTIC_RUN_ID",
-                                        "TORCHELASTIC_USE_AGENT_STORE",
-                                        "SLURM_PROCID",
-                                        "SLURM_NTASKS",
-                                        "SLURM_STEP_NODELIST",
-                                        "SLURM_JOB_NODELIST",
-                                        "SLURM_JOB_ID",
-                                        "SLURM_STEP_ID",
-                                        "OMPI_COMM_WORLD_SIZE",
-                                        "PMI_SIZE",
-                                        "EVENKEEL_WORLD_FILE",
-                                        "EVENKEEL_WORLD_PROCESS",
-                                        "EVENKEEL_WORLD_PROCESSES",
-                                        "EVENKEEL_WORLD_ADDRESS",
-                                        "EVENKEEL_WORLD_PORT",
-                                        "EVENKEEL_WORLD_TOKEN"};
+static const char *const variables[] = {
+    "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NODELIST",
+    "SLURM_JOB_NODELIST", "SLURM_JOB_ID", "SLURM_STEP_ID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
+    "EVENKEEL_WORLD_FILE", "EVENKEEL_WORLD_PROCESS", "EVENKEEL_WORLD_PROCESSES",
+    "EVENKEEL_WORLD_ADDRESS", "EVENKEEL_WORLD_PORT", "EVENKEEL_WORLD_TOKEN"};
 
 /* "A=1 B=2": these variables and no other one of launchers. */
 static void set_environment(const char *words) {
@@ -239,11 +225,9 @@ static void one_is_killed(struct ck_outcome *outcome, const struct ck_process *p
   ek_world_free(world);
 }
 
-static const struct ck_part parts[] = {{"torchrun", by_torchrun},
-                                       {"slurm", by_slurm},
-                                       {"file", by_file},
-                                       {"killed", one_is_killed},
-                                       {NULL, NULL}};
+static const struct ck_part parts[] = {
+    {"torchrun", by_torchrun}, {"slurm", by_slurm}, {"file", by_file}, {"killed", one_is_killed},
+    {NULL, NULL}};
 
 CK_LOOP(processes_of_a_launcher_become_a_world, 3) {
   const size_t devices[] = {1, 1, 1};
@@ -265,6 +249,4 @@ CK_TEST(a_process_that_is_killed_is_named) {
   }
 }
 
-static Suite *make_suite(void) { return ck_suite("sources", set_up, the_file_is_gone); }
-
-int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
+CK_PARTS_SUITE_WITH("sources", parts, set_up, the_file_is_gone)

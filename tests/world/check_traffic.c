@@ -201,33 +201,23 @@ enum { REAL = sizeof steps / sizeof steps[0], ROWS = 6 };
 /* Two steps; the bytes of the second. */
 static ek_status step_for_real(double *sent, ek_world *world, ek_group *group,
                                const ek_advise_task *task, const ek_settings *settings) {
-  ek_module *module = NULL;
-  ek_criterion *criterion = NULL;
-  ek_trainer *opened = NULL;
-  ek_trainer_options options = *task->trainer;
-  ek_data_parallel_model_options own = *options.model;
-  ek_status status = EK_OK;
-  ck_assign(options, .group = group, .group_options = NULL, .model = &own,
-            .micro_batches = settings->micro_batches);
-  ck_assign(own, .precision = settings->precision, .shard_over = settings->shard_over);
+  CK_FREED(module) *module = NULL;
+  CK_FREED(criterion) *criterion = NULL;
+  CK_FREED(trainer) *opened = NULL;
+  CK_WITH(ek_data_parallel_model_options, own, *task->trainer->model,
+          .precision = settings->precision, .shard_over = settings->shard_over);
+  CK_WITH(ek_trainer_options, options, *task->trainer, .group = group, .group_options = NULL,
+          .model = &own, .micro_batches = settings->micro_batches);
   EK_TRY(ek_data_parallel_model_options_set_mode(&own, settings->mode));
-  EK_TRY_GOTO(status, task->build(task->context, settings, &module, &criterion), cleanup);
-  EK_TRY_GOTO(status,
-              ek_trainer_open(&opened, NULL, module, criterion, task->optimizer, &options),
-              cleanup);
+  EK_TRY(task->build(task->context, settings, &module, &criterion));
+  EK_TRY(ek_trainer_open(&opened, NULL, module, criterion, task->optimizer, &options));
   for (int i = 0; i < 2; i++) {
     *sent = -(double)ek_world_sent(world);
-    EK_TRY_GOTO(status,
-                ek_trainer_step(NULL, opened, task->inputs, task->input_count, task->targets,
-                                task->target_count),
-                cleanup);
+    EK_TRY(ek_trainer_step(NULL, opened, task->inputs, task->input_count, task->targets,
+                           task->target_count));
     *sent += (double)ek_world_sent(world);
   }
-cleanup:
-  ek_trainer_free(opened);
-  ek_criterion_free(criterion);
-  ek_module_free(module);
-  return status;
+  return EK_OK;
 }
 
 /* Both numbers of one case. */
@@ -252,13 +242,11 @@ static ek_status compare(struct ck_outcome *outcome, const struct ck_process *pr
           .context = (void *)(uintptr_t)steps[which].workload, .inputs = batch.input,
           .targets = batch.target, .input_count = batch.inputs, .target_count = batch.targets,
           .trainer = &trainer);
-  ek_optimizer *rule = NULL;
+  CK_FREED(optimizer) *rule = NULL;
   EK_TRY(ck_clipped_adamw(&rule));
   task.optimizer = rule;
-  ek_status status = step_for_real(&sent, world, group, &task, &settings);
-  if (status == EK_OK) status = ek_plan_step(&plan, spec, &task, &settings);
-  ek_optimizer_free(rule);
-  EK_TRY(status);
+  EK_TRY(step_for_real(&sent, world, group, &task, &settings));
+  EK_TRY(ek_plan_step(&plan, spec, &task, &settings));
   ck_outcome_add(outcome, sent);
   ck_outcome_add(outcome, (double)plan.sent_bytes);
   return EK_OK;
@@ -406,11 +394,10 @@ static void count_messages(struct ck_outcome *outcome, const struct ck_process *
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", EK_MODE_SHARDED);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 3, 0, 7 + process->number);
   struct ck_training training;
-  ek_group *group = NULL;
   ek_step_result result = {0};
   ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   setup.optimizer = ck_plain_adamw;
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   if (!ck_went(outcome, ck_training_try(&training, &setup, group))) return;
   for (int with = 0; with < 2 && outcome->status == EK_OK; with++) {
     options.gradient_norm = with == 1;
@@ -423,7 +410,6 @@ static void count_messages(struct ck_outcome *outcome, const struct ck_process *
     ck_outcome_add(outcome, result.gradient_norm);
   }
   ck_training_free(&training);
-  ck_went(outcome, ek_group_close(group));
 }
 
 /* The norm is in the message in which the processes agree on the update, so one of the two costs
@@ -452,8 +438,7 @@ enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 /* Messages of steps without a norm, and of the same without an update. */
 static void count_agreements(struct ck_outcome *outcome, const struct ck_process *process) {
-  ek_group *group = NULL;
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   for (size_t i = 0; i < KINDS && outcome->status == EK_OK; i++) {
     struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "", kinds[i].mode);
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 4, 0, 7 + process->number);
@@ -471,7 +456,6 @@ static void count_agreements(struct ck_outcome *outcome, const struct ck_process
       ck_outcome_add(outcome, atomic_load(&messages) - before);
     }
   }
-  ck_went(outcome, ek_group_close(group));
 }
 
 /* The loss is in the message in which the processes agree on the update. */
@@ -494,12 +478,10 @@ CK_TEST(the_loss_and_the_agreement_are_one_message) {
 /* The gradient of a layer is 512 KiB in f64. */
 static ek_status normed(ek_module **module) {
   ek_module *parts[3] = {NULL};
-  ek_status status = ek_linear_create(&parts[0], NORMED, NORMED, false);
-  if (status == EK_OK) status = ck_batch_norm_create(&parts[1], NORMED);
-  if (status == EK_OK) status = ek_linear_create(&parts[2], NORMED, NORMED, false);
-  if (status == EK_OK) status = ek_sequential_create(module, parts, 3);
-  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
-  return status;
+  EK_TRY(ek_linear_create(&parts[0], NORMED, NORMED, false));
+  EK_TRY(ck_batch_norm_create(&parts[1], NORMED));
+  EK_TRY(ek_linear_create(&parts[2], NORMED, NORMED, false));
+  return ck_sequential(module, parts, 3, NULL);
 }
 
 static void normed_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
@@ -513,11 +495,10 @@ static void hold_back_buckets(struct ck_outcome *outcome, const struct ck_proces
   static const struct ck_workload workload = {
       "batch norm", normed, ek_mean_squared_error_create, normed_shapes, 0, false, 0};
   struct ck_training training;
-  ek_group *group = NULL;
   CK_WITH(struct ck_setup, setup, ck_setup_mode(&workload, "", EK_MODE_REPLICATED),
           .options.type = EK_F64, .options.bucket_bytes = LARGE);
   struct ck_batch batch = ck_batch_make(&workload, EK_F64, 3, 0, 7 + process->number);
-  if (!ck_went(outcome, ck_process_open(&group, process, 0))) return;
+  CK_PROCESS_GROUP(group, outcome, process, 0);
   if (!ck_went(outcome, ck_training_try(&training, &setup, group))) return;
   ck_went(outcome, ck_training_step(&training, &batch, NULL)); /* values have been drawn */
   counting = true;
@@ -526,7 +507,6 @@ static void hold_back_buckets(struct ck_outcome *outcome, const struct ck_proces
   ck_outcome_add(outcome, held);
   ck_outcome_add(outcome, sent);
   ck_training_free(&training);
-  ck_went(outcome, ek_group_close(group));
 }
 
 CK_TEST(statistics_pass_buckets) {
@@ -542,13 +522,8 @@ CK_TEST(statistics_pass_buckets) {
   }
 }
 
-static const struct ck_part parts[] = {{"bytes", count_bytes},
-                                       {"passing", hold_back_buckets},
-                                       {"work", show_work},
-                                       {"messages", count_messages},
-                                       {"agreements", count_agreements},
-                                       {NULL, NULL}};
+static const struct ck_part parts[] = {
+    {"bytes", count_bytes}, {"passing", hold_back_buckets}, {"work", show_work},
+    {"messages", count_messages}, {"agreements", count_agreements}, {NULL, NULL}};
 
-static Suite *make_suite(void) { return ck_suite("traffic", NULL, NULL); }
-
-int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
+CK_PARTS_SUITE("traffic", parts)
