@@ -106,9 +106,12 @@ void ck_processes_well(const struct ck_outcome *outcomes, size_t count);
 #define CK_PARTS_SUITE(name, parts) CK_PARTS_SUITE_WITH(name, parts, NULL, NULL)
 #define CK_PARTS_SUITE_WITH(name, parts, set_up, tear_down)                                        \
   int main(int argc, char **argv) {                                                                \
-    return ck_processes_main(argc, argv, parts, name, set_up, tear_down);                          \
+    return ck_parts_main(argc, argv, parts, name, set_up, tear_down);                              \
   }
-int ck_processes_main(int argc, char **argv, const struct ck_part *parts, const char *name,
-                      void (*set_up)(void), void (*tear_down)(void));
+int ck_parts_main(int argc, char **argv, const struct ck_part *parts, const char *name,
+                  void (*set_up)(void), void (*tear_down)(void));
+/* The same with a function that makes the suite. */
+int ck_processes_main(int argc, char **argv, const struct ck_part *parts,
+                      Suite *(*make_suite)(void));
 
 #endif /* CK_PROCESSES_H */
