@@ -200,6 +200,18 @@ static void say_update(char *text, size_t size, const int64_t *words) {
                  with[words[1] & 3]);
 }
 
+ek_status ek__norm_agree(const ek_data_parallel_model *model, bool norm) {
+  const struct ek__update *update = model->update;
+  const struct ek__topic topic = {.kind = EK__TOPIC_AGREE,
+                                  .doing = "in an optimizer step",
+                                  .say = say_update,
+                                  .same = 2,
+                                  .words = {model->step.taken, 2 * norm}};
+  const bool choice = update->norm && !ek__update_takes_norm(update, false);
+  if (!choice || model->run.totals_ride) return EK_OK;
+  return ek__world_talk(ek__model_world(model), &topic, NULL);
+}
+
 static ek_status tell(struct ek__numbers *numbers, const struct telling *telling) {
   const ek_data_parallel_model *model = telling->model;
   const struct ek__told *told = &model->update->told;

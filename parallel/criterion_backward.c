@@ -197,7 +197,7 @@ static ek_status check_backward(const struct ek__backward *job,
   const struct ek__loss *loss = job->loss;
   EK_TRY(ek__loss_unchanged(model, loss));
   EK_TRY(ek__layout_check(&model->run.ranks[0].replica->layout));
-  EK_TRY(ek__model_check(model));
+  EK_TRY(ek__model_check_step(job->model));
   EK_TRY(check_turn(loss, model));
   EK_TRY(ek__backward_check(job));
   EK__FAIL_IF(options->factors != NULL && (loss->reduction != EK_REDUCTION_NONE ||

@@ -294,7 +294,8 @@ static ek_status run_call(ek_data_parallel_criterion *parallel, ek_shards *outpu
   EK__NOT_NULL("criterion forward", parallel, outputs);
   if (target_count > 0) EK__NOT_NULL("criterion forward", targets);
   ek_data_parallel_model *model = parallel->model;
-  EK__MODEL_USE(model, "criterion forward");
+  EK__MODEL_ENTER(model, "criterion forward");
+  EK_TRY(ek__model_check_step(model));
   EK_TRY(check_outputs(model, &parallel->loss, outputs, output_count, target_count));
   struct ek__loss_forward job;
   ek_status status =
@@ -353,7 +354,8 @@ double ek__criterion_loss_of(double *weight, const ek_data_parallel_criterion *s
 ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
                                           ek_data_parallel_criterion *parallel) {
   EK__NOT_NULL("criterion loss", loss, parallel);
-  EK__MODEL_USE(parallel->model, "criterion loss");
+  EK__MODEL_ENTER(parallel->model, "criterion loss");
+  EK_TRY(ek__model_check_kept(parallel->model));
   EK__FAIL_IF(!parallel->loss.has_loss, EK_ERR_STATE,
               "criterion loss: no forward has run before it");
   double combined[2] = {NAN, NAN}, totals[2 * EK_MAX_TERMS] = {0};
@@ -368,7 +370,8 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
 ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
                                             ek_data_parallel_criterion *parallel) {
   EK__NOT_NULL("criterion losses", losses, parallel);
-  EK__MODEL_USE(parallel->model, "criterion losses");
+  EK__MODEL_ENTER(parallel->model, "criterion losses");
+  EK_TRY(ek__model_check_kept(parallel->model));
   EK__FAIL_IF(!parallel->loss.has_forward || parallel->loss.reduction != EK_REDUCTION_NONE,
               EK_ERR_STATE, "criterion losses: no forward with reduction `none` has run before it");
   EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->loss.seen));

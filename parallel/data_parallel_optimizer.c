@@ -247,9 +247,11 @@ static bool shares_update(const ek_data_parallel_model *model) {
   return placement->state_shares && !placement->parameter_shares;
 }
 
-/* Whether some of these ranks are in other processes. */
-static bool gathers_away(const ek_data_parallel_model *model) {
-  return shares_update(model) && model->run.cut.ranks > model->run.count;
+/* How many conversations with other processes that takes; NCCL takes none. */
+static size_t gathers_away(const ek_data_parallel_model *model) {
+  const struct ek__ranks *run = &model->run;
+  const bool away = shares_update(model) && run->cut.ranks > run->count;
+  return away && run->totals_ride ? run->cut.trained : 0;
 }
 
 static ek_status step_one(void *context, struct ek__rank *rank) {
@@ -265,6 +267,7 @@ static ek_status step_one(void *context, struct ek__rank *rank) {
   const ek_status status = update_ranges(model, rank);
   ek_trace_end(span);
   EK_TRY(status);
+  ek__group_keep(rank->device);
   return shares_update(model) ? ek__masters_share(model, rank, false) : EK_OK;
 }
 
@@ -446,12 +449,13 @@ static ek_status step(struct ek__reading *reading, bool *late, ek_data_parallel_
   EK_TRY(find_rate(model->update, model->step.taken));
   EK_TRY(reduce_rest(model));
   EK_TRY(ek__terms_verify(model));
+  EK_TRY(ek__norm_agree(model, norm));
   if (before) EK_TRY(run((struct step_job){.model = model, .norm = due}));
   EK_TRY(read_before(reading, model, how, norm));
   if (how != NO_READING) EK_TRY(complete_begun(model)); /* the note is needed again */
   if (reading->result.skipped) return EK_OK;
   /* From here on parameters are written; nothing below takes memory. */
-  ek__world_part(world, gathers_away(model) ? model->run.cut.trained : 0);
+  ek__world_part(world, gathers_away(model));
   const ek_status status = run((struct step_job){.model = model,
                                                  .norm = due && !before,
                                                  .update = true,
@@ -494,7 +498,7 @@ static ek_status run_step(ek_step_result *result, ek_data_parallel_optimizer *pa
                           enum wanted wanted) {
   ek_data_parallel_model *model = parallel->model;
   EK__MODEL_ENTER(model, "optimizer step");
-  EK_TRY(ek__model_check(model));
+  EK_TRY(ek__model_check_step(model));
   EK__FAIL_IF(model->step.stage == EK__STEP_EMPTY, EK_ERR_STATE,
               "no gradient: no backward has run since the last step");
   if (wanted == LATER) EK_TRY(ek__optimizer_check_room(parallel));

@@ -167,7 +167,7 @@ static ek_status backward(ek_data_parallel_model *model, const ek_shards *gradie
   if (o.loss_scale == 0) o.loss_scale = 1;
   const ek_loss_scale given = {.kind = EK_LOSS_SCALE_STATIC, .scale = o.loss_scale};
   EK_TRY(ek_loss_scale_check(&given));
-  EK_TRY(ek__model_check(model));
+  EK_TRY(ek__model_check_step(model));
   struct ek__backward job = {.model = model,
                              .accumulate = o.accumulate,
                              .running = o.running,

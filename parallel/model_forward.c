@@ -48,7 +48,7 @@ static bool is_mixed(const ek_data_parallel_model *model) {
 
 static ek_status check_call(const struct ek__forward *job, size_t takes, size_t count) {
   const ek_data_parallel_model *model = job->model;
-  EK_TRY(ek__model_check(model));
+  EK_TRY(ek__model_check_step(job->model));
   EK_TRY(ek__layout_check(
       &model->run.ranks[0].replica->layout)); /* arrays are laid out by its counts */
   EK__FAIL_IF(count != takes, EK_ERR_INVALID_ARGUMENT, "forward: %s takes %zu inputs, not %zu",

@@ -9,12 +9,14 @@
  *
  * On devices that work asynchronously (cuda) an update ends after the call that queued it has
  * returned. If work fails that was queued before a failing job, it may have been the update: the
- * group reports it (group.c), and the model is torn.
+ * group reports it (group.c), and the model is torn. Between processes the group lets an update end
+ * before it cuts anything off; what a step has begun then is dropped.
  *
  * Invariant: `updating` is set before the first byte of an update is written, and cleared when
  * every device has queued all of it. Tears are counted, so a tear that the group reports while
  * state is being written is not mistaken for the one that the writing repairs.
  */
+#include "core/error.h"
 #include "forward.h"
 #include "optimizer_internal.h"
 
@@ -68,10 +70,25 @@ static bool is_torn(const ek_data_parallel_model *model) {
 }
 
 ek_status ek__model_check(const ek_data_parallel_model *model) {
-  if (!is_torn(model)) return EK_OK;
-  return ek_error_set(EK_ERR_TORN,
-                      "an update of the model failed halfway, so its devices may differ: load a "
-                      "whole state, or open the model and its optimizer again");
+  EK__FAIL_IF(is_torn(model), EK_ERR_TORN,
+              "an update of the model failed halfway, so its devices may differ: load a whole "
+              "state, or open the model and its optimizer again");
+  return EK_OK;
+}
+
+static const char cut_off[] = "the step was cut off when another call failed: begin it again";
+
+ek_status ek__model_check_kept(const ek_data_parallel_model *model) {
+  EK_TRY(ek__model_check(model));
+  return atomic_load(&model->torn.cut) ? ek_error_set(EK_ERR_STATE, "%s", cut_off) : EK_OK;
+}
+
+ek_status ek__model_check_step(ek_data_parallel_model *model) {
+  EK_TRY(ek__model_check(model));
+  if (!atomic_exchange(&model->torn.cut, false)) return EK_OK;
+  const bool begun = model->step.stage != EK__STEP_EMPTY || model->last.pending > 0;
+  ek__model_end_step(model, false);
+  return begun ? ek_error_set(EK_ERR_STATE, "%s", cut_off) : EK_OK;
 }
 
 void ek__model_update_begins(ek_data_parallel_model *model) {
@@ -118,22 +135,26 @@ void ek__model_lose_update(ek_data_parallel_model *model) {
 
 /* ---- reports of the group ---- */
 
-/* A job of the group has failed, whoever asked for it. */
-static void watch(struct ek__abortable *abortable, bool ended_well) {
-  ek_data_parallel_model *model =
-      (ek_data_parallel_model *)(void *)((char *)abortable -
-                                         offsetof(ek_data_parallel_model, torn.watch));
-  if (!ended_well) atomic_fetch_add(&model->torn.tears, 1);
+static ek_data_parallel_model *model_of(struct ek__abortable *watch) {
+  return (ek_data_parallel_model *)(void *)((char *)watch -
+                                            offsetof(ek_data_parallel_model, torn.watch));
 }
 
-static void keep(struct ek__abortable *abortable) { (void)abortable; }
+/* A job of the group has failed, whoever asked for it. */
+static void watch_failed(struct ek__abortable *watch, enum ek__left left) {
+  struct ek__torn *torn = &model_of(watch)->torn;
+  if (left == EK__LEFT_TORN) atomic_fetch_add(&torn->tears, 1);
+  if (left == EK__LEFT_CUT) atomic_store(&torn->cut, true);
+}
+
+static bool watch_is_torn(struct ek__abortable *watch) { return is_torn(model_of(watch)); }
 
 void ek__model_watch(ek_data_parallel_model *model) {
-  model->torn.watch.abort = watch;
-  model->torn.watch.renew = keep;
+  model->torn.watch.failed = watch_failed;
+  model->torn.watch.is_torn = watch_is_torn;
   ek__group_attach(model->run.group, &model->torn.watch);
 }
 
 void ek__model_unwatch(ek_data_parallel_model *model) {
-  if (model->torn.watch.abort != NULL) ek__group_detach(model->run.group, &model->torn.watch);
+  if (model->torn.watch.failed != NULL) ek__group_detach(model->run.group, &model->torn.watch);
 }

@@ -196,6 +196,7 @@ struct ek__step {
 /* Whether the update is whole: model_step.c. */
 struct ek__torn {
   atomic_bool updating;   /* set by workers, cleared by the model's thread */
+  atomic_bool cut;        /* work that was queued for the step that goes on may be lost */
   _Atomic uint64_t tears; /* how often it tore */
   uint64_t mended;        /* how many of them are over */
   uint64_t *written;      /* per parameter and buffer, and number of `run` */
@@ -266,6 +267,10 @@ ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek
 
 /* EK_ERR_TORN if an update failed halfway; else EK_OK. */
 ek_status ek__model_check(const ek_data_parallel_model *model);
+/* The same, and EK_ERR_STATE if numbers that were computed last may have been cut off. */
+ek_status ek__model_check_kept(const ek_data_parallel_model *model);
+/* The same in calls of all processes that go on with a step: it ends with that error. */
+ek_status ek__model_check_step(ek_data_parallel_model *model);
 /* Called before parameters or state are written, and when all writes are queued. */
 void ek__model_update_begins(ek_data_parallel_model *model);
 void ek__model_update_ended(ek_data_parallel_model *model);

@@ -36,6 +36,7 @@ ek_status ek__replicate_rank(ek_communicator *communicator, ek_device *device,
                           whole ? ek_replica_parameters(replica) : ek_replica_copies(replica)));
   }
   EK_TRY(ek__replicate_buffers(communicator, device, replica));
+  ek__group_keep(device);
   return whole ? ek_replica_refresh(replica) : EK_OK;
 }
 
@@ -121,6 +122,7 @@ ek_status ek__masters_share(const ek_data_parallel_model *model, const struct ek
   const struct ek__buckets *cut = &model->run.cut;
   const ek_tensor *values = ek__replica_values(own->replica);
   const size_t count = frozen ? cut->count : cut->trained;
+  ek__group_keep(own->device);
   for (size_t b = 0; b < count; b++) {
     const struct ek__bucket *bucket = &cut->list[b];
     ek_tensor range = ek__flat_range(values, bucket->first, bucket->last - bucket->first);

@@ -567,7 +567,8 @@ static ek_status read_factor(double *factor, const ek_data_parallel_model *model
 static ek_status gradient(ek_tensor *host, const ek_data_parallel_model *model, const char *name) {
   const struct ek__placement *placement = ek__placement(model);
   EK__NOT_NULL("gradient", name, host);
-  EK__MODEL_USE(model, "gradient");
+  EK__MODEL_ENTER(model, "gradient");
+  EK_TRY(ek__model_check_kept(model));
   ek_parameter_info info;
   EK_TRY(ek_replica_find(&info, model->run.ranks[0].replica, name));
   EK__FAIL_IF(info.buffer || info.frozen, EK_ERR_INVALID_ARGUMENT, "gradient: %s is %s", info.name,

@@ -62,6 +62,10 @@ struct ek__members {
   /* NULL: there is one process. Every process gets the bytes of the one that has rank 0. Called in
    * the same order in all of them, on no worker. */
   ek_status (*share)(void *context, void *bytes, size_t count);
+  /* The same, of a number: *same: all processes have the same. */
+  ek_status (*compare)(void *context, int64_t number, bool *same);
+  /* Whether some process has said that it fails, or is gone: it may not come. From any thread. */
+  bool (*misses)(void *context);
   void *context;
 };
 
@@ -89,8 +93,9 @@ struct ek__link {
   /* Required: from any thread, waits for nothing; calls of `run` that wait for others return
    * EK_ERR_ABORTED. */
   void (*abort)(void *self);
-  /* Required: makes it as new after an abort; no worker runs. */
-  void (*renew)(void *self);
+  /* Required: makes it as new after an abort; no worker runs. True if it cut collectives off. All
+   * processes call it at the same time. */
+  bool (*renew)(void *self);
   void (*close)(void *self);
 };
 

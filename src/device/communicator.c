@@ -77,14 +77,13 @@ static ek_status count_open(ek_communicator **communicator, ek_group *group, enu
 
 /* ---- opening and closing ---- */
 
-static void abort_one(struct ek__abortable *abortable, bool ended_well) {
-  (void)ended_well;
+static void abort_one(struct ek__abortable *abortable) {
   ek_communicator_abort((ek_communicator *)(void *)abortable);
 }
 
-static void unblock_one(struct ek__abortable *abortable) {
+static bool unblock_one(struct ek__abortable *abortable) {
   ek_communicator *self = (ek_communicator *)(void *)abortable;
-  if (self->table->unblock != NULL) self->table->unblock(self);
+  return self->table->unblock != NULL && self->table->unblock(self);
 }
 
 static void renew_one(struct ek__abortable *abortable) {

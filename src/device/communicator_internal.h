@@ -36,8 +36,8 @@ struct ek__communicator_table {
   /* (optional: nothing ever waits) */
   void (*abort)(ek_communicator *self);
   /* (optional: no stream hangs in a collective) called after an abort, of all communicators of the
-   * group before `renew` of any; no worker runs. */
-  void (*unblock)(ek_communicator *self);
+   * group before `renew` of any; no worker runs. True if it cut a collective off. */
+  bool (*unblock)(ek_communicator *self);
   /* (optional) renews it after an abort; no worker runs. */
   void (*renew)(ek_communicator *self);
   /* Required. */

@@ -64,9 +64,12 @@ ek_device *ek__group_worker_device(const ek_group *group);
  * parts of the worker's jobs, while that waits for it (core/turns.h). */
 void ek__group_stand_in(ek_device *device);
 
-/* Runs `wait`, which makes the calling thread wait for the device. A device that computes beside the
- * host may itself wait for devices of other processes, one of which has failed: then its worker
- * waits, in a job, and this thread looks at the processes. */
+/* On a worker, in a job: an abort lets all that the device has queued in it end first. */
+void ek__group_keep(ek_device *device);
+
+/* Runs `wait`, which makes the calling thread wait for the device. A device with queues may itself
+ * wait for devices of other processes, one of which has failed: then its worker waits, in a job, and
+ * this thread looks at the processes. */
 ek_status ek__group_await(ek_device *device, ek_status (*wait)(void *context), void *context);
 
 /* Whether the worker of device number `index` has ended its part of the running job. If a worker of
@@ -123,16 +126,24 @@ ek_status ek__stream_open(ek_stream **stream, ek_device *device, const struct ek
                           ek_stream_kind kind, int threads);
 void ek__stream_close(ek_stream *stream);
 
-/*
- * A group lists its communicators, so that a failing worker wakes those that wait for it, and its
- * models. ended_well: all work that earlier jobs queued on the devices has ended without an error.
- */
+/* What a failed job has left of the work that earlier jobs queued on the devices. */
+enum ek__left {
+  EK__LEFT_WELL, /* it has ended without an error, or goes on */
+  EK__LEFT_CUT,  /* some of it was cut off, but no job that ek__group_keep() names */
+  EK__LEFT_TORN  /* not known, or worse */
+};
+
+/* A group lists its communicators, so that a failing worker wakes those that wait for it, and its
+ * models. All functions may be NULL. */
 struct ek__abortable {
   struct ek__abortable *next; /* belongs to the group's mutex */
-  void (*abort)(struct ek__abortable *self, bool ended_well);
-  /* Both are called when no worker runs. unblock (NULL: nothing), of all of them before any renew:
-   * ends what a stream of the devices may hang in. */
-  void (*unblock)(struct ek__abortable *self);
+  void (*abort)(struct ek__abortable *self);
+  /* A job has failed; where several processes have queues, its error is known to all of them. */
+  void (*failed)(struct ek__abortable *self, enum ek__left left);
+  bool (*is_torn)(struct ek__abortable *self);
+  /* Both are called when no worker runs. unblock, of all of them before any renew: ends what a
+   * stream of the devices may hang in; true if that cut something off. */
+  bool (*unblock)(struct ek__abortable *self);
   void (*renew)(struct ek__abortable *self);
 };
 void ek__group_attach(ek_group *group, struct ek__abortable *abortable);

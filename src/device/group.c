@@ -18,7 +18,13 @@
  * abort would cut them off. So each job's end is marked by an event on each device's compute
  * stream, which has waited for the device's collectives, and a worker that failed waits until the
  * job before its own has ended on all devices. That needs no other worker, because all devices have
- * queued all of that job. The abort says whether it ended well.
+ * queued all of that job. If that did not end well, the group's models may be torn.
+ *
+ * Where other processes have queues as well, they may not have queued the job before. There an
+ * abort only ends waits of the host. When all processes have the error and the outermost call
+ * ends, each recovers (ek__world_end): it waits for the last job that a call of ek__group_keep()
+ * names, such as an update, and then the communicators whose ranks have queued different numbers of
+ * collectives are made anew.
  *
  * A child of fork() has no workers. Every function here that would wait for them, or take a lock
  * that a thread of the parent may have held, refuses there (ek__group_check).
@@ -28,70 +34,31 @@
  * and context are written by the caller whose turn it is, while no worker has a job.
  */
 #include <errno.h>
-#include <pthread.h>
-#include <semaphore.h>
-#include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include "core/alloc.h"
-#include "core/error.h"
-#include "core/options.h"
-#include "core/process.h"
 #include "core/thread.h"
-#include "device/backends.h"
-#include "device/device_internal.h"
-#include "device/device_spec.h"
+#include "device/group_struct.h"
 #include "device/guard.h"
-#include "device/holder.h"
-#include "device/place.h"
 #include "device/track.h"
-
-struct worker {
-  ek_group *group;
-  ek_device *device;
-  pthread_t thread;
-  sem_t work; /* posted when there is a job, or none will come any more */
-  bool started;
-  atomic_bool ended; /* its part of the job that runs */
-  ek_status status;
-  char message[EK__MESSAGE_SIZE];
-  ek_event *ends[2]; /* of the last two jobs, by their number's last bit; a job sets its own */
-};
-
-struct ek_group {
-  const struct ek__backend *backend;
-  void *native; /* the backend's */
-  char *spec;
-  size_t count;
-  size_t first_rank, world_size; /* of the devices of all processes */
-  struct ek__place *place;       /* among them; NULL: there is one process, or they only count */
-  bool errands;                  /* there may be work of `place` for the waiting thread */
-  double time_limit;             /* seconds */
-  bool deterministic;            /* as it was opened */
-  struct worker *workers;
-  struct ek__process process; /* whose workers these are */
-  pthread_mutex_t mutex;
-  pthread_cond_t turn, done;
-  uint64_t drawn, served; /* numbers of callers; equal: there is no job */
-  uint64_t job;
-  atomic_size_t running; /* workers that have not finished the job */
-  bool stopping;
-  ek_apply_function function;
-  void *context;
-  ek_status watched; /* what the backend found of the job that runs; its caller's */
-  char watched_message[EK__MESSAGE_SIZE];
-  struct ek__abortable *abortables;
-  struct ek__host_blocks blocks; /* has a lock of its own */
-};
 
 /* Nanoseconds between two looks at workers that may be stuck. */
 enum { WATCH_EVERY = 50000000 };
 /* The same between two looks at other processes. */
 enum { LOOK_EVERY = 200000000 };
+/* Looks until workers are cut off after another process has failed. */
+enum { PATIENCE = 10 };
 
 static _Thread_local ek_device *device_of_this_worker;
+static _Thread_local const ek_group *group_of_this_turn;
+
+struct job {
+  ek_apply_function function;
+  void *context;
+  bool alone; /* not all processes run it */
+};
 
 ek_device *ek__group_worker_device(const ek_group *group) {
   return ek_device_group(device_of_this_worker) == group ? device_of_this_worker : NULL;
@@ -126,292 +93,7 @@ void ek__group_detach(ek_group *group, struct ek__abortable *abortable) {
   pthread_mutex_unlock(&group->mutex);
 }
 
-static bool ended_well(const ek_group *group, uint64_t job) {
-  bool well = true;
-  for (size_t i = 0; i < group->count; i++) {
-    well = ek_event_synchronize(group->workers[i].ends[job & 1]) == EK_OK && well;
-  }
-  return well;
-}
-
-static void run_job(struct worker *worker, uint64_t job, ek_apply_function function,
-                    void *context) {
-  ek_group *group = worker->group;
-  const uint64_t errors = ek__error_number();
-  ek_stream *stream = ek_device_stream(worker->device, EK_STREAM_COMPUTE);
-  ek__device_begins(worker->device);
-  (void)ek_stream_allow_tf32(stream, false);
-  worker->status = function(context, worker->device, ek_device_index(worker->device));
-  ek__device_ends(worker->device);
-  (void)ek_stream_allow_tf32(stream, false);
-  if (worker->status == EK_OK) {
-    worker->status = ek_event_record(worker->ends[job & 1], stream);
-  }
-  if (worker->status == EK_OK) return;
-  const char *words = ek__error_words(worker->status, errors);
-  memcpy(worker->message, words, strlen(words) + 1);
-  const bool well = ended_well(group, job - 1);
-  pthread_mutex_lock(&group->mutex);
-  for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) a->abort(a, well);
-  pthread_mutex_unlock(&group->mutex);
-}
-
-/* A signal's handler ends sem_wait() early. */
-static void wait_for(sem_t *semaphore) {
-  while (sem_wait(semaphore) != 0) {
-  }
-}
-
-static void *worker_main(void *argument) {
-  struct worker *worker = argument;
-  ek_group *group = worker->group;
-  ek__group_stand_in(worker->device);
-  for (;;) {
-    wait_for(&worker->work);
-    if (group->stopping) return NULL;
-    run_job(worker, group->job, group->function, group->context);
-    atomic_store(&worker->ended, true);
-    if (atomic_fetch_sub(&group->running, 1) != 1) continue;
-    pthread_mutex_lock(&group->mutex); /* the caller looks at `running` with it, and then sleeps */
-    pthread_mutex_unlock(&group->mutex);
-    pthread_cond_signal(&group->done);
-  }
-}
-
-static ek_status start_workers(ek_group *group) {
-  for (size_t i = 0; i < group->count; i++) {
-    struct worker *worker = &group->workers[i];
-    EK_TRY(ek__thread_start(&worker->thread, EK__WORKER_STACK, worker_main, worker));
-    worker->started = true;
-  }
-  return EK_OK;
-}
-
-/* The cores are divided evenly; a device always has one thread. */
-static ek_status threads_for(int *threads, const struct ek__backend *backend, size_t count,
-                             const ek_group_options *options) {
-  if (options != NULL && options->threads_per_device > 0) {
-    *threads = options->threads_per_device;
-    return EK_OK;
-  }
-  *threads = 1;
-  if (!backend->shared_memory) return EK_OK; /* nothing computes on the host */
-  ek_device_description description;
-  size_t found = 0;
-  EK_TRY(backend->describe(&description, 1, &found));
-  const int share = found > 0 ? description.cores / (int)count : 1;
-  *threads = share > 1 ? share : 1;
-  return EK_OK;
-}
-
-/* Asks the other processes for their devices. Devices that only count need to know no more. */
-static ek_status join_world(ek_group *group, ek_world *world, bool counts) {
-  EK_TRY(ek__place_open(&group->place, world, group->deterministic, group->count));
-  group->first_rank = ek__place_first_rank(group->place, ek_world_process(world));
-  group->world_size = ek__place_ranks(group->place);
-  if (counts) {
-    ek__place_close(group->place);
-    group->place = NULL;
-  } else {
-    ek__world_count_group(world, 1);
-  }
-  return EK_OK;
-}
-
-/* The group's place among the devices of all processes. */
-static ek_status take_ranks(ek_group *group, const ek_group_options *options) {
-  const bool counts = group->backend->kernels == NULL;
-  const size_t all = options->world_size == 0 ? group->count : options->world_size;
-  group->time_limit = options->time_limit;
-  if (options->world != NULL) {
-    EK__FAIL_IF(options->world_size != 0 || options->first_rank != 0, EK_ERR_INVALID_ARGUMENT,
-                "ek_group_open: options.world says which ranks the group has: world_size and "
-                "first_rank must be 0");
-    return ek_world_processes(options->world) > 1 ? join_world(group, options->world, counts)
-                                                  : EK_OK;
-  }
-  EK__FAIL_IF(all < group->count || options->first_rank > all - group->count,
-              EK_ERR_INVALID_ARGUMENT,
-              "ek_group_open: %zu devices from rank %zu on in a world of %zu", group->count,
-              options->first_rank, all);
-  EK__FAIL_IF(all != group->count && !counts, EK_ERR_INVALID_ARGUMENT,
-              "ek_group_open: a world of %zu devices, of which this process has %zu, needs "
-              "options.world to reach the other processes; only `plan` counts without it",
-              all, group->count);
-  group->first_rank = options->first_rank;
-  group->world_size = all;
-  return EK_OK;
-}
-
-static ek_status read_options(ek_group_options *o, const ek_group_options *options) {
-  EK_TRY(ek__options_read(o, sizeof *o, options, "ek_group_options"));
-  EK__FAIL_IF(o->threads_per_device < 0 || o->threads_per_device > 1024, EK_ERR_INVALID_ARGUMENT,
-              "ek_group_open: options.threads_per_device is %d, expected 0 to 1024",
-              o->threads_per_device);
-  EK__FAIL_IF(!(o->time_limit >= 0 && o->time_limit <= 1e9), EK_ERR_INVALID_ARGUMENT,
-              "ek_group_open: options.time_limit is %g seconds, expected 0 to 1e9", o->time_limit);
-  if (o->time_limit == 0) o->time_limit = 600;
-  return EK_OK;
-}
-
-static void wake_workers(ek_group *group) {
-  for (size_t i = 0; i < group->count; i++) (void)sem_post(&group->workers[i].work);
-}
-
-/* Stops the workers and frees everything, even of a group that did not open completely. */
-static void destroy(ek_group *group) {
-  group->stopping = true;
-  wake_workers(group);
-  for (size_t i = 0; i < group->count; i++) {
-    if (group->workers[i].started) pthread_join(group->workers[i].thread, NULL);
-    (void)sem_destroy(&group->workers[i].work);
-  }
-  for (size_t i = 0; i < 2 * group->count; i++) {
-    struct worker *worker = &group->workers[i / 2];
-    if (worker->ends[i % 2] != NULL) ek__device_count_event(worker->device, 1);
-    ek_event_free(worker->ends[i % 2]);
-  }
-  for (size_t i = 0; i < group->count; i++) ek__device_close(group->workers[i].device);
-  if (group->native != NULL) group->backend->group_close(group->native);
-  ek__world_count_group(ek__place_world(group->place), group->place == NULL ? 0 : -1);
-  ek__place_close(group->place);
-  ek__host_blocks_close(&group->blocks);
-  pthread_cond_destroy(&group->turn);
-  pthread_cond_destroy(&group->done);
-  pthread_mutex_destroy(&group->mutex);
-  ek__free(group->workers);
-  ek__free(group->spec);
-  ek__free(group);
-}
-
-static ek_status share(void *world, void *bytes, size_t count) {
-  return ek__world_share(world, bytes, count);
-}
-
-static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
-                            const ek_group_options *options) {
-  const struct ek__backend *backend = group->backend;
-  int threads = 1;
-  for (group->count = 0; group->count < spec->count; group->count++) {
-    struct worker *worker = &group->workers[group->count];
-    worker->group = group;
-    (void)sem_init(&worker->work, 0, 0);
-  }
-  group->deterministic = options->deterministic;
-  group->first_rank = 0;
-  group->world_size = spec->count;
-  EK_TRY(take_ranks(group, options));
-  EK_TRY(threads_for(&threads, backend, spec->count, options));
-  const struct ek__members members = {group->first_rank, group->world_size,
-                                      group->place == NULL ? NULL : share,
-                                      ek__place_world(group->place)};
-  if (backend->group_open != NULL) {
-    EK_TRY(backend->group_open(&group->native, spec, options, &members));
-  }
-  for (size_t i = 0; i < group->count; i++) {
-    EK_TRY(ek__device_open(&group->workers[i].device, group, group->native, backend, spec, i,
-                           i > 0 ? group->workers[0].device : NULL, threads, options));
-    if (options->debug_memory) ek__guard_start(group->workers[i].device);
-  }
-  for (size_t i = 0; i < 2 * group->count; i++) {
-    struct worker *worker = &group->workers[i / 2];
-    EK_TRY(ek_event_create(&worker->ends[i % 2], worker->device));
-    ek__device_count_event(worker->device, -1); /* not one of those that a program must free */
-  }
-  return start_workers(group);
-}
-
-static ek_status open_named(ek_group **group, const char *text, struct ek__device_spec *spec,
-                            const ek_group_options *options) {
-  const struct ek__backend *backend = NULL;
-  EK_TRY(ek__backend_load(&backend, spec->backend));
-  if (backend->resolve != NULL) EK_TRY(backend->resolve(spec));
-  EK_TRY(ek__device_check_resources(options, backend, spec));
-  EK_TRY(ek__process_watch());
-  ek_group *result = NULL;
-  EK_TRY(ek__new(&result, 1, sizeof *result, "a group"));
-  result->backend = backend;
-  result->process = ek__process_this();
-  pthread_mutex_init(&result->mutex, NULL);
-  pthread_condattr_t steady; /* a wait with an end; the clock of the day may be set meanwhile */
-  pthread_condattr_init(&steady);
-  pthread_condattr_setclock(&steady, CLOCK_MONOTONIC);
-  pthread_cond_init(&result->done, &steady);
-  pthread_condattr_destroy(&steady);
-  pthread_cond_init(&result->turn, NULL);
-  ek__host_blocks_open(&result->blocks);
-  ek_status status = ek__new_copy(&result->spec, text, strlen(text) + 1, "a group");
-  if (status == EK_OK) {
-    status = ek__new(&result->workers, spec->count, sizeof *result->workers, "a group");
-  }
-  if (status == EK_OK) status = open_parts(result, spec, options);
-  if (status == EK_OK) {
-    *group = result;
-  } else {
-    destroy(result);
-  }
-  return status;
-}
-
-static ek_status open_spec(ek_group **group, const char *spec, const ek_group_options *options) {
-  struct ek__device_spec parsed;
-  EK_TRY(ek__device_spec_parse(&parsed, spec));
-  ek_status status = open_named(group, spec, &parsed, options);
-  ek__device_spec_free(&parsed);
-  if (status == EK_OK) status = ek__world_agree(options->world, "opening a group", 0);
-  return status;
-}
-
-ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_options *options) {
-  EK__NOT_NULL("ek_group_open", group, spec);
-  ek_group_options o = EK_GROUP_OPTIONS_INIT;
-  ek_group *opened = NULL;
-  EK_TRY(read_options(&o, options));
-  if (ek_world_processes(o.world) == 1) {
-    EK_TRY(open_spec(&opened, spec, &o));
-  } else {
-    const uint64_t began = ek__world_begin(o.world);
-    const ek_status status = ek__world_end(o.world, began, open_spec(&opened, spec, &o));
-    if (status != EK_OK) {
-      if (opened != NULL) destroy(opened);
-      return status;
-    }
-  }
-  *group = opened;
-  return EK_OK;
-}
-
-/* Finds objects that would dangle or hang if the group were freed now. */
-static ek_status check_unused(ek_group *group) {
-  pthread_mutex_lock(&group->mutex);
-  const bool busy = group->drawn != group->served, communicators = group->abortables != NULL;
-  pthread_mutex_unlock(&group->mutex);
-  EK__FAIL_IF(busy, EK_ERR_STATE, "ek_group_close: another thread is using the group");
-  EK__FAIL_IF(communicators, EK_ERR_STATE,
-              "ek_group_close: a model or a communicator is still open");
-  for (size_t i = 0; i < group->count; i++) {
-    EK_TRY(ek__device_check_unused(group->workers[i].device, "ek_group_close"));
-  }
-  EK__FAIL_IF(ek__host_blocks_lent(&group->blocks) > 0, EK_ERR_STATE,
-              "ek_group_close: shards of the group were not freed");
-  return EK_OK;
-}
-
-ek_status ek_group_close(ek_group *group) {
-  if (group == NULL) return EK_OK;
-  EK_TRY(ek__group_check(group, "ek_group_close"));
-  EK__FAIL_IF(ek__group_worker_device(group) != NULL, EK_ERR_STATE,
-              "ek_group_close: called from a worker of the same group");
-  EK_TRY(check_unused(group));
-  destroy(group);
-  return EK_OK;
-}
-
-void ek_group_free(ek_group *group) {
-  char before[EK__MESSAGE_SIZE];
-  ek__error_keep(before);
-  ek__error_restore(before, ek_group_close(group));
-}
+/* ---- what it has ---- */
 
 void *ek__group_native(const ek_group *group) { return group->native; }
 
@@ -453,11 +135,118 @@ ek_device *ek_group_device(const ek_group *group, size_t index) {
 
 const char *ek_group_spec(const ek_group *group) { return group == NULL ? "" : group->spec; }
 
-/* The lowest device with an error of its own; if all only gave up waiting, the lowest of them. */
-static const struct worker *first_failure(const ek_group *group) {
-  const struct worker *given_up = NULL;
+/* ---- jobs on workers ---- */
+
+/* How a job has ended, by its place in `ends`: waits for that. EK_ERR_ABORTED: it has not, and a
+ * communicator is aborted. The thread's last error stays. */
+static ek_status end_of(const ek_group *group, size_t end) {
+  char kept[EK__MESSAGE_SIZE];
+  ek_status worst = EK_OK;
+  ek__error_keep(kept);
   for (size_t i = 0; i < group->count; i++) {
-    const struct worker *worker = &group->workers[i];
+    const ek_status status = ek_event_synchronize(group->workers[i].ends[end]);
+    if (status != EK_OK && (worst == EK_OK || worst == EK_ERR_ABORTED)) worst = status;
+  }
+  return worst == EK_OK ? EK_OK : ek_error_set(worst, "%s", kept);
+}
+
+static void abort_all(ek_group *group) {
+  pthread_mutex_lock(&group->mutex);
+  for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) {
+    if (a->abort != NULL) a->abort(a);
+  }
+  pthread_mutex_unlock(&group->mutex);
+}
+
+static void tell_left(ek_group *group, enum ek__left left) {
+  pthread_mutex_lock(&group->mutex);
+  for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) {
+    if (a->failed != NULL) a->failed(a, left);
+  }
+  pthread_mutex_unlock(&group->mutex);
+}
+
+void ek__group_keep(ek_device *device) {
+  ek_device_group(device)->workers[ek_device_index(device)].keeps = true;
+}
+
+static void run_job(struct ek__worker *worker, uint64_t job, ek_apply_function function,
+                    void *context) {
+  ek_group *group = worker->group;
+  const uint64_t errors = ek__error_number();
+  ek_stream *stream = ek_device_stream(worker->device, EK_STREAM_COMPUTE);
+  ek__device_begins(worker->device);
+  (void)ek_stream_allow_tf32(stream, false);
+  worker->status = function(context, worker->device, ek_device_index(worker->device));
+  ek__device_ends(worker->device);
+  (void)ek_stream_allow_tf32(stream, false);
+  if (worker->status == EK_OK) {
+    worker->status = ek_event_record(worker->ends[job & 1], stream);
+  }
+  if (worker->status == EK_OK && worker->keeps) {
+    worker->status = ek_event_record(worker->ends[EK__KEPT], stream);
+  }
+  worker->keeps = false;
+  if (worker->status == EK_OK) return;
+  const char *words = ek__error_words(worker->status, errors);
+  memcpy(worker->message, words, strlen(words) + 1);
+  if (!ek__group_queues_away(group) && end_of(group, (job - 1) & 1) != EK_OK) {
+    tell_left(group, EK__LEFT_TORN);
+  }
+  abort_all(group);
+}
+
+/* A signal's handler ends sem_wait() early. */
+static void wait_for(sem_t *semaphore) {
+  while (sem_wait(semaphore) != 0) {
+  }
+}
+
+static void *worker_main(void *argument) {
+  struct ek__worker *worker = argument;
+  ek_group *group = worker->group;
+  ek__group_stand_in(worker->device);
+  for (;;) {
+    wait_for(&worker->work);
+    if (group->stopping) return NULL;
+    run_job(worker, group->job, group->function, group->context);
+    atomic_store(&worker->ended, true);
+    if (atomic_fetch_sub(&group->running, 1) != 1) continue;
+    pthread_mutex_lock(&group->mutex); /* the caller looks at `running` with it, and then sleeps */
+    pthread_mutex_unlock(&group->mutex);
+    pthread_cond_signal(&group->done);
+  }
+}
+
+ek_status ek__group_start_workers(ek_group *group) {
+  for (size_t i = 0; i < group->count; i++) {
+    struct ek__worker *worker = &group->workers[i];
+    EK_TRY(ek__thread_start(&worker->thread, EK__WORKER_STACK, worker_main, worker));
+    worker->started = true;
+  }
+  return EK_OK;
+}
+
+static void wake_workers(ek_group *group) {
+  for (size_t i = 0; i < group->count; i++) (void)sem_post(&group->workers[i].work);
+}
+
+void ek__group_stop_workers(ek_group *group) {
+  group->stopping = true;
+  wake_workers(group);
+  for (size_t i = 0; i < group->count; i++) {
+    if (group->workers[i].started) pthread_join(group->workers[i].thread, NULL);
+    (void)sem_destroy(&group->workers[i].work);
+  }
+}
+
+/* ---- what a job has come to ---- */
+
+/* The lowest device with an error of its own; if all only gave up waiting, the lowest of them. */
+static const struct ek__worker *first_failure(const ek_group *group) {
+  const struct ek__worker *given_up = NULL;
+  for (size_t i = 0; i < group->count; i++) {
+    const struct ek__worker *worker = &group->workers[i];
     if (worker->status == EK_OK) continue;
     if (worker->status != EK_ERR_ABORTED) return worker;
     if (given_up == NULL) given_up = worker;
@@ -477,7 +266,7 @@ static const char *find_name(const char *message, const char *name) {
 }
 
 /* A message often names its device already: once is enough. */
-static ek_status tell(const struct worker *failed) {
+static ek_status tell(const struct ek__worker *failed) {
   const char *name = ek_device_name(failed->device), *message = failed->message;
   const char *again = find_name(message, name);
   const char *rest = again == NULL ? message : again + strlen(name) + 2;
@@ -497,9 +286,41 @@ static void note_watched(ek_group *group, ek_status status) {
 static void end_job(ek_group *group, ek_status status) {
   if (status == EK_OK) return;
   note_watched(group, status);
-  pthread_mutex_lock(&group->mutex);
-  for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) a->abort(a, true);
-  pthread_mutex_unlock(&group->mutex);
+  abort_all(group);
+}
+
+/* Lets the backend cut off what a worker may be stuck in: if it finds that, or after an error
+ * outside the workers. */
+static void watch(ek_group *group, ek_status looked) {
+  end_job(group, looked);
+  const bool over = looked != EK_OK && end_of(group, EK__KEPT) == EK_OK;
+  const ek_status found = group->backend->watch(group->native, looked);
+  if (found != EK_OK && group->left != EK__LEFT_TORN) {
+    group->left = over ? EK__LEFT_CUT : EK__LEFT_TORN;
+  }
+  note_watched(group, found);
+}
+
+/* Looks at workers that may be stuck, and at other processes. After the failure of another process
+ * waits of the host end by themselves, but a worker may be in a call that does not. *looks: since
+ * then. */
+static void look(ek_group *group, uint64_t began, unsigned *looks) {
+  const bool watches = group->backend->watch != NULL;
+  ek_world *world = ek__group_world(group);
+  ek_status looked = ek__world_look(world);
+  if (watches && looked == EK_OK) {
+    const ek_status doomed = ek__world_doomed(world, began);
+    if (doomed != EK_OK && ++*looks < PATIENCE) {
+      end_job(group, doomed);
+      return;
+    }
+    looked = doomed;
+  }
+  if (watches) {
+    watch(group, looked);
+  } else {
+    end_job(group, looked);
+  }
 }
 
 /* Waits until all workers have returned, with the mutex held. Meanwhile, and for the errands and
@@ -508,6 +329,7 @@ static void end_job(ek_group *group, ek_status status) {
 static void wait_for_workers(ek_group *group, uint64_t began) {
   const bool watches = group->backend->watch != NULL;
   ek_world *world = ek__group_world(group);
+  unsigned looks = 0;
   group->watched = EK_OK;
   while (atomic_load(&group->running) != 0 || group->errands || ek__place_busy(group->place)) {
     struct timespec until;
@@ -529,10 +351,7 @@ static void wait_for_workers(ek_group *group, uint64_t began) {
     until.tv_nsec %= 1000000000;
     if (pthread_cond_timedwait(&group->done, &group->mutex, &until) != ETIMEDOUT) continue;
     pthread_mutex_unlock(&group->mutex);
-    ek_status looked = ek__world_look(world);
-    if (watches && looked == EK_OK) looked = ek__world_doomed(world, began);
-    if (watches) note_watched(group, group->backend->watch(group->native, looked));
-    end_job(group, looked);
+    look(group, began, &looks);
     pthread_mutex_lock(&group->mutex);
   }
   if (group->place != NULL) note_watched(group, ek__place_failure(group->place));
@@ -540,7 +359,7 @@ static void wait_for_workers(ek_group *group, uint64_t began) {
 
 /* The error of a job that has ended: an error found outside the workers is the cause of those of
  * workers that gave up. */
-static ek_status error_of_job(const ek_group *group, const struct worker *failed) {
+static ek_status error_of_job(const ek_group *group, const struct ek__worker *failed) {
   EK__FAIL_IF(group->watched != EK_OK && (failed == NULL || failed->status == EK_ERR_ABORTED),
               group->watched, "%s", group->watched_message);
   return tell(failed);
@@ -566,12 +385,25 @@ static void tell_busy(const ek_group *group) {
   ek__world_set_busy(ek__group_world(group), most);
 }
 
+/* Makes the communicators as new. True if that cut collectives off. No worker runs. */
+static bool renew_all(ek_group *group) {
+  bool cut = false;
+  for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) {
+    if (a->unblock != NULL) cut = a->unblock(a) || cut;
+  }
+  for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) {
+    if (a->renew != NULL) a->renew(a);
+  }
+  return cut;
+}
+
 /* Runs a job on all workers, for the caller that is served; returns with the mutex held. */
-static ek_status run_on_all(ek_group *group, ek_apply_function function, void *context) {
+static ek_status run_on_all(ek_group *group, const struct job *job) {
   char message[EK__MESSAGE_SIZE];
-  const uint64_t began = ek__world_begin(ek__group_world(group));
-  group->function = function;
-  group->context = context;
+  ek_world *world = ek__group_world(group);
+  const uint64_t began = job->alone ? ek__world_begin_alone(world) : ek__world_begin(world);
+  group->function = job->function;
+  group->context = job->context;
   atomic_store(&group->running, group->count);
   for (size_t i = 0; i < group->count; i++) atomic_store(&group->workers[i].ended, false);
   group->job++;
@@ -579,14 +411,12 @@ static ek_status run_on_all(ek_group *group, ek_apply_function function, void *c
   pthread_mutex_lock(&group->mutex);
   wait_for_workers(group, began);
   tell_busy(group);
-  const struct worker *failed = first_failure(group);
-  if (failed == NULL && group->watched == EK_OK) return EK_OK;
+  const struct ek__worker *failed = first_failure(group);
+  if (failed == NULL && group->watched == EK_OK) return ek__world_end(world, began, EK_OK);
   const ek_status status = agree_on_error(group, began, error_of_job(group, failed));
+  if (ek__group_queues_away(group)) return status; /* all processes recover */
   ek__error_keep(message);
-  for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) {
-    if (a->unblock != NULL) a->unblock(a);
-  }
-  for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) a->renew(a);
+  (void)renew_all(group);
   return ek_error_set(status, "%s", message);
 }
 
@@ -597,6 +427,31 @@ static ek_status check_guards(const ek_group *group, ek_status (*check)(struct e
   return EK_OK;
 }
 
+/* ---- turns ---- */
+
+static void take_turn(ek_group *group) {
+  pthread_mutex_lock(&group->mutex);
+  const uint64_t number = group->drawn++;
+  while (group->served != number) pthread_cond_wait(&group->turn, &group->mutex);
+  pthread_mutex_unlock(&group->mutex);
+  group_of_this_turn = group;
+}
+
+/* With the mutex, which it releases. */
+static void pass_turn(ek_group *group) {
+  group_of_this_turn = NULL;
+  group->served++;
+  if (group->served != group->drawn) pthread_cond_broadcast(&group->turn);
+  pthread_mutex_unlock(&group->mutex);
+}
+
+static ek_status apply(ek_group *group, const struct job *job) {
+  take_turn(group);
+  const ek_status status = run_on_all(group, job);
+  pass_turn(group);
+  return status;
+}
+
 ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *context) {
   EK__FAIL_IF(group == NULL || function == NULL, EK_ERR_INVALID_ARGUMENT,
               "ek_group_apply: group and function may not be NULL");
@@ -604,21 +459,68 @@ ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *cont
   EK__FAIL_IF(ek__group_worker_device(group) != NULL, EK_ERR_STATE,
               "ek_group_apply: called from a worker of the same group");
   EK_TRY(check_guards(group, ek__guard_noted));
-  pthread_mutex_lock(&group->mutex);
-  const uint64_t number = group->drawn++;
-  while (group->served != number) pthread_cond_wait(&group->turn, &group->mutex);
-  pthread_mutex_unlock(&group->mutex);
-  const ek_status status = run_on_all(group, function, context);
-  group->served++;
-  if (group->served != group->drawn) pthread_cond_broadcast(&group->turn);
-  pthread_mutex_unlock(&group->mutex);
-  return status;
+  return apply(group, &(struct job){.function = function, .context = context});
 }
+
+/* ---- after an error of all processes ---- */
+
+/* Waits for the job that is kept. Not if an update has failed halfway in some process: the others
+ * wait for its collectives for ever. */
+static enum ek__left wait_for_kept(ek_group *group) {
+  const struct timespec nap = {.tv_nsec = 1000000};
+  ek_world *world = ek__group_world(group);
+  bool torn = false, same = false;
+  pthread_mutex_lock(&group->mutex);
+  for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) {
+    torn = torn || (a->is_torn != NULL && a->is_torn(a));
+  }
+  pthread_mutex_unlock(&group->mutex);
+  const bool broken = ek__world_compare(world, torn, &same) != EK_OK;
+  if (!broken && (torn || !same)) return EK__LEFT_TORN;
+  if (group->left != EK__LEFT_WELL) return group->left;
+  for (double waited = 0; waited < group->time_limit; waited += 1e-3) {
+    const ek_status status = end_of(group, EK__KEPT);
+    if (status == EK_OK) return EK__LEFT_WELL;
+    if (status != EK_ERR_ABORTED || broken || ek__world_look(world) != EK_OK) break;
+    (void)nanosleep(&nap, NULL);
+  }
+  return EK__LEFT_TORN;
+}
+
+static void recover(struct ek__recovery *recovery) {
+  ek_group *group = (ek_group *)(void *)((char *)recovery - offsetof(ek_group, recovery));
+  const bool own = group_of_this_turn == group;
+  if (!own) take_turn(group);
+  enum ek__left left = wait_for_kept(group);
+  if (renew_all(group) && left == EK__LEFT_WELL) left = EK__LEFT_CUT;
+  if (left != EK__LEFT_WELL) tell_left(group, left);
+  group->left = EK__LEFT_WELL;
+  if (own) return;
+  pthread_mutex_lock(&group->mutex);
+  pass_turn(group);
+}
+
+void ek__group_recovers(ek_group *group) {
+  group->recovery.recover = recover;
+  if (ek__group_queues_away(group)) ek__world_join(ek__group_world(group), &group->recovery);
+}
+
+void ek__group_recovers_no_more(ek_group *group) {
+  if (ek__group_queues_away(group)) ek__world_quit(ek__group_world(group), &group->recovery);
+}
+
+/* ---- waiting for devices ---- */
 
 /* Whether a wait of this thread for a device may be for other processes. */
 static bool waits_for_others(const ek_group *group) {
-  return group->place != NULL && group->backend->watch != NULL &&
-         ek__group_worker_device(group) == NULL;
+  return ek__group_queues_away(group) && ek__group_worker_device(group) == NULL &&
+         group_of_this_turn != group;
+}
+
+/* Not all processes need to wait. */
+static ek_status apply_alone(ek_group *group, ek_apply_function function, void *context) {
+  EK_TRY(ek__group_check(group, "waiting for a device"));
+  return apply(group, &(struct job){.function = function, .context = context, .alone = true});
 }
 
 struct awaited {
@@ -636,7 +538,7 @@ static ek_status await_one(void *context, ek_device *device, size_t index) {
 ek_status ek__group_await(ek_device *device, ek_status (*wait)(void *context), void *context) {
   struct awaited awaited = {device, wait, context};
   ek_group *group = ek_device_group(device);
-  return waits_for_others(group) ? ek_group_apply(group, await_one, &awaited) : wait(context);
+  return waits_for_others(group) ? apply_alone(group, await_one, &awaited) : wait(context);
 }
 
 static ek_status synchronize(void *context, ek_device *device, size_t index) {
@@ -649,7 +551,7 @@ ek_status ek_group_synchronize(ek_group *group) {
   EK__NOT_NULL("ek_group_synchronize", group);
   EK_TRY(ek__group_check(group, "ek_group_synchronize"));
   if (waits_for_others(group)) {
-    EK_TRY(ek_group_apply(group, synchronize, NULL));
+    EK_TRY(apply_alone(group, synchronize, NULL));
     return check_guards(group, ek__guard_check);
   }
   for (size_t i = 0; i < group->count; i++) {

@@ -648,9 +648,9 @@ static void drain(const struct host_communicator *self) {
   }
 }
 
-static void host_unblock(ek_communicator *base) {
+static bool host_unblock(ek_communicator *base) {
   struct host_communicator *self = (struct host_communicator *)base;
-  if (self->link != NULL) self->link->renew(self->linked); /* streams may hang in it */
+  return self->link != NULL && self->link->renew(self->linked); /* streams may hang in it */
 }
 
 static void host_renew(ek_communicator *base) {

@@ -43,11 +43,17 @@ cleanup:
   return status;
 }
 
+static ek_status wait_for_note(void *note) {
+  return ek_event_synchronize(((const struct ek__note *)note)->there);
+}
+
 void ek__note_close(struct ek__note *note) {
   if (note == NULL) return;
   /* Its memory may be another note's next. A child of fork() has no devices to wait for. */
   if (waits(note) && !ek__group_of_parent(ek_device_group(note->device))) {
-    if (note->count > 0 && ek_event_synchronize(note->there) != EK_OK) note->count = 0;
+    if (note->count > 0 && ek__group_await(note->device, wait_for_note, note) != EK_OK) {
+      note->count = 0;
+    }
     ek__device_table(note->device)->note_close(note->memory, note->device);
   }
   ek_event_free(note->there);
@@ -71,10 +77,6 @@ ek_status ek__note_write(struct ek__note *note, const ek_tensor *tensor) {
 }
 
 bool ek__note_written(const struct ek__note *note) { return note->count > 0; }
-
-static ek_status wait_for_note(void *note) {
-  return ek_event_synchronize(((const struct ek__note *)note)->there);
-}
 
 ek_status ek__note_read(double *numbers, struct ek__note *note) {
   const size_t bytes = (size_t)note->count * sizeof *numbers;

@@ -26,7 +26,7 @@ enum { LONGEST_LINES = 1 << 20, LONGEST_LIST = 1 << 26 };
 
 /* The last conversation has failed in all processes, with the thread's last error. */
 static ek_status failed(ek_world *world, ek_status status) {
-  world->failed = world->count;
+  world->failed = world->agreed = world->count;
   world->failure = status;
   ek__error_keep(world->told);
   return status;
@@ -82,6 +82,7 @@ static ek_status swap_messages(ek_world *world, const struct ek__topic *topic) {
   EK_TRY(ek__world_finish(world, world->list, count));
   ek__world_end_deed(world);
   world->count++;
+  world->calls = 0;
   return EK_OK;
 }
 
@@ -387,6 +388,19 @@ ek_status ek__world_agree_on(ek_world *world, const char *doing, int64_t step,
   return ek__world_talk(world, &topic, heard);
 }
 
+ek_status ek__world_compare(ek_world *world, int64_t number, bool *same) {
+  const int64_t *heard = NULL;
+  ek__world_lock(world);
+  const ek_status status =
+      ek__world_agree_on(world, "recovering from an error", 0, &number, 1, &heard);
+  *same = status == EK_OK;
+  for (size_t p = 0; p < world->processes && *same; p++) {
+    *same = heard[p * EK__TOPIC_WORDS + 1] == number;
+  }
+  ek__world_unlock(world);
+  return status;
+}
+
 /* Spends a conversation on the thread's last error, of a call that began after this number. */
 static ek_status tell(ek_world *world, uint64_t began, ek_status status) {
   char why[EK__MESSAGE_SIZE];
@@ -395,37 +409,100 @@ static ek_status tell(ek_world *world, uint64_t began, ek_status status) {
                                   .doing = "failing",
                                   .words = {(int64_t)status, (int64_t)strlen(why)}};
   ek__world_lock(world);
-  ek__world_warn(world, began);
+  ek__world_warn(world, began, false);
   const ek_status agreed = talk(world, &topic, why);
   ek__world_unlock(world);
   return agreed;
 }
 
-uint64_t ek__world_begin(ek_world *world) {
-  if (world == NULL) return 0;
-  ek__world_lock(world);
-  const uint64_t count = world->count;
-  ek__world_unlock(world);
-  return count;
+/* ---- calls ---- */
+
+/* Moments: conversations, and in the lower bits calls since the last one. */
+enum { CALLS = 16 };
+
+static uint64_t moment_of(const ek_world *world) {
+  const uint64_t most = (UINT64_C(1) << CALLS) - 1;
+  return world->count << CALLS | (world->calls < most ? world->calls : most);
 }
 
-ek_status ek__world_end(ek_world *world, uint64_t began, ek_status status) {
-  if (world == NULL || status == EK_OK) return status;
+/* Whether a conversation since then has ended in an error. */
+static bool failed_since(const ek_world *world, uint64_t began) {
+  return world->failed > began >> CALLS;
+}
+
+static uint64_t begin(ek_world *world, uint64_t calls) {
+  if (world == NULL) return 0;
+  ek__world_lock(world);
+  world->depth++;
+  world->calls += calls;
+  const uint64_t moment = moment_of(world);
+  ek__world_unlock(world);
+  return moment;
+}
+
+uint64_t ek__world_begin(ek_world *world) { return begin(world, 1); }
+
+uint64_t ek__world_begin_alone(ek_world *world) { return begin(world, 0); }
+
+void ek__world_join(ek_world *world, struct ek__recovery *recovery) {
+  struct ek__recovery **end = &world->recoveries;
+  ek__world_lock(world);
+  while (*end != NULL) end = &(*end)->next;
+  *end = recovery;
+  recovery->next = NULL;
+  ek__world_unlock(world);
+}
+
+void ek__world_quit(ek_world *world, const struct ek__recovery *recovery) {
+  struct ek__recovery **link = &world->recoveries;
+  ek__world_lock(world);
+  while (*link != NULL && *link != recovery) link = &(*link)->next;
+  if (*link != NULL) *link = recovery->next;
+  ek__world_unlock(world);
+}
+
+/* A call has ended. What a broken world has left is cleaned up too. */
+static void leave(ek_world *world, ek_status status) {
+  char kept[EK__MESSAGE_SIZE];
+  ek__error_keep(kept);
+  const bool broken = status != EK_OK && ek__world_check(world) != EK_OK;
+  ek__world_lock(world);
+  const bool recovers = --world->depth == 0 && (world->agreed > world->recovered || broken);
+  if (recovers) world->recovered = world->agreed;
+  struct ek__recovery *recovery = recovers ? world->recoveries : NULL;
+  ek__world_unlock(world);
+  for (; recovery != NULL; recovery = recovery->next) recovery->recover(recovery);
+  (void)ek_error_set(status, "%s", kept);
+}
+
+static ek_status end(ek_world *world, uint64_t began, ek_status status) {
   char kept[EK__MESSAGE_SIZE];
   ek__error_keep(kept);
   ek__world_lock(world);
   const bool parted = world->count >= world->parted;
-  const bool told = parted || (world->failed > began && is_told(world));
-  if (parted) (void)failed(world, status); /* for the calls around this one */
+  const bool told = parted || (failed_since(world, began) && is_told(world));
+  if (parted) { /* for the calls around this one */
+    const uint64_t agreed = world->agreed;
+    if (world->failed <= began >> CALLS) ek__world_warn(world, began, true);
+    (void)failed(world, status);
+    world->agreed = agreed;
+  }
   ek__world_unlock(world);
   if (told || ek__world_check(world) != EK_OK) return ek_error_set(status, "%s", kept);
   return tell(world, began, status);
 }
 
+ek_status ek__world_end(ek_world *world, uint64_t began, ek_status status) {
+  if (world == NULL) return status;
+  if (status != EK_OK) status = end(world, began, status);
+  leave(world, status);
+  return status;
+}
+
 ek_status ek__world_end_job(ek_world *world, uint64_t began, ek_status status) {
-  if (world == NULL || status == EK_OK) return status;
+  if (world == NULL || status == EK_OK) return ek__world_end(world, began, status);
   ek__world_lock(world);
-  if (world->failed > began && world->count < world->parted) {
+  if (failed_since(world, began) && world->count < world->parted) {
     status = ek_error_set(world->failure, "%s", world->told);
   }
   ek__world_unlock(world);

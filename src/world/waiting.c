@@ -24,13 +24,13 @@
 #include "core/log_internal.h"
 #include "world/world_struct.h"
 
-enum notice_kind { ASK = 1, ALIVE, BROKEN, LEFT, FAILING };
+enum notice_kind { ASK = 1, ALIVE, BROKEN, LEFT, FAILING, TORN };
 
 struct notice {
   uint32_t kind;
   int32_t status;
-  uint64_t number; /* FAILING: the conversation that the process spends on its error, */
-  uint64_t began;  /* and the one before which the call began that has failed */
+  uint64_t number; /* conversations before it: FAILING spends the next one on the error */
+  uint64_t began;  /* and the moment of the call that has failed */
   char text[EK__NOTICE - 24];
 };
 _Static_assert(sizeof(struct notice) == EK__NOTICE, "a notice has another size");
@@ -128,6 +128,10 @@ static void take_notice(ek_world *world, size_t from, const struct notice *notic
     world->failing = notice->number + 1;
     world->failing_began = notice->began;
     return;
+  case TORN:
+    world->torn = notice->number + 1;
+    world->torn_began = notice->began;
+    return;
   case BROKEN:
     (void)snprintf(text, sizeof text, "%.*s", (int)sizeof text - 1, notice->text);
     note_broken(world, notice->status > EK_OK ? (ek_status)notice->status : EK_ERR_UNAVAILABLE,
@@ -185,18 +189,30 @@ ek_status ek__world_look(ek_world *world) {
   return status;
 }
 
-/* A process that fails in a later job began that one after a conversation of this one, or after the
- * last conversation that brings an error of this call (ek__world_part). */
+/* A process may fail in a later call, or after the last conversation that brings an error of this
+ * one (ek__world_part). */
 ek_status ek__world_doomed(ek_world *world, uint64_t began) {
   if (world == NULL || pthread_mutex_trylock(&world->talking) != 0) return EK_OK;
-  const bool doomed = world->failing == world->count + 1 && world->failing_began <= began &&
-                      world->count < world->parted;
+  const bool fails = world->failing == world->count + 1 && world->failing_began <= began &&
+                     world->count < world->parted;
+  const bool torn = world->torn > world->agreed && world->torn_began <= began;
+  const bool doomed = fails || torn;
   pthread_mutex_unlock(&world->talking);
   return doomed ? ek_error_set(EK_ERR_ABORTED, "abandoned because another process failed") : EK_OK;
 }
 
-void ek__world_warn(ek_world *world, uint64_t began) {
-  const struct notice notice = {.kind = FAILING, .number = world->count, .began = began};
+bool ek__world_misses(ek_world *world) {
+  if (ek__world_look(world) != EK_OK || ek__world_doomed(world, UINT64_MAX) != EK_OK) return true;
+  if (pthread_mutex_trylock(&world->talking) != 0) return false;
+  bool left = false;
+  for (size_t p = 0; p < world->processes; p++) left = left || world->peers[p].left;
+  pthread_mutex_unlock(&world->talking);
+  return left;
+}
+
+void ek__world_warn(ek_world *world, uint64_t began, bool torn) {
+  const struct notice notice = {
+      .kind = torn ? TORN : FAILING, .number = world->count, .began = began};
   tell_all(world, &notice);
 }
 

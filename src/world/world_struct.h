@@ -49,12 +49,19 @@ struct ek_world {
    * peers and what follows. */
   pthread_mutex_t talking;
   uint64_t count;             /* conversations so far */
+  uint64_t calls;             /* begun since the last one */
+  size_t depth;               /* calls that have begun and not ended */
   uint64_t failed;            /* number of the last that ended in an error of all, from 1; 0: none */
   ek_status failure;          /* its status, */
   char told[EK__MESSAGE_SIZE]; /* and its words */
+  uint64_t agreed;            /* as `failed`, of those that all processes know of, */
+  uint64_t recovered;         /* and the last of them after which there was a recovery */
+  struct ek__recovery *recoveries;
   uint64_t parted;            /* ek__world_part(): from this conversation on; UINT64_MAX: never */
   uint64_t failing;           /* a process spends this conversation, from 1, on its error, */
-  uint64_t failing_began;     /* of a call that began after this number of them */
+  uint64_t failing_began;     /* of a call that began at this moment */
+  uint64_t torn;       /* a process has failed in what all had agreed on: the conversation after */
+  uint64_t torn_began; /* that, from 1 (0: none), and the moment of its call */
   struct ek__message *heard;  /* of the last conversation, from each process */
   struct ek__message own;     /* what is sent */
   int64_t *words;             /* of all processes, of the last conversation */
@@ -86,9 +93,9 @@ const char *ek__world_name(char *text, size_t size, const ek_world *world, size_
  * error that broke it, which is the thread's last one then. */
 ek_status ek__world_break(ek_world *world, ek_status status);
 
-/* Tells the others that the next conversation will bring the error of a call that began after this
- * number of conversations. */
-void ek__world_warn(ek_world *world, uint64_t began);
+/* Tells the others that the next conversation will bring the error of a call that began at this
+ * moment; or, torn, that the call has failed in what all had agreed on. */
+void ek__world_warn(ek_world *world, uint64_t began, bool torn);
 
 /* Tells the others that this process closes its world. */
 void ek__world_leave(ek_world *world);

@@ -77,7 +77,9 @@ struct trial {
   double longest; /* seconds until an error was everywhere */
 };
 
+/* When the devices have ended what was queued. */
 static uint64_t state_of(const struct trial *trial) {
+  if (ek_group_synchronize(trial->group) != EK_OK) abort();
   return hash_of_model(trial->whole ? ek_trainer_model(trial->trainer) : trial->training.model,
                        ek_group_size(trial->group));
 }
@@ -151,7 +153,7 @@ static bool try_one(struct trial *trial, int way, uint64_t n, uint64_t *torn) {
   if (!mixed && status == EK_OK) return true;
   /* Only an update that has begun fails in one process alone, or changes what there was: the next
    * call finds the model torn in all of them. */
-  const bool changed = state_of(trial) != trial->fresh;
+  const bool changed = !mixed && state_of(trial) != trial->fresh;
   if (any(process, mixed || changed)) return !reopen_torn(trial, n, torn);
   if (!all_same(process, hash_of(words, strlen(words)))) complain(outcome, "other words", n);
   if (strstr(words, "process 1 on ") == NULL) complain(outcome, "no name", n);
@@ -232,6 +234,79 @@ CK_LOOP(each_failure_is_one_in_all, 3) {
   }
   printf("%s: %.0f failures, one answer after at most %.3f s\n", parts[_i],
          outcomes->numbers[WAYS], longest);
+}
+
+/* ---- a step that goes on while another model of the group fails ---- */
+
+enum { MOST_STEPS = 128 };
+
+static uint64_t hash_after(const struct ck_training *training) {
+  if (ek_group_synchronize(training->group) != EK_OK) abort();
+  return hash_of_model(training->model, ek_group_size(training->group));
+}
+
+/* Steps of two micro-batches. */
+static ek_status first_half(struct ck_training *training, const struct ck_batch *batch) {
+  return ck_training_backward(training, batch, NULL, true, NULL);
+}
+
+/* A step of `other` fails in the middle of one that ends with the bits that it would have had; or
+ * is refused in all processes, and taken again. False if the failure was one of an update. */
+static bool step_beside(const struct trial *trial, struct ck_training *training,
+                        struct ck_training *other, uint64_t n, size_t *again) {
+  const struct ck_batch *batch = &trial->batch;
+  if (!ck_went(trial->outcome, first_half(training, batch))) return false;
+  if (!ck_went(trial->outcome, arm(trial, 0, n))) return false;
+  const ek_status failed = ck_training_step(other, batch, NULL);
+  if (!ck_went(trial->outcome, arm(trial, 0, 0))) return false;
+  if (any(trial->process, failed == EK_OK || failed == EK_ERR_TORN)) return false;
+  ek_status status = ck_training_step(training, batch, NULL);
+  if (status == EK_ERR_STATE) {
+    ++*again;
+    status = first_half(training, batch);
+    if (status == EK_OK) status = ck_training_step(training, batch, NULL);
+  }
+  return ck_went(trial->outcome, status);
+}
+
+static void fail_beside(struct ck_outcome *outcome, const struct ck_process *process) {
+  const struct ck_workload *workload = ck_workload("mlp");
+  struct trial trial = {.process = process, .outcome = outcome};
+  struct ck_setup setup = ck_setup_mode(workload, "", EK_MODE_SHARDED_GRADIENTS);
+  struct ck_training trainings[3];
+  uint64_t wanted[MOST_STEPS] = {0};
+  size_t again = 0, step = 0;
+  setup.optimizer = ck_plain_adamw;
+  setup.options.bucket_bytes = 4096;
+  if (!ck_went(outcome, ck_process_open(&trial.group, process, 0))) return;
+  for (size_t i = 0; i < 3; i++) {
+    if (!ck_went(outcome, ck_training_try(&trainings[i], &setup, trial.group))) return;
+  }
+  trial.batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 7 + process->number);
+  for (size_t i = 0; i < MOST_STEPS && outcome->status == EK_OK; i++) {
+    ck_went(outcome, first_half(&trainings[0], &trial.batch));
+    ck_went(outcome, ck_training_step(&trainings[0], &trial.batch, NULL));
+    wanted[i] = hash_after(&trainings[0]);
+  }
+  while (step < MOST_STEPS &&
+         step_beside(&trial, &trainings[1], &trainings[2], step + 1, &again)) {
+    if (hash_after(&trainings[1]) != wanted[step++]) complain(outcome, "other bits", step);
+  }
+  ck_outcome_add(outcome, (double)step);
+  ck_outcome_add(outcome, (double)again);
+  for (size_t i = 0; i < 3; i++) ck_training_free(&trainings[i]);
+  ck_went(outcome, ek_group_close(trial.group));
+}
+
+CK_TEST(a_step_goes_on_while_another_model_fails) {
+  const struct ck_outcome *outcomes = ck_processes_done("fail beside", devices, COUNT);
+  for (size_t i = 0; i < COUNT; i++) {
+    ck_assert_double_gt(outcomes[i].numbers[0], 10);
+    ck_assert_double_lt(outcomes[i].numbers[0], MOST_STEPS);
+    ck_assert_double_eq(outcomes[i].numbers[1], outcomes[0].numbers[1]);
+  }
+  printf("%.0f failures, %.0f steps were taken again\n", outcomes->numbers[0],
+         outcomes->numbers[1]);
 }
 
 /* ---- calls that one process makes wrongly ---- */
@@ -381,7 +456,8 @@ static void fail_later(struct ck_outcome *outcome, const struct ck_process *proc
   if (ck_went(outcome, ek_communicator_open(&job.communicator, group))) {
     ck_went(outcome, ek_group_apply(group, add_up, &job));
     job = (struct job){.communicator = job.communicator, .fails = victim};
-    const ek_status status = ek_group_apply(group, add_up, &job);
+    ek_status status = ek_group_apply(group, add_up, &job);
+    if (status == EK_OK) status = ek_group_synchronize(group); /* the sum was queued */
     if (status != EK_ERR_IO || strstr(ek_error_message(), "process 1 on ") == NULL) {
       complain(outcome, "the second call", 0);
     }
@@ -400,6 +476,7 @@ static const struct ck_part parts[] = {{"fail replicated", fail_replicated},
                                        {"fail sharded", fail_sharded},
                                        {"fail fully-sharded", fail_fully},
                                        {"none fails", none_fails},
+                                       {"fail beside", fail_beside},
                                        {"wrong calls", wrong_calls},
                                        {"differ", differ},
                                        {"fail later", fail_later},

@@ -62,6 +62,12 @@ static ek_status too_long(const struct ek__cuda_clique *clique, size_t rank, con
   return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "%s", text);
 }
 
+/* Whether processes that this one meets, to open or to close, may not come. */
+static bool others_fail(const struct ek__cuda_clique *clique) {
+  const struct ek__members *members = &clique->group->members;
+  return clique->meets && members->share != NULL && members->misses(members->context);
+}
+
 ek_status ek__cuda_clique_settle(struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
                                  const char *call) {
   struct ek__cuda_member *member = &clique->members[rank];
@@ -69,6 +75,7 @@ ek_status ek__cuda_clique_settle(struct ek__cuda_clique *clique, size_t rank, nc
   for (unsigned asked = 0; result == ncclInProgress; asked++) {
     EK_TRY(ek__cuda_check_stuck(clique->group));
     if (atomic_load(&clique->aborted)) return ek__cuda_given_up();
+    if (asked % 8 == 7 && others_fail(clique)) return ek__cuda_given_up();
     if (ek__cuda_now() - since > clique->group->time_limit) return too_long(clique, rank, call);
     ek__cuda_pause(asked);
     pthread_mutex_lock(&member->mutex);
@@ -283,7 +290,9 @@ static ek_status join_all(struct ek__cuda_clique *clique) {
   ek__cuda_gate_forget(clique);
   ncclUniqueId *ids = ek__cuda_new(count * sizeof *ids, "NCCL");
   if (ids == NULL) return EK_ERR_OUT_OF_MEMORY;
+  clique->meets = true;
   const ek_status status = join_by_ids(clique, ids, count);
+  clique->meets = false;
   ek__cuda_host->free(ids);
   return status;
 }
@@ -334,11 +343,9 @@ ek_status ek__cuda_clique_open(struct ek__cuda_clique **opened, struct ek__cuda_
   return EK_OK;
 }
 
-/* Whether collectives of some ranks wait for others that were never queued or will never end. */
+/* Whether collectives of some ranks here wait for others that were never queued or will never end. */
 static bool torn(struct ek__cuda_clique *clique) {
-  /* What the members of other processes have queued is not known. */
-  const bool several = clique->group->members.share != NULL && atomic_load(&clique->aborted);
-  if (several || clique->broken || ek__cuda_check_gpus(clique->group) != EK_OK) return true;
+  if (clique->broken || ek__cuda_check_gpus(clique->group) != EK_OK) return true;
   for (size_t i = 0; i < clique->group->count; i++) {
     if (clique->members[i].communicator == NULL) return true;
     if (clique->members[i].queued != clique->members[0].queued) return true;
@@ -346,10 +353,20 @@ static bool torn(struct ek__cuda_clique *clique) {
   return atomic_load(&clique->failed) || atomic_load(&clique->group->stuck);
 }
 
-void ek__cuda_clique_renew(struct ek__cuda_clique *clique) {
-  if (!torn(clique)) {
+/* The same of all processes: their ranks have queued as many collectives if nothing is torn. */
+static bool torn_anywhere(struct ek__cuda_clique *clique) {
+  const struct ek__members *members = &clique->group->members;
+  const bool here = torn(clique);
+  bool same = false;
+  if (members->share == NULL || clique->reach == EK__REACH_PROCESS) return here;
+  const int64_t queued = here ? -1 : (int64_t)atomic_load(&clique->members[0].queued);
+  return members->compare(members->context, queued, &same) != EK_OK || !same || here;
+}
+
+bool ek__cuda_clique_renew(struct ek__cuda_clique *clique) {
+  if (!torn_anywhere(clique)) {
     atomic_store(&clique->aborted, false);
-    return;
+    return false;
   }
   detach(clique); /* waiting threads must not see a communicator that is being freed */
   ek__cuda_clique_abort(clique);
@@ -358,11 +375,15 @@ void ek__cuda_clique_renew(struct ek__cuda_clique *clique) {
   clique->broken = join_all(clique) != EK_OK;
   if (clique->broken && stuck) atomic_store(&clique->group->stuck, true);
   attach(clique);
+  return true;
 }
 
 void ek__cuda_clique_close(struct ek__cuda_clique *clique) {
   detach(clique);
-  if (torn(clique) || ek__cuda_on_all_ranks(clique, leave_rank, NULL) != EK_OK) {
+  /* What the members of other processes have queued is not known. */
+  clique->meets = true;
+  const bool unsure = clique->group->members.share != NULL && atomic_load(&clique->aborted);
+  if (unsure || torn(clique) || ek__cuda_on_all_ranks(clique, leave_rank, NULL) != EK_OK) {
     ek__cuda_clique_abort(clique);
   }
   discard(clique, clique->group->count);

@@ -37,6 +37,7 @@ struct ek__cuda_clique {
   atomic_bool aborted;
   atomic_bool failed; /* a call of a rank failed: it is not known what it queued */
   bool broken;        /* the last renewal failed */
+  bool meets;         /* it is being opened or closed */
   bool uneven;        /* cuda_gate.c: some ranks are ahead; under its mutex */
   uint64_t seen;      /* cuda_watch.c: collectives queued when it looked last, and since when */
   double since;
@@ -72,8 +73,8 @@ ek_status ek__cuda_on_all_ranks(struct ek__cuda_clique *clique, ek__cuda_rank_fu
 ek_status ek__cuda_clique_open(struct ek__cuda_clique **opened, struct ek__cuda_group *group,
                                enum ek__reach reach);
 void ek__cuda_clique_close(struct ek__cuda_clique *clique);
-/* No worker runs. */
-void ek__cuda_clique_renew(struct ek__cuda_clique *clique);
+/* No worker runs. True if collectives were cut off; then that is so in all processes. */
+bool ek__cuda_clique_renew(struct ek__cuda_clique *clique);
 /* Ends what its collectives do on the GPUs, from any thread. */
 void ek__cuda_clique_abort(struct ek__cuda_clique *clique);
 

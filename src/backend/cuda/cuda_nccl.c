@@ -286,12 +286,13 @@ static void clique_abort(void *self) {
   atomic_store(&clique->aborted, true);
 }
 
-static void clique_renew(void *self) {
+static bool clique_renew(void *self) {
   struct ek__cuda_clique *clique = self;
   const int before = ek__cuda_current();
-  if (clique->inside != NULL) ek__cuda_clique_renew(clique->inside);
-  ek__cuda_clique_renew(clique);
+  bool cut = clique->inside != NULL && ek__cuda_clique_renew(clique->inside);
+  cut = ek__cuda_clique_renew(clique) || cut;
   (void)ek__cuda_leave(before, EK_OK);
+  return cut;
 }
 
 static void close_one(struct ek__cuda_clique *clique) {

@@ -51,7 +51,8 @@ static ek_status look_around(const struct ek__cuda_device *device, double since,
 }
 
 /* `peers`: it may be for a collective, which ends in no other way where a peer's worker has
- * failed. */
+ * failed. Any wait may be where peers are in other processes, which queue theirs in no job of this
+ * group. */
 static ek_status wait_until_done(const struct ek__cuda_device *device, cudaStream_t stream,
                                  cudaEvent_t event, bool peers, const char *what) {
   EK_TRY(ek__cuda_enter(device));
@@ -65,7 +66,8 @@ static ek_status wait_until_done(const struct ek__cuda_device *device, cudaStrea
     /* Also where nothing is left to wait for: what was stuck has been ended, not done. */
     EK_TRY(ek__cuda_check_stuck(device->group));
     if (error == cudaSuccess) return EK_OK;
-    if (peers && ek__cuda_nccl_aborted(device->group)) return ek__cuda_given_up();
+    const bool ends = peers || device->group->members.share != NULL;
+    if (ends && ek__cuda_nccl_aborted(device->group)) return ek__cuda_given_up();
     ek__cuda_call_goes_on(&device->group->devices[device->index]);
     if (asked == 0) since = ek__cuda_now();
     if (asked >= 100 && asked % 8 == 0) EK_TRY(look_around(device, since, what));
