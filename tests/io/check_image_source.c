@@ -231,29 +231,23 @@ CK_LOOP(cifar, 2) {
 /* ---- what is refused ---- */
 
 CK_TEST(options_that_make_no_sense) {
-  ek_image_options bad = EK_IMAGE_OPTIONS_INIT;
+  ek_image_options o = EK_IMAGE_OPTIONS_INIT;
   ek_image_arrays arrays = EK_IMAGE_ARRAYS_INIT;
   ek_source *source = NULL;
   arrays.count = 2;
   arrays.height = arrays.width = 4;
   arrays.pictures = pictures;
-  ck_invalid(ek_image_source_open_arrays(&source, &arrays, NULL), "either classes or maps");
+#define OPEN ek_image_source_open_arrays(&source, &arrays, &o)
+  ck_invalid(OPEN, "either classes or maps");
   arrays.classes = labels;
-  arrays.maps = pictures;
-  ck_invalid(ek_image_source_open_arrays(&source, &arrays, NULL), "either classes or maps");
-  arrays.maps = NULL;
-  bad.crop[0] = 5;
-  ck_fails(ek_image_source_open_arrays(&source, &arrays, &bad), EK_ERR_SHAPE,
-           "crop is 5 x 0; pictures are 4 x 4");
-  bad.crop[0] = -1;
-  ck_invalid(ek_image_source_open_arrays(&source, &arrays, &bad), "expected 0 or more");
-  bad = (ek_image_options)EK_IMAGE_OPTIONS_INIT;
-  bad.padding = -1;
-  ck_invalid(ek_image_source_open_arrays(&source, &arrays, &bad), "padding is -1");
-  arrays.width = 0;
-  ck_invalid(ek_image_source_open_arrays(&source, &arrays, NULL), "expected sizes above 0");
+  ck_bad(arrays, maps, pictures, OPEN, "either classes or maps");
+  ck_bad_with(EK_ERR_SHAPE, o, crop[0], 5, OPEN, "crop is 5 x 0; pictures are 4 x 4");
+  ck_bad(o, crop[0], -1, OPEN, "expected 0 or more");
+  ck_bad(o, padding, -1, OPEN, "padding is -1");
+  ck_bad(arrays, width, 0, OPEN, "expected sizes above 0");
   arrays.width = arrays.height = INT64_MAX / 2;
-  ck_fails(ek_image_source_open_arrays(&source, &arrays, NULL), EK_ERR_OVERFLOW, "63 bits");
+  ck_fails(OPEN, EK_ERR_OVERFLOW, "63 bits");
+#undef OPEN
   ck_invalid(ek_image_source_open_arrays(&source, NULL, NULL), "arrays is NULL");
   ck_invalid(ek_image_source_open_idx(&source, NULL, other, NULL), "pictures is NULL");
   ck_invalid(ek_image_source_open_cifar(NULL, path, false, NULL), "source is NULL");

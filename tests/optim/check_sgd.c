@@ -141,24 +141,16 @@ CK_TEST(refused) {
   const double bad[] = {-0.1, (double)NAN, (double)INFINITY};
   ck_invalid(ek_sgd_create(NULL, NULL), "optimizer is NULL");
   ek_sgd_options o = EK_SGD_OPTIONS_INIT;
-  o.size = 3;
-  ck_invalid(ek_sgd_create(&optimizer, &o), "ek_sgd_options.size");
-  const struct {
-    const char *name;
-    size_t offset;
-  } fields[] = {{"learning_rate", offsetof(ek_sgd_options, learning_rate)},
-                {"momentum", offsetof(ek_sgd_options, momentum)},
-                {"weight_decay", offsetof(ek_sgd_options, weight_decay)},
-                {"clip_norm", offsetof(ek_sgd_options, clip_norm)},
-                {"dampening", offsetof(ek_sgd_options, dampening)}};
-  for (size_t f = 0; f < 5; f++) {
-    for (size_t i = f == 4 ? 1 : 0; i < 3; i++) { /* a negative dampening is legal */
-      const ek_sgd_options start = EK_SGD_OPTIONS_INIT;
-      o = start;
-      memcpy((char *)&o + fields[f].offset, &bad[i], sizeof bad[i]);
-      ck_invalid(ek_sgd_create(&optimizer, &o), fields[f].name);
-    }
+  ck_bad(o, size, 3, ek_sgd_create(&optimizer, &o), "ek_sgd_options.size");
+#define BAD(member) ck_bad(o, member, bad[i], ek_sgd_create(&optimizer, &o), #member)
+  for (size_t i = 0; i < 3; i++) {
+    BAD(learning_rate);
+    BAD(momentum);
+    BAD(weight_decay);
+    BAD(clip_norm);
+    if (i > 0) BAD(dampening); /* a negative one is legal */
   }
+#undef BAD
   o = options_of(0, 0, 0, true);
   ck_invalid(ek_sgd_create(&optimizer, &o), "nesterov");
   o = options_of(0.9, 0.1, 0, true);

@@ -20,6 +20,7 @@
 #include <evenkeel/evenkeel.h>
 
 #define CK_REAL_FREES /* it has frees of its own */
+#include "ck_gpt.h"
 #include "ek_check.h"
 
 enum { STEPS_SHOWN = 3, SAMPLES_SHOWN = 5, WIDTH = 3, SEQUENCE = 4, VOCABULARY = 11 };
@@ -58,12 +59,7 @@ static void close_shown(ek_group *group) {
 /* A smaller one than the default, which has 124 million parameters. */
 static ek_status create_gpt(ek_module **module, const ek_gpt_options *options) {
   ck_assert_ptr_null(options);
-  ek_gpt_options small = EK_GPT_OPTIONS_INIT;
-  small.vocabulary = VOCABULARY;
-  small.sequence = SEQUENCE;
-  small.width = 4;
-  small.heads = 1;
-  small.layers = 1;
+  const ek_gpt_options small = ck_gpt_sizes(VOCABULARY, SEQUENCE, 4, 1, 1);
   return ek_gpt_create(module, &small);
 }
 
@@ -105,10 +101,7 @@ static int print_shown(const char *format, ...) {
 static void shown_advice(void) {
   int32_t ids[SAMPLES_SHOWN * SEQUENCE] = {0};
   const int64_t shape[] = {SAMPLES_SHOWN, SEQUENCE};
-  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
-  gpt.vocabulary = VOCABULARY;
-  gpt.sequence = SEQUENCE;
-  gpt.width = gpt.heads = gpt.layers = 1;
+  ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, SEQUENCE, 1, 1, 1);
   CK_GOT(ek_tensor, tokens, ek_tensor_host(&tokens, ids, EK_I32, 2, shape));
   CK_GOT(ek_optimizer *, adamw, ek_adamw_create(&adamw, NULL));
   CK_GOT(ek_trainer *, trainer, open_best(&trainer, "cpu:2", &gpt, adamw, &tokens, &tokens));
