@@ -14,59 +14,25 @@ static ek_status create_rotary(ek_module **module) {
   return ek_attention_create_with(module, 8, 2, &options);
 }
 
-static ek_status create_shared(ek_module **module) {
-  ek_rotary rotary = EK_ROTARY_INIT;
-  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
-  options.rotary = &rotary;
-  options.kv_heads = 2;
-  options.no_projection_bias = true;
-  return ek_attention_create_with(module, 8, 4, &options);
-}
+/* Its options are `o`. */
+#define ATTENTION(create, width, heads, ...)                                                       \
+  static ek_status create(ek_module **module) {                                                    \
+    ek_attention_options o = EK_ATTENTION_OPTIONS_INIT;                                            \
+    __VA_ARGS__;                                                                                   \
+    return ek_attention_create_with(module, width, heads, &o);                                     \
+  }
 
-static ek_status create_everywhere(ek_module **module) {
-  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
-  options.causal = false;
-  return ek_attention_create_with(module, 6, 2, &options);
-}
-
-static ek_status create_documents(ek_module **module) {
-  ek_rotary rotary = EK_ROTARY_INIT;
-  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
-  options.rotary = &rotary;
-  options.segments = true;
-  return ek_attention_create_with(module, 8, 2, &options);
-}
-
-static ek_status create_dropping(ek_module **module) {
-  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
-  options.kv_heads = 1;
-  options.causal = false;
-  options.segments = true;
-  options.dropout = 0.3;
-  return ek_attention_create_with(module, 6, 2, &options);
-}
-
+static const ek_rotary rotary_init = EK_ROTARY_INIT;
+ATTENTION(create_shared, 8, 4, o.rotary = &rotary_init, o.kv_heads = 2, o.no_projection_bias = true)
+ATTENTION(create_everywhere, 6, 2, o.causal = false)
+ATTENTION(create_documents, 8, 2, o.rotary = &rotary_init, o.segments = true)
+ATTENTION(create_dropping, 6, 2, o.kv_heads = 1, o.causal = false, o.segments = true,
+          o.dropout = 0.3)
 /* Heads wider than width / heads, as Qwen3 has them. */
-static ek_status create_rms(ek_module **module) {
-  ek_rotary rotary = EK_ROTARY_INIT;
-  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
-  options.bias = false;
-  options.rotary = &rotary;
-  options.kv_heads = 1;
-  options.head_width = 6;
-  options.qk_norm = EK_QK_NORM_RMS;
-  options.segments = true;
-  return ek_attention_create_with(module, 8, 2, &options);
-}
-
-static ek_status create_normal(ek_module **module) {
-  ek_rotary rotary = EK_ROTARY_INIT;
-  ek_attention_options options = EK_ATTENTION_OPTIONS_INIT;
-  options.qk_norm = EK_QK_NORM_LAYER;
-  options.rotary = &rotary; /* without it k_norm.bias has no effect: the softmax takes it away */
-  options.dropout = 0.2;
-  return ek_attention_create_with(module, 8, 2, &options);
-}
+ATTENTION(create_rms, 8, 2, o.bias = false, o.rotary = &rotary_init, o.kv_heads = 1,
+          o.head_width = 6, o.qk_norm = EK_QK_NORM_RMS, o.segments = true)
+/* Without positions k_norm.bias has no effect: the softmax takes it away. */
+ATTENTION(create_normal, 8, 2, o.rotary = &rotary_init, o.qk_norm = EK_QK_NORM_LAYER, o.dropout = 0.2)
 
 /* depth: two linears, the softmax and its sums, forward and backward; the softmax's backward is a
  * difference of numbers of its own size, which costs a few times more. */

@@ -8,26 +8,19 @@ enum { C = 6, ROWS = 8 };
 
 static ek_batch_norm_options options_now = EK_BATCH_NORM_OPTIONS_INIT;
 
-static ek_status create_of(ek_module **module, ek_batch_norm_over over, bool affine, bool track) {
-  ek_batch_norm_options options = EK_BATCH_NORM_OPTIONS_INIT;
-  options.over = over;
-  options.affine = affine;
-  options.track = track;
-  options.epsilon = 0.125;
-  return ek_batch_norm_create_with(module, C, &options);
-}
-static ek_status create_shard(ek_module **module) {
-  return create_of(module, EK_BATCH_NORM_SHARD, true, true);
-}
-static ek_status create_all(ek_module **module) {
-  return create_of(module, EK_BATCH_NORM_ALL, true, true);
-}
-static ek_status create_frozen(ek_module **module) {
-  return create_of(module, EK_BATCH_NORM_FROZEN, true, true);
-}
-static ek_status create_plain(ek_module **module) {
-  return create_of(module, EK_BATCH_NORM_SHARD, false, false);
-}
+#define BATCH_NORM(create, kind, has_affine, has_track)                                            \
+  static ek_status create(ek_module **module) {                                                    \
+    ek_batch_norm_options options = EK_BATCH_NORM_OPTIONS_INIT;                                    \
+    options.over = kind;                                                                           \
+    options.affine = has_affine;                                                                   \
+    options.track = has_track;                                                                     \
+    options.epsilon = 0.125;                                                                       \
+    return ek_batch_norm_create_with(module, C, &options);                                         \
+  }
+BATCH_NORM(create_shard, EK_BATCH_NORM_SHARD, true, true)
+BATCH_NORM(create_all, EK_BATCH_NORM_ALL, true, true)
+BATCH_NORM(create_frozen, EK_BATCH_NORM_FROZEN, true, true)
+BATCH_NORM(create_plain, EK_BATCH_NORM_SHARD, false, false)
 static ek_status create_now(ek_module **module) {
   return ek_batch_norm_create_with(module, C, &options_now);
 }

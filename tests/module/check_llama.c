@@ -1,6 +1,7 @@
 /*
  * check_llama.c - a decoder of Llama's shape, against its formulas in plain loops over doubles.
  */
+#include "ck_gpt.h"
 #include "ck_module.h"
 
 enum { VOCABULARY = 11, WIDTH = 8, HIDDEN = 12, HEADS = 4, HEAD = WIDTH / HEADS, LAYERS = 2 };
@@ -42,25 +43,15 @@ static ek_status create_qwen(ek_module **module, ek_recompute recompute) {
   options.recompute = recompute;
   return ek_llama_create(module, &options);
 }
-static ek_status create_documents(ek_module **m) {
-  return create_qwen(m, (ek_recompute){EK_RECOMPUTE_NONE, 0, 0});
-}
-static ek_status create_every(ek_module **m) {
-  return create_qwen(m, (ek_recompute){EK_RECOMPUTE_EVERY, 2, 0});
-}
-static ek_status create_all(ek_module **m) {
-  return create_qwen(m, (ek_recompute){EK_RECOMPUTE_ALL, 0, 0});
-}
-static ek_status create_cheap(ek_module **m) {
-  return create_qwen(m, (ek_recompute){EK_RECOMPUTE_CHEAP, 0, 0});
-}
+#define QWEN(create, ...)                                                                          \
+  static ek_status create(ek_module **m) { return create_qwen(m, (ek_recompute){__VA_ARGS__}); }
+QWEN(create_documents, EK_RECOMPUTE_NONE, 0, 0)
+QWEN(create_every, EK_RECOMPUTE_EVERY, 2, 0)
+QWEN(create_all, EK_RECOMPUTE_ALL, 0, 0)
+QWEN(create_cheap, EK_RECOMPUTE_CHEAP, 0, 0)
+
 static ek_status create_gpt(ek_module **module) {
-  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
-  options.vocabulary = VOCABULARY;
-  options.sequence = 6;
-  options.width = WIDTH;
-  options.layers = LAYERS;
-  options.heads = 2;
+  ek_gpt_options options = ck_gpt_sizes(VOCABULARY, 6, WIDTH, LAYERS, 2);
   options.attention_dropout = 0.2;
   options.segments = true;
   return ek_gpt_create(module, &options);

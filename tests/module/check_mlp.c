@@ -5,15 +5,11 @@
 
 static const int64_t sizes[] = {3, 5, 4, 2};
 
-static ek_status create_gelu(ek_module **module) {
-  return ek_mlp_create(module, sizes, 4, EK_ACTIVATION_GELU);
-}
-static ek_status create_relu(ek_module **module) {
-  return ek_mlp_create(module, sizes, 3, EK_ACTIVATION_RELU);
-}
-static ek_status create_single(ek_module **module) {
-  return ek_mlp_create(module, sizes, 2, EK_ACTIVATION_RELU);
-}
+#define MLP(create, count, activation)                                                             \
+  static ek_status create(ek_module **m) { return ek_mlp_create(m, sizes, count, activation); }
+MLP(create_gelu, 4, EK_ACTIVATION_GELU)
+MLP(create_relu, 3, EK_ACTIVATION_RELU)
+MLP(create_single, 2, EK_ACTIVATION_RELU)
 
 static const struct ck_module_case cases[] = {
     CK_CASE("3 5 4 2, gelu", create_gelu, 5, 16, 4, {0, 2, {3, 3}, -1, 1}),

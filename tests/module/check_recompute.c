@@ -16,31 +16,12 @@ static ek_status recomputed(ek_module **module, ek_module *inner) {
   return status;
 }
 
-static ek_status create_mlp(ek_module **module) {
-  static const int64_t sizes[] = {3, 6, 2};
-  ek_module *mlp = NULL;
-  EK_TRY(ek_mlp_create(&mlp, sizes, 3, EK_ACTIVATION_GELU));
-  return recomputed(module, mlp);
-}
-
-static ek_status create_twice(ek_module **module) {
-  ek_module *attention = NULL, *once = NULL;
-  EK_TRY(ek_attention_create(&attention, 4, 2));
-  EK_TRY(recomputed(&once, attention));
-  return recomputed(module, once);
-}
-
-static ek_status create_mixer(ek_module **module) {
-  ek_module *mixer = NULL;
-  EK_TRY(ck_mixer_twice_create(&mixer));
-  return recomputed(module, mixer);
-}
-
-static ek_status create_embedding(ek_module **module) {
-  ek_module *embedding = NULL;
-  EK_TRY(ek_embedding_create(&embedding, 7, 3, 4));
-  return recomputed(module, embedding);
-}
+static const int64_t mlp_sizes[] = {3, 6, 2};
+CK_CREATE_AROUND(create_mlp, recomputed, ek_mlp_create(&inner, mlp_sizes, 3, EK_ACTIVATION_GELU))
+CK_CREATE_AROUND(create_once, recomputed, ek_attention_create(&inner, 4, 2))
+CK_CREATE_AROUND(create_twice, recomputed, create_once(&inner))
+CK_CREATE_AROUND(create_mixer, recomputed, ck_mixer_twice_create(&inner))
+CK_CREATE_AROUND(create_embedding, recomputed, ek_embedding_create(&inner, 7, 3, 4))
 
 /* ---- a module of a program's own that makes a norm again ---- */
 

@@ -9,35 +9,11 @@ static ek_status wrap(ek_module **module, ek_module *inner) {
   return status;
 }
 
-static ek_status create_linear(ek_module **module) {
-  ek_module *inner = NULL;
-  EK_TRY(ek_linear_create(&inner, 3, 3, true));
-  return wrap(module, inner);
-}
-
-static ek_status create_relu(ek_module **module) {
-  ek_module *inner = NULL;
-  EK_TRY(ek_activation_create(&inner, EK_ACTIVATION_RELU));
-  return wrap(module, inner);
-}
-
-static ek_status create_dropout(ek_module **module) {
-  ek_module *inner = NULL;
-  EK_TRY(ek_dropout_create(&inner, 0.4));
-  return wrap(module, inner);
-}
-
-static ek_status create_identity(ek_module **module) {
-  ek_module *inner = NULL;
-  EK_TRY(ek_dropout_create(&inner, 0.0));
-  return wrap(module, inner);
-}
-
-static ek_status create_twice(ek_module **module) {
-  ek_module *inner = NULL;
-  EK_TRY(create_linear(&inner));
-  return wrap(module, inner);
-}
+CK_CREATE_AROUND(create_linear, wrap, ek_linear_create(&inner, 3, 3, true))
+CK_CREATE_AROUND(create_relu, wrap, ek_activation_create(&inner, EK_ACTIVATION_RELU))
+CK_CREATE_AROUND(create_dropout, wrap, ek_dropout_create(&inner, 0.4))
+CK_CREATE_AROUND(create_identity, wrap, ek_dropout_create(&inner, 0.0))
+CK_CREATE_AROUND(create_twice, wrap, create_linear(&inner))
 
 /* An inner result without another holder, one that is saved for backward, one that is x itself. */
 static const struct ck_module_case cases[] = {

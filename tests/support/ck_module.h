@@ -57,6 +57,14 @@ size_t ck_module_case_inputs(const struct ck_module_case *module_case, const ek_
   }
 void ck_module_case_check(const struct ck_module_case *module_case, ek_check check);
 
+/* Makes the module that outer(module, inner) makes around what the call makes in `inner`. */
+#define CK_CREATE_AROUND(create, outer, call)                                                      \
+  static ek_status create(ek_module **module) {                                                    \
+    ek_module *inner = NULL;                                                                       \
+    EK_TRY(call);                                                                                  \
+    return outer(module, inner);                                                                   \
+  }
+
 /* ---- the parts, for tests of a module's own ---- */
 
 /* A module on device 0 of a group, with inputs and with the gradients of its outputs: for tests
