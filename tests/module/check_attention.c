@@ -14,14 +14,9 @@ static ek_status create_rotary(ek_module **module) {
   return ek_attention_create_with(module, 8, 2, &options);
 }
 
-/* Its options are `o`. */
 #define ATTENTION(create, width, heads, ...)                                                       \
-  static ek_status create(ek_module **module) {                                                    \
-    ek_attention_options o = EK_ATTENTION_OPTIONS_INIT;                                            \
-    __VA_ARGS__;                                                                                   \
-    return ek_attention_create_with(module, width, heads, &o);                                     \
-  }
-
+  CK_CREATE_WITH(create, ek_attention_options, EK_ATTENTION_OPTIONS_INIT,                          \
+                 ek_attention_create_with(module, width, heads, &o), __VA_ARGS__)
 static const ek_rotary rotary_init = EK_ROTARY_INIT;
 ATTENTION(create_shared, 8, 4, o.rotary = &rotary_init, o.kv_heads = 2, o.no_projection_bias = true)
 ATTENTION(create_everywhere, 6, 2, o.causal = false)
@@ -32,7 +27,8 @@ ATTENTION(create_dropping, 6, 2, o.kv_heads = 1, o.causal = false, o.segments = 
 ATTENTION(create_rms, 8, 2, o.bias = false, o.rotary = &rotary_init, o.kv_heads = 1,
           o.head_width = 6, o.qk_norm = EK_QK_NORM_RMS, o.segments = true)
 /* Without positions k_norm.bias has no effect: the softmax takes it away. */
-ATTENTION(create_normal, 8, 2, o.rotary = &rotary_init, o.qk_norm = EK_QK_NORM_LAYER, o.dropout = 0.2)
+ATTENTION(create_normal, 8, 2, o.rotary = &rotary_init, o.qk_norm = EK_QK_NORM_LAYER,
+          o.dropout = 0.2)
 
 /* depth: two linears, the softmax and its sums, forward and backward; the softmax's backward is a
  * difference of numbers of its own size, which costs a few times more. */

@@ -9,14 +9,9 @@ enum { C = 6, ROWS = 8 };
 static ek_batch_norm_options options_now = EK_BATCH_NORM_OPTIONS_INIT;
 
 #define BATCH_NORM(create, kind, has_affine, has_track)                                            \
-  static ek_status create(ek_module **module) {                                                    \
-    ek_batch_norm_options options = EK_BATCH_NORM_OPTIONS_INIT;                                    \
-    options.over = kind;                                                                           \
-    options.affine = has_affine;                                                                   \
-    options.track = has_track;                                                                     \
-    options.epsilon = 0.125;                                                                       \
-    return ek_batch_norm_create_with(module, C, &options);                                         \
-  }
+  CK_CREATE_WITH(create, ek_batch_norm_options, EK_BATCH_NORM_OPTIONS_INIT,                        \
+                 ek_batch_norm_create_with(module, C, &o), o.over = kind, o.affine = has_affine,   \
+                 o.track = has_track, o.epsilon = 0.125)
 BATCH_NORM(create_shard, EK_BATCH_NORM_SHARD, true, true)
 BATCH_NORM(create_all, EK_BATCH_NORM_ALL, true, true)
 BATCH_NORM(create_frozen, EK_BATCH_NORM_FROZEN, true, true)

@@ -283,7 +283,8 @@ CK_TEST(bad_options) {
 
 CK_TEST(bad_input) {
   CK_GOT(ek_module *, module, create_tied(&module));
-  ck_forward_fails(module, EK_ERR_SHAPE, "input has 7 tokens a sample, expected at most 6", EK_I32, CK_SHAPE(2, 7));
+  ck_forward_fails(module, EK_ERR_SHAPE, "input has 7 tokens a sample, expected at most 6", EK_I32,
+                   CK_SHAPE(2, 7));
   ck_forward_fails(module, EK_ERR_SHAPE, "gpt, forward: input has rank 1, expected 2", EK_I32,
                    CK_SHAPE(4));
   ck_forward_fails(module, EK_ERR_TYPE, "input is f32, expected i32", EK_F32, CK_SHAPE(2, 5));

@@ -8,7 +8,7 @@ static const ek_pooling uneven = {sizeof(ek_pooling), {3, 2}, {1, 2}, {1, 0}, {1
 
 static ek_status create_max(ek_module **module) { return ek_max_pool2d_create(module, &resnet); }
 static ek_status create_plain(ek_module **module) { return ek_max_pool2d_create(module, NULL); }
-static ek_status create_mean(ek_module **module) { return ek_average_pool2d_create(module, &uneven); }
+static ek_status create_mean(ek_module **m) { return ek_average_pool2d_create(m, &uneven); }
 
 /* Random inputs are apart by more than a step of a finite difference, except with a chance of
  * 1e-4. */

@@ -6,44 +6,23 @@
  */
 #include "ck_module.h"
 
-static ek_resnet_options small(int depth, const ek_batch_norm_options *norm) {
+static ek_resnet_options small(int depth) {
+  static ek_batch_norm_options frozen = EK_BATCH_NORM_OPTIONS_INIT;
   ek_resnet_options options = EK_RESNET_OPTIONS_INIT;
+  frozen.over = EK_BATCH_NORM_FROZEN;
   options.depth = depth;
   options.classes = 3;
   options.channels = 2;
   options.width = 2;
-  options.norm = norm;
+  options.norm = &frozen;
   return options;
 }
 
-static ek_batch_norm_options frozen_norm(void) {
-  ek_batch_norm_options norm = EK_BATCH_NORM_OPTIONS_INIT;
-  norm.over = EK_BATCH_NORM_FROZEN;
-  return norm;
-}
-
-static ek_status create_plain(ek_module **module) {
-  const ek_batch_norm_options norm = frozen_norm();
-  ek_resnet_options options = small(18, &norm);
-  options.small_pictures = true;
-  return ek_resnet_create(module, &options);
-}
-
-static ek_status create_bottleneck(ek_module **module) {
-  const ek_batch_norm_options norm = frozen_norm();
-  ek_resnet_options options = small(50, &norm);
-  options.recompute.kind = EK_RECOMPUTE_EVERY;
-  options.recompute.every = 2;
-  return ek_resnet_create(module, &options);
-}
-
-static ek_status create_cheap(ek_module **module) {
-  const ek_batch_norm_options norm = frozen_norm();
-  ek_resnet_options options = small(18, &norm);
-  options.small_pictures = true;
-  options.recompute.kind = EK_RECOMPUTE_CHEAP;
-  return ek_resnet_create(module, &options);
-}
+#define RESNET(create, depth, ...)                                                                 \
+  CK_CREATE_WITH(create, ek_resnet_options, small(depth), ek_resnet_create(module, &o), __VA_ARGS__)
+RESNET(create_plain, 18, o.small_pictures = true)
+RESNET(create_bottleneck, 50, o.recompute.kind = EK_RECOMPUTE_EVERY, o.recompute.every = 2)
+RESNET(create_cheap, 18, o.small_pictures = true, o.recompute.kind = EK_RECOMPUTE_CHEAP)
 
 /* depth: three operations for each of 20 or 53 convolutions, forward and backward. Sizes with whose
  * random numbers no rounding to 16 bits crosses the edge of a ReLU, where gradients jump. */
@@ -92,7 +71,8 @@ CK_LOOP(names_and_numbers_of_torchvision, 5) {
 
 /* What is held between forward and backward on a device that only counts. */
 static uint64_t kept_by(int depth, ek_recompute_kind kind) {
-  ek_resnet_options options = small(depth, NULL);
+  ek_resnet_options options = small(depth);
+  options.norm = NULL;
   options.width = 8;
   options.small_pictures = true;
   options.recompute.kind = kind;
