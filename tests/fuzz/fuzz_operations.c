@@ -236,14 +236,6 @@ static void change_place(struct call *call, int i, struct fuzz_input *input) {
 
 /* ---- what must be true ---- */
 
-static void take_blocks(void **blocks, const struct call *call) {
-  for (int i = 0; i < call->operation->count; i++) blocks[i] = copy_block(&call->piece[i]);
-}
-
-static void free_blocks(void **blocks, const struct call *call) {
-  for (int i = 0; i < call->operation->count; i++) free(blocks[i]);
-}
-
 /* The first destination that is in the memory of operand i. */
 static int destination_in(const struct call *call, int i) {
   for (int k = 0; k < call->operation->count; k++) {
@@ -499,7 +491,7 @@ static void try_call(struct fuzz_input *input) {
   static struct call call;
   void *before[MOST_OPERANDS];
   read_call(&call, input);
-  take_blocks(before, &call);
+  for (int i = 0; i < call.operation->count; i++) before[i] = copy_block(&call.piece[i]);
   ek_error_clear();
   const ek_status status = call.operation->call(call.stream, call.t, &call.parameters);
   fuzz_expect_explained(status);
@@ -507,7 +499,7 @@ static void try_call(struct fuzz_input *input) {
   if (status == EK_OK) check_padding(&call, before);
   if (status == EK_OK && call.apart) check_again(&call, before);
   check_plan(&call, status);
-  free_blocks(before, &call);
+  for (int i = 0; i < call.operation->count; i++) free(before[i]);
   free_pieces(&call);
   fuzz_expect_nothing_held(call.group);
 }

@@ -179,6 +179,7 @@ static ek_status module_backward(const ek_module *base, ek_pass *pass,
   ek_device *device = ek_pass_device(pass);
   const enum misdeed misdeed = misdeed_at(PLACE_BACKWARD, device);
   ek_tensor saved = {0}, gradient, dx = {0};
+  ek_status status = EK_OK;
   double beta = 0;
   if (misdeed == ODD_CALLS) odd_calls(pass);
   if (misdeed == LEAKS) EK_TRY(leak_workspace(pass));
@@ -191,21 +192,12 @@ static ek_status module_backward(const ek_module *base, ek_pass *pass,
   if (misdeed == INFINITIES) EK_TRY(ek_op_fill(ek_pass_stream(pass), &gradient, -HUGE_VAL));
   EK_TRY(ek_pass_gradient_complete(pass, 0));
   EK_TRY(child_backward(self, pass, &grad_outputs[0], &dx, misdeed));
-  if (misdeed != SAVES_MORE && misdeed != TAKES_QUIETLY) {
-    const ek_status status = ek_pass_take(&saved, pass);
-    ek_tensor_free(&saved);
-    if (status != EK_OK) {
-      ek_tensor_free(&dx);
-      return status;
-    }
-  }
-  if (is_failure(misdeed)) {
+  if (misdeed != SAVES_MORE && misdeed != TAKES_QUIETLY) status = ek_pass_take(&saved, pass);
+  ek_tensor_free(&saved);
+  if (status == EK_OK && is_failure(misdeed)) status = fail(misdeed);
+  if (status != EK_OK || grad_inputs == NULL) {
     ek_tensor_free(&dx);
-    return fail(misdeed);
-  }
-  if (grad_inputs == NULL) {
-    ek_tensor_free(&dx);
-    return EK_OK;
+    return status;
   }
   grad_inputs[0] = dx;
   return spoils(misdeed) ? spoil(&grad_inputs[0], misdeed, device) : EK_OK;
