@@ -24,15 +24,22 @@ CK_TEST(summary_of_values) {
   ck_assert(isnan(s.median) && isnan(s.min) && isnan(s.max));
 }
 
+/* The call is false with each of these as `text`. */
+#define REFUSED(call, ...)                                                                         \
+  do {                                                                                             \
+    static const char *const texts[] = {__VA_ARGS__};                                              \
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {                                  \
+      const char *const text = texts[i];                                                           \
+      ck_assert_msg(!call, "\"%s\" was taken", text);                                              \
+    }                                                                                              \
+  } while (0)
+
 CK_TEST(whole_numbers) {
   int64_t n = 0;
   ck_assert(parse_whole(&n, "12", 1, 20) && n == 12);
   ck_assert(parse_whole(&n, "-3", -5, 5) && n == -3);
-  static const char *const bad[] = {
-      "", " 1", "1 ", "+1", "1.5", "0x10", "1e3", "x", "-", "99999999999999999999", "21", "-1"};
-  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-    ck_assert_msg(!parse_whole(&n, bad[i], 0, 20), "\"%s\" was taken", bad[i]);
-  }
+  REFUSED(parse_whole(&n, text, 0, 20), "", " 1", "1 ", "+1", "1.5", "0x10", "1e3", "x", "-",
+          "99999999999999999999", "21", "-1");
   uint64_t seed = 0;
   ck_assert(parse_seed(&seed, "0xff") && seed == 255);
   ck_assert(parse_seed(&seed, "9223372036854775807") && seed == INT64_MAX);
@@ -50,11 +57,8 @@ CK_TEST(lists_of_modes) {
   ck_assert(parse_modes(modes, &count, "all", bad) && count == BENCH_MODES);
   ck_assert(parse_modes(modes, &count, "sharded,gather", bad) && count == 2);
   ck_assert(modes[0] == EK_MODE_SHARDED && modes[1] == EK_MODE_GATHER);
-  static const char *const wrong[] = {"",       "gather,", ",gather",        "gather,gather",
-                                      "Gather", "x",       "gather balanced"};
-  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    ck_assert_msg(!parse_modes(modes, &count, wrong[i], bad), "\"%s\" was taken", wrong[i]);
-  }
+  REFUSED(parse_modes(modes, &count, text, bad), "", "gather,", ",gather", "gather,gather",
+          "Gather", "x", "gather balanced");
 }
 
 CK_TEST(worlds_and_links) {
@@ -62,22 +66,14 @@ CK_TEST(worlds_and_links) {
   double bytes, seconds;
   ck_assert(parse_world(&processes, &devices, "16x8") && processes == 16 && devices == 8);
   ck_assert(parse_world(&processes, &devices, "1x1048576"));
-  static const char *const worlds[] = {"",     "16",   "x8",    "16x",       "0x4",  "4x0",
-                                       "-1x4", "4 x2", "4x2x2", "1048577x1", "2x524289",
-                                       "99999999999999999999999999x1"};
-  for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++) {
-    ck_assert_msg(!parse_world(&processes, &devices, worlds[i]), "\"%s\" was taken", worlds[i]);
-  }
+  REFUSED(parse_world(&processes, &devices, text), "", "16", "x8", "16x", "0x4", "4x0", "-1x4",
+          "4 x2", "4x2x2", "1048577x1", "2x524289", "99999999999999999999999999x1");
   ck_assert(parse_link(&bytes, &seconds, "25GB/s,5us") && bytes == 25e9 && fabs(seconds - 5e-6) < 1e-12);
   ck_assert(parse_link(&bytes, &seconds, "100Gbit/s") && bytes == 12.5e9 && seconds == 0);
   ck_assert(parse_link(&bytes, &seconds, "0.5kB/s,1.5ms") && bytes == 500 && fabs(seconds - 1.5e-3) < 1e-9);
-  static const char *const links[] = {"",         "25",        "GB/s",       "25GB",    "25gb/s",
-                                      "0GB/s",    "-1GB/s",    "25GB/s,",    "5us",     "25GB/s,5",
-                                      "25GB/s,0s", "25GB/s,us", "1.2.3GB/s", "25 GB/s",
-                                      "25GB/s,5us,5us"};
-  for (size_t i = 0; i < sizeof links / sizeof links[0]; i++) {
-    ck_assert_msg(!parse_link(&bytes, &seconds, links[i]), "\"%s\" was taken", links[i]);
-  }
+  REFUSED(parse_link(&bytes, &seconds, text), "", "25", "GB/s", "25GB", "25gb/s", "0GB/s", "-1GB/s",
+          "25GB/s,", "5us", "25GB/s,5", "25GB/s,0s", "25GB/s,us", "1.2.3GB/s", "25 GB/s",
+          "25GB/s,5us,5us");
 }
 
 CK_TEST(scatters) {
@@ -87,11 +83,8 @@ CK_TEST(scatters) {
   ck_assert(parse_scatter(&s, "sizes=3,0,2") && s.count == 3 && s.sizes[2] == 2);
   ck_assert(scatter_options(&s).sizes == s.sizes && scatter_options(&s).weights == NULL);
   ck_assert(parse_scatter(&s, "weights=1,0.5") && s.count == 2 && s.weights[1] == 0.5);
-  static const char *const wrong[] = {"",         "evenly",     "sizes=",        "sizes=0,0",
-                                      "sizes=-1", "sizes=1,,2", "weights=nan,1", "weights=1,-1"};
-  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
-    ck_assert_msg(!parse_scatter(&s, wrong[i]), "\"%s\" was taken", wrong[i]);
-  }
+  REFUSED(parse_scatter(&s, text), "", "evenly", "sizes=", "sizes=0,0", "sizes=-1", "sizes=1,,2",
+          "weights=nan,1", "weights=1,-1");
 }
 
 static const char sample[] =
